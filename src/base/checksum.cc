@@ -1,0 +1,28 @@
+#include "base/checksum.h"
+
+#include <isa-l/crc.h>
+
+#include <algorithm>
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace ds {
+
+uint64_t xxh3_64(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+uint32_t crc32c(std::span<const std::byte> bytes) {
+  uint32_t crc = 0xFFFFFFFFu;
+  while (!bytes.empty()) {  // the library takes an int length
+    const size_t n = std::min<size_t>(bytes.size(), size_t{1} << 30);
+    auto* data = reinterpret_cast<unsigned char*>(const_cast<std::byte*>(bytes.data()));
+    crc = crc32_iscsi(data, static_cast<int>(n), crc);
+    bytes = bytes.subspan(n);
+  }
+  return ~crc;
+}
+
+}  // namespace ds
