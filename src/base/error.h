@@ -49,8 +49,8 @@ template <class... Parts>
 }  // namespace ds
 
 // Arguments after the code are only evaluated on failure; that is why this is a macro.
-#define DS_CHECK(condition, code, ...)     \
-  do {                                     \
-    if (!(condition)) [[unlikely]]         \
-      ::ds::fail((code), __VA_ARGS__);     \
+#define DS_CHECK(condition, code, ...) \
+  do {                                 \
+    if (!(condition)) [[unlikely]]     \
+      ::ds::fail((code), __VA_ARGS__); \
   } while (false)

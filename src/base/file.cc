@@ -63,8 +63,8 @@ int64_t File::size() const {
 void File::read_at(int64_t offset, std::span<std::byte> bytes) const {
   size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t n = ::pread(fd_, bytes.data() + done, bytes.size() - done,
-                              offset + static_cast<int64_t>(done));
+    const ssize_t n =
+        ::pread(fd_, bytes.data() + done, bytes.size() - done, offset + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_errno("cannot read", path_);
     DS_CHECK(n > 0, Code::kCorrupt, printable(path_.string(), 300), " ends at byte ",

@@ -47,9 +47,7 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& other) noexcept;
 
   std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
-  std::string_view text() const noexcept {
-    return {reinterpret_cast<const char*>(data_), size_};
-  }
+  std::string_view text() const noexcept { return {reinterpret_cast<const char*>(data_), size_}; }
   const std::filesystem::path& path() const noexcept { return path_; }
 
  private:

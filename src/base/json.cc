@@ -97,8 +97,7 @@ class CheckedBuilder : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-Json parse_json(std::string_view text, std::string_view what, Code code,
-                const JsonLimits& limits) {
+Json parse_json(std::string_view text, std::string_view what, Code code, const JsonLimits& limits) {
   CheckedBuilder builder(what, code, limits);
   Json::sax_parse(text.begin(), text.end(), &builder, nlohmann::detail::input_format_t::json,
                   /*strict=*/true, limits.allow_comments);

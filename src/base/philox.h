@@ -37,13 +37,9 @@ struct RandomStream {
 };
 
 // Uniform in [0, 1) with 24 bits.
-inline float uniform_from_bits(uint32_t bits) {
-  return static_cast<float>(bits >> 8) * 0x1.0p-24f;
-}
+inline float uniform_from_bits(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1.0p-24f; }
 
 // An element is dropped when its 32 random bits are below this threshold; exact for p in [0, 1).
-inline uint32_t dropout_threshold(double p) {
-  return static_cast<uint32_t>(p * 4294967296.0);
-}
+inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
 
 }  // namespace ds

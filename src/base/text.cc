@@ -124,8 +124,8 @@ bool starts_with_ignore_case(std::string_view text, std::string_view prefix) {
 std::string format_number(double value) {
   std::array<char, 40> buffer;
   if (std::isfinite(value) && value == std::floor(value) && std::fabs(value) < 1e15) {
-    const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(),
-                                   static_cast<int64_t>(value));
+    const auto end =
+        std::to_chars(buffer.data(), buffer.data() + buffer.size(), static_cast<int64_t>(value));
     return {buffer.data(), end.ptr};
   }
   const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);

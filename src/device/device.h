@@ -1,0 +1,72 @@
+// What the engine asks of a device: memory by tag, ordered work (streams), and copies. The CPU
+// device runs everything at once on the calling thread; CUDA fills the same interface.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "device/memory.h"
+
+namespace ds {
+
+enum class DeviceKind : int32_t { kCpu = 1, kCuda = 2 };  // DLPack's numbers
+
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual bool ready() const = 0;
+  virtual void synchronize() = 0;
+};
+
+// Work queued on a stream runs in order. `native` is what DLPack exchanges (a cudaStream_t).
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual void* native() const noexcept = 0;
+  virtual void synchronize() = 0;
+  virtual std::unique_ptr<Event> record() = 0;
+  virtual void wait(const Event& event) = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual DeviceKind kind() const noexcept = 0;
+  virtual int index() const noexcept = 0;
+  virtual std::string describe() const = 0;
+
+  // Memory aligned to at least 64 bytes, not cleared. `bytes` 0 gives null. Throws
+  // Error(kOutOfMemory) with the account and advice.
+  virtual void* allocate(int64_t bytes, MemoryTag tag) = 0;
+  virtual void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept = 0;
+  // Gives cached, unused memory back to the system.
+  virtual void trim() noexcept = 0;
+  // Bytes held from the system (used and cached), and how often the system was asked.
+  virtual int64_t reserved_bytes() const noexcept = 0;
+  virtual int64_t system_allocations() const noexcept = 0;
+
+  virtual Stream& default_stream() = 0;
+  virtual std::unique_ptr<Stream> create_stream() = 0;
+  // Both pointers belong to this device or to the host.
+  virtual void copy(void* target, const void* source, int64_t bytes, Stream& stream) = 0;
+  virtual void clear(void* target, int64_t bytes, Stream& stream) = 0;
+
+  const MemoryAccount& account() const noexcept { return account_; }
+  MemoryAccount& account() noexcept { return account_; }
+
+ protected:
+  MemoryAccount account_;
+};
+
+struct CpuDeviceOptions {
+  bool cache = true;        // keep freed blocks for reuse; engines want this, single tensors do not
+  int64_t limit_bytes = 0;  // 0 = no limit beyond the system's
+};
+std::shared_ptr<Device> make_cpu_device(const CpuDeviceOptions& options = {});
+
+// A table of the account: one line per tag that was used.
+std::string format_memory_report(const Device& device);
+
+}  // namespace ds
