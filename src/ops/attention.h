@@ -1,0 +1,30 @@
+// Tiled softmax attention (online softmax: Milakov and Gimelshein, arXiv:1805.02867; tiling and
+// recomputing backward: Dao et al., arXiv:2205.14135). Memory is linear in sequence length.
+#pragma once
+
+#include "base/philox.h"
+#include "ops/context.h"
+
+namespace ds::ops {
+
+struct AttentionOptions {
+  bool causal = true;       // query i sees keys j <= i + (keys - queries)
+  float scale = 1.0f;       // usually 1 / sqrt(head size)
+  double dropout = 0;       // on the probabilities, after the softmax
+  RandomStream stream;      // element index ((b * heads + h) * queries + i) * keys + j
+  int64_t first_batch = 0;  // global index of batch 0, so that shards draw their own numbers
+};
+
+// q [B, Tq, H, D], k and v [B, Tk, Hkv, D] with Hkv dividing H (query head h uses kv head
+// h / (H / Hkv)); any strides except that the last dimension is dense. key_mask: uint8 [B, Tk],
+// 1 = may be seen, or empty. out [B, Tq, H, D] in the type of q; lse fp32 [B, H, Tq] is the log of
+// the sum of exponentials of the scaled scores. A query with no visible key gives 0 and lse = -inf.
+void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Tensor& key_mask, const AttentionOptions& options, Tensor& out, Tensor& lse);
+
+// Gradients dq, dk, dv (strided like q, k, v; overwritten).
+void attention_backward(const OpContext& ctx, const Tensor& dout, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& key_mask, const AttentionOptions& options,
+                        const Tensor& out, const Tensor& lse, Tensor& dq, Tensor& dk, Tensor& dv);
+
+}  // namespace ds::ops

@@ -1,0 +1,22 @@
+// What every operator needs to run: a device for outputs and scratch, and threads.
+#pragma once
+
+#include <memory>
+
+#include "base/thread_pool.h"
+#include "device/device.h"
+#include "tensor/tensor.h"
+
+namespace ds {
+
+struct OpContext {
+  std::shared_ptr<Device> device;
+  ThreadPool* pool = nullptr;
+
+  // Scratch that lives as long as the returned tensor; the device caches the block.
+  Tensor workspace(DType dtype, const Shape& shape) const {
+    return Tensor::empty(device, dtype, shape, MemoryTag::kWorkspace);
+  }
+};
+
+}  // namespace ds

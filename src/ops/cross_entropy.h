@@ -1,0 +1,20 @@
+// Fused softmax cross entropy over a vocabulary, without a second copy of the logits.
+#pragma once
+
+#include "ops/context.h"
+
+namespace ds::ops {
+
+inline constexpr int32_t kIgnoreLabel = -100;
+
+// logits [N, V] fp32 or bf16; columns >= `valid` are padding and count as -inf. labels int32 [N]
+// in [0, valid) or kIgnoreLabel. loss [N] and lse [N] fp32: loss = lse - logit[label], 0 where
+// ignored. A label out of range throws kInvalidArgument naming the row.
+void cross_entropy(const OpContext& ctx, const Tensor& logits, const Tensor& labels, int64_t valid,
+                   Tensor& loss, Tensor& lse);
+
+// dlogits = scale * (softmax - onehot), 0 in ignored rows and padding columns. May be logits.
+void cross_entropy_backward(const OpContext& ctx, const Tensor& logits, const Tensor& labels,
+                            int64_t valid, const Tensor& lse, float scale, Tensor& dlogits);
+
+}  // namespace ds::ops

@@ -1,0 +1,23 @@
+// Matrix products of linear layers. Activations and weights are fp32 or bf16 (one type per call);
+// weight and bias gradients always accumulate into fp32 buffers.
+#pragma once
+
+#include "ops/context.h"
+
+namespace ds::ops {
+
+// y[..., N] = x[..., K] * w[N, K]^T + bias[N]. `bias` may be empty. y is contiguous and may be
+// fp32 while x and w are bf16.
+void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
+
+// dx[..., K] = dy[..., N] * w[N, K]; adds to dx when `accumulate`.
+void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, Tensor& dx,
+                       bool accumulate = false);
+
+// dw[N, K] (fp32) += dy[..., N]^T * x[..., K].
+void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw);
+
+// db[N] (fp32) += sum of dy over its rows.
+void linear_grad_bias(const OpContext& ctx, const Tensor& dy, Tensor& db);
+
+}  // namespace ds::ops
