@@ -1,0 +1,206 @@
+// Measures arithmetic peak and copy bandwidth: register-only FMA loops, and copies of buffers far
+// larger than the caches.
+#include "bench/limits.h"
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "bench/limits.cc"
+#include "hwy/foreach_target.h"
+//
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ds::bench {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// 12 independent chains cover the latency of two FMA units and fit 16 registers. Returns the FLOP
+// done; the sum keeps the compiler from dropping the work.
+double fma_loop(int64_t rounds, float* sink) {
+  const hn::ScalableTag<float> d;
+  const auto a = hn::Set(d, 0.999f), b = hn::Set(d, 0.001f);
+  auto c0 = hn::Set(d, 0.0f), c1 = hn::Set(d, 0.1f), c2 = hn::Set(d, 0.2f), c3 = hn::Set(d, 0.3f);
+  auto c4 = hn::Set(d, 0.4f), c5 = hn::Set(d, 0.5f), c6 = hn::Set(d, 0.6f), c7 = hn::Set(d, 0.7f);
+  auto c8 = hn::Set(d, 0.8f), c9 = hn::Set(d, 0.9f), c10 = hn::Set(d, 1.0f), c11 = hn::Set(d, 1.1f);
+  for (int64_t i = 0; i < rounds; ++i) {
+    c0 = hn::MulAdd(c0, a, b);
+    c1 = hn::MulAdd(c1, a, b);
+    c2 = hn::MulAdd(c2, a, b);
+    c3 = hn::MulAdd(c3, a, b);
+    c4 = hn::MulAdd(c4, a, b);
+    c5 = hn::MulAdd(c5, a, b);
+    c6 = hn::MulAdd(c6, a, b);
+    c7 = hn::MulAdd(c7, a, b);
+    c8 = hn::MulAdd(c8, a, b);
+    c9 = hn::MulAdd(c9, a, b);
+    c10 = hn::MulAdd(c10, a, b);
+    c11 = hn::MulAdd(c11, a, b);
+  }
+  c0 = hn::Add(hn::Add(hn::Add(c0, c1), hn::Add(c2, c3)), hn::Add(hn::Add(c4, c5), c6));
+  c7 = hn::Add(hn::Add(hn::Add(c7, c8), hn::Add(c9, c10)), c11);
+  *sink = hn::GetLane(hn::SumOfLanes(d, hn::Add(c0, c7)));
+  return static_cast<double>(rounds) * 12 * 2 * static_cast<double>(hn::Lanes(d));
+}
+
+void stream_copy(const float* from, float* to, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i + lanes <= n; i += lanes) hn::Stream(hn::Load(d, from + i), d, to + i);
+  hwy::FlushStream();
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace ds::bench
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ds::bench {
+namespace {
+
+HWY_EXPORT(fma_loop);
+HWY_EXPORT(stream_copy);
+
+bool amx_usable() {
+  if (!__builtin_cpu_supports("avx512f")) return false;
+  unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
+  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  const bool tile_bf16 = (edx >> 22 & 1u) != 0 && (edx >> 24 & 1u) != 0;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // Linux: arch_prctl
+  return tile_bf16 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+__attribute__((target("amx-tile,amx-bf16"))) double amx_loop(int64_t rounds) {
+  struct alignas(64) Config {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t columns_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  for (int tile = 0; tile < 8; ++tile) {
+    config.columns_bytes[tile] = 64;
+    config.rows[tile] = 16;
+  }
+  // gcc 12's intrinsic names only the first 8 bytes as its input; this keeps the other stores.
+  __asm__ volatile("" : : "r"(&config) : "memory");
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int64_t i = 0; i < rounds; ++i) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+  return static_cast<double>(rounds) * 4 * 16 * 16 * 32 * 2;
+}
+
+__attribute__((target("avx512f,avx512bf16"))) double dot_loop(int64_t rounds, float* sink) {
+  const __m512bh a = (__m512bh)_mm512_set1_epi32(0x3C003C00);
+  __m512 c[12];
+  for (__m512& sum : c) sum = _mm512_setzero_ps();
+  __m512 c0 = c[0], c1 = c[1], c2 = c[2], c3 = c[3], c4 = c[4], c5 = c[5], c6 = c[6], c7 = c[7],
+         c8 = c[8], c9 = c[9], c10 = c[10], c11 = c[11];
+  for (int64_t i = 0; i < rounds; ++i) {
+    c0 = _mm512_dpbf16_ps(c0, a, a);
+    c1 = _mm512_dpbf16_ps(c1, a, a);
+    c2 = _mm512_dpbf16_ps(c2, a, a);
+    c3 = _mm512_dpbf16_ps(c3, a, a);
+    c4 = _mm512_dpbf16_ps(c4, a, a);
+    c5 = _mm512_dpbf16_ps(c5, a, a);
+    c6 = _mm512_dpbf16_ps(c6, a, a);
+    c7 = _mm512_dpbf16_ps(c7, a, a);
+    c8 = _mm512_dpbf16_ps(c8, a, a);
+    c9 = _mm512_dpbf16_ps(c9, a, a);
+    c10 = _mm512_dpbf16_ps(c10, a, a);
+    c11 = _mm512_dpbf16_ps(c11, a, a);
+  }
+  const __m512 all = c0 + c1 + c2 + c3 + c4 + c5 + c6 + c7 + c8 + c9 + c10 + c11;
+  *sink = all[0];
+  return static_cast<double>(rounds) * 12 * 16 * 2 * 2;
+}
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Best rate of several short tries with every thread busy; `work` returns what it did.
+double best_rate(ThreadPool& pool, const std::function<double(int)>& work) {
+  double best = 0;
+  for (int attempt = 0; attempt < 6; ++attempt) {
+    std::unique_ptr<double[]> done(new double[static_cast<size_t>(pool.threads())]());
+    const double start = seconds();
+    pool.run(pool.threads(), [&](int64_t i) { done[static_cast<size_t>(i)] = work(int(i)); });
+    const double elapsed = seconds() - start;
+    double total = 0;
+    for (int i = 0; i < pool.threads(); ++i) total += done[static_cast<size_t>(i)];
+    best = std::max(best, total / elapsed);
+  }
+  return best;
+}
+
+}  // namespace
+
+Limits measure_limits(ThreadPool& pool) {
+  Limits limits;
+  volatile float sink = 0;
+  limits.fp32_flops = best_rate(pool, [&](int) {
+    float sum = 0;
+    const double flops = HWY_DYNAMIC_DISPATCH(fma_loop)(2'000'000, &sum);
+    sink = sum;
+    return flops;
+  });
+  limits.bf16_flops = limits.fp32_flops;
+  if (amx_usable()) {
+    limits.bf16_flops = best_rate(pool, [](int) { return amx_loop(1'000'000); });
+  } else if (__builtin_cpu_supports("avx512bf16")) {
+    limits.bf16_flops = best_rate(pool, [&](int) {
+      float sum = 0;
+      const double flops = dot_loop(2'000'000, &sum);
+      sink = sum;
+      return flops;
+    });
+  }
+
+  constexpr int64_t kFloats = int64_t{64} << 20;  // 256 MB each
+  const std::unique_ptr<float, void (*)(void*)> from(
+      static_cast<float*>(std::aligned_alloc(4096, kFloats * 4)), std::free);
+  const std::unique_ptr<float, void (*)(void*)> to(
+      static_cast<float*>(std::aligned_alloc(4096, kFloats * 4)), std::free);
+  if (!from || !to) return limits;
+  std::memset(from.get(), 1, kFloats * 4);
+  std::memset(to.get(), 1, kFloats * 4);
+  const int64_t share = kFloats / pool.threads() / 1024 * 1024;
+  const double moved = static_cast<double>(share) * 8;
+  limits.copy = best_rate(pool, [&](int i) {
+    // Short pieces, so that memcpy does not switch to non-temporal stores itself.
+    for (int64_t at = 0; at < share; at += 16384) {
+      std::memcpy(to.get() + i * share + at, from.get() + i * share + at,
+                  static_cast<size_t>(std::min<int64_t>(16384, share - at)) * 4);
+    }
+    return moved;
+  });
+  limits.stream_copy = best_rate(pool, [&](int i) {
+    HWY_DYNAMIC_DISPATCH(stream_copy)(from.get() + i * share, to.get() + i * share, share);
+    return moved;
+  });
+  return limits;
+}
+
+}  // namespace ds::bench
+#endif  // HWY_ONCE

@@ -1,0 +1,76 @@
+// Times the rows of the operator table. Counters beside the times: GFLOP/s and GB/s of the row's
+// counted work, and their share of the limits measured at the start of the same run.
+//
+//   op_bench [--threads N] [--benchmark_filter=REGEX ...]
+//
+// A row whose name contains "bf16" is compared with the bf16 arithmetic limit, others with fp32.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "bench/limits.h"
+#include "kernels/all_cases.h"
+
+namespace {
+
+void time_row(benchmark::State& state, const ds::testing::OpCase& row, const ds::OpContext& ctx,
+              const ds::bench::Limits& limits) {
+  const std::function<void()> body = row.prepare(ctx);
+  body();  // page faults and caches of the first call are not the operator's time
+  for (auto _ : state) body();
+  const auto per_second = [](double amount) {
+    return benchmark::Counter(amount, benchmark::Counter::kIsIterationInvariantRate);
+  };
+  if (row.flops > 0) {
+    const bool bf16 = row.name.find("bf16") != std::string::npos;
+    const double peak = bf16 ? limits.bf16_flops : limits.fp32_flops;
+    state.counters["GFLOP/s"] = per_second(row.flops * 1e-9);
+    state.counters["%peak"] = per_second(100 * row.flops / peak);
+  }
+  if (row.bytes > 0 && limits.copy > 0) {
+    state.counters["GB/s"] = per_second(row.bytes * 1e-9);
+    state.counters["%copy"] =
+        per_second(100 * row.bytes / std::max(limits.copy, limits.stream_copy));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int threads = 0;
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::strcmp(argv[i], "--threads") != 0) continue;
+    threads = std::atoi(argv[i + 1]);
+    std::copy(argv + i + 2, argv + argc + 1, argv + i);  // with the closing null
+    argc -= 2;
+    break;
+  }
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+
+  ds::ThreadPool pool(threads);
+  const ds::bench::Limits limits = ds::bench::measure_limits(pool);
+  std::printf(
+      "%d threads; limits: fp32 %.0f GFLOP/s, bf16 %.0f GFLOP/s, copy %.1f GB/s, "
+      "streaming copy %.1f GB/s\n",
+      pool.threads(), limits.fp32_flops * 1e-9, limits.bf16_flops * 1e-9, limits.copy * 1e-9,
+      limits.stream_copy * 1e-9);
+  const ds::OpContext ctx{ds::make_cpu_device(), &pool};
+  for (const ds::testing::CaseFamily& family : ds::testing::all_case_families()) {
+    for (const ds::testing::OpCase& row : family.cases()) {
+      if (!row.prepare) continue;
+      benchmark::RegisterBenchmark(
+          row.name.c_str(),
+          [row, &ctx, &limits](benchmark::State& state) { time_row(state, row, ctx, limits); })
+          ->Unit(benchmark::kMicrosecond)
+          ->UseRealTime();
+    }
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

@@ -1,0 +1,24 @@
+# One object library ds_cases_<family> per cases_<family>.cc that exists, shared by the test
+# programs and the benchmark. DS_CASE_FAMILIES lists them.
+set(DS_CASE_FAMILIES)
+foreach(family linear activation loss norm embedding dropout elementwise reduce optimizer attention)
+  if(EXISTS ${CMAKE_SOURCE_DIR}/tests/kernels/cases_${family}.cc)
+    list(APPEND DS_CASE_FAMILIES ${family})
+    if(NOT TARGET ds_cases_${family})
+      add_library(ds_cases_${family} OBJECT ${CMAKE_SOURCE_DIR}/tests/kernels/cases_${family}.cc)
+      target_include_directories(ds_cases_${family} PUBLIC ${CMAKE_SOURCE_DIR}/tests)
+      target_link_libraries(ds_cases_${family} PUBLIC ds_ops PRIVATE ds_warnings)
+    endif()
+  endif()
+endforeach()
+
+# Gives `target` the rows of the named families.
+function(ds_link_cases target)
+  target_sources(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests/kernels/all_cases.cc)
+  target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+  foreach(family IN LISTS ARGN)
+    string(TOUPPER ${family} upper)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:ds_cases_${family}>)
+    target_compile_definitions(${target} PRIVATE DS_HAVE_${upper})
+  endforeach()
+endfunction()
