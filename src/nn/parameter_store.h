@@ -1,0 +1,47 @@
+// How operators reach parameters: through guards that make them resident for one operator.
+// Sharding, offload and quantised weights are policies behind this interface; no model knows of
+// them.
+#pragma once
+
+#include "nn/parameter.h"
+
+namespace ds::nn {
+
+class ParameterStore {
+ public:
+  virtual ~ParameterStore() = default;
+
+  // Makes the parameter resident in the compute type until the matching release.
+  virtual Tensor acquire(ParamId id) = 0;
+  virtual void release(ParamId id) noexcept = 0;
+
+  // fp32 buffer that backward adds this parameter's gradient to; no tensor when it is frozen.
+  virtual Tensor gradient(ParamId id) = 0;
+  // Backward has added the last contribution of this pass: the gradient may be reduced now.
+  virtual void gradient_complete(ParamId id) = 0;
+
+  virtual DType compute_type() const = 0;
+};
+
+// Holds one parameter resident for a scope.
+class ParameterGuard {
+ public:
+  ParameterGuard(ParameterStore& store, ParamId id)
+      : store_(id == kNoParam ? nullptr : &store),
+        id_(id),
+        tensor_(id == kNoParam ? Tensor() : store.acquire(id)) {}
+  ~ParameterGuard() {
+    if (store_ != nullptr) store_->release(id_);
+  }
+  ParameterGuard(const ParameterGuard&) = delete;
+  ParameterGuard& operator=(const ParameterGuard&) = delete;
+
+  const Tensor& operator*() const { return tensor_; }  // empty for kNoParam
+
+ private:
+  ParameterStore* store_;
+  ParamId id_;
+  Tensor tensor_;
+};
+
+}  // namespace ds::nn

@@ -1,0 +1,101 @@
+// The autograd tape: records, per operator, how to turn the gradients of its outputs into those of
+// its inputs. It holds parameter ids and the activations that backward needs, never parameters.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/philox.h"
+#include "nn/parameter_store.h"
+#include "ops/context.h"
+
+namespace ds::nn {
+
+// Where the gradient of one value gathers during backward.
+class GradientSlot {
+ public:
+  // Adds a contribution. `exclusive`: nobody else reads `gradient`, so it may be added to in place.
+  void add(const OpContext& ctx, Tensor gradient, bool exclusive);
+  const Tensor& gradient() const { return gradient_; }
+  explicit operator bool() const { return static_cast<bool>(gradient_); }
+  // Gives the gradient away; `exclusive` tells whether the taker may overwrite it.
+  Tensor take(bool& exclusive);
+
+ private:
+  Tensor gradient_;
+  bool exclusive_ = false;
+};
+
+// An activation: data, and a slot when a gradient flows through it. Copies share both, and data
+// live as long as the model's code or a recorded operator holds them.
+struct Value {
+  Tensor data;
+  std::shared_ptr<GradientSlot> slot;
+  explicit operator bool() const { return static_cast<bool>(data); }
+};
+
+struct TapeOptions {
+  bool record = true;    // keep what backward needs
+  bool training = true;  // dropout is active
+  uint64_t seed = 0;
+  uint32_t step = 0;         // micro step, the second coordinate of every random stream
+  int64_t first_sample = 0;  // global index of the batch's first sample within its micro step
+};
+
+class Tape {
+ public:
+  Tape(const OpContext& ctx, ParameterStore& store, const TapeOptions& options)
+      : ctx_(ctx), store_(store), options_(options), pending_uses_() {}
+
+  const OpContext& ctx() const { return ctx_; }
+  ParameterStore& store() { return store_; }
+  bool recording() const { return options_.record; }
+  bool training() const { return options_.training; }
+  int64_t first_sample() const { return options_.first_sample; }
+
+  // The random stream of the next operator that draws numbers.
+  RandomStream next_stream() { return {options_.seed, options_.step, next_op_++}; }
+
+  Tensor new_activation(DType dtype, const Shape& shape) const {
+    return Tensor::empty(ctx_.device, dtype, shape, MemoryTag::kActivations);
+  }
+  // Wraps an operator's output; it gets a slot while recording.
+  Value make_value(Tensor data) const;
+
+  // Backward of one operator: reads the slots of its outputs, fills those of its inputs.
+  using Backward = std::function<void(Tape&)>;
+  void record(Backward backward) {
+    if (options_.record) nodes_.push_back(std::move(backward));
+  }
+
+  // Notes that an operator of the forward pass used `id`; backward must call used_backward as
+  // often.
+  void used(ParamId id);
+  void used_backward(ParamId id);
+
+  // Runs the operators recorded since `mark`, newest first. Data are freed as they are used up.
+  void backward(size_t mark = 0);
+  size_t mark() const { return nodes_.size(); }
+
+  // Activation checkpointing (Chen et al., arXiv:1604.06174): runs `body` without recording, keeps
+  // only its inputs, and runs it again in backward. Random streams are replayed, so gradients are
+  // the same bits as without.
+  using Body = std::function<std::vector<Value>(Tape&, std::span<const Value>)>;
+  std::vector<Value> checkpoint(std::span<const Value> inputs, const Body& body);
+
+ private:
+  class Recompute;
+
+  OpContext ctx_;
+  ParameterStore& store_;
+  TapeOptions options_;
+  std::vector<Backward> nodes_;
+  std::vector<int32_t> pending_uses_;
+  uint32_t next_op_ = 0;
+  bool recomputing_ = false;
+  bool checkpointing_ = false;  // inside a checkpointed body that is not recorded
+};
+
+}  // namespace ds::nn
