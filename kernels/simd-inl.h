@@ -27,6 +27,11 @@
 
 #include <hwy/highway.h>
 
+// Marks lambdas with vector code: compiled for the target, and part of the loop that calls them.
+#ifndef DS_SIMD_BODY
+#define DS_SIMD_BODY HWY_ATTR __attribute__((always_inline))
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE::simd {
 
@@ -143,8 +148,26 @@ HWY_INLINE void store_n(VF v, DF d, T* p, AllLanes) {
   store(v, d, p);
 }
 
+// Zero in the lanes from n on.
+HWY_INLINE VF keep_n(DF, VF v, AllLanes) { return v; }
+HWY_INLINE VF keep_n(DF d, VF v, int64_t n) {
+  return hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n)), v);
+}
+
+// The value that a store to T and a load would give.
+template <class T>
+HWY_INLINE VF rounded_to(DF d, VF v);
+template <>
+HWY_INLINE VF rounded_to<float>(DF, VF v) {
+  return v;
+}
+template <>
+HWY_INLINE VF rounded_to<bfloat16>(DF d, VF v) {
+  return hn::BitCast(d, hn::ShiftLeft<16>(bfloat16_bits(v)));
+}
+
 // Calls body(i, count) over [0, n), with count AllLanes for whole vectors and the number left for
-// the tail. The body is a generic lambda written with HWY_ATTR.
+// the tail. The body is a generic lambda [&](int64_t i, auto count) DS_SIMD_BODY { ... }.
 template <class Body>
 HWY_INLINE void for_vectors(int64_t n, const Body& body) {
   const int64_t step = lanes();
@@ -156,6 +179,26 @@ HWY_INLINE void for_vectors(int64_t n, const Body& body) {
 // ---- sums ----
 
 HWY_INLINE float sum_of_lanes(DF d, VF v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
+
+// The sum over [0, n) of term(i, count), which gives zero in lanes from count on. Four partial sums
+// per lane.
+template <class Term>
+HWY_INLINE float sum_over(int64_t n, const Term& term) {
+  const DF d;
+  const int64_t step = lanes();
+  VF s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+  int64_t i = 0;
+  for (; i + 4 * step <= n; i += 4 * step) {
+    s0 = hn::Add(s0, term(i, AllLanes()));
+    s1 = hn::Add(s1, term(i + step, AllLanes()));
+    s2 = hn::Add(s2, term(i + 2 * step, AllLanes()));
+    s3 = hn::Add(s3, term(i + 3 * step, AllLanes()));
+  }
+  for (; i + step <= n; i += step) s0 = hn::Add(s0, term(i, AllLanes()));
+  if (i < n) s1 = hn::Add(s1, term(i, n - i));
+  return sum_of_lanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
+}
+
 HWY_INLINE float max_of_lanes(DF d, VF v) { return hn::GetLane(hn::MaxOfLanes(d, v)); }
 
 // The lower and upper half of the lanes as doubles.
@@ -262,7 +305,7 @@ class Philox {
   HWY_INLINE void four_per_lane(uint64_t first_block, uint32_t* out) const {
     const D64 d64;
     const hn::Repartition<uint32_t, D64> d32;
-    const auto multiply = [d32](auto v, uint32_t factor) HWY_ATTR {
+    const auto multiply = [d32](auto v, uint32_t factor) DS_SIMD_BODY {
       return hn::MulEven(hn::BitCast(d32, v), hn::Set(d32, factor));
     };
     auto c0 = hn::Add(hn::Iota(d64, 0), hn::Set(d64, first_block));
@@ -277,7 +320,7 @@ class Philox {
       c1 = p1;
       c3 = p0;
     }
-    const auto join = [d64, d32](auto high, auto low) HWY_ATTR {
+    const auto join = [d64, d32](auto high, auto low) DS_SIMD_BODY {
       return hn::BitCast(
           d64, hn::OddEven(hn::BitCast(d32, hn::ShiftLeft<32>(high)), hn::BitCast(d32, low)));
     };

@@ -25,31 +25,31 @@ int64_t lanes() { return simd::lanes(); }
 
 void exp_all(const float* x, int64_t n, float* y) {
   const simd::DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) HWY_ATTR {
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
     simd::store_n(simd::exp(d, simd::load_n(d, x + i, count)), d, y + i, count);
   });
 }
 void tanh_all(const float* x, int64_t n, float* y) {
   const simd::DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) HWY_ATTR {
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
     simd::store_n(simd::tanh(d, simd::load_n(d, x + i, count)), d, y + i, count);
   });
 }
 void erf_all(const float* x, int64_t n, float* y) {
   const simd::DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) HWY_ATTR {
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
     simd::store_n(simd::erf(d, simd::load_n(d, x + i, count)), d, y + i, count);
   });
 }
 void narrow(const float* x, int64_t n, bfloat16* y) {
   const simd::DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) HWY_ATTR {
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
     simd::store_n(simd::load_n(d, x + i, count), d, y + i, count);
   });
 }
 void widen(const bfloat16* x, int64_t n, float* y) {
   const simd::DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) HWY_ATTR {
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
     simd::store_n(simd::load_n(d, x + i, count), d, y + i, count);
   });
 }
@@ -236,9 +236,15 @@ TEST_P(Simd, TailsTouchNothingBeyond) {
 TEST_P(Simd, SumsEveryLane) {
   const int64_t n = HWY_DYNAMIC_DISPATCH(lanes)();
   // Also shows that the test really runs on the target it is named after.
-  if (GetParam() == HWY_AVX3) EXPECT_EQ(n, 16);
-  if (GetParam() == HWY_AVX2) EXPECT_EQ(n, 8);
-  if (GetParam() == HWY_EMU128) EXPECT_EQ(n, 4);
+  if (GetParam() == HWY_AVX3) {
+    EXPECT_EQ(n, 16);
+  }
+  if (GetParam() == HWY_AVX2) {
+    EXPECT_EQ(n, 8);
+  }
+  if (GetParam() == HWY_EMU128) {
+    EXPECT_EQ(n, 4);
+  }
   std::vector<float> x(static_cast<size_t>(n));
   double total = 0;
   for (size_t i = 0; i < x.size(); ++i) total += x[i] = static_cast<float>(1 << i);
