@@ -64,10 +64,10 @@ Storage::~Storage() {
 Tensor::Tensor(std::shared_ptr<Storage> storage, int64_t byte_offset, DType dtype,
                const Shape& shape)
     : storage_(std::move(storage)), byte_offset_(byte_offset), dtype_(dtype), shape_(shape) {
-  int64_t stride = 1;
+  uint64_t stride = 1;  // wraps for absurd empty shapes, where strides do not matter
   for (int i = shape_.dims() - 1; i >= 0; --i) {
-    strides_[static_cast<size_t>(i)] = stride;
-    stride *= std::max<int64_t>(shape_[i], 1);
+    strides_[static_cast<size_t>(i)] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(std::max<int64_t>(shape_[i], 1));
   }
   DS_CHECK(byte_offset_ >= 0 && byte_offset_ + bytes() <= storage_->bytes(), Code::kInternal,
            "a view of ", bytes(), " bytes at ", byte_offset_, " leaves its storage of ",

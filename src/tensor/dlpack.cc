@@ -1,0 +1,185 @@
+#include "tensor/dlpack.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tensor/dlpack_abi.h"
+
+namespace ds {
+namespace {
+
+std::string device_name(int32_t type) {
+  switch (type) {
+    case kDLCPU:
+      return "CPU";
+    case kDLCUDA:
+      return "CUDA";
+    case kDLCUDAHost:
+      return "CUDA host (pinned)";
+    case kDLOpenCL:
+      return "OpenCL";
+    case kDLVulkan:
+      return "Vulkan";
+    case kDLMetal:
+      return "Metal";
+    case kDLVPI:
+      return "VPI";
+    case kDLROCM:
+      return "ROCm";
+    case kDLROCMHost:
+      return "ROCm host (pinned)";
+    case kDLExtDev:
+      return "extension";
+    case kDLCUDAManaged:
+      return "CUDA managed";
+    case kDLOneAPI:
+      return "oneAPI";
+    case kDLWebGPU:
+      return "WebGPU";
+    case kDLHexagon:
+      return "Hexagon";
+    case kDLMAIA:
+      return "MAIA";
+    default:
+      return str_cat("unknown (", type, ")");
+  }
+}
+
+struct TypeRow {
+  DType dtype;
+  uint8_t code;
+  uint8_t bits;
+};
+constexpr TypeRow kTypes[] = {
+    {DType::kFloat32, kDLFloat, 32}, {DType::kFloat64, kDLFloat, 64},
+    {DType::kFloat16, kDLFloat, 16}, {DType::kBFloat16, kDLBfloat, 16},
+    {DType::kInt8, kDLInt, 8},       {DType::kInt16, kDLInt, 16},
+    {DType::kInt32, kDLInt, 32},     {DType::kInt64, kDLInt, 64},
+    {DType::kUInt8, kDLUInt, 8},     {DType::kUInt16, kDLUInt, 16},
+    {DType::kUInt32, kDLUInt, 32},   {DType::kUInt64, kDLUInt, 64},
+    {DType::kBool, kDLBool, 8},
+};
+
+DType dtype_from_dlpack(const DLDataType& type) {
+  DS_CHECK(type.lanes == 1, Code::kUnsupported, "the tensor has ", type.lanes,
+           " lanes per element; only 1 is supported");
+  for (const TypeRow& row : kTypes) {
+    if (row.code == type.code && row.bits == type.bits) return row.dtype;
+  }
+  fail(Code::kUnsupported, "the element type with DLPack code ", int{type.code}, " and ",
+       int{type.bits},
+       " bits is not supported; supported are float 16/32/64, bfloat 16, int and "
+       "uint 8/16/32/64 and bool 8");
+}
+
+DLDataType dtype_to_dlpack(DType dtype) {
+  for (const TypeRow& row : kTypes) {
+    if (row.dtype == dtype) return {row.code, row.bits, 1};
+  }
+  fail(Code::kInternal, "dtype ", static_cast<int32_t>(dtype), " has no DLPack code");
+}
+
+void check_stream(const void* stream) {
+  DS_CHECK(stream == nullptr, Code::kInvalidArgument,
+           "stream must be NULL: host memory has no streams");
+}
+
+template <class Managed>
+LentTensor import_checked(Managed* managed, bool read_only) {
+  const DLTensor& t = managed->dl_tensor;
+  const auto device = static_cast<int32_t>(t.device.device_type);
+  DS_CHECK(device == kDLCPU, Code::kUnsupported, "the tensor lies on a ", device_name(device),
+           " device, which this build does not support; copy it to the CPU first");
+  DS_CHECK(t.ndim >= 0 && t.ndim <= kMaxDims, Code::kInvalidArgument, "the tensor has ", t.ndim,
+           " dimensions; 0 to ", kMaxDims, " are supported");
+  DS_CHECK(t.ndim == 0 || t.shape != nullptr, Code::kInvalidArgument, "the tensor's shape is NULL");
+  const DType dtype = dtype_from_dlpack(t.dtype);
+  const auto dims = static_cast<size_t>(t.ndim);
+  const Shape shape(std::span<const int64_t>(t.shape, dims));
+  std::span<const int64_t> strides;
+  if (t.strides != nullptr) strides = {t.strides, dims};
+
+  auto address = reinterpret_cast<uintptr_t>(t.data);
+  if (shape.elements() > 0) {
+    DS_CHECK(address != 0, Code::kInvalidArgument, "the tensor's data is NULL");
+    DS_CHECK(!__builtin_add_overflow(address, t.byte_offset, &address), Code::kInvalidArgument,
+             "byte_offset ", t.byte_offset, " leaves the address space");
+  }
+  return lend_host_memory(reinterpret_cast<void*>(address), dtype, shape, strides, read_only,
+                          [managed] {
+                            if (managed->deleter != nullptr) managed->deleter(managed);
+                          });
+}
+
+// What an exported struct points to; the struct itself comes first, so that one deletion ends all.
+template <class Managed>
+struct Exported {
+  Managed managed{};
+  Tensor tensor;
+  std::array<int64_t, kMaxDims> shape{};
+  std::array<int64_t, kMaxDims> strides{};
+};
+
+template <class Managed>
+void delete_exported(Managed* managed) {
+  if (managed != nullptr) delete static_cast<Exported<Managed>*>(managed->manager_ctx);
+}
+
+template <class Managed>
+Managed* export_tensor(const Tensor& tensor, void* stream) {
+  DS_CHECK(tensor, Code::kInternal, "there is no tensor to export");
+  check_stream(stream);
+  auto out = std::make_unique<Exported<Managed>>();
+  out->tensor = tensor;
+  for (int i = 0; i < tensor.dims(); ++i) {
+    out->shape[static_cast<size_t>(i)] = tensor.size(i);
+    out->strides[static_cast<size_t>(i)] = tensor.stride(i);
+  }
+  DLTensor& t = out->managed.dl_tensor;
+  t.data = tensor.raw();
+  t.device = {static_cast<DLDeviceType>(tensor.storage()->device_kind()),
+              tensor.storage()->device_index()};
+  t.ndim = tensor.dims();
+  t.dtype = dtype_to_dlpack(tensor.dtype());
+  t.shape = out->shape.data();
+  t.strides = out->strides.data();
+  t.byte_offset = 0;
+  out->managed.manager_ctx = out.get();
+  out->managed.deleter = delete_exported<Managed>;
+  return &out.release()->managed;
+}
+
+}  // namespace
+
+LentTensor import_dlpack(DLManagedTensorVersioned* managed, void* stream) {
+  DS_CHECK(managed != nullptr, Code::kInvalidArgument, "managed is NULL");
+  // Another major version may have any layout behind the version: nothing else is read.
+  DS_CHECK(managed->version.major == DLPACK_MAJOR_VERSION, Code::kUnsupported,
+           "the tensor has DLPack version ", managed->version.major, ".", managed->version.minor,
+           "; this library takes version ", DLPACK_MAJOR_VERSION, ".x");
+  check_stream(stream);
+  return import_checked(managed, (managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0);
+}
+
+LentTensor import_dlpack(DLManagedTensor* managed, void* stream) {
+  DS_CHECK(managed != nullptr, Code::kInvalidArgument, "managed is NULL");
+  check_stream(stream);
+  return import_checked(managed, /*read_only=*/false);
+}
+
+DLManagedTensorVersioned* export_dlpack(const Tensor& tensor, void* stream) {
+  DLManagedTensorVersioned* const managed = export_tensor<DLManagedTensorVersioned>(tensor, stream);
+  managed->version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  managed->flags = tensor.storage()->read_only() ? DLPACK_FLAG_BITMASK_READ_ONLY : 0;
+  return managed;
+}
+
+DLManagedTensor* export_dlpack_legacy(const Tensor& tensor, void* stream) {
+  DS_CHECK(!tensor.storage()->read_only(), Code::kUnsupported,
+           "the tensor is read-only, which DLPack before 1.0 cannot say; use "
+           "ds_tensor_to_dlpack");
+  return export_tensor<DLManagedTensor>(tensor, stream);
+}
+
+}  // namespace ds
