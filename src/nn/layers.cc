@@ -1,5 +1,7 @@
 #include "nn/layers.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "ops/attention.h"
@@ -202,6 +204,34 @@ Value self_attention(Tape& tape, const Value& qkv, const SelfAttention& spec) {
                             y_data.view(shape), lse, grads[0], grads[1], grads[2]);
     qkv.slot->add(t.ctx(), std::move(dqkv), true);
   });
+  return y;
+}
+
+Value cached_attention(Tape& tape, const Value& qkv, const SelfAttention& spec, KvCache& cache,
+                       int layer) {
+  DS_CHECK(!tape.recording(), Code::kInternal, "decoding is not recorded");
+  const int64_t batch = qkv.data.size(0), length = qkv.data.size(1);
+  const int64_t width = qkv.data.size(2) / 3, end = cache.length() + length;
+  DS_CHECK(end <= cache.capacity(), Code::kInternal, "the KV cache is full");
+  const std::array<Tensor, 3> parts = split_qkv(qkv.data, spec.heads);
+  const size_t row = static_cast<size_t>(width * dtype_size(qkv.data.dtype()));
+  for (int part = 0; part < 2; ++part) {
+    const Tensor& from = parts[static_cast<size_t>(part + 1)];
+    const Tensor to = cache.view(layer, part, cache.length(), end);
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t t = 0; t < length; ++t) {
+        std::memcpy(to.select(0, b).select(0, t).raw(), from.select(0, b).select(0, t).raw(), row);
+      }
+    }
+  }
+  ops::AttentionOptions options;
+  options.causal = spec.causal;
+  options.scale = spec.scale;
+  Value y = tape.make_value(tape.new_activation(qkv.data.dtype(), {batch, length, width}));
+  Tensor lse = tape.ctx().workspace(DType::kFloat32, {batch, spec.heads, length});
+  Tensor out = y.data.view({batch, length, spec.heads, width / spec.heads});
+  ops::attention(tape.ctx(), parts[0], cache.view(layer, 0, 0, end), cache.view(layer, 1, 0, end),
+                 spec.key_mask, options, out, lse);
   return y;
 }
 

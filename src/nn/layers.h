@@ -1,6 +1,7 @@
 // Layers as functions over the tape: each runs its operator, and records its backward.
 #pragma once
 
+#include "nn/kv_cache.h"
 #include "nn/tape.h"
 #include "ops/activation.h"
 
@@ -35,6 +36,11 @@ struct SelfAttention {
 };
 // qkv [B, T, 3 * H * D], thirds q, k, v. Result [B, T, H * D].
 Value self_attention(Tape& tape, const Value& qkv, const SelfAttention& spec);
+
+// The same for decoding: appends the keys and values of the new tokens to `cache` (the caller
+// advances it once all layers have run) and attends to all tokens in it. Not recorded.
+Value cached_attention(Tape& tape, const Value& qkv, const SelfAttention& spec, KvCache& cache,
+                       int layer);
 
 // Mean over the counted labels, fp32 []; `counted` receives their number. The logits' memory is
 // overwritten by their gradient in backward.

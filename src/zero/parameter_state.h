@@ -4,6 +4,7 @@
 #pragma once
 
 #include "nn/parameter_store.h"
+#include "ops/context.h"
 #include "zero/flat_layout.h"
 
 namespace ds::zero {

@@ -1,0 +1,130 @@
+#include "infer/generate.h"
+
+#include <algorithm>
+
+#include "base/philox.h"
+#include "ops/elementwise.h"
+
+namespace ds::infer {
+namespace {
+
+// Random streams of generation, apart from those of training and initialisation.
+constexpr uint32_t kGenerationStep = 0xFFFFFFFEu;
+
+Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
+  if (x.dtype() == DType::kFloat32) return x;
+  Tensor y = ctx.workspace(DType::kFloat32, x.shape());
+  ops::cast(ctx, x, y);
+  return y;
+}
+
+// Positions first, first + 1, ... for every sequence of [batch, length].
+Tensor positions(const OpContext& ctx, int64_t batch, int64_t length, int64_t first) {
+  Tensor ids = ctx.workspace(DType::kInt32, {batch, length});
+  for (int64_t i = 0; i < batch * length; ++i) {
+    ids.data<int32_t>()[i] = static_cast<int32_t>(first + i % length);
+  }
+  return ids;
+}
+
+nn::TapeOptions inference_options() {
+  nn::TapeOptions options;
+  options.record = false;
+  options.training = false;
+  return options;
+}
+
+class Decoder {
+ public:
+  Decoder(const OpContext& ctx, nn::ParameterStore& store, const models::Architecture& model,
+          int64_t capacity)
+      : ctx_(ctx),
+        store_(store),
+        model_(model),
+        cache_(ctx.device, model.info().layers, 1, capacity, model.info().kv_heads,
+               model.info().head_size, store.compute_type()) {}
+
+  bool full() const { return cache_.length() == cache_.capacity(); }
+  void forget() { cache_.clear(); }
+
+  // Feeds tokens and returns the logits that follow the last one.
+  std::span<const float> feed(std::span<const int32_t> tokens) {
+    const auto n = static_cast<int64_t>(tokens.size());
+    models::Batch batch;
+    batch.ids = ctx_.workspace(DType::kInt32, {1, n});
+    std::copy(tokens.begin(), tokens.end(), batch.ids.data<int32_t>());
+    batch.position_ids = positions(ctx_, 1, n, cache_.length());
+    nn::Tape tape(ctx_, store_, inference_options());
+    models::ForwardOptions forward;
+    forward.cache = &cache_;
+    forward.last_only = true;
+    logits_ = to_fp32(ctx_, model_.logits(tape, batch, forward).data);
+    return {logits_.data<float>(), static_cast<size_t>(logits_.elements())};
+  }
+
+ private:
+  OpContext ctx_;
+  nn::ParameterStore& store_;
+  const models::Architecture& model_;
+  nn::KvCache cache_;
+  Tensor logits_;
+};
+
+}  // namespace
+
+std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
+                              const models::Architecture& architecture,
+                              std::span<const int32_t> prompt, const GenerateOptions& options,
+                              const std::function<bool(int32_t)>& on_token) {
+  const models::ArchitectureInfo& info = architecture.info();
+  check_sampling(options.sampling);
+  DS_CHECK(!prompt.empty(), Code::kInvalidArgument, "the prompt is empty; give at least one token");
+  DS_CHECK(options.max_tokens >= 0, Code::kInvalidArgument, "max_tokens must be 0 or more, not ",
+           options.max_tokens);
+  for (const int32_t id : prompt) {
+    DS_CHECK(id >= 0 && id < info.vocab_size, Code::kInvalidArgument, "the prompt holds token ", id,
+             ", outside the model's vocabulary of ", info.vocab_size);
+  }
+  std::vector<int32_t> text(prompt.begin(), prompt.end());
+  const auto prompt_length = static_cast<int64_t>(prompt.size());
+  const int64_t capacity = options.max_tokens >= info.max_positions
+                               ? info.max_positions
+                               : std::min(info.max_positions, prompt_length + options.max_tokens);
+  Decoder decoder(ctx, store, architecture, capacity);
+  // Of a prompt that is too long, the end counts.
+  int64_t fresh = std::min(prompt_length, std::max<int64_t>(1, capacity - 1));
+  for (int64_t i = 0; i < options.max_tokens; ++i) {
+    if (decoder.full()) {
+      decoder.forget();
+      fresh = std::max<int64_t>(1, capacity / 2);
+    }
+    const std::span<const float> logits =
+        decoder.feed(std::span(text).last(static_cast<size_t>(fresh)));
+    const RandomStream stream{options.seed, kGenerationStep, 0};
+    const double uniform = (stream.bits(static_cast<uint64_t>(i)) + 0.5) * 0x1.0p-32;
+    const int32_t token = sample_token(logits, options.sampling, uniform);
+    if (options.stop_token && token == *options.stop_token) break;
+    text.push_back(token);
+    fresh = 1;
+    if (on_token && !on_token(token)) fail(Code::kCallback, "the token callback asked to stop");
+  }
+  return {text.begin() + prompt_length, text.end()};
+}
+
+Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
+                    const models::Architecture& architecture, const Tensor& ids,
+                    const Tensor& key_mask) {
+  DS_CHECK(ids.dims() == 2 && ids.elements() > 0, Code::kInvalidArgument,
+           "ids must have shape [batch, length], not ", ids.shape().text());
+  DS_CHECK(ids.size(1) <= architecture.info().max_positions, Code::kInvalidArgument,
+           "sequences of ", ids.size(1), " tokens are longer than the model's ",
+           architecture.info().max_positions, " positions");
+  models::Batch batch;
+  batch.ids = ids;
+  batch.key_mask = key_mask;
+  batch.position_ids = positions(ctx, ids.size(0), ids.size(1), 0);
+  nn::Tape tape(ctx, store, inference_options());
+  return to_fp32(ctx, architecture.logits(tape, batch, {}).data);
+}
+
+}  // namespace ds::infer

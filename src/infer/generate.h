@@ -1,0 +1,33 @@
+// Continues one sequence, token by token, with a key-value cache.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "infer/sampling.h"
+#include "models/architecture.h"
+
+namespace ds::infer {
+
+struct GenerateOptions {
+  int64_t max_tokens = 64;
+  SamplingOptions sampling;
+  uint64_t seed = 0;
+  std::optional<int32_t> stop_token;
+};
+
+// Returns the new tokens, without the stop token. `on_token` sees each one; false stops with
+// kCallback. When the positions are used up, the older half of the window is forgotten.
+std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
+                              const models::Architecture& architecture,
+                              std::span<const int32_t> prompt, const GenerateOptions& options,
+                              const std::function<bool(int32_t)>& on_token);
+
+// Logits fp32 [B, T, V] of a batch without training. `key_mask` may be empty.
+Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
+                    const models::Architecture& architecture, const Tensor& ids,
+                    const Tensor& key_mask);
+
+}  // namespace ds::infer

@@ -1,0 +1,63 @@
+// What the engine and the generator ask of a model family: its parameters and its forward pass over
+// the tape. Families are built by build_architecture from a Hugging Face config.json.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/json.h"
+#include "nn/kv_cache.h"
+#include "nn/parameter.h"
+#include "nn/tape.h"
+
+namespace ds::models {
+
+struct Batch {
+  Tensor ids;           // int32 [B, T]
+  Tensor position_ids;  // int32 [B, T]
+  Tensor key_mask;      // uint8 [B, T], 0 = padding, or empty
+};
+
+struct ForwardOptions {
+  int64_t checkpoint_segments = 0;  // recompute blocks in so many groups; 0 = keep activations
+  nn::KvCache* cache = nullptr;     // decoding: the tokens follow those in the cache
+  bool last_only = false;           // logits of the last position alone
+};
+
+// Dimensions that callers need.
+struct ArchitectureInfo {
+  int64_t vocab_size = 0;
+  int64_t max_positions = 0;
+  int layers = 0;
+  int64_t kv_heads = 0;
+  int64_t head_size = 0;
+};
+
+// How a parameter is stored in a Hugging Face folder.
+struct ExternalName {
+  std::string name;
+  bool transposed = false;
+};
+
+class Architecture {
+ public:
+  virtual ~Architecture() = default;
+  virtual const nn::ParameterSet& parameters() const = 0;
+  virtual const ArchitectureInfo& info() const = 0;
+  // The config.json that builds this architecture again.
+  virtual const Json& config() const = 0;
+  // Logits [B, T, V], or [B, 1, V] with last_only.
+  virtual nn::Value logits(nn::Tape& tape, const Batch& batch,
+                           const ForwardOptions& options) const = 0;
+
+  virtual ExternalName external_name(nn::ParamId id) const = 0;
+  // Prefixes that files may add to or leave off every name, such as "transformer.".
+  virtual std::string external_prefix() const = 0;
+  // Tensors that files may hold but the model does not need (masks stored as buffers).
+  virtual bool ignorable_external(const std::string& name) const = 0;
+};
+
+// Throws kConfig for a bad document, kUnsupported naming an architecture or option unknown here.
+std::unique_ptr<Architecture> build_architecture(const Json& config);
+
+}  // namespace ds::models

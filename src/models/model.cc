@@ -1,0 +1,58 @@
+#include "models/model.h"
+
+#include <cstring>
+
+namespace ds::models {
+
+Model::Model(const Json& config)
+    : architecture_(build_architecture(config)),
+      device_(make_cpu_device()),
+      state_(std::make_unique<zero::ParameterState>(architecture_->parameters(), device_)) {}
+
+std::shared_ptr<Model> Model::create(const Json& config, uint64_t seed) {
+  auto model = std::make_shared<Model>(config);
+  initialise_parameters(model->context(), model->state(), seed);
+  return model;
+}
+
+OpContext Model::context() {
+  if (!pool_) pool_ = std::make_unique<ThreadPool>();
+  return {device_, pool_.get()};
+}
+
+Tensor Model::get(const std::string& name) const {
+  const Tensor master = state_->master(parameters().find(name));
+  Tensor copy = Tensor::empty(device_, DType::kFloat32, master.shape(), MemoryTag::kOther);
+  if (copy.bytes() > 0) std::memcpy(copy.raw(), master.raw(), static_cast<size_t>(copy.bytes()));
+  return copy;
+}
+
+void Model::set(const std::string& name, const Tensor& value) {
+  const nn::ParamId id = parameters().find(name);
+  check_tensor(value, name.c_str(), DType::kFloat32, parameters()[id].shape);
+  DS_CHECK(value.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
+  DS_CHECK(!step_open_, Code::kState, "weights cannot be set between forward and step");
+  const Tensor master = state_->master(id);
+  if (value.bytes() > 0) {
+    std::memcpy(master.raw(), value.raw(), static_cast<size_t>(value.bytes()));
+  }
+  state_->masters_changed(context());
+}
+
+void Model::attach_engine() {
+  DS_CHECK(!has_engine_, Code::kState,
+           "the model is trained by another engine; destroy that engine first");
+  has_engine_ = true;
+}
+
+void Model::detach_engine() {
+  has_engine_ = false;
+  step_open_ = false;
+}
+
+Model::Use::Use(Model& model) : lock_(model.mutex_, std::try_to_lock) {
+  DS_CHECK(lock_.owns_lock(), Code::kState,
+           "the model is in use by another thread or by the call that invoked this callback");
+}
+
+}  // namespace ds::models

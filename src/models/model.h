@@ -1,0 +1,60 @@
+// A model as users hold it: an architecture, the bytes of its weights, and what runs it when no
+// engine does.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "models/architecture.h"
+#include "zero/parameter_state.h"
+
+namespace ds::models {
+
+class Model {
+ public:
+  // All weights zero.
+  explicit Model(const Json& config);
+  // Fresh weights; same seed, same bits, whatever the threads.
+  static std::shared_ptr<Model> create(const Json& config, uint64_t seed);
+
+  const Architecture& architecture() const { return *architecture_; }
+  const nn::ParameterSet& parameters() const { return architecture_->parameters(); }
+  zero::ParameterState& state() { return *state_; }
+  const std::shared_ptr<Device>& device() const { return device_; }
+  // To run operators without an engine; the threads start with the first use.
+  OpContext context();
+
+  // Copies of whole master tensors.
+  Tensor get(const std::string& name) const;
+  void set(const std::string& name, const Tensor& value);
+
+  // Marks the model as trained by an engine; throws kState when another one does.
+  void attach_engine();
+  void detach_engine();
+  // Between forward and the update the weights may not change.
+  void set_step_open(bool open) { step_open_ = open; }
+
+  // Entry ticket for whoever uses weights: one user at a time, others get kState.
+  class Use {
+   public:
+    explicit Use(Model& model);
+
+   private:
+    std::unique_lock<std::mutex> lock_;
+  };
+
+ private:
+  std::unique_ptr<Architecture> architecture_;
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<zero::ParameterState> state_;
+  std::unique_ptr<ThreadPool> pool_;
+  mutable std::mutex mutex_;
+  bool has_engine_ = false;
+  bool step_open_ = false;
+};
+
+// Fills masters as each parameter's `init` says.
+void initialise_parameters(const OpContext& ctx, zero::ParameterState& state, uint64_t seed);
+
+}  // namespace ds::models

@@ -1,0 +1,35 @@
+// Keys and values of the tokens seen so far, per layer: what makes decoding a token cost one token.
+#pragma once
+
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace ds::nn {
+
+class KvCache {
+ public:
+  // Room for `capacity` tokens of `batch` sequences.
+  KvCache(const std::shared_ptr<Device>& device, int layers, int64_t batch, int64_t capacity,
+          int64_t heads, int64_t head_size, DType dtype) {
+    const Shape shape{batch, capacity, 2, heads, head_size};
+    for (int i = 0; i < layers; ++i) {
+      layers_.push_back(Tensor::zeros(device, dtype, shape, MemoryTag::kKvCache));
+    }
+  }
+
+  int64_t length() const { return length_; }
+  int64_t capacity() const { return layers_.front().size(1); }
+  // Tokens [0, count) of a layer as [B, count, H, D]; `part` 0 is keys, 1 is values.
+  Tensor view(int layer, int part, int64_t begin, int64_t end) const {
+    return layers_[static_cast<size_t>(layer)].slice(1, begin, end).select(2, part);
+  }
+  void advance(int64_t tokens) { length_ += tokens; }
+  void clear() { length_ = 0; }
+
+ private:
+  std::vector<Tensor> layers_;  // [B, capacity, 2, H, D]
+  int64_t length_ = 0;
+};
+
+}  // namespace ds::nn
