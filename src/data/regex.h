@@ -1,0 +1,42 @@
+// Regular expressions of tokenizer.json, matched by PCRE2: its only user. Patterns are written for
+// Oniguruma's Ruby syntax; the few escapes that mean something else to PCRE2 are translated, and
+// constructs that cannot be are refused.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ds {
+
+struct MatchRange {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+// Immutable and usable from many threads.
+class Regex {
+ public:
+  // Throws Error(kUnsupported) naming `what` when the pattern does not compile.
+  Regex(std::string_view pattern, std::string_view what);
+  ~Regex();
+  Regex(Regex&&) noexcept;
+  Regex& operator=(Regex&&) noexcept;
+
+  // All successive matches in well-formed UTF-8, appended to `out`.
+  void find_all(std::string_view text, std::vector<MatchRange>& out) const;
+
+  const std::string& pattern() const noexcept { return pattern_; }
+
+ private:
+  struct Compiled;
+  std::string pattern_;
+  std::unique_ptr<Compiled> compiled_;
+};
+
+// The pattern as handed to PCRE2; public for tests.
+std::string translate_pattern(std::string_view pattern, std::string_view what);
+
+}  // namespace ds
