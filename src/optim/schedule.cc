@@ -15,94 +15,95 @@ double staircase(double position, int64_t stairs) {
   return std::floor(position * n + 1e-9) / n;
 }
 
-}  // namespace
+// Steps of warm-up that the formulas use: one would divide by ln 1.
+int64_t warmup_length(int64_t configured) { return std::max<int64_t>(2, configured); }
 
-// The reference counts from -1: index i is what its scheduler holds after i + 1 calls of step(),
-// and the step that follows `applied` applied ones runs with index applied - 1.
-double Schedule::lr(int64_t applied) const {
-  const int64_t i = applied - 1;
-  const ScheduleSpec& s = spec_;
-  switch (s.kind) {
-    case ScheduleKind::kConstant:
-      return base_lr_;
-    case ScheduleKind::kLrRangeTest: {
-      double x = static_cast<double>(i + 1) / static_cast<double>(s.range_step_size);
-      if (s.range_staircase) x = std::floor(x);
-      return s.range_min_lr * (1 + s.range_step_rate * x);
-    }
-    case ScheduleKind::kWarmup:
-    case ScheduleKind::kWarmupDecay: {
-      const double max_lr =
-          s.warmup_max_lr.value_or(s.kind == ScheduleKind::kWarmupDecay ? 0.001 : base_lr_);
-      const int64_t n = std::max<int64_t>(2, s.warmup_num_steps);
-      double gamma = warmup_fraction(i);
-      if (i >= n && s.kind == ScheduleKind::kWarmupDecay) {
-        gamma = std::max(0.0, static_cast<double>(s.total_num_steps - i) /
-                                  static_cast<double>(std::max<int64_t>(1, s.total_num_steps - n)));
-      }
-      return s.warmup_min_lr + (max_lr - s.warmup_min_lr) * gamma;
-    }
-    case ScheduleKind::kWarmupCosine: {
-      const int64_t n = std::max<int64_t>(2, s.warmup_num_steps);
-      if (i < n) {
-        return base_lr_ * (s.warmup_min_ratio + (1 - s.warmup_min_ratio) * warmup_fraction(i));
-      }
-      const double x =
-          std::min(1.0, static_cast<double>(i - n + 1) /
-                            static_cast<double>(std::max<int64_t>(1, s.total_num_steps - n)));
-      return base_lr_ *
-             (s.cos_min_ratio + (1 - s.cos_min_ratio) * (1 + std::cos(std::numbers::pi * x)) / 2);
-    }
-    case ScheduleKind::kOneCycle: {
-      const int64_t total =
-          s.cycle_first_step_size + s.cycle_second_step_size.value_or(s.cycle_first_step_size);
-      if (i < total) {
-        return s.cycle_min_lr + (s.cycle_max_lr - s.cycle_min_lr) * cycle_position(i);
-      }
-      if (s.decay_step_size == 0) return s.cycle_min_lr;
-      const double z = static_cast<double>(i - total + 1) / static_cast<double>(s.decay_step_size);
-      return s.cycle_min_lr / (1 + s.decay_lr_rate * z);
-    }
-  }
-  return base_lr_;
-}
-
-double Schedule::warmup_fraction(int64_t i) const {
-  const int64_t n = std::max<int64_t>(2, spec_.warmup_num_steps);
+double warmup_fraction(int64_t i, int64_t n, WarmupShape shape) {
   if (i < 0) return 0;
   if (i >= n) return 1;
-  return spec_.warmup_linear
+  return shape == WarmupShape::kLinear
              ? static_cast<double>(i) / static_cast<double>(n)
              : std::log(static_cast<double>(i + 1)) / std::log(static_cast<double>(n));
 }
 
-double Schedule::cycle_position(int64_t i) const {
-  const ScheduleSpec& s = spec_;
-  const auto first = static_cast<double>(s.cycle_first_step_size);
-  const auto second =
-      static_cast<double>(s.cycle_second_step_size.value_or(s.cycle_first_step_size));
+double ratio_of(int64_t a, int64_t b) {
+  return static_cast<double>(a) / static_cast<double>(std::max<int64_t>(1, b));
+}
+
+// 0 at the ends of the cycle, 1 at its top.
+double cycle_position(const OneCycleConfig& c, int64_t i) {
+  const auto first = static_cast<double>(c.first_steps);
+  const auto second = static_cast<double>(c.second_steps);
   const double position = std::fmod(static_cast<double>(i + 1), first + second);
-  if (position <= first) return staircase(position / first, s.cycle_first_stair_count);
-  return staircase((first + second - position) / second,
-                   s.cycle_second_stair_count.value_or(s.cycle_first_stair_count));
+  if (position <= first) return staircase(position / first, c.first_stairs);
+  return staircase((first + second - position) / second, c.second_stairs);
+}
+
+// How many decay periods lie behind index i, 0 when decay is off.
+double decay_periods(const OneCycleConfig& c, int64_t i) {
+  if (c.decay_steps == 0) return 0;
+  return static_cast<double>(i - (c.first_steps + c.second_steps) + 1) /
+         static_cast<double>(c.decay_steps);
+}
+
+// Each reads index i: what the reference's scheduler holds after i + 1 calls of step(), -1 at
+// first.
+struct RateAt {
+  int64_t i;
+  double base_lr;
+
+  double operator()(const LrRangeTestConfig& c) const {
+    double x = static_cast<double>(i + 1) / static_cast<double>(c.step_size);
+    if (c.staircase) x = std::floor(x);
+    return c.min_lr * (1 + c.step_rate * x);
+  }
+  double operator()(const WarmupLrConfig& c) const {
+    const double gamma = warmup_fraction(i, warmup_length(c.warmup_steps), c.shape);
+    return c.min_lr + (c.max_lr.value_or(base_lr) - c.min_lr) * gamma;
+  }
+  double operator()(const WarmupDecayLrConfig& c) const {
+    const int64_t n = warmup_length(c.warmup_steps);
+    const double gamma = i < n ? warmup_fraction(i, n, c.shape)
+                               : std::max(0.0, ratio_of(c.total_steps - i, c.total_steps - n));
+    return c.min_lr + (c.max_lr.value_or(0.001) - c.min_lr) * gamma;
+  }
+  double operator()(const WarmupCosineLrConfig& c) const {
+    const int64_t n = warmup_length(c.warmup_steps);
+    if (i < n) {
+      const double gamma = warmup_fraction(i, n, c.shape);
+      return base_lr * (c.warmup_min_ratio + (1 - c.warmup_min_ratio) * gamma);
+    }
+    const double x = std::min(1.0, ratio_of(i - n + 1, c.total_steps - n));
+    return base_lr *
+           (c.cos_min_ratio + (1 - c.cos_min_ratio) * (1 + std::cos(std::numbers::pi * x)) / 2);
+  }
+  double operator()(const OneCycleConfig& c) const {
+    if (i < c.first_steps + c.second_steps) {
+      return c.min_lr + (c.max_lr - c.min_lr) * cycle_position(c, i);
+    }
+    return c.min_lr / (1 + c.decay_lr_rate * decay_periods(c, i));
+  }
+};
+
+}  // namespace
+
+double Schedule::lr(int64_t applied) const {
+  return config_ ? std::visit(RateAt{applied - 1, base_lr_}, *config_) : base_lr_;
 }
 
 std::optional<double> Schedule::beta1(int64_t applied) const {
-  const ScheduleSpec& s = spec_;
-  if (s.kind != ScheduleKind::kOneCycle || !s.cycle_momentum) return std::nullopt;
+  const auto* c = config_ ? std::get_if<OneCycleConfig>(&*config_) : nullptr;
+  if (c == nullptr || !c->cycle_momentum) return std::nullopt;
   const int64_t i = applied - 1;
-  const int64_t total =
-      s.cycle_first_step_size + s.cycle_second_step_size.value_or(s.cycle_first_step_size);
-  if (i < total) {
-    return s.cycle_max_mom - (s.cycle_max_mom - s.cycle_min_mom) * cycle_position(i);
+  if (i < c->first_steps + c->second_steps) {
+    return c->max_momentum - (c->max_momentum - c->min_momentum) * cycle_position(*c, i);
   }
-  if (s.decay_step_size == 0) return s.cycle_max_mom;
-  const double z = static_cast<double>(i - total + 1) / static_cast<double>(s.decay_step_size);
-  return s.cycle_max_mom * (1 + s.decay_mom_rate * z);
+  return c->max_momentum * (1 + c->decay_momentum_rate * decay_periods(*c, i));
 }
 
 std::optional<double> Schedule::beta2() const {
-  if (spec_.kind != ScheduleKind::kOneCycle || !spec_.cycle_momentum) return std::nullopt;
+  const auto* c = config_ ? std::get_if<OneCycleConfig>(&*config_) : nullptr;
+  if (c == nullptr || !c->cycle_momentum) return std::nullopt;
   return 0.99;
 }
 

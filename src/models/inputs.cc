@@ -1,0 +1,86 @@
+#include "models/inputs.h"
+
+#include "ops/cross_entropy.h"
+
+namespace ds::models {
+namespace {
+
+// Calls fn(row, column, value) for every element of an integer matrix of any strides.
+template <class T, class Fn>
+void each_element(const Tensor& x, const Fn& fn) {
+  const auto* data = static_cast<const T*>(x.raw());
+  for (int64_t r = 0; r < x.size(0); ++r) {
+    for (int64_t c = 0; c < x.size(1); ++c) {
+      fn(r, c, static_cast<int64_t>(data[r * x.stride(0) + c * x.stride(1)]));
+    }
+  }
+}
+
+template <class Fn>
+void each_integer(const Tensor& x, const char* what, bool small_types, const Fn& fn) {
+  switch (x.dtype()) {
+    case DType::kInt32:
+      return each_element<int32_t>(x, fn);
+    case DType::kInt64:
+      return each_element<int64_t>(x, fn);
+    case DType::kUInt8:
+    case DType::kBool:
+      if (small_types) return each_element<uint8_t>(x, fn);
+      [[fallthrough]];
+    default:
+      fail(Code::kInvalidArgument, what, " must be ", small_types ? "uint8, bool, " : "",
+           "int32 or int64, not ", dtype_name(x.dtype()));
+  }
+}
+
+void check_matrix(const Tensor& x, const char* what) {
+  DS_CHECK(x, Code::kInvalidArgument, what, " is missing");
+  DS_CHECK(x.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported, what,
+           " must lie in host memory");
+  DS_CHECK(x.dims() == 2 && x.elements() > 0, Code::kInvalidArgument, what,
+           " must have shape [batch, length], not ", x.shape().text());
+}
+
+void check_same_shape(const Tensor& x, const char* what, const Tensor& ids) {
+  check_matrix(x, what);
+  DS_CHECK(x.shape() == ids.shape(), Code::kInvalidArgument, what, " has shape ", x.shape().text(),
+           ", the token ids have ", ids.shape().text());
+}
+
+Tensor convert(const OpContext& ctx, const Tensor& x, const char* what, int64_t vocab,
+               bool allow_ignore) {
+  Tensor out = ctx.workspace(DType::kInt32, x.shape());
+  int32_t* const to = out.data<int32_t>();
+  each_integer(x, what, false, [&](int64_t r, int64_t c, int64_t value) {
+    DS_CHECK((value >= 0 && value < vocab) || (allow_ignore && value == ops::kIgnoreLabel),
+             Code::kInvalidArgument, what, "[", r, ", ", c, "] is ", value,
+             ", outside the vocabulary of ", vocab,
+             allow_ignore ? " (and not -100, which is not counted)" : "");
+    to[r * x.size(1) + c] = static_cast<int32_t>(value);
+  });
+  return out;
+}
+
+}  // namespace
+
+Tensor token_ids(const OpContext& ctx, const Tensor& ids, const char* what, int64_t vocab) {
+  check_matrix(ids, what);
+  return convert(ctx, ids, what, vocab, false);
+}
+
+Tensor label_ids(const OpContext& ctx, const Tensor& labels, const Tensor& ids, int64_t vocab) {
+  check_same_shape(labels, "labels", ids);
+  return convert(ctx, labels, "labels", vocab, true);
+}
+
+Tensor key_mask(const OpContext& ctx, const Tensor& mask, const Tensor& ids) {
+  if (!mask) return {};
+  check_same_shape(mask, "attention mask", ids);
+  Tensor out = ctx.workspace(DType::kUInt8, mask.shape());
+  uint8_t* const to = out.data<uint8_t>();
+  each_integer(mask, "attention mask", true,
+               [&](int64_t r, int64_t c, int64_t value) { to[r * mask.size(1) + c] = value != 0; });
+  return out;
+}
+
+}  // namespace ds::models

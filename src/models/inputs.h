@@ -1,0 +1,18 @@
+// Checks what callers hand in and converts it to the types that models read.
+#pragma once
+
+#include "ops/context.h"
+
+namespace ds::models {
+
+// int32 or int64 [B, T] -> int32, every id in [0, vocab). Errors name `what` and the place.
+Tensor token_ids(const OpContext& ctx, const Tensor& ids, const char* what, int64_t vocab);
+
+// The same for labels, where ops::kIgnoreLabel is allowed too. Must have the shape of `ids`.
+Tensor label_ids(const OpContext& ctx, const Tensor& labels, const Tensor& ids, int64_t vocab);
+
+// uint8, bool, int32 or int64 of the shape of `ids` -> uint8, nonzero = visible. No tensor stays
+// none.
+Tensor key_mask(const OpContext& ctx, const Tensor& mask, const Tensor& ids);
+
+}  // namespace ds::models
