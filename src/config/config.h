@@ -1,0 +1,143 @@
+// The configuration of an engine: the DeepSpeed JSON document as typed structs, with the resolved
+// document and the origin of every value beside them.
+//
+// The structs cover what this build honours. Everything else is still parsed and checked, and a
+// value that would ask for it is an error.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/json.h"
+#include "config/batch.h"
+#include "config/rules.h"
+
+namespace ds {
+
+enum class Precision { kFp32, kFp16, kBf16 };
+
+struct PrecisionConfig {
+  Precision compute = Precision::kFp32;
+  // bf16: skip steps whose gradients hold an infinity or NaN.
+  bool check_grad_overflow = true;
+};
+
+enum class OptimizerType { kAdam, kAdamW };
+
+struct OptimizerConfig {
+  OptimizerType type = OptimizerType::kAdamW;
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  // Decoupled weight decay (AdamW) or L2 regularisation, as type and adam_w_mode together say.
+  bool decoupled = true;
+  bool bias_correction = true;
+};
+
+enum class WarmupShape { kLog, kLinear };
+
+struct LrRangeTestConfig {
+  double min_lr = 1e-3;
+  int64_t step_size = 2000;
+  double step_rate = 1.0;
+  bool staircase = false;
+};
+struct WarmupLrConfig {
+  double min_lr = 0;
+  std::optional<double> max_lr;  // unset: each group's own rate
+  int64_t warmup_steps = 1000;
+  WarmupShape shape = WarmupShape::kLog;
+};
+struct WarmupDecayLrConfig {
+  int64_t total_steps = 0;
+  double min_lr = 0;
+  std::optional<double> max_lr;
+  int64_t warmup_steps = 1000;
+  WarmupShape shape = WarmupShape::kLog;
+};
+struct WarmupCosineLrConfig {  // ratios of each group's own rate
+  int64_t total_steps = 0;
+  double warmup_min_ratio = 0;
+  double cos_min_ratio = 1e-4;
+  int64_t warmup_steps = 1000;
+  WarmupShape shape = WarmupShape::kLog;
+};
+struct OneCycleConfig {
+  double min_lr = 0;
+  double max_lr = 0;
+  int64_t first_steps = 2000;
+  int64_t second_steps = 2000;
+  int64_t first_stairs = 0;
+  int64_t second_stairs = 0;
+  int64_t decay_steps = 0;
+  double decay_lr_rate = 0;
+  bool cycle_momentum = true;
+  double min_momentum = 0.8;
+  double max_momentum = 0.9;
+  double decay_momentum_rate = 0;
+};
+
+using SchedulerConfig = std::variant<LrRangeTestConfig, WarmupLrConfig, WarmupDecayLrConfig,
+                                     WarmupCosineLrConfig, OneCycleConfig>;
+
+struct MonitorConfig {
+  bool enabled = false;
+  std::string output_path;  // "" = the current folder
+  std::string job_name;
+};
+
+struct ActivationCheckpointingConfig {
+  bool enabled = false;
+  std::optional<int64_t> segments;  // unset: every transformer block is one
+};
+
+enum class TagValidation { kWarn, kIgnore, kFail };
+
+class Config {
+ public:
+  BatchConfig batch;
+  PrecisionConfig precision;
+  std::optional<OptimizerConfig> optimizer;  // unset: no "optimizer" section
+  std::optional<SchedulerConfig> scheduler;
+  double gradient_clipping = 1.0;  // 0 = off
+
+  uint64_t seed = 1234;
+  int threads = 0;  // 0 = CPUs of the process
+  std::optional<int64_t> steps_per_print;
+  bool dump_state = false;
+  bool wall_clock_breakdown = false;
+  bool memory_breakdown = false;
+  bool dataloader_drop_last = false;
+
+  MonitorConfig tensorboard;
+  MonitorConfig csv_monitor;
+  MonitorConfig jsonl_monitor;
+  ActivationCheckpointingConfig activation_checkpointing;
+  TagValidation tag_validation = TagValidation::kWarn;
+
+  // Every key of every section with its value; itself a valid document.
+  const Json& resolved() const noexcept { return parsed_.values; }
+  // JSON pointer of each value -> "given", "default", "derived" or "deprecated:<pointer>".
+  const std::map<std::string, std::string>& origins() const noexcept { return parsed_.origins; }
+  // The resolved document with each value replaced by {"value": ..., "origin": ...}.
+  Json resolved_with_origins() const;
+  // Deprecated keys and settings without effect; the caller decides whether to log them.
+  const std::vector<std::string>& warnings() const noexcept { return parsed_.warnings; }
+
+ private:
+  friend Config load_config(std::string_view json_text, const ConfigEnvironment& environment);
+  ParsedObject parsed_;
+};
+
+// Parses and resolves one document; // and /* */ comments are allowed. Throws
+// Error(Code::kConfig) with the JSON path of the first problem.
+Config load_config(std::string_view json_text, const ConfigEnvironment& environment = {});
+
+}  // namespace ds

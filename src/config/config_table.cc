@@ -1,0 +1,152 @@
+// The top level of the document: batch sizes, scalars, and the list of sections.
+#include "config/config_table.h"
+
+namespace ds {
+namespace {
+
+using namespace keys;
+
+std::vector<Key> batch_rows() {
+  return {
+      integer("train_batch_size", std::nullopt,
+              "Samples per optimizer step over all ranks. Of this key and the next two, any two "
+              "(or one of the first two) determine the rest; see Batch sizes.")
+          .at_least(1),
+      integer("train_micro_batch_size_per_gpu", std::nullopt,
+              "Samples per forward and backward pass on one rank.")
+          .at_least(1),
+      integer("gradient_accumulation_steps", std::nullopt,
+              "Forward and backward passes per optimizer step.")
+          .at_least(1),
+      flag("managed_gradient_accumulation", true,
+           "The engine counts passes and steps at the boundary. False: every step() is a boundary.")
+          .needs("accumulation managed by the caller"),
+  };
+}
+
+std::vector<Key> engine_rows() {
+  return {
+      integer("seed", 1234, "Seed of every random stream of the engine. (Extension.)").at_least(0),
+      integer("threads", 0,
+              "CPU threads of the engine; 0 means the CPUs that the process may use. (Extension.)")
+          .at_least(0)
+          .at_most(4096),
+      integer("steps_per_print", std::nullopt,
+              "Log a progress line every so many optimizer steps; null never does.")
+          .at_least(1),
+      flag("dump_state", false, "Log the resolved configuration when the engine is made."),
+      number("gradient_clipping", 1.0, "Upper bound of the global L2 gradient norm; 0 disables.")
+          .at_least(0),
+      flag("dataloader_drop_last", false,
+           "Drop the last samples of an epoch that do not fill a batch."),
+      flag("wall_clock_breakdown", false,
+           "Measure forward, backward and step separately. On when flops_profiler is enabled."),
+      flag("memory_breakdown", false, "Log memory by tag at every printed step."),
+      integer("vocabulary_size", std::nullopt,
+              "Only checked: a size that is no multiple of 8 gives a warning.")
+          .at_least(1),
+      choice("log_level", {"debug", "info", "warning", "error", "critical"}, std::nullopt,
+             "Log threshold.")
+          .in_any_case()
+          .needs("a log level per engine (set it on the process's log sink)"),
+  };
+}
+
+std::vector<Key> communication_rows() {
+  return {
+      choice("communication_data_type",
+             {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"}, std::nullopt,
+             "Type in which gradients are reduced; null follows the training precision.")
+          .in_any_case()
+          .needs("gradient reduction in a type other than the training precision"),
+      choice("seq_parallel_communication_data_type",
+             {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"}, "fp32",
+             "Type of reductions over sequence-parallel ranks; null keeps the native type.")
+          .or_null()
+          .in_any_case()
+          .needs("sequence parallelism"),
+      flag("prescale_gradients", false,
+           "Divide gradients by the data-parallel size before the reduction instead of after it."),
+      number("gradient_predivide_factor", 1.0,
+             "Part of the division that happens before the reduction.")
+          .above(0),
+      choice("gradient_allreduce_op", {"mean", "sum"}, "mean",
+             "How gradients of data-parallel ranks combine. sum is not allowed with ZeRO 3, "
+             "zenflow and deepcompile.")
+          .in_any_case(),
+      flag("sparse_gradients", false, "Reduce embedding gradients as index and value pairs.")
+          .needs("sparse embedding gradients"),
+      flag("disable_allgather", false, "Legacy.").needs("the legacy broadcast of parameters"),
+      flag("use_data_before_expert_parallelism", false,
+           "Data-parallel ranks vary fastest in the expert and data mesh.")
+          .needs("expert parallelism"),
+      integer("sequence_parallel_size", 1, "Ranks that share one sequence; divides the world size.")
+          .at_least(1)
+          .needs("sequence parallelism"),
+      flag("graph_harvesting", false, "Capture CUDA graphs of the bf16 update.")
+          .needs("CUDA graphs"),
+      flag("zero_allow_untested_optimizer", false,
+           "Permit ZeRO with an optimizer outside its tested set. Asks for nothing by itself."),
+      flag("zero_force_ds_cpu_optimizer", true,
+           "Refuse a caller's optimizer under ZeRO CPU offload unless it is a native CPU one. "
+           "Asks for nothing by itself."),
+  };
+}
+
+std::vector<Key> section_rows() {
+  return {
+      section("fp16", fp16_table()),
+      section("bf16", bf16_table()).also({"bfloat16"}),
+      section("amp", amp_table()),
+      section("torch_autocast", torch_autocast_table()),
+      section("data_types", data_types_table()),
+      optional_section("optimizer", optimizer_table()),
+      optional_section("scheduler", scheduler_table()),
+      section("zero_optimization", zero_table()).or_bool_for("stage"),
+      section("aio", aio_table()),
+      section("timers", timers_table()),
+      section("tensorboard", tensorboard_table()),
+      section("csv_monitor", csv_monitor_table()),
+      section("jsonl_monitor", jsonl_monitor_table()),
+      section("wandb", wandb_table()),
+      section("comet", comet_table()),
+      section("comms_logger", comms_logger_table()),
+      section("flops_profiler", flops_profiler_table()),
+      section("activation_checkpointing", activation_checkpointing_table()),
+      section("checkpoint", checkpoint_table()),
+      section("nebula", nebula_table()),
+      optional_section("datastates_ckpt", datastates_table())
+          .needs("DataStates checkpointing (its presence enables it)"),
+      section("elasticity", elasticity_table()),
+      section("autotuning", autotuning_table()),
+      section("curriculum_learning", curriculum_learning_table()),
+      section("data_efficiency", data_efficiency_table()),
+      section("progressive_layer_drop", progressive_layer_drop_table()),
+      section("compression_training", compression_table()),
+      section("quantize_training", eigenvalue_table()),
+      optional_section("sparse_attention", sparse_attention_table())
+          .needs("block-sparse attention (its presence enables it)"),
+      section("pipeline", pipeline_table()),
+      section("tensor_parallel", tensor_parallel_table()),
+      section("expert_parallel", expert_parallel_table()),
+      section("hybrid_engine", hybrid_engine_table()),
+      section("compile", compile_table()),
+  };
+}
+
+KeyTable build() {
+  std::vector<Key> rows = batch_rows();
+  for (auto part : {engine_rows, communication_rows, section_rows}) {
+    for (Key& key : part()) rows.push_back(std::move(key));
+  }
+  return table("The document is one JSON object.", std::move(rows));
+}
+
+}  // namespace
+
+const KeyTable& config_table() {
+  static const KeyTable root = build();
+  return root;
+}
+
+}  // namespace ds

@@ -1,0 +1,93 @@
+// checkpoint, nebula, datastates_ckpt, activation_checkpointing.
+#include "config/config_table.h"
+
+namespace ds {
+
+using namespace keys;
+
+KeyTable checkpoint_table() {
+  constexpr const char* kWriter = "a choice of checkpoint writer";
+  return table(
+      "Saving and loading.",
+      {
+          choice("tag_validation", {"Warn", "Ignore", "Fail"}, "Warn",
+                 "What happens when ranks save under different tags.")
+              .in_any_case(),
+          flag("load_universal", false, "Load a universal checkpoint.")
+              .needs("the universal checkpoint format"),
+          flag("use_node_local_storage", false, "Every node writes to its own storage.")
+              .needs("node-local checkpoints"),
+          flag("checkpoint_serialization", true, "Use the serialised format.")
+              .needs("an unserialised format"),
+          section("parallel_write",
+                  table("Sharing of the writing.",
+                        {
+                            flag("pipeline_stage", false, "Stages write their layers in parallel.")
+                                .needs("pipeline parallelism"),
+                        })),
+          section(
+              "writer",
+              table(
+                  "The writer.",
+                  {
+                      choice("type", {"mock", "python", "fast"}, "fast", "Implementation.")
+                          .needs(kWriter),
+                      integer("io_buffer_size", 64 * 1024 * 1024, "Bytes of the buffer.")
+                          .at_least(1)
+                          .needs(kWriter),
+                      flag("io_buffer_double", true, "Fill one buffer while writing another.")
+                          .needs(kWriter),
+                      integer("io_multiplier", 1, "Buffers per writer.").at_least(1).needs(kWriter),
+                      flag("show_statistics", false, "Log the writing speed.").needs(kWriter),
+                      choice("data_parallel", {"replica", "socket", "machine"}, std::nullopt,
+                             "Ranks that share the writing.")
+                          .needs("checkpoint writing shared between ranks"),
+                      flag("decoupled", false, "Write beside the training.")
+                          .needs("checkpoint writing beside the training"),
+                  })),
+      });
+}
+
+KeyTable nebula_table() {
+  return table("Asynchronous checkpoints of a cloud service.",
+               {
+                   flag("enabled", false, "Turns it on.").needs("the Nebula service"),
+                   text("persistent_storage_path", std::nullopt, "Storage."),
+                   integer("persistent_time_interval", 100, "Seconds between copies.").at_least(1),
+                   integer("num_of_version_in_retention", 2, "Copies kept.").at_least(1),
+                   flag("enable_nebula_load", true, "Load from the service."),
+                   text("nebula_load_path", std::nullopt, "Storage to load from."),
+               })
+      .gated_by("enabled");
+}
+
+KeyTable datastates_table() {
+  return table("Asynchronous checkpoints of the DataStates library. Any key is passed on.", {})
+      .accepts_other_keys();
+}
+
+KeyTable activation_checkpointing_table() {
+  return table(
+      "Recomputation of activations in the backward pass instead of keeping them.",
+      {
+          flag("enabled", false,
+               "Keep only the input of each segment and recompute the rest. (Extension: in "
+               "DeepSpeed the model decides.)"),
+          flag("partition_activations", false, "Partition kept inputs over model-parallel ranks.")
+              .needs("partitioned activations"),
+          integer("number_checkpoints", std::nullopt,
+                  "Number of segments; null makes every transformer block one.")
+              .at_least(1),
+          flag("contiguous_memory_optimization", false,
+               "Copy kept inputs into one buffer. Requires the two keys before.")
+              .needs("contiguous kept inputs"),
+          flag("synchronize_checkpoint_boundary", false,
+               "Wait for the device at each segment. A CPU never runs ahead, so both values mean "
+               "the same there."),
+          flag("profile", false, "Time each segment.").needs("timing of segments"),
+          flag("cpu_checkpointing", false, "Move kept inputs to the host.")
+              .needs("kept inputs in host memory"),
+      });
+}
+
+}  // namespace ds

@@ -1,0 +1,151 @@
+// compression_training: quantisation, pruning, layer reduction.
+#include "config/config_table.h"
+
+namespace ds {
+namespace {
+
+using namespace keys;
+
+using Rows = std::vector<Key>;
+
+Key bits(const char* name, const char* description) {
+  return integer(name, std::nullopt, description).must_be_given().at_least(1).at_most(32);
+}
+Key dense_ratio() {
+  return number("dense_ratio", std::nullopt, "Share of weights kept.").above(0).below(1);
+}
+Key quantization_type() {
+  return choice("quantization_type", {"symmetric", "asymmetric"}, "symmetric", "Grid.");
+}
+Key offset(int64_t value) {
+  return integer("schedule_offset", value, "Step at which the method starts.").at_least(0);
+}
+
+// One method: switches for all groups, and groups with names chosen by the user.
+KeyTable method(const char* description, const char* feature, Rows shared, Rows params) {
+  Rows switches = {flag("enabled", false, "Turns the method on.").needs(feature)};
+  for (Key& key : shared) switches.push_back(std::move(key));
+  Key pattern = any_text();
+  KeyTable group =
+      table("", {
+                    section("params", table("Parameters of the group.", std::move(params))),
+                    list("modules", pattern, R"(["*"])", "Modules of the group, as patterns."),
+                    anything("related_modules", "Modules whose input follows."),
+                });
+  return table(
+      description,
+      {
+          section("shared_parameters",
+                  table("Switches for all groups.", std::move(switches)).gated_by("enabled")),
+          named_sections("different_groups", std::move(group), "Groups by name."),
+      });
+}
+
+KeyTable weight_quantization() {
+  return method(
+      "Quantisation of weights.", "weight quantisation",
+      {
+          flag("quantizer_kernel", false, "Use the fused kernel."),
+          offset(0),
+          integer("quantize_groups", 1, "Groups with their own scale.").at_least(1),
+          flag("quantize_verbose", false, "Log changes."),
+          quantization_type(),
+          flag("quantize_weight_in_forward", false,
+               "Quantise in forward; false does it in the optimizer step (fp16 only)."),
+          choice("rounding", {"nearest", "stochastic"}, "nearest", "Rounding."),
+          section("fp16_mixed_quantize",
+                  table("Blend of quantised and fp16 weights.",
+                        {
+                            flag("enabled", false, "Turns it on.").needs("blended quantisation"),
+                            number("quantize_change_ratio", 0.001, "Change per step.")
+                                .at_least(0)
+                                .at_most(1),
+                        })),
+      },
+      {
+          bits("start_bits", "Bits at the start."),
+          bits("target_bits", "Bits in the end."),
+          integer("quantization_period", 1, "Steps before a bit is removed.").at_least(1),
+      });
+}
+
+KeyTable activation_quantization() {
+  return method(
+      "Quantisation of activations.", "activation quantisation",
+      {
+          quantization_type(),
+          choice("range_calibration", {"dynamic", "static"}, "dynamic", "How ranges are found."),
+          offset(1000),
+      },
+      {bits("bits", "Bits.")});
+}
+
+KeyTable sparse_pruning() {
+  return method(
+      "Pruning of single weights.", "sparse pruning",
+      {
+          choice("method", {"l1", "topk", "snip_momentum"}, "l1", "What is pruned."),
+          offset(1000),
+          integer("schedule_offset_end", std::nullopt,
+                  "Step at which pruning ends; at least schedule_offset, which null means.")
+              .at_least(0),
+          integer("schedule_offset_stride", 1, "Steps between prunings.").at_least(1),
+          text("block_pattern", "4x1", "Shape of pruned blocks."),
+          number("dense_ratio", 0.1, "Share of weights kept.").above(0).below(1),
+          list("excluded_modules", any_text(), "[]", "Modules left alone."),
+      },
+      {dense_ratio()});
+}
+
+KeyTable structured_pruning(const char* description, const char* feature) {
+  return method(description, feature,
+                {
+                    choice("method", {"l1", "topk"}, "l1", "What is pruned."),
+                    offset(1000),
+                },
+                {dense_ratio().must_be_given()});
+}
+
+KeyTable head_pruning() {
+  return method("Pruning of attention heads.", "head pruning",
+                {
+                    choice("method", {"topk"}, "topk", "What is pruned."),
+                    integer("num_heads", std::nullopt, "Heads of the model.")
+                        .at_least(1)
+                        .must_be_given_when_on(),
+                    offset(1000),
+                },
+                {dense_ratio().must_be_given()});
+}
+
+KeyTable layer_reduction() {
+  Key layer = any_integer();
+  layer = std::move(layer).at_least(0);
+  return table("A student made of some of the teacher's layers.",
+               {
+                   flag("enabled", false, "Turns it on.").needs("layer reduction"),
+                   integer("keep_number_layer", std::nullopt, "Layers kept.").at_least(1),
+                   text("module_name_prefix", std::nullopt, "Prefix of the layers."),
+                   list("teacher_layer", std::move(layer), "null", "Which layers."),
+                   list("other_module_name", any_text(), "null", "Modules copied besides."),
+               })
+      .gated_by("enabled");
+}
+
+}  // namespace
+
+KeyTable compression_table() {
+  return table(
+      "Compression during training.",
+      {
+          section("weight_quantization", weight_quantization()),
+          section("activation_quantization", activation_quantization()),
+          section("sparse_pruning", sparse_pruning()),
+          section("row_pruning", structured_pruning("Pruning of rows.", "row pruning")),
+          section("head_pruning", head_pruning()),
+          section("channel_pruning", structured_pruning("Pruning of channels.", "channel pruning")),
+          section("layer_reduction", layer_reduction()),
+      });
+}
+
+}  // namespace ds

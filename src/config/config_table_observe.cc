@@ -1,0 +1,113 @@
+// timers, monitors, comms_logger, flops_profiler.
+#include "config/config_table.h"
+
+namespace ds {
+namespace {
+
+using namespace keys;
+
+std::vector<Key> file_monitor_rows(const char* what) {
+  return {
+      flag("enabled", false, what),
+      text("output_path", "", "Folder; empty is the current one."),
+      text("job_name", "DeepSpeedJobName", "Folder or file name below output_path."),
+  };
+}
+
+}  // namespace
+
+KeyTable timers_table() {
+  return table(
+      "Timers.",
+      {section("throughput",
+               table("Samples and tokens per second; the first 2 steps do not count.",
+                     {
+                         flag("enabled", true, "Measure.")
+                             .needs("a throughput timer that can be turned off"),
+                         flag("synchronized", true,
+                              "Wait for the device before reading the clock. A CPU never runs "
+                              "ahead, so both values mean the same there."),
+                     })
+                   .accepts_auto())});
+}
+
+KeyTable tensorboard_table() {
+  return table("Scalars for TensorBoard.", file_monitor_rows("Write TensorBoard event files."))
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable csv_monitor_table() {
+  return table("Scalars as CSV files.", file_monitor_rows("Write one CSV file per scalar."))
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable jsonl_monitor_table() {
+  return table("Scalars as JSON lines. (Extension.)",
+               file_monitor_rows("Write one JSON object per step."))
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable wandb_table() {
+  return table("Scalars for Weights & Biases.",
+               {
+                   flag("enabled", false, "Turns it on.").needs("the Weights & Biases service"),
+                   text("group", std::nullopt, "Group of runs."),
+                   text("team", std::nullopt, "Team."),
+                   text("project", "deepspeed", "Project."),
+               })
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable comet_table() {
+  return table("Scalars for Comet.",
+               {
+                   flag("enabled", false, "Turns it on.").needs("the Comet service"),
+                   integer("samples_log_interval", 100, "Samples between events.").at_least(1),
+                   text("project", std::nullopt, "Project."),
+                   text("workspace", std::nullopt, "Workspace."),
+                   text("api_key", std::nullopt, "Key of the service."),
+                   text("experiment_name", std::nullopt, "Name of the run."),
+                   text("experiment_key", std::nullopt, "Key of the run."),
+                   flag("online", std::nullopt, "Send at once."),
+                   choice("mode", {"get", "create", "get_or_create"}, std::nullopt,
+                          "New or existing run."),
+               })
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable comms_logger_table() {
+  return table("Log of collectives.",
+               {
+                   flag("enabled", false, "Turns it on.").needs("collectives to log"),
+                   flag("prof_all", true, "Log every collective."),
+                   list("prof_ops", any_text(), "[]", "Collectives to log."),
+                   flag("verbose", false, "Log each call."),
+                   flag("debug", false, "Log the caller too."),
+               })
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable flops_profiler_table() {
+  return table("Arithmetic per layer.",
+               {
+                   flag("enabled", false, "Turns it on; also wall_clock_breakdown.")
+                       .needs("the FLOPS profiler"),
+                   number("recompute_fwd_factor", 0.0, "Share of forward that is recomputed.")
+                       .at_least(0),
+                   integer("profile_step", 1, "Step that is profiled.").at_least(0),
+                   integer("module_depth", -1, "Depth of the report; -1 is the innermost.")
+                       .at_least(-1),
+                   integer("top_modules", 1, "Modules listed per depth.").at_least(1),
+                   flag("detailed", true, "Annotate each module."),
+                   text("output_file", std::nullopt, "File instead of the log."),
+               })
+      .gated_by("enabled");
+}
+
+}  // namespace ds

@@ -1,0 +1,180 @@
+// sparse_attention, pipeline, tensor_parallel, expert_parallel, hybrid_engine, compile.
+#include "config/config_table.h"
+
+namespace ds {
+namespace {
+
+using namespace keys;
+
+Key object_item(KeyTable table) {
+  Key key = section("", std::move(table));
+  return key;
+}
+
+KeyTable layer_spec_table() {
+  return table(
+      "How the weights of matching layers are split.",
+      {
+          list("patterns", any_text(), "null", "Name patterns.").must_be_given(),
+          choice("partition_type", {"row", "column"}, std::nullopt, "Direction.").must_be_given(),
+          anything("shape", "Logical shape of a fused weight."),
+          integer("partition_dim", std::nullopt, "Dimension that is split."),
+      });
+}
+
+}  // namespace
+
+KeyTable sparse_attention_table() {
+  Key block = any_integer();
+  block = std::move(block).at_least(0);
+  return table(
+      "Attention over a block pattern.",
+      {
+          choice("mode", {"fixed", "dense", "variable", "bigbird", "bslongformer"}, "fixed",
+                 "Pattern."),
+          integer("block", 16, "Edge of a block.").at_least(1),
+          flag("different_layout_per_head", false, "Heads differ."),
+          integer("num_local_blocks", 4, "Local blocks.").at_least(1),
+          integer("num_global_blocks", 1, "Global blocks.").at_least(0),
+          choice("attention", {"unidirectional", "bidirectional"}, "bidirectional", "Direction."),
+          flag("horizontal_global_attention", false, "Global rows too."),
+          integer("num_different_global_patterns", 1, "Global patterns over heads.").at_least(1),
+          integer("num_random_blocks", 0, "Random blocks.").at_least(0),
+          list("local_window_blocks", block, "[4]", "Local windows."),
+          list("global_block_indices", block, "[0]", "Global blocks."),
+          list("global_block_end_indices", block, "null", "Ends of global ranges."),
+          integer("num_sliding_window_blocks", 3, "Sliding window.").at_least(1),
+      });
+}
+
+KeyTable pipeline_table() {
+  constexpr const char* kFeature = "pipeline parallelism";
+  return table(
+      "Pipeline parallelism.",
+      {
+          integer("stages", std::nullopt, "Stages.")
+              .at_least(1)
+              .or_word("auto")
+              .needs(kFeature, {1}),
+          text("partition", "best", "How layers are shared out.").needs(kFeature),
+          flag("seed_layers", false, "Seed each layer by its index.").needs(kFeature),
+          integer("activation_checkpoint_interval", 0, "Layers per kept input; 0 is none.")
+              .at_least(0)
+              .needs(kFeature),
+          flag("pipe_partitioned", true, "Partition activations on the wire.").needs(kFeature),
+          flag("grad_partitioned", true, "Partition gradients on the wire.").needs(kFeature),
+      });
+}
+
+KeyTable tensor_parallel_table() {
+  return table(
+             "Automatic tensor parallelism.",
+             {
+                 integer("autotp_size", 0, "Ranks that share a layer; 0 disables.")
+                     .at_least(0)
+                     .needs("tensor parallelism", {1}),
+                 choice("dtype", {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"},
+                        "fp16", "Type of the layers."),
+                 flag("tp_overlap_comm", false, "Overlap collectives with compute."),
+                 section(
+                     "tp",
+                     table("Sizes.",
+                           {
+                               integer("tp_size", 1, "Ranks that share a layer.")
+                                   .at_least(1)
+                                   .needs("tensor parallelism"),
+                               integer("tp_grain_size", 1, "Granularity of the split.").at_least(1),
+                           })
+                         .gated_by("tp_size", true)
+                         .accepts_auto()),
+                 optional_section(
+                     "partition_config",
+                     table("Own rules of the split.",
+                           {
+                               flag("use_default_specs", true, "Keep the built-in rules too."),
+                               list("layer_specs", object_item(layer_spec_table()), "[]", "Rules."),
+                           })
+                         .accepts_auto()),
+                 choice("preset_model",
+                        {"llama", "bloom", "chatglm", "mixtral", "deepseek_v2", "qwen2", "phi3"},
+                        std::nullopt, "Built-in rules."),
+                 flag("keep_module_on_host", false, "Leave the weights in host memory."),
+             })
+      .gated_by("autotp_size")
+      .accepts_auto();
+}
+
+KeyTable expert_parallel_table() {
+  return table("Automatic expert parallelism of known mixture-of-experts models.",
+               {
+                   flag("enabled", false, "Turns it on.").needs("expert parallelism"),
+                   integer("autoep_size", 1, "Ranks that share the experts.").at_least(1),
+                   integer("expert_tensor_parallel_size", 1, "Ranks that share one expert.")
+                       .at_least(1),
+                   flag("validate_folding_routing", false, "Check routing over folded ranks."),
+                   choice("preset_model",
+                          {"mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3"},
+                          std::nullopt, "Known model."),
+                   text("moe_layer_pattern", std::nullopt, "Pattern of mixture layers."),
+                   text("expert_pattern", std::nullopt, "Pattern of experts."),
+                   text("router_pattern", std::nullopt, "Pattern of routers."),
+                   flag("use_grouped_mm", true, "One matrix product for all experts."),
+                   integer("top_k", std::nullopt, "Experts per token.").at_least(1).or_word("auto"),
+                   choice("score_func", {"auto", "softmax", "sigmoid"}, "auto", "Scores."),
+                   choice("score_apply", {"auto", "pre", "post"}, "auto", "Where scores multiply."),
+                   choice("combine_impl", {"auto", "weighted_sum", "legacy_bmm"}, "auto",
+                          "How outputs combine."),
+                   number("routed_scaling_factor", std::nullopt, "Factor of routed outputs.")
+                       .or_word("auto"),
+                   flag("route_norm", std::nullopt, "Normalise the scores."),
+                   number("route_scale", 1.0, "Factor of the scores."),
+                   integer("num_expert_groups", std::nullopt, "Groups of experts.").at_least(1),
+                   integer("num_limited_groups", std::nullopt, "Groups chosen per token.")
+                       .at_least(1),
+               })
+      .gated_by("enabled");
+}
+
+KeyTable hybrid_engine_table() {
+  return table("Training and generation in one engine.",
+               {
+                   flag("enabled", false, "Turns it on.").needs("the hybrid engine"),
+                   integer("max_out_tokens", 512, "Tokens of prompt and output.").at_least(1),
+                   integer("inference_tp_size", 1, "Ranks that share generation.").at_least(1),
+                   flag("release_inference_cache", false, "Free the cache after generation."),
+                   flag("pin_parameters", true, "Use page-locked memory."),
+                   integer("tp_gather_partition_size", 8, "Partitions gathered at a time.")
+                       .at_least(1),
+                   flag("enable_cuda_graph", false, "Replay CUDA graphs."),
+               })
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable compile_table() {
+  return table("Compiler passes over the training graph.",
+               {
+                   flag("deepcompile", false, "Turns it on.").needs("graph compilation"),
+                   flag("free_activation", false, "Free activations early."),
+                   integer("free_activation_threshold", 10 * 1024 * 1024, "Only above these bytes.")
+                       .at_least(0),
+                   flag("offload_activation", false, "Move activations to the host."),
+                   flag("offload_opt_states", false, "Move optimizer states to the host."),
+                   flag("offload_parameters", false, "Move parameters to the host."),
+                   flag("double_buffer", true, "Two communication buffers."),
+                   flag("symmetric_memory", false, "Use symmetric memory."),
+                   flag("debug_log", false, "Log the passes."),
+                   flag("sync_before_reduce", false, "Synchronise there."),
+                   flag("sync_after_reduce", false, "Synchronise there."),
+                   flag("sync_before_allgather", false, "Synchronise there."),
+                   flag("sync_after_allgather", false, "Synchronise there."),
+                   flag("keep_int_input_tensors", true, "Keep integer inputs."),
+                   flag("keep_all_input_tensors", false, "Keep all inputs."),
+                   list("passes", choice("", {"z1", "z3", "autosp", "autotp"}, "z1", ""), "null",
+                        "Passes."),
+               })
+      .gated_by("deepcompile")
+      .accepts_auto();
+}
+
+}  // namespace ds

@@ -1,0 +1,94 @@
+// fp16, bf16, amp, torch_autocast, data_types.
+#include "config/config_table.h"
+
+namespace ds {
+
+using namespace keys;
+
+KeyTable fp16_table() {
+  return table(
+             "Training in fp16 with loss scaling. Not together with bf16.",
+             {
+                 flag("enabled", false, "Turns fp16 training on.").needs("fp16 training"),
+                 flag("auto_cast", false, "Cast inputs to fp16."),
+                 number("loss_scale", 0.0, "Static loss scale; 0 makes it dynamic.")
+                     .at_least(0)
+                     .or_numeric_text(),
+                 integer("initial_scale_power", 16, "The first dynamic scale is 2 to this power.")
+                     .at_least(0)
+                     .at_most(127),
+                 integer("loss_scale_window", 1000,
+                         "Clean steps before the scale doubles. Above 0 when the scale is in use."),
+                 integer("hysteresis", 2, "Overflows before the scale halves.").at_least(1),
+                 flag("consecutive_hysteresis", false, "A clean step restores the hysteresis."),
+                 integer("min_loss_scale", 1,
+                         "Lower bound of the scale. Above 0 when the scale is in use."),
+                 flag("fp16_master_weights_and_grads", false,
+                      "Keep masters and gradients in fp16. ZeRO 1-3 with the optimizer offloaded "
+                      "to the CPU.")
+                     .needs("fp16 master weights"),
+             })
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable bf16_table() {
+  return table("Training in bf16 with fp32 masters and fp32 gradient accumulation.",
+               {
+                   flag("enabled", false, "Turns bf16 training on."),
+                   flag("immediate_grad_update", false,
+                        "Accumulate into fp32 as soon as each gradient exists.")
+                       .needs("gradient accumulation from a backward hook"),
+                   flag("check_grad_overflow", true,
+                        "Skip steps whose gradients hold an infinity or NaN."),
+                   flag("bf16_master_weights_and_grads", false,
+                        "Keep masters and gradients in bf16. ZeRO 1-3 only.")
+                       .needs("bf16 master weights"),
+                   flag("bf16_optimizer_states", false,
+                        "Keep optimizer states in bf16. Needs bf16_master_weights_and_grads.")
+                       .needs("bf16 optimizer states"),
+               })
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable amp_table() {
+  return table(
+             "Apex mixed precision; keys other than enabled are passed on unchecked. Not "
+             "together with ZeRO.",
+             {
+                 flag("enabled", false, "Turns it on.").needs("Apex mixed precision"),
+             })
+      .gated_by("enabled")
+      .accepts_other_keys();
+}
+
+KeyTable torch_autocast_table() {
+  return table("Automatic casting per operator.",
+               {
+                   flag("enabled", false, "Turns it on.").needs("automatic casting"),
+                   choice("dtype", {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"},
+                          std::nullopt, "Lower type of the operators."),
+                   list("lower_precision_safe_modules", any_text(), "null",
+                        "Classes whose weights are communicated in dtype."),
+               })
+      .gated_by("enabled");
+}
+
+KeyTable data_types_table() {
+  const auto type = [](const char* name, const char* description) {
+    return choice(name, {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16", "int8"},
+                  std::nullopt, description);
+  };
+  return table(
+      "Types of what the engine keeps besides the training precision.",
+      {
+          type("grad_accum_dtype", "Type of accumulated gradients. This build accumulates in fp32.")
+              .needs("gradient accumulation in another type than fp32"),
+          type("param_dtype", "Type of the parameters; must be the enabled precision."),
+          type("buffer_dtype", "Type of floating-point buffers; null keeps their own.")
+              .needs("conversion of buffers"),
+      });
+}
+
+}  // namespace ds

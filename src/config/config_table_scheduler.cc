@@ -1,0 +1,115 @@
+// scheduler and the parameters of each schedule.
+#include "config/config_table.h"
+
+namespace ds {
+namespace {
+
+using namespace keys;
+
+constexpr const char* kPerGroup = "one rate per parameter group";
+
+Key rate(const char* name, std::optional<double> value, const char* description) {
+  Key item = any_number();
+  item = std::move(item).at_least(0);
+  return number(name, value, description)
+      .at_least(0)
+      .or_list_of(std::move(item))
+      .items(1, 1024)
+      .list_needs(kPerGroup);
+}
+
+Key warmup_steps() {
+  return integer("warmup_num_steps", 1000, "Steps of the warm-up; at least 2 are taken.")
+      .at_least(0);
+}
+Key warmup_type() {
+  return choice("warmup_type", {"log", "linear"}, "log", "Shape of the warm-up.");
+}
+Key total_steps() {
+  return integer("total_num_steps", std::nullopt, "Steps of the whole schedule.")
+      .must_be_given()
+      .at_least(1);
+}
+
+std::vector<Key> range_test_rows() {
+  return {
+      rate("lr_range_test_min_lr", 1e-3, "First learning rate."),
+      integer("lr_range_test_step_size", 2000, "Steps per unit of growth.").above(0),
+      number("lr_range_test_step_rate", 1.0, "Growth per unit.").at_least(0),
+      flag("lr_range_test_staircase", false, "Grow in whole units."),
+  };
+}
+
+std::vector<Key> warmup_rows() {
+  return {
+      rate("warmup_min_lr", 0.0, "First learning rate."),
+      rate("warmup_max_lr", std::nullopt, "Final learning rate; null is the optimizer's lr."),
+      warmup_steps(),
+      warmup_type(),
+  };
+}
+
+std::vector<Key> warmup_decay_rows() {
+  return {
+      total_steps(),
+      rate("warmup_min_lr", 0.0, "First learning rate."),
+      rate("warmup_max_lr", 0.001, "Learning rate after the warm-up."),
+      warmup_steps(),
+      warmup_type(),
+  };
+}
+
+std::vector<Key> cosine_rows() {
+  return {
+      total_steps(),
+      number("warmup_min_ratio", 0.0, "First rate over the optimizer's lr.").at_least(0),
+      warmup_steps(),
+      number("cos_min_ratio", 1e-4, "Final rate over the optimizer's lr.").at_least(0),
+      warmup_type(),
+  };
+}
+
+std::vector<Key> one_cycle_rows() {
+  return {
+      rate("cycle_min_lr", std::nullopt, "Learning rate at both ends.").must_be_given(),
+      rate("cycle_max_lr", std::nullopt, "Learning rate at the peak.").must_be_given(),
+      integer("cycle_first_step_size", 2000, "Steps up.").above(0),
+      integer("cycle_second_step_size", std::nullopt, "Steps down; null equals the steps up.")
+          .at_least(0),
+      integer("cycle_first_stair_count", 0, "Stairs on the way up; 0 is continuous.").at_least(0),
+      integer("cycle_second_stair_count", std::nullopt,
+              "Stairs on the way down; null equals those on the way up.")
+          .at_least(0),
+      integer("decay_step_size", 0, "Steps per unit of the decay after the cycle; 0 is none.")
+          .at_least(0),
+      number("decay_lr_rate", 0.0, "Decay of the learning rate per unit.").at_least(0),
+      flag("cycle_momentum", true, "Move the momentum against the learning rate."),
+      number("cycle_min_mom", 0.8, "Momentum at the peak.").at_least(0).below(1),
+      number("cycle_max_mom", 0.9, "Momentum at both ends.").at_least(0).below(1),
+      number("decay_mom_rate", 0.0, "Decay of the momentum per unit.").at_least(0),
+  };
+}
+
+}  // namespace
+
+KeyTable scheduler_table() {
+  return table(
+      "The learning-rate schedule; it advances with every optimizer step that was not "
+      "skipped.",
+      {
+          choice("type", {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"},
+                 std::nullopt, "Schedule.")
+              .must_be_given(),
+          section_by("params", "type",
+                     {
+                         {"LRRangeTest", table("", range_test_rows())},
+                         {"OneCycle", table("", one_cycle_rows())},
+                         {"WarmupLR", table("", warmup_rows())},
+                         {"WarmupDecayLR", table("", warmup_decay_rows())},
+                         {"WarmupCosineLR", table("", cosine_rows())},
+                     },
+                     "Parameters of the schedule."),
+      });
+}
+
+}  // namespace ds

@@ -1,0 +1,225 @@
+// zero_optimization with its sub-objects, and aio, which serves its offload to files.
+#include "config/config_table.h"
+
+namespace ds {
+namespace {
+
+using namespace keys;
+
+// Stage-3 keys may be given without the prefix.
+Key stage3(Key key) {
+  const std::string bare = key.name.substr(std::string_view("stage3_").size());
+  key.aliases.push_back(bare);
+  return key;
+}
+
+Key size(const char* name, int64_t value, const char* description) {
+  return integer(name, value, description).at_least(0);
+}
+
+KeyTable offload_param_table() {
+  return table("Where parameters rest between uses. Stage 3 only.",
+               {
+                   choice("device", {"none", "cpu", "nvme"}, "none", "Place.")
+                       .needs("parameter offload"),
+                   text("nvme_path", std::nullopt, "Folder for device nvme."),
+                   integer("buffer_count", 5, "Buffers of the pool.").at_least(1),
+                   size("buffer_size", 100'000'000, "Elements per buffer."),
+                   size("max_in_cpu", 1'000'000'000, "Elements kept in host memory."),
+                   flag("pin_memory", true, "Use page-locked memory."),
+               })
+      .gated_by("device", true)
+      .accepts_auto();
+}
+
+KeyTable offload_optimizer_table() {
+  return table(
+             "Where optimizer states and the update live.",
+             {
+                 choice("device", {"none", "cpu", "nvme"}, "none", "Place.")
+                     .needs("optimizer offload"),
+                 text("nvme_path", std::nullopt, "Folder for device nvme."),
+                 integer("buffer_count", 4, "Buffers of the pool.").at_least(1),
+                 flag("pin_memory", true, "Use page-locked memory."),
+                 flag("pipeline_read", false, "Read the next part during the update."),
+                 flag("pipeline_write", false, "Write the last part during the update."),
+                 flag("fast_init", false, "Initialise states on the device."),
+                 number("ratio", 1.0, "Share of the update done on the host; below 1 stage 3 only.")
+                     .at_least(0)
+                     .at_most(1),
+                 flag("super_offload", false, "Overlapped updates on tightly coupled hosts."),
+                 number("cpuadam_cores_perc", 0.8, "Share of cores for the update.")
+                     .above(0)
+                     .at_most(1),
+             })
+      .gated_by("device", true)
+      .accepts_auto();
+}
+
+KeyTable zenflow_table() {
+  return table("Importance-split asynchronous updates.",
+               {
+                   number("topk_ratio", 0.1, "Share of gradients updated at once.")
+                       .at_least(0)
+                       .at_most(1),
+                   choice("select_strategy", {"auto", "step", "epoch"}, "auto",
+                          "When the selection is refreshed."),
+                   integer("select_interval", std::nullopt, "Interval of the selection.")
+                       .at_least(1)
+                       .or_word("auto"),
+                   integer("update_interval", std::nullopt, "Interval of the remaining updates.")
+                       .at_least(1)
+                       .or_word("auto"),
+                   flag("overlap_step", false, "Overlap the update with the next pass."),
+                   flag("offload", false, "Keep the selected states on the host."),
+                   number("auto_ratio", 0.99, "Coverage wanted by automatic intervals.")
+                       .at_least(0)
+                       .at_most(1),
+                   integer("full_warm_up_rounds", 0, "Full updates at the start.").at_least(0),
+                   number("pt_reserved_cores_perc", 0.5, "Share of cores kept from the update.")
+                       .at_least(0)
+                       .at_most(1),
+               })
+      .accepts_auto();
+}
+
+KeyTable loco_table() {
+  return table("Error feedback of quantised gradients.",
+               {
+                   number("err_beta", 0.8, "Averaging of the error.").at_least(0).at_most(1),
+                   integer("reset_T", 1024, "Steps between resets of the error.").at_least(1),
+               })
+      .accepts_auto();
+}
+
+Key names(const char* name, const char* value, const char* description) {
+  return list(name, any_text(), value, description).or_one_string().without_repeats();
+}
+
+KeyTable leaf_module_table() {
+  return table("Modules whose parameters are fetched as one. Stage 3.",
+               {
+                   names("classes",
+                         R"(["MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock",
+                             "Qwen3MoeSparseMoeBlock"])",
+                         "Class names."),
+                   names("names", "[]", "Module names."),
+                   names("name_suffixes", "[]", "Ends of module names."),
+               })
+      .accepts_auto();
+}
+
+std::vector<Key> bucket_rows() {
+  return {
+      integer("stage", 0,
+              "0 replicates everything; 1, 2, 3 also partition optimizer states, gradients, "
+              "parameters.")
+          .at_least(0)
+          .at_most(3)
+          .needs("ZeRO partitioning (it needs a build with many-rank support)"),
+      flag("contiguous_gradients", true, "Copy gradients into one buffer. Stages 1-3."),
+      flag("reduce_scatter", true, "Reduce-scatter instead of all-reduce."),
+      size("reduce_bucket_size", 500'000'000, "Elements per reduction."),
+      flag("use_multi_rank_bucket_allreduce", true, "One reduction for several owners. 1, 2."),
+      flag("allgather_partitions", true, "All-gather instead of broadcasts. Stages 1, 2."),
+      size("allgather_bucket_size", 500'000'000, "Elements per all-gather.").even(),
+      flag("overlap_comm", std::nullopt, "Reduce during backward; null is true for stage 3 only."),
+      flag("load_from_fp32_weights", true, "Masters come from the checkpoint's fp32 copy."),
+      flag("elastic_checkpoint", false, "Checkpoints for another number of ranks."),
+      flag("round_robin_gradients", false, "Spread the gradient copies over ranks. 1, 2."),
+      flag("ignore_unused_parameters", true, "Stage 2: parameters without gradient are no error."),
+      flag("legacy_stage1", false, "The old stage 1; true is an error."),
+      integer("sub_group_size", 1'000'000'000, "Elements updated at a time. Stage 3.").at_least(0),
+  };
+}
+
+std::vector<Key> stage3_rows() {
+  return {
+      stage3(size("stage3_prefetch_bucket_size", 50'000'000, "Elements fetched ahead.")),
+      stage3(size("stage3_param_persistence_threshold", 100'000,
+                  "Parameters below this many elements stay whole.")),
+      stage3(size("stage3_model_persistence_threshold", INT64_MAX,
+                  "Total elements that may stay whole.")),
+      stage3(size("stage3_max_live_parameters", 1'000'000'000, "Elements gathered at a time.")),
+      stage3(size("stage3_max_reuse_distance", 1'000'000'000,
+                  "Keep a parameter that is used again within so many elements.")),
+      stage3(
+          flag("stage3_gather_16bit_weights_on_model_save", false, "Save whole 16-bit weights.")),
+      flag("stage3_gather_fp16_weights_on_model_save", false, "Old name.")
+          .replaced_by("stage3_gather_16bit_weights_on_model_save"),
+      stage3(size("stage3_module_granularity_threshold", 0,
+                  "Modules below this granularity are fetched as one.")),
+      stage3(flag("stage3_use_all_reduce_for_fetch_params", false,
+                  "Fetch with an all-reduce of zeros and slices.")),
+      stage3(flag("stage3_allgather_sequential", false, "One fetch at a time; no prefetching.")),
+      flag("memory_efficient_linear", true, "Linear layers keep no gathered weight."),
+      flag("pipeline_loading_checkpoint", false, "Ranks load one after another."),
+      flag("override_module_apply", true, "Initialisers see whole parameters."),
+      flag("log_trace_cache_warnings", false, "Report changes of the fetch order."),
+      flag("enable_sanity_checks", false, "Check partitions at every step."),
+      flag("save_muon_momentum_buffer_in_memory", false, "Keep Muon's momentum whole."),
+  };
+}
+
+std::vector<Key> wire_rows() {
+  return {
+      integer("zero_hpz_partition_size", 1, "Ranks of the secondary partition.").at_least(1),
+      flag("zero_quantized_weights", false, "Quantise gathered weights."),
+      flag("zero_quantized_nontrainable_weights", false, "Quantise frozen weights."),
+      flag("zero_quantized_gradients", false, "Quantise reduced gradients."),
+      integer("mics_shard_size", -1, "Ranks of one MiCS shard; -1 disables.").at_least(-1),
+      flag("mics_hierarchical_params_gather", false, "Gather within nodes, then across."),
+  };
+}
+
+std::vector<Key> object_rows() {
+  return {
+      optional_section("offload_param", offload_param_table()),
+      optional_section("offload_optimizer", offload_optimizer_table()),
+      flag("cpu_offload", false, "Offload the optimizer to the CPU.")
+          .replaced_by("offload_optimizer/device", "cpu"),
+      flag("cpu_offload_param", false, "Offload parameters to the CPU.")
+          .replaced_by("offload_param/device", "cpu"),
+      flag("cpu_offload_use_pin_memory", true, "Page-locked memory for offload.")
+          .retired("set pin_memory in offload_param and offload_optimizer"),
+      optional_section("zenflow", zenflow_table())
+          .needs("ZenFlow (its presence enables it)")
+          .always(),
+      optional_section("zeropp_loco_param", loco_table())
+          .needs("error feedback of quantised gradients (its presence enables it)")
+          .always(),
+      section("leaf_module", leaf_module_table()),
+  };
+}
+
+}  // namespace
+
+KeyTable zero_table() {
+  std::vector<Key> rows = bucket_rows();
+  for (auto part : {stage3_rows, wire_rows, object_rows}) {
+    for (Key& key : part()) rows.push_back(std::move(key));
+  }
+  return table(
+             "Partitioning of training state over data-parallel ranks. Sizes count elements. A "
+             "bare boolean is the deprecated form of stage 1 or 0.",
+             std::move(rows))
+      .gated_by("stage")
+      .accepts_auto();
+}
+
+KeyTable aio_table() {
+  constexpr const char* kFeature = "offload to files";
+  return table(
+      "File access of offload to nvme.",
+      {
+          size("block_size", 1'048'576, "Bytes per request.").needs(kFeature),
+          integer("queue_depth", 8, "Requests in flight.").at_least(1).needs(kFeature),
+          integer("intra_op_parallelism", 1, "Threads per file.").at_least(1).needs(kFeature),
+          flag("single_submit", false, "Submit one request at a time.").needs(kFeature),
+          flag("overlap_events", true, "Submit while waiting.").needs(kFeature),
+          flag("use_gds", false, "Move data from file to GPU directly. CUDA only.")
+              .needs("GPU-direct storage"),
+      });
+}
+
+}  // namespace ds

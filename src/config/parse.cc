@@ -1,0 +1,401 @@
+#include "config/parse.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <deque>
+#include <set>
+
+#include "base/text.h"
+
+namespace ds {
+namespace {
+
+// A value's path as the user wrote it (for messages) and by the canonical names (for origins).
+struct Place {
+  std::string shown;
+  std::string canonical;
+
+  Place child(std::string_view as_written, std::string_view name) const {
+    return {shown + "/" + printable(pointer_token(as_written), 200),
+            canonical + "/" + pointer_token(name)};
+  }
+};
+
+// Appends without the search that operator[] makes; the caller knows that the name is new.
+void append(Json& object, std::string name, Json value) {
+  object.get_ref<Json::object_t&>().emplace_back(std::move(name), std::move(value));
+}
+
+// Paths of every key called `name`, user-chosen names shown as <name>.
+void find_elsewhere(const KeyTable& table, std::string_view name, const std::string& path,
+                    std::set<std::string>& found) {
+  for (const Key& key : table.keys) {
+    const std::string here = path + "/" + pointer_token(key.name);
+    if (key.name == name && !key.deprecated) found.insert(here);
+    if (key.table)
+      find_elsewhere(*key.table, name, here + (key.free_names ? "/<name>" : ""), found);
+    for (const auto& [value, variant] : key.variants) find_elsewhere(*variant, name, here, found);
+  }
+}
+
+class Parser {
+ public:
+  Parser(const KeyTable& root, const ParseOptions& options) : root_(root), options_(options) {}
+
+  ParsedObject run(const Json& value) {
+    if (!value.is_object()) reject(Place{}, "expected an object, got ", show_value(value));
+    out_.values = parse_table(root_, value, Place{}, "given");
+    return std::move(out_);
+  }
+
+ private:
+  struct Given {
+    const Key* key;
+    const Json* value;
+    Place place;
+    std::string origin;
+  };
+
+  template <class... Parts>
+  [[noreturn]] void reject(const Place& place, const Parts&... parts) const {
+    fail(options_.code, options_.what, ": ", place.shown.empty() ? "/" : place.shown, ": ",
+         parts...);
+  }
+
+  // ---- objects ----
+
+  Json parse_table(const KeyTable& table, const Json& object, const Place& place,
+                   const std::string& origin) {
+    std::vector<Given> given;
+    Json others = Json::object();
+    for (const auto& [name, value] : object.items()) {
+      const Key* key = table.find(name);
+      if (key == nullptr) {
+        if (!table.other_keys) reject(place.child(name, name), unknown_key_text(table, name));
+        append(others, name, value);
+        record(place.child(name, name), origin);
+        continue;
+      }
+      Place here = place.child(name, key->name);
+      if (is_unresolved_auto(table, *key, value, here)) continue;
+      add_given(table, given, {key, &value, std::move(here), origin}, place);
+    }
+
+    std::map<const Key*, Json> parsed;
+    for (const Given& one : given) {
+      const KeyTable* chosen = variant_for(table, *one.key, given, place);
+      parsed.emplace(one.key, parse_value(*one.key, *one.value, one.place, one.origin, chosen));
+    }
+    Json out = Json::object();
+    for (const Key& key : table.keys) {
+      if (key.deprecated) continue;
+      if (const auto it = parsed.find(&key); it != parsed.end()) {
+        append(out, key.name, std::move(it->second));
+        continue;
+      }
+      const Place here = place.child(key.name, key.name);
+      if (key.required) reject(here, "missing; give ", describe_types(key));
+      append(out, key.name, default_value(table, key, given, here, place));
+    }
+    for (auto& [name, value] : others.get_ref<Json::object_t&>()) {
+      append(out, name, std::move(value));
+    }
+    check_required_when_on(table, out, place);
+    return out;
+  }
+
+  Json default_value(const KeyTable& table, const Key& key, const std::vector<Given>& given,
+                     const Place& here, const Place& parent) {
+    if (key.default_value.is_object() && !key.free_names) {
+      const KeyTable* chosen = variant_for(table, key, given, parent);
+      return parse_table(chosen ? *chosen : *key.table, Json::object(), here, "default");
+    }
+    record(here, "default");
+    return key.default_value;
+  }
+
+  // Enters a given key into the list; deprecated ones are turned into their replacement.
+  void add_given(const KeyTable& table, std::vector<Given>& list, Given one, const Place& parent) {
+    const auto taken = [&](const Key* key) {
+      return std::find_if(list.begin(), list.end(), [&](const Given& g) { return g.key == key; });
+    };
+    const Key& key = *one.key;
+    if (!key.deprecated) {
+      if (const auto other = taken(&key); other != list.end()) both_given(*other, one);
+      list.push_back(std::move(one));
+      return;
+    }
+    parse_value(key, *one.value, one.place, "", nullptr);  // the deprecated key's own type check
+    if (key.forward.empty()) {
+      if (*one.value != key.default_value) {
+        reject(one.place, show_value(*one.value), " is no longer possible here; ", key.replacement);
+      }
+      warn(one.place, "deprecated and without effect; ", key.replacement);
+      return;
+    }
+    const size_t slash = key.forward.find('/');
+    const std::string target_name = key.forward.substr(0, slash);
+    const Key* target = table.find(target_name);
+    warn(one.place, "deprecated; use ", parent.child(target_name, target_name).shown,
+         slash == std::string::npos ? "" : key.forward.substr(slash));
+    Json value = *one.value;
+    if (!key.forward_true.is_null()) {
+      if (value == false) return;  // false asked for nothing
+      value = key.forward_true;
+    }
+    if (slash != std::string::npos) {
+      Json object = Json::object();
+      append(object, key.forward.substr(slash + 1), std::move(value));
+      value = std::move(object);
+    }
+    owned_.push_back(std::move(value));
+    Given forwarded{target,
+                    &owned_.back(),
+                    {one.place.shown, parent.canonical + "/" + pointer_token(target_name)},
+                    "deprecated:" + one.place.canonical};
+    if (const auto other = taken(target); other != list.end()) both_given(*other, forwarded);
+    list.push_back(std::move(forwarded));
+  }
+
+  [[noreturn]] void both_given(const Given& a, const Given& b) const {
+    const bool a_old = starts_with_ignore_case(a.origin, "deprecated:");
+    const bool b_old = starts_with_ignore_case(b.origin, "deprecated:");
+    const Given& old = a_old ? a : b;
+    const Given& fresh = a_old ? b : a;
+    if (a_old != b_old) {
+      reject(old.place, "deprecated form of ", fresh.place.shown,
+             ", which is given too; keep only the latter");
+    }
+    reject(b.place, "another name of ", a.place.shown, ", which is given too; keep one");
+  }
+
+  const KeyTable* variant_for(const KeyTable& table, const Key& key,
+                              const std::vector<Given>& given, const Place& place) {
+    if (key.chosen_by.empty()) return key.table.get();
+    const Key* chooser = table.find(key.chosen_by);
+    Json value = chooser->default_value;
+    bool found = !chooser->required;
+    for (const Given& one : given) {
+      if (one.key != chooser) continue;
+      value = parse_value(*chooser, *one.value, one.place, one.origin, nullptr);
+      found = true;
+    }
+    if (!found) {
+      reject(place.child(chooser->name, chooser->name), "missing; give ", describe_types(*chooser));
+    }
+    for (const auto& [name, variant] : key.variants) {
+      if (value == name) return variant.get();
+    }
+    fail(Code::kInternal, "key table: ", key.name, " has no variant for ", show_value(value));
+  }
+
+  void check_required_when_on(const KeyTable& table, const Json& out, const Place& place) const {
+    if (table.gate.empty()) return;
+    const Json& gate = out.at(table.gate);
+    if (gate == table.find(table.gate)->default_value) return;
+    for (const Key& key : table.keys) {
+      if (!key.required_when_on || !out.at(key.name).is_null()) continue;
+      reject(place.child(key.name, key.name), "missing; ",
+             place.child(table.gate, table.gate).shown, " is ", show_value(gate), ", so give ",
+             describe_types(key));
+    }
+  }
+
+  bool is_unresolved_auto(const KeyTable& table, const Key& key, const Json& value,
+                          const Place& place) const {
+    if (!value.is_string() || value.get_ref<const std::string&>() != "auto") return false;
+    for (const auto& spellings : key.choices) {
+      if (spellings[0] == "auto") return false;
+    }
+    if (table.auto_is_default && !key.required) return true;
+    const bool any_text = (key.types & kString) && key.choices.empty();
+    if (any_text || (key.types & kAnyType)) return false;
+    reject(place, "\"auto\" is not resolved here; give ", describe_types(key));
+  }
+
+  std::string unknown_key_text(const KeyTable& table, const std::string& name) const {
+    std::vector<std::string> names;
+    for (const Key& key : table.keys) {
+      if (key.deprecated) continue;
+      names.push_back(key.name);
+      names.insert(names.end(), key.aliases.begin(), key.aliases.end());
+    }
+    std::set<std::string> elsewhere;
+    find_elsewhere(root_, name, "", elsewhere);
+    if (!elsewhere.empty() && elsewhere.size() <= 3) {
+      return "unknown key; it belongs at " +
+             join(std::vector<std::string>(elsewhere.begin(), elsewhere.end()), " or ");
+    }
+    if (const std::string near = nearest_name(name, names); !near.empty()) {
+      return "unknown key; did you mean \"" + near + "\"?";
+    }
+    std::sort(names.begin(), names.end());
+    if (names.size() > 12) {
+      names.resize(12);
+      names.emplace_back("...");
+    }
+    return names.empty() ? "unknown key; no key is allowed here"
+                         : "unknown key; the keys here are " + join(names, ", ");
+  }
+
+  // ---- values ----
+
+  Json parse_value(const Key& key, const Json& value, const Place& place, const std::string& origin,
+                   const KeyTable* table) {
+    if (value.is_null() && (key.types & (kNull | kAnyType))) return leaf(value, place, origin);
+    if (key.types & kAnyType) return leaf(value, place, origin);
+    if (value.is_boolean() && !key.bool_sets.empty()) {
+      warn(place, "a bare boolean is deprecated; give an object with \"", key.bool_sets, "\"");
+      Json object = Json::object();
+      append(object, key.bool_sets, value.get<bool>() ? 1 : 0);
+      return parse_table(*table, object, place, "deprecated:" + place.canonical);
+    }
+    if (value.is_object() && (key.types & kObject))
+      return parse_object_value(key, value, place, origin, table);
+    if (value.is_array() && (key.types & kList)) {
+      return leaf(parse_list(key, value, place), place, origin);
+    }
+    if (value.is_string()) {
+      if (key.string_is_list) return leaf(Json::array({value}), place, origin);
+      if (key.numeric_text) return leaf(parse_numeric_text(key, value, place), place, origin);
+      if (key.types & kString) return leaf(parse_string(key, value, place), place, origin);
+    }
+    if (value.is_boolean() && (key.types & kBool)) return leaf(value, place, origin);
+    if (value.is_number() && (key.types & kInt)) {
+      return leaf(parse_integer(key, value, place), place, origin);
+    }
+    if (value.is_number() && (key.types & kNumber)) {
+      return leaf(parse_number(key, value.get<double>(), value, place), place, origin);
+    }
+    reject(place, "expected ", describe_types(key), ", got ", show_value(value));
+  }
+
+  Json parse_object_value(const Key& key, const Json& value, const Place& place,
+                          const std::string& origin, const KeyTable* table) {
+    if (!key.free_names) {
+      if (value.empty() && table->keys.empty()) record(place, origin);
+      return parse_table(*table, value, place, origin);
+    }
+    Json out = Json::object();
+    if (value.empty()) record(place, origin);
+    for (const auto& [name, item] : value.items()) {
+      const Place here = place.child(name, name);
+      if (!item.is_object()) reject(here, "expected an object, got ", show_value(item));
+      append(out, name, parse_table(*table, item, here, origin));
+    }
+    return out;
+  }
+
+  Json parse_list(const Key& key, const Json& list, const Place& place) {
+    if (list.size() < key.min_items || list.size() > key.max_items) {
+      reject(place, "expected ", key.min_items == key.max_items ? "" : "at least ", key.min_items,
+             " items, got ", list.size());
+    }
+    Json out = Json::array();
+    std::set<std::string> seen;
+    const bool outer = std::exchange(recording_, false);  // a list has one origin, as a whole
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string index = std::to_string(i);
+      Json item =
+          parse_value(*key.item, list[i], place.child(index, index), "", key.item->table.get());
+      if (!key.unique || seen.insert(dump_json(item)).second) out.push_back(std::move(item));
+    }
+    recording_ = outer;
+    return out;
+  }
+
+  Json parse_string(const Key& key, const Json& value, const Place& place) const {
+    if (key.choices.empty()) return value;
+    const auto& given = value.get_ref<const std::string&>();
+    std::vector<std::string> names;
+    for (const auto& spellings : key.choices) {
+      names.push_back(spellings[0]);
+      for (const std::string& spelling : spellings) {
+        const bool same =
+            key.any_case ? to_lower_ascii(spelling) == to_lower_ascii(given) : spelling == given;
+        if (same) return spellings[0];
+      }
+    }
+    const std::string near = nearest_name(given, names);
+    reject(place, "expected ", describe_types(key), ", got ", show_value(value),
+           near.empty() ? "" : "; did you mean \"" + near + "\"?");
+  }
+
+  Json parse_numeric_text(const Key& key, const Json& value, const Place& place) const {
+    const auto& given = value.get_ref<const std::string&>();
+    // The number must be JSON's own notation, so "nan", "inf", "0x10" and " 3" are not numbers.
+    const Json number = Json::parse(given, nullptr, /*allow_exceptions=*/false);
+    const bool padded = given.empty() || static_cast<unsigned char>(given.front()) <= ' ' ||
+                        static_cast<unsigned char>(given.back()) <= ' ';
+    if (padded || !number.is_number()) {
+      reject(place, "expected ", describe_types(key), ", got ", show_value(value));
+    }
+    return parse_number(key, number.get<double>(), value, place);
+  }
+
+  Json parse_integer(const Key& key, const Json& value, const Place& place) const {
+    int64_t number = 0;
+    if (value.is_number_float()) {
+      const double real = value.get<double>();
+      if (real != std::floor(real)) {
+        reject(place, "expected ", describe_types(key), ", got ", show_value(value));
+      }
+      if (std::fabs(real) >= 0x1p63) reject(place, show_value(value), " does not fit 64 bits");
+      number = static_cast<int64_t>(real);
+    } else {
+      if (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX) {
+        reject(place, show_value(value), " does not fit 64 bits");
+      }
+      number = value.get<int64_t>();
+    }
+    check_range(key, static_cast<double>(number), value, place);
+    if (key.multiple_of != 0 && number % key.multiple_of != 0) {
+      reject(place, show_value(value), " must be a multiple of ", key.multiple_of);
+    }
+    return number;
+  }
+
+  Json parse_number(const Key& key, double number, const Json& value, const Place& place) const {
+    if (!std::isfinite(number)) reject(place, show_value(value), " is not finite");
+    check_range(key, number, value, place);
+    return number;
+  }
+
+  void check_range(const Key& key, double number, const Json& value, const Place& place) const {
+    const bool low = key.min && (key.above_min ? number <= *key.min : number < *key.min);
+    const bool high = key.max && (key.below_max ? number >= *key.max : number > *key.max);
+    if (low || high) {
+      reject(place, show_value(value), " is out of range; give ", describe_types(key), " ",
+             describe_range(key));
+    }
+  }
+
+  // ---- bookkeeping ----
+
+  Json leaf(Json value, const Place& place, const std::string& origin) {
+    record(place, origin);
+    return value;
+  }
+  void record(const Place& place, const std::string& origin) {
+    if (recording_ && !origin.empty()) out_.origins[place.canonical] = origin;
+  }
+  template <class... Parts>
+  void warn(const Place& place, const Parts&... parts) {
+    out_.warnings.push_back(str_cat(options_.what, ": ", place.shown, ": ", parts...));
+  }
+
+  const KeyTable& root_;
+  const ParseOptions& options_;
+  ParsedObject out_;
+  std::deque<Json> owned_;
+  bool recording_ = true;
+};
+
+}  // namespace
+
+ParsedObject parse_object(const KeyTable& table, const Json& value, const ParseOptions& options) {
+  return Parser(table, options).run(value);
+}
+
+}  // namespace ds

@@ -1,0 +1,320 @@
+#include "config/rules.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/text.h"
+
+namespace ds {
+namespace {
+
+class Rules {
+ public:
+  Rules(ParsedObject& parsed, const ConfigEnvironment& environment)
+      : parsed_(parsed), environment_(environment) {}
+
+  BatchConfig run() {
+    precision();
+    zero();
+    offload();
+    low_precision_masters();
+    optimizer();
+    scheduler();
+    communication();
+    accumulation();
+    activation_checkpointing();
+    data();
+    compression();
+    advice();
+    elasticity();
+    return batch();
+  }
+
+ private:
+  // ---- access ----
+  const Json& at(std::string_view path) const { return parsed_.at(path); }
+  bool on(std::string_view path) const { return at(path) == true; }
+  bool is(std::string_view path, std::string_view text) const {
+    const Json& value = at(path);
+    return value.is_string() && value.get_ref<const std::string&>() == text;
+  }
+  std::optional<int64_t> integer(std::string_view path) const {
+    const Json& value = at(path);
+    return value.is_null() ? std::nullopt : std::optional<int64_t>(value.get<int64_t>());
+  }
+  int64_t stage() const { return *integer("/zero_optimization/stage"); }
+
+  template <class... Parts>
+  void forbid(bool wrong, const char* path, const Parts&... parts) const {
+    if (wrong) fail(Code::kConfig, "configuration: ", path, ": ", parts...);
+  }
+  template <class... Parts>
+  void warn(const char* path, const Parts&... parts) {
+    parsed_.warnings.push_back(str_cat("configuration: ", path, ": ", parts...));
+  }
+
+  // ---- precision ----
+  std::string compute_type() const {
+    if (on("/fp16/enabled")) return "fp16";
+    return on("/bf16/enabled") ? "bf16" : "fp32";
+  }
+
+  void precision() {
+    forbid(on("/fp16/enabled") && on("/bf16/enabled"), "/fp16/enabled",
+           "fp16 and bf16 are both enabled; keep one");
+    forbid(on("/amp/enabled") && stage() > 0, "/amp/enabled", "amp does not work with ZeRO stage ",
+           stage(), "; use fp16 or bf16");
+    const Json& scale = at("/fp16/loss_scale");
+    if (on("/fp16/enabled") && scale == 0.0) {
+      for (const char* path : {"/fp16/loss_scale_window", "/fp16/min_loss_scale"}) {
+        forbid(*integer(path) <= 0, path, *integer(path),
+               " must be above 0 when the loss scale is dynamic");
+      }
+    }
+    const Json& param = at("/data_types/param_dtype");
+    forbid(!param.is_null() && param != compute_type(), "/data_types/param_dtype",
+           show_value(param), " contradicts the enabled precision ", compute_type());
+    parsed_.derive("/data_types/param_dtype", compute_type());
+    parsed_.derive("/data_types/grad_accum_dtype", "fp32");
+    parsed_.derive("/communication_data_type", compute_type());
+  }
+
+  // ---- ZeRO ----
+  void zero() {
+    forbid(on("/zero_optimization/legacy_stage1"), "/zero_optimization/legacy_stage1",
+           "the legacy stage 1 no longer exists; remove the key");
+    parsed_.derive("/zero_optimization/overlap_comm", stage() == 3);
+    if (on("/zero_optimization/elastic_checkpoint") && stage() == 3) {
+      warn("/zero_optimization/elastic_checkpoint", "cannot be loaded at stage 3");
+    }
+  }
+
+  bool offloads(const std::string& object, std::string_view device = "") const {
+    const Json& value = at("/zero_optimization/" + object + "/device");
+    if (!value.is_string() || value == "none") return false;
+    return device.empty() || value == device;
+  }
+
+  void offload() {
+    forbid(offloads("offload_param") && stage() != 3, "/zero_optimization/offload_param/device",
+           "parameters are offloaded at ZeRO stage 3 only, not at stage ", stage());
+    const Json& ratio = at("/zero_optimization/offload_optimizer/ratio");
+    forbid(ratio.is_number() && ratio < 1.0 && stage() != 3,
+           "/zero_optimization/offload_optimizer/ratio", show_value(ratio),
+           " below 1 needs ZeRO stage 3, not stage ", stage());
+  }
+
+  void low_precision_masters() const {
+    const bool partitioned = stage() >= 1;
+    const bool cpu_update = offloads("offload_optimizer", "cpu");
+    constexpr const char* kFp16 = "/fp16/fp16_master_weights_and_grads";
+    if (on("/fp16/enabled") && on(kFp16)) {
+      forbid(!partitioned, kFp16, "needs ZeRO stage 1 to 3");
+      forbid(!cpu_update, kFp16, "needs zero_optimization.offload_optimizer.device \"cpu\"");
+    }
+    constexpr const char* kBf16 = "/bf16/bf16_master_weights_and_grads";
+    constexpr const char* kStates = "/bf16/bf16_optimizer_states";
+    if (!on("/bf16/enabled")) return;
+    forbid(on(kStates) && !on(kBf16), kStates, "needs bf16_master_weights_and_grads");
+    if (on(kBf16)) {
+      forbid(!partitioned, kBf16, "needs ZeRO stage 1 to 3");
+      forbid(!on(kStates) && !cpu_update, kBf16,
+             "needs bf16_optimizer_states or "
+             "zero_optimization.offload_optimizer.device \"cpu\"");
+    }
+  }
+
+  // ---- optimizer, scheduler ----
+  void optimizer() {
+    if (at("/optimizer").is_null()) return;
+    const std::string type = at("/optimizer/type").get<std::string>();
+    const auto one_of = [&](std::initializer_list<const char*> names) {
+      return std::any_of(names.begin(), names.end(), [&](const char* n) { return type == n; });
+    };
+    const Json& norm = at("/optimizer/params/max_grad_norm");
+    forbid(norm.is_number() && norm > 0.0, "/optimizer/params/max_grad_norm",
+           "clipping is not the optimizer's; set /gradient_clipping to ", show_value(norm));
+    forbid(one_of({"OneBitAdam", "ZeroOneAdam", "OneBitLamb"}) && stage() > 0, "/optimizer/type",
+           type, " does not work with ZeRO stage ", stage());
+    forbid(one_of({"Lamb", "OneBitLamb"}) && on("/fp16/enabled") && at("/fp16/loss_scale") != 0.0,
+           "/fp16/loss_scale", type, " needs a dynamic loss scale; use 0");
+    forbid(stage() > 0 && !on("/zero_allow_untested_optimizer") &&
+               !one_of({"Adam", "AdamW", "Lion", "Adagrad", "Muon"}),
+           "/optimizer/type", type,
+           " is untested with ZeRO; /zero_allow_untested_optimizer true permits it");
+    const bool quantized = on("/zero_optimization/zero_quantized_gradients");
+    forbid(type == "Muon" && stage() == 3 && (on("/zero_optimization/reduce_scatter") || quantized),
+           "/optimizer/type",
+           "Muon at ZeRO stage 3 needs reduce_scatter false and zero_quantized_gradients false");
+    forbid(type == "Muon" && (stage() == 1 || stage() == 2) &&
+               on("/zero_optimization/reduce_scatter") && offloads("offload_optimizer"),
+           "/zero_optimization/reduce_scatter",
+           "Muon with an offloaded optimizer needs reduce_scatter false");
+    if (type == "AdamW" && at("/optimizer/params/adam_w_mode") == false) {
+      warn("/optimizer/params/adam_w_mode",
+           "has no effect with AdamW; use type Adam for L2 regularisation");
+    }
+  }
+
+  void scheduler() {
+    if (at("/scheduler").is_null()) return;
+    const std::string type = at("/scheduler/type").get<std::string>();
+    if (type == "OneCycle") {
+      parsed_.derive("/scheduler/params/cycle_second_step_size",
+                     at("/scheduler/params/cycle_first_step_size"));
+      parsed_.derive("/scheduler/params/cycle_second_stair_count",
+                     at("/scheduler/params/cycle_first_stair_count"));
+    }
+    const auto total = integer("/scheduler/params/total_num_steps");
+    const auto warmup = integer("/scheduler/params/warmup_num_steps");
+    if (total && warmup && *warmup > *total) {
+      warn("/scheduler/params/warmup_num_steps", *warmup,
+           " steps of warm-up exceed total_num_steps ", *total);
+    }
+  }
+
+  // ---- engine ----
+  void communication() const {
+    const int64_t shared = *integer("/sequence_parallel_size");
+    forbid(environment_.world_size % shared != 0, "/sequence_parallel_size", shared,
+           " does not divide the world size ", environment_.world_size);
+    if (!is("/gradient_allreduce_op", "sum")) return;
+    constexpr const char* kPath = "/gradient_allreduce_op";
+    forbid(stage() == 3, kPath, "\"sum\" does not work with ZeRO stage 3; use \"mean\"");
+    forbid(!at("/zero_optimization/zenflow").is_null(), kPath,
+           "\"sum\" does not work with zenflow; use \"mean\"");
+    forbid(on("/compile/deepcompile"), kPath,
+           "\"sum\" does not work with deepcompile; use \"mean\"");
+  }
+
+  void accumulation() const {
+    if (on("/managed_gradient_accumulation")) return;
+    constexpr const char* kPath = "/managed_gradient_accumulation";
+    forbid(on("/amp/enabled"), kPath, "false does not work with amp");
+    forbid(on("/compile/deepcompile"), kPath, "false does not work with deepcompile");
+    forbid(on("/zero_optimization/overlap_comm") && stage() < 2, kPath,
+           "false with overlap_comm needs ZeRO stage 2 or 3, not stage ", stage());
+  }
+
+  void activation_checkpointing() {
+    constexpr const char* kPath = "/activation_checkpointing/contiguous_memory_optimization";
+    const Json& segments = at("/activation_checkpointing/number_checkpoints");
+    if (on(kPath)) {
+      forbid(!on("/activation_checkpointing/partition_activations"), kPath,
+             "needs partition_activations true");
+      forbid(segments.is_null(), kPath, "needs number_checkpoints");
+    }
+    if (!segments.is_null() && !on("/activation_checkpointing/enabled")) {
+      warn("/activation_checkpointing/number_checkpoints",
+           "has no effect until /activation_checkpointing/enabled is true");
+    }
+    if (on("/flops_profiler/enabled")) parsed_.derive("/wall_clock_breakdown", true);
+  }
+
+  void data() const {
+    discrete_schedule("/curriculum_learning");
+    const Json& metrics =
+        at("/data_efficiency/data_sampling/curriculum_learning/curriculum_metrics");
+    for (const auto& [name, metric] : metrics.items()) {
+      discrete_schedule("/data_efficiency/data_sampling/curriculum_learning/curriculum_metrics/" +
+                        pointer_token(name));
+    }
+  }
+
+  void discrete_schedule(const std::string& section) const {
+    const std::string path = section + "/schedule_config/";
+    const Json& low = at(section + "/min_difficulty");
+    const Json& high = at(section + "/max_difficulty");
+    forbid(low.is_number() && high.is_number() && low > high, (section + "/min_difficulty").c_str(),
+           show_value(low), " is above max_difficulty ", show_value(high));
+    if (is(section + "/schedule_type", "fixed_discrete")) {
+      const Json& difficulty = at(path + "difficulty");
+      const Json& steps = at(path + "max_step");
+      forbid(!difficulty.is_array(), (path + "difficulty").c_str(),
+             "missing; fixed_discrete needs a list");
+      forbid(!steps.is_array() || steps.size() + 1 != difficulty.size(),
+             (path + "max_step").c_str(), "must have one item less than difficulty, which has ",
+             difficulty.size());
+    } else if (is(section + "/schedule_type", "fixed_linear") ||
+               is(section + "/schedule_type", "fixed_root")) {
+      for (const char* name : {"total_curriculum_step", "difficulty_step"}) {
+        forbid(at(path + name).is_null(), (path + name).c_str(), "missing; ",
+               at(section + "/schedule_type").get_ref<const std::string&>(), " needs it");
+      }
+      forbid(is(section + "/schedule_type", "fixed_root") && at(path + "root_degree").is_null(),
+             (path + "root_degree").c_str(), "missing; fixed_root needs it");
+    }
+  }
+
+  void compression() {
+    constexpr const char* kEnd =
+        "/compression_training/sparse_pruning/shared_parameters/schedule_offset_end";
+    const auto begin =
+        integer("/compression_training/sparse_pruning/shared_parameters/schedule_offset");
+    const auto end = integer(kEnd);
+    forbid(end && *end < *begin, kEnd, *end, " is before schedule_offset ", *begin);
+    parsed_.derive(kEnd, *begin);
+    for (const char* method : {"weight_quantization", "activation_quantization", "sparse_pruning",
+                               "row_pruning", "head_pruning", "channel_pruning"}) {
+      const std::string base = str_cat("/compression_training/", method);
+      const bool by_group = !is(base + "/shared_parameters/method", "snip_momentum");
+      forbid(on(base + "/shared_parameters/enabled") && by_group &&
+                 at(base + "/different_groups").empty(),
+             (base + "/different_groups").c_str(), "missing; an enabled method needs groups");
+    }
+  }
+
+  void advice() {
+    const auto words = integer("/vocabulary_size");
+    if (words && *words % 8 != 0) {
+      warn("/vocabulary_size", *words, " is no multiple of 8, which slows matrix products down");
+    }
+  }
+
+  // ---- batch sizes ----
+  void elasticity() const {
+    if (!on("/elasticity/enabled")) return;
+    const double version = at("/elasticity/version").get<double>();
+    const int64_t model_parallel = *integer("/elasticity/model_parallel_size");
+    forbid(model_parallel > 1 && version < 0.2, "/elasticity/model_parallel_size", model_parallel,
+           " needs version 0.2");
+    forbid(*integer("/elasticity/num_gpus_per_node") % model_parallel != 0,
+           "/elasticity/model_parallel_size", model_parallel, " does not divide num_gpus_per_node ",
+           *integer("/elasticity/num_gpus_per_node"));
+    forbid(*integer("/elasticity/min_gpus") > *integer("/elasticity/max_gpus"),
+           "/elasticity/min_gpus", *integer("/elasticity/min_gpus"), " is above max_gpus ",
+           *integer("/elasticity/max_gpus"));
+    if (on("/elasticity/ignore_non_elastic_batch_info")) return;
+    for (const char* path :
+         {"/train_batch_size", "/train_micro_batch_size_per_gpu", "/gradient_accumulation_steps"}) {
+      forbid(!at(path).is_null(), path,
+             "elasticity chooses the batch sizes; remove the key or set "
+             "/elasticity/ignore_non_elastic_batch_info");
+    }
+  }
+
+  BatchConfig batch() {
+    if (on("/elasticity/enabled")) return {};
+    const BatchConfig out =
+        resolve_batch(integer("/train_batch_size"), integer("/train_micro_batch_size_per_gpu"),
+                      integer("/gradient_accumulation_steps"), environment_.data_parallel_size);
+    parsed_.derive("/train_batch_size", out.train_batch);
+    parsed_.derive("/train_micro_batch_size_per_gpu", out.micro_batch);
+    parsed_.derive("/gradient_accumulation_steps", out.accumulation);
+    return out;
+  }
+
+  ParsedObject& parsed_;
+  const ConfigEnvironment& environment_;
+};
+
+}  // namespace
+
+BatchConfig apply_config_rules(ParsedObject& parsed, const ConfigEnvironment& environment) {
+  DS_CHECK(environment.world_size >= 1 && environment.data_parallel_size >= 1,
+           Code::kInvalidArgument, "world size ", environment.world_size,
+           " and data-parallel size ", environment.data_parallel_size, " must be positive");
+  return Rules(parsed, environment).run();
+}
+
+}  // namespace ds
