@@ -1,0 +1,108 @@
+// Reading checkpoints: any part of any logical tensor, whatever ranks wrote it. Every byte handed
+// out was checked against its checksum; nothing in the files is trusted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "base/json.h"
+#include "checkpoint/blob.h"
+#include "checkpoint/manifest.h"
+
+namespace ds {
+
+// A damaged place: bytes [begin, end) of a file, and what they hold.
+struct Damage {
+  std::filesystem::path file;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  std::string what;
+  std::string text() const;
+};
+
+struct CheckpointReadOptions {
+  // Accept a folder whose name is not the tag it was saved under (a renamed or copied one).
+  bool allow_renamed = false;
+};
+
+class CheckpointReader {
+ public:
+  // Opens SAVE_DIR/TAG; without a tag, the one that `latest` names. Checks the manifest and the
+  // sizes of all files, not the tensor bytes. kNotFound: no such checkpoint; kCorrupt: damaged.
+  static CheckpointReader open(const std::filesystem::path& save_dir, std::string_view tag = {},
+                               const CheckpointReadOptions& options = {});
+  // Opens a checkpoint folder itself.
+  static CheckpointReader open_folder(const std::filesystem::path& folder);
+
+  const Manifest& manifest() const noexcept { return *manifest_; }
+  const std::filesystem::path& folder() const noexcept { return folder_; }
+  const std::string& tag() const noexcept { return manifest_->tag; }
+
+  // By name or alias; null if there is none.
+  const TensorRecord* find(std::string_view name, TensorKind kind,
+                           std::string_view state = {}) const;
+  // The same; kNotFound names the nearest.
+  const TensorRecord& tensor(std::string_view name, TensorKind kind,
+                             std::string_view state = {}) const;
+
+  // Fills `out`, row-major and packed, with a box, the whole tensor, or the flattened elements
+  // [begin, end). After an error `out` holds nothing useful. Safe from several threads.
+  void read(const TensorRecord& tensor, const Box& box, std::span<std::byte> out) const;
+  void read(const TensorRecord& tensor, std::span<std::byte> out) const;
+  void read_range(const TensorRecord& tensor, int64_t begin, int64_t end,
+                  std::span<std::byte> out) const;
+
+  // State entries. The typed ones throw kNotFound, or kCorrupt when the type differs.
+  bool has_state(std::string_view name) const;
+  int64_t state_int(std::string_view name) const;
+  double state_double(std::string_view name) const;
+  std::string state_text(std::string_view name) const;
+  Json state_json(std::string_view name) const;
+  std::string state_bytes(std::string_view name) const;
+
+  // Reads every byte of every blob; adjacent damaged chunks are one entry. Empty: undamaged.
+  std::vector<Damage> verify_all() const;
+
+  // A description for people and tools: counters, topology, tensors, blobs, state.
+  Json inspect() const;
+
+ private:
+  CheckpointReader(std::filesystem::path folder, Manifest manifest);
+  static CheckpointReader checked_tag(CheckpointReader reader, std::string_view wanted,
+                                      const CheckpointReadOptions& options);
+  const StateRecord& state(std::string_view name, StateType type) const;
+  std::string state_value(std::string_view name, StateType type) const;
+  void read_blob(const BlobRange& range, std::span<std::byte> out, std::string_view item) const;
+  Damage damage(const BlobReader& blob, uint64_t first_chunk, uint64_t last_chunk) const;
+
+  std::filesystem::path folder_;
+  std::unique_ptr<Manifest> manifest_;  // its address is kept by the maps
+  std::vector<std::unique_ptr<BlobReader>> blobs_;
+  std::map<std::tuple<std::string_view, TensorKind, std::string_view>, const TensorRecord*>
+      tensors_;
+  std::map<std::string_view, const StateRecord*> states_;
+};
+
+struct SkippedCheckpoint {
+  std::string tag;
+  std::string reason;
+};
+struct LatestCheckpoint {
+  CheckpointReader reader;
+  std::vector<SkippedCheckpoint> skipped;
+};
+
+// The checkpoint that `latest` names or, if that is missing or damaged, the valid one with the most
+// steps. What was passed over, and why, is returned and logged as a warning. `verify_data` also
+// reads every byte of a candidate before it is taken. kNotFound when there is none.
+LatestCheckpoint open_latest_valid(const std::filesystem::path& save_dir, bool verify_data = false);
+
+}  // namespace ds

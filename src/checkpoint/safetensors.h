@@ -1,0 +1,85 @@
+// safetensors: the file format in which Hugging Face folders hold weights. Reading maps the file
+// and checks everything the format lets one check; writing gives what Transformers expects.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/file.h"
+#include "tensor/dtype.h"
+
+namespace ds {
+
+struct SafetensorsEntry {
+  std::string name;
+  std::string dtype_name;      // as in the file: "BF16"
+  std::optional<DType> dtype;  // none for a type that the engine does not have
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;  // in the mapped file
+};
+
+std::string_view safetensors_dtype_name(DType dtype) noexcept;
+
+// One mapped file. The map stays valid as long as this object and is read only.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path);
+
+  const std::vector<SafetensorsEntry>& entries() const noexcept { return entries_; }
+  const SafetensorsEntry* find(std::string_view name) const;
+  const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
+  const std::filesystem::path& path() const noexcept { return map_.path(); }
+
+ private:
+  MappedFile map_;
+  std::vector<SafetensorsEntry> entries_;  // in the order of their bytes
+  std::map<std::string, size_t, std::less<>> index_;
+  std::map<std::string, std::string> metadata_;
+};
+
+// The weights of a model: one file, or a folder with model.safetensors, or with
+// model.safetensors.index.json and its shards.
+class SafetensorsModel {
+ public:
+  explicit SafetensorsModel(const std::filesystem::path& file_or_folder);
+
+  std::vector<const SafetensorsEntry*> entries() const;
+  const SafetensorsEntry* find(std::string_view name) const;
+  // The tensor with a dtype the engine has; kNotFound (with the nearest name) or kUnsupported.
+  const SafetensorsEntry& require(std::string_view name) const;
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const noexcept { return files_; }
+
+ private:
+  void open_index(const std::filesystem::path& index);
+
+  std::filesystem::path path_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+};
+
+struct SafetensorsTensor {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+// Replaces `path` durably. Tensors are ordered by falling element size and then name; without
+// metadata the file says {"format": "pt"}.
+void write_safetensors(const std::filesystem::path& path, std::vector<SafetensorsTensor> tensors,
+                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+
+// Writes FOLDER/model.safetensors or, if the tensors take more than `shard_bytes`, numbered shards
+// and their index.
+void write_safetensors_folder(const std::filesystem::path& folder,
+                              const std::vector<SafetensorsTensor>& tensors, int64_t shard_bytes);
+
+}  // namespace ds

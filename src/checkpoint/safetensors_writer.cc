@@ -1,0 +1,144 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <set>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "checkpoint/box.h"
+#include "checkpoint/safetensors.h"
+
+namespace ds {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The reference writer's order of types, rising; it sorts files by this, falling, then by name.
+int type_rank(DType dtype) {
+  constexpr std::array kOrder = {DType::kBool,   DType::kUInt8,   DType::kInt8,     DType::kInt16,
+                                 DType::kUInt16, DType::kFloat16, DType::kBFloat16, DType::kInt32,
+                                 DType::kUInt32, DType::kFloat32, DType::kFloat64,  DType::kInt64,
+                                 DType::kUInt64};
+  return static_cast<int>(std::find(kOrder.begin(), kOrder.end(), dtype) - kOrder.begin());
+}
+
+void check_tensors(const std::vector<SafetensorsTensor>& tensors) {
+  std::set<std::string_view> names;
+  for (const SafetensorsTensor& t : tensors) {
+    const std::string label = str_cat("tensor '", printable(t.name), "'");
+    DS_CHECK(!t.name.empty() && t.name != "__metadata__" && is_valid_utf8(t.name),
+             Code::kInvalidArgument, label, ": not a name that safetensors can hold");
+    DS_CHECK(names.insert(t.name).second, Code::kInvalidArgument, label, " is given twice");
+    const int64_t size = dtype_size(t.dtype);
+    const int64_t n = checked_elements(t.shape, size, Code::kInvalidArgument, label);
+    DS_CHECK(t.bytes.size() == static_cast<uint64_t>(n * size), Code::kInvalidArgument, label,
+             " has ", t.bytes.size(), " bytes, its shape and dtype need ", n * size);
+  }
+}
+
+std::string header_text(const std::vector<SafetensorsTensor>& tensors,
+                        const std::map<std::string, std::string>& metadata) {
+  Json header = Json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t at = 0;
+  for (const SafetensorsTensor& t : tensors) {
+    Json& entry = header[t.name];
+    entry["dtype"] = safetensors_dtype_name(t.dtype);
+    entry["shape"] = t.shape;
+    entry["data_offsets"] = {at, at + t.bytes.size()};
+    at += t.bytes.size();
+  }
+  std::string text = dump_json(header);
+  text.append((8 - text.size() % 8) % 8, ' ');
+  DS_CHECK(text.size() <= 100'000'000, Code::kUnsupported, "a safetensors header of ", text.size(),
+           " bytes; the format allows 100000000: write more, smaller shards");
+  return text;
+}
+
+std::string shard_name(size_t index, size_t count) {
+  std::array<char, 64> text;
+  std::snprintf(text.data(), text.size(), "model-%05zu-of-%05zu.safetensors", index + 1, count);
+  return text.data();
+}
+
+void remove_file(const fs::path& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  DS_CHECK(!error, Code::kIo, "cannot remove ", printable(path.string(), 300), ": ",
+           error.message());
+}
+
+}  // namespace
+
+void write_safetensors(const fs::path& path, std::vector<SafetensorsTensor> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  check_tensors(tensors);
+  std::sort(tensors.begin(), tensors.end(),
+            [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
+              const int left = type_rank(a.dtype), right = type_rank(b.dtype);
+              return left != right ? left > right : a.name < b.name;
+            });
+  const std::string header = header_text(tensors, metadata);
+  std::string length;
+  for (int i = 0; i < 8; ++i) length += static_cast<char>(header.size() >> (8 * i));
+  fs::path temporary = path;
+  temporary += str_cat(".tmp.", ::getpid());
+  try {
+    File file(temporary, File::Mode::kCreate);
+    file.append(length);
+    file.append(header);
+    for (const SafetensorsTensor& t : tensors) file.append(t.bytes);
+    file.sync();
+    file.close();
+    DS_CHECK(::rename(temporary.c_str(), path.c_str()) == 0, Code::kIo, "cannot replace ",
+             printable(path.string(), 300), ": ", std::generic_category().message(errno));
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  sync_folder(path.parent_path());
+}
+
+void write_safetensors_folder(const fs::path& folder, const std::vector<SafetensorsTensor>& tensors,
+                              int64_t shard_bytes) {
+  DS_CHECK(shard_bytes > 0, Code::kInvalidArgument, "a shard limit of ", shard_bytes, " bytes");
+  check_tensors(tensors);
+  make_folders(folder);
+  std::vector<std::vector<SafetensorsTensor>> shards(1);
+  uint64_t used = 0, total = 0;
+  for (const SafetensorsTensor& t : tensors) {
+    // A tensor larger than the limit gets a shard of its own.
+    if (!shards.back().empty() && used + t.bytes.size() > static_cast<uint64_t>(shard_bytes)) {
+      shards.emplace_back();
+      used = 0;
+    }
+    shards.back().push_back(t);
+    used += t.bytes.size();
+    total += t.bytes.size();
+  }
+  const fs::path single = folder / "model.safetensors";
+  const fs::path index = folder / "model.safetensors.index.json";
+  if (shards.size() == 1) {
+    write_safetensors(single, std::move(shards[0]));
+    remove_file(index);  // readers must not find two answers
+    return;
+  }
+  Json weight_map = Json::object();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = shard_name(i, shards.size());
+    for (const SafetensorsTensor& t : shards[i]) weight_map[t.name] = name;
+    write_safetensors(folder / name, std::move(shards[i]));
+  }
+  Json document;
+  document["metadata"]["total_size"] = total;
+  document["weight_map"] = std::move(weight_map);
+  write_file_durably(index, dump_json(document, 2) + "\n");
+  remove_file(single);
+}
+
+}  // namespace ds
