@@ -1,0 +1,766 @@
+// ds.hpp - C++17 on top of ds.h: handles that end themselves, exceptions instead of statuses,
+// std::string and std::vector instead of pointers. Header only; it adds nothing to the library's
+// ABI, so a program built with it runs with every library that ds.h's version rules allow.
+//
+// Every class owns one handle, moves and does not copy; get() gives the handle for calls that are
+// not wrapped. Objects may be destroyed in any order. The rules of ds.h about threads hold.
+// A function that fails throws libds::Error, which carries the ds_status.
+#ifndef DS_HPP
+#define DS_HPP
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ds.h"
+
+namespace libds {
+
+// ---- Errors ------------------------------------------------------------------------------------
+
+// A failed call: what() is ds_last_error_message(), status() a ds_status_code.
+class Error : public std::runtime_error {
+ public:
+  Error(ds_status status, const std::string& message)
+      : std::runtime_error(message), status_(status) {}
+  ds_status status() const noexcept { return status_; }
+  const char* status_name() const noexcept { return ds_status_name(status_); }
+
+ private:
+  ds_status status_;
+};
+
+// Throws when `status` is a failure. Use it around calls of ds.h made by hand.
+inline void check(ds_status status) {
+  if (status < 0) throw Error(status, ds_last_error_message());
+}
+
+namespace detail {
+
+// Takes a text that arrived through an out-parameter.
+inline std::string take(char* text) {
+  const std::unique_ptr<char, decltype(&ds_string_free)> owner(text, &ds_string_free);
+  return text == nullptr ? std::string() : std::string(text);
+}
+
+// Never NULL, also for an empty view.
+inline const char* pointer(std::string_view text) { return text.data() ? text.data() : ""; }
+
+inline const char* or_null(const std::string& text) {
+  return text.empty() ? nullptr : text.c_str();
+}
+
+// A JSON string literal.
+inline std::string quote(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(c));
+      out += escaped;
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+template <class T, void (*Destroy)(T*)>
+class Handle {
+ public:
+  Handle() noexcept = default;
+  explicit Handle(T* handle) noexcept : handle_(handle) {}
+  Handle(Handle&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    if (this != &other) reset(std::exchange(other.handle_, nullptr));
+    return *this;
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() { Destroy(handle_); }
+
+  T* get() const noexcept { return handle_; }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+  // Gives the handle away; the caller ends it.
+  T* release() noexcept { return std::exchange(handle_, nullptr); }
+  void reset(T* handle = nullptr) noexcept { Destroy(std::exchange(handle_, handle)); }
+
+ private:
+  T* handle_ = nullptr;
+};
+
+template <class T>
+struct DtypeOf;
+template <>
+struct DtypeOf<float> {
+  static constexpr int32_t value = DS_FLOAT32;
+};
+template <>
+struct DtypeOf<double> {
+  static constexpr int32_t value = DS_FLOAT64;
+};
+template <>
+struct DtypeOf<int8_t> {
+  static constexpr int32_t value = DS_INT8;
+};
+template <>
+struct DtypeOf<int16_t> {
+  static constexpr int32_t value = DS_INT16;
+};
+template <>
+struct DtypeOf<int32_t> {
+  static constexpr int32_t value = DS_INT32;
+};
+template <>
+struct DtypeOf<int64_t> {
+  static constexpr int32_t value = DS_INT64;
+};
+template <>
+struct DtypeOf<uint8_t> {
+  static constexpr int32_t value = DS_UINT8;
+};
+template <>
+struct DtypeOf<uint16_t> {
+  static constexpr int32_t value = DS_UINT16;
+};
+template <>
+struct DtypeOf<uint32_t> {
+  static constexpr int32_t value = DS_UINT32;
+};
+template <>
+struct DtypeOf<uint64_t> {
+  static constexpr int32_t value = DS_UINT64;
+};
+
+}  // namespace detail
+
+// The ds_dtype of a C++ number type.
+template <class T>
+inline constexpr int32_t kDtype = detail::DtypeOf<T>::value;
+
+// ---- Version, log, report ----------------------------------------------------------------------
+
+inline std::string version() { return ds_version(); }
+inline int32_t abi_version() noexcept { return ds_abi_version(); }
+inline std::string status_name(ds_status status) { return ds_status_name(status); }
+// The build and the machine as JSON.
+inline std::string report() {
+  char* json = nullptr;
+  check(ds_report(&json));
+  return detail::take(json);
+}
+
+// Receives log messages, possibly from several threads at once. It must not call the library;
+// exceptions that it throws are dropped.
+using LogFunction =
+    std::function<void(int32_t level, std::string_view component, std::string_view text)>;
+
+// Sets the process-wide log sink; an empty function restores the default (standard error).
+inline void set_log(LogFunction function) {
+  if (!function) return check(ds_log_set(nullptr, nullptr, nullptr));
+  auto holder = std::make_unique<LogFunction>(std::move(function));
+  check(ds_log_set(
+      [](void* user_data, int32_t level, const char* component, const char* text) {
+        try {
+          (*static_cast<LogFunction*>(user_data))(level, component, text);
+        } catch (...) {  // a sink must not unwind through C
+        }
+      },
+      holder.get(), [](void* user_data) { delete static_cast<LogFunction*>(user_data); }));
+  holder.release();
+}
+inline void set_log_level(int32_t level) { check(ds_log_set_level(level)); }
+
+// ---- Tensors -----------------------------------------------------------------------------------
+
+class Tensor : public detail::Handle<ds_tensor, ds_tensor_destroy> {
+ public:
+  using Handle::Handle;
+
+  // Zeros.
+  Tensor(int32_t dtype, const std::vector<int64_t>& shape) {
+    ds_tensor* out = nullptr;
+    check(ds_tensor_create(dtype, shape.data(), static_cast<int32_t>(shape.size()), &out));
+    reset(out);
+  }
+
+  // A copy of the caller's numbers; `size` must be the product of `shape`.
+  template <class T>
+  static Tensor from(const T* values, int64_t size, const std::vector<int64_t>& shape) {
+    Tensor tensor(kDtype<T>, shape);
+    tensor.write(values, size);
+    return tensor;
+  }
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const std::vector<int64_t>& shape) {
+    return from(values.data(), static_cast<int64_t>(values.size()), shape);
+  }
+  template <class T>
+  static Tensor from(const std::vector<T>& values) {
+    return from(values, {static_cast<int64_t>(values.size())});
+  }
+
+  // The caller's memory itself, which must live until `release` is called. Empty `strides` means
+  // packed. When this throws, `release` is not called.
+  static Tensor wrap(void* data, int32_t dtype, const std::vector<int64_t>& shape,
+                     const std::vector<int64_t>& strides = {}, std::function<void()> release = {}) {
+    if (!strides.empty() && strides.size() != shape.size()) {
+      throw Error(DS_ERR_INVALID_ARGUMENT, "Tensor::wrap: as many strides as dimensions");
+    }
+    using Release = std::function<void()>;
+    auto holder = release ? std::make_unique<Release>(std::move(release)) : nullptr;
+    ds_tensor* out = nullptr;
+    check(ds_tensor_from_buffer(data, dtype, shape.data(),
+                                strides.empty() ? nullptr : strides.data(),
+                                static_cast<int32_t>(shape.size()),
+                                holder ? &call_and_delete : nullptr, holder.get(), &out));
+    holder.release();
+    return Tensor(out);
+  }
+
+  // On success the library owns `managed`; when this throws it remains the caller's.
+  static Tensor from_dlpack(DLManagedTensorVersioned* managed, void* stream = nullptr) {
+    ds_tensor* out = nullptr;
+    check(ds_tensor_from_dlpack(managed, stream, &out));
+    return Tensor(out);
+  }
+  static Tensor from_dlpack_legacy(DLManagedTensor* managed, void* stream = nullptr) {
+    ds_tensor* out = nullptr;
+    check(ds_tensor_from_dlpack_legacy(managed, stream, &out));
+    return Tensor(out);
+  }
+  // The caller calls the deleter of the result once.
+  DLManagedTensorVersioned* to_dlpack(void* stream = nullptr) const {
+    DLManagedTensorVersioned* out = nullptr;
+    check(ds_tensor_to_dlpack(get(), stream, &out));
+    return out;
+  }
+  DLManagedTensor* to_dlpack_legacy(void* stream = nullptr) const {
+    DLManagedTensor* out = nullptr;
+    check(ds_tensor_to_dlpack_legacy(get(), stream, &out));
+    return out;
+  }
+
+  int32_t dtype() const { return number<int32_t>(ds_tensor_dtype); }
+  int32_t ndim() const { return number<int32_t>(ds_tensor_ndim); }
+  int32_t device() const { return number<int32_t>(ds_tensor_device); }
+  int64_t elements() const { return number<int64_t>(ds_tensor_elements); }
+  double item() const { return number<double>(ds_tensor_item); }
+  int64_t size(int32_t dim) const {
+    int64_t out = 0;
+    check(ds_tensor_size(get(), dim, &out));
+    return out;
+  }
+  int64_t stride(int32_t dim) const {
+    int64_t out = 0;
+    check(ds_tensor_stride(get(), dim, &out));
+    return out;
+  }
+  std::vector<int64_t> shape() const {
+    std::vector<int64_t> out(static_cast<size_t>(ndim()));
+    for (size_t i = 0; i < out.size(); ++i) out[i] = size(static_cast<int32_t>(i));
+    return out;
+  }
+  void* data() const {
+    void* out = nullptr;
+    check(ds_tensor_data(get(), &out));
+    return out;
+  }
+
+  // Copies `size` packed elements of type T; type and size must be the tensor's.
+  template <class T>
+  void read(T* values, int64_t size) const {
+    require_dtype(kDtype<T>);
+    check(ds_tensor_read(get(), values, size * static_cast<int64_t>(sizeof(T))));
+  }
+  template <class T>
+  void write(const T* values, int64_t size) {
+    require_dtype(kDtype<T>);
+    check(ds_tensor_write(get(), values, size * static_cast<int64_t>(sizeof(T))));
+  }
+  template <class T>
+  std::vector<T> to_vector() const {
+    std::vector<T> out(static_cast<size_t>(elements()));
+    read(out.data(), static_cast<int64_t>(out.size()));
+    return out;
+  }
+
+ private:
+  template <class T>
+  T number(ds_status (*getter)(const ds_tensor*, T*)) const {
+    T out{};
+    check(getter(get(), &out));
+    return out;
+  }
+  void require_dtype(int32_t wanted) const {
+    if (dtype() != wanted) {
+      throw Error(DS_ERR_INVALID_ARGUMENT, "the tensor's dtype is " + std::to_string(dtype()) +
+                                               ", the caller's numbers are dtype " +
+                                               std::to_string(wanted));
+    }
+  }
+  static void call_and_delete(void* user_data) {
+    const std::unique_ptr<std::function<void()>> holder(
+        static_cast<std::function<void()>*>(user_data));
+    try {
+      (*holder)();
+    } catch (...) {  // may run on any thread, inside the library
+    }
+  }
+};
+
+// ---- Communicator ------------------------------------------------------------------------------
+
+// Where processes find each other. An exception thrown here makes the joining fail.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void put(const std::string& key, const void* value, int64_t size) = 0;
+  // Waits until the key exists or throws.
+  virtual std::string get(const std::string& key) = 0;
+};
+
+class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
+ public:
+  using Handle::Handle;
+
+  Comm(int32_t rank, int32_t world_size, const std::string& config_json = "{}",
+       Store* store = nullptr) {
+    ds_store table{};
+    table.struct_size = sizeof table;
+    table.user_data = store;
+    table.put = [](void* user_data, const char* key, const void* value, int64_t size) -> ds_status {
+      try {
+        static_cast<Store*>(user_data)->put(key, value, size);
+        return DS_OK;
+      } catch (...) {
+        return DS_ERR_CALLBACK;
+      }
+    };
+    table.get = [](void* user_data, const char* key, void* value, int64_t capacity,
+                   int64_t* out_size) -> ds_status {
+      try {
+        const std::string found = static_cast<Store*>(user_data)->get(key);
+        const auto size = static_cast<int64_t>(found.size());
+        found.copy(static_cast<char*>(value),
+                   static_cast<size_t>(size < capacity ? size : capacity));
+        *out_size = size;
+        return DS_OK;
+      } catch (...) {
+        return DS_ERR_CALLBACK;
+      }
+    };
+    ds_comm* out = nullptr;
+    check(ds_comm_create(rank, world_size, config_json.c_str(), store ? &table : nullptr, &out));
+    reset(out);
+  }
+
+  int32_t rank() const {
+    int32_t out = 0;
+    check(ds_comm_rank(get(), &out));
+    return out;
+  }
+  int32_t size() const {
+    int32_t out = 0;
+    check(ds_comm_size(get(), &out));
+    return out;
+  }
+  void all_reduce(Tensor& tensor) { check(ds_comm_all_reduce(get(), tensor.get())); }
+  void barrier() { check(ds_comm_barrier(get())); }
+  void finalize() { check(ds_comm_finalize(get())); }
+  void abort() { check(ds_comm_abort(get())); }
+};
+
+// ---- Tokenizers --------------------------------------------------------------------------------
+
+class Tokenizer : public detail::Handle<ds_tokenizer, ds_tokenizer_destroy> {
+ public:
+  using Handle::Handle;
+
+  static Tokenizer bytes() {
+    ds_tokenizer* out = nullptr;
+    check(ds_tokenizer_create_bytes(&out));
+    return Tokenizer(out);
+  }
+  static Tokenizer open(const std::string& path) {
+    ds_tokenizer* out = nullptr;
+    check(ds_tokenizer_open(path.c_str(), &out));
+    return Tokenizer(out);
+  }
+  static Tokenizer from_json(std::string_view json) {
+    ds_tokenizer* out = nullptr;
+    check(ds_tokenizer_from_json(detail::pointer(json), static_cast<int64_t>(json.size()), &out));
+    return Tokenizer(out);
+  }
+  // `options_json` as in ds_tokenizer_train; "" for its defaults.
+  static Tokenizer train(std::string_view text, const std::string& options_json = "") {
+    ds_tokenizer* out = nullptr;
+    check(ds_tokenizer_train(detail::pointer(text), static_cast<int64_t>(text.size()),
+                             detail::or_null(options_json), &out));
+    return Tokenizer(out);
+  }
+
+  // Token ids as an int32 tensor, ready to be a prompt.
+  Tensor encode(std::string_view text, bool add_special = false) const {
+    ds_tensor* out = nullptr;
+    check(ds_tokenizer_encode(get(), detail::pointer(text), static_cast<int64_t>(text.size()),
+                              add_special, &out));
+    return Tensor(out);
+  }
+  std::string decode(const Tensor& ids, bool skip_special = false) const {
+    char* out = nullptr;
+    check(ds_tokenizer_decode(get(), ids.get(), skip_special, &out));
+    return detail::take(out);
+  }
+  std::string decode(const std::vector<int32_t>& ids, bool skip_special = false) const {
+    return decode(Tensor::from(ids), skip_special);
+  }
+  int64_t vocab_size() const {
+    int64_t out = 0;
+    check(ds_tokenizer_vocab_size(get(), &out));
+    return out;
+  }
+  std::optional<int32_t> end_of_text() const {
+    int32_t out = -1;
+    check(ds_tokenizer_end_of_text(get(), &out));
+    return out < 0 ? std::nullopt : std::optional<int32_t>(out);
+  }
+  int32_t token_to_id(const std::string& token) const {
+    int32_t out = 0;
+    check(ds_tokenizer_token_to_id(get(), token.c_str(), &out));
+    return out;
+  }
+  std::string id_to_token(int32_t id) const {
+    char* out = nullptr;
+    check(ds_tokenizer_id_to_token(get(), id, &out));
+    return detail::take(out);
+  }
+  std::string to_json() const {
+    char* out = nullptr;
+    check(ds_tokenizer_to_json(get(), &out));
+    return detail::take(out);
+  }
+};
+
+// ---- Data sets ---------------------------------------------------------------------------------
+
+// What ds_dataset_open takes as JSON.
+struct DatasetSpec {
+  std::string path;
+  int64_t sequence_length = 0;
+  int64_t samples = 0;  // 0 = one epoch
+  std::string split = "969,30,1";
+  std::string part = "train";
+  int64_t seed = 1234;
+
+  std::string to_json() const {
+    return "{\"path\": " + detail::quote(path) +
+           ", \"sequence_length\": " + std::to_string(sequence_length) +
+           ", \"samples\": " + std::to_string(samples) + ", \"split\": " + detail::quote(split) +
+           ", \"part\": " + detail::quote(part) + ", \"seed\": " + std::to_string(seed) + "}";
+  }
+};
+
+class Dataset : public detail::Handle<ds_dataset, ds_dataset_destroy> {
+ public:
+  using Handle::Handle;
+
+  static Dataset open(const std::string& spec_json, const Tokenizer* tokenizer = nullptr) {
+    ds_dataset* out = nullptr;
+    check(ds_dataset_open(spec_json.c_str(), tokenizer ? tokenizer->get() : nullptr, &out));
+    return Dataset(out);
+  }
+  static Dataset open(const DatasetSpec& spec, const Tokenizer* tokenizer = nullptr) {
+    return open(spec.to_json(), tokenizer);
+  }
+  // Tokenises a file into PREFIX.bin and PREFIX.idx.
+  static void build(const std::string& input, const Tokenizer& tokenizer, bool append_end,
+                    const std::string& output_prefix) {
+    check(ds_dataset_build(input.c_str(), tokenizer.get(), append_end, output_prefix.c_str()));
+  }
+
+  int64_t size() const {
+    int64_t out = 0;
+    check(ds_dataset_size(get(), &out));
+    return out;
+  }
+  int64_t sequence_length() const {
+    int64_t out = 0;
+    check(ds_dataset_sequence_length(get(), &out));
+    return out;
+  }
+  Tensor sample(int64_t index) const {
+    ds_tensor* out = nullptr;
+    check(ds_dataset_sample(get(), index, &out));
+    return Tensor(out);
+  }
+};
+
+// ---- Models ------------------------------------------------------------------------------------
+
+struct GenerateOptions {
+  int64_t max_tokens = 64;
+  double temperature = 0;  // 0 = always the likeliest token
+  int64_t top_k = 0;       // 0 = all
+  double top_p = 0;        // 0 = all
+  int64_t seed = 0;
+  std::optional<int32_t> stop_token;
+};
+
+// Receives each new token; false stops the text, and generate() throws DS_ERR_CALLBACK.
+using TokenFunction = std::function<bool(int32_t token)>;
+
+class Model : public detail::Handle<ds_model, ds_model_destroy> {
+ public:
+  using Handle::Handle;
+
+  // Fresh weights.
+  static Model create(const std::string& config_json, int64_t seed) {
+    ds_model* out = nullptr;
+    check(ds_model_create(config_json.c_str(), seed, &out));
+    return Model(out);
+  }
+  // Weights of a Hugging Face folder or a checkpoint.
+  static Model open(const std::string& folder) {
+    ds_model* out = nullptr;
+    check(ds_model_open(folder.c_str(), &out));
+    return Model(out);
+  }
+  void export_to(const std::string& folder, int32_t dtype = DS_FLOAT32) {
+    check(ds_model_export(get(), folder.c_str(), dtype));
+  }
+
+  std::string config() const {
+    char* out = nullptr;
+    check(ds_model_config(get(), &out));
+    return detail::take(out);
+  }
+  int64_t parameter_count() const {
+    int64_t out = 0;
+    check(ds_model_parameter_count(get(), &out));
+    return out;
+  }
+  std::vector<std::string> tensor_names() const {
+    int64_t count = 0;
+    check(ds_model_tensor_count(get(), &count));
+    std::vector<std::string> names;
+    for (int64_t i = 0; i < count; ++i) {
+      char* name = nullptr;
+      check(ds_model_tensor_name(get(), i, &name));
+      names.push_back(detail::take(name));
+    }
+    return names;
+  }
+  Tensor tensor(const std::string& name) const {
+    ds_tensor* out = nullptr;
+    check(ds_model_get_tensor(get(), name.c_str(), &out));
+    return Tensor(out);
+  }
+  void set_tensor(const std::string& name, const Tensor& value) {
+    check(ds_model_set_tensor(get(), name.c_str(), value.get()));
+  }
+
+  // New token ids, without the prompt. An exception thrown by `on_token` stops the text and
+  // arrives here.
+  std::vector<int32_t> generate(const Tensor& prompt, const GenerateOptions& options = {},
+                                const TokenFunction& on_token = {}) {
+    ds_generate_options plain{};
+    plain.struct_size = sizeof plain;
+    plain.max_tokens = options.max_tokens;
+    plain.temperature = options.temperature;
+    plain.top_k = options.top_k;
+    plain.top_p = options.top_p;
+    plain.seed = options.seed;
+    plain.stop_token = options.stop_token.value_or(0);
+    plain.has_stop_token = options.stop_token.has_value();
+
+    struct Context {
+      const TokenFunction* function;
+      std::exception_ptr thrown;
+    } context{&on_token, nullptr};
+    const ds_token_fn trampoline = [](void* user_data, int32_t token) -> int32_t {
+      auto& self = *static_cast<Context*>(user_data);
+      try {
+        return (*self.function)(token) ? 0 : 1;
+      } catch (...) {
+        self.thrown = std::current_exception();
+        return 1;
+      }
+    };
+    ds_tensor* out = nullptr;
+    const ds_status status = ds_model_generate(get(), prompt.get(), &plain,
+                                               on_token ? trampoline : nullptr, &context, &out);
+    if (context.thrown) std::rethrow_exception(context.thrown);
+    check(status);
+    return Tensor(out).to_vector<int32_t>();
+  }
+
+  // float32 [batch, length, vocabulary].
+  Tensor logits(const Tensor& ids, const Tensor* attention_mask = nullptr) {
+    ds_tensor* out = nullptr;
+    check(
+        ds_model_logits(get(), ids.get(), attention_mask ? attention_mask->get() : nullptr, &out));
+    return Tensor(out);
+  }
+};
+
+// ---- Engine and optimizer ----------------------------------------------------------------------
+
+// The optimizer of an engine; valid while the engine lives.
+class Optimizer {
+ public:
+  explicit Optimizer(ds_optimizer* handle) noexcept : handle_(handle) {}
+  ds_optimizer* get() const noexcept { return handle_; }
+
+  // Updates applied so far.
+  int64_t step_count() const {
+    int64_t out = 0;
+    check(ds_optimizer_step_count(handle_, &out));
+    return out;
+  }
+  double lr() const {
+    double out = 0;
+    check(ds_optimizer_lr(handle_, &out));
+    return out;
+  }
+  void set_lr(double lr) { check(ds_optimizer_set_lr(handle_, lr)); }
+  // `state` is "exp_avg" or "exp_avg_sq".
+  Tensor state(const std::string& name, const std::string& state) const {
+    ds_tensor* out = nullptr;
+    check(ds_optimizer_get_state(handle_, name.c_str(), state.c_str(), &out));
+    return Tensor(out);
+  }
+  void set_state(const std::string& name, const std::string& state, const Tensor& value) {
+    check(ds_optimizer_set_state(handle_, name.c_str(), state.c_str(), value.get()));
+  }
+
+ private:
+  ds_optimizer* handle_;
+};
+
+using StepReport = ds_step_report;
+
+class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
+ public:
+  using Handle::Handle;
+
+  // `config_json` is a DeepSpeed configuration (docs/configuration.md).
+  Engine(const std::string& config_json, Model& model, Comm* comm = nullptr) {
+    ds_engine* out = nullptr;
+    check(ds_engine_create(config_json.c_str(), model.get(), comm ? comm->get() : nullptr, &out));
+    reset(out);
+  }
+
+  // The loss of one micro batch.
+  Tensor forward(const Tensor& ids, const Tensor& labels, const Tensor* attention_mask = nullptr) {
+    ds_tensor* const inputs[] = {ids.get(), labels.get(),
+                                 attention_mask ? attention_mask->get() : nullptr};
+    ds_tensor* out = nullptr;
+    check(ds_engine_forward(get(), inputs, attention_mask ? 3 : 2, &out));
+    return Tensor(out);
+  }
+  void backward(const Tensor& loss) { check(ds_engine_backward(get(), loss.get())); }
+  StepReport step() {
+    StepReport report = empty_report();
+    check(ds_engine_step(get(), &report));
+    return report;
+  }
+
+  void set_dataset(const Dataset* dataset) {
+    check(ds_engine_set_dataset(get(), dataset ? dataset->get() : nullptr));
+  }
+  StepReport train_batch() {
+    StepReport report = empty_report();
+    check(ds_engine_train_batch(get(), &report));
+    return report;
+  }
+  // Mean loss; `max_batches` 0 = the whole data set.
+  double evaluate(const Dataset& dataset, int64_t max_batches = 0) {
+    double out = 0;
+    check(ds_engine_evaluate(get(), dataset.get(), max_batches, &out));
+    return out;
+  }
+
+  // "" as a tag: "global_step<N>" when saving, the newest valid one when loading.
+  void save(const std::string& folder, const std::string& tag = "") {
+    check(ds_engine_save(get(), folder.c_str(), detail::or_null(tag)));
+  }
+  void load(const std::string& folder, const std::string& tag = "") {
+    check(ds_engine_load(get(), folder.c_str(), detail::or_null(tag)));
+  }
+  void set_tokenizer(const Tokenizer* tokenizer) {
+    check(ds_engine_set_tokenizer(get(), tokenizer ? tokenizer->get() : nullptr));
+  }
+  // "" takes the document away.
+  void set_client_state(const std::string& json) {
+    check(ds_engine_set_client_state(get(), detail::or_null(json)));
+  }
+  std::string client_state() const {
+    char* out = nullptr;
+    check(ds_engine_client_state(get(), &out));
+    return detail::take(out);
+  }
+
+  // The configuration as resolved, with the origin of each value.
+  std::string config() const {
+    char* out = nullptr;
+    check(ds_engine_config(get(), &out));
+    return detail::take(out);
+  }
+  std::string memory_report() const {
+    char* out = nullptr;
+    check(ds_engine_memory_report(get(), &out));
+    return detail::take(out);
+  }
+  int64_t global_step() const {
+    int64_t out = 0;
+    check(ds_engine_global_step(get(), &out));
+    return out;
+  }
+  int64_t samples() const {
+    int64_t out = 0;
+    check(ds_engine_samples(get(), &out));
+    return out;
+  }
+  Tensor gradient(const std::string& name) const {
+    ds_tensor* out = nullptr;
+    check(ds_engine_get_gradient(get(), name.c_str(), &out));
+    return Tensor(out);
+  }
+  Optimizer optimizer() const { return Optimizer(ds_engine_optimizer(get())); }
+
+ private:
+  static StepReport empty_report() noexcept {
+    StepReport report{};
+    report.struct_size = sizeof report;
+    return report;
+  }
+};
+
+// ---- Checkpoints on disk -----------------------------------------------------------------------
+
+// Describes a checkpoint as JSON; "" as a tag means the newest valid one.
+inline std::string inspect_checkpoint(const std::string& folder, const std::string& tag = "") {
+  char* out = nullptr;
+  check(ds_checkpoint_inspect(folder.c_str(), detail::or_null(tag), &out));
+  return detail::take(out);
+}
+// Reads every byte and throws when one is wrong.
+inline void verify_checkpoint(const std::string& folder, const std::string& tag = "") {
+  check(ds_checkpoint_verify(folder.c_str(), detail::or_null(tag)));
+}
+
+}  // namespace libds
+
+#endif  // DS_HPP

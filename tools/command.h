@@ -1,0 +1,42 @@
+// What the subcommands share: each file train.cc, generate.cc, ... adds one to the program.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include "ds.hpp"
+
+namespace tool {
+
+// Exit statuses; docs/cli.md promises them.
+constexpr int kDone = 0;
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+constexpr int kSignalBase = 128;  // plus the number of the signal: 130 after Ctrl-C
+
+// The run failed; the text is the whole message.
+struct Failure : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
+// The command line is wrong in a way that the parser alone cannot see.
+struct UsageError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
+// What main() runs after the command line was read; gives the exit status.
+using Action = std::function<int()>;
+
+void add_train(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
+void add_tokenize(CLI::App& app, Action& action);
+void add_tokenizer_train(CLI::App& app, Action& action);
+void add_inspect(CLI::App& app, Action& action);
+void add_export(CLI::App& app, Action& action);
+void add_report(CLI::App& app, Action& action);
+
+}  // namespace tool

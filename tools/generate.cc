@@ -1,0 +1,188 @@
+// `ds generate`: continues a prompt and prints the text as it comes.
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "files.h"
+#include "format.h"
+#include "signals.h"
+
+namespace tool {
+namespace {
+
+struct Options {
+  std::string model;
+  std::string prompt;
+  std::string tokenizer;
+  int64_t max_tokens = 64;
+  double temperature = 0.8;
+  int64_t top_k = 0;
+  double top_p = 0;
+  int64_t seed = 0;
+  bool no_prompt = false;
+  bool ignore_end = false;
+  bool stats = false;
+};
+
+// Prints tokens as text. A character may need several tokens: what is not complete waits.
+class TextStream {
+ public:
+  explicit TextStream(const libds::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+
+  void token(int32_t id) {
+    waiting_.push_back(id);
+    const std::string text = tokenizer_.decode(waiting_);
+    const size_t complete = waiting_.size() < kLongestWait ? complete_size(text) : text.size();
+    print(text, complete);
+    if (complete == text.size()) restart();
+  }
+
+  void finish() {
+    const std::string text = tokenizer_.decode(waiting_);
+    print(text, text.size());
+    restart();
+  }
+
+ private:
+  // Tokens that are decoded together at most, however broken their bytes are.
+  static constexpr size_t kLongestWait = 64;
+  static constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+
+  // Size without the last characters that a following byte may still repair: at most three bytes
+  // of a character are missing its end, each of which decodes to U+FFFD.
+  static size_t complete_size(std::string_view text) {
+    size_t size = text.size();
+    for (int i = 0; i < 3; ++i) {
+      if (size < kReplacement.size() ||
+          text.substr(size - kReplacement.size(), kReplacement.size()) != kReplacement) {
+        break;
+      }
+      size -= kReplacement.size();
+    }
+    return size;
+  }
+
+  void print(const std::string& text, size_t end) {
+    if (end > printed_) {
+      std::fwrite(text.data() + printed_, 1, end - printed_, stdout);
+      std::fflush(stdout);
+      printed_ = end;
+    }
+  }
+
+  void restart() {
+    waiting_.clear();
+    printed_ = 0;
+  }
+
+  const libds::Tokenizer& tokenizer_;
+  std::vector<int32_t> waiting_;
+  size_t printed_ = 0;
+};
+
+libds::Tokenizer open_tokenizer(const Options& o, const libds::Model& model) {
+  if (!o.tokenizer.empty()) return libds::Tokenizer::open(o.tokenizer);
+  try {
+    return libds::Tokenizer::open(o.model);
+  } catch (const libds::Error& error) {
+    if (error.status() != DS_ERR_NOT_FOUND) throw;
+  }
+  const Json config = parse_json(model.config(), "the model's configuration");
+  const int64_t vocabulary = config.value("vocab_size", int64_t{0});
+  if (vocabulary == 256) return libds::Tokenizer::bytes();
+  throw Failure(
+      format("%s holds no tokenizer and its vocabulary is %lld, not bytes: say which "
+             "with --tokenizer",
+             o.model.c_str(), static_cast<long long>(vocabulary)));
+}
+
+int run(const Options& o) {
+  libds::Model model = libds::Model::open(o.model);
+  const libds::Tokenizer tokenizer = open_tokenizer(o, model);
+  const std::string text = o.prompt == "-" ? read_text("-") : o.prompt;
+  const auto end_of_text = tokenizer.end_of_text();
+  libds::Tensor prompt = tokenizer.encode(text);
+  if (prompt.elements() == 0) {
+    if (!end_of_text) {
+      throw Failure("the prompt is empty and the tokenizer has no end-of-text token to begin with");
+    }
+    prompt = libds::Tensor::from(std::vector<int32_t>{*end_of_text});
+  }
+
+  libds::GenerateOptions how;
+  how.max_tokens = o.max_tokens;
+  how.temperature = o.temperature;
+  how.top_k = o.top_k;
+  how.top_p = o.top_p;
+  how.seed = o.seed;
+  if (!o.ignore_end) how.stop_token = end_of_text;
+
+  if (!o.no_prompt) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+  const SignalWatch signals;
+  TextStream stream(tokenizer);
+  int64_t count = 0;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    model.generate(prompt, how, [&](int32_t id) {
+      stream.token(id);
+      ++count;
+      return signals.pending() == 0;
+    });
+  } catch (const libds::Error& error) {
+    if (error.status() != DS_ERR_CALLBACK || signals.pending() == 0) throw;
+  }
+  stream.finish();
+  std::fputc('\n', stdout);
+  std::fflush(stdout);
+  if (o.stats) {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::fprintf(stderr, "%lld tokens in %.2f s, %.1f tokens/s\n", static_cast<long long>(count),
+                 seconds.count(), static_cast<double>(count) / std::max(seconds.count(), 1e-9));
+  }
+  return signals.pending() != 0 ? kSignalBase + signals.pending() : kDone;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Action& action) {
+  CLI::App* sub = app.add_subcommand("generate", "Continue a prompt");
+  auto options = std::make_shared<Options>();
+  Options& o = *options;
+  sub->add_option("--model", o.model, "folder with weights: Hugging Face or a checkpoint")
+      ->type_name("FOLDER")
+      ->required();
+  sub->add_option("--prompt", o.prompt, "text to continue; - reads standard input")
+      ->type_name("TEXT")
+      ->required();
+  sub->add_option("--max-tokens", o.max_tokens, "new tokens at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub->add_option("--temperature", o.temperature, "0 = always the likeliest token")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  sub->add_option("--top-k", o.top_k, "keep the k likeliest tokens; 0 = all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  sub->add_option("--top-p", o.top_p, "keep the likeliest tokens whose sum reaches p; 0 = all")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  sub->add_option("--seed", o.seed, "same seed, same text")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  sub->add_option("--tokenizer", o.tokenizer,
+                  "default: the one in FOLDER, else bytes if the vocabulary is 256")
+      ->type_name("FILE");
+  sub->add_flag("--no-prompt", o.no_prompt, "print only the new text");
+  sub->add_flag("--ignore-end", o.ignore_end, "go on after an end-of-text token");
+  sub->add_flag("--stats", o.stats, "print the speed to standard error");
+  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace tool

@@ -1,0 +1,41 @@
+// How a training run looks to a person: a bar on a terminal, plain lines elsewhere. Standard error.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ds.hpp"
+
+namespace tool {
+
+class Progress {
+ public:
+  // Steps first + 1 to total; elsewhere than on a terminal one line every `interval` steps.
+  Progress(int64_t first, int64_t total, int64_t interval, bool quiet);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void step(const libds::StepReport& report);
+  // A line of its own, above the bar.
+  void message(const std::string& text);
+
+ private:
+  std::string eta(int64_t step) const;
+  void draw(const std::string& text);
+  void clear();
+
+  int64_t first_;
+  int64_t total_;
+  int64_t interval_;
+  bool quiet_;
+  bool terminal_;
+  bool drawn_ = false;
+  double step_seconds_ = 0;       // smoothed
+  double tokens_per_second_ = 0;  // smoothed
+};
+
+// Tokens of a step per second, 0 when the step took no measurable time.
+double tokens_per_second(const libds::StepReport& report);
+
+}  // namespace tool

@@ -1,0 +1,121 @@
+// `ds train`: the options.
+#include <memory>
+
+#include "command.h"
+#include "train_options.h"
+
+namespace tool {
+namespace {
+
+void add_what_to_train(CLI::App& sub, TrainOptions& o) {
+  const char* group = "Model and data";
+  sub.add_option("--model", o.model,
+                 "config.json of a new model, or a folder with weights (Hugging Face or a "
+                 "checkpoint); not needed with --load")
+      ->type_name("CONFIG_OR_FOLDER")
+      ->group(group);
+  sub.add_option("--data", o.data, "text file, .jsonl file, or PREFIX of PREFIX.bin and PREFIX.idx")
+      ->type_name("FILE_OR_PREFIX")
+      ->required()
+      ->group(group);
+  sub.add_option("--tokenizer", o.tokenizer,
+                 "tokenizer.json, or a folder or checkpoint that holds one; without it text is "
+                 "read as bytes (a loaded checkpoint's own tokenizer goes on)")
+      ->type_name("FILE")
+      ->group(group);
+  sub.add_option("--sequence-length", o.sequence_length,
+                 "tokens per sample; default: the model's positions")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+  sub.add_option("--split", o.split,
+                 "shares of --data for training, validation, test; default 969,30,1")
+      ->type_name("A,B,C")
+      ->group(group);
+  sub.add_option("--valid-data", o.valid_data,
+                 "validate on this data; --data is then used for training as a whole")
+      ->type_name("FILE_OR_PREFIX")
+      ->group(group);
+}
+
+void add_how_to_train(CLI::App& sub, TrainOptions& o) {
+  const char* group = "Training";
+  sub.add_option("--config", o.config.path,
+                 "DeepSpeed configuration (docs/configuration.md); default: micro batch 8, AdamW, "
+                 "lr 3e-4, clipping 1")
+      ->type_name("DS_CONFIG.json")
+      ->group(group);
+  sub.add_option("--steps", o.steps,
+                 "optimizer steps in all, counted from the beginning of the training: a run loaded "
+                 "at step 10 with --steps 20 does 10 more")
+      ->required()
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+  sub.add_option("--seed", o.config.seed,
+                 "seed of new weights, data order and dropout; default: the configuration's "
+                 "\"seed\", else 1234")
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  sub.add_option("--threads", o.config.threads, "CPU threads; default: all that may be used")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+}
+
+void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
+  const char* group = "Checkpoints";
+  auto* save = sub.add_option("--save", o.save, "save here at the end and when interrupted")
+                   ->type_name("DIR")
+                   ->group(group);
+  sub.add_option("--save-interval", o.save_interval, "save also every N steps; 0 = not")
+      ->needs(save)
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  auto* load = sub.add_option("--load", o.load, "go on from the newest valid checkpoint here")
+                   ->type_name("DIR")
+                   ->group(group);
+  sub.add_option("--tag", o.tag, "checkpoint to load instead of the newest")
+      ->needs(load)
+      ->type_name("NAME")
+      ->group(group);
+
+  group = "Records";
+  sub.add_option("--metrics", o.metrics,
+                 "one JSON object per step; appended to with --load, else begun anew")
+      ->type_name("OUT.jsonl")
+      ->group(group);
+  sub.add_option("--tensorboard", o.config.tensorboard, "TensorBoard events")
+      ->type_name("DIR")
+      ->group(group);
+  sub.add_option("--csv", o.config.csv, "one CSV file per scalar")->type_name("DIR")->group(group);
+  sub.add_option("--eval-interval", o.eval_interval,
+                 "validate every N steps and at the end; 0 = never")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(group);
+  sub.add_option("--eval-batches", o.eval_batches, "micro batches per validation; 0 = all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(group);
+  sub.add_option("--log-interval", o.log_interval, "steps per line where there is no terminal")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(group);
+  sub.add_flag("--quiet", o.quiet, "no progress")->group(group);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Action& action) {
+  CLI::App* sub = app.add_subcommand("train", "Train a model on text or tokens");
+  auto options = std::make_shared<TrainOptions>();
+  add_what_to_train(*sub, *options);
+  add_how_to_train(*sub, *options);
+  add_checkpoints_and_records(*sub, *options);
+  sub->callback([&action, options] {
+    if (options->model.empty() && options->load.empty()) {
+      throw CLI::RequiredError("--model (or --load)");
+    }
+    action = [options] { return run_training(*options); };
+  });
+}
+
+}  // namespace tool

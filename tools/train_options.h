@@ -1,0 +1,35 @@
+// What the command line of `ds train` can say.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "run_config.h"
+
+namespace tool {
+
+struct TrainOptions {
+  std::string model;
+  ConfigOptions config;
+  std::string data;
+  std::string valid_data;
+  std::string tokenizer;
+  int64_t steps = 0;
+  std::string save;
+  std::string load;
+  std::string tag;
+  std::string metrics;
+  std::optional<int64_t> sequence_length;
+  std::optional<std::string> split;
+  int64_t eval_interval = 100;
+  int64_t eval_batches = 20;
+  int64_t save_interval = 0;
+  int64_t log_interval = 10;
+  bool quiet = false;
+};
+
+// Runs it; gives the exit status.
+int run_training(const TrainOptions& options);
+
+}  // namespace tool

@@ -1,0 +1,249 @@
+// `ds train`: one run, from the files to the last checkpoint.
+#include <cmath>
+#include <iostream>
+#include <optional>
+
+#include "command.h"
+#include "files.h"
+#include "format.h"
+#include "metrics.h"
+#include "progress.h"
+#include "signals.h"
+#include "train_options.h"
+
+namespace tool {
+namespace {
+
+constexpr const char* kDefaultSplit = "969,30,1";
+constexpr const char* kWholeSplit = "1,0,0";
+
+class Training {
+ public:
+  explicit Training(const TrainOptions& options) : o_(options) {}
+
+  int run();
+
+ private:
+  void open_model();
+  void open_tokenizer();
+  void open_engine();
+  void recall_run();
+  void open_data();
+  void describe() const;
+  std::optional<double> validate();
+  void save();
+  bool due(int64_t interval) const { return interval > 0 && step_ % interval == 0; }
+  std::string loaded_checkpoint() const {
+    return o_.tag.empty() ? o_.load : o_.load + "/" + o_.tag;
+  }
+  libds::DatasetSpec spec(const std::string& path, const char* part,
+                          const std::string& split) const;
+
+  const TrainOptions& o_;
+  RunConfig config_;
+  libds::Model model_;
+  Json model_config_;
+  libds::Tokenizer tokenizer_;
+  libds::Engine engine_;
+  libds::Dataset train_data_;
+  libds::Dataset valid_data_;  // empty when there is none
+  int64_t seed_ = 0;
+  int64_t sequence_length_ = 0;
+  std::string split_;
+  int64_t step_ = 0;
+  int64_t saved_step_ = -1;
+};
+
+bool is_prefix(const std::string& path) {
+  return !file_exists(path) && file_exists(path + ".bin") && file_exists(path + ".idx");
+}
+
+void Training::open_model() {
+  const std::string& path = o_.model.empty() ? o_.load : o_.model;
+  if (folder_exists(path)) {
+    model_ = libds::Model::open(o_.model.empty() ? loaded_checkpoint() : path);
+  } else {
+    model_ = libds::Model::create(read_text(path), config_.seed);
+  }
+  model_config_ = parse_json(model_.config(), "the model's configuration");
+}
+
+// The tokenizer of the option, else that of the checkpoint, else bytes. Token files need none.
+void Training::open_tokenizer() {
+  std::string source = o_.tokenizer;
+  if (!source.empty()) {
+    tokenizer_ = libds::Tokenizer::open(source);
+  } else if (!o_.load.empty()) {
+    source = loaded_checkpoint();
+    try {
+      tokenizer_ = libds::Tokenizer::open(source);
+    } catch (const libds::Error& error) {
+      if (error.status() != DS_ERR_NOT_FOUND) throw;
+    }
+  }
+  if (!tokenizer_ && !is_prefix(o_.data)) {
+    tokenizer_ = libds::Tokenizer::bytes();
+    source = "bytes";
+  }
+  if (!tokenizer_) return;
+  const int64_t tokens = tokenizer_.vocab_size();
+  const int64_t room = model_config_.value("vocab_size", int64_t{0});
+  if (room < tokens) {
+    throw Failure(
+        format("the model's vocab_size is %lld, but the tokenizer (%s) has %lld tokens: "
+               "raise vocab_size in the model's config.json or train a smaller tokenizer",
+               static_cast<long long>(room), source.c_str(), static_cast<long long>(tokens)));
+  }
+}
+
+void Training::open_engine() {
+  engine_ = libds::Engine(config_.text, model_);
+  if (!config_.understood) {
+    throw Failure("the configuration " + o_.config.path + " must be one JSON object");
+  }
+  if (!o_.load.empty()) engine_.load(o_.load, o_.tag);
+  step_ = engine_.global_step();
+  if (tokenizer_) engine_.set_tokenizer(&tokenizer_);
+}
+
+// What the data depend on comes from the options, else from the run that is resumed, so that a
+// resumed run sees the same samples.
+void Training::recall_run() {
+  const Json state = parse_json(engine_.client_state(), "the checkpoint's client state");
+  const Json before = state.is_object() ? state.value("ds_train", Json::object()) : Json::object();
+  if (!before.is_object()) throw Failure("the checkpoint's client state \"ds_train\" is no object");
+  seed_ = o_.config.seed ? config_.seed : before.value("seed", config_.seed);
+  split_ = o_.split ? *o_.split
+                    : before.value("split", o_.valid_data.empty() ? kDefaultSplit : kWholeSplit);
+
+  int64_t positions = 0;
+  for (const char* key : {"n_positions", "max_position_embeddings", "n_ctx"}) {
+    if (positions == 0) positions = model_config_.value(key, int64_t{0});
+  }
+  const int64_t wanted = before.value("sequence_length", positions);
+  sequence_length_ = o_.sequence_length.value_or(wanted);
+  if (sequence_length_ <= 0) {
+    throw UsageError("--sequence-length is required: the model's config.json names no positions");
+  }
+
+  Json now = {{"seed", seed_}, {"split", split_}, {"sequence_length", sequence_length_}};
+  if (!before.empty()) {
+    for (const auto& [key, value] : now.items()) {
+      if (before.contains(key) && before[key] != value) {
+        std::cerr << "ds: warning: the loaded run used " << key << " " << before[key]
+                  << ", this one " << value << ": its samples differ from an uninterrupted run\n";
+      }
+    }
+  }
+  Json next = state.is_object() ? state : Json::object();
+  next["ds_train"] = std::move(now);
+  engine_.set_client_state(next.dump());
+}
+
+libds::DatasetSpec Training::spec(const std::string& path, const char* part,
+                                  const std::string& split) const {
+  libds::DatasetSpec spec;
+  spec.path = path;
+  spec.sequence_length = sequence_length_;
+  spec.split = split;
+  spec.part = part;
+  spec.seed = seed_;
+  return spec;
+}
+
+void Training::open_data() {
+  const libds::Tokenizer* tokenizer = tokenizer_ ? &tokenizer_ : nullptr;
+  train_data_ = libds::Dataset::open(spec(o_.data, "train", split_), tokenizer);
+  engine_.set_dataset(&train_data_);
+  if (o_.eval_interval == 0) return;
+  if (!o_.valid_data.empty()) {
+    valid_data_ = libds::Dataset::open(spec(o_.valid_data, "train", kWholeSplit), tokenizer);
+    return;
+  }
+  try {
+    valid_data_ = libds::Dataset::open(spec(o_.data, "valid", split_), tokenizer);
+  } catch (const libds::Error& error) {
+    // Too little text for a validation part is no reason not to train.
+    if (!o_.quiet) std::cerr << "ds: note: no validation: " << error.what() << "\n";
+  }
+}
+
+void Training::describe() const {
+  if (o_.quiet) return;
+  const Json resolved = parse_json(engine_.config(), "the engine's configuration");
+  const Json batch = resolved["config"].value("train_batch_size", Json());
+  std::cerr << "model " << model_config_.value("model_type", std::string("?")) << ", "
+            << format_count(static_cast<double>(model_.parameter_count())) << " parameters; "
+            << train_data_.size() << " training samples of " << sequence_length_ << " tokens, ";
+  if (valid_data_) std::cerr << valid_data_.size() << " for validation, ";
+  std::cerr << "batch " << batch << ", seed " << seed_ << "\n";
+  if (step_ > 0) std::cerr << "loaded " << o_.load << " at step " << step_ << "\n";
+}
+
+std::optional<double> Training::validate() {
+  if (!valid_data_) return std::nullopt;
+  return engine_.evaluate(valid_data_, o_.eval_batches);
+}
+
+void Training::save() {
+  if (o_.save.empty() || saved_step_ == step_) return;
+  engine_.save(o_.save);
+  saved_step_ = step_;
+}
+
+int Training::run() {
+  config_ = load_config(o_.config);
+  if (!o_.save.empty()) make_folder(o_.save);
+  open_model();
+  open_tokenizer();
+  open_engine();
+  recall_run();
+  open_data();
+  describe();
+  if (step_ >= o_.steps) {
+    std::cout << "nothing to do: the loaded run is at step " << step_ << ", --steps is " << o_.steps
+              << "\n";
+    save();
+    return kDone;
+  }
+
+  MetricsFile metrics(o_.metrics, !o_.load.empty());
+  Progress progress(step_, o_.steps, o_.log_interval, o_.quiet);
+  const SignalWatch signals;
+  libds::StepReport report{};
+  while (step_ < o_.steps && signals.pending() == 0) {
+    report = engine_.train_batch();
+    step_ = report.step;
+    progress.step(report);
+    const bool last = step_ >= o_.steps;
+    std::optional<double> valid_loss;
+    if (signals.pending() == 0 && (last || due(o_.eval_interval))) valid_loss = validate();
+    metrics.write(report, valid_loss);
+    if (valid_loss) {
+      progress.message(format("step %lld  validation loss %.4f  perplexity %.2f",
+                              static_cast<long long>(step_), *valid_loss, std::exp(*valid_loss)));
+    }
+    if (due(o_.save_interval)) {
+      save();
+      progress.message("saved " + o_.save + " at step " + std::to_string(step_));
+    }
+  }
+  const bool unsaved = saved_step_ != step_;
+  save();
+  if (!o_.save.empty() && unsaved) {
+    progress.message("saved " + o_.save + " at step " + std::to_string(step_));
+  }
+  if (signals.pending() != 0) {
+    progress.message("interrupted after step " + std::to_string(step_) +
+                     (o_.save.empty() ? ": nothing is saved without --save" : ""));
+    return kSignalBase + signals.pending();
+  }
+  progress.message("done: step " + std::to_string(step_) + ", loss " + format("%.4f", report.loss));
+  return kDone;
+}
+
+}  // namespace
+
+int run_training(const TrainOptions& options) { return Training(options).run(); }
+
+}  // namespace tool
