@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/philox.h"
+#include "models/inputs.h"
 #include "ops/elementwise.h"
 
 namespace ds::infer {
@@ -16,15 +17,6 @@ Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
   Tensor y = ctx.workspace(DType::kFloat32, x.shape());
   ops::cast(ctx, x, y);
   return y;
-}
-
-// Positions first, first + 1, ... for every sequence of [batch, length].
-Tensor positions(const OpContext& ctx, int64_t batch, int64_t length, int64_t first) {
-  Tensor ids = ctx.workspace(DType::kInt32, {batch, length});
-  for (int64_t i = 0; i < batch * length; ++i) {
-    ids.data<int32_t>()[i] = static_cast<int32_t>(first + i % length);
-  }
-  return ids;
 }
 
 nn::TapeOptions inference_options() {
@@ -53,7 +45,7 @@ class Decoder {
     models::Batch batch;
     batch.ids = ctx_.workspace(DType::kInt32, {1, n});
     std::copy(tokens.begin(), tokens.end(), batch.ids.data<int32_t>());
-    batch.position_ids = positions(ctx_, 1, n, cache_.length());
+    batch.position_ids = models::position_ids(ctx_, 1, n, cache_.length());
     nn::Tape tape(ctx_, store_, inference_options());
     models::ForwardOptions forward;
     forward.cache = &cache_;
@@ -122,7 +114,7 @@ Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
   models::Batch batch;
   batch.ids = ids;
   batch.key_mask = key_mask;
-  batch.position_ids = positions(ctx, ids.size(0), ids.size(1), 0);
+  batch.position_ids = models::position_ids(ctx, ids.size(0), ids.size(1), 0);
   nn::Tape tape(ctx, store, inference_options());
   return to_fp32(ctx, architecture.logits(tape, batch, {}).data);
 }

@@ -73,6 +73,14 @@ Tensor label_ids(const OpContext& ctx, const Tensor& labels, const Tensor& ids, 
   return convert(ctx, labels, "labels", vocab, true);
 }
 
+Tensor position_ids(const OpContext& ctx, int64_t batch, int64_t length, int64_t first) {
+  Tensor ids = ctx.workspace(DType::kInt32, {batch, length});
+  for (int64_t i = 0; i < batch * length; ++i) {
+    ids.data<int32_t>()[i] = static_cast<int32_t>(first + i % length);
+  }
+  return ids;
+}
+
 Tensor key_mask(const OpContext& ctx, const Tensor& mask, const Tensor& ids) {
   if (!mask) return {};
   check_same_shape(mask, "attention mask", ids);

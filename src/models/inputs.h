@@ -11,6 +11,9 @@ Tensor token_ids(const OpContext& ctx, const Tensor& ids, const char* what, int6
 // The same for labels, where ops::kIgnoreLabel is allowed too. Must have the shape of `ids`.
 Tensor label_ids(const OpContext& ctx, const Tensor& labels, const Tensor& ids, int64_t vocab);
 
+// first, first + 1, ... for every sequence of [batch, length].
+Tensor position_ids(const OpContext& ctx, int64_t batch, int64_t length, int64_t first);
+
 // uint8, bool, int32 or int64 of the shape of `ids` -> uint8, nonzero = visible. No tensor stays
 // none.
 Tensor key_mask(const OpContext& ctx, const Tensor& mask, const Tensor& ids);
