@@ -1,0 +1,240 @@
+#include "capi/report.h"
+
+#include <hwy/highway.h>
+#include <isa-l.h>
+#include <unistd.h>
+#include <utf8proc.h>
+#include <xxhash.h>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include <flatbuffers/base.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "base/thread_pool.h"
+#include "capi/cpu_features.h"
+#include "ds.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+namespace ds::capi {
+namespace {
+
+std::string version_text(int major, int minor, int patch) {
+  return str_cat(major, ".", minor, ".", patch);
+}
+
+Json build_section() {
+  Json build = Json::object();
+#if defined(__clang__)
+  build["compiler"] = str_cat("clang ", __clang_version__);
+#else
+  build["compiler"] = str_cat("gcc ", __VERSION__);
+#endif
+  build["type"] = DS_BUILD_TYPE;
+  build["sanitizers"] = DS_BUILD_SANITIZE;
+  build["cuda"] = DS_BUILD_CUDA != 0;
+#if defined(__x86_64__)
+  build["architecture"] = "x86_64";
+#elif defined(__aarch64__)
+  build["architecture"] = "aarch64";
+#else
+  build["architecture"] = "other";
+#endif
+  return build;
+}
+
+std::string pcre2_version() {
+  const int size = pcre2_config(PCRE2_CONFIG_VERSION, nullptr);
+  if (size <= 0) return "unknown";
+  std::string text(static_cast<size_t>(size), '\0');
+  if (pcre2_config(PCRE2_CONFIG_VERSION, text.data()) <= 0) return "unknown";
+  return text.substr(0, text.find_first_of(std::string_view("\0 ", 2)));
+}
+
+// The versions of what is loaded, where a library can say it; else of the headers compiled in.
+Json libraries_section() {
+  const dnnl_version_t* const dnnl = dnnl_version();
+  Json libraries = Json::object();
+  libraries["oneDNN"] = version_text(dnnl->major, dnnl->minor, dnnl->patch);
+  libraries["Highway"] = version_text(HWY_MAJOR, HWY_MINOR, HWY_PATCH);
+  libraries["FlatBuffers"] = version_text(FLATBUFFERS_VERSION_MAJOR, FLATBUFFERS_VERSION_MINOR,
+                                          FLATBUFFERS_VERSION_REVISION);
+  libraries["PCRE2"] = pcre2_version();
+  libraries["utf8proc"] = utf8proc_version();
+  libraries["nlohmann-json"] = version_text(
+      NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH);
+  libraries["ISA-L"] = version_text(ISAL_MAJOR_VERSION, ISAL_MINOR_VERSION, ISAL_PATCH_VERSION);
+  libraries["xxHash"] = version_text(XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE);
+  return libraries;
+}
+
+std::string_view dnnl_isa_name() {
+  switch (dnnl::get_effective_cpu_isa()) {
+    case dnnl::cpu_isa::sse41:
+      return "SSE4.1";
+    case dnnl::cpu_isa::avx:
+      return "AVX";
+    case dnnl::cpu_isa::avx2:
+      return "AVX2";
+    case dnnl::cpu_isa::avx2_vnni:
+      return "AVX2 with VNNI";
+    case dnnl::cpu_isa::avx512_core:
+      return "AVX-512";
+    case dnnl::cpu_isa::avx512_core_vnni:
+      return "AVX-512 with VNNI";
+    case dnnl::cpu_isa::avx512_core_bf16:
+      return "AVX-512 with BF16";
+    case dnnl::cpu_isa::avx512_core_amx:
+      return "AVX-512 with AMX";
+    case dnnl::cpu_isa::all:
+      return "all";
+    default:
+      return "other";
+  }
+}
+
+Json kernels_section() {
+  Json compiled = Json::array();
+  Json usable = Json::array();
+  const int64_t supported = hwy::SupportedTargets();
+  std::string chosen = "none";
+  // Highway numbers better targets with lower bits and runs the best one.
+  for (int bit = 62; bit >= 0; --bit) {
+    const int64_t target = int64_t{1} << bit;
+    if ((HWY_TARGETS & target) == 0) continue;
+    compiled.push_back(hwy::TargetName(target));
+    if ((supported & target) == 0) continue;
+    usable.push_back(hwy::TargetName(target));
+    chosen = hwy::TargetName(target);
+  }
+  Json kernels = Json::object();
+  kernels["simd_compiled"] = std::move(compiled);
+  kernels["simd_usable"] = std::move(usable);
+  kernels["simd_chosen"] = chosen;
+  kernels["matrix_products"] = str_cat("oneDNN, ", dnnl_isa_name());
+  return kernels;
+}
+
+Json cpu_section(const CpuFeatures& cpu) {
+  Json section = Json::object();
+  section["model"] = cpu.model;
+  Json features = Json::object();
+  for (const CpuFeature& feature : cpu.features) features[feature.name] = feature.usable;
+  section["features"] = std::move(features);
+  const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
+  section["online"] = static_cast<int64_t>(online);
+  section["allowed"] = ThreadPool::available_cpus();
+  return section;
+}
+
+// One number from a one-line file of the kernel; -1 when there is none.
+int64_t number_in(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  int64_t value = -1;
+  return file >> value ? value : -1;
+}
+
+int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  int64_t kib = 0;
+  std::string unit;
+  while (file >> key >> kib) {
+    if (key == "MemAvailable:") return kib * 1024;
+    std::getline(file, unit);
+  }
+  return -1;
+}
+
+Json memory_section() {
+  Json memory = Json::object();
+  const int64_t page = ::sysconf(_SC_PAGESIZE);
+  const int64_t pages = ::sysconf(_SC_PHYS_PAGES);
+  memory["total_bytes"] = pages > 0 && page > 0 ? pages * page : -1;
+  memory["available_bytes"] = available_memory();
+  // The limit of the container, when there is one.
+  int64_t limit = number_in("/sys/fs/cgroup/memory.max");
+  if (limit < 0) limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+  if (limit > 0 && limit < int64_t{1} << 60) memory["limit_bytes"] = limit;
+  memory["page_bytes"] = page;
+  return memory;
+}
+
+Json feature(std::string_view name, bool usable, std::string_view reason) {
+  Json entry = Json::object();
+  entry["feature"] = name;
+  entry["usable"] = usable;
+  entry["reason"] = reason;
+  return entry;
+}
+
+std::string_view huge_pages_mode() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string line;
+  if (!std::getline(file, line)) return "";
+  for (const std::string_view mode : {"always", "madvise", "never"}) {
+    if (line.find(str_cat("[", mode, "]")) != std::string::npos) return mode;
+  }
+  return "";
+}
+
+Json compatibility_section(const CpuFeatures& cpu, std::string_view simd) {
+  Json list = Json::array();
+  list.push_back(feature("cpu", true, "training and generation run on the CPU"));
+  list.push_back(feature("float32", true, "the default element type"));
+  const bool bf16 = cpu.has("avx512_bf16") || cpu.has("amx_bf16");
+  list.push_back(feature("bfloat16", true,
+                         bf16 ? "this CPU multiplies bfloat16 matrices itself"
+                              : "this CPU has no bfloat16 instructions (AVX512_BF16, AMX): halves "
+                                "memory, but is computed in float32"));
+  const bool wide = cpu.has("avx2") || cpu.has("avx512f");
+  list.push_back(feature("wide_simd", wide,
+                         wide ? str_cat("kernels run with ", simd)
+                              : str_cat("this CPU lacks AVX2; kernels run with ", simd)));
+  const std::string_view pages = huge_pages_mode();
+  const bool huge = pages == "always" || pages == "madvise";
+  list.push_back(feature("huge_pages", huge,
+                         huge ? "large blocks ask for transparent huge pages"
+                              : "transparent huge pages are off in this kernel "
+                                "(/sys/kernel/mm/transparent_hugepage/enabled)"));
+  list.push_back(feature("cuda", false,
+                         DS_BUILD_CUDA != 0
+                             ? "this version has no CUDA device yet"
+                             : "built without CUDA; this version computes on the CPU only"));
+  list.push_back(
+      feature("many_processes", false, "this version trains with one process (world_size 1)"));
+  list.push_back(feature("dlpack_cpu", true, "DLPack 1.x and the struct before 1.0"));
+  list.push_back(feature("dlpack_cuda", false, "tensors must lie in host memory"));
+  return list;
+}
+
+}  // namespace
+
+std::string report_json() {
+  const CpuFeatures cpu = cpu_features();
+  Json report = Json::object();
+  report["version"] = ds_version();
+  report["abi_version"] = ds_abi_version();
+  report["build"] = build_section();
+  report["libraries"] = libraries_section();
+  report["cpu"] = cpu_section(cpu);
+  report["kernels"] = kernels_section();
+  report["memory"] = memory_section();
+  Json gpu = Json::object();
+  gpu["usable"] = false;
+  gpu["reason"] = DS_BUILD_CUDA != 0 ? "this version has no CUDA device yet"
+                                     : "built without CUDA (DS_WITH_CUDA is off)";
+  report["gpu"] = std::move(gpu);
+  const std::string simd = report["kernels"]["simd_chosen"];
+  report["compatibility"] = compatibility_section(cpu, simd);
+  return dump_json(report, 2);
+}
+
+}  // namespace ds::capi

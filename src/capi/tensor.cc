@@ -1,0 +1,222 @@
+// Tensors of ds.h: creation, wrapping, DLPack, questions, reading and writing.
+#include <span>
+
+#include "capi/args.h"
+#include "capi/fence.h"
+#include "capi/scalar.h"
+#include "capi/tensor_object.h"
+#include "tensor/dlpack.h"
+#include "tensor/lent_memory.h"
+
+namespace ds::capi {
+
+static_assert(static_cast<int32_t>(DType::kFloat32) == DS_FLOAT32);
+static_assert(static_cast<int32_t>(DType::kFloat64) == DS_FLOAT64);
+static_assert(static_cast<int32_t>(DType::kFloat16) == DS_FLOAT16);
+static_assert(static_cast<int32_t>(DType::kBFloat16) == DS_BFLOAT16);
+static_assert(static_cast<int32_t>(DType::kInt8) == DS_INT8);
+static_assert(static_cast<int32_t>(DType::kInt16) == DS_INT16);
+static_assert(static_cast<int32_t>(DType::kInt32) == DS_INT32);
+static_assert(static_cast<int32_t>(DType::kInt64) == DS_INT64);
+static_assert(static_cast<int32_t>(DType::kUInt8) == DS_UINT8);
+static_assert(static_cast<int32_t>(DType::kUInt16) == DS_UINT16);
+static_assert(static_cast<int32_t>(DType::kUInt32) == DS_UINT32);
+static_assert(static_cast<int32_t>(DType::kUInt64) == DS_UINT64);
+static_assert(static_cast<int32_t>(DType::kBool) == DS_BOOL);
+static_assert(static_cast<int32_t>(DeviceKind::kCpu) == DS_DEVICE_CPU);
+static_assert(static_cast<int32_t>(DeviceKind::kCuda) == DS_DEVICE_CUDA);
+
+ds_tensor* publish_tensor(Tensor tensor) {
+  return publish<ds_tensor>(std::make_shared<TensorObject>(std::move(tensor)));
+}
+
+Shape shape_param(const int64_t* shape, int32_t ndim) {
+  DS_CHECK(ndim >= 0 && ndim <= kMaxDims, Code::kInvalidArgument, "ndim is ", ndim, "; 0 to ",
+           kMaxDims, " are supported");
+  DS_CHECK(shape != nullptr || ndim == 0, Code::kInvalidArgument, "shape is NULL");
+  return Shape(std::span<const int64_t>(shape, static_cast<size_t>(ndim)));
+}
+
+DType dtype_param(int32_t dtype, const char* parameter) {
+  DS_CHECK(is_dtype(dtype), Code::kInvalidArgument, parameter, " is ", dtype,
+           ", which is no ds_dtype");
+  return static_cast<DType>(dtype);
+}
+
+namespace {
+
+// Gives out a tensor over lent memory. Only once its handle exists is the lease armed: until then a
+// failure leaves the memory with the caller, unreleased.
+void publish_lent(const LentTensor& lent, ds_tensor*& out) {
+  ds_tensor* const handle = publish_tensor(lent.tensor);
+  lent.lease->arm();
+  out = handle;
+}
+
+int dim_param(const Tensor& tensor, int32_t dim) {
+  DS_CHECK(dim >= 0 && dim < tensor.dims(), Code::kInvalidArgument, "dim is ", dim,
+           "; the tensor has ", tensor.dims(), " dimensions");
+  return dim;
+}
+
+void check_buffer(const Tensor& tensor, const void* buffer, int64_t size) {
+  DS_CHECK(size == tensor.bytes(), Code::kInvalidArgument, "size is ", size, "; the tensor ",
+           dtype_name(tensor.dtype()), " ", tensor.shape().text(), " has ", tensor.bytes(),
+           " bytes");
+  DS_CHECK(buffer != nullptr || size == 0, Code::kInvalidArgument, "buffer is NULL");
+}
+
+}  // namespace
+}  // namespace ds::capi
+
+using namespace ds;        // NOLINT: this file defines the C functions of this namespace
+using namespace ds::capi;  // NOLINT
+
+ds_status ds_tensor_create(int32_t dtype, const int64_t* shape, int32_t ndim,
+                           ds_tensor** out_tensor) {
+  return guard(__func__, [&] {
+    ds_tensor*& out = out_param(out_tensor, "out_tensor");
+    const DType type = dtype_param(dtype, "dtype");
+    CpuDeviceOptions options;
+    options.cache = false;
+    out = publish_tensor(
+        Tensor::zeros(make_cpu_device(options), type, shape_param(shape, ndim), MemoryTag::kOther));
+  });
+}
+
+ds_status ds_tensor_from_buffer(void* data, int32_t dtype, const int64_t* shape,
+                                const int64_t* strides, int32_t ndim,
+                                void (*release)(void* user_data), void* user_data,
+                                ds_tensor** out_tensor) {
+  return guard(__func__, [&] {
+    ds_tensor*& out = out_param(out_tensor, "out_tensor");
+    const DType type = dtype_param(dtype, "dtype");
+    const Shape sizes = shape_param(shape, ndim);
+    std::span<const int64_t> steps;
+    if (strides != nullptr) steps = {strides, static_cast<size_t>(ndim)};
+    for (size_t i = 0; i < steps.size(); ++i) {
+      DS_CHECK(steps[i] >= 0, Code::kInvalidArgument, "stride ", i, " is negative: ", steps[i]);
+    }
+    publish_lent(lend_host_memory(data, type, sizes, steps, /*read_only=*/false,
+                                  [release, user_data] {
+                                    if (release != nullptr) release(user_data);
+                                  }),
+                 out);
+  });
+}
+
+ds_status ds_tensor_from_dlpack(struct DLManagedTensorVersioned* managed, void* stream,
+                                ds_tensor** out_tensor) {
+  return guard(__func__, [&] {
+    ds_tensor*& out = out_param(out_tensor, "out_tensor");
+    publish_lent(import_dlpack(managed, stream), out);
+  });
+}
+
+ds_status ds_tensor_from_dlpack_legacy(struct DLManagedTensor* managed, void* stream,
+                                       ds_tensor** out_tensor) {
+  return guard(__func__, [&] {
+    ds_tensor*& out = out_param(out_tensor, "out_tensor");
+    publish_lent(import_dlpack(managed, stream), out);
+  });
+}
+
+ds_status ds_tensor_to_dlpack(const ds_tensor* tensor, void* stream,
+                              struct DLManagedTensorVersioned** out_managed) {
+  return guard(__func__, [&] {
+    const auto object = enter(tensor, "tensor", Entry::kShared);
+    out_param(out_managed, "out_managed") = export_dlpack(object->tensor, stream);
+  });
+}
+
+ds_status ds_tensor_to_dlpack_legacy(const ds_tensor* tensor, void* stream,
+                                     struct DLManagedTensor** out_managed) {
+  return guard(__func__, [&] {
+    const auto object = enter(tensor, "tensor", Entry::kShared);
+    out_param(out_managed, "out_managed") = export_dlpack_legacy(object->tensor, stream);
+  });
+}
+
+ds_status ds_tensor_dtype(const ds_tensor* tensor, int32_t* out_dtype) {
+  return guard(__func__, [&] {
+    const auto object = look_up(tensor, "tensor");
+    out_param(out_dtype, "out_dtype") = static_cast<int32_t>(object->tensor.dtype());
+  });
+}
+
+ds_status ds_tensor_ndim(const ds_tensor* tensor, int32_t* out_ndim) {
+  return guard(__func__, [&] {
+    const auto object = look_up(tensor, "tensor");
+    out_param(out_ndim, "out_ndim") = object->tensor.dims();
+  });
+}
+
+ds_status ds_tensor_size(const ds_tensor* tensor, int32_t dim, int64_t* out_size) {
+  return guard(__func__, [&] {
+    const auto object = look_up(tensor, "tensor");
+    int64_t& out = out_param(out_size, "out_size");
+    out = object->tensor.size(dim_param(object->tensor, dim));
+  });
+}
+
+ds_status ds_tensor_stride(const ds_tensor* tensor, int32_t dim, int64_t* out_stride) {
+  return guard(__func__, [&] {
+    const auto object = look_up(tensor, "tensor");
+    int64_t& out = out_param(out_stride, "out_stride");
+    out = object->tensor.stride(dim_param(object->tensor, dim));
+  });
+}
+
+ds_status ds_tensor_elements(const ds_tensor* tensor, int64_t* out_elements) {
+  return guard(__func__, [&] {
+    const auto object = look_up(tensor, "tensor");
+    out_param(out_elements, "out_elements") = object->tensor.elements();
+  });
+}
+
+ds_status ds_tensor_device(const ds_tensor* tensor, int32_t* out_device_kind) {
+  return guard(__func__, [&] {
+    const auto object = look_up(tensor, "tensor");
+    out_param(out_device_kind, "out_device_kind") =
+        static_cast<int32_t>(object->tensor.storage()->device_kind());
+  });
+}
+
+ds_status ds_tensor_data(const ds_tensor* tensor, void** out_data) {
+  return guard(__func__, [&] {
+    const auto object = look_up(tensor, "tensor");
+    const Tensor& t = object->tensor;
+    out_param(out_data, "out_data") = t.elements() > 0 ? t.raw() : nullptr;
+  });
+}
+
+ds_status ds_tensor_read(const ds_tensor* tensor, void* buffer, int64_t size) {
+  return guard(__func__, [&] {
+    const auto object = enter(tensor, "tensor", Entry::kShared);
+    check_buffer(object->tensor, buffer, size);
+    copy_to_packed(object->tensor, buffer);
+  });
+}
+
+ds_status ds_tensor_write(ds_tensor* tensor, const void* buffer, int64_t size) {
+  return guard(__func__, [&] {
+    const auto object = enter(tensor, "tensor");
+    check_buffer(object->tensor, buffer, size);
+    DS_CHECK(!object->tensor.storage()->read_only(), Code::kState,
+             "the tensor is read-only: its owner lent it that way");
+    copy_from_packed(object->tensor, buffer);
+  });
+}
+
+ds_status ds_tensor_item(const ds_tensor* tensor, double* out_value) {
+  return guard(__func__, [&] {
+    const auto object = enter(tensor, "tensor", Entry::kShared);
+    double& out = out_param(out_value, "out_value");
+    const Tensor& t = object->tensor;
+    DS_CHECK(t.elements() == 1, Code::kInvalidArgument, "the tensor of shape ", t.shape().text(),
+             " has ", t.elements(), " elements; exactly 1 is needed");
+    out = scalar_value(t.raw(), t.dtype());
+  });
+}
+
+void ds_tensor_destroy(ds_tensor* tensor) { end_handle(tensor); }

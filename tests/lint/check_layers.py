@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""Checks the house rules that a compiler does not: who may include whom, file sizes, and that the
+library never prints, exits, forks or changes signals and the environment.
+
+Usage: check_layers.py [SOURCE_ROOT]; prints each violation as file:line: text and fails if any.
+       check_layers.py --self-test: each rule must catch a made-up violation.
+"""
+
+import pathlib
+import re
+import sys
+import tempfile
+
+# Bottom to top, as docs/architecture.md lists them. A folder may include itself and lower ones.
+FLOORS = [
+    "base", "config", "device", "tensor", "observe", "io", "kernels", "ops", "comm", "data",
+    "checkpoint", "nn", "optim", "zero", "models", "infer", "engine", "capi",
+]
+MAX_BYTES = 64 * 1024
+SOURCE_SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cu", ".cuh", ".inc"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+# Calls that a library inside somebody else's process must not make: pattern, what it is, and the
+# files that may (the log sink's default, which writes to standard error).
+FORBIDDEN_CALLS = [
+    (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:_?exit|quick_exit|_Exit|abort|terminate)\s*\("),
+     "ends the process", set()),
+    (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:v?printf|puts|putchar|perror)\s*\("),
+     "prints", set()),
+    (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:v?fprintf|fputs|fputc|putc)\s*\("),
+     "prints", {"src/base/log.cc"}),
+    (re.compile(r"\bstd::(?:cout|cerr|clog)\b"), "prints", set()),
+    (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:setenv|unsetenv|putenv|clearenv)\s*\("),
+     "changes the environment", set()),
+    (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:signal|sigaction|sigprocmask|pthread_sigmask|raise)"
+                r"\s*\("), "touches signals", set()),
+    (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:fork|vfork|system|popen|execl|execv|execvp|execve|"
+                r"posix_spawn|posix_spawnp)\s*\("), "starts a process", set()),
+    (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:setlocale|chdir|umask)\s*\(|\bstd::locale::global\b"
+                r"|\bcurrent_path\s*\(\s*[^)\s]"), "changes a setting of the whole process", set()),
+    (re.compile(r"(?<![\w.>:])(?<!void )(?:std::)?assert\s*\("), "may end the process", set()),
+]
+
+
+def strip_comments_and_strings(text):
+    """Blanks comments, strings and characters, keeping line numbers."""
+    pattern = re.compile(
+        r'R"([^()\\ ]{0,16})\(.*?\)\1"|//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'
+        r"(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'", re.S)
+    return pattern.sub(lambda m: "\n" * m.group(0).count("\n") or " ", text)
+
+
+def floor_of(relative):
+    """The floor a file lives on, or None for what is outside src and kernels."""
+    parts = relative.parts
+    if parts[0] == "src" and len(parts) > 2:
+        return parts[1]
+    if parts[0] == "kernels":
+        return "kernels"
+    return None
+
+
+def floor_of_include(target, quoted_by, root):
+    """The floor that an #include names, or None when it is not one of ours."""
+    first = target.split("/", 1)[0]
+    if "/" in target and first in FLOORS:
+        return first
+    beside = (quoted_by.parent / target).resolve()
+    try:
+        return floor_of(beside.relative_to(root)) if beside.is_file() else None
+    except ValueError:
+        return None
+
+
+def check_includes(path, relative, lines, root, report):
+    top = relative.parts[0]
+    floor = floor_of(relative)
+    if top == "src" and len(relative.parts) > 2 and floor not in FLOORS:
+        report(relative, 1, f"src/{floor} is not a floor of docs/architecture.md")
+        return
+    for number, line in enumerate(lines, 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        target = match.group(2)
+        name = target.rsplit("/", 1)[-1]
+        if name in ("ds.h", "ds.hpp") and floor is not None and floor != "capi":
+            report(relative, number, "only src/capi may include ds.h")
+        if name == "ds.hpp" and floor == "capi":
+            report(relative, number, "ds.hpp is for clients; src/capi includes ds.h")
+        if top in ("tools", "examples", "bindings", "include"):
+            other = floor_of_include(target, path, root)
+            if other is not None:
+                report(relative, number, f"{top} may use ds.h and ds.hpp only, not {target}")
+            continue
+        if floor is None:
+            continue
+        other = floor_of_include(target, path, root)
+        if other is None or other == floor:
+            continue
+        if floor == "kernels" and other != "base":
+            report(relative, number, f"kernels may include base only, not {target}")
+        elif FLOORS.index(other) > FLOORS.index(floor):
+            report(relative, number, f"{floor} may not include {target}: {other} is a higher floor")
+
+
+def check_calls(relative, text, report):
+    name = relative.as_posix()
+    for pattern, what, allowed in FORBIDDEN_CALLS:
+        if name in allowed:
+            continue
+        for match in pattern.finditer(text):
+            number = text.count("\n", 0, match.start()) + 1
+            report(relative, number, f"{match.group(0).strip()} {what}; the library must not")
+
+
+def source_files(root):
+    for top in ("src", "kernels", "include", "tools", "examples", "bindings", "bench", "tests"):
+        folder = root / top
+        if not folder.is_dir():
+            continue
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix in SOURCE_SUFFIXES:
+                yield path
+
+
+def check(root):
+    root = root.resolve()
+    violations = []
+
+    def report(relative, number, text):
+        violations.append(f"{relative.as_posix()}:{number}: {text}")
+
+    count = 0
+    for path in source_files(root):
+        count += 1
+        relative = path.relative_to(root)
+        raw = path.read_bytes()
+        if len(raw) > MAX_BYTES:
+            report(relative, 1, f"{len(raw)} bytes; files stay below {MAX_BYTES}: split by subject")
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            report(relative, 1, f"not UTF-8 at byte {error.start}")
+            continue
+        check_includes(path, relative, text.split("\n"), root, report)
+        # Tools that the build runs (*_main.cc) are programs, not library.
+        is_program = path.stem.endswith("_main")
+        if relative.parts[0] in ("src", "kernels") and not is_program:
+            check_calls(relative, strip_comments_and_strings(text), report)
+    if count == 0:
+        violations.append(f"{root}: no sources found")
+    return violations, count
+
+
+SELF_TEST = [
+    ("src/base/a.cc", '#include "tensor/tensor.h"\n', "higher floor"),
+    ("src/engine/a.cc", '#include "ds.h"\n', "only src/capi"),
+    ("kernels/norm/a.cc", '#include "tensor/tensor.h"\n', "base only"),
+    ("tools/a.cc", '#include "engine/engine.h"\n', "ds.h and ds.hpp only"),
+    ("examples/a.c", '#include "../src/base/error.h"\n', "ds.h and ds.hpp only"),
+    ("src/attic/a.cc", "int x;\n", "not a floor"),
+    ("src/base/a.cc", "void f() { std::exit(1); }\n", "ends the process"),
+    ("src/base/a.cc", "void f() { abort(); }\n", "ends the process"),
+    ("src/base/a.cc", 'void f() { std::printf("x"); }\n', "prints"),
+    ("src/nn/a.cc", 'void f() { std::cout << "x"; }\n', "prints"),
+    ("src/nn/a.cc", 'void f() { fprintf(stderr, "x"); }\n', "prints"),
+    ("kernels/norm/a.cc", 'void f() { setenv("A", "B", 1); }\n', "environment"),
+    ("src/io/a.cc", "void f() { sigaction(2, 0, 0); }\n", "signals"),
+    ("src/io/a.cc", "void f() { ::signal(2, 0); }\n", "signals"),
+    ("src/io/a.cc", "void f() { fork(); }\n", "starts a process"),
+    ("src/io/a.cc", "void f() { assert(true); }\n", "may end"),
+    ("src/io/a.cc", "//" + "x" * MAX_BYTES + "\n", "split by subject"),
+    # These are fine.
+    ("src/tensor/a.cc", '#include "base/error.h"\n#include <vector>\n', None),
+    ("src/capi/a.cc", '#include "ds.h"\n#include "engine/engine.h"\n', None),
+    ("src/base/a.cc", '// exit(1) and printf( in a comment\nint x;\n', None),
+    ("src/base/a.cc", 'const char* t = "exit(1)";\nconst char c = \'"\';\n', None),
+    ("src/comm/a.cc", "void f(C& c) { c.abort(1); c->exit(); this_exit(); }\n", None),
+    ("src/comm/a.cc", "void abort(int);\nvoid Comm::abort(int) {}\n", None),
+    ("src/base/log.cc", 'void f() { std::fprintf(stderr, "x"); }\n', None),
+    ("src/base/a.cc", 'void f() { std::snprintf(b, 1, "x"); static_assert(1); }\n', None),
+]
+
+
+def self_test():
+    failures = 0
+    for name, text, expected in SELF_TEST:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for extra in ("src/base/error.h", "src/engine/engine.h", "src/tensor/tensor.h"):
+                (root / extra).parent.mkdir(parents=True, exist_ok=True)
+                (root / extra).write_text("\n")
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+            violations, _ = check(root)
+            good = not violations if expected is None else any(expected in v for v in violations)
+            if not good:
+                failures += 1
+                print(f"self-test: {name}: {text[:60]!r}: expected {expected!r}, got {violations}")
+    return failures
+
+
+def main(argv):
+    if len(argv) > 1 and argv[1] == "--self-test":
+        failures = self_test()
+        print(f"{len(SELF_TEST)} cases, {failures} failures")
+        return 1 if failures else 0
+    root = pathlib.Path(argv[1]) if len(argv) > 1 else pathlib.Path(__file__).parents[2]
+    violations, count = check(root)
+    for violation in violations:
+        print(violation)
+    print(f"{count} files, {len(violations)} violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
