@@ -1,0 +1,35 @@
+// Dropout whose mask comes from a counted random stream, so that backward makes it again.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bfloat16.h"
+#include "base/philox.h"
+#include "base/thread_pool.h"
+
+namespace ds::kernels {
+
+// Element i is dropped when stream.bits(first_element + i) < threshold; the others are multiplied
+// by keep_scale.
+struct DropoutMask {
+  RandomStream stream;
+  uint64_t first_element = 0;
+  uint32_t threshold = 0;
+  float keep_scale = 1;
+};
+// p in [0, 1).
+DropoutMask dropout_mask(const RandomStream& stream, uint64_t first_element, double p);
+
+// y = residual + dropped x; `residual` may be null, y may be x or residual. Backward is the same
+// without a residual. A threshold of 0 makes no random numbers.
+void dropout(const DropoutMask& mask, const float* x, const float* residual, int64_t n, float* y,
+             ThreadPool& pool);
+void dropout(const DropoutMask& mask, const bfloat16* x, const bfloat16* residual, int64_t n,
+             bfloat16* y, ThreadPool& pool);
+
+namespace reference {
+void dropout(const RandomStream& stream, uint64_t first_element, double p, const double* x,
+             const double* residual, int64_t n, double* y);
+}  // namespace reference
+
+}  // namespace ds::kernels

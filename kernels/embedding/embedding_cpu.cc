@@ -1,0 +1,135 @@
+// The embedding with Highway.
+#include "kernels/embedding/embedding.h"
+
+#include <hwy/cache_control.h>
+
+#include <cstring>
+
+#include "kernels/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/embedding/embedding_cpu.cc"
+#include <hwy/foreach_target.h>
+
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ds::kernels::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using simd::DF;
+
+template <class T>
+void add_rows(const T* a, const T* b, int64_t n, T* y) {
+  const DF d;
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
+    const auto s = hn::Add(simd::load_n(d, a + i, count), simd::load_n(d, b + i, count));
+    simd::store_n(s, d, y + i, count);
+  });
+}
+void add_rows_f32(const float* a, const float* b, int64_t n, float* y) { add_rows(a, b, n, y); }
+void add_rows_bf16(const bfloat16* a, const bfloat16* b, int64_t n, bfloat16* y) {
+  add_rows(a, b, n, y);
+}
+
+// `width` columns of every row. Rows of the table lie anywhere, so the one needed a few rounds
+// later is fetched now.
+template <class T>
+void scatter_columns(const int32_t* ids, const T* dy, int64_t n, int64_t cols, int64_t width,
+                     float* dtable) {
+  constexpr int64_t kAhead = 8;
+  const DF d;
+  for (int64_t row = 0; row < n; ++row) {
+    if (row + kAhead < n) {
+      const float* next = dtable + ids[row + kAhead] * cols;
+      for (int64_t j = 0; j < width; j += 16) hwy::Prefetch(next + j);
+    }
+    const T* from = dy + row * cols;
+    float* to = dtable + ids[row] * cols;
+    simd::for_vectors(width, [&](int64_t j, auto count) DS_SIMD_BODY {
+      const auto s = hn::Add(simd::load_n(d, to + j, count), simd::load_n(d, from + j, count));
+      simd::store_n(s, d, to + j, count);
+    });
+  }
+}
+void scatter_f32(const int32_t* ids, const float* dy, int64_t n, int64_t cols, int64_t width,
+                 float* dtable) {
+  scatter_columns(ids, dy, n, cols, width, dtable);
+}
+void scatter_bf16(const int32_t* ids, const bfloat16* dy, int64_t n, int64_t cols, int64_t width,
+                  float* dtable) {
+  scatter_columns(ids, dy, n, cols, width, dtable);
+}
+
+}  // namespace
+}  // namespace ds::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ds::kernels {
+namespace {
+
+HWY_EXPORT(add_rows_f32);
+HWY_EXPORT(add_rows_bf16);
+HWY_EXPORT(scatter_f32);
+HWY_EXPORT(scatter_bf16);
+
+template <class T, class AddRows>
+void look_up(const int32_t* ids, const T* table, const int32_t* position_ids, const T* positions,
+             int64_t n, int64_t cols, T* y, ThreadPool& pool, const AddRows& add_rows) {
+  if (cols <= 0) return;
+  constexpr int64_t kElements = 16384;
+  const int64_t grain = cols >= kElements ? 1 : kElements / cols;
+  pool.for_range(n, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T* row = table + ids[i] * cols;
+      if (positions != nullptr) {
+        add_rows(row, positions + position_ids[i] * cols, cols, y + i * cols);
+      } else {
+        std::memcpy(y + i * cols, row, static_cast<size_t>(cols) * sizeof(T));
+      }
+    }
+  });
+}
+
+template <class T, class Scatter>
+void scatter_rows(const int32_t* ids, const T* dy, int64_t n, int64_t cols, float* dtable,
+                  ThreadPool& pool, const Scatter& scatter) {
+  constexpr int64_t kColumns = 128;
+  pool.for_range(cols, kColumns, [&](int64_t begin, int64_t end) {
+    scatter(ids, dy + begin, n, cols, end - begin, dtable + begin);
+  });
+}
+
+}  // namespace
+
+int64_t first_id_outside(const int32_t* ids, int64_t n, int64_t limit) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (ids[i] < 0 || ids[i] >= limit) return i;
+  }
+  return -1;
+}
+
+void embedding(const int32_t* ids, const float* table, const int32_t* position_ids,
+               const float* positions, int64_t n, int64_t cols, float* y, ThreadPool& pool) {
+  look_up(ids, table, position_ids, positions, n, cols, y, pool,
+          HWY_DYNAMIC_DISPATCH(add_rows_f32));
+}
+void embedding(const int32_t* ids, const bfloat16* table, const int32_t* position_ids,
+               const bfloat16* positions, int64_t n, int64_t cols, bfloat16* y, ThreadPool& pool) {
+  look_up(ids, table, position_ids, positions, n, cols, y, pool,
+          HWY_DYNAMIC_DISPATCH(add_rows_bf16));
+}
+
+void embedding_backward(const int32_t* ids, const float* dy, int64_t n, int64_t cols, float* dtable,
+                        ThreadPool& pool) {
+  scatter_rows(ids, dy, n, cols, dtable, pool, HWY_DYNAMIC_DISPATCH(scatter_f32));
+}
+void embedding_backward(const int32_t* ids, const bfloat16* dy, int64_t n, int64_t cols,
+                        float* dtable, ThreadPool& pool) {
+  scatter_rows(ids, dy, n, cols, dtable, pool, HWY_DYNAMIC_DISPATCH(scatter_bf16));
+}
+
+}  // namespace ds::kernels
+#endif  // HWY_ONCE

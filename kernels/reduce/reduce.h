@@ -1,0 +1,57 @@
+// Reductions of a flat array and column sums of a matrix, cut by problem size alone and combined in
+// chunk order: the same bits for any thread count.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bfloat16.h"
+#include "base/thread_pool.h"
+
+namespace ds::kernels {
+
+// Partial results that a reduction of n elements needs as scratch.
+inline constexpr int64_t kReduceGrain = int64_t{1} << 16;
+inline int64_t reduce_chunks(int64_t n) { return (n + kReduceGrain - 1) / kReduceGrain; }
+
+// Sums in double precision.
+double sum(const float* x, int64_t n, double* partials, ThreadPool& pool);
+double sum(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool);
+double sum_squares(const float* x, int64_t n, double* partials, ThreadPool& pool);
+double sum_squares(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool);
+// NaN if any element is NaN; 0 for no elements.
+double max_abs(const float* x, int64_t n, double* partials, ThreadPool& pool);
+double max_abs(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool);
+// Index of the first NaN or infinity, -1 if there is none.
+int64_t first_non_finite(const float* x, int64_t n, int64_t* partials, ThreadPool& pool);
+int64_t first_non_finite(const bfloat16* x, int64_t n, int64_t* partials, ThreadPool& pool);
+
+// How rows are cut where every chunk makes its own partial sums of all columns.
+inline int64_t row_chunk_size(int64_t rows) {
+  constexpr int64_t kLeast = 64, kMostChunks = 128;
+  const int64_t size = (rows + kMostChunks - 1) / kMostChunks;
+  return size < kLeast ? kLeast : size;
+}
+inline int64_t row_chunks(int64_t rows) {
+  const int64_t size = row_chunk_size(rows);
+  return (rows + size - 1) / size;
+}
+
+// y[cols] += sum over rows of x. `partials` holds row_chunks(rows) * cols numbers.
+void add_column_sums(const float* x, int64_t rows, int64_t cols, float* y, float* partials,
+                     ThreadPool& pool);
+void add_column_sums(const bfloat16* x, int64_t rows, int64_t cols, float* y, float* partials,
+                     ThreadPool& pool);
+
+// y[cols] += partials[0] + partials[1] + ..., chunk by chunk in order.
+void add_partial_sums(const float* partials, int64_t chunks, int64_t cols, float* y,
+                      ThreadPool& pool);
+
+namespace reference {
+double sum(const double* x, int64_t n);
+double sum_squares(const double* x, int64_t n);
+double max_abs(const double* x, int64_t n);
+int64_t first_non_finite(const double* x, int64_t n);
+void add_column_sums(const double* x, int64_t rows, int64_t cols, double* y);
+}  // namespace reference
+
+}  // namespace ds::kernels

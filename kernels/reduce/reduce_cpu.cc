@@ -1,0 +1,282 @@
+// The reductions with Highway.
+#include "kernels/reduce/reduce.h"
+
+#include <limits>
+
+#include "kernels/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/reduce/reduce_cpu.cc"
+#include <hwy/foreach_target.h>
+
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ds::kernels::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using simd::AllLanes;
+using simd::DD;
+using simd::DF;
+using simd::VD;
+using simd::VF;
+
+// Two vectors of elements at a time, each split into two of doubles: four sums.
+template <bool kSquares, class T>
+double sum_chunk(const T* x, int64_t n) {
+  const DF d;
+  const DD dd;
+  VD s0 = hn::Zero(dd), s1 = s0, s2 = s0, s3 = s0;
+  const auto add = [&](VF v, VD& lower, VD& upper) DS_SIMD_BODY {
+    const VD a = simd::lower_doubles(v), b = simd::upper_doubles(v);
+    if constexpr (kSquares) {
+      lower = hn::MulAdd(a, a, lower);
+      upper = hn::MulAdd(b, b, upper);
+    } else {
+      lower = hn::Add(lower, a);
+      upper = hn::Add(upper, b);
+    }
+  };
+  const int64_t step = simd::lanes();
+  int64_t i = 0;
+  for (; i + 2 * step <= n; i += 2 * step) {
+    add(simd::load(d, x + i), s0, s1);
+    add(simd::load(d, x + i + step), s2, s3);
+  }
+  for (; i < n; i += step) {
+    add(simd::load_n(d, x + i, n - i < step ? n - i : step), s0, s1);
+  }
+  return simd::sum_of_lanes(dd, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
+}
+
+double sum_f32(const float* x, int64_t n) { return sum_chunk<false>(x, n); }
+double sum_bf16(const bfloat16* x, int64_t n) { return sum_chunk<false>(x, n); }
+double squares_f32(const float* x, int64_t n) { return sum_chunk<true>(x, n); }
+double squares_bf16(const bfloat16* x, int64_t n) { return sum_chunk<true>(x, n); }
+
+// Bits of |v|: as integers they order like the magnitudes, with NaN above infinity.
+HWY_INLINE hn::Vec<hn::RebindToSigned<DF>> magnitude_bits(DF d, VF v) {
+  return hn::BitCast(hn::RebindToSigned<DF>(), hn::Abs(hn::BitCast(d, v)));
+}
+
+template <class T>
+float max_chunk(const T* x, int64_t n) {
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  auto m0 = hn::Zero(di), m1 = m0;
+  const int64_t step = simd::lanes();
+  int64_t i = 0;
+  for (; i + 2 * step <= n; i += 2 * step) {
+    m0 = hn::Max(m0, magnitude_bits(d, simd::load(d, x + i)));
+    m1 = hn::Max(m1, magnitude_bits(d, simd::load(d, x + i + step)));
+  }
+  for (; i < n; i += step) {
+    m0 = hn::Max(m0, magnitude_bits(d, simd::load_n(d, x + i, n - i < step ? n - i : step)));
+  }
+  return hn::GetLane(hn::BitCast(d, hn::MaxOfLanes(di, hn::Max(m0, m1))));
+}
+
+float max_f32(const float* x, int64_t n) { return max_chunk(x, n); }
+float max_bf16(const bfloat16* x, int64_t n) { return max_chunk(x, n); }
+
+template <class T>
+int64_t find_chunk(const T* x, int64_t n) {
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  const auto largest = hn::Set(di, 0x7F7FFFFF);  // finite
+  const auto bad = [&](VF v) DS_SIMD_BODY { return hn::Gt(magnitude_bits(d, v), largest); };
+  const int64_t step = simd::lanes();
+  int64_t i = 0;
+  // Four vectors a test: the largest magnitude stands for all of them.
+  for (; i + 4 * step <= n; i += 4 * step) {
+    const auto a = hn::Max(magnitude_bits(d, simd::load(d, x + i)),
+                           magnitude_bits(d, simd::load(d, x + i + step)));
+    const auto b = hn::Max(magnitude_bits(d, simd::load(d, x + i + 2 * step)),
+                           magnitude_bits(d, simd::load(d, x + i + 3 * step)));
+    if (!hn::AllFalse(di, hn::Gt(hn::Max(a, b), largest))) break;
+  }
+  for (; i < n; i += step) {
+    const auto mask = bad(simd::load_n(d, x + i, n - i < step ? n - i : step));
+    const intptr_t lane = hn::FindFirstTrue(di, mask);
+    if (lane >= 0) return i + lane;
+  }
+  return -1;
+}
+
+int64_t find_f32(const float* x, int64_t n) { return find_chunk(x, n); }
+int64_t find_bf16(const bfloat16* x, int64_t n) { return find_chunk(x, n); }
+
+// partial[cols] = column sums of `rows` rows that lie `stride` elements apart. Eight rows at a
+// time, so that the partial sums are read and written once for eight.
+template <class T>
+void column_sums_block(const T* x, int64_t rows, int64_t stride, int64_t cols, float* partial) {
+  const DF d;
+  simd::for_vectors(cols, [&](int64_t j, auto count)
+                              DS_SIMD_BODY { simd::store_n(hn::Zero(d), d, partial + j, count); });
+  int64_t row = 0;
+  for (; row + 8 <= rows; row += 8) {
+    const T* r = x + row * stride;
+    simd::for_vectors(cols, [&](int64_t j, auto count) DS_SIMD_BODY {
+      const T* p = r + j;
+      const VF a = hn::Add(simd::load_n(d, p, count), simd::load_n(d, p + stride, count));
+      const VF b =
+          hn::Add(simd::load_n(d, p + 2 * stride, count), simd::load_n(d, p + 3 * stride, count));
+      const VF c =
+          hn::Add(simd::load_n(d, p + 4 * stride, count), simd::load_n(d, p + 5 * stride, count));
+      const VF e =
+          hn::Add(simd::load_n(d, p + 6 * stride, count), simd::load_n(d, p + 7 * stride, count));
+      const VF all = hn::Add(hn::Add(a, b), hn::Add(c, e));
+      simd::store_n(hn::Add(simd::load_n(d, partial + j, count), all), d, partial + j, count);
+    });
+  }
+  for (; row < rows; ++row) {
+    const T* r = x + row * stride;
+    simd::for_vectors(cols, [&](int64_t j, auto count) DS_SIMD_BODY {
+      const VF s = hn::Add(simd::load_n(d, partial + j, count), simd::load_n(d, r + j, count));
+      simd::store_n(s, d, partial + j, count);
+    });
+  }
+}
+
+void columns_f32(const float* x, int64_t rows, int64_t stride, int64_t cols, float* partial) {
+  column_sums_block(x, rows, stride, cols, partial);
+}
+void columns_bf16(const bfloat16* x, int64_t rows, int64_t stride, int64_t cols, float* partial) {
+  column_sums_block(x, rows, stride, cols, partial);
+}
+
+// y[n] += the sum over chunks of partials[chunk * stride + i].
+void combine(const float* partials, int64_t chunks, int64_t stride, int64_t n, float* y) {
+  const DF d;
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
+    VF s = simd::load_n(d, partials + i, count);
+    for (int64_t c = 1; c < chunks; ++c) {
+      s = hn::Add(s, simd::load_n(d, partials + c * stride + i, count));
+    }
+    simd::store_n(hn::Add(simd::load_n(d, y + i, count), s), d, y + i, count);
+  });
+}
+
+}  // namespace
+}  // namespace ds::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ds::kernels {
+namespace {
+
+HWY_EXPORT(sum_f32);
+HWY_EXPORT(sum_bf16);
+HWY_EXPORT(squares_f32);
+HWY_EXPORT(squares_bf16);
+HWY_EXPORT(max_f32);
+HWY_EXPORT(max_bf16);
+HWY_EXPORT(find_f32);
+HWY_EXPORT(find_bf16);
+HWY_EXPORT(columns_f32);
+HWY_EXPORT(columns_bf16);
+HWY_EXPORT(combine);
+
+// Runs chunk(pointer, count) for every chunk of x and keeps the results.
+template <class T, class Partial, class Chunk>
+void each_chunk(const T* x, int64_t n, Partial* partials, ThreadPool& pool, const Chunk& chunk) {
+  pool.for_range(n, kReduceGrain, [&](int64_t begin, int64_t end) {
+    partials[begin / kReduceGrain] = static_cast<Partial>(chunk(x + begin, end - begin));
+  });
+}
+
+template <class T, class Chunk>
+double add_chunks(const T* x, int64_t n, double* partials, ThreadPool& pool, const Chunk& chunk) {
+  each_chunk(x, n, partials, pool, chunk);
+  double total = 0;
+  for (int64_t c = 0; c < reduce_chunks(n); ++c) total += partials[c];
+  return total;
+}
+
+template <class T, class Chunk>
+double max_chunks(const T* x, int64_t n, double* partials, ThreadPool& pool, const Chunk& chunk) {
+  each_chunk(x, n, partials, pool, chunk);
+  double most = 0;
+  for (int64_t c = 0; c < reduce_chunks(n); ++c) {
+    if (partials[c] != partials[c]) return std::numeric_limits<double>::quiet_NaN();
+    if (partials[c] > most) most = partials[c];
+  }
+  return most;
+}
+
+template <class T, class Chunk>
+int64_t find_chunks(const T* x, int64_t n, int64_t* partials, ThreadPool& pool,
+                    const Chunk& chunk) {
+  each_chunk(x, n, partials, pool, chunk);
+  for (int64_t c = 0; c < reduce_chunks(n); ++c) {
+    if (partials[c] >= 0) return c * kReduceGrain + partials[c];
+  }
+  return -1;
+}
+
+// Columns are cut too, so that the partial sums of a chunk stay in the first-level cache and few
+// but wide rows still occupy all threads.
+template <class T, class Block>
+void column_sums(const T* x, int64_t rows, int64_t cols, float* y, float* partials,
+                 ThreadPool& pool, const Block& block) {
+  if (rows <= 0 || cols <= 0) return;
+  constexpr int64_t kColumns = 2048;
+  const int64_t row_step = row_chunk_size(rows), chunks = row_chunks(rows);
+  const int64_t column_chunks = (cols + kColumns - 1) / kColumns;
+  pool.run(chunks * column_chunks, [&](int64_t chunk) {
+    const int64_t c = chunk / column_chunks, first_col = chunk % column_chunks * kColumns;
+    const int64_t first_row = c * row_step;
+    const int64_t count = rows - first_row < row_step ? rows - first_row : row_step;
+    const int64_t width = cols - first_col < kColumns ? cols - first_col : kColumns;
+    block(x + first_row * cols + first_col, count, cols, width, partials + c * cols + first_col);
+  });
+  add_partial_sums(partials, chunks, cols, y, pool);
+}
+
+}  // namespace
+
+double sum(const float* x, int64_t n, double* partials, ThreadPool& pool) {
+  return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(sum_f32));
+}
+double sum(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool) {
+  return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(sum_bf16));
+}
+double sum_squares(const float* x, int64_t n, double* partials, ThreadPool& pool) {
+  return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(squares_f32));
+}
+double sum_squares(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool) {
+  return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(squares_bf16));
+}
+double max_abs(const float* x, int64_t n, double* partials, ThreadPool& pool) {
+  return max_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(max_f32));
+}
+double max_abs(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool) {
+  return max_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(max_bf16));
+}
+int64_t first_non_finite(const float* x, int64_t n, int64_t* partials, ThreadPool& pool) {
+  return find_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(find_f32));
+}
+int64_t first_non_finite(const bfloat16* x, int64_t n, int64_t* partials, ThreadPool& pool) {
+  return find_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(find_bf16));
+}
+
+void add_column_sums(const float* x, int64_t rows, int64_t cols, float* y, float* partials,
+                     ThreadPool& pool) {
+  column_sums(x, rows, cols, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_f32));
+}
+void add_column_sums(const bfloat16* x, int64_t rows, int64_t cols, float* y, float* partials,
+                     ThreadPool& pool) {
+  column_sums(x, rows, cols, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_bf16));
+}
+
+void add_partial_sums(const float* partials, int64_t chunks, int64_t cols, float* y,
+                      ThreadPool& pool) {
+  if (chunks <= 0) return;
+  pool.for_range(cols, 1024, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(combine)(partials + begin, chunks, cols, end - begin, y + begin);
+  });
+}
+
+}  // namespace ds::kernels
+#endif  // HWY_ONCE

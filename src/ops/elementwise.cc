@@ -1,0 +1,70 @@
+// Checks and launches of the element-wise operators.
+#include "ops/elementwise.h"
+
+#include "kernels/elementwise/elementwise.h"
+#include "ops/checks.h"
+
+namespace ds::ops {
+
+void add(const OpContext& ctx, const Tensor& a, const Tensor& b, Tensor& y) {
+  check_dense_float(a, "add", "a");
+  check_dense(b, "add", "b", a.dtype(), a.shape());
+  check_dense(y, "add", "y", a.dtype(), a.shape());
+  with_float_type(a, [&](auto type) {
+    using T = decltype(type);
+    kernels::add(a.data<T>(), b.data<T>(), a.elements(), y.data<T>(), *ctx.pool);
+  });
+}
+
+void scale(const OpContext& ctx, const Tensor& x, float factor, Tensor& y) {
+  check_dense_float(x, "scale", "x");
+  check_dense(y, "scale", "y", x.dtype(), x.shape());
+  with_float_type(x, [&](auto type) {
+    using T = decltype(type);
+    kernels::scale(x.data<T>(), factor, x.elements(), y.data<T>(), *ctx.pool);
+  });
+}
+
+void fill(const OpContext& ctx, float value, Tensor& y) {
+  check_dense_float(y, "fill", "y");
+  with_float_type(y, [&](auto type) {
+    kernels::fill(value, y.elements(), y.data<decltype(type)>(), *ctx.pool);
+  });
+}
+
+void cast(const OpContext& ctx, const Tensor& x, Tensor& y) {
+  check_float_type(x, "cast", "x");
+  DS_CHECK(x.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported,
+           "cast: x is not in CPU memory, and this operator runs there only");
+  check_dense_float(y, "cast", "y");
+  DS_CHECK(y.shape() == x.shape(), Code::kInvalidArgument, "cast: y must have shape ",
+           x.shape().text(), ", not ", y.shape().text());
+  static_assert(kernels::Strided::kMaxDims == kMaxDims);
+  kernels::Strided shape;
+  shape.dims = x.dims();
+  for (int i = 0; i < x.dims(); ++i) {
+    shape.sizes[i] = x.size(i);
+    shape.strides[i] = x.stride(i);
+  }
+  with_float_type(x, [&](auto x_type) {
+    with_float_type(y, [&](auto y_type) {
+      const auto* from = x.data<decltype(x_type)>();
+      auto* to = y.data<decltype(y_type)>();
+      if (x.contiguous()) {
+        kernels::cast(from, x.elements(), to, *ctx.pool);
+      } else {
+        kernels::cast(from, shape, to, *ctx.pool);
+      }
+    });
+  });
+}
+
+void accumulate(const OpContext& ctx, const Tensor& x, Tensor& y) {
+  check_dense_float(x, "accumulate", "x");
+  check_dense(y, "accumulate", "y", DType::kFloat32, x.shape());
+  with_float_type(x, [&](auto type) {
+    kernels::accumulate(x.data<decltype(type)>(), x.elements(), y.data<float>(), *ctx.pool);
+  });
+}
+
+}  // namespace ds::ops
