@@ -1,0 +1,68 @@
+#include "data/gpt_dataset.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace ds {
+namespace {
+
+std::vector<int32_t> sizes_of(const TokenSource& source, SequenceRange range) {
+  DS_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= source.sequence_count(),
+           Code::kInvalidArgument, source.name(), ": sequences ", range.begin, " to ", range.end,
+           " of ", source.sequence_count());
+  std::vector<int32_t> sizes(static_cast<size_t>(range.size()));
+  for (int64_t i = 0; i < range.size(); ++i) {
+    sizes[static_cast<size_t>(i)] = source.sequence_size(range.begin + i);
+  }
+  return sizes;
+}
+
+const TokenSource& require(const TokenSourcePtr& source) {
+  DS_CHECK(source != nullptr, Code::kInvalidArgument, "a GPT data set needs a token source");
+  return *source;
+}
+
+}  // namespace
+
+GptDataset::GptDataset(TokenSourcePtr source, SequenceRange range, const GptIndexOptions& options,
+                       std::string_view name)
+    : source_(std::move(source)),
+      length_(options.sequence_length),
+      name_(str_cat(require(source_).name(), ", ", name, " part")),
+      index_(build_gpt_index(sizes_of(*source_, range), range.begin, options, name_)) {}
+
+void GptDataset::sample(int64_t i, std::span<int32_t> out) const {
+  DS_CHECK(i >= 0 && i < sample_count(), Code::kInvalidArgument, name_, ": sample ", i,
+           " does not exist; there are ", sample_count());
+  DS_CHECK(static_cast<int64_t>(out.size()) == length_ + 1, Code::kInvalidArgument, name_,
+           ": a sample has ", length_ + 1, " tokens, the buffer ", out.size());
+  const auto start = static_cast<size_t>(index_.order[static_cast<size_t>(i)]);
+  auto position = static_cast<size_t>(index_.start_positions[start]);
+  int64_t offset = index_.start_offsets[start];
+  while (!out.empty()) {
+    const int32_t sequence = index_.documents[position];
+    const int64_t rest = source_->sequence_size(sequence) - offset;
+    const size_t take = std::min(out.size(), static_cast<size_t>(rest));
+    source_->read(sequence, offset, out.first(take));
+    out = out.subspan(take);
+    ++position;
+    offset = 0;
+  }
+}
+
+void GptDataset::sample(int64_t i, std::span<int64_t> out) const {
+  std::vector<int32_t> narrow(out.size());
+  sample(i, std::span(narrow));
+  std::copy(narrow.begin(), narrow.end(), out.begin());
+}
+
+std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
+                                                   std::string_view split, Split part,
+                                                   const GptIndexOptions& options) {
+  const SequenceRange range = split_range(split, part, require(source).sequence_count());
+  if (range.size() == 0) return nullptr;
+  return std::make_shared<GptDataset>(source, range, options, split_name(part));
+}
+
+}  // namespace ds

@@ -1,0 +1,45 @@
+// GPT training samples of a token source: sample i is sequence_length + 1 tokens, of which the
+// first sequence_length are the input and the last the labels.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "data/gpt_index.h"
+#include "data/splits.h"
+#include "data/token_source.h"
+
+namespace ds {
+
+// Immutable; usable from many threads.
+class GptDataset {
+ public:
+  // The sequences [range.begin, range.end) of the source; `name` (train, valid, ...) is for errors.
+  GptDataset(TokenSourcePtr source, SequenceRange range, const GptIndexOptions& options,
+             std::string_view name);
+
+  int64_t sample_count() const noexcept { return index_.sample_count(); }
+  int64_t sequence_length() const noexcept { return length_; }
+
+  // `out` has sequence_length() + 1 elements.
+  void sample(int64_t i, std::span<int32_t> out) const;
+  void sample(int64_t i, std::span<int64_t> out) const;
+
+  const GptIndex& index() const noexcept { return index_; }
+
+ private:
+  TokenSourcePtr source_;
+  int64_t length_;
+  std::string name_;
+  GptIndex index_;
+};
+
+// One part of a split; null when the part has no sequences.
+std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
+                                                   std::string_view split, Split part,
+                                                   const GptIndexOptions& options);
+
+}  // namespace ds

@@ -1,0 +1,119 @@
+// Megatron's memory-mapped indexed data set, byte for byte: PREFIX.bin holds the tokens,
+// PREFIX.idx the sizes, byte offsets and document boundaries.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/file.h"
+#include "data/token_source.h"
+
+namespace ds {
+
+// Codes as stored in the file.
+enum class TokenType : uint8_t {
+  kU8 = 1,
+  kI8 = 2,
+  kI16 = 3,
+  kI32 = 4,
+  kI64 = 5,
+  kF64 = 6,
+  kF32 = 7,
+  kU16 = 8,
+};
+int64_t token_type_size(TokenType type);
+const char* token_type_name(TokenType type);
+// u16 if the vocabulary is known (not 0) and below 65,500, else i32.
+TokenType token_type_for_vocab(int64_t vocab_size);
+
+std::filesystem::path bin_path(const std::filesystem::path& prefix);
+std::filesystem::path idx_path(const std::filesystem::path& prefix);
+// Both files exist.
+bool indexed_dataset_exists(const std::filesystem::path& prefix);
+
+class IndexedDataset final : public TokenSource {
+ public:
+  // Maps both files and checks every entry of the index.
+  explicit IndexedDataset(const std::filesystem::path& prefix);
+
+  TokenType type() const noexcept { return type_; }
+  int64_t sequence_count() const override { return sequences_; }
+  int32_t sequence_size(int64_t index) const override;
+  int64_t document_count() const noexcept { return documents_ - 1; }
+  // Sequence that document `index` begins with; index document_count() gives the end.
+  int64_t document_begin(int64_t index) const;
+  // Byte per sequence of newer multimodal files; nullopt without them.
+  std::optional<int8_t> mode(int64_t index) const;
+
+  void read(int64_t index, int64_t offset, std::span<int32_t> out) const override;
+  // Any integer type, and 64 bits of result.
+  void read(int64_t index, int64_t offset, std::span<int64_t> out) const;
+  std::vector<int64_t> read(int64_t index) const;
+  // The stored bytes, of any type.
+  std::span<const std::byte> bytes(int64_t index) const;
+  std::string name() const override { return prefix_.string(); }
+
+ private:
+  template <class Out>
+  void read_as(int64_t index, int64_t offset, std::span<Out> out) const;
+  int32_t size_at(int64_t index) const;
+  int64_t pointer_at(int64_t index) const;
+  void check_header();
+  void check_entries() const;
+
+  std::filesystem::path prefix_;
+  MappedFile idx_;
+  MappedFile bin_;
+  TokenType type_ = TokenType::kI32;
+  int64_t sequences_ = 0;
+  int64_t documents_ = 0;  // length of the document index
+  bool has_modes_ = false;
+};
+
+// Writes a data set beside its final names and renames it into place in finish(), so readers never
+// see half of one. Without finish() nothing is left behind.
+class IndexedDatasetWriter {
+ public:
+  IndexedDatasetWriter(std::filesystem::path prefix, TokenType type);
+  ~IndexedDatasetWriter();
+  IndexedDatasetWriter(const IndexedDatasetWriter&) = delete;
+  IndexedDatasetWriter& operator=(const IndexedDatasetWriter&) = delete;
+
+  void add_sequence(std::span<const int32_t> tokens) { add_tokens(tokens); }
+  void add_sequence(std::span<const int64_t> tokens) { add_tokens(tokens); }
+  void end_document();
+  // Appends all of another data set, which must have the same type and no modes.
+  void add_dataset(const IndexedDataset& other);
+  void finish();
+
+  int64_t sequence_count() const noexcept { return static_cast<int64_t>(sizes_.size()); }
+  int64_t document_count() const noexcept { return static_cast<int64_t>(documents_.size()) - 1; }
+  int64_t token_count() const noexcept { return tokens_; }
+
+ private:
+  template <class In>
+  void add_tokens(std::span<const In> tokens);
+  template <class Stored, class In>
+  void put_tokens(std::span<const In> tokens);
+  void put_bytes(std::span<const std::byte> bytes);
+  void flush();
+
+  std::filesystem::path prefix_;
+  std::filesystem::path temporary_;
+  TokenType type_;
+  File bin_;
+  std::vector<std::byte> buffer_;
+  std::vector<int32_t> sizes_;
+  std::vector<int64_t> documents_{0};
+  int64_t tokens_ = 0;
+  bool finished_ = false;
+};
+
+}  // namespace ds

@@ -1,0 +1,88 @@
+#include "data/splits.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace ds {
+namespace {
+
+int64_t times(int64_t a, int64_t b, const char* what) {
+  int64_t product = 0;
+  DS_CHECK(a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, &product), Code::kInvalidArgument,
+           what, ": ", a, " x ", b, " is negative or too large");
+  return product;
+}
+
+}  // namespace
+
+const char* split_name(Split split) {
+  switch (split) {
+    case Split::kTrain:
+      return "train";
+    case Split::kValid:
+      return "valid";
+    case Split::kTest:
+      return "test";
+  }
+  return "unknown";
+}
+
+std::array<int64_t, 4> split_boundaries(std::string_view split, int64_t size) {
+  DS_CHECK(size >= 0, Code::kInvalidArgument, "a split of ", size, " sequences");
+  const auto refuse = [&](std::string_view why) {
+    fail(Code::kInvalidArgument, "the split \"", printable(split), "\" ", why,
+         "; write up to three numbers that are not negative, such as 969,30,1");
+  };
+  const char separator = split.find(',') != std::string_view::npos ? ',' : '/';
+  std::array<double, 3> fraction{};
+  double sum = 0;
+  size_t count = 0;
+  for (size_t begin = 0; begin <= split.size(); ++count) {
+    const size_t end = std::min(split.find(separator, begin), split.size());
+    std::string_view text = split.substr(begin, end - begin);
+    begin = end + 1;
+    while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+    while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+    double value = 0;
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || stop != text.data() + text.size())
+      refuse("is not a list of numbers");
+    if (!std::isfinite(value) || value < 0) refuse("has a part that is negative or not finite");
+    if (count < 3) fraction[count] = value;
+  }
+  for (const double value : fraction) sum += value;
+  if (!(sum > 0) || !std::isfinite(sum)) refuse("adds up to nothing");
+
+  std::array<int64_t, 4> bounds{};
+  for (size_t k = 0; k < 3; ++k) {
+    // nearbyint: round half to even, as Python's round().
+    const double part = std::nearbyint(fraction[k] / sum * static_cast<double>(size));
+    bounds[k + 1] = bounds[k] + static_cast<int64_t>(part);
+  }
+  const int64_t overshoot = bounds[3] - size;
+  for (size_t k = 1; k < 4; ++k) bounds[k] = std::max<int64_t>(bounds[k] - overshoot, 0);
+  return bounds;
+}
+
+SequenceRange split_range(std::string_view split, Split part, int64_t size) {
+  const auto bounds = split_boundaries(split, size);
+  const auto k = static_cast<size_t>(part);
+  return {bounds[k], std::max(bounds[k], bounds[k + 1])};
+}
+
+SampleCounts sample_counts(int64_t train_samples, int64_t iterations, int64_t eval_interval,
+                           int64_t eval_iterations, int64_t global_batch) {
+  DS_CHECK(eval_interval > 0, Code::kInvalidArgument, "the evaluation interval is ", eval_interval,
+           "; it must be at least 1");
+  SampleCounts counts;
+  counts.train = train_samples > 0 ? train_samples
+                                   : times(iterations, global_batch, "the number of train samples");
+  const int64_t test = times(eval_iterations, global_batch, "the number of test samples");
+  counts.valid = times(iterations / eval_interval + 1, test, "the number of validation samples");
+  counts.test = test;
+  return counts;
+}
+
+}  // namespace ds

@@ -1,0 +1,33 @@
+// Train, validation and test parts of a data set, from a split string such as "969,30,1".
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace ds {
+
+enum class Split { kTrain = 0, kValid = 1, kTest = 2 };
+const char* split_name(Split split);
+
+struct SequenceRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const noexcept { return end - begin; }
+};
+
+// Boundaries b[0..3]: part k is [b[k], b[k+1]) of `size` sequences. Parts may be empty.
+std::array<int64_t, 4> split_boundaries(std::string_view split, int64_t size);
+SequenceRange split_range(std::string_view split, Split part, int64_t size);
+
+struct SampleCounts {
+  int64_t train = 0;
+  int64_t valid = 0;
+  int64_t test = 0;
+};
+
+// Samples that a run consumes. `train_samples` 0: iterations x global batch.
+SampleCounts sample_counts(int64_t train_samples, int64_t iterations, int64_t eval_interval,
+                           int64_t eval_iterations, int64_t global_batch);
+
+}  // namespace ds
