@@ -1,0 +1,132 @@
+// Linear layers on the matrix product wrapper.
+#include "ops/linear.h"
+
+#include "kernels/matmul/matmul.h"
+#include "ops/checks.h"
+#include "ops/reduce.h"
+
+namespace ds::ops {
+namespace {
+
+using kernels::MatmulType;
+
+MatmulType matmul_type(const Tensor& tensor, const char* op, const char* name) {
+  check_dense_float(tensor, op, name);
+  return tensor.dtype() == DType::kFloat32 ? MatmulType::kFloat32 : MatmulType::kBFloat16;
+}
+
+void check_same_type(const Tensor& a, const char* a_name, const Tensor& b, const char* b_name,
+                     const char* op) {
+  DS_CHECK(a.dtype() == b.dtype(), Code::kInvalidArgument, op, ": ", a_name, " is ",
+           dtype_name(a.dtype()), " but ", b_name, " is ", dtype_name(b.dtype()));
+}
+
+// [..., columns] seen as a matrix.
+struct Rows {
+  int64_t rows;
+  int64_t columns;
+};
+Rows as_rows(const Tensor& tensor, const char* op, const char* name) {
+  DS_CHECK(tensor.dims() >= 1, Code::kInvalidArgument, op, ": ", name,
+           " needs at least one dimension");
+  const int64_t columns = tensor.size(-1);
+  int64_t rows = 1;  // not elements / columns: columns may be 0
+  for (int i = 0; i + 1 < tensor.dims(); ++i) rows *= tensor.size(i);
+  return {rows, columns};
+}
+
+void check_leading(const Tensor& a, const char* a_name, const Tensor& b, const char* b_name,
+                   const char* op) {
+  bool same = a.dims() == b.dims();
+  for (int i = 0; same && i + 1 < a.dims(); ++i) same = a.size(i) == b.size(i);
+  DS_CHECK(same, Code::kInvalidArgument, op, ": ", a_name, " ", a.shape().text(), " and ", b_name,
+           " ", b.shape().text(), " must agree in all dimensions but the last");
+}
+
+void check_weight(const Tensor& w, const char* name, int64_t n, int64_t k, const char* op) {
+  DS_CHECK(w.dims() == 2 && w.size(0) == n && w.size(1) == k, Code::kInvalidArgument, op, ": ",
+           name, " ", w.shape().text(), " must be [", n, ", ", k, "]");
+}
+
+}  // namespace
+
+void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
+  constexpr const char* kOp = "linear";
+  kernels::Matmul p;
+  p.in = matmul_type(x, kOp, "x");
+  p.out = matmul_type(y, kOp, "y");
+  matmul_type(w, kOp, "w");
+  check_same_type(x, "x", w, "w", kOp);
+  DS_CHECK(p.in == p.out || p.out == MatmulType::kFloat32, Code::kInvalidArgument, kOp,
+           ": y cannot be bfloat16 while x is float32");
+  const Rows in = as_rows(x, kOp, "x"), out = as_rows(y, kOp, "y");
+  check_leading(x, "x", y, "y", kOp);
+  check_weight(w, "w", out.columns, in.columns, kOp);
+  if (bias) {
+    matmul_type(bias, kOp, "bias");
+    check_same_type(x, "x", bias, "bias", kOp);
+    DS_CHECK(bias.dims() == 1 && bias.size(0) == out.columns, Code::kInvalidArgument, kOp,
+             ": bias ", bias.shape().text(), " must be [", out.columns, "]");
+  }
+  p.m = in.rows;
+  p.n = out.columns;
+  p.k = in.columns;
+  p.a = {x.raw(), p.k, false};
+  p.b = {w.raw(), p.k, true};
+  p.bias = bias.raw();
+  p.c = y.raw();
+  p.c_stride = p.n;
+  kernels::matmul(p, *ctx.pool);
+}
+
+void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, Tensor& dx,
+                       bool accumulate) {
+  constexpr const char* kOp = "linear_grad_input";
+  kernels::Matmul p;
+  p.in = matmul_type(dy, kOp, "dy");
+  p.out = matmul_type(dx, kOp, "dx");
+  matmul_type(w, kOp, "w");
+  check_same_type(dy, "dy", w, "w", kOp);
+  DS_CHECK(p.in == p.out || p.out == MatmulType::kFloat32, Code::kInvalidArgument, kOp,
+           ": dx cannot be bfloat16 while dy is float32");
+  const Rows out = as_rows(dy, kOp, "dy"), in = as_rows(dx, kOp, "dx");
+  check_leading(dy, "dy", dx, "dx", kOp);
+  check_weight(w, "w", out.columns, in.columns, kOp);
+  p.m = out.rows;
+  p.n = in.columns;
+  p.k = out.columns;
+  p.a = {dy.raw(), p.k, false};
+  p.b = {w.raw(), p.n, false};
+  p.c = dx.raw();
+  p.c_stride = p.n;
+  p.accumulate = accumulate;
+  kernels::matmul(p, *ctx.pool);
+}
+
+void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw) {
+  constexpr const char* kOp = "linear_grad_weight";
+  kernels::Matmul p;
+  p.in = matmul_type(dy, kOp, "dy");
+  matmul_type(x, kOp, "x");
+  check_same_type(dy, "dy", x, "x", kOp);
+  DS_CHECK(matmul_type(dw, kOp, "dw") == MatmulType::kFloat32, Code::kInvalidArgument, kOp,
+           ": dw must be float32, because gradients accumulate");
+  const Rows out = as_rows(dy, kOp, "dy"), in = as_rows(x, kOp, "x");
+  check_leading(dy, "dy", x, "x", kOp);
+  check_weight(dw, "dw", out.columns, in.columns, kOp);
+  p.m = out.columns;
+  p.n = in.columns;
+  p.k = out.rows;
+  p.a = {dy.raw(), p.m, true};
+  p.b = {x.raw(), p.n, false};
+  p.c = dw.raw();
+  p.c_stride = p.n;
+  p.accumulate = true;
+  kernels::matmul(p, *ctx.pool);
+}
+
+void linear_grad_bias(const OpContext& ctx, const Tensor& dy, Tensor& db) {
+  add_column_sums(ctx, dy, db);
+}
+
+}  // namespace ds::ops

@@ -1,0 +1,178 @@
+// Rows of the linear layers: y = x w^T + b and its three gradients.
+#include "kernels/case_util.h"
+#include "kernels/matmul/matmul.h"
+#include "ops/linear.h"
+
+namespace ds::testing {
+namespace {
+
+struct Sizes {
+  int64_t m, n, k;  // tokens, outputs, inputs
+};
+
+std::string row_name(const char* op, DType dtype, const Sizes& s) {
+  return str_cat("linear/", op, "/", dtype == DType::kFloat32 ? "fp32" : "bf16", "/", s.m, "x", s.n,
+                 "x", s.k);
+}
+
+// Errors of an fp32 sum of d products in any order stay below (d + 2) units of roundoff of the sum
+// of magnitudes, and usually near the square root of that; the bound here is the square root times
+// 4 plus the rounding of the result to its type. bf16 products are exact in fp32.
+Tolerance sum_tolerance(int64_t depth, DType out) {
+  const double sum = 4 * std::sqrt(static_cast<double>(depth) + 2) * unit_roundoff(DType::kFloat32);
+  return {sum + (out == DType::kBFloat16 ? unit_roundoff(out) : 0), 1e-30};
+}
+
+struct Data {
+  Tensor x, w, bias, dy;
+  std::vector<double> x64, w64, bias64, dy64;
+};
+
+Data make_data(uint64_t seed, DType dtype, const Sizes& s) {
+  Random random(seed);
+  Data d;
+  d.x = random_tensor(random, dtype, {s.m, s.k});
+  d.w = random_tensor(random, dtype, {s.n, s.k});
+  d.bias = random_tensor(random, dtype, {s.n});
+  d.dy = random_tensor(random, dtype, {s.m, s.n});
+  d.x64 = doubles(d.x);
+  d.w64 = doubles(d.w);
+  d.bias64 = doubles(d.bias);
+  d.dy64 = doubles(d.dy);
+  return d;
+}
+
+void compare_product(CaseResult& result, const std::string& what, const Tensor& actual, int64_t m,
+                     int64_t n, int64_t k, const std::vector<double>& a, bool ta,
+                     const std::vector<double>& b, bool tb, const double* bias,
+                     const std::vector<double>& before) {
+  std::vector<double> expected(static_cast<size_t>(m * n)), magnitude(expected.size());
+  if (!before.empty()) expected = before;
+  kernels::matmul_ref(m, n, k, a.data(), ta, b.data(), tb, bias, !before.empty(), expected.data(),
+                      magnitude.data());
+  compare(result, what, actual, expected, sum_tolerance(k + 2, actual.dtype()), magnitude);
+}
+
+CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const Sizes& s) {
+  const Data d = make_data(seed, dtype, s);
+  Random random(seed + 1);
+  CaseResult result;
+  for (const DType out : {dtype, DType::kFloat32}) {
+    Tensor y = guarded_tensor(out, {s.m, s.n});
+    ops::linear(ctx, d.x, d.w, d.bias, y);
+    compare_product(result, "y", y, s.m, s.n, s.k, d.x64, false, d.w64, true, d.bias64.data(), {});
+    y = guarded_tensor(out, {s.m, s.n});
+    ops::linear(ctx, d.x, d.w, Tensor(), y);
+    compare_product(result, "y without bias", y, s.m, s.n, s.k, d.x64, false, d.w64, true, nullptr,
+                    {});
+    Tensor dx = guarded_tensor(out, {s.m, s.k});
+    ops::linear_grad_input(ctx, d.dy, d.w, dx);
+    compare_product(result, "dx", dx, s.m, s.k, s.n, d.dy64, false, d.w64, false, nullptr, {});
+    const std::vector<double> before = doubles(dx);
+    ops::linear_grad_input(ctx, d.dy, d.w, dx, true);
+    compare_product(result, "dx accumulated", dx, s.m, s.k, s.n, d.dy64, false, d.w64, false,
+                    nullptr, before);
+  }
+  Tensor dw = random_tensor(random, DType::kFloat32, {s.n, s.k});
+  const std::vector<double> dw_before = doubles(dw);
+  ops::linear_grad_weight(ctx, d.dy, d.x, dw);
+  compare_product(result, "dw", dw, s.n, s.k, s.m, d.dy64, true, d.x64, false, nullptr, dw_before);
+
+  Tensor db = random_tensor(random, DType::kFloat32, {s.n});
+  const std::vector<double> db_before = doubles(db);
+  ops::linear_grad_bias(ctx, d.dy, db);
+  const std::vector<double> ones(static_cast<size_t>(s.m), 1.0);
+  compare_product(result, "db", db, 1, s.n, s.m, ones, false, d.dy64, false, nullptr, db_before);
+  return result;
+}
+
+CaseResult gradient(const OpContext& ctx, uint64_t seed, DType dtype, const Sizes& s) {
+  const Data d = make_data(seed, dtype, s);
+  const auto objective = [&](const std::vector<double>& x, const std::vector<double>& w,
+                             const std::vector<double>& bias) {
+    std::vector<double> y(d.dy64.size());
+    kernels::matmul_ref(s.m, s.n, s.k, x.data(), false, w.data(), true, bias.data(), false,
+                        y.data(), nullptr);
+    return weighted_sum(d.dy64, y);
+  };
+  Tensor dx = guarded_tensor(dtype, {s.m, s.k});
+  ops::linear_grad_input(ctx, d.dy, d.w, dx);
+  Tensor dw = filled_tensor(DType::kFloat32, {s.n, s.k}, 0);
+  ops::linear_grad_weight(ctx, d.dy, d.x, dw);
+  Tensor db = filled_tensor(DType::kFloat32, {s.n}, 0);
+  ops::linear_grad_bias(ctx, d.dy, db);
+  CaseResult result;
+  // 1e-6 covers the fp32 sums and the differences of a multilinear function.
+  const Tolerance fp32{1e-6, 1e-8}, own{1e-6 + unit_roundoff(dtype), 1e-8};
+  compare_gradient(
+      result, "dx", dx, d.x64,
+      [&](const std::vector<double>& x) { return objective(x, d.w64, d.bias64); }, own);
+  compare_gradient(
+      result, "dw", dw, d.w64,
+      [&](const std::vector<double>& w) { return objective(d.x64, w, d.bias64); }, fp32);
+  compare_gradient(
+      result, "db", db, d.bias64,
+      [&](const std::vector<double>& bias) { return objective(d.x64, d.w64, bias); }, fp32);
+  return result;
+}
+
+enum class Kind { kForward, kInput, kWeight };
+
+OpCase timed(Kind kind, DType dtype, const Sizes& s) {
+  const char* const names[] = {"forward", "grad_input", "grad_weight"};
+  OpCase row;
+  row.name = row_name(names[static_cast<int>(kind)], dtype, s);
+  const double m = static_cast<double>(s.m), n = static_cast<double>(s.n),
+               k = static_cast<double>(s.k);
+  const double size = static_cast<double>(dtype_size(dtype));
+  row.flops = 2 * m * n * k;
+  row.bytes =
+      kind == Kind::kWeight ? size * (m * n + m * k) + 8 * n * k : size * (m * n + m * k + n * k);
+  row.prepare = [kind, dtype, s](const OpContext& ctx) -> std::function<void()> {
+    const Tensor x = bench_tensor(ctx, dtype, {s.m, s.k}), y = bench_tensor(ctx, dtype, {s.m, s.n});
+    const Tensor w = bench_tensor(ctx, kind == Kind::kWeight ? DType::kFloat32 : dtype, {s.n, s.k});
+    return [ctx, kind, x, y, w]() {
+      Tensor out = kind == Kind::kForward ? y : kind == Kind::kInput ? x : w;
+      if (kind == Kind::kForward) ops::linear(ctx, x, w, Tensor(), out);
+      if (kind == Kind::kInput) ops::linear_grad_input(ctx, y, w, out);
+      if (kind == Kind::kWeight) ops::linear_grad_weight(ctx, y, x, out);
+    };
+  };
+  return row;
+}
+
+}  // namespace
+
+std::vector<OpCase> linear_cases() {
+  std::vector<OpCase> rows;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Sizes& s : {Sizes{1, 1, 1}, Sizes{0, 5, 3}, Sizes{3, 5, 0}, Sizes{4, 0, 3},
+                           Sizes{5, 7, 3}, Sizes{17, 33, 65}, Sizes{1, 300, 129},
+                           Sizes{130, 257, 100}, Sizes{33, 1537, 64}, Sizes{600, 40, 48}}) {
+      OpCase row;
+      row.name = row_name("check", dtype, s);
+      row.check = [dtype, s](const OpContext& ctx, uint64_t seed) {
+        return check(ctx, seed, dtype, s);
+      };
+      if (s.m * s.n * s.k > 0 && s.m * s.n * s.k < 1000) {
+        row.gradient = [dtype, s](const OpContext& ctx, uint64_t seed) {
+          return gradient(ctx, seed, dtype, s);
+        };
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  // GPT-2 124M with 4 sequences of 256 tokens: qkv, projection, both layers of the MLP, the head.
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Kind kind : {Kind::kForward, Kind::kInput, Kind::kWeight}) {
+      for (const Sizes& s : {Sizes{1024, 2304, 768}, Sizes{1024, 768, 768}, Sizes{1024, 3072, 768},
+                             Sizes{1024, 768, 3072}, Sizes{1024, 50304, 768}, Sizes{64, 3072, 768},
+                             Sizes{1, 768, 768}}) {
+        if (kind == Kind::kForward || s.m > 1) rows.push_back(timed(kind, dtype, s));
+      }
+    }
+  }
+  return rows;
+}
+
+}  // namespace ds::testing
