@@ -1,0 +1,26 @@
+# Shared by the scripts: the checkout's root and how much to do at once. Sourced, not run.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# Parallel compilations: the CPUs this process may use, but one per 1.5 GiB of memory.
+build_jobs() {
+  local cpus memory jobs
+  cpus=$(nproc)
+  memory=$(awk '/^MemAvailable:/ {print int($2 / 1572864)}' /proc/meminfo)
+  jobs=$((cpus < memory ? cpus : memory))
+  echo $((jobs > 1 ? jobs : 1))
+}
+
+# configure_and_build PRESET [TARGET...]
+configure_and_build() {
+  local preset=$1
+  shift
+  (
+    cd "$root"
+    cmake --preset "$preset" >"$root/build/configure-$preset.log" 2>&1 ||
+      {
+        cat "$root/build/configure-$preset.log" >&2
+        exit 1
+      }
+    cmake --build --preset "$preset" -j "$(build_jobs)" ${1:+--target "$@"}
+  )
+}
