@@ -1,5 +1,6 @@
 // Tensors of ds.h: creation, wrapping, DLPack, questions, reading and writing.
 #include <span>
+#include <utility>
 
 #include "capi/args.h"
 #include "capi/fence.h"
@@ -28,6 +29,16 @@ static_assert(static_cast<int32_t>(DeviceKind::kCuda) == DS_DEVICE_CUDA);
 
 ds_tensor* publish_tensor(Tensor tensor) {
   return publish<ds_tensor>(std::make_shared<TensorObject>(std::move(tensor)));
+}
+
+ReservedTensor::ReservedTensor()
+    : object_(std::make_shared<TensorObject>(Tensor())), handle_(publish<ds_tensor>(object_)) {}
+
+ReservedTensor::~ReservedTensor() { end_handle(handle_); }
+
+ds_tensor* ReservedTensor::give(Tensor tensor) noexcept {
+  object_->tensor = std::move(tensor);
+  return std::exchange(handle_, nullptr);
 }
 
 Shape shape_param(const int64_t* shape, int32_t ndim) {

@@ -9,7 +9,7 @@ namespace ds::capi {
 class TensorObject : public HandleObject {
  public:
   explicit TensorObject(Tensor value) : tensor(std::move(value)) {}
-  const Tensor tensor;
+  Tensor tensor;  // does not change once the handle is known to the caller
 };
 
 template <>
@@ -20,6 +20,21 @@ struct HandleTraits<ds_tensor> {
 
 // A handle for a result.
 ds_tensor* publish_tensor(Tensor tensor);
+
+// A handle made before its tensor, for operations that must not fail once they have succeeded: the
+// handle ends again unless it is given.
+class ReservedTensor {
+ public:
+  ReservedTensor();
+  ~ReservedTensor();
+  ReservedTensor(const ReservedTensor&) = delete;
+  ReservedTensor& operator=(const ReservedTensor&) = delete;
+  ds_tensor* give(Tensor tensor) noexcept;
+
+ private:
+  std::shared_ptr<TensorObject> object_;
+  ds_tensor* handle_;
+};
 
 // The shape that `ndim` and `shape` arguments describe.
 Shape shape_param(const int64_t* shape, int32_t ndim);

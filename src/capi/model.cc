@@ -1,0 +1,170 @@
+// Models of ds.h: making, opening, exporting, reading and setting weights, generating.
+#include "base/json.h"
+#include "capi/args.h"
+#include "capi/fence.h"
+#include "capi/model_object.h"
+#include "capi/tensor_object.h"
+#include "capi/token_args.h"
+#include "infer/generate.h"
+#include "models/inputs.h"
+#include "models/weights.h"
+
+namespace ds::capi {
+namespace {
+
+static_assert(sizeof(ds_generate_options) == 56);
+
+ds_model* publish_model(std::shared_ptr<models::Model> model) {
+  return publish<ds_model>(std::make_shared<ModelObject>(std::move(model)));
+}
+
+infer::GenerateOptions generate_options(const ds_generate_options* given) {
+  infer::GenerateOptions options;
+  if (given == nullptr) return options;
+  const ds_generate_options in = struct_param(given, "options");
+  DS_CHECK(in.max_tokens >= 0, Code::kInvalidArgument, "options: max_tokens is ", in.max_tokens,
+           "; 0 (for ", options.max_tokens, ") or more is needed");
+  if (in.max_tokens > 0) options.max_tokens = in.max_tokens;
+  options.sampling = {in.temperature, in.top_k, in.top_p};
+  options.seed = static_cast<uint64_t>(in.seed);
+  if (in.has_stop_token != 0) options.stop_token = in.stop_token;
+  return options;
+}
+
+std::function<bool(int32_t)> token_callback(ds_token_fn on_token, void* user_data) {
+  if (on_token == nullptr) return {};
+  return [on_token, user_data](int32_t token) {
+    try {
+      return on_token(user_data, token) == 0;
+    } catch (...) {  // a C++ caller's mistake
+      fail(Code::kCallback, "on_token threw an exception; return nonzero to stop");
+    }
+  };
+}
+
+const nn::Parameter& parameter_at(const models::Model& model, int64_t index) {
+  const int64_t count = model.parameters().size();
+  DS_CHECK(index >= 0 && index < count, Code::kInvalidArgument, "index is ", index,
+           "; the model has ", count, " parameter tensors");
+  return model.parameters()[static_cast<nn::ParamId>(index)];
+}
+
+}  // namespace
+}  // namespace ds::capi
+
+using namespace ds;        // NOLINT: this file defines the C functions of this namespace
+using namespace ds::capi;  // NOLINT
+
+ds_status ds_model_create(const char* config_json, int64_t seed, ds_model** out_model) {
+  return guard(__func__, [&] {
+    ds_model*& out = out_param(out_model, "out_model");
+    const Json config =
+        parse_json(text_param(config_json, "config_json"), "model configuration", Code::kConfig);
+    out = publish_model(models::Model::create(config, static_cast<uint64_t>(seed)));
+  });
+}
+
+ds_status ds_model_open(const char* folder, ds_model** out_model) {
+  return guard(__func__, [&] {
+    ds_model*& out = out_param(out_model, "out_model");
+    out = publish_model(models::open_model(path_param(folder, "folder")));
+  });
+}
+
+ds_status ds_model_export(ds_model* model, const char* folder, int32_t dtype) {
+  return guard(__func__, [&] {
+    const auto object = enter(model, "model");
+    const std::string path = path_param(folder, "folder");
+    const DType type = dtype_param(dtype, "dtype");
+    const models::Model::Use use(*object->model);
+    models::export_model(*object->model, path, type);
+  });
+}
+
+ds_status ds_model_config(const ds_model* model, char** out_json) {
+  return guard(__func__, [&] {
+    const auto object = look_up(model, "model");
+    char*& out = out_param(out_json, "out_json");
+    out = make_c_string(dump_json(object->model->architecture().config(), 2));
+  });
+}
+
+ds_status ds_model_tensor_count(const ds_model* model, int64_t* out_count) {
+  return guard(__func__, [&] {
+    const auto object = look_up(model, "model");
+    out_param(out_count, "out_count") = object->model->parameters().size();
+  });
+}
+
+ds_status ds_model_parameter_count(const ds_model* model, int64_t* out_count) {
+  return guard(__func__, [&] {
+    const auto object = look_up(model, "model");
+    out_param(out_count, "out_count") = object->model->parameters().elements();
+  });
+}
+
+ds_status ds_model_tensor_name(const ds_model* model, int64_t index, char** out_name) {
+  return guard(__func__, [&] {
+    const auto object = look_up(model, "model");
+    char*& out = out_param(out_name, "out_name");
+    out = make_c_string(parameter_at(*object->model, index).name);
+  });
+}
+
+ds_status ds_model_get_tensor(ds_model* model, const char* name, ds_tensor** out_tensor) {
+  return guard(__func__, [&] {
+    const auto object = enter(model, "model");
+    ds_tensor*& out = out_param(out_tensor, "out_tensor");
+    const std::string parameter(utf8_param(name, "name"));
+    const models::Model::Use use(*object->model);
+    out = publish_tensor(object->model->get(parameter));
+  });
+}
+
+ds_status ds_model_set_tensor(ds_model* model, const char* name, const ds_tensor* value) {
+  return guard(__func__, [&] {
+    const auto object = enter(model, "model");
+    const std::string parameter(utf8_param(name, "name"));
+    const auto input = enter(value, "value", Entry::kShared);
+    const models::Model::Use use(*object->model);
+    object->model->set(parameter, input->tensor);
+  });
+}
+
+ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
+                            const ds_generate_options* options, ds_token_fn on_token,
+                            void* user_data, ds_tensor** out_ids) {
+  return guard(__func__, [&] {
+    const auto object = enter(model, "model");
+    const auto input = enter(prompt, "prompt", Entry::kShared);
+    ds_tensor*& out = out_param(out_ids, "out_ids");
+    const infer::GenerateOptions chosen = generate_options(options);
+    const std::vector<int32_t> ids = id_list(input->tensor, "prompt");
+    const models::Model::Use use(*object->model);
+    models::Model& m = *object->model;
+    out = publish_tensor(id_tensor(infer::generate(m.context(), m.state(), m.architecture(), ids,
+                                                   chosen, token_callback(on_token, user_data))));
+  });
+}
+
+ds_status ds_model_logits(ds_model* model, const ds_tensor* ids, const ds_tensor* attention_mask,
+                          ds_tensor** out_logits) {
+  return guard(__func__, [&] {
+    const auto object = enter(model, "model");
+    const auto input = enter(ids, "ids", Entry::kShared);
+    std::optional<Entered<TensorObject>> mask;
+    if (attention_mask != nullptr) {
+      mask.emplace(look_up(attention_mask, "attention_mask"), Entry::kShared, "attention_mask");
+    }
+    ds_tensor*& out = out_param(out_logits, "out_logits");
+    const models::Model::Use use(*object->model);
+    models::Model& m = *object->model;
+    const OpContext ctx = m.context();
+    const Tensor tokens =
+        models::token_ids(ctx, input->tensor, "ids", m.architecture().info().vocab_size);
+    const Tensor keys = models::key_mask(ctx, mask ? (*mask)->tensor : Tensor(), tokens);
+    out = publish_tensor(infer::batch_logits(ctx, m.state(), m.architecture(), tokens, keys));
+  });
+}
+
+void ds_model_destroy(ds_model* model) { end_handle(model); }
