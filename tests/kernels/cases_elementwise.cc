@@ -1,0 +1,167 @@
+// Rows for addition, scaling, filling, conversion and accumulation.
+#include "kernels/case_util.h"
+#include "kernels/elementwise/elementwise.h"
+#include "ops/elementwise.h"
+
+namespace ds::testing {
+namespace {
+
+namespace ref = kernels::reference;
+
+const char* type_name(DType dtype) { return dtype == DType::kFloat32 ? "fp32" : "bf16"; }
+
+OpCase arithmetic(DType dtype, int64_t n) {
+  OpCase row;
+  row.name = str_cat("elementwise/", type_name(dtype), "/", n);
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    const Tensor a = random_tensor(random, dtype, {n}), b = random_tensor(random, dtype, {n});
+    const std::vector<double> av = doubles(a), bv = doubles(b);
+    // One fp32 operation and one rounding to the type.
+    const Tolerance rounding{dtype == DType::kFloat32 ? 0x1p-24 : 0x1p-8 + 0x1p-23, 0};
+    std::vector<double> expected(av.size());
+
+    ref::add(av.data(), bv.data(), n, expected.data());
+    Tensor y = guarded_tensor(dtype, {n});
+    ops::add(ctx, a, b, y);
+    compare(result, "add", y, expected, rounding);
+    y = copy_of(a);
+    ops::add(ctx, y, b, y);
+    compare(result, "add into a", y, expected, rounding);
+    y = copy_of(b);
+    ops::add(ctx, a, y, y);
+    compare(result, "add into b", y, expected, rounding);
+
+    const float factor = std::normal_distribution<float>()(random);
+    ref::scale(av.data(), factor, n, expected.data());
+    y = guarded_tensor(dtype, {n});
+    ops::scale(ctx, a, factor, y);
+    compare(result, "scale", y, expected, rounding);
+    y = copy_of(a);
+    ops::scale(ctx, y, factor, y);
+    compare(result, "scale in place", y, expected, rounding);
+
+    y = guarded_tensor(dtype, {n});
+    ops::fill(ctx, 0.375f, y);
+    compare(result, "fill", y, std::vector<double>(av.size(), 0.375), {});
+
+    Tensor total = random_tensor(random, DType::kFloat32, {n});
+    expected = doubles(total);
+    ref::accumulate(av.data(), n, expected.data());
+    ops::accumulate(ctx, a, total);
+    compare(result, "accumulate", total, expected, {0x1p-24, 0});
+    return result;
+  };
+  return row;
+}
+
+// What a cast must give: the very bits of the scalar conversion.
+std::vector<double> converted(const Tensor& x, DType to) {
+  std::vector<double> values = doubles(x);
+  if (to == DType::kBFloat16) {
+    for (double& v : values) v = to_float(to_bfloat16(static_cast<float>(v)));
+  }
+  return values;
+}
+
+// A view with the dimensions of `whole` permuted, every second index of the (new) last one and all
+// but the first index of the first.
+Tensor odd_view(const Tensor& whole, const std::vector<int>& order) {
+  std::vector<int64_t> sizes, strides;
+  int64_t offset =
+      static_cast<std::byte*>(whole.raw()) - static_cast<std::byte*>(whole.storage()->data());
+  for (const int dim : order) {
+    sizes.push_back(whole.size(dim));
+    strides.push_back(whole.stride(dim));
+  }
+  offset += strides.front() * dtype_size(whole.dtype());
+  sizes.front() -= 1;
+  sizes.back() = (sizes.back() + 1) / 2;
+  strides.back() *= 2;
+  return {whole.storage(), offset, whole.dtype(), Shape(sizes), strides};
+}
+
+OpCase conversion(DType from, DType to) {
+  OpCase row;
+  row.name = str_cat("cast/", type_name(from), "-", type_name(to));
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    const auto check_one = [&](const std::string& what, const Tensor& x) {
+      Tensor y = guarded_tensor(to, x.shape());
+      ops::cast(ctx, x, y);
+      compare(result, what, y, converted(x, to), {});
+    };
+    for (const int64_t n : {0, 1, 15, 16, 17, 31, 1000, 100003}) {
+      check_one("dense", random_tensor(random, from, {n}));
+    }
+    for (const auto& order : {std::vector<int>{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {2, 1, 0}}) {
+      check_one("small view", odd_view(random_tensor(random, from, {4, 5, 6}), order));
+      check_one("large view", odd_view(random_tensor(random, from, {7, 119, 130}), order));
+    }
+    const Tensor base = random_tensor(random, from, {40, 1, 900});
+    check_one("columns", base.slice(2, 3, 890));
+    check_one("rows", base.slice(0, 5, 39));
+    check_one("one column", base.select(2, 7));
+    const int64_t front = guard_front(from), size = dtype_size(from);
+    check_one("broadcast",
+              Tensor(base.storage(), front, from, {3, 900, 5}, std::vector<int64_t>{0, 1, 0}));
+    check_one("backwards", Tensor(base.storage(), front + 99 * size, from, {2, 100},
+                                  std::vector<int64_t>{900, -1}));
+    return result;
+  };
+  return row;
+}
+
+using Body = std::function<void(const OpContext&, const Tensor&, Tensor&)>;
+
+OpCase bench(const std::string& name, DType x_type, DType y_type, int64_t streams,
+             const Body& body) {
+  const Shape shape{4096, 768};
+  OpCase row;
+  row.name = str_cat(name, "/4096x768");
+  row.bytes =
+      static_cast<double>(shape.elements() * (streams * dtype_size(x_type) + dtype_size(y_type)));
+  row.prepare = [=](const OpContext& ctx) -> std::function<void()> {
+    const Tensor x = bench_tensor(ctx, x_type, shape);
+    Tensor y = bench_tensor(ctx, y_type, shape);
+    return [=]() mutable { body(ctx, x, y); };
+  };
+  return row;
+}
+
+}  // namespace
+
+std::vector<OpCase> elementwise_cases() {
+  std::vector<OpCase> rows;
+  constexpr DType kFp32 = DType::kFloat32, kBf16 = DType::kBFloat16;
+  for (const DType dtype : {kFp32, kBf16}) {
+    for (const int64_t n : {0, 1, 5, 16, 47, 1000, 32768, 100001}) {
+      rows.push_back(arithmetic(dtype, n));
+    }
+    for (const DType to : {kFp32, kBf16}) rows.push_back(conversion(dtype, to));
+    const std::string type = type_name(dtype);
+    rows.push_back(
+        bench("add/" + type, dtype, dtype, 2,
+              [](const OpContext& ctx, const Tensor& x, Tensor& y) { ops::add(ctx, x, y, y); }));
+    rows.push_back(bench(
+        "scale/" + type, dtype, dtype, 1,
+        [](const OpContext& ctx, const Tensor& x, Tensor& y) { ops::scale(ctx, x, 0.5f, y); }));
+    rows.push_back(
+        bench("fill/" + type, dtype, dtype, 0,
+              [](const OpContext& ctx, const Tensor&, Tensor& y) { ops::fill(ctx, 0.5f, y); }));
+    // y is read and written.
+    OpCase accumulate =
+        bench("accumulate/" + type, dtype, kFp32, 1,
+              [](const OpContext& ctx, const Tensor& x, Tensor& y) { ops::accumulate(ctx, x, y); });
+    accumulate.bytes += 4096.0 * 768 * 4;
+    rows.push_back(accumulate);
+  }
+  const Body cast = [](const OpContext& ctx, const Tensor& x, Tensor& y) { ops::cast(ctx, x, y); };
+  rows.push_back(bench("cast/fp32-bf16", kFp32, kBf16, 1, cast));
+  rows.push_back(bench("cast/bf16-fp32", kBf16, kFp32, 1, cast));
+  return rows;
+}
+
+}  // namespace ds::testing

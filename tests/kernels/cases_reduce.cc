@@ -1,0 +1,140 @@
+// Rows for sums, norms, searches and column sums.
+#include <algorithm>
+#include <limits>
+
+#include "kernels/case_util.h"
+#include "kernels/reduce/reduce.h"
+#include "ops/reduce.h"
+
+namespace ds::testing {
+namespace {
+
+namespace ref = kernels::reference;
+
+const char* type_name(DType dtype) { return dtype == DType::kFloat32 ? "fp32" : "bf16"; }
+
+OpCase flat(DType dtype, int64_t n) {
+  OpCase row;
+  row.name = str_cat("reduce/", type_name(dtype), "/", n);
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    const Tensor x = random_tensor(random, dtype, {n}, 2, 0.25);
+    const std::vector<double> values = doubles(x);
+    double magnitude = 0;
+    for (const double v : values) magnitude += std::abs(v);
+    // Double sums in another order: n roundings of 2^-53 at most.
+    const Tolerance order{0x1p-53 * static_cast<double>(n + 1), 0};
+    compare_value(result, "sum", ops::sum(ctx, x), ref::sum(values.data(), n), order, magnitude);
+    compare_value(result, "sum_squares", ops::sum_squares(ctx, x),
+                  ref::sum_squares(values.data(), n), order);
+    compare_value(result, "max_abs", ops::max_abs(ctx, x), ref::max_abs(values.data(), n), {});
+    compare_value(result, "first_non_finite of finite numbers",
+                  static_cast<double>(ops::first_non_finite(ctx, x)), -1, {});
+    return result;
+  };
+  return row;
+}
+
+// NaN and infinities at random places.
+OpCase broken(DType dtype, int64_t n) {
+  OpCase row;
+  row.name = str_cat("reduce_non_finite/", type_name(dtype), "/", n);
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    const Tensor x = random_tensor(random, dtype, {n});
+    std::vector<double> values = doubles(x);
+    const double inf = std::numeric_limits<double>::infinity();
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    for (const double bad : {inf, -inf, nan, -nan}) {
+      // Places move towards the front, so that each becomes the first.
+      const int64_t first = ref::first_non_finite(values.data(), n);
+      const int64_t limit = first < 0 ? n : first;
+      if (limit == 0) break;
+      values[random() % static_cast<uint64_t>(limit)] = bad;
+      set_doubles(x, values);
+      compare_value(result, "first_non_finite", static_cast<double>(ops::first_non_finite(ctx, x)),
+                    static_cast<double>(ref::first_non_finite(values.data(), n)), {});
+      compare_value(result, "max_abs", ops::max_abs(ctx, x), ref::max_abs(values.data(), n), {});
+    }
+    return result;
+  };
+  return row;
+}
+
+OpCase columns(DType dtype, int64_t rows, int64_t cols) {
+  OpCase row;
+  row.name = str_cat("add_column_sums/", type_name(dtype), "/", rows, "x", cols);
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    const Tensor x = random_tensor(random, dtype, {rows, cols}, 1, 0.1);
+    Tensor y = random_tensor(random, DType::kFloat32, {cols});
+    const std::vector<double> values = doubles(x);
+    std::vector<double> expected = doubles(y), scale = expected;
+    for (double& s : scale) s = std::abs(s);
+    for (size_t i = 0; i < values.size(); ++i) {
+      scale[i % static_cast<size_t>(cols)] += std::abs(values[i]);
+    }
+    ref::add_column_sums(values.data(), rows, cols, expected.data());
+    ops::add_column_sums(ctx, x, y);
+    // The longest chain of fp32 additions: eight rows at once, then chunks, then y.
+    const auto depth =
+        static_cast<double>(kernels::row_chunk_size(rows) / 8 + 12 + kernels::row_chunks(rows));
+    compare(result, "y", y, expected, {0x1p-24 * std::min(depth, static_cast<double>(rows + 1)), 0},
+            scale);
+    return result;
+  };
+  return row;
+}
+
+OpCase bench(const std::string& name, DType dtype, const Shape& shape,
+             const std::function<void(const OpContext&, const Tensor&)>& body) {
+  OpCase row;
+  row.name = str_cat(name, "/", type_name(dtype), "/", shape[0], "x", shape[1]);
+  row.bytes = static_cast<double>(shape.elements() * dtype_size(dtype));
+  row.prepare = [=](const OpContext& ctx) -> std::function<void()> {
+    const Tensor x = bench_tensor(ctx, dtype, shape);
+    return [=] { body(ctx, x); };
+  };
+  return row;
+}
+
+}  // namespace
+
+std::vector<OpCase> reduce_cases() {
+  std::vector<OpCase> rows;
+  const int64_t grain = kernels::kReduceGrain;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{16}, int64_t{33},
+                            int64_t{1000}, grain, 3 * grain + 5}) {
+      rows.push_back(flat(dtype, n));
+      if (n > 0) rows.push_back(broken(dtype, n));
+    }
+    for (const auto& [r, c] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 1}, {7, 3}, {8, 16}, {33, 129}, {200, 2085}, {9001, 17}}) {
+      rows.push_back(columns(dtype, r, c));
+    }
+    for (const Shape& shape : {Shape{1024, 768}, Shape{4096, 768}}) {
+      rows.push_back(bench("sum_squares", dtype, shape, [](const OpContext& ctx, const Tensor& x) {
+        ops::sum_squares(ctx, x);
+      }));
+      rows.push_back(bench("max_abs", dtype, shape,
+                           [](const OpContext& ctx, const Tensor& x) { ops::max_abs(ctx, x); }));
+      rows.push_back(
+          bench("first_non_finite", dtype, shape,
+                [](const OpContext& ctx, const Tensor& x) { ops::first_non_finite(ctx, x); }));
+      OpCase row = bench("add_column_sums", dtype, shape, {});
+      row.prepare = [=](const OpContext& ctx) -> std::function<void()> {
+        const Tensor x = bench_tensor(ctx, dtype, shape);
+        Tensor y = bench_tensor(ctx, DType::kFloat32, {shape[1]});
+        return [=]() mutable { ops::add_column_sums(ctx, x, y); };
+      };
+      rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
+}  // namespace ds::testing
