@@ -97,7 +97,8 @@ ds_status ds_engine_forward(ds_engine* engine, ds_tensor* const* inputs, int32_t
     const auto labels = enter(inputs[1], "inputs[1]", Entry::kShared);
     std::optional<Entered<TensorObject>> mask;
     if (count == 3) mask.emplace(look_up(inputs[2], "inputs[2]"), Entry::kShared, "inputs[2]");
-    out = publish_tensor(
+    ReservedTensor loss;
+    out = loss.give(
         object->engine.forward(ids->tensor, labels->tensor, mask ? (*mask)->tensor : Tensor()));
   });
 }
