@@ -3,7 +3,6 @@
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -30,6 +29,18 @@ struct UsageError : std::runtime_error {
 
 // What main() runs after the command line was read; gives the exit status.
 using Action = std::function<int()>;
+
+// A check of an option's number, with a message for people.
+inline CLI::Validator at_least(int64_t least) {
+  return {[least](std::string& text) {
+            int64_t value = 0;
+            if (!CLI::detail::lexical_cast(text, value)) {
+              return "'" + text + "' is not a whole number";
+            }
+            return value < least ? text + " is below " + std::to_string(least) : std::string();
+          },
+          "AT_LEAST"};
+}
 
 void add_train(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);

@@ -162,19 +162,19 @@ void add_generate(CLI::App& app, Action& action) {
       ->type_name("TEXT")
       ->required();
   sub->add_option("--max-tokens", o.max_tokens, "new tokens at most")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   sub->add_option("--temperature", o.temperature, "0 = always the likeliest token")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   sub->add_option("--top-k", o.top_k, "keep the k likeliest tokens; 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   sub->add_option("--top-p", o.top_p, "keep the likeliest tokens whose sum reaches p; 0 = all")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   sub->add_option("--seed", o.seed, "same seed, same text")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   sub->add_option("--tokenizer", o.tokenizer,
                   "default: the one in FOLDER, else bytes if the vocabulary is 256")

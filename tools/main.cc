@@ -2,9 +2,11 @@
 #include <CLI/Error.hpp>
 #include <cstdio>
 #include <iostream>
+#include <memory>
 #include <string>
 
 #include "command.h"
+#include "help.h"
 
 namespace {
 
@@ -40,8 +42,7 @@ int main(int argc, char** argv) {
                        "Print the version and exit");
   app.set_help_flag("-h,--help", "Print this help and exit");
   app.require_subcommand(0, 1);
-  app.get_formatter()->column_width(34);
-  app.footer("'ds SUBCOMMAND --help' explains a subcommand; docs/cli.md has examples.");
+  app.formatter(std::make_shared<tool::HelpFormatter>());
 
   tool::Action action;
   tool::add_train(app, action);
@@ -51,6 +52,7 @@ int main(int argc, char** argv) {
   tool::add_inspect(app, action);
   tool::add_export(app, action);
   tool::add_report(app, action);
+  app.footer("'ds SUBCOMMAND --help' explains a subcommand; docs/cli.md has examples.");
 
   try {
     app.parse(argc, argv);

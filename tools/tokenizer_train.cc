@@ -72,10 +72,10 @@ void add_tokenizer_train(CLI::App& app, Action& action) {
       ->type_name("FILE")
       ->required();
   sub->add_option("--vocab-size", o.vocab_size, "tokens, the 256 bytes and special ones included")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   sub->add_option("--min-frequency", o.min_frequency, "pairs seen less often are not merged")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   auto* special = sub->add_option("--special", o.special,
                                   "special token, one per option; default <|endoftext|>")

@@ -25,7 +25,7 @@ void add_what_to_train(CLI::App& sub, TrainOptions& o) {
       ->group(group);
   sub.add_option("--sequence-length", o.sequence_length,
                  "tokens per sample; default: the model's positions")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->group(group);
   sub.add_option("--split", o.split,
                  "shares of --data for training, validation, test; default 969,30,1")
@@ -48,15 +48,15 @@ void add_how_to_train(CLI::App& sub, TrainOptions& o) {
                  "optimizer steps in all, counted from the beginning of the training: a run loaded "
                  "at step 10 with --steps 20 does 10 more")
       ->required()
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->group(group);
   sub.add_option("--seed", o.config.seed,
                  "seed of new weights, data order and dropout; default: the configuration's "
                  "\"seed\", else 1234")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->group(group);
   sub.add_option("--threads", o.config.threads, "CPU threads; default: all that may be used")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->group(group);
 }
 
@@ -67,7 +67,7 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
                    ->group(group);
   sub.add_option("--save-interval", o.save_interval, "save also every N steps; 0 = not")
       ->needs(save)
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->group(group);
   auto* load = sub.add_option("--load", o.load, "go on from the newest valid checkpoint here")
                    ->type_name("DIR")
@@ -88,15 +88,15 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
   sub.add_option("--csv", o.config.csv, "one CSV file per scalar")->type_name("DIR")->group(group);
   sub.add_option("--eval-interval", o.eval_interval,
                  "validate every N steps and at the end; 0 = never")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str()
       ->group(group);
   sub.add_option("--eval-batches", o.eval_batches, "micro batches per validation; 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str()
       ->group(group);
   sub.add_option("--log-interval", o.log_interval, "steps per line where there is no terminal")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str()
       ->group(group);
   sub.add_flag("--quiet", o.quiet, "no progress")->group(group);
