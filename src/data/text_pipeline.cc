@@ -1,5 +1,7 @@
 #include "data/text_pipeline.h"
 
+#include <algorithm>
+
 #include "data/json_fields.h"
 
 namespace ds {
@@ -208,7 +210,7 @@ void PreTokenizer::cut(const Step& step, std::string_view text,
         }
         before_match = part->match;
       }
-      kept.assign(kept.rbegin(), kept.rend());
+      std::reverse(kept.begin(), kept.end());
       break;
     }
   }

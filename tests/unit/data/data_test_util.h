@@ -1,0 +1,78 @@
+// Shared by the data tests: a temporary folder, fresh random seeds, and the check for ds::Error.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace ds {
+
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "ds_data_XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~TempFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline void write_bytes(const std::filesystem::path& path, std::string_view bytes) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  ASSERT_TRUE(out.good());
+}
+
+inline std::string read_bytes(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// New inputs at every run; DS_TEST_SEED repeats one. Use with SCOPED_TRACE(seed_text(seed)).
+inline uint32_t fresh_seed() {
+  if (const char* text = std::getenv("DS_TEST_SEED")) {
+    return static_cast<uint32_t>(std::strtoul(text, nullptr, 10));
+  }
+  return std::random_device{}();
+}
+inline std::string seed_text(uint32_t seed) { return "DS_TEST_SEED=" + std::to_string(seed); }
+
+inline std::string random_bytes(std::mt19937& random, size_t length) {
+  std::string out(length, '\0');
+  for (char& c : out) c = static_cast<char>(random());
+  return out;
+}
+
+// Runs fn, which must throw a ds::Error with this code whose text holds every part.
+template <class Fn>
+void expect_error(Code code, std::initializer_list<std::string_view> parts, const Fn& fn) {
+  try {
+    fn();
+    ADD_FAILURE() << "no error was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.message();
+    for (const std::string_view part : parts) {
+      EXPECT_NE(error.message().find(part), std::string::npos)
+          << "\"" << part << "\" is not in: " << error.message();
+    }
+  }
+}
+
+}  // namespace ds
