@@ -1,0 +1,86 @@
+// Softmax attention on raw pointers: forward, backward, and the double-precision reference.
+//
+// Work is cut into tiles that stay in the first cache levels; no buffer grows with
+// queries x keys. Scratch is one slot per thread (plus partial sums in backward when there are few
+// heads), whose size the *_workspace functions give in floats.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bfloat16.h"
+#include "base/philox.h"
+#include "base/thread_pool.h"
+
+namespace ds::kernels {
+
+// Rows of one head inside a strided tensor [batch, tokens, heads, head size]; strides in elements,
+// the last dimension dense.
+template <class T>
+struct HeadView {
+  T* data = nullptr;
+  int64_t batch = 0;
+  int64_t token = 0;
+  int64_t head = 0;
+
+  T* at(int64_t b, int64_t t, int64_t h) const { return data + b * batch + t * token + h * head; }
+};
+
+struct AttentionProblem {
+  int64_t batch = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;  // divides heads
+  int64_t queries = 0;
+  int64_t keys = 0;
+  int64_t head_dim = 0;  // 1..kMaxHeadDim
+  bool causal = true;    // query i sees keys j <= i + (keys - queries)
+  float scale = 1.0f;
+  double dropout = 0;  // in [0, 1)
+  RandomStream stream;
+  int64_t first_batch = 0;
+  const uint8_t* key_mask = nullptr;  // [batch, keys] rows mask_stride apart, 1 = visible, or null
+  int64_t mask_stride = 0;
+
+  // First random element of one row of probabilities.
+  uint64_t row_element(int64_t b, int64_t h, int64_t i) const {
+    return ((static_cast<uint64_t>(first_batch + b) * static_cast<uint64_t>(heads) +
+             static_cast<uint64_t>(h)) *
+                static_cast<uint64_t>(queries) +
+            static_cast<uint64_t>(i)) *
+           static_cast<uint64_t>(keys);
+  }
+};
+
+inline constexpr int64_t kMaxHeadDim = 256;
+
+int64_t attention_workspace(const AttentionProblem& problem, int threads);
+int64_t attention_backward_workspace(const AttentionProblem& problem, int threads);
+
+// lse [batch, heads, queries], natural logarithm, or null. T is float or bfloat16.
+template <class T>
+void attention_forward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
+                       HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
+                       float* workspace);
+
+template <class T>
+struct AttentionGradients {
+  HeadView<const T> dout;
+  HeadView<const T> out;
+  const float* lse = nullptr;
+  HeadView<T> dq, dk, dv;
+};
+
+template <class T>
+void attention_backward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
+                        HeadView<const T> k, HeadView<const T> v,
+                        const AttentionGradients<T>& gradients, float* workspace);
+
+// The reference: whole rows of probabilities in double, one scalar at a time. Dense arrays
+// q, out, dout, dq [batch, queries, heads, head size], k, v, dk, dv with kv_heads; lse
+// [batch, heads, queries].
+void attention_forward_ref(const AttentionProblem& problem, const double* q, const double* k,
+                           const double* v, double* out, double* lse);
+void attention_backward_ref(const AttentionProblem& problem, const double* q, const double* k,
+                            const double* v, const double* dout, double* dq, double* dk,
+                            double* dv);
+
+}  // namespace ds::kernels

@@ -1,0 +1,291 @@
+// Attention forward for a few queries against many keys: keys and values are read where they lie,
+// once per group of query heads that share them, and long sequences are split among threads.
+#include "kernels/attention/attention.h"
+#include "kernels/attention/tiles.h"
+#include "kernels/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention/attention_decode_cpu.cc"
+#include <hwy/foreach_target.h>
+//
+#include <cmath>
+
+#include "kernels/attention/gemm-inl.h"
+#include "kernels/attention/pack-inl.h"
+#include "kernels/attention/softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ds::kernels::HWY_NAMESPACE {
+
+// Vectors of values summed at once, so that kRows times as many sums fit the registers.
+inline constexpr int kWide = HWY_MAX_BYTES >= 64 ? 4 : 2;
+inline constexpr int64_t kAhead = 16;  // rows of prefetch: strides are too long for the hardware
+
+template <class T>
+struct Rows {
+  const T* data;
+  int64_t stride;
+  const T* at(int64_t j) const { return data + j * stride; }
+  HWY_INLINE void prefetch(int64_t j, int64_t count, int64_t dim) const {
+    if (j + kAhead >= count) return;
+    const T* row = at(j + kAhead);
+    for (int64_t d = 0; d < dim; d += 64 / static_cast<int64_t>(sizeof(T))) {
+      __builtin_prefetch(row + d);
+    }
+  }
+};
+
+// scores[r][j] = q[r] . k[j]
+template <int kQ, class T>
+HWY_INLINE void few_scores(const float* q, int64_t padded, int64_t dim, Rows<T> k, int64_t keys,
+                           float* scores) {
+  const DF f;
+  const int64_t whole = dim / kLanes * kLanes;
+  for (int64_t j = 0; j < keys; ++j) {
+    const T* key = k.at(j);
+    k.prefetch(j, keys, dim);
+    VF sum[kQ];
+#pragma GCC unroll 4
+    for (int r = 0; r < kQ; ++r) sum[r] = hn::Zero(f);
+    for (int64_t d = 0; d < whole; d += kLanes) {
+      const VF x = simd::load(f, key + d);
+#pragma GCC unroll 4
+      for (int r = 0; r < kQ; ++r) {
+        sum[r] = hn::MulAdd(x, hn::Load(f, q + r * padded + d), sum[r]);
+      }
+    }
+    if (whole < dim) {
+      const VF x = simd::load_n(f, key + whole, dim - whole);
+#pragma GCC unroll 4
+      for (int r = 0; r < kQ; ++r) {
+        sum[r] = hn::MulAdd(x, hn::Load(f, q + r * padded + whole), sum[r]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kQ; ++r) scores[r * kKeySplit + j] = simd::sum_of_lanes(f, sum[r]);
+  }
+}
+
+// values[r][d ...] = sum over j of weights[r][j] * v[j][d ...] for kN vectors from d on. `tail` is
+// the count of elements of a last, partial vector, else 0.
+template <int kQ, int kN, class T>
+HWY_INLINE void few_values(const float* weights, Rows<T> v, const uint8_t* mask, int64_t keys,
+                           int64_t d, int64_t tail, int64_t padded, float* values) {
+  const DF f;
+  VF sum[kQ][kN];
+#pragma GCC unroll 4
+  for (int r = 0; r < kQ; ++r) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kN; ++n) sum[r][n] = hn::Zero(f);
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    if (mask != nullptr && mask[j] == 0) continue;  // even NaN there must not count
+    const T* row = v.at(j) + d;
+    if (j + kAhead < keys) __builtin_prefetch(v.at(j + kAhead) + d);
+    if (j + kAhead < keys && sizeof(T) * kN * kLanes > 64) {
+#pragma GCC unroll 4
+      for (int n = 1; n < kN; ++n) __builtin_prefetch(v.at(j + kAhead) + d + n * kLanes);
+    }
+    VF x[kN];
+#pragma GCC unroll 4
+    for (int n = 0; n < kN; ++n) {
+      x[n] = tail > 0 ? simd::load_n(f, row, tail) : simd::load(f, row + n * kLanes);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kQ; ++r) {
+      const VF weight = hn::Set(f, weights[r * kKeySplit + j]);
+#pragma GCC unroll 4
+      for (int n = 0; n < kN; ++n) sum[r][n] = hn::MulAdd(weight, x[n], sum[r][n]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kQ; ++r) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kN; ++n) hn::Store(sum[r][n], f, values + r * padded + d + n * kLanes);
+  }
+}
+
+template <int kQ, class T>
+HWY_INLINE void all_values(const float* weights, Rows<T> v, const uint8_t* mask, int64_t keys,
+                           int64_t dim, int64_t padded, float* values) {
+  int64_t d = 0;
+  for (; d + kWide * kLanes <= dim; d += kWide * kLanes) {
+    few_values<kQ, kWide>(weights, v, mask, keys, d, 0, padded, values);
+  }
+  for (; d + kLanes <= dim; d += kLanes) {
+    few_values<kQ, 1>(weights, v, mask, keys, d, 0, padded, values);
+  }
+  if (d < dim) few_values<kQ, 1>(weights, v, mask, keys, d, dim - d, padded, values);
+}
+
+// Hides scores, and turns the rest of the row into weights; returns maximum and sum.
+struct RowStats {
+  float top, sum;
+};
+HWY_INLINE RowStats weigh_row(int64_t seen, const uint8_t* mask, int64_t keys, float* scores) {
+  const DF f;
+  for (int64_t j = std::max<int64_t>(0, seen); j < round_up(keys, kLanes); ++j) {
+    scores[j] = kMinusInfinity;
+  }
+  if (mask != nullptr) {
+    for (int64_t j = 0; j < keys; ++j) {
+      if (mask[j] == 0) scores[j] = kMinusInfinity;
+    }
+  }
+  VF tops = hn::Set(f, kMinusInfinity);
+  for (int64_t j = 0; j < keys; j += kLanes) tops = hn::Max(tops, hn::Load(f, scores + j));
+  const float top = simd::max_of_lanes(f, tops);
+  const VF reference = hn::Set(f, top == kMinusInfinity ? 0.0f : top);
+  VF sum = hn::Zero(f);
+  for (int64_t j = 0; j < keys; j += kLanes) {
+    const VF weight = exp2(hn::Sub(hn::Load(f, scores + j), reference));
+    sum = hn::Add(sum, weight);
+    hn::Store(weight, f, scores + j);
+  }
+  return {top, simd::sum_of_lanes(f, sum)};
+}
+
+HWY_INLINE float log_of_sum(float top, float sum) {
+  return sum == 0 ? kMinusInfinity : top * kLn2 + std::log(sum);
+}
+
+// Query rows of one kv head in order: all queries of its first query head, then of the next.
+struct RowPlace {
+  int64_t b, h, i;
+  RowPlace(const AttentionProblem& p, int64_t batch, int64_t kv_head, int64_t row)
+      : b(batch), h(kv_head * (p.heads / p.kv_heads) + row / p.queries), i(row % p.queries) {}
+  int64_t flat(const AttentionProblem& p) const { return (b * p.heads + h) * p.queries + i; }
+};
+
+template <int kQ, class T>
+void decode_rows(const ForwardCall<T>& call, const DecodePlan& plan, int64_t b, int64_t kv_head,
+                 int64_t split, int64_t first_row, float* scratch, float* partials) {
+  const AttentionProblem& p = call.p;
+  const DF f;
+  const int64_t dim = p.head_dim, padded = padded_dim(p);
+  const int64_t first_key = split * kKeySplit;
+  const int64_t keys = std::min(kKeySplit, p.keys - first_key);
+  const uint8_t* mask = tile_mask(p, b, first_key);
+  float* scores = scratch;
+  float* q = scores + kQ * kKeySplit;
+  float* values = q + kQ * padded;
+
+  for (int r = 0; r < kQ; ++r) {
+    const RowPlace place(p, b, kv_head, first_row + r);
+    load_rows(call.q.at(b, place.i, place.h), 0, 1, dim, padded, p.scale * kLog2E, q + r * padded);
+  }
+  few_scores<kQ, T>(q, padded, dim, {call.k.at(b, first_key, kv_head), call.k.token}, keys, scores);
+  RowStats stats[kQ];
+  for (int r = 0; r < kQ; ++r) {
+    const int64_t i = RowPlace(p, b, kv_head, first_row + r).i;
+    const int64_t seen = std::min(visible_end(p, i, 1) - first_key, keys);
+    stats[r] = weigh_row(seen, mask, keys, scores + r * kKeySplit);
+  }
+  all_values<kQ, T>(scores, {call.v.at(b, first_key, kv_head), call.v.token}, mask, keys, dim,
+                    padded, values);
+  for (int r = 0; r < kQ; ++r) {
+    const RowPlace place(p, b, kv_head, first_row + r);
+    float* row = values + r * padded;
+    if (plan.splits > 1) {
+      float* partial = partials + (place.flat(p) * plan.splits + split) * plan.partial;
+      partial[0] = stats[r].top;
+      partial[1] = stats[r].sum;
+      std::copy(row, row + round_up(dim, kLanes), partial + DecodePlan::kStats);
+      continue;
+    }
+    const VF factor = hn::Set(f, stats[r].sum == 0 ? 0.0f : 1 / stats[r].sum);
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      hn::Store(hn::Mul(hn::Load(f, row + d), factor), f, row + d);
+    }
+    store_rows(row, padded, 1, dim, 0, call.out.at(b, place.i, place.h));
+    if (call.lse != nullptr) call.lse[place.flat(p)] = log_of_sum(stats[r].top, stats[r].sum);
+  }
+}
+
+// Joins the splits of one query row, in their order.
+template <class T>
+void combine_splits(const ForwardCall<T>& call, const DecodePlan& plan, int64_t flat,
+                    float* partials) {
+  const AttentionProblem& p = call.p;
+  const DF f;
+  const int64_t dim = p.head_dim, padded = padded_dim(p);
+  float* first = partials + flat * plan.splits * plan.partial;
+  float* total = first + DecodePlan::kStats;
+  float top = kMinusInfinity;
+  for (int64_t s = 0; s < plan.splits; ++s) top = std::max(top, first[s * plan.partial]);
+  const VF reference = hn::Set(f, top == kMinusInfinity ? 0.0f : top);
+  float sum = 0;
+  for (int64_t s = 0; s < plan.splits; ++s) {
+    const float* partial = first + s * plan.partial;
+    const VF factor = exp2(hn::Sub(hn::Set(f, partial[0]), reference));
+    sum += hn::GetLane(factor) * partial[1];
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const VF so_far = s == 0 ? hn::Zero(f) : hn::Load(f, total + d);
+      hn::Store(hn::MulAdd(factor, hn::Load(f, partial + DecodePlan::kStats + d), so_far), f,
+                total + d);
+    }
+  }
+  const VF factor = hn::Set(f, sum == 0 ? 0.0f : 1 / sum);
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    hn::Store(hn::Mul(hn::Load(f, total + d), factor), f, total + d);
+  }
+  const int64_t i = flat % p.queries, h = flat / p.queries % p.heads;
+  store_rows(total, padded, 1, dim, 0, call.out.at(flat / p.queries / p.heads, i, h));
+  if (call.lse != nullptr) call.lse[flat] = log_of_sum(top, sum);
+}
+
+template <class T>
+void decode(ThreadPool& pool, const ForwardCall<T>& call) {
+  const AttentionProblem& p = call.p;
+  const DecodePlan plan(p);
+  float* partials = call.workspace + pool.threads() * plan.scratch;
+  run_with_slots(pool, plan.items, [&](int64_t item, int64_t slot) {
+    const int64_t split = item % plan.splits, kv_item = item / plan.splits;
+    const int64_t b = kv_item / p.kv_heads, kv_head = kv_item % p.kv_heads;
+    float* scratch = call.workspace + slot * plan.scratch;
+    for (int64_t row = 0; row < plan.rows_per_item; row += DecodePlan::kRows) {
+      switch (std::min(DecodePlan::kRows, plan.rows_per_item - row)) {
+        case 1:
+          decode_rows<1>(call, plan, b, kv_head, split, row, scratch, partials);
+          break;
+        case 2:
+          decode_rows<2>(call, plan, b, kv_head, split, row, scratch, partials);
+          break;
+        case 3:
+          decode_rows<3>(call, plan, b, kv_head, split, row, scratch, partials);
+          break;
+        default:
+          decode_rows<4>(call, plan, b, kv_head, split, row, scratch, partials);
+      }
+    }
+  });
+  if (plan.splits == 1) return;
+  pool.for_range(p.batch * p.heads * p.queries, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t flat = begin; flat < end; ++flat) combine_splits(call, plan, flat, partials);
+  });
+}
+
+void decode_f32(ThreadPool& pool, const ForwardCall<float>& call) { decode(pool, call); }
+void decode_bf16(ThreadPool& pool, const ForwardCall<bfloat16>& call) { decode(pool, call); }
+
+}  // namespace ds::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ds::kernels {
+namespace {
+HWY_EXPORT(decode_f32);
+HWY_EXPORT(decode_bf16);
+}  // namespace
+
+template <>
+void attention_decode(ThreadPool& pool, const ForwardCall<float>& call) {
+  HWY_DYNAMIC_DISPATCH(decode_f32)(pool, call);
+}
+template <>
+void attention_decode(ThreadPool& pool, const ForwardCall<bfloat16>& call) {
+  HWY_DYNAMIC_DISPATCH(decode_bf16)(pool, call);
+}
+
+}  // namespace ds::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,132 @@
+// The reference of attention: full rows of probabilities in double precision.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/attention/attention.h"
+
+namespace ds::kernels {
+namespace {
+
+bool sees(const AttentionProblem& p, int64_t b, int64_t i, int64_t j) {
+  if (p.key_mask != nullptr && p.key_mask[b * p.mask_stride + j] == 0) return false;
+  return !p.causal || j <= i + (p.keys - p.queries);
+}
+
+// 1 / (1 - dropout) where the probability is kept, else 0.
+double keep_factor(const AttentionProblem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  if (p.dropout == 0) return 1;
+  const uint32_t bits = p.stream.bits(p.row_element(b, h, i) + static_cast<uint64_t>(j));
+  return bits < dropout_threshold(p.dropout) ? 0 : 1 / (1 - p.dropout);
+}
+
+struct Sizes {
+  explicit Sizes(const AttentionProblem& p) : problem(p), group(p.heads / p.kv_heads) {}
+  const AttentionProblem& problem;
+  int64_t group;
+
+  int64_t query(int64_t b, int64_t i, int64_t h) const {
+    return ((b * problem.queries + i) * problem.heads + h) * problem.head_dim;
+  }
+  int64_t key(int64_t b, int64_t j, int64_t h) const {
+    return ((b * problem.keys + j) * problem.kv_heads + h / group) * problem.head_dim;
+  }
+};
+
+double dot(const double* x, const double* y, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+// Fills one row of probabilities (0 where masked) and returns the log of the sum of exponentials.
+double probabilities(const Sizes& sizes, const double* q, const double* k, int64_t b, int64_t h,
+                     int64_t i, std::vector<double>& row) {
+  const AttentionProblem& p = sizes.problem;
+  constexpr double kHidden = -std::numeric_limits<double>::infinity();
+  const double* query = q + sizes.query(b, i, h);
+  double top = kHidden;
+  bool any = false;
+  for (int64_t j = 0; j < p.keys; ++j) {
+    double& score = row[static_cast<size_t>(j)];
+    score = kHidden;
+    if (!sees(p, b, i, j)) continue;
+    any = true;
+    score = p.scale * dot(query, k + sizes.key(b, j, h), p.head_dim);
+    top = std::max(top, score);
+  }
+  if (!any) {
+    std::fill(row.begin(), row.end(), 0.0);
+    return kHidden;
+  }
+  double sum = 0;
+  for (double& value : row) sum += value = value == kHidden ? 0 : std::exp(value - top);
+  for (double& value : row) value /= sum;
+  return top + std::log(sum);
+}
+
+template <class Visit>
+void for_each_query(const AttentionProblem& p, const Visit& visit) {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.heads; ++h) {
+      for (int64_t i = 0; i < p.queries; ++i) visit(b, h, i);
+    }
+  }
+}
+
+}  // namespace
+
+void attention_forward_ref(const AttentionProblem& p, const double* q, const double* k,
+                           const double* v, double* out, double* lse) {
+  const Sizes sizes(p);
+  std::vector<double> row(static_cast<size_t>(p.keys));
+  for_each_query(p, [&](int64_t b, int64_t h, int64_t i) {
+    const double log_sum = probabilities(sizes, q, k, b, h, i, row);
+    if (lse != nullptr) lse[(b * p.heads + h) * p.queries + i] = log_sum;
+    double* to = out + sizes.query(b, i, h);
+    std::fill(to, to + p.head_dim, 0.0);
+    for (int64_t j = 0; j < p.keys; ++j) {
+      const double weight = row[static_cast<size_t>(j)] * keep_factor(p, b, h, i, j);
+      if (weight == 0) continue;
+      for (int64_t d = 0; d < p.head_dim; ++d) to[d] += weight * v[sizes.key(b, j, h) + d];
+    }
+  });
+}
+
+void attention_backward_ref(const AttentionProblem& p, const double* q, const double* k,
+                            const double* v, const double* dout, double* dq, double* dk,
+                            double* dv) {
+  const Sizes sizes(p);
+  std::fill(dq, dq + p.batch * p.queries * p.heads * p.head_dim, 0.0);
+  std::fill(dk, dk + p.batch * p.keys * p.kv_heads * p.head_dim, 0.0);
+  std::fill(dv, dv + p.batch * p.keys * p.kv_heads * p.head_dim, 0.0);
+  std::vector<double> row(static_cast<size_t>(p.keys)), drow(static_cast<size_t>(p.keys));
+  for_each_query(p, [&](int64_t b, int64_t h, int64_t i) {
+    probabilities(sizes, q, k, b, h, i, row);
+    const int64_t at = sizes.query(b, i, h);
+    double weighted = 0;
+    for (int64_t j = 0; j < p.keys; ++j) {
+      const size_t n = static_cast<size_t>(j);
+      drow[n] = 0;
+      if (row[n] == 0) continue;  // masked: v may hold anything
+      const double keep = keep_factor(p, b, h, i, j);
+      drow[n] = keep * dot(dout + at, v + sizes.key(b, j, h), p.head_dim);
+      weighted += row[n] * drow[n];
+      for (int64_t d = 0; d < p.head_dim; ++d) {
+        dv[sizes.key(b, j, h) + d] += row[n] * keep * dout[at + d];
+      }
+    }
+    for (int64_t j = 0; j < p.keys; ++j) {
+      const size_t n = static_cast<size_t>(j);
+      if (row[n] == 0) continue;
+      const double dscore = p.scale * row[n] * (drow[n] - weighted);
+      for (int64_t d = 0; d < p.head_dim; ++d) {
+        dq[at + d] += dscore * k[sizes.key(b, j, h) + d];
+        dk[sizes.key(b, j, h) + d] += dscore * q[at + d];
+      }
+    }
+  });
+}
+
+}  // namespace ds::kernels

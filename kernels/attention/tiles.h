@@ -1,0 +1,156 @@
+// Tile sizes and the layout of scratch, the same for every SIMD target.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include "base/thread_pool.h"
+#include "kernels/attention/attention.h"
+
+namespace ds::kernels {
+
+inline constexpr int64_t kQueryBlock = 96;  // queries of one work item
+inline constexpr int64_t kKeyTile = 64;     // keys of one tile
+inline constexpr int64_t kRowPad = 8;       // rows of keys are padded with zeros to this
+inline constexpr int64_t kDimPad = 16;      // head size is padded with zeros to this
+inline constexpr int64_t kMaxGroup = 48;    // widest group of queries that a target works on
+inline constexpr int64_t kFewQueries = 4;   // up to here keys are read in place, see decode
+inline constexpr int64_t kKeySplit = 512;   // keys of one work item when there are few queries
+
+inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+inline int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+inline int64_t padded_dim(const AttentionProblem& p) { return round_up(p.head_dim, kDimPad); }
+
+// Random bits of a tile for one vector of queries: one more block of four on unaligned rows.
+inline constexpr int64_t kBitsFloats = (kKeyTile + 8) * 16;
+
+// Scratch of forward, in floats.
+struct ForwardLayout {
+  int64_t rows, qt, acc, k, v, scores, stats, bits, size;
+  explicit ForwardLayout(const AttentionProblem& p) {
+    const int64_t dim = padded_dim(p);
+    int64_t at = 0;
+    const auto take = [&](int64_t floats) { return std::exchange(at, at + floats); };
+    rows = take(kQueryBlock * dim);
+    qt = take(kQueryBlock * dim);
+    acc = take(kQueryBlock * dim);
+    k = take(kKeyTile * dim);
+    v = take(kKeyTile * dim);
+    scores = take(kKeyTile * kMaxGroup);
+    stats = take(2 * kQueryBlock);
+    bits = take(kBitsFloats);
+    size = at;
+  }
+};
+
+// Scratch of backward without the sums of dk and dv, in floats.
+struct BackwardLayout {
+  int64_t q, dout, rows, qt, dot, dqt, k, v, scores, dscores, stats, bits, size;
+  explicit BackwardLayout(const AttentionProblem& p) {
+    const int64_t dim = padded_dim(p);
+    int64_t at = 0;
+    const auto take = [&](int64_t floats) { return std::exchange(at, at + floats); };
+    q = take(kQueryBlock * dim);
+    dout = take(kQueryBlock * dim);
+    rows = take(kQueryBlock * dim);
+    qt = take(kQueryBlock * dim);
+    dot = take(kQueryBlock * dim);
+    dqt = take(kQueryBlock * dim);
+    k = take(kKeyTile * dim);
+    v = take(kKeyTile * dim);
+    scores = take(kKeyTile * kMaxGroup);
+    dscores = take(kKeyTile * kMaxGroup);
+    stats = take(2 * kQueryBlock);
+    bits = take(kBitsFloats);
+    size = at;
+  }
+};
+
+// How backward is cut. Every work item belongs to one (batch, kv head) and sums dk and dv over its
+// part of the (query head, query block) pairs; with enough heads there is one part.
+struct BackwardPlan {
+  int64_t query_blocks, pairs, parts, items;
+  int64_t sums;  // floats of dk and dv sums of one item
+  explicit BackwardPlan(const AttentionProblem& p) {
+    query_blocks = divide_up(p.queries, kQueryBlock);
+    pairs = query_blocks * (p.heads / p.kv_heads);
+    const int64_t kv_items = p.batch * p.kv_heads;
+    constexpr int64_t kEnoughItems = 16, kMostParts = 4;
+    parts = std::clamp<int64_t>(divide_up(kEnoughItems, std::max<int64_t>(1, kv_items)), 1,
+                                std::clamp<int64_t>(pairs, 1, kMostParts));
+    items = kv_items * parts;
+    sums = 2 * round_up(p.keys, kKeyTile) * padded_dim(p);
+  }
+};
+
+// The path for few queries, which is that of generation: a work item is one kv head and one split
+// of the keys. Partial results (maximum, sum, weighted values) are kept when there are more splits.
+struct DecodePlan {
+  static constexpr int64_t kRows = 4;    // query rows that share one pass over keys and values
+  static constexpr int64_t kStats = 16;  // floats before the values of a partial result
+  int64_t rows_per_item, items, splits;
+  int64_t scratch, partial;  // floats per thread, floats of one partial result
+  explicit DecodePlan(const AttentionProblem& p) {
+    rows_per_item = p.heads / p.kv_heads * p.queries;
+    splits = std::max<int64_t>(1, divide_up(p.keys, kKeySplit));
+    items = p.batch * p.kv_heads * splits;
+    partial = kStats + padded_dim(p);
+    scratch = kRows * (kKeySplit + 2 * padded_dim(p));
+  }
+  int64_t total(const AttentionProblem& p, int threads) const {
+    return threads * scratch + (splits > 1 ? p.batch * p.heads * p.queries * splits * partial : 0);
+  }
+  static bool fits(const AttentionProblem& p) { return p.queries <= kFewQueries && p.dropout == 0; }
+};
+
+// The mask of a tile, or null.
+inline const uint8_t* tile_mask(const AttentionProblem& p, int64_t b, int64_t first_key) {
+  return p.key_mask == nullptr ? nullptr : p.key_mask + b * p.mask_stride + first_key;
+}
+inline bool all_masked(const uint8_t* mask, int64_t keys) {
+  return std::all_of(mask, mask + keys, [](uint8_t visible) { return visible == 0; });
+}
+
+// Keys that the last of `queries` from first_query on sees, which is the most of them.
+inline int64_t visible_end(const AttentionProblem& p, int64_t first_query, int64_t queries) {
+  if (!p.causal) return p.keys;
+  return std::clamp<int64_t>(first_query + queries + (p.keys - p.queries), 0, p.keys);
+}
+
+template <class T>
+struct ForwardCall {
+  AttentionProblem p;
+  HeadView<const T> q, k, v;
+  HeadView<T> out;
+  float* lse = nullptr;
+  float* workspace = nullptr;
+};
+
+template <class T>
+struct BackwardCall {
+  AttentionProblem p;
+  HeadView<const T> q, k, v;
+  AttentionGradients<T> g;
+  float* workspace = nullptr;
+};
+
+// Forward for DecodePlan::fits.
+template <class T>
+void attention_decode(ThreadPool& pool, const ForwardCall<T>& call);
+
+// Runs fn(item, slot) for all items; no two at once have the same slot < pool.threads(). Which slot
+// an item gets varies, so items must not read what others left there.
+template <class Fn>
+void run_with_slots(ThreadPool& pool, int64_t items, const Fn& fn) {
+  std::atomic<int64_t> next{0};
+  pool.run(std::min<int64_t>(pool.threads(), items), [&](int64_t slot) {
+    for (int64_t item = next.fetch_add(1, std::memory_order_relaxed); item < items;
+         item = next.fetch_add(1, std::memory_order_relaxed)) {
+      fn(item, slot);
+    }
+  });
+}
+
+}  // namespace ds::kernels

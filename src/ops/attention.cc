@@ -1,0 +1,136 @@
+// Attention: checks of the arguments and scratch for the kernels.
+#include "ops/attention.h"
+
+#include "kernels/attention/attention.h"
+
+namespace ds::ops {
+namespace {
+
+using kernels::AttentionProblem;
+using kernels::HeadView;
+
+void check_heads(const Tensor& tensor, const char* name, DType dtype, const Shape& shape) {
+  check_tensor(tensor, name, dtype, shape);
+  DS_CHECK(tensor.stride(-1) == 1 || shape[-1] <= 1 || shape.elements() == 0,
+           Code::kInvalidArgument, "attention: the last dimension of ", name,
+           " must be dense, its stride is ", tensor.stride(-1));
+}
+
+void check_defined(const Tensor& tensor, const char* name) {
+  DS_CHECK(static_cast<bool>(tensor) && tensor.dims() == 4, Code::kInvalidArgument,
+           "attention: ", name,
+           " must have 4 dimensions [batch, tokens, heads, head size], it has ",
+           tensor ? tensor.shape().text() : "no data");
+}
+
+AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& key_mask, const AttentionOptions& options) {
+  check_defined(q, "q");
+  check_defined(k, "k");
+  check_defined(v, "v");
+  const DType dtype = q.dtype();
+  DS_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16, Code::kInvalidArgument,
+           "attention: q must be float32 or bfloat16, it is ", dtype_name(dtype));
+  const Shape kv_shape{q.size(0), k.size(1), k.size(2), q.size(3)};
+  check_heads(q, "q", dtype, q.shape());
+  check_heads(k, "k", dtype, kv_shape);
+  check_heads(v, "v", dtype, kv_shape);
+
+  AttentionProblem p;
+  p.batch = q.size(0);
+  p.queries = q.size(1);
+  p.heads = q.size(2);
+  p.head_dim = q.size(3);
+  p.keys = k.size(1);
+  p.kv_heads = k.size(2);
+  DS_CHECK(p.heads > 0 && p.kv_heads > 0 && p.heads % p.kv_heads == 0, Code::kInvalidArgument,
+           "attention: ", p.kv_heads, " kv heads do not divide ", p.heads, " query heads");
+  DS_CHECK(p.head_dim >= 1 && p.head_dim <= kernels::kMaxHeadDim, Code::kInvalidArgument,
+           "attention: the head size must be 1 to ", kernels::kMaxHeadDim, ", it is ", p.head_dim);
+  DS_CHECK(options.dropout >= 0 && options.dropout < 1, Code::kInvalidArgument,
+           "attention: dropout must be at least 0 and below 1, it is ", options.dropout);
+  DS_CHECK(options.first_batch >= 0, Code::kInvalidArgument,
+           "attention: first_batch is negative: ", options.first_batch);
+  p.causal = options.causal;
+  p.scale = options.scale;
+  p.dropout = options.dropout;
+  p.stream = options.stream;
+  p.first_batch = options.first_batch;
+  if (key_mask) {
+    check_tensor(key_mask, "key_mask", DType::kUInt8, Shape{p.batch, p.keys});
+    DS_CHECK(key_mask.stride(1) == 1 || p.keys <= 1 || p.batch == 0, Code::kInvalidArgument,
+             "attention: rows of key_mask must be dense, their stride is ", key_mask.stride(1));
+    p.key_mask = key_mask.data<uint8_t>();
+    p.mask_stride = key_mask.stride(0);
+  }
+  return p;
+}
+
+void check_lse(const Tensor& lse, const AttentionProblem& p) {
+  check_tensor(lse, "lse", DType::kFloat32, Shape{p.batch, p.heads, p.queries});
+  DS_CHECK(lse.contiguous(), Code::kInvalidArgument, "attention: lse must be contiguous");
+}
+
+template <class T>
+HeadView<T> view(const Tensor& tensor) {
+  return {tensor.data<std::remove_const_t<T>>(), tensor.stride(0), tensor.stride(1),
+          tensor.stride(2)};
+}
+
+template <class T>
+void forward(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, const Tensor& k,
+             const Tensor& v, const Tensor& out, float* lse) {
+  const Tensor workspace =
+      ctx.workspace(DType::kFloat32, {kernels::attention_workspace(p, ctx.pool->threads())});
+  kernels::attention_forward<T>(*ctx.pool, p, view<const T>(q), view<const T>(k), view<const T>(v),
+                                view<T>(out), lse, workspace.data<float>());
+}
+
+template <class T>
+void backward(const OpContext& ctx, const AttentionProblem& p, const Tensor& dout, const Tensor& q,
+              const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+              const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+  const Tensor workspace = ctx.workspace(
+      DType::kFloat32, {kernels::attention_backward_workspace(p, ctx.pool->threads())});
+  const kernels::AttentionGradients<T> gradients{view<const T>(dout), view<const T>(out),
+                                                 lse.data<float>(),   view<T>(dq),
+                                                 view<T>(dk),         view<T>(dv)};
+  kernels::attention_backward<T>(*ctx.pool, p, view<const T>(q), view<const T>(k), view<const T>(v),
+                                 gradients, workspace.data<float>());
+}
+
+}  // namespace
+
+void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+               const Tensor& key_mask, const AttentionOptions& options, Tensor& out, Tensor& lse) {
+  const AttentionProblem p = make_problem(q, k, v, key_mask, options);
+  check_heads(out, "out", q.dtype(), q.shape());
+  if (lse) check_lse(lse, p);
+  if (out.elements() == 0) return;
+  float* lse_data = lse ? lse.data<float>() : nullptr;
+  if (q.dtype() == DType::kFloat32) {
+    forward<float>(ctx, p, q, k, v, out, lse_data);
+  } else {
+    forward<bfloat16>(ctx, p, q, k, v, out, lse_data);
+  }
+}
+
+void attention_backward(const OpContext& ctx, const Tensor& dout, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& key_mask, const AttentionOptions& options,
+                        const Tensor& out, const Tensor& lse, Tensor& dq, Tensor& dk, Tensor& dv) {
+  const AttentionProblem p = make_problem(q, k, v, key_mask, options);
+  check_heads(dout, "dout", q.dtype(), q.shape());
+  check_heads(out, "out", q.dtype(), q.shape());
+  check_lse(lse, p);
+  check_heads(dq, "dq", q.dtype(), q.shape());
+  check_heads(dk, "dk", q.dtype(), k.shape());
+  check_heads(dv, "dv", q.dtype(), v.shape());
+  if (p.batch == 0) return;
+  if (q.dtype() == DType::kFloat32) {
+    backward<float>(ctx, p, dout, q, k, v, out, lse, dq, dk, dv);
+  } else {
+    backward<bfloat16>(ctx, p, dout, q, k, v, out, lse, dq, dk, dv);
+  }
+}
+
+}  // namespace ds::ops
