@@ -278,7 +278,9 @@ DS_API void ds_tensor_destroy(ds_tensor *tensor);
 typedef struct ds_store {
   int64_t struct_size; /**< sizeof(ds_store) of the caller's header */
   void *user_data;     /**< passed to the functions below */
+  /** stores a value */
   ds_status (*put)(void *user_data, const char *key, const void *value, int64_t size);
+  /** waits for a value and copies it */
   ds_status (*get)(void *user_data, const char *key, void *value, int64_t capacity,
                    int64_t *out_size);
 } ds_store;
