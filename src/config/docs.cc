@@ -1,5 +1,7 @@
 #include "config/docs.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "base/text.h"
@@ -141,12 +143,30 @@ class Page {
       if (key.free_names) title = "`" + path + suffix + "`";
       section(title, *key.table, path + suffix, deeper);
     } else {
-      for (const auto& [choice, variant] : key.variants) {
-        section(title + " for " + choice, *variant, path, deeper);
-      }
+      variants(key, title, path, deeper);
     }
     if (!key.lacking.empty()) {
       out_ += "*Not in this build: " + key.lacking + ".*\n\n";
+    }
+  }
+
+  // Values of the sibling key that share one table share one subsection.
+  void variants(const Key& key, const std::string& title, const std::string& path, int level) {
+    std::vector<std::pair<std::string, std::string>> bodies;  // text -> titles
+    for (const auto& [choice, variant] : key.variants) {
+      Page page;
+      page.section("", *variant, path, level);
+      const auto same = std::find_if(bodies.begin(), bodies.end(),
+                                     [&](const auto& one) { return one.first == page.out_; });
+      if (same != bodies.end()) {
+        same->second += ", " + choice;
+      } else {
+        bodies.emplace_back(page.out_, choice);
+      }
+    }
+    for (const auto& [body, choices] : bodies) {
+      const size_t end = body.find('\n');  // of the empty heading
+      out_ += body.substr(0, end) + title + " for " + choices + body.substr(end);
     }
   }
 

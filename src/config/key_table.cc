@@ -246,7 +246,7 @@ Key any_text() { return make("", kString, "", ""); }
 
 }  // namespace keys
 
-std::string describe_types(const Key& key) {
+std::string describe_types(const Key& key, bool with_null) {
   if (key.types & kAnyType) return "any value";
   std::vector<std::string> words;
   if (key.types & kBool) words.emplace_back("true or false");
@@ -270,7 +270,7 @@ std::string describe_types(const Key& key) {
   }
   if (key.types & kObject) words.emplace_back("an object");
   if (!key.bool_sets.empty()) words.emplace_back("true or false (deprecated)");
-  if (key.types & kNull) words.emplace_back("null");
+  if (with_null && (key.types & kNull)) words.emplace_back("null");
   return join(words, " or ");
 }
 

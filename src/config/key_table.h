@@ -146,7 +146,7 @@ Key any_text();
 }  // namespace keys
 
 // "an integer", "true, false or null": the words for messages and documentation.
-std::string describe_types(const Key& key);
+std::string describe_types(const Key& key, bool with_null = true);
 // "at least 0 and below 1", or "" without bounds.
 std::string describe_range(const Key& key);
 // True when `value` needs nothing that this build lacks.

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/text.h"
+#include "config/scalar.h"
 
 namespace ds {
 namespace {
@@ -59,7 +60,7 @@ class Parser {
 
   template <class... Parts>
   [[noreturn]] void reject(const Place& place, const Parts&... parts) const {
-    fail(options_.code, options_.what, ": ", place.shown.empty() ? "/" : place.shown, ": ",
+    fail(options_.code, options_.what, ": ", place.shown, place.shown.empty() ? "" : ": ",
          parts...);
   }
 
@@ -72,7 +73,8 @@ class Parser {
     for (const auto& [name, value] : object.items()) {
       const Key* key = table.find(name);
       if (key == nullptr) {
-        if (!table.other_keys) reject(place.child(name, name), unknown_key_text(table, name));
+        if (!table.other_keys)
+          reject(place.child(name, name), unknown_key_text(table, name, place));
         append(others, name, value);
         record(place.child(name, name), origin);
         continue;
@@ -198,7 +200,7 @@ class Parser {
       if (!key.required_when_on || !out.at(key.name).is_null()) continue;
       reject(place.child(key.name, key.name), "missing; ",
              place.child(table.gate, table.gate).shown, " is ", show_value(gate), ", so give ",
-             describe_types(key));
+             describe_types(key, /*with_null=*/false));
     }
   }
 
@@ -214,15 +216,22 @@ class Parser {
     reject(place, "\"auto\" is not resolved here; give ", describe_types(key));
   }
 
-  std::string unknown_key_text(const KeyTable& table, const std::string& name) const {
+  std::string unknown_key_text(const KeyTable& table, const std::string& name,
+                               const Place& place) const {
     std::vector<std::string> names;
     for (const Key& key : table.keys) {
       if (key.deprecated) continue;
       names.push_back(key.name);
       names.insert(names.end(), key.aliases.begin(), key.aliases.end());
     }
+    std::sort(names.begin(), names.end());
+    const std::string here = "the keys here are " + join(names, ", ");
     std::set<std::string> elsewhere;
     find_elsewhere(root_, name, "", elsewhere);
+    // The same place under another value of the sibling that chooses the table.
+    if (elsewhere.count(place.canonical + "/" + pointer_token(name))) {
+      return "unknown key for this type; " + here;
+    }
     if (!elsewhere.empty() && elsewhere.size() <= 3) {
       return "unknown key; it belongs at " +
              join(std::vector<std::string>(elsewhere.begin(), elsewhere.end()), " or ");
@@ -230,13 +239,8 @@ class Parser {
     if (const std::string near = nearest_name(name, names); !near.empty()) {
       return "unknown key; did you mean \"" + near + "\"?";
     }
-    std::sort(names.begin(), names.end());
-    if (names.size() > 12) {
-      names.resize(12);
-      names.emplace_back("...");
-    }
-    return names.empty() ? "unknown key; no key is allowed here"
-                         : "unknown key; the keys here are " + join(names, ", ");
+    if (names.empty()) return "unknown key; no key is allowed here";
+    return names.size() <= 16 ? "unknown key; " + here : "unknown key, and no key here is similar";
   }
 
   // ---- values ----
@@ -256,19 +260,10 @@ class Parser {
     if (value.is_array() && (key.types & kList)) {
       return leaf(parse_list(key, value, place), place, origin);
     }
-    if (value.is_string()) {
-      if (key.string_is_list) return leaf(Json::array({value}), place, origin);
-      if (key.numeric_text) return leaf(parse_numeric_text(key, value, place), place, origin);
-      if (key.types & kString) return leaf(parse_string(key, value, place), place, origin);
-    }
-    if (value.is_boolean() && (key.types & kBool)) return leaf(value, place, origin);
-    if (value.is_number() && (key.types & kInt)) {
-      return leaf(parse_integer(key, value, place), place, origin);
-    }
-    if (value.is_number() && (key.types & kNumber)) {
-      return leaf(parse_number(key, value.get<double>(), value, place), place, origin);
-    }
-    reject(place, "expected ", describe_types(key), ", got ", show_value(value));
+    if (value.is_string() && key.string_is_list) return leaf(Json::array({value}), place, origin);
+    const ScalarResult scalar = read_scalar(key, value);
+    if (!scalar.error.empty()) reject(place, scalar.error);
+    return leaf(scalar.value, place, origin);
   }
 
   Json parse_object_value(const Key& key, const Json& value, const Place& place,
@@ -288,9 +283,11 @@ class Parser {
   }
 
   Json parse_list(const Key& key, const Json& list, const Place& place) {
-    if (list.size() < key.min_items || list.size() > key.max_items) {
-      reject(place, "expected ", key.min_items == key.max_items ? "" : "at least ", key.min_items,
-             " items, got ", list.size());
+    const bool few = list.size() < key.min_items;
+    if (few || list.size() > key.max_items) {
+      const char* bound = key.min_items == key.max_items ? "" : few ? "at least " : "at most ";
+      reject(place, "expected ", bound, few ? key.min_items : key.max_items, " items, got ",
+             list.size());
     }
     Json out = Json::array();
     std::set<std::string> seen;
@@ -303,72 +300,6 @@ class Parser {
     }
     recording_ = outer;
     return out;
-  }
-
-  Json parse_string(const Key& key, const Json& value, const Place& place) const {
-    if (key.choices.empty()) return value;
-    const auto& given = value.get_ref<const std::string&>();
-    std::vector<std::string> names;
-    for (const auto& spellings : key.choices) {
-      names.push_back(spellings[0]);
-      for (const std::string& spelling : spellings) {
-        const bool same =
-            key.any_case ? to_lower_ascii(spelling) == to_lower_ascii(given) : spelling == given;
-        if (same) return spellings[0];
-      }
-    }
-    const std::string near = nearest_name(given, names);
-    reject(place, "expected ", describe_types(key), ", got ", show_value(value),
-           near.empty() ? "" : "; did you mean \"" + near + "\"?");
-  }
-
-  Json parse_numeric_text(const Key& key, const Json& value, const Place& place) const {
-    const auto& given = value.get_ref<const std::string&>();
-    // The number must be JSON's own notation, so "nan", "inf", "0x10" and " 3" are not numbers.
-    const Json number = Json::parse(given, nullptr, /*allow_exceptions=*/false);
-    const bool padded = given.empty() || static_cast<unsigned char>(given.front()) <= ' ' ||
-                        static_cast<unsigned char>(given.back()) <= ' ';
-    if (padded || !number.is_number()) {
-      reject(place, "expected ", describe_types(key), ", got ", show_value(value));
-    }
-    return parse_number(key, number.get<double>(), value, place);
-  }
-
-  Json parse_integer(const Key& key, const Json& value, const Place& place) const {
-    int64_t number = 0;
-    if (value.is_number_float()) {
-      const double real = value.get<double>();
-      if (real != std::floor(real)) {
-        reject(place, "expected ", describe_types(key), ", got ", show_value(value));
-      }
-      if (std::fabs(real) >= 0x1p63) reject(place, show_value(value), " does not fit 64 bits");
-      number = static_cast<int64_t>(real);
-    } else {
-      if (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX) {
-        reject(place, show_value(value), " does not fit 64 bits");
-      }
-      number = value.get<int64_t>();
-    }
-    check_range(key, static_cast<double>(number), value, place);
-    if (key.multiple_of != 0 && number % key.multiple_of != 0) {
-      reject(place, show_value(value), " must be a multiple of ", key.multiple_of);
-    }
-    return number;
-  }
-
-  Json parse_number(const Key& key, double number, const Json& value, const Place& place) const {
-    if (!std::isfinite(number)) reject(place, show_value(value), " is not finite");
-    check_range(key, number, value, place);
-    return number;
-  }
-
-  void check_range(const Key& key, double number, const Json& value, const Place& place) const {
-    const bool low = key.min && (key.above_min ? number <= *key.min : number < *key.min);
-    const bool high = key.max && (key.below_max ? number >= *key.max : number > *key.max);
-    if (low || high) {
-      reject(place, show_value(value), " is out of range; give ", describe_types(key), " ",
-             describe_range(key));
-    }
   }
 
   // ---- bookkeeping ----

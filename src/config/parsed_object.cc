@@ -8,6 +8,7 @@ namespace ds {
 namespace {
 
 const Json kNothing;
+constexpr const char* kDeprecated = "deprecated:";
 
 std::string unescape_token(std::string_view token) {
   std::string out;
@@ -21,8 +22,10 @@ std::string unescape_token(std::string_view token) {
   return out;
 }
 
-Json* find(Json& root, std::string_view path) {
-  Json* here = &root;
+// `Value` is Json or const Json.
+template <class Value>
+Value* find(Value& root, std::string_view path) {
+  Value* here = &root;
   while (!path.empty()) {
     path.remove_prefix(1);  // the '/'
     const size_t end = path.find('/');
@@ -90,7 +93,12 @@ class Refusal {
     const std::string advice = !accepted.empty()               ? "; use " + join(accepted, " or ")
                                : key.lacking_types != kAnyType ? "; use a single value"
                                                                : "; remove it";
-    fail(options_.code, options_.what, ": ", printable(path, 400), ": ", show_value(value),
+    std::string given;
+    const auto origin = parsed_.origins.find(path);
+    if (origin != parsed_.origins.end() && origin->second.rfind(kDeprecated, 0) == 0) {
+      given = " (given as " + origin->second.substr(std::string_view(kDeprecated).size()) + ")";
+    }
+    fail(options_.code, options_.what, ": ", printable(path, 400), ": ", show_value(value), given,
          " asks for ", key.lacking, ", which this build does not have", advice);
   }
 
@@ -120,7 +128,7 @@ std::string show_value(const Json& value) {
 }
 
 const Json& ParsedObject::at(std::string_view path) const {
-  const Json* found = find(const_cast<Json&>(values), path);  // only read
+  const Json* found = find(values, path);
   return found ? *found : kNothing;
 }
 

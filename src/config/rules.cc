@@ -110,7 +110,7 @@ class Rules {
     constexpr const char* kFp16 = "/fp16/fp16_master_weights_and_grads";
     if (on("/fp16/enabled") && on(kFp16)) {
       forbid(!partitioned, kFp16, "needs ZeRO stage 1 to 3");
-      forbid(!cpu_update, kFp16, "needs zero_optimization.offload_optimizer.device \"cpu\"");
+      forbid(!cpu_update, kFp16, "needs /zero_optimization/offload_optimizer/device \"cpu\"");
     }
     constexpr const char* kBf16 = "/bf16/bf16_master_weights_and_grads";
     constexpr const char* kStates = "/bf16/bf16_optimizer_states";
@@ -120,7 +120,7 @@ class Rules {
       forbid(!partitioned, kBf16, "needs ZeRO stage 1 to 3");
       forbid(!on(kStates) && !cpu_update, kBf16,
              "needs bf16_optimizer_states or "
-             "zero_optimization.offload_optimizer.device \"cpu\"");
+             "/zero_optimization/offload_optimizer/device \"cpu\"");
     }
   }
 

@@ -1,0 +1,124 @@
+// Batch-size arithmetic: the derivation table, failures, and the run-time setters.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "base/error.h"
+#include "config/batch.h"
+
+namespace ds {
+namespace {
+
+using Size = std::optional<int64_t>;
+
+TEST(Batch, EveryTwoReproduceTheThird) {
+  struct Row {
+    int64_t train, micro, accumulation;
+  };
+  for (const Row& row : {Row{32, 16, 1}, Row{32, 8, 2}}) {
+    for (const auto& [train, micro, accumulation] :
+         {std::tuple<Size, Size, Size>{row.train, row.micro, row.accumulation},
+          {row.train, row.micro, {}},
+          {row.train, {}, row.accumulation},
+          {{}, row.micro, row.accumulation}}) {
+      const BatchConfig batch = resolve_batch(train, micro, accumulation, 2);
+      EXPECT_EQ(batch.train_batch, row.train);
+      EXPECT_EQ(batch.micro_batch, row.micro);
+      EXPECT_EQ(batch.accumulation, row.accumulation);
+      EXPECT_EQ(batch.data_parallel, 2);
+    }
+  }
+}
+
+TEST(Batch, OneAlone) {
+  const BatchConfig train = resolve_batch(32, {}, {}, 2);
+  EXPECT_EQ(train.micro_batch, 16);
+  EXPECT_EQ(train.accumulation, 1);
+  const BatchConfig micro = resolve_batch({}, 8, {}, 2);
+  EXPECT_EQ(micro.train_batch, 16);
+  EXPECT_EQ(micro.accumulation, 1);
+  EXPECT_EQ(resolve_batch(64, 64, {}, 1).accumulation, 1);
+  EXPECT_THROW(resolve_batch({}, {}, 2, 1), Error);
+  EXPECT_THROW(resolve_batch({}, {}, {}, 1), Error);
+}
+
+TEST(Batch, FailuresNameAllFourNumbers) {
+  for (const auto& [train, micro, accumulation] :
+       {std::tuple<Size, Size, Size>{33, 17, 2}, {32, 18, 1}, {33, 17, {}}, {32, 18, {}}}) {
+    try {
+      resolve_batch(train, micro, accumulation, 2);
+      FAIL() << *train << " " << *micro;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kConfig);
+      const std::string size = "train_batch_size " + std::to_string(*train);
+      EXPECT_THAT(error.message(), testing::HasSubstr(size));
+      EXPECT_THAT(error.message(), testing::HasSubstr("per_gpu " + std::to_string(*micro)));
+      EXPECT_THAT(error.message(), testing::HasSubstr("gradient_accumulation_steps "));
+      EXPECT_THAT(error.message(), testing::HasSubstr("data-parallel size 2"));
+    }
+  }
+}
+
+// What is accepted satisfies the equation and keeps what was given; what satisfies it is accepted.
+TEST(Batch, RandomTriadsAgreeWithTheEquation) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const auto small = [&] { return static_cast<int64_t>(random() % 12 + 1); };
+  int accepted = 0, refused = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const int64_t ranks = small() % 4 + 1;
+    const int64_t micro = small(), accumulation = small();
+    const bool exact = random() % 2 == 0;
+    const int64_t train = exact ? micro * accumulation * ranks : small() * small();
+    const auto hide = [&](int64_t value) { return random() % 3 == 0 ? Size() : Size(value); };
+    const Size t = hide(train), m = hide(micro), a = hide(accumulation);
+    try {
+      const BatchConfig batch = resolve_batch(t, m, a, ranks);
+      EXPECT_EQ(batch.train_batch, batch.micro_batch * batch.accumulation * ranks);
+      EXPECT_GT(batch.micro_batch, 0);
+      EXPECT_GT(batch.accumulation, 0);
+      if (t) {
+        EXPECT_EQ(batch.train_batch, *t);
+      }
+      if (m) {
+        EXPECT_EQ(batch.micro_batch, *m);
+      }
+      if (a) {
+        EXPECT_EQ(batch.accumulation, *a);
+      }
+      ++accepted;
+    } catch (const Error&) {
+      // Refused: nothing to start from, or no choice of the hidden values fits exactly.
+      const bool nothing = !t && !m;
+      const bool possible = !nothing &&
+                            t.value_or(0) % (m.value_or(1) * a.value_or(1) * ranks) == 0 &&
+                            !(t && m && a && *t != *m * *a * ranks);
+      EXPECT_FALSE(t && possible) << *t << " " << m.value_or(0) << " " << a.value_or(0);
+      EXPECT_TRUE(nothing || t);
+      ++refused;
+    }
+  }
+  EXPECT_GT(accepted, 1000);
+  EXPECT_GT(refused, 1000);
+}
+
+TEST(Batch, Setters) {
+  BatchConfig batch = resolve_batch(32, 8, {}, 2);
+  batch.set_train_batch(64);
+  EXPECT_EQ(batch.accumulation, 4);
+  EXPECT_EQ(batch.micro_batch, 8);
+  batch.set_micro_batch(4);
+  EXPECT_EQ(batch.train_batch, 32);
+  EXPECT_EQ(batch.accumulation, 4);
+  for (const int64_t wrong : {int64_t{0}, int64_t{-8}, int64_t{12}}) {
+    EXPECT_THROW(batch.set_train_batch(wrong), Error) << wrong;
+  }
+  EXPECT_THROW(batch.set_micro_batch(0), Error);
+  EXPECT_THROW(batch.set_micro_batch(INT64_MAX), Error);
+  EXPECT_EQ(batch.train_batch, 32) << "a refused change leaves the sizes alone";
+}
+
+}  // namespace
+}  // namespace ds

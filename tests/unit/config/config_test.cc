@@ -1,0 +1,365 @@
+// load_config: defaults, typed values, origins, aliases, deprecated keys, "auto".
+#include "config/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ds {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+Config load(const std::string& more, int64_t ranks = 1) {
+  return load_config("{\"train_batch_size\": 8" + (more.empty() ? "" : ", " + more) + "}",
+                     {ranks, ranks});
+}
+
+std::string error_of(const std::string& more) {
+  try {
+    load(more);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kConfig);
+    return error.message();
+  }
+  return "accepted";
+}
+
+TEST(Config, Defaults) {
+  const Config config = load("");
+  EXPECT_EQ(config.batch.train_batch, 8);
+  EXPECT_EQ(config.batch.micro_batch, 8);
+  EXPECT_EQ(config.batch.accumulation, 1);
+  EXPECT_EQ(config.precision.compute, Precision::kFp32);
+  EXPECT_TRUE(config.precision.check_grad_overflow);
+  EXPECT_FALSE(config.optimizer);
+  EXPECT_FALSE(config.scheduler);
+  EXPECT_EQ(config.gradient_clipping, 1.0);
+  EXPECT_EQ(config.seed, 1234u);
+  EXPECT_EQ(config.threads, 0);
+  EXPECT_FALSE(config.steps_per_print);
+  EXPECT_FALSE(config.dump_state || config.wall_clock_breakdown || config.memory_breakdown ||
+               config.dataloader_drop_last);
+  for (const MonitorConfig* monitor :
+       {&config.tensorboard, &config.csv_monitor, &config.jsonl_monitor}) {
+    EXPECT_FALSE(monitor->enabled);
+    EXPECT_EQ(monitor->output_path, "");
+    EXPECT_EQ(monitor->job_name, "DeepSpeedJobName");
+  }
+  EXPECT_FALSE(config.activation_checkpointing.enabled);
+  EXPECT_FALSE(config.activation_checkpointing.segments);
+  EXPECT_EQ(config.tag_validation, TagValidation::kWarn);
+  EXPECT_THAT(config.warnings(), IsEmpty());
+}
+
+// Values of the reference, read from the resolved document.
+TEST(Config, DefaultsOfSectionsThatThisBuildOnlyChecks) {
+  const Config config = load("");
+  const struct {
+    const char* path;
+    Json value;
+  } rows[] = {
+      {"/fp16/initial_scale_power", 16},
+      {"/fp16/loss_scale", 0.0},
+      {"/fp16/loss_scale_window", 1000},
+      {"/fp16/hysteresis", 2},
+      {"/fp16/min_loss_scale", 1},
+      {"/zero_optimization/stage", 0},
+      {"/zero_optimization/reduce_bucket_size", 500000000},
+      {"/zero_optimization/allgather_bucket_size", 500000000},
+      {"/zero_optimization/overlap_comm", false},
+      {"/zero_optimization/sub_group_size", 1000000000},
+      {"/zero_optimization/stage3_prefetch_bucket_size", 50000000},
+      {"/zero_optimization/stage3_param_persistence_threshold", 100000},
+      {"/zero_optimization/stage3_model_persistence_threshold", INT64_MAX},
+      {"/zero_optimization/offload_param", nullptr},
+      {"/aio/block_size", 1048576},
+      {"/aio/queue_depth", 8},
+      {"/wandb/project", "deepspeed"},
+      {"/comet/samples_log_interval", 100},
+      {"/checkpoint/writer/io_buffer_size", 67108864},
+      {"/elasticity/version", 0.2},
+      {"/autotuning/tuner_num_trials", 50},
+      {"/data_efficiency/data_sampling/num_epochs", 1000},
+      {"/progressive_layer_drop/gamma", 0.001},
+      {"/compression_training/activation_quantization/shared_parameters/schedule_offset", 1000},
+      {"/quantize_training/eigenvalue/layer_name", "bert.encoder.layer"},
+      {"/pipeline/stages", "auto"},
+      {"/hybrid_engine/max_out_tokens", 512},
+      {"/compile/free_activation_threshold", 10485760},
+  };
+  for (const auto& row : rows) {
+    EXPECT_EQ(config.resolved().at(Json::json_pointer(row.path)), row.value) << row.path;
+  }
+}
+
+TEST(Config, TypedValues) {
+  const Config config = load_config(R"({
+    // one process, eight samples per step
+    "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+    "gradient_clipping": 0, "steps_per_print": 1e1, "seed": 7, "threads": 2,
+    "dump_state": true, "wall_clock_breakdown": true, "memory_breakdown": true,
+    "dataloader_drop_last": true,
+    "bf16": {"enabled": true, "check_grad_overflow": false},
+    "optimizer": {"type": "ADAM", "params": {"lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-6,
+                  "weight_decay": 0.1, "bias_correction": false, "adam_w_mode": false}},
+    "csv_monitor": {"enabled": true, "output_path": "out", "job_name": "run"},
+    "activation_checkpointing": {"enabled": true, "number_checkpoints": 3},
+    "checkpoint": {"tag_validation": "FAIL"}
+  })");
+  EXPECT_EQ(config.batch.train_batch, 8);
+  EXPECT_EQ(config.batch.accumulation, 2);
+  EXPECT_EQ(config.gradient_clipping, 0.0);
+  EXPECT_EQ(config.steps_per_print, 10);
+  EXPECT_EQ(config.seed, 7u);
+  EXPECT_EQ(config.threads, 2);
+  EXPECT_TRUE(config.dump_state && config.wall_clock_breakdown && config.memory_breakdown &&
+              config.dataloader_drop_last);
+  EXPECT_EQ(config.precision.compute, Precision::kBf16);
+  EXPECT_FALSE(config.precision.check_grad_overflow);
+  ASSERT_TRUE(config.optimizer);
+  EXPECT_EQ(config.optimizer->type, OptimizerType::kAdam);
+  EXPECT_EQ(config.optimizer->lr, 3e-4);
+  EXPECT_EQ(config.optimizer->beta1, 0.8);
+  EXPECT_EQ(config.optimizer->beta2, 0.95);
+  EXPECT_EQ(config.optimizer->eps, 1e-6);
+  EXPECT_EQ(config.optimizer->weight_decay, 0.1);
+  EXPECT_FALSE(config.optimizer->decoupled || config.optimizer->bias_correction);
+  EXPECT_TRUE(config.csv_monitor.enabled);
+  EXPECT_EQ(config.csv_monitor.output_path, "out");
+  EXPECT_EQ(config.csv_monitor.job_name, "run");
+  EXPECT_TRUE(config.activation_checkpointing.enabled);
+  EXPECT_EQ(config.activation_checkpointing.segments, 3);
+  EXPECT_EQ(config.tag_validation, TagValidation::kFail);
+}
+
+TEST(Config, AdamIsDecoupledUnlessToldOtherwise) {
+  const auto decoupled = [](const std::string& optimizer) {
+    return load("\"optimizer\": " + optimizer).optimizer->decoupled;
+  };
+  EXPECT_TRUE(decoupled(R"({"type": "Adam"})"));
+  EXPECT_TRUE(decoupled(R"({"type": "Adam", "params": {"adam_w_mode": true}})"));
+  EXPECT_FALSE(decoupled(R"({"type": "Adam", "params": {"adam_w_mode": false}})"));
+  EXPECT_TRUE(decoupled(R"({"type": "adamw"})"));
+  EXPECT_TRUE(decoupled(R"({"type": "adamw", "params": {"adam_w_mode": false}})"));
+}
+
+template <class T>
+T schedule(const std::string& json) {
+  return std::get<T>(load("\"scheduler\": " + json).scheduler.value());
+}
+
+TEST(Config, Schedules) {
+  const auto range = schedule<LrRangeTestConfig>(
+      R"({"type": "LRRangeTest", "params": {"lr_range_test_staircase": true}})");
+  EXPECT_EQ(range.min_lr, 1e-3);
+  EXPECT_EQ(range.step_size, 2000);
+  EXPECT_EQ(range.step_rate, 1.0);
+  EXPECT_TRUE(range.staircase);
+
+  const auto warmup = schedule<WarmupLrConfig>(R"({"type": "WarmupLR"})");
+  EXPECT_EQ(warmup.min_lr, 0.0);
+  EXPECT_FALSE(warmup.max_lr);
+  EXPECT_EQ(warmup.warmup_steps, 1000);
+  EXPECT_EQ(warmup.shape, WarmupShape::kLog);
+
+  const auto decay = schedule<WarmupDecayLrConfig>(
+      R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 50, "warmup_type": "linear"}})");
+  EXPECT_EQ(decay.total_steps, 50);
+  EXPECT_EQ(decay.max_lr, 0.001);
+  EXPECT_EQ(decay.shape, WarmupShape::kLinear);
+
+  const auto cosine = schedule<WarmupCosineLrConfig>(
+      R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 50, "warmup_num_steps": 5}})");
+  EXPECT_EQ(cosine.total_steps, 50);
+  EXPECT_EQ(cosine.warmup_steps, 5);
+  EXPECT_EQ(cosine.warmup_min_ratio, 0.0);
+  EXPECT_EQ(cosine.cos_min_ratio, 1e-4);
+
+  const auto cycle = schedule<OneCycleConfig>(
+      R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2,
+          "cycle_first_step_size": 10, "cycle_first_stair_count": 5}})");
+  EXPECT_EQ(cycle.min_lr, 0.1);
+  EXPECT_EQ(cycle.max_lr, 0.2);
+  EXPECT_EQ(cycle.second_steps, 10);
+  EXPECT_EQ(cycle.second_stairs, 5);
+  EXPECT_TRUE(cycle.cycle_momentum);
+  EXPECT_EQ(cycle.min_momentum, 0.8);
+  EXPECT_EQ(cycle.max_momentum, 0.9);
+  EXPECT_EQ(schedule<OneCycleConfig>(
+                R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2,
+                    "cycle_second_step_size": 0}})")
+                .second_steps,
+            0);
+}
+
+TEST(Config, Origins) {
+  const Config config = load(
+      R"("gradient_clipping": 0.5, "fp16": {"loss_scale": "3"},
+         "zero_optimization": {"stage": 0, "stage3_gather_fp16_weights_on_model_save": true})");
+  const auto& origins = config.origins();
+  EXPECT_EQ(origins.at("/train_batch_size"), "given");
+  EXPECT_EQ(origins.at("/train_micro_batch_size_per_gpu"), "derived");
+  EXPECT_EQ(origins.at("/gradient_accumulation_steps"), "derived");
+  EXPECT_EQ(origins.at("/gradient_clipping"), "given");
+  EXPECT_EQ(origins.at("/seed"), "default");
+  EXPECT_EQ(origins.at("/fp16/loss_scale"), "given");
+  EXPECT_EQ(origins.at("/fp16/hysteresis"), "default");
+  EXPECT_EQ(origins.at("/data_types/grad_accum_dtype"), "derived");
+  EXPECT_EQ(origins.at("/optimizer"), "default");
+  EXPECT_EQ(origins.at("/zero_optimization/stage3_gather_16bit_weights_on_model_save"),
+            "deprecated:/zero_optimization/stage3_gather_fp16_weights_on_model_save");
+  EXPECT_THAT(config.warnings(),
+              ElementsAre(HasSubstr("/zero_optimization/stage3_gather_16bit_weights")));
+  const Json with = config.resolved_with_origins();
+  EXPECT_EQ(with["fp16"]["loss_scale"]["value"], 3.0);
+  EXPECT_EQ(with["fp16"]["loss_scale"]["origin"], "given");
+  EXPECT_EQ(with["data_types"]["param_dtype"]["value"], "fp32");
+}
+
+// Every leaf of the resolved document has an origin, and every origin a leaf.
+void count_leaves(const Json& value, const std::string& path,
+                  const std::map<std::string, std::string>& origins, size_t& leaves) {
+  if (origins.count(path)) {
+    ++leaves;
+    EXPECT_TRUE(!value.is_object() || value.empty()) << path;
+    return;
+  }
+  ASSERT_TRUE(value.is_object()) << path << " has no origin";
+  for (const auto& [name, item] : value.items()) {
+    count_leaves(item, path + "/" + pointer_token(name), origins, leaves);
+  }
+}
+
+TEST(Config, OriginsCoverTheDocument) {
+  const Config config = load(
+      R"("amp": {"enabled": false, "opt_level": "O1"}, "optimizer": {"type": "AdamW"},
+         "compression_training": {"row_pruning": {"different_groups":
+            {"a/b": {"params": {"dense_ratio": 0.5}}}}},
+         "zero_optimization": {"offload_param": {}},
+         "tensor_parallel": {"partition_config": {"layer_specs":
+            [{"patterns": ["q"], "partition_type": "row"}]}})");
+  size_t leaves = 0;
+  count_leaves(config.resolved(), "", config.origins(), leaves);
+  EXPECT_EQ(leaves, config.origins().size());
+  EXPECT_EQ(config.origins().at("/amp/opt_level"), "given");
+  EXPECT_EQ(config.origins().at("/compression_training/row_pruning/different_groups/a~1b/params/"
+                                "dense_ratio"),
+            "given");
+}
+
+TEST(Config, ResolvedDocumentResolvesToItself) {
+  for (const char* more :
+       {"", R"("bf16": {"enabled": true}, "optimizer": {"type": "Adam"})",
+        R"("scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}})",
+        R"("scheduler": {"type": "WarmupLR"}, "zero_optimization": {"offload_optimizer": {}})"}) {
+    const Config first = load(more);
+    const Config second = load_config(dump_json(first.resolved()));
+    EXPECT_EQ(dump_json(first.resolved()), dump_json(second.resolved()));
+    EXPECT_THAT(second.warnings(), IsEmpty());
+  }
+}
+
+TEST(Config, AliasesAndSpellings) {
+  EXPECT_EQ(load(R"("bfloat16": {"enabled": true})").precision.compute, Precision::kBf16);
+  const Config config = load(
+      R"("zero_optimization": {"prefetch_bucket_size": 5e7, "sub_group_size": 1e9},
+         "data_types": {"grad_accum_dtype": "float32"}, "communication_data_type": "FP32",
+         "gradient_allreduce_op": "Sum")");
+  const Json& resolved = config.resolved();
+  EXPECT_EQ(resolved["zero_optimization"]["stage3_prefetch_bucket_size"], 50000000);
+  EXPECT_TRUE(resolved["zero_optimization"]["sub_group_size"].is_number_integer());
+  EXPECT_EQ(resolved["data_types"]["grad_accum_dtype"], "fp32");
+  EXPECT_EQ(resolved["communication_data_type"], "fp32");
+  EXPECT_EQ(resolved["gradient_allreduce_op"], "sum");
+}
+
+TEST(Config, DeprecatedForms) {
+  const Config config =
+      load(R"("zero_optimization": {"cpu_offload": false, "cpu_offload_use_pin_memory": true})");
+  EXPECT_EQ(config.warnings().size(), 2u);
+  EXPECT_TRUE(config.resolved()["zero_optimization"]["offload_optimizer"].is_null());
+  const Config off = load(R"("zero_optimization": false)");
+  EXPECT_EQ(off.origins().at("/zero_optimization/stage"), "deprecated:/zero_optimization");
+  EXPECT_EQ(off.warnings().size(), 1u);
+  EXPECT_THAT(error_of(R"("zero_optimization": true)"),
+              HasSubstr("/zero_optimization/stage: 1 (given as /zero_optimization) asks for ZeRO"));
+  EXPECT_THAT(error_of(R"("zero_optimization": {"cpu_offload": true})"),
+              HasSubstr("device: \"cpu\" (given as /zero_optimization/cpu_offload) asks for"));
+}
+
+TEST(Config, AutoIsTheDefaultWhereSomethingResolvesIt) {
+  const Config config = load(
+      R"("bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto", "initial_scale_power": "auto"},
+         "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto"},
+         "tensorboard": {"job_name": "auto"}, "pipeline": {"stages": "auto"})");
+  EXPECT_EQ(config.precision.compute, Precision::kFp32);
+  EXPECT_EQ(config.origins().at("/zero_optimization/reduce_bucket_size"), "default");
+  EXPECT_EQ(config.tensorboard.job_name, "DeepSpeedJobName");
+  for (const char* more :
+       {R"("gradient_clipping": "auto")",
+        R"("optimizer": {"type": "AdamW", "params": {"lr": "auto"}})",
+        R"("aio": {"queue_depth": "auto"})",
+        R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}})"}) {
+    EXPECT_THAT(error_of(more), HasSubstr("\"auto\" is not resolved here")) << more;
+  }
+}
+
+TEST(Config, LossScale) {
+  for (const auto& [text, value] : {std::pair<const char*, double>{"0", 0},
+                                    {"1", 1},
+                                    {"2.0", 2},
+                                    {"\"3\"", 3},
+                                    {"\"1e2\"", 100}}) {
+    const Config config = load(std::string("\"fp16\": {\"loss_scale\": ") + text + "}");
+    EXPECT_EQ(config.resolved()["fp16"]["loss_scale"], value) << text;
+  }
+  // A window that is not in use may be anything.
+  EXPECT_NO_THROW(load(R"("fp16": {"loss_scale_window": 0, "min_loss_scale": -1})"));
+  // Used with a static scale neither: the refusal is about fp16 itself.
+  EXPECT_THAT(error_of(R"("fp16": {"enabled": true, "loss_scale": 8, "loss_scale_window": 0})"),
+              HasSubstr("/fp16/enabled: true asks for fp16 training"));
+}
+
+TEST(Config, ZeroObjects) {
+  const Config config = load(
+      R"("zero_optimization": {"offload_param": {}, "offload_optimizer": {"device": "none"},
+          "leaf_module": {"classes": "Block", "names": ["a", "b", "a"]}})");
+  const Json& zero = config.resolved()["zero_optimization"];
+  EXPECT_EQ(zero["offload_param"]["device"], "none");
+  EXPECT_EQ(zero["offload_param"]["buffer_count"], 5);
+  EXPECT_EQ(zero["offload_optimizer"]["buffer_count"], 4);
+  EXPECT_EQ(zero["leaf_module"]["classes"], Json::array({"Block"}));
+  EXPECT_EQ(zero["leaf_module"]["names"], (Json::array({"a", "b"})));
+}
+
+TEST(Config, WarningsWithoutEffect) {
+  EXPECT_THAT(load(R"("vocabulary_size": 50257)").warnings(),
+              ElementsAre(HasSubstr("/vocabulary_size: 50257")));
+  EXPECT_THAT(load(R"("activation_checkpointing": {"number_checkpoints": 4})").warnings(),
+              ElementsAre(HasSubstr("has no effect until")));
+  EXPECT_THAT(
+      load(R"("optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}})").warnings(),
+      ElementsAre(HasSubstr("no effect with AdamW")));
+}
+
+TEST(Config, NoOpsInOneProcessAreAccepted) {
+  EXPECT_NO_THROW(load(
+      R"("prescale_gradients": true, "gradient_predivide_factor": 2, "gradient_allreduce_op": "sum",
+         "zero_allow_untested_optimizer": true, "checkpoint": {"tag_validation": "ignore"})"));
+}
+
+TEST(Config, DataParallelSizeEntersTheBatch) {
+  const Config config = load("", 4);
+  EXPECT_EQ(config.batch.micro_batch, 2);
+  EXPECT_EQ(config.batch.data_parallel, 4);
+  EXPECT_EQ(config.resolved()["train_micro_batch_size_per_gpu"], 2);
+}
+
+TEST(Config, OversizedDocumentIsRefused) {
+  EXPECT_THAT(error_of(std::string(5 << 20, ' ')), HasSubstr("bytes"));
+}
+
+}  // namespace
+}  // namespace ds
