@@ -155,7 +155,8 @@ std::string read_text_file(const std::filesystem::path& path, int64_t limit) {
 
 void write_file_durably(const std::filesystem::path& path, std::string_view content) {
   std::filesystem::path temporary = path;
-  temporary += ".tmp." + std::to_string(::getpid());
+  // Two threads may write the same path at once.
+  temporary += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(::gettid());
   try {
     File file(temporary, File::Mode::kCreate);
     file.append(content);
