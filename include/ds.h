@@ -1,4 +1,5 @@
-/*
+/**
+ * @file
  * ds.h - the whole public interface of libds: train language models from any language.
  *
  * Rules that hold for every function, so that the comments below need not repeat them:
@@ -37,8 +38,8 @@ extern "C" {
 
 /** Version of this header; the loaded library answers ds_abi_version(). */
 #define DS_VERSION_MAJOR 0
-#define DS_VERSION_MINOR 1
-#define DS_VERSION_PATCH 0
+#define DS_VERSION_MINOR 1 /**< Grows with every addition. */
+#define DS_VERSION_PATCH 0 /**< Grows with corrections. */
 
 /* ---- 1. Status, text, log, reports --------------------------------------------------------- */
 
