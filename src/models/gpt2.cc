@@ -20,6 +20,7 @@ class Gpt2 : public Architecture {
  public:
   explicit Gpt2(const Json& config) : c_(parse_gpt2_config(config)), config_(config) {
     config_["model_type"] = "gpt2";
+    config_["architectures"] = Json::array({"GPT2LMHeadModel"});
     const double std = c_.initializer_range;
     // Residual outputs start smaller, so that their sum over the depth does not grow.
     const double out_std = std / std::sqrt(2.0 * static_cast<double>(c_.layers));

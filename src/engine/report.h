@@ -1,0 +1,33 @@
+// What a step did, and how far training has come.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ds {
+
+enum class SkipReason : int32_t { kNone = 0, kAccumulating = 1, kNonFinite = 2 };
+
+// Counters that a checkpoint carries.
+struct Progress {
+  int64_t steps = 0;  // optimizer steps, skipped ones included
+  int64_t skipped = 0;
+  int64_t micro_steps = 0;
+  int64_t samples = 0;
+  int64_t tokens = 0;
+};
+
+struct StepReport {
+  Progress progress;
+  bool applied = false;
+  SkipReason skip_reason = SkipReason::kNone;
+  double loss = 0;
+  double grad_norm = 0;  // before clipping, -1 when not finite
+  double lr = 0;
+  double loss_scale = 1;
+  double seconds = 0;
+  int64_t tokens = 0;
+  std::string first_bad_tensor;
+};
+
+}  // namespace ds

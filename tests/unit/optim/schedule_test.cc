@@ -1,0 +1,157 @@
+// Schedules against their closed formulas written out independently, and the properties that
+// DeepSpeed's own tests assert.
+#include "optim/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "optim/clip.h"
+
+namespace ds::optim {
+namespace {
+
+constexpr double kTolerance = 1e-12;
+
+TEST(Schedule, NoneKeepsTheConfiguredRate) {
+  const Schedule schedule(std::nullopt, 0.25);
+  for (int64_t k : {0, 1, 1000}) EXPECT_EQ(schedule.lr(k), 0.25);
+  EXPECT_FALSE(schedule.active());
+}
+
+TEST(Schedule, WarmupBeginsAtTheMinimumAndIsExactlyMaximalAfterItsSteps) {
+  for (const WarmupShape shape : {WarmupShape::kLog, WarmupShape::kLinear}) {
+    WarmupLrConfig c;
+    c.min_lr = 1e-5;
+    c.max_lr = 3e-3;
+    c.warmup_steps = 17;
+    c.shape = shape;
+    const Schedule schedule(c, 99);
+    EXPECT_EQ(schedule.lr(0), 1e-5);
+    for (int64_t k = 1; k <= 40; ++k) {
+      const auto i = static_cast<double>(k - 1);
+      const double gamma = i >= 17                      ? 1
+                           : shape == WarmupShape::kLog ? std::log(i + 1) / std::log(17.0)
+                                                        : i / 17;
+      EXPECT_NEAR(schedule.lr(k), 1e-5 + (3e-3 - 1e-5) * gamma, kTolerance);
+    }
+    EXPECT_EQ(schedule.lr(18), 3e-3);
+  }
+}
+
+TEST(Schedule, WarmupWithoutMaximumUsesTheOptimizersRate) {
+  WarmupLrConfig c;
+  c.warmup_steps = 4;
+  EXPECT_EQ(Schedule(c, 0.5).lr(100), 0.5);
+}
+
+TEST(Schedule, WarmupDecayFallsToZeroAtTheTotal) {
+  WarmupDecayLrConfig c;
+  c.total_steps = 30;
+  c.warmup_steps = 10;
+  c.max_lr = 0.2;
+  const Schedule schedule(c, 99);
+  double previous = schedule.lr(11);
+  EXPECT_EQ(previous, 0.2);
+  for (int64_t k = 12; k <= 31; ++k) {
+    const double now = schedule.lr(k);
+    EXPECT_LT(now, previous);
+    EXPECT_NEAR(now, 0.2 * (30.0 - (k - 1)) / 20, kTolerance);
+    previous = now;
+  }
+  EXPECT_EQ(schedule.lr(31), 0);
+  EXPECT_EQ(schedule.lr(1000), 0);
+}
+
+TEST(Schedule, WarmupCosineEndsAtItsMinimumRatio) {
+  WarmupCosineLrConfig c;
+  c.total_steps = 100;
+  c.warmup_steps = 10;
+  c.cos_min_ratio = 0.01;
+  const Schedule schedule(c, 0.4);
+  EXPECT_EQ(schedule.lr(0), 0);
+  EXPECT_NEAR(schedule.lr(2), 0.4 * std::log(2.0) / std::log(10.0), kTolerance);
+  for (int64_t k = 11; k <= 100; ++k) {
+    const double x = static_cast<double>(k - 1 - 10 + 1) / 90;
+    const double expected = 0.4 * (0.01 + 0.99 * (1 + std::cos(std::numbers::pi * x)) / 2);
+    EXPECT_NEAR(schedule.lr(k), expected, kTolerance);
+  }
+  EXPECT_NEAR(schedule.lr(100), 0.4 * 0.01, 1e-7);
+  EXPECT_NEAR(schedule.lr(500), 0.4 * 0.01, 1e-7);
+  c.total_steps = c.warmup_steps;  // nothing left to decay over: stays at the minimum
+  EXPECT_NEAR(Schedule(c, 0.4).lr(11), 0.4 * 0.01, kTolerance);
+}
+
+TEST(Schedule, RangeTestGrowsLinearlyOrInStairs) {
+  LrRangeTestConfig c;
+  c.min_lr = 1e-4;
+  c.step_size = 5;
+  c.step_rate = 2;
+  for (int64_t k = 0; k < 30; ++k) {
+    EXPECT_NEAR(Schedule(c, 1).lr(k), 1e-4 * (1 + 2.0 * static_cast<double>(k) / 5), kTolerance);
+  }
+  c.staircase = true;
+  for (int64_t k = 0; k < 30; ++k) {
+    EXPECT_NEAR(Schedule(c, 1).lr(k), 1e-4 * (1 + 2.0 * static_cast<double>(k / 5)), kTolerance);
+  }
+}
+
+TEST(Schedule, OneCyclePeaksAtTheFirstSizeAndMirrorsMomentum) {
+  OneCycleConfig c;
+  c.min_lr = 0.1;
+  c.max_lr = 1.1;
+  c.first_steps = 10;
+  c.second_steps = 20;
+  c.decay_steps = 4;
+  c.decay_lr_rate = 0.5;
+  c.decay_momentum_rate = 0.25;
+  const Schedule schedule(c, 99);
+  for (int64_t k = 0; k <= 30; ++k) {
+    const double s = k <= 10 ? static_cast<double>(k) / 10 : static_cast<double>(30 - k) / 20;
+    EXPECT_NEAR(schedule.lr(k), 0.1 + s, kTolerance) << k;
+    EXPECT_NEAR(*schedule.beta1(k), 0.9 - 0.1 * s, kTolerance) << k;
+  }
+  EXPECT_EQ(schedule.lr(10), 1.1);
+  EXPECT_EQ(*schedule.beta2(), 0.99);
+  for (int64_t k = 31; k < 60; ++k) {
+    const double z = static_cast<double>(k - 1 - 30 + 1) / 4;
+    EXPECT_NEAR(schedule.lr(k), 0.1 / (1 + 0.5 * z), kTolerance);
+    EXPECT_NEAR(*schedule.beta1(k), 0.9 * (1 + 0.25 * z), kTolerance);
+  }
+}
+
+TEST(Schedule, OneCycleStairsAsManyAsStepsEqualTheContinuousForm) {
+  OneCycleConfig smooth;
+  smooth.min_lr = 0;
+  smooth.max_lr = 1;
+  smooth.first_steps = 13;
+  smooth.second_steps = 7;
+  OneCycleConfig stairs = smooth;
+  stairs.first_stairs = 13;
+  stairs.second_stairs = 7;
+  for (int64_t k = 0; k <= 20; ++k) {
+    EXPECT_NEAR(Schedule(stairs, 1).lr(k), Schedule(smooth, 1).lr(k), kTolerance) << k;
+  }
+}
+
+TEST(Schedule, OneCycleWithoutDecayHoldsItsEnds) {
+  OneCycleConfig c;
+  c.min_lr = 0.1;
+  c.max_lr = 1;
+  c.first_steps = c.second_steps = 3;
+  c.cycle_momentum = false;
+  EXPECT_EQ(Schedule(c, 1).lr(100), 0.1);
+  EXPECT_FALSE(Schedule(c, 1).beta1(2));
+  EXPECT_FALSE(Schedule(c, 1).beta2());
+}
+
+TEST(Clip, ScalesDownToTheLimitAndNeverUp) {
+  EXPECT_EQ(clip_factor(5, 0), 1);
+  EXPECT_EQ(clip_factor(0.5, 1), 1);
+  EXPECT_NEAR(clip_factor(4, 1), 1 / 4.000001, 1e-15);
+  EXPECT_NEAR(4 * clip_factor(4, 0.1), 0.1, 1e-6);
+}
+
+}  // namespace
+}  // namespace ds::optim
