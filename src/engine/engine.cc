@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <map>
 
 #include "base/log.h"
 #include "models/inputs.h"
@@ -255,15 +256,14 @@ void Engine::write_metrics(const StepReport& report) {
   const auto add = [](std::vector<Metric>& to, const char* tag, double value) {
     to.push_back({tag, value});
   };
+  const std::map<std::string, double> times = timers_.take();
   if (monitors_->enabled()) {
     std::vector<Metric> metrics;
     add(metrics, "Train/Samples/train_loss", report.loss);
     add(metrics, "Train/Samples/lr", report.lr);
     add(metrics, "Train/Samples/loss_scale", report.loss_scale);
-    if (config_.wall_clock_breakdown) {
-      for (const auto& [name, seconds] : timers_.latest()) {
-        metrics.push_back({"Train/Samples/elapsed_time_ms_" + name, seconds * 1e3});
-      }
+    for (const auto& [name, seconds] : times) {
+      metrics.push_back({"Train/Samples/elapsed_time_ms_" + name, seconds * 1e3});
     }
     monitors_->write(report.progress.samples, metrics);
   }
@@ -272,7 +272,7 @@ void Engine::write_metrics(const StepReport& report) {
   if (print) {
     log_info("engine", "step ", report.progress.steps, ", skipped ", report.progress.skipped,
              ", loss ", report.loss, ", lr ", report.lr, ", gradient norm ", report.grad_norm);
-    if (config_.wall_clock_breakdown) log_info("engine", timers_.text());
+    if (config_.wall_clock_breakdown) log_info("engine", StepTimers::text(times));
     if (config_.memory_breakdown) log_info("engine", format_memory_report(*model_->device()));
   }
 }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 
@@ -75,12 +77,10 @@ Tensor matrix(const std::shared_ptr<Device>& device, DType dtype,
 // Larger biases and norms than fresh ones, so that their gradients are tested for real.
 void disturb(Model& model, std::mt19937_64& random) {
   std::normal_distribution<float> normal(0, 0.2f);
-  Tensor& masters = model.state().masters();
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
     const Tensor master = model.state().master(id);
     for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] += normal(random);
   }
-  static_cast<void>(masters);
   model.state().masters_changed(model.context());
 }
 
