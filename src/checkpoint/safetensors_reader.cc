@@ -48,8 +48,8 @@ class EntryParser {
   EntryParser(std::string_view file, const std::string& name) : file_(file), name_(name) {}
 
   std::pair<SafetensorsEntry, std::pair<uint64_t, uint64_t>> parse(const Json& json) const {
-    check(json.is_object() && json.size() == 3 && json.contains("dtype") &&
-              json.contains("shape") && json.contains("data_offsets"),
+    check(json.is_object() && json.contains("dtype") && json.contains("shape") &&
+              json.contains("data_offsets"),
           "must be an object with dtype, shape and data_offsets");
     SafetensorsEntry entry;
     entry.name = name_;

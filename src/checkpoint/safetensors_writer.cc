@@ -87,7 +87,7 @@ void write_safetensors(const fs::path& path, std::vector<SafetensorsTensor> tens
   std::string length;
   for (int i = 0; i < 8; ++i) length += static_cast<char>(header.size() >> (8 * i));
   fs::path temporary = path;
-  temporary += str_cat(".tmp.", ::getpid());
+  temporary += str_cat(".tmp.", ::getpid(), ".", ::gettid());
   try {
     File file(temporary, File::Mode::kCreate);
     file.append(length);

@@ -109,9 +109,28 @@ int lock_folder(const fs::path& path) {
   return -1;
 }
 
+// Whether the last lock_folder failed because the file system has no such locks.
+bool locks_unsupported() {
+  return errno == EBADF || errno == ENOLCK || errno == ENOTSUP || errno == ENOSYS;
+}
+
 void unlock_folder(int fd) {
   ::flock(fd, LOCK_UN);  // a forked child may hold a copy of the descriptor
   ::close(fd);
+}
+
+// Removes what a publication replaced. Under its lock, because another process may have cleaned it
+// away by now and a third may be using the name again.
+void remove_replaced(const fs::path& path) {
+  const int lock = lock_folder(path);
+  if (lock < 0 && !locks_unsupported()) return;
+  const bool gone = remove_checkpoint_folder(path);
+  if (lock >= 0) unlock_folder(lock);
+  if (!gone) {
+    log_warning(kComponent,
+                "the replaced checkpoint holds files that are not a checkpoint's; they stay in ",
+                shown(path));
+  }
 }
 
 }  // namespace
@@ -241,7 +260,7 @@ TemporaryFolder::TemporaryFolder(const fs::path& save_dir, const std::string& ta
     }
     // Until it is locked, a cleaning process may take the folder for a leftover and remove it.
     lock_ = lock_folder(path_);
-    if (lock_ >= 0 || errno == EBADF || errno == ENOLCK || errno == ENOTSUP || errno == ENOSYS) {
+    if (lock_ >= 0 || locks_unsupported()) {
       live_ = true;  // without locks in the file system nobody cleans either
       return;
     }
@@ -284,12 +303,12 @@ bool TemporaryFolder::rename_into_place(bool exchange, fs::path* replaced) {
     if (!fs::exists(aside, error)) break;
   }
   if (::rename(target.c_str(), aside.c_str()) != 0) {
-    if (errno == ENOENT) return false;
+    if (errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST) return false;
     fail_errno("cannot move aside", target);
   }
   if (::rename(path_.c_str(), target.c_str()) != 0) {
     const int failure = errno;
-    if (::rename(aside.c_str(), target.c_str()) != 0) remove_checkpoint_folder(aside);
+    if (::rename(aside.c_str(), target.c_str()) != 0) remove_replaced(aside);
     if (failure == ENOTEMPTY || failure == EEXIST) return false;
     errno = failure;
     fail_errno("cannot put the checkpoint at", target);
@@ -324,12 +343,7 @@ void TemporaryFolder::publish(bool update_latest, bool exchange) {
     sync_folder(save_dir_ / tag_);
   }
   unlock();
-  if (!replaced.empty() && !remove_checkpoint_folder(replaced)) {
-    log_warning(kComponent,
-                "the replaced checkpoint holds files that are not a checkpoint's; "
-                "they stay in ",
-                shown(replaced));
-  }
+  if (!replaced.empty()) remove_replaced(replaced);
 }
 
 }  // namespace ds

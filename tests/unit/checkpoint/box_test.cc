@@ -1,0 +1,150 @@
+// Boxes against element-by-element references.
+#include "checkpoint/box.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "unit/checkpoint/support.h"
+
+namespace ds::test {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+Sizes random_shape(std::mt19937_64* rng, int max_rank = 4) {
+  Sizes shape((*rng)() % static_cast<uint64_t>(max_rank + 1));
+  for (int64_t& s : shape) s = static_cast<int64_t>(1 + (*rng)() % 5);
+  return shape;
+}
+
+// Flat indices of a box's elements in the order they are packed.
+Sizes flat_indices(const Sizes& shape, const Box& box) {
+  Sizes out;
+  const int64_t n = box.elements();
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t rest = i, flat = 0, stride = 1;
+    for (size_t d = shape.size(); d-- > 0;) {
+      flat += (box.offset[d] + rest % box.extent[d]) * stride;
+      rest /= box.extent[d];
+      stride *= shape[d];
+    }
+    out.push_back(flat);
+  }
+  return out;
+}
+
+Box random_box(std::mt19937_64* rng, const Sizes& shape) {
+  Box box;
+  for (const int64_t s : shape) {
+    const auto begin = static_cast<int64_t>((*rng)() % static_cast<uint64_t>(s));
+    box.offset.push_back(begin);
+    box.extent.push_back(1 + static_cast<int64_t>((*rng)() % static_cast<uint64_t>(s - begin)));
+  }
+  return box;
+}
+
+TEST(Box, RangesBecomeBoxesInMemoryOrder) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  for (int round = 0; round < 500; ++round) {
+    const Sizes shape = random_shape(&rng);
+    const int64_t total =
+        std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies());
+    auto begin = static_cast<int64_t>(rng() % static_cast<uint64_t>(total + 1));
+    auto end = static_cast<int64_t>(rng() % static_cast<uint64_t>(total + 1));
+    if (begin > end) std::swap(begin, end);
+    Sizes got;
+    const auto boxes = boxes_of_range(shape, begin, end);
+    EXPECT_LE(boxes.size(), std::max<size_t>(1, 2 * shape.size() - (shape.empty() ? 0 : 1)));
+    for (const Box& box : boxes) {
+      check_box(box, shape, Code::kInternal, "box");
+      const Sizes part = flat_indices(shape, box);
+      got.insert(got.end(), part.begin(), part.end());
+    }
+    Sizes expected(static_cast<size_t>(end - begin));
+    std::iota(expected.begin(), expected.end(), begin);
+    ASSERT_EQ(got, expected) << full_box(shape).text() << " " << begin << ":" << end;
+  }
+}
+
+TEST(Box, RangesOutsideTheTensorAreRefused) {
+  EXPECT_THROW(boxes_of_range(Sizes{2, 3}, 0, 7), Error);
+  EXPECT_THROW(boxes_of_range(Sizes{2, 3}, -1, 2), Error);
+  EXPECT_THROW(boxes_of_range(Sizes{2, 3}, 4, 2), Error);
+  EXPECT_TRUE(boxes_of_range(Sizes{0, 3}, 0, 0).empty());
+}
+
+TEST(Box, RunsCarryExactlyTheCommonPart) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  for (int round = 0; round < 500; ++round) {
+    const Sizes shape = random_shape(&rng);
+    const Box source = random_box(&rng, shape), target = random_box(&rng, shape);
+    const Sizes from = flat_indices(shape, source), to = flat_indices(shape, target);
+    Sizes result(to.size(), -1);
+    const auto part = intersect(source, target);
+    if (part) {
+      int64_t last = -1;
+      for_each_run(source, target, *part, [&](int64_t s, int64_t t, int64_t n) {
+        EXPECT_GT(s, last);
+        last = s + n - 1;
+        for (int64_t i = 0; i < n; ++i) {
+          result[static_cast<size_t>(t + i)] = from[static_cast<size_t>(s + i)];
+        }
+      });
+    }
+    for (size_t i = 0; i < to.size(); ++i) {
+      const bool common = std::find(from.begin(), from.end(), to[i]) != from.end();
+      ASSERT_EQ(result[i], common ? to[i] : -1);
+    }
+  }
+}
+
+TEST(Box, TilingAcceptsRandomCutsAndFindsHolesAndOverlaps) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  for (int round = 0; round < 300; ++round) {
+    Sizes shape = random_shape(&rng, 3);
+    // Cut a random box of the list in two, several times.
+    std::vector<Box> boxes = {full_box(shape)};
+    for (int cut = 0; cut < 8 && !shape.empty(); ++cut) {
+      const size_t i = rng() % boxes.size(), d = rng() % shape.size();
+      if (boxes[i].extent[d] < 2) continue;
+      Box upper = boxes[i];
+      const auto at = static_cast<int64_t>(1 + rng() % static_cast<uint64_t>(upper.extent[d] - 1));
+      upper.offset[d] += at;
+      upper.extent[d] -= at;
+      boxes[i].extent[d] = at;
+      boxes.push_back(upper);
+    }
+    std::shuffle(boxes.begin(), boxes.end(), rng);
+    check_tiling(shape, boxes, Code::kCorrupt, "t");
+
+    std::vector<Box> hole = boxes;
+    hole.erase(hole.begin() + static_cast<int64_t>(rng() % hole.size()));
+    EXPECT_NE(
+        error_of([&] { check_tiling(shape, hole, Code::kCorrupt, "t"); }).message().find("missing"),
+        std::string::npos);
+    std::vector<Box> overlap = boxes;
+    overlap.push_back(random_box(&rng, shape));
+    EXPECT_NE(error_of([&] { check_tiling(shape, overlap, Code::kCorrupt, "t"); })
+                  .message()
+                  .find("overlap"),
+              std::string::npos);
+  }
+}
+
+TEST(Box, SizesThatOverflowAreRefused) {
+  const int64_t big = int64_t{1} << 62;
+  EXPECT_THROW(checked_elements(Sizes{big, 4}, 1, Code::kCorrupt, "t"), Error);
+  EXPECT_THROW(checked_elements(Sizes{big}, 4, Code::kCorrupt, "t"), Error);
+  EXPECT_THROW(checked_elements(Sizes{0, big, 4}, 1, Code::kCorrupt, "t"), Error);
+  EXPECT_THROW(checked_elements(Sizes{2, -1}, 1, Code::kCorrupt, "t"), Error);
+  EXPECT_THROW(checked_elements(Sizes(9, 1), 1, Code::kCorrupt, "t"), Error);
+  EXPECT_EQ(checked_elements(Sizes{0, big}, 1, Code::kCorrupt, "t"), 0);
+  const Box far{{INT64_MAX, 0}, {INT64_MAX, 1}};
+  EXPECT_THROW(check_box(far, Sizes{4, 4}, Code::kCorrupt, "t"), Error);
+}
+
+}  // namespace
+}  // namespace ds::test

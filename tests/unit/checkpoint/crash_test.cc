@@ -1,0 +1,317 @@
+// Crashes and bad environments: killed writers, full disks, read-only folders, two writers at once,
+// leftovers of earlier runs. Whatever happens, the newest complete checkpoint loads bit for bit.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <thread>
+
+#include "unit/checkpoint/support.h"
+
+namespace ds::test {
+namespace {
+
+CheckpointWriterOptions options_for(const fs::path& save, const std::string& tag,
+                                    bool exchange = true) {
+  CheckpointWriterOptions options;
+  options.folder = save;
+  options.tag = tag;
+  options.chunk_bytes = 4096;
+  options.exchange = exchange;
+  return options;
+}
+
+// Runs `fn` in a forked child; its result is the child's exit code.
+pid_t spawn(const std::function<int()>& fn) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    int code = 99;
+    try {
+      code = fn();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "child: %s\n", error.what());
+    }
+    ::_exit(code);
+  }
+  return pid;
+}
+
+int wait_for(pid_t pid) {
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+// Steps rotate over a tag that is replaced again and again and tags that are new.
+std::string tag_of(int64_t step) {
+  return step % 2 == 0 ? "rolling" : "step" + std::to_string(step);
+}
+
+void kill_repeatedly(bool exchange, int rounds) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  int64_t next = 1;
+  int in_the_middle = 0;
+  for (int round = 0; round < rounds; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    int pipe_ends[2];
+    ASSERT_EQ(::pipe2(pipe_ends, O_CLOEXEC), 0);
+    const pid_t child = spawn([&] {
+      for (int64_t step = next;; ++step) {
+        save_sample(options_for(save, tag_of(step), exchange), test_seed(), step);
+        if (::write(pipe_ends[1], &step, sizeof step) != sizeof step) return 1;
+      }
+    });
+    ::close(pipe_ends[1]);
+    // Killed anywhere in the first saves; the first one counts too.
+    std::this_thread::sleep_for(std::chrono::microseconds(rng() % 15'000));
+    ::kill(child, SIGKILL);
+    ASSERT_EQ(wait_for(child), -SIGKILL);
+    int64_t committed = next - 1;
+    for (int64_t step; ::read(pipe_ends[0], &step, sizeof step) == sizeof step;) committed = step;
+    ::close(pipe_ends[0]);
+    in_the_middle += fs::exists(save) && !leftovers(save).empty() ? 1 : 0;
+
+    if (committed == 0 && (!fs::exists(save) || list_tag_folders(save).empty())) continue;
+    const LatestCheckpoint latest = open_latest_valid(save);
+    EXPECT_TRUE(latest.skipped.empty());
+    const int64_t step = latest.reader.manifest().counters.global_steps;
+    // At least what was reported as saved; one more if the kill came before the report.
+    EXPECT_GE(step, committed);
+    EXPECT_LE(step, committed + 1);
+    EXPECT_EQ(latest.reader.tag(), tag_of(step));
+    expect_sample(latest.reader, test_seed());
+    for (const TagFolder& tag : list_tag_folders(save)) {
+      expect_sample(CheckpointReader::open(save, tag.tag), test_seed());
+    }
+    next = step + 1;
+  }
+  EXPECT_GT(in_the_middle, rounds / 5) << "the kills did not hit saves";
+  // The next save cleans up after all of them.
+  save_sample(options_for(save, "last"), test_seed(), next);
+  EXPECT_TRUE(leftovers(save).empty());
+  expect_sample(CheckpointReader::open(save), test_seed());
+}
+
+TEST(Crash, KilledFiftyTimesTheLatestCheckpointLoads) { kill_repeatedly(true, 50); }
+TEST(Crash, KilledFiftyTimesWithoutAtomicExchange) { kill_repeatedly(false, 50); }
+
+// Every state that a crash can leave, made by hand.
+TEST(Crash, LeftoversOfEveryKindAreHandled) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  save_sample(options_for(save, "rolling"), test_seed(), 1);
+
+  // Died while writing blobs, and just before the rename.
+  fs::create_directory(save / ".rolling.tmp.1.0");
+  spill(save / ".rolling.tmp.1.0/data-00000.bin", "half a blo");
+  fs::copy(save / "rolling", save / ".next.tmp.1.0");
+  // Died between exchange and removal: nothing is missing.
+  fs::copy(save / "rolling", save / ".rolling.tmp.1.1");
+  // Somebody's folder of another name, and one with a file that is no checkpoint's.
+  fs::create_directory(save / ".git");
+  fs::create_directory(save / ".x.tmp.1.0");
+  spill(save / ".x.tmp.1.0/notes.txt", "mine");
+  expect_sample(open_latest_valid(save).reader, test_seed());
+  // Died after moving the old one aside: the old one still answers to its tag.
+  fs::rename(save / "rolling", save / ".rolling.old.1.0");
+  EXPECT_EQ(CheckpointReader::open(save).tag(), "rolling");
+  EXPECT_EQ(CheckpointReader::open(save, "rolling").tag(), "rolling");
+  expect_sample(open_latest_valid(save).reader, test_seed());
+
+  save_sample(options_for(save, "other"), test_seed(), 2);
+  EXPECT_TRUE(fs::exists(save / "rolling/manifest.dsm"));
+  expect_sample(CheckpointReader::open(save, "rolling"), test_seed());
+  auto left = leftovers(save);
+  std::sort(left.begin(), left.end());
+  EXPECT_EQ(left, (std::vector<std::string>{".git", ".x.tmp.1.0"}));
+  EXPECT_EQ(slurp(save / ".x.tmp.1.0/notes.txt"), "mine");
+
+  // An old copy whose tag exists again is not needed.
+  fs::copy(save / "rolling", save / ".rolling.old.1.3");
+  save_sample(options_for(save, "other"), test_seed(), 3);
+  EXPECT_FALSE(fs::exists(save / ".rolling.old.1.3"));
+}
+
+TEST(Crash, ForeignFilesInAReplacedCheckpointAreKept) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  save_sample(options_for(save, "t"), test_seed(), 1);
+  spill(save / "t/notes.txt", "mine");
+  save_sample(options_for(save, "t"), test_seed(), 2);
+  expect_sample(CheckpointReader::open(save), test_seed());
+  ASSERT_EQ(leftovers(save).size(), 1u);
+  EXPECT_EQ(slurp(save / leftovers(save)[0] / "notes.txt"), "mine");
+}
+
+TEST(Crash, AFullDiskLeavesTheOldCheckpointAndNoRubbish) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  save_sample(options_for(save, "t"), test_seed(), 1);
+  // The limit hits the blob, then (with room for the blob's 77 KiB) nothing, then the manifest.
+  for (const rlim_t limit : {rlim_t{10'000}, rlim_t{60'000}, rlim_t{1'000}, rlim_t{0}}) {
+    const int code = wait_for(spawn([&] {
+      std::signal(SIGXFSZ, SIG_IGN);
+      const rlimit size{limit, limit};
+      ::setrlimit(RLIMIT_FSIZE, &size);
+      try {
+        save_sample(options_for(save, "t"), test_seed(), 2);
+      } catch (const Error& error) {
+        return error.code() == Code::kIo &&
+                       error.message().find("data-00000.bin") != std::string::npos
+                   ? 0
+                   : 2;
+      }
+      return 1;
+    }));
+    EXPECT_EQ(code, 0) << limit;
+    EXPECT_TRUE(leftovers(save).empty());
+    EXPECT_EQ(CheckpointReader::open(save).manifest().counters.global_steps, 1);
+    expect_sample(CheckpointReader::open(save), test_seed());
+  }
+  // Only the manifest does not fit.
+  const int code = wait_for(spawn([&] {
+    std::signal(SIGXFSZ, SIG_IGN);
+    CheckpointWriter writer(options_for(save, "t"));
+    writer.part().set_int("a", 1);
+    const rlimit size{20, 20};
+    ::setrlimit(RLIMIT_FSIZE, &size);
+    try {
+      writer.commit();
+    } catch (const Error& error) {
+      return error.message().find("manifest.dsm") != std::string::npos ? 0 : 2;
+    }
+    return 1;
+  }));
+  EXPECT_EQ(code, 0);
+  EXPECT_TRUE(leftovers(save).empty());
+  expect_sample(CheckpointReader::open(save), test_seed());
+}
+
+TEST(Crash, FoldersThatCannotBeWrittenAreClearErrors) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  save_sample(options_for(save, "t"), test_seed(), 1);
+  ::chmod(folder.path().c_str(), 0755);
+  ::chmod(save.c_str(), 0555);
+  ::chmod((save / "t").c_str(), 0555);
+  const int code = wait_for(spawn([&] {
+    // The superuser may write anywhere: become somebody else.
+    if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return 3;
+    expect_sample(CheckpointReader::open(save), test_seed());
+    if (::testing::Test::HasFailure()) return 4;
+    try {
+      save_sample(options_for(save, "t"), test_seed(), 2);
+    } catch (const Error& error) {
+      return error.code() == Code::kIo && error.message().find(save.string()) != std::string::npos
+                 ? 0
+                 : 2;
+    }
+    return 1;
+  }));
+  EXPECT_EQ(code, 0);
+  ::chmod(save.c_str(), 0755);
+  ::chmod((save / "t").c_str(), 0755);
+  expect_sample(CheckpointReader::open(save), test_seed());
+
+  spill(folder.path() / "file", "x");
+  EXPECT_EQ(error_of([&] { save_sample(options_for(folder.path() / "file", "t"), 1, 1); }).code(),
+            Code::kIo);
+  spill(save / "blocked", "a file where the checkpoint should go");
+  const Error blocked = error_of([&] { save_sample(options_for(save, "blocked"), 1, 2); });
+  EXPECT_EQ(blocked.code(), Code::kIo);
+  EXPECT_NE(blocked.message().find("blocked"), std::string::npos) << blocked.message();
+  EXPECT_TRUE(leftovers(save).empty());
+}
+
+// Several processes and threads save the same and different tags; everything stays loadable.
+TEST(Crash, WritersAtOnceDoNotDisturbEachOther) {
+  DS_SEED_TRACE();
+  for (const bool exchange : {true, false}) {
+    const TempFolder folder;
+    const fs::path save = folder.path() / "save";
+    const auto work = [&](int id) {
+      for (int i = 0; i < 8; ++i) {
+        save_sample(options_for(save, "same", exchange), test_seed(), 10 * id + i);
+        save_sample(options_for(save, "own" + std::to_string(id), exchange), test_seed(), i);
+      }
+    };
+    const pid_t child = spawn([&] {
+      work(3);
+      return 0;
+    });
+    {
+      std::vector<std::string> errors(2);
+      std::vector<std::thread> threads;
+      for (int id = 1; id <= 2; ++id) {
+        threads.emplace_back([&, id] {
+          try {
+            work(id);
+          } catch (const Error& error) {
+            errors[static_cast<size_t>(id - 1)] = error.message();
+          }
+        });
+      }
+      for (std::thread& t : threads) t.join();
+      for (const std::string& error : errors) EXPECT_EQ(error, "");
+    }
+    EXPECT_EQ(wait_for(child), 0);
+    EXPECT_TRUE(leftovers(save).empty());
+    EXPECT_EQ(list_tag_folders(save).size(), 4u);
+    for (const TagFolder& tag : list_tag_folders(save)) {
+      expect_sample(CheckpointReader::open(save, tag.tag), test_seed());
+    }
+    expect_sample(CheckpointReader::open(save), test_seed());
+  }
+}
+
+// Reading while the tag is replaced gives one whole checkpoint or another, never a mixture.
+TEST(Crash, ReadersSeeWholeCheckpointsWhileATagIsReplaced) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  save_sample(options_for(save, "t"), test_seed(), 0);
+  const pid_t child = spawn([&] {
+    for (int step = 1; step <= 40; ++step) save_sample(options_for(save, "t"), test_seed(), step);
+    return 0;
+  });
+  int64_t last = 0;
+  int reads = 0;
+  for (; last < 40; ++reads) {
+    const auto reader = CheckpointReader::open(save, "t");
+    EXPECT_GE(reader.manifest().counters.global_steps, last);
+    last = reader.manifest().counters.global_steps;
+    expect_sample(reader, test_seed());
+    if (HasFailure()) break;
+  }
+  EXPECT_EQ(wait_for(child), 0);
+  EXPECT_GT(reads, 1);
+}
+
+TEST(Crash, ALiveWritersFolderIsNotCleanedAway) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  CheckpointWriter slow(options_for(save, "slow"));
+  const std::string bytes(10, 'x');
+  slow.part().add_tensor(make_meta("w", TensorKind::kModel, DType::kUInt8, {10}), bytes_of(bytes));
+  save_sample(options_for(save, "quick"), test_seed(), 1);
+  EXPECT_EQ(leftovers(save).size(), 1u);
+  slow.commit();
+  EXPECT_TRUE(CheckpointReader::open(save, "slow").verify_all().empty());
+  EXPECT_TRUE(leftovers(save).empty());
+}
+
+}  // namespace
+}  // namespace ds::test

@@ -1,0 +1,369 @@
+// Damage: one flipped byte anywhere, truncation, foreign bytes, missing and swapped files, hostile
+// manifests. Everything is detected and located, nothing crashes.
+#include <sys/stat.h>
+
+#include <functional>
+#include <regex>
+
+#include "base/checksum.h"
+#include "unit/checkpoint/support.h"
+
+namespace ds::test {
+namespace {
+
+// A small checkpoint with small chunks and two blobs.
+class DamageTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    CheckpointWriterOptions options;
+    options.folder = save();
+    options.tag = "tag7";
+    options.chunk_bytes = 64;
+    options.counters.global_steps = 7;
+    CheckpointWriter writer(options);
+    for (const SampleTensor& t : sample_tensors()) {
+      writer.part().add_tensor(t.meta, bytes_of(random_bytes(test_seed(), 7, 0, t.bytes())));
+    }
+    writer.part().set_text("note", "a state entry");
+    PartWriter part(writer.temporary(), 1, 64);
+    part.add_tensor(make_meta("other", TensorKind::kModel, DType::kUInt8, {100}),
+                    bytes_of(random_bytes(test_seed(), 7, 1, 100)));
+    writer.merge(part.finish());
+    writer.commit();
+  }
+
+  fs::path save() const { return folder_.path() / "save"; }
+  fs::path file(const char* name) const { return save() / "tag7" / name; }
+
+  // Rewrites the manifest after `change`, with right checksums: what a hostile writer could make.
+  Error open_changed(const std::function<void(Manifest*)>& change) {
+    const std::string original = slurp(file("manifest.dsm"));
+    Manifest manifest = decode_manifest(bytes_of(original), "original");
+    change(&manifest);
+    spill(file("manifest.dsm"), encode_manifest(manifest));
+    const Error error = error_of([&] { CheckpointReader::open(save()); });
+    spill(file("manifest.dsm"), original);
+    return error;
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(DamageTest, EveryFlippedByteOfTheManifestIsLocated) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  const std::string original = slurp(file("manifest.dsm"));
+  const std::regex range("bytes ([0-9]+)-([0-9]+)");
+  for (size_t i = 0; i < original.size(); ++i) {
+    poke(file("manifest.dsm"), i,
+         static_cast<char>(original[i] ^ static_cast<char>(1 + rng() % 255)));
+    const Error error = error_of([&] { CheckpointReader::open(save()); });
+    poke(file("manifest.dsm"), i, original[i]);
+    ASSERT_EQ(error.code(), Code::kCorrupt) << i << " " << error.message();
+    ASSERT_NE(error.message().find("manifest.dsm"), std::string::npos) << error.message();
+    std::smatch match;
+    ASSERT_TRUE(std::regex_search(error.message(), match, range)) << error.message();
+    ASSERT_LE(std::stoul(match[1]), i) << error.message();
+    ASSERT_GE(std::stoul(match[2]), i) << error.message();
+  }
+}
+
+TEST_F(DamageTest, EveryFlippedByteOfABlobIsLocated) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  size_t padding = 0;
+  for (const char* name : {"data-00000.bin", "data-00001.bin"}) {
+    const std::string original = slurp(file(name));
+    for (size_t i = 0; i < original.size(); ++i) {
+      poke(file(name), i, static_cast<char>(original[i] ^ static_cast<char>(1 + rng() % 255)));
+      const auto reader = CheckpointReader::open(save());
+      const std::vector<Damage> damage = reader.verify_all();
+      ASSERT_EQ(damage.size(), 1u) << name << " " << i;
+      ASSERT_EQ(damage[0].file.filename(), name);
+      ASSERT_LE(damage[0].begin, i);
+      ASSERT_GT(damage[0].end, i);
+      ASSERT_LE(damage[0].end - damage[0].begin, 64u);
+      // Exactly the tensors that share the chunk refuse to be read, and say what and where.
+      bool inside = false;
+      for (const TensorRecord& t : reader.manifest().tensors) {
+        std::string out;
+        bool touches = false;
+        for (const TensorSlice& s : t.slices) {
+          const bool same = reader.manifest().blobs[s.range.blob].file == name;
+          out.resize(s.range.length);
+          inside |= same && i >= s.range.offset && i < s.range.offset + s.range.length;
+          touches |= same && s.range.offset < damage[0].end &&
+                     s.range.offset + s.range.length > damage[0].begin;
+        }
+        const auto read = [&] { reader.read(t, std::as_writable_bytes(std::span(out))); };
+        if (!touches) {
+          ASSERT_NO_THROW(read());
+          continue;
+        }
+        const Error error = error_of(read);
+        ASSERT_EQ(error.code(), Code::kCorrupt);
+        for (const std::string& part :
+             {t.meta.text(), std::string(name), "chunk " + std::to_string(i / 64),
+              "bytes " + std::to_string(i / 64 * 64)}) {
+          ASSERT_NE(error.message().find(part), std::string::npos) << error.message();
+        }
+        ASSERT_NE(damage[0].what.find(t.meta.text()), std::string::npos) << damage[0].what;
+      }
+      padding += inside ? 0 : 1;
+      poke(file(name), i, original[i]);
+    }
+  }
+  EXPECT_GT(padding, 0u);  // padding bytes were among them
+  EXPECT_TRUE(CheckpointReader::open(save()).verify_all().empty());
+}
+
+TEST_F(DamageTest, EveryFlippedByteOfLatestIsDetected) {
+  // A second checkpoint whose tag is one flipped bit away from the first.
+  CheckpointWriterOptions options;
+  options.folder = save();
+  options.tag = "tag6";
+  CheckpointWriter(options).commit();
+  const std::string original = slurp(save() / "latest");
+  EXPECT_EQ(CheckpointReader::open(save()).tag(), "tag6");
+  for (size_t i = 0; i < original.size(); ++i) {
+    for (int flip = 1; flip < 256; ++flip) {
+      poke(save() / "latest", i, static_cast<char>(original[i] ^ static_cast<char>(flip)));
+      const Error error = error_of([&] { CheckpointReader::open(save()); });
+      ASSERT_EQ(error.code(), Code::kCorrupt) << i << " " << error.message();
+      ASSERT_NE(error.message().find("latest"), std::string::npos) << error.message();
+    }
+    poke(save() / "latest", i, original[i]);
+  }
+  EXPECT_EQ(CheckpointReader::open(save()).tag(), "tag6");
+  poke(save() / "latest", 3, '5');
+  // With a damaged `latest` the newest checkpoint is found all the same, and the reason is told.
+  const LatestCheckpoint found = open_latest_valid(save());
+  EXPECT_EQ(found.reader.tag(), "tag7");
+  ASSERT_EQ(found.skipped.size(), 1u);
+}
+
+TEST_F(DamageTest, EveryTruncationAndForeignBytesAreDetected) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  for (const char* name : {"manifest.dsm", "data-00000.bin", "data-00001.bin"}) {
+    const std::string original = slurp(file(name));
+    std::vector<size_t> sizes = {0, 1, 63, 64, original.size() - 1};
+    for (int i = 0; i < 50; ++i) sizes.push_back(rng() % original.size());
+    for (const size_t size : sizes) {
+      spill(file(name), original.substr(0, size));
+      const Error error = error_of([&] { CheckpointReader::open(save()); });
+      ASSERT_EQ(error.code(), Code::kCorrupt) << size << error.message();
+      ASSERT_NE(error.message().find(name), std::string::npos) << error.message();
+    }
+    for (const size_t extra : {1, 8, 5000}) {
+      spill(file(name), original + std::string(extra, '\0'));
+      const Error error = error_of([&] { CheckpointReader::open(save()); });
+      ASSERT_EQ(error.code(), Code::kCorrupt);
+      ASSERT_NE(error.message().find(name), std::string::npos) << error.message();
+      ASSERT_NE(error.message().find("foreign bytes"), std::string::npos) << error.message();
+    }
+    fs::remove(file(name));
+    const Error missing = error_of([&] { CheckpointReader::open(save()); });
+    ASSERT_EQ(missing.code(), Code::kCorrupt);
+    ASSERT_NE(missing.message().find(name), std::string::npos) << missing.message();
+    // Not a regular file: neither followed nor waited for.
+    ASSERT_EQ(::symlink("/dev/zero", file(name).c_str()), 0);
+    EXPECT_EQ(error_of([&] { CheckpointReader::open(save()); }).code(), Code::kCorrupt);
+    fs::remove(file(name));
+    ASSERT_EQ(::mkfifo(file(name).c_str(), 0600), 0);
+    EXPECT_EQ(error_of([&] { CheckpointReader::open(save()); }).code(), Code::kCorrupt);
+    fs::remove(file(name));
+    spill(file(name), original);
+  }
+  EXPECT_TRUE(CheckpointReader::open(save()).verify_all().empty());
+}
+
+TEST_F(DamageTest, ARenamedFolderIsNoticed) {
+  fs::rename(save() / "tag7", save() / "best");
+  const Error gone = error_of([&] { CheckpointReader::open(save()); });
+  EXPECT_EQ(gone.code(), Code::kCorrupt);
+  EXPECT_NE(gone.message().find("latest"), std::string::npos) << gone.message();
+  const Error renamed = error_of([&] { CheckpointReader::open(save(), "best"); });
+  EXPECT_EQ(renamed.code(), Code::kCorrupt);
+  EXPECT_NE(renamed.message().find("tag7"), std::string::npos) << renamed.message();
+  EXPECT_EQ(CheckpointReader::open(save(), "best", {.allow_renamed = true}).tag(), "tag7");
+}
+
+TEST_F(DamageTest, TheNewestUndamagedCheckpointIsFound) {
+  CheckpointWriterOptions options;
+  options.folder = save();
+  for (const int step : {5, 9, 8}) {
+    options.tag = "s" + std::to_string(step);
+    options.counters.global_steps = step;
+    CheckpointWriter writer(options);
+    writer.part().add_tensor(make_meta("w", TensorKind::kModel, DType::kUInt8, {8}),
+                             bytes_of("12345678"));
+    writer.commit();
+  }
+  EXPECT_EQ(open_latest_valid(save()).reader.tag(), "s8");  // what latest names wins
+  fs::remove(save() / "s8/manifest.dsm");
+  EXPECT_EQ(open_latest_valid(save()).reader.tag(), "s9");
+  spill(save() / "s9/data-00000.bin", "12345679");  // only reading it can tell
+  EXPECT_EQ(open_latest_valid(save()).reader.tag(), "s9");
+  const LatestCheckpoint found = open_latest_valid(save(), true);
+  EXPECT_EQ(found.reader.tag(), "tag7");
+  ASSERT_EQ(found.skipped.size(), 2u);
+  EXPECT_EQ(found.skipped[1].tag, "s9");
+  EXPECT_NE(found.skipped[1].reason.find("model tensor 'w'"), std::string::npos);
+  fs::remove(save() / "latest");
+  EXPECT_EQ(open_latest_valid(save(), true).reader.tag(), "tag7");
+  for (const char* tag : {"tag7", "s5"}) fs::remove(save() / tag / "data-00000.bin");
+  EXPECT_EQ(error_of([&] { open_latest_valid(save(), true); }).code(), Code::kCorrupt);
+  EXPECT_EQ(error_of([&] { open_latest_valid(folder_.path() / "none"); }).code(), Code::kNotFound);
+}
+
+TEST_F(DamageTest, ManifestsThatMakeNoSenseAreRefused) {
+  using Change = std::function<void(Manifest*)>;
+  const std::vector<std::pair<const char*, Change>> cases = {
+      {"plain file name", [](Manifest* m) { m->blobs[0].file = "../data-00000.bin"; }},
+      {"plain file name", [](Manifest* m) { m->blobs[0].file = "/etc/passwd"; }},
+      {"plain file name", [](Manifest* m) { m->blobs[0].file = ".hidden"; }},
+      {"plain file name", [](Manifest* m) { m->blobs[0].file = "manifest.dsm"; }},
+      {"plain file name", [](Manifest* m) { m->blobs[0].file = std::string("data\0", 5); }},
+      {"listed twice", [](Manifest* m) { m->blobs[1].file = m->blobs[0].file; }},
+      {"checksums", [](Manifest* m) { m->blobs[0].checksums.pop_back(); }},
+      {"checksums", [](Manifest* m) { m->blobs[0].size = UINT64_MAX; }},
+      {"checksums", [](Manifest* m) { m->blobs[0].size += 64; }},
+      {"chunks", [](Manifest* m) { m->blobs[0].chunk_bytes = 0; }},
+      {"chunks", [](Manifest* m) { m->blobs[0].chunk_bytes = UINT32_MAX; }},
+      {"lies in blob 9", [](Manifest* m) { m->tensors[0].slices[0].range.blob = 9; }},
+      {"lies at bytes", [](Manifest* m) { m->tensors[0].slices[0].range.offset = 1 << 20; }},
+      {"lies at bytes",
+       [](Manifest* m) { m->tensors[0].slices[0].range.offset = UINT64_MAX - 63; }},
+      {"not a multiple", [](Manifest* m) { m->tensors[0].slices[0].range.offset += 1; }},
+      {"instead of", [](Manifest* m) { m->tensors[0].slices[0].range.length -= 1; }},
+      {"instead of", [](Manifest* m) { m->tensors[0].meta.dtype = DType::kInt8; }},
+      {"negative", [](Manifest* m) { m->tensors[0].meta.shape[0] = -13; }},
+      {"64 bits can count",
+       [](Manifest* m) {
+         m->tensors[0].meta.shape = {INT64_MAX, 2};
+       }},
+      {"missing", [](Manifest* m) { m->tensors[0].meta.shape[0] += 1; }},
+      {"missing", [](Manifest* m) { m->tensors[0].slices.clear(); }},
+      {"overlap", [](Manifest* m) { m->tensors[0].slices.push_back(m->tensors[0].slices[0]); }},
+      {"leave dimension", [](Manifest* m) { m->tensors[0].slices[0].box.offset[0] = INT64_MAX; }},
+      {"leave dimension", [](Manifest* m) { m->tensors[0].slices[0].box.extent[1] = -8; }},
+      {"a box with", [](Manifest* m) { m->tensors[0].slices[0].box.offset.pop_back(); }},
+      {"shape of 9 dimensions", [](Manifest* m) { m->tensors[0].meta.shape.assign(9, 1); }},
+      {"unknown dtype", [](Manifest* m) { m->tensors[0].meta.dtype = static_cast<DType>(99); }},
+      {"unknown kind", [](Manifest* m) { m->tensors[0].meta.kind = static_cast<TensorKind>(0); }},
+      {"tensor name", [](Manifest* m) { m->tensors[0].meta.name.clear(); }},
+      {"tensor name", [](Manifest* m) { m->tensors[0].meta.name = "a\nb"; }},
+      {"tensor name", [](Manifest* m) { m->tensors[0].meta.name = "\xC3\x28"; }},
+      {"occurs twice", [](Manifest* m) { m->tensors[0].meta.aliases = {"cube"}; }},
+      {"occurs twice", [](Manifest* m) { m->tensors.push_back(m->tensors[0]); }},
+      {"unknown type", [](Manifest* m) { m->states[0].type = static_cast<StateType>(77); }},
+      {"occurs twice", [](Manifest* m) { m->states.push_back(m->states[0]); }},
+      {"two values",
+       [](Manifest* m) {
+         m->states[0].range = BlobRange{0, 0, 4};
+       }},
+      {"checkpoint format 2.0", [](Manifest* m) { m->major = 2; }},
+      {"impossible tag", [](Manifest* m) { m->tag = "../x"; }},
+      {"not the one its name says", [](Manifest* m) { m->tag = "tag8"; }},
+      {"counter", [](Manifest* m) { m->counters.global_steps = -1; }},
+      {"topology", [](Manifest* m) { m->topology.world = 0; }},
+  };
+  for (const auto& [text, change] : cases) {
+    const Error error = open_changed(change);
+    EXPECT_TRUE(error.code() == Code::kCorrupt || error.code() == Code::kUnsupported);
+    EXPECT_NE(error.message().find(text), std::string::npos) << text << ": " << error.message();
+  }
+  Manifest newer = decode_manifest(bytes_of(slurp(file("manifest.dsm"))), "m");
+  newer.minor = 99;  // a newer minor version is readable
+  spill(file("manifest.dsm"), encode_manifest(newer));
+  EXPECT_EQ(CheckpointReader::open(save()).manifest().minor, 99u);
+}
+
+void put(std::string* out, size_t at, uint64_t value, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) (*out)[at + i] = static_cast<char>(value >> (8 * i));
+}
+
+// The manifest's envelope around any body, written from the format's description.
+std::string seal(const std::string& body) {
+  std::string file(
+      "\x89"
+      "DSM\r\n\x1a\n",
+      8);
+  file.resize(64, '\0');
+  file += body;
+  std::string table;
+  for (size_t at = 0; at < body.size(); at += 4096) {
+    std::string sum(8, '\0');
+    put(&sum, 0, xxh3_64(bytes_of(body.substr(at, 4096))), 8);
+    table += sum;
+  }
+  put(&file, 8, 1, 4);
+  put(&file, 12, 4096, 4);
+  put(&file, 16, body.size(), 8);
+  put(&file, 24, xxh3_64(bytes_of(table)), 8);
+  put(&file, 56, xxh3_64(bytes_of(file.substr(0, 56))), 8);
+  return file + table;
+}
+
+TEST_F(DamageTest, MutatedManifestsWithRightChecksumsNeverCrash) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  const std::string original = slurp(file("manifest.dsm"));
+  const size_t length =
+      static_cast<unsigned char>(original[16]) + 256 * static_cast<unsigned char>(original[17]);
+  const std::string body = original.substr(64, length);
+  ASSERT_EQ(seal(body), original);
+  int refused = 0;
+  constexpr int kRounds = 20'000;
+  for (int round = 0; round < kRounds; ++round) {
+    std::string changed = body;
+    const int edits = 1 + static_cast<int>(rng() % 4);
+    for (int i = 0; i < edits; ++i) {
+      const size_t at = rng() % changed.size();
+      switch (rng() % 4) {
+        case 0:
+          changed[at] = static_cast<char>(rng());
+          break;
+        case 1:  // an extreme 32-bit word, where offsets and lengths lie
+          if (at + 4 <= changed.size()) {
+            const uint32_t words[] = {
+                0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 0x80000000, static_cast<uint32_t>(changed.size())};
+            put(&changed, at & ~size_t{3}, words[rng() % 6],
+                std::min<size_t>(4, changed.size() - (at & ~size_t{3})));
+          }
+          break;
+        case 2:
+          changed.resize(std::max<size_t>(1, at));
+          break;
+        default:
+          changed[at] = static_cast<char>(changed[at] ^ static_cast<char>(1 << (rng() % 8)));
+      }
+    }
+    const std::string sealed = seal(changed);
+    try {
+      const Manifest manifest = decode_manifest(bytes_of(sealed), "mutant");
+      check_manifest(manifest, "mutant", Code::kCorrupt, true);
+    } catch (const Error& error) {
+      ASSERT_TRUE(error.code() == Code::kCorrupt || error.code() == Code::kUnsupported)
+          << error.message();
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, kRounds / 4);
+}
+
+TEST(ManifestTest, RandomBytesAreRefused) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  for (int round = 0; round < 2000; ++round) {
+    std::string bytes(rng() % 300, '\0');
+    for (char& c : bytes) c = static_cast<char>(rng());
+    EXPECT_EQ(error_of([&] { decode_manifest(bytes_of(bytes), "noise"); }).code(), Code::kCorrupt);
+    EXPECT_EQ(error_of([&] { decode_manifest(bytes_of(seal(bytes)), "noise"); }).code(),
+              Code::kCorrupt);
+  }
+}
+
+}  // namespace
+}  // namespace ds::test
