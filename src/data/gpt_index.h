@@ -14,9 +14,9 @@ struct GptIndexOptions {
   int64_t sequence_length = 0;
   uint32_t seed = 1234;
   // Samples that must be there at least; nullopt: one pass over the data.
-  std::optional<int64_t> samples;
+  std::optional<int64_t> samples = std::nullopt;
   // Passes over the data, instead of as many as the samples need.
-  std::optional<int64_t> epochs;
+  std::optional<int64_t> epochs = std::nullopt;
 };
 
 struct GptIndex {

@@ -66,7 +66,7 @@ TokenizerPtr make_byte_tokenizer();
 
 struct TokenizerLoadOptions {
   // The end-of-document token by name; empty: the first of the usual names that exists.
-  std::string eos_token;
+  std::string eos_token = {};
 };
 
 // Reads the text of a tokenizer.json with a BPE model; `what` names the source in errors. Parts

@@ -153,7 +153,7 @@ TEST(BpeTrainer, MegabytesInSeconds) {
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   std::string text;
-  while (text.size() < 2'000'000) {
+  while (text.size() < 1'000'000) {
     std::string word;
     for (uint32_t n = 2 + random() % 6; n > 0; --n) word += "etaoinshrdlucmfw"[random() % 16];
     text += word + ' ';
