@@ -125,6 +125,9 @@ void forward_block(const ForwardCall<T>& call, const ForwardLayout& layout, cons
     if (mask != nullptr && all_masked(mask, keys)) continue;
     load_keys(call.k.at(b, first_key, kv_head), call.k.token, keys, mask, dim, padded, keys_tile);
     load_keys(call.v.at(b, first_key, kv_head), call.v.token, keys, mask, dim, padded, values_tile);
+    const int64_t next = first_key + kKeyTile, next_keys = std::min(kKeyTile, end - next);
+    prefetch_keys(call.k.at(b, next, kv_head), call.k.token, next_keys, dim);
+    prefetch_keys(call.v.at(b, next, kv_head), call.v.token, next_keys, dim);
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t first = first_query + g * kGroup;
       const Visible see =
@@ -157,10 +160,10 @@ void forward(ThreadPool& pool, const ForwardCall<T>& call) {
   const ForwardLayout layout(p);
   const TileBits dropout(p.stream, p.dropout);
   const int64_t blocks = divide_up(p.queries, kQueryBlock);
-  const int64_t heads = p.batch * p.heads;
-  // Blocks at the end of a causal sequence see most keys: first come the long items.
-  run_with_slots(pool, blocks * heads, [&](int64_t item, int64_t slot) {
-    const int64_t block = blocks - 1 - item / heads, head = item % heads;
+  // Neighbouring items share a head, whose keys and values then stay in the second cache level.
+  // Blocks at the end of a causal sequence see most keys: the short items come last.
+  run_with_slots(pool, blocks * p.batch * p.heads, [&](int64_t item, int64_t slot) {
+    const int64_t block = blocks - 1 - item % blocks, head = item / blocks;
     forward_block(call, layout, dropout, head / p.heads, head % p.heads, block * kQueryBlock,
                   call.workspace + slot * layout.size);
   });

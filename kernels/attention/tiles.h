@@ -11,13 +11,13 @@
 
 namespace ds::kernels {
 
-inline constexpr int64_t kQueryBlock = 96;  // queries of one work item
-inline constexpr int64_t kKeyTile = 64;     // keys of one tile
-inline constexpr int64_t kRowPad = 8;       // rows of keys are padded with zeros to this
-inline constexpr int64_t kDimPad = 16;      // head size is padded with zeros to this
-inline constexpr int64_t kMaxGroup = 48;    // widest group of queries that a target works on
-inline constexpr int64_t kFewQueries = 4;   // up to here keys are read in place, see decode
-inline constexpr int64_t kKeySplit = 512;   // keys of one work item when there are few queries
+inline constexpr int64_t kQueryBlock = 192;  // queries of one work item
+inline constexpr int64_t kKeyTile = 64;      // keys of one tile
+inline constexpr int64_t kRowPad = 8;        // rows of keys are padded with zeros to this
+inline constexpr int64_t kDimPad = 16;       // head size is padded with zeros to this
+inline constexpr int64_t kMaxGroup = 48;     // widest group of queries that a target works on
+inline constexpr int64_t kFewQueries = 4;    // up to here keys are read in place, see decode
+inline constexpr int64_t kKeySplit = 512;    // keys of one work item when there are few queries
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 inline int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
@@ -77,7 +77,7 @@ struct BackwardPlan {
     query_blocks = divide_up(p.queries, kQueryBlock);
     pairs = query_blocks * (p.heads / p.kv_heads);
     const int64_t kv_items = p.batch * p.kv_heads;
-    constexpr int64_t kEnoughItems = 16, kMostParts = 4;
+    constexpr int64_t kEnoughItems = 8, kMostParts = 4;
     parts = std::clamp<int64_t>(divide_up(kEnoughItems, std::max<int64_t>(1, kv_items)), 1,
                                 std::clamp<int64_t>(pairs, 1, kMostParts));
     items = kv_items * parts;
