@@ -7,6 +7,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -21,20 +22,21 @@ void time_row(benchmark::State& state, const ds::testing::OpCase& row, const ds:
               const ds::bench::Limits& limits) {
   const std::function<void()> body = row.prepare(ctx);
   body();  // page faults and caches of the first call are not the operator's time
+  const auto start = std::chrono::steady_clock::now();
   for (auto _ : state) body();
-  const auto per_second = [](double amount) {
-    return benchmark::Counter(amount, benchmark::Counter::kIsIterationInvariantRate);
-  };
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() /
+      static_cast<double>(state.iterations());
   if (row.flops > 0) {
     const bool bf16 = row.name.find("bf16") != std::string::npos;
-    const double peak = bf16 ? limits.bf16_flops : limits.fp32_flops;
-    state.counters["GFLOP/s"] = per_second(row.flops * 1e-9);
-    state.counters["%peak"] = per_second(100 * row.flops / peak);
+    const double rate = row.flops / seconds;
+    state.counters["GFLOP/s"] = rate * 1e-9;
+    state.counters["%peak"] = 100 * rate / (bf16 ? limits.bf16_flops : limits.fp32_flops);
   }
   if (row.bytes > 0 && limits.copy > 0) {
-    state.counters["GB/s"] = per_second(row.bytes * 1e-9);
-    state.counters["%copy"] =
-        per_second(100 * row.bytes / std::max(limits.copy, limits.stream_copy));
+    const double rate = row.bytes / seconds;
+    state.counters["GB/s"] = rate * 1e-9;
+    state.counters["%copy"] = 100 * rate / std::max(limits.copy, limits.stream_copy);
   }
 }
 
@@ -67,6 +69,7 @@ int main(int argc, char** argv) {
           row.name.c_str(),
           [row, &ctx, &limits](benchmark::State& state) { time_row(state, row, ctx, limits); })
           ->Unit(benchmark::kMicrosecond)
+          ->MeasureProcessCPUTime()
           ->UseRealTime();
     }
   }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/bfloat16.h"
+#include "base/text.h"
 #include "kernels/op_case.h"
 
 namespace ds::testing {
@@ -240,8 +241,8 @@ inline void compare(CaseResult& result, const std::string& what, const Tensor& a
     const double ratio =
         deviation_ratio(value, expected[i], tolerance.absolute + tolerance.relative * magnitude);
     if (!(ratio <= result.worst)) {
-      result.merge(ratio, str_cat(what, "[", flat, "] of ", actual.shape().text(), " is ", value,
-                                  ", expected ", expected[i]));
+      result.merge(ratio, str_cat(what, "[", flat, "] of ", actual.shape().text(), " is ",
+                                  format_number(value), ", expected ", format_number(expected[i])));
     }
   });
 }
@@ -255,7 +256,8 @@ inline void compare_value(CaseResult& result, const std::string& what, double ac
   const double magnitude = scale < 0 ? std::abs(expected) : scale;
   const double ratio =
       deviation_ratio(actual, expected, tolerance.absolute + tolerance.relative * magnitude);
-  result.merge(ratio, str_cat(what, " is ", actual, ", expected ", expected));
+  result.merge(
+      ratio, str_cat(what, " is ", format_number(actual), ", expected ", format_number(expected)));
 }
 
 // ---- finite differences ----

@@ -11,6 +11,10 @@
 
 #include "kernels/all_cases.h"
 #include "kernels/case_util.h"
+#include "kernels/simd_targets.h"
+//
+#include <hwy/highway.h>
+#include <hwy/targets.h>
 
 namespace ds::testing {
 namespace {
@@ -51,7 +55,7 @@ class OpCases : public ::testing::TestWithParam<CaseFamily> {
 TEST_P(OpCases, MatchesReference) {
   ThreadPool pool(2);
   const OpContext ctx{device_, &pool};
-  double worst = 0;
+  CaseResult worst;
   int rows = 0;
   for (const OpCase& row : GetParam().cases()) {
     if (!row.check || !wanted(row)) continue;
@@ -60,16 +64,16 @@ TEST_P(OpCases, MatchesReference) {
     const CaseResult result = row.check(ctx, row_seed(row.name));
     EXPECT_GT(digest().tensors, 0) << hint(row) << ": compared nothing";
     EXPECT_LE(result.worst, 1.0) << hint(row) << ": " << result.where;
-    worst = std::max(worst, result.worst);
+    worst.merge(result.worst, row.name + ": " + result.where);
   }
-  std::cout << GetParam().name << ": " << rows << " rows, worst deviation " << worst
-            << " of what is allowed\n";
+  std::cout << GetParam().name << ": " << rows << " rows, worst deviation " << worst.worst
+            << " of what is allowed, " << worst.where << "\n";
 }
 
 TEST_P(OpCases, GradientsMatchFiniteDifferences) {
   ThreadPool pool(2);
   const OpContext ctx{device_, &pool};
-  double worst = 0;
+  CaseResult worst;
   int rows = 0;
   for (const OpCase& row : GetParam().cases()) {
     if (!row.gradient || !wanted(row)) continue;
@@ -78,10 +82,10 @@ TEST_P(OpCases, GradientsMatchFiniteDifferences) {
     const CaseResult result = row.gradient(ctx, row_seed(row.name));
     EXPECT_GT(digest().tensors, 0) << hint(row) << ": compared nothing";
     EXPECT_LE(result.worst, 1.0) << hint(row) << ": " << result.where;
-    worst = std::max(worst, result.worst);
+    worst.merge(result.worst, row.name + ": " + result.where);
   }
-  std::cout << GetParam().name << ": " << rows << " rows, worst deviation " << worst
-            << " of what is allowed\n";
+  std::cout << GetParam().name << ": " << rows << " rows, worst deviation " << worst.worst
+            << " of what is allowed, " << worst.where << "\n";
 }
 
 // Every tensor that a row compares enters a digest of its bits; it must not depend on the threads.
@@ -102,6 +106,23 @@ TEST_P(OpCases, SameBitsForAnyThreadCount) {
             << hint(row) << ": " << threads << " threads give other bits than 1";
       }
     }
+  }
+}
+
+// The kernels' other instruction sets, which this CPU can run but would not choose.
+TEST_P(OpCases, EveryInstructionSet) {
+  ThreadPool pool(2);
+  const OpContext ctx{device_, &pool};
+  for (int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1) {
+    const int64_t target = rest & -rest;
+    hwy::SetSupportedTargetsForTest(target);
+    for (const OpCase& row : GetParam().cases()) {
+      if (!row.check || !wanted(row)) continue;
+      const CaseResult result = row.check(ctx, row_seed(row.name));
+      EXPECT_LE(result.worst, 1.0)
+          << hint(row) << " on " << hwy::TargetName(target) << ": " << result.where;
+    }
+    hwy::SetSupportedTargetsForTest(0);
   }
 }
 

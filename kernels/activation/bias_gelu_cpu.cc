@@ -1,0 +1,239 @@
+// Vector code of bias + GELU.
+//
+// The tanh form is computed as v * sigmoid(2 u), u = sqrt(2/pi) (v + 0.044715 v^3): one
+// exponential, and no cancellation for negative v. The erf form keeps an absolute error of a few
+// units of roundoff of |v|.
+#include "kernels/activation/bias_gelu.h"
+
+#include <algorithm>
+
+#include "kernels/simd_targets.h"
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/activation/bias_gelu_cpu.cc"
+#include <hwy/foreach_target.h>
+//
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ds::kernels::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+using simd::DF;
+using simd::VF;
+
+constexpr float kTwiceSlope = 1.5957691216f;  // 2 sqrt(2/pi)
+constexpr float kCubic = 0.044715f;
+constexpr float kSqrtHalf = 0.70710678119f;
+constexpr float kDensity = 0.39894228040f;  // 1 / sqrt(2 pi)
+
+struct TanhForm {
+  // v2 = v * v.
+  static HWY_INLINE VF twice_u(DF d, VF v, VF v2) {
+    return hn::Mul(v, hn::MulAdd(v2, hn::Set(d, kTwiceSlope * kCubic), hn::Set(d, kTwiceSlope)));
+  }
+  static HWY_INLINE VF value(DF d, VF v) {
+    const VF e = simd::exp(d, hn::Neg(twice_u(d, v, hn::Mul(v, v))));
+    return hn::Div(v, hn::Add(hn::Set(d, 1.0f), e));
+  }
+  static HWY_INLINE VF derivative(DF d, VF v) {
+    const VF one = hn::Set(d, 1.0f), lowest = hn::Set(d, -87.0f);  // its exponential is finite
+    const VF v2 = hn::Mul(v, v);
+    VF u2 = twice_u(d, v, v2);
+    u2 = hn::IfThenElse(hn::Lt(u2, lowest), lowest, u2);
+    const VF e = simd::exp(d, hn::Neg(u2));
+    const VF s = hn::Div(one, hn::Add(one, e));
+    const VF rest = hn::Mul(s, hn::Mul(s, e));  // s (1 - s), without cancellation
+    const VF slope = hn::MulAdd(v2, hn::Set(d, 3 * kTwiceSlope * kCubic), hn::Set(d, kTwiceSlope));
+    return hn::MulAdd(hn::Mul(v, rest), slope, s);
+  }
+};
+
+struct ErfForm {
+  static HWY_INLINE VF cumulative(DF d, VF v) {
+    const VF half = hn::Set(d, 0.5f);
+    return hn::MulAdd(simd::erf(d, hn::Mul(v, hn::Set(d, kSqrtHalf))), half, half);
+  }
+  static HWY_INLINE VF value(DF d, VF v) { return hn::Mul(v, cumulative(d, v)); }
+  static HWY_INLINE VF derivative(DF d, VF v) {
+    const VF density =
+        hn::Mul(hn::Set(d, kDensity), simd::exp(d, hn::Mul(hn::Mul(v, v), hn::Set(d, -0.5f))));
+    return hn::MulAdd(v, density, cumulative(d, v));
+  }
+};
+
+// Beyond 100 both derivatives are 0 or 1 in fp32; limiting v there keeps squares finite.
+HWY_INLINE VF limited(DF d, VF v) {
+  const VF limit = hn::Set(d, 100.0f);
+  return hn::IfThenElse(hn::Gt(hn::Abs(v), limit), hn::CopySign(limit, v), v);
+}
+
+template <class Form, class T>
+HWY_INLINE void forward_row(const T* x, const T* bias, int64_t n, T* y) {
+  const DF d;
+  simd::for_vectors(n, [&](int64_t j, auto count) DS_SIMD_BODY {
+    VF v = simd::load_n(d, x + j, count);
+    if (bias != nullptr) v = hn::Add(v, simd::load_n(d, bias + j, count));
+    simd::store_n(Form::value(d, v), d, y + j, count);
+  });
+}
+
+// `sums` may be null.
+template <class Form, class T>
+HWY_INLINE void backward_row(const T* dy, const T* x, const T* bias, int64_t n, T* dx,
+                             float* sums) {
+  const DF d;
+  simd::for_vectors(n, [&](int64_t j, auto count) DS_SIMD_BODY {
+    VF v = simd::load_n(d, x + j, count);
+    if (bias != nullptr) v = hn::Add(v, simd::load_n(d, bias + j, count));
+    const VF g = hn::Mul(simd::load_n(d, dy + j, count), Form::derivative(d, limited(d, v)));
+    simd::store_n(g, d, dx + j, count);
+    if (sums != nullptr) {
+      simd::store_n(hn::Add(simd::load_n(d, sums + j, count), g), d, sums + j, count);
+    }
+  });
+}
+
+template <class T>
+void forward_any(const T* x, const T* bias, GeluForm form, int64_t n, T* y) {
+  if (form == GeluForm::kTanh) {
+    forward_row<TanhForm>(x, bias, n, y);
+  } else {
+    forward_row<ErfForm>(x, bias, n, y);
+  }
+}
+
+template <class T>
+void backward_any(const T* dy, const T* x, const T* bias, GeluForm form, int64_t n, T* dx,
+                  float* sums) {
+  if (form == GeluForm::kTanh) {
+    backward_row<TanhForm>(dy, x, bias, n, dx, sums);
+  } else {
+    backward_row<ErfForm>(dy, x, bias, n, dx, sums);
+  }
+}
+
+void forward_float(const float* x, const float* bias, GeluForm form, int64_t n, float* y) {
+  forward_any(x, bias, form, n, y);
+}
+void forward_bfloat16(const bfloat16* x, const bfloat16* bias, GeluForm form, int64_t n,
+                      bfloat16* y) {
+  forward_any(x, bias, form, n, y);
+}
+void backward_float(const float* dy, const float* x, const float* bias, GeluForm form, int64_t n,
+                    float* dx, float* sums) {
+  backward_any(dy, x, bias, form, n, dx, sums);
+}
+void backward_bfloat16(const bfloat16* dy, const bfloat16* x, const bfloat16* bias, GeluForm form,
+                       int64_t n, bfloat16* dx, float* sums) {
+  backward_any(dy, x, bias, form, n, dx, sums);
+}
+
+}  // namespace
+}  // namespace ds::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ds::kernels {
+namespace {
+
+HWY_EXPORT(forward_float);
+HWY_EXPORT(forward_bfloat16);
+HWY_EXPORT(backward_float);
+HWY_EXPORT(backward_bfloat16);
+
+void forward(const float* x, const float* bias, GeluForm form, int64_t n, float* y) {
+  HWY_DYNAMIC_DISPATCH(forward_float)(x, bias, form, n, y);
+}
+void forward(const bfloat16* x, const bfloat16* bias, GeluForm form, int64_t n, bfloat16* y) {
+  HWY_DYNAMIC_DISPATCH(forward_bfloat16)(x, bias, form, n, y);
+}
+void backward(const float* dy, const float* x, const float* bias, GeluForm form, int64_t n,
+              float* dx, float* sums) {
+  HWY_DYNAMIC_DISPATCH(backward_float)(dy, x, bias, form, n, dx, sums);
+}
+void backward(const bfloat16* dy, const bfloat16* x, const bfloat16* bias, GeluForm form, int64_t n,
+              bfloat16* dx, float* sums) {
+  HWY_DYNAMIC_DISPATCH(backward_bfloat16)(dy, x, bias, form, n, dx, sums);
+}
+
+constexpr int64_t kGrain = 16384;  // elements per chunk
+
+// Calls row(first element, column, count) for the parts of rows inside each chunk of elements.
+template <class Row>
+void for_row_parts(int64_t elements, int64_t columns, ThreadPool& pool, const Row& row) {
+  pool.for_range(elements, kGrain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t column = begin % columns;
+      const int64_t count = std::min(columns - column, end - begin);
+      row(begin, column, count);
+      begin += count;
+    }
+  });
+}
+
+// Rows per chunk of the backward pass with a bias gradient: at most 64 chunks, so that the partial
+// sums stay small beside the input.
+int64_t rows_per_chunk(int64_t rows, int64_t columns) {
+  constexpr int64_t kMaxChunks = 64;
+  return std::max(
+      {int64_t{1}, kGrain / std::max<int64_t>(columns, 1), (rows + kMaxChunks - 1) / kMaxChunks});
+}
+
+}  // namespace
+
+template <class T>
+void bias_gelu(const T* x, const T* bias, GeluForm form, int64_t rows, int64_t columns, T* y,
+               ThreadPool& pool) {
+  const int64_t elements = rows * columns;
+  if (bias == nullptr) columns = elements;  // one long row
+  for_row_parts(elements, columns, pool, [&](int64_t at, int64_t column, int64_t count) {
+    forward(x + at, bias != nullptr ? bias + column : nullptr, form, count, y + at);
+  });
+}
+
+int64_t bias_gelu_chunks(int64_t rows, int64_t columns) {
+  const int64_t grain = rows_per_chunk(rows, columns);
+  return (rows + grain - 1) / grain;
+}
+
+template <class T>
+void bias_gelu_backward(const T* dy, const T* x, const T* bias, GeluForm form, int64_t rows,
+                        int64_t columns, T* dx, float* db, float* partials, ThreadPool& pool) {
+  if (db == nullptr) {
+    const int64_t elements = rows * columns;
+    if (bias == nullptr) columns = elements;
+    for_row_parts(elements, columns, pool, [&](int64_t at, int64_t column, int64_t count) {
+      backward(dy + at, x + at, bias != nullptr ? bias + column : nullptr, form, count, dx + at,
+               nullptr);
+    });
+    return;
+  }
+  const int64_t grain = rows_per_chunk(rows, columns);
+  pool.for_range(rows, grain, [&](int64_t begin, int64_t end) {
+    float* sums = partials + begin / grain * columns;
+    std::fill(sums, sums + columns, 0.0f);
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t at = row * columns;
+      backward(dy + at, x + at, bias, form, columns, dx + at, sums);
+    }
+  });
+  const int64_t chunks = bias_gelu_chunks(rows, columns);
+  pool.for_range(columns, 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const float* sums = partials + chunk * columns;
+      for (int64_t j = begin; j < end; ++j) db[j] += sums[j];
+    }
+  });
+}
+
+template void bias_gelu(const float*, const float*, GeluForm, int64_t, int64_t, float*,
+                        ThreadPool&);
+template void bias_gelu(const bfloat16*, const bfloat16*, GeluForm, int64_t, int64_t, bfloat16*,
+                        ThreadPool&);
+template void bias_gelu_backward(const float*, const float*, const float*, GeluForm, int64_t,
+                                 int64_t, float*, float*, float*, ThreadPool&);
+template void bias_gelu_backward(const bfloat16*, const bfloat16*, const bfloat16*, GeluForm,
+                                 int64_t, int64_t, bfloat16*, float*, float*, ThreadPool&);
+
+}  // namespace ds::kernels
+#endif  // HWY_ONCE

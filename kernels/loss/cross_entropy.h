@@ -1,0 +1,33 @@
+// Softmax cross entropy over rows of logits. T is float or bfloat16; arithmetic is fp32, sums of
+// exponentials are gathered in double.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bfloat16.h"
+#include "base/thread_pool.h"
+
+namespace ds::kernels {
+
+// A row with a negative label is ignored: loss and lse are 0, the gradient is 0. Other labels are
+// below `valid`; columns from `valid` on (rows are `columns` long) count as -inf.
+template <class T>
+void cross_entropy(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
+                   int64_t valid, float* loss, float* lse, ThreadPool& pool);
+
+// dlogits = scale * (softmax - onehot); may be logits.
+template <class T>
+void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
+                            int64_t valid, const float* lse, float scale, T* dlogits,
+                            ThreadPool& pool);
+
+// ---- reference, scalar, double precision (cross_entropy_ref.cc): one row ----
+struct CrossEntropyRow {
+  double loss = 0;
+  double lse = 0;
+};
+CrossEntropyRow cross_entropy_ref(const double* logits, int32_t label, int64_t valid);
+void cross_entropy_backward_ref(const double* logits, int32_t label, int64_t columns, int64_t valid,
+                                double scale, double* dlogits);
+
+}  // namespace ds::kernels

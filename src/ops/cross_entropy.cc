@@ -1,0 +1,55 @@
+// Checks and launches of softmax cross entropy.
+#include "ops/cross_entropy.h"
+
+#include "kernels/loss/cross_entropy.h"
+#include "ops/checks.h"
+
+namespace ds::ops {
+namespace {
+
+// Everything that both directions take; labels too, before anything is written.
+void check_inputs(const char* op, const Tensor& logits, const Tensor& labels, int64_t valid,
+                  const Tensor& lse) {
+  check_dense_float(logits, op, "logits");
+  DS_CHECK(logits.dims() == 2, Code::kInvalidArgument, op, ": logits must be [rows, vocabulary], ",
+           "not of shape ", logits.shape().text());
+  const int64_t rows = logits.size(0), columns = logits.size(1);
+  check_dense(labels, op, "labels", DType::kInt32, {rows});
+  check_dense(lse, op, "lse", DType::kFloat32, {rows});
+  DS_CHECK(valid >= 1 && valid <= columns, Code::kInvalidArgument, op, ": valid is ", valid,
+           ", but must be in [1, ", columns, "], the columns of logits");
+  const int32_t* const label = labels.data<int32_t>();
+  for (int64_t row = 0; row < rows; ++row) {
+    DS_CHECK(label[row] == kIgnoreLabel || (label[row] >= 0 && label[row] < valid),
+             Code::kInvalidArgument, op, ": the label of row ", row, " is ", label[row],
+             ", but must be in [0, ", valid, ") or ", kIgnoreLabel, " to ignore the row");
+  }
+}
+
+}  // namespace
+
+void cross_entropy(const OpContext& ctx, const Tensor& logits, const Tensor& labels, int64_t valid,
+                   Tensor& loss, Tensor& lse) {
+  const char* const op = "cross_entropy";
+  check_inputs(op, logits, labels, valid, lse);
+  check_dense(loss, op, "loss", DType::kFloat32, {logits.size(0)});
+  with_float_type(logits, [&](auto type) {
+    kernels::cross_entropy(logits.data<decltype(type)>(), labels.data<int32_t>(), logits.size(0),
+                           logits.size(1), valid, loss.data<float>(), lse.data<float>(), *ctx.pool);
+  });
+}
+
+void cross_entropy_backward(const OpContext& ctx, const Tensor& logits, const Tensor& labels,
+                            int64_t valid, const Tensor& lse, float scale, Tensor& dlogits) {
+  const char* const op = "cross_entropy_backward";
+  check_inputs(op, logits, labels, valid, lse);
+  check_dense(dlogits, op, "dlogits", logits.dtype(), logits.shape());
+  with_float_type(logits, [&](auto type) {
+    using T = decltype(type);
+    kernels::cross_entropy_backward(logits.data<T>(), labels.data<int32_t>(), logits.size(0),
+                                    logits.size(1), valid, lse.data<float>(), scale,
+                                    dlogits.data<T>(), *ctx.pool);
+  });
+}
+
+}  // namespace ds::ops
