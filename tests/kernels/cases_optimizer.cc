@@ -1,4 +1,7 @@
 // Rows for Adam: many steps beside the reference in double precision.
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/case_util.h"
 #include "kernels/optimizer/adam.h"
 #include "ops/adam.h"
@@ -35,9 +38,11 @@ std::vector<Variant> variants() {
   return all;
 }
 
-// Parameters within 1e-6 after the steps. Each step rounds p once (at most 2^-25 |p|, in random
-// directions) and its update to a few 1e-7 of lr; the moments stay within a few roundings of the
-// largest gradient.
+// Parameters within 1e-6 after the steps: each step rounds p once (at most 2^-24 |p|, in random
+// directions) and its update to a few 1e-7 of lr. The gradient itself carries two fp32 roundings of
+// its terms; where gradient and L2 decay cancel and v is small too, Adam divides that error by
+// almost nothing, so an element is allowed in addition what this amplification gives. The moments
+// stay within a few roundings of the largest gradient.
 OpCase steps_case(const Variant& variant, int64_t n, int steps) {
   OpCase row;
   row.name = str_cat(variant.name, "/", n, "/", steps, "steps");
@@ -60,21 +65,38 @@ OpCase steps_case(const Variant& variant, int64_t n, int steps) {
     hyper.bias_correction = variant.step.bias_correction;
     hyper.grad_scale = variant.step.grad_scale;
     double most = 0;
+    std::vector<double> rounding(ep.size()), allowed(ep.size(), 1e-6);
     for (int t = 1; t <= steps; ++t) {
       const auto skip = static_cast<int64_t>(random() % 1000);
       const Tensor grad = noise.slice(0, skip, skip + n);
       const std::vector<double> g = doubles(grad);
       for (const double x : g) most = std::max(most, std::abs(x * hyper.grad_scale));
       hyper.step = t;
+      const double decay = hyper.decoupled ? 0 : hyper.weight_decay;
+      for (size_t i = 0; i < ep.size(); ++i) {
+        rounding[i] = std::max(
+            rounding[i], 0x1p-23 * (std::abs(g[i] * hyper.grad_scale) + decay * std::abs(ep[i])));
+      }
       kernels::reference::adam(hyper, n, ep.data(), g.data(), em.data(), ev.data());
+      const double c2 = hyper.bias_correction ? 1 - std::pow(hyper.beta2, t) : 1;
+      for (size_t i = 0; i < ep.size(); ++i) {
+        allowed[i] += 2 * hyper.lr * rounding[i] / (std::sqrt(ev[i] / c2) + hyper.eps);
+      }
       ops::AdamStep step = variant.step;
       step.step = t;
       ops::adam(ctx, step, p, grad, m, v, model);
     }
-    if (!variant.step.decoupled) most += variant.step.weight_decay;
-    compare(result, "master", p, ep, {0, 1e-6});
-    compare(result, "m", m, em, {0, 2e-6 * most});
-    compare(result, "v", v, ev, {0, 2e-6 * most * most});
+    // L2 decay carries what p is allowed into the gradient.
+    const double decay = hyper.decoupled ? 0 : hyper.weight_decay;
+    most += decay;
+    std::vector<double> m_allowed(ep.size()), v_allowed(ep.size());
+    for (size_t i = 0; i < ep.size(); ++i) {
+      m_allowed[i] = 2e-6 * most + decay * allowed[i];
+      v_allowed[i] = 2 * most * m_allowed[i];
+    }
+    compare(result, "master", p, ep, {1, 0}, allowed);
+    compare(result, "m", m, em, {1, 0}, m_allowed);
+    compare(result, "v", v, ev, {1, 0}, v_allowed);
     if (model) {
       std::vector<double> rounded = doubles(p);
       for (double& x : rounded) x = to_float(to_bfloat16(static_cast<float>(x)));
