@@ -340,7 +340,6 @@ void TemporaryFolder::publish(bool update_latest, bool exchange) {
       write_file_durably(latest, text);  // another writer of the same tag took the folder over
     }
     sync_folder(save_dir_);
-    sync_folder(save_dir_ / tag_);
   }
   unlock();
   if (!replaced.empty()) remove_replaced(replaced);
