@@ -16,10 +16,41 @@ struct Options {
   bool json = false;
 };
 
+// A tensor as one row: where its bytes lie in few words instead of every slice.
+Json tensor_row(const Json& tensor) {
+  Json row;
+  for (const char* key : {"name", "kind", "state", "dtype", "shape", "bytes", "aliases"}) {
+    if (tensor.contains(key)) row[key] = tensor[key];
+  }
+  if (tensor.value("frozen", false)) row["frozen"] = true;
+  const Json slices = tensor.value("slices", Json::array());
+  if (slices.size() == 1) {
+    row["place"] = slices[0].value("file", std::string("?")) + " at " +
+                   std::to_string(slices[0].value("begin", int64_t{0}));
+  } else {
+    row["place"] = std::to_string(slices.size()) + " slices";
+  }
+  return row;
+}
+
+std::string for_people(Json document) {
+  int64_t elements = 0;
+  for (Json& tensor : document["tensors"]) {
+    if (tensor.value("kind", std::string()) == "master") {
+      int64_t count = 1;
+      for (const Json& size : tensor.value("shape", Json::array())) count *= size.get<int64_t>();
+      elements += count;
+    }
+    tensor = tensor_row(tensor);
+  }
+  return render_json(document) + "\n" + std::to_string(document["tensors"].size()) + " tensors, " +
+         format_count(static_cast<double>(elements)) + " parameters\n";
+}
+
 int run(const Options& o) {
   const Json document =
       parse_json(libds::inspect_checkpoint(o.checkpoint, o.tag), "the checkpoint's description");
-  std::cout << (o.json ? document.dump(2) + "\n" : render_json(document));
+  std::cout << (o.json ? document.dump(2) + "\n" : for_people(document));
   if (o.verify) {
     std::cout.flush();
     libds::verify_checkpoint(o.checkpoint, o.tag);

@@ -63,7 +63,8 @@ RunConfig load_config(const ConfigOptions& options) {
     return config;
   }
   if (options.seed) (*document)["seed"] = *options.seed;
-  if (!document->contains("seed")) (*document)["seed"] = kDefaultSeed;
+  if (!document->contains("seed"))
+    (*document)["seed"] = options.resumed_seed.value_or(kDefaultSeed);
   const Json& seed = (*document)["seed"];
   config.seed = seed.is_number_integer() ? seed.get<int64_t>() : kDefaultSeed;
   if (options.threads) (*document)["threads"] = *options.threads;

@@ -9,8 +9,9 @@
 namespace tool {
 
 struct ConfigOptions {
-  std::string path;             // "" = default_config()
-  std::optional<int64_t> seed;  // wins over the file's "seed"
+  std::string path;                     // "" = default_config()
+  std::optional<int64_t> seed;          // wins over the file's "seed"
+  std::optional<int64_t> resumed_seed;  // of the loaded run; the file's "seed" wins over it
   std::optional<int64_t> threads;
   std::string tensorboard;  // folder, "" = as the file says
   std::string csv;

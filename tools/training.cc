@@ -54,6 +54,18 @@ class Training {
   int64_t saved_step_ = -1;
 };
 
+// The seed that a checkpoint records, if it does.
+std::optional<int64_t> seed_of_checkpoint(const std::string& folder, const std::string& tag) {
+  const Json document =
+      parse_json(libds::inspect_checkpoint(folder, tag), "the checkpoint's description");
+  for (const Json& state : document.value("state", Json::array())) {
+    if (state.value("name", std::string()) == "random.seed" && state.contains("value")) {
+      return state["value"].get<int64_t>();
+    }
+  }
+  return std::nullopt;
+}
+
 bool is_prefix(const std::string& path) {
   return !file_exists(path) && file_exists(path + ".bin") && file_exists(path + ".idx");
 }
@@ -112,7 +124,7 @@ void Training::recall_run() {
   const Json state = parse_json(engine_.client_state(), "the checkpoint's client state");
   const Json before = state.is_object() ? state.value("ds_train", Json::object()) : Json::object();
   if (!before.is_object()) throw Failure("the checkpoint's client state \"ds_train\" is no object");
-  seed_ = o_.config.seed ? config_.seed : before.value("seed", config_.seed);
+  seed_ = config_.seed;
   split_ = o_.split ? *o_.split
                     : before.value("split", o_.valid_data.empty() ? kDefaultSplit : kWholeSplit);
 
@@ -192,7 +204,9 @@ void Training::save() {
 }
 
 int Training::run() {
-  config_ = load_config(o_.config);
+  ConfigOptions how = o_.config;
+  if (!o_.load.empty()) how.resumed_seed = seed_of_checkpoint(o_.load, o_.tag);
+  config_ = load_config(how);
   if (!o_.save.empty()) make_folder(o_.save);
   open_model();
   open_tokenizer();

@@ -1,0 +1,102 @@
+"""ds generate, inspect, export and report on one small checkpoint."""
+import json
+import shutil
+import unittest
+
+from cli_case import CliCase, new_folder, run, train_arguments
+
+
+class OneCheckpoint(CliCase):
+    """The checkpoint is trained once for all tests of a class: self.checkpoint."""
+
+    @classmethod
+    def setUpClass(cls):
+        kept = new_folder()
+        cls.addClassCleanup(shutil.rmtree, kept, ignore_errors=True)
+        cls.checkpoint = kept / "out"
+        done = run(kept, train_arguments(30, "--save", "out"))
+        if done.returncode != 0:
+            raise RuntimeError(done.error)
+
+    def generate(self, *options, **more):
+        return self.ds("generate", "--model", self.checkpoint, *options, **more)
+
+
+class Generate(OneCheckpoint):
+    def test_same_seed_same_text(self):
+        options = ["--prompt", "The ", "--max-tokens", 60, "--temperature", 1, "--seed", 5]
+        first = self.generate(*options).stdout
+        self.assertEqual(first, self.generate(*options).stdout)
+        self.assertTrue(first.startswith(b"The "))
+        self.assertNotEqual(first, self.generate(*options[:-1], 6).stdout)
+
+    def test_greedy_needs_no_seed(self):
+        texts = {self.generate("--prompt", "The ", "--temperature", 0, "--seed", seed).stdout
+                 for seed in range(3)}
+        self.assertEqual(len(texts), 1)
+        only = self.generate("--prompt", "The ", "--top-k", 1, "--temperature", 2).stdout
+        self.assertEqual(texts, {only})
+
+    def test_prompt_from_standard_input(self):
+        direct = self.generate("--prompt", "The ", "--seed", 1).stdout
+        self.assertEqual(self.generate("--prompt", "-", "--seed", 1, text="The ").stdout, direct)
+        alone = self.generate("--prompt", "The ", "--seed", 1, "--no-prompt").stdout
+        self.assertEqual(b"The " + alone, direct)
+
+    def test_output_is_utf8(self):
+        # A hot byte model makes broken characters: they must arrive as U+FFFD, once each.
+        done = self.generate("--prompt", "€ ", "--max-tokens", 300, "--temperature", 5)
+        text = done.stdout.decode("utf-8")  # throws when a character is cut
+        self.assertTrue(text.startswith("€ "))
+
+    def test_beyond_the_models_positions(self):
+        done = self.generate("--prompt", "The ", "--max-tokens", 100, "--stats")
+        self.assertRegex(done.error, r"^100 tokens in ")
+
+    def test_empty_prompt(self):
+        self.assertIn("prompt is empty", self.generate("--prompt", "", status=1).error)
+
+
+class Checkpoints(OneCheckpoint):
+    def test_inspect(self):
+        text = self.ds("inspect", self.checkpoint).text
+        self.assertRegex(text, r"global_steps +30\b")
+        self.assertRegex(text, r"(?m)^ *transformer\.wte\.weight +master +float32 +256, 32|"
+                               r"^ *wte\.weight +master +float32 +256, 32")
+        document = json.loads(self.ds("inspect", self.checkpoint, "--json").text)
+        self.assertEqual(document["counters"]["global_steps"], 30)
+        self.assertEqual(document["tags"], ["global_step30"])
+        self.assertIn("verified", self.ds("inspect", self.checkpoint, "--verify").text)
+
+    def test_one_flipped_byte_is_found_and_named(self):
+        shutil.copytree(self.checkpoint, self.folder / "out")
+        largest = max((p for p in (self.folder / "out").rglob("*") if p.is_file()),
+                      key=lambda p: p.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        place = len(content) // 3
+        content[place] ^= 0x10
+        largest.write_bytes(content)
+        done = self.ds("inspect", "out", "--verify", status=1)
+        self.assertIn(largest.name, done.error)
+        self.assertRegex(done.error, "^ds: error: ")
+
+    def test_export_opens_again(self):
+        self.ds("export", self.checkpoint, "folder")
+        config = json.loads((self.folder / "folder/config.json").read_text())
+        self.assertEqual((config["model_type"], config["n_embd"]), ("gpt2", 32))
+        options = ["--prompt", "The ", "--temperature", 0]
+        self.assertEqual(self.ds("generate", "--model", "folder", *options).stdout,
+                         self.generate(*options).stdout)
+
+
+class Report(CliCase):
+    def test_report(self):
+        document = json.loads(self.ds("report", "--json").text)
+        text = self.ds("report").text
+        for key in document:
+            self.assertIn(key, text)
+        self.assertNotIn("{", text)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,70 @@
+"""Help, docs/cli.md, ds.hpp and README say the same as the program, the header and the examples."""
+import re
+import unittest
+
+from cli_case import SOURCE, CliCase
+
+SUBCOMMANDS = ["train", "generate", "tokenize", "tokenizer-train", "inspect", "export", "report"]
+
+
+class Help(CliCase):
+    def test_no_arguments_print_the_help(self):
+        self.assertEqual(self.ds().text, self.ds("--help").text)
+        for name in SUBCOMMANDS:
+            self.assertRegex(self.ds().text, rf"(?m)^  {name} ")
+
+    def test_every_subcommand(self):
+        for name in SUBCOMMANDS:
+            with self.subTest(subcommand=name):
+                text = self.ds(name, "--help").text
+                self.assertTrue(text.startswith(f"Usage: ds {name}"))
+                self.assertEqual(text, self.ds(name, "-h").text)
+                self.assertLessEqual(max(map(len, text.splitlines())), 80)
+
+    def test_version(self):
+        version = re.search(r"project\(ds VERSION (\S+)",
+                            (SOURCE / "CMakeLists.txt").read_text()).group(1)
+        self.assertEqual(self.ds("--version").text, f"ds {version}\n")
+
+
+class Pages(CliCase):
+    def test_cli_page_lists_the_options_of_the_help(self):
+        page = (SOURCE / "docs/cli.md").read_text()
+        sections = dict(re.findall(r"(?ms)^## ds (\S+)\n(.*?)(?=^## |\Z)", page))
+        self.assertEqual(sorted(sections), sorted(SUBCOMMANDS))
+        for name, text in sections.items():
+            with self.subTest(subcommand=name):
+                in_help = re.findall(r"(?m)^  (--[a-z-]+(?: [A-Z]\S*)?)",
+                                     self.ds(name, "--help").text)
+                in_page = re.findall(r"(?m)^\| `(--[^`]+)` \|", text)
+                self.assertEqual(sorted(in_page), sorted(in_help))
+
+    def test_default_configuration_is_the_documented_one(self):
+        page = (SOURCE / "docs/cli.md").read_text()
+        documented = re.search(r"(?s)Without `--config` the program uses\n\n```json\n(.*?)\n```",
+                               page).group(1)
+        self.assertIn(f'R"({documented})"', (SOURCE / "tools/run_config.cc").read_text())
+
+    def test_readme_shows_the_c_example(self):
+        readme = (SOURCE / "README.md").read_text()
+        shown = re.search(r"(?s)```c\n(.*?)```", readme).group(1)
+        self.assertEqual(shown, (SOURCE / "examples/train_c.c").read_text())
+
+    def test_readme_links_exist(self):
+        for page in ["README.md", "docs/index.md", "docs/cli.md", "docs/add-an-operator.md"]:
+            folder = (SOURCE / page).parent
+            for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (SOURCE / page).read_text()):
+                self.assertTrue((folder / link).exists(), f"{page} links to {link}")
+
+
+class Header(CliCase):
+    def test_every_function_is_reachable_through_ds_hpp(self):
+        declared = set(re.findall(r"\b(ds_[a-z0-9_]+)\(",
+                                  re.sub(r"(?s)/\*.*?\*/", "", (SOURCE / "include/ds.h").read_text())))
+        wrapped = re.sub(r"//[^\n]*", "", (SOURCE / "include/ds.hpp").read_text())
+        self.assertGreater(len(declared), 50)
+        self.assertEqual([n for n in sorted(declared) if not re.search(rf"\b{n}\b", wrapped)], [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
