@@ -1,10 +1,9 @@
 #include "config/parse.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 #include <deque>
 #include <set>
+#include <utility>
 
 #include "base/text.h"
 #include "config/scalar.h"
@@ -128,7 +127,8 @@ class Parser {
       list.push_back(std::move(one));
       return;
     }
-    parse_value(key, *one.value, one.place, "", nullptr);  // the deprecated key's own type check
+    // The deprecated key's own type check.
+    parse_value(key, *one.value, one.place, "", key.table.get());
     if (key.forward.empty()) {
       if (*one.value != key.default_value) {
         reject(one.place, show_value(*one.value), " is no longer possible here; ", key.replacement);
@@ -180,7 +180,7 @@ class Parser {
     bool found = !chooser->required;
     for (const Given& one : given) {
       if (one.key != chooser) continue;
-      value = parse_value(*chooser, *one.value, one.place, one.origin, nullptr);
+      value = parse_value(*chooser, *one.value, one.place, one.origin, chooser->table.get());
       found = true;
     }
     if (!found) {
@@ -249,14 +249,15 @@ class Parser {
                    const KeyTable* table) {
     if (value.is_null() && (key.types & (kNull | kAnyType))) return leaf(value, place, origin);
     if (key.types & kAnyType) return leaf(value, place, origin);
-    if (value.is_boolean() && !key.bool_sets.empty()) {
+    if (table != nullptr && value.is_boolean() && !key.bool_sets.empty()) {
       warn(place, "a bare boolean is deprecated; give an object with \"", key.bool_sets, "\"");
       Json object = Json::object();
       append(object, key.bool_sets, value.get<bool>() ? 1 : 0);
       return parse_table(*table, object, place, "deprecated:" + place.canonical);
     }
-    if (value.is_object() && (key.types & kObject))
+    if (table != nullptr && value.is_object()) {
       return parse_object_value(key, value, place, origin, table);
+    }
     if (value.is_array() && (key.types & kList)) {
       return leaf(parse_list(key, value, place), place, origin);
     }
