@@ -1,85 +1,66 @@
 #include "observe/monitor.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <map>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/json.h"
+#include "base/log.h"
+#include "base/text.h"
 
 namespace ds {
-namespace {
 
-namespace fs = std::filesystem;
+void check_metric_tag(std::string_view tag) {
+  const bool control = std::any_of(tag.begin(), tag.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+  });
+  DS_CHECK(!tag.empty() && tag.size() <= 200 && !control && is_valid_utf8(tag),
+           Code::kInvalidArgument, "the metric tag '", printable(tag),
+           "' is empty, longer than 200 bytes, or has control characters or invalid UTF-8");
+}
 
-fs::path job_folder(const MonitorOptions& options) {
-  const fs::path folder =
-      fs::path(options.output_path.empty() ? "." : options.output_path) / options.job_name;
-  make_folders(folder);
+std::filesystem::path monitor_folder(const MonitorOptions& options, std::string_view monitor) {
+  std::filesystem::path folder = std::filesystem::path(options.output_path) / options.job_name;
+  DS_CHECK(!folder.empty(), Code::kConfig, monitor,
+           ": output_path and job_name are both empty; name a folder");
+  try {
+    make_folders(folder);
+  } catch (const Error& error) {
+    fail(error.code(), monitor, ": ", error.message());
+  }
   return folder;
 }
 
-// One file per tag, "/" in it replaced, with a header line; runs that resume append.
-class CsvMonitor : public Monitor {
- public:
-  explicit CsvMonitor(const MonitorOptions& options) : folder_(job_folder(options)) {}
+MonitorSet::MonitorSet(const MonitorSetOptions& options) {
+  if (options.tensorboard.enabled) add(make_tensorboard_monitor(options.tensorboard));
+  if (options.csv.enabled) add(make_csv_monitor(options.csv));
+  if (options.json_lines.enabled) add(make_json_lines_monitor(options.json_lines));
+}
 
-  void write(int64_t samples, std::span<const Metric> metrics) override {
-    for (const Metric& metric : metrics) {
-      file(metric.tag).append(str_cat(samples, ",", format_number(metric.value), "\n"));
+void MonitorSet::add(std::unique_ptr<Monitor> monitor) { monitors_.push_back(std::move(monitor)); }
+
+template <class Fn>
+void MonitorSet::each(const Fn& fn) {
+  std::erase_if(monitors_, [&](const std::unique_ptr<Monitor>& monitor) {
+    try {
+      fn(*monitor);
+      return false;
+    } catch (const Error& error) {
+      failures_.push_back(str_cat(monitor->name(), ": ", error.message()));
+      log_warning("observe", "no more metrics go to the monitor ", failures_.back());
+      return true;
     }
-  }
-
- private:
-  File& file(const std::string& tag) {
-    const auto found = files_.find(tag);
-    if (found != files_.end()) return found->second;
-    std::string name = tag;
-    std::replace(name.begin(), name.end(), '/', '_');
-    File opened(folder_ / (name + ".csv"), File::Mode::kAppend);
-    if (opened.size() == 0) opened.append(str_cat("step,", name, "\n"));
-    return files_.emplace(tag, std::move(opened)).first->second;
-  }
-
-  fs::path folder_;
-  std::map<std::string, File> files_;
-};
-
-class JsonlMonitor : public Monitor {
- public:
-  explicit JsonlMonitor(const MonitorOptions& options)
-      : file_(job_folder(options) / "metrics.jsonl", File::Mode::kAppend) {}
-
-  void write(int64_t samples, std::span<const Metric> metrics) override {
-    Json line = {{"samples", samples}};
-    for (const Metric& metric : metrics) line[metric.tag] = metric.value;
-    file_.append(dump_json(line) + "\n");
-  }
-
- private:
-  File file_;
-};
-
-}  // namespace
-
-std::unique_ptr<Monitor> make_csv_monitor(const MonitorOptions& options) {
-  return std::make_unique<CsvMonitor>(options);
+  });
 }
 
-std::unique_ptr<Monitor> make_jsonl_monitor(const MonitorOptions& options) {
-  return std::make_unique<JsonlMonitor>(options);
+void MonitorSet::write(int64_t step, const std::vector<Metric>& metrics) {
+  for (const Metric& metric : metrics) check_metric_tag(metric.tag);
+  if (metrics.empty()) return;
+  each([&](Monitor& monitor) { monitor.write(step, metrics); });
 }
 
-MonitorSet::MonitorSet(const MonitorOptions& tensorboard, const MonitorOptions& csv,
-                       const MonitorOptions& jsonl) {
-  if (tensorboard.enabled) monitors_.push_back(make_tensorboard_monitor(tensorboard));
-  if (csv.enabled) monitors_.push_back(make_csv_monitor(csv));
-  if (jsonl.enabled) monitors_.push_back(make_jsonl_monitor(jsonl));
-}
-
-void MonitorSet::write(int64_t samples, std::span<const Metric> metrics) {
-  for (const auto& monitor : monitors_) monitor->write(samples, metrics);
+void MonitorSet::sync() {
+  each([](Monitor& monitor) { monitor.sync(); });
 }
 
 }  // namespace ds

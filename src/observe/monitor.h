@@ -1,11 +1,12 @@
-// Metric monitors: where the numbers of a training run go. Each write is one set of values at one
-// count of samples.
+// Monitors: where training metrics go. TensorBoard event files, CSV files as DeepSpeed's
+// csv_monitor writes them, and JSON lines.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ds {
@@ -15,35 +16,68 @@ struct Metric {
   double value = 0;
 };
 
-// Output goes to output_path/job_name.
-struct MonitorOptions {
-  bool enabled = false;
-  std::string output_path;
-  std::string job_name;
-};
-
+// One destination. A constructor that cannot write throws an Error naming the path.
 class Monitor {
  public:
   virtual ~Monitor() = default;
-  // Written through to the system before it returns, so that a killed run loses nothing.
-  virtual void write(int64_t samples, std::span<const Metric> metrics) = 0;
+  virtual const char* name() const noexcept = 0;
+  // Hands the events to the system before it returns: a crash of the process loses nothing.
+  // `step` is the x axis: samples seen.
+  virtual void write(int64_t step, const std::vector<Metric>& metrics) = 0;
+  // Makes what was written survive a power cut.
+  virtual void sync() = 0;
 };
 
-// Opens its files at once: a path that cannot be written throws kIo here, not at the first step.
-std::unique_ptr<Monitor> make_tensorboard_monitor(const MonitorOptions& options);
-std::unique_ptr<Monitor> make_csv_monitor(const MonitorOptions& options);    // a file per tag
-std::unique_ptr<Monitor> make_jsonl_monitor(const MonitorOptions& options);  // an object per write
+// As in the sections `tensorboard` and `csv_monitor` of the configuration: files go to
+// output_path/job_name.
+struct MonitorOptions {
+  bool enabled = false;
+  std::string output_path;
+  std::string job_name = "DeepSpeedJobName";
+};
 
-// The enabled ones.
+struct JsonLinesOptions {
+  bool enabled = false;
+  std::string path;  // the file, appended to
+};
+
+std::unique_ptr<Monitor> make_tensorboard_monitor(const MonitorOptions& options);
+std::unique_ptr<Monitor> make_csv_monitor(const MonitorOptions& options);
+std::unique_ptr<Monitor> make_json_lines_monitor(const JsonLinesOptions& options);
+
+struct MonitorSetOptions {
+  MonitorOptions tensorboard;
+  MonitorOptions csv;
+  JsonLinesOptions json_lines;
+};
+
+// All enabled monitors. Creation fails if one of them cannot write; later failures (a full disk)
+// must not end a training run: the monitor is warned about once and dropped. One thread at a time.
 class MonitorSet {
  public:
-  MonitorSet(const MonitorOptions& tensorboard, const MonitorOptions& csv,
-             const MonitorOptions& jsonl);
-  bool enabled() const { return !monitors_.empty(); }
-  void write(int64_t samples, std::span<const Metric> metrics);
+  MonitorSet() = default;
+  explicit MonitorSet(const MonitorSetOptions& options);
+
+  void add(std::unique_ptr<Monitor> monitor);
+  bool empty() const noexcept { return monitors_.empty(); }
+  void write(int64_t step, const std::vector<Metric>& metrics);
+  void sync();
+  // "csv: cannot write ...", for each monitor that was dropped.
+  const std::vector<std::string>& failures() const noexcept { return failures_; }
 
  private:
+  template <class Fn>
+  void each(const Fn& fn);
+
   std::vector<std::unique_ptr<Monitor>> monitors_;
+  std::vector<std::string> failures_;
 };
+
+// Throws kInvalidArgument for a tag that no destination could take: empty, longer than 200 bytes,
+// control characters, invalid UTF-8.
+void check_metric_tag(std::string_view tag);
+
+// output_path/job_name, created; throws naming `monitor`.
+std::filesystem::path monitor_folder(const MonitorOptions& options, std::string_view monitor);
 
 }  // namespace ds

@@ -10,70 +10,82 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/text.h"
 
 namespace ds {
 namespace {
 
-template <class T>
-void put_little_endian(std::string& out, T value) {
-  for (size_t i = 0; i < sizeof(T); ++i) out.push_back(static_cast<char>(value >> (8 * i)));
+constexpr int kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5;  // protobuf wire types
+
+void put_fixed(std::string* out, uint64_t value, int bytes) {
+  for (int i = 0; i < bytes; ++i) out->push_back(static_cast<char>(value >> (8 * i)));
 }
 
-void put_varint(std::string& out, uint64_t value) {
-  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
-  out.push_back(static_cast<char>(value));
+void put_varint(std::string* out, uint64_t value) {
+  while (value >= 0x80) {
+    out->push_back(static_cast<char>(value | 0x80));
+    value >>= 7;
+  }
+  out->push_back(static_cast<char>(value));
 }
 
-// Protobuf wire types.
-enum Wire : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
-void put_key(std::string& out, uint32_t field, Wire wire) { put_varint(out, field << 3 | wire); }
+void put_key(std::string* out, int field, int wire) {
+  put_varint(out, static_cast<uint64_t>(field) << 3 | static_cast<uint64_t>(wire));
+}
 
-void put_bytes(std::string& out, uint32_t field, std::string_view bytes) {
+void put_bytes(std::string* out, int field, std::string_view bytes) {
   put_key(out, field, kBytes);
   put_varint(out, bytes.size());
-  out += bytes;
+  out->append(bytes);
 }
 
-void put_wall_time(std::string& out, double wall_time) {
-  put_key(out, 1, kFixed64);
-  put_little_endian(out, std::bit_cast<uint64_t>(wall_time));
+void put_double(std::string* out, int field, double value) {
+  put_key(out, field, kFixed64);
+  put_fixed(out, std::bit_cast<uint64_t>(value), 8);
 }
 
-uint32_t masked_crc(std::string_view bytes) {
-  const uint32_t crc = crc32c(std::as_bytes(std::span(bytes)));
-  return std::rotr(crc, 15) + 0xA282EAD8u;
+void put_float(std::string* out, int field, float value) {
+  put_key(out, field, kFixed32);
+  put_fixed(out, std::bit_cast<uint32_t>(value), 4);
 }
 
 double wall_time_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// events.out.tfevents.<seconds>.<host>.<pid>.<n>, the first n that is free.
-std::filesystem::path event_file(const std::filesystem::path& folder) {
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  const std::string stem =
-      str_cat("events.out.tfevents.", static_cast<int64_t>(wall_time_now()), ".",
-              host[0] == '\0' ? "localhost" : host.data(), ".", ::getpid(), ".");
-  int n = 0;
-  while (std::filesystem::exists(folder / (stem + std::to_string(n)))) ++n;
-  return folder / (stem + std::to_string(n));
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";
+  std::string out(name.data());
+  for (char& c : out) {
+    if (c == '/') c = '_';
+  }
+  return out;
 }
 
 class TensorboardMonitor : public Monitor {
  public:
   explicit TensorboardMonitor(const MonitorOptions& options) {
-    const std::filesystem::path folder =
-        std::filesystem::path(options.output_path.empty() ? "." : options.output_path) /
-        options.job_name;
-    make_folders(folder);
-    file_ = File(event_file(folder), File::Mode::kCreate);
-    file_.append(tensorboard_record(tensorboard_version_event(wall_time_now())));
+    const std::filesystem::path folder = monitor_folder(options, name());
+    const double now = wall_time_now();
+    std::filesystem::path path;
+    std::error_code error;
+    for (int n = 0;; ++n) {
+      path = folder / str_cat("events.out.tfevents.", static_cast<int64_t>(now), ".", host_name(),
+                              ".", ::getpid(), ".", n);
+      if (!std::filesystem::exists(path, error)) break;
+    }
+    file_ = File(path, File::Mode::kAppend);
+    file_.append(tensorboard_record(tensorboard_version_event(now)));
   }
 
-  void write(int64_t samples, std::span<const Metric> metrics) override {
-    file_.append(tensorboard_record(tensorboard_scalar_event(wall_time_now(), samples, metrics)));
+  const char* name() const noexcept override { return "tensorboard"; }
+
+  void write(int64_t step, const std::vector<Metric>& metrics) override {
+    file_.append(tensorboard_record(tensorboard_scalar_event(wall_time_now(), step, metrics)));
   }
+
+  void sync() override { file_.sync(); }
 
  private:
   File file_;
@@ -81,39 +93,41 @@ class TensorboardMonitor : public Monitor {
 
 }  // namespace
 
+uint32_t masked_crc32c(std::span<const std::byte> bytes) {
+  return std::rotr(crc32c(bytes), 15) + 0xA282EAD8u;
+}
+
 std::string tensorboard_record(std::string_view payload) {
-  std::string length;
-  put_little_endian(length, static_cast<uint64_t>(payload.size()));
-  std::string out = length;
-  put_little_endian(out, masked_crc(length));
-  out += payload;
-  put_little_endian(out, masked_crc(payload));
+  std::string out;
+  put_fixed(&out, payload.size(), 8);
+  put_fixed(&out, masked_crc32c(std::as_bytes(std::span(out))), 4);
+  out.append(payload);
+  put_fixed(&out, masked_crc32c(std::as_bytes(std::span(payload))), 4);
   return out;
 }
 
 std::string tensorboard_version_event(double wall_time) {
-  std::string event;
-  put_wall_time(event, wall_time);
-  put_bytes(event, 3, "brain.Event:2");
-  return event;
+  std::string out;
+  put_double(&out, 1, wall_time);
+  put_bytes(&out, 3, "brain.Event:2");
+  return out;
 }
 
 std::string tensorboard_scalar_event(double wall_time, int64_t step,
-                                     std::span<const Metric> metrics) {
+                                     const std::vector<Metric>& metrics) {
   std::string summary;
   for (const Metric& metric : metrics) {
     std::string value;
-    put_bytes(value, 1, metric.tag);
-    put_key(value, 2, kFixed32);
-    put_little_endian(value, std::bit_cast<uint32_t>(static_cast<float>(metric.value)));
-    put_bytes(summary, 1, value);
+    put_bytes(&value, 1, metric.tag);
+    put_float(&value, 2, static_cast<float>(metric.value));
+    put_bytes(&summary, 1, value);
   }
-  std::string event;
-  put_wall_time(event, wall_time);
-  put_key(event, 2, kVarint);
-  put_varint(event, static_cast<uint64_t>(step));
-  put_bytes(event, 5, summary);
-  return event;
+  std::string out;
+  put_double(&out, 1, wall_time);
+  put_key(&out, 2, kVarint);
+  put_varint(&out, static_cast<uint64_t>(step));
+  put_bytes(&out, 5, summary);
+  return out;
 }
 
 std::unique_ptr<Monitor> make_tensorboard_monitor(const MonitorOptions& options) {

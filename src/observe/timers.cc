@@ -1,31 +1,136 @@
 #include "observe/timers.h"
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <utility>
 
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+
 namespace ds {
+namespace {
 
-StepTimers::Scope::Scope(StepTimers* timers, const char* name) : timers_(timers), name_(name) {
-  if (timers_ != nullptr) began_ = std::chrono::steady_clock::now();
+double rate(int64_t amount, double seconds) {
+  return seconds > 0 ? static_cast<double>(amount) / seconds : 0;
 }
 
-StepTimers::Scope::~Scope() {
-  if (timers_ == nullptr) return;
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began_;
-  timers_->seconds_[name_] += took.count();
+}  // namespace
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::map<std::string, double> StepTimers::take() { return std::exchange(seconds_, {}); }
+size_t WallClockTimers::index_of(const std::string& name) const {
+  const auto it = std::find_if(timers_.begin(), timers_.end(),
+                               [&](const Timer& timer) { return timer.name == name; });
+  return static_cast<size_t>(it - timers_.begin());
+}
 
-std::string StepTimers::text(const std::map<std::string, double>& seconds) {
+const WallClockTimers::Timer& WallClockTimers::get(const std::string& name) const {
+  const size_t i = index_of(name);
+  DS_CHECK(i < timers_.size(), Code::kNotFound, "there is no timer '", printable(name), "'");
+  return timers_[i];
+}
+
+double WallClockTimers::total(const Timer& timer) const {
+  return timer.total + (timer.running ? clock_() - timer.started : 0);
+}
+
+void WallClockTimers::start(const std::string& name) {
+  const size_t i = index_of(name);
+  if (i == timers_.size()) timers_.emplace_back().name = name;
+  Timer& timer = timers_[i];
+  DS_CHECK(!timer.running, Code::kState, "the timer '", printable(name), "' is already running");
+  timer.running = true;
+  timer.started = clock_();
+}
+
+void WallClockTimers::stop(const std::string& name) {
+  const double now = clock_();
+  const size_t i = index_of(name);
+  DS_CHECK(i < timers_.size() && timers_[i].running, Code::kState, "the timer '", printable(name),
+           "' is not running");
+  Timer& timer = timers_[i];
+  timer.running = false;
+  timer.total += now - timer.started;
+  ++timer.count;
+}
+
+int64_t WallClockTimers::count(const std::string& name) const { return get(name).count; }
+
+double WallClockTimers::elapsed(const std::string& name) const { return total(get(name)); }
+
+double WallClockTimers::mean(const std::string& name) const {
+  const Timer& timer = get(name);
+  return timer.count > 0 ? timer.total / static_cast<double>(timer.count) : 0;
+}
+
+void WallClockTimers::reset() {
+  const double now = clock_();
+  for (Timer& timer : timers_) {
+    timer.total = 0;
+    timer.count = 0;
+    timer.started = now;
+  }
+}
+
+std::string WallClockTimers::line(const std::vector<std::string>& names, double normalizer) const {
+  DS_CHECK(normalizer > 0, Code::kInvalidArgument, "times divided by ", normalizer);
   std::string out = "time (ms)";
-  for (const auto& [name, value] : seconds) {
-    std::array<char, 64> line;
-    std::snprintf(line.data(), line.size(), " | %s: %.2f", name.c_str(), value * 1e3);
-    out += line.data();
+  const auto add = [&](const Timer& timer) {
+    std::array<char, 64> text;
+    std::snprintf(text.data(), text.size(), "%.2f", total(timer) * 1000 / normalizer);
+    out += str_cat(" | ", timer.name, ": ", text.data());
+  };
+  if (names.empty()) {
+    for (const Timer& timer : timers_) add(timer);
+  }
+  for (const std::string& name : names) {
+    if (has(name)) add(get(name));
   }
   return out;
 }
+
+ScopedTimer::ScopedTimer(WallClockTimers* timers, std::string name)
+    : timers_(timers), name_(std::move(name)) {
+  if (timers_ != nullptr) timers_->start(name_);
+}
+
+ScopedTimer::~ScopedTimer() {
+  if (timers_ == nullptr) return;
+  try {
+    timers_->stop(name_);
+  } catch (const std::exception& error) {  // stopped by hand inside the scope
+    log_warning("observe", error.what());
+  }
+}
+
+void ThroughputMeter::begin_step() {
+  DS_CHECK(!in_step_, Code::kState, "a step began before the one before ended");
+  in_step_ = true;
+  started_ = clock_();
+}
+
+void ThroughputMeter::end_step(int64_t samples, int64_t tokens) {
+  DS_CHECK(in_step_, Code::kState, "a step ended that did not begin");
+  in_step_ = false;
+  last_seconds_ = clock_() - started_;
+  last_samples_ = samples;
+  last_tokens_ = tokens;
+  if (++steps_ <= skip_) return;
+  seconds_ += last_seconds_;
+  samples_ += samples;
+  tokens_ += tokens;
+}
+
+double ThroughputMeter::samples_per_second() const { return rate(samples_, seconds_); }
+double ThroughputMeter::tokens_per_second() const { return rate(tokens_, seconds_); }
+double ThroughputMeter::last_samples_per_second() const {
+  return rate(last_samples_, last_seconds_);
+}
+double ThroughputMeter::last_tokens_per_second() const { return rate(last_tokens_, last_seconds_); }
 
 }  // namespace ds
