@@ -129,7 +129,7 @@ void empty_sum(const Matmul& p) {
 MatmulTiles matmul_tiles(const Matmul& p) {
   if (p.m <= 0 || p.n <= 0 || p.k <= 0) return {p.m, p.n, p.k};
   MatmulTiles limit{.rows = 512, .columns = 768, .depth = p.k};
-  int64_t row_pieces = 0;
+  int64_t row_pieces = 0, wanted = 4;  // tiles to share out, when worth waking a thread for
   const bool gradient = p.a.transposed && !p.b.transposed;  // dy^T x
   if (p.in == MatmulType::kFloat32) {
     if (gradient) {
@@ -138,6 +138,7 @@ MatmulTiles matmul_tiles(const Matmul& p) {
       constexpr int64_t kRepacked = 1536;
       if (p.m >= 2 * kRepacked) {
         row_pieces = p.m / kRepacked;
+        wanted = 2;
       } else {
         limit.rows = 768;
         limit.depth = std::min<int64_t>(p.k, 512);
@@ -153,12 +154,11 @@ MatmulTiles matmul_tiles(const Matmul& p) {
   if (row_pieces == 0) row_pieces = divide_up(p.m, limit.rows);
   int64_t column_pieces = divide_up(p.n, limit.columns);
 
-  // Enough tiles to share out, as long as a tile is worth waking a thread for.
-  constexpr int64_t kTiles = 4, kMinRows = 128, kMinColumns = 256;
+  constexpr int64_t kMinRows = 128, kMinColumns = 256;
   constexpr double kWorthSharing = 1 << 21;  // multiply-adds
   const double work =
       static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-  while (row_pieces * column_pieces < kTiles &&
+  while (row_pieces * column_pieces < wanted &&
          work > static_cast<double>(row_pieces * column_pieces) * kWorthSharing) {
     if (p.m / row_pieces >= 2 * kMinRows) {
       row_pieces *= 2;

@@ -50,6 +50,19 @@ void finish_bfloat16(const float* from, int64_t from_stride, const bfloat16* bia
   finish(from, from_stride, bias, accumulate, c, c_stride, rows, columns);
 }
 
+void start(const float* bias, bool accumulate, float* c, int64_t c_stride, int64_t rows,
+           int64_t columns) {
+  const simd::DF d;
+  for (int64_t i = 0; i < rows; ++i) {
+    float* target = c + i * c_stride;
+    simd::for_vectors(columns, [&](int64_t j, auto count) DS_SIMD_BODY {
+      auto value = simd::load_n(d, bias + j, count);
+      if (accumulate) value = simd::hn::Add(value, simd::load_n(d, target + j, count));
+      simd::store_n(value, d, target + j, count);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace ds::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -60,6 +73,7 @@ namespace ds::kernels {
 HWY_EXPORT(widen);
 HWY_EXPORT(finish_float);
 HWY_EXPORT(finish_bfloat16);
+HWY_EXPORT(start);
 
 void widen_block(const bfloat16* from, int64_t from_stride, float* to, int64_t to_stride,
                  int64_t rows, int64_t columns) {
@@ -80,10 +94,7 @@ void finish_block(const float* from, int64_t from_stride, const bfloat16* bias, 
 
 void start_with_bias(const float* bias, bool accumulate, float* c, int64_t c_stride, int64_t rows,
                      int64_t columns) {
-  for (int64_t i = 0; i < rows; ++i) {
-    float* row = c + i * c_stride;
-    for (int64_t j = 0; j < columns; ++j) row[j] = accumulate ? row[j] + bias[j] : bias[j];
-  }
+  HWY_DYNAMIC_DISPATCH(start)(bias, accumulate, c, c_stride, rows, columns);
 }
 
 }  // namespace ds::kernels

@@ -52,12 +52,12 @@ Data make_data(uint64_t seed, const Setting& s) {
   return d;
 }
 
-// Value: 16 units of roundoff of |v| (rounding of x + bias, of the polynomial in v, exp and the
+// Value: 8 units of roundoff of |v| (rounding of x + bias, of the polynomial in v, exp and the
 // division; the erf form adds the absolute error of erf). In the tanh form the exponent grows like
-// 0.07 |v|^3, but the result then falls faster. Derivative: the same relative to 1.2, its largest
+// 0.07 |v|^3, but the result then falls faster. Derivative: twice that relative to 1.2, its largest
 // value, with the rounding of v weighed by the second derivative and the exponent.
-constexpr double kValue = 16 * 0x1p-24;
-constexpr double kDerivative = 32 * 0x1p-24;
+constexpr double kValue = 8 * 0x1p-24;
+constexpr double kDerivative = 16 * 0x1p-24;
 
 CaseResult check(const OpContext& ctx, uint64_t seed, const Setting& s) {
   const Data d = make_data(seed, s);
