@@ -34,9 +34,9 @@ class Usage(CliCase):
                  ["--temperature"]),
                 (["tokenize", "--build", "p", "text"], ["--build", "--file"]),
                 (["tokenize", "--json", "--count", "x"], ["--json"]),
-                (["tokenizer-train", "--output", "x"], ["FILES"]),
-                (["inspect"], ["CHECKPOINT"]),
-                (["export", "only-one"], ["OUT"]),
+                (["tokenizer-train", "--output", "x"], ["files"]),
+                (["inspect"], ["checkpoint"]),
+                (["export", "only-one"], ["output"]),
                 (["export", "a", "b", "--dtype", "float8"], ["float8"]),
                 (["report", "surplus"], ["surplus"])]:
             with self.subTest(arguments=arguments):
