@@ -1,8 +1,9 @@
 #include "engine/engine.h"
 
+#include <array>
 #include <chrono>
 #include <cmath>
-#include <map>
+#include <filesystem>
 
 #include "base/log.h"
 #include "models/inputs.h"
@@ -23,6 +24,8 @@ struct Engine::Pending {
 
 namespace {
 
+constexpr std::array kPhases = {"forward", "backward", "step"};
+
 ConfigEnvironment environment_of(const Communicator* comm) {
   ConfigEnvironment environment;
   environment.data_parallel_size = comm == nullptr ? 1 : comm->size();
@@ -34,8 +37,18 @@ double now_seconds() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
-MonitorOptions monitor_options(const MonitorConfig& config) {
-  return {config.enabled, config.output_path, config.job_name};
+std::unique_ptr<MonitorSet> make_monitors(const Config& config) {
+  const auto options = [](const MonitorConfig& monitor) {
+    return MonitorOptions{monitor.enabled, monitor.output_path, monitor.job_name};
+  };
+  MonitorSetOptions all;
+  all.tensorboard = options(config.tensorboard);
+  all.csv = options(config.csv_monitor);
+  if (config.jsonl_monitor.enabled) {
+    const std::filesystem::path folder = monitor_folder(options(config.jsonl_monitor), "jsonl");
+    all.json_lines = {true, (folder / "metrics.jsonl").string()};
+  }
+  return std::make_unique<MonitorSet>(all);
 }
 
 optim::AdamOptions adam_options(const OptimizerConfig& config) {
@@ -51,12 +64,9 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       model_(std::move(model)),
       comm_(comm ? std::move(comm) : make_single_communicator()),
       pool_(config_.threads),
-      schedule_(config_.scheduler, config_.optimizer.value_or(OptimizerConfig{}).lr),
-      timers_(config_.wall_clock_breakdown) {
+      schedule_(config_.scheduler, config_.optimizer.value_or(OptimizerConfig{}).lr) {
   for (const std::string& warning : config_.warnings()) log_warning("config", warning);
-  monitors_ = std::make_unique<MonitorSet>(monitor_options(config_.tensorboard),
-                                           monitor_options(config_.csv_monitor),
-                                           monitor_options(config_.jsonl_monitor));
+  monitors_ = make_monitors(config_);
   const models::Model::Use use(*model_);
   model_->attach_engine();
   try {
@@ -111,7 +121,7 @@ Tensor Engine::forward(const Tensor& ids, const Tensor& labels, const Tensor& ma
 
 Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   if (!step_began_) step_began_ = now_seconds();
-  const auto timer = timers_.scope("forward");
+  const ScopedTimer timer = time_phase("forward");
   nn::TapeOptions options;
   options.seed = config_.seed;
   options.step = static_cast<uint32_t>(progress_.micro_steps);
@@ -145,7 +155,7 @@ void Engine::backward(const Tensor& loss) {
 }
 
 void Engine::run_backward() {
-  const auto timer = timers_.scope("backward");
+  const ScopedTimer timer = time_phase("backward");
   Tensor upstream = context().workspace(DType::kFloat32, {});
   *upstream.data<float>() = 1.0f / static_cast<float>(config_.batch.accumulation);
   try {
@@ -197,7 +207,7 @@ StepReport Engine::finish_micro_batch() {
 }
 
 StepReport Engine::apply_update() {
-  const auto timer = timers_.scope("step");
+  const ScopedTimer timer = time_phase("step");
   const OpContext ctx = context();
   zero::ParameterState& state = model_->state();
   Tensor& gradients = state.gradients();
@@ -256,14 +266,15 @@ void Engine::write_metrics(const StepReport& report) {
   const auto add = [](std::vector<Metric>& to, const char* tag, double value) {
     to.push_back({tag, value});
   };
-  const std::map<std::string, double> times = timers_.take();
-  if (monitors_->enabled()) {
+  if (!monitors_->empty()) {
     std::vector<Metric> metrics;
     add(metrics, "Train/Samples/train_loss", report.loss);
     add(metrics, "Train/Samples/lr", report.lr);
     add(metrics, "Train/Samples/loss_scale", report.loss_scale);
-    for (const auto& [name, seconds] : times) {
-      metrics.push_back({"Train/Samples/elapsed_time_ms_" + name, seconds * 1e3});
+    for (const char* phase : kPhases) {
+      if (!timers_.has(phase)) continue;
+      metrics.push_back(
+          {str_cat("Train/Samples/elapsed_time_ms_", phase), timers_.elapsed(phase) * 1e3});
     }
     monitors_->write(report.progress.samples, metrics);
   }
@@ -272,9 +283,10 @@ void Engine::write_metrics(const StepReport& report) {
   if (print) {
     log_info("engine", "step ", report.progress.steps, ", skipped ", report.progress.skipped,
              ", loss ", report.loss, ", lr ", report.lr, ", gradient norm ", report.grad_norm);
-    if (config_.wall_clock_breakdown) log_info("engine", StepTimers::text(times));
+    if (config_.wall_clock_breakdown) log_info("engine", timers_.line());
     if (config_.memory_breakdown) log_info("engine", format_memory_report(*model_->device()));
   }
+  timers_.reset();
 }
 
 }  // namespace ds

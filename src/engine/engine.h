@@ -68,6 +68,9 @@ class Engine {
   enum class Phase { kIdle, kForwardDone, kBackwardDone };
   struct Pending;  // the tape between forward and backward
 
+  ScopedTimer time_phase(const char* name) {
+    return {config_.wall_clock_breakdown ? &timers_ : nullptr, name};
+  }
   OpContext context() { return {model_->device(), &pool_}; }
   Tensor run_forward(const models::Batch& batch, const Tensor& labels);
   void run_backward();
@@ -90,7 +93,7 @@ class Engine {
   optim::Schedule schedule_;
   std::unique_ptr<optim::Adam> adam_;
   std::unique_ptr<MonitorSet> monitors_;
-  StepTimers timers_;
+  WallClockTimers timers_;  // of the phases since the last step, with wall_clock_breakdown
 
   std::shared_ptr<const GptDataset> dataset_;
   std::vector<int64_t> order_;  // of the samples in pass `order_epoch_`, when that is not the first

@@ -66,7 +66,6 @@ StepReport Engine::train_batch() {
   const int64_t micro = config_.batch.micro_batch;
   const int64_t vocab = model_->architecture().info().vocab_size;
   while (true) {
-    const auto timer = timers_.scope("batch");
     // The cursor is the sample counter: a resumed run reads on where the saved one stopped, and
     // ranks read neighbouring parts of one batch.
     const int64_t first = progress_.samples + comm_->rank() * micro;
