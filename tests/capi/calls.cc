@@ -1,0 +1,595 @@
+#include "capi/calls.h"
+
+#include <cstring>
+
+#include "tensor/dlpack_abi.h"
+
+namespace capi_test {
+namespace {
+
+Param in(HandleKind kind, const char* name) { return {ParamKind::kHandle, name, kind}; }
+Param maybe(HandleKind kind, const char* name) { return {ParamKind::kOptionalHandle, name, kind}; }
+Param text(const char* name, std::string value) {
+  return {ParamKind::kText, name, HandleKind::kTensor, OutKind::kPlain, std::move(value)};
+}
+Param pointer(const char* name) { return {ParamKind::kPointer, name}; }
+Param out(const char* name) { return {ParamKind::kOut, name}; }
+Param out_text(const char* name) {
+  return {ParamKind::kOut, name, HandleKind::kTensor, OutKind::kText};
+}
+Param out(HandleKind kind, const char* name) {
+  return {ParamKind::kOut, name, kind, OutKind::kHandle};
+}
+
+// Arguments under their types.
+template <class T>
+T* p(const Arguments& a, size_t i) {
+  return static_cast<T*>(a[i]);
+}
+const char* s(const Arguments& a, size_t i) { return static_cast<const char*>(a[i]); }
+
+constexpr auto kTensor = HandleKind::kTensor;
+constexpr auto kComm = HandleKind::kComm;
+constexpr auto kTokenizer = HandleKind::kTokenizer;
+constexpr auto kDataset = HandleKind::kDataset;
+constexpr auto kModel = HandleKind::kModel;
+constexpr auto kEngine = HandleKind::kEngine;
+constexpr auto kOptimizer = HandleKind::kOptimizer;
+
+int64_t shape_2_3[] = {2, 3};
+float six_floats[6] = {1, 2, 3, 4, 5, 6};
+constexpr char kGrown[] = "transformer.ln_f.weight";  // a parameter of the test model
+
+// Foreign tensors over six_floats; they end with no deleter.
+DLManagedTensorVersioned* versioned_tensor() {
+  static DLManagedTensorVersioned managed;
+  managed = {};
+  managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  managed.dl_tensor = {six_floats, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape_2_3, nullptr, 0};
+  return &managed;
+}
+DLManagedTensor* legacy_tensor() {
+  static DLManagedTensor managed;
+  managed = {versioned_tensor()->dl_tensor, nullptr, nullptr};
+  return &managed;
+}
+
+ds_step_report* fresh_report() {
+  static ds_step_report report;
+  report = {};
+  report.struct_size = sizeof(report);
+  return &report;
+}
+
+void open_backward(World& world) {
+  ds_tensor* const loss = world.forward();
+  EXPECT_DS_OK(ds_engine_backward(world.engine, loss));
+  ds_tensor_destroy(loss);
+}
+
+void save_checkpoint(World& world) {
+  EXPECT_DS_OK(ds_engine_save(world.engine, world.folder.file("saved").c_str(), "one"));
+}
+
+std::vector<Call> library_calls() {
+  return {
+      {"ds_log_set", {}, [](const Arguments&) { return ds_log_set(nullptr, nullptr, nullptr); }},
+      {"ds_log_set_level", {}, [](const Arguments&) { return ds_log_set_level(DS_LOG_WARNING); }},
+      {"ds_report",
+       {out_text("out_json")},
+       [](const Arguments& a) { return ds_report(p<char*>(a, 0)); }},
+  };
+}
+
+std::vector<Call> tensor_calls() {
+  return {
+      {"ds_tensor_create",
+       {pointer("shape"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_tensor_create(DS_FLOAT32, p<int64_t>(a, 0), 2, p<ds_tensor*>(a, 1));
+       },
+       [](World&, Arguments& a) { a[0] = shape_2_3; }},
+      {"ds_tensor_from_buffer",
+       {pointer("data"), pointer("shape"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_tensor_from_buffer(a[0], DS_FLOAT32, p<int64_t>(a, 1), nullptr, 2, nullptr,
+                                      nullptr, p<ds_tensor*>(a, 2));
+       },
+       [](World&, Arguments& a) {
+         a[0] = six_floats;
+         a[1] = shape_2_3;
+       }},
+      {"ds_tensor_from_dlpack",
+       {pointer("managed"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_tensor_from_dlpack(p<DLManagedTensorVersioned>(a, 0), nullptr,
+                                      p<ds_tensor*>(a, 1));
+       },
+       [](World&, Arguments& a) { a[0] = versioned_tensor(); }},
+      {"ds_tensor_from_dlpack_legacy",
+       {pointer("managed"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_tensor_from_dlpack_legacy(p<DLManagedTensor>(a, 0), nullptr,
+                                             p<ds_tensor*>(a, 1));
+       },
+       [](World&, Arguments& a) { a[0] = legacy_tensor(); }},
+      {"ds_tensor_to_dlpack",
+       {in(kTensor, "tensor"), {ParamKind::kOut, "out_managed", kTensor, OutKind::kDlpack}},
+       [](const Arguments& a) {
+         return ds_tensor_to_dlpack(p<ds_tensor>(a, 0), nullptr,
+                                    p<DLManagedTensorVersioned*>(a, 1));
+       }},
+      {"ds_tensor_to_dlpack_legacy",
+       {in(kTensor, "tensor"), {ParamKind::kOut, "out_managed", kTensor, OutKind::kDlpackLegacy}},
+       [](const Arguments& a) {
+         return ds_tensor_to_dlpack_legacy(p<ds_tensor>(a, 0), nullptr, p<DLManagedTensor*>(a, 1));
+       }},
+      {"ds_tensor_dtype",
+       {in(kTensor, "tensor"), out("out_dtype")},
+       [](const Arguments& a) { return ds_tensor_dtype(p<ds_tensor>(a, 0), p<int32_t>(a, 1)); }},
+      {"ds_tensor_ndim",
+       {in(kTensor, "tensor"), out("out_ndim")},
+       [](const Arguments& a) { return ds_tensor_ndim(p<ds_tensor>(a, 0), p<int32_t>(a, 1)); }},
+      {"ds_tensor_size",
+       {in(kTensor, "tensor"), out("out_size")},
+       [](const Arguments& a) { return ds_tensor_size(p<ds_tensor>(a, 0), 1, p<int64_t>(a, 1)); }},
+      {"ds_tensor_stride",
+       {in(kTensor, "tensor"), out("out_stride")},
+       [](const Arguments& a) {
+         return ds_tensor_stride(p<ds_tensor>(a, 0), 1, p<int64_t>(a, 1));
+       }},
+      {"ds_tensor_elements",
+       {in(kTensor, "tensor"), out("out_elements")},
+       [](const Arguments& a) { return ds_tensor_elements(p<ds_tensor>(a, 0), p<int64_t>(a, 1)); }},
+      {"ds_tensor_device",
+       {in(kTensor, "tensor"), out("out_device_kind")},
+       [](const Arguments& a) { return ds_tensor_device(p<ds_tensor>(a, 0), p<int32_t>(a, 1)); }},
+      {"ds_tensor_data",
+       {in(kTensor, "tensor"), out("out_data")},
+       [](const Arguments& a) { return ds_tensor_data(p<ds_tensor>(a, 0), p<void*>(a, 1)); }},
+      {"ds_tensor_read",
+       {in(kTensor, "tensor"), pointer("buffer")},
+       [](const Arguments& a) {
+         return ds_tensor_read(p<ds_tensor>(a, 0), a[1], sizeof(six_floats));
+       },
+       [](World&, Arguments& a) { a[1] = six_floats; }},
+      {"ds_tensor_write",
+       {in(kTensor, "tensor"), pointer("buffer")},
+       [](const Arguments& a) {
+         return ds_tensor_write(p<ds_tensor>(a, 0), a[1], sizeof(six_floats));
+       },
+       [](World&, Arguments& a) { a[1] = six_floats; }},
+      {"ds_tensor_item",
+       {in(kTensor, "tensor"), out("out_value")},
+       [](const Arguments& a) { return ds_tensor_item(p<ds_tensor>(a, 0), p<double>(a, 1)); },
+       [](World& world, Arguments& a) {
+         ds_tensor_destroy(world.tensor);
+         EXPECT_DS_OK(ds_tensor_create(DS_FLOAT32, nullptr, 0, &world.tensor));
+         a[0] = world.tensor;
+       }},
+  };
+}
+
+std::vector<Call> comm_calls() {
+  return {
+      {"ds_comm_create",
+       {out(kComm, "out_comm")},
+       [](const Arguments& a) {
+         return ds_comm_create(0, 1, R"({"timeout_seconds": 5})", nullptr, p<ds_comm*>(a, 0));
+       }},
+      {"ds_comm_rank",
+       {in(kComm, "comm"), out("out_rank")},
+       [](const Arguments& a) { return ds_comm_rank(p<ds_comm>(a, 0), p<int32_t>(a, 1)); }},
+      {"ds_comm_size",
+       {in(kComm, "comm"), out("out_size")},
+       [](const Arguments& a) { return ds_comm_size(p<ds_comm>(a, 0), p<int32_t>(a, 1)); }},
+      {"ds_comm_all_reduce",
+       {in(kComm, "comm"), in(kTensor, "tensor")},
+       [](const Arguments& a) { return ds_comm_all_reduce(p<ds_comm>(a, 0), p<ds_tensor>(a, 1)); }},
+      {"ds_comm_barrier",
+       {in(kComm, "comm")},
+       [](const Arguments& a) { return ds_comm_barrier(p<ds_comm>(a, 0)); }},
+      {"ds_comm_finalize",
+       {in(kComm, "comm")},
+       [](const Arguments& a) { return ds_comm_finalize(p<ds_comm>(a, 0)); }},
+      {"ds_comm_abort",
+       {in(kComm, "comm")},
+       [](const Arguments& a) { return ds_comm_abort(p<ds_comm>(a, 0)); }},
+  };
+}
+
+std::vector<Call> tokenizer_calls() {
+  return {
+      {"ds_tokenizer_create_bytes",
+       {out(kTokenizer, "out_tokenizer")},
+       [](const Arguments& a) { return ds_tokenizer_create_bytes(p<ds_tokenizer*>(a, 0)); }},
+      {"ds_tokenizer_open",
+       {text("path", "{dir}/saved"), out(kTokenizer, "out_tokenizer")},
+       [](const Arguments& a) { return ds_tokenizer_open(s(a, 0), p<ds_tokenizer*>(a, 1)); },
+       [](World& world, Arguments&) { save_checkpoint(world); }},
+      {"ds_tokenizer_from_json",
+       {text("json", ""), out(kTokenizer, "out_tokenizer")},
+       [](const Arguments& a) {
+         return ds_tokenizer_from_json(s(a, 0), -1, p<ds_tokenizer*>(a, 1));
+       },
+       [](World& world, Arguments& a) {
+         static std::string json;
+         char* given = nullptr;
+         EXPECT_DS_OK(ds_tokenizer_to_json(world.tokenizer, &given));
+         json = given;
+         ds_string_free(given);
+         a[0] = json.data();
+       }},
+      {"ds_tokenizer_train",
+       {text("text", "the cat and the hat and the bat"), out(kTokenizer, "out_tokenizer")},
+       [](const Arguments& a) {
+         return ds_tokenizer_train(s(a, 0), -1, R"({"vocab_size": 262})", p<ds_tokenizer*>(a, 1));
+       }},
+      {"ds_tokenizer_encode",
+       {in(kTokenizer, "tokenizer"), text("text", "hello"), out(kTensor, "out_ids")},
+       [](const Arguments& a) {
+         return ds_tokenizer_encode(p<ds_tokenizer>(a, 0), s(a, 1), -1, 0, p<ds_tensor*>(a, 2));
+       }},
+      {"ds_tokenizer_decode",
+       {in(kTokenizer, "tokenizer"), in(kTensor, "ids"), out_text("out_text")},
+       [](const Arguments& a) {
+         return ds_tokenizer_decode(p<ds_tokenizer>(a, 0), p<ds_tensor>(a, 1), 0, p<char*>(a, 2));
+       },
+       [](World& world, Arguments& a) { a[1] = world.list; }},
+      {"ds_tokenizer_vocab_size",
+       {in(kTokenizer, "tokenizer"), out("out_size")},
+       [](const Arguments& a) {
+         return ds_tokenizer_vocab_size(p<ds_tokenizer>(a, 0), p<int64_t>(a, 1));
+       }},
+      {"ds_tokenizer_end_of_text",
+       {in(kTokenizer, "tokenizer"), out("out_id")},
+       [](const Arguments& a) {
+         return ds_tokenizer_end_of_text(p<ds_tokenizer>(a, 0), p<int32_t>(a, 1));
+       }},
+      {"ds_tokenizer_token_to_id",
+       {in(kTokenizer, "tokenizer"), text("token", "A"), out("out_id")},
+       [](const Arguments& a) {
+         return ds_tokenizer_token_to_id(p<ds_tokenizer>(a, 0), s(a, 1), p<int32_t>(a, 2));
+       }},
+      {"ds_tokenizer_id_to_token",
+       {in(kTokenizer, "tokenizer"), out_text("out_token")},
+       [](const Arguments& a) {
+         return ds_tokenizer_id_to_token(p<ds_tokenizer>(a, 0), 65, p<char*>(a, 1));
+       }},
+      {"ds_tokenizer_to_json",
+       {in(kTokenizer, "tokenizer"), out_text("out_json")},
+       [](const Arguments& a) {
+         return ds_tokenizer_to_json(p<ds_tokenizer>(a, 0), p<char*>(a, 1));
+       }},
+  };
+}
+
+std::vector<Call> dataset_calls() {
+  return {
+      {"ds_dataset_open",
+       {text("spec_json", R"({"path": "{dir}/text.txt", "sequence_length": 8})"),
+        maybe(kTokenizer, "tokenizer"), out(kDataset, "out_dataset")},
+       [](const Arguments& a) {
+         return ds_dataset_open(s(a, 0), p<ds_tokenizer>(a, 1), p<ds_dataset*>(a, 2));
+       }},
+      {"ds_dataset_build",
+       {text("input", "{dir}/text.txt"), in(kTokenizer, "tokenizer"),
+        text("output_prefix", "{dir}/built")},
+       [](const Arguments& a) {
+         return ds_dataset_build(s(a, 0), p<ds_tokenizer>(a, 1), 0, s(a, 2));
+       }},
+      {"ds_dataset_size",
+       {in(kDataset, "dataset"), out("out_samples")},
+       [](const Arguments& a) { return ds_dataset_size(p<ds_dataset>(a, 0), p<int64_t>(a, 1)); }},
+      {"ds_dataset_sequence_length",
+       {in(kDataset, "dataset"), out("out_length")},
+       [](const Arguments& a) {
+         return ds_dataset_sequence_length(p<ds_dataset>(a, 0), p<int64_t>(a, 1));
+       }},
+      {"ds_dataset_sample",
+       {in(kDataset, "dataset"), out(kTensor, "out_tokens")},
+       [](const Arguments& a) {
+         return ds_dataset_sample(p<ds_dataset>(a, 0), 3, p<ds_tensor*>(a, 1));
+       }},
+  };
+}
+
+std::vector<Call> model_calls() {
+  return {
+      {"ds_model_create",
+       {text("config_json", model_config()), out(kModel, "out_model")},
+       [](const Arguments& a) { return ds_model_create(s(a, 0), 5, p<ds_model*>(a, 1)); }},
+      {"ds_model_open",
+       {text("folder", "{dir}/saved"), out(kModel, "out_model")},
+       [](const Arguments& a) { return ds_model_open(s(a, 0), p<ds_model*>(a, 1)); },
+       [](World& world, Arguments&) { save_checkpoint(world); }},
+      {"ds_model_export",
+       {in(kModel, "model"), text("folder", "{dir}/exported")},
+       [](const Arguments& a) { return ds_model_export(p<ds_model>(a, 0), s(a, 1), DS_FLOAT32); }},
+      {"ds_model_config",
+       {in(kModel, "model"), out_text("out_json")},
+       [](const Arguments& a) { return ds_model_config(p<ds_model>(a, 0), p<char*>(a, 1)); }},
+      {"ds_model_tensor_count",
+       {in(kModel, "model"), out("out_count")},
+       [](const Arguments& a) {
+         return ds_model_tensor_count(p<ds_model>(a, 0), p<int64_t>(a, 1));
+       }},
+      {"ds_model_parameter_count",
+       {in(kModel, "model"), out("out_count")},
+       [](const Arguments& a) {
+         return ds_model_parameter_count(p<ds_model>(a, 0), p<int64_t>(a, 1));
+       }},
+      {"ds_model_tensor_name",
+       {in(kModel, "model"), out_text("out_name")},
+       [](const Arguments& a) {
+         return ds_model_tensor_name(p<ds_model>(a, 0), 0, p<char*>(a, 1));
+       }},
+      {"ds_model_get_tensor",
+       {in(kModel, "model"), text("name", kGrown), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_model_get_tensor(p<ds_model>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
+       }},
+      {"ds_model_set_tensor",
+       {in(kModel, "model"), text("name", kGrown), in(kTensor, "value")},
+       [](const Arguments& a) {
+         return ds_model_set_tensor(p<ds_model>(a, 0), s(a, 1), p<ds_tensor>(a, 2));
+       },
+       [](World& world, Arguments& a) {
+         ds_tensor_destroy(world.tensor);
+         EXPECT_DS_OK(ds_model_get_tensor(world.model, kGrown, &world.tensor));
+         a[2] = world.tensor;
+       }},
+      {"ds_model_generate",
+       {in(kModel, "model"), in(kTensor, "prompt"), out(kTensor, "out_ids")},
+       [](const Arguments& a) {
+         ds_generate_options options = {};
+         options.struct_size = sizeof(options);
+         options.max_tokens = 3;
+         return ds_model_generate(p<ds_model>(a, 0), p<ds_tensor>(a, 1), &options, nullptr, nullptr,
+                                  p<ds_tensor*>(a, 2));
+       },
+       [](World& world, Arguments& a) { a[1] = world.list; }},
+      {"ds_model_logits",
+       {in(kModel, "model"), in(kTensor, "ids"), maybe(kTensor, "attention_mask"),
+        out(kTensor, "out_logits")},
+       [](const Arguments& a) {
+         return ds_model_logits(p<ds_model>(a, 0), p<ds_tensor>(a, 1), p<ds_tensor>(a, 2),
+                                p<ds_tensor*>(a, 3));
+       },
+       [](World& world, Arguments& a) {
+         a[1] = world.ids;
+         a[2] = world.ids;
+       }},
+  };
+}
+
+std::vector<Call> engine_calls() {
+  return {
+      {"ds_engine_create",
+       {text("config_json", engine_config()), in(kModel, "model"), maybe(kComm, "comm"),
+        out(kEngine, "out_engine")},
+       [](const Arguments& a) {
+         return ds_engine_create(s(a, 0), p<ds_model>(a, 1), p<ds_comm>(a, 2), p<ds_engine*>(a, 3));
+       },
+       [](World& world, Arguments&) {
+         ds_engine_destroy(world.engine);
+         world.engine = nullptr;
+       }},
+      {"ds_engine_forward",
+       {in(kEngine, "engine"), in(kTensor, "inputs[0]"), in(kTensor, "inputs[1]"),
+        in(kTensor, "inputs[2]"), out(kTensor, "out_loss")},
+       [](const Arguments& a) {
+         ds_tensor* const inputs[] = {p<ds_tensor>(a, 1), p<ds_tensor>(a, 2), p<ds_tensor>(a, 3)};
+         return ds_engine_forward(p<ds_engine>(a, 0), inputs, 3, p<ds_tensor*>(a, 4));
+       },
+       [](World& world, Arguments& a) { a[1] = a[2] = a[3] = world.ids; }},
+      {"ds_engine_backward",
+       {in(kEngine, "engine"), in(kTensor, "loss")},
+       [](const Arguments& a) {
+         return ds_engine_backward(p<ds_engine>(a, 0), p<ds_tensor>(a, 1));
+       },
+       [](World& world, Arguments& a) {
+         ds_tensor_destroy(world.tensor);
+         world.tensor = world.forward();
+         a[1] = world.tensor;
+       }},
+      {"ds_engine_step",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_step(p<ds_engine>(a, 0), fresh_report()); },
+       [](World& world, Arguments&) { open_backward(world); }},
+      {"ds_engine_set_dataset",
+       {in(kEngine, "engine"), maybe(kDataset, "dataset")},
+       [](const Arguments& a) {
+         return ds_engine_set_dataset(p<ds_engine>(a, 0), p<ds_dataset>(a, 1));
+       }},
+      {"ds_engine_train_batch",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) {
+         return ds_engine_train_batch(p<ds_engine>(a, 0), fresh_report());
+       }},
+      {"ds_engine_evaluate",
+       {in(kEngine, "engine"), in(kDataset, "dataset"), out("out_loss")},
+       [](const Arguments& a) {
+         return ds_engine_evaluate(p<ds_engine>(a, 0), p<ds_dataset>(a, 1), 2, p<double>(a, 2));
+       }},
+      {"ds_engine_save",
+       {in(kEngine, "engine"), text("folder", "{dir}/checkpoints")},
+       [](const Arguments& a) { return ds_engine_save(p<ds_engine>(a, 0), s(a, 1), nullptr); }},
+      {"ds_engine_load",
+       {in(kEngine, "engine"), text("folder", "{dir}/saved")},
+       [](const Arguments& a) { return ds_engine_load(p<ds_engine>(a, 0), s(a, 1), "one"); },
+       [](World& world, Arguments&) { save_checkpoint(world); }},
+      {"ds_engine_set_tokenizer",
+       {in(kEngine, "engine"), maybe(kTokenizer, "tokenizer")},
+       [](const Arguments& a) {
+         return ds_engine_set_tokenizer(p<ds_engine>(a, 0), p<ds_tokenizer>(a, 1));
+       }},
+      {"ds_engine_set_client_state",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) {
+         return ds_engine_set_client_state(p<ds_engine>(a, 0), R"({"mine": [1, 2, 3]})");
+       }},
+      {"ds_engine_client_state",
+       {in(kEngine, "engine"), out_text("out_json")},
+       [](const Arguments& a) {
+         return ds_engine_client_state(p<ds_engine>(a, 0), p<char*>(a, 1));
+       }},
+      {"ds_engine_config",
+       {in(kEngine, "engine"), out_text("out_json")},
+       [](const Arguments& a) { return ds_engine_config(p<ds_engine>(a, 0), p<char*>(a, 1)); }},
+      {"ds_engine_memory_report",
+       {in(kEngine, "engine"), out_text("out_json")},
+       [](const Arguments& a) {
+         return ds_engine_memory_report(p<ds_engine>(a, 0), p<char*>(a, 1));
+       }},
+      {"ds_engine_global_step",
+       {in(kEngine, "engine"), out("out_step")},
+       [](const Arguments& a) {
+         return ds_engine_global_step(p<ds_engine>(a, 0), p<int64_t>(a, 1));
+       }},
+      {"ds_engine_samples",
+       {in(kEngine, "engine"), out("out_samples")},
+       [](const Arguments& a) { return ds_engine_samples(p<ds_engine>(a, 0), p<int64_t>(a, 1)); }},
+      {"ds_engine_get_gradient",
+       {in(kEngine, "engine"), text("name", kGrown), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_engine_get_gradient(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
+       }},
+  };
+}
+
+std::vector<Call> optimizer_and_checkpoint_calls() {
+  return {
+      {"ds_optimizer_step_count",
+       {in(kOptimizer, "optimizer"), out("out_steps")},
+       [](const Arguments& a) {
+         return ds_optimizer_step_count(p<ds_optimizer>(a, 0), p<int64_t>(a, 1));
+       }},
+      {"ds_optimizer_lr",
+       {in(kOptimizer, "optimizer"), out("out_lr")},
+       [](const Arguments& a) { return ds_optimizer_lr(p<ds_optimizer>(a, 0), p<double>(a, 1)); }},
+      {"ds_optimizer_set_lr",
+       {in(kOptimizer, "optimizer")},
+       [](const Arguments& a) { return ds_optimizer_set_lr(p<ds_optimizer>(a, 0), 1e-4); }},
+      {"ds_optimizer_get_state",
+       {in(kOptimizer, "optimizer"), text("name", kGrown), text("state", "exp_avg"),
+        out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_optimizer_get_state(p<ds_optimizer>(a, 0), s(a, 1), s(a, 2),
+                                       p<ds_tensor*>(a, 3));
+       }},
+      {"ds_optimizer_set_state",
+       {in(kOptimizer, "optimizer"), text("name", kGrown), text("state", "exp_avg"),
+        in(kTensor, "value")},
+       [](const Arguments& a) {
+         return ds_optimizer_set_state(p<ds_optimizer>(a, 0), s(a, 1), s(a, 2), p<ds_tensor>(a, 3));
+       },
+       [](World& world, Arguments& a) {
+         ds_tensor_destroy(world.tensor);
+         EXPECT_DS_OK(ds_model_get_tensor(world.model, kGrown, &world.tensor));
+         a[3] = world.tensor;
+       }},
+      {"ds_checkpoint_inspect",
+       {text("folder", "{dir}/saved"), out_text("out_json")},
+       [](const Arguments& a) { return ds_checkpoint_inspect(s(a, 0), "one", p<char*>(a, 1)); },
+       [](World& world, Arguments&) { save_checkpoint(world); }},
+      {"ds_checkpoint_verify",
+       {text("folder", "{dir}/saved")},
+       [](const Arguments& a) { return ds_checkpoint_verify(s(a, 0), nullptr); },
+       [](World& world, Arguments&) { save_checkpoint(world); }},
+  };
+}
+
+std::string expanded(std::string value, const World& world) {
+  const std::string mark = "{dir}";
+  for (size_t at = value.find(mark); at != std::string::npos; at = value.find(mark)) {
+    value.replace(at, mark.size(), world.folder.path().string());
+  }
+  return value;
+}
+
+}  // namespace
+
+const std::vector<Call>& all_calls() {
+  static const std::vector<Call> calls = [] {
+    std::vector<Call> all;
+    for (const auto& part :
+         {library_calls(), tensor_calls(), comm_calls(), tokenizer_calls(), dataset_calls(),
+          model_calls(), engine_calls(), optimizer_and_checkpoint_calls()}) {
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }();
+  return calls;
+}
+
+PreparedCall::PreparedCall(const Call& call, World& world)
+    : arguments(call.params.size()),
+      call_(call),
+      world_(world),
+      texts_(call.params.size()),
+      outputs_(call.params.size()) {
+  for (size_t i = 0; i < call.params.size(); ++i) {
+    const Param& param = call.params[i];
+    outputs_[i].bytes.fill(kCanary);
+    switch (param.kind) {
+      case ParamKind::kHandle:
+      case ParamKind::kOptionalHandle:
+        arguments[i] = world.handle(param.handle);
+        break;
+      case ParamKind::kText:
+        texts_[i] = expanded(param.text, world);
+        arguments[i] = texts_[i].data();
+        break;
+      case ParamKind::kPointer:
+        break;
+      case ParamKind::kOut:
+        arguments[i] = outputs_[i].bytes.data();
+        break;
+    }
+  }
+  if (call.prepare) call.prepare(world, arguments);
+}
+
+PreparedCall::~PreparedCall() = default;
+
+bool PreparedCall::outputs_untouched() const {
+  for (const Output& output : outputs_) {
+    for (const unsigned char byte : output.bytes) {
+      if (byte != kCanary) return false;
+    }
+  }
+  return true;
+}
+
+void PreparedCall::release_outputs() {
+  for (size_t i = 0; i < call_.params.size(); ++i) {
+    const Param& param = call_.params[i];
+    if (param.kind != ParamKind::kOut || param.out == OutKind::kPlain) continue;
+    void* given = nullptr;
+    std::memcpy(&given, outputs_[i].bytes.data(), sizeof(given));
+    outputs_[i].bytes.fill(kCanary);
+    switch (param.out) {
+      case OutKind::kPlain:
+        break;
+      case OutKind::kText:
+        ds_string_free(static_cast<char*>(given));
+        break;
+      case OutKind::kHandle:
+        destroy_handle(param.handle, given);
+        break;
+      case OutKind::kDlpack: {
+        auto* const managed = static_cast<DLManagedTensorVersioned*>(given);
+        managed->deleter(managed);
+        break;
+      }
+      case OutKind::kDlpackLegacy: {
+        auto* const managed = static_cast<DLManagedTensor*>(given);
+        managed->deleter(managed);
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace capi_test

@@ -1,0 +1,135 @@
+// Lifetimes: handles destroyed in every order, objects that outlive their handles, and handles
+// destroyed while a call is inside.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "base/text.h"
+#include "capi/world.h"
+
+namespace capi_test {
+namespace {
+
+int64_t live(HandleKind kind) { return ds::capi::HandleTable::instance().live(kind); }
+
+// One handle of each kind that the others use, in every order of ending: 5! = 120 worlds.
+TEST(Lifetime, EveryOrderOfDestruction) {
+  std::array<HandleKind, 5> order = {HandleKind::kComm, HandleKind::kTokenizer,
+                                     HandleKind::kDataset, HandleKind::kModel, HandleKind::kEngine};
+  std::array<int64_t, ds::capi::kHandleKinds + 1> before{};
+  for (const HandleKind kind : kAllKinds) before[static_cast<size_t>(kind)] = live(kind);
+  std::ranges::sort(order);
+  do {
+    World world;
+    bool engine_alive = true;
+    for (const HandleKind kind : order) {
+      destroy_handle(kind, world.handle(kind));
+      engine_alive = engine_alive && kind != HandleKind::kEngine;
+      if (!engine_alive) continue;
+      // What the engine uses, it keeps.
+      ds_step_report report = {};
+      report.struct_size = sizeof(report);
+      ASSERT_DS_OK(ds_engine_train_batch(world.engine, &report));
+      ASSERT_EQ(report.applied, 1);
+    }
+  } while (std::ranges::next_permutation(order).found);
+  for (const HandleKind kind : kAllKinds) {
+    EXPECT_EQ(live(kind), before[static_cast<size_t>(kind)]) << static_cast<int>(kind);
+  }
+}
+
+TEST(Lifetime, ResultsOutliveTheirMakers) {
+  ds_tensor* loss = nullptr;
+  ds_tensor* weights = nullptr;
+  ds_tensor* tokens = nullptr;
+  {
+    World world;
+    loss = world.forward();
+    ASSERT_DS_OK(ds_model_get_tensor(world.model, "transformer.wte.weight", &weights));
+    ASSERT_DS_OK(ds_tokenizer_encode(world.tokenizer, "abc", -1, 0, &tokens));
+  }
+  double value = 0;
+  EXPECT_DS_OK(ds_tensor_item(loss, &value));
+  EXPECT_NEAR(value, std::log(256.0), 0.5);  // fresh weights know nothing
+  std::vector<float> read(static_cast<size_t>(kVocab * 16));
+  EXPECT_DS_OK(ds_tensor_read(weights, read.data(), kVocab * 16 * 4));
+  int32_t ids[3];
+  EXPECT_DS_OK(ds_tensor_read(tokens, ids, sizeof(ids)));
+  EXPECT_THAT(ids, ::testing::ElementsAre('a', 'b', 'c'));
+  ds_tensor_destroy(loss);
+  ds_tensor_destroy(weights);
+  ds_tensor_destroy(tokens);
+}
+
+TEST(Lifetime, AModelServesOneEngineAtATime) {
+  World world;
+  ds_engine* second = nullptr;
+  EXPECT_EQ(ds_engine_create(engine_config().c_str(), world.model, nullptr, &second), DS_ERR_STATE);
+  EXPECT_EQ(second, nullptr);
+  ds_engine_destroy(world.engine);
+  ASSERT_DS_OK(ds_engine_create(engine_config().c_str(), world.model, nullptr, &second));
+  EXPECT_NE(second, world.engine);
+  EXPECT_NE(ds_engine_optimizer(second), world.optimizer);
+  ds_engine_destroy(second);
+}
+
+struct Inside {
+  World* world;
+  ds_tensor* prompt;
+  int tokens = 0;
+};
+
+// Called within ds_model_generate: ends the handles that the call is using.
+int32_t destroy_everything(void* user_data, int32_t) {
+  auto* const inside = static_cast<Inside*>(user_data);
+  ++inside->tokens;
+  ds_model_destroy(inside->world->model);
+  ds_tensor_destroy(inside->prompt);
+  int64_t count = 0;
+  EXPECT_EQ(ds_model_tensor_count(inside->world->model, &count), DS_ERR_INVALID_ARGUMENT);
+  return 0;
+}
+
+TEST(Lifetime, HandlesDestroyedWhileACallIsInside) {
+  World world;
+  ds_engine_destroy(world.engine);
+  Inside inside = {&world, make_list({1, 2, 3})};
+  ds_generate_options options = {};
+  options.struct_size = sizeof(options);
+  options.max_tokens = 8;
+  ds_tensor* out = nullptr;
+  ASSERT_DS_OK(
+      ds_model_generate(world.model, inside.prompt, &options, destroy_everything, &inside, &out));
+  EXPECT_EQ(inside.tokens, 8);
+  int64_t count = 0;
+  EXPECT_DS_OK(ds_tensor_elements(out, &count));
+  EXPECT_EQ(count, 8);
+  ds_tensor_destroy(out);
+}
+
+// A release callback that uses the library: the table's locks are not held while it runs.
+TEST(Lifetime, ReleaseMayUseTheLibrary) {
+  static std::atomic<int> called{0};
+  called = 0;
+  ds_tensor* other = make_list({1});
+  float memory[1] = {1};
+  ds_tensor* wrapped = nullptr;
+  ASSERT_DS_OK(ds_tensor_from_buffer(
+      memory, DS_FLOAT32, nullptr, nullptr, 0,
+      [](void* user_data) {
+        ds_tensor_destroy(static_cast<ds_tensor*>(user_data));
+        ++called;
+      },
+      other, &wrapped));
+  ds_tensor_destroy(wrapped);
+  EXPECT_EQ(called.load(), 1);
+  int32_t dims = 0;
+  EXPECT_EQ(ds_tensor_ndim(other, &dims), DS_ERR_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace capi_test

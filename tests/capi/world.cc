@@ -1,0 +1,149 @@
+#include "capi/world.h"
+
+#include <fstream>
+#include <random>
+
+#include "base/text.h"
+
+namespace capi_test {
+
+void destroy_handle(HandleKind kind, void* handle) {
+  switch (kind) {
+    case HandleKind::kTensor:
+      return ds_tensor_destroy(static_cast<ds_tensor*>(handle));
+    case HandleKind::kComm:
+      return ds_comm_destroy(static_cast<ds_comm*>(handle));
+    case HandleKind::kTokenizer:
+      return ds_tokenizer_destroy(static_cast<ds_tokenizer*>(handle));
+    case HandleKind::kDataset:
+      return ds_dataset_destroy(static_cast<ds_dataset*>(handle));
+    case HandleKind::kModel:
+      return ds_model_destroy(static_cast<ds_model*>(handle));
+    case HandleKind::kEngine:
+      return ds_engine_destroy(static_cast<ds_engine*>(handle));
+    case HandleKind::kOptimizer:
+      return;
+  }
+}
+
+TemporaryFolder::TemporaryFolder() {
+  std::string name = (std::filesystem::temp_directory_path() / "ds-capi-XXXXXX").string();
+  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::string model_config() {
+  return ds::str_cat(R"({"model_type": "gpt2", "vocab_size": )", kVocab, R"(, "n_positions": )",
+                     kPositions, R"(, "n_embd": 16, "n_layer": 1, "n_head": 2})");
+}
+
+std::string engine_config() {
+  return ds::str_cat(R"({"train_micro_batch_size_per_gpu": )", kBatch,
+                     R"(, "gradient_accumulation_steps": 1,
+      "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})");
+}
+
+std::string sample_text(uint32_t seed) {
+  static constexpr const char* kWords[] = {"the",   "old",  "house", "by",   "sea", "was",
+                                           "cold",  "when", "night", "came", "and", "nobody",
+                                           "spoke", "of",   "it",    "again"};
+  std::mt19937 random(seed);
+  std::string text;
+  while (text.size() < 20000) {
+    text += kWords[random() % std::size(kWords)];
+    text += random() % 12 == 0 ? ".\n" : " ";
+  }
+  return text;
+}
+
+ds_tensor* make_ids(int64_t batch, int64_t length, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> values(static_cast<size_t>(batch * length));
+  for (int32_t& v : values) v = static_cast<int32_t>(random() % kVocab);
+  const int64_t shape[] = {batch, length};
+  ds_tensor* out = nullptr;
+  EXPECT_DS_OK(ds_tensor_create(DS_INT32, shape, 2, &out));
+  EXPECT_DS_OK(ds_tensor_write(out, values.data(), static_cast<int64_t>(values.size() * 4)));
+  return out;
+}
+
+ds_tensor* make_list(const std::vector<int32_t>& ids) {
+  const int64_t shape[] = {static_cast<int64_t>(ids.size())};
+  ds_tensor* out = nullptr;
+  EXPECT_DS_OK(ds_tensor_create(DS_INT32, shape, 1, &out));
+  EXPECT_DS_OK(ds_tensor_write(out, ids.data(), static_cast<int64_t>(ids.size() * 4)));
+  return out;
+}
+
+World::World() {
+  std::ofstream(folder.file("text.txt")) << sample_text(7);
+  const int64_t shape[] = {2, 3};
+  const float values[] = {0, 1, 2, 3, 4, 5};
+  EXPECT_DS_OK(ds_tensor_create(DS_FLOAT32, shape, 2, &tensor));
+  EXPECT_DS_OK(ds_tensor_write(tensor, values, sizeof(values)));
+  ids = make_ids(kBatch, 8, 11);
+  list = make_list({72, 101, 108, 108, 111});
+  EXPECT_DS_OK(ds_comm_create(0, 1, nullptr, nullptr, &comm));
+  EXPECT_DS_OK(ds_tokenizer_create_bytes(&tokenizer));
+  const std::string spec =
+      ds::str_cat(R"({"path": ")", folder.file("text.txt"),
+                  R"(", "sequence_length": 8, "split": "1", "part": "train"})");
+  EXPECT_DS_OK(ds_dataset_open(spec.c_str(), tokenizer, &dataset));
+  EXPECT_DS_OK(ds_model_create(model_config().c_str(), 1, &model));
+  EXPECT_DS_OK(ds_engine_create(engine_config().c_str(), model, comm, &engine));
+  optimizer = ds_engine_optimizer(engine);
+  EXPECT_NE(optimizer, nullptr);
+  EXPECT_DS_OK(ds_engine_set_dataset(engine, dataset));
+  EXPECT_DS_OK(ds_engine_set_tokenizer(engine, tokenizer));
+}
+
+World::~World() {
+  ds_tensor_destroy(tensor);
+  ds_tensor_destroy(ids);
+  ds_tensor_destroy(list);
+  ds_comm_destroy(comm);
+  ds_tokenizer_destroy(tokenizer);
+  ds_dataset_destroy(dataset);
+  ds_model_destroy(model);
+  ds_engine_destroy(engine);
+}
+
+void* World::handle(HandleKind kind) const {
+  switch (kind) {
+    case HandleKind::kTensor:
+      return tensor;
+    case HandleKind::kComm:
+      return comm;
+    case HandleKind::kTokenizer:
+      return tokenizer;
+    case HandleKind::kDataset:
+      return dataset;
+    case HandleKind::kModel:
+      return model;
+    case HandleKind::kEngine:
+      return engine;
+    case HandleKind::kOptimizer:
+      return optimizer;
+  }
+  return nullptr;
+}
+
+void* World::destroyed(HandleKind kind) {
+  const World other;
+  void* const handle = other.handle(kind);
+  return handle;
+}
+
+ds_tensor* World::forward() {
+  ds_tensor* const inputs[] = {ids, ids};
+  ds_tensor* loss = nullptr;
+  EXPECT_DS_OK(ds_engine_forward(engine, inputs, 2, &loss));
+  return loss;
+}
+
+}  // namespace capi_test
