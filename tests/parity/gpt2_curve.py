@@ -18,8 +18,7 @@ def tokens(step):
         previous, row = 0, []
         for _ in range(LENGTH + 1):
             state = (state * 1664525 + 1013904223) & 0xFFFFFFFF
-            noise = state >> 28
-            previous = (previous * 3 + noise * noise % 7 + 11) % 256
+            previous = (previous * 3 + 17 * (state >> 31) + 11) % 32
             row.append(previous)
         rows.append(row)
     return torch.tensor(rows)
@@ -32,7 +31,7 @@ def run(folder, bf16):
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-8)
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.999), eps=1e-8)
     losses = []
     for step in range(STEPS):
         rows = tokens(step)
