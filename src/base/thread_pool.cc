@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+
 namespace ds {
 
 struct ThreadPool::Shared {
@@ -20,8 +22,9 @@ struct ThreadPool::Shared {
   const std::function<void(int64_t)>* fn = nullptr;
   int64_t chunks = 0;
   std::atomic<int64_t> next{0};
-  int active = 0;           // workers inside the current job
-  uint64_t generation = 0;  // counts jobs, so that a worker takes each one once
+  std::atomic<bool> taken{false};  // a call has the threads
+  int active = 0;                  // workers inside the current job
+  uint64_t generation = 0;         // counts jobs, so that a worker takes each one once
   bool stopping = false;
   std::exception_ptr error;
   std::vector<std::thread> workers;
@@ -64,10 +67,17 @@ int ThreadPool::available_cpus() {
 
 ThreadPool::ThreadPool(int threads)
     : threads_(threads > 0 ? threads : available_cpus()), shared_(std::make_unique<Shared>()) {
-  for (int i = 1; i < threads_; ++i) shared_->workers.emplace_back([this] { work(); });
+  try {
+    for (int i = 1; i < threads_; ++i) shared_->workers.emplace_back([this] { work(); });
+  } catch (const std::exception& error) {
+    stop();
+    fail(Code::kOutOfMemory, "cannot start ", threads_ - 1, " threads: ", error.what());
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->stopping = true;
@@ -96,12 +106,17 @@ void ThreadPool::work() {
 
 void ThreadPool::run(int64_t chunks, const std::function<void(int64_t)>& fn) {
   if (chunks <= 0) return;
-  if (threads_ == 1 || chunks == 1 || current_pool == this) {
+  Shared& s = *shared_;
+  if (threads_ == 1 || chunks == 1 || current_pool == this ||
+      s.taken.exchange(true, std::memory_order_acquire)) {
     const CurrentPool inside(this);
     for (int64_t chunk = 0; chunk < chunks; ++chunk) fn(chunk);
     return;
   }
-  Shared& s = *shared_;
+  struct GiveBack {
+    std::atomic<bool>& taken;
+    ~GiveBack() { taken.store(false, std::memory_order_release); }
+  } give_back{s.taken};
   {
     const std::lock_guard lock(s.mutex);
     s.fn = &fn;

@@ -22,8 +22,9 @@ class ThreadPool {
   int threads() const noexcept { return threads_; }
 
   // Runs fn(chunk) for every chunk in [0, chunks), the caller taking part. Returns when all are
-  // done; the first exception thrown by a chunk is rethrown here. One caller at a time; a nested
-  // call from inside a chunk runs its chunks on that thread.
+  // done; the first exception thrown by a chunk is rethrown here. The threads serve one call at a
+  // time: a call from inside a chunk, or while another thread's call is running, runs its chunks on
+  // the calling thread.
   void run(int64_t chunks, const std::function<void(int64_t)>& fn);
 
   // Runs fn(begin, end) over [0, n) in pieces of `grain` elements.
@@ -44,6 +45,7 @@ class ThreadPool {
  private:
   struct Shared;
   void work();
+  void stop();
 
   int threads_;
   std::unique_ptr<Shared> shared_;

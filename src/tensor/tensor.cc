@@ -17,16 +17,14 @@ Shape::Shape(std::span<const int64_t> sizes) {
     sizes_[i] = sizes[i];
     empty = empty || sizes[i] == 0;
   }
+  // 16 bytes is the largest element: byte counts must not overflow either. Empty shapes are held to
+  // the same bound with their zeros left out, because strides multiply the other sizes.
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (empty) {
-      elements_ = 0;
-      break;
-    }
-    // 16 bytes is the largest element: byte counts must not overflow either.
-    DS_CHECK(
-        !__builtin_mul_overflow(elements_, sizes[i], &elements_) && elements_ <= INT64_MAX / 16,
-        Code::kInvalidArgument, "a tensor of shape ", text(), " has too many elements");
+    DS_CHECK(!__builtin_mul_overflow(elements_, std::max<int64_t>(sizes[i], 1), &elements_) &&
+                 elements_ <= INT64_MAX / 16,
+             Code::kInvalidArgument, "a tensor of shape ", text(), " has too many elements");
   }
+  if (empty) elements_ = 0;
 }
 
 bool Shape::operator==(const Shape& other) const noexcept {
