@@ -129,9 +129,6 @@ void backward_block(const BackwardCall<T>& call, const BackwardLayout& layout,
     if (mask != nullptr && all_masked(mask, keys)) continue;
     load_keys(call.k.at(b, first_key, kv_head), call.k.token, keys, mask, dim, padded, keys_tile);
     load_keys(call.v.at(b, first_key, kv_head), call.v.token, keys, mask, dim, padded, values_tile);
-    const int64_t next = first_key + kKeyTile, next_keys = std::min(kKeyTile, end - next);
-    prefetch_keys(call.k.at(b, next, kv_head), call.k.token, next_keys, dim);
-    prefetch_keys(call.v.at(b, next, kv_head), call.v.token, next_keys, dim);
     for (int64_t lane = 0; lane < queries; lane += kGroup) {
       const int64_t first = first_query + lane, count = std::min(kGroup, queries - lane);
       const Visible see = visible_keys(p, first, count, first_key, keys);

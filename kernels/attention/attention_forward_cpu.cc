@@ -125,9 +125,6 @@ void forward_block(const ForwardCall<T>& call, const ForwardLayout& layout, cons
     if (mask != nullptr && all_masked(mask, keys)) continue;
     load_keys(call.k.at(b, first_key, kv_head), call.k.token, keys, mask, dim, padded, keys_tile);
     load_keys(call.v.at(b, first_key, kv_head), call.v.token, keys, mask, dim, padded, values_tile);
-    const int64_t next = first_key + kKeyTile, next_keys = std::min(kKeyTile, end - next);
-    prefetch_keys(call.k.at(b, next, kv_head), call.k.token, next_keys, dim);
-    prefetch_keys(call.v.at(b, next, kv_head), call.v.token, next_keys, dim);
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t first = first_query + g * kGroup;
       const Visible see =

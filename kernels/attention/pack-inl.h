@@ -65,17 +65,6 @@ HWY_INLINE void load_keys(const T* from, int64_t stride, int64_t rows, const uin
   std::memset(to + rows * padded_dim, 0, static_cast<size_t>(padding * padded_dim) * sizeof(float));
 }
 
-// Brings the rows of the next tile near while this one is worked on: the strides of packed tensors
-// are too long for the hardware to guess.
-template <class T>
-HWY_INLINE void prefetch_keys(const T* from, int64_t stride, int64_t rows, int64_t dim) {
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t d = 0; d < dim; d += 64 / static_cast<int64_t>(sizeof(T))) {
-      __builtin_prefetch(from + row * stride + d, 0, 2);
-    }
-  }
-}
-
 // Turns 4 x 4 floats: rows `from_stride` apart become columns.
 HWY_INLINE void turn4(const float* HWY_RESTRICT from, int64_t from_stride, float* HWY_RESTRICT to,
                       int64_t to_stride) {
