@@ -1,0 +1,193 @@
+// Operators refuse what does not fit, by name, before they touch any output.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "ops/adam.h"
+#include "ops/dropout.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/norm.h"
+#include "ops/reduce.h"
+#include "unit/base/expect_error.h"
+
+namespace ds {
+namespace {
+
+using testing::expect_error;
+
+constexpr DType kF32 = DType::kFloat32, kBf16 = DType::kBFloat16;
+
+class Arguments : public ::testing::Test {
+ protected:
+  Tensor zeros(DType dtype, const Shape& shape) {
+    return Tensor::zeros(device_, dtype, shape, MemoryTag::kOther);
+  }
+  Tensor ids(const std::vector<int32_t>& values) {
+    Tensor t = zeros(DType::kInt32, {static_cast<int64_t>(values.size())});
+    std::copy(values.begin(), values.end(), t.data<int32_t>());
+    return t;
+  }
+  void refused(const std::vector<std::string>& parts, const std::function<void()>& call) {
+    expect_error(Code::kInvalidArgument, parts, call);
+  }
+
+  std::shared_ptr<Device> device_ = make_cpu_device();
+  ThreadPool pool_{2};
+  OpContext ctx_{device_, &pool_};
+  Tensor none_;
+};
+
+TEST_F(Arguments, Elementwise) {
+  Tensor a = zeros(kF32, {2, 3}), b = zeros(kBf16, {2, 3}), c = zeros(kF32, {3, 2});
+  Tensor i = zeros(DType::kInt32, {2, 3});
+  refused({"add: b must be float32, not bfloat16"}, [&] { ops::add(ctx_, a, b, a); });
+  refused({"add: y must have shape [2, 3], not [3, 2]"}, [&] { ops::add(ctx_, a, a, c); });
+  refused({"add: a is missing"}, [&] { ops::add(ctx_, none_, a, a); });
+  refused({"add: b is missing"}, [&] { ops::add(ctx_, a, none_, a); });
+  refused({"scale: x must be float32 or bfloat16, not int32"}, [&] { ops::scale(ctx_, i, 1, i); });
+  refused({"fill: y is missing"}, [&] { ops::fill(ctx_, 1, none_); });
+  Tensor columns = zeros(kF32, {2, 6}).slice(1, 0, 3);
+  refused({"scale: x of shape [2, 3] must be contiguous"},
+          [&] { ops::scale(ctx_, columns, 1, a); });
+  refused({"cast: y of shape [2, 3] must be contiguous"}, [&] { ops::cast(ctx_, a, columns); });
+  refused({"cast: y must have shape [2, 3], not [3, 2]"}, [&] { ops::cast(ctx_, a, c); });
+  refused({"accumulate: y must be float32, not bfloat16"}, [&] { ops::accumulate(ctx_, a, b); });
+}
+
+TEST_F(Arguments, MemoryOfOtherDevices) {
+  float memory[4] = {};
+  Tensor far(std::make_shared<Storage>(DeviceKind::kCuda, 0, memory, 16, false, nullptr), 0, kF32,
+             {4});
+  expect_error(Code::kUnsupported, {"scale: x is not in CPU memory"},
+               [&] { ops::scale(ctx_, far, 1, far); });
+  Tensor near = zeros(kF32, {4});
+  expect_error(Code::kUnsupported, {"cast: x is not in CPU memory"},
+               [&] { ops::cast(ctx_, far, near); });
+}
+
+TEST_F(Arguments, Reductions) {
+  Tensor x = zeros(kF32, {2, 3}), scalar = zeros(kF32, {}), y = zeros(kF32, {2});
+  refused({"sum_squares: x must be float32 or bfloat16"},
+          [&] { ops::sum_squares(ctx_, zeros(DType::kInt64, {2})); });
+  refused({"max_abs: x is missing"}, [&] { ops::max_abs(ctx_, none_); });
+  refused({"add_column_sums: y must have 3 elements, not shape [2]"},
+          [&] { ops::add_column_sums(ctx_, x, y); });
+  refused({"add_column_sums: x has no dimensions"}, [&] { ops::add_column_sums(ctx_, scalar, y); });
+  // Nothing to reduce.
+  const Tensor empty = zeros(kF32, {0});
+  EXPECT_EQ(ops::sum(ctx_, empty), 0);
+  EXPECT_EQ(ops::max_abs(ctx_, empty), 0);
+  EXPECT_EQ(ops::first_non_finite(ctx_, empty), -1);
+  ops::add_column_sums(ctx_, zeros(kF32, {0, 2}), y);
+}
+
+TEST_F(Arguments, LayerNorm) {
+  Tensor x = zeros(kF32, {4, 8}), y = zeros(kF32, {4, 8}), sum = zeros(kF32, {4, 8});
+  Tensor gamma = zeros(kF32, {8}), beta = zeros(kF32, {8});
+  Tensor mean = zeros(kF32, {4}), rstd = zeros(kF32, {4}), wide = zeros(kF32, {0, 0});
+  const auto call = [&](const Tensor& in, const Tensor& residual, const Tensor& g, float eps,
+                        Tensor& s, Tensor& m) {
+    ops::layer_norm(ctx_, in, residual, g, beta, eps, y, s, m, rstd);
+  };
+  EXPECT_NO_THROW(call(x, none_, gamma, 1e-5f, sum, mean));
+  refused({"layer_norm: gamma must be float32, not bfloat16"},
+          [&] { call(x, none_, zeros(kBf16, {8}), 1e-5f, sum, mean); });
+  refused({"layer_norm: gamma must have 8 elements"},
+          [&] { call(x, none_, zeros(kF32, {7}), 1e-5f, sum, mean); });
+  refused({"layer_norm: mean must have 4 elements"},
+          [&] { call(x, none_, gamma, 1e-5f, sum, gamma); });
+  refused({"with a residual, sum must be given"}, [&] { call(x, x, gamma, 1e-5f, none_, mean); });
+  refused({"residual must have shape [4, 8]"}, [&] {
+    call(x, zeros(kF32, {8, 4}), gamma, 1e-5f, sum, mean);
+  });
+  for (const float eps :
+       {-1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    refused({"eps must be finite"}, [&] { call(x, none_, gamma, eps, sum, mean); });
+  }
+  refused({"no elements to normalise over"}, [&] { call(wide, none_, gamma, 0, sum, mean); });
+  Tensor dgamma = zeros(kBf16, {8});
+  refused({"layer_norm_backward: dgamma must be float32"},
+          [&] { ops::layer_norm_backward(ctx_, y, {}, sum, gamma, mean, rstd, x, dgamma, beta); });
+}
+
+TEST_F(Arguments, EmbeddingNamesTheBadIdAndWritesNothing) {
+  Tensor table = zeros(kF32, {5, 4}), y = zeros(kF32, {3, 4});
+  ops::fill(ctx_, 7, y);
+  for (const int32_t bad : {5, -1, INT32_MAX, INT32_MIN}) {
+    refused({"embedding: ids[2] is " + std::to_string(bad), "table of 5 rows"}, [&] {
+      ops::embedding(ctx_, ids({0, 4, bad}), table, {}, {}, y);
+    });
+    refused({"embedding: position_ids[0] is " + std::to_string(bad)}, [&] {
+      ops::embedding(ctx_, ids({0, 1, 2}), table, ids({bad, 0, 0}), table, y);
+    });
+    Tensor dtable = zeros(kF32, {5, 4});
+    refused({"embedding_backward: ids[1]"}, [&] {
+      ops::embedding_backward(ctx_, ids({0, bad, 1}), y, dtable);
+    });
+    EXPECT_EQ(ops::sum(ctx_, dtable), 0);
+  }
+  EXPECT_EQ(ops::sum(ctx_, y), 7 * 12);
+  refused({"positions and position_ids must be given together"}, [&] {
+    ops::embedding(ctx_, ids({0, 1, 2}), table, {}, table, y);
+  });
+  refused({"y of shape [3, 4] must hold a row of 4 for each of 2 ids"}, [&] {
+    ops::embedding(ctx_, ids({0, 1}), table, {}, {}, y);
+  });
+  refused({"ids must be int32"},
+          [&] { ops::embedding(ctx_, zeros(DType::kInt64, {3}), table, {}, {}, y); });
+  refused({"table must have two dimensions"},
+          [&] { ops::embedding(ctx_, ids({0}), zeros(kF32, {4}), {}, {}, y); });
+  refused({"positions must have shape [2, 4], not [2, 3]"}, [&] {
+    ops::embedding(ctx_, ids({0, 1, 2}), table, ids({0, 0, 0}), zeros(kF32, {2, 3}), y);
+  });
+  Tensor empty_table = zeros(kF32, {0, 4});
+  refused({"table of 0 rows"}, [&] {
+    ops::embedding(ctx_, ids({0, 0, 0}), empty_table, {}, {}, y);
+  });
+}
+
+TEST_F(Arguments, Dropout) {
+  Tensor x = zeros(kF32, {4}), y = zeros(kF32, {4}), other = zeros(kF32, {5});
+  for (const double p : {-0.1, 1.0, 2.0, std::numeric_limits<double>::quiet_NaN()}) {
+    refused({"dropout: the probability must be in [0, 1)"},
+            [&] { ops::dropout(ctx_, x, {}, p, {}, 0, y); });
+    refused({"dropout_backward: the probability"},
+            [&] { ops::dropout_backward(ctx_, x, p, {}, 0, y); });
+  }
+  refused({"first_element is negative: -4"}, [&] { ops::dropout(ctx_, x, {}, 0.5, {}, -4, y); });
+  refused({"dropout: residual must have shape [4]"},
+          [&] { ops::dropout(ctx_, x, other, 0.5, {}, 0, y); });
+  refused({"dropout_backward: dx must have shape [4]"},
+          [&] { ops::dropout_backward(ctx_, x, 0.5, {}, 0, other); });
+}
+
+TEST_F(Arguments, Adam) {
+  Tensor p = zeros(kF32, {4}), g = zeros(kF32, {4}), m = zeros(kF32, {4}), v = zeros(kF32, {4});
+  Tensor short_v = zeros(kF32, {3}), wrong = zeros(kF32, {4});
+  const ops::AdamStep good;
+  EXPECT_NO_THROW(ops::adam(ctx_, good, p, g, m, v, none_));
+  refused({"adam: v must have 4 elements"},
+          [&] { ops::adam(ctx_, good, p, g, m, short_v, none_); });
+  refused({"adam: model must be bfloat16"}, [&] { ops::adam(ctx_, good, p, g, m, v, wrong); });
+  refused({"adam: grad must be float32"},
+          [&] { ops::adam(ctx_, good, p, zeros(kBf16, {4}), m, v, none_); });
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto step = [&](auto member, auto value) {
+    ops::AdamStep bad;
+    bad.*member = value;
+    return [this, bad, &p, &g, &m, &v] { ops::adam(ctx_, bad, p, g, m, v, none_); };
+  };
+  refused({"lr is out of range"}, step(&ops::AdamStep::lr, nan));
+  refused({"beta1 is out of range: 1"}, step(&ops::AdamStep::beta1, 1.0));
+  refused({"beta2 is out of range"}, step(&ops::AdamStep::beta2, -0.1));
+  refused({"eps is out of range"}, step(&ops::AdamStep::eps, -1e-8));
+  refused({"weight_decay is out of range"}, step(&ops::AdamStep::weight_decay, nan));
+  refused({"grad_scale is out of range"},
+          step(&ops::AdamStep::grad_scale, std::numeric_limits<float>::infinity()));
+  refused({"steps count from 1, not 0"}, step(&ops::AdamStep::step, int64_t{0}));
+}
+
+}  // namespace
+}  // namespace ds
