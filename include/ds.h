@@ -605,7 +605,8 @@ DS_API ds_status ds_engine_evaluate(ds_engine *engine, const ds_dataset *dataset
  * state, data cursor, configuration, tokenizer. A crash at any moment leaves the older checkpoint.
  * @param folder  made when missing
  * @param tag     name of the checkpoint; NULL for "global_step<N>"
- * Errors: DS_ERR_IO, DS_ERR_STATE (between forward and backward). Since: 0.1.
+ * Errors: DS_ERR_IO, DS_ERR_STATE (between forward and step; between the micro batches of a step is fine).
+ * Since: 0.1.
  */
 DS_API ds_status ds_engine_save(ds_engine *engine, const char *folder, const char *tag);
 
