@@ -1,6 +1,8 @@
 // The manifest's file form. Its header and chunk checksums locate damage to a few KiB before the
 // FlatBuffers verifier and the decoder see a byte.
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <memory>
 
@@ -153,11 +155,16 @@ class Decoder {
     spend(s->size());
     return {s->data(), s->size()};
   }
+  // Copied as bytes (the format is little-endian, as are all targets): the verifier does not check
+  // that the elements of a vector are aligned.
   template <class T>
   std::vector<T> list(const flatbuffers::Vector<T>* v) {
-    if (v == nullptr) return {};
+    static_assert(std::endian::native == std::endian::little);
+    if (v == nullptr || v->size() == 0) return {};
     spend(v->size() * sizeof(T));
-    return {v->begin(), v->end()};
+    std::vector<T> out(v->size());
+    std::memcpy(out.data(), v->Data(), out.size() * sizeof(T));
+    return out;
   }
   // A vector of at most kMaxDims sizes.
   std::vector<int64_t> sizes(const flatbuffers::Vector<int64_t>* v) {

@@ -1,6 +1,7 @@
 // Saving and loading: bits, topologies, state, tags, and what the writer refuses.
 #include <bit>
 #include <cmath>
+#include <thread>
 
 #include "base/file.h"
 #include "unit/checkpoint/support.h"
@@ -164,6 +165,22 @@ TEST(SaveLoad, LargeTensorsSpanChunksAndStreamThrough) {
   reader.read(w, std::as_writable_bytes(std::span(out)));
   EXPECT_TRUE(out == bytes);
   EXPECT_EQ(reader.manifest().blobs[0].checksums.size(), 4u);
+}
+
+TEST(SaveLoad, ThreadsReadOneCheckpointAtOnce) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  auto options = options_for(folder, "t");
+  options.chunk_bytes = 256;
+  save_sample(options, test_seed(), 4);
+  const auto reader = CheckpointReader::open(folder.path() / "save");
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 20; ++round) expect_sample(reader, test_seed());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(SaveLoad, SavingATagAgainReplacesItBothWays) {
