@@ -74,25 +74,25 @@ DS_API int32_t ds_abi_version(void);
  * Version of the loaded library as text, such as "0.1.0".
  * Ownership: static. Threads: any. Since: 0.1.
  */
-DS_API const char *ds_version(void);
+DS_API const char* ds_version(void);
 
 /**
  * Name of a status, such as "DS_ERR_IO"; "DS_ERR_UNKNOWN" for a code this library does not know.
  * Ownership: static. Threads: any. Since: 0.1.
  */
-DS_API const char *ds_status_name(ds_status status);
+DS_API const char* ds_status_name(ds_status status);
 
 /**
  * Text of this thread's last failing call; "" before the first. Only a failing call changes it.
  * Ownership: borrowed until the thread's next failing call. Threads: any. Since: 0.1.
  */
-DS_API const char *ds_last_error_message(void);
+DS_API const char* ds_last_error_message(void);
 
 /**
  * Frees text received through an `out_` parameter; NULL is fine.
  * Threads: any. Since: 0.1.
  */
-DS_API void ds_string_free(char *text);
+DS_API void ds_string_free(char* text);
 
 /** Levels of log messages. */
 enum ds_log_level {
@@ -107,7 +107,7 @@ enum ds_log_level {
  * Receives log messages, on whatever thread logs, possibly several at once; texts live for the
  * call. It must not call the library.
  */
-typedef void (*ds_log_fn)(void *user_data, int32_t level, const char *component, const char *text);
+typedef void (*ds_log_fn)(void* user_data, int32_t level, const char* component, const char* text);
 
 /**
  * Sets the process-wide log sink; NULL restores the default (standard error).
@@ -116,7 +116,7 @@ typedef void (*ds_log_fn)(void *user_data, int32_t level, const char *component,
  * @param release    called once with `user_data` when the sink is no longer used; may be NULL
  * Threads: any. Since: 0.1.
  */
-DS_API ds_status ds_log_set(ds_log_fn fn, void *user_data, void (*release)(void *user_data));
+DS_API ds_status ds_log_set(ds_log_fn fn, void* user_data, void (*release)(void* user_data));
 
 /**
  * Sets the lowest level that is logged, process-wide; the default is DS_LOG_WARNING.
@@ -129,7 +129,7 @@ DS_API ds_status ds_log_set_level(int32_t level);
  * with versions, CPU features and the kernels chosen, devices, and what is not usable and why.
  * Threads: any. Since: 0.1.
  */
-DS_API ds_status ds_report(char **out_json);
+DS_API ds_status ds_report(char** out_json);
 
 /* ---- 2. Handles ---------------------------------------------------------------------------- */
 
@@ -173,8 +173,8 @@ struct DLManagedTensor;          /* the struct of DLPack before version 1.0 */
  * @param ndim   0 to 8
  * Since: 0.1.
  */
-DS_API ds_status ds_tensor_create(int32_t dtype, const int64_t *shape, int32_t ndim,
-                                  ds_tensor **out_tensor);
+DS_API ds_status ds_tensor_create(int32_t dtype, const int64_t* shape, int32_t ndim,
+                                  ds_tensor** out_tensor);
 
 /**
  * Wraps host memory of the caller without copying.
@@ -188,10 +188,10 @@ DS_API ds_status ds_tensor_create(int32_t dtype, const int64_t *shape, int32_t n
  * Ownership: `data` stays the caller's and must live until `release` (or, without one, until the
  * tensor and everything made from it are gone). Since: 0.1.
  */
-DS_API ds_status ds_tensor_from_buffer(void *data, int32_t dtype, const int64_t *shape,
-                                       const int64_t *strides, int32_t ndim,
-                                       void (*release)(void *user_data), void *user_data,
-                                       ds_tensor **out_tensor);
+DS_API ds_status ds_tensor_from_buffer(void* data, int32_t dtype, const int64_t* shape,
+                                       const int64_t* strides, int32_t ndim,
+                                       void (*release)(void* user_data), void* user_data,
+                                       ds_tensor** out_tensor);
 
 /**
  * Takes a DLPack 1.x tensor without copying (dmlc/dlpack; host memory in this build).
@@ -200,15 +200,15 @@ DS_API ds_status ds_tensor_from_buffer(void *data, int32_t dtype, const int64_t 
  * Ownership: on DS_OK the library owns `managed` and calls its deleter once; on failure it remains
  * the caller's. Errors: DS_ERR_UNSUPPORTED. Since: 0.1.
  */
-DS_API ds_status ds_tensor_from_dlpack(struct DLManagedTensorVersioned *managed, void *stream,
-                                       ds_tensor **out_tensor);
+DS_API ds_status ds_tensor_from_dlpack(struct DLManagedTensorVersioned* managed, void* stream,
+                                       ds_tensor** out_tensor);
 
 /**
  * The same for the struct of DLPack before 1.0.
  * Ownership and Errors: as ds_tensor_from_dlpack. Since: 0.1.
  */
-DS_API ds_status ds_tensor_from_dlpack_legacy(struct DLManagedTensor *managed, void *stream,
-                                              ds_tensor **out_tensor);
+DS_API ds_status ds_tensor_from_dlpack_legacy(struct DLManagedTensor* managed, void* stream,
+                                              ds_tensor** out_tensor);
 
 /**
  * Exports a tensor as DLPack 1.x without copying; its memory stays alive until the deleter runs.
@@ -216,58 +216,58 @@ DS_API ds_status ds_tensor_from_dlpack_legacy(struct DLManagedTensor *managed, v
  * Ownership: call `(*out_managed)->deleter(*out_managed)` once. Errors: DS_ERR_UNSUPPORTED.
  * Since: 0.1.
  */
-DS_API ds_status ds_tensor_to_dlpack(const ds_tensor *tensor, void *stream,
-                                     struct DLManagedTensorVersioned **out_managed);
+DS_API ds_status ds_tensor_to_dlpack(const ds_tensor* tensor, void* stream,
+                                     struct DLManagedTensorVersioned** out_managed);
 
 /**
  * The same for the struct of DLPack before 1.0; a read-only tensor is refused, because that struct
  * cannot say so.
  * Ownership and Errors: as ds_tensor_to_dlpack. Since: 0.1.
  */
-DS_API ds_status ds_tensor_to_dlpack_legacy(const ds_tensor *tensor, void *stream,
-                                            struct DLManagedTensor **out_managed);
+DS_API ds_status ds_tensor_to_dlpack_legacy(const ds_tensor* tensor, void* stream,
+                                            struct DLManagedTensor** out_managed);
 
 /** Element type (a ds_dtype). Threads: any. Since: 0.1. */
-DS_API ds_status ds_tensor_dtype(const ds_tensor *tensor, int32_t *out_dtype);
+DS_API ds_status ds_tensor_dtype(const ds_tensor* tensor, int32_t* out_dtype);
 /** Number of dimensions. Threads: any. Since: 0.1. */
-DS_API ds_status ds_tensor_ndim(const ds_tensor *tensor, int32_t *out_ndim);
+DS_API ds_status ds_tensor_ndim(const ds_tensor* tensor, int32_t* out_ndim);
 /** Size of dimension `dim` in [0, ndim). Threads: any. Since: 0.1. */
-DS_API ds_status ds_tensor_size(const ds_tensor *tensor, int32_t dim, int64_t *out_size);
+DS_API ds_status ds_tensor_size(const ds_tensor* tensor, int32_t dim, int64_t* out_size);
 /** Step of dimension `dim` in elements. Threads: any. Since: 0.1. */
-DS_API ds_status ds_tensor_stride(const ds_tensor *tensor, int32_t dim, int64_t *out_stride);
+DS_API ds_status ds_tensor_stride(const ds_tensor* tensor, int32_t dim, int64_t* out_stride);
 /** Number of elements. Threads: any. Since: 0.1. */
-DS_API ds_status ds_tensor_elements(const ds_tensor *tensor, int64_t *out_elements);
+DS_API ds_status ds_tensor_elements(const ds_tensor* tensor, int64_t* out_elements);
 /** Kind of device (a ds_device_kind). Threads: any. Since: 0.1. */
-DS_API ds_status ds_tensor_device(const ds_tensor *tensor, int32_t *out_device_kind);
+DS_API ds_status ds_tensor_device(const ds_tensor* tensor, int32_t* out_device_kind);
 
 /**
  * Address of the first element, in the memory of the tensor's device; NULL for no elements.
  * Ownership: borrowed while the tensor lives. Threads: any. Since: 0.1.
  */
-DS_API ds_status ds_tensor_data(const ds_tensor *tensor, void **out_data);
+DS_API ds_status ds_tensor_data(const ds_tensor* tensor, void** out_data);
 
 /**
  * Copies all elements, packed row-major, to host memory of the caller.
  * @param size  bytes at `buffer`; must equal elements * element size
  * Since: 0.1.
  */
-DS_API ds_status ds_tensor_read(const ds_tensor *tensor, void *buffer, int64_t size);
+DS_API ds_status ds_tensor_read(const ds_tensor* tensor, void* buffer, int64_t size);
 
 /**
  * Copies packed row-major elements from host memory of the caller into the tensor.
  * @param size  bytes at `buffer`; must equal elements * element size
  * Errors: DS_ERR_STATE for a read-only tensor. Since: 0.1.
  */
-DS_API ds_status ds_tensor_write(ds_tensor *tensor, const void *buffer, int64_t size);
+DS_API ds_status ds_tensor_write(ds_tensor* tensor, const void* buffer, int64_t size);
 
 /**
  * The value of a tensor of one element, converted to double.
  * Since: 0.1.
  */
-DS_API ds_status ds_tensor_item(const ds_tensor *tensor, double *out_value);
+DS_API ds_status ds_tensor_item(const ds_tensor* tensor, double* out_value);
 
 /** Ends a tensor; NULL is fine. Threads: any. Since: 0.1. */
-DS_API void ds_tensor_destroy(ds_tensor *tensor);
+DS_API void ds_tensor_destroy(ds_tensor* tensor);
 
 /* ---- 4. Communicator ----------------------------------------------------------------------- */
 
@@ -278,12 +278,12 @@ DS_API void ds_tensor_destroy(ds_tensor *tensor);
  */
 typedef struct ds_store {
   int64_t struct_size; /**< sizeof(ds_store) of the caller's header */
-  void *user_data;     /**< passed to the functions below */
+  void* user_data;     /**< passed to the functions below */
   /** stores a value */
-  ds_status (*put)(void *user_data, const char *key, const void *value, int64_t size);
+  ds_status (*put)(void* user_data, const char* key, const void* value, int64_t size);
   /** waits for a value and copies it */
-  ds_status (*get)(void *user_data, const char *key, void *value, int64_t capacity,
-                   int64_t *out_size);
+  ds_status (*get)(void* user_data, const char* key, void* value, int64_t capacity,
+                   int64_t* out_size);
 } ds_store;
 
 /**
@@ -295,37 +295,37 @@ typedef struct ds_store {
  * Blocks: until all have joined. Errors: DS_ERR_UNSUPPORTED, DS_ERR_CONFIG, DS_ERR_COMM.
  * Since: 0.1.
  */
-DS_API ds_status ds_comm_create(int32_t rank, int32_t world_size, const char *config_json,
-                                const ds_store *store, ds_comm **out_comm);
+DS_API ds_status ds_comm_create(int32_t rank, int32_t world_size, const char* config_json,
+                                const ds_store* store, ds_comm** out_comm);
 /** This process's number in the group. Threads: any. Since: 0.1. */
-DS_API ds_status ds_comm_rank(const ds_comm *comm, int32_t *out_rank);
+DS_API ds_status ds_comm_rank(const ds_comm* comm, int32_t* out_rank);
 /** Number of processes in the group. Threads: any. Since: 0.1. */
-DS_API ds_status ds_comm_size(const ds_comm *comm, int32_t *out_size);
+DS_API ds_status ds_comm_size(const ds_comm* comm, int32_t* out_size);
 /**
  * Sums a floating tensor over the group, in place, in rank order.
  * Blocks: until all have called. Errors: DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.1.
  */
-DS_API ds_status ds_comm_all_reduce(ds_comm *comm, ds_tensor *tensor);
+DS_API ds_status ds_comm_all_reduce(ds_comm* comm, ds_tensor* tensor);
 /**
  * Waits until every process has called it.
  * Blocks: yes. Errors: DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.1.
  */
-DS_API ds_status ds_comm_barrier(ds_comm *comm);
+DS_API ds_status ds_comm_barrier(ds_comm* comm);
 /**
  * Ends the group together: afterwards only ds_comm_destroy is allowed.
  * Blocks: until every process has called. Errors: DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.1.
  */
-DS_API ds_status ds_comm_finalize(ds_comm *comm);
+DS_API ds_status ds_comm_finalize(ds_comm* comm);
 /** Makes every pending and later operation of the group fail with DS_ERR_ABORTED, here and
  * elsewhere. Threads: any. Since: 0.1. */
-DS_API ds_status ds_comm_abort(ds_comm *comm);
+DS_API ds_status ds_comm_abort(ds_comm* comm);
 /** Ends the handle without waiting for anybody; NULL is fine. Threads: any. Since: 0.1. */
-DS_API void ds_comm_destroy(ds_comm *comm);
+DS_API void ds_comm_destroy(ds_comm* comm);
 
 /* ---- 5. Tokenizers (all functions: Threads: any) ------------------------------------------- */
 
 /** Makes the tokenizer whose tokens are the 256 byte values. Since: 0.1. */
-DS_API ds_status ds_tokenizer_create_bytes(ds_tokenizer **out_tokenizer);
+DS_API ds_status ds_tokenizer_create_bytes(ds_tokenizer** out_tokenizer);
 
 /**
  * Reads a tokenizer: a `tokenizer.json` file, a folder that holds one (or vocab.json and
@@ -333,15 +333,15 @@ DS_API ds_status ds_tokenizer_create_bytes(ds_tokenizer **out_tokenizer);
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT, DS_ERR_UNSUPPORTED (a component of the file
  * that this version does not know, by name). Since: 0.1.
  */
-DS_API ds_status ds_tokenizer_open(const char *path, ds_tokenizer **out_tokenizer);
+DS_API ds_status ds_tokenizer_open(const char* path, ds_tokenizer** out_tokenizer);
 
 /**
  * Reads a tokenizer from the text of a `tokenizer.json`.
  * @param size  bytes of `json`; -1 when it ends with NUL
  * Errors: DS_ERR_CORRUPT, DS_ERR_UNSUPPORTED. Since: 0.1.
  */
-DS_API ds_status ds_tokenizer_from_json(const char *json, int64_t size,
-                                        ds_tokenizer **out_tokenizer);
+DS_API ds_status ds_tokenizer_from_json(const char* json, int64_t size,
+                                        ds_tokenizer** out_tokenizer);
 
 /**
  * Learns a byte-level byte-pair encoding from text (Sennrich et al., arXiv:1508.07909; GPT-2's
@@ -352,8 +352,8 @@ DS_API ds_status ds_tokenizer_from_json(const char *json, int64_t size,
  *                      "special_tokens": ["<|endoftext|>"]}; NULL for these defaults
  * Errors: DS_ERR_CONFIG. Since: 0.1.
  */
-DS_API ds_status ds_tokenizer_train(const char *text, int64_t size, const char *options_json,
-                                    ds_tokenizer **out_tokenizer);
+DS_API ds_status ds_tokenizer_train(const char* text, int64_t size, const char* options_json,
+                                    ds_tokenizer** out_tokenizer);
 
 /**
  * Encodes text to token ids.
@@ -363,8 +363,8 @@ DS_API ds_status ds_tokenizer_train(const char *text, int64_t size, const char *
  * @param out_ids      int32 tensor [count]
  * Since: 0.1.
  */
-DS_API ds_status ds_tokenizer_encode(const ds_tokenizer *tokenizer, const char *text, int64_t size,
-                                     int32_t add_special, ds_tensor **out_ids);
+DS_API ds_status ds_tokenizer_encode(const ds_tokenizer* tokenizer, const char* text, int64_t size,
+                                     int32_t add_special, ds_tensor** out_ids);
 
 /**
  * Decodes token ids to text; bytes that are not UTF-8 become U+FFFD.
@@ -372,23 +372,23 @@ DS_API ds_status ds_tokenizer_encode(const ds_tokenizer *tokenizer, const char *
  * @param skip_special  nonzero: leave special tokens out
  * Since: 0.1.
  */
-DS_API ds_status ds_tokenizer_decode(const ds_tokenizer *tokenizer, const ds_tensor *ids,
-                                     int32_t skip_special, char **out_text);
+DS_API ds_status ds_tokenizer_decode(const ds_tokenizer* tokenizer, const ds_tensor* ids,
+                                     int32_t skip_special, char** out_text);
 
 /** Number of token ids: ids are in [0, size). Since: 0.1. */
-DS_API ds_status ds_tokenizer_vocab_size(const ds_tokenizer *tokenizer, int64_t *out_size);
+DS_API ds_status ds_tokenizer_vocab_size(const ds_tokenizer* tokenizer, int64_t* out_size);
 /** Id of the end-of-text token, -1 when there is none. Since: 0.1. */
-DS_API ds_status ds_tokenizer_end_of_text(const ds_tokenizer *tokenizer, int32_t *out_id);
+DS_API ds_status ds_tokenizer_end_of_text(const ds_tokenizer* tokenizer, int32_t* out_id);
 /** Id of a token given as the file spells it. Errors: DS_ERR_NOT_FOUND. Since: 0.1. */
-DS_API ds_status ds_tokenizer_token_to_id(const ds_tokenizer *tokenizer, const char *token,
-                                          int32_t *out_id);
+DS_API ds_status ds_tokenizer_token_to_id(const ds_tokenizer* tokenizer, const char* token,
+                                          int32_t* out_id);
 /** Spelling of a token id. Errors: DS_ERR_NOT_FOUND. Since: 0.1. */
-DS_API ds_status ds_tokenizer_id_to_token(const ds_tokenizer *tokenizer, int32_t id,
-                                          char **out_token);
+DS_API ds_status ds_tokenizer_id_to_token(const ds_tokenizer* tokenizer, int32_t id,
+                                          char** out_token);
 /** The tokenizer as the text of a `tokenizer.json`. Since: 0.1. */
-DS_API ds_status ds_tokenizer_to_json(const ds_tokenizer *tokenizer, char **out_json);
+DS_API ds_status ds_tokenizer_to_json(const ds_tokenizer* tokenizer, char** out_json);
 /** Ends a tokenizer handle; NULL is fine. Since: 0.1. */
-DS_API void ds_tokenizer_destroy(ds_tokenizer *tokenizer);
+DS_API void ds_tokenizer_destroy(ds_tokenizer* tokenizer);
 
 /* ---- 6. Data sets (all functions: Threads: any) -------------------------------------------- */
 
@@ -402,8 +402,8 @@ DS_API void ds_tokenizer_destroy(ds_tokenizer *tokenizer);
  * @param tokenizer  encodes text; NULL reads bytes. Not used for PREFIX.
  * Errors: DS_ERR_CONFIG, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.1.
  */
-DS_API ds_status ds_dataset_open(const char *spec_json, const ds_tokenizer *tokenizer,
-                                 ds_dataset **out_dataset);
+DS_API ds_status ds_dataset_open(const char* spec_json, const ds_tokenizer* tokenizer,
+                                 ds_dataset** out_dataset);
 
 /**
  * Tokenises a text or .jsonl file into PREFIX.bin and PREFIX.idx (Megatron's format).
@@ -411,18 +411,18 @@ DS_API ds_status ds_dataset_open(const char *spec_json, const ds_tokenizer *toke
  * @param append_end   nonzero: one end-of-text token after each document
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.1.
  */
-DS_API ds_status ds_dataset_build(const char *input, const ds_tokenizer *tokenizer,
-                                  int32_t append_end, const char *output_prefix);
+DS_API ds_status ds_dataset_build(const char* input, const ds_tokenizer* tokenizer,
+                                  int32_t append_end, const char* output_prefix);
 
 /** Number of samples. Since: 0.1. */
-DS_API ds_status ds_dataset_size(const ds_dataset *dataset, int64_t *out_samples);
+DS_API ds_status ds_dataset_size(const ds_dataset* dataset, int64_t* out_samples);
 /** Tokens per sample less one. Since: 0.1. */
-DS_API ds_status ds_dataset_sequence_length(const ds_dataset *dataset, int64_t *out_length);
+DS_API ds_status ds_dataset_sequence_length(const ds_dataset* dataset, int64_t* out_length);
 /** One sample as an int32 tensor [sequence_length + 1]. Since: 0.1. */
-DS_API ds_status ds_dataset_sample(const ds_dataset *dataset, int64_t index,
-                                   ds_tensor **out_tokens);
+DS_API ds_status ds_dataset_sample(const ds_dataset* dataset, int64_t index,
+                                   ds_tensor** out_tokens);
 /** Ends a data set handle; NULL is fine. Since: 0.1. */
-DS_API void ds_dataset_destroy(ds_dataset *dataset);
+DS_API void ds_dataset_destroy(ds_dataset* dataset);
 
 /* ---- 7. Models ----------------------------------------------------------------------------- */
 
@@ -433,14 +433,14 @@ DS_API void ds_dataset_destroy(ds_dataset *dataset);
  * @param seed         same seed, same weights
  * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED. Since: 0.1.
  */
-DS_API ds_status ds_model_create(const char *config_json, int64_t seed, ds_model **out_model);
+DS_API ds_status ds_model_create(const char* config_json, int64_t seed, ds_model** out_model);
 
 /**
  * Opens weights from a folder: Hugging Face (config.json and safetensors) or a checkpoint of
  * ds_engine_save (the folder that holds `latest`, or one tag's folder).
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT, DS_ERR_UNSUPPORTED. Since: 0.1.
  */
-DS_API ds_status ds_model_open(const char *folder, ds_model **out_model);
+DS_API ds_status ds_model_open(const char* folder, ds_model** out_model);
 
 /**
  * Writes config.json and model.safetensors so that Transformers loads them.
@@ -448,42 +448,42 @@ DS_API ds_status ds_model_open(const char *folder, ds_model **out_model);
  * Errors: DS_ERR_IO, DS_ERR_STATE (trained by an engine that is in the middle of a step).
  * Since: 0.1.
  */
-DS_API ds_status ds_model_export(ds_model *model, const char *folder, int32_t dtype);
+DS_API ds_status ds_model_export(ds_model* model, const char* folder, int32_t dtype);
 
 /** The architecture as a config.json. Threads: any. Since: 0.1. */
-DS_API ds_status ds_model_config(const ds_model *model, char **out_json);
+DS_API ds_status ds_model_config(const ds_model* model, char** out_json);
 /** Number of parameter tensors (tied ones once). Threads: any. Since: 0.1. */
-DS_API ds_status ds_model_tensor_count(const ds_model *model, int64_t *out_count);
+DS_API ds_status ds_model_tensor_count(const ds_model* model, int64_t* out_count);
 /** Number of parameters in all (tied ones once). Threads: any. Since: 0.1. */
-DS_API ds_status ds_model_parameter_count(const ds_model *model, int64_t *out_count);
+DS_API ds_status ds_model_parameter_count(const ds_model* model, int64_t* out_count);
 /** Name of parameter tensor `index`. Ownership: owned. Threads: any. Since: 0.1. */
-DS_API ds_status ds_model_tensor_name(const ds_model *model, int64_t index, char **out_name);
+DS_API ds_status ds_model_tensor_name(const ds_model* model, int64_t index, char** out_name);
 /**
  * A copy of a parameter, full shape, float32: the master copy where an engine keeps one.
  * Errors: DS_ERR_NOT_FOUND (with the nearest name). Since: 0.1.
  */
-DS_API ds_status ds_model_get_tensor(ds_model *model, const char *name, ds_tensor **out_tensor);
+DS_API ds_status ds_model_get_tensor(ds_model* model, const char* name, ds_tensor** out_tensor);
 /**
  * Sets a parameter (and its master copy) from a float32 tensor of the same shape.
  * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between backward and step). Since: 0.1.
  */
-DS_API ds_status ds_model_set_tensor(ds_model *model, const char *name, const ds_tensor *value);
+DS_API ds_status ds_model_set_tensor(ds_model* model, const char* name, const ds_tensor* value);
 
 /** How ds_model_generate chooses tokens. Zero is default. */
 typedef struct ds_generate_options {
-  int64_t struct_size;     /**< sizeof(ds_generate_options) of the caller's header */
-  int64_t max_tokens;      /**< new tokens at most; 0 = 64 */
-  double temperature;      /**< 0 = always the likeliest token */
-  int64_t top_k;           /**< keep the k likeliest; 0 = all */
-  double top_p;            /**< keep the likeliest whose sum reaches p (Holtzman et al.,
-                                arXiv:1904.09751); 0 = all */
-  int64_t seed;            /**< same seed, same text */
-  int32_t stop_token;      /**< ends the text when `has_stop_token` */
-  int32_t has_stop_token;  /**< nonzero: use `stop_token` */
+  int64_t struct_size;    /**< sizeof(ds_generate_options) of the caller's header */
+  int64_t max_tokens;     /**< new tokens at most; 0 = 64 */
+  double temperature;     /**< 0 = always the likeliest token */
+  int64_t top_k;          /**< keep the k likeliest; 0 = all */
+  double top_p;           /**< keep the likeliest whose sum reaches p (Holtzman et al.,
+                               arXiv:1904.09751); 0 = all */
+  int64_t seed;           /**< same seed, same text */
+  int32_t stop_token;     /**< ends the text when `has_stop_token` */
+  int32_t has_stop_token; /**< nonzero: use `stop_token` */
 } ds_generate_options;
 
 /** Receives each new token; nonzero stops with DS_ERR_CALLBACK. It must not use the model. */
-typedef int32_t (*ds_token_fn)(void *user_data, int32_t token);
+typedef int32_t (*ds_token_fn)(void* user_data, int32_t token);
 
 /**
  * Continues a prompt, with a key-value cache.
@@ -495,9 +495,9 @@ typedef int32_t (*ds_token_fn)(void *user_data, int32_t token);
  * Text beyond the model's positions slides the window: the oldest tokens are forgotten.
  * Errors: DS_ERR_CALLBACK, DS_ERR_STATE (an engine trains the model at this moment). Since: 0.1.
  */
-DS_API ds_status ds_model_generate(ds_model *model, const ds_tensor *prompt,
-                                   const ds_generate_options *options, ds_token_fn on_token,
-                                   void *user_data, ds_tensor **out_ids);
+DS_API ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
+                                   const ds_generate_options* options, ds_token_fn on_token,
+                                   void* user_data, ds_tensor** out_ids);
 
 /**
  * Logits of a batch, without training.
@@ -506,11 +506,11 @@ DS_API ds_status ds_model_generate(ds_model *model, const ds_tensor *prompt,
  * @param out_logits      float32 tensor [batch, length, vocabulary]
  * Errors: DS_ERR_STATE. Since: 0.1.
  */
-DS_API ds_status ds_model_logits(ds_model *model, const ds_tensor *ids,
-                                 const ds_tensor *attention_mask, ds_tensor **out_logits);
+DS_API ds_status ds_model_logits(ds_model* model, const ds_tensor* ids,
+                                 const ds_tensor* attention_mask, ds_tensor** out_logits);
 
 /** Ends a model handle; an engine that uses the model keeps it. Threads: any. Since: 0.1. */
-DS_API void ds_model_destroy(ds_model *model);
+DS_API void ds_model_destroy(ds_model* model);
 
 /* ---- 8. Engine ----------------------------------------------------------------------------- */
 
@@ -518,7 +518,7 @@ DS_API void ds_model_destroy(ds_model *model);
 enum ds_skip_reason {
   DS_SKIP_NONE = 0,         /**< It was applied. */
   DS_SKIP_ACCUMULATING = 1, /**< Not a boundary: more micro batches belong to this step. */
-  DS_SKIP_NON_FINITE = 2    /**< A gradient was NaN or infinite; weights and moments are untouched. */
+  DS_SKIP_NON_FINITE = 2 /**< A gradient was NaN or infinite; weights and moments are untouched. */
 };
 
 /** What a step did. Set struct_size before the call. */
@@ -546,8 +546,8 @@ typedef struct ds_step_report {
  * @param comm         the group to train with; NULL for this process alone
  * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED, DS_ERR_STATE (the model has an engine). Since: 0.1.
  */
-DS_API ds_status ds_engine_create(const char *config_json, ds_model *model, ds_comm *comm,
-                                  ds_engine **out_engine);
+DS_API ds_status ds_engine_create(const char* config_json, ds_model* model, ds_comm* comm,
+                                  ds_engine** out_engine);
 
 /**
  * Computes the loss of one micro batch and remembers what backward needs.
@@ -559,22 +559,22 @@ DS_API ds_status ds_engine_create(const char *config_json, ds_model *model, ds_c
  * @param out_loss  float32 tensor [], mean over the counted labels
  * Errors: DS_ERR_STATE (the last forward still waits for its backward). Since: 0.1.
  */
-DS_API ds_status ds_engine_forward(ds_engine *engine, ds_tensor *const *inputs, int32_t count,
-                                   ds_tensor **out_loss);
+DS_API ds_status ds_engine_forward(ds_engine* engine, ds_tensor* const* inputs, int32_t count,
+                                   ds_tensor** out_loss);
 
 /**
  * Adds the gradient of the last forward's loss, divided by gradient_accumulation_steps.
  * @param loss  the tensor that ds_engine_forward gave; another one is refused
  * Errors: DS_ERR_STATE (no forward waits). Since: 0.1.
  */
-DS_API ds_status ds_engine_backward(ds_engine *engine, const ds_tensor *loss);
+DS_API ds_status ds_engine_backward(ds_engine* engine, const ds_tensor* loss);
 
 /**
  * Ends a micro batch; at an accumulation boundary clips, updates and clears the gradients.
  * @param out_report  may be NULL
  * Errors: DS_ERR_STATE (no backward since the last step). Since: 0.1.
  */
-DS_API ds_status ds_engine_step(ds_engine *engine, ds_step_report *out_report);
+DS_API ds_status ds_engine_step(ds_engine* engine, ds_step_report* out_report);
 
 /**
  * Sets the data that ds_engine_train_batch reads; sampling begins at the engine's sample counter,
@@ -582,7 +582,7 @@ DS_API ds_status ds_engine_step(ds_engine *engine, ds_step_report *out_report);
  * Errors: DS_ERR_INVALID_ARGUMENT when the samples are longer than the model allows or tokens
  * outside its vocabulary are met later. Since: 0.1.
  */
-DS_API ds_status ds_engine_set_dataset(ds_engine *engine, const ds_dataset *dataset);
+DS_API ds_status ds_engine_set_dataset(ds_engine* engine, const ds_dataset* dataset);
 
 /**
  * One optimizer step over the data set: gradient_accumulation_steps micro batches of forward and
@@ -590,25 +590,25 @@ DS_API ds_status ds_engine_set_dataset(ds_engine *engine, const ds_dataset *data
  * @param out_report  may be NULL
  * Errors: DS_ERR_STATE (no data set, or a forward of the caller is open). Since: 0.1.
  */
-DS_API ds_status ds_engine_train_batch(ds_engine *engine, ds_step_report *out_report);
+DS_API ds_status ds_engine_train_batch(ds_engine* engine, ds_step_report* out_report);
 
 /**
  * Mean loss over a data set, without training and without dropout.
  * @param max_batches  micro batches at most; 0 = all
  * Since: 0.1.
  */
-DS_API ds_status ds_engine_evaluate(ds_engine *engine, const ds_dataset *dataset,
-                                    int64_t max_batches, double *out_loss);
+DS_API ds_status ds_engine_evaluate(ds_engine* engine, const ds_dataset* dataset,
+                                    int64_t max_batches, double* out_loss);
 
 /**
  * Saves everything a bitwise resume needs: weights, masters, moments, schedule, loss scale, random
  * state, data cursor, configuration, tokenizer. A crash at any moment leaves the older checkpoint.
  * @param folder  made when missing
  * @param tag     name of the checkpoint; NULL for "global_step<N>"
- * Errors: DS_ERR_IO, DS_ERR_STATE (between forward and step; between the micro batches of a step is fine).
- * Since: 0.1.
+ * Errors: DS_ERR_IO, DS_ERR_STATE (between forward and step; between the micro batches of a step is
+ * fine). Since: 0.1.
  */
-DS_API ds_status ds_engine_save(ds_engine *engine, const char *folder, const char *tag);
+DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const char* tag);
 
 /**
  * Loads a checkpoint into an engine made with the same model and a compatible configuration.
@@ -616,63 +616,63 @@ DS_API ds_status ds_engine_save(ds_engine *engine, const char *folder, const cha
  * On failure the engine is as before. Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT (with
  * file and place), DS_ERR_STATE. Since: 0.1.
  */
-DS_API ds_status ds_engine_load(ds_engine *engine, const char *folder, const char *tag);
+DS_API ds_status ds_engine_load(ds_engine* engine, const char* folder, const char* tag);
 
 /** Attaches a tokenizer, which checkpoints then carry; NULL takes it away. Since: 0.1. */
-DS_API ds_status ds_engine_set_tokenizer(ds_engine *engine, const ds_tokenizer *tokenizer);
+DS_API ds_status ds_engine_set_tokenizer(ds_engine* engine, const ds_tokenizer* tokenizer);
 /** Attaches a JSON document of the caller, which checkpoints then carry; NULL takes it away.
  * Since: 0.1. */
-DS_API ds_status ds_engine_set_client_state(ds_engine *engine, const char *json);
+DS_API ds_status ds_engine_set_client_state(ds_engine* engine, const char* json);
 /** The caller's document, as set or loaded; "null" when there is none. Since: 0.1. */
-DS_API ds_status ds_engine_client_state(ds_engine *engine, char **out_json);
+DS_API ds_status ds_engine_client_state(ds_engine* engine, char** out_json);
 
 /**
  * The configuration as resolved: {"config": {...}, "origins": {path: origin}, "warnings": [...]}.
  * Since: 0.1.
  */
-DS_API ds_status ds_engine_config(ds_engine *engine, char **out_json);
+DS_API ds_status ds_engine_config(ds_engine* engine, char** out_json);
 /** Memory by tag, now and peak, in bytes, as JSON. Threads: any. Since: 0.1. */
-DS_API ds_status ds_engine_memory_report(const ds_engine *engine, char **out_json);
+DS_API ds_status ds_engine_memory_report(const ds_engine* engine, char** out_json);
 /** Optimizer steps so far, skipped ones included. Since: 0.1. */
-DS_API ds_status ds_engine_global_step(ds_engine *engine, int64_t *out_step);
+DS_API ds_status ds_engine_global_step(ds_engine* engine, int64_t* out_step);
 /** Samples consumed so far. Since: 0.1. */
-DS_API ds_status ds_engine_samples(ds_engine *engine, int64_t *out_samples);
+DS_API ds_status ds_engine_samples(ds_engine* engine, int64_t* out_samples);
 /**
  * A copy of the accumulated gradient of a parameter, full shape, float32, as summed so far.
  * Errors: DS_ERR_NOT_FOUND. Since: 0.1.
  */
-DS_API ds_status ds_engine_get_gradient(ds_engine *engine, const char *name,
-                                        ds_tensor **out_tensor);
+DS_API ds_status ds_engine_get_gradient(ds_engine* engine, const char* name,
+                                        ds_tensor** out_tensor);
 /** The engine's optimizer. Ownership: borrowed; the handle ends with the engine; NULL when
  * `engine` is not one. Since: 0.1. */
-DS_API ds_optimizer *ds_engine_optimizer(ds_engine *engine);
+DS_API ds_optimizer* ds_engine_optimizer(ds_engine* engine);
 /** Ends an engine; its model can then be given to another. NULL is fine. Threads: any. Since: 0.1.
  */
-DS_API void ds_engine_destroy(ds_engine *engine);
+DS_API void ds_engine_destroy(ds_engine* engine);
 
 /* ---- 9. Optimizer -------------------------------------------------------------------------- */
 
 /** Updates applied so far (Adam's t). Since: 0.1. */
-DS_API ds_status ds_optimizer_step_count(ds_optimizer *optimizer, int64_t *out_steps);
+DS_API ds_status ds_optimizer_step_count(ds_optimizer* optimizer, int64_t* out_steps);
 /** Rate that the next step will use. Since: 0.1. */
-DS_API ds_status ds_optimizer_lr(ds_optimizer *optimizer, double *out_lr);
+DS_API ds_status ds_optimizer_lr(ds_optimizer* optimizer, double* out_lr);
 /**
  * Sets the rate of the next step; a configured scheduler overrides it again after that step.
  * Since: 0.1.
  */
-DS_API ds_status ds_optimizer_set_lr(ds_optimizer *optimizer, double lr);
+DS_API ds_status ds_optimizer_set_lr(ds_optimizer* optimizer, double lr);
 /**
  * A copy of one state tensor of a parameter, full shape, float32.
  * @param name   parameter
  * @param state  "exp_avg" or "exp_avg_sq"
  * Errors: DS_ERR_NOT_FOUND. Since: 0.1.
  */
-DS_API ds_status ds_optimizer_get_state(ds_optimizer *optimizer, const char *name,
-                                        const char *state, ds_tensor **out_tensor);
+DS_API ds_status ds_optimizer_get_state(ds_optimizer* optimizer, const char* name,
+                                        const char* state, ds_tensor** out_tensor);
 /** Sets one state tensor of a parameter from a float32 tensor of the same shape.
  * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE. Since: 0.1. */
-DS_API ds_status ds_optimizer_set_state(ds_optimizer *optimizer, const char *name,
-                                        const char *state, const ds_tensor *value);
+DS_API ds_status ds_optimizer_set_state(ds_optimizer* optimizer, const char* name,
+                                        const char* state, const ds_tensor* value);
 
 /* ---- 10. Checkpoints on disk --------------------------------------------------------------- */
 
@@ -681,13 +681,13 @@ DS_API ds_status ds_optimizer_set_state(ds_optimizer *optimizer, const char *nam
  * @param tag  NULL for the newest valid one
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Threads: any. Since: 0.1.
  */
-DS_API ds_status ds_checkpoint_inspect(const char *folder, const char *tag, char **out_json);
+DS_API ds_status ds_checkpoint_inspect(const char* folder, const char* tag, char** out_json);
 
 /**
  * Reads every byte of a checkpoint and compares checksums; the error names file, tensor and bytes.
  * Errors: as ds_checkpoint_inspect. Threads: any. Since: 0.1.
  */
-DS_API ds_status ds_checkpoint_verify(const char *folder, const char *tag);
+DS_API ds_status ds_checkpoint_verify(const char* folder, const char* tag);
 
 #ifdef __cplusplus
 }
