@@ -104,8 +104,8 @@ TEST_P(AllocationFailure, AtEveryPoint) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, AllocationFailure, ::testing::Range<size_t>(0, all_calls().size()),
-                         [](const auto& info) {
-                           return std::string(all_calls()[info.param].name);
+                         [](const auto& test) {
+                           return std::string(all_calls()[test.param].name);
                          });
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 static int failures = 0;
 
-static void expect(int condition, const char *what, int line) {
+static void expect(int condition, const char* what, int line) {
   if (condition) return;
   ++failures;
   fprintf(stderr, "line %d: %s: %s\n", line, what, ds_last_error_message());
@@ -24,8 +24,8 @@ static const char kConfig[] =
     "{\"train_micro_batch_size_per_gpu\": 2, \"optimizer\": {\"type\": \"AdamW\","
     " \"params\": {\"lr\": 0.01}}}";
 
-static void write_text(const char *path) {
-  FILE *file = fopen(path, "w");
+static void write_text(const char* path) {
+  FILE* file = fopen(path, "w");
   int i;
   if (file == NULL) {
     EXPECT(file != NULL);
@@ -35,7 +35,7 @@ static void write_text(const char *path) {
   fclose(file);
 }
 
-static double train(ds_engine *engine, int steps) {
+static double train(ds_engine* engine, int steps) {
   ds_step_report report;
   double loss = 0;
   int i;
@@ -50,16 +50,16 @@ static double train(ds_engine *engine, int steps) {
   return loss;
 }
 
-static int32_t count_token(void *user_data, int32_t token) {
-  int *count = (int *)user_data;
+static int32_t count_token(void* user_data, int32_t token) {
+  int* count = (int*)user_data;
   ++*count;
   return token < 0;
 }
 
-static void generate(ds_model *model, const ds_tokenizer *tokenizer) {
+static void generate(ds_model* model, const ds_tokenizer* tokenizer) {
   ds_generate_options options;
   ds_tensor *prompt = NULL, *ids = NULL;
-  char *text = NULL;
+  char* text = NULL;
   int64_t count = 0;
   int seen = 0;
   memset(&options, 0, sizeof(options));
@@ -76,11 +76,11 @@ static void generate(ds_model *model, const ds_tokenizer *tokenizer) {
   ds_tensor_destroy(ids);
 }
 
-static void step_by_hand(ds_engine *engine) {
+static void step_by_hand(ds_engine* engine) {
   const int64_t shape[2] = {2, 8};
   int32_t tokens[16];
-  ds_tensor *inputs[2] = {NULL, NULL};
-  ds_tensor *loss = NULL;
+  ds_tensor* inputs[2] = {NULL, NULL};
+  ds_tensor* loss = NULL;
   ds_step_report report;
   double value = 0;
   int i;
@@ -103,15 +103,15 @@ static void step_by_hand(ds_engine *engine) {
   ds_tensor_destroy(inputs[1]);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   char text_path[2000], spec[3000], save_path[2000];
-  ds_tokenizer *tokenizer = NULL;
-  ds_dataset *dataset = NULL;
+  ds_tokenizer* tokenizer = NULL;
+  ds_dataset* dataset = NULL;
   ds_model *model = NULL, *again = NULL;
   ds_engine *engine = NULL, *resumed = NULL;
   double first, last;
   int64_t step = 0, steps = 0;
-  char *report = NULL;
+  char* report = NULL;
 
   if (argc != 2 || strlen(argv[1]) > 1500) {
     fprintf(stderr, "usage: c99_client FOLDER\n");

@@ -38,7 +38,7 @@ constexpr auto kOptimizer = HandleKind::kOptimizer;
 
 int64_t shape_2_3[] = {2, 3};
 float six_floats[6] = {1, 2, 3, 4, 5, 6};
-constexpr char kGrown[] = "transformer.ln_f.weight";  // a parameter of the test model
+constexpr char kParameter[] = "ln_f.weight";  // a parameter of the test model
 
 // Foreign tensors over six_floats; they end with no deleter.
 DLManagedTensorVersioned* versioned_tensor() {
@@ -325,18 +325,18 @@ std::vector<Call> model_calls() {
          return ds_model_tensor_name(p<ds_model>(a, 0), 0, p<char*>(a, 1));
        }},
       {"ds_model_get_tensor",
-       {in(kModel, "model"), text("name", kGrown), out(kTensor, "out_tensor")},
+       {in(kModel, "model"), text("name", kParameter), out(kTensor, "out_tensor")},
        [](const Arguments& a) {
          return ds_model_get_tensor(p<ds_model>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
        }},
       {"ds_model_set_tensor",
-       {in(kModel, "model"), text("name", kGrown), in(kTensor, "value")},
+       {in(kModel, "model"), text("name", kParameter), in(kTensor, "value")},
        [](const Arguments& a) {
          return ds_model_set_tensor(p<ds_model>(a, 0), s(a, 1), p<ds_tensor>(a, 2));
        },
        [](World& world, Arguments& a) {
          ds_tensor_destroy(world.tensor);
-         EXPECT_DS_OK(ds_model_get_tensor(world.model, kGrown, &world.tensor));
+         EXPECT_DS_OK(ds_model_get_tensor(world.model, kParameter, &world.tensor));
          a[2] = world.tensor;
        }},
       {"ds_model_generate",
@@ -451,7 +451,7 @@ std::vector<Call> engine_calls() {
        {in(kEngine, "engine"), out("out_samples")},
        [](const Arguments& a) { return ds_engine_samples(p<ds_engine>(a, 0), p<int64_t>(a, 1)); }},
       {"ds_engine_get_gradient",
-       {in(kEngine, "engine"), text("name", kGrown), out(kTensor, "out_tensor")},
+       {in(kEngine, "engine"), text("name", kParameter), out(kTensor, "out_tensor")},
        [](const Arguments& a) {
          return ds_engine_get_gradient(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
        }},
@@ -472,21 +472,21 @@ std::vector<Call> optimizer_and_checkpoint_calls() {
        {in(kOptimizer, "optimizer")},
        [](const Arguments& a) { return ds_optimizer_set_lr(p<ds_optimizer>(a, 0), 1e-4); }},
       {"ds_optimizer_get_state",
-       {in(kOptimizer, "optimizer"), text("name", kGrown), text("state", "exp_avg"),
+       {in(kOptimizer, "optimizer"), text("name", kParameter), text("state", "exp_avg"),
         out(kTensor, "out_tensor")},
        [](const Arguments& a) {
          return ds_optimizer_get_state(p<ds_optimizer>(a, 0), s(a, 1), s(a, 2),
                                        p<ds_tensor*>(a, 3));
        }},
       {"ds_optimizer_set_state",
-       {in(kOptimizer, "optimizer"), text("name", kGrown), text("state", "exp_avg"),
+       {in(kOptimizer, "optimizer"), text("name", kParameter), text("state", "exp_avg"),
         in(kTensor, "value")},
        [](const Arguments& a) {
          return ds_optimizer_set_state(p<ds_optimizer>(a, 0), s(a, 1), s(a, 2), p<ds_tensor>(a, 3));
        },
        [](World& world, Arguments& a) {
          ds_tensor_destroy(world.tensor);
-         EXPECT_DS_OK(ds_model_get_tensor(world.model, kGrown, &world.tensor));
+         EXPECT_DS_OK(ds_model_get_tensor(world.model, kParameter, &world.tensor));
          a[3] = world.tensor;
        }},
       {"ds_checkpoint_inspect",

@@ -49,7 +49,7 @@ TEST(Lifetime, ResultsOutliveTheirMakers) {
   {
     World world;
     loss = world.forward();
-    ASSERT_DS_OK(ds_model_get_tensor(world.model, "transformer.wte.weight", &weights));
+    ASSERT_DS_OK(ds_model_get_tensor(world.model, "wte.weight", &weights));
     ASSERT_DS_OK(ds_tokenizer_encode(world.tokenizer, "abc", -1, 0, &tokens));
   }
   double value = 0;

@@ -63,7 +63,7 @@ TEST(Threads, SecondThreadOnOneHandleIsRefused) {
   gate.wait_until_inside();
   // The model's own functions, and those of the engine that trains it.
   ds_tensor* out = nullptr;
-  EXPECT_EQ(ds_model_get_tensor(world.model, "transformer.wte.weight", &out), DS_ERR_STATE);
+  EXPECT_EQ(ds_model_get_tensor(world.model, "wte.weight", &out), DS_ERR_STATE);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("in use by another thread"));
   EXPECT_EQ(ds_model_logits(world.model, world.ids, nullptr, &out), DS_ERR_STATE);
   EXPECT_EQ(ds_model_export(world.model, world.folder.file("x").c_str(), DS_FLOAT32), DS_ERR_STATE);
@@ -173,7 +173,7 @@ TEST(Threads, StormOnSharedHandles) {
             status = ds_comm_all_reduce(world.comm, world.tensor);
             break;
           case 7:
-            status = ds_model_get_tensor(world.model, "transformer.wte.weight", &out);
+            status = ds_model_get_tensor(world.model, "wte.weight", &out);
             break;
         }
         ds_tensor_destroy(out);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 int main(void) {
-  ds_tensor *tensor = NULL;
+  ds_tensor* tensor = NULL;
   double value = 1;
   if (ds_abi_version() != DS_VERSION_MAJOR * 1000000 + DS_VERSION_MINOR * 1000 + DS_VERSION_PATCH)
     return 1;
