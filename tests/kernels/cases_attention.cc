@@ -30,6 +30,7 @@ struct Spec {
   double dropout = 0;
   bool packed = false;  // q, k, v (and their gradients) are views of one tensor
   int64_t first_batch = 0;
+  double deviation = 1;  // of q and k
 
   std::string name() const {
     return str_cat("attention/", dtype == DType::kFloat32 ? "fp32" : "bf16", "/", note, "/", batch,
@@ -87,8 +88,8 @@ struct Inputs {
 Inputs make_inputs(const Spec& s, uint64_t seed) {
   Random random(seed);
   Inputs x{s, make_qkv(s), make_mask(s, random), {}, {}, {}, {}, {}, {}, {}};
-  fill_normal(random, x.in.q, 1);
-  fill_normal(random, x.in.k, 1);
+  fill_normal(random, x.in.q, s.deviation);
+  fill_normal(random, x.in.k, s.deviation);
   fill_normal(random, x.in.v, 1);
   x.dout = random_tensor(random, s.dtype, {s.batch, s.queries, s.heads, s.head_dim});
   x.options.causal = s.causal;
@@ -272,7 +273,6 @@ CaseResult check_nan(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   set_doubles(x.in.q, x.q);
   const Results r = run_operator(ctx, x);
   const std::vector<double> out = doubles(r.out), dq = doubles(r.grads.q), dv = doubles(r.grads.v);
-  std::vector<double> nans(out.size()), expected_nans(out.size());
   const auto flag = [&](const std::vector<double>& values, const char* what, CaseResult& result) {
     for (size_t i = 0; i < values.size(); ++i) {
       const int64_t element = static_cast<int64_t>(i) / spec.head_dim;
@@ -287,6 +287,68 @@ CaseResult check_nan(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   const bool reached = std::isnan(dv[0]);
   result.merge(reached ? 0 : 2, "dv[0] is not NaN");
   compare_value(result, "NaN reached dv", reached ? 1 : 0, 1, {0, 0.5});
+  return result;
+}
+
+// Scratch must not grow with queries x keys.
+CaseResult check_memory(const OpContext& ctx, uint64_t seed) {
+  const Spec spec{"memory", DType::kFloat32, 1, 1, 1, 2048, 2048, 8};
+  OpContext own = ctx;
+  own.device = make_cpu_device();
+  const Inputs x = make_inputs(spec, seed);
+  const Results r = run_operator(own, x);
+  const int64_t peak = own.device->account().peak(MemoryTag::kWorkspace);
+  CaseResult result;
+  compare(result, "row 0", r.out.slice(1, 0, 1), doubles(x.in.v.slice(1, 0, 1)), {0x1p-22});
+  result.merge(peak > 0 && peak < spec.queries * spec.keys ? 0 : 2,
+               str_cat("scratch took ", peak, " bytes for 2048 x 2048 scores"));
+  return result;
+}
+
+// Arguments that do not fit are refused by name before anything is computed.
+CaseResult check_refusals(const OpContext& ctx, uint64_t seed) {
+  Random random(seed);
+  const auto make = [&](DType dtype, const Shape& shape) {
+    return random_tensor(random, dtype, shape);
+  };
+  constexpr DType kF = DType::kFloat32;
+  const Tensor q = make(kF, {2, 5, 4, 8}), k = make(kF, {2, 6, 2, 8});
+  CaseResult result;
+  const auto refuse = [&](const std::string& what, const std::string& word, const Tensor& q_in,
+                          const Tensor& k_in, const Tensor& v_in, const Tensor& mask, Tensor out,
+                          Tensor lse, double dropout) {
+    ops::AttentionOptions options;
+    options.dropout = dropout;
+    double bad = 2;
+    std::string message = "no error";
+    try {
+      ops::attention(ctx, q_in, k_in, v_in, mask, options, out, lse);
+    } catch (const Error& error) {
+      message = error.message();
+      if (error.code() == Code::kInvalidArgument && message.find(word) != std::string::npos)
+        bad = 0;
+    }
+    result.merge(bad, str_cat(what, " gave: ", message));
+  };
+  const Tensor out = make(kF, q.shape()), lse = make(kF, {2, 4, 5}), none;
+  const Tensor three = make(kF, {2, 6, 3, 8}), bf16 = make(DType::kBFloat16, k.shape());
+  const Tensor wide = make(kF, {1, 2, 1, 257}), ints = make(DType::kInt32, q.shape());
+  const Tensor sparse(q.storage(), 0, kF, Shape{1, 5, 4, 4}, std::array<int64_t, 4>{0, 32, 8, 2});
+  const Tensor sparse_kv = make(kF, {1, 6, 2, 4});
+  refuse("3 kv heads of 4", "kv heads", q, three, three, none, out, lse, 0);
+  refuse("v of another shape", "v", q, k, three, none, out, lse, 0);
+  refuse("k in bfloat16", "k", q, bf16, bf16, none, out, lse, 0);
+  refuse("q of integers", "q", ints, k, k, none, out, lse, 0);
+  refuse("no v", "v", q, k, none, none, out, lse, 0);
+  refuse("head size 257", "head size", wide, wide, wide, none, wide, lse, 0);
+  refuse("sparse last dimension", "dense", sparse, sparse_kv, sparse_kv, none, out, lse, 0);
+  refuse("mask of another shape", "key_mask", q, k, k, make(DType::kUInt8, {2, 5}), out, lse, 0);
+  refuse("mask of floats", "key_mask", q, k, k, make(kF, {2, 6}), out, lse, 0);
+  refuse("short out", "out", q, k, k, none, make(kF, {2, 4, 4, 8}), lse, 0);
+  refuse("short lse", "lse", q, k, k, none, out, make(kF, {2, 4, 4}), 0);
+  refuse("dropout 1", "dropout", q, k, k, none, out, lse, 1);
+  refuse("dropout NaN", "dropout", q, k, k, none, out, lse, std::nan(""));
+  compare_value(result, "refusals", 1, 1, {0, 0.5});
   return result;
 }
 
@@ -400,7 +462,7 @@ std::vector<OpCase> bench_rows(const Spec& spec) {
 std::vector<OpCase> attention_cases() {
   constexpr DType kF = DType::kFloat32, kB = DType::kBFloat16;
   // note, dtype, batch, heads, kv heads, queries, keys, head size, causal, mask, dropout, packed,
-  // first batch
+  // first batch, deviation
   const std::vector<Spec> small = {
       {"one", kF, 1, 1, 1, 1, 1, 1},
       {"causal", kF, 2, 2, 2, 5, 5, 3},
@@ -423,6 +485,8 @@ std::vector<OpCase> attention_cases() {
       {"widest", kF, 1, 2, 1, 33, 65, 256},
       {"odd_size", kF, 1, 1, 1, 65, 130, 67},
       {"many_heads", kF, 5, 4, 4, 20, 20, 8, true, Mask::kNone, 0, true},
+      {"blocks", kF, 2, 4, 4, 200, 200, 8},
+      {"extreme", kF, 1, 2, 2, 150, 150, 16, true, Mask::kNone, 0, false, 0, 12},
       {"padding", kF, 3, 2, 2, 130, 130, 24, true, Mask::kPadding, 0, true},
       {"mask", kF, 4, 2, 1, 60, 150, 20, false, Mask::kRandom},
       {"empty_rows", kF, 2, 2, 2, 140, 140, 16, true, Mask::kSomeEmpty},
@@ -461,6 +525,13 @@ std::vector<OpCase> attention_cases() {
     row.check = [spec](const OpContext& ctx, uint64_t seed) { return check_nan(spec, ctx, seed); };
     rows.push_back(row);
   }
+  OpCase memory, refusals;
+  memory.name = "attention/fp32/memory";
+  memory.check = check_memory;
+  refusals.name = "attention/refusals";
+  refusals.check = check_refusals;
+  rows.push_back(memory);
+  rows.push_back(refusals);
   for (const DType dtype : {kF, kB}) {
     for (const Spec& spec :
          {Spec{"bench", dtype, 4, 12, 12, 256, 256, 64},
