@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
+#include <charconv>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -34,9 +35,10 @@ using Action = std::function<int()>;
 inline CLI::Validator at_least(int64_t least) {
   return {[least](std::string& text) {
             int64_t value = 0;
-            if (!CLI::detail::lexical_cast(text, value)) {
-              return "'" + text + "' is not a whole number";
-            }
+            const char* end = text.data() + text.size();
+            const auto [at, error] = std::from_chars(text.data(), end, value);
+            if (error == std::errc::result_out_of_range) return text + " is too large";
+            if (error != std::errc() || at != end) return "'" + text + "' is not a whole number";
             return value < least ? text + " is below " + std::to_string(least) : std::string();
           },
           "AT_LEAST"};

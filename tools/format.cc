@@ -129,6 +129,14 @@ std::string format(const char* pattern, ...) {
   return out;
 }
 
+std::string plain_message(const std::exception& error) {
+  const std::string text = error.what();
+  const size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_");
+  const bool named =
+      text.compare(0, 3, "ds_") == 0 && end != std::string::npos && text.compare(end, 2, ": ") == 0;
+  return named ? text.substr(end + 2) : text;
+}
+
 std::string format_count(double count) {
   static constexpr const char* kUnits[] = {"", " k", " M", " G", " T"};
   size_t unit = 0;

@@ -1,4 +1,7 @@
 // `ds generate`: continues a prompt and prints the text as it comes.
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -31,7 +34,8 @@ struct Options {
 // Prints tokens as text. A character may need several tokens: what is not complete waits.
 class TextStream {
  public:
-  explicit TextStream(const libds::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  explicit TextStream(const libds::Tokenizer& tokenizer)
+      : tokenizer_(tokenizer), terminal_(isatty(STDOUT_FILENO) != 0) {}
 
   void token(int32_t id) {
     waiting_.push_back(id);
@@ -66,12 +70,20 @@ class TextStream {
     return size;
   }
 
-  void print(const std::string& text, size_t end) {
-    if (end > printed_) {
-      std::fwrite(text.data() + printed_, 1, end - printed_, stdout);
-      std::fflush(stdout);
-      printed_ = end;
+  // What a model makes up must not steer a terminal.
+  static void hide_controls(std::string& text) {
+    for (char& c : text) {
+      if ((static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t') || c == 0x7f) c = '?';
     }
+  }
+
+  void print(const std::string& text, size_t end) {
+    if (end <= printed_) return;
+    std::string part = text.substr(printed_, end - printed_);
+    if (terminal_) hide_controls(part);
+    std::fwrite(part.data(), 1, part.size(), stdout);
+    std::fflush(stdout);
+    printed_ = end;
   }
 
   void restart() {
@@ -80,6 +92,7 @@ class TextStream {
   }
 
   const libds::Tokenizer& tokenizer_;
+  const bool terminal_;
   std::vector<int32_t> waiting_;
   size_t printed_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "command.h"
+#include "format.h"
 #include "help.h"
 
 namespace {
@@ -58,7 +59,9 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    return usage_error(app, error.what());
+    // An argument that nobody knows is more likely the mistake than one that is missing.
+    const auto unknown = app.remaining(/*recurse=*/true);
+    return usage_error(app, unknown.empty() ? error.what() : "unknown argument " + unknown.front());
   }
   if (!action) {
     std::cout << app.help();
@@ -72,7 +75,7 @@ int main(int argc, char** argv) {
   } catch (const tool::UsageError& error) {
     return usage_error(app, error.what());
   } catch (const std::exception& error) {
-    print_error(error.what());
+    print_error(tool::plain_message(error));
     return tool::kFailed;
   }
 }

@@ -70,10 +70,10 @@ void build(const Options& o, const libds::Tokenizer& tokenizer) {
 }
 
 int run(const Options& o) {
+  if (!o.prefix.empty() && o.file.empty()) throw UsageError("--build needs --file");
   const libds::Tokenizer tokenizer =
       o.tokenizer.empty() ? libds::Tokenizer::bytes() : libds::Tokenizer::open(o.tokenizer);
   if (!o.prefix.empty()) {
-    if (o.file.empty()) throw UsageError("--build needs --file");
     build(o, tokenizer);
     return kDone;
   }

@@ -1,4 +1,6 @@
 // `ds train`: the options.
+#include <algorithm>
+#include <charconv>
 #include <memory>
 
 #include "command.h"
@@ -6,6 +8,21 @@
 
 namespace tool {
 namespace {
+
+// One to three shares; the library would pass over what comes after the third.
+std::string check_split(std::string& text) {
+  int shares = 0;
+  for (size_t at = 0; at <= text.size(); ++shares) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    double share = -1;
+    const auto [read, error] = std::from_chars(text.data() + at, text.data() + end, share);
+    if (error != std::errc() || read != text.data() + end || !(share >= 0)) {
+      return "'" + text.substr(at, end - at) + "' is no share; write such as 969,30,1";
+    }
+    at = end + 1;
+  }
+  return shares > 3 ? "'" + text + "' has more than three shares" : std::string();
+}
 
 void add_what_to_train(CLI::App& sub, TrainOptions& o) {
   const char* group = "Model and data";
@@ -30,6 +47,7 @@ void add_what_to_train(CLI::App& sub, TrainOptions& o) {
   sub.add_option("--split", o.split,
                  "shares of --data for training, validation, test; default 969,30,1")
       ->type_name("A,B,C")
+      ->check(CLI::Validator(check_split, "SPLIT"))
       ->group(group);
   sub.add_option("--valid-data", o.valid_data,
                  "validate on this data; --data is then used for training as a whole")

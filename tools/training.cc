@@ -1,5 +1,6 @@
 // `ds train`: one run, from the files to the last checkpoint.
 #include <cmath>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 
@@ -24,6 +25,7 @@ class Training {
   int run();
 
  private:
+  void find_checkpoint();
   void open_model();
   void open_tokenizer();
   void open_engine();
@@ -33,13 +35,15 @@ class Training {
   std::optional<double> validate();
   void save();
   bool due(int64_t interval) const { return interval > 0 && step_ % interval == 0; }
-  std::string loaded_checkpoint() const {
-    return o_.tag.empty() ? o_.load : o_.load + "/" + o_.tag;
-  }
   libds::DatasetSpec spec(const std::string& path, const char* part,
                           const std::string& split) const;
 
   const TrainOptions& o_;
+  // The checkpoint that --load means: the folder of all, the tag, and the folder of the one.
+  std::string load_folder_;
+  std::string load_tag_;
+  std::string loaded_checkpoint_;
+  std::optional<int64_t> loaded_seed_;
   RunConfig config_;
   libds::Model model_;
   Json model_config_;
@@ -54,28 +58,38 @@ class Training {
   int64_t saved_step_ = -1;
 };
 
-// The seed that a checkpoint records, if it does.
-std::optional<int64_t> seed_of_checkpoint(const std::string& folder, const std::string& tag) {
-  const Json document =
-      parse_json(libds::inspect_checkpoint(folder, tag), "the checkpoint's description");
-  for (const Json& state : document.value("state", Json::array())) {
-    if (state.value("name", std::string()) == "random.seed" && state.contains("value")) {
-      return state["value"].get<int64_t>();
-    }
-  }
-  return std::nullopt;
-}
-
 bool is_prefix(const std::string& path) {
   return !file_exists(path) && file_exists(path + ".bin") && file_exists(path + ".idx");
 }
 
+// Settles once which checkpoint is loaded, so that weights, tokenizer and seed are of the same.
+// --load may also name the folder of one checkpoint.
+void Training::find_checkpoint() {
+  if (o_.load.empty()) return;
+  const Json document =
+      parse_json(libds::inspect_checkpoint(o_.load, o_.tag), "the checkpoint's description");
+  loaded_checkpoint_ = document.at("folder").get<std::string>();
+  load_tag_ = document.at("tag").get<std::string>();
+  const std::filesystem::path parent = std::filesystem::path(loaded_checkpoint_).parent_path();
+  load_folder_ = parent.empty() ? "." : parent.string();
+  for (const Json& state : document.value("state", Json::array())) {
+    if (state.value("name", std::string()) == "random.seed" && state.contains("value")) {
+      loaded_seed_ = state["value"].get<int64_t>();
+    }
+  }
+}
+
 void Training::open_model() {
-  const std::string& path = o_.model.empty() ? o_.load : o_.model;
+  const std::string& path = o_.model.empty() ? loaded_checkpoint_ : o_.model;
   if (folder_exists(path)) {
-    model_ = libds::Model::open(o_.model.empty() ? loaded_checkpoint() : path);
+    model_ = libds::Model::open(path);
   } else {
-    model_ = libds::Model::create(read_text(path), config_.seed);
+    const std::string text = read_text(path);
+    try {
+      model_ = libds::Model::create(text, config_.seed);
+    } catch (const libds::Error& error) {
+      throw Failure(path + ": " + plain_message(error));
+    }
   }
   model_config_ = parse_json(model_.config(), "the model's configuration");
 }
@@ -86,7 +100,7 @@ void Training::open_tokenizer() {
   if (!source.empty()) {
     tokenizer_ = libds::Tokenizer::open(source);
   } else if (!o_.load.empty()) {
-    source = loaded_checkpoint();
+    source = loaded_checkpoint_;
     try {
       tokenizer_ = libds::Tokenizer::open(source);
     } catch (const libds::Error& error) {
@@ -109,11 +123,16 @@ void Training::open_tokenizer() {
 }
 
 void Training::open_engine() {
-  engine_ = libds::Engine(config_.text, model_);
+  try {
+    engine_ = libds::Engine(config_.text, model_);
+  } catch (const libds::Error& error) {
+    if (error.status() != DS_ERR_CONFIG || o_.config.path.empty()) throw;
+    throw Failure(o_.config.path + ": " + plain_message(error));
+  }
   if (!config_.understood) {
     throw Failure("the configuration " + o_.config.path + " must be one JSON object");
   }
-  if (!o_.load.empty()) engine_.load(o_.load, o_.tag);
+  if (!o_.load.empty()) engine_.load(load_folder_, load_tag_);
   step_ = engine_.global_step();
   if (tokenizer_) engine_.set_tokenizer(&tokenizer_);
 }
@@ -176,7 +195,8 @@ void Training::open_data() {
     valid_data_ = libds::Dataset::open(spec(o_.data, "valid", split_), tokenizer);
   } catch (const libds::Error& error) {
     // Too little text for a validation part is no reason not to train.
-    if (!o_.quiet) std::cerr << "ds: note: no validation: " << error.what() << "\n";
+    if (error.status() != DS_ERR_CONFIG) throw;
+    if (!o_.quiet) std::cerr << "ds: note: no validation: " << plain_message(error) << "\n";
   }
 }
 
@@ -189,7 +209,7 @@ void Training::describe() const {
             << train_data_.size() << " training samples of " << sequence_length_ << " tokens, ";
   if (valid_data_) std::cerr << valid_data_.size() << " for validation, ";
   std::cerr << "batch " << batch << ", seed " << seed_ << "\n";
-  if (step_ > 0) std::cerr << "loaded " << o_.load << " at step " << step_ << "\n";
+  if (step_ > 0) std::cerr << "loaded " << loaded_checkpoint_ << " at step " << step_ << "\n";
 }
 
 std::optional<double> Training::validate() {
@@ -204,8 +224,9 @@ void Training::save() {
 }
 
 int Training::run() {
+  find_checkpoint();
   ConfigOptions how = o_.config;
-  if (!o_.load.empty()) how.resumed_seed = seed_of_checkpoint(o_.load, o_.tag);
+  how.resumed_seed = loaded_seed_;
   config_ = load_config(how);
   if (!o_.save.empty()) make_folder(o_.save);
   open_model();

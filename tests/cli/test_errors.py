@@ -18,7 +18,8 @@ class Usage(CliCase):
     def test_command_lines(self):
         for arguments, words in [
                 (["frobnicate"], ["frobnicate", "ds --help"]),
-                (["train", "--bogus"], ["--bogus", "ds train --help"]),
+                (["train", "--bogus", "x"], ["unknown argument --bogus", "ds train --help"]),
+                ([*TRAIN, "--stepz", "3"], ["--stepz"]),
                 (["train", "--data", "x", "--steps", "3"], ["--model", "--load"]),
                 (["train", "--model", "x", "--steps", "3"], ["--data"]),
                 (["train", "--model", "x", "--data", "y"], ["--steps"]),
@@ -28,6 +29,10 @@ class Usage(CliCase):
                 ([*TRAIN, "--seed", "-1"], ["--seed"]),
                 ([*TRAIN, "--save-interval", "2"], ["--save"]),
                 ([*TRAIN, "--tag", "x"], ["--load"]),
+                ([*TRAIN, "--split", "1,2,3,4"], ["more than three"]),
+                ([*TRAIN, "--split", "all"], ["'all'"]),
+                ([*TRAIN, "--split", "1,,2"], ["''"]),
+                ([*TRAIN, "--split", "1,-2"], ["'-2'"]),
                 (["generate", "--model", "x"], ["--prompt"]),
                 (["generate", "--model", "x", "--prompt", "y", "--top-p", "1.5"], ["--top-p"]),
                 (["generate", "--model", "x", "--prompt", "y", "--temperature", "-1"],
@@ -48,7 +53,7 @@ class Failures(CliCase):
 
     def check(self, arguments, *words, **more):
         done = self.ds(*arguments, status=1, **more)
-        self.assertRegex(done.error, r"(?m)^ds: error: ")
+        self.assertRegex(done.error, r"(?m)^ds: error: (?!ds_)")
         for word in words:
             self.assertIn(word, done.error)
 
@@ -61,7 +66,7 @@ class Failures(CliCase):
         replaced = {"--model": 2, "--data": 4}
         for option, value, words in [
                 ("--model", "none.json", ["none.json"]),
-                ("--model", "broken.json", ["JSON"]),
+                ("--model", "broken.json", ["broken.json", "line 1"]),
                 ("--model", "list.json", []),
                 ("--model", "bert.json", ["bert"]),
                 ("--model", "folder", ["folder"]),
@@ -83,8 +88,7 @@ class Failures(CliCase):
                 (["--save", "file/below"], ["file/below"]),
                 (["--metrics", "no/such/folder.jsonl"], ["no/such/folder.jsonl"]),
                 (["--sequence-length", "33"], ["33", "32"]),
-                (["--split", "1,2,3,4"], []),
-                (["--split", "all"], [])]:
+                (["--split", "0,0,0"], [])]:
             with self.subTest(options=options):
                 self.check([*TRAIN, *options], *words)
 
@@ -97,7 +101,7 @@ class Failures(CliCase):
                 (dict(CONFIG, zero_optimization={"stage": 9}), ["stage"])]:
             with self.subTest(content=content):
                 self.write("bad.json", content)
-                self.check([*TRAIN, "--config", "bad.json"], *words)
+                self.check([*TRAIN, "--config", "bad.json"], "bad.json", *words)
 
     def test_other_subcommands(self):
         for arguments, words in [

@@ -37,6 +37,9 @@ class Resume(CliCase):
         self.train(6, "--load", "out", "--tag", "global_step4", "--metrics", "b.jsonl")
         self.assertEqual(comparable(self.metrics("b.jsonl")), comparable(self.metrics("a.jsonl")[4:]))
 
+        self.train(6, "--load", "out/global_step4", "--metrics", "c.jsonl")
+        self.assertEqual(comparable(self.metrics("c.jsonl")), comparable(self.metrics("b.jsonl")))
+
     def test_nothing_to_do(self):
         self.train(3, "--save", "out")
         done = self.train(3, "--load", "out")
