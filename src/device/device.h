@@ -39,6 +39,9 @@ class Device {
 
   // Memory aligned to at least 64 bytes, not cleared. `bytes` 0 gives null. Throws
   // Error(kOutOfMemory) with the account and advice.
+  // Memory follows the order of the default stream: what is freed may serve the next request while
+  // queued work still uses it. Other streams wait for the default stream before they use new
+  // memory, and the default stream waits for them before their memory is freed.
   virtual void* allocate(int64_t bytes, MemoryTag tag) = 0;
   virtual void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept = 0;
   // Gives cached, unused memory back to the system.
@@ -49,8 +52,10 @@ class Device {
 
   virtual Stream& default_stream() = 0;
   virtual std::unique_ptr<Stream> create_stream() = 0;
-  // Both pointers belong to this device or to the host.
+  // Both pointers belong to this device or to the host; host memory stays as it is until the
+  // stream has come that far. The stream is one of this device.
   virtual void copy(void* target, const void* source, int64_t bytes, Stream& stream) = 0;
+  // The memory belongs to this device.
   virtual void clear(void* target, int64_t bytes, Stream& stream) = 0;
 
   const MemoryAccount& account() const noexcept { return account_; }

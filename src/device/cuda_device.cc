@@ -1,0 +1,206 @@
+// The CUDA device on the runtime API. Memory comes from cudaMalloc and is reused in the order of
+// the default stream; every call runs with this GPU current and restores the caller's context.
+#include "device/cuda_device.h"
+
+#include "base/error.h"
+#include "device/block_cache.h"
+#include "device/cuda_support.h"
+
+namespace ds {
+namespace {
+
+using cuda::Place;
+
+// cudaMalloc gives at least this; vector loads and TMA descriptors want no more than 128.
+constexpr int64_t kAlignment = 256;
+
+std::string cuda_name(int index) { return str_cat("cuda:", index); }
+
+class CudaEvent : public Event {
+ public:
+  explicit CudaEvent(const Place& place) : place_(place) {
+    cuda::check(
+        cuda::call(place_,
+                   [&] { return cudaEventCreateWithFlags(&event_, cudaEventDisableTiming); }),
+        "creating an event on ", cuda_name(place_.index));
+  }
+  ~CudaEvent() override {
+    cuda::call(place_, [&] { return cudaEventDestroy(event_); });
+  }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  bool ready() const override {
+    const cudaError_t status = cuda::call(place_, [&] { return cudaEventQuery(event_); });
+    if (status == cudaErrorNotReady) return false;
+    cuda::check(status, "asking for an event on ", cuda_name(place_.index));
+    return true;
+  }
+  void synchronize() override {
+    cuda::check(cuda::call(place_, [&] { return cudaEventSynchronize(event_); }),
+                "waiting for an event on ", cuda_name(place_.index));
+  }
+  cudaEvent_t handle() const noexcept { return event_; }
+
+ private:
+  const Place place_;
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaStream : public Stream {
+ public:
+  explicit CudaStream(const Place& place) : place_(place) {
+    cuda::check(
+        cuda::call(place_,
+                   [&] { return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); }),
+        "creating a stream on ", cuda_name(place_.index));
+  }
+  ~CudaStream() override {
+    cuda::call(place_, [&] { return cudaStreamDestroy(stream_); });
+  }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  void* native() const noexcept override { return stream_; }
+  void synchronize() override {
+    cuda::check(cuda::call(place_, [&] { return cudaStreamSynchronize(stream_); }),
+                "waiting for a stream on ", cuda_name(place_.index));
+  }
+  std::unique_ptr<Event> record() override {
+    auto event = std::make_unique<CudaEvent>(place_);
+    cuda::check(cuda::call(place_, [&] { return cudaEventRecord(event->handle(), stream_); }),
+                "recording an event on ", cuda_name(place_.index));
+    return event;
+  }
+  // The event may be of another GPU; events of other kinds of device must be ready.
+  void wait(const Event& event) override {
+    const auto* const other = dynamic_cast<const CudaEvent*>(&event);
+    if (other == nullptr) {
+      DS_CHECK(event.ready(), Code::kInvalidArgument, "a stream on ", cuda_name(place_.index),
+               " cannot wait for unfinished work of another kind of device; synchronize the event");
+      return;
+    }
+    cuda::check(
+        cuda::call(place_, [&] { return cudaStreamWaitEvent(stream_, other->handle(), 0); }),
+        "letting a stream on ", cuda_name(place_.index), " wait for an event");
+  }
+  cudaStream_t handle() const noexcept { return stream_; }
+  int index() const noexcept { return place_.index; }
+
+ private:
+  const Place place_;
+  cudaStream_t stream_ = nullptr;
+};
+
+class CudaBlocks : public BlockSource {
+ public:
+  CudaBlocks(const Place& place, const std::string& name, const CudaStream& stream)
+      : place_(place), name_(name), stream_(stream) {}
+
+  void* take(int64_t size) override {
+    void* block = nullptr;
+    const cudaError_t status =
+        cuda::call(place_, [&] { return cudaMalloc(&block, static_cast<size_t>(size)); });
+    if (status == cudaErrorMemoryAllocation) return nullptr;
+    cuda::check(status, "allocating ", format_bytes(size), " on ", name_);
+    return block;
+  }
+  // Queued work may still use the block.
+  void give(void* block, int64_t) noexcept override {
+    cuda::call(place_, [&] {
+      static_cast<void>(cudaStreamSynchronize(stream_.handle()));
+      return cudaFree(block);
+    });
+  }
+  std::string place() const override {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    const cudaError_t status =
+        cuda::call(place_, [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); });
+    if (status != cudaSuccess) return name_;
+    return str_cat(name_, ", where ", format_bytes(static_cast<int64_t>(free_bytes)), " of ",
+                   format_bytes(static_cast<int64_t>(total_bytes)), " are free");
+  }
+
+ private:
+  const Place place_;
+  const std::string name_;
+  const CudaStream& stream_;
+};
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice(const Place& place, std::string name, const CudaDeviceOptions& options)
+      : place_(place),
+        name_(std::move(name)),
+        stream_(place),
+        source_(place, name_, stream_),
+        blocks_(
+            *this, source_,
+            {.cache = options.cache, .limit_bytes = options.limit_bytes, .alignment = kAlignment}) {
+  }
+
+  DeviceKind kind() const noexcept override { return DeviceKind::kCuda; }
+  int index() const noexcept override { return place_.index; }
+  std::string describe() const override { return name_; }
+
+  void* allocate(int64_t bytes, MemoryTag tag) override { return blocks_.allocate(bytes, tag); }
+  void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept override {
+    blocks_.deallocate(pointer, bytes, tag);
+  }
+  void trim() noexcept override { blocks_.trim(); }
+  int64_t reserved_bytes() const noexcept override { return blocks_.reserved_bytes(); }
+  int64_t system_allocations() const noexcept override { return blocks_.system_allocations(); }
+
+  Stream& default_stream() override { return stream_; }
+  std::unique_ptr<Stream> create_stream() override { return std::make_unique<CudaStream>(place_); }
+
+  void copy(void* target, const void* source, int64_t bytes, Stream& stream) override {
+    const cudaStream_t on = stream_handle(stream, bytes, "copy");
+    if (bytes == 0) return;
+    const auto size = static_cast<size_t>(bytes);
+    cuda::check(
+        cuda::call(place_,
+                   [&] { return cudaMemcpyAsync(target, source, size, cudaMemcpyDefault, on); }),
+        "copying ", format_bytes(bytes), " on ", name_);
+  }
+  void clear(void* target, int64_t bytes, Stream& stream) override {
+    const cudaStream_t on = stream_handle(stream, bytes, "clear");
+    if (bytes == 0) return;
+    const auto size = static_cast<size_t>(bytes);
+    cuda::check(cuda::call(place_, [&] { return cudaMemsetAsync(target, 0, size, on); }),
+                "clearing ", format_bytes(bytes), " on ", name_);
+  }
+
+ private:
+  cudaStream_t stream_handle(const Stream& stream, int64_t bytes, const char* what) const {
+    DS_CHECK(bytes >= 0, Code::kInvalidArgument, "cannot ", what, " ", bytes, " bytes on ", name_);
+    const auto* const own = dynamic_cast<const CudaStream*>(&stream);
+    DS_CHECK(own != nullptr && own->index() == place_.index, Code::kInvalidArgument, "cannot ",
+             what, " on ", name_, " with a stream of another device");
+    return own->handle();
+  }
+
+  const Place place_;
+  const std::string name_;
+  CudaStream stream_;
+  CudaBlocks source_;
+  BlockCache blocks_;  // after its source and its stream
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_cuda_device(int index, const CudaDeviceOptions& options) {
+  std::string why_none;
+  const std::vector<CudaDeviceInfo> devices = list_cuda_devices(&why_none);
+  DS_CHECK(!devices.empty(), Code::kUnsupported, cuda_name(index), " cannot be used: ", why_none);
+  const int count = static_cast<int>(devices.size());
+  DS_CHECK(index >= 0 && index < count, Code::kInvalidArgument, cuda_name(index),
+           " does not exist: this process sees ", count, count == 1 ? " GPU" : " GPUs",
+           ", counted from 0");
+  const std::string& model = devices[static_cast<size_t>(index)].name;
+  return std::make_shared<CudaDevice>(cuda::find_place(index),
+                                      str_cat(cuda_name(index), " (", model, ")"), options);
+}
+
+}  // namespace ds

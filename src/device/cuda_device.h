@@ -1,0 +1,46 @@
+// The CUDA device and the GPUs that a process sees. Builds without CUDA have these functions too;
+// there they say why nothing can be had.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+
+namespace ds {
+
+struct CudaDeviceInfo {
+  int index = 0;     // as make_cuda_device takes it; CUDA_VISIBLE_DEVICES decides what is counted
+  std::string name;  // "unreadable: <error>" and zeros below when the GPU does not answer
+  int64_t memory_bytes = 0;
+  int compute_major = 0;  // compute capability 9.0: 9 and 0
+  int compute_minor = 0;
+  int multiprocessors = 0;
+};
+
+// Empty without a driver, a GPU or CUDA in this build; `why_none` then says which (and is cleared
+// otherwise). Never throws for such reasons and creates no CUDA context.
+std::vector<CudaDeviceInfo> list_cuda_devices(std::string* why_none = nullptr);
+
+// "13.0" style: of the runtime in this build, and the newest that the driver supports. Empty when
+// there is none.
+std::string cuda_runtime_version();
+std::string cuda_driver_version();
+
+struct CudaDeviceOptions {
+  bool cache = true;        // keep freed blocks for reuse
+  int64_t limit_bytes = 0;  // 0 = what the GPU has
+};
+
+// Error(kUnsupported) when list_cuda_devices() is empty, Error(kInvalidArgument) for an index that
+// is not in it, Error(kDevice) when the GPU cannot be started.
+//
+// Streams, the default one too, are non-blocking: they do not wait for CUDA's legacy default
+// stream, so other users of the GPU in this process need events to order their work with ours.
+// Every call leaves the calling thread's current CUDA context as it was and creates none on
+// other GPUs.
+std::shared_ptr<Device> make_cuda_device(int index, const CudaDeviceOptions& options = {});
+
+}  // namespace ds
