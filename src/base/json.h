@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/json_reserve.h"
 
 namespace ds {
 
