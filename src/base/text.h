@@ -11,6 +11,7 @@ namespace ds {
 template <class... Parts>
 std::string str_cat(const Parts&... parts) {
   std::ostringstream out;
+  out.exceptions(std::ios_base::badbit);  // memory that runs out must not cut the text
   out.imbue(std::locale::classic());
   (out << ... << parts);
   return std::move(out).str();

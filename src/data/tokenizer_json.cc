@@ -136,8 +136,10 @@ TokenizerPtr parse_tokenizer_json(std::string_view json, std::string_view what,
                                   const TokenizerLoadOptions& options) {
   const Json document = parse_json(json, what, Code::kCorrupt);
   if (const Json* version = find_field(document, "version", what)) {
-    DS_CHECK(*version == "1.0", Code::kUnsupported, what, ": tokenizer.json version ",
-             printable(dump_json(*version)), " is not supported; known is \"1.0\"");
+    // Compared as text: comparing JSON values with literals may not run out of memory.
+    DS_CHECK(version->is_string() && version->get_ref<const std::string&>() == "1.0",
+             Code::kUnsupported, what, ": tokenizer.json version ", printable(dump_json(*version)),
+             " is not supported; known is \"1.0\"");
   }
   BpeTokenizerSpec spec;
   spec.model = read_model(need_field(document, "model", what), str_cat(what, ": model"));
