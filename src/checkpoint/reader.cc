@@ -1,6 +1,8 @@
 #include "checkpoint/reader.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <optional>
@@ -33,12 +35,28 @@ Manifest load_manifest(const fs::path& folder) {
   return manifest;
 }
 
-// Device and inode: changes when another folder takes the path.
-std::pair<uint64_t, uint64_t> folder_identity(const fs::path& folder) {
-  struct stat info {};
-  if (::stat(folder.c_str(), &info) != 0) return {};
-  return {info.st_dev, info.st_ino};
-}
+// Tells whether a path still leads to the folder it led to at first. Holding the folder open keeps
+// its inode number from being given to another one.
+class FolderWatch {
+ public:
+  explicit FolderWatch(const fs::path& folder)
+      : folder_(folder), fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {}
+  ~FolderWatch() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  FolderWatch(const FolderWatch&) = delete;
+  FolderWatch& operator=(const FolderWatch&) = delete;
+
+  bool same() const {
+    struct stat held, now;
+    return fd_ >= 0 && ::fstat(fd_, &held) == 0 && ::stat(folder_.c_str(), &now) == 0 &&
+           held.st_dev == now.st_dev && held.st_ino == now.st_ino;
+  }
+
+ private:
+  const fs::path& folder_;
+  int fd_;
+};
 
 Json sizes_json(const std::vector<int64_t>& sizes) { return Json(sizes); }
 
@@ -100,25 +118,26 @@ CheckpointReader CheckpointReader::open(const fs::path& save_dir, std::string_vi
                                         const CheckpointReadOptions& options) {
   const bool by_latest = tag.empty();
   const std::string wanted = by_latest ? read_latest(save_dir) : std::string(tag);
-  fs::path folder;
-  try {
-    folder = find_tag_folder(save_dir, wanted);
-  } catch (const Error& error) {
-    if (!by_latest || error.code() != Code::kNotFound) throw;
-    fail(Code::kCorrupt, shown(save_dir / kLatestFile),
-         " names a checkpoint that does not exist: ", error.message());
-  }
   // A writer may replace the folder while its files are being opened; then all are opened anew.
-  for (int attempt = 0; attempt < 10; ++attempt) {
-    const auto before = folder_identity(folder);
+  constexpr int kAttempts = 20;
+  for (int attempt = 1;; ++attempt) {
+    fs::path folder;
+    try {
+      folder = find_tag_folder(save_dir, wanted);
+    } catch (const Error& error) {
+      if (!by_latest || error.code() != Code::kNotFound) throw;
+      fail(Code::kCorrupt, shown(save_dir / kLatestFile),
+           " names a checkpoint that does not exist: ", error.message());
+    }
+    const FolderWatch watch(folder);
     try {
       CheckpointReader reader = open_folder(folder);
-      if (folder_identity(folder) == before) return checked_tag(std::move(reader), wanted, options);
+      if (watch.same()) return checked_tag(std::move(reader), wanted, options);
     } catch (const Error&) {
-      if (folder_identity(folder) == before) throw;
+      if (watch.same() || attempt == kAttempts) throw;
     }
+    DS_CHECK(attempt < kAttempts, Code::kIo, shown(folder), " keeps being replaced while it opens");
   }
-  fail(Code::kIo, shown(folder), " keeps being replaced while it is opened");
 }
 
 CheckpointReader CheckpointReader::checked_tag(CheckpointReader reader, std::string_view wanted,
