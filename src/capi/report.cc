@@ -13,11 +13,13 @@
 #include <filesystem>
 #include <fstream>
 #include <string_view>
+#include <vector>
 
 #include "base/json.h"
 #include "base/text.h"
 #include "base/thread_pool.h"
 #include "capi/cpu_features.h"
+#include "device/cuda_device.h"
 #include "ds.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -71,6 +73,8 @@ Json libraries_section() {
   libraries["nlohmann-json"] = version_text(
       NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH);
   libraries["ISA-L"] = version_text(ISAL_MAJOR_VERSION, ISAL_MINOR_VERSION, ISAL_PATCH_VERSION);
+  const std::string cuda = cuda_runtime_version();
+  if (!cuda.empty()) libraries["CUDA runtime"] = cuda;
   libraries["xxHash"] = version_text(XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE);
   return libraries;
 }
@@ -185,7 +189,32 @@ std::string_view huge_pages_mode() {
   return "";
 }
 
-Json compatibility_section(const CpuFeatures& cpu, std::string_view simd) {
+// The GPUs that are seen. None is usable: this version has the device, but no kernels for it.
+Json gpu_section() {
+  Json gpu = Json::object();
+  gpu["usable"] = false;
+  std::string why_none;
+  const std::vector<CudaDeviceInfo> found = list_cuda_devices(&why_none);
+  gpu["reason"] =
+      found.empty() ? why_none : "this version has no kernels for CUDA; it computes on the CPU";
+  const std::string driver = cuda_driver_version();
+  if (!driver.empty()) gpu["driver_cuda"] = driver;
+  Json devices = Json::array();
+  for (const CudaDeviceInfo& info : found) {
+    Json device = Json::object();
+    device["index"] = info.index;
+    device["name"] = printable(info.name, 256);
+    device["memory_bytes"] = info.memory_bytes;
+    device["compute_capability"] = str_cat(info.compute_major, ".", info.compute_minor);
+    device["multiprocessors"] = info.multiprocessors;
+    devices.push_back(std::move(device));
+  }
+  gpu["devices"] = std::move(devices);
+  return gpu;
+}
+
+Json compatibility_section(const CpuFeatures& cpu, std::string_view simd,
+                           std::string_view gpu_reason) {
   Json list = Json::array();
   list.push_back(feature("cpu", true, "training and generation run on the CPU"));
   list.push_back(feature("float32", true, "the default element type"));
@@ -204,10 +233,7 @@ Json compatibility_section(const CpuFeatures& cpu, std::string_view simd) {
                          huge ? "large blocks ask for transparent huge pages"
                               : "transparent huge pages are off in this kernel "
                                 "(/sys/kernel/mm/transparent_hugepage/enabled)"));
-  list.push_back(feature("cuda", false,
-                         DS_BUILD_CUDA != 0
-                             ? "this version has no CUDA device yet"
-                             : "built without CUDA; this version computes on the CPU only"));
+  list.push_back(feature("cuda", false, gpu_reason));
   list.push_back(
       feature("many_processes", false, "this version trains with one process (world_size 1)"));
   list.push_back(feature("dlpack_cpu", true, "DLPack 1.x and the struct before 1.0"));
@@ -227,13 +253,10 @@ std::string report_json() {
   report["cpu"] = cpu_section(cpu);
   report["kernels"] = kernels_section();
   report["memory"] = memory_section();
-  Json gpu = Json::object();
-  gpu["usable"] = false;
-  gpu["reason"] = DS_BUILD_CUDA != 0 ? "this version has no CUDA device yet"
-                                     : "built without CUDA (DS_WITH_CUDA is off)";
-  report["gpu"] = std::move(gpu);
+  report["gpu"] = gpu_section();
+  const std::string gpu_reason = report["gpu"]["reason"];
   const std::string simd = report["kernels"]["simd_chosen"];
-  report["compatibility"] = compatibility_section(cpu, simd);
+  report["compatibility"] = compatibility_section(cpu, simd, gpu_reason);
   return dump_json(report, 2);
 }
 

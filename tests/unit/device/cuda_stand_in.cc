@@ -1,0 +1,417 @@
+#include "unit/device/cuda_stand_in.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace {
+
+struct Work {
+  std::function<void()> run;
+  const void* target = nullptr;
+  const void* source = nullptr;
+};
+
+struct Queue {
+  std::deque<Work> work;
+};
+
+struct Mark {  // what an event remembers: done when its queue has come that far
+  std::shared_ptr<Queue> queue;
+  bool done = true;
+};
+
+}  // namespace
+
+struct CUctx_st {
+  int gpu;  // -1: a context that the program made itself
+};
+struct CUstream_st {
+  int gpu;
+  std::shared_ptr<Queue> queue = std::make_shared<Queue>();
+};
+struct CUevent_st {
+  int gpu;
+  std::shared_ptr<Mark> mark = std::make_shared<Mark>();
+};
+
+namespace {
+
+constexpr int kMostGpus = 4;
+
+struct Block {
+  int gpu;
+  int64_t size;
+};
+
+struct World {
+  std::recursive_mutex mutex;
+  int gpus = 2;
+  int64_t bytes_each = int64_t{64} << 20;
+  int driver_version = CUDART_VERSION;
+  bool driver_calls = true;
+  int64_t used[kMostGpus] = {};
+  int calls[kMostGpus] = {};
+  bool created[kMostGpus] = {};
+  std::map<char*, Block> blocks;
+  std::set<cudaStream_t> streams;
+  std::set<cudaEvent_t> events;
+  std::map<std::string, std::deque<cudaError_t>> failures;
+  std::vector<std::string> violations;
+};
+
+World& world() {
+  static World it;
+  return it;
+}
+
+CUctx_st g_primary[kMostGpus] = {{0}, {1}, {2}, {3}};
+CUctx_st g_foreign = {-1};
+thread_local CUcontext t_context = nullptr;
+thread_local cudaError_t t_last_error = cudaSuccess;
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+cudaError_t done(cudaError_t status) {
+  if (status != cudaSuccess) t_last_error = status;
+  return status;
+}
+
+bool take_failure(const char* call, cudaError_t* status) {
+  auto& waiting = world().failures[call];
+  if (waiting.empty()) return false;
+  *status = waiting.front();
+  waiting.pop_front();
+  return true;
+}
+
+void violate(const std::string& text) { world().violations.push_back(text); }
+
+// The GPU on which a call works. Without a current context CUDA would create one on GPU 0.
+int gpu_of(const char* call) {
+  if (t_context == nullptr || t_context->gpu < 0) {
+    violate(std::string(call) + " without a GPU of the runtime being current");
+    world().created[0] = true;
+    return 0;
+  }
+  ++world().calls[t_context->gpu];
+  return t_context->gpu;
+}
+
+void run_one(Queue& queue) {
+  Work work = std::move(queue.work.front());
+  queue.work.pop_front();
+  work.run();
+}
+
+void drain(Queue& queue) {
+  while (!queue.work.empty()) run_one(queue);
+}
+
+void finish(const Mark& mark) {
+  while (!mark.done) run_one(*mark.queue);
+}
+
+const std::pair<char* const, Block>* block_of(const void* pointer) {
+  auto& blocks = world().blocks;
+  auto after = blocks.upper_bound(static_cast<char*>(const_cast<void*>(pointer)));
+  if (after == blocks.begin()) return nullptr;
+  --after;
+  return static_cast<const char*>(pointer) < after->first + after->second.size ? &*after : nullptr;
+}
+
+// Memory of a GPU must hold all the bytes; what is not a GPU's is the host's.
+bool fits(const void* pointer, size_t count) {
+  const auto* const block = block_of(pointer);
+  if (block == nullptr) return true;
+  return static_cast<const char*>(pointer) + count <= block->first + block->second.size;
+}
+
+}  // namespace
+
+// Each call: a failure that was asked for, a current GPU, known handles.
+#define STAND_IN_BEGIN(name)                           \
+  const Lock lock(world().mutex);                      \
+  cudaError_t asked = cudaSuccess;                     \
+  if (take_failure(#name, &asked)) return done(asked); \
+  [[maybe_unused]] const int gpu = gpu_of(#name)
+#define STAND_IN_KNOWN(set, handle) \
+  if (world().set.count(handle) == 0) return done(cudaErrorInvalidResourceHandle)
+
+extern "C" {
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = world().driver_version;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  const Lock lock(world().mutex);
+  cudaError_t asked = cudaSuccess;
+  *count = 0;
+  if (take_failure("cudaGetDeviceCount", &asked)) return done(asked);
+  *count = world().gpus;
+  return world().gpus > 0 ? cudaSuccess : done(cudaErrorNoDevice);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int index) {
+  const Lock lock(world().mutex);
+  cudaError_t asked = cudaSuccess;
+  if (take_failure("cudaGetDeviceProperties", &asked)) return done(asked);
+  std::strncpy(found->name, "Stand-in", sizeof found->name - 1);
+  found->totalGlobalMem = static_cast<size_t>(world().bytes_each);
+  found->major = 9;
+  found->minor = 0;
+  found->multiProcessorCount = 1 + index;
+  return cudaSuccess;
+}
+
+const char* cudaGetErrorName(cudaError_t status) {
+  switch (status) {
+    case cudaErrorIllegalAddress:
+      return "cudaErrorIllegalAddress";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorInitializationError:
+      return "cudaErrorInitializationError";
+    case cudaErrorDevicesUnavailable:
+      return "cudaErrorDevicesUnavailable";
+    default:
+      return "cudaErrorOther";
+  }
+}
+
+const char* cudaGetErrorString(cudaError_t) { return "as the stand-in was told"; }
+
+cudaError_t cudaGetLastError() { return std::exchange(t_last_error, cudaSuccess); }
+
+static CUresult stand_in_get(CUcontext* context) {
+  *context = t_context;
+  return CUDA_SUCCESS;
+}
+
+static CUresult stand_in_set(CUcontext context) {
+  t_context = context;
+  return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** call, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* answer) {
+  *call = nullptr;
+  *answer = cudaDriverEntryPointSymbolNotFound;
+  if (!world().driver_calls) return cudaSuccess;
+  if (std::strcmp(symbol, "cuCtxGetCurrent") == 0) *call = reinterpret_cast<void*>(&stand_in_get);
+  if (std::strcmp(symbol, "cuCtxSetCurrent") == 0) *call = reinterpret_cast<void*>(&stand_in_set);
+  if (*call != nullptr) *answer = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int index) {
+  const Lock lock(world().mutex);
+  cudaError_t asked = cudaSuccess;
+  if (take_failure("cudaSetDevice", &asked)) return done(asked);
+  if (index < 0 || index >= world().gpus) return done(cudaErrorInvalidDevice);
+  world().created[index] = true;
+  t_context = &g_primary[index];
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** block, size_t size) {
+  STAND_IN_BEGIN(cudaMalloc);
+  const auto bytes = static_cast<int64_t>(size);
+  if (bytes > world().bytes_each - world().used[gpu]) return done(cudaErrorMemoryAllocation);
+  auto* const memory = static_cast<char*>(std::aligned_alloc(256, (size + 255) / 256 * 256));
+  std::memset(memory, 0xA5, size);
+  world().used[gpu] += bytes;
+  world().blocks[memory] = {gpu, bytes};
+  *block = memory;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* block) {
+  STAND_IN_BEGIN(cudaFree);
+  const auto found = world().blocks.find(static_cast<char*>(block));
+  if (found == world().blocks.end()) {
+    violate("cudaFree of what cudaMalloc did not give");
+    return done(cudaErrorInvalidValue);
+  }
+  for (const cudaStream_t stream : world().streams) {
+    for (const Work& work : stream->queue->work) {
+      if (block_of(work.target) == &*found || block_of(work.source) == &*found) {
+        violate("cudaFree of memory that queued work uses");
+      }
+    }
+    drain(*stream->queue);
+  }
+  world().used[found->second.gpu] -= found->second.size;
+  std::free(found->first);
+  world().blocks.erase(found);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+  STAND_IN_BEGIN(cudaMemGetInfo);
+  *total = static_cast<size_t>(world().bytes_each);
+  *free_bytes = static_cast<size_t>(world().bytes_each - world().used[gpu]);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  STAND_IN_BEGIN(cudaStreamCreateWithFlags);
+  if (flags != cudaStreamNonBlocking) violate("a blocking stream");
+  *stream = *world().streams.insert(new CUstream_st{gpu}).first;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  STAND_IN_BEGIN(cudaStreamDestroy);
+  STAND_IN_KNOWN(streams, stream);
+  drain(*stream->queue);
+  world().streams.erase(stream);
+  delete stream;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  STAND_IN_BEGIN(cudaStreamSynchronize);
+  STAND_IN_KNOWN(streams, stream);
+  drain(*stream->queue);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  STAND_IN_BEGIN(cudaStreamWaitEvent);
+  STAND_IN_KNOWN(streams, stream);
+  STAND_IN_KNOWN(events, event);
+  stream->queue->work.push_back({[mark = event->mark] { finish(*mark); }});
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  STAND_IN_BEGIN(cudaEventCreateWithFlags);
+  if ((flags & cudaEventDisableTiming) == 0) violate("an event that takes times");
+  *event = *world().events.insert(new CUevent_st{gpu}).first;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  STAND_IN_BEGIN(cudaEventDestroy);
+  STAND_IN_KNOWN(events, event);
+  world().events.erase(event);
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  STAND_IN_BEGIN(cudaEventRecord);
+  STAND_IN_KNOWN(streams, stream);
+  STAND_IN_KNOWN(events, event);
+  if (event->gpu != stream->gpu) return done(cudaErrorInvalidResourceHandle);
+  event->mark = std::make_shared<Mark>(Mark{stream->queue, false});
+  stream->queue->work.push_back({[mark = event->mark] { mark->done = true; }});
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  STAND_IN_BEGIN(cudaEventQuery);
+  STAND_IN_KNOWN(events, event);
+  return done(event->mark->done ? cudaSuccess : cudaErrorNotReady);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  STAND_IN_BEGIN(cudaEventSynchronize);
+  STAND_IN_KNOWN(events, event);
+  finish(*event->mark);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t count, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  STAND_IN_BEGIN(cudaMemcpyAsync);
+  STAND_IN_KNOWN(streams, stream);
+  if (kind != cudaMemcpyDefault) violate("a copy that states its direction");
+  if (!fits(target, count) || !fits(source, count)) return done(cudaErrorInvalidValue);
+  stream->queue->work.push_back({[=] { std::memcpy(target, source, count); }, target, source});
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* target, int value, size_t count, cudaStream_t stream) {
+  STAND_IN_BEGIN(cudaMemsetAsync);
+  STAND_IN_KNOWN(streams, stream);
+  if (block_of(target) == nullptr || !fits(target, count)) return done(cudaErrorInvalidValue);
+  stream->queue->work.push_back({[=] { std::memset(target, value, count); }, target});
+  return cudaSuccess;
+}
+
+}  // extern "C"
+
+namespace ds::testing::stand_in {
+
+void reset(int gpus, int64_t bytes_each) {
+  World& w = world();
+  const Lock lock(w.mutex);
+  for (const cudaStream_t stream : w.streams) {
+    stream->queue->work.clear();  // queue and marks hold each other
+    delete stream;
+  }
+  for (const cudaEvent_t event : w.events) delete event;
+  for (const auto& [memory, block] : w.blocks) std::free(memory);
+  w.streams.clear();
+  w.events.clear();
+  w.blocks.clear();
+  w.failures.clear();
+  w.violations.clear();
+  w.gpus = gpus;
+  w.bytes_each = bytes_each;
+  w.driver_version = CUDART_VERSION;
+  w.driver_calls = true;
+  for (int i = 0; i < kMostGpus; ++i) {
+    w.used[i] = 0;
+    w.calls[i] = 0;
+    w.created[i] = false;
+  }
+  t_context = nullptr;
+  t_last_error = cudaSuccess;
+}
+
+void fail_next(const std::string& call, cudaError_t status) {
+  const Lock lock(world().mutex);
+  world().failures[call].push_back(status);
+}
+
+void set_driver_version(int version) { world().driver_version = version; }
+void hide_driver_calls() { world().driver_calls = false; }
+
+Live live() {
+  const Lock lock(world().mutex);
+  return {static_cast<int>(world().blocks.size()), static_cast<int>(world().streams.size()),
+          static_cast<int>(world().events.size())};
+}
+
+std::vector<std::string> violations() {
+  const Lock lock(world().mutex);
+  return world().violations;
+}
+
+CUcontext current_context() { return t_context; }
+void set_current_context(CUcontext context) { t_context = context; }
+CUcontext foreign_context() { return &g_foreign; }
+CUcontext primary_context(int gpu) { return &g_primary[gpu]; }
+bool has_context(int gpu) { return world().created[gpu]; }
+int current_gpu_calls(int gpu) { return world().calls[gpu]; }
+
+}  // namespace ds::testing::stand_in

@@ -1,0 +1,43 @@
+// A stand-in of the CUDA runtime for machines without a GPU: the calls that src/device uses, on
+// host memory. It shows that they are made in the right order with the right arguments; it is no
+// GPU.
+//
+// Work is queued and runs only when something waits for it, so a missing wait is seen as wrong
+// bytes. What CUDA would punish (or forgive by luck) is written down as a violation.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ds::testing::stand_in {
+
+// Forgets everything and shows `gpus` GPUs.
+void reset(int gpus, int64_t bytes_each = int64_t{64} << 20);
+// Of the next calls of that name (each given once, in order).
+void fail_next(const std::string& call, cudaError_t status);
+void set_driver_version(int version);
+// Takes the driver's calls away.
+void hide_driver_calls();
+
+struct Live {
+  int blocks = 0;
+  int streams = 0;
+  int events = 0;
+  bool operator==(const Live&) const = default;
+};
+Live live();
+std::vector<std::string> violations();
+
+// The calling thread's current context, as a program that embeds the library would set it.
+CUcontext current_context();
+void set_current_context(CUcontext context);
+CUcontext foreign_context();  // one that belongs to no GPU's runtime
+CUcontext primary_context(int gpu);
+bool has_context(int gpu);  // something created the GPU's primary context
+int current_gpu_calls(int gpu);
+
+}  // namespace ds::testing::stand_in
