@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -26,6 +27,7 @@ class CountingSource : public BlockSource {
 
   void* take(int64_t size) override {
     if (broken) fail(Code::kDevice, "the source is broken");
+    if (during_take) during_take();
     const std::lock_guard lock(mutex_);
     held_ += size;
     most = std::max(most, held_);
@@ -46,6 +48,7 @@ class CountingSource : public BlockSource {
   std::string place() const override { return "a test"; }
 
   std::atomic<bool> broken{false};
+  std::function<void()> during_take;
   int64_t most = 0;
 
  private:
@@ -101,6 +104,22 @@ TEST(BlockCache, ThreadsTogetherStayWithinTheLimit) {
     EXPECT_LE(cache.reserved_bytes(), kLimit);
     EXPECT_EQ(device->account().total_now(), 0);
   }
+}
+
+TEST(BlockCache, MemoryOnItsWayCountsForTheLimit) {
+  const auto device = make_cpu_device();
+  CountingSource source;
+  BlockCache cache(*device, source, {.limit_bytes = 10000});
+  int depth = 0;
+  source.during_take = [&] {  // as another thread would, while the source is slow
+    if (++depth > 1) return;
+    expect_error(Code::kOutOfMemory, {"out of memory on a test", "limit of 9.77 KiB"},
+                 [&] { cache.allocate(6000, MemoryTag::kOther); });
+  };
+  void* const block = cache.allocate(6000, MemoryTag::kOther);
+  EXPECT_EQ(depth, 1);
+  EXPECT_LE(source.most, 10000);
+  cache.deallocate(block, 6000, MemoryTag::kOther);
 }
 
 TEST(BlockCache, ABrokenSourceChangesNothing) {
