@@ -72,7 +72,7 @@ ds_status ds_engine_create(const char* config_json, ds_model* model, ds_comm* co
     const auto trained = enter(model, "model");
     std::shared_ptr<Communicator> group;
     if (comm != nullptr) group = look_up(comm, "comm")->comm;
-    auto object = std::make_shared<EngineObject>(config, trained->model, std::move(group));
+    auto object = std::make_shared<EngineObject>(config, *trained, std::move(group));
     auto optimizer = std::make_shared<OptimizerObject>(object);
     object->optimizer = publish<ds_optimizer>(std::move(optimizer));
     ds_optimizer* const child = object->optimizer;
@@ -99,7 +99,7 @@ ds_status ds_engine_forward(ds_engine* engine, ds_tensor* const* inputs, int32_t
     if (count == 3) mask.emplace(look_up(inputs[2], "inputs[2]"), Entry::kShared, "inputs[2]");
     ReservedTensor loss;
     out = loss.give(
-        object->engine.forward(ids->tensor, labels->tensor, mask ? (*mask)->tensor : Tensor()));
+        object->engine().forward(ids->tensor, labels->tensor, mask ? (*mask)->tensor : Tensor()));
   });
 }
 
@@ -107,7 +107,7 @@ ds_status ds_engine_backward(ds_engine* engine, const ds_tensor* loss) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
     const auto value = enter(loss, "loss", Entry::kShared);
-    object->engine.backward(value->tensor);
+    object->engine().backward(value->tensor);
   });
 }
 
@@ -115,7 +115,7 @@ ds_status ds_engine_step(ds_engine* engine, ds_step_report* out_report) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
     check_report(out_report);
-    give_report(object->engine.step(), out_report);
+    give_report(object->engine().step(), out_report);
   });
 }
 
@@ -124,7 +124,7 @@ ds_status ds_engine_set_dataset(ds_engine* engine, const ds_dataset* dataset) {
     const auto object = enter(engine, "engine");
     std::shared_ptr<const GptDataset> data;
     if (dataset != nullptr) data = look_up(dataset, "dataset")->dataset;
-    object->engine.set_dataset(std::move(data));
+    object->engine().set_dataset(std::move(data));
   });
 }
 
@@ -132,7 +132,7 @@ ds_status ds_engine_train_batch(ds_engine* engine, ds_step_report* out_report) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
     check_report(out_report);
-    give_report(object->engine.train_batch(), out_report);
+    give_report(object->engine().train_batch(), out_report);
   });
 }
 
@@ -142,21 +142,21 @@ ds_status ds_engine_evaluate(ds_engine* engine, const ds_dataset* dataset, int64
     const auto object = enter(engine, "engine");
     const auto data = look_up(dataset, "dataset");
     double& out = out_param(out_loss, "out_loss");
-    out = object->engine.evaluate(*data->dataset, max_batches);
+    out = object->engine().evaluate(*data->dataset, max_batches);
   });
 }
 
 ds_status ds_engine_save(ds_engine* engine, const char* folder, const char* tag) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
-    object->engine.save(path_param(folder, "folder"), tag_param(tag));
+    object->engine().save(path_param(folder, "folder"), tag_param(tag));
   });
 }
 
 ds_status ds_engine_load(ds_engine* engine, const char* folder, const char* tag) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
-    object->engine.load(path_param(folder, "folder"), tag_param(tag));
+    object->engine().load(path_param(folder, "folder"), tag_param(tag));
   });
 }
 
@@ -165,14 +165,14 @@ ds_status ds_engine_set_tokenizer(ds_engine* engine, const ds_tokenizer* tokeniz
     const auto object = enter(engine, "engine");
     TokenizerPtr attached;
     if (tokenizer != nullptr) attached = look_up(tokenizer, "tokenizer")->tokenizer;
-    object->engine.set_tokenizer(std::move(attached));
+    object->engine().set_tokenizer(std::move(attached));
   });
 }
 
 ds_status ds_engine_set_client_state(ds_engine* engine, const char* json) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
-    object->engine.set_client_state(
+    object->engine().set_client_state(
         json == nullptr ? Json() : parse_json(json, "client state", Code::kInvalidArgument));
   });
 }
@@ -181,7 +181,7 @@ ds_status ds_engine_client_state(ds_engine* engine, char** out_json) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
     char*& out = out_param(out_json, "out_json");
-    out = make_c_string(dump_json(object->engine.client_state()));
+    out = make_c_string(dump_json(object->engine().client_state()));
   });
 }
 
@@ -189,7 +189,7 @@ ds_status ds_engine_config(ds_engine* engine, char** out_json) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
     char*& out = out_param(out_json, "out_json");
-    out = make_c_string(dump_json(object->engine.config_document(), 2));
+    out = make_c_string(dump_json(object->engine().config_document(), 2));
   });
 }
 
@@ -197,21 +197,21 @@ ds_status ds_engine_memory_report(const ds_engine* engine, char** out_json) {
   return guard(__func__, [&] {
     const auto object = look_up(engine, "engine");
     char*& out = out_param(out_json, "out_json");
-    out = make_c_string(dump_json(object->engine.memory_report(), 2));
+    out = make_c_string(dump_json(object->engine().memory_report(), 2));
   });
 }
 
 ds_status ds_engine_global_step(ds_engine* engine, int64_t* out_step) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
-    out_param(out_step, "out_step") = object->engine.progress().steps;
+    out_param(out_step, "out_step") = object->engine().progress().steps;
   });
 }
 
 ds_status ds_engine_samples(ds_engine* engine, int64_t* out_samples) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
-    out_param(out_samples, "out_samples") = object->engine.progress().samples;
+    out_param(out_samples, "out_samples") = object->engine().progress().samples;
   });
 }
 
@@ -219,7 +219,7 @@ ds_status ds_engine_get_gradient(ds_engine* engine, const char* name, ds_tensor*
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
-    out = publish_tensor(object->engine.gradient(std::string(utf8_param(name, "name"))));
+    out = publish_tensor(object->engine().gradient(std::string(utf8_param(name, "name"))));
   });
 }
 

@@ -3,17 +3,25 @@
 #pragma once
 
 #include "capi/handles.h"
+#include "capi/model_object.h"
 #include "engine/engine.h"
 
 namespace ds::capi {
 
 class EngineObject : public HandleObject {
  public:
-  EngineObject(std::string_view config_json, std::shared_ptr<models::Model> model,
+  EngineObject(std::string_view config_json, const ModelObject& model,
                std::shared_ptr<Communicator> comm)
-      : engine(config_json, std::move(model), std::move(comm)) {}
-  Engine engine;
+      : gate_(model.gate),
+        engine_(std::make_unique<Engine>(config_json, model.model, std::move(comm))) {}
+  ~EngineObject() override { gate_->end(std::move(engine_)); }
+
+  Engine& engine() const noexcept { return *engine_; }
   ds_optimizer* optimizer = nullptr;  // set before the engine's handle is published
+
+ private:
+  std::shared_ptr<ModelGate> gate_;
+  std::unique_ptr<Engine> engine_;
 };
 
 class OptimizerObject : public HandleObject {

@@ -73,11 +73,10 @@ ds_status ds_model_open(const char* folder, ds_model** out_model) {
 
 ds_status ds_model_export(ds_model* model, const char* folder, int32_t dtype) {
   return guard(__func__, [&] {
-    const auto object = enter(model, "model");
+    const UsedModel used(model, "model");
     const std::string path = path_param(folder, "folder");
     const DType type = dtype_param(dtype, "dtype");
-    const models::Model::Use use(*object->model);
-    models::export_model(*object->model, path, type);
+    models::export_model(*used, path, type);
   });
 }
 
@@ -113,21 +112,19 @@ ds_status ds_model_tensor_name(const ds_model* model, int64_t index, char** out_
 
 ds_status ds_model_get_tensor(ds_model* model, const char* name, ds_tensor** out_tensor) {
   return guard(__func__, [&] {
-    const auto object = enter(model, "model");
+    const UsedModel used(model, "model");
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
     const std::string parameter(utf8_param(name, "name"));
-    const models::Model::Use use(*object->model);
-    out = publish_tensor(object->model->get(parameter));
+    out = publish_tensor(used->get(parameter));
   });
 }
 
 ds_status ds_model_set_tensor(ds_model* model, const char* name, const ds_tensor* value) {
   return guard(__func__, [&] {
-    const auto object = enter(model, "model");
+    const UsedModel used(model, "model");
     const std::string parameter(utf8_param(name, "name"));
     const auto input = enter(value, "value", Entry::kShared);
-    const models::Model::Use use(*object->model);
-    object->model->set(parameter, input->tensor);
+    used->set(parameter, input->tensor);
   });
 }
 
@@ -135,35 +132,33 @@ ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
                             const ds_generate_options* options, ds_token_fn on_token,
                             void* user_data, ds_tensor** out_ids) {
   return guard(__func__, [&] {
-    const auto object = enter(model, "model");
+    const UsedModel used(model, "model");
     const auto input = enter(prompt, "prompt", Entry::kShared);
     ds_tensor*& out = out_param(out_ids, "out_ids");
     const infer::GenerateOptions chosen = generate_options(options);
     const std::vector<int32_t> ids = id_list(input->tensor, "prompt");
-    const models::Model::Use use(*object->model);
-    models::Model& m = *object->model;
-    out = publish_tensor(id_tensor(infer::generate(m.context(), m.state(), m.architecture(), ids,
-                                                   chosen, token_callback(on_token, user_data))));
+    out = publish_tensor(
+        id_tensor(infer::generate(used->context(), used->state(), used->architecture(), ids, chosen,
+                                  token_callback(on_token, user_data))));
   });
 }
 
 ds_status ds_model_logits(ds_model* model, const ds_tensor* ids, const ds_tensor* attention_mask,
                           ds_tensor** out_logits) {
   return guard(__func__, [&] {
-    const auto object = enter(model, "model");
+    const UsedModel used(model, "model");
     const auto input = enter(ids, "ids", Entry::kShared);
     std::optional<Entered<TensorObject>> mask;
     if (attention_mask != nullptr) {
       mask.emplace(look_up(attention_mask, "attention_mask"), Entry::kShared, "attention_mask");
     }
     ds_tensor*& out = out_param(out_logits, "out_logits");
-    const models::Model::Use use(*object->model);
-    models::Model& m = *object->model;
-    const OpContext ctx = m.context();
+    const OpContext ctx = used->context();
     const Tensor tokens =
-        models::token_ids(ctx, input->tensor, "ids", m.architecture().info().vocab_size);
+        models::token_ids(ctx, input->tensor, "ids", used->architecture().info().vocab_size);
     const Tensor keys = models::key_mask(ctx, mask ? (*mask)->tensor : Tensor(), tokens);
-    out = publish_tensor(infer::batch_logits(ctx, m.state(), m.architecture(), tokens, keys));
+    out =
+        publish_tensor(infer::batch_logits(ctx, used->state(), used->architecture(), tokens, keys));
   });
 }
 

@@ -24,19 +24,19 @@ using namespace ds::capi;  // NOLINT
 ds_status ds_optimizer_step_count(ds_optimizer* optimizer, int64_t* out_steps) {
   return guard(__func__, [&] {
     const auto object = enter_engine_of(optimizer);
-    out_param(out_steps, "out_steps") = object->engine.optimizer_steps();
+    out_param(out_steps, "out_steps") = object->engine().optimizer_steps();
   });
 }
 
 ds_status ds_optimizer_lr(ds_optimizer* optimizer, double* out_lr) {
   return guard(__func__, [&] {
     const auto object = enter_engine_of(optimizer);
-    out_param(out_lr, "out_lr") = object->engine.lr();
+    out_param(out_lr, "out_lr") = object->engine().lr();
   });
 }
 
 ds_status ds_optimizer_set_lr(ds_optimizer* optimizer, double lr) {
-  return guard(__func__, [&] { enter_engine_of(optimizer)->engine.set_lr(lr); });
+  return guard(__func__, [&] { enter_engine_of(optimizer)->engine().set_lr(lr); });
 }
 
 ds_status ds_optimizer_get_state(ds_optimizer* optimizer, const char* name, const char* state,
@@ -46,7 +46,7 @@ ds_status ds_optimizer_get_state(ds_optimizer* optimizer, const char* name, cons
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
     const std::string parameter(utf8_param(name, "name"));
     const std::string kind(utf8_param(state, "state"));
-    out = publish_tensor(object->engine.optimizer_state(parameter, kind));
+    out = publish_tensor(object->engine().optimizer_state(parameter, kind));
   });
 }
 
@@ -57,6 +57,6 @@ ds_status ds_optimizer_set_state(ds_optimizer* optimizer, const char* name, cons
     const std::string parameter(utf8_param(name, "name"));
     const std::string kind(utf8_param(state, "state"));
     const auto input = enter(value, "value", Entry::kShared);
-    object->engine.set_optimizer_state(parameter, kind, input->tensor);
+    object->engine().set_optimizer_state(parameter, kind, input->tensor);
   });
 }

@@ -111,6 +111,50 @@ TEST(Lifetime, HandlesDestroyedWhileACallIsInside) {
   ds_tensor_destroy(out);
 }
 
+// An engine that ends takes its bfloat16 copy of the weights with it: not while they are in use.
+TEST(Lifetime, EngineDestroyedWhileItsModelGenerates) {
+  World world;
+  ds_engine_destroy(world.engine);
+  const std::string config =
+      R"({"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true},
+          "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})";
+  ds_generate_options options = {};
+  options.struct_size = sizeof(options);
+  options.max_tokens = 6;
+  const auto generate = [&](ds_token_fn on_token, void* user_data) {
+    ds_tensor* out = nullptr;
+    EXPECT_DS_OK(ds_model_generate(world.model, world.list, &options, on_token, user_data, &out));
+    std::vector<int32_t> ids(6);
+    EXPECT_DS_OK(ds_tensor_read(out, ids.data(), 24));
+    ds_tensor_destroy(out);
+    return ids;
+  };
+  const auto destroy_engine = [](void* engine, int32_t) -> int32_t {
+    ds_engine_destroy(static_cast<ds_engine*>(engine));
+    return 0;
+  };
+  ASSERT_DS_OK(ds_engine_create(config.c_str(), world.model, nullptr, &world.engine));
+  const std::vector<int32_t> expected = generate(nullptr, nullptr);
+  // By the callback of the call itself.
+  EXPECT_EQ(generate(destroy_engine, world.engine), expected);
+  // It has ended with that call: the model is free for another.
+  ASSERT_DS_OK(ds_engine_create(config.c_str(), world.model, nullptr, &world.engine));
+  // By another thread, which does not wait.
+  const auto destroy_elsewhere = [](void* engine, int32_t) -> int32_t {
+    std::thread([&] { ds_engine_destroy(static_cast<ds_engine*>(engine)); }).join();
+    return 0;
+  };
+  EXPECT_EQ(generate(destroy_elsewhere, world.engine), expected);
+  ASSERT_DS_OK(ds_engine_create(config.c_str(), world.model, nullptr, &world.engine));
+  // By another thread at any moment.
+  for (int round = 0; round < 20; ++round) {
+    std::thread other([&] { ds_engine_destroy(world.engine); });
+    EXPECT_EQ(generate(nullptr, nullptr).size(), 6u);
+    other.join();
+    ASSERT_DS_OK(ds_engine_create(config.c_str(), world.model, nullptr, &world.engine));
+  }
+}
+
 // A release callback that uses the library: the table's locks are not held while it runs.
 TEST(Lifetime, ReleaseMayUseTheLibrary) {
   static std::atomic<int> called{0};
