@@ -10,7 +10,8 @@
 
 namespace ds::capi {
 
-// The out-parameter, which must not be NULL.
+// The out-parameter, which must not be NULL. Bind it before making anything that it shall own: in
+// `out_param(p, name) = make()` the right side is evaluated first and would be lost.
 template <class T>
 T& out_param(T* pointer, const char* parameter) {
   DS_CHECK(pointer != nullptr, Code::kInvalidArgument, parameter, " is NULL");

@@ -118,5 +118,8 @@ ds_status ds_log_set_level(int32_t level) {
 }
 
 ds_status ds_report(char** out_json) {
-  return guard(__func__, [&] { out_param(out_json, "out_json") = make_c_string(report_json()); });
+  return guard(__func__, [&] {
+    char*& out = out_param(out_json, "out_json");
+    out = make_c_string(report_json());
+  });
 }

@@ -136,7 +136,8 @@ ds_status ds_tensor_to_dlpack(const ds_tensor* tensor, void* stream,
                               struct DLManagedTensorVersioned** out_managed) {
   return guard(__func__, [&] {
     const auto object = enter(tensor, "tensor", Entry::kShared);
-    out_param(out_managed, "out_managed") = export_dlpack(object->tensor, stream);
+    DLManagedTensorVersioned*& out = out_param(out_managed, "out_managed");
+    out = export_dlpack(object->tensor, stream);
   });
 }
 
@@ -144,7 +145,8 @@ ds_status ds_tensor_to_dlpack_legacy(const ds_tensor* tensor, void* stream,
                                      struct DLManagedTensor** out_managed) {
   return guard(__func__, [&] {
     const auto object = enter(tensor, "tensor", Entry::kShared);
-    out_param(out_managed, "out_managed") = export_dlpack_legacy(object->tensor, stream);
+    DLManagedTensor*& out = out_param(out_managed, "out_managed");
+    out = export_dlpack_legacy(object->tensor, stream);
   });
 }
 
