@@ -171,7 +171,19 @@ OpCase norm_case(DType dtype, int64_t rows, int64_t cols, bool with_residual) {
                         norm.eps, y.data(), s.data(), m.data(), q.data());
         return weighted_sum(wy, y) + weighted_sum(ws, s);
       };
-      const Tolerance tolerance{3e-6, 0};  // a few dozen fp32 roundings
+      // A few dozen fp32 roundings of the largest gradient; of rows whose elements lie close
+      // together, what subtracting the mean amplifies, in the operator (2^-24 |s| rstd) and in the
+      // differences (the square of their step in units of the deviation).
+      double largest = 0, narrow = 0;
+      for (size_t i = 0; i < wy.size(); ++i) {
+        largest = std::max(largest, std::abs(wy[i] * gamma[i % gamma.size()]));
+      }
+      const std::vector<double> s = doubles(norm.sum), rstd = doubles(norm.rstd);
+      for (size_t i = 0; i < s.size(); ++i) {
+        const double q = rstd[i / gamma.size()], ratio = (1 + std::abs(s[i])) * q;
+        narrow = std::max(narrow, (1 + q) * (5e-7 * ratio + 1e-10 * ratio * ratio));
+      }
+      const Tolerance tolerance{3e-6, narrow * largest};
       compare_gradient(
           result, "dx", dx, x, [&](const auto& v) { return objective(v, r, gamma, beta); },
           tolerance);
