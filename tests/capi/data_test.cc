@@ -1,0 +1,242 @@
+// Tokenizers and data sets through the C ABI: good use, and documents and tensors that are wrong.
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/text.h"
+#include "capi/world.h"
+
+namespace capi_test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<int32_t> read_ids(ds_tensor* tensor) {
+  int64_t count = 0;
+  EXPECT_DS_OK(ds_tensor_elements(tensor, &count));
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  EXPECT_DS_OK(ds_tensor_read(tensor, ids.data(), count * 4));
+  ds_tensor_destroy(tensor);
+  return ids;
+}
+
+std::string take(char* text) {
+  std::string out = text == nullptr ? "" : text;
+  ds_string_free(text);
+  return out;
+}
+
+TEST(CapiTokenizer, EncodesAnyBytes) {
+  World world;
+  const auto encode = [&](const char* text, int64_t size) {
+    ds_tensor* ids = nullptr;
+    EXPECT_DS_OK(ds_tokenizer_encode(world.tokenizer, text, size, 0, &ids));
+    return read_ids(ids);
+  };
+  EXPECT_THAT(encode("ab", -1), ElementsAre('a', 'b'));
+  EXPECT_THAT(encode("abc", 2), ElementsAre('a', 'b'));
+  EXPECT_THAT(encode("a\0\xFF", 3), ElementsAre('a', 0, 255));
+  EXPECT_THAT(encode("", -1), ElementsAre());
+  EXPECT_THAT(encode(nullptr, 0), ElementsAre());
+  ds_tensor* ids = nullptr;
+  EXPECT_EQ(ds_tokenizer_encode(world.tokenizer, "a", -2, 0, &ids), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("size is -2"));
+  EXPECT_EQ(ds_tokenizer_encode(world.tokenizer, nullptr, 3, 0, &ids), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ids, nullptr);
+}
+
+TEST(CapiTokenizer, DecodesWellFormedText) {
+  World world;
+  const auto decode = [&](const std::vector<int32_t>& list) {
+    ds_tensor* ids = make_list(list);
+    char* text = nullptr;
+    EXPECT_DS_OK(ds_tokenizer_decode(world.tokenizer, ids, 0, &text));
+    ds_tensor_destroy(ids);
+    return take(text);
+  };
+  EXPECT_EQ(decode({'h', 'i'}), "hi");
+  EXPECT_EQ(decode({}), "");
+  EXPECT_EQ(decode({0xC3, 0xA9}), "\xC3\xA9");
+  EXPECT_EQ(decode({'a', 0xC3}), "a\xEF\xBF\xBD");  // half a character
+  EXPECT_EQ(decode({'a', 0, 'b'}),
+            "a\xEF\xBF\xBD"
+            "b");  // a C text cannot hold NUL
+}
+
+TEST(CapiTokenizer, DecodeChecksItsTensor) {
+  World world;
+  char* text = nullptr;
+  const int64_t wide[] = {'o', 'k'};
+  const int64_t two[] = {2};
+  ds_tensor* ids = nullptr;
+  ASSERT_DS_OK(ds_tensor_create(DS_INT64, two, 1, &ids));
+  ASSERT_DS_OK(ds_tensor_write(ids, wide, sizeof(wide)));
+  ASSERT_DS_OK(ds_tokenizer_decode(world.tokenizer, ids, 0, &text));
+  EXPECT_EQ(take(text), "ok");
+  text = nullptr;
+  const int64_t far[] = {'o', int64_t{1} << 40};
+  ASSERT_DS_OK(ds_tensor_write(ids, far, sizeof(far)));
+  EXPECT_EQ(ds_tokenizer_decode(world.tokenizer, ids, 0, &text), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("ids[1] is 1099511627776"));
+  ds_tensor_destroy(ids);
+  EXPECT_EQ(ds_tokenizer_decode(world.tokenizer, world.ids, 0, &text), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("[count]"));
+  ASSERT_DS_OK(ds_tensor_create(DS_FLOAT32, two, 1, &ids));
+  EXPECT_EQ(ds_tokenizer_decode(world.tokenizer, ids, 0, &text), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("float32"));
+  ds_tensor_destroy(ids);
+  ids = make_list({5, -1});
+  EXPECT_NE(ds_tokenizer_decode(world.tokenizer, ids, 0, &text), DS_OK);
+  ds_tensor_destroy(ids);
+  EXPECT_EQ(text, nullptr);
+}
+
+TEST(CapiTokenizer, TrainedOneSurvivesJson) {
+  World world;
+  const std::string corpus = sample_text(3);
+  ds_tokenizer* trained = nullptr;
+  ASSERT_DS_OK(ds_tokenizer_train(corpus.data(), static_cast<int64_t>(corpus.size()),
+                                  R"({"vocab_size": 300, "special_tokens": ["<|endoftext|>"]})",
+                                  &trained));
+  int64_t size = 0;
+  ASSERT_DS_OK(ds_tokenizer_vocab_size(trained, &size));
+  EXPECT_GT(size, 257);
+  EXPECT_LE(size, 300);
+  int32_t end = -2, id = -2;
+  ASSERT_DS_OK(ds_tokenizer_end_of_text(trained, &end));
+  ASSERT_DS_OK(ds_tokenizer_token_to_id(trained, "<|endoftext|>", &id));
+  EXPECT_EQ(end, id);
+  char* json = nullptr;
+  ASSERT_DS_OK(ds_tokenizer_to_json(trained, &json));
+  ds_tokenizer* again = nullptr;
+  ASSERT_DS_OK(ds_tokenizer_from_json(json, -1, &again));
+  ds_string_free(json);
+  ds_tensor *first = nullptr, *second = nullptr;
+  ASSERT_DS_OK(ds_tokenizer_encode(trained, corpus.c_str(), 500, 0, &first));
+  ASSERT_DS_OK(ds_tokenizer_encode(again, corpus.c_str(), 500, 0, &second));
+  const std::vector<int32_t> ids = read_ids(first);
+  EXPECT_EQ(ids, read_ids(second));
+  EXPECT_LT(ids.size(), 400u);
+  ds_tensor* list = make_list(ids);
+  char* text = nullptr;
+  ASSERT_DS_OK(ds_tokenizer_decode(again, list, 0, &text));
+  EXPECT_EQ(take(text), corpus.substr(0, 500));
+  ds_tensor_destroy(list);
+  EXPECT_EQ(ds_tokenizer_id_to_token(trained, static_cast<int32_t>(size), &text), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_tokenizer_id_to_token(trained, -1, &text), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_tokenizer_token_to_id(trained, "no such token", &id), DS_ERR_NOT_FOUND);
+  ds_tokenizer_destroy(trained);
+  ds_tokenizer_destroy(again);
+}
+
+TEST(CapiTokenizer, RefusesOddOptionsAndDocuments) {
+  const std::pair<const char*, const char*> options[] = {
+      {"[]", "an object"},
+      {R"({"vocabsize": 300})", "vocab_size"},
+      {R"({"vocab_size": 300.5})", "/vocab_size must be a whole number"},
+      {R"({"vocab_size": 0})", "/vocab_size"},
+      {R"({"vocab_size": 99999999999})", "/vocab_size"},
+      {R"({"vocab_size": "300"})", "/vocab_size"},
+      {R"({"min_frequency": 0})", "/min_frequency"},
+      {R"({"special_tokens": "x"})", "/special_tokens must be a list"},
+      {R"({"special_tokens": ["a", 3]})", "/special_tokens/1"},
+      {"{", "tokenizer options"},
+  };
+  ds_tokenizer* out = nullptr;
+  for (const auto& [json, text] : options) {
+    EXPECT_EQ(ds_tokenizer_train("some text", -1, json, &out), DS_ERR_CONFIG) << json;
+    EXPECT_THAT(ds_last_error_message(), HasSubstr(text));
+  }
+  EXPECT_EQ(ds_tokenizer_from_json("{}", -1, &out), DS_ERR_CORRUPT);
+  EXPECT_EQ(ds_tokenizer_from_json("{ \"a\": ", -1, &out), DS_ERR_CORRUPT);
+  EXPECT_EQ(ds_tokenizer_open("/no/such/place", &out), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_tokenizer_open("", &out), DS_ERR_INVALID_ARGUMENT);
+  const TemporaryFolder folder;
+  EXPECT_EQ(ds_tokenizer_open(folder.path().c_str(), &out), DS_ERR_NOT_FOUND)
+      << ds_last_error_message();
+  EXPECT_EQ(out, nullptr);
+}
+
+TEST(CapiDataset, FromTextAndFromPrefixAreTheSame) {
+  World world;
+  const std::string prefix = world.folder.file("built");
+  ASSERT_DS_OK(
+      ds_dataset_build(world.folder.file("text.txt").c_str(), world.tokenizer, 0, prefix.c_str()));
+  const auto open = [&](const std::string& path, const ds_tokenizer* tokenizer) {
+    const std::string spec =
+        ds::str_cat(R"({"path": ")", path, R"(", "sequence_length": 16, "split": "1,0,0"})");
+    ds_dataset* out = nullptr;
+    EXPECT_DS_OK(ds_dataset_open(spec.c_str(), tokenizer, &out));
+    return out;
+  };
+  ds_dataset* from_text = open(world.folder.file("text.txt"), nullptr);
+  ds_dataset* from_prefix = open(prefix, nullptr);
+  int64_t samples = 0, length = 0;
+  ASSERT_DS_OK(ds_dataset_size(from_text, &samples));
+  ASSERT_DS_OK(ds_dataset_sequence_length(from_text, &length));
+  EXPECT_EQ(length, 16);
+  EXPECT_NEAR(static_cast<double>(samples), 20000.0 / 16, 5);
+  std::ifstream file(world.folder.file("text.txt"));
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  for (ds_dataset* dataset : {from_text, from_prefix}) {
+    for (const int64_t index : {int64_t{0}, int64_t{7}}) {
+      ds_tensor* sample = nullptr;
+      ASSERT_DS_OK(ds_dataset_sample(dataset, index, &sample));
+      const std::vector<int32_t> ids = read_ids(sample);
+      ASSERT_EQ(ids.size(), 17u);
+      if (dataset == from_prefix) {  // one document, so every sample is a piece of the text
+        EXPECT_NE(text.find(std::string(ids.begin(), ids.end())), std::string::npos);
+      }
+    }
+    ds_tensor* sample = nullptr;
+    ASSERT_DS_OK(ds_dataset_size(dataset, &samples));
+    for (const int64_t index : {int64_t{-1}, samples, INT64_MAX, INT64_MIN}) {
+      EXPECT_EQ(ds_dataset_sample(dataset, index, &sample), DS_ERR_INVALID_ARGUMENT);
+    }
+    EXPECT_EQ(sample, nullptr);
+  }
+  ds_dataset_destroy(from_text);
+  ds_dataset_destroy(from_prefix);
+}
+
+TEST(CapiDataset, RefusesOddSpecifications) {
+  const World world;
+  const std::string path = world.folder.file("text.txt");
+  struct Case {
+    std::string fields;
+    ds_status status;
+    const char* text;
+  };
+  const Case cases[] = {
+      {R"("sequence_length": 8)", DS_ERR_CONFIG, "/path is missing"},
+      {R"("path": "", "sequence_length": 8)", DS_ERR_CONFIG, "/path is empty"},
+      {R"("path": 3, "sequence_length": 8)", DS_ERR_CONFIG, "/path must be a string"},
+      {R"("path": "$")", DS_ERR_CONFIG, "/sequence_length is missing"},
+      {R"("path": "$", "sequence_length": 0)", DS_ERR_CONFIG, "/sequence_length"},
+      {R"("path": "$", "sequence_length": 1e12)", DS_ERR_CONFIG, "/sequence_length"},
+      {R"("path": "$", "sequence_length": 8, "samples": -1)", DS_ERR_CONFIG, "/samples"},
+      {R"("path": "$", "sequence_length": 8, "seed": -1)", DS_ERR_CONFIG, "/seed"},
+      {R"("path": "$", "sequence_length": 8, "split": "a,b")", DS_ERR_CONFIG, "/split"},
+      {R"("path": "$", "sequence_length": 8, "split": "0,0,1")", DS_ERR_CONFIG,
+       "no data for the train part"},
+      {R"("path": "$", "sequence_length": 8, "part": "validation")", DS_ERR_CONFIG, "/part"},
+      {R"("path": "$", "sequence_lenght": 8)", DS_ERR_CONFIG, "sequence_length"},
+      {R"("path": "/no/such/file", "sequence_length": 8)", DS_ERR_NOT_FOUND, "/no/such/file"},
+      {R"("path": "$", "sequence_length": 1000000)", DS_ERR_INVALID_ARGUMENT, "tokens"},
+  };
+  for (const Case& c : cases) {
+    std::string fields = c.fields;
+    if (const size_t at = fields.find('$'); at != std::string::npos) fields.replace(at, 1, path);
+    ds_dataset* out = nullptr;
+    EXPECT_EQ(ds_dataset_open(("{" + fields + "}").c_str(), nullptr, &out), c.status)
+        << fields << ": " << ds_last_error_message();
+    EXPECT_THAT(ds_last_error_message(), HasSubstr(c.text));
+    EXPECT_EQ(out, nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace capi_test

@@ -1,0 +1,368 @@
+// Models, engines and optimizers through the C ABI: order of calls, wrong tensors, reports, and
+// what may be read and set.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "base/text.h"
+#include "capi/world.h"
+
+namespace capi_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string take(char* text) {
+  std::string out = text == nullptr ? "" : text;
+  ds_string_free(text);
+  return out;
+}
+
+std::vector<float> read(ds_tensor* tensor) {
+  int64_t count = 0;
+  EXPECT_DS_OK(ds_tensor_elements(tensor, &count));
+  std::vector<float> values(static_cast<size_t>(count));
+  EXPECT_DS_OK(ds_tensor_read(tensor, values.data(), count * 4));
+  ds_tensor_destroy(tensor);
+  return values;
+}
+
+ds_step_report report_struct() {
+  ds_step_report report = {};
+  report.struct_size = sizeof(report);
+  return report;
+}
+
+std::vector<float> parameter(ds_model* model, const char* name) {
+  ds_tensor* tensor = nullptr;
+  EXPECT_DS_OK(ds_model_get_tensor(model, name, &tensor));
+  return read(tensor);
+}
+
+TEST(CapiEngine, WrongOrderOfCalls) {
+  World world;
+  ds_step_report report = report_struct();
+  EXPECT_EQ(ds_engine_step(world.engine, &report), DS_ERR_STATE);
+  EXPECT_EQ(ds_engine_backward(world.engine, world.tensor), DS_ERR_STATE);
+  ds_tensor* loss = world.forward();
+  ds_tensor* const inputs[] = {world.ids, world.ids};
+  ds_tensor* second = nullptr;
+  EXPECT_EQ(ds_engine_forward(world.engine, inputs, 2, &second), DS_ERR_STATE);
+  EXPECT_EQ(ds_engine_step(world.engine, &report), DS_ERR_STATE);
+  EXPECT_EQ(ds_engine_train_batch(world.engine, &report), DS_ERR_STATE);
+  EXPECT_EQ(ds_engine_save(world.engine, world.folder.file("s").c_str(), nullptr), DS_ERR_STATE);
+  // The loss of this forward, and no other tensor.
+  ds_tensor* other = nullptr;
+  ASSERT_DS_OK(ds_tensor_create(DS_FLOAT32, nullptr, 0, &other));
+  EXPECT_EQ(ds_engine_backward(world.engine, other), DS_ERR_INVALID_ARGUMENT);
+  ds_tensor_destroy(other);
+  ASSERT_DS_OK(ds_engine_backward(world.engine, loss));
+  EXPECT_EQ(ds_engine_backward(world.engine, loss), DS_ERR_STATE);
+  EXPECT_EQ(ds_engine_forward(world.engine, inputs, 2, &second), DS_ERR_STATE);
+  EXPECT_EQ(ds_model_set_tensor(world.model, "ln_f.weight", world.tensor) == DS_OK, false);
+  ASSERT_DS_OK(ds_engine_step(world.engine, &report));
+  EXPECT_EQ(report.applied, 1);
+  EXPECT_EQ(second, nullptr);
+  ds_tensor_destroy(loss);
+  ds_engine_set_dataset(world.engine, nullptr);
+  EXPECT_EQ(ds_engine_train_batch(world.engine, nullptr), DS_ERR_STATE);
+}
+
+TEST(CapiEngine, WrongTensors) {
+  World world;
+  ds_tensor* loss = nullptr;
+  const auto forward = [&](ds_tensor* ids, ds_tensor* labels, ds_tensor* mask, int32_t count = 3) {
+    ds_tensor* const inputs[] = {ids, labels, mask};
+    return ds_engine_forward(world.engine, inputs, mask == nullptr ? 2 : count, &loss);
+  };
+  ds_tensor* shorter = make_ids(kBatch, 4, 1);
+  ds_tensor* longer = make_ids(kBatch, kPositions + 1, 1);
+  ds_tensor* floats = nullptr;
+  const int64_t shape[] = {kBatch, 8};
+  ASSERT_DS_OK(ds_tensor_create(DS_FLOAT32, shape, 2, &floats));
+  EXPECT_EQ(forward(world.list, world.list, nullptr), DS_ERR_INVALID_ARGUMENT);  // one dimension
+  EXPECT_EQ(forward(floats, world.ids, nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("float32"));
+  EXPECT_EQ(forward(world.ids, floats, nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(forward(world.ids, shorter, nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(forward(longer, longer, nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(forward(world.ids, world.ids, shorter), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(forward(world.ids, world.ids, floats), DS_ERR_INVALID_ARGUMENT);
+  std::vector<int32_t> values(static_cast<size_t>(kBatch * 8), 1);
+  ds_tensor* bad = make_ids(kBatch, 8, 1);
+  for (const int32_t id : {-1, static_cast<int32_t>(kVocab), INT32_MAX, INT32_MIN, -100}) {
+    values[5] = id;
+    ASSERT_DS_OK(ds_tensor_write(bad, values.data(), kBatch * 8 * 4));
+    EXPECT_EQ(forward(bad, world.ids, nullptr), DS_ERR_INVALID_ARGUMENT);
+    EXPECT_THAT(ds_last_error_message(), HasSubstr(std::to_string(id)));
+    if (id != -100) {
+      EXPECT_EQ(forward(world.ids, bad, nullptr), DS_ERR_INVALID_ARGUMENT);
+    }
+  }
+  for (const int32_t count : {-1, 0, 1, 4, INT32_MAX}) {
+    EXPECT_EQ(forward(world.ids, world.ids, world.ids, count), DS_ERR_INVALID_ARGUMENT);
+    EXPECT_THAT(ds_last_error_message(), HasSubstr("count"));
+  }
+  EXPECT_EQ(ds_engine_forward(world.engine, nullptr, 2, &loss), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(loss, nullptr);
+  // After all that the engine works, also with a label that does not count.
+  EXPECT_DS_OK(forward(world.ids, bad, world.ids));
+  for (ds_tensor* t : {shorter, longer, floats, bad, loss}) ds_tensor_destroy(t);
+}
+
+TEST(CapiEngine, ReportOfOlderAndNewerCallers) {
+  World world;
+  struct Older {  // knew only the counters
+    int64_t struct_size, step, micro_steps, samples, guard;
+  } older = {32, -1, -1, -1, -1};
+  ASSERT_DS_OK(ds_engine_train_batch(world.engine, reinterpret_cast<ds_step_report*>(&older)));
+  EXPECT_EQ(older.struct_size, 32);
+  EXPECT_EQ(older.step, 1);
+  EXPECT_EQ(older.samples, kBatch);
+  EXPECT_EQ(older.guard, -1);
+  struct Newer {
+    ds_step_report known;
+    int64_t added;
+  } newer = {};
+  newer.known.struct_size = sizeof(newer);
+  newer.added = -1;
+  ASSERT_DS_OK(ds_engine_train_batch(world.engine, &newer.known));
+  EXPECT_EQ(newer.known.step, 2);
+  EXPECT_EQ(newer.known.tokens, kBatch * 8);
+  EXPECT_GT(newer.known.loss, 0);
+  EXPECT_GT(newer.known.grad_norm, 0);
+  EXPECT_EQ(newer.known.lr, 1e-3);
+  EXPECT_EQ(newer.known.loss_scale, 1);
+  EXPECT_GT(newer.known.seconds, 0);
+  EXPECT_STREQ(newer.known.first_bad_tensor, "");
+  EXPECT_EQ(newer.added, 0);
+}
+
+TEST(CapiEngine, NonFiniteGradientsAreSkippedAndNamed) {
+  World world;
+  const std::vector<float> before = parameter(world.model, "wte.weight");
+  ds_tensor* gain = nullptr;
+  ASSERT_DS_OK(ds_model_get_tensor(world.model, "ln_f.weight", &gain));
+  std::vector<float> values(16, std::nanf(""));
+  ASSERT_DS_OK(ds_tensor_write(gain, values.data(), 64));
+  ASSERT_DS_OK(ds_model_set_tensor(world.model, "ln_f.weight", gain));
+  ds_tensor_destroy(gain);
+  ds_step_report report = report_struct();
+  ASSERT_DS_OK(ds_engine_train_batch(world.engine, &report));
+  EXPECT_EQ(report.applied, 0);
+  EXPECT_EQ(report.skip_reason, DS_SKIP_NON_FINITE);
+  EXPECT_EQ(report.grad_norm, -1);
+  EXPECT_NE(std::strlen(report.first_bad_tensor), 0u);
+  EXPECT_EQ(parameter(world.model, "wte.weight"), before);
+}
+
+TEST(CapiEngine, ClientStateConfigurationAndMemory) {
+  World world;
+  char* text = nullptr;
+  ASSERT_DS_OK(ds_engine_client_state(world.engine, &text));
+  EXPECT_EQ(take(text), "null");
+  ASSERT_DS_OK(ds_engine_set_client_state(world.engine, R"({"epoch": 3, "b": [1]})"));
+  EXPECT_EQ(ds_engine_set_client_state(world.engine, "{nonsense"), DS_ERR_INVALID_ARGUMENT);
+  ASSERT_DS_OK(ds_engine_client_state(world.engine, &text));
+  EXPECT_EQ(take(text), R"({"epoch":3,"b":[1]})");
+  const std::string folder = world.folder.file("saved");
+  ASSERT_DS_OK(ds_engine_save(world.engine, folder.c_str(), "with state"));
+  ASSERT_DS_OK(ds_engine_set_client_state(world.engine, nullptr));
+  ASSERT_DS_OK(ds_engine_load(world.engine, folder.c_str(), nullptr));
+  ASSERT_DS_OK(ds_engine_client_state(world.engine, &text));
+  EXPECT_EQ(take(text), R"({"epoch":3,"b":[1]})");
+
+  ASSERT_DS_OK(ds_engine_config(world.engine, &text));
+  const ds::Json config = ds::parse_json(take(text), "config", ds::Code::kInternal);
+  EXPECT_EQ(config.at("config").at("train_micro_batch_size_per_gpu"), kBatch);
+  EXPECT_TRUE(config.at("origins").is_object());
+  EXPECT_TRUE(config.at("warnings").is_array());
+
+  ASSERT_DS_OK(ds_engine_memory_report(world.engine, &text));
+  const ds::Json memory = ds::parse_json(take(text), "memory", ds::Code::kInternal);
+  EXPECT_GT(memory.at("tags").at("parameters").at("now").get<int64_t>(), 0);
+}
+
+TEST(CapiEngine, RefusesConfigurationsAndPlaces) {
+  World world;
+  ds_engine_destroy(world.engine);
+  ds_engine* out = nullptr;
+  for (const char* config :
+       {"", "[]", "{", R"({"train_batch_sise": 3})", R"({"train_batch_size": "many"})"}) {
+    EXPECT_EQ(ds_engine_create(config, world.model, nullptr, &out), DS_ERR_CONFIG)
+        << config << ": " << ds_last_error_message();
+  }
+  EXPECT_EQ(out, nullptr);
+  // A refused configuration leaves the model free.
+  ASSERT_DS_OK(ds_engine_create(engine_config().c_str(), world.model, nullptr, &world.engine));
+  EXPECT_EQ(ds_engine_load(world.engine, "/no/such/folder", nullptr), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_engine_save(world.engine, "", nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_engine_save(world.engine, world.folder.file("x").c_str(), ""),
+            DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_engine_save(world.engine, world.folder.file("x").c_str(), "../up"),
+            DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_engine_save(world.engine, world.folder.file("x").c_str(), "\xFF"),
+            DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_engine_save(world.engine, world.folder.file("text.txt").c_str(), nullptr),
+            DS_ERR_IO);
+  EXPECT_EQ(ds_checkpoint_verify(world.folder.path().c_str(), nullptr), DS_ERR_NOT_FOUND);
+  ds_model* model = nullptr;
+  EXPECT_EQ(ds_model_create(R"({"model_type": "never heard of"})", 1, &model), DS_ERR_UNSUPPORTED);
+  EXPECT_EQ(ds_model_create("{}", 1, &model) == DS_OK, false);
+  EXPECT_EQ(ds_model_open("/no/such/folder", &model), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(model, nullptr);
+}
+
+TEST(CapiEngine, DamageIsFoundAndNamed) {
+  World world;
+  const std::string folder = world.folder.file("saved");
+  ASSERT_DS_OK(ds_engine_save(world.engine, folder.c_str(), "one"));
+  ASSERT_DS_OK(ds_checkpoint_verify(folder.c_str(), "one"));
+  // One byte in the middle of the largest file.
+  std::filesystem::path largest;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file() &&
+        (largest.empty() || entry.file_size() > std::filesystem::file_size(largest))) {
+      largest = entry.path();
+    }
+  }
+  const auto middle = static_cast<std::streamoff>(std::filesystem::file_size(largest) / 2);
+  {
+    std::fstream file(largest, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(middle);
+    const char byte = static_cast<char>(file.get() ^ 1);
+    file.seekp(middle);
+    file.put(byte);
+  }
+  EXPECT_EQ(ds_checkpoint_verify(folder.c_str(), nullptr), DS_ERR_CORRUPT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr(largest.filename().string()));
+  EXPECT_EQ(ds_engine_load(world.engine, folder.c_str(), "one"), DS_ERR_CORRUPT);
+  EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
+}
+
+TEST(CapiModel, WeightsInAndOut) {
+  World world;
+  int64_t count = 0, total = 0, sum = 0;
+  ASSERT_DS_OK(ds_model_tensor_count(world.model, &count));
+  ASSERT_DS_OK(ds_model_parameter_count(world.model, &total));
+  for (int64_t i = 0; i < count; ++i) {
+    char* name = nullptr;
+    ASSERT_DS_OK(ds_model_tensor_name(world.model, i, &name));
+    sum += static_cast<int64_t>(parameter(world.model, name).size());
+    ds_string_free(name);
+  }
+  EXPECT_EQ(sum, total);
+  char* name = nullptr;
+  EXPECT_EQ(ds_model_tensor_name(world.model, -1, &name), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_tensor_name(world.model, count, &name), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(name, nullptr);
+  ds_tensor* tensor = nullptr;
+  EXPECT_EQ(ds_model_get_tensor(world.model, "ln_f.wieght", &tensor), DS_ERR_NOT_FOUND);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("ln_f.weight"));
+  EXPECT_EQ(ds_model_get_tensor(world.model, "\xFF\xFE", &tensor), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_set_tensor(world.model, "ln_f.weight", world.tensor), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_set_tensor(world.model, "ln_f.weight", world.list), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(tensor, nullptr);
+
+  const std::string folder = world.folder.file("exported");
+  EXPECT_EQ(ds_model_export(world.model, folder.c_str(), DS_INT8), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_export(world.model, folder.c_str(), 99), DS_ERR_INVALID_ARGUMENT);
+  ASSERT_DS_OK(ds_model_export(world.model, folder.c_str(), DS_FLOAT32));
+  ds_model* again = nullptr;
+  ASSERT_DS_OK(ds_model_open(folder.c_str(), &again));
+  EXPECT_EQ(parameter(again, "wte.weight"), parameter(world.model, "wte.weight"));
+  ds_tensor *first = nullptr, *second = nullptr;
+  ASSERT_DS_OK(ds_model_logits(world.model, world.ids, nullptr, &first));
+  ASSERT_DS_OK(ds_model_logits(again, world.ids, nullptr, &second));
+  EXPECT_EQ(read(first), read(second));
+  ds_model_destroy(again);
+}
+
+TEST(CapiModel, GenerateChecksItsArguments) {
+  World world;
+  ds_tensor* out = nullptr;
+  ds_generate_options options = {};
+  const auto generate = [&](ds_tensor* prompt) {
+    options.struct_size = sizeof(options);
+    return ds_model_generate(world.model, prompt, &options, nullptr, nullptr, &out);
+  };
+  ds_tensor* outside = make_list({1, static_cast<int32_t>(kVocab)});
+  ds_tensor* empty = make_list({});
+  EXPECT_EQ(generate(outside), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(generate(empty), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(generate(world.ids), DS_ERR_INVALID_ARGUMENT);     // two dimensions
+  EXPECT_EQ(generate(world.tensor), DS_ERR_INVALID_ARGUMENT);  // floats
+  options.temperature = -1;
+  EXPECT_EQ(generate(world.list), DS_ERR_INVALID_ARGUMENT);
+  options = {};
+  options.top_k = -1;
+  EXPECT_EQ(generate(world.list), DS_ERR_INVALID_ARGUMENT);
+  options = {};
+  options.top_p = 1.5;
+  EXPECT_EQ(generate(world.list), DS_ERR_INVALID_ARGUMENT);
+  options = {};
+  options.temperature = std::nan("");
+  EXPECT_EQ(generate(world.list), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(out, nullptr);
+  // Same seed, same text; the stop token ends it and is left out.
+  const auto sample = [&](int64_t seed) {
+    options = {};
+    options.temperature = 1;
+    options.max_tokens = 40;
+    options.seed = seed;
+    EXPECT_DS_OK(generate(world.list));
+    int64_t count = 0;
+    EXPECT_DS_OK(ds_tensor_elements(out, &count));
+    std::vector<int32_t> ids(static_cast<size_t>(count));
+    EXPECT_DS_OK(ds_tensor_read(out, ids.data(), count * 4));
+    ds_tensor_destroy(out);
+    return ids;
+  };
+  const std::vector<int32_t> ids = sample(5);
+  EXPECT_EQ(ids.size(), 40u);
+  EXPECT_EQ(sample(5), ids);
+  EXPECT_NE(sample(6), ids);
+  ds_tensor_destroy(outside);
+  ds_tensor_destroy(empty);
+}
+
+TEST(CapiOptimizer, ReadsAndSets) {
+  World world;
+  double lr = 0;
+  int64_t steps = -1;
+  ASSERT_DS_OK(ds_optimizer_lr(world.optimizer, &lr));
+  EXPECT_EQ(lr, 1e-3);
+  ASSERT_DS_OK(ds_optimizer_set_lr(world.optimizer, 5e-4));
+  for (const double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_EQ(ds_optimizer_set_lr(world.optimizer, bad), DS_ERR_INVALID_ARGUMENT);
+  }
+  ds_step_report report = report_struct();
+  ASSERT_DS_OK(ds_engine_train_batch(world.engine, &report));
+  EXPECT_EQ(report.lr, 5e-4);
+  ASSERT_DS_OK(ds_optimizer_step_count(world.optimizer, &steps));
+  EXPECT_EQ(steps, 1);
+  ds_tensor* moment = nullptr;
+  ASSERT_DS_OK(ds_optimizer_get_state(world.optimizer, "ln_f.weight", "exp_avg", &moment));
+  EXPECT_DS_OK(ds_optimizer_set_state(world.optimizer, "ln_f.weight", "exp_avg_sq", moment));
+  const std::vector<float> values = read(moment);
+  moment = nullptr;
+  EXPECT_NE(values, std::vector<float>(16, 0.0F));
+  ASSERT_DS_OK(ds_optimizer_get_state(world.optimizer, "ln_f.weight", "exp_avg_sq", &moment));
+  EXPECT_EQ(read(moment), values);
+  moment = nullptr;
+  EXPECT_EQ(ds_optimizer_get_state(world.optimizer, "ln_f.weight", "momentum", &moment),
+            DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_optimizer_get_state(world.optimizer, "nothing", "exp_avg", &moment),
+            DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_optimizer_set_state(world.optimizer, "ln_f.weight", "exp_avg", world.tensor),
+            DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(moment, nullptr);
+}
+
+}  // namespace
+}  // namespace capi_test
