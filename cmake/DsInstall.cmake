@@ -1,6 +1,5 @@
 # What an installation holds: libds, ds.h, ds.hpp, the program, ds.pc for pkg-config and
 # dsConfig.cmake for find_package(ds). All of it may be moved after installation.
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(DS_PUBLIC_HEADERS ${CMAKE_SOURCE_DIR}/include/ds.h)
