@@ -39,6 +39,14 @@ bool decode(uint64_t handle, Decoded& out) {
   return true;
 }
 
+// "a tensor", "an engine"
+std::string_view name_with_article(HandleKind kind) noexcept {
+  static constexpr std::string_view kNames[] = {
+      "", "a tensor", "a comm", "a tokenizer", "a dataset", "a model", "an engine", "an optimizer"};
+  static_assert(std::size(kNames) == kHandleKinds + 1);
+  return kNames[static_cast<size_t>(kind)];
+}
+
 const void* this_thread_identity() noexcept {
   static thread_local const char mark = 0;
   return &mark;
@@ -103,8 +111,8 @@ uint64_t HandleTable::insert(HandleKind kind, std::shared_ptr<HandleObject> obje
 
 std::shared_ptr<HandleObject> HandleTable::find(uint64_t handle, HandleKind kind,
                                                 const char* parameter) const {
-  const std::string_view needed = handle_kind_name(kind);
-  DS_CHECK(handle != 0, Code::kInvalidArgument, parameter, " is NULL; a ", needed,
+  const std::string_view needed = name_with_article(kind);
+  DS_CHECK(handle != 0, Code::kInvalidArgument, parameter, " is NULL; ", needed,
            " handle is needed");
   Decoded d;
   bool known = decode(handle, d);
@@ -123,11 +131,11 @@ std::shared_ptr<HandleObject> HandleTable::find(uint64_t handle, HandleKind kind
     }
   }
   DS_CHECK(known, Code::kInvalidArgument, parameter, " (", reinterpret_cast<const void*>(handle),
-           ") is not a handle of this library; a ", needed, " handle is needed");
+           ") is not a handle of this library; ", needed, " handle is needed");
   DS_CHECK(d.kind == kind, Code::kInvalidArgument, parameter, " is a handle of kind ",
-           handle_kind_name(d.kind), alive ? "" : " (already destroyed)", "; a ", needed,
+           handle_kind_name(d.kind), alive ? "" : " (already destroyed)", "; ", needed,
            " handle is needed");
-  fail(Code::kInvalidArgument, parameter, " is a ", needed, " handle that was already destroyed");
+  fail(Code::kInvalidArgument, parameter, " is ", needed, " handle that was already destroyed");
 }
 
 std::shared_ptr<HandleObject> HandleTable::remove(uint64_t handle, HandleKind kind) noexcept {

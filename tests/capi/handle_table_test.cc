@@ -60,7 +60,7 @@ TEST(HandleTable, TellsMistakesApart) {
   const uint64_t handle = table.insert(HandleKind::kModel, std::make_shared<Counted>(alive));
   EXPECT_THAT(refusal(table, 0, HandleKind::kModel), HasSubstr("thing is NULL"));
   EXPECT_THAT(refusal(table, handle, HandleKind::kEngine),
-              HasSubstr("of kind model; a engine handle"));
+              HasSubstr("of kind model; an engine handle"));
   EXPECT_THAT(refusal(table, handle ^ 0x10, HandleKind::kModel), HasSubstr("not a handle"));
   EXPECT_THAT(refusal(table, 0x7FFFDEADBEEF, HandleKind::kModel), HasSubstr("not a handle"));
   // The right number with a foreign kind was made up.

@@ -128,6 +128,8 @@ TEST(Library, Report) {
 #endif
   EXPECT_NE(report.at("kernels").at("simd_chosen"), "none");
   EXPECT_FALSE(report.at("gpu").at("usable").get<bool>());
+  EXPECT_FALSE(report.at("gpu").at("reason").get<std::string>().empty());
+  EXPECT_TRUE(report.at("gpu").at("devices").is_array());
   ASSERT_GE(report.at("compatibility").size(), 5u);
   for (const ds::Json& entry : report.at("compatibility")) {
     EXPECT_TRUE(entry.at("usable").is_boolean());

@@ -75,8 +75,8 @@ TEST(Misuse, BadHandles) {
         if (kind == param.handle) continue;
         prepared.arguments[i] = world.handle(kind);
         const std::string given(ds::capi::handle_kind_name(kind));
-        expect_refused(call, prepared, param, "a " + given,
-                       ds::str_cat("of kind ", given, "; a ", needed));
+        expect_refused(call, prepared, param, "a " + given, ds::str_cat("of kind ", given, "; a"));
+        EXPECT_THAT(ds_last_error_message(), HasSubstr(needed + " handle is needed"));
       }
       // Real addresses, numbers near real handles, and noise.
       static int some_object;
