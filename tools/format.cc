@@ -137,6 +137,14 @@ std::string plain_message(const std::exception& error) {
   return named ? text.substr(end + 2) : text;
 }
 
+std::string format_value(const char* pattern, double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  char text[64];
+  std::snprintf(text, sizeof text, pattern, value);
+  return text;
+}
+
 std::string format_count(double count) {
   static constexpr const char* kUnits[] = {"", " k", " M", " G", " T"};
   size_t unit = 0;

@@ -12,6 +12,8 @@ using Json = nlohmann::ordered_json;
 // printf into a string.
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 
+// A number in the pattern, or "nan" or "inf" without the sign that means nothing.
+std::string format_value(const char* pattern, double value);
 std::string format_count(double count);      // "1.24 M"
 std::string format_bytes(double bytes);      // "1.2 GiB"
 std::string format_seconds(double seconds);  // "1h 02m", "3m 20s", "12s"

@@ -54,16 +54,18 @@ void Progress::step(const libds::StepReport& report) {
   if (quiet_) return;
   const auto step = static_cast<long long>(report.step);
   const auto total = static_cast<long long>(total_);
+  const std::string loss = format_value("%.4f", report.loss);
+  const std::string norm =
+      report.grad_norm < 0 ? "not finite" : format_value("%.4f", report.grad_norm);
   if (terminal_) {
     const int filled = static_cast<int>(report.step * kBarWidth / std::max<int64_t>(total_, 1));
     const std::string bar = std::string(static_cast<size_t>(std::clamp(filled, 0, kBarWidth)), '#');
-    draw(format("step %lld/%lld [%-*s] loss %.4f  lr %.2e  %s tokens/s  eta %s", step, total,
-                kBarWidth, bar.c_str(), report.loss, report.lr,
+    draw(format("step %lld/%lld [%-*s] loss %s  lr %.2e  %s tokens/s  eta %s", step, total,
+                kBarWidth, bar.c_str(), loss.c_str(), report.lr,
                 format_count(tokens_per_second_).c_str(), eta(report.step).c_str()));
   } else if (first || report.step == total_ || report.step % interval_ == 0) {
-    std::fprintf(stderr,
-                 "step %lld/%lld  loss %.4f  lr %.3e  grad_norm %.4f  %.0f tokens/s  eta %s\n",
-                 step, total, report.loss, report.lr, report.grad_norm, tokens_per_second_,
+    std::fprintf(stderr, "step %lld/%lld  loss %s  lr %.3e  grad_norm %s  %.0f tokens/s  eta %s\n",
+                 step, total, loss.c_str(), report.lr, norm.c_str(), tokens_per_second_,
                  eta(report.step).c_str());
   }
 }

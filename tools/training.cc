@@ -195,7 +195,7 @@ void Training::open_data() {
     valid_data_ = libds::Dataset::open(spec(o_.data, "valid", split_), tokenizer);
   } catch (const libds::Error& error) {
     // Too little text for a validation part is no reason not to train.
-    if (error.status() != DS_ERR_CONFIG) throw;
+    if (error.status() != DS_ERR_CONFIG && error.status() != DS_ERR_INVALID_ARGUMENT) throw;
     if (!o_.quiet) std::cerr << "ds: note: no validation: " << plain_message(error) << "\n";
   }
 }
@@ -255,8 +255,10 @@ int Training::run() {
     if (signals.pending() == 0 && (last || due(o_.eval_interval))) valid_loss = validate();
     metrics.write(report, valid_loss);
     if (valid_loss) {
-      progress.message(format("step %lld  validation loss %.4f  perplexity %.2f",
-                              static_cast<long long>(step_), *valid_loss, std::exp(*valid_loss)));
+      progress.message(format("step %lld  validation loss %s  perplexity %s",
+                              static_cast<long long>(step_),
+                              format_value("%.4f", *valid_loss).c_str(),
+                              format_value("%.2f", std::exp(*valid_loss)).c_str()));
     }
     if (due(o_.save_interval)) {
       save();
@@ -273,7 +275,8 @@ int Training::run() {
                      (o_.save.empty() ? ": nothing is saved without --save" : ""));
     return kSignalBase + signals.pending();
   }
-  progress.message("done: step " + std::to_string(step_) + ", loss " + format("%.4f", report.loss));
+  progress.message("done: step " + std::to_string(step_) + ", loss " +
+                   format_value("%.4f", report.loss));
   return kDone;
 }
 

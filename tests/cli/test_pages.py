@@ -2,7 +2,7 @@
 import re
 import unittest
 
-from cli_case import SOURCE, CliCase
+from cli_case import SOURCE, CliCase, run
 
 SUBCOMMANDS = ["train", "generate", "tokenize", "tokenizer-train", "inspect", "export", "report"]
 
@@ -56,6 +56,25 @@ class Pages(CliCase):
             text = re.sub(r"(?s)```.*?```", "", (SOURCE / page).read_text())  # code has no links
             for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
                 self.assertTrue((folder / link).exists(), f"{page} links to {link}")
+
+
+class Scripts(CliCase):
+    def test_scripts_parse_and_explain_themselves(self):
+        for name in ["setup", "quickstart", "test", "format", "common.sh"]:
+            with self.subTest(script=name):
+                done = run(self.folder, ["-n", SOURCE / "scripts" / name], program="bash")
+                self.assertEqual((done.returncode, done.error), (0, ""))
+        for name in ["setup", "quickstart"]:
+            script = SOURCE / "scripts" / name
+            self.assertIn(f"scripts/{name}", run(self.folder, ["--help"], program=script).text)
+            self.assertEqual(run(self.folder, ["--bogus"], program=script).returncode, 2)
+
+    def test_setup_lists_its_packages(self):
+        sets = [set(run(self.folder, ["--list", *more], program=SOURCE / "scripts/setup").text.split())
+                for more in ([], ["--text"], ["--test"])]
+        self.assertIn("libdnnl-dev", sets[0])
+        self.assertEqual(sets[1] - sets[0], {"fortunes"})
+        self.assertIn("libgtest-dev", sets[2] - sets[0])
 
 
 class Header(CliCase):

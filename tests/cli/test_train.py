@@ -93,6 +93,25 @@ class Records(CliCase):
         self.assertEqual((done.text, done.error), ("", ""))
 
 
+class Skips(CliCase):
+    def test_a_step_that_is_not_finite_is_skipped_and_told(self):
+        self.write("config.json", {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0,
+                                   "optimizer": {"type": "AdamW", "params": {"lr": 1e30}}})
+        done = self.train(3, "--metrics", "m.jsonl")
+        first, *rest = self.metrics("m.jsonl")
+        self.assertIs(first["applied"], True)
+        for line in rest:
+            self.assertEqual((line["applied"], line["loss"], line["grad_norm"], line["skip_reason"]),
+                             (False, None, None, "non_finite"))
+            self.assertTrue(line["first_bad_tensor"])
+        self.assertRegex(done.error, "step 2: not applied, the gradient is not finite, first in ")
+
+    def test_too_little_text_to_validate(self):
+        self.write("text.txt", "ten words. " * 60)
+        done = self.train(2)
+        self.assertIn("ds: note: no validation: ", done.error)
+
+
 class Tokens(CliCase):
     def test_tokenizer_prefix_checkpoint_generate(self):
         self.ds("tokenizer-train", "text.txt", "--vocab-size", 320, "--output", "tok.json")
@@ -142,6 +161,29 @@ class Interruption(CliCase):
 
     def test_ctrl_c_saves_and_ends_130(self):
         self.interrupted(signal.SIGINT)
+
+    def test_a_second_ctrl_c_ends_at_once(self):
+        # A step of this model takes seconds: the run cannot end between the two signals.
+        self.write("model.json", dict(MODEL, n_positions=512, n_embd=768, n_layer=6, n_head=12))
+        self.write("config.json", {"train_micro_batch_size_per_gpu": 8,
+                                   "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})
+        arguments = train_arguments(9, "--save", "out", "--split", "1")
+        run = subprocess.Popen([PROGRAM, *map(str, arguments)], cwd=self.folder,
+                               stderr=subprocess.PIPE)
+        try:
+            shown = b""
+            while b"training samples" not in shown:  # the steps begin after this line
+                shown = run.stderr.readline()
+                self.assertTrue(shown)
+            time.sleep(0.3)
+            run.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+            run.send_signal(signal.SIGINT)
+            _, rest = run.communicate(timeout=60)
+        finally:
+            run.kill()
+        self.assertEqual(run.returncode, 130)
+        self.assertNotIn(b"interrupted after", rest)  # nobody waited for the step
 
     def test_terminate_saves_and_ends_143(self):
         self.interrupted(signal.SIGTERM)
