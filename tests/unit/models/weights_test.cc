@@ -1,0 +1,166 @@
+// Models out to Hugging Face folders and back: every spelling that files use, and what is refused.
+#include "models/weights.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/file.h"
+#include "checkpoint/safetensors.h"
+
+namespace ds::models {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class Weights : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "ds-weights-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static Json config() {
+    return {{"model_type", "gpt2"}, {"vocab_size", 11}, {"n_positions", 6},
+            {"n_embd", 8},          {"n_layer", 2},     {"n_head", 2}};
+  }
+  static float value(Model& model, const char* name, int64_t i) {
+    return model.get(name).data<float>()[i];
+  }
+  // Writes the folder again with its tensors changed by `change`.
+  template <class Fn>
+  void rewrite(const Fn& change) {
+    std::vector<SafetensorsTensor> tensors;
+    std::vector<std::vector<std::byte>> bytes;
+    {
+      const SafetensorsModel file(folder_);
+      for (const SafetensorsEntry* e : file.entries()) {
+        bytes.emplace_back(e->bytes.begin(), e->bytes.end());
+        tensors.push_back({e->name, *e->dtype, e->shape, {}});
+      }
+    }
+    for (size_t i = 0; i < tensors.size(); ++i) tensors[i].bytes = bytes[i];
+    change(tensors, bytes);
+    write_safetensors(folder_ / "model.safetensors", tensors);
+  }
+  std::string refused(Code code) {
+    try {
+      open_model(folder_);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.message();
+      return error.message();
+    }
+    ADD_FAILURE() << "accepted";
+    return {};
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(Weights, Float32RoundTripKeepsEveryBit) {
+  const auto model = Model::create(config(), 4);
+  export_model(*model, folder_, DType::kFloat32);
+  const auto back = open_model(folder_);
+  const Tensor &a = model->state().masters(), &b = back->state().masters();
+  EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
+}
+
+TEST_F(Weights, ProjectionsAreStoredInputByOutputAndTiedWeightsOnce) {
+  const auto model = Model::create(config(), 4);
+  export_model(*model, folder_, DType::kFloat32);
+  const SafetensorsModel file(folder_);
+  const SafetensorsEntry& qkv = file.require("transformer.h.1.attn.c_attn.weight");
+  EXPECT_EQ(qkv.shape, (std::vector<int64_t>{8, 24}));
+  float element;
+  std::memcpy(&element, qkv.bytes.data() + (3 * 24 + 17) * 4, 4);  // input 3, output 17
+  EXPECT_EQ(element, value(*model, "h.1.attn.c_attn.weight", 17 * 8 + 3));
+  EXPECT_EQ(file.find("lm_head.weight"), nullptr);
+}
+
+TEST_F(Weights, Bfloat16ExportRoundsToNearest) {
+  const auto model = Model::create(config(), 4);
+  export_model(*model, folder_, DType::kBFloat16);
+  const auto back = open_model(folder_);
+  for (int64_t i = 0; i < 88; ++i) {
+    EXPECT_EQ(value(*back, "wte.weight", i), to_float(to_bfloat16(value(*model, "wte.weight", i))));
+  }
+}
+
+TEST_F(Weights, HalfPrecisionFilesAreRead) {
+  export_model(*Model::create(config(), 4), folder_, DType::kFloat32);
+  // 1, -2, the smallest subnormal, the largest finite value, infinity, a half-way pattern, 0, -0.
+  const std::vector<uint16_t> half{0x3C00, 0xC000, 0x0001, 0x7BFF, 0x7C00, 0x3555, 0x0000, 0x8000};
+  rewrite([&](auto& tensors, auto&) {
+    for (auto& t : tensors) {
+      if (t.name != "transformer.ln_f.bias") continue;
+      t.dtype = DType::kFloat16;
+      t.bytes = std::as_bytes(std::span(half));
+    }
+  });
+  const auto back = open_model(folder_);
+  const double expected[] = {1, -2, std::ldexp(1, -24), 65504, INFINITY, 0x1.554p-2, 0, -0.0};
+  for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(value(*back, "ln_f.bias", i), expected[i]) << i;
+}
+
+TEST_F(Weights, NamesWithoutPrefixAndMaskBuffersAndTiedCopiesAreAccepted) {
+  const auto model = Model::create(config(), 4);
+  export_model(*model, folder_, DType::kFloat32);
+  rewrite([&](auto& tensors, auto&) {
+    for (auto& t : tensors) t.name = t.name.substr(std::strlen("transformer."));
+    tensors.push_back(tensors[0]);
+    tensors.back().name = "h.0.attn.bias";
+    for (const auto& t : tensors) {
+      if (t.name != "wte.weight") continue;
+      auto copy = t;
+      copy.name = "lm_head.weight";
+      tensors.push_back(copy);
+      break;
+    }
+  });
+  EXPECT_EQ(value(*open_model(folder_), "wpe.weight", 5), value(*model, "wpe.weight", 5));
+}
+
+TEST_F(Weights, WhatDoesNotFitIsRefusedByName) {
+  const auto model = Model::create(config(), 4);
+  const auto fresh = [&] { export_model(*model, folder_, DType::kFloat32); };
+  fresh();
+  rewrite([](auto& tensors, auto&) {
+    for (auto& t : tensors) {
+      if (t.name == "transformer.ln_f.bias") t.name = "transformer.ln_g.bias";
+    }
+  });
+  EXPECT_THAT(refused(Code::kNotFound), HasSubstr("transformer.ln_f.bias"));
+  fresh();
+  rewrite([](auto& tensors, auto&) {
+    tensors.push_back(tensors[0]);
+    tensors.back().name = "classifier.weight";
+  });
+  EXPECT_THAT(refused(Code::kUnsupported), HasSubstr("classifier.weight"));
+  fresh();
+  rewrite([](auto& tensors, auto&) {
+    for (auto& t : tensors) {
+      if (t.name == "transformer.h.0.attn.c_attn.weight") t.shape = {24, 8};
+    }
+  });
+  EXPECT_THAT(refused(Code::kCorrupt), HasSubstr("[24, 8]"));
+  fresh();
+  rewrite([](auto& tensors, auto&) {
+    for (auto& t : tensors) {
+      if (t.name == "transformer.wpe.weight") t.dtype = DType::kInt32;
+    }
+  });
+  EXPECT_THAT(refused(Code::kUnsupported), HasSubstr("I32"));
+  fs::remove(folder_ / "model.safetensors");
+  refused(Code::kNotFound);
+  fs::remove(folder_ / "config.json");
+  refused(Code::kNotFound);
+  EXPECT_THROW(export_model(*model, folder_, DType::kInt8), Error);
+}
+
+}  // namespace
+}  // namespace ds::models
