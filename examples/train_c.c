@@ -1,11 +1,9 @@
-/* Trains a small GPT on a text file, byte by byte: train_c FILE [STEPS [FOLDER]] */
+/* Trains a small GPT on a text file, byte by byte: train_c FILE STEPS FOLDER */
 #include <ds.h>
 #include <stdio.h>
 #include <stdlib.h>
-
 #define TRY(call) \
   if ((call) != DS_OK) return fprintf(stderr, "%s\n", ds_last_error_message()), 1
-
 int main(int argc, char** argv) {
   const char* shape =
       "{\"model_type\": \"gpt2\", \"vocab_size\": 256, \"n_positions\": 64,"
@@ -13,26 +11,20 @@ int main(int argc, char** argv) {
   const char* config =
       "{\"train_micro_batch_size_per_gpu\": 8, \"optimizer\":"
       " {\"type\": \"AdamW\", \"params\": {\"lr\": 0.003}}}";
-  const int steps = argc > 2 ? atoi(argv[2]) : 200;
-  ds_step_report report = {.struct_size = sizeof report};
   char text[4096];
+  ds_step_report report = {.struct_size = sizeof report};
   ds_dataset* data;
   ds_engine* engine;
   ds_model* model;
-
-  if (argc < 2) return fprintf(stderr, "usage: %s FILE [STEPS [FOLDER]]\n", argv[0]), 2;
+  if (argc != 4) return fprintf(stderr, "usage: %s FILE STEPS FOLDER\n", argv[0]), 2;
   snprintf(text, sizeof text, "{\"path\": \"%s\", \"sequence_length\": 64}", argv[1]);
   TRY(ds_dataset_open(text, NULL, &data)); /* NULL: no tokenizer, so bytes */
   TRY(ds_model_create(shape, 1, &model));
   TRY(ds_engine_create(config, model, NULL, &engine)); /* NULL: this process alone */
   TRY(ds_engine_set_dataset(engine, data));
-  while (report.step < steps) {
+  while (report.step < atoi(argv[2])) {
     TRY(ds_engine_train_batch(engine, &report));
     if (report.step % 10 == 0) printf("step %d  loss %.4f\n", (int)report.step, report.loss);
   }
-  TRY(ds_engine_save(engine, argc > 3 ? argv[3] : "checkpoints", NULL));
-  ds_engine_destroy(engine);
-  ds_model_destroy(model);
-  ds_dataset_destroy(data);
-  return 0;
+  TRY(ds_engine_save(engine, argv[3], NULL));
 }

@@ -26,7 +26,7 @@ class Examples(CliCase):
     def test_failures_are_told(self):
         for variable in ("DS_EXAMPLE_C", "DS_EXAMPLE_CPP"):
             self.assertEqual(run(self.folder, [], program=os.environ[variable]).returncode, 2)
-            done = run(self.folder, ["none.txt"], program=os.environ[variable])
+            done = run(self.folder, ["none.txt", 1, "out"], program=os.environ[variable])
             self.assertEqual(done.returncode, 1)
             self.assertIn("none.txt", done.error)
 
