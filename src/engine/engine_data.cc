@@ -90,9 +90,11 @@ double Engine::evaluate(const GptDataset& dataset, int64_t max_batches) {
   int64_t counted = 0, batches = 0;
   for (int64_t first = 0; first < dataset.sample_count(); first += micro) {
     if (max_batches > 0 && batches == max_batches) break;
+    const int64_t count = std::min(micro, dataset.sample_count() - first);
+    // A short last batch counts like the others, unless the configuration drops it.
+    if (count < micro && config_.dataloader_drop_last && batches > 0) break;
     ++batches;
     int64_t labels = 0;
-    const int64_t count = std::min(micro, dataset.sample_count() - first);
     total += batch_loss(dataset, first, count, labels);
     counted += labels;
   }

@@ -402,6 +402,18 @@ TEST(Engine, EvaluationChangesNothing) {
   EXPECT_EQ(engine->progress().samples, 8);
 }
 
+TEST(Engine, AShortLastBatchIsEvaluatedUnlessDropped) {
+  const auto data = periodic_data();
+  ASSERT_NE(data->sample_count() % 5, 0);
+  const auto loss = [&](bool drop) {
+    const auto engine = make_engine(with(
+        base_config(), {{"train_micro_batch_size_per_gpu", 5}, {"dataloader_drop_last", drop}}));
+    return engine->evaluate(*data, 0);
+  };
+  EXPECT_NE(loss(true), loss(false));
+  EXPECT_NEAR(loss(true), loss(false), 0.01);
+}
+
 TEST(Engine, DataBeginAgainInAnotherOrder) {
   const auto engine = make_engine(base_config());
   const int64_t steps = engine->config().batch.train_batch;
