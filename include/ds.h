@@ -11,7 +11,8 @@
  * Handles     A handle is a number in a pointer's clothes: never dereferenced, never reused. NULL,
  *             a handle of another kind or one already destroyed gives DS_ERR_INVALID_ARGUMENT.
  * Threads     Different handles: free. One handle: one thread at a time; a second thread that
- *             enters gets DS_ERR_STATE and nothing happens. Functions marked `Threads: any` are
+ *             enters gets DS_ERR_STATE and nothing happens. Calls that only read a tensor through a
+ *             const pointer may overlap. Functions marked `Threads: any` are
  *             safe on one handle from many threads at once.
  * Errors      Every function that returns ds_status may return DS_ERR_INVALID_ARGUMENT,
  *             DS_ERR_OUT_OF_MEMORY and DS_ERR_INTERNAL; `Errors` lists the others. On failure the
@@ -367,7 +368,7 @@ DS_API ds_status ds_tokenizer_encode(const ds_tokenizer* tokenizer, const char* 
                                      int32_t add_special, ds_tensor** out_ids);
 
 /**
- * Decodes token ids to text; bytes that are not UTF-8 become U+FFFD.
+ * Decodes token ids to text; bytes that are not UTF-8, and U+0000, become U+FFFD.
  * @param ids           int32 or int64 tensor [count]
  * @param skip_special  nonzero: leave special tokens out
  * Since: 0.1.

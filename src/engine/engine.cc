@@ -79,12 +79,13 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     adam_ =
         std::make_unique<optim::Adam>(adam_options(config_.optimizer.value_or(OptimizerConfig{})),
                                       model_->device(), shard.begin, shard.end);
+    lr_ = schedule_.lr(0);
+    if (config_.dump_state) log_info("engine", dump_json(config_document()));
   } catch (...) {
+    model_->state().free_gradients();
     model_->detach_engine();
     throw;
   }
-  lr_ = schedule_.lr(0);
-  if (config_.dump_state) log_info("engine", dump_json(config_document()));
 }
 
 Engine::~Engine() {

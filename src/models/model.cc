@@ -50,9 +50,12 @@ void Model::detach_engine() {
   step_open_ = false;
 }
 
-Model::Use::Use(Model& model) : lock_(model.mutex_, std::try_to_lock) {
-  DS_CHECK(lock_.owns_lock(), Code::kState,
+// A flag and not a mutex: the thread that comes back from a callback must be refused too.
+Model::Use::Use(Model& model) : model_(model) {
+  DS_CHECK(!model_.in_use_.exchange(true, std::memory_order_acquire), Code::kState,
            "the model is in use by another thread or by the call that invoked this callback");
 }
+
+Model::Use::~Use() { model_.in_use_.store(false, std::memory_order_release); }
 
 }  // namespace ds::models

@@ -2,9 +2,8 @@
 // engine does.
 #pragma once
 
+#include <atomic>
 #include <memory>
-#include <mutex>
-#include <optional>
 
 #include "models/architecture.h"
 #include "zero/parameter_state.h"
@@ -39,9 +38,12 @@ class Model {
   class Use {
    public:
     explicit Use(Model& model);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
 
    private:
-    std::unique_lock<std::mutex> lock_;
+    Model& model_;
   };
 
  private:
@@ -49,7 +51,7 @@ class Model {
   std::shared_ptr<Device> device_;
   std::unique_ptr<zero::ParameterState> state_;
   std::unique_ptr<ThreadPool> pool_;
-  mutable std::mutex mutex_;
+  std::atomic<bool> in_use_{false};
   bool has_engine_ = false;
   bool step_open_ = false;
 };
