@@ -2,6 +2,7 @@
 #include "kernels/matmul/onednn.h"
 
 #include <omp.h>
+#include <signal.h>
 
 #include <cstdlib>
 #include <memory>
@@ -13,6 +14,23 @@
 
 namespace ds::kernels::onednn {
 namespace {
+
+// oneDNN's generated single-precision code points the stack register into a heap buffer; a signal
+// that arrives then would write its frame over the heap. Signals wait until the product is done.
+class SignalPause {
+ public:
+  SignalPause() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalPause() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalPause(const SignalPause&) = delete;
+  SignalPause& operator=(const SignalPause&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 static_assert(DNNL_CPU_RUNTIME == DNNL_RUNTIME_OMP || DNNL_CPU_RUNTIME == DNNL_RUNTIME_SEQ,
               "SingleThreaded holds only OpenMP back");
@@ -121,6 +139,7 @@ SingleThreaded::~SingleThreaded() {
 }
 
 void multiply_float(const Matmul& tile) {
+  const SignalPause pause;
   const auto letter = [](const MatmulInput& input) { return input.transposed ? 'T' : 'N'; };
   const dnnl_status_t status = dnnl_sgemm(
       letter(tile.a), letter(tile.b), tile.m, tile.n, tile.k, 1.0f,
