@@ -34,7 +34,8 @@ FORBIDDEN_CALLS = [
     (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:setenv|unsetenv|putenv|clearenv)\s*\("),
      "changes the environment", set()),
     (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:signal|sigaction|sigprocmask|pthread_sigmask|raise)"
-                r"\s*\("), "touches signals", set()),
+                r"\s*\("), "touches signals",
+     {"kernels/matmul/onednn.cc"})  # masks them on one thread, for one product,
     (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:fork|vfork|system|popen|execl|execv|execvp|execve|"
                 r"posix_spawn|posix_spawnp)\s*\("), "starts a process", set()),
     (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:setlocale|chdir|umask)\s*\(|\bstd::locale::global\b"
