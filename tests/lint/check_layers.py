@@ -35,7 +35,7 @@ FORBIDDEN_CALLS = [
      "changes the environment", set()),
     (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:signal|sigaction|sigprocmask|pthread_sigmask|raise)"
                 r"\s*\("), "touches signals",
-     {"kernels/matmul/onednn.cc"})  # masks them on one thread, for one product,
+     {"kernels/matmul/onednn.cc"}),  # masks them on one thread, for one product
     (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:fork|vfork|system|popen|execl|execv|execvp|execve|"
                 r"posix_spawn|posix_spawnp)\s*\("), "starts a process", set()),
     (re.compile(r"(?<![\w.>:])(?<!void )(?:std::|::)?(?:setlocale|chdir|umask)\s*\(|\bstd::locale::global\b"
