@@ -15,7 +15,7 @@
 namespace ds::kernels::onednn {
 namespace {
 
-// oneDNN's generated single-precision code points the stack register into a heap buffer; a signal
+// oneDNN's generated code may point the stack register into a heap buffer (sgemm does); a signal
 // that arrives then would write its frame over the heap. Signals wait until the product is done.
 class SignalPause {
  public:
@@ -124,6 +124,7 @@ bool multiply(const Matmul& tile) {
                       dnnl::memory(bias_desc(tile), engine, const_cast<void*>(tile.bias)));
   }
   dnnl::stream stream(engine);
+  const SignalPause pause;
   primitive.execute(stream, arguments);
   stream.wait();
   return true;
