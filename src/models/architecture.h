@@ -16,6 +16,16 @@ struct Batch {
   Tensor ids;           // int32 [B, T]
   Tensor position_ids;  // int32 [B, T]
   Tensor key_mask;      // uint8 [B, T], 0 = padding, or empty
+  Tensor segments;      // int32 [B, T]: tokens see only their own segment; or empty
+  Tensor token_types;   // int32 [B, T], or empty for all 0
+};
+
+// What a model's logits are.
+enum class Head {
+  kCausalLm,        // [B, T, V], position t predicts token t + 1
+  kMaskedLm,        // [B, T, V], position t predicts token t
+  kClassification,  // [B, classes]
+  kNone,            // an encoder: hidden states only
 };
 
 struct ForwardOptions {
@@ -31,6 +41,9 @@ struct ArchitectureInfo {
   int layers = 0;
   int64_t kv_heads = 0;
   int64_t head_size = 0;
+  Head head = Head::kCausalLm;
+  int64_t classes = 0;      // of a classification head
+  int64_t token_types = 0;  // kinds of token_types the model knows; 0 = none
 };
 
 // How a parameter is stored in a Hugging Face folder.
@@ -46,7 +59,10 @@ class Architecture {
   virtual const ArchitectureInfo& info() const = 0;
   // The config.json that builds this architecture again.
   virtual const Json& config() const = 0;
-  // Logits [B, T, V], or [B, 1, V] with last_only.
+  // Hidden states after the last norm [B, T, W], or [B, 1, W] with last_only.
+  virtual nn::Value hidden(nn::Tape& tape, const Batch& batch,
+                           const ForwardOptions& options) const = 0;
+  // Logits as info().head says, [B, 1, V] with last_only. Throws kUnsupported without a head.
   virtual nn::Value logits(nn::Tape& tape, const Batch& batch,
                            const ForwardOptions& options) const = 0;
 

@@ -40,14 +40,18 @@ class Gpt2 : public Architecture {
     }
     norm("ln_f", norm_w_, norm_b_);
     head_ = c_.tied ? wte_ : matrix("lm_head.weight", c_.vocab_size, w, std);
-    info_ = {c_.vocab_size, c_.positions, static_cast<int>(c_.layers), c_.heads, w / c_.heads};
+    info_.vocab_size = c_.vocab_size;
+    info_.max_positions = c_.positions;
+    info_.layers = static_cast<int>(c_.layers);
+    info_.kv_heads = c_.heads;
+    info_.head_size = w / c_.heads;
   }
 
   const nn::ParameterSet& parameters() const override { return parameters_; }
   const ArchitectureInfo& info() const override { return info_; }
   const Json& config() const override { return config_; }
 
-  Value logits(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
+  Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
     Stream s;
     s.x = nn::embedding(tape, batch.ids, wte_, batch.position_ids, wpe_);
     s.x = nn::dropout(tape, s.x, c_.embedding_dropout);
@@ -70,8 +74,11 @@ class Gpt2 : public Architecture {
     }
     if (options.cache != nullptr) options.cache->advance(batch.ids.size(1));
     if (options.last_only) s = last_position(tape, s);
-    const auto normed = nn::layer_norm(tape, s.x, s.residual, norm_w_, norm_b_, epsilon());
-    return nn::linear(tape, normed.y, head_, nn::kNoParam);
+    return nn::layer_norm(tape, s.x, s.residual, norm_w_, norm_b_, epsilon()).y;
+  }
+
+  Value logits(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
+    return nn::linear(tape, hidden(tape, batch, options), head_, nn::kNoParam);
   }
 
   ExternalName external_name(ParamId id) const override {

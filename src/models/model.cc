@@ -4,10 +4,28 @@
 
 namespace ds::models {
 
-Model::Model(const Json& config)
-    : architecture_(build_architecture(config)),
+Model::Model(std::unique_ptr<Architecture> architecture)
+    : architecture_(std::move(architecture)),
+      parameters_(std::make_unique<nn::ParameterSet>(architecture_->parameters())),
       device_(make_cpu_device()),
-      state_(std::make_unique<zero::ParameterState>(architecture_->parameters(), device_)) {}
+      state_(std::make_unique<zero::ParameterState>(*parameters_, device_)) {}
+
+Model::Model(nn::ParameterSet parameters)
+    : parameters_(std::make_unique<nn::ParameterSet>(std::move(parameters))),
+      device_(make_cpu_device()),
+      state_(std::make_unique<zero::ParameterState>(*parameters_, device_)) {}
+
+Model::Model(const Json& config) : Model(build_architecture(config)) {}
+
+std::shared_ptr<Model> Model::from_parameters(nn::ParameterSet parameters) {
+  return std::shared_ptr<Model>(new Model(std::move(parameters)));
+}
+
+const Architecture& Model::architecture() const {
+  DS_CHECK(architecture_, Code::kUnsupported,
+           "this model is the caller's own parameters: it has no forward pass");
+  return *architecture_;
+}
 
 std::shared_ptr<Model> Model::create(const Json& config, uint64_t seed) {
   auto model = std::make_shared<Model>(config);

@@ -17,8 +17,13 @@ class Model {
   // Fresh weights; same seed, same bits, whatever the threads.
   static std::shared_ptr<Model> create(const Json& config, uint64_t seed);
 
-  const Architecture& architecture() const { return *architecture_; }
-  const nn::ParameterSet& parameters() const { return architecture_->parameters(); }
+  // The caller's own parameters, all zero, without a forward pass: the caller computes gradients.
+  static std::shared_ptr<Model> from_parameters(nn::ParameterSet parameters);
+
+  bool has_architecture() const { return architecture_ != nullptr; }
+  // Throws kUnsupported when the model is the caller's own parameters.
+  const Architecture& architecture() const;
+  const nn::ParameterSet& parameters() const { return *parameters_; }
   zero::ParameterState& state() { return *state_; }
   const std::shared_ptr<Device>& device() const { return device_; }
   // To run operators without an engine; the threads start with the first use.
@@ -47,7 +52,11 @@ class Model {
   };
 
  private:
+  explicit Model(std::unique_ptr<Architecture> architecture);
+  explicit Model(nn::ParameterSet parameters);
+
   std::unique_ptr<Architecture> architecture_;
+  std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
   std::shared_ptr<Device> device_;
   std::unique_ptr<zero::ParameterState> state_;
   std::unique_ptr<ThreadPool> pool_;

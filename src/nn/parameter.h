@@ -23,7 +23,9 @@ struct Parameter {
   double init_std = 0;  // for kNormal
   bool decays = false;  // weight decay applies (matrices, not biases and norms)
   bool trainable = true;
-  std::vector<std::string> aliases;  // names of other places that use the same tensor
+  std::vector<std::string> aliases = {};  // names of other places that use the same tensor
+  std::string group = {};  // of the optimizer's hyperparameters; "" = the default ones
+  int64_t expert = -1;     // index of the expert it belongs to, -1 = none
 };
 
 class ParameterSet {

@@ -8,10 +8,14 @@
 namespace ds::ops {
 
 struct AttentionOptions {
-  bool causal = true;       // query i sees keys j <= i + (keys - queries)
-  float scale = 1.0f;       // usually 1 / sqrt(head size)
-  double dropout = 0;       // on the probabilities, after the softmax
-  RandomStream stream;      // element index ((b * heads + h) * queries + i) * keys + j
+  bool causal = true;   // query i sees keys j <= i + (keys - queries)
+  int64_t window = 0;   // > 0: of those only the last `window`, j > i + (keys - queries) - window;
+                        // without `causal` also j < i + (keys - queries) + window
+  Tensor segments;      // int32 [B, T] with Tq = Tk = T: a query sees keys of its own segment
+                        // only; or empty
+  float scale = 1.0f;   // usually 1 / sqrt(head size)
+  double dropout = 0;   // on the probabilities, after the softmax
+  RandomStream stream;  // element index ((b * heads + h) * queries + i) * keys + j
   int64_t first_batch = 0;  // global index of batch 0, so that shards draw their own numbers
 };
 

@@ -18,4 +18,15 @@ void layer_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& d
                          const Tensor& sum, const Tensor& gamma, const Tensor& mean,
                          const Tensor& rstd, Tensor& dx, Tensor& dgamma, Tensor& dbeta);
 
+// s = x + residual rounded to its type (residual may be empty); y = s / sqrt(mean(s^2) + eps) *
+// gamma (Zhang and Sennrich, arXiv:1910.07467). Shapes and `sum` as in layer_norm; rstd fp32
+// [rows].
+void rms_norm(const OpContext& ctx, const Tensor& x, const Tensor& residual, const Tensor& gamma,
+              float eps, Tensor& y, Tensor& sum, Tensor& rstd);
+
+// As layer_norm_backward, without mean and beta.
+void rms_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsum,
+                       const Tensor& sum, const Tensor& gamma, const Tensor& rstd, Tensor& dx,
+                       Tensor& dgamma);
+
 }  // namespace ds::ops

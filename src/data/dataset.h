@@ -1,0 +1,43 @@
+// Samples for training, whatever they are made of.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ds {
+
+inline constexpr int32_t kNoLabel = -100;  // a position whose prediction does not count
+
+// Where a sample is written: spans of sequence_length() elements, or empty for fields that the
+// data set does not have (Dataset::fields).
+struct SampleView {
+  std::span<int32_t> ids;
+  std::span<int32_t> labels;       // what each position shall predict, kNoLabel = not counted
+  std::span<int32_t> segments;     // number of the packed piece that a token belongs to, from 0
+  std::span<int32_t> token_types;  // BERT's sentence A or B
+  std::span<uint8_t> mask;         // 0 = padding
+};
+
+struct DatasetFields {
+  bool segments = false;
+  bool token_types = false;
+  bool mask = false;
+};
+
+// Immutable; usable from many threads.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual int64_t sample_count() const = 0;
+  virtual int64_t sequence_length() const = 0;
+  virtual DatasetFields fields() const { return {}; }
+  // Fills the spans that fields() promises; throws for an index out of range or damaged data.
+  virtual void sample(int64_t index, const SampleView& out) const = 0;
+};
+
+using DatasetPtr = std::shared_ptr<const Dataset>;
+
+}  // namespace ds

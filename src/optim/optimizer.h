@@ -1,0 +1,75 @@
+// What the engine asks of an optimizer: one fused pass over the part of the flat space that this
+// rank owns, and its state by tensor.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "ops/context.h"
+
+namespace ds::optim {
+
+// A trainable tensor in the flat space.
+struct TensorPlace {
+  std::string name;
+  Shape shape;
+  int64_t begin = 0;
+  int64_t end = 0;
+  int32_t group = 0;    // 0 = the default group, then OptimizerConfig::groups in order
+  bool decays = false;  // weight decay applies to it
+};
+
+struct UpdateStep {
+  std::vector<double> rates;    // learning rates, parallel to Optimizer::base_rates()
+  std::optional<double> beta1;  // what OneCycle prescribes instead of the configured values
+  std::optional<double> beta2;
+  float grad_scale = 1;  // gradients are multiplied by it: 1 / loss scale, and the clip factor
+};
+
+// Tensors that span the flat space. Masters are either fp32, or split (bf16 weights in `model` and
+// the rest of each fp32 number in `low_halves`).
+struct FlatTensors {
+  Tensor masters;     // fp32; empty when split
+  Tensor low_halves;  // uint16; empty unless split
+  Tensor model;       // bf16 or fp16 copy that the model computes with; empty in fp32
+  Tensor gradients;   // fp32, bf16 or fp16
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  // Configured learning rates; a schedule applies to each.
+  virtual std::span<const double> base_rates() const = 0;
+
+  // Updates masters, state and model copy in place.
+  virtual void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) = 0;
+
+  // Updates applied so far.
+  int64_t steps() const { return steps_; }
+  void set_steps(int64_t steps) { steps_ = steps; }
+
+  // Names of the state tensors that a tensor has, such as "exp_avg".
+  virtual std::vector<std::string> states(size_t tensor) const = 0;
+  // Whole, as fp32 in the tensor's shape, whatever type the state is kept in. Throws kNotFound for
+  // a state that the tensor does not have.
+  virtual Tensor read_state(const OpContext& ctx, size_t tensor,
+                            const std::string& state) const = 0;
+  virtual void write_state(const OpContext& ctx, size_t tensor, const std::string& state,
+                           const Tensor& value) = 0;
+
+ protected:
+  int64_t steps_ = 0;
+};
+
+// `places` are all trainable tensors; the optimizer owns [begin, end) of the flat space.
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
+                                          std::vector<TensorPlace> places,
+                                          const std::shared_ptr<Device>& device, int64_t begin,
+                                          int64_t end);
+
+}  // namespace ds::optim
