@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
+#include <string_view>
 #include <vector>
 
 namespace ds {
@@ -14,11 +14,11 @@ inline constexpr int32_t kNoLabel = -100;  // a position whose prediction does n
 // Where a sample is written: spans of sequence_length() elements, or empty for fields that the
 // data set does not have (Dataset::fields).
 struct SampleView {
-  std::span<int32_t> ids;
-  std::span<int32_t> labels;       // what each position shall predict, kNoLabel = not counted
-  std::span<int32_t> segments;     // number of the packed piece that a token belongs to, from 0
-  std::span<int32_t> token_types;  // BERT's sentence A or B
-  std::span<uint8_t> mask;         // 0 = padding
+  std::span<int32_t> ids = {};
+  std::span<int32_t> labels = {};    // what each position shall predict, kNoLabel = not counted
+  std::span<int32_t> segments = {};  // number of the packed piece that a token belongs to, from 0
+  std::span<int32_t> token_types = {};  // BERT's sentence A or B
+  std::span<uint8_t> mask = {};         // 0 = padding
 };
 
 struct DatasetFields {
@@ -39,5 +39,10 @@ class Dataset {
 };
 
 using DatasetPtr = std::shared_ptr<const Dataset>;
+
+// What every sample() checks first: the index exists, and the spans are sequence_length() long, or
+// empty for fields that the data set does not have. `what` names the data in errors.
+void check_sample_view(const Dataset& dataset, int64_t index, const SampleView& out,
+                       std::string_view what);
 
 }  // namespace ds

@@ -57,6 +57,14 @@ void GptDataset::sample(int64_t i, std::span<int64_t> out) const {
   std::copy(narrow.begin(), narrow.end(), out.begin());
 }
 
+void GptDataset::sample(int64_t i, const SampleView& out) const {
+  check_sample_view(*this, i, out, name_);
+  std::vector<int32_t> tokens(static_cast<size_t>(length_) + 1);
+  sample(i, std::span(tokens));
+  std::copy_n(tokens.begin(), length_, out.ids.begin());
+  std::copy_n(tokens.begin() + 1, length_, out.labels.begin());
+}
+
 std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
                                                    std::string_view split, Split part,
                                                    const GptIndexOptions& options) {

@@ -1,5 +1,5 @@
 // GPT training samples of a token source: sample i is sequence_length + 1 tokens, of which the
-// first sequence_length are the input and the last the labels.
+// first sequence_length are the input (ids) and the last the labels.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "data/dataset.h"
 #include "data/gpt_index.h"
 #include "data/splits.h"
 #include "data/token_source.h"
@@ -15,14 +16,15 @@
 namespace ds {
 
 // Immutable; usable from many threads.
-class GptDataset {
+class GptDataset final : public Dataset {
  public:
   // The sequences [range.begin, range.end) of the source; `name` (train, valid, ...) is for errors.
   GptDataset(TokenSourcePtr source, SequenceRange range, const GptIndexOptions& options,
              std::string_view name);
 
-  int64_t sample_count() const noexcept { return index_.sample_count(); }
-  int64_t sequence_length() const noexcept { return length_; }
+  int64_t sample_count() const noexcept override { return index_.sample_count(); }
+  int64_t sequence_length() const noexcept override { return length_; }
+  void sample(int64_t i, const SampleView& out) const override;
 
   // `out` has sequence_length() + 1 elements.
   void sample(int64_t i, std::span<int32_t> out) const;

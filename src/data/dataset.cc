@@ -1,0 +1,25 @@
+#include "data/dataset.h"
+
+#include "base/error.h"
+
+namespace ds {
+
+void check_sample_view(const Dataset& dataset, int64_t index, const SampleView& out,
+                       std::string_view what) {
+  DS_CHECK(index >= 0 && index < dataset.sample_count(), Code::kInvalidArgument, what, ": sample ",
+           index, " does not exist; there are ", dataset.sample_count());
+  const auto length = static_cast<size_t>(dataset.sequence_length());
+  const DatasetFields fields = dataset.fields();
+  const auto check = [&](const char* name, size_t size, bool has) {
+    const size_t wanted = has ? length : 0;
+    DS_CHECK(size == wanted, Code::kInvalidArgument, what, ": the buffer for ", name, " has ", size,
+             " elements, not ", wanted);
+  };
+  check("ids", out.ids.size(), true);
+  check("labels", out.labels.size(), true);
+  check("segments", out.segments.size(), fields.segments);
+  check("token_types", out.token_types.size(), fields.token_types);
+  check("mask", out.mask.size(), fields.mask);
+}
+
+}  // namespace ds

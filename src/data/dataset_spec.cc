@@ -1,0 +1,135 @@
+#include "data/dataset_spec.h"
+
+#include <array>
+
+#include "base/error.h"
+#include "data/blend_dataset.h"
+#include "data/corpus.h"
+#include "data/gpt_dataset.h"
+
+namespace ds {
+namespace {
+
+constexpr std::array kKinds = {DatasetKind::kGpt, DatasetKind::kBlend};
+
+template <class... Parts>
+[[noreturn]] void refuse(const char* field, const Parts&... parts) {
+  fail(Code::kConfig, "data set specification: /", field, " ", parts...);
+}
+
+void check_common(const DatasetSpec& spec) {
+  if (spec.sequence_length < 1 || spec.sequence_length >= INT32_MAX) {
+    refuse("sequence_length", "is ", spec.sequence_length, "; it must be at least 1");
+  }
+  if (spec.samples.value_or(1) < 1) refuse("samples", "is ", *spec.samples, "; ask for at least 1");
+  if (spec.kind != DatasetKind::kBlend) {
+    if (spec.path.empty()) refuse("path", "is missing");
+    if (!spec.members.empty()) refuse("members", "belong to a blend");
+    if (!spec.weights.empty()) refuse("weights", "belong to a blend");
+  }
+  try {
+    static_cast<void>(split_boundaries(spec.split, 0));
+  } catch (const Error& error) {
+    refuse("split", "cannot be used: ", error.message());
+  }
+}
+
+[[noreturn]] void refuse_empty_part(const DatasetSpec& spec, int64_t count, const char* units) {
+  refuse("split", "\"", printable(spec.split), "\" leaves no data for the ", split_name(spec.part),
+         " part of the ", count, " ", units, " of ", printable(spec.path.string(), 300));
+}
+
+DatasetPtr open_gpt(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
+  GptIndexOptions options;
+  options.sequence_length = spec.sequence_length;
+  options.seed = spec.seed;
+  options.samples = spec.samples;
+  const TokenSourcePtr source = open_token_source(spec.path, tokenizer, spec.sequence_length);
+  auto dataset = make_gpt_dataset(source, spec.split, spec.part, options);
+  if (!dataset) refuse_empty_part(spec, source->sequence_count(), "sequences");
+  return dataset;
+}
+
+DatasetPtr open_blend(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
+  if (spec.members.empty()) refuse("members", "of a blend are missing");
+  if (!spec.path.empty()) refuse("path", "belongs to the members of a blend");
+  const bool weighted = !spec.weights.empty();
+  if (weighted && spec.weights.size() != spec.members.size()) {
+    refuse("weights", "has ", spec.weights.size(), " numbers for ", spec.members.size(),
+           " members");
+  }
+  if (weighted && !spec.samples) {
+    refuse("samples", "is missing: a blend by weights has no end of its own");
+  }
+  const auto open_member = [&](size_t d, std::optional<int64_t> samples) {
+    DatasetSpec member = spec.members[d];
+    if (member.kind == DatasetKind::kBlend) refuse("members", "of a blend cannot be blends");
+    member.sequence_length = spec.sequence_length;
+    member.split = spec.split;
+    member.part = spec.part;
+    member.seed = spec.seed;
+    member.samples = samples;
+    return open_dataset(member, tokenizer);
+  };
+  std::vector<DatasetPtr> members(spec.members.size());
+  if (!weighted) {
+    std::vector<double> weights;
+    std::vector<int64_t> quotas;
+    int64_t size = 0;
+    for (size_t d = 0; d < members.size(); ++d) {
+      members[d] = open_member(d, std::nullopt);
+      quotas.push_back(members[d]->sample_count());
+      weights.push_back(static_cast<double>(quotas.back()));
+      size += quotas.back();
+    }
+    size = std::min(size, spec.samples.value_or(size));
+    return std::make_shared<BlendDataset>(std::move(members),
+                                          build_blend_index(weights, size, quotas));
+  }
+  const std::vector<int64_t> counts = blend_counts(spec.weights, *spec.samples);
+  int64_t size = 0;
+  for (const int64_t count : counts) size += count;
+  BlendIndex index = build_blend_index(spec.weights, size);
+  for (size_t d = 0; d < members.size(); ++d) {
+    if (counts[d] == 0) {
+      members[d] = open_member(d, 1);
+      continue;
+    }
+    members[d] = open_member(d, counts[d]);
+    // Rounding up every count can ask one member for a sample more than its own count.
+    if (members[d]->sample_count() < index.taken[d]) members[d] = open_member(d, index.taken[d]);
+  }
+  return std::make_shared<BlendDataset>(std::move(members), std::move(index));
+}
+
+}  // namespace
+
+const char* dataset_kind_name(DatasetKind kind) {
+  switch (kind) {
+    case DatasetKind::kGpt:
+      return "gpt";
+    case DatasetKind::kBlend:
+      return "blend";
+  }
+  return "unknown";
+}
+
+std::optional<DatasetKind> dataset_kind(std::string_view name) {
+  for (const DatasetKind kind : kKinds) {
+    if (name == dataset_kind_name(kind)) return kind;
+  }
+  return std::nullopt;
+}
+
+DatasetPtr open_dataset(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
+  check_common(spec);
+  switch (spec.kind) {
+    case DatasetKind::kGpt:
+      return open_gpt(spec, tokenizer);
+    case DatasetKind::kBlend:
+      return open_blend(spec, tokenizer);
+  }
+  fail(Code::kInternal, "a data set of an unknown kind");
+}
+
+}  // namespace ds

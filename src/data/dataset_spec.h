@@ -1,0 +1,45 @@
+// A description of training data and the data set that it opens: what the "data" of a run says,
+// without its syntax.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/dataset.h"
+#include "data/splits.h"
+#include "data/tokenizer.h"
+
+namespace ds {
+
+enum class DatasetKind {
+  kGpt,    // running tokens: PREFIX.bin and .idx, a text file, or .jsonl with "text"
+  kBlend,  // members, drawn from by weight
+};
+const char* dataset_kind_name(DatasetKind kind);
+std::optional<DatasetKind> dataset_kind(std::string_view name);
+
+struct DatasetSpec {
+  DatasetKind kind = DatasetKind::kGpt;
+  std::filesystem::path path = {};  // not for a blend
+  int64_t sequence_length = 0;
+  // Samples that must be there at least; nullopt: each datum once.
+  std::optional<int64_t> samples = std::nullopt;
+  std::string split = "969,30,1";
+  Split part = Split::kTrain;
+  uint32_t seed = 1234;
+
+  // kBlend. The members take sequence_length, split, part and seed from the blend; their samples
+  // follow from the weights. Without weights every sample of every member is there once, or the
+  // first `samples` of them.
+  std::vector<DatasetSpec> members = {};
+  std::vector<double> weights = {};
+};
+
+// `tokenizer` reads text; null means bytes. What the specification itself gets wrong is
+// Error(kConfig) naming the field.
+DatasetPtr open_dataset(const DatasetSpec& spec, const TokenizerPtr& tokenizer);
+
+}  // namespace ds
