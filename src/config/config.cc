@@ -22,17 +22,103 @@ T get(const ParsedObject& parsed, std::string_view path) {
   return parsed.at(path).get<T>();
 }
 
+Precision precision_of(const Json& name) {
+  if (name == "fp16") return Precision::kFp16;
+  return name == "bf16" ? Precision::kBf16 : Precision::kFp32;
+}
+
+PrecisionConfig read_precision(const ParsedObject& parsed) {
+  PrecisionConfig out;
+  if (get<bool>(parsed, "/fp16/enabled")) out.compute = Precision::kFp16;
+  if (get<bool>(parsed, "/bf16/enabled")) out.compute = Precision::kBf16;
+  out.check_grad_overflow = get<bool>(parsed, "/bf16/check_grad_overflow");
+  out.split_master = out.compute == Precision::kBf16 && get<bool>(parsed, "/bf16/split_master");
+  out.accumulate = precision_of(parsed.at("/data_types/grad_accum_dtype"));
+  out.communicate = precision_of(parsed.at("/communication_data_type"));
+  out.loss_scale = {get<double>(parsed, "/fp16/loss_scale"),
+                    get<int>(parsed, "/fp16/initial_scale_power"),
+                    get<int64_t>(parsed, "/fp16/loss_scale_window"),
+                    get<int64_t>(parsed, "/fp16/hysteresis"),
+                    get<bool>(parsed, "/fp16/consecutive_hysteresis"),
+                    get<double>(parsed, "/fp16/min_loss_scale")};
+  return out;
+}
+
+OptimizerType optimizer_type(const std::string& name) {
+  constexpr std::pair<std::string_view, OptimizerType> kTypes[] = {
+      {"Adam", OptimizerType::kAdam},       {"AdamW", OptimizerType::kAdamW},
+      {"Adagrad", OptimizerType::kAdagrad}, {"Lion", OptimizerType::kLion},
+      {"Lamb", OptimizerType::kLamb},       {"SGD", OptimizerType::kSgd},
+      {"Muon", OptimizerType::kMuon}};
+  for (const auto& [text, type] : kTypes) {
+    if (name == text) return type;
+  }
+  fail(Code::kInternal, "no typed parameters for optimizer ", name);
+}
+
+OptimizerGroupConfig read_group(const Json& group) {
+  const auto number = [&](const char* name) {
+    const Json& value = group.at(name);
+    return value.is_null() ? std::nullopt : std::optional<double>(value.get<double>());
+  };
+  OptimizerGroupConfig out;
+  out.name = group.at("name").get<std::string>();
+  for (const Json& pattern : group.at("match")) out.match.push_back(pattern.get<std::string>());
+  out.lr = number("lr");
+  if (const Json& betas = group.at("betas"); !betas.is_null()) {
+    out.beta1 = betas.at(0).get<double>();
+    out.beta2 = betas.at(1).get<double>();
+  }
+  out.eps = number("eps");
+  out.weight_decay = number("weight_decay");
+  out.momentum = number("momentum");
+  out.muon_lr = number("muon_lr");
+  out.adam_lr = number("adam_lr");
+  return out;
+}
+
 OptimizerConfig read_optimizer(const ParsedObject& parsed) {
   const Json& params = parsed.at("/optimizer/params");
+  // The type's own parameters only.
+  const auto number = [&](const char* name, double& to) {
+    const auto it = params.find(name);
+    if (it != params.end() && !it->is_null()) to = it->get<double>();
+  };
+  const auto flag = [&](const char* name, bool& to) {
+    if (const auto it = params.find(name); it != params.end()) to = it->get<bool>();
+  };
   OptimizerConfig out;
-  out.type = parsed.at("/optimizer/type") == "AdamW" ? OptimizerType::kAdamW : OptimizerType::kAdam;
-  out.lr = params.at("lr").get<double>();
-  out.beta1 = params.at("betas").at(0).get<double>();
-  out.beta2 = params.at("betas").at(1).get<double>();
-  out.eps = params.at("eps").get<double>();
-  out.weight_decay = params.at("weight_decay").get<double>();
-  out.decoupled = out.type == OptimizerType::kAdamW || params.at("adam_w_mode").get<bool>();
-  out.bias_correction = params.at("bias_correction").get<bool>();
+  out.type = optimizer_type(parsed.at("/optimizer/type").get<std::string>());
+  number("lr", out.lr);
+  if (const auto betas = params.find("betas"); betas != params.end()) {
+    out.beta1 = betas->at(0).get<double>();
+    out.beta2 = betas->at(1).get<double>();
+  }
+  number("eps", out.eps);
+  number("weight_decay", out.weight_decay);
+  flag("adam_w_mode", out.decoupled);
+  if (out.type != OptimizerType::kAdam) {
+    out.decoupled = out.type != OptimizerType::kAdagrad && out.type != OptimizerType::kSgd;
+  }
+  flag("bias_correction", out.bias_correction);
+  number("momentum", out.momentum);
+  number("dampening", out.dampening);
+  flag("nesterov", out.nesterov);
+  number("max_coeff", out.max_coeff);
+  number("min_coeff", out.min_coeff);
+  flag("eps_inside_sqrt", out.eps_inside_sqrt);
+  if (out.type == OptimizerType::kMuon) {
+    if (parsed.is_given("/optimizer/params/lr")) out.adam_lr = out.lr;
+    number("adam_lr", out.adam_lr);
+    number("muon_lr", out.lr);
+    if (params.at("ns_method") == "standard") out.ns_method = MuonMethod::kStandard;
+  }
+  const Json& states = parsed.at("/optimizer/state_dtype");
+  if (states == "bf16") out.state_type = OptimizerStateType::kBf16;
+  if (states == "int8") out.state_type = OptimizerStateType::kInt8;
+  for (const Json& group : parsed.at("/optimizer/param_groups")) {
+    out.groups.push_back(read_group(group));
+  }
   return out;
 }
 
@@ -128,11 +214,11 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.batch = apply_config_rules(parsed, environment);
   refuse_lacking(config_table(), parsed);
 
-  out.precision.compute = get<bool>(parsed, "/bf16/enabled") ? Precision::kBf16 : Precision::kFp32;
-  out.precision.check_grad_overflow = get<bool>(parsed, "/bf16/check_grad_overflow");
+  out.precision = read_precision(parsed);
   if (!parsed.at("/optimizer").is_null()) out.optimizer = read_optimizer(parsed);
   if (!parsed.at("/scheduler").is_null()) out.scheduler = read_scheduler(parsed);
   out.gradient_clipping = get<double>(parsed, "/gradient_clipping");
+  out.max_consecutive_skips = get<int64_t>(parsed, "/max_consecutive_skips");
   out.seed = get<uint64_t>(parsed, "/seed");
   out.threads = get<int>(parsed, "/threads");
   out.steps_per_print = optional_at<int64_t>(parsed, "/steps_per_print");

@@ -21,13 +21,47 @@ namespace ds {
 
 enum class Precision { kFp32, kFp16, kBf16 };
 
+// Loss scaling of fp16 training.
+struct LossScaleConfig {
+  double loss_scale = 0;             // static; 0 = dynamic
+  int initial_scale_power = 16;      // dynamic: starts at 2 to this power
+  int64_t loss_scale_window = 1000;  // clean steps before it doubles
+  int64_t hysteresis = 2;            // overflows before it halves
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
+};
+
 struct PrecisionConfig {
   Precision compute = Precision::kFp32;
   // bf16: skip steps whose gradients hold an infinity or NaN.
   bool check_grad_overflow = true;
+  // bf16: masters are the model's weights plus the low halves of the fp32 numbers.
+  bool split_master = false;
+  Precision accumulate = Precision::kFp32;   // type of accumulated gradients
+  Precision communicate = Precision::kFp32;  // type of reduced gradients
+  LossScaleConfig loss_scale;                // used when compute is fp16
 };
 
-enum class OptimizerType { kAdam, kAdamW };
+enum class OptimizerType { kAdam, kAdamW, kAdagrad, kLion, kLamb, kSgd, kMuon };
+
+// How the optimizer keeps its moments. int8 is block-wise (Dettmers et al., arXiv:2110.02861).
+enum class OptimizerStateType { kFp32, kBf16, kInt8 };
+
+enum class MuonMethod { kGram, kStandard };
+
+// Parameters with hyperparameters of their own; what is unset is the optimizer's.
+struct OptimizerGroupConfig {
+  std::string name;
+  std::vector<std::string> match;  // patterns of parameter names: * is any text, ? one character
+  std::optional<double> lr;
+  std::optional<double> beta1;
+  std::optional<double> beta2;
+  std::optional<double> eps;
+  std::optional<double> weight_decay;
+  std::optional<double> momentum;
+  std::optional<double> muon_lr;
+  std::optional<double> adam_lr;
+};
 
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
@@ -39,6 +73,20 @@ struct OptimizerConfig {
   // Decoupled weight decay (AdamW) or L2 regularisation, as type and adam_w_mode together say.
   bool decoupled = true;
   bool bias_correction = true;
+  // SGD and Muon.
+  double momentum = 0;
+  double dampening = 0;
+  bool nesterov = false;
+  // LAMB.
+  double max_coeff = 10;
+  double min_coeff = 0.01;
+  bool eps_inside_sqrt = false;
+  // Muon: `lr` is the rate of matrices, this one of the rest, which Adam updates.
+  double adam_lr = 3e-4;
+  MuonMethod ns_method = MuonMethod::kGram;
+
+  OptimizerStateType state_type = OptimizerStateType::kFp32;
+  std::vector<OptimizerGroupConfig> groups;  // group 0 is the default one, then these in order
 };
 
 enum class WarmupShape { kLog, kLinear };
@@ -107,6 +155,8 @@ class Config {
   std::optional<OptimizerConfig> optimizer;  // unset: no "optimizer" section
   std::optional<SchedulerConfig> scheduler;
   double gradient_clipping = 1.0;  // 0 = off
+  // Steps skipped in a row that end training with an error; 0 = never.
+  int64_t max_consecutive_skips = 100;
 
   uint64_t seed = 1234;
   int threads = 0;  // 0 = CPUs of the process

@@ -37,6 +37,10 @@ std::vector<Key> engine_rows() {
       flag("dump_state", false, "Log the resolved configuration when the engine is made."),
       number("gradient_clipping", 1.0, "Upper bound of the global L2 gradient norm; 0 disables.")
           .at_least(0),
+      integer("max_consecutive_skips", 100,
+              "Steps skipped in a row for an infinity or NaN that end training with an error; 0 "
+              "never does. (Extension.)")
+          .at_least(0),
       flag("dataloader_drop_last", false,
            "Drop the last samples of an epoch that do not fill a batch."),
       flag("wall_clock_breakdown", false,

@@ -47,8 +47,8 @@ Rows adam_rows() {
       flag("adam_w_mode", true,
            "Decoupled weight decay. False with type Adam: L2 regularisation. AdamW is decoupled "
            "whatever this says."),
-      flag("fp32_optimizer_states", true, "Keep the moments in fp32.")
-          .needs("moments in a lower precision"),
+      flag("fp32_optimizer_states", true,
+           "Keep the moments in fp32. False is state_dtype \"bf16\"."),
       max_grad_norm(),
   };
 }
@@ -117,9 +117,13 @@ Rows muon_rows() {
   return {
       lr(0.02),
       number("muon_lr", std::nullopt, "Learning rate of matrices; overrides lr.").at_least(0),
-      number("adam_lr", std::nullopt, "Learning rate of the rest (3e-4 when unset).").at_least(0),
+      number("adam_lr", std::nullopt,
+             "Learning rate of the rest, which Adam updates. Unset: lr when that is given, else "
+             "3e-4.")
+          .at_least(0),
       number("momentum", 0.95, "Momentum of matrices.").at_least(0).below(1),
-      choice("ns_method", {"gram", "standard"}, "gram", "Orthogonalisation."),
+      choice("ns_method", {"gram", "standard"}, "gram",
+             "Form of the Newton-Schulz iteration. Both work in fp32 here."),
       betas("[0.9, 0.95]"),
       eps(1e-10),
       weight_decay(),
@@ -138,6 +142,41 @@ Rows sgd_rows() {
   };
 }
 
+Key group_betas() {
+  Key item = any_number();
+  item = std::move(item).at_least(0).below(1);
+  return list("betas", std::move(item), "null", "Decay rates.").items(2, 2);
+}
+
+Key group_number(const char* name, const char* description) {
+  return number(name, std::nullopt, description).at_least(0);
+}
+
+// Hyperparameters that a group may have of its own; rules.cc checks that the type has them too.
+Key param_groups() {
+  Key item = any_text();
+  item.types = kObject;
+  item.table = std::make_shared<const KeyTable>(
+      table("", Rows{
+                    text("name", std::nullopt, "Name; parameters can ask for it.").must_be_given(),
+                    list("match", any_text(), "[]", "Patterns.").or_one_string(),
+                    group_number("lr", "Learning rate."),
+                    group_number("weight_decay", "Weight decay."),
+                    group_betas(),
+                    group_number("eps", "Added to the denominator."),
+                    group_number("momentum", "Momentum."),
+                    group_number("muon_lr", "Muon: rate of matrices."),
+                    group_number("adam_lr", "Muon: rate of the rest."),
+                }));
+  return list("param_groups", std::move(item), "[]",
+              "Parameters with hyperparameters of their own: objects with `name`, `match` (a list "
+              "of patterns of parameter names, * for any text and ? for one character) and any of "
+              "`lr`, `weight_decay`, `betas`, `eps`, `momentum`, `muon_lr`, `adam_lr` that the "
+              "type has. The first group that matches takes a parameter, unless the program named "
+              "its group; the others use params. A scheduler applies to each group's rate. "
+              "(Extension.)");
+}
+
 }  // namespace
 
 KeyTable optimizer_table() {
@@ -150,7 +189,8 @@ KeyTable optimizer_table() {
                  std::nullopt, "Optimizer.")
               .in_any_case()
               .must_be_given()
-              .needs("an optimizer other than Adam and AdamW", {"Adam", "AdamW"}),
+              .needs("compressed or mu-parametrised optimizers",
+                     {"Adam", "AdamW", "Lamb", "Lion", "Adagrad", "Muon", "SGD"}),
           section_by(
               "params", "type",
               {
@@ -169,6 +209,11 @@ KeyTable optimizer_table() {
                   {"SGD", table("", sgd_rows())},
               },
               "Parameters of the type."),
+          choice("state_dtype", {"fp32|float32|float", "bf16|bfloat16", "int8"}, std::nullopt,
+                 "Type of the moments: null is fp32, or bf16 when fp32_optimizer_states or "
+                 "bf16_optimizer_states ask for it. int8 is block-wise dynamic quantisation with "
+                 "an fp32 scale per 256 elements. Arithmetic is fp32 in every case. (Extension.)"),
+          param_groups(),
           flag("legacy_fusion", false, "The old fused path.").needs("the legacy fused path"),
       });
 }

@@ -9,8 +9,8 @@ KeyTable fp16_table() {
   return table(
              "Training in fp16 with loss scaling. Not together with bf16.",
              {
-                 flag("enabled", false, "Turns fp16 training on.").needs("fp16 training"),
-                 flag("auto_cast", false, "Cast inputs to fp16."),
+                 flag("enabled", false, "Turns fp16 training on."),
+                 flag("auto_cast", false, "Cast inputs to fp16. Token ids need no cast."),
                  number("loss_scale", 0.0, "Static loss scale; 0 makes it dynamic.")
                      .at_least(0)
                      .or_numeric_text(),
@@ -33,7 +33,7 @@ KeyTable fp16_table() {
 }
 
 KeyTable bf16_table() {
-  return table("Training in bf16 with fp32 masters and fp32 gradient accumulation.",
+  return table("Training in bf16 with fp32 masters.",
                {
                    flag("enabled", false, "Turns bf16 training on."),
                    flag("immediate_grad_update", false,
@@ -45,8 +45,12 @@ KeyTable bf16_table() {
                         "Keep masters and gradients in bf16. ZeRO 1-3 only.")
                        .needs("bf16 master weights"),
                    flag("bf16_optimizer_states", false,
-                        "Keep optimizer states in bf16. Needs bf16_master_weights_and_grads.")
-                       .needs("bf16 optimizer states"),
+                        "Keep optimizer states in bf16: the same as state_dtype \"bf16\" of the "
+                        "optimizer. bf16_master_weights_and_grads is not needed for it."),
+                   flag("split_master", false,
+                        "Keep each fp32 master as the model's bf16 weight and its low 16 bits: "
+                        "the masters are exactly fp32 and take 2 bytes per parameter less. The "
+                        "bf16 weight is the master rounded half up. (Extension.)"),
                })
       .gated_by("enabled")
       .accepts_auto();
@@ -80,15 +84,14 @@ KeyTable data_types_table() {
     return choice(name, {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16", "int8"},
                   std::nullopt, description);
   };
-  return table(
-      "Types of what the engine keeps besides the training precision.",
-      {
-          type("grad_accum_dtype", "Type of accumulated gradients. This build accumulates in fp32.")
-              .needs("gradient accumulation in another type than fp32"),
-          type("param_dtype", "Type of the parameters; must be the enabled precision."),
-          type("buffer_dtype", "Type of floating-point buffers; null keeps their own.")
-              .needs("conversion of buffers"),
-      });
+  return table("Types of what the engine keeps besides the training precision.",
+               {
+                   type("grad_accum_dtype", "Type of accumulated gradients; null is fp32.")
+                       .needs("gradient accumulation in int8", {"fp16", "bf16"}),
+                   type("param_dtype", "Type of the parameters; must be the enabled precision."),
+                   type("buffer_dtype", "Type of floating-point buffers; null keeps their own.")
+                       .needs("conversion of buffers"),
+               });
 }
 
 }  // namespace ds

@@ -1,6 +1,7 @@
 #include "config/rules.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "base/text.h"
@@ -115,7 +116,6 @@ class Rules {
     constexpr const char* kBf16 = "/bf16/bf16_master_weights_and_grads";
     constexpr const char* kStates = "/bf16/bf16_optimizer_states";
     if (!on("/bf16/enabled")) return;
-    forbid(on(kStates) && !on(kBf16), kStates, "needs bf16_master_weights_and_grads");
     if (on(kBf16)) {
       forbid(!partitioned, kBf16, "needs ZeRO stage 1 to 3");
       forbid(!on(kStates) && !cpu_update, kBf16,
@@ -150,9 +150,53 @@ class Rules {
                on("/zero_optimization/reduce_scatter") && offloads("offload_optimizer"),
            "/zero_optimization/reduce_scatter",
            "Muon with an offloaded optimizer needs reduce_scatter false");
+    const Json& nesterov = at("/optimizer/params/nesterov");
+    forbid(nesterov == true && (at("/optimizer/params/momentum") == 0.0 ||
+                                at("/optimizer/params/dampening") != 0.0),
+           "/optimizer/params/nesterov", "needs momentum above 0 and dampening 0");
+    const Json& most = at("/optimizer/params/max_coeff");
+    forbid(most.is_number() && at("/optimizer/params/min_coeff") > most,
+           "/optimizer/params/min_coeff", show_value(at("/optimizer/params/min_coeff")),
+           " is above max_coeff ", show_value(most));
+    state_type();
+    parameter_groups(type);
     if (type == "AdamW" && at("/optimizer/params/adam_w_mode") == false) {
       warn("/optimizer/params/adam_w_mode",
            "has no effect with AdamW; use type Adam for L2 regularisation");
+    }
+  }
+
+  void state_type() {
+    constexpr const char* kPath = "/optimizer/state_dtype";
+    const bool by_params = at("/optimizer/params/fp32_optimizer_states") == false;
+    const bool by_bf16 = on("/bf16/enabled") && on("/bf16/bf16_optimizer_states");
+    const Json& given = at(kPath);
+    forbid((by_params || by_bf16) && !given.is_null() && given != "bf16", kPath, show_value(given),
+           by_params ? " contradicts /optimizer/params/fp32_optimizer_states false"
+                     : " contradicts /bf16/bf16_optimizer_states true",
+           "; keep one");
+    parsed_.derive(kPath, by_params || by_bf16 ? "bf16" : "fp32");
+  }
+
+  void parameter_groups(const std::string& type) const {
+    const Json& groups = at("/optimizer/param_groups");
+    const Json& params = at("/optimizer/params");
+    std::set<std::string> names;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const std::string path = str_cat("/optimizer/param_groups/", i);
+      const std::string name = groups[i].at("name").get<std::string>();
+      forbid(name.empty(), (path + "/name").c_str(), "must not be empty");
+      forbid(!names.insert(name).second, (path + "/name").c_str(), show_value(groups[i].at("name")),
+             " names another group too");
+      for (const auto& [key, value] : groups[i].items()) {
+        if (key == "name" || key == "match" || value.is_null()) continue;
+        forbid(!params.contains(key), (path + "/" + key).c_str(), type, " has no such parameter");
+      }
+      const Json& momentum = groups[i].at("momentum");
+      forbid(type == "Muon" && momentum.is_number() && momentum >= 1.0,
+             (path + "/momentum").c_str(), show_value(momentum), " must be below 1 with Muon");
+      forbid(at("/optimizer/params/nesterov") == true && momentum == 0.0,
+             (path + "/momentum").c_str(), "nesterov needs momentum above 0");
     }
   }
 

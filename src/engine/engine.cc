@@ -51,7 +51,15 @@ std::unique_ptr<MonitorSet> make_monitors(const Config& config) {
   return std::make_unique<MonitorSet>(all);
 }
 
-optim::AdamOptions adam_options(const OptimizerConfig& config) {
+optim::AdamOptions adam_options(const OptimizerConfig& config, const PrecisionConfig& precision) {
+  const bool adam = config.type == OptimizerType::kAdam || config.type == OptimizerType::kAdamW;
+  DS_CHECK(adam && config.groups.empty() && config.state_type == OptimizerStateType::kFp32,
+           Code::kUnsupported,
+           "the engine of this build runs Adam and AdamW with fp32 states and one group only");
+  DS_CHECK(precision.compute != Precision::kFp16 && !precision.split_master &&
+               precision.accumulate == Precision::kFp32,
+           Code::kUnsupported,
+           "the engine of this build runs fp32 and bf16 with fp32 masters and gradients only");
   return {config.beta1,        config.beta2,     config.eps,
           config.weight_decay, config.decoupled, config.bias_correction};
 }
@@ -76,9 +84,9 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
                                           : DType::kFloat32);
     state.allocate_gradients();
     const zero::FlatRange shard = state.layout().shard(comm_->rank(), comm_->size());
-    adam_ =
-        std::make_unique<optim::Adam>(adam_options(config_.optimizer.value_or(OptimizerConfig{})),
-                                      model_->device(), shard.begin, shard.end);
+    adam_ = std::make_unique<optim::Adam>(
+        adam_options(config_.optimizer.value_or(OptimizerConfig{}), config_.precision),
+        model_->device(), shard.begin, shard.end);
     lr_ = schedule_.lr(0);
     if (config_.dump_state) log_info("engine", dump_json(config_document()));
   } catch (...) {

@@ -145,6 +145,98 @@ TEST(Config, AdamIsDecoupledUnlessToldOtherwise) {
   EXPECT_TRUE(decoupled(R"({"type": "adamw", "params": {"adam_w_mode": false}})"));
 }
 
+OptimizerConfig optimizer(const std::string& json, const std::string& more = "") {
+  return load("\"optimizer\": " + json + more).optimizer.value();
+}
+
+TEST(Config, DefaultsOfEveryOptimizer) {
+  const OptimizerConfig adagrad = optimizer(R"({"type": "adagrad"})");
+  EXPECT_EQ(adagrad.type, OptimizerType::kAdagrad);
+  EXPECT_EQ(adagrad.lr, 1e-2);
+  EXPECT_EQ(adagrad.eps, 1e-10);
+  const OptimizerConfig lion = optimizer(R"({"type": "Lion"})");
+  EXPECT_EQ(lion.type, OptimizerType::kLion);
+  EXPECT_EQ(lion.lr, 1e-3);
+  EXPECT_EQ(lion.beta2, 0.999);
+  const OptimizerConfig lamb = optimizer(R"({"type": "LAMB", "params": {"max_coeff": 3}})");
+  EXPECT_EQ(lamb.type, OptimizerType::kLamb);
+  EXPECT_EQ(lamb.max_coeff, 3);
+  EXPECT_EQ(lamb.min_coeff, 0.01);
+  EXPECT_TRUE(lamb.bias_correction);
+  EXPECT_FALSE(lamb.eps_inside_sqrt);
+  const OptimizerConfig sgd =
+      optimizer(R"({"type": "sgd", "params": {"momentum": 0.9, "nesterov": true}})");
+  EXPECT_EQ(sgd.type, OptimizerType::kSgd);
+  EXPECT_EQ(sgd.lr, 1e-3);
+  EXPECT_EQ(sgd.momentum, 0.9);
+  EXPECT_EQ(sgd.dampening, 0);
+  EXPECT_TRUE(sgd.nesterov);
+}
+
+TEST(Config, MuonHasTwoRates) {
+  const OptimizerConfig plain = optimizer(R"({"type": "Muon"})");
+  EXPECT_EQ(plain.lr, 0.02);
+  EXPECT_EQ(plain.adam_lr, 3e-4);
+  EXPECT_EQ(plain.momentum, 0.95);
+  EXPECT_EQ(plain.beta2, 0.95);
+  EXPECT_EQ(plain.eps, 1e-10);
+  EXPECT_EQ(plain.ns_method, MuonMethod::kGram);
+  const OptimizerConfig both = optimizer(R"({"type": "Muon", "params": {"lr": 0.1}})");
+  EXPECT_EQ(both.lr, 0.1);
+  EXPECT_EQ(both.adam_lr, 0.1);
+  const OptimizerConfig own = optimizer(
+      R"({"type": "Muon", "params": {"lr": 0.1, "muon_lr": 0.2, "adam_lr": 0.3,
+          "ns_method": "standard"}})");
+  EXPECT_EQ(own.lr, 0.2);
+  EXPECT_EQ(own.adam_lr, 0.3);
+  EXPECT_EQ(own.ns_method, MuonMethod::kStandard);
+}
+
+TEST(Config, OptimizerStateTypes) {
+  const std::string bf16 = R"(, "bf16": {"enabled": true, "bf16_optimizer_states": true})";
+  EXPECT_EQ(optimizer(R"({"type": "Adam"})").state_type, OptimizerStateType::kFp32);
+  EXPECT_EQ(optimizer(R"({"type": "Adam"})", bf16).state_type, OptimizerStateType::kBf16);
+  EXPECT_EQ(optimizer(R"({"type": "Lion", "state_dtype": "bf16"})", bf16).state_type,
+            OptimizerStateType::kBf16);
+  EXPECT_EQ(optimizer(R"({"type": "Lion", "state_dtype": "int8"})").state_type,
+            OptimizerStateType::kInt8);
+  EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"fp32_optimizer_states": false}})").state_type,
+            OptimizerStateType::kBf16);
+}
+
+TEST(Config, ParameterGroups) {
+  const OptimizerConfig config = optimizer(
+      R"({"type": "AdamW", "param_groups": [
+          {"name": "slow", "match": ["wte*", "wpe*"], "lr": 1e-5, "weight_decay": 0},
+          {"name": "head", "match": "lm_head.?", "betas": [0.5, 0.6], "eps": 1e-3}]})");
+  ASSERT_EQ(config.groups.size(), 2u);
+  EXPECT_EQ(config.groups[0].name, "slow");
+  EXPECT_EQ(config.groups[0].match, (std::vector<std::string>{"wte*", "wpe*"}));
+  EXPECT_EQ(config.groups[0].lr, 1e-5);
+  EXPECT_EQ(config.groups[0].weight_decay, 0);
+  EXPECT_FALSE(config.groups[0].beta1 || config.groups[0].eps || config.groups[0].momentum);
+  EXPECT_EQ(config.groups[1].match, std::vector<std::string>{"lm_head.?"});
+  EXPECT_EQ(config.groups[1].beta1, 0.5);
+  EXPECT_EQ(config.groups[1].beta2, 0.6);
+  EXPECT_EQ(config.groups[1].eps, 1e-3);
+  EXPECT_FALSE(config.groups[1].lr);
+}
+
+TEST(Config, TypesOfGradientsAndMasters) {
+  const Config config = load(
+      R"("bf16": {"enabled": true, "split_master": true},
+          "data_types": {"grad_accum_dtype": "bfloat16"})");
+  EXPECT_TRUE(config.precision.split_master);
+  EXPECT_EQ(config.precision.accumulate, Precision::kBf16);
+  EXPECT_EQ(config.precision.communicate, Precision::kBf16);
+  const Config plain = load(R"("bf16": {"split_master": true})");
+  EXPECT_FALSE(plain.precision.split_master);
+  EXPECT_EQ(plain.precision.accumulate, Precision::kFp32);
+  EXPECT_EQ(load(R"("fp16": {"enabled": true}, "data_types": {"grad_accum_dtype": "half"})")
+                .precision.accumulate,
+            Precision::kFp16);
+}
+
 template <class T>
 T schedule(const std::string& json) {
   return std::get<T>(load("\"scheduler\": " + json).scheduler.value());
@@ -317,9 +409,21 @@ TEST(Config, LossScale) {
   }
   // A window that is not in use may be anything.
   EXPECT_NO_THROW(load(R"("fp16": {"loss_scale_window": 0, "min_loss_scale": -1})"));
-  // Used with a static scale neither: the refusal is about fp16 itself.
-  EXPECT_THAT(error_of(R"("fp16": {"enabled": true, "loss_scale": 8, "loss_scale_window": 0})"),
-              HasSubstr("/fp16/enabled: true asks for fp16 training"));
+  // Used with a static scale neither.
+  EXPECT_NO_THROW(load(R"("fp16": {"enabled": true, "loss_scale": 8, "loss_scale_window": 0})"));
+  const Config config = load(
+      R"("fp16": {"enabled": true, "loss_scale": "3", "initial_scale_power": 8, "hysteresis": 4,
+          "loss_scale_window": 2, "consecutive_hysteresis": true, "min_loss_scale": 16},
+          "max_consecutive_skips": 7)");
+  EXPECT_EQ(config.precision.compute, Precision::kFp16);
+  EXPECT_EQ(config.max_consecutive_skips, 7);
+  const LossScaleConfig& scale = config.precision.loss_scale;
+  EXPECT_EQ(scale.loss_scale, 3);
+  EXPECT_EQ(scale.initial_scale_power, 8);
+  EXPECT_EQ(scale.loss_scale_window, 2);
+  EXPECT_EQ(scale.hysteresis, 4);
+  EXPECT_TRUE(scale.consecutive_hysteresis);
+  EXPECT_EQ(scale.min_loss_scale, 16);
 }
 
 TEST(Config, ZeroObjects) {
