@@ -1,5 +1,5 @@
-// What Highway kernels share: float lanes loaded from and stored to fp32 or bf16 memory, sums of
-// lanes, exp, tanh and erf of stated accuracy, and Philox numbers by the vector.
+// What Highway kernels share: float lanes loaded from and stored to fp32, bf16 or fp16 memory, sums
+// of lanes, exp, tanh and erf of stated accuracy, and Philox numbers by the vector.
 //
 // Compiled once per instruction set. A kernel file looks like this:
 //
@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "base/bfloat16.h"
+#include "base/float16.h"
 #include "base/philox.h"
 
 #if defined(DS_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -42,7 +43,20 @@ using VF = hn::Vec<DF>;
 
 HWY_INLINE int64_t lanes() { return static_cast<int64_t>(hn::Lanes(DF())); }
 
-// ---- fp32 lanes from memory of either type; no alignment is assumed ----
+#undef DS_SIMD_MASKS_32
+#undef DS_SIMD_MASKS_16
+#if HWY_TARGET <= HWY_AVX2  // smaller numbers are better targets; these mask 32-bit accesses
+#define DS_SIMD_MASKS_32 1
+#else
+#define DS_SIMD_MASKS_32 0
+#endif
+#if HWY_TARGET <= HWY_AVX3
+#define DS_SIMD_MASKS_16 1
+#else
+#define DS_SIMD_MASKS_16 0
+#endif
+
+// ---- fp32 lanes from memory of any type; no alignment is assumed ----
 
 HWY_INLINE VF load(DF d, const float* p) { return hn::LoadU(d, p); }
 
@@ -72,20 +86,49 @@ HWY_INLINE void store(VF v, DF, bfloat16* p) {
   hn::StoreU(hn::TruncateTo(d16, bfloat16_bits(v)), d16, reinterpret_cast<uint16_t*>(p));
 }
 
-// ---- the first n lanes only, 0 <= n <= lanes: nothing beyond is read or written ----
+// fp16 through the conversions of the instruction set, which the newer two have (F16C), else one
+// lane at a time. Both give the bits of base/float16.h.
+#undef DS_SIMD_HALF
+#if HWY_TARGET <= HWY_AVX2
+#define DS_SIMD_HALF 1
+#else
+#define DS_SIMD_HALF 0
+#endif
 
-#undef DS_SIMD_MASKS_32
-#undef DS_SIMD_MASKS_16
-#if HWY_TARGET <= HWY_AVX2  // smaller numbers are better targets; these mask 32-bit accesses
-#define DS_SIMD_MASKS_32 1
-#else
-#define DS_SIMD_MASKS_32 0
+#if DS_SIMD_HALF
+using VHalfBits = hn::Vec<hn::Rebind<uint16_t, DF>>;
+
+HWY_INLINE VF half_to_float(DF d, VHalfBits bits) {
+  return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, DF>(), bits));
+}
+HWY_INLINE VHalfBits half_bits(VF v) {
+  return hn::BitCast(hn::Rebind<uint16_t, DF>(), hn::DemoteTo(hn::Rebind<hwy::float16_t, DF>(), v));
+}
 #endif
-#if HWY_TARGET <= HWY_AVX3
-#define DS_SIMD_MASKS_16 1
+
+HWY_INLINE VF load(DF d, const float16* p) {
+#if DS_SIMD_HALF
+  const hn::Rebind<uint16_t, DF> d16;
+  return half_to_float(d, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)));
 #else
-#define DS_SIMD_MASKS_16 0
+  HWY_ALIGN float buffer[hn::MaxLanes(DF())];
+  for (int64_t i = 0; i < lanes(); ++i) buffer[i] = to_float(p[i]);
+  return hn::Load(d, buffer);
 #endif
+}
+
+HWY_INLINE void store(VF v, DF d, float16* p) {
+#if DS_SIMD_HALF
+  (void)d;
+  hn::StoreU(half_bits(v), hn::Rebind<uint16_t, DF>(), reinterpret_cast<uint16_t*>(p));
+#else
+  HWY_ALIGN float buffer[hn::MaxLanes(DF())];
+  hn::Store(v, d, buffer);
+  for (int64_t i = 0; i < lanes(); ++i) p[i] = to_float16(buffer[i]);
+#endif
+}
+
+// ---- the first n lanes only, 0 <= n <= lanes: nothing beyond is read or written ----
 
 HWY_INLINE VF load_n(DF d, const float* p, int64_t n) {
 #if DS_SIMD_MASKS_32
@@ -104,6 +147,18 @@ HWY_INLINE VF load_n(DF d, const bfloat16* p, int64_t n) {
   const auto bits = hn::MaskedLoad(hn::FirstN(d16, static_cast<size_t>(n)), d16,
                                    reinterpret_cast<const uint16_t*>(p));
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+#else
+  HWY_ALIGN float buffer[hn::MaxLanes(DF())] = {};
+  for (int64_t i = 0; i < n; ++i) buffer[i] = to_float(p[i]);
+  return hn::Load(d, buffer);
+#endif
+}
+
+HWY_INLINE VF load_n(DF d, const float16* p, int64_t n) {
+#if DS_SIMD_MASKS_16
+  const hn::Rebind<uint16_t, DF> d16;
+  return half_to_float(d, hn::MaskedLoad(hn::FirstN(d16, static_cast<size_t>(n)), d16,
+                                         reinterpret_cast<const uint16_t*>(p)));
 #else
   HWY_ALIGN float buffer[hn::MaxLanes(DF())] = {};
   for (int64_t i = 0; i < n; ++i) buffer[i] = to_float(p[i]);
@@ -131,6 +186,19 @@ HWY_INLINE void store_n(VF v, DF, bfloat16* p, int64_t n) {
   HWY_ALIGN uint32_t buffer[hn::MaxLanes(DF())];
   hn::Store(bfloat16_bits(v), d32, buffer);
   for (int64_t i = 0; i < n; ++i) p[i].bits = static_cast<uint16_t>(buffer[i]);
+#endif
+}
+
+HWY_INLINE void store_n(VF v, DF d, float16* p, int64_t n) {
+#if DS_SIMD_MASKS_16
+  (void)d;
+  const hn::Rebind<uint16_t, DF> d16;
+  hn::BlendedStore(half_bits(v), hn::FirstN(d16, static_cast<size_t>(n)), d16,
+                   reinterpret_cast<uint16_t*>(p));
+#else
+  HWY_ALIGN float buffer[hn::MaxLanes(DF())];
+  hn::Store(v, d, buffer);
+  for (int64_t i = 0; i < n; ++i) p[i] = to_float16(buffer[i]);
 #endif
 }
 
@@ -164,6 +232,17 @@ HWY_INLINE VF rounded_to<float>(DF, VF v) {
 template <>
 HWY_INLINE VF rounded_to<bfloat16>(DF d, VF v) {
   return hn::BitCast(d, hn::ShiftLeft<16>(bfloat16_bits(v)));
+}
+template <>
+HWY_INLINE VF rounded_to<float16>(DF d, VF v) {
+#if DS_SIMD_HALF
+  return half_to_float(d, half_bits(v));
+#else
+  HWY_ALIGN float buffer[hn::MaxLanes(DF())];
+  hn::Store(v, d, buffer);
+  for (int64_t i = 0; i < lanes(); ++i) buffer[i] = to_float(to_float16(buffer[i]));
+  return hn::Load(d, buffer);
+#endif
 }
 
 // Calls body(i, count) over [0, n), with count AllLanes for whole vectors and the number left for

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/bfloat16.h"
+#include "base/float16.h"
 #include "base/thread_pool.h"
 
 namespace ds::kernels {

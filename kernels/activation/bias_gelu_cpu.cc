@@ -119,12 +119,19 @@ void forward_bfloat16(const bfloat16* x, const bfloat16* bias, GeluForm form, in
                       bfloat16* y) {
   forward_any(x, bias, form, n, y);
 }
+void forward_float16(const float16* x, const float16* bias, GeluForm form, int64_t n, float16* y) {
+  forward_any(x, bias, form, n, y);
+}
 void backward_float(const float* dy, const float* x, const float* bias, GeluForm form, int64_t n,
                     float* dx, float* sums) {
   backward_any(dy, x, bias, form, n, dx, sums);
 }
 void backward_bfloat16(const bfloat16* dy, const bfloat16* x, const bfloat16* bias, GeluForm form,
                        int64_t n, bfloat16* dx, float* sums) {
+  backward_any(dy, x, bias, form, n, dx, sums);
+}
+void backward_float16(const float16* dy, const float16* x, const float16* bias, GeluForm form,
+                      int64_t n, float16* dx, float* sums) {
   backward_any(dy, x, bias, form, n, dx, sums);
 }
 
@@ -138,14 +145,19 @@ namespace {
 
 HWY_EXPORT(forward_float);
 HWY_EXPORT(forward_bfloat16);
+HWY_EXPORT(forward_float16);
 HWY_EXPORT(backward_float);
 HWY_EXPORT(backward_bfloat16);
+HWY_EXPORT(backward_float16);
 
 void forward(const float* x, const float* bias, GeluForm form, int64_t n, float* y) {
   HWY_DYNAMIC_DISPATCH(forward_float)(x, bias, form, n, y);
 }
 void forward(const bfloat16* x, const bfloat16* bias, GeluForm form, int64_t n, bfloat16* y) {
   HWY_DYNAMIC_DISPATCH(forward_bfloat16)(x, bias, form, n, y);
+}
+void forward(const float16* x, const float16* bias, GeluForm form, int64_t n, float16* y) {
+  HWY_DYNAMIC_DISPATCH(forward_float16)(x, bias, form, n, y);
 }
 void backward(const float* dy, const float* x, const float* bias, GeluForm form, int64_t n,
               float* dx, float* sums) {
@@ -154,6 +166,10 @@ void backward(const float* dy, const float* x, const float* bias, GeluForm form,
 void backward(const bfloat16* dy, const bfloat16* x, const bfloat16* bias, GeluForm form, int64_t n,
               bfloat16* dx, float* sums) {
   HWY_DYNAMIC_DISPATCH(backward_bfloat16)(dy, x, bias, form, n, dx, sums);
+}
+void backward(const float16* dy, const float16* x, const float16* bias, GeluForm form, int64_t n,
+              float16* dx, float* sums) {
+  HWY_DYNAMIC_DISPATCH(backward_float16)(dy, x, bias, form, n, dx, sums);
 }
 
 constexpr int64_t kGrain = 16384;  // elements per chunk
@@ -230,10 +246,14 @@ template void bias_gelu(const float*, const float*, GeluForm, int64_t, int64_t, 
                         ThreadPool&);
 template void bias_gelu(const bfloat16*, const bfloat16*, GeluForm, int64_t, int64_t, bfloat16*,
                         ThreadPool&);
+template void bias_gelu(const float16*, const float16*, GeluForm, int64_t, int64_t, float16*,
+                        ThreadPool&);
 template void bias_gelu_backward(const float*, const float*, const float*, GeluForm, int64_t,
                                  int64_t, float*, float*, float*, ThreadPool&);
 template void bias_gelu_backward(const bfloat16*, const bfloat16*, const bfloat16*, GeluForm,
                                  int64_t, int64_t, bfloat16*, float*, float*, ThreadPool&);
+template void bias_gelu_backward(const float16*, const float16*, const float16*, GeluForm, int64_t,
+                                 int64_t, float16*, float*, float*, ThreadPool&);
 
 }  // namespace ds::kernels
 #endif  // HWY_ONCE

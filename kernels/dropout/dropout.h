@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/bfloat16.h"
+#include "base/float16.h"
 #include "base/philox.h"
 #include "base/thread_pool.h"
 
@@ -26,6 +27,8 @@ void dropout(const DropoutMask& mask, const float* x, const float* residual, int
              ThreadPool& pool);
 void dropout(const DropoutMask& mask, const bfloat16* x, const bfloat16* residual, int64_t n,
              bfloat16* y, ThreadPool& pool);
+void dropout(const DropoutMask& mask, const float16* x, const float16* residual, int64_t n,
+             float16* y, ThreadPool& pool);
 
 namespace reference {
 void dropout(const RandomStream& stream, uint64_t first_element, double p, const double* x,

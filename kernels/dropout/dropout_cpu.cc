@@ -77,6 +77,10 @@ void dropout_bf16(const DropoutMask& mask, uint64_t first, const bfloat16* x,
                   const bfloat16* residual, int64_t n, bfloat16* y) {
   dropout_any(mask, first, x, residual, n, y);
 }
+void dropout_f16(const DropoutMask& mask, uint64_t first, const float16* x, const float16* residual,
+                 int64_t n, float16* y) {
+  dropout_any(mask, first, x, residual, n, y);
+}
 
 }  // namespace
 }  // namespace ds::kernels::HWY_NAMESPACE
@@ -88,6 +92,7 @@ namespace {
 
 HWY_EXPORT(dropout_f32);
 HWY_EXPORT(dropout_bf16);
+HWY_EXPORT(dropout_f16);
 
 constexpr int64_t kGrain = int64_t{1} << 14;
 
@@ -113,6 +118,10 @@ void dropout(const DropoutMask& mask, const float* x, const float* residual, int
 void dropout(const DropoutMask& mask, const bfloat16* x, const bfloat16* residual, int64_t n,
              bfloat16* y, ThreadPool& pool) {
   dropout_chunks(mask, x, residual, n, y, pool, HWY_DYNAMIC_DISPATCH(dropout_bf16));
+}
+void dropout(const DropoutMask& mask, const float16* x, const float16* residual, int64_t n,
+             float16* y, ThreadPool& pool) {
+  dropout_chunks(mask, x, residual, n, y, pool, HWY_DYNAMIC_DISPATCH(dropout_f16));
 }
 
 }  // namespace ds::kernels

@@ -1,29 +1,30 @@
-// Addition, scaling, filling, conversion and accumulation, element by element.
+// Addition, scaling, filling, conversion and accumulation, element by element. T, X and Y are
+// float, bfloat16 or float16; arithmetic is fp32.
 #pragma once
 
 #include <cstdint>
 
 #include "base/bfloat16.h"
+#include "base/float16.h"
 #include "base/thread_pool.h"
 
 namespace ds::kernels {
 
 // y may be a or b.
-void add(const float* a, const float* b, int64_t n, float* y, ThreadPool& pool);
-void add(const bfloat16* a, const bfloat16* b, int64_t n, bfloat16* y, ThreadPool& pool);
+template <class T>
+void add(const T* a, const T* b, int64_t n, T* y, ThreadPool& pool);
 // y may be x.
-void scale(const float* x, float factor, int64_t n, float* y, ThreadPool& pool);
-void scale(const bfloat16* x, float factor, int64_t n, bfloat16* y, ThreadPool& pool);
-void fill(float value, int64_t n, float* y, ThreadPool& pool);
-void fill(float value, int64_t n, bfloat16* y, ThreadPool& pool);
-// y += x
-void accumulate(const float* x, int64_t n, float* y, ThreadPool& pool);
-void accumulate(const bfloat16* x, int64_t n, float* y, ThreadPool& pool);
+template <class T>
+void scale(const T* x, float factor, int64_t n, T* y, ThreadPool& pool);
+template <class T>
+void fill(float value, int64_t n, T* y, ThreadPool& pool);
+// sum += factor * x, one rounding to fp32 and one to Y; sum may be x.
+template <class X, class Y>
+void accumulate(const X* x, float factor, int64_t n, Y* sum, ThreadPool& pool);
 
-void cast(const float* x, int64_t n, float* y, ThreadPool& pool);
-void cast(const float* x, int64_t n, bfloat16* y, ThreadPool& pool);
-void cast(const bfloat16* x, int64_t n, float* y, ThreadPool& pool);
-void cast(const bfloat16* x, int64_t n, bfloat16* y, ThreadPool& pool);
+// Equal types are copied bit by bit.
+template <class X, class Y>
+void cast(const X* x, int64_t n, Y* y, ThreadPool& pool);
 
 // A source of up to eight dimensions; strides count elements and may be zero or negative.
 struct Strided {
@@ -44,15 +45,13 @@ struct Strided {
 Strided joined(const Strided& shape);
 
 // y is contiguous.
-void cast(const float* x, const Strided& shape, float* y, ThreadPool& pool);
-void cast(const float* x, const Strided& shape, bfloat16* y, ThreadPool& pool);
-void cast(const bfloat16* x, const Strided& shape, float* y, ThreadPool& pool);
-void cast(const bfloat16* x, const Strided& shape, bfloat16* y, ThreadPool& pool);
+template <class X, class Y>
+void cast(const X* x, const Strided& shape, Y* y, ThreadPool& pool);
 
 namespace reference {
 void add(const double* a, const double* b, int64_t n, double* y);
 void scale(const double* x, double factor, int64_t n, double* y);
-void accumulate(const double* x, int64_t n, double* y);
+void accumulate(const double* x, double factor, int64_t n, double* sum);
 // Element `flat` of the strided source in row-major order.
 int64_t strided_offset(const Strided& shape, int64_t flat);
 }  // namespace reference

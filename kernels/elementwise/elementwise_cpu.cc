@@ -4,6 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/float_type.h"
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -20,19 +21,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 using simd::DF;
 using simd::VF;
 
-template <class A, class Y>
-void add_range(const A* a, const Y* b, int64_t n, Y* y) {
+template <class T>
+void add_range(const T* a, const T* b, int64_t n, T* y) {
   const DF d;
   simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
     const VF s = hn::Add(simd::load_n(d, a + i, count), simd::load_n(d, b + i, count));
     simd::store_n(s, d, y + i, count);
   });
 }
-void add_f32(const float* a, const float* b, int64_t n, float* y) { add_range(a, b, n, y); }
-void add_bf16(const bfloat16* a, const bfloat16* b, int64_t n, bfloat16* y) {
-  add_range(a, b, n, y);
-}
-void add_mixed(const bfloat16* a, const float* b, int64_t n, float* y) { add_range(a, b, n, y); }
 
 template <class T>
 void scale_range(const T* x, float factor, int64_t n, T* y) {
@@ -42,10 +38,6 @@ void scale_range(const T* x, float factor, int64_t n, T* y) {
     simd::store_n(hn::Mul(f, simd::load_n(d, x + i, count)), d, y + i, count);
   });
 }
-void scale_f32(const float* x, float factor, int64_t n, float* y) { scale_range(x, factor, n, y); }
-void scale_bf16(const bfloat16* x, float factor, int64_t n, bfloat16* y) {
-  scale_range(x, factor, n, y);
-}
 
 template <class T>
 void fill_range(float value, int64_t n, T* y) {
@@ -54,8 +46,16 @@ void fill_range(float value, int64_t n, T* y) {
   simd::for_vectors(n,
                     [&](int64_t i, auto count) DS_SIMD_BODY { simd::store_n(v, d, y + i, count); });
 }
-void fill_f32(float value, int64_t n, float* y) { fill_range(value, n, y); }
-void fill_bf16(float value, int64_t n, bfloat16* y) { fill_range(value, n, y); }
+
+template <class X, class Y>
+void accumulate_range(const X* x, float factor, int64_t n, Y* sum) {
+  const DF d;
+  const VF f = hn::Set(d, factor);
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
+    const VF before = simd::load_n(d, sum + i, count);
+    simd::store_n(hn::MulAdd(f, simd::load_n(d, x + i, count), before), d, sum + i, count);
+  });
+}
 
 template <class X, class Y>
 void convert_range(const X* x, int64_t n, Y* y) {
@@ -64,8 +64,40 @@ void convert_range(const X* x, int64_t n, Y* y) {
     simd::store_n(simd::load_n(d, x + i, count), d, y + i, count);
   });
 }
-void narrow(const float* x, int64_t n, bfloat16* y) { convert_range(x, n, y); }
-void widen(const bfloat16* x, int64_t n, float* y) { convert_range(x, n, y); }
+
+// What is exported, with pointers to elements of the types that are named.
+
+void add_any(FloatType type, const void* a, const void* b, int64_t n, void* y) {
+  with_float_type(type, [&](auto t) {
+    using T = decltype(t);
+    add_range(static_cast<const T*>(a), static_cast<const T*>(b), n, static_cast<T*>(y));
+  });
+}
+void scale_any(FloatType type, const void* x, float factor, int64_t n, void* y) {
+  with_float_type(type, [&](auto t) {
+    using T = decltype(t);
+    scale_range(static_cast<const T*>(x), factor, n, static_cast<T*>(y));
+  });
+}
+void fill_any(FloatType type, float value, int64_t n, void* y) {
+  with_float_type(type, [&](auto t) { fill_range(value, n, static_cast<decltype(t)*>(y)); });
+}
+void accumulate_any(FloatType x_type, FloatType y_type, const void* x, float factor, int64_t n,
+                    void* sum) {
+  with_float_type(x_type, [&](auto from) {
+    with_float_type(y_type, [&](auto to) {
+      accumulate_range(static_cast<const decltype(from)*>(x), factor, n,
+                       static_cast<decltype(to)*>(sum));
+    });
+  });
+}
+void convert_any(FloatType x_type, FloatType y_type, const void* x, int64_t n, void* y) {
+  with_float_type(x_type, [&](auto from) {
+    with_float_type(y_type, [&](auto to) {
+      convert_range(static_cast<const decltype(from)*>(x), n, static_cast<decltype(to)*>(y));
+    });
+  });
+}
 
 }  // namespace
 }  // namespace ds::kernels::HWY_NAMESPACE
@@ -75,27 +107,23 @@ HWY_AFTER_NAMESPACE();
 namespace ds::kernels {
 namespace {
 
-HWY_EXPORT(add_f32);
-HWY_EXPORT(add_bf16);
-HWY_EXPORT(add_mixed);
-HWY_EXPORT(scale_f32);
-HWY_EXPORT(scale_bf16);
-HWY_EXPORT(fill_f32);
-HWY_EXPORT(fill_bf16);
-HWY_EXPORT(narrow);
-HWY_EXPORT(widen);
+HWY_EXPORT(add_any);
+HWY_EXPORT(scale_any);
+HWY_EXPORT(fill_any);
+HWY_EXPORT(accumulate_any);
+HWY_EXPORT(convert_any);
 
 // Large enough to pay for waking a thread, small enough to balance.
 constexpr int64_t kGrain = int64_t{1} << 15;
 
-void convert(const float* x, int64_t n, float* y) {
-  if (n > 0) std::memcpy(y, x, static_cast<size_t>(n) * sizeof(*x));
+template <class X, class Y>
+void convert(const X* x, int64_t n, Y* y) {
+  if constexpr (std::is_same_v<X, Y>) {
+    if (n > 0) std::memcpy(y, x, static_cast<size_t>(n) * sizeof(*x));
+  } else {
+    HWY_DYNAMIC_DISPATCH(convert_any)(kFloatType<X>, kFloatType<Y>, x, n, y);
+  }
 }
-void convert(const bfloat16* x, int64_t n, bfloat16* y) {
-  if (n > 0) std::memcpy(y, x, static_cast<size_t>(n) * sizeof(*x));
-}
-void convert(const float* x, int64_t n, bfloat16* y) { HWY_DYNAMIC_DISPATCH(narrow)(x, n, y); }
-void convert(const bfloat16* x, int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(widen)(x, n, y); }
 
 template <class X, class Y>
 Y converted(X x) {
@@ -106,15 +134,66 @@ Y converted(X x) {
   }
 }
 
+}  // namespace
+
+template <class T>
+void add(const T* a, const T* b, int64_t n, T* y, ThreadPool& pool) {
+  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(add_any)(kFloatType<T>, a + begin, b + begin, end - begin, y + begin);
+  });
+}
+
+template <class T>
+void scale(const T* x, float factor, int64_t n, T* y, ThreadPool& pool) {
+  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(scale_any)(kFloatType<T>, x + begin, factor, end - begin, y + begin);
+  });
+}
+
+template <class T>
+void fill(float value, int64_t n, T* y, ThreadPool& pool) {
+  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(fill_any)(kFloatType<T>, value, end - begin, y + begin);
+  });
+}
+
 template <class X, class Y>
-void cast_flat(const X* x, int64_t n, Y* y, ThreadPool& pool) {
+void accumulate(const X* x, float factor, int64_t n, Y* sum, ThreadPool& pool) {
+  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(accumulate_any)
+    (kFloatType<X>, kFloatType<Y>, x + begin, factor, end - begin, sum + begin);
+  });
+}
+
+template <class X, class Y>
+void cast(const X* x, int64_t n, Y* y, ThreadPool& pool) {
   pool.for_range(n, kGrain,
                  [&](int64_t begin, int64_t end) { convert(x + begin, end - begin, y + begin); });
 }
 
+Strided joined(const Strided& shape) {
+  Strided out;
+  for (int i = 0; i < shape.dims; ++i) {
+    if (shape.sizes[i] == 1) continue;
+    const int last = out.dims - 1;
+    if (out.dims > 0 && out.strides[last] == shape.strides[i] * shape.sizes[i]) {
+      out.sizes[last] *= shape.sizes[i];
+      out.strides[last] = shape.strides[i];
+    } else {
+      out.sizes[out.dims] = shape.sizes[i];
+      out.strides[out.dims++] = shape.strides[i];
+    }
+  }
+  if (out.dims == 0) {
+    out.dims = 1;
+    out.sizes[0] = out.strides[0] = 1;
+  }
+  return out;
+}
+
 // Whole innermost rows per chunk; the outer indices advance like an odometer.
 template <class X, class Y>
-void cast_strided(const X* x, const Strided& given, Y* y, ThreadPool& pool) {
+void cast(const X* x, const Strided& given, Y* y, ThreadPool& pool) {
   const int64_t total = given.elements();
   if (total == 0) return;
   const Strided shape = joined(given);
@@ -148,85 +227,20 @@ void cast_strided(const X* x, const Strided& given, Y* y, ThreadPool& pool) {
   });
 }
 
-}  // namespace
-
-void add(const float* a, const float* b, int64_t n, float* y, ThreadPool& pool) {
-  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(add_f32)(a + begin, b + begin, end - begin, y + begin);
-  });
-}
-void add(const bfloat16* a, const bfloat16* b, int64_t n, bfloat16* y, ThreadPool& pool) {
-  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(add_bf16)(a + begin, b + begin, end - begin, y + begin);
-  });
-}
-
-void scale(const float* x, float factor, int64_t n, float* y, ThreadPool& pool) {
-  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(scale_f32)(x + begin, factor, end - begin, y + begin);
-  });
-}
-void scale(const bfloat16* x, float factor, int64_t n, bfloat16* y, ThreadPool& pool) {
-  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(scale_bf16)(x + begin, factor, end - begin, y + begin);
-  });
-}
-
-void fill(float value, int64_t n, float* y, ThreadPool& pool) {
-  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(fill_f32)(value, end - begin, y + begin);
-  });
-}
-void fill(float value, int64_t n, bfloat16* y, ThreadPool& pool) {
-  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(fill_bf16)(value, end - begin, y + begin);
-  });
-}
-
-void accumulate(const float* x, int64_t n, float* y, ThreadPool& pool) { add(x, y, n, y, pool); }
-void accumulate(const bfloat16* x, int64_t n, float* y, ThreadPool& pool) {
-  pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(add_mixed)(x + begin, y + begin, end - begin, y + begin);
-  });
-}
-
-void cast(const float* x, int64_t n, float* y, ThreadPool& pool) { cast_flat(x, n, y, pool); }
-void cast(const float* x, int64_t n, bfloat16* y, ThreadPool& pool) { cast_flat(x, n, y, pool); }
-void cast(const bfloat16* x, int64_t n, float* y, ThreadPool& pool) { cast_flat(x, n, y, pool); }
-void cast(const bfloat16* x, int64_t n, bfloat16* y, ThreadPool& pool) { cast_flat(x, n, y, pool); }
-
-Strided joined(const Strided& shape) {
-  Strided out;
-  for (int i = 0; i < shape.dims; ++i) {
-    if (shape.sizes[i] == 1) continue;
-    const int last = out.dims - 1;
-    if (out.dims > 0 && out.strides[last] == shape.strides[i] * shape.sizes[i]) {
-      out.sizes[last] *= shape.sizes[i];
-      out.strides[last] = shape.strides[i];
-    } else {
-      out.sizes[out.dims] = shape.sizes[i];
-      out.strides[out.dims++] = shape.strides[i];
-    }
-  }
-  if (out.dims == 0) {
-    out.dims = 1;
-    out.sizes[0] = out.strides[0] = 1;
-  }
-  return out;
-}
-
-void cast(const float* x, const Strided& shape, float* y, ThreadPool& pool) {
-  cast_strided(x, shape, y, pool);
-}
-void cast(const float* x, const Strided& shape, bfloat16* y, ThreadPool& pool) {
-  cast_strided(x, shape, y, pool);
-}
-void cast(const bfloat16* x, const Strided& shape, float* y, ThreadPool& pool) {
-  cast_strided(x, shape, y, pool);
-}
-void cast(const bfloat16* x, const Strided& shape, bfloat16* y, ThreadPool& pool) {
-  cast_strided(x, shape, y, pool);
-}
+#define DS_ONE_TYPE(T)                                             \
+  template void add(const T*, const T*, int64_t, T*, ThreadPool&); \
+  template void scale(const T*, float, int64_t, T*, ThreadPool&);  \
+  template void fill(float, int64_t, T*, ThreadPool&);             \
+  DS_TWO_TYPES(T, float) DS_TWO_TYPES(T, bfloat16) DS_TWO_TYPES(T, float16)
+#define DS_TWO_TYPES(X, Y)                                             \
+  template void accumulate(const X*, float, int64_t, Y*, ThreadPool&); \
+  template void cast(const X*, int64_t, Y*, ThreadPool&);              \
+  template void cast(const X*, const Strided&, Y*, ThreadPool&);
+DS_ONE_TYPE(float)
+DS_ONE_TYPE(bfloat16)
+DS_ONE_TYPE(float16)
+#undef DS_ONE_TYPE
+#undef DS_TWO_TYPES
 
 }  // namespace ds::kernels
 #endif  // HWY_ONCE

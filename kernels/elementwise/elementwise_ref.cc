@@ -11,8 +11,8 @@ void scale(const double* x, double factor, int64_t n, double* y) {
   for (int64_t i = 0; i < n; ++i) y[i] = factor * x[i];
 }
 
-void accumulate(const double* x, int64_t n, double* y) {
-  for (int64_t i = 0; i < n; ++i) y[i] += x[i];
+void accumulate(const double* x, double factor, int64_t n, double* sum) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += factor * x[i];
 }
 
 int64_t strided_offset(const Strided& shape, int64_t flat) {

@@ -32,6 +32,9 @@ void add_rows_f32(const float* a, const float* b, int64_t n, float* y) { add_row
 void add_rows_bf16(const bfloat16* a, const bfloat16* b, int64_t n, bfloat16* y) {
   add_rows(a, b, n, y);
 }
+void add_rows_f16(const float16* a, const float16* b, int64_t n, float16* y) {
+  add_rows(a, b, n, y);
+}
 
 // `width` columns of every row. Rows of the table lie anywhere, so the one needed a few rounds
 // later is fetched now.
@@ -61,6 +64,10 @@ void scatter_bf16(const int32_t* ids, const bfloat16* dy, int64_t n, int64_t col
                   float* dtable) {
   scatter_columns(ids, dy, n, cols, width, dtable);
 }
+void scatter_f16(const int32_t* ids, const float16* dy, int64_t n, int64_t cols, int64_t width,
+                 float* dtable) {
+  scatter_columns(ids, dy, n, cols, width, dtable);
+}
 
 }  // namespace
 }  // namespace ds::kernels::HWY_NAMESPACE
@@ -72,8 +79,10 @@ namespace {
 
 HWY_EXPORT(add_rows_f32);
 HWY_EXPORT(add_rows_bf16);
+HWY_EXPORT(add_rows_f16);
 HWY_EXPORT(scatter_f32);
 HWY_EXPORT(scatter_bf16);
+HWY_EXPORT(scatter_f16);
 
 template <class T, class AddRows>
 void look_up(const int32_t* ids, const T* table, const int32_t* position_ids, const T* positions,
@@ -121,6 +130,11 @@ void embedding(const int32_t* ids, const bfloat16* table, const int32_t* positio
   look_up(ids, table, position_ids, positions, n, cols, y, pool,
           HWY_DYNAMIC_DISPATCH(add_rows_bf16));
 }
+void embedding(const int32_t* ids, const float16* table, const int32_t* position_ids,
+               const float16* positions, int64_t n, int64_t cols, float16* y, ThreadPool& pool) {
+  look_up(ids, table, position_ids, positions, n, cols, y, pool,
+          HWY_DYNAMIC_DISPATCH(add_rows_f16));
+}
 
 void embedding_backward(const int32_t* ids, const float* dy, int64_t n, int64_t cols, float* dtable,
                         ThreadPool& pool) {
@@ -129,6 +143,10 @@ void embedding_backward(const int32_t* ids, const float* dy, int64_t n, int64_t 
 void embedding_backward(const int32_t* ids, const bfloat16* dy, int64_t n, int64_t cols,
                         float* dtable, ThreadPool& pool) {
   scatter_rows(ids, dy, n, cols, dtable, pool, HWY_DYNAMIC_DISPATCH(scatter_bf16));
+}
+void embedding_backward(const int32_t* ids, const float16* dy, int64_t n, int64_t cols,
+                        float* dtable, ThreadPool& pool) {
+  scatter_rows(ids, dy, n, cols, dtable, pool, HWY_DYNAMIC_DISPATCH(scatter_f16));
 }
 
 }  // namespace ds::kernels

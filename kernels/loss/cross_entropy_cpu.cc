@@ -77,10 +77,17 @@ double row_sum_bfloat16(const bfloat16* x, int64_t n, float* largest) {
   *largest = row_max(x, n);
   return sum_exp(x, n, *largest);
 }
+double row_sum_float16(const float16* x, int64_t n, float* largest) {
+  *largest = row_max(x, n);
+  return sum_exp(x, n, *largest);
+}
 void softmax_float(const float* x, int64_t n, float lse, float scale, float* y) {
   scaled_softmax(x, n, lse, scale, y);
 }
 void softmax_bfloat16(const bfloat16* x, int64_t n, float lse, float scale, bfloat16* y) {
+  scaled_softmax(x, n, lse, scale, y);
+}
+void softmax_float16(const float16* x, int64_t n, float lse, float scale, float16* y) {
   scaled_softmax(x, n, lse, scale, y);
 }
 
@@ -94,8 +101,10 @@ namespace {
 
 HWY_EXPORT(row_sum_float);
 HWY_EXPORT(row_sum_bfloat16);
+HWY_EXPORT(row_sum_float16);
 HWY_EXPORT(softmax_float);
 HWY_EXPORT(softmax_bfloat16);
+HWY_EXPORT(softmax_float16);
 
 double row_sum(const float* x, int64_t n, float* largest) {
   return HWY_DYNAMIC_DISPATCH(row_sum_float)(x, n, largest);
@@ -103,11 +112,17 @@ double row_sum(const float* x, int64_t n, float* largest) {
 double row_sum(const bfloat16* x, int64_t n, float* largest) {
   return HWY_DYNAMIC_DISPATCH(row_sum_bfloat16)(x, n, largest);
 }
+double row_sum(const float16* x, int64_t n, float* largest) {
+  return HWY_DYNAMIC_DISPATCH(row_sum_float16)(x, n, largest);
+}
 void softmax(const float* x, int64_t n, float lse, float scale, float* y) {
   HWY_DYNAMIC_DISPATCH(softmax_float)(x, n, lse, scale, y);
 }
 void softmax(const bfloat16* x, int64_t n, float lse, float scale, bfloat16* y) {
   HWY_DYNAMIC_DISPATCH(softmax_bfloat16)(x, n, lse, scale, y);
+}
+void softmax(const float16* x, int64_t n, float lse, float scale, float16* y) {
+  HWY_DYNAMIC_DISPATCH(softmax_float16)(x, n, lse, scale, y);
 }
 
 int64_t rows_per_chunk(int64_t columns) {
@@ -163,10 +178,14 @@ template void cross_entropy(const float*, const int32_t*, int64_t, int64_t, int6
                             ThreadPool&);
 template void cross_entropy(const bfloat16*, const int32_t*, int64_t, int64_t, int64_t, float*,
                             float*, ThreadPool&);
+template void cross_entropy(const float16*, const int32_t*, int64_t, int64_t, int64_t, float*,
+                            float*, ThreadPool&);
 template void cross_entropy_backward(const float*, const int32_t*, int64_t, int64_t, int64_t,
                                      const float*, float, float*, ThreadPool&);
 template void cross_entropy_backward(const bfloat16*, const int32_t*, int64_t, int64_t, int64_t,
                                      const float*, float, bfloat16*, ThreadPool&);
+template void cross_entropy_backward(const float16*, const int32_t*, int64_t, int64_t, int64_t,
+                                     const float*, float, float16*, ThreadPool&);
 
 }  // namespace ds::kernels
 #endif  // HWY_ONCE

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/bfloat16.h"
+#include "base/float16.h"
 #include "base/thread_pool.h"
 #include "kernels/reduce/reduce.h"
 
@@ -12,6 +13,8 @@ namespace ds::kernels {
 // s = x + residual rounded to T; y = (s - mean) * rstd * gamma + beta.
 template <class T>
 struct LayerNorm {
+  using Type = T;
+  static constexpr bool kCentred = true;
   int64_t rows = 0, cols = 0;
   const T* x = nullptr;
   const T* residual = nullptr;  // may be null
@@ -27,11 +30,14 @@ struct LayerNorm {
 // A row is read from memory once and then twice from cache: mean, variance around it, output.
 void layer_norm(const LayerNorm<float>& call, ThreadPool& pool);
 void layer_norm(const LayerNorm<bfloat16>& call, ThreadPool& pool);
+void layer_norm(const LayerNorm<float16>& call, ThreadPool& pool);
 
 // dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + dsum with g = dy * gamma;
 // dgamma += sum of dy * xhat over rows, dbeta += sum of dy.
 template <class T>
 struct LayerNormBackward {
+  using Type = T;
+  static constexpr bool kCentred = true;
   int64_t rows = 0, cols = 0;
   const T* dy = nullptr;
   const T* dsum = nullptr;  // may be null
@@ -50,6 +56,7 @@ inline int64_t layer_norm_partials(int64_t rows, int64_t cols) {
 }
 void layer_norm_backward(const LayerNormBackward<float>& call, ThreadPool& pool);
 void layer_norm_backward(const LayerNormBackward<bfloat16>& call, ThreadPool& pool);
+void layer_norm_backward(const LayerNormBackward<float16>& call, ThreadPool& pool);
 
 namespace reference {
 // `sum`, `mean` and `rstd` are outputs; `sum` is not rounded.

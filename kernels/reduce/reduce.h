@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/bfloat16.h"
+#include "base/float16.h"
 #include "base/thread_pool.h"
 
 namespace ds::kernels {
@@ -16,14 +17,18 @@ inline int64_t reduce_chunks(int64_t n) { return (n + kReduceGrain - 1) / kReduc
 // Sums in double precision.
 double sum(const float* x, int64_t n, double* partials, ThreadPool& pool);
 double sum(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool);
+double sum(const float16* x, int64_t n, double* partials, ThreadPool& pool);
 double sum_squares(const float* x, int64_t n, double* partials, ThreadPool& pool);
 double sum_squares(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool);
+double sum_squares(const float16* x, int64_t n, double* partials, ThreadPool& pool);
 // NaN if any element is NaN; 0 for no elements.
 double max_abs(const float* x, int64_t n, double* partials, ThreadPool& pool);
 double max_abs(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool);
+double max_abs(const float16* x, int64_t n, double* partials, ThreadPool& pool);
 // Index of the first NaN or infinity, -1 if there is none.
 int64_t first_non_finite(const float* x, int64_t n, int64_t* partials, ThreadPool& pool);
 int64_t first_non_finite(const bfloat16* x, int64_t n, int64_t* partials, ThreadPool& pool);
+int64_t first_non_finite(const float16* x, int64_t n, int64_t* partials, ThreadPool& pool);
 
 // How rows are cut where every chunk makes its own partial sums of all columns.
 inline int64_t row_chunk_size(int64_t rows) {
@@ -40,6 +45,8 @@ inline int64_t row_chunks(int64_t rows) {
 void add_column_sums(const float* x, int64_t rows, int64_t cols, float* y, float* partials,
                      ThreadPool& pool);
 void add_column_sums(const bfloat16* x, int64_t rows, int64_t cols, float* y, float* partials,
+                     ThreadPool& pool);
+void add_column_sums(const float16* x, int64_t rows, int64_t cols, float* y, float* partials,
                      ThreadPool& pool);
 
 // y[cols] += partials[0] + partials[1] + ..., chunk by chunk in order.

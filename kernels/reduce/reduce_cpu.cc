@@ -52,8 +52,10 @@ double sum_chunk(const T* x, int64_t n) {
 
 double sum_f32(const float* x, int64_t n) { return sum_chunk<false>(x, n); }
 double sum_bf16(const bfloat16* x, int64_t n) { return sum_chunk<false>(x, n); }
+double sum_f16(const float16* x, int64_t n) { return sum_chunk<false>(x, n); }
 double squares_f32(const float* x, int64_t n) { return sum_chunk<true>(x, n); }
 double squares_bf16(const bfloat16* x, int64_t n) { return sum_chunk<true>(x, n); }
+double squares_f16(const float16* x, int64_t n) { return sum_chunk<true>(x, n); }
 
 // Bits of |v|: as integers they order like the magnitudes, with NaN above infinity.
 HWY_INLINE hn::Vec<hn::RebindToSigned<DF>> magnitude_bits(DF d, VF v) {
@@ -79,6 +81,7 @@ float max_chunk(const T* x, int64_t n) {
 
 float max_f32(const float* x, int64_t n) { return max_chunk(x, n); }
 float max_bf16(const bfloat16* x, int64_t n) { return max_chunk(x, n); }
+float max_f16(const float16* x, int64_t n) { return max_chunk(x, n); }
 
 template <class T>
 int64_t find_chunk(const T* x, int64_t n) {
@@ -106,6 +109,7 @@ int64_t find_chunk(const T* x, int64_t n) {
 
 int64_t find_f32(const float* x, int64_t n) { return find_chunk(x, n); }
 int64_t find_bf16(const bfloat16* x, int64_t n) { return find_chunk(x, n); }
+int64_t find_f16(const float16* x, int64_t n) { return find_chunk(x, n); }
 
 // partial[cols] = column sums of `rows` rows that lie `stride` elements apart. Eight rows at a
 // time, so that the partial sums are read and written once for eight.
@@ -145,6 +149,9 @@ void columns_f32(const float* x, int64_t rows, int64_t stride, int64_t cols, flo
 void columns_bf16(const bfloat16* x, int64_t rows, int64_t stride, int64_t cols, float* partial) {
   column_sums_block(x, rows, stride, cols, partial);
 }
+void columns_f16(const float16* x, int64_t rows, int64_t stride, int64_t cols, float* partial) {
+  column_sums_block(x, rows, stride, cols, partial);
+}
 
 // y[n] += the sum over chunks of partials[chunk * stride + i].
 void combine(const float* partials, int64_t chunks, int64_t stride, int64_t n, float* y) {
@@ -168,14 +175,19 @@ namespace {
 
 HWY_EXPORT(sum_f32);
 HWY_EXPORT(sum_bf16);
+HWY_EXPORT(sum_f16);
 HWY_EXPORT(squares_f32);
 HWY_EXPORT(squares_bf16);
+HWY_EXPORT(squares_f16);
 HWY_EXPORT(max_f32);
 HWY_EXPORT(max_bf16);
+HWY_EXPORT(max_f16);
 HWY_EXPORT(find_f32);
 HWY_EXPORT(find_bf16);
+HWY_EXPORT(find_f16);
 HWY_EXPORT(columns_f32);
 HWY_EXPORT(columns_bf16);
+HWY_EXPORT(columns_f16);
 HWY_EXPORT(combine);
 
 // Runs chunk(pointer, count) for every chunk of x and keeps the results.
@@ -242,11 +254,17 @@ double sum(const float* x, int64_t n, double* partials, ThreadPool& pool) {
 double sum(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool) {
   return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(sum_bf16));
 }
+double sum(const float16* x, int64_t n, double* partials, ThreadPool& pool) {
+  return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(sum_f16));
+}
 double sum_squares(const float* x, int64_t n, double* partials, ThreadPool& pool) {
   return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(squares_f32));
 }
 double sum_squares(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool) {
   return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(squares_bf16));
+}
+double sum_squares(const float16* x, int64_t n, double* partials, ThreadPool& pool) {
+  return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(squares_f16));
 }
 double max_abs(const float* x, int64_t n, double* partials, ThreadPool& pool) {
   return max_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(max_f32));
@@ -254,11 +272,17 @@ double max_abs(const float* x, int64_t n, double* partials, ThreadPool& pool) {
 double max_abs(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool) {
   return max_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(max_bf16));
 }
+double max_abs(const float16* x, int64_t n, double* partials, ThreadPool& pool) {
+  return max_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(max_f16));
+}
 int64_t first_non_finite(const float* x, int64_t n, int64_t* partials, ThreadPool& pool) {
   return find_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(find_f32));
 }
 int64_t first_non_finite(const bfloat16* x, int64_t n, int64_t* partials, ThreadPool& pool) {
   return find_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(find_bf16));
+}
+int64_t first_non_finite(const float16* x, int64_t n, int64_t* partials, ThreadPool& pool) {
+  return find_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(find_f16));
 }
 
 void add_column_sums(const float* x, int64_t rows, int64_t cols, float* y, float* partials,
@@ -268,6 +292,10 @@ void add_column_sums(const float* x, int64_t rows, int64_t cols, float* y, float
 void add_column_sums(const bfloat16* x, int64_t rows, int64_t cols, float* y, float* partials,
                      ThreadPool& pool) {
   column_sums(x, rows, cols, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_bf16));
+}
+void add_column_sums(const float16* x, int64_t rows, int64_t cols, float* y, float* partials,
+                     ThreadPool& pool) {
+  column_sums(x, rows, cols, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_f16));
 }
 
 void add_partial_sums(const float* partials, int64_t chunks, int64_t cols, float* y,

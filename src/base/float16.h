@@ -12,11 +12,13 @@ struct float16 {
   uint16_t bits = 0;
 };
 
+// A signalling NaN becomes quiet, as in the conversions of the hardware.
 inline float to_float(float16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t magnitude = value.bits & 0x7FFFu;
   if (magnitude >= 0x7C00u) {  // infinity and NaN
-    return std::bit_cast<float>(sign | 0x7F800000u | ((magnitude & 0x3FFu) << 13));
+    const uint32_t quiet = magnitude > 0x7C00u ? 0x00400000u : 0u;
+    return std::bit_cast<float>(sign | 0x7F800000u | quiet | ((magnitude & 0x3FFu) << 13));
   }
   // Scaling by 2^112 moves the exponent bias exactly, subnormals included.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1.0p112f;

@@ -37,8 +37,9 @@ inline void check_elements(const Tensor& tensor, const char* op, const char* nam
 
 inline void check_float_type(const Tensor& tensor, const char* op, const char* name) {
   DS_CHECK(tensor, Code::kInvalidArgument, op, ": ", name, " is missing");
-  DS_CHECK(tensor.dtype() == DType::kFloat32 || tensor.dtype() == DType::kBFloat16,
-           Code::kInvalidArgument, op, ": ", name, " must be float32 or bfloat16, not ",
+  DS_CHECK(tensor.dtype() == DType::kFloat32 || tensor.dtype() == DType::kBFloat16 ||
+               tensor.dtype() == DType::kFloat16,
+           Code::kInvalidArgument, op, ": ", name, " must be float32, bfloat16 or float16, not ",
            dtype_name(tensor.dtype()));
 }
 
@@ -47,10 +48,17 @@ inline void check_dense_float(const Tensor& tensor, const char* op, const char* 
   check_dense(tensor, op, name);
 }
 
-// Calls fn with a value of the element type of `tensor`, which is fp32 or bf16.
+// Calls fn with a value of the element type of `tensor`, which check_float_type has seen.
 template <class Fn>
 auto with_float_type(const Tensor& tensor, const Fn& fn) {
-  return tensor.dtype() == DType::kFloat32 ? fn(float{}) : fn(bfloat16{});
+  switch (tensor.dtype()) {
+    case DType::kBFloat16:
+      return fn(bfloat16{});
+    case DType::kFloat16:
+      return fn(float16{});
+    default:
+      return fn(float{});
+  }
 }
 
 }  // namespace ds::ops

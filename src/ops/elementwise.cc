@@ -59,11 +59,15 @@ void cast(const OpContext& ctx, const Tensor& x, Tensor& y) {
   });
 }
 
-void accumulate(const OpContext& ctx, const Tensor& x, Tensor& y) {
+void accumulate(const OpContext& ctx, const Tensor& x, float scale, Tensor& sum) {
   check_dense_float(x, "accumulate", "x");
-  check_dense(y, "accumulate", "y", DType::kFloat32, x.shape());
-  with_float_type(x, [&](auto type) {
-    kernels::accumulate(x.data<decltype(type)>(), x.elements(), y.data<float>(), *ctx.pool);
+  check_dense_float(sum, "accumulate", "sum");
+  check_dense(sum, "accumulate", "sum", sum.dtype(), x.shape());
+  with_float_type(x, [&](auto x_type) {
+    with_float_type(sum, [&](auto sum_type) {
+      kernels::accumulate(x.data<decltype(x_type)>(), scale, x.elements(),
+                          sum.data<decltype(sum_type)>(), *ctx.pool);
+    });
   });
 }
 

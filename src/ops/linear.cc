@@ -12,6 +12,8 @@ using kernels::MatmulType;
 
 MatmulType matmul_type(const Tensor& tensor, const char* op, const char* name) {
   check_dense_float(tensor, op, name);
+  DS_CHECK(tensor.dtype() != DType::kFloat16, Code::kUnsupported, op, ": ", name,
+           " is float16, which products do not take yet");
   return tensor.dtype() == DType::kFloat32 ? MatmulType::kFloat32 : MatmulType::kBFloat16;
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/bfloat16.h"
 #include "base/error.h"
+#include "base/float16.h"
 #include "device/device.h"
 #include "tensor/dtype.h"
 
@@ -84,6 +85,10 @@ struct DTypeOf<bfloat16> {
   static constexpr DType value = DType::kBFloat16;
 };
 template <>
+struct DTypeOf<float16> {
+  static constexpr DType value = DType::kFloat16;
+};
+template <>
 struct DTypeOf<int8_t> {
   static constexpr DType value = DType::kInt8;
 };
@@ -94,6 +99,10 @@ struct DTypeOf<int32_t> {
 template <>
 struct DTypeOf<int64_t> {
   static constexpr DType value = DType::kInt64;
+};
+template <>
+struct DTypeOf<uint16_t> {
+  static constexpr DType value = DType::kUInt16;
 };
 template <>
 struct DTypeOf<uint8_t> {

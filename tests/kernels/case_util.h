@@ -17,13 +17,41 @@
 #include <vector>
 
 #include "base/bfloat16.h"
+#include "base/float16.h"
 #include "base/text.h"
 #include "kernels/op_case.h"
 
 namespace ds::testing {
 
 // Rounding unit of a type: half the distance from 1 to the next value.
-inline double unit_roundoff(DType dtype) { return dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-24; }
+inline double unit_roundoff(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return 0x1p-8;
+    case DType::kFloat16:
+      return 0x1p-11;
+    default:
+      return 0x1p-24;
+  }
+}
+// What rounding a result of fp32 arithmetic to its type adds.
+inline double storage_roundoff(DType dtype) {
+  return dtype == DType::kFloat32 ? 0 : unit_roundoff(dtype);
+}
+
+inline const char* type_name(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return "bf16";
+    case DType::kFloat16:
+      return "fp16";
+    default:
+      return "fp32";
+  }
+}
+
+// The types of model computation.
+inline constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
 // ---- digest of everything compared since start_digest() on this thread ----
 
@@ -87,6 +115,8 @@ inline double element_as_double(DType dtype, const void* pointer) {
       return *static_cast<const double*>(pointer);
     case DType::kBFloat16:
       return to_float(*static_cast<const bfloat16*>(pointer));
+    case DType::kFloat16:
+      return to_float(*static_cast<const float16*>(pointer));
     case DType::kInt32:
       return *static_cast<const int32_t*>(pointer);
     case DType::kUInt8:
@@ -106,6 +136,9 @@ inline void set_element(DType dtype, void* pointer, double value) {
       return;
     case DType::kBFloat16:
       *static_cast<bfloat16*>(pointer) = to_bfloat16(static_cast<float>(value));
+      return;
+    case DType::kFloat16:
+      *static_cast<float16*>(pointer) = to_float16(static_cast<float>(value));
       return;
     case DType::kInt32:
       *static_cast<int32_t*>(pointer) = static_cast<int32_t>(value);
@@ -195,6 +228,8 @@ inline Tensor bench_tensor(const OpContext& ctx, DType dtype, const Shape& shape
       tensor.data<float>()[i] = value;
     } else if (dtype == DType::kBFloat16) {
       tensor.data<bfloat16>()[i] = to_bfloat16(value);
+    } else if (dtype == DType::kFloat16) {
+      tensor.data<float16>()[i] = to_float16(value);
     } else {
       set_element(dtype, static_cast<std::byte*>(tensor.raw()) + i * dtype_size(dtype), 0);
     }
@@ -205,7 +240,8 @@ inline Tensor bench_tensor(const OpContext& ctx, DType dtype, const Shape& shape
 // ---- comparison ----
 
 // Allowed: absolute + relative * scale, where scale is |expected| unless given per element (for
-// sums, the sum of the terms' magnitudes, against which rounding errors count).
+// sums, the sum of the terms' magnitudes, against which rounding errors count). fp16 results below
+// 2^-14 are spaced 2^-24: half of that is allowed too, unless the result must be exact.
 struct Tolerance {
   double relative = 0;
   double absolute = 0;
@@ -230,6 +266,9 @@ inline void compare(CaseResult& result, const std::string& what, const Tensor& a
     result.merge(kBroken, what + ": wrong number of elements");
     return;
   }
+  const bool exact = tolerance.relative == 0 && tolerance.absolute == 0;
+  const double floor =
+      tolerance.absolute + (!exact && actual.dtype() == DType::kFloat16 ? 0x1p-25 : 0);
   if (!guards_intact(actual)) result.merge(kBroken, what + ": bytes outside were written");
   for_each_element(actual, [&](int64_t flat, const void* at) {
     const size_t i = static_cast<size_t>(flat);
@@ -239,7 +278,7 @@ inline void compare(CaseResult& result, const std::string& what, const Tensor& a
     const double value = element_as_double(actual.dtype(), at);
     const double magnitude = scale.empty() ? std::abs(expected[i]) : scale[i];
     const double ratio =
-        deviation_ratio(value, expected[i], tolerance.absolute + tolerance.relative * magnitude);
+        deviation_ratio(value, expected[i], floor + tolerance.relative * magnitude);
     if (!(ratio <= result.worst)) {
       result.merge(ratio, str_cat(what, "[", flat, "] of ", actual.shape().text(), " is ",
                                   format_number(value), ", expected ", format_number(expected[i])));

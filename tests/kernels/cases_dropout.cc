@@ -10,8 +10,6 @@ namespace {
 
 namespace ref = kernels::reference;
 
-const char* type_name(DType dtype) { return dtype == DType::kFloat32 ? "fp32" : "bf16"; }
-
 RandomStream random_stream(Random& random) {
   return {random(), static_cast<uint32_t>(random()), static_cast<uint32_t>(random())};
 }
@@ -116,7 +114,7 @@ OpCase bench(DType dtype, int64_t rows, bool with_residual) {
 
 std::vector<OpCase> dropout_cases() {
   std::vector<OpCase> rows;
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : kFloatTypes) {
     for (const int64_t n : {0, 1, 5, 64, 1000}) rows.push_back(mask_case(dtype, n, n % 4, 0.25));
     for (const int64_t first : {0, 1, 2, 3, 1023}) {
       rows.push_back(mask_case(dtype, 37, first, 0.5));

@@ -8,8 +8,6 @@ namespace {
 
 namespace ref = kernels::reference;
 
-const char* type_name(DType dtype) { return dtype == DType::kFloat32 ? "fp32" : "bf16"; }
-
 OpCase arithmetic(DType dtype, int64_t n) {
   OpCase row;
   row.name = str_cat("elementwise/", type_name(dtype), "/", n);
@@ -19,7 +17,8 @@ OpCase arithmetic(DType dtype, int64_t n) {
     const Tensor a = random_tensor(random, dtype, {n}), b = random_tensor(random, dtype, {n});
     const std::vector<double> av = doubles(a), bv = doubles(b);
     // One fp32 operation and one rounding to the type.
-    const Tolerance rounding{dtype == DType::kFloat32 ? 0x1p-24 : 0x1p-8 + 0x1p-23, 0};
+    const Tolerance rounding{dtype == DType::kFloat32 ? 0x1p-24 : unit_roundoff(dtype) + 0x1p-23,
+                             0};
     std::vector<double> expected(av.size());
 
     ref::add(av.data(), bv.data(), n, expected.data());
@@ -46,11 +45,26 @@ OpCase arithmetic(DType dtype, int64_t n) {
     ops::fill(ctx, 0.375f, y);
     compare(result, "fill", y, std::vector<double>(av.size(), 0.375), {});
 
-    Tensor total = random_tensor(random, DType::kFloat32, {n});
-    expected = doubles(total);
-    ref::accumulate(av.data(), n, expected.data());
-    ops::accumulate(ctx, a, total);
-    compare(result, "accumulate", total, expected, {0x1p-24, 0});
+    for (const DType sum_type : kFloatTypes) {
+      for (const float by : {1.0f, factor}) {
+        Tensor total = random_tensor(random, sum_type, {n});
+        expected = doubles(total);
+        std::vector<double> scale = expected;
+        ref::accumulate(av.data(), by, n, expected.data());
+        // One or (where the CPU does not fuse) two fp32 roundings of the terms, one of the sum.
+        for (size_t i = 0; i < scale.size(); ++i) {
+          scale[i] = 0x1p-24 * (std::abs(scale[i]) + 2 * std::abs(by * av[i])) +
+                     storage_roundoff(sum_type) * std::abs(expected[i]);
+        }
+        ops::accumulate(ctx, a, by, total);
+        compare(result, str_cat("accumulate into ", type_name(sum_type)), total, expected, {1, 0},
+                scale);
+      }
+    }
+    y = copy_of(a);
+    ops::accumulate(ctx, y, 1.0f, y);
+    for (size_t i = 0; i < av.size(); ++i) expected[i] = 2 * av[i];
+    compare(result, "accumulate into itself", y, expected, {});
     return result;
   };
   return row;
@@ -59,8 +73,10 @@ OpCase arithmetic(DType dtype, int64_t n) {
 // What a cast must give: the very bits of the scalar conversion.
 std::vector<double> converted(const Tensor& x, DType to) {
   std::vector<double> values = doubles(x);
-  if (to == DType::kBFloat16) {
-    for (double& v : values) v = to_float(to_bfloat16(static_cast<float>(v)));
+  for (double& v : values) {
+    const float f = static_cast<float>(v);
+    if (to == DType::kBFloat16) v = to_float(to_bfloat16(f));
+    if (to == DType::kFloat16) v = to_float(to_float16(f));
   }
   return values;
 }
@@ -114,6 +130,52 @@ OpCase conversion(DType from, DType to) {
   return row;
 }
 
+// Every pattern of 16 bits widened, and fp32 numbers around every rounding edge narrowed, NaNs
+// included: the bits of the scalar conversions of base/.
+template <class T>
+void check_every_pattern(CaseResult& result, const OpContext& ctx, DType dtype) {
+  constexpr int64_t kPatterns = 1 << 16;
+  const Tensor x = guarded_tensor(dtype, {kPatterns});
+  for (int64_t i = 0; i < kPatterns; ++i) x.data<T>()[i].bits = static_cast<uint16_t>(i);
+  Tensor wide = guarded_tensor(DType::kFloat32, {kPatterns});
+  ops::cast(ctx, x, wide);
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < kPatterns; ++i) {
+    wrong += std::bit_cast<uint32_t>(wide.data<float>()[i]) !=
+             std::bit_cast<uint32_t>(to_float(x.data<T>()[i]));
+  }
+  compare_value(result, "patterns widened wrongly", static_cast<double>(wrong), 0, {});
+  wrong = 0;
+  Tensor narrow = guarded_tensor(dtype, {kPatterns});
+  // Halfway between neighbours lies at different bits for normal and subnormal results.
+  for (const uint32_t low :
+       {0u, 1u, 0xFFFu, 0x1000u, 0x1001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) {
+    for (int64_t i = 0; i < kPatterns; ++i) {
+      wide.data<float>()[i] = std::bit_cast<float>(static_cast<uint32_t>(i) << 16 | low);
+    }
+    ops::cast(ctx, wide, narrow);
+    for (int64_t i = 0; i < kPatterns; ++i) {
+      wrong += narrow.data<T>()[i].bits != from_float<T>(wide.data<float>()[i]).bits;
+    }
+  }
+  compare_value(result, "patterns narrowed wrongly", static_cast<double>(wrong), 0, {});
+}
+
+OpCase every_pattern(DType dtype) {
+  OpCase row;
+  row.name = str_cat("cast_patterns/", type_name(dtype));
+  row.check = [=](const OpContext& ctx, uint64_t) {
+    CaseResult result;
+    if (dtype == DType::kFloat16) {
+      check_every_pattern<float16>(result, ctx, dtype);
+    } else {
+      check_every_pattern<bfloat16>(result, ctx, dtype);
+    }
+    return result;
+  };
+  return row;
+}
+
 using Body = std::function<void(const OpContext&, const Tensor&, Tensor&)>;
 
 OpCase bench(const std::string& name, DType x_type, DType y_type, int64_t streams,
@@ -135,12 +197,14 @@ OpCase bench(const std::string& name, DType x_type, DType y_type, int64_t stream
 
 std::vector<OpCase> elementwise_cases() {
   std::vector<OpCase> rows;
-  constexpr DType kFp32 = DType::kFloat32, kBf16 = DType::kBFloat16;
-  for (const DType dtype : {kFp32, kBf16}) {
+  constexpr DType kFp32 = DType::kFloat32, kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16;
+  rows.push_back(every_pattern(kBf16));
+  rows.push_back(every_pattern(kFp16));
+  for (const DType dtype : kFloatTypes) {
     for (const int64_t n : {0, 1, 5, 16, 47, 1000, 32768, 100001}) {
       rows.push_back(arithmetic(dtype, n));
     }
-    for (const DType to : {kFp32, kBf16}) rows.push_back(conversion(dtype, to));
+    for (const DType to : kFloatTypes) rows.push_back(conversion(dtype, to));
     const std::string type = type_name(dtype);
     rows.push_back(
         bench("add/" + type, dtype, dtype, 2,
@@ -161,6 +225,8 @@ std::vector<OpCase> elementwise_cases() {
   const Body cast = [](const OpContext& ctx, const Tensor& x, Tensor& y) { ops::cast(ctx, x, y); };
   rows.push_back(bench("cast/fp32-bf16", kFp32, kBf16, 1, cast));
   rows.push_back(bench("cast/bf16-fp32", kBf16, kFp32, 1, cast));
+  rows.push_back(bench("cast/fp32-fp16", kFp32, kFp16, 1, cast));
+  rows.push_back(bench("cast/fp16-fp32", kFp16, kFp32, 1, cast));
   return rows;
 }
 

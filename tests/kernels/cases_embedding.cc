@@ -10,8 +10,6 @@ namespace {
 
 namespace ref = kernels::reference;
 
-const char* type_name(DType dtype) { return dtype == DType::kFloat32 ? "fp32" : "bf16"; }
-
 // The table's gradient and the errors it may have: every id adds one rounding to its row.
 void check_backward(CaseResult& result, const OpContext& ctx, Random& random, DType dtype,
                     const Tensor& ids, int64_t vocabulary, int64_t cols) {
@@ -131,7 +129,7 @@ std::vector<OpCase> bench_cases(DType dtype) {
 
 std::vector<OpCase> embedding_cases() {
   std::vector<OpCase> rows;
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : kFloatTypes) {
     rows.push_back(look_up(dtype, 0, 3, 4));
     rows.push_back(look_up(dtype, 1, 1, 1));
     rows.push_back(look_up(dtype, 7, 5, 3));

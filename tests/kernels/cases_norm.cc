@@ -10,8 +10,6 @@ namespace {
 
 namespace ref = kernels::reference;
 
-const char* type_name(DType dtype) { return dtype == DType::kFloat32 ? "fp32" : "bf16"; }
-
 // Everything a call reads and writes.
 struct Norm {
   Tensor x, residual, gamma, beta, y, sum, mean, rstd;
@@ -245,7 +243,7 @@ std::vector<OpCase> bench_cases(DType dtype, int64_t rows, int64_t cols) {
 
 std::vector<OpCase> norm_cases() {
   std::vector<OpCase> rows;
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : kFloatTypes) {
     for (const auto& [r, c] : std::vector<std::pair<int64_t, int64_t>>{
              {1, 1}, {1, 2}, {5, 3}, {3, 16}, {9, 17}, {33, 129}, {130, 768}, {3, 20001}}) {
       for (const bool residual : {false, true}) rows.push_back(norm_case(dtype, r, c, residual));

@@ -11,8 +11,6 @@ namespace {
 
 namespace ref = kernels::reference;
 
-const char* type_name(DType dtype) { return dtype == DType::kFloat32 ? "fp32" : "bf16"; }
-
 OpCase flat(DType dtype, int64_t n) {
   OpCase row;
   row.name = str_cat("reduce/", type_name(dtype), "/", n);
@@ -106,7 +104,7 @@ OpCase bench(const std::string& name, DType dtype, const Shape& shape,
 std::vector<OpCase> reduce_cases() {
   std::vector<OpCase> rows;
   const int64_t grain = kernels::kReduceGrain;
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : kFloatTypes) {
     for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{16}, int64_t{33},
                             int64_t{1000}, grain, 3 * grain + 5}) {
       rows.push_back(flat(dtype, n));
