@@ -1,8 +1,4 @@
-// Vector code of bias + GELU.
-//
-// The tanh form is computed as v * sigmoid(2 u), u = sqrt(2/pi) (v + 0.044715 v^3): one
-// exponential, and no cancellation for negative v. The erf form keeps an absolute error of a few
-// units of roundoff of |v|.
+// Vector code of bias + GELU; the functions are in functions-inl.h.
 #include "kernels/activation/bias_gelu.h"
 
 #include <algorithm>
@@ -12,61 +8,11 @@
 #define HWY_TARGET_INCLUDE "kernels/activation/bias_gelu_cpu.cc"
 #include <hwy/foreach_target.h>
 //
-#include "kernels/simd-inl.h"
+#include "kernels/activation/functions-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
 namespace {
-namespace hn = hwy::HWY_NAMESPACE;
-using simd::DF;
-using simd::VF;
-
-constexpr float kTwiceSlope = 1.5957691216f;  // 2 sqrt(2/pi)
-constexpr float kCubic = 0.044715f;
-constexpr float kSqrtHalf = 0.70710678119f;
-constexpr float kDensity = 0.39894228040f;  // 1 / sqrt(2 pi)
-
-struct TanhForm {
-  // v2 = v * v.
-  static HWY_INLINE VF twice_u(DF d, VF v, VF v2) {
-    return hn::Mul(v, hn::MulAdd(v2, hn::Set(d, kTwiceSlope * kCubic), hn::Set(d, kTwiceSlope)));
-  }
-  static HWY_INLINE VF value(DF d, VF v) {
-    const VF e = simd::exp(d, hn::Neg(twice_u(d, v, hn::Mul(v, v))));
-    return hn::Div(v, hn::Add(hn::Set(d, 1.0f), e));
-  }
-  static HWY_INLINE VF derivative(DF d, VF v) {
-    const VF one = hn::Set(d, 1.0f), lowest = hn::Set(d, -87.0f);  // its exponential is finite
-    const VF v2 = hn::Mul(v, v);
-    VF u2 = twice_u(d, v, v2);
-    u2 = hn::IfThenElse(hn::Lt(u2, lowest), lowest, u2);
-    const VF e = simd::exp(d, hn::Neg(u2));
-    const VF s = hn::Div(one, hn::Add(one, e));
-    const VF rest = hn::Mul(s, hn::Mul(s, e));  // s (1 - s), without cancellation
-    const VF slope = hn::MulAdd(v2, hn::Set(d, 3 * kTwiceSlope * kCubic), hn::Set(d, kTwiceSlope));
-    return hn::MulAdd(hn::Mul(v, rest), slope, s);
-  }
-};
-
-struct ErfForm {
-  static HWY_INLINE VF cumulative(DF d, VF v) {
-    const VF half = hn::Set(d, 0.5f);
-    return hn::MulAdd(simd::erf(d, hn::Mul(v, hn::Set(d, kSqrtHalf))), half, half);
-  }
-  static HWY_INLINE VF value(DF d, VF v) { return hn::Mul(v, cumulative(d, v)); }
-  static HWY_INLINE VF derivative(DF d, VF v) {
-    const VF density =
-        hn::Mul(hn::Set(d, kDensity), simd::exp(d, hn::Mul(hn::Mul(v, v), hn::Set(d, -0.5f))));
-    return hn::MulAdd(v, density, cumulative(d, v));
-  }
-};
-
-// Beyond 100 both derivatives are 0 or 1 in fp32; limiting v there keeps squares finite.
-HWY_INLINE VF limited(DF d, VF v) {
-  const VF limit = hn::Set(d, 100.0f);
-  return hn::IfThenElse(hn::Gt(hn::Abs(v), limit), hn::CopySign(limit, v), v);
-}
-
 template <class Form, class T>
 HWY_INLINE void forward_row(const T* x, const T* bias, int64_t n, T* y) {
   const DF d;
@@ -85,7 +31,7 @@ HWY_INLINE void backward_row(const T* dy, const T* x, const T* bias, int64_t n, 
   simd::for_vectors(n, [&](int64_t j, auto count) DS_SIMD_BODY {
     VF v = simd::load_n(d, x + j, count);
     if (bias != nullptr) v = hn::Add(v, simd::load_n(d, bias + j, count));
-    const VF g = hn::Mul(simd::load_n(d, dy + j, count), Form::derivative(d, limited(d, v)));
+    const VF g = hn::Mul(simd::load_n(d, dy + j, count), Form::derivative(d, v));
     simd::store_n(g, d, dx + j, count);
     if (sums != nullptr) {
       simd::store_n(hn::Add(simd::load_n(d, sums + j, count), g), d, sums + j, count);
@@ -96,9 +42,9 @@ HWY_INLINE void backward_row(const T* dy, const T* x, const T* bias, int64_t n, 
 template <class T>
 void forward_any(const T* x, const T* bias, GeluForm form, int64_t n, T* y) {
   if (form == GeluForm::kTanh) {
-    forward_row<TanhForm>(x, bias, n, y);
+    forward_row<GeluTanh>(x, bias, n, y);
   } else {
-    forward_row<ErfForm>(x, bias, n, y);
+    forward_row<GeluErf>(x, bias, n, y);
   }
 }
 
@@ -106,9 +52,9 @@ template <class T>
 void backward_any(const T* dy, const T* x, const T* bias, GeluForm form, int64_t n, T* dx,
                   float* sums) {
   if (form == GeluForm::kTanh) {
-    backward_row<TanhForm>(dy, x, bias, n, dx, sums);
+    backward_row<GeluTanh>(dy, x, bias, n, dx, sums);
   } else {
-    backward_row<ErfForm>(dy, x, bias, n, dx, sums);
+    backward_row<GeluErf>(dy, x, bias, n, dx, sums);
   }
 }
 

@@ -1,6 +1,7 @@
-// Checks and launches of bias + GELU.
+// Checks and launches of bias + GELU, activations and gated activations.
 #include "ops/activation.h"
 
+#include "kernels/activation/activation.h"
 #include "kernels/activation/bias_gelu.h"
 #include "ops/checks.h"
 
@@ -9,6 +10,53 @@ namespace {
 
 kernels::GeluForm form_of(Gelu kind) {
   return kind == Gelu::kTanh ? kernels::GeluForm::kTanh : kernels::GeluForm::kErf;
+}
+
+kernels::ActivationKind kind_of(Activation kind, const char* op) {
+  switch (kind) {
+    case Activation::kRelu:
+      return kernels::ActivationKind::kRelu;
+    case Activation::kSilu:
+      return kernels::ActivationKind::kSilu;
+    case Activation::kGeluTanh:
+      return kernels::ActivationKind::kGeluTanh;
+    case Activation::kGeluErf:
+      return kernels::ActivationKind::kGeluErf;
+    case Activation::kTanh:
+      return kernels::ActivationKind::kTanh;
+  }
+  fail(Code::kInvalidArgument, op, ": no activation has number ", static_cast<int>(kind));
+}
+
+// Elements between rows [..., N] of the type and shape of `like`; the rows are dense, and all
+// leading dimensions step like one.
+int64_t row_stride(const Tensor& tensor, const char* op, const char* name, const Tensor& like) {
+  check_float_type(tensor, op, name);
+  DS_CHECK(tensor.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported, op, ": ", name,
+           " is not in CPU memory, and this operator runs there only");
+  DS_CHECK(tensor.dims() >= 1, Code::kInvalidArgument, op, ": ", name,
+           " needs at least one dimension");
+  DS_CHECK(tensor.dtype() == like.dtype() && tensor.shape() == like.shape(), Code::kInvalidArgument,
+           op, ": ", name, " must be ", dtype_name(like.dtype()), " of shape ", like.shape().text(),
+           ", not ", dtype_name(tensor.dtype()), " of shape ", tensor.shape().text());
+  if (tensor.elements() == 0) return 0;
+  const int64_t columns = tensor.size(-1);
+  DS_CHECK(columns == 1 || tensor.stride(-1) == 1, Code::kInvalidArgument, op, ": rows of ", name,
+           " must be dense, their stride is ", tensor.stride(-1));
+  int64_t stride = 0, rows = 1;  // of the dimensions so far, from the last but one
+  for (int i = tensor.dims() - 2; i >= 0; --i) {
+    if (tensor.size(i) == 1) continue;
+    if (rows == 1) stride = tensor.stride(i);
+    DS_CHECK(tensor.stride(i) == stride * rows, Code::kInvalidArgument, op, ": rows of ", name,
+             " of shape ", tensor.shape().text(), " must be one stride apart");
+    rows *= tensor.size(i);
+  }
+  return stride;
+}
+
+template <class T>
+kernels::StridedRows<T> rows_of(const Tensor& tensor, int64_t stride) {
+  return {tensor.data<std::remove_const_t<T>>(), stride};
 }
 
 // Checks x and bias, and returns the number of columns.
@@ -52,6 +100,79 @@ void bias_gelu_backward(const OpContext& ctx, const Tensor& dy, const Tensor& x,
                                 form_of(kind), rows, columns, dx.data<T>(),
                                 db ? db.data<float>() : nullptr,
                                 db ? partials.data<float>() : nullptr, *ctx.pool);
+  });
+}
+
+void activation(const OpContext& ctx, const Tensor& x, Activation kind, Tensor& y) {
+  const char* const op = "activation";
+  check_dense_float(x, op, "x");
+  check_dense(y, op, "y", x.dtype(), x.shape());
+  const kernels::ActivationKind f = kind_of(kind, op);
+  with_float_type(x, [&](auto type) {
+    using T = decltype(type);
+    kernels::activation(x.data<T>(), f, x.elements(), y.data<T>(), *ctx.pool);
+  });
+}
+
+void activation_backward(const OpContext& ctx, const Tensor& dy, const Tensor& x, Activation kind,
+                         Tensor& dx) {
+  const char* const op = "activation_backward";
+  check_dense_float(x, op, "x");
+  check_dense(dy, op, "dy", x.dtype(), x.shape());
+  check_dense(dx, op, "dx", x.dtype(), x.shape());
+  const kernels::ActivationKind f = kind_of(kind, op);
+  with_float_type(x, [&](auto type) {
+    using T = decltype(type);
+    kernels::activation_backward(dy.data<T>(), x.data<T>(), f, x.elements(), dx.data<T>(),
+                                 *ctx.pool);
+  });
+}
+
+void gated_activation(const OpContext& ctx, const Tensor& gate, const Tensor& up, Activation kind,
+                      Tensor& y) {
+  const char* const op = "gated_activation";
+  check_float_type(gate, op, "gate");
+  const int64_t gate_stride = row_stride(gate, op, "gate", gate);
+  const int64_t up_stride = row_stride(up, op, "up", gate);
+  check_dense(y, op, "y", gate.dtype(), gate.shape());
+  const kernels::ActivationKind f = kind_of(kind, op);
+  if (gate.elements() == 0) return;
+  with_float_type(gate, [&](auto type) {
+    using T = decltype(type);
+    kernels::GatedActivation<T> call;
+    call.kind = f;
+    call.cols = gate.size(-1);
+    call.rows = gate.elements() / call.cols;
+    call.gate = rows_of<const T>(gate, gate_stride);
+    call.up = rows_of<const T>(up, up_stride);
+    call.y = rows_of<T>(y, call.cols);
+    kernels::gated_activation(call, *ctx.pool);
+  });
+}
+
+void gated_activation_backward(const OpContext& ctx, const Tensor& dy, const Tensor& gate,
+                               const Tensor& up, Activation kind, Tensor& dgate, Tensor& dup) {
+  const char* const op = "gated_activation_backward";
+  check_float_type(gate, op, "gate");
+  const int64_t gate_stride = row_stride(gate, op, "gate", gate);
+  const int64_t up_stride = row_stride(up, op, "up", gate);
+  const int64_t dy_stride = row_stride(dy, op, "dy", gate);
+  const int64_t dgate_stride = row_stride(dgate, op, "dgate", gate);
+  const int64_t dup_stride = row_stride(dup, op, "dup", gate);
+  const kernels::ActivationKind f = kind_of(kind, op);
+  if (gate.elements() == 0) return;
+  with_float_type(gate, [&](auto type) {
+    using T = decltype(type);
+    kernels::GatedActivationBackward<T> call;
+    call.kind = f;
+    call.cols = gate.size(-1);
+    call.rows = gate.elements() / call.cols;
+    call.dy = rows_of<const T>(dy, dy_stride);
+    call.gate = rows_of<const T>(gate, gate_stride);
+    call.up = rows_of<const T>(up, up_stride);
+    call.dgate = rows_of<T>(dgate, dgate_stride);
+    call.dup = rows_of<T>(dup, dup_stride);
+    kernels::gated_activation_backward(call, *ctx.pool);
   });
 }
 

@@ -1,0 +1,42 @@
+// Rotary position embedding: pairs of channels turn by angles whose cosines and sines are tables.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bfloat16.h"
+#include "base/float16.h"
+#include "base/thread_pool.h"
+
+namespace ds::kernels {
+
+// Heads of a strided tensor [batch, tokens, heads, head size] with dense heads.
+template <class T>
+struct RotaryView {
+  T* data = nullptr;
+  int64_t batch = 0, token = 0, head = 0;  // strides
+};
+
+// (a, b) -> (a c - b s, b c + a s) for every pair of the first `turned` channels, c and s from row
+// positions[b, t] of the tables; `inverse` takes -s. The other channels are copied.
+template <class T>
+struct Rotary {
+  int64_t batch = 0, tokens = 0, heads = 0, head_dim = 0;
+  int64_t turned = 0;        // even, at most head_dim
+  bool interleaved = false;  // pairs (2i, 2i + 1), else (i, i + turned / 2)
+  bool inverse = false;
+  RotaryView<const T> x;
+  RotaryView<T> y;                     // may be x, with the same strides
+  const int32_t* positions = nullptr;  // [batch, tokens], rows of the tables
+  const float* cos = nullptr;          // rows of turned / 2
+  const float* sin = nullptr;
+};
+template <class T>
+void rotary(const Rotary<T>& call, ThreadPool& pool);
+
+namespace reference {
+// One head.
+void rotary(int64_t head_dim, int64_t turned, bool interleaved, bool inverse, const double* x,
+            const double* cos, const double* sin, double* y);
+}  // namespace reference
+
+}  // namespace ds::kernels
