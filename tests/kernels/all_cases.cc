@@ -11,14 +11,23 @@ std::vector<CaseFamily> all_case_families() {
 #ifdef DS_HAVE_ACTIVATION
       {"activation", activation_cases},
 #endif
+#ifdef DS_HAVE_GATED
+      {"gated", gated_cases},
+#endif
 #ifdef DS_HAVE_LOSS
       {"loss", loss_cases},
 #endif
 #ifdef DS_HAVE_NORM
       {"norm", norm_cases},
 #endif
+#ifdef DS_HAVE_RMS_NORM
+      {"rms_norm", rms_norm_cases},
+#endif
 #ifdef DS_HAVE_EMBEDDING
       {"embedding", embedding_cases},
+#endif
+#ifdef DS_HAVE_ROTARY
+      {"rotary", rotary_cases},
 #endif
 #ifdef DS_HAVE_DROPOUT
       {"dropout", dropout_cases},

@@ -14,8 +14,8 @@ struct Setting {
   double deviation;  // of the logits
 
   std::string name(const char* what) const {
-    return str_cat("cross_entropy/", what, dtype == DType::kFloat32 ? "/fp32/" : "/bf16/", rows,
-                   "x", columns, "/valid", valid, "/scale", deviation);
+    return str_cat("cross_entropy/", what, "/", type_name(dtype), "/", rows, "x", columns, "/valid",
+                   valid, "/scale", deviation);
   }
 };
 
@@ -72,7 +72,7 @@ CaseResult check(const OpContext& ctx, uint64_t seed, const Setting& s) {
       // p - 1 has the error of p.
       const double probability = static_cast<int32_t>(j) == label ? scale : p;
       allowed[i * columns + j] = probability * unit * (24 + 4 * std::abs(lse[i]) + 4 * largest) +
-                                 (s.dtype == DType::kBFloat16 ? unit_roundoff(s.dtype) * p : 0);
+                                 storage_roundoff(s.dtype) * p;
     }
   }
   CaseResult result;
@@ -113,7 +113,7 @@ CaseResult gradient(const OpContext& ctx, uint64_t seed, const Setting& s) {
   std::vector<double> x = d.logits64;
   for (double& value : x) value = std::isinf(value) ? 1 : value;
   CaseResult result;
-  const double rounding = s.dtype == DType::kBFloat16 ? unit_roundoff(s.dtype) : 0;
+  const double rounding = storage_roundoff(s.dtype);
   compare_gradient(result, "dlogits", dx, x, objective, {3e-6 + rounding, 1e-8});
   return result;
 }
@@ -145,7 +145,7 @@ OpCase timed(const Setting& s, bool backward) {
 
 std::vector<OpCase> loss_cases() {
   std::vector<OpCase> rows;
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : kFloatTypes) {
     for (const Setting& s :
          {Setting{dtype, 1, 1, 1, 1}, Setting{dtype, 4, 5, 5, 1}, Setting{dtype, 3, 9, 6, 2},
           Setting{dtype, 0, 4, 4, 1}, Setting{dtype, 33, 257, 257, 3},

@@ -220,7 +220,7 @@ TEST(Linear, RefusesWhatDoesNotFit) {
   EXPECT_THAT(message_of([&] {
                 ops::linear(ctx, filled_tensor(DType::kInt32, {2, 3, 4}, 1), w, none, y);
               }),
-              ::testing::HasSubstr("float32 or bfloat16"));
+              ::testing::HasSubstr("float32, bfloat16 or float16"));
 }
 
 }  // namespace

@@ -39,9 +39,12 @@ struct OpCase {
 // One function per family, in cases_<family>.cc.
 std::vector<OpCase> linear_cases();
 std::vector<OpCase> activation_cases();
+std::vector<OpCase> gated_cases();
 std::vector<OpCase> loss_cases();
 std::vector<OpCase> norm_cases();
+std::vector<OpCase> rms_norm_cases();
 std::vector<OpCase> embedding_cases();
+std::vector<OpCase> rotary_cases();
 std::vector<OpCase> dropout_cases();
 std::vector<OpCase> elementwise_cases();
 std::vector<OpCase> reduce_cases();

@@ -1,7 +1,8 @@
 # One object library ds_cases_<family> per cases_<family>.cc that exists, shared by the test
 # programs and the benchmark. DS_CASE_FAMILIES lists them.
 set(DS_CASE_FAMILIES)
-foreach(family linear activation loss norm embedding dropout elementwise reduce optimizer attention)
+foreach(family linear activation gated loss norm rms_norm embedding rotary dropout elementwise reduce
+        optimizer attention)
   if(EXISTS ${CMAKE_SOURCE_DIR}/tests/kernels/cases_${family}.cc)
     list(APPEND DS_CASE_FAMILIES ${family})
     if(NOT TARGET ds_cases_${family})

@@ -46,14 +46,18 @@ TEST_F(Arguments, Elementwise) {
   refused({"add: y must have shape [2, 3], not [3, 2]"}, [&] { ops::add(ctx_, a, a, c); });
   refused({"add: a is missing"}, [&] { ops::add(ctx_, none_, a, a); });
   refused({"add: b is missing"}, [&] { ops::add(ctx_, a, none_, a); });
-  refused({"scale: x must be float32 or bfloat16, not int32"}, [&] { ops::scale(ctx_, i, 1, i); });
+  refused({"scale: x must be float32, bfloat16 or float16, not int32"},
+          [&] { ops::scale(ctx_, i, 1, i); });
   refused({"fill: y is missing"}, [&] { ops::fill(ctx_, 1, none_); });
   Tensor columns = zeros(kF32, {2, 6}).slice(1, 0, 3);
   refused({"scale: x of shape [2, 3] must be contiguous"},
           [&] { ops::scale(ctx_, columns, 1, a); });
   refused({"cast: y of shape [2, 3] must be contiguous"}, [&] { ops::cast(ctx_, a, columns); });
   refused({"cast: y must have shape [2, 3], not [3, 2]"}, [&] { ops::cast(ctx_, a, c); });
-  refused({"accumulate: y must be float32, not bfloat16"}, [&] { ops::accumulate(ctx_, a, b); });
+  refused({"accumulate: sum must be float32, bfloat16 or float16, not int32"},
+          [&] { ops::accumulate(ctx_, a, i); });
+  refused({"accumulate: sum must have shape [2, 3], not [3, 2]"},
+          [&] { ops::accumulate(ctx_, a, 2.0f, c); });
 }
 
 TEST_F(Arguments, MemoryOfOtherDevices) {
@@ -69,7 +73,7 @@ TEST_F(Arguments, MemoryOfOtherDevices) {
 
 TEST_F(Arguments, Reductions) {
   Tensor x = zeros(kF32, {2, 3}), scalar = zeros(kF32, {}), y = zeros(kF32, {2});
-  refused({"sum_squares: x must be float32 or bfloat16"},
+  refused({"sum_squares: x must be float32, bfloat16 or float16"},
           [&] { ops::sum_squares(ctx_, zeros(DType::kInt64, {2})); });
   refused({"max_abs: x is missing"}, [&] { ops::max_abs(ctx_, none_); });
   refused({"add_column_sums: y must have 3 elements, not shape [2]"},
