@@ -1,6 +1,7 @@
 #include "infer/generate.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/philox.h"
 #include "models/inputs.h"
@@ -62,6 +63,22 @@ class Decoder {
   Tensor logits_;
 };
 
+// Checks the shapes of a batch and fills in positions.
+void complete(const OpContext& ctx, const models::Architecture& architecture,
+              models::Batch& batch) {
+  const Tensor& ids = batch.ids;
+  DS_CHECK(ids && ids.dims() == 2 && ids.elements() > 0, Code::kInvalidArgument,
+           "ids must have shape [batch, length], not ", ids ? ids.shape().text() : "no data");
+  DS_CHECK(ids.size(1) <= architecture.info().max_positions, Code::kInvalidArgument,
+           "sequences of ", ids.size(1), " tokens are longer than the model's ",
+           architecture.info().max_positions, " positions");
+  DS_CHECK(!batch.token_types || architecture.info().token_types > 0, Code::kInvalidArgument,
+           "token types are given, but the model knows none");
+  if (!batch.position_ids) {
+    batch.position_ids = models::position_ids(ctx, ids.size(0), ids.size(1), 0);
+  }
+}
+
 }  // namespace
 
 std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
@@ -70,6 +87,8 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
                               const std::function<bool(int32_t)>& on_token) {
   const models::ArchitectureInfo& info = architecture.info();
   check_sampling(options.sampling);
+  DS_CHECK(info.head == models::Head::kCausalLm, Code::kUnsupported,
+           "only causal language models continue a text; this model has another head");
   DS_CHECK(!prompt.empty(), Code::kInvalidArgument, "the prompt is empty; give at least one token");
   DS_CHECK(options.max_tokens >= 0, Code::kInvalidArgument, "max_tokens must be 0 or more, not ",
            options.max_tokens);
@@ -104,19 +123,26 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
 }
 
 Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
+                    const models::Architecture& architecture, models::Batch batch) {
+  complete(ctx, architecture, batch);
+  nn::Tape tape(ctx, store, inference_options());
+  return to_fp32(ctx, architecture.logits(tape, batch, {}).data);
+}
+
+Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
                     const models::Architecture& architecture, const Tensor& ids,
                     const Tensor& key_mask) {
-  DS_CHECK(ids.dims() == 2 && ids.elements() > 0, Code::kInvalidArgument,
-           "ids must have shape [batch, length], not ", ids.shape().text());
-  DS_CHECK(ids.size(1) <= architecture.info().max_positions, Code::kInvalidArgument,
-           "sequences of ", ids.size(1), " tokens are longer than the model's ",
-           architecture.info().max_positions, " positions");
   models::Batch batch;
   batch.ids = ids;
   batch.key_mask = key_mask;
-  batch.position_ids = models::position_ids(ctx, ids.size(0), ids.size(1), 0);
+  return batch_logits(ctx, store, architecture, std::move(batch));
+}
+
+Tensor batch_hidden(const OpContext& ctx, nn::ParameterStore& store,
+                    const models::Architecture& architecture, models::Batch batch) {
+  complete(ctx, architecture, batch);
   nn::Tape tape(ctx, store, inference_options());
-  return to_fp32(ctx, architecture.logits(tape, batch, {}).data);
+  return to_fp32(ctx, architecture.hidden(tape, batch, {}).data);
 }
 
 }  // namespace ds::infer

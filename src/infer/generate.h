@@ -25,9 +25,17 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
                               std::span<const int32_t> prompt, const GenerateOptions& options,
                               const std::function<bool(int32_t)>& on_token);
 
-// Logits fp32 [B, T, V] of a batch without training. `key_mask` may be empty.
+// Logits fp32 of a batch without training, as the model's head gives them: [B, T, V] or
+// [B, classes]. `batch` holds checked ids; missing position_ids count from 0.
+Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
+                    const models::Architecture& architecture, models::Batch batch);
+// The same from ids int32 [B, T] alone; `key_mask` may be empty.
 Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
                     const models::Architecture& architecture, const Tensor& ids,
                     const Tensor& key_mask);
+
+// Hidden states fp32 [B, T, W] after the last norm.
+Tensor batch_hidden(const OpContext& ctx, nn::ParameterStore& store,
+                    const models::Architecture& architecture, models::Batch batch);
 
 }  // namespace ds::infer

@@ -1,8 +1,12 @@
 #include "models/architecture.h"
 
+#include <algorithm>
 #include <array>
 
+#include "models/bert.h"
 #include "models/gpt2.h"
+#include "models/gpt_neox.h"
+#include "models/llama.h"
 
 namespace ds::models {
 namespace {
@@ -12,7 +16,25 @@ struct Family {
   const char* architecture;  // config.json's architectures[0]
   std::unique_ptr<Architecture> (*make)(const Json& config);
 };
-constexpr std::array kFamilies = {Family{"gpt2", "GPT2LMHeadModel", make_gpt2}};
+// The first entry of a model_type is taken when the document names no architecture.
+constexpr std::array kFamilies = {
+    Family{"gpt2", "GPT2LMHeadModel", make_gpt2},
+    Family{"llama", "LlamaForCausalLM", make_llama},
+    Family{"mistral", "MistralForCausalLM", make_mistral},
+    Family{"qwen2", "Qwen2ForCausalLM", make_qwen2},
+    Family{"gpt_neox", "GPTNeoXForCausalLM", make_gpt_neox},
+    Family{"bert", "BertModel", make_bert},
+    Family{"bert", "BertForMaskedLM", make_bert_masked_lm},
+    Family{"bert", "BertForSequenceClassification", make_bert_classifier}};
+
+std::string known_of(bool types) {
+  std::vector<std::string> names;
+  for (const Family& family : kFamilies) {
+    const char* name = types ? family.model_type : family.architecture;
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+  }
+  return join(names, ", ");
+}
 
 }  // namespace
 
@@ -26,20 +48,21 @@ std::unique_ptr<Architecture> build_architecture(const Json& config) {
       it != config.end() && it->is_array() && !it->empty() && it->front().is_string()) {
     architecture = it->front().get<std::string>();
   }
-  std::vector<std::string> known;
+  DS_CHECK(!type.empty() || !architecture.empty(), Code::kConfig,
+           "model config: model_type is missing; this version builds ", known_of(true));
+  bool type_known = type.empty();
   for (const Family& family : kFamilies) {
-    if (type.empty() ? architecture == family.architecture : type == family.model_type) {
+    const bool same_type = type.empty() || type == family.model_type;
+    type_known = type_known || same_type;
+    if (same_type && (architecture.empty() || architecture == family.architecture)) {
       return family.make(config);
     }
-    known.emplace_back(family.model_type);
   }
-  const std::string given = type.empty() ? architecture : type;
-  if (given.empty()) {
-    fail(Code::kConfig, "model config: model_type is missing; this version builds ",
-         join(known, ", "));
-  }
-  fail(Code::kUnsupported, "model config: model_type ", printable(given),
-       " is not available; this version builds ", join(known, ", "));
+  DS_CHECK(type_known, Code::kUnsupported, "model config: model_type ", printable(type),
+           " is not available; this version builds ", known_of(true));
+  fail(Code::kUnsupported, "model config: architecture ", printable(architecture),
+       " is not available", type.empty() ? "" : " for model_type " + printable(type),
+       "; this version builds ", known_of(false));
 }
 
 }  // namespace ds::models

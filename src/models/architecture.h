@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/json.h"
 #include "nn/kv_cache.h"
@@ -44,12 +45,16 @@ struct ArchitectureInfo {
   Head head = Head::kCausalLm;
   int64_t classes = 0;      // of a classification head
   int64_t token_types = 0;  // kinds of token_types the model knows; 0 = none
+
+  // Numbers per row of logits.
+  int64_t outputs() const { return head == Head::kClassification ? classes : vocab_size; }
 };
 
 // How a parameter is stored in a Hugging Face folder.
 struct ExternalName {
   std::string name;
   bool transposed = false;
+  std::vector<std::string> also = {};  // other names under which files hold it
 };
 
 class Architecture {
@@ -69,7 +74,8 @@ class Architecture {
   virtual ExternalName external_name(nn::ParamId id) const = 0;
   // Prefixes that files may add to or leave off every name, such as "transformer.".
   virtual std::string external_prefix() const = 0;
-  // Tensors that files may hold but the model does not need (masks stored as buffers).
+  // Tensors that files may hold but the model does not need (masks stored as buffers, heads that
+  // this one leaves out).
   virtual bool ignorable_external(const std::string& name) const = 0;
 };
 

@@ -13,7 +13,7 @@ struct Gpt2Config {
   int64_t layers = 12;
   int64_t heads = 12;
   int64_t inner = 0;  // 4 * width unless given
-  ops::Gelu gelu = ops::Gelu::kTanh;
+  ops::Activation activation = ops::Activation::kGeluTanh;
   double residual_dropout = 0.1;
   double embedding_dropout = 0.1;
   double attention_dropout = 0.1;

@@ -32,6 +32,14 @@ void fill_normal(float* out, int64_t begin, int64_t end, const RandomStream& str
   }
 }
 
+void fill_uniform(float* out, int64_t begin, int64_t end, const RandomStream& stream,
+                  double bound) {
+  for (int64_t i = begin; i < end; ++i) {
+    const double unit = (stream.bits(static_cast<uint64_t>(i)) + 0.5) * 0x1.0p-32;
+    out[i] = static_cast<float>((2 * unit - 1) * bound);
+  }
+}
+
 }  // namespace
 
 void initialise_parameters(const OpContext& ctx, zero::ParameterState& state, uint64_t seed) {
@@ -48,6 +56,8 @@ void initialise_parameters(const OpContext& ctx, zero::ParameterState& state, ui
           return std::fill(out + begin, out + end, 1.0f);
         case nn::Init::kNormal:
           return fill_normal(out, begin, end, stream, p.init_std);
+        case nn::Init::kUniform:
+          return fill_uniform(out, begin, end, stream, p.init_std);
       }
     });
   }

@@ -1,6 +1,8 @@
 // Layers as functions over the tape: each runs its operator, and records its backward.
 #pragma once
 
+#include <array>
+
 #include "nn/kv_cache.h"
 #include "nn/tape.h"
 #include "ops/activation.h"
@@ -18,29 +20,59 @@ struct NormOutput {
 // `residual` may be empty: then sum is x.
 NormOutput layer_norm(Tape& tape, const Value& x, const Value& residual, ParamId gamma,
                       ParamId beta, float eps);
+NormOutput rms_norm(Tape& tape, const Value& x, const Value& residual, ParamId gamma, float eps);
 
-// y = x w^T + b; `bias` may be kNoParam.
+// y = x w^T + b, and the weight's adapter when it carries one; `bias` may be kNoParam.
 Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias);
 
 Value bias_gelu(Tape& tape, const Value& x, ParamId bias, ops::Gelu kind);
+// f(x).
+Value activation(Tape& tape, const Value& x, ops::Activation kind);
+// f(gate) * up. The memory of gate and up is overwritten by their gradients in backward.
+Value gated_activation(Tape& tape, const Value& gate, const Value& up, ops::Activation kind);
 
 // Identity outside training or for p = 0.
 Value dropout(Tape& tape, const Value& x, double p);
 
-struct SelfAttention {
+Value add(Tape& tape, const Value& a, const Value& b);
+
+// x[:, position, :] of [B, T, W] as [B, W].
+Value select_position(Tape& tape, const Value& x, int64_t position);
+
+// How a packed projection holds queries, keys and values.
+enum class QkvLayout {
+  kThirds,   // [3, H, D]: GPT-2
+  kPerHead,  // [H, 3, D]: GPT-NeoX
+};
+// q, k and v [B, T, H, D] as views of packed [B, T, 3 * H * D]; their gradients are written into
+// the packed one's.
+std::array<Value, 3> split_qkv(Tape& tape, const Value& packed, int64_t heads, QkvLayout layout);
+
+// Cosines and sines, fp32 [P, R / 2]; empty where a model does not turn.
+struct RotaryTable {
+  Tensor cos;
+  Tensor sin;
+};
+// Turns the first R channels of every head by its position's angles, in place: x [B, T, H * D] or
+// [B, T, H, D] is the fresh output of a linear layer, or a part of it. Pairs are halves.
+Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_ids,
+             const RotaryTable& table);
+
+struct Attention {
   int64_t heads = 1;
+  int64_t kv_heads = 1;
   float scale = 1;
   double dropout = 0;
   bool causal = true;
-  Tensor key_mask;  // uint8 [B, T] or empty
+  int64_t window = 0;  // > 0: a query sees the last so many keys only
+  Tensor key_mask;     // uint8 [B, T] or empty
+  Tensor segments;     // int32 [B, T] or empty: tokens see their own segment only
 };
-// qkv [B, T, 3 * H * D], thirds q, k, v. Result [B, T, H * D].
-Value self_attention(Tape& tape, const Value& qkv, const SelfAttention& spec);
-
-// The same for decoding: appends the keys and values of the new tokens to `cache` (the caller
-// advances it once all layers have run) and attends to all tokens in it. Not recorded.
-Value cached_attention(Tape& tape, const Value& qkv, const SelfAttention& spec, KvCache& cache,
-                       int layer);
+// q [B, T, H * D] or [B, T, H, D], k and v likewise with kv_heads. Result [B, T, H * D]. With a
+// `cache` (decoding, not recorded) the new keys and values are appended to its `layer`, which the
+// caller advances once all layers have run, and queries see all of them.
+Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const Attention& spec,
+                KvCache* cache = nullptr, int layer = 0);
 
 // Mean over the counted labels, fp32 []; `counted` receives their number. The logits' memory is
 // overwritten by their gradient in backward.

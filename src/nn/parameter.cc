@@ -25,6 +25,22 @@ ParamId ParameterSet::lookup(const std::string& name) const {
   return found == by_name_.end() ? kNoParam : found->second;
 }
 
+void ParameterSet::adapt(ParamId weight, const Adapter& adapter) {
+  const Shape& w = (*this)[weight].shape;
+  const Shape &a = (*this)[adapter.a].shape, &b = (*this)[adapter.b].shape;
+  DS_CHECK(w.dims() == 2 && a.dims() == 2 && b.dims() == 2 && a[1] == w[1] && b[0] == w[0] &&
+               a[0] == b[1],
+           Code::kInvalidArgument, "an adapter of ", a.text(), " and ", b.text(),
+           " does not fit the weight ", (*this)[weight].name, " of ", w.text());
+  DS_CHECK(adapters_.emplace(weight, adapter).second, Code::kState, "the weight ",
+           (*this)[weight].name, " carries an adapter already");
+}
+
+const Adapter* ParameterSet::adapter(ParamId weight) const {
+  const auto found = adapters_.find(weight);
+  return found == adapters_.end() ? nullptr : &found->second;
+}
+
 ParamId ParameterSet::find(const std::string& name) const {
   const ParamId id = lookup(name);
   if (id != kNoParam) return id;

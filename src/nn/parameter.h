@@ -14,18 +14,29 @@ namespace ds::nn {
 using ParamId = int32_t;
 inline constexpr ParamId kNoParam = -1;
 
-enum class Init { kZeros, kOnes, kNormal };
+enum class Init { kZeros, kOnes, kNormal, kUniform };
 
 struct Parameter {
   std::string name;
   Shape shape;
   Init init = Init::kZeros;
-  double init_std = 0;  // for kNormal
+  double init_std = 0;  // for kNormal; for kUniform the bound of [-bound, bound)
   bool decays = false;  // weight decay applies (matrices, not biases and norms)
   bool trainable = true;
   std::vector<std::string> aliases = {};  // names of other places that use the same tensor
-  std::string group = {};  // of the optimizer's hyperparameters; "" = the default ones
-  int64_t expert = -1;     // index of the expert it belongs to, -1 = none
+  std::string group = {};         // of the optimizer's hyperparameters; "" = the default ones
+  DType dtype = DType::kFloat32;  // in which a caller holds a parameter of its own
+  int64_t expert = -1;            // index of the expert it belongs to, -1 = none
+  bool projection = false;        // weight [out, in] of a linear layer that may carry an adapter
+};
+
+// A low-rank update beside a weight [out, in]: y += scale * dropout(x) a^T b^T (Hu et al.,
+// arXiv:2106.09685). nn::linear applies it; no model family knows of it.
+struct Adapter {
+  ParamId a = kNoParam;  // [rank, in]
+  ParamId b = kNoParam;  // [out, rank]
+  float scale = 1;
+  double dropout = 0;
 };
 
 class ParameterSet {
@@ -39,9 +50,16 @@ class ParameterSet {
   // kNoParam when there is none.
   ParamId lookup(const std::string& name) const;
 
+  // Puts an adapter beside a weight; both of its matrices belong to this set.
+  void adapt(ParamId weight, const Adapter& adapter);
+  // nullptr when the weight has none.
+  const Adapter* adapter(ParamId weight) const;
+  bool adapted() const { return !adapters_.empty(); }
+
  private:
   std::vector<Parameter> parameters_;
   std::unordered_map<std::string, ParamId> by_name_;
+  std::unordered_map<ParamId, Adapter> adapters_;  // by weight
 };
 
 }  // namespace ds::nn

@@ -21,6 +21,9 @@ class ParameterStore {
   virtual void gradient_complete(ParamId id) = 0;
 
   virtual DType compute_type() const = 0;
+
+  // What is stored: names, shapes, adapters.
+  virtual const ParameterSet& parameters() const = 0;
 };
 
 // Holds one parameter resident for a scope.

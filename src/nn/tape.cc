@@ -26,6 +26,10 @@ Tensor GradientSlot::take(bool& exclusive) {
   return std::exchange(gradient_, Tensor());
 }
 
+Tensor GradientSlot::make(Tape& tape, DType dtype, const Shape& shape) const {
+  return place_ ? place_(tape) : tape.new_activation(dtype, shape);
+}
+
 Value Tape::make_value(Tensor data) const {
   return {std::move(data), options_.record ? std::make_shared<GradientSlot>() : nullptr};
 }

@@ -13,6 +13,8 @@
 
 namespace ds::nn {
 
+class Tape;
+
 // Where the gradient of one value gathers during backward.
 class GradientSlot {
  public:
@@ -23,9 +25,17 @@ class GradientSlot {
   // Gives the gradient away; `exclusive` tells whether the taker may overwrite it.
   Tensor take(bool& exclusive);
 
+  // Where an operator that makes this gradient should write it: a part of a larger gradient, so
+  // that values cut from one tensor need no copy. Without a place a new tensor is made.
+  using Place = std::function<Tensor(Tape&)>;
+  void set_place(Place place) { place_ = std::move(place); }
+  const Place& place() const { return place_; }
+  Tensor make(Tape& tape, DType dtype, const Shape& shape) const;
+
  private:
   Tensor gradient_;
   bool exclusive_ = false;
+  Place place_;
 };
 
 // An activation: data, and a slot when a gradient flows through it. Copies share both, and data

@@ -350,8 +350,10 @@ TEST(ModelConfig, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(message({{"vocab_size", 0}}), ::testing::HasSubstr("vocab_size"));
   EXPECT_THAT(message({{"vocab_size", 1e30}}), ::testing::HasSubstr("vocab_size"));
   EXPECT_THAT(message({{"resid_pdrop", 1.0}}), ::testing::HasSubstr("resid_pdrop"));
-  EXPECT_THAT(message({{"activation_function", "relu"}}), ::testing::HasSubstr("relu"));
-  EXPECT_THAT(message({{"model_type", "llama"}}), ::testing::HasSubstr("llama"));
+  EXPECT_THAT(message({{"activation_function", "mish"}}), ::testing::HasSubstr("mish"));
+  EXPECT_THAT(message({{"model_type", "mamba"}}), ::testing::HasSubstr("mamba"));
+  EXPECT_THAT(message({{"architectures", {"GPT2ForTokenClassification"}}}),
+              ::testing::HasSubstr("GPT2ForTokenClassification"));
   EXPECT_THAT(message({{"reorder_and_upcast_attn", true}}),
               ::testing::HasSubstr("reorder_and_upcast_attn"));
   EXPECT_EQ(message({{"summary_type", "cls_index"}}), "accepted");

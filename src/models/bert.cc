@@ -1,0 +1,216 @@
+#include "models/bert.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "models/family.h"
+
+namespace ds::models {
+namespace {
+
+using nn::ParamId;
+using nn::Tape;
+using nn::Value;
+
+struct BertConfig {
+  int64_t vocab_size = 30522;
+  int64_t width = 768;
+  int64_t inner = 3072;
+  int64_t layers = 12;
+  int64_t heads = 12;
+  int64_t positions = 512;
+  int64_t token_types = 2;
+  int64_t classes = 2;
+  ops::Activation activation = ops::Activation::kGeluErf;
+  double norm_epsilon = 1e-12;
+  double initializer_range = 0.02;
+  double hidden_dropout = 0.1;
+  double attention_dropout = 0.1;
+  double classifier_dropout = 0.1;
+  bool tied = true;
+};
+
+BertConfig parse(const Json& config) {
+  const ConfigReader read(config);
+  read.ignore_common();
+  // Of heads that this version does not build, or of programs around the model.
+  read.ignore({"directionality", "pooler_fc_size", "pooler_num_attention_heads",
+               "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"});
+  BertConfig c;
+  c.vocab_size = read.count("vocab_size", c.vocab_size, int64_t{1} << 30);
+  c.width = read.count("hidden_size", c.width, int64_t{1} << 20);
+  c.inner = read.count("intermediate_size", c.inner, int64_t{1} << 22);
+  c.layers = read.count("num_hidden_layers", c.layers, 10000);
+  c.heads = read.count("num_attention_heads", c.heads, int64_t{1} << 16);
+  DS_CHECK(c.width % c.heads == 0, Code::kConfig, read.where(), ": hidden_size ", c.width,
+           " is not a multiple of num_attention_heads ", c.heads);
+  check_heads(read, c.heads, c.heads, c.width / c.heads);
+  c.positions = read.count("max_position_embeddings", c.positions, int64_t{1} << 24);
+  c.token_types = read.count("type_vocab_size", c.token_types, 1 << 16);
+  c.activation = read_activation(read, "hidden_act", "gelu");
+  c.norm_epsilon = read.number("layer_norm_eps", c.norm_epsilon, 0, 1);
+  c.initializer_range = read.number("initializer_range", c.initializer_range, 0, 1e3);
+  c.hidden_dropout = read.number("hidden_dropout_prob", c.hidden_dropout, 0, 1);
+  c.attention_dropout = read.number("attention_probs_dropout_prob", c.attention_dropout, 0, 1);
+  c.classifier_dropout = read.number("classifier_dropout", c.hidden_dropout, 0, 1);
+  c.tied = read.flag("tie_word_embeddings", true);
+  const Json* labels = read.object("id2label");
+  c.classes = labels == nullptr ? 2 : static_cast<int64_t>(labels->size());
+  c.classes = read.count("num_labels", c.classes, 1 << 20);
+  DS_CHECK(c.classes >= 1, Code::kConfig, read.where(), ": id2label is empty");
+  const std::string position = read.text("position_embedding_type", "absolute");
+  DS_CHECK(position == "absolute", Code::kUnsupported, read.where(), ": position_embedding_type ",
+           printable(position), " is not available; absolute is");
+  read.require("is_decoder", false);
+  read.finish();
+  return c;
+}
+
+class Bert : public FamilyBase {
+ public:
+  Bert(const Json& config, Head head, const char* architecture)
+      : FamilyBase(config, "bert", architecture), c_(parse(config)) {
+    config_["tie_word_embeddings"] = c_.tied;
+    const double std = c_.initializer_range;
+    const int64_t w = c_.width;
+    const bool tied = head == Head::kMaskedLm && c_.tied;
+    const std::string decoder = "cls.predictions.decoder.weight";
+    words_ = matrix("embeddings.word_embeddings.weight", c_.vocab_size, w, std,
+                    tied ? std::vector<std::string>{decoder} : std::vector<std::string>());
+    positions_ = matrix("embeddings.position_embeddings.weight", c_.positions, w, std);
+    types_ = matrix("embeddings.token_type_embeddings.weight", c_.token_types, w, std);
+    norm_ = layer_norm("embeddings.LayerNorm", w);
+    for (int64_t i = 0; i < c_.layers; ++i) {
+      const std::string p = "encoder.layer." + std::to_string(i) + ".";
+      Block b;
+      b.q = projection(p + "attention.self.query", w, w, std, true);
+      b.k = projection(p + "attention.self.key", w, w, std, true);
+      b.v = projection(p + "attention.self.value", w, w, std, true);
+      b.out = projection(p + "attention.output.dense", w, w, std, true);
+      b.norm1 = layer_norm(p + "attention.output.LayerNorm", w);
+      b.up = projection(p + "intermediate.dense", c_.inner, w, std, true);
+      b.down = projection(p + "output.dense", w, c_.inner, std, true);
+      b.norm2 = layer_norm(p + "output.LayerNorm", w);
+      blocks_.push_back(b);
+    }
+    if (head != Head::kMaskedLm) pooler_ = projection("pooler.dense", w, w, std, true);
+    if (head == Head::kMaskedLm) {
+      transform_ = projection("cls.predictions.transform.dense", w, w, std, true);
+      transform_norm_ = layer_norm("cls.predictions.transform.LayerNorm", w);
+      head_.weight = tied ? words_ : matrix(decoder, c_.vocab_size, w, std);
+      head_.bias = vector("cls.predictions.bias", c_.vocab_size, nn::Init::kZeros,
+                          {"cls.predictions.decoder.bias"});
+    }
+    if (head == Head::kClassification) {
+      head_.weight = matrix("classifier.weight", c_.classes, w, std);
+      head_.bias = vector("classifier.bias", c_.classes, nn::Init::kZeros);
+      info_.classes = c_.classes;
+    }
+    info_.vocab_size = c_.vocab_size;
+    info_.max_positions = c_.positions;
+    info_.layers = static_cast<int>(c_.layers);
+    info_.kv_heads = c_.heads;
+    info_.head_size = w / c_.heads;
+    info_.head = head;
+    info_.token_types = c_.token_types;
+  }
+
+  Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
+    DS_CHECK(options.cache == nullptr && !options.last_only, Code::kUnsupported,
+             "BERT reads in both directions: it cannot continue a text");
+    Tensor kinds = batch.token_types;
+    if (!kinds) {
+      kinds = tape.ctx().workspace(DType::kInt32, batch.ids.shape());
+      std::fill_n(kinds.data<int32_t>(), kinds.elements(), 0);
+    }
+    const Value words = nn::embedding(tape, batch.ids, words_, batch.position_ids, positions_);
+    const Value types = nn::embedding(tape, kinds, types_, Tensor(), nn::kNoParam);
+    Stream s{normalise(tape, {words, types}, norm_, c_.norm_epsilon).y, {}};
+    s.x = nn::dropout(tape, s.x, c_.hidden_dropout);
+    s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
+                   [this, batch](Tape& t, const Stream& in, int64_t index) {
+                     return Stream{block(t, in.x, index, batch), {}};
+                   });
+    return s.x;
+  }
+
+  Value logits(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
+    DS_CHECK(info_.head != Head::kNone, Code::kUnsupported,
+             "this BERT is an encoder without a head: it has hidden states but no logits");
+    const Value x = hidden(tape, batch, options);
+    if (info_.head == Head::kMaskedLm) {
+      const Value y = apply(tape, x, transform_, c_.activation);
+      return apply(tape, normalise(tape, {y, {}}, transform_norm_, c_.norm_epsilon).y, head_);
+    }
+    const Value first = nn::select_position(tape, x, 0);
+    const Value pooled = apply(tape, first, pooler_, ops::Activation::kTanh);
+    return apply(tape, nn::dropout(tape, pooled, c_.classifier_dropout), head_);
+  }
+
+  ExternalName external_name(ParamId id) const override {
+    const std::string& name = parameters_[id].name;
+    const bool of_head = name.starts_with("cls.") || name.starts_with("classifier.");
+    ExternalName out{of_head || info_.head == Head::kNone ? name : external_prefix() + name};
+    if (name == "cls.predictions.bias" && !c_.tied) {
+      // Untied, the reference reads the decoder's own bias and leaves the other one unused.
+      out = {"cls.predictions.decoder.bias", false, {name}};
+    }
+    // Names that conversions from the first release wrote.
+    if (const size_t at = out.name.find("LayerNorm."); at != std::string::npos) {
+      const std::string stem = out.name.substr(0, at + 10);
+      out.also.push_back(stem + (out.name.ends_with("weight") ? "gamma" : "beta"));
+    }
+    return out;
+  }
+  std::string external_prefix() const override { return "bert."; }
+  bool ignorable_external(const std::string& name) const override {
+    if (name.ends_with("embeddings.position_ids")) return true;
+    // Parts of pretraining that this head leaves out.
+    return info_.head == Head::kMaskedLm && (name.find("pooler.dense.") != std::string::npos ||
+                                             name.starts_with("cls.seq_relationship."));
+  }
+
+ private:
+  struct Block {
+    Projection q, k, v, out, norm1, up, down, norm2;
+  };
+
+  Value block(Tape& tape, const Value& x, int64_t index, const Batch& batch) const {
+    const Block& b = blocks_[static_cast<size_t>(index)];
+    nn::Attention spec;
+    spec.heads = spec.kv_heads = c_.heads;
+    spec.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(info_.head_size)));
+    spec.dropout = c_.attention_dropout;
+    spec.causal = false;
+    spec.key_mask = batch.key_mask;
+    spec.segments = batch.segments;
+    const Value mixed =
+        nn::attention(tape, apply(tape, x, b.q), apply(tape, x, b.k), apply(tape, x, b.v), spec);
+    const Value out = nn::dropout(tape, apply(tape, mixed, b.out), c_.hidden_dropout);
+    const Value y = normalise(tape, {out, x}, b.norm1, c_.norm_epsilon).y;
+    const Value up = apply(tape, y, b.up, c_.activation);
+    const Value down = nn::dropout(tape, apply(tape, up, b.down), c_.hidden_dropout);
+    return normalise(tape, {down, y}, b.norm2, c_.norm_epsilon).y;
+  }
+
+  BertConfig c_;
+  std::vector<Block> blocks_;
+  Projection norm_, pooler_, transform_, transform_norm_, head_;
+  ParamId words_, positions_, types_;
+};
+
+}  // namespace
+
+std::unique_ptr<Architecture> make_bert(const Json& config) {
+  return std::make_unique<Bert>(config, Head::kNone, "BertModel");
+}
+
+std::unique_ptr<Architecture> make_bert_masked_lm(const Json& config) {
+  return std::make_unique<Bert>(config, Head::kMaskedLm, "BertForMaskedLM");
+}
+
+std::unique_ptr<Architecture> make_bert_classifier(const Json& config) {
+  return std::make_unique<Bert>(config, Head::kClassification, "BertForSequenceClassification");
+}
+
+}  // namespace ds::models

@@ -1,0 +1,98 @@
+#include "models/family.h"
+
+#include <algorithm>
+
+namespace ds::models {
+
+using nn::Tape;
+using nn::Value;
+
+Stream run_blocks(Tape& tape, Stream s, int64_t layers, int64_t tokens,
+                  const ForwardOptions& options, const BlockFn& block) {
+  const int64_t segments = tape.recording() ? std::min(options.checkpoint_segments, layers) : 0;
+  if (segments <= 0) {
+    for (int64_t i = 0; i < layers; ++i) s = block(tape, s, i);
+  }
+  for (int64_t segment = 0; segment < segments; ++segment) {
+    const int64_t begin = segment * layers / segments, end = (segment + 1) * layers / segments;
+    const auto body = [block, begin, end](Tape& t, std::span<const Value> in) {
+      Stream inner{in[0], in.size() > 1 ? in[1] : Value()};
+      for (int64_t i = begin; i < end; ++i) inner = block(t, inner, i);
+      std::vector<Value> out{inner.x};
+      if (inner.residual) out.push_back(inner.residual);
+      return out;
+    };
+    std::vector<Value> inputs{s.x};
+    if (s.residual) inputs.push_back(s.residual);
+    const std::vector<Value> outputs = tape.checkpoint(inputs, body);
+    s = {outputs[0], outputs.size() > 1 ? outputs[1] : Value()};
+  }
+  if (options.cache != nullptr) options.cache->advance(tokens);
+  return s;
+}
+
+// Only the generator asks for this, one sequence at a time, so rows need no copy.
+Stream last_position(const Tape& tape, const Stream& s) {
+  DS_CHECK(!tape.recording() && s.x.data.size(0) == 1, Code::kInternal,
+           "logits of the last position alone are for decoding one sequence");
+  const int64_t n = s.x.data.size(1);
+  const auto last = [n](const Value& v) {
+    return v ? Value{v.data.slice(1, n - 1, n), nullptr} : v;
+  };
+  return {last(s.x), last(s.residual)};
+}
+
+FamilyBase::FamilyBase(const Json& config, const char* model_type, const char* architecture)
+    : config_(config) {
+  config_["model_type"] = model_type;
+  config_["architectures"] = Json::array({architecture});
+}
+
+nn::ParamId FamilyBase::matrix(const std::string& name, int64_t rows, int64_t columns, double std,
+                               std::vector<std::string> aliases) {
+  nn::Parameter p{name, {rows, columns}, nn::Init::kNormal, std, true, true, {}};
+  p.aliases = std::move(aliases);
+  return parameters_.add(std::move(p));
+}
+
+nn::ParamId FamilyBase::vector(const std::string& name, int64_t size, nn::Init init,
+                               std::vector<std::string> aliases) {
+  nn::Parameter p{name, {size}, init, 0, false, true, {}};
+  p.aliases = std::move(aliases);
+  return parameters_.add(std::move(p));
+}
+
+FamilyBase::Projection FamilyBase::projection(const std::string& name, int64_t out, int64_t in,
+                                              double std, bool bias) {
+  nn::Parameter p{name + ".weight", {out, in}, nn::Init::kNormal, std, true, true, {}};
+  p.projection = true;
+  Projection made;
+  made.weight = parameters_.add(std::move(p));
+  if (bias) made.bias = vector(name + ".bias", out, nn::Init::kZeros);
+  return made;
+}
+
+FamilyBase::Projection FamilyBase::layer_norm(const std::string& name, int64_t width) {
+  Projection made;
+  made.weight = vector(name + ".weight", width, nn::Init::kOnes);
+  made.bias = vector(name + ".bias", width, nn::Init::kZeros);
+  return made;
+}
+
+Value FamilyBase::apply(Tape& tape, const Value& x, const Projection& p, ops::Activation kind) {
+  if (kind == ops::Activation::kGeluTanh || kind == ops::Activation::kGeluErf) {
+    const Value up = nn::linear(tape, x, p.weight, nn::kNoParam);
+    return nn::bias_gelu(tape, up, p.bias,
+                         kind == ops::Activation::kGeluErf ? ops::Gelu::kErf : ops::Gelu::kTanh);
+  }
+  return nn::activation(tape, apply(tape, x, p), kind);
+}
+
+void check_heads(const ConfigReader& read, int64_t heads, int64_t kv_heads, int64_t head_size) {
+  DS_CHECK(heads % kv_heads == 0, Code::kConfig, read.where(), ": num_key_value_heads ", kv_heads,
+           " does not divide num_attention_heads ", heads);
+  DS_CHECK(head_size <= 256, Code::kUnsupported, read.where(), ": heads of ", head_size,
+           " channels are not available; at most 256 are");
+}
+
+}  // namespace ds::models

@@ -1,0 +1,72 @@
+// What model families share: adding parameters, the residual stream over blocks with activation
+// checkpointing, and the plumbing of the Architecture interface.
+#pragma once
+
+#include <functional>
+
+#include "models/architecture.h"
+#include "models/config_reader.h"
+#include "nn/layers.h"
+
+namespace ds::models {
+
+// The residual stream, kept as two summands so that each norm adds them while it reads them.
+struct Stream {
+  nn::Value x;
+  nn::Value residual;
+};
+
+// Runs blocks 0 to layers - 1, in groups that are recomputed in backward when the options ask for
+// it, then advances the cache.
+using BlockFn = std::function<Stream(nn::Tape&, const Stream&, int64_t index)>;
+Stream run_blocks(nn::Tape& tape, Stream in, int64_t layers, int64_t tokens,
+                  const ForwardOptions& options, const BlockFn& block);
+
+// The last position of one decoded sequence.
+Stream last_position(const nn::Tape& tape, const Stream& s);
+
+class FamilyBase : public Architecture {
+ public:
+  const nn::ParameterSet& parameters() const override { return parameters_; }
+  const ArchitectureInfo& info() const override { return info_; }
+  const Json& config() const override { return config_; }
+  bool ignorable_external(const std::string&) const override { return false; }
+
+ protected:
+  struct Projection {
+    nn::ParamId weight = nn::kNoParam;
+    nn::ParamId bias = nn::kNoParam;
+  };
+
+  FamilyBase(const Json& config, const char* model_type, const char* architecture);
+
+  // Matrices start normal and decay; vectors do neither.
+  nn::ParamId matrix(const std::string& name, int64_t rows, int64_t columns, double std,
+                     std::vector<std::string> aliases = {});
+  nn::ParamId vector(const std::string& name, int64_t size, nn::Init init,
+                     std::vector<std::string> aliases = {});
+  // NAME.weight [out, in] and, with `bias`, NAME.bias [out]; the weight may carry an adapter.
+  Projection projection(const std::string& name, int64_t out, int64_t in, double std, bool bias);
+  // NAME.weight and NAME.bias of a layer norm.
+  Projection layer_norm(const std::string& name, int64_t width);
+
+  static nn::Value apply(nn::Tape& tape, const nn::Value& x, const Projection& p) {
+    return nn::linear(tape, x, p.weight, p.bias);
+  }
+  // f(x w^T + b), the bias fused where the activation has such a kernel.
+  static nn::Value apply(nn::Tape& tape, const nn::Value& x, const Projection& p,
+                         ops::Activation kind);
+  static nn::NormOutput normalise(nn::Tape& tape, const Stream& s, const Projection& p,
+                                  double eps) {
+    return nn::layer_norm(tape, s.x, s.residual, p.weight, p.bias, static_cast<float>(eps));
+  }
+
+  Json config_;
+  ArchitectureInfo info_;
+  nn::ParameterSet parameters_;
+};
+
+// Checks that heads divide the width and that the kernels take heads of this size.
+void check_heads(const ConfigReader& read, int64_t heads, int64_t kv_heads, int64_t head_size);
+
+}  // namespace ds::models

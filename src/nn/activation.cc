@@ -1,0 +1,59 @@
+// Activations between linear layers.
+#include <utility>
+
+#include "nn/layers.h"
+
+namespace ds::nn {
+
+Value bias_gelu(Tape& tape, const Value& x, ParamId bias, ops::Gelu kind) {
+  Value y = tape.make_value(tape.new_activation(x.data.dtype(), x.data.shape()));
+  {
+    const ParameterGuard b(tape.store(), bias);
+    ops::bias_gelu(tape.ctx(), x.data, *b, kind, y.data);
+  }
+  tape.used(bias);
+  tape.record([x, out = y.slot, bias, kind](Tape& t) {
+    if (*out) {
+      bool exclusive = false;
+      const Tensor dy = out->take(exclusive);
+      Tensor dx = exclusive ? dy : t.new_activation(x.data.dtype(), x.data.shape());
+      const ParameterGuard b(t.store(), bias);
+      Tensor db = bias == kNoParam ? Tensor() : t.store().gradient(bias);
+      ops::bias_gelu_backward(t.ctx(), dy, x.data, *b, kind, dx, db);
+      if (x.slot) x.slot->add(t.ctx(), std::move(dx), true);
+    }
+    t.used_backward(bias);
+  });
+  return y;
+}
+
+Value activation(Tape& tape, const Value& x, ops::Activation kind) {
+  Value y = tape.make_value(tape.new_activation(x.data.dtype(), x.data.shape()));
+  ops::activation(tape.ctx(), x.data, kind, y.data);
+  tape.record([x, out = y.slot, kind](Tape& t) {
+    if (!*out || !x.slot) return;
+    bool exclusive = false;
+    const Tensor dy = out->take(exclusive);
+    Tensor dx = exclusive ? dy : t.new_activation(x.data.dtype(), x.data.shape());
+    ops::activation_backward(t.ctx(), dy, x.data, kind, dx);
+    x.slot->add(t.ctx(), std::move(dx), true);
+  });
+  return y;
+}
+
+Value gated_activation(Tape& tape, const Value& gate, const Value& up, ops::Activation kind) {
+  Value y = tape.make_value(tape.new_activation(gate.data.dtype(), gate.data.shape()));
+  ops::gated_activation(tape.ctx(), gate.data, up.data, kind, y.data);
+  tape.record([gate, up, out = y.slot, kind](Tape& t) {
+    if (!*out) return;
+    bool exclusive = false;
+    const Tensor dy = out->take(exclusive);
+    Tensor dgate = gate.data, dup = up.data;  // in place: nothing reads them any more
+    ops::gated_activation_backward(t.ctx(), dy, gate.data, up.data, kind, dgate, dup);
+    if (gate.slot) gate.slot->add(t.ctx(), std::move(dgate), true);
+    if (up.slot) up.slot->add(t.ctx(), std::move(dup), true);
+  });
+  return y;
+}
+
+}  // namespace ds::nn

@@ -1,0 +1,162 @@
+// Attention and what prepares it: views of packed projections, rotary positions, the KV cache.
+#include "ops/attention.h"
+
+#include <cstring>
+#include <utility>
+
+#include "nn/layers.h"
+#include "ops/rotary.h"
+
+namespace ds::nn {
+namespace {
+
+// [B, T, H, D] of a tensor that may still be [B, T, H * D].
+Tensor as_heads(const Tensor& x, int64_t heads) {
+  if (x.dims() == 4) return x;
+  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads});
+}
+
+std::array<Tensor, 3> qkv_views(const Tensor& packed, int64_t heads, QkvLayout layout) {
+  const int64_t batch = packed.size(0), length = packed.size(1);
+  const int64_t size = packed.size(2) / (3 * heads);
+  const bool thirds = layout == QkvLayout::kThirds;
+  const Tensor parts = thirds ? packed.view({batch, length, 3, heads, size})
+                              : packed.view({batch, length, heads, 3, size});
+  const int dim = thirds ? 2 : 3;
+  return {parts.select(dim, 0), parts.select(dim, 1), parts.select(dim, 2)};
+}
+
+// Copies [B, T, H, D] between tensors of any strides with a dense last dimension.
+void copy_heads(const Tensor& from, const Tensor& to) {
+  const int64_t item = dtype_size(from.dtype());
+  const auto bytes = static_cast<size_t>(from.size(3) * item);
+  const auto at = [item](const Tensor& x, int64_t b, int64_t t, int64_t h) {
+    return static_cast<std::byte*>(x.raw()) +
+           (b * x.stride(0) + t * x.stride(1) + h * x.stride(2)) * item;
+  };
+  for (int64_t b = 0; b < from.size(0); ++b) {
+    for (int64_t t = 0; t < from.size(1); ++t) {
+      for (int64_t h = 0; h < from.size(2); ++h) {
+        std::memcpy(at(to, b, t, h), at(from, b, t, h), bytes);
+      }
+    }
+  }
+}
+
+ops::AttentionOptions attention_options(Tape& tape, const Attention& spec) {
+  ops::AttentionOptions options;
+  options.causal = spec.causal;
+  options.window = spec.window;
+  options.segments = spec.segments;
+  options.scale = spec.scale;
+  options.first_batch = tape.first_sample();
+  if (tape.training() && spec.dropout > 0) {
+    options.dropout = spec.dropout;
+    options.stream = tape.next_stream();
+  }
+  return options;
+}
+
+Value cached_attention(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
+                       const Attention& spec, KvCache& cache, int layer) {
+  DS_CHECK(!tape.recording(), Code::kInternal, "decoding is not recorded");
+  const int64_t batch = q.size(0), length = q.size(1), end = cache.length() + length;
+  DS_CHECK(end <= cache.capacity(), Code::kInternal, "the KV cache is full");
+  copy_heads(k, cache.view(layer, 0, cache.length(), end));
+  copy_heads(v, cache.view(layer, 1, cache.length(), end));
+  const ops::AttentionOptions options = attention_options(tape, spec);
+  Value y =
+      tape.make_value(tape.new_activation(q.dtype(), {batch, length, spec.heads * q.size(3)}));
+  Tensor lse = tape.ctx().workspace(DType::kFloat32, {batch, spec.heads, length});
+  Tensor out = y.data.view(q.shape());
+  ops::attention(tape.ctx(), q, cache.view(layer, 0, 0, end), cache.view(layer, 1, 0, end),
+                 spec.key_mask, options, out, lse);
+  return y;
+}
+
+}  // namespace
+
+std::array<Value, 3> split_qkv(Tape& tape, const Value& packed, int64_t heads, QkvLayout layout) {
+  const std::array<Tensor, 3> data = qkv_views(packed.data, heads, layout);
+  std::array<Value, 3> parts{Value{data[0], nullptr}, Value{data[1], nullptr},
+                             Value{data[2], nullptr}};
+  if (!tape.recording() || !packed.slot) return parts;
+  // The packed gradient is made when the first part's is.
+  const auto gradient = std::make_shared<Tensor>();
+  const auto views = [gradient, dtype = packed.data.dtype(), shape = packed.data.shape(), heads,
+                      layout](Tape& t) {
+    if (!*gradient) *gradient = t.new_activation(dtype, shape);
+    return qkv_views(*gradient, heads, layout);
+  };
+  std::array<std::shared_ptr<GradientSlot>, 3> slots;
+  for (size_t i = 0; i < 3; ++i) {
+    slots[i] = std::make_shared<GradientSlot>();
+    slots[i]->set_place([views, i](Tape& t) { return views(t)[i]; });
+    parts[i].slot = slots[i];
+  }
+  tape.record([views, gradient, slots, in = packed.slot](Tape& t) {
+    if (!*slots[0] && !*slots[1] && !*slots[2]) return;
+    const std::array<Tensor, 3> places = views(t);
+    for (size_t i = 0; i < 3; ++i) {
+      DS_CHECK(*slots[i] && slots[i]->gradient().raw() == places[i].raw(), Code::kInternal,
+               "the gradient of a packed projection has missing parts");
+    }
+    in->add(t.ctx(), std::exchange(*gradient, Tensor()), true);
+  });
+  return parts;
+}
+
+Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_ids,
+             const RotaryTable& table) {
+  Value y{x.data, x.slot ? std::make_shared<GradientSlot>() : nullptr};
+  if (y.slot) y.slot->set_place(x.slot->place());
+  Tensor turned = as_heads(y.data, heads);
+  ops::rotary(tape.ctx(), turned, position_ids, table.cos, table.sin, {}, turned);
+  tape.record([in = x.slot, out = y.slot, heads, position_ids, table](Tape& t) {
+    if (!out || !*out || !in) return;
+    bool exclusive = false;
+    const Tensor dy = out->take(exclusive);
+    Tensor dx = exclusive ? dy : in->make(t, dy.dtype(), dy.shape());
+    Tensor back = as_heads(dx, heads);
+    ops::RotaryOptions options;
+    options.inverse = true;
+    ops::rotary(t.ctx(), as_heads(dy, heads), position_ids, table.cos, table.sin, options, back);
+    in->add(t.ctx(), std::move(dx), true);
+  });
+  return y;
+}
+
+Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const Attention& spec,
+                KvCache* cache, int layer) {
+  const Tensor q4 = as_heads(q.data, spec.heads), k4 = as_heads(k.data, spec.kv_heads),
+               v4 = as_heads(v.data, spec.kv_heads);
+  if (cache != nullptr) return cached_attention(tape, q4, k4, v4, spec, *cache, layer);
+  const int64_t batch = q4.size(0), length = q4.size(1);
+  const ops::AttentionOptions options = attention_options(tape, spec);
+  Value y =
+      tape.make_value(tape.new_activation(q4.dtype(), {batch, length, spec.heads * q4.size(3)}));
+  Tensor lse = tape.new_activation(DType::kFloat32, {batch, spec.heads, length});
+  Tensor out = y.data.view(q4.shape());
+  ops::attention(tape.ctx(), q4, k4, v4, spec.key_mask, options, out, lse);
+  tape.record([q, k, v, y_data = y.data, y_slot = y.slot, lse, options, heads = spec.heads,
+               kv_heads = spec.kv_heads, mask = spec.key_mask](Tape& t) {
+    if (!*y_slot || !(q.slot && k.slot && v.slot)) return;
+    bool exclusive = false;
+    const Tensor dy = y_slot->take(exclusive);
+    const auto gradient = [&t](const Value& x) {
+      return x.slot->make(t, x.data.dtype(), x.data.shape());
+    };
+    Tensor dq = gradient(q), dk = gradient(k), dv = gradient(v);
+    Tensor dq4 = as_heads(dq, heads), dk4 = as_heads(dk, kv_heads), dv4 = as_heads(dv, kv_heads);
+    const Tensor query = as_heads(q.data, heads);
+    ops::attention_backward(t.ctx(), dy.view(query.shape()), query, as_heads(k.data, kv_heads),
+                            as_heads(v.data, kv_heads), mask, options, y_data.view(query.shape()),
+                            lse, dq4, dk4, dv4);
+    q.slot->add(t.ctx(), std::move(dq), true);
+    k.slot->add(t.ctx(), std::move(dk), true);
+    v.slot->add(t.ctx(), std::move(dv), true);
+  });
+  return y;
+}
+
+}  // namespace ds::nn

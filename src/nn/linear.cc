@@ -1,0 +1,128 @@
+// Linear layers, and the low-rank adapters beside their weights.
+#include "ops/linear.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "nn/layers.h"
+#include "ops/dropout.h"
+#include "ops/elementwise.h"
+
+namespace ds::nn {
+namespace {
+
+Shape with_last(const Shape& shape, int64_t last) {
+  std::array<int64_t, kMaxDims> sizes{};
+  std::copy(shape.sizes().begin(), shape.sizes().end(), sizes.begin());
+  sizes[static_cast<size_t>(shape.dims() - 1)] = last;
+  return Shape(std::span<const int64_t>(sizes.data(), static_cast<size_t>(shape.dims())));
+}
+
+// What the backward of an adapter needs from its forward.
+struct AdapterPass {
+  Adapter adapter;
+  Tensor low;  // scale * dropout(x) a^T, [..., rank]
+  RandomStream stream;
+  int64_t first = 0;  // element index of the dropout mask
+  bool dropped = false;
+};
+
+Tensor dropped_input(Tape& tape, const AdapterPass& pass, const Tensor& x) {
+  if (!pass.dropped) return x;
+  Tensor out = tape.new_activation(x.dtype(), x.shape());
+  ops::dropout(tape.ctx(), x, Tensor(), pass.adapter.dropout, pass.stream, pass.first, out);
+  return out;
+}
+
+// Adds the adapter's part to y.
+AdapterPass adapter_forward(Tape& tape, const Adapter& adapter, const Tensor& x, Tensor& y) {
+  AdapterPass pass;
+  pass.adapter = adapter;
+  if (tape.training() && adapter.dropout > 0) {
+    pass.dropped = true;
+    pass.stream = tape.next_stream();
+    pass.first = tape.first_sample() * (x.elements() / x.size(0));
+  }
+  const ParameterGuard a(tape.store(), adapter.a), b(tape.store(), adapter.b);
+  pass.low = tape.new_activation(x.dtype(), with_last(x.shape(), (*a).size(0)));
+  ops::linear(tape.ctx(), dropped_input(tape, pass, x), *a, Tensor(), pass.low);
+  ops::scale(tape.ctx(), pass.low, adapter.scale, pass.low);
+  Tensor update = tape.new_activation(y.dtype(), y.shape());
+  ops::linear(tape.ctx(), pass.low, *b, Tensor(), update);
+  ops::add(tape.ctx(), y, update, y);
+  tape.used(adapter.a);
+  tape.used(adapter.b);
+  return pass;
+}
+
+// Adds to the gradients of a and b, and to dx where there is one.
+void adapter_backward(Tape& tape, const AdapterPass& pass, const Tensor& x, const Tensor& dy,
+                      Tensor& dx) {
+  const OpContext& ctx = tape.ctx();
+  const ParameterGuard a(tape.store(), pass.adapter.a), b(tape.store(), pass.adapter.b);
+  if (Tensor db = tape.store().gradient(pass.adapter.b)) {
+    ops::linear_grad_weight(ctx, dy, pass.low, db);
+  }
+  Tensor dlow = tape.new_activation(pass.low.dtype(), pass.low.shape());
+  ops::linear_grad_input(ctx, dy, *b, dlow);
+  ops::scale(ctx, dlow, pass.adapter.scale, dlow);
+  if (Tensor da = tape.store().gradient(pass.adapter.a)) {
+    // The mask is drawn again rather than kept.
+    ops::linear_grad_weight(ctx, dlow, dropped_input(tape, pass, x), da);
+  }
+  if (dx && !pass.dropped) {
+    ops::linear_grad_input(ctx, dlow, *a, dx, true);
+  } else if (dx) {
+    Tensor part = tape.new_activation(x.dtype(), x.shape());
+    ops::linear_grad_input(ctx, dlow, *a, part);
+    ops::dropout_backward(ctx, part, pass.adapter.dropout, pass.stream, pass.first, part);
+    ops::add(ctx, dx, part, dx);
+  }
+}
+
+}  // namespace
+
+Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
+  Value y;
+  {
+    const ParameterGuard w(tape.store(), weight), b(tape.store(), bias);
+    y = tape.make_value(
+        tape.new_activation(x.data.dtype(), with_last(x.data.shape(), (*w).size(0))));
+    ops::linear(tape.ctx(), x.data, *w, *b, y.data);
+  }
+  tape.used(weight);
+  tape.used(bias);
+  std::shared_ptr<AdapterPass> adapted;
+  if (const Adapter* adapter = tape.store().parameters().adapter(weight)) {
+    adapted = std::make_shared<AdapterPass>(adapter_forward(tape, *adapter, x.data, y.data));
+  }
+  tape.record([x, out = y.slot, weight, bias, adapted](Tape& t) {
+    if (*out) {
+      bool exclusive = false;
+      const Tensor dy = out->take(exclusive);
+      Tensor dx;
+      if (x.slot) {
+        const ParameterGuard w(t.store(), weight);
+        dx = t.new_activation(x.data.dtype(), x.data.shape());
+        ops::linear_grad_input(t.ctx(), dy, *w, dx);
+      }
+      if (Tensor dw = t.store().gradient(weight)) {
+        ops::linear_grad_weight(t.ctx(), dy, x.data, dw);
+      }
+      if (bias != kNoParam) {
+        if (Tensor db = t.store().gradient(bias)) ops::linear_grad_bias(t.ctx(), dy, db);
+      }
+      if (adapted) adapter_backward(t, *adapted, x.data, dy, dx);
+      if (x.slot) x.slot->add(t.ctx(), std::move(dx), true);
+    }
+    t.used_backward(weight);
+    t.used_backward(bias);
+    if (adapted) {
+      t.used_backward(adapted->adapter.a);
+      t.used_backward(adapted->adapter.b);
+    }
+  });
+  return y;
+}
+
+}  // namespace ds::nn
