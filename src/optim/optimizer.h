@@ -39,6 +39,12 @@ struct FlatTensors {
   Tensor gradients;   // fp32, bf16 or fp16
 };
 
+// Elements of a tensor, counted from its first one.
+struct OwnedRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -53,7 +59,8 @@ class Optimizer {
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
 
-  // Names of the state tensors that a tensor has, such as "exp_avg".
+  // Names of the state tensors that a tensor has, such as "exp_avg"; none for a tensor of which
+  // this rank owns nothing.
   virtual std::vector<std::string> states(size_t tensor) const = 0;
   // Whole, as fp32 in the tensor's shape, whatever type the state is kept in. Throws kNotFound for
   // a state that the tensor does not have.
@@ -61,6 +68,17 @@ class Optimizer {
                             const std::string& state) const = 0;
   virtual void write_state(const OpContext& ctx, size_t tensor, const std::string& state,
                            const Tensor& value) = 0;
+
+  // What this rank owns of a tensor, and the same for a part of that: the whole-tensor calls above
+  // are for tensors that it owns wholly.
+  virtual OwnedRange owned(size_t tensor) const = 0;
+  virtual void read_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
+                                float* out) const = 0;
+  virtual void write_state_range(size_t tensor, const std::string& state, int64_t begin,
+                                 int64_t end, const float* values) = 0;
+
+  // LAMB: by tensor, of the last update; empty for the others.
+  virtual std::span<const double> trust_ratios() const { return {}; }
 
  protected:
   int64_t steps_ = 0;

@@ -1,0 +1,72 @@
+// The dynamic map of 8-bit optimizer states as tables, and its scalar form; quantize8-inl.h
+// describes it and holds the vector form.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace ds::kernels {
+
+struct DynamicMap {
+  int top = 0;    // the exponent of the last decade
+  int codes = 0;  // the last code
+  // By the code's exponent e: fraction = scale * (code / 2^e) + offset, and a fraction lies in the
+  // part of code floor(fraction * code_scale + code_offset).
+  float scale[8] = {}, offset[8] = {}, code_scale[8] = {}, code_offset[8] = {};
+  // From threshold[e] on, fractions are nearer to decade e than to the one below.
+  float threshold[8] = {};
+  float zero_threshold = 0;  // below it, zero is nearer than code 1
+  float top_threshold = 0;   // from it on, the last code is nearest
+};
+
+constexpr DynamicMap make_dynamic_map(int top) {
+  DynamicMap map;
+  map.top = top;
+  map.codes = (2 << top) - 1;
+  double decade = 1;  // the upper end of decade e
+  for (int e = top; e >= 0; --e, decade /= 10) {
+    const double parts = 1 << e;
+    map.scale[e] = static_cast<float>(0.9 * decade);
+    map.offset[e] = static_cast<float>(decade * (0.45 / parts - 0.8));
+    map.code_scale[e] = static_cast<float>(parts / (0.9 * decade));
+    map.code_offset[e] = static_cast<float>(parts * 8 / 9);
+    // Halfway between the last code of the decade below, whose parts are twice as wide in relation
+    // to it, and the first of this one.
+    map.threshold[e] = static_cast<float>(decade * (0.1 + 0.18 / parts));
+    if (e == 0) map.zero_threshold = static_cast<float>(decade * 0.275);
+  }
+  // Halfway between 1 and the code before the last.
+  map.top_threshold = static_cast<float>(1 - 0.675 / (1 << top));
+  return map;
+}
+
+inline float decode_one(const DynamicMap& map, bool is_signed, uint8_t stored) {
+  const int code = is_signed ? static_cast<int8_t>(stored) : stored;
+  const int magnitude = code < 0 ? -code : code;
+  if (magnitude == 0) return 0;
+  const int e = std::bit_width(static_cast<unsigned>(magnitude)) - 1;
+  float value = 1;
+  if (magnitude < map.codes) {
+    value =
+        map.scale[e] * (static_cast<float>(magnitude) / static_cast<float>(1 << e)) + map.offset[e];
+  }
+  return code < 0 ? -value : value;
+}
+
+inline uint8_t encode_one(const DynamicMap& map, bool is_signed, float value) {
+  const float x = is_signed ? std::fabs(value) : value;
+  if (is_signed ? !(x >= map.zero_threshold) : !(x > 0)) return 0;
+  int code = map.codes;
+  if (x < map.top_threshold) {
+    int e = 0;
+    while (e < map.top && x >= map.threshold[e + 1]) ++e;
+    const float place = x * map.code_scale[e] + map.code_offset[e];
+    const int last = (2 << e) - 1 < map.codes ? (2 << e) - 1 : map.codes - 1;
+    code = static_cast<int>(place);
+    code = code < (1 << e) ? 1 << e : code > last ? last : code;
+  }
+  return static_cast<uint8_t>(is_signed && value < 0 ? -code : code);
+}
+
+}  // namespace ds::kernels

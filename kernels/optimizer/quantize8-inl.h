@@ -1,0 +1,165 @@
+// Block-wise 8-bit numbers with a dynamic map (Dettmers et al., arXiv:2110.02861), for optimizer
+// states: each block of 256 has the largest magnitude as its scale, and a code stands for a
+// fraction of it.
+//
+// Codes c = 1, 2, ... fall into decades: c with highest bit 2^e lies in (10^(e-T-1), 10^(e-T)],
+// which is cut into 2^e equal parts, and stands for the middle of its part. T is 6 for signed
+// numbers (codes to 127 of either sign) and 7 for unsigned ones (codes to 255). The last code is
+// exactly 1, so that the scale is kept and coding what was decoded changes nothing. Code 0 is
+// zero; unsigned numbers above zero never become zero, since a second moment that vanishes while
+// the first one does not would make a huge step.
+//
+// Included once per instruction set, after simd-inl.h, inside kernel files.
+#if defined(DS_KERNELS_QUANTIZE8_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DS_KERNELS_QUANTIZE8_INL_H_
+#undef DS_KERNELS_QUANTIZE8_INL_H_
+#else
+#define DS_KERNELS_QUANTIZE8_INL_H_
+#endif
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/optimizer/dynamic_map.h"
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ds::kernels::HWY_NAMESPACE::quantize8 {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using simd::DF;
+using simd::VF;
+using DI = hn::RebindToSigned<DF>;
+using VI = hn::Vec<DI>;
+
+// Vectors of fewer than 8 lanes cannot hold the tables; they take the scalar code.
+inline constexpr bool kVectors = HWY_MAX_BYTES >= 32;
+
+template <bool kSigned>
+inline constexpr DynamicMap kMap = make_dynamic_map(kSigned ? 6 : 7);
+
+#if HWY_MAX_BYTES >= 32
+
+// Eight entries per table, repeated over longer vectors.
+HWY_INLINE VF table(DF d, const float* entries) {
+  HWY_ALIGN float all[hn::MaxLanes(DF())];
+  for (size_t i = 0; i < hn::MaxLanes(DF()); ++i) all[i] = entries[i % 8];
+  return hn::Load(d, all);
+}
+
+template <bool kSigned>
+struct Decoder {
+  const DF d;
+  const DI di;
+  const VF scale = table(d, kMap<kSigned>.scale), offset = table(d, kMap<kSigned>.offset);
+  const VI top = hn::Set(di, kMap<kSigned>.codes);
+
+  // The fraction that a code from 0 on stands for.
+  HWY_INLINE VF fraction(VI code) const {
+    const auto bits = hn::BitCast(di, hn::ConvertTo(d, code));
+    const VI exponent = hn::Max(hn::Sub(hn::ShiftRight<23>(bits), hn::Set(di, 127)), hn::Zero(di));
+    const VF mantissa =
+        hn::BitCast(d, hn::Or(hn::And(bits, hn::Set(di, 0x007FFFFF)), hn::Set(di, 0x3F800000)));
+    const auto index = hn::IndicesFromVec(d, exponent);
+    VF value = hn::MulAdd(hn::TableLookupLanes(scale, index), mantissa,
+                          hn::TableLookupLanes(offset, index));
+    value = hn::IfThenElse(hn::RebindMask(d, hn::Eq(code, top)), hn::Set(d, 1.0f), value);
+    return hn::IfThenZeroElse(hn::RebindMask(d, hn::Eq(code, hn::Zero(di))), value);
+  }
+};
+
+template <bool kSigned>
+struct Encoder {
+  const DF d;
+  const DI di;
+  const VF scale = table(d, kMap<kSigned>.code_scale);
+  const VF offset = table(d, kMap<kSigned>.code_offset);
+
+  // The code nearest to a fraction from 0 to 1.
+  HWY_INLINE VI code(VF x) const {
+    constexpr const DynamicMap& map = kMap<kSigned>;
+    VI exponent = hn::Zero(di);
+    for (int e = 1; e <= map.top; ++e) {
+      const auto above = hn::RebindMask(di, hn::Ge(x, hn::Set(d, map.threshold[e])));
+      exponent = hn::IfThenElse(above, hn::Set(di, e), exponent);
+    }
+    const auto index = hn::IndicesFromVec(d, exponent);
+    const VF place =
+        hn::MulAdd(x, hn::TableLookupLanes(scale, index), hn::TableLookupLanes(offset, index));
+    const VF low =
+        hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(exponent, hn::Set(di, 127))));  // 2^exponent
+    VF high = hn::Sub(hn::Add(low, low), hn::Set(d, 1.0f));
+    high = hn::Min(high, hn::Set(d, static_cast<float>(map.codes - 1)));
+    VF c = hn::Min(hn::Max(hn::Floor(place), low), high);
+    c = hn::IfThenElse(hn::Ge(x, hn::Set(d, map.top_threshold)),
+                       hn::Set(d, static_cast<float>(map.codes)), c);
+    const auto zero = kSigned ? hn::Lt(x, hn::Set(d, map.zero_threshold)) : hn::Le(x, hn::Zero(d));
+    return hn::ConvertTo(di, hn::IfThenZeroElse(zero, c));
+  }
+};
+
+#endif  // HWY_MAX_BYTES >= 32
+
+// Codes to numbers; `values` has room for whole vectors.
+template <bool kSigned>
+void decode(const uint8_t* codes, int64_t n, float block_scale, float* values) {
+  int64_t i = 0;
+#if HWY_MAX_BYTES >= 32
+  const Decoder<kSigned> decoder{};
+  const DF d;
+  const DI di;
+  const hn::Rebind<std::conditional_t<kSigned, int8_t, uint8_t>, DF> d8;
+  const VF scale = hn::Set(d, block_scale);
+  for (; i + simd::lanes() <= n; i += simd::lanes()) {
+    const VI code = hn::PromoteTo(
+        di, hn::LoadU(d8, reinterpret_cast<const hn::TFromD<decltype(d8)>*>(codes + i)));
+    VF value = hn::Mul(decoder.fraction(hn::Abs(code)), scale);
+    if constexpr (kSigned) {
+      value = hn::IfThenElse(hn::RebindMask(d, hn::Lt(code, hn::Zero(di))), hn::Neg(value), value);
+    }
+    hn::StoreU(value, d, values + i);
+  }
+#endif
+  for (; i < n; ++i) values[i] = decode_one(kMap<kSigned>, kSigned, codes[i]) * block_scale;
+}
+
+// Numbers to codes; returns the block's scale, its largest magnitude.
+template <bool kSigned>
+float encode(const float* values, int64_t n, uint8_t* codes) {
+  const DF d;
+  float largest = 0;
+  int64_t i = 0;
+  VF most = hn::Zero(d);
+  for (; i + simd::lanes() <= n; i += simd::lanes()) {
+    most = hn::Max(most, hn::Abs(hn::LoadU(d, values + i)));
+  }
+  largest = simd::max_of_lanes(d, most);
+  for (; i < n; ++i) largest = std::fmax(largest, std::fabs(values[i]));
+  // Below the smallest normal number the reciprocal may be infinite: such a block is zero.
+  if (!(largest >= 0x1p-126f)) largest = 0;
+  const float inverse = largest > 0 ? 1 / largest : 0;
+  i = 0;
+#if HWY_MAX_BYTES >= 32
+  const Encoder<kSigned> encoder{};
+  const DI di;
+  const hn::Rebind<uint8_t, DF> d8;
+  const hn::RebindToUnsigned<DF> d32;
+  const VF factor = hn::Set(d, inverse);
+  for (; i + simd::lanes() <= n; i += simd::lanes()) {
+    const VF value = hn::LoadU(d, values + i);
+    VI code = encoder.code(hn::Mul(kSigned ? hn::Abs(value) : value, factor));
+    if constexpr (kSigned) {
+      code = hn::IfThenElse(hn::RebindMask(di, hn::Lt(value, hn::Zero(d))),
+                            hn::Sub(hn::Zero(di), code), code);
+    }
+    hn::StoreU(hn::TruncateTo(d8, hn::BitCast(d32, code)), d8, codes + i);
+  }
+#endif
+  for (; i < n; ++i) codes[i] = encode_one(kMap<kSigned>, kSigned, values[i] * inverse);
+  return largest;
+}
+
+}  // namespace ds::kernels::HWY_NAMESPACE::quantize8
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

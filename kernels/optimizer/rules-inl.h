@@ -1,0 +1,165 @@
+// The formulas of the optimizers on lanes. A rule is made from its constants and turns gradient,
+// parameter and state lanes into their next values in place.
+//
+// Included once per instruction set, after simd-inl.h, inside kernel files.
+#if defined(DS_KERNELS_RULES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DS_KERNELS_RULES_INL_H_
+#undef DS_KERNELS_RULES_INL_H_
+#else
+#define DS_KERNELS_RULES_INL_H_
+#endif
+
+#include "kernels/optimizer/update.h"
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ds::kernels::HWY_NAMESPACE::rules {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using simd::DF;
+using simd::VF;
+
+// The constants as lanes; a rule uses some of them and the compiler drops the rest.
+struct Constants {
+  explicit Constants(const UpdateConstants& c)
+      : grad_scale(hn::Set(DF(), c.grad_scale)),
+        beta1(hn::Set(DF(), c.beta1)),
+        beta1_rest(hn::Set(DF(), c.beta1_rest)),
+        beta2(hn::Set(DF(), c.beta2)),
+        beta2_rest(hn::Set(DF(), c.beta2_rest)),
+        root_scale(hn::Set(DF(), c.root_scale)),
+        eps(hn::Set(DF(), c.eps)),
+        step_size(hn::Set(DF(), c.step_size)),
+        coupled(hn::Set(DF(), c.coupled_decay)),
+        decoupled(hn::Set(DF(), c.decoupled_decay)),
+        variant(c.variant) {}
+
+  HWY_INLINE VF gradient(VF grad, VF p) const {
+    return hn::MulAdd(coupled, p, hn::Mul(grad, grad_scale));
+  }
+  // p without the part that decays and without `update`.
+  HWY_INLINE VF step(VF p, VF update) const { return hn::Sub(p, hn::MulAdd(decoupled, p, update)); }
+  HWY_INLINE void moments(VF g, VF& mean, VF& square) const {
+    mean = hn::MulAdd(beta1, mean, hn::Mul(beta1_rest, g));
+    square = hn::MulAdd(beta2, square, hn::Mul(hn::Mul(beta2_rest, g), g));
+  }
+
+  VF grad_scale, beta1, beta1_rest, beta2, beta2_rest, root_scale, eps, step_size, coupled,
+      decoupled;
+  bool variant;
+};
+
+// m = beta1 m + beta1_rest g; v = beta2 v + beta2_rest g^2;
+// p -= step_size m / (sqrt(v) root_scale + eps) + decoupled_decay p
+struct Adam {
+  static constexpr int kStates = 2;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  explicit Adam(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF, VF grad, VF& p, VF& m, VF& v) const {
+    c.moments(c.gradient(grad, p), m, v);
+    const VF root = hn::MulAdd(hn::Sqrt(v), c.root_scale, c.eps);
+    p = c.step(p, hn::Div(hn::Mul(c.step_size, m), root));
+  }
+  Constants c;
+};
+
+// h = g + coupled_decay p; sum += h^2; p -= step_size g / (sqrt(sum) + eps): as DeepSpeed has it,
+// decay enters the sum only.
+struct Adagrad {
+  static constexpr int kStates = 1;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  explicit Adagrad(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF, VF grad, VF& p, VF& sum, VF&) const {
+    const VF g = hn::Mul(grad, c.grad_scale);
+    const VF h = hn::MulAdd(c.coupled, p, g);
+    sum = hn::MulAdd(h, h, sum);
+    p = hn::Sub(p, hn::Div(hn::Mul(c.step_size, g), hn::Add(hn::Sqrt(sum), c.eps)));
+  }
+  Constants c;
+};
+
+// u = beta1 m + beta1_rest g; p -= step_size sign(u) + decoupled_decay p; m = beta2 m +
+// beta2_rest g. The sign of zero is zero.
+struct Lion {
+  static constexpr int kStates = 1;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  explicit Lion(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& m, VF&) const {
+    const VF g = hn::Mul(grad, c.grad_scale);
+    const VF u = hn::MulAdd(c.beta1, m, hn::Mul(c.beta1_rest, g));
+    m = hn::MulAdd(c.beta2, m, hn::Mul(c.beta2_rest, g));
+    const VF step = hn::IfThenZeroElse(hn::Eq(u, hn::Zero(d)), hn::CopySign(c.step_size, u));
+    p = c.step(p, step);
+  }
+  Constants c;
+};
+
+// p -= step_size (g + coupled_decay p) + decoupled_decay p
+struct Sgd {
+  static constexpr int kStates = 0;
+  static constexpr bool kWritesMaster = true, kWritesStates = false;
+  explicit Sgd(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF, VF grad, VF& p, VF&, VF&) const {
+    p = c.step(p, hn::Mul(c.step_size, c.gradient(grad, p)));
+  }
+  Constants c;
+};
+
+// b = beta1 b + beta1_rest g; p -= step_size (Nesterov: g + beta1 b, else b)
+struct Momentum {
+  static constexpr int kStates = 1;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  explicit Momentum(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF, VF grad, VF& p, VF& b, VF&) const {
+    const VF g = c.gradient(grad, p);
+    b = hn::MulAdd(c.beta1, b, hn::Mul(c.beta1_rest, g));
+    p = c.step(p, hn::Mul(c.step_size, c.variant ? hn::MulAdd(c.beta1, b, g) : b));
+  }
+  Constants c;
+};
+
+// The moments of Adam alone.
+struct LambMoments {
+  static constexpr int kStates = 2;
+  static constexpr bool kWritesMaster = false, kWritesStates = true;
+  explicit LambMoments(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF, VF grad, VF&, VF& m, VF& v) const {
+    c.moments(hn::Mul(grad, c.grad_scale), m, v);
+  }
+  Constants c;
+};
+
+// u = m / (sqrt(v) + eps) + coupled_decay p, or m / sqrt(v + eps)
+HWY_INLINE VF lamb_direction(const Constants& c, VF p, VF m, VF v) {
+  const VF root = c.variant ? hn::Sqrt(hn::Add(v, c.eps)) : hn::Add(hn::Sqrt(v), c.eps);
+  return hn::MulAdd(c.coupled, p, hn::Div(m, root));
+}
+
+// p -= step_size u, with the trust ratio in step_size
+struct LambApply {
+  static constexpr int kStates = 2;
+  static constexpr bool kWritesMaster = true, kWritesStates = false;
+  explicit LambApply(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF, VF, VF& p, VF& m, VF& v) const {
+    p = hn::NegMulAdd(c.step_size, lamb_direction(c, p, m, v), p);
+  }
+  Constants c;
+};
+
+// m = beta1 m + beta1_rest g; p becomes the direction beta1 m + beta1_rest g
+struct MuonMomentum {
+  static constexpr int kStates = 1;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  explicit MuonMomentum(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF, VF grad, VF& p, VF& m, VF&) const {
+    const VF g = hn::Mul(c.beta1_rest, hn::Mul(grad, c.grad_scale));
+    m = hn::MulAdd(c.beta1, m, g);
+    p = hn::MulAdd(c.beta1, m, g);
+  }
+  Constants c;
+};
+
+}  // namespace ds::kernels::HWY_NAMESPACE::rules
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,114 @@
+// Optimizer updates over flat arrays: one pass that widens the gradient, reads master and state,
+// applies a rule and writes everything back, in blocks that stay in the first-level cache.
+//
+// The arrays of a call are one run: n consecutive elements of the flat space. Pieces cut it into
+// parts with their own constants; elements between pieces are left alone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/bfloat16.h"
+#include "base/float16.h"
+#include "base/thread_pool.h"
+
+namespace ds::kernels {
+
+enum class UpdateRule {
+  kAdam,          // states: exp_avg, exp_avg_sq
+  kAdagrad,       // state: sum
+  kLion,          // state: exp_avg
+  kSgd,           // no state
+  kMomentum,      // SGD with momentum; state: momentum_buffer
+  kLambMoments,   // states as kAdam; leaves p alone and adds up `norms`
+  kLambApply,     // after kLambMoments, with the trust ratio in the constants
+  kMuonMomentum,  // state: momentum_buffer; writes the direction over p
+};
+int update_states(UpdateRule rule);  // state arrays of a rule
+
+// What the loops multiply by, worked out in double and rounded once. A rule uses the members that
+// its formula names.
+struct UpdateConstants {
+  float grad_scale = 1;  // g = grad * grad_scale + coupled_decay * p
+  float beta1 = 0, beta1_rest = 0;
+  float beta2 = 0, beta2_rest = 0;
+  float root_scale = 1;
+  float eps = 0;
+  float step_size = 0;
+  float coupled_decay = 0;
+  float decoupled_decay = 0;  // p loses this part of itself, apart from the update
+  bool variant = false;       // kMomentum: Nesterov; LAMB: eps inside the square root
+};
+
+// [begin, end) of the run with constants[hyper]. Sorted, without overlap, each within one chunk.
+struct UpdatePiece {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t hyper = 0;
+};
+
+// Chunks are what threads share; blocks are what 8-bit states share a scale over.
+inline constexpr int64_t kUpdateChunk = int64_t{1} << 15;
+inline constexpr int64_t kStateBlock = 256;
+
+enum class StateKind { kNone, kFp32, kBf16, kInt8, kUInt8 };
+
+struct StateArray {
+  StateKind kind = StateKind::kNone;
+  void* data = nullptr;
+  float* scales = nullptr;  // 8-bit: one per kStateBlock elements
+};
+
+enum class NumberKind { kNone, kFp32, kBf16, kFp16 };
+
+struct UpdateArrays {
+  int64_t n = 0;
+  float* master = nullptr;  // or null: split into `weight` and `low` (see split_master.h)
+  bfloat16* weight = nullptr;
+  uint16_t* low = nullptr;
+  NumberKind model_kind = NumberKind::kNone;  // kBf16 or kFp16: a rounded copy of the master
+  void* model = nullptr;
+  NumberKind grad_kind = NumberKind::kFp32;
+  const void* grad = nullptr;
+  StateArray state[2];
+  double* norms = nullptr;  // LAMB: per piece, the sums of p * p and of the update's squares
+};
+
+// `first` holds, for every chunk of the run and one beyond, the index of its first piece.
+void optimizer_update(UpdateRule rule, std::span<const UpdateConstants> constants,
+                      std::span<const UpdatePiece> pieces, std::span<const int64_t> first,
+                      const UpdateArrays& arrays, ThreadPool& pool);
+
+// Elements [begin, begin + n) of a state as fp32, and back. 8-bit blocks that are written in part
+// keep the values of their other elements up to requantisation; `elements` is the array's length.
+void read_state(const StateArray& state, int64_t elements, int64_t begin, int64_t n, float* out);
+void write_state(const StateArray& state, int64_t elements, int64_t begin, int64_t n,
+                 const float* values);
+
+// ---- references (update_ref.cc): scalar double precision, formulas as published ----
+namespace reference {
+
+struct UpdateHyper {
+  double lr = 1e-3;
+  double beta1 = 0.9;  // momentum of SGD and Muon too
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  double dampening = 0;
+  bool nesterov = false;
+  bool bias_correction = true;
+  bool eps_inside_sqrt = false;
+  double min_coeff = 0.01;
+  double max_coeff = 10;
+  int64_t step = 1;
+  double grad_scale = 1;
+};
+void adagrad(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* sum);
+void lion(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* m);
+void sgd(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* buffer);
+// One tensor; returns the trust ratio.
+double lamb(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* m,
+            double* v);
+
+}  // namespace reference
+}  // namespace ds::kernels

@@ -1,0 +1,492 @@
+// Optimizer updates with Highway. Where the types allow it, one loop reads and writes memory
+// directly; else the stages (widen, join, decode; rule; split, narrow, encode) work on blocks of
+// 1024 elements in the first-level cache.
+#include "kernels/optimizer/update.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/optimizer/update_cpu.cc"
+#include <hwy/foreach_target.h>
+
+#include "kernels/optimizer/quantize8-inl.h"
+#include "kernels/optimizer/rules-inl.h"
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ds::kernels::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using simd::DF;
+using simd::VF;
+
+constexpr int64_t kBlock = 1024;
+static_assert(kBlock % kStateBlock == 0 && kUpdateChunk % kBlock == 0);
+
+// What one call passes to its chunks.
+struct Call {
+  const UpdateConstants* constants;
+  const UpdatePiece* pieces;
+  const int64_t* first;
+  const UpdateArrays* arrays;
+};
+
+// ---- masters in memory: fp32, fp32 with a bf16 copy, split ----
+
+struct PlainMaster {
+  float* p;
+  template <class Count>
+  HWY_INLINE VF get(DF d, int64_t i, Count count) const {
+    return simd::load_n(d, p + i, count);
+  }
+  template <class Count>
+  HWY_INLINE void set(DF d, int64_t i, Count count, VF v) const {
+    simd::store_n(v, d, p + i, count);
+  }
+};
+
+struct CopiedMaster {
+  float* p;
+  bfloat16* model;
+  template <class Count>
+  HWY_INLINE VF get(DF d, int64_t i, Count count) const {
+    return simd::load_n(d, p + i, count);
+  }
+  template <class Count>
+  HWY_INLINE void set(DF d, int64_t i, Count count, VF v) const {
+    simd::store_n(v, d, p + i, count);
+    simd::store_n(v, d, model + i, count);
+  }
+};
+
+using D32 = hn::RebindToUnsigned<DF>;
+using D16 = hn::Rebind<uint16_t, DF>;
+
+struct SplitMaster {
+  bfloat16* weight = nullptr;
+  uint16_t* low = nullptr;
+
+  HWY_INLINE VF get(DF d, int64_t i, simd::AllLanes) const {
+    const hn::RebindToSigned<DF> di;
+    const hn::Rebind<int16_t, DF> d16;
+    const auto rest = hn::PromoteTo(di, hn::LoadU(d16, reinterpret_cast<const int16_t*>(low + i)));
+    const auto high = hn::BitCast(di, simd::load(d, weight + i));
+    return hn::BitCast(d, hn::Add(high, rest));
+  }
+  HWY_INLINE void set(DF, int64_t i, simd::AllLanes, VF v) const {
+    const D32 d32;
+    const D16 d16;
+    const auto bits = hn::BitCast(d32, v);
+    const auto high = hn::ShiftRight<16>(hn::Add(bits, hn::Set(d32, 0x8000u)));
+    hn::StoreU(hn::TruncateTo(d16, high), d16, reinterpret_cast<uint16_t*>(weight + i));
+    hn::StoreU(hn::TruncateTo(d16, bits), d16, low + i);
+  }
+  // A tail goes through whole vectors on the stack.
+  HWY_INLINE VF get(DF d, int64_t i, int64_t count) const {
+    HWY_ALIGN bfloat16 weights[hn::MaxLanes(DF())] = {};
+    HWY_ALIGN uint16_t lows[hn::MaxLanes(DF())] = {};
+    std::memcpy(weights, weight + i, static_cast<size_t>(count) * sizeof(bfloat16));
+    std::memcpy(lows, low + i, static_cast<size_t>(count) * sizeof(uint16_t));
+    return SplitMaster{weights, lows}.get(d, 0, simd::AllLanes());
+  }
+  HWY_INLINE void set(DF d, int64_t i, int64_t count, VF v) const {
+    HWY_ALIGN bfloat16 weights[hn::MaxLanes(DF())];
+    HWY_ALIGN uint16_t lows[hn::MaxLanes(DF())];
+    SplitMaster{weights, lows}.set(d, 0, simd::AllLanes(), v);
+    std::memcpy(weight + i, weights, static_cast<size_t>(count) * sizeof(bfloat16));
+    std::memcpy(low + i, lows, static_cast<size_t>(count) * sizeof(uint16_t));
+  }
+};
+
+// ---- the loop ----
+
+template <class Rule, class Grad, class Master, class State>
+HWY_INLINE void apply(const UpdateConstants& constants, int64_t n, const Grad* grad,
+                      const Master& master, State* first, State* second) {
+  const DF d;
+  const Rule rule(constants);
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
+    VF p = master.get(d, i, count), s = hn::Zero(d), t = s;
+    if constexpr (Rule::kStates >= 1) s = simd::load_n(d, first + i, count);
+    if constexpr (Rule::kStates >= 2) t = simd::load_n(d, second + i, count);
+    rule(d, simd::load_n(d, grad + i, count), p, s, t);
+    if constexpr (Rule::kWritesMaster) master.set(d, i, count, p);
+    if constexpr (Rule::kStates >= 1 && Rule::kWritesStates) {
+      simd::store_n(s, d, first + i, count);
+    }
+    if constexpr (Rule::kStates >= 2 && Rule::kWritesStates) {
+      simd::store_n(t, d, second + i, count);
+    }
+  });
+}
+
+// ---- stages ----
+
+template <class T>
+void widen(const T* from, int64_t n, float* to) {
+  const DF d;
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
+    simd::store_n(simd::load_n(d, from + i, count), d, to + i, count);
+  });
+}
+template <class T>
+void narrow(const float* from, int64_t n, T* to) {
+  const DF d;
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
+    simd::store_n(simd::load_n(d, from + i, count), d, to + i, count);
+  });
+}
+void join(const SplitMaster& from, int64_t n, float* to) {
+  const DF d;
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
+    simd::store_n(from.get(d, i, count), d, to + i, count);
+  });
+}
+void split(const float* from, int64_t n, const SplitMaster& to) {
+  const DF d;
+  simd::for_vectors(n, [&](int64_t i, auto count)
+                           DS_SIMD_BODY { to.set(d, i, count, simd::load_n(d, from + i, count)); });
+}
+
+// [begin, begin + n) of a state; begin is a multiple of kStateBlock and n ends at one or at the end
+// of the array. fp32 is left where it is.
+float* fetch_state(const StateArray& state, int64_t begin, int64_t n, float* buffer) {
+  switch (state.kind) {
+    case StateKind::kNone:
+      return nullptr;
+    case StateKind::kFp32:
+      return static_cast<float*>(state.data) + begin;
+    case StateKind::kBf16:
+      widen(static_cast<const bfloat16*>(state.data) + begin, n, buffer);
+      return buffer;
+    case StateKind::kInt8:
+    case StateKind::kUInt8:
+      for (int64_t i = 0; i < n; i += kStateBlock) {
+        const int64_t count = std::min(kStateBlock, n - i);
+        const auto* codes = static_cast<const uint8_t*>(state.data) + begin + i;
+        const float scale = state.scales[(begin + i) / kStateBlock];
+        if (state.kind == StateKind::kInt8) {
+          quantize8::decode<true>(codes, count, scale, buffer + i);
+        } else {
+          quantize8::decode<false>(codes, count, scale, buffer + i);
+        }
+      }
+      return buffer;
+  }
+  return nullptr;
+}
+
+void keep_state(const StateArray& state, int64_t begin, int64_t n, const float* buffer) {
+  if (state.kind == StateKind::kBf16) {
+    narrow(buffer, n, static_cast<bfloat16*>(state.data) + begin);
+  } else if (state.kind == StateKind::kInt8 || state.kind == StateKind::kUInt8) {
+    for (int64_t i = 0; i < n; i += kStateBlock) {
+      const int64_t count = std::min(kStateBlock, n - i);
+      auto* codes = static_cast<uint8_t*>(state.data) + begin + i;
+      float& scale = state.scales[(begin + i) / kStateBlock];
+      if (state.kind == StateKind::kInt8) {
+        scale = quantize8::encode<true>(buffer + i, count, codes);
+      } else {
+        scale = quantize8::encode<false>(buffer + i, count, codes);
+      }
+    }
+  }
+}
+
+// Adds the squares of the parameter and of LAMB's update to norms[0] and norms[1].
+void add_norms(const UpdateConstants& constants, int64_t n, const float* p, const float* m,
+               const float* v, double* norms) {
+  const DF d;
+  const simd::DD dd;
+  const rules::Constants c(constants);
+  simd::VD weights = hn::Zero(dd), updates = weights;
+  const auto add = [&](simd::VD& to, VF x) DS_SIMD_BODY {
+    const simd::VD low = simd::lower_doubles(x), high = simd::upper_doubles(x);
+    to = hn::MulAdd(low, low, to);
+    to = hn::MulAdd(high, high, to);
+  };
+  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
+    const VF x = simd::load_n(d, p + i, count);
+    const VF u =
+        rules::lamb_direction(c, x, simd::load_n(d, m + i, count), simd::load_n(d, v + i, count));
+    add(weights, x);
+    add(updates, simd::keep_n(d, u, count));
+  });
+  norms[0] += simd::sum_of_lanes(dd, weights);
+  norms[1] += simd::sum_of_lanes(dd, updates);
+}
+
+struct Buffers {
+  HWY_ALIGN float grad[kBlock];
+  HWY_ALIGN float master[kBlock];
+  HWY_ALIGN float state[2][kBlock];
+};
+
+// One rule over [begin, begin + n) with states in fp32 at `first` and `second`.
+template <class Rule>
+void staged(const UpdateArrays& a, const UpdateConstants& constants, int64_t begin, int64_t n,
+            float* first, float* second, Buffers& buffers) {
+  const float* grad = buffers.grad;
+  if (a.grad_kind == NumberKind::kFp32) {
+    grad = static_cast<const float*>(a.grad) + begin;
+  } else if (a.grad_kind == NumberKind::kBf16) {
+    widen(static_cast<const bfloat16*>(a.grad) + begin, n, buffers.grad);
+  } else {
+    widen(static_cast<const float16*>(a.grad) + begin, n, buffers.grad);
+  }
+  const bool is_split = a.master == nullptr;
+  const SplitMaster halves =
+      is_split ? SplitMaster{a.weight + begin, a.low + begin} : SplitMaster{};
+  float* p = is_split ? buffers.master : a.master + begin;
+  if (is_split && Rule::kWritesMaster) join(halves, n, p);
+  apply<Rule>(constants, n, grad, PlainMaster{p}, first, second);
+  if (!Rule::kWritesMaster) return;
+  if (is_split) split(p, n, halves);
+  if (a.model_kind == NumberKind::kBf16) {
+    narrow(p, n, static_cast<bfloat16*>(a.model) + begin);
+  } else if (a.model_kind == NumberKind::kFp16) {
+    narrow(p, n, static_cast<float16*>(a.model) + begin);
+  }
+}
+
+template <class Rule>
+void staged_chunk(const Call& call, int64_t begin, int64_t end) {
+  const UpdateArrays& a = *call.arrays;
+  const int64_t chunk = begin / kUpdateChunk;
+  int64_t k = call.first[chunk];
+  const int64_t pieces_end = call.first[chunk + 1];
+  Buffers buffers;
+  for (int64_t at = begin; at < end; at += kBlock) {
+    const int64_t stop = std::min(at + kBlock, end);
+    while (k < pieces_end && call.pieces[k].end <= at) ++k;
+    if (k == pieces_end) break;
+    if (call.pieces[k].begin >= stop) continue;
+    const auto fetch = [&](int which) {
+      return which < Rule::kStates
+                 ? fetch_state(a.state[which], at, stop - at, buffers.state[which])
+                 : nullptr;
+    };
+    float* const states[2] = {fetch(0), fetch(1)};
+    const auto each_piece = [&](const auto& body) {
+      for (int64_t j = k; j < pieces_end && call.pieces[j].begin < stop; ++j) {
+        const int64_t low = std::max(call.pieces[j].begin, at);
+        const int64_t high = std::min(call.pieces[j].end, stop);
+        body(j, call.constants[call.pieces[j].hyper], low, high - low);
+      }
+    };
+    const auto state_at = [&](int which, int64_t i) {
+      return states[which] != nullptr ? states[which] + (i - at) : nullptr;
+    };
+    each_piece([&](int64_t, const UpdateConstants& constants, int64_t i, int64_t n) {
+      staged<Rule>(a, constants, i, n, state_at(0, i), state_at(1, i), buffers);
+    });
+    if (Rule::kWritesStates) {
+      for (int which = 0; which < Rule::kStates; ++which) {
+        keep_state(a.state[which], at, stop - at, buffers.state[which]);
+      }
+    }
+    if constexpr (std::is_same_v<Rule, rules::LambMoments>) {
+      // The norms are of the update that LambApply will make, from the states as they are kept.
+      fetch(0);
+      fetch(1);
+      each_piece([&](int64_t j, const UpdateConstants& constants, int64_t i, int64_t n) {
+        const float* p = a.master != nullptr ? a.master + i : buffers.master;
+        if (a.master == nullptr) join({a.weight + i, a.low + i}, n, buffers.master);
+        add_norms(constants, n, p, state_at(0, i), state_at(1, i), a.norms + 2 * j);
+      });
+    }
+  }
+}
+
+// ---- the direct loop ----
+
+template <class Rule, class Grad, class State, class MakeMaster>
+void direct_chunk(const Call& call, int64_t begin, const MakeMaster& master_at) {
+  const UpdateArrays& a = *call.arrays;
+  const int64_t chunk = begin / kUpdateChunk;
+  for (int64_t k = call.first[chunk]; k < call.first[chunk + 1]; ++k) {
+    const UpdatePiece& piece = call.pieces[k];
+    const auto state = [&](int which) {
+      return which < Rule::kStates ? static_cast<State*>(a.state[which].data) + piece.begin
+                                   : nullptr;
+    };
+    apply<Rule>(call.constants[piece.hyper], piece.end - piece.begin,
+                static_cast<const Grad*>(a.grad) + piece.begin, master_at(piece.begin), state(0),
+                state(1));
+  }
+}
+
+template <class Rule, class Grad, class State>
+bool direct_masters(const Call& call, int64_t begin) {
+  const UpdateArrays& a = *call.arrays;
+  if (a.master == nullptr) {
+    direct_chunk<Rule, Grad, State>(call, begin, [&](int64_t i) {
+      return SplitMaster{a.weight + i, a.low + i};
+    });
+  } else if (a.model_kind == NumberKind::kNone) {
+    direct_chunk<Rule, Grad, State>(call, begin,
+                                    [&](int64_t i) { return PlainMaster{a.master + i}; });
+  } else if (a.model_kind == NumberKind::kBf16) {
+    auto* model = static_cast<bfloat16*>(a.model);
+    direct_chunk<Rule, Grad, State>(call, begin, [&](int64_t i) {
+      return CopiedMaster{a.master + i, model + i};
+    });
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Whether it ran: Adam has a direct loop for the common types, the others for fp32 alone.
+template <class Rule>
+bool direct(const Call& call, int64_t begin) {
+  const UpdateArrays& a = *call.arrays;
+  const auto kept_as = [&](StateKind kind) {
+    for (int which = 0; which < Rule::kStates; ++which) {
+      if (a.state[which].kind != kind) return false;
+    }
+    return true;
+  };
+  if constexpr (std::is_same_v<Rule, rules::Adam>) {
+    const bool fp32 = a.grad_kind == NumberKind::kFp32, bf16 = a.grad_kind == NumberKind::kBf16;
+    if (kept_as(StateKind::kFp32)) {
+      if (fp32) return direct_masters<Rule, float, float>(call, begin);
+      if (bf16) return direct_masters<Rule, bfloat16, float>(call, begin);
+    } else if (kept_as(StateKind::kBf16)) {
+      if (fp32) return direct_masters<Rule, float, bfloat16>(call, begin);
+      if (bf16) return direct_masters<Rule, bfloat16, bfloat16>(call, begin);
+    }
+    return false;
+  }
+  if (a.master == nullptr || a.model_kind != NumberKind::kNone ||
+      a.grad_kind != NumberKind::kFp32 || !kept_as(StateKind::kFp32)) {
+    return false;
+  }
+  direct_chunk<Rule, float, float>(call, begin,
+                                   [&](int64_t i) { return PlainMaster{a.master + i}; });
+  return true;
+}
+
+template <class Rule>
+void run_chunk(const Call& call, int64_t begin, int64_t end) {
+  if constexpr (!std::is_same_v<Rule, rules::LambMoments>) {
+    if (direct<Rule>(call, begin)) return;
+  }
+  staged_chunk<Rule>(call, begin, end);
+}
+
+void update_chunk(UpdateRule rule, const UpdateConstants* constants, const UpdatePiece* pieces,
+                  const int64_t* first, const UpdateArrays& arrays, int64_t begin, int64_t end) {
+  const Call call{constants, pieces, first, &arrays};
+  switch (rule) {
+    case UpdateRule::kAdam:
+      return run_chunk<rules::Adam>(call, begin, end);
+    case UpdateRule::kAdagrad:
+      return run_chunk<rules::Adagrad>(call, begin, end);
+    case UpdateRule::kLion:
+      return run_chunk<rules::Lion>(call, begin, end);
+    case UpdateRule::kSgd:
+      return run_chunk<rules::Sgd>(call, begin, end);
+    case UpdateRule::kMomentum:
+      return run_chunk<rules::Momentum>(call, begin, end);
+    case UpdateRule::kLambMoments:
+      return run_chunk<rules::LambMoments>(call, begin, end);
+    case UpdateRule::kLambApply:
+      return run_chunk<rules::LambApply>(call, begin, end);
+    case UpdateRule::kMuonMomentum:
+      return run_chunk<rules::MuonMomentum>(call, begin, end);
+  }
+}
+
+// Reads and writes states for read_state and write_state below: whole blocks, one at a time.
+void fetch_block(const StateArray& state, int64_t begin, int64_t n, float* buffer) {
+  const float* at = fetch_state(state, begin, n, buffer);
+  if (at != buffer) std::memcpy(buffer, at, static_cast<size_t>(n) * sizeof(float));
+}
+void keep_block(const StateArray& state, int64_t begin, int64_t n, const float* buffer) {
+  if (state.kind == StateKind::kFp32) {
+    std::memcpy(static_cast<float*>(state.data) + begin, buffer,
+                static_cast<size_t>(n) * sizeof(float));
+  } else {
+    keep_state(state, begin, n, buffer);
+  }
+}
+
+}  // namespace
+}  // namespace ds::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ds::kernels {
+namespace {
+
+HWY_EXPORT(update_chunk);
+HWY_EXPORT(fetch_block);
+HWY_EXPORT(keep_block);
+
+// Calls fn(block begin, block length, offset within the block, first element, count) over the
+// blocks that [begin, begin + n) touches.
+template <class Fn>
+void for_blocks(int64_t elements, int64_t begin, int64_t n, const Fn& fn) {
+  for (int64_t i = begin; i < begin + n;) {
+    const int64_t block = i / kStateBlock * kStateBlock;
+    const int64_t length = std::min(kStateBlock, elements - block);
+    const int64_t count = std::min(block + length, begin + n) - i;
+    fn(block, length, i - block, i - begin, count);
+    i += count;
+  }
+}
+
+}  // namespace
+
+int update_states(UpdateRule rule) {
+  switch (rule) {
+    case UpdateRule::kSgd:
+      return 0;
+    case UpdateRule::kAdagrad:
+    case UpdateRule::kLion:
+    case UpdateRule::kMomentum:
+    case UpdateRule::kMuonMomentum:
+      return 1;
+    default:
+      return 2;
+  }
+}
+
+void optimizer_update(UpdateRule rule, std::span<const UpdateConstants> constants,
+                      std::span<const UpdatePiece> pieces, std::span<const int64_t> first,
+                      const UpdateArrays& arrays, ThreadPool& pool) {
+  pool.for_range(arrays.n, kUpdateChunk, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(update_chunk)
+    (rule, constants.data(), pieces.data(), first.data(), arrays, begin, end);
+  });
+}
+
+void read_state(const StateArray& state, int64_t elements, int64_t begin, int64_t n, float* out) {
+  alignas(64) float buffer[kStateBlock];
+  for_blocks(elements, begin, n,
+             [&](int64_t block, int64_t length, int64_t skip, int64_t to, int64_t count) {
+               HWY_DYNAMIC_DISPATCH(fetch_block)(state, block, length, buffer);
+               std::memcpy(out + to, buffer + skip, static_cast<size_t>(count) * sizeof(float));
+             });
+}
+
+void write_state(const StateArray& state, int64_t elements, int64_t begin, int64_t n,
+                 const float* values) {
+  alignas(64) float buffer[kStateBlock];
+  for_blocks(elements, begin, n,
+             [&](int64_t block, int64_t length, int64_t skip, int64_t from, int64_t count) {
+               if (count < length) HWY_DYNAMIC_DISPATCH(fetch_block)(state, block, length, buffer);
+               std::memcpy(buffer + skip, values + from,
+                           static_cast<size_t>(count) * sizeof(float));
+               HWY_DYNAMIC_DISPATCH(keep_block)(state, block, length, buffer);
+             });
+}
+
+}  // namespace ds::kernels
+#endif  // HWY_ONCE

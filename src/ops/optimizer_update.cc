@@ -1,0 +1,141 @@
+// Checks and launch of optimizer updates.
+#include "ops/optimizer_update.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/checks.h"
+
+namespace ds::ops {
+namespace {
+
+constexpr const char* kOp = "optimizer update";
+
+kernels::NumberKind number_kind(const Tensor& tensor, const char* name) {
+  switch (tensor.dtype()) {
+    case DType::kFloat32:
+      return kernels::NumberKind::kFp32;
+    case DType::kBFloat16:
+      return kernels::NumberKind::kBf16;
+    case DType::kFloat16:
+      return kernels::NumberKind::kFp16;
+    default:
+      fail(Code::kInvalidArgument, kOp, ": ", name, " must be float32, bfloat16 or float16, not ",
+           dtype_name(tensor.dtype()));
+  }
+}
+
+kernels::StateArray state_array(const StateTensor& state) {
+  check_dense(state.data, kOp, "state");
+  kernels::StateArray out;
+  out.data = state.data.raw();
+  switch (state.data.dtype()) {
+    case DType::kFloat32:
+      out.kind = kernels::StateKind::kFp32;
+      return out;
+    case DType::kBFloat16:
+      out.kind = kernels::StateKind::kBf16;
+      return out;
+    case DType::kInt8:
+      out.kind = kernels::StateKind::kInt8;
+      break;
+    case DType::kUInt8:
+      out.kind = kernels::StateKind::kUInt8;
+      break;
+    default:
+      fail(Code::kInvalidArgument, kOp, ": a state must be float32, bfloat16, int8 or uint8, not ",
+           dtype_name(state.data.dtype()));
+  }
+  const int64_t blocks = (state.data.elements() + kernels::kStateBlock - 1) / kernels::kStateBlock;
+  check_elements(state.scales, kOp, "scales", DType::kFloat32, blocks);
+  out.scales = state.scales.data<float>();
+  return out;
+}
+
+void check_constants(const kernels::UpdateConstants& c) {
+  for (const float value : {c.grad_scale, c.beta1, c.beta1_rest, c.beta2, c.beta2_rest,
+                            c.root_scale, c.eps, c.step_size, c.coupled_decay, c.decoupled_decay}) {
+    DS_CHECK(std::isfinite(value), Code::kInvalidArgument, kOp,
+             ": a hyperparameter is not finite or too large for fp32");
+  }
+}
+
+// Pieces in order, inside the run and each within one chunk, so that the kernel may trust them.
+void check_pieces(const UpdateWork& work, int64_t n) {
+  const int64_t chunks = (n + kernels::kUpdateChunk - 1) / kernels::kUpdateChunk;
+  const auto count = static_cast<int64_t>(work.pieces.size());
+  DS_CHECK(static_cast<int64_t>(work.first.size()) == chunks + 1 && work.first.front() == 0 &&
+               work.first.back() == count,
+           Code::kInternal, kOp, ": the chunks do not cover the pieces");
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const auto c = static_cast<size_t>(chunk);
+    DS_CHECK(work.first[c] <= work.first[c + 1], Code::kInternal, kOp, ": chunks out of order");
+    int64_t at = chunk * kernels::kUpdateChunk;
+    const int64_t stop = std::min(n, at + kernels::kUpdateChunk);
+    for (int64_t k = work.first[c]; k < work.first[c + 1]; ++k) {
+      const kernels::UpdatePiece& piece = work.pieces[static_cast<size_t>(k)];
+      DS_CHECK(piece.begin >= at && piece.end > piece.begin && piece.end <= stop &&
+                   piece.hyper >= 0 && piece.hyper < static_cast<int64_t>(work.constants.size()),
+               Code::kInternal, kOp, ": a piece is out of place");
+      at = piece.end;
+    }
+  }
+}
+
+}  // namespace
+
+void optimizer_update(const OpContext& ctx, kernels::UpdateRule rule, const UpdateWork& work,
+                      UpdateTensors& tensors) {
+  check_dense(tensors.grad, kOp, "grad");
+  kernels::UpdateArrays arrays;
+  const int64_t n = arrays.n = tensors.grad.elements();
+  arrays.grad = tensors.grad.raw();
+  arrays.grad_kind = number_kind(tensors.grad, "grad");
+  if (tensors.master) {
+    check_elements(tensors.master, kOp, "master", DType::kFloat32, n);
+    arrays.master = tensors.master.data<float>();
+  } else {
+    DS_CHECK(!tensors.model, Code::kInvalidArgument, kOp,
+             ": split masters have no further copy of the model");
+    check_elements(tensors.weight, kOp, "weight", DType::kBFloat16, n);
+    check_elements(tensors.low, kOp, "low", DType::kUInt16, n);
+    arrays.weight = tensors.weight.data<bfloat16>();
+    arrays.low = static_cast<uint16_t*>(tensors.low.raw());
+  }
+  if (tensors.model) {
+    check_elements(tensors.model, kOp, "model", tensors.model.dtype(), n);
+    arrays.model_kind = number_kind(tensors.model, "model");
+    DS_CHECK(arrays.model_kind != kernels::NumberKind::kFp32, Code::kInvalidArgument, kOp,
+             ": an fp32 model is its own master");
+    arrays.model = tensors.model.raw();
+  }
+  for (int i = 0; i < kernels::update_states(rule); ++i) {
+    arrays.state[i] = state_array(tensors.states[i]);
+    DS_CHECK(tensors.states[i].data.elements() == n, Code::kInvalidArgument, kOp,
+             ": a state must have ", n, " elements, not ", tensors.states[i].data.elements());
+  }
+  for (const kernels::UpdateConstants& constants : work.constants) check_constants(constants);
+  check_pieces(work, n);
+  if (rule == kernels::UpdateRule::kLambMoments) {
+    DS_CHECK(work.norms.size() == 2 * work.pieces.size(), Code::kInternal, kOp,
+             ": two norms per piece are needed");
+    arrays.norms = work.norms.data();
+  }
+  kernels::optimizer_update(rule, work.constants, work.pieces, work.first, arrays, *ctx.pool);
+}
+
+void read_state(const StateTensor& state, int64_t begin, int64_t end, float* out) {
+  const kernels::StateArray array = state_array(state);
+  DS_CHECK(begin >= 0 && begin <= end && end <= state.data.elements(), Code::kInternal, kOp,
+           ": state range ", begin, " to ", end, " of ", state.data.elements());
+  kernels::read_state(array, state.data.elements(), begin, end - begin, out);
+}
+
+void write_state(StateTensor& state, int64_t begin, int64_t end, const float* values) {
+  const kernels::StateArray array = state_array(state);
+  DS_CHECK(begin >= 0 && begin <= end && end <= state.data.elements(), Code::kInternal, kOp,
+           ": state range ", begin, " to ", end, " of ", state.data.elements());
+  kernels::write_state(array, state.data.elements(), begin, end - begin, values);
+}
+
+}  // namespace ds::ops

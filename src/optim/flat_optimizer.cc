@@ -1,0 +1,152 @@
+#include "optim/flat_optimizer.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+
+namespace ds::optim {
+
+FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
+  DS_CHECK(setup_.begin >= 0 && setup_.begin <= setup_.end, Code::kInvalidArgument,
+           "optimizer: the owned range ", setup_.begin, " to ", setup_.end, " is not one");
+  const auto count = static_cast<int32_t>(setup_.config.groups.size()) + 1;
+  for (int32_t i = 0; i < count; ++i) groups_.push_back(group_config(setup_.config, i));
+  for (const OptimizerConfig& config : groups_) rates_.push_back(config.lr);
+  for (const TensorPlace& place : setup_.places) {
+    DS_CHECK(place.begin >= 0 && place.end - place.begin == place.shape.elements(),
+             Code::kInvalidArgument, "optimizer: tensor ", place.name, " of shape ",
+             place.shape.text(), " cannot lie at ", place.begin, " to ", place.end);
+    DS_CHECK(place.group >= 0 && place.group < count, Code::kInvalidArgument, "optimizer: tensor ",
+             place.name, " is in group ", place.group, " of ", count);
+  }
+}
+
+StateSpace FlatOptimizer::make_space(StateSpace::Options options) const {
+  options.type = setup_.config.state_type;
+  return {options, setup_.places, setup_.device, setup_.begin, setup_.end};
+}
+
+void FlatOptimizer::need_whole(const TensorPlace& place, const char* why) const {
+  DS_CHECK(wholly_owned(place), Code::kUnsupported, "optimizer: ", why, ", and tensor ", place.name,
+           " at ", place.begin, " to ", place.end, " is shared between ranks: this one owns ",
+           setup_.begin, " to ", setup_.end);
+}
+
+GroupStep FlatOptimizer::group_step(const UpdateStep& step, size_t group, double lr,
+                                    bool decays) const {
+  GroupStep out;
+  out.config = &groups_[group];
+  out.lr = lr;
+  out.beta1 = step.beta1.value_or(first_coefficient(groups_[group]));
+  out.beta2 = step.beta2.value_or(groups_[group].beta2);
+  out.step = steps_ + 1;
+  out.grad_scale = step.grad_scale;
+  out.decays = decays;
+  return out;
+}
+
+std::vector<kernels::UpdateConstants> FlatOptimizer::constants(
+    const UpdateStep& step, const std::function<double(size_t group)>& rate,
+    const std::function<kernels::UpdateConstants(const GroupStep&)>& make) const {
+  std::vector<kernels::UpdateConstants> out;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    for (const bool decays : {false, true})
+      out.push_back(make(group_step(step, i, rate(i), decays)));
+  }
+  return out;
+}
+
+void FlatOptimizer::check_step(const UpdateStep& step, const FlatTensors& tensors) const {
+  DS_CHECK(step.rates.size() == rates_.size(), Code::kInvalidArgument,
+           "optimizer: ", step.rates.size(), " learning rates for ", rates_.size());
+  const auto check = [&](const Tensor& tensor, const char* name) {
+    if (!tensor) return;
+    DS_CHECK(tensor.dims() == 1 && tensor.size(0) >= setup_.end, Code::kInvalidArgument,
+             "optimizer: ", name, " of shape ", tensor.shape().text(),
+             " does not span the flat space to ", setup_.end);
+  };
+  DS_CHECK(tensors.gradients, Code::kInvalidArgument, "optimizer: gradients are missing");
+  DS_CHECK(tensors.low_halves ? tensors.model && !tensors.masters : bool(tensors.masters),
+           Code::kInvalidArgument,
+           "optimizer: masters are either fp32, or low halves beside a bf16 model");
+  check(tensors.masters, "masters");
+  check(tensors.low_halves, "low halves");
+  check(tensors.model, "model");
+  check(tensors.gradients, "gradients");
+}
+
+// ---- state by tensor ----
+
+OwnedRange FlatOptimizer::owned(size_t tensor) const {
+  const TensorPlace& place = setup_.places.at(tensor);
+  const int64_t n = place.end - place.begin;
+  return {std::clamp(setup_.begin - place.begin, int64_t{0}, n),
+          std::clamp(setup_.end - place.begin, int64_t{0}, n)};
+}
+
+std::vector<std::string> FlatOptimizer::states(size_t tensor) const {
+  std::vector<std::string> names;
+  for (const StateSpace& space : spaces_) {
+    if (!space.has(tensor)) continue;
+    for (const NamedState& state : space.states()) names.push_back(state.name);
+  }
+  return names;
+}
+
+FlatOptimizer::Found FlatOptimizer::find_state(size_t tensor, const std::string& state) const {
+  for (size_t i = 0; i < spaces_.size(); ++i) {
+    if (!spaces_[i].has(tensor)) continue;
+    const std::vector<NamedState>& names = spaces_[i].states();
+    for (size_t k = 0; k < names.size(); ++k) {
+      if (names[k].name == state) return {i, k};
+    }
+  }
+  const std::vector<std::string> have = states(tensor);
+  fail(Code::kNotFound, "optimizer: tensor ", setup_.places.at(tensor).name, " has no state \"",
+       printable(state, 100), "\"",
+       have.empty() ? "; it has none here" : "; it has " + join(have, ", "));
+}
+
+void FlatOptimizer::check_range(size_t tensor, int64_t begin, int64_t end) const {
+  const OwnedRange range = owned(tensor);
+  DS_CHECK(begin >= range.begin && begin <= end && end <= range.end, Code::kInvalidArgument,
+           "optimizer: elements ", begin, " to ", end, " of tensor ", place(tensor).name,
+           " are not owned here; ", range.begin, " to ", range.end, " are");
+}
+
+void FlatOptimizer::read_state_range(size_t tensor, const std::string& state, int64_t begin,
+                                     int64_t end, float* out) const {
+  const Found found = find_state(tensor, state);
+  check_range(tensor, begin, end);
+  const int64_t from = owned(tensor).begin;
+  spaces_[found.space].read(tensor, found.state, begin - from, end - from, out);
+}
+
+void FlatOptimizer::write_state_range(size_t tensor, const std::string& state, int64_t begin,
+                                      int64_t end, const float* values) {
+  const Found found = find_state(tensor, state);
+  check_range(tensor, begin, end);
+  const int64_t from = owned(tensor).begin;
+  spaces_[found.space].write(tensor, found.state, begin - from, end - from, values);
+}
+
+Tensor FlatOptimizer::read_state(const OpContext& ctx, size_t tensor,
+                                 const std::string& state) const {
+  find_state(tensor, state);
+  need_whole(place(tensor), "a whole state is asked for");
+  Tensor out = Tensor::empty(ctx.device, DType::kFloat32, place(tensor).shape, MemoryTag::kOther);
+  read_state_range(tensor, state, 0, out.elements(), out.data<float>());
+  return out;
+}
+
+void FlatOptimizer::write_state(const OpContext&, size_t tensor, const std::string& state,
+                                const Tensor& value) {
+  find_state(tensor, state);
+  need_whole(place(tensor), "a whole state is given");
+  check_tensor(value, state.c_str(), DType::kFloat32, place(tensor).shape);
+  DS_CHECK(value.contiguous(), Code::kInvalidArgument, "optimizer: state ", state, " of ",
+           place(tensor).name, " must be contiguous");
+  write_state_range(tensor, state, 0, value.elements(), value.data<float>());
+}
+
+}  // namespace ds::optim

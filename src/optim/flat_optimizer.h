@@ -1,0 +1,85 @@
+// What optimizers over the flat space share: groups and their rates, and state by tensor.
+#pragma once
+
+#include "optim/constants.h"
+#include "optim/groups.h"
+#include "optim/state_space.h"
+
+namespace ds::optim {
+
+// What every optimizer is made from.
+struct Setup {
+  OptimizerConfig config;
+  std::vector<TensorPlace> places;
+  std::shared_ptr<Device> device;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+class FlatOptimizer : public Optimizer {
+ public:
+  std::span<const double> base_rates() const override { return rates_; }
+  std::vector<std::string> states(size_t tensor) const override;
+  Tensor read_state(const OpContext& ctx, size_t tensor, const std::string& state) const override;
+  void write_state(const OpContext& ctx, size_t tensor, const std::string& state,
+                   const Tensor& value) override;
+  OwnedRange owned(size_t tensor) const override;
+  void read_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
+                        float* out) const override;
+  void write_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
+                         const float* values) override;
+
+ protected:
+  explicit FlatOptimizer(Setup setup);
+
+  StateSpace make_space(StateSpace::Options options) const;
+  // Spaces are entered once, when the optimizer is made.
+  void add_space(StateSpace space) { spaces_.push_back(std::move(space)); }
+  const StateSpace& space(size_t index) const { return spaces_[index]; }
+
+  const OptimizerConfig& whole_config() const { return setup_.config; }
+  size_t group_count() const { return groups_.size(); }
+  const OptimizerConfig& group(int32_t index) const { return groups_[static_cast<size_t>(index)]; }
+  const std::vector<TensorPlace>& places() const { return setup_.places; }
+  const TensorPlace& place(size_t index) const { return setup_.places[index]; }
+  bool wholly_owned(const TensorPlace& place) const {
+    return place.begin >= setup_.begin && place.end <= setup_.end;
+  }
+  bool touched(const TensorPlace& place) const {
+    return place.begin < setup_.end && place.end > setup_.begin;
+  }
+  // Throws kUnsupported for a tensor that is cut by the owned range.
+  void need_whole(const TensorPlace& place, const char* why) const;
+
+  // The key under which tensors share constants: group and decay.
+  static int64_t hyper_key(const TensorPlace& place) {
+    return 2 * int64_t{place.group} + (place.decays ? 1 : 0);
+  }
+  // For every key, what `make` says of the group at this step; `rate` picks the group's rate.
+  std::vector<kernels::UpdateConstants> constants(
+      const UpdateStep& step, const std::function<double(size_t group)>& rate,
+      const std::function<kernels::UpdateConstants(const GroupStep&)>& make) const;
+  GroupStep group_step(const UpdateStep& step, size_t group, double lr, bool decays) const;
+  void check_step(const UpdateStep& step, const FlatTensors& tensors) const;
+
+  std::vector<double> rates_;
+
+ private:
+  struct Found {
+    size_t space;
+    size_t state;
+  };
+  Found find_state(size_t tensor, const std::string& state) const;
+  void check_range(size_t tensor, int64_t begin, int64_t end) const;
+
+  Setup setup_;
+  std::vector<OptimizerConfig> groups_;
+  std::vector<StateSpace> spaces_;
+};
+
+// One constructor function per kind; make_optimizer chooses.
+std::unique_ptr<Optimizer> make_elementwise(Setup setup);  // Adam, AdamW, Adagrad, Lion, SGD
+std::unique_ptr<Optimizer> make_lamb(Setup setup);
+std::unique_ptr<Optimizer> make_muon(Setup setup);
+
+}  // namespace ds::optim

@@ -1,0 +1,128 @@
+#include "optim/state_space.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ds::optim {
+namespace {
+
+// Gaps shorter than the flat layout's alignment hold padding: zeros that an update leaves zero.
+constexpr int64_t kPadding = 32;
+
+int64_t whole_blocks(int64_t n) {
+  return (n + kernels::kStateBlock - 1) / kernels::kStateBlock * kernels::kStateBlock;
+}
+
+ops::StateTensor make_array(const NamedState& state, OptimizerStateType type, int64_t n,
+                            const std::shared_ptr<Device>& device) {
+  const auto zeros = [&](DType dtype, int64_t count) {
+    return Tensor::zeros(device, dtype, {count}, MemoryTag::kOptimizer);
+  };
+  switch (type) {
+    case OptimizerStateType::kBf16:
+      return {zeros(DType::kBFloat16, n), {}};
+    case OptimizerStateType::kInt8:
+      return {zeros(state.is_signed ? DType::kInt8 : DType::kUInt8, n),
+              zeros(DType::kFloat32, whole_blocks(n) / kernels::kStateBlock)};
+    default:
+      return {zeros(DType::kFloat32, n), {}};
+  }
+}
+
+// Elements [begin, end) of a state array; begin is at a block.
+ops::StateTensor slice(const ops::StateTensor& array, int64_t begin, int64_t end) {
+  ops::StateTensor out{array.data.slice(0, begin, end), {}};
+  if (array.scales) {
+    out.scales = array.scales.slice(0, begin / kernels::kStateBlock,
+                                    whole_blocks(end) / kernels::kStateBlock);
+  }
+  return out;
+}
+
+}  // namespace
+
+StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> places,
+                       const std::shared_ptr<Device>& device, int64_t begin, int64_t end)
+    : states_(options.states), offsets_(places.size(), -1) {
+  std::vector<size_t> order(places.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return places[a].begin < places[b].begin; });
+
+  std::vector<kernels::UpdatePiece> segments;  // of the open run, relative to its beginning
+  int64_t elements = 0;
+  const auto close_run = [&] {
+    if (segments.empty()) return;
+    cut(runs_.back(), segments);
+    elements = whole_blocks(runs_.back().offset + runs_.back().end - runs_.back().begin);
+    segments.clear();
+  };
+  for (const size_t index : order) {
+    const TensorPlace& place = places[index];
+    const int64_t from = std::max(place.begin, begin), to = std::min(place.end, end);
+    if (from >= to || (options.member && !options.member(place))) continue;
+    const bool next_to = !segments.empty() && from - runs_.back().end < kPadding;
+    if (!next_to || options.run_per_tensor) {
+      close_run();
+      runs_.push_back({from, to, elements, index, {}, {}});
+    }
+    StateRun& run = runs_.back();
+    run.end = to;
+    offsets_[index] = run.offset + from - run.begin;
+    const int64_t key = options.key(index);
+    if (options.joins && !segments.empty() && segments.back().hyper == key) {
+      segments.back().end = to - run.begin;
+    } else {
+      segments.push_back({from - run.begin, to - run.begin, key});
+    }
+  }
+  close_run();
+  for (const NamedState& state : states_) {
+    arrays_.push_back(make_array(state, options.type, elements, device));
+  }
+}
+
+void StateSpace::cut(StateRun& run, const std::vector<kernels::UpdatePiece>& segments) const {
+  const int64_t n = run.end - run.begin;
+  size_t segment = 0;
+  for (int64_t at = 0; at < n; at += kernels::kUpdateChunk) {
+    run.first.push_back(static_cast<int64_t>(run.pieces.size()));
+    const int64_t stop = std::min(n, at + kernels::kUpdateChunk);
+    while (segment < segments.size() && segments[segment].end <= at) ++segment;
+    for (size_t i = segment; i < segments.size() && segments[i].begin < stop; ++i) {
+      run.pieces.push_back(
+          {std::max(at, segments[i].begin), std::min(stop, segments[i].end), segments[i].hyper});
+    }
+  }
+  run.first.push_back(static_cast<int64_t>(run.pieces.size()));
+}
+
+ops::UpdateTensors StateSpace::slices(const StateRun& run, FlatTensors& tensors) const {
+  const auto part = [&](const Tensor& tensor) {
+    return tensor ? tensor.slice(0, run.begin, run.end) : Tensor();
+  };
+  ops::UpdateTensors out;
+  if (tensors.low_halves) {
+    out.weight = part(tensors.model);
+    out.low = part(tensors.low_halves);
+  } else {
+    out.master = part(tensors.masters);
+    out.model = part(tensors.model);
+  }
+  out.grad = part(tensors.gradients);
+  for (size_t i = 0; i < arrays_.size(); ++i) {
+    out.states[i] = slice(arrays_[i], run.offset, run.offset + run.end - run.begin);
+  }
+  return out;
+}
+
+void StateSpace::read(size_t place, size_t state, int64_t begin, int64_t end, float* out) const {
+  ops::read_state(arrays_[state], offsets_[place] + begin, offsets_[place] + end, out);
+}
+
+void StateSpace::write(size_t place, size_t state, int64_t begin, int64_t end,
+                       const float* values) {
+  ops::write_state(arrays_[state], offsets_[place] + begin, offsets_[place] + end, values);
+}
+
+}  // namespace ds::optim

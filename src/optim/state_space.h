@@ -1,0 +1,67 @@
+// Optimizer state of a part of the flat space: the runs of elements that have it, how updates cut
+// them into pieces, and the arrays themselves in the type that the configuration asks for.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/optimizer_update.h"
+#include "optim/optimizer.h"
+
+namespace ds::optim {
+
+struct NamedState {
+  std::string name;
+  bool is_signed = true;  // 8-bit states differ
+};
+
+// Consecutive elements of the flat space that are updated in one call.
+struct StateRun {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t offset = 0;  // of `begin` in the state arrays, a multiple of kernels::kStateBlock
+  size_t place = 0;    // the first tensor in it
+  std::vector<kernels::UpdatePiece> pieces;  // relative to begin
+  std::vector<int64_t> first;                // piece of each chunk, and one beyond
+};
+
+class StateSpace {
+ public:
+  struct Options {
+    std::vector<NamedState> states;
+    OptimizerStateType type = OptimizerStateType::kFp32;
+    // Tensors that take part, all when empty.
+    std::function<bool(const TensorPlace&)> member;
+    bool run_per_tensor = false;
+    // Pieces with equal keys are alike; neighbours are joined unless `joins` is false.
+    std::function<int64_t(size_t place)> key;
+    bool joins = true;
+  };
+
+  // The part of [begin, end) that the members cover.
+  StateSpace(const Options& options, std::span<const TensorPlace> places,
+             const std::shared_ptr<Device>& device, int64_t begin, int64_t end);
+
+  std::span<const StateRun> runs() const { return runs_; }
+  const std::vector<NamedState>& states() const { return states_; }
+  bool has(size_t place) const { return offsets_[place] >= 0; }
+
+  // The arrays of a run, as views.
+  ops::UpdateTensors slices(const StateRun& run, FlatTensors& tensors) const;
+
+  // The owned elements [begin, end) of a tensor, counted from where its owned part begins.
+  void read(size_t place, size_t state, int64_t begin, int64_t end, float* out) const;
+  void write(size_t place, size_t state, int64_t begin, int64_t end, const float* values);
+
+ private:
+  void cut(StateRun& run, const std::vector<kernels::UpdatePiece>& segments) const;
+
+  std::vector<NamedState> states_;
+  std::vector<StateRun> runs_;
+  std::vector<int64_t> offsets_;  // of each place's owned part in the state arrays, -1 = none
+  std::vector<ops::StateTensor> arrays_;
+};
+
+}  // namespace ds::optim
