@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "base/bfloat16.h"
+#include "base/float16.h"
 #include "base/philox.h"
 #include "base/thread_pool.h"
 
@@ -33,12 +34,18 @@ struct AttentionProblem {
   int64_t keys = 0;
   int64_t head_dim = 0;  // 1..kMaxHeadDim
   bool causal = true;    // query i sees keys j <= i + (keys - queries)
+  int64_t window = 0;    // > 0: of those only j > i + (keys - queries) - window, and without
+                         // `causal` also only j < i + (keys - queries) + window
   float scale = 1.0f;
   double dropout = 0;  // in [0, 1)
   RandomStream stream;
   int64_t first_batch = 0;
   const uint8_t* key_mask = nullptr;  // [batch, keys] rows mask_stride apart, 1 = visible, or null
   int64_t mask_stride = 0;
+  // [batch, keys] rows segment_stride apart, or null; then queries = keys, and a query sees the
+  // keys of its own segment only.
+  const int32_t* segments = nullptr;
+  int64_t segment_stride = 0;
 
   // First random element of one row of probabilities.
   uint64_t row_element(int64_t b, int64_t h, int64_t i) const {
@@ -55,7 +62,7 @@ inline constexpr int64_t kMaxHeadDim = 256;
 int64_t attention_workspace(const AttentionProblem& problem, int threads);
 int64_t attention_backward_workspace(const AttentionProblem& problem, int threads);
 
-// lse [batch, heads, queries], natural logarithm, or null. T is float or bfloat16.
+// lse [batch, heads, queries], natural logarithm, or null. T is float, bfloat16 or float16.
 template <class T>
 void attention_forward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
                        HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,

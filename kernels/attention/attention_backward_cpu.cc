@@ -1,7 +1,7 @@
 // Attention backward: probabilities are recomputed tile by tile from the stored log-sum-exp. A work
 // item owns its sums of dk and dv; dq of a query block is complete when its keys are through.
 #include "kernels/attention/attention.h"
-#include "kernels/attention/tiles.h"
+#include "kernels/attention/visibility.h"
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -100,12 +100,12 @@ HWY_INLINE void load_queries(const BackwardCall<T>& call, int64_t b, int64_t h, 
 // Adds one pair of (query head, query block) to the sums and writes its dq.
 template <class T>
 void backward_block(const BackwardCall<T>& call, const BackwardLayout& layout,
-                    const TileBits& dropout, int64_t b, int64_t h, int64_t first_query,
-                    float* scratch, float* dk_sums, float* dv_sums) {
+                    const TileBits& dropout, const SegmentRange* ranges, int64_t b, int64_t h,
+                    int64_t first_query, float* scratch, float* dk_sums, float* dv_sums) {
   const AttentionProblem& p = call.p;
+  const Band band(p);
   const int64_t dim = p.head_dim, padded = padded_dim(p), kv_head = h / (p.heads / p.kv_heads);
   const int64_t queries = std::min(kQueryBlock, p.queries - first_query);
-  const int64_t offset = p.keys - p.queries;
   const QueryTiles tiles{scratch + layout.q,
                          scratch + layout.dout,
                          scratch + layout.qt,
@@ -122,19 +122,21 @@ void backward_block(const BackwardCall<T>& call, const BackwardLayout& layout,
   const float keep_scale = static_cast<float>(1 / (1 - p.dropout));
 
   load_queries(call, b, h, first_query, queries, rows, tiles);
-  const int64_t end = visible_end(p, first_query, queries);
-  for (int64_t first_key = 0; first_key < end; first_key += kKeyTile) {
-    const int64_t keys = std::min(kKeyTile, end - first_key);
-    const uint8_t* mask = tile_mask(p, b, first_key);
-    if (mask != nullptr && all_masked(mask, keys)) continue;
-    load_keys(call.k.at(b, first_key, kv_head), call.k.token, keys, mask, dim, padded, keys_tile);
-    load_keys(call.v.at(b, first_key, kv_head), call.v.token, keys, mask, dim, padded, values_tile);
+  QuerySegments segments;
+  segments.load(p, b, first_query, queries);
+  for (KeyTiles tile(p, band, ranges, b, first_query, queries, segments.all); tile.next();) {
+    const int64_t first_key = tile.first_key, keys = tile.keys;
+    load_keys(call.k.at(b, first_key, kv_head), call.k.token, keys, tile.mask, dim, padded,
+              keys_tile);
+    load_keys(call.v.at(b, first_key, kv_head), call.v.token, keys, tile.mask, dim, padded,
+              values_tile);
     for (int64_t lane = 0; lane < queries; lane += kGroup) {
+      if (tile.segments != nullptr && !segments.groups[lane / kGroup].meets(tile.range)) continue;
       const int64_t first = first_query + lane, count = std::min(kGroup, queries - lane);
-      const Visible see = visible_keys(p, first, count, first_key, keys);
+      const Visible see = visible_keys(band, first, count, first_key, keys);
       if (see.most() == 0) continue;
       scores_tile(see, dim, padded, keys_tile, tiles.qt + lane * padded, scores);
-      mask_tile(see, p.causal, first + offset - first_key, keys, mask, scores);
+      mask_tile(see, band, tile, segments, first, lane, scores);
       scores_tile(see, dim, padded, values_tile, tiles.dot + lane * padded, dscores);
       if (p.dropout > 0) {
         gradient_of_dropped_scores(see, tiles.lse + lane, tiles.dots + lane, dropout, keep_scale,
@@ -200,6 +202,8 @@ void backward(ThreadPool& pool, const BackwardCall<T>& call) {
   const BackwardPlan plan(p);
   const TileBits dropout(p.stream, p.dropout);
   float* all_sums = call.workspace + pool.threads() * layout.size;
+  const SegmentRange* ranges = fill_segment_ranges(
+      p, all_sums + (plan.parts == 1 ? pool.threads() : plan.items) * plan.sums);
   const int64_t group = p.heads / p.kv_heads;
 
   run_with_slots(pool, plan.items, [&](int64_t item, int64_t slot) {
@@ -211,7 +215,7 @@ void backward(ThreadPool& pool, const BackwardCall<T>& call) {
     // Parts take pairs in turn: so each gets early and late blocks of a causal sequence.
     for (int64_t pair = part; pair < plan.pairs; pair += plan.parts) {
       const int64_t h = kv_head * group + pair / plan.query_blocks;
-      backward_block(call, layout, dropout, b, h, pair % plan.query_blocks * kQueryBlock,
+      backward_block(call, layout, dropout, ranges, b, h, pair % plan.query_blocks * kQueryBlock,
                      call.workspace + slot * layout.size, dk_sums, dv_sums);
     }
     if (plan.parts == 1) store_sums(call, b, kv_head, 0, p.keys, dk_sums, dv_sums);
@@ -225,6 +229,7 @@ void backward(ThreadPool& pool, const BackwardCall<T>& call) {
 
 void backward_f32(ThreadPool& pool, const BackwardCall<float>& call) { backward(pool, call); }
 void backward_bf16(ThreadPool& pool, const BackwardCall<bfloat16>& call) { backward(pool, call); }
+void backward_f16(ThreadPool& pool, const BackwardCall<float16>& call) { backward(pool, call); }
 
 }  // namespace ds::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -235,6 +240,7 @@ namespace {
 
 HWY_EXPORT(backward_f32);
 HWY_EXPORT(backward_bf16);
+HWY_EXPORT(backward_f16);
 
 void backward(ThreadPool& pool, const BackwardCall<float>& call) {
   HWY_DYNAMIC_DISPATCH(backward_f32)(pool, call);
@@ -242,12 +248,16 @@ void backward(ThreadPool& pool, const BackwardCall<float>& call) {
 void backward(ThreadPool& pool, const BackwardCall<bfloat16>& call) {
   HWY_DYNAMIC_DISPATCH(backward_bf16)(pool, call);
 }
+void backward(ThreadPool& pool, const BackwardCall<float16>& call) {
+  HWY_DYNAMIC_DISPATCH(backward_f16)(pool, call);
+}
 
 }  // namespace
 
 int64_t attention_backward_workspace(const AttentionProblem& p, int threads) {
   const BackwardPlan plan(p);
-  return threads * BackwardLayout(p).size + (plan.parts == 1 ? threads : plan.items) * plan.sums;
+  return threads * BackwardLayout(p).size + (plan.parts == 1 ? threads : plan.items) * plan.sums +
+         segment_floats(p);
 }
 
 template <class T>
@@ -263,6 +273,9 @@ template void attention_backward(ThreadPool&, const AttentionProblem&, HeadView<
 template void attention_backward(ThreadPool&, const AttentionProblem&, HeadView<const bfloat16>,
                                  HeadView<const bfloat16>, HeadView<const bfloat16>,
                                  const AttentionGradients<bfloat16>&, float*);
+template void attention_backward(ThreadPool&, const AttentionProblem&, HeadView<const float16>,
+                                 HeadView<const float16>, HeadView<const float16>,
+                                 const AttentionGradients<float16>&, float*);
 
 }  // namespace ds::kernels
 #endif  // HWY_ONCE

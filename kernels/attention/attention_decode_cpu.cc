@@ -1,7 +1,7 @@
 // Attention forward for a few queries against many keys: keys and values are read where they lie,
 // once per group of query heads that share them, and long sequences are split among threads.
 #include "kernels/attention/attention.h"
-#include "kernels/attention/tiles.h"
+#include "kernels/attention/visibility.h"
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -118,12 +118,15 @@ HWY_INLINE void all_values(const float* weights, Rows<T> v, const uint8_t* mask,
   if (d < dim) few_values<kQ, 1>(weights, v, mask, keys, d, dim - d, padded, values);
 }
 
-// Hides scores, and turns the rest of the row into weights; returns maximum and sum.
+// Hides scores outside [from, seen), and turns the rest of the row into weights; returns maximum
+// and sum.
 struct RowStats {
   float top, sum;
 };
-HWY_INLINE RowStats weigh_row(int64_t seen, const uint8_t* mask, int64_t keys, float* scores) {
+HWY_INLINE RowStats weigh_row(int64_t from, int64_t seen, const uint8_t* mask, int64_t keys,
+                              float* scores) {
   const DF f;
+  for (int64_t j = 0; j < std::min(from, keys); ++j) scores[j] = kMinusInfinity;
   for (int64_t j = std::max<int64_t>(0, seen); j < round_up(keys, kLanes); ++j) {
     scores[j] = kMinusInfinity;
   }
@@ -163,8 +166,9 @@ void decode_rows(const ForwardCall<T>& call, const DecodePlan& plan, int64_t b, 
   const AttentionProblem& p = call.p;
   const DF f;
   const int64_t dim = p.head_dim, padded = padded_dim(p);
-  const int64_t first_key = split * kKeySplit;
-  const int64_t keys = std::min(kKeySplit, p.keys - first_key);
+  const Band band(p);
+  const int64_t first_key = plan.first_key + split * kKeySplit;
+  const int64_t keys = std::min(kKeySplit, plan.end_key - first_key);
   const uint8_t* mask = tile_mask(p, b, first_key);
   float* scores = scratch;
   float* q = scores + kQ * kKeySplit;
@@ -178,8 +182,9 @@ void decode_rows(const ForwardCall<T>& call, const DecodePlan& plan, int64_t b, 
   RowStats stats[kQ];
   for (int r = 0; r < kQ; ++r) {
     const int64_t i = RowPlace(p, b, kv_head, first_row + r).i;
-    const int64_t seen = std::min(visible_end(p, i, 1) - first_key, keys);
-    stats[r] = weigh_row(seen, mask, keys, scores + r * kKeySplit);
+    const int64_t from = band.first_key(i) - first_key;
+    const int64_t seen = std::min(band.end_key(i) - first_key, keys);
+    stats[r] = weigh_row(from, seen, mask, keys, scores + r * kKeySplit);
   }
   all_values<kQ, T>(scores, {call.v.at(b, first_key, kv_head), call.v.token}, mask, keys, dim,
                     padded, values);
@@ -267,6 +272,7 @@ void decode(ThreadPool& pool, const ForwardCall<T>& call) {
 
 void decode_f32(ThreadPool& pool, const ForwardCall<float>& call) { decode(pool, call); }
 void decode_bf16(ThreadPool& pool, const ForwardCall<bfloat16>& call) { decode(pool, call); }
+void decode_f16(ThreadPool& pool, const ForwardCall<float16>& call) { decode(pool, call); }
 
 }  // namespace ds::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -276,6 +282,7 @@ namespace ds::kernels {
 namespace {
 HWY_EXPORT(decode_f32);
 HWY_EXPORT(decode_bf16);
+HWY_EXPORT(decode_f16);
 }  // namespace
 
 template <>
@@ -285,6 +292,10 @@ void attention_decode(ThreadPool& pool, const ForwardCall<float>& call) {
 template <>
 void attention_decode(ThreadPool& pool, const ForwardCall<bfloat16>& call) {
   HWY_DYNAMIC_DISPATCH(decode_bf16)(pool, call);
+}
+template <>
+void attention_decode(ThreadPool& pool, const ForwardCall<float16>& call) {
+  HWY_DYNAMIC_DISPATCH(decode_f16)(pool, call);
 }
 
 }  // namespace ds::kernels

@@ -1,7 +1,7 @@
 // Attention forward: online softmax over tiles of keys, with queries in vector lanes, so that
 // maxima, sums and rescaling need no work across lanes.
 #include "kernels/attention/attention.h"
-#include "kernels/attention/tiles.h"
+#include "kernels/attention/visibility.h"
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -96,12 +96,13 @@ HWY_INLINE void finish_group(const AttentionProblem& p, int64_t queries, int64_t
 
 template <class T>
 void forward_block(const ForwardCall<T>& call, const ForwardLayout& layout, const TileBits& dropout,
-                   int64_t b, int64_t h, int64_t first_query, float* scratch) {
+                   const SegmentRange* ranges, int64_t b, int64_t h, int64_t first_query,
+                   float* scratch) {
   const AttentionProblem& p = call.p;
+  const Band band(p);
   const int64_t dim = p.head_dim, padded = padded_dim(p), kv_head = h / (p.heads / p.kv_heads);
   const int64_t queries = std::min(kQueryBlock, p.queries - first_query);
   const int64_t groups = divide_up(queries, kGroup);
-  const int64_t offset = p.keys - p.queries;
   float* rows = scratch + layout.rows;
   float* qt = scratch + layout.qt;
   float* acc = scratch + layout.acc;
@@ -118,21 +119,23 @@ void forward_block(const ForwardCall<T>& call, const ForwardLayout& layout, cons
   std::fill(maxima, maxima + kQueryBlock, kMinusInfinity);
   std::fill(sums, sums + kQueryBlock, 0.0f);
 
-  const int64_t end = visible_end(p, first_query, queries);
-  for (int64_t first_key = 0; first_key < end; first_key += kKeyTile) {
-    const int64_t keys = std::min(kKeyTile, end - first_key);
-    const uint8_t* mask = tile_mask(p, b, first_key);
-    if (mask != nullptr && all_masked(mask, keys)) continue;
-    load_keys(call.k.at(b, first_key, kv_head), call.k.token, keys, mask, dim, padded, keys_tile);
-    load_keys(call.v.at(b, first_key, kv_head), call.v.token, keys, mask, dim, padded, values_tile);
+  QuerySegments segments;
+  segments.load(p, b, first_query, queries);
+  for (KeyTiles tile(p, band, ranges, b, first_query, queries, segments.all); tile.next();) {
+    const int64_t first_key = tile.first_key, keys = tile.keys;
+    load_keys(call.k.at(b, first_key, kv_head), call.k.token, keys, tile.mask, dim, padded,
+              keys_tile);
+    load_keys(call.v.at(b, first_key, kv_head), call.v.token, keys, tile.mask, dim, padded,
+              values_tile);
     for (int64_t g = 0; g < groups; ++g) {
+      if (tile.segments != nullptr && !segments.groups[g].meets(tile.range)) continue;
       const int64_t first = first_query + g * kGroup;
       const Visible see =
-          visible_keys(p, first, std::min(kGroup, queries - g * kGroup), first_key, keys);
+          visible_keys(band, first, std::min(kGroup, queries - g * kGroup), first_key, keys);
       if (see.most() == 0) continue;
       float* values = acc + g * kGroup * padded;
       scores_tile(see, dim, padded, keys_tile, qt + g * kGroup * padded, scores);
-      mask_tile(see, p.causal, first + offset - first_key, keys, mask, scores);
+      mask_tile(see, band, tile, segments, first, g * kGroup, scores);
       softmax_step(see, padded, scores, maxima + g * kGroup, sums + g * kGroup, values);
       if (p.dropout > 0) {
         drop_weights(dropout, see, p.row_element(b, h, first) + static_cast<uint64_t>(first_key),
@@ -157,17 +160,20 @@ void forward(ThreadPool& pool, const ForwardCall<T>& call) {
   const ForwardLayout layout(p);
   const TileBits dropout(p.stream, p.dropout);
   const int64_t blocks = divide_up(p.queries, kQueryBlock);
+  const SegmentRange* ranges =
+      fill_segment_ranges(p, call.workspace + pool.threads() * layout.size);
   // Neighbouring items share a head, whose keys and values then stay in the second cache level.
   // Blocks at the end of a causal sequence see most keys: the short items come last.
   run_with_slots(pool, blocks * p.batch * p.heads, [&](int64_t item, int64_t slot) {
     const int64_t block = blocks - 1 - item % blocks, head = item / blocks;
-    forward_block(call, layout, dropout, head / p.heads, head % p.heads, block * kQueryBlock,
-                  call.workspace + slot * layout.size);
+    forward_block(call, layout, dropout, ranges, head / p.heads, head % p.heads,
+                  block * kQueryBlock, call.workspace + slot * layout.size);
   });
 }
 
 void forward_f32(ThreadPool& pool, const ForwardCall<float>& call) { forward(pool, call); }
 void forward_bf16(ThreadPool& pool, const ForwardCall<bfloat16>& call) { forward(pool, call); }
+void forward_f16(ThreadPool& pool, const ForwardCall<float16>& call) { forward(pool, call); }
 
 }  // namespace ds::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -178,6 +184,7 @@ namespace {
 
 HWY_EXPORT(forward_f32);
 HWY_EXPORT(forward_bf16);
+HWY_EXPORT(forward_f16);
 
 void forward(ThreadPool& pool, const ForwardCall<float>& call) {
   HWY_DYNAMIC_DISPATCH(forward_f32)(pool, call);
@@ -185,12 +192,15 @@ void forward(ThreadPool& pool, const ForwardCall<float>& call) {
 void forward(ThreadPool& pool, const ForwardCall<bfloat16>& call) {
   HWY_DYNAMIC_DISPATCH(forward_bf16)(pool, call);
 }
+void forward(ThreadPool& pool, const ForwardCall<float16>& call) {
+  HWY_DYNAMIC_DISPATCH(forward_f16)(pool, call);
+}
 
 }  // namespace
 
 int64_t attention_workspace(const AttentionProblem& p, int threads) {
   if (DecodePlan::fits(p)) return DecodePlan(p).total(p, threads);
-  return threads * ForwardLayout(p).size;
+  return threads * ForwardLayout(p).size + segment_floats(p);
 }
 
 template <class T>
@@ -208,6 +218,9 @@ template void attention_forward(ThreadPool&, const AttentionProblem&, HeadView<c
 template void attention_forward(ThreadPool&, const AttentionProblem&, HeadView<const bfloat16>,
                                 HeadView<const bfloat16>, HeadView<const bfloat16>,
                                 HeadView<bfloat16>, float*, float*);
+template void attention_forward(ThreadPool&, const AttentionProblem&, HeadView<const float16>,
+                                HeadView<const float16>, HeadView<const float16>, HeadView<float16>,
+                                float*, float*);
 
 }  // namespace ds::kernels
 #endif  // HWY_ONCE

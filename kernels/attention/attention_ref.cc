@@ -11,7 +11,14 @@ namespace {
 
 bool sees(const AttentionProblem& p, int64_t b, int64_t i, int64_t j) {
   if (p.key_mask != nullptr && p.key_mask[b * p.mask_stride + j] == 0) return false;
-  return !p.causal || j <= i + (p.keys - p.queries);
+  if (p.segments != nullptr) {
+    const int32_t* row = p.segments + b * p.segment_stride;
+    if (row[i] != row[j]) return false;
+  }
+  const int64_t own = i + (p.keys - p.queries);
+  if (p.causal && j > own) return false;
+  if (p.window > 0 && j <= own - p.window) return false;
+  return p.causal || p.window == 0 || j < own + p.window;
 }
 
 // 1 / (1 - dropout) where the probability is kept, else 0.

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "kernels/attention/gemm-inl.h"
+#include "kernels/attention/visibility.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
@@ -43,44 +44,85 @@ HWY_INLINE VF exp2(VF x) {
   return hn::Mul(y, power);
 }
 
-// `queries` lanes from query first_query against keys [first_key, first_key + keys).
-HWY_INLINE Visible visible_keys(const AttentionProblem& p, int64_t first_query, int64_t queries,
+// `queries` lanes from query first_query against keys [first_key, first_key + keys). Nothing when
+// all keys lie before what the first query sees.
+HWY_INLINE Visible visible_keys(const Band& band, int64_t first_query, int64_t queries,
                                 int64_t first_key, int64_t keys) {
   Visible see;
+  if (band.first_key(first_query) >= first_key + keys) return see;
   see.vectors = static_cast<int>(std::min<int64_t>(kVectors, divide_up(queries, kLanes)));
   for (int n = 0; n < see.vectors; ++n) {
-    int64_t seen = keys;
-    if (p.causal) {
-      const int64_t last = first_query + std::min((n + 1) * kLanes, queries) - 1;
-      seen = std::clamp<int64_t>(last + (p.keys - p.queries) - first_key + 1, 0, keys);
-    }
-    see.rows[n] = round_up(seen, kRowPad);
+    const int64_t last = first_query + std::min((n + 1) * kLanes, queries) - 1;
+    see.rows[n] = round_up(std::clamp<int64_t>(band.end_key(last) - first_key, 0, keys), kRowPad);
   }
   return see;
 }
 
-// Sets scores that must not count to -infinity: rows beyond `keys` or masked, and, if causal, lane
-// i of rows above i + diagonal.
-HWY_INLINE void mask_tile(const Visible& see, bool causal, int64_t diagonal, int64_t keys,
-                          const uint8_t* mask, float* scores) {
+// The segments of a query block, padded to whole vectors.
+struct QuerySegments {
+  HWY_ALIGN int32_t ids[kQueryBlock];
+  SegmentRange all{};
+  SegmentRange groups[kQueryBlock / kGroup];
+
+  void load(const AttentionProblem& p, int64_t b, int64_t first_query, int64_t queries) {
+    if (p.segments == nullptr) return;
+    const int32_t* from = p.segments + b * p.segment_stride + first_query;
+    std::copy(from, from + queries, ids);
+    std::fill(ids + queries, ids + kQueryBlock, ids[queries - 1]);
+    all = SegmentRange::of(ids, queries);
+    for (int64_t g = 0; g < kQueryBlock / kGroup; ++g) {
+      groups[g] = SegmentRange::of(ids + g * kGroup, kGroup);
+    }
+  }
+};
+
+HWY_INLINE void hide(hn::Mask<DF> lanes, float* scores) {
+  const DF f;
+  hn::Store(hn::IfThenElse(lanes, hn::Set(f, kMinusInfinity), hn::Load(f, scores)), f, scores);
+}
+
+// Hides rows outside the band of each lane; `own` is the row at the place of lane 0's query.
+HWY_INLINE void mask_band(const Visible& see, const Band& band, int64_t own, float* scores) {
   const DF f;
   const hn::RebindToSigned<DF> di;
-  const VF hidden = hn::Set(f, kMinusInfinity);
-  if (causal) {
-    const auto lane = hn::Iota(di, 0);
-    for (int n = 0; n < see.vectors; ++n) {
-      const int64_t seen_by_first = diagonal + n * kLanes;
-      for (int64_t row = std::max<int64_t>(0, seen_by_first + 1); row < see.rows[n]; ++row) {
-        float* at = scores + row * kGroup + n * kLanes;
-        const auto hide = hn::Lt(lane, hn::Set(di, static_cast<int32_t>(std::min<int64_t>(
-                                                       row - seen_by_first, kKeyTile + 1))));
-        hn::Store(hn::IfThenElse(hn::RebindMask(f, hide), hidden, hn::Load(f, at)), f, at);
+  const auto lane = hn::Iota(di, 0);
+  for (int n = 0; n < see.vectors; ++n) {
+    float* column = scores + n * kLanes;
+    // Lane i sees rows from first + i to last + i.
+    const int64_t first = own - band.behind + n * kLanes, last = own + band.ahead + n * kLanes;
+    for (int64_t row = 0; row < std::min(see.rows[n], first + kLanes - 1); ++row) {
+      const auto limit = static_cast<int32_t>(std::max<int64_t>(row - first, -1));
+      hide(hn::RebindMask(f, hn::Gt(lane, hn::Set(di, limit))), column + row * kGroup);
+    }
+    for (int64_t row = std::max<int64_t>(0, last + 1); row < see.rows[n]; ++row) {
+      const auto limit = static_cast<int32_t>(std::min<int64_t>(row - last, kKeyTile + 1));
+      hide(hn::RebindMask(f, hn::Lt(lane, hn::Set(di, limit))), column + row * kGroup);
+    }
+  }
+}
+
+// Sets scores that must not count to -infinity: rows beyond the keys or masked, outside the band of
+// the queries from first_query on, or of other segments than those of the group at `lane`.
+HWY_INLINE void mask_tile(const Visible& see, const Band& band, const KeyTiles& tile,
+                          const QuerySegments& segments, int64_t first_query, int64_t lane,
+                          float* scores) {
+  const DF f;
+  const hn::RebindToSigned<DF> di;
+  mask_band(see, band, first_query + band.offset - tile.first_key, scores);
+  const int64_t rows = see.most();
+  if (tile.segments != nullptr &&
+      !(tile.range.single() && segments.groups[lane / kGroup].single())) {  // they meet
+    for (int64_t row = 0; row < std::min(rows, tile.keys); ++row) {
+      const auto id = hn::Set(di, tile.segments[row]);
+      for (int n = see.first_at(row); n < see.vectors; ++n) {
+        const auto other = hn::Ne(hn::Load(di, segments.ids + lane + n * kLanes), id);
+        hide(hn::RebindMask(f, other), scores + row * kGroup + n * kLanes);
       }
     }
   }
-  const int64_t rows = see.most();
-  for (int64_t row = mask != nullptr ? 0 : keys; row < rows; ++row) {
-    if (row < keys && mask[row] != 0) continue;
+  const VF hidden = hn::Set(f, kMinusInfinity);
+  for (int64_t row = tile.mask != nullptr ? 0 : tile.keys; row < rows; ++row) {
+    if (row < tile.keys && tile.mask[row] != 0) continue;
     for (int n = see.first_at(row); n < see.vectors; ++n) {
       hn::Store(hidden, f, scores + row * kGroup + n * kLanes);
     }

@@ -85,38 +85,12 @@ struct BackwardPlan {
   }
 };
 
-// The path for few queries, which is that of generation: a work item is one kv head and one split
-// of the keys. Partial results (maximum, sum, weighted values) are kept when there are more splits.
-struct DecodePlan {
-  static constexpr int64_t kRows = 4;    // query rows that share one pass over keys and values
-  static constexpr int64_t kStats = 16;  // floats before the values of a partial result
-  int64_t rows_per_item, items, splits;
-  int64_t scratch, partial;  // floats per thread, floats of one partial result
-  explicit DecodePlan(const AttentionProblem& p) {
-    rows_per_item = p.heads / p.kv_heads * p.queries;
-    splits = std::max<int64_t>(1, divide_up(p.keys, kKeySplit));
-    items = p.batch * p.kv_heads * splits;
-    partial = kStats + padded_dim(p);
-    scratch = kRows * (kKeySplit + 2 * padded_dim(p));
-  }
-  int64_t total(const AttentionProblem& p, int threads) const {
-    return threads * scratch + (splits > 1 ? p.batch * p.heads * p.queries * splits * partial : 0);
-  }
-  static bool fits(const AttentionProblem& p) { return p.queries <= kFewQueries && p.dropout == 0; }
-};
-
 // The mask of a tile, or null.
 inline const uint8_t* tile_mask(const AttentionProblem& p, int64_t b, int64_t first_key) {
   return p.key_mask == nullptr ? nullptr : p.key_mask + b * p.mask_stride + first_key;
 }
 inline bool all_masked(const uint8_t* mask, int64_t keys) {
   return std::all_of(mask, mask + keys, [](uint8_t visible) { return visible == 0; });
-}
-
-// Keys that the last of `queries` from first_query on sees, which is the most of them.
-inline int64_t visible_end(const AttentionProblem& p, int64_t first_query, int64_t queries) {
-  if (!p.causal) return p.keys;
-  return std::clamp<int64_t>(first_query + queries + (p.keys - p.queries), 0, p.keys);
 }
 
 template <class T>

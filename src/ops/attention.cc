@@ -2,6 +2,7 @@
 #include "ops/attention.h"
 
 #include "kernels/attention/attention.h"
+#include "ops/checks.h"
 
 namespace ds::ops {
 namespace {
@@ -29,8 +30,7 @@ AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
   check_defined(k, "k");
   check_defined(v, "v");
   const DType dtype = q.dtype();
-  DS_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16, Code::kInvalidArgument,
-           "attention: q must be float32 or bfloat16, it is ", dtype_name(dtype));
+  check_float_type(q, "attention", "q");
   const Shape kv_shape{q.size(0), k.size(1), k.size(2), q.size(3)};
   check_heads(q, "q", dtype, q.shape());
   check_heads(k, "k", dtype, kv_shape);
@@ -51,7 +51,10 @@ AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
            "attention: dropout must be at least 0 and below 1, it is ", options.dropout);
   DS_CHECK(options.first_batch >= 0, Code::kInvalidArgument,
            "attention: first_batch is negative: ", options.first_batch);
+  DS_CHECK(options.window >= 0, Code::kInvalidArgument,
+           "attention: window is negative: ", options.window);
   p.causal = options.causal;
+  p.window = options.window;
   p.scale = options.scale;
   p.dropout = options.dropout;
   p.stream = options.stream;
@@ -62,6 +65,16 @@ AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
              "attention: rows of key_mask must be dense, their stride is ", key_mask.stride(1));
     p.key_mask = key_mask.data<uint8_t>();
     p.mask_stride = key_mask.stride(0);
+  }
+  if (options.segments) {
+    DS_CHECK(p.queries == p.keys, Code::kInvalidArgument, "attention: segments need as many ",
+             "queries as keys, not ", p.queries, " and ", p.keys);
+    check_tensor(options.segments, "segments", DType::kInt32, Shape{p.batch, p.keys});
+    DS_CHECK(options.segments.stride(1) == 1 || p.keys <= 1 || p.batch == 0, Code::kInvalidArgument,
+             "attention: rows of segments must be dense, their stride is ",
+             options.segments.stride(1));
+    p.segments = options.segments.data<int32_t>();
+    p.segment_stride = options.segments.stride(0);
   }
   return p;
 }
@@ -108,11 +121,7 @@ void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Ten
   if (lse) check_lse(lse, p);
   if (out.elements() == 0) return;
   float* lse_data = lse ? lse.data<float>() : nullptr;
-  if (q.dtype() == DType::kFloat32) {
-    forward<float>(ctx, p, q, k, v, out, lse_data);
-  } else {
-    forward<bfloat16>(ctx, p, q, k, v, out, lse_data);
-  }
+  with_float_type(q, [&](auto type) { forward<decltype(type)>(ctx, p, q, k, v, out, lse_data); });
 }
 
 void attention_backward(const OpContext& ctx, const Tensor& dout, const Tensor& q, const Tensor& k,
@@ -126,11 +135,8 @@ void attention_backward(const OpContext& ctx, const Tensor& dout, const Tensor& 
   check_heads(dk, "dk", q.dtype(), k.shape());
   check_heads(dv, "dv", q.dtype(), v.shape());
   if (p.batch == 0) return;
-  if (q.dtype() == DType::kFloat32) {
-    backward<float>(ctx, p, dout, q, k, v, out, lse, dq, dk, dv);
-  } else {
-    backward<bfloat16>(ctx, p, dout, q, k, v, out, lse, dq, dk, dv);
-  }
+  with_float_type(
+      q, [&](auto type) { backward<decltype(type)>(ctx, p, dout, q, k, v, out, lse, dq, dk, dv); });
 }
 
 }  // namespace ds::ops

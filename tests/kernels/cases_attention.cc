@@ -1,266 +1,10 @@
-// Rows of the operator table for attention.
-//
-// Tolerances. A score is a product of `head size` terms in fp32, rounded about like a random walk:
-// its absolute error, which is the relative error of its weight, is u * sqrt(head size) * S, where
-// S is the largest sum of |q_d k_d| * scale. Sums over keys or queries and the exponential add some
-// more roundings. Errors of an output are relative to the sum of the magnitudes of its terms,
-// computed beside the reference. bf16 adds the rounding of the output and, in backward, that of the
-// stored forward output, from which d out . out is taken.
-#include <algorithm>
+// Rows of the operator table for attention; attention_case.h has what they run and the tolerances.
 #include <memory>
 
-#include "base/text.h"
-#include "kernels/attention/attention.h"
-#include "kernels/case_util.h"
-#include "ops/attention.h"
+#include "kernels/attention_case.h"
 
 namespace ds::testing {
 namespace {
-
-using kernels::AttentionProblem;
-
-enum class Mask { kNone, kPadding, kRandom, kSomeEmpty };
-
-struct Spec {
-  const char* note;
-  DType dtype = DType::kFloat32;
-  int64_t batch, heads, kv_heads, queries, keys, head_dim;
-  bool causal = true;
-  Mask mask = Mask::kNone;
-  double dropout = 0;
-  bool packed = false;  // q, k, v (and their gradients) are views of one tensor
-  int64_t first_batch = 0;
-  double deviation = 1;  // of q and k
-
-  std::string name() const {
-    return str_cat("attention/", dtype == DType::kFloat32 ? "fp32" : "bf16", "/", note, "/", batch,
-                   "x", heads, "x", kv_heads, "x", queries, "x", keys, "x", head_dim);
-  }
-};
-
-// q, k, v or their gradients: three tensors, or views of one.
-struct Qkv {
-  Tensor whole, q, k, v;
-};
-
-Qkv make_qkv(const Spec& s) {
-  const auto make = [&](int64_t tokens, int64_t heads) {
-    return guarded_tensor(s.dtype, {s.batch, tokens, heads, s.head_dim});
-  };
-  if (!s.packed)
-    return {{}, make(s.queries, s.heads), make(s.keys, s.kv_heads), make(s.keys, s.kv_heads)};
-  const Tensor whole = make(s.keys, s.heads + 2 * s.kv_heads);
-  return {whole, whole.slice(2, 0, s.heads), whole.slice(2, s.heads, s.heads + s.kv_heads),
-          whole.slice(2, s.heads + s.kv_heads, s.heads + 2 * s.kv_heads)};
-}
-
-void fill_normal(Random& random, const Tensor& tensor, double deviation) {
-  std::normal_distribution<double> normal(0, deviation);
-  for_each_element(tensor,
-                   [&](int64_t, void* at) { set_element(tensor.dtype(), at, normal(random)); });
-}
-
-Tensor make_mask(const Spec& s, Random& random) {
-  if (s.mask == Mask::kNone) return {};
-  Tensor mask = filled_tensor(DType::kUInt8, {s.batch, s.keys}, 1);
-  for (int64_t b = 0; b < s.batch; ++b) {
-    uint8_t* row = mask.data<uint8_t>() + b * s.keys;
-    const int64_t length = std::uniform_int_distribution<int64_t>(1, s.keys)(random);
-    for (int64_t j = 0; j < s.keys; ++j) {
-      if (s.mask == Mask::kPadding) row[j] = j < length;
-      if (s.mask == Mask::kRandom) row[j] = random() % 3 != 0;
-      if (s.mask == Mask::kSomeEmpty) row[j] = b % 2 == 1 && j >= s.keys / 3;
-    }
-  }
-  return mask;
-}
-
-// Inputs of one run, in their types and as doubles.
-struct Inputs {
-  Spec spec;
-  Qkv in;
-  Tensor mask, dout;
-  ops::AttentionOptions options;
-  AttentionProblem problem;
-  std::vector<double> q, k, v, weights;
-};
-
-Inputs make_inputs(const Spec& s, uint64_t seed) {
-  Random random(seed);
-  Inputs x{s, make_qkv(s), make_mask(s, random), {}, {}, {}, {}, {}, {}, {}};
-  fill_normal(random, x.in.q, s.deviation);
-  fill_normal(random, x.in.k, s.deviation);
-  fill_normal(random, x.in.v, 1);
-  x.dout = random_tensor(random, s.dtype, {s.batch, s.queries, s.heads, s.head_dim});
-  x.options.causal = s.causal;
-  x.options.scale = static_cast<float>(1.3 / std::sqrt(static_cast<double>(s.head_dim)));
-  x.options.dropout = s.dropout;
-  x.options.stream = {random(), static_cast<uint32_t>(random()), static_cast<uint32_t>(random())};
-  x.options.first_batch = s.first_batch;
-  AttentionProblem& p = x.problem;
-  p.batch = s.batch;
-  p.heads = s.heads;
-  p.kv_heads = s.kv_heads;
-  p.queries = s.queries;
-  p.keys = s.keys;
-  p.head_dim = s.head_dim;
-  p.causal = s.causal;
-  p.scale = x.options.scale;
-  p.dropout = s.dropout;
-  p.stream = x.options.stream;
-  p.first_batch = s.first_batch;
-  if (x.mask) {
-    p.key_mask = x.mask.data<uint8_t>();
-    p.mask_stride = s.keys;
-    // Whatever lies under the mask must not matter.
-    const double nan = std::numeric_limits<double>::quiet_NaN();
-    const int64_t per_key = s.kv_heads * s.head_dim;
-    const auto poison = [&](const Tensor& tensor) {
-      for_each_element(tensor, [&](int64_t flat, void* at) {
-        if (p.key_mask[flat / per_key] == 0) set_element(s.dtype, at, nan);
-      });
-    };
-    poison(x.in.k);
-    poison(x.in.v);
-  }
-  x.q = doubles(x.in.q);
-  x.k = doubles(x.in.k);
-  x.v = doubles(x.in.v);
-  x.weights = doubles(x.dout);
-  return x;
-}
-
-// Sums of the magnitudes of the terms of every output.
-struct Magnitudes {
-  double score = 0;  // S of the opening comment
-  std::vector<double> out, dq, dk, dv;
-};
-
-Magnitudes magnitudes(const Inputs& x) {
-  const AttentionProblem& p = x.problem;
-  const int64_t group = p.heads / p.kv_heads, dim = p.head_dim;
-  Magnitudes m;
-  m.out.assign(x.q.size(), 0);
-  m.dq.assign(x.q.size(), 0);
-  m.dk.assign(x.k.size(), 0);
-  m.dv.assign(x.v.size(), 0);
-  std::vector<double> row(static_cast<size_t>(p.keys)), drow(static_cast<size_t>(p.keys));
-  const auto at = [](const std::vector<double>& values, int64_t i) {
-    return std::abs(values[static_cast<size_t>(i)]);
-  };
-  for (int64_t flat = 0; flat < p.batch * p.queries * p.heads; ++flat) {
-    const int64_t h = flat % p.heads, i = flat / p.heads % p.queries;
-    const int64_t b = flat / p.heads / p.queries;
-    const auto key = [&](int64_t j) { return ((b * p.keys + j) * p.kv_heads + h / group) * dim; };
-    const auto seen = [&](int64_t j) {
-      return (p.key_mask == nullptr || p.key_mask[b * p.keys + j] != 0) &&
-             (!p.causal || j <= i + p.keys - p.queries);
-    };
-    double top = -1e300, sum = 0, weighted = 0;
-    for (int64_t j = 0; j < p.keys; ++j) {
-      if (!seen(j)) continue;
-      double score = 0, size = 0;
-      for (int64_t d = 0; d < dim; ++d) {
-        const double term = p.scale * x.q[static_cast<size_t>(flat * dim + d)] *
-                            x.k[static_cast<size_t>(key(j) + d)];
-        score += term;
-        size += std::abs(term);
-      }
-      row[static_cast<size_t>(j)] = score;
-      top = std::max(top, score);
-      m.score = std::max(m.score, size);
-    }
-    for (int64_t j = 0; j < p.keys; ++j) {
-      if (seen(j)) sum += row[static_cast<size_t>(j)] = std::exp(row[static_cast<size_t>(j)] - top);
-    }
-    for (int64_t j = 0; j < p.keys; ++j) {
-      if (!seen(j)) continue;
-      const size_t n = static_cast<size_t>(j);
-      row[n] /= sum;
-      drow[n] = 0;
-      for (int64_t d = 0; d < dim; ++d) {
-        const double weight = row[n] / (1 - p.dropout);
-        drow[n] += at(x.weights, flat * dim + d) * at(x.v, key(j) + d) / (1 - p.dropout);
-        m.out[static_cast<size_t>(flat * dim + d)] += weight * at(x.v, key(j) + d);
-        m.dv[static_cast<size_t>(key(j) + d)] += weight * at(x.weights, flat * dim + d);
-      }
-      weighted += row[n] * drow[n];
-    }
-    for (int64_t j = 0; j < p.keys; ++j) {
-      if (!seen(j)) continue;
-      const size_t n = static_cast<size_t>(j);
-      const double size = p.scale * row[n] * (drow[n] + weighted);
-      for (int64_t d = 0; d < dim; ++d) {
-        m.dq[static_cast<size_t>(flat * dim + d)] += size * at(x.k, key(j) + d);
-        m.dk[static_cast<size_t>(key(j) + d)] += size * at(x.q, flat * dim + d);
-      }
-    }
-  }
-  return m;
-}
-
-Tolerance tolerance_of(const Inputs& x, double score) {
-  const double rows = static_cast<double>(std::max(x.spec.queries, x.spec.keys));
-  const double fp32 =
-      0x1p-24 * (8 + 3 * std::sqrt(static_cast<double>(x.spec.head_dim)) * std::max(1.0, score) +
-                 std::sqrt(rows));
-  // An absolute floor of one part in 2^60: sums whose terms all underflow in fp32.
-  return {x.spec.dtype == DType::kBFloat16 ? fp32 + 2.5 * 0x1p-8 : fp32, 0x1p-60};
-}
-
-struct Results {
-  Tensor out, lse;
-  Qkv grads;
-};
-
-Results run_operator(const OpContext& ctx, const Inputs& x) {
-  const Spec& s = x.spec;
-  Results r{guarded_tensor(s.dtype, {s.batch, s.queries, s.heads, s.head_dim}),
-            guarded_tensor(DType::kFloat32, {s.batch, s.heads, s.queries}), make_qkv(s)};
-  ops::attention(ctx, x.in.q, x.in.k, x.in.v, x.mask, x.options, r.out, r.lse);
-  ops::attention_backward(ctx, x.dout, x.in.q, x.in.k, x.in.v, x.mask, x.options, r.out, r.lse,
-                          r.grads.q, r.grads.k, r.grads.v);
-  return r;
-}
-
-CaseResult check(const Spec& spec, const OpContext& ctx, uint64_t seed) {
-  const Inputs x = make_inputs(spec, seed);
-  const Results r = run_operator(ctx, x);
-  std::vector<double> out(x.q.size()), lse(static_cast<size_t>(r.lse.elements()));
-  std::vector<double> dq(x.q.size()), dk(x.k.size()), dv(x.v.size());
-  kernels::attention_forward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(), out.data(),
-                                 lse.data());
-  kernels::attention_backward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(), x.weights.data(),
-                                  dq.data(), dk.data(), dv.data());
-  const Magnitudes m = magnitudes(x);
-  const Tolerance tolerance = tolerance_of(x, m.score);
-  CaseResult result;
-  compare(result, "out", r.out, out, tolerance, m.out);
-  const double lse_error =
-      0x1p-24 * (8 + 3 * std::sqrt(static_cast<double>(spec.head_dim)) * std::max(1.0, m.score));
-  compare(result, "lse", r.lse, lse, {0x1p-22, lse_error});
-  compare(result, "dq", r.grads.q, dq, tolerance, m.dq);
-  compare(result, "dk", r.grads.k, dk, tolerance, m.dk);
-  compare(result, "dv", r.grads.v, dv, tolerance, m.dv);
-  if (r.grads.whole && !guards_intact(r.grads.whole)) {
-    result.merge(std::numeric_limits<double>::infinity(), "bytes outside packed gradients");
-  }
-  return result;
-}
-
-// Forward alone, without asking for lse: what generation does.
-CaseResult check_forward(const Spec& spec, const OpContext& ctx, uint64_t seed) {
-  const Inputs x = make_inputs(spec, seed);
-  Tensor out = guarded_tensor(spec.dtype, x.in.q.shape()), no_lse;
-  ops::attention(ctx, x.in.q, x.in.k, x.in.v, x.mask, x.options, out, no_lse);
-  std::vector<double> expected(x.q.size());
-  kernels::attention_forward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(), expected.data(),
-                                 nullptr);
-  const Magnitudes m = magnitudes(x);
-  CaseResult result;
-  compare(result, "out", out, expected, tolerance_of(x, m.score), m.out);
-  return result;
-}
 
 // A NaN in one query reaches that row of the output and of dq, all of dk and dv that it sees, and
 // nothing else.
@@ -290,6 +34,35 @@ CaseResult check_nan(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   return result;
 }
 
+// Keys that a query does not see cannot reach it from another tile, whatever they hold: such tiles
+// are not visited. The last 190 queries lie far enough from the first tile.
+CaseResult check_skips(const Spec& spec, const OpContext& ctx, uint64_t seed) {
+  Inputs x = make_inputs(spec, seed);
+  constexpr int64_t kPoisoned = 64;  // a tile
+  if (x.segments) {
+    for (int64_t j = 0; j < spec.keys; ++j) x.segments.data<int32_t>()[j] = j < kPoisoned ? 0 : 5;
+  }
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const Tensor& tensor : {x.in.k.slice(1, 0, kPoisoned), x.in.v.slice(1, 0, kPoisoned)}) {
+    for_each_element(tensor, [&](int64_t, void* at) { set_element(spec.dtype, at, nan); });
+  }
+  x.k = doubles(x.in.k);
+  x.v = doubles(x.in.v);
+  const Results r = run_operator(ctx, x);
+  std::vector<double> out(x.q.size());
+  kernels::attention_forward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(), out.data(),
+                                 nullptr);
+  const int64_t first = spec.queries - 190;
+  out.erase(out.begin(), out.begin() + first * spec.heads * spec.head_dim);
+  CaseResult result;
+  compare(result, "far queries", r.out.slice(1, first, spec.queries), out,
+          {1e-5 + 4 * storage_roundoff(spec.dtype), 1e-5});
+  int64_t broken = 0;
+  for (const double v : doubles(r.grads.q.slice(1, first, spec.queries))) broken += std::isnan(v);
+  compare_value(result, "NaN in dq of far queries", static_cast<double>(broken), 0, {});
+  return result;
+}
+
 // Scratch must not grow with queries x keys.
 CaseResult check_memory(const OpContext& ctx, uint64_t seed) {
   const Spec spec{"memory", DType::kFloat32, 1, 1, 1, 2048, 2048, 8};
@@ -316,9 +89,12 @@ CaseResult check_refusals(const OpContext& ctx, uint64_t seed) {
   CaseResult result;
   const auto refuse = [&](const std::string& what, const std::string& word, const Tensor& q_in,
                           const Tensor& k_in, const Tensor& v_in, const Tensor& mask, Tensor out,
-                          Tensor lse, double dropout) {
+                          Tensor lse, double dropout, int64_t window = 0,
+                          const Tensor& segments = {}) {
     ops::AttentionOptions options;
     options.dropout = dropout;
+    options.window = window;
+    options.segments = segments;
     double bad = 2;
     std::string message = "no error";
     try {
@@ -348,6 +124,12 @@ CaseResult check_refusals(const OpContext& ctx, uint64_t seed) {
   refuse("short lse", "lse", q, k, k, none, out, make(kF, {2, 4, 4}), 0);
   refuse("dropout 1", "dropout", q, k, k, none, out, lse, 1);
   refuse("dropout NaN", "dropout", q, k, k, none, out, lse, std::nan(""));
+  refuse("window -1", "window", q, k, k, none, out, lse, 0, -1);
+  const Tensor ids = make(DType::kInt32, {2, 6});
+  refuse("segments with fewer queries", "as many queries", q, k, k, none, out, lse, 0, 0, ids);
+  const Tensor same = make(kF, {2, 5, 2, 8});
+  refuse("segments of another shape", "segments", q, same, same, none, out, lse, 0, 0, ids);
+  refuse("segments of floats", "segments", q, same, same, none, out, lse, 0, 0, make(kF, {2, 5}));
   compare_value(result, "refusals", 1, 1, {0, 0.5});
   return result;
 }
@@ -361,7 +143,8 @@ CaseResult gradient(const Spec& spec, const OpContext& ctx, uint64_t seed) {
     kernels::attention_forward_ref(x.problem, q.data(), k.data(), v.data(), out.data(), nullptr);
     return weighted_sum(x.weights, out);
   };
-  const Tolerance tolerance{spec.dtype == DType::kBFloat16 ? 0x1p-5 : 2e-5, 1e-9};
+  // The absolute part is for gradients that cancel to 0, as of a query that sees one key.
+  const Tolerance tolerance{2e-5 + 8 * storage_roundoff(spec.dtype), 2e-6};
   CaseResult result;
   compare_gradient(
       result, "dq", r.grads.q, x.q, [&](const auto& q) { return objective(q, x.k, x.v); },
@@ -411,6 +194,7 @@ std::shared_ptr<BenchInputs> bench_inputs(const Spec& s, const OpContext& ctx) {
   x->lse = bench_tensor(ctx, DType::kFloat32, {s.batch, h, s.queries});
   x->options.causal = s.causal;
   x->options.dropout = s.dropout;
+  x->options.window = s.window;
   x->options.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(s.head_dim)));
   return x;
 }
@@ -418,8 +202,9 @@ std::shared_ptr<BenchInputs> bench_inputs(const Spec& s, const OpContext& ctx) {
 double visible_pairs(const Spec& s) {
   double pairs = 0;
   for (int64_t i = 0; i < s.queries; ++i) {
-    pairs += static_cast<double>(
-        s.causal ? std::clamp<int64_t>(i + s.keys - s.queries + 1, 0, s.keys) : s.keys);
+    int64_t seen = s.causal ? std::clamp<int64_t>(i + s.keys - s.queries + 1, 0, s.keys) : s.keys;
+    if (s.window > 0) seen = std::min(seen, s.window);  // the rows have causal windows only
+    pairs += static_cast<double>(seen);
   }
   return pairs * static_cast<double>(s.batch * s.heads);
 }
@@ -460,9 +245,9 @@ std::vector<OpCase> bench_rows(const Spec& spec) {
 }  // namespace
 
 std::vector<OpCase> attention_cases() {
-  constexpr DType kF = DType::kFloat32, kB = DType::kBFloat16;
+  constexpr DType kF = DType::kFloat32, kB = DType::kBFloat16, kH = DType::kFloat16;
   // note, dtype, batch, heads, kv heads, queries, keys, head size, causal, mask, dropout, packed,
-  // first batch, deviation
+  // first batch, deviation, window, segments
   const std::vector<Spec> small = {
       {"one", kF, 1, 1, 1, 1, 1, 1},
       {"causal", kF, 2, 2, 2, 5, 5, 3},
@@ -474,6 +259,13 @@ std::vector<OpCase> attention_cases() {
       {"mask", kF, 2, 2, 2, 8, 8, 2, false, Mask::kRandom},
       {"decode_mask", kF, 2, 3, 1, 2, 9, 6, true, Mask::kRandom},
       {"causal", kB, 1, 2, 2, 6, 6, 4},
+      {"causal", kH, 1, 2, 2, 6, 6, 4},
+      {"window", kF, 1, 2, 1, 9, 9, 4, true, Mask::kNone, 0, false, 0, 1, 3},
+      {"window_one", kF, 1, 2, 2, 5, 8, 3, true, Mask::kNone, 0, false, 0, 1, 1},
+      {"window_full", kF, 1, 2, 2, 7, 10, 3, false, Mask::kNone, 0, false, 0, 1, 2},
+      {"segments", kF, 2, 2, 1, 9, 9, 4, true, Mask::kNone, 0, false, 0, 1, 0, Segments::kMixed},
+      {"segments_window_dropout", kF, 1, 2, 1, 9, 9, 4, false, Mask::kRandom, 0.2, false, 0, 1, 4,
+       Segments::kMixed},
   };
   const std::vector<Spec> large = {
       {"packed", kF, 2, 3, 3, 97, 97, 64, true, Mask::kNone, 0, true},
@@ -495,7 +287,41 @@ std::vector<OpCase> attention_cases() {
       {"packed", kB, 2, 2, 2, 131, 131, 64, true, Mask::kNone, 0, true},
       {"gqa_dropout_mask", kB, 2, 4, 2, 75, 99, 33, true, Mask::kPadding, 0.2},
       {"full", kB, 1, 2, 2, 64, 64, 128, false},
+      {"packed", kH, 2, 2, 2, 131, 131, 64, true, Mask::kNone, 0, true},
+      {"gqa_dropout_mask", kH, 2, 4, 2, 75, 99, 33, true, Mask::kPadding, 0.2},
+      {"full", kH, 1, 2, 2, 64, 64, 128, false},
   };
+  std::vector<Spec> limited;  // windows and segments
+  for (const DType dtype : kFloatTypes) {
+    constexpr Segments kPacked = Segments::kPacked, kMixed = Segments::kMixed;
+    for (const Spec& spec : std::vector<Spec>{
+             {"window", dtype, 1, 2, 2, 400, 400, 24, true, Mask::kNone, 0, true, 0, 1, 70},
+             {"window_gqa", dtype, 2, 4, 2, 131, 131, 33, true, Mask::kNone, 0, false, 0, 1, 17},
+             {"window_gqa_dropout_mask", dtype, 1, 6, 2, 223, 223, 21, true, Mask::kPadding, 0.2,
+              false, 2, 1, 65},
+             {"window_offset", dtype, 1, 2, 1, 77, 305, 18, true, Mask::kNone, 0, false, 0, 1, 100},
+             {"window_queries_before_keys", dtype, 1, 1, 1, 210, 100, 40, true, Mask::kNone, 0,
+              false, 0, 1, 33},
+             {"window_one", dtype, 1, 1, 1, 70, 70, 8, true, Mask::kNone, 0, false, 0, 1, 1},
+             {"window_wide", dtype, 1, 1, 1, 70, 70, 8, true, Mask::kNone, 0, false, 0, 1,
+              int64_t{1} << 62},
+             {"window_both_sides", dtype, 2, 2, 1, 250, 250, 19, false, Mask::kRandom, 0.1, false,
+              0, 1, 40},
+             {"window_both_sides_offset", dtype, 1, 2, 2, 90, 301, 16, false, Mask::kNone, 0, false,
+              0, 1, 57},
+             {"segments", dtype, 2, 2, 2, 300, 300, 24, true, Mask::kNone, 0, true, 0, 1, 0,
+              kPacked},
+             {"segments_full", dtype, 1, 4, 2, 270, 270, 17, false, Mask::kNone, 0, false, 0, 1, 0,
+              kPacked},
+             {"segments_mixed", dtype, 2, 2, 1, 150, 150, 20, true, Mask::kRandom, 0.2, false, 0, 1,
+              0, kMixed},
+             {"segments_window", dtype, 1, 4, 1, 263, 263, 33, true, Mask::kPadding, 0.1, false, 0,
+              1, 30, kPacked},
+             {"segments_few", dtype, 2, 2, 2, 3, 3, 9, true, Mask::kNone, 0, false, 0, 1, 0,
+              kMixed}}) {
+      limited.push_back(spec);
+    }
+  }
   const std::vector<Spec> decode = {
       {"decode", kF, 2, 3, 3, 1, 77, 64},
       {"decode_long", kF, 1, 4, 2, 1, 1300, 24},
@@ -504,10 +330,18 @@ std::vector<OpCase> attention_cases() {
       {"decode_empty", kF, 2, 2, 2, 2, 40, 17, true, Mask::kSomeEmpty},
       {"decode", kB, 2, 8, 2, 1, 513, 128},
       {"decode_odd", kB, 1, 3, 3, 4, 45, 21},
+      {"decode", kH, 2, 8, 2, 1, 513, 128},
+      {"decode_odd", kH, 1, 3, 3, 4, 45, 21},
+      {"decode_window", kF, 1, 4, 2, 1, 1300, 24, true, Mask::kNone, 0, false, 0, 1, 700},
+      {"decode_window", kB, 2, 6, 2, 3, 900, 33, true, Mask::kRandom, 0, false, 0, 1, 64},
+      {"decode_window", kH, 1, 3, 1, 4, 77, 20, true, Mask::kNone, 0, false, 0, 1, 2},
+      {"decode_window_full", kF, 1, 3, 1, 4, 700, 20, false, Mask::kNone, 0, false, 0, 1, 300},
+      {"decode_window_few_keys", kF, 1, 3, 1, 4, 2, 20, true, Mask::kNone, 0, false, 0, 1, 1},
   };
   std::vector<OpCase> rows;
   for (const Spec& spec : small) rows.push_back(row_of(spec, true));
   for (const Spec& spec : large) rows.push_back(row_of(spec, false));
+  for (const Spec& spec : limited) rows.push_back(row_of(spec, false));
   for (const Spec& spec : decode) {
     rows.push_back(row_of(spec, false));
     OpCase forward_only;
@@ -519,10 +353,22 @@ std::vector<OpCase> attention_cases() {
   }
   for (const Spec& spec :
        {Spec{"nan", kF, 1, 2, 2, 100, 100, 16}, Spec{"nan", kF, 1, 2, 2, 3, 9, 16},
-        Spec{"nan", kB, 1, 2, 2, 70, 70, 16}}) {
+        Spec{"nan", kB, 1, 2, 2, 70, 70, 16}, Spec{"nan", kH, 1, 2, 2, 70, 70, 16}}) {
     OpCase row;
     row.name = spec.name();
     row.check = [spec](const OpContext& ctx, uint64_t seed) { return check_nan(spec, ctx, seed); };
+    rows.push_back(row);
+  }
+  for (const Spec& spec :
+       {Spec{"skips_window", kF, 1, 1, 1, 600, 600, 16, true, Mask::kNone, 0, false, 0, 1, 100},
+        Spec{"skips_window", kB, 1, 2, 1, 600, 600, 16, true, Mask::kNone, 0, false, 0, 1, 100},
+        Spec{"skips_segments", kF, 1, 1, 1, 600, 600, 16, false, Mask::kNone, 0, false, 0, 1, 0,
+             Segments::kPacked}}) {
+    OpCase row;
+    row.name = spec.name();
+    row.check = [spec](const OpContext& ctx, uint64_t seed) {
+      return check_skips(spec, ctx, seed);
+    };
     rows.push_back(row);
   }
   OpCase memory, refusals;
@@ -532,12 +378,14 @@ std::vector<OpCase> attention_cases() {
   refusals.check = check_refusals;
   rows.push_back(memory);
   rows.push_back(refusals);
-  for (const DType dtype : {kF, kB}) {
+  for (const DType dtype : kFloatTypes) {
     for (const Spec& spec :
          {Spec{"bench", dtype, 4, 12, 12, 256, 256, 64},
           Spec{"bench", dtype, 1, 12, 12, 1024, 1024, 64},
           Spec{"bench_gqa", dtype, 1, 8, 2, 1024, 1024, 128},
           Spec{"bench_dropout", dtype, 1, 12, 12, 1024, 1024, 64, true, Mask::kNone, 0.1},
+          Spec{"bench_window", dtype, 1, 12, 12, 4096, 4096, 64, true, Mask::kNone, 0, false, 0, 1,
+               512},
           Spec{"bench_decode", dtype, 1, 12, 12, 1, 1024, 64},
           Spec{"bench_decode_gqa", dtype, 4, 32, 8, 1, 2048, 128}}) {
       for (OpCase& row : bench_rows(spec)) rows.push_back(std::move(row));
