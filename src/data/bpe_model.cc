@@ -18,6 +18,21 @@ constexpr size_t kCacheEntriesPerShard = 4096;
 constexpr size_t kCachedPieceBytes = 64;  // longer pieces seldom repeat
 constexpr size_t kShortPiece = 48;        // up to here scanning beats a heap
 
+Json merges_json(const std::vector<std::pair<std::string, std::string>>& merges) {
+  // "a b" is read by every version of the format, but cannot express a token with a space, nor
+  // one that looks like the header line of a merges file.
+  bool pairs = false;
+  for (const auto& [a, b] : merges) {
+    pairs = pairs || a.find(' ') != std::string::npos || b.find(' ') != std::string::npos ||
+            a.starts_with("#version");
+  }
+  Json out = Json::array();
+  for (const auto& [a, b] : merges) {
+    out.push_back(pairs ? Json::array({a, b}) : Json(a + " " + b));
+  }
+  return out;
+}
+
 }  // namespace
 
 // Words repeat, so most pieces are a look-up. Sharded to keep threads apart; a full shard starts
@@ -25,25 +40,21 @@ constexpr size_t kShortPiece = 48;        // up to here scanning beats a heap
 struct BpeModel::Cache {
   struct Shard {
     std::mutex mutex;
-    std::unordered_map<std::string, std::vector<int32_t>, Hash, std::equal_to<>> entries;
+    std::unordered_map<std::string, std::vector<int32_t>, TextHash, std::equal_to<>> entries;
   };
   std::array<Shard, kCacheShards> shards;
 
-  Shard& shard_of(std::string_view piece) { return shards[(Hash{}(piece) >> 7) % kCacheShards]; }
+  Shard& shard_of(std::string_view piece) {
+    return shards[(TextHash{}(piece) >> 7) % kCacheShards];
+  }
 };
 
 BpeModel::BpeModel(BpeModelSpec spec, std::string_view what)
-    : spec_(std::move(spec)), merges_(spec_.merges.size()), cache_(std::make_unique<Cache>()) {
-  DS_CHECK(!spec_.vocab.empty(), Code::kCorrupt, what, ": the vocabulary is empty");
-  ids_.reserve(spec_.vocab.size());
-  for (const auto& [token, token_id] : spec_.vocab) {
-    DS_CHECK(token_id >= 0 && token_id < std::numeric_limits<int32_t>::max(), Code::kCorrupt, what,
-             ": token \"", printable(token), "\" has the id ", token_id, ", which is out of range");
-    DS_CHECK(ids_.emplace(token, token_id).second, Code::kCorrupt, what, ": token \"",
-             printable(token), "\" is twice in the vocabulary");
-    max_id_ = std::max(max_id_, token_id);
-  }
-
+    : TextModel(std::move(spec.vocab), what),
+      spec_(std::move(spec)),
+      merges_(spec_.merges.size()),
+      cache_(std::make_unique<Cache>()) {
+  spec_.vocab.clear();
   std::string joined;
   for (size_t rank = 0; rank < spec_.merges.size(); ++rank) {
     const auto& [a, b] = spec_.merges[rank];
@@ -68,7 +79,7 @@ BpeModel::BpeModel(BpeModelSpec spec, std::string_view what)
     byte_symbols_[b] = id(name).value_or(-1);
   }
   if (spec_.byte_level && spec_.ignore_merges) {
-    for (const auto& [token, token_id] : spec_.vocab) {
+    for (const auto& [token, token_id] : vocab_) {
       if (auto bytes = alphabet_to_bytes(token)) byte_ids_.emplace(std::move(*bytes), token_id);
     }
   }
@@ -81,12 +92,6 @@ BpeModel::BpeModel(BpeModelSpec spec, std::string_view what)
 }
 
 BpeModel::~BpeModel() = default;
-
-std::optional<int32_t> BpeModel::id(std::string_view token) const {
-  const auto found = ids_.find(token);
-  if (found == ids_.end()) return std::nullopt;
-  return found->second;
-}
 
 void BpeModel::encode_piece(std::string_view piece, std::vector<int32_t>& ids) const {
   if (piece.empty()) return;
@@ -129,12 +134,18 @@ void BpeModel::encode_uncached(std::string_view piece, std::vector<int32_t>& ids
 
 void BpeModel::split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const {
   symbols.reserve(piece.size());
-  bool after_unknown = false;
+  // An unknown character waits for what follows it, with which it may be fused; spelled bytes do
+  // not end the wait. Other readers of the format do the same.
+  bool waiting = false;
+  const auto flush = [&] {
+    if (waiting) symbols.push_back(unk_id_);
+    waiting = false;
+  };
   const auto unknown = [&](std::string_view text) {
     DS_CHECK(unk_id_ >= 0, Code::kInvalidArgument, "the tokenizer has no token for \"",
              printable(text), "\" and no unk_token; train it on text that has this character");
-    if (!(after_unknown && spec_.fuse_unk)) symbols.push_back(unk_id_);
-    after_unknown = true;
+    if (!spec_.fuse_unk) flush();
+    waiting = true;
   };
   size_t length = 1;
   for (size_t pos = 0; pos < piece.size(); pos += length) {
@@ -144,26 +155,26 @@ void BpeModel::split_symbols(std::string_view piece, std::vector<int32_t>& symbo
         unknown(piece.substr(pos, 1));
         continue;
       }
+      flush();
       symbols.push_back(symbol);
-    } else {
-      length = utf8_at(piece, pos).length;
-      const std::string_view text = piece.substr(pos, length);
-      if (const auto found = ids_.find(text); found != ids_.end()) {
-        symbols.push_back(found->second);
-      } else {
-        const auto symbol_of = [&](char c) { return byte_symbols_[static_cast<unsigned char>(c)]; };
-        const bool spelled =
-            spec_.byte_fallback &&
-            std::all_of(text.begin(), text.end(), [&](char c) { return symbol_of(c) >= 0; });
-        if (!spelled) {
-          unknown(text);
-          continue;
-        }
-        for (const char c : text) symbols.push_back(symbol_of(c));
-      }
+      continue;
     }
-    after_unknown = false;
+    length = utf8_at(piece, pos).length;
+    const std::string_view text = piece.substr(pos, length);
+    if (const auto found = ids_.find(text); found != ids_.end()) {
+      flush();
+      symbols.push_back(found->second);
+      continue;
+    }
+    const auto symbol_of = [&](char c) { return byte_symbols_[static_cast<unsigned char>(c)]; };
+    if (spec_.byte_fallback &&
+        std::all_of(text.begin(), text.end(), [&](char c) { return symbol_of(c) >= 0; })) {
+      for (const char c : text) symbols.push_back(symbol_of(c));
+    } else {
+      unknown(text);
+    }
   }
+  flush();
 }
 
 // Repeats: find the leftmost pair of the lowest rank, merge it.
@@ -244,6 +255,19 @@ void BpeModel::merge_long(std::vector<int32_t>& symbols) const {
   }
   symbols.clear();
   for (int32_t i = 0; i >= 0; i = node(i).next) symbols.push_back(node(i).symbol);
+}
+
+Json BpeModel::to_json() const {
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", spec_.unk_token ? Json(*spec_.unk_token) : Json(nullptr)},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", spec_.fuse_unk},
+          {"byte_fallback", spec_.byte_fallback},
+          {"ignore_merges", spec_.ignore_merges},
+          {"vocab", vocab_json()},
+          {"merges", merges_json(spec_.merges)}};
 }
 
 }  // namespace ds

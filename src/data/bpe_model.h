@@ -13,11 +13,12 @@
 #include <vector>
 
 #include "data/pair_map.h"
+#include "data/text_model.h"
 
 namespace ds {
 
 struct BpeModelSpec {
-  std::vector<std::pair<std::string, int32_t>> vocab;
+  Vocabulary vocab;
   std::vector<std::pair<std::string, std::string>> merges;  // by falling priority
   std::optional<std::string> unk_token;
   bool fuse_unk = false;
@@ -28,18 +29,15 @@ struct BpeModelSpec {
 };
 
 // Immutable but for a guarded cache of words; usable from many threads.
-class BpeModel {
+class BpeModel final : public TextModel {
  public:
   // `what` names the source in errors.
   BpeModel(BpeModelSpec spec, std::string_view what);
-  ~BpeModel();
+  ~BpeModel() override;
 
-  // Appends the ids of one piece.
-  void encode_piece(std::string_view piece, std::vector<int32_t>& ids) const;
-
-  const BpeModelSpec& spec() const noexcept { return spec_; }
-  std::optional<int32_t> id(std::string_view token) const;
-  int32_t max_id() const noexcept { return max_id_; }
+  void encode_piece(std::string_view piece, std::vector<int32_t>& ids) const override;
+  bool byte_level() const override { return spec_.byte_level; }
+  Json to_json() const override;
 
  private:
   struct Merge {
@@ -47,11 +45,6 @@ class BpeModel {
     int32_t id = 0;
   };
   struct Cache;
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-  };
-  using IdMap = std::unordered_map<std::string, int32_t, Hash, std::equal_to<>>;
 
   void encode_uncached(std::string_view piece, std::vector<int32_t>& ids) const;
   void split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const;
@@ -61,14 +54,12 @@ class BpeModel {
     return merges_.find(PairMap<Merge>::key(static_cast<uint32_t>(a), static_cast<uint32_t>(b)));
   }
 
-  BpeModelSpec spec_;
-  IdMap ids_;
-  IdMap byte_ids_;  // the byte strings behind the tokens, only with byte_level and ignore_merges
+  BpeModelSpec spec_;  // without the vocabulary
+  IdMap byte_ids_;     // the byte strings behind the tokens, only with byte_level and ignore_merges
   std::array<int32_t, 256>
       byte_symbols_{};  // byte_level: id of each byte; else id of <0xNN>; or -1
   PairMap<Merge> merges_;
   int32_t unk_id_ = -1;
-  int32_t max_id_ = -1;
   std::unique_ptr<Cache> cache_;
 };
 

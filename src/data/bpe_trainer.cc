@@ -5,9 +5,9 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "data/bpe_tokenizer.h"
 #include "data/byte_alphabet.h"
 #include "data/pair_map.h"
+#include "data/pipeline_tokenizer.h"
 #include "data/text_reader.h"
 #include "data/unicode.h"
 
@@ -72,15 +72,17 @@ void merge_word(Word& word, uint32_t a, uint32_t b, uint32_t merged,
   s.resize(out);
 }
 
-BpeTokenizerSpec base_spec(const BpeTrainerOptions& options) {
-  BpeTokenizerSpec spec;
+PipelineTokenizerSpec base_spec(const BpeTrainerOptions& options) {
+  PipelineTokenizerSpec spec;
+  BpeModelSpec model;
   std::vector<std::string> tokens = options.special_tokens;
   std::vector<uint16_t> alphabet(byte_alphabet().begin(), byte_alphabet().end());
   std::sort(alphabet.begin(), alphabet.end());
   for (const uint16_t code : alphabet) append_utf8(tokens.emplace_back(), code);
   for (size_t i = 0; i < tokens.size(); ++i) {
-    spec.model.vocab.emplace_back(tokens[i], static_cast<int32_t>(i));
+    model.vocab.emplace_back(tokens[i], static_cast<int32_t>(i));
   }
+  spec.model = std::move(model);
   for (size_t i = 0; i < options.special_tokens.size(); ++i) {
     AddedToken token;
     token.id = static_cast<int32_t>(i);
@@ -103,7 +105,7 @@ struct BpeTrainer::State {
   explicit State(const BpeTrainerOptions& options)
       : tokenizer(base_spec(options), "tokenizer training") {}
 
-  BpeTokenizer tokenizer;  // without merges, for its pre-tokenizer and byte ids
+  PipelineTokenizer tokenizer;  // without merges, for its pre-tokenizer and byte ids
   // Distinct words in order of first appearance, so that nothing depends on hashing.
   std::unordered_map<std::string, size_t, StringHash, std::equal_to<>> index;
   std::vector<std::pair<std::string, int64_t>> words;
@@ -155,10 +157,11 @@ void BpeTrainer::add_file(const std::filesystem::path& path) {
 }
 
 TokenizerPtr BpeTrainer::train() const {
-  BpeTokenizerSpec spec = base_spec(options_);
+  PipelineTokenizerSpec spec = base_spec(options_);
+  auto& model = std::get<BpeModelSpec>(spec.model);
   std::vector<std::string> tokens;
   std::unordered_map<std::string, uint32_t> ids;
-  for (const auto& [token, id] : spec.model.vocab) {
+  for (const auto& [token, id] : model.vocab) {
     tokens.push_back(token);
     ids.emplace(token, static_cast<uint32_t>(id));
   }
@@ -233,17 +236,17 @@ TokenizerPtr BpeTrainer::train() const {
     enqueue_fresh();
   }
 
-  for (size_t id = spec.model.vocab.size(); id < tokens.size(); ++id) {
-    spec.model.vocab.emplace_back(tokens[id], static_cast<int32_t>(id));
+  for (size_t id = model.vocab.size(); id < tokens.size(); ++id) {
+    model.vocab.emplace_back(tokens[id], static_cast<int32_t>(id));
   }
   PairMap<size_t> last_rank(merges.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) last_rank[merges[rank]] = rank;
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     if (*last_rank.find(merges[rank]) != rank) continue;
-    spec.model.merges.emplace_back(tokens[merges[rank] >> 32],
-                                   tokens[static_cast<uint32_t>(merges[rank])]);
+    model.merges.emplace_back(tokens[merges[rank] >> 32],
+                              tokens[static_cast<uint32_t>(merges[rank])]);
   }
-  return std::make_shared<BpeTokenizer>(std::move(spec), "trained tokenizer");
+  return std::make_shared<PipelineTokenizer>(std::move(spec), "trained tokenizer");
 }
 
 }  // namespace ds

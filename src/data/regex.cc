@@ -13,7 +13,9 @@ namespace {
 constexpr size_t kMaxPattern = 64 * 1024;
 // White_Space and word characters: PCRE2's own \s contains U+180E, its \w lacks marks.
 constexpr std::string_view kSpace = "\\t-\\r\\x{85}\\p{Z}";
-constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+// Oniguruma counts Latin-1's raised digits and fractions as word characters, too.
+constexpr std::string_view kWord =
+    "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
 constexpr std::string_view kHex = "0-9a-fA-F";
 
 std::string pcre2_message(int code) {

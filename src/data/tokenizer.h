@@ -69,13 +69,14 @@ struct TokenizerLoadOptions {
   std::string eos_token = {};
 };
 
-// Reads the text of a tokenizer.json with a BPE model; `what` names the source in errors. Parts
-// that are not supported are refused by name.
+// Reads the text of a tokenizer.json with a BPE or WordPiece model; `what` names the source in
+// errors. Parts that are not supported are refused by name.
 TokenizerPtr parse_tokenizer_json(std::string_view json, std::string_view what,
                                   const TokenizerLoadOptions& options = {});
 
 // A tokenizer.json file, or a folder with one; beside it, tokenizer_config.json may name the
-// end-of-document token.
+// end-of-document token. A folder without it may hold BERT's vocab.txt (also as a path of its own),
+// or GPT-2's vocab.json and merges.txt.
 TokenizerPtr load_tokenizer(const std::filesystem::path& path,
                             const TokenizerLoadOptions& options = {});
 
@@ -83,6 +84,17 @@ TokenizerPtr load_tokenizer(const std::filesystem::path& path,
 TokenizerPtr load_gpt2_tokenizer(const std::filesystem::path& vocab_json,
                                  const std::filesystem::path& merges_txt,
                                  const TokenizerLoadOptions& options = {});
+
+struct BertVocabOptions {
+  bool lowercase = true;
+  std::optional<bool> strip_accents = std::nullopt;  // nullopt: with the case
+  bool ideographs = true;                            // each is a word of its own
+};
+
+// BERT's tokenizer from the text of its vocab.txt, one token per line: [CLS] text [SEP].
+TokenizerPtr parse_bert_vocab(std::string_view text, std::string_view what,
+                              const BertVocabOptions& options = {},
+                              const TokenizerLoadOptions& load_options = {});
 
 void save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& path);
 

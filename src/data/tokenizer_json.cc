@@ -1,18 +1,18 @@
 // Reads and writes tokenizer.json (layout version 1.0) and reads GPT-2's vocab.json + merges.txt.
 #include "base/file.h"
 #include "base/log.h"
-#include "data/bpe_tokenizer.h"
 #include "data/json_fields.h"
+#include "data/pipeline_tokenizer.h"
 
 namespace ds {
 namespace {
 
 constexpr int64_t kMaxId = INT32_MAX - 1;
 
-std::vector<std::pair<std::string, int32_t>> read_vocab(const Json& json, std::string_view what) {
+Vocabulary read_vocab(const Json& json, std::string_view what) {
   DS_CHECK(json.is_object(), Code::kCorrupt, what, ": the vocabulary must be an object, not ",
            json.type_name());
-  std::vector<std::pair<std::string, int32_t>> vocab;
+  Vocabulary vocab;
   vocab.reserve(json.size());
   for (const auto& [token, token_id] : json.items()) {
     // The message is built only for a bad entry: there are many good ones.
@@ -53,14 +53,7 @@ std::vector<std::pair<std::string, std::string>> read_merges(const Json& json,
   return merges;
 }
 
-BpeModelSpec read_model(const Json& json, std::string_view what) {
-  // Old files have no type; BPE is then known by its merges.
-  const Json* const type = find_field(json, "type", what);
-  const std::string name = type != nullptr ? as_text(*type, str_cat(what, ".type"))
-                           : find_field(json, "merges", what) != nullptr ? "BPE"
-                                                                         : "without a type";
-  DS_CHECK(name == "BPE", Code::kUnsupported, what, ": a model \"", printable(name),
-           "\" is not supported; known is BPE");
+BpeModelSpec read_bpe(const Json& json, std::string_view what) {
   if (const Json* dropout = find_field(json, "dropout", what)) {
     DS_CHECK(dropout->is_number() && dropout->get<double>() == 0.0, Code::kUnsupported, what,
              ".dropout: random merges are not supported; set it to null");
@@ -80,6 +73,36 @@ BpeModelSpec read_model(const Json& json, std::string_view what) {
   spec.vocab = read_vocab(need_field(json, "vocab", what), str_cat(what, ".vocab"));
   spec.merges = read_merges(array_field(json, "merges", what), str_cat(what, ".merges"));
   return spec;
+}
+
+WordPieceModelSpec read_word_piece(const Json& json, std::string_view what) {
+  WordPieceModelSpec spec;
+  if (const Json* unk = find_field(json, "unk_token", what)) {
+    spec.unk_token = as_text(*unk, str_cat(what, ".unk_token"));
+  }
+  if (const Json* prefix = find_field(json, "continuing_subword_prefix", what)) {
+    spec.continuing_subword_prefix = as_text(*prefix, str_cat(what, ".continuing_subword_prefix"));
+  }
+  if (const Json* most = find_field(json, "max_input_chars_per_word", what)) {
+    spec.max_input_chars_per_word =
+        as_integer(*most, 0, INT32_MAX, str_cat(what, ".max_input_chars_per_word"));
+  }
+  spec.vocab = read_vocab(need_field(json, "vocab", what), str_cat(what, ".vocab"));
+  return spec;
+}
+
+TextModelSpec read_model(const Json& json, std::string_view what) {
+  // Old files have no type; the model is then known by its parts.
+  const Json* const type = find_field(json, "type", what);
+  const std::string name = type != nullptr ? as_text(*type, str_cat(what, ".type"))
+                           : find_field(json, "merges", what) != nullptr ? "BPE"
+                           : find_field(json, "max_input_chars_per_word", what) != nullptr
+                               ? "WordPiece"
+                               : "without a type";
+  if (name == "BPE") return read_bpe(json, what);
+  if (name == "WordPiece") return read_word_piece(json, what);
+  fail(Code::kUnsupported, what, ": a model \"", printable(name),
+       "\" is not supported; known are BPE and WordPiece");
 }
 
 std::vector<AddedToken> read_added_tokens(const Json& document, std::string_view what) {
@@ -106,28 +129,25 @@ Json stage(const Json& document, const char* name, std::string_view what) {
   return found != nullptr ? *found : Json(nullptr);
 }
 
-// "eos_token" of tokenizer_config.json: a string, or an object with its content.
-std::string read_eos_name(const std::filesystem::path& path) {
-  const std::string what = path.string();
-  const Json config = parse_json(read_text_file(path), what, Code::kCorrupt);
-  const Json* const eos = find_field(config, "eos_token", what);
-  if (eos == nullptr) return {};
-  return eos->is_object() ? text_field(*eos, "content", what) : as_text(*eos, what);
-}
+struct FolderConfig {
+  std::string eos_token;
+  BertVocabOptions bert;
+};
 
-Json merges_json(const std::vector<std::pair<std::string, std::string>>& merges) {
-  // "a b" is read by every version of the format, but cannot express a token with a space, nor
-  // one that looks like the header line of a merges file.
-  bool pairs = false;
-  for (const auto& [a, b] : merges) {
-    pairs = pairs || a.find(' ') != std::string::npos || b.find(' ') != std::string::npos ||
-            a.starts_with("#version");
+// tokenizer_config.json: "eos_token" is a string, or an object with its content.
+FolderConfig read_config(const std::filesystem::path& path) {
+  const std::string what = path.string();
+  const Json json = parse_json(read_text_file(path), what, Code::kCorrupt);
+  FolderConfig config;
+  if (const Json* eos = find_field(json, "eos_token", what)) {
+    config.eos_token = eos->is_object() ? text_field(*eos, "content", what) : as_text(*eos, what);
   }
-  Json out = Json::array();
-  for (const auto& [a, b] : merges) {
-    out.push_back(pairs ? Json::array({a, b}) : Json(a + " " + b));
+  config.bert.lowercase = bool_field(json, "do_lower_case", true, what);
+  config.bert.ideographs = bool_field(json, "tokenize_chinese_chars", true, what);
+  if (find_field(json, "strip_accents", what) != nullptr) {
+    config.bert.strip_accents = bool_field(json, "strip_accents", true, what);
   }
-  return out;
+  return config;
 }
 
 }  // namespace
@@ -141,7 +161,7 @@ TokenizerPtr parse_tokenizer_json(std::string_view json, std::string_view what,
              Code::kUnsupported, what, ": tokenizer.json version ", printable(dump_json(*version)),
              " is not supported; known is \"1.0\"");
   }
-  BpeTokenizerSpec spec;
+  PipelineTokenizerSpec spec;
   spec.model = read_model(need_field(document, "model", what), str_cat(what, ": model"));
   spec.added_tokens = read_added_tokens(document, what);
   spec.normalizer = stage(document, "normalizer", what);
@@ -154,18 +174,33 @@ TokenizerPtr parse_tokenizer_json(std::string_view json, std::string_view what,
   if (!spec.truncation.is_null() || !spec.padding.is_null()) {
     log_info("data", what, ": truncation and padding are left to the caller");
   }
-  return std::make_shared<BpeTokenizer>(std::move(spec), what);
+  return std::make_shared<PipelineTokenizer>(std::move(spec), what);
 }
 
 TokenizerPtr load_tokenizer(const std::filesystem::path& path,
                             const TokenizerLoadOptions& options) {
   std::error_code ignored;
-  const std::filesystem::path file =
-      std::filesystem::is_directory(path, ignored) ? path / "tokenizer.json" : path;
+  const auto exists = [&](const std::filesystem::path& file) {
+    return std::filesystem::exists(file, ignored);
+  };
+  const bool is_folder = std::filesystem::is_directory(path, ignored);
+  const std::filesystem::path folder = is_folder ? path : path.parent_path();
+  FolderConfig config;
+  if (exists(folder / "tokenizer_config.json")) {
+    config = read_config(folder / "tokenizer_config.json");
+  }
   TokenizerLoadOptions chosen = options;
-  const std::filesystem::path config = file.parent_path() / "tokenizer_config.json";
-  if (chosen.eos_token.empty() && std::filesystem::exists(config, ignored)) {
-    chosen.eos_token = read_eos_name(config);
+  if (chosen.eos_token.empty()) chosen.eos_token = config.eos_token;
+  std::filesystem::path file = is_folder ? path / "tokenizer.json" : path;
+  if (is_folder && !exists(file)) {
+    if (exists(path / "vocab.txt")) {
+      file = path / "vocab.txt";
+    } else if (exists(path / "vocab.json") && exists(path / "merges.txt")) {
+      return load_gpt2_tokenizer(path / "vocab.json", path / "merges.txt", chosen);
+    }
+  }
+  if (file.extension() == ".txt") {
+    return parse_bert_vocab(read_text_file(file), file.string(), config.bert, chosen);
   }
   return parse_tokenizer_json(read_text_file(file), file.string(), chosen);
 }
@@ -173,9 +208,9 @@ TokenizerPtr load_tokenizer(const std::filesystem::path& path,
 TokenizerPtr load_gpt2_tokenizer(const std::filesystem::path& vocab_json,
                                  const std::filesystem::path& merges_txt,
                                  const TokenizerLoadOptions& options) {
-  BpeTokenizerSpec spec;
+  BpeModelSpec model;
   const std::string vocab_name = vocab_json.string(), merges_name = merges_txt.string();
-  spec.model.vocab =
+  model.vocab =
       read_vocab(parse_json(read_text_file(vocab_json), vocab_name, Code::kCorrupt), vocab_name);
   const std::string merges = read_text_file(merges_txt);
   size_t line_number = 0;
@@ -185,19 +220,21 @@ TokenizerPtr load_gpt2_tokenizer(const std::filesystem::path& vocab_json,
     begin = end + 1;
     if (line.ends_with('\r')) line.pop_back();
     if (line.empty() || (line_number == 0 && line.starts_with("#version"))) continue;
-    spec.model.merges.push_back(split_merge(line, spec.model.merges.size(), merges_name));
+    model.merges.push_back(split_merge(line, model.merges.size(), merges_name));
   }
   const Json byte_level = {{"type", "ByteLevel"},
                            {"add_prefix_space", false},
                            {"trim_offsets", true},
                            {"use_regex", true}};
+  PipelineTokenizerSpec spec;
+  spec.model = std::move(model);
   spec.pre_tokenizer = byte_level;
   spec.decoder = byte_level;
   spec.eos_token = options.eos_token;
-  return std::make_shared<BpeTokenizer>(std::move(spec), vocab_name);
+  return std::make_shared<PipelineTokenizer>(std::move(spec), vocab_name);
 }
 
-std::string BpeTokenizer::to_json() const {
+std::string PipelineTokenizer::to_json() const {
   Json added = Json::array();
   for (const AddedToken& token : added_tokens_) {
     added.push_back({{"id", token.id},
@@ -208,13 +245,6 @@ std::string BpeTokenizer::to_json() const {
                      {"normalized", token.normalized},
                      {"special", token.special}});
   }
-  const BpeModelSpec& spec = model_.spec();
-  Json vocab = Json::object();
-  for (const auto& [token, token_id] : spec.vocab) {
-    // Known to be distinct; operator[] would search the whole object.
-    vocab.get_ref<Json::object_t&>().emplace_back(token, token_id);
-  }
-  const Json unk = spec.unk_token ? Json(*spec.unk_token) : Json(nullptr);
   const Json document = {{"version", "1.0"},
                          {"truncation", stages_.at("truncation")},
                          {"padding", stages_.at("padding")},
@@ -223,17 +253,7 @@ std::string BpeTokenizer::to_json() const {
                          {"pre_tokenizer", stages_.at("pre_tokenizer")},
                          {"post_processor", stages_.at("post_processor")},
                          {"decoder", stages_.at("decoder")},
-                         {"model",
-                          {{"type", "BPE"},
-                           {"dropout", nullptr},
-                           {"unk_token", unk},
-                           {"continuing_subword_prefix", nullptr},
-                           {"end_of_word_suffix", nullptr},
-                           {"fuse_unk", spec.fuse_unk},
-                           {"byte_fallback", spec.byte_fallback},
-                           {"ignore_merges", spec.ignore_merges},
-                           {"vocab", std::move(vocab)},
-                           {"merges", merges_json(spec.merges)}}}};
+                         {"model", model_->to_json()}};
   return dump_json(document, 2);
 }
 

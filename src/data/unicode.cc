@@ -153,6 +153,10 @@ bool is_unicode_space(uint32_t code) {
 bool is_unicode_word(uint32_t code) {
   // Joiners, and the circled letters that are Alphabetic although symbols.
   if (code == 0x200C || code == 0x200D || (code >= 0x24B6 && code <= 0x24E9)) return true;
+  if ((code >= 0x1F130 && code <= 0x1F149) || (code >= 0x1F150 && code <= 0x1F169) ||
+      (code >= 0x1F170 && code <= 0x1F189)) {
+    return true;
+  }
   switch (utf8proc_category(static_cast<int32_t>(code))) {
     case UTF8PROC_CATEGORY_LU:
     case UTF8PROC_CATEGORY_LL:
@@ -169,6 +173,37 @@ bool is_unicode_word(uint32_t code) {
     default:
       return false;
   }
+}
+
+bool is_unicode_punctuation(uint32_t code) {
+  switch (utf8proc_category(static_cast<int32_t>(code))) {
+    case UTF8PROC_CATEGORY_PC:
+    case UTF8PROC_CATEGORY_PD:
+    case UTF8PROC_CATEGORY_PS:
+    case UTF8PROC_CATEGORY_PE:
+    case UTF8PROC_CATEGORY_PI:
+    case UTF8PROC_CATEGORY_PF:
+    case UTF8PROC_CATEGORY_PO:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_unicode_mark(uint32_t code) {
+  const auto category = utf8proc_category(static_cast<int32_t>(code));
+  return category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||
+         category == UTF8PROC_CATEGORY_ME;
+}
+
+bool is_unicode_nonspacing_mark(uint32_t code) {
+  return utf8proc_category(static_cast<int32_t>(code)) == UTF8PROC_CATEGORY_MN;
+}
+
+bool is_unicode_control(uint32_t code) {
+  const auto category = utf8proc_category(static_cast<int32_t>(code));
+  return category == UTF8PROC_CATEGORY_CC || category == UTF8PROC_CATEGORY_CF ||
+         category == UTF8PROC_CATEGORY_CO;
 }
 
 }  // namespace ds

@@ -32,7 +32,11 @@ std::string normalize_utf8(std::string_view text, NormalForm form);
 std::string lowercase_utf8(std::string_view text);
 int64_t count_utf8_chars(std::string_view text);
 
-bool is_unicode_space(uint32_t code);  // the White_Space property
-bool is_unicode_word(uint32_t code);   // letters, marks, decimal digits, connectors
+bool is_unicode_space(uint32_t code);            // the White_Space property
+bool is_unicode_word(uint32_t code);             // letters, marks, decimal digits, connectors
+bool is_unicode_punctuation(uint32_t code);      // general category P
+bool is_unicode_mark(uint32_t code);             // general category M
+bool is_unicode_nonspacing_mark(uint32_t code);  // general category Mn
+bool is_unicode_control(uint32_t code);          // general categories Cc, Cf and Co
 
 }  // namespace ds

@@ -269,8 +269,8 @@ TEST(TokenizerFiles, UnsupportedPartsAreNamed) {
   refuse("model.dropout", "0.1", "dropout");
   refuse("model.continuing_subword_prefix", R"("##")", "continuing_subword_prefix");
   refuse("model.end_of_word_suffix", R"("</w>")", "end_of_word_suffix");
-  refuse("normalizer", R"({"type":"BertNormalizer"})", "BertNormalizer");
-  refuse("pre_tokenizer", R"({"type":"Metaspace"})", "Metaspace");
+  refuse("normalizer", R"({"type":"Nmt"})", "Nmt");
+  refuse("pre_tokenizer", R"({"type":"UnicodeScripts"})", "UnicodeScripts");
   refuse("pre_tokenizer",
          R"({"type":"Sequence","pretokenizers":[{"type":"ByteLevel"},{"type":"Digits"}]})", "last");
   refuse("pre_tokenizer",
@@ -278,7 +278,7 @@ TEST(TokenizerFiles, UnsupportedPartsAreNamed) {
   refuse("pre_tokenizer", R"({"type":"Split","pattern":{"Regex":"[a&&b]"},"behavior":"Isolated"})",
          "&&");
   refuse("post_processor", R"({"type":"Mystery"})", "Mystery");
-  refuse("decoder", R"({"type":"WordPiece"})", "WordPiece");
+  refuse("decoder", R"({"type":"CTC"})", "CTC");
   refuse("version", R"("2.0")", "2.0");
 }
 

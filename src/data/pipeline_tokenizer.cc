@@ -1,4 +1,4 @@
-#include "data/bpe_tokenizer.h"
+#include "data/pipeline_tokenizer.h"
 
 #include <algorithm>
 #include <array>
@@ -28,14 +28,20 @@ void for_each_run(std::string_view text, const Good& good, const Bad& bad) {
   }
 }
 
-BpeModelSpec with_byte_level(BpeModelSpec spec, bool byte_level) {
-  spec.byte_level = byte_level;
-  return spec;
+std::unique_ptr<const TextModel> make_model(TextModelSpec spec, bool byte_level,
+                                            std::string_view what) {
+  if (auto* bpe = std::get_if<BpeModelSpec>(&spec)) {
+    bpe->byte_level = byte_level;
+    return std::make_unique<BpeModel>(std::move(*bpe), what);
+  }
+  DS_CHECK(!byte_level, Code::kUnsupported, what,
+           ": a ByteLevel pre-tokenizer needs a BPE model, not WordPiece");
+  return std::make_unique<WordPieceModel>(std::move(std::get<WordPieceModelSpec>(spec)), what);
 }
 
 }  // namespace
 
-BpeTokenizer::BpeTokenizer(BpeTokenizerSpec spec, std::string_view what)
+PipelineTokenizer::PipelineTokenizer(PipelineTokenizerSpec spec, std::string_view what)
     : added_tokens_(std::move(spec.added_tokens)),
       stages_({{"truncation", std::move(spec.truncation)},
                {"padding", std::move(spec.padding)},
@@ -46,40 +52,40 @@ BpeTokenizer::BpeTokenizer(BpeTokenizerSpec spec, std::string_view what)
       pre_tokenizer_(stages_["pre_tokenizer"], str_cat(what, ": pre_tokenizer")),
       normalizer_(stages_["normalizer"], str_cat(what, ": normalizer")),
       decoder_(stages_["decoder"], str_cat(what, ": decoder")),
-      model_(with_byte_level(std::move(spec.model), pre_tokenizer_.byte_level()), what) {
+      model_(make_model(std::move(spec.model), pre_tokenizer_.byte_level(), what)) {
   add_model_entries(what);
   add_added_entries(what);
-  if (!stages_["post_processor"].is_null()) {
-    read_post_processor(stages_["post_processor"], str_cat(what, ": post_processor"));
-  }
+  post_processor_ =
+      PostProcessor(stages_["post_processor"], vocab_size(), str_cat(what, ": post_processor"));
   choose_eos(spec.eos_token, what);
 }
 
-void BpeTokenizer::add_model_entries(std::string_view what) {
-  int64_t largest = model_.max_id();
+void PipelineTokenizer::add_model_entries(std::string_view what) {
+  int64_t largest = model_->max_id();
   for (const AddedToken& token : added_tokens_) largest = std::max<int64_t>(largest, token.id);
   // The table below has a row per id, so a file must not name a huge one.
-  const auto count = static_cast<int64_t>(model_.spec().vocab.size() + added_tokens_.size());
+  const auto count = static_cast<int64_t>(model_->vocab().size() + added_tokens_.size());
   const int64_t limit = 8 * count + 1'000'000;
   DS_CHECK(largest < limit, Code::kCorrupt, what, ": token id ", largest,
            " is out of proportion to ", count, " tokens");
   entries_.resize(static_cast<size_t>(largest) + 1);
-  for (const auto& [token, token_id] : model_.spec().vocab) {
+  const bool byte_level = model_->byte_level() || decoder_.byte_level();
+  for (const auto& [token, token_id] : model_->vocab()) {
     Entry& entry = entries_[static_cast<size_t>(token_id)];
     DS_CHECK(!entry.exists, Code::kCorrupt, what, ": the tokens \"", printable(entry.token),
              "\" and \"", printable(token), "\" share the id ", token_id);
     entry.exists = true;
     entry.token = token;
-    entry.bytes = alphabet_to_bytes(token).value_or(token);
+    if (byte_level) entry.bytes = alphabet_to_bytes(token).value_or(token);
   }
 }
 
-void BpeTokenizer::add_added_entries(std::string_view what) {
+void PipelineTokenizer::add_added_entries(std::string_view what) {
   for (const AddedToken& token : added_tokens_) {
     DS_CHECK(!token.content.empty(), Code::kCorrupt, what, ": added token ", token.id, " is empty");
     DS_CHECK(added_ids_.emplace(token.content, token.id).second, Code::kCorrupt, what,
              ": added token \"", printable(token.content), "\" is listed twice");
-    const auto in_model = model_.id(token.content);
+    const auto in_model = model_->id(token.content);
     DS_CHECK(!in_model || *in_model == token.id, Code::kCorrupt, what, ": added token \"",
              printable(token.content), "\" has the id ", token.id, ", but the model gives it ",
              in_model.value_or(-1));
@@ -103,53 +109,7 @@ void BpeTokenizer::add_added_entries(std::string_view what) {
   }
 }
 
-void BpeTokenizer::read_post_processor(const Json& json, std::string_view what) {
-  const std::string type = text_field(json, "type", what);
-  if (type == "Sequence") {
-    for (const Json& step : array_field(json, "processors", what)) read_post_processor(step, what);
-  } else if (type == "TemplateProcessing") {
-    read_template(json, what);
-  } else if (type == "BertProcessing" || type == "RobertaProcessing") {
-    const auto token_of = [&](const char* name) {
-      const Json& pair = array_field(json, name, what);
-      DS_CHECK(pair.size() == 2, Code::kCorrupt, what, ".", name, " must be [token, id]");
-      return static_cast<int32_t>(as_integer(pair[1], 0, vocab_size() - 1, what));
-    };
-    prefix_.insert(prefix_.begin(), token_of("cls"));
-    suffix_.push_back(token_of("sep"));
-  } else {
-    // ByteLevel only trims offsets, which are not reported here.
-    DS_CHECK(type == "ByteLevel", Code::kUnsupported, what, ": the type \"", printable(type),
-             "\" is not supported; known are ByteLevel, TemplateProcessing, BertProcessing, "
-             "RobertaProcessing and Sequence");
-  }
-}
-
-void BpeTokenizer::read_template(const Json& json, std::string_view what) {
-  std::vector<int32_t> before, after;
-  bool text_seen = false;
-  for (const Json& item : array_field(json, "single", what)) {
-    if (const Json* sequence = find_field(item, "Sequence", what)) {
-      DS_CHECK(!text_seen && text_field(*sequence, "id", what) == "A", Code::kUnsupported, what,
-               ": a template must hold the sequence A exactly once");
-      text_seen = true;
-      continue;
-    }
-    const std::string name = text_field(need_field(item, "SpecialToken", what), "id", what);
-    const Json& known = need_field(json, "special_tokens", what);
-    const Json& entry = need_field(known, name, str_cat(what, ".special_tokens"));
-    for (const Json& value : array_field(entry, "ids", what)) {
-      (text_seen ? after : before)
-          .push_back(static_cast<int32_t>(as_integer(value, 0, vocab_size() - 1, what)));
-    }
-  }
-  DS_CHECK(text_seen, Code::kUnsupported, what,
-           ": a template must hold the sequence A exactly once");
-  prefix_.insert(prefix_.begin(), before.begin(), before.end());
-  suffix_.insert(suffix_.end(), after.begin(), after.end());
-}
-
-void BpeTokenizer::choose_eos(const std::string& name, std::string_view what) {
+void PipelineTokenizer::choose_eos(const std::string& name, std::string_view what) {
   if (!name.empty()) {
     eos_id_ = id(name);
     DS_CHECK(eos_id_, Code::kNotFound, what, ": there is no token \"", printable(name),
@@ -162,28 +122,29 @@ void BpeTokenizer::choose_eos(const std::string& name, std::string_view what) {
   }
 }
 
-std::optional<std::string> BpeTokenizer::token(int32_t id) const {
+std::optional<std::string> PipelineTokenizer::token(int32_t id) const {
   if (id < 0 || id >= vocab_size() || !entries_[static_cast<size_t>(id)].exists) {
     return std::nullopt;
   }
   return entries_[static_cast<size_t>(id)].token;
 }
 
-std::optional<int32_t> BpeTokenizer::id(std::string_view token) const {
+std::optional<int32_t> PipelineTokenizer::id(std::string_view token) const {
   if (const auto added = added_ids_.find(std::string(token)); added != added_ids_.end()) {
     return added->second;
   }
-  return model_.id(token);
+  return model_->id(token);
 }
 
-void BpeTokenizer::append_encoded(std::string_view text, const EncodeOptions& options,
-                                  std::vector<int32_t>& ids) const {
+void PipelineTokenizer::append_encoded(std::string_view text, const EncodeOptions& options,
+                                       std::vector<int32_t>& ids) const {
   std::string repaired;
-  if (!model_.spec().byte_level && !is_valid_utf8(text)) {
+  if (!model_->byte_level() && !is_valid_utf8(text)) {
     repaired = replace_invalid_utf8(text);
     text = repaired;
   }
-  if (options.add_special_tokens) ids.insert(ids.end(), prefix_.begin(), prefix_.end());
+  if (options.add_special_tokens)
+    ids.insert(ids.end(), post_processor_.prefix().begin(), post_processor_.prefix().end());
   std::vector<AddedTokenSegment> segments;
   raw_matcher_.split(text, options.parse_special_tokens, segments);
   for (const AddedTokenSegment& segment : segments) {
@@ -193,42 +154,46 @@ void BpeTokenizer::append_encoded(std::string_view text, const EncodeOptions& op
     }
     for_each_run(
         segment.text,
-        [&](std::string_view run, bool begins) { encode_text(run, begins, options, ids); },
-        [&](std::string_view run) { model_.encode_piece(run, ids); });
+        [&](std::string_view run, bool begins) {
+          encode_text(run, {begins, run.data() == text.data()}, options, ids);
+        },
+        [&](std::string_view run) { model_->encode_piece(run, ids); });
   }
-  if (options.add_special_tokens) ids.insert(ids.end(), suffix_.begin(), suffix_.end());
+  if (options.add_special_tokens)
+    ids.insert(ids.end(), post_processor_.suffix().begin(), post_processor_.suffix().end());
 }
 
-void BpeTokenizer::encode_text(std::string_view text, bool begins, const EncodeOptions& options,
-                               std::vector<int32_t>& ids) const {
+void PipelineTokenizer::encode_text(std::string_view text, PreTokenizer::Place place,
+                                    const EncodeOptions& options, std::vector<int32_t>& ids) const {
   std::string normal;
   if (!normalizer_.empty()) {
     normal = normalizer_.apply(text);
     text = normal;
   }
-  if (normalized_matcher_.empty()) return encode_model_text(text, begins, ids);
+  if (normalized_matcher_.empty()) return encode_model_text(text, place, ids);
   std::vector<AddedTokenSegment> segments;
   normalized_matcher_.split(text, options.parse_special_tokens, segments);
   for (const AddedTokenSegment& segment : segments) {
     if (segment.id >= 0) {
       ids.push_back(segment.id);
-      begins = true;
     } else {
-      encode_model_text(segment.text, begins, ids);
+      encode_model_text(segment.text, place, ids);
     }
+    place = {};
+    place.text = false;
   }
 }
 
-void BpeTokenizer::encode_model_text(std::string_view text, bool begins,
-                                     std::vector<int32_t>& ids) const {
+void PipelineTokenizer::encode_model_text(std::string_view text, PreTokenizer::Place place,
+                                          std::vector<int32_t>& ids) const {
   PreTokenizer::Arena arena;
   std::vector<std::string_view> pieces;
-  pre_tokenizer_.split(text, begins, arena, pieces);
-  for (const std::string_view piece : pieces) model_.encode_piece(piece, ids);
+  pre_tokenizer_.split(text, place, arena, pieces);
+  for (const std::string_view piece : pieces) model_->encode_piece(piece, ids);
 }
 
-void BpeTokenizer::pre_tokenize(std::string_view text, PreTokenizer::Arena& arena,
-                                std::vector<std::string_view>& pieces) const {
+void PipelineTokenizer::pre_tokenize(std::string_view text, PreTokenizer::Arena& arena,
+                                     std::vector<std::string_view>& pieces) const {
   std::vector<AddedTokenSegment> segments;
   raw_matcher_.split(text, true, segments);
   for (const AddedTokenSegment& segment : segments) {
@@ -236,13 +201,14 @@ void BpeTokenizer::pre_tokenize(std::string_view text, PreTokenizer::Arena& aren
     for_each_run(
         segment.text,
         [&](std::string_view run, bool begins) {
-          pre_tokenizer_.split(run, begins, arena, pieces);
+          pre_tokenizer_.split(run, {begins, run.data() == text.data()}, arena, pieces);
         },
         [&](std::string_view run) { pieces.push_back(run); });
   }
 }
 
-std::string BpeTokenizer::decode(std::span<const int32_t> ids, const DecodeOptions& options) const {
+std::string PipelineTokenizer::decode(std::span<const int32_t> ids,
+                                      const DecodeOptions& options) const {
   std::string out;
   std::vector<std::string> tokens;
   for (const int32_t token_id : ids) {
@@ -252,7 +218,7 @@ std::string BpeTokenizer::decode(std::span<const int32_t> ids, const DecodeOptio
              ": the tokenizer has no such token (its ids are below ", vocab_size(), ")");
     const Entry& entry = entries_[static_cast<size_t>(token_id)];
     if (entry.special && options.skip_special_tokens) continue;
-    if (model_.spec().byte_level || decoder_.byte_level()) {
+    if (model_->byte_level() || decoder_.byte_level()) {
       out += entry.bytes;
     } else {
       tokens.push_back(entry.token);

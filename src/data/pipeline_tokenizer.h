@@ -1,22 +1,31 @@
-// The tokenizer that a tokenizer.json with a BPE model describes: added tokens, normalizer,
-// pre-tokenizer, model, post-processor, decoder.
+// The tokenizer that a tokenizer.json describes: added tokens, normalizer, pre-tokenizer, model,
+// post-processor, decoder.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "base/json.h"
 #include "data/added_tokens.h"
 #include "data/bpe_model.h"
-#include "data/text_pipeline.h"
+#include "data/decoder.h"
+#include "data/normalizer.h"
+#include "data/post_processor.h"
+#include "data/pre_tokenizer.h"
+#include "data/text_model.h"
 #include "data/tokenizer.h"
+#include "data/word_piece_model.h"
 
 namespace ds {
 
-struct BpeTokenizerSpec {
-  BpeModelSpec model;
+using TextModelSpec = std::variant<BpeModelSpec, WordPieceModelSpec>;
+
+struct PipelineTokenizerSpec {
+  TextModelSpec model;
   std::vector<AddedToken> added_tokens;
   // The stages as in the file; null when absent.
   Json normalizer;
@@ -28,10 +37,10 @@ struct BpeTokenizerSpec {
   std::string eos_token;  // empty: the first usual name that exists
 };
 
-class BpeTokenizer final : public Tokenizer {
+class PipelineTokenizer final : public Tokenizer {
  public:
-  // Sets model.byte_level from the pre-tokenizer.
-  BpeTokenizer(BpeTokenizerSpec spec, std::string_view what);
+  // The pre-tokenizer decides whether a BPE model is one of bytes.
+  PipelineTokenizer(PipelineTokenizerSpec spec, std::string_view what);
 
   void append_encoded(std::string_view text, const EncodeOptions& options,
                       std::vector<int32_t>& ids) const override;
@@ -56,27 +65,25 @@ class BpeTokenizer final : public Tokenizer {
 
   void add_model_entries(std::string_view what);
   void add_added_entries(std::string_view what);
-  void read_post_processor(const Json& json, std::string_view what);
-  void read_template(const Json& json, std::string_view what);
   void choose_eos(const std::string& name, std::string_view what);
   // The text between raw added tokens: normalised, cut at normalised added tokens, encoded.
-  void encode_text(std::string_view text, bool begins, const EncodeOptions& options,
+  void encode_text(std::string_view text, PreTokenizer::Place place, const EncodeOptions& options,
                    std::vector<int32_t>& ids) const;
-  void encode_model_text(std::string_view text, bool begins, std::vector<int32_t>& ids) const;
+  void encode_model_text(std::string_view text, PreTokenizer::Place place,
+                         std::vector<int32_t>& ids) const;
 
-  // Kept for to_json(); the vocabulary itself lives in the model.
+  // Kept for to_json(); the model keeps its own part.
   std::vector<AddedToken> added_tokens_;
   Json stages_;
   PreTokenizer pre_tokenizer_;
   Normalizer normalizer_;
   Decoder decoder_;
-  BpeModel model_;
+  std::unique_ptr<const TextModel> model_;
+  PostProcessor post_processor_;
   AddedTokenMatcher raw_matcher_;
   AddedTokenMatcher normalized_matcher_;
   std::vector<Entry> entries_;  // by id
   std::unordered_map<std::string, int32_t> added_ids_;
-  std::vector<int32_t> prefix_;  // what add_special_tokens puts around a text
-  std::vector<int32_t> suffix_;
   std::optional<int32_t> eos_id_;
 };
 

@@ -1,0 +1,59 @@
+// The decoder of a tokenizer.json: from the spelling of tokens back to text.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/json.h"
+#include "data/text_pattern.h"
+
+namespace ds {
+
+class Decoder {
+ public:
+  Decoder() = default;
+  Decoder(const Json& json, std::string_view what);  // null: tokens with spaces between
+
+  // The whole decoder is the inverse of a ByteLevel pre-tokenizer.
+  bool byte_level() const noexcept { return byte_level_; }
+  std::string apply(std::vector<std::string> tokens) const;
+
+ private:
+  using Tokens = std::vector<std::string>;
+  struct Replace {
+    TextPattern pattern;
+    std::string content;
+    void apply(Tokens& tokens) const;
+  };
+  struct ByteFallback {
+    void apply(Tokens& tokens) const;
+  };
+  struct Fuse {
+    void apply(Tokens& tokens) const;
+  };
+  struct Strip {
+    std::string content;
+    size_t start = 0;
+    size_t stop = 0;
+    void apply(Tokens& tokens) const;
+  };
+  struct Metaspace {
+    std::string replacement;
+    bool drop_first = true;  // the prefix that the pre-tokenizer put there
+    void apply(Tokens& tokens) const;
+  };
+  struct WordPiece {
+    std::string prefix;
+    bool cleanup = true;
+    void apply(Tokens& tokens) const;
+  };
+  void add(const Json& json, std::string_view what, bool alone);
+
+  std::vector<std::variant<Replace, ByteFallback, Fuse, Strip, Metaspace, WordPiece>> steps_;
+  bool byte_level_ = false;
+  bool null_ = true;
+};
+
+}  // namespace ds

@@ -1,0 +1,36 @@
+#include "data/text_pattern.h"
+
+#include "data/json_fields.h"
+
+namespace ds {
+
+TextPattern::TextPattern(const Json& json, std::string_view what) {
+  if (const Json* regex = find_field(json, "Regex", what)) {
+    regex_.emplace(as_text(*regex, what), what);
+  } else {
+    literal_ = text_field(json, "String", what);
+  }
+}
+
+void TextPattern::find_all(std::string_view text, std::vector<MatchRange>& out) const {
+  if (regex_) return regex_->find_all(text, out);
+  if (literal_.empty()) return;
+  for (size_t at = text.find(literal_); at != std::string_view::npos;
+       at = text.find(literal_, at + literal_.size())) {
+    out.push_back({at, at + literal_.size()});
+  }
+}
+
+std::string TextPattern::replace_all(std::string_view text, std::string_view content) const {
+  std::vector<MatchRange> matches;
+  find_all(text, matches);
+  std::string out;
+  size_t done = 0;
+  for (const MatchRange& match : matches) {
+    out.append(text.substr(done, match.begin - done)).append(content);
+    done = match.end;
+  }
+  return out.append(text.substr(done));
+}
+
+}  // namespace ds
