@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -65,11 +66,16 @@ class SafetensorsModel {
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
 };
 
+using ByteSink = std::function<void(std::span<const std::byte>)>;
+
+// A tensor to write: its bytes, or a function that hands them over piece by piece when their turn
+// comes, so that nobody holds a whole file in memory.
 struct SafetensorsTensor {
   std::string name;
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;
+  std::function<void(const ByteSink&)> produce = nullptr;  // instead of bytes
 };
 
 // Replaces `path` durably. Tensors are ordered by falling element size and then name; without

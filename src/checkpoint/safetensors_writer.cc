@@ -27,6 +27,26 @@ int type_rank(DType dtype) {
   return static_cast<int>(std::find(kOrder.begin(), kOrder.end(), dtype) - kOrder.begin());
 }
 
+uint64_t byte_count(const SafetensorsTensor& t) {
+  int64_t n = dtype_size(t.dtype);
+  for (const int64_t size : t.shape) n *= size;
+  return static_cast<uint64_t>(n);
+}
+
+void append_tensor(File& file, const SafetensorsTensor& t) {
+  if (!t.produce) return file.append(t.bytes);
+  const uint64_t expected = byte_count(t);
+  uint64_t given = 0;
+  t.produce([&](std::span<const std::byte> piece) {
+    given += piece.size();
+    DS_CHECK(given <= expected, Code::kInternal, "tensor '", printable(t.name),
+             "' gave more than its ", expected, " bytes");
+    file.append(piece);
+  });
+  DS_CHECK(given == expected, Code::kInternal, "tensor '", printable(t.name), "' gave ", given,
+           " of its ", expected, " bytes");
+}
+
 void check_tensors(const std::vector<SafetensorsTensor>& tensors) {
   std::set<std::string_view> names;
   for (const SafetensorsTensor& t : tensors) {
@@ -36,8 +56,8 @@ void check_tensors(const std::vector<SafetensorsTensor>& tensors) {
     DS_CHECK(names.insert(t.name).second, Code::kInvalidArgument, label, " is given twice");
     const int64_t size = dtype_size(t.dtype);
     const int64_t n = checked_elements(t.shape, size, Code::kInvalidArgument, label);
-    DS_CHECK(t.bytes.size() == static_cast<uint64_t>(n * size), Code::kInvalidArgument, label,
-             " has ", t.bytes.size(), " bytes, its shape and dtype need ", n * size);
+    DS_CHECK(t.produce || t.bytes.size() == static_cast<uint64_t>(n * size), Code::kInvalidArgument,
+             label, " has ", t.bytes.size(), " bytes, its shape and dtype need ", n * size);
   }
 }
 
@@ -50,8 +70,8 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors,
     Json& entry = header[t.name];
     entry["dtype"] = safetensors_dtype_name(t.dtype);
     entry["shape"] = t.shape;
-    entry["data_offsets"] = {at, at + t.bytes.size()};
-    at += t.bytes.size();
+    entry["data_offsets"] = {at, at + byte_count(t)};
+    at += byte_count(t);
   }
   std::string text = dump_json(header);
   text.append((8 - text.size() % 8) % 8, ' ');
@@ -92,7 +112,7 @@ void write_safetensors(const fs::path& path, std::vector<SafetensorsTensor> tens
     File file(temporary, File::Mode::kCreate);
     file.append(length);
     file.append(header);
-    for (const SafetensorsTensor& t : tensors) file.append(t.bytes);
+    for (const SafetensorsTensor& t : tensors) append_tensor(file, t);
     file.sync();
     file.close();
     DS_CHECK(::rename(temporary.c_str(), path.c_str()) == 0, Code::kIo, "cannot replace ",
@@ -113,13 +133,14 @@ void write_safetensors_folder(const fs::path& folder, const std::vector<Safetens
   uint64_t used = 0, total = 0;
   for (const SafetensorsTensor& t : tensors) {
     // A tensor larger than the limit gets a shard of its own.
-    if (!shards.back().empty() && used + t.bytes.size() > static_cast<uint64_t>(shard_bytes)) {
+    const uint64_t bytes = byte_count(t);
+    if (!shards.back().empty() && used + bytes > static_cast<uint64_t>(shard_bytes)) {
       shards.emplace_back();
       used = 0;
     }
     shards.back().push_back(t);
-    used += t.bytes.size();
-    total += t.bytes.size();
+    used += bytes;
+    total += bytes;
   }
   const fs::path single = folder / "model.safetensors";
   const fs::path index = folder / "model.safetensors.index.json";

@@ -77,6 +77,8 @@ class Architecture {
   // Tensors that files may hold but the model does not need (masks stored as buffers, heads that
   // this one leaves out).
   virtual bool ignorable_external(const std::string& name) const = 0;
+  // Whether the parameter belongs to a head that may start fresh on a pretrained body.
+  virtual bool of_head(nn::ParamId) const { return false; }
 };
 
 // Throws kConfig for a bad document, kUnsupported naming an architecture or option unknown here.

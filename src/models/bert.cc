@@ -149,8 +149,7 @@ class Bert : public FamilyBase {
 
   ExternalName external_name(ParamId id) const override {
     const std::string& name = parameters_[id].name;
-    const bool of_head = name.starts_with("cls.") || name.starts_with("classifier.");
-    ExternalName out{of_head || info_.head == Head::kNone ? name : external_prefix() + name};
+    ExternalName out{is_head(name) || info_.head == Head::kNone ? name : external_prefix() + name};
     if (name == "cls.predictions.bias" && !c_.tied) {
       // Untied, the reference reads the decoder's own bias and leaves the other one unused.
       out = {"cls.predictions.decoder.bias", false, {name}};
@@ -166,14 +165,23 @@ class Bert : public FamilyBase {
   bool ignorable_external(const std::string& name) const override {
     if (name.ends_with("embeddings.position_ids")) return true;
     // Parts of pretraining that this head leaves out.
-    return info_.head == Head::kMaskedLm && (name.find("pooler.dense.") != std::string::npos ||
-                                             name.starts_with("cls.seq_relationship."));
+    if (info_.head != Head::kMaskedLm) return name.starts_with("cls.");
+    return name.find("pooler.dense.") != std::string::npos ||
+           name.starts_with("cls.seq_relationship.");
+  }
+  bool of_head(ParamId id) const override {
+    const std::string& name = parameters_[id].name;
+    return is_head(name) || name.starts_with("pooler.");
   }
 
  private:
   struct Block {
     Projection q, k, v, out, norm1, up, down, norm2;
   };
+
+  static bool is_head(const std::string& name) {
+    return name.starts_with("cls.") || name.starts_with("classifier.");
+  }
 
   Value block(Tape& tape, const Value& x, int64_t index, const Batch& batch) const {
     const Block& b = blocks_[static_cast<size_t>(index)];

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 
+#include "checkpoint/safetensors.h"
 #include "data/tokenizer.h"
 #include "models/model.h"
 #include "tensor/dtype.h"
@@ -14,13 +16,33 @@ namespace ds::models {
 inline constexpr const char* kModelConfigState = "model_config";
 inline constexpr const char* kTokenizerState = "tokenizer";
 
-// `folder` holds config.json, or is a checkpoint (SAVE_DIR or SAVE_DIR/TAG).
-std::shared_ptr<Model> open_model(const std::filesystem::path& folder);
+struct OpenOptions {
+  // Members that replace those of config.json: {"architectures": ["BertForMaskedLM"]}.
+  Json config_changes = Json::object();
+  // Parameters of a head that the files lack start fresh from this seed; without it they must be
+  // there.
+  std::optional<uint64_t> head_seed;
+};
+
+// `folder` holds config.json (a Hugging Face folder, whose tensors are read from a memory map one
+// by one), or is a checkpoint (SAVE_DIR or SAVE_DIR/TAG), for which there are no options.
+std::shared_ptr<Model> open_model(const std::filesystem::path& folder,
+                                  const OpenOptions& options = {});
 
 // A tokenizer.json file, a folder with one (or with vocab.json and merges.txt), or a checkpoint.
 TokenizerPtr open_tokenizer(const std::filesystem::path& path);
 
-// Writes config.json and model.safetensors in fp32 or bf16.
-void export_model(Model& model, const std::filesystem::path& folder, DType dtype);
+// Writes config.json and model.safetensors in fp32, bf16 or fp16, tensor by tensor; above
+// max_shard_bytes (0 = no limit) numbered shards and their index. A model of the caller's own
+// parameters is written by their names, without a config.json. Adapters must be merged first.
+void export_model(Model& model, const std::filesystem::path& folder, DType dtype,
+                  int64_t max_shard_bytes = 0);
+
+// A parameter as a tensor of a safetensors file in `dtype`, transposed if asked, made piece by
+// piece while it is written. The model must outlive it.
+SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalName& external,
+                                  DType dtype);
+// Reads a tensor of a file into a parameter's master: F32, BF16 or F16 of the right shape.
+void read_external(Model& model, nn::ParamId id, const SafetensorsEntry& entry, bool transposed);
 
 }  // namespace ds::models

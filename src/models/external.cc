@@ -1,0 +1,169 @@
+// Tensors between masters and safetensors files, converted in pieces so that no second copy of a
+// model exists.
+#include <algorithm>
+#include <cstring>
+
+#include "base/file.h"
+#include "base/float16.h"
+#include "models/weights.h"
+#include "ops/elementwise.h"
+
+namespace ds::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kPiece = int64_t{1} << 20;  // elements converted at a time
+
+// Shape in the file: the model's, or its transpose.
+std::vector<int64_t> external_shape(const nn::Parameter& p, bool transposed) {
+  std::vector<int64_t> shape(p.shape.sizes().begin(), p.shape.sizes().end());
+  if (transposed) std::swap(shape.at(0), shape.at(1));
+  return shape;
+}
+
+bool floating(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+}
+
+float load(const std::byte* at, DType dtype) {
+  if (dtype == DType::kFloat32) {
+    float value;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  return dtype == DType::kBFloat16 ? to_float(bfloat16{bits}) : to_float(float16{bits});
+}
+
+// Mapped bytes as a tensor; nothing is released, the map outlives the call.
+Tensor mapped(const SafetensorsEntry& entry, int64_t elements) {
+  auto* const data = const_cast<std::byte*>(entry.bytes.data());  // marked read only below
+  const auto storage =
+      std::make_shared<Storage>(DeviceKind::kCpu, 0, data, static_cast<int64_t>(entry.bytes.size()),
+                                true, std::function<void()>());
+  return {storage, 0, *entry.dtype, {elements}};
+}
+
+void read_plain(const OpContext& ctx, const SafetensorsEntry& entry, const Tensor& master) {
+  const int64_t n = master.elements(), item = dtype_size(*entry.dtype);
+  Tensor flat = master.view({n});
+  if (reinterpret_cast<uintptr_t>(entry.bytes.data()) % static_cast<size_t>(item) == 0) {
+    ops::cast(ctx, mapped(entry, n), flat);
+    return;
+  }
+  // A header of odd length leaves the data unaligned.
+  for (int64_t begin = 0; begin < n; begin += kPiece) {
+    const int64_t end = std::min(n, begin + kPiece);
+    Tensor piece = ctx.workspace(*entry.dtype, {end - begin});
+    std::memcpy(piece.raw(), entry.bytes.data() + begin * item, static_cast<size_t>(piece.bytes()));
+    Tensor to = flat.slice(0, begin, end);
+    ops::cast(ctx, piece, to);
+  }
+}
+
+void read_transposed(const OpContext& ctx, const SafetensorsEntry& entry, const Tensor& master) {
+  const int64_t rows = master.size(0), columns = master.size(1);
+  const DType dtype = *entry.dtype;
+  const int64_t item = dtype_size(dtype);
+  float* const out = master.data<float>();
+  constexpr int64_t kTile = 32;
+  ctx.pool->for_range(rows, kTile, [&](int64_t begin, int64_t end) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const std::byte* const from = entry.bytes.data() + c * rows * item;
+      for (int64_t r = begin; r < end; ++r) out[r * columns + c] = load(from + r * item, dtype);
+    }
+  });
+}
+
+// Elements [begin, end) of the tensor as the file orders them, in fp32.
+Tensor external_piece(const OpContext& ctx, const Tensor& master, bool transposed, int64_t begin,
+                      int64_t end) {
+  if (!transposed) return master.view({master.elements()}).slice(0, begin, end);
+  const int64_t rows = master.size(0), columns = master.size(1);
+  const float* const from = master.data<float>();
+  Tensor piece = ctx.workspace(DType::kFloat32, {end - begin});
+  float* const to = piece.data<float>();
+  ctx.pool->for_range(end - begin, 1 << 14, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t at = begin + i;
+      to[i] = from[at % rows * columns + at / rows];
+    }
+  });
+  return piece;
+}
+
+std::span<const std::byte> bytes_of(const Tensor& x) {
+  return {static_cast<const std::byte*>(x.raw()), static_cast<size_t>(x.bytes())};
+}
+
+}  // namespace
+
+void read_external(Model& model, nn::ParamId id, const SafetensorsEntry& entry, bool transposed) {
+  DS_CHECK(entry.dtype && floating(*entry.dtype), Code::kUnsupported, "tensor ",
+           printable(entry.name), " has type ", printable(entry.dtype_name),
+           "; weights are read from F32, BF16 and F16");
+  const std::vector<int64_t> expected = external_shape(model.parameters()[id], transposed);
+  DS_CHECK(entry.shape == expected, Code::kCorrupt, "tensor ", printable(entry.name), " has shape ",
+           Shape(entry.shape).text(), ", the model asks for ", Shape(expected).text());
+  const Tensor master = model.state().master(id);
+  if (master.elements() == 0) return;
+  if (transposed) {
+    read_transposed(model.context(), entry, master);
+  } else {
+    read_plain(model.context(), entry, master);
+  }
+}
+
+SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalName& external,
+                                  DType dtype) {
+  const bool transposed = external.transposed;
+  SafetensorsTensor out;
+  out.name = external.name;
+  out.dtype = dtype;
+  out.shape = external_shape(model.parameters()[id], transposed);
+  out.produce = [&model, id, transposed, dtype](const ByteSink& sink) {
+    const OpContext ctx = model.context();
+    const Tensor master = model.state().master(id);
+    for (int64_t begin = 0; begin < master.elements(); begin += kPiece) {
+      const int64_t end = std::min(master.elements(), begin + kPiece);
+      const Tensor piece = external_piece(ctx, master, transposed, begin, end);
+      if (dtype == DType::kFloat32) {
+        sink(bytes_of(piece));
+      } else {
+        Tensor narrow = ctx.workspace(dtype, piece.shape());
+        ops::cast(ctx, piece, narrow);
+        sink(bytes_of(narrow));
+      }
+    }
+  };
+  return out;
+}
+
+void export_model(Model& model, const fs::path& folder, DType dtype, int64_t max_shard_bytes) {
+  DS_CHECK(floating(dtype), Code::kInvalidArgument,
+           "weights are exported as float32, bfloat16 or float16, not ", dtype_name(dtype));
+  DS_CHECK(max_shard_bytes >= 0, Code::kInvalidArgument, "max_shard_bytes is ", max_shard_bytes,
+           "; 0 (no limit) or more is needed");
+  DS_CHECK(!model.parameters().adapted(), Code::kState,
+           "the model carries adapters: merge them first, or save them alone");
+  make_folders(folder);
+  std::vector<SafetensorsTensor> tensors;
+  for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
+    tensors.push_back(external_tensor(model, id,
+                                      model.has_architecture()
+                                          ? model.architecture().external_name(id)
+                                          : ExternalName{model.parameters()[id].name},
+                                      dtype));
+  }
+  write_safetensors_folder(folder, tensors, max_shard_bytes == 0 ? INT64_MAX : max_shard_bytes);
+  if (!model.has_architecture()) return;
+  Json config = model.architecture().config();
+  config["torch_dtype"] = std::string(dtype_name(dtype));
+  // Newer readers look here first.
+  if (config.contains("dtype")) config["dtype"] = std::string(dtype_name(dtype));
+  write_file_durably(folder / "config.json", dump_json(config, 2) + "\n");
+}
+
+}  // namespace ds::models

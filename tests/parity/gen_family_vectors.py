@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Makes tests/data/families: tiny random models of every family and what Transformers computes
+with them in fp32, for tests that need no Python.
+
+Run with an interpreter that has torch, safetensors and transformers:
+
+    python tests/parity/gen_family_vectors.py [NAME ...]
+
+Each folder holds weights in bf16 as Transformers saves them; variants that share weights add
+config.NAME.json. expected.NAME.safetensors holds the inputs (ids, mask, types), the logits or
+hidden states, and for causal models the greedy continuation of the first six tokens."""
+import json
+import pathlib
+import shutil
+import sys
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent / "data" / "families"
+VOCAB, BATCH, LENGTH = 61, 2, 24
+NEW_TOKENS = 12
+
+LLAMA = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=44, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=64,
+    initializer_range=0.15, rms_norm_eps=1e-5, bos_token_id=None, eos_token_id=None)
+QWEN2 = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=44, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+    initializer_range=0.15, bos_token_id=None, eos_token_id=None)
+NEOX = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=52, num_hidden_layers=2,
+    num_attention_heads=2, max_position_embeddings=64, initializer_range=0.15,
+    bos_token_id=None, eos_token_id=None)
+BERT = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=52, num_hidden_layers=2,
+    num_attention_heads=4, max_position_embeddings=32, initializer_range=0.15)
+GPT2 = dict(
+    vocab_size=VOCAB, n_embd=32, n_inner=52, n_layer=2, n_head=4, n_positions=64,
+    initializer_range=0.15, bos_token_id=None, eos_token_id=None)
+
+
+def model_class(name):
+    return getattr(transformers, name)
+
+
+# folder -> (class, config class, base options, {variant: options as config.json writes them})
+FAMILIES = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA, {
+        "default": {"rope_theta": 500.0},
+        "linear": {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.5}},
+        "dynamic": {"max_position_embeddings": 16, "rope_theta": 500.0,
+                    "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        "llama3": {"rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 24}},
+        "yarn": {"rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "beta_fast": 8.0,
+            "beta_slow": 1.0, "original_max_position_embeddings": 16}},
+        "yarn_mscale": {"rope_theta": 500.0, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.2,
+            "mscale_all_dim": 0.8, "truncate": False, "original_max_position_embeddings": 16}},
+    }),
+    "llama_biased": ("LlamaForCausalLM", "LlamaConfig", LLAMA | dict(
+        attention_bias=True, mlp_bias=True, hidden_act="gelu_pytorch_tanh",
+        tie_word_embeddings=True), {"default": {}}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", LLAMA, {
+        "default": {"sliding_window": 7, "rope_theta": 1000.0}, "full": {"sliding_window": None}}),
+    "qwen2_tied": ("Qwen2ForCausalLM", "Qwen2Config", QWEN2 | dict(tie_word_embeddings=True), {
+        "default": {},
+        "window": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", QWEN2, {"default": {"rope_theta": 1e6}}),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, {
+        "parallel": {"use_parallel_residual": True},
+        "serial": {"use_parallel_residual": False, "rotary_pct": 0.5, "rotary_emb_base": 500},
+        "linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0,
+                                       "partial_rotary_factor": 0.75}}}),
+    "bert": ("BertModel", "BertConfig", BERT, {"default": {}}),
+    "bert_mlm": ("BertForMaskedLM", "BertConfig", BERT, {"default": {}}),
+    "bert_classifier": ("BertForSequenceClassification", "BertConfig", BERT | dict(num_labels=3),
+                        {"default": {}}),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2, {"default": {}}),
+}
+
+
+def make_weights(name, cls, config_cls, options):
+    torch.manual_seed(sum(map(ord, name)))
+    config = model_class(config_cls)(**options)
+    model = model_class(cls)(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 1:  # biases and norms too must matter
+                p.add_(torch.randn_like(p) * 0.2)
+    model = model.to(torch.bfloat16)
+    folder = ROOT / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    for extra in folder.glob("generation_config.json"):
+        extra.unlink()
+
+
+def write_variant(name, variant, cls, changes):
+    folder = ROOT / name
+    base = json.loads((folder / "config.json").read_text())
+    document = dict(base)
+    if {"rope_theta", "rope_scaling", "rotary_pct", "rope_parameters"} & set(changes):
+        document.pop("rope_parameters", None)
+    if "use_sliding_window" in changes:
+        document.pop("layer_types", None)
+    document.update(changes)
+    path = folder / f"config.{variant}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    work = folder / "work"
+    work.mkdir()
+    shutil.copy(folder / "model.safetensors", work)
+    shutil.copy(path, work / "config.json")
+    model = model_class(cls).from_pretrained(work, dtype=torch.float32,
+                                             attn_implementation="eager").eval()
+    torch.manual_seed(1)
+    ids = torch.randint(0, VOCAB, (BATCH, LENGTH))
+    mask = torch.ones_like(ids)
+    causal = "CausalLM" in cls or "LMHead" in cls
+    if causal:
+        mask[1, :5] = 0
+    else:
+        mask[1, -7:] = 0
+    expected = {"ids": ids.int(), "mask": mask.int()}
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    if name.startswith("bert"):
+        inputs["token_type_ids"] = (torch.arange(LENGTH) >= 9).long().expand(BATCH, LENGTH)
+        expected["types"] = inputs["token_type_ids"].int().contiguous()
+    else:
+        inputs["position_ids"] = torch.arange(LENGTH).expand(BATCH, LENGTH)
+    with torch.no_grad():
+        out = model(**inputs)
+        expected["logits"] = (out.logits if hasattr(out, "logits") else out.last_hidden_state)
+        if causal:
+            text = model.generate(ids[:1, :6], max_new_tokens=NEW_TOKENS, do_sample=False,
+                                  pad_token_id=0, eos_token_id=None)
+            expected["generated"] = text[0, 6:].int().contiguous()
+    expected["logits"] = expected["logits"].contiguous()
+    save_file(expected, folder / f"expected.{variant}.safetensors", metadata={"format": "pt"})
+    shutil.rmtree(work)
+    print(f"{name}/{variant}: logits up to {expected['logits'].abs().max():.2f}")
+
+
+def main():
+    chosen = sys.argv[1:] or list(FAMILIES)
+    for name in chosen:
+        cls, config_cls, options, variants = FAMILIES[name]
+        make_weights(name, cls, config_cls, options)
+        for variant, changes in variants.items():
+            write_variant(name, variant, cls, changes)
+        (ROOT / name / "config.json").unlink()
+
+
+if __name__ == "__main__":
+    main()

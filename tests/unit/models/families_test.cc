@@ -1,0 +1,250 @@
+// Every family against what Transformers computes in fp32 from the same weights
+// (tests/data/families, made by tests/parity/gen_family_vectors.py): logits, hidden states, greedy
+// continuation; and the way back out into folders.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+
+#include "infer/generate.h"
+#include "models/weights.h"
+
+namespace ds::models {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+struct Case {
+  const char* folder;
+  const char* variant;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.folder << "/" << c.variant; }
+
+class Scratch {
+ public:
+  Scratch() {
+    std::string pattern = (fs::temp_directory_path() / "ds-families-XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~Scratch() { fs::remove_all(path_); }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+fs::path data(const Case& c) { return fs::path(DS_TEST_DATA) / "families" / c.folder; }
+
+// The recorded folder as Transformers would see it: config.json beside the weights.
+std::shared_ptr<Model> open_case(const Case& c, const OpenOptions& options = {}) {
+  const Scratch scratch;
+  fs::copy_file(data(c) / str_cat("config.", c.variant, ".json"), scratch.path() / "config.json");
+  fs::create_symlink(data(c) / "model.safetensors", scratch.path() / "model.safetensors");
+  return open_model(scratch.path(), options);
+}
+
+Tensor copy(Model& model, const SafetensorsEntry& entry) {
+  Tensor out = Tensor::empty(model.device(), *entry.dtype, Shape(entry.shape), MemoryTag::kOther);
+  std::memcpy(out.raw(), entry.bytes.data(), entry.bytes.size());
+  return out;
+}
+
+class Families : public ::testing::TestWithParam<Case> {
+ protected:
+  Families()
+      : expected_(data(GetParam()) / str_cat("expected.", GetParam().variant, ".safetensors")) {}
+
+  Tensor expected(Model& model, const char* name) const {
+    const SafetensorsEntry* entry = expected_.find(name);
+    return entry == nullptr ? Tensor() : copy(model, *entry);
+  }
+  Batch batch(Model& model) const {
+    Batch out;
+    out.ids = expected(model, "ids");
+    out.token_types = expected(model, "types");
+    const Tensor mask = expected(model, "mask");
+    out.key_mask = Tensor::empty(model.device(), DType::kUInt8, mask.shape(), MemoryTag::kOther);
+    for (int64_t i = 0; i < mask.elements(); ++i) {
+      out.key_mask.data<uint8_t>()[i] = mask.data<int32_t>()[i] != 0;
+    }
+    return out;
+  }
+  Tensor outputs(Model& model) const {
+    const Architecture& a = model.architecture();
+    return a.info().head == Head::kNone
+               ? infer::batch_hidden(model.context(), model.state(), a, batch(model))
+               : infer::batch_logits(model.context(), model.state(), a, batch(model));
+  }
+  // The largest difference over positions that are not padding.
+  double distance(Model& model, const Tensor& actual) const {
+    const Tensor want = expected(model, "logits");
+    EXPECT_EQ(actual.shape(), want.shape());
+    const Tensor mask = batch(model).key_mask;
+    const int64_t row = want.size(-1), rows = want.elements() / row;
+    double worst = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      if (rows == mask.elements() && mask.data<uint8_t>()[r] == 0) continue;
+      for (int64_t i = r * row; i < (r + 1) * row; ++i) {
+        const double gap = std::abs(double{actual.data<float>()[i]} - want.data<float>()[i]);
+        worst = std::isnan(gap) ? INFINITY : std::max(worst, gap);
+      }
+    }
+    return worst;
+  }
+
+  SafetensorsFile expected_;
+};
+
+TEST_P(Families, OutputsMatchTransformers) {
+  const auto model = open_case(GetParam());
+  const double worst = distance(*model, outputs(*model));
+  RecordProperty("largest difference", std::to_string(worst));
+  EXPECT_LT(worst, 1e-4);
+}
+
+TEST_P(Families, GreedyContinuationMatchesTransformers) {
+  const auto model = open_case(GetParam());
+  const Tensor want = expected(*model, "generated");
+  const Tensor ids = expected(*model, "ids");
+  infer::GenerateOptions options;
+  options.max_tokens = 12;
+  const std::span<const int32_t> prompt(ids.data<int32_t>(), 6);
+  const auto generate = [&] {
+    return infer::generate(model->context(), model->state(), model->architecture(), prompt, options,
+                           nullptr);
+  };
+  if (!want) {
+    EXPECT_THROW(generate(), Error);
+    return;
+  }
+  EXPECT_EQ(generate(),
+            std::vector<int32_t>(want.data<int32_t>(), want.data<int32_t>() + want.elements()));
+}
+
+TEST_P(Families, ExportIsWholeShardedAndHoldsTiedWeightsOnce) {
+  const auto model = open_case(GetParam());
+  for (const int64_t limit : {int64_t{0}, int64_t{30000}}) {
+    const Scratch scratch;
+    export_model(*model, scratch.path(), DType::kFloat32, limit);
+    EXPECT_EQ(fs::exists(scratch.path() / "model.safetensors.index.json"), limit > 0);
+    const auto back = open_model(scratch.path());
+    const Tensor &a = model->state().masters(), &b = back->state().masters();
+    EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
+    const SafetensorsModel files(scratch.path());
+    int64_t bytes = 0;
+    for (const SafetensorsEntry* e : files.entries())
+      bytes += static_cast<int64_t>(e->bytes.size());
+    EXPECT_EQ(bytes, 4 * model->parameters().elements());
+    EXPECT_LT(distance(*back, outputs(*back)), 1e-4);
+  }
+}
+
+TEST_P(Families, PackedSegmentsGiveWhatSingleTextsGive) {
+  const auto model = open_case(GetParam());
+  const ArchitectureInfo& info = model->architecture().info();
+  if (info.head == Head::kClassification) GTEST_SKIP() << "one answer for the whole row";
+  Batch whole;
+  whole.ids = expected(*model, "ids").slice(0, 0, 1);
+  const int64_t length = whole.ids.size(1), cut = 9;
+  whole.segments =
+      Tensor::empty(model->device(), DType::kInt32, whole.ids.shape(), MemoryTag::kOther);
+  whole.position_ids =
+      Tensor::empty(model->device(), DType::kInt32, whole.ids.shape(), MemoryTag::kOther);
+  for (int64_t i = 0; i < length; ++i) {
+    whole.segments.data<int32_t>()[i] = i >= cut;
+    whole.position_ids.data<int32_t>()[i] = static_cast<int32_t>(i < cut ? i : i - cut);
+  }
+  const auto run = [&](const Batch& batch) {
+    return info.head == Head::kNone
+               ? infer::batch_hidden(model->context(), model->state(), model->architecture(), batch)
+               : infer::batch_logits(model->context(), model->state(), model->architecture(),
+                                     batch);
+  };
+  const Tensor packed = run(whole);
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, cut}, {cut, length}}) {
+    Batch part;
+    part.ids = Tensor::empty(model->device(), DType::kInt32, {1, end - begin}, MemoryTag::kOther);
+    std::memcpy(part.ids.raw(), whole.ids.data<int32_t>() + begin,
+                static_cast<size_t>(part.ids.bytes()));
+    const Tensor alone = run(part);
+    const float* const from = packed.data<float>() + begin * packed.size(-1);
+    for (int64_t i = 0; i < alone.elements(); ++i) {
+      ASSERT_NEAR(from[i], alone.data<float>()[i], 2e-5) << "segment from " << begin;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Recorded, Families,
+    ::testing::Values(Case{"gpt2", "default"}, Case{"llama", "default"}, Case{"llama", "linear"},
+                      Case{"llama", "dynamic"}, Case{"llama", "llama3"}, Case{"llama", "yarn"},
+                      Case{"llama", "yarn_mscale"}, Case{"llama_biased", "default"},
+                      Case{"mistral", "default"}, Case{"mistral", "full"}, Case{"qwen2", "default"},
+                      Case{"qwen2_tied", "default"}, Case{"qwen2_tied", "window"},
+                      Case{"gpt_neox", "parallel"}, Case{"gpt_neox", "serial"},
+                      Case{"gpt_neox", "linear"}, Case{"bert", "default"},
+                      Case{"bert_mlm", "default"}, Case{"bert_classifier", "default"}),
+    [](const auto& test) { return str_cat(test.param.folder, "_", test.param.variant); });
+
+std::string refusal(const Case& c, const Json& changes) {
+  try {
+    OpenOptions options;
+    options.config_changes = changes;
+    open_case(c, options);
+  } catch (const Error& error) {
+    EXPECT_THAT(error.code(), ::testing::AnyOf(Code::kUnsupported, Code::kConfig, Code::kNotFound));
+    return error.message();
+  }
+  return "accepted";
+}
+
+TEST(FamilyConfig, RefusesByName) {
+  const Case llama{"llama", "default"};
+  EXPECT_THAT(refusal(llama, {{"num_hidden_layer", 2}}),
+              HasSubstr("did you mean num_hidden_layers?"));
+  EXPECT_THAT(refusal(llama, {{"architectures", {"LlamaForTokenClassification"}}}),
+              HasSubstr("LlamaForTokenClassification"));
+  EXPECT_THAT(refusal(llama, {{"rope_scaling", {{"type", "longrope"}, {"factor", 2}}}}),
+              HasSubstr("longrope"));
+  EXPECT_THAT(refusal(llama, {{"rope_scaling", {{"type", "linear"}}}}),
+              HasSubstr("rope_scaling: factor is missing"));
+  EXPECT_THAT(refusal(llama, {{"rope_scaling", {{"type", "linear"}, {"factor", 2}, {"beta", 1}}}}),
+              HasSubstr("rope_scaling: unknown option beta"));
+  EXPECT_THAT(refusal(llama, {{"rope_parameters", {{"full_attention", {{"rope_theta", 5}}}}}}),
+              HasSubstr("full_attention"));
+  EXPECT_THAT(refusal(llama, {{"partial_rotary_factor", 0.5}}), HasSubstr("partial_rotary_factor"));
+  EXPECT_THAT(refusal(llama, {{"num_key_value_heads", 3}}), HasSubstr("does not divide"));
+  EXPECT_THAT(refusal(llama, {{"head_dim", 300}}), HasSubstr("300"));
+  EXPECT_THAT(refusal(llama, {{"hidden_act", "mish"}}), HasSubstr("mish"));
+  EXPECT_THAT(refusal(llama, {{"pruned_heads", {{"0", {1}}}}}), HasSubstr("pruned_heads"));
+  EXPECT_THAT(refusal({"qwen2", "default"}, {{"layer_types", {"full_attention"}}}),
+              HasSubstr("layer_types has 1 entries"));
+  EXPECT_THAT(refusal({"gpt_neox", "serial"}, {{"rotary_pct", 0.1}}),
+              HasSubstr("1 of 16 channels"));
+  const Case bert{"bert", "default"};
+  EXPECT_THAT(refusal(bert, {{"position_embedding_type", "relative_key"}}),
+              HasSubstr("relative_key"));
+  EXPECT_THAT(refusal(bert, {{"is_decoder", true}}), HasSubstr("is_decoder"));
+  EXPECT_THAT(refusal(bert, {{"architectures", {"BertForSequenceClassification"}}}),
+              HasSubstr("classifier.weight"));
+}
+
+TEST(FamilyConfig, AHeadMayStartFreshOnAPretrainedBody) {
+  OpenOptions options;
+  options.config_changes = {{"architectures", {"BertForSequenceClassification"}},
+                            {"num_labels", 5}};
+  options.head_seed = 3;
+  const auto model = open_case({"bert", "default"}, options);
+  EXPECT_EQ(model->architecture().info().classes, 5);
+  EXPECT_NE(model->get("classifier.weight").data<float>()[0], 0);
+  const auto body = open_case({"bert", "default"});
+  EXPECT_EQ(model->get("pooler.dense.weight").data<float>()[7],
+            body->get("pooler.dense.weight").data<float>()[7]);
+}
+
+}  // namespace
+}  // namespace ds::models
