@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "base/bfloat16.h"
 #include "kernels/matmul/onednn.h"
 #include "kernels/matmul/widen.h"
 
@@ -12,6 +11,17 @@ namespace ds::kernels {
 namespace {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+FloatType float_type(MatmulType type) {
+  switch (type) {
+    case MatmulType::kBFloat16:
+      return FloatType::kBFloat16;
+    case MatmulType::kFloat16:
+      return FloatType::kFloat16;
+    default:
+      return FloatType::kFloat32;
+  }
+}
 
 int64_t element_size(MatmulType type) { return type == MatmulType::kFloat32 ? 4 : 2; }
 
@@ -55,7 +65,7 @@ void multiply_float_tile(Matmul tile, int64_t depth) {
   }
 }
 
-// ---- bf16 without library support: blocks widened to fp32, summed in fp32 ----
+// ---- fp16, and bf16 without library support: blocks widened to fp32, summed in fp32 ----
 
 constexpr int64_t kWidenRows = 128;
 constexpr int64_t kWidenColumns = 256;
@@ -68,9 +78,10 @@ struct WidenScratch {
   float c[kWidenRows * kWidenColumns];
 };
 
-MatmulInput widen_input(const MatmulInput& input, float* to, int64_t rows, int64_t columns) {
+MatmulInput widen_input(MatmulType type, const MatmulInput& input, float* to, int64_t rows,
+                        int64_t columns) {
   if (input.transposed) std::swap(rows, columns);
-  widen_block(static_cast<const bfloat16*>(input.data), input.stride, to, columns, rows, columns);
+  widen_block(float_type(type), input.data, input.stride, to, columns, rows, columns);
   return {to, columns, input.transposed};
 }
 
@@ -85,8 +96,8 @@ void multiply_widened(const Matmul& tile) {
         const int64_t depth = std::min(kWidenDepth, tile.k - at);
         Matmul block = part(tile, row, rows, column, columns, at, depth);
         block.in = block.out = MatmulType::kFloat32;
-        block.a = widen_input(block.a, scratch->a, rows, depth);
-        block.b = widen_input(block.b, scratch->b, depth, columns);
+        block.a = widen_input(tile.in, block.a, scratch->a, rows, depth);
+        block.b = widen_input(tile.in, block.b, scratch->b, depth, columns);
         block.bias = nullptr;
         block.c = scratch->c;
         block.c_stride = columns;
@@ -94,33 +105,38 @@ void multiply_widened(const Matmul& tile) {
         onednn::multiply_float(block);
       }
       const Matmul target = part(tile, row, rows, column, columns, 0, 0);
-      const auto finish = [&](auto* c) {
-        finish_block(scratch->c, columns, static_cast<const bfloat16*>(target.bias),
-                     target.accumulate, c, target.c_stride, rows, columns);
-      };
-      if (tile.out == MatmulType::kFloat32) {
-        finish(static_cast<float*>(target.c));
-      } else {
-        finish(static_cast<bfloat16*>(target.c));
-      }
+      finish_block({.from = scratch->c,
+                    .from_stride = columns,
+                    .bias_type = float_type(tile.in),
+                    .bias = target.bias,
+                    .accumulate = target.accumulate,
+                    .c_type = float_type(tile.out),
+                    .c = target.c,
+                    .c_stride = target.c_stride,
+                    .rows = rows,
+                    .columns = columns});
     }
   }
 }
 
 // ---- k = 0: an empty sum ----
 
-template <class T>
 void empty_sum(const Matmul& p) {
-  for (int64_t i = 0; i < p.m; ++i) {
-    T* row = static_cast<T*>(p.c) + i * p.c_stride;
-    for (int64_t j = 0; j < p.n; ++j) {
-      float value = p.accumulate ? to_float(row[j]) : 0.0f;
-      if (p.bias != nullptr) {
-        value += p.in == MatmulType::kFloat32 ? static_cast<const float*>(p.bias)[j]
-                                              : to_float(static_cast<const bfloat16*>(p.bias)[j]);
-      }
-      row[j] = from_float<T>(value);
-    }
+  constexpr int64_t kWidth = 256;
+  static const float zeros[kWidth] = {};
+  for (int64_t j = 0; j < p.n; j += kWidth) {
+    const int64_t columns = std::min(kWidth, p.n - j);
+    const Matmul target = part(p, 0, p.m, j, columns, 0, 0);
+    finish_block({.from = zeros,
+                  .from_stride = 0,
+                  .bias_type = float_type(p.in),
+                  .bias = target.bias,
+                  .accumulate = p.accumulate,
+                  .c_type = float_type(p.out),
+                  .c = target.c,
+                  .c_stride = p.c_stride,
+                  .rows = p.m,
+                  .columns = columns});
   }
 }
 
@@ -173,9 +189,7 @@ MatmulTiles matmul_tiles(const Matmul& p) {
 
 void matmul(const Matmul& p, ThreadPool& pool, MatmulPath path) {
   if (p.m <= 0 || p.n <= 0) return;
-  if (p.k <= 0) {
-    return p.out == MatmulType::kFloat32 ? empty_sum<float>(p) : empty_sum<bfloat16>(p);
-  }
+  if (p.k <= 0) return empty_sum(p);
   const MatmulTiles tiles = matmul_tiles(p);
   const int64_t row_tiles = divide_up(p.m, tiles.rows);
   const int64_t tasks = row_tiles * divide_up(p.n, tiles.columns);
@@ -188,7 +202,8 @@ void matmul(const Matmul& p, ThreadPool& pool, MatmulPath path) {
     const onednn::SingleThreaded single;
     if (p.in == MatmulType::kFloat32) {
       multiply_float_tile(tile, tiles.depth);
-    } else if (path == MatmulPath::kWiden || !onednn::multiply_bfloat16(tile)) {
+    } else if (p.in == MatmulType::kFloat16 || path == MatmulPath::kWiden ||
+               !onednn::multiply_bfloat16(tile)) {
       multiply_widened(tile);
     }
   });

@@ -5,8 +5,8 @@
 // the same bits for any number of threads. The library's own OpenMP threads are never used, and the
 // calling thread's OpenMP settings are restored.
 //
-// Besides the pool's threads' stacks, each thread that multiplies bf16 keeps one scratch buffer of
-// a few MiB until it ends (the library's scratchpad; see onednn.h and widen.h).
+// Besides the pool's threads' stacks, each thread that multiplies bf16 or fp16 keeps one scratch
+// buffer of a few MiB until it ends (the library's scratchpad; see onednn.h and widen.h).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace ds::kernels {
 
-enum class MatmulType { kFloat32, kBFloat16 };
+enum class MatmulType { kFloat32, kBFloat16, kFloat16 };
 
 // A row-major operand, rows `stride` elements apart (at least the row length). When transposed, the
 // stored matrix is the transpose of the operand: A [k,m] or B [n,k].
@@ -30,7 +30,7 @@ struct Matmul {
   int64_t n = 0;
   int64_t k = 0;
   MatmulType in = MatmulType::kFloat32;   // of A, B and bias
-  MatmulType out = MatmulType::kFloat32;  // of C; bf16 needs bf16 inputs
+  MatmulType out = MatmulType::kFloat32;  // of C: that of the inputs, or fp32
   MatmulInput a;
   MatmulInput b;
   const void* bias = nullptr;  // [n], or null
@@ -39,8 +39,9 @@ struct Matmul {
   bool accumulate = false;  // add to C
 };
 
-// How bf16 operands are multiplied. kAuto asks the library, and widens tiles to fp32 where it has
-// no bf16 code for this CPU. Tests choose a path.
+// How 16-bit operands are multiplied. kAuto asks the library for bf16, and widens tiles to fp32
+// where it has no code for this CPU; fp16 tiles are always widened, because what the library makes
+// of them differs (none, or sums in fp16). Tests choose a path.
 enum class MatmulPath { kAuto, kWiden };
 
 // Throws Error(kOutOfMemory) or Error(kInternal) naming the sizes when the library fails.

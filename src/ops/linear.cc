@@ -1,6 +1,8 @@
 // Linear layers on the matrix product wrapper.
 #include "ops/linear.h"
 
+#include <type_traits>
+
 #include "kernels/matmul/matmul.h"
 #include "ops/checks.h"
 #include "ops/reduce.h"
@@ -12,9 +14,20 @@ using kernels::MatmulType;
 
 MatmulType matmul_type(const Tensor& tensor, const char* op, const char* name) {
   check_dense_float(tensor, op, name);
-  DS_CHECK(tensor.dtype() != DType::kFloat16, Code::kUnsupported, op, ": ", name,
-           " is float16, which products do not take yet");
-  return tensor.dtype() == DType::kFloat32 ? MatmulType::kFloat32 : MatmulType::kBFloat16;
+  return with_float_type(tensor, [](auto type) {
+    using T = decltype(type);
+    return std::is_same_v<T, float>      ? MatmulType::kFloat32
+           : std::is_same_v<T, bfloat16> ? MatmulType::kBFloat16
+                                         : MatmulType::kFloat16;
+  });
+}
+
+// Results have the type of the inputs, or fp32.
+void check_output(const Tensor& y, const char* y_name, const Tensor& x, const char* x_name,
+                  const char* op) {
+  DS_CHECK(y.dtype() == x.dtype() || y.dtype() == DType::kFloat32, Code::kInvalidArgument, op, ": ",
+           y_name, " cannot be ", dtype_name(y.dtype()), " while ", x_name, " is ",
+           dtype_name(x.dtype()));
 }
 
 void check_same_type(const Tensor& a, const char* a_name, const Tensor& b, const char* b_name,
@@ -59,8 +72,7 @@ void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor
   p.out = matmul_type(y, kOp, "y");
   matmul_type(w, kOp, "w");
   check_same_type(x, "x", w, "w", kOp);
-  DS_CHECK(p.in == p.out || p.out == MatmulType::kFloat32, Code::kInvalidArgument, kOp,
-           ": y cannot be bfloat16 while x is float32");
+  check_output(y, "y", x, "x", kOp);
   const Rows in = as_rows(x, kOp, "x"), out = as_rows(y, kOp, "y");
   check_leading(x, "x", y, "y", kOp);
   check_weight(w, "w", out.columns, in.columns, kOp);
@@ -89,8 +101,7 @@ void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, 
   p.out = matmul_type(dx, kOp, "dx");
   matmul_type(w, kOp, "w");
   check_same_type(dy, "dy", w, "w", kOp);
-  DS_CHECK(p.in == p.out || p.out == MatmulType::kFloat32, Code::kInvalidArgument, kOp,
-           ": dx cannot be bfloat16 while dy is float32");
+  check_output(dx, "dx", dy, "dy", kOp);
   const Rows out = as_rows(dy, kOp, "dy"), in = as_rows(dx, kOp, "dx");
   check_leading(dy, "dy", dx, "dx", kOp);
   check_weight(w, "w", out.columns, in.columns, kOp);

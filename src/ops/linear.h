@@ -1,5 +1,5 @@
-// Matrix products of linear layers. Activations and weights are fp32 or bf16 (one type per call);
-// weight and bias gradients always accumulate into fp32 buffers.
+// Matrix products of linear layers. Activations and weights are fp32, bf16 or fp16 (one type per
+// call); weight and bias gradients always accumulate into fp32 buffers.
 #pragma once
 
 #include "ops/context.h"
@@ -7,7 +7,7 @@
 namespace ds::ops {
 
 // y[..., N] = x[..., K] * w[N, K]^T + bias[N]. `bias` may be empty. y is contiguous and may be
-// fp32 while x and w are bf16.
+// fp32 whatever x and w are.
 void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
 
 // dx[..., K] = dy[..., N] * w[N, K]; adds to dx when `accumulate`.

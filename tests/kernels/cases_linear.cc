@@ -11,16 +11,15 @@ struct Sizes {
 };
 
 std::string row_name(const char* op, DType dtype, const Sizes& s) {
-  return str_cat("linear/", op, "/", dtype == DType::kFloat32 ? "fp32" : "bf16", "/", s.m, "x", s.n,
-                 "x", s.k);
+  return str_cat("linear/", op, "/", type_name(dtype), "/", s.m, "x", s.n, "x", s.k);
 }
 
 // Errors of an fp32 sum of d products in any order stay below (d + 2) units of roundoff of the sum
 // of magnitudes, and usually near the square root of that; the bound here is the square root times
-// 4 plus the rounding of the result to its type. bf16 products are exact in fp32.
+// 4 plus the rounding of the result to its type. 16-bit products are exact in fp32.
 Tolerance sum_tolerance(int64_t depth, DType out) {
   const double sum = 4 * std::sqrt(static_cast<double>(depth) + 2) * unit_roundoff(DType::kFloat32);
-  return {sum + (out == DType::kBFloat16 ? unit_roundoff(out) : 0), 1e-30};
+  return {sum + storage_roundoff(out), 1e-30};
 }
 
 struct Data {
@@ -145,7 +144,7 @@ OpCase timed(Kind kind, DType dtype, const Sizes& s) {
 
 std::vector<OpCase> linear_cases() {
   std::vector<OpCase> rows;
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : kFloatTypes) {
     for (const Sizes& s : {Sizes{1, 1, 1}, Sizes{0, 5, 3}, Sizes{3, 5, 0}, Sizes{4, 0, 3},
                            Sizes{5, 7, 3}, Sizes{17, 33, 65}, Sizes{1, 300, 129},
                            Sizes{130, 257, 100}, Sizes{33, 1537, 64}, Sizes{600, 40, 48}}) {
@@ -163,7 +162,7 @@ std::vector<OpCase> linear_cases() {
     }
   }
   // GPT-2 124M with 4 sequences of 256 tokens: qkv, projection, both layers of the MLP, the head.
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : kFloatTypes) {
     for (const Kind kind : {Kind::kForward, Kind::kInput, Kind::kWeight}) {
       for (const Sizes& s : {Sizes{1024, 2304, 768}, Sizes{1024, 768, 768}, Sizes{1024, 3072, 768},
                              Sizes{1024, 768, 3072}, Sizes{1024, 50304, 768}, Sizes{64, 3072, 768},

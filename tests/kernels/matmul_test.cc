@@ -29,6 +29,7 @@ int64_t process_threads() {
 }
 
 MatmulType type_of(DType dtype) {
+  if (dtype == DType::kFloat16) return MatmulType::kFloat16;
   return dtype == DType::kFloat32 ? MatmulType::kFloat32 : MatmulType::kBFloat16;
 }
 
@@ -68,7 +69,7 @@ CaseResult check_layouts(ThreadPool& pool, uint64_t seed, DType in, DType out, i
     p.accumulate = accumulate;
     kernels::matmul(p, pool, path);
     // As in cases_linear.cc: the random-walk bound of the sum, and one rounding of the result.
-    const double rounding = out == DType::kBFloat16 ? unit_roundoff(out) : 0;
+    const double rounding = storage_roundoff(out);
     const double sum = 4 * std::sqrt(static_cast<double>(k) + 4) * unit_roundoff(DType::kFloat32);
     const std::string what = str_cat(ta ? "T" : "N", tb ? "T" : "N", accumulate ? " +C" : "",
                                      with_bias ? " +bias" : "", " ", m, "x", n, "x", k);
@@ -85,7 +86,9 @@ TEST_P(MatmulPaths, EveryLayoutMatchesTheReference) {
   const uint64_t seed = std::random_device()();
   const std::pair<DType, DType> types[] = {{DType::kFloat32, DType::kFloat32},
                                            {DType::kBFloat16, DType::kBFloat16},
-                                           {DType::kBFloat16, DType::kFloat32}};
+                                           {DType::kBFloat16, DType::kFloat32},
+                                           {DType::kFloat16, DType::kFloat16},
+                                           {DType::kFloat16, DType::kFloat32}};
   for (const auto& [in, out] : types) {
     const int64_t sizes[][3] = {{1, 1, 1}, {7, 5, 9}, {130, 260, 260}, {200, 40, 300}, {3, 4, 0}};
     for (const auto& [m, n, k] : sizes) {
@@ -108,7 +111,8 @@ INSTANTIATE_TEST_SUITE_P(All, MatmulPaths, ::testing::Values(MatmulPath::kAuto, 
                          });
 
 TEST(Matmul, TilesCoverAndDependOnTheProblemOnly) {
-  for (const MatmulType type : {MatmulType::kFloat32, MatmulType::kBFloat16}) {
+  for (const MatmulType type :
+       {MatmulType::kFloat32, MatmulType::kBFloat16, MatmulType::kFloat16}) {
     for (const bool gradient : {false, true}) {
       for (const int64_t m : {1, 15, 100, 1024, 2304, 3000, 4000, 50304}) {
         for (const int64_t n : {1, 63, 768, 50304}) {
@@ -135,7 +139,7 @@ TEST(Matmul, TilesCoverAndDependOnTheProblemOnly) {
 
 TEST(Matmul, SameBitsRunToRun) {
   const uint64_t seed = std::random_device()();
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : kFloatTypes) {
     ThreadPool pool(2);
     start_digest();
     check_layouts(pool, seed, dtype, dtype, 300, 520, 90, MatmulPath::kAuto);
@@ -151,7 +155,7 @@ TEST(Matmul, StartsNoOpenMpThreadsAndKeepsTheCallersSetting) {
   omp_set_num_threads(5);
   ThreadPool pool(2);
   const int64_t threads = process_threads();
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : kFloatTypes) {
     EXPECT_LE(check_layouts(pool, 1, dtype, dtype, 300, 520, 90, MatmulPath::kAuto).worst, 1.0);
   }
   EXPECT_EQ(process_threads(), threads);
