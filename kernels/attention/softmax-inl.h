@@ -9,6 +9,7 @@
 
 #include <limits>
 
+#include "base/philox.h"
 #include "kernels/attention/gemm-inl.h"
 #include "kernels/attention/visibility.h"
 

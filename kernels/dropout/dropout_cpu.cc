@@ -7,7 +7,7 @@
 #define HWY_TARGET_INCLUDE "kernels/dropout/dropout_cpu.cc"
 #include <hwy/foreach_target.h>
 
-#include "kernels/simd-inl.h"
+#include "kernels/philox-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {

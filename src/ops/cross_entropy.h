@@ -7,8 +7,8 @@ namespace ds::ops {
 
 inline constexpr int32_t kIgnoreLabel = -100;
 
-// logits [N, V] fp32 or bf16; columns >= `valid` are padding and count as -inf. labels int32 [N]
-// in [0, valid) or kIgnoreLabel. loss [N] and lse [N] fp32: loss = lse - logit[label], 0 where
+// logits [N, V] fp32, bf16 or fp16; columns >= `valid` are padding and count as -inf. labels int32
+// [N] in [0, valid) or kIgnoreLabel. loss [N] and lse [N] fp32: loss = lse - logit[label], 0 where
 // ignored. A label out of range throws kInvalidArgument naming the row.
 void cross_entropy(const OpContext& ctx, const Tensor& logits, const Tensor& labels, int64_t valid,
                    Tensor& loss, Tensor& lse);
