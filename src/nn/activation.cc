@@ -2,10 +2,24 @@
 #include <utility>
 
 #include "nn/layers.h"
+#include "nn/profile.h"
 
 namespace ds::nn {
+namespace {
+
+// One operation per element, and as many for each gradient.
+void report_elements(const OperatorScope& op, const Value& x, int64_t inputs) {
+  if (op) {
+    op.work(Work::elementwise(inputs * x.data.elements()),
+            Work::elementwise(inputs * x.data.elements()));
+  }
+}
+
+}  // namespace
 
 Value bias_gelu(Tape& tape, const Value& x, ParamId bias, ops::Gelu kind) {
+  const OperatorScope op(tape, "gelu", bias);
+  report_elements(op, x, 1);
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), x.data.shape()));
   {
     const ParameterGuard b(tape.store(), bias);
@@ -28,6 +42,8 @@ Value bias_gelu(Tape& tape, const Value& x, ParamId bias, ops::Gelu kind) {
 }
 
 Value activation(Tape& tape, const Value& x, ops::Activation kind) {
+  const OperatorScope op(tape, "activation");
+  report_elements(op, x, 1);
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), x.data.shape()));
   ops::activation(tape.ctx(), x.data, kind, y.data);
   tape.record([x, out = y.slot, kind](Tape& t) {
@@ -42,6 +58,8 @@ Value activation(Tape& tape, const Value& x, ops::Activation kind) {
 }
 
 Value gated_activation(Tape& tape, const Value& gate, const Value& up, ops::Activation kind) {
+  const OperatorScope op(tape, "gated_activation");
+  report_elements(op, up, 2);
   Value y = tape.make_value(tape.new_activation(gate.data.dtype(), gate.data.shape()));
   ops::gated_activation(tape.ctx(), gate.data, up.data, kind, y.data);
   tape.record([gate, up, out = y.slot, kind](Tape& t) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "nn/layers.h"
+#include "nn/profile.h"
 #include "ops/rotary.h"
 
 namespace ds::nn {
@@ -57,6 +58,14 @@ ops::AttentionOptions attention_options(Tape& tape, const Attention& spec) {
   return options;
 }
 
+// Two products over the visible pairs, and in backward one for each of the gradients of
+// probabilities, queries, keys and values; the scores that the kernel makes again do not count.
+Work attention_work(const Tensor& q, const Tensor& k, const Attention& spec) {
+  const VisiblePairs pairs{q.size(0),   q.size(1),     k.size(1),    spec.causal,
+                           spec.window, spec.key_mask, spec.segments};
+  return Work::products(count_visible_pairs(pairs) * spec.heads * 2 * q.size(3));
+}
+
 Value cached_attention(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
                        const Attention& spec, KvCache& cache, int layer) {
   DS_CHECK(!tape.recording(), Code::kInternal, "decoding is not recorded");
@@ -77,6 +86,7 @@ Value cached_attention(Tape& tape, const Tensor& q, const Tensor& k, const Tenso
 }  // namespace
 
 std::array<Value, 3> split_qkv(Tape& tape, const Value& packed, int64_t heads, QkvLayout layout) {
+  const OperatorScope op(tape, "split_qkv");
   const std::array<Tensor, 3> data = qkv_views(packed.data, heads, layout);
   std::array<Value, 3> parts{Value{data[0], nullptr}, Value{data[1], nullptr},
                              Value{data[2], nullptr}};
@@ -108,6 +118,11 @@ std::array<Value, 3> split_qkv(Tape& tape, const Value& packed, int64_t heads, Q
 
 Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_ids,
              const RotaryTable& table) {
+  const OperatorScope op(tape, "rotary");
+  if (op) {  // two products and a sum for each turned channel
+    const int64_t turned = 2 * table.cos.size(1) * heads * x.data.size(0) * x.data.size(1);
+    op.work(Work::elementwise(3 * turned), Work::elementwise(3 * turned));
+  }
   Value y{x.data, x.slot ? std::make_shared<GradientSlot>() : nullptr};
   if (y.slot) y.slot->set_place(x.slot->place());
   Tensor turned = as_heads(y.data, heads);
@@ -130,6 +145,10 @@ Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, cons
                 KvCache* cache, int layer) {
   const Tensor q4 = as_heads(q.data, spec.heads), k4 = as_heads(k.data, spec.kv_heads),
                v4 = as_heads(v.data, spec.kv_heads);
+  const Work work =
+      tape.profile() == nullptr || cache != nullptr ? Work() : attention_work(q4, k4, spec);
+  const OperatorScope op(tape, "attention");
+  if (op) op.work(work, work + work);
   if (cache != nullptr) return cached_attention(tape, q4, k4, v4, spec, *cache, layer);
   const int64_t batch = q4.size(0), length = q4.size(1);
   const ops::AttentionOptions options = attention_options(tape, spec);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "nn/profile.h"
 #include "ops/cross_entropy.h"
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
@@ -24,6 +25,7 @@ Shape with_appended(const Shape& shape, int64_t last) {
 
 Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& position_ids,
                 ParamId positions) {
+  const OperatorScope op(tape, "embedding", table);
   Value y;
   {
     const ParameterGuard rows(tape.store(), table);
@@ -31,6 +33,9 @@ Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& posi
     y = tape.make_value(
         tape.new_activation((*rows).dtype(), with_appended(ids.shape(), (*rows).size(1))));
     ops::embedding(tape.ctx(), ids, *rows, position_ids, *places, y.data);
+  }
+  if (op && positions != kNoParam) {
+    op.work(Work::elementwise(y.data.elements()), Work::elementwise(y.data.elements()));
   }
   tape.used(table);
   tape.used(positions);
@@ -49,6 +54,7 @@ Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& posi
 
 Value dropout(Tape& tape, const Value& x, double p) {
   if (!tape.training() || p == 0) return x;
+  const OperatorScope op(tape, "dropout");
   const RandomStream stream = tape.next_stream();
   const int64_t first = tape.first_sample() * (x.data.elements() / x.data.size(0));
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), x.data.shape()));
@@ -65,6 +71,8 @@ Value dropout(Tape& tape, const Value& x, double p) {
 }
 
 Value add(Tape& tape, const Value& a, const Value& b) {
+  const OperatorScope op(tape, "add");
+  if (op) op.work(Work::elementwise(a.data.elements()), {});
   Value y = tape.make_value(tape.new_activation(a.data.dtype(), a.data.shape()));
   ops::add(tape.ctx(), a.data, b.data, y.data);
   tape.record([a_slot = a.slot, b_slot = b.slot, out = y.slot](Tape& t) {
@@ -79,6 +87,7 @@ Value add(Tape& tape, const Value& a, const Value& b) {
 }
 
 Value select_position(Tape& tape, const Value& x, int64_t position) {
+  const OperatorScope op(tape, "select_position");
   const int64_t batch = x.data.size(0), length = x.data.size(1), width = x.data.size(2);
   const int64_t row = width * dtype_size(x.data.dtype());
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), {batch, width}));
@@ -105,6 +114,10 @@ Value select_position(Tape& tape, const Value& x, int64_t position) {
 
 Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid,
                     int64_t& counted) {
+  const OperatorScope op(tape, "cross_entropy");
+  if (op) {
+    op.work(Work::elementwise(logits.data.elements()), Work::elementwise(logits.data.elements()));
+  }
   const int64_t vocab = logits.data.shape()[-1];
   const int64_t rows = logits.data.elements() / vocab;
   const Tensor flat = logits.data.view({rows, vocab});

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "nn/layers.h"
+#include "nn/profile.h"
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
 
@@ -80,9 +81,32 @@ void adapter_backward(Tape& tape, const AdapterPass& pass, const Tensor& x, cons
   }
 }
 
+// Products of a linear layer and its adapter; backward multiplies once for each gradient.
+void report_work(const OperatorScope& op, Tape& tape, const Value& x, ParamId weight,
+                 const Adapter* adapter) {
+  const ParameterSet& parameters = tape.store().parameters();
+  Work forward, backward;
+  const auto product = [&](ParamId id, bool input_gradient) {
+    const Shape& w = parameters[id].shape;
+    const Work once = Work::products(x.data.elements() / x.data.shape()[-1] * w.elements());
+    forward += once;
+    if (input_gradient) backward += once;
+    if (parameters[id].trainable) backward += once;
+  };
+  product(weight, static_cast<bool>(x.slot));
+  if (adapter != nullptr) {
+    product(adapter->a, static_cast<bool>(x.slot));
+    product(adapter->b, true);
+  }
+  op.work(forward, backward);
+}
+
 }  // namespace
 
 Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
+  const Adapter* const adapter = tape.store().parameters().adapter(weight);
+  const OperatorScope op(tape, adapter == nullptr ? "linear" : "linear+adapter", weight, true);
+  if (op) report_work(op, tape, x, weight, adapter);
   Value y;
   {
     const ParameterGuard w(tape.store(), weight), b(tape.store(), bias);
@@ -93,7 +117,7 @@ Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
   tape.used(weight);
   tape.used(bias);
   std::shared_ptr<AdapterPass> adapted;
-  if (const Adapter* adapter = tape.store().parameters().adapter(weight)) {
+  if (adapter != nullptr) {
     adapted = std::make_shared<AdapterPass>(adapter_forward(tape, *adapter, x.data, y.data));
   }
   tape.record([x, out = y.slot, weight, bias, adapted](Tape& t) {

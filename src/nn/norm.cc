@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "nn/layers.h"
+#include "nn/profile.h"
 #include "ops/norm.h"
 
 namespace ds::nn {
@@ -18,6 +19,11 @@ Tensor gradient_buffer(Tape& tape, ParamId id, const Shape& shape) {
 NormOutput norm(Tape& tape, const Value& x, const Value& residual, ParamId gamma, ParamId beta,
                 float eps) {
   const bool rms = beta == kNoParam;
+  const OperatorScope op(tape, rms ? "rms_norm" : "layer_norm", gamma);
+  if (op) {  // operations per element, and one for the sum
+    const int64_t each = rms ? 4 : 5, n = x.data.elements();
+    op.work(Work::elementwise((each + (residual ? 1 : 0)) * n), Work::elementwise(2 * each * n));
+  }
   const Shape& shape = x.data.shape();
   const int64_t rows = x.data.elements() / shape[-1];
   NormOutput out;

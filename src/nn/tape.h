@@ -9,6 +9,7 @@
 
 #include "base/philox.h"
 #include "nn/parameter_store.h"
+#include "observe/module_profile.h"
 #include "ops/context.h"
 
 namespace ds::nn {
@@ -52,6 +53,7 @@ struct TapeOptions {
   uint64_t seed = 0;
   uint32_t step = 0;         // micro step, the second coordinate of every random stream
   int64_t first_sample = 0;  // global index of the batch's first sample within its micro step
+  ModuleProfile* profile = nullptr;  // that operators report to; see nn/profile.h
 };
 
 class Tape {
@@ -64,6 +66,7 @@ class Tape {
   bool recording() const { return options_.record; }
   bool training() const { return options_.training; }
   int64_t first_sample() const { return options_.first_sample; }
+  ModuleProfile* profile() const { return options_.profile; }
 
   // The random stream of the next operator that draws numbers.
   RandomStream next_stream() { return {options_.seed, options_.step, next_op_++}; }
@@ -77,7 +80,9 @@ class Tape {
   // Backward of one operator: reads the slots of its outputs, fills those of its inputs.
   using Backward = std::function<void(Tape&)>;
   void record(Backward backward) {
-    if (options_.record) nodes_.push_back(std::move(backward));
+    if (!options_.record) return;
+    nodes_.push_back(options_.profile == nullptr ? std::move(backward)
+                                                 : profiled(std::move(backward)));
   }
 
   // Notes that an operator of the forward pass used `id`; backward must call used_backward as
@@ -97,6 +102,20 @@ class Tape {
 
  private:
   class Recompute;
+  friend class OperatorScope;
+
+  // The operator that is running, for the profile.
+  struct ProfileState {
+    std::string module;  // of the last operator with parameters
+    ModuleProfile::Site site = 0;
+    Work backward;
+    bool open = false;
+  };
+  // Reports the time and work of an operator's backward.
+  Backward profiled(Backward backward);
+  ProfilePhase profile_phase() const {
+    return recomputing_ ? ProfilePhase::kRecompute : ProfilePhase::kForward;
+  }
 
   OpContext ctx_;
   ParameterStore& store_;
@@ -106,6 +125,7 @@ class Tape {
   uint32_t next_op_ = 0;
   bool recomputing_ = false;
   bool checkpointing_ = false;  // inside a checkpointed body that is not recorded
+  ProfileState profile_state_;
 };
 
 }  // namespace ds::nn
