@@ -137,7 +137,7 @@ def llama3():
     raw = json.loads(byte_level_family(LLAMA3, 1500, []).to_str())
     # Words that merging would not reach, which ignore_merges takes whole.
     vocab = raw["model"]["vocab"]
-    for word in ["Ġguillemets", "æĹ¥æľ¬èªŀ", "ÅĤÃ³"]:
+    for word in ["Ġguillemets", "æĹ¥æľ¬èªŀ", "Ġgreatest"]:
         vocab.setdefault(word, max(vocab.values()) + 1)
     t = Tokenizer.from_str(json.dumps(raw))
     t.add_special_tokens([AddedToken(s, normalized=False, special=True)
