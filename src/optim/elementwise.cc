@@ -44,7 +44,7 @@ class Elementwise : public FlatOptimizer {
   }
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
-    check_step(step, tensors);
+    begin_step(step, tensors);
     const std::vector<kernels::UpdateConstants> all = constants(
         step, [&](size_t group) { return step.rates[group]; }, kind_.constants);
     for (const StateRun& run : space(0).runs()) {

@@ -56,7 +56,7 @@ std::vector<kernels::UpdateConstants> FlatOptimizer::constants(
   return out;
 }
 
-void FlatOptimizer::check_step(const UpdateStep& step, const FlatTensors& tensors) const {
+void FlatOptimizer::begin_step(const UpdateStep& step, const FlatTensors& tensors) {
   DS_CHECK(step.rates.size() == rates_.size(), Code::kInvalidArgument,
            "optimizer: ", step.rates.size(), " learning rates for ", rates_.size());
   const auto check = [&](const Tensor& tensor, const char* name) {
@@ -73,6 +73,7 @@ void FlatOptimizer::check_step(const UpdateStep& step, const FlatTensors& tensor
   check(tensors.low_halves, "low halves");
   check(tensors.model, "model");
   check(tensors.gradients, "gradients");
+  for (StateSpace& space : spaces_) space.settle();
 }
 
 // ---- state by tensor ----

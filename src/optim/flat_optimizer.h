@@ -60,7 +60,8 @@ class FlatOptimizer : public Optimizer {
       const UpdateStep& step, const std::function<double(size_t group)>& rate,
       const std::function<kernels::UpdateConstants(const GroupStep&)>& make) const;
   GroupStep group_step(const UpdateStep& step, size_t group, double lr, bool decays) const;
-  void check_step(const UpdateStep& step, const FlatTensors& tensors) const;
+  // Opens a step: checks what it is given, and settles states that were written.
+  void begin_step(const UpdateStep& step, const FlatTensors& tensors);
 
   std::vector<double> rates_;
 

@@ -24,7 +24,7 @@ class Lamb : public FlatOptimizer {
   std::span<const double> trust_ratios() const override { return ratios_; }
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
-    check_step(step, tensors);
+    begin_step(step, tensors);
     std::vector<kernels::UpdateConstants> all;
     for (const TensorPlace& one : places()) all.push_back(lamb_constants(at_step(step, one)));
     for (const StateRun& run : space(0).runs()) {

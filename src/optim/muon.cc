@@ -55,7 +55,7 @@ class Muon : public FlatOptimizer {
   }
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
-    check_step(step, tensors);
+    begin_step(step, tensors);
     const std::vector<kernels::UpdateConstants> momentum = constants(
         step, [&](size_t i) { return step.rates[2 * i]; },
         [&](const GroupStep& at) { return momentum_constants(step, at); });

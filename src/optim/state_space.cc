@@ -80,6 +80,7 @@ StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> plac
   for (const NamedState& state : states_) {
     arrays_.push_back(make_array(state, options.type, elements, device));
   }
+  waiting_.resize(arrays_.size());
 }
 
 void StateSpace::cut(StateRun& run, const std::vector<kernels::UpdatePiece>& segments) const {
@@ -117,12 +118,52 @@ ops::UpdateTensors StateSpace::slices(const StateRun& run, FlatTensors& tensors)
 }
 
 void StateSpace::read(size_t place, size_t state, int64_t begin, int64_t end, float* out) const {
-  ops::read_state(arrays_[state], offsets_[place] + begin, offsets_[place] + end, out);
+  const int64_t from = offsets_[place] + begin, to = offsets_[place] + end;
+  ops::read_state(arrays_[state], from, to, out);
+  const Waiting& waiting = waiting_[state];
+  for (auto it = waiting.lower_bound(from / kernels::kStateBlock); it != waiting.end(); ++it) {
+    const int64_t first = it->first * kernels::kStateBlock;
+    if (first >= to) break;
+    const int64_t low = std::max(from, first);
+    const int64_t high = std::min(to, first + static_cast<int64_t>(it->second.size()));
+    std::copy(it->second.begin() + (low - first), it->second.begin() + (high - first),
+              out + (low - from));
+  }
 }
 
 void StateSpace::write(size_t place, size_t state, int64_t begin, int64_t end,
                        const float* values) {
-  ops::write_state(arrays_[state], offsets_[place] + begin, offsets_[place] + end, values);
+  const int64_t from = offsets_[place] + begin, to = offsets_[place] + end;
+  ops::StateTensor& array = arrays_[state];
+  if (!array.scales) return ops::write_state(array, from, to, values);
+  for (int64_t i = from; i < to;) {
+    const int64_t block = i / kernels::kStateBlock, first = block * kernels::kStateBlock;
+    const int64_t last = std::min(first + kernels::kStateBlock, elements());
+    const int64_t stop = std::min(to, last);
+    if (i == first && stop == last) {
+      waiting_[state].erase(block);
+      ops::write_state(array, i, stop, values + (i - from));
+    } else {
+      std::vector<float>& waits = waiting_[state][block];
+      if (waits.empty()) {
+        waits.resize(static_cast<size_t>(last - first));
+        ops::read_state(array, first, last, waits.data());
+      }
+      std::copy(values + (i - from), values + (stop - from), waits.begin() + (i - first));
+    }
+    i = stop;
+  }
+}
+
+void StateSpace::settle() {
+  for (size_t state = 0; state < waiting_.size(); ++state) {
+    for (const auto& [block, values] : waiting_[state]) {
+      const int64_t first = block * kernels::kStateBlock;
+      ops::write_state(arrays_[state], first, first + static_cast<int64_t>(values.size()),
+                       values.data());
+    }
+    waiting_[state].clear();
+  }
 }
 
 }  // namespace ds::optim

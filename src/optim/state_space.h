@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,14 +55,22 @@ class StateSpace {
   // The owned elements [begin, end) of a tensor, counted from where its owned part begins.
   void read(size_t place, size_t state, int64_t begin, int64_t end, float* out) const;
   void write(size_t place, size_t state, int64_t begin, int64_t end, const float* values);
+  // Before every update: encodes what writes left waiting.
+  void settle();
 
  private:
+  // 8-bit blocks that were written in part wait as fp32: neighbours in a block share its scale, so
+  // encoding it once per tensor would lose bits that encoding it once at the end keeps.
+  using Waiting = std::map<int64_t, std::vector<float>>;  // by block
+
+  int64_t elements() const { return arrays_.empty() ? 0 : arrays_.front().data.elements(); }
   void cut(StateRun& run, const std::vector<kernels::UpdatePiece>& segments) const;
 
   std::vector<NamedState> states_;
   std::vector<StateRun> runs_;
   std::vector<int64_t> offsets_;  // of each place's owned part in the state arrays, -1 = none
   std::vector<ops::StateTensor> arrays_;
+  std::vector<Waiting> waiting_;  // per array
 };
 
 }  // namespace ds::optim

@@ -86,8 +86,13 @@ class World {
       flat_.masters = masters;
       if (options.model != DType::kFloat32) flat_.model = zeros(options.model);
     }
-    means_.resize(static_cast<size_t>(n));
-    for (double& mean : means_) mean = 0.02 * normal_(random_);
+    // Exact in bf16 and fp16 too, so that the type of gradients does not matter.
+    noise_.resize(static_cast<size_t>(n) + kSkips);
+    for (float& value : noise_) {
+      const double x =
+          std::ldexp(std::nearbyint(std::ldexp(0.01 + 0.05 * normal_(random_), 18)), -18);
+      value = to_float(to_bfloat16(static_cast<float>(x)));
+    }
   }
 
   template <class Fn>
@@ -97,21 +102,20 @@ class World {
     }
   }
 
-  // Gradients of the next step, exact in bf16 and fp16 too, so that their type does not matter.
+  // Gradients of the next step: one sample, read from another place every time.
   void next_gradients() {
+    const size_t skip = random_() % kSkips;
     for_elements([&](const TensorPlace&, int64_t i) {
-      const double value = means_[static_cast<size_t>(i)] + 0.05 * normal_(random_);
-      const float rounded = to_float(
-          to_bfloat16(static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(value, 18)), -18))));
+      const float value = noise_[static_cast<size_t>(i) + skip];
       switch (options_.gradients) {
         case DType::kFloat32:
-          flat_.gradients.data<float>()[i] = rounded;
+          flat_.gradients.data<float>()[i] = value;
           break;
         case DType::kBFloat16:
-          flat_.gradients.data<bfloat16>()[i] = to_bfloat16(rounded);
+          flat_.gradients.data<bfloat16>()[i] = to_bfloat16(value);
           break;
         default:
-          static_cast<float16*>(flat_.gradients.raw())[i] = to_float16(rounded);
+          static_cast<float16*>(flat_.gradients.raw())[i] = to_float16(value);
       }
     });
   }
@@ -157,13 +161,15 @@ class World {
   const OpContext& ctx() const { return ctx_; }
 
  private:
+  static constexpr size_t kSkips = 1000;
+
   std::vector<TensorPlace> places_;
   WorldOptions options_;
   ThreadPool pool_;
   OpContext ctx_;
   std::mt19937_64 random_;
   std::normal_distribution<double> normal_;
-  std::vector<double> means_;
+  std::vector<float> noise_;
   FlatTensors flat_;
 };
 
