@@ -42,9 +42,10 @@ void fill_uniform(float* out, int64_t begin, int64_t end, const RandomStream& st
 
 }  // namespace
 
-void initialise_parameters(const OpContext& ctx, zero::ParameterState& state, uint64_t seed) {
+void initialise_parameters(const OpContext& ctx, zero::ParameterState& state, uint64_t seed,
+                           nn::ParamId first) {
   const nn::ParameterSet& parameters = state.parameters();
-  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+  for (nn::ParamId id = first; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
     float* const out = state.master(id).data<float>();
     const RandomStream stream{seed, kInitialisationStep, static_cast<uint32_t>(id)};

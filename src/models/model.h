@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "models/architecture.h"
+#include "models/lora.h"
 #include "zero/parameter_state.h"
 
 namespace ds::models {
@@ -33,6 +35,22 @@ class Model {
   Tensor get(const std::string& name) const;
   void set(const std::string& name, const Tensor& value);
 
+  // Freezes or releases the parameters whose name (the model's, an alias or the one in files)
+  // matches a pattern with '*' and '?'; returns how many. kNotFound when a pattern matches none,
+  // kState while an engine is attached, as for the adapters below.
+  int64_t set_trainable(const std::vector<std::string>& patterns, bool trainable);
+
+  // Freezes every parameter and puts low-rank adapters beside the chosen weights; they are
+  // parameters MODULE.lora_A.weight and MODULE.lora_B.weight at the end of the set.
+  void add_lora(const LoraOptions& options);
+  // Adds the adapters to their weights and removes them, or removes them alone; what trained
+  // before add_lora trains again.
+  void merge_lora();
+  void remove_lora();
+  const std::optional<LoraOptions>& lora() const { return lora_; }
+  // Name in Hugging Face folders of the module that a weight belongs to.
+  std::string module_name(nn::ParamId weight) const;
+
   // Marks the model as trained by an engine; throws kState when another one does.
   void attach_engine();
   void detach_engine();
@@ -55,17 +73,24 @@ class Model {
   explicit Model(std::unique_ptr<Architecture> architecture);
   explicit Model(nn::ParameterSet parameters);
 
+  void check_free(const char* what) const;
+  // Exchanges the parameters for a set that begins with the same ones; values stay.
+  void rebuild(nn::ParameterSet parameters);
+
   std::unique_ptr<Architecture> architecture_;
   std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
   std::shared_ptr<Device> device_;
   std::unique_ptr<zero::ParameterState> state_;
   std::unique_ptr<ThreadPool> pool_;
+  std::optional<LoraOptions> lora_;
+  std::vector<bool> trained_before_lora_;
   std::atomic<bool> in_use_{false};
   bool has_engine_ = false;
   bool step_open_ = false;
 };
 
-// Fills masters as each parameter's `init` says.
-void initialise_parameters(const OpContext& ctx, zero::ParameterState& state, uint64_t seed);
+// Fills masters as each parameter's `init` says, from parameter `first` on.
+void initialise_parameters(const OpContext& ctx, zero::ParameterState& state, uint64_t seed,
+                           nn::ParamId first = 0);
 
 }  // namespace ds::models

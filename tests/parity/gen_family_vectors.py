@@ -2,7 +2,7 @@
 """Makes tests/data/families: tiny random models of every family and what Transformers computes
 with them in fp32, for tests that need no Python.
 
-Run with an interpreter that has torch, safetensors and transformers:
+Run with an interpreter that has torch, safetensors, transformers and (for the adapters) peft:
 
     python tests/parity/gen_family_vectors.py [NAME ...]
 
@@ -146,6 +146,45 @@ def write_variant(name, variant, cls, changes):
     print(f"{name}/{variant}: logits up to {expected['logits'].abs().max():.2f}")
 
 
+# base folder -> (variant, adapter options)
+ADAPTERS = {
+    "gpt2": ("default", dict(r=3, lora_alpha=7, lora_dropout=0.1, fan_in_fan_out=True,
+                             target_modules=["c_attn", "mlp.c_proj"])),
+    "llama": ("default", dict(r=4, lora_alpha=6, use_rslora=True, target_modules="all-linear")),
+}
+
+
+def write_adapter(base, variant, options):
+    import peft
+
+    folder = ROOT / f"{base}_lora"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    work = folder / "work"
+    work.mkdir()
+    shutil.copy(ROOT / base / "model.safetensors", work)
+    shutil.copy(ROOT / base / f"config.{variant}.json", work / "config.json")
+    model = model_class(FAMILIES[base][0]).from_pretrained(work, dtype=torch.float32)
+    torch.manual_seed(2)
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options)).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(std=0.3)
+        ids = torch.randint(0, VOCAB, (BATCH, LENGTH))
+        logits = model(input_ids=ids).logits
+    model.save_pretrained(folder)
+    document = json.loads((folder / "adapter_config.json").read_text())
+    document["base_model_name_or_path"] = None
+    (folder / "adapter_config.json").write_text(json.dumps(document, indent=1) + "\n")
+    save_file({"ids": ids.int(), "logits": logits.contiguous()}, folder / "expected.safetensors",
+              metadata={"format": "pt"})
+    shutil.rmtree(work)
+    for extra in folder.glob("README.md"):
+        extra.unlink()
+    print(f"{base}_lora: logits up to {logits.abs().max():.2f}")
+
+
 def main():
     chosen = sys.argv[1:] or list(FAMILIES)
     for name in chosen:
@@ -154,6 +193,9 @@ def main():
         for variant, changes in variants.items():
             write_variant(name, variant, cls, changes)
         (ROOT / name / "config.json").unlink()
+    for name in ADAPTERS:
+        if name in chosen:
+            write_adapter(name, *ADAPTERS[name])
 
 
 if __name__ == "__main__":

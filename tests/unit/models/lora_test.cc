@@ -1,0 +1,280 @@
+// Freezing and low-rank adapters: against the merged model, whose weight gradients give those of
+// the adapters by the chain rule, and against what PEFT computes (tests/data/families/*_lora).
+#include "models/lora.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "infer/generate.h"
+#include "models/weights.h"
+#include "support.h"
+
+namespace ds::models {
+namespace {
+
+using ::ds::testing::disturb;
+using ::ds::testing::fresh_seed;
+using ::ds::testing::Pass;
+using ::ds::testing::random_texts;
+using ::ds::testing::run_pass;
+using ::ds::testing::Texts;
+using ::ds::testing::values;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+Json llama_config() {
+  return {{"model_type", "llama"},    {"vocab_size", 29},         {"hidden_size", 24},
+          {"intermediate_size", 40},  {"num_hidden_layers", 2},   {"num_attention_heads", 4},
+          {"num_key_value_heads", 2}, {"initializer_range", 0.2}, {"max_position_embeddings", 32}};
+}
+
+LoraOptions options_for(std::vector<std::string> targets, double dropout = 0) {
+  LoraOptions options;
+  options.r = 3;
+  options.alpha = 5;
+  options.dropout = dropout;
+  options.target_modules = std::move(targets);
+  options.seed = 4;
+  return options;
+}
+
+class Lora : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "ds-lora-XXXXXX").string();
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  static std::string refused(Code code, const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.message();
+      return error.message();
+    }
+    ADD_FAILURE() << "accepted";
+    return {};
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(Lora, FreshAdaptersChangeNothingAndFreezeTheRest) {
+  std::mt19937_64 random(fresh_seed());
+  const auto model = Model::create(llama_config(), 5);
+  disturb(*model, random);
+  const Texts texts = random_texts(random, 2, 9, 29);
+  const double before = run_pass(*model, texts);
+  const auto base = model->parameters().size();
+  const std::vector<float> kept = values(model->state().master(3));
+  model->add_lora(options_for({"all-linear"}));
+  EXPECT_EQ(run_pass(*model, texts), before);
+  EXPECT_EQ(values(model->state().master(3)), kept);
+  EXPECT_EQ(model->parameters().size(), base + 2 * 2 * 7);
+  for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+    EXPECT_EQ(model->parameters()[id].trainable, id >= base) << model->parameters()[id].name;
+  }
+  const auto again = Model::create(llama_config(), 5);
+  again->add_lora(options_for({"all-linear"}));
+  EXPECT_EQ(values(again->state().master(base)), values(model->state().master(base)));
+  model->remove_lora();
+  EXPECT_EQ(model->parameters().size(), base);
+  EXPECT_TRUE(model->parameters()[0].trainable);
+}
+
+TEST_F(Lora, GradientsFollowFromThoseOfTheMergedWeights) {
+  std::mt19937_64 random(fresh_seed());
+  const auto model = Model::create(llama_config(), 5);
+  disturb(*model, random);
+  const Texts texts = random_texts(random, 3, 11, 29);
+  const auto base = model->parameters().size();
+  LoraOptions options = options_for({"q_proj", "mlp.down_proj", "o_proj"});
+  options.use_rslora = true;
+  model->add_lora(options);
+  disturb(*model, random);
+  const double loss = run_pass(*model, texts);
+  struct Kept {
+    nn::ParamId weight;
+    std::vector<float> a, b, da, db;
+  };
+  std::vector<Kept> kept;
+  for (nn::ParamId id = 0; id < base; ++id) {
+    const nn::Adapter* adapter = model->parameters().adapter(id);
+    if (adapter == nullptr) continue;
+    EXPECT_FLOAT_EQ(adapter->scale, static_cast<float>(5 / std::sqrt(3.0)));
+    zero::ParameterState& s = model->state();
+    kept.push_back({id, values(s.master(adapter->a)), values(s.master(adapter->b)),
+                    values(s.gradient_view(adapter->a)), values(s.gradient_view(adapter->b))});
+  }
+  ASSERT_EQ(kept.size(), 6u);
+  model->merge_lora();
+  EXPECT_EQ(model->parameters().size(), base);
+  EXPECT_NEAR(run_pass(*model, texts), loss, 2e-6 * std::abs(loss));
+  const double scale = options.scale();
+  for (const Kept& k : kept) {
+    const Tensor dw = model->state().gradient_view(k.weight);
+    const int64_t out = dw.size(0), in = dw.size(1), rank = 3;
+    const auto at = [](const std::vector<float>& m, int64_t row, int64_t columns, int64_t column) {
+      return double{m[static_cast<size_t>(row * columns + column)]};
+    };
+    const std::vector<float> w = values(dw);
+    double worst = 0, largest = 0;
+    for (int64_t r = 0; r < rank; ++r) {
+      for (int64_t i = 0; i < in; ++i) {
+        double want = 0;
+        for (int64_t o = 0; o < out; ++o) want += scale * at(k.b, o, rank, r) * at(w, o, in, i);
+        worst = std::max(worst, std::abs(want - at(k.da, r, in, i)));
+        largest = std::max(largest, std::abs(want));
+      }
+      for (int64_t o = 0; o < out; ++o) {
+        double want = 0;
+        for (int64_t i = 0; i < in; ++i) want += scale * at(w, o, in, i) * at(k.a, r, in, i);
+        worst = std::max(worst, std::abs(want - at(k.db, o, rank, r)));
+        largest = std::max(largest, std::abs(want));
+      }
+    }
+    // fp32 sums in another order, through two layers of rounding.
+    EXPECT_LT(worst, 2e-5 * largest) << model->parameters()[k.weight].name;
+    EXPECT_GT(largest, 0);
+  }
+}
+
+TEST_F(Lora, DropoutIsReplayedByCheckpointing) {
+  std::mt19937_64 random(fresh_seed());
+  const auto model = Model::create(llama_config(), 5);
+  model->add_lora(options_for({"all-linear"}, 0.3));
+  disturb(*model, random);
+  const Texts texts = random_texts(random, 3, 11, 29);
+  const double loss = run_pass(*model, texts);
+  const std::vector<float> expected = values(model->state().gradients());
+  for (const Pass& pass : {Pass{0, 2}, Pass{1, 1}, Pass{2, 3}}) {
+    EXPECT_EQ(run_pass(*model, texts, pass), loss);
+    EXPECT_EQ(values(model->state().gradients()), expected) << pass.segments << " segments";
+  }
+}
+
+TEST_F(Lora, FoldersHoldAdaptersAndTrainedHeadsOnly) {
+  std::mt19937_64 random(fresh_seed());
+  Json config = {{"model_type", "bert"},     {"architectures", {"BertForSequenceClassification"}},
+                 {"vocab_size", 29},         {"hidden_size", 24},
+                 {"intermediate_size", 40},  {"num_hidden_layers", 2},
+                 {"num_attention_heads", 4}, {"num_labels", 3}};
+  const auto model = Model::create(config, 5);
+  model->add_lora(options_for({"query", "value"}));
+  EXPECT_EQ(model->set_trainable({"classifier.*"}, true), 2);
+  disturb(*model, random);
+  save_lora(*model, folder_);
+  const SafetensorsModel file(folder_ / "adapter_model.safetensors");
+  EXPECT_EQ(file.entries().size(), 2u * 2 * 2 + 2);
+  file.require("base_model.model.bert.encoder.layer.1.attention.self.query.lora_A.weight");
+  file.require("base_model.model.classifier.bias");
+  EXPECT_LT(fs::file_size(folder_ / "adapter_model.safetensors"),
+            4 * (4 * 2 * 3 * 24 + 3 * 24 + 3) + 2000);
+  const auto other = Model::create(config, 5);
+  load_lora(*other, folder_);
+  for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+    const nn::Parameter &a = model->parameters()[id], &b = other->parameters()[id];
+    EXPECT_EQ(a.name, b.name);
+    EXPECT_EQ(a.trainable, b.trainable) << a.name;
+    if (a.trainable) {
+      EXPECT_EQ(values(model->state().master(id)), values(other->state().master(id))) << a.name;
+    }
+  }
+  EXPECT_THAT(refused(Code::kState, [&] { load_lora(*other, folder_); }), HasSubstr("already"));
+  EXPECT_THAT(refused(Code::kState, [&] { export_model(*other, folder_, DType::kFloat32); }),
+              HasSubstr("merge"));
+}
+
+TEST_F(Lora, WhatDoesNotFitIsRefusedByName) {
+  const auto model = Model::create(llama_config(), 5);
+  const auto add = [&](std::vector<std::string> targets) {
+    return [&model, targets] { model->add_lora(options_for(targets)); };
+  };
+  EXPECT_THAT(refused(Code::kNotFound, add({"q_proj", "k_prj"})),
+              HasSubstr("k_prj; did you mean k_proj?"));
+  EXPECT_THAT(refused(Code::kNotFound, add({"lm_head"})), HasSubstr("lm_head"));
+  refused(Code::kInvalidArgument, add({}));
+  refused(Code::kState, [&] { model->merge_lora(); });
+  refused(Code::kState, [&] { save_lora(*model, folder_); });
+  EXPECT_FALSE(model->lora());
+  const auto parse = [](const Json& changes) {
+    Json config = {{"peft_type", "LORA"}, {"r", 4}, {"target_modules", {"q_proj"}}};
+    config.update(changes);
+    return [config] { parse_lora(config); };
+  };
+  EXPECT_THAT(refused(Code::kUnsupported, parse({{"use_dora", true}})), HasSubstr("use_dora"));
+  EXPECT_THAT(refused(Code::kUnsupported, parse({{"bias", "all"}})), HasSubstr("bias"));
+  EXPECT_THAT(refused(Code::kUnsupported, parse({{"rank_pattern", {{"x", 3}}}})),
+              HasSubstr("rank_pattern"));
+  EXPECT_THAT(refused(Code::kUnsupported, parse({{"lora_alfa", 3}})), HasSubstr("lora_alpha"));
+  EXPECT_THAT(refused(Code::kUnsupported, parse({{"target_modules", ".*_proj"}})),
+              HasSubstr("pattern"));
+  parse({{"rank_pattern", Json::object()}, {"use_dora", false}, {"modules_to_save", nullptr}})();
+}
+
+TEST_F(Lora, FreezingKeepsValuesAndStopsGradients) {
+  std::mt19937_64 random(fresh_seed());
+  const auto model = Model::create(llama_config(), 5);
+  disturb(*model, random);
+  const Texts texts = random_texts(random, 2, 9, 29);
+  const double loss = run_pass(*model, texts);
+  const nn::ParamId id = model->parameters().find("layers.1.mlp.up_proj.weight");
+  const std::vector<float> gradient = values(model->state().gradient_view(id));
+  EXPECT_EQ(model->set_trainable({"*"}, false), model->parameters().size());
+  EXPECT_EQ(model->set_trainable({"layers.1.*", "model.norm.weight"}, true), 10);
+  EXPECT_EQ(run_pass(*model, texts), loss);
+  EXPECT_EQ(values(model->state().gradient_view(id)), gradient);
+  EXPECT_FALSE(model->state().gradient(model->parameters().find("layers.0.mlp.up_proj.weight")));
+  EXPECT_THAT(refused(Code::kNotFound, [&] { model->set_trainable({"h.*"}, false); }),
+              HasSubstr("h.*"));
+  model->attach_engine();
+  refused(Code::kState, [&] { model->set_trainable({"*"}, true); });
+  refused(Code::kState, [&] { model->add_lora(options_for({"q_proj"})); });
+  model->detach_engine();
+}
+
+struct Recorded {
+  const char* base;
+  const char* variant;
+};
+void PrintTo(const Recorded& r, std::ostream* out) { *out << r.base; }
+class PeftFolder : public ::testing::TestWithParam<Recorded> {};
+
+TEST_P(PeftFolder, LogitsMatchPeftBesideAndMerged) {
+  const fs::path root = fs::path(DS_TEST_DATA) / "families";
+  const fs::path base = root / GetParam().base, folder = root / str_cat(GetParam().base, "_lora");
+  std::string pattern = (fs::temp_directory_path() / "ds-peft-XXXXXX").string();
+  const fs::path scratch = ::mkdtemp(pattern.data());
+  fs::copy_file(base / str_cat("config.", GetParam().variant, ".json"), scratch / "config.json");
+  fs::create_symlink(base / "model.safetensors", scratch / "model.safetensors");
+  const auto model = open_model(scratch);
+  fs::remove_all(scratch);
+  load_lora(*model, folder);
+  const SafetensorsFile expected(folder / "expected.safetensors");
+  const auto tensor = [&](const char* name) {
+    const SafetensorsEntry* e = expected.find(name);
+    Tensor out = Tensor::empty(model->device(), *e->dtype, Shape(e->shape), MemoryTag::kOther);
+    std::memcpy(out.raw(), e->bytes.data(), e->bytes.size());
+    return out;
+  };
+  const std::vector<float> want = values(tensor("logits"));
+  for (const bool merged : {false, true}) {
+    if (merged) model->merge_lora();
+    const Tensor logits = infer::batch_logits(model->context(), model->state(),
+                                              model->architecture(), tensor("ids"), Tensor());
+    const std::vector<float> got = values(logits);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-4) << i << merged;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Recorded, PeftFolder,
+                         ::testing::Values(Recorded{"gpt2", "default"},
+                                           Recorded{"llama", "default"}),
+                         [](const auto& test) { return std::string(test.param.base); });
+
+}  // namespace
+}  // namespace ds::models
