@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "data/blend_dataset.h"
 #include "data/corpus.h"
 #include "data/gpt_dataset.h"
@@ -10,7 +11,7 @@
 namespace ds {
 namespace {
 
-constexpr std::array kKinds = {DatasetKind::kGpt, DatasetKind::kBlend};
+constexpr std::array kKinds = {DatasetKind::kGpt, DatasetKind::kBlend, DatasetKind::kPacked};
 
 template <class... Parts>
 [[noreturn]] void refuse(const char* field, const Parts&... parts) {
@@ -47,6 +48,37 @@ DatasetPtr open_gpt(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   const TokenSourcePtr source = open_token_source(spec.path, tokenizer, spec.sequence_length);
   auto dataset = make_gpt_dataset(source, spec.split, spec.part, options);
   if (!dataset) refuse_empty_part(spec, source->sequence_count(), "sequences");
+  return dataset;
+}
+
+DatasetPtr open_packed(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
+  const std::string name = printable(spec.path.string(), 300);
+  auto corpus = std::make_shared<const FinetuneCorpus>(
+      load_finetune_corpus(spec.path, tokenizer, spec.finetune));
+  DS_CHECK(corpus->example_count() > 0, Code::kInvalidArgument, name,
+           " holds no example to learn from");
+  const SequenceRange range = split_range(spec.split, spec.part, corpus->example_count());
+  if (range.size() == 0) refuse_empty_part(spec, corpus->example_count(), "examples");
+  PackingOptions options;
+  options.sequence_length = spec.sequence_length;
+  options.too_long = spec.too_long;
+  options.pack = spec.pack;
+  options.seed = spec.seed;
+  options.samples = spec.samples;
+  const std::optional<int32_t> end = tokenizer ? tokenizer->eos_id() : std::nullopt;
+  options.pad_id = spec.pad_id.value_or(end.value_or(0));
+  const int32_t vocab = tokenizer ? tokenizer->vocab_size() : 256;
+  if (options.pad_id < 0 || options.pad_id >= vocab) {
+    refuse("pad_id", "is ", options.pad_id, ", but the tokenizer has ", vocab, " tokens");
+  }
+  const FinetuneStats& read = corpus->stats;
+  auto dataset = std::make_shared<const PackedDataset>(
+      corpus, range, options, str_cat(name, ", ", split_name(spec.part), " part"));
+  const PackingStats& packed = dataset->stats();
+  log_info("data", name, ": ", read.lines, " lines, ", read.without_labels,
+           " without anything to learn; ", split_name(spec.part), " part: ", packed.examples,
+           " examples (", packed.cut, " cut) in ", packed.sequences, " sequences, ", packed.skipped,
+           " skipped as too long, ", packed.without_labels, " without labels after the cut");
   return dataset;
 }
 
@@ -110,6 +142,8 @@ const char* dataset_kind_name(DatasetKind kind) {
       return "gpt";
     case DatasetKind::kBlend:
       return "blend";
+    case DatasetKind::kPacked:
+      return "packed";
   }
   return "unknown";
 }
@@ -128,6 +162,8 @@ DatasetPtr open_dataset(const DatasetSpec& spec, const TokenizerPtr& tokenizer) 
       return open_gpt(spec, tokenizer);
     case DatasetKind::kBlend:
       return open_blend(spec, tokenizer);
+    case DatasetKind::kPacked:
+      return open_packed(spec, tokenizer);
   }
   fail(Code::kInternal, "a data set of an unknown kind");
 }

@@ -9,14 +9,17 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "data/finetune_corpus.h"
+#include "data/packed_dataset.h"
 #include "data/splits.h"
 #include "data/tokenizer.h"
 
 namespace ds {
 
 enum class DatasetKind {
-  kGpt,    // running tokens: PREFIX.bin and .idx, a text file, or .jsonl with "text"
-  kBlend,  // members, drawn from by weight
+  kGpt,     // running tokens: PREFIX.bin and .idx, a text file, or .jsonl with "text"
+  kBlend,   // members, drawn from by weight
+  kPacked,  // fine-tuning examples of a .jsonl file, packed
 };
 const char* dataset_kind_name(DatasetKind kind);
 std::optional<DatasetKind> dataset_kind(std::string_view name);
@@ -36,6 +39,12 @@ struct DatasetSpec {
   // first `samples` of them.
   std::vector<DatasetSpec> members = {};
   std::vector<double> weights = {};
+
+  // kPacked.
+  FinetuneOptions finetune = {};
+  TooLong too_long = TooLong::kCut;
+  bool pack = true;
+  std::optional<int32_t> pad_id = std::nullopt;  // nullopt: the end-of-text token, or 0
 };
 
 // `tokenizer` reads text; null means bytes. What the specification itself gets wrong is

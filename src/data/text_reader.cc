@@ -7,7 +7,6 @@
 namespace ds {
 namespace {
 
-constexpr size_t kMaxLine = size_t{1} << 30;
 constexpr size_t kMaxBlock = size_t{1} << 26;
 constexpr size_t kLineRead = size_t{1} << 20;
 
@@ -69,8 +68,11 @@ std::string TextBlockReader::next() {
   return block;
 }
 
-LineReader::LineReader(const std::filesystem::path& path)
-    : file_(path, File::Mode::kRead), size_(file_.size()) {}
+LineReader::LineReader(const std::filesystem::path& path, int64_t max_line)
+    : file_(path, File::Mode::kRead), size_(file_.size()) {
+  DS_CHECK(max_line > 0, Code::kInvalidArgument, "lines of at most ", max_line, " bytes");
+  max_line_ = static_cast<size_t>(max_line);
+}
 
 std::optional<std::string> LineReader::next() {
   size_t searched = position_;
@@ -81,6 +83,9 @@ std::optional<std::string> LineReader::next() {
       std::string line = buffer_.substr(position_, stop - position_);
       position_ = std::min(stop + 1, buffer_.size());
       ++line_;
+      DS_CHECK(line.size() <= max_line_, Code::kInvalidArgument,
+               printable(file_.path().string(), 300), ": line ", line_, " is longer than ",
+               max_line_, " bytes");
       if (line.ends_with('\r')) line.pop_back();
       return line;
     }
@@ -88,9 +93,9 @@ std::optional<std::string> LineReader::next() {
     buffer_.erase(0, position_);
     position_ = 0;
     searched = buffer_.size();
-    DS_CHECK(buffer_.size() < kMaxLine, Code::kInvalidArgument,
+    DS_CHECK(buffer_.size() <= max_line_, Code::kInvalidArgument,
              printable(file_.path().string(), 300), ": line ", line_ + 1, " is longer than ",
-             kMaxLine, " bytes");
+             max_line_, " bytes");
     const auto more =
         static_cast<size_t>(std::min<int64_t>(size_ - offset_, static_cast<int64_t>(kLineRead)));
     buffer_.resize(searched + more);

@@ -37,7 +37,8 @@ size_t safe_text_cut(std::string_view text);
 
 class LineReader {
  public:
-  explicit LineReader(const std::filesystem::path& path);
+  // Longer lines are an error.
+  explicit LineReader(const std::filesystem::path& path, int64_t max_line = int64_t{1} << 30);
 
   // The next line without its end; nullopt at the end of the file.
   std::optional<std::string> next();
@@ -48,6 +49,7 @@ class LineReader {
   int64_t size_ = 0;
   int64_t offset_ = 0;
   int64_t line_ = 0;
+  size_t max_line_;
   std::string buffer_;
   size_t position_ = 0;
 };

@@ -141,7 +141,8 @@ def llama3():
         vocab.setdefault(word, max(vocab.values()) + 1)
     t = Tokenizer.from_str(json.dumps(raw))
     t.add_special_tokens([AddedToken(s, normalized=False, special=True)
-                          for s in ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]])
+                          for s in ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>",
+                                    "<|end_header_id|>", "<|eot_id|>"]])
     begin = t.token_to_id("<|begin_of_text|>")
     t.post_processor = processors.Sequence([
         processors.ByteLevel(trim_offsets=False),

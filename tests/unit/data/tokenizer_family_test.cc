@@ -102,7 +102,7 @@ TEST_P(TokenizerFamily, AnyBytesAreRead) {
 TEST_P(TokenizerFamily, LongTextsAreNotQuadratic) {
   for (const std::string unit : {"a", " ", "\n", "e\xCC\x81", "the ", "[", "漢", "\xCC\x81", "."}) {
     std::string text;
-    while (text.size() < 100'000) text += unit;
+    while (text.size() < 50'000) text += unit;
     const auto start = std::chrono::steady_clock::now();
     static_cast<void>(tokenizer_->encode(text));
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
