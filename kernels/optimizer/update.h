@@ -85,8 +85,7 @@ void read_state(const StateArray& state, int64_t elements, int64_t begin, int64_
 void write_state(const StateArray& state, int64_t elements, int64_t begin, int64_t n,
                  const float* values);
 
-// ---- references (update_ref.cc): scalar double precision, formulas as published ----
-namespace reference {
+// ---- hyperparameters and references ----
 
 struct UpdateHyper {
   double lr = 1e-3;
@@ -96,13 +95,25 @@ struct UpdateHyper {
   double weight_decay = 0;
   double dampening = 0;
   bool nesterov = false;
+  bool decoupled = true;  // Adam: AdamW, else L2 added to the gradient
   bool bias_correction = true;
-  bool eps_inside_sqrt = false;
+  bool eps_inside_sqrt = false;  // LAMB, like the next two
   double min_coeff = 0.01;
   double max_coeff = 10;
   int64_t step = 1;
-  double grad_scale = 1;
+  float grad_scale = 1;
 };
+
+// What a rule needs, worked out in double. kLambApply's step_size lacks the trust ratio;
+// kMuonMomentum needs no more than beta1 and grad_scale.
+UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper);
+// ‖p‖ / ‖u‖ within the bounds, from sums of squares; 1 when either is zero.
+double lamb_ratio(const UpdateHyper& hyper, double weight_squares, double update_squares);
+
+// update_ref.cc: scalar double precision, formulas as published.
+namespace reference {
+
+void adam(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* m, double* v);
 void adagrad(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* sum);
 void lion(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* m);
 void sgd(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* buffer);

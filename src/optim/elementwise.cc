@@ -8,28 +8,26 @@ namespace {
 
 struct Kind {
   kernels::UpdateRule rule;
-  kernels::UpdateConstants (*constants)(const GroupStep&);
   std::vector<NamedState> states;
 };
 
 Kind kind_of(const OptimizerConfig& config) {
   switch (config.type) {
     case OptimizerType::kAdagrad:
-      return {kernels::UpdateRule::kAdagrad, adagrad_constants, {{"sum", false}}};
+      return {kernels::UpdateRule::kAdagrad, {{"sum", false}}};
     case OptimizerType::kLion:
-      return {kernels::UpdateRule::kLion, lion_constants, {{"exp_avg", true}}};
+      return {kernels::UpdateRule::kLion, {{"exp_avg", true}}};
     case OptimizerType::kSgd: {
       const auto moves = [](double momentum) { return momentum != 0; };
       bool momentum = moves(config.momentum);
       for (const OptimizerGroupConfig& group : config.groups) {
         momentum = momentum || moves(group.momentum.value_or(0));
       }
-      if (!momentum) return {kernels::UpdateRule::kSgd, sgd_constants, {}};
-      return {kernels::UpdateRule::kMomentum, sgd_constants, {{"momentum_buffer", true}}};
+      if (!momentum) return {kernels::UpdateRule::kSgd, {}};
+      return {kernels::UpdateRule::kMomentum, {{"momentum_buffer", true}}};
     }
     default:
-      return {
-          kernels::UpdateRule::kAdam, adam_constants, {{"exp_avg", true}, {"exp_avg_sq", false}}};
+      return {kernels::UpdateRule::kAdam, {{"exp_avg", true}, {"exp_avg_sq", false}}};
   }
 }
 
@@ -45,8 +43,8 @@ class Elementwise : public FlatOptimizer {
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
     begin_step(step, tensors);
-    const std::vector<kernels::UpdateConstants> all = constants(
-        step, [&](size_t group) { return step.rates[group]; }, kind_.constants);
+    const std::vector<kernels::UpdateConstants> all =
+        constants(kind_.rule, step, [&](size_t group) { return step.rates[group]; });
     for (const StateRun& run : space(0).runs()) {
       ops::UpdateTensors part = space(0).slices(run, tensors);
       ops::optimizer_update(ctx, kind_.rule, {all, run.pieces, run.first}, part);

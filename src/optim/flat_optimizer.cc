@@ -32,26 +32,36 @@ void FlatOptimizer::need_whole(const TensorPlace& place, const char* why) const 
            setup_.begin, " to ", setup_.end);
 }
 
-GroupStep FlatOptimizer::group_step(const UpdateStep& step, size_t group, double lr,
-                                    bool decays) const {
-  GroupStep out;
-  out.config = &groups_[group];
-  out.lr = lr;
-  out.beta1 = step.beta1.value_or(first_coefficient(groups_[group]));
-  out.beta2 = step.beta2.value_or(groups_[group].beta2);
-  out.step = steps_ + 1;
-  out.grad_scale = step.grad_scale;
-  out.decays = decays;
-  return out;
+kernels::UpdateHyper FlatOptimizer::hyper_of(const UpdateStep& step, size_t group, double lr,
+                                             bool decays) const {
+  const OptimizerConfig& config = groups_[group];
+  kernels::UpdateHyper hyper;
+  hyper.lr = lr;
+  hyper.beta1 =
+      step.beta1.value_or(config.type == OptimizerType::kSgd ? config.momentum : config.beta1);
+  hyper.beta2 = step.beta2.value_or(config.beta2);
+  hyper.eps = config.eps;
+  hyper.weight_decay = decays ? config.weight_decay : 0;
+  hyper.dampening = config.dampening;
+  hyper.nesterov = config.nesterov;
+  hyper.decoupled = config.decoupled;
+  hyper.bias_correction = config.bias_correction;
+  hyper.eps_inside_sqrt = config.eps_inside_sqrt;
+  hyper.min_coeff = config.min_coeff;
+  hyper.max_coeff = config.max_coeff;
+  hyper.step = steps_ + 1;
+  hyper.grad_scale = step.grad_scale;
+  return hyper;
 }
 
 std::vector<kernels::UpdateConstants> FlatOptimizer::constants(
-    const UpdateStep& step, const std::function<double(size_t group)>& rate,
-    const std::function<kernels::UpdateConstants(const GroupStep&)>& make) const {
+    kernels::UpdateRule rule, const UpdateStep& step,
+    const std::function<double(size_t group)>& rate) const {
   std::vector<kernels::UpdateConstants> out;
   for (size_t i = 0; i < groups_.size(); ++i) {
-    for (const bool decays : {false, true})
-      out.push_back(make(group_step(step, i, rate(i), decays)));
+    for (const bool decays : {false, true}) {
+      out.push_back(kernels::update_constants(rule, hyper_of(step, i, rate(i), decays)));
+    }
   }
   return out;
 }

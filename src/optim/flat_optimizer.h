@@ -1,7 +1,6 @@
 // What optimizers over the flat space share: groups and their rates, and state by tensor.
 #pragma once
 
-#include "optim/constants.h"
 #include "optim/groups.h"
 #include "optim/state_space.h"
 
@@ -55,11 +54,11 @@ class FlatOptimizer : public Optimizer {
   static int64_t hyper_key(const TensorPlace& place) {
     return 2 * int64_t{place.group} + (place.decays ? 1 : 0);
   }
-  // For every key, what `make` says of the group at this step; `rate` picks the group's rate.
+  // Constants by key; `rate` picks each group's.
   std::vector<kernels::UpdateConstants> constants(
-      const UpdateStep& step, const std::function<double(size_t group)>& rate,
-      const std::function<kernels::UpdateConstants(const GroupStep&)>& make) const;
-  GroupStep group_step(const UpdateStep& step, size_t group, double lr, bool decays) const;
+      kernels::UpdateRule rule, const UpdateStep& step,
+      const std::function<double(size_t group)>& rate) const;
+  kernels::UpdateHyper hyper_of(const UpdateStep& step, size_t group, double lr, bool decays) const;
   // Opens a step: checks what it is given, and settles states that were written.
   void begin_step(const UpdateStep& step, const FlatTensors& tensors);
 

@@ -1,8 +1,5 @@
 // LAMB (You et al., arXiv:1904.00962) in DeepSpeed's fused form: two passes, the first one for the
 // moments and the norms of every tensor, the second one for the update with its trust ratio.
-#include <algorithm>
-#include <cmath>
-
 #include "optim/flat_optimizer.h"
 
 namespace ds::optim {
@@ -26,17 +23,18 @@ class Lamb : public FlatOptimizer {
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
     begin_step(step, tensors);
     std::vector<kernels::UpdateConstants> all;
-    for (const TensorPlace& one : places()) all.push_back(lamb_constants(at_step(step, one)));
+    for (const TensorPlace& one : places()) {
+      all.push_back(kernels::update_constants(kernels::UpdateRule::kLambMoments, hyper(step, one)));
+    }
     for (const StateRun& run : space(0).runs()) {
       ops::UpdateTensors part = space(0).slices(run, tensors);
       std::vector<double> norms(2 * run.pieces.size());
       ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments,
                             {all, run.pieces, run.first, norms}, part);
-      set_ratios(run, norms);
-      for (const kernels::UpdatePiece& piece : run.pieces) {
-        const auto tensor = static_cast<size_t>(piece.hyper);
-        all[tensor].step_size =
-            static_cast<float>(lamb_rate(at_step(step, place(tensor))) * ratios_[tensor]);
+      for (const size_t tensor : set_ratios(step, run, norms)) {
+        kernels::UpdateHyper with_ratio = hyper(step, place(tensor));
+        with_ratio.lr *= ratios_[tensor];
+        all[tensor] = kernels::update_constants(kernels::UpdateRule::kLambApply, with_ratio);
       }
       ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, {all, run.pieces, run.first},
                             part);
@@ -45,26 +43,26 @@ class Lamb : public FlatOptimizer {
   }
 
  private:
-  GroupStep at_step(const UpdateStep& step, const TensorPlace& one) const {
+  kernels::UpdateHyper hyper(const UpdateStep& step, const TensorPlace& one) const {
     const auto index = static_cast<size_t>(one.group);
-    return group_step(step, index, step.rates[index], one.decays);
+    return hyper_of(step, index, step.rates[index], one.decays);
   }
 
-  // Pieces of a tensor follow each other: their sums are added in that order.
-  void set_ratios(const StateRun& run, const std::vector<double>& norms) {
+  // Pieces of a tensor follow each other: their sums are added in that order. Returns the tensors.
+  std::vector<size_t> set_ratios(const UpdateStep& step, const StateRun& run,
+                                 const std::vector<double>& norms) {
+    std::vector<size_t> tensors;
     for (size_t i = 0; i < run.pieces.size();) {
-      const int64_t tensor = run.pieces[i].hyper;
+      const auto tensor = static_cast<size_t>(run.pieces[i].hyper);
       double weights = 0, updates = 0;
-      for (; i < run.pieces.size() && run.pieces[i].hyper == tensor; ++i) {
+      for (; i < run.pieces.size() && run.pieces[i].hyper == static_cast<int64_t>(tensor); ++i) {
         weights += norms[2 * i];
         updates += norms[2 * i + 1];
       }
-      const OptimizerConfig& config = group(place(static_cast<size_t>(tensor)).group);
-      ratios_[static_cast<size_t>(tensor)] =
-          weights > 0 && updates > 0
-              ? std::clamp(std::sqrt(weights / updates), config.min_coeff, config.max_coeff)
-              : 1.0;
+      ratios_[tensor] = kernels::lamb_ratio(hyper(step, place(tensor)), weights, updates);
+      tensors.push_back(tensor);
     }
+    return tensors;
   }
 
   std::vector<double> ratios_;

@@ -56,13 +56,10 @@ class Muon : public FlatOptimizer {
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
     begin_step(step, tensors);
-    const std::vector<kernels::UpdateConstants> momentum = constants(
-        step, [&](size_t i) { return step.rates[2 * i]; },
-        [&](const GroupStep& at) { return momentum_constants(step, at); });
-    for (const StateRun& run : space(0).runs()) update_matrix(ctx, step, run, momentum, tensors);
+    for (const StateRun& run : space(0).runs()) update_matrix(ctx, step, run, tensors);
 
     const std::vector<kernels::UpdateConstants> adam = constants(
-        step, [&](size_t i) { return step.rates[2 * i + 1]; }, adam_constants);
+        kernels::UpdateRule::kAdam, step, [&](size_t i) { return step.rates[2 * i + 1]; });
     for (const StateRun& run : space(1).runs()) {
       ops::UpdateTensors part = space(1).slices(run, tensors);
       ops::optimizer_update(ctx, kernels::UpdateRule::kAdam, {adam, run.pieces, run.first}, part);
@@ -71,21 +68,8 @@ class Muon : public FlatOptimizer {
   }
 
  private:
-  static double momentum_of(const UpdateStep& step, const OptimizerConfig& config) {
-    return step.beta1.value_or(config.momentum);
-  }
-
-  static kernels::UpdateConstants momentum_constants(const UpdateStep& step, const GroupStep& at) {
-    const double momentum = momentum_of(step, *at.config);
-    kernels::UpdateConstants c;
-    c.grad_scale = at.grad_scale;
-    c.beta1 = static_cast<float>(momentum);
-    c.beta1_rest = static_cast<float>(1 - momentum);
-    return c;
-  }
-
   void update_matrix(const OpContext& ctx, const UpdateStep& step, const StateRun& run,
-                     const std::vector<kernels::UpdateConstants>& momentum, FlatTensors& tensors) {
+                     FlatTensors& tensors) {
     const TensorPlace& one = place(run.place);
     const Shape stack = stack_of(one.shape);
     Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
@@ -94,10 +78,20 @@ class Muon : public FlatOptimizer {
     first.master = direction;
     first.grad = part.grad;
     first.states[0] = part.states[0];
-    ops::optimizer_update(ctx, kernels::UpdateRule::kMuonMomentum,
-                          {momentum, run.pieces, run.first}, first);
-
     const OptimizerConfig& config = group(one.group);
+    const auto update = [&](kernels::UpdateRule rule, const kernels::UpdateHyper& hyper,
+                            ops::UpdateTensors& arrays, double decay) {
+      kernels::UpdateConstants c = kernels::update_constants(rule, hyper);
+      c.decoupled_decay = static_cast<float>(decay);
+      // The run has this tensor alone, so that its pieces are alike whatever their key.
+      const std::vector<kernels::UpdateConstants> all(2 * group_count(), c);
+      ops::optimizer_update(ctx, rule, {all, run.pieces, run.first}, arrays);
+    };
+    kernels::UpdateHyper hyper;
+    hyper.beta1 = step.beta1.value_or(config.momentum);
+    hyper.grad_scale = step.grad_scale;
+    update(kernels::UpdateRule::kMuonMomentum, hyper, first, 0);
+
     const Tensor matrices = direction.view(stack);
     for (int64_t i = 0; i < stack[0]; ++i) {
       Tensor matrix = matrices.select(0, i);
@@ -107,12 +101,10 @@ class Muon : public FlatOptimizer {
     const double lr = step.rates[2 * static_cast<size_t>(one.group)];
     const double shape_factor =
         std::sqrt(std::max(1.0, static_cast<double>(stack[1]) / static_cast<double>(stack[2])));
-    kernels::UpdateConstants c;
-    c.step_size = static_cast<float>(lr * shape_factor);
-    c.decoupled_decay = static_cast<float>(one.decays ? lr * config.weight_decay : 0.0);
-    const std::vector<kernels::UpdateConstants> all(momentum.size(), c);
+    hyper.lr = lr * shape_factor;
+    hyper.grad_scale = 1;
     part.grad = direction;
-    ops::optimizer_update(ctx, kernels::UpdateRule::kSgd, {all, run.pieces, run.first}, part);
+    update(kernels::UpdateRule::kSgd, hyper, part, one.decays ? lr * config.weight_decay : 0.0);
   }
 };
 

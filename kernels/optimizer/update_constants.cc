@@ -1,0 +1,71 @@
+// Hyperparameters to what the update loops multiply by: in double, rounded once.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/optimizer/update.h"
+
+namespace ds::kernels {
+namespace {
+
+// 1 - beta^t without the cancellation of small t * (1 - beta).
+double one_minus_power(double beta, int64_t t) {
+  return beta == 0 ? 1.0 : -std::expm1(static_cast<double>(t) * std::log(beta));
+}
+
+}  // namespace
+
+UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
+  UpdateConstants c;
+  c.grad_scale = hyper.grad_scale;
+  c.beta1 = static_cast<float>(hyper.beta1);
+  c.beta1_rest = static_cast<float>(1 - hyper.beta1);
+  c.beta2 = static_cast<float>(hyper.beta2);
+  c.beta2_rest = static_cast<float>(1 - hyper.beta2);
+  c.eps = static_cast<float>(hyper.eps);
+  c.step_size = static_cast<float>(hyper.lr);
+  const double c1 = hyper.bias_correction ? one_minus_power(hyper.beta1, hyper.step) : 1.0;
+  const double c2 = hyper.bias_correction ? one_minus_power(hyper.beta2, hyper.step) : 1.0;
+  const auto coupled = static_cast<float>(hyper.weight_decay);
+  const auto decoupled = static_cast<float>(hyper.lr * hyper.weight_decay);
+  switch (rule) {
+    case UpdateRule::kAdam:
+      c.root_scale = static_cast<float>(1 / std::sqrt(c2));
+      c.step_size = static_cast<float>(hyper.lr / c1);
+      (hyper.decoupled ? c.decoupled_decay : c.coupled_decay) =
+          hyper.decoupled ? decoupled : coupled;
+      break;
+    case UpdateRule::kLion:
+      c.decoupled_decay = decoupled;
+      break;
+    case UpdateRule::kAdagrad:
+    case UpdateRule::kSgd:
+      c.coupled_decay = coupled;
+      break;
+    case UpdateRule::kMomentum:
+      c.coupled_decay = coupled;
+      c.variant = hyper.nesterov;
+      // The first gradient fills the buffer as it is; without momentum every one does.
+      if (hyper.step > 1 && hyper.beta1 != 0) {
+        c.beta1_rest = static_cast<float>(1 - hyper.dampening);
+      } else {
+        c.beta1_rest = 1;
+      }
+      break;
+    case UpdateRule::kLambMoments:
+    case UpdateRule::kLambApply:
+      c.step_size = static_cast<float>(hyper.lr * std::sqrt(c2) / c1);
+      c.coupled_decay = coupled;
+      c.variant = hyper.eps_inside_sqrt;
+      break;
+    case UpdateRule::kMuonMomentum:
+      break;
+  }
+  return c;
+}
+
+double lamb_ratio(const UpdateHyper& hyper, double weight_squares, double update_squares) {
+  if (!(weight_squares > 0 && update_squares > 0)) return 1;
+  return std::clamp(std::sqrt(weight_squares / update_squares), hyper.min_coeff, hyper.max_coeff);
+}
+
+}  // namespace ds::kernels
