@@ -3,6 +3,9 @@
 // Work is cut into tiles that stay in the first cache levels; no buffer grows with
 // queries x keys. Scratch is one slot per thread (plus partial sums in backward when there are few
 // heads), whose size the *_workspace functions give in floats.
+//
+// What key_mask hides may hold anything. Keys that the band or the segments alone hide must hold
+// finite numbers: they share tiles with keys that are seen, where their weight is 0.
 #pragma once
 
 #include <cstdint>
