@@ -10,8 +10,8 @@ namespace {
 // One operation per element, and as many for each gradient.
 void report_elements(const OperatorScope& op, const Value& x, int64_t inputs) {
   if (op) {
-    op.work(Work::elementwise(inputs * x.data.elements()),
-            Work::elementwise(inputs * x.data.elements()));
+    op.work(Arithmetic::elementwise(inputs * x.data.elements()),
+            Arithmetic::elementwise(inputs * x.data.elements()));
   }
 }
 

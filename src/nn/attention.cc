@@ -60,10 +60,10 @@ ops::AttentionOptions attention_options(Tape& tape, const Attention& spec) {
 
 // Two products over the visible pairs, and in backward one for each of the gradients of
 // probabilities, queries, keys and values; the scores that the kernel makes again do not count.
-Work attention_work(const Tensor& q, const Tensor& k, const Attention& spec) {
+Arithmetic attention_work(const Tensor& q, const Tensor& k, const Attention& spec) {
   const VisiblePairs pairs{q.size(0),   q.size(1),     k.size(1),    spec.causal,
                            spec.window, spec.key_mask, spec.segments};
-  return Work::products(count_visible_pairs(pairs) * spec.heads * 2 * q.size(3));
+  return Arithmetic::products(count_visible_pairs(pairs) * spec.heads * 2 * q.size(3));
 }
 
 Value cached_attention(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -121,7 +121,7 @@ Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_i
   const OperatorScope op(tape, "rotary");
   if (op) {  // two products and a sum for each turned channel
     const int64_t turned = 2 * table.cos.size(1) * heads * x.data.size(0) * x.data.size(1);
-    op.work(Work::elementwise(3 * turned), Work::elementwise(3 * turned));
+    op.work(Arithmetic::elementwise(3 * turned), Arithmetic::elementwise(3 * turned));
   }
   Value y{x.data, x.slot ? std::make_shared<GradientSlot>() : nullptr};
   if (y.slot) y.slot->set_place(x.slot->place());
@@ -145,8 +145,8 @@ Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, cons
                 KvCache* cache, int layer) {
   const Tensor q4 = as_heads(q.data, spec.heads), k4 = as_heads(k.data, spec.kv_heads),
                v4 = as_heads(v.data, spec.kv_heads);
-  const Work work =
-      tape.profile() == nullptr || cache != nullptr ? Work() : attention_work(q4, k4, spec);
+  const Arithmetic work =
+      tape.profile() == nullptr || cache != nullptr ? Arithmetic() : attention_work(q4, k4, spec);
   const OperatorScope op(tape, "attention");
   if (op) op.work(work, work + work);
   if (cache != nullptr) return cached_attention(tape, q4, k4, v4, spec, *cache, layer);

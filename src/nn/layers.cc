@@ -35,7 +35,7 @@ Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& posi
     ops::embedding(tape.ctx(), ids, *rows, position_ids, *places, y.data);
   }
   if (op && positions != kNoParam) {
-    op.work(Work::elementwise(y.data.elements()), Work::elementwise(y.data.elements()));
+    op.work(Arithmetic::elementwise(y.data.elements()), Arithmetic::elementwise(y.data.elements()));
   }
   tape.used(table);
   tape.used(positions);
@@ -72,7 +72,7 @@ Value dropout(Tape& tape, const Value& x, double p) {
 
 Value add(Tape& tape, const Value& a, const Value& b) {
   const OperatorScope op(tape, "add");
-  if (op) op.work(Work::elementwise(a.data.elements()), {});
+  if (op) op.work(Arithmetic::elementwise(a.data.elements()), {});
   Value y = tape.make_value(tape.new_activation(a.data.dtype(), a.data.shape()));
   ops::add(tape.ctx(), a.data, b.data, y.data);
   tape.record([a_slot = a.slot, b_slot = b.slot, out = y.slot](Tape& t) {
@@ -116,7 +116,8 @@ Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64
                     int64_t& counted) {
   const OperatorScope op(tape, "cross_entropy");
   if (op) {
-    op.work(Work::elementwise(logits.data.elements()), Work::elementwise(logits.data.elements()));
+    op.work(Arithmetic::elementwise(logits.data.elements()),
+            Arithmetic::elementwise(logits.data.elements()));
   }
   const int64_t vocab = logits.data.shape()[-1];
   const int64_t rows = logits.data.elements() / vocab;

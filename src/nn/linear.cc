@@ -85,10 +85,11 @@ void adapter_backward(Tape& tape, const AdapterPass& pass, const Tensor& x, cons
 void report_work(const OperatorScope& op, Tape& tape, const Value& x, ParamId weight,
                  const Adapter* adapter) {
   const ParameterSet& parameters = tape.store().parameters();
-  Work forward, backward;
+  Arithmetic forward, backward;
   const auto product = [&](ParamId id, bool input_gradient) {
     const Shape& w = parameters[id].shape;
-    const Work once = Work::products(x.data.elements() / x.data.shape()[-1] * w.elements());
+    const Arithmetic once =
+        Arithmetic::products(x.data.elements() / x.data.shape()[-1] * w.elements());
     forward += once;
     if (input_gradient) backward += once;
     if (parameters[id].trainable) backward += once;

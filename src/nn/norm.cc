@@ -22,7 +22,8 @@ NormOutput norm(Tape& tape, const Value& x, const Value& residual, ParamId gamma
   const OperatorScope op(tape, rms ? "rms_norm" : "layer_norm", gamma);
   if (op) {  // operations per element, and one for the sum
     const int64_t each = rms ? 4 : 5, n = x.data.elements();
-    op.work(Work::elementwise((each + (residual ? 1 : 0)) * n), Work::elementwise(2 * each * n));
+    op.work(Arithmetic::elementwise((each + (residual ? 1 : 0)) * n),
+            Arithmetic::elementwise(2 * each * n));
   }
   const Shape& shape = x.data.shape();
   const int64_t rows = x.data.elements() / shape[-1];

@@ -27,7 +27,7 @@ void OperatorScope::end() const noexcept {
   tape_->profile()->end();
 }
 
-void OperatorScope::work(const Work& forward, const Work& backward) const {
+void OperatorScope::work(const Arithmetic& forward, const Arithmetic& backward) const {
   tape_->profile()->add(tape_->profile_state_.site, tape_->profile_phase(), forward);
   tape_->profile_state_.backward = backward;
 }
@@ -38,7 +38,7 @@ Tape::Backward Tape::profiled(Backward backward) {
       profile_state_.open
           ? profile_state_.site
           : options_.profile->site(parent_module(profile_state_.module), "checkpoint");
-  const Work work = profile_state_.open ? profile_state_.backward : Work();
+  const Arithmetic work = profile_state_.open ? profile_state_.backward : Arithmetic();
   return [backward = std::move(backward), site, work](Tape& tape) {
     struct Timed {
       ModuleProfile& profile;

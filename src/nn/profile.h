@@ -24,7 +24,7 @@ class OperatorScope {
   // Whether anybody wants to know the arithmetic.
   explicit operator bool() const { return tape_ != nullptr; }
   // Of this forward, and of the backward that is recorded within this scope.
-  void work(const Work& forward, const Work& backward) const;
+  void work(const Arithmetic& forward, const Arithmetic& backward) const;
 
  private:
   void begin(const char* name, ParamId parameter, bool at_alias);

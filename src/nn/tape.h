@@ -108,7 +108,7 @@ class Tape {
   struct ProfileState {
     std::string module;  // of the last operator with parameters
     ModuleProfile::Site site = 0;
-    Work backward;
+    Arithmetic backward;
     bool open = false;
   };
   // Reports the time and work of an operator's backward.

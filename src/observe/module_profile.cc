@@ -45,7 +45,7 @@ void ModuleProfile::end() {
   mark_ = now;
 }
 
-void ModuleProfile::add(Site site, ProfilePhase phase, const Work& work) {
+void ModuleProfile::add(Site site, ProfilePhase phase, const Arithmetic& work) {
   sites_.at(site).sums[static_cast<size_t>(phase)].work += work;
 }
 

@@ -15,18 +15,18 @@
 namespace ds {
 
 // Arithmetic of an operator. `flops` holds everything, two for each multiply-add.
-struct Work {
+struct Arithmetic {
   int64_t macs = 0;
   int64_t flops = 0;
-  static Work products(int64_t macs) { return {macs, 2 * macs}; }
-  static Work elementwise(int64_t flops) { return {0, flops}; }
-  Work& operator+=(const Work& other) {
+  static Arithmetic products(int64_t macs) { return {macs, 2 * macs}; }
+  static Arithmetic elementwise(int64_t flops) { return {0, flops}; }
+  Arithmetic& operator+=(const Arithmetic& other) {
     macs += other.macs;
     flops += other.flops;
     return *this;
   }
 };
-inline Work operator+(Work a, const Work& b) { return a += b; }
+inline Arithmetic operator+(Arithmetic a, const Arithmetic& b) { return a += b; }
 
 // Recompute is the forward of activation checkpointing that backward repeats.
 enum class ProfilePhase { kForward, kBackward, kRecompute };
@@ -34,7 +34,7 @@ inline constexpr size_t kProfilePhases = 3;
 
 struct PhaseTotals {
   int64_t calls = 0;
-  Work work;
+  Arithmetic work;
   double seconds = 0;
   PhaseTotals& operator+=(const PhaseTotals& other) {
     calls += other.calls;
@@ -74,7 +74,7 @@ class ModuleProfile {
   // Time between begin and end belongs to the site, except for what begins and ends within.
   void begin(Site site, ProfilePhase phase);
   void end();
-  void add(Site site, ProfilePhase phase, const Work& work);
+  void add(Site site, ProfilePhase phase, const Arithmetic& work);
 
   bool empty() const noexcept { return sites_.empty(); }
   // The tree, every module before those below it, in order of first mention.
