@@ -7,11 +7,13 @@
 #include "data/blend_dataset.h"
 #include "data/corpus.h"
 #include "data/gpt_dataset.h"
+#include "data/mlm_dataset.h"
 
 namespace ds {
 namespace {
 
-constexpr std::array kKinds = {DatasetKind::kGpt, DatasetKind::kBlend, DatasetKind::kPacked};
+constexpr std::array kKinds = {DatasetKind::kGpt, DatasetKind::kBlend, DatasetKind::kPacked,
+                               DatasetKind::kMlm};
 
 template <class... Parts>
 [[noreturn]] void refuse(const char* field, const Parts&... parts) {
@@ -82,6 +84,32 @@ DatasetPtr open_packed(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   return dataset;
 }
 
+DatasetPtr open_mlm(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
+  DS_CHECK(tokenizer != nullptr, Code::kInvalidArgument, "masked samples need a tokenizer");
+  MlmVocab vocab = mlm_vocab(*tokenizer);
+  SentenceCorpus corpus = open_sentence_corpus(spec.path, tokenizer);
+  const int64_t documents = corpus.document_count();
+  const SequenceRange range = split_range(spec.split, spec.part, documents);
+  if (range.size() == 0) refuse_empty_part(spec, documents, "documents");
+  if (spec.sequence_length < 5) refuse("sequence_length", "must be at least 5 for masked samples");
+  if (!(spec.mask_probability > 0 && spec.mask_probability <= 1)) {
+    refuse("mask_probability", "is ", spec.mask_probability, "; it must be above 0 and at most 1");
+  }
+  if (!(spec.short_probability >= 0 && spec.short_probability <= 1)) {
+    refuse("short_probability", "is ", spec.short_probability, "; it must be from 0 to 1");
+  }
+  MlmOptions options;
+  options.sequence_length = spec.sequence_length;
+  options.mask_probability = spec.mask_probability;
+  options.short_probability = spec.short_probability;
+  options.pairs = spec.pairs;
+  options.seed = spec.seed;
+  options.samples = spec.samples;
+  return std::make_shared<const MlmDataset>(
+      std::move(corpus), range, std::move(vocab), options,
+      str_cat(printable(spec.path.string(), 300), ", ", split_name(spec.part), " part"));
+}
+
 DatasetPtr open_blend(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   if (spec.members.empty()) refuse("members", "of a blend are missing");
   if (!spec.path.empty()) refuse("path", "belongs to the members of a blend");
@@ -144,6 +172,8 @@ const char* dataset_kind_name(DatasetKind kind) {
       return "blend";
     case DatasetKind::kPacked:
       return "packed";
+    case DatasetKind::kMlm:
+      return "mlm";
   }
   return "unknown";
 }
@@ -164,6 +194,8 @@ DatasetPtr open_dataset(const DatasetSpec& spec, const TokenizerPtr& tokenizer) 
       return open_blend(spec, tokenizer);
     case DatasetKind::kPacked:
       return open_packed(spec, tokenizer);
+    case DatasetKind::kMlm:
+      return open_mlm(spec, tokenizer);
   }
   fail(Code::kInternal, "a data set of an unknown kind");
 }

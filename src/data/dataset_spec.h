@@ -20,6 +20,7 @@ enum class DatasetKind {
   kGpt,     // running tokens: PREFIX.bin and .idx, a text file, or .jsonl with "text"
   kBlend,   // members, drawn from by weight
   kPacked,  // fine-tuning examples of a .jsonl file, packed
+  kMlm,     // documents of sentences, with hidden tokens to find (BERT)
 };
 const char* dataset_kind_name(DatasetKind kind);
 std::optional<DatasetKind> dataset_kind(std::string_view name);
@@ -45,6 +46,11 @@ struct DatasetSpec {
   TooLong too_long = TooLong::kCut;
   bool pack = true;
   std::optional<int32_t> pad_id = std::nullopt;  // nullopt: the end-of-text token, or 0
+
+  // kMlm; the tokenizer must be one of BERT.
+  double mask_probability = 0.15;
+  double short_probability = 0.1;
+  bool pairs = true;
 };
 
 // `tokenizer` reads text; null means bytes. What the specification itself gets wrong is
