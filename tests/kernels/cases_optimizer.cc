@@ -1,41 +1,143 @@
-// Rows for Adam: many steps beside the reference in double precision.
+// Rows for optimizer updates: every rule beside its reference in double precision over many steps,
+// the 8-bit codes, and times of fused passes beside separate ones.
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/case_util.h"
-#include "kernels/optimizer/adam.h"
-#include "ops/adam.h"
+#include "ops/elementwise.h"
+#include "ops/optimizer_update.h"
+#include "ops/reduce.h"
 
 namespace ds::testing {
 namespace {
 
+using kernels::UpdateHyper;
+using kernels::UpdateRule;
+
+// One run with one set of constants.
+struct Work {
+  explicit Work(int64_t n) {
+    for (int64_t at = 0; at < n; at += kernels::kUpdateChunk) {
+      first.push_back(static_cast<int64_t>(pieces.size()));
+      pieces.push_back({at, std::min(n, at + kernels::kUpdateChunk), 0});
+    }
+    first.push_back(static_cast<int64_t>(pieces.size()));
+    norms.resize(2 * pieces.size());
+  }
+
+  void update(const OpContext& ctx, UpdateRule rule, const UpdateHyper& hyper,
+              ops::UpdateTensors& tensors) {
+    constants.assign(1, kernels::update_constants(rule, hyper));
+    ops::UpdateWork work{constants, pieces, first};
+    if (rule == UpdateRule::kLambMoments) {
+      std::fill(norms.begin(), norms.end(), 0.0);
+      work.norms = norms;
+    }
+    ops::optimizer_update(ctx, rule, work, tensors);
+  }
+
+  double lamb(const OpContext& ctx, UpdateHyper hyper, ops::UpdateTensors& tensors) {
+    update(ctx, UpdateRule::kLambMoments, hyper, tensors);
+    double weights = 0, updates = 0;
+    for (size_t i = 0; i < norms.size(); i += 2) {
+      weights += norms[i];
+      updates += norms[i + 1];
+    }
+    const double ratio = kernels::lamb_ratio(hyper, weights, updates);
+    hyper.lr *= ratio;
+    update(ctx, UpdateRule::kLambApply, hyper, tensors);
+    return ratio;
+  }
+
+  std::vector<kernels::UpdateConstants> constants;
+  std::vector<kernels::UpdatePiece> pieces;
+  std::vector<int64_t> first;
+  std::vector<double> norms;
+};
+
 struct Variant {
   std::string name;
-  ops::AdamStep step;
-  bool model = false;
+  UpdateRule rule = UpdateRule::kAdam;
+  UpdateHyper hyper;
+  bool model = false;  // with a bf16 copy
 };
 
 std::vector<Variant> variants() {
   std::vector<Variant> all;
-  const auto add = [&](const std::string& name, double lr, double decay, bool decoupled,
-                       bool bias_correction, float grad_scale, bool model) {
-    Variant variant{name, {}, model};
-    variant.step.lr = lr;
-    variant.step.weight_decay = decay;
-    variant.step.decoupled = decoupled;
-    variant.step.bias_correction = bias_correction;
-    variant.step.grad_scale = grad_scale;
-    all.push_back(variant);
+  const auto add = [&](const std::string& name, UpdateRule rule, double lr, double decay,
+                       float grad_scale, bool model) -> UpdateHyper& {
+    all.push_back({name, rule, {}, model});
+    UpdateHyper& hyper = all.back().hyper;
+    hyper.lr = lr;
+    hyper.weight_decay = decay;
+    hyper.grad_scale = grad_scale;
+    return hyper;
   };
-  add("adamw", 1e-3, 0.1, true, true, 1, false);
-  add("adamw_bf16", 1e-3, 0.01, true, true, 0.37f, true);
-  add("adam", 3e-3, 0, false, true, 1, false);
-  add("adam_l2", 1e-3, 0.1, false, true, 2.5f, true);
-  add("adam_uncorrected", 3e-4, 0.1, true, false, 1, false);
-  add("adam_no_momentum", 1e-3, 0, true, true, 1, false);
-  all.back().step.beta1 = 0;
-  all.back().step.beta2 = 0.95;
+  add("adamw", UpdateRule::kAdam, 1e-3, 0.1, 1, false);
+  add("adamw_bf16", UpdateRule::kAdam, 1e-3, 0.01, 0.37f, true);
+  add("adam", UpdateRule::kAdam, 3e-3, 0, 1, false).decoupled = false;
+  add("adam_l2", UpdateRule::kAdam, 1e-3, 0.1, 2.5f, true).decoupled = false;
+  add("adam_uncorrected", UpdateRule::kAdam, 3e-4, 0.1, 1, false).bias_correction = false;
+  UpdateHyper& plain = add("adam_no_momentum", UpdateRule::kAdam, 1e-3, 0, 1, false);
+  plain.beta1 = 0;
+  plain.beta2 = 0.95;
+  add("adagrad", UpdateRule::kAdagrad, 1e-2, 0, 0.5f, true).eps = 1e-10;
+  add("lion", UpdateRule::kLion, 1e-4, 0.1, 0.5f, true).beta2 = 0.99;
+  add("sgd", UpdateRule::kSgd, 1e-2, 0.1, 0.5f, true).beta1 = 0;
+  add("momentum", UpdateRule::kMomentum, 1e-2, 0.1, 0.5f, true).dampening = 0.1;
+  add("nesterov", UpdateRule::kMomentum, 1e-2, 0.01, 1, false).nesterov = true;
+  add("lamb", UpdateRule::kLambMoments, 1e-3, 0.01, 0.5f, true);
+  UpdateHyper& inside = add("lamb_inside", UpdateRule::kLambMoments, 1e-3, 0, 1, false);
+  inside.eps_inside_sqrt = true;
+  inside.eps = 1e-6;
   return all;
+}
+
+// What of a weight's deviation a formula amplifies; grows step by step.
+struct Allowed {
+  std::vector<double> rounding, weights;
+  explicit Allowed(size_t n) : rounding(n), weights(n, 1e-6) {}
+
+  void grow(const Variant& variant, size_t i, double g, double p, double m, double v) {
+    const UpdateHyper& hyper = variant.hyper;
+    g *= hyper.grad_scale;
+    const double coupled =
+        variant.rule == UpdateRule::kLion || hyper.decoupled ? 0 : hyper.weight_decay * std::abs(p);
+    rounding[i] = std::max(rounding[i], 0x1p-23 * (std::abs(g) + coupled));
+    switch (variant.rule) {
+      case UpdateRule::kAdam: {
+        const double t = static_cast<double>(hyper.step);
+        const double c2 = hyper.bias_correction ? 1 - std::pow(hyper.beta2, t) : 1;
+        weights[i] += 2 * hyper.lr * rounding[i] / (std::sqrt(v / c2) + hyper.eps);
+        break;
+      }
+      case UpdateRule::kLion: {
+        const double u = hyper.beta1 * m + (1 - hyper.beta1) * g;
+        if (std::abs(u) < 1e-8) weights[i] += 2 * hyper.lr;  // fp32 may see the other sign
+        weights[i] += 0x1p-24 * std::abs(p);                 // rounded the same way every step
+        break;
+      }
+      default:
+        weights[i] += 0x1p-25 * std::abs(p);
+    }
+  }
+};
+
+void reference_step(const Variant& variant, const UpdateHyper& hyper, int64_t n, double* p,
+                    const double* g, double* m, double* v) {
+  switch (variant.rule) {
+    case UpdateRule::kAdam:
+      return kernels::reference::adam(hyper, n, p, g, m, v);
+    case UpdateRule::kAdagrad:
+      return kernels::reference::adagrad(hyper, n, p, g, m);
+    case UpdateRule::kLion:
+      return kernels::reference::lion(hyper, n, p, g, m);
+    case UpdateRule::kLambMoments:
+      kernels::reference::lamb(hyper, n, p, g, m, v);
+      return;
+    default:
+      kernels::reference::sgd(hyper, n, p, g, m);
+  }
 }
 
 // Parameters within 1e-6 after the steps: each step rounds p once (at most 2^-24 |p|, in random
@@ -43,64 +145,60 @@ std::vector<Variant> variants() {
 // its terms; where gradient and L2 decay cancel and v is small too, Adam divides that error by
 // almost nothing, so an element is allowed in addition what this amplification gives. The moments
 // stay within a few roundings of the largest gradient.
-OpCase steps_case(const Variant& variant, int64_t n, int steps) {
+OpCase steps_case(Variant variant, int64_t n, int steps) {
   OpCase row;
   row.name = str_cat(variant.name, "/", n, "/", steps, "steps");
-  row.check = [=](const OpContext& ctx, uint64_t seed) {
+  row.check = [=](const OpContext& ctx, uint64_t seed) mutable {
     Random random(seed);
     CaseResult result;
-    Tensor p = random_tensor(random, DType::kFloat32, {n}, 0.2);
-    Tensor m = filled_tensor(DType::kFloat32, {n}, 0), v = filled_tensor(DType::kFloat32, {n}, 0);
-    Tensor model = variant.model ? guarded_tensor(DType::kBFloat16, {n}) : Tensor();
-    std::vector<double> ep = doubles(p), em = doubles(m), ev = doubles(v);
+    ops::UpdateTensors tensors;
+    tensors.master = random_tensor(random, DType::kFloat32, {n}, 0.2);
+    for (ops::StateTensor& state : tensors.states) {
+      state.data = filled_tensor(DType::kFloat32, {n}, 0);
+    }
+    if (variant.model) tensors.model = guarded_tensor(DType::kBFloat16, {n});
+    std::vector<double> ep = doubles(tensors.master);
+    std::vector<double> em(ep.size()), ev(ep.size()), before;
     // One sample of numbers, read from another place every step.
     const Tensor noise = random_tensor(random, DType::kFloat32, {n + 1000}, 0.05, 0.01);
-    kernels::AdamHyper hyper;
-    hyper.lr = variant.step.lr;
-    hyper.beta1 = variant.step.beta1;
-    hyper.beta2 = variant.step.beta2;
-    hyper.eps = variant.step.eps;
-    hyper.weight_decay = variant.step.weight_decay;
-    hyper.decoupled = variant.step.decoupled;
-    hyper.bias_correction = variant.step.bias_correction;
-    hyper.grad_scale = variant.step.grad_scale;
+    UpdateHyper& hyper = variant.hyper;
+    Allowed allowed(ep.size());
+    Work work(n);
     double most = 0;
-    std::vector<double> rounding(ep.size()), allowed(ep.size(), 1e-6);
     for (int t = 1; t <= steps; ++t) {
       const auto skip = static_cast<int64_t>(random() % 1000);
-      const Tensor grad = noise.slice(0, skip, skip + n);
-      const std::vector<double> g = doubles(grad);
+      tensors.grad = noise.slice(0, skip, skip + n);
+      const std::vector<double> g = doubles(tensors.grad);
       for (const double x : g) most = std::max(most, std::abs(x * hyper.grad_scale));
       hyper.step = t;
-      const double decay = hyper.decoupled ? 0 : hyper.weight_decay;
+      before = em;
+      reference_step(variant, hyper, n, ep.data(), g.data(), em.data(), ev.data());
       for (size_t i = 0; i < ep.size(); ++i) {
-        rounding[i] = std::max(
-            rounding[i], 0x1p-23 * (std::abs(g[i] * hyper.grad_scale) + decay * std::abs(ep[i])));
+        allowed.grow(variant, i, g[i], ep[i], before[i], ev[i]);
       }
-      kernels::reference::adam(hyper, n, ep.data(), g.data(), em.data(), ev.data());
-      const double c2 = hyper.bias_correction ? 1 - std::pow(hyper.beta2, t) : 1;
-      for (size_t i = 0; i < ep.size(); ++i) {
-        allowed[i] += 2 * hyper.lr * rounding[i] / (std::sqrt(ev[i] / c2) + hyper.eps);
+      if (variant.rule == UpdateRule::kLambMoments) {
+        work.lamb(ctx, hyper, tensors);
+      } else {
+        work.update(ctx, variant.rule, hyper, tensors);
       }
-      ops::AdamStep step = variant.step;
-      step.step = t;
-      ops::adam(ctx, step, p, grad, m, v, model);
     }
-    // L2 decay carries what p is allowed into the gradient.
-    const double decay = hyper.decoupled ? 0 : hyper.weight_decay;
+    // Coupled decay carries what p is allowed into the gradient.
+    const double decay =
+        hyper.decoupled && variant.rule == UpdateRule::kAdam ? 0 : hyper.weight_decay;
     most += decay;
+    const double sums = variant.rule == UpdateRule::kAdagrad ? steps * most : 10;
     std::vector<double> m_allowed(ep.size()), v_allowed(ep.size());
     for (size_t i = 0; i < ep.size(); ++i) {
-      m_allowed[i] = 2e-6 * most + decay * allowed[i];
+      m_allowed[i] = 2e-6 * most * std::max(1.0, sums) + 10 * decay * allowed.weights[i];
       v_allowed[i] = 2 * most * m_allowed[i];
     }
-    compare(result, "master", p, ep, {1, 0}, allowed);
-    compare(result, "m", m, em, {1, 0}, m_allowed);
-    compare(result, "v", v, ev, {1, 0}, v_allowed);
-    if (model) {
-      std::vector<double> rounded = doubles(p);
+    compare(result, "master", tensors.master, ep, {1, 0}, allowed.weights);
+    compare(result, "first state", tensors.states[0].data, em, {1, 0}, m_allowed);
+    compare(result, "second state", tensors.states[1].data, ev, {1, 0}, v_allowed);
+    if (tensors.model) {
+      std::vector<double> rounded = doubles(tensors.master);
       for (double& x : rounded) x = to_float(to_bfloat16(static_cast<float>(x)));
-      compare(result, "model", model, rounded, {});
+      compare(result, "model", tensors.model, rounded, {});
     }
     return result;
   };
@@ -115,54 +213,216 @@ OpCase single_step(int64_t t) {
     constexpr int64_t kElements = 333;
     Random random(seed);
     CaseResult result;
-    Tensor p = random_tensor(random, DType::kFloat32, {kElements}, 0.1);
-    const Tensor grad = random_tensor(random, DType::kFloat32, {kElements}, 1e-3);
-    Tensor m = random_tensor(random, DType::kFloat32, {kElements}, 1e-3);
-    Tensor v = random_tensor(random, DType::kFloat32, {kElements}, 1e-7, 1e-6), model;
-    ops::AdamStep step;
-    step.step = t;
-    step.weight_decay = 0.1;
-    std::vector<double> ep = doubles(p), em = doubles(m), ev = doubles(v);
-    for (int64_t i = 0; i < kElements; ++i) {
-      ev[static_cast<size_t>(i)] = std::abs(ev[static_cast<size_t>(i)]);
-    }
-    set_doubles(v, ev);
-    kernels::AdamHyper hyper;
+    ops::UpdateTensors tensors;
+    tensors.master = random_tensor(random, DType::kFloat32, {kElements}, 0.1);
+    tensors.grad = random_tensor(random, DType::kFloat32, {kElements}, 1e-3);
+    tensors.states[0].data = random_tensor(random, DType::kFloat32, {kElements}, 1e-3);
+    tensors.states[1].data = random_tensor(random, DType::kFloat32, {kElements}, 1e-7, 1e-6);
+    UpdateHyper hyper;
     hyper.step = t;
     hyper.weight_decay = 0.1;
-    kernels::reference::adam(hyper, kElements, ep.data(), doubles(grad).data(), em.data(),
+    std::vector<double> ep = doubles(tensors.master), em = doubles(tensors.states[0].data);
+    std::vector<double> ev = doubles(tensors.states[1].data);
+    for (double& x : ev) x = std::abs(x);
+    set_doubles(tensors.states[1].data, ev);
+    kernels::reference::adam(hyper, kElements, ep.data(), doubles(tensors.grad).data(), em.data(),
                              ev.data());
-    ops::adam(ctx, step, p, grad, m, v, model);
-    compare(result, "master", p, ep, {2e-7, 1e-8});
-    compare(result, "m", m, em, {1e-6, 1e-9});
-    compare(result, "v", v, ev, {1e-6, 0});
+    Work(kElements).update(ctx, UpdateRule::kAdam, hyper, tensors);
+    compare(result, "master", tensors.master, ep, {2e-7, 1e-8});
+    compare(result, "m", tensors.states[0].data, em, {1e-6, 1e-9});
+    compare(result, "v", tensors.states[1].data, ev, {1e-6, 0});
     return result;
   };
   return row;
 }
 
-OpCase bench(bool with_model) {
-  constexpr int64_t kElements = int64_t{1} << 24;
+// ---- 8-bit codes ----
+
+// The numbers of the map, from its definition: decade k of `decades` below 1 is cut into 2^k equal
+// parts and each part stands for its middle; the last one is 1.
+std::vector<double> map_values(int decades) {
+  std::vector<double> values = {0};
+  for (int k = 0; k < decades; ++k) {
+    const double high = std::pow(10.0, k - decades + 1), low = high / 10;
+    const int parts = 1 << k;
+    for (int i = 0; i < parts; ++i) values.push_back(low + (high - low) * (i + 0.5) / parts);
+  }
+  values.back() = 1;
+  return values;
+}
+
+// Every number becomes the nearest one of the map times its block's largest magnitude, but unsigned
+// ones above zero stay above it; what was read back is written to the same codes.
+OpCase codes_case(bool is_signed, int64_t n) {
   OpCase row;
-  row.name = str_cat(with_model ? "adamw_bf16" : "adamw", "/16M");
-  // Master, m and v read and written, the gradient read, the model written.
-  row.bytes = static_cast<double>(kElements * (28 + (with_model ? 2 : 0)));
+  row.name = str_cat("codes/", is_signed ? "signed/" : "unsigned/", n);
+  row.check = [=](const OpContext&, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    const int64_t blocks = (n + kernels::kStateBlock - 1) / kernels::kStateBlock;
+    ops::StateTensor state{guarded_tensor(is_signed ? DType::kInt8 : DType::kUInt8, {n}),
+                           guarded_tensor(DType::kFloat32, {blocks})};
+    std::vector<float> values(static_cast<size_t>(n)), back(values.size()), again(values.size());
+    std::uniform_real_distribution<double> decade(-9, 0), sign(-1, 1);
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>(std::pow(10.0, decade(random)) *
+                                     std::ldexp(1.0, static_cast<int>(i / 256 % 40) - 20));
+      if (is_signed && sign(random) < 0) values[i] = -values[i];
+      if (sign(random) < -0.95) values[i] = 0;
+    }
+    ops::write_state(state, 0, n, values.data());
+    ops::read_state(state, 0, n, back.data());
+    const std::vector<double> map = map_values(is_signed ? 7 : 8);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const auto begin = static_cast<size_t>(block * kernels::kStateBlock);
+      const size_t end = std::min(begin + size_t{kernels::kStateBlock}, values.size());
+      double largest = 0;
+      for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(double{values[i]}));
+      result.merge(state.scales.data<float>()[block] == static_cast<float>(largest) ? 0.0 : 1e9,
+                   str_cat("scale of block ", block));
+      for (size_t i = begin; i < end; ++i) {
+        const double x = std::abs(double{values[i]});
+        const bool may_be_zero = is_signed || x == 0;
+        double nearest = HUGE_VAL;
+        for (size_t c = may_be_zero ? 0 : 1; c < map.size(); ++c) {
+          nearest = std::min(nearest, std::abs(map[c] * largest - x));
+        }
+        const double off = std::abs(double{back[i]} - double{values[i]});
+        result.merge(off / (nearest * (1 + 1e-4) + 1e-6 * x + 1e-45),
+                     str_cat("element ", i, ": ", values[i], " became ", back[i]));
+        if (!is_signed && x > 0 && !(back[i] > 0)) result.merge(1e9, str_cat("zero at ", i));
+      }
+    }
+    compare(result, "codes", state.scales, doubles(state.scales), {});
+    std::vector<unsigned char> codes(values.size());
+    std::memcpy(codes.data(), state.data.raw(), codes.size());
+    ops::write_state(state, 0, n, back.data());
+    ops::read_state(state, 0, n, again.data());
+    const bool same = std::memcmp(codes.data(), state.data.raw(), codes.size()) == 0 &&
+                      (values.empty() ||
+                       std::memcmp(back.data(), again.data(), back.size() * sizeof(float)) == 0);
+    result.merge(same ? 0.0 : 1e9, "codes changed when written again");
+    if (!guards_intact(state.data)) result.merge(1e9, "bytes outside the codes were written");
+    return result;
+  };
+  return row;
+}
+
+// ---- times ----
+
+struct Storage {
+  const char* name;
+  DType grad;
+  bool split;  // else fp32 masters
+  bool model;
+  DType state;
+};
+
+ops::StateTensor bench_state(const OpContext& ctx, DType dtype, int64_t n) {
+  ops::StateTensor state{Tensor::zeros(ctx.device, dtype, {n}, MemoryTag::kOther), {}};
+  if (dtype_size(dtype) == 1) {
+    state.scales =
+        Tensor::zeros(ctx.device, DType::kFloat32, {n / kernels::kStateBlock}, MemoryTag::kOther);
+  }
+  return state;
+}
+
+constexpr int64_t kBenchElements = int64_t{1} << 24;
+
+ops::UpdateTensors bench_tensors(const OpContext& ctx, const Storage& storage, int states) {
+  const auto make = [&](DType dtype) { return bench_tensor(ctx, dtype, {kBenchElements}); };
+  ops::UpdateTensors tensors;
+  tensors.grad = make(storage.grad);
+  if (storage.split) {
+    tensors.weight = make(DType::kBFloat16);
+    tensors.low = Tensor::zeros(ctx.device, DType::kUInt16, {kBenchElements}, MemoryTag::kOther);
+  } else {
+    tensors.master = make(DType::kFloat32);
+    if (storage.model) tensors.model = make(DType::kBFloat16);
+  }
+  for (int i = 0; i < states; ++i) {
+    DType dtype = storage.state;
+    if (dtype == DType::kInt8 && i == 1) dtype = DType::kUInt8;
+    tensors.states[i] = bench_state(ctx, dtype, kBenchElements);
+  }
+  return tensors;
+}
+
+// Bytes per element: the gradient read, masters and states read and written, the model written.
+double bytes_of(const Storage& storage, int states) {
+  const auto size = [](DType dtype) { return static_cast<double>(dtype_size(dtype)); };
+  return size(storage.grad) + 8 + (storage.model && !storage.split ? 2 : 0) +
+         2 * states * size(storage.state);
+}
+
+OpCase bench(const char* rule_name, UpdateRule rule, const Storage& storage) {
+  OpCase row;
+  row.name = str_cat(rule_name, "/", storage.name, "/16M");
+  const int states = kernels::update_states(rule);
+  row.bytes = static_cast<double>(kBenchElements) * bytes_of(storage, states);
+  // LAMB's second pass reads states and masters again.
+  if (rule == UpdateRule::kLambMoments) {
+    row.bytes += static_cast<double>(kBenchElements * 4 +
+                                     kBenchElements * states * dtype_size(storage.state));
+  }
   row.prepare = [=](const OpContext& ctx) -> std::function<void()> {
-    const Tensor grad = bench_tensor(ctx, DType::kFloat32, {kElements});
-    Tensor p = bench_tensor(ctx, DType::kFloat32, {kElements});
-    const auto zeros = [&] {
-      return Tensor::zeros(ctx.device, DType::kFloat32, {kElements}, MemoryTag::kOther);
-    };
-    Tensor m = zeros(), v = zeros();
-    Tensor model = with_model ? bench_tensor(ctx, DType::kBFloat16, {kElements}) : Tensor();
-    ops::AdamStep step;
-    step.weight_decay = 0.1;
-    return [=]() mutable {
-      ops::adam(ctx, step, p, grad, m, v, model);
-      ++step.step;
+    ops::UpdateTensors tensors = bench_tensors(ctx, storage, states);
+    UpdateHyper hyper;
+    hyper.weight_decay = 0.1;
+    return [=, work = Work(kBenchElements)]() mutable {
+      if (rule == UpdateRule::kLambMoments) {
+        work.lamb(ctx, hyper, tensors);
+      } else {
+        work.update(ctx, rule, hyper, tensors);
+      }
+      ++hyper.step;
     };
   };
   return row;
+}
+
+// The same work as adamw/bf16 gradient and model in one pass each, as frameworks do it: widen,
+// unscale, update, narrow.
+OpCase separate_bench(const Storage& storage) {
+  OpCase row;
+  row.name = str_cat("adamw_separate/", storage.name, "/16M");
+  row.bytes = static_cast<double>(kBenchElements) * bytes_of(storage, 2);
+  row.prepare = [=](const OpContext& ctx) -> std::function<void()> {
+    ops::UpdateTensors tensors = bench_tensors(ctx, storage, 2);
+    Tensor grad = tensors.grad, model = tensors.model;
+    tensors.model = Tensor();
+    tensors.grad = bench_tensor(ctx, DType::kFloat32, {kBenchElements});
+    UpdateHyper hyper;
+    hyper.weight_decay = 0.1;
+    return [=, work = Work(kBenchElements)]() mutable {
+      ops::cast(ctx, grad, tensors.grad);
+      ops::scale(ctx, tensors.grad, 0.5f, tensors.grad);
+      work.update(ctx, UpdateRule::kAdam, hyper, tensors);
+      ops::cast(ctx, tensors.master, model);
+      ++hyper.step;
+    };
+  };
+  return row;
+}
+
+void add_benches(std::vector<OpCase>& rows) {
+  const Storage fp32{"fp32", DType::kFloat32, false, false, DType::kFloat32};
+  const Storage copy{"fp32+bf16_copy", DType::kFloat32, false, true, DType::kFloat32};
+  const Storage bf16{"bf16_in_out", DType::kBFloat16, false, true, DType::kFloat32};
+  const Storage split{"bf16_split", DType::kBFloat16, true, false, DType::kFloat32};
+  const Storage low{"bf16_split_bf16_states", DType::kBFloat16, true, false, DType::kBFloat16};
+  const Storage codes{"bf16_split_int8_states", DType::kBFloat16, true, false, DType::kInt8};
+  for (const Storage& storage : {fp32, copy, bf16, split, low, codes}) {
+    rows.push_back(bench("adamw", UpdateRule::kAdam, storage));
+  }
+  rows.push_back(separate_bench(bf16));
+  for (const Storage& storage : {fp32, low}) {
+    rows.push_back(bench("adagrad", UpdateRule::kAdagrad, storage));
+    rows.push_back(bench("lion", UpdateRule::kLion, storage));
+    rows.push_back(bench("sgd", UpdateRule::kSgd, storage));
+    rows.push_back(bench("sgd_momentum", UpdateRule::kMomentum, storage));
+    rows.push_back(bench("lamb", UpdateRule::kLambMoments, storage));
+  }
 }
 
 }  // namespace
@@ -175,8 +435,10 @@ std::vector<OpCase> optimizer_cases() {
   }
   rows.push_back(steps_case(variants().front(), 0, 1));
   for (const int64_t t : {1, 2, 1000, 1000000}) rows.push_back(single_step(t));
-  rows.push_back(bench(false));
-  rows.push_back(bench(true));
+  for (const bool is_signed : {false, true}) {
+    for (const int64_t n : {1, 7, 256, 10007}) rows.push_back(codes_case(is_signed, n));
+  }
+  add_benches(rows);
   return rows;
 }
 
