@@ -11,11 +11,14 @@ namespace ds::kernels {
 struct DynamicMap {
   int top = 0;    // the exponent of the last decade
   int codes = 0;  // the last code
-  // By the code's exponent e: fraction = scale * (code / 2^e) + offset, and a fraction lies in the
-  // part of code floor(fraction * code_scale + code_offset).
-  float scale[8] = {}, offset[8] = {}, code_scale[8] = {}, code_offset[8] = {};
-  // From threshold[e] on, fractions are nearer to decade e than to the one below.
-  float threshold[8] = {};
+  // Tables by the code's exponent e, each twice for vectors of 16 lanes.
+  // fraction = scale * (code / 2^e) + offset
+  float scale[16] = {}, offset[16] = {};
+  // A fraction lies in the part of code floor(fraction * code_scale + code_offset).
+  float code_scale[16] = {}, code_offset[16] = {};
+  // From threshold[e] on, fractions are nearer to decade e than to the one below; decades that
+  // the map lacks are out of reach.
+  float threshold[16] = {};
   float zero_threshold = 0;  // below it, zero is nearer than code 1
   float top_threshold = 0;   // from it on, the last code is nearest
 };
@@ -24,6 +27,7 @@ constexpr DynamicMap make_dynamic_map(int top) {
   DynamicMap map;
   map.top = top;
   map.codes = (2 << top) - 1;
+  map.threshold[7] = 2;
   double decade = 1;  // the upper end of decade e
   for (int e = top; e >= 0; --e, decade /= 10) {
     const double parts = 1 << e;
@@ -35,6 +39,11 @@ constexpr DynamicMap make_dynamic_map(int top) {
     // to it, and the first of this one.
     map.threshold[e] = static_cast<float>(decade * (0.1 + 0.18 / parts));
     if (e == 0) map.zero_threshold = static_cast<float>(decade * 0.275);
+  }
+  for (int e = 0; e < 8; ++e) {
+    for (float* table : {map.scale, map.offset, map.code_scale, map.code_offset, map.threshold}) {
+      table[e + 8] = table[e];
+    }
   }
   // Halfway between 1 and the code before the last.
   map.top_threshold = static_cast<float>(1 - 0.675 / (1 << top));

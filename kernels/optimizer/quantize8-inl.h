@@ -32,26 +32,17 @@ using simd::VF;
 using DI = hn::RebindToSigned<DF>;
 using VI = hn::Vec<DI>;
 
-// Vectors of fewer than 8 lanes cannot hold the tables; they take the scalar code.
-inline constexpr bool kVectors = HWY_MAX_BYTES >= 32;
-
 template <bool kSigned>
 inline constexpr DynamicMap kMap = make_dynamic_map(kSigned ? 6 : 7);
 
+// Vectors of fewer than 8 lanes cannot hold the tables; they take the scalar code.
 #if HWY_MAX_BYTES >= 32
-
-// Eight entries per table, repeated over longer vectors.
-HWY_INLINE VF table(DF d, const float* entries) {
-  HWY_ALIGN float all[hn::MaxLanes(DF())];
-  for (size_t i = 0; i < hn::MaxLanes(DF()); ++i) all[i] = entries[i % 8];
-  return hn::Load(d, all);
-}
 
 template <bool kSigned>
 struct Decoder {
   const DF d;
   const DI di;
-  const VF scale = table(d, kMap<kSigned>.scale), offset = table(d, kMap<kSigned>.offset);
+  const VF scale = hn::LoadU(d, kMap<kSigned>.scale), offset = hn::LoadU(d, kMap<kSigned>.offset);
   const VI top = hn::Set(di, kMap<kSigned>.codes);
 
   // The fraction that a code from 0 on stands for.
@@ -72,17 +63,25 @@ template <bool kSigned>
 struct Encoder {
   const DF d;
   const DI di;
-  const VF scale = table(d, kMap<kSigned>.code_scale);
-  const VF offset = table(d, kMap<kSigned>.code_offset);
+  const VF scale = hn::LoadU(d, kMap<kSigned>.code_scale);
+  const VF offset = hn::LoadU(d, kMap<kSigned>.code_offset);
+  const VF threshold = hn::LoadU(d, kMap<kSigned>.threshold);
+
+  // Adds `bit` to the exponent where x has reached that threshold.
+  HWY_INLINE VI next_bit(VF x, VI exponent, int bit) const {
+    const VI candidate = hn::Add(exponent, hn::Set(di, bit));
+    const VF bound = hn::TableLookupLanes(threshold, hn::IndicesFromVec(d, candidate));
+    return hn::IfThenElse(hn::RebindMask(di, hn::Ge(x, bound)), candidate, exponent);
+  }
 
   // The code nearest to a fraction from 0 to 1.
   HWY_INLINE VI code(VF x) const {
     constexpr const DynamicMap& map = kMap<kSigned>;
-    VI exponent = hn::Zero(di);
-    for (int e = 1; e <= map.top; ++e) {
-      const auto above = hn::RebindMask(di, hn::Ge(x, hn::Set(d, map.threshold[e])));
-      exponent = hn::IfThenElse(above, hn::Set(di, e), exponent);
-    }
+    // The number of thresholds that x has reached, by binary search.
+    const VI at_four = hn::BitCast(di, hn::IfThenElseZero(hn::Ge(x, hn::Set(d, map.threshold[4])),
+                                                          hn::BitCast(d, hn::Set(di, 4))));
+    VI exponent = next_bit(x, at_four, 2);
+    exponent = next_bit(x, exponent, 1);
     const auto index = hn::IndicesFromVec(d, exponent);
     const VF place =
         hn::MulAdd(x, hn::TableLookupLanes(scale, index), hn::TableLookupLanes(offset, index));
