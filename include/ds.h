@@ -39,7 +39,7 @@ extern "C" {
 
 /** Version of this header; the loaded library answers ds_abi_version(). */
 #define DS_VERSION_MAJOR 0
-#define DS_VERSION_MINOR 1 /**< Grows with every addition. */
+#define DS_VERSION_MINOR 2 /**< Grows with every addition. */
 #define DS_VERSION_PATCH 0 /**< Grows with corrections. */
 
 /* ---- 1. Status, text, log, reports --------------------------------------------------------- */
@@ -394,8 +394,9 @@ DS_API void ds_tokenizer_destroy(ds_tokenizer* tokenizer);
 /* ---- 6. Data sets (all functions: Threads: any) -------------------------------------------- */
 
 /**
- * Opens samples of `sequence_length + 1` tokens for language modelling. The order is Megatron's
- * GPT data set: documents and samples shuffled with the seed, epoch after epoch.
+ * Opens training samples. Kind "gpt" (default) has `sequence_length + 1` running tokens in the
+ * order of Megatron's GPT data set: documents and samples shuffled with the seed, epoch after
+ * epoch.
  * @param spec_json  {"path": FILE_OR_PREFIX, "sequence_length": N, "samples": N,
  *                   "split": "969,30,1", "part": "train"|"valid"|"test", "seed": 1234}.
  *                   `path` names PREFIX.bin and PREFIX.idx, a text file or a .jsonl file whose
@@ -419,9 +420,17 @@ DS_API ds_status ds_dataset_build(const char* input, const ds_tokenizer* tokeniz
 DS_API ds_status ds_dataset_size(const ds_dataset* dataset, int64_t* out_samples);
 /** Tokens per sample less one. Since: 0.1. */
 DS_API ds_status ds_dataset_sequence_length(const ds_dataset* dataset, int64_t* out_length);
-/** One sample as an int32 tensor [sequence_length + 1]. Since: 0.1. */
+/** One sample of running tokens as an int32 tensor [sequence_length + 1].
+ * Errors: DS_ERR_UNSUPPORTED (another kind: use ds_dataset_field). Since: 0.1. */
 DS_API ds_status ds_dataset_sample(const ds_dataset* dataset, int64_t index,
                                    ds_tensor** out_tokens);
+/**
+ * One field of a sample as a tensor [sequence_length].
+ * @param field  "ids", "labels", "segments", "token_types" (int32) or "mask" (uint8)
+ * Errors: DS_ERR_NOT_FOUND (the data set has no such field). Since: 0.2.
+ */
+DS_API ds_status ds_dataset_field(const ds_dataset* dataset, int64_t index, const char* field,
+                                  ds_tensor** out_values);
 /** Ends a data set handle; NULL is fine. Since: 0.1. */
 DS_API void ds_dataset_destroy(ds_dataset* dataset);
 
@@ -430,7 +439,7 @@ DS_API void ds_dataset_destroy(ds_dataset* dataset);
 /**
  * Makes a model with fresh weights: N(0, initializer_range), output projections scaled by
  * 1/sqrt(2 layers), biases 0, norms 1 (Shoeybi et al., arXiv:1909.08053).
- * @param config_json  a Hugging Face config.json; this version builds `"model_type": "gpt2"`
+ * @param config_json  a Hugging Face config.json; docs/models.md lists the families
  * @param seed         same seed, same weights
  * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED. Since: 0.1.
  */
@@ -443,15 +452,127 @@ DS_API ds_status ds_model_create(const char* config_json, int64_t seed, ds_model
  */
 DS_API ds_status ds_model_open(const char* folder, ds_model** out_model);
 
+/** One parameter of a program that computes its own gradients. Zero is default. */
+typedef struct ds_parameter {
+  int64_t struct_size; /**< sizeof(ds_parameter) of the caller's header, the same in all elements */
+  const char* name;    /**< unlike all others; UTF-8 */
+  const int64_t* shape;   /**< the whole tensor's; may be NULL when `value` is given */
+  const ds_tensor* value; /**< first value (float32, bfloat16 or float16); NULL = zeros */
+  const char* group;      /**< of the optimizer's param_groups; NULL = the default one */
+  const char* alias;      /**< another name of the same tensor (tied weights); NULL = none */
+  int32_t ndim;           /**< sizes at `shape`, 0 to 8 */
+  int32_t dtype;      /**< type in which the program holds it; 0 = that of `value`, else float32 */
+  int32_t lend;       /**< nonzero: `value` receives every new value, in its own type */
+  int32_t frozen;     /**< nonzero: never updated, takes no gradient */
+  int32_t no_decay;   /**< nonzero: weight decay does not apply */
+  int32_t has_expert; /**< nonzero: `expert` counts */
+  int64_t expert;     /**< index of the expert that it belongs to */
+} ds_parameter;
+
 /**
- * Writes config.json and model.safetensors so that Transformers loads them.
- * @param dtype  DS_FLOAT32 or DS_BFLOAT16
+ * Makes a model of the caller's own parameters, without a forward pass: the caller computes
+ * gradients and gives them to an engine (ds_engine_add_gradient). It trains, saves, loads and
+ * exports as any other; ds_model_open of a checkpoint gives it back.
+ * @param parameters  `count` elements; texts and shapes are copied
+ * @param count       1 or more
+ * Ownership: a lent `value` is counted: its memory is written after every applied step, load and
+ * ds_model_set_tensor, inside those calls only. A parameter that is not lent lies in the library's
+ * memory, see ds_model_view_tensor; its dtype must then be float32 or the type in which the
+ * engine's configuration computes. Errors: DS_ERR_UNSUPPORTED (a type). Since: 0.2.
+ */
+DS_API ds_status ds_model_create_from_parameters(const ds_parameter* parameters, int64_t count,
+                                                 ds_model** out_model);
+
+/**
+ * A parameter's memory as the model computes with it, without a copy: float32, or the type of the
+ * engine's precision while an engine trains. Read it between steps; writing is for
+ * ds_model_set_tensor.
+ * Ownership: the memory lives as long as the tensor, and is the model's until an engine of the
+ * model is made, loads a checkpoint or ends. Errors: DS_ERR_NOT_FOUND. Since: 0.2.
+ */
+DS_API ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** out_tensor);
+
+/**
+ * Describes a parameter as JSON: {"name", "shape", "trainable", "decays", "group", "aliases"}.
+ * Errors: DS_ERR_NOT_FOUND. Threads: any. Since: 0.2.
+ */
+DS_API ds_status ds_model_tensor_info(const ds_model* model, const char* name, char** out_json);
+
+/**
+ * Freezes parameters, or lets them train again. Frozen ones take no gradient and no optimizer
+ * state.
+ * @param pattern    of names: `*` is any text, `?` one character
+ * @param trainable  0 freezes
+ * Errors: DS_ERR_NOT_FOUND (no name matches), DS_ERR_STATE (the model has an engine). Since: 0.2.
+ */
+DS_API ds_status ds_model_set_trainable(ds_model* model, const char* pattern, int32_t trainable);
+
+/**
+ * Adds low-rank adapters (LoRA: Hu et al., arXiv:2106.09685) and freezes everything else:
+ * y = x W^T + (alpha / rank) dropout(x) A^T B^T, with B zero at first.
+ * @param options_json  {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "use_rslora": false,
+ *                      "target_modules": ["q_proj", "v_proj"], "seed": 0}; target_modules (ends of
+ *                      module names, or "all-linear") must be given, the rest has these defaults
+ * Errors: DS_ERR_CONFIG, DS_ERR_NOT_FOUND (no layer matches), DS_ERR_STATE (the model has an engine
+ * or adapters). Since: 0.2.
+ */
+DS_API ds_status ds_model_add_lora(ds_model* model, const char* options_json);
+/**
+ * Adds the adapters' products to the weights and removes the adapters; all parameters train again.
+ * Errors: DS_ERR_STATE (no adapters, or the model has an engine). Since: 0.2.
+ */
+DS_API ds_status ds_model_merge_lora(ds_model* model);
+/**
+ * Writes the adapters alone in PEFT's layout: adapter_config.json, adapter_model.safetensors.
+ * @param dtype  DS_FLOAT32, DS_BFLOAT16 or DS_FLOAT16
+ * Errors: DS_ERR_IO, DS_ERR_STATE (no adapters). Since: 0.2.
+ */
+DS_API ds_status ds_model_save_adapter(ds_model* model, const char* folder, int32_t dtype);
+/**
+ * Reads adapters in PEFT's layout onto the model they were made for, and freezes everything else.
+ * Errors: as ds_model_open, and DS_ERR_STATE (the model has an engine or adapters). Since: 0.2.
+ */
+DS_API ds_status ds_model_load_adapter(ds_model* model, const char* folder);
+
+/**
+ * Writes a checkpoint of the weights alone, which ds_model_open reads; it holds no optimizer state.
+ * @param tag  NULL for "weights"
+ * Errors: DS_ERR_IO, DS_ERR_STATE. Since: 0.2.
+ */
+DS_API ds_status ds_model_save(ds_model* model, const char* folder, const char* tag);
+
+/**
+ * ds_model_export with files of limited size, named by model.safetensors.index.json.
+ * @param dtype            DS_FLOAT32, DS_BFLOAT16 or DS_FLOAT16
+ * @param max_shard_bytes  of tensor data per file (a larger tensor has a file of its own); 0 = one
+ *                         file
+ * Errors: as ds_model_export. Since: 0.2.
+ */
+DS_API ds_status ds_model_export_sharded(ds_model* model, const char* folder, int32_t dtype,
+                                         int64_t max_shard_bytes);
+
+/**
+ * ds_model_open of a Hugging Face folder with another head or changed options: to begin with an
+ * encoder and train a classifier on top, for example.
+ * @param changes_json  members that replace those of config.json, such as {"architectures":
+ *                      ["BertForSequenceClassification"], "num_labels": 3}; NULL for none
+ * @param head_seed     0 or more: parameters of the head that the files lack start fresh from this
+ *                      seed; -1: they must be there
+ * Errors: as ds_model_open, DS_ERR_CONFIG. Since: 0.2.
+ */
+DS_API ds_status ds_model_open_with(const char* folder, const char* changes_json, int64_t head_seed,
+                                    ds_model** out_model);
+
+/**
+ * Writes config.json and model.safetensors so that Transformers loads them (a model of own
+ * parameters: model.safetensors alone).
+ * @param dtype  DS_FLOAT32, DS_BFLOAT16 or DS_FLOAT16
  * Errors: DS_ERR_IO, DS_ERR_STATE (trained by an engine that is in the middle of a step).
  * Since: 0.1.
  */
 DS_API ds_status ds_model_export(ds_model* model, const char* folder, int32_t dtype);
 
-/** The architecture as a config.json. Threads: any. Since: 0.1. */
+/** The architecture as a config.json; "null" for own parameters. Threads: any. Since: 0.1. */
 DS_API ds_status ds_model_config(const ds_model* model, char** out_json);
 /** Number of parameter tensors (tied ones once). Threads: any. Since: 0.1. */
 DS_API ds_status ds_model_tensor_count(const ds_model* model, int64_t* out_count);
@@ -504,11 +625,24 @@ DS_API ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
  * Logits of a batch, without training.
  * @param ids             int32 or int64 tensor [batch, length]
  * @param attention_mask  uint8, bool, int32 or int64 tensor [batch, length], 0 = padding; or NULL
- * @param out_logits      float32 tensor [batch, length, vocabulary]
- * Errors: DS_ERR_STATE. Since: 0.1.
+ * @param out_logits      float32 tensor [batch, length, vocabulary], or [batch, classes] of a model
+ *                        that classifies
+ * Errors: DS_ERR_STATE, DS_ERR_UNSUPPORTED (no head, or own parameters). Since: 0.1.
  */
 DS_API ds_status ds_model_logits(ds_model* model, const ds_tensor* ids,
                                  const ds_tensor* attention_mask, ds_tensor** out_logits);
+
+/**
+ * Hidden states after the last norm, before the head, without training.
+ * @param ids             int32 or int64 tensor [batch, length]
+ * @param attention_mask  as in ds_model_logits, or NULL
+ * @param token_types     int32 or int64 tensor [batch, length] for models that have them, or NULL
+ * @param out_states      float32 tensor [batch, length, width]
+ * Errors: DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters). Since: 0.2.
+ */
+DS_API ds_status ds_model_hidden_states(ds_model* model, const ds_tensor* ids,
+                                        const ds_tensor* attention_mask,
+                                        const ds_tensor* token_types, ds_tensor** out_states);
 
 /** Ends a model handle; an engine that uses the model keeps it. Threads: any. Since: 0.1. */
 DS_API void ds_model_destroy(ds_model* model);
@@ -555,8 +689,12 @@ DS_API ds_status ds_engine_create(const char* config_json, ds_model* model, ds_c
  * @param inputs    [0] token ids, int32 or int64 [batch, length];
  *                  [1] labels, int32 or int64 [batch, length], -100 = not counted: label (b, t) is
  *                  the token that position (b, t) shall predict;
- *                  [2] optional attention mask, 0 = padding, uint8, bool, int32 or int64
- * @param count     2 or 3
+ *                  a model that classifies takes [batch];
+ *                  [2] optional attention mask, 0 = padding, uint8, bool, int32 or int64;
+ *                  [3] optional segment numbers of packed sequences, int32 or int64 [batch,
+ *                  length]: tokens see their own segment only, positions restart with each;
+ *                  [4] optional token types, int32 or int64 [batch, length]
+ * @param count     2 to 5; optional elements may be NULL
  * @param out_loss  float32 tensor [], mean over the counted labels
  * Errors: DS_ERR_STATE (the last forward still waits for its backward). Since: 0.1.
  */
@@ -571,9 +709,48 @@ DS_API ds_status ds_engine_forward(ds_engine* engine, ds_tensor* const* inputs, 
 DS_API ds_status ds_engine_backward(ds_engine* engine, const ds_tensor* loss);
 
 /**
+ * Adds a gradient that the caller computed to those of the open step. Parameters without one count
+ * as zero. The update uses the sum of all that was added, divided by the loss scale: a mean over
+ * micro batches is the caller's to make, as ds_engine_backward divides by
+ * gradient_accumulation_steps.
+ * @param name      parameter
+ * @param gradient  float32, bfloat16 or float16 of the parameter's shape, any strides; it carries
+ *                  ds_engine_loss_scale. It is read before the call returns
+ * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (a forward waits for its backward). Since: 0.2.
+ */
+DS_API ds_status ds_engine_add_gradient(ds_engine* engine, const char* name,
+                                        const ds_tensor* gradient);
+/**
+ * The same for many parameters in one call; nothing is added when one of them is wrong.
+ * @param indices    numbers of parameters as in ds_model_tensor_name; NULL = 0, 1, ...
+ * @param gradients  `count` tensors
+ * Errors: as ds_engine_add_gradient. Since: 0.2.
+ */
+DS_API ds_status ds_engine_add_gradients(ds_engine* engine, const int64_t* indices,
+                                         ds_tensor* const* gradients, int64_t count);
+/** Replaces the gathered gradient of a parameter. Errors: as ds_engine_add_gradient. Since: 0.2. */
+DS_API ds_status ds_engine_set_gradient(ds_engine* engine, const char* name,
+                                        const ds_tensor* gradient);
+/**
+ * The memory that a parameter's gradient gathers in, without a copy, in the type of
+ * grad_accum_dtype: a program adds to it in place, between steps; every step clears it.
+ * Ownership: the memory lives as long as the tensor, and is the engine's until it loads a
+ * checkpoint or ends. Errors: DS_ERR_NOT_FOUND. Since: 0.2.
+ */
+DS_API ds_status ds_engine_gradient_view(ds_engine* engine, const char* name,
+                                         ds_tensor** out_tensor);
+/** Gives up the open step: its gradients are cleared, weights stay. Since: 0.2. */
+DS_API ds_status ds_engine_discard_gradients(ds_engine* engine);
+/** What losses are multiplied by before their gradients are taken: 1 unless fp16 trains. It may
+ * change with every step. Since: 0.2. */
+DS_API ds_status ds_engine_loss_scale(ds_engine* engine, double* out_scale);
+
+/**
  * Ends a micro batch; at an accumulation boundary clips, updates and clears the gradients.
  * @param out_report  may be NULL
- * Errors: DS_ERR_STATE (no backward since the last step). Since: 0.1.
+ * Errors: DS_ERR_STATE (no backward or gradient since the last step; or training cannot go on:
+ * max_consecutive_skips steps in a row were skipped, or gradients overflow at the smallest loss
+ * scale - that step is counted as skipped, weights are untouched). Since: 0.1.
  */
 DS_API ds_status ds_engine_step(ds_engine* engine, ds_step_report* out_report);
 
@@ -657,19 +834,27 @@ DS_API void ds_engine_destroy(ds_engine* engine);
 DS_API ds_status ds_optimizer_step_count(ds_optimizer* optimizer, int64_t* out_steps);
 /** Rate that the next step will use. Since: 0.1. */
 DS_API ds_status ds_optimizer_lr(ds_optimizer* optimizer, double* out_lr);
+/** Number of learning rates: one per parameter group, two for Muon's (matrices, the rest).
+ * Since: 0.2. */
+DS_API ds_status ds_optimizer_rate_count(ds_optimizer* optimizer, int64_t* out_count);
+/** Rate `index` of the next step; 0 is that of ds_optimizer_lr. Since: 0.2. */
+DS_API ds_status ds_optimizer_rate(ds_optimizer* optimizer, int64_t index, double* out_lr);
 /**
- * Sets the rate of the next step; a configured scheduler overrides it again after that step.
- * Since: 0.1.
+ * Sets every group's rate of the next step; a configured scheduler overrides it again after that
+ * step. Since: 0.1.
  */
 DS_API ds_status ds_optimizer_set_lr(ds_optimizer* optimizer, double lr);
 /**
  * A copy of one state tensor of a parameter, full shape, float32.
  * @param name   parameter
- * @param state  "exp_avg" or "exp_avg_sq"
+ * @param state  one of ds_optimizer_state_names, such as "exp_avg"
  * Errors: DS_ERR_NOT_FOUND. Since: 0.1.
  */
 DS_API ds_status ds_optimizer_get_state(ds_optimizer* optimizer, const char* name,
                                         const char* state, ds_tensor** out_tensor);
+/** Names of a parameter's state tensors as a JSON list. Errors: DS_ERR_NOT_FOUND. Since: 0.2. */
+DS_API ds_status ds_optimizer_state_names(ds_optimizer* optimizer, const char* name,
+                                          char** out_json);
 /** Sets one state tensor of a parameter from a float32 tensor of the same shape.
  * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE. Since: 0.1. */
 DS_API ds_status ds_optimizer_set_state(ds_optimizer* optimizer, const char* name,

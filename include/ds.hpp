@@ -505,6 +505,12 @@ class Dataset : public detail::Handle<ds_dataset, ds_dataset_destroy> {
     check(ds_dataset_sample(get(), index, &out));
     return Tensor(out);
   }
+  // "ids", "labels", "segments", "token_types" or "mask" of one sample.
+  Tensor field(int64_t index, const std::string& name) const {
+    ds_tensor* out = nullptr;
+    check(ds_dataset_field(get(), index, name.c_str(), &out));
+    return Tensor(out);
+  }
 };
 
 // ---- Models ------------------------------------------------------------------------------------
@@ -520,6 +526,20 @@ struct GenerateOptions {
 
 // Receives each new token; false stops the text, and generate() throws DS_ERR_CALLBACK.
 using TokenFunction = std::function<bool(int32_t token)>;
+
+// One parameter of a program that computes its own gradients.
+struct Parameter {
+  std::string name = {};
+  std::vector<int64_t> shape = {};  // that of `value` when there is one
+  const Tensor* value = nullptr;    // first value
+  std::string group = {};
+  std::string alias = {};
+  int32_t dtype = 0;  // 0 = that of `value`, else float32
+  bool lend = false;  // `value` receives every new value
+  bool frozen = false;
+  bool decays = true;
+  std::optional<int64_t> expert = std::nullopt;
+};
 
 class Model : public detail::Handle<ds_model, ds_model_destroy> {
  public:
@@ -537,8 +557,67 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     check(ds_model_open(folder.c_str(), &out));
     return Model(out);
   }
-  void export_to(const std::string& folder, int32_t dtype = DS_FLOAT32) {
-    check(ds_model_export(get(), folder.c_str(), dtype));
+  // A Hugging Face folder with another head or changed options; see ds_model_open_with.
+  static Model open_with(const std::string& folder, const std::string& changes_json,
+                         std::optional<int64_t> head_seed = std::nullopt) {
+    ds_model* out = nullptr;
+    check(ds_model_open_with(folder.c_str(), detail::or_null(changes_json), head_seed.value_or(-1),
+                             &out));
+    return Model(out);
+  }
+  // The caller's own parameters, without a forward pass.
+  static Model from_parameters(const std::vector<Parameter>& parameters) {
+    std::vector<ds_parameter> plain;
+    for (const Parameter& p : parameters) {
+      ds_parameter out{};
+      out.struct_size = sizeof out;
+      out.name = p.name.c_str();
+      const bool own_shape = !p.value || !p.shape.empty();
+      out.shape = own_shape ? p.shape.data() : nullptr;
+      out.ndim = own_shape ? static_cast<int32_t>(p.shape.size()) : 0;
+      out.value = p.value ? p.value->get() : nullptr;
+      out.group = detail::or_null(p.group);
+      out.alias = detail::or_null(p.alias);
+      out.dtype = p.dtype;
+      out.lend = p.lend;
+      out.frozen = p.frozen;
+      out.no_decay = !p.decays;
+      out.has_expert = p.expert.has_value();
+      out.expert = p.expert.value_or(0);
+      plain.push_back(out);
+    }
+    ds_model* out = nullptr;
+    check(ds_model_create_from_parameters(plain.data(), static_cast<int64_t>(plain.size()), &out));
+    return Model(out);
+  }
+  // `max_shard_bytes` 0: one file.
+  void export_to(const std::string& folder, int32_t dtype = DS_FLOAT32,
+                 int64_t max_shard_bytes = 0) {
+    if (max_shard_bytes == 0) {
+      check(ds_model_export(get(), folder.c_str(), dtype));
+    } else {
+      check(ds_model_export_sharded(get(), folder.c_str(), dtype, max_shard_bytes));
+    }
+  }
+  // A checkpoint of the weights alone.
+  void save(const std::string& folder, const std::string& tag = "") {
+    check(ds_model_save(get(), folder.c_str(), detail::or_null(tag)));
+  }
+
+  // `pattern` of names: * is any text, ? one character.
+  void set_trainable(const std::string& pattern, bool trainable) {
+    check(ds_model_set_trainable(get(), pattern.c_str(), trainable));
+  }
+  // `options_json` as in ds_model_add_lora.
+  void add_lora(const std::string& options_json) {
+    check(ds_model_add_lora(get(), options_json.c_str()));
+  }
+  void merge_lora() { check(ds_model_merge_lora(get())); }
+  void save_adapter(const std::string& folder, int32_t dtype = DS_FLOAT32) {
+    check(ds_model_save_adapter(get(), folder.c_str(), dtype));
+  }
+  void load_adapter(const std::string& folder) {
+    check(ds_model_load_adapter(get(), folder.c_str()));
   }
 
   std::string config() const {
@@ -569,6 +648,17 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
   }
   void set_tensor(const std::string& name, const Tensor& value) {
     check(ds_model_set_tensor(get(), name.c_str(), value.get()));
+  }
+  // The memory that the model computes with; see ds_model_view_tensor.
+  Tensor view(const std::string& name) {
+    ds_tensor* out = nullptr;
+    check(ds_model_view_tensor(get(), name.c_str(), &out));
+    return Tensor(out);
+  }
+  std::string tensor_info(const std::string& name) const {
+    char* out = nullptr;
+    check(ds_model_tensor_info(get(), name.c_str(), &out));
+    return detail::take(out);
   }
 
   // New token ids, without the prompt. An exception thrown by `on_token` stops the text and
@@ -613,6 +703,14 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
         ds_model_logits(get(), ids.get(), attention_mask ? attention_mask->get() : nullptr, &out));
     return Tensor(out);
   }
+  // float32 [batch, length, width].
+  Tensor hidden_states(const Tensor& ids, const Tensor* attention_mask = nullptr,
+                       const Tensor* token_types = nullptr) {
+    ds_tensor* out = nullptr;
+    check(ds_model_hidden_states(get(), ids.get(), attention_mask ? attention_mask->get() : nullptr,
+                                 token_types ? token_types->get() : nullptr, &out));
+    return Tensor(out);
+  }
 };
 
 // ---- Engine and optimizer ----------------------------------------------------------------------
@@ -635,7 +733,23 @@ class Optimizer {
     return out;
   }
   void set_lr(double lr) { check(ds_optimizer_set_lr(handle_, lr)); }
-  // `state` is "exp_avg" or "exp_avg_sq".
+  // Rates of the next step, the default group's first.
+  std::vector<double> rates() const {
+    int64_t count = 0;
+    check(ds_optimizer_rate_count(handle_, &count));
+    std::vector<double> out(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      check(ds_optimizer_rate(handle_, i, &out[static_cast<size_t>(i)]));
+    }
+    return out;
+  }
+  // Names of a parameter's state tensors, as a JSON list.
+  std::string state_names(const std::string& name) const {
+    char* out = nullptr;
+    check(ds_optimizer_state_names(handle_, name.c_str(), &out));
+    return detail::take(out);
+  }
+  // `state` is such a name, for example "exp_avg".
   Tensor state(const std::string& name, const std::string& state) const {
     ds_tensor* out = nullptr;
     check(ds_optimizer_get_state(handle_, name.c_str(), state.c_str(), &out));
@@ -663,11 +777,13 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   }
 
   // The loss of one micro batch.
-  Tensor forward(const Tensor& ids, const Tensor& labels, const Tensor* attention_mask = nullptr) {
-    ds_tensor* const inputs[] = {ids.get(), labels.get(),
-                                 attention_mask ? attention_mask->get() : nullptr};
+  Tensor forward(const Tensor& ids, const Tensor& labels, const Tensor* attention_mask = nullptr,
+                 const Tensor* segments = nullptr, const Tensor* token_types = nullptr) {
+    const auto handle = [](const Tensor* tensor) { return tensor ? tensor->get() : nullptr; };
+    ds_tensor* const inputs[] = {ids.get(), labels.get(), handle(attention_mask), handle(segments),
+                                 handle(token_types)};
     ds_tensor* out = nullptr;
-    check(ds_engine_forward(get(), inputs, attention_mask ? 3 : 2, &out));
+    check(ds_engine_forward(get(), inputs, 5, &out));
     return Tensor(out);
   }
   void backward(const Tensor& loss) { check(ds_engine_backward(get(), loss.get())); }
@@ -737,6 +853,31 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     ds_tensor* out = nullptr;
     check(ds_engine_get_gradient(get(), name.c_str(), &out));
     return Tensor(out);
+  }
+  // The caller's own gradients; they carry loss_scale().
+  void add_gradient(const std::string& name, const Tensor& gradient) {
+    check(ds_engine_add_gradient(get(), name.c_str(), gradient.get()));
+  }
+  // Of the parameters 0, 1, ... in the order of Model::tensor_names().
+  void add_gradients(const std::vector<Tensor>& gradients) {
+    std::vector<ds_tensor*> handles;
+    for (const Tensor& gradient : gradients) handles.push_back(gradient.get());
+    check(ds_engine_add_gradients(get(), nullptr, handles.data(),
+                                  static_cast<int64_t>(handles.size())));
+  }
+  void set_gradient(const std::string& name, const Tensor& gradient) {
+    check(ds_engine_set_gradient(get(), name.c_str(), gradient.get()));
+  }
+  Tensor gradient_view(const std::string& name) {
+    ds_tensor* out = nullptr;
+    check(ds_engine_gradient_view(get(), name.c_str(), &out));
+    return Tensor(out);
+  }
+  void discard_gradients() { check(ds_engine_discard_gradients(get())); }
+  double loss_scale() const {
+    double out = 0;
+    check(ds_engine_loss_scale(get(), &out));
+    return out;
   }
   Optimizer optimizer() const { return Optimizer(ds_engine_optimizer(get())); }
 

@@ -1,59 +1,17 @@
 // Data sets of ds.h.
-#include <array>
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "base/text.h"
 #include "capi/args.h"
+#include "capi/dataset_json.h"
 #include "capi/dataset_object.h"
 #include "capi/fence.h"
-#include "capi/json_args.h"
 #include "capi/tensor_object.h"
 #include "capi/token_args.h"
 #include "capi/tokenizer_object.h"
 #include "data/corpus.h"
-
-namespace ds::capi {
-namespace {
-
-constexpr const char* kDefaultSplit = "969,30,1";
-
-Split part_of(const JsonArguments& spec) {
-  const std::string name = spec.text("part", "train");
-  for (const Split part : {Split::kTrain, Split::kValid, Split::kTest}) {
-    if (name == split_name(part)) return part;
-  }
-  spec.refuse("part",
-              str_cat("must be \"train\", \"valid\" or \"test\", not \"", printable(name), "\""));
-}
-
-std::shared_ptr<const GptDataset> open_dataset(const JsonArguments& spec, TokenizerPtr tokenizer) {
-  const std::string path = spec.required_text("path");
-  GptIndexOptions options;
-  options.sequence_length = spec.required_integer("sequence_length", 1, INT32_MAX - 1);
-  options.seed = static_cast<uint32_t>(spec.integer("seed", 1234, 0, UINT32_MAX));
-  if (const int64_t samples = spec.integer("samples", 0, 0, INT64_MAX); samples > 0) {
-    options.samples = samples;
-  }
-  const std::string split = spec.text("split", kDefaultSplit);
-  const Split part = part_of(spec);
-  try {
-    static_cast<void>(split_boundaries(split, 0));
-  } catch (const Error& error) {
-    spec.refuse("split", str_cat("cannot be used: ", error.message()));
-  }
-  const TokenSourcePtr source =
-      open_token_source(path, std::move(tokenizer), options.sequence_length);
-  auto dataset = make_gpt_dataset(source, split, part, options);
-  if (!dataset) {
-    spec.refuse("split", str_cat("\"", printable(split), "\" leaves no data for the ",
-                                 split_name(part), " part of the ", source->sequence_count(),
-                                 " sequences of ", printable(path, 300)));
-  }
-  return dataset;
-}
-
-}  // namespace
-}  // namespace ds::capi
 
 using namespace ds;        // NOLINT: this file defines the C functions of this namespace
 using namespace ds::capi;  // NOLINT
@@ -65,10 +23,8 @@ ds_status ds_dataset_open(const char* spec_json, const ds_tokenizer* tokenizer,
     TokenizerPtr encoder;
     if (tokenizer != nullptr) encoder = look_up(tokenizer, "tokenizer")->tokenizer;
     static_cast<void>(text_param(spec_json, "spec_json"));
-    const JsonArguments spec(spec_json, "data set specification",
-                             {"path", "sequence_length", "samples", "split", "part", "seed"});
     out = publish<ds_dataset>(
-        std::make_shared<DatasetObject>(open_dataset(spec, std::move(encoder))));
+        std::make_shared<DatasetObject>(open_dataset(parse_dataset_spec(spec_json), encoder)));
   });
 }
 
@@ -104,9 +60,50 @@ ds_status ds_dataset_sample(const ds_dataset* dataset, int64_t index, ds_tensor*
   return guard(__func__, [&] {
     const auto object = look_up(dataset, "dataset");
     ds_tensor*& out = out_param(out_tokens, "out_tokens");
-    std::vector<int32_t> tokens(static_cast<size_t>(object->dataset->sequence_length()) + 1);
-    object->dataset->sample(index, tokens);
+    const Dataset& data = *object->dataset;
+    const DatasetFields fields = data.fields();
+    DS_CHECK(!fields.mask && !fields.segments && !fields.token_types, Code::kUnsupported,
+             "samples of this data set are not running tokens; ds_dataset_field gives their parts");
+    // The labels are the ids, one further: the last one completes the sample.
+    const auto length = static_cast<size_t>(data.sequence_length());
+    std::vector<int32_t> tokens(length + 1), labels(length);
+    SampleView view;
+    view.ids = std::span(tokens).first(length);
+    view.labels = labels;
+    data.sample(index, view);
+    tokens.back() = labels.back();
     out = publish_tensor(id_tensor(tokens));
+  });
+}
+
+ds_status ds_dataset_field(const ds_dataset* dataset, int64_t index, const char* field,
+                           ds_tensor** out_values) {
+  return guard(__func__, [&] {
+    const auto object = look_up(dataset, "dataset");
+    const std::string name(utf8_param(field, "field"));
+    ds_tensor*& out = out_param(out_values, "out_values");
+    const Dataset& data = *object->dataset;
+    const DatasetFields has = data.fields();
+    const auto length = static_cast<size_t>(data.sequence_length());
+    const auto numbers = [length](bool there) { return std::vector<int32_t>(there ? length : 0); };
+    std::vector<int32_t> ids = numbers(true), labels = numbers(true);
+    std::vector<int32_t> segments = numbers(has.segments), types = numbers(has.token_types);
+    std::vector<uint8_t> mask(has.mask ? length : 0);
+    data.sample(index, {ids, labels, segments, types, mask});
+    const std::pair<const char*, std::vector<int32_t>*> fields[] = {
+        {"ids", &ids}, {"labels", &labels}, {"segments", &segments}, {"token_types", &types}};
+    for (const auto& [known, values] : fields) {
+      if (name == known && !values->empty()) {
+        out = publish_tensor(id_tensor(*values));
+        return;
+      }
+    }
+    DS_CHECK(name == "mask" && has.mask, Code::kNotFound, "the data set has no field \"",
+             printable(name), "\"");
+    Tensor tensor = Tensor::empty(make_cpu_device(), DType::kUInt8, {static_cast<int64_t>(length)},
+                                  MemoryTag::kOther);
+    std::copy(mask.begin(), mask.end(), tensor.data<uint8_t>());
+    out = publish_tensor(std::move(tensor));
   });
 }
 

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "capi/handles.h"
-#include "data/gpt_dataset.h"
+#include "data/dataset.h"
 
 namespace ds::capi {
 
 class DatasetObject : public HandleObject {
  public:
-  explicit DatasetObject(std::shared_ptr<const GptDataset> value) : dataset(std::move(value)) {}
-  const std::shared_ptr<const GptDataset> dataset;
+  explicit DatasetObject(DatasetPtr value) : dataset(std::move(value)) {}
+  const DatasetPtr dataset;
 };
 
 template <>

@@ -1,5 +1,6 @@
 // Engines of ds.h: training, saving, loading, questions.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/json.h"
@@ -19,6 +20,11 @@ static_assert(sizeof(ds_step_report) == 344);
 static_assert(static_cast<int32_t>(SkipReason::kNone) == DS_SKIP_NONE);
 static_assert(static_cast<int32_t>(SkipReason::kAccumulating) == DS_SKIP_ACCUMULATING);
 static_assert(static_cast<int32_t>(SkipReason::kNonFinite) == DS_SKIP_NON_FINITE);
+
+constexpr int32_t kRequiredInputs = 2;  // of ds_engine_forward: token ids and labels
+constexpr int32_t kInputs = 5;
+constexpr std::array<const char*, kInputs> kInputNames = {"inputs[0]", "inputs[1]", "inputs[2]",
+                                                          "inputs[3]", "inputs[4]"};
 
 // A wrong struct is refused before the step, not after it.
 void check_report(const ds_step_report* out_report) {
@@ -91,15 +97,20 @@ ds_status ds_engine_forward(ds_engine* engine, ds_tensor* const* inputs, int32_t
     const auto object = enter(engine, "engine");
     ds_tensor*& out = out_param(out_loss, "out_loss");
     DS_CHECK(inputs != nullptr, Code::kInvalidArgument, "inputs is NULL");
-    DS_CHECK(count == 2 || count == 3, Code::kInvalidArgument, "count is ", count,
-             "; token ids and labels (2), or these and an attention mask (3), are needed");
-    const auto ids = enter(inputs[0], "inputs[0]", Entry::kShared);
-    const auto labels = enter(inputs[1], "inputs[1]", Entry::kShared);
-    std::optional<Entered<TensorObject>> mask;
-    if (count == 3) mask.emplace(look_up(inputs[2], "inputs[2]"), Entry::kShared, "inputs[2]");
+    DS_CHECK(count >= kRequiredInputs && count <= kInputs, Code::kInvalidArgument, "count is ",
+             count, "; token ids and labels (", kRequiredInputs, ") and at most ", kInputs,
+             " tensors are needed");
+    std::array<std::optional<Entered<TensorObject>>, kInputs> entered;
+    std::array<Tensor, kInputs> tensors;
+    for (int32_t i = 0; i < count; ++i) {
+      if (i >= kRequiredInputs && inputs[i] == nullptr) continue;
+      const auto at = static_cast<size_t>(i);
+      entered[at].emplace(look_up(inputs[i], kInputNames[at]), Entry::kShared, kInputNames[at]);
+      tensors[at] = (*entered[at])->tensor;
+    }
     ReservedTensor loss;
     out = loss.give(
-        object->engine().forward(ids->tensor, labels->tensor, mask ? (*mask)->tensor : Tensor()));
+        object->engine().forward({tensors[0], tensors[1], tensors[2], tensors[3], tensors[4]}));
   });
 }
 
@@ -122,7 +133,7 @@ ds_status ds_engine_step(ds_engine* engine, ds_step_report* out_report) {
 ds_status ds_engine_set_dataset(ds_engine* engine, const ds_dataset* dataset) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
-    std::shared_ptr<const GptDataset> data;
+    DatasetPtr data;
     if (dataset != nullptr) data = look_up(dataset, "dataset")->dataset;
     object->engine().set_dataset(std::move(data));
   });
@@ -212,14 +223,6 @@ ds_status ds_engine_samples(ds_engine* engine, int64_t* out_samples) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
     out_param(out_samples, "out_samples") = object->engine().progress().samples;
-  });
-}
-
-ds_status ds_engine_get_gradient(ds_engine* engine, const char* name, ds_tensor** out_tensor) {
-  return guard(__func__, [&] {
-    const auto object = enter(engine, "engine");
-    ds_tensor*& out = out_param(out_tensor, "out_tensor");
-    out = publish_tensor(object->engine().gradient(std::string(utf8_param(name, "name"))));
   });
 }
 

@@ -8,26 +8,30 @@
 namespace ds::capi {
 
 JsonArguments::JsonArguments(const char* text, const char* what,
-                             std::vector<std::string> known_keys)
-    : what_(what),
-      document_(text == nullptr ? Json::object() : parse_json(text, what, Code::kConfig)) {
-  DS_CHECK(document_.is_object(), Code::kConfig, what, ": an object is needed, not ",
-           document_.type_name());
+                             const std::vector<std::string>& known_keys)
+    : JsonArguments(text == nullptr ? Json::object() : parse_json(text, what, Code::kConfig), what,
+                    "", known_keys) {}
+
+JsonArguments::JsonArguments(Json document, const char* what, std::string path,
+                             const std::vector<std::string>& known_keys)
+    : what_(what), path_(std::move(path)), document_(std::move(document)) {
+  DS_CHECK(document_.is_object(), Code::kConfig, what, ": ", path_, path_.empty() ? "" : " ",
+           "an object is needed, not ", document_.type_name());
   for (const auto& [key, value] : document_.items()) {
     if (std::ranges::find(known_keys, key) != known_keys.end()) continue;
     const std::string nearest = nearest_name(key, known_keys);
-    fail(Code::kConfig, what, ": unknown key /", printable(key),
+    fail(Code::kConfig, what, ": unknown key ", path_, "/", printable(key),
          nearest.empty() ? str_cat("; known are: ", join(known_keys, ", "))
                          : str_cat("; did you mean \"", nearest, "\"?"));
   }
 }
 
 void JsonArguments::refuse(const char* key, const std::string& why) const {
-  fail(Code::kConfig, what_, ": /", key, " ", why);
+  fail(Code::kConfig, what_, ": ", path_, "/", key, " ", why);
 }
 
 void JsonArguments::require(const char* key) const {
-  DS_CHECK(has(key), Code::kConfig, what_, ": /", key, " is missing");
+  DS_CHECK(has(key), Code::kConfig, what_, ": ", path_, "/", key, " is missing");
 }
 
 std::string JsonArguments::text(const char* key, const char* fallback) const {
@@ -78,19 +82,66 @@ int64_t JsonArguments::required_integer(const char* key, int64_t low, int64_t hi
   return integer_of(document_.at(key), key, low, high);
 }
 
+double JsonArguments::number(const char* key, double fallback, double low, double high) const {
+  if (!has(key)) return fallback;
+  const Json& value = document_.at(key);
+  const double number = value.is_number() ? value.get<double>() : std::nan("");
+  if (!(number >= low && number <= high)) {
+    refuse(key, str_cat("must be a number from ", low, " to ", high, ", not ",
+                        printable(dump_json(value))));
+  }
+  return number;
+}
+
+bool JsonArguments::flag(const char* key, bool fallback) const {
+  if (!has(key)) return fallback;
+  const Json& value = document_.at(key);
+  if (!value.is_boolean()) refuse(key, str_cat("must be true or false, not ", value.type_name()));
+  return value.get<bool>();
+}
+
+const Json& JsonArguments::list(const char* key, const char* of) const {
+  const Json& value = document_.at(key);
+  if (!value.is_array()) {
+    refuse(key, str_cat("must be a list of ", of, ", not ", value.type_name()));
+  }
+  return value;
+}
+
 std::vector<std::string> JsonArguments::texts(const char* key,
                                               std::vector<std::string> fallback) const {
   if (!has(key)) return fallback;
-  const Json& value = document_.at(key);
-  if (!value.is_array()) {
-    refuse(key, str_cat("must be a list of strings, not ", value.type_name()));
-  }
+  const Json& value = list(key, "strings");
   std::vector<std::string> out;
   for (size_t i = 0; i < value.size(); ++i) {
     if (!value[i].is_string()) {
       refuse(str_cat(key, "/", i).c_str(), str_cat("must be a string, not ", value[i].type_name()));
     }
     out.push_back(value[i].get<std::string>());
+  }
+  return out;
+}
+
+std::vector<double> JsonArguments::numbers(const char* key) const {
+  if (!has(key)) return {};
+  const Json& value = list(key, "numbers");
+  std::vector<double> out;
+  for (size_t i = 0; i < value.size(); ++i) {
+    if (!value[i].is_number()) {
+      refuse(str_cat(key, "/", i).c_str(), str_cat("must be a number, not ", value[i].type_name()));
+    }
+    out.push_back(value[i].get<double>());
+  }
+  return out;
+}
+
+std::vector<JsonArguments> JsonArguments::objects(
+    const char* key, const std::vector<std::string>& known_keys) const {
+  if (!has(key)) return {};
+  const Json& value = list(key, "objects");
+  std::vector<JsonArguments> out;
+  for (size_t i = 0; i < value.size(); ++i) {
+    out.emplace_back(value[i], what_, str_cat(path_, "/", key, "/", i), known_keys);
   }
   return out;
 }

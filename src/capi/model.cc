@@ -5,8 +5,10 @@
 #include "capi/model_object.h"
 #include "capi/tensor_object.h"
 #include "capi/token_args.h"
+#include "engine/version.h"
 #include "infer/generate.h"
 #include "models/inputs.h"
+#include "models/saved_model.h"
 #include "models/weights.h"
 
 namespace ds::capi {
@@ -71,6 +73,45 @@ ds_status ds_model_open(const char* folder, ds_model** out_model) {
   });
 }
 
+ds_status ds_model_open_with(const char* folder, const char* changes_json, int64_t head_seed,
+                             ds_model** out_model) {
+  return guard(__func__, [&] {
+    ds_model*& out = out_param(out_model, "out_model");
+    const std::string path = path_param(folder, "folder");
+    models::OpenOptions options;
+    if (changes_json != nullptr) {
+      options.config_changes = parse_json(changes_json, "configuration changes", Code::kConfig);
+      DS_CHECK(options.config_changes.is_object(), Code::kConfig,
+               "configuration changes: an object is needed");
+    }
+    DS_CHECK(head_seed >= -1, Code::kInvalidArgument, "head_seed is ", head_seed,
+             "; -1 (no fresh head) or more is needed");
+    if (head_seed >= 0) options.head_seed = static_cast<uint64_t>(head_seed);
+    out = publish_model(models::open_model(path, options));
+  });
+}
+
+ds_status ds_model_save(ds_model* model, const char* folder, const char* tag) {
+  return guard(__func__, [&] {
+    const UsedModel used(model, "model");
+    const std::string path = path_param(folder, "folder");
+    const std::string name = tag == nullptr ? "weights" : std::string(utf8_param(tag, "tag"));
+    models::save_model(*used, path, name, str_cat("ds ", kLibraryVersion));
+  });
+}
+
+ds_status ds_model_export_sharded(ds_model* model, const char* folder, int32_t dtype,
+                                  int64_t max_shard_bytes) {
+  return guard(__func__, [&] {
+    const UsedModel used(model, "model");
+    const std::string path = path_param(folder, "folder");
+    const DType type = dtype_param(dtype, "dtype");
+    DS_CHECK(max_shard_bytes >= 0, Code::kInvalidArgument, "max_shard_bytes is ", max_shard_bytes,
+             "; 0 (one file) or more is needed");
+    models::export_model(*used, path, type, max_shard_bytes);
+  });
+}
+
 ds_status ds_model_export(ds_model* model, const char* folder, int32_t dtype) {
   return guard(__func__, [&] {
     const UsedModel used(model, "model");
@@ -84,7 +125,9 @@ ds_status ds_model_config(const ds_model* model, char** out_json) {
   return guard(__func__, [&] {
     const auto object = look_up(model, "model");
     char*& out = out_param(out_json, "out_json");
-    out = make_c_string(dump_json(object->model->architecture().config(), 2));
+    const models::Model& given = *object->model;
+    out = make_c_string(given.has_architecture() ? dump_json(given.architecture().config(), 2)
+                                                 : "null");
   });
 }
 
@@ -159,6 +202,34 @@ ds_status ds_model_logits(ds_model* model, const ds_tensor* ids, const ds_tensor
     const Tensor keys = models::key_mask(ctx, mask ? (*mask)->tensor : Tensor(), tokens);
     out =
         publish_tensor(infer::batch_logits(ctx, used->state(), used->architecture(), tokens, keys));
+  });
+}
+
+ds_status ds_model_hidden_states(ds_model* model, const ds_tensor* ids,
+                                 const ds_tensor* attention_mask, const ds_tensor* token_types,
+                                 ds_tensor** out_states) {
+  return guard(__func__, [&] {
+    const UsedModel used(model, "model");
+    const auto input = enter(ids, "ids", Entry::kShared);
+    std::optional<Entered<TensorObject>> mask, types;
+    if (attention_mask != nullptr) {
+      mask.emplace(look_up(attention_mask, "attention_mask"), Entry::kShared, "attention_mask");
+    }
+    if (token_types != nullptr) {
+      types.emplace(look_up(token_types, "token_types"), Entry::kShared, "token_types");
+    }
+    ds_tensor*& out = out_param(out_states, "out_states");
+    const OpContext ctx = used->context();
+    const models::ArchitectureInfo& info = used->architecture().info();
+    models::Batch batch;
+    batch.ids = models::token_ids(ctx, input->tensor, "ids", info.vocab_size);
+    batch.position_ids = models::position_ids(ctx, input->tensor.size(0), input->tensor.size(1), 0);
+    batch.key_mask = models::key_mask(ctx, mask ? (*mask)->tensor : Tensor(), batch.ids);
+    if (types) {
+      batch.token_types = models::matching_ids(ctx, (*types)->tensor, batch.ids, "token_types",
+                                               std::max<int64_t>(info.token_types, 1));
+    }
+    out = publish_tensor(infer::batch_hidden(ctx, used->state(), used->architecture(), batch));
   });
 }
 

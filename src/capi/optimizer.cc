@@ -1,4 +1,5 @@
 // The optimizer of an engine, as ds.h shows it.
+#include "base/json.h"
 #include "capi/args.h"
 #include "capi/engine_object.h"
 #include "capi/fence.h"
@@ -31,12 +32,41 @@ ds_status ds_optimizer_step_count(ds_optimizer* optimizer, int64_t* out_steps) {
 ds_status ds_optimizer_lr(ds_optimizer* optimizer, double* out_lr) {
   return guard(__func__, [&] {
     const auto object = enter_engine_of(optimizer);
-    out_param(out_lr, "out_lr") = object->engine().lr();
+    double& out = out_param(out_lr, "out_lr");
+    const std::vector<double>& rates = object->engine().rates();
+    out = rates.empty() ? 0 : rates.front();
+  });
+}
+
+ds_status ds_optimizer_rate_count(ds_optimizer* optimizer, int64_t* out_count) {
+  return guard(__func__, [&] {
+    const auto object = enter_engine_of(optimizer);
+    out_param(out_count, "out_count") = static_cast<int64_t>(object->engine().rates().size());
+  });
+}
+
+ds_status ds_optimizer_rate(ds_optimizer* optimizer, int64_t index, double* out_lr) {
+  return guard(__func__, [&] {
+    const auto object = enter_engine_of(optimizer);
+    double& out = out_param(out_lr, "out_lr");
+    const std::vector<double>& rates = object->engine().rates();
+    DS_CHECK(index >= 0 && index < static_cast<int64_t>(rates.size()), Code::kInvalidArgument,
+             "index is ", index, "; the optimizer has ", rates.size(), " learning rates");
+    out = rates[static_cast<size_t>(index)];
   });
 }
 
 ds_status ds_optimizer_set_lr(ds_optimizer* optimizer, double lr) {
   return guard(__func__, [&] { enter_engine_of(optimizer)->engine().set_lr(lr); });
+}
+
+ds_status ds_optimizer_state_names(ds_optimizer* optimizer, const char* name, char** out_json) {
+  return guard(__func__, [&] {
+    const auto object = enter_engine_of(optimizer);
+    char*& out = out_param(out_json, "out_json");
+    const Json names = object->engine().optimizer_states(std::string(utf8_param(name, "name")));
+    out = make_c_string(dump_json(names));
+  });
 }
 
 ds_status ds_optimizer_get_state(ds_optimizer* optimizer, const char* name, const char* state,

@@ -171,6 +171,7 @@ class Config {
   MonitorConfig jsonl_monitor;
   ActivationCheckpointingConfig activation_checkpointing;
   TagValidation tag_validation = TagValidation::kWarn;
+  bool exclude_frozen_parameters = false;
 
   // Every key of every section with its value; itself a valid document.
   const Json& resolved() const noexcept { return parsed_.values; }

@@ -13,6 +13,10 @@ KeyTable checkpoint_table() {
           choice("tag_validation", {"Warn", "Ignore", "Fail"}, "Warn",
                  "What happens when ranks save under different tags.")
               .in_any_case(),
+          flag(
+              "exclude_frozen_parameters", false,
+              "Save trainable parameters only: a run that loads the checkpoint starts from a model "
+              "that has the frozen ones."),
           flag("load_universal", false, "Load a universal checkpoint.")
               .needs("the universal checkpoint format"),
           flag("use_node_local_storage", false, "Every node writes to its own storage.")

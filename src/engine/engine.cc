@@ -1,16 +1,13 @@
 #include "engine/engine.h"
 
-#include <array>
 #include <chrono>
-#include <cmath>
-#include <filesystem>
+#include <utility>
 
 #include "base/log.h"
+#include "engine/monitors.h"
 #include "models/inputs.h"
 #include "nn/layers.h"
 #include "ops/elementwise.h"
-#include "ops/reduce.h"
-#include "optim/clip.h"
 
 namespace ds {
 
@@ -24,8 +21,6 @@ struct Engine::Pending {
 
 namespace {
 
-constexpr std::array kPhases = {"forward", "backward", "step"};
-
 ConfigEnvironment environment_of(const Communicator* comm) {
   ConfigEnvironment environment;
   environment.data_parallel_size = comm == nullptr ? 1 : comm->size();
@@ -37,31 +32,31 @@ double now_seconds() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
-std::unique_ptr<MonitorSet> make_monitors(const Config& config) {
-  const auto options = [](const MonitorConfig& monitor) {
-    return MonitorOptions{monitor.enabled, monitor.output_path, monitor.job_name};
-  };
-  MonitorSetOptions all;
-  all.tensorboard = options(config.tensorboard);
-  all.csv = options(config.csv_monitor);
-  if (config.jsonl_monitor.enabled) {
-    const std::filesystem::path folder = monitor_folder(options(config.jsonl_monitor), "jsonl");
-    all.json_lines = {true, (folder / "metrics.jsonl").string()};
+DType dtype_of(Precision precision) {
+  switch (precision) {
+    case Precision::kFp16:
+      return DType::kFloat16;
+    case Precision::kBf16:
+      return DType::kBFloat16;
+    default:
+      return DType::kFloat32;
   }
-  return std::make_unique<MonitorSet>(all);
 }
 
-optim::AdamOptions adam_options(const OptimizerConfig& config, const PrecisionConfig& precision) {
-  const bool adam = config.type == OptimizerType::kAdam || config.type == OptimizerType::kAdamW;
-  DS_CHECK(adam && config.groups.empty() && config.state_type == OptimizerStateType::kFp32,
-           Code::kUnsupported,
-           "the engine of this build runs Adam and AdamW with fp32 states and one group only");
-  DS_CHECK(precision.compute != Precision::kFp16 && !precision.split_master &&
-               precision.accumulate == Precision::kFp32,
-           Code::kUnsupported,
-           "the engine of this build runs fp32 and bf16 with fp32 masters and gradients only");
-  return {config.beta1,        config.beta2,     config.eps,
-          config.weight_decay, config.decoupled, config.bias_correction};
+// Parameters of the caller that are views into the engine's memory are float32 or of the compute
+// type; a copy in that type is only worth having when somebody looks at it.
+DType own_compute_type(const nn::ParameterSet& parameters, const zero::ParameterState& state,
+                       DType compute, bool split) {
+  bool seen = split;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const DType type = parameters[id].dtype;
+    if (type == DType::kFloat32 || state.lent(id)) continue;
+    DS_CHECK(type == compute, Code::kConfig, "parameter ", printable(parameters[id].name), " is ",
+             dtype_name(type), " and not lent, and the configuration computes in ",
+             dtype_name(compute), "; enable that precision, or lend the memory");
+    seen = true;
+  }
+  return seen ? compute : DType::kFloat32;
 }
 
 }  // namespace
@@ -71,26 +66,25 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     : config_(load_config(config_json, environment_of(comm.get()))),
       model_(std::move(model)),
       comm_(comm ? std::move(comm) : make_single_communicator()),
-      pool_(config_.threads),
-      schedule_(config_.scheduler, config_.optimizer.value_or(OptimizerConfig{}).lr) {
+      pool_(config_.threads) {
   for (const std::string& warning : config_.warnings()) log_warning("config", warning);
   monitors_ = make_monitors(config_);
   const models::Model::Use use(*model_);
   model_->attach_engine();
   try {
     zero::ParameterState& state = model_->state();
-    state.set_compute_type(context(), config_.precision.compute == Precision::kBf16
-                                          ? DType::kBFloat16
-                                          : DType::kFloat32);
-    state.allocate_gradients();
-    const zero::FlatRange shard = state.layout().shard(comm_->rank(), comm_->size());
-    adam_ = std::make_unique<optim::Adam>(
-        adam_options(config_.optimizer.value_or(OptimizerConfig{}), config_.precision),
-        model_->device(), shard.begin, shard.end);
-    lr_ = schedule_.lr(0);
+    const bool split = config_.precision.split_master;
+    DType compute = dtype_of(config_.precision.compute);
+    if (!model_->has_architecture()) {
+      compute = own_compute_type(model_->parameters(), state, compute, split);
+    }
+    state.set_compute_type(context(), compute, split);
+    state.allocate_gradients(context(), dtype_of(config_.precision.accumulate));
+    updater_ = std::make_unique<Updater>(config_, state, model_->device(), *comm_);
     if (config_.dump_state) log_info("engine", dump_json(config_document()));
   } catch (...) {
     model_->state().free_gradients();
+    model_->state().set_compute_type(context(), DType::kFloat32);
     model_->detach_engine();
     throw;
   }
@@ -107,29 +101,59 @@ Engine::~Engine() {
   model_->detach_engine();
 }
 
-models::Batch Engine::make_batch(const Tensor& ids, const Tensor& mask) {
+models::Batch Engine::make_batch(const MicroBatch& inputs) {
   const models::ArchitectureInfo& info = model_->architecture().info();
+  const OpContext ctx = context();
   models::Batch batch;
-  batch.ids = models::token_ids(context(), ids, "token ids", info.vocab_size);
-  DS_CHECK(ids.size(1) <= info.max_positions, Code::kInvalidArgument, "sequences of ", ids.size(1),
-           " tokens are longer than the model's ", info.max_positions, " positions");
-  batch.key_mask = models::key_mask(context(), mask, ids);
-  batch.position_ids = models::position_ids(context(), ids.size(0), ids.size(1), 0);
+  batch.ids = models::token_ids(ctx, inputs.ids, "token ids", info.vocab_size);
+  DS_CHECK(inputs.ids.size(1) <= info.max_positions, Code::kInvalidArgument, "sequences of ",
+           inputs.ids.size(1), " tokens are longer than the model's ", info.max_positions,
+           " positions");
+  batch.key_mask = models::key_mask(ctx, inputs.mask, inputs.ids);
+  if (inputs.segments) {
+    batch.segments = models::segment_ids(ctx, inputs.segments, inputs.ids);
+    batch.position_ids = models::segment_positions(ctx, batch.segments);
+  } else {
+    batch.position_ids = models::position_ids(ctx, inputs.ids.size(0), inputs.ids.size(1), 0);
+  }
+  if (inputs.token_types) {
+    DS_CHECK(info.token_types > 0, Code::kInvalidArgument,
+             "this model family has no token types; leave them out");
+    batch.token_types =
+        models::matching_ids(ctx, inputs.token_types, inputs.ids, "token types", info.token_types);
+  }
   return batch;
 }
 
-Tensor Engine::forward(const Tensor& ids, const Tensor& labels, const Tensor& mask) {
+Tensor Engine::make_labels(const Tensor& labels, const Tensor& ids) {
+  const models::ArchitectureInfo& info = model_->architecture().info();
+  switch (info.head) {
+    case models::Head::kClassification:
+      return models::class_labels(context(), labels, ids, info.classes);
+    case models::Head::kNone:
+      fail(Code::kUnsupported,
+           "the model is an encoder without a head: it has no loss. Give its gradients yourself, "
+           "or open it with a head");
+    default:
+      return models::label_ids(context(), labels, ids, info.vocab_size);
+  }
+}
+
+Tensor Engine::forward(const MicroBatch& batch) {
   DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
            "the last forward still waits for its backward");
   DS_CHECK(phase_ != Phase::kBackwardDone, Code::kState, "the last backward still waits for step");
   const models::Model::Use use(*model_);
-  const models::Batch batch = make_batch(ids, mask);
-  return run_forward(
-      batch, models::label_ids(context(), labels, ids, model_->architecture().info().vocab_size));
+  const models::Batch inputs = make_batch(batch);
+  return run_forward(inputs, make_labels(batch.labels, batch.ids));
+}
+
+void Engine::begin_step_clock() {
+  if (!step_began_) step_began_ = now_seconds();
 }
 
 Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
-  if (!step_began_) step_began_ = now_seconds();
+  begin_step_clock();
   const ScopedTimer timer = time_phase("forward");
   nn::TapeOptions options;
   options.seed = config_.seed;
@@ -137,16 +161,17 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   options.first_sample = comm_->rank() * batch.ids.size(0);
   auto pending = std::make_unique<Pending>(context(), model_->state(), options);
   models::ForwardOptions forward_options;
+  const models::ArchitectureInfo& info = model_->architecture().info();
   if (config_.activation_checkpointing.enabled) {
     forward_options.checkpoint_segments =
-        config_.activation_checkpointing.segments.value_or(model_->architecture().info().layers);
+        config_.activation_checkpointing.segments.value_or(info.layers);
   }
   const nn::Value logits = model_->architecture().logits(pending->tape, batch, forward_options);
   int64_t counted = 0;
-  pending->loss = nn::cross_entropy(pending->tape, logits, labels,
-                                    model_->architecture().info().vocab_size, counted);
+  pending->loss = nn::cross_entropy(pending->tape, logits, labels, info.outputs(), counted);
   pending_ = std::move(pending);
   phase_ = Phase::kForwardDone;
+  forward_counted_ = true;
   model_->set_step_open(true);
   loss_sum_ += *pending_->loss.data.data<float>();
   step_tokens_ += counted;
@@ -166,7 +191,8 @@ void Engine::backward(const Tensor& loss) {
 void Engine::run_backward() {
   const ScopedTimer timer = time_phase("backward");
   Tensor upstream = context().workspace(DType::kFloat32, {});
-  *upstream.data<float>() = 1.0f / static_cast<float>(config_.batch.accumulation);
+  *upstream.data<float>() =
+      static_cast<float>(updater_->loss_scale() / static_cast<double>(config_.batch.accumulation));
   try {
     pending_->loss.slot->add(context(), upstream, true);
     pending_->tape.backward();
@@ -183,6 +209,7 @@ void Engine::run_backward() {
 void Engine::drop_open_step() {
   pending_.reset();
   phase_ = Phase::kIdle;
+  forward_counted_ = false;
   accumulated_ = 0;
   loss_sum_ = 0;
   step_tokens_ = 0;
@@ -192,13 +219,20 @@ void Engine::drop_open_step() {
 }
 
 StepReport Engine::step() {
-  DS_CHECK(phase_ == Phase::kBackwardDone, Code::kState, "step needs a backward before it");
+  // Without a forward pass here, a step with no gradient at all is a step with zeros.
+  DS_CHECK(
+      phase_ == Phase::kBackwardDone || (phase_ == Phase::kIdle && !model_->has_architecture()),
+      Code::kState, "step needs a backward, or gradients of the caller, before it");
   const models::Model::Use use(*model_);
+  begin_step_clock();
   return finish_micro_batch();
 }
 
 StepReport Engine::finish_micro_batch() {
   phase_ = Phase::kIdle;
+  if (!std::exchange(forward_counted_, false)) {
+    progress_.samples += config_.batch.micro_batch * comm_->size();
+  }
   ++progress_.micro_steps;
   ++accumulated_;
   if (accumulated_ < config_.batch.accumulation) {
@@ -206,50 +240,38 @@ StepReport Engine::finish_micro_batch() {
     report.progress = progress_;
     report.skip_reason = SkipReason::kAccumulating;
     report.loss = loss_sum_ / static_cast<double>(accumulated_);
-    report.lr = lr_;
+    report.lr = updater_->rates().empty() ? 0 : updater_->rates().front();
+    report.loss_scale = updater_->loss_scale();
     report.tokens = step_tokens_;
     return report;
   }
   StepReport report = apply_update();
   write_metrics(report);
+  const std::string trouble = updater_->trouble();
+  DS_CHECK(trouble.empty(), Code::kState, "training cannot go on: ", trouble,
+           "; the last gradient that was not finite belongs to ",
+           report.first_bad_tensor.empty() ? "an earlier step" : report.first_bad_tensor);
   return report;
 }
 
 StepReport Engine::apply_update() {
   const ScopedTimer timer = time_phase("step");
   const OpContext ctx = context();
-  zero::ParameterState& state = model_->state();
-  Tensor& gradients = state.gradients();
+  const Updater::Outcome outcome = updater_->update(ctx, model_->state());
 
   StepReport report;
-  report.lr = lr_;
+  report.applied = outcome.applied;
+  report.grad_norm = outcome.grad_norm;
+  report.lr = outcome.lr;
+  report.loss_scale = outcome.loss_scale;
+  report.first_bad_tensor = outcome.first_bad_tensor;
   report.loss = loss_sum_ / static_cast<double>(config_.batch.accumulation);
   report.tokens = step_tokens_;
-
-  const double norm = std::sqrt(ops::sum_squares(ctx, gradients));
-  const bool finite = std::isfinite(norm);
-  report.grad_norm = finite ? norm : -1;
-  if (!finite) report.first_bad_tensor = find_bad_tensor();
-  const bool may_skip =
-      config_.precision.compute != Precision::kBf16 || config_.precision.check_grad_overflow;
-  if (finite || !may_skip) {
-    optim::UpdateStep update;
-    update.lr = lr_;
-    update.beta1 = schedule_.beta1(adam_->steps()).value_or(adam_->options().beta1);
-    update.beta2 = schedule_.beta2().value_or(adam_->options().beta2);
-    update.grad_scale = static_cast<float>(optim::clip_factor(norm, config_.gradient_clipping));
-    std::vector<optim::UpdateRange> ranges;
-    for (const zero::ParameterGroup& group : state.layout().groups()) {
-      if (group.trainable) ranges.push_back({group.range.begin, group.range.end, group.decays});
-    }
-    adam_->step(ctx, update, ranges, state.masters(), gradients, state.model());
-    if (schedule_.active()) lr_ = schedule_.lr(adam_->steps());
-    report.applied = true;
-  } else {
+  if (!outcome.applied) {
     report.skip_reason = SkipReason::kNonFinite;
     ++progress_.skipped;
   }
-  state.clear_gradients(ctx);
+  model_->state().clear_gradients(ctx);
   model_->set_step_open(false);
   ++progress_.steps;
   report.progress = progress_;
@@ -259,43 +281,6 @@ StepReport Engine::apply_update() {
   loss_sum_ = 0;
   step_tokens_ = 0;
   return report;
-}
-
-std::string Engine::find_bad_tensor() {
-  const zero::ParameterState& state = model_->state();
-  const nn::ParameterSet& parameters = model_->parameters();
-  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    if (!parameters[id].trainable) continue;
-    if (ops::first_non_finite(context(), state.gradient_view(id)) >= 0) return parameters[id].name;
-  }
-  return "(the sum of squares overflowed)";
-}
-
-void Engine::write_metrics(const StepReport& report) {
-  const auto add = [](std::vector<Metric>& to, const char* tag, double value) {
-    to.push_back({tag, value});
-  };
-  if (!monitors_->empty()) {
-    std::vector<Metric> metrics;
-    add(metrics, "Train/Samples/train_loss", report.loss);
-    add(metrics, "Train/Samples/lr", report.lr);
-    add(metrics, "Train/Samples/loss_scale", report.loss_scale);
-    for (const char* phase : kPhases) {
-      if (!timers_.has(phase)) continue;
-      metrics.push_back(
-          {str_cat("Train/Samples/elapsed_time_ms_", phase), timers_.elapsed(phase) * 1e3});
-    }
-    monitors_->write(report.progress.samples, metrics);
-  }
-  const bool print = config_.steps_per_print && *config_.steps_per_print > 0 &&
-                     report.progress.steps % *config_.steps_per_print == 0;
-  if (print) {
-    log_info("engine", "step ", report.progress.steps, ", skipped ", report.progress.skipped,
-             ", loss ", report.loss, ", lr ", report.lr, ", gradient norm ", report.grad_norm);
-    if (config_.wall_clock_breakdown) log_info("engine", timers_.line());
-    if (config_.memory_breakdown) log_info("engine", format_memory_report(*model_->device()));
-  }
-  timers_.reset();
 }
 
 }  // namespace ds

@@ -1,26 +1,36 @@
-// The training engine: accumulation, forward, backward, update, save and load of one model.
+// The training engine: accumulation, forward, backward, update, save and load of one model. The
+// gradients are its own, from the model's loss, or the caller's.
 #pragma once
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "base/thread_pool.h"
 #include "comm/communicator.h"
 #include "config/config.h"
-#include "data/gpt_dataset.h"
+#include "data/dataset.h"
 #include "data/tokenizer.h"
 #include "engine/report.h"
+#include "engine/updater.h"
 #include "models/model.h"
 #include "observe/monitor.h"
 #include "observe/timers.h"
-#include "optim/adam.h"
-#include "optim/schedule.h"
 
 namespace ds {
 
 class CheckpointReader;
+
+// One micro batch as callers give it; see ds_engine_forward.
+struct MicroBatch {
+  Tensor ids;          // [B, T]
+  Tensor labels;       // [B, T], or [B] for a classification head
+  Tensor mask;         // [B, T], 0 = padding, or none
+  Tensor segments;     // [B, T] or none
+  Tensor token_types;  // [B, T] or none
+};
 
 class Engine {
  public:
@@ -31,14 +41,23 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // One micro batch of the caller. ids and labels [B, T], mask [B, T] or none; see ds.h.
-  Tensor forward(const Tensor& ids, const Tensor& labels, const Tensor& mask);
+  Tensor forward(const MicroBatch& batch);
   void backward(const Tensor& loss);
   StepReport step();
 
-  void set_dataset(std::shared_ptr<const GptDataset> dataset);
+  // The caller's gradients: fp32, bf16 or fp16, of the parameters' shapes, carrying loss_scale().
+  // `indices` number parameters in the model's order; empty means 0, 1, 2, ...
+  void add_gradients(std::span<const int64_t> indices, std::span<const Tensor> gradients);
+  void set_gradient(const std::string& name, const Tensor& value);
+  // The buffer that gradients gather in, without a copy.
+  Tensor gradient_view(const std::string& name);
+  // Gives up the open step.
+  void discard_gradients();
+  double loss_scale() const { return updater_->loss_scale(); }
+
+  void set_dataset(DatasetPtr dataset);
   StepReport train_batch();
-  double evaluate(const GptDataset& dataset, int64_t max_batches);
+  double evaluate(const Dataset& dataset, int64_t max_batches);
 
   void save(const std::string& folder, const std::string& tag);
   void load(const std::string& folder, const std::string& tag);
@@ -58,11 +77,13 @@ class Engine {
 
   // Copies of whole fp32 tensors.
   Tensor gradient(const std::string& name);
+  std::vector<std::string> optimizer_states(const std::string& name);
   Tensor optimizer_state(const std::string& name, const std::string& state);
   void set_optimizer_state(const std::string& name, const std::string& state, const Tensor& value);
-  int64_t optimizer_steps() const { return adam_->steps(); }
-  double lr() const { return lr_; }
-  void set_lr(double lr);
+  int64_t optimizer_steps() const { return updater_->steps(); }
+  // Rates of the next step: of the default group, then of the others.
+  const std::vector<double>& rates() const { return updater_->rates(); }
+  void set_lr(double lr) { updater_->set_rates(lr); }
 
  private:
   enum class Phase { kIdle, kForwardDone, kBackwardDone };
@@ -72,30 +93,31 @@ class Engine {
     return {config_.wall_clock_breakdown ? &timers_ : nullptr, name};
   }
   OpContext context() { return {model_->device(), &pool_}; }
+  models::Batch make_batch(const MicroBatch& inputs);
+  Tensor make_labels(const Tensor& labels, const Tensor& ids);
   Tensor run_forward(const models::Batch& batch, const Tensor& labels);
   void run_backward();
   void drop_open_step();
   StepReport finish_micro_batch();
   StepReport apply_update();
-  std::string find_bad_tensor();
+  void begin_step_clock();
+  void check_gradients_open() const;
+  nn::ParamId trainable(const std::string& name) const;
   void write_metrics(const StepReport& report);
-  models::Batch make_batch(const Tensor& ids, const Tensor& mask);
   int64_t sample_index(int64_t position);
-  double batch_loss(const GptDataset& dataset, int64_t first, int64_t count, int64_t& counted);
+  double batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted);
   void restore(const CheckpointReader& reader);
   void check_compatible(const CheckpointReader& reader) const;
-  Tensor state_tensor(const std::string& state);
 
   Config config_;
   std::shared_ptr<models::Model> model_;
   std::shared_ptr<Communicator> comm_;
   ThreadPool pool_;
-  optim::Schedule schedule_;
-  std::unique_ptr<optim::Adam> adam_;
+  std::unique_ptr<Updater> updater_;
   std::unique_ptr<MonitorSet> monitors_;
   WallClockTimers timers_;  // of the phases since the last step, with wall_clock_breakdown
 
-  std::shared_ptr<const GptDataset> dataset_;
+  DatasetPtr dataset_;
   std::vector<int64_t> order_;  // of the samples in pass `order_epoch_`, when that is not the first
   int64_t order_epoch_ = 0;
   std::shared_ptr<const Tokenizer> tokenizer_;
@@ -103,9 +125,9 @@ class Engine {
 
   Phase phase_ = Phase::kIdle;
   std::unique_ptr<Pending> pending_;
+  bool forward_counted_ = false;  // the open micro batch went through forward
   Progress progress_;
   int64_t accumulated_ = 0;  // micro batches of the open step
-  double lr_ = 0;
   double loss_sum_ = 0;      // of the micro batches of the open step
   int64_t step_tokens_ = 0;  // counted tokens of the open step
   std::optional<double> step_began_;

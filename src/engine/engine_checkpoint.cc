@@ -5,7 +5,8 @@
 #include "checkpoint/writer.h"
 #include "engine/engine.h"
 #include "engine/version.h"
-#include "models/weights.h"
+#include "models/saved_model.h"
+#include "ops/elementwise.h"
 
 namespace ds {
 namespace {
@@ -19,16 +20,21 @@ std::span<std::byte> writable_bytes_of(const Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.raw()), static_cast<size_t>(tensor.bytes())};
 }
 
-TensorMeta meta_of(const nn::Parameter& parameter, TensorKind kind, const char* state = "") {
-  TensorMeta meta;
-  meta.name = parameter.name;
-  meta.kind = kind;
-  meta.state = state;
-  meta.dtype = DType::kFloat32;
-  meta.shape.assign(parameter.shape.sizes().begin(), parameter.shape.sizes().end());
-  meta.aliases = parameter.aliases;
-  meta.flags = parameter.trainable ? kTrainable : kFrozen;
-  return meta;
+// What a tensor is, beside its name.
+struct StateKey {
+  TensorKind kind;
+  std::string state;
+};
+
+// The moments of Adam have kinds of their own, all other optimizer state goes by name.
+StateKey state_key(const std::string& name) {
+  if (name == "exp_avg") return {TensorKind::kExpAvg, ""};
+  if (name == "exp_avg_sq") return {TensorKind::kExpAvgSq, ""};
+  return {TensorKind::kOptimizer, name};
+}
+
+TensorMeta meta_of(const nn::Parameter& parameter, const StateKey& key) {
+  return models::parameter_meta(parameter, key.kind, key.state);
 }
 
 // The parts of the configuration that decide the learning rate: when they are unchanged, a resumed
@@ -36,7 +42,8 @@ TensorMeta meta_of(const nn::Parameter& parameter, TensorKind kind, const char* 
 Json rate_config(const Config& config) {
   const Json& all = config.resolved();
   return {{"optimizer", all.value("optimizer", Json())},
-          {"scheduler", all.value("scheduler", Json())}};
+          {"scheduler", all.value("scheduler", Json())},
+          {"fp16", all.value("fp16", Json())}};
 }
 
 }  // namespace
@@ -45,6 +52,7 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState,
            "saving between forward and step would lose the open micro batch; call step first");
   const models::Model::Use use(*model_);
+  const OpContext ctx = context();
   zero::ParameterState& state = model_->state();
   const nn::ParameterSet& parameters = model_->parameters();
 
@@ -60,21 +68,24 @@ void Engine::save(const std::string& folder, const std::string& tag) {
 
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
-    part.add_tensor(meta_of(p, TensorKind::kMaster), bytes_of(state.master(id)));
+    if (!p.trainable && config_.exclude_frozen_parameters) continue;
+    part.add_tensor(meta_of(p, {TensorKind::kMaster, ""}), bytes_of(state.read_master(ctx, id)));
     if (!p.trainable) continue;
-    part.add_tensor(meta_of(p, TensorKind::kExpAvg), bytes_of(state.view(adam_->exp_avg(), id)));
-    part.add_tensor(meta_of(p, TensorKind::kExpAvgSq),
-                    bytes_of(state.view(adam_->exp_avg_sq(), id)));
+    const size_t place = updater_->place(id);
+    for (const std::string& name : updater_->optimizer().states(place)) {
+      const Tensor value = updater_->optimizer().read_state(ctx, place, name);
+      part.add_tensor(meta_of(p, state_key(name)), bytes_of(value));
+    }
     if (accumulated_ > 0) {
-      part.add_tensor(meta_of(p, TensorKind::kOptimizer, kGradientState),
-                      bytes_of(state.gradient_view(id)));
+      TensorMeta meta = meta_of(p, {TensorKind::kOptimizer, kGradientState});
+      meta.dtype = state.accumulation_type();
+      part.add_tensor(meta, bytes_of(state.gradient_view(id)));
     }
   }
-  part.set_json(models::kModelConfigState, model_->architecture().config());
+  models::describe_model(*model_, part);
   part.set_json("ds_config", config_.resolved());
   part.set_json("rate_config", rate_config(config_));
-  part.set_int("optimizer.steps", adam_->steps());
-  part.set_double("optimizer.lr", lr_);
+  part.set_json("updater", updater_->save());
   part.set_int("random.seed", static_cast<int64_t>(config_.seed));
   part.set_int("accumulation.micro_batches", accumulated_);
   part.set_double("accumulation.loss_sum", loss_sum_);
@@ -95,13 +106,20 @@ void Engine::load(const std::string& folder, const std::string& tag) {
 }
 
 void Engine::check_compatible(const CheckpointReader& reader) const {
+  const std::string where = printable(reader.folder().string(), 300);
   const nn::ParameterSet& parameters = model_->parameters();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
-    const Shape saved(reader.tensor(p.name, TensorKind::kMaster).meta.shape);
-    DS_CHECK(saved == p.shape, Code::kInvalidArgument, "the checkpoint ",
-             printable(reader.folder().string(), 300), " holds ", p.name, " with shape ",
-             saved.text(), ", this model has ", p.shape.text());
+    // What is frozen may be left out of a checkpoint: the model has it already.
+    if (!p.trainable && reader.find(p.name, TensorKind::kMaster) == nullptr) continue;
+    const TensorMeta& meta = reader.tensor(p.name, TensorKind::kMaster).meta;
+    const Shape saved(meta.shape);
+    DS_CHECK(saved == p.shape && meta.dtype == DType::kFloat32, Code::kInvalidArgument,
+             "the checkpoint ", where, " holds ", p.name, " as ", dtype_name(meta.dtype),
+             " with shape ", saved.text(), ", this model has float32 ", p.shape.text());
+    DS_CHECK(!p.trainable || (meta.flags & kTrainable) != 0, Code::kInvalidArgument,
+             "the checkpoint ", where, " holds ", p.name,
+             " as frozen, without optimizer state; this model trains it");
   }
   for (const TensorRecord& tensor : reader.manifest().tensors) {
     DS_CHECK(tensor.meta.kind != TensorKind::kMaster ||
@@ -123,29 +141,44 @@ void Engine::restore(const CheckpointReader& reader) {
            "the checkpoint was saved after ", accumulated,
            " micro batches of an open step, which gradient_accumulation_steps ",
            config_.batch.accumulation, " cannot continue");
-  const auto fresh = [&](const Tensor& like, MemoryTag tag) {
-    return Tensor::zeros(ctx.device, like.dtype(), like.shape(), tag);
+  Tensor masters = Tensor::zeros(ctx.device, DType::kFloat32, {state.layout().elements()},
+                                 MemoryTag::kParameters);
+  Tensor gradients = Tensor::zeros(ctx.device, state.gradients().dtype(), state.gradients().shape(),
+                                   MemoryTag::kGradients);
+  std::unique_ptr<optim::Optimizer> optimizer = updater_->fresh_optimizer();
+  const auto read = [&](const TensorRecord& record, DType type, const Tensor& target) {
+    DS_CHECK(record.meta.dtype == type && Shape(record.meta.shape) == target.shape(),
+             Code::kInvalidArgument, "the checkpoint holds the ", record.meta.text(), " as ",
+             dtype_name(record.meta.dtype), " ", Shape(record.meta.shape).text(), ", needed is ",
+             dtype_name(type), " ", target.shape().text());
+    reader.read(record, writable_bytes_of(target));
   };
-  Tensor masters = fresh(state.masters(), MemoryTag::kParameters);
-  Tensor exp_avg = fresh(adam_->exp_avg(), MemoryTag::kOptimizer);
-  Tensor exp_avg_sq = fresh(adam_->exp_avg_sq(), MemoryTag::kOptimizer);
-  Tensor gradients = fresh(state.gradients(), MemoryTag::kGradients);
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
-    const auto read = [&](const Tensor& flat, TensorKind kind, const char* name = "") {
-      reader.read(reader.tensor(p.name, kind, name), writable_bytes_of(state.view(flat, id)));
-    };
-    read(masters, TensorKind::kMaster);
+    const Tensor master = state.view(masters, id);
+    if (const TensorRecord* record = reader.find(p.name, TensorKind::kMaster)) {
+      read(*record, DType::kFloat32, master);
+    } else {
+      Tensor target = master;
+      ops::cast(ctx, state.read_master(ctx, id), target);
+    }
     if (!p.trainable) continue;
-    read(exp_avg, TensorKind::kExpAvg);
-    read(exp_avg_sq, TensorKind::kExpAvgSq);
-    if (accumulated > 0) read(gradients, TensorKind::kOptimizer, kGradientState);
+    const size_t place = updater_->place(id);
+    for (const std::string& name : optimizer->states(place)) {
+      const StateKey key = state_key(name);
+      const Tensor value = ctx.workspace(DType::kFloat32, p.shape);
+      read(reader.tensor(p.name, key.kind, key.state), DType::kFloat32, value);
+      optimizer->write_state(ctx, place, name, value);
+    }
+    if (accumulated > 0) {
+      read(reader.tensor(p.name, TensorKind::kOptimizer, kGradientState), gradients.dtype(),
+           state.view(gradients, id));
+    }
   }
-  const int64_t optimizer_steps = reader.state_int("optimizer.steps");
-  const double saved_lr = reader.state_double("optimizer.lr");
   const double loss_sum = reader.state_double("accumulation.loss_sum");
   const int64_t step_tokens = reader.state_int("accumulation.tokens");
   const bool same_rate = reader.state_json("rate_config") == rate_config(config_);
+  const Json saved_updater = reader.state_json("updater");
   Json client_state = reader.state_json("client_state");
   if (reader.state_int("random.seed") != static_cast<int64_t>(config_.seed)) {
     log_warning("engine", "the checkpoint was trained with seed ", reader.state_int("random.seed"),
@@ -158,13 +191,10 @@ void Engine::restore(const CheckpointReader& reader) {
                                      "the checkpoint's tokenizer");
   }
 
-  state.masters() = std::move(masters);
-  adam_->exp_avg() = std::move(exp_avg);
-  adam_->exp_avg_sq() = std::move(exp_avg_sq);
+  updater_->restore(std::move(optimizer), saved_updater,
+                    same_rate);  // changes nothing if it throws
   state.gradients() = std::move(gradients);
-  state.masters_changed(ctx);
-  adam_->set_steps(optimizer_steps);
-  lr_ = same_rate ? saved_lr : schedule_.lr(optimizer_steps);
+  state.replace_masters(ctx, std::move(masters));
   const StepCounters& counters = reader.manifest().counters;
   progress_ = {counters.global_steps, counters.skipped_steps, counters.micro_steps,
                counters.global_samples, counters.global_tokens};

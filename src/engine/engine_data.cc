@@ -9,28 +9,38 @@
 namespace ds {
 namespace {
 
-struct Samples {
-  Tensor ids;     // int32 [B, T]
-  Tensor labels;  // int32 [B, T]
-};
-
-// Samples of T + 1 tokens: the first T are read, the last T predicted.
+// Reads samples as the rows of a micro batch.
 template <class IndexOf>
-Samples read_samples(const OpContext& ctx, const GptDataset& dataset, int64_t count,
-                     const IndexOf& index_of) {
+MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset, int64_t count,
+                        const IndexOf& index_of) {
   const int64_t length = dataset.sequence_length();
-  Samples out{ctx.workspace(DType::kInt32, {count, length}),
-              ctx.workspace(DType::kInt32, {count, length})};
-  std::vector<int32_t> tokens(static_cast<size_t>(length + 1));
+  const DatasetFields fields = dataset.fields();
+  const auto rows = [&](bool wanted, DType type) {
+    return wanted ? ctx.workspace(type, {count, length}) : Tensor();
+  };
+  MicroBatch out;
+  out.ids = rows(true, DType::kInt32);
+  out.labels = rows(true, DType::kInt32);
+  out.mask = rows(fields.mask, DType::kUInt8);
+  out.segments = rows(fields.segments, DType::kInt32);
+  out.token_types = rows(fields.token_types, DType::kInt32);
   for (int64_t i = 0; i < count; ++i) {
-    dataset.sample(index_of(i), tokens);
-    std::copy_n(tokens.begin(), length, out.ids.data<int32_t>() + i * length);
-    std::copy_n(tokens.begin() + 1, length, out.labels.data<int32_t>() + i * length);
+    const auto row = [&]<class T>(const Tensor& tensor, T) {
+      return tensor ? std::span<T>(tensor.data<T>() + i * length, static_cast<size_t>(length))
+                    : std::span<T>();
+    };
+    SampleView view;
+    view.ids = row(out.ids, int32_t{});
+    view.labels = row(out.labels, int32_t{});
+    view.mask = row(out.mask, uint8_t{});
+    view.segments = row(out.segments, int32_t{});
+    view.token_types = row(out.token_types, int32_t{});
+    dataset.sample(index_of(i), view);
   }
   return out;
 }
 
-void check_dataset(const GptDataset& dataset, const models::ArchitectureInfo& info) {
+void check_dataset(const Dataset& dataset, const models::ArchitectureInfo& info) {
   DS_CHECK(dataset.sequence_length() <= info.max_positions, Code::kInvalidArgument,
            "the data set's sequences of ", dataset.sequence_length(),
            " tokens are longer than the model's ", info.max_positions, " positions");
@@ -39,7 +49,7 @@ void check_dataset(const GptDataset& dataset, const models::ArchitectureInfo& in
 
 }  // namespace
 
-void Engine::set_dataset(std::shared_ptr<const GptDataset> dataset) {
+void Engine::set_dataset(DatasetPtr dataset) {
   if (dataset) check_dataset(*dataset, model_->architecture().info());
   dataset_ = std::move(dataset);
   order_epoch_ = 0;
@@ -64,22 +74,20 @@ StepReport Engine::train_batch() {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
   const models::Model::Use use(*model_);
   const int64_t micro = config_.batch.micro_batch;
-  const int64_t vocab = model_->architecture().info().vocab_size;
   while (true) {
     // The cursor is the sample counter: a resumed run reads on where the saved one stopped, and
     // ranks read neighbouring parts of one batch.
     const int64_t first = progress_.samples + comm_->rank() * micro;
-    const Samples samples = read_samples(context(), *dataset_, micro,
-                                         [&](int64_t i) { return sample_index(first + i); });
-    const models::Batch batch = make_batch(samples.ids, Tensor());
-    run_forward(batch, models::label_ids(context(), samples.labels, samples.ids, vocab));
+    const MicroBatch samples = read_samples(context(), *dataset_, micro,
+                                            [&](int64_t i) { return sample_index(first + i); });
+    run_forward(make_batch(samples), make_labels(samples.labels, samples.ids));
     run_backward();
     StepReport report = finish_micro_batch();
     if (report.skip_reason != SkipReason::kAccumulating) return report;
   }
 }
 
-double Engine::evaluate(const GptDataset& dataset, int64_t max_batches) {
+double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
   DS_CHECK(max_batches >= 0, Code::kInvalidArgument, "max_batches must be 0 or more, not ",
            max_batches);
@@ -102,19 +110,18 @@ double Engine::evaluate(const GptDataset& dataset, int64_t max_batches) {
 }
 
 // Sum of the losses of a batch, without dropout and without recording.
-double Engine::batch_loss(const GptDataset& dataset, int64_t first, int64_t count,
-                          int64_t& counted) {
-  const Samples samples =
+double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted) {
+  const MicroBatch samples =
       read_samples(context(), dataset, count, [&](int64_t i) { return first + i; });
-  const models::Batch batch = make_batch(samples.ids, Tensor());
-  const int64_t vocab = model_->architecture().info().vocab_size;
-  const Tensor labels = models::label_ids(context(), samples.labels, samples.ids, vocab);
+  const models::Batch batch = make_batch(samples);
+  const Tensor labels = make_labels(samples.labels, samples.ids);
   nn::TapeOptions options;
   options.record = false;
   options.training = false;
   nn::Tape tape(context(), model_->state(), options);
   const nn::Value logits = model_->architecture().logits(tape, batch, {});
-  const nn::Value mean = nn::cross_entropy(tape, logits, labels, vocab, counted);
+  const nn::Value mean =
+      nn::cross_entropy(tape, logits, labels, model_->architecture().info().outputs(), counted);
   return static_cast<double>(*mean.data.data<float>()) * static_cast<double>(counted);
 }
 

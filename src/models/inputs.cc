@@ -73,6 +73,48 @@ Tensor label_ids(const OpContext& ctx, const Tensor& labels, const Tensor& ids, 
   return convert(ctx, labels, "labels", vocab, true);
 }
 
+Tensor matching_ids(const OpContext& ctx, const Tensor& values, const Tensor& ids, const char* what,
+                    int64_t limit) {
+  check_same_shape(values, what, ids);
+  Tensor out = ctx.workspace(DType::kInt32, values.shape());
+  int32_t* const to = out.data<int32_t>();
+  each_integer(values, what, false, [&](int64_t r, int64_t c, int64_t value) {
+    DS_CHECK(value >= 0 && value < limit, Code::kInvalidArgument, what, "[", r, ", ", c, "] is ",
+             value, ", it must be in [0, ", limit, ")");
+    to[r * values.size(1) + c] = static_cast<int32_t>(value);
+  });
+  return out;
+}
+
+Tensor class_labels(const OpContext& ctx, const Tensor& labels, const Tensor& ids,
+                    int64_t classes) {
+  DS_CHECK(labels, Code::kInvalidArgument, "labels are missing");
+  const bool column = labels.dims() == 2 && labels.size(1) == 1;
+  DS_CHECK((labels.dims() == 1 || column) && labels.size(0) == ids.size(0), Code::kInvalidArgument,
+           "labels of a classification head must have shape [", ids.size(0), "], not ",
+           labels.shape().text());
+  const Tensor matrix = labels.contiguous() ? labels.view({ids.size(0), 1}) : labels;
+  DS_CHECK(matrix.dims() == 2, Code::kInvalidArgument, "labels must be packed");
+  return convert(ctx, matrix, "labels", classes, true).view({ids.size(0)});
+}
+
+Tensor segment_ids(const OpContext& ctx, const Tensor& segments, const Tensor& ids) {
+  return matching_ids(ctx, segments, ids, "segments", int64_t{1} << 31);
+}
+
+Tensor segment_positions(const OpContext& ctx, const Tensor& segments) {
+  const int64_t batch = segments.size(0), length = segments.size(1);
+  Tensor out = ctx.workspace(DType::kInt32, segments.shape());
+  for (int64_t b = 0; b < batch; ++b) {
+    const int32_t* const row = segments.data<int32_t>() + b * length;
+    int32_t* const to = out.data<int32_t>() + b * length;
+    for (int64_t t = 0; t < length; ++t) {
+      to[t] = t > 0 && row[t] == row[t - 1] ? to[t - 1] + 1 : 0;
+    }
+  }
+  return out;
+}
+
 Tensor position_ids(const OpContext& ctx, int64_t batch, int64_t length, int64_t first) {
   Tensor ids = ctx.workspace(DType::kInt32, {batch, length});
   for (int64_t i = 0; i < batch * length; ++i) {

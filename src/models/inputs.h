@@ -14,6 +14,18 @@ Tensor label_ids(const OpContext& ctx, const Tensor& labels, const Tensor& ids, 
 // first, first + 1, ... for every sequence of [batch, length].
 Tensor position_ids(const OpContext& ctx, int64_t batch, int64_t length, int64_t first);
 
+// int32 or int64 of the shape of `ids`, every value in [0, limit) -> int32. Errors name `what`.
+Tensor matching_ids(const OpContext& ctx, const Tensor& values, const Tensor& ids, const char* what,
+                    int64_t limit);
+
+// Labels of whole sequences: int32 or int64 [B] or [B, 1] -> int32 [B], in [0, classes) or ignored.
+Tensor class_labels(const OpContext& ctx, const Tensor& labels, const Tensor& ids, int64_t classes);
+
+// Numbers of the packed pieces: int32 or int64 of the shape of `ids` -> int32, not negative.
+Tensor segment_ids(const OpContext& ctx, const Tensor& segments, const Tensor& ids);
+// Positions that begin at 0 with each run of equal segment numbers.
+Tensor segment_positions(const OpContext& ctx, const Tensor& segments);
+
 // uint8, bool, int32 or int64 of the shape of `ids` -> uint8, nonzero = visible. No tensor stays
 // none.
 Tensor key_mask(const OpContext& ctx, const Tensor& mask, const Tensor& ids);

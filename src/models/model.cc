@@ -38,8 +38,8 @@ OpContext Model::context() {
   return {device_, pool_.get()};
 }
 
-Tensor Model::get(const std::string& name) const {
-  const Tensor master = state_->master(parameters().find(name));
+Tensor Model::get(const std::string& name) {
+  const Tensor master = state_->read_master(context(), parameters().find(name));
   Tensor copy = Tensor::empty(device_, DType::kFloat32, master.shape(), MemoryTag::kOther);
   if (copy.bytes() > 0) std::memcpy(copy.raw(), master.raw(), static_cast<size_t>(copy.bytes()));
   return copy;
@@ -50,11 +50,7 @@ void Model::set(const std::string& name, const Tensor& value) {
   check_tensor(value, name.c_str(), DType::kFloat32, parameters()[id].shape);
   DS_CHECK(value.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
   DS_CHECK(!step_open_, Code::kState, "weights cannot be set between forward and step");
-  const Tensor master = state_->master(id);
-  if (value.bytes() > 0) {
-    std::memcpy(master.raw(), value.raw(), static_cast<size_t>(value.bytes()));
-  }
-  state_->masters_changed(context());
+  state_->write_master(context(), id, value);
 }
 
 void Model::attach_engine() {

@@ -32,7 +32,7 @@ class Model {
   OpContext context();
 
   // Copies of whole master tensors.
-  Tensor get(const std::string& name) const;
+  Tensor get(const std::string& name);
   void set(const std::string& name, const Tensor& value);
 
   // Freezes or releases the parameters whose name (the model's, an alias or the one in files)

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/file.h"
-#include "checkpoint/reader.h"
+#include "models/saved_model.h"
 
 namespace ds::models {
 namespace {
@@ -76,28 +76,6 @@ std::shared_ptr<Model> open_hugging_face(const fs::path& folder, const OpenOptio
   return model;
 }
 
-CheckpointReader open_checkpoint(const fs::path& folder) {
-  if (fs::exists(folder / kManifestFile)) return CheckpointReader::open_folder(folder);
-  return std::move(open_latest_valid(folder).reader);
-}
-
-std::shared_ptr<Model> open_saved(const fs::path& folder) {
-  const CheckpointReader reader = open_checkpoint(folder);
-  auto model = std::make_shared<Model>(reader.state_json(kModelConfigState));
-  for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-    const nn::Parameter& p = model->parameters()[id];
-    const TensorRecord& tensor = reader.tensor(p.name, TensorKind::kMaster);
-    const Shape saved(tensor.meta.shape);
-    DS_CHECK(saved == p.shape && tensor.meta.dtype == DType::kFloat32, Code::kCorrupt,
-             "the checkpoint holds ", p.name, " as ", dtype_name(tensor.meta.dtype), " ",
-             saved.text(), ", its model configuration asks for float32 ", p.shape.text());
-    const Tensor master = model->state().master(id);
-    reader.read(tensor,
-                {static_cast<std::byte*>(master.raw()), static_cast<size_t>(master.bytes())});
-  }
-  return model;
-}
-
 void check_folder(const fs::path& folder) {
   std::error_code error;
   DS_CHECK(fs::is_directory(folder, error), Code::kNotFound, "there is no folder ",
@@ -112,7 +90,7 @@ std::shared_ptr<Model> open_model(const fs::path& folder, const OpenOptions& opt
   DS_CHECK(options.config_changes.empty() && !options.head_seed, Code::kInvalidArgument,
            printable(folder.string(), 300),
            " holds no config.json: a checkpoint is opened as it was saved");
-  return open_saved(folder);
+  return open_saved_model(folder);
 }
 
 TokenizerPtr open_tokenizer(const fs::path& path) {

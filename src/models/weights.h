@@ -12,10 +12,6 @@
 
 namespace ds::models {
 
-// Names under which a checkpoint keeps what generation needs.
-inline constexpr const char* kModelConfigState = "model_config";
-inline constexpr const char* kTokenizerState = "tokenizer";
-
 struct OpenOptions {
   // Members that replace those of config.json: {"architectures": ["BertForMaskedLM"]}.
   Json config_changes = Json::object();

@@ -33,4 +33,11 @@ int64_t dtype_size(DType dtype) noexcept { return info(dtype).size; }
 std::string_view dtype_name(DType dtype) noexcept { return info(dtype).name; }
 bool dtype_is_floating(DType dtype) noexcept { return info(dtype).floating; }
 
+std::optional<DType> dtype_named(std::string_view name) noexcept {
+  for (int32_t code = 1; is_dtype(code); ++code) {
+    if (dtype_name(static_cast<DType>(code)) == name) return static_cast<DType>(code);
+  }
+  return std::nullopt;
+}
+
 }  // namespace ds

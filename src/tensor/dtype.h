@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace ds {
@@ -25,6 +26,7 @@ enum class DType : int32_t {
 bool is_dtype(int32_t code) noexcept;
 int64_t dtype_size(DType dtype) noexcept;           // bytes per element
 std::string_view dtype_name(DType dtype) noexcept;  // "float32", ...
+std::optional<DType> dtype_named(std::string_view name) noexcept;
 bool dtype_is_floating(DType dtype) noexcept;
 
 }  // namespace ds

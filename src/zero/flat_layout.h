@@ -16,24 +16,20 @@ struct FlatRange {
   int64_t elements() const { return end - begin; }
 };
 
-// Parameters that share hyperparameters lie together, so an update is one pass over a range.
-struct ParameterGroup {
-  FlatRange range;
-  bool decays = false;
-  bool trainable = true;
-};
-
 class FlatLayout {
  public:
   // Each parameter begins at a multiple of kAlign elements; gaps are zeros and stay zeros.
   static constexpr int64_t kAlign = 32;
 
+  // Trainable parameters come first, and those that share a group and decay alike lie together, so
+  // that an update is one pass over a long range.
   explicit FlatLayout(const nn::ParameterSet& parameters);
 
   int64_t elements() const { return elements_; }                      // all parameters, padded
   int64_t trainable_elements() const { return trainable_elements_; }  // the first so many
-  std::span<const ParameterGroup> groups() const { return groups_; }
   FlatRange range(nn::ParamId id) const { return ranges_[static_cast<size_t>(id)]; }
+  // Parameters in the order of the flat space.
+  std::span<const nn::ParamId> order() const { return order_; }
   // The parameter that owns a flat index, kNoParam for padding.
   nn::ParamId parameter_at(int64_t index) const;
 
@@ -42,7 +38,7 @@ class FlatLayout {
 
  private:
   std::vector<FlatRange> ranges_;
-  std::vector<ParameterGroup> groups_;
+  std::vector<nn::ParamId> order_;
   int64_t elements_ = 0;
   int64_t trainable_elements_ = 0;
 };

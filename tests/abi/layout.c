@@ -15,6 +15,21 @@ OFFSET(ds_store, user_data, 8);
 OFFSET(ds_store, put, 16);
 OFFSET(ds_store, get, 24);
 
+SIZE(ds_parameter, 80);
+OFFSET(ds_parameter, struct_size, 0);
+OFFSET(ds_parameter, name, 8);
+OFFSET(ds_parameter, shape, 16);
+OFFSET(ds_parameter, value, 24);
+OFFSET(ds_parameter, group, 32);
+OFFSET(ds_parameter, alias, 40);
+OFFSET(ds_parameter, ndim, 48);
+OFFSET(ds_parameter, dtype, 52);
+OFFSET(ds_parameter, lend, 56);
+OFFSET(ds_parameter, frozen, 60);
+OFFSET(ds_parameter, no_decay, 64);
+OFFSET(ds_parameter, has_expert, 68);
+OFFSET(ds_parameter, expert, 72);
+
 SIZE(ds_generate_options, 56);
 OFFSET(ds_generate_options, struct_size, 0);
 OFFSET(ds_generate_options, max_tokens, 8);

@@ -291,6 +291,11 @@ std::vector<Call> dataset_calls() {
        [](const Arguments& a) {
          return ds_dataset_sample(p<ds_dataset>(a, 0), 3, p<ds_tensor*>(a, 1));
        }},
+      {"ds_dataset_field",
+       {in(kDataset, "dataset"), text("field", "labels"), out(kTensor, "out_values")},
+       [](const Arguments& a) {
+         return ds_dataset_field(p<ds_dataset>(a, 0), 3, s(a, 1), p<ds_tensor*>(a, 2));
+       }},
   };
 }
 
@@ -303,9 +308,26 @@ std::vector<Call> model_calls() {
        {text("folder", "{dir}/saved"), out(kModel, "out_model")},
        [](const Arguments& a) { return ds_model_open(s(a, 0), p<ds_model*>(a, 1)); },
        [](World& world, Arguments&) { save_checkpoint(world); }},
+      {"ds_model_open_with",
+       {text("folder", "{dir}/exported"), out(kModel, "out_model")},
+       [](const Arguments& a) {
+         return ds_model_open_with(s(a, 0), R"({"attn_pdrop": 0.0})", -1, p<ds_model*>(a, 1));
+       },
+       [](World& world, Arguments&) {
+         const std::string folder = world.folder.file("exported");
+         EXPECT_DS_OK(ds_model_export(world.model, folder.c_str(), DS_FLOAT32));
+       }},
       {"ds_model_export",
        {in(kModel, "model"), text("folder", "{dir}/exported")},
        [](const Arguments& a) { return ds_model_export(p<ds_model>(a, 0), s(a, 1), DS_FLOAT32); }},
+      {"ds_model_export_sharded",
+       {in(kModel, "model"), text("folder", "{dir}/sharded")},
+       [](const Arguments& a) {
+         return ds_model_export_sharded(p<ds_model>(a, 0), s(a, 1), DS_BFLOAT16, 4096);
+       }},
+      {"ds_model_save",
+       {in(kModel, "model"), text("folder", "{dir}/weights")},
+       [](const Arguments& a) { return ds_model_save(p<ds_model>(a, 0), s(a, 1), nullptr); }},
       {"ds_model_config",
        {in(kModel, "model"), out_text("out_json")},
        [](const Arguments& a) { return ds_model_config(p<ds_model>(a, 0), p<char*>(a, 1)); }},
@@ -363,6 +385,150 @@ std::vector<Call> model_calls() {
   };
 }
 
+// Adapters and freezing need a model without an engine.
+void end_engine(World& world, Arguments&) {
+  ds_engine_destroy(world.engine);
+  world.engine = nullptr;
+}
+
+constexpr char kLora[] = R"({"r": 2, "target_modules": ["c_attn"]})";
+
+std::vector<Call> parameter_calls() {
+  return {
+      {"ds_model_create_from_parameters",
+       {pointer("parameters"), out(kModel, "out_model")},
+       [](const Arguments& a) {
+         return ds_model_create_from_parameters(p<ds_parameter>(a, 0), 1, p<ds_model*>(a, 1));
+       },
+       [](World& world, Arguments& a) {
+         static ds_parameter parameter;
+         parameter = {};
+         parameter.struct_size = sizeof(parameter);
+         parameter.name = "w";
+         parameter.value = world.tensor;
+         a[0] = &parameter;
+       }},
+      {"ds_model_view_tensor",
+       {in(kModel, "model"), text("name", kParameter), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_model_view_tensor(p<ds_model>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
+       }},
+      {"ds_model_tensor_info",
+       {in(kModel, "model"), text("name", kParameter), out_text("out_json")},
+       [](const Arguments& a) {
+         return ds_model_tensor_info(p<ds_model>(a, 0), s(a, 1), p<char*>(a, 2));
+       }},
+      {"ds_model_set_trainable",
+       {in(kModel, "model"), text("pattern", "ln_*")},
+       [](const Arguments& a) { return ds_model_set_trainable(p<ds_model>(a, 0), s(a, 1), 0); },
+       end_engine},
+      {"ds_model_add_lora",
+       {in(kModel, "model"), text("options_json", kLora)},
+       [](const Arguments& a) { return ds_model_add_lora(p<ds_model>(a, 0), s(a, 1)); },
+       end_engine},
+      {"ds_model_merge_lora",
+       {in(kModel, "model")},
+       [](const Arguments& a) { return ds_model_merge_lora(p<ds_model>(a, 0)); },
+       [](World& world, Arguments& a) {
+         end_engine(world, a);
+         EXPECT_DS_OK(ds_model_add_lora(world.model, kLora));
+       }},
+      {"ds_model_save_adapter",
+       {in(kModel, "model"), text("folder", "{dir}/adapter")},
+       [](const Arguments& a) {
+         return ds_model_save_adapter(p<ds_model>(a, 0), s(a, 1), DS_FLOAT32);
+       },
+       [](World& world, Arguments& a) {
+         end_engine(world, a);
+         EXPECT_DS_OK(ds_model_add_lora(world.model, kLora));
+       }},
+      {"ds_model_load_adapter",
+       {in(kModel, "model"), text("folder", "{dir}/adapter")},
+       [](const Arguments& a) { return ds_model_load_adapter(p<ds_model>(a, 0), s(a, 1)); },
+       [](World& world, Arguments& a) {
+         end_engine(world, a);
+         EXPECT_DS_OK(ds_model_add_lora(world.model, kLora));
+         const std::string folder = world.folder.file("adapter");
+         EXPECT_DS_OK(ds_model_save_adapter(world.model, folder.c_str(), DS_FLOAT32));
+         EXPECT_DS_OK(ds_model_merge_lora(world.model));
+       }},
+      {"ds_model_hidden_states",
+       {in(kModel, "model"), in(kTensor, "ids"), maybe(kTensor, "attention_mask"),
+        out(kTensor, "out_states")},
+       [](const Arguments& a) {
+         return ds_model_hidden_states(p<ds_model>(a, 0), p<ds_tensor>(a, 1), p<ds_tensor>(a, 2),
+                                       nullptr, p<ds_tensor*>(a, 3));
+       },
+       [](World& world, Arguments& a) {
+         a[1] = world.ids;
+         a[2] = world.ids;
+       }},
+  };
+}
+
+// A tensor that fits as a gradient of kParameter.
+void take_parameter(World& world) {
+  ds_tensor_destroy(world.tensor);
+  EXPECT_DS_OK(ds_model_get_tensor(world.model, kParameter, &world.tensor));
+}
+
+std::vector<Call> gradient_calls() {
+  return {
+      {"ds_engine_add_gradient",
+       {in(kEngine, "engine"), text("name", kParameter), in(kTensor, "gradient")},
+       [](const Arguments& a) {
+         return ds_engine_add_gradient(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor>(a, 2));
+       },
+       [](World& world, Arguments& a) {
+         take_parameter(world);
+         a[2] = world.tensor;
+       }},
+      {"ds_engine_add_gradients",
+       {in(kEngine, "engine"), pointer("gradients")},
+       [](const Arguments& a) {
+         const int64_t index = 0;
+         return ds_engine_add_gradients(p<ds_engine>(a, 0), &index, p<ds_tensor*>(a, 1), 1);
+       },
+       [](World& world, Arguments& a) {
+         static ds_tensor* gradient;
+         char* name = nullptr;
+         EXPECT_DS_OK(ds_model_tensor_name(world.model, 0, &name));
+         ds_tensor_destroy(world.tensor);
+         EXPECT_DS_OK(ds_model_get_tensor(world.model, name, &world.tensor));
+         ds_string_free(name);
+         gradient = world.tensor;
+         a[1] = &gradient;
+       }},
+      {"ds_engine_set_gradient",
+       {in(kEngine, "engine"), text("name", kParameter), in(kTensor, "gradient")},
+       [](const Arguments& a) {
+         return ds_engine_set_gradient(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor>(a, 2));
+       },
+       [](World& world, Arguments& a) {
+         take_parameter(world);
+         a[2] = world.tensor;
+       }},
+      {"ds_engine_gradient_view",
+       {in(kEngine, "engine"), text("name", kParameter), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_engine_gradient_view(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
+       }},
+      {"ds_engine_discard_gradients",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_discard_gradients(p<ds_engine>(a, 0)); }},
+      {"ds_engine_loss_scale",
+       {in(kEngine, "engine"), out("out_scale")},
+       [](const Arguments& a) {
+         return ds_engine_loss_scale(p<ds_engine>(a, 0), p<double>(a, 1));
+       }},
+      {"ds_engine_get_gradient",
+       {in(kEngine, "engine"), text("name", kParameter), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_engine_get_gradient(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
+       }},
+  };
+}
+
 std::vector<Call> engine_calls() {
   return {
       {"ds_engine_create",
@@ -377,7 +543,7 @@ std::vector<Call> engine_calls() {
        }},
       {"ds_engine_forward",
        {in(kEngine, "engine"), in(kTensor, "inputs[0]"), in(kTensor, "inputs[1]"),
-        in(kTensor, "inputs[2]"), out(kTensor, "out_loss")},
+        maybe(kTensor, "inputs[2]"), out(kTensor, "out_loss")},
        [](const Arguments& a) {
          ds_tensor* const inputs[] = {p<ds_tensor>(a, 1), p<ds_tensor>(a, 2), p<ds_tensor>(a, 3)};
          return ds_engine_forward(p<ds_engine>(a, 0), inputs, 3, p<ds_tensor*>(a, 4));
@@ -450,11 +616,6 @@ std::vector<Call> engine_calls() {
       {"ds_engine_samples",
        {in(kEngine, "engine"), out("out_samples")},
        [](const Arguments& a) { return ds_engine_samples(p<ds_engine>(a, 0), p<int64_t>(a, 1)); }},
-      {"ds_engine_get_gradient",
-       {in(kEngine, "engine"), text("name", kParameter), out(kTensor, "out_tensor")},
-       [](const Arguments& a) {
-         return ds_engine_get_gradient(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
-       }},
   };
 }
 
@@ -471,6 +632,21 @@ std::vector<Call> optimizer_and_checkpoint_calls() {
       {"ds_optimizer_set_lr",
        {in(kOptimizer, "optimizer")},
        [](const Arguments& a) { return ds_optimizer_set_lr(p<ds_optimizer>(a, 0), 1e-4); }},
+      {"ds_optimizer_rate_count",
+       {in(kOptimizer, "optimizer"), out("out_count")},
+       [](const Arguments& a) {
+         return ds_optimizer_rate_count(p<ds_optimizer>(a, 0), p<int64_t>(a, 1));
+       }},
+      {"ds_optimizer_rate",
+       {in(kOptimizer, "optimizer"), out("out_lr")},
+       [](const Arguments& a) {
+         return ds_optimizer_rate(p<ds_optimizer>(a, 0), 0, p<double>(a, 1));
+       }},
+      {"ds_optimizer_state_names",
+       {in(kOptimizer, "optimizer"), text("name", kParameter), out_text("out_json")},
+       [](const Arguments& a) {
+         return ds_optimizer_state_names(p<ds_optimizer>(a, 0), s(a, 1), p<char*>(a, 2));
+       }},
       {"ds_optimizer_get_state",
        {in(kOptimizer, "optimizer"), text("name", kParameter), text("state", "exp_avg"),
         out(kTensor, "out_tensor")},
@@ -513,9 +689,9 @@ std::string expanded(std::string value, const World& world) {
 const std::vector<Call>& all_calls() {
   static const std::vector<Call> calls = [] {
     std::vector<Call> all;
-    for (const auto& part :
-         {library_calls(), tensor_calls(), comm_calls(), tokenizer_calls(), dataset_calls(),
-          model_calls(), engine_calls(), optimizer_and_checkpoint_calls()}) {
+    for (const auto& part : {library_calls(), tensor_calls(), comm_calls(), tokenizer_calls(),
+                             dataset_calls(), model_calls(), parameter_calls(), gradient_calls(),
+                             engine_calls(), optimizer_and_checkpoint_calls()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

@@ -13,6 +13,8 @@
 #include <thread>
 
 #include "base/file.h"
+#include "data/corpus.h"
+#include "data/gpt_dataset.h"
 
 namespace ds {
 namespace {
@@ -162,7 +164,7 @@ TEST(Engine, ResumesInTheMiddleOfAccumulation) {
   const Json config = with(base_config(), {{"gradient_accumulation_steps", 3}});
   const std::vector<int64_t> ids{1, 2, 3, 4, 5, 6, 7, 8}, labels{2, 3, 4, 5, 6, 7, 8, -100};
   const auto micro = [&](Engine& engine) {
-    const Tensor loss = engine.forward(ids_tensor(ids, 2), ids_tensor(labels, 2), {});
+    const Tensor loss = engine.forward({ids_tensor(ids, 2), ids_tensor(labels, 2), {}, {}, {}});
     engine.backward(loss);
     return engine.step();
   };
@@ -238,7 +240,7 @@ TEST(Engine, SkipsAStepWithANonFiniteGradientAndNamesTheTensor) {
     engine->model()->set("h.1.mlp.c_fc.bias", bias);
     const std::vector<float> before = weights(*engine);
     const auto moments = flat(engine->optimizer_state("wte.weight", "exp_avg"));
-    const double lr = engine->lr();
+    const double lr = engine->rates().front();
 
     const StepReport report = engine->train_batch();
     EXPECT_FALSE(report.applied);
@@ -248,7 +250,7 @@ TEST(Engine, SkipsAStepWithANonFiniteGradientAndNamesTheTensor) {
     EXPECT_EQ(report.progress.steps, 2);
     EXPECT_EQ(report.progress.skipped, 1);
     EXPECT_EQ(engine->optimizer_steps(), 1);
-    EXPECT_EQ(engine->lr(), lr);
+    EXPECT_EQ(engine->rates().front(), lr);
     EXPECT_TRUE(same_bits(weights(*engine), before));
     EXPECT_TRUE(same_bits(flat(engine->optimizer_state("wte.weight", "exp_avg")), moments));
 
@@ -293,8 +295,8 @@ TEST(Engine, OrderOfCallsIsChecked) {
   const Tensor ids = ids_tensor({1, 2, 3, 4}, 1), labels = ids_tensor({2, 3, 4, 5}, 1);
   error_of(Code::kState, [&] { engine->step(); });
   error_of(Code::kState, [&] { engine->backward(Tensor()); });
-  const Tensor loss = engine->forward(ids, labels, {});
-  error_of(Code::kState, [&] { engine->forward(ids, labels, {}); });
+  const Tensor loss = engine->forward({ids, labels, {}, {}, {}});
+  error_of(Code::kState, [&] { engine->forward({ids, labels, {}, {}, {}}); });
   error_of(Code::kState, [&] { engine->train_batch(); });
   error_of(Code::kState, [&] { engine->step(); });
   error_of(Code::kState, [&] { engine->save("unused", "x"); });
@@ -303,7 +305,7 @@ TEST(Engine, OrderOfCallsIsChecked) {
            [&] { engine->model()->set("ln_f.bias", engine->model()->get("ln_f.bias")); });
   engine->backward(loss);
   error_of(Code::kState, [&] { engine->backward(loss); });
-  error_of(Code::kState, [&] { engine->forward(ids, labels, {}); });
+  error_of(Code::kState, [&] { engine->forward({ids, labels, {}, {}, {}}); });
   EXPECT_EQ(engine->step().skip_reason, SkipReason::kAccumulating);
   EXPECT_THAT(error_of(Code::kState,
                        [&] { Engine second(dump_json(base_config()), engine->model(), nullptr); }),
@@ -314,7 +316,7 @@ TEST(Engine, BadBatchesAreRefusedAndLeaveTheEngineUsable) {
   const auto engine = make_engine(base_config());
   const Tensor good = ids_tensor({1, 2, 3, 4}, 2);
   const auto refused = [&](const Tensor& ids, const Tensor& labels, const Tensor& mask = {}) {
-    return error_of(Code::kInvalidArgument, [&] { engine->forward(ids, labels, mask); });
+    return error_of(Code::kInvalidArgument, [&] { engine->forward({ids, labels, mask, {}, {}}); });
   };
   EXPECT_THAT(refused(ids_tensor({1, 2, 3, 61}, 2), good), HasSubstr("token ids[1, 1] is 61"));
   EXPECT_THAT(refused(ids_tensor({1, -1, 3, 6}, 2), good), HasSubstr("-1"));
@@ -327,8 +329,8 @@ TEST(Engine, BadBatchesAreRefusedAndLeaveTheEngineUsable) {
 
 TEST(Engine, NoCountedLabelsGiveNoGradient) {
   const auto engine = make_engine(with(base_config(), {{"gradient_accumulation_steps", 1}}));
-  const Tensor loss =
-      engine->forward(ids_tensor({1, 2, 3, 4}, 2), ids_tensor({-100, -100, -100, -100}, 2), {});
+  const Tensor loss = engine->forward(
+      {ids_tensor({1, 2, 3, 4}, 2), ids_tensor({-100, -100, -100, -100}, 2), {}, {}, {}});
   EXPECT_EQ(*loss.data<float>(), 0);
   engine->backward(loss);
   const StepReport report = engine->step();

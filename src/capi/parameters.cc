@@ -1,0 +1,156 @@
+// Models made of the caller's own parameters, and what callers ask about single parameters.
+#include <vector>
+
+#include "base/json.h"
+#include "capi/args.h"
+#include "capi/fence.h"
+#include "capi/model_object.h"
+#include "capi/tensor_object.h"
+#include "ops/elementwise.h"
+
+namespace ds::capi {
+namespace {
+
+static_assert(sizeof(ds_parameter) == 80);
+
+constexpr int64_t kMaxParameters = int64_t{1} << 30;
+
+bool is_weight_type(DType type) {
+  return type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16;
+}
+
+// One element of the caller's array, checked.
+struct OwnParameter {
+  nn::Parameter parameter;
+  Tensor value;
+  bool lend = false;
+};
+
+OwnParameter read_parameter(const ds_parameter* given, const std::string& where) {
+  const ds_parameter in = struct_param(given, where.c_str());
+  OwnParameter out;
+  nn::Parameter& p = out.parameter;
+  p.name = utf8_param(in.name, (where + ".name").c_str());
+  DS_CHECK(!p.name.empty(), Code::kInvalidArgument, where, ".name is empty");
+  if (in.value != nullptr) {
+    out.value = enter(in.value, (where + ".value").c_str(), Entry::kShared)->tensor;
+  }
+  DS_CHECK(in.shape != nullptr || in.ndim == 0, Code::kInvalidArgument, where,
+           ".shape is NULL and ndim ", in.ndim);
+  const bool shape_of_value = out.value && in.shape == nullptr && in.ndim == 0;
+  p.shape = shape_of_value ? out.value.shape() : shape_param(in.shape, in.ndim);
+  p.dtype = out.value ? out.value.dtype() : DType::kFloat32;
+  if (in.dtype != 0) p.dtype = dtype_param(in.dtype, (where + ".dtype").c_str());
+  DS_CHECK(is_weight_type(p.dtype), Code::kUnsupported, where, " (", printable(p.name), ") is ",
+           dtype_name(p.dtype), "; parameters are float32, bfloat16 or float16");
+  p.trainable = in.frozen == 0;
+  p.decays = in.no_decay == 0;
+  if (in.group != nullptr) p.group = utf8_param(in.group, (where + ".group").c_str());
+  if (in.alias != nullptr) p.aliases.emplace_back(utf8_param(in.alias, (where + ".alias").c_str()));
+  if (in.has_expert != 0) {
+    DS_CHECK(in.expert >= 0 && in.expert <= INT32_MAX, Code::kInvalidArgument, where,
+             ".expert is out of range: ", in.expert);
+    p.expert = in.expert;
+  }
+  out.lend = in.lend != 0;
+  if (out.value) {
+    DS_CHECK(out.value.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported, where,
+             ".value must lie in host memory");
+    DS_CHECK(is_weight_type(out.value.dtype()), Code::kUnsupported, where, ".value is ",
+             dtype_name(out.value.dtype()), "; float32, bfloat16 or float16 are needed");
+    DS_CHECK(out.value.shape() == p.shape, Code::kInvalidArgument, where, ".value has shape ",
+             out.value.shape().text(), ", the parameter ", p.shape.text());
+  }
+  if (out.lend) {
+    DS_CHECK(out.value, Code::kInvalidArgument, where, " lends no value");
+    DS_CHECK(out.value.contiguous(), Code::kUnsupported, where,
+             ".value is lent and must be packed row-major");
+    DS_CHECK(!out.value.storage()->read_only(), Code::kInvalidArgument, where,
+             ".value is lent and read-only");
+    DS_CHECK(p.dtype == out.value.dtype(), Code::kInvalidArgument, where, ".dtype is ",
+             dtype_name(p.dtype), ", the lent value is ", dtype_name(out.value.dtype()));
+  }
+  return out;
+}
+
+std::vector<OwnParameter> read_parameters(const ds_parameter* parameters, int64_t count) {
+  DS_CHECK(parameters != nullptr, Code::kInvalidArgument, "parameters is NULL");
+  DS_CHECK(count >= 1 && count <= kMaxParameters, Code::kInvalidArgument, "count is ", count,
+           "; 1 to ", kMaxParameters, " parameters are possible");
+  // The caller's header says how long an element is.
+  const int64_t stride = checked_struct_size(parameters, "parameters[0]");
+  std::vector<OwnParameter> out;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto* const at = reinterpret_cast<const ds_parameter*>(
+        reinterpret_cast<const char*>(parameters) + i * stride);
+    const std::string where = str_cat("parameters[", i, "]");
+    DS_CHECK(checked_struct_size(at, where.c_str()) == stride, Code::kInvalidArgument, where,
+             ".struct_size is ", at->struct_size, ", that of the first element is ", stride);
+    out.push_back(read_parameter(at, where));
+  }
+  return out;
+}
+
+std::shared_ptr<models::Model> make_model(std::vector<OwnParameter> own) {
+  nn::ParameterSet set;
+  for (const OwnParameter& p : own) set.add(p.parameter);
+  auto model = models::Model::from_parameters(std::move(set));
+  const OpContext ctx = model->context();
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto id = static_cast<nn::ParamId>(i);
+    if (own[i].value) {
+      Tensor master = model->state().master(id);
+      ops::cast(ctx, own[i].value, master);
+    }
+    if (own[i].lend) model->state().lend(id, own[i].value);
+  }
+  return model;
+}
+
+}  // namespace
+}  // namespace ds::capi
+
+using namespace ds;        // NOLINT: this file defines the C functions of this namespace
+using namespace ds::capi;  // NOLINT
+
+ds_status ds_model_create_from_parameters(const ds_parameter* parameters, int64_t count,
+                                          ds_model** out_model) {
+  return guard(__func__, [&] {
+    ds_model*& out = out_param(out_model, "out_model");
+    out = publish<ds_model>(
+        std::make_shared<ModelObject>(make_model(read_parameters(parameters, count))));
+  });
+}
+
+ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** out_tensor) {
+  return guard(__func__, [&] {
+    const UsedModel used(model, "model");
+    ds_tensor*& out = out_param(out_tensor, "out_tensor");
+    const nn::ParamId id = used->parameters().find(std::string(utf8_param(name, "name")));
+    zero::ParameterState& state = used->state();
+    // A program that registered float32 keeps seeing float32, whatever the engine's precision.
+    const bool master =
+        !used->has_architecture() && used->parameters()[id].dtype == DType::kFloat32;
+    DS_CHECK(
+        !master || state.masters(), Code::kUnsupported,
+        "split masters leave no float32 memory to look at; register the parameter as bfloat16");
+    out = publish_tensor(master ? state.master(id) : state.model_view(id));
+  });
+}
+
+ds_status ds_model_tensor_info(const ds_model* model, const char* name, char** out_json) {
+  return guard(__func__, [&] {
+    const auto object = look_up(model, "model");
+    char*& out = out_param(out_json, "out_json");
+    const nn::ParameterSet& parameters = object->model->parameters();
+    const nn::Parameter& p = parameters[parameters.find(std::string(utf8_param(name, "name")))];
+    Json info = Json::object();
+    info["name"] = p.name;
+    info["shape"] = std::vector<int64_t>(p.shape.sizes().begin(), p.shape.sizes().end());
+    info["trainable"] = p.trainable;
+    info["decays"] = p.decays;
+    info["group"] = p.group;
+    info["aliases"] = p.aliases;
+    out = make_c_string(dump_json(info));
+  });
+}

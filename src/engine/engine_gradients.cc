@@ -1,0 +1,102 @@
+// Gradients that the caller computed: added, replaced, read, or written in place.
+#include <cstring>
+
+#include "engine/engine.h"
+#include "ops/elementwise.h"
+
+namespace ds {
+namespace {
+
+void check_gradient(const Tensor& gradient, const nn::Parameter& parameter) {
+  DS_CHECK(gradient, Code::kInvalidArgument, "the gradient of ", parameter.name, " is missing");
+  const DType type = gradient.dtype();
+  DS_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16,
+           Code::kInvalidArgument, "the gradient of ", parameter.name,
+           " must be float32, bfloat16 or float16, not ", dtype_name(type));
+  DS_CHECK(gradient.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported,
+           "the gradient of ", parameter.name, " must lie in host memory");
+  DS_CHECK(gradient.shape() == parameter.shape, Code::kInvalidArgument, "the gradient of ",
+           parameter.name, " has shape ", gradient.shape().text(), ", the parameter ",
+           parameter.shape.text());
+}
+
+// Operators read packed tensors; a caller's may be strided.
+Tensor packed(const OpContext& ctx, const Tensor& x) {
+  if (x.contiguous()) return x;
+  Tensor copy = ctx.workspace(x.dtype(), x.shape());
+  ops::cast(ctx, x, copy);
+  return copy;
+}
+
+}  // namespace
+
+void Engine::check_gradients_open() const {
+  DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
+           "a forward waits for its backward; gradients can be given after it");
+}
+
+nn::ParamId Engine::trainable(const std::string& name) const {
+  const nn::ParamId id = model_->parameters().find(name);
+  DS_CHECK(model_->parameters()[id].trainable, Code::kNotFound, printable(name),
+           " is frozen: it has no gradient and no optimizer state");
+  return id;
+}
+
+void Engine::add_gradients(std::span<const int64_t> indices, std::span<const Tensor> gradients) {
+  check_gradients_open();
+  const models::Model::Use use(*model_);
+  const nn::ParameterSet& parameters = model_->parameters();
+  const auto id_at = [&](size_t i) {
+    const int64_t index = indices.empty() ? static_cast<int64_t>(i) : indices[i];
+    DS_CHECK(index >= 0 && index < parameters.size(), Code::kInvalidArgument, "gradient ", i,
+             " is for parameter ", index, "; the model has ", parameters.size());
+    return static_cast<nn::ParamId>(index);
+  };
+  // All are checked before the first is added.
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const nn::Parameter& p = parameters[id_at(i)];
+    DS_CHECK(p.trainable, Code::kInvalidArgument, p.name, " is frozen: it takes no gradient");
+    check_gradient(gradients[i], p);
+  }
+  begin_step_clock();
+  const OpContext ctx = context();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    Tensor sum = model_->state().gradient_view(id_at(i));
+    ops::accumulate(ctx, packed(ctx, gradients[i]), 1.0f, sum);
+  }
+  if (gradients.empty()) return;
+  phase_ = Phase::kBackwardDone;
+  model_->set_step_open(true);
+}
+
+void Engine::set_gradient(const std::string& name, const Tensor& value) {
+  check_gradients_open();
+  const models::Model::Use use(*model_);
+  const nn::ParamId id = trainable(name);
+  check_gradient(value, model_->parameters()[id]);
+  begin_step_clock();
+  Tensor target = model_->state().gradient_view(id);
+  ops::cast(context(), value, target);
+  phase_ = Phase::kBackwardDone;
+  model_->set_step_open(true);
+}
+
+Tensor Engine::gradient(const std::string& name) {
+  const models::Model::Use use(*model_);
+  const nn::ParamId id = trainable(name);
+  const Tensor source = model_->state().gradient_view(id);
+  Tensor copy = Tensor::empty(model_->device(), DType::kFloat32, source.shape(), MemoryTag::kOther);
+  ops::cast(context(), source, copy);
+  return copy;
+}
+
+Tensor Engine::gradient_view(const std::string& name) {
+  return model_->state().gradient_view(trainable(name));
+}
+
+void Engine::discard_gradients() {
+  const models::Model::Use use(*model_);
+  drop_open_step();
+}
+
+}  // namespace ds

@@ -1,0 +1,57 @@
+// What training tells the outside world after each step: monitors, and lines in the log.
+#include <array>
+#include <filesystem>
+
+#include "base/log.h"
+#include "engine/engine.h"
+#include "engine/monitors.h"
+
+namespace ds {
+namespace {
+
+constexpr std::array kPhases = {"forward", "backward", "step"};
+
+}  // namespace
+
+std::unique_ptr<MonitorSet> make_monitors(const Config& config) {
+  const auto options = [](const MonitorConfig& monitor) {
+    return MonitorOptions{monitor.enabled, monitor.output_path, monitor.job_name};
+  };
+  MonitorSetOptions all;
+  all.tensorboard = options(config.tensorboard);
+  all.csv = options(config.csv_monitor);
+  if (config.jsonl_monitor.enabled) {
+    const std::filesystem::path folder = monitor_folder(options(config.jsonl_monitor), "jsonl");
+    all.json_lines = {true, (folder / "metrics.jsonl").string()};
+  }
+  return std::make_unique<MonitorSet>(all);
+}
+
+void Engine::write_metrics(const StepReport& report) {
+  const auto add = [](std::vector<Metric>& to, const char* tag, double value) {
+    to.push_back({tag, value});
+  };
+  if (!monitors_->empty()) {
+    std::vector<Metric> metrics;
+    add(metrics, "Train/Samples/train_loss", report.loss);
+    add(metrics, "Train/Samples/lr", report.lr);
+    add(metrics, "Train/Samples/loss_scale", report.loss_scale);
+    for (const char* phase : kPhases) {
+      if (!timers_.has(phase)) continue;
+      metrics.push_back(
+          {str_cat("Train/Samples/elapsed_time_ms_", phase), timers_.elapsed(phase) * 1e3});
+    }
+    monitors_->write(report.progress.samples, metrics);
+  }
+  const bool print = config_.steps_per_print && *config_.steps_per_print > 0 &&
+                     report.progress.steps % *config_.steps_per_print == 0;
+  if (print) {
+    log_info("engine", "step ", report.progress.steps, ", skipped ", report.progress.skipped,
+             ", loss ", report.loss, ", lr ", report.lr, ", gradient norm ", report.grad_norm);
+    if (config_.wall_clock_breakdown) log_info("engine", timers_.line());
+    if (config_.memory_breakdown) log_info("engine", format_memory_report(*model_->device()));
+  }
+  timers_.reset();
+}
+
+}  // namespace ds

@@ -1,0 +1,185 @@
+#include "engine/updater.h"
+
+#include <cmath>
+
+#include "ops/reduce.h"
+#include "optim/clip.h"
+#include "optim/groups.h"
+
+namespace ds {
+namespace {
+
+std::vector<optim::TensorPlace> find_places(const OptimizerConfig& config,
+                                            const zero::ParameterState& state) {
+  const nn::ParameterSet& parameters = state.parameters();
+  const std::vector<int32_t> groups = optim::assign_groups(config, parameters);
+  std::vector<optim::TensorPlace> places;
+  for (const nn::ParamId id : state.layout().order()) {
+    const nn::Parameter& p = parameters[id];
+    if (!p.trainable) continue;
+    const zero::FlatRange range = state.layout().range(id);
+    places.push_back(
+        {p.name, p.shape, range.begin, range.end, groups[static_cast<size_t>(id)], p.decays});
+  }
+  return places;
+}
+
+struct SavedUpdater {
+  int64_t steps = 0;
+  std::vector<double> rates;
+  Json scaler;
+  int64_t consecutive_skips = 0;
+};
+
+// What Updater::save wrote, checked.
+SavedUpdater read_saved(const Json& saved) {
+  const auto field = [](const Json& object, const char* key) -> const Json& {
+    DS_CHECK(object.is_object() && object.contains(key), Code::kCorrupt,
+             "the checkpoint's optimizer state lacks ", key);
+    return object.at(key);
+  };
+  const auto number = [](const Json& value) {
+    DS_CHECK(value.is_number(), Code::kCorrupt,
+             "the checkpoint's optimizer state holds something else than a number");
+    return value.get<double>();
+  };
+  const auto integer = [&](const Json& object, const char* key) {
+    const Json& value = field(object, key);
+    DS_CHECK(value.is_number_integer(), Code::kCorrupt, "the checkpoint's optimizer state holds ",
+             key, " that is no integer");
+    return value.get<int64_t>();
+  };
+  SavedUpdater out;
+  out.steps = integer(saved, "steps");
+  out.consecutive_skips = integer(saved, "consecutive_skips");
+  DS_CHECK(out.steps >= 0 && out.consecutive_skips >= 0, Code::kCorrupt,
+           "the checkpoint's optimizer state counts below 0");
+  const Json& rates = field(saved, "rates");
+  DS_CHECK(rates.is_array(), Code::kCorrupt, "the checkpoint's optimizer state has no rates");
+  for (const Json& rate : rates) out.rates.push_back(number(rate));
+  out.scaler = field(saved, "loss_scaler");
+  return out;
+}
+
+}  // namespace
+
+Updater::Updater(const Config& config, const zero::ParameterState& state,
+                 const std::shared_ptr<Device>& device, const Communicator& comm)
+    : optimizer_config_(config.optimizer.value_or(OptimizerConfig{})),
+      clipping_(config.gradient_clipping),
+      may_skip_(config.precision.compute != Precision::kBf16 ||
+                config.precision.check_grad_overflow),
+      max_consecutive_skips_(config.max_consecutive_skips),
+      device_(device),
+      shard_(state.layout().shard(comm.rank(), comm.size())),
+      places_(find_places(optimizer_config_, state)),
+      optimizer_(fresh_optimizer()),
+      scaler_(config.precision) {
+  for (const double rate : optimizer_->base_rates())
+    schedules_.emplace_back(config.scheduler, rate);
+  rates_.resize(schedules_.size());
+  follow_schedule();
+  place_of_.assign(static_cast<size_t>(state.parameters().size()), -1);
+  for (size_t i = 0; i < places_.size(); ++i) {
+    place_of_[static_cast<size_t>(state.parameters().find(places_[i].name))] =
+        static_cast<int64_t>(i);
+  }
+}
+
+std::unique_ptr<optim::Optimizer> Updater::fresh_optimizer() const {
+  return optim::make_optimizer(optimizer_config_, places_, device_, shard_.begin, shard_.end);
+}
+
+void Updater::follow_schedule() {
+  for (size_t i = 0; i < rates_.size(); ++i) rates_[i] = schedules_[i].lr(optimizer_->steps());
+}
+
+Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& state) {
+  Outcome outcome;
+  outcome.lr = rates_.empty() ? 0 : rates_.front();
+  outcome.loss_scale = scaler_.scale();
+  const double norm = std::sqrt(ops::sum_squares(ctx, state.gradients())) / outcome.loss_scale;
+  const bool finite = std::isfinite(norm);
+  outcome.grad_norm = finite ? norm : -1;
+  if (!finite) outcome.first_bad_tensor = find_bad_tensor(ctx, state);
+  outcome.applied = finite || !may_skip_;
+  if (outcome.applied) {
+    optim::UpdateStep step;
+    step.rates = rates_;
+    if (!schedules_.empty()) {
+      step.beta1 = schedules_.front().beta1(optimizer_->steps());
+      step.beta2 = schedules_.front().beta2();
+    }
+    step.grad_scale = static_cast<float>(optim::clip_factor(norm, clipping_) / outcome.loss_scale);
+    optimizer_->step(ctx, step, state.flat());
+    state.weights_updated(ctx);
+    if (!schedules_.empty() && schedules_.front().active()) follow_schedule();
+    consecutive_skips_ = 0;
+  } else {
+    ++consecutive_skips_;
+  }
+  scaler_.update(!finite);
+  return outcome;
+}
+
+std::string Updater::trouble() const {
+  if (scaler_.exhausted()) {
+    return str_cat("gradients overflow at the smallest loss scale, ", scaler_.scale(),
+                   ": the loss or the weights have diverged");
+  }
+  if (max_consecutive_skips_ > 0 && consecutive_skips_ >= max_consecutive_skips_) {
+    return str_cat(consecutive_skips_,
+                   " steps in a row were skipped, as many as max_consecutive_skips allows");
+  }
+  return {};
+}
+
+std::string Updater::find_bad_tensor(const OpContext& ctx,
+                                     const zero::ParameterState& state) const {
+  // By registration, not by place: the first that the caller knows.
+  const nn::ParameterSet& parameters = state.parameters();
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    if (!parameters[id].trainable) continue;
+    if (ops::first_non_finite(ctx, state.gradient_view(id)) >= 0) return parameters[id].name;
+  }
+  return "(the sum of squares overflowed)";
+}
+
+void Updater::set_rates(double lr) {
+  DS_CHECK(std::isfinite(lr) && lr >= 0, Code::kInvalidArgument,
+           "the learning rate must be finite and not negative, not ", lr);
+  std::fill(rates_.begin(), rates_.end(), lr);
+}
+
+size_t Updater::place(nn::ParamId id) const {
+  const int64_t place = place_of_[static_cast<size_t>(id)];
+  DS_CHECK(place >= 0, Code::kNotFound,
+           "the parameter is frozen: it has no gradient and no optimizer state");
+  return static_cast<size_t>(place);
+}
+
+Json Updater::save() const {
+  return {{"steps", optimizer_->steps()},
+          {"rates", rates_},
+          {"loss_scaler", scaler_.save()},
+          {"consecutive_skips", consecutive_skips_}};
+}
+
+void Updater::restore(std::unique_ptr<optim::Optimizer> optimizer, const Json& saved,
+                      bool same_configuration) {
+  const SavedUpdater in = read_saved(saved);
+  optim::LossScaler scaler = scaler_;
+  if (same_configuration) scaler.restore(in.scaler);
+  optimizer->set_steps(in.steps);
+
+  optimizer_ = std::move(optimizer);
+  scaler_ = std::move(scaler);
+  consecutive_skips_ = in.consecutive_skips;
+  if (same_configuration && in.rates.size() == rates_.size()) {
+    rates_ = in.rates;
+  } else {
+    follow_schedule();
+  }
+}
+
+}  // namespace ds

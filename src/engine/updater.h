@@ -1,0 +1,80 @@
+// From accumulated gradients to new weights: the global norm, the overflow check, the loss scale,
+// the clip, learning rates and the optimizer's pass.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "engine/report.h"
+#include "optim/loss_scaler.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+#include "zero/parameter_state.h"
+
+namespace ds {
+
+class Updater {
+ public:
+  Updater(const Config& config, const zero::ParameterState& state,
+          const std::shared_ptr<Device>& device, const Communicator& comm);
+
+  struct Outcome {
+    bool applied = false;
+    double grad_norm = 0;   // of the unscaled gradients, before clipping; -1 when not finite
+    double lr = 0;          // that this step used
+    double loss_scale = 1;  // that the gradients carried
+    std::string first_bad_tensor;
+  };
+  // Updates weights and optimizer state, or leaves both when a gradient is not finite and the
+  // configuration says so. Gradients are left for the caller to clear.
+  Outcome update(const OpContext& ctx, zero::ParameterState& state);
+
+  // What losses are multiplied by before their gradients are taken.
+  double loss_scale() const { return scaler_.scale(); }
+  // Steps skipped since the last applied one.
+  int64_t consecutive_skips() const { return consecutive_skips_; }
+  // Why training cannot go on, empty while it can.
+  std::string trouble() const;
+
+  // Rates of the next step, one per base rate of the optimizer.
+  const std::vector<double>& rates() const { return rates_; }
+  void set_rates(double lr);
+
+  int64_t steps() const { return optimizer_->steps(); }
+  const std::vector<optim::TensorPlace>& places() const { return places_; }
+  // Index of a parameter's place; throws kNotFound for a frozen one.
+  size_t place(nn::ParamId id) const;
+  const optim::Optimizer& optimizer() const { return *optimizer_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
+  // An optimizer like this one, without its state.
+  std::unique_ptr<optim::Optimizer> fresh_optimizer() const;
+
+  // Everything but the optimizer's tensors.
+  Json save() const;
+  // Takes over a restored optimizer and what save() gave.
+  void restore(std::unique_ptr<optim::Optimizer> optimizer, const Json& saved,
+               bool same_configuration);
+
+ private:
+  void follow_schedule();
+  std::string find_bad_tensor(const OpContext& ctx, const zero::ParameterState& state) const;
+
+  OptimizerConfig optimizer_config_;
+  double clipping_;
+  bool may_skip_;
+  int64_t max_consecutive_skips_;
+  std::shared_ptr<Device> device_;
+  zero::FlatRange shard_;
+  std::vector<optim::TensorPlace> places_;
+  std::vector<int64_t> place_of_;  // by parameter, -1 for frozen ones
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::vector<optim::Schedule> schedules_;  // one per base rate
+  optim::LossScaler scaler_;
+  std::vector<double> rates_;
+  int64_t consecutive_skips_ = 0;
+};
+
+}  // namespace ds
