@@ -15,57 +15,127 @@ HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
 namespace {
 
-// Calls fn with a value of the function's class.
-template <class Fn>
-void with_function(ActivationKind kind, const Fn& fn) {
-  switch (kind) {
-    case ActivationKind::kRelu:
-      return fn(Relu{});
-    case ActivationKind::kSilu:
-      return fn(Silu{});
-    case ActivationKind::kGeluTanh:
-      return fn(GeluTanh{});
-    case ActivationKind::kGeluErf:
-      return fn(GeluErf{});
-    case ActivationKind::kTanh:
-      return fn(Tanh{});
+// The functions run over blocks of fp32 that stay in the first-level cache, so that there is one
+// copy of each and not one per element type and tail.
+constexpr int64_t kBlock = 512;
+
+template <class F>
+HWY_NOINLINE void values(const float* x, int64_t n, float* y) {
+  const DF d;
+  for (int64_t i = 0; i < n; i += simd::lanes())
+    hn::Store(F::value(d, hn::Load(d, x + i)), d, y + i);
+}
+
+template <class F>
+HWY_NOINLINE void values_and_derivatives(const float* x, int64_t n, float* y, float* slopes) {
+  const DF d;
+  for (int64_t i = 0; i < n; i += simd::lanes()) {
+    const ValueAndDerivative f = F::both(d, hn::Load(d, x + i));
+    hn::Store(f.value, d, y + i);
+    hn::Store(f.derivative, d, slopes + i);
   }
 }
 
-template <class F, class T>
-void value_range(const T* x, int64_t n, T* y) {
+// Both round n up to whole vectors.
+void values_of(ActivationKind kind, const float* x, int64_t n, float* y) {
+  switch (kind) {
+    case ActivationKind::kRelu:
+      return values<Relu>(x, n, y);
+    case ActivationKind::kSilu:
+      return values<Silu>(x, n, y);
+    case ActivationKind::kGeluTanh:
+      return values<GeluTanh>(x, n, y);
+    case ActivationKind::kGeluErf:
+      return values<GeluErf>(x, n, y);
+    case ActivationKind::kTanh:
+      return values<Tanh>(x, n, y);
+  }
+}
+void both_of(ActivationKind kind, const float* x, int64_t n, float* y, float* slopes) {
+  switch (kind) {
+    case ActivationKind::kRelu:
+      return values_and_derivatives<Relu>(x, n, y, slopes);
+    case ActivationKind::kSilu:
+      return values_and_derivatives<Silu>(x, n, y, slopes);
+    case ActivationKind::kGeluTanh:
+      return values_and_derivatives<GeluTanh>(x, n, y, slopes);
+    case ActivationKind::kGeluErf:
+      return values_and_derivatives<GeluErf>(x, n, y, slopes);
+    case ActivationKind::kTanh:
+      return values_and_derivatives<Tanh>(x, n, y, slopes);
+  }
+}
+
+// Calls block(first, count, x as fp32) for the blocks of x; behind count follow zeros to the end of
+// a vector.
+template <class T, class Block>
+HWY_INLINE void for_blocks(const T* x, int64_t n, const Block& block) {
   const DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    simd::store_n(F::value(d, simd::load_n(d, x + i, count)), d, y + i, count);
+  HWY_ALIGN float wide[kBlock];
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t size = HWY_MIN(kBlock, n - begin);
+    const T* from = x + begin;
+    const int64_t step = simd::lanes();
+    int64_t i = 0;
+    for (; i + step <= size; i += step) hn::Store(simd::load(d, from + i), d, wide + i);
+    if (i < size) hn::Store(simd::load_n(d, from + i, size - i), d, wide + i);
+    block(begin, size, wide);
+  }
+}
+
+template <class T>
+void value_range(ActivationKind kind, const T* x, int64_t n, T* y) {
+  const DF d;
+  HWY_ALIGN float f[kBlock];
+  for_blocks(x, n, [&](int64_t begin, int64_t size, const float* wide) DS_SIMD_BODY {
+    values_of(kind, wide, size, f);
+    simd::for_vectors(size, [&](int64_t i, auto count) DS_SIMD_BODY {
+      simd::store_n(hn::Load(d, f + i), d, y + begin + i, count);
+    });
   });
 }
 
-template <class F, class T>
-void derivative_range(const T* dy, const T* x, int64_t n, T* dx) {
+template <class T>
+void derivative_range(ActivationKind kind, const T* dy, const T* x, int64_t n, T* dx) {
   const DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    const VF slope = F::derivative(d, simd::load_n(d, x + i, count));
-    simd::store_n(hn::Mul(simd::load_n(d, dy + i, count), slope), d, dx + i, count);
+  HWY_ALIGN float f[kBlock];
+  HWY_ALIGN float slopes[kBlock];
+  for_blocks(x, n, [&](int64_t begin, int64_t size, const float* wide) DS_SIMD_BODY {
+    both_of(kind, wide, size, f, slopes);
+    simd::for_vectors(size, [&](int64_t i, auto count) DS_SIMD_BODY {
+      const VF g = simd::load_n(d, dy + begin + i, count);
+      simd::store_n(hn::Mul(g, hn::Load(d, slopes + i)), d, dx + begin + i, count);
+    });
   });
 }
 
-template <class F, class T>
-void gated_range(const T* gate, const T* up, int64_t n, T* y) {
+template <class T>
+void gated_range(ActivationKind kind, const T* gate, const T* up, int64_t n, T* y) {
   const DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    const VF f = F::value(d, simd::load_n(d, gate + i, count));
-    simd::store_n(hn::Mul(f, simd::load_n(d, up + i, count)), d, y + i, count);
+  HWY_ALIGN float f[kBlock];
+  for_blocks(gate, n, [&](int64_t begin, int64_t size, const float* wide) DS_SIMD_BODY {
+    values_of(kind, wide, size, f);
+    simd::for_vectors(size, [&](int64_t i, auto count) DS_SIMD_BODY {
+      const VF u = simd::load_n(d, up + begin + i, count);
+      simd::store_n(hn::Mul(hn::Load(d, f + i), u), d, y + begin + i, count);
+    });
   });
 }
 
-template <class F, class T>
-void gated_backward_range(const T* dy, const T* gate, const T* up, int64_t n, T* dgate, T* dup) {
+template <class T>
+void gated_backward_range(ActivationKind kind, const T* dy, const T* gate, const T* up, int64_t n,
+                          T* dgate, T* dup) {
   const DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    const ValueAndDerivative f = F::both(d, simd::load_n(d, gate + i, count));
-    const VF g = simd::load_n(d, dy + i, count), u = simd::load_n(d, up + i, count);
-    simd::store_n(hn::Mul(hn::Mul(g, u), f.derivative), d, dgate + i, count);
-    simd::store_n(hn::Mul(g, f.value), d, dup + i, count);
+  HWY_ALIGN float f[kBlock];
+  HWY_ALIGN float slopes[kBlock];
+  for_blocks(gate, n, [&](int64_t begin, int64_t size, const float* wide) DS_SIMD_BODY {
+    both_of(kind, wide, size, f, slopes);
+    simd::for_vectors(size, [&](int64_t i, auto count) DS_SIMD_BODY {
+      const int64_t at = begin + i;
+      const VF g = simd::load_n(d, dy + at, count), u = simd::load_n(d, up + at, count);
+      simd::store_n(hn::Mul(hn::Mul(g, u), hn::Load(d, slopes + i)), d, dgate + at, count);
+      simd::store_n(hn::Mul(g, hn::Load(d, f + i)), d, dup + at, count);
+    });
   });
 }
 
@@ -74,40 +144,32 @@ void gated_backward_range(const T* dy, const T* gate, const T* up, int64_t n, T*
 void value_any(FloatType type, ActivationKind kind, const void* x, int64_t n, void* y) {
   with_float_type(type, [&](auto t) {
     using T = decltype(t);
-    with_function(kind, [&](auto f) {
-      value_range<decltype(f)>(static_cast<const T*>(x), n, static_cast<T*>(y));
-    });
+    value_range(kind, static_cast<const T*>(x), n, static_cast<T*>(y));
   });
 }
 void derivative_any(FloatType type, ActivationKind kind, const void* dy, const void* x, int64_t n,
                     void* dx) {
   with_float_type(type, [&](auto t) {
     using T = decltype(t);
-    with_function(kind, [&](auto f) {
-      derivative_range<decltype(f)>(static_cast<const T*>(dy), static_cast<const T*>(x), n,
-                                    static_cast<T*>(dx));
-    });
+    derivative_range(kind, static_cast<const T*>(dy), static_cast<const T*>(x), n,
+                     static_cast<T*>(dx));
   });
 }
 void gated_any(FloatType type, ActivationKind kind, const void* gate, const void* up, int64_t n,
                void* y) {
   with_float_type(type, [&](auto t) {
     using T = decltype(t);
-    with_function(kind, [&](auto f) {
-      gated_range<decltype(f)>(static_cast<const T*>(gate), static_cast<const T*>(up), n,
-                               static_cast<T*>(y));
-    });
+    gated_range(kind, static_cast<const T*>(gate), static_cast<const T*>(up), n,
+                static_cast<T*>(y));
   });
 }
 void gated_backward_any(FloatType type, ActivationKind kind, const void* dy, const void* gate,
                         const void* up, int64_t n, void* dgate, void* dup) {
   with_float_type(type, [&](auto t) {
     using T = decltype(t);
-    with_function(kind, [&](auto f) {
-      gated_backward_range<decltype(f)>(static_cast<const T*>(dy), static_cast<const T*>(gate),
-                                        static_cast<const T*>(up), n, static_cast<T*>(dgate),
-                                        static_cast<T*>(dup));
-    });
+    gated_backward_range(kind, static_cast<const T*>(dy), static_cast<const T*>(gate),
+                         static_cast<const T*>(up), n, static_cast<T*>(dgate),
+                         static_cast<T*>(dup));
   });
 }
 
