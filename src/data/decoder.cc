@@ -1,5 +1,6 @@
 #include "data/decoder.h"
 
+#include <algorithm>
 #include <array>
 
 #include "data/json_fields.h"
@@ -99,8 +100,11 @@ void Decoder::add(const Json& json, std::string_view what, bool alone) {
 }
 
 std::string Decoder::apply(Tokens tokens) const {
+  size_t bytes = 0;
+  for (const std::string& token : tokens) bytes += token.size();
+  const size_t limit = replaced_limit(bytes);
   for (const auto& step : steps_) {
-    std::visit([&](const auto& known) { known.apply(tokens); }, step);
+    std::visit([&](const auto& known) { known.apply(tokens, limit); }, step);
   }
   std::string out;
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -110,26 +114,27 @@ std::string Decoder::apply(Tokens tokens) const {
   return out;
 }
 
-void Decoder::Replace::apply(Tokens& tokens) const {
+void Decoder::Replace::apply(Tokens& tokens, size_t limit) const {
   for (std::string& token : tokens) {
     // Patterns need well-formed text, which bytes after ByteFallback may not be.
-    if (is_valid_utf8(token)) token = pattern.replace_all(token, content);
+    if (is_valid_utf8(token)) token = pattern.replace_all(token, content, limit);
+    limit -= std::min(limit, token.size());  // of all tokens together
   }
 }
 
-void Decoder::ByteFallback::apply(Tokens& tokens) const {
+void Decoder::ByteFallback::apply(Tokens& tokens, size_t) const {
   for (std::string& token : tokens) {
     if (const int byte = fallback_byte(token); byte >= 0) token = static_cast<char>(byte);
   }
 }
 
-void Decoder::Fuse::apply(Tokens& tokens) const {
+void Decoder::Fuse::apply(Tokens& tokens, size_t) const {
   std::string all;
   for (const std::string& token : tokens) all += token;
   tokens.assign(1, std::move(all));
 }
 
-void Decoder::Strip::apply(Tokens& tokens) const {
+void Decoder::Strip::apply(Tokens& tokens, size_t) const {
   if (content.empty()) return;
   for (std::string& token : tokens) {
     for (size_t n = 0; n < start && token.starts_with(content); ++n) {
@@ -141,13 +146,13 @@ void Decoder::Strip::apply(Tokens& tokens) const {
   }
 }
 
-void Decoder::Metaspace::apply(Tokens& tokens) const {
+void Decoder::Metaspace::apply(Tokens& tokens, size_t) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
     tokens[i] = replace_text(tokens[i], replacement, i == 0 && drop_first ? "" : " ");
   }
 }
 
-void Decoder::WordPiece::apply(Tokens& tokens) const {
+void Decoder::WordPiece::apply(Tokens& tokens, size_t) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
     std::string& token = tokens[i];
     if (i > 0 && token.starts_with(prefix)) {

@@ -25,29 +25,29 @@ class Decoder {
   struct Replace {
     TextPattern pattern;
     std::string content;
-    void apply(Tokens& tokens) const;
+    void apply(Tokens& tokens, size_t limit) const;
   };
   struct ByteFallback {
-    void apply(Tokens& tokens) const;
+    void apply(Tokens& tokens, size_t) const;
   };
   struct Fuse {
-    void apply(Tokens& tokens) const;
+    void apply(Tokens& tokens, size_t) const;
   };
   struct Strip {
     std::string content;
     size_t start = 0;
     size_t stop = 0;
-    void apply(Tokens& tokens) const;
+    void apply(Tokens& tokens, size_t) const;
   };
   struct Metaspace {
     std::string replacement;
     bool drop_first = true;  // the prefix that the pre-tokenizer put there
-    void apply(Tokens& tokens) const;
+    void apply(Tokens& tokens, size_t) const;
   };
   struct WordPiece {
     std::string prefix;
     bool cleanup = true;
-    void apply(Tokens& tokens) const;
+    void apply(Tokens& tokens, size_t) const;
   };
   void add(const Json& json, std::string_view what, bool alone);
 

@@ -65,20 +65,21 @@ void Normalizer::add(const Json& json, std::string_view what) {
 }
 
 std::string Normalizer::apply(std::string_view input) const {
+  const size_t limit = replaced_limit(input.size());
   std::string text(input);
   for (const Step& step : steps_) {
-    text = std::visit([&](const auto& known) { return known.apply(std::move(text)); }, step);
+    text = std::visit([&](const auto& known) { return known.apply(std::move(text), limit); }, step);
   }
   return text;
 }
 
-std::string Normalizer::StripAccents::apply(std::string text) const {
+std::string Normalizer::StripAccents::apply(std::string text, size_t) const {
   return map_chars(text, [](uint32_t code, std::string_view bytes, std::string& out) {
     if (!is_unicode_mark(code)) out += bytes;
   });
 }
 
-std::string Normalizer::Strip::apply(std::string text) const {
+std::string Normalizer::Strip::apply(std::string text, size_t) const {
   size_t begin = text.size(), end = 0;  // of what is not blank
   for (size_t pos = 0; pos < text.size();) {
     const Utf8Char c = utf8_at(text, pos);
@@ -94,12 +95,12 @@ std::string Normalizer::Strip::apply(std::string text) const {
   return text.substr(begin, end - begin);
 }
 
-std::string Normalizer::Prepend::apply(std::string text) const {
+std::string Normalizer::Prepend::apply(std::string text, size_t) const {
   if (!text.empty()) text.insert(0, prefix);
   return text;
 }
 
-std::string Normalizer::Bert::apply(std::string text) const {
+std::string Normalizer::Bert::apply(std::string text, size_t) const {
   text = map_chars(text, [this](uint32_t code, std::string_view bytes, std::string& out) {
     if (clean_text) {
       if (code == 0 || code == 0xFFFD || is_bert_control(code)) return;

@@ -24,34 +24,36 @@ class Normalizer {
  private:
   struct Form {
     NormalForm form;
-    std::string apply(std::string text) const { return normalize_utf8(text, form); }
+    std::string apply(std::string text, size_t) const { return normalize_utf8(text, form); }
   };
   struct Lowercase {
-    std::string apply(std::string text) const { return lowercase_utf8(text); }
+    std::string apply(std::string text, size_t) const { return lowercase_utf8(text); }
   };
   struct StripAccents {  // drops marks; does not decompose
-    std::string apply(std::string text) const;
+    std::string apply(std::string text, size_t) const;
   };
   struct Strip {  // blanks at the ends
     bool left = true;
     bool right = true;
-    std::string apply(std::string text) const;
+    std::string apply(std::string text, size_t) const;
   };
   struct Prepend {
     std::string prefix;
-    std::string apply(std::string text) const;
+    std::string apply(std::string text, size_t) const;
   };
   struct Replace {
     TextPattern pattern;
     std::string content;
-    std::string apply(std::string text) const { return pattern.replace_all(text, content); }
+    std::string apply(std::string text, size_t limit) const {
+      return pattern.replace_all(text, content, limit);
+    }
   };
   struct Bert {
     bool clean_text = true;
     bool ideographs = true;
     bool strip_accents = true;
     bool lowercase = true;
-    std::string apply(std::string text) const;
+    std::string apply(std::string text, size_t) const;
   };
   using Step = std::variant<Form, Lowercase, StripAccents, Strip, Prepend, Replace, Bert>;
   void add(const Json& json, std::string_view what);

@@ -1,5 +1,7 @@
 #include "data/text_pattern.h"
 
+#include <algorithm>
+
 #include "data/json_fields.h"
 
 namespace ds {
@@ -21,9 +23,15 @@ void TextPattern::find_all(std::string_view text, std::vector<MatchRange>& out) 
   }
 }
 
-std::string TextPattern::replace_all(std::string_view text, std::string_view content) const {
+std::string TextPattern::replace_all(std::string_view text, std::string_view content,
+                                     size_t limit) const {
   std::vector<MatchRange> matches;
   find_all(text, matches);
+  DS_CHECK(
+      content.empty() || matches.size() <= (limit - std::min(limit, text.size())) / content.size(),
+      Code::kInvalidArgument, "replacing \"", printable(regex_ ? regex_->pattern() : literal_),
+      "\" by ", content.size(), " bytes at ", matches.size(), " places makes a text of ",
+      text.size(), " bytes longer than ", limit, "; the tokenizer's Replace steps multiply text");
   std::string out;
   size_t done = 0;
   for (const MatchRange& match : matches) {

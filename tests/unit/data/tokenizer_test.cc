@@ -282,6 +282,26 @@ TEST(TokenizerFiles, UnsupportedPartsAreNamed) {
   refuse("version", R"("2.0")", "2.0");
 }
 
+// Replacements that feed each other would fill any memory.
+TEST(TokenizerFiles, ReplacementsAreBounded) {
+  const Json step = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(100, 'a')}};
+  Json steps = Json::array();
+  for (int i = 0; i < 8; ++i) steps.push_back(step);
+  Json document = golden_json();
+  document["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
+  const auto normalizing = parse_tokenizer_json(dump_json(document), "t");
+  expect_error(Code::kInvalidArgument, {"replacing \"a\""}, [&] { normalizing->encode("a"); });
+  EXPECT_FALSE(normalizing->encode("b").empty());
+  document = golden_json();
+  document["pre_tokenizer"] = nullptr;
+  document["decoder"] = {{"type", "Sequence"}, {"decoders", steps}};
+  const auto decoding = parse_tokenizer_json(dump_json(document), "t");
+  const int32_t a = *decoding->id("a"), b = *decoding->id("b");
+  expect_error(Code::kInvalidArgument, {"replacing"}, [&] { decoding->decode(std::vector{a}); });
+  EXPECT_EQ(decoding->decode(std::vector{b}), "b");
+}
+
 TEST(TokenizerFiles, BrokenPartsAreLocated) {
   const auto refuse = [](const auto& damage, std::string_view named) {
     Json document = golden_json();
