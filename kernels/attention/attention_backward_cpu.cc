@@ -19,8 +19,8 @@ namespace ds::kernels::HWY_NAMESPACE {
 
 // From scores and d out . v: scores become the probabilities that multiplied v, dscores the
 // gradient of the scaled scores.
-HWY_INLINE void gradient_of_scores(const Visible& see, const float* lse, const float* dots,
-                                   float* scores, float* dscores) {
+HWY_NOINLINE inline void gradient_of_scores(const Visible& see, const float* lse, const float* dots,
+                                            float* scores, float* dscores) {
   const DF f;
   for (int n = 0; n < see.vectors; ++n) {
     const VF log_sum = hn::Load(f, lse + n * kLanes), dot = hn::Load(f, dots + n * kLanes);
@@ -35,10 +35,11 @@ HWY_INLINE void gradient_of_scores(const Visible& see, const float* lse, const f
 }
 
 // The same with dropped weights; `bits` is scratch.
-HWY_INLINE void gradient_of_dropped_scores(const Visible& see, const float* lse, const float* dots,
-                                           const TileBits& dropout, float keep_scale,
-                                           uint64_t first_element, int64_t keys, uint32_t* bits,
-                                           float* scores, float* dscores) {
+HWY_NOINLINE inline void gradient_of_dropped_scores(const Visible& see, const float* lse,
+                                                    const float* dots, const TileBits& dropout,
+                                                    float keep_scale, uint64_t first_element,
+                                                    int64_t keys, uint32_t* bits, float* scores,
+                                                    float* dscores) {
   const DF f;
   const VF scale = hn::Set(f, keep_scale);
   const uint64_t lane_step = static_cast<uint64_t>(keys);

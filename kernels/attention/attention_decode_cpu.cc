@@ -123,8 +123,8 @@ HWY_INLINE void all_values(const float* weights, Rows<T> v, const uint8_t* mask,
 struct RowStats {
   float top, sum;
 };
-HWY_INLINE RowStats weigh_row(int64_t from, int64_t seen, const uint8_t* mask, int64_t keys,
-                              float* scores) {
+HWY_NOINLINE inline RowStats weigh_row(int64_t from, int64_t seen, const uint8_t* mask,
+                                       int64_t keys, float* scores) {
   const DF f;
   for (int64_t j = 0; j < std::min(from, keys); ++j) scores[j] = kMinusInfinity;
   for (int64_t j = std::max<int64_t>(0, seen); j < round_up(keys, kLanes); ++j) {

@@ -19,8 +19,8 @@ namespace ds::kernels::HWY_NAMESPACE {
 
 // Turns scores of one group into weights relative to the new maximum and brings the running
 // maximum, sum and weighted values to it.
-HWY_INLINE void softmax_step(const Visible& see, int64_t dim, float* scores, float* maxima,
-                             float* sums, float* values) {
+HWY_NOINLINE inline void softmax_step(const Visible& see, int64_t dim, float* scores, float* maxima,
+                                      float* sums, float* values) {
   const DF f;
   const VF none = hn::Set(f, kMinusInfinity);
   for (int n = 0; n < see.vectors; ++n) {
@@ -61,8 +61,9 @@ HWY_INLINE void softmax_step(const Visible& see, int64_t dim, float* scores, flo
   }
 }
 
-HWY_INLINE void drop_weights(const TileBits& dropout, const Visible& see, uint64_t first_element,
-                             int64_t keys, float* scores, uint32_t* bits) {
+HWY_NOINLINE inline void drop_weights(const TileBits& dropout, const Visible& see,
+                                      uint64_t first_element, int64_t keys, float* scores,
+                                      uint32_t* bits) {
   const DF f;
   for (int n = 0; n < see.vectors; ++n) {
     const uint64_t lane_step = static_cast<uint64_t>(keys);
@@ -76,8 +77,9 @@ HWY_INLINE void drop_weights(const TileBits& dropout, const Visible& see, uint64
 }
 
 // Divides by the sums and writes the logarithms.
-HWY_INLINE void finish_group(const AttentionProblem& p, int64_t queries, int64_t dim,
-                             const float* maxima, const float* sums, float* values, float* lse) {
+HWY_NOINLINE inline void finish_group(const AttentionProblem& p, int64_t queries, int64_t dim,
+                                      const float* maxima, const float* sums, float* values,
+                                      float* lse) {
   const DF f;
   const VF keep = hn::Set(f, static_cast<float>(1 / (1 - p.dropout)));
   for (int64_t lane = 0; lane < queries; lane += kLanes) {

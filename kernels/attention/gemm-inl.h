@@ -1,5 +1,8 @@
 // Register-blocked products of small fp32 tiles: kRows broadcast rows times up to kVectors vectors.
 // Included once per SIMD target.
+//
+// Functions as large as those of whole tiles are not inlined: their callers exist once per element
+// type.
 #if defined(DS_KERNELS_ATTENTION_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DS_KERNELS_ATTENTION_GEMM_INL_H_
 #undef DS_KERNELS_ATTENTION_GEMM_INL_H_
@@ -91,8 +94,8 @@ struct Visible {
 };
 
 // scores[j][i] = sum over d of x[j][d] * yt[d][i]: rows are keys, lanes are queries.
-HWY_INLINE void scores_tile(const Visible& see, int64_t dim, int64_t padded_dim, const float* x,
-                            const float* yt, float* scores) {
+HWY_NOINLINE inline void scores_tile(const Visible& see, int64_t dim, int64_t padded_dim,
+                                     const float* x, const float* yt, float* scores) {
   for (int64_t row = 0; row < see.most(); row += kRows) {
     const int first = see.first_at(row);
     multiply<false, false>(see.vectors - first, dim, x + row * padded_dim, padded_dim,
@@ -102,8 +105,8 @@ HWY_INLINE void scores_tile(const Visible& see, int64_t dim, int64_t padded_dim,
 }
 
 // sums[d][i] += sum over j of x[j][d] * scores[j][i].
-HWY_INLINE void add_over_keys(const Visible& see, int64_t dim, int64_t padded_dim, const float* x,
-                              const float* scores, float* sums) {
+HWY_NOINLINE inline void add_over_keys(const Visible& see, int64_t dim, int64_t padded_dim,
+                                       const float* x, const float* scores, float* sums) {
   for (int64_t d = 0; d < dim; d += kRows) {
     int64_t from = 0;
     for (int n = 0; n < see.vectors; ++n) {
@@ -118,8 +121,8 @@ HWY_INLINE void add_over_keys(const Visible& see, int64_t dim, int64_t padded_di
 }
 
 // sums[j][d] += sum over i < queries of scores[j][i] * y[i][d].
-HWY_INLINE void add_over_queries(const Visible& see, int64_t queries, int64_t padded_dim,
-                                 const float* scores, const float* y, float* sums) {
+HWY_NOINLINE inline void add_over_queries(const Visible& see, int64_t queries, int64_t padded_dim,
+                                          const float* scores, const float* y, float* sums) {
   for (int64_t row = 0; row < see.most(); row += kRows) {
     const int64_t from = see.first_at(row) * kLanes;
     for (int64_t d = 0; d < padded_dim;) {

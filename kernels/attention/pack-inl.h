@@ -85,7 +85,8 @@ HWY_INLINE void turn4(const float* HWY_RESTRICT from, int64_t from_stride, float
 // Rows of queries to groups: group g is a [padded_dim][kGroup] tile at g * padded_dim * kGroup.
 // Rows up to the next whole vector are cleared in `rows`; lanes beyond are left as they were and
 // not used.
-HWY_INLINE void rows_to_lanes(float* rows, int64_t count, int64_t padded_dim, float* lanes) {
+HWY_NOINLINE inline void rows_to_lanes(float* rows, int64_t count, int64_t padded_dim,
+                                       float* lanes) {
   const int64_t padded = round_up(count, kLanes);
   std::memset(rows + count * padded_dim, 0,
               static_cast<size_t>((padded - count) * padded_dim) * sizeof(float));
@@ -97,7 +98,8 @@ HWY_INLINE void rows_to_lanes(float* rows, int64_t count, int64_t padded_dim, fl
   }
 }
 
-HWY_INLINE void lanes_to_rows(const float* lanes, int64_t count, int64_t padded_dim, float* rows) {
+HWY_NOINLINE inline void lanes_to_rows(const float* lanes, int64_t count, int64_t padded_dim,
+                                       float* rows) {
   for (int64_t row = 0; row < round_up(count, 4); row += 4) {
     const float* from = lanes + row / kGroup * kGroup * padded_dim + row % kGroup;
     for (int64_t d = 0; d < padded_dim; d += 4) {

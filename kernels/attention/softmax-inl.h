@@ -104,9 +104,9 @@ HWY_INLINE void mask_band(const Visible& see, const Band& band, int64_t own, flo
 
 // Sets scores that must not count to -infinity: rows beyond the keys or masked, outside the band of
 // the queries from first_query on, or of other segments than those of the group at `lane`.
-HWY_INLINE void mask_tile(const Visible& see, const Band& band, const KeyTiles& tile,
-                          const QuerySegments& segments, int64_t first_query, int64_t lane,
-                          float* scores) {
+HWY_NOINLINE inline void mask_tile(const Visible& see, const Band& band, const KeyTiles& tile,
+                                   const QuerySegments& segments, int64_t first_query, int64_t lane,
+                                   float* scores) {
   const DF f;
   const hn::RebindToSigned<DF> di;
   mask_band(see, band, first_query + band.offset - tile.first_key, scores);
@@ -147,7 +147,7 @@ class TileBits {
 
   // bits[row][lane] for rows < `rows`: the number of element first + lane * lane_step + row. The
   // counter of a lane is its own, so lanes that do not start a block of four are shifted after.
-  HWY_INLINE void fill(uint64_t first, uint64_t lane_step, int64_t rows, uint32_t* bits) const {
+  HWY_NOINLINE void fill(uint64_t first, uint64_t lane_step, int64_t rows, uint32_t* bits) const {
     const hn::Repartition<uint64_t, DF> d64;
     const hn::RebindToUnsigned<DF> d32;
     constexpr int64_t kPairs = kLanes / 2;
