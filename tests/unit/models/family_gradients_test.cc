@@ -1,0 +1,177 @@
+// Loss and gradients of the families against finite differences of their double references, and
+// the promises every family keeps: checkpointing and threads change no bit, masters decide alone.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "reference_families.h"
+#include "support.h"
+
+namespace ds::models {
+namespace {
+
+using namespace ds::testing;  // NOLINT: references and helpers of these tests
+
+using LogitsFn = std::vector<Vector> (*)(const FamilyShape&, const Weights&,
+                                         const std::vector<int32_t>&, const std::vector<int32_t>&,
+                                         const std::vector<int>&);
+struct Family {
+  const char* name;
+  Json config;
+  FamilyShape shape;
+  LogitsFn logits;
+};
+void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
+
+constexpr int32_t kVocab = 29;
+constexpr size_t kLength = 11;
+
+Json decoder(const char* type, const Json& more) {
+  Json config = {{"model_type", type},       {"vocab_size", kVocab},
+                 {"hidden_size", 20},        {"intermediate_size", 28},
+                 {"num_hidden_layers", 2},   {"num_attention_heads", 4},
+                 {"initializer_range", 0.2}, {"max_position_embeddings", 32}};
+  config.update(more);
+  return config;
+}
+
+std::vector<Family> families() {
+  const Json no_dropout = {{"hidden_dropout_prob", 0}, {"attention_probs_dropout_prob", 0}};
+  Json mlm = decoder("bert", no_dropout), classes = mlm;
+  mlm["architectures"] = {"BertForMaskedLM"};
+  classes["architectures"] = {"BertForSequenceClassification"};
+  classes["num_labels"] = 3;
+  return {
+      {"llama",
+       decoder("llama", {{"num_key_value_heads", 2}, {"head_dim", 6}, {"rope_theta", 50}}),
+       {20, 28, 2, 4, 2, 6, 1e-6, 0, 6, 50},
+       llama_logits},
+      {"mistral",
+       decoder("mistral", {{"num_key_value_heads", 1}, {"head_dim", 8}, {"sliding_window", 4}}),
+       {20, 28, 2, 4, 1, 8, 1e-6, 4, 8},
+       llama_logits},
+      {"qwen2_tied",
+       decoder("qwen2", {{"tie_word_embeddings", true}, {"hidden_size", 24}}),
+       {24, 28, 2, 4, 4, 6, 1e-6, 0, 6},
+       llama_logits},
+      {"neox_parallel",
+       decoder("gpt_neox", {{"rotary_pct", 0.5}, {"num_attention_heads", 2}, {"hidden_size", 24}}),
+       {24, 28, 2, 2, 2, 12, 1e-5, 0, 6},
+       neox_logits},
+      {"neox_serial",
+       decoder("gpt_neox", {{"rotary_pct", 1.0},
+                            {"use_parallel_residual", false},
+                            {"num_attention_heads", 2},
+                            {"hidden_size", 24}}),
+       {24, 28, 2, 2, 2, 12, 1e-5, 0, 12, 10000, false},
+       neox_logits},
+      {"bert_mlm", mlm, {20, 28, 2, 4, 4, 5, 1e-12}, bert_mlm_logits},
+      {"bert_classifier", classes, {20, 28, 2, 4, 4, 5, 1e-12}, bert_classes}};
+}
+
+// As run_pass counts it.
+double reference_loss(const Family& family, const Weights& w, const Texts& texts) {
+  double total = 0;
+  int64_t counted = 0;
+  for (size_t b = 0; b < texts.ids.size(); ++b) {
+    const auto logits =
+        family.logits(family.shape, w, texts.ids[b], texts.types[b], texts.masks[b]);
+    for (size_t t = 0; t < logits.size(); ++t) {
+      const int32_t label = logits.size() == 1
+                                ? texts.ids[b][0] % static_cast<int32_t>(logits[0].size())
+                                : texts.labels[b][t];
+      if (label == -100) continue;
+      double top = -INFINITY, sum_exp = 0;
+      for (double v : logits[t]) top = std::max(top, v);
+      for (double v : logits[t]) sum_exp += std::exp(v - top);
+      total += top + std::log(sum_exp) - logits[t][static_cast<size_t>(label)];
+      ++counted;
+    }
+  }
+  return total / static_cast<double>(counted);
+}
+
+class FamilyGradients : public ::testing::TestWithParam<Family> {
+ protected:
+  Texts texts(std::mt19937_64& random, size_t batch) const {
+    return random_texts(random, batch, kLength, kVocab,
+                        std::string(GetParam().name).starts_with("bert"));
+  }
+};
+
+TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
+  const uint64_t seed = fresh_seed();
+  SCOPED_TRACE(str_cat("DS_TEST_SEED=", seed));
+  std::mt19937_64 random(seed);
+  const Family& family = GetParam();
+  const auto model = Model::create(family.config, seed);
+  disturb(*model, random);
+  const Texts data = texts(random, 3);
+  const double loss = run_pass(*model, data, {0, 2});
+  Weights weights;
+  for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+    const std::vector<float> w = values(model->state().master(id));
+    weights[model->parameters()[id].name] = {w.begin(), w.end()};
+  }
+  // fp32 against double: a mean of sums of a few hundred rounded terms.
+  EXPECT_NEAR(loss, reference_loss(family, weights, data), 2e-5 * std::abs(loss));
+  for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+    const std::string& name = model->parameters()[id].name;
+    Vector& w = weights[name];
+    const std::vector<float> gradient = values(model->state().gradient_view(id));
+    // A random direction tests every element of the tensor at once.
+    std::normal_distribution<double> normal;
+    Vector direction(w.size());
+    double analytic = 0, scale = 0;
+    for (size_t i = 0; i < w.size(); ++i) {
+      direction[i] = normal(random);
+      analytic += direction[i] * gradient[i];
+      scale += std::pow(direction[i] * gradient[i], 2);
+    }
+    const Vector kept = w;
+    const double h = 1e-5;
+    const auto at = [&](double step) {
+      for (size_t i = 0; i < w.size(); ++i) w[i] = kept[i] + step * direction[i];
+      return reference_loss(family, weights, data);
+    };
+    const double numeric = (at(h) - at(-h)) / (2 * h);
+    w = kept;
+    // Truncation is h^2 times third derivatives; fp32 backward rounds at 1e-6 of the summed terms.
+    EXPECT_NEAR(analytic, numeric, 2e-4 * (std::sqrt(scale) + std::abs(numeric)) + 2e-6) << name;
+  }
+}
+
+TEST_P(FamilyGradients, CheckpointingAndThreadsGiveTheSameBits) {
+  std::mt19937_64 random(fresh_seed());
+  Json config = GetParam().config;
+  const bool bert = config["model_type"] == "bert";
+  config[bert ? "attention_probs_dropout_prob" : "attention_dropout"] = 0.2;
+  if (bert) config["hidden_dropout_prob"] = 0.2;
+  if (config["model_type"] == "gpt_neox") config["hidden_dropout"] = 0.2;
+  const auto model = Model::create(config, 5);
+  disturb(*model, random);
+  const Texts data = texts(random, 4);
+  const double loss = run_pass(*model, data);
+  const std::vector<float> expected = values(model->state().gradients());
+  for (const Pass& pass : {Pass{0, 2}, Pass{1, 1}, Pass{2, 3}}) {
+    EXPECT_EQ(run_pass(*model, data, pass), loss) << pass.segments;
+    EXPECT_EQ(values(model->state().gradients()), expected)
+        << pass.segments << " segments, " << pass.threads << " threads";
+  }
+}
+
+TEST_P(FamilyGradients, Bf16StaysNearFp32) {
+  std::mt19937_64 random(fresh_seed());
+  const auto model = Model::create(GetParam().config, 5);
+  const Texts data = texts(random, 4);
+  const double fp32 = run_pass(*model, data);
+  model->state().set_compute_type(model->context(), DType::kBFloat16);
+  EXPECT_NEAR(run_pass(*model, data), fp32, 2e-2 * fp32);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, FamilyGradients, ::testing::ValuesIn(families()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace ds::models

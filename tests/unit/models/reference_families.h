@@ -1,0 +1,235 @@
+// Llama, GPT-NeoX and BERT written out naively in double precision: independent references for
+// their gradients, by finite differences.
+#pragma once
+
+#include <algorithm>
+
+#include "reference_gpt2.h"
+
+namespace ds::testing {
+
+struct FamilyShape {
+  size_t width, inner, layers, heads, kv_heads, head;
+  double epsilon = 1e-6;
+  size_t window = 0;    // 0 = none
+  size_t rotating = 0;  // channels of a head that turn
+  double theta = 10000;
+  bool parallel = true;  // NeoX
+};
+
+inline Vector rms_norm(const Vector& x, const Vector& gamma, double epsilon) {
+  double squares = 0;
+  for (double v : x) squares += v * v / static_cast<double>(x.size());
+  Vector y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] / std::sqrt(squares + epsilon) * gamma[i];
+  return y;
+}
+
+// Turns channels (i, i + R / 2) of every head by position * theta^(-2i / R).
+inline Vector turned(Vector x, size_t heads, const FamilyShape& c, size_t position) {
+  const size_t half = c.rotating / 2;
+  for (size_t h = 0; h < heads; ++h) {
+    for (size_t i = 0; i < half; ++i) {
+      const double angle =
+          static_cast<double>(position) *
+          std::pow(c.theta, -2.0 * static_cast<double>(i) / static_cast<double>(c.rotating));
+      double &a = x[h * c.head + i], &b = x[h * c.head + i + half];
+      const double first = a * std::cos(angle) - b * std::sin(angle);
+      b = b * std::cos(angle) + a * std::sin(angle);
+      a = first;
+    }
+  }
+  return x;
+}
+
+inline std::vector<Vector> attend(const std::vector<Vector>& q, const std::vector<Vector>& k,
+                                  const std::vector<Vector>& v, const FamilyShape& c, bool causal,
+                                  const std::vector<int>& mask) {
+  const size_t length = q.size();
+  std::vector<Vector> out(length, Vector(c.heads * c.head, 0.0));
+  for (size_t t = 0; t < length; ++t) {
+    for (size_t h = 0; h < c.heads; ++h) {
+      const size_t g = h / (c.heads / c.kv_heads);
+      std::vector<std::pair<size_t, double>> scores;
+      for (size_t s = 0; s < length; ++s) {
+        if (mask[s] == 0 || (causal && s > t)) continue;
+        if (c.window > 0 && s + c.window <= t) continue;
+        double dot = 0;
+        for (size_t i = 0; i < c.head; ++i) dot += q[t][h * c.head + i] * k[s][g * c.head + i];
+        scores.emplace_back(s, dot / std::sqrt(static_cast<double>(c.head)));
+      }
+      double top = -INFINITY, total = 0;
+      for (const auto& [s, score] : scores) top = std::max(top, score);
+      for (auto& [s, score] : scores) total += (score = std::exp(score - top));
+      for (const auto& [s, score] : scores) {
+        for (size_t i = 0; i < c.head; ++i) {
+          out[t][h * c.head + i] += score / total * v[s][g * c.head + i];
+        }
+      }
+    }
+  }
+  return out;
+}
+
+// The weights NAME.weight and NAME.bias, the latter if there is one.
+class Named {
+ public:
+  Named(const Weights& w, std::string prefix) : w_(w), prefix_(std::move(prefix)) {}
+  Vector linear(const std::string& name, const Vector& x) const {
+    const auto bias = w_.find(prefix_ + name + ".bias");
+    return matvec(w_.at(prefix_ + name + ".weight"), x, bias == w_.end() ? nullptr : &bias->second);
+  }
+  Vector layer_norm(const std::string& name, const Vector& x, double epsilon) const {
+    return norm(x, w_.at(prefix_ + name + ".weight"), w_.at(prefix_ + name + ".bias"), epsilon);
+  }
+  Vector rms(const std::string& name, const Vector& x, double epsilon) const {
+    return rms_norm(x, w_.at(prefix_ + name + ".weight"), epsilon);
+  }
+
+ private:
+  const Weights& w_;
+  std::string prefix_;
+};
+
+inline Vector sum(const Vector& a, const Vector& b) {
+  Vector y(a);
+  for (size_t i = 0; i < y.size(); ++i) y[i] += b[i];
+  return y;
+}
+
+inline std::vector<Vector> rows_of(const Vector& table, const std::vector<int32_t>& ids,
+                                   size_t width) {
+  std::vector<Vector> x;
+  for (const int32_t id : ids) {
+    const auto at = table.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(id) * width);
+    x.emplace_back(at, at + static_cast<std::ptrdiff_t>(width));
+  }
+  return x;
+}
+
+inline std::vector<Vector> llama_logits(const FamilyShape& c, const Weights& w,
+                                        const std::vector<int32_t>& ids,
+                                        const std::vector<int32_t>&, const std::vector<int>& mask) {
+  std::vector<Vector> x = rows_of(w.at("embed_tokens.weight"), ids, c.width);
+  for (size_t layer = 0; layer < c.layers; ++layer) {
+    const Named n(w, "layers." + std::to_string(layer) + ".");
+    std::vector<Vector> q, k, v;
+    for (size_t t = 0; t < x.size(); ++t) {
+      const Vector y = n.rms("input_layernorm", x[t], c.epsilon);
+      q.push_back(turned(n.linear("self_attn.q_proj", y), c.heads, c, t));
+      k.push_back(turned(n.linear("self_attn.k_proj", y), c.kv_heads, c, t));
+      v.push_back(n.linear("self_attn.v_proj", y));
+    }
+    const std::vector<Vector> mixed = attend(q, k, v, c, true, mask);
+    for (size_t t = 0; t < x.size(); ++t) {
+      x[t] = sum(x[t], n.linear("self_attn.o_proj", mixed[t]));
+      const Vector y = n.rms("post_attention_layernorm", x[t], c.epsilon);
+      Vector gate = n.linear("mlp.gate_proj", y);
+      const Vector up = n.linear("mlp.up_proj", y);
+      for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+      x[t] = sum(x[t], n.linear("mlp.down_proj", gate));
+    }
+  }
+  const auto head = w.find("lm_head.weight");
+  const Vector& output = head == w.end() ? w.at("embed_tokens.weight") : head->second;
+  for (Vector& row : x) {
+    row = matvec(output, rms_norm(row, w.at("norm.weight"), c.epsilon), nullptr);
+  }
+  return x;
+}
+
+inline std::vector<Vector> neox_logits(const FamilyShape& c, const Weights& w,
+                                       const std::vector<int32_t>& ids, const std::vector<int32_t>&,
+                                       const std::vector<int>& mask) {
+  std::vector<Vector> x = rows_of(w.at("embed_in.weight"), ids, c.width);
+  for (size_t layer = 0; layer < c.layers; ++layer) {
+    const Named n(w, "layers." + std::to_string(layer) + ".");
+    std::array<std::vector<Vector>, 3> qkv;
+    for (size_t t = 0; t < x.size(); ++t) {
+      const Vector packed =
+          n.linear("attention.query_key_value", n.layer_norm("input_layernorm", x[t], c.epsilon));
+      for (size_t part = 0; part < 3; ++part) {
+        Vector one;
+        for (size_t h = 0; h < c.heads; ++h) {
+          for (size_t i = 0; i < c.head; ++i) one.push_back(packed[(h * 3 + part) * c.head + i]);
+        }
+        qkv[part].push_back(part < 2 ? turned(one, c.heads, c, t) : one);
+      }
+    }
+    const std::vector<Vector> mixed = attend(qkv[0], qkv[1], qkv[2], c, true, mask);
+    for (size_t t = 0; t < x.size(); ++t) {
+      const Vector attended = sum(x[t], n.linear("attention.dense", mixed[t]));
+      Vector up = n.linear(
+          "mlp.dense_h_to_4h",
+          n.layer_norm("post_attention_layernorm", c.parallel ? x[t] : attended, c.epsilon));
+      for (double& value : up) value = gelu(value, true);
+      x[t] = sum(attended, n.linear("mlp.dense_4h_to_h", up));
+    }
+  }
+  const Named n(w, "");
+  for (Vector& row : x)
+    row = n.linear("embed_out", n.layer_norm("final_layer_norm", row, c.epsilon));
+  return x;
+}
+
+inline std::vector<Vector> bert_hidden(const FamilyShape& c, const Weights& w,
+                                       const std::vector<int32_t>& ids,
+                                       const std::vector<int32_t>& types,
+                                       const std::vector<int>& mask) {
+  std::vector<Vector> x = rows_of(w.at("embeddings.word_embeddings.weight"), ids, c.width);
+  const std::vector<Vector> kinds =
+      rows_of(w.at("embeddings.token_type_embeddings.weight"), types, c.width);
+  const Named outer(w, "");
+  for (size_t t = 0; t < x.size(); ++t) {
+    const Vector place = rows_of(w.at("embeddings.position_embeddings.weight"),
+                                 {static_cast<int32_t>(t)}, c.width)[0];
+    x[t] = outer.layer_norm("embeddings.LayerNorm", sum(sum(x[t], kinds[t]), place), c.epsilon);
+  }
+  for (size_t layer = 0; layer < c.layers; ++layer) {
+    const Named n(w, "encoder.layer." + std::to_string(layer) + ".");
+    std::vector<Vector> q, k, v;
+    for (const Vector& row : x) {
+      q.push_back(n.linear("attention.self.query", row));
+      k.push_back(n.linear("attention.self.key", row));
+      v.push_back(n.linear("attention.self.value", row));
+    }
+    const std::vector<Vector> mixed = attend(q, k, v, c, false, mask);
+    for (size_t t = 0; t < x.size(); ++t) {
+      const Vector y =
+          n.layer_norm("attention.output.LayerNorm",
+                       sum(x[t], n.linear("attention.output.dense", mixed[t])), c.epsilon);
+      Vector up = n.linear("intermediate.dense", y);
+      for (double& value : up) value = gelu(value, true);
+      x[t] = n.layer_norm("output.LayerNorm", sum(y, n.linear("output.dense", up)), c.epsilon);
+    }
+  }
+  return x;
+}
+
+inline std::vector<Vector> bert_mlm_logits(const FamilyShape& c, const Weights& w,
+                                           const std::vector<int32_t>& ids,
+                                           const std::vector<int32_t>& types,
+                                           const std::vector<int>& mask) {
+  std::vector<Vector> x = bert_hidden(c, w, ids, types, mask);
+  const Named n(w, "cls.predictions.");
+  for (Vector& row : x) {
+    Vector y = n.linear("transform.dense", row);
+    for (double& value : y) value = gelu(value, true);
+    y = n.layer_norm("transform.LayerNorm", y, c.epsilon);
+    row = matvec(w.at("embeddings.word_embeddings.weight"), y, &w.at("cls.predictions.bias"));
+  }
+  return x;
+}
+
+// One row: the classes of a text.
+inline std::vector<Vector> bert_classes(const FamilyShape& c, const Weights& w,
+                                        const std::vector<int32_t>& ids,
+                                        const std::vector<int32_t>& types,
+                                        const std::vector<int>& mask) {
+  const Named n(w, "");
+  Vector pooled = n.linear("pooler.dense", bert_hidden(c, w, ids, types, mask)[0]);
+  for (double& value : pooled) value = std::tanh(value);
+  return {n.linear("classifier", pooled)};
+}
+
+}  // namespace ds::testing
