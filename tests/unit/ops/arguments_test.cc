@@ -4,11 +4,11 @@
 #include <limits>
 #include <vector>
 
-#include "ops/adam.h"
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
+#include "ops/optimizer_update.h"
 #include "ops/reduce.h"
 #include "unit/base/expect_error.h"
 
@@ -167,30 +167,58 @@ TEST_F(Arguments, Dropout) {
           [&] { ops::dropout_backward(ctx_, x, 0.5, {}, 0, other); });
 }
 
-TEST_F(Arguments, Adam) {
-  Tensor p = zeros(kF32, {4}), g = zeros(kF32, {4}), m = zeros(kF32, {4}), v = zeros(kF32, {4});
-  Tensor short_v = zeros(kF32, {3}), wrong = zeros(kF32, {4});
-  const ops::AdamStep good;
-  EXPECT_NO_THROW(ops::adam(ctx_, good, p, g, m, v, none_));
-  refused({"adam: v must have 4 elements"},
-          [&] { ops::adam(ctx_, good, p, g, m, short_v, none_); });
-  refused({"adam: model must be bfloat16"}, [&] { ops::adam(ctx_, good, p, g, m, v, wrong); });
-  refused({"adam: grad must be float32"},
-          [&] { ops::adam(ctx_, good, p, zeros(kBf16, {4}), m, v, none_); });
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const auto step = [&](auto member, auto value) {
-    ops::AdamStep bad;
-    bad.*member = value;
-    return [this, bad, &p, &g, &m, &v] { ops::adam(ctx_, bad, p, g, m, v, none_); };
+TEST_F(Arguments, OptimizerUpdate) {
+  const std::vector<kernels::UpdatePiece> pieces = {{0, 4, 0}};
+  const std::vector<int64_t> first = {0, 1};
+  const auto run = [&](ops::UpdateTensors tensors, const kernels::UpdateHyper& hyper = {},
+                       const std::vector<kernels::UpdatePiece>& own_pieces = {}) {
+    return [=, this]() mutable {
+      constexpr auto kRule = kernels::UpdateRule::kAdam;
+      const std::vector<kernels::UpdateConstants> constants = {
+          kernels::update_constants(kRule, hyper)};
+      const auto& used = own_pieces.empty() ? pieces : own_pieces;
+      ops::optimizer_update(ctx_, kRule, {constants, used, first}, tensors);
+    };
   };
-  refused({"lr is out of range"}, step(&ops::AdamStep::lr, nan));
-  refused({"beta1 is out of range: 1"}, step(&ops::AdamStep::beta1, 1.0));
-  refused({"beta2 is out of range"}, step(&ops::AdamStep::beta2, -0.1));
-  refused({"eps is out of range"}, step(&ops::AdamStep::eps, -1e-8));
-  refused({"weight_decay is out of range"}, step(&ops::AdamStep::weight_decay, nan));
-  refused({"grad_scale is out of range"},
-          step(&ops::AdamStep::grad_scale, std::numeric_limits<float>::infinity()));
-  refused({"steps count from 1, not 0"}, step(&ops::AdamStep::step, int64_t{0}));
+  const auto good = [&] {
+    ops::UpdateTensors tensors;
+    tensors.master = zeros(kF32, {4});
+    tensors.grad = zeros(kF32, {4});
+    for (ops::StateTensor& state : tensors.states) state.data = zeros(kF32, {4});
+    return tensors;
+  };
+  EXPECT_NO_THROW(run(good())());
+  const auto with = [&](auto change) {
+    ops::UpdateTensors tensors = good();
+    change(tensors);
+    return run(tensors);
+  };
+  using Tensors = ops::UpdateTensors;
+  refused({"master must have 4 elements"}, with([&](Tensors& t) { t.master = zeros(kF32, {3}); }));
+  refused({"weight is missing"}, with([&](Tensors& t) { t.master = Tensor(); }));
+  refused({"split masters have no further copy"}, with([&](Tensors& t) {
+            t.master = Tensor();
+            t.model = zeros(kBf16, {4});
+          }));
+  refused({"an fp32 model is its own master"},
+          with([&](Tensors& t) { t.model = zeros(kF32, {4}); }));
+  refused({"grad must be float32, bfloat16 or float16, not int32"},
+          with([&](Tensors& t) { t.grad = zeros(DType::kInt32, {4}); }));
+  refused({"a state must have 4 elements, not 5"},
+          with([&](Tensors& t) { t.states[1].data = zeros(kF32, {5}); }));
+  refused({"state is missing"}, with([&](Tensors& t) { t.states[0].data = Tensor(); }));
+  refused({"scales is missing"},
+          with([&](Tensors& t) { t.states[0].data = zeros(DType::kInt8, {4}); }));
+  refused({"a state must be float32, bfloat16, int8 or uint8, not int32"},
+          with([&](Tensors& t) { t.states[0].data = zeros(DType::kInt32, {4}); }));
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto member :
+       {&kernels::UpdateHyper::lr, &kernels::UpdateHyper::beta1, &kernels::UpdateHyper::beta2,
+        &kernels::UpdateHyper::eps, &kernels::UpdateHyper::weight_decay}) {
+    kernels::UpdateHyper bad;
+    bad.*member = nan;
+    refused({"a hyperparameter is not finite"}, run(good(), bad));
+  }
 }
 
 }  // namespace
