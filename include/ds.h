@@ -397,7 +397,10 @@ DS_API void ds_tokenizer_destroy(ds_tokenizer* tokenizer);
  * Opens training samples. Kind "gpt" (default) has `sequence_length + 1` running tokens in the
  * order of Megatron's GPT data set: documents and samples shuffled with the seed, epoch after
  * epoch.
- * @param spec_json  {"path": FILE_OR_PREFIX, "sequence_length": N, "samples": N,
+ * Kind "blend" draws from members by weight; "packed" packs fine-tuning examples (prompt and
+ * completion, chats, texts) of a .jsonl file and learns the answers only; "mlm" hides tokens of
+ * documents for BERT (Devlin et al., arXiv:1810.04805). docs/data.md has their keys.
+ * @param spec_json  {"kind": "gpt", "path": FILE_OR_PREFIX, "sequence_length": N, "samples": N,
  *                   "split": "969,30,1", "part": "train"|"valid"|"test", "seed": 1234}.
  *                   `path` names PREFIX.bin and PREFIX.idx, a text file or a .jsonl file whose
  *                   lines have "text". `samples` 0 (default) means one epoch.

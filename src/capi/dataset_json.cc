@@ -8,10 +8,41 @@ namespace {
 
 constexpr const char* kWhat = "data set specification";
 
-const std::vector<std::string>& known_keys() {
-  static const std::vector<std::string> keys = {
-      "kind", "path", "sequence_length", "samples", "split", "part", "seed", "members", "weights"};
+using Keys = std::vector<std::string>;
+
+// The keys of a kind; members of a blend take the common ones from the blend.
+Keys keys_of(DatasetKind kind, bool member) {
+  Keys keys = {"kind"};
+  const auto add = [&keys](const Keys& more) { keys.insert(keys.end(), more.begin(), more.end()); };
+  if (kind != DatasetKind::kBlend) add({"path"});
+  if (!member) add({"sequence_length", "samples", "split", "part", "seed"});
+  switch (kind) {
+    case DatasetKind::kGpt:
+      break;
+    case DatasetKind::kBlend:
+      add({"members", "weights"});
+      break;
+    case DatasetKind::kPacked:
+      add({"chat_template", "append_end", "add_begin", "parse_special_tokens", "learn_prompts",
+           "too_long", "pack", "pad_id"});
+      break;
+    case DatasetKind::kMlm:
+      add({"mask_probability", "short_probability", "pairs"});
+      break;
+  }
   return keys;
+}
+
+// The kind that a document names; what else it holds is checked once that is known.
+DatasetKind kind_of(const Json& document, const std::string& path) {
+  const auto found = document.is_object() ? document.find("kind") : document.end();
+  if (!document.is_object() || found == document.end()) return DatasetKind::kGpt;
+  const std::optional<DatasetKind> kind =
+      found->is_string() ? dataset_kind(found->get<std::string>()) : std::nullopt;
+  DS_CHECK(kind, Code::kConfig, kWhat, ": ", path,
+           "/kind must be \"gpt\", \"blend\", \"packed\" or \"mlm\", not ",
+           printable(dump_json(*found)));
+  return *kind;
 }
 
 Split part_of(const JsonArguments& spec) {
@@ -23,16 +54,38 @@ Split part_of(const JsonArguments& spec) {
               str_cat("must be \"train\", \"valid\" or \"test\", not \"", printable(name), "\""));
 }
 
-DatasetKind kind_of(const JsonArguments& spec) {
-  const std::string name = spec.text("kind", dataset_kind_name(DatasetKind::kGpt));
-  const std::optional<DatasetKind> kind = dataset_kind(name);
-  if (!kind) spec.refuse("kind", str_cat("is unknown: \"", printable(name), "\""));
-  return *kind;
+void read_packed(const JsonArguments& given, DatasetSpec& spec) {
+  FinetuneOptions& options = spec.finetune;
+  const std::string chat = given.text("chat_template", chat_template_name(options.chat));
+  const std::optional<ChatTemplate> known = chat_template(chat);
+  if (!known) given.refuse("chat_template", str_cat("is unknown: \"", printable(chat), "\""));
+  options.chat = *known;
+  options.append_end = given.flag("append_end", options.append_end);
+  options.add_begin = given.flag("add_begin", options.add_begin);
+  options.parse_special_tokens = given.flag("parse_special_tokens", options.parse_special_tokens);
+  options.learn_prompts = given.flag("learn_prompts", options.learn_prompts);
+  const std::string too_long = given.text("too_long", "cut");
+  if (too_long != "cut" && too_long != "skip") {
+    given.refuse("too_long",
+                 str_cat("must be \"cut\" or \"skip\", not \"", printable(too_long), "\""));
+  }
+  spec.too_long = too_long == "cut" ? TooLong::kCut : TooLong::kSkip;
+  spec.pack = given.flag("pack", spec.pack);
+  if (given.has("pad_id")) {
+    spec.pad_id = static_cast<int32_t>(given.required_integer("pad_id", 0, INT32_MAX));
+  }
 }
 
-DatasetSpec parse_spec(const JsonArguments& given, bool member) {
+void read_mlm(const JsonArguments& given, DatasetSpec& spec) {
+  spec.mask_probability = given.number("mask_probability", spec.mask_probability, 0, 1);
+  spec.short_probability = given.number("short_probability", spec.short_probability, 0, 1);
+  spec.pairs = given.flag("pairs", spec.pairs);
+}
+
+DatasetSpec parse_spec(const Json& document, const std::string& path, bool member) {
   DatasetSpec spec;
-  spec.kind = kind_of(given);
+  spec.kind = kind_of(document, path);
+  const JsonArguments given(document, kWhat, path, keys_of(spec.kind, member));
   if (spec.kind != DatasetKind::kBlend) spec.path = given.required_text("path");
   if (!member) {
     spec.sequence_length = given.required_integer("sequence_length", 1, INT32_MAX - 1);
@@ -43,9 +96,14 @@ DatasetSpec parse_spec(const JsonArguments& given, bool member) {
     spec.part = part_of(given);
     spec.seed = static_cast<uint32_t>(given.integer("seed", spec.seed, 0, UINT32_MAX));
   }
-  spec.weights = given.numbers("weights");
-  for (const JsonArguments& inner : given.objects("members", known_keys())) {
-    spec.members.push_back(parse_spec(inner, true));
+  if (spec.kind == DatasetKind::kPacked) read_packed(given, spec);
+  if (spec.kind == DatasetKind::kMlm) read_mlm(given, spec);
+  if (spec.kind == DatasetKind::kBlend) {
+    spec.weights = given.numbers("weights");
+    const Json& members = given.list("members", "objects");
+    for (size_t i = 0; i < members.size(); ++i) {
+      spec.members.push_back(parse_spec(members[i], str_cat(path, "/members/", i), true));
+    }
   }
   return spec;
 }
@@ -53,7 +111,7 @@ DatasetSpec parse_spec(const JsonArguments& given, bool member) {
 }  // namespace
 
 DatasetSpec parse_dataset_spec(const char* spec_json) {
-  return parse_spec(JsonArguments(spec_json, kWhat, known_keys()), false);
+  return parse_spec(parse_json(spec_json, kWhat, Code::kConfig), "", false);
 }
 
 }  // namespace ds::capi

@@ -101,6 +101,7 @@ bool JsonArguments::flag(const char* key, bool fallback) const {
 }
 
 const Json& JsonArguments::list(const char* key, const char* of) const {
+  require(key);
   const Json& value = document_.at(key);
   if (!value.is_array()) {
     refuse(key, str_cat("must be a list of ", of, ", not ", value.type_name()));
@@ -131,17 +132,6 @@ std::vector<double> JsonArguments::numbers(const char* key) const {
       refuse(str_cat(key, "/", i).c_str(), str_cat("must be a number, not ", value[i].type_name()));
     }
     out.push_back(value[i].get<double>());
-  }
-  return out;
-}
-
-std::vector<JsonArguments> JsonArguments::objects(
-    const char* key, const std::vector<std::string>& known_keys) const {
-  if (!has(key)) return {};
-  const Json& value = list(key, "objects");
-  std::vector<JsonArguments> out;
-  for (size_t i = 0; i < value.size(); ++i) {
-    out.emplace_back(value[i], what_, str_cat(path_, "/", key, "/", i), known_keys);
   }
   return out;
 }

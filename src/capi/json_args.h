@@ -28,9 +28,8 @@ class JsonArguments {
   bool flag(const char* key, bool fallback) const;
   std::vector<std::string> texts(const char* key, std::vector<std::string> fallback) const;
   std::vector<double> numbers(const char* key) const;
-  // The elements of a list of objects, all with the same known keys.
-  std::vector<JsonArguments> objects(const char* key,
-                                     const std::vector<std::string>& known_keys) const;
+  // A list that must be given; `of` says what it holds, for errors.
+  const Json& list(const char* key, const char* of) const;
   const Json& at(const char* key) const { return document_.at(key); }
 
   [[noreturn]] void refuse(const char* key, const std::string& why) const;
@@ -38,8 +37,6 @@ class JsonArguments {
  private:
   int64_t integer_of(const Json& value, const char* key, int64_t low, int64_t high) const;
   void require(const char* key) const;
-
-  const Json& list(const char* key, const char* of) const;
 
   const char* what_;
   std::string path_;
