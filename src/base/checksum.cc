@@ -25,4 +25,9 @@ uint32_t crc32c(std::span<const std::byte> bytes) {
   return ~crc;
 }
 
+uint32_t crc32_ieee(std::span<const std::byte> bytes, uint32_t before) {
+  return crc32_gzip_refl(before, reinterpret_cast<const unsigned char*>(bytes.data()),
+                         bytes.size());
+}
+
 }  // namespace ds

@@ -35,6 +35,7 @@ MonitorSet::MonitorSet(const MonitorSetOptions& options) {
   if (options.tensorboard.enabled) add(make_tensorboard_monitor(options.tensorboard));
   if (options.csv.enabled) add(make_csv_monitor(options.csv));
   if (options.json_lines.enabled) add(make_json_lines_monitor(options.json_lines));
+  if (options.wandb.enabled) add(make_wandb_monitor(options.wandb));
 }
 
 void MonitorSet::add(std::unique_ptr<Monitor> monitor) { monitors_.push_back(std::move(monitor)); }

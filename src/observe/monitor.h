@@ -1,5 +1,5 @@
 // Monitors: where training metrics go. TensorBoard event files, CSV files as DeepSpeed's
-// csv_monitor writes them, and JSON lines.
+// csv_monitor writes them, JSON lines, and offline runs of Weights & Biases.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/json.h"
 
 namespace ds {
 
@@ -41,14 +43,25 @@ struct JsonLinesOptions {
   std::string path;  // the file, appended to
 };
 
+struct WandbOptions {
+  bool enabled = false;
+  std::string output_path;  // that receives wandb/offline-run-TIME-ID; "" = the current folder
+  std::string project = "deepspeed";
+  std::string team;
+  std::string group;
+  Json config;  // shown beside the run
+};
+
 std::unique_ptr<Monitor> make_tensorboard_monitor(const MonitorOptions& options);
 std::unique_ptr<Monitor> make_csv_monitor(const MonitorOptions& options);
 std::unique_ptr<Monitor> make_json_lines_monitor(const JsonLinesOptions& options);
+std::unique_ptr<Monitor> make_wandb_monitor(const WandbOptions& options);
 
 struct MonitorSetOptions {
   MonitorOptions tensorboard;
   MonitorOptions csv;
   JsonLinesOptions json_lines;
+  WandbOptions wandb;
 };
 
 // All enabled monitors. Creation fails if one of them cannot write; later failures (a full disk)

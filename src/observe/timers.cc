@@ -117,7 +117,11 @@ void ThroughputMeter::begin_step() {
 void ThroughputMeter::end_step(int64_t samples, int64_t tokens) {
   DS_CHECK(in_step_, Code::kState, "a step ended that did not begin");
   in_step_ = false;
-  last_seconds_ = clock_() - started_;
+  add_step(clock_() - started_, samples, tokens);
+}
+
+void ThroughputMeter::add_step(double seconds, int64_t samples, int64_t tokens) {
+  last_seconds_ = seconds;
   last_samples_ = samples;
   last_tokens_ = tokens;
   if (++steps_ <= skip_) return;

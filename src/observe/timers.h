@@ -68,8 +68,11 @@ class ThroughputMeter {
 
   void begin_step();
   void end_step(int64_t samples, int64_t tokens);
+  // A step that somebody else timed.
+  void add_step(double seconds, int64_t samples, int64_t tokens);
 
   int64_t steps() const noexcept { return steps_; }
+  bool averages() const noexcept { return steps_ > skip_; }  // whether a step has counted
   // Averages over the counted steps, 0 before there is one.
   double samples_per_second() const;
   double tokens_per_second() const;
