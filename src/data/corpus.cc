@@ -41,8 +41,14 @@ class Encoder {
   Sequence running_text() const {
     Sequence tokens;
     TextBlockReader reader(path_);
+    const bool blank_is_added = adds_blank();
+    bool first = true;
     for (std::string block = reader.next(); !block.empty(); block = reader.next()) {
-      tokenizer_.append_encoded(block, encode_options_, tokens);
+      // Blocks are cut before a blank, which such a tokenizer adds itself.
+      const bool drop = !first && blank_is_added && block.starts_with(' ');
+      tokenizer_.append_encoded(std::string_view(block).substr(drop ? 1 : 0), encode_options_,
+                                tokens);
+      first = false;
     }
     if (!tokens.empty() && eod_ >= 0) tokens.push_back(eod_);
     return tokens;
@@ -86,6 +92,17 @@ class Encoder {
     std::string text;
     int64_t number;
   };
+
+  // Does a text of its own become the same tokens as behind a blank?
+  bool adds_blank() const {
+    try {
+      Sequence apart = tokenizer_.encode("x");
+      tokenizer_.append_encoded("a", {}, apart);
+      return apart == tokenizer_.encode("x a");
+    } catch (const Error&) {
+      return false;  // no tokens for these letters
+    }
+  }
 
   Document encode_line(const Line& line) const {
     if (line.text.find_first_not_of(" \t") == std::string::npos) return {};

@@ -13,15 +13,6 @@ namespace {
 
 constexpr std::array kRoles = {"system", "user", "assistant", "tool"};
 
-// The ids that the tokenizer puts before a text.
-std::vector<int32_t> begin_of_text(const Tokenizer& tokenizer) {
-  const std::vector<int32_t> plain = tokenizer.encode("a");
-  std::vector<int32_t> whole = tokenizer.encode("a", {.add_special_tokens = true});
-  const auto at = std::search(whole.begin(), whole.end(), plain.begin(), plain.end());
-  whole.erase(at, whole.end());
-  return whole;
-}
-
 class Builder {
  public:
   Builder(std::string_view what, TokenizerPtr tokenizer, const FinetuneOptions& options)
@@ -30,7 +21,7 @@ class Builder {
              options.max_line_bytes, "; it must be at least 1");
     if (tokenizer_ == nullptr) tokenizer_ = make_byte_tokenizer();
     if (options.append_end) end_ = tokenizer_->eos_id();
-    if (options.add_begin) begin_ = begin_of_text(*tokenizer_);
+    if (options.add_begin) begin_ = tokenizer_->begin_ids();
   }
 
   void add_line(std::string_view line, int64_t number) {

@@ -87,18 +87,26 @@ bool indexed_dataset_exists(const std::filesystem::path& prefix) {
 }
 
 IndexedDataset::IndexedDataset(const std::filesystem::path& prefix)
-    : prefix_(prefix), idx_(idx_path(prefix)), bin_(bin_path(prefix)) {
+    : prefix_(prefix), idx_file_(idx_path(prefix)), bin_file_(bin_path(prefix)) {
+  check_header();
+  check_entries();
+}
+
+IndexedDataset::IndexedDataset(std::vector<std::byte> idx, std::vector<std::byte> bin,
+                               std::string_view name)
+    : prefix_(name), idx_copy_(std::move(idx)), bin_copy_(std::move(bin)) {
   check_header();
   check_entries();
 }
 
 void IndexedDataset::check_header() {
-  const auto bytes = idx_.bytes();
-  const std::string where = shown(idx_.path());
-  DS_CHECK(!idx_.text().starts_with(kLegacyMagic), Code::kUnsupported, where,
+  const auto bytes = idx();
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string where = shown(idx_path(prefix_));
+  DS_CHECK(!text.starts_with(kLegacyMagic), Code::kUnsupported, where,
            " is a legacy TNTIDX index (lazy or cached); convert the data set to the mmap layout, "
            "with preprocess_data's --dataset-impl mmap");
-  DS_CHECK(idx_.text().starts_with(kMagic), Code::kCorrupt, where,
+  DS_CHECK(text.starts_with(kMagic), Code::kCorrupt, where,
            " is not an indexed data set: it does not begin with MMIDIDX");
   DS_CHECK(bytes.size() >= kHeader, Code::kCorrupt, where, " has ", bytes.size(),
            " bytes, less than the header of ", kHeader, ": the file is truncated");
@@ -125,9 +133,9 @@ void IndexedDataset::check_header() {
 }
 
 void IndexedDataset::check_entries() const {
-  const std::string where = shown(idx_.path());
+  const std::string where = shown(idx_path(prefix_));
   const auto item = token_type_size(type_);
-  const auto total = static_cast<int64_t>(bin_.bytes().size());
+  const auto total = static_cast<int64_t>(bin().size());
   int64_t position = 0;
   for (int64_t i = 0; i < sequences_; ++i) {
     const int64_t size = size_at(i);
@@ -136,9 +144,9 @@ void IndexedDataset::check_entries() const {
              pointer_at(i), ", but the sizes before it add up to ", position);
     position += size * item;  // at most 2^31 * 8 more than a checked position
     DS_CHECK(position <= total, Code::kCorrupt, where, ": sequence ", i, " ends at byte ", position,
-             " of ", shown(bin_.path()), ", which has ", total, " bytes");
+             " of ", shown(bin_path(prefix_)), ", which has ", total, " bytes");
   }
-  DS_CHECK(position == total, Code::kCorrupt, shown(bin_.path()), " has ", total,
+  DS_CHECK(position == total, Code::kCorrupt, shown(bin_path(prefix_)), " has ", total,
            " bytes, but the sequences of the index add up to ", position,
            "; the files do not belong together, or were written by a preprocessor that does not "
            "count end-of-document tokens");
@@ -154,11 +162,11 @@ void IndexedDataset::check_entries() const {
 }
 
 int32_t IndexedDataset::size_at(int64_t index) const {
-  return load<int32_t>(idx_.bytes(), kHeader + static_cast<size_t>(index) * 4);
+  return load<int32_t>(idx(), kHeader + static_cast<size_t>(index) * 4);
 }
 
 int64_t IndexedDataset::pointer_at(int64_t index) const {
-  return load<int64_t>(idx_.bytes(), kHeader + static_cast<size_t>(sequences_ * 4 + index * 8));
+  return load<int64_t>(idx(), kHeader + static_cast<size_t>(sequences_ * 4 + index * 8));
 }
 
 int32_t IndexedDataset::sequence_size(int64_t index) const {
@@ -170,14 +178,14 @@ int32_t IndexedDataset::sequence_size(int64_t index) const {
 int64_t IndexedDataset::document_begin(int64_t index) const {
   DS_CHECK(index >= 0 && index < documents_, Code::kInvalidArgument, name(), ": document ", index,
            " does not exist; there are ", document_count());
-  return load<int64_t>(idx_.bytes(), kHeader + static_cast<size_t>(sequences_ * 12 + index * 8));
+  return load<int64_t>(idx(), kHeader + static_cast<size_t>(sequences_ * 12 + index * 8));
 }
 
 std::optional<int8_t> IndexedDataset::mode(int64_t index) const {
   DS_CHECK(index >= 0 && index < sequences_, Code::kInvalidArgument, name(), ": sequence ", index,
            " does not exist; there are ", sequences_);
   if (!has_modes_) return std::nullopt;
-  return load<int8_t>(idx_.bytes(),
+  return load<int8_t>(idx(),
                       kHeader + static_cast<size_t>(sequences_ * 12 + documents_ * 8 + index));
 }
 
@@ -189,9 +197,9 @@ void IndexedDataset::read_as(int64_t index, int64_t offset, std::span<Out> out) 
   with_integer_type(type_, name(), [&](auto sample) {
     using Stored = decltype(sample);
     for (size_t i = 0; i < out.size(); ++i) {
-      const auto value = load<Stored>(bin_.bytes(), start + i * sizeof(Stored));
+      const auto value = load<Stored>(bin(), start + i * sizeof(Stored));
       if constexpr (sizeof(Stored) > sizeof(Out)) {
-        DS_CHECK(std::in_range<Out>(value), Code::kCorrupt, shown(bin_.path()), ": token ",
+        DS_CHECK(std::in_range<Out>(value), Code::kCorrupt, shown(bin_path(prefix_)), ": token ",
                  offset + static_cast<int64_t>(i), " of sequence ", index, " is ", value,
                  ", beyond 32 bits");
       }
@@ -216,7 +224,7 @@ std::vector<int64_t> IndexedDataset::read(int64_t index) const {
 
 std::span<const std::byte> IndexedDataset::bytes(int64_t index) const {
   const auto length = static_cast<size_t>(sequence_size(index) * token_type_size(type_));
-  return bin_.bytes().subspan(static_cast<size_t>(pointer_at(index)), length);
+  return bin().subspan(static_cast<size_t>(pointer_at(index)), length);
 }
 
 }  // namespace ds

@@ -42,6 +42,8 @@ class IndexedDataset final : public TokenSource {
  public:
   // Maps both files and checks every entry of the index.
   explicit IndexedDataset(const std::filesystem::path& prefix);
+  // The same from the contents of the two files; `name` stands for the prefix in errors.
+  IndexedDataset(std::vector<std::byte> idx, std::vector<std::byte> bin, std::string_view name);
 
   TokenType type() const noexcept { return type_; }
   int64_t sequence_count() const override { return sequences_; }
@@ -66,11 +68,19 @@ class IndexedDataset final : public TokenSource {
   int32_t size_at(int64_t index) const;
   int64_t pointer_at(int64_t index) const;
   void check_header();
+  std::span<const std::byte> idx() const noexcept {
+    return idx_file_.bytes().empty() ? std::span<const std::byte>(idx_copy_) : idx_file_.bytes();
+  }
+  std::span<const std::byte> bin() const noexcept {
+    return bin_file_.bytes().empty() ? std::span<const std::byte>(bin_copy_) : bin_file_.bytes();
+  }
   void check_entries() const;
 
   std::filesystem::path prefix_;
-  MappedFile idx_;
-  MappedFile bin_;
+  MappedFile idx_file_;  // or, from memory, the copies
+  MappedFile bin_file_;
+  std::vector<std::byte> idx_copy_;
+  std::vector<std::byte> bin_copy_;
   TokenType type_ = TokenType::kI32;
   int64_t sequences_ = 0;
   int64_t documents_ = 0;  // length of the document index

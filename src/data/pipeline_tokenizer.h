@@ -48,6 +48,7 @@ class PipelineTokenizer final : public Tokenizer {
   int32_t vocab_size() const override { return static_cast<int32_t>(entries_.size()); }
   std::optional<std::string> token(int32_t id) const override;
   std::optional<int32_t> id(std::string_view token) const override;
+  std::vector<int32_t> begin_ids() const override { return post_processor_.prefix(); }
   std::optional<int32_t> eos_id() const override { return eos_id_; }
   std::string to_json() const override;
 

@@ -49,6 +49,8 @@ class Tokenizer {
   // The token as the vocabulary spells it; nullopt for an id without a token.
   virtual std::optional<std::string> token(int32_t id) const = 0;
   virtual std::optional<int32_t> id(std::string_view token) const = 0;
+  // What EncodeOptions::add_special_tokens puts before a text.
+  virtual std::vector<int32_t> begin_ids() const { return {}; }
   // The end-of-document token.
   virtual std::optional<int32_t> eos_id() const = 0;
 

@@ -144,5 +144,32 @@ TEST(Corpus, DataNamesASource) {
                [&] { open_token_source(folder / "empty.txt", nullptr, 8); });
 }
 
+// Text that is read in blocks has the tokens of the whole text, whatever the tokenizer puts before
+// a text.
+TEST(Corpus, BlocksAreSeamless) {
+  const std::filesystem::path families =
+      std::filesystem::path(DS_TEST_DATA) / "tokenizers" / "families";
+  std::string text = "The keeper";
+  std::mt19937 random(3);
+  while (text.size() < 1'100'000) {
+    text += " ";
+    for (uint32_t n = 1 + random() % 9; n > 0; --n) text += static_cast<char>('a' + random() % 26);
+  }
+  TempFolder folder;
+  write_bytes(folder / "text.txt", text);
+  for (const char* name : {"gpt2", "llama2", "mistral"}) {
+    SCOPED_TRACE(name);
+    const auto tokenizer = load_tokenizer(families / (std::string(name) + ".json"));
+    const auto source = load_text_source(folder / "text.txt", *tokenizer, 1 << 20);
+    std::vector<int32_t> tokens;
+    for (int64_t i = 0; i < source->sequence_count(); ++i) {
+      std::vector<int32_t> part(static_cast<size_t>(source->sequence_size(i)));
+      source->read(i, 0, part);
+      tokens.insert(tokens.end(), part.begin(), part.end());
+    }
+    EXPECT_EQ(tokens, tokenizer->encode(text));
+  }
+}
+
 }  // namespace
 }  // namespace ds

@@ -279,5 +279,26 @@ TEST_F(DamagedIndex, MissingFiles) {
   expect_error(Code::kNotFound, {"none.idx"}, [&] { IndexedDataset(folder_ / "none"); });
 }
 
+TEST(IndexedDataset, OpensFromMemory) {
+  const std::filesystem::path folder = std::filesystem::path(DS_TEST_DATA) / "indexed";
+  const auto load = [&](const char* name) {
+    const std::string text = read_bytes(folder / name);
+    const auto bytes = std::as_bytes(std::span(text));
+    return std::vector<std::byte>(bytes.begin(), bytes.end());
+  };
+  const auto idx = load("two_documents.idx"), bin = load("two_documents.bin");
+  const IndexedDataset dataset(idx, bin, "memory");
+  const IndexedDataset file(folder / "two_documents");
+  ASSERT_EQ(dataset.sequence_count(), file.sequence_count());
+  for (int64_t i = 0; i < file.sequence_count(); ++i) EXPECT_EQ(dataset.read(i), file.read(i));
+  EXPECT_EQ(dataset.document_count(), file.document_count());
+  expect_error(Code::kCorrupt, {"memory.idx"}, [&] { IndexedDataset({}, bin, "memory"); });
+  expect_error(Code::kCorrupt, {"memory.bin"}, [&] { IndexedDataset(idx, {}, "memory"); });
+  for (size_t size = 0; size < idx.size(); ++size) {
+    const std::vector<std::byte> cut(idx.begin(), idx.begin() + static_cast<std::ptrdiff_t>(size));
+    EXPECT_THROW(IndexedDataset(cut, bin, "memory"), Error) << size;
+  }
+}
+
 }  // namespace
 }  // namespace ds
