@@ -33,7 +33,8 @@ struct NeoxConfig {
 NeoxConfig parse(const Json& config) {
   const ConfigReader read(config);
   read.ignore_common();
-  read.ignore({"classifier_dropout"});
+  // The last two are in the first release's file, where the reference does not read them either.
+  read.ignore({"classifier_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"});
   NeoxConfig c;
   c.vocab_size = read.count("vocab_size", c.vocab_size, int64_t{1} << 30);
   c.width = read.count("hidden_size", c.width, int64_t{1} << 20);

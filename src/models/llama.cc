@@ -94,9 +94,12 @@ LlamaConfig parse(const Json& config, Kind kind) {
   if (kind == Kind::kLlama) {
     c.qkv_bias = c.out_bias = read.flag("attention_bias", false);
     c.mlp_bias = read.flag("mlp_bias", false);
-    read.ignore({"pretraining_tp"});
+    read.ignore({"pretraining_tp", "max_sequence_length"});
   }
-  if (kind == Kind::kQwen2) c.qkv_bias = true;
+  if (kind == Kind::kQwen2) {
+    c.qkv_bias = true;
+    read.require("use_mrope", false);
+  }
   c.windows = read_windows(read, kind, c.layers);
   RotaryDefaults rotary;
   rotary.partial_allowed = false;

@@ -157,6 +157,17 @@ TEST_F(Lora, DropoutIsReplayedByCheckpointing) {
   }
 }
 
+TEST_F(Lora, Bf16StaysNearFp32) {
+  std::mt19937_64 random(fresh_seed());
+  const auto model = Model::create(llama_config(), 5);
+  model->add_lora(options_for({"all-linear"}));
+  disturb(*model, random, 0.05f);
+  const Texts texts = random_texts(random, 3, 11, 29);
+  const double fp32 = run_pass(*model, texts);
+  model->state().set_compute_type(model->context(), DType::kBFloat16);
+  EXPECT_NEAR(run_pass(*model, texts), fp32, 2e-2 * fp32);
+}
+
 TEST_F(Lora, FoldersHoldAdaptersAndTrainedHeadsOnly) {
   std::mt19937_64 random(fresh_seed());
   Json config = {{"model_type", "bert"},     {"architectures", {"BertForSequenceClassification"}},

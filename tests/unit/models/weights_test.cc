@@ -9,6 +9,8 @@
 #include <cstring>
 
 #include "base/file.h"
+#include "base/float16.h"
+#include "base/json.h"
 #include "checkpoint/safetensors.h"
 
 namespace ds::models {
@@ -105,6 +107,78 @@ TEST_F(Weights, HalfPrecisionFilesAreRead) {
   const auto back = open_model(folder_);
   const double expected[] = {1, -2, std::ldexp(1, -24), 65504, INFINITY, 0x1.554p-2, 0, -0.0};
   for (int64_t i = 0; i < 8; ++i) EXPECT_EQ(value(*back, "ln_f.bias", i), expected[i]) << i;
+}
+
+TEST_F(Weights, Float16ExportRoundsToNearestAndShardsAddUp) {
+  const auto model = Model::create(config(), 4);
+  export_model(*model, folder_, DType::kFloat16, 700);
+  EXPECT_FALSE(fs::exists(folder_ / "model.safetensors"));
+  const Json index =
+      parse_json(read_text_file(folder_ / "model.safetensors.index.json"), "index", Code::kCorrupt);
+  EXPECT_EQ(index["metadata"]["total_size"], 2 * model->parameters().elements());
+  EXPECT_EQ(index["weight_map"].size(), static_cast<size_t>(model->parameters().size()));
+  const auto back = open_model(folder_);
+  for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+    const Tensor a = model->state().master(id), b = back->state().master(id);
+    for (int64_t i = 0; i < a.elements(); ++i) {
+      ASSERT_EQ(b.data<float>()[i], to_float(to_float16(a.data<float>()[i])));
+    }
+  }
+}
+
+TEST_F(Weights, DataMayLieAtAnyByte) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    const auto model = Model::create(config(), 4);
+    export_model(*model, folder_, dtype);
+    const auto aligned = open_model(folder_);
+    const fs::path path = folder_ / "model.safetensors";
+    std::string bytes = read_text_file(path);
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), 8);
+    bytes.insert(8 + length, " ");  // one more byte of header
+    ++length;
+    std::memcpy(bytes.data(), &length, 8);
+    write_file_durably(path, bytes);
+    const auto back = open_model(folder_);
+    const Tensor &a = aligned->state().masters(), &b = back->state().masters();
+    EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
+  }
+}
+
+TEST_F(Weights, OpeningAndWritingHoldNoSecondCopy) {
+  Json large = config();
+  large["vocab_size"] = 60000;
+  large["n_embd"] = 64;
+  const auto model = Model::create(large, 4);
+  const auto beyond_masters = [](Model& m) {
+    const MemoryAccount& account = m.device()->account();
+    return account.peak(MemoryTag::kWorkspace) + account.peak(MemoryTag::kActivations) +
+           account.peak(MemoryTag::kOther);
+  };
+  model->device()->account().reset_peaks();
+  export_model(*model, folder_, DType::kBFloat16);
+  const auto back = open_model(folder_);
+  const int64_t bytes = 4 * model->parameters().elements();  // 15 MiB
+  EXPECT_LT(beyond_masters(*model), bytes / 4);
+  EXPECT_LT(beyond_masters(*back), bytes / 4);
+  EXPECT_LT(back->device()->account().peak(MemoryTag::kParameters), bytes + bytes / 10);
+}
+
+TEST_F(Weights, OwnParametersAreWrittenByTheirNames) {
+  nn::ParameterSet set;
+  set.add({"layer.kernel", {3, 5}, nn::Init::kNormal, 1, true, true, {"tied.kernel"}});
+  set.add({"scalar", {}, nn::Init::kOnes, 0, false, true, {}});
+  const auto model = Model::from_parameters(std::move(set));
+  initialise_parameters(model->context(), model->state(), 3);
+  export_model(*model, folder_, DType::kFloat32);
+  EXPECT_FALSE(fs::exists(folder_ / "config.json"));
+  const SafetensorsModel file(folder_);
+  EXPECT_EQ(file.entries().size(), 2u);
+  EXPECT_EQ(file.require("layer.kernel").shape, (std::vector<int64_t>{3, 5}));
+  EXPECT_EQ(file.require("scalar").shape, std::vector<int64_t>());
+  float element;
+  std::memcpy(&element, file.require("layer.kernel").bytes.data() + 4 * 7, 4);
+  EXPECT_EQ(element, value(*model, "layer.kernel", 7));
 }
 
 TEST_F(Weights, NamesWithoutPrefixAndMaskBuffersAndTiedCopiesAreAccepted) {
