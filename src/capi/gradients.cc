@@ -16,7 +16,8 @@ ds_status ds_engine_add_gradient(ds_engine* engine, const char* name, const ds_t
     const std::string parameter(utf8_param(name, "name"));
     const auto input = enter(gradient, "gradient", Entry::kShared);
     const int64_t index = object->engine().model()->parameters().find(parameter);
-    object->engine().add_gradients({&index, 1}, {&input->tensor, 1});
+    const Tensor* const tensor = &input->tensor;
+    object->engine().add_gradients({&index, 1}, {&tensor, 1});
   });
 }
 
@@ -29,11 +30,12 @@ ds_status ds_engine_add_gradients(ds_engine* engine, const int64_t* indices,
     DS_CHECK(count >= 0 && (indices != nullptr || count <= limit), Code::kInvalidArgument,
              "count is ", count, "; the model has ", limit, " parameters");
     std::deque<Entered<TensorObject>> entered;
-    std::vector<Tensor> tensors;
+    std::vector<const Tensor*> tensors;
+    tensors.reserve(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) {
       const char* const where = "an element of gradients";
       entered.emplace_back(look_up(gradients[i], where), Entry::kShared, where);
-      tensors.push_back(entered.back()->tensor);
+      tensors.push_back(&entered.back()->tensor);
     }
     const auto size = static_cast<size_t>(count);
     object->engine().add_gradients(

@@ -47,7 +47,7 @@ class Engine {
 
   // The caller's gradients: fp32, bf16 or fp16, of the parameters' shapes, carrying loss_scale().
   // `indices` number parameters in the model's order; empty means 0, 1, 2, ...
-  void add_gradients(std::span<const int64_t> indices, std::span<const Tensor> gradients);
+  void add_gradients(std::span<const int64_t> indices, std::span<const Tensor* const> gradients);
   void set_gradient(const std::string& name, const Tensor& value);
   // The buffer that gradients gather in, without a copy.
   Tensor gradient_view(const std::string& name);

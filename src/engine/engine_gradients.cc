@@ -1,5 +1,6 @@
 // Gradients that the caller computed: added, replaced, read, or written in place.
-#include <cstring>
+#include <deque>
+#include <vector>
 
 #include "engine/engine.h"
 #include "ops/elementwise.h"
@@ -22,7 +23,6 @@ void check_gradient(const Tensor& gradient, const nn::Parameter& parameter) {
 
 // Operators read packed tensors; a caller's may be strided.
 Tensor packed(const OpContext& ctx, const Tensor& x) {
-  if (x.contiguous()) return x;
   Tensor copy = ctx.workspace(x.dtype(), x.shape());
   ops::cast(ctx, x, copy);
   return copy;
@@ -42,7 +42,8 @@ nn::ParamId Engine::trainable(const std::string& name) const {
   return id;
 }
 
-void Engine::add_gradients(std::span<const int64_t> indices, std::span<const Tensor> gradients) {
+void Engine::add_gradients(std::span<const int64_t> indices,
+                           std::span<const Tensor* const> gradients) {
   check_gradients_open();
   const models::Model::Use use(*model_);
   const nn::ParameterSet& parameters = model_->parameters();
@@ -56,15 +57,33 @@ void Engine::add_gradients(std::span<const int64_t> indices, std::span<const Ten
   for (size_t i = 0; i < gradients.size(); ++i) {
     const nn::Parameter& p = parameters[id_at(i)];
     DS_CHECK(p.trainable, Code::kInvalidArgument, p.name, " is frozen: it takes no gradient");
-    check_gradient(gradients[i], p);
-  }
-  begin_step_clock();
-  const OpContext ctx = context();
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    Tensor sum = model_->state().gradient_view(id_at(i));
-    ops::accumulate(ctx, packed(ctx, gradients[i]), 1.0f, sum);
+    check_gradient(*gradients[i], p);
   }
   if (gradients.empty()) return;
+  begin_step_clock();
+  const OpContext ctx = context();
+  std::vector<const Tensor*> sources;
+  std::vector<int64_t> offsets;
+  std::deque<Tensor> copies;  // of strided ones
+  sources.reserve(gradients.size());
+  offsets.reserve(gradients.size());
+  std::vector<bool> seen(static_cast<size_t>(parameters.size()));
+  const auto flush = [&] {
+    ops::accumulate_into(ctx, sources, offsets, 1.0f, model_->state().gradients());
+    sources.clear();
+    offsets.clear();
+    seen.assign(seen.size(), false);
+  };
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const nn::ParamId id = id_at(i);
+    // A parameter that comes twice is added twice, one after the other.
+    if (seen[static_cast<size_t>(id)]) flush();
+    seen[static_cast<size_t>(id)] = true;
+    const bool dense = gradients[i]->contiguous();
+    sources.push_back(dense ? gradients[i] : &copies.emplace_back(packed(ctx, *gradients[i])));
+    offsets.push_back(model_->state().layout().range(id).begin);
+  }
+  flush();
   phase_ = Phase::kBackwardDone;
   model_->set_step_open(true);
 }

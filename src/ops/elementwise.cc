@@ -1,6 +1,9 @@
 // Checks and launches of the element-wise operators.
 #include "ops/elementwise.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "kernels/elementwise/elementwise.h"
 #include "ops/checks.h"
 
@@ -68,6 +71,39 @@ void accumulate(const OpContext& ctx, const Tensor& x, float scale, Tensor& sum)
       kernels::accumulate(x.data<decltype(x_type)>(), scale, x.elements(),
                           sum.data<decltype(sum_type)>(), *ctx.pool);
     });
+  });
+}
+
+void accumulate_into(const OpContext& ctx, std::span<const Tensor* const> xs,
+                     std::span<const int64_t> offsets, float scale, Tensor& flat) {
+  const char* const op = "accumulate_into";
+  check_dense_float(flat, op, "flat");
+  DS_CHECK(xs.size() == offsets.size(), Code::kInvalidArgument, op, ": ", xs.size(),
+           " tensors and ", offsets.size(), " offsets");
+  std::vector<int64_t> ends(xs.size());  // in the tensors laid end to end
+  int64_t total = 0;
+  for (size_t i = 0; i < xs.size(); ++i) {
+    check_dense_float(*xs[i], op, "x");
+    const int64_t n = xs[i]->elements();
+    DS_CHECK(offsets[i] >= 0 && offsets[i] <= flat.elements() - n, Code::kInvalidArgument, op, ": ",
+             n, " elements at ", offsets[i], " do not lie in ", flat.elements());
+    ends[i] = total += n;
+  }
+  constexpr int64_t kGrain = int64_t{1} << 15;
+  ctx.pool->for_range(total, kGrain, [&](int64_t begin, int64_t end) {
+    auto i = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
+    for (; begin < end; ++i) {
+      const int64_t count = std::min(end, ends[i]) - begin;
+      if (count == 0) continue;
+      const int64_t at = begin - (ends[i] - xs[i]->elements());
+      with_float_type(*xs[i], [&](auto x_type) {
+        with_float_type(flat, [&](auto sum_type) {
+          kernels::accumulate(xs[i]->data<decltype(x_type)>() + at, scale, count,
+                              flat.data<decltype(sum_type)>() + offsets[i] + at, *ctx.pool);
+        });
+      });
+      begin += count;
+    }
   });
 }
 

@@ -1,6 +1,8 @@
 // Element-wise operators; tensors are contiguous and of equal shape, fp32, bf16 or fp16.
 #pragma once
 
+#include <span>
+
 #include "ops/context.h"
 
 namespace ds::ops {
@@ -17,5 +19,10 @@ void accumulate(const OpContext& ctx, const Tensor& x, float scale, Tensor& sum)
 inline void accumulate(const OpContext& ctx, const Tensor& x, Tensor& sum) {
   accumulate(ctx, x, 1.0f, sum);
 }
+
+// For every i: flat[offsets[i] ...] += scale * *xs[i], over its elements. Many small tensors in one
+// parallel pass; the pieces of `flat` that they name must not overlap.
+void accumulate_into(const OpContext& ctx, std::span<const Tensor* const> xs,
+                     std::span<const int64_t> offsets, float scale, Tensor& flat);
 
 }  // namespace ds::ops

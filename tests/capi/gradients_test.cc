@@ -374,6 +374,13 @@ TEST(OwnGradients, WrongInputIsRefusedBeforeAnythingChanges) {
   const int64_t far[] = {0, 9};
   EXPECT_EQ(ds_engine_add_gradients(two.engine.get(), far, pair, 2), DS_ERR_INVALID_ARGUMENT);
   EXPECT_EQ(floats(two.engine.gradient("a")), std::vector<float>(37, 0.0f));
+  // One parameter twice in a call is added twice.
+  const int64_t twice[] = {0, 0};
+  EXPECT_DS_OK(ds_engine_add_gradients(two.engine.get(), twice, pair, 2));
+  std::vector<float> doubled = random_floats(37, 1);
+  for (float& x : doubled) x += x;
+  EXPECT_EQ(floats(two.engine.gradient("a")), doubled);
+  two.engine.discard_gradients();
 
   EXPECT_THROW(two.engine.forward(Tensor(make_ids(1, 4, 1)), Tensor(make_ids(1, 4, 1))),
                libds::Error);

@@ -172,7 +172,8 @@ TEST(Training, SplitMastersAreTheMasters) {
       Tensor gradient = model->context().workspace(DType::kFloat32, {1000});
       for (int i = 0; i < 1000; ++i) gradient.data<float>()[i] = normal(random);
       const int64_t index = 0;
-      engine.add_gradients({&index, 1}, {&gradient, 1});
+      const Tensor* const given = &gradient;
+      engine.add_gradients({&index, 1}, {&given, 1});
       EXPECT_TRUE(engine.step().applied);
     }
     return flat(model->get("w"));
