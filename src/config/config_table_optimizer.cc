@@ -180,6 +180,7 @@ Key param_groups() {
 }  // namespace
 
 KeyTable optimizer_table() {
+  constexpr const char* kSgd = "The first gradient fills the momentum buffer undamped.";
   return table(
       "The optimizer. Types are matched in any case.",
       {
@@ -196,17 +197,29 @@ KeyTable optimizer_table() {
               {
                   {"Adam", table("", adam_rows())},
                   {"AdamW", table("", adam_rows())},
-                  {"Lamb", table("", lamb_rows())},
+                  {"Lamb", table("Each tensor's step is scaled by its trust ratio, the norm of the "
+                                 "weights over "
+                                 "the norm of the update.",
+                                 lamb_rows())},
                   {"OneBitAdam", table("", onebit_rows() + Rows{freeze_step("freeze_step")})},
                   {"ZeroOneAdam", table("", zero_one_rows())},
                   {"OneBitLamb", table("", onebit_lamb_rows())},
-                  {"Lion", table("", lion_rows())},
-                  {"Adagrad", table("", adagrad_rows())},
-                  {"Muon", table("", muon_rows())},
+                  {"Lion",
+                   table("The sign of zero is zero: such an element moves by weight decay only.",
+                         lion_rows())},
+                  {"Adagrad", table("Weight decay enters the sum of squares, not the numerator.",
+                                    adagrad_rows())},
+                  {"Muon",
+                   table("Matrices move along their orthogonalised momentum; Adam updates the "
+                         "rest. A matrix is a parameter of two or more dimensions whose "
+                         "name holds neither `embed` nor `lm_head`; three dimensions are a "
+                         "stack of matrices, more are first x rest. lr, weight_decay and "
+                         "a group's lr apply to both kinds.",
+                         muon_rows())},
                   {"MuAdam", table("", adam_rows())},
                   {"MuAdamW", table("", adam_rows())},
-                  {"MuSGD", table("", sgd_rows())},
-                  {"SGD", table("", sgd_rows())},
+                  {"MuSGD", table(kSgd, sgd_rows())},
+                  {"SGD", table(kSgd, sgd_rows())},
               },
               "Parameters of the type."),
           choice("state_dtype", {"fp32|float32|float", "bf16|bfloat16", "int8"}, std::nullopt,
