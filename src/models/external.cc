@@ -100,13 +100,18 @@ std::span<const std::byte> bytes_of(const Tensor& x) {
 
 }  // namespace
 
-void read_external(Model& model, nn::ParamId id, const SafetensorsEntry& entry, bool transposed) {
+void check_external(const Model& model, nn::ParamId id, const SafetensorsEntry& entry,
+                    bool transposed) {
   DS_CHECK(entry.dtype && floating(*entry.dtype), Code::kUnsupported, "tensor ",
            printable(entry.name), " has type ", printable(entry.dtype_name),
            "; weights are read from F32, BF16 and F16");
   const std::vector<int64_t> expected = external_shape(model.parameters()[id], transposed);
   DS_CHECK(entry.shape == expected, Code::kCorrupt, "tensor ", printable(entry.name), " has shape ",
            Shape(entry.shape).text(), ", the model asks for ", Shape(expected).text());
+}
+
+void read_external(Model& model, nn::ParamId id, const SafetensorsEntry& entry, bool transposed) {
+  check_external(model, id, entry, transposed);
   const Tensor master = model.state().master(id);
   if (master.elements() == 0) return;
   if (transposed) {

@@ -93,7 +93,7 @@ LoraOptions parse_lora(const Json& config) {
 }
 
 Json lora_json(const LoraOptions& options) {
-  Json out;
+  Json out = Json::object();
   out["peft_type"] = "LORA";
   out["r"] = options.r;
   out["lora_alpha"] = options.alpha;
@@ -163,20 +163,29 @@ void load_lora(Model& model, const fs::path& folder) {
   const SafetensorsModel file(folder / kWeightsFile);
   model.add_lora(options);
   try {
+    // Everything is checked before a weight changes.
+    struct Load {
+      nn::ParamId id;
+      const SafetensorsEntry* entry;
+      bool transposed;
+    };
+    std::vector<Load> loads;
     std::set<std::string> used;
-    const auto read = [&](nn::ParamId id, const std::string& key, bool transposed) {
-      read_external(model, id, file.require(key), transposed);
+    const auto plan = [&](nn::ParamId id, const std::string& key, bool transposed) {
+      const SafetensorsEntry& entry = file.require(key);
+      check_external(model, id, entry, transposed);
+      loads.push_back({id, &entry, transposed});
       used.insert(key);
     };
     std::vector<std::string> released;
     for (nn::ParamId id = 0; id < model.architecture().parameters().size(); ++id) {
       if (const nn::Adapter* adapter = model.parameters().adapter(id)) {
-        read(adapter->a, adapter_key(model, id, "lora_A"), false);
-        read(adapter->b, adapter_key(model, id, "lora_B"), false);
+        plan(adapter->a, adapter_key(model, id, "lora_A"), false);
+        plan(adapter->b, adapter_key(model, id, "lora_B"), false);
       }
       const ExternalName external = model.architecture().external_name(id);
       if (file.find(kPrefix + external.name) != nullptr) {
-        read(id, kPrefix + external.name, external.transposed);
+        plan(id, kPrefix + external.name, external.transposed);
         released.push_back(model.parameters()[id].name);
       }
     }
@@ -185,6 +194,7 @@ void load_lora(Model& model, const fs::path& folder) {
                " holds tensor ", printable(entry->name),
                ", which belongs to no adapter of this model");
     }
+    for (const Load& load : loads) read_external(model, load.id, *load.entry, load.transposed);
     model.state().masters_changed(model.context());
     if (!released.empty()) model.set_trainable(released, true);
   } catch (...) {

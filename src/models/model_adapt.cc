@@ -60,6 +60,10 @@ void Model::check_free(const char* what) const {
 }
 
 void Model::rebuild(nn::ParameterSet parameters) {
+  for (nn::ParamId id = 0; id < parameters_->size(); ++id) {
+    DS_CHECK(!state_->lent(id), Code::kState, (*parameters_)[id].name,
+             " lies in lent memory: say when you register parameters which of them train");
+  }
   auto set = std::make_unique<nn::ParameterSet>(std::move(parameters));
   auto state = std::make_unique<zero::ParameterState>(*set, device_);
   for (nn::ParamId id = 0; id < std::min(set->size(), parameters_->size()); ++id) {

@@ -38,7 +38,10 @@ void export_model(Model& model, const std::filesystem::path& folder, DType dtype
 // piece while it is written. The model must outlive it.
 SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalName& external,
                                   DType dtype);
-// Reads a tensor of a file into a parameter's master: F32, BF16 or F16 of the right shape.
+// Whether a tensor of a file fits a parameter: F32, BF16 or F16 of its shape (transposed if asked).
+void check_external(const Model& model, nn::ParamId id, const SafetensorsEntry& entry,
+                    bool transposed);
+// Checks it and reads it into the parameter's master.
 void read_external(Model& model, nn::ParamId id, const SafetensorsEntry& entry, bool transposed);
 
 }  // namespace ds::models

@@ -196,6 +196,12 @@ TEST_F(Lora, FoldersHoldAdaptersAndTrainedHeadsOnly) {
     }
   }
   EXPECT_THAT(refused(Code::kState, [&] { load_lora(*other, folder_); }), HasSubstr("already"));
+  // Adapters of another width leave the model as it was.
+  config["hidden_size"] = 32;
+  const auto wider = Model::create(config, 5);
+  EXPECT_THAT(refused(Code::kCorrupt, [&] { load_lora(*wider, folder_); }), HasSubstr("lora_A"));
+  EXPECT_FALSE(wider->lora());
+  EXPECT_TRUE(wider->parameters()[0].trainable);
   EXPECT_THAT(refused(Code::kState, [&] { export_model(*other, folder_, DType::kFloat32); }),
               HasSubstr("merge"));
 }
