@@ -46,6 +46,14 @@ Json rate_config(const Config& config) {
           {"fp16", all.value("fp16", Json())}};
 }
 
+// Version 0.1 had Adam and one rate.
+Json updater_of_version_0_1(const CheckpointReader& reader, const Updater& updater) {
+  Json saved = updater.save();
+  saved["steps"] = reader.state_int("optimizer.steps");
+  saved["rates"] = {reader.state_double("optimizer.lr")};
+  return saved;
+}
+
 }  // namespace
 
 void Engine::save(const std::string& folder, const std::string& tag) {
@@ -93,6 +101,8 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   part.set_json("client_state", client_state_);
   if (tokenizer_) part.set_text(models::kTokenizerState, tokenizer_->to_json());
   writer.commit();
+  monitors_->sync();
+  monitors_->sync();
 }
 
 void Engine::load(const std::string& folder, const std::string& tag) {
@@ -178,7 +188,9 @@ void Engine::restore(const CheckpointReader& reader) {
   const double loss_sum = reader.state_double("accumulation.loss_sum");
   const int64_t step_tokens = reader.state_int("accumulation.tokens");
   const bool same_rate = reader.state_json("rate_config") == rate_config(config_);
-  const Json saved_updater = reader.state_json("updater");
+  const Json saved_updater = reader.has_state("updater")
+                                 ? reader.state_json("updater")
+                                 : updater_of_version_0_1(reader, *updater_);
   Json client_state = reader.state_json("client_state");
   if (reader.state_int("random.seed") != static_cast<int64_t>(config_.seed)) {
     log_warning("engine", "the checkpoint was trained with seed ", reader.state_int("random.seed"),

@@ -378,5 +378,40 @@ TEST(Training, EncodersLearnClassesAndHiddenTokens) {
               HasSubstr("encoder without a head"));
 }
 
+// Written by version 0.1 after three steps; the losses are those of its unbroken run.
+TEST(Training, ACheckpointOfVersion01GoesOn) {
+  const Json model = {{"model_type", "gpt2"}, {"vocab_size", 256}, {"n_positions", 16},
+                      {"n_embd", 8},          {"n_layer", 1},      {"n_head", 2},
+                      {"resid_pdrop", 0.0},   {"embd_pdrop", 0.0}, {"attn_pdrop", 0.0}};
+  const Json config = {
+      {"train_micro_batch_size_per_gpu", 2},
+      {"seed", 7},
+      {"threads", 1},
+      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}, {"weight_decay", 0.1}}}}},
+      {"scheduler",
+       {{"type", "WarmupLR"}, {"params", {{"warmup_num_steps", 5}, {"warmup_max_lr", 0.01}}}}}};
+  const Folder folder;
+  {
+    std::ofstream out(folder.path("text.txt"));
+    for (int i = 0; i < 60; ++i) out << "the quick brown fox jumps over the lazy dog. ";
+    out << "\n";
+  }
+  DatasetSpec spec;
+  spec.path = folder.path("text.txt");
+  spec.sequence_length = 16;
+  spec.seed = 7;
+  Engine engine(dump_json(config), models::Model::create(model, 1), nullptr);
+  engine.set_dataset(open_dataset(spec, make_byte_tokenizer()));
+  engine.load(std::string(DS_TEST_DATA) + "/checkpoint/v0.1", "");
+  const double losses[] = {5.539159774780273, 5.50316047668457, 5.410403728485107};
+  const double rates[] = {0.006826061944859854, 0.00861353116146786, 0.01};
+  for (int i = 0; i < 3; ++i) {
+    const StepReport report = engine.train_batch();
+    EXPECT_NEAR(report.loss, losses[i], 1e-5);  // products may be summed in another order here
+    EXPECT_NEAR(report.lr, rates[i], 1e-15);
+    EXPECT_EQ(report.progress.steps, 4 + i);
+  }
+}
+
 }  // namespace
 }  // namespace ds

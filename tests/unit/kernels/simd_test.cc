@@ -16,6 +16,7 @@
 #define HWY_TARGET_INCLUDE "unit/kernels/simd_test.cc"
 #include <hwy/foreach_target.h>
 
+#include "kernels/philox-inl.h"
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
