@@ -102,7 +102,6 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   if (tokenizer_) part.set_text(models::kTokenizerState, tokenizer_->to_json());
   writer.commit();
   monitors_->sync();
-  monitors_->sync();
 }
 
 void Engine::load(const std::string& folder, const std::string& tag) {
