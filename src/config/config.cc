@@ -173,6 +173,28 @@ MonitorConfig read_monitor(const ParsedObject& parsed, std::string_view section)
           values.at("job_name").get<std::string>()};
 }
 
+WandbConfig read_wandb(const ParsedObject& parsed) {
+  const Json& values = parsed.at("/wandb");
+  const auto text = [&](const char* name) {
+    const Json& value = values.at(name);
+    return value.is_null() ? std::string() : value.get<std::string>();
+  };
+  return {values.at("enabled").get<bool>(), text("output_path"), text("project"), text("team"),
+          text("group")};
+}
+
+FlopsProfilerConfig read_flops_profiler(const ParsedObject& parsed) {
+  const Json& values = parsed.at("/flops_profiler");
+  const Json& file = values.at("output_file");
+  return {values.at("enabled").get<bool>(),
+          values.at("recompute_fwd_factor").get<double>(),
+          values.at("profile_step").get<int64_t>(),
+          values.at("module_depth").get<int64_t>(),
+          values.at("top_modules").get<int64_t>(),
+          values.at("detailed").get<bool>(),
+          file.is_null() ? std::string() : file.get<std::string>()};
+}
+
 TagValidation read_tag_validation(const ParsedObject& parsed) {
   const Json& value = parsed.at("/checkpoint/tag_validation");
   if (value == "Fail") return TagValidation::kFail;
@@ -229,6 +251,9 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.tensorboard = read_monitor(parsed, "/tensorboard");
   out.csv_monitor = read_monitor(parsed, "/csv_monitor");
   out.jsonl_monitor = read_monitor(parsed, "/jsonl_monitor");
+  out.wandb = read_wandb(parsed);
+  out.flops_profiler = read_flops_profiler(parsed);
+  out.throughput = get<bool>(parsed, "/timers/throughput/enabled");
   out.activation_checkpointing = {
       get<bool>(parsed, "/activation_checkpointing/enabled"),
       optional_at<int64_t>(parsed, "/activation_checkpointing/number_checkpoints")};

@@ -141,6 +141,24 @@ struct MonitorConfig {
   std::string job_name;
 };
 
+struct WandbConfig {
+  bool enabled = false;
+  std::string output_path;  // "" = the current folder
+  std::string project;
+  std::string team;
+  std::string group;
+};
+
+struct FlopsProfilerConfig {
+  bool enabled = false;
+  double recompute_fwd_factor = 0;
+  int64_t profile_step = 1;
+  int64_t module_depth = -1;
+  int64_t top_modules = 1;
+  bool detailed = true;
+  std::string output_file;  // "" = the log
+};
+
 struct ActivationCheckpointingConfig {
   bool enabled = false;
   std::optional<int64_t> segments;  // unset: every transformer block is one
@@ -169,6 +187,9 @@ class Config {
   MonitorConfig tensorboard;
   MonitorConfig csv_monitor;
   MonitorConfig jsonl_monitor;
+  WandbConfig wandb;
+  FlopsProfilerConfig flops_profiler;
+  bool throughput = true;  // measured and reported
   ActivationCheckpointingConfig activation_checkpointing;
   TagValidation tag_validation = TagValidation::kWarn;
   bool exclude_frozen_parameters = false;

@@ -22,8 +22,8 @@ KeyTable timers_table() {
       {section("throughput",
                table("Samples and tokens per second; the first 2 steps do not count.",
                      {
-                         flag("enabled", true, "Measure.")
-                             .needs("a throughput timer that can be turned off"),
+                         flag("enabled", true,
+                              "Measure; the log, at steps_per_print, and the monitors get it."),
                          flag("synchronized", true,
                               "Wait for the device before reading the clock. A CPU never runs "
                               "ahead, so both values mean the same there."),
@@ -53,7 +53,11 @@ KeyTable jsonl_monitor_table() {
 KeyTable wandb_table() {
   return table("Scalars for Weights & Biases.",
                {
-                   flag("enabled", false, "Turns it on.").needs("the Weights & Biases service"),
+                   flag("enabled", false,
+                        "Write an offline run, which `wandb sync` sends to the service."),
+                   text("output_path", "",
+                        "Folder that gets wandb/offline-run-TIME-ID; empty is the current one. "
+                        "(Extension.)"),
                    text("group", std::nullopt, "Group of runs."),
                    text("team", std::nullopt, "Team."),
                    text("project", "deepspeed", "Project."),
@@ -96,15 +100,17 @@ KeyTable comms_logger_table() {
 KeyTable flops_profiler_table() {
   return table("Arithmetic per layer.",
                {
-                   flag("enabled", false, "Turns it on; also wall_clock_breakdown.")
-                       .needs("the FLOPS profiler"),
-                   number("recompute_fwd_factor", 0.0, "Share of forward that is recomputed.")
+                   flag("enabled", false, "Turns it on; also wall_clock_breakdown."),
+                   number("recompute_fwd_factor", 0.0,
+                          "Share of forward that backward repeats, where activation_checkpointing "
+                          "does not do it: what it repeats is counted.")
                        .at_least(0),
-                   integer("profile_step", 1, "Step that is profiled.").at_least(0),
+                   integer("profile_step", 1, "Steps completed before the one that is profiled.")
+                       .at_least(0),
                    integer("module_depth", -1, "Depth of the report; -1 is the innermost.")
                        .at_least(-1),
                    integer("top_modules", 1, "Modules listed per depth.").at_least(1),
-                   flag("detailed", true, "Annotate each module."),
+                   flag("detailed", true, "The module tree too."),
                    text("output_file", std::nullopt, "File instead of the log."),
                })
       .gated_by("enabled");

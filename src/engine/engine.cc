@@ -68,7 +68,8 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       comm_(comm ? std::move(comm) : make_single_communicator()),
       pool_(config_.threads) {
   for (const std::string& warning : config_.warnings()) log_warning("config", warning);
-  monitors_ = make_monitors(config_);
+  monitors_ = make_monitors(config_, *comm_);
+  metrics_ = std::make_unique<StepMetrics>(config_, *model_, *comm_);
   const models::Model::Use use(*model_);
   model_->attach_engine();
   try {
@@ -159,6 +160,7 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   options.seed = config_.seed;
   options.step = static_cast<uint32_t>(progress_.micro_steps);
   options.first_sample = comm_->rank() * batch.ids.size(0);
+  options.profile = metrics_->profile_for(progress_.steps);
   auto pending = std::make_unique<Pending>(context(), model_->state(), options);
   models::ForwardOptions forward_options;
   const models::ArchitectureInfo& info = model_->architecture().info();
@@ -172,6 +174,7 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   pending_ = std::move(pending);
   phase_ = Phase::kForwardDone;
   forward_counted_ = true;
+  metrics_->count_batch(batch.ids);
   model_->set_step_open(true);
   loss_sum_ += *pending_->loss.data.data<float>();
   step_tokens_ += counted;
@@ -195,6 +198,7 @@ void Engine::run_backward() {
       static_cast<float>(updater_->loss_scale() / static_cast<double>(config_.batch.accumulation));
   try {
     pending_->loss.slot->add(context(), upstream, true);
+    const ScopedTimer inner = time_phase("backward_inner");
     pending_->tape.backward();
   } catch (...) {
     drop_open_step();
@@ -207,6 +211,7 @@ void Engine::run_backward() {
 // A backward that failed has added an unknown part of its gradients: the whole open step is given
 // up, so that the weights stay as after the last update.
 void Engine::drop_open_step() {
+  metrics_->drop_step();
   pending_.reset();
   phase_ = Phase::kIdle;
   forward_counted_ = false;

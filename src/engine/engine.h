@@ -14,6 +14,7 @@
 #include "data/dataset.h"
 #include "data/tokenizer.h"
 #include "engine/report.h"
+#include "engine/step_metrics.h"
 #include "engine/updater.h"
 #include "models/model.h"
 #include "observe/monitor.h"
@@ -73,6 +74,8 @@ class Engine {
   Json config_document() const;
   const std::shared_ptr<models::Model>& model() const { return model_; }
   Json memory_report() const;
+  // Of the step that flops_profiler asked for; null before it.
+  const Json& profile() const { return metrics_->profile(); }
   const Progress& progress() const { return progress_; }
 
   // Copies of whole fp32 tensors.
@@ -115,6 +118,7 @@ class Engine {
   ThreadPool pool_;
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<MonitorSet> monitors_;
+  std::unique_ptr<StepMetrics> metrics_;
   WallClockTimers timers_;  // of the phases since the last step, with wall_clock_breakdown
 
   DatasetPtr dataset_;

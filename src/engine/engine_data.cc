@@ -106,7 +106,11 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
     total += batch_loss(dataset, first, count, labels);
     counted += labels;
   }
-  return counted == 0 ? 0 : total / static_cast<double>(counted);
+  const double loss = counted == 0 ? 0 : total / static_cast<double>(counted);
+  if (!monitors_->empty()) {
+    monitors_->write(progress_.samples, {{"Train/Samples/eval_loss", loss}});
+  }
+  return loss;
 }
 
 // Sum of the losses of a batch, without dropout and without recording.

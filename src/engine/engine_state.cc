@@ -21,11 +21,11 @@ Json Engine::memory_report() const {
   for (int i = 0; i < kMemoryTags; ++i) {
     const auto tag = static_cast<MemoryTag>(i);
     tags[std::string(memory_tag_name(tag))] = {{"now", account.now(tag)},
-                                               {"peak", account.peak(tag)}};
+                                               {"peak", metrics_->peak(tag)}};
   }
   return {{"device", device.describe()},
           {"tags", std::move(tags)},
-          {"total", {{"now", account.total_now()}, {"peak", account.total_peak()}}},
+          {"total", {{"now", account.total_now()}, {"peak", metrics_->total_peak()}}},
           {"reserved", device.reserved_bytes()},
           {"system_allocations", device.system_allocations()}};
 }

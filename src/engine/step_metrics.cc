@@ -1,0 +1,225 @@
+#include "engine/step_metrics.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "base/file.h"
+#include "base/log.h"
+
+namespace ds {
+namespace {
+
+int64_t first_integer(const Json& config, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const auto at = config.find(name);
+    if (at != config.end() && at->is_number_integer()) return at->get<int64_t>();
+  }
+  return 0;
+}
+
+// Decoders of known families; no shape for others.
+DecoderShape decoder_shape(const Config& config, const models::Model& model) {
+  DecoderShape shape;
+  if (!model.has_architecture()) return shape;
+  const models::ArchitectureInfo& info = model.architecture().info();
+  if (info.head != models::Head::kCausalLm) return shape;
+  const Json& json = model.architecture().config();
+  const std::string type = json.value("model_type", "");
+  shape.hidden = first_integer(json, {"n_embd", "hidden_size"});
+  shape.heads = first_integer(json, {"n_head", "num_attention_heads"});
+  if (shape.heads * info.head_size != shape.hidden) return {};
+  shape.ffn = first_integer(json, {"n_inner", "intermediate_size"});
+  if (shape.ffn == 0 && type == "gpt2") shape.ffn = 4 * shape.hidden;
+  shape.layers = info.layers;
+  shape.kv_heads = info.kv_heads;
+  shape.vocab = info.vocab_size;
+  shape.gated = type == "llama" || type == "mistral" || type == "qwen2";
+  shape.recompute = config.activation_checkpointing.enabled;
+  return shape;
+}
+
+// Reads the time when the device has done its work.
+ClockFn clock_of(const std::shared_ptr<Device>& device) {
+  if (device->kind() == DeviceKind::kCpu) return steady_seconds;
+  return [device] {
+    try {
+      device->default_stream().synchronize();
+    } catch (const Error& error) {  // whoever uses the device next gets it too
+      log_warning("engine", "the profile's times are off: ", error.message());
+    }
+    return steady_seconds();
+  };
+}
+
+double elapsed(const WallClockTimers& timers, const char* name) {
+  return timers.has(name) ? timers.elapsed(name) : 0;
+}
+
+std::string short_number(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.4g", value);
+  return text.data();
+}
+
+}  // namespace
+
+StepMetrics::StepMetrics(const Config& config, models::Model& model, const Communicator& comm)
+    : config_(config),
+      model_(model),
+      world_(comm.size()),
+      first_rank_(comm.rank() == 0),
+      shape_(decoder_shape(config, model)) {
+  if (config_.flops_profiler.enabled && !model_.has_architecture()) {
+    log_warning("engine",
+                "flops_profiler: the model is the caller's own parameters; its forward pass "
+                "cannot be seen, only the update is profiled");
+  }
+}
+
+ModuleProfile* StepMetrics::profile_for(int64_t steps) {
+  if (!config_.flops_profiler.enabled || !first_rank_) return nullptr;
+  if (steps != config_.flops_profiler.profile_step) return nullptr;
+  if (!profile_) {
+    profile_ = std::make_unique<ModuleProfile>(clock_of(model_.device()));
+    const nn::ParameterSet& parameters = model_.parameters();
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      profile_->add_parameter(parameters[id].name, parameters[id].shape.elements());
+    }
+  }
+  return profile_.get();
+}
+
+void StepMetrics::count_batch(const Tensor& ids) {
+  ++batches_;
+  samples_ += ids.size(0);
+  tokens_ += ids.elements();
+  length_ = ids.size(1);
+}
+
+void StepMetrics::drop_step() {
+  batches_ = samples_ = tokens_ = length_ = 0;
+  profile_.reset();
+}
+
+void StepMetrics::finish_step(const StepReport& report, const WallClockTimers& timers) {
+  if (config_.throughput) {
+    const int64_t samples = batches_ > 0 ? samples_ * world_ : config_.batch.train_batch;
+    meter_.add_step(report.seconds, samples, tokens_ * world_);
+    const double seconds = report.seconds > 0 ? report.seconds * 1e12 : 1;
+    const int64_t parameters = model_.parameters().elements();
+    six_n_tflops_ = report.seconds > 0 ? six_n_flops(parameters, tokens_) / seconds : 0;
+    megatron_tflops_ = report.seconds > 0 && shape_ && samples_ > 0
+                           ? megatron_flops(shape_, samples_, length_, false) / seconds
+                           : 0;
+  }
+  // Without a forward pass of ours there is still the update to tell about.
+  if (!model_.has_architecture()) profile_for(report.progress.steps - 1);
+  if (profile_) finish_profile(report, timers);
+  if (config_.memory_breakdown) {
+    step_peaks_ = account_peaks();
+    for (size_t i = 0; i < peaks_.size(); ++i) peaks_[i] = std::max(peaks_[i], step_peaks_[i]);
+    model_.device()->account().reset_peaks();
+  }
+  drop_step();
+}
+
+void StepMetrics::finish_profile(const StepReport& report, const WallClockTimers& timers) {
+  const FlopsProfilerConfig& keys = config_.flops_profiler;
+  ProfiledStep step;
+  step.step = report.progress.steps - 1;
+  step.world_size = world_;
+  step.micro_batch = batches_ > 0 ? samples_ / batches_ : config_.batch.micro_batch;
+  step.micro_batches = batches_ > 0 ? batches_ : config_.batch.accumulation;
+  step.samples = batches_ > 0 ? samples_ * world_ : config_.batch.train_batch;
+  step.tokens = tokens_ * world_;
+  step.forward_seconds = elapsed(timers, "forward");
+  step.backward_seconds = elapsed(timers, "backward");
+  step.update_seconds = elapsed(timers, "step");
+  const ProfileOptions options{keys.recompute_fwd_factor, keys.module_depth, keys.top_modules,
+                               keys.detailed};
+  profile_json_ = ds::profile_json(*profile_, step, options);
+  const std::string text = format_profile(*profile_, step, options);
+  if (!keys.output_file.empty()) {
+    try {  // a report that cannot be written must not end the training
+      const std::filesystem::path path = keys.output_file;
+      if (path.has_parent_path()) make_folders(path.parent_path());
+      write_file_durably(path, text);
+      return;
+    } catch (const Error& error) {
+      log_warning("engine", "flops_profiler: ", error.message(), "; the profile goes to the log");
+    }
+  }
+  log_info("engine", text);
+}
+
+void StepMetrics::add_to(std::vector<Metric>& metrics) const {
+  const auto add = [&](const char* tag, double value) {
+    if (value > 0) metrics.push_back({str_cat("Train/Samples/", tag), value});
+  };
+  if (config_.throughput) {
+    add("samples_per_second", meter_.last_samples_per_second());
+    add("tokens_per_second", meter_.last_tokens_per_second());
+    add("tflops", six_n_tflops_);
+    add("tflops_megatron", megatron_tflops_);
+  }
+  if (config_.memory_breakdown) {
+    add("memory_peak_bytes", static_cast<double>(step_peaks_.back()));
+  }
+}
+
+std::string StepMetrics::throughput_line() const {
+  if (!config_.throughput) return {};
+  const auto rates = [&](const char* unit, double last, double average) {
+    std::string out = short_number(last) + " " + unit;
+    if (meter_.averages()) out += " (average " + short_number(average) + ")";
+    return out;
+  };
+  std::string out =
+      rates("samples/s", meter_.last_samples_per_second(), meter_.samples_per_second());
+  if (meter_.last_tokens_per_second() > 0) {
+    out += ", " + rates("tokens/s", meter_.last_tokens_per_second(), meter_.tokens_per_second());
+  }
+  if (six_n_tflops_ > 0) out += ", " + short_number(six_n_tflops_) + " TFLOPS by 6N";
+  if (megatron_tflops_ > 0) {
+    out += ", " + short_number(megatron_tflops_) + " by Megatron's formula";
+  }
+  return out;
+}
+
+StepMetrics::Peaks StepMetrics::account_peaks() const {
+  const MemoryAccount& account = model_.device()->account();
+  Peaks out{};
+  for (int i = 0; i < kMemoryTags; ++i) {
+    out[static_cast<size_t>(i)] = account.peak(static_cast<MemoryTag>(i));
+  }
+  out.back() = account.total_peak();
+  return out;
+}
+
+int64_t StepMetrics::peak(MemoryTag tag) const {
+  return std::max(peaks_[static_cast<size_t>(tag)], model_.device()->account().peak(tag));
+}
+
+int64_t StepMetrics::total_peak() const {
+  return std::max(peaks_.back(), model_.device()->account().total_peak());
+}
+
+std::string StepMetrics::memory_lines() const {
+  const Device& device = *model_.device();
+  std::string out = str_cat("memory of ", device.describe(), " (now / peak of the step / peak):\n");
+  const auto line = [&](std::string_view name, int64_t now, int64_t step, int64_t most) {
+    out += str_cat("  ", name, ": ", format_bytes(now), " / ", format_bytes(step), " / ",
+                   format_bytes(most), "\n");
+  };
+  for (int i = 0; i < kMemoryTags; ++i) {
+    const auto tag = static_cast<MemoryTag>(i);
+    if (peak(tag) == 0) continue;
+    line(memory_tag_name(tag), device.account().now(tag), step_peaks_[static_cast<size_t>(i)],
+         peak(tag));
+  }
+  line("total", device.account().total_now(), step_peaks_.back(), total_peak());
+  return out + str_cat("  reserved: ", format_bytes(device.reserved_bytes()), "\n");
+}
+
+}  // namespace ds

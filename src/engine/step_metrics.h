@@ -1,0 +1,68 @@
+// What an engine measures of its steps beside their results: throughput, the FLOPS profile, memory.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "engine/report.h"
+#include "models/model.h"
+#include "observe/module_profile.h"
+#include "observe/monitor.h"
+#include "observe/profile_report.h"
+#include "observe/throughput.h"
+#include "observe/timers.h"
+
+namespace ds {
+
+class StepMetrics {
+ public:
+  StepMetrics(const Config& config, models::Model& model, const Communicator& comm);
+
+  // For the tape of a forward pass of the step after `steps` others; null when nobody asks.
+  ModuleProfile* profile_for(int64_t steps);
+  // A forward pass over ids [B, T] is done.
+  void count_batch(const Tensor& ids);
+  // The open step is given up.
+  void drop_step();
+
+  // After a step: adds what was measured, and ends the step's measurement. `timers` are of the
+  // step's phases.
+  void finish_step(const StepReport& report, const WallClockTimers& timers);
+
+  // Scalars of the last step for the monitors.
+  void add_to(std::vector<Metric>& metrics) const;
+  // "12.0 samples/s (average 11.8), ..."; empty when throughput is not measured.
+  std::string throughput_line() const;
+  // Memory by tag: now, peak of the last step, peak. Measured with memory_breakdown.
+  std::string memory_lines() const;
+  // The peak of a tag, or of all.
+  int64_t peak(MemoryTag tag) const;
+  int64_t total_peak() const;
+
+  // Of the last profiled step, null before there is one.
+  const Json& profile() const { return profile_json_; }
+
+ private:
+  using Peaks = std::array<int64_t, kMemoryTags + 1>;  // by tag, then of all together
+  Peaks account_peaks() const;
+  void finish_profile(const StepReport& report, const WallClockTimers& timers);
+
+  const Config& config_;
+  models::Model& model_;
+  int64_t world_;
+  bool first_rank_;
+  DecoderShape shape_;
+
+  ThroughputMeter meter_;
+  int64_t batches_ = 0, samples_ = 0, tokens_ = 0;  // of the open step, of this process
+  int64_t length_ = 0;                              // of its sequences
+  double six_n_tflops_ = 0, megatron_tflops_ = 0;   // per process, of the last step; 0 = unknown
+
+  std::unique_ptr<ModuleProfile> profile_;  // while its step is open
+  Json profile_json_;
+  Peaks step_peaks_{}, peaks_{};
+};
+
+}  // namespace ds
