@@ -7,7 +7,7 @@
 
 #include <cmath>
 #include <cstring>
-#include <fstream>
+#include <functional>
 
 #include "infer/generate.h"
 #include "models/weights.h"
@@ -231,6 +231,64 @@ TEST(FamilyConfig, RefusesByName) {
   EXPECT_THAT(refusal(bert, {{"is_decoder", true}}), HasSubstr("is_decoder"));
   EXPECT_THAT(refusal(bert, {{"architectures", {"BertForSequenceClassification"}}}),
               HasSubstr("classifier.weight"));
+}
+
+// Writes a case's weights again, each tensor under the names that `names` gives it.
+fs::path respelled(const Scratch& scratch, const Case& c,
+                   const std::function<std::vector<std::string>(const std::string&)>& names) {
+  fs::copy_file(data(c) / str_cat("config.", c.variant, ".json"), scratch.path() / "config.json");
+  const SafetensorsFile file(data(c) / "model.safetensors");
+  std::vector<SafetensorsTensor> tensors;
+  for (const SafetensorsEntry& e : file.entries()) {
+    for (const std::string& name : names(e.name)) {
+      tensors.push_back({name, *e.dtype, e.shape, e.bytes});
+    }
+  }
+  write_safetensors(scratch.path() / "model.safetensors", tensors);
+  return scratch.path();
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  if (const size_t at = text.find(from); at != std::string::npos) text.replace(at, from.size(), to);
+  return text;
+}
+
+TEST(FamilyNames, FilesMaySpellThemInEveryKnownWay) {
+  const auto same = [](const Case& c, const auto& names) {
+    const Scratch scratch;
+    const auto plain = open_case(c), other = open_model(respelled(scratch, c, names));
+    const Tensor &a = plain->state().masters(), &b = other->state().masters();
+    EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0) << c.folder;
+  };
+  using Names = std::vector<std::string>;
+  same({"llama", "default"}, [](const std::string& n) {
+    Names out{n.starts_with("model.") ? n.substr(6) : n};
+    if (n == "model.norm.weight") out.push_back("model.layers.0.self_attn.rotary_emb.inv_freq");
+    return out;
+  });
+  // The head of a tied model alone, or both names.
+  same({"qwen2_tied", "default"}, [](const std::string& n) {
+    return n == "model.embed_tokens.weight" ? Names{"lm_head.weight"} : Names{n};
+  });
+  same({"qwen2_tied", "default"}, [](const std::string& n) {
+    return n == "model.embed_tokens.weight" ? Names{n, "lm_head.weight"} : Names{n};
+  });
+  same({"gpt_neox", "serial"}, [](const std::string& n) {
+    return Names{n == "lm_head.weight"     ? "embed_out.weight"
+                 : n == "embed_out.weight" ? "lm_head.weight"
+                                           : n};
+  });
+  // Old conversions, with the parts of pretraining that a masked LM leaves out.
+  same({"bert_mlm", "default"}, [](const std::string& n) {
+    Names out{replaced(replaced(n, "LayerNorm.weight", "LayerNorm.gamma"), "LayerNorm.bias",
+                       "LayerNorm.beta")};
+    if (n == "cls.predictions.bias") {
+      out.insert(out.end(), {"bert.pooler.dense.bias", "cls.seq_relationship.bias",
+                             "cls.predictions.decoder.bias", "bert.embeddings.position_ids"});
+    }
+    return out;
+  });
+  same({"bert", "default"}, [](const std::string& n) { return Names{"bert." + n}; });
 }
 
 TEST(FamilyConfig, AHeadMayStartFreshOnAPretrainedBody) {
