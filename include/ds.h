@@ -814,6 +814,13 @@ DS_API ds_status ds_engine_client_state(ds_engine* engine, char** out_json);
 DS_API ds_status ds_engine_config(ds_engine* engine, char** out_json);
 /** Memory by tag, now and peak, in bytes, as JSON. Threads: any. Since: 0.1. */
 DS_API ds_status ds_engine_memory_report(const ds_engine* engine, char** out_json);
+/**
+ * The profile of the step that `flops_profiler` asked for, as JSON: per module parameters,
+ * multiply-adds, FLOPs and seconds, forward and backward; "null" before that step
+ * (docs/observability.md).
+ * Since: 0.2.
+ */
+DS_API ds_status ds_engine_profile(ds_engine* engine, char** out_json);
 /** Optimizer steps so far, skipped ones included. Since: 0.1. */
 DS_API ds_status ds_engine_global_step(ds_engine* engine, int64_t* out_step);
 /** Samples consumed so far. Since: 0.1. */

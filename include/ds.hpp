@@ -839,6 +839,12 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     check(ds_engine_memory_report(get(), &out));
     return detail::take(out);
   }
+  // Arithmetic and time per module of the step that flops_profiler asked for; "null" before it.
+  std::string profile() const {
+    char* out = nullptr;
+    check(ds_engine_profile(get(), &out));
+    return detail::take(out);
+  }
   int64_t global_step() const {
     int64_t out = 0;
     check(ds_engine_global_step(get(), &out));

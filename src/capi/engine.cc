@@ -212,6 +212,14 @@ ds_status ds_engine_memory_report(const ds_engine* engine, char** out_json) {
   });
 }
 
+ds_status ds_engine_profile(ds_engine* engine, char** out_json) {
+  return guard(__func__, [&] {
+    const auto object = enter(engine, "engine");
+    char*& out = out_param(out_json, "out_json");
+    out = make_c_string(dump_json(object->engine().profile(), 2));
+  });
+}
+
 ds_status ds_engine_global_step(ds_engine* engine, int64_t* out_step) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");

@@ -608,6 +608,9 @@ std::vector<Call> engine_calls() {
        [](const Arguments& a) {
          return ds_engine_memory_report(p<ds_engine>(a, 0), p<char*>(a, 1));
        }},
+      {"ds_engine_profile",
+       {in(kEngine, "engine"), out_text("out_json")},
+       [](const Arguments& a) { return ds_engine_profile(p<ds_engine>(a, 0), p<char*>(a, 1)); }},
       {"ds_engine_global_step",
        {in(kEngine, "engine"), out("out_step")},
        [](const Arguments& a) {

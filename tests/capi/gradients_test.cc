@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "capi/world.h"
 #include "ds.hpp"
+#include "tensor/dlpack_abi.h"
 
 namespace capi_test {
 namespace {
@@ -330,6 +331,34 @@ TEST(OwnGradients, ResumeIsBitwiseAndAModelComesBackFromItsCheckpoint) {
   }
   opened.export_to(folder.file("exported"));
   EXPECT_TRUE(std::filesystem::exists(folder.file("exported/model.safetensors")));
+}
+
+// Another framework's tensors go in, and its views of ours come out, without copies of ours.
+TEST(OwnGradients, DlpackBothWays) {
+  Two plain(config()), foreign(config());
+  std::vector<float> g = random_floats(37, 80);
+  plain.engine.add_gradient("a", tensor_of(g));
+  plain.engine.step();
+
+  int deleted = 0;
+  int64_t shape[] = {37};
+  DLManagedTensorVersioned managed{};
+  managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  managed.dl_tensor = {g.data(), {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, shape, nullptr, 0};
+  managed.manager_ctx = &deleted;
+  managed.deleter = [](DLManagedTensorVersioned* self) { ++*static_cast<int*>(self->manager_ctx); };
+  ds_tensor* gradient = nullptr;
+  ASSERT_DS_OK(ds_tensor_from_dlpack(&managed, nullptr, &gradient));
+  EXPECT_DS_OK(ds_engine_add_gradient(foreign.engine.get(), "a", gradient));
+  ds_tensor_destroy(gradient);
+  EXPECT_EQ(deleted, 1);  // the engine has added it and keeps nothing
+
+  DLManagedTensorVersioned* view = nullptr;
+  ASSERT_DS_OK(ds_tensor_to_dlpack(foreign.model.view("a").get(), nullptr, &view));
+  foreign.engine.step();
+  const auto* const weights = static_cast<const float*>(view->dl_tensor.data);
+  EXPECT_EQ(std::vector<float>(weights, weights + 37), floats(plain.model.tensor("a")));
+  view->deleter(view);
 }
 
 TEST(OwnGradients, GroupsFrozenTensorsAndAliases) {
