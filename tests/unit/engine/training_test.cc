@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
+#include <limits>
 #include <random>
 
 #include "data/dataset_spec.h"
@@ -149,6 +150,56 @@ TEST(Training, TheDynamicScaleFindsItsWay) {
   EXPECT_TRUE(report.applied);
   EXPECT_EQ(report.progress.skipped, skipped);
   EXPECT_EQ(engine->optimizer_steps(), 1);
+}
+
+// In each precision and type of gradients: the tensor is named, the step skipped, nothing changed.
+TEST(Training, AnInjectedNonFiniteGradientIsNamedAndChangesNothing) {
+  const Json precisions[] = {
+      Json::object(),
+      {{"bf16", {{"enabled", true}}}},
+      {{"bf16", {{"enabled", true}, {"split_master", true}}}},
+      {{"bf16", {{"enabled", true}}}, {"data_types", {{"grad_accum_dtype", "bf16"}}}},
+      {{"fp16", {{"enabled", true}, {"initial_scale_power", 8}}}},
+      {{"fp16", {{"enabled", true}, {"initial_scale_power", 8}}},
+       {"data_types", {{"grad_accum_dtype", "fp16"}}}}};
+  for (const Json& precision : precisions) {
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      const auto engine =
+          make_engine(with(with(base_config(), {{"gradient_accumulation_steps", 1}}), precision),
+                      model_config(0));
+      ASSERT_TRUE(engine->train_batch().applied);
+      const std::string name = "h.1.mlp.c_fc.bias";
+      const auto everything = [&] {
+        std::vector<float> all;
+        const nn::ParameterSet& parameters = engine->model()->parameters();
+        for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+          const auto append = [&](const Tensor& t) {
+            all.insert(all.end(), t.data<float>(), t.data<float>() + t.elements());
+          };
+          append(engine->model()->get(parameters[id].name));
+          for (const std::string& state : engine->optimizer_states(parameters[id].name)) {
+            append(engine->optimizer_state(parameters[id].name, state));
+          }
+        }
+        return all;
+      };
+      const std::vector<float> before = everything();
+      std::vector<int64_t> ids(4 * 8);
+      for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7 % 61);
+      const Tensor tokens = ids_tensor(ids, 4);
+      engine->backward(engine->forward({tokens, tokens, {}, {}, {}}));
+      const Tensor gradient = engine->gradient(name);
+      gradient.data<float>()[gradient.elements() - 1] = bad;
+      engine->set_gradient(name, gradient);
+      const StepReport report = engine->step();
+      EXPECT_FALSE(report.applied);
+      EXPECT_EQ(report.skip_reason, SkipReason::kNonFinite);
+      EXPECT_EQ(report.first_bad_tensor, name) << dump_json(precision);
+      EXPECT_TRUE(same_bits(before, everything()));
+      EXPECT_TRUE(engine->train_batch().applied);
+    }
+  }
 }
 
 // The gradients do not depend on the weights here, so both keep the same masters, bit for bit.
