@@ -207,7 +207,9 @@ std::string WandbLog::row(int64_t step, double time, const std::vector<Metric>& 
   std::string number, history = items;
   if (last_step_ != 0) put_integer(&number, 1, last_step_);
   put_bytes(&history, kHistoryStep, number);
-  return record(record_field::kSummary, items) + record(record_field::kHistory, history);
+  std::string out = record(record_field::kSummary, items);
+  out += record(record_field::kHistory, history);
+  return out;
 }
 
 std::string WandbLog::end(double time) {
