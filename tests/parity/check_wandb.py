@@ -6,7 +6,7 @@
     check_wandb.py --golden OUT.wandb   # writes tests/data/wandb/run.wandb with wandb's writer
 
 The unit test Wandb.BytesAreThoseOfItsOwnWriter compares the golden file with what ds writes for the
-same run. A newer wandb has its reader in a program: `wandb sync --view FOLDER` is the check there.
+same run. In newer releases the reader is a program of its own; the format is the same.
 """
 
 import sys
