@@ -50,6 +50,9 @@ void add_tokenize(CLI::App& app, Action& action);
 void add_tokenizer_train(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_export(CLI::App& app, Action& action);
+void add_convert(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
 
 }  // namespace tool

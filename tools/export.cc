@@ -1,11 +1,10 @@
 // `ds export`: the weights of a checkpoint as a Hugging Face folder.
 #include <iostream>
-#include <map>
 #include <memory>
 #include <string>
 
 #include "command.h"
-#include "files.h"
+#include "model_files.h"
 
 namespace tool {
 namespace {
@@ -15,26 +14,24 @@ struct Options {
   std::string output;
   std::string tag;
   std::string dtype = "float32";
+  std::string max_shard_size;
+  std::string adapter;
 };
 
-const std::map<std::string, int32_t>& dtypes() {
-  static const std::map<std::string, int32_t> names{{"float32", DS_FLOAT32},
-                                                    {"bfloat16", DS_BFLOAT16}};
-  return names;
-}
-
 int run(const Options& o) {
-  const std::string source = o.tag.empty() ? o.checkpoint : o.checkpoint + "/" + o.tag;
+  const std::string source = source_folder(o.checkpoint, o.tag);
   libds::Model model = libds::Model::open(source);
-  model.export_to(o.output, dtypes().at(o.dtype));
-  std::string files = "config.json, model.safetensors";
-  try {
-    write_text(o.output + "/tokenizer.json", libds::Tokenizer::open(source).to_json());
-    files += ", tokenizer.json";
-  } catch (const libds::Error& error) {
-    if (error.status() != DS_ERR_NOT_FOUND) throw;
+  if (has_adapters(model)) {
+    model.merge_lora();
+    std::cout << "merged the adapters of " << source << "\n";
   }
-  std::cout << "wrote " << o.output << ": " << files << "\n";
+  if (!o.adapter.empty()) {
+    model.load_adapter(o.adapter);
+    model.merge_lora();
+    std::cout << "merged the adapters of " << o.adapter << "\n";
+  }
+  export_folder(model, source, o.output, weight_type(o.dtype),
+                o.max_shard_size.empty() ? 0 : *parse_bytes(o.max_shard_size));
   return kDone;
 }
 
@@ -50,10 +47,19 @@ void add_export(CLI::App& app, Action& action) {
       ->required();
   sub->add_option("output", o.output, "folder to write")->type_name("OUT")->required();
   sub->add_option("--tag", o.tag, "checkpoint to take instead of the newest")->type_name("NAME");
-  sub->add_option("--dtype", o.dtype, "float32 or bfloat16")
-      ->check(CLI::IsMember({"float32", "bfloat16"}))
+  sub->add_option("--dtype", o.dtype, "float32, bfloat16 or float16")
+      ->check(CLI::IsMember(weight_types()))
       ->type_name("TYPE")
       ->capture_default_str();
+  sub->add_option("--max-shard-size", o.max_shard_size,
+                  "several files of at most this much tensor data, such as 5GB, and an index; "
+                  "default: one file")
+      ->check(byte_size())
+      ->type_name("SIZE");
+  sub->add_option("--merge-adapter", o.adapter,
+                  "add the products of this PEFT adapter to the weights; adapters in the "
+                  "checkpoint itself are always merged")
+      ->type_name("DIR");
   sub->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

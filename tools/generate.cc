@@ -11,7 +11,7 @@
 
 #include "command.h"
 #include "files.h"
-#include "format.h"
+#include "model_files.h"
 #include "signals.h"
 
 namespace tool {
@@ -97,25 +97,9 @@ class TextStream {
   size_t printed_ = 0;
 };
 
-libds::Tokenizer open_tokenizer(const Options& o, const libds::Model& model) {
-  if (!o.tokenizer.empty()) return libds::Tokenizer::open(o.tokenizer);
-  try {
-    return libds::Tokenizer::open(o.model);
-  } catch (const libds::Error& error) {
-    if (error.status() != DS_ERR_NOT_FOUND) throw;
-  }
-  const Json config = parse_json(model.config(), "the model's configuration");
-  const int64_t vocabulary = config.value("vocab_size", int64_t{0});
-  if (vocabulary == 256) return libds::Tokenizer::bytes();
-  throw Failure(
-      format("%s holds no tokenizer and its vocabulary is %lld, not bytes: say which "
-             "with --tokenizer",
-             o.model.c_str(), static_cast<long long>(vocabulary)));
-}
-
 int run(const Options& o) {
   libds::Model model = libds::Model::open(o.model);
-  const libds::Tokenizer tokenizer = open_tokenizer(o, model);
+  const libds::Tokenizer tokenizer = tokenizer_for(o.tokenizer, o.model, model);
   const std::string text = o.prompt == "-" ? read_text("-") : o.prompt;
   const auto end_of_text = tokenizer.end_of_text();
   libds::Tensor prompt = tokenizer.encode(text);

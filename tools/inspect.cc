@@ -34,17 +34,20 @@ Json tensor_row(const Json& tensor) {
 }
 
 std::string for_people(Json document) {
-  int64_t elements = 0;
+  double elements = 0, frozen = 0;
   for (Json& tensor : document["tensors"]) {
     if (tensor.value("kind", std::string()) == "master") {
-      int64_t count = 1;
-      for (const Json& size : tensor.value("shape", Json::array())) count *= size.get<int64_t>();
+      double count = 1;
+      for (const Json& size : tensor.value("shape", Json::array())) count *= size.get<double>();
       elements += count;
+      if (tensor.value("frozen", false)) frozen += count;
     }
     tensor = tensor_row(tensor);
   }
-  return render_json(document) + "\n" + std::to_string(document["tensors"].size()) + " tensors, " +
-         format_count(static_cast<double>(elements)) + " parameters\n";
+  std::string out = render_json(document) + "\n" + std::to_string(document["tensors"].size()) +
+                    " tensors, " + format_count(elements) + " parameters";
+  if (frozen > 0) out += ", " + format_count(frozen) + " of them frozen";
+  return out + "\n";
 }
 
 int run(const Options& o) {

@@ -38,7 +38,7 @@ int usage_error(const CLI::App& app, const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Train language models, continue text, look at checkpoints.", "ds");
+  CLI::App app("Train language models, continue text, evaluate, look at checkpoints.", "ds");
   app.set_version_flag("--version", std::string("ds ") + ds_version(),
                        "Print the version and exit");
   app.set_help_flag("-h,--help", "Print this help and exit");
@@ -52,6 +52,9 @@ int main(int argc, char** argv) {
   tool::add_tokenizer_train(app, action);
   tool::add_inspect(app, action);
   tool::add_export(app, action);
+  tool::add_convert(app, action);
+  tool::add_eval(app, action);
+  tool::add_bench(app, action);
   tool::add_report(app, action);
   app.footer("'ds SUBCOMMAND --help' explains a subcommand; docs/cli.md has examples.");
 

@@ -31,13 +31,19 @@ void add_what_to_train(CLI::App& sub, TrainOptions& o) {
                  "checkpoint); not needed with --load")
       ->type_name("CONFIG_OR_FOLDER")
       ->group(group);
-  sub.add_option("--data", o.data, "text file, .jsonl file, or PREFIX of PREFIX.bin and PREFIX.idx")
-      ->type_name("FILE_OR_PREFIX")
-      ->required()
+  auto* data = sub.add_option("--data", o.data,
+                              "text file, .jsonl file, or PREFIX of PREFIX.bin and PREFIX.idx")
+                   ->type_name("FILE_OR_PREFIX")
+                   ->group(group);
+  sub.add_option("--data-spec", o.data_spec,
+                 "instead of --data: a data set's specification as JSON (docs/data.md): blends, "
+                 "packed fine-tuning examples, masked text")
+      ->excludes(data)
+      ->type_name("FILE.json")
       ->group(group);
   sub.add_option("--tokenizer", o.tokenizer,
-                 "tokenizer.json, or a folder or checkpoint that holds one; without it text is "
-                 "read as bytes (a loaded checkpoint's own tokenizer goes on)")
+                 "tokenizer.json, or a folder or checkpoint that holds one; default: that of the "
+                 "loaded checkpoint or of --model's folder, else text is read as bytes")
       ->type_name("FILE")
       ->group(group);
   sub.add_option("--sequence-length", o.sequence_length,
@@ -75,6 +81,55 @@ void add_how_to_train(CLI::App& sub, TrainOptions& o) {
       ->group(group);
   sub.add_option("--threads", o.config.threads, "CPU threads; default: all that may be used")
       ->check(at_least(1))
+      ->group(group);
+}
+
+void add_fine_tuning(CLI::App& sub, TrainOptions& o) {
+  const char* group = "Fine-tuning";
+  FineTuneOptions& f = o.fine_tune;
+  auto* lora =
+      sub.add_option("--lora", f.lora,
+                     "freeze the model and train low-rank adapters: R, or R:ALPHA to scale them by "
+                     "ALPHA / R; ALPHA is R by default")
+          ->check(lora_rank())
+          ->type_name("R")
+          ->group(group);
+  sub.add_option("--lora-targets", f.lora_targets,
+                 "modules to adapt, by the end of their Hugging Face names, as q_proj,v_proj; "
+                 "default: all linear layers but the head")
+      ->needs(lora)
+      ->delimiter(',')
+      ->expected(1, 1000)
+      ->type_name("A,B")
+      ->group(group);
+  sub.add_option("--lora-dropout", f.lora_dropout, "dropout before the adapters; default 0")
+      ->needs(lora)
+      ->check(CLI::Range(0.0, 1.0))
+      ->group(group);
+  sub.add_option("--adapter", f.adapter, "go on with the adapters of this PEFT folder")
+      ->excludes(lora)
+      ->type_name("DIR")
+      ->group(group);
+  sub.add_option("--adapter-out", o.adapter_out, "write the adapters alone here, in PEFT's layout")
+      ->type_name("DIR")
+      ->group(group);
+  sub.add_option("--freeze", f.freeze,
+                 "do not train parameters whose name matches: * is any text, ? one character; may "
+                 "be repeated")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("PATTERN")
+      ->group(group);
+  sub.add_option("--unfreeze", f.unfreeze,
+                 "train these, whatever --lora and --freeze say; may be repeated")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("PATTERN")
+      ->group(group);
+  sub.add_option("--head", f.head,
+                 "architecture to build instead of that of --model, such as BertForMaskedLM; "
+                 "what its head lacks starts fresh")
+      ->type_name("ARCHITECTURE")
       ->group(group);
 }
 
@@ -127,10 +182,14 @@ void add_train(CLI::App& app, Action& action) {
   auto options = std::make_shared<TrainOptions>();
   add_what_to_train(*sub, *options);
   add_how_to_train(*sub, *options);
+  add_fine_tuning(*sub, *options);
   add_checkpoints_and_records(*sub, *options);
   sub->callback([&action, options] {
     if (options->model.empty() && options->load.empty()) {
       throw CLI::RequiredError("--model (or --load)");
+    }
+    if (options->data.empty() && options->data_spec.empty()) {
+      throw CLI::RequiredError("--data (or --data-spec)");
     }
     action = [options] { return run_training(*options); };
   });

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "fine_tuning.h"
 #include "run_config.h"
 
 namespace tool {
@@ -12,11 +13,14 @@ namespace tool {
 struct TrainOptions {
   std::string model;
   ConfigOptions config;
+  FineTuneOptions fine_tune;
   std::string data;
+  std::string data_spec;
   std::string valid_data;
   std::string tokenizer;
   int64_t steps = 0;
   std::string save;
+  std::string adapter_out;
   std::string load;
   std::string tag;
   std::string metrics;

@@ -8,8 +8,10 @@
 #include "files.h"
 #include "format.h"
 #include "metrics.h"
+#include "model_files.h"
 #include "progress.h"
 #include "signals.h"
+#include "train_data.h"
 #include "train_options.h"
 
 namespace tool {
@@ -20,25 +22,29 @@ constexpr const char* kWholeSplit = "1,0,0";
 
 class Training {
  public:
-  explicit Training(const TrainOptions& options) : o_(options) {}
+  explicit Training(const TrainOptions& options)
+      : o_(options), data_(options.data, options.data_spec) {}
 
   int run();
 
  private:
   void find_checkpoint();
   void open_model();
+  libds::Model new_model(const std::string& path) const;
   void open_tokenizer();
   void open_engine();
+  void load();
   void recall_run();
+  Json recall_adaptation(const Json& before) const;
   void open_data();
   void describe() const;
   std::optional<double> validate();
   void save();
+  void save_adapter();
   bool due(int64_t interval) const { return interval > 0 && step_ % interval == 0; }
-  libds::DatasetSpec spec(const std::string& path, const char* part,
-                          const std::string& split) const;
 
   const TrainOptions& o_;
+  TrainData data_;
   // The checkpoint that --load means: the folder of all, the tag, and the folder of the one.
   std::string load_folder_;
   std::string load_tag_;
@@ -58,10 +64,6 @@ class Training {
   int64_t saved_step_ = -1;
 };
 
-bool is_prefix(const std::string& path) {
-  return !file_exists(path) && file_exists(path + ".bin") && file_exists(path + ".idx");
-}
-
 // Settles once which checkpoint is loaded, so that weights, tokenizer and seed are of the same.
 // --load may also name the folder of one checkpoint.
 void Training::find_checkpoint() {
@@ -79,35 +81,71 @@ void Training::find_checkpoint() {
   }
 }
 
-void Training::open_model() {
-  const std::string& path = o_.model.empty() ? loaded_checkpoint_ : o_.model;
+// A folder's weights, or fresh ones of a config.json; with the head that was asked for.
+libds::Model Training::new_model(const std::string& path) const {
+  const std::string& head = o_.fine_tune.head;
   if (folder_exists(path)) {
-    model_ = libds::Model::open(path);
+    if (head.empty()) return libds::Model::open(path);
+    const Json changes = {{"architectures", Json::array({head})}};
+    return libds::Model::open_with(path, changes.dump(), config_.seed);
+  }
+  std::string text = read_text(path);
+  if (!head.empty()) {
+    Json config = parse_json(text, path);
+    if (config.is_object()) config["architectures"] = Json::array({head});
+    text = config.dump();
+  }
+  try {
+    return libds::Model::create(text, config_.seed);
+  } catch (const libds::Error& error) {
+    throw Failure(path + ": " + plain_message(error));
+  }
+}
+
+// Without --model a checkpoint gives weights, adapters and what is frozen, all as saved.
+void Training::open_model() {
+  if (!o_.model.empty()) {
+    model_ = new_model(o_.model);
   } else {
-    const std::string text = read_text(path);
+    if (!o_.fine_tune.head.empty()) throw UsageError("--head needs --model");
     try {
-      model_ = libds::Model::create(text, config_.seed);
+      model_ = libds::Model::open(loaded_checkpoint_);
     } catch (const libds::Error& error) {
-      throw Failure(path + ": " + plain_message(error));
+      if (error.status() != DS_ERR_NOT_FOUND) throw;
+      throw Failure(plain_message(error) +
+                    ". Here: repeat --model and what said which parameters train (--lora, "
+                    "--freeze, ...) beside --load");
     }
   }
   model_config_ = parse_json(model_.config(), "the model's configuration");
+  if (!model_config_.is_object()) {
+    throw Failure((o_.model.empty() ? loaded_checkpoint_ : o_.model) +
+                  " holds the parameters of a program that computes its own gradients: only that "
+                  "program can train them");
+  }
+  if (!o_.model.empty()) adapt(model_, o_.fine_tune, config_.seed);
+  if (!o_.adapter_out.empty()) {
+    if (!has_adapters(model_)) {
+      throw UsageError("--adapter-out: the model has no adapters; --lora adds them");
+    }
+    make_folder(o_.adapter_out);
+  }
 }
 
-// The tokenizer of the option, else that of the checkpoint, else bytes. Token files need none.
+// The tokenizer of the option, else that of the checkpoint or of the model's folder, else bytes.
+// Token files need none.
 void Training::open_tokenizer() {
   std::string source = o_.tokenizer;
   if (!source.empty()) {
     tokenizer_ = libds::Tokenizer::open(source);
-  } else if (!o_.load.empty()) {
-    source = loaded_checkpoint_;
-    try {
-      tokenizer_ = libds::Tokenizer::open(source);
-    } catch (const libds::Error& error) {
-      if (error.status() != DS_ERR_NOT_FOUND) throw;
+  } else {
+    for (const std::string& folder : {loaded_checkpoint_, o_.model}) {
+      if (tokenizer_ || folder.empty() || !folder_exists(folder)) continue;
+      source = folder;
+      tokenizer_ = find_tokenizer(folder);
     }
   }
-  if (!tokenizer_ && !is_prefix(o_.data)) {
+  if (!tokenizer_ && !data_.is_tokens()) {
     tokenizer_ = libds::Tokenizer::bytes();
     source = "bytes";
   }
@@ -132,9 +170,34 @@ void Training::open_engine() {
   if (!config_.understood) {
     throw Failure("the configuration " + o_.config.path + " must be one JSON object");
   }
-  if (!o_.load.empty()) engine_.load(load_folder_, load_tag_);
+  if (!o_.load.empty()) load();
   step_ = engine_.global_step();
   if (tokenizer_) engine_.set_tokenizer(&tokenizer_);
+}
+
+void Training::load() {
+  try {
+    engine_.load(load_folder_, load_tag_);
+  } catch (const libds::Error& error) {
+    if (o_.model.empty() || error.status() != DS_ERR_INVALID_ARGUMENT) throw;
+    throw Failure(plain_message(error) +
+                  ". Beside --load, --model is needed only when the checkpoint leaves frozen "
+                  "parameters out; then --lora, --freeze and --unfreeze must be those of the "
+                  "loaded run");
+  }
+}
+
+// Which parameters train, for the next checkpoint. A loaded run keeps its own choice.
+Json Training::recall_adaptation(const Json& before) const {
+  const Json given = describe_adaptation(o_.fine_tune);
+  if (o_.load.empty()) return given;
+  const Json loaded = before.value("adaptation", Json::object());
+  if (!given.empty() && given != loaded) {
+    throw Failure("the loaded run chose what to train with " + loaded.dump() +
+                  ", this command with " + given.dump() +
+                  ": to begin anew from its weights, give them as --model instead of --load");
+  }
+  return loaded;
 }
 
 // What the data depend on comes from the options, else from the run that is resumed, so that a
@@ -144,20 +207,18 @@ void Training::recall_run() {
   const Json before = state.is_object() ? state.value("ds_train", Json::object()) : Json::object();
   if (!before.is_object()) throw Failure("the checkpoint's client state \"ds_train\" is no object");
   seed_ = config_.seed;
-  split_ = o_.split ? *o_.split
-                    : before.value("split", o_.valid_data.empty() ? kDefaultSplit : kWholeSplit);
-
-  int64_t positions = 0;
-  for (const char* key : {"n_positions", "max_position_embeddings", "n_ctx"}) {
-    if (positions == 0) positions = model_config_.value(key, int64_t{0});
-  }
-  const int64_t wanted = before.value("sequence_length", positions);
-  sequence_length_ = o_.sequence_length.value_or(wanted);
+  const bool whole = !o_.valid_data.empty();
+  split_ = o_.split
+               ? *o_.split
+               : data_.split().value_or(before.value("split", whole ? kWholeSplit : kDefaultSplit));
+  sequence_length_ = o_.sequence_length.value_or(data_.sequence_length().value_or(
+      before.value("sequence_length", model_positions(model_config_))));
   if (sequence_length_ <= 0) {
     throw UsageError("--sequence-length is required: the model's config.json names no positions");
   }
 
   Json now = {{"seed", seed_}, {"split", split_}, {"sequence_length", sequence_length_}};
+  if (Json spec = data_.description(); !spec.is_null()) now["data_spec"] = std::move(spec);
   if (!before.empty()) {
     for (const auto& [key, value] : now.items()) {
       if (before.contains(key) && before[key] != value) {
@@ -166,33 +227,24 @@ void Training::recall_run() {
       }
     }
   }
+  if (Json chosen = recall_adaptation(before); !chosen.empty()) now["adaptation"] = chosen;
   Json next = state.is_object() ? state : Json::object();
   next["ds_train"] = std::move(now);
   engine_.set_client_state(next.dump());
 }
 
-libds::DatasetSpec Training::spec(const std::string& path, const char* part,
-                                  const std::string& split) const {
-  libds::DatasetSpec spec;
-  spec.path = path;
-  spec.sequence_length = sequence_length_;
-  spec.split = split;
-  spec.part = part;
-  spec.seed = seed_;
-  return spec;
-}
-
 void Training::open_data() {
   const libds::Tokenizer* tokenizer = tokenizer_ ? &tokenizer_ : nullptr;
-  train_data_ = libds::Dataset::open(spec(o_.data, "train", split_), tokenizer);
+  train_data_ = data_.open("train", sequence_length_, split_, seed_, tokenizer);
   engine_.set_dataset(&train_data_);
   if (o_.eval_interval == 0) return;
   if (!o_.valid_data.empty()) {
-    valid_data_ = libds::Dataset::open(spec(o_.valid_data, "train", kWholeSplit), tokenizer);
+    valid_data_ =
+        TrainData(o_.valid_data, "").open("train", sequence_length_, kWholeSplit, seed_, tokenizer);
     return;
   }
   try {
-    valid_data_ = libds::Dataset::open(spec(o_.data, "valid", split_), tokenizer);
+    valid_data_ = data_.open("valid", sequence_length_, split_, seed_, tokenizer);
   } catch (const libds::Error& error) {
     // Too little text for a validation part is no reason not to train.
     if (error.status() != DS_ERR_CONFIG && error.status() != DS_ERR_INVALID_ARGUMENT) throw;
@@ -204,9 +256,14 @@ void Training::describe() const {
   if (o_.quiet) return;
   const Json resolved = parse_json(engine_.config(), "the engine's configuration");
   const Json batch = resolved["config"].value("train_batch_size", Json());
+  const ParameterCounts counts = count_parameters(model_);
   std::cerr << "model " << model_config_.value("model_type", std::string("?")) << ", "
-            << format_count(static_cast<double>(model_.parameter_count())) << " parameters; "
-            << train_data_.size() << " training samples of " << sequence_length_ << " tokens, ";
+            << format_count(static_cast<double>(counts.all)) << " parameters";
+  if (counts.trained < counts.all) {
+    std::cerr << ", " << format_count(static_cast<double>(counts.trained)) << " of them trained";
+  }
+  std::cerr << "; " << train_data_.size() << " training samples of " << sequence_length_
+            << " tokens, ";
   if (valid_data_) std::cerr << valid_data_.size() << " for validation, ";
   std::cerr << "batch " << batch << ", seed " << seed_ << "\n";
   if (step_ > 0) std::cerr << "loaded " << loaded_checkpoint_ << " at step " << step_ << "\n";
@@ -221,6 +278,12 @@ void Training::save() {
   if (o_.save.empty() || saved_step_ == step_) return;
   engine_.save(o_.save);
   saved_step_ = step_;
+}
+
+void Training::save_adapter() {
+  if (o_.adapter_out.empty()) return;
+  model_.save_adapter(o_.adapter_out);
+  if (!o_.quiet) std::cerr << "wrote the adapters to " << o_.adapter_out << "\n";
 }
 
 int Training::run() {
@@ -239,6 +302,7 @@ int Training::run() {
     std::cout << "nothing to do: the loaded run is at step " << step_ << ", --steps is " << o_.steps
               << "\n";
     save();
+    save_adapter();
     return kDone;
   }
 
@@ -270,6 +334,7 @@ int Training::run() {
   if (!o_.save.empty() && unsaved) {
     progress.message("saved " + o_.save + " at step " + std::to_string(step_));
   }
+  save_adapter();
   if (signals.pending() != 0) {
     progress.message("interrupted after step " + std::to_string(step_) +
                      (o_.save.empty() ? ": nothing is saved without --save" : ""));

@@ -4,7 +4,8 @@ import unittest
 
 from cli_case import SOURCE, CliCase, run
 
-SUBCOMMANDS = ["train", "generate", "tokenize", "tokenizer-train", "inspect", "export", "report"]
+SUBCOMMANDS = ["train", "generate", "eval", "tokenize", "tokenizer-train", "inspect", "export",
+               "convert", "bench", "report"]
 
 
 class Help(CliCase):
