@@ -227,9 +227,10 @@ def tokenizer_seeds():
          pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"})
     seed("empty_pattern", b"abc", pre_tokenizer={"type": "Split", "pattern": {"Regex": "x*"},
                                                  "behavior": "MergedWithNext"})
-    grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1500}
-    seed("growing", b"aaaaaaaa", normalizer={"type": "Sequence", "normalizers": [grow] * 2})
-    seed("growing_decoder", b"a", decoder={"type": "Sequence", "decoders": [grow] * 2})
+    grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 700}
+    seed("growing", b"a" * 64, normalizer={"type": "Sequence", "normalizers": [grow] * 2})
+    seed("growing_decoder", b"a" * 64, decoder={"type": "Sequence", "decoders": [
+        {"type": "Fuse"}] + [grow] * 2})
     seed("holes", b"ab", model={"type": "BPE", "vocab": {"a": 0, "b": 70000}, "merges": []})
     seed("huge_id", b"ab", model={"type": "BPE", "vocab": {"a": 0, "b": 2147483646}, "merges": []})
     seed("same_id", b"ab", model={"type": "BPE", "vocab": {"a": 0, "b": 0}, "merges": []})
