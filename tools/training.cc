@@ -124,6 +124,9 @@ void Training::open_model() {
                   "program can train them");
   }
   if (!o_.model.empty()) adapt(model_, o_.fine_tune, config_.seed);
+  if (count_parameters(model_).trained == 0) {
+    throw Failure("all parameters are frozen: nothing would train (--unfreeze releases some)");
+  }
   if (!o_.adapter_out.empty()) {
     if (!has_adapters(model_)) {
       throw UsageError("--adapter-out: the model has no adapters; --lora adds them");
@@ -179,7 +182,9 @@ void Training::load() {
   try {
     engine_.load(load_folder_, load_tag_);
   } catch (const libds::Error& error) {
-    if (o_.model.empty() || error.status() != DS_ERR_INVALID_ARGUMENT) throw;
+    const bool other_parameters =
+        error.status() == DS_ERR_INVALID_ARGUMENT || error.status() == DS_ERR_NOT_FOUND;
+    if (o_.model.empty() || !other_parameters) throw;
     throw Failure(plain_message(error) +
                   ". Beside --load, --model is needed only when the checkpoint leaves frozen "
                   "parameters out; then --lora, --freeze and --unfreeze must be those of the "

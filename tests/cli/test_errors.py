@@ -43,6 +43,12 @@ class Usage(CliCase):
                 (["inspect"], ["checkpoint"]),
                 (["export", "only-one"], ["output"]),
                 (["export", "a", "b", "--dtype", "float8"], ["float8"]),
+                (["eval"], ["model"]),
+                (["eval", "x"], ["--data"]),
+                (["eval", "x", "--data", "y", "--task", "next"], ["next"]),
+                (["eval", "x", "--data", "y", "--overlap", "0"], ["--overlap", "0 is below 1"]),
+                (["bench", "--steps", "0"], ["--steps", "0 is below 1"]),
+                (["convert", "a"], ["output"]),
                 (["report", "surplus"], ["surplus"])]:
             with self.subTest(arguments=arguments):
                 self.check(arguments, *words)
@@ -60,7 +66,7 @@ class Failures(CliCase):
     def test_files_that_are_missing_or_wrong(self):
         self.write("broken.json", '{"model_type": ')
         self.write("list.json", "[1]")
-        self.write("bert.json", dict(MODEL, model_type="bert"))
+        self.write("t5.json", dict(MODEL, model_type="t5"))
         self.write("empty.txt", "")
         (self.folder / "folder").mkdir()
         replaced = {"--model": 2, "--data": 4}
@@ -68,7 +74,7 @@ class Failures(CliCase):
                 ("--model", "none.json", ["none.json"]),
                 ("--model", "broken.json", ["broken.json", "line 1"]),
                 ("--model", "list.json", []),
-                ("--model", "bert.json", ["bert"]),
+                ("--model", "t5.json", ["t5"]),
                 ("--model", "folder", ["folder"]),
                 ("--data", "none.txt", ["none.txt"]),
                 ("--data", "empty.txt", ["empty.txt"]),
