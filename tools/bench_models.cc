@@ -21,9 +21,10 @@ struct Shape {
 };
 
 // GPT-2: Radford et al. 2019, table 2. Llama 3.2 1B and Qwen2 0.5B: as published by their makers.
-// "tiny" is for tests.
+// The tiny ones are for tests.
 constexpr std::array kShapes = {
     Shape{"tiny", "gpt2", 64, 2, 2, 2, 256, 256, 64},
+    Shape{"tiny-llama", "llama", 64, 2, 4, 2, 128, 256, 64},
     Shape{"gpt2-124m", "gpt2", 768, 12, 12, 12, 3072, 50257, 1024},
     Shape{"gpt2-355m", "gpt2", 1024, 24, 16, 16, 4096, 50257, 1024},
     Shape{"gpt2-774m", "gpt2", 1280, 36, 20, 20, 5120, 50257, 1024},

@@ -30,6 +30,14 @@ class Bench(CliCase):
         self.assertEqual(result["generation"]["prompt_tokens"], 32)  # half of 64 positions
         self.assertTrue(result["training"]["memory"])
 
+    def test_the_other_family(self):
+        result = self.bench("--model", "tiny-llama", "--steps", 1, "--batch", 1)
+        # Tied embeddings; per layer the four projections of attention, of which two are for 2 of 4
+        # heads, three of the inner layer, two norms; the last norm.
+        self.assertEqual(result["parameters"],
+                         256 * 64 + 2 * (2 * 64**2 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64)
+        self.check(result, 64)
+
     def test_a_file_and_a_configuration(self):
         self.write("model.json", MODEL)
         result = self.bench("--model", "model.json", "--config", "config.json", "--steps", 2,
