@@ -2,7 +2,7 @@
 // run finds the same ones again.
 #pragma once
 
-#include <CLI/Validators.hpp>
+#include <CLI/App.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>

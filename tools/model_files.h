@@ -2,7 +2,7 @@
 // large, and what lies there afterwards.
 #pragma once
 
-#include <CLI/Validators.hpp>
+#include <CLI/App.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
