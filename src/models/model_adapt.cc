@@ -4,31 +4,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/pattern.h"
 #include "models/model.h"
 #include "ops/linear.h"
 
 namespace ds::models {
 namespace {
-
-// '*' stands for any text, '?' for one character.
-bool matches(std::string_view pattern, std::string_view text) {
-  size_t p = 0, t = 0, star = std::string_view::npos, resume = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = t;
-    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
-      ++p;
-      ++t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++resume;
-    } else {
-      return false;
-    }
-  }
-  return pattern.find_first_not_of('*', p) == std::string_view::npos;
-}
 
 // What `changed` makes of every parameter, with the adapters of the old set.
 template <class Fn>
@@ -90,11 +71,12 @@ int64_t Model::set_trainable(const std::vector<std::string>& patterns, bool trai
     bool any = false;
     for (nn::ParamId id = 0; id < parameters().size(); ++id) {
       const nn::Parameter& p = parameters()[id];
-      bool match = matches(pattern, p.name) ||
-                   std::any_of(p.aliases.begin(), p.aliases.end(),
-                               [&](const std::string& alias) { return matches(pattern, alias); });
+      bool match = matches_pattern(pattern, p.name) ||
+                   std::any_of(p.aliases.begin(), p.aliases.end(), [&](const std::string& alias) {
+                     return matches_pattern(pattern, alias);
+                   });
       if (!match && has_architecture() && id < architecture_->parameters().size()) {
-        match = matches(pattern, architecture_->external_name(id).name);
+        match = matches_pattern(pattern, architecture_->external_name(id).name);
       }
       if (match) chosen[static_cast<size_t>(id)] = any = true;
     }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "config/config.h"
@@ -15,9 +14,6 @@ namespace ds::optim {
 // parameter that names a group which does not exist.
 std::vector<int32_t> assign_groups(const OptimizerConfig& config,
                                    const nn::ParameterSet& parameters);
-
-// Whether `text` is `pattern`, in which * stands for any text and ? for any one character.
-bool matches_pattern(std::string_view pattern, std::string_view text);
 
 // The configuration with the overrides of a group in place.
 OptimizerConfig group_config(const OptimizerConfig& config, int32_t group);

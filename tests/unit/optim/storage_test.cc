@@ -1,6 +1,7 @@
 // Types of gradients, masters and states, thread counts, and parts of the flat space.
 #include <functional>
 
+#include "base/pattern.h"
 #include "optim/groups.h"
 #include "unit/optim/optim_world.h"
 
