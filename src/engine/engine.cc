@@ -84,15 +84,18 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     updater_ = std::make_unique<Updater>(config_, state, model_->device(), *comm_);
     if (config_.dump_state) log_info("engine", dump_json(config_document()));
   } catch (...) {
-    model_->state().free_gradients();
-    model_->state().set_compute_type(context(), DType::kFloat32);
-    model_->detach_engine();
+    release_model();
     throw;
   }
 }
 
 Engine::~Engine() {
   pending_.reset();
+  release_model();
+}
+
+// Joining split masters needs memory; without it the model keeps them, and is free all the same.
+void Engine::release_model() noexcept {
   try {
     model_->state().free_gradients();
     model_->state().set_compute_type(context(), DType::kFloat32);

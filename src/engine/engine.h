@@ -95,6 +95,7 @@ class Engine {
   ScopedTimer time_phase(const char* name) {
     return {config_.wall_clock_breakdown ? &timers_ : nullptr, name};
   }
+  void release_model() noexcept;
   OpContext context() { return {model_->device(), &pool_}; }
   models::Batch make_batch(const MicroBatch& inputs);
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
