@@ -1,0 +1,59 @@
+#include "kernels/cpu.h"
+
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <immintrin.h>
+
+namespace ds::kernels {
+namespace {
+
+// Linux's arch_prctl: asks for the state component of the tiles' data.
+bool request_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+CpuFeatures detect() {
+  CpuFeatures f;
+  f.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  f.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (!f.avx512) return f;
+  f.avx512_bf16 = __builtin_cpu_supports("avx512bf16");
+  f.avx512_vnni = __builtin_cpu_supports("avx512vnni");
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return f;
+  const auto bit = [edx](int index) { return (edx >> index & 1u) != 0; };
+  const bool tiles = bit(24) && f.avx512_bf16 && f.avx512_vnni && request_tiles();
+  f.amx_bf16 = tiles && bit(22);
+  f.amx_int8 = tiles && bit(25);
+  return f;
+}
+
+}  // namespace
+
+const CpuFeatures& cpu_features() {
+  static const CpuFeatures features = detect();
+  return features;
+}
+
+__attribute__((target("amx-tile"))) AmxTiles::AmxTiles() noexcept {
+  struct alignas(64) Config {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  for (int tile = 0; tile < 8; ++tile) {
+    config.row_bytes[tile] = 64;
+    config.rows[tile] = 16;
+  }
+  // gcc 12's intrinsic names only the first bytes as its input; this keeps the other stores.
+  __asm__ volatile("" : : "r"(&config) : "memory");
+  _tile_loadconfig(&config);
+}
+
+__attribute__((target("amx-tile"))) AmxTiles::~AmxTiles() { _tile_release(); }
+
+}  // namespace ds::kernels

@@ -1,0 +1,33 @@
+// What this CPU offers beyond the vector targets that Highway chooses among: bf16 and int8 dot
+// products, and AMX tiles.
+#pragma once
+
+#include <cstdint>
+
+namespace ds::kernels {
+
+struct CpuFeatures {
+  bool avx2 = false;         // with FMA
+  bool avx512 = false;       // F, BW, DQ, VL
+  bool avx512_bf16 = false;  // VDPBF16PS and conversions
+  bool avx512_vnni = false;  // VPDPBUSD
+  bool amx_bf16 = false;     // tiles usable: the system granted their state to this process
+  bool amx_int8 = false;
+};
+
+// Asked once. Linux gives a process tile state on request only; the first call requests it, and
+// a refusal (an old kernel, a small alternate signal stack, a sandbox) means "no AMX".
+const CpuFeatures& cpu_features();
+
+// Configures all eight tiles as 16 rows of 64 bytes for this thread; released in the destructor,
+// because a thread that keeps tiles in use makes every context switch save 8 KiB. Only where
+// amx_bf16 or amx_int8 is set.
+class AmxTiles {
+ public:
+  AmxTiles() noexcept;
+  ~AmxTiles();
+  AmxTiles(const AmxTiles&) = delete;
+  AmxTiles& operator=(const AmxTiles&) = delete;
+};
+
+}  // namespace ds::kernels
