@@ -32,14 +32,8 @@ CpuFeatures detect() {
   return f;
 }
 
-}  // namespace
-
-const CpuFeatures& cpu_features() {
-  static const CpuFeatures features = detect();
-  return features;
-}
-
-__attribute__((target("amx-tile"))) AmxTiles::AmxTiles() noexcept {
+// Functions of their own, because gcc 12 does not pass the attribute to a constructor's clones.
+__attribute__((target("amx-tile"))) void load_configuration() {
   struct alignas(64) Config {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
@@ -54,6 +48,16 @@ __attribute__((target("amx-tile"))) AmxTiles::AmxTiles() noexcept {
   _tile_loadconfig(&config);
 }
 
-__attribute__((target("amx-tile"))) AmxTiles::~AmxTiles() { _tile_release(); }
+__attribute__((target("amx-tile"))) void release_tiles() { _tile_release(); }
+
+}  // namespace
+
+const CpuFeatures& cpu_features() {
+  static const CpuFeatures features = detect();
+  return features;
+}
+
+AmxTiles::AmxTiles() noexcept { load_configuration(); }
+AmxTiles::~AmxTiles() { release_tiles(); }
 
 }  // namespace ds::kernels
