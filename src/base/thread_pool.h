@@ -5,16 +5,20 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <vector>
+
+#include "base/worker_set.h"
 
 namespace ds {
 
 class ThreadPool {
  public:
-  // `threads` counts the calling thread; 1 starts no thread at all. 0 means the CPUs this process
-  // may run on.
-  explicit ThreadPool(int threads = 0);
+  // `threads` counts the calling thread; 1 starts no thread at all. 0 means as many as the CPUs
+  // that this process, or `cpus`, allows. The threads themselves belong to the process: see
+  // WorkerSet. `cpus` are those that they may run on; empty means any. The calling thread stays
+  // where its owner put it.
+  explicit ThreadPool(int threads = 0, std::vector<int> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -22,10 +26,13 @@ class ThreadPool {
   int threads() const noexcept { return threads_; }
 
   // Runs fn(chunk) for every chunk in [0, chunks), the caller taking part. Returns when all are
-  // done; the first exception thrown by a chunk is rethrown here. The threads serve one call at a
-  // time: a call from inside a chunk, or while another thread's call is running, runs its chunks on
-  // the calling thread.
-  void run(int64_t chunks, const std::function<void(int64_t)>& fn);
+  // done; the first exception thrown by a chunk is rethrown here. A call from inside a chunk runs
+  // its chunks on the calling thread. Allocates nothing.
+  template <class Fn>
+  void run(int64_t chunks, const Fn& fn) {
+    run_erased(chunks, &fn,
+               [](const void* body, int64_t chunk) { (*static_cast<const Fn*>(body))(chunk); });
+  }
 
   // Runs fn(begin, end) over [0, n) in pieces of `grain` elements.
   template <class Fn>
@@ -41,14 +48,14 @@ class ThreadPool {
 
   // CPUs the process is allowed to run on.
   static int available_cpus();
+  // Throws Error(kInvalidArgument) naming the first CPU that the process may not use.
+  static void check_cpus(const std::vector<int>& cpus);
 
  private:
-  struct Shared;
-  void work();
-  void stop();
+  void run_erased(int64_t chunks, const void* fn, WorkerSet::Call call);
 
   int threads_;
-  std::unique_ptr<Shared> shared_;
+  std::shared_ptr<WorkerSet> workers_;  // null for one thread
 };
 
 }  // namespace ds

@@ -3,14 +3,19 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <atomic>
+#include <chrono>
+#include <mutex>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
+#include "unit/base/expect_error.h"
 
 namespace ds {
 namespace {
@@ -140,6 +145,55 @@ TEST(ThreadPool, ManyCallersAtOnce) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(wrong.load(), 0);
+}
+
+// Two engines at work together: the callers, and no more workers than one of them would have.
+TEST(ThreadPool, PoolsShareTheirWorkers) {
+  ThreadPool a(3), b(2);
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  std::atomic<int> inside{0}, most{0};
+  const auto body = [&](int64_t) {
+    const int now = inside.fetch_add(1) + 1;
+    int before = most.load();
+    while (now > before && !most.compare_exchange_weak(before, now)) {
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    inside.fetch_sub(1);
+    const std::lock_guard lock(mutex);
+    seen.insert(std::this_thread::get_id());
+  };
+  std::thread other([&] {
+    for (int i = 0; i < 40; ++i) b.run(20, body);
+  });
+  for (int i = 0; i < 40; ++i) a.run(20, body);
+  other.join();
+  EXPECT_LE(seen.size(), 4u);  // two callers and two workers
+  // A worker that sees a second caller come stands back after its chunk.
+  EXPECT_LE(most.load(), 4);
+}
+
+TEST(ThreadPool, WorkersStayOnTheirCpus) {
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &allowed)) ++cpu;
+  ThreadPool pool(2, {cpu});
+  EXPECT_EQ(ThreadPool(0, {cpu, cpu}).threads(), 1);
+  const auto caller = std::this_thread::get_id();
+  std::atomic<int> elsewhere{0}, helped{0};
+  for (int round = 0; round < 100 && helped.load() == 0; ++round) {
+    pool.run(8, [&](int64_t) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (std::this_thread::get_id() == caller) return;
+      helped.fetch_add(1);
+      if (sched_getcpu() != cpu) elsewhere.fetch_add(1);
+    });
+  }
+  EXPECT_GT(helped.load(), 0);
+  EXPECT_EQ(elsewhere.load(), 0);
+  testing::expect_error(Code::kInvalidArgument, {"CPU 100000"}, [] { ThreadPool(2, {100000}); });
+  testing::expect_error(Code::kInvalidArgument, {"CPU -1"}, [] { ThreadPool(2, {-1}); });
 }
 
 TEST(ThreadPool, StartsAndStopsQuickly) {
