@@ -100,8 +100,8 @@ ds_status ds_dataset_field(const ds_dataset* dataset, int64_t index, const char*
     }
     DS_CHECK(name == "mask" && has.mask, Code::kNotFound, "the data set has no field \"",
              printable(name), "\"");
-    Tensor tensor = Tensor::empty(make_cpu_device(), DType::kUInt8, {static_cast<int64_t>(length)},
-                                  MemoryTag::kOther);
+    Tensor tensor = Tensor::empty(make_cpu_device({.cache = false}), DType::kUInt8,
+                                  {static_cast<int64_t>(length)}, MemoryTag::kOther);
     std::copy(mask.begin(), mask.end(), tensor.data<uint8_t>());
     out = publish_tensor(std::move(tensor));
   });

@@ -243,6 +243,7 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.max_consecutive_skips = get<int64_t>(parsed, "/max_consecutive_skips");
   out.seed = get<uint64_t>(parsed, "/seed");
   out.threads = get<int>(parsed, "/threads");
+  out.thread_affinity = get<std::vector<int>>(parsed, "/thread_affinity");
   out.steps_per_print = optional_at<int64_t>(parsed, "/steps_per_print");
   out.dump_state = get<bool>(parsed, "/dump_state");
   out.wall_clock_breakdown = get<bool>(parsed, "/wall_clock_breakdown");

@@ -178,6 +178,7 @@ class Config {
 
   uint64_t seed = 1234;
   int threads = 0;  // 0 = CPUs of the process
+  std::vector<int> thread_affinity;
   std::optional<int64_t> steps_per_print;
   bool dump_state = false;
   bool wall_clock_breakdown = false;

@@ -31,6 +31,11 @@ std::vector<Key> engine_rows() {
               "CPU threads of the engine; 0 means the CPUs that the process may use. (Extension.)")
           .at_least(0)
           .at_most(4096),
+      list("thread_affinity", any_integer().at_least(0).at_most(1023), "[]",
+           "CPUs that the engine's worker threads may run on; empty allows all of the process's. "
+           "The calling thread is never moved. Engines with the same list share their workers. "
+           "(Extension.)")
+          .without_repeats(),
       integer("steps_per_print", std::nullopt,
               "Log a progress line every so many optimizer steps; null never does.")
           .at_least(1),

@@ -21,8 +21,7 @@ int64_t BlockCache::size_class(int64_t bytes) const noexcept {
 
 void* BlockCache::allocate(int64_t bytes, MemoryTag tag) {
   if (bytes == 0) return nullptr;
-  DS_CHECK(bytes > 0 && bytes < int64_t{1} << 50, Code::kOutOfMemory, "cannot allocate ", bytes,
-           " bytes for ", memory_tag_name(tag));
+  check_request(bytes, tag);
   const int64_t size = size_class(bytes);
   void* pointer = take_cached(size);
   if (pointer == nullptr) pointer = take_fresh(size, tag);
@@ -70,14 +69,7 @@ void* BlockCache::take_fresh(int64_t size, MemoryTag tag) {
     pointer = try_fresh(size);
   }
   if (pointer == nullptr) {
-    const std::string limit = options_.limit_bytes > 0 ? str_cat(" within the limit of ",
-                                                                 format_bytes(options_.limit_bytes))
-                                                       : "";
-    fail(Code::kOutOfMemory, "out of memory on ", source_.place(), ": ", format_bytes(size),
-         " for ", memory_tag_name(tag), " could not be had", limit, ".\n",
-         format_memory_report(device_),
-         "What helps: a smaller train_micro_batch_size_per_gpu, activation_checkpointing, a "
-         "shorter sequence, bf16.");
+    fail_out_of_memory(device_, source_.place(), size, tag, options_.limit_bytes);
   }
   system_allocations_.fetch_add(1);
   return pointer;

@@ -1,17 +1,18 @@
-// The CPU device: memory in huge pages, kept for reuse (fresh pages cost more than most kernels);
-// work runs at once on the calling thread.
+// The CPU devices: memory from an arena or, for single tensors, the heap; work runs at once on the
+// calling thread.
 #include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
 
+#include "device/arena.h"
 #include "device/block_cache.h"
 #include "device/device.h"
 
 namespace ds {
 namespace {
 
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kAlignment = Arena::kAlignment;
 constexpr int64_t kHugePage = BlockCache::kLargeUnit;
 
 class CpuEvent : public Event {
@@ -41,25 +42,12 @@ class CpuBlocks : public BlockSource {
   std::string place() const override { return "the CPU"; }
 };
 
+// What the CPU devices share: work runs at once.
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(const CpuDeviceOptions& options)
-      : blocks_(
-            *this, source_,
-            {.cache = options.cache, .limit_bytes = options.limit_bytes, .alignment = kAlignment}) {
-  }
-
   DeviceKind kind() const noexcept override { return DeviceKind::kCpu; }
   int index() const noexcept override { return 0; }
   std::string describe() const override { return "cpu"; }
-
-  void* allocate(int64_t bytes, MemoryTag tag) override { return blocks_.allocate(bytes, tag); }
-  void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept override {
-    blocks_.deallocate(pointer, bytes, tag);
-  }
-  void trim() noexcept override { blocks_.trim(); }
-  int64_t reserved_bytes() const noexcept override { return blocks_.reserved_bytes(); }
-  int64_t system_allocations() const noexcept override { return blocks_.system_allocations(); }
 
   Stream& default_stream() override { return stream_; }
   std::unique_ptr<Stream> create_stream() override { return std::make_unique<CpuStream>(); }
@@ -72,14 +60,59 @@ class CpuDevice : public Device {
 
  private:
   CpuStream stream_;
+};
+
+// For single tensors: every block comes from the heap and goes back at once.
+class CpuHeapDevice : public CpuDevice {
+ public:
+  explicit CpuHeapDevice(int64_t limit)
+      : blocks_(*this, source_, {.cache = false, .limit_bytes = limit, .alignment = kAlignment}) {}
+
+  void* allocate(int64_t bytes, MemoryTag tag) override { return blocks_.allocate(bytes, tag); }
+  void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept override {
+    blocks_.deallocate(pointer, bytes, tag);
+  }
+  void trim() noexcept override { blocks_.trim(); }
+  int64_t reserved_bytes() const noexcept override { return blocks_.reserved_bytes(); }
+  int64_t system_allocations() const noexcept override { return blocks_.system_allocations(); }
+
+ private:
   CpuBlocks source_;
   BlockCache blocks_;  // after its source
+};
+
+// For engines and models.
+class CpuArenaDevice : public CpuDevice {
+ public:
+  explicit CpuArenaDevice(int64_t limit) : limit_(limit), arena_(limit) {}
+
+  void* allocate(int64_t bytes, MemoryTag tag) override {
+    if (bytes == 0) return nullptr;
+    check_request(bytes, tag);
+    void* const pointer = arena_.allocate(bytes);
+    if (pointer == nullptr) fail_out_of_memory(*this, "the CPU", bytes, tag, limit_);
+    account_.add(tag, Arena::rounded(bytes));
+    return pointer;
+  }
+  void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept override {
+    if (pointer == nullptr) return;
+    account_.remove(tag, Arena::rounded(bytes));
+    arena_.deallocate(pointer, bytes);
+  }
+  void trim() noexcept override { arena_.trim(); }
+  int64_t reserved_bytes() const noexcept override { return arena_.held_bytes(); }
+  int64_t system_allocations() const noexcept override { return arena_.times_grown(); }
+
+ private:
+  const int64_t limit_;
+  Arena arena_;
 };
 
 }  // namespace
 
 std::shared_ptr<Device> make_cpu_device(const CpuDeviceOptions& options) {
-  return std::make_shared<CpuDevice>(options);
+  if (options.cache) return std::make_shared<CpuArenaDevice>(options.limit_bytes);
+  return std::make_shared<CpuHeapDevice>(options.limit_bytes);
 }
 
 }  // namespace ds

@@ -1,8 +1,24 @@
 #include "device/device.h"
 
+#include "base/error.h"
 #include "base/text.h"
 
 namespace ds {
+
+void check_request(int64_t bytes, MemoryTag tag) {
+  DS_CHECK(bytes > 0 && bytes < int64_t{1} << 50, Code::kOutOfMemory, "cannot allocate ", bytes,
+           " bytes for ", memory_tag_name(tag));
+}
+
+void fail_out_of_memory(const Device& device, const std::string& place, int64_t bytes,
+                        MemoryTag tag, int64_t limit) {
+  const std::string within =
+      limit > 0 ? str_cat(" within the limit of ", format_bytes(limit)) : std::string();
+  fail(Code::kOutOfMemory, "out of memory on ", place, ": ", format_bytes(bytes), " for ",
+       memory_tag_name(tag), " could not be had", within, ".\n", format_memory_report(device),
+       "What helps: a smaller train_micro_batch_size_per_gpu, activation_checkpointing, a "
+       "shorter sequence, bf16.");
+}
 
 std::string format_memory_report(const Device& device) {
   std::string out = str_cat("memory of ", device.describe(), " (now / peak):\n");

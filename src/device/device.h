@@ -71,6 +71,13 @@ struct CpuDeviceOptions {
 };
 std::shared_ptr<Device> make_cpu_device(const CpuDeviceOptions& options = {});
 
+// What allocators say: kOutOfMemory for a size that cannot be meant, ...
+void check_request(int64_t bytes, MemoryTag tag);
+// ... and for one that cannot be had, with the account and what helps. `place` says whose memory;
+// `limit` in bytes, 0 = none.
+[[noreturn]] void fail_out_of_memory(const Device& device, const std::string& place, int64_t bytes,
+                                     MemoryTag tag, int64_t limit);
+
 // A table of the account: one line per tag that was used.
 std::string format_memory_report(const Device& device);
 

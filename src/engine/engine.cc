@@ -66,7 +66,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     : config_(load_config(config_json, environment_of(comm.get()))),
       model_(std::move(model)),
       comm_(comm ? std::move(comm) : make_single_communicator()),
-      pool_(config_.threads) {
+      pool_(config_.threads, config_.thread_affinity) {
   for (const std::string& warning : config_.warnings()) log_warning("config", warning);
   monitors_ = make_monitors(config_, *comm_);
   metrics_ = std::make_unique<StepMetrics>(config_, *model_, *comm_);

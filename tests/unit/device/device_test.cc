@@ -2,6 +2,9 @@
 #include "device/device.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
@@ -102,6 +105,91 @@ TEST(CpuDevice, SteadyStateAsksTheSystemForNothing) {
   const int64_t asked = device->system_allocations();
   for (int i = 0; i < 20; ++i) step();
   EXPECT_EQ(device->system_allocations(), asked);
+}
+
+// Freed places join, and a step that repeats its requests gets the same places.
+TEST(CpuDevice, StepsRepeatTheirPlaces) {
+  const auto device = make_cpu_device();
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  struct Event {
+    size_t block;
+    int64_t bytes;  // 0: free
+  };
+  std::vector<Event> step;
+  std::vector<size_t> live;
+  constexpr size_t kBlocks = 200;
+  std::vector<int64_t> sizes(kBlocks);
+  for (size_t i = 0; i < kBlocks; ++i) {
+    sizes[i] = 1 + static_cast<int64_t>(random() % 3'000'000);
+    step.push_back({i, sizes[i]});
+    live.push_back(i);
+    while (!live.empty() && random() % 5 < 2) {
+      const size_t at = random() % live.size();
+      step.push_back({live[at], 0});
+      live.erase(live.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+  }
+  for (const size_t block : live) step.push_back({block, 0});
+  void* const kept = device->allocate(1000, MemoryTag::kParameters);
+  std::vector<void*> first;
+  int64_t grown = 0;
+  for (int round = 0; round < 4; ++round) {
+    std::vector<void*> places(kBlocks), now(kBlocks);
+    for (const Event& event : step) {
+      if (event.bytes > 0) {
+        places[event.block] = now[event.block] = device->allocate(event.bytes, MemoryTag::kOther);
+        std::memset(now[event.block], static_cast<int>(event.block % 251),
+                    static_cast<size_t>(event.bytes));
+      } else {
+        const auto* bytes = static_cast<unsigned char*>(now[event.block]);
+        const auto size = static_cast<size_t>(sizes[event.block]);
+        ASSERT_EQ(bytes[0], event.block % 251) << "places overlap";
+        ASSERT_EQ(bytes[size - 1], event.block % 251) << "places overlap";
+        device->deallocate(now[event.block], sizes[event.block], MemoryTag::kOther);
+      }
+    }
+    if (round == 0) {
+      first = places;
+      grown = device->system_allocations();
+    }
+    EXPECT_EQ(places, first) << "round " << round;
+    EXPECT_EQ(device->system_allocations(), grown);
+  }
+  device->deallocate(kept, 1000, MemoryTag::kParameters);
+  void* const all = device->allocate(device->reserved_bytes(), MemoryTag::kOther);
+  EXPECT_EQ(device->system_allocations(), grown) << "free places did not join";
+  device->deallocate(all, device->reserved_bytes(), MemoryTag::kOther);
+  device->trim();
+  EXPECT_EQ(device->reserved_bytes(), 0);
+  EXPECT_EQ(device->account().total_now(), 0);
+}
+
+// Small requests are given where addresses are scarce.
+TEST(CpuDevice, WorksWithinALimitedAddressSpace) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const rlimit limit{.rlim_cur = rlim_t{1} << 30, .rlim_max = rlim_t{1} << 30};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+    const auto device = make_cpu_device();
+    void* const block = device->allocate(10 << 20, MemoryTag::kOther);
+    std::memset(block, 1, 10 << 20);
+    device->deallocate(block, 10 << 20, MemoryTag::kOther);
+    try {
+      device->allocate(int64_t{4} << 30, MemoryTag::kOther);
+    } catch (const Error& error) {
+      _exit(error.code() == Code::kOutOfMemory ? 0 : 3);
+    }
+    _exit(4);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more addresses than the limit";
+#endif
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(CpuDevice, SizesWasteAtMostAnEighth) {
