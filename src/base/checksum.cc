@@ -3,7 +3,8 @@
 #include <isa-l/crc.h>
 
 #include <algorithm>
-#include <utility>
+
+#include "base/xxh3.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -11,6 +12,9 @@
 namespace ds {
 
 uint64_t xxh3_64(std::span<const std::byte> bytes) {
+  static const Xxh3Function chosen = xxh3_64_avx2();
+  // Short inputs have no vectors in them.
+  if (chosen != nullptr && bytes.size() > 240) return chosen(bytes.data(), bytes.size());
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 

@@ -9,17 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
-
 namespace ds {
 namespace {
-
-[[noreturn]] void fail_errno(std::string_view what, const std::filesystem::path& path) {
-  const int error = errno;
-  const Code code = error == ENOENT ? Code::kNotFound : Code::kIo;
-  fail(code, what, " ", printable(path.string(), 300), ": ",
-       std::generic_category().message(error));
-}
 
 int open_or_fail(const std::filesystem::path& path, int flags, int mode = 0) {
   DS_CHECK(path.native().find('\0') == std::string::npos, Code::kInvalidArgument,
@@ -33,6 +24,17 @@ int open_or_fail(const std::filesystem::path& path, int flags, int mode = 0) {
 }
 
 }  // namespace
+
+Error errno_error(std::string_view what, const std::filesystem::path& path, int error,
+                  std::string_view where) {
+  return {error == ENOENT ? Code::kNotFound : Code::kIo,
+          str_cat(what, " ", printable(path.string(), 300), where, ": ",
+                  std::generic_category().message(error))};
+}
+
+void fail_errno(std::string_view what, const std::filesystem::path& path, std::string_view where) {
+  throw errno_error(what, path, errno, where);
+}
 
 File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
   int flags = O_RDONLY;

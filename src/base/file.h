@@ -9,7 +9,17 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
+
 namespace ds {
+
+// The error of a failed system call: "WHAT PATH WHERE: the system's reason". kNotFound for ENOENT,
+// else kIo.
+Error errno_error(std::string_view what, const std::filesystem::path& path, int error,
+                  std::string_view where = {});
+// Throws it for errno.
+[[noreturn]] void fail_errno(std::string_view what, const std::filesystem::path& path,
+                             std::string_view where = {});
 
 class File {
  public:

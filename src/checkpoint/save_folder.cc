@@ -30,11 +30,6 @@ constexpr int kAttempts = 1000;
 
 std::string shown(const fs::path& path) { return printable(path.string(), 300); }
 
-[[noreturn]] void fail_errno(std::string_view what, const fs::path& path) {
-  const int error = errno;
-  fail(Code::kIo, what, " ", shown(path), ": ", std::generic_category().message(error));
-}
-
 enum class Leftover { kTemporary, kReplaced };
 struct LeftoverName {
   std::string tag;

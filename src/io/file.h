@@ -1,0 +1,51 @@
+// A file for asynchronous I/O: one descriptor that goes past the page cache, where the file system
+// allows that, and one that goes through it, for what is not aligned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+namespace ds::io {
+
+enum class Access {
+  kRead,
+  kCreate,  // an empty file to write and read
+  kUpdate,  // what is there stays; made when missing
+};
+
+class File {
+ public:
+  File() = default;
+  // `direct` false goes through the page cache always.
+  File(const std::filesystem::path& path, Access access, bool direct = true);
+  ~File();
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+
+  bool is_open() const noexcept { return fd_ >= 0; }
+  // Whether aligned requests go past the page cache.
+  bool direct() const noexcept { return direct_fd_ >= 0; }
+  const std::filesystem::path& path() const noexcept { return path_; }
+  int fd() const noexcept { return fd_; }
+  int direct_fd() const noexcept { return direct_fd_; }
+
+  int64_t size() const;
+  // Makes sure that the disk has room for [offset, offset + bytes) and lets the file reach that
+  // far: writes that make a file longer are not asynchronous. File systems that cannot do it are
+  // fine.
+  void reserve(int64_t offset, int64_t bytes);
+  // Blocking, through the page cache.
+  void read_at(int64_t offset, std::span<std::byte> bytes) const;
+  void write_at(int64_t offset, std::span<const std::byte> bytes);
+  void sync();   // fsync
+  void close();  // reports the error that a destructor would have to swallow
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+  int direct_fd_ = -1;
+};
+
+}  // namespace ds::io

@@ -1,0 +1,97 @@
+// A queue of reads and writes that go on while the caller does something else.
+//
+// Requests are cut into blocks, of which a number is under way at once. What is aligned (offset and
+// address to kAlignment) goes past the page cache through the kernel's asynchronous I/O; the rest,
+// and everything where the system refuses that, through threads and the page cache. Results are the
+// same.
+//
+// One thread at a time uses a queue; different queues do not know of each other. The memory and the
+// file of a request stay until its wait returns or the queue is gone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "io/backend.h"
+#include "io/file.h"
+
+namespace ds::io {
+
+struct QueueOptions {
+  int depth = 16;                          // blocks under way at once, 1 to 4096
+  int64_t block_bytes = int64_t{1} << 20;  // a multiple of kAlignment
+  int threads = 4;                         // of the fallback
+  bool kernel_aio = true;                  // false: threads only
+};
+
+class Queue {
+ public:
+  using Ticket = uint64_t;
+
+  explicit Queue(const QueueOptions& options = {});
+  // Starts nothing more and waits for the blocks that are under way.
+  ~Queue();
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  Ticket read(const File& file, int64_t offset, std::span<std::byte> out);
+  Ticket write(const File& file, int64_t offset, std::span<const std::byte> bytes);
+
+  // Whether a request has ended, well or not. Never blocks on the device.
+  bool done(Ticket ticket);
+  // Waits for a request; throws if it failed, naming the file and the place.
+  void wait(Ticket ticket);
+  // Waits for all; throws the first failure that no wait has told yet.
+  void wait_all();
+
+ private:
+  struct Request {
+    const File* file;
+    bool write;
+    bool through_cache;  // by threads
+    std::byte* data;
+    int64_t offset;
+    int64_t bytes;
+    int64_t issued = 0;          // bytes handed out as blocks
+    int64_t blocks = 0;          // under way
+    std::optional<Error> error;  // of the failed block that lies first
+    int64_t error_offset = 0;
+    bool told = false;  // a wait has thrown the error
+    bool ended() const { return blocks == 0 && (issued == bytes || error); }
+  };
+  struct Slot {
+    Ticket ticket = 0;
+    Piece piece;
+    Backend* backend = nullptr;
+  };
+
+  Ticket add(const File& file, bool write, int64_t offset, std::byte* data, size_t bytes);
+  Request& request(Ticket ticket) { return requests_[static_cast<size_t>(ticket - first_)]; }
+  void issue();
+  bool issue_block(Ticket ticket);
+  bool start(uint32_t slot);
+  void complete(const Completion& completion);
+  void reap(Backend& backend, bool block);
+  void poll();
+  Backend& threads();
+  static void fail_request(Request& request, int64_t offset, Error error);
+  void forget_ended();
+
+  const QueueOptions options_;
+  std::unique_ptr<Backend> kernel_, threads_;  // either may be missing
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> free_slots_;
+  std::vector<Completion> completions_;
+  std::deque<Request> requests_;  // tickets first_, first_ + 1, ...
+  Ticket first_ = 1;
+  Ticket next_issue_ = 1;  // the first request with blocks to hand out
+};
+
+}  // namespace ds::io

@@ -1,0 +1,64 @@
+// What the I/O tests share: a temporary folder, a seed that failures print, random bytes.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace ds::io::test {
+
+namespace fs = std::filesystem;
+
+class TempFolder {
+ public:
+  explicit TempFolder(const fs::path& parent = fs::temp_directory_path()) {
+    std::string pattern = (parent / "ds-io-XXXXXX").string();
+    const char* made = ::mkdtemp(pattern.data());
+    EXPECT_NE(made, nullptr) << pattern;
+    path_ = pattern;
+  }
+  ~TempFolder() {
+    std::error_code error;
+    fs::remove_all(path_, error);
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+  fs::path operator/(const char* name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+// A new seed per run; DS_TEST_SEED repeats one that a failure printed.
+inline uint64_t test_seed() {
+  static const uint64_t seed = [] {
+    const char* text = std::getenv("DS_TEST_SEED");
+    return text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device{}();
+  }();
+  return seed;
+}
+
+inline void fill_random(std::span<std::byte> out, std::mt19937_64& rng) {
+  for (std::byte& b : out) b = static_cast<std::byte>(rng());
+}
+
+// The error that `fn` throws; fails the test when it throws none.
+template <class Fn>
+Error error_of(const Fn& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "no error was thrown";
+  return {Code::kOk, ""};
+}
+
+}  // namespace ds::io::test
