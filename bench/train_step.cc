@@ -1,6 +1,8 @@
-// Times training steps of a GPT-2 through the C ABI:
-//   train_step MODEL.json BATCH LENGTH fp32|bf16 STEPS [THREADS]
+// Times training steps of a model through the C ABI:
+//   train_step MODEL.json BATCH LENGTH fp32|bf16 STEPS|serve [THREADS] [KEY=JSON ...]
 // prints {"milliseconds": [..], "peak_bytes": N}. The first two steps warm up and do not count.
+// With "serve" it greets with a line, then answers each line "N" on standard input with the
+// milliseconds of N steps. KEY=JSON adds to the configuration.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -12,7 +14,7 @@
 
 namespace {
 
-constexpr int kWarmUp = 2;
+using Json = nlohmann::json;
 
 std::vector<int64_t> random_tokens(int64_t count, int64_t vocab, uint32_t seed) {
   std::vector<int64_t> out;
@@ -23,43 +25,77 @@ std::vector<int64_t> random_tokens(int64_t count, int64_t vocab, uint32_t seed) 
   return out;
 }
 
+class Training {
+ public:
+  Training(const std::string& model_json, int64_t batch, int64_t length, const Json& config)
+      : vocab_(Json::parse(model_json).at("vocab_size")),
+        shape_{batch, length},
+        model_(libds::Model::create(model_json, 1)),
+        engine_(config.dump(), model_) {}
+
+  double step() {
+    const libds::Tensor ids = tokens(), labels = tokens();
+    const auto began = std::chrono::steady_clock::now();
+    const libds::Tensor loss = engine_.forward(ids, labels);
+    engine_.backward(loss);
+    engine_.step();
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began)
+        .count();
+  }
+  Json steps(int count) {
+    Json times = Json::array();
+    for (int i = 0; i < count; ++i) times.push_back(step());
+    return times;
+  }
+  Json memory() { return Json::parse(engine_.memory_report()); }
+
+ private:
+  libds::Tensor tokens() {
+    return libds::Tensor::from(random_tokens(shape_[0] * shape_[1], vocab_, seed_++), shape_);
+  }
+
+  int64_t vocab_;
+  std::vector<int64_t> shape_;
+  libds::Model model_;
+  libds::Engine engine_;
+  uint32_t seed_ = 0;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 6) {
-    std::cerr << "usage: train_step MODEL.json BATCH LENGTH fp32|bf16 STEPS [THREADS]\n";
+    std::cerr << "usage: train_step MODEL.json BATCH LENGTH fp32|bf16 STEPS|serve [THREADS] "
+                 "[KEY=JSON ...]\n";
     return 2;
   }
   try {
     std::stringstream text;
     text << std::ifstream(argv[1]).rdbuf();
     const int64_t batch = std::atoll(argv[2]), length = std::atoll(argv[3]);
-    const int64_t vocab = nlohmann::json::parse(text.str()).at("vocab_size");
-    const nlohmann::json config = {
+    Json config = {
         {"train_micro_batch_size_per_gpu", batch},
         {"threads", argc > 6 ? std::atoi(argv[6]) : 0},
         {"bf16", {{"enabled", std::string(argv[4]) == "bf16"}}},
         {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-4}, {"weight_decay", 0.1}}}}}};
-    libds::Model model = libds::Model::create(text.str(), 1);
-    libds::Engine engine(config.dump(), model);
-    const std::vector<int64_t> shape{batch, length};
-    const auto tensor = [&](uint32_t seed) {
-      return libds::Tensor::from(random_tokens(batch * length, vocab, seed), shape);
-    };
-    nlohmann::json times = nlohmann::json::array();
-    for (int step = 0; step < std::atoi(argv[5]) + kWarmUp; ++step) {
-      const libds::Tensor ids = tensor(2u * step), labels = tensor(2u * step + 1);
-      const auto began = std::chrono::steady_clock::now();
-      const libds::Tensor loss = engine.forward(ids, labels);
-      engine.backward(loss);
-      engine.step();
-      const std::chrono::duration<double, std::milli> took =
-          std::chrono::steady_clock::now() - began;
-      if (step >= kWarmUp) times.push_back(took.count());
+    for (int i = 7; i < argc; ++i) {
+      const std::string entry = argv[i];
+      const size_t equals = entry.find('=');
+      if (equals == std::string::npos) throw std::runtime_error(entry + " is not KEY=JSON");
+      config.merge_patch({{entry.substr(0, equals), Json::parse(entry.substr(equals + 1))}});
     }
-    const auto memory = nlohmann::json::parse(engine.memory_report());
-    std::cout << nlohmann::json{{"milliseconds", times}, {"peak_bytes", memory["total"]["peak"]}}
-              << "\n";
+    Training training(text.str(), batch, length, config);
+    training.steps(2);
+    if (std::string(argv[5]) != "serve") {
+      const Json times = training.steps(std::atoi(argv[5]));
+      std::cout << Json{{"milliseconds", times}, {"peak_bytes", training.memory()["total"]["peak"]}}
+                << "\n";
+      return 0;
+    }
+    std::cout << training.memory() << std::endl;
+    for (std::string line; std::getline(std::cin, line);) {
+      std::cout << training.steps(std::atoi(line.c_str())) << std::endl;
+    }
   } catch (const std::exception& error) {
     std::cerr << "train_step: " << error.what() << "\n";
     return 1;

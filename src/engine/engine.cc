@@ -81,6 +81,8 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     }
     state.set_compute_type(context(), compute, split);
     state.allocate_gradients(context(), dtype_of(config_.precision.accumulate));
+    // The caller's gradients are added, and no backward overwrites.
+    if (!model_->has_architecture()) state.clear_gradients_at_once(context());
     updater_ = std::make_unique<Updater>(config_, state, model_->device(), *comm_);
     if (config_.dump_state) log_info("engine", dump_json(config_document()));
   } catch (...) {
@@ -265,6 +267,7 @@ StepReport Engine::finish_micro_batch() {
 StepReport Engine::apply_update() {
   const ScopedTimer timer = time_phase("step");
   const OpContext ctx = context();
+  model_->state().settle_gradients(ctx);
   const Updater::Outcome outcome = updater_->update(ctx, model_->state());
 
   StepReport report;

@@ -74,6 +74,7 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   CheckpointWriter writer(options);
   PartWriter& part = writer.part();
 
+  state.settle_gradients(ctx);
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
     if (!p.trainable && config_.exclude_frozen_parameters) continue;
@@ -152,8 +153,8 @@ void Engine::restore(const CheckpointReader& reader) {
            config_.batch.accumulation, " cannot continue");
   Tensor masters = Tensor::zeros(ctx.device, DType::kFloat32, {state.layout().elements()},
                                  MemoryTag::kParameters);
-  Tensor gradients = Tensor::zeros(ctx.device, state.gradients().dtype(), state.gradients().shape(),
-                                   MemoryTag::kGradients);
+  Tensor gradients = Tensor::zeros(ctx.device, state.accumulation_type(),
+                                   {state.layout().trainable_elements()}, MemoryTag::kGradients);
   std::unique_ptr<optim::Optimizer> optimizer = updater_->fresh_optimizer();
   const auto read = [&](const TensorRecord& record, DType type, const Tensor& target) {
     DS_CHECK(record.meta.dtype == type && Shape(record.meta.shape) == target.shape(),
@@ -204,7 +205,7 @@ void Engine::restore(const CheckpointReader& reader) {
 
   updater_->restore(std::move(optimizer), saved_updater,
                     same_rate);  // changes nothing if it throws
-  state.gradients() = std::move(gradients);
+  state.replace_gradients(std::move(gradients));
   state.replace_masters(ctx, std::move(masters));
   const StepCounters& counters = reader.manifest().counters;
   progress_ = {counters.global_steps, counters.skipped_steps, counters.micro_steps,

@@ -68,8 +68,9 @@ void Engine::add_gradients(std::span<const int64_t> indices,
   sources.reserve(gradients.size());
   offsets.reserve(gradients.size());
   std::vector<bool> seen(static_cast<size_t>(parameters.size()));
+  model_->state().settle_gradients(ctx);
   const auto flush = [&] {
-    ops::accumulate_into(ctx, sources, offsets, 1.0f, model_->state().gradients());
+    ops::accumulate_into(ctx, sources, offsets, 1.0f, model_->state().flat().gradients);
     sources.clear();
     offsets.clear();
     seen.assign(seen.size(), false);
@@ -94,6 +95,7 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   const nn::ParamId id = trainable(name);
   check_gradient(value, model_->parameters()[id]);
   begin_step_clock();
+  model_->state().settle_gradients(context());
   Tensor target = model_->state().gradient_view(id);
   ops::cast(context(), value, target);
   phase_ = Phase::kBackwardDone;
@@ -103,6 +105,7 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
 Tensor Engine::gradient(const std::string& name) {
   const models::Model::Use use(*model_);
   const nn::ParamId id = trainable(name);
+  model_->state().settle_gradients(context());
   const Tensor source = model_->state().gradient_view(id);
   Tensor copy = Tensor::empty(model_->device(), DType::kFloat32, source.shape(), MemoryTag::kOther);
   ops::cast(context(), source, copy);
@@ -110,7 +113,9 @@ Tensor Engine::gradient(const std::string& name) {
 }
 
 Tensor Engine::gradient_view(const std::string& name) {
-  return model_->state().gradient_view(trainable(name));
+  const nn::ParamId id = trainable(name);
+  model_->state().clear_gradients_at_once(context());  // the caller may write whenever it likes
+  return model_->state().gradient_view(id);
 }
 
 void Engine::discard_gradients() {

@@ -17,6 +17,13 @@ class ParameterStore {
 
   // fp32 buffer that backward adds this parameter's gradient to; no tensor when it is frozen.
   virtual Tensor gradient(ParamId id) = 0;
+  // The same for an operator that can also overwrite, which it must where `add` is false: the
+  // buffer then holds nothing of this step yet. That saves clearing and reading it.
+  struct GradientTarget {
+    Tensor sum;
+    bool add = true;
+  };
+  virtual GradientTarget gradient_target(ParamId id) = 0;
   // Backward has added the last contribution of this pass: the gradient may be reduced now.
   virtual void gradient_complete(ParamId id) = 0;
 

@@ -1,6 +1,7 @@
 #include "zero/parameter_state.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ops/elementwise.h"
 #include "ops/split_master.h"
@@ -25,16 +26,44 @@ Tensor ParameterState::acquire(nn::ParamId id) {
 
 void ParameterState::release(nn::ParamId) noexcept { --open_guards_; }
 
-Tensor ParameterState::gradient(nn::ParamId id) {
+// True once after each clear: the gradient is empty, and the caller fills it.
+bool ParameterState::take_empty(nn::ParamId id) {
+  if (empty_count_ == 0 || !empty_gradients_[static_cast<size_t>(id)]) return false;
+  empty_gradients_[static_cast<size_t>(id)] = false;
+  --empty_count_;
+  return true;
+}
+
+void ParameterState::zero_gradient(const OpContext& ctx, nn::ParamId id) {
+  Tensor target = view(flat_.gradients, id);
+  if (ctx.pool != nullptr) {
+    ops::fill(ctx, 0.0f, target);
+  } else {
+    std::memset(target.raw(), 0, static_cast<size_t>(target.bytes()));
+  }
+}
+
+ParameterState::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
   if (!parameters_[id].trainable) return {};
   DS_CHECK(flat_.gradients, Code::kInternal, "backward without gradient buffers");
-  if (accumulation_type_ == DType::kFloat32) return gradient_view(id);
+  if (accumulation_type_ == DType::kFloat32) return {view(flat_.gradients, id), !take_empty(id)};
   Tensor& sum = open_gradients_[static_cast<size_t>(id)];
-  if (!sum) {
+  const bool add = static_cast<bool>(sum);
+  if (!add) {
     sum = Tensor::empty(device_, DType::kFloat32, parameters_[id].shape, MemoryTag::kGradients);
-    ops::fill(gradient_ctx_, 0.0f, sum);
   }
-  return sum;
+  return {sum, add};
+}
+
+Tensor ParameterState::gradient(nn::ParamId id) {
+  GradientTarget target = gradient_target(id);
+  if (target.add || !target.sum) return target.sum;
+  if (accumulation_type_ == DType::kFloat32) {
+    zero_gradient(gradient_ctx_, id);
+  } else {
+    ops::fill(gradient_ctx_, 0.0f, target.sum);
+  }
+  return target.sum;
 }
 
 // One process owns every gradient: there is nothing to reduce.
@@ -42,8 +71,12 @@ void ParameterState::gradient_complete(nn::ParamId id) {
   if (accumulation_type_ == DType::kFloat32 || !parameters_[id].trainable) return;
   Tensor& sum = open_gradients_[static_cast<size_t>(id)];
   if (!sum) return;
-  Tensor target = gradient_view(id);
-  ops::accumulate(gradient_ctx_, sum, 1.0f, target);
+  Tensor target = view(flat_.gradients, id);
+  if (take_empty(id)) {
+    ops::cast(gradient_ctx_, sum, target);
+  } else {
+    ops::accumulate(gradient_ctx_, sum, 1.0f, target);
+  }
   sum = Tensor();
 }
 
@@ -103,17 +136,56 @@ void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
   gradient_ctx_ = ctx;
   open_gradients_.assign(type == DType::kFloat32 ? 0 : static_cast<size_t>(parameters_.size()),
                          Tensor());
+  empty_count_ = 0;
+  clear_at_once_ = false;
 }
 
 void ParameterState::free_gradients() {
   flat_.gradients = Tensor();
   open_gradients_.clear();
   gradient_ctx_ = {};
+  empty_count_ = 0;
 }
 
 void ParameterState::clear_gradients(const OpContext& ctx) {
-  ops::fill(ctx, 0.0f, flat_.gradients);
   for (Tensor& open : open_gradients_) open = Tensor();
+  if (clear_at_once_) {
+    ops::fill(ctx, 0.0f, flat_.gradients);
+    return;
+  }
+  empty_count_ = 0;
+  empty_gradients_.assign(static_cast<size_t>(parameters_.size()), false);
+  for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
+    if (!parameters_[id].trainable) continue;
+    empty_gradients_[static_cast<size_t>(id)] = true;
+    ++empty_count_;
+  }
+}
+
+void ParameterState::settle_gradients(const OpContext& ctx) {
+  for (nn::ParamId id = 0; empty_count_ > 0 && id < parameters_.size(); ++id) {
+    if (take_empty(id)) zero_gradient(ctx, id);
+  }
+}
+
+void ParameterState::clear_gradients_at_once(const OpContext& ctx) {
+  settle_gradients(ctx);
+  clear_at_once_ = true;
+}
+
+void ParameterState::replace_gradients(Tensor gradients) {
+  flat_.gradients = std::move(gradients);
+  empty_count_ = 0;
+}
+
+const Tensor& ParameterState::gradients() const {
+  DS_CHECK(empty_count_ == 0, Code::kInternal, "gradients were read before they were settled");
+  return flat_.gradients;
+}
+
+Tensor ParameterState::gradient_view(nn::ParamId id) const {
+  DS_CHECK(empty_count_ == 0, Code::kInternal, "a gradient was read before they were settled");
+  return view(flat_.gradients, id);
 }
 
 Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {

@@ -18,6 +18,7 @@ class ParameterState : public nn::ParameterStore {
   Tensor acquire(nn::ParamId id) override;
   void release(nn::ParamId id) noexcept override;
   Tensor gradient(nn::ParamId id) override;
+  GradientTarget gradient_target(nn::ParamId id) override;
   void gradient_complete(nn::ParamId id) override;
   DType compute_type() const override { return compute_type_; }
 
@@ -41,18 +42,25 @@ class ParameterState : public nn::ParameterStore {
   void allocate_gradients();  // fp32
   void allocate_gradients(const OpContext& ctx, DType type);
   void free_gradients();
+  // Empties the gradients. The memory is cleared later, and only where backward does not write: by
+  // settle_gradients, which must come before anybody looks at the flat gradients. Once
+  // `clear_gradients_at_once` was called, because others hold views, clearing is done right here.
   void clear_gradients(const OpContext& ctx);
+  void settle_gradients(const OpContext& ctx);
+  void clear_gradients_at_once(const OpContext& ctx);
+  // All gradients: a flat tensor like the present one.
+  void replace_gradients(Tensor gradients);
   DType accumulation_type() const { return accumulation_type_; }
 
   // Flat views. `masters` is empty while they are split; `model` is empty in fp32, where the
   // masters are the model.
   Tensor& masters() { return flat_.masters; }
-  Tensor& gradients() { return flat_.gradients; }
+  const Tensor& gradients() const;
   optim::FlatTensors& flat() { return flat_; }
 
   // Whole tensors by parameter, as views; `master` only while masters are not split.
   Tensor master(nn::ParamId id) const { return view(flat_.masters, id); }
-  Tensor gradient_view(nn::ParamId id) const { return view(flat_.gradients, id); }
+  Tensor gradient_view(nn::ParamId id) const;
   Tensor model_view(nn::ParamId id) const {
     return view(flat_.model ? flat_.model : flat_.masters, id);
   }
@@ -66,6 +74,9 @@ class ParameterState : public nn::ParameterStore {
   void replace_masters(const OpContext& ctx, Tensor masters);
 
  private:
+  void zero_gradient(const OpContext& ctx, nn::ParamId id);
+  bool take_empty(nn::ParamId id);
+
   const nn::ParameterSet& parameters_;
   FlatLayout layout_;
   std::shared_ptr<Device> device_;
@@ -74,6 +85,9 @@ class ParameterState : public nn::ParameterStore {
   optim::FlatTensors flat_;
   std::vector<Tensor> open_gradients_;  // fp32 sums of this micro batch, by parameter
   OpContext gradient_ctx_;
+  std::vector<bool> empty_gradients_;  // by parameter: what the memory holds does not count
+  int64_t empty_count_ = 0;
+  bool clear_at_once_ = false;
   std::vector<std::pair<nn::ParamId, Tensor>> lent_;
   int open_guards_ = 0;
 };
