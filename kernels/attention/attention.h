@@ -62,7 +62,10 @@ struct AttentionProblem {
 
 inline constexpr int64_t kMaxHeadDim = 256;
 
+// Floats of scratch of the calls below on a pool of so many threads.
+template <class T>
 int64_t attention_workspace(const AttentionProblem& problem, int threads);
+template <class T>
 int64_t attention_backward_workspace(const AttentionProblem& problem, int threads);
 
 // lse [batch, heads, queries], natural logarithm, or null. T is float, bfloat16 or float16.

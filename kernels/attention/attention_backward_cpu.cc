@@ -255,6 +255,7 @@ void backward(ThreadPool& pool, const BackwardCall<float16>& call) {
 
 }  // namespace
 
+template <class T>
 int64_t attention_backward_workspace(const AttentionProblem& p, int threads) {
   const BackwardPlan plan(p);
   return threads * BackwardLayout(p).size + (plan.parts == 1 ? threads : plan.items) * plan.sums +
@@ -268,6 +269,9 @@ void attention_backward(ThreadPool& pool, const AttentionProblem& problem, HeadV
   backward(pool, BackwardCall<T>{problem, q, k, v, gradients, workspace});
 }
 
+template int64_t attention_backward_workspace<float>(const AttentionProblem&, int);
+template int64_t attention_backward_workspace<bfloat16>(const AttentionProblem&, int);
+template int64_t attention_backward_workspace<float16>(const AttentionProblem&, int);
 template void attention_backward(ThreadPool&, const AttentionProblem&, HeadView<const float>,
                                  HeadView<const float>, HeadView<const float>,
                                  const AttentionGradients<float>&, float*);

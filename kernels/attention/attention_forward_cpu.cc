@@ -2,6 +2,7 @@
 // maxima, sums and rescaling need no work across lanes.
 #include "kernels/attention/attention.h"
 #include "kernels/attention/visibility.h"
+#include "kernels/cpu.h"
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -200,8 +201,18 @@ void forward(ThreadPool& pool, const ForwardCall<float16>& call) {
 
 }  // namespace
 
+bool tile_paths() {
+  constexpr int64_t kBoth = HWY_AVX2 | HWY_AVX3;
+  return cpu_features().amx_bf16 && cpu_features().avx512_bf16 &&
+         (hwy::SupportedTargets() & kBoth) == kBoth;
+}
+
+template <class T>
 int64_t attention_workspace(const AttentionProblem& p, int threads) {
   if (DecodePlan::fits(p)) return DecodePlan(p).total(p, threads);
+  if constexpr (!std::is_same_v<T, float16>) {
+    if (tile_paths()) return forward_tiles_scratch<T>(p, threads);
+  }
   return threads * ForwardLayout(p).size + segment_floats(p);
 }
 
@@ -211,8 +222,15 @@ void attention_forward(ThreadPool& pool, const AttentionProblem& problem, HeadVi
                        float* workspace) {
   const ForwardCall<T> call{problem, q, k, v, out, lse, workspace};
   if (DecodePlan::fits(problem)) return attention_decode(pool, call);
+  if constexpr (!std::is_same_v<T, float16>) {
+    if (tile_paths()) return forward_tiles(pool, call);
+  }
   forward(pool, call);
 }
+
+template int64_t attention_workspace<float>(const AttentionProblem&, int);
+template int64_t attention_workspace<bfloat16>(const AttentionProblem&, int);
+template int64_t attention_workspace<float16>(const AttentionProblem&, int);
 
 template void attention_forward(ThreadPool&, const AttentionProblem&, HeadView<const float>,
                                 HeadView<const float>, HeadView<const float>, HeadView<float>,

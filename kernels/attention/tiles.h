@@ -26,6 +26,13 @@ inline int64_t padded_dim(const AttentionProblem& p) { return round_up(p.head_di
 // Random bits of a tile for one vector of queries: one more block of four on unaligned rows.
 inline constexpr int64_t kBitsFloats = (kKeyTile + 8) * 16;
 
+inline constexpr int64_t kUnit = 64;  // keys of one word of bits
+static_assert(kUnit == kKeyTile);     // for whose tiles the ranges of segments are computed
+
+// Bit k of bits[i] says whether dropout keeps element first + i * step + k, for k < kUnit.
+void keep_bits(const RandomStream& stream, double probability, uint64_t first, uint64_t step,
+               int64_t rows, uint64_t* bits);
+
 // Scratch of forward, in floats.
 struct ForwardLayout {
   int64_t rows, qt, acc, k, v, scores, stats, bits, size;
@@ -113,6 +120,16 @@ struct BackwardCall {
 // Forward for DecodePlan::fits.
 template <class T>
 void attention_decode(ThreadPool& pool, const ForwardCall<T>& call);
+
+// Whether products run on the CPU's bf16 tiles (AMX): bf16 as it is, fp32 in three parts that lose
+// no precision (amx.h). A test that restricts Highway to one instruction set gets that one's code.
+bool tile_paths();
+
+// float and bfloat16, where tile_paths(). Scratch in floats.
+template <class T>
+int64_t forward_tiles_scratch(const AttentionProblem& p, int threads);
+template <class T>
+void forward_tiles(ThreadPool& pool, const ForwardCall<T>& call);
 
 // Runs fn(item, slot) for all items; no two at once have the same slot < pool.threads(). Which slot
 // an item gets varies, so items must not read what others left there.

@@ -94,7 +94,7 @@ template <class T>
 void forward(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, const Tensor& k,
              const Tensor& v, const Tensor& out, float* lse) {
   const Tensor workspace =
-      ctx.workspace(DType::kFloat32, {kernels::attention_workspace(p, ctx.pool->threads())});
+      ctx.workspace(DType::kFloat32, {kernels::attention_workspace<T>(p, ctx.pool->threads())});
   kernels::attention_forward<T>(*ctx.pool, p, view<const T>(q), view<const T>(k), view<const T>(v),
                                 view<T>(out), lse, workspace.data<float>());
 }
@@ -104,7 +104,7 @@ void backward(const OpContext& ctx, const AttentionProblem& p, const Tensor& dou
               const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
               const Tensor& dq, const Tensor& dk, const Tensor& dv) {
   const Tensor workspace = ctx.workspace(
-      DType::kFloat32, {kernels::attention_backward_workspace(p, ctx.pool->threads())});
+      DType::kFloat32, {kernels::attention_backward_workspace<T>(p, ctx.pool->threads())});
   const kernels::AttentionGradients<T> gradients{view<const T>(dout), view<const T>(out),
                                                  lse.data<float>(),   view<T>(dq),
                                                  view<T>(dk),         view<T>(dv)};

@@ -1,0 +1,335 @@
+// Products of bf16 tiles (AMX) for attention, and the layouts that they read. Included only by
+// files whose functions run where tile_paths() of tiles.h says so; everything below the includes is
+// compiled for AVX-512 with its bf16 conversions.
+//
+// bf16 values are one part. fp32 values are three: the upper 8 significant bits, the next 8 and the
+// last 8, an exact sum; a product of two such numbers takes the six largest of its nine partial
+// products and so loses at most 3 * 2^-24 of its magnitude, as much as fp32 rounding does. Sums are
+// fp32. Tiles and conversions flush subnormal numbers to 0, and splitting turns infinities into
+// NaN.
+//
+// A tile is 16 rows of 64 bytes. In a product the left one holds 16 rows of 32 terms, the right one
+// 16 pairs of terms for each of 16 columns, the result 16 x 16 sums.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "base/bfloat16.h"
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+
+namespace ds::kernels::amx {
+
+inline constexpr int64_t kSide = 16;         // rows of a tile, columns of a result
+inline constexpr int64_t kTerms = 32;        // terms of one product
+inline constexpr int64_t kTile = 16 * 32;    // bf16 elements of a tile
+inline constexpr int64_t kResult = 16 * 16;  // fp32 elements of a tile
+
+template <class T>
+inline constexpr int kParts = std::is_same_v<T, float> ? 3 : 1;
+
+// ---- tile instructions; as assembly, so that no compiler moves memory accesses across them ----
+
+template <int kTileNumber>
+inline void zero() {
+  __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTileNumber));
+}
+template <int kTileNumber>
+inline void load(const void* from) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2"
+                   :
+                   : "r"(from), "r"(int64_t{64}), "i"(kTileNumber)
+                   : "memory");
+}
+template <int kTileNumber>
+inline void store(void* to) {
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"
+                   :
+                   : "r"(to), "r"(int64_t{64}), "i"(kTileNumber)
+                   : "memory");
+}
+template <int kSum, int kLeft, int kRight>
+inline void add_product() {
+  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+}
+
+// Sums of 2 x 2 results live in tiles 0 to 3.
+inline void zero_sums() {
+  zero<0>();
+  zero<1>();
+  zero<2>();
+  zero<3>();
+}
+inline void load_sums(const float* c00, const float* c01, const float* c10, const float* c11) {
+  load<0>(c00);
+  load<1>(c01);
+  load<2>(c10);
+  load<3>(c11);
+}
+inline void store_sums(float* c00, float* c01, float* c10, float* c11) {
+  store<0>(c00);
+  store<1>(c01);
+  store<2>(c10);
+  store<3>(c11);
+}
+
+inline void add_part(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0,
+                     const uint16_t* b1) {
+  load<4>(a0);
+  load<6>(b0);
+  load<5>(a1);
+  load<7>(b1);
+  add_product<0, 4, 6>();
+  add_product<1, 4, 7>();
+  add_product<2, 5, 6>();
+  add_product<3, 5, 7>();
+}
+
+// Adds two left tiles times two right tiles, each with its parts in a row.
+template <int kNumber>
+inline void add_products(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0,
+                         const uint16_t* b1) {
+  if constexpr (kNumber == 1) {
+    add_part(a0, a1, b0, b1);
+  } else {
+    constexpr int64_t kMiddle = kTile, kLow = 2 * kTile;  // the smallest products first
+    add_part(a0, a1, b0 + kLow, b1 + kLow);
+    add_part(a0 + kMiddle, a1 + kMiddle, b0 + kMiddle, b1 + kMiddle);
+    add_part(a0 + kLow, a1 + kLow, b0, b1);
+    add_part(a0, a1, b0 + kMiddle, b1 + kMiddle);
+    add_part(a0 + kMiddle, a1 + kMiddle, b0, b1);
+    add_part(a0, a1, b0, b1);
+  }
+}
+
+// ---- rows of 32 bf16 elements ----
+
+// 32 fp32 numbers to bf16: rounded to nearest even as one part, exactly as three.
+template <int kNumber>
+inline void split(__m512 low, __m512 high, __m512i* part) {
+  if constexpr (kNumber == 1) {
+    part[0] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+  } else {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
+    for (int i = 0; i < kNumber; ++i) {
+      const __m512 a = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(low), upper));
+      const __m512 b = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(high), upper));
+      part[i] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a));
+      low = _mm512_sub_ps(low, a);
+      high = _mm512_sub_ps(high, b);
+    }
+  }
+}
+
+inline uint32_t first_bits(int64_t n) {
+  return n >= 32 ? ~uint32_t{0} : n <= 0 ? 0 : (uint32_t{1} << n) - 1;
+}
+
+// Rows of a strided matrix. Those at or beyond `rows`, those that the mask hides, and channels
+// beyond `dim` read as zeros, and nothing there is touched.
+template <class T>
+struct Rows {
+  const T* data;
+  int64_t stride, rows, dim;
+  const uint8_t* mask = nullptr;  // of the rows, or null
+  bool negative = false;          // read as -x
+
+  // Channels [d, d + 32) of a row.
+  void read(int64_t row, int64_t d, __m512i* part) const {
+    if (row >= rows || (mask != nullptr && mask[row] == 0)) {
+      for (int i = 0; i < kParts<T>; ++i) part[i] = _mm512_setzero_si512();
+      return;
+    }
+    const uint32_t bits = first_bits(dim - d);
+    const T* from = data + row * stride + d;
+    if constexpr (std::is_same_v<T, float>) {
+      split<kParts<T>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), from),
+                       _mm512_maskz_loadu_ps(static_cast<__mmask16>(bits >> 16), from + 16), part);
+    } else {
+      part[0] = _mm512_maskz_loadu_epi16(bits, from);
+    }
+    if (!negative) return;
+    for (int i = 0; i < kParts<T>; ++i) {
+      part[i] = _mm512_xor_si512(part[i], _mm512_set1_epi16(static_cast<int16_t>(0x8000u)));
+    }
+  }
+};
+
+// ---- turning 16 x 16 words of 32 bits ----
+
+inline void turn(__m512i* r) {
+  __m512i t[16];
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    const __m512i b = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    const __m512i c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]);
+    const __m512i d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
+    t[i] = _mm512_unpacklo_epi64(a, c);
+    t[i + 1] = _mm512_unpackhi_epi64(a, c);
+    t[i + 2] = _mm512_unpacklo_epi64(b, d);
+    t[i + 3] = _mm512_unpackhi_epi64(b, d);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
+    const __m512i b = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xDD);
+    const __m512i c = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
+    const __m512i d = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xDD);
+    r[i] = _mm512_shuffle_i32x4(a, c, 0x88);
+    r[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(a, c, 0xDD);
+    r[i + 12] = _mm512_shuffle_i32x4(b, d, 0xDD);
+  }
+}
+
+// Turns a tile of 32-bit words.
+inline void turn_tile(const void* from, void* to) {
+  __m512i r[16];
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(static_cast<const __m512i*>(from) + i);
+  turn(r);
+  for (int i = 0; i < 16; ++i) _mm512_store_si512(static_cast<__m512i*>(to) + i, r[i]);
+}
+
+// ---- layouts; a tile's parts lie in a row ----
+
+// Left tiles [row / 16][channel / 32] of rows x channels.
+template <class T>
+inline void pack_left(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
+  constexpr int kN = kParts<T>;
+  __m512i part[kN];
+  for (int64_t row = 0; row < rows; ++row) {
+    uint16_t* tile = to + row / kSide * (channels / kTerms) * kN * kTile + row % kSide * kTerms;
+    for (int64_t d = 0; d < channels; d += kTerms, tile += kN * kTile) {
+      from.read(row, d, part);
+      for (int i = 0; i < kN; ++i) _mm512_store_si512(tile + i * kTile, part[i]);
+    }
+  }
+}
+
+// Right tiles [row / 16][channel / 32] whose columns are rows and whose terms are channels.
+template <class T>
+inline void pack_right(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
+  constexpr int kN = kParts<T>;
+  __m512i part[kN][16], read[kN];
+  for (int64_t row = 0; row < rows; row += kSide) {
+    for (int64_t d = 0; d < channels; d += kTerms) {
+      for (int r = 0; r < 16; ++r) {
+        from.read(row + r, d, read);
+        for (int i = 0; i < kN; ++i) part[i][r] = read[i];
+      }
+      for (int i = 0; i < kN; ++i, to += kTile) {
+        turn(part[i]);
+        for (int r = 0; r < 16; ++r) _mm512_store_si512(to + r * kTerms, part[i][r]);
+      }
+    }
+  }
+}
+
+// Right tiles [row / 32][channel / 16] whose columns are channels and whose terms are rows.
+template <class T>
+inline void pack_pairs(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
+  constexpr int kN = kParts<T>;
+  // Words of the first 16 channels to the lower half of each 128 bits, the others to the upper.
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  __m512i even[kN], odd[kN];
+  for (int64_t row = 0; row < rows; row += 2) {
+    uint16_t* tile =
+        to + row / kTerms * (channels / kSide) * kN * kTile + row % kTerms / 2 * kTerms;
+    for (int64_t d = 0; d < channels; d += 32, tile += 2 * kN * kTile) {
+      from.read(row, d, even);
+      from.read(row + 1, d, odd);
+      for (int i = 0; i < kN; ++i) {
+        const __m512i a = _mm512_permutexvar_epi64(order, even[i]);
+        const __m512i b = _mm512_permutexvar_epi64(order, odd[i]);
+        _mm512_store_si512(tile + i * kTile, _mm512_unpacklo_epi16(a, b));
+        _mm512_store_si512(tile + (kN + i) * kTile, _mm512_unpackhi_epi16(a, b));
+      }
+    }
+  }
+}
+
+// ---- arithmetic of rows of 16 ----
+
+inline __m512 constant(float value) { return _mm512_set1_ps(value); }
+
+// 2^x, 0 where x < -126, NaN at NaN. For bf16 within 1.1e-4 (2^-13.2) and exact at integers; for
+// fp32 within 2 ulp.
+template <int kNumber>
+inline __m512 exp2(__m512 x) {
+  const __mmask16 normal = _mm512_cmp_ps_mask(x, constant(-126.0f), _CMP_NLT_UQ);
+  if constexpr (kNumber == 1) {
+    // Minimax fit on [0, 1] that is 1 at 0 and 2 at 1, of the part of x above its floor.
+    const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 y = _mm512_fmadd_ps(constant(0.0782679701f), r, constant(0.226307682f));
+    y = _mm512_fmadd_ps(y, r, constant(0.695424348f));
+    y = _mm512_fmadd_ps(y, r, constant(1.0f));
+    return _mm512_maskz_scalef_ps(normal, y, x);
+  } else {
+    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 r = _mm512_sub_ps(x, whole);
+    __m512 y = constant(0.000158494411f);  // as in softmax-inl.h
+    y = _mm512_fmadd_ps(y, r, constant(0.00134193187f));
+    y = _mm512_fmadd_ps(y, r, constant(0.00961702596f));
+    y = _mm512_fmadd_ps(y, r, constant(0.0555027276f));
+    y = _mm512_fmadd_ps(y, r, constant(0.240226552f));
+    y = _mm512_fmadd_ps(y, r, constant(0.693147242f));
+    y = _mm512_fmadd_ps(y, r, constant(1.0f));
+    return _mm512_maskz_scalef_ps(normal, y, whole);
+  }
+}
+
+// Lane r of the result combines the 16 lanes of row r.
+template <class Combine>
+inline __m512 combine_rows(const float* rows, const Combine& combine) {
+  __m512 v[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) v[i] = _mm512_load_ps(rows + 16 * i);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    v[i] = combine(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44),
+                   _mm512_shuffle_f32x4(v[i], v[i + 8], 0xEE));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    v[i] = combine(_mm512_shuffle_f32x4(v[i], v[i + 4], 0x88),
+                   _mm512_shuffle_f32x4(v[i], v[i + 4], 0xDD));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    v[i] =
+        combine(_mm512_shuffle_ps(v[i], v[i + 2], 0x44), _mm512_shuffle_ps(v[i], v[i + 2], 0xEE));
+  }
+  const __m512 all =
+      combine(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xDD));
+  const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+  return _mm512_permutexvar_ps(order, all);
+}
+// Not lambdas: gcc gives their conversion to a function pointer no target.
+struct Larger {
+  __m512 operator()(__m512 a, __m512 b) const { return _mm512_max_ps(a, b); }
+};
+struct Sum {
+  __m512 operator()(__m512 a, __m512 b) const { return _mm512_add_ps(a, b); }
+};
+inline __m512 row_maxima(const float* rows) { return combine_rows(rows, Larger()); }
+inline __m512 row_sums(const float* rows) { return combine_rows(rows, Sum()); }
+
+// The first n <= 32 of 32 numbers.
+inline void store_row(__m512 low, __m512 high, int64_t n, bfloat16* to) {
+  _mm512_mask_storeu_epi16(to, first_bits(n),
+                           reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+}
+inline void store_row(__m512 low, __m512 high, int64_t n, float* to) {
+  const uint32_t bits = first_bits(n);
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>(bits), low);
+  _mm512_mask_storeu_ps(to + 16, static_cast<__mmask16>(bits >> 16), high);
+}
+
+}  // namespace ds::kernels::amx
+
+#pragma GCC pop_options
