@@ -44,6 +44,12 @@ std::vector<CaseFamily> all_case_families() {
 #ifdef DS_HAVE_ATTENTION
       {"attention", attention_cases},
 #endif
+#ifdef DS_HAVE_GEMV
+      {"gemv", gemv_cases},
+#endif
+#ifdef DS_HAVE_QUANTIZE
+      {"quantize", quantize_cases},
+#endif
   };
 }
 

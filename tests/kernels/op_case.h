@@ -50,5 +50,7 @@ std::vector<OpCase> elementwise_cases();
 std::vector<OpCase> reduce_cases();
 std::vector<OpCase> optimizer_cases();
 std::vector<OpCase> attention_cases();
+std::vector<OpCase> gemv_cases();
+std::vector<OpCase> quantize_cases();
 
 }  // namespace ds::testing

@@ -1,0 +1,34 @@
+#include "ops/gemv.h"
+
+#include "kernels/gemv/gemv.h"
+#include "ops/linear_checks.h"
+
+namespace ds::ops {
+
+bool few_rows(const Tensor& x) {
+  const int64_t rows = row_count(x);
+  return rows > 0 && rows <= kernels::kMaxGemvRows;
+}
+
+void gemv(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
+  constexpr const char* kOp = "gemv";
+  check_dense_float(w, kOp, "w");
+  check_product(kOp, x, w.shape(), bias, y);
+  DS_CHECK(w.dtype() == x.dtype(), Code::kInvalidArgument, kOp, ": x is ", dtype_name(x.dtype()),
+           " but w is ", dtype_name(w.dtype()));
+  DS_CHECK(row_count(x) <= kernels::kMaxGemvRows, Code::kInvalidArgument, kOp, ": x ",
+           x.shape().text(), " has more than ", kernels::kMaxGemvRows, " rows");
+  kernels::Gemv call;
+  call.type = float_type(x);
+  call.out = float_type(y);
+  call.m = row_count(x);
+  call.n = w.size(0);
+  call.k = w.size(1);
+  call.x = x.raw();
+  call.w = w.raw();
+  call.bias = bias.raw();
+  call.y = y.raw();
+  kernels::gemv(call, *ctx.pool);
+}
+
+}  // namespace ds::ops

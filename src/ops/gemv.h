@@ -1,0 +1,16 @@
+// Linear layers on few rows: what decoding asks for. Sums do not depend on how many rows come
+// together (kernels/gemv/gemv.h), unlike those of ops::linear.
+#pragma once
+
+#include "ops/context.h"
+
+namespace ds::ops {
+
+// Whether gemv takes so many rows: x [..., K] with at least one and at most 8 of them.
+bool few_rows(const Tensor& x);
+
+// y[..., N] = x[..., K] * w[N, K]^T + bias[N] for few rows. `bias` may be empty. y has the type of
+// x, w and bias, or fp32.
+void gemv(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
+
+}  // namespace ds::ops

@@ -1,0 +1,134 @@
+#include "ops/quantized_linear.h"
+
+#include <algorithm>
+
+#include "kernels/gemv/gemv.h"
+#include "kernels/matmul/matmul.h"
+#include "kernels/quantize/quantize.h"
+#include "ops/linear_checks.h"
+#include "ops/reduce.h"
+
+namespace ds::ops {
+namespace {
+
+using kernels::kPanelRows;
+
+// What a part of w may take as floating point numbers: it stays in the outer cache levels.
+constexpr int64_t kScratchBytes = 4 << 20;
+
+kernels::QuantizedShape kernel_shape(const Shape& shape, const QuantizeOptions& options) {
+  kernels::QuantizedShape s;
+  s.bits = options.bits;
+  s.minima = !options.symmetric;
+  s.n = shape[0];
+  s.k = shape[1];
+  s.group = options.group_size;
+  return s;
+}
+
+kernels::QuantizedMatrix kernel_matrix(const QuantizedWeight& w) {
+  kernels::QuantizedMatrix m;
+  static_cast<kernels::QuantizedShape&>(m) = kernel_shape(w.shape, w.options);
+  m.codes = static_cast<const uint8_t*>(w.codes.raw());
+  m.scales = static_cast<const bfloat16*>(w.scales.raw());
+  m.minimum = static_cast<const bfloat16*>(w.minimum.raw());
+  return m;
+}
+
+kernels::MatmulType matmul_type(const Tensor& x) {
+  switch (x.dtype()) {
+    case DType::kBFloat16:
+      return kernels::MatmulType::kBFloat16;
+    case DType::kFloat16:
+      return kernels::MatmulType::kFloat16;
+    default:
+      return kernels::MatmulType::kFloat32;
+  }
+}
+
+// Panels of w at a time become rows of w^T, and a float product takes those.
+void multiply_many(const OpContext& ctx, const Tensor& x, const kernels::QuantizedMatrix& w,
+                   const Tensor& bias, Tensor& y) {
+  const int64_t item = dtype_size(x.dtype());
+  const int64_t fit = kScratchBytes / std::max<int64_t>(1, w.k * item) / kPanelRows;
+  const int64_t step = std::clamp<int64_t>(fit, 2, w.panels());
+  const Tensor part = ctx.workspace(x.dtype(), {w.k, step * kPanelRows});
+  kernels::Matmul p;
+  p.in = matmul_type(x);
+  p.out = matmul_type(y);
+  p.m = row_count(x);
+  p.k = w.k;
+  p.a = {x.raw(), w.k, false};
+  p.c_stride = w.n;
+  for (int64_t first = 0; first < w.panels(); first += step) {
+    const int64_t panels = std::min(step, w.panels() - first), column = first * kPanelRows;
+    kernels::dequantize_panels(w, first, panels, float_type(x), part.raw(), *ctx.pool);
+    p.n = std::min(panels * kPanelRows, w.n - column);
+    p.b = {part.raw(), panels * kPanelRows, false};
+    p.bias = bias ? static_cast<const std::byte*>(bias.raw()) + column * item : nullptr;
+    p.c = static_cast<std::byte*>(y.raw()) + column * dtype_size(y.dtype());
+    kernels::matmul(p, *ctx.pool);
+  }
+}
+
+}  // namespace
+
+QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOptions& options) {
+  constexpr const char* kOp = "quantize";
+  check_dense(w, kOp, "w", DType::kFloat32);
+  DS_CHECK(w.dims() == 2, Code::kInvalidArgument, kOp, ": w ", w.shape().text(), " must be [N, K]");
+  DS_CHECK(options.bits == 8 || options.bits == 4, Code::kUnsupported, kOp, ": ", options.bits,
+           " bits are not available; 8 and 4 are");
+  DS_CHECK(options.symmetric || options.bits == 4, Code::kUnsupported, kOp,
+           ": only 4 bits have minima; 8 bits are symmetric");
+  DS_CHECK(options.group_size >= 0 && options.group_size % 8 == 0, Code::kInvalidArgument, kOp,
+           ": groups of ", options.group_size, " are not available; a multiple of 8, or 0, is");
+  const int64_t bad = first_non_finite(ctx, w);
+  DS_CHECK(bad < 0, Code::kInvalidArgument, kOp, ": element ", bad,
+           " of w is not a finite number: it has no scale");
+  QuantizedWeight out;
+  out.shape = w.shape();
+  out.options = options;
+  const kernels::QuantizedShape s = kernel_shape(out.shape, options);
+  const auto make = [&](DType dtype, int64_t count) {
+    return Tensor::empty(ctx.device, dtype, {count}, MemoryTag::kParameters);
+  };
+  out.codes = make(DType::kUInt8, s.code_bytes());
+  out.scales = make(DType::kBFloat16, s.scale_count());
+  if (!options.symmetric) out.minimum = make(DType::kBFloat16, s.scale_count());
+  kernels::quantize(s, w.data<float>(), static_cast<uint8_t*>(out.codes.raw()),
+                    static_cast<bfloat16*>(out.scales.raw()),
+                    static_cast<bfloat16*>(out.minimum.raw()), *ctx.pool);
+  return out;
+}
+
+Tensor dequantize(const OpContext& ctx, const QuantizedWeight& w) {
+  const kernels::QuantizedMatrix m = kernel_matrix(w);
+  Tensor out = Tensor::empty(ctx.device, DType::kFloat32, w.shape, MemoryTag::kOther);
+  auto* data = out.data<float>();
+  ctx.pool->for_range(m.n, kPanelRows, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t l = 0; l < m.k; ++l) data[i * m.k + l] = m.at(i, l);
+    }
+  });
+  return out;
+}
+
+void quantized_linear(const OpContext& ctx, const Tensor& x, const QuantizedWeight& w,
+                      const Tensor& bias, Tensor& y) {
+  check_product("quantized_linear", x, w.shape, bias, y);
+  if (y.elements() == 0) return;
+  const kernels::QuantizedMatrix matrix = kernel_matrix(w);
+  if (row_count(x) > kernels::kMaxGemvRows) return multiply_many(ctx, x, matrix, bias, y);
+  kernels::QuantizedGemv call;
+  call.w = matrix;
+  call.type = float_type(x);
+  call.out = float_type(y);
+  call.m = row_count(x);
+  call.x = x.raw();
+  call.bias = bias.raw();
+  call.y = y.raw();
+  kernels::quantized_gemv(call, *ctx.pool);
+}
+
+}  // namespace ds::ops
