@@ -257,6 +257,9 @@ void backward(ThreadPool& pool, const BackwardCall<float16>& call) {
 
 template <class T>
 int64_t attention_backward_workspace(const AttentionProblem& p, int threads) {
+  if constexpr (!std::is_same_v<T, float16>) {
+    if (tile_paths()) return backward_tiles_scratch<T>(p, threads);
+  }
   const BackwardPlan plan(p);
   return threads * BackwardLayout(p).size + (plan.parts == 1 ? threads : plan.items) * plan.sums +
          segment_floats(p);
@@ -266,7 +269,11 @@ template <class T>
 void attention_backward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
                         HeadView<const T> k, HeadView<const T> v,
                         const AttentionGradients<T>& gradients, float* workspace) {
-  backward(pool, BackwardCall<T>{problem, q, k, v, gradients, workspace});
+  const BackwardCall<T> call{problem, q, k, v, gradients, workspace};
+  if constexpr (!std::is_same_v<T, float16>) {
+    if (tile_paths()) return backward_tiles(pool, call);
+  }
+  backward(pool, call);
 }
 
 template int64_t attention_backward_workspace<float>(const AttentionProblem&, int);

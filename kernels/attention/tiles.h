@@ -130,6 +130,10 @@ template <class T>
 int64_t forward_tiles_scratch(const AttentionProblem& p, int threads);
 template <class T>
 void forward_tiles(ThreadPool& pool, const ForwardCall<T>& call);
+template <class T>
+int64_t backward_tiles_scratch(const AttentionProblem& p, int threads);
+template <class T>
+void backward_tiles(ThreadPool& pool, const BackwardCall<T>& call);
 
 // Runs fn(item, slot) for all items; no two at once have the same slot < pool.threads(). Which slot
 // an item gets varies, so items must not read what others left there.
