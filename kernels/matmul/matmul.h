@@ -1,17 +1,26 @@
-// Matrix products on the CPU: C[m,n] = op(A)[m,k] op(B)[k,n] (+ bias[n]) (+ C).
+// Matrix products on the CPU: C[m,n] = f(alpha op(A)[m,k] op(B)[k,n] (+ bias[n]) (+ C)).
 //
-// The one place that calls the matrix library (oneDNN). C is cut into tiles by the problem's size
-// alone, and each tile is one single-threaded library call on a thread of the pool, so results are
-// the same bits for any number of threads. The library's own OpenMP threads are never used, and the
-// calling thread's OpenMP settings are restored.
+// Who serves what:
+//   * matmul() here: every size, operand layout and type. Blocks of packed operands are multiplied
+//     by the best of several kernels that this CPU runs (matmul.cc lists them); with up to
+//     kDirectRows rows it multiplies B where it lies, at the speed of memory, without packing.
+//   * int8_matmul.h: 8-bit integer operands.
+//   * kernels/gemv: a few rows times weights that are stored in 8 or 4 bits (decoding).
 //
-// Besides the pool's threads' stacks, each thread that multiplies bf16 or fp16 keeps one scratch
-// buffer of a few MiB until it ends (the library's scratchpad; see onednn.h and widen.h).
+// Sums are fp32 in the order of k. Work is cut by the problem's size alone, so results are the same
+// bits for any number of threads; another kernel, and another m on either side of kDirectRows, may
+// round differently.
+//
+// Each thread that multiplies keeps scratch until it ends: below 2 MiB for packed columns, and the
+// calling thread up to 8 MiB for packed rows and partial sums (more only where k is longer than
+// that many rows of A). A warm call allocates nothing.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/thread_pool.h"
+#include "kernels/activation/activation.h"
 
 namespace ds::kernels {
 
@@ -33,30 +42,31 @@ struct Matmul {
   MatmulType out = MatmulType::kFloat32;  // of C: that of the inputs, or fp32
   MatmulInput a;
   MatmulInput b;
+  float alpha = 1;
   const void* bias = nullptr;  // [n], or null
   void* c = nullptr;           // overlaps no input
   int64_t c_stride = 0;
   bool accumulate = false;  // add to C
+  // f; its argument is rounded to the type of C first. `pre`, unless null, receives the argument
+  // (type of C, rows pre_stride apart), so that backward starts from the same numbers.
+  std::optional<ActivationKind> activation;
+  void* pre = nullptr;
+  int64_t pre_stride = 0;
 };
 
-// How 16-bit operands are multiplied. kAuto asks the library for bf16, and widens tiles to fp32
-// where it has no code for this CPU; fp16 tiles are always widened, because what the library makes
-// of them differs (none, or sums in fp16). Tests choose a path.
-enum class MatmulPath { kAuto, kWiden };
+// The implementations, best first. kAuto takes the first that this CPU runs and that multiplies the
+// type; those for fp32 multiply 16-bit types too, widened while they are packed. Tests choose one.
+enum class MatmulPath { kAuto, kAmxBFloat16, kAvx512BFloat16, kAvx512, kAvx2, kPortable, kDirect };
 
-// Throws Error(kOutOfMemory) or Error(kInternal) naming the sizes when the library fails.
+inline constexpr int64_t kDirectRows = 4;
+
 void matmul(const Matmul& problem, ThreadPool& pool, MatmulPath path = MatmulPath::kAuto);
 
-// True when the library multiplies bf16 on this CPU itself.
-bool matmul_has_bf16();
+// Whether this CPU runs `path` for operands of the type; kAuto and kDirect always.
+bool matmul_path_runs(MatmulPath path, MatmulType type);
 
-// What one task computes, and how many there are; a function of the problem alone.
-struct MatmulTiles {
-  int64_t rows = 0;
-  int64_t columns = 0;
-  int64_t depth = 0;  // k is summed in pieces of this length
-};
-MatmulTiles matmul_tiles(const Matmul& problem);
+// What kAuto means for large products: "amx_bf16", "avx512" and so on.
+const char* matmul_kernel_name(MatmulType type);
 
 // ---- reference (matmul_ref.cc): scalar, double precision, dense row-major operands ----
 // c = op(a) op(b) + bias (may be null) + (accumulate ? c : 0). `magnitude`, unless null, receives

@@ -1,13 +1,9 @@
-// What the operator table cannot say about matrix products: tiles, strides, the widening path, and
-// that OpenMP is left alone.
+// What the operator table cannot say about matrix products: every implementation, strides and
+// layouts, epilogues.
 #include "kernels/matmul/matmul.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <omp.h>
-
-#include <filesystem>
-#include <thread>
 
 #include "kernels/case_util.h"
 #include "ops/linear.h"
@@ -15,18 +11,10 @@
 namespace ds::testing {
 namespace {
 
+using kernels::ActivationKind;
 using kernels::Matmul;
 using kernels::MatmulPath;
 using kernels::MatmulType;
-
-int64_t process_threads() {
-  int64_t count = 0;
-  for ([[maybe_unused]] const auto& entry :
-       std::filesystem::directory_iterator("/proc/self/task")) {
-    ++count;
-  }
-  return count;
-}
 
 MatmulType type_of(DType dtype) {
   if (dtype == DType::kFloat16) return MatmulType::kFloat16;
@@ -90,6 +78,7 @@ TEST_P(MatmulPaths, EveryLayoutMatchesTheReference) {
                                            {DType::kFloat16, DType::kFloat16},
                                            {DType::kFloat16, DType::kFloat32}};
   for (const auto& [in, out] : types) {
+    if (!kernels::matmul_path_runs(GetParam(), type_of(in))) continue;
     const int64_t sizes[][3] = {{1, 1, 1}, {7, 5, 9}, {130, 260, 260}, {200, 40, 300}, {3, 4, 0}};
     for (const auto& [m, n, k] : sizes) {
       CaseDigest first;
@@ -105,37 +94,153 @@ TEST_P(MatmulPaths, EveryLayoutMatchesTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, MatmulPaths, ::testing::Values(MatmulPath::kAuto, MatmulPath::kWiden),
-                         [](const auto& path) {
-                           return path.param == MatmulPath::kAuto ? "Library" : "Widened";
-                         });
-
-TEST(Matmul, TilesCoverAndDependOnTheProblemOnly) {
-  for (const MatmulType type :
-       {MatmulType::kFloat32, MatmulType::kBFloat16, MatmulType::kFloat16}) {
-    for (const bool gradient : {false, true}) {
-      for (const int64_t m : {1, 15, 100, 1024, 2304, 3000, 4000, 50304}) {
-        for (const int64_t n : {1, 63, 768, 50304}) {
-          Matmul p;
-          p.m = m;
-          p.n = n;
-          p.k = 768;
-          p.in = type;
-          p.a.transposed = gradient;
-          const kernels::MatmulTiles tiles = kernels::matmul_tiles(p);
-          EXPECT_GE(tiles.rows, 1);
-          EXPECT_LE(tiles.rows, m);
-          EXPECT_GE(tiles.columns, 1);
-          EXPECT_LE(tiles.columns, n);
-          EXPECT_GE(tiles.depth, 1);
-          // Two threads share the work of every product that is worth it.
-          if (m < 512 || n < 512) continue;
-          EXPECT_LE(2 * tiles.rows * tiles.columns, m * n + 64 * n);
+// Rounds over k, over rows and over columns, in the layouts of the three products of a linear
+// layer.
+TEST_P(MatmulPaths, LargeProductsMatchSampledDots) {
+  const uint64_t seed = std::random_device()();
+  struct Case {
+    int64_t m, n, k;
+    bool ta, tb;
+  };
+  const Case cases[] = {{40, 1100, 4500, false, true},
+                        {1200, 130, 2300, false, false},
+                        {2500, 70, 1030, true, false},
+                        {5, 2100, 64, true, true}};
+  for (const DType in : {DType::kFloat32, DType::kBFloat16}) {
+    if (!kernels::matmul_path_runs(GetParam(), type_of(in))) continue;
+    for (const Case& c : cases) {
+      Random random(seed);
+      const Tensor a = random_tensor(random, in, c.ta ? Shape{c.k, c.m} : Shape{c.m, c.k});
+      const Tensor b = random_tensor(random, in, c.tb ? Shape{c.n, c.k} : Shape{c.k, c.n});
+      const std::vector<double> a64 = doubles(a), b64 = doubles(b);
+      CaseDigest first;
+      for (const int threads : {1, 2, 3}) {
+        ThreadPool pool(threads);
+        const Tensor y = guarded_tensor(in, {c.m, c.n});
+        Matmul p;
+        p.m = c.m;
+        p.n = c.n;
+        p.k = c.k;
+        p.in = p.out = type_of(in);
+        p.a = {a.raw(), a.size(1), c.ta};
+        p.b = {b.raw(), b.size(1), c.tb};
+        p.c = y.raw();
+        p.c_stride = c.n;
+        kernels::matmul(p, pool, GetParam());
+        // Every 97th element against a dot product in double; all of them must be finite.
+        const std::vector<double> actual = doubles(y);
+        std::vector<double> sampled, expected, magnitude;
+        for (int64_t at = 0; at < c.m * c.n; ++at) {
+          ASSERT_TRUE(std::isfinite(actual[static_cast<size_t>(at)])) << at;
+          if (at % 97 != 0) continue;
+          const int64_t i = at / c.n, j = at % c.n;
+          double sum = 0, size = 0;
+          for (int64_t l = 0; l < c.k; ++l) {
+            const double product = a64[static_cast<size_t>(c.ta ? l * c.m + i : i * c.k + l)] *
+                                   b64[static_cast<size_t>(c.tb ? j * c.k + l : l * c.n + j)];
+            sum += product;
+            size += std::abs(product);
+          }
+          sampled.push_back(actual[static_cast<size_t>(at)]);
+          expected.push_back(sum);
+          magnitude.push_back(size);
         }
+        const double bound =
+            4 * std::sqrt(static_cast<double>(c.k)) * unit_roundoff(DType::kFloat32) +
+            storage_roundoff(in);
+        for (size_t i = 0; i < sampled.size(); ++i) {
+          ASSERT_LE(std::abs(sampled[i] - expected[i]), bound * magnitude[i])
+              << "sample " << i << ", " << c.m << "x" << c.n << "x" << c.k << ", seed " << seed;
+        }
+        CaseResult same;
+        start_digest();
+        compare(same, "y", y, actual, {});
+        if (threads == 1) first = digest();
+        EXPECT_EQ(digest().bits, first.bits) << threads << " threads, seed " << seed;
       }
     }
   }
 }
+
+TEST_P(MatmulPaths, EpiloguesMatchTheReference) {
+  const uint64_t seed = std::random_device()();
+  constexpr int64_t kM = 37, kN = 45, kK = 70;
+  const std::pair<DType, DType> types[] = {{DType::kFloat32, DType::kFloat32},
+                                           {DType::kBFloat16, DType::kBFloat16},
+                                           {DType::kBFloat16, DType::kFloat32},
+                                           {DType::kFloat16, DType::kFloat16}};
+  for (const auto& [in, out] : types) {
+    if (!kernels::matmul_path_runs(GetParam(), type_of(in))) continue;
+    for (const ActivationKind kind :
+         {ActivationKind::kRelu, ActivationKind::kSilu, ActivationKind::kGeluTanh,
+          ActivationKind::kGeluErf, ActivationKind::kTanh}) {
+      for (const bool with_bias : {false, true}) {
+        Random random(seed);
+        const Tensor a = random_tensor(random, in, {kM, kK}),
+                     b = random_tensor(random, in, {kN, kK});
+        const Tensor bias = random_tensor(random, in, {kN});
+        const Tensor y = guarded_tensor(out, {kM, kN}), pre = guarded_tensor(out, {kM, kN});
+        const Tensor alone = guarded_tensor(out, {kM, kN});
+        Matmul p;
+        p.m = kM;
+        p.n = kN;
+        p.k = kK;
+        p.in = type_of(in);
+        p.out = type_of(out);
+        p.a = {a.raw(), kK, false};
+        p.b = {b.raw(), kK, true};
+        p.alpha = 0.25f;
+        p.bias = with_bias ? bias.raw() : nullptr;
+        p.c = y.raw();
+        p.c_stride = p.pre_stride = kN;
+        p.activation = kind;
+        p.pre = pre.raw();
+        ThreadPool pool(2);
+        kernels::matmul(p, pool, GetParam());
+        p.c = alone.raw();
+        p.pre = nullptr;
+        kernels::matmul(p, pool, GetParam());
+
+        std::vector<double> a64 = doubles(a);
+        for (double& value : a64) value *= 0.25;
+        const std::vector<double> b64 = doubles(b), bias64 = doubles(bias);
+        std::vector<double> expected(kM * kN), magnitude(expected.size());
+        kernels::matmul_ref(kM, kN, kK, a64.data(), false, b64.data(), true,
+                            with_bias ? bias64.data() : nullptr, false, expected.data(),
+                            magnitude.data());
+        const std::string what =
+            str_cat(type_name(in), " to ", type_name(out), ", kind ", static_cast<int>(kind));
+        CaseResult result;
+        const double sum = 4 * std::sqrt(kK + 4.0) * unit_roundoff(DType::kFloat32);
+        compare(result, what + " pre", pre, expected, {sum + storage_roundoff(out), 1e-30},
+                magnitude);
+        // The function of the very numbers that were stored. Functions for bf16 are within 2^-13 of
+        // the argument, the others within a few units.
+        std::vector<double> value = doubles(pre), size(value.size());
+        for (size_t i = 0; i < value.size(); ++i) {
+          size[i] = std::abs(value[i]);
+          value[i] = kernels::reference::activation(value[i], kind);
+        }
+        const double function = out == DType::kBFloat16 ? 0x1p-13 : 8 * 0x1p-24;
+        compare(result, what + " y", y, value, {function + storage_roundoff(out), 1e-7}, size);
+        compare(result, what + " y alone", alone, doubles(y), {});
+        EXPECT_LE(result.worst, 1.0) << result.where << ", seed " << seed;
+      }
+    }
+  }
+}
+
+std::string path_name(const ::testing::TestParamInfo<MatmulPath>& info) {
+  const char* const names[] = {"Auto", "AmxBFloat16", "Avx512BFloat16", "Avx512",
+                               "Avx2", "Portable",    "Direct"};
+  return names[static_cast<int>(info.param)];
+}
+INSTANTIATE_TEST_SUITE_P(All, MatmulPaths,
+                         ::testing::Values(MatmulPath::kAuto, MatmulPath::kAmxBFloat16,
+                                           MatmulPath::kAvx512BFloat16, MatmulPath::kAvx512,
+                                           MatmulPath::kAvx2, MatmulPath::kPortable,
+                                           MatmulPath::kDirect),
+                         path_name);
 
 TEST(Matmul, SameBitsRunToRun) {
   const uint64_t seed = std::random_device()();
@@ -148,23 +253,6 @@ TEST(Matmul, SameBitsRunToRun) {
     check_layouts(pool, seed, dtype, dtype, 300, 520, 90, MatmulPath::kAuto);
     EXPECT_EQ(digest().bits, first.bits) << "seed " << seed;
   }
-}
-
-TEST(Matmul, StartsNoOpenMpThreadsAndKeepsTheCallersSetting) {
-  const int before = omp_get_max_threads();
-  omp_set_num_threads(5);
-  ThreadPool pool(2);
-  const int64_t threads = process_threads();
-  for (const DType dtype : kFloatTypes) {
-    EXPECT_LE(check_layouts(pool, 1, dtype, dtype, 300, 520, 90, MatmulPath::kAuto).worst, 1.0);
-  }
-  EXPECT_EQ(process_threads(), threads);
-  EXPECT_EQ(omp_get_max_threads(), 5);
-  // A thread that never multiplied still has the process's default.
-  int elsewhere = 0;
-  std::thread([&] { elsewhere = omp_get_max_threads(); }).join();
-  EXPECT_EQ(elsewhere, before);
-  omp_set_num_threads(before);
 }
 
 TEST(Matmul, EmptyResultsTouchNothing) {

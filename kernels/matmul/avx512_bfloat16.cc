@@ -1,0 +1,69 @@
+// bf16 products with AVX512-BF16's dot products of pairs: 14 x 32 sums in 28 registers.
+#include <hwy/base.h>
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/matmul/kernel.h"
+#include "kernels/matmul/pack_avx512.h"
+
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+namespace ds::kernels::gemm {
+namespace {
+
+#include "kernels/matmul/register_tile-inl.h"
+
+struct PairOp {
+  using Vector = __m512;
+  using Sum = float;
+  static constexpr int64_t kLanes = 16;
+  static Vector zero() { return _mm512_setzero_ps(); }
+  static Vector load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Vector v) { _mm512_storeu_ps(p, v); }
+  static Vector load_words(const uint32_t* p) { return _mm512_loadu_ps(p); }
+  static Vector broadcast(const uint32_t* p) {
+    return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(*p)));
+  }
+  static Vector multiply_add(Vector sum, Vector a, Vector b) {
+    // A cast of the compiler's, not of the value: the instruction takes any register.
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+};
+
+constexpr int64_t kRows = 14, kColumns = 32, kWord = 2;
+
+int64_t words(int64_t depth) { return (depth + 1) / kWord; }
+
+template <int64_t kPanel>
+void pack_rows(const PackCall& call) {
+  transpose_words_avx512({.from = call.from,
+                          .stride_bytes = call.stride * 2,
+                          .width = call.width,
+                          .bytes = call.depth * 2,
+                          .panel_width = kPanel,
+                          .words = words(call.depth),
+                          .to = call.to});
+}
+template <int64_t kPanel>
+void pack_columns(const PackCall& call) {
+  interleave_pairs_avx512(call, kPanel, words(call.depth));
+}
+
+}  // namespace
+
+const Kernel& avx512_bfloat16_kernel() {
+  static constexpr Kernel kernel{.rows = kRows,
+                                 .columns = kColumns,
+                                 .group = kWord,
+                                 .depth = 512,
+                                 .element_bytes = 2,
+                                 .a = {pack_rows<kRows>, pack_columns<kRows>},
+                                 .b = {pack_rows<kColumns>, pack_columns<kColumns>},
+                                 .multiply = multiply_panels<PairOp, kRows, kWord>};
+  return kernel;
+}
+
+}  // namespace ds::kernels::gemm
+HWY_POP_ATTRIBUTES

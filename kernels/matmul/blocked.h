@@ -1,0 +1,44 @@
+// The product of packed blocks, by any of the kernels of kernel.h: what is packed when, which
+// thread computes what, and where partial sums wait.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "base/thread_pool.h"
+#include "kernels/float_type.h"
+#include "kernels/matmul/kernel.h"
+
+namespace ds::kernels::gemm {
+
+// An operand as one of the packing functions of a kernel takes it; `along_k` says that k is the
+// direction in which its rows are dense.
+struct Operand {
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements
+  bool along_k = true;
+  int64_t element_bytes = 4;
+  void (*pack)(const PackCall&) = nullptr;
+  // Set for 16-bit operands of an fp32 kernel: what is handed to `pack` is a widened copy.
+  std::optional<FloatType> widened = std::nullopt;
+};
+
+// A finished part of C: sums of rows [row, +rows) and columns [column, +columns), rows `stride`
+// apart. It may be overwritten.
+struct FinishedSums {
+  float* sums;  // of int32 for the integer kernels
+  int64_t stride;
+  int64_t row, rows, column, columns;
+};
+
+struct BlockedProduct {
+  int64_t m = 0, n = 0, k = 0;  // all positive
+  Operand a, b;
+};
+
+// Calls `finish` for parts that together are C, each once, from the pool's threads.
+void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, ThreadPool& pool,
+                      const std::function<void(const FinishedSums&)>& finish);
+
+}  // namespace ds::kernels::gemm

@@ -1,0 +1,57 @@
+// What an implementation of the blocked product consists of: how its operands are packed, and the
+// loop that multiplies packed blocks. matmul.cc drives them; each *_kernel function below lives in
+// a file of its own, compiled for one instruction set.
+//
+// A is packed in panels of `rows` rows, B in panels of `columns` columns. A panel is k-major: its
+// first `depth` steps of k, padded with zeros to a multiple of `group`, then nothing else, so that
+// a block [k, k + kc) of a panel is contiguous when k is a multiple of `group`. What lies within a
+// group is the kernel's own business.
+#pragma once
+
+#include <cstdint>
+
+namespace ds::kernels::gemm {
+
+// One panel: `width` rows of op(A) or columns of op(B), at most the panel's width (the rest becomes
+// zero), `depth` of k. Element (i, k) lies at from[i * stride + k] for pack_rows, whose source runs
+// along k, and at from[k * stride + i] for pack_columns.
+struct PackCall {
+  const void* from = nullptr;
+  int64_t stride = 0;  // elements
+  int64_t width = 0, depth = 0;
+  void* to = nullptr;
+};
+
+// `blocks` consecutive row panels times one column panel, over `depth` (padded) steps of k.
+struct MultiplyCall {
+  const void* a = nullptr;
+  int64_t a_panel = 0;  // bytes from one row panel to the next
+  const void* b = nullptr;
+  float* c = nullptr;  // [blocks * rows, columns], dense; 64-byte aligned
+  int64_t blocks = 0, depth = 0;
+  bool first = false;  // C is written, not added to
+};
+
+struct Packing {
+  void (*pack_rows)(const PackCall&);
+  void (*pack_columns)(const PackCall&);
+};
+
+struct Kernel {
+  int64_t rows = 0, columns = 0;  // of one block of C
+  int64_t group = 1;
+  int64_t depth = 0;  // kc: what `multiply` takes at a time
+  int64_t element_bytes = 4;
+  bool tiles = false;  // `multiply` needs AmxTiles
+  Packing a, b;
+  void (*multiply)(const MultiplyCall&) = nullptr;
+};
+
+// Each describes a kernel; whether this CPU can run it is matmul.cc's to ask.
+const Kernel& amx_bfloat16_kernel();
+const Kernel& avx512_bfloat16_kernel();
+const Kernel& avx512_float_kernel();
+const Kernel& avx2_float_kernel();
+const Kernel& portable_float_kernel();
+
+}  // namespace ds::kernels::gemm

@@ -1,0 +1,57 @@
+// The product of packed panels in a block of C that is held in registers: each step of k loads one
+// row of the panel of B and, for each row of C, broadcasts one word of the panel of A. One template
+// for every instruction that adds products of words to lanes of 32 bits.
+//
+// Included inside the region that selects an instruction set, after the other includes. The file
+// says what a word is with an Op of its own, in an unnamed namespace:
+//
+//   struct Op {
+//     using Vector, Sum (float or int32_t);
+//     static constexpr int64_t kLanes;
+//     static Vector zero();
+//     static Vector load(const Sum*);
+//     static void store(Sum*, Vector);
+//     static Vector load_words(const uint32_t*), broadcast(const uint32_t*);
+//     static Vector multiply_add(Vector sum, Vector a, Vector b);
+//   };
+//
+// Sums are named by pack expansion, because gcc keeps an array that is indexed in a loop in memory.
+
+template <class Op, size_t... kRow>
+inline __attribute__((always_inline)) void multiply_tile(std::index_sequence<kRow...>,
+                                                         const uint32_t* a, const uint32_t* b,
+                                                         int64_t words, typename Op::Sum* c,
+                                                         bool first) {
+  constexpr int64_t kRows = sizeof...(kRow), kColumns = 2 * Op::kLanes;
+  typename Op::Vector left[kRows], right[kRows];
+  if (first) {
+    ((left[kRow] = right[kRow] = Op::zero()), ...);
+  } else {
+    ((left[kRow] = Op::load(c + kRow * kColumns)), ...);
+    ((right[kRow] = Op::load(c + kRow * kColumns + Op::kLanes)), ...);
+  }
+  for (int64_t k = 0; k < words; ++k, a += kRows, b += kColumns) {
+    const typename Op::Vector b0 = Op::load_words(b), b1 = Op::load_words(b + Op::kLanes);
+    const auto row = [&](size_t i) __attribute__((always_inline)) {
+      const typename Op::Vector word = Op::broadcast(a + i);
+      left[i] = Op::multiply_add(left[i], word, b0);
+      right[i] = Op::multiply_add(right[i], word, b1);
+    };
+    (row(kRow), ...);
+  }
+  (Op::store(c + kRow * kColumns, left[kRow]), ...);
+  (Op::store(c + kRow * kColumns + Op::kLanes, right[kRow]), ...);
+}
+
+// `kRows` rows of C, kWord steps of k in a word.
+template <class Op, int64_t kRows, int64_t kWord>
+void multiply_panels(const MultiplyCall& call) {
+  const auto* a = static_cast<const char*>(call.a);
+  auto* c = reinterpret_cast<typename Op::Sum*>(call.c);
+  for (int64_t block = 0; block < call.blocks; ++block) {
+    multiply_tile<Op>(std::make_index_sequence<kRows>(), reinterpret_cast<const uint32_t*>(a),
+                      static_cast<const uint32_t*>(call.b), call.depth / kWord, c, call.first);
+    a += call.a_panel;
+    c += kRows * 2 * Op::kLanes;
+  }
+}
