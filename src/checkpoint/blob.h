@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -13,17 +14,37 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/thread_pool.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/read_ahead.h"
+#include "io/buffer.h"
+#include "io/queue.h"
 
 namespace ds {
 
 // "data-00003.bin".
 std::string blob_file_name(int rank);
 
-// Writes one blob front to back with one chunk of memory, taking checksums on the way.
+// How a blob is written.
+struct BlobOptions {
+  int64_t chunk_bytes = kDefaultChunkBytes;
+  // Shares the copying and the checksums; null: the calling thread does it alone. Only used inside
+  // write(), so that finish() may run elsewhere.
+  ThreadPool* pool = nullptr;
+  // Holds the whole blob, in buffers of blob_block_bytes, until finish() writes it: what is added
+  // is then a snapshot, taken at the speed of memory. Null: blocks are written as they fill.
+  io::BufferPool* hold = nullptr;
+};
+
+// Bytes that are handed to the disk at once: whole chunks, 8 MiB where they allow it.
+int64_t blob_block_bytes(int64_t chunk_bytes);
+
+// Writes one blob front to back while later bytes are still being added, taking checksums on the
+// way. Memory: 64 MiB of blocks, or what `hold` says.
 class BlobWriter {
  public:
-  BlobWriter(const std::filesystem::path& folder, const std::string& file, int64_t chunk_bytes);
+  BlobWriter(const std::filesystem::path& folder, const std::string& file,
+             const BlobOptions& options);
 
   // Pads to the alignment of an item of `length` bytes and returns where it begins.
   uint64_t begin(uint64_t length);
@@ -32,12 +53,27 @@ class BlobWriter {
   BlobRecord finish();
 
  private:
-  void emit(std::span<const std::byte> chunk);
+  struct Block {
+    io::Buffer buffer;
+    int64_t offset = 0;  // in the file
+    int64_t filled = 0;
+    io::Queue::Ticket ticket = 0;  // 0: not handed to the disk yet
+  };
+  io::Buffer take_buffer();
+  void fill(Block& block, std::span<const std::byte> bytes);
+  void submit(Block& block);
+  void retire_first();
 
-  File file_;
+  const BlobOptions options_;
+  const int64_t block_bytes_;
   BlobRecord record_;
-  std::vector<std::byte> buffer_;
-  size_t filled_ = 0;
+  int64_t item_end_ = 0;  // where the item that begin() announced ends
+  int64_t reserved_ = 0;  // the disk has room up to here
+  io::BufferPool own_buffers_;
+  io::BufferPool& buffers_;
+  io::File file_;
+  std::deque<Block> blocks_;        // in file order; the last may be filling
+  std::optional<io::Queue> queue_;  // goes before the memory and the file it uses
 };
 
 // Keeps the most recently opened files open, but not more than a process can afford: a checkpoint
@@ -56,7 +92,7 @@ class BlobReader {
  public:
   // Checks that the file is a regular file of the recorded size. `record` must outlive this.
   BlobReader(const std::filesystem::path& folder, const BlobRecord& record,
-             std::shared_ptr<OpenFiles> files);
+             std::shared_ptr<OpenFiles> files, std::shared_ptr<ReadAhead> ahead);
 
   // Fills `out` from `offset`, checking every chunk it touches. Returns the index of the first
   // damaged chunk; then `out` is not to be used.
@@ -74,10 +110,12 @@ class BlobReader {
     std::vector<std::byte> bytes;
   };
   std::shared_ptr<const Chunk> chunk(uint64_t index) const;  // null when damaged
+  bool read_chunk(uint64_t index, std::vector<std::byte>* bytes) const;
 
   const BlobRecord& record_;
   std::filesystem::path path_;
   std::shared_ptr<OpenFiles> files_;
+  std::shared_ptr<ReadAhead> ahead_;
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const Chunk> last_;  // small tensors share chunks
 };

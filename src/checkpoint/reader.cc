@@ -99,7 +99,7 @@ CheckpointReader::CheckpointReader(fs::path folder, Manifest manifest)
     : folder_(std::move(folder)), manifest_(std::make_unique<Manifest>(std::move(manifest))) {
   const auto files = std::make_shared<OpenFiles>();
   for (const BlobRecord& blob : manifest_->blobs) {
-    blobs_.push_back(std::make_unique<BlobReader>(folder_, blob, files));
+    blobs_.push_back(std::make_unique<BlobReader>(folder_, blob, files, ahead_));
   }
   for (const TensorRecord& tensor : manifest_->tensors) {
     const TensorMeta& meta = tensor.meta;

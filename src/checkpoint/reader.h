@@ -1,5 +1,6 @@
 // Reading checkpoints: any part of any logical tensor, whatever ranks wrote it. Every byte handed
-// out was checked against its checksum; nothing in the files is trusted.
+// out was checked against its checksum; nothing in the files is trusted. Large tensors, and tensors
+// read in the order they were written in, come at the speed of the disk.
 #pragma once
 
 #include <cstddef>
@@ -60,6 +61,9 @@ class CheckpointReader {
   void read_range(const TensorRecord& tensor, int64_t begin, int64_t end,
                   std::span<std::byte> out) const;
 
+  // Shares the checking and copying of large reads from now on; `pool` stays as long as this reads.
+  void use_threads(ThreadPool* pool) noexcept { ahead_->use_threads(pool); }
+
   // State entries. The typed ones throw kNotFound, or kCorrupt when the type differs.
   bool has_state(std::string_view name) const;
   int64_t state_int(std::string_view name) const;
@@ -85,6 +89,7 @@ class CheckpointReader {
 
   std::filesystem::path folder_;
   std::unique_ptr<Manifest> manifest_;  // its address is kept by the maps
+  std::shared_ptr<ReadAhead> ahead_ = std::make_shared<ReadAhead>();
   std::vector<std::unique_ptr<BlobReader>> blobs_;
   std::map<std::tuple<std::string_view, TensorKind, std::string_view>, const TensorRecord*>
       tensors_;

@@ -50,12 +50,10 @@ void absorb(Manifest* to, Manifest from) {
 
 }  // namespace
 
-PartWriter::PartWriter(std::filesystem::path folder, int rank, int64_t chunk_bytes)
-    : folder_(std::move(folder)), rank_(rank), chunk_bytes_(chunk_bytes) {
+PartWriter::PartWriter(std::filesystem::path folder, int rank, const BlobOptions& options)
+    : folder_(std::move(folder)), rank_(rank), options_(options) {
   DS_CHECK(rank >= 0, Code::kInvalidArgument, "rank ", rank, " is negative");
-  DS_CHECK(chunk_bytes >= kMinChunkBytes && chunk_bytes <= kMaxChunkBytes, Code::kInvalidArgument,
-           "checkpoint chunks of ", chunk_bytes, " bytes; from ", kMinChunkBytes, " to ",
-           kMaxChunkBytes, " are allowed");
+  blob_block_bytes(options.chunk_bytes);  // checks it
   manifest_.tag = "part";
 }
 
@@ -71,7 +69,7 @@ void PartWriter::guarded(const Fn& fn) {
 
 BlobWriter& PartWriter::blob() {
   if (blob_ == nullptr) {
-    blob_ = std::make_unique<BlobWriter>(folder_, blob_file_name(rank_), chunk_bytes_);
+    blob_ = std::make_unique<BlobWriter>(folder_, blob_file_name(rank_), options_);
   }
   return *blob_;
 }
@@ -200,7 +198,7 @@ Manifest PartWriter::finish() {
 CheckpointWriter::CheckpointWriter(CheckpointWriterOptions options)
     : options_(std::move(options)),
       temporary_(prepared_save_dir(options_), options_.tag),
-      part_(temporary_.path(), 0, options_.chunk_bytes) {}
+      part_(temporary_.path(), 0, options_.blob) {}
 
 void CheckpointWriter::merge(const Manifest& part) {
   check_manifest(part, "a rank's part of the checkpoint", Code::kInvalidArgument, false);

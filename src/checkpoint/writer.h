@@ -1,5 +1,5 @@
-// Writing checkpoints: tensors are streamed to blobs with bounded memory; commit() makes the
-// checkpoint appear all at once, or not at all.
+// Writing checkpoints: tensors are streamed to blobs with bounded memory, or gathered in memory as
+// a snapshot; commit() makes the checkpoint appear all at once, or not at all.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ namespace ds {
 // further calls.
 class PartWriter {
  public:
-  PartWriter(std::filesystem::path folder, int rank, int64_t chunk_bytes = kDefaultChunkBytes);
+  PartWriter(std::filesystem::path folder, int rank, const BlobOptions& options = {});
 
   // One slice, its bytes row-major and packed. Slices of one tensor may come in any order and from
   // any rank, but every call must describe the same tensor.
@@ -60,7 +60,7 @@ class PartWriter {
 
   std::filesystem::path folder_;
   int rank_;
-  int64_t chunk_bytes_;
+  BlobOptions options_;
   std::unique_ptr<BlobWriter> blob_;
   Manifest manifest_;
   std::map<std::tuple<std::string, TensorKind, std::string>, size_t> index_;
@@ -76,7 +76,9 @@ struct CheckpointWriterOptions {
   StepCounters counters;
   WorldTopology topology;
   std::string writer;  // the program's version, for people
-  int64_t chunk_bytes = kDefaultChunkBytes;
+  // How rank 0's tensors are written. With `hold` the writer keeps a snapshot of what it was given,
+  // and commit(), which does all the writing, may run in another thread: see BackgroundSave.
+  BlobOptions blob;
   bool update_latest = true;
   bool exchange = true;  // swap folders atomically where the file system can; see TemporaryFolder
 };

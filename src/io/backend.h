@@ -1,5 +1,4 @@
-// What carries out the pieces that a Queue cuts requests into: the kernel's asynchronous I/O, or
-// threads that block.
+// What carries out the pieces that a Queue cuts requests into: io_uring, or threads that block.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +35,7 @@ class Backend {
 };
 
 // Null when the system refuses it: an old kernel, a sandbox, too many users.
-std::unique_ptr<Backend> make_kernel_aio(int depth);
+std::unique_ptr<Backend> make_uring(int depth);
 // Starts its threads with the first piece.
 std::unique_ptr<Backend> make_thread_backend(int threads);
 

@@ -30,19 +30,21 @@ bool refused(int error) {
 Queue::Queue(const QueueOptions& options) : options_(options) {
   DS_CHECK(options.depth >= 1 && options.depth <= 4096, Code::kInvalidArgument,
            "an I/O queue depth of ", options.depth, "; 1 to 4096 are possible");
-  DS_CHECK(options.block_bytes >= kAlignment && aligned(options.block_bytes),
+  constexpr int64_t kMostBlock = int64_t{1} << 30;
+  DS_CHECK(options.block_bytes >= kAlignment && options.block_bytes <= kMostBlock &&
+               aligned(options.block_bytes),
            Code::kInvalidArgument, "an I/O block of ", options.block_bytes,
-           " bytes; a multiple of ", kAlignment, " is needed");
+           " bytes; a multiple of ", kAlignment, " up to ", kMostBlock, " is needed");
   DS_CHECK(options.threads >= 1 && options.threads <= 256, Code::kInvalidArgument, options.threads,
            " I/O threads; 1 to 256 are possible");
   slots_.resize(static_cast<size_t>(options.depth));
   completions_.resize(slots_.size());
   for (int i = options.depth; i > 0; --i) free_slots_.push_back(static_cast<uint32_t>(i - 1));
-  if (options.kernel_aio) kernel_ = make_kernel_aio(options.depth);
+  if (options.uring) uring_ = make_uring(options.depth);
 }
 
 Queue::~Queue() {
-  for (Backend* backend : {kernel_.get(), threads_.get()}) {
+  for (Backend* backend : {uring_.get(), threads_.get()}) {
     const auto mine = [&](const Slot& slot) { return slot.backend == backend; };
     auto left = backend == nullptr ? 0 : std::count_if(slots_.begin(), slots_.end(), mine);
     while (left > 0) left -= static_cast<int64_t>(backend->reap(true, completions_));
@@ -61,8 +63,7 @@ Queue::Ticket Queue::add(const File& file, bool write, int64_t offset, std::byte
                          size_t bytes) {
   DS_CHECK(offset >= 0, Code::kInvalidArgument, "file I/O at the negative offset ", offset);
   forget_ended();
-  const bool through_cache =
-      !file.direct() || kernel_ == nullptr || !aligned(offset) || !aligned(data);
+  const bool through_cache = !file.direct() || !aligned(offset) || !aligned(data);
   requests_.push_back({&file, write, through_cache, data, offset, static_cast<int64_t>(bytes), 0, 0,
                        std::nullopt, 0, false});
   poll();
@@ -104,13 +105,12 @@ bool Queue::issue_block(Ticket ticket) {
   int64_t bytes = std::min(options_.block_bytes, r.bytes - r.issued);
   Slot& slot = slots_[free_slots_.back()];
   slot.ticket = ticket;
-  slot.backend = r.through_cache ? &threads() : kernel_.get();
   // Past the cache go multiples of the alignment; a shorter end follows through it.
   if (!r.through_cache && bytes >= kAlignment) bytes -= bytes % kAlignment;
   const bool direct = !r.through_cache && aligned(bytes);
   slot.piece = {direct ? r.file->direct_fd() : r.file->fd(), r.write, r.data + r.issued,
                 static_cast<size_t>(bytes), r.offset + r.issued};
-  if (!direct) slot.backend = &threads();
+  slot.backend = direct && uring_ != nullptr ? uring_.get() : &threads();
   if (!start(free_slots_.back())) return false;
   free_slots_.pop_back();
   r.issued += bytes;
@@ -126,11 +126,11 @@ bool Queue::start(uint32_t index) {
   int error = slot.backend->submit(slot.piece, index);
   if (error == 0) return true;
   const bool busy = free_slots_.size() < slots_.size();
-  if (error == EAGAIN && busy && slot.backend == kernel_.get()) {
+  if (error == EAGAIN && busy && slot.backend == uring_.get()) {
     slot.backend = nullptr;
     return false;
   }
-  if (slot.backend == kernel_.get() && (refused(error) || error == EAGAIN)) {
+  if (slot.backend == uring_.get() && (refused(error) || error == EAGAIN)) {
     slot.backend = &threads();
     slot.piece.fd = r.file->fd();
     r.through_cache = true;
@@ -178,7 +178,7 @@ void Queue::complete(const Completion& completion) {
   // A failure further on does not hide one that comes first.
   if (again && !(r.error && r.error_offset < piece.offset)) {
     int error = slot.backend->submit(piece, completion.slot);
-    if (error != 0 && slot.backend == kernel_.get()) {
+    if (error != 0 && slot.backend == uring_.get()) {
       piece.fd = r.file->fd();
       slot.backend = &threads();
       error = slot.backend->submit(piece, completion.slot);
@@ -198,7 +198,7 @@ void Queue::reap(Backend& backend, bool block) {
 
 // Takes in what has ended and hands out what fits.
 void Queue::poll() {
-  if (kernel_ != nullptr && free_slots_.size() < slots_.size()) reap(*kernel_, false);
+  if (uring_ != nullptr && free_slots_.size() < slots_.size()) reap(*uring_, false);
   if (threads_ != nullptr) reap(*threads_, false);
   issue();
 }

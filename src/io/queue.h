@@ -1,9 +1,9 @@
 // A queue of reads and writes that go on while the caller does something else.
 //
 // Requests are cut into blocks, of which a number is under way at once. What is aligned (offset and
-// address to kAlignment) goes past the page cache through the kernel's asynchronous I/O; the rest,
-// and everything where the system refuses that, through threads and the page cache. Results are the
-// same.
+// address to kAlignment) goes past the page cache; the rest, and everything where the file system
+// refuses that, through it. io_uring carries the former, threads the latter, and all where there is
+// no io_uring. Results are the same.
 //
 // One thread at a time uses a queue; different queues do not know of each other. The memory and the
 // file of a request stay until its wait returns or the queue is gone.
@@ -28,7 +28,7 @@ struct QueueOptions {
   int depth = 16;                          // blocks under way at once, 1 to 4096
   int64_t block_bytes = int64_t{1} << 20;  // a multiple of kAlignment
   int threads = 4;                         // of the fallback
-  bool kernel_aio = true;                  // false: threads only
+  bool uring = true;                       // false: threads only
 };
 
 class Queue {
@@ -55,7 +55,7 @@ class Queue {
   struct Request {
     const File* file;
     bool write;
-    bool through_cache;  // by threads
+    bool through_cache;
     std::byte* data;
     int64_t offset;
     int64_t bytes;
@@ -85,7 +85,7 @@ class Queue {
   void forget_ended();
 
   const QueueOptions options_;
-  std::unique_ptr<Backend> kernel_, threads_;  // either may be missing
+  std::unique_ptr<Backend> uring_, threads_;  // either may be missing
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;
   std::vector<Completion> completions_;

@@ -21,7 +21,7 @@ CheckpointWriterOptions options_for(const fs::path& save, const std::string& tag
   CheckpointWriterOptions options;
   options.folder = save;
   options.tag = tag;
-  options.chunk_bytes = 4096;
+  options.blob.chunk_bytes = 4096;
   options.exchange = exchange;
   return options;
 }

@@ -18,14 +18,14 @@ class DamageTest : public ::testing::Test {
     CheckpointWriterOptions options;
     options.folder = save();
     options.tag = "tag7";
-    options.chunk_bytes = 64;
+    options.blob.chunk_bytes = 64;
     options.counters.global_steps = 7;
     CheckpointWriter writer(options);
     for (const SampleTensor& t : sample_tensors()) {
       writer.part().add_tensor(t.meta, bytes_of(random_bytes(test_seed(), 7, 0, t.bytes())));
     }
     writer.part().set_text("note", "a state entry");
-    PartWriter part(writer.temporary(), 1, 64);
+    PartWriter part(writer.temporary(), 1, {.chunk_bytes = 64});
     part.add_tensor(make_meta("other", TensorKind::kModel, DType::kUInt8, {100}),
                     bytes_of(random_bytes(test_seed(), 7, 1, 100)));
     writer.merge(part.finish());

@@ -60,7 +60,7 @@ TEST(SaveLoad, AnyTopologyReadsWhatAnotherWrote) {
     SCOPED_TRACE(ranks);
     const TempFolder folder;
     auto options = options_for(folder, "t");
-    options.chunk_bytes = 256;
+    options.blob.chunk_bytes = 256;
     options.topology.world = options.topology.data = ranks;
     CheckpointWriter writer(options);
     const TensorMeta flat = make_meta("w", TensorKind::kMaster, DType::kFloat32, {11, 7, 3});
@@ -69,7 +69,7 @@ TEST(SaveLoad, AnyTopologyReadsWhatAnotherWrote) {
     const std::string row_bytes = random_bytes(test_seed(), 1, 1, 60 * 5 * 2);
     for (int r = ranks - 1; r >= 0; --r) {
       std::optional<PartWriter> other;
-      if (r > 0) other.emplace(writer.temporary(), r, 128);
+      if (r > 0) other.emplace(writer.temporary(), r, BlobOptions{.chunk_bytes = 128});
       PartWriter& part = r > 0 ? *other : writer.part();
       const int64_t begin = 231 * r / ranks, end = 231 * (r + 1) / ranks;
       part.add_range(
@@ -171,7 +171,7 @@ TEST(SaveLoad, ThreadsReadOneCheckpointAtOnce) {
   DS_SEED_TRACE();
   const TempFolder folder;
   auto options = options_for(folder, "t");
-  options.chunk_bytes = 256;
+  options.blob.chunk_bytes = 256;
   save_sample(options, test_seed(), 4);
   const auto reader = CheckpointReader::open(folder.path() / "save");
   std::vector<std::thread> threads;

@@ -18,7 +18,7 @@ namespace {
 struct Way {
   const char* name;
   bool direct;
-  bool kernel_aio;
+  bool uring;
   const char* parent = nullptr;
 };
 
@@ -28,8 +28,7 @@ class IoQueue : public ::testing::TestWithParam<Way> {
     return GetParam().parent != nullptr ? fs::path(GetParam().parent) : fs::temp_directory_path();
   }
   static QueueOptions options(int depth, int64_t block) {
-    return {
-        .depth = depth, .block_bytes = block, .threads = 3, .kernel_aio = GetParam().kernel_aio};
+    return {.depth = depth, .block_bytes = block, .threads = 3, .uring = GetParam().uring};
   }
   File open(Access access) { return File(path_, access, GetParam().direct); }
 
