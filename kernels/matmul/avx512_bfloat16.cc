@@ -59,6 +59,7 @@ const Kernel& avx512_bfloat16_kernel() {
                                  .group = kWord,
                                  .depth = 512,
                                  .element_bytes = 2,
+                                 .packed_bytes = 2,
                                  .a = {pack_rows<kRows>, pack_columns<kRows>},
                                  .b = {pack_rows<kColumns>, pack_columns<kColumns>},
                                  .multiply = multiply_panels<PairOp, kRows, kWord>};

@@ -19,75 +19,60 @@ int64_t equal_part(int64_t total, int64_t limit, int64_t multiple) {
                   round_up(total, multiple));
 }
 
-// How a product is cut. A is packed by all threads together, `rows` x `depth` at a time; then each
-// task packs a few columns of B for itself, where they stay in its second-level cache, and runs
-// over all those rows. Packing costs a part of 1 / n of the work for A, of 1 / rows for B.
+// How a product is cut. A task packs its columns of B, which then stay in its second-level cache,
+// and runs over its rows of A, a block of which it packs at a time; so neither packed form travels
+// between threads. The cut into tasks may depend on the number of threads, because it changes no
+// sum: that of an element is in the order of k, cut by `depth` and `step`, whatever is around it.
 struct Plan {
-  int64_t depth;         // of k per round
-  int64_t step;          // of k per call of the kernel
-  int64_t rows;          // per round
-  int64_t columns;       // per round
-  int64_t task_columns;  // a task: so many columns
-  int64_t task_rows;     // by so many rows
+  int64_t depth;          // of k per round; between rounds, sums wait
+  int64_t step;           // of k per call of the kernel
+  int64_t rows, columns;  // per round
+  int64_t task_rows, task_columns;
 };
 
-// A task's columns: a multiple of a panel that gives every one of eight threads the same number of
-// tasks where possible, and few readings of A.
-int64_t choose_task_columns(int64_t n, int64_t panel) {
-  constexpr int64_t kThreads = 8, kLeast = 96, kMost = 256;
-  if (n <= kLeast) return round_up(n, panel);
-  int64_t best = panel;
-  double best_cost = 0;
-  for (int64_t columns = kMost / panel * panel; columns >= kLeast; columns -= panel) {
-    const int64_t rounds = divide_up(divide_up(n, columns), kThreads);
-    const double reading = 0.02 * kMost / static_cast<double>(columns);
-    const double cost =
-        static_cast<double>(rounds * kThreads * columns) / static_cast<double>(n) + reading;
-    if (best_cost == 0 || cost < best_cost) {
-      best = columns;
-      best_cost = cost;
+// The cheapest cut of rows x columns for so many threads: the longest share of work, where packing
+// adds to each task as much as some more rows and columns would.
+void choose_tasks(const Kernel& kernel, int threads, int64_t rows, int64_t columns, Plan& plan) {
+  constexpr int64_t kPackingA = 48, kPackingB = 40;  // columns, rows
+  const int64_t panel = kernel.columns, depth = round_up(plan.depth, kernel.group);
+  const int64_t fitting = kernel.cache_bytes / (depth * kernel.packed_bytes) / panel * panel;
+  const int64_t most =
+      std::min(std::clamp<int64_t>(fitting, 2 * panel, 512), round_up(columns, panel));
+  int64_t best = 0;
+  for (int64_t parts = 1; parts == 1 || parts <= 2 * threads; parts *= 2) {
+    const int64_t task_rows = equal_part(rows, divide_up(rows, parts), kernel.rows);
+    for (int64_t task_columns = most; task_columns > 0; task_columns -= panel) {
+      const int64_t tasks = divide_up(rows, task_rows) * divide_up(columns, task_columns);
+      const int64_t cost =
+          divide_up(tasks, threads) * (task_rows + kPackingB) * (task_columns + kPackingA);
+      if (best == 0 || cost < best) {
+        best = cost;
+        plan.task_rows = task_rows;
+        plan.task_columns = task_columns;
+      }
     }
   }
-  return best;
 }
 
-Plan make_plan(const Kernel& kernel, const BlockedProduct& p) {
-  constexpr int64_t kDepthBytes = 4096;      // of a row of A per round
-  constexpr int64_t kPackedBytes = 4 << 20;  // of A per round
-  constexpr int64_t kWaitingColumns = 1024;  // where sums wait for the next round
-  constexpr int64_t kWaitingRows = 1024;
-  constexpr int64_t kMostRows = 4096;
-  constexpr int64_t kTaskRows = 128;
+Plan make_plan(const Kernel& kernel, const BlockedProduct& p, int threads) {
+  constexpr int64_t kMostDepth = 4096, kRoundDepth = 2048;
+  constexpr int64_t kWaitingRows = 1024, kWaitingColumns = 1024;
   constexpr double kWorthSharing = 1 << 18;  // multiply-adds
-  Plan plan;
-  plan.depth = equal_part(p.k, kDepthBytes / kernel.element_bytes, kernel.group);
-  if (plan.depth < p.k) plan.depth = round_up(plan.depth, kernel.depth);
+  Plan plan{};
+  const bool waiting = p.k > kMostDepth;
+  plan.depth = waiting ? round_up(equal_part(p.k, kRoundDepth, kernel.group), kernel.depth) : p.k;
   plan.step = equal_part(plan.depth, kernel.depth, kernel.group);
-  const bool waiting = plan.depth < p.k;
-  const int64_t fitting = kPackedBytes / (plan.depth * kernel.element_bytes);
-  const int64_t row_limit =
-      std::clamp<int64_t>(fitting, kernel.rows, waiting ? kWaitingRows : kMostRows);
-  plan.rows = equal_part(p.m, row_limit, kernel.rows);
+  plan.rows = waiting ? equal_part(p.m, kWaitingRows, kernel.rows) : p.m;
   plan.columns = waiting ? equal_part(p.n, kWaitingColumns, kernel.columns) : p.n;
-  plan.task_columns = choose_task_columns(std::min(plan.columns, p.n), kernel.columns);
-  plan.task_rows = plan.rows;
   const double work =
       static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-  if (work < kWorthSharing) {
-    plan.task_columns = round_up(std::min(plan.columns, p.n), kernel.columns);
-    return plan;
-  }
-  // Few columns: share out rows as well.
-  const int64_t column_tasks = divide_up(std::min(plan.columns, p.n), plan.task_columns);
-  if (column_tasks < 4) {
-    const int64_t parts = std::clamp<int64_t>(plan.rows / kTaskRows, 1, divide_up(8, column_tasks));
-    plan.task_rows = equal_part(plan.rows, divide_up(plan.rows, parts), kernel.rows);
-  }
+  choose_tasks(kernel, work < kWorthSharing ? 1 : threads, std::min(plan.rows, p.m),
+               std::min(plan.columns, p.n), plan);
   return plan;
 }
 
 int64_t panel_bytes(const Kernel& kernel, int64_t depth, int64_t width) {
-  return round_up(depth, kernel.group) * width * kernel.element_bytes;
+  return round_up(depth, kernel.group) * width * kernel.packed_bytes;
 }
 
 const std::byte* element(const Operand& operand, int64_t index, int64_t k) {
@@ -115,12 +100,11 @@ void pack_panel(const Operand& operand, const PackCall& call, int64_t bytes_per_
   }
 }
 
-// Packs `count` rows or columns from `index` on, in panels of `width`. Sources that run across
-// panels are read some rows at a time, so that each of their lines is fetched once.
-void pack_panels(const Kernel& kernel, const Operand& operand, int64_t width, int64_t index,
-                 int64_t count, int64_t k, int64_t depth, std::byte* to) {
+// Packs `count` rows or columns from `index` on, in panels of `width` and `panel` bytes. Sources
+// that run across panels are read some rows at a time, so that each of their lines is fetched once.
+void pack_panels(const Kernel& kernel, const Operand& operand, int64_t width, int64_t panel,
+                 int64_t index, int64_t count, int64_t k, int64_t depth, std::byte* to) {
   constexpr int64_t kChunk = 128;  // a multiple of every group
-  const int64_t panel = panel_bytes(kernel, depth, width);
   const int64_t chunk = operand.along_k ? depth : kChunk;
   for (int64_t at = 0; at < depth; at += chunk) {
     for (int64_t i = 0; i < count; i += width) {
@@ -129,8 +113,8 @@ void pack_panels(const Kernel& kernel, const Operand& operand, int64_t width, in
                   .stride = operand.stride,
                   .width = std::min(width, count - i),
                   .depth = std::min(chunk, depth - at),
-                  .to = to + i / width * panel + at * width * kernel.element_bytes},
-                 width * kernel.element_bytes);
+                  .to = to + i / width * panel + at * width * kernel.packed_bytes},
+                 width * kernel.packed_bytes);
     }
   }
 }
@@ -141,37 +125,28 @@ struct Round {
   const BlockedProduct& product;
   const Plan& plan;
   int64_t row, rows, column, columns, k, depth;
-  std::byte* packed_a;
   float* waiting;  // sums between rounds, panel by panel; null when there is one round of k
 };
 
-void pack_round_a(const Round& r, ThreadPool& pool) {
-  const int64_t width = r.kernel.rows;
-  const int64_t chunk = std::max<int64_t>(1, 128 / width) * width;
-  pool.run(divide_up(r.rows, chunk), [&](int64_t task) {
-    const int64_t at = task * chunk;
-    pack_panels(r.kernel, r.product.a, width, r.row + at, std::min(chunk, r.rows - at), r.k,
-                r.depth, r.packed_a + at / width * panel_bytes(r.kernel, r.depth, width));
-  });
-}
-
 struct TaskScratch {
-  Scratch b, sums;
+  Scratch a, b, sums;
 };
 
 void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t columns,
               const std::function<void(const FinishedSums&)>& finish) {
   static thread_local TaskScratch scratch;
-  constexpr int64_t kBlockRows = 256;  // that stay in the second-level cache between panels of B
+  constexpr int64_t kBlockRows = 256;  // packed together; they stay in the second-level cache
   const Kernel& kernel = r.kernel;
-  const int64_t a_panel = panel_bytes(kernel, r.depth, kernel.rows);
+  const int64_t block_rows = std::max<int64_t>(1, kBlockRows / kernel.rows) * kernel.rows;
+  const int64_t a_panel = panel_bytes(kernel, std::min(r.plan.step, r.depth), kernel.rows);
   const int64_t b_panel = panel_bytes(kernel, r.depth, kernel.columns);
   const int64_t panels = divide_up(columns, kernel.columns);
-  auto* packed_b = scratch.b.get<std::byte>(panels * b_panel);
-  pack_panels(kernel, r.product.b, kernel.columns, r.column + column, columns, r.k, r.depth,
-              packed_b);
+  auto* const packed_a = scratch.a.get<std::byte>(block_rows / kernel.rows * a_panel);
+  auto* const packed_b = scratch.b.get<std::byte>(panels * b_panel);
+  pack_panels(kernel, r.product.b, kernel.columns, b_panel, r.column + column, columns, r.k,
+              r.depth, packed_b);
 
-  const int64_t block_rows = std::max<int64_t>(1, kBlockRows / kernel.rows) * kernel.rows;
+  // Sums of a block, panel by panel; those that wait for the next round lie where all tasks' do.
   const int64_t sums_rows = r.waiting != nullptr ? round_up(r.rows, kernel.rows) : block_rows;
   float* const sums = r.waiting != nullptr
                           ? r.waiting + column * sums_rows
@@ -182,17 +157,20 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
   for (int64_t at = row; at < row + rows; at += block_rows) {
     const int64_t here = std::min(block_rows, row + rows - at);
     for (int64_t k = 0; k < r.depth; k += r.plan.step) {
-      const bool last = last_round && k + r.plan.step >= r.depth;
+      const int64_t depth = std::min(r.plan.step, r.depth - k);
+      const bool last = last_round && k + depth == r.depth;
+      pack_panels(kernel, r.product.a, kernel.rows, a_panel, r.row + at, here, r.k + k, depth,
+                  packed_a);
       for (int64_t panel = 0; panel < panels; ++panel) {
         float* const c = sums + panel * sums_rows * kernel.columns +
                          (r.waiting != nullptr ? at * kernel.columns : 0);
         kernel.multiply(
-            {.a = r.packed_a + at / kernel.rows * a_panel + k * kernel.rows * kernel.element_bytes,
+            {.a = packed_a,
              .a_panel = a_panel,
-             .b = packed_b + panel * b_panel + k * kernel.columns * kernel.element_bytes,
+             .b = packed_b + panel * b_panel + k * kernel.columns * kernel.packed_bytes,
              .c = c,
              .blocks = divide_up(here, kernel.rows),
-             .depth = round_up(std::min(r.plan.step, r.depth - k), kernel.group),
+             .depth = round_up(depth, kernel.group),
              .first = r.k == 0 && k == 0});
         if (!last) continue;
         const int64_t first_column = column + panel * kernel.columns;
@@ -207,22 +185,15 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
   }
 }
 
-struct RoundScratch {
-  Scratch a, sums;
-};
-
 }  // namespace
 
 void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, ThreadPool& pool,
                       const std::function<void(const FinishedSums&)>& finish) {
-  static thread_local RoundScratch scratch;
-  const Plan plan = make_plan(kernel, product);
-  auto* const packed_a =
-      scratch.a.get<std::byte>(divide_up(plan.rows, kernel.rows) *
-                               panel_bytes(kernel, std::min(plan.depth, product.k), kernel.rows));
+  static thread_local Scratch waiting_sums;
+  const Plan plan = make_plan(kernel, product, pool.threads());
   float* waiting = nullptr;
   if (plan.depth < product.k) {
-    waiting = scratch.sums.get<float>(round_up(plan.columns, kernel.columns) *
+    waiting = waiting_sums.get<float>(round_up(plan.columns, kernel.columns) *
                                       round_up(plan.rows, kernel.rows));
   }
   for (int64_t column = 0; column < product.n; column += plan.columns) {
@@ -237,9 +208,7 @@ void multiply_blocked(const Kernel& kernel, const BlockedProduct& product, Threa
                           .columns = std::min(plan.columns, product.n - column),
                           .k = k,
                           .depth = std::min(plan.depth, product.k - k),
-                          .packed_a = packed_a,
                           .waiting = waiting};
-        pack_round_a(round, pool);
         const int64_t row_tasks = divide_up(round.rows, plan.task_rows);
         const int64_t tasks = row_tasks * divide_up(round.columns, plan.task_columns);
         pool.run(tasks, [&](int64_t task) {

@@ -40,15 +40,18 @@ struct Packing {
 struct Kernel {
   int64_t rows = 0, columns = 0;  // of one block of C
   int64_t group = 1;
-  int64_t depth = 0;  // kc: what `multiply` takes at a time
-  int64_t element_bytes = 4;
-  bool tiles = false;  // `multiply` needs AmxTiles
+  int64_t depth = 0;                // kc: what `multiply` takes at a time
+  int64_t element_bytes = 4;        // of the operands as they come
+  int64_t packed_bytes = 4;         // of an element in a panel
+  int64_t cache_bytes = 640 << 10;  // for the columns of B of a task, in the second-level cache
+  bool tiles = false;               // `multiply` needs AmxTiles
   Packing a, b;
   void (*multiply)(const MultiplyCall&) = nullptr;
 };
 
 // Each describes a kernel; whether this CPU can run it is matmul.cc's to ask.
 const Kernel& amx_bfloat16_kernel();
+const Kernel& amx_float32_kernel();
 const Kernel& avx512_bfloat16_kernel();
 const Kernel& avx512_float_kernel();
 const Kernel& avx2_float_kernel();

@@ -18,19 +18,22 @@ struct Implementation {
   MatmulPath path;
   const char* name;
   bool runs;
-  bool bfloat16_only;
+  std::optional<MatmulType> only;  // the one type that it multiplies; otherwise any
   const gemm::Kernel& kernel;
 };
 
 const auto& implementations() {
   static const CpuFeatures& cpu = cpu_features();
   static const Implementation list[] = {
-      {MatmulPath::kAmxBFloat16, "amx_bf16", cpu.amx_bf16, true, gemm::amx_bfloat16_kernel()},
-      {MatmulPath::kAvx512BFloat16, "avx512_bf16", cpu.avx512_bf16, true,
+      {MatmulPath::kAmxBFloat16, "amx_bf16", cpu.amx_bf16, MatmulType::kBFloat16,
+       gemm::amx_bfloat16_kernel()},
+      {MatmulPath::kAmxFloat32, "amx_fp32", cpu.amx_bf16, MatmulType::kFloat32,
+       gemm::amx_float32_kernel()},
+      {MatmulPath::kAvx512BFloat16, "avx512_bf16", cpu.avx512_bf16, MatmulType::kBFloat16,
        gemm::avx512_bfloat16_kernel()},
-      {MatmulPath::kAvx512, "avx512", cpu.avx512, false, gemm::avx512_float_kernel()},
-      {MatmulPath::kAvx2, "avx2", cpu.avx2, false, gemm::avx2_float_kernel()},
-      {MatmulPath::kPortable, "portable", true, false, gemm::portable_float_kernel()},
+      {MatmulPath::kAvx512, "avx512", cpu.avx512, {}, gemm::avx512_float_kernel()},
+      {MatmulPath::kAvx2, "avx2", cpu.avx2, {}, gemm::avx2_float_kernel()},
+      {MatmulPath::kPortable, "portable", true, {}, gemm::portable_float_kernel()},
   };
   return list;
 }
@@ -39,7 +42,7 @@ const auto& implementations() {
 const Implementation* find(MatmulPath path, MatmulType type) {
   for (const Implementation& entry : implementations()) {
     const bool wanted = path == MatmulPath::kAuto || path == entry.path;
-    if (wanted && entry.runs && (!entry.bfloat16_only || type == MatmulType::kBFloat16)) {
+    if (wanted && entry.runs && entry.only.value_or(type) == type) {
       return &entry;
     }
   }

@@ -7,13 +7,11 @@
 //   * int8_matmul.h: 8-bit integer operands.
 //   * kernels/gemv: a few rows times weights that are stored in 8 or 4 bits (decoding).
 //
-// Sums are fp32 in the order of k. Work is cut by the problem's size alone, so results are the same
-// bits for any number of threads; another kernel, and another m on either side of kDirectRows, may
-// round differently.
+// Sums are fp32; blocked kernels add in the order of k. Results are the same bits for any number of
+// threads. Another kernel, and another m on either side of kDirectRows, may round differently.
 //
-// Each thread that multiplies keeps scratch until it ends: below 2 MiB for packed columns, and the
-// calling thread up to 8 MiB for packed rows and partial sums (more only where k is longer than
-// that many rows of A). A warm call allocates nothing.
+// Each thread that multiplies keeps scratch of about 2 MiB until it ends, and the calling thread
+// 4 MiB more where k is above 4096 (sums that wait). A warm call allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +54,16 @@ struct Matmul {
 
 // The implementations, best first. kAuto takes the first that this CPU runs and that multiplies the
 // type; those for fp32 multiply 16-bit types too, widened while they are packed. Tests choose one.
-enum class MatmulPath { kAuto, kAmxBFloat16, kAvx512BFloat16, kAvx512, kAvx2, kPortable, kDirect };
+enum class MatmulPath {
+  kAuto,
+  kAmxBFloat16,
+  kAmxFloat32,  // fp32 as three exact parts: see amx_float32.cc for its bounds
+  kAvx512BFloat16,
+  kAvx512,
+  kAvx2,
+  kPortable,
+  kDirect
+};
 
 inline constexpr int64_t kDirectRows = 4;
 

@@ -231,15 +231,15 @@ TEST_P(MatmulPaths, EpiloguesMatchTheReference) {
 }
 
 std::string path_name(const ::testing::TestParamInfo<MatmulPath>& info) {
-  const char* const names[] = {"Auto", "AmxBFloat16", "Avx512BFloat16", "Avx512",
-                               "Avx2", "Portable",    "Direct"};
+  const char* const names[] = {"Auto",   "AmxBFloat16", "AmxFloat32", "Avx512BFloat16",
+                               "Avx512", "Avx2",        "Portable",   "Direct"};
   return names[static_cast<int>(info.param)];
 }
 INSTANTIATE_TEST_SUITE_P(All, MatmulPaths,
                          ::testing::Values(MatmulPath::kAuto, MatmulPath::kAmxBFloat16,
-                                           MatmulPath::kAvx512BFloat16, MatmulPath::kAvx512,
-                                           MatmulPath::kAvx2, MatmulPath::kPortable,
-                                           MatmulPath::kDirect),
+                                           MatmulPath::kAmxFloat32, MatmulPath::kAvx512BFloat16,
+                                           MatmulPath::kAvx512, MatmulPath::kAvx2,
+                                           MatmulPath::kPortable, MatmulPath::kDirect),
                          path_name);
 
 TEST(Matmul, SameBitsRunToRun) {
