@@ -38,18 +38,19 @@ template <int kTileNumber>
 inline void zero() {
   __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTileNumber));
 }
+// Rows `stride` bytes apart.
 template <int kTileNumber>
-inline void load(const void* from) {
+inline void load(const void* from, int64_t stride = 64) {
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2"
                    :
-                   : "r"(from), "r"(int64_t{64}), "i"(kTileNumber)
+                   : "r"(from), "r"(stride), "i"(kTileNumber)
                    : "memory");
 }
 template <int kTileNumber>
-inline void store(void* to) {
+inline void store(void* to, int64_t stride = 64) {
   __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"
                    :
-                   : "r"(to), "r"(int64_t{64}), "i"(kTileNumber)
+                   : "r"(to), "r"(stride), "i"(kTileNumber)
                    : "memory");
 }
 template <int kSum, int kLeft, int kRight>
@@ -77,11 +78,12 @@ inline void store_sums(float* c00, float* c01, float* c10, float* c11) {
   store<3>(c11);
 }
 
-inline void add_part(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0,
-                     const uint16_t* b1) {
-  load<4>(a0);
+// Left tiles have rows `stride` bytes apart.
+inline void add_part(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0, const uint16_t* b1,
+                     int64_t stride = 64) {
+  load<4>(a0, stride);
   load<6>(b0);
-  load<5>(a1);
+  load<5>(a1, stride);
   load<7>(b1);
   add_product<0, 4, 6>();
   add_product<1, 4, 7>();
@@ -89,22 +91,77 @@ inline void add_part(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0,
   add_product<3, 5, 7>();
 }
 
+// The part of either operand in each partial product, the smallest products first.
+template <int kNumber>
+struct Partial {
+  static constexpr int kCount = kNumber == 1 ? 1 : 6;
+  static constexpr int kLeft[6] = {0, 1, 2, 0, 1, 0}, kRight[6] = {2, 1, 0, 1, 0, 0};
+  static constexpr int left(int i) { return kNumber == 1 ? 0 : kLeft[i]; }
+  static constexpr int right(int i) { return kNumber == 1 ? 0 : kRight[i]; }
+};
+
 // Adds two left tiles times two right tiles, each with its parts in a row.
 template <int kNumber>
 inline void add_products(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0,
                          const uint16_t* b1) {
-  if constexpr (kNumber == 1) {
-    add_part(a0, a1, b0, b1);
-  } else {
-    constexpr int64_t kMiddle = kTile, kLow = 2 * kTile;  // the smallest products first
-    add_part(a0, a1, b0 + kLow, b1 + kLow);
-    add_part(a0 + kMiddle, a1 + kMiddle, b0 + kMiddle, b1 + kMiddle);
-    add_part(a0 + kLow, a1 + kLow, b0, b1);
-    add_part(a0, a1, b0 + kMiddle, b1 + kMiddle);
-    add_part(a0 + kMiddle, a1 + kMiddle, b0, b1);
-    add_part(a0, a1, b0, b1);
+  using Each = Partial<kNumber>;
+  for (int i = 0; i < Each::kCount; ++i) {
+    const int64_t a = Each::left(i) * kTile, b = Each::right(i) * kTile;
+    add_part(a0 + a, a1 + a, b0 + b, b1 + b);
   }
 }
+
+// A row of 2 x 2 results, computed a partial product at a time, so that callers can do other work
+// in between. Distances are in elements of their type unless they say bytes.
+template <int kNumber>
+struct Products {
+  const uint16_t *left = nullptr, *right = nullptr;
+  float* sums = nullptr;
+  int64_t left_lower = 0, left_step = 0, left_part = 0, left_stride = 64;  // stride in bytes
+  int64_t right_other = 0, right_step = 0, right_next = 0;
+  int64_t sums_other = 0, sums_lower = 0, sums_next = 0, sums_stride = 64;  // stride in bytes
+  int64_t steps = 0, count = 0;  // products per result, results
+  bool add = false;              // to what sums hold
+
+  bool done() const { return count == 0; }
+  int64_t left_over() const {
+    return count == 0 ? 0 : (count * steps - step_) * Partial<kNumber>::kCount - part_;
+  }
+
+  void advance() {
+    if (step_ == 0 && part_ == 0) begin();
+    const uint16_t* a = left + step_ * left_step + Partial<kNumber>::left(part_) * left_part;
+    const uint16_t* b = right + step_ * right_step + Partial<kNumber>::right(part_) * kTile;
+    add_part(a, a + left_lower, b, b + right_other, left_stride);
+    if (++part_ < Partial<kNumber>::kCount) return;
+    part_ = 0;
+    if (++step_ < steps) return;
+    step_ = 0;
+    float* lower = sums + sums_lower;
+    store<0>(sums, sums_stride);
+    store<1>(sums + sums_other, sums_stride);
+    store<2>(lower, sums_stride);
+    store<3>(lower + sums_other, sums_stride);
+    right += right_next;
+    sums += sums_next;
+    --count;
+  }
+  void finish() {
+    while (!done()) advance();
+  }
+
+ private:
+  void begin() const {
+    if (!add) return zero_sums();
+    const float* lower = sums + sums_lower;
+    load<0>(sums, sums_stride);
+    load<1>(sums + sums_other, sums_stride);
+    load<2>(lower, sums_stride);
+    load<3>(lower + sums_other, sums_stride);
+  }
+  int part_ = 0;
+  int64_t step_ = 0;
+};
 
 // ---- rows of 32 bf16 elements ----
 

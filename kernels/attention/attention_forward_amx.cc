@@ -25,10 +25,12 @@ constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBlock = 32;  // queries whose scores are computed together
+constexpr int64_t kPanel = 64;  // keys of those scores
+static_assert(kPanel == kUnit);
 
-// Keys whose scores are computed together; scores and weights fill half of the first cache level.
-template <class T>
-constexpr int64_t kPanel = amx::kParts<T> == 1 ? 128 : 64;
+// Weights are relative to a reference near the largest score so far. It moves only when that has
+// grown by more than this power of two, so that sums and values seldom need rescaling.
+constexpr float kSlack = 8;
 
 struct Plan {
   int64_t dim;     // padded head size
@@ -36,10 +38,10 @@ struct Plan {
   int64_t range;   // queries of an item, a multiple of kBlock
   int64_t ranges;  // per kv head
   int64_t items;
-  int64_t stretch;  // keys packed at once, a multiple of every panel
+  int64_t stretch;  // keys packed at once, a multiple of kPanel
 
   explicit Plan(const AttentionProblem& p) {
-    constexpr int64_t kEnoughItems = 16, kLeastRange = 256, kPacked = 65536, kKept = 131072;
+    constexpr int64_t kEnoughItems = 8, kLeastRange = 256, kPacked = 65536, kKept = 131072;
     dim = round_up(p.head_dim, kTerms);
     group = p.heads / p.kv_heads;
     const int64_t kv_items = std::max<int64_t>(1, p.batch * p.kv_heads);
@@ -50,7 +52,7 @@ struct Plan {
     range = std::min(round_up(divide_up(p.queries, wanted), kBlock), most);
     ranges = divide_up(p.queries, range);
     items = kv_items * ranges;
-    stretch = std::min(kPacked / dim / 128 * 128, round_up(p.keys, 128));
+    stretch = std::min(kPacked / dim / kPanel * kPanel, round_up(p.keys, kPanel));
   }
 };
 
@@ -59,7 +61,7 @@ template <class T>
 struct Buffers {
   static constexpr int64_t kN = amx::kParts<T>;
   uint16_t *keys, *values, *queries, *weights;
-  float *scores, *rows, *sums, *tops, *out;
+  float *scores, *sums, *tops, *out;
   int64_t bytes;
 
   Buffers(const Plan& plan, std::byte* base) {
@@ -68,131 +70,181 @@ struct Buffers {
     keys = scratch.take<uint16_t>(plan.stretch * plan.dim * kN);
     values = scratch.take<uint16_t>(plan.stretch * plan.dim * kN);
     queries = scratch.take<uint16_t>(kBlock * plan.dim * kN);
-    weights = scratch.take<uint16_t>(kBlock * kPanel<T> * kN);
-    scores = scratch.take<float>(kBlock * kPanel<T>);
-    rows = scratch.take<float>(kResult);
-    tops = scratch.take<float>(kept);            // largest scaled score so far
+    weights = scratch.take<uint16_t>(2 * kBlock * kPanel * kN);
+    scores = scratch.take<float>(2 * kBlock * kPanel);
+    tops = scratch.take<float>(kept);            // references of the weights
     sums = scratch.take<float>(kept * kSide);    // sums of weights by lane
     out = scratch.take<float>(kept * plan.dim);  // result tiles [query / 16][channel / 16]
     bytes = scratch.bytes();
   }
 };
 
-// Scores of a block against keys that start at tile `keys`: results [2][width / 16].
+// Scores of a block against `width` packed keys, rows of kPanel.
 template <class T>
-void score(const uint16_t* queries, const uint16_t* keys, int64_t dim, int64_t width,
-           float* scores) {
+amx::Products<amx::kParts<T>> score(const uint16_t* queries, const uint16_t* keys, int64_t dim,
+                                    int64_t width, float* scores) {
   constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
-  const int64_t steps = dim / kTerms, across = width / kSide;
-  for (int64_t n = 0; n < across; n += 2) {
-    amx::zero_sums();
-    for (int64_t s = 0; s < steps; ++s) {
-      amx::add_products<kN>(queries + s * kStep, queries + (steps + s) * kStep,
-                            keys + (n * steps + s) * kStep, keys + ((n + 1) * steps + s) * kStep);
-    }
-    float* to = scores + n * kResult;
-    amx::store_sums(to, to + kResult, to + across * kResult, to + (across + 1) * kResult);
-  }
+  const int64_t steps = dim / kTerms;
+  amx::Products<kN> job;
+  job.left = queries;
+  job.left_lower = steps * kStep;
+  job.left_step = kStep;
+  job.left_part = kTile;
+  job.right = keys;
+  job.right_other = steps * kStep;
+  job.right_step = kStep;
+  job.right_next = 2 * steps * kStep;
+  job.sums = scores;
+  job.sums_other = kSide;
+  job.sums_lower = kSide * kPanel;
+  job.sums_next = 2 * kSide;
+  job.sums_stride = kPanel * 4;
+  job.steps = steps;
+  job.count = width / kTerms;
+  return job;
 }
 
-// What a panel hides, and what dropout keeps of it: words [unit][query of the block].
-struct PanelBits {
-  bool hides = false, drops = false;
-  uint64_t visible[2][kBlock], kept[2][kBlock];
+// Weights lie in rows of kPanel: [query][key / 32][part][key % 32].
+template <class T>
+constexpr int64_t kWeightRow = kPanel* amx::kParts<T>;
 
-  static __mmask16 lanes(const uint64_t (&words)[2][kBlock], int64_t row, int64_t column) {
-    return static_cast<__mmask16>(words[column / 4][row] >> (column % 4 * kSide));
+// Adds weights times values to a block's results.
+template <class T>
+amx::Products<amx::kParts<T>> weigh(const uint16_t* weights, const uint16_t* values, int64_t dim,
+                                    int64_t width, float* out) {
+  constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
+  const int64_t across = dim / kSide;
+  amx::Products<kN> job;
+  job.left = weights;
+  job.left_lower = kSide * kWeightRow<T>;
+  job.left_step = kN * kTerms;
+  job.left_part = kTerms;
+  job.left_stride = kWeightRow<T> * 2;
+  job.right = values;
+  job.right_other = kStep;
+  job.right_step = across * kStep;
+  job.right_next = 2 * kStep;
+  job.sums = out;
+  job.sums_other = kResult;
+  job.sums_lower = across * kResult;
+  job.sums_next = 2 * kResult;
+  job.steps = width / kTerms;
+  job.count = across / 2;
+  job.add = true;
+  return job;
+}
+
+// The tile products that run beside the exponentials of a panel: the values of the panel before,
+// the scores of the one after.
+template <class T>
+struct Beside {
+  amx::Products<amx::kParts<T>> values, scores;
+
+  void advance() {
+    if (!values.done()) {
+      values.advance();
+    } else if (!scores.done()) {
+      scores.advance();
+    }
   }
 };
 
-// Turns scores of 16 queries into weights relative to their maxima and brings what is kept of
-// earlier panels to those.
-template <class T, bool kDrop>
-void soften(const PanelBits& bits, int64_t first_row, int64_t across, float factor, int64_t dim,
-            float* scores, uint16_t* weights, float* rows, float* tops, float* sums, float* out) {
+// What a panel hides, and what dropout keeps of it: a word of keys per query of the block.
+struct PanelBits {
+  bool hides = false;
+  uint64_t visible[kBlock] = {}, kept[kBlock] = {};
+};
+
+__mmask16 lanes(uint64_t word, int64_t vector) {
+  return static_cast<__mmask16>(word >> (vector * kSide));
+}
+
+// The largest scores of 16 queries in kVectors vectors each.
+template <int kVectors>
+__m512 largest(const PanelBits& bits, int64_t first_row, float* scores) {
+  const __m512 none = _mm512_set1_ps(kMinusInfinity);
+  alignas(64) float rows[kResult];
+  for (int64_t r = 0; r < kSide; ++r) {
+    float* at = scores + r * kPanel;
+    __m512 top = none;
+#pragma GCC unroll 4
+    for (int n = 0; n < kVectors; ++n) {
+      __m512 score = _mm512_load_ps(at + n * kSide);
+      if (bits.hides) {
+        score = _mm512_mask_mov_ps(none, lanes(bits.visible[first_row + r], n), score);
+        _mm512_store_ps(at + n * kSide, score);
+      }
+      top = _mm512_max_ps(top, score);
+    }
+    _mm512_store_ps(rows + r * kSide, top);
+  }
+  return amx::row_maxima(rows);
+}
+
+// Brings sums and values of 16 queries from their old references to new ones.
+template <class T>
+void rescale(__m512 old, __m512 reference, int64_t dim, float* sums, float* out) {
+  alignas(64) float shrink[kSide];
+  _mm512_store_ps(shrink, amx::exp2<amx::kParts<T>>(_mm512_sub_ps(old, reference)));
+  for (int64_t r = 0; r < kSide; ++r) {
+    const __m512 by = _mm512_set1_ps(shrink[r]);
+    float* sum = sums + r * kSide;
+    _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), by));
+    for (float* at = out + r * kSide; at < out + kSide * dim; at += kResult) {
+      _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), by));
+    }
+  }
+}
+
+// Turns the scores of a panel into weights, and advances the products beside it.
+template <class T, int kVectors, bool kDrop>
+void soften(const PanelBits& bits, float factor, int64_t dim, Beside<T>& beside, float* scores,
+            uint16_t* weights, float* tops, float* sums, float* out) {
   constexpr int kN = amx::kParts<T>;
   const __m512 none = _mm512_set1_ps(kMinusInfinity), scale = _mm512_set1_ps(factor);
-  if (bits.hides) {
-    for (int64_t r = 0; r < kSide; ++r) {
-      for (int64_t t = 0; t < across; ++t) {
-        const auto hidden =
-            static_cast<__mmask16>(~PanelBits::lanes(bits.visible, first_row + r, t));
-        _mm512_mask_store_ps(scores + t * kResult + r * kSide, hidden, none);
-      }
+  alignas(64) float references[kBlock];
+  for (int64_t row = 0; row < kBlock; row += kSide) {
+    const __m512 old = _mm512_load_ps(tops + row);
+    const __m512 top = _mm512_mul_ps(largest<kVectors>(bits, row, scores + row * kPanel), scale);
+    const __mmask16 grown =
+        _mm512_cmp_ps_mask(top, _mm512_add_ps(old, _mm512_set1_ps(kSlack)), _CMP_GT_OQ);
+    const __m512 reference = _mm512_mask_mov_ps(old, grown, top);
+    // A query that has seen nothing yet: any finite reference makes all its weights 0.
+    const __mmask16 fresh = _mm512_cmp_ps_mask(reference, none, _CMP_EQ_OQ);
+    _mm512_store_ps(references + row, _mm512_mask_mov_ps(reference, fresh, _mm512_setzero_ps()));
+    _mm512_store_ps(tops + row, reference);
+    // Where nothing was seen before, sums and values are 0.
+    if (_mm512_mask_cmp_ps_mask(grown, old, none, _CMP_NEQ_UQ) != 0) {
+      beside.values.finish();
+      rescale<T>(old, _mm512_load_ps(references + row), dim, sums + row * kSide, out + row * dim);
     }
   }
-  for (int64_t r = 0; r < kSide; ++r) {
-    const float* at = scores + r * kSide;
-    __m512 top0 = _mm512_load_ps(at), top1 = _mm512_load_ps(at + kResult);
-    for (int64_t t = 2; t < across; t += 2) {
-      top0 = _mm512_max_ps(top0, _mm512_load_ps(at + t * kResult));
-      top1 = _mm512_max_ps(top1, _mm512_load_ps(at + (t + 1) * kResult));
-    }
-    _mm512_store_ps(rows + r * kSide, _mm512_max_ps(top0, top1));
-  }
-  const __m512 old = _mm512_load_ps(tops);
-  const __m512 top = _mm512_max_ps(old, _mm512_mul_ps(amx::row_maxima(rows), scale));
-  // A query that has seen nothing yet: any finite reference makes all its weights 0.
-  const __m512 reference =
-      _mm512_mask_mov_ps(top, _mm512_cmp_ps_mask(top, none, _CMP_EQ_OQ), _mm512_setzero_ps());
-  alignas(64) float references[kSide];
-  _mm512_store_ps(references, reference);
-  _mm512_store_ps(tops, top);
-  // Where nothing was seen before, sums and values are 0.
-  const __mmask16 grown =
-      _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ), top, old, _CMP_NEQ_UQ);
-  if (grown != 0) {
-    alignas(64) float shrink[kSide];
-    _mm512_store_ps(shrink, amx::exp2<kN>(_mm512_sub_ps(old, reference)));
-    for (int64_t r = 0; r < kSide; ++r) {
-      const __m512 by = _mm512_set1_ps(shrink[r]);
-      float* sum = sums + r * kSide;
-      _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), by));
-      for (float* at = out + r * kSide; at < out + kSide * dim; at += kResult) {
-        _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), by));
-      }
-    }
-  }
-  for (int64_t r = 0; r < kSide; ++r) {
+  const int64_t share = beside.values.left_over() + beside.scores.left_over();
+  int64_t due = 0;
+  for (int64_t r = 0; r < kBlock; ++r) {
     const __m512 own = _mm512_set1_ps(references[r]);
-    __m512 sum0 = _mm512_load_ps(sums + r * kSide), sum1 = _mm512_setzero_ps();
-    for (int64_t t = 0; t < across; t += 2) {
-      const float* at = scores + t * kResult + r * kSide;
+    __m512 sum = _mm512_load_ps(sums + r * kSide);
+#pragma GCC unroll 2
+    for (int n = 0; n < kVectors; n += 2) {
+      const float* at = scores + r * kPanel + n * kSide;
       __m512 low = amx::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(at), scale, own));
-      __m512 high = amx::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(at + kResult), scale, own));
-      sum0 = _mm512_add_ps(sum0, low);
-      sum1 = _mm512_add_ps(sum1, high);
+      __m512 high = amx::exp2<kN>(_mm512_fmsub_ps(_mm512_load_ps(at + kSide), scale, own));
+      sum = _mm512_add_ps(sum, _mm512_add_ps(low, high));
       if constexpr (kDrop) {
-        low = _mm512_maskz_mov_ps(PanelBits::lanes(bits.kept, first_row + r, t), low);
-        high = _mm512_maskz_mov_ps(PanelBits::lanes(bits.kept, first_row + r, t + 1), high);
+        low = _mm512_maskz_mov_ps(lanes(bits.kept[r], n), low);
+        high = _mm512_maskz_mov_ps(lanes(bits.kept[r], n + 1), high);
       }
       __m512i part[kN];
       amx::split<kN>(low, high, part);
       for (int i = 0; i < kN; ++i) {
-        _mm512_store_si512(weights + (t / 2 * kN + i) * kTile + r * kTerms, part[i]);
+        _mm512_store_si512(weights + r * kWeightRow<T> + (n / 2 * kN + i) * kTerms, part[i]);
       }
     }
-    _mm512_store_ps(sums + r * kSide, _mm512_add_ps(sum0, sum1));
+    _mm512_store_ps(sums + r * kSide, sum);
+    for (due += share; due >= kBlock; due -= kBlock) beside.advance();
   }
-}
-
-// Adds weights times values to a block's results.
-template <class T>
-void weigh(const uint16_t* weights, const uint16_t* values, int64_t dim, int64_t width,
-           float* out) {
-  constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
-  const int64_t steps = width / kTerms, across = dim / kSide;
-  for (int64_t n = 0; n < across; n += 2) {
-    float* sums = out + n * kResult;
-    float* lower = sums + across * kResult;
-    amx::load_sums(sums, sums + kResult, lower, lower + kResult);
-    for (int64_t s = 0; s < steps; ++s) {
-      const uint16_t* right = values + (s * across + n) * kStep;
-      amx::add_products<kN>(weights + s * kStep, weights + (steps + s) * kStep, right,
-                            right + kStep);
-    }
-    amx::store_sums(sums, sums + kResult, lower, lower + kResult);
-  }
+  beside.values.finish();
+  beside.scores.finish();
 }
 
 // Divides by the sums and writes values and logarithms of a block.
@@ -224,6 +276,33 @@ void finish(const ForwardCall<T>& call, int64_t b, int64_t h, int64_t first, int
   }
 }
 
+// The panels of packed keys [first, end) that a block sees something of.
+struct Panels {
+  Panels(const Cover& cover, int64_t first, int64_t end)
+      : cover_(cover),
+        next_(std::max(first, cover.first_key() / kUnit * kUnit)),
+        end_(std::min(end, cover.end_key())) {}
+
+  int64_t key = 0, width = 0;
+  Seen seen = Seen::kNothing;
+
+  bool next() {
+    for (; next_ < end_; next_ += kPanel) {
+      seen = cover_.unit(next_);
+      if (seen == Seen::kNothing) continue;
+      key = next_;
+      width = round_up(std::min(kPanel, end_ - key), kTerms);
+      next_ += kPanel;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  const Cover& cover_;
+  int64_t next_, end_;
+};
+
 // One block against the packed keys [first_key, end_key).
 template <class T>
 void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffers,
@@ -233,48 +312,40 @@ void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffe
   const AttentionProblem& p = call.p;
   const float factor = std::max(std::abs(p.scale) * kLog2E, 1e-30f);
   const int64_t count = std::min(kBlock, p.queries - first_query);
-  const int64_t end = std::min(end_key, cover.end_key());
-  PanelBits bits{};
-  bool packed = false;
-  for (int64_t key = std::max(first_key, cover.first_key() / kUnit * kUnit); key < end;) {
-    const Seen seen = cover.unit(key);
-    if (seen == Seen::kNothing) {
-      key += kUnit;
-      continue;
+  Panels panels(cover, first_key, end_key);
+  if (!panels.next()) return;
+  const amx::Rows<T> rows{
+      call.q.at(b, first_query, h), call.q.token, count, p.head_dim, nullptr, p.scale < 0};
+  amx::pack_left(rows, kBlock, plan.dim, buffers.queries);
+  const auto scores_of = [&](int64_t turn) { return buffers.scores + turn * kBlock * kPanel; };
+  const auto weights_of = [&](int64_t turn) {
+    return buffers.weights + turn * kBlock * kPanel * kN;
+  };
+  const auto packed = [&](int64_t key) { return (key - first_key) * plan.dim * kN; };
+  Beside<T> beside;
+  score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim, panels.width, scores_of(0))
+      .finish();
+  PanelBits bits;
+  int64_t turn = 0;
+  for (bool more = true; more; turn = 1 - turn) {
+    const int64_t key = panels.key, width = panels.width;
+    bits.hides = panels.seen == Seen::kSome;
+    if (bits.hides) cover.bits(key, bits.visible);
+    if (p.dropout > 0) {
+      keep_bits(p.stream, p.dropout, p.row_element(b, h, first_query) + static_cast<uint64_t>(key),
+                static_cast<uint64_t>(p.keys), count, bits.kept);
     }
-    // The panel: this unit and the next where they are seen.
-    Seen next = Seen::kNothing;
-    if (kPanel < T >> kUnit && key + kUnit < end) next = cover.unit(key + kUnit);
-    const int64_t units = next == Seen::kNothing ? 1 : 2;
-    const int64_t width = round_up(std::min(units * kUnit, end - key), kTerms);
-    bits.hides = seen == Seen::kSome || next == Seen::kSome;
-    if (bits.hides) {
-      std::fill(bits.visible[0], bits.visible[0] + 2 * kBlock, uint64_t{0});
-      for (int64_t u = 0; u < units; ++u) cover.bits(key + u * kUnit, bits.visible[u]);
+    more = panels.next();
+    if (more) {
+      beside.scores = score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim,
+                               panels.width, scores_of(1 - turn));
     }
-    bits.drops = p.dropout > 0;
-    for (int64_t u = 0; bits.drops && u < units; ++u) {
-      keep_bits(p.stream, p.dropout,
-                p.row_element(b, h, first_query) + static_cast<uint64_t>(key + u * kUnit),
-                static_cast<uint64_t>(p.keys), count, bits.kept[u]);
-    }
-    if (!packed) {
-      const amx::Rows<T> rows{
-          call.q.at(b, first_query, h), call.q.token, count, p.head_dim, nullptr, p.scale < 0};
-      amx::pack_left(rows, kBlock, plan.dim, buffers.queries);
-      packed = true;
-    }
-    const int64_t offset = (key - first_key) * plan.dim * kN;
-    score<T>(buffers.queries, buffers.keys + offset, plan.dim, width, buffers.scores);
-    for (int64_t row = 0; row < kBlock; row += kSide) {
-      const auto soft = bits.drops ? soften<T, true> : soften<T, false>;
-      soft(bits, row, width / kSide, factor, plan.dim, buffers.scores + row * width,
-           buffers.weights + row * width * kN, buffers.rows, tops + row, sums + row * kSide,
-           out + row * plan.dim);
-    }
-    weigh<T>(buffers.weights, buffers.values + offset, plan.dim, width, out);
-    key += units * kUnit;
+    const auto soft = p.dropout > 0 ? (width == kPanel ? soften<T, 4, true> : soften<T, 2, true>)
+                                    : (width == kPanel ? soften<T, 4, false> : soften<T, 2, false>);
+    soft(bits, factor, plan.dim, beside, scores_of(turn), weights_of(turn), tops, sums, out);
+    beside.values = weigh<T>(weights_of(turn), buffers.values + packed(key), plan.dim, width, out);
   }
+  beside.values.finish();
 }
 
 template <class T>

@@ -382,12 +382,14 @@ std::vector<OpCase> attention_cases() {
     for (const Spec& spec :
          {Spec{"bench", dtype, 4, 12, 12, 256, 256, 64},
           Spec{"bench", dtype, 1, 12, 12, 1024, 1024, 64},
-          Spec{"bench_gqa", dtype, 1, 8, 2, 1024, 1024, 128},
+          Spec{"bench", dtype, 1, 12, 12, 4096, 4096, 64},
+          Spec{"bench_gqa", dtype, 1, 32, 8, 1024, 1024, 128},
           Spec{"bench_dropout", dtype, 1, 12, 12, 1024, 1024, 64, true, Mask::kNone, 0.1},
           Spec{"bench_window", dtype, 1, 12, 12, 4096, 4096, 64, true, Mask::kNone, 0, false, 0, 1,
                512},
           Spec{"bench_decode", dtype, 1, 12, 12, 1, 1024, 64},
-          Spec{"bench_decode_gqa", dtype, 4, 32, 8, 1, 2048, 128}}) {
+          Spec{"bench_decode_gqa", dtype, 4, 32, 8, 1, 2048, 128},
+          Spec{"bench_decode_long", dtype, 1, 32, 8, 1, 32768, 128}}) {
       for (OpCase& row : bench_rows(spec)) rows.push_back(std::move(row));
     }
   }
