@@ -81,9 +81,8 @@ FamilyBase::Projection FamilyBase::layer_norm(const std::string& name, int64_t w
 
 Value FamilyBase::apply(Tape& tape, const Value& x, const Projection& p, ops::Activation kind) {
   if (kind == ops::Activation::kGeluTanh || kind == ops::Activation::kGeluErf) {
-    const Value up = nn::linear(tape, x, p.weight, nn::kNoParam);
-    return nn::bias_gelu(tape, up, p.bias,
-                         kind == ops::Activation::kGeluErf ? ops::Gelu::kErf : ops::Gelu::kTanh);
+    return nn::linear_gelu(tape, x, p.weight, p.bias,
+                           kind == ops::Activation::kGeluErf ? ops::Gelu::kErf : ops::Gelu::kTanh);
   }
   return nn::activation(tape, apply(tape, x, p), kind);
 }

@@ -17,30 +17,6 @@ void report_elements(const OperatorScope& op, const Value& x, int64_t inputs) {
 
 }  // namespace
 
-Value bias_gelu(Tape& tape, const Value& x, ParamId bias, ops::Gelu kind) {
-  const OperatorScope op(tape, "gelu", bias);
-  report_elements(op, x, 1);
-  Value y = tape.make_value(tape.new_activation(x.data.dtype(), x.data.shape()));
-  {
-    const ParameterGuard b(tape.store(), bias);
-    ops::bias_gelu(tape.ctx(), x.data, *b, kind, y.data);
-  }
-  tape.used(bias);
-  tape.record([x, out = y.slot, bias, kind](Tape& t) {
-    if (*out) {
-      bool exclusive = false;
-      const Tensor dy = out->take(exclusive);
-      Tensor dx = exclusive ? dy : t.new_activation(x.data.dtype(), x.data.shape());
-      const ParameterGuard b(t.store(), bias);
-      Tensor db = bias == kNoParam ? Tensor() : t.store().gradient(bias);
-      ops::bias_gelu_backward(t.ctx(), dy, x.data, *b, kind, dx, db);
-      if (x.slot) x.slot->add(t.ctx(), std::move(dx), true);
-    }
-    t.used_backward(bias);
-  });
-  return y;
-}
-
 Value activation(Tape& tape, const Value& x, ops::Activation kind) {
   const OperatorScope op(tape, "activation");
   report_elements(op, x, 1);

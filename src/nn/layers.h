@@ -24,8 +24,9 @@ NormOutput rms_norm(Tape& tape, const Value& x, const Value& residual, ParamId g
 
 // y = x w^T + b, and the weight's adapter when it carries one; `bias` may be kNoParam.
 Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias);
+// f of that, for the forms of GELU: the sums become both before they leave the cache.
+Value linear_gelu(Tape& tape, const Value& x, ParamId weight, ParamId bias, ops::Gelu kind);
 
-Value bias_gelu(Tape& tape, const Value& x, ParamId bias, ops::Gelu kind);
 // f(x).
 Value activation(Tape& tape, const Value& x, ops::Activation kind);
 // f(gate) * up. The memory of gate and up is overwritten by their gradients in backward.

@@ -102,6 +102,37 @@ void report_work(const OperatorScope& op, Tape& tape, const Value& x, ParamId we
   op.work(forward, backward);
 }
 
+// Backward of out = x w^T + bias, and of the adapter.
+void record_linear(Tape& tape, const Value& x, const std::shared_ptr<GradientSlot>& out,
+                   ParamId weight, ParamId bias, const std::shared_ptr<AdapterPass>& adapted) {
+  tape.record([x, out, weight, bias, adapted](Tape& t) {
+    if (*out) {
+      bool exclusive = false;
+      const Tensor dy = out->take(exclusive);
+      Tensor dx;
+      if (x.slot) {
+        const ParameterGuard w(t.store(), weight);
+        dx = t.new_activation(x.data.dtype(), x.data.shape());
+        ops::linear_grad_input(t.ctx(), dy, *w, dx);
+      }
+      if (ParameterStore::GradientTarget dw = t.store().gradient_target(weight); dw.sum) {
+        ops::linear_grad_weight(t.ctx(), dy, x.data, dw.sum, dw.add);
+      }
+      if (bias != kNoParam) {
+        if (Tensor db = t.store().gradient(bias)) ops::linear_grad_bias(t.ctx(), dy, db);
+      }
+      if (adapted) adapter_backward(t, *adapted, x.data, dy, dx);
+      if (x.slot) x.slot->add(t.ctx(), std::move(dx), true);
+    }
+    t.used_backward(weight);
+    t.used_backward(bias);
+    if (adapted) {
+      t.used_backward(adapted->adapter.a);
+      t.used_backward(adapted->adapter.b);
+    }
+  });
+}
+
 }  // namespace
 
 Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
@@ -121,31 +152,39 @@ Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
   if (adapter != nullptr) {
     adapted = std::make_shared<AdapterPass>(adapter_forward(tape, *adapter, x.data, y.data));
   }
-  tape.record([x, out = y.slot, weight, bias, adapted](Tape& t) {
+  record_linear(tape, x, y.slot, weight, bias, adapted);
+  return y;
+}
+
+Value linear_gelu(Tape& tape, const Value& x, ParamId weight, ParamId bias, ops::Gelu kind) {
+  const ops::Activation form =
+      kind == ops::Gelu::kErf ? ops::Activation::kGeluErf : ops::Activation::kGeluTanh;
+  if (tape.store().parameters().adapter(weight) != nullptr) {
+    return activation(tape, linear(tape, x, weight, bias), form);
+  }
+  const OperatorScope op(tape, "linear+gelu", weight, true);
+  if (op) report_work(op, tape, x, weight, nullptr);
+  Value pre, y;
+  {
+    const ParameterGuard w(tape.store(), weight), b(tape.store(), bias);
+    const Shape shape = with_last(x.data.shape(), (*w).size(0));
+    y = tape.make_value(tape.new_activation(x.data.dtype(), shape));
+    if (tape.recording()) pre = tape.make_value(tape.new_activation(x.data.dtype(), shape));
+    ops::linear_activation(tape.ctx(), x.data, *w, *b, form, pre.data, y.data);
+  }
+  tape.used(weight);
+  tape.used(bias);
+  record_linear(tape, x, pre.slot, weight, kNoParam, nullptr);
+  tape.record([pre, out = y.slot, bias, kind](Tape& t) {
     if (*out) {
       bool exclusive = false;
       const Tensor dy = out->take(exclusive);
-      Tensor dx;
-      if (x.slot) {
-        const ParameterGuard w(t.store(), weight);
-        dx = t.new_activation(x.data.dtype(), x.data.shape());
-        ops::linear_grad_input(t.ctx(), dy, *w, dx);
-      }
-      if (Tensor dw = t.store().gradient(weight)) {
-        ops::linear_grad_weight(t.ctx(), dy, x.data, dw);
-      }
-      if (bias != kNoParam) {
-        if (Tensor db = t.store().gradient(bias)) ops::linear_grad_bias(t.ctx(), dy, db);
-      }
-      if (adapted) adapter_backward(t, *adapted, x.data, dy, dx);
-      if (x.slot) x.slot->add(t.ctx(), std::move(dx), true);
+      Tensor dpre = exclusive ? dy : t.new_activation(dy.dtype(), dy.shape());
+      Tensor db = bias == kNoParam ? Tensor() : t.store().gradient(bias);
+      ops::bias_gelu_backward(t.ctx(), dy, pre.data, Tensor(), kind, dpre, db);
+      pre.slot->add(t.ctx(), std::move(dpre), true);
     }
-    t.used_backward(weight);
     t.used_backward(bias);
-    if (adapted) {
-      t.used_backward(adapted->adapter.a);
-      t.used_backward(adapted->adapter.b);
-    }
   });
   return y;
 }

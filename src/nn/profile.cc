@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 namespace ds::nn {
 
@@ -38,7 +39,9 @@ Tape::Backward Tape::profiled(Backward backward) {
       profile_state_.open
           ? profile_state_.site
           : options_.profile->site(parent_module(profile_state_.module), "checkpoint");
-  const Arithmetic work = profile_state_.open ? profile_state_.backward : Arithmetic();
+  // The first of several recorded steps carries the work of the operator.
+  const Arithmetic work =
+      profile_state_.open ? std::exchange(profile_state_.backward, {}) : Arithmetic();
   return [backward = std::move(backward), site, work](Tape& tape) {
     struct Timed {
       ModuleProfile& profile;

@@ -3,6 +3,7 @@
 
 #include "kernels/activation/activation.h"
 #include "kernels/activation/bias_gelu.h"
+#include "ops/activation_kind.h"
 #include "ops/checks.h"
 
 namespace ds::ops {
@@ -10,22 +11,6 @@ namespace {
 
 kernels::GeluForm form_of(Gelu kind) {
   return kind == Gelu::kTanh ? kernels::GeluForm::kTanh : kernels::GeluForm::kErf;
-}
-
-kernels::ActivationKind kind_of(Activation kind, const char* op) {
-  switch (kind) {
-    case Activation::kRelu:
-      return kernels::ActivationKind::kRelu;
-    case Activation::kSilu:
-      return kernels::ActivationKind::kSilu;
-    case Activation::kGeluTanh:
-      return kernels::ActivationKind::kGeluTanh;
-    case Activation::kGeluErf:
-      return kernels::ActivationKind::kGeluErf;
-    case Activation::kTanh:
-      return kernels::ActivationKind::kTanh;
-  }
-  fail(Code::kInvalidArgument, op, ": no activation has number ", static_cast<int>(kind));
 }
 
 // Elements between rows [..., N] of the type and shape of `like`; the rows are dense, and all

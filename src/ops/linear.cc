@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/matmul/matmul.h"
+#include "ops/activation_kind.h"
 #include "ops/checks.h"
 #include "ops/reduce.h"
 
@@ -63,24 +64,23 @@ void check_weight(const Tensor& w, const char* name, int64_t n, int64_t k, const
            name, " ", w.shape().text(), " must be [", n, ", ", k, "]");
 }
 
-}  // namespace
-
-void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
-  constexpr const char* kOp = "linear";
+// x w^T + bias, checked.
+kernels::Matmul forward_product(const char* op, const Tensor& x, const Tensor& w,
+                                const Tensor& bias, const Tensor& y) {
   kernels::Matmul p;
-  p.in = matmul_type(x, kOp, "x");
-  p.out = matmul_type(y, kOp, "y");
-  matmul_type(w, kOp, "w");
-  check_same_type(x, "x", w, "w", kOp);
-  check_output(y, "y", x, "x", kOp);
-  const Rows in = as_rows(x, kOp, "x"), out = as_rows(y, kOp, "y");
-  check_leading(x, "x", y, "y", kOp);
-  check_weight(w, "w", out.columns, in.columns, kOp);
+  p.in = matmul_type(x, op, "x");
+  p.out = matmul_type(y, op, "y");
+  matmul_type(w, op, "w");
+  check_same_type(x, "x", w, "w", op);
+  check_output(y, "y", x, "x", op);
+  const Rows in = as_rows(x, op, "x"), out = as_rows(y, op, "y");
+  check_leading(x, "x", y, "y", op);
+  check_weight(w, "w", out.columns, in.columns, op);
   if (bias) {
-    matmul_type(bias, kOp, "bias");
-    check_same_type(x, "x", bias, "bias", kOp);
-    DS_CHECK(bias.dims() == 1 && bias.size(0) == out.columns, Code::kInvalidArgument, kOp,
-             ": bias ", bias.shape().text(), " must be [", out.columns, "]");
+    matmul_type(bias, op, "bias");
+    check_same_type(x, "x", bias, "bias", op);
+    DS_CHECK(bias.dims() == 1 && bias.size(0) == out.columns, Code::kInvalidArgument, op, ": bias ",
+             bias.shape().text(), " must be [", out.columns, "]");
   }
   p.m = in.rows;
   p.n = out.columns;
@@ -90,6 +90,27 @@ void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor
   p.bias = bias.raw();
   p.c = y.raw();
   p.c_stride = p.n;
+  return p;
+}
+
+}  // namespace
+
+void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
+  kernels::matmul(forward_product("linear", x, w, bias, y), *ctx.pool);
+}
+
+void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias,
+                       Activation kind, Tensor& pre, Tensor& y) {
+  constexpr const char* kOp = "linear_activation";
+  kernels::Matmul p = forward_product(kOp, x, w, bias, y);
+  p.activation = kind_of(kind, kOp);
+  if (pre) {
+    DS_CHECK(pre.dtype() == y.dtype() && pre.shape() == y.shape() && pre.contiguous(),
+             Code::kInvalidArgument, kOp, ": pre must be ", dtype_name(y.dtype()), " ",
+             y.shape().text(), " and contiguous, like y");
+    p.pre = pre.raw();
+    p.pre_stride = p.n;
+  }
   kernels::matmul(p, *ctx.pool);
 }
 
@@ -116,7 +137,8 @@ void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, 
   kernels::matmul(p, *ctx.pool);
 }
 
-void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw) {
+void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
+                        bool accumulate) {
   constexpr const char* kOp = "linear_grad_weight";
   kernels::Matmul p;
   p.in = matmul_type(dy, kOp, "dy");
@@ -134,7 +156,7 @@ void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x,
   p.b = {x.raw(), p.n, false};
   p.c = dw.raw();
   p.c_stride = p.n;
-  p.accumulate = true;
+  p.accumulate = accumulate;
   kernels::matmul(p, *ctx.pool);
 }
 

@@ -2,6 +2,7 @@
 // call); weight and bias gradients always accumulate into fp32 buffers.
 #pragma once
 
+#include "ops/activation.h"
 #include "ops/context.h"
 
 namespace ds::ops {
@@ -10,12 +11,18 @@ namespace ds::ops {
 // fp32 whatever x and w are.
 void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
 
+// pre = x w^T + bias as `linear` gives it, and y = f(pre), in one pass over the sums. `pre` has the
+// shape and type of y, or is empty when nobody needs it.
+void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias,
+                       Activation kind, Tensor& pre, Tensor& y);
+
 // dx[..., K] = dy[..., N] * w[N, K]; adds to dx when `accumulate`.
 void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, Tensor& dx,
                        bool accumulate = false);
 
-// dw[N, K] (fp32) += dy[..., N]^T * x[..., K].
-void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw);
+// dw[N, K] (fp32) = dy[..., N]^T * x[..., K], added to what is there when `accumulate`.
+void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
+                        bool accumulate = true);
 
 // db[N] (fp32) += sum of dy over its rows.
 void linear_grad_bias(const OpContext& ctx, const Tensor& dy, Tensor& db);
