@@ -1,5 +1,5 @@
 // What Highway kernels share: float lanes loaded from and stored to fp32, bf16 or fp16 memory, sums
-// of lanes, and exp, tanh and erf of stated accuracy.
+// of lanes, and functions of stated accuracy.
 //
 // Compiled once per instruction set. A kernel file looks like this:
 //
@@ -26,6 +26,9 @@
 #endif
 
 #include <hwy/highway.h>
+#if HWY_ARCH_X86
+#include <immintrin.h>  // what Highway has no name for
+#endif
 
 // Marks lambdas with vector code: compiled for the target, and part of the loop that calls them.
 #ifndef DS_SIMD_BODY
@@ -293,66 +296,131 @@ HWY_INLINE VD upper_doubles(VF v) {
 HWY_INLINE double sum_of_lanes(DD d, VD v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
 
 // ---- functions; polynomials are minimax fits made for this file ----
+//
+// AVX-512 divides and takes roots of 16 lanes in 16 to 20 cycles, so there they are estimates that
+// a Newton step refines.
 
-// e^x within 2 ulp. Below -87.33654 (where results become subnormal) it is 0, above 88.37626 (half
-// a binade below the largest float) infinity; NaN stays NaN.
+// v, or the bound where v is beyond it; NaN stays NaN.
+HWY_INLINE VF at_most(DF d, float bound, VF v) {
+#if HWY_TARGET <= HWY_AVX2  // which returns the second of two numbers that do not compare
+  return hn::Min(hn::Set(d, bound), v);
+#else
+  const VF b = hn::Set(d, bound);
+  return hn::IfThenElse(hn::Gt(v, b), b, v);
+#endif
+}
+HWY_INLINE VF at_least(DF d, float bound, VF v) {
+#if HWY_TARGET <= HWY_AVX2
+  return hn::Max(hn::Set(d, bound), v);
+#else
+  const VF b = hn::Set(d, bound);
+  return hn::IfThenElse(hn::Lt(v, b), b, v);
+#endif
+}
+
+// c[0] x^k + ... + c[k]
+template <class... Rest>
+HWY_INLINE VF polynomial(DF d, VF x, float highest, Rest... lower) {
+  VF p = hn::Set(d, highest);
+  ((p = hn::MulAdd(p, x, hn::Set(d, lower))), ...);
+  return p;
+}
+
+// 1 / v within 2 ulp, for v whose magnitude and reciprocal are normal numbers; NaN stays NaN.
+HWY_INLINE VF reciprocal(DF d, VF v) {
+#if HWY_TARGET <= HWY_AVX3
+  const VF r = hn::ApproximateReciprocal(v);
+  return hn::MulAdd(r, hn::NegMulAdd(v, r, hn::Set(d, 1.0f)), r);
+#else
+  return hn::Div(hn::Set(d, 1.0f), v);
+#endif
+}
+
+// The same within 2^-14 of it.
+HWY_INLINE VF rough_reciprocal(DF d, VF v) {
+#if HWY_TARGET <= HWY_AVX3
+  (void)d;
+  return hn::ApproximateReciprocal(v);
+#else
+  return reciprocal(d, v);
+#endif
+}
+
+// The square root within 1 ulp of normal numbers, zero and infinity; NaN of what has none.
+HWY_INLINE VF sqrt(DF d, VF v) {
+#if HWY_TARGET <= HWY_AVX3
+  const VF r = hn::ApproximateReciprocalSqrt(v), s = hn::Mul(v, r);
+  const VF root = hn::MulAdd(hn::NegMulAdd(s, s, v), hn::Mul(r, hn::Set(d, 0.5f)), s);
+  constexpr int kZeroOrInfinity = 0x0E;
+  return VF{_mm512_mask_mov_ps(root.raw, _mm512_fpclass_ps_mask(v.raw, kZeroOrInfinity), v.raw)};
+#else
+  (void)d;
+  return hn::Sqrt(v);
+#endif
+}
+
+// 2^y up to 2^128, which is infinity: 2^floor(y) times a polynomial in the rest, of relative error
+// 2^-26 (exact), 2^-23 (close) or 2^-18 (rough), and its rounding. Subnormal results may be 0; NaN
+// stays NaN.
+enum class Exp2 { kExact, kClose, kRough };
+
+template <Exp2 kKind>
+HWY_INLINE VF exp2(DF d, VF y) {
+#if HWY_TARGET <= HWY_AVX3
+  constexpr int kLessFloor = 0x09;
+  const VF f{_mm512_reduce_ps(y.raw, kLessFloor)};
+#else
+  y = at_least(d, -127, at_most(d, 128, y));
+  const VF whole = hn::Floor(y), f = hn::Sub(y, whole);
+#endif
+  VF p;
+  if constexpr (kKind == Exp2::kExact) {
+    p = polynomial(d, f, 0.000216180779f, 0.00124663755f, 0.00967560522f, 0.0554852076f,
+                   0.240229324f, 0.693147063f, 1.0f);
+  } else if constexpr (kKind == Exp2::kClose) {
+    p = polynomial(d, f, 0.00186712085f, 0.0090170512f, 0.0557998978f, 0.240164459f, 0.693151295f,
+                   1.0f);
+  } else {
+    p = polynomial(d, f, 0.0134266838f, 0.0522424765f, 0.241280198f, 0.693044841f, 1.0f);
+  }
+#if HWY_TARGET <= HWY_AVX3
+  return VF{_mm512_scalef_ps(p.raw, y.raw)};
+#else
+  // 2^23 and more has a spacing of 1: the exponent stands in the low bits.
+  const VF shifted = hn::Add(whole, hn::Set(d, 0x1.8p23f + 127));
+  const hn::RebindToUnsigned<DF> d32;
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(d32, shifted))));
+#endif
+}
+
+inline constexpr float kLog2e = 1.44269504f;
+
+// e^x within 2 ulp of normal results. Below -88.03 it is 0, above 88.73 infinity; NaN stays NaN.
 HWY_INLINE VF exp(DF d, VF x) {
-  const hn::RebindToSigned<DF> di;
-  const VF low = hn::Set(d, -87.3365402f), high = hn::Set(d, 88.3762512f);
-  const auto k = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504f)));
-  const VF kf = hn::ConvertTo(d, k);
+  x = at_least(d, -88.03f, at_most(d, 88.73f, x));
+  // From 2^23 on the spacing is 1: the sum is rounded to a whole number, whose exponent stands in
+  // the low bits.
+  const VF magic = hn::Set(d, 0x1.8p23f + 127);
+  const VF shifted = hn::MulAdd(x, hn::Set(d, kLog2e), magic);
+  const VF k = hn::Sub(shifted, magic);
   // ln 2 in two parts, the first short enough for an exact product.
-  VF r = hn::NegMulAdd(kf, hn::Set(d, 0.693359375f), x);
-  r = hn::NegMulAdd(kf, hn::Set(d, -2.12194440e-4f), r);
-  VF p = hn::Set(d, 0.00138146136659f);
-  p = hn::MulAdd(p, r, hn::Set(d, 0.00836870981336f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.0416683873556f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.1666652069f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.499999934517f));
-  p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0f));
-  const auto power = hn::ShiftLeft<23>(hn::Add(k, hn::Set(di, 127)));
-  VF y = hn::Mul(p, hn::BitCast(d, power));
-  y = hn::IfThenZeroElse(hn::Lt(x, low), y);
-  return hn::IfThenElse(hn::Gt(x, high), hn::Inf(d), y);
+  VF r = hn::NegMulAdd(k, hn::Set(d, 0.693359375f), x);
+  r = hn::NegMulAdd(k, hn::Set(d, -2.12194440e-4f), r);
+  const VF p = polynomial(d, r, 0.00138146136659f, 0.00836870981336f, 0.0416683873556f,
+                          0.1666652069f, 0.499999934517f, 1.0f, 1.0f);
+  const hn::RebindToUnsigned<DF> d32;
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(d32, shifted))));
 }
 
 // tanh x within 3 ulp.
 HWY_INLINE VF tanh(DF d, VF x) {
   const VF one = hn::Set(d, 1.0f), a = hn::Abs(x), z = hn::Mul(a, a);
-  VF p = hn::Set(d, -0.00564831632216f);
-  p = hn::MulAdd(p, z, hn::Set(d, 0.0205898265518f));
-  p = hn::MulAdd(p, z, hn::Set(d, -0.0537251267256f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0.133312744356f));
-  p = hn::MulAdd(p, z, hn::Set(d, -0.333332760595f));
+  const VF p = polynomial(d, z, -0.00564831632216f, 0.0205898265518f, -0.0537251267256f,
+                          0.133312744356f, -0.333332760595f);
   const VF small = hn::MulAdd(hn::Mul(p, z), a, a);
-  const VF e = exp(d, hn::Add(a, a));
-  const VF big = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
+  const VF e = exp(d, at_most(d, 40, hn::Add(a, a)));
+  const VF big = hn::NegMulAdd(hn::Set(d, 2.0f), reciprocal(d, hn::Add(e, one)), one);
   return hn::CopySign(hn::IfThenElse(hn::Lt(a, hn::Set(d, 0.625f)), small, big), x);
-}
-
-// erf x within 3 ulp.
-HWY_INLINE VF erf(DF d, VF x) {
-  const VF one = hn::Set(d, 1.0f);
-  const VF a = hn::Abs(x), z = hn::Mul(a, a);
-  VF p = hn::Set(d, 7.85386409972e-5f);
-  p = hn::MulAdd(p, z, hn::Set(d, -0.00080101944751f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0.00518832778431f));
-  p = hn::MulAdd(p, z, hn::Set(d, -0.0268538119877f));
-  p = hn::MulAdd(p, z, hn::Set(d, 0.112835851499f));
-  p = hn::MulAdd(p, z, hn::Set(d, -0.376126258243f));
-  p = hn::MulAdd(p, z, hn::Set(d, 1.12837916573f));
-  const VF small = hn::Mul(p, a);
-  // 1 - exp(log erfc(a)), the logarithm fitted on [1, 4]; from 4 on erf rounds to 1.
-  VF q = hn::Set(d, 0.000186378674911f);
-  q = hn::MulAdd(q, a, hn::Set(d, -0.00294765342011f));
-  q = hn::MulAdd(q, a, hn::Set(d, 0.0218380453194f));
-  q = hn::MulAdd(q, a, hn::Set(d, -0.103106717444f));
-  q = hn::MulAdd(q, a, hn::Set(d, -0.638144873228f));
-  q = hn::MulAdd(q, a, hn::Set(d, -1.12708916725f));
-  q = hn::MulAdd(q, a, hn::Set(d, -0.000341528307996f));
-  VF big = hn::Sub(one, exp(d, q));
-  big = hn::IfThenElse(hn::Gt(a, hn::Set(d, 4.0f)), one, big);
-  return hn::CopySign(hn::IfThenElse(hn::Lt(a, one), small, big), x);
 }
 
 }  // namespace ds::kernels::HWY_NAMESPACE::simd

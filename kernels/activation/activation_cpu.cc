@@ -2,6 +2,7 @@
 #include "kernels/activation/activation.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/float_type.h"
 #include "kernels/simd_targets.h"
@@ -15,127 +16,127 @@ HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
 namespace {
 
-// The functions run over blocks of fp32 that stay in the first-level cache, so that there is one
-// copy of each and not one per element type and tail.
+// The functions run over blocks of fp32 that stay in the first-level cache, so that there are two
+// copies of each (rough for bf16) and not one per element type and tail.
 constexpr int64_t kBlock = 512;
 
-template <class F>
+template <class F, bool kRough>
 HWY_NOINLINE void values(const float* x, int64_t n, float* y) {
   const DF d;
   for (int64_t i = 0; i < n; i += simd::lanes())
-    hn::Store(F::value(d, hn::Load(d, x + i)), d, y + i);
+    hn::Store(F::template value<kRough>(d, hn::Load(d, x + i)), d, y + i);
 }
 
-template <class F>
+template <class F, bool kRough>
 HWY_NOINLINE void values_and_derivatives(const float* x, int64_t n, float* y, float* slopes) {
   const DF d;
   for (int64_t i = 0; i < n; i += simd::lanes()) {
-    const ValueAndDerivative f = F::both(d, hn::Load(d, x + i));
+    const ValueAndDerivative f = F::template both<kRough>(d, hn::Load(d, x + i));
     hn::Store(f.value, d, y + i);
     hn::Store(f.derivative, d, slopes + i);
   }
 }
 
 // Both round n up to whole vectors.
+template <bool kRough>
 void values_of(ActivationKind kind, const float* x, int64_t n, float* y) {
   switch (kind) {
     case ActivationKind::kRelu:
-      return values<Relu>(x, n, y);
+      return values<Relu, kRough>(x, n, y);
     case ActivationKind::kSilu:
-      return values<Silu>(x, n, y);
+      return values<Silu, kRough>(x, n, y);
     case ActivationKind::kGeluTanh:
-      return values<GeluTanh>(x, n, y);
+      return values<GeluTanh, kRough>(x, n, y);
     case ActivationKind::kGeluErf:
-      return values<GeluErf>(x, n, y);
+      return values<GeluErf, kRough>(x, n, y);
     case ActivationKind::kTanh:
-      return values<Tanh>(x, n, y);
+      return values<Tanh, kRough>(x, n, y);
   }
 }
+template <bool kRough>
 void both_of(ActivationKind kind, const float* x, int64_t n, float* y, float* slopes) {
   switch (kind) {
     case ActivationKind::kRelu:
-      return values_and_derivatives<Relu>(x, n, y, slopes);
+      return values_and_derivatives<Relu, kRough>(x, n, y, slopes);
     case ActivationKind::kSilu:
-      return values_and_derivatives<Silu>(x, n, y, slopes);
+      return values_and_derivatives<Silu, kRough>(x, n, y, slopes);
     case ActivationKind::kGeluTanh:
-      return values_and_derivatives<GeluTanh>(x, n, y, slopes);
+      return values_and_derivatives<GeluTanh, kRough>(x, n, y, slopes);
     case ActivationKind::kGeluErf:
-      return values_and_derivatives<GeluErf>(x, n, y, slopes);
+      return values_and_derivatives<GeluErf, kRough>(x, n, y, slopes);
     case ActivationKind::kTanh:
-      return values_and_derivatives<Tanh>(x, n, y, slopes);
+      return values_and_derivatives<Tanh, kRough>(x, n, y, slopes);
   }
 }
 
-// Calls block(first, count, x as fp32) for the blocks of x; behind count follow zeros to the end of
-// a vector.
+template <class T>
+inline constexpr bool kRough = std::is_same_v<T, bfloat16>;
+
+// Calls block(first, count, x as fp32 scratch) for the blocks of x; behind count follow zeros to
+// the end of a vector.
 template <class T, class Block>
 HWY_INLINE void for_blocks(const T* x, int64_t n, const Block& block) {
   const DF d;
   HWY_ALIGN float wide[kBlock];
   for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t size = HWY_MIN(kBlock, n - begin);
+    const int64_t size = HWY_MIN(kBlock, n - begin), part = size % simd::lanes();
     const T* from = x + begin;
-    const int64_t step = simd::lanes();
-    int64_t i = 0;
-    for (; i + step <= size; i += step) hn::Store(simd::load(d, from + i), d, wide + i);
-    if (i < size) hn::Store(simd::load_n(d, from + i, size - i), d, wide + i);
+    if (part != 0) hn::Store(hn::Zero(d), d, wide + (size - part));
+    simd::visit<T>(size, [&](auto at) DS_SIMD_BODY { at.store_scratch(at.load(from), wide); });
     block(begin, size, wide);
   }
 }
 
 template <class T>
 void value_range(ActivationKind kind, const T* x, int64_t n, T* y) {
-  const DF d;
   HWY_ALIGN float f[kBlock];
   for_blocks(x, n, [&](int64_t begin, int64_t size, const float* wide) DS_SIMD_BODY {
-    values_of(kind, wide, size, f);
-    simd::for_vectors(size, [&](int64_t i, auto count) DS_SIMD_BODY {
-      simd::store_n(hn::Load(d, f + i), d, y + begin + i, count);
-    });
+    values_of<kRough<T>>(kind, wide, size, f);
+    simd::map<T>(
+        size, [&](auto at) DS_SIMD_BODY { return at.load_scratch(f); }, y + begin);
   });
 }
 
 template <class T>
 void derivative_range(ActivationKind kind, const T* dy, const T* x, int64_t n, T* dx) {
-  const DF d;
   HWY_ALIGN float f[kBlock];
   HWY_ALIGN float slopes[kBlock];
   for_blocks(x, n, [&](int64_t begin, int64_t size, const float* wide) DS_SIMD_BODY {
-    both_of(kind, wide, size, f, slopes);
-    simd::for_vectors(size, [&](int64_t i, auto count) DS_SIMD_BODY {
-      const VF g = simd::load_n(d, dy + begin + i, count);
-      simd::store_n(hn::Mul(g, hn::Load(d, slopes + i)), d, dx + begin + i, count);
-    });
+    both_of<kRough<T>>(kind, wide, size, f, slopes);
+    const T* g = dy + begin;
+    simd::map<T>(
+        size, [&](auto at) DS_SIMD_BODY { return hn::Mul(at.load(g), at.load_scratch(slopes)); },
+        dx + begin);
   });
 }
 
 template <class T>
 void gated_range(ActivationKind kind, const T* gate, const T* up, int64_t n, T* y) {
-  const DF d;
   HWY_ALIGN float f[kBlock];
   for_blocks(gate, n, [&](int64_t begin, int64_t size, const float* wide) DS_SIMD_BODY {
-    values_of(kind, wide, size, f);
-    simd::for_vectors(size, [&](int64_t i, auto count) DS_SIMD_BODY {
-      const VF u = simd::load_n(d, up + begin + i, count);
-      simd::store_n(hn::Mul(hn::Load(d, f + i), u), d, y + begin + i, count);
-    });
+    values_of<kRough<T>>(kind, wide, size, f);
+    const T* u = up + begin;
+    simd::map<T>(
+        size, [&](auto at) DS_SIMD_BODY { return hn::Mul(at.load_scratch(f), at.load(u)); },
+        y + begin);
   });
 }
 
 template <class T>
 void gated_backward_range(ActivationKind kind, const T* dy, const T* gate, const T* up, int64_t n,
                           T* dgate, T* dup) {
-  const DF d;
   HWY_ALIGN float f[kBlock];
   HWY_ALIGN float slopes[kBlock];
   for_blocks(gate, n, [&](int64_t begin, int64_t size, const float* wide) DS_SIMD_BODY {
-    both_of(kind, wide, size, f, slopes);
-    simd::for_vectors(size, [&](int64_t i, auto count) DS_SIMD_BODY {
-      const int64_t at = begin + i;
-      const VF g = simd::load_n(d, dy + at, count), u = simd::load_n(d, up + at, count);
-      simd::store_n(hn::Mul(hn::Mul(g, u), hn::Load(d, slopes + i)), d, dgate + at, count);
-      simd::store_n(hn::Mul(g, hn::Load(d, f + i)), d, dup + at, count);
-    });
+    both_of<kRough<T>>(kind, wide, size, f, slopes);
+    simd::map<T>(
+        size,
+        [&](auto at) DS_SIMD_BODY {
+          const VF g = at.load(dy + begin), u = at.load(up + begin);
+          return simd::Results<2>{hn::Mul(hn::Mul(g, u), at.load_scratch(slopes)),
+                                  hn::Mul(g, at.load_scratch(f))};
+        },
+        dgate + begin, dup + begin);
   });
 }
 

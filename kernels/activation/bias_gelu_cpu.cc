@@ -2,7 +2,9 @@
 #include "kernels/activation/bias_gelu.h"
 
 #include <algorithm>
+#include <type_traits>
 
+#include "kernels/float_type.h"
 #include "kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/activation/bias_gelu_cpu.cc"
@@ -13,72 +15,72 @@
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
 namespace {
+template <class T>
+inline constexpr bool kRough = std::is_same_v<T, bfloat16>;
+
 template <class Form, class T>
 HWY_INLINE void forward_row(const T* x, const T* bias, int64_t n, T* y) {
   const DF d;
-  simd::for_vectors(n, [&](int64_t j, auto count) DS_SIMD_BODY {
-    VF v = simd::load_n(d, x + j, count);
-    if (bias != nullptr) v = hn::Add(v, simd::load_n(d, bias + j, count));
-    simd::store_n(Form::value(d, v), d, y + j, count);
-  });
+  const auto with = [&](const auto& biased) DS_SIMD_BODY {
+    simd::map<T>(
+        n, [&](auto at) DS_SIMD_BODY { return Form::template value<kRough<T>>(d, biased(at)); }, y);
+  };
+  if (bias != nullptr) {
+    with([&](auto at) DS_SIMD_BODY { return hn::Add(at.load(x), at.load(bias)); });
+  } else {
+    with([&](auto at) DS_SIMD_BODY { return at.load(x); });
+  }
 }
 
-// `sums` may be null.
+// `sums` is scratch in the order of lanes, or null.
 template <class Form, class T>
 HWY_INLINE void backward_row(const T* dy, const T* x, const T* bias, int64_t n, T* dx,
                              float* sums) {
   const DF d;
-  simd::for_vectors(n, [&](int64_t j, auto count) DS_SIMD_BODY {
-    VF v = simd::load_n(d, x + j, count);
-    if (bias != nullptr) v = hn::Add(v, simd::load_n(d, bias + j, count));
-    const VF g = hn::Mul(simd::load_n(d, dy + j, count), Form::derivative(d, v));
-    simd::store_n(g, d, dx + j, count);
-    if (sums != nullptr) {
-      simd::store_n(hn::Add(simd::load_n(d, sums + j, count), g), d, sums + j, count);
+  simd::map<T>(
+      n,
+      [&](auto at) DS_SIMD_BODY {
+        VF v = at.load(x);
+        if (bias != nullptr) v = hn::Add(v, at.load(bias));
+        const VF g = hn::Mul(at.load(dy), Form::template both<kRough<T>>(d, v).derivative);
+        if (sums != nullptr) at.store_scratch(hn::Add(at.load_scratch(sums), g), sums);
+        return g;
+      },
+      dx);
+}
+
+// What is exported, with pointers to elements of the type that is named.
+
+void forward_any(FloatType type, const void* x, const void* bias, GeluForm form, int64_t n,
+                 void* y) {
+  with_float_type(type, [&](auto t) {
+    using T = decltype(t);
+    const auto *from = static_cast<const T*>(x), *b = static_cast<const T*>(bias);
+    if (form == GeluForm::kTanh) {
+      forward_row<GeluTanh>(from, b, n, static_cast<T*>(y));
+    } else {
+      forward_row<GeluErf>(from, b, n, static_cast<T*>(y));
     }
   });
 }
 
-template <class T>
-void forward_any(const T* x, const T* bias, GeluForm form, int64_t n, T* y) {
-  if (form == GeluForm::kTanh) {
-    forward_row<GeluTanh>(x, bias, n, y);
-  } else {
-    forward_row<GeluErf>(x, bias, n, y);
-  }
-}
-
-template <class T>
-void backward_any(const T* dy, const T* x, const T* bias, GeluForm form, int64_t n, T* dx,
-                  float* sums) {
-  if (form == GeluForm::kTanh) {
-    backward_row<GeluTanh>(dy, x, bias, n, dx, sums);
-  } else {
-    backward_row<GeluErf>(dy, x, bias, n, dx, sums);
-  }
-}
-
-void forward_float(const float* x, const float* bias, GeluForm form, int64_t n, float* y) {
-  forward_any(x, bias, form, n, y);
-}
-void forward_bfloat16(const bfloat16* x, const bfloat16* bias, GeluForm form, int64_t n,
-                      bfloat16* y) {
-  forward_any(x, bias, form, n, y);
-}
-void forward_float16(const float16* x, const float16* bias, GeluForm form, int64_t n, float16* y) {
-  forward_any(x, bias, form, n, y);
-}
-void backward_float(const float* dy, const float* x, const float* bias, GeluForm form, int64_t n,
-                    float* dx, float* sums) {
-  backward_any(dy, x, bias, form, n, dx, sums);
-}
-void backward_bfloat16(const bfloat16* dy, const bfloat16* x, const bfloat16* bias, GeluForm form,
-                       int64_t n, bfloat16* dx, float* sums) {
-  backward_any(dy, x, bias, form, n, dx, sums);
-}
-void backward_float16(const float16* dy, const float16* x, const float16* bias, GeluForm form,
-                      int64_t n, float16* dx, float* sums) {
-  backward_any(dy, x, bias, form, n, dx, sums);
+// Rows of n elements; sums[n] are set to those of dx unless null.
+void backward_any(FloatType type, const void* dy, const void* x, const void* bias, GeluForm form,
+                  int64_t rows, int64_t n, void* dx, float* sums) {
+  with_float_type(type, [&](auto t) {
+    using T = decltype(t);
+    if (sums != nullptr) std::fill(sums, sums + n, 0.0f);
+    for (int64_t at = 0; at < rows * n; at += n) {
+      const auto *g = static_cast<const T*>(dy) + at, *from = static_cast<const T*>(x) + at;
+      const auto* b = static_cast<const T*>(bias);
+      if (form == GeluForm::kTanh) {
+        backward_row<GeluTanh>(g, from, b, n, static_cast<T*>(dx) + at, sums);
+      } else {
+        backward_row<GeluErf>(g, from, b, n, static_cast<T*>(dx) + at, sums);
+      }
+    }
+    if (sums != nullptr && simd::kSplit<T>) simd::unsplit(n, sums);
+  });
 }
 
 }  // namespace
@@ -89,34 +91,8 @@ HWY_AFTER_NAMESPACE();
 namespace ds::kernels {
 namespace {
 
-HWY_EXPORT(forward_float);
-HWY_EXPORT(forward_bfloat16);
-HWY_EXPORT(forward_float16);
-HWY_EXPORT(backward_float);
-HWY_EXPORT(backward_bfloat16);
-HWY_EXPORT(backward_float16);
-
-void forward(const float* x, const float* bias, GeluForm form, int64_t n, float* y) {
-  HWY_DYNAMIC_DISPATCH(forward_float)(x, bias, form, n, y);
-}
-void forward(const bfloat16* x, const bfloat16* bias, GeluForm form, int64_t n, bfloat16* y) {
-  HWY_DYNAMIC_DISPATCH(forward_bfloat16)(x, bias, form, n, y);
-}
-void forward(const float16* x, const float16* bias, GeluForm form, int64_t n, float16* y) {
-  HWY_DYNAMIC_DISPATCH(forward_float16)(x, bias, form, n, y);
-}
-void backward(const float* dy, const float* x, const float* bias, GeluForm form, int64_t n,
-              float* dx, float* sums) {
-  HWY_DYNAMIC_DISPATCH(backward_float)(dy, x, bias, form, n, dx, sums);
-}
-void backward(const bfloat16* dy, const bfloat16* x, const bfloat16* bias, GeluForm form, int64_t n,
-              bfloat16* dx, float* sums) {
-  HWY_DYNAMIC_DISPATCH(backward_bfloat16)(dy, x, bias, form, n, dx, sums);
-}
-void backward(const float16* dy, const float16* x, const float16* bias, GeluForm form, int64_t n,
-              float16* dx, float* sums) {
-  HWY_DYNAMIC_DISPATCH(backward_float16)(dy, x, bias, form, n, dx, sums);
-}
+HWY_EXPORT(forward_any);
+HWY_EXPORT(backward_any);
 
 constexpr int64_t kGrain = 16384;  // elements per chunk
 
@@ -149,7 +125,8 @@ void bias_gelu(const T* x, const T* bias, GeluForm form, int64_t rows, int64_t c
   const int64_t elements = rows * columns;
   if (bias == nullptr) columns = elements;  // one long row
   for_row_parts(elements, columns, pool, [&](int64_t at, int64_t column, int64_t count) {
-    forward(x + at, bias != nullptr ? bias + column : nullptr, form, count, y + at);
+    HWY_DYNAMIC_DISPATCH(forward_any)
+    (kFloatType<T>, x + at, bias != nullptr ? bias + column : nullptr, form, count, y + at);
   });
 }
 
@@ -165,19 +142,18 @@ void bias_gelu_backward(const T* dy, const T* x, const T* bias, GeluForm form, i
     const int64_t elements = rows * columns;
     if (bias == nullptr) columns = elements;
     for_row_parts(elements, columns, pool, [&](int64_t at, int64_t column, int64_t count) {
-      backward(dy + at, x + at, bias != nullptr ? bias + column : nullptr, form, count, dx + at,
-               nullptr);
+      HWY_DYNAMIC_DISPATCH(backward_any)
+      (kFloatType<T>, dy + at, x + at, bias != nullptr ? bias + column : nullptr, form, 1, count,
+       dx + at, nullptr);
     });
     return;
   }
   const int64_t grain = rows_per_chunk(rows, columns);
   pool.for_range(rows, grain, [&](int64_t begin, int64_t end) {
-    float* sums = partials + begin / grain * columns;
-    std::fill(sums, sums + columns, 0.0f);
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t at = row * columns;
-      backward(dy + at, x + at, bias, form, columns, dx + at, sums);
-    }
+    const int64_t at = begin * columns;
+    HWY_DYNAMIC_DISPATCH(backward_any)
+    (kFloatType<T>, dy + at, x + at, bias, form, end - begin, columns, dx + at,
+     partials + begin / grain * columns);
   });
   const int64_t chunks = bias_gelu_chunks(rows, columns);
   pool.for_range(columns, 4096, [&](int64_t begin, int64_t end) {

@@ -1,8 +1,9 @@
-// Activation functions by the vector: value(d, v), derivative(d, v), and both at once for little
-// more than one of them. Included once per SIMD target.
+// Activation functions by the vector: value(d, v), and value and derivative at once for little more
+// than one of them. Included once per SIMD target.
 //
 // Values have an absolute error of a few units of roundoff of |v|, derivatives of a few units of
-// their largest value; neither is spoilt by large arguments.
+// their largest value; neither is spoilt by large arguments. Rough functions, for results that are
+// rounded to bf16, are within 2^-13 of the value and of the largest derivative instead.
 #if defined(DS_KERNELS_ACTIVATION_FUNCTIONS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DS_KERNELS_ACTIVATION_FUNCTIONS_INL_H_
 #undef DS_KERNELS_ACTIVATION_FUNCTIONS_INL_H_
@@ -10,7 +11,7 @@
 #define DS_KERNELS_ACTIVATION_FUNCTIONS_INL_H_
 #endif
 
-#include "kernels/simd-inl.h"
+#include "kernels/map-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
@@ -23,46 +24,54 @@ struct ValueAndDerivative {
   VF value, derivative;
 };
 
-// Beyond 100 all derivatives are 0 or 1 in fp32; limiting v there keeps squares finite.
-HWY_INLINE VF limited(DF d, VF v) {
-  const VF limit = hn::Set(d, 100.0f);
-  return hn::IfThenElse(hn::Gt(hn::Abs(v), limit), hn::CopySign(limit, v), v);
+// Beyond 100 all derivatives are 0 or 1 in fp32; limiting v there keeps squares finite. NaN stays.
+HWY_INLINE VF limited(DF d, VF v) { return simd::at_least(d, -100, simd::at_most(d, 100, v)); }
+
+template <bool kRough>
+HWY_INLINE VF exp2(DF d, VF y) {
+  return simd::exp2 < kRough ? simd::Exp2::kRough : simd::Exp2::kClose > (d, y);
 }
 
-// v * sigmoid(Inner(v)): one exponential, and no cancellation for negative v.
+// 1 / v for v from 1 on.
+template <bool kRough>
+HWY_INLINE VF inverse(DF d, VF v) {
+  return kRough ? simd::rough_reciprocal(d, v) : simd::reciprocal(d, v);
+}
+
+// v * sigmoid(w) with w = Inner(v): one exponential, and no cancellation for negative v. Inner
+// gives -w log2 e, whose power of 2 is exp(-w); 2^126 has a normal reciprocal, and makes what
+// belongs to it vanish.
 template <class Inner>
 struct Swish {
+  template <bool kRough>
   static HWY_INLINE VF value(DF d, VF v) {
-    const VF e = simd::exp(d, hn::Neg(Inner::value(d, v, hn::Mul(v, v))));
-    return hn::Div(v, hn::Add(hn::Set(d, 1.0f), e));
+    const VF y = simd::at_most(d, 126, Inner::exponent(d, v, hn::Mul(v, v)));
+    return hn::Mul(v, inverse<kRough>(d, hn::Add(hn::Set(d, 1.0f), exp2<kRough>(d, y))));
   }
+  template <bool kRough>
   static HWY_INLINE ValueAndDerivative both(DF d, VF v) {
-    const VF one = hn::Set(d, 1.0f), lowest = hn::Set(d, -87.0f);  // its exponential is finite
     const VF x = limited(d, v), x2 = hn::Mul(x, x);
-    VF w = Inner::value(d, x, x2);
-    const auto vanishes = hn::Lt(w, lowest);
-    w = hn::IfThenElse(vanishes, lowest, w);
-    const VF e = simd::exp(d, hn::Neg(w));
-    const VF s = hn::Div(one, hn::Add(one, e));
+    const VF y = simd::at_most(d, 126, Inner::exponent(d, x, x2));
+    const VF e = exp2<kRough>(d, y);
+    const VF s = inverse<kRough>(d, hn::Add(hn::Set(d, 1.0f), e));
     const VF rest = hn::Mul(s, hn::Mul(s, e));  // s (1 - s), without cancellation
-    return {hn::IfThenZeroElse(vanishes, hn::Mul(v, s)),
-            hn::MulAdd(hn::Mul(x, rest), Inner::slope(d, x2), s)};
+    return {hn::Mul(v, s), hn::MulAdd(hn::Mul(x, rest), Inner::slope(d, x2), s)};
   }
-  static HWY_INLINE VF derivative(DF d, VF v) { return both(d, v).derivative; }
 };
 
 struct Identity {
-  static HWY_INLINE VF value(DF, VF v, VF) { return v; }
+  static HWY_INLINE VF exponent(DF d, VF v, VF) { return hn::Mul(v, hn::Set(d, -simd::kLog2e)); }
   static HWY_INLINE VF slope(DF d, VF) { return hn::Set(d, 1.0f); }
 };
 using Silu = Swish<Identity>;
 
-// 2 u with u = sqrt(2/pi) (v + 0.044715 v^3), since (1 + tanh u) / 2 = sigmoid(2 u).
+// w = 2 u with u = sqrt(2/pi) (v + 0.044715 v^3), since (1 + tanh u) / 2 = sigmoid(2 u).
 struct GeluTanhInner {
   static constexpr float kTwiceSlope = 1.5957691216f;  // 2 sqrt(2/pi)
+  static constexpr float kExponent = -2.3022081987f;   // the same times -log2 e
   static constexpr float kCubic = 0.044715f;
-  static HWY_INLINE VF value(DF d, VF v, VF v2) {
-    return hn::Mul(v, hn::MulAdd(v2, hn::Set(d, kTwiceSlope * kCubic), hn::Set(d, kTwiceSlope)));
+  static HWY_INLINE VF exponent(DF d, VF v, VF v2) {
+    return hn::Mul(v, hn::MulAdd(v2, hn::Set(d, kExponent * kCubic), hn::Set(d, kExponent)));
   }
   static HWY_INLINE VF slope(DF d, VF v2) {
     return hn::MulAdd(v2, hn::Set(d, 3 * kTwiceSlope * kCubic), hn::Set(d, kTwiceSlope));
@@ -70,39 +79,60 @@ struct GeluTanhInner {
 };
 using GeluTanh = Swish<GeluTanhInner>;
 
+// v * Phi(v), the normal distribution function. With a = |v| and t = 1 / (1 + 0.35 a), Phi(-a) is
+// exp(-a^2/2) times a polynomial in t, whose error times exp(-a^2/4) is below 2^-24.
 struct GeluErf {
-  static HWY_INLINE VF cumulative(DF d, VF v) {
-    const VF half = hn::Set(d, 0.5f), sqrt_half = hn::Set(d, 0.70710678119f);
-    return hn::MulAdd(simd::erf(d, hn::Mul(v, sqrt_half)), half, half);
+  struct Normal {
+    VF a, bell, cumulative;  // bell = exp(-a^2/2)
+  };
+  template <bool kRough>
+  static HWY_INLINE Normal normal(DF d, VF v) {
+    const VF a = simd::at_most(d, 100, hn::Abs(v));
+    const VF y = hn::Mul(hn::Mul(a, hn::Set(d, -0.5f * simd::kLog2e)), a);
+    const VF bell = exp2<kRough>(d, y);
+    const VF one = hn::Set(d, 1.0f);
+    const VF t = inverse<kRough>(d, hn::MulAdd(a, hn::Set(d, 0.35f), one));
+    const VF ratio = simd::polynomial(d, t, 0.0431523286f, -0.280090481f, 0.589944839f,
+                                      -0.263429731f, 0.305096865f, 0.101685353f, 0.00364081189f);
+    const VF tail = hn::Mul(bell, ratio);
+    return {a, bell, hn::IfThenElse(hn::Lt(v, hn::Zero(d)), tail, hn::Sub(one, tail))};
   }
-  static HWY_INLINE VF value(DF d, VF v) { return hn::Mul(v, cumulative(d, v)); }
+  template <bool kRough>
+  static HWY_INLINE VF value(DF d, VF v) {
+    return hn::Mul(v, normal<kRough>(d, v).cumulative);
+  }
+  template <bool kRough>
   static HWY_INLINE ValueAndDerivative both(DF d, VF v) {
-    const VF x = limited(d, v), c = cumulative(d, x);
-    const VF density = hn::Mul(hn::Set(d, 0.39894228040f),  // 1 / sqrt(2 pi)
-                               simd::exp(d, hn::Mul(hn::Mul(x, x), hn::Set(d, -0.5f))));
-    return {hn::Mul(v, c), hn::MulAdd(x, density, c)};
+    const Normal n = normal<kRough>(d, v);
+    const VF density = hn::Mul(n.bell, hn::Set(d, 0.39894228040f));  // 1 / sqrt(2 pi)
+    return {hn::Mul(v, n.cumulative), hn::MulAdd(hn::CopySign(n.a, v), density, n.cumulative)};
   }
-  static HWY_INLINE VF derivative(DF d, VF v) { return both(d, v).derivative; }
 };
 
 struct Relu {
   // Not a maximum: a NaN stays one.
-  static HWY_INLINE VF value(DF d, VF v) { return hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v); }
-  static HWY_INLINE VF derivative(DF d, VF v) {
-    return hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), hn::Set(d, 1.0f));
+  template <bool kRough>
+  static HWY_INLINE VF value(DF d, VF v) {
+    return hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v);
   }
-  static HWY_INLINE ValueAndDerivative both(DF d, VF v) { return {value(d, v), derivative(d, v)}; }
+  template <bool kRough>
+  static HWY_INLINE ValueAndDerivative both(DF d, VF v) {
+    return {value<kRough>(d, v), hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), hn::Set(d, 1.0f))};
+  }
 };
 
 struct Tanh {
-  static HWY_INLINE VF value(DF d, VF v) { return simd::tanh(d, v); }
-  // 4 e / (1 + e)^2 with e = exp(-2 |v|): 1 - tanh^2 without cancellation.
-  static HWY_INLINE VF derivative(DF d, VF v) {
-    const VF e = simd::exp(d, hn::Mul(hn::Set(d, -2.0f), hn::Abs(v)));
-    const VF sum = hn::Add(hn::Set(d, 1.0f), e);
-    return hn::Div(hn::Mul(hn::Set(d, 4.0f), e), hn::Mul(sum, sum));
+  template <bool kRough>
+  static HWY_INLINE VF value(DF d, VF v) {
+    return simd::tanh(d, v);
   }
-  static HWY_INLINE ValueAndDerivative both(DF d, VF v) { return {value(d, v), derivative(d, v)}; }
+  // 4 e / (1 + e)^2 with e = exp(-2 |v|): 1 - tanh^2 without cancellation.
+  template <bool kRough>
+  static HWY_INLINE ValueAndDerivative both(DF d, VF v) {
+    const VF e = exp2<kRough>(d, hn::Mul(hn::Set(d, -2 * simd::kLog2e), hn::Abs(v)));
+    const VF r = inverse<kRough>(d, hn::Add(hn::Set(d, 1.0f), e));
+    return {value<kRough>(d, v), hn::Mul(hn::Mul(hn::Set(d, 4.0f), e), hn::Mul(r, r))};
+  }
 };
 
 }  // namespace

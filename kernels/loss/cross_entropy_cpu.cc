@@ -1,94 +1,156 @@
-// Vector code of softmax cross entropy. A row is read twice, the second time from the cache: for
-// its maximum, then for the sum of exponentials.
+// Vector code of softmax cross entropy. A row is taken in chunks that stay in the first-level
+// cache: the maximum of the chunk, then the sum of exponentials relative to the largest element so
+// far; so memory is read once and while the arithmetic runs.
 #include "kernels/loss/cross_entropy.h"
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <type_traits>
+#include <vector>
 
+#include "kernels/float_type.h"
 #include "kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/loss/cross_entropy_cpu.cc"
 #include <hwy/foreach_target.h>
 //
-#include "kernels/simd-inl.h"
+#include "kernels/map-inl.h"
+
+#ifndef DS_KERNELS_LOSS_ROW_SUM
+#define DS_KERNELS_LOSS_ROW_SUM
+namespace ds::kernels {
+namespace {
+
+// sum = sum of exp(x - largest)
+struct RowSum {
+  float largest = -std::numeric_limits<float>::infinity();
+  double sum = 0;
+};
+
+constexpr int64_t kChunk = 2048;  // fp32 partial sums stay short
+
+}  // namespace
+}  // namespace ds::kernels
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using simd::DF;
+using simd::Exp2;
 using simd::VF;
 
 // A NaN may be skipped here; it then shows in the sum.
 template <class T>
-HWY_INLINE float row_max(const T* x, int64_t n) {
+HWY_INLINE float max_of(const T* x, int64_t n) {
   const DF d;
-  const int64_t step = simd::lanes();
   const VF lowest = hn::Neg(hn::Inf(d));
-  VF m0 = lowest, m1 = lowest, m2 = lowest, m3 = lowest;
-  int64_t i = 0;
-  for (; i + 4 * step <= n; i += 4 * step) {
-    m0 = hn::Max(m0, simd::load(d, x + i));
-    m1 = hn::Max(m1, simd::load(d, x + i + step));
-    m2 = hn::Max(m2, simd::load(d, x + i + 2 * step));
-    m3 = hn::Max(m3, simd::load(d, x + i + 3 * step));
+  VF most[2] = {lowest, lowest};
+  simd::visit<T>(n, [&](auto at) DS_SIMD_BODY {
+    most[at.index] = hn::Max(most[at.index], at.keep_or(at.load(x), lowest));
+  });
+  return simd::max_of_lanes(d, hn::Max(most[0], most[1]));
+}
+
+// Takes the chunk's maximum into account; returns what the exponents are relative to.
+template <class T>
+HWY_INLINE float raise(RowSum& row, const T* x, int64_t n) {
+  const float most = max_of(x, n);
+  if (most > row.largest) {
+    row.sum *= std::exp(static_cast<double>(row.largest) - static_cast<double>(most));
+    row.largest = most;
   }
-  for (; i + step <= n; i += step) m0 = hn::Max(m0, simd::load(d, x + i));
-  if (i < n) {
-    const VF tail = simd::load_n(d, x + i, n - i);
-    m1 = hn::Max(m1, hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(n - i)), tail, lowest));
-  }
-  return simd::max_of_lanes(d, hn::Max(hn::Max(m0, m1), hn::Max(m2, m3)));
+  // Where all were -inf so far, any finite number serves.
+  return row.largest == -std::numeric_limits<float>::infinity() ? 0 : row.largest;
 }
 
 template <class T>
-HWY_INLINE double sum_exp(const T* x, int64_t n, float largest) {
+RowSum row_sum(const T* x, int64_t n) {
   const DF d;
-  const VF shift = hn::Set(d, largest);
-  constexpr int64_t kBlock = 4096;  // fp32 partial sums stay short
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const T* block = x + begin;
-    const int64_t size = HWY_MIN(kBlock, n - begin);
-    total += static_cast<double>(simd::sum_over(size, [&](int64_t j, auto count) DS_SIMD_BODY {
-      return simd::keep_n(d, simd::exp(d, hn::Sub(simd::load_n(d, block + j, count), shift)),
-                          count);
-    }));
+  RowSum row;
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    const T* chunk = x + begin;
+    const int64_t size = HWY_MIN(kChunk, n - begin);
+    const VF shift = hn::Set(d, raise(row, chunk, size)), log2e = hn::Set(d, simd::kLog2e);
+    simd::Sums sums;
+    simd::visit<T>(size, [&](auto at) DS_SIMD_BODY {
+      const VF y = hn::Mul(hn::Sub(at.load(chunk), shift), log2e);
+      sums.add(at, at.keep(simd::exp2<Exp2::kClose>(d, y)));
+    });
+    row.sum += static_cast<double>(sums.total());
   }
-  return total;
+  return row;
 }
 
+// y = scale * exp(x - lse)
 template <class T>
 void scaled_softmax(const T* x, int64_t n, float lse, float scale, T* y) {
+  constexpr Exp2 kKind = std::is_same_v<T, bfloat16> ? Exp2::kRough : Exp2::kExact;
   const DF d;
-  const VF shift = hn::Set(d, lse), factor = hn::Set(d, scale);
-  simd::for_vectors(n, [&](int64_t j, auto count) DS_SIMD_BODY {
-    const VF p = simd::exp(d, hn::Sub(simd::load_n(d, x + j, count), shift));
-    simd::store_n(hn::Mul(p, factor), d, y + j, count);
-  });
+  const VF log2e = hn::Set(d, simd::kLog2e), factor = hn::Set(d, scale);
+  const VF shift = hn::Set(d, static_cast<float>(static_cast<double>(lse) * M_LOG2E));
+  simd::map<T>(
+      n,
+      [&](auto at) DS_SIMD_BODY {
+        return hn::Mul(simd::exp2<kKind>(d, hn::MulSub(at.load(x), log2e, shift)), factor);
+      },
+      y);
 }
 
-// The sum of exponentials of the differences from the largest element.
-double row_sum_float(const float* x, int64_t n, float* largest) {
-  *largest = row_max(x, n);
-  return sum_exp(x, n, *largest);
+// The row's sum, and the row becomes scale * softmax. `exponentials` has room for n numbers; it is
+// x itself for float.
+template <class T>
+RowSum fused_row(T* x, int64_t n, float scale, float* exponentials) {
+  constexpr int64_t kMostChunks = kFusedColumns / kChunk;
+  const DF d;
+  const VF log2e = hn::Set(d, simd::kLog2e);
+  RowSum row;
+  float largest[kMostChunks];  // what the chunk's exponents are relative to
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    const T* chunk = x + begin;
+    float* to = exponentials + begin;
+    const int64_t size = HWY_MIN(kChunk, n - begin);
+    const float least = largest[begin / kChunk] = raise(row, chunk, size);
+    const VF shift = hn::Set(d, least);
+    simd::Sums sums;
+    simd::visit<T>(size, [&](auto at) DS_SIMD_BODY {
+      const VF y = hn::Mul(hn::Sub(at.load(chunk), shift), log2e);
+      const VF e = at.keep(simd::exp2<Exp2::kClose>(d, y));
+      sums.add(at, e);
+      at.store_scratch(e, to);
+    });
+    row.sum += static_cast<double>(sums.total());
+  }
+  for (int64_t begin = 0; begin < n; begin += kChunk) {
+    const float* from = exponentials + begin;
+    const double later =
+        static_cast<double>(largest[begin / kChunk]) - static_cast<double>(row.largest);
+    const VF factor = hn::Set(d, static_cast<float>(scale * std::exp(later) / row.sum));
+    simd::map<T>(
+        HWY_MIN(kChunk, n - begin),
+        [&](auto at) DS_SIMD_BODY { return hn::Mul(at.load_scratch(from), factor); }, x + begin);
+  }
+  return row;
 }
-double row_sum_bfloat16(const bfloat16* x, int64_t n, float* largest) {
-  *largest = row_max(x, n);
-  return sum_exp(x, n, *largest);
+
+// What is exported, with pointers to elements of the type that is named.
+
+RowSum sum_any(FloatType type, const void* x, int64_t n) {
+  return with_float_type(type,
+                         [&](auto t) { return row_sum(static_cast<const decltype(t)*>(x), n); });
 }
-double row_sum_float16(const float16* x, int64_t n, float* largest) {
-  *largest = row_max(x, n);
-  return sum_exp(x, n, *largest);
+void softmax_any(FloatType type, const void* x, int64_t n, float lse, float scale, void* y) {
+  with_float_type(type, [&](auto t) {
+    using T = decltype(t);
+    scaled_softmax(static_cast<const T*>(x), n, lse, scale, static_cast<T*>(y));
+  });
 }
-void softmax_float(const float* x, int64_t n, float lse, float scale, float* y) {
-  scaled_softmax(x, n, lse, scale, y);
-}
-void softmax_bfloat16(const bfloat16* x, int64_t n, float lse, float scale, bfloat16* y) {
-  scaled_softmax(x, n, lse, scale, y);
-}
-void softmax_float16(const float16* x, int64_t n, float lse, float scale, float16* y) {
-  scaled_softmax(x, n, lse, scale, y);
+RowSum fused_any(FloatType type, void* x, int64_t n, float scale, float* exponentials) {
+  return with_float_type(type, [&](auto t) {
+    return fused_row(static_cast<decltype(t)*>(x), n, scale, exponentials);
+  });
 }
 
 }  // namespace
@@ -99,35 +161,30 @@ HWY_AFTER_NAMESPACE();
 namespace ds::kernels {
 namespace {
 
-HWY_EXPORT(row_sum_float);
-HWY_EXPORT(row_sum_bfloat16);
-HWY_EXPORT(row_sum_float16);
-HWY_EXPORT(softmax_float);
-HWY_EXPORT(softmax_bfloat16);
-HWY_EXPORT(softmax_float16);
-
-double row_sum(const float* x, int64_t n, float* largest) {
-  return HWY_DYNAMIC_DISPATCH(row_sum_float)(x, n, largest);
-}
-double row_sum(const bfloat16* x, int64_t n, float* largest) {
-  return HWY_DYNAMIC_DISPATCH(row_sum_bfloat16)(x, n, largest);
-}
-double row_sum(const float16* x, int64_t n, float* largest) {
-  return HWY_DYNAMIC_DISPATCH(row_sum_float16)(x, n, largest);
-}
-void softmax(const float* x, int64_t n, float lse, float scale, float* y) {
-  HWY_DYNAMIC_DISPATCH(softmax_float)(x, n, lse, scale, y);
-}
-void softmax(const bfloat16* x, int64_t n, float lse, float scale, bfloat16* y) {
-  HWY_DYNAMIC_DISPATCH(softmax_bfloat16)(x, n, lse, scale, y);
-}
-void softmax(const float16* x, int64_t n, float lse, float scale, float16* y) {
-  HWY_DYNAMIC_DISPATCH(softmax_float16)(x, n, lse, scale, y);
-}
+HWY_EXPORT(sum_any);
+HWY_EXPORT(softmax_any);
+HWY_EXPORT(fused_any);
 
 int64_t rows_per_chunk(int64_t columns) {
   constexpr int64_t kGrain = 16384;  // elements
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(columns, 1));
+}
+
+double log_sum_exp(const RowSum& row) {
+  return static_cast<double>(row.largest) + std::log(row.sum);
+}
+
+// Not lse - x: the small difference of two large numbers would lose what the logarithm knows.
+float loss_of(const RowSum& row, float logit) {
+  return static_cast<float>(static_cast<double>(row.largest) - static_cast<double>(logit) +
+                            std::log(row.sum));
+}
+
+// scale * (p - 1), exact where p is near 1.
+template <class T>
+T label_gradient(float scale, float logit, double lse) {
+  const double log_p = static_cast<double>(logit) - lse;
+  return from_float<T>(static_cast<float>(static_cast<double>(scale) * std::expm1(log_p)));
 }
 
 }  // namespace
@@ -142,12 +199,9 @@ void cross_entropy(const T* logits, const int32_t* labels, int64_t rows, int64_t
         continue;
       }
       const T* x = logits + row * columns;
-      float largest = 0;
-      const double log_sum = std::log(row_sum(x, valid, &largest));
-      lse[row] = static_cast<float>(static_cast<double>(largest) + log_sum);
-      // Not lse - x: the small difference of two large numbers would lose what log_sum knows.
-      loss[row] =
-          static_cast<float>(static_cast<double>(largest) - to_float(x[labels[row]]) + log_sum);
+      const RowSum sum = HWY_DYNAMIC_DISPATCH(sum_any)(kFloatType<T>, x, valid);
+      lse[row] = static_cast<float>(log_sum_exp(sum));
+      loss[row] = loss_of(sum, to_float(x[labels[row]]));
     }
   });
 }
@@ -165,27 +219,59 @@ void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows
         std::fill(dx, dx + columns, T{});
         continue;
       }
-      // p - 1 of the label, exact where p is near 1. Read before dx, which may be x, is written.
-      const double log_p = static_cast<double>(to_float(x[label])) - static_cast<double>(lse[row]);
-      softmax(x, valid, lse[row], scale, dx);
-      dx[label] = from_float<T>(static_cast<float>(static_cast<double>(scale) * std::expm1(log_p)));
+      const float logit = to_float(x[label]);  // before dx, which may be x, is written
+      HWY_DYNAMIC_DISPATCH(softmax_any)(kFloatType<T>, x, valid, lse[row], scale, dx);
+      dx[label] = label_gradient<T>(scale, logit, static_cast<double>(lse[row]));
       std::fill(dx + valid, dx + columns, T{});
     }
   });
 }
 
-template void cross_entropy(const float*, const int32_t*, int64_t, int64_t, int64_t, float*, float*,
-                            ThreadPool&);
-template void cross_entropy(const bfloat16*, const int32_t*, int64_t, int64_t, int64_t, float*,
-                            float*, ThreadPool&);
-template void cross_entropy(const float16*, const int32_t*, int64_t, int64_t, int64_t, float*,
-                            float*, ThreadPool&);
-template void cross_entropy_backward(const float*, const int32_t*, int64_t, int64_t, int64_t,
-                                     const float*, float, float*, ThreadPool&);
-template void cross_entropy_backward(const bfloat16*, const int32_t*, int64_t, int64_t, int64_t,
-                                     const float*, float, bfloat16*, ThreadPool&);
-template void cross_entropy_backward(const float16*, const int32_t*, int64_t, int64_t, int64_t,
-                                     const float*, float, float16*, ThreadPool&);
+template <class T>
+void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
+                         int64_t valid, float scale, float* loss, ThreadPool& pool) {
+  pool.for_range(rows, rows_per_chunk(columns), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      T* const x = logits + row * columns;
+      const int32_t label = labels[row];
+      if (label < 0) {
+        loss[row] = 0;
+        std::fill(x, x + columns, T{});
+        continue;
+      }
+      const float logit = to_float(x[label]);
+      RowSum sum;
+      if (valid > kFusedColumns) {
+        sum = HWY_DYNAMIC_DISPATCH(sum_any)(kFloatType<T>, x, valid);
+        HWY_DYNAMIC_DISPATCH(softmax_any)
+        (kFloatType<T>, x, valid, static_cast<float>(log_sum_exp(sum)), scale, x);
+      } else if constexpr (std::is_same_v<T, float>) {
+        sum = HWY_DYNAMIC_DISPATCH(fused_any)(FloatType::kFloat32, x, valid, scale, x);
+      } else {
+        static thread_local std::vector<float> exponentials;
+        if (static_cast<int64_t>(exponentials.size()) < valid) {
+          exponentials.resize(static_cast<size_t>(valid));
+        }
+        sum = HWY_DYNAMIC_DISPATCH(fused_any)(kFloatType<T>, x, valid, scale, exponentials.data());
+      }
+      loss[row] = loss_of(sum, logit);
+      x[label] = label_gradient<T>(scale, logit, log_sum_exp(sum));
+      std::fill(x + valid, x + columns, T{});
+    }
+  });
+}
+
+#define DS_ONE_TYPE(T)                                                                             \
+  template void cross_entropy(const T*, const int32_t*, int64_t, int64_t, int64_t, float*, float*, \
+                              ThreadPool&);                                                        \
+  template void cross_entropy_backward(const T*, const int32_t*, int64_t, int64_t, int64_t,        \
+                                       const float*, float, T*, ThreadPool&);                      \
+  template void cross_entropy_fused(T*, const int32_t*, int64_t, int64_t, int64_t, float, float*,  \
+                                    ThreadPool&);
+DS_ONE_TYPE(float)
+DS_ONE_TYPE(bfloat16)
+DS_ONE_TYPE(float16)
+#undef DS_ONE_TYPE
 
 }  // namespace ds::kernels
 #endif  // HWY_ONCE

@@ -9,13 +9,13 @@ namespace {
 
 // Everything that both directions take; labels too, before anything is written.
 void check_inputs(const char* op, const Tensor& logits, const Tensor& labels, int64_t valid,
-                  const Tensor& lse) {
+                  const char* row_name, const Tensor& row_values) {
   check_dense_float(logits, op, "logits");
   DS_CHECK(logits.dims() == 2, Code::kInvalidArgument, op, ": logits must be [rows, vocabulary], ",
            "not of shape ", logits.shape().text());
   const int64_t rows = logits.size(0), columns = logits.size(1);
   check_dense(labels, op, "labels", DType::kInt32, {rows});
-  check_dense(lse, op, "lse", DType::kFloat32, {rows});
+  check_dense(row_values, op, row_name, DType::kFloat32, {rows});
   DS_CHECK(valid >= 1 && valid <= columns, Code::kInvalidArgument, op, ": valid is ", valid,
            ", but must be in [1, ", columns, "], the columns of logits");
   const int32_t* const label = labels.data<int32_t>();
@@ -31,7 +31,7 @@ void check_inputs(const char* op, const Tensor& logits, const Tensor& labels, in
 void cross_entropy(const OpContext& ctx, const Tensor& logits, const Tensor& labels, int64_t valid,
                    Tensor& loss, Tensor& lse) {
   const char* const op = "cross_entropy";
-  check_inputs(op, logits, labels, valid, lse);
+  check_inputs(op, logits, labels, valid, "lse", lse);
   check_dense(loss, op, "loss", DType::kFloat32, {logits.size(0)});
   with_float_type(logits, [&](auto type) {
     kernels::cross_entropy(logits.data<decltype(type)>(), labels.data<int32_t>(), logits.size(0),
@@ -42,13 +42,24 @@ void cross_entropy(const OpContext& ctx, const Tensor& logits, const Tensor& lab
 void cross_entropy_backward(const OpContext& ctx, const Tensor& logits, const Tensor& labels,
                             int64_t valid, const Tensor& lse, float scale, Tensor& dlogits) {
   const char* const op = "cross_entropy_backward";
-  check_inputs(op, logits, labels, valid, lse);
+  check_inputs(op, logits, labels, valid, "lse", lse);
   check_dense(dlogits, op, "dlogits", logits.dtype(), logits.shape());
   with_float_type(logits, [&](auto type) {
     using T = decltype(type);
     kernels::cross_entropy_backward(logits.data<T>(), labels.data<int32_t>(), logits.size(0),
                                     logits.size(1), valid, lse.data<float>(), scale,
                                     dlogits.data<T>(), *ctx.pool);
+  });
+}
+
+void cross_entropy_fused(const OpContext& ctx, Tensor& logits, const Tensor& labels, int64_t valid,
+                         float scale, Tensor& loss) {
+  const char* const op = "cross_entropy_fused";
+  check_inputs(op, logits, labels, valid, "loss", loss);
+  with_float_type(logits, [&](auto type) {
+    kernels::cross_entropy_fused(logits.data<decltype(type)>(), labels.data<int32_t>(),
+                                 logits.size(0), logits.size(1), valid, scale, loss.data<float>(),
+                                 *ctx.pool);
   });
 }
 

@@ -17,4 +17,12 @@ void cross_entropy(const OpContext& ctx, const Tensor& logits, const Tensor& lab
 void cross_entropy_backward(const OpContext& ctx, const Tensor& logits, const Tensor& labels,
                             int64_t valid, const Tensor& lse, float scale, Tensor& dlogits);
 
+// Both at once, for training: loss [N] as above (within the same bounds), and logits are replaced
+// by scale * (softmax - onehot), 0 in ignored rows and padding columns. `scale` is all that the
+// mean and the loss scale ask for, e.g. loss scale / labels counted. Rows do not depend on each
+// other: calling it on slices of rows, each right after the product that made them and while they
+// are in the cache, gives the same bits as one call.
+void cross_entropy_fused(const OpContext& ctx, Tensor& logits, const Tensor& labels, int64_t valid,
+                         float scale, Tensor& loss);
+
 }  // namespace ds::ops

@@ -51,6 +51,7 @@ CaseResult check(const OpContext& ctx, uint64_t seed, const Setting& s) {
   // An exponential is off by its argument's rounding and 3 units of roundoff; the fp32 sums are of
   // at most 4096 terms in 64 lanes or more, the rest is double.
   const double unit = 0x1p-24;
+  const double rough = s.dtype == DType::kBFloat16 ? 4e-6 : 0;  // a shorter polynomial's error
   std::vector<double> lse_allowed(rows), loss_allowed(rows);
   for (size_t i = 0; i < rows; ++i) {
     const double* x = d.logits64.data() + i * columns;
@@ -72,7 +73,7 @@ CaseResult check(const OpContext& ctx, uint64_t seed, const Setting& s) {
       // p - 1 has the error of p.
       const double probability = static_cast<int32_t>(j) == label ? scale : p;
       allowed[i * columns + j] = probability * unit * (24 + 4 * std::abs(lse[i]) + 4 * largest) +
-                                 storage_roundoff(s.dtype) * p;
+                                 (storage_roundoff(s.dtype) + rough) * p;
     }
   }
   CaseResult result;
@@ -88,6 +89,58 @@ CaseResult check(const OpContext& ctx, uint64_t seed, const Setting& s) {
   Tensor in_place = copy_of(d.logits);
   ops::cross_entropy_backward(ctx, in_place, d.labels, s.valid, lse_out, scale, in_place);
   compare(result, "dlogits in place", in_place, doubles(dx), {});
+
+  Tensor whole = copy_of(d.logits);
+  ops::cross_entropy_fused(ctx, whole, d.labels, s.valid, scale, loss_out);
+  compare(result, "fused loss", loss_out, loss, {1, 1e-38}, loss_allowed);
+  compare(result, "fused dlogits", whole, dlogits, {1, 1e-37}, allowed);
+  Tensor parts = copy_of(d.logits), part_loss = guarded_tensor(DType::kFloat32, {s.rows});
+  for (int64_t begin = 0; begin < s.rows; begin += 3) {
+    const int64_t end = std::min(begin + 3, s.rows);
+    Tensor rows_of = parts.slice(0, begin, end), losses_of = part_loss.slice(0, begin, end);
+    ops::cross_entropy_fused(ctx, rows_of, d.labels.slice(0, begin, end), s.valid, scale,
+                             losses_of);
+  }
+  compare(result, "fused dlogits by slices", parts, doubles(whole), {});
+  compare(result, "fused loss by slices", part_loss, doubles(loss_out), {});
+  return result;
+}
+
+// Logits of -inf, whole chunks of them and before all others, count as nothing; a row with a NaN or
+// with +inf gives NaN for loss and gradient, and only that row.
+CaseResult check_special(const OpContext& ctx, uint64_t seed, DType dtype) {
+  constexpr int64_t kRows = 5, kColumns = 9000;
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const Setting s{dtype, kRows, kColumns, kColumns, 2};
+  Data d = make_data(seed, s);
+  Random random(seed + 1);
+  const auto row = [&](size_t i) { return d.logits64.data() + i * kColumns; };
+  std::fill(row(0), row(0) + 5000, -kInf);
+  std::fill(row(1) + 4097, row(1) + 8999, -kInf);
+  row(2)[random() % kColumns] = std::nan("");
+  row(3)[random() % kColumns] = kInf;
+  for (int64_t i = 0; i < kRows; ++i) d.labels.data<int32_t>()[i] = 8999;
+  set_doubles(d.logits, d.logits64);
+  std::vector<double> loss(kRows), dlogits(kRows * kColumns, std::nan(""));
+  for (size_t i = 0; i < kRows; ++i) {
+    loss[i] = std::nan("");
+    if (i == 2 || i == 3) continue;
+    loss[i] = kernels::cross_entropy_ref(row(i), 8999, kColumns).loss;
+    kernels::cross_entropy_backward_ref(row(i), 8999, kColumns, kColumns, 1,
+                                        dlogits.data() + i * kColumns);
+  }
+  CaseResult result;
+  const Tolerance loose{1e-5 + storage_roundoff(dtype), 1e-30};
+  Tensor lse = guarded_tensor(DType::kFloat32, {kRows}), out = guarded_tensor(lse.dtype(), {kRows});
+  Tensor dx = guarded_tensor(dtype, {kRows, kColumns});
+  ops::cross_entropy(ctx, d.logits, d.labels, kColumns, out, lse);
+  compare(result, "loss", out, loss, {1e-6, 0});
+  ops::cross_entropy_backward(ctx, d.logits, d.labels, kColumns, lse, 1, dx);
+  compare(result, "dlogits", dx, dlogits, loose);
+  Tensor fused = copy_of(d.logits);
+  ops::cross_entropy_fused(ctx, fused, d.labels, kColumns, 1, out);
+  compare(result, "fused loss", out, loss, {1e-6, 0});
+  compare(result, "fused dlogits", fused, dlogits, loose);
   return result;
 }
 
@@ -118,21 +171,28 @@ CaseResult gradient(const OpContext& ctx, uint64_t seed, const Setting& s) {
   return result;
 }
 
-OpCase timed(const Setting& s, bool backward) {
+enum class Pass { kForward, kBackward, kFused };
+
+// Least traffic: the logits read, and but for the loss alone written.
+OpCase timed(const Setting& s, Pass pass) {
   OpCase row;
-  row.name = s.name(backward ? "backward" : "forward");
-  row.bytes = static_cast<double>(s.rows * s.columns * dtype_size(s.dtype)) * (backward ? 2 : 1);
-  row.prepare = [s, backward](const OpContext& ctx) -> std::function<void()> {
+  const char* const names[] = {"forward", "backward", "fused"};
+  row.name = s.name(names[static_cast<int>(pass)]);
+  row.bytes = static_cast<double>(s.rows * s.columns * dtype_size(s.dtype)) *
+              (pass == Pass::kForward ? 1 : 2);
+  row.prepare = [s, pass](const OpContext& ctx) -> std::function<void()> {
     const Tensor logits = bench_tensor(ctx, s.dtype, {s.rows, s.columns});
     const Tensor labels = bench_tensor(ctx, DType::kInt32, {s.rows});
     const Tensor loss = bench_tensor(ctx, DType::kFloat32, {s.rows});
     const Tensor lse = bench_tensor(ctx, DType::kFloat32, {s.rows});
     Tensor loss_out = loss, lse_out = lse;
     ops::cross_entropy(ctx, logits, labels, s.valid, loss_out, lse_out);
-    return [ctx, s, backward, logits, labels, loss, lse]() {
+    return [ctx, s, pass, logits, labels, loss, lse]() {
       Tensor a = loss, b = lse, in_place = logits;
-      if (backward) {
+      if (pass == Pass::kBackward) {
         ops::cross_entropy_backward(ctx, logits, labels, s.valid, lse, 1e-3f, in_place);
+      } else if (pass == Pass::kFused) {
+        ops::cross_entropy_fused(ctx, in_place, labels, s.valid, 1e-3f, a);
       } else {
         ops::cross_entropy(ctx, logits, labels, s.valid, a, b);
       }
@@ -161,8 +221,15 @@ std::vector<OpCase> loss_cases() {
     }
     // The head of GPT-2 124M, 4 sequences of 256 tokens, vocabulary padded to a multiple of 64.
     const Setting gpt2{dtype, 1024, 50304, 50257, 1};
-    rows.push_back(timed(gpt2, false));
-    rows.push_back(timed(gpt2, true));
+    for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kFused}) {
+      rows.push_back(timed(gpt2, pass));
+    }
+    OpCase special;
+    special.name = str_cat("cross_entropy/special/", type_name(dtype));
+    special.check = [dtype](const OpContext& ctx, uint64_t seed) {
+      return check_special(ctx, seed, dtype);
+    };
+    rows.push_back(std::move(special));
   }
   return rows;
 }
