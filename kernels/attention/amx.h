@@ -195,6 +195,14 @@ struct Rows {
   const uint8_t* mask = nullptr;  // of the rows, or null
   bool negative = false;          // read as -x
 
+  // Strides are too long for the hardware to see what comes next.
+  void prefetch(int64_t row) const {
+    if (row >= rows) return;
+    const char* from = reinterpret_cast<const char*>(data + row * stride);
+    const int64_t bytes = dim * static_cast<int64_t>(sizeof(T));
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(from + i, _MM_HINT_T0);
+  }
+
   // Channels [d, d + 32) of a row.
   void read(int64_t row, int64_t d, __m512i* part) const {
     if (row >= rows || (mask != nullptr && mask[row] == 0)) {
@@ -254,6 +262,8 @@ inline void turn_tile(const void* from, void* to) {
 
 // ---- layouts; a tile's parts lie in a row ----
 
+inline constexpr int64_t kAhead = 16;  // rows of prefetch
+
 // Left tiles [row / 16][channel / 32] of rows x channels.
 template <class T>
 inline void pack_left(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
@@ -274,6 +284,7 @@ inline void pack_right(const Rows<T>& from, int64_t rows, int64_t channels, uint
   constexpr int kN = kParts<T>;
   __m512i part[kN][16], read[kN];
   for (int64_t row = 0; row < rows; row += kSide) {
+    for (int64_t r = 0; r < kSide; ++r) from.prefetch(row + kAhead + r);
     for (int64_t d = 0; d < channels; d += kTerms) {
       for (int r = 0; r < 16; ++r) {
         from.read(row + r, d, read);
@@ -295,6 +306,8 @@ inline void pack_pairs(const Rows<T>& from, int64_t rows, int64_t channels, uint
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
   __m512i even[kN], odd[kN];
   for (int64_t row = 0; row < rows; row += 2) {
+    from.prefetch(row + kAhead);
+    from.prefetch(row + kAhead + 1);
     uint16_t* tile =
         to + row / kTerms * (channels / kSide) * kN * kTile + row % kTerms / 2 * kTerms;
     for (int64_t d = 0; d < channels; d += 32, tile += 2 * kN * kTile) {
@@ -338,6 +351,22 @@ inline __m512 exp2(__m512 x) {
     y = _mm512_fmadd_ps(y, r, constant(1.0f));
     return _mm512_maskz_scalef_ps(normal, y, whole);
   }
+}
+
+// The natural logarithm of normal numbers within 3 ulp, and of infinity; NaN at NaN.
+inline __m512 log(__m512 x) {
+  const __m512 one = constant(1.0f);
+  const __m512 m = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+  const __m512 power = _mm512_getexp_ps(_mm512_div_ps(x, m));
+  // log m = 2 artanh s, |s| <= 1/5: the first term left out is below 4e-9.
+  const __m512 s = _mm512_div_ps(_mm512_sub_ps(m, one), _mm512_add_ps(m, one));
+  const __m512 z = _mm512_mul_ps(s, s);
+  __m512 y = constant(2.0f / 9);
+  y = _mm512_fmadd_ps(y, z, constant(2.0f / 7));
+  y = _mm512_fmadd_ps(y, z, constant(2.0f / 5));
+  y = _mm512_fmadd_ps(y, z, constant(2.0f / 3));
+  y = _mm512_fmadd_ps(y, z, constant(2.0f));
+  return _mm512_fmadd_ps(power, constant(0.693147180559945309f), _mm512_mul_ps(y, s));
 }
 
 // Lane r of the result combines the 16 lanes of row r.
