@@ -7,9 +7,11 @@
 #define DS_KERNELS_NORM_NORM_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
-#include "kernels/simd-inl.h"
+#include "kernels/map-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
@@ -26,54 +28,64 @@ void norm_rows(const Call& call, int64_t begin, int64_t end) {
   constexpr bool kCentred = Call::kCentred;
   const DF d;
   const int64_t n = call.cols;
-  // What the first pass adds up: elements for the mean, or already their squares.
-  const auto term = [](VF v) DS_SIMD_BODY { return kCentred ? v : hn::Mul(v, v); };
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t at = row * n;
-    const T* x = call.x + at;
+    const int64_t first = row * n;
+    const T* x = call.x + first;
     const T* s = x;  // what the statistics are of
-    float total;
-    if (call.residual != nullptr || (call.sum != nullptr && call.sum != call.x)) {
-      const T* r = call.residual != nullptr ? call.residual + at : nullptr;
-      T* out = call.sum + at;
-      total = simd::sum_over(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-        VF v = simd::load_n(d, x + i, count);
-        if (r != nullptr) {
-          v = simd::rounded_to<T>(d, hn::Add(v, simd::load_n(d, r + i, count)));
-        }
-        simd::store_n(v, d, out + i, count);
-        return term(v);
-      });
-      s = out;
+    simd::Sums sums;
+    // What the first pass adds up: elements for the mean, or already their squares.
+    const auto add = [&](auto at, VF v) DS_SIMD_BODY {
+      if constexpr (kCentred) {
+        sums.add(at, v);
+      } else {
+        sums.add_product(at, v, v);
+      }
+    };
+    if (call.residual != nullptr) {
+      const T* r = call.residual + first;
+      simd::map<T>(
+          n,
+          [&](auto at) DS_SIMD_BODY {
+            const VF v = simd::stored_as<T>(d, hn::Add(at.load(x), at.load(r)));
+            add(at, v);  // zero beyond the end
+            return v;
+          },
+          call.sum + first);
+      s = call.sum + first;
     } else {
-      total = simd::sum_over(n, [&](int64_t i, auto count)
-                                    DS_SIMD_BODY { return term(simd::load_n(d, x + i, count)); });
+      if (call.sum != nullptr && call.sum != call.x) {
+        std::memcpy(call.sum + first, x, static_cast<size_t>(n) * sizeof(T));
+      }
+      simd::visit<T>(n, [&](auto at) DS_SIMD_BODY { add(at, at.load(x)); });
     }
+    const float total = sums.total();
     const float mean = kCentred ? total / static_cast<float>(n) : 0.0f;
     const VF vmean = hn::Set(d, mean);
     float squares = total;
     if constexpr (kCentred) {
-      squares = simd::sum_over(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-        const VF c = simd::keep_n(d, hn::Sub(simd::load_n(d, s + i, count), vmean), count);
-        return hn::Mul(c, c);
+      simd::Sums around;
+      simd::visit<T>(n, [&](auto at) DS_SIMD_BODY {
+        const VF c = at.keep(hn::Sub(at.load(s), vmean));
+        around.add_product(at, c, c);
       });
+      squares = around.total();
       call.mean[row] = mean;
     }
     const float rstd = 1.0f / std::sqrt(squares / static_cast<float>(n) + call.eps);
     call.rstd[row] = rstd;
     const VF vrstd = hn::Set(d, rstd);
-    T* y = call.y + at;
-    simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-      VF v = simd::load_n(d, s + i, count);
-      const VF gamma = simd::load_n(d, call.gamma + i, count);
-      if constexpr (kCentred) {
-        const VF xhat = hn::Mul(hn::Sub(v, vmean), vrstd);
-        v = hn::MulAdd(xhat, gamma, simd::load_n(d, call.beta + i, count));
-      } else {
-        v = hn::Mul(hn::Mul(v, vrstd), gamma);
-      }
-      simd::store_n(v, d, y + i, count);
-    });
+    simd::map<T>(
+        n,
+        [&](auto at) DS_SIMD_BODY {
+          const VF v = at.load(s), gamma = at.load(call.gamma);
+          if constexpr (kCentred) {
+            const VF xhat = hn::Mul(hn::Sub(v, vmean), vrstd);
+            return hn::MulAdd(xhat, gamma, at.load(call.beta));
+          } else {
+            return hn::Mul(hn::Mul(v, vrstd), gamma);
+          }
+        },
+        call.y + first);
   }
 }
 
@@ -84,45 +96,51 @@ void norm_backward_rows(const Call& call, int64_t begin, int64_t end, float* dga
   constexpr bool kCentred = Call::kCentred;
   const DF d;
   const int64_t n = call.cols;
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    simd::store_n(hn::Zero(d), d, dgamma + i, count);
-    if constexpr (kCentred) simd::store_n(hn::Zero(d), d, dbeta + i, count);
-  });
+  std::fill(dgamma, dgamma + n, 0.0f);
+  if constexpr (kCentred) std::fill(dbeta, dbeta + n, 0.0f);
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t at = row * n;
-    const T* dy = call.dy + at;
-    const T* s = call.sum + at;
+    const int64_t first = row * n;
+    const T* dy = call.dy + first;
+    const T* s = call.sum + first;
     VF mean = hn::Zero(d);
     if constexpr (kCentred) mean = hn::Set(d, call.mean[row]);
     const VF rstd = hn::Set(d, call.rstd[row]);
-    const auto normalised = [&](int64_t i, auto count) DS_SIMD_BODY {
-      const VF v = simd::load_n(d, s + i, count);
+    const auto normalised = [&](auto at) DS_SIMD_BODY {
+      const VF v = at.load(s);
       return hn::Mul(kCentred ? hn::Sub(v, mean) : v, rstd);
     };
-    VF g_sum = hn::Zero(d), gx_sum = hn::Zero(d);
-    simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-      const VF v = simd::load_n(d, dy + i, count);  // zero beyond the end, and so all products
-      const VF xhat = normalised(i, count);
-      const VF g = hn::Mul(v, simd::load_n(d, call.gamma + i, count));
-      gx_sum = hn::MulAdd(g, xhat, gx_sum);
-      simd::store_n(hn::MulAdd(v, xhat, simd::load_n(d, dgamma + i, count)), d, dgamma + i, count);
+    simd::Sums g_sum, gx_sum;
+    simd::visit<T>(n, [&](auto at) DS_SIMD_BODY {
+      const VF v = at.load(dy);  // zero beyond the end, and so all products
+      const VF xhat = normalised(at), g = hn::Mul(v, at.load(call.gamma));
+      gx_sum.add_product(at, g, xhat);
+      at.store_scratch(hn::MulAdd(v, xhat, at.load_scratch(dgamma)), dgamma);
       if constexpr (kCentred) {
-        g_sum = hn::Add(g_sum, g);
-        simd::store_n(hn::Add(v, simd::load_n(d, dbeta + i, count)), d, dbeta + i, count);
+        g_sum.add(at, g);
+        at.store_scratch(hn::Add(v, at.load_scratch(dbeta)), dbeta);
       }
     });
     const float scale = 1.0f / static_cast<float>(n);
-    const VF g_mean = hn::Set(d, simd::sum_of_lanes(d, g_sum) * scale);
-    const VF gx_mean = hn::Set(d, simd::sum_of_lanes(d, gx_sum) * scale);
-    const T* direct = call.dsum != nullptr ? call.dsum + at : nullptr;
-    T* dx = call.dx + at;
-    simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-      VF g = hn::Mul(simd::load_n(d, dy + i, count), simd::load_n(d, call.gamma + i, count));
+    const VF g_mean = hn::Set(d, g_sum.total() * scale);
+    const VF gx_mean = hn::Set(d, gx_sum.total() * scale);
+    const auto gradient = [&](auto at) DS_SIMD_BODY {
+      VF g = hn::Mul(at.load(dy), at.load(call.gamma));
       if constexpr (kCentred) g = hn::Sub(g, g_mean);
-      VF v = hn::Mul(hn::NegMulAdd(normalised(i, count), gx_mean, g), rstd);
-      if (direct != nullptr) v = hn::Add(v, simd::load_n(d, direct + i, count));
-      simd::store_n(v, d, dx + i, count);
-    });
+      return hn::Mul(hn::NegMulAdd(normalised(at), gx_mean, g), rstd);
+    };
+    if (call.dsum != nullptr) {
+      const T* direct = call.dsum + first;
+      simd::map<T>(
+          n, [&](auto at) DS_SIMD_BODY { return hn::Add(gradient(at), at.load(direct)); },
+          call.dx + first);
+    } else {
+      simd::map<T>(
+          n, [&](auto at) DS_SIMD_BODY { return gradient(at); }, call.dx + first);
+    }
+  }
+  if constexpr (simd::kSplit<T>) {
+    simd::unsplit(n, dgamma);
+    if constexpr (kCentred) simd::unsplit(n, dbeta);
   }
 }
 
