@@ -53,7 +53,7 @@ class Peer:
 
 def ours(program, threads, row):
     """Milliseconds of one row of op_bench."""
-    command = [program, "--threads", str(threads), f"--benchmark_filter=^{row}$",
+    command = [program, "--threads", str(threads), f"--benchmark_filter=^{row}/",
                "--benchmark_format=json", "--benchmark_min_time=0.1"]
     out = subprocess.run(command, env=common.plain_environment(), check=True, capture_output=True,
                          text=True).stdout
