@@ -128,29 +128,28 @@ struct Round {
   float* waiting;  // sums between rounds, panel by panel; null when there is one round of k
 };
 
-struct TaskScratch {
-  Scratch a, b, sums;
-};
-
 void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t columns,
               const std::function<void(const FinishedSums&)>& finish) {
-  static thread_local TaskScratch scratch;
+  static thread_local Scratch scratch;
   constexpr int64_t kBlockRows = 256;  // packed together; they stay in the second-level cache
   const Kernel& kernel = r.kernel;
   const int64_t block_rows = std::max<int64_t>(1, kBlockRows / kernel.rows) * kernel.rows;
   const int64_t a_panel = panel_bytes(kernel, std::min(r.plan.step, r.depth), kernel.rows);
   const int64_t b_panel = panel_bytes(kernel, r.depth, kernel.columns);
   const int64_t panels = divide_up(columns, kernel.columns);
-  auto* const packed_a = scratch.a.get<std::byte>(block_rows / kernel.rows * a_panel);
-  auto* const packed_b = scratch.b.get<std::byte>(panels * b_panel);
+  // One piece of memory, so that one large page holds what the task uses all the time.
+  const int64_t a_bytes = round_up(block_rows / kernel.rows * a_panel, 64);
+  const int64_t sums_bytes =
+      r.waiting != nullptr ? 0 : panels * block_rows * kernel.columns * int64_t{sizeof(float)};
+  auto* const packed_a = scratch.get<std::byte>(a_bytes + sums_bytes + panels * b_panel);
+  auto* const packed_b = packed_a + a_bytes + sums_bytes;
   pack_panels(kernel, r.product.b, kernel.columns, b_panel, r.column + column, columns, r.k,
               r.depth, packed_b);
 
   // Sums of a block, panel by panel; those that wait for the next round lie where all tasks' do.
   const int64_t sums_rows = r.waiting != nullptr ? round_up(r.rows, kernel.rows) : block_rows;
-  float* const sums = r.waiting != nullptr
-                          ? r.waiting + column * sums_rows
-                          : scratch.sums.get<float>(panels * block_rows * kernel.columns);
+  float* const sums = r.waiting != nullptr ? r.waiting + column * sums_rows
+                                           : reinterpret_cast<float*>(packed_a + a_bytes);
   const bool last_round = r.k + r.depth == r.product.k;
   std::optional<AmxTiles> tiles;
   if (kernel.tiles) tiles.emplace();
@@ -164,14 +163,13 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
       for (int64_t panel = 0; panel < panels; ++panel) {
         float* const c = sums + panel * sums_rows * kernel.columns +
                          (r.waiting != nullptr ? at * kernel.columns : 0);
-        kernel.multiply(
-            {.a = packed_a,
-             .a_panel = a_panel,
-             .b = packed_b + panel * b_panel + k * kernel.columns * kernel.packed_bytes,
-             .c = c,
-             .blocks = divide_up(here, kernel.rows),
-             .depth = round_up(depth, kernel.group),
-             .first = r.k == 0 && k == 0});
+        kernel.multiply({.a = packed_a,
+                         .a_panel = a_panel,
+                         .b = packed_b + panel * b_panel + k * kernel.columns * kernel.packed_bytes,
+                         .c = c,
+                         .blocks = divide_up(here, kernel.rows),
+                         .depth = round_up(depth, kernel.group),
+                         .first = r.k == 0 && k == 0});
         if (!last) continue;
         const int64_t first_column = column + panel * kernel.columns;
         finish({.sums = c,

@@ -1,6 +1,8 @@
 // Memory that a thread keeps for the products it takes part in.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -10,7 +12,8 @@
 
 namespace ds::kernels::gemm {
 
-// Grows to the largest request, aligned for any vector; contents are lost when it grows.
+// Grows to the largest request; contents are lost when it grows. Large pages where the system has
+// them, because packed blocks are read with strides and in turns.
 class Scratch {
  public:
   template <class T>
@@ -26,13 +29,14 @@ class Scratch {
   };
 
   void grow(size_t bytes) {
-    constexpr size_t kPage = 4096;
+    constexpr size_t kPage = size_t{2} << 20;
     const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
     memory_.reset();
     bytes_ = 0;
     memory_.reset(std::aligned_alloc(kPage, rounded));
     DS_CHECK(memory_, Code::kOutOfMemory, "no memory for ", rounded,
              " bytes of matrix product scratch");
+    madvise(memory_.get(), rounded, MADV_HUGEPAGE);
     bytes_ = rounded;
   }
 

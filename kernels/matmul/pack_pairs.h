@@ -1,0 +1,27 @@
+// Packing of int8 for instructions that multiply pairs of 16-bit integers.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/matmul/kernel.h"
+
+namespace ds::kernels::gemm {
+
+// to[pair][kPanel] = {from[i][2 pair], from[i][2 pair + 1]} widened to 16 bits, for rows i that run
+// along k; zero beyond `width` and `depth`.
+template <int64_t kPanel>
+void pack_int8_pairs(const PackCall& call) {
+  const auto* from = static_cast<const int8_t*>(call.from);
+  auto* to = static_cast<int16_t*>(call.to);
+  const int64_t pairs = (call.depth + 1) / 2;
+  for (int64_t i = 0; i < kPanel; ++i) {
+    const int8_t* row = from + i * call.stride;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      int16_t* const word = to + (pair * kPanel + i) * 2;
+      word[0] = i < call.width ? row[2 * pair] : int16_t{0};
+      word[1] = i < call.width && 2 * pair + 1 < call.depth ? row[2 * pair + 1] : int16_t{0};
+    }
+  }
+}
+
+}  // namespace ds::kernels::gemm
