@@ -23,6 +23,47 @@ struct DynamicMap {
   float top_threshold = 0;   // from it on, the last code is nearest
 };
 
+// The same for vectors of 16 lanes without a search. A slot is a decade, or stands for zero (slot
+// 0, signed numbers alone) or for the last code (behind the decades).
+struct DynamicSlots {
+  // By the lower five bits of the exponent of a fraction from 2^-31 on: the slot of the power of 2,
+  // and from where on it is the next one.
+  int32_t slot[32] = {};
+  float next[32] = {};
+  // Tables as above by slot, and the last code of each.
+  float code_scale[16] = {}, code_offset[16] = {}, last[16] = {};
+  // scale and offset of the map by the lower four bits of a code's exponent 127 + e.
+  float scale[16] = {}, offset[16] = {};
+};
+
+constexpr DynamicSlots make_dynamic_slots(const DynamicMap& map, bool is_signed) {
+  DynamicSlots slots;
+  float bounds[16] = {};
+  int count = 0;
+  if (is_signed) bounds[count++] = map.zero_threshold;
+  for (int e = 1; e <= map.top; ++e) bounds[count++] = map.threshold[e];
+  bounds[count++] = map.top_threshold;
+  for (int k = 0; k < 32; ++k) {
+    const float low = std::bit_cast<float>(static_cast<uint32_t>(96 + k) << 23);
+    slots.slot[k] = is_signed ? 0 : 1;
+    slots.next[k] = 4;  // never
+    for (int b = 0; b < count; ++b) {
+      if (bounds[b] <= low) ++slots.slot[k];
+      if (bounds[b] > low && bounds[b] < 2 * low) slots.next[k] = bounds[b];
+    }
+  }
+  for (int e = 0; e <= map.top; ++e) {
+    const int end = (2 << e) - 1;
+    slots.code_scale[e + 1] = map.code_scale[e];
+    slots.code_offset[e + 1] = map.code_offset[e];
+    slots.last[e + 1] = static_cast<float>(end < map.codes ? end : map.codes - 1);
+    slots.scale[(127 + e) % 16] = map.scale[e];
+    slots.offset[(127 + e) % 16] = map.offset[e];
+  }
+  slots.code_offset[map.top + 2] = slots.last[map.top + 2] = static_cast<float>(map.codes);
+  return slots;
+}
+
 constexpr DynamicMap make_dynamic_map(int top) {
   DynamicMap map;
   map.top = top;

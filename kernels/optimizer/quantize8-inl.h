@@ -35,8 +35,69 @@ using VI = hn::Vec<DI>;
 template <bool kSigned>
 inline constexpr DynamicMap kMap = make_dynamic_map(kSigned ? 6 : 7);
 
-// Vectors of fewer than 8 lanes cannot hold the tables; they take the scalar code.
-#if HWY_MAX_BYTES >= 32
+// Vectors of fewer than 8 lanes cannot hold the tables; they take the scalar code. Those of 16
+// lanes hold one by the exponent of what is coded. All three choose the same codes.
+#if HWY_TARGET <= HWY_AVX3
+
+template <bool kSigned>
+inline constexpr DynamicSlots kSlots = make_dynamic_slots(kMap<kSigned>, kSigned);
+
+template <bool kSigned>
+struct Decoder {
+  const DF d;
+  const DI di;
+  const VF scale = hn::LoadU(d, kSlots<kSigned>.scale);
+  const VF offset = hn::LoadU(d, kSlots<kSigned>.offset);
+  const VI top = hn::Set(di, kMap<kSigned>.codes);
+
+  // The fraction that a code from 0 on stands for.
+  HWY_INLINE VF fraction(VI code) const {
+    const auto bits = hn::BitCast(di, hn::ConvertTo(d, code));
+    const __m512i exponent = hn::ShiftRight<23>(bits).raw;
+    const VF mantissa =
+        hn::BitCast(d, hn::Or(hn::And(bits, hn::Set(di, 0x007FFFFF)), hn::Set(di, 0x3F800000)));
+    const __mmask16 nonzero = _mm512_test_epi32_mask(code.raw, code.raw);
+    const __m512 value =
+        _mm512_maskz_fmadd_ps(nonzero, _mm512_permutexvar_ps(exponent, scale.raw), mantissa.raw,
+                              _mm512_permutexvar_ps(exponent, offset.raw));
+    return VF{_mm512_mask_mov_ps(value, _mm512_cmpeq_epi32_mask(code.raw, top.raw),
+                                 hn::Set(d, 1.0f).raw)};
+  }
+};
+
+template <bool kSigned>
+struct Encoder {
+  const DF d;
+  const DI di;
+  const VI slot_low = hn::LoadU(di, kSlots<kSigned>.slot);
+  const VI slot_high = hn::LoadU(di, kSlots<kSigned>.slot + 16);
+  const VF next_low = hn::LoadU(d, kSlots<kSigned>.next);
+  const VF next_high = hn::LoadU(d, kSlots<kSigned>.next + 16);
+  const VF scale = hn::LoadU(d, kSlots<kSigned>.code_scale);
+  const VF offset = hn::LoadU(d, kSlots<kSigned>.code_offset);
+  const VF last = hn::LoadU(d, kSlots<kSigned>.last);
+
+  // The code nearest to a fraction from 0 to 1.
+  HWY_INLINE VI code(VF given) const {
+    const VF x = hn::Max(given, hn::Set(d, 0x1p-31f));
+    const __m512i exponent = hn::ShiftRight<23>(hn::BitCast(di, x)).raw;
+    const __m512 next = _mm512_permutex2var_ps(next_low.raw, exponent, next_high.raw);
+    const __m512i begin = _mm512_permutex2var_epi32(slot_low.raw, exponent, slot_high.raw);
+    const __m512i slot = _mm512_mask_add_epi32(begin, _mm512_cmp_ps_mask(x.raw, next, _CMP_GE_OQ),
+                                               begin, _mm512_set1_epi32(1));
+    VF place = hn::MulAdd(x, VF{_mm512_permutexvar_ps(slot, scale.raw)},
+                          VF{_mm512_permutexvar_ps(slot, offset.raw)});
+    place = hn::Min(place, VF{_mm512_permutexvar_ps(slot, last.raw)});
+    if constexpr (!kSigned) {
+      // Below the first decade too the first code is nearest but for zero itself.
+      place = hn::Max(place, hn::Set(d, 1.0f));
+      place = hn::IfThenElseZero(hn::Gt(given, hn::Zero(d)), place);
+    }
+    return VI{_mm512_cvttps_epi32(place.raw)};
+  }
+};
+
+#elif HWY_MAX_BYTES >= 32
 
 template <bool kSigned>
 struct Decoder {
@@ -97,7 +158,7 @@ struct Encoder {
   }
 };
 
-#endif  // HWY_MAX_BYTES >= 32
+#endif
 
 // Codes to numbers; `values` has room for whole vectors.
 template <bool kSigned>
@@ -114,7 +175,7 @@ void decode(const uint8_t* codes, int64_t n, float block_scale, float* values) {
         di, hn::LoadU(d8, reinterpret_cast<const hn::TFromD<decltype(d8)>*>(codes + i)));
     VF value = hn::Mul(decoder.fraction(hn::Abs(code)), scale);
     if constexpr (kSigned) {
-      value = hn::IfThenElse(hn::RebindMask(d, hn::Lt(code, hn::Zero(di))), hn::Neg(value), value);
+      value = hn::Xor(value, hn::And(hn::BitCast(d, code), hn::BitCast(d, hn::Set(di, INT32_MIN))));
     }
     hn::StoreU(value, d, values + i);
   }

@@ -49,16 +49,21 @@ struct Constants {
   bool variant;
 };
 
+// a / b for b from 2^-126 to infinity.
+HWY_INLINE VF over(DF d, VF a, VF b) {
+  return hn::Mul(a, simd::reciprocal(d, simd::at_most(d, 0x1p126f, b)));
+}
+
 // m = beta1 m + beta1_rest g; v = beta2 v + beta2_rest g^2;
 // p -= step_size m / (sqrt(v) root_scale + eps) + decoupled_decay p
 struct Adam {
   static constexpr int kStates = 2;
   static constexpr bool kWritesMaster = true, kWritesStates = true;
   explicit Adam(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF, VF grad, VF& p, VF& m, VF& v) const {
+  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& m, VF& v) const {
     c.moments(c.gradient(grad, p), m, v);
-    const VF root = hn::MulAdd(hn::Sqrt(v), c.root_scale, c.eps);
-    p = c.step(p, hn::Div(hn::Mul(c.step_size, m), root));
+    const VF root = hn::MulAdd(simd::sqrt(d, v), c.root_scale, c.eps);
+    p = c.step(p, over(d, hn::Mul(c.step_size, m), root));
   }
   Constants c;
 };
@@ -69,11 +74,11 @@ struct Adagrad {
   static constexpr int kStates = 1;
   static constexpr bool kWritesMaster = true, kWritesStates = true;
   explicit Adagrad(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF, VF grad, VF& p, VF& sum, VF&) const {
+  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& sum, VF&) const {
     const VF g = hn::Mul(grad, c.grad_scale);
     const VF h = hn::MulAdd(c.coupled, p, g);
     sum = hn::MulAdd(h, h, sum);
-    p = hn::Sub(p, hn::Div(hn::Mul(c.step_size, g), hn::Add(hn::Sqrt(sum), c.eps)));
+    p = hn::Sub(p, over(d, hn::Mul(c.step_size, g), hn::Add(simd::sqrt(d, sum), c.eps)));
   }
   Constants c;
 };
@@ -130,9 +135,9 @@ struct LambMoments {
 };
 
 // u = m / (sqrt(v) + eps) + coupled_decay p, or m / sqrt(v + eps)
-HWY_INLINE VF lamb_direction(const Constants& c, VF p, VF m, VF v) {
-  const VF root = c.variant ? hn::Sqrt(hn::Add(v, c.eps)) : hn::Add(hn::Sqrt(v), c.eps);
-  return hn::MulAdd(c.coupled, p, hn::Div(m, root));
+HWY_INLINE VF lamb_direction(DF d, const Constants& c, VF p, VF m, VF v) {
+  const VF root = c.variant ? simd::sqrt(d, hn::Add(v, c.eps)) : hn::Add(simd::sqrt(d, v), c.eps);
+  return hn::MulAdd(c.coupled, p, over(d, m, root));
 }
 
 // p -= step_size u, with the trust ratio in step_size
@@ -140,8 +145,8 @@ struct LambApply {
   static constexpr int kStates = 2;
   static constexpr bool kWritesMaster = true, kWritesStates = false;
   explicit LambApply(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF, VF, VF& p, VF& m, VF& v) const {
-    p = hn::NegMulAdd(c.step_size, lamb_direction(c, p, m, v), p);
+  HWY_INLINE void operator()(DF d, VF, VF& p, VF& m, VF& v) const {
+    p = hn::NegMulAdd(c.step_size, lamb_direction(d, c, p, m, v), p);
   }
   Constants c;
 };

@@ -212,8 +212,8 @@ void add_norms(const UpdateConstants& constants, int64_t n, const float* p, cons
   };
   simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
     const VF x = simd::load_n(d, p + i, count);
-    const VF u =
-        rules::lamb_direction(c, x, simd::load_n(d, m + i, count), simd::load_n(d, v + i, count));
+    const VF u = rules::lamb_direction(d, c, x, simd::load_n(d, m + i, count),
+                                       simd::load_n(d, v + i, count));
     add(weights, x);
     add(updates, simd::keep_n(d, u, count));
   });

@@ -236,6 +236,36 @@ OpCase single_step(int64_t t) {
   return row;
 }
 
+// Second moments at the ends of the range: zero, subnormal, huge and infinite ones divide like any
+// other.
+OpCase edges() {
+  OpCase row;
+  row.name = "adam_edges";
+  row.check = [](const OpContext& ctx, uint64_t seed) {
+    constexpr int64_t kElements = 77;
+    Random random(seed);
+    CaseResult result;
+    ops::UpdateTensors tensors;
+    tensors.master = random_tensor(random, DType::kFloat32, {kElements}, 0.1);
+    tensors.grad = filled_tensor(DType::kFloat32, {kElements}, 0);
+    tensors.states[0].data = random_tensor(random, DType::kFloat32, {kElements}, 1e-3);
+    const double squares[] = {0, 1e-40, 1e-30, 1, 1e30, 3e38, HUGE_VAL};
+    std::vector<double> ev(kElements);
+    for (size_t i = 0; i < ev.size(); ++i) ev[i] = squares[i % std::size(squares)];
+    tensors.states[1].data = tensor_of(DType::kFloat32, {kElements}, ev);
+    UpdateHyper hyper;
+    hyper.step = 5;
+    ev = doubles(tensors.states[1].data);  // as fp32 has them
+    std::vector<double> ep = doubles(tensors.master), em = doubles(tensors.states[0].data);
+    kernels::reference::adam(hyper, kElements, ep.data(), doubles(tensors.grad).data(), em.data(),
+                             ev.data());
+    Work(kElements).update(ctx, UpdateRule::kAdam, hyper, tensors);
+    compare(result, "master", tensors.master, ep, {1e-6, 1e-8});
+    return result;
+  };
+  return row;
+}
+
 // ---- 8-bit codes ----
 
 // The numbers of the map, from its definition: decade k of `decades` below 1 is cut into 2^k equal
@@ -435,6 +465,7 @@ std::vector<OpCase> optimizer_cases() {
   }
   rows.push_back(steps_case(variants().front(), 0, 1));
   for (const int64_t t : {1, 2, 1000, 1000000}) rows.push_back(single_step(t));
+  rows.push_back(edges());
   for (const bool is_signed : {false, true}) {
     for (const int64_t n : {1, 7, 256, 10007}) rows.push_back(codes_case(is_signed, n));
   }
