@@ -594,6 +594,28 @@ DS_API ds_status ds_model_get_tensor(ds_model* model, const char* name, ds_tenso
  */
 DS_API ds_status ds_model_set_tensor(ds_model* model, const char* name, const ds_tensor* value);
 
+/**
+ * Makes a model that only runs: from now on its weights lie in one form, the float32 copies are
+ * gone, and it has threads of its own. docs/inference.md describes the forms.
+ * @param options_json  {"weights": "bf16", "group_size": 64, "symmetric": true, "threads": 0},
+ * these being the defaults; NULL for all of them. weights: "fp32", "bf16", or "int8", "int4" for
+ * the matrices of linear layers beside bfloat16 for everything else; activations are float32 with
+ * "fp32" and bfloat16 otherwise. group_size: elements of a row that share a scale in "int8" and
+ * "int4", a multiple of 8; 0 = the whole row. symmetric: false gives groups of "int4" a minimum
+ * beside the scale. threads: 0 = the CPUs that the process may run on.
+ * @param out_json      {"weights", "threads", "bytes", "bytes_per_token", "group_size",
+ *                      "symmetric"}: bytes of all weights, and of those that each new token reads
+ *                      whole. Ownership: owned.
+ * ds_model_generate, _logits, _hidden_states, _get_tensor and _export go on, with the values that
+ * the form holds; whatever trains, sets, views or saves weights gives DS_ERR_STATE.
+ * Needs memory for both forms while it runs; when it fails, the model stays as it was.
+ * Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (an unknown form, or weights that are not finite),
+ * DS_ERR_STATE (an engine trains the model, or it is prepared already), DS_ERR_UNSUPPORTED (own
+ * parameters). Since: 0.3.
+ */
+DS_API ds_status ds_model_prepare_inference(ds_model* model, const char* options_json,
+                                            char** out_json);
+
 /** How ds_model_generate chooses tokens. Zero is default. */
 typedef struct ds_generate_options {
   int64_t struct_size;    /**< sizeof(ds_generate_options) of the caller's header */

@@ -620,6 +620,13 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     check(ds_model_load_adapter(get(), folder.c_str()));
   }
 
+  // `options_json` as in ds_model_prepare_inference; returns what the weights take.
+  std::string prepare_inference(const std::string& options_json) {
+    char* out = nullptr;
+    check(ds_model_prepare_inference(get(), options_json.c_str(), &out));
+    return detail::take(out);
+  }
+
   std::string config() const {
     char* out = nullptr;
     check(ds_model_config(get(), &out));

@@ -13,6 +13,7 @@
 #include "command.h"
 #include "files.h"
 #include "format.h"
+#include "inference_weights.h"
 #include "model_files.h"
 #include "run_config.h"
 
@@ -32,6 +33,7 @@ struct Options {
   int64_t warmup = 1;
   int64_t prompt = 128;
   int64_t generate = 32;
+  WeightOptions weights;
   bool json = false;
 };
 
@@ -217,10 +219,11 @@ std::string for_people(const Json& result) {
   }
   if (const Json& g = result["generation"]; g.is_object()) {
     out += format(
-        "generation  a prompt of %.0f tokens, %.0f new ones\n"
+        "generation  a prompt of %.0f tokens, %.0f new ones, weights in %s\n"
         "  prompt    %.1f ms, %.1f tokens/s\n"
         "  decoding  %.2f ms per token, %.1f tokens/s\n",
-        number(g, "prompt_tokens"), number(g, "new_tokens"), 1e3 * number(g, "prompt_seconds"),
+        number(g, "prompt_tokens"), number(g, "new_tokens"),
+        result["weights"].get<std::string>().c_str(), 1e3 * number(g, "prompt_seconds"),
         number(g, "prompt_tokens_per_s"), 1e3 * number(g, "decode_seconds_per_token"),
         number(g, "decode_tokens_per_s"));
   }
@@ -244,6 +247,8 @@ int run(const Options& o) {
   if (o.steps > 0) result["training"] = bench_training(o, model, config, length);
   // An encoder continues nothing.
   const bool generates = o.generate > 0 && config.value("model_type", std::string()) != "bert";
+  if (generates) prepare_weights(model, o.weights);
+  result["weights"] = o.weights.weights.empty() ? "fp32" : o.weights.weights;
   result["generation"] = generates ? bench_generation(o, model, config) : Json();
   std::cout << (o.json ? result.dump(2) + "\n" : for_people(result));
   return kDone;
@@ -280,6 +285,7 @@ void add_bench(CLI::App& app, Action& action) {
   sub->add_option("--generate", o.generate, "tokens that are generated after it; 0 = none")
       ->check(at_least(0))
       ->capture_default_str();
+  add_weight_options(*sub, o.weights, false);
   sub->add_option("--threads", o.threads, "CPU threads; default: all that may be used")
       ->check(at_least(1));
   sub->add_flag("--json", o.json, "print JSON");

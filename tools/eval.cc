@@ -15,6 +15,7 @@
 #include "eval_score.h"
 #include "eval_text.h"
 #include "format.h"
+#include "inference_weights.h"
 #include "model_files.h"
 
 namespace tool {
@@ -35,6 +36,7 @@ struct Options {
   int64_t batch = 0;
   int64_t overlap = 32;
   int64_t limit = 0;
+  WeightOptions weights;
   bool special = false;
   bool json = false;
 };
@@ -68,6 +70,7 @@ Evaluation::Evaluation(const Options& options)
     throw Failure(o_.model + (type.empty() ? " holds own parameters" : " is a " + type + " model") +
                   ": only a causal language model predicts the next token");
   }
+  prepare_weights(model_, o_.weights);
   // Tokens that are already there need a tokenizer only to count words.
   if (!is_token_prefix(o_.data)) {
     tokenizer_ = tokenizer_for(o_.tokenizer, o_.model, model_);
@@ -242,6 +245,7 @@ void add_eval(CLI::App& app, Action& action) {
       ->check(at_least(1));
   sub->add_option("--limit", o.limit, "only the first N tokens (perplexity) or texts (last-word)")
       ->check(at_least(1));
+  add_weight_options(*sub, o.weights, true);
   sub->add_flag("--special", o.special, "add the tokens of the tokenizer's template");
   sub->add_flag("--json", o.json, "print JSON");
   sub->callback([&action, options] { action = [options] { return run(*options); }; });

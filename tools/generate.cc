@@ -11,6 +11,7 @@
 
 #include "command.h"
 #include "files.h"
+#include "inference_weights.h"
 #include "model_files.h"
 #include "signals.h"
 
@@ -26,6 +27,7 @@ struct Options {
   int64_t top_k = 0;
   double top_p = 0;
   int64_t seed = 0;
+  WeightOptions weights;
   bool no_prompt = false;
   bool ignore_end = false;
   bool stats = false;
@@ -100,6 +102,7 @@ class TextStream {
 int run(const Options& o) {
   libds::Model model = libds::Model::open(o.model);
   const libds::Tokenizer tokenizer = tokenizer_for(o.tokenizer, o.model, model);
+  prepare_weights(model, o.weights);
   const std::string text = o.prompt == "-" ? read_text("-") : o.prompt;
   const auto end_of_text = tokenizer.end_of_text();
   libds::Tensor prompt = tokenizer.encode(text);
@@ -176,6 +179,7 @@ void add_generate(CLI::App& app, Action& action) {
   sub->add_option("--tokenizer", o.tokenizer,
                   "default: the one in FOLDER, else bytes if the vocabulary is 256")
       ->type_name("FILE");
+  add_weight_options(*sub, o.weights, true);
   sub->add_flag("--no-prompt", o.no_prompt, "print only the new text");
   sub->add_flag("--ignore-end", o.ignore_end, "go on after an end-of-text token");
   sub->add_flag("--stats", o.stats, "print the speed to standard error");

@@ -181,7 +181,7 @@ ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
     const infer::GenerateOptions chosen = generate_options(options);
     const std::vector<int32_t> ids = id_list(input->tensor, "prompt");
     out = publish_tensor(
-        id_tensor(infer::generate(used->context(), used->state(), used->architecture(), ids, chosen,
+        id_tensor(infer::generate(used->context(), used->store(), used->architecture(), ids, chosen,
                                   token_callback(on_token, user_data))));
   });
 }
@@ -201,7 +201,7 @@ ds_status ds_model_logits(ds_model* model, const ds_tensor* ids, const ds_tensor
         models::token_ids(ctx, input->tensor, "ids", used->architecture().info().vocab_size);
     const Tensor keys = models::key_mask(ctx, mask ? (*mask)->tensor : Tensor(), tokens);
     out =
-        publish_tensor(infer::batch_logits(ctx, used->state(), used->architecture(), tokens, keys));
+        publish_tensor(infer::batch_logits(ctx, used->store(), used->architecture(), tokens, keys));
   });
 }
 
@@ -229,7 +229,7 @@ ds_status ds_model_hidden_states(ds_model* model, const ds_tensor* ids,
       batch.token_types = models::matching_ids(ctx, (*types)->tensor, batch.ids, "token_types",
                                                std::max<int64_t>(info.token_types, 1));
     }
-    out = publish_tensor(infer::batch_hidden(ctx, used->state(), used->architecture(), batch));
+    out = publish_tensor(infer::batch_hidden(ctx, used->store(), used->architecture(), batch));
   });
 }
 

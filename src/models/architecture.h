@@ -45,6 +45,9 @@ struct ArchitectureInfo {
   Head head = Head::kCausalLm;
   int64_t classes = 0;      // of a classification head
   int64_t token_types = 0;  // kinds of token_types the model knows; 0 = none
+  // Matrix whose product makes the logits of a language model; when it has other names, it is the
+  // embedding table too.
+  nn::ParamId output = nn::kNoParam;
 
   // Numbers per row of logits.
   int64_t outputs() const { return head == Head::kClassification ? classes : vocab_size; }

@@ -130,7 +130,7 @@ SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalNa
   out.shape = external_shape(model.parameters()[id], transposed);
   out.produce = [&model, id, transposed, dtype](const ByteSink& sink) {
     const OpContext ctx = model.context();
-    const Tensor master = model.state().read_master(ctx, id);
+    const Tensor master = model.read(ctx, id);
     for (int64_t begin = 0; begin < master.elements(); begin += kPiece) {
       const int64_t end = std::min(master.elements(), begin + kPiece);
       const Tensor piece = external_piece(ctx, master, transposed, begin, end);

@@ -90,6 +90,7 @@ class GptNeox : public FamilyBase {
     }
     norm_ = layer_norm("final_layer_norm", w);
     head_ = c_.tied ? embedding_ : matrix("embed_out.weight", c_.vocab_size, w, std);
+    info_.output = head_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = rotary_positions(c_.rotary);
     info_.layers = static_cast<int>(c_.layers);

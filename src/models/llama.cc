@@ -138,6 +138,7 @@ class Llama : public FamilyBase {
     }
     norm_ = vector("norm.weight", w, nn::Init::kOnes);
     head_ = c_.tied ? embedding_ : matrix("lm_head.weight", c_.vocab_size, w, std);
+    info_.output = head_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = rotary_positions(c_.rotary);
     info_.layers = static_cast<int>(c_.layers);

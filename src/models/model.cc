@@ -38,8 +38,37 @@ OpContext Model::context() {
   return {device_, pool_.get()};
 }
 
+zero::ParameterState& Model::state() {
+  DS_CHECK(
+      state_, Code::kState,
+      "the model is prepared for inference and has given up its fp32 weights; open it again to "
+      "train, change or save it");
+  return *state_;
+}
+
+nn::ParameterStore& Model::store() {
+  if (inference_) return *inference_;
+  return *state_;
+}
+
+Json Model::prepare_inference(const InferenceOptions& options) {
+  check_free("the model cannot be prepared for inference");
+  (void)architecture();  // throws without one
+  auto pool = std::make_unique<ThreadPool>(options.threads);
+  const OpContext ctx{device_, pool.get()};
+  inference_ =
+      std::make_unique<InferenceWeights>(ctx, *state_, architecture().info().output, options);
+  state_.reset();
+  pool_ = std::move(pool);
+  return inference_->report(pool_->threads());
+}
+
+Tensor Model::read(const OpContext& ctx, nn::ParamId id) {
+  return inference_ ? inference_->read(ctx, id) : state_->read_master(ctx, id);
+}
+
 Tensor Model::get(const std::string& name) {
-  const Tensor master = state_->read_master(context(), parameters().find(name));
+  const Tensor master = read(context(), parameters().find(name));
   Tensor copy = Tensor::empty(device_, DType::kFloat32, master.shape(), MemoryTag::kOther);
   if (copy.bytes() > 0) std::memcpy(copy.raw(), master.raw(), static_cast<size_t>(copy.bytes()));
   return copy;
@@ -50,12 +79,13 @@ void Model::set(const std::string& name, const Tensor& value) {
   check_tensor(value, name.c_str(), DType::kFloat32, parameters()[id].shape);
   DS_CHECK(value.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
   DS_CHECK(!step_open_, Code::kState, "weights cannot be set between forward and step");
-  state_->write_master(context(), id, value);
+  state().write_master(context(), id, value);
 }
 
 void Model::attach_engine() {
   DS_CHECK(!has_engine_, Code::kState,
            "the model is trained by another engine; destroy that engine first");
+  (void)state();  // throws when the model cannot train any more
   has_engine_ = true;
 }
 

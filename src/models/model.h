@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "models/architecture.h"
+#include "models/inference_weights.h"
 #include "models/lora.h"
 #include "zero/parameter_state.h"
 
@@ -26,11 +27,22 @@ class Model {
   // Throws kUnsupported when the model is the caller's own parameters.
   const Architecture& architecture() const;
   const nn::ParameterSet& parameters() const { return *parameters_; }
-  zero::ParameterState& state() { return *state_; }
+  // The weights as training and files see them; throws kState after prepare_inference.
+  zero::ParameterState& state();
+  // The weights as a forward pass without training sees them.
+  nn::ParameterStore& store();
   const std::shared_ptr<Device>& device() const { return device_; }
   // To run operators without an engine; the threads start with the first use.
   OpContext context();
 
+  // Holds the weights in one form from now on and gives the masters up: the model runs, but neither
+  // trains nor changes. Returns InferenceWeights::report. kState while an engine is attached or
+  // when the model is prepared already.
+  Json prepare_inference(const InferenceOptions& options);
+  bool prepared() const { return inference_ != nullptr; }
+
+  // fp32 values: the master, or what products see of a model prepared for inference.
+  Tensor read(const OpContext& ctx, nn::ParamId id);
   // Copies of whole master tensors.
   Tensor get(const std::string& name);
   void set(const std::string& name, const Tensor& value);
@@ -80,7 +92,8 @@ class Model {
   std::unique_ptr<Architecture> architecture_;
   std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
   std::shared_ptr<Device> device_;
-  std::unique_ptr<zero::ParameterState> state_;
+  std::unique_ptr<zero::ParameterState> state_;  // null once prepared for inference
+  std::unique_ptr<InferenceWeights> inference_;
   std::unique_ptr<ThreadPool> pool_;
   std::optional<LoraOptions> lora_;
   std::vector<bool> trained_before_lora_;

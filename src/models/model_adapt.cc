@@ -38,6 +38,7 @@ bool ends_with_module(const std::string& module, const std::string& target) {
 void Model::check_free(const char* what) const {
   DS_CHECK(!has_engine_, Code::kState, what,
            " while an engine trains the model; destroy that engine first");
+  DS_CHECK(!prepared(), Code::kState, what, ": the model is prepared for inference already");
 }
 
 void Model::rebuild(nn::ParameterSet parameters) {

@@ -30,14 +30,17 @@ std::array<Tensor, 3> qkv_views(const Tensor& packed, int64_t heads, QkvLayout l
 // Copies [B, T, H, D] between tensors of any strides with a dense last dimension.
 void copy_heads(const Tensor& from, const Tensor& to) {
   const int64_t item = dtype_size(from.dtype());
-  const auto bytes = static_cast<size_t>(from.size(3) * item);
+  // Heads that lie side by side on both sides go as one.
+  const bool dense = from.stride(2) == from.size(3) && to.stride(2) == to.size(3);
+  const int64_t heads = dense ? 1 : from.size(2);
+  const auto bytes = static_cast<size_t>(from.size(3) * item * (dense ? from.size(2) : 1));
   const auto at = [item](const Tensor& x, int64_t b, int64_t t, int64_t h) {
     return static_cast<std::byte*>(x.raw()) +
            (b * x.stride(0) + t * x.stride(1) + h * x.stride(2)) * item;
   };
   for (int64_t b = 0; b < from.size(0); ++b) {
     for (int64_t t = 0; t < from.size(1); ++t) {
-      for (int64_t h = 0; h < from.size(2); ++h) {
+      for (int64_t h = 0; h < heads; ++h) {
         std::memcpy(at(to, b, t, h), at(from, b, t, h), bytes);
       }
     }

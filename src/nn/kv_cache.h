@@ -9,12 +9,12 @@ namespace ds::nn {
 
 class KvCache {
  public:
-  // Room for `capacity` tokens of `batch` sequences.
+  // Room for `capacity` tokens of `batch` sequences. What no token has written is never read.
   KvCache(const std::shared_ptr<Device>& device, int layers, int64_t batch, int64_t capacity,
           int64_t heads, int64_t head_size, DType dtype) {
     const Shape shape{batch, capacity, 2, heads, head_size};
     for (int i = 0; i < layers; ++i) {
-      layers_.push_back(Tensor::zeros(device, dtype, shape, MemoryTag::kKvCache));
+      layers_.push_back(Tensor::empty(device, dtype, shape, MemoryTag::kKvCache));
     }
   }
 

@@ -8,6 +8,7 @@
 #include "nn/profile.h"
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
+#include "ops/gemv.h"
 
 namespace ds::nn {
 namespace {
@@ -17,6 +18,20 @@ Shape with_last(const Shape& shape, int64_t last) {
   std::copy(shape.sizes().begin(), shape.sizes().end(), sizes.begin());
   sizes[static_cast<size_t>(shape.dims() - 1)] = last;
   return Shape(std::span<const int64_t>(sizes.data(), static_cast<size_t>(shape.dims())));
+}
+
+// y = x w^T + b, however the store holds the weight. Decoding asks for few rows; training must sum
+// in one order whether it records or recomputes.
+void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor& y) {
+  const ParameterGuard b(tape.store(), bias);
+  if (const ops::QuantizedWeight* codes = tape.store().quantized(weight)) {
+    return ops::quantized_linear(tape.ctx(), x, *codes, *b, y);
+  }
+  const ParameterGuard w(tape.store(), weight);
+  if (!tape.recording() && !tape.training() && ops::few_rows(x)) {
+    return ops::gemv(tape.ctx(), x, *w, *b, y);
+  }
+  ops::linear(tape.ctx(), x, *w, *b, y);
 }
 
 // What the backward of an adapter needs from its forward.
@@ -139,13 +154,10 @@ Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
   const Adapter* const adapter = tape.store().parameters().adapter(weight);
   const OperatorScope op(tape, adapter == nullptr ? "linear" : "linear+adapter", weight, true);
   if (op) report_work(op, tape, x, weight, adapter);
-  Value y;
-  {
-    const ParameterGuard w(tape.store(), weight), b(tape.store(), bias);
-    y = tape.make_value(
-        tape.new_activation(x.data.dtype(), with_last(x.data.shape(), (*w).size(0))));
-    ops::linear(tape.ctx(), x.data, *w, *b, y.data);
-  }
+  const int64_t outputs = tape.store().parameters()[weight].shape[0];
+  Value y =
+      tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), outputs)));
+  multiply(tape, x.data, weight, bias, y.data);
   tape.used(weight);
   tape.used(bias);
   std::shared_ptr<AdapterPass> adapted;

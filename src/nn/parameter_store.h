@@ -4,6 +4,7 @@
 #pragma once
 
 #include "nn/parameter.h"
+#include "ops/quantized_linear.h"
 
 namespace ds::nn {
 
@@ -28,6 +29,9 @@ class ParameterStore {
   virtual void gradient_complete(ParamId id) = 0;
 
   virtual DType compute_type() const = 0;
+
+  // How the weight of a linear layer is held when it is quantised, else null: then it is acquired.
+  virtual const ops::QuantizedWeight* quantized(ParamId) const { return nullptr; }
 
   // What is stored: names, shapes, adapters.
   virtual const ParameterSet& parameters() const = 0;

@@ -452,6 +452,13 @@ std::vector<Call> parameter_calls() {
          EXPECT_DS_OK(ds_model_save_adapter(world.model, folder.c_str(), DS_FLOAT32));
          EXPECT_DS_OK(ds_model_merge_lora(world.model));
        }},
+      {"ds_model_prepare_inference",
+       {in(kModel, "model"), out_text("out_json")},
+       [](const Arguments& a) {
+         return ds_model_prepare_inference(p<ds_model>(a, 0), R"({"weights": "int4"})",
+                                           p<char*>(a, 1));
+       },
+       end_engine},
       {"ds_model_hidden_states",
        {in(kModel, "model"), in(kTensor, "ids"), maybe(kTensor, "attention_mask"),
         out(kTensor, "out_states")},

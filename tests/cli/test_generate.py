@@ -53,6 +53,20 @@ class Generate(OneCheckpoint):
         done = self.generate("--prompt", "The ", "--max-tokens", 100, "--stats")
         self.assertRegex(done.error, r"^100 tokens in ")
 
+    def test_weight_forms(self):
+        options = ["--prompt", "The ", "--max-tokens", 40, "--temperature", 0]
+        plain = self.generate(*options).stdout
+        for threads in (1, 2):
+            fp32 = self.generate(*options, "--weights", "fp32", "--threads", threads).stdout
+            self.assertEqual(fp32, plain)
+        for form in ("bf16", "int8", "int4"):
+            text = self.generate(*options, "--weights", form, "--group-size", 32).stdout
+            self.assertTrue(text.startswith(b"The "))
+            self.assertGreaterEqual(len(text.decode("utf-8", "replace")), 20)
+        self.assertIn("int3", self.generate(*options, "--weights", "int3", status=2).error)
+        refused = self.generate(*options, "--weights", "int4", "--group-size", 12, status=1)
+        self.assertIn("group_size", refused.error)
+
     def test_empty_prompt(self):
         self.assertIn("prompt is empty", self.generate("--prompt", "", status=1).error)
 

@@ -1,0 +1,167 @@
+// Times generation through the C ABI, one sequence, and compares with the machine's limits measured
+// in the same run:
+//   decode MODEL.json fp32|bf16|int8|int4 [PROMPT=512] [NEW=64] [THREADS=0] [GROUP=64] [ROUNDS=5]
+// MODEL.json is a config.json; weights are random. The last line is JSON:
+//   ms_per_token      median over the tokens after the first
+//   gb_per_s, read    weight bytes that a token reads, per second, and the rate at which as many
+//                     threads sum a buffer of that size; `share` is their ratio
+//   prompt_ms         until the first token; prompt_gflops counts the products of all layers but
+//                     the last, which sees one position; `prompt_share` is of the peak
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <ds.hpp>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "bench/limits.h"
+
+namespace {
+
+using nlohmann::json;
+
+double now() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(since).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+std::vector<int32_t> random_tokens(int64_t count, int64_t vocab) {
+  std::vector<int32_t> out;
+  uint32_t state = 7;
+  for (int64_t i = 0; i < count; ++i) {
+    state = state * 1664525u + 1013904223u;
+    out.push_back(static_cast<int32_t>((state >> 8) % static_cast<uint32_t>(vocab)));
+  }
+  return out;
+}
+
+// Four sums of 16 bytes at a time keep more reads in flight than memory serves.
+uint64_t sum_of(const uint64_t* p, size_t n) {
+  uint64_t s[8] = {};
+  for (size_t i = 0; i + 8 <= n; i += 8) {
+    for (size_t j = 0; j < 8; ++j) s[j] += p[i + j];
+  }
+  return s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
+}
+
+class ReadLimit {
+ public:
+  ReadLimit(ds::ThreadPool& pool, size_t bytes)
+      : pool_(pool), words_(bytes / 8, 1), sums_(static_cast<size_t>(pool.threads()) * 8) {}
+  // Bytes per second of one pass, the better of two.
+  double measure() {
+    const size_t part = words_.size() / static_cast<size_t>(pool_.threads());
+    double best = 0;
+    for (int i = 0; i < 2; ++i) {
+      const double began = now();
+      pool_.run(pool_.threads(), [&](int64_t t) {
+        const auto at = static_cast<size_t>(t);
+        sums_[at * 8] = sum_of(words_.data() + at * part, part);
+      });
+      best = std::max(best, static_cast<double>(words_.size() * 8) / (now() - began));
+    }
+    return best;
+  }
+
+ private:
+  ds::ThreadPool& pool_;
+  std::vector<uint64_t> words_;
+  std::vector<uint64_t> sums_;
+};
+
+// Elements of the matrices that every position is multiplied with.
+double product_elements(const libds::Model& model, const json& config) {
+  const int64_t vocab = config.at("vocab_size");
+  const int64_t positions =
+      config.value("n_positions", config.value("max_position_embeddings", int64_t{0}));
+  double sum = 0;
+  for (const std::string& name : model.tensor_names()) {
+    const json info = json::parse(model.tensor_info(name));
+    const std::vector<int64_t> shape = info.at("shape");
+    if (shape.size() != 2 || shape[0] == vocab || shape[0] == positions) continue;
+    sum += static_cast<double>(shape[0]) * static_cast<double>(shape[1]);
+  }
+  return sum;
+}
+
+int run(int argc, char** argv) {
+  const auto number = [&](int i, int64_t fallback) {
+    return argc > i ? std::atoll(argv[i]) : fallback;
+  };
+  std::stringstream text;
+  text << std::ifstream(argv[1]).rdbuf();
+  const std::string weights = argv[2];
+  const int64_t prompt = number(3, 512), count = number(4, 64), rounds = number(7, 5);
+  libds::Model model = libds::Model::create(text.str(), 1);
+  const json config = json::parse(model.config());
+  const double elements = product_elements(model, config);
+  const json form = json::parse(model.prepare_inference(
+      json{{"weights", weights}, {"threads", number(5, 0)}, {"group_size", number(6, 64)}}.dump()));
+
+  ds::ThreadPool pool(form.at("threads").get<int>());
+  const ds::bench::Limits limits = ds::bench::measure_limits(pool);
+  const double bytes = form.at("bytes_per_token");
+  ReadLimit limit(pool, static_cast<size_t>(bytes));
+  const libds::Tensor ids = libds::Tensor::from(random_tokens(prompt, config.at("vocab_size")));
+  libds::GenerateOptions how;
+  how.max_tokens = count;
+  std::vector<double> tokens, prompts, reads;
+  for (int64_t round = 0; round <= rounds; ++round) {
+    if (round > 0) reads.push_back(limit.measure());
+    std::vector<double> at{now()};
+    model.generate(ids, how, [&](int32_t) {
+      at.push_back(now());
+      return true;
+    });
+    if (round == 0) continue;  // warms up
+    prompts.push_back(at[1] - at[0]);
+    for (size_t i = 2; i < at.size(); ++i) tokens.push_back(at[i] - at[i - 1]);
+    reads.push_back(limit.measure());
+  }
+  const double per_token = median(tokens), first = median(prompts), read = median(reads);
+  const double peak = weights == "fp32" ? limits.fp32_flops : limits.bf16_flops;
+  const double flops = 2 * elements * static_cast<double>(prompt) / first;
+  const json result = {{"weights", weights},
+                       {"group_size", form.value("group_size", int64_t{0})},
+                       {"threads", form.at("threads")},
+                       {"prompt", prompt},
+                       {"new", count},
+                       {"ms_per_token", per_token * 1e3},
+                       {"tokens_per_s", 1 / per_token},
+                       {"bytes_per_token", bytes},
+                       {"bytes", form.at("bytes")},
+                       {"gb_per_s", bytes / per_token * 1e-9},
+                       {"read", read * 1e-9},
+                       {"share", bytes / per_token / read},
+                       {"prompt_ms", first * 1e3},
+                       {"prompt_gflops", flops * 1e-9},
+                       {"peak_gflops", peak * 1e-9},
+                       {"prompt_share", flops / peak}};
+  for (const auto& [key, value] : result.items()) std::cout << key << " " << value << "\n";
+  std::cout << result << "\n";
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::cerr << "usage: decode MODEL.json fp32|bf16|int8|int4 [PROMPT] [NEW] [THREADS] [GROUP] "
+                 "[ROUNDS]\n";
+    return 2;
+  }
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "decode: " << error.what() << "\n";
+    return 1;
+  }
+}

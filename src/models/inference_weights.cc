@@ -1,0 +1,99 @@
+#include "models/inference_weights.h"
+
+#include <array>
+
+#include "base/text.h"
+#include "ops/elementwise.h"
+
+namespace ds::models {
+namespace {
+
+constexpr std::array<std::string_view, 4> kFormNames{"fp32", "bf16", "int8", "int4"};
+
+}  // namespace
+
+std::string_view weight_form_name(WeightForm form) { return kFormNames[static_cast<size_t>(form)]; }
+
+WeightForm weight_form_named(std::string_view name) {
+  for (size_t i = 0; i < kFormNames.size(); ++i) {
+    if (kFormNames[i] == name) return static_cast<WeightForm>(i);
+  }
+  fail(Code::kInvalidArgument, "weights cannot be held as ", printable(std::string(name)),
+       "; fp32, bf16, int8 and int4 are possible");
+}
+
+InferenceWeights::InferenceWeights(const OpContext& ctx, const zero::ParameterState& from,
+                                   nn::ParamId output, const InferenceOptions& options)
+    : parameters_(from.parameters()),
+      options_(options),
+      compute_type_(options.weights == WeightForm::kFloat32 ? DType::kFloat32 : DType::kBFloat16) {
+  const bool quantises =
+      options.weights == WeightForm::kInt8 || options.weights == WeightForm::kInt4;
+  ops::QuantizeOptions form;
+  form.bits = options.weights == WeightForm::kInt4 ? 4 : 8;
+  form.group_size = options.group_size;
+  form.symmetric = form.bits == 8 || options.symmetric;
+  for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
+    const nn::Parameter& p = parameters_[id];
+    const Tensor master = from.read_master(ctx, id);
+    const bool product = p.projection || id == output;
+    // A matrix that has other names too is a table as well: rows are looked up in the dense form.
+    const bool looked_up = p.shape.dims() == 2 && (!product || !p.aliases.empty());
+    Held held;
+    if (product && quantises) {
+      try {
+        held.quantized = ops::quantize(ctx, master, form);
+      } catch (const Error& error) {
+        fail(error.code(), p.name, ": ", error.what());
+      }
+    }
+    if (!held.quantized || looked_up) {
+      if (compute_type_ == DType::kFloat32) {
+        held.dense = master;
+      } else {
+        held.dense = Tensor::empty(ctx.device, compute_type_, p.shape, MemoryTag::kParameters);
+        ops::cast(ctx, master, held.dense);
+      }
+    }
+    const int64_t dense = held.dense ? held.dense.bytes() : 0;
+    const int64_t codes = held.quantized ? held.quantized->bytes() : 0;
+    bytes_ += dense + codes;
+    if (product || p.shape.dims() != 2) bytes_per_token_ += codes > 0 ? codes : dense;
+    held_.push_back(std::move(held));
+  }
+}
+
+Tensor InferenceWeights::acquire(nn::ParamId id) {
+  const Held& held = held_[static_cast<size_t>(id)];
+  DS_CHECK(held.dense, Code::kInternal, parameters_[id].name, " is held in ",
+           weight_form_name(options_.weights), " alone");
+  return held.dense;
+}
+
+const ops::QuantizedWeight* InferenceWeights::quantized(nn::ParamId id) const {
+  const Held& held = held_[static_cast<size_t>(id)];
+  return held.quantized ? &*held.quantized : nullptr;
+}
+
+Tensor InferenceWeights::read(const OpContext& ctx, nn::ParamId id) const {
+  const Held& held = held_[static_cast<size_t>(id)];
+  if (held.quantized) return ops::dequantize(ctx, *held.quantized);
+  if (held.dense.dtype() == DType::kFloat32) return held.dense;
+  Tensor wide = ctx.workspace(DType::kFloat32, held.dense.shape());
+  ops::cast(ctx, held.dense, wide);
+  return wide;
+}
+
+Json InferenceWeights::report(int threads) const {
+  Json out = {{"weights", weight_form_name(options_.weights)},
+              {"threads", threads},
+              {"bytes", bytes_},
+              {"bytes_per_token", bytes_per_token_}};
+  if (options_.weights == WeightForm::kInt8 || options_.weights == WeightForm::kInt4) {
+    out["group_size"] = options_.group_size;
+    out["symmetric"] = options_.weights == WeightForm::kInt8 || options_.symmetric;
+  }
+  return out;
+}
+
+}  // namespace ds::models

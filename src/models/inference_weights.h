@@ -1,0 +1,63 @@
+// The weights of a model that only runs: one form per parameter, no masters and no gradients.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/json.h"
+#include "zero/parameter_state.h"
+
+namespace ds::models {
+
+// How the matrices of linear layers are held. Activations, and all other parameters, are fp32 with
+// fp32 weights and bf16 otherwise.
+enum class WeightForm { kFloat32, kBFloat16, kInt8, kInt4 };
+
+struct InferenceOptions {
+  WeightForm weights = WeightForm::kBFloat16;
+  int64_t group_size = 64;  // of int8 and int4: elements that share a scale; 0 = a row's
+  bool symmetric = true;    // of int4: false adds a minimum per group
+  int threads = 0;          // 0 = the CPUs this process may run on
+};
+
+std::string_view weight_form_name(WeightForm form);
+// Throws kInvalidArgument naming the forms there are.
+WeightForm weight_form_named(std::string_view name);
+
+class InferenceWeights final : public nn::ParameterStore {
+ public:
+  // Takes over what `from` holds; `output` is the matrix that makes the logits, or kNoParam.
+  InferenceWeights(const OpContext& ctx, const zero::ParameterState& from, nn::ParamId output,
+                   const InferenceOptions& options);
+
+  // nn::ParameterStore
+  Tensor acquire(nn::ParamId id) override;
+  void release(nn::ParamId) noexcept override {}
+  Tensor gradient(nn::ParamId) override { return {}; }
+  GradientTarget gradient_target(nn::ParamId) override { return {}; }
+  void gradient_complete(nn::ParamId) override {}
+  DType compute_type() const override { return compute_type_; }
+  const nn::ParameterSet& parameters() const override { return parameters_; }
+  const ops::QuantizedWeight* quantized(nn::ParamId id) const override;
+
+  // fp32 values as products see them: a view, or a copy made from codes or bf16.
+  Tensor read(const OpContext& ctx, nn::ParamId id) const;
+  // {"weights", "group_size", "symmetric", "threads", "bytes", "bytes_per_token"}: of all weights,
+  // and of those that a decoded token reads whole (all but tables that are only looked up).
+  Json report(int threads) const;
+
+ private:
+  struct Held {
+    Tensor dense;  // empty when only products use the parameter and it is quantised
+    std::optional<ops::QuantizedWeight> quantized;
+  };
+
+  const nn::ParameterSet& parameters_;
+  InferenceOptions options_;
+  DType compute_type_;
+  std::vector<Held> held_;
+  int64_t bytes_ = 0;
+  int64_t bytes_per_token_ = 0;
+};
+
+}  // namespace ds::models

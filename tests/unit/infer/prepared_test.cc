@@ -1,0 +1,394 @@
+// Models prepared for inference: every decoder family and weight form against the whole forward
+// pass and against fp32 models of the same values, what is refused, threads, memory, perplexity.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "engine/engine.h"
+#include "infer/generate.h"
+#include "models/inputs.h"
+#include "models/model.h"
+#include "models/saved_model.h"
+
+namespace ds::infer {
+namespace {
+
+using models::InferenceOptions;
+using models::Model;
+using models::WeightForm;
+
+constexpr int32_t kVocab = 97;
+
+uint64_t fresh_seed() {
+  const char* fixed = std::getenv("DS_TEST_SEED");
+  return fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
+}
+
+struct Family {
+  const char* name;
+  const char* config;
+};
+// Wide enough for several groups; sizes that are no multiples of panels and groups. Weights are
+// large, so that logits differ by several units.
+constexpr Family kFamilies[] = {
+    {"gpt2",
+     R"({"model_type": "gpt2", "vocab_size": 97, "n_positions": 48, "n_embd": 72, "n_layer": 2,
+         "n_head": 3, "initializer_range": 0.15})"},
+    {"llama",
+     R"({"model_type": "llama", "vocab_size": 97, "hidden_size": 72, "intermediate_size": 100,
+         "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2,
+         "max_position_embeddings": 48, "initializer_range": 0.15})"},
+    {"mistral",
+     R"({"model_type": "mistral", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 100,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "sliding_window": 7, "max_position_embeddings": 48, "initializer_range": 0.15})"},
+    {"qwen2",
+     R"({"model_type": "qwen2", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 88,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1,
+         "max_position_embeddings": 48, "tie_word_embeddings": true, "initializer_range": 0.15})"},
+    {"gpt_neox",
+     R"({"model_type": "gpt_neox", "vocab_size": 97, "hidden_size": 72, "intermediate_size": 144,
+         "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 48,
+         "rotary_pct": 0.5, "initializer_range": 0.15})"},
+};
+
+struct Form {
+  WeightForm weights;
+  int64_t group;
+  bool symmetric;
+};
+constexpr Form kForms[] = {{WeightForm::kFloat32, 64, true}, {WeightForm::kBFloat16, 64, true},
+                           {WeightForm::kInt8, 32, true},    {WeightForm::kInt8, 0, true},
+                           {WeightForm::kInt4, 32, true},    {WeightForm::kInt4, 32, false}};
+
+InferenceOptions options_of(const Form& form, int threads = 2) {
+  return {form.weights, form.group, form.symmetric, threads};
+}
+std::string text_of(const Form& form) {
+  return str_cat(weight_form_name(form.weights), " group ", form.group,
+                 form.symmetric ? "" : " with minima");
+}
+
+std::shared_ptr<Model> make(const Family& family, uint64_t seed) {
+  return Model::create(parse_json(family.config, family.name, Code::kConfig), seed);
+}
+
+std::vector<int32_t> random_ids(uint64_t seed, size_t count) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> ids(count);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random() % kVocab);
+  return ids;
+}
+
+Tensor id_tensor(Model& model, const std::vector<int32_t>& ids) {
+  Tensor t = Tensor::empty(model.device(), DType::kInt32, {1, static_cast<int64_t>(ids.size())},
+                           MemoryTag::kOther);
+  std::memcpy(t.raw(), ids.data(), ids.size() * 4);
+  return t;
+}
+
+std::vector<float> all_logits(Model& model, const std::vector<int32_t>& ids) {
+  const Tensor logits = batch_logits(model.context(), model.store(), model.architecture(),
+                                     id_tensor(model, ids), Tensor());
+  return {logits.data<float>(), logits.data<float>() + logits.elements()};
+}
+
+// Logits after every token, the first `together` of them fed at once and the others one by one.
+std::vector<float> cached_logits(Model& model, const std::vector<int32_t>& ids, size_t together) {
+  const OpContext ctx = model.context();
+  const models::ArchitectureInfo& info = model.architecture().info();
+  nn::KvCache cache(model.device(), info.layers, 1, static_cast<int64_t>(ids.size()), info.kv_heads,
+                    info.head_size, model.store().compute_type());
+  std::vector<float> out;
+  for (size_t at = 0; at < ids.size();) {
+    const size_t count = at == 0 ? together : 1;
+    models::Batch batch;
+    batch.ids = id_tensor(model, {ids.begin() + static_cast<std::ptrdiff_t>(at),
+                                  ids.begin() + static_cast<std::ptrdiff_t>(at + count)});
+    batch.position_ids = models::position_ids(ctx, 1, static_cast<int64_t>(count), cache.length());
+    nn::TapeOptions tape_options;
+    tape_options.record = tape_options.training = false;
+    nn::Tape tape(ctx, model.store(), tape_options);
+    models::ForwardOptions forward;
+    forward.cache = &cache;
+    const Tensor logits = model.architecture().logits(tape, batch, forward).data;
+    for (int64_t i = 0; i < logits.elements(); ++i) {
+      out.push_back(logits.dtype() == DType::kFloat32 ? logits.data<float>()[i]
+                                                      : to_float(logits.data<bfloat16>()[i]));
+    }
+    at += count;
+  }
+  return out;
+}
+
+// Root of the mean squared difference over that of the values.
+double relative_distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0, size = 0;
+  EXPECT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    difference += std::pow(double{a[i]} - b[i], 2);
+    size += std::pow(double{b[i]}, 2);
+  }
+  EXPECT_GT(size, 0);
+  return std::sqrt(difference / size);
+}
+
+// What rounding activations to the compute type leaves after two layers: bf16 has 2^-9 per
+// rounding, some twenty of which follow each other.
+double bound(const Form& form) { return form.weights == WeightForm::kFloat32 ? 1e-5 : 0.03; }
+
+TEST(Prepared, CachedDecodingGivesTheWholeForward) {
+  const uint64_t seed = fresh_seed();
+  for (const Family& family : kFamilies) {
+    for (const Form& form : kForms) {
+      SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", DS_TEST_SEED=", seed));
+      const auto model = make(family, seed);
+      model->prepare_inference(options_of(form));
+      const std::vector<int32_t> ids = random_ids(seed, 23);
+      const std::vector<float> whole = all_logits(*model, ids);
+      EXPECT_LT(relative_distance(cached_logits(*model, ids, 12), whole), bound(form));
+      EXPECT_LT(relative_distance(cached_logits(*model, ids, 3), whole), bound(form));
+    }
+  }
+}
+
+// An unprepared fp32 model that is given the values which the form holds must agree: products read
+// exactly the values that get() tells.
+TEST(Prepared, ProductsUseTheValuesThatGetTells) {
+  const uint64_t seed = fresh_seed();
+  for (const Family& family : kFamilies) {
+    for (const Form& form : kForms) {
+      SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", DS_TEST_SEED=", seed));
+      const auto model = make(family, seed), plain = make(family, seed + 1);
+      model->prepare_inference(options_of(form));
+      for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+        const std::string& name = model->parameters()[id].name;
+        plain->set(name, model->get(name));
+      }
+      const std::vector<int32_t> ids = random_ids(seed, 16);
+      // A tied table looks rows up in bf16 beside its codes; compare where there is one form only.
+      const bool tied = !model->parameters()[0].aliases.empty();
+      const bool two_forms =
+          tied && (form.weights == WeightForm::kInt8 || form.weights == WeightForm::kInt4);
+      const double distance = relative_distance(all_logits(*model, ids), all_logits(*plain, ids));
+      if (!two_forms) {
+        EXPECT_LT(distance, bound(form));
+      } else {
+        EXPECT_LT(distance, 0.3);
+      }
+    }
+  }
+}
+
+TEST(Prepared, FloatWeightsGenerateTheSameTokensAndValues) {
+  const uint64_t seed = fresh_seed();
+  for (const Family& family : kFamilies) {
+    SCOPED_TRACE(str_cat(family.name, ", DS_TEST_SEED=", seed));
+    const auto model = make(family, seed);
+    const std::vector<int32_t> prompt = random_ids(seed, 5);
+    GenerateOptions options;
+    options.max_tokens = 30;
+    const auto generate_now = [&] {
+      return generate(model->context(), model->store(), model->architecture(), prompt, options,
+                      nullptr);
+    };
+    const std::vector<int32_t> before = generate_now();
+    const std::vector<float> logits = all_logits(*model, prompt);
+    InferenceOptions how;
+    how.weights = WeightForm::kFloat32;
+    model->prepare_inference(how);
+    EXPECT_EQ(generate_now(), before);
+    EXPECT_EQ(all_logits(*model, prompt), logits);
+  }
+}
+
+TEST(Prepared, SameBitsForAnyThreadCount) {
+  const uint64_t seed = fresh_seed();
+  for (const Form& form : kForms) {
+    SCOPED_TRACE(str_cat(text_of(form), ", DS_TEST_SEED=", seed));
+    std::vector<float> first;
+    for (const int threads : {1, 2, 3}) {
+      const auto model = make(kFamilies[1], seed);
+      const Json report = model->prepare_inference(options_of(form, threads));
+      EXPECT_EQ(report.at("threads"), threads);
+      std::vector<float> logits = cached_logits(*model, random_ids(seed, 20), 11);
+      if (threads == 1)
+        first = std::move(logits);
+      else
+        EXPECT_EQ(logits, first) << threads << " threads";
+    }
+  }
+}
+
+TEST(Prepared, ReportCountsTheBytes) {
+  const auto model = make(kFamilies[0], 1);  // width 72, tied
+  const Json report = model->prepare_inference(options_of({WeightForm::kInt4, 32, true}));
+  EXPECT_EQ(report.at("weights"), "int4");
+  EXPECT_EQ(report.at("group_size"), 32);
+  // Rows in panels of 16, 3 groups of 32 in 72 columns and 9 in 288; scales take two bytes.
+  const auto codes = [](int64_t n, int64_t k) {
+    const int64_t rows = (n + 15) / 16 * 16;
+    return rows * k / 2 + rows * ((k + 31) / 32) * 2;
+  };
+  const int64_t block = codes(216, 72) + codes(72, 72) + codes(288, 72) + codes(72, 288);
+  const int64_t vectors = 2 * (2 * (4 * 72 + 216 + 72 + 288 + 72) + 2 * 72);
+  const int64_t per_token = 2 * block + codes(97, 72) + vectors;
+  EXPECT_EQ(report.at("bytes_per_token"), per_token);
+  EXPECT_EQ(report.at("bytes"), per_token + 2 * (97 * 72 + 48 * 72));
+}
+
+Code code_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_FALSE(error.message().empty());
+    return error.code();
+  }
+  return Code::kOk;
+}
+
+TEST(Prepared, WhatTrainsOrChangesIsRefused) {
+  const auto model = make(kFamilies[0], 3);
+  {
+    Engine engine("{\"train_batch_size\": 1}", model, nullptr);
+    EXPECT_EQ(code_of([&] { model->prepare_inference({}); }), Code::kState);
+  }
+  model->prepare_inference({});
+  const Tensor value = model->get("wte.weight");
+  EXPECT_EQ(code_of([&] { model->prepare_inference({}); }), Code::kState);
+  EXPECT_EQ(code_of([&] { model->set("wte.weight", value); }), Code::kState);
+  EXPECT_EQ(code_of([&] { model->set_trainable({"*"}, false); }), Code::kState);
+  EXPECT_EQ(code_of([&] { model->add_lora({}); }), Code::kState);
+  EXPECT_EQ(code_of([&] { save_model(*model, "/nowhere", "one", "test"); }), Code::kState);
+  EXPECT_EQ(code_of([&] { Engine engine("{\"train_batch_size\": 1}", model, nullptr); }),
+            Code::kState);
+  EXPECT_FALSE(all_logits(*model, {1, 2, 3}).empty());
+}
+
+TEST(Prepared, BrokenWeightsAreNamedAndNothingChanges) {
+  const auto model = make(kFamilies[0], 3);
+  Tensor value = model->get("h.1.mlp.c_fc.weight");
+  value.data<float>()[5] = NAN;
+  model->set("h.1.mlp.c_fc.weight", value);
+  try {
+    model->prepare_inference(options_of({WeightForm::kInt8, 64, true}));
+    FAIL() << "NaN has no scale";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kInvalidArgument);
+    EXPECT_NE(error.message().find("h.1.mlp.c_fc.weight"), std::string::npos) << error.message();
+  }
+  EXPECT_FALSE(model->prepared());
+  value.data<float>()[5] = 0;
+  model->set("h.1.mlp.c_fc.weight", value);
+  model->prepare_inference(options_of({WeightForm::kInt8, 64, true}));
+  EXPECT_TRUE(model->prepared());
+}
+
+TEST(Prepared, AdaptersStayBesideQuantisedWeights) {
+  const uint64_t seed = fresh_seed();
+  const auto model = make(kFamilies[1], seed);
+  models::LoraOptions lora;
+  lora.r = 4;
+  lora.target_modules = {"q_proj", "down_proj"};
+  model->add_lora(lora);
+  Tensor b = model->get("layers.0.mlp.down_proj.lora_B.weight");
+  for (int64_t i = 0; i < b.elements(); ++i) b.data<float>()[i] = 0.1f * static_cast<float>(i % 7);
+  model->set("layers.0.mlp.down_proj.lora_B.weight", b);
+  const std::vector<int32_t> ids = random_ids(seed, 14);
+  const std::vector<float> before = all_logits(*model, ids);
+  model->prepare_inference(options_of({WeightForm::kInt8, 32, true}));
+  EXPECT_LT(relative_distance(all_logits(*model, ids), before), 0.05) << "DS_TEST_SEED=" << seed;
+  EXPECT_LT(relative_distance(cached_logits(*model, ids, 9), before), 0.05);
+}
+
+TEST(Prepared, WarmTokensAskTheSystemForNothing) {
+  for (const Form& form : kForms) {
+    SCOPED_TRACE(text_of(form));
+    const auto model = make(kFamilies[0], 1);
+    model->prepare_inference(options_of(form));
+    GenerateOptions options;
+    options.max_tokens = 40;
+    options.sampling = {0.8, 20, 0.9};
+    std::vector<int64_t> asked;
+    generate(model->context(), model->store(), model->architecture(), random_ids(1, 4), options,
+             [&](int32_t) {
+               asked.push_back(model->device()->system_allocations());
+               return true;
+             });
+    ASSERT_EQ(asked.size(), 40u);
+    EXPECT_EQ(asked[4], asked.back());
+  }
+}
+
+// Mean loss of a text in double.
+double loss_of(Model& model, const std::vector<int32_t>& ids) {
+  const std::vector<float> logits = all_logits(model, ids);
+  double sum = 0;
+  for (size_t t = 0; t + 1 < ids.size(); ++t) {
+    const float* row = logits.data() + t * kVocab;
+    double total = 0;
+    for (int32_t v = 0; v < kVocab; ++v) total += std::exp(double{row[v]});
+    sum += std::log(total) - row[ids[t + 1]];
+  }
+  return sum / static_cast<double>(ids.size() - 1);
+}
+
+// A text in which most tokens follow from the one before.
+std::vector<int32_t> chain(uint64_t seed, size_t count) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> ids{1};
+  while (ids.size() < count) {
+    ids.push_back(random() % 5 == 0 ? static_cast<int32_t>(random() % kVocab)
+                                    : (ids.back() * 5 + 11) % kVocab);
+  }
+  return ids;
+}
+
+TEST(Prepared, QuantisedWeightsKeepTheLossOfATrainedModel) {
+  const uint64_t seed = fresh_seed();
+  const Json config = parse_json(R"({"model_type": "gpt2", "vocab_size": 97, "n_positions": 48,
+      "n_embd": 64, "n_layer": 2, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0})",
+                                 "config", Code::kConfig);
+  const auto trained = Model::create(config, seed);
+  {
+    Engine engine(R"({"train_micro_batch_size_per_gpu": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})",
+                  trained, nullptr);
+    for (uint64_t step = 0; step < 120; ++step) {
+      const std::vector<int32_t> text = chain(seed + step, 8 * 33);
+      MicroBatch batch;
+      batch.ids = Tensor::empty(trained->device(), DType::kInt32, {8, 32}, MemoryTag::kOther);
+      batch.labels = Tensor::empty(trained->device(), DType::kInt32, {8, 32}, MemoryTag::kOther);
+      for (int64_t i = 0; i < 8 * 32; ++i) {
+        const auto at = static_cast<size_t>(i / 32 * 33 + i % 32);
+        batch.ids.data<int32_t>()[i] = text[at];
+        batch.labels.data<int32_t>()[i] = text[at + 1];
+      }
+      engine.backward(engine.forward(batch));
+      engine.step();
+    }
+  }
+  const std::vector<int32_t> text = chain(seed + 1000, 48);
+  const double before = loss_of(*trained, text);
+  ASSERT_LT(before, 3.0) << "not trained; an untrained model has 4.57; DS_TEST_SEED=" << seed;
+  for (const Form& form : kForms) {
+    const auto model = Model::create(config, 0);
+    for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+      const std::string& name = model->parameters()[id].name;
+      model->set(name, trained->get(name));
+    }
+    model->prepare_inference(options_of(form));
+    const double change = loss_of(*model, text) - before;
+    RecordProperty(text_of(form), std::to_string(change));
+    const double allowed = form.weights == WeightForm::kFloat32    ? 1e-5
+                           : form.weights == WeightForm::kBFloat16 ? 0.02
+                           : form.weights == WeightForm::kInt8     ? 0.05
+                                                                   : 0.3;
+    EXPECT_LT(std::abs(change), allowed) << text_of(form) << ", DS_TEST_SEED=" << seed;
+  }
+}
+
+}  // namespace
+}  // namespace ds::infer

@@ -1,0 +1,31 @@
+#include "inference_weights.h"
+
+#include "command.h"
+#include "format.h"
+
+namespace tool {
+
+void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
+  sub.add_option("--weights", o.weights,
+                 "hold weights as fp32, bf16, int8 or int4; default: fp32, as they were trained")
+      ->check(CLI::IsMember({"fp32", "bf16", "int8", "int4"}))
+      ->type_name("FORM");
+  sub.add_option("--group-size", o.group_size,
+                 "weights that share a scale in int8 and int4, a multiple of 8; 0 = a whole row")
+      ->check(at_least(0))
+      ->capture_default_str();
+  if (!threads) return;
+  sub.add_option("--threads", o.threads, "CPU threads; default: all that may be used")
+      ->check(at_least(1));
+}
+
+void prepare_weights(libds::Model& model, const WeightOptions& o) {
+  if (o.weights.empty() && !o.threads) return;
+  model.prepare_inference(Json{
+      {"weights", o.weights.empty() ? "fp32" : o.weights},
+      {"group_size", o.group_size},
+      {"threads",
+       o.threads.value_or(0)}}.dump());
+}
+
+}  // namespace tool

@@ -1,0 +1,25 @@
+// The options --weights, --group-size and --threads of what runs a model without training it.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "ds.hpp"
+
+namespace tool {
+
+struct WeightOptions {
+  std::string weights;  // empty = as the library holds them
+  int64_t group_size = 64;
+  std::optional<int64_t> threads;
+};
+
+// `threads`: whether the subcommand has no --threads of its own.
+void add_weight_options(CLI::App& sub, WeightOptions& options, bool threads);
+
+// Prepares the model for inference when an option asks for it.
+void prepare_weights(libds::Model& model, const WeightOptions& options);
+
+}  // namespace tool
