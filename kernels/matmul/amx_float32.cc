@@ -1,9 +1,10 @@
 // fp32 products on AMX's bf16 tiles. Each number is the exact sum of three bf16 numbers,
-//   x = x1 + x2 + x3,  |x2| <= 2^-8 |x|,  |x3| <= 2^-16 |x|,
-// and of the nine products of parts the six largest are summed; what is left out is below 2^-23 of
-// |x y|, as little as an fp32 product's own rounding. (Henry, Tang and Heinecke, "Leveraging the
-// bfloat16 artificial intelligence datatype for higher-precision computations", arXiv:1904.06376.)
-// Six tile instructions do the work of 32 fused multiply-adds each in a third of their time.
+//   x = x1 + x2 + x3,  |x2| < 2^-7 |x|,  |x3| < 2^-15 |x|,
+// and of the nine products of parts the six largest are summed; what is left out is below 2^-21 of
+// |x y|, on average 2^-24, as little as an fp32 product's own rounding. (Henry, Tang and Heinecke,
+// "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations",
+// arXiv:1904.06376.) Six tile instructions do the work of 32 fused multiply-adds each in a third of
+// their time.
 //
 // Limits: parts below 2^-126 are zero, so numbers below about 2^-110 lose their last bits; and a
 // sum that meets an infinity is NaN rather than infinite.
@@ -109,42 +110,28 @@ __mmask16 first_words(int64_t n) {
                  : static_cast<__mmask16>(n <= 0 ? 0 : (1u << n) - 1);
 }
 
-// The three parts of 16 numbers, each as fp32 whose lower half is zero.
-struct Parts {
-  __m512i part[3];
-};
-Parts split(__m512 x) {
-  const __m512i one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7FFF);
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
-  const auto rounded = [&](__m512 value) {
-    const __m512i bits = _mm512_castps_si512(value);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
-    return _mm512_and_si512(_mm512_add_epi32(bits, _mm512_add_epi32(odd, half)), upper);
-  };
-  Parts out;
-  const __m512i bits = _mm512_castps_si512(x);
-  __m512i first = rounded(x);
-  // Towards zero where rounding would leave the range; what is not finite stays as it is.
-  const __m512i exponent = _mm512_set1_epi32(0x7F800000);
-  const __mmask16 outside = _mm512_cmpeq_epi32_mask(_mm512_and_si512(first, exponent), exponent) |
-                            _mm512_cmpeq_epi32_mask(_mm512_and_si512(bits, exponent), exponent);
-  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  first = _mm512_mask_and_epi32(first, outside, bits, upper);
-  first = _mm512_mask_or_epi32(first, nan, first, _mm512_set1_epi32(0x00400000));
-  out.part[0] = first;
-  __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(first));
-  rest = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(rest, rest, _CMP_ORD_Q), rest);
-  out.part[1] = rounded(rest);
-  rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(out.part[1]));
-  out.part[2] = rounded(rest);
-  return out;
+// What is left of 16 numbers when their upper halves, as bf16, are taken away. Cutting off rather
+// than rounding keeps every remainder exact and never leaves the range.
+__m512i upper_halves() { return _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)); }
+__m512 remainder(__m512 x) {
+  const __m512i upper = _mm512_and_si512(_mm512_castps_si512(x), upper_halves());
+  return _mm512_sub_ps(x, _mm512_castsi512_ps(upper));
 }
 
-// bf16 of two registers of parts, the first in the lower half.
-__m512i narrow(__m512i low, __m512i high) {
-  const __m256i a = _mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16));
-  const __m256i b = _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16));
-  return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+// The upper halves of two registers, the first in the lower half of the result.
+__m512i gather_upper(__m512 low, __m512 high) {
+  alignas(64) static constexpr uint16_t kOdd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                    23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                    45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  return _mm512_permutex2var_epi16(_mm512_castps_si512(low), _mm512_load_si512(kOdd),
+                                   _mm512_castps_si512(high));
+}
+
+// Words whose lower half is the upper half of `even`, and the upper that of `odd`.
+__m512i pair_upper(__m512 even, __m512 odd) {
+  constexpr int kAOrBandC = 0xF8;
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
+                                   _mm512_castps_si512(odd), upper_halves(), kAOrBandC);
 }
 
 // Rows of A along k: 32 numbers of a row become one line of each part.
@@ -152,16 +139,17 @@ void pack_a_rows(const PackCall& call) {
   const auto* from = static_cast<const float*>(call.from);
   for (int64_t row = 0; row < kRows; ++row) {
     auto* to = static_cast<char*>(call.to) + row * kAStride;
-    const float* source = from + row * call.stride;
+    const float* source = from + (row < call.width ? row * call.stride : 0);
     for (int64_t k = 0; k < call.depth; k += kGroup, to += kStep) {
       const int64_t left = row < call.width ? call.depth - k : 0;
-      const Parts low =
-          split(_mm512_maskz_loadu_ps(first_words(left), source + (left > 0 ? k : 0)));
-      const Parts high =
-          split(_mm512_maskz_loadu_ps(first_words(left - 16), source + (left > 16 ? k + 16 : 0)));
-      for (int part = 0; part < 3; ++part) {
-        _mm512_storeu_si512(to + part * kPart, narrow(low.part[part], high.part[part]));
-      }
+      __m512 low = _mm512_maskz_loadu_ps(first_words(left), source + k);
+      __m512 high =
+          _mm512_maskz_loadu_ps(first_words(left - 16), source + (left > 16 ? k + 16 : 0));
+      _mm512_storeu_si512(to, gather_upper(low, high));
+      low = remainder(low);
+      high = remainder(high);
+      _mm512_storeu_si512(to + kPart, gather_upper(low, high));
+      _mm512_storeu_si512(to + 2 * kPart, gather_upper(remainder(low), remainder(high)));
     }
   }
 }
@@ -197,43 +185,29 @@ void transpose(__m512i (&r)[16]) {
   }
 }
 
-// Sixteen rows of the source along k as columns: word (pair, column) holds two neighbours of k.
-// `lines` of 64 bytes go `line_stride` bytes apart.
-struct Square {
-  const float* from;
-  int64_t stride, rows, depth;  // what exists of 16 x 32
-};
-void load_pairs(const Square& square, int part, __m512i (&words)[16]) {
-  const __mmask16 low = first_words(square.depth), high = first_words(square.depth - 16);
-  for (int64_t i = 0; i < 16; ++i) {
-    if (i >= square.rows) {
-      words[i] = _mm512_setzero_si512();
-      continue;
-    }
-    const float* const row = square.from + i * square.stride;
-    const Parts first = split(_mm512_maskz_loadu_ps(low, row));
-    const Parts second = split(_mm512_maskz_loadu_ps(high, square.depth > 16 ? row + 16 : row));
-    words[i] = narrow(first.part[part], second.part[part]);
-  }
-}
-
 // B stored along k (a weight's rows): split, then transposed as words of two.
 void pack_b_rows(const PackCall& call) {
   const auto* from = static_cast<const float*>(call.from);
   for (int64_t k = 0; k < call.depth; k += kGroup) {
     auto* const group = static_cast<char*>(call.to) + k / kGroup * kStep;
     for (int64_t column = 0; column < kColumns; column += 16) {
-      const Square square{.from = from + (column < call.width ? column * call.stride : 0) + k,
-                          .stride = call.stride,
-                          .rows = call.width - column,
-                          .depth = call.depth - k};
+      __m512i words[3][16];
+      for (int64_t i = 0; i < 16; ++i) {
+        const int64_t left = column + i < call.width ? call.depth - k : 0;
+        const float* const row = from + (left > 0 ? (column + i) * call.stride + k : 0);
+        __m512 low = _mm512_maskz_loadu_ps(first_words(left), row);
+        __m512 high = _mm512_maskz_loadu_ps(first_words(left - 16), left > 16 ? row + 16 : row);
+        words[0][i] = gather_upper(low, high);
+        low = remainder(low);
+        high = remainder(high);
+        words[1][i] = gather_upper(low, high);
+        words[2][i] = gather_upper(remainder(low), remainder(high));
+      }
       for (int part = 0; part < 3; ++part) {
-        __m512i words[16];
-        load_pairs(square, part, words);
-        transpose(words);
+        transpose(words[part]);
         char* const to = group + part * kPart + column * 4;
         for (int64_t pair = 0; pair < 16; ++pair) {
-          _mm512_storeu_si512(to + pair * kBStride, words[pair]);
+          _mm512_storeu_si512(to + pair * kBStride, words[part][pair]);
         }
       }
     }
@@ -243,46 +217,51 @@ void pack_b_rows(const PackCall& call) {
 // B stored across k: two rows of k interleaved.
 void pack_b_columns(const PackCall& call) {
   const auto* from = static_cast<const float*>(call.from);
-  for (int64_t k = 0; k < call.depth; k += kGroup) {
-    auto* const group = static_cast<char*>(call.to) + k / kGroup * kStep;
-    for (int64_t pair = 0; pair < 16; ++pair) {
-      const int64_t at = k + 2 * pair;
-      for (int64_t column = 0; column < kColumns; column += 16) {
-        const __mmask16 even = at < call.depth ? first_words(call.width - column) : __mmask16{0};
-        const __mmask16 odd = at + 1 < call.depth ? even : __mmask16{0};
-        const float* const row = from + (even != 0 ? at * call.stride + column : 0);
-        const Parts first = split(_mm512_maskz_loadu_ps(even, row));
-        const Parts second = split(_mm512_maskz_loadu_ps(odd, odd != 0 ? row + call.stride : row));
-        for (int part = 0; part < 3; ++part) {
-          _mm512_storeu_si512(
-              group + part * kPart + pair * kBStride + column * 4,
-              _mm512_or_si512(_mm512_srli_epi32(first.part[part], 16), second.part[part]));
-        }
-      }
+  for (int64_t k = 0; k < call.depth; k += 2) {
+    auto* const to = static_cast<char*>(call.to) + k / kGroup * kStep + k % kGroup / 2 * kBStride;
+    const float* const row = from + k * call.stride;
+    for (int64_t column = 0; column < kColumns; column += 16) {
+      const __mmask16 first = first_words(call.width - column);
+      const __mmask16 second = k + 1 < call.depth ? first : __mmask16{0};
+      const float* const place = first != 0 ? row + column : row;
+      __m512 even = _mm512_maskz_loadu_ps(first, place);
+      __m512 odd = _mm512_maskz_loadu_ps(second, second != 0 ? place + call.stride : place);
+      _mm512_storeu_si512(to + column * 4, pair_upper(even, odd));
+      even = remainder(even);
+      odd = remainder(odd);
+      _mm512_storeu_si512(to + kPart + column * 4, pair_upper(even, odd));
+      _mm512_storeu_si512(to + 2 * kPart + column * 4, pair_upper(remainder(even), remainder(odd)));
+    }
+  }
+  for (int64_t k = (call.depth + 1) / 2 * 2; k % kGroup != 0; k += 2) {
+    auto* const to = static_cast<char*>(call.to) + k / kGroup * kStep + k % kGroup / 2 * kBStride;
+    for (int part = 0; part < 3; ++part) {
+      _mm512_storeu_si512(to + part * kPart, _mm512_setzero_si512());
+      _mm512_storeu_si512(to + part * kPart + 64, _mm512_setzero_si512());
     }
   }
 }
 
-// A stored across k (gradients of weights): 32 rows of k by 16 columns, split and transposed.
+// A stored across k (gradients of weights): pairs of k of 16 columns, then transposed.
 void pack_a_columns(const PackCall& call) {
   const auto* from = static_cast<const float*>(call.from);
   for (int64_t k = 0; k < call.depth; k += kGroup) {
     auto* const group = static_cast<char*>(call.to) + k / kGroup * kStep;
     for (int64_t row = 0; row < kRows; row += 16) {
       const __mmask16 read = first_words(call.width - row);
-      Parts parts[2];
       __m512i words[3][16];
       for (int64_t pair = 0; pair < 16; ++pair) {
-        for (int64_t i = 0; i < 2; ++i) {
-          const int64_t at = k + 2 * pair + i;
-          const __mmask16 mask = at < call.depth ? read : __mmask16{0};
-          parts[i] =
-              split(_mm512_maskz_loadu_ps(mask, from + (mask != 0 ? at * call.stride + row : 0)));
-        }
-        for (int part = 0; part < 3; ++part) {
-          words[part][pair] =
-              _mm512_or_si512(_mm512_srli_epi32(parts[0].part[part], 16), parts[1].part[part]);
-        }
+        const int64_t at = k + 2 * pair;
+        const __mmask16 first = at < call.depth ? read : __mmask16{0};
+        const __mmask16 second = at + 1 < call.depth ? read : __mmask16{0};
+        const float* const place = from + (first != 0 ? at * call.stride + row : 0);
+        __m512 even = _mm512_maskz_loadu_ps(first, place);
+        __m512 odd = _mm512_maskz_loadu_ps(second, second != 0 ? place + call.stride : place);
+        words[0][pair] = pair_upper(even, odd);
+        even = remainder(even);
+        odd = remainder(odd);
+        words[1][pair] = pair_upper(even, odd);
+        words[2][pair] = pair_upper(remainder(even), remainder(odd));
       }
       for (int part = 0; part < 3; ++part) {
         transpose(words[part]);
