@@ -77,6 +77,24 @@ CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const Sizes& 
   ops::linear_grad_weight(ctx, d.dy, d.x, dw);
   compare_product(result, "dw", dw, s.n, s.k, s.m, d.dy64, true, d.x64, false, nullptr, dw_before);
 
+  dw = guarded_tensor(DType::kFloat32, {s.n, s.k});
+  ops::linear_grad_weight(ctx, d.dy, d.x, dw, false);
+  compare_product(result, "dw overwritten", dw, s.n, s.k, s.m, d.dy64, true, d.x64, false, nullptr,
+                  {});
+
+  Tensor y = guarded_tensor(dtype, {s.m, s.n}), pre = guarded_tensor(dtype, {s.m, s.n});
+  ops::linear_activation(ctx, d.x, d.w, d.bias, ops::Activation::kGeluTanh, pre, y);
+  compare_product(result, "pre", pre, s.m, s.n, s.k, d.x64, false, d.w64, true, d.bias64.data(),
+                  {});
+  std::vector<double> value = doubles(pre), size(value.size());
+  for (size_t i = 0; i < value.size(); ++i) {
+    size[i] = std::abs(value[i]);
+    value[i] = kernels::reference::activation(value[i], kernels::ActivationKind::kGeluTanh);
+  }
+  // Of the very numbers in `pre`; functions for bf16 results are within 2^-13 of the argument.
+  const double function = dtype == DType::kBFloat16 ? 0x1p-13 : 8 * 0x1p-24;
+  compare(result, "activated", y, value, {function + storage_roundoff(dtype), 1e-7}, size);
+
   Tensor db = random_tensor(random, DType::kFloat32, {s.n});
   const std::vector<double> db_before = doubles(db);
   ops::linear_grad_bias(ctx, d.dy, db);
