@@ -814,6 +814,16 @@ DS_API ds_status ds_engine_evaluate(ds_engine* engine, const ds_dataset* dataset
 DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const char* tag);
 
 /**
+ * Waits for a save that goes on beside the training (the configuration's
+ * checkpoint.writer.decoupled: then ds_engine_save returns with a copy of the state taken, and the
+ * checkpoint is there, and `latest` names it, some time later). The next save, ds_engine_load and
+ * ds_engine_destroy wait too; a failure is told once, by this call or by the next save, which then
+ * saves nothing. Without a save under way it returns at once. Errors: as ds_engine_save.
+ * Since: 0.2.
+ */
+DS_API ds_status ds_engine_save_wait(ds_engine* engine);
+
+/**
  * Loads a checkpoint into an engine made with the same model and a compatible configuration.
  * @param tag  NULL for the newest valid one
  * On failure the engine is as before. Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT (with

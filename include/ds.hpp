@@ -819,6 +819,7 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   void save(const std::string& folder, const std::string& tag = "") {
     check(ds_engine_save(get(), folder.c_str(), detail::or_null(tag)));
   }
+  void save_wait() { check(ds_engine_save_wait(get())); }
   void load(const std::string& folder, const std::string& tag = "") {
     check(ds_engine_load(get(), folder.c_str(), detail::or_null(tag)));
   }

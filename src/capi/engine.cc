@@ -164,6 +164,10 @@ ds_status ds_engine_save(ds_engine* engine, const char* folder, const char* tag)
   });
 }
 
+ds_status ds_engine_save_wait(ds_engine* engine) {
+  return guard(__func__, [&] { enter(engine, "engine")->engine().wait_for_save(); });
+}
+
 ds_status ds_engine_load(ds_engine* engine, const char* folder, const char* tag) {
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");

@@ -260,6 +260,7 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
       optional_at<int64_t>(parsed, "/activation_checkpointing/number_checkpoints")};
   out.tag_validation = read_tag_validation(parsed);
   out.exclude_frozen_parameters = get<bool>(parsed, "/checkpoint/exclude_frozen_parameters");
+  out.background_save = get<bool>(parsed, "/checkpoint/writer/decoupled");
   return out;
 }
 

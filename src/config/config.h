@@ -194,6 +194,7 @@ class Config {
   ActivationCheckpointingConfig activation_checkpointing;
   TagValidation tag_validation = TagValidation::kWarn;
   bool exclude_frozen_parameters = false;
+  bool background_save = false;  // checkpoint.writer.decoupled
 
   // Every key of every section with its value; itself a valid document.
   const Json& resolved() const noexcept { return parsed_.values; }

@@ -46,8 +46,10 @@ KeyTable checkpoint_table() {
                       choice("data_parallel", {"replica", "socket", "machine"}, std::nullopt,
                              "Ranks that share the writing.")
                           .needs("checkpoint writing shared between ranks"),
-                      flag("decoupled", false, "Write beside the training.")
-                          .needs("checkpoint writing beside the training"),
+                      flag("decoupled", false,
+                           "Write beside the training: saving returns when a copy of the state was "
+                           "taken, in memory of the checkpoint's size that is kept for the next "
+                           "one. The next save, a load and the engine's end wait for the writing."),
                   })),
       });
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "checkpoint/background_save.h"
 #include "engine/monitors.h"
 #include "models/inputs.h"
 #include "nn/layers.h"
@@ -84,6 +85,9 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     // The caller's gradients are added, and no backward overwrites.
     if (!model_->has_architecture()) state.clear_gradients_at_once(context());
     updater_ = std::make_unique<Updater>(config_, state, model_->device(), *comm_);
+    if (config_.background_save) {
+      background_ = std::make_unique<BackgroundSave>(&model_->device()->account());
+    }
     if (config_.dump_state) log_info("engine", dump_json(config_document()));
   } catch (...) {
     release_model();

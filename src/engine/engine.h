@@ -22,6 +22,7 @@
 
 namespace ds {
 
+class BackgroundSave;
 class CheckpointReader;
 
 // One micro batch as callers give it; see ds_engine_forward.
@@ -61,6 +62,8 @@ class Engine {
   double evaluate(const Dataset& dataset, int64_t max_batches);
 
   void save(const std::string& folder, const std::string& tag);
+  // Waits for a save that goes on in the background; throws what became of it.
+  void wait_for_save();
   void load(const std::string& folder, const std::string& tag);
 
   void set_tokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
@@ -136,6 +139,7 @@ class Engine {
   double loss_sum_ = 0;      // of the micro batches of the open step
   int64_t step_tokens_ = 0;  // counted tokens of the open step
   std::optional<double> step_began_;
+  std::unique_ptr<BackgroundSave> background_;  // with checkpoint.writer.decoupled
 };
 
 }  // namespace ds

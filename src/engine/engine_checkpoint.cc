@@ -1,6 +1,7 @@
 // Saving and loading an engine: masters and moments by name, and every counter that a bitwise
 // resume needs.
 #include "base/log.h"
+#include "checkpoint/background_save.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/writer.h"
 #include "engine/engine.h"
@@ -59,6 +60,7 @@ Json updater_of_version_0_1(const CheckpointReader& reader, const Updater& updat
 void Engine::save(const std::string& folder, const std::string& tag) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState,
            "saving between forward and step would lose the open micro batch; call step first");
+  wait_for_save();
   const models::Model::Use use(*model_);
   const OpContext ctx = context();
   zero::ParameterState& state = model_->state();
@@ -71,8 +73,10 @@ void Engine::save(const std::string& folder, const std::string& tag) {
                       progress_.tokens};
   options.topology.world = options.topology.data = comm_->size();
   options.writer = str_cat("ds ", kLibraryVersion);
-  CheckpointWriter writer(options);
-  PartWriter& part = writer.part();
+  options.blob.pool = &pool_;
+  if (background_) options.blob.hold = background_->buffers();
+  auto writer = std::make_unique<CheckpointWriter>(options);
+  PartWriter& part = writer->part();
 
   state.settle_gradients(ctx);
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
@@ -101,18 +105,26 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   part.set_int("accumulation.tokens", step_tokens_);
   part.set_json("client_state", client_state_);
   if (tokenizer_) part.set_text(models::kTokenizerState, tokenizer_->to_json());
-  writer.commit();
+  if (background_) {
+    background_->start(std::move(writer), options.tag);
+  } else {
+    writer->commit();
+  }
   monitors_->sync();
+}
+
+void Engine::wait_for_save() {
+  if (background_) background_->wait();
 }
 
 void Engine::load(const std::string& folder, const std::string& tag) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
+  if (background_) background_->settle();
   const models::Model::Use use(*model_);
-  if (tag.empty()) {
-    restore(open_latest_valid(folder).reader);
-  } else {
-    restore(CheckpointReader::open(folder, tag));
-  }
+  CheckpointReader reader = tag.empty() ? std::move(open_latest_valid(folder).reader)
+                                        : CheckpointReader::open(folder, tag);
+  reader.use_threads(&pool_);
+  restore(reader);
 }
 
 void Engine::check_compatible(const CheckpointReader& reader) const {

@@ -1,0 +1,52 @@
+#include "checkpoint/background_save.h"
+
+#include <system_error>
+#include <utility>
+
+#include "base/log.h"
+
+namespace ds {
+
+BackgroundSave::~BackgroundSave() {
+  settle();
+  if (error_) log_warning("checkpoint", error_->message());
+}
+
+void BackgroundSave::start(std::unique_ptr<CheckpointWriter> writer, std::string tag) {
+  DS_CHECK(!thread_.joinable(), Code::kInternal, "two background saves at once");
+  writer_ = std::move(writer);
+  tag_ = std::move(tag);
+  try {
+    thread_ = std::thread([this] { commit(); });
+  } catch (const std::system_error&) {
+    commit();
+  }
+}
+
+void BackgroundSave::commit() noexcept {
+  const auto failed = [&](Code code, std::string_view reason) {
+    error_.emplace(code, str_cat("the checkpoint '", printable(tag_),
+                                 "' that was being saved in the background is lost: ", reason));
+  };
+  try {
+    writer_->commit();
+  } catch (const Error& error) {
+    failed(error.code(), error.message());
+  } catch (const std::bad_alloc&) {
+    failed(Code::kOutOfMemory, "out of memory");
+  } catch (const std::exception& error) {
+    failed(Code::kInternal, error.what());
+  }
+  writer_.reset();  // its buffers serve the next save
+}
+
+void BackgroundSave::settle() noexcept {
+  if (thread_.joinable()) thread_.join();
+}
+
+void BackgroundSave::wait() {
+  settle();
+  if (error_) throw Error(*std::exchange(error_, std::nullopt));
+}
+
+}  // namespace ds
