@@ -4,6 +4,10 @@
 // queries x keys. Scratch is one slot per thread (plus partial sums in backward when there are few
 // heads), whose size the *_workspace functions give in floats.
 //
+// On CPUs with bf16 tiles (AMX), bf16 and long fp32 problems run there: bf16 with weights and their
+// gradients rounded to bf16 and exponentials within 2^-13, fp32 as three parts without loss; sums
+// are fp32. There subnormal inputs count as 0, and an infinite fp32 input gives NaN.
+//
 // What key_mask hides may hold anything. Keys that the band or the segments alone hide must hold
 // finite numbers: they share tiles with keys that are seen, where their weight is 0.
 #pragma once

@@ -258,7 +258,7 @@ void backward(ThreadPool& pool, const BackwardCall<float16>& call) {
 template <class T>
 int64_t attention_backward_workspace(const AttentionProblem& p, int threads) {
   if constexpr (!std::is_same_v<T, float16>) {
-    if (tile_paths()) return backward_tiles_scratch<T>(p, threads);
+    if (on_tiles<T>(p)) return backward_tiles_scratch<T>(p, threads);
   }
   const BackwardPlan plan(p);
   return threads * BackwardLayout(p).size + (plan.parts == 1 ? threads : plan.items) * plan.sums +
@@ -271,7 +271,7 @@ void attention_backward(ThreadPool& pool, const AttentionProblem& problem, HeadV
                         const AttentionGradients<T>& gradients, float* workspace) {
   const BackwardCall<T> call{problem, q, k, v, gradients, workspace};
   if constexpr (!std::is_same_v<T, float16>) {
-    if (tile_paths()) return backward_tiles(pool, call);
+    if (on_tiles<T>(problem)) return backward_tiles(pool, call);
   }
   backward(pool, call);
 }

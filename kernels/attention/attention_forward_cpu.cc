@@ -211,7 +211,7 @@ template <class T>
 int64_t attention_workspace(const AttentionProblem& p, int threads) {
   if (DecodePlan::fits(p)) return DecodePlan(p).total(p, threads);
   if constexpr (!std::is_same_v<T, float16>) {
-    if (tile_paths()) return forward_tiles_scratch<T>(p, threads);
+    if (on_tiles<T>(p)) return forward_tiles_scratch<T>(p, threads);
   }
   return threads * ForwardLayout(p).size + segment_floats(p);
 }
@@ -223,7 +223,7 @@ void attention_forward(ThreadPool& pool, const AttentionProblem& problem, HeadVi
   const ForwardCall<T> call{problem, q, k, v, out, lse, workspace};
   if (DecodePlan::fits(problem)) return attention_decode(pool, call);
   if constexpr (!std::is_same_v<T, float16>) {
-    if (tile_paths()) return forward_tiles(pool, call);
+    if (on_tiles<T>(problem)) return forward_tiles(pool, call);
   }
   forward(pool, call);
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "base/thread_pool.h"
@@ -121,11 +122,20 @@ struct BackwardCall {
 template <class T>
 void attention_decode(ThreadPool& pool, const ForwardCall<T>& call);
 
-// Whether products run on the CPU's bf16 tiles (AMX): bf16 as it is, fp32 in three parts that lose
-// no precision (amx.h). A test that restricts Highway to one instruction set gets that one's code.
+// Whether products may run on the CPU's bf16 tiles (AMX). A test that restricts Highway to one
+// instruction set gets that one's code.
 bool tile_paths();
 
-// float and bfloat16, where tile_paths(). Scratch in floats.
+// Whether this one does: bf16 as it is; fp32 in three parts that lose no precision (amx.h), which
+// pays for long sequences only.
+template <class T>
+bool on_tiles(const AttentionProblem& p) {
+  constexpr int64_t kLong = 512;
+  if constexpr (std::is_same_v<T, float16>) return false;
+  return tile_paths() && (std::is_same_v<T, bfloat16> || std::min(p.queries, p.keys) >= kLong);
+}
+
+// float and bfloat16, where on_tiles(). Scratch in floats.
 template <class T>
 int64_t forward_tiles_scratch(const AttentionProblem& p, int threads);
 template <class T>
