@@ -92,7 +92,8 @@ const Kernel& amx_bfloat16_kernel() {
                                  .tiles = true,
                                  .a = {pack_a_rows, transpose_tiles_avx512},
                                  .b = {pack_b_rows, pack_b_columns},
-                                 .multiply = multiply};
+                                 .multiply = multiply,
+                                 .store_bfloat16 = store_bfloat16_avx512};
   return kernel;
 }
 

@@ -51,7 +51,36 @@ void pack_columns(const PackCall& call) {
   interleave_pairs_avx512(call, kPanel, words(call.depth));
 }
 
+// Sixteen bf16 as floats, the first n of them.
+__m512 load_bias(const uint16_t* p, __mmask16 first) {
+  const __m512i words = _mm512_maskz_cvtepu16_epi32(first, _mm256_maskz_loadu_epi16(first, p));
+  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(first, words, 16));
+}
+
 }  // namespace
+
+// The instruction takes numbers below 2^-126 for zero; nothing else differs from to_bfloat16.
+void store_bfloat16_avx512(const StoreCall& call) {
+  const auto columns = static_cast<unsigned>(call.columns);
+  const __mmask32 all = columns >= 32 ? ~__mmask32{0} : (__mmask32{1} << columns) - 1;
+  const auto lower = static_cast<__mmask16>(all), upper = static_cast<__mmask16>(all >> 16);
+  __m512 bias0 = _mm512_setzero_ps(), bias1 = bias0;
+  if (call.bias != nullptr) {
+    const auto* bias = static_cast<const uint16_t*>(call.bias);
+    bias0 = load_bias(bias, lower);
+    if (upper != 0) bias1 = load_bias(bias + 16, upper);
+  }
+  const float* sums = call.sums;
+  auto* c = static_cast<uint16_t*>(call.c);
+  for (int64_t i = 0; i < call.rows; ++i, sums += call.sums_stride, c += call.c_stride) {
+    __m512 v0 = _mm512_loadu_ps(sums), v1 = _mm512_loadu_ps(sums + 16);
+    if (call.bias != nullptr) {
+      v0 = _mm512_add_ps(v0, bias0);
+      v1 = _mm512_add_ps(v1, bias1);
+    }
+    _mm512_mask_storeu_epi16(c, all, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(v1, v0)));
+  }
+}
 
 const Kernel& avx512_bfloat16_kernel() {
   static constexpr Kernel kernel{.rows = kRows,
@@ -62,7 +91,8 @@ const Kernel& avx512_bfloat16_kernel() {
                                  .packed_bytes = 2,
                                  .a = {pack_rows<kRows>, pack_columns<kRows>},
                                  .b = {pack_rows<kColumns>, pack_columns<kColumns>},
-                                 .multiply = multiply_panels<PairOp, kRows, kWord>};
+                                 .multiply = multiply_panels<PairOp, kRows, kWord>,
+                                 .store_bfloat16 = store_bfloat16_avx512};
   return kernel;
 }
 

@@ -163,21 +163,32 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
       for (int64_t panel = 0; panel < panels; ++panel) {
         float* const c = sums + panel * sums_rows * kernel.columns +
                          (r.waiting != nullptr ? at * kernel.columns : 0);
-        kernel.multiply({.a = packed_a,
-                         .a_panel = a_panel,
-                         .b = packed_b + panel * b_panel + k * kernel.columns * kernel.packed_bytes,
-                         .c = c,
-                         .blocks = divide_up(here, kernel.rows),
-                         .depth = round_up(depth, kernel.group),
-                         .first = r.k == 0 && k == 0});
-        if (!last) continue;
+        MultiplyCall call{
+            .a = packed_a,
+            .a_panel = a_panel,
+            .b = packed_b + panel * b_panel + k * kernel.columns * kernel.packed_bytes,
+            .c = c,
+            .blocks = divide_up(here, kernel.rows),
+            .depth = round_up(depth, kernel.group),
+            .first = r.k == 0 && k == 0};
+        if (!last) {
+          kernel.multiply(call);
+          continue;
+        }
+        // Block by block: the stores of one wait for memory while the next is multiplied.
         const int64_t first_column = column + panel * kernel.columns;
-        finish({.sums = c,
-                .stride = kernel.columns,
-                .row = r.row + at,
-                .rows = here,
-                .column = r.column + first_column,
-                .columns = std::min(kernel.columns, column + columns - first_column)});
+        call.blocks = 1;
+        for (int64_t block = 0; block < here; block += kernel.rows) {
+          call.a = packed_a + block / kernel.rows * a_panel;
+          call.c = c + block * kernel.columns;
+          kernel.multiply(call);
+          finish({.sums = call.c,
+                  .stride = kernel.columns,
+                  .row = r.row + at + block,
+                  .rows = std::min(kernel.rows, here - block),
+                  .column = r.column + first_column,
+                  .columns = std::min(kernel.columns, column + columns - first_column)});
+        }
       }
     }
   }

@@ -32,6 +32,16 @@ struct MultiplyCall {
   bool first = false;  // C is written, not added to
 };
 
+// The plain end of a bf16 product: c = bf16(sums + bias), bias may be null. Strides in elements.
+struct StoreCall {
+  const float* sums = nullptr;
+  int64_t sums_stride = 0;
+  const void* bias = nullptr;
+  void* c = nullptr;
+  int64_t c_stride = 0;
+  int64_t rows = 0, columns = 0;  // columns: at most 32
+};
+
 struct Packing {
   void (*pack_rows)(const PackCall&);
   void (*pack_columns)(const PackCall&);
@@ -47,12 +57,15 @@ struct Kernel {
   bool tiles = false;               // `multiply` needs AmxTiles
   Packing a, b;
   void (*multiply)(const MultiplyCall&) = nullptr;
+  // Of bf16 kernels on CPUs that convert in one instruction; null elsewhere.
+  void (*store_bfloat16)(const StoreCall&) = nullptr;
 };
 
 // Each describes a kernel; whether this CPU can run it is matmul.cc's to ask.
 const Kernel& amx_bfloat16_kernel();
 const Kernel& amx_float32_kernel();
 const Kernel& avx512_bfloat16_kernel();
+void store_bfloat16_avx512(const StoreCall& call);
 const Kernel& avx512_float_kernel();
 const Kernel& avx2_float_kernel();
 const Kernel& portable_float_kernel();

@@ -79,7 +79,21 @@ void multiply(const Matmul& p, const gemm::Kernel& kernel, ThreadPool& pool) {
                                      .k = p.k,
                                      .a = operand(p, p.a, !p.a.transposed, kernel, kernel.a),
                                      .b = operand(p, p.b, p.b.transposed, kernel, kernel.b)};
+  const bool plain = kernel.store_bfloat16 != nullptr && p.out == MatmulType::kBFloat16 &&
+                     p.alpha == 1 && !p.accumulate && !p.activation;
   gemm::multiply_blocked(kernel, product, pool, [&](const gemm::FinishedSums& part) {
+    if (plain) {
+      constexpr int64_t kSize = 2;
+      const auto* bias = static_cast<const std::byte*>(p.bias);
+      return kernel.store_bfloat16(
+          {.sums = part.sums,
+           .sums_stride = part.stride,
+           .bias = bias != nullptr ? bias + part.column * kSize : nullptr,
+           .c = static_cast<std::byte*>(p.c) + (part.row * p.c_stride + part.column) * kSize,
+           .c_stride = p.c_stride,
+           .rows = part.rows,
+           .columns = part.columns});
+    }
     gemm::finish_part(p, part.sums, part.stride, part.row, part.rows, part.column, part.columns);
   });
 }

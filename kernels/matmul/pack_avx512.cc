@@ -141,8 +141,11 @@ void copy_tiles_avx512(const CopyTiles& call) {
       continue;
     }
     const uint8_t* source = from + row * call.stride_bytes;
+    // Pieces of rows are too short for the processor to see a stream; it may run past the end.
+    const uint8_t* ahead = source + 8 * call.stride_bytes;
     int64_t at = 0;
     for (; at + kLine <= call.bytes; at += kLine, to += kRows * kLine) {
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + at), _MM_HINT_T0);
       _mm512_storeu_si512(to, _mm512_loadu_si512(source + at));
     }
     if (at < call.bytes) {
