@@ -180,18 +180,21 @@ struct BenchInputs {
 
 std::shared_ptr<BenchInputs> bench_inputs(const Spec& s, const OpContext& ctx) {
   auto x = std::make_shared<BenchInputs>();
-  const Shape packed{s.batch, s.keys, s.heads + 2 * s.kv_heads, s.head_dim};
-  const int64_t h = s.heads, kv = s.kv_heads;
+  // Generation reads a cache of keys and values; other problems are views of packed projections.
+  const bool cached = s.queries == 1;
+  const int64_t h = cached ? 0 : s.heads, kv = s.kv_heads;
+  const Shape packed{s.batch, s.keys, h + 2 * kv, s.head_dim};
   x->qkv = bench_tensor(ctx, s.dtype, packed);
-  x->q = x->qkv.slice(2, 0, h).slice(1, s.keys - s.queries, s.keys);
+  x->q = cached ? bench_tensor(ctx, s.dtype, {s.batch, 1, s.heads, s.head_dim})
+                : x->qkv.slice(2, 0, h).slice(1, s.keys - s.queries, s.keys);
   x->k = x->qkv.slice(2, h, h + kv);
   x->v = x->qkv.slice(2, h + kv, h + 2 * kv);
   x->dqkv = bench_tensor(ctx, s.dtype, packed);
-  x->dq = x->dqkv.slice(2, 0, h).slice(1, s.keys - s.queries, s.keys);
+  if (!cached) x->dq = x->dqkv.slice(2, 0, h).slice(1, s.keys - s.queries, s.keys);
   x->dk = x->dqkv.slice(2, h, h + kv);
   x->dv = x->dqkv.slice(2, h + kv, h + 2 * kv);
-  x->out = bench_tensor(ctx, s.dtype, {s.batch, s.queries, h, s.head_dim});
-  x->lse = bench_tensor(ctx, DType::kFloat32, {s.batch, h, s.queries});
+  x->out = bench_tensor(ctx, s.dtype, {s.batch, s.queries, s.heads, s.head_dim});
+  x->lse = bench_tensor(ctx, DType::kFloat32, {s.batch, s.heads, s.queries});
   x->options.causal = s.causal;
   x->options.dropout = s.dropout;
   x->options.window = s.window;
