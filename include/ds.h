@@ -39,7 +39,7 @@ extern "C" {
 
 /** Version of this header; the loaded library answers ds_abi_version(). */
 #define DS_VERSION_MAJOR 0
-#define DS_VERSION_MINOR 2 /**< Grows with every addition. */
+#define DS_VERSION_MINOR 3 /**< Grows with every addition. */
 #define DS_VERSION_PATCH 0 /**< Grows with corrections. */
 
 /* ---- 1. Status, text, log, reports --------------------------------------------------------- */
@@ -819,7 +819,7 @@ DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const cha
  * checkpoint is there, and `latest` names it, some time later). The next save, ds_engine_load and
  * ds_engine_destroy wait too; a failure is told once, by this call or by the next save, which then
  * saves nothing. Without a save under way it returns at once. Errors: as ds_engine_save.
- * Since: 0.2.
+ * Since: 0.3.
  */
 DS_API ds_status ds_engine_save_wait(ds_engine* engine);
 
