@@ -88,7 +88,6 @@ const Kernel& amx_bfloat16_kernel() {
                                  .depth = 256,
                                  .element_bytes = 2,
                                  .packed_bytes = 2,
-                                 .cache_bytes = 1200 << 10,
                                  .tiles = true,
                                  .a = {pack_a_rows, transpose_tiles_avx512},
                                  .b = {pack_b_rows, pack_b_columns},

@@ -80,7 +80,6 @@ const Kernel& amx_int8_kernel() {
                                  .depth = 512,
                                  .element_bytes = 1,
                                  .packed_bytes = 1,
-                                 .cache_bytes = 1200 << 10,
                                  .tiles = true,
                                  .a = {pack_a, nullptr},
                                  .b = {pack_b, nullptr},

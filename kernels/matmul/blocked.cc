@@ -131,7 +131,7 @@ struct Round {
 void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t columns,
               const std::function<void(const FinishedSums&)>& finish) {
   static thread_local Scratch scratch;
-  constexpr int64_t kBlockRows = 256;  // packed together; they stay in the second-level cache
+  constexpr int64_t kBlockRows = 128;  // packed together; they stay in the second-level cache
   const Kernel& kernel = r.kernel;
   const int64_t block_rows = std::max<int64_t>(1, kBlockRows / kernel.rows) * kernel.rows;
   const int64_t a_panel = panel_bytes(kernel, std::min(r.plan.step, r.depth), kernel.rows);
