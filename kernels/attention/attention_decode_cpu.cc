@@ -245,8 +245,9 @@ void decode(ThreadPool& pool, const ForwardCall<T>& call) {
   const DecodePlan plan(p);
   float* partials = call.workspace + pool.threads() * plan.scratch;
   run_with_slots(pool, plan.items, [&](int64_t item, int64_t slot) {
-    const int64_t split = item % plan.splits, kv_item = item / plan.splits;
-    const int64_t b = kv_item / p.kv_heads, kv_head = kv_item % p.kv_heads;
+    // Neighbouring items are heads of the same keys, which share the pages of a cache.
+    const int64_t kv_head = item % p.kv_heads, stretch = item / p.kv_heads;
+    const int64_t split = stretch % plan.splits, b = stretch / plan.splits;
     float* scratch = call.workspace + slot * plan.scratch;
     for (int64_t row = 0; row < plan.rows_per_item; row += DecodePlan::kRows) {
       switch (std::min(DecodePlan::kRows, plan.rows_per_item - row)) {
