@@ -40,11 +40,7 @@ void apply_rows(float* sums, int64_t stride, int64_t rows, int64_t columns) {
   for (int64_t i = 0; i < rows; ++i, sums += stride) {
     simd::for_vectors(columns, [&](int64_t j, auto count) DS_SIMD_BODY {
       const simd::VF v = simd::load_n(d, sums + j, count);
-      if constexpr (requires { Function::template value<kRough>(d, v); }) {
-        simd::store_n(Function::template value<kRough>(d, v), d, sums + j, count);
-      } else {
-        simd::store_n(Function::value(d, v), d, sums + j, count);
-      }
+      simd::store_n(Function::template value<kRough>(d, v), d, sums + j, count);
     });
   }
 }
