@@ -28,7 +28,10 @@ struct RowSum {
   double sum = 0;
 };
 
-constexpr int64_t kChunk = 2048;  // fp32 partial sums stay short
+// Elements of a chunk: fp32 partial sums stay short, and while exponentials are worked out, loops
+// fetch the chunk behind this one (kernels/map-inl.h).
+template <class T>
+inline constexpr int64_t kChunk = 4096 / static_cast<int64_t>(sizeof(T));
 
 }  // namespace
 }  // namespace ds::kernels
@@ -70,9 +73,9 @@ template <class T>
 RowSum row_sum(const T* x, int64_t n) {
   const DF d;
   RowSum row;
-  for (int64_t begin = 0; begin < n; begin += kChunk) {
+  for (int64_t begin = 0; begin < n; begin += kChunk<T>) {
     const T* chunk = x + begin;
-    const int64_t size = HWY_MIN(kChunk, n - begin);
+    const int64_t size = HWY_MIN(kChunk<T>, n - begin);
     const VF shift = hn::Set(d, raise(row, chunk, size)), log2e = hn::Set(d, simd::kLog2e);
     simd::Sums sums;
     simd::visit<T>(size, [&](auto at) DS_SIMD_BODY {
@@ -103,16 +106,16 @@ void scaled_softmax(const T* x, int64_t n, float lse, float scale, T* y) {
 // x itself for float.
 template <class T>
 RowSum fused_row(T* x, int64_t n, float scale, float* exponentials) {
-  constexpr int64_t kMostChunks = kFusedColumns / kChunk;
+  constexpr int64_t kMostChunks = kFusedColumns / kChunk<T>;
   const DF d;
   const VF log2e = hn::Set(d, simd::kLog2e);
   RowSum row;
   float largest[kMostChunks];  // what the chunk's exponents are relative to
-  for (int64_t begin = 0; begin < n; begin += kChunk) {
+  for (int64_t begin = 0; begin < n; begin += kChunk<T>) {
     const T* chunk = x + begin;
     float* to = exponentials + begin;
-    const int64_t size = HWY_MIN(kChunk, n - begin);
-    const float least = largest[begin / kChunk] = raise(row, chunk, size);
+    const int64_t size = HWY_MIN(kChunk<T>, n - begin);
+    const float least = largest[begin / kChunk<T>] = raise(row, chunk, size);
     const VF shift = hn::Set(d, least);
     simd::Sums sums;
     simd::visit<T>(size, [&](auto at) DS_SIMD_BODY {
@@ -123,13 +126,13 @@ RowSum fused_row(T* x, int64_t n, float scale, float* exponentials) {
     });
     row.sum += static_cast<double>(sums.total());
   }
-  for (int64_t begin = 0; begin < n; begin += kChunk) {
+  for (int64_t begin = 0; begin < n; begin += kChunk<T>) {
     const float* from = exponentials + begin;
     const double later =
-        static_cast<double>(largest[begin / kChunk]) - static_cast<double>(row.largest);
+        static_cast<double>(largest[begin / kChunk<T>]) - static_cast<double>(row.largest);
     const VF factor = hn::Set(d, static_cast<float>(scale * std::exp(later) / row.sum));
     simd::map<T>(
-        HWY_MIN(kChunk, n - begin),
+        HWY_MIN(kChunk<T>, n - begin),
         [&](auto at) DS_SIMD_BODY { return hn::Mul(at.load_scratch(from), factor); }, x + begin);
   }
   return row;
