@@ -1,13 +1,16 @@
-// Measures arithmetic peak and copy bandwidth: register-only FMA loops, and copies of buffers far
-// larger than the caches.
+// Measures arithmetic peak and memory bandwidth: register-only FMA loops, and streams through
+// buffers far larger than the caches.
 #include "bench/limits.h"
 
 #include <immintrin.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -59,6 +62,32 @@ void stream_copy(const float* from, float* to, int64_t n) {
   hwy::FlushStream();
 }
 
+// Four sums hide the latency of additions.
+float stream_read(const float* from, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+  for (int64_t i = 0; i + 4 * lanes <= n; i += 4 * lanes) {
+    s0 = hn::Add(s0, hn::Load(d, from + i));
+    s1 = hn::Add(s1, hn::Load(d, from + i + lanes));
+    s2 = hn::Add(s2, hn::Load(d, from + i + 2 * lanes));
+    s3 = hn::Add(s3, hn::Load(d, from + i + 3 * lanes));
+  }
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))));
+}
+
+void stream_mixed(const float* a, float* b, float* c, float* e, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i + lanes <= n; i += lanes) {
+    const auto va = hn::Load(d, a + i), vb = hn::Load(d, b + i), vc = hn::Load(d, c + i);
+    const auto ve = hn::Load(d, e + i);
+    hn::Store(va, d, b + i);
+    hn::Store(vb, d, c + i);
+    hn::Store(hn::Or(vc, ve), d, e + i);  // bits alone: no slow subnormals
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace ds::bench
 HWY_AFTER_NAMESPACE();
@@ -69,6 +98,8 @@ namespace {
 
 HWY_EXPORT(fma_loop);
 HWY_EXPORT(stream_copy);
+HWY_EXPORT(stream_read);
+HWY_EXPORT(stream_mixed);
 
 bool amx_usable() {
   if (!__builtin_cpu_supports("avx512f")) return false;
@@ -135,6 +166,26 @@ __attribute__((target("avx512f,avx512bf16"))) double dot_loop(int64_t rounds, fl
   return static_cast<double>(rounds) * 12 * 16 * 2 * 2;
 }
 
+// Memory in huge pages where the system gives them, touched.
+class Buffer {
+ public:
+  explicit Buffer(int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {
+    constexpr size_t kHugePage = size_t{2} << 20;
+    data_ = std::aligned_alloc(kHugePage, bytes_);
+    if (data_ == nullptr) return;
+    madvise(data_, bytes_, MADV_HUGEPAGE);
+    std::memset(data_, 1, bytes_);
+  }
+  ~Buffer() { std::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  float* data() const { return static_cast<float*>(data_); }
+
+ private:
+  size_t bytes_;
+  void* data_;
+};
+
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -178,28 +229,43 @@ Limits measure_limits(ThreadPool& pool) {
   }
 
   constexpr int64_t kFloats = int64_t{64} << 20;  // 256 MB each
-  const std::unique_ptr<float, void (*)(void*)> from(
-      static_cast<float*>(std::aligned_alloc(4096, kFloats * 4)), std::free);
-  const std::unique_ptr<float, void (*)(void*)> to(
-      static_cast<float*>(std::aligned_alloc(4096, kFloats * 4)), std::free);
-  if (!from || !to) return limits;
-  std::memset(from.get(), 1, kFloats * 4);
-  std::memset(to.get(), 1, kFloats * 4);
+  const Buffer from(kFloats * 4), to(kFloats * 4);
+  if (from.data() == nullptr || to.data() == nullptr) return limits;
   const int64_t share = kFloats / pool.threads() / 1024 * 1024;
   const double moved = static_cast<double>(share) * 8;
   limits.copy = best_rate(pool, [&](int i) {
     // Short pieces, so that memcpy does not switch to non-temporal stores itself.
     for (int64_t at = 0; at < share; at += 16384) {
-      std::memcpy(to.get() + i * share + at, from.get() + i * share + at,
+      std::memcpy(to.data() + i * share + at, from.data() + i * share + at,
                   static_cast<size_t>(std::min<int64_t>(16384, share - at)) * 4);
     }
     return moved;
   });
   limits.stream_copy = best_rate(pool, [&](int i) {
-    HWY_DYNAMIC_DISPATCH(stream_copy)(from.get() + i * share, to.get() + i * share, share);
+    HWY_DYNAMIC_DISPATCH(stream_copy)(from.data() + i * share, to.data() + i * share, share);
     return moved;
   });
+  limits.read = best_rate(pool, [&](int i) {
+    sink = HWY_DYNAMIC_DISPATCH(stream_read)(from.data() + i * share, share);
+    return moved / 2;
+  });
+  limits.mixed = best_rate(pool, [&](int i) {
+    float *const a = from.data() + i * share, *const c = to.data() + i * share;
+    const int64_t half = share / 2;
+    HWY_DYNAMIC_DISPATCH(stream_mixed)(a, a + half, c, c + half, half);
+    return static_cast<double>(half) * 7 * 4;
+  });
   return limits;
+}
+
+std::string limits_text(const Limits& limits) {
+  char text[256];
+  std::snprintf(text, sizeof(text),
+                "fp32 %.0f GFLOP/s, bf16 %.0f GFLOP/s, read %.1f GB/s, copy %.1f GB/s, streaming "
+                "copy %.1f GB/s, mixed %.1f GB/s",
+                limits.fp32_flops * 1e-9, limits.bf16_flops * 1e-9, limits.read * 1e-9,
+                limits.copy * 1e-9, limits.stream_copy * 1e-9, limits.mixed * 1e-9);
+  return text;
 }
 
 }  // namespace ds::bench

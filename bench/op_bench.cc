@@ -3,7 +3,9 @@
 //
 //   op_bench [--threads N] [--benchmark_filter=REGEX ...]
 //
-// A row whose name contains "bf16" is compared with the bf16 arithmetic limit, others with fp32.
+// A row whose name contains "bf16" is compared with the bf16 arithmetic limit, others with fp32;
+// its bytes with the limit of their kind: reading (%read), optimizer updates (%mixed), else the
+// better of plain and streaming copy (%copy).
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -12,11 +14,42 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "bench/limits.h"
 #include "kernels/all_cases.h"
 
 namespace {
+
+// How a row's least traffic divides into reads and writes, by the first part of its name.
+enum class Traffic { kCopy, kRead, kMixed };
+Traffic traffic_of(const std::string& name) {
+  const auto begins = [&](const char* start) { return name.rfind(start, 0) == 0; };
+  for (const char* start : {"adam", "adagrad", "lion", "sgd", "lamb"}) {
+    if (begins(start)) return Traffic::kMixed;
+  }
+  for (const char* start : {"sum", "max_abs", "first_non_finite", "add_column_sums", "gemv",
+                            "quantized_gemv", "cross_entropy/forward"}) {
+    if (begins(start)) return Traffic::kRead;
+  }
+  return Traffic::kCopy;
+}
+
+void count_bytes(benchmark::State& state, const std::string& name, double rate,
+                 const ds::bench::Limits& limits) {
+  state.counters["GB/s"] = rate * 1e-9;
+  switch (traffic_of(name)) {
+    case Traffic::kRead:
+      state.counters["%read"] = 100 * rate / limits.read;
+      break;
+    case Traffic::kMixed:
+      state.counters["%mixed"] = 100 * rate / limits.mixed;
+      break;
+    case Traffic::kCopy:
+      state.counters["%copy"] = 100 * rate / std::max(limits.copy, limits.stream_copy);
+      break;
+  }
+}
 
 void time_row(benchmark::State& state, const ds::testing::OpCase& row, const ds::OpContext& ctx,
               const ds::bench::Limits& limits) {
@@ -33,11 +66,7 @@ void time_row(benchmark::State& state, const ds::testing::OpCase& row, const ds:
     state.counters["GFLOP/s"] = rate * 1e-9;
     state.counters["%peak"] = 100 * rate / (bf16 ? limits.bf16_flops : limits.fp32_flops);
   }
-  if (row.bytes > 0 && limits.copy > 0) {
-    const double rate = row.bytes / seconds;
-    state.counters["GB/s"] = rate * 1e-9;
-    state.counters["%copy"] = 100 * rate / std::max(limits.copy, limits.stream_copy);
-  }
+  if (row.bytes > 0 && limits.copy > 0) count_bytes(state, row.name, row.bytes / seconds, limits);
 }
 
 }  // namespace
@@ -56,11 +85,10 @@ int main(int argc, char** argv) {
 
   ds::ThreadPool pool(threads);
   const ds::bench::Limits limits = ds::bench::measure_limits(pool);
-  std::printf(
-      "%d threads; limits: fp32 %.0f GFLOP/s, bf16 %.0f GFLOP/s, copy %.1f GB/s, "
-      "streaming copy %.1f GB/s\n",
-      pool.threads(), limits.fp32_flops * 1e-9, limits.bf16_flops * 1e-9, limits.copy * 1e-9,
-      limits.stream_copy * 1e-9);
+  std::fprintf(stderr, "%d threads; limits: %s\n", pool.threads(),
+               ds::bench::limits_text(limits).c_str());
+  benchmark::AddCustomContext("threads", std::to_string(pool.threads()));
+  benchmark::AddCustomContext("limits", ds::bench::limits_text(limits));
   const ds::OpContext ctx{ds::make_cpu_device(), &pool};
   for (const ds::testing::CaseFamily& family : ds::testing::all_case_families()) {
     for (const ds::testing::OpCase& row : family.cases()) {

@@ -12,6 +12,8 @@ int main(int argc, char** argv) {
   std::cout << ds::Json{{"threads", pool.threads()},
                         {"fp32_gflops", limits.fp32_flops * 1e-9},
                         {"bf16_gflops", limits.bf16_flops * 1e-9},
+                        {"read_gbs", limits.read * 1e-9},
+                        {"mixed_gbs", limits.mixed * 1e-9},
                         {"copy_gbs", limits.copy * 1e-9},
                         {"stream_copy_gbs", limits.stream_copy * 1e-9}}
             << "\n";
