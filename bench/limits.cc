@@ -4,8 +4,6 @@
 
 #include <immintrin.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,6 +19,7 @@
 //
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "kernels/cpu.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ds::bench {
@@ -101,43 +100,33 @@ HWY_EXPORT(stream_copy);
 HWY_EXPORT(stream_read);
 HWY_EXPORT(stream_mixed);
 
-bool amx_usable() {
-  if (!__builtin_cpu_supports("avx512f")) return false;
-  unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
-  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  const bool tile_bf16 = (edx >> 22 & 1u) != 0 && (edx >> 24 & 1u) != 0;
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // Linux: arch_prctl
-  return tile_bf16 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
+// The operands are random numbers: with zeros the tiles draw less power, and the rate that they
+// show is one that no product reaches.
 __attribute__((target("amx-tile,amx-bf16"))) double amx_loop(int64_t rounds) {
-  struct alignas(64) Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t columns_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  for (int tile = 0; tile < 8; ++tile) {
-    config.columns_bytes[tile] = 64;
-    config.rows[tile] = 16;
+  const kernels::AmxTiles tiles;
+  alignas(64) uint16_t values[4][512];
+  uint32_t state = 1;
+  for (auto& tile : values) {
+    for (uint16_t& value : tile) {
+      state = state * 1664525u + 1013904223u;
+      constexpr uint16_t kHalf = 0x3F00;  // and up to 1, of either sign
+      value = static_cast<uint16_t>((state >> 31 << 15) | kHalf | (state >> 24 & 0x7F));
+    }
   }
-  // gcc 12's intrinsic names only the first 8 bytes as its input; this keeps the other stores.
-  __asm__ volatile("" : : "r"(&config) : "memory");
-  _tile_loadconfig(&config);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  _tile_zero(4);
-  _tile_zero(5);
-  _tile_zero(6);
-  _tile_zero(7);
+  _tile_loadd(4, values[0], 64);
+  _tile_loadd(5, values[1], 64);
+  _tile_loadd(6, values[2], 64);
+  _tile_loadd(7, values[3], 64);
   for (int64_t i = 0; i < rounds; ++i) {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_release();
   return static_cast<double>(rounds) * 4 * 16 * 16 * 32 * 2;
 }
 
@@ -217,9 +206,9 @@ Limits measure_limits(ThreadPool& pool) {
     return flops;
   });
   limits.bf16_flops = limits.fp32_flops;
-  if (amx_usable()) {
+  if (kernels::cpu_features().amx_bf16) {
     limits.bf16_flops = best_rate(pool, [](int) { return amx_loop(1'000'000); });
-  } else if (__builtin_cpu_supports("avx512bf16")) {
+  } else if (kernels::cpu_features().avx512_bf16) {
     limits.bf16_flops = best_rate(pool, [&](int) {
       float sum = 0;
       const double flops = dot_loop(2'000'000, &sum);

@@ -1,7 +1,6 @@
 # The libraries the project stands on. scripts/setup installs them from Debian packages.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
-find_package(dnnl CONFIG REQUIRED)
 find_package(hwy CONFIG QUIET)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)

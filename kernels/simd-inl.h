@@ -395,7 +395,7 @@ HWY_INLINE VF exp2(DF d, VF y) {
 
 inline constexpr float kLog2e = 1.44269504f;
 
-// e^x within 2 ulp of normal results. Below -88.03 it is 0, above 88.73 infinity; NaN stays NaN.
+// e^x within 2 ulp of normal results. Below -87.7 it is 0, above 88.37 infinity; NaN stays NaN.
 HWY_INLINE VF exp(DF d, VF x) {
   x = at_least(d, -88.03f, at_most(d, 88.73f, x));
   // From 2^23 on the spacing is 1: the sum is rounded to a whole number, whose exponent stands in

@@ -59,7 +59,7 @@ HWY_INLINE float max_of(const T* x, int64_t n) {
 
 // Takes the chunk's maximum into account; returns what the exponents are relative to.
 template <class T>
-HWY_INLINE float raise(RowSum& row, const T* x, int64_t n) {
+HWY_INLINE float raise_maximum(RowSum& row, const T* x, int64_t n) {
   const float most = max_of(x, n);
   if (most > row.largest) {
     row.sum *= std::exp(static_cast<double>(row.largest) - static_cast<double>(most));
@@ -76,7 +76,7 @@ RowSum row_sum(const T* x, int64_t n) {
   for (int64_t begin = 0; begin < n; begin += kChunk<T>) {
     const T* chunk = x + begin;
     const int64_t size = HWY_MIN(kChunk<T>, n - begin);
-    const VF shift = hn::Set(d, raise(row, chunk, size)), log2e = hn::Set(d, simd::kLog2e);
+    const VF shift = hn::Set(d, raise_maximum(row, chunk, size)), log2e = hn::Set(d, simd::kLog2e);
     simd::Sums sums;
     simd::visit<T>(size, [&](auto at) DS_SIMD_BODY {
       const VF y = hn::Mul(hn::Sub(at.load(chunk), shift), log2e);
@@ -115,7 +115,7 @@ RowSum fused_row(T* x, int64_t n, float scale, float* exponentials) {
     const T* chunk = x + begin;
     float* to = exponentials + begin;
     const int64_t size = HWY_MIN(kChunk<T>, n - begin);
-    const float least = largest[begin / kChunk<T>] = raise(row, chunk, size);
+    const float least = largest[begin / kChunk<T>] = raise_maximum(row, chunk, size);
     const VF shift = hn::Set(d, least);
     simd::Sums sums;
     simd::visit<T>(size, [&](auto at) DS_SIMD_BODY {

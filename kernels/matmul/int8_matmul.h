@@ -38,8 +38,8 @@ void int8_matmul(const Int8Matmul& problem, ThreadPool& pool, Int8Path path = In
 bool int8_path_runs(Int8Path path);
 
 // q[i, j] = round(x[i, j] / scales[i]) with scales[i] = max |x[i]| / 127, halves to even. A row of
-// zeros, or below 1e-35, has scale 0; a row with a NaN or an infinity has scale NaN and codes 0, so that what is
-// computed from it is NaN.
+// zeros, or below 1e-35, has scale 0; a row with a NaN or an infinity has scale NaN and codes 0, so
+// that what is computed from it is NaN.
 struct QuantizeRows {
   FloatType type = FloatType::kFloat32;
   const void* x = nullptr;  // [rows, columns], rows x_stride apart

@@ -22,9 +22,7 @@ uint64_t with_avx2(const void* data, size_t bytes) { return XXH3_64bits(data, by
 #pragma GCC pop_options
 
 namespace ds {
-Xxh3Function xxh3_64_avx2() {
-  return __builtin_cpu_supports("avx2") ? with_avx2 : nullptr;
-}
+Xxh3Function xxh3_64_avx2() { return __builtin_cpu_supports("avx2") ? with_avx2 : nullptr; }
 }  // namespace ds
 
 #else

@@ -5,7 +5,6 @@
 #include <unistd.h>
 #include <utf8proc.h>
 #include <xxhash.h>
-#include <oneapi/dnnl/dnnl.hpp>
 
 #include <flatbuffers/base.h>
 
@@ -21,6 +20,7 @@
 #include "capi/cpu_features.h"
 #include "device/cuda_device.h"
 #include "ds.h"
+#include "kernels/matmul/matmul.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -62,9 +62,7 @@ std::string pcre2_version() {
 
 // The versions of what is loaded, where a library can say it; else of the headers compiled in.
 Json libraries_section() {
-  const dnnl_version_t* const dnnl = dnnl_version();
   Json libraries = Json::object();
-  libraries["oneDNN"] = version_text(dnnl->major, dnnl->minor, dnnl->patch);
   libraries["Highway"] = version_text(HWY_MAJOR, HWY_MINOR, HWY_PATCH);
   libraries["FlatBuffers"] = version_text(FLATBUFFERS_VERSION_MAJOR, FLATBUFFERS_VERSION_MINOR,
                                           FLATBUFFERS_VERSION_REVISION);
@@ -77,31 +75,6 @@ Json libraries_section() {
   if (!cuda.empty()) libraries["CUDA runtime"] = cuda;
   libraries["xxHash"] = version_text(XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE);
   return libraries;
-}
-
-std::string_view dnnl_isa_name() {
-  switch (dnnl::get_effective_cpu_isa()) {
-    case dnnl::cpu_isa::sse41:
-      return "SSE4.1";
-    case dnnl::cpu_isa::avx:
-      return "AVX";
-    case dnnl::cpu_isa::avx2:
-      return "AVX2";
-    case dnnl::cpu_isa::avx2_vnni:
-      return "AVX2 with VNNI";
-    case dnnl::cpu_isa::avx512_core:
-      return "AVX-512";
-    case dnnl::cpu_isa::avx512_core_vnni:
-      return "AVX-512 with VNNI";
-    case dnnl::cpu_isa::avx512_core_bf16:
-      return "AVX-512 with BF16";
-    case dnnl::cpu_isa::avx512_core_amx:
-      return "AVX-512 with AMX";
-    case dnnl::cpu_isa::all:
-      return "all";
-    default:
-      return "other";
-  }
 }
 
 Json kernels_section() {
@@ -118,12 +91,16 @@ Json kernels_section() {
     usable.push_back(hwy::TargetName(target));
     chosen = hwy::TargetName(target);
   }
-  Json kernels = Json::object();
-  kernels["simd_compiled"] = std::move(compiled);
-  kernels["simd_usable"] = std::move(usable);
-  kernels["simd_chosen"] = chosen;
-  kernels["matrix_products"] = str_cat("oneDNN, ", dnnl_isa_name());
-  return kernels;
+  Json out = Json::object();
+  out["simd_compiled"] = std::move(compiled);
+  out["simd_usable"] = std::move(usable);
+  out["simd_chosen"] = chosen;
+  using kernels::matmul_kernel_name;
+  using kernels::MatmulType;
+  out["matrix_products"] = {{"float32", matmul_kernel_name(MatmulType::kFloat32)},
+                            {"bfloat16", matmul_kernel_name(MatmulType::kBFloat16)},
+                            {"float16", matmul_kernel_name(MatmulType::kFloat16)}};
+  return out;
 }
 
 Json cpu_section(const CpuFeatures& cpu) {

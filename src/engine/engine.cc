@@ -169,6 +169,7 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   options.seed = config_.seed;
   options.step = static_cast<uint32_t>(progress_.micro_steps);
   options.first_sample = comm_->rank() * batch.ids.size(0);
+  options.loss_gradient = loss_gradient();
   options.profile = metrics_->profile_for(progress_.steps);
   auto pending = std::make_unique<Pending>(context(), model_->state(), options);
   models::ForwardOptions forward_options;
@@ -192,6 +193,11 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   return pending_->loss.data;
 }
 
+float Engine::loss_gradient() const {
+  return static_cast<float>(updater_->loss_scale() /
+                            static_cast<double>(config_.batch.accumulation));
+}
+
 void Engine::backward(const Tensor& loss) {
   DS_CHECK(phase_ == Phase::kForwardDone, Code::kState, "backward needs a forward before it");
   DS_CHECK(loss && loss.storage() == pending_->loss.data.storage(), Code::kInvalidArgument,
@@ -203,8 +209,7 @@ void Engine::backward(const Tensor& loss) {
 void Engine::run_backward() {
   const ScopedTimer timer = time_phase("backward");
   Tensor upstream = context().workspace(DType::kFloat32, {});
-  *upstream.data<float>() =
-      static_cast<float>(updater_->loss_scale() / static_cast<double>(config_.batch.accumulation));
+  *upstream.data<float>() = loss_gradient();
   try {
     pending_->loss.slot->add(context(), upstream, true);
     const ScopedTimer inner = time_phase("backward_inner");

@@ -104,6 +104,7 @@ class Engine {
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
   Tensor run_forward(const models::Batch& batch, const Tensor& labels);
   void run_backward();
+  float loss_gradient() const;  // what backward starts with
   void drop_open_step();
   StepReport finish_micro_batch();
   StepReport apply_update();

@@ -86,7 +86,8 @@ void Engine::save(const std::string& folder, const std::string& tag) {
     if (!p.trainable) continue;
     const size_t place = updater_->place(id);
     for (const std::string& name : updater_->optimizer().states(place)) {
-      const Tensor value = updater_->optimizer().read_state(ctx, place, name);
+      Tensor value = updater_->optimizer().state_view(place, name);
+      if (!value) value = updater_->optimizer().read_state(ctx, place, name);
       part.add_tensor(meta_of(p, state_key(name)), bytes_of(value));
     }
     if (accumulated_ > 0) {
@@ -163,10 +164,14 @@ void Engine::restore(const CheckpointReader& reader) {
            "the checkpoint was saved after ", accumulated,
            " micro batches of an open step, which gradient_accumulation_steps ",
            config_.batch.accumulation, " cannot continue");
-  Tensor masters = Tensor::zeros(ctx.device, DType::kFloat32, {state.layout().elements()},
+  Tensor masters = Tensor::empty(ctx.device, DType::kFloat32, {state.layout().elements()},
                                  MemoryTag::kParameters);
-  Tensor gradients = Tensor::zeros(ctx.device, state.accumulation_type(),
-                                   {state.layout().trainable_elements()}, MemoryTag::kGradients);
+  ops::fill(ctx, 0.0f, masters);
+  Tensor gradients;  // only of an open step
+  if (accumulated > 0) {
+    gradients = Tensor::zeros(ctx.device, state.accumulation_type(),
+                              {state.layout().trainable_elements()}, MemoryTag::kGradients);
+  }
   std::unique_ptr<optim::Optimizer> optimizer = updater_->fresh_optimizer();
   const auto read = [&](const TensorRecord& record, DType type, const Tensor& target) {
     DS_CHECK(record.meta.dtype == type && Shape(record.meta.shape) == target.shape(),
@@ -188,8 +193,13 @@ void Engine::restore(const CheckpointReader& reader) {
     const size_t place = updater_->place(id);
     for (const std::string& name : optimizer->states(place)) {
       const StateKey key = state_key(name);
+      const TensorRecord& record = reader.tensor(p.name, key.kind, key.state);
+      if (const Tensor in_place = optimizer->state_view(place, name)) {
+        read(record, DType::kFloat32, in_place);
+        continue;
+      }
       const Tensor value = ctx.workspace(DType::kFloat32, p.shape);
-      read(reader.tensor(p.name, key.kind, key.state), DType::kFloat32, value);
+      read(record, DType::kFloat32, value);
       optimizer->write_state(ctx, place, name, value);
     }
     if (accumulated > 0) {
@@ -217,7 +227,11 @@ void Engine::restore(const CheckpointReader& reader) {
 
   updater_->restore(std::move(optimizer), saved_updater,
                     same_rate);  // changes nothing if it throws
-  state.replace_gradients(std::move(gradients));
+  if (gradients) {
+    state.replace_gradients(std::move(gradients));
+  } else {
+    state.clear_gradients(ctx);
+  }
   state.replace_masters(ctx, std::move(masters));
   const StepCounters& counters = reader.manifest().counters;
   progress_ = {counters.global_steps, counters.skipped_steps, counters.micro_steps,

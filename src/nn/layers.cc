@@ -124,28 +124,36 @@ Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64
   const Tensor flat = logits.data.view({rows, vocab});
   const Tensor targets = labels.view({rows});
   Tensor losses = tape.new_activation(DType::kFloat32, {rows});
-  Tensor lse = tape.new_activation(DType::kFloat32, {rows});
-  ops::cross_entropy(tape.ctx(), flat, targets, valid, losses, lse);
-
-  counted = 0;
-  double total = 0;
   const int32_t* label = targets.data<int32_t>();
+  counted = rows - std::count(label, label + rows, ops::kIgnoreLabel);
+  // While training, the logits become their gradient in the same pass that reads them: nothing
+  // else looks at them any more.
+  const bool fused = tape.recording() && logits.slot;
+  const float share = counted == 0 ? 0.0f : 1.0f / static_cast<float>(counted);
+  Tensor gradient = flat;
+  if (fused) {
+    ops::cross_entropy_fused(tape.ctx(), gradient, targets, valid, tape.loss_gradient() * share,
+                             losses);
+  } else {
+    Tensor lse = tape.new_activation(DType::kFloat32, {rows});
+    ops::cross_entropy(tape.ctx(), flat, targets, valid, losses, lse);
+  }
+  double total = 0;
   const float* loss = losses.data<float>();
   for (int64_t i = 0; i < rows; ++i) {
-    if (label[i] == ops::kIgnoreLabel) continue;
-    total += loss[i];
-    ++counted;
+    if (label[i] != ops::kIgnoreLabel) total += loss[i];
   }
   Value mean = tape.make_value(tape.new_activation(DType::kFloat32, {}));
-  *mean.data.data<float>() = counted == 0 ? 0.0f : static_cast<float>(total / counted);
-  tape.record([logits_data = logits.data, in = logits.slot, flat, targets, valid, lse, counted,
-               out = mean.slot](Tape& t) {
-    if (!*out || !in) return;
+  *mean.data.data<float>() =
+      counted == 0 ? 0.0f : static_cast<float>(total / static_cast<double>(counted));
+  if (!fused) return mean;
+  tape.record([gradient, shape = logits.data.shape(), in = logits.slot,
+               expected = tape.loss_gradient(), out = mean.slot](Tape& t) {
+    if (!*out) return;
     const float upstream = *out->gradient().data<float>();
-    Tensor dlogits = flat;  // in place: nothing reads the logits any more
-    const float scale = counted == 0 ? 0.0f : upstream / static_cast<float>(counted);
-    ops::cross_entropy_backward(t.ctx(), flat, targets, valid, lse, scale, dlogits);
-    in->add(t.ctx(), logits_data, true);
+    Tensor dlogits = gradient;
+    if (upstream != expected) ops::scale(t.ctx(), dlogits, upstream / expected, dlogits);
+    in->add(t.ctx(), dlogits.view(shape), true);
   });
   return mean;
 }

@@ -96,9 +96,10 @@ void adapter_backward(Tape& tape, const AdapterPass& pass, const Tensor& x, cons
   }
 }
 
-// Products of a linear layer and its adapter; backward multiplies once for each gradient.
+// Products of a linear layer and its adapter; backward multiplies once for each gradient. An
+// activation after it counts one operation per element each way.
 void report_work(const OperatorScope& op, Tape& tape, const Value& x, ParamId weight,
-                 const Adapter* adapter) {
+                 const Adapter* adapter, bool activated = false) {
   const ParameterSet& parameters = tape.store().parameters();
   Arithmetic forward, backward;
   const auto product = [&](ParamId id, bool input_gradient) {
@@ -113,6 +114,12 @@ void report_work(const OperatorScope& op, Tape& tape, const Value& x, ParamId we
   if (adapter != nullptr) {
     product(adapter->a, static_cast<bool>(x.slot));
     product(adapter->b, true);
+  }
+  if (activated) {
+    const Arithmetic elements = Arithmetic::elementwise(x.data.elements() / x.data.shape()[-1] *
+                                                        parameters[weight].shape[0]);
+    forward += elements;
+    backward += elements;
   }
   op.work(forward, backward);
 }
@@ -171,11 +178,13 @@ Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
 Value linear_gelu(Tape& tape, const Value& x, ParamId weight, ParamId bias, ops::Gelu kind) {
   const ops::Activation form =
       kind == ops::Gelu::kErf ? ops::Activation::kGeluErf : ops::Activation::kGeluTanh;
-  if (tape.store().parameters().adapter(weight) != nullptr) {
+  // Models that only run choose by how the weight is stored.
+  const bool trains = tape.recording() || tape.training();
+  if (!trains || tape.store().parameters().adapter(weight) != nullptr) {
     return activation(tape, linear(tape, x, weight, bias), form);
   }
   const OperatorScope op(tape, "linear+gelu", weight, true);
-  if (op) report_work(op, tape, x, weight, nullptr);
+  if (op) report_work(op, tape, x, weight, nullptr, true);
   Value pre, y;
   {
     const ParameterGuard w(tape.store(), weight), b(tape.store(), bias);

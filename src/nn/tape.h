@@ -53,6 +53,7 @@ struct TapeOptions {
   uint64_t seed = 0;
   uint32_t step = 0;         // micro step, the second coordinate of every random stream
   int64_t first_sample = 0;  // global index of the batch's first sample within its micro step
+  float loss_gradient = 1;   // what backward will start with: lets the loss make its gradient early
   ModuleProfile* profile = nullptr;  // that operators report to; see nn/profile.h
 };
 
@@ -66,6 +67,7 @@ class Tape {
   bool recording() const { return options_.record; }
   bool training() const { return options_.training; }
   int64_t first_sample() const { return options_.first_sample; }
+  float loss_gradient() const { return options_.loss_gradient; }
   ModuleProfile* profile() const { return options_.profile; }
 
   // The random stream of the next operator that draws numbers.

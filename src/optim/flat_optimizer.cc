@@ -141,6 +141,15 @@ void FlatOptimizer::write_state_range(size_t tensor, const std::string& state, i
   spaces_[found.space].write(tensor, found.state, begin - from, end - from, values);
 }
 
+Tensor FlatOptimizer::state_view(size_t tensor, const std::string& state) const {
+  const Found found = find_state(tensor, state);
+  const OwnedRange range = owned(tensor);
+  const Shape& shape = place(tensor).shape;
+  if (range.begin != 0 || range.end != shape.elements()) return {};
+  const Tensor flat = spaces_[found.space].view(tensor, found.state, range.end);
+  return flat ? flat.view(shape) : Tensor();
+}
+
 Tensor FlatOptimizer::read_state(const OpContext& ctx, size_t tensor,
                                  const std::string& state) const {
   find_state(tensor, state);

@@ -23,6 +23,7 @@ class FlatOptimizer : public Optimizer {
   void write_state(const OpContext& ctx, size_t tensor, const std::string& state,
                    const Tensor& value) override;
   OwnedRange owned(size_t tensor) const override;
+  Tensor state_view(size_t tensor, const std::string& state) const override;
   void read_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
                         float* out) const override;
   void write_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,

@@ -69,6 +69,10 @@ class Optimizer {
   virtual void write_state(const OpContext& ctx, size_t tensor, const std::string& state,
                            const Tensor& value) = 0;
 
+  // The memory of a state in the tensor's shape, where it is kept as fp32 and this rank owns it
+  // wholly; else no tensor. Saves and loads go straight from and to it.
+  virtual Tensor state_view(size_t, const std::string&) const { return {}; }
+
   // What this rank owns of a tensor, and the same for a part of that: the whole-tensor calls above
   // are for tensors that it owns wholly.
   virtual OwnedRange owned(size_t tensor) const = 0;

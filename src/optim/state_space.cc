@@ -131,6 +131,12 @@ void StateSpace::read(size_t place, size_t state, int64_t begin, int64_t end, fl
   }
 }
 
+Tensor StateSpace::view(size_t place, size_t state, int64_t count) const {
+  const Tensor& data = arrays_[state].data;
+  if (data.dtype() != DType::kFloat32) return {};
+  return data.slice(0, offsets_[place], offsets_[place] + count);
+}
+
 void StateSpace::write(size_t place, size_t state, int64_t begin, int64_t end,
                        const float* values) {
   const int64_t from = offsets_[place] + begin, to = offsets_[place] + end;

@@ -55,6 +55,8 @@ class StateSpace {
   // The owned elements [begin, end) of a tensor, counted from where its owned part begins.
   void read(size_t place, size_t state, int64_t begin, int64_t end, float* out) const;
   void write(size_t place, size_t state, int64_t begin, int64_t end, const float* values);
+  // The first `count` owned elements of a tensor in place; empty unless they are kept as fp32.
+  Tensor view(size_t place, size_t state, int64_t count) const;
   // Before every update: encodes what writes left waiting.
   void settle();
 

@@ -21,6 +21,7 @@ struct Way {
   bool uring;
   const char* parent = nullptr;
 };
+void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
 class IoQueue : public ::testing::TestWithParam<Way> {
  protected:

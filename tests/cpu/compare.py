@@ -1,0 +1,53 @@
+"""Runs a program on this CPU and, emulated, on one with AVX2 only and on one without AVX, and
+compares what it prints. usage: compare.py PROGRAM
+
+Bounds: fp32 sums round in another order, 2e-5 of the largest value; bf16 rounds activations to 8
+bits, and a sum that falls on the other side moves by 2^-8: 3e-2 of the largest logit after six
+steps of training.
+"""
+import json
+import shutil
+import subprocess
+import sys
+
+EMULATOR = "qemu-x86_64"
+PROCESSORS = {"AVX2 without AVX-512": "Haswell", "neither AVX": "Nehalem"}
+BOUNDS = {"fp32": 2e-5, "bf16": 3e-2}
+
+
+def output(command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def worst(a, b):
+    largest = max(map(abs, a))
+    return max(abs(x - y) for x, y in zip(a, b, strict=True)) / largest
+
+
+def main():
+    program = sys.argv[1]
+    if shutil.which(EMULATOR) is None:
+        print(f"{EMULATOR} is not installed: scripts/setup --test brings it")
+        return 77
+    with open("/proc/cpuinfo", encoding="utf-8") as info:
+        flags = next(line for line in info if line.startswith("flags")).split()
+    print("this CPU:", " ".join(f for f in flags if f.startswith(("avx", "amx"))))
+    here = output([program])
+    failed = False
+    for name, model in PROCESSORS.items():
+        there = output([EMULATOR, "-cpu", model, program])
+        for case, expected in here.items():
+            for what in ("losses", "logits"):
+                error = worst(expected[what], there[case][what])
+                bound = BOUNDS[case.split()[1]]
+                verdict = "ok" if error <= bound else "FAILED"
+                failed |= error > bound
+                print(f"{name}, {case}, {what}: {error:.2g} of the largest, bound {bound:g}: {verdict}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+// A little of everything through the C ABI, for comparison between CPUs: training of a GPT-2 and a
+// Llama in fp32 and bf16, then logits and generated tokens. Prints one line of JSON.
+#include <ds.hpp>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+namespace {
+
+using Json = nlohmann::json;
+
+const char* const kModels[] = {
+    R"({"model_type": "gpt2", "vocab_size": 97, "n_positions": 32, "n_embd": 48, "n_layer": 2,
+        "n_head": 3, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1})",
+    R"({"model_type": "llama", "vocab_size": 97, "max_position_embeddings": 32, "hidden_size": 48,
+        "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-5})"};
+
+libds::Tensor tokens(int64_t batch, int64_t length, uint32_t seed) {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < batch * length; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    ids.push_back((seed >> 8) % 97);
+  }
+  return libds::Tensor::from(ids, {batch, length});
+}
+
+Json train(const char* model_json, bool bf16) {
+  libds::Model model = libds::Model::create(model_json, 7);
+  Json losses = Json::array(), logits = Json::array();
+  {
+    const Json config = {{"train_micro_batch_size_per_gpu", 2},
+                         {"bf16", {{"enabled", bf16}}},
+                         {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-3}}}}}};
+    libds::Engine engine(config.dump(), model);
+    for (uint32_t step = 0; step < 6; ++step) {
+      const libds::Tensor loss = engine.forward(tokens(2, 24, step), tokens(2, 24, step + 100));
+      losses.push_back(*static_cast<const float*>(loss.data()));
+      engine.backward(loss);
+      engine.step();
+    }
+  }
+  const libds::Tensor out = model.logits(tokens(1, 9, 55));
+  for (int i = 0; i < 9 * 97; ++i) logits.push_back(static_cast<const float*>(out.data())[i]);
+  return {{"losses", losses}, {"logits", logits}};
+}
+
+}  // namespace
+
+int main() {
+  try {
+    Json out = Json::object();
+    const char* const names[] = {"gpt2", "llama"};
+    for (size_t i = 0; i < 2; ++i) {
+      for (const bool bf16 : {false, true}) {
+        out[std::string(names[i]) + (bf16 ? " bf16" : " fp32")] = train(kModels[i], bf16);
+      }
+    }
+    std::cout << out << "\n";
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}
