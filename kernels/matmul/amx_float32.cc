@@ -281,6 +281,8 @@ const Kernel& amx_float32_kernel() {
                                  .depth = 128,
                                  .element_bytes = 4,
                                  .packed_bytes = 6,
+                                 .cache_bytes = 1280 << 10,
+                                 .round_depth = 768,
                                  .tiles = true,
                                  .a = {pack_a_rows, pack_a_columns},
                                  .b = {pack_b_rows, pack_b_columns},

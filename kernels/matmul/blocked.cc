@@ -55,12 +55,12 @@ void choose_tasks(const Kernel& kernel, int threads, int64_t rows, int64_t colum
 }
 
 Plan make_plan(const Kernel& kernel, const BlockedProduct& p, int threads) {
-  constexpr int64_t kMostDepth = 4096, kRoundDepth = 2048;
   constexpr int64_t kWaitingRows = 1024, kWaitingColumns = 1024;
   constexpr double kWorthSharing = 1 << 18;  // multiply-adds
   Plan plan{};
-  const bool waiting = p.k > kMostDepth;
-  plan.depth = waiting ? round_up(equal_part(p.k, kRoundDepth, kernel.group), kernel.depth) : p.k;
+  const bool waiting = p.k > 2 * kernel.round_depth;
+  plan.depth =
+      waiting ? round_up(equal_part(p.k, kernel.round_depth, kernel.group), kernel.depth) : p.k;
   plan.step = equal_part(plan.depth, kernel.depth, kernel.group);
   plan.rows = waiting ? equal_part(p.m, kWaitingRows, kernel.rows) : p.m;
   plan.columns = waiting ? equal_part(p.n, kWaitingColumns, kernel.columns) : p.n;

@@ -56,7 +56,8 @@ struct Kernel {
   // For the columns of B of a task. More than half of a second-level cache of 2 MiB measured
   // slower.
   int64_t cache_bytes = 640 << 10;
-  bool tiles = false;  // `multiply` needs AmxTiles
+  int64_t round_depth = 2048;  // of k at a time where k is longer than twice that
+  bool tiles = false;          // `multiply` needs AmxTiles
   Packing a, b;
   void (*multiply)(const MultiplyCall&) = nullptr;
   // Of bf16 kernels on CPUs that convert in one instruction; null elsewhere.
