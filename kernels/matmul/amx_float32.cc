@@ -134,14 +134,23 @@ __m512i pair_upper(__m512 even, __m512 odd) {
                                    _mm512_castps_si512(odd), upper_halves(), kAOrBandC);
 }
 
+// The pieces of rows that packing reads are too short for the hardware to fetch ahead; addresses
+// beyond the operand do no harm.
+void fetch(const float* place) {
+  _mm_prefetch(reinterpret_cast<const char*>(place), _MM_HINT_T0);
+  _mm_prefetch(reinterpret_cast<const char*>(place + 16), _MM_HINT_T0);
+}
+
 // Rows of A along k: 32 numbers of a row become one line of each part.
 void pack_a_rows(const PackCall& call) {
+  constexpr int64_t kAhead = 8;  // rows
   const auto* from = static_cast<const float*>(call.from);
   for (int64_t row = 0; row < kRows; ++row) {
     auto* to = static_cast<char*>(call.to) + row * kAStride;
     const float* source = from + (row < call.width ? row * call.stride : 0);
     for (int64_t k = 0; k < call.depth; k += kGroup, to += kStep) {
       const int64_t left = row < call.width ? call.depth - k : 0;
+      fetch(source + kAhead * call.stride + k);
       __m512 low = _mm512_maskz_loadu_ps(first_words(left), source + k);
       __m512 high =
           _mm512_maskz_loadu_ps(first_words(left - 16), source + (left > 16 ? k + 16 : 0));
@@ -255,6 +264,10 @@ void pack_a_columns(const PackCall& call) {
         const __mmask16 first = at < call.depth ? read : __mmask16{0};
         const __mmask16 second = at + 1 < call.depth ? read : __mmask16{0};
         const float* const place = from + (first != 0 ? at * call.stride + row : 0);
+        if (row == 0) {  // of the next panel
+          fetch(place + kRows);
+          fetch(place + call.stride + kRows);
+        }
         __m512 even = _mm512_maskz_loadu_ps(first, place);
         __m512 odd = _mm512_maskz_loadu_ps(second, second != 0 ? place + call.stride : place);
         words[0][pair] = pair_upper(even, odd);
