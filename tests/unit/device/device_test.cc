@@ -168,27 +168,31 @@ TEST(CpuDevice, StepsRepeatTheirPlaces) {
 
 // Small requests are given where addresses are scarce.
 TEST(CpuDevice, WorksWithinALimitedAddressSpace) {
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    const rlimit limit{.rlim_cur = rlim_t{1} << 30, .rlim_max = rlim_t{1} << 30};
-    if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
-    const auto device = make_cpu_device();
-    void* const block = device->allocate(10 << 20, MemoryTag::kOther);
-    std::memset(block, 1, 10 << 20);
-    device->deallocate(block, 10 << 20, MemoryTag::kOther);
-    try {
-      device->allocate(int64_t{4} << 30, MemoryTag::kOther);
-    } catch (const Error& error) {
-      _exit(error.code() == Code::kOutOfMemory ? 0 : 3);
-    }
-    _exit(4);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers need more addresses than the limit";
 #endif
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    try {
+      const rlimit limit{.rlim_cur = rlim_t{1} << 30, .rlim_max = rlim_t{1} << 30};
+      if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
+      const auto device = make_cpu_device();
+      void* const block = device->allocate(10 << 20, MemoryTag::kOther);
+      std::memset(block, 1, 10 << 20);
+      device->deallocate(block, 10 << 20, MemoryTag::kOther);
+      try {
+        device->allocate(int64_t{4} << 30, MemoryTag::kOther);
+      } catch (const Error& error) {
+        _exit(error.code() == Code::kOutOfMemory ? 0 : 3);
+      }
+      _exit(4);
+    } catch (...) {
+      _exit(5);
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
