@@ -11,7 +11,7 @@
 // threads. Another kernel, and another m on either side of kDirectRows, may round differently.
 //
 // Each thread that multiplies keeps scratch of about 2 MiB until it ends, and the calling thread
-// 4 MiB more where k is above 4096 (sums that wait). A warm call allocates nothing.
+// 4 MiB more where k is taken in rounds (sums that wait). A warm call allocates nothing.
 #pragma once
 
 #include <cstdint>
