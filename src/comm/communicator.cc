@@ -1,24 +1,10 @@
 #include "comm/communicator.h"
 
-#include <algorithm>
+#include <climits>
 
 #include "base/text.h"
 
 namespace ds {
-
-std::string_view reduce_op_name(ReduceOp op) noexcept {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kAverage:
-      return "average";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-  }
-  return "unknown";
-}
 
 Communicator::Communicator(int rank, int size, std::chrono::milliseconds deadline)
     : rank_(rank), size_(size), deadline_(deadline) {
@@ -27,17 +13,15 @@ Communicator::Communicator(int rank, int size, std::chrono::milliseconds deadlin
 }
 
 void Communicator::check_active(const char* operation) const {
-  switch (state()) {
-    case State::kActive:
-      return;
-    case State::kFinalized:
-      fail(Code::kState, operation, ": the communicator was finalized; make a new one");
-    case State::kAborted: {
-      const std::lock_guard lock(reason_mutex_);
-      fail(Code::kAborted, operation, ": the communicator was aborted",
-           abort_reason_.empty() ? "" : ": ", abort_reason_);
-    }
+  const State now = state();
+  if (now == State::kActive) return;
+  if (now == State::kFinalized) {
+    fail(Code::kState, operation, ": the communicator was finalized; make a new one");
   }
+  const std::lock_guard lock(reason_mutex_);
+  if (now == State::kFailed) fail(Code::kComm, operation, ": the group failed before: ", reason_);
+  fail(Code::kAborted, operation, ": the communicator was aborted", reason_.empty() ? "" : ": ",
+       reason_);
 }
 
 void Communicator::check_tensor_for(const char* operation, const char* name, const Tensor& tensor,
@@ -47,6 +31,34 @@ void Communicator::check_tensor_for(const char* operation, const char* name, con
            tensor.shape().text(), " is not contiguous; pass a packed copy");
   DS_CHECK(!written || !tensor.storage()->read_only(), Code::kState, operation, ": ", name,
            " is read-only");
+}
+
+void Communicator::check_root(const char* operation, int root) const {
+  DS_CHECK(root >= 0 && root < size_, Code::kInvalidArgument, operation, ": root ", root,
+           " is not in a group of ", size_);
+}
+
+void Communicator::check_peer(const char* operation, int peer, int tag) const {
+  DS_CHECK(peer >= 0 && peer < size_, Code::kInvalidArgument, operation, ": peer ", peer,
+           " is not in a group of ", size_);
+  DS_CHECK(peer != rank_, Code::kInvalidArgument, operation, ": peer ", peer,
+           " is this rank itself; copy instead");
+  DS_CHECK(tag >= 0, Code::kInvalidArgument, operation, ": tag ", tag, " is negative");
+}
+
+void Communicator::check_counts(const char* operation, const char* name,
+                                std::span<const int64_t> counts, const Tensor& tensor) const {
+  DS_CHECK(std::ssize(counts) == size_, Code::kInvalidArgument, operation, ": ", name, " has ",
+           counts.size(), " entries for a group of ", size_);
+  int64_t left = tensor.elements();
+  for (size_t i = 0; i < counts.size(); ++i) {
+    DS_CHECK(counts[i] >= 0 && counts[i] <= left, Code::kInvalidArgument, operation, ": ", name,
+             "[", i, "] is ", counts[i], ", and ", left, " elements of ", tensor.elements(),
+             " are left for it");
+    left -= counts[i];
+  }
+  DS_CHECK(left == 0, Code::kInvalidArgument, operation, ": ", name, " leaves ", left, " of ",
+           tensor.elements(), " elements over");
 }
 
 namespace {
@@ -70,12 +82,29 @@ void check_pieces(const char* operation, const Tensor& whole, const char* whole_
            " elements, which is not ", size, " times the ", piece.elements(), " of ", piece_name);
 }
 
+void check_same_dtype(const char* operation, const Tensor& output, const Tensor& input) {
+  DS_CHECK(output.dtype() == input.dtype(), Code::kInvalidArgument, operation, ": output is ",
+           dtype_name(output.dtype()), " and input is ", dtype_name(input.dtype()),
+           "; they must agree");
+}
+
 void check_deadline(const char* operation, const CollectiveOptions& options) {
   DS_CHECK(!options.deadline || options.deadline->count() > 0, Code::kInvalidArgument, operation,
            ": the deadline must be positive");
 }
 
 }  // namespace
+
+Communicator::Call Communicator::call_of(Collective kind, ReduceOp op, const Tensor& output,
+                                         const Tensor& input, int root) {
+  Call call;
+  call.kind = kind;
+  call.op = op;
+  call.output = output;
+  call.input = input;
+  call.root = root;
+  return call;
+}
 
 WorkPtr Communicator::all_reduce(const Tensor& tensor, ReduceOp op,
                                  const CollectiveOptions& options) {
@@ -84,7 +113,18 @@ WorkPtr Communicator::all_reduce(const Tensor& tensor, ReduceOp op,
   check_tensor_for(kName, "tensor", tensor, true);
   check_reduction(kName, tensor, op);
   check_active(kName);
-  return start_all_reduce(tensor, op, options);
+  return start(call_of(Collective::kAllReduce, op, tensor, tensor), options);
+}
+
+WorkPtr Communicator::reduce(const Tensor& tensor, ReduceOp op, int root,
+                             const CollectiveOptions& options) {
+  static constexpr char kName[] = "reduce";
+  check_deadline(kName, options);
+  check_root(kName, root);
+  check_tensor_for(kName, "tensor", tensor, rank_ == root);
+  check_reduction(kName, tensor, op);
+  check_active(kName);
+  return start(call_of(Collective::kReduce, op, tensor, tensor, root), options);
 }
 
 WorkPtr Communicator::reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op,
@@ -96,7 +136,7 @@ WorkPtr Communicator::reduce_scatter(const Tensor& output, const Tensor& input, 
   check_reduction(kName, input, op);
   check_pieces(kName, input, "input", output, "output", size_);
   check_active(kName);
-  return start_reduce_scatter(output, input, op, options);
+  return start(call_of(Collective::kReduceScatter, op, output, input), options);
 }
 
 WorkPtr Communicator::all_gather(const Tensor& output, const Tensor& input,
@@ -107,17 +147,125 @@ WorkPtr Communicator::all_gather(const Tensor& output, const Tensor& input,
   check_tensor_for(kName, "input", input, false);
   check_pieces(kName, output, "output", input, "input", size_);
   check_active(kName);
-  return start_all_gather(output, input, options);
+  return start(call_of(Collective::kAllGather, ReduceOp::kSum, output, input), options);
+}
+
+WorkPtr Communicator::all_gather_v(const Tensor& output, const Tensor& input,
+                                   std::span<const int64_t> counts,
+                                   const CollectiveOptions& options) {
+  static constexpr char kName[] = "all_gather_v";
+  check_deadline(kName, options);
+  check_tensor_for(kName, "output", output, true);
+  check_tensor_for(kName, "input", input, false);
+  check_same_dtype(kName, output, input);
+  check_counts(kName, "counts", counts, output);
+  DS_CHECK(counts[static_cast<size_t>(rank_)] == input.elements(), Code::kInvalidArgument, kName,
+           ": counts[", rank_, "] is ", counts[static_cast<size_t>(rank_)],
+           " and the input of this rank has ", input.elements(), " elements");
+  check_active(kName);
+  Call call = call_of(Collective::kAllGatherV, ReduceOp::kSum, output, input);
+  call.output_counts.assign(counts.begin(), counts.end());
+  return start(std::move(call), options);
 }
 
 WorkPtr Communicator::broadcast(const Tensor& tensor, int root, const CollectiveOptions& options) {
   static constexpr char kName[] = "broadcast";
   check_deadline(kName, options);
   check_tensor_for(kName, "tensor", tensor, rank_ != root);
-  DS_CHECK(root >= 0 && root < size_, Code::kInvalidArgument, kName, ": root ", root,
-           " is not in a group of ", size_);
+  check_root(kName, root);
   check_active(kName);
-  return start_broadcast(tensor, root, options);
+  return start(call_of(Collective::kBroadcast, ReduceOp::kSum, tensor, tensor, root), options);
+}
+
+WorkPtr Communicator::all_to_all(const Tensor& output, const Tensor& input,
+                                 const CollectiveOptions& options) {
+  static constexpr char kName[] = "all_to_all";
+  check_deadline(kName, options);
+  check_tensor_for(kName, "output", output, true);
+  check_tensor_for(kName, "input", input, false);
+  check_same_dtype(kName, output, input);
+  DS_CHECK(output.elements() == input.elements() && input.elements() % size_ == 0,
+           Code::kInvalidArgument, kName, ": output has ", output.elements(),
+           " elements and input ", input.elements(), "; both must have the same multiple of ",
+           size_);
+  check_active(kName);
+  return start(call_of(Collective::kAllToAll, ReduceOp::kSum, output, input), options);
+}
+
+WorkPtr Communicator::all_to_all_v(const Tensor& output, const Tensor& input,
+                                   std::span<const int64_t> output_counts,
+                                   std::span<const int64_t> input_counts,
+                                   const CollectiveOptions& options) {
+  static constexpr char kName[] = "all_to_all_v";
+  check_deadline(kName, options);
+  check_tensor_for(kName, "output", output, true);
+  check_tensor_for(kName, "input", input, false);
+  check_same_dtype(kName, output, input);
+  check_counts(kName, "output_counts", output_counts, output);
+  check_counts(kName, "input_counts", input_counts, input);
+  const auto self = static_cast<size_t>(rank_);
+  DS_CHECK(output_counts[self] == input_counts[self], Code::kInvalidArgument, kName,
+           ": output_counts[", rank_, "] is ", output_counts[self], " and input_counts[", rank_,
+           "] is ", input_counts[self], "; what this rank sends itself has one size");
+  check_active(kName);
+  Call call = call_of(Collective::kAllToAllV, ReduceOp::kSum, output, input);
+  call.output_counts.assign(output_counts.begin(), output_counts.end());
+  call.input_counts.assign(input_counts.begin(), input_counts.end());
+  return start(std::move(call), options);
+}
+
+WorkPtr Communicator::gather(const Tensor& output, const Tensor& input, int root,
+                             const CollectiveOptions& options) {
+  static constexpr char kName[] = "gather";
+  check_deadline(kName, options);
+  check_root(kName, root);
+  check_tensor_for(kName, "input", input, false);
+  if (rank_ == root) {
+    check_tensor_for(kName, "output", output, true);
+    check_pieces(kName, output, "output", input, "input", size_);
+  }
+  check_active(kName);
+  return start(
+      call_of(Collective::kGather, ReduceOp::kSum, rank_ == root ? output : Tensor(), input, root),
+      options);
+}
+
+WorkPtr Communicator::scatter(const Tensor& output, const Tensor& input, int root,
+                              const CollectiveOptions& options) {
+  static constexpr char kName[] = "scatter";
+  check_deadline(kName, options);
+  check_root(kName, root);
+  check_tensor_for(kName, "output", output, true);
+  if (rank_ == root) {
+    check_tensor_for(kName, "input", input, false);
+    check_pieces(kName, input, "input", output, "output", size_);
+  }
+  check_active(kName);
+  return start(
+      call_of(Collective::kScatter, ReduceOp::kSum, output, rank_ == root ? input : Tensor(), root),
+      options);
+}
+
+WorkPtr Communicator::send(const Tensor& tensor, int peer, int tag,
+                           const CollectiveOptions& options) {
+  check_deadline("send", options);
+  check_peer("send", peer, tag);
+  check_tensor_for("send", "tensor", tensor, false);
+  check_active("send");
+  Call call = call_of(Collective::kSend, ReduceOp::kSum, Tensor(), tensor, peer);
+  call.tag = tag;
+  return start(std::move(call), options);
+}
+
+WorkPtr Communicator::recv(const Tensor& tensor, int peer, int tag,
+                           const CollectiveOptions& options) {
+  check_deadline("recv", options);
+  check_peer("recv", peer, tag);
+  check_tensor_for("recv", "tensor", tensor, true);
+  check_active("recv");
+  Call call = call_of(Collective::kRecv, ReduceOp::kSum, tensor, Tensor(), peer);
+  call.tag = tag;
+  return start(std::move(call), options);
 }
 
 void Communicator::barrier(const CollectiveOptions& options) {
@@ -126,11 +274,30 @@ void Communicator::barrier(const CollectiveOptions& options) {
   do_barrier(options);
 }
 
+Tensor Communicator::shared_tensor(const std::shared_ptr<Device>& device, DType dtype,
+                                   const Shape& shape, MemoryTag tag,
+                                   const CollectiveOptions& options) {
+  check_deadline("shared_tensor", options);
+  DS_CHECK(device != nullptr && device->kind() == DeviceKind::kCpu, Code::kUnsupported,
+           "shared_tensor: memory shared by processes is that of the CPU device");
+  const int64_t elements = shape.elements(), most = INT64_MAX / 16 / size_;
+  DS_CHECK(elements <= most / dtype_size(dtype), Code::kOutOfMemory, "shared_tensor: ", elements,
+           " elements of ", dtype_name(dtype), " on ", size_, " ranks fit no address space");
+  check_active("shared_tensor");
+  return do_shared_tensor(device, dtype, shape, tag, options);
+}
+
 std::shared_ptr<Communicator> Communicator::split(int color, int key,
                                                   const CollectiveOptions& options) {
   check_deadline("split", options);
   check_active("split");
   return do_split(color, key, options);
+}
+
+void Communicator::join(const CollectiveOptions& options) {
+  check_deadline("join", options);
+  check_active("join");
+  do_join(options);
 }
 
 void Communicator::finalize() {
@@ -143,16 +310,20 @@ void Communicator::finalize() {
 }
 
 void Communicator::abort(std::string_view reason) noexcept {
-  {
-    const std::lock_guard lock(reason_mutex_);
-    State expected = State::kActive;
-    if (!state_.compare_exchange_strong(expected, State::kAborted)) return;
-    try {
-      abort_reason_ = reason;
-    } catch (...) {  // no memory for the reason: the state says enough
-    }
+  if (state() != State::kActive) return;
+  mark_failed(Code::kAborted, reason);
+  if (state() == State::kAborted) do_abort(reason);
+}
+
+void Communicator::mark_failed(Code code, std::string_view text) noexcept {
+  const std::lock_guard lock(reason_mutex_);
+  State expected = State::kActive;
+  const State failed = code == Code::kAborted ? State::kAborted : State::kFailed;
+  if (!state_.compare_exchange_strong(expected, failed)) return;
+  try {
+    reason_ = text;
+  } catch (...) {  // no memory for the reason: the state says enough
   }
-  do_abort();
 }
 
 }  // namespace ds

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/logger.h"
 
 namespace ds {
 namespace {
@@ -12,30 +13,49 @@ class DoneWork : public Work {
  public:
   bool done() const override { return true; }
   void wait() override {}
+  int participants() const override { return 1; }
 };
 
 class SingleCommunicator : public Communicator {
  public:
   explicit SingleCommunicator(const CommOptions& options) : Communicator(0, 1, options.deadline) {}
 
+  TrafficTable traffic() const override {
+    TrafficTable table{};
+    for (size_t i = 0; i < table.size(); ++i) table[i].calls = calls_[i].load();
+    return table;
+  }
+  const char* transport() const noexcept override { return "self"; }
+  void set_logger(std::shared_ptr<CommsLogger> logger) override { logger_ = std::move(logger); }
+
  protected:
-  WorkPtr start_all_reduce(const Tensor&, ReduceOp, const CollectiveOptions&) override {
+  WorkPtr start(Call call, const CollectiveOptions&) override {
+    const auto begin = std::chrono::steady_clock::now();
+    const int64_t bytes = call.input ? call.input.bytes() : 0;
+    if (call.output.raw() != call.input.raw() && bytes > 0) {
+      std::memmove(call.output.raw(), call.input.raw(), static_cast<size_t>(bytes));
+    }
+    count(call.kind);
+    if (logger_) {
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      logger_->record(call.kind, bytes, took.count(), 1);
+    }
     return done_;
   }
-  WorkPtr start_reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp,
-                               const CollectiveOptions&) override {
-    return copy(output, input);
+  void do_barrier(const CollectiveOptions&) override { count(Collective::kBarrier); }
+
+  Tensor do_shared_tensor(const std::shared_ptr<Device>& device, DType dtype, const Shape& shape,
+                          MemoryTag tag, const CollectiveOptions&) override {
+    count(Collective::kSharedTensor);
+    return Tensor::zeros(device, dtype, shape, tag);
   }
-  WorkPtr start_all_gather(const Tensor& output, const Tensor& input,
-                           const CollectiveOptions&) override {
-    return copy(output, input);
-  }
-  WorkPtr start_broadcast(const Tensor&, int, const CollectiveOptions&) override { return done_; }
-  void do_barrier(const CollectiveOptions&) override {}
 
   std::shared_ptr<Communicator> do_split(int color, int, const CollectiveOptions&) override {
+    count(Collective::kSplit);
     if (color < 0) return nullptr;
-    auto group = std::make_shared<SingleCommunicator>(CommOptions{deadline()});
+    CommOptions options;
+    options.deadline = deadline();
+    auto group = std::make_shared<SingleCommunicator>(options);
     const std::lock_guard lock(groups_mutex_);
     std::erase_if(groups_, [](const auto& weak) { return weak.expired(); });
     groups_.push_back(group);
@@ -43,9 +63,10 @@ class SingleCommunicator : public Communicator {
     return group;
   }
 
-  void do_finalize() override {}
+  void do_join(const CollectiveOptions&) override { count(Collective::kJoin); }
+  void do_finalize() override { count(Collective::kFinalize); }
 
-  void do_abort() noexcept override {
+  void do_abort(std::string_view) noexcept override {
     const std::lock_guard lock(groups_mutex_);
     for (const std::weak_ptr<Communicator>& weak : groups_) {
       if (const auto group = weak.lock()) group->abort("the parent group was aborted");
@@ -53,14 +74,11 @@ class SingleCommunicator : public Communicator {
   }
 
  private:
-  WorkPtr copy(const Tensor& output, const Tensor& input) {
-    if (output.raw() != input.raw() && input.bytes() > 0) {
-      std::memmove(output.raw(), input.raw(), static_cast<size_t>(input.bytes()));
-    }
-    return done_;
-  }
+  void count(Collective kind) { ++calls_[static_cast<size_t>(kind)]; }
 
   const WorkPtr done_ = std::make_shared<DoneWork>();
+  std::array<std::atomic<int64_t>, kCollectives> calls_{};
+  std::shared_ptr<CommsLogger> logger_;
   std::mutex groups_mutex_;
   std::vector<std::weak_ptr<Communicator>> groups_;
 };

@@ -1,0 +1,33 @@
+// How a group is made: the communicator's configuration document as a struct.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace ds {
+
+enum class TransportKind { kAuto, kSelf, kShm, kSockets, kHierarchical };
+std::string_view transport_name(TransportKind kind) noexcept;
+
+struct CommOptions {
+  std::chrono::milliseconds deadline{std::chrono::minutes(30)};  // of one collective
+  // For all ranks to find each other.
+  std::chrono::milliseconds rendezvous_deadline{std::chrono::minutes(10)};
+  TransportKind transport = TransportKind::kAuto;
+  int ranks_per_node = 0;    // > 0: pretend that so many consecutive ranks share a host
+  bool checked = false;      // labels and shapes of collectives must agree too
+  std::string master_addr;   // "": MASTER_ADDR of the environment
+  int master_port = 0;       // 0: DS_MASTER_PORT, MASTER_PORT of the environment
+  std::string host_address;  // where other hosts reach this one; "": found out
+  std::string job_id;        // keeps jobs apart that meet at the same place
+};
+
+// Reads a JSON document such as {"timeout_seconds": 1800, "transport": "shm"}. "" and "{}" mean the
+// defaults; unknown keys and wrong values throw kConfig. Keys: timeout_seconds,
+// rendezvous_timeout_seconds, transport (auto, self, shm, sockets, hierarchical), ranks_per_node,
+// checked, master_addr, master_port, host_address, job_id.
+CommOptions parse_comm_options(std::string_view json);
+
+}  // namespace ds
