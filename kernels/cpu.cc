@@ -57,6 +57,9 @@ const CpuFeatures& cpu_features() {
   return features;
 }
 
+// Not of cpu_features(): loading the library asks the system for no tiles.
+const bool kHasBf16Conversion = (__builtin_cpu_init(), __builtin_cpu_supports("avx512bf16") != 0);
+
 AmxTiles::AmxTiles() noexcept { load_configuration(); }
 AmxTiles::~AmxTiles() { release_tiles(); }
 

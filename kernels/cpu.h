@@ -19,6 +19,10 @@ struct CpuFeatures {
 // a refusal (an old kernel, a small alternate signal stack, a sandbox) means "no AMX".
 const CpuFeatures& cpu_features();
 
+// Whether AVX-512 kernels may use conversions to bf16, for inner loops: one load. False until the
+// library is initialised.
+extern const bool kHasBf16Conversion;
+
 // Configures all eight tiles as 16 rows of 64 bytes for this thread; released in the destructor,
 // because a thread that keeps tiles in use makes every context switch save 8 KiB. Only where
 // amx_bf16 or amx_int8 is set.

@@ -6,6 +6,9 @@
 // The body sees one vector at a time and must not care which elements share one: a pair of bf16
 // vectors holds the even and the odd elements, which costs two operations to take apart and two to
 // join, where elements in turn cost eight.
+//
+// Where the CPU converts to bf16 by itself, map stores what its instruction makes: as any store
+// here, but results below 2^-126, which it flushes to zero. map_exact keeps those.
 #if defined(DS_KERNELS_MAP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DS_KERNELS_MAP_INL_H_
 #undef DS_KERNELS_MAP_INL_H_
@@ -16,6 +19,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cpu.h"
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -86,6 +90,43 @@ template <class T>
 HWY_INLINE void store_pair(VF first, VF second, DF d, T* p) {
   store(first, d, p);
   store(second, d, p + lanes());
+}
+
+// Who rounds to bf16: the CPU's instruction, or the functions above.
+enum class Rounding { kInstruction, kExact };
+
+#if HWY_TARGET <= HWY_AVX3
+// Rounds `low` into the lower half of the result and `high` into the upper. In assembler, because
+// this target does not promise the instruction; kHasBf16Conversion does.
+HWY_INLINE __m512i bfloat16_halves(VF low, VF high) {
+  __m512i halves;
+  asm("vcvtne2ps2bf16 %[low], %[high], %[halves]"
+      : [halves] "=v"(halves)
+      : [low] "v"(low.raw), [high] "v"(high.raw));
+  return halves;
+}
+#endif
+
+template <bool kSplitPair, Rounding kRounding, class T>
+HWY_INLINE void store_both(VF first, VF second, DF d, T* p) {
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (kRounding == Rounding::kInstruction && std::is_same_v<T, bfloat16>) {
+    __m512i bits = bfloat16_halves(first, second);
+    if constexpr (kSplitPair) {
+      alignas(64) static constexpr uint16_t kInTurn[32] = {
+          0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+          8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+      bits = _mm512_permutexvar_epi16(_mm512_load_si512(kInTurn), bits);
+    }
+    _mm512_storeu_si512(p, bits);
+    return;
+  }
+#endif
+  if constexpr (kSplitPair) {
+    store_split(first, second, d, p);
+  } else {
+    store_pair(first, second, d, p);
+  }
 }
 
 // The value that a store to T and a load would give.
@@ -185,16 +226,7 @@ HWY_INLINE VF result(const Results<kCount>& r) {
   return r.v[k];
 }
 
-template <bool kSplitPair, class T>
-HWY_INLINE void store_both(VF first, VF second, DF d, T* p) {
-  if constexpr (kSplitPair) {
-    store_split(first, second, d, p);
-  } else {
-    store_pair(first, second, d, p);
-  }
-}
-
-template <bool kSplitPair, class Body, int... k, class... Out>
+template <bool kSplitPair, Rounding kRounding, class Body, int... k, class... Out>
 HWY_INLINE void map_places(int64_t n, const Body& body, std::integer_sequence<int, k...>,
                            Out*... out) {
   const DF d;
@@ -203,7 +235,7 @@ HWY_INLINE void map_places(int64_t n, const Body& body, std::integer_sequence<in
   for (; i + 2 * step <= n; i += 2 * step) {
     const auto first = body(Whole<0, kSplitPair>{i, i});
     const auto second = body(Whole<1, kSplitPair>{i, i + step});
-    (store_both<kSplitPair>(result<k>(first), result<k>(second), d, out + i), ...);
+    (store_both<kSplitPair, kRounding>(result<k>(first), result<k>(second), d, out + i), ...);
   }
   for (; i < n; i += step) {
     const int64_t count = HWY_MIN(step, n - i);
@@ -215,8 +247,22 @@ HWY_INLINE void map_places(int64_t n, const Body& body, std::integer_sequence<in
 // out = body(place), one result for each of the arrays `out`. T is the type of all arrays, or float
 // where types differ. An array may be read and written.
 template <class T, class Body, class... Out>
+HWY_INLINE void map_exact(int64_t n, const Body& body, Out*... out) {
+  constexpr auto kResults = std::make_integer_sequence<int, sizeof...(Out)>();
+  map_places<kSplit<T>, Rounding::kExact>(n, body, kResults, out...);
+}
+template <class T, class Body, class... Out>
 HWY_INLINE void map(int64_t n, const Body& body, Out*... out) {
-  map_places<kSplit<T>>(n, body, std::make_integer_sequence<int, sizeof...(Out)>(), out...);
+  constexpr auto kResults = std::make_integer_sequence<int, sizeof...(Out)>();
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr ((std::is_same_v<Out, bfloat16> || ...)) {
+    if (HWY_LIKELY(kHasBf16Conversion)) {
+      map_places<kSplit<T>, Rounding::kInstruction>(n, body, kResults, out...);
+      return;
+    }
+  }
+#endif
+  map_places<kSplit<T>, Rounding::kExact>(n, body, kResults, out...);
 }
 
 // Calls body(place) for all elements.

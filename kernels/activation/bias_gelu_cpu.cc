@@ -42,7 +42,7 @@ HWY_INLINE void backward_row(const T* dy, const T* x, const T* bias, int64_t n, 
       [&](auto at) DS_SIMD_BODY {
         VF v = at.load(x);
         if (bias != nullptr) v = hn::Add(v, at.load(bias));
-        const VF g = hn::Mul(at.load(dy), Form::template both<kRough<T>>(d, v).derivative);
+        const VF g = hn::Mul(at.load(dy), Form::template derivative<kRough<T>>(d, v));
         if (sums != nullptr) at.store_scratch(hn::Add(at.load_scratch(sums), g), sums);
         return g;
       },
