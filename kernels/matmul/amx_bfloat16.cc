@@ -14,13 +14,13 @@ namespace ds::kernels::gemm {
 namespace {
 
 constexpr int64_t kRows = 32, kColumns = 32, kGroup = 32;
-constexpr int64_t kAStep = kRows * 64;         // bytes of a panel of A per group
 constexpr int64_t kBStep = kColumns * 4 * 16;  // 16 pairs of k
 
 // Tiles 0 to 3 hold C, 4 and 5 rows of A, 6 and 7 columns of B.
 void multiply(const MultiplyCall& call) {
   constexpr int64_t kCBytes = kColumns * 4, kBBytes = kColumns * 4;
   const auto* a_panel = static_cast<const char*>(call.a);
+  const int64_t a_half = 16 * call.a_row;
   float* c = call.c;
   for (int64_t block = 0; block < call.blocks; ++block) {
     float* const lower = c + 16 * kColumns;
@@ -37,11 +37,11 @@ void multiply(const MultiplyCall& call) {
     }
     const char* a = a_panel;
     const auto* b = static_cast<const char*>(call.b);
-    for (int64_t k = 0; k < call.depth; k += kGroup, a += kAStep, b += kBStep) {
+    for (int64_t k = 0; k < call.depth; k += kGroup, a += call.a_group, b += kBStep) {
       _tile_loadd(6, b, kBBytes);
-      _tile_loadd(4, a, 64);
+      _tile_loadd(4, a, call.a_row);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(5, a + 1024, 64);
+      _tile_loadd(5, a + a_half, call.a_row);
       _tile_dpbf16ps(2, 5, 6);
       _tile_loadd(7, b + 64, kBBytes);
       _tile_dpbf16ps(1, 4, 7);
@@ -88,7 +88,10 @@ const Kernel& amx_bfloat16_kernel() {
                                  .depth = 256,
                                  .element_bytes = 2,
                                  .packed_bytes = 2,
+                                 .round_depth = 768,
                                  .tiles = true,
+                                 .unpacked_rows = 64,
+                                 .round_depth_in_place = 2048,
                                  .a = {pack_a_rows, transpose_tiles_avx512},
                                  .b = {pack_b_rows, pack_b_columns},
                                  .multiply = multiply,

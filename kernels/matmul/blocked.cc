@@ -19,6 +19,11 @@ int64_t equal_part(int64_t total, int64_t limit, int64_t multiple) {
                   round_up(total, multiple));
 }
 
+// Whether the kernel reads A where it lies, as far as whole panels of rows go.
+bool reads_in_place(const Kernel& kernel, const BlockedProduct& p) {
+  return kernel.unpacked_rows > 0 && p.a.along_k && !p.a.widened && p.k % kernel.group == 0;
+}
+
 // How a product is cut. A task packs its columns of B, which then stay in its second-level cache,
 // and runs over its rows of A, a block of which it packs at a time; so neither packed form travels
 // between threads. The cut into tasks may depend on the number of threads, because it changes no
@@ -32,8 +37,10 @@ struct Plan {
 
 // The cheapest cut of rows x columns for so many threads: the longest share of work, where packing
 // adds to each task as much as some more rows and columns would.
-void choose_tasks(const Kernel& kernel, int threads, int64_t rows, int64_t columns, Plan& plan) {
-  constexpr int64_t kPackingA = 48, kPackingB = 40;  // columns, rows
+void choose_tasks(const Kernel& kernel, bool in_place, int threads, int64_t rows, int64_t columns,
+                  Plan& plan) {
+  constexpr int64_t kPackingB = 40;             // rows
+  const int64_t packing_a = in_place ? 8 : 48;  // columns
   const int64_t panel = kernel.columns, depth = round_up(plan.depth, kernel.group);
   const int64_t fitting = kernel.cache_bytes / (depth * kernel.packed_bytes) / panel * panel;
   const int64_t most =
@@ -44,7 +51,7 @@ void choose_tasks(const Kernel& kernel, int threads, int64_t rows, int64_t colum
     for (int64_t task_columns = most; task_columns > 0; task_columns -= panel) {
       const int64_t tasks = divide_up(rows, task_rows) * divide_up(columns, task_columns);
       const int64_t cost =
-          divide_up(tasks, threads) * (task_rows + kPackingB) * (task_columns + kPackingA);
+          divide_up(tasks, threads) * (task_rows + kPackingB) * (task_columns + packing_a);
       if (best == 0 || cost < best) {
         best = cost;
         plan.task_rows = task_rows;
@@ -58,15 +65,16 @@ Plan make_plan(const Kernel& kernel, const BlockedProduct& p, int threads) {
   constexpr int64_t kWaitingRows = 1024, kWaitingColumns = 1024;
   constexpr double kWorthSharing = 1 << 18;  // multiply-adds
   Plan plan{};
-  const bool waiting = p.k > 2 * kernel.round_depth;
-  plan.depth =
-      waiting ? round_up(equal_part(p.k, kernel.round_depth, kernel.group), kernel.depth) : p.k;
+  const bool in_place = reads_in_place(kernel, p);
+  const int64_t round_depth = in_place ? kernel.round_depth_in_place : kernel.round_depth;
+  const bool waiting = p.k > 2 * round_depth;
+  plan.depth = waiting ? round_up(equal_part(p.k, round_depth, kernel.group), kernel.depth) : p.k;
   plan.step = equal_part(plan.depth, kernel.depth, kernel.group);
   plan.rows = waiting ? equal_part(p.m, kWaitingRows, kernel.rows) : p.m;
   plan.columns = waiting ? equal_part(p.n, kWaitingColumns, kernel.columns) : p.n;
   const double work =
       static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-  choose_tasks(kernel, work < kWorthSharing ? 1 : threads, std::min(plan.rows, p.m),
+  choose_tasks(kernel, in_place, work < kWorthSharing ? 1 : threads, std::min(plan.rows, p.m),
                std::min(plan.columns, p.n), plan);
   return plan;
 }
@@ -119,6 +127,12 @@ void pack_panels(const Kernel& kernel, const Operand& operand, int64_t width, in
   }
 }
 
+// Rows [row, +rows) and steps [k, +depth) of A as a kernel reads them: packed, or where they lie.
+struct RowsOfA {
+  const std::byte* data;
+  int64_t panel, row, group;  // bytes from one to the next
+};
+
 // One round: rows x columns of C from `depth` of k.
 struct Round {
   const Kernel& kernel;
@@ -133,8 +147,10 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
   static thread_local Scratch scratch;
   constexpr int64_t kBlockRows = 128;  // packed together; they stay in the second-level cache
   const Kernel& kernel = r.kernel;
+  const Operand& a_operand = r.product.a;
   const int64_t block_rows = std::max<int64_t>(1, kBlockRows / kernel.rows) * kernel.rows;
   const int64_t a_panel = panel_bytes(kernel, std::min(r.plan.step, r.depth), kernel.rows);
+  const bool in_place = reads_in_place(kernel, r.product);
   const int64_t b_panel = panel_bytes(kernel, r.depth, kernel.columns);
   const int64_t panels = divide_up(columns, kernel.columns);
   // One piece of memory, so that one large page holds what the task uses all the time.
@@ -158,14 +174,23 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
     for (int64_t k = 0; k < r.depth; k += r.plan.step) {
       const int64_t depth = std::min(r.plan.step, r.depth - k);
       const bool last = last_round && k + depth == r.depth;
-      pack_panels(kernel, r.product.a, kernel.rows, a_panel, r.row + at, here, r.k + k, depth,
-                  packed_a);
+      RowsOfA a{packed_a, a_panel, kernel.unpacked_rows, kernel.rows * kernel.unpacked_rows};
+      if (in_place && here % kernel.rows == 0) {
+        const int64_t stride = a_operand.stride * a_operand.element_bytes;
+        a = {element(a_operand, r.row + at, r.k + k), kernel.rows * stride, stride,
+             kernel.unpacked_rows};
+      } else {
+        pack_panels(kernel, a_operand, kernel.rows, a_panel, r.row + at, here, r.k + k, depth,
+                    packed_a);
+      }
       for (int64_t panel = 0; panel < panels; ++panel) {
         float* const c = sums + panel * sums_rows * kernel.columns +
                          (r.waiting != nullptr ? at * kernel.columns : 0);
         MultiplyCall call{
-            .a = packed_a,
-            .a_panel = a_panel,
+            .a = a.data,
+            .a_panel = a.panel,
+            .a_row = a.row,
+            .a_group = a.group,
             .b = packed_b + panel * b_panel + k * kernel.columns * kernel.packed_bytes,
             .c = c,
             .blocks = divide_up(here, kernel.rows),
@@ -179,7 +204,7 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
         const int64_t first_column = column + panel * kernel.columns;
         call.blocks = 1;
         for (int64_t block = 0; block < here; block += kernel.rows) {
-          call.a = packed_a + block / kernel.rows * a_panel;
+          call.a = a.data + block / kernel.rows * a.panel;
           call.c = c + block * kernel.columns;
           kernel.multiply(call);
           finish({.sums = call.c,

@@ -22,10 +22,12 @@ struct PackCall {
   void* to = nullptr;
 };
 
-// `blocks` consecutive row panels times one column panel, over `depth` (padded) steps of k.
+// `blocks` consecutive row panels times one column panel, over `depth` (padded) steps of k. Kernels
+// with `unpacked_rows` find row i of A, group g of k, at a + i * a_row + g * a_group.
 struct MultiplyCall {
   const void* a = nullptr;
   int64_t a_panel = 0;  // bytes from one row panel to the next
+  int64_t a_row = 0, a_group = 0;
   const void* b = nullptr;
   float* c = nullptr;  // [blocks * rows, columns], dense; 64-byte aligned
   int64_t blocks = 0, depth = 0;
@@ -58,6 +60,11 @@ struct Kernel {
   int64_t cache_bytes = 640 << 10;
   int64_t round_depth = 2048;  // of k at a time where k is longer than twice that
   bool tiles = false;          // `multiply` needs AmxTiles
+  // Bytes of a row of A in a packed group, of kernels that also take the rows of an operand along k
+  // as they lie, where there are whole groups and whole panels of them. 0: packed ones only. Where
+  // nothing of A is packed, narrower tasks with longer sums pay.
+  int64_t unpacked_rows = 0;
+  int64_t round_depth_in_place = 0;
   Packing a, b;
   void (*multiply)(const MultiplyCall&) = nullptr;
   // Of bf16 kernels on CPUs that convert in one instruction; null elsewhere.

@@ -79,7 +79,8 @@ TEST_P(MatmulPaths, EveryLayoutMatchesTheReference) {
                                            {DType::kFloat16, DType::kFloat32}};
   for (const auto& [in, out] : types) {
     if (!kernels::matmul_path_runs(GetParam(), type_of(in))) continue;
-    const int64_t sizes[][3] = {{1, 1, 1}, {7, 5, 9}, {130, 260, 260}, {200, 40, 300}, {3, 4, 0}};
+    const int64_t sizes[][3] = {{1, 1, 1},      {7, 5, 9},      {130, 260, 260},
+                                {200, 40, 300}, {150, 40, 288}, {3, 4, 0}};
     for (const auto& [m, n, k] : sizes) {
       CaseDigest first;
       for (const int threads : {1, 3}) {
@@ -105,6 +106,7 @@ TEST_P(MatmulPaths, LargeProductsMatchSampledDots) {
   const Case cases[] = {{40, 1100, 4500, false, true},
                         {1200, 130, 2300, false, false},
                         {2500, 70, 1030, true, false},
+                        {1100, 90, 4160, false, false},
                         {5, 2100, 64, true, true}};
   for (const DType in : {DType::kFloat32, DType::kBFloat16}) {
     if (!kernels::matmul_path_runs(GetParam(), type_of(in))) continue;
