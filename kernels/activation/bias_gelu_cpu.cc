@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "kernels/float_type.h"
+#include "kernels/reduce/reduce.h"
 #include "kernels/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/activation/bias_gelu_cpu.cc"
@@ -155,13 +156,7 @@ void bias_gelu_backward(const T* dy, const T* x, const T* bias, GeluForm form, i
     (kFloatType<T>, dy + at, x + at, bias, form, end - begin, columns, dx + at,
      partials + begin / grain * columns);
   });
-  const int64_t chunks = bias_gelu_chunks(rows, columns);
-  pool.for_range(columns, 4096, [&](int64_t begin, int64_t end) {
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const float* sums = partials + chunk * columns;
-      for (int64_t j = begin; j < end; ++j) db[j] += sums[j];
-    }
-  });
+  add_partial_sums(partials, bias_gelu_chunks(rows, columns), columns, db, pool);
 }
 
 template void bias_gelu(const float*, const float*, GeluForm, int64_t, int64_t, float*,

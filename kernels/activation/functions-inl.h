@@ -3,7 +3,7 @@
 //
 // Values have an absolute error of a few units of roundoff of |v|, derivatives of a few units of
 // their largest value; neither is spoilt by large arguments. Rough functions, for results that are
-// rounded to bf16, are within 2^-12.5 of the value and 2^-13 of the largest derivative instead.
+// rounded to bf16, are within 2^-12 of the value and 2^-13 of the largest derivative instead.
 #if defined(DS_KERNELS_ACTIVATION_FUNCTIONS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DS_KERNELS_ACTIVATION_FUNCTIONS_INL_H_
 #undef DS_KERNELS_ACTIVATION_FUNCTIONS_INL_H_
@@ -38,7 +38,7 @@ HWY_INLINE VF inverted_exp2(DF d, VF y) {
 #if HWY_TARGET > HWY_AVX3
   y = simd::at_most(d, 126, y);
 #endif
-  return exp2<true>(d, y);
+  return simd::exp2<simd::Exp2::kCoarse>(d, y);
 }
 
 // v / (1 + 2^y), where y grows with -v beyond all bounds.
@@ -53,7 +53,7 @@ template <class... Coefficients>
 HWY_INLINE VF rough_step(DF d, VF v, Coefficients... p) {
   const VF x = simd::at_least(d, -kEdge, simd::at_most(d, kEdge, v));
   const VF t = hn::MulSub(hn::Mul(x, x), hn::Set(d, 2 / (kEdge * kEdge)), hn::Set(d, 1.0f));
-  return hn::MulAdd(x, simd::polynomial(d, t, p...), hn::Set(d, 0.5f));
+  return hn::MulAdd(x, simd::polynomial_in_halves(d, t, p...), hn::Set(d, 0.5f));
 }
 
 // 1 / v for v from 1 on.
