@@ -217,12 +217,6 @@ std::optional<uint64_t> BlobReader::read(uint64_t offset, std::span<std::byte> o
   return std::nullopt;
 }
 
-bool BlobReader::verify_chunk(uint64_t index, std::vector<std::byte>* scratch) const {
-  const uint64_t begin = chunk_begin(index);
-  const auto done = ahead_->read(path_, record_, begin, chunk_end(index) - begin, nullptr);
-  return done ? !done->damaged : read_chunk(index, scratch);
-}
-
 bool BlobReader::read_chunk(uint64_t index, std::vector<std::byte>* bytes) const {
   bytes->resize(static_cast<size_t>(chunk_end(index) - chunk_begin(index)));
   files_->get(path_)->read_at(static_cast<int64_t>(chunk_begin(index)), *bytes);

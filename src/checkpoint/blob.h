@@ -97,12 +97,13 @@ class BlobReader {
   // Fills `out` from `offset`, checking every chunk it touches. Returns the index of the first
   // damaged chunk; then `out` is not to be used.
   [[nodiscard]] std::optional<uint64_t> read(uint64_t offset, std::span<std::byte> out) const;
-  // Whether the chunk on disk matches its checksum. `scratch` is reused between calls.
-  bool verify_chunk(uint64_t index, std::vector<std::byte>* scratch) const;
+  // Reads one chunk; false when it does not match its checksum.
+  bool read_chunk(uint64_t index, std::vector<std::byte>* bytes) const;
 
   uint64_t chunk_begin(uint64_t index) const { return index * record_.chunk_bytes; }
   uint64_t chunk_end(uint64_t index) const;
   const BlobRecord& record() const { return record_; }
+  const std::filesystem::path& path() const { return path_; }
 
  private:
   struct Chunk {
@@ -110,7 +111,6 @@ class BlobReader {
     std::vector<std::byte> bytes;
   };
   std::shared_ptr<const Chunk> chunk(uint64_t index) const;  // null when damaged
-  bool read_chunk(uint64_t index, std::vector<std::byte>* bytes) const;
 
   const BlobRecord& record_;
   std::filesystem::path path_;

@@ -33,7 +33,7 @@ std::optional<ReadAhead::Result> ReadAhead::read(const std::filesystem::path& pa
       queue_->wait(block.ticket);
       const uint64_t stop = std::min(end, (index + 1) * block_bytes_);
       if (const auto damaged = take(block, offset, stop, out)) return Result{damaged};
-      if (out != nullptr) out += stop - offset;
+      out += stop - offset;
       offset = stop;
     }
     last_end_ = end;
@@ -131,7 +131,7 @@ std::optional<uint64_t> ReadAhead::take(Block& block, uint64_t begin, uint64_t e
                           record_->checksums[base / chunk + i];
         state = good ? State::kGood : State::kDamaged;
       }
-      if (state == State::kDamaged || out == nullptr) continue;
+      if (state == State::kDamaged) continue;
       const uint64_t copy_from = std::max(begin, base + low), copy_to = std::min(end, base + high);
       io::stream_copy(out + (copy_from - begin), block.buffer.data() + (copy_from - base),
                       copy_to - copy_from);

@@ -25,11 +25,17 @@ class ReadAhead {
     std::optional<uint64_t> damaged;  // the first chunk that does not match its checksum
   };
 
-  // Checks [offset, offset + bytes) of a blob and, unless `out` is null, copies it there. Nothing
-  // when reading ahead would not help: small files, jumps, another thread that is at it. `record`
-  // tells blobs apart by its address.
+  // Checks [offset, offset + bytes) of a blob and copies it to `out`. Nothing when reading ahead
+  // would not help: small files, jumps, another thread that is at it. `record` tells blobs apart by
+  // its address.
   std::optional<Result> read(const std::filesystem::path& path, const BlobRecord& record,
                              uint64_t offset, uint64_t bytes, std::byte* out);
+
+  // Gives up what was fetched, so that the disk is asked anew.
+  void reset() noexcept {
+    const std::lock_guard lock(mutex_);
+    forget();
+  }
 
   // Shares the checking and copying from now on; null: the calling thread does it alone.
   void use_threads(ThreadPool* pool) noexcept { pool_ = pool; }

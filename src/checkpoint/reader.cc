@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/file.h"
-#include "base/log.h"
 #include "base/text.h"
 #include "checkpoint/save_folder.h"
 
@@ -213,32 +212,20 @@ void CheckpointReader::read_range(const TensorRecord& tensor, int64_t begin, int
 void CheckpointReader::read_blob(const BlobRange& range, std::span<std::byte> out,
                                  std::string_view item) const {
   const BlobReader& blob = *blobs_[range.blob];
-  if (const auto bad = blob.read(range.offset, out)) {
-    fail(Code::kCorrupt, "cannot read ", item, ": chunk ", *bad, " of ",
-         damage(blob, *bad, *bad).text(),
-         ": the checkpoint is damaged; load another one or restore this file");
-  }
+  if (const auto bad = blob.read(range.offset, out)) fail_damaged(blob, *bad, item);
+}
+
+void CheckpointReader::fail_damaged(const BlobReader& blob, uint64_t chunk,
+                                    std::string_view item) const {
+  fail(Code::kCorrupt, "cannot read ", item, ": chunk ", chunk, " of ",
+       damage(blob, chunk, chunk).text(),
+       ": the checkpoint is damaged; load another one or restore this file");
 }
 
 Damage CheckpointReader::damage(const BlobReader& blob, uint64_t first, uint64_t last) const {
   const auto index = static_cast<uint32_t>(&blob.record() - manifest_->blobs.data());
   const uint64_t begin = blob.chunk_begin(first), end = blob.chunk_end(last);
   return {folder_ / blob.record().file, begin, end, contents(*manifest_, index, begin, end)};
-}
-
-std::vector<Damage> CheckpointReader::verify_all() const {
-  std::vector<Damage> out;
-  std::vector<std::byte> scratch;
-  for (const auto& blob : blobs_) {
-    const uint64_t chunks = blob->record().checksums.size();
-    for (uint64_t i = 0; i < chunks; ++i) {
-      if (blob->verify_chunk(i, &scratch)) continue;
-      const uint64_t first = i;
-      while (i + 1 < chunks && !blob->verify_chunk(i + 1, &scratch)) ++i;
-      out.push_back(damage(*blob, first, i));
-    }
-  }
-  return out;
 }
 
 bool CheckpointReader::has_state(std::string_view name) const { return states_.contains(name); }
@@ -340,50 +327,6 @@ Json CheckpointReader::inspect() const {
     states.push_back(std::move(entry));
   }
   return out;
-}
-
-LatestCheckpoint open_latest_valid(const fs::path& save_dir, bool verify_data) {
-  std::vector<SkippedCheckpoint> skipped;
-  const auto skip = [&](const std::string& tag, const std::string& reason) {
-    log_warning("checkpoint", "passing over ", tag.empty() ? "latest" : printable(tag), ": ",
-                reason);
-    skipped.push_back({tag, reason});
-  };
-  const auto acceptable = [&](const CheckpointReader& reader) {
-    if (!verify_data) return true;
-    const std::vector<Damage> damage = reader.verify_all();
-    if (damage.empty()) return true;
-    skip(reader.tag(), damage.front().text());
-    return false;
-  };
-  std::string named;
-  try {
-    named = read_latest(save_dir);
-    CheckpointReader reader = CheckpointReader::open(save_dir, named);
-    if (acceptable(reader)) return {std::move(reader), std::move(skipped)};
-  } catch (const Error& error) {
-    if (error.code() != Code::kNotFound || !named.empty()) skip(named, error.message());
-  }
-  std::vector<std::pair<int64_t, std::string>> candidates;
-  for (const TagFolder& folder : list_tag_folders(save_dir)) {
-    if (folder.tag == named) continue;
-    try {
-      const CheckpointReader reader = CheckpointReader::open(save_dir, folder.tag);
-      candidates.emplace_back(reader.manifest().counters.global_steps, folder.tag);
-    } catch (const Error& error) {
-      skip(folder.tag, error.message());
-    }
-  }
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  for (const auto& [steps, tag] : candidates) {
-    CheckpointReader reader = CheckpointReader::open(save_dir, tag);
-    if (acceptable(reader)) return {std::move(reader), std::move(skipped)};
-  }
-  std::string reasons;
-  for (const SkippedCheckpoint& s : skipped) reasons += str_cat("; ", s.tag, ": ", s.reason);
-  fail(skipped.empty() ? Code::kNotFound : Code::kCorrupt, "no valid checkpoint in ",
-       shown(save_dir), printable(reasons, 2000));
 }
 
 }  // namespace ds

@@ -8,14 +8,17 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
 #include "checkpoint/blob.h"
+#include "checkpoint/bulk_read.h"
 #include "checkpoint/manifest.h"
 
 namespace ds {
@@ -32,6 +35,14 @@ struct Damage {
 struct CheckpointReadOptions {
   // Accept a folder whose name is not the tag it was saved under (a renamed or copied one).
   bool allow_renamed = false;
+};
+
+// A whole tensor, and where it is wanted: row-major and packed in `out` or, without that, handed to
+// `sink` in pieces of whole elements, each element once, in any order.
+struct TensorTarget {
+  const TensorRecord* tensor = nullptr;
+  std::span<std::byte> out;
+  PieceSink sink;
 };
 
 class CheckpointReader {
@@ -61,8 +72,17 @@ class CheckpointReader {
   void read_range(const TensorRecord& tensor, int64_t begin, int64_t end,
                   std::span<std::byte> out) const;
 
+  // All of them in the order of the files, at the speed of the disk: large ones arrive in their
+  // places without a copy. After an error the targets hold anything.
+  void read_all(std::span<const TensorTarget> targets) const;
+  // Reads and checks what read_all would read, and hands nothing out.
+  void check_all(std::span<const TensorTarget> targets) const;
+
   // Shares the checking and copying of large reads from now on; `pool` stays as long as this reads.
-  void use_threads(ThreadPool* pool) noexcept { ahead_->use_threads(pool); }
+  void use_threads(ThreadPool* pool) noexcept {
+    pool_ = pool;
+    ahead_->use_threads(pool);
+  }
 
   // State entries. The typed ones throw kNotFound, or kCorrupt when the type differs.
   bool has_state(std::string_view name) const;
@@ -85,10 +105,15 @@ class CheckpointReader {
   const StateRecord& state(std::string_view name, StateType type) const;
   std::string state_value(std::string_view name, StateType type) const;
   void read_blob(const BlobRange& range, std::span<std::byte> out, std::string_view item) const;
+  void read_parts(const BlobReader& blob, std::span<const BlobPart> parts,
+                  std::span<const TensorTarget> targets) const;
+  [[noreturn]] void fail_damaged(const BlobReader& blob, uint64_t chunk,
+                                 std::string_view item) const;
   Damage damage(const BlobReader& blob, uint64_t first_chunk, uint64_t last_chunk) const;
 
   std::filesystem::path folder_;
   std::unique_ptr<Manifest> manifest_;  // its address is kept by the maps
+  ThreadPool* pool_ = nullptr;
   std::shared_ptr<ReadAhead> ahead_ = std::make_shared<ReadAhead>();
   std::vector<std::unique_ptr<BlobReader>> blobs_;
   std::map<std::tuple<std::string_view, TensorKind, std::string_view>, const TensorRecord*>
@@ -100,14 +125,38 @@ struct SkippedCheckpoint {
   std::string tag;
   std::string reason;
 };
+
+// The checkpoints of a folder, best first: the one that `latest` names, then the others by falling
+// number of steps. What cannot be opened is passed over: logged as a warning, and kept for fail().
+class CheckpointSearch {
+ public:
+  explicit CheckpointSearch(std::filesystem::path save_dir) : save_dir_(std::move(save_dir)) {}
+
+  // Nothing when there is no other.
+  std::optional<CheckpointReader> next();
+  // Tells that the last one was no good.
+  void pass_over(const std::string& tag, const std::string& reason);
+  std::vector<SkippedCheckpoint>& skipped() noexcept { return skipped_; }
+  // kNotFound when there was none, else kCorrupt with the reasons.
+  [[noreturn]] void fail() const;
+
+ private:
+  void list();
+
+  const std::filesystem::path save_dir_;
+  std::string named_;  // by `latest`
+  bool asked_latest_ = false, listed_ = false;
+  std::vector<std::pair<int64_t, std::string>> rest_;  // steps and tag, the best one last
+  std::vector<SkippedCheckpoint> skipped_;
+};
+
 struct LatestCheckpoint {
   CheckpointReader reader;
   std::vector<SkippedCheckpoint> skipped;
 };
 
-// The checkpoint that `latest` names or, if that is missing or damaged, the valid one with the most
-// steps. What was passed over, and why, is returned and logged as a warning. `verify_data` also
-// reads every byte of a candidate before it is taken. kNotFound when there is none.
+// The first of a CheckpointSearch. `verify_data` reads every byte of a candidate before it is
+// taken.
 LatestCheckpoint open_latest_valid(const std::filesystem::path& save_dir, bool verify_data = false);
 
 }  // namespace ds

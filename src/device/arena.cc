@@ -4,14 +4,30 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <system_error>
+#include <thread>
 
+#include "base/thread_pool.h"
 #include "device/poison.h"
 
 namespace ds {
 namespace {
 
-constexpr int64_t kSmallPage = 4096;
+constexpr int64_t kSmallPage = Arena::kPage;
+// Fresh pages come slowly where the system clears them, or a virtual machine has to ask its host:
+// several threads get them several times as fast.
+constexpr int64_t kTouchPiece = int64_t{16} << 20;
+constexpr int kMostTouching = 8;
+
+// What a place of `size` leaves free before it when it begins at `begin` or soon after.
+int64_t gap_before(const std::byte* begin, int64_t size) {
+  if (size < Arena::kLarge) return 0;
+  const auto page = static_cast<uintptr_t>(Arena::kPage);
+  return static_cast<int64_t>((page - reinterpret_cast<uintptr_t>(begin) % page) % page);
+}
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -37,7 +53,7 @@ std::byte* reserve_addresses(int64_t bytes) {
 }
 
 // Takes the pages now: faults in the middle of a step cost more than most operators.
-bool touch(std::byte* begin, int64_t bytes) {
+bool touch_piece(std::byte* begin, int64_t bytes) {
 #ifndef MADV_POPULATE_WRITE
   constexpr int MADV_POPULATE_WRITE = 23;
 #endif
@@ -49,7 +65,34 @@ bool touch(std::byte* begin, int64_t bytes) {
   return true;
 }
 
+// The same by up to `threads` threads, which are gone afterwards. Fewer when the system refuses.
+bool touch(std::byte* begin, int64_t bytes, int threads) {
+  const int64_t pieces = (bytes + kTouchPiece - 1) / kTouchPiece;
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> good{true};
+  const auto work = [&] {
+    for (int64_t i; good && (i = next++) < pieces;) {
+      const int64_t at = i * kTouchPiece;
+      if (!touch_piece(begin + at, std::min(kTouchPiece, bytes - at))) good = false;
+    }
+  };
+  const int64_t helpers = std::min<int64_t>({threads, kMostTouching, pieces}) - 1;
+  std::array<std::thread, kMostTouching> others;
+  try {
+    for (int64_t i = 0; i < helpers; ++i) others[static_cast<size_t>(i)] = std::thread(work);
+  } catch (const std::system_error&) {
+    // Those that are there do it.
+  }
+  work();
+  for (std::thread& other : others) {
+    if (other.joinable()) other.join();
+  }
+  return good;
+}
+
 }  // namespace
+
+Arena::Arena(int64_t limit) : limit_(limit), threads_(ThreadPool::available_cpus()) {}
 
 Arena::~Arena() {
   for (const Range& range : ranges_) {
@@ -81,13 +124,21 @@ void Arena::deallocate(void* pointer, int64_t bytes) noexcept {
 }
 
 void* Arena::take_free(int64_t size) {
-  const auto place = std::find_if(free_.begin(), free_.end(),
-                                  [size](const FreePlace& p) { return p.size >= size; });
+  const auto place = std::find_if(free_.begin(), free_.end(), [size](const FreePlace& p) {
+    return p.size >= size + gap_before(p.begin, size);
+  });
   if (place == free_.end()) return nullptr;
-  std::byte* const begin = place->begin;
-  place->begin += size;
-  place->size -= size;
-  if (place->size == 0) free_.erase(place);
+  const int64_t gap = gap_before(place->begin, size);
+  std::byte* const begin = place->begin + gap;
+  const FreePlace rest{begin + size, place->size - gap - size, place->range};
+  if (gap > 0) {
+    place->size = gap;
+    if (rest.size > 0) free_.insert(std::next(place), rest);
+  } else if (rest.size > 0) {
+    *place = rest;
+  } else {
+    free_.erase(place);
+  }
   return begin;
 }
 
@@ -131,7 +182,8 @@ int64_t Arena::free_tail(size_t range) const noexcept {
 bool Arena::grow(int64_t size) {
   if (!ranges_.empty()) {
     const Range& last = ranges_.back();
-    const int64_t missing = size - free_tail(ranges_.size() - 1);
+    const int64_t tail = free_tail(ranges_.size() - 1);
+    const int64_t missing = size + gap_before(last.base + last.backed - tail, size) - tail;
     if (missing <= last.reserved - last.backed) return back(ranges_.size() - 1, missing);
   }
   return reserve_range(size) && back(ranges_.size() - 1, size);
@@ -169,7 +221,7 @@ bool Arena::back(size_t index, int64_t more) {
   if (::mprotect(begin, length, PROT_READ | PROT_WRITE) != 0) return false;
   // Best effort: without huge pages everything works, more slowly.
   static_cast<void>(::madvise(begin, length, MADV_HUGEPAGE));
-  if (!touch(begin, bytes)) {
+  if (!touch(begin, bytes, threads_.load())) {
     static_cast<void>(::madvise(begin, length, MADV_DONTNEED));
     static_cast<void>(::mprotect(begin, length, PROT_NONE));
     return false;

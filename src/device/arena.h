@@ -18,9 +18,12 @@ class Arena {
  public:
   static constexpr int64_t kAlignment = 64;
   static constexpr int64_t kHugePage = int64_t{2} << 20;
+  // Large places begin at pages, so that files can be read straight into them.
+  static constexpr int64_t kPage = 4096;
+  static constexpr int64_t kLarge = int64_t{1} << 20;
 
   // `limit` in bytes held from the system; 0 = none.
-  explicit Arena(int64_t limit) : limit_(limit) {}
+  explicit Arena(int64_t limit);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -29,6 +32,9 @@ class Arena {
   static int64_t rounded(int64_t bytes) noexcept {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
+  // So many threads, the caller's among them, take new pages from the system together; threads of
+  // its own start for that and end with it. At first as many as the process has CPUs.
+  void use_threads(int most) noexcept { threads_.store(most); }
   // Null when the limit or the system does not allow it. `bytes` is positive.
   void* allocate(int64_t bytes);
   // `bytes` as in allocate.
@@ -61,6 +67,7 @@ class Arena {
   int64_t free_tail(size_t range) const noexcept;
 
   const int64_t limit_;
+  std::atomic<int> threads_;
   std::mutex mutex_;
   std::vector<Range> ranges_;
   std::vector<FreePlace> free_;  // by address; its capacity always has room for one more

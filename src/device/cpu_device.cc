@@ -99,6 +99,7 @@ class CpuArenaDevice : public CpuDevice {
     account_.remove(tag, Arena::rounded(bytes));
     arena_.deallocate(pointer, bytes);
   }
+  void use_threads(int most) noexcept override { arena_.use_threads(most); }
   void trim() noexcept override { arena_.trim(); }
   int64_t reserved_bytes() const noexcept override { return arena_.held_bytes(); }
   int64_t system_allocations() const noexcept override { return arena_.times_grown(); }

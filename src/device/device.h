@@ -44,6 +44,8 @@ class Device {
   // memory, and the default stream waits for them before their memory is freed.
   virtual void* allocate(int64_t bytes, MemoryTag tag) = 0;
   virtual void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept = 0;
+  // How many threads, the caller's among them, may work on getting memory from the system.
+  virtual void use_threads(int /*most*/) noexcept {}
   // Gives cached, unused memory back to the system.
   virtual void trim() noexcept = 0;
   // Bytes held from the system (used and cached), and how often the system was asked.

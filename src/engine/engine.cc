@@ -74,6 +74,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
   const models::Model::Use use(*model_);
   model_->attach_engine();
   try {
+    model_->device()->use_threads(pool_.threads());
     zero::ParameterState& state = model_->state();
     const bool split = config_.precision.split_master;
     DType compute = dtype_of(config_.precision.compute);

@@ -24,6 +24,7 @@ namespace ds {
 
 class BackgroundSave;
 class CheckpointReader;
+struct TensorTarget;
 
 // One micro batch as callers give it; see ds_engine_forward.
 struct MicroBatch {
@@ -114,7 +115,8 @@ class Engine {
   void write_metrics(const StepReport& report);
   int64_t sample_index(int64_t position);
   double batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted);
-  void restore(const CheckpointReader& reader);
+  void restore(CheckpointReader reader);
+  std::vector<TensorTarget> restore_targets(const CheckpointReader& reader, bool with_gradients);
   void check_compatible(const CheckpointReader& reader) const;
 
   Config config_;
@@ -140,6 +142,8 @@ class Engine {
   double loss_sum_ = 0;      // of the micro batches of the open step
   int64_t step_tokens_ = 0;  // counted tokens of the open step
   std::optional<double> step_began_;
+  int64_t loaded_micro_steps_ = 0;  // progress_.micro_steps when there was nothing to lose
+  std::vector<bool> overwritten_;   // by parameter: written by a load that has not succeeded yet
   std::unique_ptr<BackgroundSave> background_;  // with checkpoint.writer.decoupled
 };
 

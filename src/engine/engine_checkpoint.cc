@@ -1,5 +1,7 @@
 // Saving and loading an engine: masters and moments by name, and every counter that a bitwise
 // resume needs.
+#include <algorithm>
+
 #include "base/log.h"
 #include "checkpoint/background_save.h"
 #include "checkpoint/reader.h"
@@ -7,7 +9,7 @@
 #include "engine/engine.h"
 #include "engine/version.h"
 #include "models/saved_model.h"
-#include "ops/elementwise.h"
+#include "ops/split_master.h"
 
 namespace ds {
 namespace {
@@ -19,6 +21,15 @@ std::span<const std::byte> bytes_of(const Tensor& tensor) {
 }
 std::span<std::byte> writable_bytes_of(const Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.raw()), static_cast<size_t>(tensor.bytes())};
+}
+
+// Numbers that lie elsewhere, for operators to read.
+Tensor float_view(std::span<const std::byte> bytes) {
+  return {std::make_shared<Storage>(DeviceKind::kCpu, 0, const_cast<std::byte*>(bytes.data()),
+                                    static_cast<int64_t>(bytes.size()), true, nullptr),
+          0,
+          DType::kFloat32,
+          {static_cast<int64_t>(bytes.size() / sizeof(float))}};
 }
 
 // What a tensor is, beside its name.
@@ -121,11 +132,20 @@ void Engine::wait_for_save() {
 void Engine::load(const std::string& folder, const std::string& tag) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
   if (background_) background_->settle();
-  const models::Model::Use use(*model_);
-  CheckpointReader reader = tag.empty() ? std::move(open_latest_valid(folder).reader)
-                                        : CheckpointReader::open(folder, tag);
-  reader.use_threads(&pool_);
-  restore(reader);
+  const models::Model::Use use(*model_, models::Model::Use::Purpose::kLoad);
+  if (!tag.empty()) return restore(CheckpointReader::open(folder, tag));
+  CheckpointSearch search(folder);
+  while (std::optional<CheckpointReader> reader = search.next()) {
+    const std::string found = reader->tag();
+    try {
+      return restore(std::move(*reader));
+    } catch (const Error& error) {
+      // What does not fit this engine is for the caller to know.
+      if (error.code() != Code::kCorrupt && error.code() != Code::kIo) throw;
+      search.pass_over(found, error.message());
+    }
+  }
+  search.fail();
 }
 
 void Engine::check_compatible(const CheckpointReader& reader) const {
@@ -134,7 +154,13 @@ void Engine::check_compatible(const CheckpointReader& reader) const {
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
     // What is frozen may be left out of a checkpoint: the model has it already.
-    if (!p.trainable && reader.find(p.name, TensorKind::kMaster) == nullptr) continue;
+    if (!p.trainable && reader.find(p.name, TensorKind::kMaster) == nullptr) {
+      DS_CHECK(overwritten_.empty() || !overwritten_[static_cast<size_t>(id)], Code::kCorrupt,
+               "the checkpoint ", where, " leaves out the frozen ", p.name,
+               ", which a load that failed has overwritten; load one that holds it, or make the "
+               "model again");
+      continue;
+    }
     const TensorMeta& meta = reader.tensor(p.name, TensorKind::kMaster).meta;
     const Shape saved(meta.shape);
     DS_CHECK(saved == p.shape && meta.dtype == DType::kFloat32, Code::kInvalidArgument,
@@ -152,95 +178,136 @@ void Engine::check_compatible(const CheckpointReader& reader) const {
   }
 }
 
-// Reads everything into fresh buffers before anything of the engine changes.
-void Engine::restore(const CheckpointReader& reader) {
+// Where every tensor goes: to its own memory or, where that is not fp32, through its conversion.
+std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader,
+                                                  bool with_gradients) {
+  const OpContext ctx = context();
+  zero::ParameterState& state = model_->state();
+  optim::Optimizer& optimizer = updater_->optimizer();
+  const nn::ParameterSet& parameters = model_->parameters();
+  std::vector<TensorTarget> targets;
+  const auto add = [&](const TensorRecord& record, DType type, const Shape& shape) -> auto& {
+    DS_CHECK(record.meta.dtype == type && Shape(record.meta.shape) == shape, Code::kInvalidArgument,
+             "the checkpoint holds the ", record.meta.text(), " as ", dtype_name(record.meta.dtype),
+             " ", Shape(record.meta.shape).text(), ", needed is ", dtype_name(type), " ",
+             shape.text());
+    return targets.emplace_back(TensorTarget{&record, {}, {}});
+  };
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const nn::Parameter& p = parameters[id];
+    if (const TensorRecord* record = reader.find(p.name, TensorKind::kMaster)) {
+      TensorTarget& target = add(*record, DType::kFloat32, p.shape);
+      if (state.masters()) {
+        target.out = writable_bytes_of(state.master(id));
+      } else {
+        target.sink = [ctx, &flat = state.flat(), from = state.layout().range(id).begin](
+                          uint64_t at, std::span<const std::byte> bytes) {
+          const Tensor piece = float_view(bytes);
+          const int64_t begin = from + static_cast<int64_t>(at / sizeof(float));
+          const int64_t end = begin + piece.elements();
+          Tensor weights = flat.model.slice(0, begin, end);
+          Tensor low = flat.low_halves.slice(0, begin, end);
+          ops::split_masters(ctx, piece, weights, low);
+        };
+      }
+    }
+    if (!p.trainable) continue;
+    const size_t place = updater_->place(id);
+    for (const std::string& name : optimizer.states(place)) {
+      const StateKey key = state_key(name);
+      TensorTarget& target =
+          add(reader.tensor(p.name, key.kind, key.state), DType::kFloat32, p.shape);
+      if (const Tensor in_place = optimizer.state_view(place, name)) {
+        target.out = writable_bytes_of(in_place);
+      } else {
+        target.sink = [&optimizer, place, name](uint64_t at, std::span<const std::byte> bytes) {
+          const auto first = static_cast<int64_t>(at / sizeof(float));
+          const auto last = first + static_cast<int64_t>(bytes.size() / sizeof(float));
+          const optim::OwnedRange owned = optimizer.owned(place);
+          const int64_t begin = std::max(first, owned.begin), end = std::min(last, owned.end);
+          if (begin >= end) return;
+          optimizer.write_state_range(place, name, begin, end,
+                                      reinterpret_cast<const float*>(bytes.data()) + begin - first);
+        };
+      }
+    }
+    if (with_gradients) {
+      add(reader.tensor(p.name, TensorKind::kOptimizer, kGradientState), state.accumulation_type(),
+          p.shape)
+          .out = writable_bytes_of(state.gradient_view(id));
+    }
+  }
+  return targets;
+}
+
+// Everything but the bytes of the tensors is read and checked first, and also these when the engine
+// has trained: then nothing was changed by what fails. After that they go to the engine's own
+// memory, where a failure leaves a mixture, which the model is marked for until a load succeeds.
+void Engine::restore(CheckpointReader reader) {
+  reader.use_threads(&pool_);
   check_compatible(reader);
   const OpContext ctx = context();
   zero::ParameterState& state = model_->state();
-  const nn::ParameterSet& parameters = model_->parameters();
 
   const int64_t accumulated = reader.state_int("accumulation.micro_batches");
   DS_CHECK(accumulated >= 0 && accumulated < config_.batch.accumulation, Code::kConfig,
            "the checkpoint was saved after ", accumulated,
            " micro batches of an open step, which gradient_accumulation_steps ",
            config_.batch.accumulation, " cannot continue");
-  Tensor masters = Tensor::empty(ctx.device, DType::kFloat32, {state.layout().elements()},
-                                 MemoryTag::kParameters);
-  ops::fill(ctx, 0.0f, masters);
-  Tensor gradients;  // only of an open step
-  if (accumulated > 0) {
-    gradients = Tensor::zeros(ctx.device, state.accumulation_type(),
-                              {state.layout().trainable_elements()}, MemoryTag::kGradients);
-  }
-  std::unique_ptr<optim::Optimizer> optimizer = updater_->fresh_optimizer();
-  const auto read = [&](const TensorRecord& record, DType type, const Tensor& target) {
-    DS_CHECK(record.meta.dtype == type && Shape(record.meta.shape) == target.shape(),
-             Code::kInvalidArgument, "the checkpoint holds the ", record.meta.text(), " as ",
-             dtype_name(record.meta.dtype), " ", Shape(record.meta.shape).text(), ", needed is ",
-             dtype_name(type), " ", target.shape().text());
-    reader.read(record, writable_bytes_of(target));
-  };
-  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    const nn::Parameter& p = parameters[id];
-    const Tensor master = state.view(masters, id);
-    if (const TensorRecord* record = reader.find(p.name, TensorKind::kMaster)) {
-      read(*record, DType::kFloat32, master);
-    } else {
-      Tensor target = master;
-      ops::cast(ctx, state.read_master(ctx, id), target);
-    }
-    if (!p.trainable) continue;
-    const size_t place = updater_->place(id);
-    for (const std::string& name : optimizer->states(place)) {
-      const StateKey key = state_key(name);
-      const TensorRecord& record = reader.tensor(p.name, key.kind, key.state);
-      if (const Tensor in_place = optimizer->state_view(place, name)) {
-        read(record, DType::kFloat32, in_place);
-        continue;
-      }
-      const Tensor value = ctx.workspace(DType::kFloat32, p.shape);
-      read(record, DType::kFloat32, value);
-      optimizer->write_state(ctx, place, name, value);
-    }
-    if (accumulated > 0) {
-      read(reader.tensor(p.name, TensorKind::kOptimizer, kGradientState), gradients.dtype(),
-           state.view(gradients, id));
-    }
-  }
+  if (accumulated > 0) state.settle_gradients(ctx);
+  const std::vector<TensorTarget> targets = restore_targets(reader, accumulated > 0);
   const double loss_sum = reader.state_double("accumulation.loss_sum");
   const int64_t step_tokens = reader.state_int("accumulation.tokens");
   const bool same_rate = reader.state_json("rate_config") == rate_config(config_);
-  const Json saved_updater = reader.has_state("updater")
-                                 ? reader.state_json("updater")
-                                 : updater_of_version_0_1(reader, *updater_);
+  Updater::Saved updater =
+      updater_->read(reader.has_state("updater") ? reader.state_json("updater")
+                                                 : updater_of_version_0_1(reader, *updater_),
+                     same_rate);
   Json client_state = reader.state_json("client_state");
-  if (reader.state_int("random.seed") != static_cast<int64_t>(config_.seed)) {
-    log_warning("engine", "the checkpoint was trained with seed ", reader.state_int("random.seed"),
-                ", this configuration says ", config_.seed,
-                ": dropout will differ from an uninterrupted run");
-  }
+  const int64_t seed = reader.state_int("random.seed");
   std::shared_ptr<const Tokenizer> tokenizer = tokenizer_;
   if (!tokenizer && reader.has_state(models::kTokenizerState)) {
     tokenizer = parse_tokenizer_json(reader.state_text(models::kTokenizerState),
                                      "the checkpoint's tokenizer");
   }
+  const bool trained = progress_.micro_steps != loaded_micro_steps_;
+  if (trained && model_->incomplete().empty()) reader.check_all(targets);
 
-  updater_->restore(std::move(optimizer), saved_updater,
-                    same_rate);  // changes nothing if it throws
-  if (gradients) {
-    state.replace_gradients(std::move(gradients));
-  } else {
-    state.clear_gradients(ctx);
+  const std::string where = printable(reader.folder().string(), 300);
+  const nn::ParameterSet& parameters = model_->parameters();
+  overwritten_.resize(static_cast<size_t>(parameters.size()));
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    if (reader.find(parameters[id].name, TensorKind::kMaster) == nullptr) continue;
+    overwritten_[static_cast<size_t>(id)] = true;
   }
-  state.replace_masters(ctx, std::move(masters));
+  model_->set_incomplete(str_cat("the load of ", where, " did not come to its end"));
+  try {
+    reader.read_all(targets);
+  } catch (const Error& error) {
+    model_->set_incomplete(str_cat("the load of ", where, " failed half way: ", error.message()));
+    throw Error(error.code(), str_cat(error.message(),
+                                      "; the engine is left without whole weights and can only "
+                                      "load a checkpoint"));
+  }
+  updater_->restore(std::move(updater));
+  if (accumulated == 0) state.clear_gradients(ctx);
+  state.masters_changed(ctx);
+  if (seed != static_cast<int64_t>(config_.seed)) {
+    log_warning("engine", "the checkpoint was trained with seed ", seed,
+                ", this configuration says ", config_.seed,
+                ": dropout will differ from an uninterrupted run");
+  }
   const StepCounters& counters = reader.manifest().counters;
   progress_ = {counters.global_steps, counters.skipped_steps, counters.micro_steps,
                counters.global_samples, counters.global_tokens};
+  loaded_micro_steps_ = progress_.micro_steps;
   accumulated_ = accumulated;
   loss_sum_ = loss_sum;
   step_tokens_ = step_tokens;
   client_state_ = std::move(client_state);
   tokenizer_ = std::move(tokenizer);
+  overwritten_.clear();
+  model_->set_incomplete({});
 }
 
 }  // namespace ds

@@ -35,6 +35,7 @@ std::vector<std::string> Engine::optimizer_states(const std::string& name) {
 }
 
 Tensor Engine::optimizer_state(const std::string& name, const std::string& state) {
+  const models::Model::Use use(*model_);
   const size_t place = updater_->place(trainable(name));
   return updater_->optimizer().read_state(context(), place, state);
 }
@@ -42,6 +43,7 @@ Tensor Engine::optimizer_state(const std::string& name, const std::string& state
 void Engine::set_optimizer_state(const std::string& name, const std::string& state,
                                  const Tensor& value) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward is open");
+  const models::Model::Use use(*model_);
   const nn::ParamId id = trainable(name);
   check_tensor(value, name.c_str(), DType::kFloat32, model_->parameters()[id].shape);
   DS_CHECK(value.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");

@@ -24,43 +24,6 @@ std::vector<optim::TensorPlace> find_places(const OptimizerConfig& config,
   return places;
 }
 
-struct SavedUpdater {
-  int64_t steps = 0;
-  std::vector<double> rates;
-  Json scaler;
-  int64_t consecutive_skips = 0;
-};
-
-// What Updater::save wrote, checked.
-SavedUpdater read_saved(const Json& saved) {
-  const auto field = [](const Json& object, const char* key) -> const Json& {
-    DS_CHECK(object.is_object() && object.contains(key), Code::kCorrupt,
-             "the checkpoint's optimizer state lacks ", key);
-    return object.at(key);
-  };
-  const auto number = [](const Json& value) {
-    DS_CHECK(value.is_number(), Code::kCorrupt,
-             "the checkpoint's optimizer state holds something else than a number");
-    return value.get<double>();
-  };
-  const auto integer = [&](const Json& object, const char* key) {
-    const Json& value = field(object, key);
-    DS_CHECK(value.is_number_integer(), Code::kCorrupt, "the checkpoint's optimizer state holds ",
-             key, " that is no integer");
-    return value.get<int64_t>();
-  };
-  SavedUpdater out;
-  out.steps = integer(saved, "steps");
-  out.consecutive_skips = integer(saved, "consecutive_skips");
-  DS_CHECK(out.steps >= 0 && out.consecutive_skips >= 0, Code::kCorrupt,
-           "the checkpoint's optimizer state counts below 0");
-  const Json& rates = field(saved, "rates");
-  DS_CHECK(rates.is_array(), Code::kCorrupt, "the checkpoint's optimizer state has no rates");
-  for (const Json& rate : rates) out.rates.push_back(number(rate));
-  out.scaler = field(saved, "loss_scaler");
-  return out;
-}
-
 }  // namespace
 
 Updater::Updater(const Config& config, const zero::ParameterState& state,
@@ -73,7 +36,8 @@ Updater::Updater(const Config& config, const zero::ParameterState& state,
       device_(device),
       shard_(state.layout().shard(comm.rank(), comm.size())),
       places_(find_places(optimizer_config_, state)),
-      optimizer_(fresh_optimizer()),
+      optimizer_(
+          optim::make_optimizer(optimizer_config_, places_, device_, shard_.begin, shard_.end)),
       scaler_(config.precision) {
   for (const double rate : optimizer_->base_rates())
     schedules_.emplace_back(config.scheduler, rate);
@@ -84,10 +48,6 @@ Updater::Updater(const Config& config, const zero::ParameterState& state,
     place_of_[static_cast<size_t>(state.parameters().find(places_[i].name))] =
         static_cast<int64_t>(i);
   }
-}
-
-std::unique_ptr<optim::Optimizer> Updater::fresh_optimizer() const {
-  return optim::make_optimizer(optimizer_config_, places_, device_, shard_.begin, shard_.end);
 }
 
 void Updater::follow_schedule() {
@@ -165,18 +125,44 @@ Json Updater::save() const {
           {"consecutive_skips", consecutive_skips_}};
 }
 
-void Updater::restore(std::unique_ptr<optim::Optimizer> optimizer, const Json& saved,
-                      bool same_configuration) {
-  const SavedUpdater in = read_saved(saved);
-  optim::LossScaler scaler = scaler_;
-  if (same_configuration) scaler.restore(in.scaler);
-  optimizer->set_steps(in.steps);
+Updater::Saved Updater::read(const Json& saved, bool same_configuration) const {
+  const auto field = [](const Json& object, const char* key) -> const Json& {
+    DS_CHECK(object.is_object() && object.contains(key), Code::kCorrupt,
+             "the checkpoint's optimizer state lacks ", key);
+    return object.at(key);
+  };
+  const auto number = [](const Json& value) {
+    DS_CHECK(value.is_number(), Code::kCorrupt,
+             "the checkpoint's optimizer state holds something else than a number");
+    return value.get<double>();
+  };
+  const auto integer = [&](const Json& object, const char* key) {
+    const Json& value = field(object, key);
+    DS_CHECK(value.is_number_integer(), Code::kCorrupt, "the checkpoint's optimizer state holds ",
+             key, " that is no integer");
+    return value.get<int64_t>();
+  };
+  Saved out;
+  out.steps = integer(saved, "steps");
+  out.consecutive_skips = integer(saved, "consecutive_skips");
+  DS_CHECK(out.steps >= 0 && out.consecutive_skips >= 0, Code::kCorrupt,
+           "the checkpoint's optimizer state counts below 0");
+  const Json& rates = field(saved, "rates");
+  DS_CHECK(rates.is_array(), Code::kCorrupt, "the checkpoint's optimizer state has no rates");
+  for (const Json& rate : rates) out.rates.push_back(number(rate));
+  out.scaler = scaler_;
+  const Json& scaler = field(saved, "loss_scaler");
+  if (same_configuration) out.scaler.restore(scaler);
+  out.same_configuration = same_configuration;
+  return out;
+}
 
-  optimizer_ = std::move(optimizer);
-  scaler_ = std::move(scaler);
-  consecutive_skips_ = in.consecutive_skips;
-  if (same_configuration && in.rates.size() == rates_.size()) {
-    rates_ = in.rates;
+void Updater::restore(Saved saved) {
+  optimizer_->set_steps(saved.steps);
+  scaler_ = std::move(saved.scaler);
+  consecutive_skips_ = saved.consecutive_skips;
+  if (saved.same_configuration && saved.rates.size() == rates_.size()) {
+    rates_ = std::move(saved.rates);
   } else {
     follow_schedule();
   }

@@ -49,14 +49,20 @@ class Updater {
   size_t place(nn::ParamId id) const;
   const optim::Optimizer& optimizer() const { return *optimizer_; }
   optim::Optimizer& optimizer() { return *optimizer_; }
-  // An optimizer like this one, without its state.
-  std::unique_ptr<optim::Optimizer> fresh_optimizer() const;
 
   // Everything but the optimizer's tensors.
   Json save() const;
-  // Takes over a restored optimizer and what save() gave.
-  void restore(std::unique_ptr<optim::Optimizer> optimizer, const Json& saved,
-               bool same_configuration);
+  // What save() gave, checked, ...
+  struct Saved {
+    int64_t steps = 0;
+    int64_t consecutive_skips = 0;
+    std::vector<double> rates;
+    optim::LossScaler scaler;
+    bool same_configuration = false;
+  };
+  Saved read(const Json& saved, bool same_configuration) const;
+  // ... and taken over, once the optimizer's tensors are restored.
+  void restore(Saved saved);
 
  private:
   void follow_schedule();

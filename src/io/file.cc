@@ -27,22 +27,30 @@ int open_file(const std::filesystem::path& path, int flags) {
   return fd;
 }
 
-// A descriptor past the page cache, or -1 where the file system has none or asks for a larger
+struct Direct {
+  int fd = -1;
+  int64_t memory_alignment = kAlignment;
+};
+
+// A descriptor past the page cache; none where the file system has none or asks for a larger
 // alignment than ours.
-int open_direct(const std::filesystem::path& path, int flags) {
-  const int fd = open_file(path, (flags & ~(O_CREAT | O_TRUNC)) | O_DIRECT);
-  if (fd < 0) return -1;
+Direct open_direct(const std::filesystem::path& path, int flags) {
+  Direct out;
+  out.fd = open_file(path, (flags & ~(O_CREAT | O_TRUNC)) | O_DIRECT);
+  if (out.fd < 0) return {};
 #if defined(STATX_DIOALIGN)
   struct statx info;
-  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
-      (info.stx_mask & STATX_DIOALIGN) != 0 &&
-      (info.stx_dio_offset_align == 0 || info.stx_dio_offset_align > kAlignment ||
-       info.stx_dio_mem_align > kAlignment)) {
-    ::close(fd);
-    return -1;
+  if (::statx(out.fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+      (info.stx_mask & STATX_DIOALIGN) != 0) {
+    if (info.stx_dio_offset_align == 0 || info.stx_dio_offset_align > kAlignment ||
+        info.stx_dio_mem_align > kAlignment) {
+      ::close(out.fd);
+      return {};
+    }
+    if (info.stx_dio_mem_align > 0) out.memory_alignment = info.stx_dio_mem_align;
   }
 #endif
-  return fd;
+  return out;
 }
 
 }  // namespace
@@ -55,7 +63,10 @@ File::File(const std::filesystem::path& path, Access access, bool direct) : path
   if (access == Access::kUpdate) flags = O_RDWR | O_CREAT;
   fd_ = open_file(path, flags);
   if (fd_ < 0) fail_errno(access == Access::kRead ? "cannot open" : "cannot write", path);
-  if (direct) direct_fd_ = open_direct(path, flags);
+  if (!direct) return;
+  const Direct past_cache = open_direct(path, flags);
+  direct_fd_ = past_cache.fd;
+  memory_alignment_ = past_cache.memory_alignment;
 }
 
 File::~File() {
@@ -66,12 +77,14 @@ File::~File() {
 File::File(File&& other) noexcept
     : path_(std::move(other.path_)),
       fd_(std::exchange(other.fd_, -1)),
-      direct_fd_(std::exchange(other.direct_fd_, -1)) {}
+      direct_fd_(std::exchange(other.direct_fd_, -1)),
+      memory_alignment_(other.memory_alignment_) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(fd_, other.fd_);
   std::swap(direct_fd_, other.direct_fd_);
+  std::swap(memory_alignment_, other.memory_alignment_);
   return *this;
 }
 

@@ -27,6 +27,9 @@ class File {
   bool is_open() const noexcept { return fd_ >= 0; }
   // Whether aligned requests go past the page cache.
   bool direct() const noexcept { return direct_fd_ >= 0; }
+  // What addresses must be multiples of to go past it: kAlignment, or less where the device says
+  // so.
+  int64_t memory_alignment() const noexcept { return memory_alignment_; }
   const std::filesystem::path& path() const noexcept { return path_; }
   int fd() const noexcept { return fd_; }
   int direct_fd() const noexcept { return direct_fd_; }
@@ -46,6 +49,7 @@ class File {
   std::filesystem::path path_;
   int fd_ = -1;
   int direct_fd_ = -1;
+  int64_t memory_alignment_ = 1;
 };
 
 }  // namespace ds::io

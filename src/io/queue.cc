@@ -11,8 +11,8 @@ namespace ds::io {
 namespace {
 
 bool aligned(int64_t value) { return value % kAlignment == 0; }
-bool aligned(const std::byte* data) {
-  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(kAlignment) == 0;
+bool aligned(const std::byte* data, const File& file) {
+  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(file.memory_alignment()) == 0;
 }
 
 Error io_error(const File& file, const Piece& piece, int error) {
@@ -63,7 +63,7 @@ Queue::Ticket Queue::add(const File& file, bool write, int64_t offset, std::byte
                          size_t bytes) {
   DS_CHECK(offset >= 0, Code::kInvalidArgument, "file I/O at the negative offset ", offset);
   forget_ended();
-  const bool through_cache = !file.direct() || !aligned(offset) || !aligned(data);
+  const bool through_cache = !file.direct() || !aligned(offset) || !aligned(data, file);
   requests_.push_back({&file, write, through_cache, data, offset, static_cast<int64_t>(bytes), 0, 0,
                        std::nullopt, 0, false});
   poll();

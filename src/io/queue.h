@@ -1,9 +1,9 @@
 // A queue of reads and writes that go on while the caller does something else.
 //
-// Requests are cut into blocks, of which a number is under way at once. What is aligned (offset and
-// address to kAlignment) goes past the page cache; the rest, and everything where the file system
-// refuses that, through it. io_uring carries the former, threads the latter, and all where there is
-// no io_uring. Results are the same.
+// Requests are cut into blocks, of which a number is under way at once. What is aligned (the
+// offset to kAlignment, the address to what the file asks for) goes past the page cache; the rest,
+// and everything where the file system refuses that, through it. io_uring carries the former,
+// threads the latter, and all where there is no io_uring. Results are the same.
 //
 // One thread at a time uses a queue; different queues do not know of each other. The memory and the
 // file of a request stay until its wait returns or the queue is gone.

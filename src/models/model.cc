@@ -95,9 +95,13 @@ void Model::detach_engine() {
 }
 
 // A flag and not a mutex: the thread that comes back from a callback must be refused too.
-Model::Use::Use(Model& model) : model_(model) {
+Model::Use::Use(Model& model, Purpose purpose) : model_(model) {
   DS_CHECK(!model_.in_use_.exchange(true, std::memory_order_acquire), Code::kState,
            "the model is in use by another thread or by the call that invoked this callback");
+  if (purpose == Purpose::kLoad || model_.incomplete_.empty()) return;
+  model_.in_use_.store(false, std::memory_order_release);
+  fail(Code::kState, "the model's weights are incomplete: ", model_.incomplete_,
+       ". Load a checkpoint into its engine, or make the model again");
 }
 
 Model::Use::~Use() { model_.in_use_.store(false, std::memory_order_release); }

@@ -69,10 +69,17 @@ class Model {
   // Between forward and the update the weights may not change.
   void set_step_open(bool open) { step_open_ = open; }
 
-  // Entry ticket for whoever uses weights: one user at a time, others get kState.
+  // While a load writes over the weights, and after one that failed half way: they are of two
+  // kinds, and nobody but another load may have them. `why` tells the others; empty: all is well.
+  void set_incomplete(std::string why) { incomplete_ = std::move(why); }
+  const std::string& incomplete() const { return incomplete_; }
+
+  // Entry ticket for whoever uses weights: one user at a time, others get kState, and everybody but
+  // a load while they are incomplete.
   class Use {
    public:
-    explicit Use(Model& model);
+    enum class Purpose { kAny, kLoad };
+    explicit Use(Model& model, Purpose purpose = Purpose::kAny);
     ~Use();
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
@@ -98,6 +105,7 @@ class Model {
   std::optional<LoraOptions> lora_;
   std::vector<bool> trained_before_lora_;
   std::atomic<bool> in_use_{false};
+  std::string incomplete_;
   bool has_engine_ = false;
   bool step_open_ = false;
 };

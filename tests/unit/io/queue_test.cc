@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstring>
 
@@ -91,7 +92,9 @@ TEST_P(IoQueue, MovesEveryByteOfRandomRequests) {
     Queue queue(options(1 + static_cast<int>(rng() % 9), kAlignment << (rng() % 6)));
     std::memset(back.data(), 0, static_cast<size_t>(back.size()));
     const std::vector<int64_t> at = cuts(round % 3 == 0);
-    const size_t shift = round % 2 == 0 ? 0 : 64;  // memory that is not aligned either
+    // Memory that is aligned well, just enough, or not at all.
+    const size_t shift = std::array<size_t, 3>{
+        0, static_cast<size_t>(file.memory_alignment()) % kAlignment, 64}[rng() % 3];
     for (size_t i = 0; i + 1 < at.size(); ++i) {
       queue.read(file, at[i],
                  back.bytes().subspan(static_cast<size_t>(at[i]) + shift,

@@ -1,0 +1,173 @@
+// Reading and checking many tensors at once, in the order in which they lie on the disk.
+#include <algorithm>
+
+#include "checkpoint/reader.h"
+
+namespace ds {
+namespace {
+
+// Where a box begins in the flattened tensor when its elements are neighbours there.
+std::optional<int64_t> contiguous_begin(const Box& box, std::span<const int64_t> shape) {
+  int64_t begin = 0, stride = 1;
+  bool cut = false;  // a later dimension is not whole
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (cut && box.extent[d] != 1) return std::nullopt;
+    cut = cut || box.extent[d] != shape[d];
+    begin += box.offset[d] * stride;
+    stride *= shape[d];
+  }
+  return begin;
+}
+
+void sort_by_place(std::vector<BlobPart>& parts) {
+  std::sort(parts.begin(), parts.end(),
+            [](const BlobPart& a, const BlobPart& b) { return a.offset < b.offset; });
+}
+
+bool overlap(std::span<const BlobPart> parts) {
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (parts[i].offset < parts[i - 1].end()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void CheckpointReader::read_all(std::span<const TensorTarget> targets) const {
+  std::vector<std::vector<BlobPart>> parts(blobs_.size());
+  std::vector<size_t> scattered;  // targets with a slice that is not a range of the tensor
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const TensorRecord& tensor = *targets[i].tensor;
+    const TensorMeta& meta = tensor.meta;
+    const auto size = static_cast<uint64_t>(dtype_size(meta.dtype));
+    const bool sinks = static_cast<bool>(targets[i].sink);
+    DS_CHECK(sinks || static_cast<int64_t>(targets[i].out.size()) ==
+                          checked_elements(meta.shape, static_cast<int64_t>(size),
+                                           Code::kInvalidArgument, meta.text()) *
+                              static_cast<int64_t>(size),
+             Code::kInvalidArgument, "reading ", meta.text(), " into a buffer of ",
+             targets[i].out.size(), " bytes, which is not its size");
+    const bool ranges =
+        std::all_of(tensor.slices.begin(), tensor.slices.end(), [&](const TensorSlice& slice) {
+          return contiguous_begin(slice.box, meta.shape).has_value();
+        });
+    if (!ranges) {
+      scattered.push_back(i);
+      continue;
+    }
+    for (const TensorSlice& slice : tensor.slices) {
+      if (slice.range.length == 0) continue;
+      const auto at = static_cast<uint64_t>(*contiguous_begin(slice.box, meta.shape)) * size;
+      parts[slice.range.blob].push_back({slice.range.offset, slice.range.length,
+                                         sinks ? nullptr : targets[i].out.data() + at,
+                                         sinks ? &targets[i].sink : nullptr, at, i});
+    }
+  }
+  for (size_t blob = 0; blob < parts.size(); ++blob) {
+    sort_by_place(parts[blob]);
+    read_parts(*blobs_[blob], parts[blob], targets);
+  }
+  for (const size_t i : scattered) {
+    const TensorTarget& target = targets[i];
+    if (!target.sink) {
+      read(*target.tensor, target.out);
+      continue;
+    }
+    const auto size = dtype_size(target.tensor->meta.dtype);
+    std::vector<std::byte> whole(static_cast<size_t>(
+        size * checked_elements(target.tensor->meta.shape, size, Code::kInvalidArgument,
+                                target.tensor->meta.text())));
+    read(*target.tensor, whole);
+    target.sink(0, whole);
+  }
+}
+
+void CheckpointReader::check_all(std::span<const TensorTarget> targets) const {
+  std::vector<std::vector<BlobPart>> parts(blobs_.size());
+  for (size_t i = 0; i < targets.size(); ++i) {
+    for (const TensorSlice& slice : targets[i].tensor->slices) {
+      if (slice.range.length == 0) continue;
+      parts[slice.range.blob].push_back(
+          {slice.range.offset, slice.range.length, nullptr, nullptr, 0, i});
+    }
+  }
+  for (size_t blob = 0; blob < parts.size(); ++blob) {
+    std::vector<BlobPart>& list = parts[blob];
+    sort_by_place(list);
+    // What lies in two of them is checked once.
+    uint64_t done = 0;
+    for (BlobPart& part : list) {
+      const uint64_t end = std::max(part.end(), done);
+      part.offset = std::max(part.offset, done);
+      part.bytes = end - part.offset;
+      done = end;
+    }
+    std::erase_if(list, [](const BlobPart& part) { return part.bytes == 0; });
+    read_parts(*blobs_[blob], list, targets);
+  }
+}
+
+// `parts` rise by offset.
+void CheckpointReader::read_parts(const BlobReader& blob, std::span<const BlobPart> parts,
+                                  std::span<const TensorTarget> targets) const {
+  const auto name = [&](const BlobPart& part) { return targets[part.item].tensor->meta.text(); };
+  const BlobRecord& record = blob.record();
+  const bool sinks = std::any_of(parts.begin(), parts.end(),
+                                 [](const BlobPart& part) { return part.sink != nullptr; });
+  // Chunks of other sizes would cut elements.
+  const bool whole_elements = record.chunk_bytes % sizeof(uint64_t) == 0;
+  if (parts.empty()) return;
+  if (record.size >= BulkRead::kLeastBytes && (whole_elements || !sinks) && !overlap(parts)) {
+    std::optional<uint64_t> damaged;
+    BulkRead(blob.path(), record, pool_).run(parts, [&](uint64_t chunk) {
+      damaged = chunk;
+      return false;
+    });
+    if (!damaged) return;
+    const auto part = std::partition_point(parts.begin(), parts.end(), [&](const BlobPart& p) {
+      return p.end() <= blob.chunk_begin(*damaged);
+    });
+    fail_damaged(blob, *damaged, name(*part));
+  }
+  const auto index = static_cast<uint32_t>(&record - manifest_->blobs.data());
+  std::vector<std::byte> scratch;
+  for (const BlobPart& part : parts) {
+    std::span<std::byte> out(part.target, static_cast<size_t>(part.bytes));
+    if (part.target == nullptr) {
+      scratch.resize(static_cast<size_t>(part.bytes));
+      out = scratch;
+    }
+    read_blob({index, part.offset, part.bytes}, out, name(part));
+    if (part.sink != nullptr) (*part.sink)(part.at, out);
+  }
+}
+
+std::vector<Damage> CheckpointReader::verify_all() const {
+  std::vector<Damage> out;
+  std::vector<std::byte> scratch;
+  ahead_->reset();
+  for (const auto& blob : blobs_) {
+    const BlobRecord& record = blob->record();
+    std::vector<uint64_t> damaged;
+    if (record.size >= BulkRead::kLeastBytes) {
+      const BlobPart whole{0, record.size};
+      BulkRead(blob->path(), record, pool_).run({&whole, 1}, [&](uint64_t chunk) {
+        damaged.push_back(chunk);
+        return true;
+      });
+    } else {
+      for (uint64_t i = 0; i < record.checksums.size(); ++i) {
+        if (!blob->read_chunk(i, &scratch)) damaged.push_back(i);
+      }
+    }
+    for (size_t i = 0; i < damaged.size();) {
+      const uint64_t first = damaged[i];
+      uint64_t last = first;
+      while (++i < damaged.size() && damaged[i] == last + 1) ++last;
+      out.push_back(damage(*blob, first, last));
+    }
+  }
+  return out;
+}
+
+}  // namespace ds
