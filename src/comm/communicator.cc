@@ -12,7 +12,7 @@ Communicator::Communicator(int rank, int size, std::chrono::milliseconds deadlin
            " is not in a group of ", size);
 }
 
-void Communicator::check_active(const char* operation) const {
+void Communicator::check_active(std::string_view operation) const {
   const State now = state();
   if (now == State::kActive) return;
   if (now == State::kFinalized) {

@@ -181,7 +181,7 @@ class Communicator {
 
   void set_topology(Topology topology) { topology_ = std::move(topology); }
   // Throws kAborted, kComm or kState unless the group is active.
-  void check_active(const char* operation) const;
+  void check_active(std::string_view operation) const;
   // Ends an active group with an error: kAborted for Code::kAborted, else kFailed.
   void mark_failed(Code code, std::string_view text) noexcept;
 

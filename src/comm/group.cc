@@ -1,0 +1,290 @@
+// Calls, their order, and how they end.
+#include "comm/group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+#include "comm/logger.h"
+
+namespace ds::comm {
+
+Topology topology_of(int rank, std::vector<int> node_of) {
+  // Numbered in order of their first rank.
+  std::vector<int> seen;
+  for (int& node : node_of) {
+    const auto found = std::ranges::find(seen, node);
+    const auto index = static_cast<int>(found - seen.begin());
+    if (found == seen.end()) seen.push_back(node);
+    node = index;
+  }
+  Topology topology;
+  topology.node = node_of[static_cast<size_t>(rank)];
+  topology.nodes = static_cast<int>(std::ssize(seen));
+  topology.local_size = static_cast<int>(std::ranges::count(node_of, topology.node));
+  topology.local_rank =
+      static_cast<int>(std::count(node_of.begin(), node_of.begin() + rank, topology.node));
+  topology.node_of = std::move(node_of);
+  return topology;
+}
+
+std::vector<int> pretended_nodes(const CommOptions& options, const std::vector<int>& node_of) {
+  if (options.ranks_per_node <= 0) return node_of;
+  std::vector<int> nodes;
+  for (int rank = 0; rank < std::ssize(node_of); ++rank) {
+    nodes.push_back(rank / options.ranks_per_node);
+  }
+  return nodes;
+}
+
+Group::Group(std::unique_ptr<Transport> transport, const CommOptions& options,
+             const std::vector<int>& node_of)
+    : Communicator(transport->rank(), transport->size(), options.deadline),
+      options_(options),
+      transport_(std::move(transport)),
+      records_(static_cast<size_t>(size())),
+      present_(static_cast<size_t>(size()), 1),
+      messages_(*transport_),
+      executor_([this](OperationPtr operation) { execute(std::move(operation)); }) {
+  set_topology(topology_of(rank(), node_of));
+}
+
+Group::~Group() {
+  if (!executor_.idle()) {
+    transport_->raise(Code::kComm, str_cat("rank ", rank(),
+                                           " destroyed its communicator while "
+                                           "operations were in flight"));
+  }
+  for (const OperationPtr& left : executor_.stop()) {
+    left->finish(
+        0, std::make_exception_ptr(Error(
+               Code::kState, str_cat(describe(left->record), ": the communicator was destroyed"))));
+  }
+}
+
+OperationPtr Group::make_operation(Collective kind, const CollectiveOptions& options) {
+  auto operation = std::make_shared<Operation>();
+  operation->record.kind = kind;
+  const size_t n = std::min(options.label.size(), Record::kLabel - 1);
+  std::memcpy(operation->record.label, options.label.data(), n);
+  operation->allowed = options.deadline.value_or(deadline());
+  if (options.average_over_participants) operation->record.flags |= Record::kByParticipants;
+  return operation;
+}
+
+WorkPtr Group::start(Call call, const CollectiveOptions& options) {
+  const OperationPtr operation = make_operation(call.kind, options);
+  Record& record = operation->record;
+  const Tensor& told = call.kind == Collective::kScatter || !call.input ? call.output : call.input;
+  record.op = call.op;
+  record.dtype = static_cast<uint8_t>(told.dtype());
+  record.count = told.elements();
+  if (call.kind == Collective::kReduceScatter) record.count = call.output.elements();
+  if (call.kind == Collective::kAllToAll) record.count = call.input.elements() / size();
+  const bool counted = call.kind == Collective::kAllGatherV || call.kind == Collective::kAllToAllV;
+  if (counted) {
+    const bool same = call.kind == Collective::kAllGatherV;
+    const std::vector<int64_t>& counts = same ? call.output_counts : call.input_counts;
+    record.count = same ? call.output.elements() : 0;
+    record.largest = std::ranges::max(counts) * dtype_size(told.dtype());
+    constexpr uint64_t kPrime = 0x100000001B3ull;
+    for (const int64_t count : counts) {
+      if (same) record.counts_hash = (record.counts_hash ^ static_cast<uint64_t>(count)) * kPrime;
+    }
+  } else {
+    record.dims = told.dims();
+    std::ranges::copy(told.shape().sizes(), record.sizes);
+  }
+  if (operation->is_message()) {
+    operation->peer = call.root;
+    operation->tag = call.tag;
+  } else {
+    record.root = call.root;
+    if (inline_bytes(record, size()) <= kMaxPayload) record.flags |= Record::kInline;
+  }
+  DS_CHECK(call.kind != Collective::kAllToAllV ||
+               size() * static_cast<int64_t>(sizeof(int64_t)) <= kMaxPayload,
+           Code::kUnsupported, "all_to_all_v serves groups of up to ",
+           kMaxPayload / static_cast<int64_t>(sizeof(int64_t)), " ranks");
+  operation->output = std::move(call.output);
+  operation->input = std::move(call.input);
+  operation->output_counts = std::move(call.output_counts);
+  operation->input_counts = std::move(call.input_counts);
+  if (options.blocking) {
+    executor_.run(operation);
+  } else {
+    executor_.submit(operation);
+    if (operation->is_message()) transport_->wake();
+  }
+  return operation;
+}
+
+void Group::run_blocking(const OperationPtr& operation) {
+  executor_.run(operation);
+  operation->wait();
+}
+
+void Group::execute(OperationPtr operation) {
+  if (operation->is_message()) return execute_messages(std::move(operation));
+  std::exception_ptr error;
+  operation->called = Clock::now();
+  operation->deadline = operation->called + operation->allowed;
+  try {
+    check_active(collective_name(operation->record.kind));
+    try {
+      run(*operation);
+    } catch (const Error& failure) {
+      end_with(failure);
+      throw;
+    } catch (const std::exception& failure) {
+      end_with(Error(Code::kComm, failure.what()));
+      throw;
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  finished(operation, participants_, std::move(error));
+}
+
+void Group::execute_messages(OperationPtr first) {
+  const auto post = [&](OperationPtr operation) {
+    operation->called = Clock::now();
+    operation->deadline = operation->called + operation->allowed;
+    operation->record.sequence = sequence_;
+    transport_->announce(operation->record, true);
+    messages_.post(std::move(operation));
+  };
+  post(std::move(first));
+  std::exception_ptr error;
+  const auto over = [&](const OperationPtr& operation) {
+    if (operation->record.kind == Collective::kSend) {
+      const int64_t bytes = operation->input.bytes();
+      const bool near = same_node(operation->peer);
+      count(operation->record, near ? bytes : 0, near ? 0 : bytes);
+    } else {
+      count(operation->record, 0, 0);
+    }
+    finished(operation, 2, nullptr);
+  };
+  try {
+    check_active("message");
+    try {
+      while (messages_.pending()) {
+        while (OperationPtr next = executor_.take_message()) post(std::move(next));
+        if (messages_.progress(over)) continue;
+        transport_->wait_for_streams(messages_.awaited(), watch_of(messages_.most_urgent()));
+      }
+    } catch (const Error& failure) {
+      end_with(failure);
+      throw;
+    } catch (const std::exception& failure) {
+      end_with(Error(Code::kComm, failure.what()));
+      throw;
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  transport_->announce(Record(), false);
+  for (const OperationPtr& pending : messages_.take_all()) finished(pending, 0, error);
+}
+
+void Group::finished(const OperationPtr& operation, int participants, std::exception_ptr error) {
+  if (logger_ && !error) {
+    const Tensor& told = operation->input ? operation->input : operation->output;
+    const std::chrono::duration<double> took = Clock::now() - operation->called;
+    logger_->record(operation->record.kind, told ? told.bytes() : 0, took.count(), size());
+  }
+  operation->finish(participants, std::move(error));
+}
+
+// The first failure ends the group: here, on the peers, and in groups split from it when it is an
+// abort.
+void Group::end_with(const Error& error) noexcept {
+  const Code code = error.code() == Code::kAborted ? Code::kAborted : Code::kComm;
+  transport_->raise(code, error.message());
+  mark_failed(code, error.message());
+  if (code == Code::kAborted) abort_children(error.message());
+}
+
+void Group::do_abort(std::string_view reason) noexcept {
+  transport_->raise(Code::kAborted, reason);
+  abort_children(reason);
+}
+
+void Group::abort_children(std::string_view reason) noexcept {
+  try {
+    const std::string text = str_cat("the parent group was aborted: ", reason);
+    const std::lock_guard lock(children_mutex_);
+    for (const std::weak_ptr<Communicator>& weak : children_) {
+      if (const auto child = weak.lock()) child->abort(text);
+    }
+  } catch (...) {  // no memory for the text
+  }
+}
+
+Watch Group::watch_of(const Operation& operation) const {
+  return {operation.record, operation.deadline, operation.allowed};
+}
+
+void Group::do_barrier(const CollectiveOptions& options) {
+  run_blocking(make_operation(Collective::kBarrier, options));
+}
+
+void Group::do_finalize() { run_blocking(make_operation(Collective::kFinalize, {})); }
+
+void Group::do_join(const CollectiveOptions& options) {
+  const OperationPtr operation = make_operation(Collective::kJoin, options);
+  operation->record.flags |= Record::kJoined;
+  run_blocking(operation);
+}
+
+Tensor Group::do_shared_tensor(const std::shared_ptr<Device>& device, DType dtype,
+                               const Shape& shape, MemoryTag tag,
+                               const CollectiveOptions& options) {
+  const OperationPtr operation = make_operation(Collective::kSharedTensor, options);
+  operation->record.dtype = static_cast<uint8_t>(dtype);
+  operation->record.count = shape.elements();
+  Tensor tensor;
+  operation->body = [&] {
+    const GatherTexts gather = gather_texts(*operation);
+    tensor = transport_->shared_tensor(device, dtype, shape, tag, gather);
+  };
+  run_blocking(operation);
+  return tensor;
+}
+
+std::shared_ptr<Communicator> Group::do_split(int color, int key,
+                                              const CollectiveOptions& options) {
+  const OperationPtr operation = make_operation(Collective::kSplit, options);
+  std::shared_ptr<Group> group;
+  operation->body = [&] {
+    const GatherTexts gather = gather_texts(*operation);
+    struct Member {
+      int color, key, rank;
+    };
+    std::vector<Member> members;
+    const std::vector<std::string> texts = gather(str_cat(color, " ", key));
+    for (int peer = 0; peer < size(); ++peer) {
+      Member member{-1, 0, peer};
+      std::istringstream(texts[static_cast<size_t>(peer)]) >> member.color >> member.key;
+      if (member.color == color && color >= 0) members.push_back(member);
+    }
+    std::ranges::stable_sort(members, {}, &Member::key);
+    std::vector<int> ranks, nodes;
+    for (const Member& member : members) {
+      ranks.push_back(member.rank);
+      nodes.push_back(topology().node_of[static_cast<size_t>(member.rank)]);
+    }
+    auto transport = transport_->split(ranks, gather, watch_of(*operation));
+    if (transport) group = std::make_shared<Group>(std::move(transport), options_, nodes);
+  };
+  run_blocking(operation);
+  if (!group) return nullptr;
+  const std::lock_guard lock(children_mutex_);
+  std::erase_if(children_, [](const auto& weak) { return weak.expired(); });
+  children_.push_back(group);
+  if (state() == State::kAborted) group->abort("the parent group was aborted");
+  return group;
+}
+
+}  // namespace ds::comm

@@ -1,0 +1,215 @@
+// Ranks as threads, the transports that tests run over, and fresh random inputs.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/factory.h"
+
+namespace ds::testing {
+
+using CommPtr = std::shared_ptr<Communicator>;
+using World = std::vector<CommPtr>;
+
+inline uint64_t base_seed() {
+  static const uint64_t seed = [] {
+    const char* text = std::getenv("DS_TEST_SEED");
+    return text != nullptr ? std::strtoull(text, nullptr, 0) : std::random_device()();
+  }();
+  return seed;
+}
+
+// Calls body(communicator) on a thread for each rank; what they throw comes back by rank ("":
+// nothing).
+struct Outcome {
+  Code code = Code::kOk;
+  std::string text;
+};
+inline std::vector<Outcome> run_ranks(const World& world,
+                                      const std::function<void(Communicator&)>& body) {
+  std::vector<Outcome> outcomes(world.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < world.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(*world[rank]);
+      } catch (const Error& error) {
+        outcomes[rank] = {error.code(), error.message()};
+      } catch (const std::exception& error) {
+        outcomes[rank] = {Code::kInternal, error.what()};
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+inline void expect_ok(const std::vector<Outcome>& outcomes) {
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    EXPECT_EQ(outcomes[rank].code, Code::kOk) << "rank " << rank << ": " << outcomes[rank].text;
+  }
+}
+
+inline const std::shared_ptr<Device>& cpu() {
+  static const std::shared_ptr<Device> device = make_cpu_device();
+  return device;
+}
+
+inline Tensor make_tensor(DType dtype, int64_t elements) {
+  return Tensor::zeros(cpu(), dtype, Shape{elements}, MemoryTag::kCommunication);
+}
+
+// Elements of one type that follow from a seed, and their arithmetic in plain loops.
+inline std::vector<std::byte> random_bytes(DType dtype, int64_t elements, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(static_cast<size_t>(elements * dtype_size(dtype)));
+  std::uniform_real_distribution<float> number(-8, 8);
+  const auto put = [&](int64_t i, const auto& value) {
+    std::memcpy(bytes.data() + static_cast<size_t>(i) * sizeof(value), &value, sizeof(value));
+  };
+  for (int64_t i = 0; i < elements; ++i) {
+    switch (dtype) {
+      case DType::kFloat32:
+        put(i, number(random));
+        break;
+      case DType::kFloat64:
+        put(i, static_cast<double>(number(random)) / 3);
+        break;
+      case DType::kBFloat16:
+        put(i, to_bfloat16(number(random)));
+        break;
+      case DType::kFloat16:
+        put(i, to_float16(number(random)));
+        break;
+      case DType::kBool:
+        put(i, static_cast<uint8_t>(random() & 1));
+        break;
+      default: {
+        const uint64_t value = random();
+        std::memcpy(bytes.data() + i * dtype_size(dtype), &value,
+                    static_cast<size_t>(dtype_size(dtype)));
+      }
+    }
+  }
+  return bytes;
+}
+
+namespace detail {
+
+template <class T>
+T reduce_one(const std::vector<T>& values, ReduceOp op, int divisor) {
+  if constexpr (std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>) {
+    std::vector<float> wide;
+    for (const T value : values) wide.push_back(to_float(value));
+    return from_float<T>(reduce_one<float>(wide, op, divisor));
+  } else {
+    T result = values.empty() ? T{} : values[0];
+    for (size_t i = 1; i < values.size(); ++i) {
+      const T value = values[i];
+      if (op == ReduceOp::kMin) {
+        result = value < result ? value : result;
+      } else if (op == ReduceOp::kMax) {
+        result = value > result ? value : result;
+      } else if constexpr (std::is_floating_point_v<T>) {
+        result = result + value;
+      } else {
+        result = static_cast<T>(static_cast<uint64_t>(result) + static_cast<uint64_t>(value));
+      }
+    }
+    if constexpr (std::is_floating_point_v<T>) {
+      if (op == ReduceOp::kAverage) result = result / static_cast<T>(divisor);
+    }
+    return result;
+  }
+}
+
+template <class T>
+std::vector<std::byte> reduce_typed(const std::vector<std::vector<std::byte>>& inputs, ReduceOp op,
+                                    int divisor) {
+  std::vector<std::byte> result(inputs.empty() ? 0 : inputs[0].size());
+  for (size_t at = 0; at < result.size(); at += sizeof(T)) {
+    std::vector<T> values;
+    for (const auto& input : inputs) {
+      T value;
+      std::memcpy(&value, input.data() + at, sizeof(T));
+      values.push_back(value);
+    }
+    const T sum = reduce_one<T>(values, op, divisor);
+    std::memcpy(result.data() + at, &sum, sizeof(T));
+  }
+  return result;
+}
+
+}  // namespace detail
+
+// In order of ranks, in fp32 (float64 in float64), rounded once: what the interface promises.
+inline std::vector<std::byte> reduced(DType dtype,
+                                      const std::vector<std::vector<std::byte>>& inputs,
+                                      ReduceOp op, int divisor) {
+  const auto as = [&]<class T>(T) { return detail::reduce_typed<T>(inputs, op, divisor); };
+  switch (dtype) {
+    case DType::kFloat32:
+      return as(float{});
+    case DType::kFloat64:
+      return as(double{});
+    case DType::kBFloat16:
+      return as(bfloat16{});
+    case DType::kFloat16:
+      return as(float16{});
+    case DType::kInt8:
+      return as(int8_t{});
+    case DType::kInt16:
+      return as(int16_t{});
+    case DType::kInt32:
+      return as(int32_t{});
+    case DType::kInt64:
+      return as(int64_t{});
+    case DType::kUInt8:
+      return as(uint8_t{});
+    case DType::kUInt16:
+      return as(uint16_t{});
+    case DType::kUInt32:
+      return as(uint32_t{});
+    default:
+      return as(uint64_t{});
+  }
+}
+
+inline void put(const Tensor& tensor, const std::vector<std::byte>& bytes) {
+  if (!bytes.empty()) std::memcpy(tensor.raw(), bytes.data(), bytes.size());
+}
+inline bool equal_bytes(const Tensor& tensor, const std::vector<std::byte>& bytes) {
+  return tensor.bytes() == static_cast<int64_t>(bytes.size()) &&
+         (bytes.empty() || std::memcmp(tensor.raw(), bytes.data(), bytes.size()) == 0);
+}
+
+// A transport to test: makes a world of ranks that are threads.
+struct Maker {
+  const char* name;
+  std::function<World(int size, const CommOptions&)> make;
+};
+inline std::vector<Maker> makers() {
+  return {{"shm",
+           [](int size, const CommOptions& options) { return make_local_group(size, options); }}};
+}
+inline std::string maker_name(const ::testing::TestParamInfo<Maker>& info) {
+  return info.param.name;
+}
+
+inline CommOptions quick_options(int deadline_ms = 20000) {
+  CommOptions options;
+  options.deadline = std::chrono::milliseconds(deadline_ms);
+  return options;
+}
+
+}  // namespace ds::testing
