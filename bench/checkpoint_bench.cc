@@ -1,23 +1,29 @@
 // Saving and loading of checkpoints beside what the disk can do, and what saving in the background
 // costs the training, all through the C ABI:
-//   checkpoint_bench --folder DIR [--what speed|background] [--rounds N] [--layers N] [--batch N]
+//   checkpoint_bench --folder DIR [--what speed|background|resume] [--rounds N] [--layers N]
+//   [--batch N]
 //                    [--length N] [--steps N] [--threads N]
 // The model is a GPT-2 of width 768 with AdamW in fp32 (12 layers: 124M parameters, 1.5 GB of
 // state). `speed`: in turn a write and a read of a plain file of the same size (past the page
-// cache, from huge pages, the best of several queue depths), a save, and a load that finds nothing
-// in the page cache. `background`: steps without a save and steps of which the first follows a
-// save. Prints a line per measurement, and JSON as the last line. Removes what it wrote.
+// cache, from huge pages, the best of several queue depths), a save, and loads that find nothing in
+// the page cache: into an engine that has trained (which reads everything twice), into the same one
+// again, and into a new engine of a new process. `resume` is what that process does: it makes an
+// engine and loads DIR/save into it. `background`: steps without a save and steps of which the
+// first follows a save. Prints a line per measurement, and JSON as the last line. Removes what it
+// wrote.
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <ds.hpp>
 #include <filesystem>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "io/buffer.h"
 #include "io/queue.h"
@@ -72,24 +78,22 @@ Arguments parse(int argc, char** argv) {
       throw std::runtime_error("unknown argument " + key);
     }
   }
-  const bool known = out.what == "speed" || out.what == "background";
+  const bool known = out.what == "speed" || out.what == "background" || out.what == "resume";
   if (argc % 2 == 0 || out.folder.empty() || !known || out.rounds < 1 || out.steps < 1) {
     throw std::runtime_error(
-        "usage: checkpoint_bench --folder DIR [--what speed|background] [--rounds N] "
+        "usage: checkpoint_bench --folder DIR [--what speed|background|resume] [--rounds N] "
         "[--layers N] [--batch N] [--length N] [--steps N] [--threads N]");
   }
   return out;
 }
 
-// A model with an engine, one step old, so that every state has values.
+// A model with an engine; a step gives every state a value.
 class Training {
  public:
   Training(const Arguments& arguments, bool background)
       : arguments_(arguments),
         model_(libds::Model::create(model_config().dump(), 1)),
-        engine_(engine_config(background).dump(), model_) {
-    step();
-  }
+        engine_(engine_config(background).dump(), model_) {}
 
   double step() {
     const libds::Tensor ids = tokens(), labels = tokens();
@@ -204,15 +208,46 @@ double gigabytes_per_second(int64_t bytes, double milliseconds) {
   return static_cast<double>(bytes) / milliseconds / 1e6;
 }
 
+// In a process that has done nothing before: what a resume costs.
+Json measure_resume(const Arguments& arguments) {
+  const std::string where = (arguments.folder / "save").string();
+  std::optional<Training> training;
+  const double create = timed([&] { training.emplace(arguments, false); });
+  drop_from_cache(where);
+  const double load = timed([&] { training->engine().load(where); });
+  return {{"create_ms", create}, {"load_ms", load}};
+}
+
+// measure_resume in a process of its own.
+Json resume_elsewhere(const Arguments& arguments, const fs::path& folder) {
+  std::string command = fs::read_symlink("/proc/self/exe").string();
+  const auto add = [&](const std::string& text) { command += " '" + text + "'"; };
+  for (const auto& [key, value] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"--what", "resume"},
+           {"--folder", folder.string()},
+           {"--layers", std::to_string(arguments.layers)},
+           {"--threads", std::to_string(arguments.threads)}}) {
+    add(key);
+    add(value);
+  }
+  FILE* const out = ::popen(command.c_str(), "r");
+  if (out == nullptr) throw std::runtime_error("cannot run " + command);
+  std::string text;
+  for (int c; (c = std::fgetc(out)) != EOF;) text += static_cast<char>(c);
+  if (::pclose(out) != 0) throw std::runtime_error("failed: " + command);
+  return Json::parse(text);
+}
+
 Json measure_speed(const Arguments& arguments, const fs::path& folder) {
   Training training(arguments, false);
+  training.step();
   const std::string where = (folder / "save").string();
   training.engine().save(where, "first");
   const int64_t bytes = drop_from_cache(where);
   fs::remove_all(where);
   constexpr int kDepths[] = {4, 8, 16, 32};
   std::vector<std::vector<double>> writes(std::size(kDepths)), reads(std::size(kDepths));
-  std::vector<double> saves, loads;
+  std::vector<double> saves, over_training, loads, creates, resumes;
   Limit limit(folder, bytes);
   for (int64_t round = 0; round < arguments.rounds; ++round) {
     for (size_t i = 0; i < std::size(kDepths); ++i) {
@@ -220,8 +255,14 @@ Json measure_speed(const Arguments& arguments, const fs::path& folder) {
       reads[i].push_back(limit.read(kDepths[i]));
     }
     saves.push_back(timed([&] { training.engine().save(where, "t"); }));
-    drop_from_cache(where);
-    loads.push_back(timed([&] { training.engine().load(where, "t"); }));
+    training.step();
+    for (std::vector<double>* times : {&over_training, &loads}) {
+      drop_from_cache(where);
+      times->push_back(timed([&] { training.engine().load(where, "t"); }));
+    }
+    const Json resumed = resume_elsewhere(arguments, folder);
+    creates.push_back(resumed.at("create_ms"));
+    resumes.push_back(resumed.at("load_ms"));
     fs::remove_all(where);
   }
   double best_write = 0, best_read = 0;
@@ -233,23 +274,33 @@ Json measure_speed(const Arguments& arguments, const fs::path& folder) {
     best_write = std::max(best_write, write);
     best_read = std::max(best_read, read);
   }
-  const double save = gigabytes_per_second(bytes, median(saves));
-  const double load = gigabytes_per_second(bytes, median(loads));
-  std::cout << "save " << save << " GB/s, cold load " << load << " GB/s of " << bytes << " bytes\n";
+  const auto rate = [&](const std::vector<double>& times) {
+    return gigabytes_per_second(bytes, median(times));
+  };
+  std::cout << bytes << " bytes: save " << rate(saves) << " GB/s; cold load: again " << rate(loads)
+            << ", over training " << rate(over_training) << ", of a new process " << rate(resumes)
+            << " GB/s, whose engine took " << median(creates) << " ms to make\n";
   return {{"bytes", bytes},
           {"direct", limit.direct()},
           {"limit_write_gb_s", best_write},
           {"limit_read_gb_s", best_read},
           {"save_ms", saves},
           {"load_ms", loads},
-          {"save_gb_s", save},
-          {"load_gb_s", load},
-          {"save_of_limit", save / best_write},
-          {"load_of_limit", load / best_read}};
+          {"load_over_training_ms", over_training},
+          {"resume_ms", resumes},
+          {"resume_create_ms", creates},
+          {"save_gb_s", rate(saves)},
+          {"load_gb_s", rate(loads)},
+          {"resume_gb_s", rate(resumes)},
+          {"save_of_limit", rate(saves) / best_write},
+          {"load_of_limit", rate(loads) / best_read},
+          {"load_over_training_of_limit", rate(over_training) / best_read},
+          {"resume_of_limit", rate(resumes) / best_read}};
 }
 
 Json measure_background(const Arguments& arguments, const fs::path& folder) {
   Training training(arguments, true);
+  training.step();
   const std::string where = (folder / "save").string();
   training.engine().save(where, "first");  // the memory that is kept
   training.engine().save_wait();
@@ -291,6 +342,10 @@ Json measure_background(const Arguments& arguments, const fs::path& folder) {
 int main(int argc, char** argv) {
   try {
     const Arguments arguments = parse(argc, argv);
+    if (arguments.what == "resume") {
+      std::cout << measure_resume(arguments) << "\n";
+      return 0;
+    }
     const fs::path folder = arguments.folder / ("checkpoint_bench." + std::to_string(::getpid()));
     fs::create_directories(folder);
     Json out;

@@ -166,6 +166,33 @@ TEST(CpuDevice, StepsRepeatTheirPlaces) {
   EXPECT_EQ(device->account().total_now(), 0);
 }
 
+// Files are read straight into large places; several threads, or the caller's alone, get them.
+TEST(CpuDevice, LargePlacesBeginAtPagesAndAreClear) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (const int threads : {1, 3}) {
+    const auto device = make_cpu_device();
+    device->use_threads(threads);
+    std::vector<std::pair<void*, int64_t>> places;
+    for (int i = 0; i < 12; ++i) {
+      const bool large = i % 2 == 0;
+      const int64_t bytes = large ? (i == 6 ? 40 : 1) * ((int64_t{1} << 20) + random() % 100'000)
+                                  : 1 + static_cast<int64_t>(random() % 9000);
+      auto* const place = static_cast<unsigned char*>(device->allocate(bytes, MemoryTag::kOther));
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(place) % (large ? 4096 : 64), 0u);
+      for (int64_t at = 0; at < bytes; at += 1000) EXPECT_EQ(place[at], 0);
+      std::memset(place, 1, static_cast<size_t>(bytes));
+      places.emplace_back(place, bytes);
+    }
+    for (const auto& [place, bytes] : places) {
+      device->deallocate(place, bytes, MemoryTag::kOther);
+    }
+    device->trim();
+    EXPECT_EQ(device->reserved_bytes(), 0);
+  }
+}
+
 // Small requests are given where addresses are scarce.
 TEST(CpuDevice, WorksWithinALimitedAddressSpace) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

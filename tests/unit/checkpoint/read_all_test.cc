@@ -1,0 +1,186 @@
+// Reading many tensors at once: whatever the sizes, the alignment of the targets, the slices and
+// the chunks, the bytes are those that were written; damage is found wherever it lies.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <numeric>
+
+#include "base/thread_pool.h"
+#include "unit/checkpoint/support.h"
+
+namespace ds::test {
+namespace {
+
+std::vector<std::byte> content(uint64_t item, size_t n) {
+  std::mt19937_64 rng(test_seed() * 1000 + item);
+  std::vector<uint64_t> words(n / 8 + 1);
+  for (uint64_t& word : words) word = rng();
+  std::vector<std::byte> out(n);
+  std::memcpy(out.data(), words.data(), n);
+  return out;
+}
+
+// A checkpoint of int32 matrices, whole or in slices of rows or columns.
+class ReadAll : public ::testing::TestWithParam<int64_t> {
+ protected:
+  void SetUp() override {
+    std::mt19937_64 rng(test_seed());
+    CheckpointWriterOptions options;
+    options.folder = folder_.path() / "save";
+    options.tag = "t";
+    options.blob.chunk_bytes = GetParam();
+    CheckpointWriter writer(options);
+    const std::array<int64_t, 7> rows = {3000, 3, 1500, 40, 2, 5000, 700};
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int64_t columns = 250 + static_cast<int64_t>(rng() % 12);
+      TensorMeta meta =
+          make_meta("t" + std::to_string(i), TensorKind::kModel, DType::kInt32, {rows[i], columns});
+      contents_.push_back(content(i, static_cast<size_t>(4 * rows[i] * columns)));
+      const std::span<const std::byte> bytes(contents_.back());
+      if (i % 3 == 0) {
+        writer.part().add_tensor(meta, bytes);
+      } else if (i % 3 == 1) {  // two runs of the flattened tensor
+        const int64_t n = rows[i] * columns,
+                      cut = static_cast<int64_t>(rng() % static_cast<uint64_t>(n));
+        writer.part().add_range(meta, 0, cut, bytes.first(static_cast<size_t>(4 * cut)));
+        writer.part().add_range(meta, cut, n, bytes.subspan(static_cast<size_t>(4 * cut)));
+      } else {  // two halves by column
+        for (const int64_t half : {0, 1}) {
+          const int64_t from = half * 100, count = half == 0 ? 100 : columns - 100;
+          std::vector<std::byte> part;
+          for (int64_t row = 0; row < rows[i]; ++row) {
+            const auto begin = bytes.begin() + 4 * (row * columns + from);
+            part.insert(part.end(), begin, begin + 4 * count);
+          }
+          writer.part().add_tensor(meta, Box{{0, from}, {rows[i], count}}, part);
+        }
+      }
+    }
+    writer.commit();
+  }
+
+  fs::path blob() const { return folder_.path() / "save/t/data-00000.bin"; }
+
+  // Reads some of the tensors into memory with random alignment, or piece by piece.
+  void expect_all(const CheckpointReader& reader, std::mt19937_64& rng) const {
+    std::vector<size_t> order(contents_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::shuffle(order.begin(), order.end(), rng);
+    order.resize(1 + rng() % order.size());
+    std::vector<io::Buffer> memory;
+    std::vector<std::span<std::byte>> places;
+    std::vector<TensorTarget> targets;
+    std::vector<uint64_t> taken(order.size());
+    for (size_t k = 0; k < order.size(); ++k) {
+      const size_t n = contents_[order[k]].size();
+      memory.emplace_back(static_cast<int64_t>(n) + 8192);
+      const size_t shift = std::array<size_t, 4>{0, 4096, 512, 4 * (rng() % 999)}[rng() % 4];
+      places.push_back(memory.back().bytes().subspan(shift, n));
+      const TensorRecord& record =
+          reader.tensor("t" + std::to_string(order[k]), TensorKind::kModel);
+      targets.push_back({&record, {}, {}});
+      if (rng() % 3 > 0) {
+        targets.back().out = places.back();
+        taken[k] = n;
+        continue;
+      }
+      targets.back().sink = [place = places.back(), &count = taken[k]](
+                                uint64_t at, std::span<const std::byte> bytes) {
+        ASSERT_EQ(at % 4, 0u);
+        ASSERT_EQ(bytes.size() % 4, 0u);
+        std::copy(bytes.begin(), bytes.end(), place.begin() + static_cast<std::ptrdiff_t>(at));
+        count += bytes.size();
+      };
+    }
+    reader.check_all(targets);
+    reader.read_all(targets);
+    for (size_t k = 0; k < order.size(); ++k) {
+      EXPECT_EQ(taken[k], contents_[order[k]].size());
+      EXPECT_TRUE(std::equal(places[k].begin(), places[k].end(), contents_[order[k]].begin()))
+          << "t" << order[k];
+    }
+  }
+
+  TempFolder folder_;
+  std::vector<std::vector<std::byte>> contents_;
+};
+
+TEST_P(ReadAll, GivesEveryByte) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed() + 1);
+  ThreadPool pool(3);
+  CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
+  ASSERT_GT(reader.manifest().blobs.at(0).size, BulkRead::kLeastBytes);
+  for (int round = 0; round < 8; ++round) {
+    SCOPED_TRACE(round);
+    reader.use_threads(round % 2 == 0 ? nullptr : &pool);
+    expect_all(reader, rng);
+  }
+  EXPECT_TRUE(reader.verify_all().empty());
+}
+
+TEST_P(ReadAll, FindsDamageWhereverItLies) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed() + 2);
+  ThreadPool pool(2);
+  CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
+  reader.use_threads(&pool);
+  const TensorRecord& record = reader.tensor("t5", TensorKind::kModel);
+  std::vector<std::byte> out(contents_[5].size());
+  const std::vector<TensorTarget> target{{&record, out, {}}};
+  const auto chunk = static_cast<uint64_t>(GetParam());
+  for (const double place : {0.0, 0.3, 0.6, 1.0}) {
+    // Slices lie one behind the other.
+    const uint64_t first = record.slices.front().range.offset;
+    const uint64_t last = record.slices.back().range.offset + record.slices.back().range.length - 1;
+    const auto at = first + static_cast<uint64_t>(place * static_cast<double>(last - first));
+    std::string good(1, '\0');
+    {
+      std::ifstream in(blob(), std::ios::binary);
+      in.seekg(static_cast<std::streamoff>(at));
+      in.get(good[0]);
+    }
+    poke(blob(), at, static_cast<char>(good[0] ^ 4));
+    const std::string name = "chunk " + std::to_string(at / chunk) + " of ";
+    for (const bool only_check : {true, false}) {
+      const Error error =
+          error_of([&] { only_check ? reader.check_all(target) : reader.read_all(target); });
+      EXPECT_EQ(error.code(), Code::kCorrupt);
+      EXPECT_NE(error.message().find(name), std::string::npos) << error.message();
+      EXPECT_NE(error.message().find("'t5'"), std::string::npos) << error.message();
+    }
+    const std::vector<Damage> damage = reader.verify_all();
+    ASSERT_EQ(damage.size(), 1u);
+    EXPECT_EQ(damage[0].begin, at / chunk * chunk);
+    poke(blob(), at, good[0]);
+    reader.read_all(target);
+    EXPECT_TRUE(out == contents_[5]);
+  }
+  // Tensors that lie elsewhere do not see it.
+  poke(blob(), fs::file_size(blob()) - 1, 'x');
+  std::vector<std::byte> first(contents_[0].size());
+  reader.read_all(std::vector<TensorTarget>{{&reader.tensor("t0", TensorKind::kModel), first, {}}});
+  EXPECT_TRUE(first == contents_[0]);
+  // Cut short behind the reader's back.
+  fs::resize_file(blob(), 5'000'000);
+  const Error error = error_of([&] { reader.read_all(target); });
+  EXPECT_EQ(error.code(), Code::kCorrupt);
+  EXPECT_NE(error.message().find("truncated"), std::string::npos) << error.message();
+}
+
+TEST_P(ReadAll, RefusesTargetsOfAnotherSize) {
+  const CheckpointReader reader = CheckpointReader::open(folder_.path() / "save");
+  std::vector<std::byte> out(contents_[0].size() - 1);
+  const Error error = error_of([&] {
+    reader.read_all(std::vector<TensorTarget>{{&reader.tensor("t0", TensorKind::kModel), out, {}}});
+  });
+  EXPECT_EQ(error.code(), Code::kInvalidArgument);
+}
+
+INSTANTIATE_TEST_SUITE_P(Chunks, ReadAll,
+                         ::testing::Values(int64_t{1} << 20, int64_t{4096}, int64_t{100'000},
+                                           int64_t{65'537}, int64_t{3} << 20),
+                         [](const auto& chunk) { return std::to_string(chunk.param); });
+
+}  // namespace
+}  // namespace ds::test
