@@ -22,10 +22,7 @@ void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows
                             int64_t valid, const float* lse, float scale, T* dlogits,
                             ThreadPool& pool);
 
-// Both in one visit of each row: loss as above, and logits become scale * (softmax - onehot). For
-// 16-bit logits a thread keeps a row of floats for later calls, up to 4 MiB (kFusedColumns); longer
-// rows are worked out without it.
-inline constexpr int64_t kFusedColumns = int64_t{1} << 20;
+// Both while a row is in the cache: loss as above, and logits become scale * (softmax - onehot).
 template <class T>
 void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
                          int64_t valid, float scale, float* loss, ThreadPool& pool);

@@ -1,13 +1,12 @@
-// Vector code of softmax cross entropy. A row is taken in chunks that stay in the first-level
-// cache: the maximum of the chunk, then the sum of exponentials relative to the largest element so
-// far; so memory is read once and while the arithmetic runs.
+// Vector code of softmax cross entropy. A row's largest element is not looked for: exponentials are
+// relative to that of the first block, and only where they get out of hand relative to a later one.
+// So memory is read once and while the arithmetic runs.
 #include "kernels/loss/cross_entropy.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <type_traits>
-#include <vector>
 
 #include "kernels/float_type.h"
 #include "kernels/simd_targets.h"
@@ -22,16 +21,14 @@
 namespace ds::kernels {
 namespace {
 
-// sum = sum of exp(x - largest)
+// sum = sum of exp(x - shift); of nothing but -inf it is 0, whatever the shift.
 struct RowSum {
-  float largest = -std::numeric_limits<float>::infinity();
-  double sum = 0;
+  float shift;
+  double sum;
 };
 
-// Elements of a chunk: fp32 partial sums stay short, and while exponentials are worked out, loops
-// fetch the chunk behind this one (kernels/map-inl.h).
-template <class T>
-inline constexpr int64_t kChunk = 4096 / static_cast<int64_t>(sizeof(T));
+// Elements whose exponentials are added up in fp32.
+constexpr int64_t kBlock = 1024;
 
 }  // namespace
 }  // namespace ds::kernels
@@ -57,85 +54,81 @@ HWY_INLINE float max_of(const T* x, int64_t n) {
   return simd::max_of_lanes(d, hn::Max(most[0], most[1]));
 }
 
-// Takes the chunk's maximum into account; returns what the exponents are relative to.
+// Asks for elements to come into the second-level cache, once per line.
+template <class At, class T>
+HWY_INLINE void fetch(At at, const T* p) {
+  if constexpr (sizeof(T) == 4 || At::index == 0) __builtin_prefetch(p + at.slot, 0, 2);
+}
+
+// Takes the block's largest element as the shift.
 template <class T>
-HWY_INLINE float raise_maximum(RowSum& row, const T* x, int64_t n) {
-  const float most = max_of(x, n);
-  if (most > row.largest) {
-    row.sum *= std::exp(static_cast<double>(row.largest) - static_cast<double>(most));
-    row.largest = most;
+HWY_INLINE void shift_to_block(RowSum& row, const T* block, int64_t n) {
+  const float largest = max_of(block, n);
+  if (row.sum > 0) {
+    row.sum *= std::exp(static_cast<double>(row.shift) - static_cast<double>(largest));
   }
-  // Where all were -inf so far, any finite number serves.
-  return row.largest == -std::numeric_limits<float>::infinity() ? 0 : row.largest;
+  row.shift = largest;
 }
 
 template <class T>
 RowSum row_sum(const T* x, int64_t n) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr int64_t kFar = 8192 / static_cast<int64_t>(sizeof(T));  // beyond what loads ask for
   const DF d;
-  RowSum row;
-  for (int64_t begin = 0; begin < n; begin += kChunk<T>) {
-    const T* chunk = x + begin;
-    const int64_t size = HWY_MIN(kChunk<T>, n - begin);
-    const VF shift = hn::Set(d, raise_maximum(row, chunk, size)), log2e = hn::Set(d, simd::kLog2e);
-    simd::Sums sums;
-    simd::visit<T>(size, [&](auto at) DS_SIMD_BODY {
-      const VF y = hn::Mul(hn::Sub(at.load(chunk), shift), log2e);
-      sums.add(at, at.keep(simd::exp2<Exp2::kClose>(d, y)));
-    });
-    row.sum += static_cast<double>(sums.total());
+  const VF log2e = hn::Set(d, simd::kLog2e);
+  const VF most = hn::Set(d, 0x1p80f);  // far from overflow, even times all blocks of a row
+  RowSum row{-kInfinity, 0};
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const T* block = x + begin;
+    const int64_t size = HWY_MIN(kBlock, n - begin);
+    if (row.shift == -kInfinity) shift_to_block(row, block, size);
+    for (bool again = false;; again = true) {
+      // Where all were -inf so far, any finite number serves.
+      const VF shift = hn::Set(d, row.shift == -kInfinity ? 0 : row.shift);
+      simd::Sums sums;
+      simd::visit<T>(size, [&](auto at) DS_SIMD_BODY {
+        fetch(at, block + kFar);
+        const VF y = hn::Mul(hn::Sub(at.load(block), shift), log2e);
+        sums.add(at, at.keep(simd::exp2<Exp2::kClose>(d, y)));
+      });
+      const bool fits = hn::AllFalse(d, hn::Gt(hn::Max(sums.s[0], sums.s[1]), most));
+      if (HWY_LIKELY(fits || again)) {
+        row.sum += static_cast<double>(sums.total());
+        break;
+      }
+      shift_to_block(row, block, size);
+    }
   }
   return row;
 }
 
-// y = scale * exp(x - lse)
+// y = factor * exp(x - shift). Meanwhile as many elements of `next` come into the
+// second-level cache.
 template <class T>
-void scaled_softmax(const T* x, int64_t n, float lse, float scale, T* y) {
-  constexpr Exp2 kKind = std::is_same_v<T, bfloat16> ? Exp2::kRough : Exp2::kExact;
+void scaled_exponentials(const T* x, const T* next, int64_t n, float shift, float factor, T* y) {
   const DF d;
-  const VF log2e = hn::Set(d, simd::kLog2e), factor = hn::Set(d, scale);
-  const VF shift = hn::Set(d, static_cast<float>(static_cast<double>(lse) * M_LOG2E));
+  const VF log2e = hn::Set(d, simd::kLog2e), f = hn::Set(d, factor), s = hn::Set(d, shift);
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    if (factor > 0) {  // part of the exponent
+      const VF scaled = hn::Set(d, shift * simd::kLog2e - std::log2(factor));
+      simd::map<T>(
+          n,
+          [&](auto at) DS_SIMD_BODY {
+            fetch(at, next);
+            return simd::exp2<Exp2::kRough>(d, hn::MulSub(at.load(x), log2e, scaled));
+          },
+          y);
+      return;
+    }
+  }
   simd::map<T>(
       n,
       [&](auto at) DS_SIMD_BODY {
-        return hn::Mul(simd::exp2<kKind>(d, hn::MulSub(at.load(x), log2e, shift)), factor);
+        fetch(at, next);
+        const VF e = simd::exp2<Exp2::kClose>(d, hn::Mul(hn::Sub(at.load(x), s), log2e));
+        return hn::Mul(e, f);
       },
       y);
-}
-
-// The row's sum, and the row becomes scale * softmax. `exponentials` has room for n numbers; it is
-// x itself for float.
-template <class T>
-RowSum fused_row(T* x, int64_t n, float scale, float* exponentials) {
-  constexpr int64_t kMostChunks = kFusedColumns / kChunk<T>;
-  const DF d;
-  const VF log2e = hn::Set(d, simd::kLog2e);
-  RowSum row;
-  float largest[kMostChunks];  // what the chunk's exponents are relative to
-  for (int64_t begin = 0; begin < n; begin += kChunk<T>) {
-    const T* chunk = x + begin;
-    float* to = exponentials + begin;
-    const int64_t size = HWY_MIN(kChunk<T>, n - begin);
-    const float least = largest[begin / kChunk<T>] = raise_maximum(row, chunk, size);
-    const VF shift = hn::Set(d, least);
-    simd::Sums sums;
-    simd::visit<T>(size, [&](auto at) DS_SIMD_BODY {
-      const VF y = hn::Mul(hn::Sub(at.load(chunk), shift), log2e);
-      const VF e = at.keep(simd::exp2<Exp2::kClose>(d, y));
-      sums.add(at, e);
-      at.store_scratch(e, to);
-    });
-    row.sum += static_cast<double>(sums.total());
-  }
-  for (int64_t begin = 0; begin < n; begin += kChunk<T>) {
-    const float* from = exponentials + begin;
-    const double later =
-        static_cast<double>(largest[begin / kChunk<T>]) - static_cast<double>(row.largest);
-    const VF factor = hn::Set(d, static_cast<float>(scale * std::exp(later) / row.sum));
-    simd::map<T>(
-        HWY_MIN(kChunk<T>, n - begin),
-        [&](auto at) DS_SIMD_BODY { return hn::Mul(at.load_scratch(from), factor); }, x + begin);
-  }
-  return row;
 }
 
 // What is exported, with pointers to elements of the type that is named.
@@ -144,15 +137,12 @@ RowSum sum_any(FloatType type, const void* x, int64_t n) {
   return with_float_type(type,
                          [&](auto t) { return row_sum(static_cast<const decltype(t)*>(x), n); });
 }
-void softmax_any(FloatType type, const void* x, int64_t n, float lse, float scale, void* y) {
+void exponentials_any(FloatType type, const void* x, const void* next, int64_t n, float shift,
+                      float factor, void* y) {
   with_float_type(type, [&](auto t) {
     using T = decltype(t);
-    scaled_softmax(static_cast<const T*>(x), n, lse, scale, static_cast<T*>(y));
-  });
-}
-RowSum fused_any(FloatType type, void* x, int64_t n, float scale, float* exponentials) {
-  return with_float_type(type, [&](auto t) {
-    return fused_row(static_cast<decltype(t)*>(x), n, scale, exponentials);
+    scaled_exponentials(static_cast<const T*>(x), static_cast<const T*>(next), n, shift, factor,
+                        static_cast<T*>(y));
   });
 }
 
@@ -165,28 +155,28 @@ namespace ds::kernels {
 namespace {
 
 HWY_EXPORT(sum_any);
-HWY_EXPORT(softmax_any);
-HWY_EXPORT(fused_any);
+HWY_EXPORT(exponentials_any);
 
-int64_t rows_per_chunk(int64_t columns) {
+// Several long rows, so that one is fetched while the one before it is finished.
+int64_t rows_per_chunk(int64_t rows, int64_t columns) {
   constexpr int64_t kGrain = 16384;  // elements
-  return std::max<int64_t>(1, kGrain / std::max<int64_t>(columns, 1));
+  constexpr int64_t kLongRows = 8, kChunks = 64;
+  return std::max(
+      {int64_t{1}, kGrain / std::max<int64_t>(columns, 1), std::min(kLongRows, rows / kChunks)});
 }
 
-double log_sum_exp(const RowSum& row) {
-  return static_cast<double>(row.largest) + std::log(row.sum);
-}
+double log_sum_exp(const RowSum& row) { return static_cast<double>(row.shift) + std::log(row.sum); }
 
 // Not lse - x: the small difference of two large numbers would lose what the logarithm knows.
 float loss_of(const RowSum& row, float logit) {
-  return static_cast<float>(static_cast<double>(row.largest) - static_cast<double>(logit) +
-                            std::log(row.sum));
+  const double loss =
+      static_cast<double>(row.shift) - static_cast<double>(logit) + std::log(row.sum);
+  return loss < 0 ? 0 : static_cast<float>(loss);
 }
 
-// scale * (p - 1), exact where p is near 1.
+// scale * (p - 1), exact where p = exp(log_p) is near 1.
 template <class T>
-T label_gradient(float scale, float logit, double lse) {
-  const double log_p = static_cast<double>(logit) - lse;
+T label_gradient(float scale, double log_p) {
   return from_float<T>(static_cast<float>(static_cast<double>(scale) * std::expm1(log_p)));
 }
 
@@ -195,7 +185,7 @@ T label_gradient(float scale, float logit, double lse) {
 template <class T>
 void cross_entropy(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
                    int64_t valid, float* loss, float* lse, ThreadPool& pool) {
-  pool.for_range(rows, rows_per_chunk(columns), [&](int64_t begin, int64_t end) {
+  pool.for_range(rows, rows_per_chunk(rows, columns), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (labels[row] < 0) {
         loss[row] = lse[row] = 0;
@@ -213,7 +203,7 @@ template <class T>
 void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
                             int64_t valid, const float* lse, float scale, T* dlogits,
                             ThreadPool& pool) {
-  pool.for_range(rows, rows_per_chunk(columns), [&](int64_t begin, int64_t end) {
+  pool.for_range(rows, rows_per_chunk(rows, columns), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* x = logits + row * columns;
       T* dx = dlogits + row * columns;
@@ -222,9 +212,9 @@ void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows
         std::fill(dx, dx + columns, T{});
         continue;
       }
-      const float logit = to_float(x[label]);  // before dx, which may be x, is written
-      HWY_DYNAMIC_DISPATCH(softmax_any)(kFloatType<T>, x, valid, lse[row], scale, dx);
-      dx[label] = label_gradient<T>(scale, logit, static_cast<double>(lse[row]));
+      const double log_p = static_cast<double>(to_float(x[label])) - static_cast<double>(lse[row]);
+      HWY_DYNAMIC_DISPATCH(exponentials_any)(kFloatType<T>, x, x, valid, lse[row], scale, dx);
+      dx[label] = label_gradient<T>(scale, log_p);
       std::fill(dx + valid, dx + columns, T{});
     }
   });
@@ -233,9 +223,10 @@ void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows
 template <class T>
 void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
                          int64_t valid, float scale, float* loss, ThreadPool& pool) {
-  pool.for_range(rows, rows_per_chunk(columns), [&](int64_t begin, int64_t end) {
+  pool.for_range(rows, rows_per_chunk(rows, columns), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       T* const x = logits + row * columns;
+      const T* const next = row + 1 < end ? x + columns : x;
       const int32_t label = labels[row];
       if (label < 0) {
         loss[row] = 0;
@@ -243,22 +234,12 @@ void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t
         continue;
       }
       const float logit = to_float(x[label]);
-      RowSum sum;
-      if (valid > kFusedColumns) {
-        sum = HWY_DYNAMIC_DISPATCH(sum_any)(kFloatType<T>, x, valid);
-        HWY_DYNAMIC_DISPATCH(softmax_any)
-        (kFloatType<T>, x, valid, static_cast<float>(log_sum_exp(sum)), scale, x);
-      } else if constexpr (std::is_same_v<T, float>) {
-        sum = HWY_DYNAMIC_DISPATCH(fused_any)(FloatType::kFloat32, x, valid, scale, x);
-      } else {
-        static thread_local std::vector<float> exponentials;
-        if (static_cast<int64_t>(exponentials.size()) < valid) {
-          exponentials.resize(static_cast<size_t>(valid));
-        }
-        sum = HWY_DYNAMIC_DISPATCH(fused_any)(kFloatType<T>, x, valid, scale, exponentials.data());
-      }
+      const RowSum sum = HWY_DYNAMIC_DISPATCH(sum_any)(kFloatType<T>, x, valid);
+      const auto factor = static_cast<float>(static_cast<double>(scale) / sum.sum);
+      HWY_DYNAMIC_DISPATCH(exponentials_any)(kFloatType<T>, x, next, valid, sum.shift, factor, x);
       loss[row] = loss_of(sum, logit);
-      x[label] = label_gradient<T>(scale, logit, log_sum_exp(sum));
+      const double log_p = static_cast<double>(logit) - log_sum_exp(sum);
+      x[label] = label_gradient<T>(scale, log_p);
       std::fill(x + valid, x + columns, T{});
     }
   });
