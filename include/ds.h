@@ -825,9 +825,18 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
 
 /**
  * Loads a checkpoint into an engine made with the same model and a compatible configuration.
- * @param tag  NULL for the newest valid one
- * On failure the engine is as before. Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT (with
- * file and place), DS_ERR_STATE. Since: 0.1.
+ * Tensors go straight to the engine's own memory: no second copy of the state is made.
+ * @param tag  NULL for the newest valid one; those found damaged are passed over with a warning
+ * What fails before tensors are read (no checkpoint, other shapes, sizes, a damaged manifest)
+ * leaves the engine as before. Damage and I/O errors that only show while they are read leave an
+ * engine as before if it has trained since it was made or last loaded: its load reads and checks
+ * everything once before it changes anything, and takes twice as long. In an engine that has not
+ * trained there is nothing to lose: it and its model are then incomplete, and calls that use or
+ * save weights or optimizer state fail with DS_ERR_STATE, which says why, until a load succeeds.
+ * Views of the model's memory may show a mixture meanwhile; memory that the caller lent is written
+ * by success alone.
+ * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT (with file and place), DS_ERR_STATE.
+ * Since: 0.1.
  */
 DS_API ds_status ds_engine_load(ds_engine* engine, const char* folder, const char* tag);
 
