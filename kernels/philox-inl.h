@@ -30,70 +30,137 @@ class Philox {
     }
   }
 
-  // Numbers made by one call of fill.
-  static int64_t numbers() { return 8 * static_cast<int64_t>(hn::Lanes(D64())); }
-  // What random_bits may write beyond its count.
-  static constexpr int64_t kPadding = 8 * static_cast<int64_t>(hn::MaxLanes(D64())) + 4;
-
-  // Elements 4 * first_block ... of the stream, numbers() of them.
-  HWY_INLINE void fill(uint64_t first_block, uint32_t* out) const {
-#if HWY_TARGET == HWY_EMU128  // emulated vectors are slower than the scalar code
-    for (int64_t i = 0; i < numbers(); i += 4) {
-      const Philox4 block = stream_.block(first_block + static_cast<uint64_t>(i / 4));
-      for (size_t k = 0; k < 4; ++k) out[i + static_cast<int64_t>(k)] = block[k];
-    }
-#else
-    const D64 d64;
-    const hn::Repartition<uint32_t, D64> d32;
-    const auto multiply = [d32](auto v, uint32_t factor) DS_SIMD_BODY {
-      return hn::BitCast(d32, hn::MulEven(v, hn::Set(d32, factor)));
-    };
-    const auto join = [d64, d32](auto high, auto low) DS_SIMD_BODY {
-      return hn::BitCast(d64, hn::OddEven(hn::Shuffle2301(high), low));
-    };
-    // Words sit in the even 32-bit lanes; the odd ones hold whatever the last step left there. Two
-    // vectors of blocks at a time hide the latency of the multiplications.
-    const auto lane = hn::Iota(d64, 0);
-    const auto index_a = hn::Add(lane, hn::Set(d64, first_block));
-    const auto index_b = hn::Add(index_a, hn::Set(d64, uint64_t{hn::Lanes(d64)}));
-    auto a0 = hn::BitCast(d32, index_a), b0 = hn::BitCast(d32, index_b);
-    auto a1 = hn::BitCast(d32, hn::ShiftRight<32>(index_a));
-    auto b1 = hn::BitCast(d32, hn::ShiftRight<32>(index_b));
-    auto a2 = hn::Set(d32, stream_.op), b2 = a2;
-    auto a3 = hn::Set(d32, stream_.step), b3 = a3;
-    for (int round = 0; round < 10; ++round) {
-      const auto key0 = hn::Set(d32, keys_[round][0]), key1 = hn::Set(d32, keys_[round][1]);
-      const auto p0 = multiply(a0, 0xD2511F53u), p1 = multiply(a2, 0xCD9E8D57u);
-      const auto q0 = multiply(b0, 0xD2511F53u), q1 = multiply(b2, 0xCD9E8D57u);
-      a0 = hn::Xor3(hn::Shuffle2301(p1), a1, key0);
-      b0 = hn::Xor3(hn::Shuffle2301(q1), b1, key0);
-      a2 = hn::Xor3(hn::Shuffle2301(p0), a3, key1);
-      b2 = hn::Xor3(hn::Shuffle2301(q0), b3, key1);
-      a1 = p1;
-      b1 = q1;
-      a3 = p0;
-      b3 = q0;
-    }
-    auto* const words = reinterpret_cast<uint64_t*>(out);
-    hn::StoreInterleaved2(join(a1, a0), join(a3, a2), d64, words);
-    hn::StoreInterleaved2(join(b1, b0), join(b3, b2), d64, words + 2 * hn::Lanes(d64));
-#endif
-  }
+  // Pairs of vectors that are worked out side by side, to hide the latency of the multiplications:
+  // as many as the registers hold.
+  static constexpr int kPairs = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+  // What random_bits and paired_bits may write beyond their count.
+  static constexpr int64_t kPadding = kPairs * 4 * static_cast<int64_t>(hn::MaxLanes(D64())) + 4;
 
   // The bits of elements [first, first + n); `buffer` holds n + kPadding numbers, and the result
   // points into it.
   HWY_INLINE const uint32_t* random_bits(uint64_t first, int64_t n, uint32_t* buffer) const {
     const int64_t skip = static_cast<int64_t>(first % 4);
-    const int64_t step = numbers();
-    uint64_t block = first / 4;
-    for (int64_t i = 0; i < n + skip; i += step) {
-      fill(block, buffer + i);
-      block += static_cast<uint64_t>(step / 4);
-    }
+    fill(first / 4, 0, n + skip, buffer);
     return buffer + skip;
   }
 
+  // The same for a `first` that is a multiple of 4, but of the first `paired` elements the even and
+  // the odd ones of every two vectors apart, as kernels/map-inl.h has bf16.
+  HWY_INLINE void paired_bits(uint64_t first, int64_t paired, int64_t n, uint32_t* buffer) const {
+    fill(first / 4, paired, n, buffer);
+  }
+
  private:
+  static int64_t pair() { return 4 * static_cast<int64_t>(hn::Lanes(D64())); }
+
+  // Elements from 4 * block on, the first `paired` of n apart.
+  HWY_INLINE void fill(uint64_t block, int64_t paired, int64_t n, uint32_t* out) const {
+#if HWY_TARGET == HWY_EMU128  // emulated vectors are slower than the scalar code
+    for (int64_t i = 0; i < n; i += pair()) {
+      for (int64_t k = 0; k < pair(); ++k) {
+        const int64_t at = i < paired ? k % 2 * pair() / 2 + k / 2 : k;
+        out[i + at] = stream_.bits(4 * block + static_cast<uint64_t>(i + k));
+      }
+    }
+#else
+    for (int64_t i = 0; i < n; i += kPairs * pair()) {
+      Blocks blocks[kPairs];
+      encrypt(block + static_cast<uint64_t>(i / 4), blocks);
+      for (int k = 0; k < kPairs; ++k) {
+        const int64_t at = i + k * pair();
+        store(last_round(blocks[k]), at < paired, out + at);
+      }
+    }
+#endif
+  }
+
+#if HWY_TARGET != HWY_EMU128
+  using D32 = hn::Repartition<uint32_t, D64>;
+  using V32 = hn::Vec<D32>;
+  static constexpr uint32_t kFactor0 = 0xD2511F53u, kFactor1 = 0xCD9E8D57u;
+
+  // A block per 64-bit lane: its words sit in the even 32-bit lanes of four vectors; the odd ones
+  // hold whatever the last step left there.
+  struct Blocks {
+    V32 c0, c1, c2, c3;
+  };
+  // Their elements, which are those of two vectors of 32-bit lanes.
+  struct Words {
+    V32 even, odd;
+  };
+
+  static HWY_INLINE void store(const Words& words, bool apart, uint32_t* out) {
+    const D32 d32;
+    if (apart) {
+      hn::StoreU(words.even, d32, out);
+      hn::StoreU(words.odd, d32, out + pair() / 2);
+    } else {
+      hn::StoreInterleaved2(words.even, words.odd, d32, out);
+    }
+  }
+
+  static HWY_INLINE V32 multiply(V32 v, uint32_t factor) {
+    const D32 d32;
+    return hn::BitCast(d32, hn::MulEven(v, hn::Set(d32, factor)));
+  }
+
+  HWY_INLINE void round(int index, Blocks& b) const {
+    const D32 d32;
+    const V32 key0 = hn::Set(d32, keys_[index][0]), key1 = hn::Set(d32, keys_[index][1]);
+    const V32 p0 = multiply(b.c0, kFactor0), p1 = multiply(b.c2, kFactor1);
+    b.c0 = hn::Xor3(hn::Shuffle2301(p1), b.c1, key0);
+    b.c1 = p1;
+    b.c2 = hn::Xor3(hn::Shuffle2301(p0), b.c3, key1);
+    b.c3 = p0;
+  }
+
+  // In the first round two words are the same in all blocks.
+  HWY_INLINE Blocks first_round(uint64_t block) const {
+    const D64 d64;
+    const D32 d32;
+    const uint64_t same = uint64_t{kFactor1} * stream_.op;
+    const auto index = hn::Add(hn::Iota(d64, 0), hn::Set(d64, block));
+    const V32 p0 = multiply(hn::BitCast(d32, index), kFactor0);
+    const V32 key0 = hn::Set(d32, static_cast<uint32_t>(same >> 32) ^ keys_[0][0]);
+    const V32 key1 = hn::Set(d32, stream_.step ^ keys_[0][1]);
+    return {hn::Xor(hn::BitCast(d32, hn::ShiftRight<32>(index)), key0),
+            hn::Set(d32, static_cast<uint32_t>(same)), hn::Xor(hn::Shuffle2301(p0), key1), p0};
+  }
+
+  // All rounds but the last, written out: in loops, moves between registers would cost a third
+  // more.
+  HWY_INLINE void encrypt(uint64_t block, Blocks (&out)[kPairs]) const {
+    const uint64_t step = hn::Lanes(D64());
+    Blocks a = first_round(block), b = first_round(block + step);
+#if HWY_TARGET <= HWY_AVX3
+    Blocks c = first_round(block + 2 * step), d = first_round(block + 3 * step);
+    const auto all = [&](int index) DS_SIMD_BODY {
+      round(index, a), round(index, b), round(index, c), round(index, d);
+    };
+#else
+    const auto all = [&](int index) DS_SIMD_BODY { round(index, a), round(index, b); };
+#endif
+    all(1), all(2), all(3), all(4), all(5), all(6), all(7), all(8);
+    out[0] = a;
+    out[1] = b;
+#if HWY_TARGET <= HWY_AVX3
+    out[2] = c;
+    out[3] = d;
+#endif
+  }
+
+  // Words 0 and 2, and words 1 and 3, side by side: the high halves of one product stand where
+  // they belong already.
+  HWY_INLINE Words last_round(const Blocks& b) const {
+    const D32 d32;
+    const V32 keys = hn::OddEven(hn::Set(d32, keys_[9][1]), hn::Set(d32, keys_[9][0]));
+    const V32 p0 = multiply(b.c0, kFactor0), p1 = multiply(b.c2, kFactor1);
+    const V32 high = hn::OddEven(p0, hn::Shuffle2301(p1));
+    const V32 before = hn::OddEven(hn::Shuffle2301(b.c3), b.c1);
+    return {hn::Xor3(high, before, keys), hn::OddEven(hn::Shuffle2301(p0), p1)};
+  }
+#endif
+
   RandomStream stream_;
   uint32_t keys_[10][2];
 };

@@ -7,6 +7,7 @@
 #define HWY_TARGET_INCLUDE "kernels/dropout/dropout_cpu.cc"
 #include <hwy/foreach_target.h>
 
+#include "kernels/map-inl.h"
 #include "kernels/philox-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,27 +32,36 @@ void dropout_range(const DropoutMask& mask, uint64_t first, const T* x, const T*
   uint32_t buffer[kTile + simd::Philox::kPadding];
   for (int64_t begin = 0; begin < n; begin += kTile) {
     const int64_t size = n - begin < kTile ? n - begin : kTile;
-    const uint32_t* bits = philox.random_bits(first + static_cast<uint64_t>(begin), size, buffer);
-    simd::for_vectors(size, [&](int64_t i, auto count) DS_SIMD_BODY {
-      const auto drop = hn::RebindMask(d, hn::Lt(hn::LoadU(du, bits + i), threshold));
-      VF v = hn::Mul(simd::load_n(d, x + begin + i, count), scale);
-      v = hn::IfThenZeroElse(drop, v);
-      if constexpr (kResidual) v = hn::Add(v, simd::load_n(d, residual + begin + i, count));
-      simd::store_n(v, d, y + begin + i, count);
-    });
+    const uint64_t element = first + static_cast<uint64_t>(begin);
+    const uint32_t* bits = buffer;
+    const auto dropped = [&](auto at) DS_SIMD_BODY {
+      const auto drop = hn::RebindMask(d, hn::Lt(hn::LoadU(du, bits + at.slot), threshold));
+      VF v = hn::IfThenZeroElse(drop, hn::Mul(at.load(x + begin), scale));
+      if constexpr (kResidual) v = hn::Add(v, at.load(residual + begin));
+      return v;
+    };
+    if (simd::kSplit<T> && element % 4 == 0) {
+      philox.paired_bits(element, simd::paired(size), size, buffer);
+      simd::map<T>(size, dropped, y + begin);
+    } else {
+      bits = philox.random_bits(element, size, buffer);
+      simd::map<float>(size, dropped, y + begin);
+    }
   }
 }
 
 // Nothing is dropped.
 template <bool kResidual, class T>
 void scale_range(float keep_scale, const T* x, const T* residual, int64_t n, T* y) {
-  const DF d;
-  const VF scale = hn::Set(d, keep_scale);
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    VF v = hn::Mul(simd::load_n(d, x + i, count), scale);
-    if constexpr (kResidual) v = hn::Add(v, simd::load_n(d, residual + i, count));
-    simd::store_n(v, d, y + i, count);
-  });
+  const VF scale = hn::Set(DF(), keep_scale);
+  simd::map<T>(
+      n,
+      [&](auto at) DS_SIMD_BODY {
+        VF v = hn::Mul(at.load(x), scale);
+        if constexpr (kResidual) v = hn::Add(v, at.load(residual));
+        return v;
+      },
+      y);
 }
 
 template <class T>

@@ -11,7 +11,7 @@
 #define HWY_TARGET_INCLUDE "kernels/elementwise/elementwise_cpu.cc"
 #include <hwy/foreach_target.h>
 
-#include "kernels/simd-inl.h"
+#include "kernels/map-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
@@ -21,48 +21,41 @@ namespace hn = hwy::HWY_NAMESPACE;
 using simd::DF;
 using simd::VF;
 
+// The order of places of a loop over these types: see kernels/map-inl.h.
+template <class X, class Y>
+using Both = std::conditional_t<std::is_same_v<X, Y>, X, float>;
+
 template <class T>
 void add_range(const T* a, const T* b, int64_t n, T* y) {
-  const DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    const VF s = hn::Add(simd::load_n(d, a + i, count), simd::load_n(d, b + i, count));
-    simd::store_n(s, d, y + i, count);
-  });
+  simd::map_exact<T>(
+      n, [&](auto at) DS_SIMD_BODY { return hn::Add(at.load(a), at.load(b)); }, y);
 }
 
 template <class T>
 void scale_range(const T* x, float factor, int64_t n, T* y) {
-  const DF d;
-  const VF f = hn::Set(d, factor);
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    simd::store_n(hn::Mul(f, simd::load_n(d, x + i, count)), d, y + i, count);
-  });
+  const VF f = hn::Set(DF(), factor);
+  simd::map_exact<T>(
+      n, [&](auto at) DS_SIMD_BODY { return hn::Mul(f, at.load(x)); }, y);
 }
 
 template <class T>
 void fill_range(float value, int64_t n, T* y) {
-  const DF d;
-  const VF v = hn::Set(d, value);
-  simd::for_vectors(n,
-                    [&](int64_t i, auto count) DS_SIMD_BODY { simd::store_n(v, d, y + i, count); });
+  const VF v = hn::Set(DF(), value);
+  simd::map_exact<T>(
+      n, [&](auto) DS_SIMD_BODY { return v; }, y);
 }
 
 template <class X, class Y>
 void accumulate_range(const X* x, float factor, int64_t n, Y* sum) {
-  const DF d;
-  const VF f = hn::Set(d, factor);
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    const VF before = simd::load_n(d, sum + i, count);
-    simd::store_n(hn::MulAdd(f, simd::load_n(d, x + i, count), before), d, sum + i, count);
-  });
+  const VF f = hn::Set(DF(), factor);
+  simd::map_exact<Both<X, Y>>(
+      n, [&](auto at) DS_SIMD_BODY { return hn::MulAdd(f, at.load(x), at.load(sum)); }, sum);
 }
 
 template <class X, class Y>
 void convert_range(const X* x, int64_t n, Y* y) {
-  const DF d;
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    simd::store_n(simd::load_n(d, x + i, count), d, y + i, count);
-  });
+  simd::map_exact<Both<X, Y>>(
+      n, [&](auto at) DS_SIMD_BODY { return at.load(x); }, y);
 }
 
 // What is exported, with pointers to elements of the types that are named.
