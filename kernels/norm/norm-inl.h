@@ -96,6 +96,7 @@ void norm_backward_rows(const Call& call, int64_t begin, int64_t end, float* dga
   constexpr bool kCentred = Call::kCentred;
   const DF d;
   const int64_t n = call.cols;
+  const T* const gamma = call.gamma;
   std::fill(dgamma, dgamma + n, 0.0f);
   if constexpr (kCentred) std::fill(dbeta, dbeta + n, 0.0f);
   for (int64_t row = begin; row < end; ++row) {
@@ -104,15 +105,16 @@ void norm_backward_rows(const Call& call, int64_t begin, int64_t end, float* dga
     const T* s = call.sum + first;
     VF mean = hn::Zero(d);
     if constexpr (kCentred) mean = hn::Set(d, call.mean[row]);
-    const VF rstd = hn::Set(d, call.rstd[row]);
-    const auto normalised = [&](auto at) DS_SIMD_BODY {
+    const float row_rstd = call.rstd[row];
+    const VF rstd = hn::Set(d, row_rstd);
+    const auto centred = [&](auto at) DS_SIMD_BODY {
       const VF v = at.load(s);
-      return hn::Mul(kCentred ? hn::Sub(v, mean) : v, rstd);
+      return kCentred ? hn::Sub(v, mean) : v;
     };
     simd::Sums g_sum, gx_sum;
     simd::visit<T>(n, [&](auto at) DS_SIMD_BODY {
       const VF v = at.load(dy);  // zero beyond the end, and so all products
-      const VF xhat = normalised(at), g = hn::Mul(v, at.load(call.gamma));
+      const VF xhat = hn::Mul(centred(at), rstd), g = hn::Mul(v, at.load(gamma));
       gx_sum.add_product(at, g, xhat);
       at.store_scratch(hn::MulAdd(v, xhat, at.load_scratch(dgamma)), dgamma);
       if constexpr (kCentred) {
@@ -121,12 +123,13 @@ void norm_backward_rows(const Call& call, int64_t begin, int64_t end, float* dga
       }
     });
     const float scale = 1.0f / static_cast<float>(n);
-    const VF g_mean = hn::Set(d, g_sum.total() * scale);
-    const VF gx_mean = hn::Set(d, gx_sum.total() * scale);
+    // rstd * (g - mean(g) - xhat * mean(g * xhat)), multiplied out
+    const VF base = hn::Set(d, -row_rstd * (g_sum.total() * scale));
+    const VF slope = hn::Set(d, row_rstd * (row_rstd * (gx_sum.total() * scale)));
     const auto gradient = [&](auto at) DS_SIMD_BODY {
-      VF g = hn::Mul(at.load(dy), at.load(call.gamma));
-      if constexpr (kCentred) g = hn::Sub(g, g_mean);
-      return hn::Mul(hn::NegMulAdd(normalised(at), gx_mean, g), rstd);
+      const VF g = hn::Mul(at.load(dy), at.load(gamma));
+      const VF flat = kCentred ? hn::MulAdd(g, rstd, base) : hn::Mul(g, rstd);
+      return hn::NegMulAdd(centred(at), slope, flat);
     };
     if (call.dsum != nullptr) {
       const T* direct = call.dsum + first;
