@@ -15,7 +15,8 @@ namespace {
 constexpr int64_t kBlockBytes = int64_t{8} << 20;
 constexpr int64_t kRingBytes = int64_t{64} << 20;
 constexpr uint64_t kSmallBytes = uint64_t{1} << 20;
-constexpr int64_t kSharedBytes = int64_t{1} << 20;  // less is not worth a second thread
+constexpr int64_t kSharedBytes = int64_t{1} << 20;      // less is not worth a second thread
+constexpr uint64_t kLeastDirect = uint64_t{256} << 10;  // less is not worth a write of its own
 
 }  // namespace
 
@@ -58,65 +59,98 @@ uint64_t BlobWriter::begin(uint64_t length) {
 
 void BlobWriter::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    if (blocks_.empty() || blocks_.back().filled == block_bytes_) {
+    if (blocks_.empty() || blocks_.back().ticket != 0 || blocks_.back().filled == block_bytes_) {
       Block block;
       block.buffer = take_buffer();
+      block.data = block.buffer.data();
       block.offset = static_cast<int64_t>(record_.size);
       blocks_.push_back(std::move(block));
     }
     Block& block = blocks_.back();
     const auto room = static_cast<size_t>(block_bytes_ - block.filled);
     const size_t n = std::min(bytes.size(), room);
-    fill(block, bytes.first(n));
+    take(bytes.first(n), block.buffer.data() + block.filled);
+    block.filled += static_cast<int64_t>(n);
     bytes = bytes.subspan(n);
     if (block.filled == block_bytes_ && options_.hold == nullptr) submit(block);
   }
 }
 
+void BlobWriter::write_lasting(std::span<const std::byte> bytes) {
+  const auto unit = static_cast<uint64_t>(io::kAlignment);
+  const auto block = static_cast<uint64_t>(block_bytes_);
+  const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+  const bool direct = options_.hold == nullptr && file_.direct() && bytes.size() >= kLeastDirect &&
+                      block % unit == 0 && record_.size % unit == 0 &&
+                      address % static_cast<uintptr_t>(file_.memory_alignment()) == 0;
+  if (!direct) return write(bytes);
+  if (!blocks_.empty() && blocks_.back().ticket == 0) submit(blocks_.back());
+  while (bytes.size() >= unit) {
+    // Up to where a chunk ends, so that few checksums have to be put together.
+    const uint64_t n = std::min<uint64_t>(bytes.size() / unit * unit, block - record_.size % block);
+    const auto piece = bytes.first(static_cast<size_t>(n));
+    Block part;
+    part.data = piece.data();
+    part.offset = static_cast<int64_t>(record_.size);
+    part.filled = static_cast<int64_t>(n);
+    blocks_.push_back(std::move(part));
+    submit(blocks_.back());
+    take(piece, nullptr);
+    bytes = bytes.subspan(piece.size());
+  }
+  write(bytes);
+}
+
 // Memory for the next block: while blocks are written as they fill, the oldest one's after its
 // write when there are enough of them.
 io::Buffer BlobWriter::take_buffer() {
-  const auto most = static_cast<size_t>(std::max<int64_t>(2, kRingBytes / block_bytes_));
-  if (options_.hold == nullptr && blocks_.size() >= most) retire_first();
+  const auto most = std::max<int64_t>(2, kRingBytes / block_bytes_);
+  const auto held = [&] {
+    return std::count_if(blocks_.begin(), blocks_.end(),
+                         [](const Block& block) { return static_cast<bool>(block.buffer); });
+  };
+  while (options_.hold == nullptr && held() >= most) retire_first();
   return buffers_.take();
 }
 
-// Copies into a block and takes the checksums of the chunks that become whole, one chunk per task.
-void BlobWriter::fill(Block& block, std::span<const std::byte> bytes) {
-  const int64_t chunk = options_.chunk_bytes;
-  const int64_t from = block.filled, to = from + static_cast<int64_t>(bytes.size());
-  const int64_t first = from / chunk, last = (to + chunk - 1) / chunk;  // chunks of the block
-  const auto base = static_cast<size_t>(block.offset / chunk);
-  record_.checksums.resize(base + static_cast<size_t>(to / chunk));
+// One chunk per task; what begins or ends within a chunk waits in chunk_ for the rest.
+void BlobWriter::take(std::span<const std::byte> bytes, std::byte* target) {
+  const auto chunk = static_cast<uint64_t>(options_.chunk_bytes);
+  const uint64_t from = record_.size, to = from + bytes.size();
+  const uint64_t first = from / chunk, last = (to + chunk - 1) / chunk;
+  record_.checksums.resize(static_cast<size_t>(to / chunk));
+  const auto part_of = [&](uint64_t i) {
+    const uint64_t low = std::max(from, i * chunk), high = std::min(to, (i + 1) * chunk);
+    return bytes.subspan(static_cast<size_t>(low - from), static_cast<size_t>(high - low));
+  };
   const auto task = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t low = std::max(from, i * chunk), high = std::min(to, (i + 1) * chunk);
-      const auto source =
-          bytes.subspan(static_cast<size_t>(low - from), static_cast<size_t>(high - low));
-      std::byte* const target = block.buffer.data() + low;
-      const bool whole = high == (i + 1) * chunk;
-      // Where the source is the chunk, reading it for the checksum brings it near for the copy.
-      if (whole && low == i * chunk) {
-        record_.checksums[base + static_cast<size_t>(i)] = xxh3_64(source);
-        io::stream_copy(target, source.data(), source.size());
-      } else {
-        io::stream_copy(target, source.data(), source.size());
-        if (whole) {
-          record_.checksums[base + static_cast<size_t>(i)] = xxh3_64(block.buffer.bytes().subspan(
-              static_cast<size_t>(i * chunk), static_cast<size_t>(chunk)));
-        }
-      }
+    for (uint64_t i = first + static_cast<uint64_t>(begin); i < first + static_cast<uint64_t>(end);
+         ++i) {
+      const auto source = part_of(i);
+      // Reading it for the checksum brings it near for the copy.
+      if (source.size() == chunk) record_.checksums[static_cast<size_t>(i)] = xxh3_64(source);
+      if (target == nullptr) continue;
+      io::stream_copy(target + (source.data() - bytes.data()), source.data(), source.size());
     }
   };
   if (options_.pool != nullptr && static_cast<int64_t>(bytes.size()) >= kSharedBytes) {
-    const int64_t grain = std::max<int64_t>(1, kSharedBytes / 2 / chunk);
-    options_.pool->for_range(last - first, grain,
-                             [&](int64_t begin, int64_t end) { task(first + begin, first + end); });
+    const auto grain = std::max<int64_t>(1, kSharedBytes / 2 / options_.chunk_bytes);
+    options_.pool->for_range(static_cast<int64_t>(last - first), grain, task);
   } else {
-    task(first, last);
+    task(0, static_cast<int64_t>(last - first));
   }
-  block.filled = to;
-  record_.size += bytes.size();
+  for (const uint64_t i : {first, last - 1}) {
+    const auto source = part_of(i);
+    if (source.size() < chunk) {
+      chunk_.insert(chunk_.end(), source.begin(), source.end());
+      if (chunk_.size() == chunk) {
+        record_.checksums[static_cast<size_t>(i)] = xxh3_64(chunk_);
+        chunk_.clear();
+      }
+    }
+    if (first == last - 1) break;
+  }
+  record_.size = to;
 }
 
 void BlobWriter::submit(Block& block) {
@@ -125,8 +159,8 @@ void BlobWriter::submit(Block& block) {
   if (end > reserved_) file_.reserve(reserved_, end - reserved_);
   reserved_ = std::max(reserved_, end);
   if (!queue_) queue_.emplace();
-  block.ticket = queue_->write(file_, block.offset,
-                               block.buffer.bytes().first(static_cast<size_t>(block.filled)));
+  block.ticket =
+      queue_->write(file_, block.offset, {block.data, static_cast<size_t>(block.filled)});
 }
 
 void BlobWriter::retire_first() {
@@ -136,11 +170,7 @@ void BlobWriter::retire_first() {
 }
 
 BlobRecord BlobWriter::finish() {
-  if (const auto rest = static_cast<int64_t>(record_.size) % options_.chunk_bytes; rest > 0) {
-    const Block& block = blocks_.back();
-    record_.checksums.push_back(xxh3_64(block.buffer.bytes().subspan(
-        static_cast<size_t>(block.filled - rest), static_cast<size_t>(rest))));
-  }
+  if (!chunk_.empty()) record_.checksums.push_back(xxh3_64(chunk_));
   item_end_ = static_cast<int64_t>(record_.size);
   if (!queue_ && record_.size < kSmallBytes && !blocks_.empty()) {
     // A queue would take longer to set up than the file to write.

@@ -49,26 +49,32 @@ class BlobWriter {
   // Pads to the alignment of an item of `length` bytes and returns where it begins.
   uint64_t begin(uint64_t length);
   void write(std::span<const std::byte> bytes);
+  // The same for memory that stays as it is until finish(): the disk takes it from there where its
+  // address allows, without a copy.
+  void write_lasting(std::span<const std::byte> bytes);
   // Writes what is left, syncs and closes. The last call.
   BlobRecord finish();
 
  private:
   struct Block {
-    io::Buffer buffer;
-    int64_t offset = 0;  // in the file
+    io::Buffer buffer;                // empty: `data` is the caller's
+    const std::byte* data = nullptr;  // what is written
+    int64_t offset = 0;               // in the file
     int64_t filled = 0;
     io::Queue::Ticket ticket = 0;  // 0: not handed to the disk yet
   };
   io::Buffer take_buffer();
-  void fill(Block& block, std::span<const std::byte> bytes);
+  // Takes the checksums of what comes next and, unless `target` is null, copies it there.
+  void take(std::span<const std::byte> bytes, std::byte* target);
   void submit(Block& block);
   void retire_first();
 
   const BlobOptions options_;
   const int64_t block_bytes_;
   BlobRecord record_;
-  int64_t item_end_ = 0;  // where the item that begin() announced ends
-  int64_t reserved_ = 0;  // the disk has room up to here
+  int64_t item_end_ = 0;          // where the item that begin() announced ends
+  std::vector<std::byte> chunk_;  // what there is of the chunk that is not whole yet, when needed
+  int64_t reserved_ = 0;          // the disk has room up to here
   io::BufferPool own_buffers_;
   io::BufferPool& buffers_;
   io::File file_;

@@ -93,13 +93,17 @@ void PartWriter::begin_tensor(const TensorMeta& meta, const Box& box) {
   });
 }
 
-void PartWriter::append(std::span<const std::byte> bytes) {
+void PartWriter::append(std::span<const std::byte> bytes, Lifetime lifetime) {
   guarded([&] {
     DS_CHECK(open_, Code::kState, "append without begin_tensor");
     DS_CHECK(bytes.size() <= remaining_, Code::kInvalidArgument, "append of ", bytes.size(),
              " bytes to a slice that expects ", remaining_, " more");
     if (bytes.empty()) return;
-    blob().write(bytes);
+    if (lifetime == Lifetime::kUntilFinish) {
+      blob().write_lasting(bytes);
+    } else {
+      blob().write(bytes);
+    }
     remaining_ -= bytes.size();
   });
 }
@@ -114,19 +118,20 @@ void PartWriter::end_tensor() {
 }
 
 void PartWriter::add_tensor(const TensorMeta& meta, const Box& box,
-                            std::span<const std::byte> bytes) {
+                            std::span<const std::byte> bytes, Lifetime lifetime) {
   check_box(box, meta.shape, Code::kInvalidArgument, meta.text());
   checked_elements(meta.shape, dtype_size(meta.dtype), Code::kInvalidArgument, meta.text());
   const int64_t expected = box.elements() * dtype_size(meta.dtype);
   DS_CHECK(bytes.size() == static_cast<uint64_t>(expected), Code::kInvalidArgument, "the ",
            meta.text(), " slice ", box.text(), " needs ", expected, " bytes, not ", bytes.size());
   begin_tensor(meta, box);
-  append(bytes);
+  append(bytes, lifetime);
   end_tensor();
 }
 
-void PartWriter::add_tensor(const TensorMeta& meta, std::span<const std::byte> bytes) {
-  add_tensor(meta, full_box(meta.shape), bytes);
+void PartWriter::add_tensor(const TensorMeta& meta, std::span<const std::byte> bytes,
+                            Lifetime lifetime) {
+  add_tensor(meta, full_box(meta.shape), bytes, lifetime);
 }
 
 void PartWriter::add_range(const TensorMeta& meta, int64_t begin, int64_t end,

@@ -20,6 +20,10 @@
 
 namespace ds {
 
+// How long the bytes that a part is given stay as they are: what lasts may be written from where it
+// lies.
+enum class Lifetime { kCall, kUntilFinish };
+
 // What one rank contributes: one blob and the entries for it. Rank 0's part lives inside
 // CheckpointWriter; another rank makes its own on the same temporary folder, sends
 // encode_manifest(finish()) to rank 0, and rank 0 merges it. After an error the part refuses
@@ -30,15 +34,17 @@ class PartWriter {
 
   // One slice, its bytes row-major and packed. Slices of one tensor may come in any order and from
   // any rank, but every call must describe the same tensor.
-  void add_tensor(const TensorMeta& meta, const Box& box, std::span<const std::byte> bytes);
+  void add_tensor(const TensorMeta& meta, const Box& box, std::span<const std::byte> bytes,
+                  Lifetime lifetime = Lifetime::kCall);
   // The whole tensor.
-  void add_tensor(const TensorMeta& meta, std::span<const std::byte> bytes);
+  void add_tensor(const TensorMeta& meta, std::span<const std::byte> bytes,
+                  Lifetime lifetime = Lifetime::kCall);
   // The elements [begin, end) of the flattened tensor: what a flat (ZeRO) partition holds.
   void add_range(const TensorMeta& meta, int64_t begin, int64_t end,
                  std::span<const std::byte> bytes);
   // The same in pieces, for tensors that never lie in host memory at once.
   void begin_tensor(const TensorMeta& meta, const Box& box);
-  void append(std::span<const std::byte> bytes);
+  void append(std::span<const std::byte> bytes, Lifetime lifetime = Lifetime::kCall);
   void end_tensor();
 
   void set_int(const std::string& name, int64_t value);

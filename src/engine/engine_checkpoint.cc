@@ -93,18 +93,21 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
     if (!p.trainable && config_.exclude_frozen_parameters) continue;
-    part.add_tensor(meta_of(p, {TensorKind::kMaster, ""}), bytes_of(state.read_master(ctx, id)));
+    const auto lasts = [](bool view) { return view ? Lifetime::kUntilFinish : Lifetime::kCall; };
+    part.add_tensor(meta_of(p, {TensorKind::kMaster, ""}), bytes_of(state.read_master(ctx, id)),
+                    lasts(static_cast<bool>(state.masters())));
     if (!p.trainable) continue;
     const size_t place = updater_->place(id);
     for (const std::string& name : updater_->optimizer().states(place)) {
       Tensor value = updater_->optimizer().state_view(place, name);
-      if (!value) value = updater_->optimizer().read_state(ctx, place, name);
-      part.add_tensor(meta_of(p, state_key(name)), bytes_of(value));
+      const bool view = static_cast<bool>(value);
+      if (!view) value = updater_->optimizer().read_state(ctx, place, name);
+      part.add_tensor(meta_of(p, state_key(name)), bytes_of(value), lasts(view));
     }
     if (accumulated_ > 0) {
       TensorMeta meta = meta_of(p, {TensorKind::kOptimizer, kGradientState});
       meta.dtype = state.accumulation_type();
-      part.add_tensor(meta, bytes_of(state.gradient_view(id)));
+      part.add_tensor(meta, bytes_of(state.gradient_view(id)), Lifetime::kUntilFinish);
     }
   }
   models::describe_model(*model_, part);
