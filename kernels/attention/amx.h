@@ -147,7 +147,33 @@ struct Products {
     --count;
   }
   void finish() {
-    while (!done()) advance();
+    if constexpr (kNumber == 1) {  // in registers
+      while (step_ > 0) advance();
+      const uint16_t* b = right;
+      float* to = sums;
+      for (; count > 0; --count, b += right_next, to += sums_next) {
+        float* const lower = to + sums_lower;
+        if (add) {
+          load<0>(to, sums_stride);
+          load<1>(to + sums_other, sums_stride);
+          load<2>(lower, sums_stride);
+          load<3>(lower + sums_other, sums_stride);
+        } else {
+          zero_sums();
+        }
+        for (int64_t step = 0; step < steps; ++step) {
+          const uint16_t* at = left + step * left_step;
+          const uint16_t* other = b + step * right_step;
+          add_part(at, at + left_lower, other, other + right_other, left_stride);
+        }
+        store<0>(to, sums_stride);
+        store<1>(to + sums_other, sums_stride);
+        store<2>(lower, sums_stride);
+        store<3>(lower + sums_other, sums_stride);
+      }
+    } else {
+      while (!done()) advance();
+    }
   }
 
  private:

@@ -84,13 +84,15 @@ struct Buffers {
   }
 };
 
+// Jobs are filled in where they stay: a copy of what was just written waits for the tiles stored
+// before it.
+
 // Scores of a block against `width` packed keys, rows of kPanel.
 template <class T>
-amx::Products<amx::kParts<T>> score(const uint16_t* queries, const uint16_t* keys, int64_t dim,
-                                    int64_t width, float* scores) {
+void score(const uint16_t* queries, const uint16_t* keys, int64_t dim, int64_t width, float* scores,
+           amx::Products<amx::kParts<T>>& job) {
   constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
   const int64_t steps = dim / kTerms;
-  amx::Products<kN> job;
   job.left = queries;
   job.left_lower = steps * kStep;
   job.left_step = kStep;
@@ -106,7 +108,6 @@ amx::Products<amx::kParts<T>> score(const uint16_t* queries, const uint16_t* key
   job.sums_stride = kPanel * 4;
   job.steps = steps;
   job.count = width / kTerms;
-  return job;
 }
 
 // Weights lie in rows of kPanel: [query][key / 32][part][key % 32].
@@ -115,11 +116,10 @@ constexpr int64_t kWeightRow = kPanel* amx::kParts<T>;
 
 // Adds weights times values to a block's results.
 template <class T>
-amx::Products<amx::kParts<T>> weigh(const uint16_t* weights, const uint16_t* values, int64_t dim,
-                                    int64_t width, float* out) {
+void weigh(const uint16_t* weights, const uint16_t* values, int64_t dim, int64_t width, float* out,
+           amx::Products<amx::kParts<T>>& job) {
   constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
   const int64_t across = dim / kSide;
-  amx::Products<kN> job;
   job.left = weights;
   job.left_lower = kSide * kWeightRow<T>;
   job.left_step = kN * kTerms;
@@ -136,7 +136,6 @@ amx::Products<amx::kParts<T>> weigh(const uint16_t* weights, const uint16_t* val
   job.steps = width / kTerms;
   job.count = across / 2;
   job.add = true;
-  return job;
 }
 
 // The tile products that run beside the exponentials of a panel: the values of the panel before,
@@ -338,8 +337,9 @@ void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffe
   };
   const auto packed = [&](int64_t key) { return (key - first_key) * plan.dim * kN; };
   Beside<T> beside;
-  score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim, panels.width, scores_of(0))
-      .finish();
+  score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim, panels.width, scores_of(0),
+           beside.scores);
+  beside.scores.finish();
   PanelBits bits;
   int64_t turn = 0;
   for (bool more = true; more; turn = 1 - turn) {
@@ -352,13 +352,13 @@ void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffe
     }
     more = panels.next();
     if (more) {
-      beside.scores = score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim,
-                               panels.width, scores_of(1 - turn));
+      score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim, panels.width,
+               scores_of(1 - turn), beside.scores);
     }
     const auto soft = p.dropout > 0 ? (width == kPanel ? soften<T, 4, true> : soften<T, 2, true>)
                                     : (width == kPanel ? soften<T, 4, false> : soften<T, 2, false>);
     soft(bits, factor, plan.dim, beside, scores_of(turn), weights_of(turn), tops, sums, out);
-    beside.values = weigh<T>(weights_of(turn), buffers.values + packed(key), plan.dim, width, out);
+    weigh<T>(weights_of(turn), buffers.values + packed(key), plan.dim, width, out, beside.values);
   }
   beside.values.finish();
 }
