@@ -241,7 +241,26 @@ TEST(CapiEngine, DamageIsFoundAndNamed) {
   }
   EXPECT_EQ(ds_checkpoint_verify(folder.c_str(), nullptr), DS_ERR_CORRUPT);
   EXPECT_THAT(ds_last_error_message(), HasSubstr(largest.filename().string()));
+  // An engine that has trained keeps its state; one that has not is closed until a load succeeds.
+  EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
   EXPECT_EQ(ds_engine_load(world.engine, folder.c_str(), "one"), DS_ERR_CORRUPT);
+  EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
+  ASSERT_DS_OK(ds_engine_save(world.engine, folder.c_str(), "two"));
+  ASSERT_DS_OK(ds_engine_load(world.engine, folder.c_str(), "two"));
+  EXPECT_EQ(ds_engine_load(world.engine, folder.c_str(), "one"), DS_ERR_CORRUPT);
+  const std::string copy = world.folder.file("copy");
+  ds_tensor* out = nullptr;
+  for (const ds_status status : {ds_engine_train_batch(world.engine, nullptr),
+                                 ds_engine_save(world.engine, folder.c_str(), "three"),
+                                 ds_model_get_tensor(world.model, "wte.weight", &out),
+                                 ds_model_logits(world.model, world.ids, nullptr, &out),
+                                 ds_model_export(world.model, copy.c_str(), DS_FLOAT32)}) {
+    EXPECT_EQ(status, DS_ERR_STATE);
+    EXPECT_THAT(ds_last_error_message(), HasSubstr("incomplete"));
+  }
+  EXPECT_EQ(out, nullptr);
+  EXPECT_FALSE(std::filesystem::exists(copy));
+  EXPECT_DS_OK(ds_engine_load(world.engine, folder.c_str(), nullptr));
   EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
 }
 
