@@ -21,9 +21,16 @@ using Clock = std::chrono::steady_clock;
 // What a wait is for and how long it may last.
 struct Watch {
   const Record& record;
-  Clock::time_point deadline;
+  mutable Clock::time_point deadline;
   std::chrono::milliseconds allowed;
 
+  // Waits call this after each short sleep. A sleep that took far longer than it should means that
+  // this process was stopped, perhaps the whole job: that time does not count.
+  void slept(Clock::time_point since) const {
+    constexpr std::chrono::seconds kStopped{2};
+    const auto took = Clock::now() - since;
+    if (took > kStopped) deadline += took;
+  }
   std::string what() const;  // operation 12, all_reduce(sum) of 10 float32 "layer.weight"
 };
 

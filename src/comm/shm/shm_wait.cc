@@ -40,14 +40,15 @@ void ShmTransport::await_step(int peer, uint32_t target, const Watch& watch) {
   if (patience_.wait([&] { return reached(peer, target); })) return;
   RankControl& control = of(peer);
   while (true) {
+    const auto since = Clock::now();
     control.sleepers.fetch_add(1);
     const uint32_t seen = control.step.load();
-    // Seconds before the deadline are slept in slices, the last one to the end.
     if (static_cast<int32_t>(seen - target) < 0 && header().raised.load() != ControlHeader::kYes) {
       futex_wait(control.step, seen, kSlice);
     }
     control.sleepers.fetch_sub(1);
     if (reached(peer, target)) return;
+    watch.slept(since);
     check_peers(std::span(&peer, 1), watch, target, false);
   }
 }
@@ -93,9 +94,11 @@ void ShmTransport::wait_for_streams(std::span<const int> peers, const Watch& wat
   RankControl& self = of(rank());
   const auto rung = [&] { return self.bell.load() != bell_seen_; };
   if (!patience_.wait(rung)) {
+    const auto since = Clock::now();
     self.bell_sleepers.fetch_add(1);
     if (!rung()) futex_wait(self.bell, bell_seen_, kSlice);
     self.bell_sleepers.fetch_sub(1);
+    watch.slept(since);
   }
   if (rung()) {
     bell_seen_ = self.bell.load();
