@@ -116,11 +116,14 @@ void norm_backward_rows(const Call& call, int64_t begin, int64_t end, float* dga
       const VF v = at.load(dy);  // zero beyond the end, and so all products
       const VF xhat = hn::Mul(centred(at), rstd), g = hn::Mul(v, at.load(gamma));
       gx_sum.add_product(at, g, xhat);
-      at.store_scratch(hn::MulAdd(v, xhat, at.load_scratch(dgamma)), dgamma);
+      const VF gamma_sum = hn::MulAdd(v, xhat, at.load_scratch(dgamma));
       if constexpr (kCentred) {
         g_sum.add(at, g);
-        at.store_scratch(hn::Add(v, at.load_scratch(dbeta)), dbeta);
+        // Read before dgamma is written: at a distance of whole pages it would wait for that.
+        const VF beta_sum = hn::Add(v, at.load_scratch(dbeta));
+        at.store_scratch(beta_sum, dbeta);
       }
+      at.store_scratch(gamma_sum, dgamma);
     });
     const float scale = 1.0f / static_cast<float>(n);
     // rstd * (g - mean(g) - xhat * mean(g * xhat)), multiplied out
