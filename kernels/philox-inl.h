@@ -30,9 +30,9 @@ class Philox {
     }
   }
 
-  // Pairs of vectors that are worked out side by side, to hide the latency of the multiplications:
-  // as many as the registers hold.
-  static constexpr int kPairs = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+  // Pairs of vectors that are worked out side by side, to hide the latency of the multiplications.
+  // More would gain nothing, and attention asks for two at a time.
+  static constexpr int kPairs = 2;
   // What random_bits and paired_bits may write beyond their count.
   static constexpr int64_t kPadding = kPairs * 4 * static_cast<int64_t>(hn::MaxLanes(D64())) + 4;
 
@@ -56,10 +56,12 @@ class Philox {
   // Elements from 4 * block on, the first `paired` of n apart.
   HWY_INLINE void fill(uint64_t block, int64_t paired, int64_t n, uint32_t* out) const {
 #if HWY_TARGET == HWY_EMU128  // emulated vectors are slower than the scalar code
-    for (int64_t i = 0; i < n; i += pair()) {
-      for (int64_t k = 0; k < pair(); ++k) {
-        const int64_t at = i < paired ? k % 2 * pair() / 2 + k / 2 : k;
-        out[i + at] = stream_.bits(4 * block + static_cast<uint64_t>(i + k));
+    for (int64_t i = 0; i < n; i += 4) {
+      const Philox4 words = stream_.block(block + static_cast<uint64_t>(i / 4));
+      for (int64_t k = 0; k < 4; ++k) {
+        const int64_t at = i + k, in_pair = at % pair();
+        const int64_t apart = in_pair % 2 * (pair() / 2) + in_pair / 2;
+        out[at < paired ? at - in_pair + apart : at] = words[static_cast<size_t>(k)];
       }
     }
 #else
@@ -132,21 +134,10 @@ class Philox {
   HWY_INLINE void encrypt(uint64_t block, Blocks (&out)[kPairs]) const {
     const uint64_t step = hn::Lanes(D64());
     Blocks a = first_round(block), b = first_round(block + step);
-#if HWY_TARGET <= HWY_AVX3
-    Blocks c = first_round(block + 2 * step), d = first_round(block + 3 * step);
-    const auto all = [&](int index) DS_SIMD_BODY {
-      round(index, a), round(index, b), round(index, c), round(index, d);
-    };
-#else
-    const auto all = [&](int index) DS_SIMD_BODY { round(index, a), round(index, b); };
-#endif
-    all(1), all(2), all(3), all(4), all(5), all(6), all(7), all(8);
+    const auto both = [&](int index) DS_SIMD_BODY { round(index, a), round(index, b); };
+    both(1), both(2), both(3), both(4), both(5), both(6), both(7), both(8);
     out[0] = a;
     out[1] = b;
-#if HWY_TARGET <= HWY_AVX3
-    out[2] = c;
-    out[3] = d;
-#endif
   }
 
   // Words 0 and 2, and words 1 and 3, side by side: the high halves of one product stand where
