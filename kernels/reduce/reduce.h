@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/bfloat16.h"
+#include "base/exact_sum.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
 
@@ -21,6 +22,12 @@ double sum(const float16* x, int64_t n, double* partials, ThreadPool& pool);
 double sum_squares(const float* x, int64_t n, double* partials, ThreadPool& pool);
 double sum_squares(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool);
 double sum_squares(const float16* x, int64_t n, double* partials, ThreadPool& pool);
+// Squares, summed in double within blocks of kExactBlock elements and exactly beyond: arrays that
+// are cut at multiples of that have the same sum however they are cut. One partial per chunk.
+inline constexpr int64_t kExactBlock = 32;
+ExactSum exact_squares(const float* x, int64_t n, ExactSum* partials, ThreadPool& pool);
+ExactSum exact_squares(const bfloat16* x, int64_t n, ExactSum* partials, ThreadPool& pool);
+ExactSum exact_squares(const float16* x, int64_t n, ExactSum* partials, ThreadPool& pool);
 // NaN if any element is NaN; 0 for no elements.
 double max_abs(const float* x, int64_t n, double* partials, ThreadPool& pool);
 double max_abs(const bfloat16* x, int64_t n, double* partials, ThreadPool& pool);

@@ -57,6 +57,17 @@ double squares_f32(const float* x, int64_t n) { return sum_chunk<true>(x, n); }
 double squares_bf16(const bfloat16* x, int64_t n) { return sum_chunk<true>(x, n); }
 double squares_f16(const float16* x, int64_t n) { return sum_chunk<true>(x, n); }
 
+// out[i] = squares of block i.
+template <class T>
+void square_blocks(const T* x, int64_t n, double* out) {
+  for (int64_t i = 0; i < n; i += kExactBlock) {
+    *out++ = sum_chunk<true>(x + i, n - i < kExactBlock ? n - i : kExactBlock);
+  }
+}
+void square_blocks_f32(const float* x, int64_t n, double* out) { square_blocks(x, n, out); }
+void square_blocks_bf16(const bfloat16* x, int64_t n, double* out) { square_blocks(x, n, out); }
+void square_blocks_f16(const float16* x, int64_t n, double* out) { square_blocks(x, n, out); }
+
 // Bits of |v|: as integers they order like the magnitudes, with NaN above infinity.
 HWY_INLINE hn::Vec<hn::RebindToSigned<DF>> magnitude_bits(DF d, VF v) {
   return hn::BitCast(hn::RebindToSigned<DF>(), hn::Abs(hn::BitCast(d, v)));
@@ -179,6 +190,9 @@ HWY_EXPORT(sum_f16);
 HWY_EXPORT(squares_f32);
 HWY_EXPORT(squares_bf16);
 HWY_EXPORT(squares_f16);
+HWY_EXPORT(square_blocks_f32);
+HWY_EXPORT(square_blocks_bf16);
+HWY_EXPORT(square_blocks_f16);
 HWY_EXPORT(max_f32);
 HWY_EXPORT(max_bf16);
 HWY_EXPORT(max_f16);
@@ -203,6 +217,21 @@ double add_chunks(const T* x, int64_t n, double* partials, ThreadPool& pool, con
   each_chunk(x, n, partials, pool, chunk);
   double total = 0;
   for (int64_t c = 0; c < reduce_chunks(n); ++c) total += partials[c];
+  return total;
+}
+
+template <class T, class Blocks>
+ExactSum exact_chunks(const T* x, int64_t n, ExactSum* partials, ThreadPool& pool,
+                      const Blocks& blocks) {
+  pool.for_range(n, kReduceGrain, [&](int64_t begin, int64_t end) {
+    double squares[kReduceGrain / kExactBlock];
+    blocks(x + begin, end - begin, squares);
+    ExactSum& sum = partials[begin / kReduceGrain];
+    sum = {};
+    for (int64_t i = 0; i * kExactBlock < end - begin; ++i) sum.add(squares[i]);
+  });
+  ExactSum total;
+  for (int64_t c = 0; c < reduce_chunks(n); ++c) total.add(partials[c]);
   return total;
 }
 
@@ -265,6 +294,15 @@ double sum_squares(const bfloat16* x, int64_t n, double* partials, ThreadPool& p
 }
 double sum_squares(const float16* x, int64_t n, double* partials, ThreadPool& pool) {
   return add_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(squares_f16));
+}
+ExactSum exact_squares(const float* x, int64_t n, ExactSum* partials, ThreadPool& pool) {
+  return exact_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(square_blocks_f32));
+}
+ExactSum exact_squares(const bfloat16* x, int64_t n, ExactSum* partials, ThreadPool& pool) {
+  return exact_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(square_blocks_bf16));
+}
+ExactSum exact_squares(const float16* x, int64_t n, ExactSum* partials, ThreadPool& pool) {
+  return exact_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(square_blocks_f16));
 }
 double max_abs(const float* x, int64_t n, double* partials, ThreadPool& pool) {
   return max_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(max_f32));

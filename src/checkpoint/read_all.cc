@@ -19,6 +19,18 @@ std::optional<int64_t> contiguous_begin(const Box& box, std::span<const int64_t>
   return begin;
 }
 
+ElementRange wanted_range(const TensorTarget& target) {
+  const TensorMeta& meta = target.tensor->meta;
+  const int64_t elements =
+      checked_elements(meta.shape, dtype_size(meta.dtype), Code::kInvalidArgument, meta.text());
+  if (!target.range) return {0, elements};
+  const ElementRange range = *target.range;
+  DS_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= elements,
+           Code::kInvalidArgument, "reading ", meta.text(), ": elements ", range.begin, " to ",
+           range.end, " are not a part of its ", elements);
+  return range;
+}
+
 void sort_by_place(std::vector<BlobPart>& parts) {
   std::sort(parts.begin(), parts.end(),
             [](const BlobPart& a, const BlobPart& b) { return a.offset < b.offset; });
@@ -41,12 +53,11 @@ void CheckpointReader::read_all(std::span<const TensorTarget> targets) const {
     const TensorMeta& meta = tensor.meta;
     const auto size = static_cast<uint64_t>(dtype_size(meta.dtype));
     const bool sinks = static_cast<bool>(targets[i].sink);
-    DS_CHECK(sinks || static_cast<int64_t>(targets[i].out.size()) ==
-                          checked_elements(meta.shape, static_cast<int64_t>(size),
-                                           Code::kInvalidArgument, meta.text()) *
-                              static_cast<int64_t>(size),
-             Code::kInvalidArgument, "reading ", meta.text(), " into a buffer of ",
-             targets[i].out.size(), " bytes, which is not its size");
+    const ElementRange wanted = wanted_range(targets[i]);
+    DS_CHECK(
+        sinks || targets[i].out.size() == static_cast<uint64_t>(wanted.end - wanted.begin) * size,
+        Code::kInvalidArgument, "reading ", meta.text(), " into a buffer of ",
+        targets[i].out.size(), " bytes, which is not its size");
     const bool ranges =
         std::all_of(tensor.slices.begin(), tensor.slices.end(), [&](const TensorSlice& slice) {
           return contiguous_begin(slice.box, meta.shape).has_value();
@@ -56,11 +67,16 @@ void CheckpointReader::read_all(std::span<const TensorTarget> targets) const {
       continue;
     }
     for (const TensorSlice& slice : tensor.slices) {
-      if (slice.range.length == 0) continue;
+      // The slice's bytes of the tensor, and those of them that are wanted.
       const auto at = static_cast<uint64_t>(*contiguous_begin(slice.box, meta.shape)) * size;
-      parts[slice.range.blob].push_back({slice.range.offset, slice.range.length,
-                                         sinks ? nullptr : targets[i].out.data() + at,
-                                         sinks ? &targets[i].sink : nullptr, at, i});
+      const uint64_t from = static_cast<uint64_t>(wanted.begin) * size;
+      const uint64_t begin = std::max(at, from);
+      const uint64_t end =
+          std::min(at + slice.range.length, static_cast<uint64_t>(wanted.end) * size);
+      if (begin >= end) continue;
+      parts[slice.range.blob].push_back({slice.range.offset + begin - at, end - begin,
+                                         sinks ? nullptr : targets[i].out.data() + (begin - from),
+                                         sinks ? &targets[i].sink : nullptr, begin - from, i});
     }
   }
   for (size_t blob = 0; blob < parts.size(); ++blob) {
@@ -69,16 +85,15 @@ void CheckpointReader::read_all(std::span<const TensorTarget> targets) const {
   }
   for (const size_t i : scattered) {
     const TensorTarget& target = targets[i];
+    const ElementRange wanted = wanted_range(target);
     if (!target.sink) {
-      read(*target.tensor, target.out);
+      read_range(*target.tensor, wanted.begin, wanted.end, target.out);
       continue;
     }
-    const auto size = dtype_size(target.tensor->meta.dtype);
-    std::vector<std::byte> whole(static_cast<size_t>(
-        size * checked_elements(target.tensor->meta.shape, size, Code::kInvalidArgument,
-                                target.tensor->meta.text())));
-    read(*target.tensor, whole);
-    target.sink(0, whole);
+    std::vector<std::byte> bytes(
+        static_cast<size_t>((wanted.end - wanted.begin) * dtype_size(target.tensor->meta.dtype)));
+    read_range(*target.tensor, wanted.begin, wanted.end, bytes);
+    target.sink(0, bytes);
   }
 }
 

@@ -37,12 +37,20 @@ struct CheckpointReadOptions {
   bool allow_renamed = false;
 };
 
-// A whole tensor, and where it is wanted: row-major and packed in `out` or, without that, handed to
-// `sink` in pieces of whole elements, each element once, in any order.
+// Elements [begin, end) of a flattened tensor.
+struct ElementRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// A tensor or a range of it, and where it is wanted: row-major and packed in `out` or, without
+// that, handed to `sink` in pieces of whole elements, each element once, in any order. Places are
+// counted from the beginning of the range.
 struct TensorTarget {
   const TensorRecord* tensor = nullptr;
   std::span<std::byte> out;
   PieceSink sink;
+  std::optional<ElementRange> range = {};  // none: the whole tensor
 };
 
 class CheckpointReader {

@@ -135,7 +135,7 @@ void PartWriter::add_tensor(const TensorMeta& meta, std::span<const std::byte> b
 }
 
 void PartWriter::add_range(const TensorMeta& meta, int64_t begin, int64_t end,
-                           std::span<const std::byte> bytes) {
+                           std::span<const std::byte> bytes, Lifetime lifetime) {
   const int64_t size = dtype_size(meta.dtype);
   checked_elements(meta.shape, size, Code::kInvalidArgument, meta.text());
   const std::vector<Box> boxes = boxes_of_range(meta.shape, begin, end);
@@ -144,7 +144,7 @@ void PartWriter::add_range(const TensorMeta& meta, int64_t begin, int64_t end,
            " bytes, not ", bytes.size());
   for (const Box& box : boxes) {
     const auto n = static_cast<size_t>(box.elements() * size);
-    add_tensor(meta, box, bytes.first(n));
+    add_tensor(meta, box, bytes.first(n), lifetime);
     bytes = bytes.subspan(n);
   }
 }

@@ -41,7 +41,7 @@ class PartWriter {
                   Lifetime lifetime = Lifetime::kCall);
   // The elements [begin, end) of the flattened tensor: what a flat (ZeRO) partition holds.
   void add_range(const TensorMeta& meta, int64_t begin, int64_t end,
-                 std::span<const std::byte> bytes);
+                 std::span<const std::byte> bytes, Lifetime lifetime = Lifetime::kCall);
   // The same in pieces, for tensors that never lie in host memory at once.
   void begin_tensor(const TensorMeta& meta, const Box& box);
   void append(std::span<const std::byte> bytes, Lifetime lifetime = Lifetime::kCall);

@@ -195,6 +195,26 @@ FlopsProfilerConfig read_flops_profiler(const ParsedObject& parsed) {
           file.is_null() ? std::string() : file.get<std::string>()};
 }
 
+ZeroConfig read_zero(const ParsedObject& parsed) {
+  const Json& values = parsed.at("/zero_optimization");
+  const auto size = [&](const char* key) { return values.at(key).get<int64_t>(); };
+  ZeroConfig out;
+  out.stage = values.at("stage").get<int>();
+  out.reduce_scatter = values.at("reduce_scatter").get<bool>();
+  out.average = parsed.at("/gradient_allreduce_op") != "sum";
+  out.overlap = values.at("overlap_comm").get<bool>();
+  out.reduce_bucket = size("reduce_bucket_size");
+  // Fetching one at a time is fetching nothing ahead.
+  out.prefetch = values.at("stage3_allgather_sequential").get<bool>()
+                     ? 0
+                     : size("stage3_prefetch_bucket_size");
+  out.resident_below = size("stage3_param_persistence_threshold");
+  out.most_resident = size("stage3_model_persistence_threshold");
+  out.max_live = size("stage3_max_live_parameters");
+  out.max_reuse = size("stage3_max_reuse_distance");
+  return out;
+}
+
 TagValidation read_tag_validation(const ParsedObject& parsed) {
   const Json& value = parsed.at("/checkpoint/tag_validation");
   if (value == "Fail") return TagValidation::kFail;
@@ -258,6 +278,7 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.activation_checkpointing = {
       get<bool>(parsed, "/activation_checkpointing/enabled"),
       optional_at<int64_t>(parsed, "/activation_checkpointing/number_checkpoints")};
+  out.zero = read_zero(parsed);
   out.tag_validation = read_tag_validation(parsed);
   out.exclude_frozen_parameters = get<bool>(parsed, "/checkpoint/exclude_frozen_parameters");
   out.background_save = get<bool>(parsed, "/checkpoint/writer/decoupled");

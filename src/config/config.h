@@ -164,6 +164,20 @@ struct ActivationCheckpointingConfig {
   std::optional<int64_t> segments;  // unset: every transformer block is one
 };
 
+// Sizes in elements.
+struct ZeroConfig {
+  int stage = 0;
+  bool overlap = false;
+  bool reduce_scatter = true;
+  bool average = true;  // of gradients, rather than their sum
+  int64_t reduce_bucket = 500'000'000;
+  int64_t prefetch = 50'000'000;
+  int64_t resident_below = 100'000;
+  int64_t most_resident = INT64_MAX;
+  int64_t max_live = 1'000'000'000;
+  int64_t max_reuse = 1'000'000'000;
+};
+
 enum class TagValidation { kWarn, kIgnore, kFail };
 
 class Config {
@@ -192,6 +206,7 @@ class Config {
   FlopsProfilerConfig flops_profiler;
   bool throughput = true;  // measured and reported
   ActivationCheckpointingConfig activation_checkpointing;
+  ZeroConfig zero;
   TagValidation tag_validation = TagValidation::kWarn;
   bool exclude_frozen_parameters = false;
   bool background_save = false;  // checkpoint.writer.decoupled

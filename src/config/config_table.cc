@@ -66,8 +66,7 @@ std::vector<Key> communication_rows() {
       choice("communication_data_type",
              {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"}, std::nullopt,
              "Type in which gradients are reduced; null follows the training precision.")
-          .in_any_case()
-          .needs("gradient reduction in a type other than the training precision"),
+          .in_any_case(),
       choice("seq_parallel_communication_data_type",
              {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"}, "fp32",
              "Type of reductions over sequence-parallel ranks; null keeps the native type.")
@@ -75,9 +74,10 @@ std::vector<Key> communication_rows() {
           .in_any_case()
           .needs("sequence parallelism"),
       flag("prescale_gradients", false,
-           "Divide gradients by the data-parallel size before the reduction instead of after it."),
+           "Divide gradients by the data-parallel size before the reduction instead of after it. "
+           "Averages are summed in fp32 and rounded once, so that it makes no difference."),
       number("gradient_predivide_factor", 1.0,
-             "Part of the division that happens before the reduction.")
+             "Part of the division that happens before the reduction; makes no difference either.")
           .above(0),
       choice("gradient_allreduce_op", {"mean", "sum"}, "mean",
              "How gradients of data-parallel ranks combine. sum is not allowed with ZeRO 3, "

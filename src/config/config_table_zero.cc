@@ -115,21 +115,28 @@ std::vector<Key> bucket_rows() {
               "0 replicates everything; 1, 2, 3 also partition optimizer states, gradients, "
               "parameters.")
           .at_least(0)
-          .at_most(3)
-          .needs("ZeRO partitioning (it needs a build with many-rank support)"),
-      flag("contiguous_gradients", true, "Copy gradients into one buffer. Stages 1-3."),
+          .at_most(3),
+      flag("contiguous_gradients", true,
+           "Copy gradients into one buffer. Stages 1-3. They always lie in one."),
       flag("reduce_scatter", true, "Reduce-scatter instead of all-reduce."),
-      size("reduce_bucket_size", 500'000'000, "Elements per reduction."),
-      flag("use_multi_rank_bucket_allreduce", true, "One reduction for several owners. 1, 2."),
-      flag("allgather_partitions", true, "All-gather instead of broadcasts. Stages 1, 2."),
+      size("reduce_bucket_size", 500'000'000,
+           "Elements per reduction, and of stage 3 per fetch; more than 16777216 count as that."),
+      flag("use_multi_rank_bucket_allreduce", true,
+           "One reduction for several owners. 1, 2. There always is one."),
+      flag("allgather_partitions", true,
+           "All-gather instead of broadcasts. Stages 1, 2. They always are gathered."),
       size("allgather_bucket_size", 500'000'000, "Elements per all-gather.").even(),
       flag("overlap_comm", std::nullopt, "Reduce during backward; null is true for stage 3 only."),
       flag("load_from_fp32_weights", true, "Masters come from the checkpoint's fp32 copy."),
       flag("elastic_checkpoint", false, "Checkpoints for another number of ranks."),
-      flag("round_robin_gradients", false, "Spread the gradient copies over ranks. 1, 2."),
+      flag("round_robin_gradients", false,
+           "Spread the gradient copies over ranks. 1, 2. Every bucket is spread evenly anyway."),
       flag("ignore_unused_parameters", true, "Stage 2: parameters without gradient are no error."),
       flag("legacy_stage1", false, "The old stage 1; true is an error."),
-      integer("sub_group_size", 1'000'000'000, "Elements updated at a time. Stage 3.").at_least(0),
+      integer("sub_group_size", 1'000'000'000,
+              "Elements updated at a time. Stage 3. The update needs no buffers, so that it makes "
+              "no difference.")
+          .at_least(0),
   };
 }
 
@@ -162,13 +169,20 @@ std::vector<Key> stage3_rows() {
 }
 
 std::vector<Key> wire_rows() {
+  constexpr const char* kZeroPlusPlus = "ZeRO++";
   return {
-      integer("zero_hpz_partition_size", 1, "Ranks of the secondary partition.").at_least(1),
-      flag("zero_quantized_weights", false, "Quantise gathered weights."),
-      flag("zero_quantized_nontrainable_weights", false, "Quantise frozen weights."),
-      flag("zero_quantized_gradients", false, "Quantise reduced gradients."),
-      integer("mics_shard_size", -1, "Ranks of one MiCS shard; -1 disables.").at_least(-1),
-      flag("mics_hierarchical_params_gather", false, "Gather within nodes, then across."),
+      integer("zero_hpz_partition_size", 1, "Ranks of the secondary partition.")
+          .at_least(1)
+          .needs(kZeroPlusPlus),
+      flag("zero_quantized_weights", false, "Quantise gathered weights.").needs(kZeroPlusPlus),
+      flag("zero_quantized_nontrainable_weights", false, "Quantise frozen weights.")
+          .needs(kZeroPlusPlus),
+      flag("zero_quantized_gradients", false, "Quantise reduced gradients.").needs(kZeroPlusPlus),
+      integer("mics_shard_size", -1, "Ranks of one MiCS shard; -1 disables.")
+          .at_least(-1)
+          .needs("MiCS"),
+      flag("mics_hierarchical_params_gather", false, "Gather within nodes, then across.")
+          .needs("MiCS"),
   };
 }
 

@@ -81,11 +81,15 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     if (!model_->has_architecture()) {
       compute = own_compute_type(model_->parameters(), state, compute, split);
     }
-    state.set_compute_type(context(), compute, split);
+    if (comm_->size() > 1) {
+      state.share(context(), share_options(), compute, split);
+    } else {
+      state.set_compute_type(context(), compute, split);
+    }
     state.allocate_gradients(context(), dtype_of(config_.precision.accumulate));
     // The caller's gradients are added, and no backward overwrites.
     if (!model_->has_architecture()) state.clear_gradients_at_once(context());
-    updater_ = std::make_unique<Updater>(config_, state, model_->device(), *comm_);
+    updater_ = std::make_unique<Updater>(config_, state, model_->device());
     if (config_.background_save) {
       background_ = std::make_unique<BackgroundSave>(&model_->device()->account());
     }
@@ -104,12 +108,39 @@ Engine::~Engine() {
 // Joining split masters needs memory; without it the model keeps them, and is free all the same.
 void Engine::release_model() noexcept {
   try {
-    model_->state().free_gradients();
-    model_->state().set_compute_type(context(), DType::kFloat32);
+    zero::ParameterState& state = model_->state();
+    state.free_gradients();
+    if (state.shared()) {
+      state.unshare(context());
+    } else {
+      state.set_compute_type(context(), DType::kFloat32);
+    }
   } catch (const std::exception& error) {
     log_warning("engine", error.what());
   }
   model_->detach_engine();
+}
+
+zero::ShareOptions Engine::share_options() const {
+  const ZeroConfig& zero = config_.zero;
+  // Larger buckets bring nothing and keep more memory busy.
+  constexpr int64_t kMostElements = int64_t{16} << 20;
+  zero::ShareOptions options;
+  options.comm = comm_;
+  options.stage = zero.stage;
+  options.bucket_elements = std::min(zero.reduce_bucket, kMostElements);
+  options.wire = dtype_of(config_.precision.communicate);
+  options.overlap = zero.overlap;
+  options.reduce_scatter = zero.reduce_scatter;
+  options.op = zero.average ? ReduceOp::kAverage : ReduceOp::kSum;
+  options.own_gradients = !model_->has_architecture();
+  DS_CHECK(!options.own_gradients || options.stage < 3, Code::kUnsupported,
+           "parameters of the caller are used by the caller's code, which needs them whole: "
+           "zero_optimization.stage 3 is for the built-in models; use stage 2");
+  options.resident_below = zero.resident_below;
+  options.most_resident = zero.most_resident;
+  options.gather = {zero.max_live, zero.max_reuse, zero.prefetch};
+  return options;
 }
 
 models::Batch Engine::make_batch(const MicroBatch& inputs) {
@@ -172,6 +203,7 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   options.first_sample = comm_->rank() * batch.ids.size(0);
   options.loss_gradient = loss_gradient();
   options.profile = metrics_->profile_for(progress_.steps);
+  model_->state().begin_pass();
   auto pending = std::make_unique<Pending>(context(), model_->state(), options);
   models::ForwardOptions forward_options;
   const models::ArchitectureInfo& info = model_->architecture().info();
@@ -215,6 +247,7 @@ void Engine::run_backward() {
     pending_->loss.slot->add(context(), upstream, true);
     const ScopedTimer inner = time_phase("backward_inner");
     pending_->tape.backward();
+    model_->state().finish_backward();
   } catch (...) {
     drop_open_step();
     throw;
@@ -274,10 +307,22 @@ StepReport Engine::finish_micro_batch() {
   return report;
 }
 
+// The mean loss of the ranks, and the tokens of all of them.
+Engine::RankTotals Engine::rank_totals() {
+  if (comm_->size() == 1) return {loss_sum_, step_tokens_};
+  const Tensor totals = context().workspace(DType::kFloat64, {2});
+  totals.data<double>()[0] = loss_sum_;
+  totals.data<double>()[1] = static_cast<double>(step_tokens_);
+  comm_->all_reduce(totals, ReduceOp::kSum, {.label = "loss", .blocking = true})->wait();
+  return {totals.data<double>()[0] / comm_->size(), static_cast<int64_t>(totals.data<double>()[1])};
+}
+
 StepReport Engine::apply_update() {
   const ScopedTimer timer = time_phase("step");
   const OpContext ctx = context();
   model_->state().settle_gradients(ctx);
+  model_->state().reduce_own_gradients();
+  const RankTotals totals = rank_totals();
   const Updater::Outcome outcome = updater_->update(ctx, model_->state());
 
   StepReport report;
@@ -286,8 +331,9 @@ StepReport Engine::apply_update() {
   report.lr = outcome.lr;
   report.loss_scale = outcome.loss_scale;
   report.first_bad_tensor = outcome.first_bad_tensor;
-  report.loss = loss_sum_ / static_cast<double>(config_.batch.accumulation);
-  report.tokens = step_tokens_;
+  report.loss = totals.loss_sum / static_cast<double>(config_.batch.accumulation);
+  report.tokens = totals.tokens;
+  progress_.tokens += totals.tokens - step_tokens_;
   if (!outcome.applied) {
     report.skip_reason = SkipReason::kNonFinite;
     ++progress_.skipped;

@@ -24,6 +24,7 @@ namespace ds {
 
 class BackgroundSave;
 class CheckpointReader;
+class PartWriter;
 struct TensorTarget;
 
 // One micro batch as callers give it; see ds_engine_forward.
@@ -99,6 +100,12 @@ class Engine {
   ScopedTimer time_phase(const char* name) {
     return {config_.wall_clock_breakdown ? &timers_ : nullptr, name};
   }
+  struct RankTotals {
+    double loss_sum;
+    int64_t tokens;
+  };
+  RankTotals rank_totals();
+  zero::ShareOptions share_options() const;
   void release_model() noexcept;
   OpContext context() { return {model_->device(), &pool_}; }
   models::Batch make_batch(const MicroBatch& inputs);
@@ -111,10 +118,28 @@ class Engine {
   StepReport apply_update();
   void begin_step_clock();
   void check_gradients_open() const;
+  void check_whole_gradients() const;
   nn::ParamId trainable(const std::string& name) const;
   void write_metrics(const StepReport& report);
   int64_t sample_index(int64_t position);
   double batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted);
+  // What a checkpoint holds besides the bytes of tensors, checked.
+  struct Restored {
+    int64_t accumulated = 0;
+    std::vector<TensorTarget> targets;
+    double loss_sum = 0;
+    int64_t step_tokens = 0;
+    Updater::Saved updater;
+    Json client_state;
+    int64_t seed = 0;
+    std::shared_ptr<const Tokenizer> tokenizer;
+  };
+  std::string agreed_tag(const std::string& tag);
+  zero::FlatRange saved_share(nn::ParamId id) const;
+  void save_tensors(PartWriter& part);
+  void save_counters(PartWriter& part);
+  void restore_tag(const std::string& folder, const std::string& tag);
+  Restored prepare_restore(const CheckpointReader& reader);
   void restore(CheckpointReader reader);
   std::vector<TensorTarget> restore_targets(const CheckpointReader& reader, bool with_gradients);
   void check_compatible(const CheckpointReader& reader) const;

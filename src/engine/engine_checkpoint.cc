@@ -6,6 +6,7 @@
 #include "checkpoint/background_save.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/writer.h"
+#include "engine/agreement.h"
 #include "engine/engine.h"
 #include "engine/version.h"
 #include "models/saved_model.h"
@@ -68,6 +69,22 @@ Json updater_of_version_0_1(const CheckpointReader& reader, const Updater& updat
 
 }  // namespace
 
+// Ranks may give different tags by mistake; what then happens is configured.
+std::string Engine::agreed_tag(const std::string& tag) {
+  const std::string own = tag.empty() ? str_cat("global_step", progress_.steps) : tag;
+  const std::string first = broadcast_text(context(), *comm_, own);
+  if (config_.tag_validation == TagValidation::kIgnore) return first;
+  const std::string text =
+      str_cat("rank ", comm_->rank(), " saves as \"", printable(own), "\" and rank 0 as \"",
+              printable(first), "\"; give every rank the same tag");
+  agree(context(), *comm_, "choosing the tag", [&] {
+    DS_CHECK(own == first || config_.tag_validation == TagValidation::kWarn, Code::kInvalidArgument,
+             text);
+  });
+  if (own != first) log_warning("engine", text);
+  return first;
+}
+
 void Engine::save(const std::string& folder, const std::string& tag) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState,
            "saving between forward and step would lose the open micro batch; call step first");
@@ -75,41 +92,107 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   const models::Model::Use use(*model_);
   const OpContext ctx = context();
   zero::ParameterState& state = model_->state();
-  const nn::ParameterSet& parameters = model_->parameters();
+  DS_CHECK(accumulated_ == 0 || !state.own_gradients_open(), Code::kState,
+           "gradients of the caller that are not reduced yet cannot be saved; call step first");
 
   CheckpointWriterOptions options;
   options.folder = folder;
-  options.tag = tag.empty() ? str_cat("global_step", progress_.steps) : tag;
+  options.tag = agreed_tag(tag);
   options.counters = {progress_.steps, progress_.skipped, progress_.micro_steps, progress_.samples,
                       progress_.tokens};
   options.topology.world = options.topology.data = comm_->size();
   options.writer = str_cat("ds ", kLibraryVersion);
   options.blob.pool = &pool_;
-  if (background_) options.blob.hold = background_->buffers();
-  auto writer = std::make_unique<CheckpointWriter>(options);
-  PartWriter& part = writer->part();
+  const bool later = background_ && comm_->size() == 1;
+  if (later) options.blob.hold = background_->buffers();
 
+  constexpr const char* kWhat = "saving a checkpoint";
+  const bool first = comm_->rank() == 0;
+  std::unique_ptr<CheckpointWriter> writer;
+  std::unique_ptr<PartWriter> other;
+  agree(ctx, *comm_, kWhat, [&] {
+    if (first) writer = std::make_unique<CheckpointWriter>(options);
+  });
+  const std::string temporary =
+      broadcast_text(ctx, *comm_, first ? writer->temporary().string() : std::string());
   state.settle_gradients(ctx);
+  std::string others_part;
+  agree(ctx, *comm_, kWhat, [&] {
+    if (!first) other = std::make_unique<PartWriter>(temporary, comm_->rank(), options.blob);
+    save_tensors(first ? writer->part() : *other);
+    if (first) save_counters(writer->part());
+    if (!first) others_part = encode_manifest(other->finish());
+  });
+  const std::vector<std::string> parts = gather_texts(ctx, *comm_, others_part);
+  if (later) {
+    background_->start(std::move(writer), options.tag);
+  } else {
+    agree(ctx, *comm_, kWhat, [&] {
+      if (!first) return;
+      for (size_t rank = 1; rank < parts.size(); ++rank) {
+        writer->merge(decode_manifest(std::as_bytes(std::span(parts[rank])),
+                                      str_cat("the part of rank ", rank)));
+      }
+      writer->commit();
+    });
+  }
+  monitors_->sync();
+}
+
+// What this rank saves of a parameter: what it owns or, where everybody owns everything, an equal
+// share.
+zero::FlatRange Engine::saved_share(nn::ParamId id) const {
+  const zero::FlatLayout& layout = model_->state().layout();
+  if (layout.world() > 1) {
+    const zero::OwnedPart part = layout.part(id);
+    return {part.first, part.first + part.count};
+  }
+  const int64_t n = model_->parameters()[id].shape.elements(), world = comm_->size();
+  return {n * comm_->rank() / world, n * (comm_->rank() + 1) / world};
+}
+
+void Engine::save_tensors(PartWriter& part) {
+  const OpContext ctx = context();
+  zero::ParameterState& state = model_->state();
+  const nn::ParameterSet& parameters = model_->parameters();
+  optim::Optimizer& optimizer = updater_->optimizer();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
     if (!p.trainable && config_.exclude_frozen_parameters) continue;
-    const auto lasts = [](bool view) { return view ? Lifetime::kUntilFinish : Lifetime::kCall; };
-    part.add_tensor(meta_of(p, {TensorKind::kMaster, ""}), bytes_of(state.read_master(ctx, id)),
-                    lasts(static_cast<bool>(state.masters())));
+    const zero::FlatRange share = saved_share(id);
+    const bool whole = share.elements() == p.shape.elements();
+    if (share.elements() == 0 && !(p.shape.elements() == 0 && comm_->rank() == 0)) continue;
+    const int64_t owned_from = state.layout().part(id).first;
+    const auto add = [&](const TensorMeta& meta, const Tensor& owned, bool view) {
+      const Lifetime lasts = view ? Lifetime::kUntilFinish : Lifetime::kCall;
+      const Tensor slice =
+          owned.view({owned.elements()}).slice(0, share.begin - owned_from, share.end - owned_from);
+      if (whole) return part.add_tensor(meta, bytes_of(slice), lasts);
+      part.add_range(meta, share.begin, share.end, bytes_of(slice), lasts);
+    };
+    add(meta_of(p, {TensorKind::kMaster, ""}), state.read_owned_master(ctx, id),
+        static_cast<bool>(state.masters()));
     if (!p.trainable) continue;
     const size_t place = updater_->place(id);
-    for (const std::string& name : updater_->optimizer().states(place)) {
-      Tensor value = updater_->optimizer().state_view(place, name);
+    for (const std::string& name : optimizer.states(place)) {
+      Tensor value = optimizer.state_view(place, name);
       const bool view = static_cast<bool>(value);
-      if (!view) value = updater_->optimizer().read_state(ctx, place, name);
-      part.add_tensor(meta_of(p, state_key(name)), bytes_of(value), lasts(view));
+      if (!view) {
+        const optim::OwnedRange owned = optimizer.owned(place);
+        value = ctx.workspace(DType::kFloat32, {owned.end - owned.begin});
+        optimizer.read_state_range(place, name, owned.begin, owned.end, value.data<float>());
+      }
+      add(meta_of(p, state_key(name)), value, view);
     }
     if (accumulated_ > 0) {
       TensorMeta meta = meta_of(p, {TensorKind::kOptimizer, kGradientState});
       meta.dtype = state.accumulation_type();
-      part.add_tensor(meta, bytes_of(state.gradient_view(id)), Lifetime::kUntilFinish);
+      add(meta, state.owned_gradient(id), true);
     }
   }
+}
+
+void Engine::save_counters(PartWriter& part) {
   models::describe_model(*model_, part);
   part.set_json("ds_config", config_.resolved());
   part.set_json("rate_config", rate_config(config_));
@@ -120,12 +203,6 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   part.set_int("accumulation.tokens", step_tokens_);
   part.set_json("client_state", client_state_);
   if (tokenizer_) part.set_text(models::kTokenizerState, tokenizer_->to_json());
-  if (background_) {
-    background_->start(std::move(writer), options.tag);
-  } else {
-    writer->commit();
-  }
-  monitors_->sync();
 }
 
 void Engine::wait_for_save() {
@@ -136,19 +213,34 @@ void Engine::load(const std::string& folder, const std::string& tag) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
   if (background_) background_->settle();
   const models::Model::Use use(*model_, models::Model::Use::Purpose::kLoad);
-  if (!tag.empty()) return restore(CheckpointReader::open(folder, tag));
-  CheckpointSearch search(folder);
-  while (std::optional<CheckpointReader> reader = search.next()) {
-    const std::string found = reader->tag();
+  if (!tag.empty()) return restore_tag(folder, tag);
+  // Rank 0 searches for all.
+  std::optional<CheckpointSearch> search;
+  while (true) {
+    std::string found;
+    agree(context(), *comm_, "looking for a checkpoint", [&] {
+      if (comm_->rank() != 0) return;
+      if (!search) search.emplace(folder);
+      const std::optional<CheckpointReader> reader = search->next();
+      if (!reader) search->fail();
+      found = reader->tag();
+    });
+    found = broadcast_text(context(), *comm_, found);
     try {
-      return restore(std::move(*reader));
+      return restore_tag(folder, found);
     } catch (const Error& error) {
       // What does not fit this engine is for the caller to know.
       if (error.code() != Code::kCorrupt && error.code() != Code::kIo) throw;
-      search.pass_over(found, error.message());
+      if (search) search->pass_over(found, error.message());
     }
   }
-  search.fail();
+}
+
+void Engine::restore_tag(const std::string& folder, const std::string& tag) {
+  std::optional<CheckpointReader> reader;
+  agree(context(), *comm_, "opening a checkpoint",
+        [&] { reader.emplace(CheckpointReader::open(folder, tag)); });
+  restore(std::move(*reader));
 }
 
 void Engine::check_compatible(const CheckpointReader& reader) const {
@@ -181,7 +273,8 @@ void Engine::check_compatible(const CheckpointReader& reader) const {
   }
 }
 
-// Where every tensor goes: to its own memory or, where that is not fp32, through its conversion.
+// Where every tensor goes, or what this rank owns of it: to its own memory or, where that is not
+// fp32, through its conversion.
 std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader,
                                                   bool with_gradients) {
   const OpContext ctx = context();
@@ -189,28 +282,27 @@ std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader
   optim::Optimizer& optimizer = updater_->optimizer();
   const nn::ParameterSet& parameters = model_->parameters();
   std::vector<TensorTarget> targets;
-  const auto add = [&](const TensorRecord& record, DType type, const Shape& shape) -> auto& {
+  const auto add = [&](const TensorRecord& record, DType type, nn::ParamId id) -> auto& {
+    const Shape& shape = parameters[id].shape;
     DS_CHECK(record.meta.dtype == type && Shape(record.meta.shape) == shape, Code::kInvalidArgument,
              "the checkpoint holds the ", record.meta.text(), " as ", dtype_name(record.meta.dtype),
              " ", Shape(record.meta.shape).text(), ", needed is ", dtype_name(type), " ",
              shape.text());
-    return targets.emplace_back(TensorTarget{&record, {}, {}});
+    TensorTarget& target = targets.emplace_back(TensorTarget{&record, {}, {}});
+    const zero::OwnedPart part = state.layout().part(id);
+    if (part.count < shape.elements()) target.range = {part.first, part.first + part.count};
+    return target;
   };
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
     if (const TensorRecord* record = reader.find(p.name, TensorKind::kMaster)) {
-      TensorTarget& target = add(*record, DType::kFloat32, p.shape);
+      TensorTarget& target = add(*record, DType::kFloat32, id);
       if (state.masters()) {
-        target.out = writable_bytes_of(state.master(id));
+        target.out = writable_bytes_of(state.read_owned_master(ctx, id));
       } else {
-        target.sink = [ctx, &flat = state.flat(), from = state.layout().range(id).begin](
-                          uint64_t at, std::span<const std::byte> bytes) {
-          const Tensor piece = float_view(bytes);
-          const int64_t begin = from + static_cast<int64_t>(at / sizeof(float));
-          const int64_t end = begin + piece.elements();
-          Tensor weights = flat.model.slice(0, begin, end);
-          Tensor low = flat.low_halves.slice(0, begin, end);
-          ops::split_masters(ctx, piece, weights, low);
+        target.sink = [ctx, &state, id](uint64_t at, std::span<const std::byte> bytes) {
+          state.write_owned_master(ctx, id, static_cast<int64_t>(at / sizeof(float)),
+                                   float_view(bytes));
         };
       }
     }
@@ -218,63 +310,68 @@ std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader
     const size_t place = updater_->place(id);
     for (const std::string& name : optimizer.states(place)) {
       const StateKey key = state_key(name);
-      TensorTarget& target =
-          add(reader.tensor(p.name, key.kind, key.state), DType::kFloat32, p.shape);
+      TensorTarget& target = add(reader.tensor(p.name, key.kind, key.state), DType::kFloat32, id);
       if (const Tensor in_place = optimizer.state_view(place, name)) {
         target.out = writable_bytes_of(in_place);
       } else {
-        target.sink = [&optimizer, place, name](uint64_t at, std::span<const std::byte> bytes) {
-          const auto first = static_cast<int64_t>(at / sizeof(float));
-          const auto last = first + static_cast<int64_t>(bytes.size() / sizeof(float));
-          const optim::OwnedRange owned = optimizer.owned(place);
-          const int64_t begin = std::max(first, owned.begin), end = std::min(last, owned.end);
-          if (begin >= end) return;
-          optimizer.write_state_range(place, name, begin, end,
-                                      reinterpret_cast<const float*>(bytes.data()) + begin - first);
+        const int64_t first = optimizer.owned(place).begin;
+        target.sink = [&optimizer, place, name, first](uint64_t at,
+                                                       std::span<const std::byte> bytes) {
+          const int64_t begin = first + static_cast<int64_t>(at / sizeof(float));
+          const auto count = static_cast<int64_t>(bytes.size() / sizeof(float));
+          optimizer.write_state_range(place, name, begin, begin + count,
+                                      reinterpret_cast<const float*>(bytes.data()));
         };
       }
     }
     if (with_gradients) {
       add(reader.tensor(p.name, TensorKind::kOptimizer, kGradientState), state.accumulation_type(),
-          p.shape)
-          .out = writable_bytes_of(state.gradient_view(id));
+          id)
+          .out = writable_bytes_of(state.owned_gradient(id));
     }
   }
   return targets;
+}
+
+Engine::Restored Engine::prepare_restore(const CheckpointReader& reader) {
+  check_compatible(reader);
+  Restored out;
+  out.accumulated = reader.state_int("accumulation.micro_batches");
+  DS_CHECK(out.accumulated >= 0 && out.accumulated < config_.batch.accumulation, Code::kConfig,
+           "the checkpoint was saved after ", out.accumulated,
+           " micro batches of an open step, which gradient_accumulation_steps ",
+           config_.batch.accumulation, " cannot continue");
+  if (out.accumulated > 0) model_->state().settle_gradients(context());
+  out.targets = restore_targets(reader, out.accumulated > 0);
+  out.loss_sum = reader.state_double("accumulation.loss_sum");
+  out.step_tokens = reader.state_int("accumulation.tokens");
+  const bool same_rate = reader.state_json("rate_config") == rate_config(config_);
+  out.updater =
+      updater_->read(reader.has_state("updater") ? reader.state_json("updater")
+                                                 : updater_of_version_0_1(reader, *updater_),
+                     same_rate);
+  out.client_state = reader.state_json("client_state");
+  out.seed = reader.state_int("random.seed");
+  out.tokenizer = tokenizer_;
+  if (!out.tokenizer && reader.has_state(models::kTokenizerState)) {
+    out.tokenizer = parse_tokenizer_json(reader.state_text(models::kTokenizerState),
+                                         "the checkpoint's tokenizer");
+  }
+  const bool trained = progress_.micro_steps != loaded_micro_steps_;
+  if (trained && model_->incomplete().empty()) reader.check_all(out.targets);
+  return out;
 }
 
 // Everything but the bytes of the tensors is read and checked first, and also these when the engine
 // has trained: then nothing was changed by what fails. After that they go to the engine's own
 // memory, where a failure leaves a mixture, which the model is marked for until a load succeeds.
 void Engine::restore(CheckpointReader reader) {
+  constexpr const char* kWhat = "loading a checkpoint";
   reader.use_threads(&pool_);
-  check_compatible(reader);
   const OpContext ctx = context();
   zero::ParameterState& state = model_->state();
-
-  const int64_t accumulated = reader.state_int("accumulation.micro_batches");
-  DS_CHECK(accumulated >= 0 && accumulated < config_.batch.accumulation, Code::kConfig,
-           "the checkpoint was saved after ", accumulated,
-           " micro batches of an open step, which gradient_accumulation_steps ",
-           config_.batch.accumulation, " cannot continue");
-  if (accumulated > 0) state.settle_gradients(ctx);
-  const std::vector<TensorTarget> targets = restore_targets(reader, accumulated > 0);
-  const double loss_sum = reader.state_double("accumulation.loss_sum");
-  const int64_t step_tokens = reader.state_int("accumulation.tokens");
-  const bool same_rate = reader.state_json("rate_config") == rate_config(config_);
-  Updater::Saved updater =
-      updater_->read(reader.has_state("updater") ? reader.state_json("updater")
-                                                 : updater_of_version_0_1(reader, *updater_),
-                     same_rate);
-  Json client_state = reader.state_json("client_state");
-  const int64_t seed = reader.state_int("random.seed");
-  std::shared_ptr<const Tokenizer> tokenizer = tokenizer_;
-  if (!tokenizer && reader.has_state(models::kTokenizerState)) {
-    tokenizer = parse_tokenizer_json(reader.state_text(models::kTokenizerState),
-                                     "the checkpoint's tokenizer");
-  }
-  const bool trained = progress_.micro_steps != loaded_micro_steps_;
-  if (trained && model_->incomplete().empty()) reader.check_all(targets);
+  Restored restored;
+  agree(ctx, *comm_, kWhat, [&] { restored = prepare_restore(reader); });
 
   const std::string where = printable(reader.folder().string(), 300);
   const nn::ParameterSet& parameters = model_->parameters();
@@ -285,18 +382,18 @@ void Engine::restore(CheckpointReader reader) {
   }
   model_->set_incomplete(str_cat("the load of ", where, " did not come to its end"));
   try {
-    reader.read_all(targets);
+    agree(ctx, *comm_, kWhat, [&] { reader.read_all(restored.targets); });
   } catch (const Error& error) {
     model_->set_incomplete(str_cat("the load of ", where, " failed half way: ", error.message()));
     throw Error(error.code(), str_cat(error.message(),
                                       "; the engine is left without whole weights and can only "
                                       "load a checkpoint"));
   }
-  updater_->restore(std::move(updater));
-  if (accumulated == 0) state.clear_gradients(ctx);
+  updater_->restore(std::move(restored.updater));
+  if (restored.accumulated == 0) state.clear_gradients(ctx);
   state.masters_changed(ctx);
-  if (seed != static_cast<int64_t>(config_.seed)) {
-    log_warning("engine", "the checkpoint was trained with seed ", seed,
+  if (restored.seed != static_cast<int64_t>(config_.seed)) {
+    log_warning("engine", "the checkpoint was trained with seed ", restored.seed,
                 ", this configuration says ", config_.seed,
                 ": dropout will differ from an uninterrupted run");
   }
@@ -304,11 +401,11 @@ void Engine::restore(CheckpointReader reader) {
   progress_ = {counters.global_steps, counters.skipped_steps, counters.micro_steps,
                counters.global_samples, counters.global_tokens};
   loaded_micro_steps_ = progress_.micro_steps;
-  accumulated_ = accumulated;
-  loss_sum_ = loss_sum;
-  step_tokens_ = step_tokens;
-  client_state_ = std::move(client_state);
-  tokenizer_ = std::move(tokenizer);
+  accumulated_ = restored.accumulated;
+  loss_sum_ = restored.loss_sum;
+  step_tokens_ = restored.step_tokens;
+  client_state_ = std::move(restored.client_state);
+  tokenizer_ = std::move(restored.tokenizer);
   overwritten_.clear();
   model_->set_incomplete({});
 }

@@ -123,7 +123,9 @@ double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, 
   options.record = false;
   options.training = false;
   nn::Tape tape(context(), model_->state(), options);
+  model_->state().begin_pass();
   const nn::Value logits = model_->architecture().logits(tape, batch, {});
+  model_->state().end_pass();
   const nn::Value mean =
       nn::cross_entropy(tape, logits, labels, model_->architecture().info().outputs(), counted);
   return static_cast<double>(*mean.data.data<float>()) * static_cast<double>(counted);

@@ -35,6 +35,12 @@ void Engine::check_gradients_open() const {
            "a forward waits for its backward; gradients can be given after it");
 }
 
+void Engine::check_whole_gradients() const {
+  DS_CHECK(model_->state().whole_gradients(), Code::kUnsupported,
+           "the gradients of a built-in model are spread over ranks at this ZeRO stage, and only "
+           "its own backward can add to them; set whole ones, or use stage 0");
+}
+
 nn::ParamId Engine::trainable(const std::string& name) const {
   const nn::ParamId id = model_->parameters().find(name);
   DS_CHECK(model_->parameters()[id].trainable, Code::kNotFound, printable(name),
@@ -60,6 +66,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
     check_gradient(*gradients[i], p);
   }
   if (gradients.empty()) return;
+  check_whole_gradients();
   begin_step_clock();
   const OpContext ctx = context();
   std::vector<const Tensor*> sources;
@@ -70,7 +77,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
   std::vector<bool> seen(static_cast<size_t>(parameters.size()));
   model_->state().settle_gradients(ctx);
   const auto flush = [&] {
-    ops::accumulate_into(ctx, sources, offsets, 1.0f, model_->state().flat().gradients);
+    ops::accumulate_into(ctx, sources, offsets, 1.0f, model_->state().flat().gradients.data);
     sources.clear();
     offsets.clear();
     seen.assign(seen.size(), false);
@@ -96,8 +103,7 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   check_gradient(value, model_->parameters()[id]);
   begin_step_clock();
   model_->state().settle_gradients(context());
-  Tensor target = model_->state().gradient_view(id);
-  ops::cast(context(), value, target);
+  model_->state().write_gradient(context(), id, value);
   phase_ = Phase::kBackwardDone;
   model_->set_step_open(true);
 }
@@ -106,14 +112,12 @@ Tensor Engine::gradient(const std::string& name) {
   const models::Model::Use use(*model_);
   const nn::ParamId id = trainable(name);
   model_->state().settle_gradients(context());
-  const Tensor source = model_->state().gradient_view(id);
-  Tensor copy = Tensor::empty(model_->device(), DType::kFloat32, source.shape(), MemoryTag::kOther);
-  ops::cast(context(), source, copy);
-  return copy;
+  return model_->state().read_gradient(context(), id);
 }
 
 Tensor Engine::gradient_view(const std::string& name) {
   const nn::ParamId id = trainable(name);
+  check_whole_gradients();
   model_->state().clear_gradients_at_once(context());  // the caller may write whenever it likes
   return model_->state().gradient_view(id);
 }

@@ -37,7 +37,15 @@ std::vector<std::string> Engine::optimizer_states(const std::string& name) {
 Tensor Engine::optimizer_state(const std::string& name, const std::string& state) {
   const models::Model::Use use(*model_);
   const size_t place = updater_->place(trainable(name));
-  return updater_->optimizer().read_state(context(), place, state);
+  optim::Optimizer& optimizer = updater_->optimizer();
+  zero::ParameterState& all = model_->state();
+  if (all.layout().world() == 1) return optimizer.read_state(context(), place, state);
+  const optim::OwnedRange owned = optimizer.owned(place);
+  Tensor own = context().workspace(DType::kFloat32, {owned.end - owned.begin});
+  if (owned.begin < owned.end) {
+    optimizer.read_state_range(place, state, owned.begin, owned.end, own.data<float>());
+  }
+  return all.gather_parts(context(), trainable(name), own);
 }
 
 void Engine::set_optimizer_state(const std::string& name, const std::string& state,
@@ -47,7 +55,12 @@ void Engine::set_optimizer_state(const std::string& name, const std::string& sta
   const nn::ParamId id = trainable(name);
   check_tensor(value, name.c_str(), DType::kFloat32, model_->parameters()[id].shape);
   DS_CHECK(value.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
-  updater_->optimizer().write_state(context(), updater_->place(id), state, value);
+  optim::Optimizer& optimizer = updater_->optimizer();
+  const size_t place = updater_->place(id);
+  const optim::OwnedRange owned = optimizer.owned(place);
+  if (owned.begin == owned.end && value.elements() > 0) return;
+  optimizer.write_state_range(place, state, owned.begin, owned.end,
+                              value.data<float>() + owned.begin);
 }
 
 }  // namespace ds

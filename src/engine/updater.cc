@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "ops/reduce.h"
 #include "optim/clip.h"
 #include "optim/groups.h"
 
@@ -17,9 +16,10 @@ std::vector<optim::TensorPlace> find_places(const OptimizerConfig& config,
   for (const nn::ParamId id : state.layout().order()) {
     const nn::Parameter& p = parameters[id];
     if (!p.trainable) continue;
-    const zero::FlatRange range = state.layout().range(id);
-    places.push_back(
-        {p.name, p.shape, range.begin, range.end, groups[static_cast<size_t>(id)], p.decays});
+    const zero::OwnedPart part = state.layout().part(id);
+    const int64_t begin = part.count == 0 ? 0 : part.owned;
+    places.push_back({p.name, p.shape, begin, begin + part.count, groups[static_cast<size_t>(id)],
+                      p.decays, part.first, part.flat});
   }
   return places;
 }
@@ -27,17 +27,15 @@ std::vector<optim::TensorPlace> find_places(const OptimizerConfig& config,
 }  // namespace
 
 Updater::Updater(const Config& config, const zero::ParameterState& state,
-                 const std::shared_ptr<Device>& device, const Communicator& comm)
+                 const std::shared_ptr<Device>& device)
     : optimizer_config_(config.optimizer.value_or(OptimizerConfig{})),
       clipping_(config.gradient_clipping),
       may_skip_(config.precision.compute != Precision::kBf16 ||
                 config.precision.check_grad_overflow),
       max_consecutive_skips_(config.max_consecutive_skips),
       device_(device),
-      shard_(state.layout().shard(comm.rank(), comm.size())),
       places_(find_places(optimizer_config_, state)),
-      optimizer_(
-          optim::make_optimizer(optimizer_config_, places_, device_, shard_.begin, shard_.end)),
+      optimizer_(optim::make_optimizer(optimizer_config_, places_, device_)),
       scaler_(config.precision) {
   for (const double rate : optimizer_->base_rates())
     schedules_.emplace_back(config.scheduler, rate);
@@ -58,7 +56,7 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
   Outcome outcome;
   outcome.lr = rates_.empty() ? 0 : rates_.front();
   outcome.loss_scale = scaler_.scale();
-  const double norm = std::sqrt(ops::sum_squares(ctx, state.gradients())) / outcome.loss_scale;
+  const double norm = std::sqrt(state.gradient_squares(ctx).value()) / outcome.loss_scale;
   const bool finite = std::isfinite(norm);
   outcome.grad_norm = finite ? norm : -1;
   if (!finite) outcome.first_bad_tensor = find_bad_tensor(ctx, state);
@@ -96,13 +94,8 @@ std::string Updater::trouble() const {
 
 std::string Updater::find_bad_tensor(const OpContext& ctx,
                                      const zero::ParameterState& state) const {
-  // By registration, not by place: the first that the caller knows.
-  const nn::ParameterSet& parameters = state.parameters();
-  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    if (!parameters[id].trainable) continue;
-    if (ops::first_non_finite(ctx, state.gradient_view(id)) >= 0) return parameters[id].name;
-  }
-  return "(the sum of squares overflowed)";
+  const nn::ParamId id = state.first_bad_gradient(ctx);
+  return id == nn::kNoParam ? "(the sum of squares overflowed)" : state.parameters()[id].name;
 }
 
 void Updater::set_rates(double lr) {

@@ -19,7 +19,7 @@ namespace ds {
 class Updater {
  public:
   Updater(const Config& config, const zero::ParameterState& state,
-          const std::shared_ptr<Device>& device, const Communicator& comm);
+          const std::shared_ptr<Device>& device);
 
   struct Outcome {
     bool applied = false;
@@ -73,7 +73,6 @@ class Updater {
   bool may_skip_;
   int64_t max_consecutive_skips_;
   std::shared_ptr<Device> device_;
-  zero::FlatRange shard_;
   std::vector<optim::TensorPlace> places_;
   std::vector<int64_t> place_of_;  // by parameter, -1 for frozen ones
   std::unique_ptr<optim::Optimizer> optimizer_;

@@ -31,6 +31,17 @@ double sum_squares(const OpContext& ctx, const Tensor& x) {
   });
 }
 
+ExactSum exact_squares(const OpContext& ctx, const Tensor& x) {
+  check_dense_float(x, "exact_squares", "x");
+  const int64_t n = x.elements();
+  const int64_t words = kernels::reduce_chunks(n) * int64_t{sizeof(ExactSum) / sizeof(int64_t)};
+  const Tensor scratch = ctx.workspace(DType::kInt64, {words});
+  auto* const partials = reinterpret_cast<ExactSum*>(scratch.data<int64_t>());
+  return with_float_type(x, [&](auto type) {
+    return kernels::exact_squares(x.data<decltype(type)>(), n, partials, *ctx.pool);
+  });
+}
+
 double max_abs(const OpContext& ctx, const Tensor& x) {
   check_dense_float(x, "max_abs", "x");
   const int64_t n = x.elements();

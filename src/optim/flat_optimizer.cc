@@ -7,15 +7,16 @@
 namespace ds::optim {
 
 FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
-  DS_CHECK(setup_.begin >= 0 && setup_.begin <= setup_.end, Code::kInvalidArgument,
-           "optimizer: the owned range ", setup_.begin, " to ", setup_.end, " is not one");
   const auto count = static_cast<int32_t>(setup_.config.groups.size()) + 1;
   for (int32_t i = 0; i < count; ++i) groups_.push_back(group_config(setup_.config, i));
   for (const OptimizerConfig& config : groups_) rates_.push_back(config.lr);
   for (const TensorPlace& place : setup_.places) {
-    DS_CHECK(place.begin >= 0 && place.end - place.begin == place.shape.elements(),
+    const int64_t owned = place.end - place.begin;
+    DS_CHECK(place.begin >= 0 && owned >= 0 && place.flat >= 0 && place.first >= 0 &&
+                 place.first <= place.shape.elements() - owned,
              Code::kInvalidArgument, "optimizer: tensor ", place.name, " of shape ",
-             place.shape.text(), " cannot lie at ", place.begin, " to ", place.end);
+             place.shape.text(), " cannot lie at ", place.begin, " to ", place.end,
+             " from its element ", place.first);
     DS_CHECK(place.group >= 0 && place.group < count, Code::kInvalidArgument, "optimizer: tensor ",
              place.name, " is in group ", place.group, " of ", count);
   }
@@ -23,13 +24,13 @@ FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
 
 StateSpace FlatOptimizer::make_space(StateSpace::Options options) const {
   options.type = setup_.config.state_type;
-  return {options, setup_.places, setup_.device, setup_.begin, setup_.end};
+  return {options, setup_.places, setup_.device};
 }
 
 void FlatOptimizer::need_whole(const TensorPlace& place, const char* why) const {
   DS_CHECK(wholly_owned(place), Code::kUnsupported, "optimizer: ", why, ", and tensor ", place.name,
-           " at ", place.begin, " to ", place.end, " is shared between ranks: this one owns ",
-           setup_.begin, " to ", setup_.end);
+           " of shape ", place.shape.text(), " is shared between ranks: this one owns ",
+           place.end - place.begin, " of its elements");
 }
 
 kernels::UpdateHyper FlatOptimizer::hyper_of(const UpdateStep& step, size_t group, double lr,
@@ -69,11 +70,17 @@ std::vector<kernels::UpdateConstants> FlatOptimizer::constants(
 void FlatOptimizer::begin_step(const UpdateStep& step, const FlatTensors& tensors) {
   DS_CHECK(step.rates.size() == rates_.size(), Code::kInvalidArgument,
            "optimizer: ", step.rates.size(), " learning rates for ", rates_.size());
-  const auto check = [&](const Tensor& tensor, const char* name) {
+  int64_t owned_end = 0, flat_end = 0;
+  for (const TensorPlace& place : setup_.places) {
+    owned_end = std::max(owned_end, place.end);
+    flat_end = std::max(flat_end, place.flat + place.end - place.begin);
+  }
+  const auto check = [&](const FlatTensor& tensor, const char* name) {
     if (!tensor) return;
-    DS_CHECK(tensor.dims() == 1 && tensor.size(0) >= setup_.end, Code::kInvalidArgument,
-             "optimizer: ", name, " of shape ", tensor.shape().text(),
-             " does not span the flat space to ", setup_.end);
+    const int64_t end = tensor.compact ? owned_end : flat_end;
+    DS_CHECK(tensor.data.dims() == 1 && tensor.data.size(0) >= end, Code::kInvalidArgument,
+             "optimizer: ", name, " of shape ", tensor.data.shape().text(),
+             " does not span its space to ", end);
   };
   DS_CHECK(tensors.gradients, Code::kInvalidArgument, "optimizer: gradients are missing");
   DS_CHECK(tensors.low_halves ? tensors.model && !tensors.masters : bool(tensors.masters),
@@ -90,15 +97,13 @@ void FlatOptimizer::begin_step(const UpdateStep& step, const FlatTensors& tensor
 
 OwnedRange FlatOptimizer::owned(size_t tensor) const {
   const TensorPlace& place = setup_.places.at(tensor);
-  const int64_t n = place.end - place.begin;
-  return {std::clamp(setup_.begin - place.begin, int64_t{0}, n),
-          std::clamp(setup_.end - place.begin, int64_t{0}, n)};
+  return {place.first, place.first + place.end - place.begin};
 }
 
 std::vector<std::string> FlatOptimizer::states(size_t tensor) const {
   std::vector<std::string> names;
   for (const StateSpace& space : spaces_) {
-    if (!space.has(tensor)) continue;
+    if (!space.includes(tensor)) continue;
     for (const NamedState& state : space.states()) names.push_back(state.name);
   }
   return names;
@@ -106,7 +111,7 @@ std::vector<std::string> FlatOptimizer::states(size_t tensor) const {
 
 FlatOptimizer::Found FlatOptimizer::find_state(size_t tensor, const std::string& state) const {
   for (size_t i = 0; i < spaces_.size(); ++i) {
-    if (!spaces_[i].has(tensor)) continue;
+    if (!spaces_[i].includes(tensor)) continue;
     const std::vector<NamedState>& names = spaces_[i].states();
     for (size_t k = 0; k < names.size(); ++k) {
       if (names[k].name == state) return {i, k};
@@ -143,11 +148,8 @@ void FlatOptimizer::write_state_range(size_t tensor, const std::string& state, i
 
 Tensor FlatOptimizer::state_view(size_t tensor, const std::string& state) const {
   const Found found = find_state(tensor, state);
-  const OwnedRange range = owned(tensor);
-  const Shape& shape = place(tensor).shape;
-  if (range.begin != 0 || range.end != shape.elements()) return {};
-  const Tensor flat = spaces_[found.space].view(tensor, found.state, range.end);
-  return flat ? flat.view(shape) : Tensor();
+  if (!touched(place(tensor))) return {};
+  return spaces_[found.space].view(tensor, found.state, place(tensor).end - place(tensor).begin);
 }
 
 Tensor FlatOptimizer::read_state(const OpContext& ctx, size_t tensor,

@@ -11,8 +11,6 @@ struct Setup {
   OptimizerConfig config;
   std::vector<TensorPlace> places;
   std::shared_ptr<Device> device;
-  int64_t begin = 0;
-  int64_t end = 0;
 };
 
 class FlatOptimizer : public Optimizer {
@@ -42,13 +40,11 @@ class FlatOptimizer : public Optimizer {
   const OptimizerConfig& group(int32_t index) const { return groups_[static_cast<size_t>(index)]; }
   const std::vector<TensorPlace>& places() const { return setup_.places; }
   const TensorPlace& place(size_t index) const { return setup_.places[index]; }
-  bool wholly_owned(const TensorPlace& place) const {
-    return place.begin >= setup_.begin && place.end <= setup_.end;
+  static bool wholly_owned(const TensorPlace& place) {
+    return place.end - place.begin == place.shape.elements();
   }
-  bool touched(const TensorPlace& place) const {
-    return place.begin < setup_.end && place.end > setup_.begin;
-  }
-  // Throws kUnsupported for a tensor that is cut by the owned range.
+  static bool touched(const TensorPlace& place) { return place.begin < place.end; }
+  // Throws kUnsupported for a tensor of which this rank owns a part.
   void need_whole(const TensorPlace& place, const char* why) const;
 
   // The key under which tensors share constants: group and decay.

@@ -116,9 +116,8 @@ std::unique_ptr<Optimizer> make_muon(Setup setup) {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
-                                          const std::shared_ptr<Device>& device, int64_t begin,
-                                          int64_t end) {
-  Setup setup{config, std::move(places), device, begin, end};
+                                          const std::shared_ptr<Device>& device) {
+  Setup setup{config, std::move(places), device};
   switch (config.type) {
     case OptimizerType::kLamb:
       return make_lamb(std::move(setup));
@@ -127,6 +126,17 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
     default:
       return make_elementwise(std::move(setup));
   }
+}
+
+std::vector<TensorPlace> owned_places(std::vector<TensorPlace> whole, int64_t from, int64_t to) {
+  for (TensorPlace& place : whole) {
+    const int64_t begin = std::clamp(from, place.begin, place.end);
+    const int64_t end = std::max(begin, std::min(to, place.end));
+    place.first = begin - place.begin;
+    place.begin = place.flat = begin;
+    place.end = end;
+  }
+  return whole;
 }
 
 }  // namespace ds::optim

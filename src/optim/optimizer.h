@@ -1,5 +1,5 @@
-// What the engine asks of an optimizer: one fused pass over the part of the flat space that this
-// rank owns, and its state by tensor.
+// What the engine asks of an optimizer: one fused pass over the elements that this rank owns, and
+// its state by tensor.
 #pragma once
 
 #include <memory>
@@ -13,14 +13,17 @@
 
 namespace ds::optim {
 
-// A trainable tensor in the flat space.
+// A trainable tensor, and the part of it that this rank owns. All owned parts lie in one space
+// without overlap; the flat space holds whole tensors.
 struct TensorPlace {
   std::string name;
   Shape shape;
-  int64_t begin = 0;
+  int64_t begin = 0;  // in the space of owned elements; begin = end when nothing is owned
   int64_t end = 0;
   int32_t group = 0;    // 0 = the default group, then OptimizerConfig::groups in order
   bool decays = false;  // weight decay applies to it
+  int64_t first = 0;    // the tensor's element at `begin`
+  int64_t flat = 0;     // of that element in the flat space
 };
 
 struct UpdateStep {
@@ -30,13 +33,22 @@ struct UpdateStep {
   float grad_scale = 1;  // gradients are multiplied by it: 1 / loss scale, and the clip factor
 };
 
-// Tensors that span the flat space. Masters are either fp32, or split (bf16 weights in `model` and
-// the rest of each fp32 number in `low_halves`).
+// A tensor over the flat space or, when `compact`, over the space of owned elements.
+struct FlatTensor {
+  FlatTensor(Tensor tensor = {}, bool is_compact = false)
+      : data(std::move(tensor)), compact(is_compact) {}
+  Tensor data;
+  bool compact = false;
+  explicit operator bool() const { return static_cast<bool>(data); }
+};
+
+// Masters are either fp32, or split (bf16 weights in `model` and the rest of each fp32 number in
+// `low_halves`).
 struct FlatTensors {
-  Tensor masters;     // fp32; empty when split
-  Tensor low_halves;  // uint16; empty unless split
-  Tensor model;       // bf16 or fp16 copy that the model computes with; empty in fp32
-  Tensor gradients;   // fp32, bf16 or fp16
+  FlatTensor masters;     // fp32; empty when split
+  FlatTensor low_halves;  // uint16; empty unless split
+  FlatTensor model;       // bf16 or fp16 copy that the model computes with; empty in fp32
+  FlatTensor gradients;   // fp32, bf16 or fp16
 };
 
 // Elements of a tensor, counted from its first one.
@@ -59,8 +71,7 @@ class Optimizer {
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
 
-  // Names of the state tensors that a tensor has, such as "exp_avg"; none for a tensor of which
-  // this rank owns nothing.
+  // Names of the state tensors that a tensor has, such as "exp_avg", the same on every rank.
   virtual std::vector<std::string> states(size_t tensor) const = 0;
   // Whole, as fp32 in the tensor's shape, whatever type the state is kept in. Throws kNotFound for
   // a state that the tensor does not have.
@@ -69,8 +80,8 @@ class Optimizer {
   virtual void write_state(const OpContext& ctx, size_t tensor, const std::string& state,
                            const Tensor& value) = 0;
 
-  // The memory of a state in the tensor's shape, where it is kept as fp32 and this rank owns it
-  // wholly; else no tensor. Saves and loads go straight from and to it.
+  // The memory of what this rank owns of a state, flat, where it is kept as fp32; else no tensor.
+  // Saves and loads go straight from and to it.
   virtual Tensor state_view(size_t, const std::string&) const { return {}; }
 
   // What this rank owns of a tensor, and the same for a part of that: the whole-tensor calls above
@@ -88,10 +99,13 @@ class Optimizer {
   int64_t steps_ = 0;
 };
 
-// `places` are all trainable tensors; the optimizer owns [begin, end) of the flat space.
+// `places` are all trainable tensors.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
-                                          const std::shared_ptr<Device>& device, int64_t begin,
-                                          int64_t end);
+                                          const std::shared_ptr<Device>& device);
+
+// Places that hold whole tensors at [begin, end) of the flat space, as a rank that owns
+// [from, to) of it sees them: its space is the flat one.
+std::vector<TensorPlace> owned_places(std::vector<TensorPlace> whole, int64_t from, int64_t to);
 
 }  // namespace ds::optim

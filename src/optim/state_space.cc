@@ -42,8 +42,8 @@ ops::StateTensor slice(const ops::StateTensor& array, int64_t begin, int64_t end
 }  // namespace
 
 StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> places,
-                       const std::shared_ptr<Device>& device, int64_t begin, int64_t end)
-    : states_(options.states), offsets_(places.size(), -1) {
+                       const std::shared_ptr<Device>& device)
+    : states_(options.states), included_(places.size()), offsets_(places.size(), -1) {
   std::vector<size_t> order(places.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(),
@@ -59,12 +59,14 @@ StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> plac
   };
   for (const size_t index : order) {
     const TensorPlace& place = places[index];
-    const int64_t from = std::max(place.begin, begin), to = std::min(place.end, end);
-    if (from >= to || (options.member && !options.member(place))) continue;
-    const bool next_to = !segments.empty() && from - runs_.back().end < kPadding;
+    const int64_t from = place.begin, to = place.end;
+    included_[index] = !options.member || options.member(place);
+    if (from >= to || !included_[index]) continue;
+    const bool next_to = !segments.empty() && from - runs_.back().end < kPadding &&
+                         place.flat - runs_.back().flat == from - runs_.back().begin;
     if (!next_to || options.run_per_tensor) {
       close_run();
-      runs_.push_back({from, to, elements, index, {}, {}});
+      runs_.push_back({from, to, place.flat, elements, index, {}, {}});
     }
     StateRun& run = runs_.back();
     run.end = to;
@@ -99,8 +101,9 @@ void StateSpace::cut(StateRun& run, const std::vector<kernels::UpdatePiece>& seg
 }
 
 ops::UpdateTensors StateSpace::slices(const StateRun& run, FlatTensors& tensors) const {
-  const auto part = [&](const Tensor& tensor) {
-    return tensor ? tensor.slice(0, run.begin, run.end) : Tensor();
+  const auto part = [&](const FlatTensor& tensor) {
+    const int64_t begin = tensor.compact ? run.begin : run.flat;
+    return tensor ? tensor.data.slice(0, begin, begin + run.end - run.begin) : Tensor();
   };
   ops::UpdateTensors out;
   if (tensors.low_halves) {
@@ -118,6 +121,7 @@ ops::UpdateTensors StateSpace::slices(const StateRun& run, FlatTensors& tensors)
 }
 
 void StateSpace::read(size_t place, size_t state, int64_t begin, int64_t end, float* out) const {
+  if (begin == end) return;
   const int64_t from = offsets_[place] + begin, to = offsets_[place] + end;
   ops::read_state(arrays_[state], from, to, out);
   const Waiting& waiting = waiting_[state];
@@ -139,6 +143,7 @@ Tensor StateSpace::view(size_t place, size_t state, int64_t count) const {
 
 void StateSpace::write(size_t place, size_t state, int64_t begin, int64_t end,
                        const float* values) {
+  if (begin == end) return;
   const int64_t from = offsets_[place] + begin, to = offsets_[place] + end;
   ops::StateTensor& array = arrays_[state];
   if (!array.scales) return ops::write_state(array, from, to, values);

@@ -1,4 +1,4 @@
-// Optimizer state of a part of the flat space: the runs of elements that have it, how updates cut
+// Optimizer state of the owned elements: the runs of elements that have it, how updates cut
 // them into pieces, and the arrays themselves in the type that the configuration asks for.
 #pragma once
 
@@ -18,10 +18,11 @@ struct NamedState {
   bool is_signed = true;  // 8-bit states differ
 };
 
-// Consecutive elements of the flat space that are updated in one call.
+// Consecutive elements that are updated in one call, in the owned space and in the flat one.
 struct StateRun {
   int64_t begin = 0;
   int64_t end = 0;
+  int64_t flat = 0;    // of `begin` in the flat space
   int64_t offset = 0;  // of `begin` in the state arrays, a multiple of kernels::kStateBlock
   size_t place = 0;    // the first tensor in it
   std::vector<kernels::UpdatePiece> pieces;  // relative to begin
@@ -41,13 +42,14 @@ class StateSpace {
     bool joins = true;
   };
 
-  // The part of [begin, end) that the members cover.
+  // What is owned of the members.
   StateSpace(const Options& options, std::span<const TensorPlace> places,
-             const std::shared_ptr<Device>& device, int64_t begin, int64_t end);
+             const std::shared_ptr<Device>& device);
 
   std::span<const StateRun> runs() const { return runs_; }
   const std::vector<NamedState>& states() const { return states_; }
-  bool has(size_t place) const { return offsets_[place] >= 0; }
+  // Whether a tensor takes part, owned or not.
+  bool includes(size_t place) const { return included_[place]; }
 
   // The arrays of a run, as views.
   ops::UpdateTensors slices(const StateRun& run, FlatTensors& tensors) const;
@@ -70,6 +72,7 @@ class StateSpace {
 
   std::vector<NamedState> states_;
   std::vector<StateRun> runs_;
+  std::vector<bool> included_;
   std::vector<int64_t> offsets_;  // of each place's owned part in the state arrays, -1 = none
   std::vector<ops::StateTensor> arrays_;
   std::vector<Waiting> waiting_;  // per array

@@ -13,6 +13,8 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
 Key key_of(const nn::Parameter& p) {
   if (!p.trainable) return {true, {}, false};
   return {false, p.group, !p.decays};
@@ -20,19 +22,63 @@ Key key_of(const nn::Parameter& p) {
 
 }  // namespace
 
-FlatLayout::FlatLayout(const nn::ParameterSet& parameters)
-    : ranges_(static_cast<size_t>(parameters.size())),
-      order_(static_cast<size_t>(parameters.size())) {
+FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharing)
+    : rank_(sharing.rank),
+      world_(sharing.world),
+      ranges_(static_cast<size_t>(parameters.size())),
+      order_(static_cast<size_t>(parameters.size())),
+      bucket_of_(static_cast<size_t>(parameters.size())) {
   for (size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<nn::ParamId>(i);
   std::stable_sort(order_.begin(), order_.end(), [&](nn::ParamId a, nn::ParamId b) {
     return key_of(parameters[a]) < key_of(parameters[b]);
   });
-  for (const nn::ParamId id : order_) {
+  Bucket open;
+  int64_t end = 0;  // of the open bucket
+  for (size_t i = 0; i < order_.size(); ++i) {
+    const nn::ParamId id = order_[i];
     const int64_t n = parameters[id].shape.elements();
-    ranges_[static_cast<size_t>(id)] = {elements_, elements_ + n};
-    elements_ += (n + kAlign - 1) / kAlign * kAlign;
-    if (parameters[id].trainable) trainable_elements_ = elements_;
+    const bool trainable = parameters[id].trainable;
+    const bool resident = !sharing.resident.empty() && sharing.resident[static_cast<size_t>(id)];
+    const bool fits = end + n - open.range.begin <= sharing.bucket_elements;
+    if (i > open.first && (!fits || trainable != open.trainable || resident != open.resident)) {
+      open.last = i;
+      close_bucket(open, end);
+      open = {};
+      open.first = i;
+      open.range.begin = end = elements_;
+    }
+    open.trainable = trainable;
+    open.resident = resident;
+    ranges_[static_cast<size_t>(id)] = {end, end + n};
+    end += round_up(n, kAlign);
   }
+  open.last = order_.size();
+  if (open.first < open.last) close_bucket(open, end);
+}
+
+void FlatLayout::close_bucket(Bucket bucket, int64_t end) {
+  const int64_t size = end - bucket.range.begin;
+  bucket.piece = round_up((size + world_ - 1) / world_, kAlign);
+  bucket.range.end = bucket.range.begin + world_ * bucket.piece;
+  bucket.owned = owned_elements_;
+  for (size_t i = bucket.first; i < bucket.last; ++i) {
+    bucket_of_[static_cast<size_t>(order_[i])] = buckets_.size();
+  }
+  elements_ = bucket.range.end;
+  owned_elements_ += bucket.piece;
+  if (bucket.trainable) {
+    trainable_elements_ = elements_;
+    owned_trainable_elements_ = owned_elements_;
+  }
+  buckets_.push_back(bucket);
+}
+
+OwnedPart FlatLayout::part(nn::ParamId id, int rank) const {
+  const Bucket& bucket = buckets_[bucket_of(id)];
+  const FlatRange whole = range(id), own = piece(bucket, rank);
+  const int64_t begin = std::clamp(own.begin, whole.begin, whole.end);
+  const int64_t end = std::clamp(own.end, begin, whole.end);
+  return {begin - whole.begin, end - begin, begin, bucket.owned + begin - own.begin};
 }
 
 nn::ParamId FlatLayout::parameter_at(int64_t index) const {
@@ -43,13 +89,6 @@ nn::ParamId FlatLayout::parameter_at(int64_t index) const {
   if (after == order_.begin()) return nn::kNoParam;
   const nn::ParamId id = *(after - 1);
   return index < ranges_[static_cast<size_t>(id)].end ? id : nn::kNoParam;
-}
-
-FlatRange FlatLayout::shard(int rank, int world) const {
-  const int64_t blocks = (trainable_elements_ + kAlign - 1) / kAlign;
-  const int64_t part = (blocks + world - 1) / world * kAlign;
-  return {std::min(rank * part, trainable_elements_),
-          std::min((rank + 1) * part, trainable_elements_)};
 }
 
 }  // namespace ds::zero

@@ -14,17 +14,32 @@ ParameterState::ParameterState(const nn::ParameterSet& parameters, std::shared_p
       Tensor::zeros(device_, DType::kFloat32, {layout_.elements()}, MemoryTag::kParameters);
 }
 
+ParameterState::~ParameterState() = default;
+
 Tensor ParameterState::view(const Tensor& flat, nn::ParamId id) const {
   const FlatRange range = layout_.range(id);
   return flat.slice(0, range.begin, range.end).view(parameters_[id].shape);
 }
 
 Tensor ParameterState::acquire(nn::ParamId id) {
+  DS_CHECK(!lost_, Code::kState,
+           "the weights were spread over ranks by an engine that is gone; load them again");
+  if (!gatherer_) {
+    ++open_guards_;
+    return model_view(id);
+  }
+  const size_t index = layout_.bucket_of(id);
+  const FlatRange range = layout_.range(id);
+  const int64_t begin = layout_.buckets()[index].range.begin;
+  const Tensor& bucket = gatherer_->acquire(index);
   ++open_guards_;
-  return model_view(id);
+  return bucket.slice(0, range.begin - begin, range.end - begin).view(parameters_[id].shape);
 }
 
-void ParameterState::release(nn::ParamId) noexcept { --open_guards_; }
+void ParameterState::release(nn::ParamId id) noexcept {
+  --open_guards_;
+  if (gatherer_) gatherer_->release(layout_.bucket_of(id));
+}
 
 // True once after each clear: the gradient is empty, and the caller fills it.
 bool ParameterState::take_empty(nn::ParamId id) {
@@ -35,7 +50,7 @@ bool ParameterState::take_empty(nn::ParamId id) {
 }
 
 void ParameterState::zero_gradient(const OpContext& ctx, nn::ParamId id) {
-  Tensor target = view(flat_.gradients, id);
+  Tensor target = view(flat_.gradients.data, id);
   if (ctx.pool != nullptr) {
     ops::fill(ctx, 0.0f, target);
   } else {
@@ -45,8 +60,11 @@ void ParameterState::zero_gradient(const OpContext& ctx, nn::ParamId id) {
 
 ParameterState::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
   if (!parameters_[id].trainable) return {};
+  if (reducer_) return reducer_->target(id);
   DS_CHECK(flat_.gradients, Code::kInternal, "backward without gradient buffers");
-  if (accumulation_type_ == DType::kFloat32) return {view(flat_.gradients, id), !take_empty(id)};
+  if (accumulation_type_ == DType::kFloat32) {
+    return {view(flat_.gradients.data, id), !take_empty(id)};
+  }
   Tensor& sum = open_gradients_[static_cast<size_t>(id)];
   const bool add = static_cast<bool>(sum);
   if (!add) {
@@ -58,7 +76,7 @@ ParameterState::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
 Tensor ParameterState::gradient(nn::ParamId id) {
   GradientTarget target = gradient_target(id);
   if (target.add || !target.sum) return target.sum;
-  if (accumulation_type_ == DType::kFloat32) {
+  if (!reducer_ && accumulation_type_ == DType::kFloat32) {
     zero_gradient(gradient_ctx_, id);
   } else {
     ops::fill(gradient_ctx_, 0.0f, target.sum);
@@ -66,12 +84,15 @@ Tensor ParameterState::gradient(nn::ParamId id) {
   return target.sum;
 }
 
-// One process owns every gradient: there is nothing to reduce.
 void ParameterState::gradient_complete(nn::ParamId id) {
+  if (reducer_) {
+    if (parameters_[id].trainable) reducer_->complete(id);
+    return;
+  }
   if (accumulation_type_ == DType::kFloat32 || !parameters_[id].trainable) return;
   Tensor& sum = open_gradients_[static_cast<size_t>(id)];
   if (!sum) return;
-  Tensor target = view(flat_.gradients, id);
+  Tensor target = view(flat_.gradients.data, id);
   if (take_empty(id)) {
     ops::cast(gradient_ctx_, sum, target);
   } else {
@@ -86,33 +107,49 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool spl
            dtype_name(type));
   DS_CHECK(!split || type == DType::kBFloat16, Code::kInternal, "only bf16 weights split masters");
   DS_CHECK(open_guards_ == 0, Code::kInternal, "compute type changed while parameters are in use");
+  DS_CHECK(!comm_, Code::kInternal, "compute type changed while it is shared");
   const Shape all{layout_.elements()};
   if (flat_.low_halves) {
     Tensor joined = Tensor::empty(device_, DType::kFloat32, all, MemoryTag::kParameters);
-    ops::join_masters(ctx, flat_.model, flat_.low_halves, joined);
+    ops::join_masters(ctx, flat_.model.data, flat_.low_halves.data, joined);
     flat_.masters = std::move(joined);
-    flat_.low_halves = Tensor();
+    flat_.low_halves = {};
   }
   compute_type_ = type;
   flat_.model = type == DType::kFloat32 ? Tensor()
                                         : Tensor::empty(device_, type, all, MemoryTag::kParameters);
   if (split) {
     flat_.low_halves = Tensor::empty(device_, DType::kUInt16, all, MemoryTag::kParameters);
-    ops::split_masters(ctx, flat_.masters, flat_.model, flat_.low_halves);
-    flat_.masters = Tensor();
+    ops::split_masters(ctx, flat_.masters.data, flat_.model.data, flat_.low_halves.data);
+    flat_.masters = {};
   }
   masters_changed(ctx);
 }
 
 void ParameterState::masters_changed(const OpContext& ctx) {
-  if (flat_.model && flat_.masters) ops::cast(ctx, flat_.masters, flat_.model);
-  weights_updated(ctx);
+  if (flat_.model && flat_.masters) {
+    if (flat_.model.compact == flat_.masters.compact) {
+      ops::cast(ctx, flat_.masters.data, flat_.model.data);
+    } else {
+      for (const Bucket& bucket : layout_.buckets()) {
+        Tensor copy = owned(flat_.model, bucket);
+        ops::cast(ctx, owned(flat_.masters, bucket), copy);
+      }
+    }
+  }
+  if (comm_) gather_weights(true);
+  weights_changed(ctx);
 }
 
 void ParameterState::weights_updated(const OpContext& ctx) {
+  if (comm_) gather_weights(false);
+  weights_changed(ctx);
+}
+
+void ParameterState::weights_changed(const OpContext& ctx) {
   for (const auto& [id, memory] : lent_) {
     Tensor target = memory;
-    ops::cast(ctx, flat_.masters ? master(id) : model_view(id), target);
+    ops::cast(ctx, whole_masters() ? master(id) : model_view(id), target);
   }
 }
 
@@ -130,18 +167,26 @@ bool ParameterState::lent(nn::ParamId id) const {
 void ParameterState::allocate_gradients() { allocate_gradients({}, DType::kFloat32); }
 
 void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
-  flat_.gradients =
-      Tensor::zeros(device_, type, {layout_.trainable_elements()}, MemoryTag::kGradients);
+  const bool compact = comm_ && stage_ > 0 && !own_gradients_;
+  const int64_t elements =
+      compact ? layout_.owned_trainable_elements() : layout_.trainable_elements();
+  // The caller's gradients travel from where they lie.
+  Tensor all = comm_ && own_gradients_
+                   ? comm_->shared_tensor(device_, type, {elements}, MemoryTag::kGradients,
+                                          {.label = "gradients"})
+                   : Tensor::zeros(device_, type, {elements}, MemoryTag::kGradients);
+  flat_.gradients = {std::move(all), compact};
   accumulation_type_ = type;
   gradient_ctx_ = ctx;
   open_gradients_.assign(type == DType::kFloat32 ? 0 : static_cast<size_t>(parameters_.size()),
                          Tensor());
   empty_count_ = 0;
+  if (reducer_) empty_buckets_.assign(layout_.buckets().size(), true);
   clear_at_once_ = false;
 }
 
 void ParameterState::free_gradients() {
-  flat_.gradients = Tensor();
+  flat_.gradients = {};
   open_gradients_.clear();
   gradient_ctx_ = {};
   empty_count_ = 0;
@@ -150,7 +195,12 @@ void ParameterState::free_gradients() {
 void ParameterState::clear_gradients(const OpContext& ctx) {
   for (Tensor& open : open_gradients_) open = Tensor();
   if (clear_at_once_) {
-    ops::fill(ctx, 0.0f, flat_.gradients);
+    ops::fill(ctx, 0.0f, flat_.gradients.data);
+    return;
+  }
+  if (reducer_) {
+    reducer_->drop();
+    empty_buckets_.assign(layout_.buckets().size(), true);
     return;
   }
   empty_count_ = 0;
@@ -163,6 +213,12 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
 }
 
 void ParameterState::settle_gradients(const OpContext& ctx) {
+  for (size_t i = 0; i < empty_buckets_.size(); ++i) {
+    if (!empty_buckets_[i] || !layout_.buckets()[i].trainable) continue;
+    Tensor target = kept_gradients(layout_.buckets()[i]);
+    ops::fill(ctx, 0.0f, target);
+    empty_buckets_[i] = false;
+  }
   for (nn::ParamId id = 0; empty_count_ > 0 && id < parameters_.size(); ++id) {
     if (take_empty(id)) zero_gradient(ctx, id);
   }
@@ -174,38 +230,64 @@ void ParameterState::clear_gradients_at_once(const OpContext& ctx) {
 }
 
 void ParameterState::replace_gradients(Tensor gradients) {
-  flat_.gradients = std::move(gradients);
+  flat_.gradients.data = std::move(gradients);
   empty_count_ = 0;
 }
 
 const Tensor& ParameterState::gradients() const {
   DS_CHECK(empty_count_ == 0, Code::kInternal, "gradients were read before they were settled");
-  return flat_.gradients;
+  return flat_.gradients.data;
 }
 
 Tensor ParameterState::gradient_view(nn::ParamId id) const {
   DS_CHECK(empty_count_ == 0, Code::kInternal, "a gradient was read before they were settled");
-  return view(flat_.gradients, id);
+  return view(flat_.gradients.data, id);
 }
 
 Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
-  if (flat_.masters) return master(id);
-  Tensor joined = ctx.workspace(DType::kFloat32, parameters_[id].shape);
-  ops::join_masters(ctx, view(flat_.model, id), view(flat_.low_halves, id), joined);
+  if (whole_masters()) return master(id);
+  if (layout_.world() > 1) return gather_parts(ctx, id, read_owned_master(ctx, id));
+  return read_owned_master(ctx, id).view(parameters_[id].shape);
+}
+
+Tensor ParameterState::read_owned_master(const OpContext& ctx, nn::ParamId id) const {
+  if (flat_.masters) return owned(flat_.masters, id);
+  Tensor joined = ctx.workspace(DType::kFloat32, {layout_.part(id).count});
+  ops::join_masters(ctx, owned(flat_.model, id), owned(flat_.low_halves, id), joined);
   return joined;
 }
 
-void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+void ParameterState::write_owned_master(const OpContext& ctx, nn::ParamId id, int64_t at,
+                                        const Tensor& value) {
+  const int64_t end = at + value.elements();
   if (flat_.masters) {
-    Tensor target = master(id);
+    Tensor target = owned(flat_.masters, id).slice(0, at, end);
     ops::cast(ctx, value, target);
-    if (flat_.model) {
-      Tensor copy = model_view(id);
-      ops::cast(ctx, value, copy);
-    }
   } else {
-    Tensor weights = view(flat_.model, id), low = view(flat_.low_halves, id);
+    Tensor weights = owned(flat_.model, id).slice(0, at, end);
+    Tensor low = owned(flat_.low_halves, id).slice(0, at, end);
     ops::split_masters(ctx, value, weights, low);
+  }
+}
+
+void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  const OwnedPart part = layout_.part(id);
+  const Tensor own = value.view({value.elements()}).slice(0, part.first, part.first + part.count);
+  if (flat_.masters) {
+    Tensor target = owned(flat_.masters, id);
+    ops::cast(ctx, own, target);
+  } else {
+    Tensor weights = owned(flat_.model, id), low = owned(flat_.low_halves, id);
+    ops::split_masters(ctx, own, weights, low);
+  }
+  // What every rank has whole, it has from the value; pieces of weights follow from the masters.
+  if (!weights().compact) {
+    Tensor copy = model_view(id);
+    ops::cast(ctx, value, copy);
+  } else {
+    Tensor piece = owned(weights(), id);
+    ops::cast(ctx, own, piece);
+    gatherer_->pieces_changed();
   }
   for (const auto& [lent, memory] : lent_) {
     if (lent != id) continue;
@@ -216,9 +298,9 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
 
 void ParameterState::replace_masters(const OpContext& ctx, Tensor masters) {
   if (flat_.low_halves) {
-    ops::split_masters(ctx, masters, flat_.model, flat_.low_halves);
+    ops::split_masters(ctx, masters, flat_.model.data, flat_.low_halves.data);
   } else {
-    flat_.masters = std::move(masters);
+    flat_.masters.data = std::move(masters);
   }
   masters_changed(ctx);
 }

@@ -1,18 +1,41 @@
 // The bytes behind a model's parameters: fp32 masters, the copy in the compute type, gradients,
-// and memory that the caller lent. This placement keeps all of them whole on one device; sharded
-// placements implement the same guards.
+// and memory that the caller lent. All of them lie whole on one device until share() spreads them
+// over the ranks of a group.
 #pragma once
 
+#include "base/exact_sum.h"
 #include "nn/parameter_store.h"
 #include "ops/context.h"
 #include "optim/optimizer.h"
 #include "zero/flat_layout.h"
+#include "zero/gradient_reducer.h"
+#include "zero/weight_gatherer.h"
 
 namespace ds::zero {
+
+// How training state is spread over ranks. What each stage spreads is in DeepSpeed's words: 1 the
+// masters and moments, 2 also the gradients, 3 also the weights. (Rajbhandari et al.,
+// arXiv:1910.02054. Gradients are spread from stage 1 on, because each micro batch is reduced.)
+struct ShareOptions {
+  std::shared_ptr<Communicator> comm;
+  int stage = 0;
+  int64_t bucket_elements = 0;
+  DType wire = DType::kFloat32;  // of gradients
+  bool overlap = true;
+  bool reduce_scatter = true;
+  ReduceOp op = ReduceOp::kAverage;  // or kSum
+  bool own_gradients = false;        // the caller's: whole, and reduced when a step is made of them
+  // Stage 3: parameters of fewer elements stay whole, as long as all of them have fewer than
+  // `most_resident`.
+  int64_t resident_below = 0;
+  int64_t most_resident = 0;
+  WeightGatherer::Limits gather = {};
+};
 
 class ParameterState : public nn::ParameterStore {
  public:
   ParameterState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device);
+  ~ParameterState() override;
 
   // nn::ParameterStore
   Tensor acquire(nn::ParamId id) override;
@@ -25,10 +48,28 @@ class ParameterState : public nn::ParameterStore {
   const FlatLayout& layout() const { return layout_; }
   const nn::ParameterSet& parameters() const override { return parameters_; }
 
+  // Collective: spreads the state over a group, which starts with the masters of its rank 0. Needs
+  // no open guard. From now on calls marked "every rank" are collective too.
+  void share(const OpContext& ctx, const ShareOptions& options, DType type, bool split);
+  // Ends that, without waiting for anybody. Weights that are whole stay, in the precision they were
+  // computed with; of weights in pieces nothing usable is left.
+  void unshare(const OpContext& ctx);
+  bool shared() const { return comm_ != nullptr; }
+  const std::shared_ptr<Communicator>& comm() const { return comm_; }
+
+  // Around what uses weights: a forward with its backward, or a forward alone. finish_backward
+  // reduces what is left (every rank).
+  void begin_pass();
+  void finish_backward();
+  void end_pass();
+  // Gradients of the caller: averages them over the ranks (every rank).
+  void reduce_own_gradients();
+
   // fp32, bf16 or fp16; the lower types keep a rounded copy of the masters. With `split` (bf16
   // only) the copy and the bits that it lacks take the masters' place. Needs no open guard.
   void set_compute_type(const OpContext& ctx, DType type, bool split = false);
-  // Refreshes the copy in the compute type, and lent memory, after masters were written.
+  // Refreshes the copy in the compute type, and lent memory, after masters were written (every
+  // rank, where shared).
   void masters_changed(const OpContext& ctx);
   // The same after an update that wrote masters and copy together.
   void weights_updated(const OpContext& ctx);
@@ -53,29 +94,59 @@ class ParameterState : public nn::ParameterStore {
   DType accumulation_type() const { return accumulation_type_; }
 
   // Flat views. `masters` is empty while they are split; `model` is empty in fp32, where the
-  // masters are the model.
-  Tensor& masters() { return flat_.masters; }
+  // masters are the model. Some are compact where shared: see optim::FlatTensor.
+  Tensor& masters() { return flat_.masters.data; }
   const Tensor& gradients() const;
   optim::FlatTensors& flat() { return flat_; }
 
-  // Whole tensors by parameter, as views; `master` only while masters are not split.
-  Tensor master(nn::ParamId id) const { return view(flat_.masters, id); }
-  Tensor gradient_view(nn::ParamId id) const;
-  Tensor model_view(nn::ParamId id) const {
-    return view(flat_.model ? flat_.model : flat_.masters, id);
-  }
-  Tensor view(const Tensor& flat, nn::ParamId id) const;
+  // Squares of all gradients (every rank).
+  ExactSum gradient_squares(const OpContext& ctx) const;
+  // The first parameter, as they were registered, with a gradient that is not finite; kNoParam
+  // (every rank).
+  nn::ParamId first_bad_gradient(const OpContext& ctx) const;
 
-  // The fp32 master, a view or, while masters are split, a copy.
+  // Whole tensors by parameter, as views, where they lie whole; `master` only while masters are
+  // not split.
+  Tensor master(nn::ParamId id) const { return view(flat_.masters.data, id); }
+  Tensor gradient_view(nn::ParamId id) const;
+  Tensor model_view(nn::ParamId id) const { return view(weights().data, id); }
+  Tensor view(const Tensor& flat, nn::ParamId id) const;
+  bool whole_masters() const { return flat_.masters && !flat_.masters.compact; }
+  bool whole_gradients() const { return !flat_.gradients.compact; }
+
+  // The fp32 master, a view or, while masters are split or shared, a copy (every rank).
   Tensor read_master(const OpContext& ctx, nn::ParamId id) const;
-  // Sets a master (fp32, packed) and everything that follows from it.
+  // Sets a master (fp32, packed) and everything that follows from it; every rank, with one value.
   void write_master(const OpContext& ctx, nn::ParamId id, const Tensor& value);
+  // The fp32 master of what this rank owns, flat: a view or, while masters are split, a copy.
+  Tensor read_owned_master(const OpContext& ctx, nn::ParamId id) const;
+  // Sets elements [at, at + value's) of that, fp32; masters_changed must follow.
+  void write_owned_master(const OpContext& ctx, nn::ParamId id, int64_t at, const Tensor& value);
+  // What this rank owns of a gradient, flat.
+  Tensor owned_gradient(nn::ParamId id) const { return owned(flat_.gradients, id); }
+  bool own_gradients_open() const { return comm_ && own_gradients_; }
+  // The gradient as fp32 in the parameter's shape (every rank), and setting it, with one value.
+  Tensor read_gradient(const OpContext& ctx, nn::ParamId id) const;
+  void write_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value);
+  // Whole from what each rank owns of it, flat fp32 (every rank).
+  Tensor gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const;
   // Replaces all masters: a flat fp32 tensor over the whole space.
   void replace_masters(const OpContext& ctx, Tensor masters);
 
  private:
   void zero_gradient(const OpContext& ctx, nn::ParamId id);
   bool take_empty(nn::ParamId id);
+  const optim::FlatTensor& weights() const { return flat_.model ? flat_.model : flat_.masters; }
+  Tensor owned(const optim::FlatTensor& flat, nn::ParamId id) const;
+  Tensor owned(const optim::FlatTensor& flat, const Bucket& bucket) const;
+  void take_reduced(const OpContext& ctx, const Bucket& bucket, const Tensor& average);
+  void spread_masters(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
+                      DType type, bool split);
+  void gather_weights(bool frozen_too);
+  ExactSum sum_over_ranks(ExactSum sum) const;
+  void weights_changed(const OpContext& ctx);  // lent memory follows
+  // Where the gradients of a bucket that this rank keeps are added up.
+  Tensor kept_gradients(const Bucket& bucket) const;
 
   const nn::ParameterSet& parameters_;
   FlatLayout layout_;
@@ -90,6 +161,15 @@ class ParameterState : public nn::ParameterStore {
   bool clear_at_once_ = false;
   std::vector<std::pair<nn::ParamId, Tensor>> lent_;
   int open_guards_ = 0;
+
+  std::shared_ptr<Communicator> comm_;  // null unless shared
+  int stage_ = 0;
+  bool own_gradients_ = false;
+  ReduceOp op_ = ReduceOp::kAverage;
+  std::unique_ptr<GradientReducer> reducer_;
+  std::unique_ptr<WeightGatherer> gatherer_;
+  std::vector<bool> empty_buckets_;  // of gradients, where there is a reducer
+  bool lost_ = false;                // weights were in pieces when sharing ended
 };
 
 }  // namespace ds::zero

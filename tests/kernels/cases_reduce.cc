@@ -26,6 +26,16 @@ OpCase flat(DType dtype, int64_t n) {
     compare_value(result, "sum", ops::sum(ctx, x), ref::sum(values.data(), n), order, magnitude);
     compare_value(result, "sum_squares", ops::sum_squares(ctx, x),
                   ref::sum_squares(values.data(), n), order);
+    const ExactSum exact = ops::exact_squares(ctx, x);
+    compare_value(result, "exact_squares", exact.value(), ref::sum_squares(values.data(), n),
+                  order);
+    // Cut anywhere at a multiple of the block, the parts add up to the same bits.
+    const int64_t blocks = n / kernels::kExactBlock;
+    const int64_t cut =
+        static_cast<int64_t>(random() % static_cast<uint64_t>(blocks + 1)) * kernels::kExactBlock;
+    ExactSum parts = ops::exact_squares(ctx, x.slice(0, 0, cut));
+    parts.add(ops::exact_squares(ctx, x.slice(0, cut, n)));
+    compare_value(result, "exact_squares of two parts", parts.value(), exact.value(), {});
     compare_value(result, "max_abs", ops::max_abs(ctx, x), ref::max_abs(values.data(), n), {});
     compare_value(result, "first_non_finite of finite numbers",
                   static_cast<double>(ops::first_non_finite(ctx, x)), -1, {});

@@ -20,7 +20,7 @@ TEST(Torch, WeightsAgree) {
     for (const Json& size : one.at("shape")) sizes.push_back(size.get<int64_t>());
     const Shape shape{std::span<const int64_t>(sizes)};
     const int64_t n = shape.elements();
-    const auto optimizer = make_optimizer(config, {{"w", shape, 0, n, 0, true}}, ctx.device, 0, n);
+    const auto optimizer = make_optimizer(config, {{"w", shape, 0, n, 0, true}}, ctx.device);
     const auto make = [&](const Json& values) {
       Tensor out = Tensor::empty(ctx.device, DType::kFloat32, {n}, MemoryTag::kOther);
       for (int64_t i = 0; i < n; ++i) {
@@ -39,7 +39,7 @@ TEST(Torch, WeightsAgree) {
       if (recorded == one.at("weights").end()) continue;
       for (int64_t i = 0; i < n; ++i) {
         const double expected = recorded->at(static_cast<size_t>(i)).get<double>();
-        EXPECT_NEAR(flat.masters.data<float>()[i], expected, 1e-6)
+        EXPECT_NEAR(flat.masters.data.data<float>()[i], expected, 1e-6)
             << "element " << i << " after " << optimizer->steps() << " steps";
         ++compared;
       }

@@ -1,0 +1,91 @@
+#include "engine/agreement.h"
+
+#include <cstring>
+#include <numeric>
+#include <optional>
+
+namespace ds {
+namespace {
+
+constexpr size_t kMostText = size_t{1} << 30;
+
+Tensor bytes_tensor(const OpContext& ctx, int64_t bytes) {
+  return ctx.workspace(DType::kUInt8, {bytes});
+}
+
+std::string text_of(const Tensor& bytes) {
+  return {static_cast<const char*>(bytes.raw()), static_cast<size_t>(bytes.bytes())};
+}
+
+}  // namespace
+
+void agree(const OpContext& ctx, Communicator& comm, std::string_view what,
+           const std::function<void()>& body) {
+  std::optional<Error> failure;
+  try {
+    body();
+  } catch (const Error& error) {
+    failure = error;
+  } catch (const std::bad_alloc&) {
+    failure = Error(Code::kOutOfMemory, "no memory");
+  }
+  if (comm.size() == 1) {
+    if (failure) throw *failure;
+    return;
+  }
+  const Tensor first = ctx.workspace(DType::kInt32, {1});
+  *first.data<int32_t>() = failure ? comm.rank() : comm.size();
+  comm.all_reduce(first, ReduceOp::kMin, {.label = what, .blocking = true})->wait();
+  const int32_t rank = *first.data<int32_t>();
+  if (rank == comm.size()) return;
+  const Tensor code = ctx.workspace(DType::kInt32, {1});
+  *code.data<int32_t>() = failure ? static_cast<int32_t>(failure->code()) : 0;
+  comm.broadcast(code, rank, {.label = what, .blocking = true})->wait();
+  const std::string text =
+      broadcast_text(ctx, comm, failure ? std::string_view(failure->message()) : "", rank);
+  if (rank == comm.rank()) throw *failure;
+  throw Error(static_cast<Code>(*code.data<int32_t>()),
+              str_cat(what, " failed on rank ", rank, ": ", text));
+}
+
+std::string broadcast_text(const OpContext& ctx, Communicator& comm, std::string_view text,
+                           int root) {
+  if (comm.size() == 1) return std::string(text);
+  const Tensor size = ctx.workspace(DType::kInt64, {1});
+  *size.data<int64_t>() = static_cast<int64_t>(text.size());
+  comm.broadcast(size, root, {.label = "text size", .blocking = true})->wait();
+  const int64_t bytes = *size.data<int64_t>();
+  DS_CHECK(bytes >= 0 && static_cast<size_t>(bytes) <= kMostText, Code::kComm, "rank ", root,
+           " announces a text of ", bytes, " bytes");
+  if (bytes == 0) return {};
+  const Tensor data = bytes_tensor(ctx, bytes);
+  if (comm.rank() == root) std::memcpy(data.raw(), text.data(), text.size());
+  comm.broadcast(data, root, {.label = "text", .blocking = true})->wait();
+  return text_of(data);
+}
+
+std::vector<std::string> gather_texts(const OpContext& ctx, Communicator& comm,
+                                      std::string_view text) {
+  if (comm.size() == 1) return {std::string(text)};
+  const Tensor size = ctx.workspace(DType::kInt64, {1});
+  const Tensor sizes = ctx.workspace(DType::kInt64, {comm.size()});
+  *size.data<int64_t>() = static_cast<int64_t>(text.size());
+  comm.all_gather(sizes, size, {.label = "text sizes", .blocking = true})->wait();
+  const std::vector<int64_t> counts(sizes.data<int64_t>(), sizes.data<int64_t>() + comm.size());
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const Tensor own = bytes_tensor(ctx, static_cast<int64_t>(text.size()));
+  if (!text.empty()) std::memcpy(own.raw(), text.data(), text.size());
+  const Tensor all = bytes_tensor(ctx, total);
+  comm.all_gather_v(all, own, counts, {.label = "texts", .blocking = true})->wait();
+  std::vector<std::string> out;
+  if (comm.rank() != 0) return out;
+  const std::string joined = text_of(all);
+  size_t at = 0;
+  for (const int64_t count : counts) {
+    out.push_back(joined.substr(at, static_cast<size_t>(count)));
+    at += static_cast<size_t>(count);
+  }
+  return out;
+}
+
+}  // namespace ds

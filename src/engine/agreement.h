@@ -1,0 +1,28 @@
+// What ranks do together or not at all: a step that one of them fails, all of them fail.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "ops/context.h"
+
+namespace ds {
+
+// Collective: runs `body`, which may hold collectives only where every rank reaches them, and
+// returns when it succeeded everywhere. Where it failed, every rank throws the error of the first
+// rank that did; the others' say which rank that was. `what` names the step.
+void agree(const OpContext& ctx, Communicator& comm, std::string_view what,
+           const std::function<void()>& body);
+
+// Collective: the text of rank `root`.
+std::string broadcast_text(const OpContext& ctx, Communicator& comm, std::string_view text,
+                           int root = 0);
+
+// Collective: the texts of all ranks, in their order, on rank 0; elsewhere nothing.
+std::vector<std::string> gather_texts(const OpContext& ctx, Communicator& comm,
+                                      std::string_view text);
+
+}  // namespace ds

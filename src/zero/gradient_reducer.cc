@@ -1,0 +1,195 @@
+#include "zero/gradient_reducer.h"
+
+#include <algorithm>
+
+#include "ops/elementwise.h"
+
+namespace ds::zero {
+namespace {
+
+// More would hold more memory without hiding more.
+constexpr size_t kMostUnderWay = 2;
+
+}  // namespace
+
+GradientReducer::GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
+                                 const FlatLayout& layout, std::shared_ptr<Communicator> comm,
+                                 const Options& options, Take take)
+    : ctx_(ctx),
+      parameters_(parameters),
+      layout_(layout),
+      comm_(std::move(comm)),
+      options_(options),
+      take_(std::move(take)),
+      place_in_bucket_(static_cast<size_t>(parameters.size())),
+      open_(layout.buckets().size()) {
+  for (const Bucket& bucket : layout.buckets()) {
+    for (size_t i = bucket.first; i < bucket.last; ++i) {
+      place_in_bucket_[static_cast<size_t>(layout.order()[i])] = i - bucket.first;
+    }
+  }
+}
+
+size_t GradientReducer::place(nn::ParamId id) const {
+  return place_in_bucket_[static_cast<size_t>(id)];
+}
+
+// Slots are taken, freed and made at the same points of the same program on every rank, so that a
+// bucket has the same slot everywhere; that is what lets peers read it directly.
+int GradientReducer::take_slot(const Bucket& bucket) {
+  const int64_t needed = bucket.range.elements();
+  const auto fitting = [&] {
+    auto best = free_slots_.end();
+    for (auto it = free_slots_.begin(); it != free_slots_.end(); ++it) {
+      const int64_t size = slots_[static_cast<size_t>(*it)].data.elements();
+      if (size < needed) continue;
+      if (best == free_slots_.end() || size < slots_[static_cast<size_t>(*best)].data.elements()) {
+        best = it;
+      }
+    }
+    return best;
+  };
+  auto found = fitting();
+  while (found == free_slots_.end() && !sent_.empty()) {
+    receive();
+    found = fitting();
+  }
+  if (found != free_slots_.end()) {
+    const int slot = *found;
+    free_slots_.erase(found);
+    return slot;
+  }
+  const auto shared = [&](DType type) {
+    return comm_->shared_tensor(ctx_.device, type, {needed}, MemoryTag::kCommunication,
+                                {.label = "gradient bucket"});
+  };
+  Slot slot{shared(DType::kFloat32), {}};
+  if (options_.wire != DType::kFloat32) slot.wire = shared(options_.wire);
+  slots_.push_back(std::move(slot));
+  return static_cast<int>(slots_.size()) - 1;
+}
+
+void GradientReducer::open(size_t index) {
+  const Bucket& bucket = layout_.buckets()[index];
+  OpenBucket& open = open_[index];
+  DS_CHECK(!open.sent, Code::kInternal, "a gradient came after its bucket, that of ",
+           parameters_[layout_.order()[bucket.first]].name, ", was complete");
+  if (open.slot >= 0) return;
+  open.slot = take_slot(bucket);
+  open.touched.assign(bucket.last - bucket.first, false);
+  open.done.assign(bucket.last - bucket.first, false);
+  open.done_count = 0;
+}
+
+Tensor GradientReducer::view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const {
+  const FlatRange range = layout_.range(id);
+  return slots_[static_cast<size_t>(open.slot)]
+      .data.slice(0, range.begin - bucket.range.begin, range.end - bucket.range.begin)
+      .view(parameters_[id].shape);
+}
+
+nn::ParameterStore::GradientTarget GradientReducer::target(nn::ParamId id) {
+  const size_t index = layout_.bucket_of(id);
+  open(index);
+  OpenBucket& open = open_[index];
+  const bool touched = open.touched[place(id)];
+  open.touched[place(id)] = true;
+  return {view(layout_.buckets()[index], open, id), touched};
+}
+
+void GradientReducer::complete(nn::ParamId id) {
+  const size_t index = layout_.bucket_of(id);
+  open(index);
+  OpenBucket& open = open_[index];
+  if (open.done[place(id)]) return;
+  open.done[place(id)] = true;
+  const Bucket& bucket = layout_.buckets()[index];
+  if (++open.done_count == bucket.last - bucket.first) send(index);
+}
+
+// What no gradient was written to: parameters without one, and the gaps between parameters.
+void GradientReducer::clear_gaps(const Bucket& bucket, const OpenBucket& open) {
+  Tensor& data = slots_[static_cast<size_t>(open.slot)].data;
+  int64_t written = bucket.range.begin;
+  const auto clear_to = [&](int64_t end) {
+    if (end <= written) return;
+    Tensor gap = data.slice(0, written - bucket.range.begin, end - bucket.range.begin);
+    ops::fill(ctx_, 0.0f, gap);
+  };
+  for (size_t i = bucket.first; i < bucket.last; ++i) {
+    if (!open.touched[i - bucket.first]) continue;
+    const FlatRange range = layout_.range(layout_.order()[i]);
+    clear_to(range.begin);
+    written = range.end;
+  }
+  clear_to(bucket.range.end);
+}
+
+void GradientReducer::send(size_t index) {
+  const Bucket& bucket = layout_.buckets()[index];
+  OpenBucket& open = open_[index];
+  clear_gaps(bucket, open);
+  open.sent = true;
+  while (sent_.size() >= kMostUnderWay) receive();
+  Slot& slot = slots_[static_cast<size_t>(open.slot)];
+  Tensor all = slot.data.slice(0, 0, bucket.range.elements());
+  if (slot.wire) {
+    Tensor rounded = slot.wire.slice(0, 0, bucket.range.elements());
+    ops::cast(ctx_, all, rounded);
+    all = rounded;
+  }
+  const CollectiveOptions options{.label = parameters_[layout_.order()[bucket.first]].name,
+                                  .blocking = !options_.overlap};
+  const int64_t own = comm_->rank() * bucket.piece;
+  WorkPtr work =
+      options_.whole || !options_.scatter
+          ? comm_->all_reduce(all, options_.op, options)
+          : comm_->reduce_scatter(all.slice(0, own, own + bucket.piece), all, options_.op, options);
+  ++reductions_;
+  sent_.push_back({index, std::move(work)});
+  if (!options_.overlap) receive();
+}
+
+void GradientReducer::receive() {
+  const Sent sent = std::move(sent_.front());
+  sent_.pop_front();
+  sent.work->wait();
+  const Bucket& bucket = layout_.buckets()[sent.bucket];
+  OpenBucket& open = open_[sent.bucket];
+  Slot& slot = slots_[static_cast<size_t>(open.slot)];
+  const int64_t begin = options_.whole ? 0 : comm_->rank() * bucket.piece;
+  const int64_t end = options_.whole ? bucket.range.elements() : begin + bucket.piece;
+  Tensor result = slot.data.slice(0, begin, end);
+  if (slot.wire) ops::cast(ctx_, slot.wire.slice(0, begin, end), result);
+  take_(bucket, result);
+  free_slots_.push_back(open.slot);
+  open.slot = -1;
+}
+
+void GradientReducer::finish() {
+  for (size_t i = 0; i < open_.size(); ++i) {
+    if (!layout_.buckets()[i].trainable || open_[i].sent) continue;
+    open(i);
+    send(i);
+  }
+  while (!sent_.empty()) receive();
+  for (OpenBucket& bucket : open_) bucket.sent = false;
+}
+
+void GradientReducer::drop() {
+  // What is under way belongs to a collective that peers take part in: it is waited for.
+  while (!sent_.empty()) {
+    const Sent sent = std::move(sent_.front());
+    sent_.pop_front();
+    try {
+      sent.work->wait();
+    } catch (const Error&) {
+    }
+  }
+  for (OpenBucket& open : open_) {
+    if (open.slot >= 0) free_slots_.push_back(open.slot);
+    open = {};
+  }
+}
+
+}  // namespace ds::zero

@@ -1,0 +1,86 @@
+// The way of gradients between ranks: backward adds to buckets, a complete bucket is averaged over
+// the ranks while backward goes on, and what this rank keeps of it is handed on.
+//
+// Every micro batch is reduced by itself, at every stage: so the sum of an element is over ranks
+// first and over micro batches then, whatever the stage.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "nn/parameter_store.h"
+#include "ops/context.h"
+#include "zero/flat_layout.h"
+
+namespace ds::zero {
+
+class GradientReducer {
+ public:
+  struct Options {
+    bool whole = false;  // each rank keeps everything (stage 0) instead of its piece
+    bool overlap = true;
+    bool scatter = true;  // else everything is reduced on every rank, whatever it keeps
+    ReduceOp op = ReduceOp::kAverage;
+    DType wire = DType::kFloat32;  // what travels
+  };
+  // Takes a reduced bucket: its own piece or, with `whole`, all of it, fp32.
+  using Take = std::function<void(const Bucket& bucket, const Tensor& average)>;
+
+  GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
+                  const FlatLayout& layout, std::shared_ptr<Communicator> comm,
+                  const Options& options, Take take);
+
+  // Where backward adds the gradient of a trainable parameter, or writes it when `add` is false.
+  nn::ParameterStore::GradientTarget target(nn::ParamId id);
+  // Its last contribution of this micro batch was added.
+  void complete(nn::ParamId id);
+  // The micro batch is over: what is missing counts as zero. All results are taken on return.
+  void finish();
+  // Gives up what was gathered and not yet sent.
+  void drop();
+
+  int64_t reductions() const { return reductions_; }
+
+ private:
+  // A buffer that ranks of a host share; buckets use it in turn.
+  struct Slot {
+    Tensor data;  // fp32
+    Tensor wire;  // the same rounded to the type that travels; none when that is fp32
+  };
+  struct OpenBucket {
+    int slot = -1;
+    std::vector<bool> touched, done;  // by parameter of the bucket
+    size_t done_count = 0;
+    bool sent = false;
+  };
+  struct Sent {
+    size_t bucket;
+    WorkPtr work;
+  };
+
+  size_t place(nn::ParamId id) const;  // in its bucket
+  int take_slot(const Bucket& bucket);
+  Tensor view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const;
+  void open(size_t bucket);
+  void send(size_t bucket);
+  void receive();  // the oldest of those under way
+  void clear_gaps(const Bucket& bucket, const OpenBucket& open);
+
+  OpContext ctx_;
+  const nn::ParameterSet& parameters_;
+  const FlatLayout& layout_;
+  std::shared_ptr<Communicator> comm_;
+  Options options_;
+  Take take_;
+  std::vector<size_t> place_in_bucket_;  // by parameter
+  std::vector<Slot> slots_;
+  std::vector<int> free_slots_;
+  std::vector<OpenBucket> open_;  // by bucket
+  std::deque<Sent> sent_;
+  int64_t reductions_ = 0;
+};
+
+}  // namespace ds::zero

@@ -1,0 +1,270 @@
+// The part of ParameterState that spreads it over ranks.
+#include <algorithm>
+
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/split_master.h"
+#include "zero/parameter_state.h"
+
+namespace ds::zero {
+namespace {
+
+// Small parameters that stay whole, the first ones as long as there is room.
+std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const ShareOptions& options) {
+  std::vector<bool> resident(static_cast<size_t>(parameters.size()));
+  int64_t total = 0;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const int64_t n = parameters[id].shape.elements();
+    if (n > options.resident_below || n > options.most_resident - total) continue;
+    resident[static_cast<size_t>(id)] = true;
+    total += n;
+  }
+  return resident;
+}
+
+}  // namespace
+
+Tensor ParameterState::owned(const optim::FlatTensor& flat, nn::ParamId id) const {
+  const OwnedPart part = layout_.part(id);
+  const int64_t begin = part.count == 0 ? 0 : flat.compact ? part.owned : part.flat;
+  return flat.data.slice(0, begin, begin + part.count);
+}
+
+Tensor ParameterState::owned(const optim::FlatTensor& flat, const Bucket& bucket) const {
+  const int64_t begin = flat.compact ? bucket.owned : layout_.piece(bucket, layout_.rank()).begin;
+  return flat.data.slice(0, begin, begin + bucket.piece);
+}
+
+void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DType type,
+                           bool split) {
+  DS_CHECK(open_guards_ == 0 && !comm_ && !lost_, Code::kInternal,
+           "parameters are in use, or shared already");
+  if (flat_.model) set_compute_type(ctx, DType::kFloat32);
+  Sharing sharing;
+  sharing.rank = options.comm->rank();
+  // At stage 0 everybody owns everything.
+  sharing.world = options.stage == 0 ? 1 : options.comm->size();
+  if (options.stage == 0) sharing.rank = 0;
+  sharing.bucket_elements = options.bucket_elements;
+  if (options.stage == 3) sharing.resident = choose_resident(parameters_, options);
+  options.comm->broadcast(flat_.masters.data, 0, {.label = "initial weights"})->wait();
+
+  FlatLayout layout(parameters_, sharing);
+  spread_masters(ctx, layout, options, type, split);
+  comm_ = options.comm;
+  stage_ = options.stage;
+  own_gradients_ = options.own_gradients;
+  op_ = options.op;
+  compute_type_ = type;
+  if (stage_ == 3) {
+    gatherer_ =
+        std::make_unique<WeightGatherer>(device_, layout_, comm_, options.gather, weights().data);
+  }
+  if (!own_gradients_) {
+    const GradientReducer::Options reduce{stage_ == 0, options.overlap, options.reduce_scatter,
+                                          options.op, options.wire};
+    reducer_ =
+        std::make_unique<GradientReducer>(ctx, parameters_, layout_, comm_, reduce,
+                                          [this, ctx](const Bucket& bucket, const Tensor& average) {
+                                            take_reduced(ctx, bucket, average);
+                                          });
+  }
+  masters_changed(ctx);
+}
+
+// Lays the masters out anew: whole or what this rank owns of them.
+void ParameterState::spread_masters(const OpContext& ctx, const FlatLayout& layout,
+                                    const ShareOptions& options, DType type, bool split) {
+  const bool compact_weights = options.stage == 3;
+  const auto make = [&](DType dtype, bool compact, bool moves) {
+    const Shape shape{compact ? layout.owned_elements() : layout.elements()};
+    return optim::FlatTensor(
+        moves && options.stage > 0
+            ? options.comm->shared_tensor(device_, dtype, shape, MemoryTag::kParameters,
+                                          {.label = "weights"})
+            : Tensor::zeros(device_, dtype, shape, MemoryTag::kParameters),
+        compact);
+  };
+  const bool own_model = type != DType::kFloat32;
+  // Weights move between ranks; masters do only where they are the weights.
+  optim::FlatTensor masters =
+      make(DType::kFloat32, own_model ? options.stage > 0 : compact_weights, !own_model);
+  for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
+    const Tensor value = master(id).view({parameters_[id].shape.elements()});
+    const OwnedPart part = layout.part(id);
+    const FlatRange range = layout.range(id);
+    Tensor target = masters.compact
+                        ? masters.data.slice(0, part.count == 0 ? 0 : part.owned,
+                                             part.count == 0 ? 0 : part.owned + part.count)
+                        : masters.data.slice(0, range.begin, range.end);
+    ops::cast(ctx, masters.compact ? value.slice(0, part.first, part.first + part.count) : value,
+              target);
+  }
+  layout_ = layout;
+  flat_.masters = std::move(masters);
+  if (!own_model) return;
+  flat_.model = make(type, compact_weights, true);
+  if (!split) return;
+  flat_.low_halves = {
+      Tensor::zeros(device_, DType::kUInt16, flat_.masters.data.shape(), MemoryTag::kParameters),
+      flat_.masters.compact};
+  for (const Bucket& bucket : layout_.buckets()) {
+    Tensor weights = owned(flat_.model, bucket), low = owned(flat_.low_halves, bucket);
+    ops::split_masters(ctx, owned(flat_.masters, bucket), weights, low);
+  }
+  flat_.masters = {};
+}
+
+void ParameterState::unshare(const OpContext& ctx) {
+  if (!comm_) return;
+  reducer_.reset();
+  gatherer_.reset();
+  empty_buckets_.clear();
+  lost_ = weights().compact;
+  const FlatLayout before = std::move(layout_);
+  const Tensor last = weights().data;
+  layout_ = FlatLayout(parameters_);
+  optim::FlatTensor masters =
+      Tensor::zeros(device_, DType::kFloat32, {layout_.elements()}, MemoryTag::kParameters);
+  for (nn::ParamId id = 0; !lost_ && id < parameters_.size(); ++id) {
+    const FlatRange from = before.range(id), to = layout_.range(id);
+    Tensor target = masters.data.slice(0, to.begin, to.end);
+    ops::cast(ctx, last.slice(0, from.begin, from.end), target);
+  }
+  flat_ = {};
+  flat_.masters = std::move(masters);
+  compute_type_ = DType::kFloat32;
+  comm_.reset();
+  stage_ = 0;
+}
+
+void ParameterState::begin_pass() {
+  if (gatherer_) gatherer_->begin_pass();
+}
+
+void ParameterState::end_pass() {
+  if (gatherer_) gatherer_->end_pass();
+}
+
+void ParameterState::finish_backward() {
+  if (reducer_) reducer_->finish();
+  end_pass();
+}
+
+Tensor ParameterState::kept_gradients(const Bucket& bucket) const {
+  if (flat_.gradients.compact) {
+    return flat_.gradients.data.slice(0, bucket.owned, bucket.owned + bucket.piece);
+  }
+  return flat_.gradients.data.slice(0, bucket.range.begin, bucket.range.end);
+}
+
+void ParameterState::take_reduced(const OpContext& ctx, const Bucket& bucket,
+                                  const Tensor& average) {
+  Tensor target = kept_gradients(bucket);
+  const auto index = static_cast<size_t>(&bucket - layout_.buckets().data());
+  if (empty_buckets_[index]) {
+    ops::cast(ctx, average, target);
+    empty_buckets_[index] = false;
+  } else {
+    ops::accumulate(ctx, average, target);
+  }
+}
+
+void ParameterState::reduce_own_gradients() {
+  if (!comm_ || !own_gradients_) return;
+  std::vector<WorkPtr> works;
+  for (const Bucket& bucket : layout_.buckets()) {
+    if (!bucket.trainable) continue;
+    const Tensor all = flat_.gradients.data.slice(0, bucket.range.begin, bucket.range.end);
+    const CollectiveOptions options{.label = parameters_[layout_.order()[bucket.first]].name};
+    works.push_back(stage_ == 0
+                        ? comm_->all_reduce(all, op_, options)
+                        : comm_->reduce_scatter(owned(flat_.gradients, bucket), all, op_, options));
+  }
+  for (const WorkPtr& work : works) work->wait();
+}
+
+// After an update every rank has new values of its pieces.
+void ParameterState::gather_weights(bool frozen_too) {
+  if (gatherer_) return gatherer_->pieces_changed();
+  if (stage_ == 0) return;
+  const Tensor& all = weights().data;
+  std::vector<WorkPtr> works;
+  for (const Bucket& bucket : layout_.buckets()) {
+    if (!bucket.trainable && !frozen_too) continue;
+    works.push_back(comm_->all_gather(all.slice(0, bucket.range.begin, bucket.range.end),
+                                      owned(weights(), bucket), {.label = "weights"}));
+  }
+  for (const WorkPtr& work : works) work->wait();
+}
+
+ExactSum ParameterState::gradient_squares(const OpContext& ctx) const {
+  if (flat_.gradients.compact || !comm_ || stage_ == 0) {
+    ExactSum sum = ops::exact_squares(ctx, gradients());
+    if (!flat_.gradients.compact) return sum;
+    return sum_over_ranks(std::move(sum));
+  }
+  ExactSum sum;
+  for (const Bucket& bucket : layout_.buckets()) {
+    if (bucket.trainable) sum.add(ops::exact_squares(ctx, owned(flat_.gradients, bucket)));
+  }
+  return sum_over_ranks(std::move(sum));
+}
+
+ExactSum ParameterState::sum_over_ranks(ExactSum sum) const {
+  const Tensor words =
+      Tensor::empty(device_, DType::kInt64, {ExactSum::kWords}, MemoryTag::kCommunication);
+  std::copy(sum.words().begin(), sum.words().end(), words.data<int64_t>());
+  comm_->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})->wait();
+  std::copy_n(words.data<int64_t>(), ExactSum::kWords, sum.words().begin());
+  return sum;
+}
+
+nn::ParamId ParameterState::first_bad_gradient(const OpContext& ctx) const {
+  const Tensor first = Tensor::empty(device_, DType::kInt64, {1}, MemoryTag::kCommunication);
+  int64_t& bad = *first.data<int64_t>();
+  bad = parameters_.size();
+  for (nn::ParamId id = 0; id < parameters_.size() && bad == parameters_.size(); ++id) {
+    if (!parameters_[id].trainable) continue;
+    const Tensor own = owned(flat_.gradients, id);
+    if (own.elements() > 0 && ops::first_non_finite(ctx, own) >= 0) bad = id;
+  }
+  if (comm_ && stage_ > 0) {
+    comm_->all_reduce(first, ReduceOp::kMin, {.label = "bad gradient", .blocking = true})->wait();
+  }
+  return bad == parameters_.size() ? nn::kNoParam : static_cast<nn::ParamId>(bad);
+}
+
+Tensor ParameterState::gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const {
+  const Tensor whole = ctx.workspace(DType::kFloat32, {parameters_[id].shape.elements()});
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < layout_.world(); ++rank) {
+    counts.push_back(layout_.part(id, rank).count);
+  }
+  comm_->all_gather_v(whole, own, counts, {.label = parameters_[id].name})->wait();
+  return whole.view(parameters_[id].shape);
+}
+
+Tensor ParameterState::read_gradient(const OpContext& ctx, nn::ParamId id) const {
+  const bool whole = !comm_ || stage_ == 0 || own_gradients_;
+  const Tensor source = whole ? gradient_view(id) : owned(flat_.gradients, id);
+  Tensor copy = Tensor::empty(device_, DType::kFloat32, source.shape(), MemoryTag::kOther);
+  ops::cast(ctx, source, copy);
+  return whole ? copy : gather_parts(ctx, id, copy);
+}
+
+void ParameterState::write_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  if (whole_gradients()) {
+    Tensor target = gradient_view(id);
+    return ops::cast(ctx, value, target);
+  }
+  const Tensor dense = ctx.workspace(value.dtype(), value.shape());
+  Tensor packed = dense;
+  ops::cast(ctx, value, packed);
+  const OwnedPart part = layout_.part(id);
+  Tensor target = owned(flat_.gradients, id);
+  ops::cast(ctx, packed.view({packed.elements()}).slice(0, part.first, part.first + part.count),
+            target);
+}
+
+}  // namespace ds::zero

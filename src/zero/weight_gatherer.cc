@@ -1,0 +1,153 @@
+#include "zero/weight_gatherer.h"
+
+#include <algorithm>
+
+namespace ds::zero {
+
+WeightGatherer::WeightGatherer(std::shared_ptr<Device> device, const FlatLayout& layout,
+                               std::shared_ptr<Communicator> comm, const Limits& limits,
+                               Tensor pieces)
+    : device_(std::move(device)),
+      layout_(layout),
+      comm_(std::move(comm)),
+      limits_(limits),
+      pieces_(std::move(pieces)),
+      entries_(layout.buckets().size()) {}
+
+WeightGatherer::~WeightGatherer() {
+  // Memory that a gather writes to must outlive it.
+  for (Entry& entry : entries_) {
+    if (!entry.work) continue;
+    try {
+      entry.work->wait();
+    } catch (const Error&) {
+    }
+  }
+}
+
+void WeightGatherer::fetch(size_t index) {
+  Entry& entry = entries_[index];
+  const Bucket& bucket = layout_.buckets()[index];
+  entry.data = Tensor::empty(device_, pieces_.dtype(), {size(index)}, MemoryTag::kCommunication);
+  live_ += size(index);
+  ++gathers_;
+  entry.work =
+      comm_->all_gather(entry.data, pieces_.slice(0, bucket.owned, bucket.owned + bucket.piece),
+                        {.label = "weights"});
+}
+
+void WeightGatherer::drop(size_t index) {
+  Entry& entry = entries_[index];
+  if (!entry.data) return;
+  if (entry.work) entry.work->wait();
+  entry = {};
+  live_ -= size(index);
+}
+
+int64_t WeightGatherer::distance(size_t bucket) const {
+  int64_t elements = 0;
+  for (size_t i = position_; i < trace_.size(); ++i) {
+    if (trace_[i] == bucket) return elements;
+    elements += size(trace_[i]);
+    if (elements > limits_.reuse) break;
+  }
+  return std::numeric_limits<int64_t>::max();
+}
+
+// Drops what is used last, or, while the order is not known, what was used longest ago.
+void WeightGatherer::make_room(int64_t elements, size_t spared) {
+  while (live_ + elements > limits_.live) {
+    size_t worst = kNever;
+    int64_t worst_rank = -1;
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      const Entry& entry = entries_[i];
+      if (!entry.data || entry.users > 0 || i == spared || layout_.buckets()[i].resident) continue;
+      const int64_t rank =
+          known() ? distance(i) : std::numeric_limits<int64_t>::max() - 1 - entry.last_use;
+      if (rank > worst_rank) {
+        worst = i;
+        worst_rank = rank;
+      }
+    }
+    if (worst == kNever) return;  // all in use: the limit gives way
+    drop(worst);
+  }
+}
+
+void WeightGatherer::note_use(size_t bucket) {
+  entries_[bucket].last_use = static_cast<int64_t>(record_.size());
+  if (!record_.empty() && record_.back() == bucket) return;
+  record_.push_back(bucket);
+  if (!following_) return;
+  if (position_ < trace_.size() && trace_[position_] == bucket) {
+    ++position_;
+  } else {
+    following_ = false;
+  }
+}
+
+const Tensor& WeightGatherer::acquire(size_t bucket) {
+  Entry& entry = entries_[bucket];
+  if (!entry.data) {
+    make_room(size(bucket), bucket);
+    fetch(bucket);
+  }
+  ++entry.users;
+  note_use(bucket);
+  fetch_ahead();
+  if (entry.work) {
+    try {
+      entry.work->wait();
+    } catch (...) {
+      --entry.users;
+      throw;
+    }
+    entry.work.reset();
+  }
+  return entry.data;
+}
+
+void WeightGatherer::fetch_ahead() {
+  if (!known()) return;
+  int64_t under_way = 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].work) under_way += size(i);
+  }
+  for (size_t i = position_; i < trace_.size(); ++i) {
+    const size_t next = trace_[i];
+    if (entries_[next].data) continue;
+    const int64_t with = size(next);
+    if (under_way + with > limits_.prefetch || live_ + with > limits_.live) return;
+    fetch(next);
+    under_way += with;
+  }
+}
+
+void WeightGatherer::release(size_t bucket) noexcept {
+  Entry& entry = entries_[bucket];
+  if (--entry.users > 0 || layout_.buckets()[bucket].resident) return;
+  // While the order is not known only the limit of live elements makes room.
+  if (known() && distance(bucket) > limits_.reuse) drop(bucket);
+}
+
+void WeightGatherer::begin_pass() {
+  record_.clear();
+  position_ = 0;
+  following_ = !trace_.empty();
+}
+
+void WeightGatherer::end_pass() {
+  if (!following_ || position_ != trace_.size()) trace_ = record_;
+  following_ = false;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].users == 0 && !layout_.buckets()[i].resident) drop(i);
+  }
+}
+
+void WeightGatherer::pieces_changed() {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].users == 0) drop(i);
+  }
+}
+
+}  // namespace ds::zero

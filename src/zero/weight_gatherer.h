@@ -1,0 +1,78 @@
+// Weights that ranks hold in pieces, made whole for as long as an operator needs them: buckets are
+// gathered when they are first asked for, kept while they will be needed again soon, and, once the
+// order of a pass is known, fetched ahead of their use.
+#pragma once
+
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "ops/context.h"
+#include "zero/flat_layout.h"
+
+namespace ds::zero {
+
+class WeightGatherer {
+ public:
+  // All in elements.
+  struct Limits {
+    int64_t live = std::numeric_limits<int64_t>::max();      // gathered at a time
+    int64_t reuse = std::numeric_limits<int64_t>::max();     // kept if used again within so many
+    int64_t prefetch = std::numeric_limits<int64_t>::max();  // under way ahead of their use
+  };
+
+  // `pieces` spans the owned space.
+  WeightGatherer(std::shared_ptr<Device> device, const FlatLayout& layout,
+                 std::shared_ptr<Communicator> comm, const Limits& limits, Tensor pieces);
+  ~WeightGatherer();
+
+  // The whole bucket, valid until the matching release.
+  const Tensor& acquire(size_t bucket);
+  void release(size_t bucket) noexcept;
+
+  // A pass begins, such as a forward with its backward: what order it asks in is recorded, and
+  // compared with that of the pass before.
+  void begin_pass();
+  // It is over: nothing is kept that is not resident.
+  void end_pass();
+  // The pieces have changed: gathered copies are worthless.
+  void pieces_changed();
+
+  int64_t gathers() const { return gathers_; }
+  int64_t live_elements() const { return live_; }
+
+ private:
+  struct Entry {
+    Tensor data;
+    WorkPtr work;  // while it is under way
+    int users = 0;
+    int64_t last_use = 0;
+  };
+  static constexpr size_t kNever = std::numeric_limits<size_t>::max();
+
+  void fetch(size_t bucket);
+  void drop(size_t bucket);
+  void make_room(int64_t elements, size_t spared);
+  void note_use(size_t bucket);
+  void fetch_ahead();
+  // Elements that are asked for before `bucket` is again; the limit when it is not.
+  int64_t distance(size_t bucket) const;
+  int64_t size(size_t bucket) const { return layout_.buckets()[bucket].range.elements(); }
+  bool known() const { return following_; }
+
+  std::shared_ptr<Device> device_;
+  const FlatLayout& layout_;
+  std::shared_ptr<Communicator> comm_;
+  Limits limits_;
+  Tensor pieces_;
+  std::vector<Entry> entries_;  // by bucket
+  std::vector<size_t> trace_;   // buckets in the order of the last pass
+  std::vector<size_t> record_;  // and of this one
+  size_t position_ = 0;         // in the trace, of the next use
+  bool following_ = false;      // this pass has been like the trace
+  int64_t live_ = 0;
+  int64_t gathers_ = 0;
+};
+
+}  // namespace ds::zero

@@ -1,0 +1,142 @@
+// Checkpoints of several ranks load at any number of ranks and any stage.
+#include "zero_world.h"
+
+#include <fstream>
+
+namespace ds::zero_test {
+namespace {
+
+Json saving_config(int stage, int world) {
+  // A step is eight samples, whatever the world.
+  return zero_config(
+      stage, {{"reduce_bucket_size", 4000}, {"stage3_param_persistence_threshold", 40}},
+      {{"train_micro_batch_size_per_gpu", 8 / world}, {"gradient_accumulation_steps", 1}});
+}
+
+struct State {
+  std::vector<float> weights, moments;
+  std::vector<double> next_losses;
+};
+
+State state_of(Engine& engine) {
+  State out;
+  out.weights = all_weights(engine);
+  for (nn::ParamId id = 0; id < engine.model()->parameters().size(); ++id) {
+    const nn::Parameter& p = engine.model()->parameters()[id];
+    for (const std::string& name : engine.optimizer_states(p.name)) {
+      const std::vector<float> one = flat(engine.optimizer_state(p.name, name));
+      out.moments.insert(out.moments.end(), one.begin(), one.end());
+    }
+  }
+  return out;
+}
+
+// Trains two steps, saves, and trains two more.
+State save_run(const std::string& folder, int stage, int world) {
+  State out;
+  std::mutex mutex;
+  const Job run{world, saving_config(stage, world)};
+  run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+    auto engine = make_rank_engine(run, comm);
+    for (int i = 0; i < 2; ++i) engine->train_batch();
+    engine->save(folder, "");
+    State mine = state_of(*engine);
+    for (int i = 0; i < 2; ++i) mine.next_losses.push_back(engine->train_batch().loss);
+    const std::lock_guard lock(mutex);
+    if (comm->rank() == 0) out = std::move(mine);
+  });
+  return out;
+}
+
+State load_run(const std::string& folder, int stage, int world) {
+  State out;
+  std::mutex mutex;
+  const Job run{world, saving_config(stage, world)};
+  run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+    auto engine = make_rank_engine(run, comm);
+    engine->load(folder, "");
+    State mine = state_of(*engine);
+    for (int i = 0; i < 2; ++i) mine.next_losses.push_back(engine->train_batch().loss);
+    const std::lock_guard lock(mutex);
+    if (comm->rank() == 0) out = std::move(mine);
+  });
+  return out;
+}
+
+TEST(ManyRankCheckpoint, LoadsAtAnyWorldAndStage) {
+  for (const auto& [saved_stage, saved_world] : {std::pair{3, 4}, {0, 2}, {2, 1}}) {
+    Folder folder;
+    const State saved = save_run(folder.path(), saved_stage, saved_world);
+    for (const int world : {1, 2, 4, 8}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(str_cat("saved at stage ", saved_stage, " by ", saved_world, ", loaded at ",
+                             stage, " by ", world));
+        const State loaded = load_run(folder.path(), stage, world);
+        EXPECT_TRUE(same_bits(loaded.weights, saved.weights));
+        EXPECT_TRUE(same_bits(loaded.moments, saved.moments));
+        for (size_t i = 0; i < saved.next_losses.size(); ++i) {
+          const double bound = world == saved_world ? 0 : 1e-5;  // sums in another order
+          EXPECT_NEAR(loaded.next_losses[i], saved.next_losses[i], bound * saved.next_losses[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(ManyRankCheckpoint, DamageIsNamedByEveryRank) {
+  Folder folder;
+  save_run(folder.path(), 3, 4);
+  std::vector<fs::path> blobs;
+  for (const auto& entry : fs::recursive_directory_iterator(folder.path())) {
+    if (entry.is_regular_file() &&
+        entry.path().filename().string().find("data-") != std::string::npos) {
+      blobs.push_back(entry.path());
+    }
+  }
+  ASSERT_EQ(blobs.size(), 4u);
+  for (const fs::path& blob : blobs) {
+    for (const bool remove : {false, true}) {
+      SCOPED_TRACE(str_cat(blob.filename().string(), remove ? " removed" : " damaged"));
+      const fs::path kept = folder.path("kept");
+      fs::copy_file(blob, kept, fs::copy_options::overwrite_existing);
+      if (remove) {
+        fs::remove(blob);
+      } else {
+        std::fstream file(blob, std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(static_cast<std::streamoff>(fs::file_size(blob) / 2));
+        const char before = static_cast<char>(file.peek());
+        file.seekp(static_cast<std::streamoff>(fs::file_size(blob) / 2));
+        file.put(static_cast<char>(before ^ 0x40));
+      }
+      const Job run{2, saving_config(2, 2)};
+      run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+        auto engine = make_rank_engine(run, comm);
+        try {
+          engine->load(folder.path(), "global_step2");
+          ADD_FAILURE() << "no error";
+        } catch (const Error& error) {
+          EXPECT_NE(error.message().find(blob.filename().string()), std::string::npos)
+              << error.message();
+        }
+      });
+      fs::copy_file(kept, blob, fs::copy_options::overwrite_existing);
+    }
+  }
+}
+
+TEST(ManyRankCheckpoint, TagsMustAgree) {
+  Folder folder;
+  Job run{2, saving_config(1, 2)};
+  run.config["checkpoint"] = {{"tag_validation", "Fail"}};
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    auto engine = make_rank_engine(run, comm);
+    engine->train_batch();
+    error_of(Code::kInvalidArgument,
+             [&] { engine->save(folder.path(), str_cat("tag", comm->rank())); });
+    engine->save(folder.path(), "same");
+  });
+  EXPECT_TRUE(fs::exists(folder.path("same")));
+}
+
+}  // namespace
+}  // namespace ds::zero_test

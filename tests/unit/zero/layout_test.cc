@@ -1,0 +1,88 @@
+// The flat space: buckets, pieces, and what each rank owns.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "zero/flat_layout.h"
+
+namespace ds::zero {
+namespace {
+
+nn::ParameterSet random_parameters(std::mt19937_64& random) {
+  nn::ParameterSet out;
+  const int64_t count = 1 + static_cast<int64_t>(random() % 30);
+  for (int64_t i = 0; i < count; ++i) {
+    nn::Parameter p;
+    p.name = "p" + std::to_string(i);
+    p.shape = {static_cast<int64_t>(random() % 300)};
+    p.trainable = random() % 4 != 0;
+    p.decays = random() % 2 != 0;
+    out.add(p);
+  }
+  return out;
+}
+
+TEST(FlatLayout, EveryElementHasOneOwner) {
+  const uint64_t seed = std::random_device()();
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
+    const nn::ParameterSet parameters = random_parameters(random);
+    Sharing sharing;
+    sharing.world = 1 + static_cast<int>(random() % 5);
+    sharing.bucket_elements = 1 + static_cast<int64_t>(random() % 1000);
+    if (random() % 2 != 0) {
+      for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+        sharing.resident.push_back(random() % 3 == 0);
+      }
+    }
+    const FlatLayout layout(parameters, sharing);
+    int64_t end = 0, owned = 0;
+    for (const Bucket& bucket : layout.buckets()) {
+      EXPECT_EQ(bucket.range.begin, end);
+      EXPECT_EQ(bucket.range.elements(), sharing.world * bucket.piece);
+      EXPECT_EQ(bucket.piece % FlatLayout::kAlign, 0);
+      EXPECT_EQ(bucket.owned, owned);
+      end = bucket.range.end;
+      owned += bucket.piece;
+      for (size_t i = bucket.first; i < bucket.last; ++i) {
+        const nn::ParamId id = layout.order()[i];
+        EXPECT_EQ(parameters[id].trainable, bucket.trainable);
+        EXPECT_GE(layout.range(id).begin, bucket.range.begin);
+        EXPECT_LE(layout.range(id).end, bucket.range.end);
+      }
+    }
+    EXPECT_EQ(end, layout.elements());
+    EXPECT_EQ(owned, layout.owned_elements());
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      int64_t next = 0;
+      for (int rank = 0; rank < sharing.world; ++rank) {
+        const OwnedPart part = layout.part(id, rank);
+        if (part.count == 0) continue;
+        EXPECT_EQ(part.first, next);
+        EXPECT_EQ(part.flat, layout.range(id).begin + part.first);
+        EXPECT_GE(part.owned, 0);
+        EXPECT_LE(part.owned + part.count, layout.owned_elements());
+        next += part.count;
+      }
+      EXPECT_EQ(next, parameters[id].shape.elements());
+    }
+  }
+}
+
+TEST(FlatLayout, OneRankOwnsTheFlatSpace) {
+  std::mt19937_64 random(5);
+  const nn::ParameterSet parameters = random_parameters(random);
+  Sharing sharing;
+  sharing.bucket_elements = 100;
+  const FlatLayout layout(parameters, sharing), plain(parameters);
+  EXPECT_EQ(layout.elements(), plain.elements());
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    EXPECT_EQ(layout.range(id).begin, plain.range(id).begin);
+    EXPECT_EQ(layout.part(id).owned, layout.range(id).begin);
+    EXPECT_EQ(layout.part(id).count, parameters[id].shape.elements());
+  }
+}
+
+}  // namespace
+}  // namespace ds::zero

@@ -1,0 +1,219 @@
+// ZeRO changes where state lies, never what is computed.
+#include "zero_world.h"
+
+namespace ds::zero_test {
+namespace {
+
+struct Variant {
+  int world;
+  int accumulation;
+};
+
+class EveryStage : public ::testing::TestWithParam<Variant> {};
+
+TEST_P(EveryStage, HasTheBitsOfStageZero) {
+  const auto [world, accumulation] = GetParam();
+  const Json more = {{"gradient_accumulation_steps", accumulation}};
+  const Trained plain = train({world, zero_config(0, Json::object(), more)});
+  ASSERT_EQ(plain.losses.size(), 3u);
+  EXPECT_NE(plain.losses[2], plain.losses[0]);
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const bool overlap : {false, true}) {
+      for (const int64_t bucket : {3000, 1'000'000}) {
+        SCOPED_TRACE(str_cat("stage ", stage, ", overlap ", overlap, ", bucket ", bucket));
+        const Json zero = {{"overlap_comm", overlap},
+                           {"reduce_bucket_size", bucket},
+                           {"stage3_param_persistence_threshold", 100},
+                           {"stage3_max_live_parameters", stage == 3 ? 9000 : 1'000'000'000},
+                           {"stage3_max_reuse_distance", bucket},
+                           {"stage3_prefetch_bucket_size", 4000}};
+        const Trained other = train({world, zero_config(stage, zero, more)});
+        EXPECT_TRUE(same_bits(other.weights, plain.weights));
+        EXPECT_EQ(other.losses, plain.losses);
+        EXPECT_EQ(other.norms, plain.norms);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, EveryStage,
+                         ::testing::Values(Variant{2, 1}, Variant{3, 4}, Variant{4, 1}),
+                         [](const auto& variant) {
+                           return str_cat("World", variant.param.world, "Accumulation",
+                                          variant.param.accumulation);
+                         });
+
+// Sums are means times the ranks; without reduce-scatter every rank reduces everything.
+TEST(Stages, WaysToReduceAgree) {
+  for (const int stage : {0, 1, 2}) {
+    const Json zero = {{"reduce_bucket_size", 3000}};
+    const Trained mean = train({4, zero_config(stage, zero), 1});
+    const Trained sum = train({4, zero_config(stage, zero, {{"gradient_allreduce_op", "sum"}}), 1});
+    EXPECT_NEAR(sum.norms[0], 4 * mean.norms[0], 1e-6 * sum.norms[0]);
+    Json all = zero;
+    all["reduce_scatter"] = false;
+    EXPECT_TRUE(same_bits(train({4, zero_config(stage, all), 1}).weights, mean.weights));
+  }
+}
+
+// The batch of a step is the same, however many ranks share it: up to the order of sums.
+TEST(Stages, WorldsAgreeWithOneProcess) {
+  for (const char* precision : {"fp32", "bf16"}) {
+    Json more = {{"gradient_accumulation_steps", 4}, {"train_micro_batch_size_per_gpu", 1}};
+    if (precision == std::string("bf16")) {
+      more["bf16"] = {{"enabled", true}};
+      more["communication_data_type"] = "bf16";
+    }
+    Json alone = more;
+    alone["train_micro_batch_size_per_gpu"] = 4;
+    alone["gradient_accumulation_steps"] = 4;
+    const Trained single = train({1, zero_config(0, Json::object(), alone), 4});
+    for (const int stage : {0, 2, 3}) {
+      const Trained four = train({4, zero_config(stage, Json::object(), more), 4});
+      SCOPED_TRACE(str_cat(precision, ", stage ", stage));
+      ASSERT_EQ(single.losses.size(), four.losses.size());
+      // fp32: sums in another order. bf16: gradients are rounded to 8 bits before they are reduced,
+      // and Adam's first steps turn a small gradient's sign into a whole step of the rate.
+      const double bound = more.contains("bf16") ? 2e-2 : 1e-5;
+      for (size_t i = 0; i < single.losses.size(); ++i) {
+        EXPECT_NEAR(four.losses[i], single.losses[i], bound * single.losses[i]) << i;
+      }
+      if (!more.contains("bf16")) {
+        EXPECT_LT(largest_difference(four.weights, single.weights), 2e-3);
+      }
+    }
+  }
+}
+
+TEST(Stages, PrecisionsAndOptimizersAgreeBetweenStages) {
+  const Json variants[] = {
+      {{"bf16", {{"enabled", true}}}},
+      {{"bf16", {{"enabled", true}, {"split_master", true}}}},
+      {{"fp16", {{"enabled", true}, {"initial_scale_power", 8}}}},
+      {{"optimizer", {{"type", "Lion"}, {"params", {{"lr", 1e-3}}}}},
+       {"zero_allow_untested_optimizer", true}},
+      {{"activation_checkpointing", {{"enabled", true}}}},
+  };
+  for (const Json& more : variants) {
+    const Trained plain = train({2, zero_config(0, {{"reduce_bucket_size", 5000}}, more)});
+    for (const int stage : {1, 2, 3}) {
+      SCOPED_TRACE(str_cat(dump_json(more), " stage ", stage));
+      const Json zero = {{"reduce_bucket_size", 5000}, {"stage3_param_persistence_threshold", 40}};
+      const Trained other = train({2, zero_config(stage, zero, more)});
+      EXPECT_TRUE(same_bits(other.weights, plain.weights));
+      EXPECT_EQ(other.norms, plain.norms);
+    }
+  }
+}
+
+// A rank holds its share of what its stage spreads.
+TEST(Stages, MemoryIsSharedOut) {
+  const Json model = with(model_config(0), {{"n_embd", 64}, {"n_layer", 4}, {"vocab_size", 640}});
+  constexpr int kWorld = 4;
+  for (const int stage : {0, 1, 2, 3}) {
+    Job run{kWorld,
+            zero_config(
+                stage, {{"reduce_bucket_size", 20000}, {"stage3_param_persistence_threshold", 0}},
+                {{"bf16", {{"enabled", true}}}, {"data_types", {{"grad_accum_dtype", "bf16"}}}}),
+            1, model};
+    run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(run, comm);
+      engine->train_batch();
+      const double p = static_cast<double>(engine->model()->parameters().elements());
+      const MemoryAccount& account = engine->model()->device()->account();
+      const auto now = [&](MemoryTag tag) { return static_cast<double>(account.now(tag)) / p; };
+      // Bytes per parameter; padding of small tensors takes some of it.
+      const double share = stage == 0 ? 1 : 1.0 / kWorld;
+      EXPECT_NEAR(now(MemoryTag::kOptimizer), 8 * share, 0.05 * 8 * share + 0.1);
+      EXPECT_NEAR(now(MemoryTag::kParameters), 4 * share + 2 * (stage == 3 ? share : 1), 0.25);
+      EXPECT_NEAR(now(MemoryTag::kGradients), 2 * share, 0.15);
+    });
+  }
+}
+
+TEST(Stages, FrozenAndTiedParameters) {
+  // GPT-2 ties its embedding; adapters freeze everything else.
+  for (const int stage : {1, 2, 3}) {
+    std::vector<float> plain;
+    for (const int s : {0, stage}) {
+      std::mutex mutex;
+      std::vector<float> weights;
+      Job run{2, zero_config(s, {{"reduce_bucket_size", 2000},
+                                 {"stage3_param_persistence_threshold", 30}})};
+      run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+        auto model = models::Model::create(run.model, 3);
+        model->set_trainable({"*"}, false);
+        model->set_trainable({"*attn*"}, true);
+        Engine engine(dump_json(run.config), model, comm);
+        engine.set_dataset(periodic_data());
+        for (int i = 0; i < 2; ++i) engine.train_batch();
+        const std::vector<float> mine = all_weights(engine);
+        const std::lock_guard lock(mutex);
+        if (comm->rank() == 0) weights = mine;
+      });
+      if (s == 0) {
+        plain = weights;
+      } else {
+        EXPECT_TRUE(same_bits(weights, plain)) << "stage " << stage;
+      }
+    }
+  }
+}
+
+TEST(Stages, OverflowIsSkippedByAll) {
+  for (const int stage : {0, 2, 3}) {
+    Job run{3,
+            zero_config(
+                stage, {{"reduce_bucket_size", 3000}},
+                {{"fp16", {{"enabled", true}, {"initial_scale_power", 40}, {"hysteresis", 1}}}})};
+    run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(run, comm);
+      const std::vector<float> before = all_weights(*engine);
+      const StepReport report = engine->train_batch();
+      EXPECT_FALSE(report.applied);
+      EXPECT_FALSE(report.first_bad_tensor.empty());
+      EXPECT_TRUE(same_bits(all_weights(*engine), before));
+    });
+  }
+}
+
+// Whole fp32 parameters, gradients and moments can be read and set at every stage.
+TEST(Stages, StateIsReachable) {
+  for (const int stage : {0, 1, 2, 3}) {
+    Job run{3,
+            zero_config(stage,
+                        {{"reduce_bucket_size", 3000}, {"stage3_param_persistence_threshold", 30}},
+                        {{"gradient_accumulation_steps", 2}})};
+    run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(run, comm);
+      engine->train_batch();
+      const std::string name = "h.1.mlp.c_fc.weight";
+      const models::Model::Use use(*engine->model());
+      ThreadPool pool(1);
+      const OpContext ctx{engine->model()->device(), &pool};
+      zero::ParameterState& state = engine->model()->state();
+      const nn::ParamId id = state.parameters().find(name);
+      const Shape shape = state.parameters()[id].shape;
+      Tensor value = Tensor::empty(ctx.device, DType::kFloat32, shape, MemoryTag::kOther);
+      for (int64_t i = 0; i < value.elements(); ++i) {
+        value.data<float>()[i] = static_cast<float>(i % 97) / 64;
+      }
+      state.write_master(ctx, id, value);
+      EXPECT_TRUE(same_bits(flat(state.read_master(ctx, id)), flat(value)));
+    });
+    run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(run, comm);
+      engine->train_batch();
+      const std::string name = "h.1.mlp.c_fc.weight";
+      EXPECT_EQ(engine->optimizer_states(name),
+                (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+      Tensor value = engine->optimizer_state(name, "exp_avg");
+      for (int64_t i = 0; i < value.elements(); ++i) value.data<float>()[i] += 1;
+      engine->set_optimizer_state(name, "exp_avg", value);
+      EXPECT_TRUE(same_bits(flat(engine->optimizer_state(name, "exp_avg")), flat(value)));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ds::zero_test
