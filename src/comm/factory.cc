@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "comm/group.h"
+#include "comm/hierarchical.h"
 #include "comm/shm/shm_transport.h"
 #include "comm/sockets/sockets_transport.h"
 #include "comm/sockets/tcp_store.h"
@@ -53,34 +54,76 @@ std::vector<int> read_introductions(const std::vector<std::string>& texts) {
   return nodes;
 }
 
-std::unique_ptr<Transport> make_shm(int rank, int world, const GatherTexts& gather) {
-  std::vector<int> identity;
-  for (int i = 0; i < world; ++i) identity.push_back(i);
-  return ShmTransport::make(rank, world, make_process_segments(),
-                            std::make_shared<RegionTable>(rank), std::move(identity), gather);
+// `members` are the ranks of the group that share memory; `gather` is theirs.
+std::unique_ptr<ShmTransport> make_shm(int rank, const std::vector<int>& members,
+                                       const GatherTexts& gather) {
+  const auto self = std::ranges::find(members, rank) - members.begin();
+  return ShmTransport::make(static_cast<int>(self), static_cast<int>(std::ssize(members)),
+                            make_process_segments(), std::make_shared<RegionTable>(rank), members,
+                            gather);
 }
 
-std::unique_ptr<Transport> make_transport(int rank, int world, const CommOptions& options,
-                                          const std::vector<int>& nodes, const std::string& address,
+// Shared memory within nodes, sockets between them; sockets alone where a node shares no memory
+// after all.
+std::unique_ptr<Transport> make_hierarchical(int rank, const CommOptions& options,
+                                             const std::vector<int>& nodes,
+                                             const std::string& address,
+                                             const GatherTexts& gather) {
+  const auto world = static_cast<int>(std::ssize(nodes));
+  std::vector<int> members;
+  for (int peer = 0; peer < world; ++peer) {
+    if (nodes[static_cast<size_t>(peer)] == nodes[static_cast<size_t>(rank)]) {
+      members.push_back(peer);
+    }
+  }
+  std::unique_ptr<ShmTransport> local;
+  std::string trouble;
+  try {
+    local = make_shm(rank, members, gather_of_node(gather, members));
+    local->call_ranks(members);
+  } catch (const Error& error) {
+    trouble = error.message();
+  }
+  const std::vector<std::string> troubles = gather(trouble.substr(0, 1000));
+  auto all = make_sockets_transport(rank, world, address, gather,
+                                    Clock::now() + options.rendezvous_deadline);
+  for (const std::string& text : troubles) {
+    if (text.empty()) continue;
+    DS_CHECK(options.transport == TransportKind::kAuto, Code::kComm, text);
+    log_info("comm", "no shared memory between the ranks of a host: ", text);
+    return all;
+  }
+  return std::make_unique<HierarchicalTransport>(std::move(local), std::move(all), nodes);
+}
+
+std::unique_ptr<Transport> make_transport(int rank, const CommOptions& options,
+                                          const std::vector<int>& hosts, const std::string& address,
                                           const GatherTexts& gather) {
-  const bool one_host = std::ranges::count(nodes, nodes[0]) == world;
+  const auto world = static_cast<int>(std::ssize(hosts));
+  const int host_count = std::ranges::max(hosts) + 1;
+  std::vector<int> everybody;
+  for (int peer = 0; peer < world; ++peer) everybody.push_back(peer);
   switch (options.transport) {
+    case TransportKind::kSelf:
+      fail(Code::kConfig, "transport \"self\" is for one rank, not ", world);
     case TransportKind::kShm:
-      DS_CHECK(one_host, Code::kComm, "the ranks are on ", std::ranges::max(nodes) + 1,
+      DS_CHECK(host_count == 1, Code::kComm, "the ranks are on ", host_count,
                " hosts, and transport \"shm\" is for one; use \"auto\"");
-      return make_shm(rank, world, gather);
+      return make_shm(rank, everybody, gather);
+    case TransportKind::kHierarchical:
+      return make_hierarchical(rank, options, pretended_nodes(options, hosts), address, gather);
     case TransportKind::kAuto:
-      if (one_host) {
+      if (host_count == 1) {
         try {
-          return make_shm(rank, world, gather);
+          return make_shm(rank, everybody, gather);
         } catch (const Error& error) {  // on every rank alike
           log_info("comm", "no shared memory between the ranks of this host: ", error.message());
         }
+      } else if (host_count < world) {
+        return make_hierarchical(rank, options, hosts, address, gather);
       }
       break;
-    case TransportKind::kSelf:
-      fail(Code::kConfig, "transport \"self\" is for one rank, not ", world);
-    default:
+    case TransportKind::kSockets:
       break;
   }
   return make_sockets_transport(rank, world, address, gather,
@@ -146,7 +189,7 @@ std::shared_ptr<Communicator> make_communicator(int rank, int world, const CommO
   const GatherTexts gather =
       gather_over_store(meeting.store, "ds/" + job, rank, world, options.rendezvous_deadline);
   const std::vector<int> nodes = read_introductions(gather(introduction(world, options)));
-  auto transport = make_transport(rank, world, options, nodes, meeting.address, gather);
+  auto transport = make_transport(rank, options, nodes, meeting.address, gather);
   auto group =
       std::make_shared<Group>(std::move(transport), options, pretended_nodes(options, nodes));
   group->barrier({.label = "rendezvous", .deadline = options.rendezvous_deadline});

@@ -208,7 +208,8 @@ bool Group::same_node(int peer) const {
 }
 
 void Group::count(const Record& record, int64_t within, int64_t across) {
-  const int64_t real = transport_->bytes_across();
+  const bool message = record.kind == Collective::kSend || record.kind == Collective::kRecv;
+  const int64_t real = message ? -1 : transport_->bytes_across();
   const std::lock_guard lock(traffic_mutex_);
   Traffic& traffic = traffic_[static_cast<size_t>(record.kind)];
   ++traffic.calls;

@@ -144,7 +144,7 @@ void combine_inputs(const Reduction& reduction, const std::vector<const std::byt
                     const std::vector<std::byte*>& outputs, int64_t count, bool stream);
 
 // Larger targets are written past the cache.
-inline constexpr int64_t kStreamBytes = int64_t{1} << 20;
+inline constexpr int64_t kStreamBytes = int64_t{8} << 20;
 void copy_bytes(void* to, const void* from, int64_t bytes, bool stream);
 
 }  // namespace ds::comm

@@ -42,10 +42,17 @@ std::unique_ptr<ShmTransport> ShmTransport::make(int rank, int size,
                                                  std::shared_ptr<RegionTable> table,
                                                  std::vector<int> identity,
                                                  const GatherTexts& gather) {
-  auto control = share_segment(rank, 0, true, ControlLayout(size).bytes, *source, gather);
-  std::unique_ptr<ShmTransport> transport(new ShmTransport(
-      rank, size, std::move(control), std::move(source), std::move(table), std::move(identity)));
+  std::unique_ptr<ShmTransport> transport;
+  std::exception_ptr trouble;
+  try {
+    auto control = share_segment(rank, 0, true, ControlLayout(size).bytes, *source, gather);
+    transport.reset(new ShmTransport(rank, size, std::move(control), std::move(source),
+                                     std::move(table), std::move(identity)));
+  } catch (const Error&) {
+    trouble = std::current_exception();
+  }
   gather("");  // every rank has written its process
+  if (trouble) std::rethrow_exception(trouble);
   transport->meet();
   return transport;
 }

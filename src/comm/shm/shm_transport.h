@@ -19,7 +19,7 @@ namespace ds::comm {
 class ShmTransport : public Transport {
  public:
   // Collective over `gather`. `identity` has the ranks' numbers in the first group, for the table.
-  // Throws kComm on every rank when the ranks share no memory.
+  // Throws kComm on every rank when the ranks share no memory, after as many gathers as otherwise.
   static std::unique_ptr<ShmTransport> make(int rank, int size,
                                             std::shared_ptr<SegmentSource> source,
                                             std::shared_ptr<RegionTable> table,
@@ -48,6 +48,8 @@ class ShmTransport : public Transport {
   void raise(Code code, std::string_view text) noexcept override;
   void check_raised() const override;
 
+  // How messages call the ranks, where this group is a part of another.
+  void call_ranks(std::vector<int> names) { names_ = std::move(names); }
   // All ranks pass a point together.
   void sync(const Watch& watch);
 
@@ -79,6 +81,7 @@ class ShmTransport : public Transport {
   void check_peers(std::span<const int> peers, const Watch& watch, uint32_t target, bool streams);
   bool process_ended(int rank);
   std::string doings() const;  // what every rank does
+  int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<size_t>(rank)]; }
 
   // Ways to reduce and move.
   std::byte* shared(const Place& place, int rank) const {
@@ -100,6 +103,7 @@ class ShmTransport : public Transport {
   const std::shared_ptr<RegionTable> table_;
   const std::vector<int> identity_;
   const Patience patience_;
+  std::vector<int> names_;
   std::vector<int> process_files_;  // pidfds by rank; -1: a thread of this process, or none given
   uint32_t step_ = 0;
   uint32_t exchanges_ = 0;

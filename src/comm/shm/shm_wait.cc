@@ -79,12 +79,13 @@ void ShmTransport::check_peers(std::span<const int> peers, const Watch& watch, u
     if (!ended && !left) continue;
     if (!streams && reached(peer, target)) continue;  // its last deed
     check_raised();                                   // it may have said why
-    fail(Code::kComm, watch.what(), ": rank ", peer, " ",
+    fail(Code::kComm, watch.what(), ": rank ", name_of(peer), " ",
          ended ? str_cat("(process ", of(peer).process.load(), ") has ended")
                : "has left the group: its communicator is gone",
          "; ", doings());
   }
   if (Clock::now() >= watch.deadline) {
+    for (int& peer : awaited) peer = name_of(peer);
     fail(Code::kComm, watch.what(), ": ", rank_list(awaited), " did not arrive within ",
          seconds_text(watch.allowed.count()), "; ", doings());
   }
@@ -133,11 +134,12 @@ std::string ShmTransport::doings() const {
         seconds_text(now_ms() - note.since_ms.load(std::memory_order_relaxed));
     const std::string what = str_cat("operation ", record.sequence, ", ", describe(record));
     if (note.busy.load(std::memory_order_relaxed) != 0) {
-      parts.push_back(str_cat("rank ", peer, " has been in ", what, ", for ", since));
+      parts.push_back(str_cat("rank ", name_of(peer), " has been in ", what, ", for ", since));
     } else if (record.sequence == 0) {
-      parts.push_back(str_cat("rank ", peer, " has called nothing for ", since));
+      parts.push_back(str_cat("rank ", name_of(peer), " has called nothing for ", since));
     } else {
-      parts.push_back(str_cat("rank ", peer, " has called nothing for ", since, " since ", what));
+      parts.push_back(
+          str_cat("rank ", name_of(peer), " has called nothing for ", since, " since ", what));
     }
   }
   if (size() > kMost) parts.push_back(str_cat("and ", size() - kMost, " more ranks"));
