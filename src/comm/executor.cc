@@ -37,11 +37,6 @@ OperationPtr Executor::take_message() {
   return next;
 }
 
-bool Executor::idle() {
-  const std::lock_guard lock(mutex_);
-  return !busy_ && queue_.empty();
-}
-
 std::deque<OperationPtr> Executor::stop() {
   std::deque<OperationPtr> left;
   {

@@ -24,7 +24,6 @@ class Executor {
   void run(OperationPtr operation);
   // For execute: the next operation if it is a message, so that messages proceed side by side.
   OperationPtr take_message();
-  bool idle();
   // Waits for the operation in progress, then ends the thread. What is still queued is returned.
   std::deque<OperationPtr> stop();
 

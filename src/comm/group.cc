@@ -50,7 +50,7 @@ Group::Group(std::unique_ptr<Transport> transport, const CommOptions& options,
 }
 
 Group::~Group() {
-  if (!executor_.idle()) {
+  if (unfinished_ > 0) {
     transport_->raise(Code::kComm, str_cat("rank ", rank(),
                                            " destroyed its communicator while "
                                            "operations were in flight"));
@@ -111,15 +111,18 @@ WorkPtr Group::start(Call call, const CollectiveOptions& options) {
   operation->output_counts = std::move(call.output_counts);
   operation->input_counts = std::move(call.input_counts);
   if (options.blocking) {
+    ++unfinished_;
     executor_.run(operation);
   } else {
     executor_.submit(operation);
+    ++unfinished_;
     if (operation->is_message()) transport_->wake();
   }
   return operation;
 }
 
 void Group::run_blocking(const OperationPtr& operation) {
+  ++unfinished_;
   executor_.run(operation);
   operation->wait();
 }
@@ -194,6 +197,7 @@ void Group::finished(const OperationPtr& operation, int participants, std::excep
     const std::chrono::duration<double> took = Clock::now() - operation->called;
     logger_->record(operation->record.kind, told ? told.bytes() : 0, took.count(), size());
   }
+  --unfinished_;
   operation->finish(participants, std::move(error));
 }
 

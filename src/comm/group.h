@@ -64,6 +64,7 @@ class Group : public Communicator {
   const CommOptions options_;
   const std::unique_ptr<Transport> transport_;
   std::shared_ptr<CommsLogger> logger_;
+  std::atomic<int> unfinished_{0};  // operations
   uint64_t sequence_ = 0;
   std::vector<const Record*> records_;  // of the last meeting
   std::vector<char> present_;           // by rank: had not joined there

@@ -118,7 +118,8 @@ Segment::~Segment() {
 }
 
 void Segment::close_file() noexcept {
-  if (file_ >= 0) ::close(file_);
+  if (file_ < 0) return;
+  ::close(file_);
   file_ = -1;
 }
 

@@ -48,6 +48,9 @@ void SocketsTransport::transfer(std::vector<Part>& sends, std::vector<Part>& rec
 
 void SocketsTransport::exchange(const Record& mine, std::span<const std::byte> payload,
                                 const Watch& watch) {
+  // What peers sent before they failed may be complete: their failure counts nevertheless.
+  hear_control();
+  check_raised();
   const uint32_t turn = ++exchanges_ & 1;
   Heard& self = heard_[static_cast<size_t>(rank())];
   self.records[turn] = mine;

@@ -74,7 +74,10 @@ StorePtr connect_store(const StoreAddress& address, const std::string& job, int 
       Welcome welcome{};
       if (!socket->send_all(&hello, sizeof(hello), attempt_end) ||
           !socket->receive_all(&welcome, sizeof(welcome), attempt_end) || welcome.magic != kMagic) {
-        why = str_cat("what listens on port ", port, " is no rank 0 of ours");
+        // Cut short by our own deadline it says nothing new.
+        if (Clock::now() < deadline) {
+          why = str_cat("what listens on port ", port, " is no rank 0 of ours");
+        }
         continue;
       }
       switch (welcome.status) {

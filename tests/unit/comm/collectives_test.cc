@@ -48,107 +48,125 @@ std::vector<int64_t> sizes(DType dtype) {
   return {0, 1, 7, 1025, 3 * 1024 + 5, chunk + 9};
 }
 
-TEST_P(Collectives, ReductionsOfEveryType) {
+struct Prepared {
+  std::vector<std::vector<std::byte>> inputs;  // by rank: `size` pieces of n elements
+  std::vector<std::byte> expected[4];          // by ReduceOp, where there is one
+};
+
+// Calls body(communicator, prepared) for every type, size and kind of memory.
+void for_every_case(const Maker& maker, bool reductions,
+                    const std::function<void(Communicator&, DType, int64_t n, bool shared,
+                                             const Prepared&)>& body) {
   for (int size = 1; size <= kMostRanks; ++size) {
-    const World world = GetParam().make(size, quick_options());
-    expect_ok(run_ranks(world, [&](Communicator& comm) {
-      for (const DType dtype : kAllTypes) {
-        if (dtype == DType::kBool) continue;
-        for (const bool shared : {false, true}) {
-          for (const int64_t n : sizes(dtype)) {
-            const auto inputs = inputs_of(dtype, n * size, size);
-            const auto& mine = inputs[static_cast<size_t>(comm.rank())];
-            for (const ReduceOp op :
-                 {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax}) {
-              if (op == ReduceOp::kAverage && !dtype_is_floating(dtype)) continue;
-              if (n > 5000 && op != ReduceOp::kSum) continue;
-              const auto expected = reduced(dtype, inputs, op, size);
-              const Tensor whole = tensor_of(comm, shared, dtype, n * size);
-              put(whole, mine);
-              comm.all_reduce(whole, op)->wait();
-              EXPECT_TRUE(equal_bytes(whole, expected))
-                  << "all_reduce " << reduce_op_name(op) << " " << place(comm, dtype, n, shared);
-              put(whole, mine);
-              const Tensor piece = make_tensor(dtype, n);
-              comm.reduce_scatter(piece, whole, op, {.blocking = true})->wait();
-              const int64_t bytes = piece.bytes();
-              EXPECT_TRUE(equal_bytes(piece, piece_of(expected, bytes * comm.rank(), bytes)))
-                  << "reduce_scatter " << reduce_op_name(op) << " "
-                  << place(comm, dtype, n, shared);
-              const int root = size - 1;
-              comm.reduce(whole, op, root)->wait();
-              EXPECT_TRUE(equal_bytes(whole, comm.rank() == root ? expected : mine))
-                  << "reduce " << reduce_op_name(op) << " " << place(comm, dtype, n, shared);
-            }
-          }
+    const World world = maker.make(size, quick_options());
+    for (const DType dtype : kAllTypes) {
+      if (dtype == DType::kBool && reductions) continue;
+      for (const int64_t n : sizes(dtype)) {
+        Prepared prepared{inputs_of(dtype, n * size, size), {}};
+        for (const ReduceOp op :
+             {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax}) {
+          if (!reductions || (op == ReduceOp::kAverage && !dtype_is_floating(dtype))) continue;
+          if (n > 5000 && op != ReduceOp::kSum) continue;
+          prepared.expected[static_cast<int>(op)] = reduced(dtype, prepared.inputs, op, size);
         }
+        expect_ok(run_ranks(world, [&](Communicator& comm) {
+          for (const bool shared : {false, true}) body(comm, dtype, n, shared, prepared);
+        }));
       }
-    }));
+    }
   }
 }
 
-TEST_P(Collectives, MovementsOfEveryType) {
-  for (int size = 1; size <= kMostRanks; ++size) {
-    const World world = GetParam().make(size, quick_options());
-    expect_ok(run_ranks(world, [&](Communicator& comm) {
-      const int rank = comm.rank();
-      for (const DType dtype : kAllTypes) {
-        const int64_t element = dtype_size(dtype);
-        for (const bool shared : {false, true}) {
-          for (const int64_t n : sizes(dtype)) {
-            const std::string where = place(comm, dtype, n, shared);
-            const auto inputs = inputs_of(dtype, n * size, size);
-            const auto& mine = inputs[static_cast<size_t>(rank)];
-            const int64_t bytes = n * element;
-            std::vector<std::byte> gathered, turned;
-            for (const auto& input : inputs) {
-              const auto first = piece_of(input, 0, bytes);
-              const auto own = piece_of(input, bytes * rank, bytes);
-              gathered.insert(gathered.end(), first.begin(), first.end());
-              turned.insert(turned.end(), own.begin(), own.end());
-            }
-            const Tensor a = tensor_of(comm, shared, dtype, n * size), b = make_tensor(dtype, n),
-                         c = make_tensor(dtype, n * size);
-            // Into private memory from shared, into shared from private, in place.
-            put(a, mine);
-            comm.all_gather(c, a.slice(0, 0, n))->wait();
-            EXPECT_TRUE(equal_bytes(c, gathered)) << "all_gather " << where;
-            put(b, piece_of(mine, 0, bytes));
-            comm.all_gather(a, b)->wait();
-            EXPECT_TRUE(equal_bytes(a, gathered)) << "all_gather " << where;
-            put(a, std::vector<std::byte>(mine.size()));
-            put(a.slice(0, rank * n, (rank + 1) * n), piece_of(mine, 0, bytes));
-            comm.all_gather(a, a.slice(0, rank * n, (rank + 1) * n))->wait();
-            EXPECT_TRUE(equal_bytes(a, gathered)) << "all_gather in place " << where;
-
-            put(a, mine);
-            comm.all_to_all(c, a)->wait();
-            EXPECT_TRUE(equal_bytes(c, turned)) << "all_to_all " << where;
-            put(c, mine);
-            comm.all_to_all(a, c)->wait();
-            EXPECT_TRUE(equal_bytes(a, turned)) << "all_to_all " << where;
-
-            for (int root = 0; root < size; ++root) {
-              put(a, mine);
-              comm.broadcast(a, root)->wait();
-              EXPECT_TRUE(equal_bytes(a, inputs[static_cast<size_t>(root)]))
-                  << "broadcast " << where;
-              put(a, mine);
-              put(c, std::vector<std::byte>(mine.size()));
-              comm.gather(c, a.slice(0, 0, n), root)->wait();
-              EXPECT_TRUE(
-                  equal_bytes(c, rank == root ? gathered : std::vector<std::byte>(mine.size())))
-                  << "gather " << where;
-              comm.scatter(b, a, root)->wait();
-              EXPECT_TRUE(
-                  equal_bytes(b, piece_of(inputs[static_cast<size_t>(root)], bytes * rank, bytes)))
-                  << "scatter " << where;
-            }
-          }
+TEST_P(Collectives, ReductionsOfEveryType) {
+  for_every_case(
+      GetParam(), true,
+      [](Communicator& comm, DType dtype, int64_t n, bool shared, const Prepared& prepared) {
+        const auto& inputs = prepared.inputs;
+        const int size = comm.size();
+        const std::string where = place(comm, dtype, n, shared);
+        const auto& mine = inputs[static_cast<size_t>(comm.rank())];
+        const Tensor whole = tensor_of(comm, shared, dtype, n * size);
+        const Tensor piece = make_tensor(dtype, n);
+        const int64_t bytes = piece.bytes();
+        for (const ReduceOp op :
+             {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax}) {
+          if (op == ReduceOp::kAverage && !dtype_is_floating(dtype)) continue;
+          if (n > 5000 && op != ReduceOp::kSum) continue;
+          const auto& expected = prepared.expected[static_cast<int>(op)];
+          put(whole, mine);
+          comm.all_reduce(whole, op)->wait();
+          EXPECT_TRUE(equal_bytes(whole, expected))
+              << "all_reduce " << reduce_op_name(op) << " " << where;
+          put(whole, mine);
+          comm.reduce_scatter(piece, whole, op, {.blocking = true})->wait();
+          EXPECT_TRUE(equal_bytes(piece, piece_of(expected, bytes * comm.rank(), bytes)))
+              << "reduce_scatter " << reduce_op_name(op) << " " << where;
+          const int root = size - 1;
+          comm.reduce(whole, op, root)->wait();
+          EXPECT_TRUE(equal_bytes(whole, comm.rank() == root ? expected : mine))
+              << "reduce " << reduce_op_name(op) << " " << where;
         }
-      }
-    }));
-  }
+        // In place.
+        put(whole, mine);
+        const Tensor own = whole.slice(0, n * comm.rank(), n * (comm.rank() + 1));
+        comm.reduce_scatter(own, whole, ReduceOp::kSum)->wait();
+        EXPECT_TRUE(equal_bytes(own, piece_of(prepared.expected[0], bytes * comm.rank(), bytes)))
+            << "reduce_scatter in place " << where;
+      });
+}
+
+TEST_P(Collectives, MovementsOfEveryType) {
+  for_every_case(
+      GetParam(), false,
+      [](Communicator& comm, DType dtype, int64_t n, bool shared, const Prepared& prepared) {
+        const auto& inputs = prepared.inputs;
+        const int rank = comm.rank(), size = comm.size();
+        const std::string where = place(comm, dtype, n, shared);
+        const auto& mine = inputs[static_cast<size_t>(rank)];
+        const int64_t bytes = n * dtype_size(dtype);
+        std::vector<std::byte> gathered, turned;
+        for (const auto& input : inputs) {
+          const auto first = piece_of(input, 0, bytes);
+          const auto own = piece_of(input, bytes * rank, bytes);
+          gathered.insert(gathered.end(), first.begin(), first.end());
+          turned.insert(turned.end(), own.begin(), own.end());
+        }
+        const std::vector<std::byte> zeros(mine.size());
+        const Tensor a = tensor_of(comm, shared, dtype, n * size), b = make_tensor(dtype, n),
+                     c = make_tensor(dtype, n * size);
+        // Into private memory from shared, into shared from private, in place.
+        put(a, mine);
+        comm.all_gather(c, a.slice(0, 0, n))->wait();
+        EXPECT_TRUE(equal_bytes(c, gathered)) << "all_gather " << where;
+        put(b, piece_of(mine, 0, bytes));
+        comm.all_gather(a, b)->wait();
+        EXPECT_TRUE(equal_bytes(a, gathered)) << "all_gather " << where;
+        put(a, zeros);
+        const Tensor own = a.slice(0, rank * n, (rank + 1) * n);
+        put(own, piece_of(mine, 0, bytes));
+        comm.all_gather(a, own)->wait();
+        EXPECT_TRUE(equal_bytes(a, gathered)) << "all_gather in place " << where;
+
+        put(a, mine);
+        comm.all_to_all(c, a)->wait();
+        EXPECT_TRUE(equal_bytes(c, turned)) << "all_to_all " << where;
+        put(c, mine);
+        comm.all_to_all(a, c)->wait();
+        EXPECT_TRUE(equal_bytes(a, turned)) << "all_to_all " << where;
+
+        for (int root = 0; root < size; ++root) {
+          const auto& roots = inputs[static_cast<size_t>(root)];
+          put(a, mine);
+          comm.broadcast(a, root)->wait();
+          EXPECT_TRUE(equal_bytes(a, roots)) << "broadcast " << where;
+          put(a, mine);
+          put(c, zeros);
+          comm.gather(c, a.slice(0, 0, n), root)->wait();
+          EXPECT_TRUE(equal_bytes(c, rank == root ? gathered : zeros)) << "gather " << where;
+          comm.scatter(b, a, root)->wait();
+          EXPECT_TRUE(equal_bytes(b, piece_of(roots, bytes * rank, bytes))) << "scatter " << where;
+        }
+      });
 }
 
 TEST_P(Collectives, CountsByRank) {
@@ -348,17 +366,19 @@ TEST_P(Collectives, TrafficIsCounted) {
   options.ranks_per_node = 2;
   const World world = GetParam().make(4, options);
   expect_ok(run_ranks(world, [&](Communicator& comm) {
-    const Tensor whole = make_tensor(DType::kInt8, 4000), piece = make_tensor(DType::kInt8, 1000);
+    const Tensor whole = make_tensor(DType::kInt8, 40000), piece = make_tensor(DType::kInt8, 10000);
     comm.reduce_scatter(piece, whole, ReduceOp::kSum)->wait();
     comm.all_gather(whole, piece)->wait();
     comm.all_gather(whole, piece)->wait();
     const auto of = [&](Collective kind) { return comm.traffic()[static_cast<size_t>(kind)]; };
     EXPECT_EQ(of(Collective::kReduceScatter).calls, 1);
-    EXPECT_EQ(of(Collective::kReduceScatter).within_node, 1000);
-    EXPECT_EQ(of(Collective::kReduceScatter).across_nodes, 2000);
+    EXPECT_EQ(of(Collective::kReduceScatter).within_node, 10000);
+    EXPECT_EQ(of(Collective::kReduceScatter).across_nodes, 20000);
     EXPECT_EQ(of(Collective::kAllGather).calls, 2);
-    EXPECT_EQ(of(Collective::kAllGather).within_node, 2000);
-    EXPECT_EQ(of(Collective::kAllGather).across_nodes, 4000);
+    EXPECT_EQ(of(Collective::kAllGather).within_node, 20000);
+    // Pairwise, a block goes to both ranks of the other node.
+    const bool once = std::string_view(comm.transport()) == "hierarchical";
+    EXPECT_EQ(of(Collective::kAllGather).across_nodes, once ? 20000 : 40000);
     EXPECT_EQ(of(Collective::kAllReduce).calls, 0);
   }));
 }

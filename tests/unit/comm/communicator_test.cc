@@ -126,6 +126,29 @@ TEST(CommOptions, Parsed) {
   expect_error(Code::kConfig, "timeout_seconds",
                [] { parse_comm_options(R"({"timeout_second": 1})"); });
   expect_error(Code::kConfig, "object", [] { parse_comm_options("3"); });
+  const CommOptions all = parse_comm_options(
+      R"({"transport": "sockets", "ranks_per_node": 4, "checked": true, "master_addr": "h",
+          "master_port": 1234, "host_address": "10.0.0.1", "job_id": "j",
+          "rendezvous_timeout_seconds": 20})");
+  EXPECT_EQ(all.transport, TransportKind::kSockets);
+  EXPECT_EQ(all.ranks_per_node, 4);
+  EXPECT_TRUE(all.checked);
+  EXPECT_EQ(all.master_addr, "h");
+  EXPECT_EQ(all.master_port, 1234);
+  EXPECT_EQ(all.host_address, "10.0.0.1");
+  EXPECT_EQ(all.job_id, "j");
+  EXPECT_EQ(all.rendezvous_deadline, std::chrono::seconds(20));
+  const auto refused = [](const char* text, const char* json) {
+    expect_error(Code::kConfig, text, [&] { parse_comm_options(json); });
+  };
+  refused("known are: auto, self, shm, sockets, hierarchical", R"({"transport": "tcp"})");
+  refused("did you mean \"ranks_per_node\"", R"({"rank_per_node": 1})");
+  refused("between 0 and 65535", R"({"master_port": 70000})");
+  refused("between 0 and", R"({"ranks_per_node": 18446744073709551615})");
+  refused("whole number", R"({"ranks_per_node": 1.5})");
+  refused("true or false", R"({"checked": 1})");
+  refused("must be text", R"({"job_id": 3})");
+  refused("without zero bytes", "{\"job_id\": \"a\\u0000b\"}");
 }
 
 }  // namespace

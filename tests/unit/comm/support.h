@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -107,11 +108,11 @@ inline std::vector<std::byte> random_bytes(DType dtype, int64_t elements, uint64
 namespace detail {
 
 template <class T>
-T reduce_one(const std::vector<T>& values, ReduceOp op, int divisor) {
+T reduce_one(std::span<const T> values, ReduceOp op, int divisor) {
   if constexpr (std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>) {
-    std::vector<float> wide;
-    for (const T value : values) wide.push_back(to_float(value));
-    return from_float<T>(reduce_one<float>(wide, op, divisor));
+    float wide[8] = {};
+    for (size_t i = 0; i < values.size(); ++i) wide[i] = to_float(values[i]);
+    return from_float<T>(reduce_one<float>({wide, values.size()}, op, divisor));
   } else {
     T result = values.empty() ? T{} : values[0];
     for (size_t i = 1; i < values.size(); ++i) {
@@ -138,13 +139,11 @@ std::vector<std::byte> reduce_typed(const std::vector<std::vector<std::byte>>& i
                                     int divisor) {
   std::vector<std::byte> result(inputs.empty() ? 0 : inputs[0].size());
   for (size_t at = 0; at < result.size(); at += sizeof(T)) {
-    std::vector<T> values;
-    for (const auto& input : inputs) {
-      T value;
-      std::memcpy(&value, input.data() + at, sizeof(T));
-      values.push_back(value);
+    T values[8] = {};  // tests have few ranks
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      std::memcpy(&values[i], inputs[i].data() + at, sizeof(T));
     }
-    const T sum = reduce_one<T>(values, op, divisor);
+    const T sum = reduce_one<T>({values, inputs.size()}, op, divisor);
     std::memcpy(result.data() + at, &sum, sizeof(T));
   }
   return result;
@@ -198,10 +197,44 @@ struct Maker {
   const char* name;
   std::function<World(int size, const CommOptions&)> make;
 };
-inline std::vector<Maker> makers() {
-  return {{"shm",
-           [](int size, const CommOptions& options) { return make_local_group(size, options); }}};
+// Ranks that meet in a store of this process and otherwise behave like processes.
+inline World meet(int size, const CommOptions& options) {
+  const StorePtr store = make_memory_store();
+  World world(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        world[static_cast<size_t>(rank)] = make_communicator(rank, size, options, store);
+      } catch (const Error& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.message();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return world;
 }
+
+inline Maker maker_of(const char* name, TransportKind kind) {
+  return {name, [kind](int size, CommOptions options) {
+            options.transport = kind;
+            options.host_address = "127.0.0.1";
+            return meet(size, options);
+          }};
+}
+
+inline std::vector<Maker> makers() {
+  return {{"threads",
+           [](int size, const CommOptions& options) { return make_local_group(size, options); }},
+          maker_of("shm", TransportKind::kShm),
+          maker_of("sockets", TransportKind::kSockets),
+          {"hierarchical", [](int size, CommOptions options) {
+             // Nodes of two ranks, the last one perhaps of one.
+             options.ranks_per_node = 2;
+             return maker_of("", TransportKind::kHierarchical).make(size, options);
+           }}};
+}
+inline void PrintTo(const Maker& maker, std::ostream* out) { *out << maker.name; }
 inline std::string maker_name(const ::testing::TestParamInfo<Maker>& info) {
   return info.param.name;
 }

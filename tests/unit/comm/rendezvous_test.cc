@@ -1,0 +1,397 @@
+// Finding out who one is, meeting at a store, and strangers at its port.
+#include <gmock/gmock.h>
+
+#include <array>
+
+#include "comm/sockets/socket.h"
+#include "comm/sockets/tcp_store.h"
+#include "unit/base/expect_error.h"
+#include "unit/comm/processes.h"
+
+namespace ds::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// ---- discovery ----
+
+struct PlaceCase {
+  const char* name;
+  Environment environment;
+  std::string source;
+  std::array<int, 4> numbers;  // rank, world, local rank, local size
+  std::string master;
+  std::array<int, 2> ports;  // first, count
+};
+
+TEST(Discovery, Table) {
+  const std::vector<PlaceCase> cases = {
+      {"nothing", {}, "none", {0, 1, 0, -1}, "", {0, 1}},
+      {"torchrun",
+       {{"RANK", "5"},
+        {"WORLD_SIZE", "8"},
+        {"LOCAL_RANK", "1"},
+        {"LOCAL_WORLD_SIZE", "4"},
+        {"MASTER_ADDR", "node0"},
+        {"MASTER_PORT", "29400"},
+        {"TORCHELASTIC_RUN_ID", "x"}},
+       "torchrun",
+       {5, 8, 1, 4},
+       "node0",
+       {29400, 1}},
+      {"torchrun keeps its port",
+       {{"RANK", "0"},
+        {"WORLD_SIZE", "2"},
+        {"LOCAL_RANK", "0"},
+        {"MASTER_ADDR", "h"},
+        {"MASTER_PORT", "29400"},
+        {"TORCHELASTIC_USE_AGENT_STORE", "True"}},
+       "torchrun",
+       {0, 2, 0, -1},
+       "h",
+       {29401, 16}},
+      {"a port of our own",
+       {{"RANK", "0"},
+        {"WORLD_SIZE", "2"},
+        {"LOCAL_RANK", "0"},
+        {"MASTER_ADDR", "h"},
+        {"MASTER_PORT", "29400"},
+        {"DS_MASTER_PORT", "31000"},
+        {"TORCHELASTIC_USE_AGENT_STORE", "True"}},
+       "torchrun",
+       {0, 2, 0, -1},
+       "h",
+       {31000, 1}},
+      {"DeepSpeed's launcher",
+       {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"LOCAL_SIZE", "2"}},
+       "torchrun",
+       {1, 2, 1, 2},
+       "127.0.0.1",
+       {29500, 1}},
+      {"torchrun inside Slurm",
+       {{"RANK", "1"},
+        {"WORLD_SIZE", "2"},
+        {"LOCAL_RANK", "1"},
+        {"MASTER_ADDR", "m"},
+        {"MASTER_PORT", "1234"},
+        {"SLURM_PROCID", "0"},
+        {"SLURM_NTASKS", "1"},
+        {"SLURM_LOCALID", "0"},
+        {"SLURM_STEP_ID", "0"},
+        {"SLURM_STEP_NUM_TASKS", "1"}},
+       "torchrun",
+       {1, 2, 1, -1},
+       "m",
+       {1234, 1}},
+      {"Open MPI",
+       {{"OMPI_COMM_WORLD_RANK", "3"},
+        {"OMPI_COMM_WORLD_SIZE", "4"},
+        {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+        {"PMIX_RANK", "3"},
+        {"MASTER_PORT", "5000"}},
+       "Open MPI",
+       {3, 4, 3, 4},
+       "127.0.0.1",
+       {5000, 1}},
+      {"MPICH",
+       {{"PMI_RANK", "1"},
+        {"PMI_SIZE", "2"},
+        {"MPI_LOCALRANKID", "0"},
+        {"MPI_LOCALNRANKS", "1"},
+        {"MASTER_ADDR", "10.0.0.1"},
+        {"MASTER_PORT", "7"}},
+       "MPICH or Intel MPI",
+       {1, 2, 0, 1},
+       "10.0.0.1",
+       {7, 1}},
+      {"MVAPICH",
+       {{"MV2_COMM_WORLD_RANK", "1"},
+        {"MV2_COMM_WORLD_SIZE", "2"},
+        {"MV2_COMM_WORLD_LOCAL_RANK", "1"},
+        {"MASTER_ADDR", "a"},
+        {"MASTER_PORT", "7"}},
+       "MVAPICH",
+       {1, 2, 1, -1},
+       "a",
+       {7, 1}},
+      {"a step of srun",
+       {{"SLURM_PROCID", "7"},
+        {"SLURM_NTASKS", "64"},
+        {"SLURM_LOCALID", "3"},
+        {"SLURM_STEP_ID", "2"},
+        {"SLURM_STEP_NUM_TASKS", "8"},
+        {"SLURM_STEP_NODELIST", "gnode[10,20,25-27]"},
+        {"MASTER_PORT", "6000"}},
+       "Slurm",
+       {7, 8, 3, -1},
+       "gnode10",
+       {6000, 1}},
+      {"a batch shell of Slurm",
+       {{"SLURM_PROCID", "0"},
+        {"SLURM_NTASKS", "64"},
+        {"SLURM_LOCALID", "0"},
+        {"SLURM_JOB_ID", "9"}},
+       "none",
+       {0, 1, 0, -1},
+       "",
+       {0, 1}},
+      {"an interactive shell of Slurm",
+       {{"SLURM_PROCID", "0"},
+        {"SLURM_LOCALID", "0"},
+        {"SLURM_STEP_ID", "4294967290"},
+        {"SLURM_STEP_NUM_TASKS", "64"}},
+       "none",
+       {0, 1, 0, -1},
+       "",
+       {0, 1}},
+  };
+  for (const PlaceCase& c : cases) {
+    const ProcessPlace place = discover_process(c.environment);
+    EXPECT_EQ(place.source, c.source) << c.name;
+    EXPECT_EQ((std::array<int, 4>{place.rank, place.world, place.local_rank, place.local_size}),
+              c.numbers)
+        << c.name;
+    EXPECT_EQ(place.master_addr, c.master) << c.name;
+    EXPECT_EQ((std::array<int, 2>{place.master_port, place.port_count}), c.ports) << c.name;
+  }
+}
+
+TEST(Discovery, PartsAndNonsenseAreErrors) {
+  const auto refused = [](const std::vector<std::string>& parts, const Environment& environment) {
+    expect_error(Code::kConfig, parts, [&] { discover_process(environment); });
+  };
+  refused({"torchrun", "RANK=1", "WORLD_SIZE, LOCAL_RANK missing"}, {{"RANK", "1"}});
+  refused({"Open MPI", "OMPI_COMM_WORLD_SIZE=2"}, {{"OMPI_COMM_WORLD_SIZE", "2"}});
+  refused({"RANK is \"2\"", "0 to 1"}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}});
+  refused({"WORLD_SIZE is \"two\""}, {{"RANK", "0"}, {"WORLD_SIZE", "two"}, {"LOCAL_RANK", "0"}});
+  refused({"LOCAL_RANK is \"-1\""}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "-1"}});
+  refused({"MASTER_PORT is \"70000\""},
+          {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_PORT", "70000"}});
+  refused({"SLURM_LOCALID missing"},
+          {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}});
+}
+
+TEST(Discovery, JobsOfOneHostGetPortsOfTheirOwn) {
+  const auto port = [](const char* space) {
+    return discover_process({{"OMPI_COMM_WORLD_RANK", "0"},
+                             {"OMPI_COMM_WORLD_SIZE", "2"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                             {"PMIX_NAMESPACE", space}})
+        .master_port;
+  };
+  EXPECT_EQ(port("123"), port("123"));
+  EXPECT_NE(port("123"), port("124"));
+  EXPECT_GE(port("123"), 20000);
+  EXPECT_LT(port("123"), 32768);
+}
+
+TEST(Discovery, FirstHost) {
+  EXPECT_EQ(first_host("n1"), "n1");
+  EXPECT_EQ(first_host("n1,n2"), "n1");
+  EXPECT_EQ(first_host("gnode[10,20,25-27]"), "gnode10");
+  EXPECT_EQ(first_host("gnode[007-010]-ib,x"), "gnode007-ib");
+  EXPECT_EQ(first_host("[1-2]"), "1");
+  EXPECT_EQ(first_host(""), "");
+  EXPECT_EQ(first_host("broken["), "broken[");
+}
+
+// ---- the store ----
+
+comm::StoreAddress address_of(int port, int count = 1) { return {"127.0.0.1", port, count}; }
+
+StorePtr client(int port, int rank, int world, const std::string& job = "job", int ms = 20000) {
+  std::string address;
+  return comm::connect_store(address_of(port), job, rank, world, std::chrono::milliseconds(ms),
+                             &address);
+}
+
+TEST(TcpStore, PutsAndGets) {
+  const comm::TcpStoreServer server(address_of(0), "job", 2);
+  const StorePtr a = client(server.port(), 0, 2), b = client(server.port(), 1, 2);
+  a->put("key", std::string("va\0lue", 6));
+  EXPECT_EQ(b->get("key", std::chrono::seconds(5)), std::string("va\0lue", 6));
+  EXPECT_EQ(b->get("missing", std::chrono::milliseconds(30)), std::nullopt);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    a->put("later", std::string(300000, 'x'));
+  });
+  EXPECT_EQ(b->get("later", std::chrono::seconds(20))->size(), 300000u);
+  later.join();
+  expect_error(Code::kInvalidArgument, {"a store takes"},
+               [&] { a->put(std::string(300, 'k'), ""); });
+}
+
+TEST(TcpStore, OtherJobsAndWorldsAreTurnedAway) {
+  const comm::TcpStoreServer server(address_of(0), "job", 2);
+  expect_error(Code::kComm, {"rank 0 expects 2 ranks, rank 1 3"},
+               [&] { client(server.port(), 1, 3); });
+  expect_error(Code::kComm, {"another job meets"},
+               [&] { client(server.port(), 1, 2, "other", 100); });
+  const StorePtr first = client(server.port(), 1, 2);
+  expect_error(Code::kComm, {"a rank 1 is there already"},
+               [&] { client(server.port(), 1, 2, "job", 100); });
+}
+
+TEST(TcpStore, TwoJobsShareARangeOfPorts) {
+  const int port = Processes::free_port();
+  const comm::TcpStoreServer one(address_of(port, 16), "one", 1),
+      two(address_of(port, 16), "two", 1);
+  EXPECT_NE(one.port(), two.port());
+  for (const char* job : {"one", "two"}) {
+    std::string address;
+    const StorePtr store =
+        comm::connect_store(address_of(port, 16), job, 0, 1, std::chrono::seconds(20), &address);
+    EXPECT_EQ(address, "127.0.0.1");
+    store->put("who", job);
+    EXPECT_EQ(store->get("who", std::chrono::seconds(1)), job);
+  }
+}
+
+// Whoever sends what: the ranks that belong there are served.
+TEST(TcpStore, StrangersDisturbNobody) {
+  using namespace comm::store_wire;
+  const comm::TcpStoreServer server(address_of(0), "job", 2);
+  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(5); };
+  std::mt19937_64 random(base_seed());
+  std::vector<comm::Socket> open;  // slow ones, that say nothing or half of something
+  for (int i = 0; i < 40; ++i) {
+    std::string why;
+    auto socket = comm::connect_to("127.0.0.1", server.port(), soon(), &why);
+    ASSERT_TRUE(socket) << why;
+    std::vector<char> bytes;
+    const auto append = [&](const auto& value) {
+      const char* p = reinterpret_cast<const char*>(&value);
+      bytes.insert(bytes.end(), p, p + sizeof(value));
+    };
+    switch (i % 5) {
+      case 0:  // noise
+        for (int k = 0; k < 200; ++k) bytes.push_back(static_cast<char>(random()));
+        break;
+      case 1:
+        break;
+      case 2:  // half a greeting
+        append(kMagic);
+        break;
+      case 3:  // a rank that is none
+        append(Hello{kMagic, job_hash("job"), 77, 2});
+        break;
+      case 4:  // of another job, with a huge request behind
+        append(Hello{kMagic, job_hash("x"), 0, 2});
+        append(Request{kPut, 0xFFFFFFFF, 0xFFFFFFFF, 0});
+        break;
+    }
+    socket->send_all(bytes.data(), bytes.size(), soon());
+    open.push_back(std::move(*socket));
+  }
+  // One that is let in and then lies about lengths.
+  {
+    std::string why;
+    auto socket = comm::connect_to("127.0.0.1", server.port(), soon(), &why);
+    const Hello hello{kMagic, job_hash("job"), 1, 2};
+    Welcome welcome{};
+    ASSERT_TRUE(socket->send_all(&hello, sizeof(hello), soon()));
+    ASSERT_TRUE(socket->receive_all(&welcome, sizeof(welcome), soon()));
+    EXPECT_EQ(welcome.status, kFine);
+    const Request request{kPut, 10, 0x7FFFFFFF, 0};
+    ASSERT_TRUE(socket->send_all(&request, sizeof(request), soon()));
+    char byte;
+    EXPECT_FALSE(socket->receive_all(&byte, 1, soon()));  // it is shown out
+  }
+  const StorePtr a = client(server.port(), 0, 2), b = client(server.port(), 1, 2);
+  a->put("key", "value");
+  EXPECT_EQ(b->get("key", std::chrono::seconds(10)), "value");
+}
+
+// ---- whole groups ----
+
+TEST(Rendezvous, ProcessesInAnyOrder) {
+  for (const TransportKind kind : {TransportKind::kAuto, TransportKind::kSockets}) {
+    CommOptions options = quick_options();
+    options.transport = kind;
+    Processes processes(4, options, [&](int rank, const std::function<CommPtr()>& join) {
+      std::this_thread::sleep_for(std::chrono::milliseconds((rank * 37 + 11) % 50 * 10));
+      const CommPtr comm = join();
+      EXPECT_STREQ(comm->transport(), kind == TransportKind::kAuto ? "shm" : "sockets");
+      const Tensor t = make_tensor(DType::kInt64, 4000);
+      t.data<int64_t>()[3999] = rank;
+      comm->all_reduce(t, ReduceOp::kSum)->wait();
+      DS_CHECK(t.data<int64_t>()[3999] == 6, Code::kInternal, "wrong sum");
+      comm->finalize();
+    });
+    for (const std::string& report : processes.reports()) EXPECT_EQ(report, "ok");
+  }
+}
+
+TEST(Rendezvous, AWithheldRankIsNamed) {
+  CommOptions options = quick_options();
+  options.rendezvous_deadline = std::chrono::milliseconds(700);
+  Processes processes(4, options, [](int rank, const std::function<CommPtr()>& join) {
+    if (rank != 2) join();
+  });
+  const auto reports = processes.reports();
+  for (const size_t rank : {size_t{0}, size_t{1}, size_t{3}}) {
+    EXPECT_THAT(reports[rank], HasSubstr("rank 2 of 4 did not come to the rendezvous"));
+  }
+}
+
+TEST(Rendezvous, WithoutRankZero) {
+  CommOptions options = quick_options();
+  options.rendezvous_deadline = std::chrono::milliseconds(300);
+  Processes processes(2, options, [](int rank, const std::function<CommPtr()>& join) {
+    if (rank != 0) join();
+  });
+  EXPECT_THAT(processes.reports()[1], HasSubstr("rank 0 could not be reached at 127.0.0.1"));
+}
+
+TEST(Rendezvous, TwoJobsAtOnce) {
+  const auto body = [](int, const std::function<CommPtr()>& join) {
+    const CommPtr comm = join();
+    const Tensor t =
+        comm->shared_tensor(cpu(), DType::kFloat32, {30000}, MemoryTag::kCommunication);
+    for (int i = 0; i < 20; ++i) {
+      std::fill_n(t.data<float>(), 30000, 1.0f);
+      comm->all_reduce(t, ReduceOp::kSum)->wait();
+      DS_CHECK(t.data<float>()[29999] == 2, Code::kInternal, "wrong sum");
+    }
+    comm->finalize();
+  };
+  Processes one(2, quick_options(), body), two(2, quick_options(), body);
+  for (const std::string& report : one.reports()) EXPECT_EQ(report, "ok");
+  for (const std::string& report : two.reports()) EXPECT_EQ(report, "ok");
+}
+
+TEST(Rendezvous, OptionsMustAgree) {
+  const StorePtr store = make_memory_store();
+  std::vector<std::string> texts(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      CommOptions options = quick_options();
+      options.ranks_per_node = rank;
+      try {
+        make_communicator(rank, 2, options, store);
+      } catch (const Error& error) {
+        texts[static_cast<size_t>(rank)] = error.message();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& text : texts) {
+    EXPECT_THAT(text, HasSubstr("ranks_per_node 0"));
+    EXPECT_THAT(text, HasSubstr("they must agree"));
+  }
+}
+
+TEST(Rendezvous, NeedsAPlace) {
+  expect_error(Code::kConfig, {"set MASTER_ADDR and MASTER_PORT"},
+               [] { make_communicator(0, 2, quick_options(), nullptr, {}); });
+  const auto alone = make_communicator(-1, -1, quick_options(), nullptr, {});
+  EXPECT_EQ(alone->size(), 1);
+  expect_error(Code::kInvalidArgument, {"give both"},
+               [] { make_communicator(-1, 2, quick_options(), nullptr, {}); });
+}
+
+}  // namespace
+}  // namespace ds::testing
