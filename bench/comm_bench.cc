@@ -4,6 +4,8 @@
 //
 // Usage: comm_bench [--ranks N] [--transport auto|shm|sockets|hierarchical] [--ranks-per-node N]
 //                   [--private] [--largest BYTES] [--json]
+// Forks N ranks that meet at a port of this host. Started by a launcher (torchrun, mpirun, srun, or
+// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment) it is one rank.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -154,10 +156,10 @@ void print(const std::vector<Row>& rows, const Arguments& arguments, double copy
 
 int run_rank(int rank, const Arguments& arguments) {
   try {
-    const auto comm = make_communicator(rank, arguments.ranks, arguments.options);
+    const auto comm = make_communicator(rank, rank < 0 ? -1 : arguments.ranks, arguments.options);
     double copy_rate = 0;
     const std::vector<Row> rows = measure(*comm, arguments, &copy_rate);
-    if (rank == 0) print(rows, arguments, copy_rate, comm->transport());
+    if (comm->rank() == 0) print(rows, arguments, copy_rate, comm->transport());
     comm->finalize();
     std::fflush(stdout);
     return 0;
@@ -167,12 +169,21 @@ int run_rank(int rank, const Arguments& arguments) {
   }
 }
 
+// 0: started by no launcher; -1: it says nonsense.
+int world_of_launcher() {
+  try {
+    const ProcessPlace place = discover_process(process_environment());
+    return place.source == "none" ? 0 : place.world;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "comm_bench: %s\n", error.what());
+    return -1;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   Arguments arguments;
-  arguments.options.master_addr = "127.0.0.1";
-  arguments.options.master_port = 20000 + static_cast<int>(::getpid() % 12000);
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     const auto value = [&] { return i + 1 < argc ? argv[++i] : ""; };
@@ -194,6 +205,12 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
+  if (const int launched = world_of_launcher(); launched != 0) {
+    arguments.ranks = launched;
+    return launched < 0 ? 2 : run_rank(-1, arguments);
+  }
+  arguments.options.master_addr = "127.0.0.1";
+  arguments.options.master_port = 20000 + static_cast<int>(::getpid() % 12000);
   std::vector<pid_t> children;
   for (int rank = 1; rank < arguments.ranks; ++rank) {
     const pid_t id = ::fork();

@@ -56,9 +56,8 @@ Group::~Group() {
                                            "operations were in flight"));
   }
   for (const OperationPtr& left : executor_.stop()) {
-    left->finish(
-        0, std::make_exception_ptr(Error(
-               Code::kState, str_cat(describe(left->record), ": the communicator was destroyed"))));
+    left->finish(0, Error(Code::kState,
+                          str_cat(describe(left->record), ": the communicator was destroyed")));
   }
 }
 
@@ -127,26 +126,31 @@ void Group::run_blocking(const OperationPtr& operation) {
   operation->wait();
 }
 
+std::optional<Error> Group::attempt(std::string_view name, const std::function<void()>& body) {
+  try {
+    check_active(name);
+  } catch (const Error& error) {
+    return error;
+  }
+  std::optional<Error> failure;
+  try {
+    body();
+    return {};
+  } catch (const Error& error) {
+    failure = error;
+  } catch (const std::exception& error) {
+    failure.emplace(Code::kComm, error.what());
+  }
+  end_with(*failure);
+  return failure;
+}
+
 void Group::execute(OperationPtr operation) {
   if (operation->is_message()) return execute_messages(std::move(operation));
-  std::exception_ptr error;
   operation->called = Clock::now();
   operation->deadline = operation->called + operation->allowed;
-  try {
-    check_active(collective_name(operation->record.kind));
-    try {
-      run(*operation);
-    } catch (const Error& failure) {
-      end_with(failure);
-      throw;
-    } catch (const std::exception& failure) {
-      end_with(Error(Code::kComm, failure.what()));
-      throw;
-    }
-  } catch (...) {
-    error = std::current_exception();
-  }
-  finished(operation, participants_, std::move(error));
+  const auto failure = attempt(collective_name(operation->record.kind), [&] { run(*operation); });
+  finished(operation, participants_, failure);
 }
 
 void Group::execute_messages(OperationPtr first) {
@@ -158,7 +162,6 @@ void Group::execute_messages(OperationPtr first) {
     messages_.post(std::move(operation));
   };
   post(std::move(first));
-  std::exception_ptr error;
   const auto over = [&](const OperationPtr& operation) {
     if (operation->record.kind == Collective::kSend) {
       const int64_t bytes = operation->input.bytes();
@@ -167,38 +170,28 @@ void Group::execute_messages(OperationPtr first) {
     } else {
       count(operation->record, 0, 0);
     }
-    finished(operation, 2, nullptr);
+    finished(operation, 2, {});
   };
-  try {
-    check_active("message");
-    try {
-      while (messages_.pending()) {
-        while (OperationPtr next = executor_.take_message()) post(std::move(next));
-        if (messages_.progress(over)) continue;
-        transport_->wait_for_streams(messages_.awaited(), watch_of(messages_.most_urgent()));
-      }
-    } catch (const Error& failure) {
-      end_with(failure);
-      throw;
-    } catch (const std::exception& failure) {
-      end_with(Error(Code::kComm, failure.what()));
-      throw;
+  const auto failure = attempt("message", [&] {
+    while (messages_.pending()) {
+      while (OperationPtr next = executor_.take_message()) post(std::move(next));
+      if (messages_.progress(over)) continue;
+      transport_->wait_for_streams(messages_.awaited(), watch_of(messages_.most_urgent()));
     }
-  } catch (...) {
-    error = std::current_exception();
-  }
+  });
   transport_->announce(Record(), false);
-  for (const OperationPtr& pending : messages_.take_all()) finished(pending, 0, error);
+  for (const OperationPtr& pending : messages_.take_all()) finished(pending, 0, failure);
 }
 
-void Group::finished(const OperationPtr& operation, int participants, std::exception_ptr error) {
+void Group::finished(const OperationPtr& operation, int participants,
+                     const std::optional<Error>& error) {
   if (logger_ && !error) {
     const Tensor& told = operation->input ? operation->input : operation->output;
     const std::chrono::duration<double> took = Clock::now() - operation->called;
     logger_->record(operation->record.kind, told ? told.bytes() : 0, took.count(), size());
   }
   --unfinished_;
-  operation->finish(participants, std::move(error));
+  operation->finish(participants, error);
 }
 
 // The first failure ends the group: here, on the peers, and in groups split from it when it is an

@@ -42,7 +42,9 @@ class Group : public Communicator {
   void execute_messages(OperationPtr first);
   void run(Operation& operation);  // throws
   void run_blocking(const OperationPtr& operation);
-  void finished(const OperationPtr& operation, int participants, std::exception_ptr error);
+  void finished(const OperationPtr& operation, int participants, const std::optional<Error>& error);
+  // What `body` throws; a failure of an active group ends it.
+  std::optional<Error> attempt(std::string_view name, const std::function<void()>& body);
   void end_with(const Error& error) noexcept;
   void abort_children(std::string_view reason) noexcept;
 

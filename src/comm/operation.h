@@ -2,9 +2,9 @@
 #pragma once
 
 #include <condition_variable>
-#include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "comm/record.h"
@@ -35,19 +35,19 @@ class Operation : public Work {
   void wait() override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return done_; });
-    if (error_) std::rethrow_exception(error_);
+    if (error_) throw Error(*error_);  // one of its own for each waiter
   }
   int participants() const override {
     const std::lock_guard lock(mutex_);
     return participants_;
   }
-  void finish(int participants, std::exception_ptr error) {
+  void finish(int participants, const std::optional<Error>& error) {
     output = input = Tensor();
     {
       const std::lock_guard lock(mutex_);
       done_ = true;
       participants_ = participants;
-      error_ = std::move(error);
+      error_ = error;
     }
     changed_.notify_all();
   }
@@ -57,7 +57,7 @@ class Operation : public Work {
   std::condition_variable changed_;
   bool done_ = false;
   int participants_ = 0;
-  std::exception_ptr error_;
+  std::optional<Error> error_;
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
