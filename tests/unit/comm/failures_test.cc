@@ -243,6 +243,7 @@ TEST_P(Lost, IsNamedByEveryOther) {
     CommOptions options = quick_options(700);
     options.rendezvous_deadline = std::chrono::seconds(60);
     options.transport = kind;
+    if (kind == TransportKind::kHierarchical) options.ranks_per_node = 2;
     const int victim = attempt % 3;
     Processes processes(3, options, [](int, const std::function<CommPtr()>& join) {
       const CommPtr comm = join();
@@ -274,7 +275,8 @@ TEST_P(Lost, IsNamedByEveryOther) {
 
 INSTANTIATE_TEST_SUITE_P(Signals, Lost,
                          ::testing::Combine(::testing::Values(TransportKind::kShm,
-                                                              TransportKind::kSockets),
+                                                              TransportKind::kSockets,
+                                                              TransportKind::kHierarchical),
                                             ::testing::Values(SIGKILL, SIGSTOP)),
                          [](const auto& param) {
                            return str_cat(
