@@ -274,8 +274,8 @@ DS_API void ds_tensor_destroy(ds_tensor* tensor);
 
 /**
  * A key-value store that the caller provides for processes to find each other. Zero is default.
- * `put` and `get` return 0 or a negative status; `get` waits until the key exists or its own
- * deadline passes, writes at most `capacity` bytes and the value's size to `out_size`.
+ * `put` and `get` return 0 or a negative status; `get` waits until the key exists or, with
+ * DS_ERR_NOT_FOUND, until its own deadline passes, writes at most `capacity` bytes and the value's size to `out_size`.
  */
 typedef struct ds_store {
   int64_t struct_size; /**< sizeof(ds_store) of the caller's header */
@@ -287,14 +287,20 @@ typedef struct ds_store {
                    int64_t* out_size);
 } ds_store;
 
+/** How numbers of several processes become one. Since: 0.4. */
+enum ds_reduce_op { DS_REDUCE_SUM = 0, DS_REDUCE_AVERAGE = 1, DS_REDUCE_MIN = 2, DS_REDUCE_MAX = 3 };
+
 /**
  * Joins a group of processes.
- * @param rank         this process, in [0, world_size)
- * @param world_size   number of processes; this version supports 1
- * @param config_json  communication options; NULL or "{}" for the defaults
- * @param store        where the processes meet; may be NULL when world_size is 1
- * Blocks: until all have joined. Errors: DS_ERR_UNSUPPORTED, DS_ERR_CONFIG, DS_ERR_COMM.
- * Since: 0.1.
+ * @param rank         this process, in [0, world_size); -1, with world_size -1: what the launcher
+ *                     (ds launch, torchrun, mpirun, srun) put into the environment, else 0 of 1
+ * @param world_size   number of processes
+ * @param config_json  communication options (docs/communication.md); NULL or "{}" for the defaults
+ * @param store        where the processes meet; NULL: a port of rank 0, which master_addr and
+ *                     master_port of the options or MASTER_ADDR and MASTER_PORT name
+ * Processes of one host share memory, others use sockets; the option "transport" decides otherwise.
+ * Blocks: until all have joined. Errors: DS_ERR_CONFIG, DS_ERR_COMM, which names who did not come.
+ * Since: 0.1; more than one process since 0.4.
  */
 DS_API ds_status ds_comm_create(int32_t rank, int32_t world_size, const char* config_json,
                                 const ds_store* store, ds_comm** out_comm);
@@ -307,6 +313,40 @@ DS_API ds_status ds_comm_size(const ds_comm* comm, int32_t* out_size);
  * Blocks: until all have called. Errors: DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.1.
  */
 DS_API ds_status ds_comm_all_reduce(ds_comm* comm, ds_tensor* tensor);
+/*
+ * Collectives below: every process of the group calls the same ones in the same order, with tensors
+ * of the same type; a wrong call, a lost process or a passed deadline is an error that names the
+ * process. Tensors are packed, in host memory, of any type; reductions take no bool, and averages
+ * only floating types, which are summed in rank order in fp32 and rounded once: the same bits
+ * everywhere. Blocks: until the result is there. Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_COMM,
+ * DS_ERR_ABORTED. Since: 0.4.
+ */
+/** Combines a tensor by a ds_reduce_op, in place. */
+DS_API ds_status ds_comm_all_reduce_op(ds_comm* comm, ds_tensor* tensor, int32_t op);
+/** `input` is one piece per process, one after another; the combined piece of this one lands in
+ * `output`. */
+DS_API ds_status ds_comm_reduce_scatter(ds_comm* comm, ds_tensor* output, const ds_tensor* input,
+                                        int32_t op);
+/** The `input` of every process, in rank order, lands in `output`. */
+DS_API ds_status ds_comm_all_gather(ds_comm* comm, ds_tensor* output, const ds_tensor* input);
+/** Piece j of the `input` of process i lands in piece i of the `output` of process j. */
+DS_API ds_status ds_comm_all_to_all(ds_comm* comm, ds_tensor* output, const ds_tensor* input);
+/** The tensor of process `root` lands in that of every process. */
+DS_API ds_status ds_comm_broadcast(ds_comm* comm, ds_tensor* tensor, int32_t root);
+/** Processes that give the same color form a new group, ordered by key, then by rank; those with a
+ * negative color get NULL. Aborting a group aborts those split from it. */
+DS_API ds_status ds_comm_split(ds_comm* comm, int32_t color, int32_t key, ds_comm** out_comm);
+/** For a process that runs out of work before others: answers the collectives that they still call,
+ * with zeros to sums, until every process has called it; then the group goes on. Split and finalize
+ * need every process, and roots must not have joined. */
+DS_API ds_status ds_comm_join(ds_comm* comm);
+/**
+ * What the group is, as JSON: rank, size, transport, topology (local_rank, local_size, node,
+ * nodes), and traffic, the calls and bytes sent within the node and across nodes by collective.
+ * @param out_json  receives a string that the caller frees with ds_string_free
+ * Threads: any. Since: 0.4.
+ */
+DS_API ds_status ds_comm_report(const ds_comm* comm, char** out_json);
 /**
  * Waits until every process has called it.
  * Blocks: yes. Errors: DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.1.
@@ -568,7 +608,9 @@ DS_API ds_status ds_model_open_with(const char* folder, const char* changes_json
 
 /**
  * Writes config.json and model.safetensors so that Transformers loads them (a model of own
- * parameters: model.safetensors alone).
+ * parameters: model.safetensors alone). While an engine of several processes trains the model,
+ * every process makes this call, and the others of this section that read or write weights; the
+ * process of rank 0 writes the files.
  * @param dtype  DS_FLOAT32, DS_BFLOAT16 or DS_FLOAT16
  * Errors: DS_ERR_IO, DS_ERR_STATE (trained by an engine that is in the middle of a step).
  * Since: 0.1.

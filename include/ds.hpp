@@ -335,7 +335,8 @@ class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
  public:
   using Handle::Handle;
 
-  Comm(int32_t rank, int32_t world_size, const std::string& config_json = "{}",
+  // Without numbers: what the launcher put into the environment.
+  Comm(int32_t rank = -1, int32_t world_size = -1, const std::string& config_json = "{}",
        Store* store = nullptr) {
     ds_store table{};
     table.struct_size = sizeof table;
@@ -377,6 +378,33 @@ class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
     return out;
   }
   void all_reduce(Tensor& tensor) { check(ds_comm_all_reduce(get(), tensor.get())); }
+  void all_reduce(Tensor& tensor, ds_reduce_op op) {
+    check(ds_comm_all_reduce_op(get(), tensor.get(), op));
+  }
+  void reduce_scatter(Tensor& output, const Tensor& input, ds_reduce_op op = DS_REDUCE_SUM) {
+    check(ds_comm_reduce_scatter(get(), output.get(), input.get(), op));
+  }
+  void all_gather(Tensor& output, const Tensor& input) {
+    check(ds_comm_all_gather(get(), output.get(), input.get()));
+  }
+  void all_to_all(Tensor& output, const Tensor& input) {
+    check(ds_comm_all_to_all(get(), output.get(), input.get()));
+  }
+  void broadcast(Tensor& tensor, int32_t root) {
+    check(ds_comm_broadcast(get(), tensor.get(), root));
+  }
+  // Empty for a negative color.
+  Comm split(int32_t color, int32_t key = 0) {
+    ds_comm* out = nullptr;
+    check(ds_comm_split(get(), color, key, &out));
+    return Comm(out);
+  }
+  void join() { check(ds_comm_join(get())); }
+  std::string report() const {
+    char* out = nullptr;
+    check(ds_comm_report(get(), &out));
+    return detail::take(out);
+  }
   void barrier() { check(ds_comm_barrier(get())); }
   void finalize() { check(ds_comm_finalize(get())); }
   void abort() { check(ds_comm_abort(get())); }

@@ -23,9 +23,15 @@ constexpr const char* kWholeSplit = "1,0,0";
 class Training {
  public:
   explicit Training(const TrainOptions& options)
-      : o_(options), data_(options.data, options.data_spec) {}
+      : o_(options), first_(comm_.rank() == 0), data_(options.data, options.data_spec) {
+    if (first_) return;
+    o_.quiet = true;
+    o_.metrics.clear();
+  }
 
   int run();
+  // Nobody's memory or files go while another process still needs them.
+  void leave() { comm_.finalize(); }
 
  private:
   void find_checkpoint();
@@ -41,9 +47,13 @@ class Training {
   std::optional<double> validate();
   void save();
   void save_adapter();
+  int stop_signal(const SignalWatch& signals);
   bool due(int64_t interval) const { return interval > 0 && step_ % interval == 0; }
 
-  const TrainOptions& o_;
+  // Of the group that this process was launched in, alone when it was not.
+  libds::Comm comm_;
+  TrainOptions o_;
+  bool first_;  // rank 0, which speaks and writes for all
   TrainData data_;
   // The checkpoint that --load means: the folder of all, the tag, and the folder of the one.
   std::string load_folder_;
@@ -165,7 +175,7 @@ void Training::open_tokenizer() {
 
 void Training::open_engine() {
   try {
-    engine_ = libds::Engine(config_.text, model_);
+    engine_ = libds::Engine(config_.text, model_, &comm_);
   } catch (const libds::Error& error) {
     if (error.status() != DS_ERR_CONFIG || o_.config.path.empty()) throw;
     throw Failure(o_.config.path + ": " + plain_message(error));
@@ -291,6 +301,15 @@ void Training::save_adapter() {
   if (!o_.quiet) std::cerr << "wrote the adapters to " << o_.adapter_out << "\n";
 }
 
+// The signal that any process of the group got: all stop after the same step.
+int Training::stop_signal(const SignalWatch& signals) {
+  if (comm_.size() == 1) return signals.pending();
+  const std::vector<int32_t> own = {signals.pending()};
+  libds::Tensor signal = libds::Tensor::from(own);
+  comm_.all_reduce(signal, DS_REDUCE_MAX);
+  return static_cast<int>(signal.item());
+}
+
 int Training::run() {
   find_checkpoint();
   ConfigOptions how = o_.config;
@@ -304,8 +323,10 @@ int Training::run() {
   open_data();
   describe();
   if (step_ >= o_.steps) {
-    std::cout << "nothing to do: the loaded run is at step " << step_ << ", --steps is " << o_.steps
-              << "\n";
+    if (first_) {
+      std::cout << "nothing to do: the loaded run is at step " << step_ << ", --steps is "
+                << o_.steps << "\n";
+    }
     save();
     save_adapter();
     return kDone;
@@ -315,13 +336,15 @@ int Training::run() {
   Progress progress(step_, o_.steps, o_.log_interval, o_.quiet);
   const SignalWatch signals;
   libds::StepReport report{};
-  while (step_ < o_.steps && signals.pending() == 0) {
+  int stopped = stop_signal(signals);
+  while (step_ < o_.steps && stopped == 0) {
     report = engine_.train_batch();
     step_ = report.step;
     progress.step(report);
     const bool last = step_ >= o_.steps;
+    stopped = stop_signal(signals);
     std::optional<double> valid_loss;
-    if (signals.pending() == 0 && (last || due(o_.eval_interval))) valid_loss = validate();
+    if (stopped == 0 && (last || due(o_.eval_interval))) valid_loss = validate();
     metrics.write(report, valid_loss);
     if (valid_loss) {
       progress.message(format("step %lld  validation loss %s  perplexity %s",
@@ -340,10 +363,10 @@ int Training::run() {
     progress.message("saved " + o_.save + " at step " + std::to_string(step_));
   }
   save_adapter();
-  if (signals.pending() != 0) {
+  if (stopped != 0) {
     progress.message("interrupted after step " + std::to_string(step_) +
                      (o_.save.empty() ? ": nothing is saved without --save" : ""));
-    return kSignalBase + signals.pending();
+    return kSignalBase + stopped;
   }
   progress.message("done: step " + std::to_string(step_) + ", loss " +
                    format_value("%.4f", report.loss));
@@ -352,6 +375,11 @@ int Training::run() {
 
 }  // namespace
 
-int run_training(const TrainOptions& options) { return Training(options).run(); }
+int run_training(const TrainOptions& options) {
+  Training training(options);
+  const int status = training.run();
+  training.leave();
+  return status;
+}
 
 }  // namespace tool

@@ -131,9 +131,11 @@ ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** ou
     // A program that registered float32 keeps seeing float32, whatever the engine's precision.
     const bool master =
         !used->has_architecture() && used->parameters()[id].dtype == DType::kFloat32;
-    DS_CHECK(
-        !master || state.masters(), Code::kUnsupported,
-        "split masters leave no float32 memory to look at; register the parameter as bfloat16");
+    DS_CHECK(!master || state.whole_masters(), Code::kUnsupported,
+             "split masters, or masters that are spread over processes, leave no float32 memory to "
+             "look at; register the parameter as bfloat16");
+    DS_CHECK(state.whole_weights(), Code::kUnsupported,
+             "the weights are spread over processes (ZeRO stage 3); read a copy instead");
     out = publish_tensor(master ? state.master(id) : state.model_view(id));
   });
 }

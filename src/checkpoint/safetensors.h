@@ -88,4 +88,8 @@ void write_safetensors(const std::filesystem::path& path, std::vector<Safetensor
 void write_safetensors_folder(const std::filesystem::path& folder,
                               const std::vector<SafetensorsTensor>& tensors, int64_t shard_bytes);
 
+// Calls `produce` of every tensor in the order in which that does, and writes nothing: for ranks
+// that take part in making the bytes.
+void produce_safetensors(const std::vector<SafetensorsTensor>& tensors, int64_t shard_bytes);
+
 }  // namespace ds

@@ -93,16 +93,37 @@ void remove_file(const fs::path& path) {
            error.message());
 }
 
-}  // namespace
-
-void write_safetensors(const fs::path& path, std::vector<SafetensorsTensor> tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  check_tensors(tensors);
+void sort_for_file(std::vector<SafetensorsTensor>& tensors) {
   std::sort(tensors.begin(), tensors.end(),
             [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
               const int left = type_rank(a.dtype), right = type_rank(b.dtype);
               return left != right ? left > right : a.name < b.name;
             });
+}
+
+// Consecutive tensors of at most so many bytes; a larger tensor is alone.
+std::vector<std::vector<SafetensorsTensor>> cut_into_shards(
+    const std::vector<SafetensorsTensor>& tensors, int64_t shard_bytes) {
+  std::vector<std::vector<SafetensorsTensor>> shards(1);
+  uint64_t used = 0;
+  for (const SafetensorsTensor& t : tensors) {
+    const uint64_t bytes = byte_count(t);
+    if (!shards.back().empty() && used + bytes > static_cast<uint64_t>(shard_bytes)) {
+      shards.emplace_back();
+      used = 0;
+    }
+    shards.back().push_back(t);
+    used += bytes;
+  }
+  return shards;
+}
+
+}  // namespace
+
+void write_safetensors(const fs::path& path, std::vector<SafetensorsTensor> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  check_tensors(tensors);
+  sort_for_file(tensors);
   const std::string header = header_text(tensors, metadata);
   std::string length;
   for (int i = 0; i < 8; ++i) length += static_cast<char>(header.size() >> (8 * i));
@@ -129,19 +150,9 @@ void write_safetensors_folder(const fs::path& folder, const std::vector<Safetens
   DS_CHECK(shard_bytes > 0, Code::kInvalidArgument, "a shard limit of ", shard_bytes, " bytes");
   check_tensors(tensors);
   make_folders(folder);
-  std::vector<std::vector<SafetensorsTensor>> shards(1);
-  uint64_t used = 0, total = 0;
-  for (const SafetensorsTensor& t : tensors) {
-    // A tensor larger than the limit gets a shard of its own.
-    const uint64_t bytes = byte_count(t);
-    if (!shards.back().empty() && used + bytes > static_cast<uint64_t>(shard_bytes)) {
-      shards.emplace_back();
-      used = 0;
-    }
-    shards.back().push_back(t);
-    used += bytes;
-    total += bytes;
-  }
+  std::vector<std::vector<SafetensorsTensor>> shards = cut_into_shards(tensors, shard_bytes);
+  uint64_t total = 0;
+  for (const SafetensorsTensor& t : tensors) total += byte_count(t);
   const fs::path single = folder / "model.safetensors";
   const fs::path index = folder / "model.safetensors.index.json";
   if (shards.size() == 1) {
@@ -160,6 +171,15 @@ void write_safetensors_folder(const fs::path& folder, const std::vector<Safetens
   document["weight_map"] = std::move(weight_map);
   write_file_durably(index, dump_json(document, 2) + "\n");
   remove_file(single);
+}
+
+void produce_safetensors(const std::vector<SafetensorsTensor>& tensors, int64_t shard_bytes) {
+  for (std::vector<SafetensorsTensor>& shard : cut_into_shards(tensors, shard_bytes)) {
+    sort_for_file(shard);
+    for (const SafetensorsTensor& t : shard) {
+      if (t.produce) t.produce([](std::span<const std::byte>) {});
+    }
+  }
 }
 
 }  // namespace ds

@@ -153,7 +153,6 @@ void export_model(Model& model, const fs::path& folder, DType dtype, int64_t max
            "; 0 (no limit) or more is needed");
   DS_CHECK(!model.parameters().adapted(), Code::kState,
            "the model carries adapters: merge them first, or save them alone");
-  make_folders(folder);
   std::vector<SafetensorsTensor> tensors;
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
     tensors.push_back(external_tensor(model, id,
@@ -162,7 +161,10 @@ void export_model(Model& model, const fs::path& folder, DType dtype, int64_t max
                                           : ExternalName{model.parameters()[id].name},
                                       dtype));
   }
-  write_safetensors_folder(folder, tensors, max_shard_bytes == 0 ? INT64_MAX : max_shard_bytes);
+  const int64_t shard_bytes = max_shard_bytes == 0 ? INT64_MAX : max_shard_bytes;
+  if (!model.writes_files()) return produce_safetensors(tensors, shard_bytes);
+  make_folders(folder);
+  write_safetensors_folder(folder, tensors, shard_bytes);
   if (!model.has_architecture()) return;
   Json config = model.architecture().config();
   config["torch_dtype"] = std::string(dtype_name(dtype));

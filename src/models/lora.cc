@@ -113,7 +113,6 @@ void save_lora(Model& model, const fs::path& folder, DType dtype) {
   DS_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16,
            Code::kInvalidArgument, "adapters are saved as float32, bfloat16 or float16, not ",
            dtype_name(dtype));
-  make_folders(folder);
   std::vector<SafetensorsTensor> tensors;
   std::set<std::string> targets, saved_modules;
   std::set<nn::ParamId> of_adapters;
@@ -151,6 +150,8 @@ void save_lora(Model& model, const fs::path& folder, DType dtype) {
   config["task_type"] = head == Head::kCausalLm         ? Json("CAUSAL_LM")
                         : head == Head::kClassification ? Json("SEQ_CLS")
                                                         : Json();
+  if (!model.writes_files()) return produce_safetensors(tensors, INT64_MAX);
+  make_folders(folder);
   write_safetensors(folder / kWeightsFile, std::move(tensors));
   write_file_durably(folder / kConfigFile, dump_json(config, 2) + "\n");
 }

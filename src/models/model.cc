@@ -63,6 +63,10 @@ Json Model::prepare_inference(const InferenceOptions& options) {
   return inference_->report(pool_->threads());
 }
 
+bool Model::writes_files() const {
+  return state_ == nullptr || !state_->shared() || state_->comm()->rank() == 0;
+}
+
 Tensor Model::read(const OpContext& ctx, nn::ParamId id) {
   return inference_ ? inference_->read(ctx, id) : state_->read_master(ctx, id);
 }

@@ -41,6 +41,10 @@ class Model {
   Json prepare_inference(const InferenceOptions& options);
   bool prepared() const { return inference_ != nullptr; }
 
+  // Of a model whose weights are spread over ranks, every rank makes the calls that read or write
+  // whole weights, and the first rank alone writes files.
+  bool writes_files() const;
+
   // fp32 values: the master, or what products see of a model prepared for inference.
   Tensor read(const OpContext& ctx, nn::ParamId id);
   // Copies of whole master tensors.

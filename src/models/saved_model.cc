@@ -120,6 +120,12 @@ void describe_model(const Model& model, PartWriter& part) {
 
 void save_model(Model& model, const fs::path& folder, const std::string& tag,
                 const std::string& writer_name) {
+  if (!model.writes_files()) {
+    for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
+      model.state().read_master(model.context(), id);
+    }
+    return;
+  }
   CheckpointWriterOptions options;
   options.folder = folder;
   options.tag = tag;

@@ -111,6 +111,7 @@ class ParameterState : public nn::ParameterStore {
   Tensor gradient_view(nn::ParamId id) const;
   Tensor model_view(nn::ParamId id) const { return view(weights().data, id); }
   Tensor view(const Tensor& flat, nn::ParamId id) const;
+  bool whole_weights() const { return !weights().compact && !lost_; }
   bool whole_masters() const { return flat_.masters && !flat_.masters.compact; }
   bool whole_gradients() const { return !flat_.gradients.compact; }
 

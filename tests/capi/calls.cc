@@ -186,6 +186,41 @@ std::vector<Call> comm_calls() {
       {"ds_comm_all_reduce",
        {in(kComm, "comm"), in(kTensor, "tensor")},
        [](const Arguments& a) { return ds_comm_all_reduce(p<ds_comm>(a, 0), p<ds_tensor>(a, 1)); }},
+      {"ds_comm_all_reduce_op",
+       {in(kComm, "comm"), in(kTensor, "tensor")},
+       [](const Arguments& a) {
+         return ds_comm_all_reduce_op(p<ds_comm>(a, 0), p<ds_tensor>(a, 1), DS_REDUCE_MAX);
+       }},
+      {"ds_comm_reduce_scatter",
+       {in(kComm, "comm"), in(kTensor, "output"), in(kTensor, "input")},
+       [](const Arguments& a) {
+         return ds_comm_reduce_scatter(p<ds_comm>(a, 0), p<ds_tensor>(a, 1), p<ds_tensor>(a, 2),
+                                       DS_REDUCE_SUM);
+       }},
+      {"ds_comm_all_gather",
+       {in(kComm, "comm"), in(kTensor, "output"), in(kTensor, "input")},
+       [](const Arguments& a) {
+         return ds_comm_all_gather(p<ds_comm>(a, 0), p<ds_tensor>(a, 1), p<ds_tensor>(a, 2));
+       }},
+      {"ds_comm_all_to_all",
+       {in(kComm, "comm"), in(kTensor, "output"), in(kTensor, "input")},
+       [](const Arguments& a) {
+         return ds_comm_all_to_all(p<ds_comm>(a, 0), p<ds_tensor>(a, 1), p<ds_tensor>(a, 2));
+       }},
+      {"ds_comm_broadcast",
+       {in(kComm, "comm"), in(kTensor, "tensor")},
+       [](const Arguments& a) {
+         return ds_comm_broadcast(p<ds_comm>(a, 0), p<ds_tensor>(a, 1), 0);
+       }},
+      {"ds_comm_split",
+       {in(kComm, "comm"), out(kComm, "out_comm")},
+       [](const Arguments& a) { return ds_comm_split(p<ds_comm>(a, 0), 0, 0, p<ds_comm*>(a, 1)); }},
+      {"ds_comm_join",
+       {in(kComm, "comm")},
+       [](const Arguments& a) { return ds_comm_join(p<ds_comm>(a, 0)); }},
+      {"ds_comm_report",
+       {in(kComm, "comm"), out_text("out_json")},
+       [](const Arguments& a) { return ds_comm_report(p<ds_comm>(a, 0), p<char*>(a, 1)); }},
       {"ds_comm_barrier",
        {in(kComm, "comm")},
        [](const Arguments& a) { return ds_comm_barrier(p<ds_comm>(a, 0)); }},
