@@ -164,7 +164,17 @@ void combine_as(const Combination<T>& task, int64_t n) {
       }
     }
   }
+  // The processor's own prefetching ends with each page. Fetching beyond the end does no harm.
+  constexpr int64_t kAhead = 1536 / static_cast<int64_t>(sizeof(T));
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    if (task.stream) {
+      for (int k = 0; k < task.input_count; ++k) {
+        hwy::Prefetch(task.inputs[k] + i + kAhead);
+        if constexpr (sizeof(T) == sizeof(Accumulator<T>)) {
+          hwy::Prefetch(task.inputs[k] + i + kAhead + lanes);
+        }
+      }
+    }
     const auto a = combined<kOp>(task, i, load, load_start);
     const auto b = combined<kOp>(task, i + lanes, load, load_start);
     for (int k = 0; k < task.output_count; ++k) {
