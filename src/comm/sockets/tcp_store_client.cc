@@ -63,7 +63,9 @@ StorePtr connect_store(const StoreAddress& address, const std::string& job, int 
   while (true) {
     for (int i = 0; i < address.port_count; ++i) {
       const int port = address.port + i;
-      const auto attempt_end = std::min(deadline, Clock::now() + std::chrono::seconds(5));
+      // Of several ports, a silent stranger may hold one: not for long.
+      const std::chrono::seconds patience(address.port_count > 1 ? 1 : 5);
+      const auto attempt_end = std::min(deadline, Clock::now() + patience);
       std::string trouble;
       std::optional<Socket> socket = connect_to(address.host, port, attempt_end, &trouble);
       if (!socket) {
