@@ -154,11 +154,13 @@ void Group::execute(OperationPtr operation) {
 }
 
 void Group::execute_messages(OperationPtr first) {
+  Record last;  // for what others say about this rank
   const auto post = [&](OperationPtr operation) {
     operation->called = Clock::now();
     operation->deadline = operation->called + operation->allowed;
     operation->record.sequence = sequence_;
-    transport_->announce(operation->record, true);
+    last = operation->record;
+    transport_->announce(last, true);
     messages_.post(std::move(operation));
   };
   post(std::move(first));
@@ -179,7 +181,7 @@ void Group::execute_messages(OperationPtr first) {
       transport_->wait_for_streams(messages_.awaited(), watch_of(messages_.most_urgent()));
     }
   });
-  transport_->announce(Record(), false);
+  transport_->announce(last, false);
   for (const OperationPtr& pending : messages_.take_all()) finished(pending, 0, failure);
 }
 
