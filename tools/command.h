@@ -7,6 +7,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "ds.hpp"
 
@@ -54,5 +55,7 @@ void add_convert(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
+// `command`: what stood behind "--".
+void add_launch(CLI::App& app, Action& action, std::vector<std::string> command);
 
 }  // namespace tool

@@ -1,9 +1,13 @@
 // The `ds` program: reads the command line, runs one subcommand, turns failures into exit statuses.
 #include <CLI/Error.hpp>
+#include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "command.h"
 #include "format.h"
@@ -38,6 +42,14 @@ int usage_error(const CLI::App& app, const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // What `ds launch` runs is not for the parser.
+  std::vector<std::string> command;
+  if (argc > 1 && std::string_view(argv[1]) == "launch") {
+    char** const dashes =
+        std::find_if(argv, argv + argc, [](const char* word) { return !std::strcmp(word, "--"); });
+    if (dashes != argv + argc) command.assign(dashes + 1, argv + argc);
+    argc = static_cast<int>(dashes - argv);
+  }
   CLI::App app("Train language models, continue text, evaluate, look at checkpoints.", "ds");
   app.set_version_flag("--version", std::string("ds ") + ds_version(),
                        "Print the version and exit");
@@ -55,6 +67,7 @@ int main(int argc, char** argv) {
   tool::add_convert(app, action);
   tool::add_eval(app, action);
   tool::add_bench(app, action);
+  tool::add_launch(app, action, std::move(command));
   tool::add_report(app, action);
   app.footer("'ds SUBCOMMAND --help' explains a subcommand; docs/cli.md has examples.");
 

@@ -49,6 +49,18 @@ class Usage(CliCase):
                 (["eval", "x", "--data", "y", "--overlap", "0"], ["--overlap", "0 is below 1"]),
                 (["bench", "--steps", "0"], ["--steps", "0 is below 1"]),
                 (["convert", "a"], ["output"]),
+                (["launch", "-n", "2"], ["ds launch -n N -- COMMAND"]),
+                (["launch", "-n", "2", "--"], ["ds launch -n N -- COMMAND"]),
+                (["launch", "--", "true"], ["--ranks"]),
+                (["launch", "-n", "2", "true"], ["'true' stands before '--'"]),
+                (["launch", "-n", "0", "--", "true"], ["0 is below 1"]),
+                (["launch", "-n", "1" + "0" * 30, "--", "true"], ["--ranks"]),
+                (["launch", "-n", "10001", "--", "true"], ["10001 ranks are too many"]),
+                (["launch", "-n", "2", "--bogus", "--", "true"], ["unknown argument --bogus"]),
+                (["launch", "-n", "2", "--timeout", "0", "--", "true"], ["--timeout"]),
+                (["launch", "-n", "2", "--timeout", "nan", "--", "true"], ["--timeout"]),
+                (["launch", "-n", "2", "--master-port", "65536", "--", "true"],
+                 ["--master-port"]),
                 (["report", "surplus"], ["surplus"])]:
             with self.subTest(arguments=arguments):
                 self.check(arguments, *words)

@@ -5,7 +5,7 @@ import unittest
 from cli_case import SOURCE, CliCase, run
 
 SUBCOMMANDS = ["train", "generate", "eval", "tokenize", "tokenizer-train", "inspect", "export",
-               "convert", "bench", "report"]
+               "convert", "bench", "launch", "report"]
 
 
 class Help(CliCase):
