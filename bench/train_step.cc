@@ -2,7 +2,8 @@
 //   train_step MODEL.json BATCH LENGTH fp32|bf16 STEPS|serve [THREADS] [KEY=JSON ...]
 // prints {"milliseconds": [..], "peak_bytes": N}. The first two steps warm up and do not count.
 // With "serve" it greets with a line, then answers each line "N" on standard input with the
-// milliseconds of N steps. KEY=JSON adds to the configuration.
+// milliseconds of N steps. KEY=JSON adds to the configuration. Processes of a launcher train
+// together, each with a batch of its own.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -31,7 +32,8 @@ class Training {
       : vocab_(Json::parse(model_json).at("vocab_size")),
         shape_{batch, length},
         model_(libds::Model::create(model_json, 1)),
-        engine_(config.dump(), model_) {}
+        engine_(config.dump(), model_, &comm_),
+        seed_(static_cast<uint32_t>(comm_.rank()) * 1000 + 1) {}
 
   double step() {
     const libds::Tensor ids = tokens(), labels = tokens();
@@ -56,9 +58,10 @@ class Training {
 
   int64_t vocab_;
   std::vector<int64_t> shape_;
+  libds::Comm comm_;
   libds::Model model_;
   libds::Engine engine_;
-  uint32_t seed_ = 0;
+  uint32_t seed_;
 };
 
 }  // namespace
