@@ -39,7 +39,7 @@ extern "C" {
 
 /** Version of this header; the loaded library answers ds_abi_version(). */
 #define DS_VERSION_MAJOR 0
-#define DS_VERSION_MINOR 3 /**< Grows with every addition. */
+#define DS_VERSION_MINOR 4 /**< Grows with every addition. */
 #define DS_VERSION_PATCH 0 /**< Grows with corrections. */
 
 /* ---- 1. Status, text, log, reports --------------------------------------------------------- */

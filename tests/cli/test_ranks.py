@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
+import time
 import unittest
 
 from cli_case import CliCase
@@ -19,7 +21,7 @@ class Ranks(CliCase):
     def path(self, name):
         return str(self.folder / name)
 
-    def launch(self, world, arguments, variables):
+    def start(self, world, arguments, variables):
         port = free_port()
         processes = []
         for rank in range(world):
@@ -28,6 +30,10 @@ class Ranks(CliCase):
             processes.append(
                 subprocess.Popen([os.environ["DS_PROGRAM"], *arguments], env=environment, text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return processes
+
+    def launch(self, world, arguments, variables):
+        processes = self.start(world, arguments, variables)
         out = [p.communicate(timeout=120) for p in processes]
         return [(p.returncode, *texts) for p, texts in zip(processes, out)]
 
@@ -77,6 +83,40 @@ class Ranks(CliCase):
             more = [a for i, a in enumerate(more) if a != "--model" and more[i - 1] != "--model"]
             status, out, err = self.launch(1, more, torchrun)[0]
             self.assertEqual(status, 0, err)
+
+    def test_a_lost_rank_is_named(self):
+        for stage, sent in [(0, signal.SIGKILL), (2, signal.SIGKILL), (3, signal.SIGKILL)]:
+            metrics = self.path(f"lost-{stage}.jsonl")
+            arguments = self.files(stage) + ["--metrics", metrics]
+            arguments[arguments.index("--steps") + 1] = "100000"
+            processes = self.start(
+                4, arguments, lambda r, n: {"RANK": r, "WORLD_SIZE": n, "LOCAL_RANK": r})
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not (
+                    os.path.exists(metrics) and os.path.getsize(metrics) > 0):
+                time.sleep(0.05)
+            processes[1].send_signal(sent)
+            for rank, process in enumerate(processes):
+                _, err = process.communicate(timeout=60)
+                self.assertNotEqual(process.returncode, 0)
+                if rank != 1:
+                    self.assertIn("rank 1", err)
+
+    def test_an_interrupt_stops_all_after_the_same_step(self):
+        metrics, save = self.path("stopped.jsonl"), self.path("stopped")
+        arguments = self.files(2) + ["--metrics", metrics, "--save", save]
+        arguments[arguments.index("--steps") + 1] = "100000"
+        processes = self.start(
+            2, arguments, lambda r, n: {"RANK": r, "WORLD_SIZE": n, "LOCAL_RANK": r})
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (
+                os.path.exists(metrics) and os.path.getsize(metrics) > 0):
+            time.sleep(0.05)
+        processes[1].send_signal(signal.SIGTERM)
+        for process in processes:
+            _, err = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 128 + signal.SIGTERM, err)
+        self.assertEqual(len(os.listdir(save)), 2)  # the checkpoint and `latest`
 
     def test_partial_environment_is_an_error(self):
         results = self.launch(1, self.files(0), lambda r, n: {"RANK": 0, "WORLD_SIZE": 2})
