@@ -65,7 +65,7 @@ OperationPtr Group::make_operation(Collective kind, const CollectiveOptions& opt
   auto operation = std::make_shared<Operation>();
   operation->record.kind = kind;
   const size_t n = std::min(options.label.size(), Record::kLabel - 1);
-  std::memcpy(operation->record.label, options.label.data(), n);
+  std::ranges::copy(options.label.substr(0, n), operation->record.label);
   operation->allowed = options.deadline.value_or(deadline());
   if (options.average_over_participants) operation->record.flags |= Record::kByParticipants;
   return operation;
