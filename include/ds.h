@@ -275,7 +275,8 @@ DS_API void ds_tensor_destroy(ds_tensor* tensor);
 /**
  * A key-value store that the caller provides for processes to find each other. Zero is default.
  * `put` and `get` return 0 or a negative status; `get` waits until the key exists or, with
- * DS_ERR_NOT_FOUND, until its own deadline passes, writes at most `capacity` bytes and the value's size to `out_size`.
+ * DS_ERR_NOT_FOUND, until its own deadline passes, writes at most `capacity` bytes and the value's
+ * size to `out_size`.
  */
 typedef struct ds_store {
   int64_t struct_size; /**< sizeof(ds_store) of the caller's header */
@@ -288,7 +289,12 @@ typedef struct ds_store {
 } ds_store;
 
 /** How numbers of several processes become one. Since: 0.4. */
-enum ds_reduce_op { DS_REDUCE_SUM = 0, DS_REDUCE_AVERAGE = 1, DS_REDUCE_MIN = 2, DS_REDUCE_MAX = 3 };
+enum ds_reduce_op {
+  DS_REDUCE_SUM = 0,
+  DS_REDUCE_AVERAGE = 1,
+  DS_REDUCE_MIN = 2,
+  DS_REDUCE_MAX = 3
+};
 
 /**
  * Joins a group of processes.
@@ -300,7 +306,8 @@ enum ds_reduce_op { DS_REDUCE_SUM = 0, DS_REDUCE_AVERAGE = 1, DS_REDUCE_MIN = 2,
  *                     master_port of the options or MASTER_ADDR and MASTER_PORT name
  * Processes of one host share memory, others use sockets; the option "transport" decides otherwise.
  * Blocks: until all have joined. Errors: DS_ERR_CONFIG, DS_ERR_COMM, which names who did not come.
- * Since: 0.1; more than one process since 0.4.
+ * More than one process needs version 0.4.
+ * Since: 0.1.
  */
 DS_API ds_status ds_comm_create(int32_t rank, int32_t world_size, const char* config_json,
                                 const ds_store* store, ds_comm** out_comm);
@@ -321,24 +328,25 @@ DS_API ds_status ds_comm_all_reduce(ds_comm* comm, ds_tensor* tensor);
  * everywhere. Blocks: until the result is there. Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_COMM,
  * DS_ERR_ABORTED. Since: 0.4.
  */
-/** Combines a tensor by a ds_reduce_op, in place. */
+/** Combines a tensor by a ds_reduce_op, in place. Since: 0.4. */
 DS_API ds_status ds_comm_all_reduce_op(ds_comm* comm, ds_tensor* tensor, int32_t op);
 /** `input` is one piece per process, one after another; the combined piece of this one lands in
- * `output`. */
+ * `output`. Since: 0.4. */
 DS_API ds_status ds_comm_reduce_scatter(ds_comm* comm, ds_tensor* output, const ds_tensor* input,
                                         int32_t op);
-/** The `input` of every process, in rank order, lands in `output`. */
+/** The `input` of every process, in rank order, lands in `output`. Since: 0.4. */
 DS_API ds_status ds_comm_all_gather(ds_comm* comm, ds_tensor* output, const ds_tensor* input);
-/** Piece j of the `input` of process i lands in piece i of the `output` of process j. */
+/** Piece j of the `input` of process i lands in piece i of the `output` of process j.
+ * Since: 0.4. */
 DS_API ds_status ds_comm_all_to_all(ds_comm* comm, ds_tensor* output, const ds_tensor* input);
-/** The tensor of process `root` lands in that of every process. */
+/** The tensor of process `root` lands in that of every process. Since: 0.4. */
 DS_API ds_status ds_comm_broadcast(ds_comm* comm, ds_tensor* tensor, int32_t root);
 /** Processes that give the same color form a new group, ordered by key, then by rank; those with a
- * negative color get NULL. Aborting a group aborts those split from it. */
+ * negative color get NULL. Aborting a group aborts those split from it. Since: 0.4. */
 DS_API ds_status ds_comm_split(ds_comm* comm, int32_t color, int32_t key, ds_comm** out_comm);
 /** For a process that runs out of work before others: answers the collectives that they still call,
  * with zeros to sums, until every process has called it; then the group goes on. Split and finalize
- * need every process, and roots must not have joined. */
+ * need every process, and roots must not have joined. Since: 0.4. */
 DS_API ds_status ds_comm_join(ds_comm* comm);
 /**
  * What the group is, as JSON: rank, size, transport, topology (local_rank, local_size, node,

@@ -195,6 +195,12 @@ FlopsProfilerConfig read_flops_profiler(const ParsedObject& parsed) {
           file.is_null() ? std::string() : file.get<std::string>()};
 }
 
+CommsLoggerConfig read_comms_logger(const ParsedObject& parsed) {
+  const Json& values = parsed.at("/comms_logger");
+  return {values.at("enabled").get<bool>(), values.at("verbose").get<bool>(),
+          values.at("prof_all").get<bool>(), values.at("prof_ops").get<std::vector<std::string>>()};
+}
+
 ZeroConfig read_zero(const ParsedObject& parsed) {
   const Json& values = parsed.at("/zero_optimization");
   const auto size = [&](const char* key) { return values.at(key).get<int64_t>(); };
@@ -279,6 +285,7 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
       get<bool>(parsed, "/activation_checkpointing/enabled"),
       optional_at<int64_t>(parsed, "/activation_checkpointing/number_checkpoints")};
   out.zero = read_zero(parsed);
+  out.comms_logger = read_comms_logger(parsed);
   out.tag_validation = read_tag_validation(parsed);
   out.exclude_frozen_parameters = get<bool>(parsed, "/checkpoint/exclude_frozen_parameters");
   out.background_save = get<bool>(parsed, "/checkpoint/writer/decoupled");

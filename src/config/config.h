@@ -164,6 +164,13 @@ struct ActivationCheckpointingConfig {
   std::optional<int64_t> segments;  // unset: every transformer block is one
 };
 
+struct CommsLoggerConfig {
+  bool enabled = false;
+  bool verbose = false;                 // a log line for each collective
+  bool all = true;                      // else only those of `operations`
+  std::vector<std::string> operations;  // all_reduce, ...
+};
+
 // Sizes in elements.
 struct ZeroConfig {
   int stage = 0;
@@ -207,6 +214,7 @@ class Config {
   bool throughput = true;  // measured and reported
   ActivationCheckpointingConfig activation_checkpointing;
   ZeroConfig zero;
+  CommsLoggerConfig comms_logger;
   TagValidation tag_validation = TagValidation::kWarn;
   bool exclude_frozen_parameters = false;
   bool background_save = false;  // checkpoint.writer.decoupled

@@ -85,13 +85,14 @@ KeyTable comet_table() {
 }
 
 KeyTable comms_logger_table() {
-  return table("Log of collectives.",
+  return table("Times of collectives: a table in the log when the engine ends.",
                {
-                   flag("enabled", false, "Turns it on.").needs("collectives to log"),
+                   flag("enabled", false, "Turns it on."),
                    flag("prof_all", true, "Log every collective."),
                    list("prof_ops", any_text(), "[]", "Collectives to log."),
                    flag("verbose", false, "Log each call."),
-                   flag("debug", false, "Log the caller too."),
+                   flag("debug", false, "Log the caller too.")
+                       .needs("callers in the log of collectives"),
                })
       .gated_by("enabled")
       .accepts_auto();

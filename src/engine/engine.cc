@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "checkpoint/background_save.h"
 #include "engine/monitors.h"
 #include "models/inputs.h"
@@ -69,6 +70,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       comm_(comm ? std::move(comm) : make_single_communicator()),
       pool_(config_.threads, config_.thread_affinity) {
   for (const std::string& warning : config_.warnings()) log_warning("config", warning);
+  log_collectives();
   monitors_ = make_monitors(config_, *comm_);
   metrics_ = std::make_unique<StepMetrics>(config_, *model_, *comm_);
   const models::Model::Use use(*model_);
@@ -103,6 +105,9 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
 Engine::~Engine() {
   pending_.reset();
   release_model();
+  if (!comms_logger_) return;
+  comm_->set_logger(nullptr);
+  if (comm_->rank() == 0) log_info("comms", comms_logger_->table());
 }
 
 // Joining split masters needs memory; without it the model keeps them, and is free all the same.
@@ -141,6 +146,24 @@ zero::ShareOptions Engine::share_options() const {
   options.most_resident = zero.most_resident;
   options.gather = {zero.max_live, zero.max_reuse, zero.prefetch};
   return options;
+}
+
+// Groups are the caller's: the engine logs what happens while it lives.
+void Engine::log_collectives() {
+  const CommsLoggerConfig& wanted = config_.comms_logger;
+  if (!wanted.enabled) return;
+  std::vector<std::string> known;
+  for (int i = 0; i < kCollectives; ++i) {
+    known.emplace_back(collective_name(static_cast<Collective>(i)));
+  }
+  for (const std::string& name : wanted.operations) {
+    DS_CHECK(std::find(known.begin(), known.end(), name) != known.end(), Code::kConfig,
+             "configuration: /comms_logger/prof_ops: \"", printable(name),
+             "\" is no collective; known are ", join(known, ", "));
+  }
+  comms_logger_ = std::make_shared<CommsLogger>(
+      CommsLoggerOptions{wanted.verbose, wanted.all, wanted.operations});
+  comm_->set_logger(comms_logger_);
 }
 
 models::Batch Engine::make_batch(const MicroBatch& inputs) {

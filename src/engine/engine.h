@@ -10,6 +10,7 @@
 
 #include "base/thread_pool.h"
 #include "comm/communicator.h"
+#include "comm/logger.h"
 #include "config/config.h"
 #include "data/dataset.h"
 #include "data/tokenizer.h"
@@ -82,6 +83,8 @@ class Engine {
   // Of the step that flops_profiler asked for; null before it.
   const Json& profile() const { return metrics_->profile(); }
   const Progress& progress() const { return progress_; }
+  // The table of collectives so far; "" unless comms_logger asks for it.
+  std::string comms_log() const { return comms_logger_ ? comms_logger_->table() : std::string(); }
 
   // Copies of whole fp32 tensors.
   Tensor gradient(const std::string& name);
@@ -106,6 +109,7 @@ class Engine {
   };
   RankTotals rank_totals();
   zero::ShareOptions share_options() const;
+  void log_collectives();
   void release_model() noexcept;
   OpContext context() { return {model_->device(), &pool_}; }
   models::Batch make_batch(const MicroBatch& inputs);
@@ -151,6 +155,7 @@ class Engine {
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<MonitorSet> monitors_;
   std::unique_ptr<StepMetrics> metrics_;
+  std::shared_ptr<CommsLogger> comms_logger_;
   WallClockTimers timers_;  // of the phases since the last step, with wall_clock_breakdown
 
   DatasetPtr dataset_;

@@ -177,6 +177,24 @@ TEST(Stages, OverflowIsSkippedByAll) {
   }
 }
 
+// What the configuration asks to be logged of collectives, and what it cannot ask for.
+TEST(Stages, CollectivesAreLogged) {
+  Job run{2, zero_config(2, Json::object(), {{"comms_logger", {{"enabled", true}}}}), 1};
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    const auto engine = make_rank_engine(run, comm);
+    engine->train_batch();
+    const std::string table = engine->comms_log();
+    for (const char* name : {"reduce_scatter", "all_gather", "all_reduce"}) {
+      EXPECT_NE(table.find(name), std::string::npos) << table;
+    }
+  });
+  run.config["comms_logger"]["prof_ops"] = {"all_reduction"};
+  const std::string text = error_of(Code::kConfig, [&] {
+    Engine(dump_json(run.config), models::Model::create(run.model, 3), nullptr);
+  });
+  EXPECT_NE(text.find("all_reduction"), std::string::npos);
+}
+
 // Whole fp32 parameters, gradients and moments can be read and set at every stage.
 TEST(Stages, StateIsReachable) {
   for (const int stage : {0, 1, 2, 3}) {
