@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "checkpoint/background_save.h"
 #include "engine/monitors.h"
+#include "engine/share_options.h"
 #include "models/inputs.h"
 #include "nn/layers.h"
 #include "ops/elementwise.h"
@@ -32,17 +33,6 @@ ConfigEnvironment environment_of(const Communicator* comm) {
 double now_seconds() {
   using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
-
-DType dtype_of(Precision precision) {
-  switch (precision) {
-    case Precision::kFp16:
-      return DType::kFloat16;
-    case Precision::kBf16:
-      return DType::kBFloat16;
-    default:
-      return DType::kFloat32;
-  }
 }
 
 // Parameters of the caller that are views into the engine's memory are float32 or of the compute
@@ -127,24 +117,12 @@ void Engine::release_model() noexcept {
 }
 
 zero::ShareOptions Engine::share_options() const {
-  const ZeroConfig& zero = config_.zero;
-  // Larger buckets bring nothing and keep more memory busy.
-  constexpr int64_t kMostElements = int64_t{16} << 20;
-  zero::ShareOptions options;
+  zero::ShareOptions options = ds::share_options(config_);
   options.comm = comm_;
-  options.stage = zero.stage;
-  options.bucket_elements = std::min(zero.reduce_bucket, kMostElements);
-  options.wire = dtype_of(config_.precision.communicate);
-  options.overlap = zero.overlap;
-  options.reduce_scatter = zero.reduce_scatter;
-  options.op = zero.average ? ReduceOp::kAverage : ReduceOp::kSum;
   options.own_gradients = !model_->has_architecture();
   DS_CHECK(!options.own_gradients || options.stage < 3, Code::kUnsupported,
            "parameters of the caller are used by the caller's code, which needs them whole: "
            "zero_optimization.stage 3 is for the built-in models; use stage 2");
-  options.resident_below = zero.resident_below;
-  options.most_resident = zero.most_resident;
-  options.gather = {zero.max_live, zero.max_reuse, zero.prefetch};
   return options;
 }
 

@@ -7,9 +7,7 @@
 #include "zero/parameter_state.h"
 
 namespace ds::zero {
-namespace {
 
-// Small parameters that stay whole, the first ones as long as there is room.
 std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const ShareOptions& options) {
   std::vector<bool> resident(static_cast<size_t>(parameters.size()));
   int64_t total = 0;
@@ -21,8 +19,6 @@ std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const Shar
   }
   return resident;
 }
-
-}  // namespace
 
 Tensor ParameterState::owned(const optim::FlatTensor& flat, nn::ParamId id) const {
   const OwnedPart part = layout_.part(id);

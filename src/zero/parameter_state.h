@@ -32,6 +32,9 @@ struct ShareOptions {
   WeightGatherer::Limits gather = {};
 };
 
+// Stage 3's small parameters that stay whole, by parameter: the first ones as long as there is room.
+std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const ShareOptions& options);
+
 class ParameterState : public nn::ParameterStore {
  public:
   ParameterState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device);

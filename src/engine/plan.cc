@@ -1,0 +1,260 @@
+#include "engine/plan.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "engine/share_options.h"
+#include "models/architecture.h"
+#include "ops/optimizer_update.h"
+#include "optim/groups.h"
+#include "optim/optimizer.h"
+
+namespace ds {
+namespace {
+
+constexpr int64_t kMostParameters = int64_t{1} << 50;
+
+// What is known of a model without any memory for it.
+struct Shapes {
+  std::unique_ptr<models::Architecture> architecture;  // null when only its size is known
+  nn::ParameterSet parameters;
+  int64_t layers = 0;
+};
+
+int64_t whole_number(const Json& object, const char* key, int64_t least, int64_t most) {
+  const auto found = object.find(key);
+  const double value = found != object.end() && found->is_number() ? found->get<double>() : -1;
+  DS_CHECK(value >= static_cast<double>(least) && value <= static_cast<double>(most) &&
+               value == static_cast<double>(static_cast<int64_t>(value)),
+           Code::kConfig, "model size: ", key, " must be a whole number from ", least, " to ",
+           most);
+  return static_cast<int64_t>(value);
+}
+
+Shapes shapes_of(const Json& model) {
+  Shapes out;
+  if (!model.is_object() || !model.contains("parameters")) {
+    out.architecture = models::build_architecture(model);
+    out.parameters = out.architecture->parameters();
+    out.layers = out.architecture->info().layers;
+    return out;
+  }
+  for (const auto& [key, value] : model.items()) {
+    DS_CHECK(key == "parameters" || key == "layers", Code::kConfig, "model size: unknown key ",
+             printable(key), "; parameters and layers are known");
+  }
+  const int64_t all = whole_number(model, "parameters", 1, kMostParameters);
+  out.layers = model.contains("layers") ? whole_number(model, "layers", 1, 100000) : 1;
+  for (int64_t i = 0; i < out.layers; ++i) {
+    const int64_t part = all / out.layers + (i < all % out.layers ? 1 : 0);
+    nn::Parameter p;
+    p.name = str_cat("layer.", i, ".weight");
+    p.shape = {part, 1};
+    p.decays = true;
+    out.parameters.add(std::move(p));
+  }
+  return out;
+}
+
+// Bytes of optimizer state per element of a tensor: those of a small tensor of the same kind, as
+// the optimizer itself allocates them.
+double state_bytes(const OptimizerConfig& config, const nn::Parameter& p, int32_t group) {
+  constexpr int64_t kSide = kernels::kStateBlock;
+  const Shape shape = p.shape.dims() >= 2 ? Shape{kSide, kSide} : Shape{kSide * kSide};
+  const auto device = make_cpu_device();
+  const auto optimizer = optim::make_optimizer(
+      config, {{p.name, shape, 0, shape.elements(), group, p.decays, 0, 0}}, device);
+  return static_cast<double>(device->account().now(MemoryTag::kOptimizer)) /
+         static_cast<double>(shape.elements());
+}
+
+class Planner {
+ public:
+  Planner(const Json& model, std::string_view config_json, const PlanOptions& options)
+      : shapes_(shapes_of(model)),
+        world_(options.world),
+        per_node_(options.ranks_per_node == 0 ? options.world : options.ranks_per_node),
+        options_(options) {
+    DS_CHECK(world_ >= 1 && world_ <= (1 << 20), Code::kInvalidArgument, "the world is ", world_,
+             "; from 1 to 1048576 ranks are possible");
+    DS_CHECK(per_node_ >= 1 && world_ % per_node_ == 0, Code::kInvalidArgument, "ranks_per_node ",
+             per_node_, " does not divide the world of ", world_);
+    ConfigEnvironment environment;
+    environment.data_parallel_size = world_;
+    config_ = load_config(config_json, environment);
+    share_ = share_options(config_);
+    stage_ = world_ == 1 ? 0 : share_.stage;  // a world of one is not shared
+    type_ = dtype_of(config_.precision.compute);
+    zero::Sharing sharing;
+    sharing.world = stage_ == 0 ? 1 : world_;
+    if (world_ > 1) sharing.bucket_elements = share_.bucket_elements;
+    if (stage_ == 3) sharing.resident = zero::choose_resident(shapes_.parameters, share_);
+    layout_ = std::make_unique<zero::FlatLayout>(shapes_.parameters, sharing);
+  }
+
+  Json run() {
+    Json out;
+    int64_t trainable = 0;
+    for (nn::ParamId id = 0; id < shapes_.parameters.size(); ++id) {
+      const nn::Parameter& p = shapes_.parameters[id];
+      if (p.trainable) trainable += p.shape.elements();
+    }
+    out["model"] = {{"parameters", shapes_.parameters.elements()},
+                    {"trainable", trainable},
+                    {"tensors", shapes_.parameters.size()},
+                    {"layers", shapes_.layers}};
+    out["world"] = world_;
+    out["ranks_per_node"] = per_node_;
+    out["stage"] = stage_;
+    out["compute_type"] = std::string(dtype_name(type_));
+    out["memory_per_rank"] = memory();
+    out["moved_per_step"] = traffic();
+    return out;
+  }
+
+ private:
+  int64_t item() const { return dtype_size(type_); }
+
+  Json memory() {
+    const int64_t all = layout_->elements(), owned = layout_->owned_elements();
+    const bool split = config_.precision.split_master;
+    const int64_t weights = (stage_ == 3 ? owned : all) * item();
+    // Masters of fp32 are the weights themselves; split ones keep the bits that bf16 lacks.
+    const int64_t masters =
+        type_ == DType::kFloat32 ? 0 : (stage_ > 0 ? owned : all) * (split ? 2 : 4);
+    const int64_t gradients =
+        (stage_ > 0 ? layout_->owned_trainable_elements() : layout_->trainable_elements()) *
+        dtype_size(dtype_of(config_.precision.accumulate));
+    const int64_t optimizer = optimizer_bytes();
+    const int64_t activations = activation_bytes(), communication = buffer_bytes();
+    return {{"parameters", weights + masters},
+            {"gradients", gradients},
+            {"optimizer", optimizer},
+            {"model_states", weights + masters + gradients + optimizer},
+            {"activations_estimate", activations},
+            {"communication", communication},
+            {"total", weights + masters + gradients + optimizer + activations + communication}};
+  }
+
+  int64_t optimizer_bytes() const {
+    const OptimizerConfig optimizer = config_.optimizer.value_or(OptimizerConfig{});
+    const std::vector<int32_t> groups = optim::assign_groups(optimizer, shapes_.parameters);
+    double bytes = 0;
+    for (const nn::ParamId id : layout_->order()) {
+      const nn::Parameter& p = shapes_.parameters[id];
+      const int64_t count = p.trainable ? layout_->part(id).count : 0;
+      if (count == 0) continue;
+      bytes +=
+          static_cast<double>(count) * state_bytes(optimizer, p, groups[static_cast<size_t>(id)]);
+    }
+    return static_cast<int64_t>(bytes);
+  }
+
+  // What backward needs of a micro batch: inputs and outputs of every linear layer, and the logits;
+  // with checkpointing the inputs of the segments, and one segment's own.
+  int64_t activation_bytes() const {
+    if (!shapes_.architecture) return 0;
+    const models::ArchitectureInfo& info = shapes_.architecture->info();
+    const int64_t length =
+        options_.sequence_length == 0 ? info.max_positions : options_.sequence_length;
+    const int64_t tokens = config_.batch.micro_batch * length;
+    int64_t widths = 0, width = 0;
+    for (nn::ParamId id = 0; id < shapes_.parameters.size(); ++id) {
+      const nn::Parameter& p = shapes_.parameters[id];
+      if (p.projection) widths += p.shape.sizes()[0] + p.shape.sizes()[1];
+    }
+    if (info.output != nn::kNoParam) width = shapes_.parameters[info.output].shape.sizes()[1];
+    int64_t kept = widths;
+    if (config_.activation_checkpointing.enabled && info.layers > 0) {
+      const int64_t segments = std::clamp<int64_t>(
+          config_.activation_checkpointing.segments.value_or(info.layers), 1, info.layers);
+      kept = widths / segments + segments * width;
+    }
+    return tokens * (kept * item() + info.outputs() * item());
+  }
+
+  // Buckets of gradients on their way, and at stage 3 the weights that are gathered at a time.
+  int64_t buffer_bytes() const {
+    if (world_ == 1) return 0;
+    int64_t largest = 0, buckets = 0, gathered = 0;
+    for (const zero::Bucket& bucket : layout_->buckets()) {
+      gathered += bucket.range.elements();
+      if (!bucket.trainable) continue;
+      ++buckets;
+      largest = std::max(largest, bucket.range.elements());
+    }
+    const int64_t wire = share_.wire == DType::kFloat32 ? 0 : dtype_size(share_.wire);
+    int64_t bytes = std::min<int64_t>(buckets, share_.overlap ? 3 : 1) * largest * (4 + wire);
+    if (stage_ == 3) bytes += std::min(gathered, share_.gather.live) * item();
+    return bytes;
+  }
+
+  // One kind of collective: what a rank sends, per optimizer step. Blocks for a node cross the
+  // network once and are spread inside it.
+  Json collective(const char* name, const char* what, int64_t calls, int64_t bytes,
+                  int64_t times) const {
+    const double full = static_cast<double>(bytes) * static_cast<double>(times);
+    const double local = per_node_, nodes = static_cast<double>(world_) / local;
+    return {{"collective", name},
+            {"of", what},
+            {"calls", calls},
+            {"bytes", bytes},
+            {"within_node", static_cast<int64_t>(full * (local - 1) / local)},
+            {"across_nodes", static_cast<int64_t>(full * (nodes - 1) / nodes / local)}};
+  }
+
+  Json traffic() const {
+    Json out = Json::array();
+    if (world_ == 1) return out;
+    const int64_t passes = config_.batch.accumulation;
+    int64_t trainable_buckets = 0, gathers = 0, gathered = 0, later = 0;
+    const auto buckets = layout_->buckets();
+    for (size_t i = buckets.size(); i-- > 0;) {
+      const zero::Bucket& bucket = buckets[i];
+      trainable_buckets += bucket.trainable ? 1 : 0;
+      if (bucket.resident) continue;
+      // Forward and, when it was dropped before backward came back to it, once more.
+      const int64_t size = bucket.range.elements();
+      const bool again = 2 * later > share_.gather.reuse || later + size > share_.gather.live;
+      gathers += again ? 2 : 1;
+      gathered += again ? 2 * size : size;
+      later += size;
+    }
+    const int64_t gradients = layout_->trainable_elements() * dtype_size(share_.wire);
+    if (stage_ == 0 || !share_.reduce_scatter) {
+      // A sum for everybody is one in pieces that are then gathered.
+      out.push_back(
+          collective("all_reduce", "gradients", passes * trainable_buckets, passes * gradients, 2));
+    } else {
+      out.push_back(collective("reduce_scatter", "gradients", passes * trainable_buckets,
+                               passes * gradients, 1));
+    }
+    if (stage_ == 1 || stage_ == 2) {
+      out.push_back(collective("all_gather", "weights", trainable_buckets,
+                               layout_->trainable_elements() * item(), 1));
+    } else if (stage_ == 3) {
+      out.push_back(
+          collective("all_gather", "weights", passes * gathers, passes * gathered * item(), 1));
+    }
+    return out;
+  }
+
+  Shapes shapes_;
+  int world_;
+  int per_node_;
+  PlanOptions options_;
+  Config config_;
+  zero::ShareOptions share_;
+  int stage_ = 0;
+  DType type_ = DType::kFloat32;
+  std::unique_ptr<zero::FlatLayout> layout_;
+};
+
+}  // namespace
+
+Json plan_training(const Json& model, std::string_view config_json, const PlanOptions& options) {
+  return Planner(model, config_json, options).run();
+}
+
+}  // namespace ds

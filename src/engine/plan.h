@@ -1,0 +1,22 @@
+// What training would take on each rank of a pretended world: bytes of memory by tag and bytes that
+// move per step, from shapes alone. Layout, sharing and optimizer state are the engine's own.
+#pragma once
+
+#include <string_view>
+
+#include "base/json.h"
+
+namespace ds {
+
+struct PlanOptions {
+  int world = 1;
+  int ranks_per_node = 0;       // 0: all on one
+  int64_t sequence_length = 0;  // 0: the model's positions
+};
+
+// `model` is a config.json, or {"parameters": N, "layers": L} for a model of which only the size is
+// known. The batch is that of the configuration. Keys of the result: see ds_plan in ds.h. Throws
+// what loading the configuration or building the model would.
+Json plan_training(const Json& model, std::string_view config_json, const PlanOptions& options);
+
+}  // namespace ds

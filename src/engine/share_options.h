@@ -1,0 +1,40 @@
+// What a configuration says about spreading training state over ranks, for the engine and its plan.
+#pragma once
+
+#include <algorithm>
+
+#include "config/config.h"
+#include "zero/parameter_state.h"
+
+namespace ds {
+
+inline DType dtype_of(Precision precision) {
+  switch (precision) {
+    case Precision::kFp16:
+      return DType::kFloat16;
+    case Precision::kBf16:
+      return DType::kBFloat16;
+    default:
+      return DType::kFloat32;
+  }
+}
+
+// All but the group and whose gradients they are.
+inline zero::ShareOptions share_options(const Config& config) {
+  const ZeroConfig& zero = config.zero;
+  // Larger buckets bring nothing and keep more memory busy.
+  constexpr int64_t kMostElements = int64_t{16} << 20;
+  zero::ShareOptions options;
+  options.stage = zero.stage;
+  options.bucket_elements = std::min(zero.reduce_bucket, kMostElements);
+  options.wire = dtype_of(config.precision.communicate);
+  options.overlap = zero.overlap;
+  options.reduce_scatter = zero.reduce_scatter;
+  options.op = zero.average ? ReduceOp::kAverage : ReduceOp::kSum;
+  options.resident_below = zero.resident_below;
+  options.most_resident = zero.most_resident;
+  options.gather = {zero.max_live, zero.max_reuse, zero.prefetch};
+  return options;
+}
+
+}  // namespace ds

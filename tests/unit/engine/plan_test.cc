@@ -1,0 +1,121 @@
+// The plan against the published table of ZeRO (Rajbhandari et al., arXiv:1910.02054, table 1) and
+// against the memory account of an engine.
+#include "engine/plan.h"
+
+#include "engine_world.h"
+
+namespace ds::engine_test {
+namespace {
+
+Json plan(const Json& model, const Json& config, int world, int ranks_per_node = 0) {
+  PlanOptions options;
+  options.world = world;
+  options.ranks_per_node = ranks_per_node;
+  return plan_training(model, dump_json(config), options);
+}
+
+Json paper_config(int stage) {
+  return {{"train_micro_batch_size_per_gpu", 1},
+          {"bf16", {{"enabled", true}}},
+          {"data_types", {{"grad_accum_dtype", "bf16"}}},
+          {"zero_optimization", {{"stage", stage}}},
+          {"optimizer", {{"type", "Adam"}, {"params", {{"lr", 1e-4}}}}}};
+}
+
+// Gigabytes of model states per device. Column "Pos" of the table keeps gradients whole, which no
+// stage here does: they are spread from stage 1 on.
+TEST(Plan, PaperTable) {
+  const int degrees[] = {1, 4, 16, 64, 256, 1024};
+  struct Row {
+    double parameters;
+    int stage;
+    double gigabytes[6];
+  };
+  const Row rows[] = {
+      {7.5e9, 2, {120, 41.3, 21.6, 16.6, 15.4, 15.1}},
+      {7.5e9, 3, {120, 30, 7.5, 1.88, 0.47, 0.12}},
+      {128e9, 2, {2048, 704, 368, 284, 263, 257}},
+      {128e9, 3, {2048, 512, 128, 32, 8, 2}},
+      {1e12, 2, {16000, 5500, 2875, 2218, 2054, 2013}},
+      {1e12, 3, {16000, 4000, 1000, 250, 62.5, 15.6}},
+  };
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < 6; ++i) {
+      const Json out = plan({{"parameters", row.parameters}, {"layers", 100}},
+                            paper_config(row.stage), degrees[i]);
+      EXPECT_NEAR(out["memory_per_rank"]["model_states"].get<double>() / 1e9 / row.gigabytes[i], 1,
+                  0.05)
+          << row.parameters << " parameters, stage " << row.stage << ", degree " << degrees[i];
+    }
+  }
+}
+
+TEST(Plan, StageOneIsStageTwo) {
+  const Json model = {{"parameters", 1e9}, {"layers", 10}};
+  EXPECT_EQ(plan(model, paper_config(1), 8)["memory_per_rank"],
+            plan(model, paper_config(2), 8)["memory_per_rank"]);
+}
+
+TEST(Plan, MeasuredAtWorldOne) {
+  const Json changes[] = {
+      Json::object(),
+      {{"bf16", {{"enabled", true}}}},
+      {{"bf16", {{"enabled", true}, {"split_master", true}}}},
+      {{"bf16", {{"enabled", true}}}, {"data_types", {{"grad_accum_dtype", "bf16"}}}},
+      {{"optimizer", {{"type", "Lion"}}}},
+      {{"optimizer", {{"type", "Muon"}}}}};
+  const Json model = with(model_config(), {{"n_embd", 64}, {"vocab_size", 512}});
+  for (const Json& change : changes) {
+    const Json config = with(base_config(), change);
+    const Json planned = plan(model, config, 1)["memory_per_rank"];
+    Engine engine(dump_json(config), models::Model::create(model, 3), nullptr);
+    const MemoryAccount& account = engine.model()->device()->account();
+    const std::pair<const char*, MemoryTag> tags[] = {{"parameters", MemoryTag::kParameters},
+                                                      {"gradients", MemoryTag::kGradients},
+                                                      {"optimizer", MemoryTag::kOptimizer}};
+    for (const auto& [name, tag] : tags) {
+      EXPECT_NEAR(planned[name].get<double>() / static_cast<double>(account.now(tag)), 1, 0.05)
+          << name << " with " << dump_json(change);
+    }
+  }
+}
+
+TEST(Plan, Traffic) {
+  const Json model = {{"parameters", 64e6}, {"layers", 4}};
+  const double n = 64e6;
+  const auto sent = [](const Json& out, const char* key) {
+    double sum = 0;
+    for (const Json& one : out["moved_per_step"]) sum += one[key].get<double>();
+    return sum;
+  };
+  EXPECT_TRUE(plan(model, paper_config(2), 1)["moved_per_step"].empty());
+  Json config = paper_config(0);
+  config["communication_data_type"] = "bf16";
+  for (const int stage : {0, 2}) {
+    config["zero_optimization"]["stage"] = stage;
+    // Twice the model, less the own part.
+    EXPECT_NEAR(sent(plan(model, config, 8), "within_node"), 2 * 2 * n * 7 / 8, n * 0.01);
+    const Json nodes = plan(model, config, 8, 4);
+    EXPECT_NEAR(sent(nodes, "within_node"), 2 * 2 * n * 3 / 4, n * 0.01);
+    EXPECT_NEAR(sent(nodes, "across_nodes"), 2 * 2 * n / 2 / 4, n * 0.01);
+  }
+  // Stage 3 gathers once more where weights are not kept between forward and backward.
+  config["zero_optimization"] = {{"stage", 3}, {"stage3_max_reuse_distance", 0}};
+  const double thrice = sent(plan(model, config, 8), "within_node");
+  EXPECT_GT(thrice, 2.7 * 2 * n * 7 / 8);
+  EXPECT_LE(thrice, 3.01 * 2 * n * 7 / 8);
+}
+
+TEST(Plan, Refuses) {
+  const Json model = {{"parameters", 1e6}};
+  EXPECT_THROW(plan(model, paper_config(2), 0), Error);
+  EXPECT_THROW(plan(model, paper_config(2), 8, 3), Error);
+  EXPECT_THROW(plan({{"parameters", -1}}, paper_config(2), 8), Error);
+  EXPECT_THROW(plan({{"parameters", 1e30}}, paper_config(2), 8), Error);
+  EXPECT_THROW(plan({{"parameters", 10}, {"layer", 2}}, paper_config(2), 8), Error);
+  EXPECT_THROW(plan(Json::array(), paper_config(2), 8), Error);
+  EXPECT_THROW(plan(model, {{"nonsense", 1}}, 8), Error);
+}
+
+}  // namespace
+}  // namespace ds::engine_test
