@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -101,6 +102,27 @@ class Ranks(CliCase):
                 self.assertNotEqual(process.returncode, 0)
                 if rank != 1:
                     self.assertIn("rank 1", err)
+
+    def test_a_rank_killed_among_saves_leaves_whole_checkpoints(self):
+        for round in range(3):
+            save = self.path(f"killed-{round}")
+            arguments = self.files(2) + ["--save", save, "--save-interval", "1"]
+            arguments[arguments.index("--steps") + 1] = "100000"
+            processes = self.start(
+                2, arguments, lambda r, n: {"RANK": r, "WORLD_SIZE": n, "LOCAL_RANK": r})
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not os.path.exists(os.path.join(save, "latest")):
+                time.sleep(0.01)
+            time.sleep(0.03 * (round + 1) + random.random() / 20)
+            processes[round % 2].send_signal(signal.SIGKILL)
+            for process in processes:
+                process.communicate(timeout=60)
+                self.assertNotEqual(process.returncode, 0)
+            more = self.files(0) + ["--load", save]
+            more = [a for i, a in enumerate(more) if a != "--model" and more[i - 1] != "--model"]
+            status, _, err = self.launch(1, more, lambda r, n: {})[0]
+            self.assertEqual(status, 0, err)
+            self.assertNotIn("passing over", err)
 
     def test_an_interrupt_stops_all_after_the_same_step(self):
         metrics, save = self.path("stopped.jsonl"), self.path("stopped")
