@@ -289,7 +289,10 @@ void add_bench(CLI::App& app, Action& action) {
   sub->add_option("--threads", o.threads, "CPU threads; default: all that may be used")
       ->check(at_least(1));
   sub->add_flag("--json", o.json, "print JSON");
-  sub->callback([&action, options] { action = [options] { return run(*options); }; });
+  const CLI::App* comm = add_bench_comm(*sub, action);
+  sub->callback([&action, options, comm] {
+    if (!comm->parsed()) action = [options] { return run(*options); };
+  });
 }
 
 }  // namespace tool

@@ -140,6 +140,20 @@ class Ranks(CliCase):
             self.assertEqual(process.returncode, 128 + signal.SIGTERM, err)
         self.assertEqual(len(os.listdir(save)), 2)  # the checkpoint and `latest`
 
+    def test_collectives_are_timed(self):
+        for transport in ("shm", "sockets"):
+            arguments = ["bench", "comm", "--largest", "20000", "--repeats", "2", "--json",
+                         "--comm-config", json.dumps({"transport": transport})]
+            results = self.launch(
+                2, arguments, lambda r, n: {"RANK": r, "WORLD_SIZE": n, "LOCAL_RANK": r})
+            for status, _, err in results:
+                self.assertEqual(status, 0, err)
+            report = json.loads(results[0][1])
+            self.assertEqual((report["ranks"], report["transport"]), (2, transport))
+            self.assertEqual(len(report["rows"]), 10)
+            self.assertTrue(all(row["busbw_gb_per_s"] > 0 for row in report["rows"]))
+            self.assertEqual(results[1][1], "")
+
     def test_partial_environment_is_an_error(self):
         results = self.launch(1, self.files(0), lambda r, n: {"RANK": 0, "WORLD_SIZE": 2})
         self.assertNotEqual(results[0][0], 0)
