@@ -132,6 +132,18 @@ DS_API ds_status ds_log_set_level(int32_t level);
  */
 DS_API ds_status ds_report(char** out_json);
 
+/**
+ * What training would take on each rank of a world that need not be there, from shapes alone.
+ * @param model_json    a Hugging Face config.json, or {"parameters": N, "layers": L}: only a size
+ * @param config_json   a DeepSpeed configuration
+ * @param options_json  {"world": 1, "ranks_per_node": 0 (all), "sequence_length": 0 (the model's)}
+ * @param out_json      "model", "stage", "memory_per_rank" (bytes by tag) and "moved_per_step" (a
+ *                      list of collectives: bytes that a rank sends within its node and across)
+ * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED. Threads: any. Since: 0.4.
+ */
+DS_API ds_status ds_plan(const char* model_json, const char* config_json, const char* options_json,
+                         char** out_json);
+
 /* ---- 2. Handles ---------------------------------------------------------------------------- */
 
 typedef struct ds_tensor ds_tensor;       /**< Numbers with shape and type. */

@@ -160,6 +160,13 @@ inline std::string report() {
   check(ds_report(&json));
   return detail::take(json);
 }
+// What training would take on each rank of a pretended world, as JSON.
+inline std::string plan(const std::string& model_json, const std::string& config_json,
+                        const std::string& options_json = "{}") {
+  char* json = nullptr;
+  check(ds_plan(model_json.c_str(), config_json.c_str(), options_json.c_str(), &json));
+  return detail::take(json);
+}
 
 // Receives log messages, possibly from several threads at once. It must not call the library;
 // exceptions that it throws are dropped.

@@ -32,7 +32,8 @@ struct ShareOptions {
   WeightGatherer::Limits gather = {};
 };
 
-// Stage 3's small parameters that stay whole, by parameter: the first ones as long as there is room.
+// Stage 3's small parameters that stay whole, by parameter: the first ones as long as there is
+// room.
 std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const ShareOptions& options);
 
 class ParameterState : public nn::ParameterStore {

@@ -78,6 +78,10 @@ std::vector<Call> library_calls() {
       {"ds_report",
        {out_text("out_json")},
        [](const Arguments& a) { return ds_report(p<char*>(a, 0)); }},
+      {"ds_plan",
+       {text("model_json", model_config()), text("config_json", "{\"train_batch_size\": 2}"),
+        text("options_json", "{\"world\": 2}"), out_text("out_json")},
+       [](const Arguments& a) { return ds_plan(s(a, 0), s(a, 1), s(a, 2), p<char*>(a, 3)); }},
   };
 }
 

@@ -5,7 +5,7 @@ import unittest
 from cli_case import SOURCE, CliCase, run
 
 SUBCOMMANDS = ["train", "generate", "eval", "tokenize", "tokenizer-train", "inspect", "export",
-               "convert", "bench", "launch", "report"]
+               "convert", "bench", "launch", "plan", "report"]
 
 
 class Help(CliCase):
@@ -33,10 +33,15 @@ class Pages(CliCase):
         page = (SOURCE / "docs/cli.md").read_text()
         sections = dict(re.findall(r"(?ms)^## ds (\S+)\n(.*?)(?=^## |\Z)", page))
         self.assertEqual(sorted(sections), sorted(SUBCOMMANDS))
+        # A command below a command has a section below its section.
+        for name, text in list(sections.items()):
+            for below, its_text in re.findall(r"(?ms)^### ds (\S+ \S+)\n(.*?)(?=^### |\Z)", text):
+                sections[below] = its_text
+            sections[name] = re.split(r"(?m)^### ds ", text)[0]
         for name, text in sections.items():
             with self.subTest(subcommand=name):
                 in_help = re.findall(r"(?m)^  (--[a-z-]+(?: [A-Z]\S*)?)",
-                                     self.ds(name, "--help").text)
+                                     self.ds(*name.split(), "--help").text)
                 in_page = re.findall(r"(?m)^\| `(--[^`]+)` \|", text)
                 self.assertEqual(sorted(in_page), sorted(in_help))
 

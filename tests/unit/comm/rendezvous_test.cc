@@ -42,10 +42,10 @@ TEST(TcpStore, OtherJobsAndWorldsAreTurnedAway) {
   expect_error(Code::kComm, {"rank 0 expects 2 ranks, rank 1 3"},
                [&] { client(server.port(), 1, 3); });
   expect_error(Code::kComm, {"another job meets"},
-               [&] { client(server.port(), 1, 2, "other", 100); });
+               [&] { client(server.port(), 1, 2, "other", 1000); });
   const StorePtr first = client(server.port(), 1, 2);
   expect_error(Code::kComm, {"a rank 1 is there already"},
-               [&] { client(server.port(), 1, 2, "job", 100); });
+               [&] { client(server.port(), 1, 2, "job", 1000); });
 }
 
 TEST(TcpStore, TwoJobsShareARangeOfPorts) {
