@@ -145,7 +145,6 @@ void GradientReducer::send(size_t index) {
       options_.whole || !options_.scatter
           ? comm_->all_reduce(all, options_.op, options)
           : comm_->reduce_scatter(all.slice(0, own, own + bucket.piece), all, options_.op, options);
-  ++reductions_;
   sent_.push_back({index, std::move(work)});
   if (!options_.overlap) receive();
 }

@@ -42,8 +42,6 @@ class GradientReducer {
   // Gives up what was gathered and not yet sent.
   void drop();
 
-  int64_t reductions() const { return reductions_; }
-
  private:
   // A buffer that ranks of a host share; buckets use it in turn.
   struct Slot {
@@ -80,7 +78,6 @@ class GradientReducer {
   std::vector<int> free_slots_;
   std::vector<OpenBucket> open_;  // by bucket
   std::deque<Sent> sent_;
-  int64_t reductions_ = 0;
 };
 
 }  // namespace ds::zero

@@ -30,7 +30,6 @@ void WeightGatherer::fetch(size_t index) {
   const Bucket& bucket = layout_.buckets()[index];
   entry.data = Tensor::empty(device_, pieces_.dtype(), {size(index)}, MemoryTag::kCommunication);
   live_ += size(index);
-  ++gathers_;
   entry.work =
       comm_->all_gather(entry.data, pieces_.slice(0, bucket.owned, bucket.owned + bucket.piece),
                         {.label = "weights"});

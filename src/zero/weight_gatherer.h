@@ -39,9 +39,6 @@ class WeightGatherer {
   // The pieces have changed: gathered copies are worthless.
   void pieces_changed();
 
-  int64_t gathers() const { return gathers_; }
-  int64_t live_elements() const { return live_; }
-
  private:
   struct Entry {
     Tensor data;
@@ -72,7 +69,6 @@ class WeightGatherer {
   size_t position_ = 0;         // in the trace, of the next use
   bool following_ = false;      // this pass has been like the trace
   int64_t live_ = 0;
-  int64_t gathers_ = 0;
 };
 
 }  // namespace ds::zero
