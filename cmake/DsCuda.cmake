@@ -1,9 +1,23 @@
-# The CUDA runtime, linked statically: the library then loads on machines without a driver and says
-# so when it is asked for a GPU. There is no device code yet, so no CUDA compiler is enabled; the
-# architectures are what kernels are compiled for (90: H100, H200).
+# Kernels and devices for NVIDIA GPUs. The CUDA runtime is linked statically: the library loads on
+# machines without a driver and says so when it is asked for a GPU. Without DS_WITH_CUDA the same
+# functions exist and say that the build has none.
 if(DS_WITH_CUDA)
   # 12.5 brought cudaGetDriverEntryPointByVersion.
   find_package(CUDAToolkit 12.5 REQUIRED)
   set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "Compute capabilities that kernels are built for")
-  message(STATUS "CUDA ${CUDAToolkit_VERSION}: the device layer; static runtime")
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
+  endif()
+  enable_language(CUDA)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+  if(DS_CCACHE)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${DS_CCACHE})
+  endif()
+  # Sums are contracted where a kernel writes fmaf itself, as on the CPU, so that both round alike.
+  add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
+    $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda>)
+  message(STATUS "CUDA ${CUDAToolkit_VERSION}: kernels for ${CMAKE_CUDA_ARCHITECTURES}; static runtime")
 endif()

@@ -6,6 +6,7 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 #include "kernels/reduce/reduce.h"
 
 namespace ds::kernels {
@@ -31,6 +32,9 @@ struct LayerNorm {
 void layer_norm(const LayerNorm<float>& call, ThreadPool& pool);
 void layer_norm(const LayerNorm<bfloat16>& call, ThreadPool& pool);
 void layer_norm(const LayerNorm<float16>& call, ThreadPool& pool);
+void layer_norm(const LayerNorm<float>& call, const GpuStream& on);
+void layer_norm(const LayerNorm<bfloat16>& call, const GpuStream& on);
+void layer_norm(const LayerNorm<float16>& call, const GpuStream& on);
 
 // dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + dsum with g = dy * gamma;
 // dgamma += sum of dy * xhat over rows, dbeta += sum of dy.
@@ -57,6 +61,9 @@ inline int64_t layer_norm_partials(int64_t rows, int64_t cols) {
 void layer_norm_backward(const LayerNormBackward<float>& call, ThreadPool& pool);
 void layer_norm_backward(const LayerNormBackward<bfloat16>& call, ThreadPool& pool);
 void layer_norm_backward(const LayerNormBackward<float16>& call, ThreadPool& pool);
+void layer_norm_backward(const LayerNormBackward<float>& call, const GpuStream& on);
+void layer_norm_backward(const LayerNormBackward<bfloat16>& call, const GpuStream& on);
+void layer_norm_backward(const LayerNormBackward<float16>& call, const GpuStream& on);
 
 namespace reference {
 // `sum`, `mean` and `rstd` are outputs; `sum` is not rounded.

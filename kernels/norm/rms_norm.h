@@ -6,6 +6,7 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 #include "kernels/reduce/reduce.h"
 
 namespace ds::kernels {
@@ -28,6 +29,9 @@ struct RmsNorm {
 void rms_norm(const RmsNorm<float>& call, ThreadPool& pool);
 void rms_norm(const RmsNorm<bfloat16>& call, ThreadPool& pool);
 void rms_norm(const RmsNorm<float16>& call, ThreadPool& pool);
+void rms_norm(const RmsNorm<float>& call, const GpuStream& on);
+void rms_norm(const RmsNorm<bfloat16>& call, const GpuStream& on);
+void rms_norm(const RmsNorm<float16>& call, const GpuStream& on);
 
 // dx = rstd * (g - xhat * mean(g * xhat)) + dsum with g = dy * gamma and xhat = s * rstd;
 // dgamma += sum of dy * xhat over rows.
@@ -50,6 +54,9 @@ inline int64_t rms_norm_partials(int64_t rows, int64_t cols) { return row_chunks
 void rms_norm_backward(const RmsNormBackward<float>& call, ThreadPool& pool);
 void rms_norm_backward(const RmsNormBackward<bfloat16>& call, ThreadPool& pool);
 void rms_norm_backward(const RmsNormBackward<float16>& call, ThreadPool& pool);
+void rms_norm_backward(const RmsNormBackward<float>& call, const GpuStream& on);
+void rms_norm_backward(const RmsNormBackward<bfloat16>& call, const GpuStream& on);
+void rms_norm_backward(const RmsNormBackward<float16>& call, const GpuStream& on);
 
 namespace reference {
 // `sum` and `rstd` are outputs; `sum` is not rounded.

@@ -128,11 +128,13 @@ class CudaBlocks : public BlockSource {
   const CudaStream& stream_;
 };
 
-class CudaDevice : public Device {
+class CudaDeviceHere : public CudaDevice {
  public:
-  CudaDevice(const Place& place, std::string name, const CudaDeviceOptions& options)
+  CudaDeviceHere(const Place& place, std::string name, int processors,
+                 const CudaDeviceOptions& options)
       : place_(place),
         name_(std::move(name)),
+        processors_(processors),
         stream_(place),
         source_(place, name_, stream_),
         blocks_(
@@ -143,6 +145,7 @@ class CudaDevice : public Device {
   DeviceKind kind() const noexcept override { return DeviceKind::kCuda; }
   int index() const noexcept override { return place_.index; }
   std::string describe() const override { return name_; }
+  int processors() const noexcept override { return processors_; }
 
   void* allocate(int64_t bytes, MemoryTag tag) override { return blocks_.allocate(bytes, tag); }
   void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept override {
@@ -181,8 +184,16 @@ class CudaDevice : public Device {
     return own->handle();
   }
 
+  void* enter() override {
+    CUcontext before = nullptr;
+    cuda::check(cuda::enter(place_, &before), "making ", name_, " current");
+    return before;
+  }
+  void leave(void* before) noexcept override { place_.set_context(static_cast<CUcontext>(before)); }
+
   const Place place_;
   const std::string name_;
+  const int processors_;
   CudaStream stream_;
   CudaBlocks source_;
   BlockCache blocks_;  // after its source and its stream
@@ -190,7 +201,7 @@ class CudaDevice : public Device {
 
 }  // namespace
 
-std::shared_ptr<Device> make_cuda_device(int index, const CudaDeviceOptions& options) {
+std::shared_ptr<CudaDevice> make_cuda_device(int index, const CudaDeviceOptions& options) {
   std::string why_none;
   const std::vector<CudaDeviceInfo> devices = list_cuda_devices(&why_none);
   DS_CHECK(!devices.empty(), Code::kUnsupported, cuda_name(index), " cannot be used: ", why_none);
@@ -198,9 +209,10 @@ std::shared_ptr<Device> make_cuda_device(int index, const CudaDeviceOptions& opt
   DS_CHECK(index >= 0 && index < count, Code::kInvalidArgument, cuda_name(index),
            " does not exist: this process sees ", count, count == 1 ? " GPU" : " GPUs",
            ", counted from 0");
-  const std::string& model = devices[static_cast<size_t>(index)].name;
-  return std::make_shared<CudaDevice>(cuda::find_place(index),
-                                      str_cat(cuda_name(index), " (", model, ")"), options);
+  const CudaDeviceInfo& info = devices[static_cast<size_t>(index)];
+  return std::make_shared<CudaDeviceHere>(cuda::find_place(index),
+                                          str_cat(cuda_name(index), " (", info.name, ")"),
+                                          info.multiprocessors, options);
 }
 
 }  // namespace ds

@@ -29,6 +29,30 @@ std::vector<CudaDeviceInfo> list_cuda_devices(std::string* why_none = nullptr);
 std::string cuda_runtime_version();
 std::string cuda_driver_version();
 
+// What kernels need besides Device.
+class CudaDevice : public Device {
+ public:
+  // Streaming multiprocessors.
+  virtual int processors() const noexcept = 0;
+  // Makes the GPU current on the calling thread, for launches of kernels; leave() restores what
+  // enter() returned.
+  virtual void* enter() = 0;
+  virtual void leave(void* before) noexcept = 0;
+};
+
+// Holds a GPU current on this thread.
+class DeviceScope {
+ public:
+  explicit DeviceScope(CudaDevice& device) : device_(device), before_(device.enter()) {}
+  ~DeviceScope() { device_.leave(before_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  CudaDevice& device_;
+  void* before_;
+};
+
 struct CudaDeviceOptions {
   bool cache = true;        // keep freed blocks for reuse
   int64_t limit_bytes = 0;  // 0 = what the GPU has
@@ -41,6 +65,6 @@ struct CudaDeviceOptions {
 // stream, so other users of the GPU in this process need events to order their work with ours.
 // Every call leaves the calling thread's current CUDA context as it was and creates none on
 // other GPUs.
-std::shared_ptr<Device> make_cuda_device(int index, const CudaDeviceOptions& options = {});
+std::shared_ptr<CudaDevice> make_cuda_device(int index, const CudaDeviceOptions& options = {});
 
 }  // namespace ds

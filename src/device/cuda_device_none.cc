@@ -15,7 +15,7 @@ std::vector<CudaDeviceInfo> list_cuda_devices(std::string* why_none) {
 std::string cuda_runtime_version() { return ""; }
 std::string cuda_driver_version() { return ""; }
 
-std::shared_ptr<Device> make_cuda_device(int index, const CudaDeviceOptions&) {
+std::shared_ptr<CudaDevice> make_cuda_device(int index, const CudaDeviceOptions&) {
   fail(Code::kUnsupported, "cuda:", index, " cannot be used: ", kReason);
 }
 

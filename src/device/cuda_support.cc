@@ -58,14 +58,16 @@ Place find_place(int index) {
   return place;
 }
 
-Scope::Scope(const Place& place) noexcept : place_(place) {
-  const CUresult result = place.get_context(&before_);
-  if (result != CUDA_SUCCESS) {
-    status_ = static_cast<cudaError_t>(result);  // the numbers are the same
-    return;
-  }
-  restore_ = true;
-  status_ = cudaSetDevice(place.index);
+cudaError_t enter(const Place& place, CUcontext* before) noexcept {
+  const CUresult result = place.get_context(before);
+  if (result != CUDA_SUCCESS) return static_cast<cudaError_t>(result);  // the numbers are the same
+  const cudaError_t status = cudaSetDevice(place.index);
+  if (status != cudaSuccess) place.set_context(*before);
+  return status;
+}
+
+Scope::Scope(const Place& place) noexcept : place_(place), status_(enter(place, &before_)) {
+  restore_ = status_ == cudaSuccess;
 }
 
 Scope::~Scope() {

@@ -34,7 +34,10 @@ struct Place {
 // Throws Error(kDevice) when the driver lacks the calls.
 Place find_place(int index);
 
-// Makes the place's GPU current on this thread until the end of the scope.
+// Makes the place's GPU current on this thread; `before` receives the context to restore.
+cudaError_t enter(const Place& place, CUcontext* before) noexcept;
+
+// The same until the end of the scope.
 class Scope {
  public:
   explicit Scope(const Place& place) noexcept;
@@ -47,8 +50,8 @@ class Scope {
  private:
   const Place& place_;
   CUcontext before_ = nullptr;
+  cudaError_t status_;
   bool restore_ = false;
-  cudaError_t status_ = cudaSuccess;
 };
 
 // The result of `function` (which returns a cudaError_t and does not throw), called with the GPU

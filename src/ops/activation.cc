@@ -15,7 +15,7 @@ kernels::GeluForm form_of(Gelu kind) {
 
 // Elements between rows [..., N] of the type and shape of `like`; the rows are dense, and all
 // leading dimensions step like one.
-int64_t row_stride(const Tensor& tensor, const char* op, const char* name, const Tensor& like) {
+int64_t row_stride(const Tensor& tensor, const Op& op, const char* name, const Tensor& like) {
   check_float_type(tensor, op, name);
   DS_CHECK(tensor.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported, op, ": ", name,
            " is not in CPU memory, and this operator runs there only");
@@ -45,7 +45,7 @@ kernels::StridedRows<T> rows_of(const Tensor& tensor, int64_t stride) {
 }
 
 // Checks x and bias, and returns the number of columns.
-int64_t check_inputs(const char* op, const Tensor& x, const Tensor& bias) {
+int64_t check_inputs(const Op& op, const Tensor& x, const Tensor& bias) {
   check_dense_float(x, op, "x");
   DS_CHECK(x.dims() >= 1, Code::kInvalidArgument, op, ": x needs at least one dimension");
   if (bias) check_dense(bias, op, "bias", x.dtype(), {x.size(-1)});
@@ -55,20 +55,22 @@ int64_t check_inputs(const char* op, const Tensor& x, const Tensor& bias) {
 }  // namespace
 
 void bias_gelu(const OpContext& ctx, const Tensor& x, const Tensor& bias, Gelu kind, Tensor& y) {
-  const char* const op = "bias_gelu";
+  const Op op{ctx, "bias_gelu"};
   const int64_t columns = check_inputs(op, x, bias);
   check_dense(y, op, "y", x.dtype(), x.shape());
   if (x.elements() == 0) return;
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    kernels::bias_gelu(x.data<T>(), bias ? bias.data<T>() : nullptr, form_of(kind),
-                       x.elements() / columns, columns, y.data<T>(), *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::bias_gelu(x.data<T>(), bias ? bias.data<T>() : nullptr, form_of(kind),
+                         x.elements() / columns, columns, y.data<T>(), on);
+    });
   });
 }
 
 void bias_gelu_backward(const OpContext& ctx, const Tensor& dy, const Tensor& x, const Tensor& bias,
                         Gelu kind, Tensor& dx, Tensor& db) {
-  const char* const op = "bias_gelu_backward";
+  const Op op{ctx, "bias_gelu_backward"};
   const int64_t columns = check_inputs(op, x, bias);
   check_dense(dy, op, "dy", x.dtype(), x.shape());
   check_dense(dx, op, "dx", x.dtype(), x.shape());
@@ -81,41 +83,44 @@ void bias_gelu_backward(const OpContext& ctx, const Tensor& dy, const Tensor& x,
   }
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    kernels::bias_gelu_backward(dy.data<T>(), x.data<T>(), bias ? bias.data<T>() : nullptr,
-                                form_of(kind), rows, columns, dx.data<T>(),
-                                db ? db.data<float>() : nullptr,
-                                db ? partials.data<float>() : nullptr, *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::bias_gelu_backward(
+          dy.data<T>(), x.data<T>(), bias ? bias.data<T>() : nullptr, form_of(kind), rows, columns,
+          dx.data<T>(), db ? db.data<float>() : nullptr, db ? partials.data<float>() : nullptr, on);
+    });
   });
 }
 
 void activation(const OpContext& ctx, const Tensor& x, Activation kind, Tensor& y) {
-  const char* const op = "activation";
+  const Op op{ctx, "activation"};
   check_dense_float(x, op, "x");
   check_dense(y, op, "y", x.dtype(), x.shape());
   const kernels::ActivationKind f = kind_of(kind, op);
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    kernels::activation(x.data<T>(), f, x.elements(), y.data<T>(), *ctx.pool);
+    run_on_cpu(
+        ctx, [&](auto& on) { kernels::activation(x.data<T>(), f, x.elements(), y.data<T>(), on); });
   });
 }
 
 void activation_backward(const OpContext& ctx, const Tensor& dy, const Tensor& x, Activation kind,
                          Tensor& dx) {
-  const char* const op = "activation_backward";
+  const Op op{ctx, "activation_backward"};
   check_dense_float(x, op, "x");
   check_dense(dy, op, "dy", x.dtype(), x.shape());
   check_dense(dx, op, "dx", x.dtype(), x.shape());
   const kernels::ActivationKind f = kind_of(kind, op);
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    kernels::activation_backward(dy.data<T>(), x.data<T>(), f, x.elements(), dx.data<T>(),
-                                 *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::activation_backward(dy.data<T>(), x.data<T>(), f, x.elements(), dx.data<T>(), on);
+    });
   });
 }
 
 void gated_activation(const OpContext& ctx, const Tensor& gate, const Tensor& up, Activation kind,
                       Tensor& y) {
-  const char* const op = "gated_activation";
+  const Op op{ctx, "gated_activation"};
   check_float_type(gate, op, "gate");
   const int64_t gate_stride = row_stride(gate, op, "gate", gate);
   const int64_t up_stride = row_stride(up, op, "up", gate);
@@ -131,13 +136,13 @@ void gated_activation(const OpContext& ctx, const Tensor& gate, const Tensor& up
     call.gate = rows_of<const T>(gate, gate_stride);
     call.up = rows_of<const T>(up, up_stride);
     call.y = rows_of<T>(y, call.cols);
-    kernels::gated_activation(call, *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) { kernels::gated_activation(call, on); });
   });
 }
 
 void gated_activation_backward(const OpContext& ctx, const Tensor& dy, const Tensor& gate,
                                const Tensor& up, Activation kind, Tensor& dgate, Tensor& dup) {
-  const char* const op = "gated_activation_backward";
+  const Op op{ctx, "gated_activation_backward"};
   check_float_type(gate, op, "gate");
   const int64_t gate_stride = row_stride(gate, op, "gate", gate);
   const int64_t up_stride = row_stride(up, op, "up", gate);
@@ -157,7 +162,7 @@ void gated_activation_backward(const OpContext& ctx, const Tensor& dy, const Ten
     call.up = rows_of<const T>(up, up_stride);
     call.dgate = rows_of<T>(dgate, dgate_stride);
     call.dup = rows_of<T>(dup, dup_stride);
-    kernels::gated_activation_backward(call, *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) { kernels::gated_activation_backward(call, on); });
   });
 }
 

@@ -7,7 +7,7 @@
 
 namespace ds::ops {
 
-inline kernels::ActivationKind kind_of(Activation kind, const char* op) {
+inline kernels::ActivationKind kind_of(Activation kind, const Op& op) {
   switch (kind) {
     case Activation::kRelu:
       return kernels::ActivationKind::kRelu;

@@ -10,8 +10,10 @@ namespace {
 using kernels::AttentionProblem;
 using kernels::HeadView;
 
-void check_heads(const Tensor& tensor, const char* name, DType dtype, const Shape& shape) {
+void check_heads(const Op& op, const Tensor& tensor, const char* name, DType dtype,
+                 const Shape& shape) {
   check_tensor(tensor, name, dtype, shape);
+  check_place(tensor, op, name);
   DS_CHECK(tensor.stride(-1) == 1 || shape[-1] <= 1 || shape.elements() == 0,
            Code::kInvalidArgument, "attention: the last dimension of ", name,
            " must be dense, its stride is ", tensor.stride(-1));
@@ -24,17 +26,17 @@ void check_defined(const Tensor& tensor, const char* name) {
            tensor ? tensor.shape().text() : "no data");
 }
 
-AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
+AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& key_mask, const AttentionOptions& options) {
   check_defined(q, "q");
   check_defined(k, "k");
   check_defined(v, "v");
   const DType dtype = q.dtype();
-  check_float_type(q, "attention", "q");
+  check_float_type(q, op, "q");
   const Shape kv_shape{q.size(0), k.size(1), k.size(2), q.size(3)};
-  check_heads(q, "q", dtype, q.shape());
-  check_heads(k, "k", dtype, kv_shape);
-  check_heads(v, "v", dtype, kv_shape);
+  check_heads(op, q, "q", dtype, q.shape());
+  check_heads(op, k, "k", dtype, kv_shape);
+  check_heads(op, v, "v", dtype, kv_shape);
 
   AttentionProblem p;
   p.batch = q.size(0);
@@ -61,6 +63,7 @@ AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
   p.first_batch = options.first_batch;
   if (key_mask) {
     check_tensor(key_mask, "key_mask", DType::kUInt8, Shape{p.batch, p.keys});
+    check_place(key_mask, op, "key_mask");
     DS_CHECK(key_mask.stride(1) == 1 || p.keys <= 1 || p.batch == 0, Code::kInvalidArgument,
              "attention: rows of key_mask must be dense, their stride is ", key_mask.stride(1));
     p.key_mask = key_mask.data<uint8_t>();
@@ -79,8 +82,9 @@ AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
   return p;
 }
 
-void check_lse(const Tensor& lse, const AttentionProblem& p) {
+void check_lse(const Op& op, const Tensor& lse, const AttentionProblem& p) {
   check_tensor(lse, "lse", DType::kFloat32, Shape{p.batch, p.heads, p.queries});
+  check_place(lse, op, "lse");
   DS_CHECK(lse.contiguous(), Code::kInvalidArgument, "attention: lse must be contiguous");
 }
 
@@ -95,8 +99,10 @@ void forward(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, c
              const Tensor& v, const Tensor& out, float* lse) {
   const Tensor workspace =
       ctx.workspace(DType::kFloat32, {kernels::attention_workspace<T>(p, ctx.pool->threads())});
-  kernels::attention_forward<T>(*ctx.pool, p, view<const T>(q), view<const T>(k), view<const T>(v),
-                                view<T>(out), lse, workspace.data<float>());
+  run_on_cpu(ctx, [&](auto& on) {
+    kernels::attention_forward<T>(on, p, view<const T>(q), view<const T>(k), view<const T>(v),
+                                  view<T>(out), lse, workspace.data<float>());
+  });
 }
 
 template <class T>
@@ -108,17 +114,20 @@ void backward(const OpContext& ctx, const AttentionProblem& p, const Tensor& dou
   const kernels::AttentionGradients<T> gradients{view<const T>(dout), view<const T>(out),
                                                  lse.data<float>(),   view<T>(dq),
                                                  view<T>(dk),         view<T>(dv)};
-  kernels::attention_backward<T>(*ctx.pool, p, view<const T>(q), view<const T>(k), view<const T>(v),
-                                 gradients, workspace.data<float>());
+  run_on_cpu(ctx, [&](auto& on) {
+    kernels::attention_backward<T>(on, p, view<const T>(q), view<const T>(k), view<const T>(v),
+                                   gradients, workspace.data<float>());
+  });
 }
 
 }  // namespace
 
 void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& key_mask, const AttentionOptions& options, Tensor& out, Tensor& lse) {
-  const AttentionProblem p = make_problem(q, k, v, key_mask, options);
-  check_heads(out, "out", q.dtype(), q.shape());
-  if (lse) check_lse(lse, p);
+  const Op op{ctx, "attention"};
+  const AttentionProblem p = make_problem(op, q, k, v, key_mask, options);
+  check_heads(op, out, "out", q.dtype(), q.shape());
+  if (lse) check_lse(op, lse, p);
   if (out.elements() == 0) return;
   float* lse_data = lse ? lse.data<float>() : nullptr;
   with_float_type(q, [&](auto type) { forward<decltype(type)>(ctx, p, q, k, v, out, lse_data); });
@@ -127,13 +136,14 @@ void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Ten
 void attention_backward(const OpContext& ctx, const Tensor& dout, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& key_mask, const AttentionOptions& options,
                         const Tensor& out, const Tensor& lse, Tensor& dq, Tensor& dk, Tensor& dv) {
-  const AttentionProblem p = make_problem(q, k, v, key_mask, options);
-  check_heads(dout, "dout", q.dtype(), q.shape());
-  check_heads(out, "out", q.dtype(), q.shape());
-  check_lse(lse, p);
-  check_heads(dq, "dq", q.dtype(), q.shape());
-  check_heads(dk, "dk", q.dtype(), k.shape());
-  check_heads(dv, "dv", q.dtype(), v.shape());
+  const Op op{ctx, "attention"};
+  const AttentionProblem p = make_problem(op, q, k, v, key_mask, options);
+  check_heads(op, dout, "dout", q.dtype(), q.shape());
+  check_heads(op, out, "out", q.dtype(), q.shape());
+  check_lse(op, lse, p);
+  check_heads(op, dq, "dq", q.dtype(), q.shape());
+  check_heads(op, dk, "dk", q.dtype(), k.shape());
+  check_heads(op, dv, "dv", q.dtype(), v.shape());
   if (p.batch == 0) return;
   with_float_type(
       q, [&](auto type) { backward<decltype(type)>(ctx, p, dout, q, k, v, out, lse, dq, dk, dv); });

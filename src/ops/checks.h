@@ -1,26 +1,31 @@
 // Argument checks that operators share; every message names the operator and the tensor.
 #pragma once
 
-#include "ops/context.h"
+#include "ops/op.h"
 
 namespace ds::ops {
 
-// Present, on the CPU, dense.
-inline void check_dense(const Tensor& tensor, const char* op, const char* name) {
+// A tensor that is there, where the operator runs.
+inline void check_place(const Tensor& tensor, const Op& op, const char* name) {
+  DS_CHECK(op.accepts(*tensor.storage()), Code::kInvalidArgument, op, ": ", name,
+           " is not in the memory of ", op.ctx.device->describe(), ", where this operator runs");
+}
+
+// Present, where the operator runs, dense.
+inline void check_dense(const Tensor& tensor, const Op& op, const char* name) {
   DS_CHECK(tensor, Code::kInvalidArgument, op, ": ", name, " is missing");
-  DS_CHECK(tensor.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported, op, ": ", name,
-           " is not in CPU memory, and this operator runs there only");
+  check_place(tensor, op, name);
   DS_CHECK(tensor.contiguous(), Code::kInvalidArgument, op, ": ", name, " of shape ",
            tensor.shape().text(), " must be contiguous");
 }
 
-inline void check_dense(const Tensor& tensor, const char* op, const char* name, DType dtype) {
+inline void check_dense(const Tensor& tensor, const Op& op, const char* name, DType dtype) {
   check_dense(tensor, op, name);
   DS_CHECK(tensor.dtype() == dtype, Code::kInvalidArgument, op, ": ", name, " must be ",
            dtype_name(dtype), ", not ", dtype_name(tensor.dtype()));
 }
 
-inline void check_dense(const Tensor& tensor, const char* op, const char* name, DType dtype,
+inline void check_dense(const Tensor& tensor, const Op& op, const char* name, DType dtype,
                         const Shape& shape) {
   check_dense(tensor, op, name, dtype);
   DS_CHECK(tensor.shape() == shape, Code::kInvalidArgument, op, ": ", name, " must have shape ",
@@ -28,14 +33,14 @@ inline void check_dense(const Tensor& tensor, const char* op, const char* name, 
 }
 
 // Any shape of so many elements.
-inline void check_elements(const Tensor& tensor, const char* op, const char* name, DType dtype,
+inline void check_elements(const Tensor& tensor, const Op& op, const char* name, DType dtype,
                            int64_t elements) {
   check_dense(tensor, op, name, dtype);
   DS_CHECK(tensor.elements() == elements, Code::kInvalidArgument, op, ": ", name, " must have ",
            elements, " elements, not shape ", tensor.shape().text());
 }
 
-inline void check_float_type(const Tensor& tensor, const char* op, const char* name) {
+inline void check_float_type(const Tensor& tensor, const Op& op, const char* name) {
   DS_CHECK(tensor, Code::kInvalidArgument, op, ": ", name, " is missing");
   DS_CHECK(tensor.dtype() == DType::kFloat32 || tensor.dtype() == DType::kBFloat16 ||
                tensor.dtype() == DType::kFloat16,
@@ -43,7 +48,7 @@ inline void check_float_type(const Tensor& tensor, const char* op, const char* n
            dtype_name(tensor.dtype()));
 }
 
-inline void check_dense_float(const Tensor& tensor, const char* op, const char* name) {
+inline void check_dense_float(const Tensor& tensor, const Op& op, const char* name) {
   check_float_type(tensor, op, name);
   check_dense(tensor, op, name);
 }

@@ -8,7 +8,7 @@ namespace ds::ops {
 namespace {
 
 // Everything that both directions take; labels too, before anything is written.
-void check_inputs(const char* op, const Tensor& logits, const Tensor& labels, int64_t valid,
+void check_inputs(const Op& op, const Tensor& logits, const Tensor& labels, int64_t valid,
                   const char* row_name, const Tensor& row_values) {
   check_dense_float(logits, op, "logits");
   DS_CHECK(logits.dims() == 2, Code::kInvalidArgument, op, ": logits must be [rows, vocabulary], ",
@@ -30,36 +30,42 @@ void check_inputs(const char* op, const Tensor& logits, const Tensor& labels, in
 
 void cross_entropy(const OpContext& ctx, const Tensor& logits, const Tensor& labels, int64_t valid,
                    Tensor& loss, Tensor& lse) {
-  const char* const op = "cross_entropy";
+  const Op op{ctx, "cross_entropy"};
   check_inputs(op, logits, labels, valid, "lse", lse);
   check_dense(loss, op, "loss", DType::kFloat32, {logits.size(0)});
   with_float_type(logits, [&](auto type) {
-    kernels::cross_entropy(logits.data<decltype(type)>(), labels.data<int32_t>(), logits.size(0),
-                           logits.size(1), valid, loss.data<float>(), lse.data<float>(), *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::cross_entropy(logits.data<decltype(type)>(), labels.data<int32_t>(), logits.size(0),
+                             logits.size(1), valid, loss.data<float>(), lse.data<float>(), on);
+    });
   });
 }
 
 void cross_entropy_backward(const OpContext& ctx, const Tensor& logits, const Tensor& labels,
                             int64_t valid, const Tensor& lse, float scale, Tensor& dlogits) {
-  const char* const op = "cross_entropy_backward";
+  const Op op{ctx, "cross_entropy_backward"};
   check_inputs(op, logits, labels, valid, "lse", lse);
   check_dense(dlogits, op, "dlogits", logits.dtype(), logits.shape());
   with_float_type(logits, [&](auto type) {
     using T = decltype(type);
-    kernels::cross_entropy_backward(logits.data<T>(), labels.data<int32_t>(), logits.size(0),
-                                    logits.size(1), valid, lse.data<float>(), scale,
-                                    dlogits.data<T>(), *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::cross_entropy_backward(logits.data<T>(), labels.data<int32_t>(), logits.size(0),
+                                      logits.size(1), valid, lse.data<float>(), scale,
+                                      dlogits.data<T>(), on);
+    });
   });
 }
 
 void cross_entropy_fused(const OpContext& ctx, Tensor& logits, const Tensor& labels, int64_t valid,
                          float scale, Tensor& loss) {
-  const char* const op = "cross_entropy_fused";
+  const Op op{ctx, "cross_entropy_fused"};
   check_inputs(op, logits, labels, valid, "loss", loss);
   with_float_type(logits, [&](auto type) {
-    kernels::cross_entropy_fused(logits.data<decltype(type)>(), labels.data<int32_t>(),
-                                 logits.size(0), logits.size(1), valid, scale, loss.data<float>(),
-                                 *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::cross_entropy_fused(logits.data<decltype(type)>(), labels.data<int32_t>(),
+                                   logits.size(0), logits.size(1), valid, scale, loss.data<float>(),
+                                   on);
+    });
   });
 }
 

@@ -10,36 +10,39 @@
 namespace ds::ops {
 
 void add(const OpContext& ctx, const Tensor& a, const Tensor& b, Tensor& y) {
-  check_dense_float(a, "add", "a");
-  check_dense(b, "add", "b", a.dtype(), a.shape());
-  check_dense(y, "add", "y", a.dtype(), a.shape());
+  check_dense_float(a, Op{ctx, "add"}, "a");
+  check_dense(b, Op{ctx, "add"}, "b", a.dtype(), a.shape());
+  check_dense(y, Op{ctx, "add"}, "y", a.dtype(), a.shape());
   with_float_type(a, [&](auto type) {
     using T = decltype(type);
-    kernels::add(a.data<T>(), b.data<T>(), a.elements(), y.data<T>(), *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::add(a.data<T>(), b.data<T>(), a.elements(), y.data<T>(), on);
+    });
   });
 }
 
 void scale(const OpContext& ctx, const Tensor& x, float factor, Tensor& y) {
-  check_dense_float(x, "scale", "x");
-  check_dense(y, "scale", "y", x.dtype(), x.shape());
+  check_dense_float(x, Op{ctx, "scale"}, "x");
+  check_dense(y, Op{ctx, "scale"}, "y", x.dtype(), x.shape());
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    kernels::scale(x.data<T>(), factor, x.elements(), y.data<T>(), *ctx.pool);
+    run_on_cpu(
+        ctx, [&](auto& on) { kernels::scale(x.data<T>(), factor, x.elements(), y.data<T>(), on); });
   });
 }
 
 void fill(const OpContext& ctx, float value, Tensor& y) {
-  check_dense_float(y, "fill", "y");
+  check_dense_float(y, Op{ctx, "fill"}, "y");
   with_float_type(y, [&](auto type) {
-    kernels::fill(value, y.elements(), y.data<decltype(type)>(), *ctx.pool);
+    run_on_cpu(ctx,
+               [&](auto& on) { kernels::fill(value, y.elements(), y.data<decltype(type)>(), on); });
   });
 }
 
 void cast(const OpContext& ctx, const Tensor& x, Tensor& y) {
-  check_float_type(x, "cast", "x");
-  DS_CHECK(x.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported,
-           "cast: x is not in CPU memory, and this operator runs there only");
-  check_dense_float(y, "cast", "y");
+  check_float_type(x, Op{ctx, "cast"}, "x");
+  check_place(x, Op{ctx, "cast"}, "x");
+  check_dense_float(y, Op{ctx, "cast"}, "y");
   DS_CHECK(y.shape() == x.shape(), Code::kInvalidArgument, "cast: y must have shape ",
            x.shape().text(), ", not ", y.shape().text());
   static_assert(kernels::Strided::kMaxDims == kMaxDims);
@@ -54,29 +57,31 @@ void cast(const OpContext& ctx, const Tensor& x, Tensor& y) {
       const auto* from = x.data<decltype(x_type)>();
       auto* to = y.data<decltype(y_type)>();
       if (x.contiguous()) {
-        kernels::cast(from, x.elements(), to, *ctx.pool);
+        run_on_cpu(ctx, [&](auto& on) { kernels::cast(from, x.elements(), to, on); });
       } else {
-        kernels::cast(from, shape, to, *ctx.pool);
+        run_on_cpu(ctx, [&](auto& on) { kernels::cast(from, shape, to, on); });
       }
     });
   });
 }
 
 void accumulate(const OpContext& ctx, const Tensor& x, float scale, Tensor& sum) {
-  check_dense_float(x, "accumulate", "x");
-  check_dense_float(sum, "accumulate", "sum");
-  check_dense(sum, "accumulate", "sum", sum.dtype(), x.shape());
+  check_dense_float(x, Op{ctx, "accumulate"}, "x");
+  check_dense_float(sum, Op{ctx, "accumulate"}, "sum");
+  check_dense(sum, Op{ctx, "accumulate"}, "sum", sum.dtype(), x.shape());
   with_float_type(x, [&](auto x_type) {
     with_float_type(sum, [&](auto sum_type) {
-      kernels::accumulate(x.data<decltype(x_type)>(), scale, x.elements(),
-                          sum.data<decltype(sum_type)>(), *ctx.pool);
+      run_on_cpu(ctx, [&](auto& on) {
+        kernels::accumulate(x.data<decltype(x_type)>(), scale, x.elements(),
+                            sum.data<decltype(sum_type)>(), on);
+      });
     });
   });
 }
 
 void accumulate_into(const OpContext& ctx, std::span<const Tensor* const> xs,
                      std::span<const int64_t> offsets, float scale, Tensor& flat) {
-  const char* const op = "accumulate_into";
+  const Op op{ctx, "accumulate_into"};
   check_dense_float(flat, op, "flat");
   DS_CHECK(xs.size() == offsets.size(), Code::kInvalidArgument, op, ": ", xs.size(),
            " tensors and ", offsets.size(), " offsets");
@@ -98,8 +103,10 @@ void accumulate_into(const OpContext& ctx, std::span<const Tensor* const> xs,
       const int64_t at = begin - (ends[i] - xs[i]->elements());
       with_float_type(*xs[i], [&](auto x_type) {
         with_float_type(flat, [&](auto sum_type) {
-          kernels::accumulate(xs[i]->data<decltype(x_type)>() + at, scale, count,
-                              flat.data<decltype(sum_type)>() + offsets[i] + at, *ctx.pool);
+          run_on_cpu(ctx, [&](auto& on) {
+            kernels::accumulate(xs[i]->data<decltype(x_type)>() + at, scale, count,
+                                flat.data<decltype(sum_type)>() + offsets[i] + at, on);
+          });
         });
       });
       begin += count;

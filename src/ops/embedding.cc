@@ -7,13 +7,13 @@
 namespace ds::ops {
 namespace {
 
-void check_table(const Tensor& table, const char* op, const char* name) {
+void check_table(const Tensor& table, const Op& op, const char* name) {
   check_dense_float(table, op, name);
   DS_CHECK(table.dims() == 2, Code::kInvalidArgument, op, ": ", name,
            " must have two dimensions, not shape ", table.shape().text());
 }
 
-void check_ids(const Tensor& ids, const char* op, const char* name, int64_t limit) {
+void check_ids(const Tensor& ids, const Op& op, const char* name, int64_t limit) {
   const auto* values = ids.data<int32_t>();
   const int64_t bad = kernels::first_id_outside(values, ids.elements(), limit);
   DS_CHECK(bad < 0, Code::kInvalidArgument, op, ": ", name, "[", bad, "] is ", values[bad],
@@ -21,7 +21,7 @@ void check_ids(const Tensor& ids, const char* op, const char* name, int64_t limi
 }
 
 // ids.shape + [cols]
-void check_rows(const Tensor& rows, const char* op, const char* name, DType dtype, int64_t count,
+void check_rows(const Tensor& rows, const Op& op, const char* name, DType dtype, int64_t count,
                 int64_t cols) {
   check_dense(rows, op, name, dtype);
   DS_CHECK(rows.dims() >= 1 && rows.size(-1) == cols && rows.elements() == count * cols,
@@ -33,7 +33,7 @@ void check_rows(const Tensor& rows, const char* op, const char* name, DType dtyp
 
 void embedding(const OpContext& ctx, const Tensor& ids, const Tensor& table,
                const Tensor& position_ids, const Tensor& positions, Tensor& y) {
-  const char* const op = "embedding";
+  const Op op{ctx, "embedding"};
   check_dense(ids, op, "ids", DType::kInt32);
   check_table(table, op, "table");
   const int64_t n = ids.elements(), cols = table.size(1);
@@ -49,14 +49,16 @@ void embedding(const OpContext& ctx, const Tensor& ids, const Tensor& table,
   check_ids(ids, op, "ids", table.size(0));
   with_float_type(table, [&](auto type) {
     using T = decltype(type);
-    kernels::embedding(ids.data<int32_t>(), table.data<T>(),
-                       positions ? position_ids.data<int32_t>() : nullptr,
-                       positions ? positions.data<T>() : nullptr, n, cols, y.data<T>(), *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::embedding(ids.data<int32_t>(), table.data<T>(),
+                         positions ? position_ids.data<int32_t>() : nullptr,
+                         positions ? positions.data<T>() : nullptr, n, cols, y.data<T>(), on);
+    });
   });
 }
 
 void embedding_backward(const OpContext& ctx, const Tensor& ids, const Tensor& dy, Tensor& dtable) {
-  const char* const op = "embedding_backward";
+  const Op op{ctx, "embedding_backward"};
   check_dense(ids, op, "ids", DType::kInt32);
   check_table(dtable, op, "dtable");
   check_dense(dtable, op, "dtable", DType::kFloat32);
@@ -65,8 +67,10 @@ void embedding_backward(const OpContext& ctx, const Tensor& ids, const Tensor& d
   check_rows(dy, op, "dy", dy.dtype(), n, cols);
   check_ids(ids, op, "ids", dtable.size(0));
   with_float_type(dy, [&](auto type) {
-    kernels::embedding_backward(ids.data<int32_t>(), dy.data<decltype(type)>(), n, cols,
-                                dtable.data<float>(), *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::embedding_backward(ids.data<int32_t>(), dy.data<decltype(type)>(), n, cols,
+                                  dtable.data<float>(), on);
+    });
   });
 }
 

@@ -11,7 +11,7 @@ bool few_rows(const Tensor& x) {
 }
 
 void gemv(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
-  constexpr const char* kOp = "gemv";
+  const Op kOp{ctx, "gemv"};
   check_dense_float(w, kOp, "w");
   check_product(kOp, x, w.shape(), bias, y);
   DS_CHECK(w.dtype() == x.dtype(), Code::kInvalidArgument, kOp, ": x is ", dtype_name(x.dtype()),
@@ -28,7 +28,7 @@ void gemv(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& 
   call.w = w.raw();
   call.bias = bias.raw();
   call.y = y.raw();
-  kernels::gemv(call, *ctx.pool);
+  run_on_cpu(ctx, [&](auto& on) { kernels::gemv(call, on); });
 }
 
 }  // namespace ds::ops

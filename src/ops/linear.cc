@@ -13,7 +13,7 @@ namespace {
 
 using kernels::MatmulType;
 
-MatmulType matmul_type(const Tensor& tensor, const char* op, const char* name) {
+MatmulType matmul_type(const Tensor& tensor, const Op& op, const char* name) {
   check_dense_float(tensor, op, name);
   return with_float_type(tensor, [](auto type) {
     using T = decltype(type);
@@ -25,14 +25,14 @@ MatmulType matmul_type(const Tensor& tensor, const char* op, const char* name) {
 
 // Results have the type of the inputs, or fp32.
 void check_output(const Tensor& y, const char* y_name, const Tensor& x, const char* x_name,
-                  const char* op) {
+                  const Op& op) {
   DS_CHECK(y.dtype() == x.dtype() || y.dtype() == DType::kFloat32, Code::kInvalidArgument, op, ": ",
            y_name, " cannot be ", dtype_name(y.dtype()), " while ", x_name, " is ",
            dtype_name(x.dtype()));
 }
 
 void check_same_type(const Tensor& a, const char* a_name, const Tensor& b, const char* b_name,
-                     const char* op) {
+                     const Op& op) {
   DS_CHECK(a.dtype() == b.dtype(), Code::kInvalidArgument, op, ": ", a_name, " is ",
            dtype_name(a.dtype()), " but ", b_name, " is ", dtype_name(b.dtype()));
 }
@@ -42,7 +42,7 @@ struct Rows {
   int64_t rows;
   int64_t columns;
 };
-Rows as_rows(const Tensor& tensor, const char* op, const char* name) {
+Rows as_rows(const Tensor& tensor, const Op& op, const char* name) {
   DS_CHECK(tensor.dims() >= 1, Code::kInvalidArgument, op, ": ", name,
            " needs at least one dimension");
   const int64_t columns = tensor.size(-1);
@@ -52,21 +52,21 @@ Rows as_rows(const Tensor& tensor, const char* op, const char* name) {
 }
 
 void check_leading(const Tensor& a, const char* a_name, const Tensor& b, const char* b_name,
-                   const char* op) {
+                   const Op& op) {
   bool same = a.dims() == b.dims();
   for (int i = 0; same && i + 1 < a.dims(); ++i) same = a.size(i) == b.size(i);
   DS_CHECK(same, Code::kInvalidArgument, op, ": ", a_name, " ", a.shape().text(), " and ", b_name,
            " ", b.shape().text(), " must agree in all dimensions but the last");
 }
 
-void check_weight(const Tensor& w, const char* name, int64_t n, int64_t k, const char* op) {
+void check_weight(const Tensor& w, const char* name, int64_t n, int64_t k, const Op& op) {
   DS_CHECK(w.dims() == 2 && w.size(0) == n && w.size(1) == k, Code::kInvalidArgument, op, ": ",
            name, " ", w.shape().text(), " must be [", n, ", ", k, "]");
 }
 
 // x w^T + bias, checked.
-kernels::Matmul forward_product(const char* op, const Tensor& x, const Tensor& w,
-                                const Tensor& bias, const Tensor& y) {
+kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, const Tensor& bias,
+                                const Tensor& y) {
   kernels::Matmul p;
   p.in = matmul_type(x, op, "x");
   p.out = matmul_type(y, op, "y");
@@ -96,12 +96,14 @@ kernels::Matmul forward_product(const char* op, const Tensor& x, const Tensor& w
 }  // namespace
 
 void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
-  kernels::matmul(forward_product("linear", x, w, bias, y), *ctx.pool);
+  run_on_cpu(ctx, [&](auto& on) {
+    kernels::matmul(forward_product(Op{ctx, "linear"}, x, w, bias, y), on);
+  });
 }
 
 void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias,
                        Activation kind, Tensor& pre, Tensor& y) {
-  constexpr const char* kOp = "linear_activation";
+  const Op kOp{ctx, "linear_activation"};
   kernels::Matmul p = forward_product(kOp, x, w, bias, y);
   p.activation = kind_of(kind, kOp);
   if (pre) {
@@ -111,12 +113,12 @@ void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, c
     p.pre = pre.raw();
     p.pre_stride = p.n;
   }
-  kernels::matmul(p, *ctx.pool);
+  run_on_cpu(ctx, [&](auto& on) { kernels::matmul(p, on); });
 }
 
 void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, Tensor& dx,
                        bool accumulate) {
-  constexpr const char* kOp = "linear_grad_input";
+  const Op kOp{ctx, "linear_grad_input"};
   kernels::Matmul p;
   p.in = matmul_type(dy, kOp, "dy");
   p.out = matmul_type(dx, kOp, "dx");
@@ -134,12 +136,12 @@ void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, 
   p.c = dx.raw();
   p.c_stride = p.n;
   p.accumulate = accumulate;
-  kernels::matmul(p, *ctx.pool);
+  run_on_cpu(ctx, [&](auto& on) { kernels::matmul(p, on); });
 }
 
 void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
                         bool accumulate) {
-  constexpr const char* kOp = "linear_grad_weight";
+  const Op kOp{ctx, "linear_grad_weight"};
   kernels::Matmul p;
   p.in = matmul_type(dy, kOp, "dy");
   matmul_type(x, kOp, "x");
@@ -157,7 +159,7 @@ void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x,
   p.c = dw.raw();
   p.c_stride = p.n;
   p.accumulate = accumulate;
-  kernels::matmul(p, *ctx.pool);
+  run_on_cpu(ctx, [&](auto& on) { kernels::matmul(p, on); });
 }
 
 void linear_grad_bias(const OpContext& ctx, const Tensor& dy, Tensor& db) {

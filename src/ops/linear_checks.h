@@ -17,7 +17,7 @@ inline int64_t row_count(const Tensor& x) {
 }
 
 // x [..., k], bias [n] or empty, y [..., n] of the type of x or fp32; weight [n, k].
-inline void check_product(const char* op, const Tensor& x, const Shape& weight, const Tensor& bias,
+inline void check_product(const Op& op, const Tensor& x, const Shape& weight, const Tensor& bias,
                           const Tensor& y) {
   check_dense_float(x, op, "x");
   check_dense_float(y, op, "y");

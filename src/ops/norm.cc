@@ -11,14 +11,14 @@ namespace ds::ops {
 namespace {
 
 // The width of rows; a row without elements has no mean.
-int64_t row_width(const Tensor& x, const char* op, const char* name) {
+int64_t row_width(const Tensor& x, const Op& op, const char* name) {
   DS_CHECK(x.dims() >= 1 && x.size(-1) >= 1, Code::kInvalidArgument, op, ": ", name, " of shape ",
            x.shape().text(), " has no elements to normalise over");
   return x.size(-1);
 }
 
 // What both normalisations take.
-void check_forward(const char* op, const Tensor& x, const Tensor& residual, const Tensor& gamma,
+void check_forward(const Op& op, const Tensor& x, const Tensor& residual, const Tensor& gamma,
                    float eps, const Tensor& y, const Tensor& sum, const Tensor& rstd) {
   check_dense_float(x, op, "x");
   const DType dtype = x.dtype();
@@ -36,7 +36,7 @@ void check_forward(const char* op, const Tensor& x, const Tensor& residual, cons
            ": eps must be finite and not negative, not ", eps);
 }
 
-void check_backward(const char* op, const Tensor& dy, const Tensor& dsum, const Tensor& sum,
+void check_backward(const Op& op, const Tensor& dy, const Tensor& dsum, const Tensor& sum,
                     const Tensor& gamma, const Tensor& rstd, const Tensor& dx,
                     const Tensor& dgamma) {
   check_dense_float(dy, op, "dy");
@@ -54,7 +54,7 @@ void check_backward(const char* op, const Tensor& dy, const Tensor& dsum, const 
 
 void layer_norm(const OpContext& ctx, const Tensor& x, const Tensor& residual, const Tensor& gamma,
                 const Tensor& beta, float eps, Tensor& y, Tensor& sum, Tensor& mean, Tensor& rstd) {
-  const char* const op = "layer_norm";
+  const Op op{ctx, "layer_norm"};
   check_forward(op, x, residual, gamma, eps, y, sum, rstd);
   const DType dtype = x.dtype();
   const int64_t cols = x.size(-1), rows = x.elements() / cols;
@@ -74,14 +74,14 @@ void layer_norm(const OpContext& ctx, const Tensor& x, const Tensor& residual, c
     call.sum = sum ? sum.data<T>() : nullptr;
     call.mean = mean.data<float>();
     call.rstd = rstd.data<float>();
-    kernels::layer_norm(call, *ctx.pool);
+    run(ctx, [&](auto& on) { kernels::layer_norm(call, on); });
   });
 }
 
 void layer_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsum,
                          const Tensor& sum, const Tensor& gamma, const Tensor& mean,
                          const Tensor& rstd, Tensor& dx, Tensor& dgamma, Tensor& dbeta) {
-  const char* const op = "layer_norm_backward";
+  const Op op{ctx, "layer_norm_backward"};
   check_backward(op, dy, dsum, sum, gamma, rstd, dx, dgamma);
   const int64_t cols = dy.size(-1), rows = dy.elements() / cols;
   check_elements(mean, op, "mean", DType::kFloat32, rows);
@@ -102,13 +102,13 @@ void layer_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& d
     call.dgamma = dgamma.data<float>();
     call.dbeta = dbeta.data<float>();
     call.partials = scratch.data<float>();
-    kernels::layer_norm_backward(call, *ctx.pool);
+    run(ctx, [&](auto& on) { kernels::layer_norm_backward(call, on); });
   });
 }
 
 void rms_norm(const OpContext& ctx, const Tensor& x, const Tensor& residual, const Tensor& gamma,
               float eps, Tensor& y, Tensor& sum, Tensor& rstd) {
-  check_forward("rms_norm", x, residual, gamma, eps, y, sum, rstd);
+  check_forward(Op{ctx, "rms_norm"}, x, residual, gamma, eps, y, sum, rstd);
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
     kernels::RmsNorm<T> call;
@@ -121,14 +121,14 @@ void rms_norm(const OpContext& ctx, const Tensor& x, const Tensor& residual, con
     call.y = y.data<T>();
     call.sum = sum ? sum.data<T>() : nullptr;
     call.rstd = rstd.data<float>();
-    kernels::rms_norm(call, *ctx.pool);
+    run(ctx, [&](auto& on) { kernels::rms_norm(call, on); });
   });
 }
 
 void rms_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsum,
                        const Tensor& sum, const Tensor& gamma, const Tensor& rstd, Tensor& dx,
                        Tensor& dgamma) {
-  check_backward("rms_norm_backward", dy, dsum, sum, gamma, rstd, dx, dgamma);
+  check_backward(Op{ctx, "rms_norm_backward"}, dy, dsum, sum, gamma, rstd, dx, dgamma);
   const int64_t cols = dy.size(-1), rows = dy.elements() / cols;
   const Tensor scratch = ctx.workspace(DType::kFloat32, {kernels::rms_norm_partials(rows, cols)});
   with_float_type(dy, [&](auto type) {
@@ -144,7 +144,7 @@ void rms_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsu
     call.dx = dx.data<T>();
     call.dgamma = dgamma.data<float>();
     call.partials = scratch.data<float>();
-    kernels::rms_norm_backward(call, *ctx.pool);
+    run(ctx, [&](auto& on) { kernels::rms_norm_backward(call, on); });
   });
 }
 

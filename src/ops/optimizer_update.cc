@@ -26,7 +26,8 @@ kernels::NumberKind number_kind(const Tensor& tensor, const char* name) {
 }
 
 kernels::StateArray state_array(const StateTensor& state) {
-  check_dense(state.data, kOp, "state");
+  DS_CHECK(state.data && state.data.contiguous(), Code::kInvalidArgument, kOp,
+           ": a state is missing or not contiguous");
   kernels::StateArray out;
   out.data = state.data.raw();
   switch (state.data.dtype()) {
@@ -47,7 +48,8 @@ kernels::StateArray state_array(const StateTensor& state) {
            dtype_name(state.data.dtype()));
   }
   const int64_t blocks = (state.data.elements() + kernels::kStateBlock - 1) / kernels::kStateBlock;
-  check_elements(state.scales, kOp, "scales", DType::kFloat32, blocks);
+  DS_CHECK(state.scales && state.scales.contiguous() && state.scales.elements() == blocks,
+           Code::kInvalidArgument, kOp, ": scales must have ", blocks, " elements");
   out.scales = state.scales.data<float>();
   return out;
 }
@@ -86,30 +88,33 @@ void check_pieces(const UpdateWork& work, int64_t n) {
 
 void optimizer_update(const OpContext& ctx, kernels::UpdateRule rule, const UpdateWork& work,
                       UpdateTensors& tensors) {
-  check_dense(tensors.grad, kOp, "grad");
+  const Op op{ctx, kOp};
+  check_dense(tensors.grad, op, "grad");
   kernels::UpdateArrays arrays;
   const int64_t n = arrays.n = tensors.grad.elements();
   arrays.grad = tensors.grad.raw();
   arrays.grad_kind = number_kind(tensors.grad, "grad");
   if (tensors.master) {
-    check_elements(tensors.master, kOp, "master", DType::kFloat32, n);
+    check_elements(tensors.master, op, "master", DType::kFloat32, n);
     arrays.master = tensors.master.data<float>();
   } else {
     DS_CHECK(!tensors.model, Code::kInvalidArgument, kOp,
              ": split masters have no further copy of the model");
-    check_elements(tensors.weight, kOp, "weight", DType::kBFloat16, n);
-    check_elements(tensors.low, kOp, "low", DType::kUInt16, n);
+    check_elements(tensors.weight, op, "weight", DType::kBFloat16, n);
+    check_elements(tensors.low, op, "low", DType::kUInt16, n);
     arrays.weight = tensors.weight.data<bfloat16>();
     arrays.low = static_cast<uint16_t*>(tensors.low.raw());
   }
   if (tensors.model) {
-    check_elements(tensors.model, kOp, "model", tensors.model.dtype(), n);
+    check_elements(tensors.model, op, "model", tensors.model.dtype(), n);
     arrays.model_kind = number_kind(tensors.model, "model");
     DS_CHECK(arrays.model_kind != kernels::NumberKind::kFp32, Code::kInvalidArgument, kOp,
              ": an fp32 model is its own master");
     arrays.model = tensors.model.raw();
   }
   for (int i = 0; i < kernels::update_states(rule); ++i) {
+    check_dense(tensors.states[i].data, op, "state");
+    if (tensors.states[i].scales) check_dense(tensors.states[i].scales, op, "scales");
     arrays.state[i] = state_array(tensors.states[i]);
     DS_CHECK(tensors.states[i].data.elements() == n, Code::kInvalidArgument, kOp,
              ": a state must have ", n, " elements, not ", tensors.states[i].data.elements());
@@ -121,7 +126,9 @@ void optimizer_update(const OpContext& ctx, kernels::UpdateRule rule, const Upda
              ": two norms per piece are needed");
     arrays.norms = work.norms.data();
   }
-  kernels::optimizer_update(rule, work.constants, work.pieces, work.first, arrays, *ctx.pool);
+  run_on_cpu(ctx, [&](auto& on) {
+    kernels::optimizer_update(rule, work.constants, work.pieces, work.first, arrays, on);
+  });
 }
 
 void read_state(const StateTensor& state, int64_t begin, int64_t end, float* out) {

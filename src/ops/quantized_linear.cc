@@ -62,19 +62,21 @@ void multiply_many(const OpContext& ctx, const Tensor& x, const kernels::Quantiz
   p.c_stride = w.n;
   for (int64_t first = 0; first < w.panels(); first += step) {
     const int64_t panels = std::min(step, w.panels() - first), column = first * kPanelRows;
-    kernels::dequantize_panels(w, first, panels, float_type(x), part.raw(), *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::dequantize_panels(w, first, panels, float_type(x), part.raw(), on);
+    });
     p.n = std::min(panels * kPanelRows, w.n - column);
     p.b = {part.raw(), panels * kPanelRows, false};
     p.bias = bias ? static_cast<const std::byte*>(bias.raw()) + column * item : nullptr;
     p.c = static_cast<std::byte*>(y.raw()) + column * dtype_size(y.dtype());
-    kernels::matmul(p, *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) { kernels::matmul(p, on); });
   }
 }
 
 }  // namespace
 
 QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOptions& options) {
-  constexpr const char* kOp = "quantize";
+  const Op kOp{ctx, "quantize"};
   check_dense(w, kOp, "w", DType::kFloat32);
   DS_CHECK(w.dims() == 2, Code::kInvalidArgument, kOp, ": w ", w.shape().text(), " must be [N, K]");
   DS_CHECK(options.bits == 8 || options.bits == 4, Code::kUnsupported, kOp, ": ", options.bits,
@@ -96,9 +98,11 @@ QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOp
   out.codes = make(DType::kUInt8, s.code_bytes());
   out.scales = make(DType::kBFloat16, s.scale_count());
   if (!options.symmetric) out.minimum = make(DType::kBFloat16, s.scale_count());
-  kernels::quantize(s, w.data<float>(), static_cast<uint8_t*>(out.codes.raw()),
-                    static_cast<bfloat16*>(out.scales.raw()),
-                    static_cast<bfloat16*>(out.minimum.raw()), *ctx.pool);
+  run_on_cpu(ctx, [&](auto& on) {
+    kernels::quantize(s, w.data<float>(), static_cast<uint8_t*>(out.codes.raw()),
+                      static_cast<bfloat16*>(out.scales.raw()),
+                      static_cast<bfloat16*>(out.minimum.raw()), on);
+  });
   return out;
 }
 
@@ -116,7 +120,7 @@ Tensor dequantize(const OpContext& ctx, const QuantizedWeight& w) {
 
 void quantized_linear(const OpContext& ctx, const Tensor& x, const QuantizedWeight& w,
                       const Tensor& bias, Tensor& y) {
-  check_product("quantized_linear", x, w.shape, bias, y);
+  check_product(Op{ctx, "quantized_linear"}, x, w.shape, bias, y);
   if (y.elements() == 0) return;
   const kernels::QuantizedMatrix matrix = kernel_matrix(w);
   if (row_count(x) > kernels::kMaxGemvRows) return multiply_many(ctx, x, matrix, bias, y);
@@ -128,7 +132,7 @@ void quantized_linear(const OpContext& ctx, const Tensor& x, const QuantizedWeig
   call.x = x.raw();
   call.bias = bias.raw();
   call.y = y.raw();
-  kernels::quantized_gemv(call, *ctx.pool);
+  run_on_cpu(ctx, [&](auto& on) { kernels::quantized_gemv(call, on); });
 }
 
 }  // namespace ds::ops

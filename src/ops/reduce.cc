@@ -14,7 +14,7 @@ Tensor partials(const OpContext& ctx, DType dtype, int64_t n) {
 }  // namespace
 
 double sum(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, "sum", "x");
+  check_dense_float(x, Op{ctx, "sum"}, "x");
   const int64_t n = x.elements();
   const Tensor scratch = partials(ctx, DType::kFloat64, n);
   return with_float_type(x, [&](auto type) {
@@ -23,7 +23,7 @@ double sum(const OpContext& ctx, const Tensor& x) {
 }
 
 double sum_squares(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, "sum_squares", "x");
+  check_dense_float(x, Op{ctx, "sum_squares"}, "x");
   const int64_t n = x.elements();
   const Tensor scratch = partials(ctx, DType::kFloat64, n);
   return with_float_type(x, [&](auto type) {
@@ -32,7 +32,7 @@ double sum_squares(const OpContext& ctx, const Tensor& x) {
 }
 
 ExactSum exact_squares(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, "exact_squares", "x");
+  check_dense_float(x, Op{ctx, "exact_squares"}, "x");
   const int64_t n = x.elements();
   const int64_t words = kernels::reduce_chunks(n) * int64_t{sizeof(ExactSum) / sizeof(int64_t)};
   const Tensor scratch = ctx.workspace(DType::kInt64, {words});
@@ -43,7 +43,7 @@ ExactSum exact_squares(const OpContext& ctx, const Tensor& x) {
 }
 
 double max_abs(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, "max_abs", "x");
+  check_dense_float(x, Op{ctx, "max_abs"}, "x");
   const int64_t n = x.elements();
   const Tensor scratch = partials(ctx, DType::kFloat64, n);
   return with_float_type(x, [&](auto type) {
@@ -52,7 +52,7 @@ double max_abs(const OpContext& ctx, const Tensor& x) {
 }
 
 int64_t first_non_finite(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, "first_non_finite", "x");
+  check_dense_float(x, Op{ctx, "first_non_finite"}, "x");
   const int64_t n = x.elements();
   const Tensor scratch = partials(ctx, DType::kInt64, n);
   return with_float_type(x, [&](auto type) {
@@ -62,7 +62,7 @@ int64_t first_non_finite(const OpContext& ctx, const Tensor& x) {
 }
 
 void add_column_sums(const OpContext& ctx, const Tensor& x, Tensor& y) {
-  const char* const op = "add_column_sums";
+  const Op op{ctx, "add_column_sums"};
   check_dense_float(x, op, "x");
   DS_CHECK(x.dims() >= 1, Code::kInvalidArgument, op, ": x has no dimensions");
   const int64_t cols = x.size(-1);
@@ -71,8 +71,10 @@ void add_column_sums(const OpContext& ctx, const Tensor& x, Tensor& y) {
   const int64_t rows = x.elements() / cols;
   const Tensor scratch = ctx.workspace(DType::kFloat32, {kernels::row_chunks(rows), cols});
   with_float_type(x, [&](auto type) {
-    kernels::add_column_sums(x.data<decltype(type)>(), rows, cols, y.data<float>(),
-                             scratch.data<float>(), *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) {
+      kernels::add_column_sums(x.data<decltype(type)>(), rows, cols, y.data<float>(),
+                               scratch.data<float>(), on);
+    });
   });
 }
 

@@ -7,10 +7,9 @@
 namespace ds::ops {
 namespace {
 
-void check_heads(const Tensor& tensor, const char* name) {
-  check_float_type(tensor, "rotary", name);
-  DS_CHECK(tensor.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported,
-           "rotary: ", name, " is not in CPU memory, and this operator runs there only");
+void check_heads(const Tensor& tensor, const Op& op, const char* name) {
+  check_float_type(tensor, op, name);
+  check_place(tensor, op, name);
   DS_CHECK(tensor.dims() == 4, Code::kInvalidArgument, "rotary: ", name, " of shape ",
            tensor.shape().text(), " must be [batch, tokens, heads, head size]");
   DS_CHECK(tensor.stride(-1) == 1 || tensor.size(-1) <= 1 || tensor.elements() == 0,
@@ -28,9 +27,9 @@ kernels::RotaryView<T> view(const Tensor& tensor) {
 
 void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, const Tensor& cos,
             const Tensor& sin, const RotaryOptions& options, Tensor& y) {
-  const char* const op = "rotary";
-  check_heads(x, "x");
-  check_heads(y, "y");
+  const Op op{ctx, "rotary"};
+  check_heads(x, op, "x");
+  check_heads(y, op, "y");
   DS_CHECK(y.dtype() == x.dtype() && y.shape() == x.shape(), Code::kInvalidArgument,
            "rotary: y must be ", dtype_name(x.dtype()), " of shape ", x.shape().text(), ", not ",
            dtype_name(y.dtype()), " of shape ", y.shape().text());
@@ -66,7 +65,7 @@ void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, c
     call.positions = position;
     call.cos = cos.data<float>();
     call.sin = sin.data<float>();
-    kernels::rotary(call, *ctx.pool);
+    run_on_cpu(ctx, [&](auto& on) { kernels::rotary(call, on); });
   });
 }
 

@@ -7,7 +7,7 @@
 namespace ds::ops {
 namespace {
 
-void check(const char* op, const Tensor& masters, const Tensor& weights, const Tensor& low) {
+void check(const Op& op, const Tensor& masters, const Tensor& weights, const Tensor& low) {
   check_dense(masters, op, "masters", DType::kFloat32);
   check_elements(weights, op, "weights", DType::kBFloat16, masters.elements());
   check_elements(low, op, "low", DType::kUInt16, masters.elements());
@@ -16,15 +16,19 @@ void check(const char* op, const Tensor& masters, const Tensor& weights, const T
 }  // namespace
 
 void split_masters(const OpContext& ctx, const Tensor& masters, Tensor& weights, Tensor& low) {
-  check("split_masters", masters, weights, low);
-  kernels::split_masters(masters.elements(), masters.data<float>(), weights.data<bfloat16>(),
-                         low.data<uint16_t>(), *ctx.pool);
+  check(Op{ctx, "split_masters"}, masters, weights, low);
+  run_on_cpu(ctx, [&](auto& on) {
+    kernels::split_masters(masters.elements(), masters.data<float>(), weights.data<bfloat16>(),
+                           low.data<uint16_t>(), on);
+  });
 }
 
 void join_masters(const OpContext& ctx, const Tensor& weights, const Tensor& low, Tensor& masters) {
-  check("join_masters", masters, weights, low);
-  kernels::join_masters(masters.elements(), weights.data<bfloat16>(), low.data<uint16_t>(),
-                        masters.data<float>(), *ctx.pool);
+  check(Op{ctx, "join_masters"}, masters, weights, low);
+  run_on_cpu(ctx, [&](auto& on) {
+    kernels::join_masters(masters.elements(), weights.data<bfloat16>(), low.data<uint16_t>(),
+                          masters.data<float>(), on);
+  });
 }
 
 }  // namespace ds::ops

@@ -67,6 +67,18 @@ inline void start_digest() { digest() = {0xCBF29CE484222325u, 0}; }
 
 // ---- tensors ----
 
+// Where the tensors of rows lie: the host's memory, or memory that a GPU and the host both reach.
+struct CaseMemory {
+  DeviceKind kind = DeviceKind::kCpu;
+  std::function<void*(size_t)> take = [](size_t bytes) { return std::malloc(bytes); };
+  std::function<void(void*)> give = [](void* memory) { std::free(memory); };
+  std::function<void()> settle = [] {};  // waits for queued work, before the host reads or writes
+};
+inline CaseMemory& case_memory() {
+  static CaseMemory memory;
+  return memory;
+}
+
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr int64_t kGuardBytes = 0;  // the sanitizer sees the end itself
 #else
@@ -80,13 +92,13 @@ inline int64_t guard_front(DType dtype) { return 64 + dtype_size(dtype); }
 inline Tensor guarded_tensor(DType dtype, const Shape& shape) {
   const int64_t payload = shape.elements() * dtype_size(dtype);
   const int64_t total = guard_front(dtype) + payload + kGuardBytes;
-  void* memory = std::malloc(static_cast<size_t>(total));
+  void* memory = case_memory().take(static_cast<size_t>(total));
   if (memory == nullptr) throw std::bad_alloc();
   std::memset(memory, kGuardValue, static_cast<size_t>(total));
   std::memset(static_cast<std::byte*>(memory) + guard_front(dtype), 0xFF,
               static_cast<size_t>(payload));
-  auto storage = std::make_shared<Storage>(DeviceKind::kCpu, 0, memory, total, false,
-                                           [memory] { std::free(memory); });
+  auto storage = std::make_shared<Storage>(case_memory().kind, 0, memory, total, false,
+                                           [memory] { case_memory().give(memory); });
   return {std::move(storage), guard_front(dtype), dtype, shape};
 }
 
@@ -154,6 +166,7 @@ inline void set_element(DType dtype, void* pointer, double value) {
 // Calls visit(flat index, address) over a tensor of any strides, last dimension fastest.
 template <class Visit>
 void for_each_element(const Tensor& tensor, const Visit& visit) {
+  case_memory().settle();
   const int64_t size = dtype_size(tensor.dtype());
   for (int64_t flat = 0; flat < tensor.elements(); ++flat) {
     int64_t rest = flat, offset = 0;

@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ void fail_next(const std::string& call, cudaError_t status);
 void set_driver_version(int version);
 // Takes the driver's calls away.
 void hide_driver_calls();
+
+// What emulation::launch does: the kernel runs in the order of its stream.
+cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> run);
 
 struct Live {
   int blocks = 0;

@@ -1,4 +1,4 @@
-#include "unit/device/cuda_stand_in.h"
+#include "cuda/emulation/stand_in.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -242,6 +242,11 @@ cudaError_t cudaMalloc(void** block, size_t size) {
   return cudaSuccess;
 }
 
+// All memory here is the host's.
+cudaError_t cudaMallocManaged(void** block, size_t size, unsigned) {
+  return cudaMalloc(block, size);
+}
+
 cudaError_t cudaFree(void* block) {
   STAND_IN_BEGIN(cudaFree);
   const auto found = world().blocks.find(static_cast<char*>(block));
@@ -386,6 +391,14 @@ void reset(int gpus, int64_t bytes_each) {
   }
   t_context = nullptr;
   t_last_error = cudaSuccess;
+}
+
+cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> run) {
+  STAND_IN_BEGIN(cudaLaunchKernel);
+  STAND_IN_KNOWN(streams, stream);
+  if (gpu != stream->gpu) return done(cudaErrorInvalidResourceHandle);
+  stream->queue->work.push_back({std::move(run)});
+  return cudaSuccess;
 }
 
 void fail_next(const std::string& call, cudaError_t status) {

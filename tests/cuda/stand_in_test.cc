@@ -1,6 +1,6 @@
 // What the CUDA device asks of the runtime, on a stand-in: contexts, errors, what is freed and
 // when.
-#include "unit/device/cuda_stand_in.h"
+#include "cuda/emulation/stand_in.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

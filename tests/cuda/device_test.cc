@@ -1,5 +1,5 @@
 // How the CUDA device behaves, where there is one. Linked twice: with the CUDA runtime (skipped on
-// a machine without a GPU) and with the stand-in of cuda_stand_in.h.
+// a machine without a GPU) and with the stand-in of emulation/stand_in.h.
 #include "device/cuda_device.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ class CudaDeviceTest : public ::testing::Test {
     return bytes;
   }
 
-  std::shared_ptr<Device> device_;
+  std::shared_ptr<CudaDevice> device_;
   const unsigned seed_ = std::random_device{}();
   std::mt19937 random_;
 };

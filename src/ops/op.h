@@ -1,0 +1,57 @@
+// An operator's call: its name for messages, and where it runs, on CPU threads or on a GPU.
+#pragma once
+
+#include <ostream>
+
+#include "device/cuda_device.h"
+#include "kernels/cuda/gpu_stream.h"
+#include "ops/context.h"
+
+namespace ds::ops {
+
+// Whether this build has kernels for GPUs.
+#ifdef DS_WITH_CUDA
+inline constexpr bool kWithCuda = true;
+#else
+inline constexpr bool kWithCuda = false;
+#endif
+
+struct Op {
+  const OpContext& ctx;
+  const char* name;
+
+  // Where the operands must lie.
+  bool accepts(const Storage& storage) const {
+    if (storage.device_kind() != ctx.device->kind()) return false;
+    return storage.device_kind() == DeviceKind::kCpu ||
+           storage.device_index() == ctx.device->index();
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Op& op) { return out << op.name; }
+
+// Calls kernel(on): `on` is the context's ThreadPool or, on a GPU, a GpuStream. Families have the
+// same functions for both.
+template <class Kernel>
+void run(const OpContext& ctx, const Kernel& kernel) {
+  if constexpr (kWithCuda) {
+    if (ctx.device->kind() == DeviceKind::kCuda) {
+      auto& device = static_cast<CudaDevice&>(*ctx.device);
+      const DeviceScope scope(device);
+      const kernels::GpuStream stream{device.default_stream().native(), device.processors()};
+      kernel(stream);
+      return;
+    }
+  }
+  kernel(*ctx.pool);
+}
+
+// For operators that GPUs do not run.
+template <class Kernel>
+void run_on_cpu(const OpContext& ctx, const Kernel& kernel) {
+  DS_CHECK(ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported,
+           "this operator does not run on ", ctx.device->describe(), "; use the CPU");
+  kernel(*ctx.pool);
+}
+
+}  // namespace ds::ops
