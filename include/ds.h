@@ -317,6 +317,8 @@ enum ds_reduce_op {
  * @param store        where the processes meet; NULL: a port of rank 0, which master_addr and
  *                     master_port of the options or MASTER_ADDR and MASTER_PORT name
  * Processes of one host share memory, others use sockets; the option "transport" decides otherwise.
+ * With "mpi" ranks are those of MPI: give -1, -1, no store, and in the option "mpi_communicator" the
+ * MPI_Comm_c2f of a communicator other than MPI_COMM_WORLD. DS_ERR_UNSUPPORTED: no MPI plug-in.
  * Blocks: until all have joined. Errors: DS_ERR_CONFIG, DS_ERR_COMM, which names who did not come.
  * More than one process needs version 0.4.
  * Since: 0.1.

@@ -82,6 +82,10 @@ void add_how_to_train(CLI::App& sub, TrainOptions& o) {
   sub.add_option("--threads", o.config.threads, "CPU threads; default: all that may be used")
       ->check(at_least(1))
       ->group(group);
+  sub.add_option("--comm-config", o.comm_config,
+                 "communication options as JSON (docs/communication.md)")
+      ->type_name("JSON")
+      ->group(group);
 }
 
 void add_fine_tuning(CLI::App& sub, TrainOptions& o) {

@@ -23,7 +23,10 @@ constexpr const char* kWholeSplit = "1,0,0";
 class Training {
  public:
   explicit Training(const TrainOptions& options)
-      : o_(options), first_(comm_.rank() == 0), data_(options.data, options.data_spec) {
+      : comm_(-1, -1, options.comm_config),
+        o_(options),
+        first_(comm_.rank() == 0),
+        data_(options.data, options.data_spec) {
     if (first_) return;
     o_.quiet = true;
     o_.metrics.clear();

@@ -39,6 +39,8 @@ std::string_view transport_name(TransportKind kind) noexcept {
       return "sockets";
     case TransportKind::kHierarchical:
       return "hierarchical";
+    case TransportKind::kMpi:
+      return "mpi";
   }
   return "unknown";
 }

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "comm/group.h"
 #include "comm/hierarchical.h"
+#include "comm/mpi/mpi_transport.h"
 #include "comm/shm/shm_transport.h"
 #include "comm/sockets/sockets_transport.h"
 #include "comm/sockets/tcp_store.h"
@@ -33,8 +34,8 @@ std::string host_identity() {
 // What all ranks must be given alike, and what differs.
 std::string introduction(int world, const CommOptions& options) {
   return str_cat(world, " ranks, transport ", transport_name(options.transport),
-                 ", ranks_per_node ", options.ranks_per_node, ", checked ", options.checked, "\n",
-                 host_identity());
+                 options.mpi_across ? " over MPI" : "", ", ranks_per_node ", options.ranks_per_node,
+                 ", checked ", options.checked, "\n", host_identity());
 }
 
 std::vector<int> read_introductions(const std::vector<std::string>& texts) {
@@ -63,11 +64,13 @@ std::unique_ptr<ShmTransport> make_shm(int rank, const std::vector<int>& members
                             gather);
 }
 
-// Shared memory within nodes, sockets between them; sockets alone where a node shares no memory
-// after all.
+using MakeAcross = std::function<std::unique_ptr<Transport>()>;
+
+// Shared memory within nodes, another transport between them; that one alone where a node shares no
+// memory after all.
 std::unique_ptr<Transport> make_hierarchical(int rank, const CommOptions& options,
                                              const std::vector<int>& nodes,
-                                             const std::string& address,
+                                             const MakeAcross& make_across,
                                              const GatherTexts& gather) {
   const auto world = static_cast<int>(std::ssize(nodes));
   std::vector<int> members;
@@ -85,8 +88,7 @@ std::unique_ptr<Transport> make_hierarchical(int rank, const CommOptions& option
     trouble = error.message();
   }
   const std::vector<std::string> troubles = gather(trouble.substr(0, 1000));
-  auto all = make_sockets_transport(rank, world, address, gather,
-                                    Clock::now() + options.rendezvous_deadline);
+  std::unique_ptr<Transport> all = make_across();
   for (const std::string& text : troubles) {
     if (text.empty()) continue;
     DS_CHECK(options.transport == TransportKind::kAuto, Code::kComm, text);
@@ -101,6 +103,10 @@ std::unique_ptr<Transport> make_transport(int rank, const CommOptions& options,
                                           const GatherTexts& gather) {
   const auto world = static_cast<int>(std::ssize(hosts));
   const int host_count = std::ranges::max(hosts) + 1;
+  const MakeAcross sockets = [&] {
+    return make_sockets_transport(rank, world, address, gather,
+                                  Clock::now() + options.rendezvous_deadline);
+  };
   std::vector<int> everybody;
   for (int peer = 0; peer < world; ++peer) everybody.push_back(peer);
   switch (options.transport) {
@@ -111,7 +117,7 @@ std::unique_ptr<Transport> make_transport(int rank, const CommOptions& options,
                " hosts, and transport \"shm\" is for one; use \"auto\"");
       return make_shm(rank, everybody, gather);
     case TransportKind::kHierarchical:
-      return make_hierarchical(rank, options, pretended_nodes(options, hosts), address, gather);
+      return make_hierarchical(rank, options, pretended_nodes(options, hosts), sockets, gather);
     case TransportKind::kAuto:
       if (host_count == 1) {
         try {
@@ -120,14 +126,46 @@ std::unique_ptr<Transport> make_transport(int rank, const CommOptions& options,
           log_info("comm", "no shared memory between the ranks of this host: ", error.message());
         }
       } else if (host_count < world) {
-        return make_hierarchical(rank, options, hosts, address, gather);
+        return make_hierarchical(rank, options, hosts, sockets, gather);
       }
       break;
+    case TransportKind::kMpi:  // has no store to meet at
     case TransportKind::kSockets:
       break;
   }
-  return make_sockets_transport(rank, world, address, gather,
-                                Clock::now() + options.rendezvous_deadline);
+  return sockets();
+}
+
+bool by_mpi(const CommOptions& options) {
+  return options.transport == TransportKind::kMpi || options.mpi_across;
+}
+
+// MPI knows who is there; the ranks meet over it.
+std::shared_ptr<Communicator> make_over_mpi(int rank, int size, const std::string& source,
+                                            const CommOptions& options) {
+  const auto world = std::make_shared<MpiWorld>(options);
+  DS_CHECK(rank < 0 || (rank == world->rank() && size == world->size()), Code::kConfig, source,
+           " says rank ", rank, " of ", size, ", and MPI rank ", world->rank(), " of ",
+           world->size(), options.mpi_communicator ? " in the communicator given" : "",
+           "; start the ranks with mpirun or an MPI-aware srun, and give no rank of your own");
+  if (world->size() == 1) return make_single_communicator(options);
+  std::vector<int> everybody;
+  for (int peer = 0; peer < world->size(); ++peer) everybody.push_back(peer);
+  auto whole = std::make_unique<MpiTransport>(world, world->rank(), everybody, 0);
+  Transport& meeting = *whole;
+  const GatherTexts gather = gather_over(meeting, options.rendezvous_deadline);
+  const std::vector<int> hosts = read_introductions(gather(introduction(world->size(), options)));
+  const std::vector<int> nodes = pretended_nodes(options, hosts);
+  std::unique_ptr<Transport> transport;
+  if (options.mpi_across) {
+    const MakeAcross across = [&] { return std::move(whole); };
+    transport = make_hierarchical(world->rank(), options, nodes, across, gather);
+  } else {
+    transport = std::move(whole);
+  }
+  auto group = std::make_shared<Group>(std::move(transport), options, nodes);
+  group->barrier({.label = "rendezvous", .deadline = options.rendezvous_deadline});
+  return group;
 }
 
 struct Meeting {
@@ -165,6 +203,18 @@ std::shared_ptr<Communicator> make_communicator(int rank, int world, const CommO
            world, ": give both, or -1 for both");
   // What launchers say matters only where the caller leaves something open.
   ProcessPlace place;
+  if (by_mpi(options)) {
+    DS_CHECK(store == nullptr, Code::kInvalidArgument,
+             "ranks of MPI meet over MPI: a store has no use with transport \"",
+             transport_name(options.transport), "\"", options.mpi_across ? " across \"mpi\"" : "");
+    place.source = "the caller";
+    // A launcher's numbers hold for the world, not for the caller's communicator.
+    if (rank < 0 && !options.mpi_communicator) place = discover_process(environment);
+    if (rank < 0 && place.source == "none") return make_over_mpi(-1, -1, place.source, options);
+    const bool given = rank >= 0 || options.mpi_communicator;
+    return given ? make_over_mpi(rank, world, place.source, options)
+                 : make_over_mpi(place.rank, place.world, place.source, options);
+  }
   const bool place_known = !options.master_addr.empty() && options.master_port != 0;
   if (rank < 0) {
     place = discover_process(environment);

@@ -45,8 +45,9 @@ std::string parse_text(const std::string& key, const Json& value, size_t longest
 TransportKind parse_transport(const Json& value) {
   const std::string name = parse_text("transport", value, 40);
   std::vector<std::string> known;
-  for (const TransportKind kind : {TransportKind::kAuto, TransportKind::kSelf, TransportKind::kShm,
-                                   TransportKind::kSockets, TransportKind::kHierarchical}) {
+  for (const TransportKind kind :
+       {TransportKind::kAuto, TransportKind::kSelf, TransportKind::kShm, TransportKind::kSockets,
+        TransportKind::kHierarchical, TransportKind::kMpi}) {
     if (name == transport_name(kind)) return kind;
     known.emplace_back(transport_name(kind));
   }
@@ -62,11 +63,12 @@ CommOptions parse_comm_options(std::string_view json) {
   const Json document = parse_json(json, kWhat, Code::kConfig);
   DS_CHECK(document.is_object(), Code::kConfig, kWhat, ": an object is needed, not ",
            document.type_name());
-  static const std::vector<std::string> kKeys = {"timeout_seconds", "rendezvous_timeout_seconds",
-                                                 "transport",       "ranks_per_node",
-                                                 "checked",         "master_addr",
-                                                 "master_port",     "host_address",
-                                                 "job_id"};
+  static const std::vector<std::string> kKeys = {"timeout_seconds",  "rendezvous_timeout_seconds",
+                                                 "transport",        "across",
+                                                 "mpi_communicator", "mpi_plugin",
+                                                 "ranks_per_node",   "checked",
+                                                 "master_addr",      "master_port",
+                                                 "host_address",     "job_id"};
   for (const auto& [key, value] : document.items()) {
     if (key == "timeout_seconds") {
       options.deadline = parse_timeout(key, value);
@@ -74,6 +76,15 @@ CommOptions parse_comm_options(std::string_view json) {
       options.rendezvous_deadline = parse_timeout(key, value);
     } else if (key == "transport") {
       options.transport = parse_transport(value);
+    } else if (key == "across") {
+      const std::string name = parse_text(key, value, 40);
+      DS_CHECK(name == "sockets" || name == "mpi", Code::kConfig, kWhat, ": /across is \"",
+               printable(name), "\"; known are: sockets, mpi");
+      options.mpi_across = name == "mpi";
+    } else if (key == "mpi_communicator") {
+      options.mpi_communicator = parse_whole(key, value, INT32_MIN, INT32_MAX);
+    } else if (key == "mpi_plugin") {
+      options.mpi_plugin = parse_text(key, value, 4000);
     } else if (key == "ranks_per_node") {
       options.ranks_per_node = parse_whole(key, value, 0, 1 << 20);
     } else if (key == "checked") {
@@ -95,6 +106,17 @@ CommOptions parse_comm_options(std::string_view json) {
                            : str_cat("; did you mean \"", nearest, "\"?"));
     }
   }
+  const bool by_mpi = options.transport == TransportKind::kMpi;
+  DS_CHECK(!options.mpi_across || options.transport == TransportKind::kHierarchical, Code::kConfig,
+           kWhat,
+           ": /across \"mpi\" says what lies between the nodes of transport "
+           "\"hierarchical\", and /transport is \"",
+           transport_name(options.transport), "\"");
+  DS_CHECK(
+      by_mpi || options.mpi_across || (!options.mpi_communicator && options.mpi_plugin.empty()),
+      Code::kConfig, kWhat,
+      ": /mpi_communicator and /mpi_plugin need /transport \"mpi\", or "
+      "\"hierarchical\" with /across \"mpi\"");
   return options;
 }
 

@@ -4,16 +4,9 @@
 #include <vector>
 
 #include "comm/sockets/socket.h"
-#include "comm/transport.h"
+#include "comm/stream_transport.h"
 
 namespace ds::comm {
-
-enum Channel : uint32_t {
-  kData,     // records and blocks of collectives, in their order
-  kStream,   // messages
-  kControl,  // failures
-};
-inline constexpr int kChannels = 3;
 
 struct Mesh {
   // By channel and rank; the own ones are empty.

@@ -9,12 +9,6 @@ constexpr DType kAllTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16
                                DType::kInt8,    DType::kInt16,   DType::kInt32,   DType::kInt64,
                                DType::kUInt8,   DType::kUInt16,  DType::kUInt32,  DType::kUInt64,
                                DType::kBool};
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kMostRanks = 3;  // instrumented code takes its time
-#else
-constexpr int kMostRanks = 4;
-#endif
-
 class Collectives : public ::testing::TestWithParam<Maker> {
  protected:
   void SetUp() override { RecordProperty("seed", std::to_string(base_seed())); }
@@ -61,7 +55,7 @@ struct Prepared {
 void for_every_case(const Maker& maker, bool reductions,
                     const std::function<void(Communicator&, DType, int64_t n, bool shared,
                                              const Prepared&)>& body) {
-  for (int size = 1; size <= kMostRanks; ++size) {
+  for (const int size : world_sizes()) {
     const World world = maker.make(size, quick_options());
     for (const DType dtype : kAllTypes) {
       if (dtype == DType::kBool && reductions) continue;
@@ -175,7 +169,7 @@ TEST_P(Collectives, MovementsOfEveryType) {
 
 TEST_P(Collectives, CountsByRank) {
   std::mt19937_64 random(base_seed());
-  for (int size = 1; size <= kMostRanks; ++size) {
+  for (const int size : world_sizes()) {
     const World world = GetParam().make(size, quick_options());
     for (int round = 0; round < 6; ++round) {
       const int64_t most = round % 2 == 0 ? 50 : 90000;

@@ -8,6 +8,8 @@
 #include <functional>
 #include <thread>
 
+#include "comm/factory.h"
+
 namespace ds {
 namespace {
 
@@ -141,7 +143,17 @@ TEST(CommOptions, Parsed) {
   const auto refused = [](const char* text, const char* json) {
     expect_error(Code::kConfig, text, [&] { parse_comm_options(json); });
   };
-  refused("known are: auto, self, shm, sockets, hierarchical", R"({"transport": "tcp"})");
+  refused("known are: auto, self, shm, sockets, hierarchical, mpi", R"({"transport": "tcp"})");
+  const CommOptions mpi = parse_comm_options(
+      R"({"transport": "hierarchical", "across": "mpi", "mpi_communicator": -7, "mpi_plugin": "p"})");
+  EXPECT_TRUE(mpi.mpi_across);
+  EXPECT_EQ(mpi.mpi_communicator, -7);
+  EXPECT_EQ(mpi.mpi_plugin, "p");
+  refused("known are: sockets, mpi", R"({"transport": "hierarchical", "across": "tcp"})");
+  refused("what lies between the nodes", R"({"across": "mpi"})");
+  refused("need /transport \"mpi\"", R"({"mpi_communicator": 1})");
+  refused("need /transport \"mpi\"", R"({"transport": "shm", "mpi_plugin": "p"})");
+  refused("between -2147483648", R"({"transport": "mpi", "mpi_communicator": 4294967296})");
   refused("did you mean \"ranks_per_node\"", R"({"rank_per_node": 1})");
   refused("between 0 and 65535", R"({"master_port": 70000})");
   refused("between 0 and", R"({"ranks_per_node": 18446744073709551615})");
@@ -149,6 +161,16 @@ TEST(CommOptions, Parsed) {
   refused("true or false", R"({"checked": 1})");
   refused("must be text", R"({"job_id": 3})");
   refused("without zero bytes", "{\"job_id\": \"a\\u0000b\"}");
+}
+
+TEST(MpiPlugin, WhatIsMissingIsSaid) {
+  const auto refused = [](const char* text, const char* json) {
+    expect_error(Code::kUnsupported, text,
+                 [&] { make_communicator(-1, -1, parse_comm_options(json)); });
+  };
+  refused("MPI needs the plug-in libds_mpi.so, which is built when MPI is found",
+          R"({"transport": "mpi", "mpi_plugin": "/nowhere/libds_mpi.so"})");
+  refused("is no plug-in of this library", R"({"transport": "mpi", "mpi_plugin": "libm.so.6"})");
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // names them, within the deadline, and nothing hangs.
 #include <gmock/gmock.h>
 
-#include "unit/comm/processes.h"
+#include "unit/comm/support.h"
 
 namespace ds::testing {
 namespace {
@@ -12,25 +12,31 @@ using ::testing::HasSubstr;
 
 class Failures : public ::testing::TestWithParam<Maker> {};
 
-void small_step(Communicator& comm, std::string_view label) {
+void small_step(Communicator& comm, std::string_view label,
+                std::optional<std::chrono::milliseconds> deadline = {}) {
   const Tensor t = make_tensor(DType::kFloat32, 10);
-  comm.all_reduce(t, ReduceOp::kSum, {.label = label})->wait();
+  comm.all_reduce(t, ReduceOp::kSum, {.label = label, .deadline = deadline})->wait();
 }
 
+// A deadline that passes, and a pause in which it surely does.
+constexpr std::chrono::milliseconds kShort{700}, kLong{2000};
+
 TEST_P(Failures, ALateRankIsNamedWithWhatEachDid) {
-  const World world = GetParam().make(3, quick_options(300));
+  const World world = GetParam().make(3, quick_options());
   const auto outcomes = run_ranks(world, [](Communicator& comm) {
     small_step(comm, "first");
-    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(900));
-    small_step(comm, "second");
+    if (comm.rank() == 1) std::this_thread::sleep_for(kLong);
+    small_step(comm, "second", kShort);
   });
   for (const int rank : {0, 2}) {
     const Outcome& outcome = outcomes[static_cast<size_t>(rank)];
     EXPECT_EQ(outcome.code, Code::kComm);
-    EXPECT_THAT(outcome.text, HasSubstr("rank 1 did not arrive within 0.3 s"));
+    EXPECT_THAT(outcome.text, HasSubstr("rank 1 did not arrive within 0.7 s"));
     EXPECT_THAT(outcome.text, HasSubstr("all_reduce(sum) of 10 float32 [10] \"second\""));
     EXPECT_THAT(outcome.text, HasSubstr("\"first\""));  // what rank 1 did last
-    EXPECT_EQ(world[static_cast<size_t>(rank)]->state(), Communicator::State::kFailed);
+    if (const CommPtr& comm = world[static_cast<size_t>(rank)]) {
+      EXPECT_EQ(comm->state(), Communicator::State::kFailed);
+    }
   }
   EXPECT_EQ(outcomes[1].code, Code::kComm) << outcomes[1].text;
   const auto later = run_ranks(world, [](Communicator& comm) { comm.barrier(); });
@@ -41,13 +47,14 @@ TEST_P(Failures, ALateRankIsNamedWithWhatEachDid) {
 }
 
 TEST_P(Failures, ALargeTransferHasADeadlineToo) {
-  const World world = GetParam().make(2, quick_options(300));
+  const World world = GetParam().make(2, quick_options());
   const auto outcomes = run_ranks(world, [](Communicator& comm) {
     const Tensor t = make_tensor(DType::kFloat32, 1 << 20);
     comm.all_reduce(t, ReduceOp::kSum)->wait();
-    if (comm.rank() == 0) comm.all_reduce(t, ReduceOp::kSum, {.label = "large"})->wait();
-    // Rank 1 stays, idle.
-    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    if (comm.rank() == 0) {
+      comm.all_reduce(t, ReduceOp::kSum, {.label = "large", .deadline = kShort})->wait();
+    }
+    if (comm.rank() == 1) std::this_thread::sleep_for(kLong);  // stays, idle
   });
   EXPECT_THAT(outcomes[0].text, HasSubstr("rank 1 did not arrive"));
   EXPECT_EQ(outcomes[1].code, Code::kOk);
@@ -124,7 +131,7 @@ TEST_P(Failures, AbortWakesEverybodyWithTheReason) {
     }
     small_step(comm, "waits");
   });
-  aborter.join();
+  if (aborter.joinable()) aborter.join();
   for (const Outcome& outcome : outcomes) {
     EXPECT_EQ(outcome.code, Code::kAborted) << outcome.text;
     EXPECT_THAT(outcome.text, HasSubstr("the disk is full"));
@@ -166,7 +173,9 @@ TEST_P(Failures, DroppedWhileInFlight) {
   EXPECT_EQ(outcomes[0].code, Code::kOk) << outcomes[0].text;
   EXPECT_EQ(outcomes[1].code, Code::kComm);
   EXPECT_THAT(outcomes[1].text, HasSubstr("rank 0"));
-  EXPECT_THROW(work->wait(), Error);
+  if (work) {
+    EXPECT_THROW(work->wait(), Error);
+  }
 }
 
 TEST_P(Failures, UnevenBatchesFinishWithJoin) {
@@ -231,58 +240,6 @@ TEST_P(Failures, WhatNeedsEverybodySaysWhoJoined) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, Failures, ::testing::ValuesIn(makers()), maker_name);
-
-// ---- processes ----
-
-class Lost : public ::testing::TestWithParam<std::tuple<TransportKind, int>> {};
-
-// One of three ranks is killed or stopped in the middle of its steps, several times over.
-TEST_P(Lost, IsNamedByEveryOther) {
-  const auto [kind, signal] = GetParam();
-  for (int attempt = 0; attempt < 3; ++attempt) {
-    CommOptions options = quick_options(700);
-    options.rendezvous_deadline = std::chrono::seconds(60);
-    options.transport = kind;
-    if (kind == TransportKind::kHierarchical) options.ranks_per_node = 2;
-    const int victim = attempt % 3;
-    Processes processes(3, options, [](int, const std::function<CommPtr()>& join) {
-      const CommPtr comm = join();
-      const Tensor large =
-          comm->shared_tensor(cpu(), DType::kFloat32, {200000}, MemoryTag::kCommunication);
-      for (int step = 0; step < 100000; ++step) {
-        if (step % 2 == 0) {
-          comm->all_reduce(large, ReduceOp::kSum, {.label = "large"})->wait();
-        } else {
-          small_step(*comm, "small");
-        }
-      }
-    });
-    std::this_thread::sleep_for(std::chrono::milliseconds(400 + attempt * 37));
-    ::kill(processes.id(victim), signal);
-    const auto begin = std::chrono::steady_clock::now();
-    const auto reports = processes.reports({victim});
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    EXPECT_LT(took.count(), 10.0);
-    for (int rank = 0; rank < 3; ++rank) {
-      if (rank == victim) continue;
-      EXPECT_THAT(reports[static_cast<size_t>(rank)], HasSubstr(str_cat("rank ", victim, " ")));
-      EXPECT_THAT(reports[static_cast<size_t>(rank)],
-                  AnyOf(HasSubstr("has ended"), HasSubstr("closed its connection"),
-                        HasSubstr("did not arrive within")));
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Signals, Lost,
-                         ::testing::Combine(::testing::Values(TransportKind::kShm,
-                                                              TransportKind::kSockets,
-                                                              TransportKind::kHierarchical),
-                                            ::testing::Values(SIGKILL, SIGSTOP)),
-                         [](const auto& param) {
-                           return str_cat(
-                               transport_name(std::get<0>(param.param)),
-                               std::get<1>(param.param) == SIGKILL ? "_killed" : "_stopped");
-                         });
 
 }  // namespace
 }  // namespace ds::testing

@@ -30,30 +30,13 @@ inline uint64_t base_seed() {
   return seed;
 }
 
-// Calls body(communicator) on a thread for each rank; what they throw comes back by rank ("":
-// nothing).
+// Calls body(communicator) for each rank: on threads, or, where ranks are processes, for the one of
+// this process. What they throw comes back by rank ("": nothing), everywhere.
 struct Outcome {
   Code code = Code::kOk;
   std::string text;
 };
-inline std::vector<Outcome> run_ranks(const World& world,
-                                      const std::function<void(Communicator&)>& body) {
-  std::vector<Outcome> outcomes(world.size());
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < world.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(*world[rank]);
-      } catch (const Error& error) {
-        outcomes[rank] = {error.code(), error.message()};
-      } catch (const std::exception& error) {
-        outcomes[rank] = {Code::kInternal, error.what()};
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return outcomes;
-}
+std::vector<Outcome> run_ranks(const World& world, const std::function<void(Communicator&)>& body);
 
 inline void expect_ok(const std::vector<Outcome>& outcomes) {
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
@@ -192,7 +175,19 @@ inline bool equal_bytes(const Tensor& tensor, const std::vector<std::byte>& byte
          (bytes.empty() || std::memcmp(tensor.raw(), bytes.data(), bytes.size()) == 0);
 }
 
-// A transport to test: makes a world of ranks that are threads.
+// What a call throws.
+inline Outcome outcome_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return {error.code(), error.message()};
+  } catch (const std::exception& error) {
+    return {Code::kInternal, error.what()};
+  }
+  return {};
+}
+
+// A transport to test: makes a world of ranks. Those of other processes are null.
 struct Maker {
   const char* name;
   std::function<World(int size, const CommOptions&)> make;
@@ -223,17 +218,9 @@ inline Maker maker_of(const char* name, TransportKind kind) {
           }};
 }
 
-inline std::vector<Maker> makers() {
-  return {{"threads",
-           [](int size, const CommOptions& options) { return make_local_group(size, options); }},
-          maker_of("shm", TransportKind::kShm),
-          maker_of("sockets", TransportKind::kSockets),
-          {"hierarchical", [](int size, CommOptions options) {
-             // Nodes of two ranks, the last one perhaps of one.
-             options.ranks_per_node = 2;
-             return maker_of("", TransportKind::kHierarchical).make(size, options);
-           }}};
-}
+// Those of the program: ranks as threads, or the processes that mpirun has started.
+std::vector<Maker> makers();
+std::vector<int> world_sizes();
 inline void PrintTo(const Maker& maker, std::ostream* out) { *out << maker.name; }
 inline std::string maker_name(const ::testing::TestParamInfo<Maker>& info) {
   return info.param.name;

@@ -1,8 +1,8 @@
-// Records, movements and reductions over TCP.
+// Records, movements and reductions over byte streams.
 #include <algorithm>
 #include <cstring>
 
-#include "comm/sockets/sockets_transport.h"
+#include "comm/stream_transport.h"
 
 namespace ds::comm {
 namespace {
@@ -12,14 +12,14 @@ constexpr int64_t kChunkBytes = int64_t{512} << 10;
 
 }  // namespace
 
-int64_t SocketsTransport::pass(std::vector<Part>& parts, bool send, const Watch& watch) {
+int64_t StreamTransport::pass(std::vector<Part>& parts, bool send, const Watch& watch) {
   int64_t moved = 0;
   for (Part& part : parts) {
     while (part.done < part.bytes) {
-      const Socket& socket = link(kData, part.peer);
       std::byte* const at = part.data + part.done;
       const int64_t left = part.bytes - part.done;
-      const int64_t n = send ? socket.send_some(at, left) : socket.receive_some(at, left);
+      const int64_t n =
+          send ? send_some(kData, part.peer, at, left) : receive_some(kData, part.peer, at, left);
       if (n < 0) fail_lost(part.peer, watch);
       if (n == 0) break;
       part.done += n;
@@ -29,8 +29,8 @@ int64_t SocketsTransport::pass(std::vector<Part>& parts, bool send, const Watch&
   return moved;
 }
 
-void SocketsTransport::transfer(std::vector<Part>& sends, std::vector<Part>& receives,
-                                const Watch& watch) {
+void StreamTransport::transfer(std::vector<Part>& sends, std::vector<Part>& receives,
+                               const Watch& watch) {
   const auto open = [](const std::vector<Part>& parts) {
     std::vector<int> peers;
     for (const Part& part : parts) {
@@ -42,12 +42,12 @@ void SocketsTransport::transfer(std::vector<Part>& sends, std::vector<Part>& rec
     const int64_t moved = pass(sends, true, watch) + pass(receives, false, watch);
     const std::vector<int> writable = open(sends), readable = open(receives);
     if (writable.empty() && readable.empty()) return;
-    if (moved == 0) wait_for_links(readable, writable, kData, watch);
+    if (moved == 0) await(readable, writable, kData, watch);
   }
 }
 
-void SocketsTransport::exchange(const Record& mine, std::span<const std::byte> payload,
-                                const Watch& watch) {
+void StreamTransport::exchange(const Record& mine, std::span<const std::byte> payload,
+                               const Watch& watch) {
   // What peers sent before they failed may be complete: their failure counts nevertheless.
   hear_control();
   check_raised();
@@ -84,15 +84,15 @@ void SocketsTransport::exchange(const Record& mine, std::span<const std::byte> p
   transfer(sends_, receives_, watch);
 }
 
-const Record& SocketsTransport::record(int rank) const {
+const Record& StreamTransport::record(int rank) const {
   return heard_[static_cast<size_t>(rank)].records[exchanges_ & 1];
 }
 
-const std::byte* SocketsTransport::payload(int rank) const {
+const std::byte* StreamTransport::payload(int rank) const {
   return heard_[static_cast<size_t>(rank)].payloads[exchanges_ & 1].data();
 }
 
-void SocketsTransport::move(const Movement& movement, const Watch& watch) {
+void StreamTransport::move(const Movement& movement, const Watch& watch) {
   sends_.clear();
   receives_.clear();
   for (int k = 1; k < size(); ++k) {
@@ -110,8 +110,8 @@ void SocketsTransport::move(const Movement& movement, const Watch& watch) {
   transfer(sends_, receives_, watch);
 }
 
-void SocketsTransport::reduce_part(const Reduction& reduction, const std::vector<Range>& parts,
-                                   std::byte* result, const Watch& watch) {
+void StreamTransport::reduce_part(const Reduction& reduction, const std::vector<Range>& parts,
+                                  std::byte* result, const Watch& watch) {
   const int64_t element = dtype_size(reduction.dtype);
   const auto self = static_cast<size_t>(rank());
   int64_t longest = 0;
@@ -153,7 +153,7 @@ void SocketsTransport::reduce_part(const Reduction& reduction, const std::vector
   }
 }
 
-void SocketsTransport::reduce(const Reduction& reduction, const Watch& watch) {
+void StreamTransport::reduce(const Reduction& reduction, const Watch& watch) {
   const int64_t element = dtype_size(reduction.dtype);
   const auto self = static_cast<size_t>(rank());
   std::vector<Range> parts;

@@ -1,0 +1,62 @@
+"""Real mpirun: `ds train` over the default transport and over MPI, and `ds bench comm`."""
+import json
+import os
+import subprocess
+import unittest
+
+from cli_case import PROGRAM, CliCase, train_arguments
+
+MPI = {"transport": "mpi"}
+BETWEEN_NODES = {"transport": "hierarchical", "across": "mpi", "ranks_per_node": 1}
+
+
+class Mpirun(CliCase):
+    def mpirun(self, ranks, *arguments, status=0, **variables):
+        command = [os.environ["DS_MPIRUN"], "--oversubscribe", "--bind-to", "none", "--mca", "btl",
+                   "self,vader,tcp", "--mca", "btl_tcp_if_include", "lo", "-n", str(ranks), PROGRAM,
+                   *map(str, arguments)]
+        if os.geteuid() == 0:
+            command.insert(1, "--allow-run-as-root")
+        done = subprocess.run(command, cwd=self.folder, timeout=120, capture_output=True, text=True,
+                              env={**os.environ, **variables})
+        self.assertEqual(done.returncode == 0, status == 0, done.stdout + done.stderr)
+        return done
+
+    def test_training_gives_the_same_bits_over_every_transport(self):
+        config = {"train_batch_size": 4, "zero_optimization": {"stage": 2},
+                  "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+        self.write("config.json", config)
+        rows = []
+        for transport in [None, MPI, BETWEEN_NODES]:
+            more = [] if transport is None else ["--comm-config", json.dumps(transport)]
+            self.mpirun(2, *train_arguments(4), "--threads", 1, "--metrics", "metrics.jsonl",
+                        "--save", f"save-{len(rows)}", *more)
+            rows.append([(row["step"], row["loss"]) for row in self.metrics("metrics.jsonl")])
+            os.remove(self.folder / "metrics.jsonl")
+        self.assertEqual(len(rows[0]), 4)
+        self.assertEqual(rows[0], rows[1])
+        self.assertEqual(rows[0], rows[2])
+        self.assertEqual(self.weights("save-0"), self.weights("save-1"))
+        self.assertEqual(self.weights("save-0"), self.weights("save-2"))
+
+    def test_speed_of_collectives(self):
+        for transport, name in [(MPI, "mpi"), (BETWEEN_NODES, "hierarchical")]:
+            done = self.mpirun(2, "bench", "comm", "--largest", 20000, "--repeats", 2, "--json",
+                               "--comm-config", json.dumps(transport))
+            report = json.loads(done.stdout)
+            self.assertEqual((report["ranks"], report["transport"]), (2, name))
+
+    def test_ranks_that_no_mpi_has_started(self):
+        done = self.ds("launch", "-n", 2, "--", PROGRAM, "bench", "comm", "--largest", 20000,
+                       "--comm-config", json.dumps(MPI), status=1)
+        self.assertRegex(done.error, r"torchrun says rank \d of 2, and MPI rank 0 of 1; start the "
+                                     "ranks with mpirun")
+
+    def test_without_the_plugin(self):
+        done = self.mpirun(1, "bench", "comm", "--comm-config", json.dumps(MPI), status=1,
+                           DS_MPI_PLUGIN="/nowhere/libds_mpi.so")
+        self.assertIn("MPI needs the plug-in libds_mpi.so", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
