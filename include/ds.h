@@ -148,6 +148,7 @@ DS_API ds_status ds_plan(const char* model_json, const char* config_json, const 
 
 typedef struct ds_tensor ds_tensor;       /**< Numbers with shape and type. */
 typedef struct ds_comm ds_comm;           /**< A group of processes. */
+typedef struct ds_work ds_work;           /**< A collective under way. Since: 0.4. */
 typedef struct ds_tokenizer ds_tokenizer; /**< Text to token ids and back; immutable. */
 typedef struct ds_dataset ds_dataset;     /**< Samples of token ids; immutable. */
 typedef struct ds_model ds_model;         /**< Architecture and weights. */
@@ -362,6 +363,73 @@ DS_API ds_status ds_comm_split(ds_comm* comm, int32_t color, int32_t key, ds_com
  * with zeros to sums, until every process has called it; then the group goes on. Split and finalize
  * need every process, and roots must not have joined. Since: 0.4. */
 DS_API ds_status ds_comm_join(ds_comm* comm);
+/** What ds_comm_start starts, with the members of ds_collective that it uses. Since: 0.4. */
+enum ds_collective_kind {
+  DS_COLLECTIVE_ALL_REDUCE = 1,     /**< `output` in place, by `op` */
+  DS_COLLECTIVE_REDUCE = 2,         /**< the same; the result is that of `root` alone */
+  DS_COLLECTIVE_REDUCE_SCATTER = 3, /**< ds_comm_reduce_scatter */
+  DS_COLLECTIVE_ALL_GATHER = 4,     /**< ds_comm_all_gather; `output_counts`: pieces of any size */
+  DS_COLLECTIVE_BROADCAST = 5,      /**< `output` of `root` to that of every process */
+  DS_COLLECTIVE_ALL_TO_ALL = 6,     /**< ds_comm_all_to_all; both counts: pieces of any size */
+  DS_COLLECTIVE_GATHER = 7,         /**< every `input` to `output` of `root`, NULL elsewhere */
+  DS_COLLECTIVE_SCATTER = 8,        /**< pieces of `input` of `root`, NULL elsewhere, to `output` */
+  DS_COLLECTIVE_SEND = 9,           /**< `input` to process `root`, by `tag` */
+  DS_COLLECTIVE_RECV = 10,          /**< `output` from process `root`, by `tag` */
+  DS_COLLECTIVE_BARRIER = 11        /**< done when every process has started it */
+};
+
+/** One collective. Zero is default; what a kind does not use must be NULL. Since: 0.4. */
+typedef struct ds_collective {
+  int64_t struct_size;    /**< sizeof(ds_collective) of the caller's header */
+  int32_t kind;           /**< a ds_collective_kind */
+  int32_t op;             /**< a ds_reduce_op */
+  ds_tensor* output;      /**< what is written, or changed in place */
+  const ds_tensor* input; /**< what is only read */
+  int32_t root;           /**< of those that have one; the other process of send and recv */
+  int32_t tag;            /**< 0 or more: messages of one tag arrive in the order of sending */
+  /** elements that come from each process, as many as processes; NULL: the same from all */
+  const int64_t* output_counts;
+  const int64_t* input_counts; /**< elements that go to each process; NULL: the same to all */
+  const char* label;           /**< named in errors, such as a tensor's name; or NULL */
+  int64_t timeout_ms;          /**< deadline; 0 = the group's */
+  /** nonzero: averages divide by the processes that have not joined, not by all */
+  int32_t average_over_participants;
+  int32_t reserved; /**< 0 */
+} ds_collective;
+
+/**
+ * Starts a collective and returns; it goes on beside the program, after those started before it.
+ * The rules of the collectives above hold. The memory of `output` and `input` must not be touched
+ * until ds_work_wait has returned or ds_work_test has told the end; texts, counts and handles are
+ * free at once. Messages match by sender and tag; two processes may send to each other at once.
+ * @param out_work  ended with ds_work_destroy
+ * Errors: DS_ERR_COMM, DS_ERR_ABORTED (the group failed before); what happens to the operation
+ * itself is told by ds_work_wait. Since: 0.4.
+ */
+DS_API ds_status ds_comm_start(ds_comm* comm, const ds_collective* collective, ds_work** out_work);
+/** Whether an operation is over, well or not: `out_done` is 0 or 1. Threads: any. Since: 0.4. */
+DS_API ds_status ds_work_test(const ds_work* work, int32_t* out_done);
+/**
+ * Waits until the result is in place. A second call tells the same.
+ * @param out_participants  processes that took part and had not joined; may be NULL
+ * Blocks: until the result is there or the deadline has passed. Errors: DS_ERR_COMM (a process
+ * failed, was late or called something else: the text names it), DS_ERR_ABORTED. Threads: any.
+ * Since: 0.4.
+ */
+DS_API ds_status ds_work_wait(const ds_work* work, int32_t* out_participants);
+/** Ends the handle without waiting: the operation goes on and keeps its memory. NULL is fine.
+ * Threads: any. Since: 0.4. */
+DS_API void ds_work_destroy(ds_work* work);
+/**
+ * Makes a tensor of zeros whose memory the processes of a host share: collectives of this group, of
+ * the one it was split from and of those split from it read and write it where it lies, without a
+ * copy. Each process has its own tensor; views of it count as it does. Between hosts it is ordinary
+ * memory.
+ * @param dtype, shape, ndim  as in ds_tensor_create, the same in every process
+ * Blocks: until every process has called. Errors: DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.4.
+ */
+DS_API ds_status ds_comm_shared_tensor(ds_comm* comm, int32_t dtype, const int64_t* shape,
+                                       int32_t ndim, ds_tensor** out_tensor);
 /**
  * What the group is, as JSON: rank, size, transport, topology (local_rank, local_size, node,
  * nodes), and traffic, the calls and bytes sent within the node and across nodes by collective.
@@ -541,9 +609,10 @@ typedef struct ds_parameter {
  * @param parameters  `count` elements; texts and shapes are copied
  * @param count       1 or more
  * Ownership: a lent `value` is counted: its memory is written after every applied step, load and
- * ds_model_set_tensor, inside those calls only. A parameter that is not lent lies in the library's
- * memory, see ds_model_view_tensor; its dtype must then be float32 or the type in which the
- * engine's configuration computes. Errors: DS_ERR_UNSUPPORTED (a type). Since: 0.2.
+ * ds_model_set_tensor, inside those calls only. An engine of several processes at ZeRO stage 3
+ * refuses lent values: no process has whole weights to write. A parameter that is not lent lies in
+ * the library's memory, see ds_model_view_tensor; its dtype must then be float32 or the type in
+ * which the engine's configuration computes. Errors: DS_ERR_UNSUPPORTED (a type). Since: 0.2.
  */
 DS_API ds_status ds_model_create_from_parameters(const ds_parameter* parameters, int64_t count,
                                                  ds_model** out_model);
@@ -802,6 +871,8 @@ DS_API ds_status ds_engine_backward(ds_engine* engine, const ds_tensor* loss);
  * as zero. The update uses the sum of all that was added, divided by the loss scale: a mean over
  * micro batches is the caller's to make, as ds_engine_backward divides by
  * gradient_accumulation_steps.
+ * Of several processes the average counts; at ZeRO stage 3 it is made as soon as a few neighbouring
+ * parameters have their gradients, so processes add them in the same order.
  * @param name      parameter
  * @param gradient  float32, bfloat16 or float16 of the parameter's shape, any strides; it carries
  *                  ds_engine_loss_scale. It is read before the call returns
@@ -833,6 +904,87 @@ DS_API ds_status ds_engine_discard_gradients(ds_engine* engine);
 /** What losses are multiplied by before their gradients are taken: 1 unless fp16 trains. It may
  * change with every step. Since: 0.2. */
 DS_API ds_status ds_engine_loss_scale(ds_engine* engine, double* out_scale);
+
+/**
+ * Makes own parameters whole for the caller's computation, until ds_engine_release_parameters. At
+ * ZeRO stage 3 that gathers them from the processes that hold their parts: every process fetches,
+ * releases and adds gradients for the same parameters in the same order, and wherever that was the
+ * order of the step before, what comes next is fetched ahead. At other stages the tensors are views
+ * of weights that are whole anyway, so a program need not know its stage.
+ * @param indices      numbers of parameters as in ds_model_tensor_name; NULL = 0, 1, ...
+ * @param count        how many
+ * @param out_tensors  room for `count` tensors of the parameters' shapes, in the type that the
+ *                     engine computes in, to be read only
+ * Ownership: the handles end with the release, or the engine; what was exported from them stays
+ * readable, with the values of this step. A parameter may be fetched several times and is released
+ * as often. Blocks: until the values are there. Errors: DS_ERR_STATE (parameters are gathered),
+ * DS_ERR_UNSUPPORTED (a built-in model), DS_ERR_COMM (processes fetch different parameters: the
+ * text names them), DS_ERR_ABORTED. Since: 0.4.
+ */
+DS_API ds_status ds_engine_fetch_parameters(ds_engine* engine, const int64_t* indices,
+                                            int64_t count, ds_tensor** out_tensors);
+/**
+ * Ends fetches: the tensors' handles end, and memory that no parameter needs soon is given back.
+ * ds_engine_step needs every fetch released. Nothing happens when one of them was not fetched.
+ * @param indices  as in ds_engine_fetch_parameters, in any grouping
+ * Errors: DS_ERR_STATE (not fetched). Since: 0.4.
+ */
+DS_API ds_status ds_engine_release_parameters(ds_engine* engine, const int64_t* indices,
+                                              int64_t count);
+/**
+ * Begins a scope in which parameters of any model are whole in every process and one process may
+ * change them, at every ZeRO stage: float32 copies of the master values. Every process calls it.
+ * Until ds_engine_scatter_parameters no step can be made.
+ * @param indices      as in ds_engine_fetch_parameters
+ * @param out_tensors  room for `count` float32 tensors of the parameters' shapes
+ * Ownership: the handles end with the scope, or the engine. Blocks: yes. Errors: DS_ERR_STATE (in
+ * the middle of a step, a parameter is gathered already, parameters are fetched), DS_ERR_COMM,
+ * DS_ERR_ABORTED. Since: 0.4.
+ */
+DS_API ds_status ds_engine_gather_parameters(ds_engine* engine, const int64_t* indices,
+                                             int64_t count, ds_tensor** out_tensors);
+/**
+ * Ends the scope of parameters: what process `modifier_rank` has in its tensors becomes their value
+ * in every process. Every process calls it.
+ * @param modifier_rank  -1: all changes are dropped
+ * Blocks: yes. Errors: DS_ERR_STATE (not gathered), DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.4.
+ */
+DS_API ds_status ds_engine_scatter_parameters(ds_engine* engine, const int64_t* indices,
+                                              int64_t count, int32_t modifier_rank);
+/**
+ * The part of a parameter, as elements of its packed values, whose master and optimizer state this
+ * process holds: everything at ZeRO stage 0, perhaps nothing at others.
+ * Errors: DS_ERR_NOT_FOUND. Since: 0.4.
+ */
+DS_API ds_status ds_engine_local_range(ds_engine* engine, const char* name, int64_t* out_first,
+                                       int64_t* out_count);
+/**
+ * A copy of this process's part of something, without waiting for others.
+ * @param what        "parameter", "gradient" (of what has been reduced) or one of
+ *                    ds_optimizer_state_names
+ * @param out_tensor  float32 [count of ds_engine_local_range]
+ * Errors: DS_ERR_NOT_FOUND. Since: 0.4.
+ */
+DS_API ds_status ds_engine_get_local(ds_engine* engine, const char* name, const char* what,
+                                     ds_tensor** out_tensor);
+/**
+ * Sets it. Every process makes the call, each with its part.
+ * Blocks: for "parameter". Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (in the middle of a step),
+ * DS_ERR_UNSUPPORTED (gradients of the caller that are not reduced before the step), DS_ERR_COMM,
+ * DS_ERR_ABORTED. Since: 0.4.
+ */
+DS_API ds_status ds_engine_set_local(ds_engine* engine, const char* name, const char* what,
+                                     const ds_tensor* value);
+/**
+ * For a process that has no further batches while others may: takes part in their steps, because it
+ * owns a part of the state, with gradients of zero, and returns when every process has called it.
+ * A step's gradient and loss are means over the micro batches that there were. Until then the
+ * others make steps only. Afterwards all go on together.
+ * Blocks: until every process has called. Errors: DS_ERR_STATE (a micro batch is open; or own
+ * parameters at ZeRO stage 3, and this process has had no micro batch yet), DS_ERR_COMM,
+ * DS_ERR_ABORTED. Since: 0.4.
+ */
+DS_API ds_status ds_engine_join(ds_engine* engine);
 
 /**
  * Ends a micro batch; at an accumulation boundary clips, updates and clears the gradients.

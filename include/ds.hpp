@@ -338,6 +338,24 @@ class Store {
   virtual std::string get(const std::string& key) = 0;
 };
 
+// A collective under way; see ds_comm_start about the memory that it uses.
+class Work : public detail::Handle<ds_work, ds_work_destroy> {
+ public:
+  using Handle::Handle;
+
+  bool done() const {
+    int32_t out = 0;
+    check(ds_work_test(get(), &out));
+    return out != 0;
+  }
+  // The number of processes that took part.
+  int32_t wait() const {
+    int32_t out = 0;
+    check(ds_work_wait(get(), &out));
+    return out;
+  }
+};
+
 class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
  public:
   using Handle::Handle;
@@ -399,6 +417,43 @@ class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
   }
   void broadcast(Tensor& tensor, int32_t root) {
     check(ds_comm_broadcast(get(), tensor.get(), root));
+  }
+  // struct_size is set here.
+  Work start(ds_collective call) {
+    call.struct_size = sizeof call;
+    ds_work* out = nullptr;
+    check(ds_comm_start(get(), &call, &out));
+    return Work(out);
+  }
+  Work start_all_reduce(Tensor& tensor, ds_reduce_op op = DS_REDUCE_SUM) {
+    ds_collective call{};
+    call.kind = DS_COLLECTIVE_ALL_REDUCE;
+    call.op = op;
+    call.output = tensor.get();
+    return start(call);
+  }
+  Work send(const Tensor& tensor, int32_t peer, int32_t tag = 0) {
+    ds_collective call{};
+    call.kind = DS_COLLECTIVE_SEND;
+    call.input = tensor.get();
+    call.root = peer;
+    call.tag = tag;
+    return start(call);
+  }
+  Work recv(Tensor& tensor, int32_t peer, int32_t tag = 0) {
+    ds_collective call{};
+    call.kind = DS_COLLECTIVE_RECV;
+    call.output = tensor.get();
+    call.root = peer;
+    call.tag = tag;
+    return start(call);
+  }
+  // Memory that collectives use without a copy.
+  Tensor shared_tensor(int32_t dtype, const std::vector<int64_t>& shape) {
+    ds_tensor* out = nullptr;
+    check(ds_comm_shared_tensor(get(), dtype, shape.data(), static_cast<int32_t>(shape.size()),
+                                &out));
+    return Tensor(out);
   }
   // Empty for a negative color.
   Comm split(int32_t color, int32_t key = 0) {
@@ -923,6 +978,39 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     return Tensor(out);
   }
   void discard_gradients() { check(ds_engine_discard_gradients(get())); }
+  // Own parameters whole, until release(): numbers as in Model::tensor_names().
+  std::vector<Tensor> fetch(const std::vector<int64_t>& indices) {
+    return held(ds_engine_fetch_parameters, indices);
+  }
+  void release_parameters(const std::vector<int64_t>& indices) {
+    check(
+        ds_engine_release_parameters(get(), indices.data(), static_cast<int64_t>(indices.size())));
+  }
+  // Float32 copies that one process may change, until scatter().
+  std::vector<Tensor> gather(const std::vector<int64_t>& indices) {
+    return held(ds_engine_gather_parameters, indices);
+  }
+  void scatter(const std::vector<int64_t>& indices, int32_t modifier_rank) {
+    check(ds_engine_scatter_parameters(get(), indices.data(), static_cast<int64_t>(indices.size()),
+                                       modifier_rank));
+  }
+  // First element and number of elements of this process's part.
+  std::pair<int64_t, int64_t> local_range(const std::string& name) const {
+    int64_t first = 0, count = 0;
+    check(ds_engine_local_range(get(), name.c_str(), &first, &count));
+    return {first, count};
+  }
+  // `what` is "parameter", "gradient" or a state of the optimizer.
+  Tensor local(const std::string& name, const std::string& what) const {
+    ds_tensor* out = nullptr;
+    check(ds_engine_get_local(get(), name.c_str(), what.c_str(), &out));
+    return Tensor(out);
+  }
+  void set_local(const std::string& name, const std::string& what, const Tensor& value) {
+    check(ds_engine_set_local(get(), name.c_str(), what.c_str(), value.get()));
+  }
+  // Takes part in the steps of processes that have more batches.
+  void join() { check(ds_engine_join(get())); }
   double loss_scale() const {
     double out = 0;
     check(ds_engine_loss_scale(get(), &out));
@@ -931,6 +1019,14 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   Optimizer optimizer() const { return Optimizer(ds_engine_optimizer(get())); }
 
  private:
+  template <class Call>
+  std::vector<Tensor> held(const Call& call, const std::vector<int64_t>& indices) {
+    std::vector<ds_tensor*> handles(indices.size());
+    check(call(get(), indices.data(), static_cast<int64_t>(indices.size()), handles.data()));
+    std::vector<Tensor> out;
+    for (ds_tensor* const handle : handles) out.emplace_back(handle);
+    return out;
+  }
   static StepReport empty_report() noexcept {
     StepReport report{};
     report.struct_size = sizeof report;

@@ -41,21 +41,6 @@ class CallerStore : public Store {
   const ds_store functions_;
 };
 
-ReduceOp reduce_op(int32_t op) {
-  switch (op) {
-    case DS_REDUCE_SUM:
-      return ReduceOp::kSum;
-    case DS_REDUCE_AVERAGE:
-      return ReduceOp::kAverage;
-    case DS_REDUCE_MIN:
-      return ReduceOp::kMin;
-    case DS_REDUCE_MAX:
-      return ReduceOp::kMax;
-    default:
-      fail(Code::kInvalidArgument, "op is ", op, "; a ds_reduce_op is needed");
-  }
-}
-
 Json report_of(const Communicator& comm) {
   const Topology& topology = comm.topology();
   Json traffic = Json::object();
@@ -80,6 +65,21 @@ Json report_of(const Communicator& comm) {
 }
 
 }  // namespace
+
+ReduceOp ds::capi::reduce_op_param(int32_t op) {
+  switch (op) {
+    case DS_REDUCE_SUM:
+      return ReduceOp::kSum;
+    case DS_REDUCE_AVERAGE:
+      return ReduceOp::kAverage;
+    case DS_REDUCE_MIN:
+      return ReduceOp::kMin;
+    case DS_REDUCE_MAX:
+      return ReduceOp::kMax;
+    default:
+      fail(Code::kInvalidArgument, "op is ", op, "; a ds_reduce_op is needed");
+  }
+}
 
 ds_status ds_comm_create(int32_t rank, int32_t world_size, const char* config_json,
                          const ds_store* store, ds_comm** out_comm) {
@@ -134,7 +134,7 @@ ds_status ds_comm_all_reduce_op(ds_comm* comm, ds_tensor* tensor, int32_t op) {
   return guard(__func__, [&] {
     const auto object = enter(comm, "comm");
     const auto value = enter(tensor, "tensor");
-    object->comm->all_reduce(value->tensor, reduce_op(op))->wait();
+    object->comm->all_reduce(value->tensor, reduce_op_param(op))->wait();
   });
 }
 
@@ -144,7 +144,7 @@ ds_status ds_comm_reduce_scatter(ds_comm* comm, ds_tensor* output, const ds_tens
     const auto object = enter(comm, "comm");
     const auto to = enter(output, "output");
     const auto from = look_up(input, "input");
-    object->comm->reduce_scatter(to->tensor, from->tensor, reduce_op(op))->wait();
+    object->comm->reduce_scatter(to->tensor, from->tensor, reduce_op_param(op))->wait();
   });
 }
 

@@ -2,11 +2,38 @@
 // engine's, ends with it, and enters the engine: calls on either exclude calls on the other.
 #pragma once
 
+#include <utility>
+#include <vector>
+
 #include "capi/handles.h"
 #include "capi/model_object.h"
+#include "capi/tensor_object.h"
 #include "engine/engine.h"
 
 namespace ds::capi {
+
+// Handles of tensors that end with a call of the caller's or with the engine, by parameter.
+class HeldTensors {
+ public:
+  ~HeldTensors() {
+    for (const auto& [index, handle] : held_) end_handle(handle);
+  }
+  // Room for so many more, so that add() does not fail.
+  void reserve(size_t count) { held_.reserve(held_.size() + count); }
+  void add(int64_t index, ds_tensor* handle) { held_.emplace_back(index, handle); }
+  // The last one of this parameter.
+  void end(int64_t index) noexcept {
+    for (size_t i = held_.size(); i-- > 0;) {
+      if (held_[i].first != index) continue;
+      end_handle(held_[i].second);
+      held_.erase(held_.begin() + static_cast<ptrdiff_t>(i));
+      return;
+    }
+  }
+
+ private:
+  std::vector<std::pair<int64_t, ds_tensor*>> held_;
+};
 
 class EngineObject : public HandleObject {
  public:
@@ -18,6 +45,7 @@ class EngineObject : public HandleObject {
 
   Engine& engine() const noexcept { return *engine_; }
   ds_optimizer* optimizer = nullptr;  // set before the engine's handle is published
+  HeldTensors fetched, gathered;
 
  private:
   std::shared_ptr<ModelGate> gate_;

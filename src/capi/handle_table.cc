@@ -42,7 +42,8 @@ bool decode(uint64_t handle, Decoded& out) {
 // "a tensor", "an engine"
 std::string_view name_with_article(HandleKind kind) noexcept {
   static constexpr std::string_view kNames[] = {
-      "", "a tensor", "a comm", "a tokenizer", "a dataset", "a model", "an engine", "an optimizer"};
+      "",        "a tensor",  "a comm",       "a tokenizer", "a dataset",
+      "a model", "an engine", "an optimizer", "a work"};
   static_assert(std::size(kNames) == kHandleKinds + 1);
   return kNames[static_cast<size_t>(kind)];
 }
@@ -55,8 +56,8 @@ const void* this_thread_identity() noexcept {
 }  // namespace
 
 std::string_view handle_kind_name(HandleKind kind) noexcept {
-  static constexpr std::string_view kNames[] = {"",        "tensor", "comm",   "tokenizer",
-                                                "dataset", "model",  "engine", "optimizer"};
+  static constexpr std::string_view kNames[] = {
+      "", "tensor", "comm", "tokenizer", "dataset", "model", "engine", "optimizer", "work"};
   static_assert(std::size(kNames) == kHandleKinds + 1);
   return kNames[static_cast<size_t>(kind)];
 }

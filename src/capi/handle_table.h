@@ -24,8 +24,9 @@ enum class HandleKind : uint8_t {
   kModel,
   kEngine,
   kOptimizer,
+  kWork,
 };
-inline constexpr int kHandleKinds = 7;
+inline constexpr int kHandleKinds = 8;
 std::string_view handle_kind_name(HandleKind kind) noexcept;  // "tensor"
 
 // What a handle stands for. Calls that must not overlap enter it; entering never waits.

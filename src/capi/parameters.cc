@@ -135,7 +135,8 @@ ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** ou
              "split masters, or masters that are spread over processes, leave no float32 memory to "
              "look at; register the parameter as bfloat16");
     DS_CHECK(state.whole_weights(), Code::kUnsupported,
-             "the weights are spread over processes (ZeRO stage 3); read a copy instead");
+             "the weights are spread over processes (ZeRO stage 3); fetch it "
+             "(ds_engine_fetch_parameters), or read a copy");
     out = publish_tensor(master ? state.master(id) : state.model_view(id));
   });
 }

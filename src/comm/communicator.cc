@@ -269,9 +269,15 @@ WorkPtr Communicator::recv(const Tensor& tensor, int peer, int tag,
 }
 
 void Communicator::barrier(const CollectiveOptions& options) {
+  CollectiveOptions now = options;
+  now.blocking = true;
+  start_barrier(now)->wait();
+}
+
+WorkPtr Communicator::start_barrier(const CollectiveOptions& options) {
   check_deadline("barrier", options);
   check_active("barrier");
-  do_barrier(options);
+  return do_barrier(options);
 }
 
 Tensor Communicator::shared_tensor(const std::shared_ptr<Device>& device, DType dtype,

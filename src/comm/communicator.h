@@ -33,6 +33,9 @@ struct CollectiveOptions {
   bool blocking = false;
   // kAverage divides by the ranks that have not joined (see join) instead of by size().
   bool average_over_participants = false;
+  // The label must be the same on every rank, also in a group that does not check labels: for calls
+  // that differ in nothing else.
+  bool same_label = false;
 };
 
 // A collective in flight. Tensors given to it are kept alive and must not be touched until wait()
@@ -126,6 +129,7 @@ class Communicator {
 
   // Waits until every rank has called it.
   void barrier(const CollectiveOptions& options = {});
+  WorkPtr start_barrier(const CollectiveOptions& options = {});
 
   // Collective: memory that collectives of this group, of its parent and of groups split from
   // either use without staging; zero at first. Each rank gets a buffer of the same size, and peers
@@ -168,7 +172,7 @@ class Communicator {
     std::vector<int64_t> input_counts;
   };
   virtual WorkPtr start(Call call, const CollectiveOptions& options) = 0;
-  virtual void do_barrier(const CollectiveOptions& options) = 0;
+  virtual WorkPtr do_barrier(const CollectiveOptions& options) = 0;
   virtual Tensor do_shared_tensor(const std::shared_ptr<Device>& device, DType dtype,
                                   const Shape& shape, MemoryTag tag,
                                   const CollectiveOptions& options) = 0;

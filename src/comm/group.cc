@@ -68,6 +68,7 @@ OperationPtr Group::make_operation(Collective kind, const CollectiveOptions& opt
   std::ranges::copy(options.label.substr(0, n), operation->record.label);
   operation->allowed = options.deadline.value_or(deadline());
   if (options.average_over_participants) operation->record.flags |= Record::kByParticipants;
+  if (options.same_label) operation->record.flags |= Record::kSameLabel;
   return operation;
 }
 
@@ -109,7 +110,12 @@ WorkPtr Group::start(Call call, const CollectiveOptions& options) {
   operation->input = std::move(call.input);
   operation->output_counts = std::move(call.output_counts);
   operation->input_counts = std::move(call.input_counts);
-  if (options.blocking) {
+  launch(operation, options.blocking);
+  return operation;
+}
+
+void Group::launch(const OperationPtr& operation, bool blocking) {
+  if (blocking) {
     ++unfinished_;
     executor_.run(operation);
   } else {
@@ -117,7 +123,6 @@ WorkPtr Group::start(Call call, const CollectiveOptions& options) {
     ++unfinished_;
     if (operation->is_message()) transport_->wake();
   }
-  return operation;
 }
 
 void Group::run_blocking(const OperationPtr& operation) {
@@ -225,8 +230,10 @@ Watch Group::watch_of(const Operation& operation) const {
   return {operation.record, operation.deadline, operation.allowed};
 }
 
-void Group::do_barrier(const CollectiveOptions& options) {
-  run_blocking(make_operation(Collective::kBarrier, options));
+WorkPtr Group::do_barrier(const CollectiveOptions& options) {
+  const OperationPtr operation = make_operation(Collective::kBarrier, options);
+  launch(operation, options.blocking);
+  return operation;
 }
 
 void Group::do_finalize() { run_blocking(make_operation(Collective::kFinalize, {})); }

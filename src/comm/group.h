@@ -26,7 +26,7 @@ class Group : public Communicator {
 
  protected:
   WorkPtr start(Call call, const CollectiveOptions& options) override;
-  void do_barrier(const CollectiveOptions& options) override;
+  WorkPtr do_barrier(const CollectiveOptions& options) override;
   Tensor do_shared_tensor(const std::shared_ptr<Device>& device, DType dtype, const Shape& shape,
                           MemoryTag tag, const CollectiveOptions& options) override;
   std::shared_ptr<Communicator> do_split(int color, int key,
@@ -42,6 +42,7 @@ class Group : public Communicator {
   void execute_messages(OperationPtr first);
   void run(Operation& operation);  // throws
   void run_blocking(const OperationPtr& operation);
+  void launch(const OperationPtr& operation, bool blocking);
   void finished(const OperationPtr& operation, int participants, const std::optional<Error>& error);
   // What `body` throws; a failure of an active group ends it.
   std::optional<Error> attempt(std::string_view name, const std::function<void()>& body);

@@ -49,8 +49,10 @@ bool same_call(const Record& a, const Record& b, bool checked) {
       a.has(Record::kByParticipants) != b.has(Record::kByParticipants)) {
     return false;
   }
-  return !checked || (a.dims == b.dims && std::equal(a.sizes, a.sizes + kMaxDims, b.sizes) &&
-                      std::strncmp(a.label, b.label, Record::kLabel) == 0);
+  const bool same_label = std::strncmp(a.label, b.label, Record::kLabel) == 0;
+  if ((a.has(Record::kSameLabel) || b.has(Record::kSameLabel)) && !same_label) return false;
+  return !checked ||
+         (same_label && a.dims == b.dims && std::equal(a.sizes, a.sizes + kMaxDims, b.sizes));
 }
 
 void check_same_calls(const std::vector<const Record*>& records, bool checked) {

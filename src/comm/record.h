@@ -21,7 +21,7 @@ struct Place {
 
 struct Record {
   static constexpr size_t kLabel = 96;
-  enum Flag : uint8_t { kJoined = 1, kByParticipants = 2, kInline = 4 };
+  enum Flag : uint8_t { kJoined = 1, kByParticipants = 2, kInline = 4, kSameLabel = 8 };
 
   uint64_t sequence = 0;  // exchanges of this group so far
   Collective kind = Collective::kBarrier;
@@ -49,7 +49,7 @@ inline constexpr int64_t kMaxPayload = 4096;
 // all_reduce(sum) of 10 float32 [2, 5] "layer.weight"
 std::string describe(const Record& record);
 
-// The same call? Labels and shapes count only when `checked`.
+// The same call? Labels and shapes count only when `checked`, or labels when a call says so.
 bool same_call(const Record& a, const Record& b, bool checked);
 
 // Throws kComm when the calls of ranks that have not joined differ, naming ranks and tensors.

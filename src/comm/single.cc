@@ -42,7 +42,10 @@ class SingleCommunicator : public Communicator {
     }
     return done_;
   }
-  void do_barrier(const CollectiveOptions&) override { count(Collective::kBarrier); }
+  WorkPtr do_barrier(const CollectiveOptions&) override {
+    count(Collective::kBarrier);
+    return done_;
+  }
 
   Tensor do_shared_tensor(const std::shared_ptr<Device>& device, DType dtype, const Shape& shape,
                           MemoryTag tag, const CollectiveOptions&) override {

@@ -80,7 +80,9 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     }
     state.allocate_gradients(context(), dtype_of(config_.precision.accumulate));
     // The caller's gradients are added, and no backward overwrites.
-    if (!model_->has_architecture()) state.clear_gradients_at_once(context());
+    if (!model_->has_architecture() && !state.gradients_leave_early()) {
+      state.clear_gradients_at_once(context());
+    }
     updater_ = std::make_unique<Updater>(config_, state, model_->device());
     if (config_.background_save) {
       background_ = std::make_unique<BackgroundSave>(&model_->device()->account());
@@ -94,6 +96,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
 
 Engine::~Engine() {
   pending_.reset();
+  let_go();
   release_model();
   if (!comms_logger_) return;
   comm_->set_logger(nullptr);
@@ -119,10 +122,17 @@ void Engine::release_model() noexcept {
 zero::ShareOptions Engine::share_options() const {
   zero::ShareOptions options = ds::share_options(config_);
   options.comm = comm_;
-  options.own_gradients = !model_->has_architecture();
-  DS_CHECK(!options.own_gradients || options.stage < 3, Code::kUnsupported,
-           "parameters of the caller are used by the caller's code, which needs them whole: "
-           "zero_optimization.stage 3 is for the built-in models; use stage 2");
+  if (model_->has_architecture()) return options;
+  options.own_gradients = options.stage < 3;
+  options.by_micro_batch = config_.batch.accumulation > 1;
+  options.given_gradients = options.stage == 3;
+  for (nn::ParamId id = 0; options.stage == 3 && id < model_->parameters().size(); ++id) {
+    DS_CHECK(!model_->state().lent(id), Code::kUnsupported, "parameter ",
+             printable(model_->parameters()[id].name),
+             " is lent, and at zero_optimization.stage 3 no process has whole weights to write "
+             "there: register it without `lend` (its value is copied) and fetch it where it is "
+             "used (ds_engine_fetch_parameters), or use stage 2");
+  }
   return options;
 }
 
@@ -137,7 +147,7 @@ void Engine::log_collectives() {
   for (const std::string& name : wanted.operations) {
     DS_CHECK(std::find(known.begin(), known.end(), name) != known.end(), Code::kConfig,
              "configuration: /comms_logger/prof_ops: \"", printable(name),
-             "\" is no collective; known are ", join(known, ", "));
+             "\" is no collective; known are ", ds::join(known, ", "));
   }
   comms_logger_ = std::make_shared<CommsLogger>(
       CommsLoggerOptions{wanted.verbose, wanted.all, wanted.operations});
@@ -186,6 +196,7 @@ Tensor Engine::forward(const MicroBatch& batch) {
   DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
            "the last forward still waits for its backward");
   DS_CHECK(phase_ != Phase::kBackwardDone, Code::kState, "the last backward still waits for step");
+  check_nothing_held("a forward");
   const models::Model::Use use(*model_);
   const models::Batch inputs = make_batch(batch);
   return run_forward(inputs, make_labels(batch.labels, batch.ids));
@@ -218,16 +229,23 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   pending_ = std::move(pending);
   phase_ = Phase::kForwardDone;
   forward_counted_ = true;
-  metrics_->count_batch(batch.ids);
   model_->set_step_open(true);
+  if (joined_) {
+    forward_counted_ = false;
+    return pending_->loss.data;
+  }
+  metrics_->count_batch(batch.ids);
   loss_sum_ += *pending_->loss.data.data<float>();
   step_tokens_ += counted;
   progress_.tokens += counted;
   progress_.samples += batch.ids.size(0) * comm_->size();
+  step_samples_ += batch.ids.size(0) * comm_->size();
+  own_samples_ += batch.ids.size(0);
   return pending_->loss.data;
 }
 
 float Engine::loss_gradient() const {
+  if (joined_) return 0;
   return static_cast<float>(updater_->loss_scale() /
                             static_cast<double>(config_.batch.accumulation));
 }
@@ -266,10 +284,11 @@ void Engine::drop_open_step() {
   forward_counted_ = false;
   accumulated_ = 0;
   loss_sum_ = 0;
-  step_tokens_ = 0;
+  step_tokens_ = step_batches_ = step_samples_ = own_samples_ = 0;
   step_began_.reset();
+  own_uses_.clear();
   model_->state().clear_gradients(context());
-  model_->set_step_open(false);
+  model_->set_step_open(fetched_count_ > 0);
 }
 
 StepReport Engine::step() {
@@ -278,15 +297,24 @@ StepReport Engine::step() {
       phase_ == Phase::kBackwardDone || (phase_ == Phase::kIdle && !model_->has_architecture()),
       Code::kState, "step needs a backward, or gradients of the caller, before it");
   const models::Model::Use use(*model_);
+  check_nothing_held("a step");
   begin_step_clock();
   return finish_micro_batch();
 }
 
 StepReport Engine::finish_micro_batch() {
   phase_ = Phase::kIdle;
+  if (!model_->has_architecture()) {
+    model_->state().finish_own_micro_batch(context());
+    pass_open_ = false;
+    if (!joined_) last_own_uses_ = std::exchange(own_uses_, {});
+  }
   if (!std::exchange(forward_counted_, false)) {
     progress_.samples += config_.batch.micro_batch * comm_->size();
+    step_samples_ += config_.batch.micro_batch * comm_->size();
+    own_samples_ += joined_ ? 0 : config_.batch.micro_batch;
   }
+  step_batches_ += joined_ ? 0 : 1;
   ++progress_.micro_steps;
   ++accumulated_;
   if (accumulated_ < config_.batch.accumulation) {
@@ -300,6 +328,7 @@ StepReport Engine::finish_micro_batch() {
     return report;
   }
   StepReport report = apply_update();
+  if (all_joined_) return report;
   write_metrics(report);
   const std::string trouble = updater_->trouble();
   DS_CHECK(trouble.empty(), Code::kState, "training cannot go on: ", trouble,
@@ -310,12 +339,16 @@ StepReport Engine::finish_micro_batch() {
 
 // The mean loss of the ranks, and the tokens of all of them.
 Engine::RankTotals Engine::rank_totals() {
-  if (comm_->size() == 1) return {loss_sum_, step_tokens_};
-  const Tensor totals = context().workspace(DType::kFloat64, {2});
-  totals.data<double>()[0] = loss_sum_;
-  totals.data<double>()[1] = static_cast<double>(step_tokens_);
+  if (comm_->size() == 1) return {loss_sum_, step_tokens_, step_batches_, own_samples_};
+  const Tensor totals = context().workspace(DType::kFloat64, {4});
+  double* const sum = totals.data<double>();
+  sum[0] = loss_sum_;
+  sum[1] = static_cast<double>(step_tokens_);
+  sum[2] = static_cast<double>(step_batches_);
+  sum[3] = static_cast<double>(own_samples_);
   comm_->all_reduce(totals, ReduceOp::kSum, {.label = "loss", .blocking = true})->wait();
-  return {totals.data<double>()[0] / comm_->size(), static_cast<int64_t>(totals.data<double>()[1])};
+  return {sum[0] / comm_->size(), static_cast<int64_t>(sum[1]), static_cast<int64_t>(sum[2]),
+          static_cast<int64_t>(sum[3])};
 }
 
 StepReport Engine::apply_update() {
@@ -324,7 +357,12 @@ StepReport Engine::apply_update() {
   model_->state().settle_gradients(ctx);
   model_->state().reduce_own_gradients();
   const RankTotals totals = rank_totals();
-  const Updater::Outcome outcome = updater_->update(ctx, model_->state());
+  if (totals.batches == 0) return nothing_left();
+  // The mean over the micro batches that there were.
+  const double all = static_cast<double>(config_.batch.accumulation) * comm_->size();
+  const double share = uneven(totals) ? all / static_cast<double>(totals.batches) : 1;
+  const bool mean = model_->state().gradient_op() == ReduceOp::kAverage;
+  const Updater::Outcome outcome = updater_->update(ctx, model_->state(), mean ? share : 1);
 
   StepReport report;
   report.applied = outcome.applied;
@@ -332,9 +370,10 @@ StepReport Engine::apply_update() {
   report.lr = outcome.lr;
   report.loss_scale = outcome.loss_scale;
   report.first_bad_tensor = outcome.first_bad_tensor;
-  report.loss = totals.loss_sum / static_cast<double>(config_.batch.accumulation);
+  report.loss = totals.loss_sum / static_cast<double>(config_.batch.accumulation) * share;
   report.tokens = totals.tokens;
   progress_.tokens += totals.tokens - step_tokens_;
+  if (uneven(totals)) progress_.samples += totals.samples - step_samples_;
   if (!outcome.applied) {
     report.skip_reason = SkipReason::kNonFinite;
     ++progress_.skipped;
@@ -347,7 +386,7 @@ StepReport Engine::apply_update() {
   step_began_.reset();
   accumulated_ = 0;
   loss_sum_ = 0;
-  step_tokens_ = 0;
+  step_tokens_ = step_batches_ = step_samples_ = own_samples_ = 0;
   return report;
 }
 

@@ -58,6 +58,25 @@ class Engine {
   Tensor gradient_view(const std::string& name);
   // Gives up the open step.
   void discard_gradients();
+
+  // For a program that computes with parameters of its own: makes them whole, in the type that the
+  // engine computes in, until they are released as often. Every rank asks for the same ones.
+  std::vector<Tensor> fetch_parameters(std::span<const int64_t> indices);
+  void release_parameters(std::span<const int64_t> indices);
+  // Whole fp32 copies of parameters, which rank `modifier` may change: scatter_parameters writes
+  // its values back on every rank, and nothing when that is -1. No step can be made meanwhile.
+  std::vector<Tensor> gather_parameters(std::span<const int64_t> indices);
+  void scatter_parameters(std::span<const int64_t> indices, int modifier);
+  // What this rank owns of a parameter's flat elements, and those of its fp32 value, its gradient
+  // or a state of the optimizer ("parameter", "gradient", "exp_avg"). Reading waits for nobody;
+  // setting values is every rank's call, each with its part.
+  zero::FlatRange local_range(const std::string& name);
+  Tensor local_values(const std::string& name, const std::string& what);
+  void set_local_values(const std::string& name, const std::string& what, const Tensor& values);
+
+  // For a rank that has no further batches: takes part in the steps of the others, without adding
+  // to them, until no rank has one. Every rank calls it in the end.
+  void join();
   double loss_scale() const { return updater_->loss_scale(); }
 
   void set_dataset(DatasetPtr dataset);
@@ -104,8 +123,10 @@ class Engine {
     return {config_.wall_clock_breakdown ? &timers_ : nullptr, name};
   }
   struct RankTotals {
-    double loss_sum;
-    int64_t tokens;
+    double loss_sum = 0;
+    int64_t tokens = 0;
+    int64_t batches = 0;  // micro batches of all ranks in this step, without those of joined ranks
+    int64_t samples = 0;
   };
   RankTotals rank_totals();
   zero::ShareOptions share_options() const;
@@ -115,6 +136,9 @@ class Engine {
   models::Batch make_batch(const MicroBatch& inputs);
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
   Tensor run_forward(const models::Batch& batch, const Tensor& labels);
+  void run_empty_batch();
+  bool uneven(const RankTotals& totals) const;
+  StepReport nothing_left();
   void run_backward();
   float loss_gradient() const;  // what backward starts with
   void drop_open_step();
@@ -123,6 +147,10 @@ class Engine {
   void begin_step_clock();
   void check_gradients_open() const;
   void check_whole_gradients() const;
+  void reduce_what_is_open();
+  std::vector<nn::ParamId> parameter_ids(std::span<const int64_t> indices, const char* what) const;
+  void check_nothing_held(const char* what) const;
+  void let_go();
   nn::ParamId trainable(const std::string& name) const;
   void write_metrics(const StepReport& report);
   int64_t sample_index(int64_t position);
@@ -168,13 +196,31 @@ class Engine {
   std::unique_ptr<Pending> pending_;
   bool forward_counted_ = false;  // the open micro batch went through forward
   Progress progress_;
-  int64_t accumulated_ = 0;  // micro batches of the open step
-  double loss_sum_ = 0;      // of the micro batches of the open step
-  int64_t step_tokens_ = 0;  // counted tokens of the open step
+  int64_t accumulated_ = 0;   // micro batches of the open step
+  double loss_sum_ = 0;       // of the micro batches of the open step
+  int64_t step_tokens_ = 0;   // counted tokens of the open step
+  int64_t step_batches_ = 0;  // micro batches of the open step that were this rank's own
+  int64_t step_samples_ = 0;  // and what progress_.samples grew by
+  int64_t own_samples_ = 0;   // of which this rank read so many itself
+  bool joined_ = false;       // inside join()
+  bool all_joined_ = false;
   std::optional<double> step_began_;
   int64_t loaded_micro_steps_ = 0;  // progress_.micro_steps when there was nothing to lose
   std::vector<bool> overwritten_;   // by parameter: written by a load that has not succeeded yet
   std::unique_ptr<BackgroundSave> background_;  // with checkpoint.writer.decoupled
+
+  // What a program does with its own parameters in a micro batch: other ranks wait for the same, so
+  // a rank that has joined does it again.
+  struct OwnUse {
+    enum class Kind { kFetch, kRelease, kGradient } kind;
+    std::vector<nn::ParamId> ids;
+  };
+  std::vector<OwnUse> own_uses_, last_own_uses_;
+  std::vector<int> fetched_;      // by parameter: not released so many times yet
+  int64_t fetched_count_ = 0;     // in all
+  std::vector<Tensor> gathered_;  // by parameter, while it is; none else
+  int64_t gathered_count_ = 0;
+  bool pass_open_ = false;  // of the caller's fetches
 };
 
 }  // namespace ds

@@ -92,8 +92,6 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   const models::Model::Use use(*model_);
   const OpContext ctx = context();
   zero::ParameterState& state = model_->state();
-  DS_CHECK(accumulated_ == 0 || !state.own_gradients_open(), Code::kState,
-           "gradients of the caller that are not reduced yet cannot be saved; call step first");
 
   CheckpointWriterOptions options;
   options.folder = folder;
@@ -402,6 +400,8 @@ void Engine::restore(CheckpointReader reader) {
                counters.global_samples, counters.global_tokens};
   loaded_micro_steps_ = progress_.micro_steps;
   accumulated_ = restored.accumulated;
+  step_batches_ = restored.accumulated;
+  step_samples_ = own_samples_ = 0;
   loss_sum_ = restored.loss_sum;
   step_tokens_ = restored.step_tokens;
   client_state_ = std::move(restored.client_state);

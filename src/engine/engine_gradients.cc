@@ -37,8 +37,11 @@ void Engine::check_gradients_open() const {
 
 void Engine::check_whole_gradients() const {
   DS_CHECK(model_->state().whole_gradients(), Code::kUnsupported,
-           "the gradients of a built-in model are spread over ranks at this ZeRO stage, and only "
-           "its own backward can add to them; set whole ones, or use stage 0");
+           model_->has_architecture()
+               ? "the gradients of a built-in model are spread over ranks at this ZeRO stage, and "
+                 "only its own backward can add to them; set whole ones, or use stage 0"
+               : "at ZeRO stage 3 no memory holds whole gradients; add them "
+                 "(ds_engine_add_gradient), or use stage 2");
 }
 
 nn::ParamId Engine::trainable(const std::string& name) const {
@@ -66,9 +69,23 @@ void Engine::add_gradients(std::span<const int64_t> indices,
     check_gradient(*gradients[i], p);
   }
   if (gradients.empty()) return;
-  check_whole_gradients();
+  DS_CHECK(gathered_count_ == 0, Code::kState,
+           "gradients are added while parameters are gathered; scatter those first");
   begin_step_clock();
   const OpContext ctx = context();
+  if (!model_->has_architecture() && model_->state().gradients_leave_early()) {
+    OwnUse& given = own_uses_.emplace_back(OwnUse{OwnUse::Kind::kGradient, {}});
+    phase_ = Phase::kBackwardDone;
+    model_->set_step_open(true);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      const bool dense = gradients[i]->contiguous();
+      given.ids.push_back(id_at(i));
+      model_->state().add_own_gradient(ctx, id_at(i),
+                                       dense ? *gradients[i] : packed(ctx, *gradients[i]));
+    }
+    return;
+  }
+  check_whole_gradients();
   std::vector<const Tensor*> sources;
   std::vector<int64_t> offsets;
   std::deque<Tensor> copies;  // of strided ones
@@ -77,7 +94,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
   std::vector<bool> seen(static_cast<size_t>(parameters.size()));
   model_->state().settle_gradients(ctx);
   const auto flush = [&] {
-    ops::accumulate_into(ctx, sources, offsets, 1.0f, model_->state().flat().gradients.data);
+    ops::accumulate_into(ctx, sources, offsets, 1.0f, model_->state().own_gradients());
     sources.clear();
     offsets.clear();
     seen.assign(seen.size(), false);
@@ -102,15 +119,23 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   const nn::ParamId id = trainable(name);
   check_gradient(value, model_->parameters()[id]);
   begin_step_clock();
+  reduce_what_is_open();
   model_->state().settle_gradients(context());
   model_->state().write_gradient(context(), id, value);
   phase_ = Phase::kBackwardDone;
   model_->set_step_open(true);
 }
 
+// Gradients of the caller that have left for a bucket cannot be seen before they come back.
+void Engine::reduce_what_is_open() {
+  if (model_->has_architecture() || phase_ != Phase::kBackwardDone) return;
+  model_->state().reduce_open_gradients();
+}
+
 Tensor Engine::gradient(const std::string& name) {
   const models::Model::Use use(*model_);
   const nn::ParamId id = trainable(name);
+  reduce_what_is_open();
   model_->state().settle_gradients(context());
   return model_->state().read_gradient(context(), id);
 }

@@ -52,11 +52,11 @@ void Updater::follow_schedule() {
   for (size_t i = 0; i < rates_.size(); ++i) rates_[i] = schedules_[i].lr(optimizer_->steps());
 }
 
-Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& state) {
+Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& state, double share) {
   Outcome outcome;
   outcome.lr = rates_.empty() ? 0 : rates_.front();
   outcome.loss_scale = scaler_.scale();
-  const double norm = std::sqrt(state.gradient_squares(ctx).value()) / outcome.loss_scale;
+  const double norm = std::sqrt(state.gradient_squares(ctx).value()) / outcome.loss_scale * share;
   const bool finite = std::isfinite(norm);
   outcome.grad_norm = finite ? norm : -1;
   if (!finite) outcome.first_bad_tensor = find_bad_tensor(ctx, state);
@@ -68,7 +68,8 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
       step.beta1 = schedules_.front().beta1(optimizer_->steps());
       step.beta2 = schedules_.front().beta2();
     }
-    step.grad_scale = static_cast<float>(optim::clip_factor(norm, clipping_) / outcome.loss_scale);
+    step.grad_scale =
+        static_cast<float>(optim::clip_factor(norm, clipping_) / outcome.loss_scale * share);
     optimizer_->step(ctx, step, state.flat());
     state.weights_updated(ctx);
     if (!schedules_.empty() && schedules_.front().active()) follow_schedule();

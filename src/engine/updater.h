@@ -30,7 +30,8 @@ class Updater {
   };
   // Updates weights and optimizer state, or leaves both when a gradient is not finite and the
   // configuration says so. Gradients are left for the caller to clear.
-  Outcome update(const OpContext& ctx, zero::ParameterState& state);
+  // `share` multiplies the gradients: where some ranks had fewer micro batches than others.
+  Outcome update(const OpContext& ctx, zero::ParameterState& state, double share = 1);
 
   // What losses are multiplied by before their gradients are taken.
   double loss_scale() const { return scaler_.scale(); }

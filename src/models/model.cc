@@ -82,7 +82,9 @@ void Model::set(const std::string& name, const Tensor& value) {
   const nn::ParamId id = parameters().find(name);
   check_tensor(value, name.c_str(), DType::kFloat32, parameters()[id].shape);
   DS_CHECK(value.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
-  DS_CHECK(!step_open_, Code::kState, "weights cannot be set between forward and step");
+  DS_CHECK(
+      !step_open_, Code::kState,
+      "weights cannot be set between forward and step, nor while they are fetched or gathered");
   state().write_master(context(), id, value);
 }
 

@@ -72,8 +72,13 @@ int GradientReducer::take_slot(const Bucket& bucket) {
 void GradientReducer::open(size_t index) {
   const Bucket& bucket = layout_.buckets()[index];
   OpenBucket& open = open_[index];
-  DS_CHECK(!open.sent, Code::kInternal, "a gradient came after its bucket, that of ",
+  DS_CHECK(!open.sent || options_.given, Code::kInternal,
+           "a gradient came after its bucket, that of ",
            parameters_[layout_.order()[bucket.first]].name, ", was complete");
+  if (open.sent) {
+    while (open.slot >= 0) receive();
+    open.sent = false;
+  }
   if (open.slot >= 0) return;
   open.slot = take_slot(bucket);
   open.touched.assign(bucket.last - bucket.first, false);
@@ -139,7 +144,8 @@ void GradientReducer::send(size_t index) {
     all = rounded;
   }
   const CollectiveOptions options{.label = parameters_[layout_.order()[bucket.first]].name,
-                                  .blocking = !options_.overlap};
+                                  .blocking = !options_.overlap,
+                                  .same_label = options_.given};
   const int64_t own = comm_->rank() * bucket.piece;
   WorkPtr work =
       options_.whole || !options_.scatter

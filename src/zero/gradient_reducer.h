@@ -25,6 +25,9 @@ class GradientReducer {
     bool scatter = true;  // else everything is reduced on every rank, whatever it keeps
     ReduceOp op = ReduceOp::kAverage;
     DType wire = DType::kFloat32;  // what travels
+    // More of a gradient may come after its bucket was sent: the bucket is sent again. Ranks must
+    // give gradients in one order, which is checked.
+    bool given = false;
   };
   // Takes a reduced bucket: its own piece or, with `whole`, all of it, fp32.
   using Take = std::function<void(const Bucket& bucket, const Tensor& average)>;

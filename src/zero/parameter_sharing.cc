@@ -50,15 +50,21 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
   comm_ = options.comm;
   stage_ = options.stage;
   own_gradients_ = options.own_gradients;
+  by_micro_batch_ = options.by_micro_batch;
   op_ = options.op;
   compute_type_ = type;
   if (stage_ == 3) {
     gatherer_ =
         std::make_unique<WeightGatherer>(device_, layout_, comm_, options.gather, weights().data);
+    std::vector<std::string> names;
+    for (const Bucket& bucket : layout_.buckets()) {
+      names.push_back("weights of " + parameters_[layout_.order()[bucket.first]].name);
+    }
+    gatherer_->name_buckets(std::move(names));
   }
   if (!own_gradients_) {
     const GradientReducer::Options reduce{stage_ == 0, options.overlap, options.reduce_scatter,
-                                          options.op, options.wire};
+                                          options.op,  options.wire,    options.given_gradients};
     reducer_ =
         std::make_unique<GradientReducer>(ctx, parameters_, layout_, comm_, reduce,
                                           [this, ctx](const Bucket& bucket, const Tensor& average) {
@@ -166,20 +172,6 @@ void ParameterState::take_reduced(const OpContext& ctx, const Bucket& bucket,
   }
 }
 
-void ParameterState::reduce_own_gradients() {
-  if (!comm_ || !own_gradients_) return;
-  std::vector<WorkPtr> works;
-  for (const Bucket& bucket : layout_.buckets()) {
-    if (!bucket.trainable) continue;
-    const Tensor all = flat_.gradients.data.slice(0, bucket.range.begin, bucket.range.end);
-    const CollectiveOptions options{.label = parameters_[layout_.order()[bucket.first]].name};
-    works.push_back(stage_ == 0
-                        ? comm_->all_reduce(all, op_, options)
-                        : comm_->reduce_scatter(owned(flat_.gradients, bucket), all, op_, options));
-  }
-  for (const WorkPtr& work : works) work->wait();
-}
-
 // After an update every rank has new values of its pieces.
 void ParameterState::gather_weights(bool frozen_too) {
   if (gatherer_) return gatherer_->pieces_changed();
@@ -239,28 +231,6 @@ Tensor ParameterState::gather_parts(const OpContext& ctx, nn::ParamId id, const 
   }
   comm_->all_gather_v(whole, own, counts, {.label = parameters_[id].name})->wait();
   return whole.view(parameters_[id].shape);
-}
-
-Tensor ParameterState::read_gradient(const OpContext& ctx, nn::ParamId id) const {
-  const bool whole = !comm_ || stage_ == 0 || own_gradients_;
-  const Tensor source = whole ? gradient_view(id) : owned(flat_.gradients, id);
-  Tensor copy = Tensor::empty(device_, DType::kFloat32, source.shape(), MemoryTag::kOther);
-  ops::cast(ctx, source, copy);
-  return whole ? copy : gather_parts(ctx, id, copy);
-}
-
-void ParameterState::write_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
-  if (whole_gradients()) {
-    Tensor target = gradient_view(id);
-    return ops::cast(ctx, value, target);
-  }
-  const Tensor dense = ctx.workspace(value.dtype(), value.shape());
-  Tensor packed = dense;
-  ops::cast(ctx, value, packed);
-  const OwnedPart part = layout_.part(id);
-  Tensor target = owned(flat_.gradients, id);
-  ops::cast(ctx, packed.view({packed.elements()}).slice(0, part.first, part.first + part.count),
-            target);
 }
 
 }  // namespace ds::zero

@@ -21,24 +21,41 @@ Tensor ParameterState::view(const Tensor& flat, nn::ParamId id) const {
   return flat.slice(0, range.begin, range.end).view(parameters_[id].shape);
 }
 
-Tensor ParameterState::acquire(nn::ParamId id) {
-  DS_CHECK(!lost_, Code::kState,
-           "the weights were spread over ranks by an engine that is gone; load them again");
-  if (!gatherer_) {
-    ++open_guards_;
-    return model_view(id);
-  }
-  const size_t index = layout_.bucket_of(id);
-  const FlatRange range = layout_.range(id);
-  const int64_t begin = layout_.buckets()[index].range.begin;
-  const Tensor& bucket = gatherer_->acquire(index);
-  ++open_guards_;
-  return bucket.slice(0, range.begin - begin, range.end - begin).view(parameters_[id].shape);
-}
+Tensor ParameterState::acquire(nn::ParamId id) { return acquire_all({&id, 1}).front(); }
 
 void ParameterState::release(nn::ParamId id) noexcept {
   --open_guards_;
   if (gatherer_) gatherer_->release(layout_.bucket_of(id));
+}
+
+std::vector<Tensor> ParameterState::acquire_all(std::span<const nn::ParamId> ids) {
+  DS_CHECK(!lost_, Code::kState,
+           "the weights were spread over ranks by an engine that is gone; load them again");
+  std::vector<Tensor> out;
+  size_t from = 0, to = 0;  // held and not waited for yet
+  try {
+    for (; gatherer_ && to < ids.size(); ++to) gatherer_->hold(layout_.bucket_of(ids[to]));
+    for (const nn::ParamId id : ids) {
+      if (!gatherer_) {
+        out.push_back(model_view(id));
+        continue;
+      }
+      ++from;  // a wait that fails ends the hold
+      const size_t index = layout_.bucket_of(id);
+      const int64_t begin = layout_.buckets()[index].range.begin;
+      const FlatRange range = layout_.range(id);
+      out.push_back(gatherer_->wait(index)
+                        .slice(0, range.begin - begin, range.end - begin)
+                        .view(parameters_[id].shape));
+    }
+  } catch (...) {
+    for (size_t i = 0; i < to; ++i) {
+      if (i < out.size() || i >= from) gatherer_->release(layout_.bucket_of(ids[i]));
+    }
+    throw;
+  }
+  open_guards_ += static_cast<int>(ids.size());
+  return out;
 }
 
 // True once after each clear: the gradient is empty, and the caller fills it.
@@ -167,14 +184,17 @@ bool ParameterState::lent(nn::ParamId id) const {
 void ParameterState::allocate_gradients() { allocate_gradients({}, DType::kFloat32); }
 
 void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
-  const bool compact = comm_ && stage_ > 0 && !own_gradients_;
+  const bool at_once = comm_ && own_gradients_ && !by_micro_batch_;
+  const bool compact = comm_ && stage_ > 0 && !at_once;
   const int64_t elements =
       compact ? layout_.owned_trainable_elements() : layout_.trainable_elements();
   // The caller's gradients travel from where they lie.
-  Tensor all = comm_ && own_gradients_
-                   ? comm_->shared_tensor(device_, type, {elements}, MemoryTag::kGradients,
-                                          {.label = "gradients"})
-                   : Tensor::zeros(device_, type, {elements}, MemoryTag::kGradients);
+  const auto shared = [&](int64_t n) {
+    return comm_->shared_tensor(device_, type, {n}, MemoryTag::kGradients, {.label = "gradients"});
+  };
+  Tensor all =
+      at_once ? shared(elements) : Tensor::zeros(device_, type, {elements}, MemoryTag::kGradients);
+  if (comm_ && own_gradients_ && by_micro_batch_) micro_ = shared(layout_.trainable_elements());
   flat_.gradients = {std::move(all), compact};
   accumulation_type_ = type;
   gradient_ctx_ = ctx;
@@ -187,6 +207,7 @@ void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
 
 void ParameterState::free_gradients() {
   flat_.gradients = {};
+  micro_ = Tensor();
   open_gradients_.clear();
   gradient_ctx_ = {};
   empty_count_ = 0;
@@ -196,6 +217,7 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
   for (Tensor& open : open_gradients_) open = Tensor();
   if (clear_at_once_) {
     ops::fill(ctx, 0.0f, flat_.gradients.data);
+    if (micro_) ops::fill(ctx, 0.0f, micro_);
     return;
   }
   if (reducer_) {
@@ -241,7 +263,7 @@ const Tensor& ParameterState::gradients() const {
 
 Tensor ParameterState::gradient_view(nn::ParamId id) const {
   DS_CHECK(empty_count_ == 0, Code::kInternal, "a gradient was read before they were settled");
-  return view(flat_.gradients.data, id);
+  return view(micro_ ? micro_ : flat_.gradients.data, id);
 }
 
 Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
@@ -293,6 +315,27 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
     if (lent != id) continue;
     Tensor target = memory;
     ops::cast(ctx, value, target);
+  }
+}
+
+void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) {
+  if (flat_.model && flat_.masters) {
+    Tensor piece = owned(flat_.model, id);
+    ops::cast(ctx, owned(flat_.masters, id), piece);
+  }
+  if (gatherer_) {
+    gatherer_->pieces_changed();
+  } else if (comm_ && stage_ > 0) {
+    const Bucket& bucket = layout_.buckets()[layout_.bucket_of(id)];
+    comm_
+        ->all_gather(weights().data.slice(0, bucket.range.begin, bucket.range.end),
+                     owned(weights(), bucket), {.label = parameters_[id].name})
+        ->wait();
+  }
+  for (const auto& [lent, memory] : lent_) {
+    if (lent != id) continue;
+    Tensor target = memory;
+    ops::cast(ctx, whole_masters() ? master(id) : model_view(id), target);
   }
 }
 

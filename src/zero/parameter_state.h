@@ -24,7 +24,12 @@ struct ShareOptions {
   bool overlap = true;
   bool reduce_scatter = true;
   ReduceOp op = ReduceOp::kAverage;  // or kSum
-  bool own_gradients = false;        // the caller's: whole, and reduced when a step is made of them
+  // The caller's gradients: whole, in any order, and reduced when a step is made of them or, with
+  // `by_micro_batch`, at the end of each micro batch, as other gradients are.
+  bool own_gradients = false;
+  bool by_micro_batch = false;
+  // The caller's gradients, which are reduced as soon as a bucket has all (stage 3).
+  bool given_gradients = false;
   // Stage 3: parameters of fewer elements stay whole, as long as all of them have fewer than
   // `most_resident`.
   int64_t resident_below = 0;
@@ -44,6 +49,8 @@ class ParameterState : public nn::ParameterStore {
   // nn::ParameterStore
   Tensor acquire(nn::ParamId id) override;
   void release(nn::ParamId id) noexcept override;
+  // acquire() of several: all are under way before one is waited for. None is held when it throws.
+  std::vector<Tensor> acquire_all(std::span<const nn::ParamId> ids);
   Tensor gradient(nn::ParamId id) override;
   GradientTarget gradient_target(nn::ParamId id) override;
   void gradient_complete(nn::ParamId id) override;
@@ -59,6 +66,7 @@ class ParameterState : public nn::ParameterStore {
   // computed with; of weights in pieces nothing usable is left.
   void unshare(const OpContext& ctx);
   bool shared() const { return comm_ != nullptr; }
+  ReduceOp gradient_op() const { return op_; }
   const std::shared_ptr<Communicator>& comm() const { return comm_; }
 
   // Around what uses weights: a forward with its backward, or a forward alone. finish_backward
@@ -66,8 +74,18 @@ class ParameterState : public nn::ParameterStore {
   void begin_pass();
   void finish_backward();
   void end_pass();
-  // Gradients of the caller: averages them over the ranks (every rank).
+  // Gradients of the caller: those of a micro batch that is over, and, when a step is made of them,
+  // what is not reduced yet are averaged over the ranks (every rank).
+  void finish_own_micro_batch(const OpContext& ctx);
   void reduce_own_gradients();
+  // Adds one; the rest of the gradients keep.
+  void add_own_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value);
+  // Where the caller's gradients lie whole until they are reduced.
+  Tensor& own_gradients() { return micro_ ? micro_ : flat_.gradients.data; }
+  // Reduces those that were given so far (every rank); more may come.
+  void reduce_open_gradients();
+  // They are added to buckets, and leave in pieces as soon as a bucket is complete.
+  bool gradients_leave_early() const { return reducer_ != nullptr; }
 
   // fp32, bf16 or fp16; the lower types keep a rounded copy of the masters. With `split` (bf16
   // only) the copy and the bits that it lacks take the masters' place. Needs no open guard.
@@ -117,7 +135,7 @@ class ParameterState : public nn::ParameterStore {
   Tensor view(const Tensor& flat, nn::ParamId id) const;
   bool whole_weights() const { return !weights().compact && !lost_; }
   bool whole_masters() const { return flat_.masters && !flat_.masters.compact; }
-  bool whole_gradients() const { return !flat_.gradients.compact; }
+  bool whole_gradients() const { return micro_ || !flat_.gradients.compact; }
 
   // The fp32 master, a view or, while masters are split or shared, a copy (every rank).
   Tensor read_master(const OpContext& ctx, nn::ParamId id) const;
@@ -127,12 +145,17 @@ class ParameterState : public nn::ParameterStore {
   Tensor read_owned_master(const OpContext& ctx, nn::ParamId id) const;
   // Sets elements [at, at + value's) of that, fp32; masters_changed must follow.
   void write_owned_master(const OpContext& ctx, nn::ParamId id, int64_t at, const Tensor& value);
+  // Weights follow from what was written of the owned master (every rank).
+  void owned_master_written(const OpContext& ctx, nn::ParamId id);
   // What this rank owns of a gradient, flat.
   Tensor owned_gradient(nn::ParamId id) const { return owned(flat_.gradients, id); }
-  bool own_gradients_open() const { return comm_ && own_gradients_; }
   // The gradient as fp32 in the parameter's shape (every rank), and setting it, with one value.
+  // Of the caller's, what is not reduced yet is this rank's.
   Tensor read_gradient(const OpContext& ctx, nn::ParamId id) const;
   void write_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value);
+  // What this rank owns of a gradient, as fp32 and flat, and setting it.
+  void read_owned_gradient(const OpContext& ctx, nn::ParamId id, Tensor& out) const;
+  void write_owned_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& values);
   // Whole from what each rank owns of it, flat fp32 (every rank).
   Tensor gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const;
   // Replaces all masters: a flat fp32 tensor over the whole space.
@@ -170,6 +193,8 @@ class ParameterState : public nn::ParameterStore {
   std::shared_ptr<Communicator> comm_;  // null unless shared
   int stage_ = 0;
   bool own_gradients_ = false;
+  bool by_micro_batch_ = false;
+  Tensor micro_;  // the caller's gradients of the open micro batch, where the step's lie elsewhere
   ReduceOp op_ = ReduceOp::kAverage;
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<WeightGatherer> gatherer_;

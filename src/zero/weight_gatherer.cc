@@ -30,9 +30,10 @@ void WeightGatherer::fetch(size_t index) {
   const Bucket& bucket = layout_.buckets()[index];
   entry.data = Tensor::empty(device_, pieces_.dtype(), {size(index)}, MemoryTag::kCommunication);
   live_ += size(index);
+  const std::string_view label = names_.empty() ? "weights" : std::string_view(names_[index]);
   entry.work =
       comm_->all_gather(entry.data, pieces_.slice(0, bucket.owned, bucket.owned + bucket.piece),
-                        {.label = "weights"});
+                        {.label = label, .same_label = !names_.empty()});
 }
 
 void WeightGatherer::drop(size_t index) {
@@ -86,6 +87,11 @@ void WeightGatherer::note_use(size_t bucket) {
 }
 
 const Tensor& WeightGatherer::acquire(size_t bucket) {
+  hold(bucket);
+  return wait(bucket);
+}
+
+void WeightGatherer::hold(size_t bucket) {
   Entry& entry = entries_[bucket];
   if (!entry.data) {
     make_room(size(bucket), bucket);
@@ -93,7 +99,11 @@ const Tensor& WeightGatherer::acquire(size_t bucket) {
   }
   ++entry.users;
   note_use(bucket);
+}
+
+const Tensor& WeightGatherer::wait(size_t bucket) {
   fetch_ahead();
+  Entry& entry = entries_[bucket];
   if (entry.work) {
     try {
       entry.work->wait();

@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -30,6 +31,12 @@ class WeightGatherer {
   // The whole bucket, valid until the matching release.
   const Tensor& acquire(size_t bucket);
   void release(size_t bucket) noexcept;
+  // acquire() in two steps, for several buckets at once: all are under way before one is waited
+  // for.
+  void hold(size_t bucket);
+  const Tensor& wait(size_t bucket);  // of one that is held; a failure ends the hold
+  // Says what buckets are called; ranks that then gather different ones are told so.
+  void name_buckets(std::vector<std::string> names) { names_ = std::move(names); }
 
   // A pass begins, such as a forward with its backward: what order it asks in is recorded, and
   // compared with that of the pass before.
@@ -69,6 +76,7 @@ class WeightGatherer {
   size_t position_ = 0;         // in the trace, of the next use
   bool following_ = false;      // this pass has been like the trace
   int64_t live_ = 0;
+  std::vector<std::string> names_;  // by bucket, or none
 };
 
 }  // namespace ds::zero

@@ -15,6 +15,21 @@ OFFSET(ds_store, user_data, 8);
 OFFSET(ds_store, put, 16);
 OFFSET(ds_store, get, 24);
 
+SIZE(ds_collective, 80);
+OFFSET(ds_collective, struct_size, 0);
+OFFSET(ds_collective, kind, 8);
+OFFSET(ds_collective, op, 12);
+OFFSET(ds_collective, output, 16);
+OFFSET(ds_collective, input, 24);
+OFFSET(ds_collective, root, 32);
+OFFSET(ds_collective, tag, 36);
+OFFSET(ds_collective, output_counts, 40);
+OFFSET(ds_collective, input_counts, 48);
+OFFSET(ds_collective, label, 56);
+OFFSET(ds_collective, timeout_ms, 64);
+OFFSET(ds_collective, average_over_participants, 72);
+OFFSET(ds_collective, reserved, 76);
+
 SIZE(ds_parameter, 80);
 OFFSET(ds_parameter, struct_size, 0);
 OFFSET(ds_parameter, name, 8);
@@ -92,6 +107,18 @@ VALUE(DS_BOOL, 13);
 
 VALUE(DS_DEVICE_CPU, 1);
 VALUE(DS_DEVICE_CUDA, 2);
+
+VALUE(DS_COLLECTIVE_ALL_REDUCE, 1);
+VALUE(DS_COLLECTIVE_REDUCE, 2);
+VALUE(DS_COLLECTIVE_REDUCE_SCATTER, 3);
+VALUE(DS_COLLECTIVE_ALL_GATHER, 4);
+VALUE(DS_COLLECTIVE_BROADCAST, 5);
+VALUE(DS_COLLECTIVE_ALL_TO_ALL, 6);
+VALUE(DS_COLLECTIVE_GATHER, 7);
+VALUE(DS_COLLECTIVE_SCATTER, 8);
+VALUE(DS_COLLECTIVE_SEND, 9);
+VALUE(DS_COLLECTIVE_RECV, 10);
+VALUE(DS_COLLECTIVE_BARRIER, 11);
 
 VALUE(DS_SKIP_NONE, 0);
 VALUE(DS_SKIP_ACCUMULATING, 1);

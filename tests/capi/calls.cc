@@ -35,6 +35,7 @@ constexpr auto kDataset = HandleKind::kDataset;
 constexpr auto kModel = HandleKind::kModel;
 constexpr auto kEngine = HandleKind::kEngine;
 constexpr auto kOptimizer = HandleKind::kOptimizer;
+constexpr auto kWork = HandleKind::kWork;
 
 int64_t shape_2_3[] = {2, 3};
 float six_floats[6] = {1, 2, 3, 4, 5, 6};
@@ -69,6 +70,29 @@ void open_backward(World& world) {
 
 void save_checkpoint(World& world) {
   EXPECT_DS_OK(ds_engine_save(world.engine, world.folder.file("saved").c_str(), "one"));
+}
+
+ds_collective* all_reduce_of(ds_tensor* tensor) {
+  static ds_collective call;
+  call = {};
+  call.struct_size = sizeof(call);
+  call.kind = DS_COLLECTIVE_ALL_REDUCE;
+  call.output = tensor;
+  return &call;
+}
+
+// An engine of the caller's own parameters in the place of the world's.
+void own_parameter_engine(World& world, Arguments& a) {
+  ds_engine_destroy(world.engine);
+  ds_model_destroy(world.model);
+  ds_parameter parameter{};
+  parameter.struct_size = sizeof(parameter);
+  parameter.name = "own";
+  parameter.value = world.tensor;
+  EXPECT_DS_OK(ds_model_create_from_parameters(&parameter, 1, &world.model));
+  EXPECT_DS_OK(ds_engine_create(engine_config().c_str(), world.model, nullptr, &world.engine));
+  world.optimizer = ds_engine_optimizer(world.engine);
+  a[0] = world.engine;
 }
 
 std::vector<Call> library_calls() {
@@ -222,6 +246,25 @@ std::vector<Call> comm_calls() {
       {"ds_comm_join",
        {in(kComm, "comm")},
        [](const Arguments& a) { return ds_comm_join(p<ds_comm>(a, 0)); }},
+      {"ds_comm_start",
+       {in(kComm, "comm"), pointer("collective"), out(kWork, "out_work")},
+       [](const Arguments& a) {
+         return ds_comm_start(p<ds_comm>(a, 0), p<ds_collective>(a, 1), p<ds_work*>(a, 2));
+       },
+       [](World& world, Arguments& a) { a[1] = all_reduce_of(world.tensor); }},
+      {"ds_work_test",
+       {in(kWork, "work"), out("out_done")},
+       [](const Arguments& a) { return ds_work_test(p<ds_work>(a, 0), p<int32_t>(a, 1)); }},
+      {"ds_work_wait",
+       {in(kWork, "work")},
+       [](const Arguments& a) { return ds_work_wait(p<ds_work>(a, 0), nullptr); }},
+      {"ds_comm_shared_tensor",
+       {in(kComm, "comm"), pointer("shape"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_comm_shared_tensor(p<ds_comm>(a, 0), DS_INT8, p<int64_t>(a, 1), 2,
+                                      p<ds_tensor*>(a, 2));
+       },
+       [](World&, Arguments& a) { a[1] = shape_2_3; }},
       {"ds_comm_report",
        {in(kComm, "comm"), out_text("out_json")},
        [](const Arguments& a) { return ds_comm_report(p<ds_comm>(a, 0), p<char*>(a, 1)); }},
@@ -554,6 +597,55 @@ std::vector<Call> gradient_calls() {
          take_parameter(world);
          a[2] = world.tensor;
        }},
+      {"ds_engine_fetch_parameters",
+       {in(kEngine, "engine"), out(kTensor, "out_tensors")},
+       [](const Arguments& a) {
+         const int64_t first = 0;
+         return ds_engine_fetch_parameters(p<ds_engine>(a, 0), &first, 1, p<ds_tensor*>(a, 1));
+       },
+       own_parameter_engine},
+      {"ds_engine_release_parameters",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) {
+         return ds_engine_release_parameters(p<ds_engine>(a, 0), nullptr, 0);
+       }},
+      {"ds_engine_gather_parameters",
+       {in(kEngine, "engine"), out(kTensor, "out_tensors")},
+       [](const Arguments& a) {
+         const int64_t first = 0;
+         return ds_engine_gather_parameters(p<ds_engine>(a, 0), &first, 1, p<ds_tensor*>(a, 1));
+       }},
+      {"ds_engine_scatter_parameters",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) {
+         return ds_engine_scatter_parameters(p<ds_engine>(a, 0), nullptr, 0, -1);
+       }},
+      {"ds_engine_local_range",
+       {in(kEngine, "engine"), text("name", kParameter), out("out_first"), out("out_count")},
+       [](const Arguments& a) {
+         return ds_engine_local_range(p<ds_engine>(a, 0), s(a, 1), p<int64_t>(a, 2),
+                                      p<int64_t>(a, 3));
+       }},
+      {"ds_engine_get_local",
+       {in(kEngine, "engine"), text("name", kParameter), text("what", "exp_avg"),
+        out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_engine_get_local(p<ds_engine>(a, 0), s(a, 1), s(a, 2), p<ds_tensor*>(a, 3));
+       }},
+      {"ds_engine_set_local",
+       {in(kEngine, "engine"), text("name", kParameter), text("what", "parameter"),
+        in(kTensor, "value")},
+       [](const Arguments& a) {
+         return ds_engine_set_local(p<ds_engine>(a, 0), s(a, 1), s(a, 2), p<ds_tensor>(a, 3));
+       },
+       [](World& world, Arguments& a) {
+         ds_tensor_destroy(world.tensor);
+         EXPECT_DS_OK(ds_engine_get_local(world.engine, kParameter, "parameter", &world.tensor));
+         a[3] = world.tensor;
+       }},
+      {"ds_engine_join",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_join(p<ds_engine>(a, 0)); }},
       {"ds_engine_gradient_view",
        {in(kEngine, "engine"), text("name", kParameter), out(kTensor, "out_tensor")},
        [](const Arguments& a) {

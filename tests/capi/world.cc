@@ -23,6 +23,8 @@ void destroy_handle(HandleKind kind, void* handle) {
       return ds_engine_destroy(static_cast<ds_engine*>(handle));
     case HandleKind::kOptimizer:
       return;
+    case HandleKind::kWork:
+      return ds_work_destroy(static_cast<ds_work*>(handle));
   }
 }
 
@@ -89,6 +91,10 @@ World::World() {
   ids = make_ids(kBatch, 8, 11);
   list = make_list({72, 101, 108, 108, 111});
   EXPECT_DS_OK(ds_comm_create(0, 1, nullptr, nullptr, &comm));
+  ds_collective barrier{};
+  barrier.struct_size = sizeof(barrier);
+  barrier.kind = DS_COLLECTIVE_BARRIER;
+  EXPECT_DS_OK(ds_comm_start(comm, &barrier, &work));
   EXPECT_DS_OK(ds_tokenizer_create_bytes(&tokenizer));
   const std::string spec =
       ds::str_cat(R"({"path": ")", folder.file("text.txt"),
@@ -107,6 +113,7 @@ World::~World() {
   ds_tensor_destroy(ids);
   ds_tensor_destroy(list);
   ds_comm_destroy(comm);
+  ds_work_destroy(work);
   ds_tokenizer_destroy(tokenizer);
   ds_dataset_destroy(dataset);
   ds_model_destroy(model);
@@ -129,6 +136,8 @@ void* World::handle(HandleKind kind) const {
       return engine;
     case HandleKind::kOptimizer:
       return optimizer;
+    case HandleKind::kWork:
+      return work;
   }
   return nullptr;
 }

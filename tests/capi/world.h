@@ -18,7 +18,7 @@ using ds::capi::HandleKind;
 
 inline constexpr HandleKind kAllKinds[] = {
     HandleKind::kTensor, HandleKind::kComm,   HandleKind::kTokenizer, HandleKind::kDataset,
-    HandleKind::kModel,  HandleKind::kEngine, HandleKind::kOptimizer};
+    HandleKind::kModel,  HandleKind::kEngine, HandleKind::kOptimizer, HandleKind::kWork};
 
 // Ends a handle of any kind (an optimizer's ends with its engine).
 void destroy_handle(HandleKind kind, void* handle);
@@ -69,6 +69,7 @@ class World {
   ds_tensor* ids = nullptr;     // int32 [kBatch, 8]
   ds_tensor* list = nullptr;    // int32 [5]
   ds_comm* comm = nullptr;
+  ds_work* work = nullptr;  // a barrier that is over
   ds_tokenizer* tokenizer = nullptr;
   ds_dataset* dataset = nullptr;
   ds_model* model = nullptr;
