@@ -9,6 +9,7 @@
 #include <span>
 
 #include "base/bfloat16.h"
+#include "base/exact_sum.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
 
@@ -50,6 +51,7 @@ struct UpdatePiece {
 // Chunks are what threads share; blocks are what 8-bit states share a scale over.
 inline constexpr int64_t kUpdateChunk = int64_t{1} << 15;
 inline constexpr int64_t kStateBlock = 256;
+inline constexpr int64_t kNormBlock = 32;
 
 enum class StateKind { kNone, kFp32, kBf16, kInt8, kUInt8 };
 
@@ -71,7 +73,9 @@ struct UpdateArrays {
   NumberKind grad_kind = NumberKind::kFp32;
   const void* grad = nullptr;
   StateArray state[2];
-  double* norms = nullptr;  // LAMB: per piece, the sums of p * p and of the update's squares
+  // LAMB: per piece, the sums of p * p and of the update's squares: in double within blocks of
+  // kNormBlock elements and exactly beyond, so that a tensor cut at multiples of it has one norm.
+  ExactSum* norms = nullptr;
 };
 
 // `first` holds, for every chunk of the run and one beyond, the index of its first piece.

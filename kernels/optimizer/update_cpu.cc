@@ -200,25 +200,27 @@ void keep_state(const StateArray& state, int64_t begin, int64_t n, const float* 
 
 // Adds the squares of the parameter and of LAMB's update to norms[0] and norms[1].
 void add_norms(const UpdateConstants& constants, int64_t n, const float* p, const float* m,
-               const float* v, double* norms) {
+               const float* v, ExactSum* norms) {
   const DF d;
   const simd::DD dd;
   const rules::Constants c(constants);
-  simd::VD weights = hn::Zero(dd), updates = weights;
   const auto add = [&](simd::VD& to, VF x) DS_SIMD_BODY {
     const simd::VD low = simd::lower_doubles(x), high = simd::upper_doubles(x);
     to = hn::MulAdd(low, low, to);
     to = hn::MulAdd(high, high, to);
   };
-  simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    const VF x = simd::load_n(d, p + i, count);
-    const VF u = rules::lamb_direction(d, c, x, simd::load_n(d, m + i, count),
-                                       simd::load_n(d, v + i, count));
-    add(weights, x);
-    add(updates, simd::keep_n(d, u, count));
-  });
-  norms[0] += simd::sum_of_lanes(dd, weights);
-  norms[1] += simd::sum_of_lanes(dd, updates);
+  for (int64_t at = 0; at < n; at += kNormBlock) {
+    simd::VD weights = hn::Zero(dd), updates = weights;
+    simd::for_vectors(std::min(kNormBlock, n - at), [&](int64_t i, auto count) DS_SIMD_BODY {
+      const VF x = simd::load_n(d, p + at + i, count);
+      const VF u = rules::lamb_direction(d, c, x, simd::load_n(d, m + at + i, count),
+                                         simd::load_n(d, v + at + i, count));
+      add(weights, x);
+      add(updates, simd::keep_n(d, u, count));
+    });
+    norms[0].add(simd::sum_of_lanes(dd, weights));
+    norms[1].add(simd::sum_of_lanes(dd, updates));
+  }
 }
 
 struct Buffers {

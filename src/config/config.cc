@@ -210,6 +210,11 @@ ZeroConfig read_zero(const ParsedObject& parsed) {
   out.average = parsed.at("/gradient_allreduce_op") != "sum";
   out.overlap = values.at("overlap_comm").get<bool>();
   out.reduce_bucket = size("reduce_bucket_size");
+  out.gather_bucket = size("allgather_bucket_size");
+  out.ignore_unused = values.at("ignore_unused_parameters").get<bool>();
+  out.sanity_checks = values.at("enable_sanity_checks").get<bool>();
+  out.tell_order_changes = values.at("log_trace_cache_warnings").get<bool>();
+  out.load_in_turn = values.at("pipeline_loading_checkpoint").get<bool>();
   // Fetching one at a time is fetching nothing ahead.
   out.prefetch = values.at("stage3_allgather_sequential").get<bool>()
                      ? 0

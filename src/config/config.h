@@ -178,11 +178,16 @@ struct ZeroConfig {
   bool reduce_scatter = true;
   bool average = true;  // of gradients, rather than their sum
   int64_t reduce_bucket = 500'000'000;
+  int64_t gather_bucket = 500'000'000;  // stages 1 and 2
   int64_t prefetch = 50'000'000;
   int64_t resident_below = 100'000;
   int64_t most_resident = INT64_MAX;
   int64_t max_live = 1'000'000'000;
   int64_t max_reuse = 1'000'000'000;
+  bool ignore_unused = true;        // parameters without a gradient are no error
+  bool sanity_checks = false;       // weights are compared after every update
+  bool tell_order_changes = false;  // of fetches
+  bool load_in_turn = false;        // one rank after another reads a checkpoint
 };
 
 enum class TagValidation { kWarn, kIgnore, kFail };

@@ -97,15 +97,18 @@ Key names(const char* name, const char* value, const char* description) {
 }
 
 KeyTable leaf_module_table() {
-  return table("Modules whose parameters are fetched as one. Stage 3.",
-               {
-                   names("classes",
-                         R"(["MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock",
+  return table(
+             "Modules whose parameters are fetched as one. Stage 3. Buckets are what is fetched, "
+             "so that "
+             "it makes no difference.",
+             {
+                 names("classes",
+                       R"(["MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock",
                              "Qwen3MoeSparseMoeBlock"])",
-                         "Class names."),
-                   names("names", "[]", "Module names."),
-                   names("name_suffixes", "[]", "Ends of module names."),
-               })
+                       "Class names."),
+                 names("names", "[]", "Module names."),
+                 names("name_suffixes", "[]", "Ends of module names."),
+             })
       .accepts_auto();
 }
 
@@ -125,13 +128,17 @@ std::vector<Key> bucket_rows() {
            "One reduction for several owners. 1, 2. There always is one."),
       flag("allgather_partitions", true,
            "All-gather instead of broadcasts. Stages 1, 2. They always are gathered."),
-      size("allgather_bucket_size", 500'000'000, "Elements per all-gather.").even(),
+      size("allgather_bucket_size", 500'000'000,
+           "Elements per all-gather. Stages 1, 2, where a bucket is reduced and gathered as one: "
+           "the smaller of both sizes holds.")
+          .even(),
       flag("overlap_comm", std::nullopt, "Reduce during backward; null is true for stage 3 only."),
       flag("load_from_fp32_weights", true, "Masters come from the checkpoint's fp32 copy."),
       flag("elastic_checkpoint", false, "Checkpoints for another number of ranks."),
       flag("round_robin_gradients", false,
            "Spread the gradient copies over ranks. 1, 2. Every bucket is spread evenly anyway."),
-      flag("ignore_unused_parameters", true, "Stage 2: parameters without gradient are no error."),
+      flag("ignore_unused_parameters", true,
+           "Parameters without a gradient in a step are no error: it counts as zero."),
       flag("legacy_stage1", false, "The old stage 1; true is an error."),
       integer("sub_group_size", 1'000'000'000,
               "Elements updated at a time. Stage 3. The update needs no buffers, so that it makes "
@@ -150,21 +157,29 @@ std::vector<Key> stage3_rows() {
       stage3(size("stage3_max_live_parameters", 1'000'000'000, "Elements gathered at a time.")),
       stage3(size("stage3_max_reuse_distance", 1'000'000'000,
                   "Keep a parameter that is used again within so many elements.")),
-      stage3(
-          flag("stage3_gather_16bit_weights_on_model_save", false, "Save whole 16-bit weights.")),
+      stage3(flag("stage3_gather_16bit_weights_on_model_save", false,
+                  "Save whole 16-bit weights. ds_model_export does so at every stage.")),
       flag("stage3_gather_fp16_weights_on_model_save", false, "Old name.")
           .replaced_by("stage3_gather_16bit_weights_on_model_save"),
       stage3(size("stage3_module_granularity_threshold", 0,
-                  "Modules below this granularity are fetched as one.")),
+                  "Modules below this granularity are fetched as one. Buckets are what is fetched, "
+                  "so that it makes no difference.")),
       stage3(flag("stage3_use_all_reduce_for_fetch_params", false,
-                  "Fetch with an all-reduce of zeros and slices.")),
+                  "Fetch with an all-reduce of zeros and slices. They are gathered in any case.")),
       stage3(flag("stage3_allgather_sequential", false, "One fetch at a time; no prefetching.")),
-      flag("memory_efficient_linear", true, "Linear layers keep no gathered weight."),
-      flag("pipeline_loading_checkpoint", false, "Ranks load one after another."),
-      flag("override_module_apply", true, "Initialisers see whole parameters."),
-      flag("log_trace_cache_warnings", false, "Report changes of the fetch order."),
-      flag("enable_sanity_checks", false, "Check partitions at every step."),
-      flag("save_muon_momentum_buffer_in_memory", false, "Keep Muon's momentum whole."),
+      flag("memory_efficient_linear", true,
+           "Linear layers keep no gathered weight. They never keep one."),
+      flag("pipeline_loading_checkpoint", false,
+           "Ranks read a checkpoint one after another instead of at once."),
+      flag("override_module_apply", true,
+           "Initialisers see whole parameters. There are no initialisers of modules here."),
+      flag("log_trace_cache_warnings", false,
+           "Log a warning when weights are fetched in another order than in the pass before."),
+      flag("enable_sanity_checks", false,
+           "After every update, compare whole weights between ranks, and weights in pieces with "
+           "their masters."),
+      flag("save_muon_momentum_buffer_in_memory", false,
+           "Keep Muon's momentum whole. It is never gathered: directions are."),
   };
 }
 

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "checkpoint/background_save.h"
+#include "engine/agreement.h"
 #include "engine/monitors.h"
 #include "engine/share_options.h"
 #include "models/inputs.h"
@@ -67,7 +68,8 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
   model_->attach_engine();
   try {
     model_->device()->use_threads(pool_.threads());
-    zero::ParameterState& state = model_->state();
+    // Of several ranks each makes what it holds; one makes everything.
+    zero::ParameterState& state = comm_->size() > 1 ? model_->state_as_it_is() : model_->state();
     const bool split = config_.precision.split_master;
     DType compute = dtype_of(config_.precision.compute);
     if (!model_->has_architecture()) {
@@ -79,6 +81,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       state.set_compute_type(context(), compute, split);
     }
     state.allocate_gradients(context(), dtype_of(config_.precision.accumulate));
+    if (!config_.zero.ignore_unused) state.track_gradients();
     // The caller's gradients are added, and no backward overwrites.
     if (!model_->has_architecture() && !state.gradients_leave_early()) {
       state.clear_gradients_at_once(context());
@@ -106,7 +109,7 @@ Engine::~Engine() {
 // Joining split masters needs memory; without it the model keeps them, and is free all the same.
 void Engine::release_model() noexcept {
   try {
-    zero::ParameterState& state = model_->state();
+    zero::ParameterState& state = model_->state_as_it_is();
     state.free_gradients();
     if (state.shared()) {
       state.unshare(context());
@@ -119,9 +122,12 @@ void Engine::release_model() noexcept {
   model_->detach_engine();
 }
 
-zero::ShareOptions Engine::share_options() const {
+zero::ShareOptions Engine::share_options() {
   zero::ShareOptions options = ds::share_options(config_);
   options.comm = comm_;
+  options.together = [this](const std::function<void()>& body) {
+    agree(context(), *comm_, "making the weights", body);
+  };
   if (model_->has_architecture()) return options;
   options.own_gradients = options.stage < 3;
   options.by_micro_batch = config_.batch.accumulation > 1;
@@ -351,9 +357,26 @@ Engine::RankTotals Engine::rank_totals() {
           static_cast<int64_t>(sum[3])};
 }
 
+// With ignore_unused_parameters false. A step without some gradient is given up.
+void Engine::check_gradients_given() {
+  if (config_.zero.ignore_unused) return;
+  try {
+    agree(context(), *comm_, "looking for gradients", [&] {
+      const nn::ParamId id = model_->state().first_without_gradient();
+      DS_CHECK(id == nn::kNoParam, Code::kState, "the parameter ", model_->parameters()[id].name,
+               " got no gradient in this step; freeze it, or let "
+               "zero_optimization.ignore_unused_parameters be true");
+    });
+  } catch (...) {
+    drop_open_step();
+    throw;
+  }
+}
+
 StepReport Engine::apply_update() {
   const ScopedTimer timer = time_phase("step");
   const OpContext ctx = context();
+  check_gradients_given();
   model_->state().settle_gradients(ctx);
   model_->state().reduce_own_gradients();
   const RankTotals totals = rank_totals();
@@ -363,6 +386,9 @@ StepReport Engine::apply_update() {
   const double share = uneven(totals) ? all / static_cast<double>(totals.batches) : 1;
   const bool mean = model_->state().gradient_op() == ReduceOp::kAverage;
   const Updater::Outcome outcome = updater_->update(ctx, model_->state(), mean ? share : 1);
+  if (config_.zero.sanity_checks && outcome.applied) {
+    agree(ctx, *comm_, "checking the weights", [&] { model_->state().check_weights(ctx); });
+  }
 
   StepReport report;
   report.applied = outcome.applied;

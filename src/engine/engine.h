@@ -129,7 +129,7 @@ class Engine {
     int64_t samples = 0;
   };
   RankTotals rank_totals();
-  zero::ShareOptions share_options() const;
+  zero::ShareOptions share_options();
   void log_collectives();
   void release_model() noexcept;
   OpContext context() { return {model_->device(), &pool_}; }
@@ -143,6 +143,7 @@ class Engine {
   float loss_gradient() const;  // what backward starts with
   void drop_open_step();
   StepReport finish_micro_batch();
+  void check_gradients_given();
   StepReport apply_update();
   void begin_step_clock();
   void check_gradients_open() const;

@@ -380,7 +380,12 @@ void Engine::restore(CheckpointReader reader) {
   }
   model_->set_incomplete(str_cat("the load of ", where, " did not come to its end"));
   try {
-    agree(ctx, *comm_, kWhat, [&] { reader.read_all(restored.targets); });
+    const int turns = config_.zero.load_in_turn ? comm_->size() : 1;
+    for (int turn = 0; turn < turns; ++turn) {
+      agree(ctx, *comm_, kWhat, [&] {
+        if (turns == 1 || turn == comm_->rank()) reader.read_all(restored.targets);
+      });
+    }
   } catch (const Error& error) {
     model_->set_incomplete(str_cat("the load of ", where, " failed half way: ", error.message()));
     throw Error(error.code(), str_cat(error.message(),
@@ -389,6 +394,9 @@ void Engine::restore(CheckpointReader reader) {
   }
   updater_->restore(std::move(restored.updater));
   if (restored.accumulated == 0) state.clear_gradients(ctx);
+  for (nn::ParamId id = 0; restored.accumulated > 0 && id < parameters.size(); ++id) {
+    state.gradient_given(id);
+  }
   state.masters_changed(ctx);
   if (restored.seed != static_cast<int64_t>(config_.seed)) {
     log_warning("engine", "the checkpoint was trained with seed ", restored.seed,

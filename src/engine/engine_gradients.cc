@@ -104,6 +104,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
     // A parameter that comes twice is added twice, one after the other.
     if (seen[static_cast<size_t>(id)]) flush();
     seen[static_cast<size_t>(id)] = true;
+    model_->state().gradient_given(id);
     const bool dense = gradients[i]->contiguous();
     sources.push_back(dense ? gradients[i] : &copies.emplace_back(packed(ctx, *gradients[i])));
     offsets.push_back(model_->state().layout().range(id).begin);
@@ -122,6 +123,7 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   reduce_what_is_open();
   model_->state().settle_gradients(context());
   model_->state().write_gradient(context(), id, value);
+  model_->state().gradient_given(id);
   phase_ = Phase::kBackwardDone;
   model_->set_step_open(true);
 }
@@ -144,6 +146,7 @@ Tensor Engine::gradient_view(const std::string& name) {
   const nn::ParamId id = trainable(name);
   check_whole_gradients();
   model_->state().clear_gradients_at_once(context());  // the caller may write whenever it likes
+  model_->state().gradient_viewed(id);
   return model_->state().gradient_view(id);
 }
 

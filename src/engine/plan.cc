@@ -4,11 +4,15 @@
 #include <memory>
 #include <string>
 
+#include "comm/transport.h"
+#include "engine/plan_gathers.h"
 #include "engine/share_options.h"
 #include "models/architecture.h"
 #include "ops/optimizer_update.h"
 #include "optim/groups.h"
+#include "optim/muon_rounds.h"
 #include "optim/optimizer.h"
+#include "zero/rank_peers.h"
 
 namespace ds {
 namespace {
@@ -72,7 +76,8 @@ double state_bytes(const OptimizerConfig& config, const nn::Parameter& p, int32_
 class Planner {
  public:
   Planner(const Json& model, std::string_view config_json, const PlanOptions& options)
-      : shapes_(shapes_of(model)),
+      : model_(model),
+        shapes_(shapes_of(model)),
         world_(options.world),
         per_node_(options.ranks_per_node == 0 ? options.world : options.ranks_per_node),
         options_(options) {
@@ -190,56 +195,124 @@ class Planner {
     return bytes;
   }
 
-  // One kind of collective: what a rank sends, per optimizer step. Blocks for a node cross the
-  // network once and are spread inside it.
-  Json collective(const char* name, const char* what, int64_t calls, int64_t bytes,
-                  int64_t times) const {
+  // One kind of collective per optimizer step, added up over its calls.
+  struct Traffic {
+    int64_t calls = 0;
+    int64_t bytes = 0;         // of whole tensors
+    double near = 0, far = 0;  // what rank 0 sends within its node, and across nodes
+  };
+
+  // Adds `times` calls over `bytes` in equal pieces. Blocks for a node cross the network once and
+  // are spread inside it.
+  void add_pieces(Traffic& traffic, int64_t bytes, int64_t times) const {
     const double full = static_cast<double>(bytes) * static_cast<double>(times);
     const double local = per_node_, nodes = static_cast<double>(world_) / local;
+    traffic.calls += times;
+    traffic.bytes += bytes * times;
+    traffic.near += full * (local - 1) / local;
+    traffic.far += full * (nodes - 1) / nodes / local;
+  }
+  // A sum for everybody is one in pieces that are then gathered; pieces end at cache lines.
+  void add_sums(Traffic& traffic, int64_t elements, DType type, int64_t times) const {
+    if (per_node_ < world_) {
+      add_pieces(traffic, elements * dtype_size(type), times);
+      Traffic again;
+      add_pieces(again, elements * dtype_size(type), times);
+      traffic.near += again.near;
+      traffic.far += again.far;
+      return;
+    }
+    const int64_t own = comm::part_of(elements, 0, world_, dtype_size(type)).size();
+    traffic.calls += times;
+    traffic.bytes += elements * dtype_size(type) * times;
+    traffic.near +=
+        static_cast<double>((elements - own + (world_ - 1) * own) * dtype_size(type) * times);
+  }
+
+  static Json described(const char* name, const char* what, const Traffic& traffic) {
     return {{"collective", name},
             {"of", what},
-            {"calls", calls},
-            {"bytes", bytes},
-            {"within_node", static_cast<int64_t>(full * (local - 1) / local)},
-            {"across_nodes", static_cast<int64_t>(full * (nodes - 1) / nodes / local)}};
+            {"calls", traffic.calls},
+            {"bytes", traffic.bytes},
+            {"within_node", static_cast<int64_t>(traffic.near)},
+            {"across_nodes", static_cast<int64_t>(traffic.far)}};
   }
 
   Json traffic() const {
     Json out = Json::array();
     if (world_ == 1) return out;
     const int64_t passes = config_.batch.accumulation;
-    int64_t trainable_buckets = 0, gathers = 0, gathered = 0, later = 0;
-    const auto buckets = layout_->buckets();
-    for (size_t i = buckets.size(); i-- > 0;) {
-      const zero::Bucket& bucket = buckets[i];
-      trainable_buckets += bucket.trainable ? 1 : 0;
-      if (bucket.resident) continue;
-      // Forward and, when it was dropped before backward came back to it, once more.
-      const int64_t size = bucket.range.elements();
-      const bool again = 2 * later > share_.gather.reuse || later + size > share_.gather.live;
-      gathers += again ? 2 : 1;
-      gathered += again ? 2 * size : size;
-      later += size;
+    const bool sums = stage_ == 0 || !share_.reduce_scatter;
+    Traffic gradients, weights;
+    for (const zero::Bucket& bucket : layout_->buckets()) {
+      if (!bucket.trainable) continue;
+      const int64_t n = bucket.range.elements();
+      if (sums) {
+        add_sums(gradients, n, share_.wire, passes);
+      } else {
+        add_pieces(gradients, n * dtype_size(share_.wire), passes);
+      }
+      if (stage_ == 1 || stage_ == 2) add_pieces(weights, n * item(), 1);
     }
-    const int64_t gradients = layout_->trainable_elements() * dtype_size(share_.wire);
-    if (stage_ == 0 || !share_.reduce_scatter) {
-      // A sum for everybody is one in pieces that are then gathered.
-      out.push_back(
-          collective("all_reduce", "gradients", passes * trainable_buckets, passes * gradients, 2));
-    } else {
-      out.push_back(collective("reduce_scatter", "gradients", passes * trainable_buckets,
-                               passes * gradients, 1));
+    out.push_back(described(sums ? "all_reduce" : "reduce_scatter", "gradients", gradients));
+    if (stage_ == 3) {
+      const bool segmented = config_.activation_checkpointing.enabled;
+      const int64_t segments =
+          segmented ? config_.activation_checkpointing.segments.value_or(shapes_.layers) : 0;
+      const GatherCount count =
+          count_gathers(*layout_, world_, share_.gather, type_,
+                        record_uses(model_, shapes_.parameters, type_, segments), passes);
+      add_pieces(weights, count.elements * item(), 1);
+      weights.calls = count.calls;
     }
-    if (stage_ == 1 || stage_ == 2) {
-      out.push_back(collective("all_gather", "weights", trainable_buckets,
-                               layout_->trainable_elements() * item(), 1));
-    } else if (stage_ == 3) {
-      out.push_back(
-          collective("all_gather", "weights", passes * gathers, passes * gathered * item(), 1));
-    }
+    if (stage_ > 0) out.push_back(described("all_gather", "weights", weights));
+    Traffic counters;
+    add_sums(counters, 2, DType::kFloat64, 1);  // loss and tokens
+    if (stage_ > 0) add_sums(counters, ExactSum::kWords, DType::kInt64, 1);
+    out.push_back(described("all_reduce", "loss and gradient norm", counters));
+    add_optimizer(out);
     return out;
   }
 
+  // What LAMB and Muon move to see whole tensors that are cut.
+  void add_optimizer(Json& out) const {
+    if (stage_ == 0) return;
+    const OptimizerConfig optimizer = config_.optimizer.value_or(OptimizerConfig{});
+    int64_t trainable = 0;
+    std::vector<nn::ParamId> ids;
+    std::vector<optim::TensorPlace> places;
+    for (const nn::ParamId id : layout_->order()) {
+      const nn::Parameter& p = shapes_.parameters[id];
+      if (!p.trainable) continue;
+      ++trainable;
+      ids.push_back(id);
+      places.push_back({p.name, p.shape});
+    }
+    if (optimizer.type == OptimizerType::kLamb) {
+      Traffic norms;
+      add_sums(norms, 2 * trainable * ExactSum::kWords, DType::kInt64, 1);
+      out.push_back(described("all_reduce", "norms of tensors", norms));
+    } else if (optimizer.type == OptimizerType::kMuon) {
+      const zero::RankPeers peers(*layout_, std::move(ids), nullptr, nullptr);
+      Traffic matrices;
+      for (const optim::MuonRound& round : optim::muon_rounds(places, peers)) {
+        int64_t elements = 0, sent = 0;
+        for (const size_t tensor : round.tensors) elements += places[tensor].shape.elements();
+        for (size_t rank = 1; rank < round.sent.size(); ++rank) {
+          sent += round.sent[rank] + round.received[rank];
+        }
+        matrices.calls += 2;
+        matrices.bytes += 2 * elements * int64_t{sizeof(float)};
+        const double far = static_cast<double>(sent) * sizeof(float) *
+                           static_cast<double>(world_ - per_node_) / std::max(1, world_ - 1);
+        matrices.far += far;
+        matrices.near += static_cast<double>(sent) * sizeof(float) - far;
+      }
+      out.push_back(described("all_to_all_v", "matrices of Muon", matrices));
+    }
+  }
+
+  Json model_;
   Shapes shapes_;
   int world_;
   int per_node_;

@@ -27,13 +27,17 @@ inline zero::ShareOptions share_options(const Config& config) {
   zero::ShareOptions options;
   options.stage = zero.stage;
   options.bucket_elements = std::min(zero.reduce_bucket, kMostElements);
+  // What a bucket reduces it gathers: the smaller of both sizes holds.
+  if (zero.stage == 1 || zero.stage == 2) {
+    options.bucket_elements = std::min(options.bucket_elements, zero.gather_bucket);
+  }
   options.wire = dtype_of(config.precision.communicate);
   options.overlap = zero.overlap;
   options.reduce_scatter = zero.reduce_scatter;
   options.op = zero.average ? ReduceOp::kAverage : ReduceOp::kSum;
   options.resident_below = zero.resident_below;
   options.most_resident = zero.most_resident;
-  options.gather = {zero.max_live, zero.max_reuse, zero.prefetch};
+  options.gather = {zero.max_live, zero.max_reuse, zero.prefetch, zero.tell_order_changes};
   return options;
 }
 

@@ -24,6 +24,14 @@ std::vector<optim::TensorPlace> find_places(const OptimizerConfig& config,
   return places;
 }
 
+std::shared_ptr<optim::Peers> find_peers(const zero::ParameterState& state) {
+  std::vector<nn::ParamId> trainable;
+  for (const nn::ParamId id : state.layout().order()) {
+    if (state.parameters()[id].trainable) trainable.push_back(id);
+  }
+  return state.peers(std::move(trainable));
+}
+
 }  // namespace
 
 Updater::Updater(const Config& config, const zero::ParameterState& state,
@@ -35,7 +43,7 @@ Updater::Updater(const Config& config, const zero::ParameterState& state,
       max_consecutive_skips_(config.max_consecutive_skips),
       device_(device),
       places_(find_places(optimizer_config_, state)),
-      optimizer_(optim::make_optimizer(optimizer_config_, places_, device_)),
+      optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_peers(state))),
       scaler_(config.precision) {
   for (const double rate : optimizer_->base_rates())
     schedules_.emplace_back(config.scheduler, rate);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/checksum.h"
 #include "base/file.h"
 #include "base/float16.h"
 #include "models/weights.h"
@@ -46,36 +47,96 @@ Tensor mapped(const SafetensorsEntry& entry, int64_t elements) {
   return {storage, 0, *entry.dtype, {elements}};
 }
 
-void read_plain(const OpContext& ctx, const SafetensorsEntry& entry, const Tensor& master) {
-  const int64_t n = master.elements(), item = dtype_size(*entry.dtype);
-  Tensor flat = master.view({n});
+// Elements of the tensor from `begin` on to `out`, flat fp32.
+void read_plain(const OpContext& ctx, const SafetensorsEntry& entry, int64_t begin, Tensor& out) {
+  const int64_t n = out.elements(), item = dtype_size(*entry.dtype);
   if (reinterpret_cast<uintptr_t>(entry.bytes.data()) % static_cast<size_t>(item) == 0) {
-    ops::cast(ctx, mapped(entry, n), flat);
+    const Tensor all = mapped(entry, static_cast<int64_t>(entry.bytes.size()) / item);
+    ops::cast(ctx, all.slice(0, begin, begin + n), out);
     return;
   }
   // A header of odd length leaves the data unaligned.
-  for (int64_t begin = 0; begin < n; begin += kPiece) {
-    const int64_t end = std::min(n, begin + kPiece);
-    Tensor piece = ctx.workspace(*entry.dtype, {end - begin});
-    std::memcpy(piece.raw(), entry.bytes.data() + begin * item, static_cast<size_t>(piece.bytes()));
-    Tensor to = flat.slice(0, begin, end);
+  for (int64_t at = 0; at < n; at += kPiece) {
+    const int64_t end = std::min(n, at + kPiece);
+    Tensor piece = ctx.workspace(*entry.dtype, {end - at});
+    std::memcpy(piece.raw(), entry.bytes.data() + (begin + at) * item,
+                static_cast<size_t>(piece.bytes()));
+    Tensor to = out.slice(0, at, end);
     ops::cast(ctx, piece, to);
   }
 }
 
-void read_transposed(const OpContext& ctx, const SafetensorsEntry& entry, const Tensor& master) {
-  const int64_t rows = master.size(0), columns = master.size(1);
+// The same of a file that holds the transpose of [rows, columns].
+void read_transposed(const OpContext& ctx, const SafetensorsEntry& entry, const Shape& shape,
+                     int64_t begin, Tensor& out) {
+  const int64_t rows = shape[0], columns = shape[1];
   const DType dtype = *entry.dtype;
   const int64_t item = dtype_size(dtype);
-  float* const out = master.data<float>();
+  float* const to = out.data<float>();
+  const int64_t end = begin + out.elements(), first_row = begin / columns;
+  const int64_t wanted = (end + columns - 1) / columns - first_row;
   constexpr int64_t kTile = 32;
-  ctx.pool->for_range(rows, kTile, [&](int64_t begin, int64_t end) {
+  ctx.pool->for_range(wanted, kTile, [&](int64_t low, int64_t high) {
     for (int64_t c = 0; c < columns; ++c) {
       const std::byte* const from = entry.bytes.data() + c * rows * item;
-      for (int64_t r = begin; r < end; ++r) out[r * columns + c] = load(from + r * item, dtype);
+      for (int64_t r = first_row + low; r < first_row + high; ++r) {
+        const int64_t at = r * columns + c;
+        if (at >= begin && at < end) to[at - begin] = load(from + r * item, dtype);
+      }
     }
   });
 }
+
+void read_part(const OpContext& ctx, const SafetensorsEntry& entry, bool transposed,
+               const Shape& shape, int64_t begin, Tensor& out) {
+  if (out.elements() == 0) return;
+  if (transposed) {
+    read_transposed(ctx, entry, shape, begin, out);
+  } else {
+    read_plain(ctx, entry, begin, out);
+  }
+}
+
+// Weights of files, mapped; those that the files lack come from another source.
+class FileWeights : public zero::WeightSource {
+ public:
+  FileWeights(std::shared_ptr<const SafetensorsModel> file,
+              std::map<nn::ParamId, ExternalTensor> tensors,
+              std::shared_ptr<const zero::WeightSource> rest)
+      : file_(std::move(file)), tensors_(std::move(tensors)), rest_(std::move(rest)) {}
+
+  void fill(const OpContext& ctx, nn::ParamId id, const nn::Parameter& p, int64_t begin,
+            Tensor& out) const override {
+    const auto found = tensors_.find(id);
+    if (found == tensors_.end()) return rest_->fill(ctx, id, p, begin, out);
+    read_part(ctx, *found->second.entry, found->second.transposed, p.shape, begin, out);
+  }
+
+  // Of names and shapes, and of a few bytes of every tensor: enough to tell other files, without
+  // reading them.
+  uint64_t fingerprint() const override {
+    constexpr size_t kSample = 64, kSamples = 4;
+    uint64_t sum = mixed(3, rest_ ? rest_->fingerprint() : 0);
+    for (const auto& [id, tensor] : tensors_) {
+      const SafetensorsEntry& entry = *tensor.entry;
+      sum = mixed(sum, static_cast<uint64_t>(id) * 2 + (tensor.transposed ? 1 : 0));
+      sum = mixed(sum, xxh3_64(std::as_bytes(std::span(entry.name))));
+      sum = mixed(sum, xxh3_64(std::as_bytes(std::span(entry.dtype_name))));
+      sum = mixed(sum, xxh3_64(std::as_bytes(std::span(entry.shape))));
+      for (size_t i = 0; i < kSamples; ++i) {
+        const size_t at = entry.bytes.size() / kSamples * i;
+        sum = mixed(sum,
+                    xxh3_64(entry.bytes.subspan(at, std::min(kSample, entry.bytes.size() - at))));
+      }
+    }
+    return sum;
+  }
+
+ private:
+  std::shared_ptr<const SafetensorsModel> file_;  // keeps the entries
+  std::map<nn::ParamId, ExternalTensor> tensors_;
+  std::shared_ptr<const zero::WeightSource> rest_;
+};
 
 // Elements [begin, end) of the tensor as the file orders them, in fp32.
 Tensor external_piece(const OpContext& ctx, const Tensor& master, bool transposed, int64_t begin,
@@ -110,15 +171,10 @@ void check_external(const Model& model, nn::ParamId id, const SafetensorsEntry& 
            Shape(entry.shape).text(), ", the model asks for ", Shape(expected).text());
 }
 
-void read_external(Model& model, nn::ParamId id, const SafetensorsEntry& entry, bool transposed) {
-  check_external(model, id, entry, transposed);
-  const Tensor master = model.state().master(id);
-  if (master.elements() == 0) return;
-  if (transposed) {
-    read_transposed(model.context(), entry, master);
-  } else {
-    read_plain(model.context(), entry, master);
-  }
+std::shared_ptr<const zero::WeightSource> file_weights(
+    std::shared_ptr<const SafetensorsModel> file, std::map<nn::ParamId, ExternalTensor> tensors,
+    std::shared_ptr<const zero::WeightSource> rest) {
+  return std::make_shared<FileWeights>(std::move(file), std::move(tensors), std::move(rest));
 }
 
 SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalName& external,

@@ -3,8 +3,12 @@
 #include <cmath>
 #include <numbers>
 
+#include <algorithm>
+
+#include "base/checksum.h"
 #include "base/philox.h"
-#include "models/model.h"
+#include "models/weight_sources.h"
+#include "ops/elementwise.h"
 
 namespace ds::models {
 namespace {
@@ -20,14 +24,15 @@ std::pair<double, double> normal_pair(uint32_t a, uint32_t b) {
   return {radius * std::cos(angle), radius * std::sin(angle)};
 }
 
+// Elements [begin, end) to out[0] on; of each block of four bits only what is wanted is written.
 void fill_normal(float* out, int64_t begin, int64_t end, const RandomStream& stream, double std) {
-  for (int64_t i = begin; i < end; i += 4) {  // chunks begin at multiples of four
-    const Philox4 bits = stream.block(static_cast<uint64_t>(i / 4));
+  for (int64_t block = begin / 4 * 4; block < end; block += 4) {
+    const Philox4 bits = stream.block(static_cast<uint64_t>(block / 4));
     const auto [a, b] = normal_pair(bits[0], bits[1]);
     const auto [c, d] = normal_pair(bits[2], bits[3]);
     const double values[] = {a, b, c, d};
-    for (int64_t j = i; j < std::min(i + 4, end); ++j) {
-      out[j] = static_cast<float>(values[j - i] * std);
+    for (int64_t j = std::max(begin, block); j < std::min(block + 4, end); ++j) {
+      out[j - begin] = static_cast<float>(values[j - block] * std);
     }
   }
 }
@@ -36,33 +41,75 @@ void fill_uniform(float* out, int64_t begin, int64_t end, const RandomStream& st
                   double bound) {
   for (int64_t i = begin; i < end; ++i) {
     const double unit = (stream.bits(static_cast<uint64_t>(i)) + 0.5) * 0x1.0p-32;
-    out[i] = static_cast<float>((2 * unit - 1) * bound);
+    out[i - begin] = static_cast<float>((2 * unit - 1) * bound);
   }
 }
 
-}  // namespace
+class FreshWeights : public zero::WeightSource {
+ public:
+  explicit FreshWeights(uint64_t seed) : seed_(seed) {}
 
-void initialise_parameters(const OpContext& ctx, zero::ParameterState& state, uint64_t seed,
-                           nn::ParamId first) {
-  const nn::ParameterSet& parameters = state.parameters();
-  for (nn::ParamId id = first; id < parameters.size(); ++id) {
-    const nn::Parameter& p = parameters[id];
-    float* const out = state.master(id).data<float>();
-    const RandomStream stream{seed, kInitialisationStep, static_cast<uint32_t>(id)};
-    ctx.pool->for_range(p.shape.elements(), kGrain, [&](int64_t begin, int64_t end) {
+  void fill(const OpContext& ctx, nn::ParamId id, const nn::Parameter& p, int64_t begin,
+            Tensor& out) const override {
+    float* const to = out.data<float>();
+    const RandomStream stream{seed_, kInitialisationStep, static_cast<uint32_t>(id)};
+    ctx.pool->for_range(out.elements(), kGrain, [&](int64_t first, int64_t last) {
       switch (p.init) {
         case nn::Init::kZeros:
-          return std::fill(out + begin, out + end, 0.0f);
+          return std::fill(to + first, to + last, 0.0f);
         case nn::Init::kOnes:
-          return std::fill(out + begin, out + end, 1.0f);
+          return std::fill(to + first, to + last, 1.0f);
         case nn::Init::kNormal:
-          return fill_normal(out, begin, end, stream, p.init_std);
+          return fill_normal(to + first, begin + first, begin + last, stream, p.init_std);
         case nn::Init::kUniform:
-          return fill_uniform(out, begin, end, stream, p.init_std);
+          return fill_uniform(to + first, begin + first, begin + last, stream, p.init_std);
       }
     });
   }
-  state.masters_changed(ctx);
+  uint64_t fingerprint() const override { return mixed(1, seed_); }
+
+ private:
+  uint64_t seed_;
+};
+
+class JoinedWeights : public zero::WeightSource {
+ public:
+  JoinedWeights(std::shared_ptr<const zero::WeightSource> first, nn::ParamId count,
+                std::shared_ptr<const zero::WeightSource> rest)
+      : first_(std::move(first)), count_(count), rest_(std::move(rest)) {}
+
+  void fill(const OpContext& ctx, nn::ParamId id, const nn::Parameter& p, int64_t begin,
+            Tensor& out) const override {
+    const zero::WeightSource* const source = id < count_ ? first_.get() : rest_.get();
+    if (source != nullptr) return source->fill(ctx, id, p, begin, out);
+    ops::fill(ctx, 0.0f, out);
+  }
+  uint64_t fingerprint() const override {
+    const auto of = [](const auto& source) { return source ? source->fingerprint() : 0; };
+    return mixed(mixed(mixed(2, of(first_)), static_cast<uint64_t>(count_)), of(rest_));
+  }
+
+ private:
+  std::shared_ptr<const zero::WeightSource> first_;
+  nn::ParamId count_;
+  std::shared_ptr<const zero::WeightSource> rest_;
+};
+
+}  // namespace
+
+uint64_t mixed(uint64_t seed, uint64_t value) {
+  const uint64_t words[] = {seed, value};
+  return xxh3_64(std::as_bytes(std::span(words)));
+}
+
+std::shared_ptr<const zero::WeightSource> fresh_weights(uint64_t seed) {
+  return std::make_shared<FreshWeights>(seed);
+}
+
+std::shared_ptr<const zero::WeightSource> joined_weights(
+    std::shared_ptr<const zero::WeightSource> first, nn::ParamId count,
+    std::shared_ptr<const zero::WeightSource> rest) {
+  return std::make_shared<JoinedWeights>(std::move(first), count, std::move(rest));
 }
 
 }  // namespace ds::models

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "base/file.h"
@@ -161,21 +162,17 @@ void load_lora(Model& model, const fs::path& folder) {
   const Json config = parse_json(read_text_file(path, int64_t{16} << 20),
                                  printable(path.string(), 300), Code::kConfig);
   const LoraOptions options = parse_lora(config);
-  const SafetensorsModel file(folder / kWeightsFile);
+  const auto opened = std::make_shared<SafetensorsModel>(folder / kWeightsFile);
+  const SafetensorsModel& file = *opened;
   model.add_lora(options);
   try {
     // Everything is checked before a weight changes.
-    struct Load {
-      nn::ParamId id;
-      const SafetensorsEntry* entry;
-      bool transposed;
-    };
-    std::vector<Load> loads;
+    std::map<nn::ParamId, ExternalTensor> loads;
     std::set<std::string> used;
     const auto plan = [&](nn::ParamId id, const std::string& key, bool transposed) {
       const SafetensorsEntry& entry = file.require(key);
       check_external(model, id, entry, transposed);
-      loads.push_back({id, &entry, transposed});
+      loads[id] = {&entry, transposed};
       used.insert(key);
     };
     std::vector<std::string> released;
@@ -195,8 +192,19 @@ void load_lora(Model& model, const fs::path& folder) {
                " holds tensor ", printable(entry->name),
                ", which belongs to no adapter of this model");
     }
-    for (const Load& load : loads) read_external(model, load.id, *load.entry, load.transposed);
-    model.state().masters_changed(model.context());
+    zero::ParameterState& state = model.state_as_it_is();
+    const auto source = file_weights(opened, loads, state.source());
+    if (state.source()) {
+      model.begin_with(source);
+    } else {
+      const OpContext ctx = model.context();
+      for (const auto& [id, load] : loads) {
+        const nn::Parameter& p = model.parameters()[id];
+        Tensor out = state.master(id).view({p.shape.elements()});
+        source->fill(ctx, id, p, 0, out);
+      }
+      state.masters_changed(ctx);
+    }
     if (!released.empty()) model.set_trainable(released, true);
   } catch (...) {
     model.remove_lora();

@@ -8,12 +8,14 @@ Model::Model(std::unique_ptr<Architecture> architecture)
     : architecture_(std::move(architecture)),
       parameters_(std::make_unique<nn::ParameterSet>(architecture_->parameters())),
       device_(make_cpu_device()),
-      state_(std::make_unique<zero::ParameterState>(*parameters_, device_)) {}
+      state_(std::make_unique<zero::ParameterState>(*parameters_, device_,
+                                                    joined_weights(nullptr, 0, nullptr))) {}
 
 Model::Model(nn::ParameterSet parameters)
     : parameters_(std::make_unique<nn::ParameterSet>(std::move(parameters))),
       device_(make_cpu_device()),
-      state_(std::make_unique<zero::ParameterState>(*parameters_, device_)) {}
+      state_(std::make_unique<zero::ParameterState>(*parameters_, device_,
+                                                    joined_weights(nullptr, 0, nullptr))) {}
 
 Model::Model(const Json& config) : Model(build_architecture(config)) {}
 
@@ -29,7 +31,7 @@ const Architecture& Model::architecture() const {
 
 std::shared_ptr<Model> Model::create(const Json& config, uint64_t seed) {
   auto model = std::make_shared<Model>(config);
-  initialise_parameters(model->context(), model->state(), seed);
+  model->begin_with(fresh_weights(seed));
   return model;
 }
 
@@ -39,6 +41,20 @@ OpContext Model::context() {
 }
 
 zero::ParameterState& Model::state() {
+  zero::ParameterState& state = state_as_it_is();
+  DS_CHECK(!state.lost(), Code::kState,
+           "the weights were spread over ranks by an engine that is gone; open the model again, or "
+           "make it anew and load a checkpoint");
+  if (state.source()) state.make_whole(context());
+  return state;
+}
+
+void Model::begin_with(std::shared_ptr<const zero::WeightSource> source) {
+  check_free("weights cannot begin anew");
+  state_ = std::make_unique<zero::ParameterState>(*parameters_, device_, std::move(source));
+}
+
+zero::ParameterState& Model::state_as_it_is() {
   DS_CHECK(
       state_, Code::kState,
       "the model is prepared for inference and has given up its fp32 weights; open it again to "
@@ -48,7 +64,7 @@ zero::ParameterState& Model::state() {
 
 nn::ParameterStore& Model::store() {
   if (inference_) return *inference_;
-  return *state_;
+  return state();
 }
 
 Json Model::prepare_inference(const InferenceOptions& options) {
@@ -57,7 +73,7 @@ Json Model::prepare_inference(const InferenceOptions& options) {
   auto pool = std::make_unique<ThreadPool>(options.threads);
   const OpContext ctx{device_, pool.get()};
   inference_ =
-      std::make_unique<InferenceWeights>(ctx, *state_, architecture().info().output, options);
+      std::make_unique<InferenceWeights>(ctx, state(), architecture().info().output, options);
   state_.reset();
   pool_ = std::move(pool);
   return inference_->report(pool_->threads());
@@ -68,7 +84,7 @@ bool Model::writes_files() const {
 }
 
 Tensor Model::read(const OpContext& ctx, nn::ParamId id) {
-  return inference_ ? inference_->read(ctx, id) : state_->read_master(ctx, id);
+  return inference_ ? inference_->read(ctx, id) : state_as_it_is().read_master(ctx, id);
 }
 
 Tensor Model::get(const std::string& name) {
@@ -91,7 +107,8 @@ void Model::set(const std::string& name, const Tensor& value) {
 void Model::attach_engine() {
   DS_CHECK(!has_engine_, Code::kState,
            "the model is trained by another engine; destroy that engine first");
-  (void)state();  // throws when the model cannot train any more
+  DS_CHECK(!state_as_it_is().lost(), Code::kState,
+           "the weights were spread over ranks by an engine that is gone; open the model again");
   has_engine_ = true;
 }
 

@@ -9,13 +9,15 @@
 #include "models/architecture.h"
 #include "models/inference_weights.h"
 #include "models/lora.h"
+#include "models/weight_sources.h"
 #include "zero/parameter_state.h"
 
 namespace ds::models {
 
 class Model {
  public:
-  // All weights zero.
+  // All weights zero. Weights do not exist before somebody needs them: an engine of several ranks
+  // makes only what each of them holds.
   explicit Model(const Json& config);
   // Fresh weights; same seed, same bits, whatever the threads.
   static std::shared_ptr<Model> create(const Json& config, uint64_t seed);
@@ -29,6 +31,10 @@ class Model {
   const nn::ParameterSet& parameters() const { return *parameters_; }
   // The weights as training and files see them; throws kState after prepare_inference.
   zero::ParameterState& state();
+  // The same without making weights that do not exist yet.
+  zero::ParameterState& state_as_it_is();
+  // Weights come from there from now on; no engine may hold the model.
+  void begin_with(std::shared_ptr<const zero::WeightSource> source);
   // The weights as a forward pass without training sees them.
   nn::ParameterStore& store();
   const std::shared_ptr<Device>& device() const { return device_; }
@@ -97,8 +103,10 @@ class Model {
   explicit Model(nn::ParameterSet parameters);
 
   void check_free(const char* what) const;
-  // Exchanges the parameters for a set that begins with the same ones; values stay.
-  void rebuild(nn::ParameterSet parameters);
+  // Exchanges the parameters for a set that begins with the same ones; values stay, and those of
+  // further parameters come from `rest`.
+  void rebuild(nn::ParameterSet parameters,
+               std::shared_ptr<const zero::WeightSource> rest = nullptr);
 
   std::unique_ptr<Architecture> architecture_;
   std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
@@ -113,9 +121,5 @@ class Model {
   bool has_engine_ = false;
   bool step_open_ = false;
 };
-
-// Fills masters as each parameter's `init` says, from parameter `first` on.
-void initialise_parameters(const OpContext& ctx, zero::ParameterState& state, uint64_t seed,
-                           nn::ParamId first = 0);
 
 }  // namespace ds::models

@@ -39,16 +39,31 @@ void Model::check_free(const char* what) const {
   DS_CHECK(!has_engine_, Code::kState, what,
            " while an engine trains the model; destroy that engine first");
   DS_CHECK(!prepared(), Code::kState, what, ": the model is prepared for inference already");
+  DS_CHECK(!state_->lost(), Code::kState, what,
+           ": the weights were spread over ranks by an engine that is gone");
 }
 
-void Model::rebuild(nn::ParameterSet parameters) {
+void Model::rebuild(nn::ParameterSet parameters, std::shared_ptr<const zero::WeightSource> rest) {
   for (nn::ParamId id = 0; id < parameters_->size(); ++id) {
     DS_CHECK(!state_->lent(id), Code::kState, (*parameters_)[id].name,
              " lies in lent memory: say when you register parameters which of them train");
   }
   auto set = std::make_unique<nn::ParameterSet>(std::move(parameters));
-  auto state = std::make_unique<zero::ParameterState>(*set, device_);
-  for (nn::ParamId id = 0; id < std::min(set->size(), parameters_->size()); ++id) {
+  const nn::ParamId kept = std::min(set->size(), parameters_->size());
+  std::unique_ptr<zero::ParameterState> state;
+  if (state_->source()) {
+    state = std::make_unique<zero::ParameterState>(
+        *set, device_, joined_weights(state_->source(), kept, std::move(rest)));
+  } else {
+    state = std::make_unique<zero::ParameterState>(*set, device_);
+    const OpContext ctx = context();
+    for (nn::ParamId id = kept; rest && id < set->size(); ++id) {
+      const nn::Parameter& p = (*set)[id];
+      Tensor out = state->master(id).view({p.shape.elements()});
+      if (out.elements() > 0) rest->fill(ctx, id, p, 0, out);
+    }
+  }
+  for (nn::ParamId id = 0; !state->source() && id < kept; ++id) {
     const Tensor from = state_->master(id), to = state->master(id);
     DS_CHECK(from.shape() == to.shape(), Code::kInternal, "a parameter changed its shape");
     if (from.bytes() > 0) std::memcpy(to.raw(), from.raw(), static_cast<size_t>(from.bytes()));
@@ -155,8 +170,7 @@ void Model::add_lora(const LoraOptions& options) {
     adapter.dropout = options.dropout;
     set.adapt(weight, adapter);
   }
-  rebuild(std::move(set));
-  initialise_parameters(context(), *state_, options.seed, base);
+  rebuild(std::move(set), fresh_weights(options.seed));
   lora_ = options;
   trained_before_lora_ = std::move(trained);
 }
@@ -165,10 +179,11 @@ void Model::merge_lora() {
   check_free("adapters cannot be merged");
   DS_CHECK(lora_, Code::kState, "the model carries no adapters");
   const OpContext ctx = context();
+  zero::ParameterState& weights = state();
   for (nn::ParamId id = 0; id < parameters().size(); ++id) {
     const nn::Adapter* adapter = parameters().adapter(id);
     if (adapter == nullptr) continue;
-    const Tensor a = state_->master(adapter->a), b = state_->master(adapter->b);
+    const Tensor a = weights.master(adapter->a), b = weights.master(adapter->b);
     const int64_t out = b.size(0), rank = b.size(1);
     // w += b a is the weight gradient of rows a under outputs b^T, scaled.
     Tensor turned = ctx.workspace(DType::kFloat32, {rank, out});
@@ -177,7 +192,7 @@ void Model::merge_lora() {
         turned.data<float>()[r * out + o] = adapter->scale * b.data<float>()[o * rank + r];
       }
     }
-    Tensor w = state_->master(id);
+    Tensor w = weights.master(id);
     ops::linear_grad_weight(ctx, turned, a, w);
   }
   remove_lora();

@@ -1,5 +1,7 @@
 #include "models/saved_model.h"
 
+#include "base/checksum.h"
+
 namespace ds::models {
 namespace {
 
@@ -54,6 +56,30 @@ nn::ParameterSet own_parameters(const CheckpointReader& reader) {
   return set;
 }
 
+// Masters of a checkpoint; what is read is checked against its checksums.
+class SavedWeights : public zero::WeightSource {
+ public:
+  explicit SavedWeights(std::shared_ptr<const CheckpointReader> reader)
+      : reader_(std::move(reader)) {}
+
+  void fill(const OpContext&, nn::ParamId, const nn::Parameter& p, int64_t begin,
+            Tensor& out) const override {
+    reader_->read_range(reader_->tensor(p.name, TensorKind::kMaster), begin, begin + out.elements(),
+                        {static_cast<std::byte*>(out.raw()), static_cast<size_t>(out.bytes())});
+  }
+  // Of the checksums of everything that the checkpoint holds.
+  uint64_t fingerprint() const override {
+    uint64_t sum = 4;
+    for (const BlobRecord& blob : reader_->manifest().blobs) {
+      sum = mixed(mixed(sum, blob.size), xxh3_64(std::as_bytes(std::span(blob.checksums))));
+    }
+    return sum;
+  }
+
+ private:
+  std::shared_ptr<const CheckpointReader> reader_;
+};
+
 std::shared_ptr<Model> make_saved(const CheckpointReader& reader) {
   if (!reader.has_state(kModelConfigState)) return Model::from_parameters(own_parameters(reader));
   auto model = std::make_shared<Model>(reader.state_json(kModelConfigState));
@@ -69,7 +95,8 @@ CheckpointReader open_checkpoint(const fs::path& folder) {
 }
 
 std::shared_ptr<Model> open_saved_model(const fs::path& folder) {
-  const CheckpointReader reader = open_checkpoint(folder);
+  const auto opened = std::make_shared<CheckpointReader>(open_checkpoint(folder));
+  const CheckpointReader& reader = *opened;
   auto model = make_saved(reader);
   std::vector<std::string> frozen, trained;
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
@@ -84,12 +111,10 @@ std::shared_ptr<Model> open_saved_model(const fs::path& folder) {
     DS_CHECK(saved == p.shape && tensor.meta.dtype == DType::kFloat32, Code::kCorrupt,
              "the checkpoint holds ", p.name, " as ", dtype_name(tensor.meta.dtype), " ",
              saved.text(), ", its model configuration asks for float32 ", p.shape.text());
-    const Tensor master = model->state().master(id);
-    reader.read(tensor,
-                {static_cast<std::byte*>(master.raw()), static_cast<size_t>(master.bytes())});
     const bool trains = (tensor.meta.flags & kTrainable) != 0;
     if (trains != p.trainable) (trains ? trained : frozen).push_back(p.name);
   }
+  model->begin_with(std::make_shared<SavedWeights>(opened));
   if (!frozen.empty()) model->set_trainable(frozen, false);
   if (!trained.empty()) model->set_trainable(trained, true);
   return model;

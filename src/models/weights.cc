@@ -43,12 +43,11 @@ std::shared_ptr<Model> open_hugging_face(const fs::path& folder, const OpenOptio
   Json config = parse_json(read_text_file(config_path, kConfigLimit),
                            printable(config_path.string(), 300), Code::kConfig);
   if (config.is_object()) config.update(options.config_changes);
-  const SafetensorsModel file(folder);
+  const auto opened = std::make_shared<SafetensorsModel>(folder);
+  const SafetensorsModel& file = *opened;
   auto model = std::make_shared<Model>(config);
   const Architecture& architecture = model->architecture();
-  if (options.head_seed) {
-    initialise_parameters(model->context(), model->state(), *options.head_seed);
-  }
+  std::map<nn::ParamId, ExternalTensor> tensors;
   const NameFinder names(file, architecture.external_prefix());
   std::unordered_set<std::string> used;
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
@@ -60,7 +59,8 @@ std::shared_ptr<Model> open_hugging_face(const fs::path& folder, const OpenOptio
     }
     if (entry == nullptr && options.head_seed && architecture.of_head(id)) continue;
     if (entry == nullptr) entry = &file.require(external.name);
-    read_external(*model, id, *entry, external.transposed);
+    check_external(*model, id, *entry, external.transposed);
+    tensors[id] = {entry, external.transposed};
     used.insert(entry->name);
     // A tied tensor may be stored again under its other name; it says the same.
     for (const std::string& alias : p.aliases) {
@@ -72,7 +72,8 @@ std::shared_ptr<Model> open_hugging_face(const fs::path& folder, const OpenOptio
              Code::kUnsupported, printable(folder.string(), 300), " holds tensor ",
              printable(entry->name), ", which the model does not have");
   }
-  model->state().masters_changed(model->context());
+  model->begin_with(file_weights(opened, std::move(tensors),
+                                 options.head_seed ? fresh_weights(*options.head_seed) : nullptr));
   return model;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <optional>
 
 #include "checkpoint/safetensors.h"
@@ -41,7 +42,14 @@ SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalNa
 // Whether a tensor of a file fits a parameter: F32, BF16 or F16 of its shape (transposed if asked).
 void check_external(const Model& model, nn::ParamId id, const SafetensorsEntry& entry,
                     bool transposed);
-// Checks it and reads it into the parameter's master.
-void read_external(Model& model, nn::ParamId id, const SafetensorsEntry& entry, bool transposed);
+// A parameter in a file, which check_external has passed.
+struct ExternalTensor {
+  const SafetensorsEntry* entry = nullptr;
+  bool transposed = false;
+};
+// Those parameters from a file, the others from `rest`.
+std::shared_ptr<const zero::WeightSource> file_weights(
+    std::shared_ptr<const SafetensorsModel> file, std::map<nn::ParamId, ExternalTensor> tensors,
+    std::shared_ptr<const zero::WeightSource> rest);
 
 }  // namespace ds::models

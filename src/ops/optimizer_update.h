@@ -29,7 +29,7 @@ struct UpdateWork {
   std::span<const kernels::UpdateConstants> constants;
   std::span<const kernels::UpdatePiece> pieces;
   std::span<const int64_t> first;  // piece of each chunk, and one beyond
-  std::span<double> norms = {};    // kLambMoments: two per piece
+  std::span<ExactSum> norms = {};  // kLambMoments: two per piece
 };
 
 void optimizer_update(const OpContext& ctx, kernels::UpdateRule rule, const UpdateWork& work,

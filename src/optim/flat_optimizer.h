@@ -11,6 +11,7 @@ struct Setup {
   OptimizerConfig config;
   std::vector<TensorPlace> places;
   std::shared_ptr<Device> device;
+  std::shared_ptr<Peers> peers;  // null where tensors are whole
 };
 
 class FlatOptimizer : public Optimizer {
@@ -40,6 +41,7 @@ class FlatOptimizer : public Optimizer {
   const OptimizerConfig& group(int32_t index) const { return groups_[static_cast<size_t>(index)]; }
   const std::vector<TensorPlace>& places() const { return setup_.places; }
   const TensorPlace& place(size_t index) const { return setup_.places[index]; }
+  Peers* peers() const { return setup_.peers.get(); }
   static bool wholly_owned(const TensorPlace& place) {
     return place.end - place.begin == place.shape.elements();
   }

@@ -1,5 +1,7 @@
 // LAMB (You et al., arXiv:1904.00962) in DeepSpeed's fused form: two passes, the first one for the
 // moments and the norms of every tensor, the second one for the update with its trust ratio.
+#include <algorithm>
+
 #include "optim/flat_optimizer.h"
 
 namespace ds::optim {
@@ -9,7 +11,7 @@ class Lamb : public FlatOptimizer {
  public:
   explicit Lamb(Setup setup) : FlatOptimizer(std::move(setup)), ratios_(places().size(), 1.0) {
     for (const TensorPlace& one : places()) {
-      if (touched(one)) need_whole(one, "LAMB needs the norm of a whole tensor");
+      if (!peers() && touched(one)) need_whole(one, "LAMB needs the norm of a whole tensor");
     }
     StateSpace::Options options;
     options.states = {{"exp_avg", true}, {"exp_avg_sq", false}};
@@ -26,16 +28,26 @@ class Lamb : public FlatOptimizer {
     for (const TensorPlace& one : places()) {
       all.push_back(kernels::update_constants(kernels::UpdateRule::kLambMoments, hyper(step, one)));
     }
+    std::vector<ExactSum> squares(2 * places().size());  // of weights and updates, by tensor
     for (const StateRun& run : space(0).runs()) {
       ops::UpdateTensors part = space(0).slices(run, tensors);
-      std::vector<double> norms(2 * run.pieces.size());
+      std::vector<ExactSum> norms(2 * run.pieces.size());
       ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments,
                             {all, run.pieces, run.first, norms}, part);
-      for (const size_t tensor : set_ratios(step, run, norms)) {
-        kernels::UpdateHyper with_ratio = hyper(step, place(tensor));
-        with_ratio.lr *= ratios_[tensor];
-        all[tensor] = kernels::update_constants(kernels::UpdateRule::kLambApply, with_ratio);
+      for (size_t i = 0; i < norms.size(); ++i) {
+        squares[2 * static_cast<size_t>(run.pieces[i / 2].hyper) + i % 2].add(norms[i]);
       }
+    }
+    sum_over_ranks(squares);
+    for (size_t tensor = 0; tensor < places().size(); ++tensor) {
+      kernels::UpdateHyper with_ratio = hyper(step, place(tensor));
+      ratios_[tensor] = kernels::lamb_ratio(with_ratio, squares[2 * tensor].value(),
+                                            squares[2 * tensor + 1].value());
+      with_ratio.lr *= ratios_[tensor];
+      all[tensor] = kernels::update_constants(kernels::UpdateRule::kLambApply, with_ratio);
+    }
+    for (const StateRun& run : space(0).runs()) {
+      ops::UpdateTensors part = space(0).slices(run, tensors);
       ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, {all, run.pieces, run.first},
                             part);
     }
@@ -48,21 +60,20 @@ class Lamb : public FlatOptimizer {
     return hyper_of(step, index, step.rates[index], one.decays);
   }
 
-  // Pieces of a tensor follow each other: their sums are added in that order. Returns the tensors.
-  std::vector<size_t> set_ratios(const UpdateStep& step, const StateRun& run,
-                                 const std::vector<double>& norms) {
-    std::vector<size_t> tensors;
-    for (size_t i = 0; i < run.pieces.size();) {
-      const auto tensor = static_cast<size_t>(run.pieces[i].hyper);
-      double weights = 0, updates = 0;
-      for (; i < run.pieces.size() && run.pieces[i].hyper == static_cast<int64_t>(tensor); ++i) {
-        weights += norms[2 * i];
-        updates += norms[2 * i + 1];
-      }
-      ratios_[tensor] = kernels::lamb_ratio(hyper(step, place(tensor)), weights, updates);
-      tensors.push_back(tensor);
+  // Sums are exact, so that the ratios do not depend on how tensors are cut.
+  void sum_over_ranks(std::vector<ExactSum>& sums) const {
+    if (!peers()) return;
+    std::vector<int64_t> words;
+    words.reserve(sums.size() * ExactSum::kWords);
+    for (const ExactSum& sum : sums) {
+      words.insert(words.end(), sum.words().begin(), sum.words().end());
     }
-    return tensors;
+    peers()->sum(words);
+    auto from = words.begin();
+    for (ExactSum& sum : sums) {
+      std::copy_n(from, ExactSum::kWords, sum.words().begin());
+      from += ExactSum::kWords;
+    }
   }
 
   std::vector<double> ratios_;

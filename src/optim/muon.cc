@@ -7,33 +7,26 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <numeric>
 
+#include "ops/elementwise.h"
 #include "optim/flat_optimizer.h"
+#include "optim/muon_rounds.h"
 #include "optim/newton_schulz.h"
 
 namespace ds::optim {
 namespace {
 
-bool is_matrix(const TensorPlace& place) {
-  std::string name = place.name;
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return place.shape.dims() >= 2 && name.find("embed") == std::string::npos &&
-         name.find("lm_head") == std::string::npos;
-}
-
-// The matrices of a tensor: [count, rows, columns].
-Shape stack_of(const Shape& shape) {
-  if (shape.dims() == 3) return shape;
-  const int64_t rows = shape[0];
-  return {1, rows, rows == 0 ? 0 : shape.elements() / rows};
+int64_t total_of(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 class Muon : public FlatOptimizer {
  public:
   explicit Muon(Setup setup) : FlatOptimizer(std::move(setup)) {
     for (const TensorPlace& one : places()) {
-      if (is_matrix(one) && touched(one)) need_whole(one, "Muon needs whole matrices");
+      if (!peers() && is_muon_matrix(one) && touched(one))
+        need_whole(one, "Muon needs whole matrices");
     }
     // Two rates per group: of its matrices and of the rest.
     rates_.clear();
@@ -43,20 +36,30 @@ class Muon : public FlatOptimizer {
     }
     StateSpace::Options matrices;
     matrices.states = {{"momentum_buffer", true}};
-    matrices.member = is_matrix;
+    matrices.member = is_muon_matrix;
     matrices.run_per_tensor = true;
     matrices.key = [this](size_t tensor) { return hyper_key(place(tensor)); };
     StateSpace::Options rest = matrices;
     rest.states = {{"exp_avg", true}, {"exp_avg_sq", false}};
-    rest.member = [](const TensorPlace& one) { return !is_matrix(one); };
+    rest.member = [](const TensorPlace& one) { return !is_muon_matrix(one); };
     rest.run_per_tensor = false;
     add_space(make_space(std::move(matrices)));
     add_space(make_space(std::move(rest)));
+    if (peers()) rounds_ = muon_rounds(places(), *peers());
   }
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
     begin_step(step, tensors);
-    for (const StateRun& run : space(0).runs()) update_matrix(ctx, step, run, tensors);
+    if (peers()) {
+      for (const MuonRound& round : rounds_) update_round(ctx, step, round, tensors);
+    } else {
+      for (const StateRun& run : space(0).runs()) {
+        const Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
+        find_direction(ctx, step, run, tensors, direction);
+        orthogonalise_stack(ctx, place(run.place), direction);
+        apply(ctx, step, run, tensors, direction);
+      }
+    }
 
     const std::vector<kernels::UpdateConstants> adam = constants(
         kernels::UpdateRule::kAdam, step, [&](size_t i) { return step.rates[2 * i + 1]; });
@@ -68,44 +71,113 @@ class Muon : public FlatOptimizer {
   }
 
  private:
-  void update_matrix(const OpContext& ctx, const UpdateStep& step, const StateRun& run,
-                     FlatTensors& tensors) {
-    const TensorPlace& one = place(run.place);
-    const Shape stack = stack_of(one.shape);
-    Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
+  // One rule over a run that has one tensor alone, so that its pieces are alike whatever their key.
+  void update(const OpContext& ctx, kernels::UpdateRule rule, const kernels::UpdateHyper& hyper,
+              double decay, const StateRun& run, ops::UpdateTensors& arrays) const {
+    kernels::UpdateConstants c = kernels::update_constants(rule, hyper);
+    c.decoupled_decay = static_cast<float>(decay);
+    const std::vector<kernels::UpdateConstants> all(2 * group_count(), c);
+    ops::optimizer_update(ctx, rule, {all, run.pieces, run.first}, arrays);
+  }
+
+  // The momentum of what this rank owns of a matrix, and the direction before it is orthogonalised.
+  void find_direction(const OpContext& ctx, const UpdateStep& step, const StateRun& run,
+                      FlatTensors& tensors, const Tensor& direction) const {
     ops::UpdateTensors part = space(0).slices(run, tensors);
     ops::UpdateTensors first;
     first.master = direction;
     first.grad = part.grad;
     first.states[0] = part.states[0];
-    const OptimizerConfig& config = group(one.group);
-    const auto update = [&](kernels::UpdateRule rule, const kernels::UpdateHyper& hyper,
-                            ops::UpdateTensors& arrays, double decay) {
-      kernels::UpdateConstants c = kernels::update_constants(rule, hyper);
-      c.decoupled_decay = static_cast<float>(decay);
-      // The run has this tensor alone, so that its pieces are alike whatever their key.
-      const std::vector<kernels::UpdateConstants> all(2 * group_count(), c);
-      ops::optimizer_update(ctx, rule, {all, run.pieces, run.first}, arrays);
-    };
     kernels::UpdateHyper hyper;
-    hyper.beta1 = step.beta1.value_or(config.momentum);
+    hyper.beta1 = step.beta1.value_or(group(place(run.place).group).momentum);
     hyper.grad_scale = step.grad_scale;
-    update(kernels::UpdateRule::kMuonMomentum, hyper, first, 0);
+    update(ctx, kernels::UpdateRule::kMuonMomentum, hyper, 0, run, first);
+  }
 
+  void orthogonalise_stack(const OpContext& ctx, const TensorPlace& one,
+                           const Tensor& direction) const {
+    const Shape stack = muon_stack(one.shape);
     const Tensor matrices = direction.view(stack);
     for (int64_t i = 0; i < stack[0]; ++i) {
       Tensor matrix = matrices.select(0, i);
-      orthogonalise(ctx, matrix, config.ns_method);
+      orthogonalise(ctx, matrix, group(one.group).ns_method);
     }
+  }
 
+  void apply(const OpContext& ctx, const UpdateStep& step, const StateRun& run,
+             FlatTensors& tensors, const Tensor& direction) const {
+    const TensorPlace& one = place(run.place);
+    const Shape stack = muon_stack(one.shape);
     const double lr = step.rates[2 * static_cast<size_t>(one.group)];
     const double shape_factor =
         std::sqrt(std::max(1.0, static_cast<double>(stack[1]) / static_cast<double>(stack[2])));
+    kernels::UpdateHyper hyper;
     hyper.lr = lr * shape_factor;
-    hyper.grad_scale = 1;
+    ops::UpdateTensors part = space(0).slices(run, tensors);
     part.grad = direction;
-    update(kernels::UpdateRule::kSgd, hyper, part, one.decays ? lr * config.weight_decay : 0.0);
+    update(ctx, kernels::UpdateRule::kSgd, hyper,
+           one.decays ? lr * group(one.group).weight_decay : 0.0, run, part);
   }
+
+  // Matrices of a round: each rank gets whole those that it orthogonalises, and gives back to
+  // every rank its part of the result.
+  void update_round(const OpContext& ctx, const UpdateStep& step, const MuonRound& round,
+                    FlatTensors& tensors) const {
+    Peers& ranks = *peers();
+    const Tensor own = ctx.workspace(DType::kFloat32, {total_of(round.sent)});
+    const Tensor gathered = ctx.workspace(DType::kFloat32, {total_of(round.received)});
+    std::vector<const StateRun*> run_of(places().size());
+    for (const StateRun& run : space(0).runs()) run_of[run.place] = &run;
+    const auto for_own = [&](const auto& body) {  // in the order in which parts are sent
+      int64_t at = 0;
+      for (const size_t tensor : round.tensors) {
+        const StateRun* const run = run_of[tensor];
+        if (run == nullptr) continue;
+        const int64_t end = at + run->end - run->begin;
+        body(*run, own.slice(0, at, end));
+        at = end;
+      }
+    };
+    for_own([&](const StateRun& run, const Tensor& direction) {
+      find_direction(ctx, step, run, tensors, direction);
+    });
+    ranks.exchange(gathered, round.received, own, round.sent);
+    orthogonalise_own(ctx, round, gathered);
+    ranks.exchange(own, round.sent, gathered, round.received);
+    for_own([&](const StateRun& run, const Tensor& direction) {
+      apply(ctx, step, run, tensors, direction);
+    });
+  }
+
+  void orthogonalise_own(const OpContext& ctx, const MuonRound& round,
+                         const Tensor& gathered) const {
+    const Peers& ranks = *peers();
+    std::vector<int64_t> next(round.received.size());  // of each rank's next part
+    std::exclusive_scan(round.received.begin(), round.received.end(), next.begin(), int64_t{0});
+    for (size_t i = 0; i < round.tensors.size(); ++i) {
+      if (round.owners[i] != ranks.rank()) continue;
+      const size_t tensor = round.tensors[i];
+      Tensor whole = ctx.workspace(DType::kFloat32, {place(tensor).shape.elements()});
+      const auto for_parts = [&](const auto& copy) {
+        for (int rank = 0; rank < ranks.size(); ++rank) {
+          const OwnedRange part = ranks.part(tensor, rank);
+          const int64_t from = next[static_cast<size_t>(rank)];
+          Tensor inside = whole.slice(0, part.begin, part.end);
+          Tensor outside = gathered.slice(0, from, from + part.end - part.begin);
+          copy(inside, outside);
+        }
+      };
+      for_parts([&](Tensor& inside, const Tensor& outside) { ops::cast(ctx, outside, inside); });
+      orthogonalise_stack(ctx, place(tensor), whole);
+      for_parts([&](const Tensor& inside, Tensor& outside) { ops::cast(ctx, inside, outside); });
+      for (int rank = 0; rank < ranks.size(); ++rank) {
+        const OwnedRange part = ranks.part(tensor, rank);
+        next[static_cast<size_t>(rank)] += part.end - part.begin;
+      }
+    }
+  }
+
+  std::vector<MuonRound> rounds_;  // of matrices that are cut
 };
 
 }  // namespace
@@ -116,8 +188,9 @@ std::unique_ptr<Optimizer> make_muon(Setup setup) {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
-                                          const std::shared_ptr<Device>& device) {
-  Setup setup{config, std::move(places), device};
+                                          const std::shared_ptr<Device>& device,
+                                          std::shared_ptr<Peers> peers) {
+  Setup setup{config, std::move(places), device, std::move(peers)};
   switch (config.type) {
     case OptimizerType::kLamb:
       return make_lamb(std::move(setup));

@@ -10,6 +10,7 @@
 
 #include "config/config.h"
 #include "ops/context.h"
+#include "optim/peers.h"
 
 namespace ds::optim {
 
@@ -51,12 +52,6 @@ struct FlatTensors {
   FlatTensor gradients;   // fp32, bf16 or fp16
 };
 
-// Elements of a tensor, counted from its first one.
-struct OwnedRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -64,7 +59,7 @@ class Optimizer {
   // Configured learning rates; a schedule applies to each.
   virtual std::span<const double> base_rates() const = 0;
 
-  // Updates masters, state and model copy in place.
+  // Updates masters, state and model copy in place. With peers every rank calls it alike.
   virtual void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) = 0;
 
   // Updates applied so far.
@@ -99,10 +94,11 @@ class Optimizer {
   int64_t steps_ = 0;
 };
 
-// `places` are all trainable tensors.
+// `places` are all trainable tensors. Without `peers` LAMB and Muon refuse tensors that are cut.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
-                                          const std::shared_ptr<Device>& device);
+                                          const std::shared_ptr<Device>& device,
+                                          std::shared_ptr<Peers> peers = nullptr);
 
 // Places that hold whole tensors at [begin, end) of the flat space, as a rank that owns
 // [from, to) of it sees them: its space is the flat one.

@@ -1,10 +1,12 @@
 // The part of ParameterState that spreads it over ranks.
 #include <algorithm>
+#include <functional>
 
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "ops/split_master.h"
 #include "zero/parameter_state.h"
+#include "zero/rank_peers.h"
 
 namespace ds::zero {
 
@@ -43,8 +45,6 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
   if (options.stage == 0) sharing.rank = 0;
   sharing.bucket_elements = options.bucket_elements;
   if (options.stage == 3) sharing.resident = choose_resident(parameters_, options);
-  options.comm->broadcast(flat_.masters.data, 0, {.label = "initial weights"})->wait();
-
   FlatLayout layout(parameters_, sharing);
   spread_masters(ctx, layout, options, type, split);
   comm_ = options.comm;
@@ -74,6 +74,97 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
   masters_changed(ctx);
 }
 
+// Ranks that make their weights from the same source make each what it holds.
+void ParameterState::fill_masters(const OpContext& ctx, const FlatLayout& layout,
+                                  Communicator& comm, const ShareOptions& options,
+                                  optim::FlatTensor& masters) const {
+  const uint64_t own = source_ ? source_->fingerprint() : 0;
+  const Tensor mine = ctx.workspace(DType::kInt64, {2});
+  const Tensor all = ctx.workspace(DType::kInt64, {2 * comm.size()});
+  mine.data<int64_t>()[0] = source_ ? 1 : 0;
+  mine.data<int64_t>()[1] = static_cast<int64_t>(own);
+  comm.all_gather(all, mine, {.label = "sources of weights", .blocking = true})->wait();
+  bool alike = true;
+  for (int64_t i = 0; i < all.elements(); i += 2) {
+    const int64_t* const other = all.data<int64_t>() + i;
+    alike = alike && other[0] == 1 && other[1] == static_cast<int64_t>(own);
+  }
+  if (!alike) return receive_masters(ctx, layout, comm, options, masters);
+  options.together([&] {
+    for (const nn::ParamId id : layout.order()) {
+      const OwnedPart part = layout.part(id);
+      const FlatRange range = layout.range(id);
+      if (range.elements() == 0 || (masters.compact && part.count == 0)) continue;
+      Tensor out = masters.compact ? masters.data.slice(0, part.owned, part.owned + part.count)
+                                   : masters.data.slice(0, range.begin, range.end);
+      source_->fill(ctx, id, parameters_[id], masters.compact ? part.first : 0, out);
+    }
+  });
+}
+
+// Rank 0's masters, as many at a time as a buffer holds; each rank keeps what it is to hold.
+void ParameterState::receive_masters(const OpContext& ctx, const FlatLayout& layout,
+                                     Communicator& comm, const ShareOptions& options,
+                                     optim::FlatTensor& masters) const {
+  constexpr int64_t kBuffer = int64_t{4} << 20;  // elements
+  struct Piece {
+    nn::ParamId id;
+    int64_t begin, end;
+  };
+  const Tensor buffer = Tensor::empty(device_, DType::kFloat32,
+                                      {std::min(kBuffer, std::max<int64_t>(layout.elements(), 1))},
+                                      MemoryTag::kCommunication);
+  std::vector<Piece> pieces;
+  int64_t used = 0;
+  const auto pass_on = [&] {
+    if (used == 0) return;
+    options.together([&] {
+      int64_t to = 0;
+      for (const Piece& piece : pieces) {
+        if (comm.rank() != 0) return;
+        const int64_t n = piece.end - piece.begin;
+        Tensor out = buffer.slice(0, to, to + n);
+        to += n;
+        if (source_) {
+          source_->fill(ctx, piece.id, parameters_[piece.id], piece.begin, out);
+        } else {
+          const Tensor flat = master(piece.id).view({parameters_[piece.id].shape.elements()});
+          ops::cast(ctx, flat.slice(0, piece.begin, piece.end), out);
+        }
+      }
+    });
+    comm.broadcast(buffer.slice(0, 0, used), 0, {.label = "initial weights"})->wait();
+    int64_t at = 0;
+    for (const Piece& piece : pieces) {
+      const OwnedPart part = layout.part(piece.id);
+      const int64_t first = masters.compact ? part.first : 0;
+      const int64_t last =
+          masters.compact ? part.first + part.count : parameters_[piece.id].shape.elements();
+      const int64_t begin = std::max(piece.begin, first), end = std::min(piece.end, last);
+      if (begin < end) {
+        const int64_t to =
+            (masters.compact ? part.owned : layout.range(piece.id).begin) + begin - first;
+        Tensor target = masters.data.slice(0, to, to + end - begin);
+        ops::cast(ctx, buffer.slice(0, at + begin - piece.begin, at + end - piece.begin), target);
+      }
+      at += piece.end - piece.begin;
+    }
+    pieces.clear();
+    used = 0;
+  };
+  for (const nn::ParamId id : layout.order()) {
+    const int64_t n = parameters_[id].shape.elements();
+    for (int64_t begin = 0; begin < n;) {
+      if (used == buffer.elements()) pass_on();
+      const int64_t end = std::min(n, begin + buffer.elements() - used);
+      pieces.push_back({id, begin, end});
+      used += end - begin;
+      begin = end;
+    }
+  }
+  pass_on();
+}
+
 // Lays the masters out anew: whole or what this rank owns of them.
 void ParameterState::spread_masters(const OpContext& ctx, const FlatLayout& layout,
                                     const ShareOptions& options, DType type, bool split) {
@@ -91,17 +182,8 @@ void ParameterState::spread_masters(const OpContext& ctx, const FlatLayout& layo
   // Weights move between ranks; masters do only where they are the weights.
   optim::FlatTensor masters =
       make(DType::kFloat32, own_model ? options.stage > 0 : compact_weights, !own_model);
-  for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
-    const Tensor value = master(id).view({parameters_[id].shape.elements()});
-    const OwnedPart part = layout.part(id);
-    const FlatRange range = layout.range(id);
-    Tensor target = masters.compact
-                        ? masters.data.slice(0, part.count == 0 ? 0 : part.owned,
-                                             part.count == 0 ? 0 : part.owned + part.count)
-                        : masters.data.slice(0, range.begin, range.end);
-    ops::cast(ctx, masters.compact ? value.slice(0, part.first, part.first + part.count) : value,
-              target);
-  }
+  fill_masters(ctx, layout, *options.comm, options, masters);
+  source_.reset();
   layout_ = layout;
   flat_.masters = std::move(masters);
   if (!own_model) return;
@@ -126,8 +208,11 @@ void ParameterState::unshare(const OpContext& ctx) {
   const FlatLayout before = std::move(layout_);
   const Tensor last = weights().data;
   layout_ = FlatLayout(parameters_);
-  optim::FlatTensor masters =
-      Tensor::zeros(device_, DType::kFloat32, {layout_.elements()}, MemoryTag::kParameters);
+  optim::FlatTensor masters;
+  if (!lost_) {
+    masters.data =
+        Tensor::zeros(device_, DType::kFloat32, {layout_.elements()}, MemoryTag::kParameters);
+  }
   for (nn::ParamId id = 0; !lost_ && id < parameters_.size(); ++id) {
     const FlatRange from = before.range(id), to = layout_.range(id);
     Tensor target = masters.data.slice(0, to.begin, to.end);
@@ -138,6 +223,11 @@ void ParameterState::unshare(const OpContext& ctx) {
   compute_type_ = DType::kFloat32;
   comm_.reset();
   stage_ = 0;
+}
+
+std::shared_ptr<optim::Peers> ParameterState::peers(std::vector<nn::ParamId> tensors) const {
+  if (layout_.world() == 1) return nullptr;
+  return std::make_shared<RankPeers>(layout_, std::move(tensors), comm_, device_);
 }
 
 void ParameterState::begin_pass() {

@@ -8,10 +8,28 @@
 
 namespace ds::zero {
 
-ParameterState::ParameterState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device)
-    : parameters_(parameters), layout_(parameters), device_(std::move(device)) {
+ParameterState::ParameterState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
+                               std::shared_ptr<const WeightSource> source)
+    : parameters_(parameters),
+      layout_(parameters),
+      device_(std::move(device)),
+      source_(std::move(source)) {
+  if (source_) return;
   flat_.masters =
       Tensor::zeros(device_, DType::kFloat32, {layout_.elements()}, MemoryTag::kParameters);
+}
+
+void ParameterState::make_whole(const OpContext& ctx) {
+  if (!source_) return;
+  const Tensor all =
+      Tensor::zeros(device_, DType::kFloat32, {layout_.elements()}, MemoryTag::kParameters);
+  for (const nn::ParamId id : layout_.order()) {
+    const FlatRange range = layout_.range(id);
+    Tensor out = all.slice(0, range.begin, range.end);
+    if (range.elements() > 0) source_->fill(ctx, id, parameters_[id], 0, out);
+  }
+  flat_.masters = all;
+  source_.reset();
 }
 
 ParameterState::~ParameterState() = default;
@@ -77,6 +95,7 @@ void ParameterState::zero_gradient(const OpContext& ctx, nn::ParamId id) {
 
 ParameterState::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
   if (!parameters_[id].trainable) return {};
+  gradient_given(id);
   if (reducer_) return reducer_->target(id);
   DS_CHECK(flat_.gradients, Code::kInternal, "backward without gradient buffers");
   if (accumulation_type_ == DType::kFloat32) {
@@ -215,6 +234,7 @@ void ParameterState::free_gradients() {
 
 void ParameterState::clear_gradients(const OpContext& ctx) {
   for (Tensor& open : open_gradients_) open = Tensor();
+  given_ = viewed_;
   if (clear_at_once_) {
     ops::fill(ctx, 0.0f, flat_.gradients.data);
     if (micro_) ops::fill(ctx, 0.0f, micro_);
@@ -267,6 +287,13 @@ Tensor ParameterState::gradient_view(nn::ParamId id) const {
 }
 
 Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
+  if (source_) {
+    const Shape& shape = parameters_[id].shape;
+    const Tensor value = Tensor::empty(device_, DType::kFloat32, shape, MemoryTag::kOther);
+    Tensor out = value.view({shape.elements()});
+    if (out.elements() > 0) source_->fill(ctx, id, parameters_[id], 0, out);
+    return value;
+  }
   if (whole_masters()) return master(id);
   if (layout_.world() > 1) return gather_parts(ctx, id, read_owned_master(ctx, id));
   return read_owned_master(ctx, id).view(parameters_[id].shape);

@@ -1,6 +1,6 @@
 // The bytes behind a model's parameters: fp32 masters, the copy in the compute type, gradients,
 // and memory that the caller lent. All of them lie whole on one device until share() spreads them
-// over the ranks of a group.
+// over the ranks of a group; until somebody needs them, masters need not exist at all.
 #pragma once
 
 #include "base/exact_sum.h"
@@ -10,6 +10,7 @@
 #include "zero/flat_layout.h"
 #include "zero/gradient_reducer.h"
 #include "zero/weight_gatherer.h"
+#include "zero/weight_source.h"
 
 namespace ds::zero {
 
@@ -35,6 +36,8 @@ struct ShareOptions {
   int64_t resident_below = 0;
   int64_t most_resident = 0;
   WeightGatherer::Limits gather = {};
+  // Runs what may fail on one rank, and lets it fail on all.
+  std::function<void(const std::function<void()>&)> together = [](const auto& body) { body(); };
 };
 
 // Stage 3's small parameters that stay whole, by parameter: the first ones as long as there is
@@ -43,7 +46,9 @@ std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const Shar
 
 class ParameterState : public nn::ParameterStore {
  public:
-  ParameterState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device);
+  // Masters are zero or, with a source, do not exist before make_whole or share make them from it.
+  ParameterState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
+                 std::shared_ptr<const WeightSource> source = nullptr);
   ~ParameterState() override;
 
   // nn::ParameterStore
@@ -59,15 +64,26 @@ class ParameterState : public nn::ParameterStore {
   const FlatLayout& layout() const { return layout_; }
   const nn::ParameterSet& parameters() const override { return parameters_; }
 
-  // Collective: spreads the state over a group, which starts with the masters of its rank 0. Needs
-  // no open guard. From now on calls marked "every rank" are collective too.
+  // Masters that do not exist yet, and making them whole; everything but share, read_master and
+  // this needs them.
+  const std::shared_ptr<const WeightSource>& source() const { return source_; }
+  void make_whole(const OpContext& ctx);
+
+  // Collective: spreads the state over a group, which starts with the masters of its rank 0; where
+  // all have one source, each makes its own part. Needs no open guard. From now on calls marked
+  // "every rank" are collective too.
   void share(const OpContext& ctx, const ShareOptions& options, DType type, bool split);
   // Ends that, without waiting for anybody. Weights that are whole stay, in the precision they were
   // computed with; of weights in pieces nothing usable is left.
   void unshare(const OpContext& ctx);
   bool shared() const { return comm_ != nullptr; }
   ReduceOp gradient_op() const { return op_; }
+  // Weights were in pieces when sharing ended: there are none.
+  bool lost() const { return lost_; }
   const std::shared_ptr<Communicator>& comm() const { return comm_; }
+  // The ranks that tensors are cut among, for an optimizer of these parameters; null where they are
+  // whole. Valid while shared.
+  std::shared_ptr<optim::Peers> peers(std::vector<nn::ParamId> tensors) const;
 
   // Around what uses weights: a forward with its backward, or a forward alone. finish_backward
   // reduces what is left (every rank).
@@ -121,6 +137,18 @@ class ParameterState : public nn::ParameterStore {
   const Tensor& gradients() const;
   optim::FlatTensors& flat() { return flat_; }
 
+  // Notes from now on which parameters get a gradient between clears. A caller may write a view at
+  // any time: its parameter counts as given.
+  void track_gradients();
+  void gradient_given(nn::ParamId id) {
+    if (!given_.empty()) given_[static_cast<size_t>(id)] = true;
+  }
+  void gradient_viewed(nn::ParamId id);
+  // The first trainable parameter that got none, while they are noted; kNoParam.
+  nn::ParamId first_without_gradient() const;
+  // Throws kState where whole weights differ between ranks, or are not the masters (every rank).
+  void check_weights(const OpContext& ctx) const;
+
   // Squares of all gradients (every rank).
   ExactSum gradient_squares(const OpContext& ctx) const;
   // The first parameter, as they were registered, with a gradient that is not finite; kNoParam
@@ -170,7 +198,12 @@ class ParameterState : public nn::ParameterStore {
   void take_reduced(const OpContext& ctx, const Bucket& bucket, const Tensor& average);
   void spread_masters(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
                       DType type, bool split);
+  void fill_masters(const OpContext& ctx, const FlatLayout& layout, Communicator& comm,
+                    const ShareOptions& options, optim::FlatTensor& masters) const;
+  void receive_masters(const OpContext& ctx, const FlatLayout& layout, Communicator& comm,
+                       const ShareOptions& options, optim::FlatTensor& masters) const;
   void gather_weights(bool frozen_too);
+  void check_alike(const OpContext& ctx) const;
   ExactSum sum_over_ranks(ExactSum sum) const;
   void weights_changed(const OpContext& ctx);  // lent memory follows
   // Where the gradients of a bucket that this rank keeps are added up.
@@ -186,6 +219,7 @@ class ParameterState : public nn::ParameterStore {
   OpContext gradient_ctx_;
   std::vector<bool> empty_gradients_;  // by parameter: what the memory holds does not count
   int64_t empty_count_ = 0;
+  std::vector<bool> given_, viewed_;  // by parameter; empty unless gradients are tracked
   bool clear_at_once_ = false;
   std::vector<std::pair<nn::ParamId, Tensor>> lent_;
   int open_guards_ = 0;
@@ -199,7 +233,8 @@ class ParameterState : public nn::ParameterStore {
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<WeightGatherer> gatherer_;
   std::vector<bool> empty_buckets_;  // of gradients, where there is a reducer
-  bool lost_ = false;                // weights were in pieces when sharing ended
+  bool lost_ = false;
+  std::shared_ptr<const WeightSource> source_;  // while the masters do not exist
 };
 
 }  // namespace ds::zero

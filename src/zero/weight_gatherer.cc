@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/log.h"
+
 namespace ds::zero {
 
 WeightGatherer::WeightGatherer(std::shared_ptr<Device> device, const FlatLayout& layout,
@@ -146,7 +148,13 @@ void WeightGatherer::begin_pass() {
 }
 
 void WeightGatherer::end_pass() {
-  if (!following_ || position_ != trace_.size()) trace_ = record_;
+  if (!following_ || position_ != trace_.size()) {
+    if (limits_.tell_order_changes && !trace_.empty() && trace_ != record_) {
+      log_warning("zero", "weights are fetched in another order than in the pass before, from its ",
+                  position_, ". fetch on: what was fetched ahead was no use");
+    }
+    trace_ = record_;
+  }
   following_ = false;
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (entries_[i].users == 0 && !layout_.buckets()[i].resident) drop(i);

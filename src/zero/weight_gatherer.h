@@ -21,6 +21,7 @@ class WeightGatherer {
     int64_t live = std::numeric_limits<int64_t>::max();      // gathered at a time
     int64_t reuse = std::numeric_limits<int64_t>::max();     // kept if used again within so many
     int64_t prefetch = std::numeric_limits<int64_t>::max();  // under way ahead of their use
+    bool tell_order_changes = false;                         // in the log
   };
 
   // `pieces` spans the owned space.

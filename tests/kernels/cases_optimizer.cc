@@ -30,7 +30,7 @@ struct Work {
     constants.assign(1, kernels::update_constants(rule, hyper));
     ops::UpdateWork work{constants, pieces, first};
     if (rule == UpdateRule::kLambMoments) {
-      std::fill(norms.begin(), norms.end(), 0.0);
+      std::fill(norms.begin(), norms.end(), ExactSum());
       work.norms = norms;
     }
     ops::optimizer_update(ctx, rule, work, tensors);
@@ -38,12 +38,12 @@ struct Work {
 
   double lamb(const OpContext& ctx, UpdateHyper hyper, ops::UpdateTensors& tensors) {
     update(ctx, UpdateRule::kLambMoments, hyper, tensors);
-    double weights = 0, updates = 0;
+    ExactSum weights, updates;
     for (size_t i = 0; i < norms.size(); i += 2) {
-      weights += norms[i];
-      updates += norms[i + 1];
+      weights.add(norms[i]);
+      updates.add(norms[i + 1]);
     }
-    const double ratio = kernels::lamb_ratio(hyper, weights, updates);
+    const double ratio = kernels::lamb_ratio(hyper, weights.value(), updates.value());
     hyper.lr *= ratio;
     update(ctx, UpdateRule::kLambApply, hyper, tensors);
     return ratio;
@@ -52,7 +52,7 @@ struct Work {
   std::vector<kernels::UpdateConstants> constants;
   std::vector<kernels::UpdatePiece> pieces;
   std::vector<int64_t> first;
-  std::vector<double> norms;
+  std::vector<ExactSum> norms;
 };
 
 struct Variant {

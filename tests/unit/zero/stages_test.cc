@@ -93,6 +93,10 @@ TEST(Stages, PrecisionsAndOptimizersAgreeBetweenStages) {
       {{"optimizer", {{"type", "Lion"}, {"params", {{"lr", 1e-3}}}}},
        {"zero_allow_untested_optimizer", true}},
       {{"activation_checkpointing", {{"enabled", true}}}},
+      {{"optimizer", {{"type", "Lamb"}, {"params", {{"lr", 1e-2}, {"weight_decay", 0.01}}}}},
+       {"zero_allow_untested_optimizer", true}},
+      {{"optimizer", {{"type", "Muon"}, {"params", {{"lr", 2e-2}}}}},
+       {"zero_optimization", {{"reduce_scatter", false}}}},
   };
   for (const Json& more : variants) {
     const Trained plain = train({2, zero_config(0, {{"reduce_bucket_size", 5000}}, more)});
@@ -131,34 +135,101 @@ TEST(Stages, MemoryIsSharedOut) {
   }
 }
 
-TEST(Stages, FrozenAndTiedParameters) {
-  // GPT-2 ties its embedding; adapters freeze everything else.
-  for (const int stage : {1, 2, 3}) {
-    std::vector<float> plain;
-    for (const int s : {0, stage}) {
-      std::mutex mutex;
-      std::vector<float> weights;
-      Job run{2, zero_config(s, {{"reduce_bucket_size", 2000},
-                                 {"stage3_param_persistence_threshold", 30}})};
-      run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
-        auto model = models::Model::create(run.model, 3);
-        model->set_trainable({"*"}, false);
-        model->set_trainable({"*attn*"}, true);
-        Engine engine(dump_json(run.config), model, comm);
-        engine.set_dataset(periodic_data());
-        for (int i = 0; i < 2; ++i) engine.train_batch();
-        const std::vector<float> mine = all_weights(engine);
-        const std::lock_guard lock(mutex);
-        if (comm->rank() == 0) weights = mine;
-      });
-      if (s == 0) {
-        plain = weights;
-      } else {
-        EXPECT_TRUE(same_bits(weights, plain)) << "stage " << stage;
-      }
+struct Special {
+  const char* name;
+  Json model;
+  std::function<void(models::Model&)> prepare;
+};
+
+Json llama_config(bool tied) {
+  return {{"model_type", "llama"},      {"vocab_size", 61},
+          {"hidden_size", 32},          {"intermediate_size", 56},
+          {"num_hidden_layers", 2},     {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},   {"max_position_embeddings", 32},
+          {"tie_word_embeddings", tied}};
+}
+
+void adapt(models::Model& model, double dropout) {
+  models::LoraOptions lora;
+  lora.r = 3;  // parts of no round size
+  lora.dropout = dropout;
+  lora.target_modules = {"all-linear"};
+  lora.seed = 5;
+  model.add_lora(lora);
+}
+
+std::vector<Special> special_parameters() {
+  const auto only_attention = [](models::Model& model) {
+    model.set_trainable({"*"}, false);
+    model.set_trainable({"*attn*"}, true);
+  };
+  return {
+      {"Tied", llama_config(true), [](models::Model&) {}},
+      {"Untied", llama_config(false), [](models::Model&) {}},
+      // GPT-2 ties its embedding: frozen, and trained with little else.
+      {"FrozenBetween", model_config(), only_attention},
+      {"TiedFrozen", model_config(),
+       [](models::Model& model) {
+         model.set_trainable({"wte.weight", "wpe.weight"}, false);
+       }},
+      {"TiedAlone", model_config(),
+       [](models::Model& model) {
+         model.set_trainable({"*"}, false);
+         model.set_trainable({"wte.weight"}, true);
+       }},
+      {"Lora", model_config(), [](models::Model& model) { adapt(model, 0.1); }},
+      {"LoraAndHead", llama_config(false),
+       [](models::Model& model) {
+         adapt(model, 0);
+         model.set_trainable({"*lm_head*"}, true);
+       }},
+  };
+}
+
+class SpecialParameters : public ::testing::TestWithParam<Special> {};
+
+// Tied parameters are one, frozen ones stay, adapters train: with the bits of stage 0.
+TEST_P(SpecialParameters, HaveTheBitsOfStageZero) {
+  const Special& special = GetParam();
+  const Job before{1, zero_config(0), 0, special.model, special.prepare};
+  const std::vector<float> fresh = train(before).weights;
+  for (const Json& more : {Json::object(), Json{{"bf16", {{"enabled", true}}}},
+                           Json{{"optimizer", {{"type", "Muon"}, {"params", {{"lr", 2e-2}}}}},
+                                {"zero_optimization", {{"reduce_scatter", false}}},
+                                {"gradient_accumulation_steps", 2}}}) {
+    const Job plain{3, zero_config(0, {{"reduce_bucket_size", 2000}}, more), 2, special.model,
+                    special.prepare};
+    const Trained expected = train(plain);
+    const std::shared_ptr<models::Model> made = make_rank_model(plain);
+    const nn::ParameterSet& parameters = made->parameters();
+    size_t at = 0;
+    bool moved = false;
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      const nn::Parameter& p = parameters[id];
+      const size_t end = at + static_cast<size_t>(p.shape.elements());
+      const bool same = std::equal(fresh.begin() + static_cast<int64_t>(at),
+                                   fresh.begin() + static_cast<int64_t>(end),
+                                   expected.weights.begin() + static_cast<int64_t>(at));
+      EXPECT_TRUE(p.trainable || same) << p.name << " is frozen";
+      moved = moved || !same;
+      at = end;
+    }
+    EXPECT_TRUE(moved);
+    for (const int stage : {1, 2, 3}) {
+      SCOPED_TRACE(str_cat(dump_json(more), " stage ", stage));
+      Job run = plain;
+      run.config = zero_config(
+          stage, {{"reduce_bucket_size", 2000}, {"stage3_param_persistence_threshold", 30}}, more);
+      const Trained other = train(run);
+      EXPECT_TRUE(same_bits(other.weights, expected.weights));
+      EXPECT_EQ(other.losses, expected.losses);
+      EXPECT_EQ(other.norms, expected.norms);
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Cases, SpecialParameters, ::testing::ValuesIn(special_parameters()),
+                         [](const auto& special) { return std::string(special.param.name); });
 
 TEST(Stages, OverflowIsSkippedByAll) {
   for (const int stage : {0, 2, 3}) {

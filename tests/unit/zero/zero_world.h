@@ -60,12 +60,19 @@ struct Job {
   Json config;
   int steps = 3;
   Json model = model_config();
+  // Freezes, adapts, ... what a rank has made.
+  std::function<void(models::Model&)> prepare = [](models::Model&) {};
 };
+
+inline std::shared_ptr<models::Model> make_rank_model(const Job& run, uint64_t seed = 3) {
+  auto model = models::Model::create(run.model, seed);
+  run.prepare(*model);
+  return model;
+}
 
 inline std::unique_ptr<Engine> make_rank_engine(const Job& run,
                                                 const std::shared_ptr<Communicator>& comm) {
-  auto engine =
-      std::make_unique<Engine>(dump_json(run.config), models::Model::create(run.model, 3), comm);
+  auto engine = std::make_unique<Engine>(dump_json(run.config), make_rank_model(run), comm);
   engine->set_dataset(periodic_data());
   return engine;
 }

@@ -1,0 +1,36 @@
+// The ranks among which tensors are cut, as an optimizer that needs whole ones sees them: LAMB adds
+// norms up over them, Muon brings the parts of a matrix together.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tensor/tensor.h"
+
+namespace ds::optim {
+
+// Elements of a tensor, counted from its first one.
+struct OwnedRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // What a rank owns of a tensor. Ranks own parts in their order, which together are the tensor.
+  virtual OwnedRange part(size_t tensor, int rank) const = 0;
+
+  // Every rank calls the following ones alike.
+
+  // Replaces each word by its sum over the ranks.
+  virtual void sum(std::span<int64_t> words) = 0;
+  // Piece j of the fp32 `sent` of rank i becomes piece i of `received` on rank j; counts in
+  // elements, by rank.
+  virtual void exchange(const Tensor& received, std::span<const int64_t> received_counts,
+                        const Tensor& sent, std::span<const int64_t> sent_counts) = 0;
+};
+
+}  // namespace ds::optim

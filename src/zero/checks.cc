@@ -1,0 +1,84 @@
+// The part of ParameterState that looks for mistakes of programs and machines when asked to:
+// parameters without a gradient, and ranks whose weights went apart.
+#include <algorithm>
+#include <cstring>
+
+#include "base/checksum.h"
+#include "base/text.h"
+#include "ops/elementwise.h"
+#include "zero/parameter_state.h"
+
+namespace ds::zero {
+namespace {
+
+std::span<const std::byte> bytes_of(const Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.raw()), static_cast<size_t>(tensor.bytes())};
+}
+
+}  // namespace
+
+void ParameterState::track_gradients() {
+  viewed_.assign(static_cast<size_t>(parameters_.size()), false);
+  given_ = viewed_;
+}
+
+void ParameterState::gradient_viewed(nn::ParamId id) {
+  if (viewed_.empty()) return;
+  viewed_[static_cast<size_t>(id)] = given_[static_cast<size_t>(id)] = true;
+}
+
+nn::ParamId ParameterState::first_without_gradient() const {
+  for (size_t i = 0; i < given_.size(); ++i) {
+    const auto id = static_cast<nn::ParamId>(i);
+    if (!given_[i] && parameters_[id].trainable && parameters_[id].shape.elements() > 0) return id;
+  }
+  return nn::kNoParam;
+}
+
+void ParameterState::check_weights(const OpContext& ctx) const {
+  if (!comm_) return;
+  if (!weights().compact) check_alike(ctx);
+  if (!flat_.model || !flat_.masters) return;
+  constexpr int64_t kPiece = int64_t{1} << 20;
+  for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
+    const Tensor master = owned(flat_.masters, id), copy = owned(flat_.model, id);
+    for (int64_t begin = 0; begin < master.elements(); begin += kPiece) {
+      const int64_t end = std::min(master.elements(), begin + kPiece);
+      Tensor rounded = ctx.workspace(compute_type_, {end - begin});
+      ops::cast(ctx, master.slice(0, begin, end), rounded);
+      DS_CHECK(std::ranges::equal(bytes_of(rounded), bytes_of(copy.slice(0, begin, end))),
+               Code::kState, "the weights of ", parameters_[id].name, " on rank ", comm_->rank(),
+               " are not their masters, rounded: something else wrote to them");
+    }
+  }
+}
+
+// One number of everything first; which tensor it is only where ranks differ.
+void ParameterState::check_alike(const OpContext& ctx) const {
+  const auto gather = [&](const std::vector<uint64_t>& own) {
+    const auto count = static_cast<int64_t>(own.size());
+    const Tensor mine = ctx.workspace(DType::kInt64, {count});
+    const Tensor all = ctx.workspace(DType::kInt64, {count * comm_->size()});
+    std::memcpy(mine.raw(), own.data(), own.size() * sizeof(uint64_t));
+    comm_->all_gather(all, mine, {.label = "checksums of weights", .blocking = true})->wait();
+    return std::vector<int64_t>(all.data<int64_t>(), all.data<int64_t>() + all.elements());
+  };
+  const auto checksum = [&](nn::ParamId id) {
+    const FlatRange range = layout_.range(id);
+    return xxh3_64(bytes_of(weights().data.slice(0, range.begin, range.end)));
+  };
+  std::vector<uint64_t> each;
+  for (nn::ParamId id = 0; id < parameters_.size(); ++id) each.push_back(checksum(id));
+  const std::vector<int64_t> sums = gather({xxh3_64(std::as_bytes(std::span(each)))});
+  const auto other = std::ranges::find_if(sums, [&](int64_t sum) { return sum != sums[0]; });
+  if (other == sums.end()) return;
+  const auto rank = static_cast<size_t>(other - sums.begin());
+  const std::vector<int64_t> all = gather(each);
+  for (size_t i = 0; i < each.size(); ++i) {
+    DS_CHECK(all[i] == all[rank * each.size() + i], Code::kState, "the weights of ",
+             parameters_[static_cast<nn::ParamId>(i)].name, " on rank ", rank,
+             " are not those of rank 0: a rank computed something else, or wrote to them");
+  }
+}
+
+}  // namespace ds::zero
