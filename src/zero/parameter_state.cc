@@ -39,9 +39,14 @@ Tensor ParameterState::view(const Tensor& flat, nn::ParamId id) const {
   return flat.slice(0, range.begin, range.end).view(parameters_[id].shape);
 }
 
-Tensor ParameterState::acquire(nn::ParamId id) {
+void ParameterState::check_not_lost() const {
   DS_CHECK(!lost_, Code::kState,
-           "the weights were spread over ranks by an engine that is gone; load them again");
+           "the weights were spread over ranks by an engine that is gone; open the model again, or "
+           "make it anew and load a checkpoint");
+}
+
+Tensor ParameterState::acquire(nn::ParamId id) {
+  check_not_lost();
   if (!gatherer_) {
     ++open_guards_;
     return model_view(id);
@@ -265,6 +270,7 @@ Tensor ParameterState::gradient_view(nn::ParamId id) const {
 }
 
 Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
+  check_not_lost();
   if (source_) {
     const Shape& shape = parameters_[id].shape;
     const Tensor value = Tensor::empty(device_, DType::kFloat32, shape, MemoryTag::kOther);
