@@ -42,9 +42,7 @@ OpContext Model::context() {
 
 zero::ParameterState& Model::state() {
   zero::ParameterState& state = state_as_it_is();
-  DS_CHECK(!state.lost(), Code::kState,
-           "the weights were spread over ranks by an engine that is gone; open the model again, or "
-           "make it anew and load a checkpoint");
+  state.check_not_lost();
   if (state.source()) state.make_whole(context());
   return state;
 }
@@ -107,8 +105,7 @@ void Model::set(const std::string& name, const Tensor& value) {
 void Model::attach_engine() {
   DS_CHECK(!has_engine_, Code::kState,
            "the model is trained by another engine; destroy that engine first");
-  DS_CHECK(!state_as_it_is().lost(), Code::kState,
-           "the weights were spread over ranks by an engine that is gone; open the model again");
+  state_as_it_is().check_not_lost();  // and throws when the model cannot train any more
   has_engine_ = true;
 }
 

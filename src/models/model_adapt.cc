@@ -39,8 +39,7 @@ void Model::check_free(const char* what) const {
   DS_CHECK(!has_engine_, Code::kState, what,
            " while an engine trains the model; destroy that engine first");
   DS_CHECK(!prepared(), Code::kState, what, ": the model is prepared for inference already");
-  DS_CHECK(!state_->lost(), Code::kState, what,
-           ": the weights were spread over ranks by an engine that is gone");
+  state_->check_not_lost();
 }
 
 void Model::rebuild(nn::ParameterSet parameters, std::shared_ptr<const zero::WeightSource> rest) {

@@ -39,6 +39,12 @@ Tensor ParameterState::view(const Tensor& flat, nn::ParamId id) const {
   return flat.slice(0, range.begin, range.end).view(parameters_[id].shape);
 }
 
+void ParameterState::check_not_lost() const {
+  DS_CHECK(!lost_, Code::kState,
+           "the weights were spread over ranks by an engine that is gone; open the model again, or "
+           "make it anew and load a checkpoint");
+}
+
 Tensor ParameterState::acquire(nn::ParamId id) { return acquire_all({&id, 1}).front(); }
 
 void ParameterState::release(nn::ParamId id) noexcept {
@@ -47,8 +53,7 @@ void ParameterState::release(nn::ParamId id) noexcept {
 }
 
 std::vector<Tensor> ParameterState::acquire_all(std::span<const nn::ParamId> ids) {
-  DS_CHECK(!lost_, Code::kState,
-           "the weights were spread over ranks by an engine that is gone; load them again");
+  check_not_lost();
   std::vector<Tensor> out;
   size_t from = 0, to = 0;  // held and not waited for yet
   try {
@@ -287,6 +292,7 @@ Tensor ParameterState::gradient_view(nn::ParamId id) const {
 }
 
 Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
+  check_not_lost();
   if (source_) {
     const Shape& shape = parameters_[id].shape;
     const Tensor value = Tensor::empty(device_, DType::kFloat32, shape, MemoryTag::kOther);

@@ -78,8 +78,8 @@ class ParameterState : public nn::ParameterStore {
   void unshare(const OpContext& ctx);
   bool shared() const { return comm_ != nullptr; }
   ReduceOp gradient_op() const { return op_; }
-  // Weights were in pieces when sharing ended: there are none.
-  bool lost() const { return lost_; }
+  // Throws kState after weights were in pieces when sharing ended: there are none.
+  void check_not_lost() const;
   const std::shared_ptr<Communicator>& comm() const { return comm_; }
   // The ranks that tensors are cut among, for an optimizer of these parameters; null where they are
   // whole. Valid while shared.

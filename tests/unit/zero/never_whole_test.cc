@@ -146,6 +146,20 @@ TEST(NeverWholeModels, DamagedFilesFailEveryRank) {
   });
 }
 
+// What an engine of stage 3 held in pieces is gone with it, and says so.
+TEST(NeverWholeModels, WeightsInPiecesEndWithTheEngine) {
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    const auto model = models::Model::create(model_config(), 3);
+    const auto make = [&] { Engine(dump_json(stage_config(3)), model, comm); };
+    make();
+    error_of(Code::kState, [&] { model->get("wpe.weight"); });
+    error_of(Code::kState, [&] { (void)model->store(); });
+    error_of(Code::kState, [&] { model->set_trainable({"*"}, false); });
+    error_of(Code::kState, make);
+    EXPECT_EQ(model->device()->account().now(MemoryTag::kParameters), 0);
+  });
+}
+
 // A load goes to each rank's own memory.
 TEST(NeverWholeModels, LoadingTakesNoMoreThanABuffer) {
   const Folder folder;
