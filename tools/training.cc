@@ -23,7 +23,10 @@ constexpr const char* kWholeSplit = "1,0,0";
 class Training {
  public:
   explicit Training(const TrainOptions& options)
-      : o_(options), first_(comm_.rank() == 0), data_(options.data, options.data_spec) {
+      : comm_(-1, -1, options.comm_config),
+        o_(options),
+        first_(comm_.rank() == 0),
+        data_(options.data, options.data_spec) {
     if (first_) return;
     o_.quiet = true;
     o_.metrics.clear();
@@ -345,7 +348,7 @@ int Training::run() {
     stopped = stop_signal(signals);
     std::optional<double> valid_loss;
     if (stopped == 0 && (last || due(o_.eval_interval))) valid_loss = validate();
-    metrics.write(report, valid_loss);
+    metrics.write(report, valid_loss, comm_);
     if (valid_loss) {
       progress.message(format("step %lld  validation loss %s  perplexity %s",
                               static_cast<long long>(step_),

@@ -183,6 +183,19 @@ struct ZeroConfig {
   int64_t most_resident = INT64_MAX;
   int64_t max_live = 1'000'000'000;
   int64_t max_reuse = 1'000'000'000;
+  int shard_ranks = 0;   // that hold one copy together; 0: all
+  int second_ranks = 1;  // that hold a second copy of the weights together; 1: there is none
+  bool quantized_weights = false;
+  bool quantized_frozen = false;
+  bool quantized_gradients = false;
+  bool gather_by_node = false;
+  // What the rounding of gradients loses is kept: share of the old error, and reductions until it
+  // is forgotten.
+  struct ErrorFeedback {
+    double beta = 0.8;
+    int64_t reset_after = 1024;
+  };
+  std::optional<ErrorFeedback> feedback;
 };
 
 enum class TagValidation { kWarn, kIgnore, kFail };

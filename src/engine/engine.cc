@@ -204,6 +204,7 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   options.first_sample = comm_->rank() * batch.ids.size(0);
   options.loss_gradient = loss_gradient();
   options.profile = metrics_->profile_for(progress_.steps);
+  model_->state().set_loss_scale(updater_->loss_scale());
   model_->state().begin_pass();
   auto pending = std::make_unique<Pending>(context(), model_->state(), options);
   models::ForwardOptions forward_options;
@@ -323,8 +324,10 @@ StepReport Engine::apply_update() {
   const OpContext ctx = context();
   model_->state().settle_gradients(ctx);
   model_->state().reduce_own_gradients();
+  model_->state().reduce_replicas();
   const RankTotals totals = rank_totals();
   const Updater::Outcome outcome = updater_->update(ctx, model_->state());
+  if (!outcome.applied) model_->state().gradients_overflowed();
 
   StepReport report;
   report.applied = outcome.applied;

@@ -103,6 +103,7 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   check_gradient(value, model_->parameters()[id]);
   begin_step_clock();
   model_->state().settle_gradients(context());
+  model_->state().reduce_replicas();
   model_->state().write_gradient(context(), id, value);
   phase_ = Phase::kBackwardDone;
   model_->set_step_open(true);
@@ -112,6 +113,7 @@ Tensor Engine::gradient(const std::string& name) {
   const models::Model::Use use(*model_);
   const nn::ParamId id = trainable(name);
   model_->state().settle_gradients(context());
+  model_->state().reduce_replicas();
   return model_->state().read_gradient(context(), id);
 }
 

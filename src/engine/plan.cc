@@ -9,6 +9,7 @@
 #include "ops/optimizer_update.h"
 #include "optim/groups.h"
 #include "optim/optimizer.h"
+#include "zero/piece_blocks.h"
 
 namespace ds {
 namespace {
@@ -86,11 +87,17 @@ class Planner {
     share_ = share_options(config_);
     stage_ = world_ == 1 ? 0 : share_.stage;  // a world of one is not shared
     type_ = dtype_of(config_.precision.compute);
+    share_.stage = stage_;
+    if (world_ > 1) zero::check_group_sizes(share_.groups, world_);
+    const int shard = share_.groups.shard;
+    all_ = shard_ = places_of(world_, 1);
+    if (stage_ == 3 && shard > 0) shard_ = places_of(shard, 1);
     zero::Sharing sharing;
-    sharing.world = stage_ == 0 ? 1 : world_;
-    if (world_ > 1) sharing.bucket_elements = share_.bucket_elements;
-    if (stage_ == 3) sharing.resident = zero::choose_resident(shapes_.parameters, share_);
+    if (world_ > 1) {
+      sharing = zero::choose_sharing(shapes_.parameters, share_, 0, shard_.ranks());
+    }
     layout_ = std::make_unique<zero::FlatLayout>(shapes_.parameters, sharing);
+    by_node_ = stage_ == 3 && share_.quantized_gradients && shard_.nodes > 1;
   }
 
   Json run() {
@@ -114,6 +121,17 @@ class Planner {
   }
 
  private:
+  // Where the ranks of a group are: so many on each of so many nodes.
+  struct Places {
+    int local = 1, nodes = 1;
+    int ranks() const { return local * nodes; }
+  };
+  // Of a group of ranks that lie `stride` apart.
+  Places places_of(int ranks, int stride) const {
+    const int local = std::clamp(per_node_ / stride, 1, ranks);
+    return {local, std::max(1, ranks / local)};
+  }
+
   int64_t item() const { return dtype_size(type_); }
 
   Json memory() {
@@ -126,15 +144,49 @@ class Planner {
     const int64_t gradients =
         (stage_ > 0 ? layout_->owned_trainable_elements() : layout_->trainable_elements()) *
         dtype_size(dtype_of(config_.precision.accumulate));
+    const int64_t second = second_bytes(), errors = error_bytes();
     const int64_t optimizer = optimizer_bytes();
     const int64_t activations = activation_bytes(), communication = buffer_bytes();
-    return {{"parameters", weights + masters},
-            {"gradients", gradients},
+    const int64_t states = weights + masters + second + gradients + errors + optimizer;
+    return {{"parameters", weights + masters + second},
+            {"gradients", gradients + errors},
             {"optimizer", optimizer},
-            {"model_states", weights + masters + gradients + optimizer},
+            {"model_states", states},
             {"activations_estimate", activations},
             {"communication", communication},
-            {"total", weights + masters + gradients + optimizer + activations + communication}};
+            {"total", states + activations + communication}};
+  }
+
+  bool quantized_weights(const zero::Bucket& bucket) const {
+    return share_.weights.quantized ||
+           (share_.weights.quantized_frozen && !bucket.trainable && !bucket.exact);
+  }
+
+  // Weights that are held besides the own piece: hpZ's second copy, codes of frozen ones.
+  int64_t second_bytes() const {
+    int64_t bytes = 0;
+    for (const zero::Bucket& bucket : layout_->buckets()) {
+      if (stage_ != 3) break;
+      if (share_.groups.secondary > 1 && !bucket.resident) {
+        bytes += bucket.range.elements() / share_.groups.secondary * item();
+      }
+      if (share_.weights.quantized_frozen && !bucket.trainable && !bucket.exact) {
+        bytes += zero::piece_bytes(*layout_, bucket, 8);
+      }
+    }
+    return bytes;
+  }
+
+  // What LoCo keeps of the gradients' roundings.
+  int64_t error_bytes() const {
+    if (!by_node_ || !share_.feedback) return 0;
+    int64_t bytes = 0;
+    for (const zero::Bucket& bucket : layout_->buckets()) {
+      if (!bucket.trainable || bucket.exact) continue;
+      const int64_t piece = zero::piece_bytes(*layout_, bucket, 8);
+      bytes += piece * ((shard_.local > 1 ? shard_.ranks() : 0) + shard_.nodes);
+    }
+    return bytes;
   }
 
   int64_t optimizer_bytes() const {
@@ -187,15 +239,18 @@ class Planner {
     const int64_t wire = share_.wire == DType::kFloat32 ? 0 : dtype_size(share_.wire);
     int64_t bytes = std::min<int64_t>(buckets, share_.overlap ? 3 : 1) * largest * (4 + wire);
     if (stage_ == 3) bytes += std::min(gathered, share_.gather.live) * item();
+    // A quantised gather or reduction needs its messages beside the bucket.
+    if (stage_ == 3 && share_.weights.quantized) bytes += largest;
+    if (by_node_) bytes += 2 * largest * 4 / 8;
     return bytes;
   }
 
   // One kind of collective: what a rank sends, per optimizer step. Blocks for a node cross the
   // network once and are spread inside it.
-  Json collective(const char* name, const char* what, int64_t calls, int64_t bytes,
-                  int64_t times) const {
+  static Json collective(const char* name, const char* what, int64_t calls, int64_t bytes,
+                         int64_t times, const Places& places) {
     const double full = static_cast<double>(bytes) * static_cast<double>(times);
-    const double local = per_node_, nodes = static_cast<double>(world_) / local;
+    const double local = places.local, nodes = places.nodes;
     return {{"collective", name},
             {"of", what},
             {"calls", calls},
@@ -204,40 +259,90 @@ class Planner {
             {"across_nodes", static_cast<int64_t>(full * (nodes - 1) / nodes / local)}};
   }
 
+  // Bytes of a bucket that is gathered, as they travel.
+  int64_t gathered_bytes(const zero::Bucket& bucket) const {
+    return quantized_weights(bucket) ? layout_->world() * zero::piece_bytes(*layout_, bucket, 8)
+                                     : bucket.range.elements() * item();
+  }
+
   Json traffic() const {
     Json out = Json::array();
     if (world_ == 1) return out;
+    gradient_traffic(out);
+    if (stage_ == 1 || stage_ == 2) {
+      int64_t buckets = 0;
+      for (const zero::Bucket& bucket : layout_->buckets()) buckets += bucket.trainable ? 1 : 0;
+      out.push_back(collective("all_gather", "weights", buckets,
+                               layout_->trainable_elements() * item(), 1, all_));
+    } else if (stage_ == 3) {
+      gather_traffic(out);
+    }
+    return out;
+  }
+
+  void gradient_traffic(Json& out) const {
     const int64_t passes = config_.batch.accumulation;
-    int64_t trainable_buckets = 0, gathers = 0, gathered = 0, later = 0;
+    int64_t plain = 0, plain_bytes = 0, quantized = 0, quantized_bytes = 0;
+    for (const zero::Bucket& bucket : layout_->buckets()) {
+      if (!bucket.trainable) continue;
+      const bool codes = by_node_ && !bucket.exact;
+      ++(codes ? quantized : plain);
+      if (codes) {
+        quantized_bytes += layout_->world() * zero::piece_bytes(*layout_, bucket, 4);
+      } else {
+        plain_bytes += bucket.range.elements() * dtype_size(share_.wire);
+      }
+    }
+    const bool whole = stage_ == 0 || !share_.reduce_scatter;
+    // A sum for everybody is one in pieces that are then gathered.
+    if (plain > 0) {
+      out.push_back(collective(whole ? "all_reduce" : "reduce_scatter", "gradients", passes * plain,
+                               passes * plain_bytes, whole ? 2 : 1, shard_));
+    }
+    if (quantized > 0) {
+      if (shard_.local > 1) {
+        out.push_back(collective("all_to_all", "gradients in a node", passes * quantized,
+                                 passes * quantized_bytes, 1, {shard_.local, 1}));
+      }
+      out.push_back(collective("all_to_all", "gradients across nodes", passes * quantized,
+                               passes * quantized_bytes / shard_.local, 1, {1, shard_.nodes}));
+    }
+    const int copies = world_ / shard_.ranks();
+    if (copies > 1) {
+      const int64_t bytes =
+          layout_->owned_trainable_elements() * dtype_size(dtype_of(config_.precision.accumulate));
+      out.push_back(collective("all_reduce", "gradients of replicas", 1, bytes, 2,
+                               places_of(copies, shard_.ranks())));
+    }
+  }
+
+  void gather_traffic(Json& out) const {
+    const int64_t passes = config_.batch.accumulation;
+    const bool second = share_.groups.secondary > 1;
+    int64_t far = 0, far_bytes = 0, near = 0, near_bytes = 0, later = 0;
     const auto buckets = layout_->buckets();
     for (size_t i = buckets.size(); i-- > 0;) {
       const zero::Bucket& bucket = buckets[i];
-      trainable_buckets += bucket.trainable ? 1 : 0;
-      if (bucket.resident) continue;
-      // Forward and, when it was dropped before backward came back to it, once more.
       const int64_t size = bucket.range.elements();
-      const bool again = 2 * later > share_.gather.reuse || later + size > share_.gather.live;
-      gathers += again ? 2 : 1;
-      gathered += again ? 2 * size : size;
-      later += size;
+      int64_t times = 1;  // what stays is gathered once
+      if (!bucket.resident) {
+        // Forward and, when it was dropped before backward came back to it, once more.
+        const bool again = 2 * later > share_.gather.reuse || later + size > share_.gather.live;
+        times = (again ? 2 : 1) * passes;
+        later += size;
+      }
+      // Second copies last until weights change.
+      const int64_t from_all = second ? (bucket.trainable ? 1 : 0) : times;
+      far += from_all;
+      far_bytes += from_all * gathered_bytes(bucket);
+      near += times - from_all;
+      near_bytes += (times - from_all) * size * item();
     }
-    const int64_t gradients = layout_->trainable_elements() * dtype_size(share_.wire);
-    if (stage_ == 0 || !share_.reduce_scatter) {
-      // A sum for everybody is one in pieces that are then gathered.
-      out.push_back(
-          collective("all_reduce", "gradients", passes * trainable_buckets, passes * gradients, 2));
-    } else {
-      out.push_back(collective("reduce_scatter", "gradients", passes * trainable_buckets,
-                               passes * gradients, 1));
+    out.push_back(collective("all_gather", "weights", far, far_bytes, 1, shard_));
+    if (near > 0) {
+      out.push_back(collective("all_gather", "weights of near ranks", near, near_bytes, 1,
+                               places_of(share_.groups.secondary, 1)));
     }
-    if (stage_ == 1 || stage_ == 2) {
-      out.push_back(collective("all_gather", "weights", trainable_buckets,
-                               layout_->trainable_elements() * item(), 1));
-    } else if (stage_ == 3) {
-      out.push_back(
-          collective("all_gather", "weights", passes * gathers, passes * gathered * item(), 1));
-    }
-    return out;
   }
 
   Shapes shapes_;
@@ -247,6 +352,8 @@ class Planner {
   Config config_;
   zero::ShareOptions share_;
   int stage_ = 0;
+  Places all_, shard_;    // the group of all ranks, and of those that hold one copy together
+  bool by_node_ = false;  // gradients go quantised within nodes, then across
   DType type_ = DType::kFloat32;
   std::unique_ptr<zero::FlatLayout> layout_;
 };

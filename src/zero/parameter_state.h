@@ -9,6 +9,7 @@
 #include "optim/optimizer.h"
 #include "zero/flat_layout.h"
 #include "zero/gradient_reducer.h"
+#include "zero/share_groups.h"
 #include "zero/weight_gatherer.h"
 
 namespace ds::zero {
@@ -30,11 +31,19 @@ struct ShareOptions {
   int64_t resident_below = 0;
   int64_t most_resident = 0;
   WeightGatherer::Limits gather = {};
+  // Of stage 3, too: ZeRO++ and MiCS.
+  GroupSizes groups = {};
+  WeightRoute::Options weights = {};
+  bool quantized_gradients = false;
+  std::optional<QuantizedReduce::Feedback> feedback = {};  // of what their roundings lose
 };
 
 // Stage 3's small parameters that stay whole, by parameter: the first ones as long as there is
 // room.
 std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const ShareOptions& options);
+// The flat space of a rank of a shard group.
+Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& options, int rank,
+                       int world);
 
 class ParameterState : public nn::ParameterStore {
  public:
@@ -59,6 +68,8 @@ class ParameterState : public nn::ParameterStore {
   // computed with; of weights in pieces nothing usable is left.
   void unshare(const OpContext& ctx);
   bool shared() const { return comm_ != nullptr; }
+  // Of the ranks that hold the same piece, this is the first.
+  bool first_of_replicas() const { return !groups_.replicas || groups_.replicas->rank() == 0; }
   const std::shared_ptr<Communicator>& comm() const { return comm_; }
 
   // Around what uses weights: a forward with its backward, or a forward alone. finish_backward
@@ -68,6 +79,12 @@ class ParameterState : public nn::ParameterStore {
   void end_pass();
   // Gradients of the caller: averages them over the ranks (every rank).
   void reduce_own_gradients();
+  // Gradients that shard groups have averaged each for itself: averages them over these (every
+  // rank). Before anybody looks at gradients.
+  void reduce_replicas();
+  // Gradients are multiplied by this from now on, and those of the last step overflowed.
+  void set_loss_scale(double scale);
+  void gradients_overflowed();
 
   // fp32, bf16 or fp16; the lower types keep a rounded copy of the masters. With `split` (bf16
   // only) the copy and the bits that it lacks take the masters' place. Needs no open guard.
@@ -168,6 +185,8 @@ class ParameterState : public nn::ParameterStore {
   int open_guards_ = 0;
 
   std::shared_ptr<Communicator> comm_;  // null unless shared
+  ShareGroups groups_;                  // of comm_
+  bool replicas_agree_ = true;          // on gradients
   int stage_ = 0;
   bool own_gradients_ = false;
   ReduceOp op_ = ReduceOp::kAverage;

@@ -5,21 +5,19 @@
 namespace ds::zero {
 
 WeightGatherer::WeightGatherer(std::shared_ptr<Device> device, const FlatLayout& layout,
-                               std::shared_ptr<Communicator> comm, const Limits& limits,
-                               Tensor pieces)
+                               std::unique_ptr<WeightRoute> route, const Limits& limits)
     : device_(std::move(device)),
       layout_(layout),
-      comm_(std::move(comm)),
+      route_(std::move(route)),
       limits_(limits),
-      pieces_(std::move(pieces)),
       entries_(layout.buckets().size()) {}
 
 WeightGatherer::~WeightGatherer() {
   // Memory that a gather writes to must outlive it.
   for (Entry& entry : entries_) {
-    if (!entry.work) continue;
+    if (!entry.flight) continue;
     try {
-      entry.work->wait();
+      entry.flight.work->wait();
     } catch (const Error&) {
     }
   }
@@ -27,18 +25,16 @@ WeightGatherer::~WeightGatherer() {
 
 void WeightGatherer::fetch(size_t index) {
   Entry& entry = entries_[index];
-  const Bucket& bucket = layout_.buckets()[index];
-  entry.data = Tensor::empty(device_, pieces_.dtype(), {size(index)}, MemoryTag::kCommunication);
+  entry.data = Tensor::empty(device_, route_->dtype(), {size(index)}, MemoryTag::kCommunication);
   live_ += size(index);
-  entry.work =
-      comm_->all_gather(entry.data, pieces_.slice(0, bucket.owned, bucket.owned + bucket.piece),
-                        {.label = "weights"});
+  entry.flight = route_->start(index, entry.data);
 }
 
 void WeightGatherer::drop(size_t index) {
   Entry& entry = entries_[index];
   if (!entry.data) return;
-  if (entry.work) entry.work->wait();
+  // One in two steps needs both, for the sake of the other ranks.
+  if (entry.flight) route_->finish(index, entry.flight, entry.data);
   entry = {};
   live_ -= size(index);
 }
@@ -94,14 +90,13 @@ const Tensor& WeightGatherer::acquire(size_t bucket) {
   ++entry.users;
   note_use(bucket);
   fetch_ahead();
-  if (entry.work) {
+  if (entry.flight) {
     try {
-      entry.work->wait();
+      route_->finish(bucket, entry.flight, entry.data);
     } catch (...) {
       --entry.users;
       throw;
     }
-    entry.work.reset();
   }
   return entry.data;
 }
@@ -110,7 +105,7 @@ void WeightGatherer::fetch_ahead() {
   if (!known()) return;
   int64_t under_way = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i].work) under_way += size(i);
+    if (entries_[i].flight) under_way += size(i);
   }
   for (size_t i = position_; i < trace_.size(); ++i) {
     const size_t next = trace_[i];
@@ -143,10 +138,11 @@ void WeightGatherer::end_pass() {
   }
 }
 
-void WeightGatherer::pieces_changed() {
+void WeightGatherer::pieces_changed(bool frozen_too) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (entries_[i].users == 0) drop(i);
   }
+  route_->pieces_changed(frozen_too);
 }
 
 }  // namespace ds::zero

@@ -7,9 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/communicator.h"
-#include "ops/context.h"
 #include "zero/flat_layout.h"
+#include "zero/weight_route.h"
 
 namespace ds::zero {
 
@@ -22,9 +21,8 @@ class WeightGatherer {
     int64_t prefetch = std::numeric_limits<int64_t>::max();  // under way ahead of their use
   };
 
-  // `pieces` spans the owned space.
   WeightGatherer(std::shared_ptr<Device> device, const FlatLayout& layout,
-                 std::shared_ptr<Communicator> comm, const Limits& limits, Tensor pieces);
+                 std::unique_ptr<WeightRoute> route, const Limits& limits);
   ~WeightGatherer();
 
   // The whole bucket, valid until the matching release.
@@ -36,13 +34,14 @@ class WeightGatherer {
   void begin_pass();
   // It is over: nothing is kept that is not resident.
   void end_pass();
-  // The pieces have changed: gathered copies are worthless.
-  void pieces_changed();
+  // The pieces have changed, with `frozen_too` also those of frozen weights: gathered copies are
+  // worthless.
+  void pieces_changed(bool frozen_too);
 
  private:
   struct Entry {
     Tensor data;
-    WorkPtr work;  // while it is under way
+    WeightRoute::Flight flight;  // while it is under way
     int users = 0;
     int64_t last_use = 0;
   };
@@ -60,9 +59,8 @@ class WeightGatherer {
 
   std::shared_ptr<Device> device_;
   const FlatLayout& layout_;
-  std::shared_ptr<Communicator> comm_;
+  std::unique_ptr<WeightRoute> route_;
   Limits limits_;
-  Tensor pieces_;
   std::vector<Entry> entries_;  // by bucket
   std::vector<size_t> trace_;   // buckets in the order of the last pass
   std::vector<size_t> record_;  // and of this one
