@@ -21,7 +21,7 @@ struct Parts {
   float* scales;
 };
 
-Parts parts_of(const char* op, const Tensor& packed, int bits, BlockBegins begins) {
+Parts parts_of(const Op& op, const Tensor& packed, int bits, BlockBegins begins) {
   DS_CHECK(bits == 8 || bits == 4, Code::kInvalidArgument, op, ": codes have 8 or 4 bits, not ",
            bits);
   DS_CHECK(!begins.empty() && begins.front() == 0, Code::kInvalidArgument, op,
@@ -49,35 +49,42 @@ int64_t packed_bytes(int bits, int64_t elements, int64_t blocks) {
 
 void pack_blocks(const OpContext& ctx, const Tensor& x, int bits, BlockBegins begins,
                  Tensor& packed, Tensor* errors, float beta) {
-  constexpr const char* kOp = "pack_blocks";
-  const Parts to = parts_of(kOp, packed, bits, begins);
-  check_dense_float(x, kOp, "x");
-  DS_CHECK(x.elements() == begins.back(), Code::kInvalidArgument, kOp, ": x has ", x.elements(),
+  const Op op{ctx, "pack_blocks"};
+  const Parts to = parts_of(op, packed, bits, begins);
+  check_dense_float(x, op, "x");
+  DS_CHECK(x.elements() == begins.back(), Code::kInvalidArgument, op, ": x has ", x.elements(),
            " elements and the blocks ", begins.back());
   kernels::RoundingError error;
   if (errors != nullptr) {
-    check_dense(x, kOp, "x", DType::kFloat32);
-    const Parts lost = parts_of(kOp, *errors, 8, begins);
+    check_dense(x, op, "x", DType::kFloat32);
+    const Parts lost = parts_of(op, *errors, 8, begins);
     error = {lost.codes, lost.scales, beta};
   }
-  kernels::quantize_blocks(bits, begins, float_type(x), x.raw(), to.codes, to.scales, *ctx.pool,
-                           errors != nullptr ? &error : nullptr);
+  run_on_cpu(ctx, [&](auto& on) {
+    kernels::quantize_blocks(bits, begins, float_type(x), x.raw(), to.codes, to.scales, on,
+                             errors != nullptr ? &error : nullptr);
+  });
 }
 
 void unpack_blocks(const OpContext& ctx, const Tensor& packed, int bits, BlockBegins begins,
                    float factor, bool add, Tensor& y) {
-  constexpr const char* kOp = "unpack_blocks";
-  const Parts from = parts_of(kOp, packed, bits, begins);
-  check_dense_float(y, kOp, "y");
-  DS_CHECK(y.elements() == begins.back(), Code::kInvalidArgument, kOp, ": y has ", y.elements(),
+  const Op op{ctx, "unpack_blocks"};
+  const Parts from = parts_of(op, packed, bits, begins);
+  check_dense_float(y, op, "y");
+  DS_CHECK(y.elements() == begins.back(), Code::kInvalidArgument, op, ": y has ", y.elements(),
            " elements and the blocks ", begins.back());
-  kernels::dequantize_blocks(bits, begins, from.codes, from.scales, factor, add, float_type(y),
-                             y.raw(), *ctx.pool);
+  run_on_cpu(ctx, [&](auto& on) {
+    kernels::dequantize_blocks(bits, begins, from.codes, from.scales, factor, add, float_type(y),
+                               y.raw(), on);
+  });
 }
 
-void scale_packed(const Tensor& packed, int bits, BlockBegins begins, float factor) {
-  const Parts all = parts_of("scale_packed", packed, bits, begins);
-  for (int64_t i = 0; i < kernels::block_count(begins); ++i) all.scales[i] *= factor;
+void scale_packed(const OpContext& ctx, const Tensor& packed, int bits, BlockBegins begins,
+                  float factor) {
+  const Parts all = parts_of(Op{ctx, "scale_packed"}, packed, bits, begins);
+  run_on_cpu(ctx, [&](auto&) {
+    for (int64_t i = 0; i < kernels::block_count(begins); ++i) all.scales[i] *= factor;
+  });
 }
 
 }  // namespace ds::ops

@@ -22,6 +22,7 @@ void unpack_blocks(const OpContext& ctx, const Tensor& packed, int bits, BlockBe
                    float factor, bool add, Tensor& y);
 
 // Multiplies all numbers of a message.
-void scale_packed(const Tensor& packed, int bits, BlockBegins begins, float factor);
+void scale_packed(const OpContext& ctx, const Tensor& packed, int bits, BlockBegins begins,
+                  float factor);
 
 }  // namespace ds::ops

@@ -115,7 +115,7 @@ void QuantizedReduce::set_loss_scale(double scale) {
   const auto follow = [&](const Tensor& error, size_t bucket, int rank) {
     if (!error) return;
     const Begins begins = piece_blocks(layout_, layout_.buckets()[bucket], rank);
-    ops::scale_packed(error, kErrorBits, begins, factor);
+    ops::scale_packed(ctx_, error, kErrorBits, begins, factor);
   };
   for (size_t i = 0; i < errors_.size(); ++i) {
     for (size_t rank = 0; rank < errors_[i].first.size(); ++rank) {

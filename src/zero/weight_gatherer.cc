@@ -1,6 +1,7 @@
 #include "zero/weight_gatherer.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ds::zero {
 
@@ -40,10 +41,14 @@ void WeightGatherer::drop(size_t index) {
 }
 
 int64_t WeightGatherer::distance(size_t bucket) const {
+  if (position_ > 0 && record_.back().bucket == bucket &&
+      record_.back().times < trace_[position_ - 1].times) {
+    return 0;
+  }
   int64_t elements = 0;
   for (size_t i = position_; i < trace_.size(); ++i) {
-    if (trace_[i] == bucket) return elements;
-    elements += size(trace_[i]);
+    if (trace_[i].bucket == bucket) return elements;
+    elements += size(trace_[i].bucket);
     if (elements > limits_.reuse) break;
   }
   return std::numeric_limits<int64_t>::max();
@@ -71,10 +76,13 @@ void WeightGatherer::make_room(int64_t elements, size_t spared) {
 
 void WeightGatherer::note_use(size_t bucket) {
   entries_[bucket].last_use = static_cast<int64_t>(record_.size());
-  if (!record_.empty() && record_.back() == bucket) return;
-  record_.push_back(bucket);
+  if (!record_.empty() && record_.back().bucket == bucket) {
+    ++record_.back().times;
+    return;
+  }
+  record_.push_back({bucket, 1});
   if (!following_) return;
-  if (position_ < trace_.size() && trace_[position_] == bucket) {
+  if (position_ < trace_.size() && trace_[position_].bucket == bucket) {
     ++position_;
   } else {
     following_ = false;
@@ -108,7 +116,7 @@ void WeightGatherer::fetch_ahead() {
     if (entries_[i].flight) under_way += size(i);
   }
   for (size_t i = position_; i < trace_.size(); ++i) {
-    const size_t next = trace_[i];
+    const size_t next = trace_[i].bucket;
     if (entries_[next].data) continue;
     const int64_t with = size(next);
     if (under_way + with > limits_.prefetch || live_ + with > limits_.live) return;
@@ -131,7 +139,7 @@ void WeightGatherer::begin_pass() {
 }
 
 void WeightGatherer::end_pass() {
-  if (!following_ || position_ != trace_.size()) trace_ = record_;
+  if (!record_.empty()) trace_ = std::exchange(record_, {});
   following_ = false;
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (entries_[i].users == 0 && !layout_.buckets()[i].resident) drop(i);

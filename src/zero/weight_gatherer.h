@@ -45,6 +45,11 @@ class WeightGatherer {
     int users = 0;
     int64_t last_use = 0;
   };
+  // Uses of one bucket after each other.
+  struct Uses {
+    size_t bucket;
+    int64_t times;
+  };
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
   void fetch(size_t bucket);
@@ -62,9 +67,9 @@ class WeightGatherer {
   std::unique_ptr<WeightRoute> route_;
   Limits limits_;
   std::vector<Entry> entries_;  // by bucket
-  std::vector<size_t> trace_;   // buckets in the order of the last pass
-  std::vector<size_t> record_;  // and of this one
-  size_t position_ = 0;         // in the trace, of the next use
+  std::vector<Uses> trace_;     // in the order of the last pass
+  std::vector<Uses> record_;    // and of this one
+  size_t position_ = 0;         // in the trace, of the next bucket
   bool following_ = false;      // this pass has been like the trace
   int64_t live_ = 0;
 };

@@ -1,5 +1,6 @@
 // ZeRO++: quantised gathers (qwZ), second copies (hpZ) and quantised reductions (qgZ), with the
 // bytes that they are for, on ranks that pretend to sit on two nodes.
+#include "engine/plan.h"
 #include "traffic_world.h"
 
 namespace ds::zero_test {
@@ -311,6 +312,52 @@ TEST(ZeroPlusPlus, TrainsAsWell) {
   EXPECT_NEAR(mean_of_last(everything) / plain, 1, 0.02);
   const Json loco = with(everything, {{"zeropp_loco_param", Json::object()}});
   EXPECT_NEAR(mean_of_last(loco) / plain, 1, 0.02);
+}
+
+// The plan knows how many collectives a step takes, and what goes quantised between nodes.
+TEST(ZeroPlusPlus, IsPlanned) {
+  const Json variants[] = {
+      Json::object(),
+      {{"zero_quantized_weights", true}, {"zero_hpz_partition_size", 2}},
+      {{"zero_quantized_gradients", true}},
+      {{"mics_shard_size", 2}},
+  };
+  for (const Json& keys : variants) {
+    SCOPED_TRACE(dump_json(keys));
+    const Json zero = {{"reduce_bucket_size", 9000}, {"stage3_param_persistence_threshold", 100}};
+    const Job run{
+        4, zero_config(3, with(zero, keys), with(kBf16, {{"communication_data_type", "bf16"}}))};
+    PlanOptions options;
+    options.world = 4;
+    options.ranks_per_node = 2;
+    const Json planned = plan_training(run.model, dump_json(run.config), options);
+    const std::pair<const char*, Collective> kinds[] = {
+        {"all_gather", Collective::kAllGather},
+        {"reduce_scatter", Collective::kReduceScatter},
+        {"all_to_all", Collective::kAllToAll}};
+    run_ranks(
+        4,
+        [&](const std::shared_ptr<Communicator>& comm) {
+          auto engine = make_rank_engine(run, comm);
+          for (int i = 0; i < 2; ++i) engine->train_batch();
+          const TrafficTable before = comm->total_traffic();
+          engine->train_batch();
+          const TrafficTable after = comm->total_traffic();
+          for (const auto& [name, kind] : kinds) {
+            int64_t calls = 0, across = 0;
+            for (const Json& one : planned["moved_per_step"]) {
+              if (one["collective"] != name) continue;
+              calls += one["calls"].get<int64_t>();
+              across += one["across_nodes"].get<int64_t>();
+            }
+            const auto at = static_cast<size_t>(kind);
+            EXPECT_EQ(after[at].calls - before[at].calls, calls) << name;
+            if (kind != Collective::kAllToAll) continue;
+            EXPECT_EQ(after[at].across_nodes - before[at].across_nodes, across) << name;
+          }
+        },
+        two_nodes());
+  }
 }
 
 TEST(ZeroPlusPlus, Refuses) {
