@@ -1,6 +1,7 @@
 #include "metrics.h"
 
 #include <cmath>
+#include <utility>
 
 #include "command.h"
 #include "format.h"
@@ -31,7 +32,8 @@ MetricsFile::MetricsFile(const std::string& path, bool append) : path_(path) {
   if (!file_) throw Failure("cannot open the metrics file " + path_ + " for writing");
 }
 
-void MetricsFile::write(const libds::StepReport& report, std::optional<double> valid_loss) {
+void MetricsFile::write(const libds::StepReport& report, std::optional<double> valid_loss,
+                        const libds::Comm& comm) {
   if (path_.empty()) return;
   Json line;
   line["step"] = report.step;
@@ -49,6 +51,16 @@ void MetricsFile::write(const libds::StepReport& report, std::optional<double> v
     line["first_bad_tensor"] = report.first_bad_tensor;
   }
   if (valid_loss) line["valid_loss"] = number(*valid_loss);
+  if (comm.size() > 1) {
+    int64_t within = 0, across = 0;
+    const Json about = parse_json(comm.report(), "the group's report");
+    for (const auto& [name, sent] : about.at("total_traffic").items()) {
+      within += sent.at("within_node_bytes").get<int64_t>();
+      across += sent.at("across_nodes_bytes").get<int64_t>();
+    }
+    line["sent_within_node"] = within - std::exchange(within_node_, within);
+    line["sent_across_nodes"] = across - std::exchange(across_nodes_, across);
+  }
   file_ << line.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n' << std::flush;
   if (!file_) throw Failure("cannot write the metrics file " + path_);
 }

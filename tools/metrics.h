@@ -14,11 +14,15 @@ class MetricsFile {
   // Appends when `append`, else begins anew. An empty path records nothing.
   MetricsFile(const std::string& path, bool append);
 
-  void write(const libds::StepReport& report, std::optional<double> valid_loss);
+  // Of `comm`, what this process has sent since the last line, where it has somebody to send to.
+  void write(const libds::StepReport& report, std::optional<double> valid_loss,
+             const libds::Comm& comm);
 
  private:
   std::string path_;
   std::ofstream file_;
+  int64_t within_node_ = 0;  // bytes sent so far
+  int64_t across_nodes_ = 0;
 };
 
 }  // namespace tool

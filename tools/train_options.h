@@ -13,6 +13,7 @@ namespace tool {
 struct TrainOptions {
   std::string model;
   ConfigOptions config;
+  std::string comm_config = "{}";
   FineTuneOptions fine_tune;
   std::string data;
   std::string data_spec;

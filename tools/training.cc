@@ -348,7 +348,7 @@ int Training::run() {
     stopped = stop_signal(signals);
     std::optional<double> valid_loss;
     if (stopped == 0 && (last || due(o_.eval_interval))) valid_loss = validate();
-    metrics.write(report, valid_loss);
+    metrics.write(report, valid_loss, comm_);
     if (valid_loss) {
       progress.message(format("step %lld  validation loss %s  perplexity %s",
                               static_cast<long long>(step_),

@@ -43,16 +43,18 @@ class CallerStore : public Store {
 
 Json report_of(const Communicator& comm) {
   const Topology& topology = comm.topology();
-  Json traffic = Json::object();
-  const TrafficTable table = comm.traffic();
-  for (int i = 0; i < kCollectives; ++i) {
-    const Traffic& one = table[static_cast<size_t>(i)];
-    if (one.calls == 0) continue;
-    traffic[std::string(collective_name(static_cast<Collective>(i)))] = {
-        {"calls", one.calls},
-        {"within_node_bytes", one.within_node},
-        {"across_nodes_bytes", one.across_nodes}};
-  }
+  const auto by_collective = [](const TrafficTable& table) {
+    Json traffic = Json::object();
+    for (int i = 0; i < kCollectives; ++i) {
+      const Traffic& one = table[static_cast<size_t>(i)];
+      if (one.calls == 0) continue;
+      traffic[std::string(collective_name(static_cast<Collective>(i)))] = {
+          {"calls", one.calls},
+          {"within_node_bytes", one.within_node},
+          {"across_nodes_bytes", one.across_nodes}};
+    }
+    return traffic;
+  };
   return {{"rank", comm.rank()},
           {"size", comm.size()},
           {"transport", comm.transport()},
@@ -61,7 +63,8 @@ Json report_of(const Communicator& comm) {
             {"local_size", topology.local_size},
             {"node", topology.node},
             {"nodes", topology.nodes}}},
-          {"traffic", std::move(traffic)}};
+          {"traffic", by_collective(comm.traffic())},
+          {"total_traffic", by_collective(comm.total_traffic())}};
 }
 
 }  // namespace

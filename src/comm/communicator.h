@@ -63,7 +63,7 @@ struct Topology {
 };
 
 // Every rank of a group calls the same collectives in the same order, from one thread at a time.
-// abort(), state(), topology() and traffic() may be called from any thread at any moment.
+// abort(), state(), topology() and the traffic may be called from any thread at any moment.
 class Communicator {
  public:
   // kFailed: a peer was lost, a deadline passed, or ranks called different things; later calls
@@ -81,6 +81,8 @@ class Communicator {
   State state() const noexcept { return state_.load(std::memory_order_acquire); }
   const Topology& topology() const noexcept { return topology_; }
   virtual TrafficTable traffic() const = 0;
+  // With that of all groups split from this one, also those that are gone.
+  virtual TrafficTable total_traffic() const = 0;
   virtual const char* transport() const noexcept = 0;  // "shm", ...
 
   // Reductions. Floating types are summed in rank order in fp32 (float64 in float64) and rounded
@@ -155,7 +157,8 @@ class Communicator {
   // first reason stays. Does nothing after finalize or a failure.
   void abort(std::string_view reason) noexcept;
 
-  // Times of operations go there from now on; null: nowhere. Not while operations are in flight.
+  // Times of operations go there from now on, and those of groups split from now on; null: nowhere.
+  // Not while operations are in flight.
   virtual void set_logger(std::shared_ptr<CommsLogger> logger) = 0;
 
  protected:

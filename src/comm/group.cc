@@ -38,13 +38,14 @@ std::vector<int> pretended_nodes(const CommOptions& options, const std::vector<i
 }
 
 Group::Group(std::unique_ptr<Transport> transport, const CommOptions& options,
-             const std::vector<int>& node_of)
+             const std::vector<int>& node_of, std::shared_ptr<TrafficCounter> parent)
     : Communicator(transport->rank(), transport->size(), options.deadline),
       options_(options),
       transport_(std::move(transport)),
       records_(static_cast<size_t>(size())),
       present_(static_cast<size_t>(size()), 1),
       messages_(*transport_),
+      traffic_(std::make_shared<TrafficCounter>(std::move(parent))),
       executor_([this](OperationPtr operation) { execute(std::move(operation)); }) {
   set_topology(topology_of(rank(), node_of));
 }
@@ -195,7 +196,8 @@ void Group::finished(const OperationPtr& operation, int participants,
   if (logger_ && !error) {
     const Tensor& told = operation->input ? operation->input : operation->output;
     const std::chrono::duration<double> took = Clock::now() - operation->called;
-    logger_->record(operation->record.kind, told ? told.bytes() : 0, took.count(), size());
+    logger_->record(operation->record.kind, told ? told.bytes() : 0, took.count(), size(),
+                    last_traffic_.within_node, last_traffic_.across_nodes);
   }
   --unfinished_;
   operation->finish(participants, error);
@@ -282,7 +284,9 @@ std::shared_ptr<Communicator> Group::do_split(int color, int key,
       nodes.push_back(topology().node_of[static_cast<size_t>(member.rank)]);
     }
     auto transport = transport_->split(ranks, gather, watch_of(*operation));
-    if (transport) group = std::make_shared<Group>(std::move(transport), options_, nodes);
+    if (!transport) return;
+    group = std::make_shared<Group>(std::move(transport), options_, nodes, traffic_);
+    group->set_logger(logger_);
   };
   run_blocking(operation);
   if (!group) return nullptr;

@@ -10,6 +10,7 @@
 #include "comm/executor.h"
 #include "comm/messages.h"
 #include "comm/plan.h"
+#include "comm/traffic.h"
 #include "comm/transport.h"
 
 namespace ds::comm {
@@ -17,10 +18,11 @@ namespace ds::comm {
 class Group : public Communicator {
  public:
   Group(std::unique_ptr<Transport> transport, const CommOptions& options,
-        const std::vector<int>& node_of);
+        const std::vector<int>& node_of, std::shared_ptr<TrafficCounter> parent = {});
   ~Group() override;
 
-  TrafficTable traffic() const override;
+  TrafficTable traffic() const override { return traffic_->own(); }
+  TrafficTable total_traffic() const override { return traffic_->total(); }
   const char* transport() const noexcept override { return transport_->name(); }
   void set_logger(std::shared_ptr<CommsLogger> logger) override { logger_ = std::move(logger); }
 
@@ -74,8 +76,8 @@ class Group : public Communicator {
   int participants_ = 0;
   int64_t across_before_ = 0;
   Messages messages_;
-  mutable std::mutex traffic_mutex_;
-  TrafficTable traffic_{};
+  const std::shared_ptr<TrafficCounter> traffic_;
+  Traffic last_traffic_;  // of the operation that runs
   std::mutex children_mutex_;
   std::vector<std::weak_ptr<Communicator>> children_;
   Executor executor_;  // last: ends first

@@ -11,6 +11,7 @@ void Group::run(Operation& operation) {
   Record& record = operation.record;
   record.sequence = ++sequence_;
   participants_ = 0;
+  last_traffic_ = {};
   across_before_ = transport_->bytes_across();
   transport_->announce(record, true);
   if (operation.body) {
@@ -210,11 +211,8 @@ bool Group::same_node(int peer) const {
 void Group::count(const Record& record, int64_t within, int64_t across) {
   const bool message = record.kind == Collective::kSend || record.kind == Collective::kRecv;
   const int64_t real = message ? -1 : transport_->bytes_across();
-  const std::lock_guard lock(traffic_mutex_);
-  Traffic& traffic = traffic_[static_cast<size_t>(record.kind)];
-  ++traffic.calls;
-  traffic.within_node += within;
-  traffic.across_nodes += real >= 0 ? real - across_before_ : across;
+  last_traffic_ = {1, within, real >= 0 ? real - across_before_ : across};
+  traffic_->add(record.kind, last_traffic_.within_node, last_traffic_.across_nodes);
 }
 
 void Group::count_reduction(const Reduction& reduction, const Record& record) {
@@ -247,11 +245,6 @@ void Group::count_movement(const Movement& movement, const Record& record) {
     bytes[same_node(peer)] += movement.send[static_cast<size_t>(peer)].bytes;
   }
   count(record, bytes[1], bytes[0]);
-}
-
-TrafficTable Group::traffic() const {
-  const std::lock_guard lock(traffic_mutex_);
-  return traffic_;
 }
 
 }  // namespace ds::comm

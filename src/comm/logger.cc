@@ -30,6 +30,7 @@ struct CommsLogger::Row {
   int64_t bytes;
   int64_t count;
   double total_ms, average_ms, algorithm_gbps, bus_gbps;
+  int64_t within_node, across_nodes;
 };
 
 bool CommsLogger::wanted(Collective kind) const {
@@ -37,13 +38,16 @@ bool CommsLogger::wanted(Collective kind) const {
          std::ranges::find(options_.operations, collective_name(kind)) != options_.operations.end();
 }
 
-void CommsLogger::record(Collective kind, int64_t bytes, double seconds, int ranks) {
+void CommsLogger::record(Collective kind, int64_t bytes, double seconds, int ranks,
+                         int64_t within_node, int64_t across_nodes) {
   if (!wanted(kind)) return;
   {
     const std::lock_guard lock(mutex_);
     Samples& samples = samples_[{kind, bytes}];
     samples.seconds.push_back(static_cast<float>(seconds));
     samples.ranks = ranks;
+    samples.within_node += within_node;
+    samples.across_nodes += across_nodes;
   }
   if (options_.verbose && log_enabled(LogLevel::kInfo)) {
     const Bandwidth bandwidth = collective_bandwidth(kind, bytes, seconds, ranks);
@@ -89,7 +93,8 @@ std::map<Collective, std::vector<CommsLogger::Row>> CommsLogger::rows() const {
     }
     rows[key.first].push_back({key.second, static_cast<int64_t>(samples.seconds.size()),
                                total * 1e3, trimmed_mean(samples.seconds) * 1e3,
-                               trimmed_mean(std::move(algorithm)), trimmed_mean(std::move(bus))});
+                               trimmed_mean(std::move(algorithm)), trimmed_mean(std::move(bus)),
+                               samples.within_node, samples.across_nodes});
   }
   return rows;
 }
@@ -100,7 +105,8 @@ std::string CommsLogger::table() const {
                 "Message Size", "Count", "Total Latency(ms)", "Avg Latency(ms)", "tput_avg (Gbps)",
                 "busbw_avg (Gbps)");
   std::string text = line;
-  for (const auto& [kind, sizes] : rows()) {
+  const auto all = rows();
+  for (const auto& [kind, sizes] : all) {
     text += collective_name(kind);
     text += '\n';
     for (const Row& row : sizes) {
@@ -109,6 +115,21 @@ std::string CommsLogger::table() const {
                     row.total_ms, row.average_ms, row.algorithm_gbps, row.bus_gbps);
       text += line;
     }
+  }
+  std::snprintf(line, sizeof(line), "%-20s%-20s%-20s\n", "Bytes sent by", "Within node",
+                "Across nodes");
+  text += line;
+  for (const auto& [kind, sizes] : all) {
+    int64_t within = 0, across = 0;
+    for (const Row& row : sizes) {
+      within += row.within_node;
+      across += row.across_nodes;
+    }
+    if (within + across == 0) continue;
+    std::snprintf(line, sizeof(line), "%-20s%-20lld%-20lld\n",
+                  std::string(collective_name(kind)).c_str(), static_cast<long long>(within),
+                  static_cast<long long>(across));
+    text += line;
   }
   return text;
 }
@@ -123,7 +144,9 @@ Json CommsLogger::summary() const {
                       {"total_ms", row.total_ms},
                       {"average_ms", row.average_ms},
                       {"algbw_gbps", row.algorithm_gbps},
-                      {"busbw_gbps", row.bus_gbps}});
+                      {"busbw_gbps", row.bus_gbps},
+                      {"within_node_bytes", row.within_node},
+                      {"across_nodes_bytes", row.across_nodes}});
     }
   }
   return document;

@@ -33,22 +33,25 @@ class CommsLogger {
  public:
   explicit CommsLogger(CommsLoggerOptions options = {}) : options_(std::move(options)) {}
 
-  // Threads: any.
-  void record(Collective kind, int64_t bytes, double seconds, int ranks);
+  // The last two are what this rank sent (see Traffic). Threads: any.
+  void record(Collective kind, int64_t bytes, double seconds, int ranks, int64_t within_node = 0,
+              int64_t across_nodes = 0);
   void reset();
 
   // Columns Comm. Op, Message Size, Count, Total Latency(ms), Avg Latency(ms), tput_avg (Gbps),
   // busbw_avg (Gbps); sizes ascending below each operation. Averages leave out a tenth of the
-  // samples at either end.
+  // samples at either end. Below, what this rank sent: Bytes sent by, Within node, Across nodes.
   std::string table() const;
   // {"all_reduce": [{"bytes":, "count":, "total_ms":, "average_ms":, "algbw_gbps":,
-  // "busbw_gbps":}]}
+  // "busbw_gbps":, "within_node_bytes":, "across_nodes_bytes":}]}
   Json summary() const;
 
  private:
   struct Samples {
     std::vector<float> seconds;
     int ranks = 1;
+    int64_t within_node = 0;
+    int64_t across_nodes = 0;
   };
   struct Row;
   bool wanted(Collective kind) const;

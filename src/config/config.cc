@@ -1,5 +1,6 @@
 #include "config/config.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/text.h"
@@ -223,6 +224,17 @@ ZeroConfig read_zero(const ParsedObject& parsed) {
   out.most_resident = size("stage3_model_persistence_threshold");
   out.max_live = size("stage3_max_live_parameters");
   out.max_reuse = size("stage3_max_reuse_distance");
+  const auto flag = [&](const char* key) { return values.at(key).get<bool>(); };
+  out.shard_ranks = static_cast<int>(std::clamp<int64_t>(size("mics_shard_size"), 0, INT32_MAX));
+  out.second_ranks =
+      static_cast<int>(std::min<int64_t>(size("zero_hpz_partition_size"), INT32_MAX));
+  out.quantized_weights = flag("zero_quantized_weights");
+  out.quantized_frozen = flag("zero_quantized_nontrainable_weights");
+  out.quantized_gradients = flag("zero_quantized_gradients");
+  out.gather_by_node = flag("mics_hierarchical_params_gather");
+  if (const Json& feedback = values.at("zeropp_loco_param"); !feedback.is_null()) {
+    out.feedback = {feedback.at("err_beta").get<double>(), feedback.at("reset_T").get<int64_t>()};
+  }
   return out;
 }
 

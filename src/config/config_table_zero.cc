@@ -184,20 +184,21 @@ std::vector<Key> stage3_rows() {
 }
 
 std::vector<Key> wire_rows() {
-  constexpr const char* kZeroPlusPlus = "ZeRO++";
   return {
-      integer("zero_hpz_partition_size", 1, "Ranks of the secondary partition.")
-          .at_least(1)
-          .needs(kZeroPlusPlus),
-      flag("zero_quantized_weights", false, "Quantise gathered weights.").needs(kZeroPlusPlus),
-      flag("zero_quantized_nontrainable_weights", false, "Quantise frozen weights.")
-          .needs(kZeroPlusPlus),
-      flag("zero_quantized_gradients", false, "Quantise reduced gradients.").needs(kZeroPlusPlus),
-      integer("mics_shard_size", -1, "Ranks of one MiCS shard; -1 disables.")
-          .at_least(-1)
-          .needs("MiCS"),
-      flag("mics_hierarchical_params_gather", false, "Gather within nodes, then across.")
-          .needs("MiCS"),
+      integer("zero_hpz_partition_size", 1,
+              "Consecutive ranks that keep a second copy of the weights, for backward; 1: none. "
+              "Stage 3.")
+          .at_least(1),
+      flag("zero_quantized_weights", false, "Weights are gathered in 8 bits. Stage 3."),
+      flag("zero_quantized_nontrainable_weights", false,
+           "Frozen weights are, if they have more than 500000 elements. Stage 3."),
+      flag("zero_quantized_gradients", false,
+           "Gradients of matrices are reduced in 4 bits, where there are several nodes. Stage 3."),
+      integer("mics_shard_size", -1,
+              "Consecutive ranks that hold one copy of the state together; -1: all. Stage 3.")
+          .at_least(-1),
+      flag("mics_hierarchical_params_gather", false,
+           "MiCS gathers across nodes, then within them."),
   };
 }
 
@@ -214,9 +215,7 @@ std::vector<Key> object_rows() {
       optional_section("zenflow", zenflow_table())
           .needs("ZenFlow (its presence enables it)")
           .always(),
-      optional_section("zeropp_loco_param", loco_table())
-          .needs("error feedback of quantised gradients (its presence enables it)")
-          .always(),
+      optional_section("zeropp_loco_param", loco_table()),
       section("leaf_module", leaf_module_table()),
   };
 }

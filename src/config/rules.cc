@@ -17,6 +17,7 @@ class Rules {
   BatchConfig run() {
     precision();
     zero();
+    zero_groups();
     offload();
     low_precision_masters();
     optimizer();
@@ -88,6 +89,33 @@ class Rules {
     if (on("/zero_optimization/elastic_checkpoint") && stage() == 3) {
       warn("/zero_optimization/elastic_checkpoint", "cannot be loaded at stage 3");
     }
+  }
+
+  // ZeRO++ and MiCS.
+  void zero_groups() const {
+    const auto key = [](std::string_view name) { return str_cat("/zero_optimization/", name); };
+    const int64_t second = *integer(key("zero_hpz_partition_size"));
+    const int64_t shard = *integer(key("mics_shard_size"));
+    const bool feedback = !at(key("zeropp_loco_param")).is_null();
+    const auto stage_three = [&](bool wanted, std::string_view name) {
+      forbid(wanted && stage() != 3, key(name).c_str(), "needs ZeRO stage 3, not stage ", stage());
+    };
+    stage_three(second > 1, "zero_hpz_partition_size");
+    stage_three(shard > 0, "mics_shard_size");
+    for (const char* name : {"zero_quantized_weights", "zero_quantized_nontrainable_weights",
+                             "zero_quantized_gradients"}) {
+      stage_three(on(key(name)), name);
+    }
+    forbid(shard == 0, key("mics_shard_size").c_str(), "0 ranks hold nothing; use -1 for all");
+    forbid(shard > 0 && second > 1, key("zero_hpz_partition_size").c_str(), second,
+           " contradicts mics_shard_size ", shard, ", whose gathers are near already; keep one");
+    forbid(shard <= 0 && on(key("mics_hierarchical_params_gather")),
+           key("mics_hierarchical_params_gather").c_str(), "needs mics_shard_size");
+    const bool quantized = on(key("zero_quantized_gradients"));
+    forbid(quantized && !on(key("reduce_scatter")), key("zero_quantized_gradients").c_str(),
+           "needs reduce_scatter true");
+    forbid(feedback && !quantized, key("zeropp_loco_param").c_str(),
+           "keeps what the rounding of gradients loses and needs zero_quantized_gradients true");
   }
 
   bool offloads(const std::string& object, std::string_view device = "") const {

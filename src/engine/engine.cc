@@ -221,6 +221,7 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   options.first_sample = comm_->rank() * batch.ids.size(0);
   options.loss_gradient = loss_gradient();
   options.profile = metrics_->profile_for(progress_.steps);
+  model_->state().set_loss_scale(updater_->loss_scale());
   model_->state().begin_pass();
   auto pending = std::make_unique<Pending>(context(), model_->state(), options);
   models::ForwardOptions forward_options;
@@ -379,6 +380,7 @@ StepReport Engine::apply_update() {
   check_gradients_given();
   model_->state().settle_gradients(ctx);
   model_->state().reduce_own_gradients();
+  model_->state().reduce_replicas();
   const RankTotals totals = rank_totals();
   if (totals.batches == 0) return nothing_left();
   // The mean over the micro batches that there were.
@@ -389,6 +391,7 @@ StepReport Engine::apply_update() {
   if (config_.zero.sanity_checks && outcome.applied) {
     agree(ctx, *comm_, "checking the weights", [&] { model_->state().check_weights(ctx); });
   }
+  if (!outcome.applied) model_->state().gradients_overflowed();
 
   StepReport report;
   report.applied = outcome.applied;

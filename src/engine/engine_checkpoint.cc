@@ -114,6 +114,7 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   const std::string temporary =
       broadcast_text(ctx, *comm_, first ? writer->temporary().string() : std::string());
   state.settle_gradients(ctx);
+  state.reduce_replicas();
   std::string others_part;
   agree(ctx, *comm_, kWhat, [&] {
     if (!first) other = std::make_unique<PartWriter>(temporary, comm_->rank(), options.blob);
@@ -142,6 +143,7 @@ void Engine::save(const std::string& folder, const std::string& tag) {
 zero::FlatRange Engine::saved_share(nn::ParamId id) const {
   const zero::FlatLayout& layout = model_->state().layout();
   if (layout.world() > 1) {
+    if (!model_->state().first_of_replicas()) return {};
     const zero::OwnedPart part = layout.part(id);
     return {part.first, part.first + part.count};
   }

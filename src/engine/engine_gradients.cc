@@ -122,6 +122,7 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   begin_step_clock();
   reduce_what_is_open();
   model_->state().settle_gradients(context());
+  model_->state().reduce_replicas();
   model_->state().write_gradient(context(), id, value);
   model_->state().gradient_given(id);
   phase_ = Phase::kBackwardDone;
@@ -139,6 +140,7 @@ Tensor Engine::gradient(const std::string& name) {
   const nn::ParamId id = trainable(name);
   reduce_what_is_open();
   model_->state().settle_gradients(context());
+  model_->state().reduce_replicas();
   return model_->state().read_gradient(context(), id);
 }
 

@@ -12,12 +12,15 @@
 #include "optim/groups.h"
 #include "optim/muon_rounds.h"
 #include "optim/optimizer.h"
+#include "zero/piece_blocks.h"
 #include "zero/rank_peers.h"
 
 namespace ds {
 namespace {
 
 constexpr int64_t kMostParameters = int64_t{1} << 50;
+constexpr int64_t kTotals =
+    4;  // numbers that ranks add up per step: loss, tokens, batches, samples
 
 // What is known of a model without any memory for it.
 struct Shapes {
@@ -91,11 +94,17 @@ class Planner {
     share_ = share_options(config_);
     stage_ = world_ == 1 ? 0 : share_.stage;  // a world of one is not shared
     type_ = dtype_of(config_.precision.compute);
+    share_.stage = stage_;
+    if (world_ > 1) zero::check_group_sizes(share_.groups, world_);
+    const int shard = share_.groups.shard;
+    all_ = shard_ = places_of(world_, 1);
+    if (stage_ == 3 && shard > 0) shard_ = places_of(shard, 1);
     zero::Sharing sharing;
-    sharing.world = stage_ == 0 ? 1 : world_;
-    if (world_ > 1) sharing.bucket_elements = share_.bucket_elements;
-    if (stage_ == 3) sharing.resident = zero::choose_resident(shapes_.parameters, share_);
+    if (world_ > 1) {
+      sharing = zero::choose_sharing(shapes_.parameters, share_, 0, shard_.ranks());
+    }
     layout_ = std::make_unique<zero::FlatLayout>(shapes_.parameters, sharing);
+    by_node_ = stage_ == 3 && share_.quantized_gradients && shard_.nodes > 1;
   }
 
   Json run() {
@@ -119,6 +128,17 @@ class Planner {
   }
 
  private:
+  // Where the ranks of a group are: so many on each of so many nodes.
+  struct Places {
+    int local = 1, nodes = 1;
+    int ranks() const { return local * nodes; }
+  };
+  // Of a group of ranks that lie `stride` apart.
+  Places places_of(int ranks, int stride) const {
+    const int local = std::clamp(per_node_ / stride, 1, ranks);
+    return {local, std::max(1, ranks / local)};
+  }
+
   int64_t item() const { return dtype_size(type_); }
 
   Json memory() {
@@ -131,15 +151,49 @@ class Planner {
     const int64_t gradients =
         (stage_ > 0 ? layout_->owned_trainable_elements() : layout_->trainable_elements()) *
         dtype_size(dtype_of(config_.precision.accumulate));
+    const int64_t second = second_bytes(), errors = error_bytes();
     const int64_t optimizer = optimizer_bytes();
     const int64_t activations = activation_bytes(), communication = buffer_bytes();
-    return {{"parameters", weights + masters},
-            {"gradients", gradients},
+    const int64_t states = weights + masters + second + gradients + errors + optimizer;
+    return {{"parameters", weights + masters + second},
+            {"gradients", gradients + errors},
             {"optimizer", optimizer},
-            {"model_states", weights + masters + gradients + optimizer},
+            {"model_states", states},
             {"activations_estimate", activations},
             {"communication", communication},
-            {"total", weights + masters + gradients + optimizer + activations + communication}};
+            {"total", states + activations + communication}};
+  }
+
+  bool quantized_weights(const zero::Bucket& bucket) const {
+    return share_.weights.quantized ||
+           (share_.weights.quantized_frozen && !bucket.trainable && !bucket.exact);
+  }
+
+  // Weights that are held besides the own piece: hpZ's second copy, codes of frozen ones.
+  int64_t second_bytes() const {
+    int64_t bytes = 0;
+    for (const zero::Bucket& bucket : layout_->buckets()) {
+      if (stage_ != 3) break;
+      if (share_.groups.secondary > 1 && !bucket.resident) {
+        bytes += bucket.range.elements() / share_.groups.secondary * item();
+      }
+      if (share_.weights.quantized_frozen && !bucket.trainable && !bucket.exact) {
+        bytes += zero::piece_bytes(*layout_, bucket, 8);
+      }
+    }
+    return bytes;
+  }
+
+  // What LoCo keeps of the gradients' roundings.
+  int64_t error_bytes() const {
+    if (!by_node_ || !share_.feedback) return 0;
+    int64_t bytes = 0;
+    for (const zero::Bucket& bucket : layout_->buckets()) {
+      if (!bucket.trainable || bucket.exact) continue;
+      const int64_t piece = zero::piece_bytes(*layout_, bucket, 8);
+      bytes += piece * ((shard_.local > 1 ? shard_.ranks() : 0) + shard_.nodes);
+    }
+    return bytes;
   }
 
   int64_t optimizer_bytes() const {
@@ -192,6 +246,9 @@ class Planner {
     const int64_t wire = share_.wire == DType::kFloat32 ? 0 : dtype_size(share_.wire);
     int64_t bytes = std::min<int64_t>(buckets, share_.overlap ? 3 : 1) * largest * (4 + wire);
     if (stage_ == 3) bytes += std::min(gathered, share_.gather.live) * item();
+    // A quantised gather or reduction needs its messages beside the bucket.
+    if (stage_ == 3 && share_.weights.quantized) bytes += largest;
+    if (by_node_) bytes += 2 * largest * 4 / 8;
     return bytes;
   }
 
@@ -204,29 +261,31 @@ class Planner {
 
   // Adds `times` calls over `bytes` in equal pieces. Blocks for a node cross the network once and
   // are spread inside it.
-  void add_pieces(Traffic& traffic, int64_t bytes, int64_t times) const {
+  static void add_pieces(Traffic& traffic, int64_t bytes, int64_t times, const Places& places) {
     const double full = static_cast<double>(bytes) * static_cast<double>(times);
-    const double local = per_node_, nodes = static_cast<double>(world_) / local;
+    const double local = places.local, nodes = places.nodes;
     traffic.calls += times;
     traffic.bytes += bytes * times;
     traffic.near += full * (local - 1) / local;
     traffic.far += full * (nodes - 1) / nodes / local;
   }
   // A sum for everybody is one in pieces that are then gathered; pieces end at cache lines.
-  void add_sums(Traffic& traffic, int64_t elements, DType type, int64_t times) const {
-    if (per_node_ < world_) {
-      add_pieces(traffic, elements * dtype_size(type), times);
+  static void add_sums(Traffic& traffic, int64_t elements, DType type, int64_t times,
+                       const Places& places) {
+    if (places.nodes > 1) {
+      add_pieces(traffic, elements * dtype_size(type), times, places);
       Traffic again;
-      add_pieces(again, elements * dtype_size(type), times);
+      add_pieces(again, elements * dtype_size(type), times, places);
       traffic.near += again.near;
       traffic.far += again.far;
       return;
     }
-    const int64_t own = comm::part_of(elements, 0, world_, dtype_size(type)).size();
+    const int world = places.ranks();
+    const int64_t own = comm::part_of(elements, 0, world, dtype_size(type)).size();
     traffic.calls += times;
     traffic.bytes += elements * dtype_size(type) * times;
     traffic.near +=
-        static_cast<double>((elements - own + (world_ - 1) * own) * dtype_size(type) * times);
+        static_cast<double>((elements - own + (world - 1) * own) * dtype_size(type) * times);
   }
 
   static Json described(const char* name, const char* what, const Traffic& traffic) {
@@ -238,40 +297,83 @@ class Planner {
             {"across_nodes", static_cast<int64_t>(traffic.far)}};
   }
 
+  // Bytes of a bucket that is gathered, as they travel.
+  int64_t gathered_bytes(const zero::Bucket& bucket) const {
+    return quantized_weights(bucket) ? layout_->world() * zero::piece_bytes(*layout_, bucket, 8)
+                                     : bucket.range.elements() * item();
+  }
+
   Json traffic() const {
     Json out = Json::array();
     if (world_ == 1) return out;
-    const int64_t passes = config_.batch.accumulation;
-    const bool sums = stage_ == 0 || !share_.reduce_scatter;
-    Traffic gradients, weights;
-    for (const zero::Bucket& bucket : layout_->buckets()) {
-      if (!bucket.trainable) continue;
-      const int64_t n = bucket.range.elements();
-      if (sums) {
-        add_sums(gradients, n, share_.wire, passes);
-      } else {
-        add_pieces(gradients, n * dtype_size(share_.wire), passes);
-      }
-      if (stage_ == 1 || stage_ == 2) add_pieces(weights, n * item(), 1);
-    }
-    out.push_back(described(sums ? "all_reduce" : "reduce_scatter", "gradients", gradients));
+    add_gradients(out);
     if (stage_ == 3) {
-      const bool segmented = config_.activation_checkpointing.enabled;
-      const int64_t segments =
-          segmented ? config_.activation_checkpointing.segments.value_or(shapes_.layers) : 0;
-      const GatherCount count =
-          count_gathers(*layout_, world_, share_.gather, type_,
-                        record_uses(model_, shapes_.parameters, type_, segments), passes);
-      add_pieces(weights, count.elements * item(), 1);
-      weights.calls = count.calls;
+      add_gathers(out);
+    } else if (stage_ > 0) {
+      Traffic weights;
+      for (const zero::Bucket& bucket : layout_->buckets()) {
+        if (bucket.trainable) add_pieces(weights, bucket.range.elements() * item(), 1, all_);
+      }
+      out.push_back(described("all_gather", "weights", weights));
     }
-    if (stage_ > 0) out.push_back(described("all_gather", "weights", weights));
     Traffic counters;
-    add_sums(counters, 2, DType::kFloat64, 1);  // loss and tokens
-    if (stage_ > 0) add_sums(counters, ExactSum::kWords, DType::kInt64, 1);
+    add_sums(counters, kTotals, DType::kFloat64, 1, all_);
+    if (stage_ > 0) add_sums(counters, ExactSum::kWords, DType::kInt64, 1, shard_);
     out.push_back(described("all_reduce", "loss and gradient norm", counters));
     add_optimizer(out);
     return out;
+  }
+
+  void add_gradients(Json& out) const {
+    const int64_t passes = config_.batch.accumulation;
+    const bool sums = stage_ == 0 || !share_.reduce_scatter;
+    Traffic plain, inside, across;
+    for (const zero::Bucket& bucket : layout_->buckets()) {
+      if (!bucket.trainable) continue;
+      const int64_t n = bucket.range.elements();
+      if (by_node_ && !bucket.exact) {
+        const int64_t bytes = layout_->world() * zero::piece_bytes(*layout_, bucket, 4);
+        if (shard_.local > 1) add_pieces(inside, bytes, passes, {shard_.local, 1});
+        add_pieces(across, bytes / shard_.local, passes, {1, shard_.nodes});
+      } else if (sums) {
+        add_sums(plain, n, share_.wire, passes, shard_);
+      } else {
+        add_pieces(plain, n * dtype_size(share_.wire), passes, shard_);
+      }
+    }
+    if (plain.calls > 0) {
+      out.push_back(described(sums ? "all_reduce" : "reduce_scatter", "gradients", plain));
+    }
+    if (inside.calls > 0) out.push_back(described("all_to_all", "gradients in a node", inside));
+    if (across.calls > 0) {
+      out.push_back(described("all_to_all", "gradients across nodes", across));
+    }
+    const int copies = world_ / shard_.ranks();
+    if (copies > 1) {
+      Traffic replicas;
+      add_sums(replicas, layout_->owned_trainable_elements(),
+               dtype_of(config_.precision.accumulate), 1, places_of(copies, shard_.ranks()));
+      out.push_back(described("all_reduce", "gradients of replicas", replicas));
+    }
+  }
+
+  void add_gathers(Json& out) const {
+    const bool segmented = config_.activation_checkpointing.enabled;
+    const int64_t segments =
+        segmented ? config_.activation_checkpointing.segments.value_or(shapes_.layers) : 0;
+    const GatherCounts counts = count_gathers(
+        *layout_, share_.gather, type_,
+        [this](const zero::Bucket& bucket) { return gathered_bytes(bucket); },
+        share_.groups.secondary > 1, record_uses(model_, shapes_.parameters, type_, segments),
+        config_.batch.accumulation);
+    Traffic weights, near;
+    add_pieces(weights, counts.all.bytes, 1, shard_);
+    weights.calls = counts.all.calls;
+    out.push_back(described("all_gather", "weights", weights));
+    if (counts.near.calls == 0) return;
+    add_pieces(near, counts.near.bytes, 1, places_of(share_.groups.secondary, 1));
+    near.calls = counts.near.calls;
+    out.push_back(described("all_gather", "weights of near ranks", near));
   }
 
   // What LAMB and Muon move to see whole tensors that are cut.
@@ -290,7 +392,7 @@ class Planner {
     }
     if (optimizer.type == OptimizerType::kLamb) {
       Traffic norms;
-      add_sums(norms, 2 * trainable * ExactSum::kWords, DType::kInt64, 1);
+      add_sums(norms, 2 * trainable * ExactSum::kWords, DType::kInt64, 1, shard_);
       out.push_back(described("all_reduce", "norms of tensors", norms));
     } else if (optimizer.type == OptimizerType::kMuon) {
       const zero::RankPeers peers(*layout_, std::move(ids), nullptr, nullptr);
@@ -320,6 +422,8 @@ class Planner {
   Config config_;
   zero::ShareOptions share_;
   int stage_ = 0;
+  Places all_, shard_;    // the group of all ranks, and of those that hold one copy together
+  bool by_node_ = false;  // gradients go quantised within nodes, then across
   DType type_ = DType::kFloat32;
   std::unique_ptr<zero::FlatLayout> layout_;
 };

@@ -40,38 +40,47 @@ class Done : public Work {
   int participants() const override { return 1; }
 };
 
-// Counts what a rank of a large group calls, and moves nothing.
-class CountingCommunicator : public Communicator {
+// Counts what a rank asks for, and moves nothing.
+class CountingRoute : public zero::BucketRoute {
  public:
-  explicit CountingCommunicator(int world)
-      : Communicator(0, world, std::chrono::milliseconds(1000)) {}
+  CountingRoute(const zero::FlatLayout& layout, DType type,
+                const std::function<int64_t(const zero::Bucket&)>& travels, bool second_copies)
+      : layout_(layout),
+        type_(type),
+        travels_(travels),
+        second_copies_(second_copies),
+        second_valid_(layout.buckets().size()) {}
 
-  TrafficTable traffic() const override { return {}; }
-  const char* transport() const noexcept override { return "plan"; }
-  void set_logger(std::shared_ptr<CommsLogger>) override {}
-  const GatherCount& count() const { return count_; }
-
- protected:
-  WorkPtr start(Call call, const CollectiveOptions&) override {
-    ++count_.calls;
-    count_.elements += call.output.elements();
-    return done_;
+  DType dtype() const override { return type_; }
+  Flight start(size_t index, const Tensor&, const CollectiveOptions&) override {
+    const zero::Bucket& bucket = layout_.buckets()[index];
+    Flight flight;
+    flight.work = done_;
+    flight.near = second_valid_[index];
+    GatherCount& count = flight.near ? counts_.near : counts_.all;
+    ++count.calls;
+    count.bytes += flight.near ? bucket.range.elements() * dtype_size(type_) : travels_(bucket);
+    return flight;
   }
-  void do_barrier(const CollectiveOptions&) override {}
-  Tensor do_shared_tensor(const std::shared_ptr<Device>& device, DType dtype, const Shape& shape,
-                          MemoryTag tag, const CollectiveOptions&) override {
-    return Tensor::empty(device, dtype, shape, tag);
+  void finish(size_t index, Flight& flight, Tensor&) override {
+    if (second_copies_ && !layout_.buckets()[index].resident) second_valid_[index] = true;
+    flight = {};
   }
-  std::shared_ptr<Communicator> do_split(int, int, const CollectiveOptions&) override {
-    return nullptr;
+  void pieces_changed(bool frozen_too) override {
+    for (size_t i = 0; i < second_valid_.size(); ++i) {
+      if (frozen_too || layout_.buckets()[i].trainable) second_valid_[i] = false;
+    }
   }
-  void do_join(const CollectiveOptions&) override {}
-  void do_finalize() override {}
-  void do_abort(std::string_view) noexcept override {}
+  const GatherCounts& counts() const { return counts_; }
 
  private:
+  const zero::FlatLayout& layout_;
+  DType type_;
+  std::function<int64_t(const zero::Bucket&)> travels_;
+  bool second_copies_;
+  std::vector<bool> second_valid_;
   const WorkPtr done_ = std::make_shared<Done>();
-  GatherCount count_;
+  GatherCounts counts_;
 };
 
 // Weights of zeros; notes who asks for them.
@@ -186,18 +195,17 @@ std::vector<WeightUse> record_uses(const Json& model, const nn::ParameterSet& pa
   return uses;
 }
 
-GatherCount count_gathers(const zero::FlatLayout& layout, int world,
-                          const zero::WeightGatherer::Limits& limits, DType compute_type,
-                          const std::vector<WeightUse>& pass, int64_t passes) {
+GatherCounts count_gathers(const zero::FlatLayout& layout,
+                           const zero::WeightGatherer::Limits& limits, DType compute_type,
+                           const std::function<int64_t(const zero::Bucket&)>& travels,
+                           bool second_copies, const std::vector<WeightUse>& pass, int64_t passes) {
   constexpr int kSteps = 3;  // until the order is known, and one that counts
-  const auto nowhere = std::make_shared<NoMemory>();
-  const auto comm = std::make_shared<CountingCommunicator>(world);
-  zero::WeightGatherer gatherer(
-      nowhere, layout, comm, limits,
-      Tensor::empty(nowhere, compute_type, {layout.owned_elements()}, MemoryTag::kOther));
-  GatherCount before;
+  auto route = std::make_unique<CountingRoute>(layout, compute_type, travels, second_copies);
+  const CountingRoute& counter = *route;
+  zero::WeightGatherer gatherer(std::make_shared<NoMemory>(), layout, std::move(route), limits);
+  GatherCounts before;
   for (int step = 0; step < kSteps; ++step) {
-    before = comm->count();
+    before = counter.counts();
     for (int64_t i = 0; i < passes; ++i) {
       gatherer.begin_pass();
       for (const WeightUse& use : pass) {
@@ -210,9 +218,12 @@ GatherCount count_gathers(const zero::FlatLayout& layout, int world,
       }
       gatherer.end_pass();
     }
-    gatherer.pieces_changed();
+    gatherer.pieces_changed(false);
   }
-  return {comm->count().calls - before.calls, comm->count().elements - before.elements};
+  const auto since = [](const GatherCount& now, const GatherCount& then) {
+    return GatherCount{now.calls - then.calls, now.bytes - then.bytes};
+  };
+  return {since(counter.counts().all, before.all), since(counter.counts().near, before.near)};
 }
 
 }  // namespace ds

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "base/json.h"
@@ -24,14 +25,21 @@ struct WeightUse {
 std::vector<WeightUse> record_uses(const Json& model, const nn::ParameterSet& parameters,
                                    DType compute_type, int64_t segments);
 
+// Of one way in which weights travel, per optimizer step.
 struct GatherCount {
   int64_t calls = 0;
-  int64_t elements = 0;  // of whole buckets
+  int64_t bytes = 0;  // of whole buckets, as they travel
+};
+struct GatherCounts {
+  GatherCount all;   // from the ranks that hold a copy together
+  GatherCount near;  // from those of a second copy
 };
 
-// Gathers per optimizer step of `passes` passes, once the order of uses is known.
-GatherCount count_gathers(const zero::FlatLayout& layout, int world,
-                          const zero::WeightGatherer::Limits& limits, DType compute_type,
-                          const std::vector<WeightUse>& pass, int64_t passes);
+// Gathers per optimizer step of `passes` passes, once the order of uses is known. `travels` tells
+// the bytes of a bucket; `second_copies`: what was gathered is kept by near ranks until it changes.
+GatherCounts count_gathers(const zero::FlatLayout& layout,
+                           const zero::WeightGatherer::Limits& limits, DType compute_type,
+                           const std::function<int64_t(const zero::Bucket&)>& travels,
+                           bool second_copies, const std::vector<WeightUse>& pass, int64_t passes);
 
 }  // namespace ds

@@ -38,6 +38,12 @@ inline zero::ShareOptions share_options(const Config& config) {
   options.resident_below = zero.resident_below;
   options.most_resident = zero.most_resident;
   options.gather = {zero.max_live, zero.max_reuse, zero.prefetch, zero.tell_order_changes};
+  options.groups = {zero.shard_ranks, zero.second_ranks};
+  options.weights = {zero.quantized_weights, zero.quantized_frozen, zero.gather_by_node};
+  options.quantized_gradients = zero.quantized_gradients;
+  if (zero.feedback) {
+    options.feedback = {static_cast<float>(zero.feedback->beta), zero.feedback->reset_after};
+  }
   return options;
 }
 

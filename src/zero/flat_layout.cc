@@ -38,9 +38,14 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
     const nn::ParamId id = order_[i];
     const int64_t n = parameters[id].shape.elements();
     const bool trainable = parameters[id].trainable;
-    const bool resident = !sharing.resident.empty() && sharing.resident[static_cast<size_t>(id)];
+    const auto says = [id](const std::vector<bool>& by_parameter) {
+      return !by_parameter.empty() && by_parameter[static_cast<size_t>(id)];
+    };
+    const bool resident = says(sharing.resident), exact = says(sharing.exact);
     const bool fits = end + n - open.range.begin <= sharing.bucket_elements;
-    if (i > open.first && (!fits || trainable != open.trainable || resident != open.resident)) {
+    const bool alike =
+        trainable == open.trainable && resident == open.resident && exact == open.exact;
+    if (i > open.first && (!fits || !alike)) {
       open.last = i;
       close_bucket(open, end);
       open = {};
@@ -49,6 +54,7 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
     }
     open.trainable = trainable;
     open.resident = resident;
+    open.exact = exact;
     ranges_[static_cast<size_t>(id)] = {end, end + n};
     end += round_up(n, kAlign);
   }

@@ -30,6 +30,7 @@ struct Bucket {
   size_t last = 0;
   bool trainable = false;
   bool resident = false;
+  bool exact = false;
 };
 
 // What a rank owns of a parameter: `count` elements from its element `first` on.
@@ -47,6 +48,8 @@ struct Sharing {
   int64_t bucket_elements = std::numeric_limits<int64_t>::max();  // a larger parameter is alone
   // By parameter, or empty: those that are to stay whole, which have buckets of their own.
   std::vector<bool> resident = {};
+  // By parameter, or empty: those that never travel quantised, likewise.
+  std::vector<bool> exact = {};
 };
 
 class FlatLayout {

@@ -14,13 +14,15 @@ constexpr size_t kMostUnderWay = 2;
 
 GradientReducer::GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
                                  const FlatLayout& layout, std::shared_ptr<Communicator> comm,
-                                 const Options& options, Take take)
+                                 const Options& options, Take take,
+                                 std::unique_ptr<QuantizedReduce> quantized)
     : ctx_(ctx),
       parameters_(parameters),
       layout_(layout),
       comm_(std::move(comm)),
       options_(options),
       take_(std::move(take)),
+      quantized_(std::move(quantized)),
       place_in_bucket_(static_cast<size_t>(parameters.size())),
       open_(layout.buckets().size()) {
   for (const Bucket& bucket : layout.buckets()) {
@@ -138,6 +140,11 @@ void GradientReducer::send(size_t index) {
   while (sent_.size() >= kMostUnderWay) receive();
   Slot& slot = slots_[static_cast<size_t>(open.slot)];
   Tensor all = slot.data.slice(0, 0, bucket.range.elements());
+  if (travels_quantized(bucket)) {
+    sent_.push_back({index, nullptr, quantized_->start(index, all, !options_.overlap)});
+    if (!options_.overlap) receive();
+    return;
+  }
   if (slot.wire) {
     Tensor rounded = slot.wire.slice(0, 0, bucket.range.elements());
     ops::cast(ctx_, all, rounded);
@@ -151,21 +158,26 @@ void GradientReducer::send(size_t index) {
       options_.whole || !options_.scatter
           ? comm_->all_reduce(all, options_.op, options)
           : comm_->reduce_scatter(all.slice(0, own, own + bucket.piece), all, options_.op, options);
-  sent_.push_back({index, std::move(work)});
+  sent_.push_back({index, std::move(work), {}});
   if (!options_.overlap) receive();
 }
 
 void GradientReducer::receive() {
-  const Sent sent = std::move(sent_.front());
+  Sent sent = std::move(sent_.front());
   sent_.pop_front();
-  sent.work->wait();
+  if (sent.work) sent.work->wait();
   const Bucket& bucket = layout_.buckets()[sent.bucket];
   OpenBucket& open = open_[sent.bucket];
   Slot& slot = slots_[static_cast<size_t>(open.slot)];
   const int64_t begin = options_.whole ? 0 : comm_->rank() * bucket.piece;
   const int64_t end = options_.whole ? bucket.range.elements() : begin + bucket.piece;
   Tensor result = slot.data.slice(0, begin, end);
-  if (slot.wire) ops::cast(ctx_, slot.wire.slice(0, begin, end), result);
+  if (travels_quantized(bucket)) {
+    const Tensor all = slot.data.slice(0, 0, bucket.range.elements());
+    quantized_->finish(sent.bucket, sent.flight, all, result);
+  } else if (slot.wire) {
+    ops::cast(ctx_, slot.wire.slice(0, begin, end), result);
+  }
   take_(bucket, result);
   free_slots_.push_back(open.slot);
   open.slot = -1;
@@ -184,10 +196,18 @@ void GradientReducer::finish() {
 void GradientReducer::drop() {
   // What is under way belongs to a collective that peers take part in: it is waited for.
   while (!sent_.empty()) {
-    const Sent sent = std::move(sent_.front());
+    Sent sent = std::move(sent_.front());
     sent_.pop_front();
     try {
-      sent.work->wait();
+      if (sent.work) {
+        sent.work->wait();
+      } else {
+        const Bucket& bucket = layout_.buckets()[sent.bucket];
+        const Tensor& data = slots_[static_cast<size_t>(open_[sent.bucket].slot)].data;
+        Tensor own = ctx_.workspace(DType::kFloat32, {bucket.piece});
+        quantized_->finish(sent.bucket, sent.flight, data.slice(0, 0, bucket.range.elements()),
+                           own);
+      }
     } catch (const Error&) {
     }
   }

@@ -14,6 +14,7 @@
 #include "nn/parameter_store.h"
 #include "ops/context.h"
 #include "zero/flat_layout.h"
+#include "zero/quantized_reduce.h"
 
 namespace ds::zero {
 
@@ -34,7 +35,8 @@ class GradientReducer {
 
   GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
                   const FlatLayout& layout, std::shared_ptr<Communicator> comm,
-                  const Options& options, Take take);
+                  const Options& options, Take take,
+                  std::unique_ptr<QuantizedReduce> quantized = nullptr);
 
   // Where backward adds the gradient of a trainable parameter, or writes it when `add` is false.
   nn::ParameterStore::GradientTarget target(nn::ParamId id);
@@ -44,6 +46,8 @@ class GradientReducer {
   void finish();
   // Gives up what was gathered and not yet sent.
   void drop();
+  // Of the buckets that travel quantised; null: none do.
+  QuantizedReduce* quantized() { return quantized_.get(); }
 
  private:
   // A buffer that ranks of a host share; buckets use it in turn.
@@ -60,8 +64,10 @@ class GradientReducer {
   struct Sent {
     size_t bucket;
     WorkPtr work;
+    QuantizedReduce::Flight flight;  // in its place where the bucket travels quantised
   };
 
+  bool travels_quantized(const Bucket& bucket) const { return quantized_ && !bucket.exact; }
   size_t place(nn::ParamId id) const;  // in its bucket
   int take_slot(const Bucket& bucket);
   Tensor view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const;
@@ -76,6 +82,7 @@ class GradientReducer {
   std::shared_ptr<Communicator> comm_;
   Options options_;
   Take take_;
+  std::unique_ptr<QuantizedReduce> quantized_;
   std::vector<size_t> place_in_bucket_;  // by parameter
   std::vector<Slot> slots_;
   std::vector<int> free_slots_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "base/log.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "ops/split_master.h"
@@ -22,6 +23,40 @@ std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const Shar
   return resident;
 }
 
+namespace {
+
+// What travels as it is where much else is quantised: gradients of vectors, of which there are few
+// and some of which are delicate, and frozen weights that are not worth it.
+std::vector<bool> choose_exact(const nn::ParameterSet& parameters, const ShareOptions& options,
+                               int world) {
+  constexpr int64_t kMostFrozen = 500'000, kMostFrozenPiece = 2048;
+  std::vector<bool> exact(static_cast<size_t>(parameters.size()));
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const nn::Parameter& p = parameters[id];
+    const int64_t n = p.shape.elements();
+    exact[static_cast<size_t>(id)] =
+        p.trainable ? options.quantized_gradients && p.shape.dims() < 2
+                    : options.weights.quantized_frozen &&
+                          (n <= kMostFrozen || (n + world - 1) / world <= kMostFrozenPiece);
+  }
+  return exact;
+}
+
+}  // namespace
+
+Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& options, int rank,
+                       int world) {
+  Sharing sharing;
+  // At stage 0 everybody owns everything.
+  sharing.rank = options.stage == 0 ? 0 : rank;
+  sharing.world = options.stage == 0 ? 1 : world;
+  sharing.bucket_elements = options.bucket_elements;
+  if (options.stage < 3) return sharing;
+  sharing.resident = choose_resident(parameters, options);
+  sharing.exact = choose_exact(parameters, options, world);
+  return sharing;
+}
+
 Tensor ParameterState::owned(const optim::FlatTensor& flat, nn::ParamId id) const {
   const OwnedPart part = layout_.part(id);
   const int64_t begin = part.count == 0 ? 0 : flat.compact ? part.owned : part.flat;
@@ -38,14 +73,20 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
   DS_CHECK(open_guards_ == 0 && !comm_ && !lost_, Code::kInternal,
            "parameters are in use, or shared already");
   if (flat_.model) set_compute_type(ctx, DType::kFloat32);
-  Sharing sharing;
-  sharing.rank = options.comm->rank();
-  // At stage 0 everybody owns everything.
-  sharing.world = options.stage == 0 ? 1 : options.comm->size();
-  if (options.stage == 0) sharing.rank = 0;
-  sharing.bucket_elements = options.bucket_elements;
-  if (options.stage == 3) sharing.resident = choose_resident(parameters_, options);
-  FlatLayout layout(parameters_, sharing);
+  const bool by_node = options.quantized_gradients || options.weights.hierarchical;
+  groups_ = make_share_groups(device_, options.comm, options.groups, by_node);
+  DS_CHECK(groups_.nodes || !options.weights.hierarchical, Code::kConfig,
+           "configuration: /zero_optimization/mics_hierarchical_params_gather: a group of ",
+           groups_.shard->size(),
+           " ranks does not lie on several nodes with as many of them on each; use false, or "
+           "another mics_shard_size");
+  if (options.quantized_gradients && !groups_.nodes && options.comm->rank() == 0) {
+    log_warning("zero",
+                "zero_quantized_gradients: the ranks do not lie on several nodes with as many of "
+                "them on each; gradients travel in the communication type");
+  }
+  const FlatLayout layout(parameters_, choose_sharing(parameters_, options, groups_.shard->rank(),
+                                                      groups_.shard->size()));
   spread_masters(ctx, layout, options, type, split);
   comm_ = options.comm;
   stage_ = options.stage;
@@ -54,8 +95,10 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
   op_ = options.op;
   compute_type_ = type;
   if (stage_ == 3) {
-    gatherer_ =
-        std::make_unique<WeightGatherer>(device_, layout_, comm_, options.gather, weights().data);
+    gatherer_ = std::make_unique<WeightGatherer>(
+        device_, layout_,
+        std::make_unique<WeightRoute>(ctx, layout_, groups_, options.weights, weights().data),
+        options.gather);
     std::vector<std::string> names;
     for (const Bucket& bucket : layout_.buckets()) {
       names.push_back("weights of " + parameters_[layout_.order()[bucket.first]].name);
@@ -65,11 +108,16 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
   if (!own_gradients_) {
     const GradientReducer::Options reduce{stage_ == 0, options.overlap, options.reduce_scatter,
                                           options.op,  options.wire,    options.given_gradients};
-    reducer_ =
-        std::make_unique<GradientReducer>(ctx, parameters_, layout_, comm_, reduce,
-                                          [this, ctx](const Bucket& bucket, const Tensor& average) {
-                                            take_reduced(ctx, bucket, average);
-                                          });
+    std::unique_ptr<QuantizedReduce> quantized;
+    if (options.quantized_gradients && groups_.nodes) {
+      quantized = std::make_unique<QuantizedReduce>(ctx, layout_, groups_.nodes, options.feedback);
+    }
+    reducer_ = std::make_unique<GradientReducer>(
+        ctx, parameters_, layout_, groups_.shard, reduce,
+        [this, ctx](const Bucket& bucket, const Tensor& average) {
+          take_reduced(ctx, bucket, average);
+        },
+        std::move(quantized));
   }
   masters_changed(ctx);
 }
@@ -173,8 +221,8 @@ void ParameterState::spread_masters(const OpContext& ctx, const FlatLayout& layo
     const Shape shape{compact ? layout.owned_elements() : layout.elements()};
     return optim::FlatTensor(
         moves && options.stage > 0
-            ? options.comm->shared_tensor(device_, dtype, shape, MemoryTag::kParameters,
-                                          {.label = "weights"})
+            ? groups_.shard->shared_tensor(device_, dtype, shape, MemoryTag::kParameters,
+                                           {.label = "weights"})
             : Tensor::zeros(device_, dtype, shape, MemoryTag::kParameters),
         compact);
   };
@@ -222,6 +270,7 @@ void ParameterState::unshare(const OpContext& ctx) {
   flat_.masters = std::move(masters);
   compute_type_ = DType::kFloat32;
   comm_.reset();
+  groups_ = {};
   stage_ = 0;
 }
 
@@ -260,11 +309,28 @@ void ParameterState::take_reduced(const OpContext& ctx, const Bucket& bucket,
   } else {
     ops::accumulate(ctx, average, target);
   }
+  replicas_agree_ = false;
+}
+
+void ParameterState::reduce_replicas() {
+  if (!groups_.replicas || replicas_agree_) return;
+  groups_.replicas
+      ->all_reduce(flat_.gradients.data, ReduceOp::kAverage, {.label = "gradients of replicas"})
+      ->wait();
+  replicas_agree_ = true;
+}
+
+void ParameterState::set_loss_scale(double scale) {
+  if (reducer_ && reducer_->quantized()) reducer_->quantized()->set_loss_scale(scale);
+}
+
+void ParameterState::gradients_overflowed() {
+  if (reducer_ && reducer_->quantized()) reducer_->quantized()->drop_errors();
 }
 
 // After an update every rank has new values of its pieces.
 void ParameterState::gather_weights(bool frozen_too) {
-  if (gatherer_) return gatherer_->pieces_changed();
+  if (gatherer_) return gatherer_->pieces_changed(frozen_too);
   if (stage_ == 0) return;
   const Tensor& all = weights().data;
   std::vector<WorkPtr> works;
@@ -293,7 +359,8 @@ ExactSum ParameterState::sum_over_ranks(ExactSum sum) const {
   const Tensor words =
       Tensor::empty(device_, DType::kInt64, {ExactSum::kWords}, MemoryTag::kCommunication);
   std::copy(sum.words().begin(), sum.words().end(), words.data<int64_t>());
-  comm_->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})->wait();
+  groups_.shard->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})
+      ->wait();
   std::copy_n(words.data<int64_t>(), ExactSum::kWords, sum.words().begin());
   return sum;
 }
@@ -308,7 +375,8 @@ nn::ParamId ParameterState::first_bad_gradient(const OpContext& ctx) const {
     if (own.elements() > 0 && ops::first_non_finite(ctx, own) >= 0) bad = id;
   }
   if (comm_ && stage_ > 0) {
-    comm_->all_reduce(first, ReduceOp::kMin, {.label = "bad gradient", .blocking = true})->wait();
+    groups_.shard->all_reduce(first, ReduceOp::kMin, {.label = "bad gradient", .blocking = true})
+        ->wait();
   }
   return bad == parameters_.size() ? nn::kNoParam : static_cast<nn::ParamId>(bad);
 }
@@ -319,7 +387,7 @@ Tensor ParameterState::gather_parts(const OpContext& ctx, nn::ParamId id, const 
   for (int rank = 0; rank < layout_.world(); ++rank) {
     counts.push_back(layout_.part(id, rank).count);
   }
-  comm_->all_gather_v(whole, own, counts, {.label = parameters_[id].name})->wait();
+  groups_.shard->all_gather_v(whole, own, counts, {.label = parameters_[id].name})->wait();
   return whole.view(parameters_[id].shape);
 }
 

@@ -247,6 +247,7 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
   }
   if (reducer_) {
     reducer_->drop();
+    replicas_agree_ = true;
     empty_buckets_.assign(layout_.buckets().size(), true);
     return;
   }
@@ -342,7 +343,7 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
   } else {
     Tensor piece = owned(weights(), id);
     ops::cast(ctx, own, piece);
-    gatherer_->pieces_changed();
+    gatherer_->pieces_changed(true);
   }
   for (const auto& [lent, memory] : lent_) {
     if (lent != id) continue;

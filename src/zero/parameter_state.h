@@ -9,6 +9,7 @@
 #include "optim/optimizer.h"
 #include "zero/flat_layout.h"
 #include "zero/gradient_reducer.h"
+#include "zero/share_groups.h"
 #include "zero/weight_gatherer.h"
 #include "zero/weight_source.h"
 
@@ -38,11 +39,19 @@ struct ShareOptions {
   WeightGatherer::Limits gather = {};
   // Runs what may fail on one rank, and lets it fail on all.
   std::function<void(const std::function<void()>&)> together = [](const auto& body) { body(); };
+  // Of stage 3, too: ZeRO++ and MiCS.
+  GroupSizes groups = {};
+  WeightRoute::Options weights = {};
+  bool quantized_gradients = false;
+  std::optional<QuantizedReduce::Feedback> feedback = {};  // of what their roundings lose
 };
 
 // Stage 3's small parameters that stay whole, by parameter: the first ones as long as there is
 // room.
 std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const ShareOptions& options);
+// The flat space of a rank of a shard group.
+Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& options, int rank,
+                       int world);
 
 class ParameterState : public nn::ParameterStore {
  public:
@@ -80,6 +89,8 @@ class ParameterState : public nn::ParameterStore {
   ReduceOp gradient_op() const { return op_; }
   // Throws kState after weights were in pieces when sharing ended: there are none.
   void check_not_lost() const;
+  // Of the ranks that hold the same piece, this is the first.
+  bool first_of_replicas() const { return !groups_.replicas || groups_.replicas->rank() == 0; }
   const std::shared_ptr<Communicator>& comm() const { return comm_; }
   // The ranks that tensors are cut among, for an optimizer of these parameters; null where they are
   // whole. Valid while shared.
@@ -102,6 +113,12 @@ class ParameterState : public nn::ParameterStore {
   void reduce_open_gradients();
   // They are added to buckets, and leave in pieces as soon as a bucket is complete.
   bool gradients_leave_early() const { return reducer_ != nullptr; }
+  // Gradients that shard groups have averaged each for itself: averages them over these (every
+  // rank). Before anybody looks at gradients.
+  void reduce_replicas();
+  // Gradients are multiplied by this from now on, and those of the last step overflowed.
+  void set_loss_scale(double scale);
+  void gradients_overflowed();
 
   // fp32, bf16 or fp16; the lower types keep a rounded copy of the masters. With `split` (bf16
   // only) the copy and the bits that it lacks take the masters' place. Needs no open guard.
@@ -225,6 +242,8 @@ class ParameterState : public nn::ParameterStore {
   int open_guards_ = 0;
 
   std::shared_ptr<Communicator> comm_;  // null unless shared
+  ShareGroups groups_;                  // of comm_
+  bool replicas_agree_ = true;          // on gradients
   int stage_ = 0;
   bool own_gradients_ = false;
   bool by_micro_batch_ = false;

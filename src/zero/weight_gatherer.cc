@@ -1,27 +1,26 @@
 #include "zero/weight_gatherer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 
 namespace ds::zero {
 
 WeightGatherer::WeightGatherer(std::shared_ptr<Device> device, const FlatLayout& layout,
-                               std::shared_ptr<Communicator> comm, const Limits& limits,
-                               Tensor pieces)
+                               std::unique_ptr<BucketRoute> route, const Limits& limits)
     : device_(std::move(device)),
       layout_(layout),
-      comm_(std::move(comm)),
+      route_(std::move(route)),
       limits_(limits),
-      pieces_(std::move(pieces)),
       entries_(layout.buckets().size()) {}
 
 WeightGatherer::~WeightGatherer() {
   // Memory that a gather writes to must outlive it.
   for (Entry& entry : entries_) {
-    if (!entry.work) continue;
+    if (!entry.flight) continue;
     try {
-      entry.work->wait();
+      entry.flight.work->wait();
     } catch (const Error&) {
     }
   }
@@ -29,28 +28,30 @@ WeightGatherer::~WeightGatherer() {
 
 void WeightGatherer::fetch(size_t index) {
   Entry& entry = entries_[index];
-  const Bucket& bucket = layout_.buckets()[index];
-  entry.data = Tensor::empty(device_, pieces_.dtype(), {size(index)}, MemoryTag::kCommunication);
+  entry.data = Tensor::empty(device_, route_->dtype(), {size(index)}, MemoryTag::kCommunication);
   live_ += size(index);
   const std::string_view label = names_.empty() ? "weights" : std::string_view(names_[index]);
-  entry.work =
-      comm_->all_gather(entry.data, pieces_.slice(0, bucket.owned, bucket.owned + bucket.piece),
-                        {.label = label, .same_label = !names_.empty()});
+  entry.flight = route_->start(index, entry.data, {.label = label, .same_label = !names_.empty()});
 }
 
 void WeightGatherer::drop(size_t index) {
   Entry& entry = entries_[index];
   if (!entry.data) return;
-  if (entry.work) entry.work->wait();
+  // One in two steps needs both, for the sake of the other ranks.
+  if (entry.flight) route_->finish(index, entry.flight, entry.data);
   entry = {};
   live_ -= size(index);
 }
 
 int64_t WeightGatherer::distance(size_t bucket) const {
+  if (position_ > 0 && record_.back().bucket == bucket &&
+      record_.back().times < trace_[position_ - 1].times) {
+    return 0;
+  }
   int64_t elements = 0;
   for (size_t i = position_; i < trace_.size(); ++i) {
-    if (trace_[i] == bucket) return elements;
-    elements += size(trace_[i]);
+    if (trace_[i].bucket == bucket) return elements;
+    elements += size(trace_[i].bucket);
     if (elements > limits_.reuse) break;
   }
   return std::numeric_limits<int64_t>::max();
@@ -78,10 +79,13 @@ void WeightGatherer::make_room(int64_t elements, size_t spared) {
 
 void WeightGatherer::note_use(size_t bucket) {
   entries_[bucket].last_use = static_cast<int64_t>(record_.size());
-  if (!record_.empty() && record_.back() == bucket) return;
-  record_.push_back(bucket);
+  if (!record_.empty() && record_.back().bucket == bucket) {
+    ++record_.back().times;
+    return;
+  }
+  record_.push_back({bucket, 1});
   if (!following_) return;
-  if (position_ < trace_.size() && trace_[position_] == bucket) {
+  if (position_ < trace_.size() && trace_[position_].bucket == bucket) {
     ++position_;
   } else {
     following_ = false;
@@ -106,14 +110,13 @@ void WeightGatherer::hold(size_t bucket) {
 const Tensor& WeightGatherer::wait(size_t bucket) {
   fetch_ahead();
   Entry& entry = entries_[bucket];
-  if (entry.work) {
+  if (entry.flight) {
     try {
-      entry.work->wait();
+      route_->finish(bucket, entry.flight, entry.data);
     } catch (...) {
       --entry.users;
       throw;
     }
-    entry.work.reset();
   }
   return entry.data;
 }
@@ -122,10 +125,10 @@ void WeightGatherer::fetch_ahead() {
   if (!known()) return;
   int64_t under_way = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i].work) under_way += size(i);
+    if (entries_[i].flight) under_way += size(i);
   }
   for (size_t i = position_; i < trace_.size(); ++i) {
-    const size_t next = trace_[i];
+    const size_t next = trace_[i].bucket;
     if (entries_[next].data) continue;
     const int64_t with = size(next);
     if (under_way + with > limits_.prefetch || live_ + with > limits_.live) return;
@@ -148,12 +151,12 @@ void WeightGatherer::begin_pass() {
 }
 
 void WeightGatherer::end_pass() {
-  if (!following_ || position_ != trace_.size()) {
+  if (!record_.empty()) {
     if (limits_.tell_order_changes && !trace_.empty() && trace_ != record_) {
       log_warning("zero", "weights are fetched in another order than in the pass before, from its ",
                   position_, ". fetch on: what was fetched ahead was no use");
     }
-    trace_ = record_;
+    trace_ = std::exchange(record_, {});
   }
   following_ = false;
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -161,10 +164,11 @@ void WeightGatherer::end_pass() {
   }
 }
 
-void WeightGatherer::pieces_changed() {
+void WeightGatherer::pieces_changed(bool frozen_too) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (entries_[i].users == 0) drop(i);
   }
+  route_->pieces_changed(frozen_too);
 }
 
 }  // namespace ds::zero

@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
-#include "ops/context.h"
 #include "zero/flat_layout.h"
+#include "zero/weight_route.h"
 
 namespace ds::zero {
 
@@ -24,9 +23,8 @@ class WeightGatherer {
     bool tell_order_changes = false;                         // in the log
   };
 
-  // `pieces` spans the owned space.
   WeightGatherer(std::shared_ptr<Device> device, const FlatLayout& layout,
-                 std::shared_ptr<Communicator> comm, const Limits& limits, Tensor pieces);
+                 std::unique_ptr<BucketRoute> route, const Limits& limits);
   ~WeightGatherer();
 
   // The whole bucket, valid until the matching release.
@@ -44,15 +42,22 @@ class WeightGatherer {
   void begin_pass();
   // It is over: nothing is kept that is not resident.
   void end_pass();
-  // The pieces have changed: gathered copies are worthless.
-  void pieces_changed();
+  // The pieces have changed, with `frozen_too` also those of frozen weights: gathered copies are
+  // worthless.
+  void pieces_changed(bool frozen_too);
 
  private:
   struct Entry {
     Tensor data;
-    WorkPtr work;  // while it is under way
+    BucketRoute::Flight flight;  // while it is under way
     int users = 0;
     int64_t last_use = 0;
+  };
+  // Uses of one bucket after each other.
+  struct Uses {
+    size_t bucket;
+    int64_t times;
+    bool operator==(const Uses&) const = default;
   };
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
@@ -68,13 +73,12 @@ class WeightGatherer {
 
   std::shared_ptr<Device> device_;
   const FlatLayout& layout_;
-  std::shared_ptr<Communicator> comm_;
+  std::unique_ptr<BucketRoute> route_;
   Limits limits_;
-  Tensor pieces_;
   std::vector<Entry> entries_;  // by bucket
-  std::vector<size_t> trace_;   // buckets in the order of the last pass
-  std::vector<size_t> record_;  // and of this one
-  size_t position_ = 0;         // in the trace, of the next use
+  std::vector<Uses> trace_;     // in the order of the last pass
+  std::vector<Uses> record_;    // and of this one
+  size_t position_ = 0;         // in the trace, of the next bucket
   bool following_ = false;      // this pass has been like the trace
   int64_t live_ = 0;
   std::vector<std::string> names_;  // by bucket, or none

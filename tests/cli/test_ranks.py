@@ -85,6 +85,57 @@ class Ranks(CliCase):
             status, out, err = self.launch(1, more, torchrun)[0]
             self.assertEqual(status, 0, err)
 
+    def test_several_nodes(self):
+        """Four ranks pretend to sit on two nodes; each key moves fewer bytes between these."""
+        variants = {
+            "plain": {},
+            "quantized weights": {"zero_quantized_weights": True},
+            "second shards": {"zero_hpz_partition_size": 2},
+            "all of ZeRO++": {"zero_quantized_weights": True, "zero_hpz_partition_size": 2,
+                              "zero_quantized_gradients": True, "zeropp_loco_param": {}},
+            "MiCS": {"mics_shard_size": 2},
+        }
+        sent, losses = {}, {}
+        for name, keys in variants.items():
+            metrics = self.path(f"{name}.jsonl")
+            save = self.path(f"save {name}")
+            arguments = self.files(3) + ["--metrics", metrics, "--save", save,
+                                         "--comm-config", '{"ranks_per_node": 2}']
+            config = self.path("config3.json")
+            with open(config) as f:
+                content = json.load(f)
+            content["bf16"] = {"enabled": True}
+            # Weights are gathered again for backward.
+            content["zero_optimization"].update(
+                keys, reduce_bucket_size=9000, stage3_max_live_parameters=20000,
+                stage3_max_reuse_distance=0)
+            with open(config, "w") as f:
+                json.dump(content, f)
+            self.ds("launch", "-n", 4, "--", os.environ["DS_PROGRAM"], *arguments)
+            with open(metrics) as f:
+                lines = [json.loads(line) for line in f]
+            self.assertGreater(lines[1]["sent_within_node"], 0)
+            sent[name] = lines[1]["sent_across_nodes"]
+            losses[name] = lines[2]["loss"]
+            self.assertAlmostEqual(losses[name], losses["plain"], delta=0.02 * losses["plain"])
+            # One process goes on with what they saved.
+            more = self.files(0) + ["--load", save]
+            more[more.index("--steps") + 1] = "4"
+            self.ds(*(a for i, a in enumerate(more)
+                      if a != "--model" and more[i - 1] != "--model"))
+        self.assertLess(sent["quantized weights"], 0.75 * sent["plain"])
+        self.assertLess(sent["second shards"], 0.75 * sent["plain"])
+        self.assertLess(sent["all of ZeRO++"], 0.3 * sent["plain"])
+        self.assertLess(sent["MiCS"], 0.5 * sent["plain"])
+        # What makes no sense is refused by every rank, with the key.
+        config = json.dumps({"train_batch_size": 4, "zero_optimization": {
+            "stage": 3, "mics_shard_size": 3}})
+        arguments = self.files(3)
+        with open(self.path("config3.json"), "w") as f:
+            f.write(config)
+        failed = self.ds("launch", "-n", 4, "--", os.environ["DS_PROGRAM"], *arguments, status=1)
+        self.assertIn("mics_shard_size: 3 does not divide the 4", failed.error)
+
     def test_a_lost_rank_is_named(self):
         for stage, sent in [(0, signal.SIGKILL), (2, signal.SIGKILL), (3, signal.SIGKILL)]:
             metrics = self.path(f"lost-{stage}.jsonl")

@@ -106,6 +106,54 @@ TEST(Plan, Traffic) {
   EXPECT_LE(thrice, 3.01 * 2 * n * 7 / 8);
 }
 
+// What ZeRO++ and MiCS are for: fewer bytes between nodes, for more memory at times.
+TEST(Plan, SeveralNodes) {
+  const Json model = {{"parameters", 64e6}, {"layers", 4}};
+  const double n = 64e6;
+  Json plain = paper_config(3);
+  plain["gradient_accumulation_steps"] = 2;
+  plain["communication_data_type"] = "bf16";
+  plain["zero_optimization"]["stage3_max_reuse_distance"] = 0;
+  const auto with_keys = [&](const Json& keys) {
+    return plan(model, with(plain, {{"zero_optimization", keys}}), 8, 4);
+  };
+  const auto across = [](const Json& out, std::string_view what) {
+    double sum = 0;
+    for (const Json& one : out["moved_per_step"]) {
+      if (one["of"].get<std::string>().starts_with(what)) sum += one["across_nodes"].get<double>();
+    }
+    return sum;
+  };
+  const auto parameters = [](const Json& out) {
+    return out["memory_per_rank"]["parameters"].get<double>();
+  };
+  const Json base = with_keys(Json::object());
+  const Json coded = with_keys({{"zero_quantized_weights", true}});
+  EXPECT_LE(across(coded, "weights"), 0.52 * across(base, "weights"));
+  EXPECT_GE(across(coded, "weights"), 0.5 * across(base, "weights"));
+  EXPECT_EQ(across(coded, "gradients"), across(base, "gradients"));
+
+  const Json second = with_keys({{"zero_hpz_partition_size", 4}});
+  EXPECT_NEAR(across(second, "weights"), 2 * n / 2 / 4, 0.01 * n);  // once per step
+  EXPECT_NEAR(parameters(second) - parameters(base), 2 * n / 4, 0.01 * n);
+
+  const Json gradients = with_keys({{"zero_quantized_gradients", true}});
+  EXPECT_LE(across(gradients, "gradients"), 0.27 * across(base, "gradients"));
+  EXPECT_GE(across(gradients, "gradients"), 0.25 * across(base, "gradients"));
+  const Json kept =
+      with_keys({{"zero_quantized_gradients", true}, {"zeropp_loco_param", Json::object()}});
+  EXPECT_NEAR(kept["memory_per_rank"]["gradients"].get<double>() -
+                  gradients["memory_per_rank"]["gradients"].get<double>(),
+              n + n / 4, 0.02 * n);
+
+  const Json mics = with_keys({{"mics_shard_size", 4}});
+  EXPECT_EQ(across(mics, "weights"), 0);
+  EXPECT_NEAR(across(mics, "gradients"), 2 * 2 * n / 4 / 2, 0.01 * n);  // bf16 sums, once per step
+  EXPECT_NEAR(parameters(mics) / parameters(base), 2, 0.01);
+  EXPECT_THROW(with_keys({{"mics_shard_size", 3}}), Error);
+  EXPECT_THROW(with_keys({{"zero_hpz_partition_size", 3}}), Error);
+}
+
 TEST(Plan, Refuses) {
   const Json model = {{"parameters", 1e6}};
   EXPECT_THROW(plan(model, paper_config(2), 0), Error);

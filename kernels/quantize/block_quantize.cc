@@ -1,0 +1,160 @@
+// Blocks to codes and back. Plain loops: the way between ranks, not this, takes the time.
+#include "kernels/quantize/block_quantize.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace ds::kernels {
+namespace {
+
+using Block = std::array<float, kMostBlockElements>;
+
+// Blocks that one thread takes at a time.
+constexpr int64_t kGrain = 16;
+
+// Round to nearest, ties to even, for |x| < 2^22: the sum's low bits are the integer.
+int32_t nearest(float x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
+  return static_cast<int32_t>(x + kMagic - kMagic);
+}
+
+template <class T>
+void widen(const T* x, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = to_float(x[i]);
+}
+
+template <int kBits>
+int32_t code_of(float x, float inverse) {
+  constexpr int32_t kMost = (1 << (kBits - 1)) - 1;
+  const float bounded = std::min(std::max(x * inverse, -256.0f), 256.0f);
+  return std::min(std::max(nearest(bounded), -kMost - 1), kMost);
+}
+
+// The stored scale and what elements are multiplied with.
+template <int kBits>
+std::pair<float, float> scales_of(const float* x, int64_t n) {
+  float low = 0, high = 0;
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    low = std::min(low, x[i]);
+    high = std::max(high, x[i]);
+    finite = finite && std::isfinite(x[i]);
+  }
+  if (!finite) return {std::numeric_limits<float>::quiet_NaN(), 0.0f};
+  const float scale = (-low >= high ? low : high) / static_cast<float>(-(1 << (kBits - 1)));
+  const float inverse = 1 / scale;
+  if (scale == 0 || !std::isfinite(inverse)) return {0.0f, 0.0f};
+  return {scale, inverse};
+}
+
+template <int kBits>
+void encode(const float* x, int64_t n, float inverse, uint8_t* codes) {
+  if (inverse == 0) {
+    std::fill_n(codes, (n * kBits + 7) / 8, uint8_t{0});
+  } else if constexpr (kBits == 8) {
+    for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(code_of<8>(x[i], inverse));
+  } else {
+    for (int64_t i = 0; i < n; i += 2) {
+      const int32_t above = code_of<4>(x[i], inverse);
+      const int32_t below = i + 1 < n ? code_of<4>(x[i + 1], inverse) : 0;
+      codes[i / 2] = static_cast<uint8_t>((above & 15) << 4 | (below & 15));
+    }
+  }
+}
+
+template <int kBits>
+void decode(const uint8_t* codes, int64_t n, float scale, float* out) {
+  if constexpr (kBits == 8) {
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = static_cast<float>(static_cast<int8_t>(codes[i])) * scale;
+    }
+  } else {
+    for (int64_t i = 0; i < n; i += 2) {
+      const auto pair = static_cast<int8_t>(codes[i / 2]);
+      out[i] = static_cast<float>(pair >> 4) * scale;
+      if (i + 1 < n) {
+        out[i + 1] = static_cast<float>(static_cast<int8_t>(codes[i / 2] << 4) >> 4) * scale;
+      }
+    }
+  }
+}
+
+template <int kBits>
+void quantize_one(int64_t begin, int64_t n, float* x, uint8_t* codes, float& scale,
+                  const RoundingError* error, int64_t index) {
+  Block old;
+  if (error != nullptr) {
+    decode<8>(error->codes + begin, n, error->scales[index], old.data());
+    for (int64_t i = 0; i < n; ++i) x[i] += old[static_cast<size_t>(i)];
+  }
+  const auto [stored, inverse] = scales_of<kBits>(x, n);
+  scale = stored;
+  encode<kBits>(x, n, inverse, codes);
+  if (error == nullptr) return;
+  Block sent;
+  decode<kBits>(codes, n, stored, sent.data());
+  for (int64_t i = 0; i < n; ++i) {
+    const auto at = static_cast<size_t>(i);
+    old[at] = error->beta * old[at] + (1 - error->beta) * (x[i] - sent[at]);
+  }
+  auto [error_scale, error_inverse] = scales_of<8>(old.data(), n);
+  if (!std::isfinite(error_scale)) error_scale = error_inverse = 0;  // of an overflow: forgotten
+  error->scales[index] = error_scale;
+  encode<8>(old.data(), n, error_inverse, error->codes + begin);
+}
+
+template <class T>
+void put(const float* values, int64_t n, bool add, T* y) {
+  for (int64_t i = 0; i < n; ++i) {
+    y[i] = from_float<T>(add ? to_float(y[i]) + values[i] : values[i]);
+  }
+}
+
+}  // namespace
+
+void quantize_blocks(int bits, BlockBegins begins, FloatType type, const void* x, uint8_t* codes,
+                     float* scales, ThreadPool& pool, const RoundingError* error) {
+  pool.for_range(block_count(begins), kGrain, [&](int64_t first, int64_t last) {
+    Block block;
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t begin = begins[static_cast<size_t>(i)];
+      const int64_t n = begins[static_cast<size_t>(i) + 1] - begin;
+      with_float_type(
+          type, [&]<class T>(T) { widen(static_cast<const T*>(x) + begin, n, block.data()); });
+      if (bits == 8) {
+        quantize_one<8>(begin, n, block.data(), codes + begin, scales[i], error, i);
+      } else {
+        quantize_one<4>(begin, n, block.data(), codes + begin / 2, scales[i], error, i);
+      }
+    }
+  });
+}
+
+void dequantize_blocks(int bits, BlockBegins begins, const uint8_t* codes, const float* scales,
+                       float factor, bool add, FloatType type, void* y, ThreadPool& pool) {
+  pool.for_range(block_count(begins), kGrain, [&](int64_t first, int64_t last) {
+    Block block;
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t begin = begins[static_cast<size_t>(i)];
+      const int64_t n = begins[static_cast<size_t>(i) + 1] - begin;
+      const float scale = scales[i] * factor;
+      if (bits == 8) {
+        decode<8>(codes + begin, n, scale, block.data());
+      } else {
+        decode<4>(codes + begin / 2, n, scale, block.data());
+      }
+      with_float_type(type,
+                      [&]<class T>(T) { put(block.data(), n, add, static_cast<T*>(y) + begin); });
+    }
+  });
+}
+
+int quantize_block_element_ref(int bits, double x, float scale) {
+  const double most = bits == 8 ? 127 : 7;
+  if (!(std::abs(scale) > 0)) return 0;
+  return static_cast<int>(std::clamp(std::nearbyint(x / scale), -most - 1, most));
+}
+
+}  // namespace ds::kernels

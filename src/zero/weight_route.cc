@@ -1,0 +1,146 @@
+#include "zero/weight_route.h"
+
+#include <cstring>
+
+#include "ops/elementwise.h"
+#include "zero/piece_blocks.h"
+
+namespace ds::zero {
+namespace {
+
+constexpr int kBits = 8;
+
+}  // namespace
+
+WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGroups groups,
+                         const Options& options, Tensor pieces)
+    : ctx_(ctx),
+      layout_(layout),
+      groups_(std::move(groups)),
+      options_(options),
+      pieces_(std::move(pieces)),
+      second_begins_(layout.buckets().size(), -1),
+      second_valid_(layout.buckets().size()),
+      message_bytes_(layout.buckets().size()),
+      frozen_messages_(layout.buckets().size()) {
+  int64_t elements = 0;
+  for (size_t i = 0; i < layout.buckets().size(); ++i) {
+    const Bucket& bucket = layout.buckets()[i];
+    if (quantized(bucket)) message_bytes_[i] = piece_bytes(layout, bucket, kBits);
+    if (!groups_.secondary || bucket.resident) continue;
+    second_begins_[i] = elements;
+    elements += bucket.range.elements() / groups_.secondary->size();
+  }
+  if (!groups_.secondary) return;
+  second_ = groups_.secondary->shared_tensor(ctx_.device, dtype(), {elements},
+                                             MemoryTag::kParameters, {.label = "second shards"});
+}
+
+bool WeightRoute::quantized(const Bucket& bucket) const {
+  return options_.quantized || (options_.quantized_frozen && !bucket.trainable && !bucket.exact);
+}
+
+Tensor WeightRoute::second(size_t index) const {
+  const int64_t begin = second_begins_[index];
+  if (begin < 0) return {};
+  const int64_t size = layout_.buckets()[index].range.elements() / groups_.secondary->size();
+  return second_.slice(0, begin, begin + size);
+}
+
+// The own piece in codes.
+Tensor WeightRoute::own_message(size_t index) {
+  const Bucket& bucket = layout_.buckets()[index];
+  if (frozen_messages_[index]) return frozen_messages_[index];
+  const bool keep = options_.quantized_frozen && !bucket.trainable && !bucket.exact;
+  Tensor message = Tensor::zeros(ctx_.device, DType::kUInt8, {message_bytes_[index]},
+                                 keep ? MemoryTag::kParameters : MemoryTag::kCommunication);
+  ops::pack_blocks(ctx_, pieces_.slice(0, bucket.owned, bucket.owned + bucket.piece), kBits,
+                   piece_blocks(layout_, bucket, layout_.rank()), message);
+  if (keep) frozen_messages_[index] = message;
+  return message;
+}
+
+WeightRoute::Flight WeightRoute::start(size_t index, const Tensor& whole,
+                                       const CollectiveOptions& options) {
+  const Bucket& bucket = layout_.buckets()[index];
+  Flight flight;
+  if (second_valid_[index]) {
+    flight.near = true;
+    flight.work = groups_.secondary->all_gather(whole, second(index), options);
+  } else if (quantized(bucket)) {
+    flight.message =
+        Tensor::empty(ctx_.device, DType::kUInt8, {layout_.world() * message_bytes_[index]},
+                      MemoryTag::kCommunication);
+    start_gather(flight.message, own_message(index), options, flight);
+  } else {
+    start_gather(whole, pieces_.slice(0, bucket.owned, bucket.owned + bucket.piece), options,
+                 flight);
+  }
+  return flight;
+}
+
+void WeightRoute::start_gather(const Tensor& all, const Tensor& own,
+                               const CollectiveOptions& options, Flight& flight) {
+  if (!options_.hierarchical) {
+    flight.work = groups_.shard->all_gather(all, own, options);
+    return;
+  }
+  Communicator& across = *groups_.nodes->across;
+  flight.column = Tensor::empty(ctx_.device, own.dtype(), {across.size() * own.elements()},
+                                MemoryTag::kCommunication);
+  flight.work = across.all_gather(flight.column, own, options);
+}
+
+void WeightRoute::finish_gather(Flight& flight, const Tensor& all) {
+  flight.work->wait();
+  if (!flight.column) return;
+  const NodeGroups& nodes = *groups_.nodes;
+  const int places = nodes.node->size(), count = nodes.across->size();
+  const Tensor columns =
+      Tensor::empty(ctx_.device, all.dtype(), all.shape(), MemoryTag::kCommunication);
+  nodes.node->all_gather(columns, flight.column, {.label = "weights", .blocking = true})->wait();
+  const int64_t piece = all.elements() / (places * count);
+  for (int place = 0; place < places; ++place) {
+    for (int node = 0; node < count; ++node) {
+      const int64_t from = (place * count + node) * piece, to = nodes.rank_at(node, place) * piece;
+      const Tensor part = columns.slice(0, from, from + piece);
+      std::memcpy(all.slice(0, to, to + piece).raw(), part.raw(),
+                  static_cast<size_t>(part.bytes()));
+    }
+  }
+}
+
+void WeightRoute::unpack(size_t index, const Tensor& message, Tensor& whole) {
+  const Bucket& bucket = layout_.buckets()[index];
+  const int64_t bytes = message_bytes_[index];
+  for (int rank = 0; rank < layout_.world(); ++rank) {
+    Tensor piece = whole.slice(0, rank * bucket.piece, (rank + 1) * bucket.piece);
+    ops::unpack_blocks(ctx_, message.slice(0, rank * bytes, (rank + 1) * bytes), kBits,
+                       piece_blocks(layout_, bucket, rank), 1, false, piece);
+  }
+}
+
+void WeightRoute::finish(size_t index, Flight& flight, Tensor& whole) {
+  if (flight.message) {
+    finish_gather(flight, flight.message);
+    unpack(index, flight.message, whole);
+  } else {
+    finish_gather(flight, whole);
+  }
+  if (Tensor own = second(index); own && !flight.near) {
+    const int64_t begin = groups_.secondary->rank() * own.elements();
+    ops::cast(ctx_, whole.slice(0, begin, begin + own.elements()), own);
+    second_valid_[index] = true;
+  }
+  flight = {};
+}
+
+void WeightRoute::pieces_changed(bool frozen_too) {
+  for (size_t i = 0; i < second_valid_.size(); ++i) {
+    if (!frozen_too && !layout_.buckets()[i].trainable) continue;
+    second_valid_[i] = false;
+    frozen_messages_[i] = Tensor();
+  }
+}
+
+}  // namespace ds::zero

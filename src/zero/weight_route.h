@@ -1,0 +1,74 @@
+// The way in which a bucket of weights gets from the ranks that hold its pieces to one that needs
+// it whole: plain, quantised (qwZ), across nodes and then inside them (MiCS), or from the second
+// copy that near ranks keep (hpZ).
+#pragma once
+
+#include <vector>
+
+#include "comm/communicator.h"
+#include "ops/context.h"
+#include "zero/flat_layout.h"
+#include "zero/share_groups.h"
+
+namespace ds::zero {
+
+// What a WeightGatherer asks for buckets.
+class BucketRoute {
+ public:
+  // A gather under way.
+  struct Flight {
+    WorkPtr work;    // null when there is none
+    Tensor message;  // what arrives, where that is not the bucket itself
+    Tensor column;   // what came across nodes, of ways in two steps
+    bool near = false;
+    explicit operator bool() const { return work != nullptr; }
+  };
+
+  virtual ~BucketRoute() = default;
+  virtual DType dtype() const = 0;
+  // Begins to fill `whole`, which nobody may touch before finish has returned.
+  virtual Flight start(size_t bucket, const Tensor& whole, const CollectiveOptions& options) = 0;
+  virtual void finish(size_t bucket, Flight& flight, Tensor& whole) = 0;
+  // Second copies are worthless, and with `frozen_too` so is all that was made of frozen weights.
+  virtual void pieces_changed(bool frozen_too) = 0;
+};
+
+class WeightRoute : public BucketRoute {
+ public:
+  struct Options {
+    bool quantized = false;         // all travel in 8 bits
+    bool quantized_frozen = false;  // large frozen ones do, from codes that are kept
+    bool hierarchical = false;      // across nodes first
+  };
+
+  // Collective. `pieces` spans the owned space. The threads of `ctx` must outlive it.
+  WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGroups groups,
+              const Options& options, Tensor pieces);
+
+  DType dtype() const override { return pieces_.dtype(); }
+  Flight start(size_t bucket, const Tensor& whole, const CollectiveOptions& options) override;
+  void finish(size_t bucket, Flight& flight, Tensor& whole) override;
+  void pieces_changed(bool frozen_too) override;
+
+ private:
+  bool quantized(const Bucket& bucket) const;
+  Tensor own_message(size_t bucket);
+  void start_gather(const Tensor& all, const Tensor& own, const CollectiveOptions& options,
+                    Flight& flight);
+  void finish_gather(Flight& flight, const Tensor& all);
+  void unpack(size_t bucket, const Tensor& message, Tensor& whole);
+  Tensor second(size_t bucket) const;  // none where there is none
+
+  OpContext ctx_;
+  const FlatLayout& layout_;
+  ShareGroups groups_;
+  Options options_;
+  Tensor pieces_;
+  Tensor second_;                       // this rank's part of all buckets that are dropped at times
+  std::vector<int64_t> second_begins_;  // by bucket; -1 where there is none
+  std::vector<bool> second_valid_;
+  std::vector<int64_t> message_bytes_;   // of a piece, by bucket
+  std::vector<Tensor> frozen_messages_;  // by bucket
+};
+
+}  // namespace ds::zero
