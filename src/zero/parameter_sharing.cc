@@ -276,7 +276,7 @@ void ParameterState::unshare(const OpContext& ctx) {
 
 std::shared_ptr<optim::Peers> ParameterState::peers(std::vector<nn::ParamId> tensors) const {
   if (layout_.world() == 1) return nullptr;
-  return std::make_shared<RankPeers>(layout_, std::move(tensors), comm_, device_);
+  return std::make_shared<RankPeers>(layout_, std::move(tensors), groups_.shard, device_);
 }
 
 void ParameterState::begin_pass() {

@@ -358,7 +358,7 @@ void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) 
     ops::cast(ctx, owned(flat_.masters, id), piece);
   }
   if (gatherer_) {
-    gatherer_->pieces_changed();
+    gatherer_->pieces_changed(true);
   } else if (comm_ && stage_ > 0) {
     const Bucket& bucket = layout_.buckets()[layout_.bucket_of(id)];
     comm_
