@@ -73,7 +73,8 @@ TEST(Work, EveryKindAndType) {
       const Bytes& own = inputs[static_cast<size_t>(rank)];
       std::vector<std::tuple<std::string, Work, Tensor, Bytes>> started;
       std::vector<Tensor> kept;
-      const auto start = [&](const char* name, const ds_collective& call, Tensor output,
+      kept.reserve(4);  // references to its elements stay
+      const auto start = [&](const char* name, const ds_collective& call, Tensor& output,
                              Bytes expected) {
         started.emplace_back(name, comm.start(call), std::move(output), std::move(expected));
       };
@@ -87,12 +88,12 @@ TEST(Work, EveryKindAndType) {
         const Bytes most = ds::testing::reduced(dtype, inputs, ds::ReduceOp::kMax, 1);
         Tensor a = tensor_of(dtype, own), b = tensor_of(dtype, own);
         Tensor c = tensor_of(dtype, zeros_piece);
-        start("all_reduce", call_of(DS_COLLECTIVE_ALL_REDUCE, &a), std::move(a), sum);
+        start("all_reduce", call_of(DS_COLLECTIVE_ALL_REDUCE, &a), a, sum);
         ds_collective reduce = call_of(DS_COLLECTIVE_REDUCE, &b);
         reduce.op = DS_REDUCE_MAX;
         reduce.root = 1;
-        start("reduce", reduce, std::move(b), rank == 1 ? most : own);
-        start("reduce_scatter", call_of(DS_COLLECTIVE_REDUCE_SCATTER, &c, &whole), std::move(c),
+        start("reduce", reduce, b, rank == 1 ? most : own);
+        start("reduce_scatter", call_of(DS_COLLECTIVE_REDUCE_SCATTER, &c, &whole), c,
               part_of(sum, dtype, rank * kPiece, kPiece));
       }
       Bytes all, turned;
@@ -102,22 +103,20 @@ TEST(Work, EveryKindAndType) {
         append(turned, part_of(inputs[i], dtype, rank * kPiece, kPiece));
       }
       Tensor gathered = tensor_of(dtype, zeros_whole), exchanged = tensor_of(dtype, zeros_whole);
-      start("all_gather", call_of(DS_COLLECTIVE_ALL_GATHER, &gathered, &piece), std::move(gathered),
-            all);
-      start("all_to_all", call_of(DS_COLLECTIVE_ALL_TO_ALL, &exchanged, &whole),
-            std::move(exchanged), turned);
+      start("all_gather", call_of(DS_COLLECTIVE_ALL_GATHER, &gathered, &piece), gathered, all);
+      start("all_to_all", call_of(DS_COLLECTIVE_ALL_TO_ALL, &exchanged, &whole), exchanged, turned);
       Tensor given = tensor_of(dtype, own);
       ds_collective broadcast = call_of(DS_COLLECTIVE_BROADCAST, &given);
       broadcast.root = 2;
-      start("broadcast", broadcast, std::move(given), inputs[2]);
+      start("broadcast", broadcast, given, inputs[2]);
       Tensor collected = tensor_of(dtype, zeros_whole), dealt = tensor_of(dtype, zeros_piece);
       ds_collective gather =
           call_of(DS_COLLECTIVE_GATHER, rank == 1 ? &collected : nullptr, &piece);
       gather.root = 1;
-      start("gather", gather, std::move(collected), rank == 1 ? all : zeros_whole);
+      start("gather", gather, collected, rank == 1 ? all : zeros_whole);
       ds_collective scatter = call_of(DS_COLLECTIVE_SCATTER, &dealt, rank == 2 ? &whole : nullptr);
       scatter.root = 2;
-      start("scatter", scatter, std::move(dealt), part_of(inputs[2], dtype, rank * kPiece, kPiece));
+      start("scatter", scatter, dealt, part_of(inputs[2], dtype, rank * kPiece, kPiece));
 
       // Pieces of any size: rank r gives r + 1 elements to everybody, and 2 more for itself.
       const int64_t from_each[kWorld] = {1, 2, 3};
@@ -129,7 +128,7 @@ TEST(Work, EveryKindAndType) {
       Tensor joined = tensor_of(dtype, Bytes(uneven.size()));
       ds_collective gather_v = call_of(DS_COLLECTIVE_ALL_GATHER, &joined, &kept.back());
       gather_v.output_counts = from_each;
-      start("all_gather with counts", gather_v, std::move(joined), uneven);
+      start("all_gather with counts", gather_v, joined, uneven);
       int64_t in[kWorld], out[kWorld];
       Bytes uneven_turned;
       for (int peer = 0; peer < kWorld; ++peer) {
@@ -143,7 +142,7 @@ TEST(Work, EveryKindAndType) {
       ds_collective exchange_v = call_of(DS_COLLECTIVE_ALL_TO_ALL, &swapped, &kept.back());
       exchange_v.output_counts = out;
       exchange_v.input_counts = in;
-      start("all_to_all with counts", exchange_v, std::move(swapped), uneven_turned);
+      start("all_to_all with counts", exchange_v, swapped, uneven_turned);
 
       // A ring, posted before anybody waits.
       Tensor arrived = tensor_of(dtype, zeros_piece);
