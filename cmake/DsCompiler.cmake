@@ -15,6 +15,9 @@ endif()
 
 find_program(DS_CCACHE ccache)
 if(DS_CCACHE)
+  # Paths of the checkout do not count, so that checkouts share what was compiled.
+  set(DS_CCACHE ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+    ${DS_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${DS_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${DS_CCACHE})
 endif()

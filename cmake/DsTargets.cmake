@@ -18,8 +18,15 @@ function(ds_test name)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main
     ds_warnings)
-  target_compile_definitions(${name} PRIVATE
-    DS_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" DS_TEST_SOURCE="${CMAKE_SOURCE_DIR}")
+  # Only for the sources that read files of the tree: the others compile to the same in every
+  # checkout, and the compiler cache knows them.
+  foreach(source IN LISTS ARG_SOURCES)
+    file(STRINGS ${source} uses REGEX "DS_TEST_(DATA|SOURCE)" LIMIT_COUNT 1)
+    if(uses)
+      set_property(SOURCE ${source} PROPERTY COMPILE_DEFINITIONS
+        DS_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" DS_TEST_SOURCE="${CMAKE_SOURCE_DIR}")
+    endif()
+  endforeach()
   gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()
