@@ -82,11 +82,14 @@ bool Model::writes_files() const {
 }
 
 Tensor Model::read(const OpContext& ctx, nn::ParamId id) {
-  return inference_ ? inference_->read(ctx, id) : state_as_it_is().read_master(ctx, id);
+  return inference_ ? inference_->read(ctx, id) : state().read_master(ctx, id);
 }
 
 Tensor Model::get(const std::string& name) {
-  const Tensor master = read(context(), parameters().find(name));
+  const nn::ParamId id = parameters().find(name);
+  // One tensor is no reason to make all weights.
+  const Tensor master =
+      inference_ ? read(context(), id) : state_as_it_is().read_master(context(), id);
   Tensor copy = Tensor::empty(device_, DType::kFloat32, master.shape(), MemoryTag::kOther);
   if (copy.bytes() > 0) std::memcpy(copy.raw(), master.raw(), static_cast<size_t>(copy.bytes()));
   return copy;
