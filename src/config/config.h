@@ -188,7 +188,7 @@ struct ZeroConfig {
   bool sanity_checks = false;       // weights are compared after every update
   bool tell_order_changes = false;  // of fetches
   bool load_in_turn = false;        // one rank after another reads a checkpoint
-  int shard_ranks = 0;   // that hold one copy together; 0: all
+  int shard_ranks = 0;              // that hold one copy together; 0: all
   int second_ranks = 1;  // that hold a second copy of the weights together; 1: there is none
   bool quantized_weights = false;
   bool quantized_frozen = false;
