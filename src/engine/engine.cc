@@ -133,7 +133,7 @@ zero::ShareOptions Engine::share_options() {
   options.by_micro_batch = config_.batch.accumulation > 1;
   options.given_gradients = options.stage == 3;
   for (nn::ParamId id = 0; options.stage == 3 && id < model_->parameters().size(); ++id) {
-    DS_CHECK(!model_->state().lent(id), Code::kUnsupported, "parameter ",
+    DS_CHECK(!model_->state_as_it_is().lent(id), Code::kUnsupported, "parameter ",
              printable(model_->parameters()[id].name),
              " is lent, and at zero_optimization.stage 3 no process has whole weights to write "
              "there: register it without `lend` (its value is copied) and fetch it where it is "
@@ -363,6 +363,7 @@ void Engine::check_gradients_given() {
   if (config_.zero.ignore_unused) return;
   try {
     agree(context(), *comm_, "looking for gradients", [&] {
+      if (joined_) return;  // this rank gives none
       const nn::ParamId id = model_->state().first_without_gradient();
       DS_CHECK(id == nn::kNoParam, Code::kState, "the parameter ", model_->parameters()[id].name,
                " got no gradient in this step; freeze it, or let "
