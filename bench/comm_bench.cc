@@ -3,7 +3,7 @@
 // same run.
 //
 // Usage: comm_bench [--ranks N] [--transport auto|shm|sockets|hierarchical] [--ranks-per-node N]
-//                   [--private] [--largest BYTES] [--json]
+//                   [--private] [--smallest BYTES] [--largest BYTES] [--json]
 // Forks N ranks that meet at a port of this host. Started by a launcher (torchrun, mpirun, srun, or
 // RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the environment) it is one rank.
 #include <sys/wait.h>
@@ -30,6 +30,7 @@ struct Arguments {
   int ranks = 2;
   bool private_buffers = false;
   bool json = false;
+  int64_t smallest = 1024;
   int64_t largest = int64_t{64} << 20;
   CommOptions options;
 };
@@ -87,7 +88,7 @@ std::vector<Row> measure(Communicator& comm, const Arguments& arguments, double*
   std::vector<Row> rows;
   for (const Collective kind : {Collective::kAllReduce, Collective::kAllGather,
                                 Collective::kReduceScatter, Collective::kAllToAll}) {
-    for (int64_t bytes = 1024; bytes <= arguments.largest; bytes *= 4) {
+    for (int64_t bytes = arguments.smallest; bytes <= arguments.largest; bytes *= 4) {
       const int64_t whole = bytes / 4 / n * n, piece = whole / n;
       const Tensor all = a.slice(0, 0, whole), other = b.slice(0, 0, whole);
       const Tensor own = all.slice(0, piece * comm.rank(), piece * (comm.rank() + 1));
@@ -193,6 +194,8 @@ int main(int argc, char** argv) {
       arguments.private_buffers = true;
     } else if (name == "--json") {
       arguments.json = true;
+    } else if (name == "--smallest") {
+      arguments.smallest = std::max(1024LL, std::atoll(value()));
     } else if (name == "--largest") {
       arguments.largest = std::max(4096LL, std::atoll(value()));
     } else if (name == "--ranks-per-node") {

@@ -26,18 +26,20 @@ def free_port():
 class Group:
     """Processes that stay and make steps when told to."""
 
-    def __init__(self, args, ranks, threads, batch, more):
+    def __init__(self, command, ranks, environment=None):
+        """`command` answers lines on its standard input; its first line says that it is ready."""
         port = free_port()
         self.processes = []
         for rank in range(ranks):
-            env = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
+            env = dict(environment or os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
                        WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks))
-            command = [args.program, args.model, str(batch), str(args.length), args.precision,
-                       "serve", str(threads), *more]
             self.processes.append(subprocess.Popen(command, env=env, text=True,
                                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        for process in self.processes:
-            process.stdout.readline()
+        hello = [process.stdout.readline() for process in self.processes]
+        if not all(hello):
+            self.close()
+            raise OSError("a process ended before it was ready")
+        self.hello = hello[0]
 
     def steps(self, count):
         for process in self.processes:
@@ -68,11 +70,14 @@ def main():
     args = made.parse_args()
     if args.batch % args.ranks:
         sys.exit("--batch must be a multiple of --ranks")
-    groups = {"one process": Group(args, 1, args.ranks, args.batch, [])}
+    def command(threads, batch, *more):
+        return [args.program, args.model, str(batch), str(args.length), args.precision, "serve",
+                str(threads), *more]
+
+    groups = {"one process": Group(command(args.ranks, args.batch), 1)}
     for stage in args.stages.split(","):
-        groups[f"stage {stage}"] = Group(
-            args, args.ranks, 1, args.batch // args.ranks,
-            [f'zero_optimization={{"stage": {stage}, "overlap_comm": false}}'])
+        zero = f'zero_optimization={{"stage": {stage}, "overlap_comm": false}}'
+        groups[f"stage {stage}"] = Group(command(1, args.batch // args.ranks, zero), args.ranks)
     times = {name: [] for name in groups}
     for name, group in groups.items():
         group.steps(1)

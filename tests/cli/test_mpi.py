@@ -1,7 +1,9 @@
 """Real mpirun: `ds train` over the default transport and over MPI, and `ds bench comm`."""
 import json
 import os
+import signal
 import subprocess
+import time
 import unittest
 
 from cli_case import PROGRAM, CliCase, train_arguments
@@ -11,14 +13,17 @@ BETWEEN_NODES = {"transport": "hierarchical", "across": "mpi", "ranks_per_node":
 
 
 class Mpirun(CliCase):
-    def mpirun(self, ranks, *arguments, status=0, **variables):
+    def command(self, ranks, *arguments):
         command = [os.environ["DS_MPIRUN"], "--oversubscribe", "--bind-to", "none", "--mca", "btl",
                    "self,vader,tcp", "--mca", "btl_tcp_if_include", "lo", "-n", str(ranks), PROGRAM,
                    *map(str, arguments)]
         if os.geteuid() == 0:
             command.insert(1, "--allow-run-as-root")
-        done = subprocess.run(command, cwd=self.folder, timeout=120, capture_output=True, text=True,
-                              env={**os.environ, **variables})
+        return command
+
+    def mpirun(self, ranks, *arguments, status=0, **variables):
+        done = subprocess.run(self.command(ranks, *arguments), cwd=self.folder, timeout=120,
+                              capture_output=True, text=True, env={**os.environ, **variables})
         self.assertEqual(done.returncode == 0, status == 0, done.stdout + done.stderr)
         return done
 
@@ -38,6 +43,26 @@ class Mpirun(CliCase):
         self.assertEqual(rows[0], rows[2])
         self.assertEqual(self.weights("save-0"), self.weights("save-1"))
         self.assertEqual(self.weights("save-0"), self.weights("save-2"))
+
+    def test_a_stopped_rank_is_named_by_every_other(self):
+        options = {**MPI, "timeout_seconds": 5}
+        job = subprocess.Popen(
+            self.command(3, *train_arguments(1000000), "--threads", 1, "--metrics", "m.jsonl",
+                         "--comm-config", json.dumps(options)),
+            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(job.kill)
+        metrics, end = self.folder / "m.jsonl", time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size > 0):
+            self.assertIsNone(job.poll())
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.05)
+        with open(f"/proc/{job.pid}/task/{job.pid}/children") as file:
+            ranks = [int(process) for process in file.read().split()]
+        self.assertEqual(len(ranks), 3)
+        os.kill(ranks[1], signal.SIGSTOP)  # mpirun starts them in order
+        error = job.communicate(timeout=60)[1]
+        self.assertNotEqual(job.returncode, 0)
+        self.assertEqual(error.count("rank 1 did not arrive within 5 s"), 2, error)
 
     def test_speed_of_collectives(self):
         for transport, name in [(MPI, "mpi"), (BETWEEN_NODES, "hierarchical")]:

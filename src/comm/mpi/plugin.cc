@@ -23,6 +23,7 @@ static_assert(sizeof(MPI_Request) <= sizeof(MpiFunctions::Request));
 struct Process {
   std::mutex mutex;  // held within MPI
   pid_t began = 0;   // the process that must end MPI; 0: the program does
+  int attached = 0;  // communicators in use
   bool orderly = true;
 };
 Process& process() {
@@ -42,9 +43,10 @@ void store(MpiFunctions::Request* request, MPI_Request value) {
 void end_at_exit() {
   int ended = 0;
   MPI_Finalized(&ended);
-  // A forked child has its parent's MPI, which it must not touch. After a failure ranks may be
-  // gone: the launcher sees a process that did not end MPI and ends the job.
-  if (process().began == ::getpid() && process().orderly && !ended) MPI_Finalize();
+  // A forked child has its parent's MPI, which it must not touch. After a failure, or out of the
+  // middle of a job, the launcher sees a process that did not end MPI and ends the others.
+  const bool peace = process().orderly && process().attached == 0;
+  if (process().began == ::getpid() && peace && !ended) MPI_Finalize();
 }
 
 int begin(char* trouble, int capacity) {
@@ -117,12 +119,14 @@ int attach(int64_t handle, bool (*poll)(void*), void* data, MpiFunctions::Comm* 
   MPI_Comm_get_attr(copy, MPI_TAG_UB, &bound, &found);
   *largest_tag = found ? *bound : 32767;
   *comm = new MpiComm{copy};
+  ++process().attached;
   return 0;
 }
 
 void detach(MpiFunctions::Comm comm, bool orderly) {
   const std::lock_guard lock(process().mutex);
   if (!orderly) process().orderly = false;
+  --process().attached;
   // The communicator stays with MPI: what peers say last may still be on its way to it, and MPI
   // would give that to the next one with its number.
   delete comm;

@@ -22,8 +22,8 @@ struct MpiFunctions {
   // between tests; when it returns false, attaching fails.
   int (*attach)(int64_t handle, bool (*poll)(void*), void* data, Comm* comm, int* rank, int* size,
                 int* largest_tag);
-  // `orderly`: every rank has left in peace. Otherwise MPI is not ended when the process exits, as
-  // that would wait for ranks that may be gone.
+  // `orderly`: nothing has failed. MPI is ended when the process exits only if all communicators
+  // were left so: ending it waits for all ranks, some of which may be gone or wait for this one.
   void (*detach)(Comm comm, bool orderly);
   int (*send)(Comm comm, const void* data, int bytes, int peer, int tag, Request* request);
   int (*receive)(Comm comm, void* data, int bytes, int peer, int tag, Request* request);
