@@ -177,10 +177,6 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
       ->capture_default_str()
       ->group(group);
   sub.add_flag("--quiet", o.quiet, "no progress")->group(group);
-  sub.add_option("--comm-config", o.comm_config,
-                 "communication options as JSON (docs/communication.md)")
-      ->type_name("JSON")
-      ->group(group);
 }
 
 }  // namespace

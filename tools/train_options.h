@@ -25,7 +25,6 @@ struct TrainOptions {
   std::string load;
   std::string tag;
   std::string metrics;
-  std::string comm_config;
   std::optional<int64_t> sequence_length;
   std::optional<std::string> split;
   int64_t eval_interval = 100;
