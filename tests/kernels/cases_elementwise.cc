@@ -139,6 +139,7 @@ void check_every_pattern(CaseResult& result, const OpContext& ctx, DType dtype) 
   for (int64_t i = 0; i < kPatterns; ++i) x.data<T>()[i].bits = static_cast<uint16_t>(i);
   Tensor wide = guarded_tensor(DType::kFloat32, {kPatterns});
   ops::cast(ctx, x, wide);
+  case_memory().settle();
   int64_t wrong = 0;
   for (int64_t i = 0; i < kPatterns; ++i) {
     wrong += std::bit_cast<uint32_t>(wide.data<float>()[i]) !=
@@ -154,6 +155,7 @@ void check_every_pattern(CaseResult& result, const OpContext& ctx, DType dtype) 
       wide.data<float>()[i] = std::bit_cast<float>(static_cast<uint32_t>(i) << 16 | low);
     }
     ops::cast(ctx, wide, narrow);
+    case_memory().settle();
     for (int64_t i = 0; i < kPatterns; ++i) {
       wrong += narrow.data<T>()[i].bits != from_float<T>(wide.data<float>()[i]).bits;
     }
@@ -171,6 +173,46 @@ OpCase every_pattern(DType dtype) {
     } else {
       check_every_pattern<bfloat16>(result, ctx, dtype);
     }
+    return result;
+  };
+  return row;
+}
+
+// Tensors of all types, more than a GPU adds in one launch, into one flat tensor with gaps.
+OpCase many(DType flat_type) {
+  OpCase row;
+  row.name = str_cat("accumulate_into/", type_name(flat_type));
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    const float factor = std::normal_distribution<float>()(random);
+    std::vector<Tensor> xs;
+    std::vector<int64_t> offsets;
+    int64_t total = 0;
+    for (int i = 0; i < 230; ++i) {
+      const int64_t sizes[] = {8, 0, 5, 64, 1, 700, 3000};
+      const int64_t n = i % 7 == 6 && i > 20 ? 31 : sizes[i % 7];
+      xs.push_back(random_tensor(random, kFloatTypes[i / 2 % 3], {n}));
+      total += i % 5;
+      offsets.push_back(total);
+      total += n;
+    }
+    Tensor flat = random_tensor(random, flat_type, {total});
+    std::vector<double> expected = doubles(flat), scale(expected.size(), 0);
+    for (size_t i = 0; i < xs.size(); ++i) {
+      const std::vector<double> x = doubles(xs[i]);
+      for (size_t j = 0; j < x.size(); ++j) {
+        const size_t at = static_cast<size_t>(offsets[i]) + j;
+        const double before = expected[at];
+        expected[at] += static_cast<double>(factor) * x[j];
+        scale[at] = 0x1p-24 * (std::abs(before) + 2 * std::abs(factor * x[j])) +
+                    storage_roundoff(flat_type) * std::abs(expected[at]);
+      }
+    }
+    std::vector<const Tensor*> pointers;
+    for (const Tensor& x : xs) pointers.push_back(&x);
+    ops::accumulate_into(ctx, pointers, offsets, factor, flat);
+    compare(result, "flat", flat, expected, {1, 0}, scale);
     return result;
   };
   return row;
@@ -201,6 +243,7 @@ std::vector<OpCase> elementwise_cases() {
   rows.push_back(every_pattern(kBf16));
   rows.push_back(every_pattern(kFp16));
   for (const DType dtype : kFloatTypes) {
+    rows.push_back(many(dtype));
     for (const int64_t n : {0, 1, 5, 16, 47, 1000, 32768, 100001}) {
       rows.push_back(arithmetic(dtype, n));
     }
