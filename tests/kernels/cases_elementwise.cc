@@ -1,7 +1,8 @@
-// Rows for addition, scaling, filling, conversion and accumulation.
+// Rows for addition, scaling, filling, conversion, accumulation and the halves of masters.
 #include "kernels/case_util.h"
 #include "kernels/elementwise/elementwise.h"
 #include "ops/elementwise.h"
+#include "ops/split_master.h"
 
 namespace ds::testing {
 namespace {
@@ -218,6 +219,39 @@ OpCase many(DType flat_type) {
   return row;
 }
 
+// Any fp32 bits come back from the halves; the weight is the master rounded half up in magnitude.
+OpCase split(int64_t n) {
+  OpCase row;
+  row.name = str_cat("split_masters/", n);
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    Tensor masters = guarded_tensor(DType::kFloat32, {n}),
+           joined = guarded_tensor(DType::kFloat32, {n}),
+           weights = guarded_tensor(DType::kBFloat16, {n}),
+           low = guarded_tensor(DType::kUInt16, {n});
+    for (int64_t i = 0; i < n; ++i) {
+      masters.data<float>()[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));
+    }
+    ops::split_masters(ctx, masters, weights, low);
+    ops::join_masters(ctx, weights, low, joined);
+    case_memory().settle();
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto bits = std::bit_cast<uint32_t>(masters.data<float>()[i]);
+      const uint32_t nearest = (bits >> 16) + (bits >> 15 & 1u);
+      wrong += weights.data<bfloat16>()[i].bits != static_cast<uint16_t>(nearest);
+      wrong += std::bit_cast<uint32_t>(joined.data<float>()[i]) != bits;
+    }
+    compare_value(result, "elements split or joined wrongly", static_cast<double>(wrong), 0, {});
+    if (!guards_intact(weights) || !guards_intact(low) || !guards_intact(joined)) {
+      result.merge(std::numeric_limits<double>::infinity(), "bytes outside were written");
+    }
+    return result;
+  };
+  return row;
+}
+
 using Body = std::function<void(const OpContext&, const Tensor&, Tensor&)>;
 
 OpCase bench(const std::string& name, DType x_type, DType y_type, int64_t streams,
@@ -242,6 +276,7 @@ std::vector<OpCase> elementwise_cases() {
   constexpr DType kFp32 = DType::kFloat32, kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16;
   rows.push_back(every_pattern(kBf16));
   rows.push_back(every_pattern(kFp16));
+  for (const int64_t n : {0, 1, 7, 1000, 100003}) rows.push_back(split(n));
   for (const DType dtype : kFloatTypes) {
     rows.push_back(many(dtype));
     for (const int64_t n : {0, 1, 5, 16, 47, 1000, 32768, 100001}) {
