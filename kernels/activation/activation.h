@@ -7,6 +7,7 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -15,10 +16,15 @@ enum class ActivationKind { kRelu, kSilu, kGeluTanh, kGeluErf, kTanh };
 // y = f(x); y may be x.
 template <class T>
 void activation(const T* x, ActivationKind kind, int64_t n, T* y, ThreadPool& pool);
+template <class T>
+void activation(const T* x, ActivationKind kind, int64_t n, T* y, const GpuStream& on);
 // dx = dy * f'(x); dx may be dy or x.
 template <class T>
 void activation_backward(const T* dy, const T* x, ActivationKind kind, int64_t n, T* dx,
                          ThreadPool& pool);
+template <class T>
+void activation_backward(const T* dy, const T* x, ActivationKind kind, int64_t n, T* dx,
+                         const GpuStream& on);
 
 // A matrix whose dense rows lie `stride` elements apart.
 template <class T>
@@ -37,6 +43,8 @@ struct GatedActivation {
 };
 template <class T>
 void gated_activation(const GatedActivation<T>& call, ThreadPool& pool);
+template <class T>
+void gated_activation(const GatedActivation<T>& call, const GpuStream& on);
 
 // dgate = dy * up * f'(gate), dup = dy * f(gate); dgate may be gate, dup may be up.
 template <class T>
@@ -48,6 +56,8 @@ struct GatedActivationBackward {
 };
 template <class T>
 void gated_activation_backward(const GatedActivationBackward<T>& call, ThreadPool& pool);
+template <class T>
+void gated_activation_backward(const GatedActivationBackward<T>& call, const GpuStream& on);
 
 namespace reference {
 double activation(double v, ActivationKind kind);

@@ -6,6 +6,7 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -15,6 +16,9 @@ enum class GeluForm { kTanh, kErf };
 template <class T>
 void bias_gelu(const T* x, const T* bias, GeluForm form, int64_t rows, int64_t columns, T* y,
                ThreadPool& pool);
+template <class T>
+void bias_gelu(const T* x, const T* bias, GeluForm form, int64_t rows, int64_t columns, T* y,
+               const GpuStream& on);
 
 // How many pieces the rows are cut into when the bias gradient is wanted.
 int64_t bias_gelu_chunks(int64_t rows, int64_t columns);
@@ -24,6 +28,9 @@ int64_t bias_gelu_chunks(int64_t rows, int64_t columns);
 template <class T>
 void bias_gelu_backward(const T* dy, const T* x, const T* bias, GeluForm form, int64_t rows,
                         int64_t columns, T* dx, float* db, float* partials, ThreadPool& pool);
+template <class T>
+void bias_gelu_backward(const T* dy, const T* x, const T* bias, GeluForm form, int64_t rows,
+                        int64_t columns, T* dx, float* db, float* partials, const GpuStream& on);
 
 // ---- reference, scalar, double precision (bias_gelu_ref.cc) ----
 double gelu_ref(double v, GeluForm form);

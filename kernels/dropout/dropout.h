@@ -7,6 +7,7 @@
 #include "base/float16.h"
 #include "base/philox.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -25,10 +26,16 @@ DropoutMask dropout_mask(const RandomStream& stream, uint64_t first_element, dou
 // without a residual. A threshold of 0 makes no random numbers.
 void dropout(const DropoutMask& mask, const float* x, const float* residual, int64_t n, float* y,
              ThreadPool& pool);
+void dropout(const DropoutMask& mask, const float* x, const float* residual, int64_t n, float* y,
+             const GpuStream& on);
 void dropout(const DropoutMask& mask, const bfloat16* x, const bfloat16* residual, int64_t n,
              bfloat16* y, ThreadPool& pool);
+void dropout(const DropoutMask& mask, const bfloat16* x, const bfloat16* residual, int64_t n,
+             bfloat16* y, const GpuStream& on);
 void dropout(const DropoutMask& mask, const float16* x, const float16* residual, int64_t n,
              float16* y, ThreadPool& pool);
+void dropout(const DropoutMask& mask, const float16* x, const float16* residual, int64_t n,
+             float16* y, const GpuStream& on);
 
 namespace reference {
 void dropout(const RandomStream& stream, uint64_t first_element, double p, const double* x,

@@ -7,24 +7,46 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
 // y may be a or b.
 template <class T>
 void add(const T* a, const T* b, int64_t n, T* y, ThreadPool& pool);
+template <class T>
+void add(const T* a, const T* b, int64_t n, T* y, const GpuStream& on);
 // y may be x.
 template <class T>
 void scale(const T* x, float factor, int64_t n, T* y, ThreadPool& pool);
 template <class T>
+void scale(const T* x, float factor, int64_t n, T* y, const GpuStream& on);
+template <class T>
 void fill(float value, int64_t n, T* y, ThreadPool& pool);
+template <class T>
+void fill(float value, int64_t n, T* y, const GpuStream& on);
 // sum += factor * x, one rounding to fp32 and one to Y; sum may be x.
 template <class X, class Y>
 void accumulate(const X* x, float factor, int64_t n, Y* sum, ThreadPool& pool);
+template <class X, class Y>
+void accumulate(const X* x, float factor, int64_t n, Y* sum, const GpuStream& on);
+
+// The same for many pairs of arrays, of which no sums overlap, in few launches.
+template <class X, class Y>
+struct Accumulation {
+  const X* x = nullptr;
+  Y* sum = nullptr;
+  int64_t n = 0;
+};
+template <class X, class Y>
+void accumulate_many(const Accumulation<X, Y>* parts, int64_t count, float factor,
+                     const GpuStream& on);
 
 // Equal types are copied bit by bit.
 template <class X, class Y>
 void cast(const X* x, int64_t n, Y* y, ThreadPool& pool);
+template <class X, class Y>
+void cast(const X* x, int64_t n, Y* y, const GpuStream& on);
 
 // A source of up to eight dimensions; strides count elements and may be zero or negative.
 struct Strided {
@@ -47,6 +69,8 @@ Strided joined(const Strided& shape);
 // y is contiguous.
 template <class X, class Y>
 void cast(const X* x, const Strided& shape, Y* y, ThreadPool& pool);
+template <class X, class Y>
+void cast(const X* x, const Strided& shape, Y* y, const GpuStream& on);
 
 namespace reference {
 void add(const double* a, const double* b, int64_t n, double* y);

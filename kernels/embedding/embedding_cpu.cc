@@ -85,29 +85,29 @@ HWY_EXPORT(scatter_bf16);
 HWY_EXPORT(scatter_f16);
 
 template <class T, class AddRows>
-void look_up(const int32_t* ids, const T* table, const int32_t* position_ids, const T* positions,
-             int64_t n, int64_t cols, T* y, ThreadPool& pool, const AddRows& add_rows) {
+void look_up(const Embedding<T>& call, ThreadPool& pool, const AddRows& add_rows) {
+  const int64_t cols = call.cols;
   if (cols <= 0) return;
   constexpr int64_t kElements = 16384;
   const int64_t grain = cols >= kElements ? 1 : kElements / cols;
-  pool.for_range(n, grain, [&](int64_t begin, int64_t end) {
+  pool.for_range(call.n, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const T* row = table + ids[i] * cols;
-      if (positions != nullptr) {
-        add_rows(row, positions + position_ids[i] * cols, cols, y + i * cols);
+      const T* row = call.table + call.ids[i] * cols;
+      T* const to = call.y + i * cols;
+      if (call.positions != nullptr) {
+        add_rows(row, call.positions + call.position_ids[i] * cols, cols, to);
       } else {
-        std::memcpy(y + i * cols, row, static_cast<size_t>(cols) * sizeof(T));
+        std::memcpy(to, row, static_cast<size_t>(cols) * sizeof(T));
       }
     }
   });
 }
 
 template <class T, class Scatter>
-void scatter_rows(const int32_t* ids, const T* dy, int64_t n, int64_t cols, float* dtable,
-                  ThreadPool& pool, const Scatter& scatter) {
+void scatter_rows(const EmbeddingBackward<T>& call, ThreadPool& pool, const Scatter& scatter) {
   constexpr int64_t kColumns = 128;
-  pool.for_range(cols, kColumns, [&](int64_t begin, int64_t end) {
-    scatter(ids, dy + begin, n, cols, end - begin, dtable + begin);
+  pool.for_range(call.cols, kColumns, [&](int64_t begin, int64_t end) {
+    scatter(call.ids, call.dy + begin, call.n, call.cols, end - begin, call.dtable + begin);
   });
 }
 
@@ -120,33 +120,24 @@ int64_t first_id_outside(const int32_t* ids, int64_t n, int64_t limit) {
   return -1;
 }
 
-void embedding(const int32_t* ids, const float* table, const int32_t* position_ids,
-               const float* positions, int64_t n, int64_t cols, float* y, ThreadPool& pool) {
-  look_up(ids, table, position_ids, positions, n, cols, y, pool,
-          HWY_DYNAMIC_DISPATCH(add_rows_f32));
+void embedding(const Embedding<float>& call, ThreadPool& pool) {
+  look_up(call, pool, HWY_DYNAMIC_DISPATCH(add_rows_f32));
 }
-void embedding(const int32_t* ids, const bfloat16* table, const int32_t* position_ids,
-               const bfloat16* positions, int64_t n, int64_t cols, bfloat16* y, ThreadPool& pool) {
-  look_up(ids, table, position_ids, positions, n, cols, y, pool,
-          HWY_DYNAMIC_DISPATCH(add_rows_bf16));
+void embedding(const Embedding<bfloat16>& call, ThreadPool& pool) {
+  look_up(call, pool, HWY_DYNAMIC_DISPATCH(add_rows_bf16));
 }
-void embedding(const int32_t* ids, const float16* table, const int32_t* position_ids,
-               const float16* positions, int64_t n, int64_t cols, float16* y, ThreadPool& pool) {
-  look_up(ids, table, position_ids, positions, n, cols, y, pool,
-          HWY_DYNAMIC_DISPATCH(add_rows_f16));
+void embedding(const Embedding<float16>& call, ThreadPool& pool) {
+  look_up(call, pool, HWY_DYNAMIC_DISPATCH(add_rows_f16));
 }
 
-void embedding_backward(const int32_t* ids, const float* dy, int64_t n, int64_t cols, float* dtable,
-                        ThreadPool& pool) {
-  scatter_rows(ids, dy, n, cols, dtable, pool, HWY_DYNAMIC_DISPATCH(scatter_f32));
+void embedding_backward(const EmbeddingBackward<float>& call, ThreadPool& pool) {
+  scatter_rows(call, pool, HWY_DYNAMIC_DISPATCH(scatter_f32));
 }
-void embedding_backward(const int32_t* ids, const bfloat16* dy, int64_t n, int64_t cols,
-                        float* dtable, ThreadPool& pool) {
-  scatter_rows(ids, dy, n, cols, dtable, pool, HWY_DYNAMIC_DISPATCH(scatter_bf16));
+void embedding_backward(const EmbeddingBackward<bfloat16>& call, ThreadPool& pool) {
+  scatter_rows(call, pool, HWY_DYNAMIC_DISPATCH(scatter_bf16));
 }
-void embedding_backward(const int32_t* ids, const float16* dy, int64_t n, int64_t cols,
-                        float* dtable, ThreadPool& pool) {
-  scatter_rows(ids, dy, n, cols, dtable, pool, HWY_DYNAMIC_DISPATCH(scatter_f16));
+void embedding_backward(const EmbeddingBackward<float16>& call, ThreadPool& pool) {
+  scatter_rows(call, pool, HWY_DYNAMIC_DISPATCH(scatter_f16));
 }
 
 }  // namespace ds::kernels

@@ -7,6 +7,7 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -15,17 +16,27 @@ namespace ds::kernels {
 template <class T>
 void cross_entropy(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
                    int64_t valid, float* loss, float* lse, ThreadPool& pool);
+template <class T>
+void cross_entropy(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
+                   int64_t valid, float* loss, float* lse, const GpuStream& on);
 
 // dlogits = scale * (softmax - onehot); may be logits.
 template <class T>
 void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
                             int64_t valid, const float* lse, float scale, T* dlogits,
                             ThreadPool& pool);
+template <class T>
+void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
+                            int64_t valid, const float* lse, float scale, T* dlogits,
+                            const GpuStream& on);
 
 // Both while a row is in the cache: loss as above, and logits become scale * (softmax - onehot).
 template <class T>
 void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
                          int64_t valid, float scale, float* loss, ThreadPool& pool);
+template <class T>
+void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
+                         int64_t valid, float scale, float* loss, const GpuStream& on);
 
 // ---- reference, scalar, double precision (cross_entropy_ref.cc): one row ----
 struct CrossEntropyRow {

@@ -8,6 +8,7 @@
 
 #include "base/bfloat16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -25,7 +26,11 @@ inline void split_master(float master, bfloat16& weight, uint16_t& low) {
 
 void split_masters(int64_t n, const float* masters, bfloat16* weights, uint16_t* low,
                    ThreadPool& pool);
+void split_masters(int64_t n, const float* masters, bfloat16* weights, uint16_t* low,
+                   const GpuStream& on);
 void join_masters(int64_t n, const bfloat16* weights, const uint16_t* low, float* masters,
                   ThreadPool& pool);
+void join_masters(int64_t n, const bfloat16* weights, const uint16_t* low, float* masters,
+                  const GpuStream& on);
 
 }  // namespace ds::kernels

@@ -6,6 +6,7 @@
 #include "base/bfloat16.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -27,11 +28,14 @@ struct Rotary {
   RotaryView<const T> x;
   RotaryView<T> y;                     // may be x, with the same strides
   const int32_t* positions = nullptr;  // [batch, tokens], rows of the tables
+  int64_t rows = 0;                    // of the tables; a GPU makes NaN of positions outside
   const float* cos = nullptr;          // rows of turned / 2
   const float* sin = nullptr;
 };
 template <class T>
 void rotary(const Rotary<T>& call, ThreadPool& pool);
+template <class T>
+void rotary(const Rotary<T>& call, const GpuStream& on);
 
 namespace reference {
 // One head.

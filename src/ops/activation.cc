@@ -17,8 +17,7 @@ kernels::GeluForm form_of(Gelu kind) {
 // leading dimensions step like one.
 int64_t row_stride(const Tensor& tensor, const Op& op, const char* name, const Tensor& like) {
   check_float_type(tensor, op, name);
-  DS_CHECK(tensor.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported, op, ": ", name,
-           " is not in CPU memory, and this operator runs there only");
+  check_place(tensor, op, name);
   DS_CHECK(tensor.dims() >= 1, Code::kInvalidArgument, op, ": ", name,
            " needs at least one dimension");
   DS_CHECK(tensor.dtype() == like.dtype() && tensor.shape() == like.shape(), Code::kInvalidArgument,
@@ -61,7 +60,7 @@ void bias_gelu(const OpContext& ctx, const Tensor& x, const Tensor& bias, Gelu k
   if (x.elements() == 0) return;
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    run_on_cpu(ctx, [&](auto& on) {
+    run(ctx, [&](auto& on) {
       kernels::bias_gelu(x.data<T>(), bias ? bias.data<T>() : nullptr, form_of(kind),
                          x.elements() / columns, columns, y.data<T>(), on);
     });
@@ -83,7 +82,7 @@ void bias_gelu_backward(const OpContext& ctx, const Tensor& dy, const Tensor& x,
   }
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    run_on_cpu(ctx, [&](auto& on) {
+    run(ctx, [&](auto& on) {
       kernels::bias_gelu_backward(
           dy.data<T>(), x.data<T>(), bias ? bias.data<T>() : nullptr, form_of(kind), rows, columns,
           dx.data<T>(), db ? db.data<float>() : nullptr, db ? partials.data<float>() : nullptr, on);
@@ -98,8 +97,7 @@ void activation(const OpContext& ctx, const Tensor& x, Activation kind, Tensor& 
   const kernels::ActivationKind f = kind_of(kind, op);
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    run_on_cpu(
-        ctx, [&](auto& on) { kernels::activation(x.data<T>(), f, x.elements(), y.data<T>(), on); });
+    run(ctx, [&](auto& on) { kernels::activation(x.data<T>(), f, x.elements(), y.data<T>(), on); });
   });
 }
 
@@ -112,7 +110,7 @@ void activation_backward(const OpContext& ctx, const Tensor& dy, const Tensor& x
   const kernels::ActivationKind f = kind_of(kind, op);
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    run_on_cpu(ctx, [&](auto& on) {
+    run(ctx, [&](auto& on) {
       kernels::activation_backward(dy.data<T>(), x.data<T>(), f, x.elements(), dx.data<T>(), on);
     });
   });
@@ -136,7 +134,7 @@ void gated_activation(const OpContext& ctx, const Tensor& gate, const Tensor& up
     call.gate = rows_of<const T>(gate, gate_stride);
     call.up = rows_of<const T>(up, up_stride);
     call.y = rows_of<T>(y, call.cols);
-    run_on_cpu(ctx, [&](auto& on) { kernels::gated_activation(call, on); });
+    run(ctx, [&](auto& on) { kernels::gated_activation(call, on); });
   });
 }
 
@@ -162,7 +160,7 @@ void gated_activation_backward(const OpContext& ctx, const Tensor& dy, const Ten
     call.up = rows_of<const T>(up, up_stride);
     call.dgate = rows_of<T>(dgate, dgate_stride);
     call.dup = rows_of<T>(dup, dup_stride);
-    run_on_cpu(ctx, [&](auto& on) { kernels::gated_activation_backward(call, on); });
+    run(ctx, [&](auto& on) { kernels::gated_activation_backward(call, on); });
   });
 }
 

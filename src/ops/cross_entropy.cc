@@ -18,6 +18,8 @@ void check_inputs(const Op& op, const Tensor& logits, const Tensor& labels, int6
   check_dense(row_values, op, row_name, DType::kFloat32, {rows});
   DS_CHECK(valid >= 1 && valid <= columns, Code::kInvalidArgument, op, ": valid is ", valid,
            ", but must be in [1, ", columns, "], the columns of logits");
+  // A GPU's memory is not read here: its kernels keep to the rows.
+  if (op.ctx.device->kind() != DeviceKind::kCpu) return;
   const int32_t* const label = labels.data<int32_t>();
   for (int64_t row = 0; row < rows; ++row) {
     DS_CHECK(label[row] == kIgnoreLabel || (label[row] >= 0 && label[row] < valid),
@@ -34,7 +36,7 @@ void cross_entropy(const OpContext& ctx, const Tensor& logits, const Tensor& lab
   check_inputs(op, logits, labels, valid, "lse", lse);
   check_dense(loss, op, "loss", DType::kFloat32, {logits.size(0)});
   with_float_type(logits, [&](auto type) {
-    run_on_cpu(ctx, [&](auto& on) {
+    run(ctx, [&](auto& on) {
       kernels::cross_entropy(logits.data<decltype(type)>(), labels.data<int32_t>(), logits.size(0),
                              logits.size(1), valid, loss.data<float>(), lse.data<float>(), on);
     });
@@ -48,7 +50,7 @@ void cross_entropy_backward(const OpContext& ctx, const Tensor& logits, const Te
   check_dense(dlogits, op, "dlogits", logits.dtype(), logits.shape());
   with_float_type(logits, [&](auto type) {
     using T = decltype(type);
-    run_on_cpu(ctx, [&](auto& on) {
+    run(ctx, [&](auto& on) {
       kernels::cross_entropy_backward(logits.data<T>(), labels.data<int32_t>(), logits.size(0),
                                       logits.size(1), valid, lse.data<float>(), scale,
                                       dlogits.data<T>(), on);
@@ -61,7 +63,7 @@ void cross_entropy_fused(const OpContext& ctx, Tensor& logits, const Tensor& lab
   const Op op{ctx, "cross_entropy_fused"};
   check_inputs(op, logits, labels, valid, "loss", loss);
   with_float_type(logits, [&](auto type) {
-    run_on_cpu(ctx, [&](auto& on) {
+    run(ctx, [&](auto& on) {
       kernels::cross_entropy_fused(logits.data<decltype(type)>(), labels.data<int32_t>(),
                                    logits.size(0), logits.size(1), valid, scale, loss.data<float>(),
                                    on);

@@ -17,7 +17,7 @@ void launch(const OpContext& ctx, const Op& op, const Tensor& x, const Tensor& r
       kernels::dropout_mask(stream, static_cast<uint64_t>(first_element), p);
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    run_on_cpu(ctx, [&](auto& on) {
+    run(ctx, [&](auto& on) {
       kernels::dropout(mask, x.data<T>(), residual ? residual.data<T>() : nullptr, x.elements(),
                        y.data<T>(), on);
     });

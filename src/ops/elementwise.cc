@@ -8,6 +8,53 @@
 #include "ops/checks.h"
 
 namespace ds::ops {
+namespace {
+
+using TensorList = std::span<const Tensor* const>;
+
+// flat[offsets[i] ...] += scale * xs[i]; `ends` are those of the tensors laid end to end.
+void add_to_parts(TensorList xs, std::span<const int64_t> ends, std::span<const int64_t> offsets,
+                  float scale, Tensor& flat, ThreadPool& pool) {
+  constexpr int64_t kGrain = int64_t{1} << 15;
+  pool.for_range(xs.empty() ? 0 : ends.back(), kGrain, [&](int64_t begin, int64_t end) {
+    auto i = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
+    for (; begin < end; ++i) {
+      const int64_t count = std::min(end, ends[i]) - begin;
+      if (count == 0) continue;
+      const int64_t at = begin - (ends[i] - xs[i]->elements());
+      with_float_type(*xs[i], [&](auto x_type) {
+        with_float_type(flat, [&](auto sum_type) {
+          kernels::accumulate(xs[i]->data<decltype(x_type)>() + at, scale, count,
+                              flat.data<decltype(sum_type)>() + offsets[i] + at, pool);
+        });
+      });
+      begin += count;
+    }
+  });
+}
+
+// A launch takes many tensors, but of one type.
+template <class Stream>
+void add_to_parts(TensorList xs, std::span<const int64_t>, std::span<const int64_t> offsets,
+                  float scale, Tensor& flat, const Stream& on) {
+  const auto add_all = [&](auto x_type, auto sum_type) {
+    using X = decltype(x_type);
+    using Y = decltype(sum_type);
+    std::vector<kernels::Accumulation<X, Y>> parts;
+    for (size_t i = 0; i < xs.size(); ++i) {
+      if (xs[i]->dtype() != DTypeOf<X>::value) continue;
+      parts.push_back({xs[i]->data<X>(), flat.data<Y>() + offsets[i], xs[i]->elements()});
+    }
+    kernels::accumulate_many(parts.data(), static_cast<int64_t>(parts.size()), scale, on);
+  };
+  with_float_type(flat, [&](auto sum_type) {
+    add_all(float{}, sum_type);
+    add_all(bfloat16{}, sum_type);
+    add_all(float16{}, sum_type);
+  });
+}
+
+}  // namespace
 
 void add(const OpContext& ctx, const Tensor& a, const Tensor& b, Tensor& y) {
   check_dense_float(a, Op{ctx, "add"}, "a");
@@ -15,9 +62,8 @@ void add(const OpContext& ctx, const Tensor& a, const Tensor& b, Tensor& y) {
   check_dense(y, Op{ctx, "add"}, "y", a.dtype(), a.shape());
   with_float_type(a, [&](auto type) {
     using T = decltype(type);
-    run_on_cpu(ctx, [&](auto& on) {
-      kernels::add(a.data<T>(), b.data<T>(), a.elements(), y.data<T>(), on);
-    });
+    run(ctx,
+        [&](auto& on) { kernels::add(a.data<T>(), b.data<T>(), a.elements(), y.data<T>(), on); });
   });
 }
 
@@ -26,16 +72,14 @@ void scale(const OpContext& ctx, const Tensor& x, float factor, Tensor& y) {
   check_dense(y, Op{ctx, "scale"}, "y", x.dtype(), x.shape());
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    run_on_cpu(
-        ctx, [&](auto& on) { kernels::scale(x.data<T>(), factor, x.elements(), y.data<T>(), on); });
+    run(ctx, [&](auto& on) { kernels::scale(x.data<T>(), factor, x.elements(), y.data<T>(), on); });
   });
 }
 
 void fill(const OpContext& ctx, float value, Tensor& y) {
   check_dense_float(y, Op{ctx, "fill"}, "y");
   with_float_type(y, [&](auto type) {
-    run_on_cpu(ctx,
-               [&](auto& on) { kernels::fill(value, y.elements(), y.data<decltype(type)>(), on); });
+    run(ctx, [&](auto& on) { kernels::fill(value, y.elements(), y.data<decltype(type)>(), on); });
   });
 }
 
@@ -57,9 +101,9 @@ void cast(const OpContext& ctx, const Tensor& x, Tensor& y) {
       const auto* from = x.data<decltype(x_type)>();
       auto* to = y.data<decltype(y_type)>();
       if (x.contiguous()) {
-        run_on_cpu(ctx, [&](auto& on) { kernels::cast(from, x.elements(), to, on); });
+        run(ctx, [&](auto& on) { kernels::cast(from, x.elements(), to, on); });
       } else {
-        run_on_cpu(ctx, [&](auto& on) { kernels::cast(from, shape, to, on); });
+        run(ctx, [&](auto& on) { kernels::cast(from, shape, to, on); });
       }
     });
   });
@@ -71,7 +115,7 @@ void accumulate(const OpContext& ctx, const Tensor& x, float scale, Tensor& sum)
   check_dense(sum, Op{ctx, "accumulate"}, "sum", sum.dtype(), x.shape());
   with_float_type(x, [&](auto x_type) {
     with_float_type(sum, [&](auto sum_type) {
-      run_on_cpu(ctx, [&](auto& on) {
+      run(ctx, [&](auto& on) {
         kernels::accumulate(x.data<decltype(x_type)>(), scale, x.elements(),
                             sum.data<decltype(sum_type)>(), on);
       });
@@ -94,24 +138,7 @@ void accumulate_into(const OpContext& ctx, std::span<const Tensor* const> xs,
              n, " elements at ", offsets[i], " do not lie in ", flat.elements());
     ends[i] = total += n;
   }
-  constexpr int64_t kGrain = int64_t{1} << 15;
-  ctx.pool->for_range(total, kGrain, [&](int64_t begin, int64_t end) {
-    auto i = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
-    for (; begin < end; ++i) {
-      const int64_t count = std::min(end, ends[i]) - begin;
-      if (count == 0) continue;
-      const int64_t at = begin - (ends[i] - xs[i]->elements());
-      with_float_type(*xs[i], [&](auto x_type) {
-        with_float_type(flat, [&](auto sum_type) {
-          run_on_cpu(ctx, [&](auto& on) {
-            kernels::accumulate(xs[i]->data<decltype(x_type)>() + at, scale, count,
-                                flat.data<decltype(sum_type)>() + offsets[i] + at, on);
-          });
-        });
-      });
-      begin += count;
-    }
-  });
+  run(ctx, [&](auto& on) { add_to_parts(xs, ends, offsets, scale, flat, on); });
 }
 
 }  // namespace ds::ops

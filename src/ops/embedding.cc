@@ -14,6 +14,8 @@ void check_table(const Tensor& table, const Op& op, const char* name) {
 }
 
 void check_ids(const Tensor& ids, const Op& op, const char* name, int64_t limit) {
+  // A GPU's memory is not read here: its kernels keep to the tables.
+  if (op.ctx.device->kind() != DeviceKind::kCpu) return;
   const auto* values = ids.data<int32_t>();
   const int64_t bad = kernels::first_id_outside(values, ids.elements(), limit);
   DS_CHECK(bad < 0, Code::kInvalidArgument, op, ": ", name, "[", bad, "] is ", values[bad],
@@ -49,11 +51,19 @@ void embedding(const OpContext& ctx, const Tensor& ids, const Tensor& table,
   check_ids(ids, op, "ids", table.size(0));
   with_float_type(table, [&](auto type) {
     using T = decltype(type);
-    run_on_cpu(ctx, [&](auto& on) {
-      kernels::embedding(ids.data<int32_t>(), table.data<T>(),
-                         positions ? position_ids.data<int32_t>() : nullptr,
-                         positions ? positions.data<T>() : nullptr, n, cols, y.data<T>(), on);
-    });
+    kernels::Embedding<T> call;
+    call.ids = ids.data<int32_t>();
+    call.table = table.data<T>();
+    call.table_rows = table.size(0);
+    if (positions) {
+      call.position_ids = position_ids.data<int32_t>();
+      call.positions = positions.data<T>();
+      call.position_rows = positions.size(0);
+    }
+    call.n = n;
+    call.cols = cols;
+    call.y = y.data<T>();
+    run(ctx, [&](auto& on) { kernels::embedding(call, on); });
   });
 }
 
@@ -66,11 +76,26 @@ void embedding_backward(const OpContext& ctx, const Tensor& ids, const Tensor& d
   const int64_t n = ids.elements(), cols = dtable.size(1);
   check_rows(dy, op, "dy", dy.dtype(), n, cols);
   check_ids(ids, op, "ids", dtable.size(0));
+  const bool gpu = ctx.device->kind() != DeviceKind::kCpu;
+  Tensor scratch, partials;
+  if (gpu) {
+    scratch = ctx.workspace(DType::kInt32, {kernels::embedding_scratch(n)});
+    partials = ctx.workspace(DType::kFloat32, {kernels::embedding_partials(n, cols)});
+  }
   with_float_type(dy, [&](auto type) {
-    run_on_cpu(ctx, [&](auto& on) {
-      kernels::embedding_backward(ids.data<int32_t>(), dy.data<decltype(type)>(), n, cols,
-                                  dtable.data<float>(), on);
-    });
+    using T = decltype(type);
+    kernels::EmbeddingBackward<T> call;
+    call.ids = ids.data<int32_t>();
+    call.dy = dy.data<T>();
+    call.n = n;
+    call.cols = cols;
+    call.dtable = dtable.data<float>();
+    call.rows = dtable.size(0);
+    if (gpu) {
+      call.scratch = scratch.data<int32_t>();
+      call.partials = partials.data<float>();
+    }
+    run(ctx, [&](auto& on) { kernels::embedding_backward(call, on); });
   });
 }
 

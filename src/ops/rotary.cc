@@ -44,7 +44,9 @@ void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, c
   check_dense(sin, op, "sin", DType::kFloat32, cos.shape());
   check_dense(position_ids, op, "position_ids", DType::kInt32, {x.size(0), x.size(1)});
   const auto* position = position_ids.data<int32_t>();
-  for (int64_t i = 0; i < position_ids.elements(); ++i) {
+  // A GPU's memory is not read here: its kernel keeps to the tables.
+  const bool readable = ctx.device->kind() == DeviceKind::kCpu;
+  for (int64_t i = 0; readable && i < position_ids.elements(); ++i) {
     DS_CHECK(position[i] >= 0 && position[i] < cos.size(0), Code::kInvalidArgument,
              "rotary: position_ids[", i / x.size(1), ", ", i % x.size(1), "] is ", position[i],
              ", outside the tables of ", cos.size(0), " positions");
@@ -63,9 +65,10 @@ void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, c
     call.x = view<const T>(x);
     call.y = view<T>(y);
     call.positions = position;
+    call.rows = cos.size(0);
     call.cos = cos.data<float>();
     call.sin = sin.data<float>();
-    run_on_cpu(ctx, [&](auto& on) { kernels::rotary(call, on); });
+    run(ctx, [&](auto& on) { kernels::rotary(call, on); });
   });
 }
 

@@ -17,7 +17,7 @@ void check(const Op& op, const Tensor& masters, const Tensor& weights, const Ten
 
 void split_masters(const OpContext& ctx, const Tensor& masters, Tensor& weights, Tensor& low) {
   check(Op{ctx, "split_masters"}, masters, weights, low);
-  run_on_cpu(ctx, [&](auto& on) {
+  run(ctx, [&](auto& on) {
     kernels::split_masters(masters.elements(), masters.data<float>(), weights.data<bfloat16>(),
                            low.data<uint16_t>(), on);
   });
@@ -25,7 +25,7 @@ void split_masters(const OpContext& ctx, const Tensor& masters, Tensor& weights,
 
 void join_masters(const OpContext& ctx, const Tensor& weights, const Tensor& low, Tensor& masters) {
   check(Op{ctx, "join_masters"}, masters, weights, low);
-  run_on_cpu(ctx, [&](auto& on) {
+  run(ctx, [&](auto& on) {
     kernels::join_masters(masters.elements(), weights.data<bfloat16>(), low.data<uint16_t>(),
                           masters.data<float>(), on);
   });

@@ -1,8 +1,9 @@
 // What rows of the operator table share: random tensors, comparison with double references, finite
 // differences, and a digest of compared bits that the thread-count test reads.
 //
-// Tensors made here start one element past an aligned address and end in guard bytes, so that a row
-// also finds kernels that assume alignment or write past the end.
+// Tensors made here start one element past an aligned address (unless CaseMemory says otherwise)
+// and end in guard bytes, so that a row also finds kernels that assume alignment or write past the
+// end.
 #pragma once
 
 #include <cmath>
@@ -73,6 +74,7 @@ struct CaseMemory {
   std::function<void*(size_t)> take = [](size_t bytes) { return std::malloc(bytes); };
   std::function<void(void*)> give = [](void* memory) { std::free(memory); };
   std::function<void()> settle = [] {};  // waits for queued work, before the host reads or writes
+  int64_t shift = 1;                     // elements between an aligned address and a tensor
 };
 inline CaseMemory& case_memory() {
   static CaseMemory memory;
@@ -86,9 +88,10 @@ inline constexpr int64_t kGuardBytes = 64;
 #endif
 inline constexpr unsigned char kGuardValue = 0xA5;
 
-inline int64_t guard_front(DType dtype) { return 64 + dtype_size(dtype); }
+inline int64_t guard_front(DType dtype) { return 64 + case_memory().shift * dtype_size(dtype); }
 
-// Contiguous, misaligned, guarded. Content is NaN-patterned bytes, so that unwritten output shows.
+// Contiguous, guarded, misaligned by the shift. Content is NaN-patterned bytes, so that unwritten
+// output shows.
 inline Tensor guarded_tensor(DType dtype, const Shape& shape) {
   const int64_t payload = shape.elements() * dtype_size(dtype);
   const int64_t total = guard_front(dtype) + payload + kGuardBytes;

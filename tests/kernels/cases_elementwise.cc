@@ -1,7 +1,8 @@
-// Rows for addition, scaling, filling, conversion and accumulation.
+// Rows for addition, scaling, filling, conversion, accumulation and the halves of masters.
 #include "kernels/case_util.h"
 #include "kernels/elementwise/elementwise.h"
 #include "ops/elementwise.h"
+#include "ops/split_master.h"
 
 namespace ds::testing {
 namespace {
@@ -139,6 +140,7 @@ void check_every_pattern(CaseResult& result, const OpContext& ctx, DType dtype) 
   for (int64_t i = 0; i < kPatterns; ++i) x.data<T>()[i].bits = static_cast<uint16_t>(i);
   Tensor wide = guarded_tensor(DType::kFloat32, {kPatterns});
   ops::cast(ctx, x, wide);
+  case_memory().settle();
   int64_t wrong = 0;
   for (int64_t i = 0; i < kPatterns; ++i) {
     wrong += std::bit_cast<uint32_t>(wide.data<float>()[i]) !=
@@ -154,6 +156,7 @@ void check_every_pattern(CaseResult& result, const OpContext& ctx, DType dtype) 
       wide.data<float>()[i] = std::bit_cast<float>(static_cast<uint32_t>(i) << 16 | low);
     }
     ops::cast(ctx, wide, narrow);
+    case_memory().settle();
     for (int64_t i = 0; i < kPatterns; ++i) {
       wrong += narrow.data<T>()[i].bits != from_float<T>(wide.data<float>()[i]).bits;
     }
@@ -170,6 +173,79 @@ OpCase every_pattern(DType dtype) {
       check_every_pattern<float16>(result, ctx, dtype);
     } else {
       check_every_pattern<bfloat16>(result, ctx, dtype);
+    }
+    return result;
+  };
+  return row;
+}
+
+// Tensors of all types, more than a GPU adds in one launch, into one flat tensor with gaps.
+OpCase many(DType flat_type) {
+  OpCase row;
+  row.name = str_cat("accumulate_into/", type_name(flat_type));
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    const float factor = std::normal_distribution<float>()(random);
+    std::vector<Tensor> xs;
+    std::vector<int64_t> offsets;
+    int64_t total = 0;
+    for (int i = 0; i < 230; ++i) {
+      const int64_t sizes[] = {8, 0, 5, 64, 1, 700, 3000};
+      const int64_t n = i % 7 == 6 && i > 20 ? 31 : sizes[i % 7];
+      xs.push_back(random_tensor(random, kFloatTypes[i / 2 % 3], {n}));
+      total += i % 5;
+      offsets.push_back(total);
+      total += n;
+    }
+    Tensor flat = random_tensor(random, flat_type, {total});
+    std::vector<double> expected = doubles(flat), scale(expected.size(), 0);
+    for (size_t i = 0; i < xs.size(); ++i) {
+      const std::vector<double> x = doubles(xs[i]);
+      for (size_t j = 0; j < x.size(); ++j) {
+        const size_t at = static_cast<size_t>(offsets[i]) + j;
+        const double before = expected[at];
+        expected[at] += static_cast<double>(factor) * x[j];
+        scale[at] = 0x1p-24 * (std::abs(before) + 2 * std::abs(factor * x[j])) +
+                    storage_roundoff(flat_type) * std::abs(expected[at]);
+      }
+    }
+    std::vector<const Tensor*> pointers;
+    for (const Tensor& x : xs) pointers.push_back(&x);
+    ops::accumulate_into(ctx, pointers, offsets, factor, flat);
+    compare(result, "flat", flat, expected, {1, 0}, scale);
+    return result;
+  };
+  return row;
+}
+
+// Any fp32 bits come back from the halves; the weight is the master rounded half up in magnitude.
+OpCase split(int64_t n) {
+  OpCase row;
+  row.name = str_cat("split_masters/", n);
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    Tensor masters = guarded_tensor(DType::kFloat32, {n}),
+           joined = guarded_tensor(DType::kFloat32, {n}),
+           weights = guarded_tensor(DType::kBFloat16, {n}),
+           low = guarded_tensor(DType::kUInt16, {n});
+    for (int64_t i = 0; i < n; ++i) {
+      masters.data<float>()[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));
+    }
+    ops::split_masters(ctx, masters, weights, low);
+    ops::join_masters(ctx, weights, low, joined);
+    case_memory().settle();
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto bits = std::bit_cast<uint32_t>(masters.data<float>()[i]);
+      const uint32_t nearest = (bits >> 16) + (bits >> 15 & 1u);
+      wrong += weights.data<bfloat16>()[i].bits != static_cast<uint16_t>(nearest);
+      wrong += std::bit_cast<uint32_t>(joined.data<float>()[i]) != bits;
+    }
+    compare_value(result, "elements split or joined wrongly", static_cast<double>(wrong), 0, {});
+    if (!guards_intact(weights) || !guards_intact(low) || !guards_intact(joined)) {
+      result.merge(std::numeric_limits<double>::infinity(), "bytes outside were written");
     }
     return result;
   };
@@ -200,7 +276,9 @@ std::vector<OpCase> elementwise_cases() {
   constexpr DType kFp32 = DType::kFloat32, kBf16 = DType::kBFloat16, kFp16 = DType::kFloat16;
   rows.push_back(every_pattern(kBf16));
   rows.push_back(every_pattern(kFp16));
+  for (const int64_t n : {0, 1, 7, 1000, 100003}) rows.push_back(split(n));
   for (const DType dtype : kFloatTypes) {
+    rows.push_back(many(dtype));
     for (const int64_t n : {0, 1, 5, 16, 47, 1000, 32768, 100001}) {
       rows.push_back(arithmetic(dtype, n));
     }

@@ -76,7 +76,7 @@ OpCase look_up(DType dtype, int64_t n, int64_t vocabulary, int64_t cols) {
   return row;
 }
 
-// A long run of few ids, and every row of a table once.
+// A long run of few ids, every row of a table once, and ids of three bytes.
 OpCase repeated(DType dtype) {
   OpCase row;
   row.name = str_cat("embedding_repeated/", type_name(dtype));
@@ -88,6 +88,8 @@ OpCase repeated(DType dtype) {
     const Tensor all = guarded_tensor(DType::kInt32, {500});
     for (int32_t i = 0; i < 500; ++i) all.data<int32_t>()[i] = 499 - i;
     check_backward(result, ctx, random, dtype, all, 500, 130);
+    const Tensor wide = random_ints(random, {5000}, 0, 69999);
+    check_backward(result, ctx, random, dtype, wide, 70000, 2);
     return result;
   };
   return row;

@@ -210,7 +210,8 @@ std::vector<OpCase> loss_cases() {
          {Setting{dtype, 1, 1, 1, 1}, Setting{dtype, 4, 5, 5, 1}, Setting{dtype, 3, 9, 6, 2},
           Setting{dtype, 0, 4, 4, 1}, Setting{dtype, 33, 257, 257, 3},
           Setting{dtype, 40, 1000, 999, 0.01}, Setting{dtype, 20, 300, 290, 100},
-          Setting{dtype, 5, 50304, 50257, 4}, Setting{dtype, 2, 4097, 4097, 10}}) {
+          Setting{dtype, 5, 50304, 50257, 4}, Setting{dtype, 2, 4097, 4097, 10},
+          Setting{dtype, 1, 120001, 120000, 4}}) {
       OpCase row;
       row.name = s.name("check");
       row.check = [s](const OpContext& ctx, uint64_t seed) { return check(ctx, seed, s); };
