@@ -12,6 +12,7 @@
 #include "base/exact_sum.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -76,12 +77,19 @@ struct UpdateArrays {
   // LAMB: per piece, the sums of p * p and of the update's squares: in double within blocks of
   // kNormBlock elements and exactly beyond, so that a tensor cut at multiples of it has one norm.
   ExactSum* norms = nullptr;
+  int64_t* norm_words = nullptr;  // on a GPU instead: their words, written with carries done
 };
 
 // `first` holds, for every chunk of the run and one beyond, the index of its first piece.
 void optimizer_update(UpdateRule rule, std::span<const UpdateConstants> constants,
                       std::span<const UpdatePiece> pieces, std::span<const int64_t> first,
                       const UpdateArrays& arrays, ThreadPool& pool);
+// The same on a GPU. Pieces and `first` lie in its memory, and so do more than kFewConstants
+// constants; so few travel with the launch instead, and may go when the call returns.
+inline constexpr size_t kFewConstants = 64;
+void optimizer_update(UpdateRule rule, std::span<const UpdateConstants> constants,
+                      std::span<const UpdatePiece> pieces, std::span<const int64_t> first,
+                      const UpdateArrays& arrays, const GpuStream& on);
 
 // Elements [begin, begin + n) of a state as fp32, and back. 8-bit blocks that are written in part
 // keep the values of their other elements up to requantisation; `elements` is the array's length.

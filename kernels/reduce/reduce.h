@@ -2,12 +2,14 @@
 // chunk order: the same bits for any thread count.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/bfloat16.h"
 #include "base/exact_sum.h"
 #include "base/float16.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -24,6 +26,8 @@ double sum_squares(const bfloat16* x, int64_t n, double* partials, ThreadPool& p
 double sum_squares(const float16* x, int64_t n, double* partials, ThreadPool& pool);
 // Squares, summed in double within blocks of kExactBlock elements and exactly beyond: arrays that
 // are cut at multiples of that have the same sum however they are cut. One partial per chunk.
+// Within a block, the last one filled up with zeros, a_j = (x_j^2 + x_8+j^2) + (x_16+j^2 +
+// x_24+j^2), b_j = a_j + a_4+j, and the sum is (b_0 + b_2) + (b_1 + b_3): on every processor.
 inline constexpr int64_t kExactBlock = 32;
 ExactSum exact_squares(const float* x, int64_t n, ExactSum* partials, ThreadPool& pool);
 ExactSum exact_squares(const bfloat16* x, int64_t n, ExactSum* partials, ThreadPool& pool);
@@ -59,6 +63,48 @@ void add_column_sums(const float16* x, int64_t rows, int64_t cols, float* y, flo
 // y[cols] += partials[0] + partials[1] + ..., chunk by chunk in order.
 void add_partial_sums(const float* partials, int64_t chunks, int64_t cols, float* y,
                       ThreadPool& pool);
+
+// ---- results that stay where the array is ----
+//
+// *out is what the functions above return; of exact sums, the ExactSum::kWords words with carries
+// done. On a GPU nothing waits. As many partials as above: doubles, and for exact sums the bytes of
+// as many ExactSum.
+template <class T>
+void sum(const T* x, int64_t n, double* partials, double* out, ThreadPool& pool) {
+  *out = sum(x, n, partials, pool);
+}
+template <class T>
+void sum_squares(const T* x, int64_t n, double* partials, double* out, ThreadPool& pool) {
+  *out = sum_squares(x, n, partials, pool);
+}
+template <class T>
+void max_abs(const T* x, int64_t n, double* partials, double* out, ThreadPool& pool) {
+  *out = max_abs(x, n, partials, pool);
+}
+template <class T>
+void first_non_finite(const T* x, int64_t n, int64_t* partials, int64_t* out, ThreadPool& pool) {
+  *out = first_non_finite(x, n, partials, pool);
+}
+template <class T>
+void exact_squares(const T* x, int64_t n, int64_t* partials, int64_t* out, ThreadPool& pool) {
+  const ExactSum total = exact_squares(x, n, reinterpret_cast<ExactSum*>(partials), pool);
+  std::copy_n(total.words().data(), ExactSum::kWords, out);
+}
+template <class T>
+void sum(const T* x, int64_t n, double* partials, double* out, const GpuStream& on);
+template <class T>
+void sum_squares(const T* x, int64_t n, double* partials, double* out, const GpuStream& on);
+template <class T>
+void max_abs(const T* x, int64_t n, double* partials, double* out, const GpuStream& on);
+template <class T>
+void first_non_finite(const T* x, int64_t n, int64_t* partials, int64_t* out, const GpuStream& on);
+template <class T>
+void exact_squares(const T* x, int64_t n, int64_t* partials, int64_t* out, const GpuStream& on);
+template <class T>
+void add_column_sums(const T* x, int64_t rows, int64_t cols, float* y, float* partials,
+                     const GpuStream& on);
+void add_partial_sums(const float* partials, int64_t chunks, int64_t cols, float* y,
+                      const GpuStream& on);
 
 namespace reference {
 double sum(const double* x, int64_t n);

@@ -1,6 +1,7 @@
 // The reductions with Highway.
 #include "kernels/reduce/reduce.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "kernels/simd_targets.h"
@@ -57,12 +58,48 @@ double squares_f32(const float* x, int64_t n) { return sum_chunk<true>(x, n); }
 double squares_bf16(const bfloat16* x, int64_t n) { return sum_chunk<true>(x, n); }
 double squares_f16(const float16* x, int64_t n) { return sum_chunk<true>(x, n); }
 
+// Halves of a vector added up until one lane is left.
+template <class D>
+HWY_INLINE double fold(D, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) == 1) {
+    return hn::GetLane(v);
+  } else {
+    const hn::Half<D> half{};
+    return fold(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// The squares of kExactBlock elements in the order that reduce.h tells, for any width of vectors.
+template <class T>
+HWY_INLINE double square_block(const T* x) {
+  constexpr size_t kLanes = hn::MaxLanes(DD()), kParts = 8 / kLanes;
+  VD squares[kExactBlock / kLanes];
+  for (size_t i = 0; i < kExactBlock / kLanes; i += 2) {
+    const VF v = simd::load(DF(), x + i * kLanes);
+    const VD a = simd::lower_doubles(v), b = simd::upper_doubles(v);
+    squares[i] = hn::Mul(a, a);
+    squares[i + 1] = hn::Mul(b, b);
+  }
+  VD parts[kParts];
+  for (size_t i = 0; i < kParts; ++i) {
+    parts[i] = hn::Add(hn::Add(squares[i], squares[kParts + i]),
+                       hn::Add(squares[2 * kParts + i], squares[3 * kParts + i]));
+  }
+  for (size_t count = kParts / 2; count > 0; count /= 2) {
+    for (size_t i = 0; i < count; ++i) parts[i] = hn::Add(parts[i], parts[i + count]);
+  }
+  return fold(DD(), parts[0]);
+}
+
 // out[i] = squares of block i.
 template <class T>
 void square_blocks(const T* x, int64_t n, double* out) {
-  for (int64_t i = 0; i < n; i += kExactBlock) {
-    *out++ = sum_chunk<true>(x + i, n - i < kExactBlock ? n - i : kExactBlock);
-  }
+  int64_t i = 0;
+  for (; i + kExactBlock <= n; i += kExactBlock) *out++ = square_block(x + i);
+  if (i == n) return;
+  T padded[kExactBlock] = {};
+  std::copy_n(x + i, n - i, padded);
+  *out = square_block(padded);
 }
 void square_blocks_f32(const float* x, int64_t n, double* out) { square_blocks(x, n, out); }
 void square_blocks_bf16(const bfloat16* x, int64_t n, double* out) { square_blocks(x, n, out); }

@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <vector>
 
 #include "ops/checks.h"
+#include "ops/host_copy.h"
 
 namespace ds::ops {
 namespace {
@@ -84,7 +87,60 @@ void check_pieces(const UpdateWork& work, int64_t n) {
   }
 }
 
+// The bytes of host numbers in a tensor on the device, which is there when this returns.
+template <class T>
+Tensor uploaded(const std::shared_ptr<Device>& device, std::span<const T> from, DType dtype,
+                MemoryTag tag) {
+  const auto bytes = static_cast<int64_t>(from.size_bytes());
+  Tensor to = Tensor::empty(device, dtype, {bytes / dtype_size(dtype)}, tag);
+  device->copy(to.raw(), from.data(), bytes, device->default_stream());
+  device->default_stream().synchronize();
+  return to;
+}
+
+void update_on_gpu(const OpContext& ctx, kernels::UpdateRule rule, const UpdateWork& work,
+                   kernels::UpdateArrays arrays) {
+  UpdateTables made;
+  const UpdateTables* tables = work.tables;
+  if (tables == nullptr) {
+    made = make_update_tables(ctx.device, work.pieces, work.first);
+    tables = &made;
+  }
+  std::span<const kernels::UpdateConstants> constants = work.constants;
+  Tensor many;
+  if (constants.size() > kernels::kFewConstants) {
+    many = uploaded(ctx.device, constants, DType::kUInt8, MemoryTag::kWorkspace);
+    constants = {reinterpret_cast<const kernels::UpdateConstants*>(many.raw()), constants.size()};
+  }
+  const std::span<const kernels::UpdatePiece> pieces(
+      static_cast<const kernels::UpdatePiece*>(tables->pieces.raw()), work.pieces.size());
+  const std::span<const int64_t> first(tables->first.data<int64_t>(), work.first.size());
+  Tensor norms;
+  constexpr int64_t kWords = ExactSum::kWords;
+  if (!work.norms.empty()) {
+    norms = ctx.workspace(DType::kInt64, {static_cast<int64_t>(work.norms.size()) * kWords});
+    arrays.norm_words = norms.data<int64_t>();
+  }
+  run(ctx,
+      [&](auto& on) { kernels::optimizer_update(rule, constants, pieces, first, arrays, on); });
+  if (!norms) return;
+  std::vector<int64_t> words(static_cast<size_t>(norms.elements()));
+  copy_to_host(ctx, norms, words.data());
+  for (size_t i = 0; i < work.norms.size(); ++i) {
+    ExactSum sum;
+    std::copy_n(words.begin() + static_cast<int64_t>(i) * kWords, kWords, sum.words().begin());
+    work.norms[i].add(sum);
+  }
+}
+
 }  // namespace
+
+UpdateTables make_update_tables(const std::shared_ptr<Device>& device,
+                                std::span<const kernels::UpdatePiece> pieces,
+                                std::span<const int64_t> first) {
+  return {uploaded(device, pieces, DType::kUInt8, MemoryTag::kOptimizer),
+          uploaded(device, first, DType::kInt64, MemoryTag::kOptimizer)};
+}
 
 void optimizer_update(const OpContext& ctx, kernels::UpdateRule rule, const UpdateWork& work,
                       UpdateTensors& tensors) {
@@ -126,23 +182,75 @@ void optimizer_update(const OpContext& ctx, kernels::UpdateRule rule, const Upda
              ": two norms per piece are needed");
     arrays.norms = work.norms.data();
   }
-  run_on_cpu(ctx, [&](auto& on) {
-    kernels::optimizer_update(rule, work.constants, work.pieces, work.first, arrays, on);
-  });
+  if (ctx.device->kind() == DeviceKind::kCuda) return update_on_gpu(ctx, rule, work, arrays);
+  kernels::optimizer_update(rule, work.constants, work.pieces, work.first, arrays, *ctx.pool);
 }
 
+// ---- states, element by element ----
+
+namespace {
+
+// The blocks around [begin, end) of a state on the host: those of a GPU are copied, others are
+// where they are.
+class HostBlocks {
+ public:
+  HostBlocks(const StateTensor& state, int64_t begin, int64_t end) : array_(state_array(state)) {
+    const int64_t n = state.data.elements();
+    DS_CHECK(begin >= 0 && begin <= end && end <= n, Code::kInternal, kOp, ": state range ", begin,
+             " to ", end, " of ", n);
+    elements = n;
+    if (state.data.storage()->device_kind() == DeviceKind::kCpu || begin == end) return;
+    device_ = state.data.storage()->device();
+    DS_CHECK(device_, Code::kUnsupported, kOp, ": a state on a GPU must be the library's own");
+    constexpr int64_t kBlock = kernels::kStateBlock;
+    first = begin / kBlock * kBlock;
+    elements = std::min(n, (end + kBlock - 1) / kBlock * kBlock) - first;
+    data_ = state.data.slice(0, first, first + elements);
+    numbers_.resize(static_cast<size_t>(data_.bytes()));
+    if (state.scales) {
+      scales_ = state.scales.slice(0, first / kBlock, (first + elements + kBlock - 1) / kBlock);
+      scale_numbers_.resize(static_cast<size_t>(scales_.elements()));
+    }
+    Stream& stream = device_->default_stream();
+    device_->copy(numbers_.data(), data_.raw(), data_.bytes(), stream);
+    if (scales_) device_->copy(scale_numbers_.data(), scales_.raw(), scales_.bytes(), stream);
+    stream.synchronize();
+    array_.data = numbers_.data();
+    array_.scales = scale_numbers_.data();
+  }
+
+  // Takes what was written into the blocks back to the GPU.
+  void put_back() {
+    if (!device_) return;
+    Stream& stream = device_->default_stream();
+    device_->copy(data_.raw(), numbers_.data(), data_.bytes(), stream);
+    if (scales_) device_->copy(scales_.raw(), scale_numbers_.data(), scales_.bytes(), stream);
+    stream.synchronize();
+  }
+
+  const kernels::StateArray& array() const { return array_; }
+  int64_t first = 0;     // the element that array() begins with
+  int64_t elements = 0;  // of array()
+
+ private:
+  kernels::StateArray array_;
+  std::shared_ptr<Device> device_;
+  Tensor data_, scales_;
+  std::vector<std::byte> numbers_;
+  std::vector<float> scale_numbers_;
+};
+
+}  // namespace
+
 void read_state(const StateTensor& state, int64_t begin, int64_t end, float* out) {
-  const kernels::StateArray array = state_array(state);
-  DS_CHECK(begin >= 0 && begin <= end && end <= state.data.elements(), Code::kInternal, kOp,
-           ": state range ", begin, " to ", end, " of ", state.data.elements());
-  kernels::read_state(array, state.data.elements(), begin, end - begin, out);
+  const HostBlocks blocks(state, begin, end);
+  kernels::read_state(blocks.array(), blocks.elements, begin - blocks.first, end - begin, out);
 }
 
 void write_state(StateTensor& state, int64_t begin, int64_t end, const float* values) {
-  const kernels::StateArray array = state_array(state);
-  DS_CHECK(begin >= 0 && begin <= end && end <= state.data.elements(), Code::kInternal, kOp,
-           ": state range ", begin, " to ", end, " of ", state.data.elements());
-  kernels::write_state(array, state.data.elements(), begin, end - begin, values);
+  HostBlocks blocks(state, begin, end);
+  kernels::write_state(blocks.array(), blocks.elements, begin - blocks.first, end - begin, values);
+  blocks.put_back();
 }
 
 }  // namespace ds::ops

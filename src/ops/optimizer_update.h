@@ -25,17 +25,31 @@ struct UpdateTensors {
   StateTensor states[2];
 };
 
+// Pieces and chunks in the memory of a GPU, where updates read them: made once by those who have
+// them, for they do not change.
+struct UpdateTables {
+  Tensor pieces;  // the bytes of kernels::UpdatePiece
+  Tensor first;   // int64
+};
+UpdateTables make_update_tables(const std::shared_ptr<Device>& device,
+                                std::span<const kernels::UpdatePiece> pieces,
+                                std::span<const int64_t> first);
+
 struct UpdateWork {
   std::span<const kernels::UpdateConstants> constants;
   std::span<const kernels::UpdatePiece> pieces;
-  std::span<const int64_t> first;  // piece of each chunk, and one beyond
-  std::span<ExactSum> norms = {};  // kLambMoments: two per piece
+  std::span<const int64_t> first;        // piece of each chunk, and one beyond
+  std::span<ExactSum> norms = {};        // kLambMoments: two per piece, which are added to
+  const UpdateTables* tables = nullptr;  // on a GPU; else they are made for the call
 };
 
+// On a GPU the call waits for it only to read norms, or to upload tables or more than
+// kernels::kFewConstants constants.
 void optimizer_update(const OpContext& ctx, kernels::UpdateRule rule, const UpdateWork& work,
                       UpdateTensors& tensors);
 
-// Elements [begin, end) of a state as fp32 numbers, and back.
+// Elements [begin, end) of a state as fp32 numbers in the host's memory, and back; the state may be
+// in that of a GPU.
 void read_state(const StateTensor& state, int64_t begin, int64_t end, float* out);
 void write_state(StateTensor& state, int64_t begin, int64_t end, const float* values);
 

@@ -3,62 +3,88 @@
 
 #include "kernels/reduce/reduce.h"
 #include "ops/checks.h"
+#include "ops/host_copy.h"
 
 namespace ds::ops {
 namespace {
 
-Tensor partials(const OpContext& ctx, DType dtype, int64_t n) {
-  return ctx.workspace(dtype, {kernels::reduce_chunks(n)});
+// Calls kernel(x, n, partials, out, on) with the types that it takes.
+template <class Number, class Kernel>
+void reduce(const Op& op, const Tensor& x, DType dtype, int64_t words, Tensor& out,
+            const Kernel& kernel) {
+  check_dense_float(x, op, "x");
+  check_elements(out, op, "out", dtype, words);
+  const int64_t n = x.elements();
+  const int64_t each = words == 1 ? 1 : int64_t{sizeof(ExactSum) / sizeof(int64_t)};
+  const Tensor scratch = op.ctx.workspace(dtype, {kernels::reduce_chunks(n) * each});
+  with_float_type(x, [&](auto type) {
+    run(op.ctx, [&](auto& on) {
+      kernel(x.data<decltype(type)>(), n, scratch.data<Number>(), out.data<Number>(), on);
+    });
+  });
+}
+
+constexpr DType kNumber = DType::kFloat64, kIndex = DType::kInt64;
+
+// The one number that reduce(out) leaves, on the host.
+template <class Number, class Reduce>
+Number value_of(const OpContext& ctx, DType dtype, const Reduce& reduce) {
+  Tensor out = ctx.workspace(dtype, {1});
+  reduce(out);
+  Number value;
+  copy_to_host(ctx, out, &value);
+  return value;
 }
 
 }  // namespace
 
+void sum(const OpContext& ctx, const Tensor& x, Tensor& out) {
+  reduce<double>(Op{ctx, "sum"}, x, kNumber, 1, out,
+                 [](auto&&... arguments) { kernels::sum(arguments...); });
+}
+
+void sum_squares(const OpContext& ctx, const Tensor& x, Tensor& out) {
+  reduce<double>(Op{ctx, "sum_squares"}, x, kNumber, 1, out,
+                 [](auto&&... arguments) { kernels::sum_squares(arguments...); });
+}
+
+void max_abs(const OpContext& ctx, const Tensor& x, Tensor& out) {
+  reduce<double>(Op{ctx, "max_abs"}, x, kNumber, 1, out,
+                 [](auto&&... arguments) { kernels::max_abs(arguments...); });
+}
+
+void first_non_finite(const OpContext& ctx, const Tensor& x, Tensor& out) {
+  reduce<int64_t>(Op{ctx, "first_non_finite"}, x, kIndex, 1, out,
+                  [](auto&&... arguments) { kernels::first_non_finite(arguments...); });
+}
+
+void exact_squares(const OpContext& ctx, const Tensor& x, Tensor& out) {
+  reduce<int64_t>(Op{ctx, "exact_squares"}, x, kIndex, ExactSum::kWords, out,
+                  [](auto&&... arguments) { kernels::exact_squares(arguments...); });
+}
+
 double sum(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, Op{ctx, "sum"}, "x");
-  const int64_t n = x.elements();
-  const Tensor scratch = partials(ctx, DType::kFloat64, n);
-  return with_float_type(x, [&](auto type) {
-    return kernels::sum(x.data<decltype(type)>(), n, scratch.data<double>(), *ctx.pool);
-  });
+  return value_of<double>(ctx, kNumber, [&](Tensor& out) { sum(ctx, x, out); });
 }
 
 double sum_squares(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, Op{ctx, "sum_squares"}, "x");
-  const int64_t n = x.elements();
-  const Tensor scratch = partials(ctx, DType::kFloat64, n);
-  return with_float_type(x, [&](auto type) {
-    return kernels::sum_squares(x.data<decltype(type)>(), n, scratch.data<double>(), *ctx.pool);
-  });
-}
-
-ExactSum exact_squares(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, Op{ctx, "exact_squares"}, "x");
-  const int64_t n = x.elements();
-  const int64_t words = kernels::reduce_chunks(n) * int64_t{sizeof(ExactSum) / sizeof(int64_t)};
-  const Tensor scratch = ctx.workspace(DType::kInt64, {words});
-  auto* const partials = reinterpret_cast<ExactSum*>(scratch.data<int64_t>());
-  return with_float_type(x, [&](auto type) {
-    return kernels::exact_squares(x.data<decltype(type)>(), n, partials, *ctx.pool);
-  });
+  return value_of<double>(ctx, kNumber, [&](Tensor& out) { sum_squares(ctx, x, out); });
 }
 
 double max_abs(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, Op{ctx, "max_abs"}, "x");
-  const int64_t n = x.elements();
-  const Tensor scratch = partials(ctx, DType::kFloat64, n);
-  return with_float_type(x, [&](auto type) {
-    return kernels::max_abs(x.data<decltype(type)>(), n, scratch.data<double>(), *ctx.pool);
-  });
+  return value_of<double>(ctx, kNumber, [&](Tensor& out) { max_abs(ctx, x, out); });
 }
 
 int64_t first_non_finite(const OpContext& ctx, const Tensor& x) {
-  check_dense_float(x, Op{ctx, "first_non_finite"}, "x");
-  const int64_t n = x.elements();
-  const Tensor scratch = partials(ctx, DType::kInt64, n);
-  return with_float_type(x, [&](auto type) {
-    return kernels::first_non_finite(x.data<decltype(type)>(), n, scratch.data<int64_t>(),
-                                     *ctx.pool);
-  });
+  return value_of<int64_t>(ctx, kIndex, [&](Tensor& out) { first_non_finite(ctx, x, out); });
+}
+
+ExactSum exact_squares(const OpContext& ctx, const Tensor& x) {
+  Tensor out = ctx.workspace(kIndex, {ExactSum::kWords});
+  exact_squares(ctx, x, out);
+  ExactSum total;
+  copy_to_host(ctx, out, total.words().data());
+  return total;
 }
 
 void add_column_sums(const OpContext& ctx, const Tensor& x, Tensor& y) {
@@ -71,7 +97,7 @@ void add_column_sums(const OpContext& ctx, const Tensor& x, Tensor& y) {
   const int64_t rows = x.elements() / cols;
   const Tensor scratch = ctx.workspace(DType::kFloat32, {kernels::row_chunks(rows), cols});
   with_float_type(x, [&](auto type) {
-    run_on_cpu(ctx, [&](auto& on) {
+    run(ctx, [&](auto& on) {
       kernels::add_column_sums(x.data<decltype(type)>(), rows, cols, y.data<float>(),
                                scratch.data<float>(), on);
     });

@@ -47,7 +47,7 @@ class Elementwise : public FlatOptimizer {
         constants(kind_.rule, step, [&](size_t group) { return step.rates[group]; });
     for (const StateRun& run : space(0).runs()) {
       ops::UpdateTensors part = space(0).slices(run, tensors);
-      ops::optimizer_update(ctx, kind_.rule, {all, run.pieces, run.first}, part);
+      ops::optimizer_update(ctx, kind_.rule, run.work(all), part);
     }
     ++steps_;
   }

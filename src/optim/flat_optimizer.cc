@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "ops/host_copy.h"
 
 namespace ds::optim {
 
@@ -157,18 +158,31 @@ Tensor FlatOptimizer::read_state(const OpContext& ctx, size_t tensor,
   find_state(tensor, state);
   need_whole(place(tensor), "a whole state is asked for");
   Tensor out = Tensor::empty(ctx.device, DType::kFloat32, place(tensor).shape, MemoryTag::kOther);
-  read_state_range(tensor, state, 0, out.elements(), out.data<float>());
+  if (ctx.device->kind() == DeviceKind::kCpu) {
+    read_state_range(tensor, state, 0, out.elements(), out.data<float>());
+    return out;
+  }
+  std::vector<float> values(static_cast<size_t>(out.elements()));
+  read_state_range(tensor, state, 0, out.elements(), values.data());
+  Stream& stream = ctx.device->default_stream();
+  ctx.device->copy(out.raw(), values.data(), out.bytes(), stream);
+  stream.synchronize();
   return out;
 }
 
-void FlatOptimizer::write_state(const OpContext&, size_t tensor, const std::string& state,
+void FlatOptimizer::write_state(const OpContext& ctx, size_t tensor, const std::string& state,
                                 const Tensor& value) {
   find_state(tensor, state);
   need_whole(place(tensor), "a whole state is given");
   check_tensor(value, state.c_str(), DType::kFloat32, place(tensor).shape);
   DS_CHECK(value.contiguous(), Code::kInvalidArgument, "optimizer: state ", state, " of ",
            place(tensor).name, " must be contiguous");
-  write_state_range(tensor, state, 0, value.elements(), value.data<float>());
+  if (value.storage()->device_kind() == DeviceKind::kCpu) {
+    return write_state_range(tensor, state, 0, value.elements(), value.data<float>());
+  }
+  std::vector<float> values(static_cast<size_t>(value.elements()));
+  ops::copy_to_host(ctx, value, values.data());
+  write_state_range(tensor, state, 0, value.elements(), values.data());
 }
 
 }  // namespace ds::optim

@@ -32,8 +32,7 @@ class Lamb : public FlatOptimizer {
     for (const StateRun& run : space(0).runs()) {
       ops::UpdateTensors part = space(0).slices(run, tensors);
       std::vector<ExactSum> norms(2 * run.pieces.size());
-      ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments,
-                            {all, run.pieces, run.first, norms}, part);
+      ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments, run.work(all, norms), part);
       for (size_t i = 0; i < norms.size(); ++i) {
         squares[2 * static_cast<size_t>(run.pieces[i / 2].hyper) + i % 2].add(norms[i]);
       }
@@ -48,8 +47,7 @@ class Lamb : public FlatOptimizer {
     }
     for (const StateRun& run : space(0).runs()) {
       ops::UpdateTensors part = space(0).slices(run, tensors);
-      ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, {all, run.pieces, run.first},
-                            part);
+      ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, run.work(all), part);
     }
     ++steps_;
   }

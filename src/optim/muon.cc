@@ -65,7 +65,7 @@ class Muon : public FlatOptimizer {
         kernels::UpdateRule::kAdam, step, [&](size_t i) { return step.rates[2 * i + 1]; });
     for (const StateRun& run : space(1).runs()) {
       ops::UpdateTensors part = space(1).slices(run, tensors);
-      ops::optimizer_update(ctx, kernels::UpdateRule::kAdam, {adam, run.pieces, run.first}, part);
+      ops::optimizer_update(ctx, kernels::UpdateRule::kAdam, run.work(adam), part);
     }
     ++steps_;
   }
@@ -77,7 +77,7 @@ class Muon : public FlatOptimizer {
     kernels::UpdateConstants c = kernels::update_constants(rule, hyper);
     c.decoupled_decay = static_cast<float>(decay);
     const std::vector<kernels::UpdateConstants> all(2 * group_count(), c);
-    ops::optimizer_update(ctx, rule, {all, run.pieces, run.first}, arrays);
+    ops::optimizer_update(ctx, rule, run.work(all), arrays);
   }
 
   // The momentum of what this rank owns of a matrix, and the direction before it is orthogonalised.

@@ -1,8 +1,9 @@
 #include "optim/newton_schulz.h"
 
-#include <cmath>
+#include <algorithm>
 
 #include "ops/linear.h"
+#include "ops/matrix_steps.h"
 #include "ops/reduce.h"
 
 namespace ds::optim {
@@ -25,8 +26,7 @@ class Iteration {
       product(a, a, b);
       combine(kB, a, kC, b);
       multiply(b, bx);
-      combine(kA, x_, 1, bx);
-      copy(bx, x_);
+      combine(1, bx, kA, x_);
     }
   }
 
@@ -61,14 +61,12 @@ class Iteration {
   }
 
  private:
-  static constexpr int64_t kGrain = int64_t{1} << 15;
-
   Tensor square() const { return ctx_.workspace(DType::kFloat32, {side_, side_}); }
 
   // X X^T, or X^T X for a tall matrix.
   void gram(Tensor& out) const {
     if (wide_) return ops::linear(ctx_, x_, x_, Tensor(), out);
-    scale(0, out);
+    ctx_.device->clear(out.raw(), out.bytes(), ctx_.device->default_stream());
     ops::linear_grad_weight(ctx_, x_, x_, out);
   }
   // left * right; all are polynomials of one symmetric matrix and commute.
@@ -81,34 +79,13 @@ class Iteration {
     ops::linear_grad_input(ctx_, x_, factor, out);
   }
 
-  template <class Fn>
-  void for_elements(const Tensor& like, const Fn& fn) const {
-    ctx_.pool->for_range(like.elements(), kGrain, fn);
-  }
   // y = a * x + b * y
   void combine(float a, const Tensor& x, float b, Tensor& y) const {
-    const float* from = x.data<float>();
-    float* to = y.data<float>();
-    for_elements(y, [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) to[i] = a * from[i] + b * to[i];
-    });
+    ops::combine(ctx_, a, x, b, y);
   }
-  void copy(const Tensor& from_tensor, Tensor& to_tensor) const {
-    const float* from = from_tensor.data<float>();
-    float* to = to_tensor.data<float>();
-    for_elements(to_tensor, [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) to[i] = from[i];
-    });
-  }
-  void scale(float factor, Tensor& tensor) const {
-    float* to = tensor.data<float>();
-    for_elements(tensor, [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) to[i] = factor == 0 ? 0 : to[i] * factor;
-    });
-  }
+  void copy(const Tensor& from, Tensor& to) const { ops::combine(ctx_, 1, from, 0, to); }
   void add_to_diagonal(Tensor& tensor, float value) const {
-    float* to = tensor.data<float>();
-    for (int64_t i = 0; i < side_; ++i) to[i * side_ + i] += value;
+    ops::add_to_diagonal(ctx_, value, tensor);
   }
 
   const OpContext& ctx_;
@@ -118,8 +95,9 @@ class Iteration {
 
  public:
   void normalise() {
-    const double norm = std::sqrt(ops::sum_squares(ctx_, x_));
-    scale(static_cast<float>(1 / (norm + 1e-7)), x_);
+    Tensor squares = ctx_.workspace(DType::kFloat64, {1});
+    ops::sum_squares(ctx_, x_, squares);
+    ops::divide_by_norm(ctx_, squares, 1e-7, x_);
   }
 };
 

@@ -75,12 +75,13 @@ class Optimizer {
   virtual void write_state(const OpContext& ctx, size_t tensor, const std::string& state,
                            const Tensor& value) = 0;
 
-  // The memory of what this rank owns of a state, flat, where it is kept as fp32; else no tensor.
+  // The memory of what this rank owns of a state, flat, where it is kept as fp32 and the host
+  // reads it; else no tensor.
   // Saves and loads go straight from and to it.
   virtual Tensor state_view(size_t, const std::string&) const { return {}; }
 
   // What this rank owns of a tensor, and the same for a part of that: the whole-tensor calls above
-  // are for tensors that it owns wholly.
+  // are for tensors that it owns wholly. The numbers are in the host's memory.
   virtual OwnedRange owned(size_t tensor) const = 0;
   virtual void read_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
                                 float* out) const = 0;

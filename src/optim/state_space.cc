@@ -83,6 +83,8 @@ StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> plac
     arrays_.push_back(make_array(state, options.type, elements, device));
   }
   waiting_.resize(arrays_.size());
+  if (device->kind() == DeviceKind::kCpu) return;
+  for (StateRun& run : runs_) run.tables = ops::make_update_tables(device, run.pieces, run.first);
 }
 
 void StateSpace::cut(StateRun& run, const std::vector<kernels::UpdatePiece>& segments) const {
@@ -138,6 +140,7 @@ void StateSpace::read(size_t place, size_t state, int64_t begin, int64_t end, fl
 Tensor StateSpace::view(size_t place, size_t state, int64_t count) const {
   const Tensor& data = arrays_[state].data;
   if (data.dtype() != DType::kFloat32) return {};
+  if (data.storage()->device_kind() != DeviceKind::kCpu) return {};
   return data.slice(0, offsets_[place], offsets_[place] + count);
 }
 

@@ -27,6 +27,13 @@ struct StateRun {
   size_t place = 0;    // the first tensor in it
   std::vector<kernels::UpdatePiece> pieces;  // relative to begin
   std::vector<int64_t> first;                // piece of each chunk, and one beyond
+  ops::UpdateTables tables;                  // the same on a GPU
+
+  // The run's update with constants by hyper.
+  ops::UpdateWork work(std::span<const kernels::UpdateConstants> constants,
+                       std::span<ExactSum> norms = {}) const {
+    return {constants, pieces, first, norms, tables.first ? &tables : nullptr};
+  }
 };
 
 class StateSpace {
@@ -57,7 +64,8 @@ class StateSpace {
   // The owned elements [begin, end) of a tensor, counted from where its owned part begins.
   void read(size_t place, size_t state, int64_t begin, int64_t end, float* out) const;
   void write(size_t place, size_t state, int64_t begin, int64_t end, const float* values);
-  // The first `count` owned elements of a tensor in place; empty unless they are kept as fp32.
+  // The first `count` owned elements of a tensor in place; empty unless they are kept as fp32 in
+  // the host's memory.
   Tensor view(size_t place, size_t state, int64_t count) const;
   // Before every update: encodes what writes left waiting.
   void settle();

@@ -5,6 +5,7 @@
 
 #include "kernels/case_util.h"
 #include "ops/elementwise.h"
+#include "ops/host_copy.h"
 #include "ops/optimizer_update.h"
 #include "ops/reduce.h"
 
@@ -281,17 +282,30 @@ std::vector<double> map_values(int decades) {
   return values;
 }
 
+// A state for read_state and write_state: guarded memory of the host, or memory of the GPU.
+Tensor state_tensor(const OpContext& ctx, DType dtype, int64_t n) {
+  if (ctx.device->kind() == DeviceKind::kCpu) return guarded_tensor(dtype, {n});
+  return Tensor::empty(ctx.device, dtype, {n}, MemoryTag::kOther);
+}
+// Its content where the host reads it.
+Tensor readable(const OpContext& ctx, const Tensor& state) {
+  if (ctx.device->kind() == DeviceKind::kCpu) return state;
+  Tensor copy = guarded_tensor(state.dtype(), state.shape());
+  ops::copy_to_host(ctx, state, copy.raw());
+  return copy;
+}
+
 // Every number becomes the nearest one of the map times its block's largest magnitude, but unsigned
 // ones above zero stay above it; what was read back is written to the same codes.
 OpCase codes_case(bool is_signed, int64_t n) {
   OpCase row;
   row.name = str_cat("codes/", is_signed ? "signed/" : "unsigned/", n);
-  row.check = [=](const OpContext&, uint64_t seed) {
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
     Random random(seed);
     CaseResult result;
     const int64_t blocks = (n + kernels::kStateBlock - 1) / kernels::kStateBlock;
-    ops::StateTensor state{guarded_tensor(is_signed ? DType::kInt8 : DType::kUInt8, {n}),
-                           guarded_tensor(DType::kFloat32, {blocks})};
+    ops::StateTensor state{state_tensor(ctx, is_signed ? DType::kInt8 : DType::kUInt8, n),
+                           state_tensor(ctx, DType::kFloat32, blocks)};
     std::vector<float> values(static_cast<size_t>(n)), back(values.size()), again(values.size());
     std::uniform_real_distribution<double> decade(-9, 0), sign(-1, 1);
     for (size_t i = 0; i < values.size(); ++i) {
@@ -302,13 +316,14 @@ OpCase codes_case(bool is_signed, int64_t n) {
     }
     ops::write_state(state, 0, n, values.data());
     ops::read_state(state, 0, n, back.data());
+    const Tensor scales = readable(ctx, state.scales), stored = readable(ctx, state.data);
     const std::vector<double> map = map_values(is_signed ? 7 : 8);
     for (int64_t block = 0; block < blocks; ++block) {
       const auto begin = static_cast<size_t>(block * kernels::kStateBlock);
       const size_t end = std::min(begin + size_t{kernels::kStateBlock}, values.size());
       double largest = 0;
       for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::abs(double{values[i]}));
-      result.merge(state.scales.data<float>()[block] == static_cast<float>(largest) ? 0.0 : 1e9,
+      result.merge(scales.data<float>()[block] == static_cast<float>(largest) ? 0.0 : 1e9,
                    str_cat("scale of block ", block));
       for (size_t i = begin; i < end; ++i) {
         const double x = std::abs(double{values[i]});
@@ -323,14 +338,15 @@ OpCase codes_case(bool is_signed, int64_t n) {
         if (!is_signed && x > 0 && !(back[i] > 0)) result.merge(1e9, str_cat("zero at ", i));
       }
     }
-    compare(result, "codes", state.scales, doubles(state.scales), {});
+    compare(result, "scales", scales, doubles(scales), {});
     std::vector<unsigned char> codes(values.size());
-    std::memcpy(codes.data(), state.data.raw(), codes.size());
+    std::memcpy(codes.data(), stored.raw(), codes.size());
     ops::write_state(state, 0, n, back.data());
     ops::read_state(state, 0, n, again.data());
-    const bool same = std::memcmp(codes.data(), state.data.raw(), codes.size()) == 0 &&
-                      (values.empty() ||
-                       std::memcmp(back.data(), again.data(), back.size() * sizeof(float)) == 0);
+    const bool same =
+        std::memcmp(codes.data(), readable(ctx, state.data).raw(), codes.size()) == 0 &&
+        (values.empty() ||
+         std::memcmp(back.data(), again.data(), back.size() * sizeof(float)) == 0);
     result.merge(same ? 0.0 : 1e9, "codes changed when written again");
     if (!guards_intact(state.data)) result.merge(1e9, "bytes outside the codes were written");
     return result;

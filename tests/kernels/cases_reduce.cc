@@ -11,6 +11,25 @@ namespace {
 
 namespace ref = kernels::reference;
 
+// exact_squares with the order of reduce.h written out.
+ExactSum exact_reference(std::vector<double> x) {
+  const size_t block = kernels::kExactBlock;
+  x.resize((x.size() + block - 1) / block * block);
+  for (double& v : x) v *= v;
+  ExactSum sum, total;
+  for (size_t i = 0; i < x.size(); i += block) {
+    double a[8];
+    for (size_t j = 0; j < 8; ++j) {
+      const double* s = &x[i + j];
+      a[j] = (s[0] + s[8]) + (s[16] + s[24]);
+    }
+    for (size_t j = 0; j < 4; ++j) a[j] += a[4 + j];
+    sum.add((a[0] + a[2]) + (a[1] + a[3]));
+  }
+  total.add(sum);
+  return total;
+}
+
 OpCase flat(DType dtype, int64_t n) {
   OpCase row;
   row.name = str_cat("reduce/", type_name(dtype), "/", n);
@@ -29,6 +48,13 @@ OpCase flat(DType dtype, int64_t n) {
     const ExactSum exact = ops::exact_squares(ctx, x);
     compare_value(result, "exact_squares", exact.value(), ref::sum_squares(values.data(), n),
                   order);
+    const ExactSum same = exact_reference(values);
+    compare_value(result, "exact_squares in its order", exact.value(), same.value(), {});
+    double other_words = 0;
+    for (size_t i = 0; i < same.words().size(); ++i) {
+      other_words += exact.words()[i] != same.words()[i] ? 1 : 0;
+    }
+    compare_value(result, "words of exact_squares that differ", other_words, 0, {});
     // Cut anywhere at a multiple of the block, the parts add up to the same bits.
     const int64_t blocks = n / kernels::kExactBlock;
     const int64_t cut =

@@ -1,0 +1,124 @@
+// The formulas of the optimizers in device code: those of rules-inl.h, element by element. A rule
+// turns gradient, parameter and states into their next values in place.
+#pragma once
+
+#include "kernels/cuda/device.cuh"
+#include "kernels/optimizer/update.h"
+
+namespace ds::kernels::rules {
+
+__device__ __forceinline__ float gradient(const UpdateConstants& c, float grad, float p) {
+  return fmaf(c.coupled_decay, p, grad * c.grad_scale);
+}
+// p without the part that decays and without `update`.
+__device__ __forceinline__ float step(const UpdateConstants& c, float p, float update) {
+  return p - fmaf(c.decoupled_decay, p, update);
+}
+__device__ __forceinline__ void moments(const UpdateConstants& c, float g, float& mean,
+                                        float& square) {
+  mean = fmaf(c.beta1, mean, c.beta1_rest * g);
+  square = fmaf(c.beta2, square, c.beta2_rest * g * g);
+}
+// a / b for b from 2^-126 to infinity.
+__device__ __forceinline__ float over(float a, float b) {
+  return a * __frcp_rn(b > 0x1p126f ? 0x1p126f : b);
+}
+
+struct Adam {
+  static constexpr int kStates = 2;
+  static constexpr bool kReadsGrad = true, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float& m, float& v) {
+    moments(c, gradient(c, grad, p), m, v);
+    p = step(c, p, over(c.step_size * m, fmaf(__fsqrt_rn(v), c.root_scale, c.eps)));
+  }
+};
+
+struct Adagrad {
+  static constexpr int kStates = 1;
+  static constexpr bool kReadsGrad = true, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float& sum, float&) {
+    const float g = grad * c.grad_scale;
+    const float h = fmaf(c.coupled_decay, p, g);
+    sum = fmaf(h, h, sum);
+    p -= over(c.step_size * g, __fsqrt_rn(sum) + c.eps);
+  }
+};
+
+struct Lion {
+  static constexpr int kStates = 1;
+  static constexpr bool kReadsGrad = true, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float& m, float&) {
+    const float g = grad * c.grad_scale;
+    const float u = fmaf(c.beta1, m, c.beta1_rest * g);
+    m = fmaf(c.beta2, m, c.beta2_rest * g);
+    p = step(c, p, u == 0 ? 0.0f : copysignf(c.step_size, u));
+  }
+};
+
+struct Sgd {
+  static constexpr int kStates = 0;
+  static constexpr bool kReadsGrad = true, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = false;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float&, float&) {
+    p = step(c, p, c.step_size * gradient(c, grad, p));
+  }
+};
+
+struct Momentum {
+  static constexpr int kStates = 1;
+  static constexpr bool kReadsGrad = true, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float& b, float&) {
+    const float g = gradient(c, grad, p);
+    b = fmaf(c.beta1, b, c.beta1_rest * g);
+    p = step(c, p, c.step_size * (c.variant ? fmaf(c.beta1, b, g) : b));
+  }
+};
+
+struct LambMoments {
+  static constexpr int kStates = 2;
+  static constexpr bool kReadsGrad = true, kReadsMaster = false;
+  static constexpr bool kWritesMaster = false, kWritesStates = true;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float&,
+                                               float& m, float& v) {
+    moments(c, grad * c.grad_scale, m, v);
+  }
+};
+
+__device__ __forceinline__ float lamb_direction(const UpdateConstants& c, float p, float m,
+                                                float v) {
+  const float root = c.variant ? __fsqrt_rn(v + c.eps) : __fsqrt_rn(v) + c.eps;
+  return fmaf(c.coupled_decay, p, over(m, root));
+}
+
+struct LambApply {
+  static constexpr int kStates = 2;
+  static constexpr bool kReadsGrad = false, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = false;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float, float& p, float& m,
+                                               float& v) {
+    p = fmaf(-c.step_size, lamb_direction(c, p, m, v), p);
+  }
+};
+
+struct MuonMomentum {
+  static constexpr int kStates = 1;
+  static constexpr bool kReadsGrad = true, kReadsMaster = false;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float& m, float&) {
+    const float g = c.beta1_rest * (grad * c.grad_scale);
+    m = fmaf(c.beta1, m, g);
+    p = fmaf(c.beta1, m, g);
+  }
+};
+
+}  // namespace ds::kernels::rules

@@ -1,0 +1,183 @@
+// Optimizers over state on a GPU beside the same on the CPU: equal states and weights after some
+// steps, and states read and written across.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "device/cuda_device.h"
+#include "ops/host_copy.h"
+#include "optim/optimizer.h"
+
+namespace ds::optim {
+namespace {
+
+constexpr auto kFp32 = OptimizerStateType::kFp32;
+constexpr int64_t kElements = 34000;  // more than a chunk
+
+std::vector<TensorPlace> places() {
+  std::vector<TensorPlace> out;
+  const auto add = [&](const char* name, const Shape& shape, int64_t begin, bool decays) {
+    TensorPlace place;
+    place.name = name;
+    place.shape = shape;
+    place.begin = place.flat = begin;
+    place.end = begin + shape.elements();
+    place.decays = decays;
+    out.push_back(place);
+  };
+  add("a.weight", {300, 109}, 0, true);  // ends inside the first chunk
+  add("a.bias", {77}, 32704, false);     // and this one in the second
+  add("b.weight", {10, 100}, 32800, true);
+  add("b.bias", {3}, 33984, false);  // behind a gap
+  return out;
+}
+
+struct Side {
+  explicit Side(std::shared_ptr<Device> where) : device(std::move(where)), ctx{device, &pool} {}
+
+  Tensor tensor(DType dtype, const void* from) const {
+    Tensor out = Tensor::empty(device, dtype, {kElements}, MemoryTag::kOther);
+    device->copy(out.raw(), from, out.bytes(), device->default_stream());
+    device->default_stream().synchronize();
+    return out;
+  }
+  template <class T>
+  std::vector<T> host(const Tensor& from) const {
+    std::vector<T> out(static_cast<size_t>(from.elements()));
+    ops::copy_to_host(ctx, from, out.data());
+    return out;
+  }
+
+  ThreadPool pool{1};
+  std::shared_ptr<Device> device;
+  OpContext ctx;
+};
+
+struct Variant {
+  const char* name;
+  OptimizerType type;
+  OptimizerStateType states;
+  bool low_precision;  // bf16 gradients and a bf16 copy of the weights
+  bool exact;          // the rule divides nowhere: the same bits as on the CPU
+  double momentum = 0;
+};
+
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+
+class GpuOptimizer : public ::testing::TestWithParam<Variant> {
+ protected:
+  void SetUp() override {
+    std::string why_none;
+    if (list_cuda_devices(&why_none).empty()) GTEST_SKIP() << "needs a GPU: " << why_none;
+  }
+};
+
+void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, bool exact,
+                  float relative, float absolute, const char* what) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    const float allowed = exact ? 0 : absolute + relative * std::abs(expected[i]);
+    ASSERT_LE(std::abs(actual[i] - expected[i]), allowed)
+        << what << " of element " << i << ": " << actual[i] << ", on the CPU " << expected[i];
+  }
+}
+
+TEST_P(GpuOptimizer, UpdatesAsTheCpuDoes) {
+  const Variant& variant = GetParam();
+  OptimizerConfig config;
+  config.type = variant.type;
+  config.lr = 1e-3;
+  config.weight_decay = 0.1;
+  config.momentum = variant.momentum;
+  config.state_type = variant.states;
+  Side cpu(make_cpu_device()), gpu(make_cuda_device(0));
+  Side* const sides[] = {&cpu, &gpu};
+
+  std::mt19937_64 random(std::random_device{}());
+  std::normal_distribution<float> normal(0, 0.1f);
+  std::vector<float> start(kElements);
+  for (float& x : start) x = normal(random);
+  std::unique_ptr<Optimizer> optimizers[2];
+  FlatTensors tensors[2];
+  for (int i = 0; i < 2; ++i) {
+    optimizers[i] = make_optimizer(config, places(), sides[i]->device);
+    tensors[i].masters = sides[i]->tensor(DType::kFloat32, start.data());
+    if (variant.low_precision) {
+      const std::vector<bfloat16> zeros(kElements);
+      tensors[i].model = sides[i]->tensor(DType::kBFloat16, zeros.data());
+    }
+  }
+  for (int step = 0; step < 3; ++step) {
+    std::vector<float> wide(kElements);
+    std::vector<bfloat16> narrow(kElements);
+    for (size_t i = 0; i < wide.size(); ++i) {
+      wide[i] = normal(random);
+      narrow[i] = to_bfloat16(wide[i]);
+    }
+    for (int i = 0; i < 2; ++i) {
+      tensors[i].gradients = variant.low_precision
+                                 ? sides[i]->tensor(DType::kBFloat16, narrow.data())
+                                 : sides[i]->tensor(DType::kFloat32, wide.data());
+      UpdateStep update;
+      update.rates.assign(optimizers[i]->base_rates().begin(), optimizers[i]->base_rates().end());
+      update.grad_scale = 0.5f;
+      optimizers[i]->step(sides[i]->ctx, update, tensors[i]);
+    }
+  }
+  // Codes of 8 bits may fall on the other side of a boundary.
+  const bool codes = variant.states == OptimizerStateType::kInt8;
+  const bool lamb = variant.type == OptimizerType::kLamb;
+  const float loose = codes ? 2e-4f : lamb ? 1e-5f : 2e-6f;
+  expect_close(gpu.host<float>(tensors[1].masters.data), cpu.host<float>(tensors[0].masters.data),
+               variant.exact, 1e-6f, loose, "master");
+  if (variant.low_precision) {
+    const auto masters = gpu.host<float>(tensors[1].masters.data);
+    const auto model = gpu.host<bfloat16>(tensors[1].model.data);
+    int64_t copied = 0;
+    for (const TensorPlace& place : places()) {
+      for (int64_t i = place.begin; i < place.end; ++i) {
+        const auto at = static_cast<size_t>(i);
+        ASSERT_EQ(model[at].bits, to_bfloat16(masters[at]).bits) << "model of element " << i;
+        ++copied;
+      }
+    }
+    EXPECT_GT(copied, 0);
+  }
+  for (size_t place = 0; place < places().size(); ++place) {
+    for (const std::string& state : optimizers[0]->states(place)) {
+      const Tensor on_gpu = optimizers[1]->read_state(gpu.ctx, place, state);
+      EXPECT_EQ(on_gpu.storage()->device_kind(), DeviceKind::kCuda);
+      EXPECT_FALSE(optimizers[1]->state_view(place, state));
+      const Tensor on_cpu = optimizers[0]->read_state(cpu.ctx, place, state);
+      // Only Adagrad's sums see the weights.
+      const bool same_bits =
+          variant.exact || (variant.states == kFp32 && variant.type != OptimizerType::kAdagrad);
+      expect_close(gpu.host<float>(on_gpu), cpu.host<float>(on_cpu), same_bits,
+                   codes ? 0.1f : 0.01f, codes ? 1e-3f : 0, state.c_str());
+      // From the CPU to the GPU and back, the state stays.
+      optimizers[1]->write_state(gpu.ctx, place, state, on_cpu);
+      const Tensor back = optimizers[1]->read_state(gpu.ctx, place, state);
+      expect_close(gpu.host<float>(back), cpu.host<float>(on_cpu), !codes, 1e-6f, 1e-6f, "state");
+      optimizers[1]->write_state(gpu.ctx, place, state, back);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Rules, GpuOptimizer,
+    ::testing::Values(
+        Variant{"adamw", OptimizerType::kAdamW, kFp32, false, false},
+        Variant{"adamw_bf16", OptimizerType::kAdamW, kFp32, true, false},
+        Variant{"adamw_bf16_states", OptimizerType::kAdamW, OptimizerStateType::kBf16, true, false},
+        Variant{"adamw_8_bits", OptimizerType::kAdamW, OptimizerStateType::kInt8, true, false},
+        Variant{"lion", OptimizerType::kLion, kFp32, true, true},
+        Variant{"lion_bf16_states", OptimizerType::kLion, OptimizerStateType::kBf16, true, true},
+        Variant{"adagrad", OptimizerType::kAdagrad, kFp32, false, false},
+        Variant{"sgd", OptimizerType::kSgd, kFp32, false, true},
+        Variant{"momentum", OptimizerType::kSgd, kFp32, true, true, 0.9},
+        Variant{"lamb", OptimizerType::kLamb, kFp32, true, false}),
+    [](const auto& row) { return std::string(row.param.name); });
+
+}  // namespace
+}  // namespace ds::optim
