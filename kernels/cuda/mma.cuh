@@ -79,7 +79,7 @@ __device__ __forceinline__ unsigned pack_two(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   }
   return out;
-#elif !defined(__CUDACC__)
+#else
   return static_cast<unsigned>(narrow<T>(low).bits) | static_cast<unsigned>(narrow<T>(high).bits)
                                                           << 16;
 #endif
