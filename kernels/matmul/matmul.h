@@ -1,6 +1,6 @@
-// Matrix products on the CPU: C[m,n] = f(alpha op(A)[m,k] op(B)[k,n] (+ bias[n]) (+ C)).
+// Matrix products: C[m,n] = f(alpha op(A)[m,k] op(B)[k,n] (+ bias[n]) (+ C)).
 //
-// Who serves what:
+// Who serves what on the CPU:
 //   * matmul() here: every size, operand layout and type. Blocks of packed operands are multiplied
 //     by the best of several kernels that this CPU runs (matmul.cc lists them); with up to
 //     kDirectRows rows it multiplies B where it lies, at the speed of memory, without packing.
@@ -19,6 +19,7 @@
 
 #include "base/thread_pool.h"
 #include "kernels/activation/activation.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -50,6 +51,10 @@ struct Matmul {
   std::optional<ActivationKind> activation;
   void* pre = nullptr;
   int64_t pre_stride = 0;
+  // On a GPU: scratch, of matmul_workspace() bytes for the best speed; less is enough for any
+  // product, none too. Aligned to 256 bytes.
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
 };
 
 // The implementations, best first. kAuto takes the first that this CPU runs and that multiplies the
@@ -68,6 +73,10 @@ enum class MatmulPath {
 inline constexpr int64_t kDirectRows = 4;
 
 void matmul(const Matmul& problem, ThreadPool& pool, MatmulPath path = MatmulPath::kAuto);
+
+// On a GPU. 16-bit operands are multiplied on tensor cores, fp32 is not rounded.
+void matmul(const Matmul& problem, const GpuStream& on);
+int64_t matmul_workspace(const Matmul& problem, const GpuStream& on);
 
 // Whether this CPU runs `path` for operands of the type; kAuto and kDirect always.
 bool matmul_path_runs(MatmulPath path, MatmulType type);

@@ -93,12 +93,24 @@ kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, 
   return p;
 }
 
+void multiply(const OpContext& ctx, kernels::Matmul p) {
+  run(ctx, [&](auto& on) {
+    Tensor workspace;
+    if constexpr (std::is_same_v<decltype(on), const kernels::GpuStream&>) {
+      p.workspace_bytes = kernels::matmul_workspace(p, on);
+      if (p.workspace_bytes > 0) {
+        workspace = ctx.workspace(DType::kUInt8, {p.workspace_bytes});
+        p.workspace = workspace.raw();
+      }
+    }
+    kernels::matmul(p, on);
+  });
+}
+
 }  // namespace
 
 void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
-  run_on_cpu(ctx, [&](auto& on) {
-    kernels::matmul(forward_product(Op{ctx, "linear"}, x, w, bias, y), on);
-  });
+  multiply(ctx, forward_product(Op{ctx, "linear"}, x, w, bias, y));
 }
 
 void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias,
@@ -113,7 +125,7 @@ void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, c
     p.pre = pre.raw();
     p.pre_stride = p.n;
   }
-  run_on_cpu(ctx, [&](auto& on) { kernels::matmul(p, on); });
+  multiply(ctx, p);
 }
 
 void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, Tensor& dx,
@@ -136,7 +148,7 @@ void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, 
   p.c = dx.raw();
   p.c_stride = p.n;
   p.accumulate = accumulate;
-  run_on_cpu(ctx, [&](auto& on) { kernels::matmul(p, on); });
+  multiply(ctx, p);
 }
 
 void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
@@ -159,7 +171,7 @@ void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x,
   p.c = dw.raw();
   p.c_stride = p.n;
   p.accumulate = accumulate;
-  run_on_cpu(ctx, [&](auto& on) { kernels::matmul(p, on); });
+  multiply(ctx, p);
 }
 
 void linear_grad_bias(const OpContext& ctx, const Tensor& dy, Tensor& db) {

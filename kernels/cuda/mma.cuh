@@ -1,0 +1,146 @@
+// Products of small matrices on tensor cores, their operands from shared memory, and copies into it
+// that run beside arithmetic. Compiled for the CPU, the same with the lanes of a warp.
+#pragma once
+
+#include "kernels/cuda/device.cuh"
+
+namespace ds::kernels::cuda {
+
+// ---- copies to shared memory ----
+
+// Starts a copy of up to 16 bytes; what is missing becomes 0. Both places are aligned to 16 bytes.
+__device__ __forceinline__ void copy_async(void* shared, const void* from, int bytes) {
+#ifdef __CUDA_ARCH__
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+#elif !defined(__CUDACC__)
+  auto* const to = static_cast<unsigned char*>(shared);
+  const auto* const source = static_cast<const unsigned char*>(from);
+  for (int i = 0; i < 16; ++i) to[i] = i < bytes ? source[i] : 0;
+#endif
+}
+
+// Ends a group of copies.
+__device__ __forceinline__ void copy_commit() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most N of this thread's last groups are under way.
+template <int N>
+__device__ __forceinline__ void copy_wait() {
+#ifdef __CUDA_ARCH__
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// ---- operands ----
+
+// Four matrices of 8 x 8 elements of 16 bits. Lanes 8i ... 8i + 7 give the addresses (aligned to 16
+// bytes) of the rows of matrix i; out[i] is elements 2t and 2t + 1 of row g of it, where g is
+// lane / 4 and t is lane % 4. With kTransposed, of column g instead.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(unsigned (&out)[4], const void* row) {
+#ifdef __CUDA_ARCH__
+  const auto from = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(from)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(from)
+                 : "memory");
+  }
+#elif !defined(__CUDACC__)
+  const auto rows = emulation::all_lanes(static_cast<const uint16_t*>(row));
+  const unsigned lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i) {
+    const auto at = [&](unsigned r, unsigned c) { return rows[8 * i + r][c]; };
+    const unsigned low = kTransposed ? at(2 * t, g) : at(g, 2 * t);
+    const unsigned high = kTransposed ? at(2 * t + 1, g) : at(g, 2 * t + 1);
+    out[i] = low | high << 16;
+  }
+#endif
+}
+
+// Two elements in one register, the first in the low half.
+template <class T>
+__device__ __forceinline__ unsigned pack_two(float low, float high) {
+#ifdef __CUDA_ARCH__
+  unsigned out;
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  }
+  return out;
+#else
+  return static_cast<unsigned>(narrow<T>(low).bits) | static_cast<unsigned>(narrow<T>(high).bits)
+                                                          << 16;
+#endif
+}
+
+// ---- the product ----
+
+// c[16 x 8] += a[16 x 16] b[16 x 8] in fp32, T is bfloat16 or float16. With g = lane / 4 and
+// t = lane % 4 a lane has
+//   a: elements (row, k) at (g, 2t) (g + 8, 2t) (g, 2t + 8) (g + 8, 2t + 8), each with the next k;
+//   b: elements (k, column) at (2t, g) (2t + 8, g), each with the next k;
+//   c: elements (g, 2t) (g, 2t + 1) (g + 8, 2t) (g + 8, 2t + 1).
+template <class T>
+__device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                             unsigned b1) {
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+#elif !defined(__CUDACC__)
+  struct Operands {
+    float a[4][2], b[2][2];
+  };
+  const auto wide = [](unsigned two, float(&to)[2]) {
+    T low, high;
+    low.bits = static_cast<uint16_t>(two);
+    high.bits = static_cast<uint16_t>(two >> 16);
+    to[0] = widen(low);
+    to[1] = widen(high);
+  };
+  Operands mine;
+  for (int i = 0; i < 4; ++i) wide(a[i], mine.a[i]);
+  wide(b0, mine.b[0]);
+  wide(b1, mine.b[1]);
+  const auto* const lanes =
+      reinterpret_cast<const Operands*>(emulation::exchange(kAllLanes, &mine, sizeof(mine)));
+  const unsigned lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned half = i / 2, column = 2 * t + i % 2;
+    float sum = c[i];
+    for (unsigned k_half = 0; k_half < 2; ++k_half) {
+      for (unsigned quad = 0; quad < 4; ++quad) {
+        const float(&x)[2] = lanes[4 * g + quad].a[2 * k_half + half];
+        const float(&y)[2] = lanes[4 * column + quad].b[k_half];
+        sum += x[0] * y[0];
+        sum += x[1] * y[1];
+      }
+    }
+    c[i] = sum;
+  }
+#endif
+}
+
+}  // namespace ds::kernels::cuda
