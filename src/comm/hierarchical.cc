@@ -121,8 +121,13 @@ void HierarchicalTransport::move_local(const Movement& movement, bool stage, con
   pick(movement.receives, near_movement.receives);
   Record record = last_;
   if (stage) record.input = record.output = {};
-  local_->exchange(record, {}, watch);
-  local_->move(near_movement, watch);
+  // A near rank may be waiting for a far one. Whoever waits for the far one is to report first, and
+  // name it; the near ones are told.
+  Watch patient = watch;
+  patient.deadline += std::clamp<std::chrono::milliseconds>(
+      watch.allowed / 4, std::chrono::milliseconds(500), std::chrono::seconds(5));
+  local_->exchange(record, {}, patient);
+  local_->move(near_movement, patient);
 }
 
 void HierarchicalTransport::move_blocks(const Movement& movement, bool stage, const Watch& watch) {

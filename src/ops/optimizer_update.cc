@@ -51,8 +51,9 @@ kernels::StateArray state_array(const StateTensor& state) {
            dtype_name(state.data.dtype()));
   }
   const int64_t blocks = (state.data.elements() + kernels::kStateBlock - 1) / kernels::kStateBlock;
-  DS_CHECK(state.scales && state.scales.contiguous() && state.scales.elements() == blocks,
-           Code::kInvalidArgument, kOp, ": scales must have ", blocks, " elements");
+  DS_CHECK(state.scales, Code::kInvalidArgument, kOp, ": scales is missing");
+  DS_CHECK(state.scales.contiguous() && state.scales.elements() == blocks, Code::kInvalidArgument,
+           kOp, ": scales must have ", blocks, " elements");
   out.scales = state.scales.data<float>();
   return out;
 }

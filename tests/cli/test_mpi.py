@@ -62,7 +62,8 @@ class Mpirun(CliCase):
         os.kill(ranks[1], signal.SIGSTOP)  # mpirun starts them in order
         error = job.communicate(timeout=60)[1]
         self.assertNotEqual(job.returncode, 0)
-        self.assertEqual(error.count("rank 1 did not arrive within 5 s"), 2, error)
+        # Where mpirun wakes the stopped one to end it, that one tells what it was told, too.
+        self.assertIn(error.count("rank 1 did not arrive within 5 s"), [2, 3], error)
 
     def test_speed_of_collectives(self):
         for transport, name in [(MPI, "mpi"), (BETWEEN_NODES, "hierarchical")]:
