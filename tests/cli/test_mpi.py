@@ -23,6 +23,7 @@ class Mpirun(CliCase):
 
     def mpirun(self, ranks, *arguments, status=0, **variables):
         done = subprocess.run(self.command(ranks, *arguments), cwd=self.folder, timeout=120,
+                              stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, env={**os.environ, **variables})
         self.assertEqual(done.returncode == 0, status == 0, done.stdout + done.stderr)
         return done
@@ -49,7 +50,8 @@ class Mpirun(CliCase):
         job = subprocess.Popen(
             self.command(3, *train_arguments(1000000), "--threads", 1, "--metrics", "m.jsonl",
                          "--comm-config", json.dumps(options)),
-            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True)
         self.addCleanup(job.kill)
         metrics, end = self.folder / "m.jsonl", time.monotonic() + 60
         while not (metrics.exists() and metrics.stat().st_size > 0):

@@ -34,7 +34,7 @@ def attempt(scratch, number, case, deadline, patience):
         end = time.monotonic() + 60 + patience
         while steps_done(folder / "metrics.jsonl") < 3:
             if time.monotonic() > end or any(job.wait(0).values()):
-                return f"did not start: {job.error(0)}", 0
+                return "did not start: " + "; ".join(map(job.error, range(WORLD))), 0
             time.sleep(0.02)
         time.sleep(random.random() * 0.3)
         job.processes[victim].send_signal(sent)
