@@ -317,9 +317,11 @@ enum ds_reduce_op {
  * @param config_json  communication options (docs/communication.md); NULL or "{}" for the defaults
  * @param store        where the processes meet; NULL: a port of rank 0, which master_addr and
  *                     master_port of the options or MASTER_ADDR and MASTER_PORT name
- * Processes of one host share memory, others use sockets, unless the option "transport" decides; with
- * "mpi" give -1, -1 and no store. Blocks: until all have joined. Errors: DS_ERR_CONFIG, DS_ERR_COMM,
- * which names who did not come, DS_ERR_UNSUPPORTED: no MPI. More than one process needs version 0.4.
+ * Processes of one host share memory, others use sockets; the option "transport" decides otherwise.
+ * With "mpi" ranks are those of MPI: give -1, -1, no store, and in the option "mpi_communicator" the
+ * MPI_Comm_c2f of a communicator other than MPI_COMM_WORLD. DS_ERR_UNSUPPORTED: no MPI plug-in.
+ * Blocks: until all have joined. Errors: DS_ERR_CONFIG, DS_ERR_COMM, which names who did not come.
+ * More than one process needs version 0.4.
  * Since: 0.1.
  */
 DS_API ds_status ds_comm_create(int32_t rank, int32_t world_size, const char* config_json,

@@ -45,7 +45,7 @@ class Mpirun(CliCase):
         self.assertEqual(self.weights("save-0"), self.weights("save-1"))
         self.assertEqual(self.weights("save-0"), self.weights("save-2"))
 
-    def test_a_stopped_rank_is_named_by_every_other(self):
+    def test_a_stopped_rank_is_named(self):
         options = {**MPI, "timeout_seconds": 5}
         job = subprocess.Popen(
             self.command(3, *train_arguments(1000000), "--threads", 1, "--metrics", "m.jsonl",
@@ -64,7 +64,8 @@ class Mpirun(CliCase):
         os.kill(ranks[1], signal.SIGSTOP)  # mpirun starts them in order
         error = job.communicate(timeout=60)[1]
         self.assertNotEqual(job.returncode, 0)
-        self.assertEqual(error.count("rank 1 did not arrive within 5 s"), 2, error)
+        # mpirun ends all as soon as the first has said so; the stopped one may wake up and repeat it.
+        self.assertIn("rank 1 did not arrive within 5 s", error)
 
     def test_speed_of_collectives(self):
         for transport, name in [(MPI, "mpi"), (BETWEEN_NODES, "hierarchical")]:

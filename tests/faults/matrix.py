@@ -78,8 +78,8 @@ def main():
             wrong, took = attempt(scratch, number, case, options.deadline, options.patience)
             failed += bool(wrong)
             transport, stage, sent = case
-            print(f"{number + 1}: {transport}, stage {stage}, {sent.name}: "
-                  f"{'FAILED: ' + wrong if wrong else f'named by all after {took:.2f} s'}", flush=True)
+            said = f"FAILED: {wrong}" if wrong else f"named by all after {took:.2f} s"
+            print(f"{number + 1}: {transport}, stage {stage}, {sent.name}: {said}", flush=True)
     print(f"{options.tries - failed} of {options.tries}")
     return 1 if failed else 0
 
