@@ -23,7 +23,8 @@ class Plan(CliCase):
         small = self.plan("model.json", "config.json", "--world", 4, "--ranks-per-node", 2)
         # Embeddings of 256 + 32 rows, two layers of 12 w^2 + 13 w, the last norm.
         self.assertEqual(small["model"]["parameters"], 288 * 32 + 2 * (12 * 32**2 + 13 * 32) + 64)
-        self.assertEqual([one["collective"] for one in small["moved_per_step"]], ["all_reduce"])
+        self.assertEqual([one["of"] for one in small["moved_per_step"]],
+                         ["gradients", "loss and gradient norm"])
         self.assertGreater(small["moved_per_step"][0]["across_nodes"], 0)
         more = self.plan("model.json", "config.json", "--world", 4, "--micro-batch", 4)
         self.assertEqual(more["memory_per_rank"]["activations_estimate"],
