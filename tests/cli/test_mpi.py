@@ -23,6 +23,7 @@ class Mpirun(CliCase):
 
     def mpirun(self, ranks, *arguments, status=0, **variables):
         done = subprocess.run(self.command(ranks, *arguments), cwd=self.folder, timeout=120,
+                              stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, env={**os.environ, **variables})
         self.assertEqual(done.returncode == 0, status == 0, done.stdout + done.stderr)
         return done
@@ -44,12 +45,13 @@ class Mpirun(CliCase):
         self.assertEqual(self.weights("save-0"), self.weights("save-1"))
         self.assertEqual(self.weights("save-0"), self.weights("save-2"))
 
-    def test_a_stopped_rank_is_named_by_every_other(self):
+    def test_a_stopped_rank_is_named(self):
         options = {**MPI, "timeout_seconds": 5}
         job = subprocess.Popen(
             self.command(3, *train_arguments(1000000), "--threads", 1, "--metrics", "m.jsonl",
                          "--comm-config", json.dumps(options)),
-            cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True)
         self.addCleanup(job.kill)
         metrics, end = self.folder / "m.jsonl", time.monotonic() + 60
         while not (metrics.exists() and metrics.stat().st_size > 0):
@@ -62,8 +64,8 @@ class Mpirun(CliCase):
         os.kill(ranks[1], signal.SIGSTOP)  # mpirun starts them in order
         error = job.communicate(timeout=60)[1]
         self.assertNotEqual(job.returncode, 0)
-        # Where mpirun wakes the stopped one to end it, that one tells what it was told, too.
-        self.assertIn(error.count("rank 1 did not arrive within 5 s"), [2, 3], error)
+        # mpirun ends all as soon as the first has said so; the stopped one may wake up and repeat it.
+        self.assertIn("rank 1 did not arrive within 5 s", error)
 
     def test_speed_of_collectives(self):
         for transport, name in [(MPI, "mpi"), (BETWEEN_NODES, "hierarchical")]:

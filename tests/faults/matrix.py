@@ -34,7 +34,7 @@ def attempt(scratch, number, case, deadline, patience):
         end = time.monotonic() + 60 + patience
         while steps_done(folder / "metrics.jsonl") < 3:
             if time.monotonic() > end or any(job.wait(0).values()):
-                return f"did not start: {job.error(0)}", 0
+                return "did not start: " + "; ".join(map(job.error, range(WORLD))), 0
             time.sleep(0.02)
         time.sleep(random.random() * 0.3)
         job.processes[victim].send_signal(sent)
@@ -78,8 +78,8 @@ def main():
             wrong, took = attempt(scratch, number, case, options.deadline, options.patience)
             failed += bool(wrong)
             transport, stage, sent = case
-            print(f"{number + 1}: {transport}, stage {stage}, {sent.name}: "
-                  f"{'FAILED: ' + wrong if wrong else f'named by all after {took:.2f} s'}", flush=True)
+            said = f"FAILED: {wrong}" if wrong else f"named by all after {took:.2f} s"
+            print(f"{number + 1}: {transport}, stage {stage}, {sent.name}: {said}", flush=True)
     print(f"{options.tries - failed} of {options.tries}")
     return 1 if failed else 0
 

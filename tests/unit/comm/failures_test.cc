@@ -118,20 +118,17 @@ TEST_P(Failures, CountsThatDoNotFitAreNamed) {
 
 TEST_P(Failures, AbortWakesEverybodyWithTheReason) {
   const World world = GetParam().make(3, quick_options());
-  std::thread aborter;
   const auto outcomes = run_ranks(world, [&](Communicator& comm) {
     small_step(comm, "before");
     if (comm.rank() == 2) {
-      aborter = std::thread([&] {
+      std::thread([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         comm.abort("the disk is full");
-      });
-      std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      }).join();
       comm.barrier();
     }
     small_step(comm, "waits");
   });
-  if (aborter.joinable()) aborter.join();
   for (const Outcome& outcome : outcomes) {
     EXPECT_EQ(outcome.code, Code::kAborted) << outcome.text;
     EXPECT_THAT(outcome.text, HasSubstr("the disk is full"));
