@@ -66,7 +66,7 @@ StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> plac
                          place.flat - runs_.back().flat == from - runs_.back().begin;
     if (!next_to || options.run_per_tensor) {
       close_run();
-      runs_.push_back({from, to, place.flat, elements, index, {}, {}});
+      runs_.push_back({from, to, place.flat, elements, index, {}, {}, {}});
     }
     StateRun& run = runs_.back();
     run.end = to;
