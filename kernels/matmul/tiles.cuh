@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kFloatThreads) multiply_fp32(Problem<float> p)
       }
     }
   };
-  const auto put = [&](float* to, bool along_k, const float* values) {
+  const auto lay = [&](float* to, bool along_k, const float* values) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       int tile, k;
@@ -242,8 +242,8 @@ __global__ void __launch_bounds__(kFloatThreads) multiply_fp32(Problem<float> p)
   fetch(p.b, kBRows, place.column, p.n, place.k_begin, b_next);
   for (int64_t k = place.k_begin; k < place.k_end; k += kFloatDepth) {
     __syncthreads();
-    put(a_tile, kARows, a_next);
-    put(b_tile, kBRows, b_next);
+    lay(a_tile, kARows, a_next);
+    lay(b_tile, kBRows, b_next);
     __syncthreads();
     if (k + kFloatDepth < place.k_end) {
       fetch(p.a, kARows, place.row, p.m, k + kFloatDepth, a_next);
