@@ -157,8 +157,10 @@ CaseResult check_refusals(const OpContext& ctx, uint64_t) {
   refuse("sin must have shape [5, 4]", x, ids, cos, make({5, 3}), x);
   refuse("position_ids must have shape [2, 3]", x, filled_tensor(DType::kInt32, {6}, 0), cos, cos,
          x);
-  refuse("position_ids[0, 0] is 5", x, late, cos, cos, x);
-  refuse("position_ids[0, 0] is -1", x, early, cos, cos, x);
+  if (ctx.device->kind() == DeviceKind::kCpu) {  // what lies on a GPU is not read before
+    refuse("position_ids[0, 0] is 5", x, late, cos, cos, x);
+    refuse("position_ids[0, 0] is -1", x, early, cos, cos, x);
+  }
   refuse("other strides", x, ids, cos, cos,
          Tensor(x.storage(), guard_front(kF), kF, x.shape(), std::vector<int64_t>{96, 8, 24, 1}));
   return result;
