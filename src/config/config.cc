@@ -224,6 +224,7 @@ ZeroConfig read_zero(const ParsedObject& parsed) {
   out.most_resident = size("stage3_model_persistence_threshold");
   out.max_live = size("stage3_max_live_parameters");
   out.max_reuse = size("stage3_max_reuse_distance");
+  out.tile = size("stage3_tile_size");
   const auto flag = [&](const char* key) { return values.at(key).get<bool>(); };
   out.shard_ranks = static_cast<int>(std::clamp<int64_t>(size("mics_shard_size"), 0, INT32_MAX));
   out.second_ranks =

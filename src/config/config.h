@@ -184,6 +184,7 @@ struct ZeroConfig {
   int64_t most_resident = INT64_MAX;
   int64_t max_live = 1'000'000'000;
   int64_t max_reuse = 1'000'000'000;
+  int64_t tile = 0;                 // of a linear layer's weight; 0: it stays in one
   bool ignore_unused = true;        // parameters without a gradient are no error
   bool sanity_checks = false;       // weights are compared after every update
   bool tell_order_changes = false;  // of fetches

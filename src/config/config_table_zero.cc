@@ -157,6 +157,9 @@ std::vector<Key> stage3_rows() {
       stage3(size("stage3_max_live_parameters", 1'000'000'000, "Elements gathered at a time.")),
       stage3(size("stage3_max_reuse_distance", 1'000'000'000,
                   "Keep a parameter that is used again within so many elements.")),
+      stage3(size("stage3_tile_size", 0,
+                  "Elements of a linear layer's weight that are gathered, and of its gradient that "
+                  "are reduced, at a time; 0: all of it.")),
       stage3(flag("stage3_gather_16bit_weights_on_model_save", false,
                   "Save whole 16-bit weights. ds_model_export does so at every stage.")),
       flag("stage3_gather_fp16_weights_on_model_save", false, "Old name.")

@@ -210,7 +210,13 @@ GatherCounts count_gathers(const zero::FlatLayout& layout,
       gatherer.begin_pass();
       for (const WeightUse& use : pass) {
         const size_t bucket = layout.bucket_of(use.id);
-        if (use.begins) {
+        if (const auto* tiling = layout.tiling(use.id)) {
+          // Each is given back before the next.
+          for (size_t tile = 0; use.begins && tile < static_cast<size_t>(tiling->count); ++tile) {
+            gatherer.acquire(bucket + tile);
+            gatherer.release(bucket + tile);
+          }
+        } else if (use.begins) {
           gatherer.acquire(bucket);
         } else {
           gatherer.release(bucket);

@@ -37,6 +37,7 @@ inline zero::ShareOptions share_options(const Config& config) {
   options.op = zero.average ? ReduceOp::kAverage : ReduceOp::kSum;
   options.resident_below = zero.resident_below;
   options.most_resident = zero.most_resident;
+  options.tile_elements = zero.tile;
   options.gather = {zero.max_live, zero.max_reuse, zero.prefetch, zero.tell_order_changes};
   options.groups = {zero.shard_ranks, zero.second_ranks};
   options.weights = {zero.quantized_weights, zero.quantized_frozen, zero.gather_by_node};

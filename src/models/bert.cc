@@ -97,12 +97,12 @@ class Bert : public FamilyBase {
     if (head == Head::kMaskedLm) {
       transform_ = projection("cls.predictions.transform.dense", w, w, std, true);
       transform_norm_ = layer_norm("cls.predictions.transform.LayerNorm", w);
-      head_.weight = tied ? words_ : matrix(decoder, c_.vocab_size, w, std);
+      head_.weight = tied ? words_ : output_matrix(decoder, c_.vocab_size, w, std);
       head_.bias = vector("cls.predictions.bias", c_.vocab_size, nn::Init::kZeros,
                           {"cls.predictions.decoder.bias"});
     }
     if (head == Head::kClassification) {
-      head_.weight = matrix("classifier.weight", c_.classes, w, std);
+      head_.weight = output_matrix("classifier.weight", c_.classes, w, std);
       head_.bias = vector("classifier.bias", c_.classes, nn::Init::kZeros);
       info_.classes = c_.classes;
     }

@@ -55,6 +55,13 @@ nn::ParamId FamilyBase::matrix(const std::string& name, int64_t rows, int64_t co
   return parameters_.add(std::move(p));
 }
 
+nn::ParamId FamilyBase::output_matrix(const std::string& name, int64_t rows, int64_t columns,
+                                      double std) {
+  nn::Parameter p{name, {rows, columns}, nn::Init::kNormal, std, true, true, {}};
+  p.may_be_tiled = true;
+  return parameters_.add(std::move(p));
+}
+
 nn::ParamId FamilyBase::vector(const std::string& name, int64_t size, nn::Init init,
                                std::vector<std::string> aliases) {
   nn::Parameter p{name, {size}, init, 0, false, true, {}};
@@ -65,7 +72,7 @@ nn::ParamId FamilyBase::vector(const std::string& name, int64_t size, nn::Init i
 FamilyBase::Projection FamilyBase::projection(const std::string& name, int64_t out, int64_t in,
                                               double std, bool bias) {
   nn::Parameter p{name + ".weight", {out, in}, nn::Init::kNormal, std, true, true, {}};
-  p.projection = true;
+  p.projection = p.may_be_tiled = true;
   Projection made;
   made.weight = parameters_.add(std::move(p));
   if (bias) made.bias = vector(name + ".bias", out, nn::Init::kZeros);

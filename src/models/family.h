@@ -43,6 +43,8 @@ class FamilyBase : public Architecture {
   // Matrices start normal and decay; vectors do neither.
   nn::ParamId matrix(const std::string& name, int64_t rows, int64_t columns, double std,
                      std::vector<std::string> aliases = {});
+  // Of a product that makes the outputs, and of nothing else.
+  nn::ParamId output_matrix(const std::string& name, int64_t rows, int64_t columns, double std);
   nn::ParamId vector(const std::string& name, int64_t size, nn::Init init,
                      std::vector<std::string> aliases = {});
   // NAME.weight [out, in] and, with `bias`, NAME.bias [out]; the weight may carry an adapter.

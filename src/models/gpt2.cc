@@ -36,7 +36,7 @@ class Gpt2 : public FamilyBase {
       blocks_.push_back(b);
     }
     norm_ = layer_norm("ln_f", w);
-    head_ = c_.tied ? wte_ : matrix("lm_head.weight", c_.vocab_size, w, std);
+    head_ = c_.tied ? wte_ : output_matrix("lm_head.weight", c_.vocab_size, w, std);
     info_.output = head_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = c_.positions;

@@ -89,7 +89,7 @@ class GptNeox : public FamilyBase {
       blocks_.push_back(b);
     }
     norm_ = layer_norm("final_layer_norm", w);
-    head_ = c_.tied ? embedding_ : matrix("embed_out.weight", c_.vocab_size, w, std);
+    head_ = c_.tied ? embedding_ : output_matrix("embed_out.weight", c_.vocab_size, w, std);
     info_.output = head_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = rotary_positions(c_.rotary);

@@ -137,7 +137,7 @@ class Llama : public FamilyBase {
       blocks_.push_back(b);
     }
     norm_ = vector("norm.weight", w, nn::Init::kOnes);
-    head_ = c_.tied ? embedding_ : matrix("lm_head.weight", c_.vocab_size, w, std);
+    head_ = c_.tied ? embedding_ : output_matrix("lm_head.weight", c_.vocab_size, w, std);
     info_.output = head_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = rotary_positions(c_.rotary);

@@ -6,6 +6,7 @@
 
 #include "nn/layers.h"
 #include "nn/profile.h"
+#include "nn/tiled_linear.h"
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
 #include "ops/gemv.h"
@@ -27,11 +28,24 @@ void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor&
   if (const ops::QuantizedWeight* codes = tape.store().quantized(weight)) {
     return ops::quantized_linear(tape.ctx(), x, *codes, *b, y);
   }
+  if (tape.store().tiling(weight)) return tiled_linear(tape, x, weight, *b, y);
   const ParameterGuard w(tape.store(), weight);
   if (!tape.recording() && !tape.training() && ops::few_rows(x)) {
     return ops::gemv(tape.ctx(), x, *w, *b, y);
   }
   ops::linear(tape.ctx(), x, *w, *b, y);
+}
+
+// The gradients of x, where there is a dx, and of the weight.
+void multiply_backward(Tape& tape, const Tensor& x, const Tensor& dy, ParamId weight, Tensor& dx) {
+  if (tape.store().tiling(weight)) return tiled_linear_backward(tape, x, dy, weight, dx);
+  if (dx) {
+    const ParameterGuard w(tape.store(), weight);
+    ops::linear_grad_input(tape.ctx(), dy, *w, dx);
+  }
+  if (ParameterStore::GradientTarget dw = tape.store().gradient_target(weight); dw.sum) {
+    ops::linear_grad_weight(tape.ctx(), dy, x, dw.sum, dw.add);
+  }
 }
 
 // What the backward of an adapter needs from its forward.
@@ -132,14 +146,8 @@ void record_linear(Tape& tape, const Value& x, const std::shared_ptr<GradientSlo
       bool exclusive = false;
       const Tensor dy = out->take(exclusive);
       Tensor dx;
-      if (x.slot) {
-        const ParameterGuard w(t.store(), weight);
-        dx = t.new_activation(x.data.dtype(), x.data.shape());
-        ops::linear_grad_input(t.ctx(), dy, *w, dx);
-      }
-      if (ParameterStore::GradientTarget dw = t.store().gradient_target(weight); dw.sum) {
-        ops::linear_grad_weight(t.ctx(), dy, x.data, dw.sum, dw.add);
-      }
+      if (x.slot) dx = t.new_activation(x.data.dtype(), x.data.shape());
+      multiply_backward(t, x.data, dy, weight, dx);
       if (bias != kNoParam) {
         if (Tensor db = t.store().gradient(bias)) ops::linear_grad_bias(t.ctx(), dy, db);
       }
@@ -180,14 +188,15 @@ Value linear_gelu(Tape& tape, const Value& x, ParamId weight, ParamId bias, ops:
       kind == ops::Gelu::kErf ? ops::Activation::kGeluErf : ops::Activation::kGeluTanh;
   // Models that only run choose by how the weight is stored.
   const bool trains = tape.recording() || tape.training();
-  if (!trains || tape.store().parameters().adapter(weight) != nullptr) {
+  if (!trains || tape.store().tiling(weight) ||
+      tape.store().parameters().adapter(weight) != nullptr) {
     return activation(tape, linear(tape, x, weight, bias), form);
   }
   const OperatorScope op(tape, "linear+gelu", weight, true);
   if (op) report_work(op, tape, x, weight, nullptr, true);
   Value pre, y;
   {
-    const ParameterGuard w(tape.store(), weight), b(tape.store(), bias);
+    const ParameterGuard b(tape.store(), bias), w(tape.store(), weight);
     const Shape shape = with_last(x.data.shape(), (*w).size(0));
     y = tape.make_value(tape.new_activation(x.data.dtype(), shape));
     if (tape.recording()) pre = tape.make_value(tape.new_activation(x.data.dtype(), shape));

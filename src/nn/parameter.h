@@ -28,6 +28,7 @@ struct Parameter {
   DType dtype = DType::kFloat32;  // in which a caller holds a parameter of its own
   int64_t expert = -1;            // index of the expert it belongs to, -1 = none
   bool projection = false;        // weight [out, in] of a linear layer that may carry an adapter
+  bool may_be_tiled = false;      // linear layers alone read it: they need a part at a time only
 };
 
 // A low-rank update beside a weight [out, in]: y += scale * dropout(x) a^T b^T (Hu et al.,

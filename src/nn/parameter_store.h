@@ -3,6 +3,8 @@
 // them.
 #pragma once
 
+#include <algorithm>
+
 #include "nn/parameter.h"
 #include "ops/quantized_linear.h"
 
@@ -27,6 +29,35 @@ class ParameterStore {
   virtual GradientTarget gradient_target(ParamId id) = 0;
   // Backward has added the last contribution of this pass: the gradient may be reduced now.
   virtual void gradient_complete(ParamId id) = 0;
+
+  // How a weight [out, in] is cut of which only a tile at a time shall be resident: tile k has, of
+  // each of `blocks` blocks of `block_rows` rows, the rows from k * height on, `height` of them or
+  // what is left of the block.
+  struct Tiling {
+    int64_t count = 0;
+    int64_t blocks = 0;
+    int64_t block_rows = 0;
+    int64_t height = 0;
+    // Of each block.
+    int64_t rows(int64_t tile) const { return std::min(height, block_rows - tile * height); }
+    // Those that a block's part of a tile has of a weight of `all` rows: the last may have fewer.
+    struct Rows {
+      int64_t begin;
+      int64_t count;
+    };
+    Rows rows_of(int64_t all, int64_t block, int64_t tile) const {
+      const int64_t begin = std::min(block * block_rows + tile * height, all);
+      return {begin, std::min(rows(tile), all - begin)};
+    }
+  };
+  // Null: it is acquired whole, and the functions below are not called.
+  virtual const Tiling* tiling(ParamId) const { return nullptr; }
+  // [blocks * rows(tile), in], block after block; rows that the weight does not have are zeros.
+  virtual Tensor acquire_tile(ParamId, int64_t /*tile*/) { return {}; }
+  virtual void release_tile(ParamId, int64_t /*tile*/) noexcept {}
+  // Of the same shape; what backward leaves in rows that the weight does not have must be zeros.
+  virtual GradientTarget tile_gradient(ParamId, int64_t /*tile*/) { return {}; }
+  virtual void tile_gradient_complete(ParamId, int64_t /*tile*/) {}
 
   virtual DType compute_type() const = 0;
 

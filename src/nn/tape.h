@@ -91,6 +91,8 @@ class Tape {
   // often.
   void used(ParamId id);
   void used_backward(ParamId id);
+  // No other operator whose backward has not run yet used it.
+  bool last_use(ParamId id) const { return pending_uses_.at(static_cast<size_t>(id)) == 1; }
 
   // Runs the operators recorded since `mark`, newest first. Data are freed as they are used up.
   void backward(size_t mark = 0);

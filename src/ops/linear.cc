@@ -13,14 +13,25 @@ namespace {
 
 using kernels::MatmulType;
 
-MatmulType matmul_type(const Tensor& tensor, const Op& op, const char* name) {
-  check_dense_float(tensor, op, name);
+MatmulType element_type(const Tensor& tensor) {
   return with_float_type(tensor, [](auto type) {
     using T = decltype(type);
     return std::is_same_v<T, float>      ? MatmulType::kFloat32
            : std::is_same_v<T, bfloat16> ? MatmulType::kBFloat16
                                          : MatmulType::kFloat16;
   });
+}
+
+MatmulType matmul_type(const Tensor& tensor, const Op& op, const char* name) {
+  check_dense_float(tensor, op, name);
+  return element_type(tensor);
+}
+
+// The same of a tensor that may be columns of another.
+MatmulType columns_type(const Tensor& tensor, const Op& op, const char* name) {
+  check_float_type(tensor, op, name);
+  check_place(tensor, op, name);
+  return element_type(tensor);
 }
 
 // Results have the type of the inputs, or fp32.
@@ -41,6 +52,7 @@ void check_same_type(const Tensor& a, const char* a_name, const Tensor& b, const
 struct Rows {
   int64_t rows;
   int64_t columns;
+  int64_t stride;
 };
 Rows as_rows(const Tensor& tensor, const Op& op, const char* name) {
   DS_CHECK(tensor.dims() >= 1, Code::kInvalidArgument, op, ": ", name,
@@ -48,7 +60,14 @@ Rows as_rows(const Tensor& tensor, const Op& op, const char* name) {
   const int64_t columns = tensor.size(-1);
   int64_t rows = 1;  // not elements / columns: columns may be 0
   for (int i = 0; i + 1 < tensor.dims(); ++i) rows *= tensor.size(i);
-  return {rows, columns};
+  if (tensor.contiguous()) return {rows, columns, columns};
+  bool even = tensor.dims() >= 2 && tensor.stride(-1) == 1;
+  for (int i = 0; i + 2 < tensor.dims(); ++i) {
+    even = even && tensor.stride(i) == tensor.stride(i + 1) * tensor.size(i + 1);
+  }
+  DS_CHECK(even, Code::kInvalidArgument, op, ": ", name, " of shape ", tensor.shape().text(),
+           " must be contiguous, or columns of a contiguous matrix");
+  return {rows, columns, tensor.stride(-2)};
 }
 
 void check_leading(const Tensor& a, const char* a_name, const Tensor& b, const char* b_name,
@@ -69,7 +88,7 @@ kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, 
                                 const Tensor& y) {
   kernels::Matmul p;
   p.in = matmul_type(x, op, "x");
-  p.out = matmul_type(y, op, "y");
+  p.out = columns_type(y, op, "y");
   matmul_type(w, op, "w");
   check_same_type(x, "x", w, "w", op);
   check_output(y, "y", x, "x", op);
@@ -89,7 +108,7 @@ kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, 
   p.b = {w.raw(), p.k, true};
   p.bias = bias.raw();
   p.c = y.raw();
-  p.c_stride = p.n;
+  p.c_stride = out.stride;
   return p;
 }
 
@@ -132,7 +151,7 @@ void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, 
                        bool accumulate) {
   const Op kOp{ctx, "linear_grad_input"};
   kernels::Matmul p;
-  p.in = matmul_type(dy, kOp, "dy");
+  p.in = columns_type(dy, kOp, "dy");
   p.out = matmul_type(dx, kOp, "dx");
   matmul_type(w, kOp, "w");
   check_same_type(dy, "dy", w, "w", kOp);
@@ -143,7 +162,7 @@ void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, 
   p.m = out.rows;
   p.n = in.columns;
   p.k = out.columns;
-  p.a = {dy.raw(), p.k, false};
+  p.a = {dy.raw(), out.stride, false};
   p.b = {w.raw(), p.n, false};
   p.c = dx.raw();
   p.c_stride = p.n;
@@ -155,7 +174,7 @@ void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x,
                         bool accumulate) {
   const Op kOp{ctx, "linear_grad_weight"};
   kernels::Matmul p;
-  p.in = matmul_type(dy, kOp, "dy");
+  p.in = columns_type(dy, kOp, "dy");
   matmul_type(x, kOp, "x");
   check_same_type(dy, "dy", x, "x", kOp);
   DS_CHECK(matmul_type(dw, kOp, "dw") == MatmulType::kFloat32, Code::kInvalidArgument, kOp,
@@ -166,7 +185,7 @@ void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x,
   p.m = out.columns;
   p.n = in.columns;
   p.k = out.rows;
-  p.a = {dy.raw(), p.m, true};
+  p.a = {dy.raw(), out.stride, true};
   p.b = {x.raw(), p.n, false};
   p.c = dw.raw();
   p.c_stride = p.n;

@@ -7,8 +7,9 @@
 
 namespace ds::ops {
 
-// y[..., N] = x[..., K] * w[N, K]^T + bias[N]. `bias` may be empty. y is contiguous and may be
-// fp32 whatever x and w are.
+// y[..., N] = x[..., K] * w[N, K]^T + bias[N]. `bias` may be empty. y may be fp32 whatever x and w
+// are. Here and where products read dy, that may be some columns of a matrix: its rows lie one
+// distance apart, and all else is contiguous.
 void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
 
 // pre = x w^T + bias as `linear` gives it, and y = f(pre), in one pass over the sums. `pre` has the

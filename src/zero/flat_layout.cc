@@ -1,6 +1,7 @@
 #include "zero/flat_layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace ds::zero {
 namespace {
@@ -34,6 +35,14 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
   });
   Bucket open;
   int64_t end = 0;  // of the open bucket
+  const auto close = [&] {
+    const int64_t size = end - open.range.begin;
+    close_bucket(open, round_up((size + world_ - 1) / world_, kAlign));
+    const size_t next = open.last;
+    open = {};
+    open.first = next;
+    open.range.begin = end = elements_;
+  };
   for (size_t i = 0; i < order_.size(); ++i) {
     const nn::ParamId id = order_[i];
     const int64_t n = parameters[id].shape.elements();
@@ -42,29 +51,62 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
       return !by_parameter.empty() && by_parameter[static_cast<size_t>(id)];
     };
     const bool resident = says(sharing.resident), exact = says(sharing.exact);
+    const bool tiled = says(sharing.tiled) && !resident && parameters[id].shape.dims() == 2 &&
+                       n > sharing.tile_elements;
     const bool fits = end + n - open.range.begin <= sharing.bucket_elements;
     const bool alike =
         trainable == open.trainable && resident == open.resident && exact == open.exact;
-    if (i > open.first && (!fits || !alike)) {
+    if (i > open.first && (!fits || !alike || tiled)) {
       open.last = i;
-      close_bucket(open, end);
-      open = {};
-      open.first = i;
-      open.range.begin = end = elements_;
+      close();
     }
     open.trainable = trainable;
     open.resident = resident;
     open.exact = exact;
+    if (tiled) {
+      open.last = i + 1;
+      add_tiles(parameters[id], sharing.tile_elements, open);
+      ranges_[static_cast<size_t>(id)] = {end, elements_};
+      open = {};
+      open.first = i + 1;
+      open.range.begin = end = elements_;
+      continue;
+    }
     ranges_[static_cast<size_t>(id)] = {end, end + n};
     end += round_up(n, kAlign);
   }
   open.last = order_.size();
-  if (open.first < open.last) close_bucket(open, end);
+  if (open.first < open.last) close();
 }
 
-void FlatLayout::close_bucket(Bucket bucket, int64_t end) {
-  const int64_t size = end - bucket.range.begin;
-  bucket.piece = round_up((size + world_ - 1) / world_, kAlign);
+// Tiles of one parameter, which `tile` describes.
+void FlatLayout::add_tiles(const nn::Parameter& parameter, int64_t tile_elements, Bucket tile) {
+  const int64_t rows = parameter.shape[0], columns = parameter.shape[1];
+  // As many rows make a multiple of kAlign elements.
+  const int64_t step = kAlign / std::gcd(columns, kAlign);
+  nn::ParameterStore::Tiling tiling;
+  tiling.blocks = world_;
+  tiling.block_rows = round_up((rows + world_ - 1) / world_, step);
+  tiling.height =
+      std::clamp(tile_elements / (world_ * columns) / step * step, step, tiling.block_rows);
+  tiling.count = (tiling.block_rows + tiling.height - 1) / tiling.height;
+  const nn::ParamId id = order_[tile.first];
+  const size_t first = buckets_.size();
+  for (tile.tile = 0; tile.tile < tiling.count; ++tile.tile) {
+    tile.range.begin = elements_;
+    close_bucket(tile, tiling.rows(tile.tile) * columns);
+  }
+  bucket_of_[static_cast<size_t>(id)] = first;
+  tilings_[id] = {tiling, parameter.shape.elements()};
+}
+
+const nn::ParameterStore::Tiling* FlatLayout::tiling(nn::ParamId id) const {
+  const auto it = tilings_.find(id);
+  return it == tilings_.end() ? nullptr : &it->second.tiling;
+}
+
+void FlatLayout::close_bucket(Bucket bucket, int64_t piece) {
+  bucket.piece = piece;
   bucket.range.end = bucket.range.begin + world_ * bucket.piece;
   bucket.owned = owned_elements_;
   for (size_t i = bucket.first; i < bucket.last; ++i) {
@@ -81,6 +123,13 @@ void FlatLayout::close_bucket(Bucket bucket, int64_t end) {
 
 OwnedPart FlatLayout::part(nn::ParamId id, int rank) const {
   const Bucket& bucket = buckets_[bucket_of(id)];
+  if (bucket.tile >= 0) {
+    const Tiled& tiled = tilings_.at(id);
+    const int64_t block = tiled.tiling.block_rows * (bucket.piece / tiled.tiling.height);
+    const int64_t first = std::min(rank * block, tiled.elements);
+    return {first, std::min(block, tiled.elements - first), piece(bucket, rank).begin,
+            bucket.owned};
+  }
   const FlatRange whole = range(id), own = piece(bucket, rank);
   const int64_t begin = std::clamp(own.begin, whole.begin, whole.end);
   const int64_t end = std::clamp(own.end, begin, whole.end);

@@ -4,14 +4,20 @@
 // The flat space is a row of buckets: whole parameters, as many as are moved between ranks at a
 // time. A bucket is cut into equal pieces, one per rank; what a rank owns are its pieces of all
 // buckets, which in the owned space lie one after another.
+//
+// A matrix that is too large to be moved as one is tiled: it has several buckets, and each rank's
+// pieces of them are, one after another, rows of the matrix that follow each other. So what a rank
+// owns of it is one range, as of any parameter, but a bucket has a band of rows of every rank, and
+// the matrix lies nowhere in the flat space in its own order.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
-#include "nn/parameter.h"
+#include "nn/parameter_store.h"
 
 namespace ds::zero {
 
@@ -31,6 +37,7 @@ struct Bucket {
   bool trainable = false;
   bool resident = false;
   bool exact = false;
+  int64_t tile = -1;  // of the one parameter that it has a part of
 };
 
 // What a rank owns of a parameter: `count` elements from its element `first` on.
@@ -50,6 +57,10 @@ struct Sharing {
   std::vector<bool> resident = {};
   // By parameter, or empty: those that never travel quantised, likewise.
   std::vector<bool> exact = {};
+  // By parameter, or empty: matrices of more than `tile_elements` that are cut into tiles of at
+  // most so many, if a row of each rank is no more.
+  std::vector<bool> tiled = {};
+  int64_t tile_elements = 0;
 };
 
 class FlatLayout {
@@ -67,13 +78,17 @@ class FlatLayout {
   int64_t trainable_elements() const { return trainable_elements_; }  // the first so many
   int64_t owned_elements() const { return owned_elements_; }
   int64_t owned_trainable_elements() const { return owned_trainable_elements_; }
+  // Of a tiled one: that of its buckets.
   FlatRange range(nn::ParamId id) const { return ranges_[static_cast<size_t>(id)]; }
+  // Null when it is not tiled. Blocks are ranks; tile k is bucket bucket_of() + k.
+  const nn::ParameterStore::Tiling* tiling(nn::ParamId id) const;
   // Parameters in the order of the flat space.
   std::span<const nn::ParamId> order() const { return order_; }
   // The parameter that owns a flat index, kNoParam for padding.
   nn::ParamId parameter_at(int64_t index) const;
 
   std::span<const Bucket> buckets() const { return buckets_; }
+  // The first one of a tiled parameter.
   size_t bucket_of(nn::ParamId id) const { return bucket_of_[static_cast<size_t>(id)]; }
   FlatRange piece(const Bucket& bucket, int rank) const {
     const int64_t begin = bucket.range.begin + rank * bucket.piece;
@@ -83,7 +98,8 @@ class FlatLayout {
   OwnedPart part(nn::ParamId id) const { return part(id, rank_); }
 
  private:
-  void close_bucket(Bucket bucket, int64_t end);
+  void close_bucket(Bucket bucket, int64_t piece);
+  void add_tiles(const nn::Parameter& parameter, int64_t tile_elements, Bucket tile);
 
   int rank_;
   int world_;
@@ -91,6 +107,11 @@ class FlatLayout {
   std::vector<nn::ParamId> order_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;
+  struct Tiled {
+    nn::ParameterStore::Tiling tiling;
+    int64_t elements;  // of the parameter
+  };
+  std::unordered_map<nn::ParamId, Tiled> tilings_;
   int64_t elements_ = 0;
   int64_t trainable_elements_ = 0;
   int64_t owned_elements_ = 0;

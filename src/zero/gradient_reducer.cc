@@ -89,14 +89,15 @@ void GradientReducer::open(size_t index) {
 }
 
 Tensor GradientReducer::view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const {
-  const FlatRange range = layout_.range(id);
+  const FlatRange range = range_in(bucket, id);
+  const Shape& shape = parameters_[id].shape;
   return slots_[static_cast<size_t>(open.slot)]
       .data.slice(0, range.begin - bucket.range.begin, range.end - bucket.range.begin)
-      .view(parameters_[id].shape);
+      .view(bucket.tile >= 0 ? Shape{range.elements() / shape[1], shape[1]} : shape);
 }
 
-nn::ParameterStore::GradientTarget GradientReducer::target(nn::ParamId id) {
-  const size_t index = layout_.bucket_of(id);
+nn::ParameterStore::GradientTarget GradientReducer::target(nn::ParamId id, int64_t tile) {
+  const size_t index = layout_.bucket_of(id) + static_cast<size_t>(tile);
   open(index);
   OpenBucket& open = open_[index];
   const bool touched = open.touched[place(id)];
@@ -104,8 +105,9 @@ nn::ParameterStore::GradientTarget GradientReducer::target(nn::ParamId id) {
   return {view(layout_.buckets()[index], open, id), touched};
 }
 
-void GradientReducer::complete(nn::ParamId id) {
-  const size_t index = layout_.bucket_of(id);
+void GradientReducer::complete(nn::ParamId id, int64_t tile) {
+  const size_t index = layout_.bucket_of(id) + static_cast<size_t>(tile);
+  if (layout_.buckets()[index].tile >= 0 && open_[index].sent) return;
   open(index);
   OpenBucket& open = open_[index];
   if (open.done[place(id)]) return;
@@ -125,7 +127,7 @@ void GradientReducer::clear_gaps(const Bucket& bucket, const OpenBucket& open) {
   };
   for (size_t i = bucket.first; i < bucket.last; ++i) {
     if (!open.touched[i - bucket.first]) continue;
-    const FlatRange range = layout_.range(layout_.order()[i]);
+    const FlatRange range = range_in(bucket, layout_.order()[i]);
     clear_to(range.begin);
     written = range.end;
   }

@@ -38,10 +38,11 @@ class GradientReducer {
                   const Options& options, Take take,
                   std::unique_ptr<QuantizedReduce> quantized = nullptr);
 
-  // Where backward adds the gradient of a trainable parameter, or writes it when `add` is false.
-  nn::ParameterStore::GradientTarget target(nn::ParamId id);
-  // Its last contribution of this micro batch was added.
-  void complete(nn::ParamId id);
+  // Where backward adds the gradient of a trainable parameter, or of a tile of it, or writes it
+  // when `add` is false.
+  nn::ParameterStore::GradientTarget target(nn::ParamId id, int64_t tile = 0);
+  // Its last contribution of this micro batch was added. A tile may be completed again.
+  void complete(nn::ParamId id, int64_t tile = 0);
   // The micro batch is over: what is missing counts as zero. All results are taken on return.
   void finish();
   // Gives up what was gathered and not yet sent.
@@ -69,6 +70,9 @@ class GradientReducer {
 
   bool travels_quantized(const Bucket& bucket) const { return quantized_ && !bucket.exact; }
   size_t place(nn::ParamId id) const;  // in its bucket
+  FlatRange range_in(const Bucket& bucket, nn::ParamId id) const {
+    return bucket.tile >= 0 ? bucket.range : layout_.range(id);
+  }
   int take_slot(const Bucket& bucket);
   Tensor view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const;
   void open(size_t bucket);

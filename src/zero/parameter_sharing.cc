@@ -54,6 +54,14 @@ Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& o
   if (options.stage < 3) return sharing;
   sharing.resident = choose_resident(parameters, options);
   sharing.exact = choose_exact(parameters, options, world);
+  // Gradients that the caller gives are whole.
+  if (options.tile_elements == 0 || options.own_gradients || options.given_gradients) {
+    return sharing;
+  }
+  sharing.tile_elements = options.tile_elements;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    sharing.tiled.push_back(parameters[id].may_be_tiled);
+  }
   return sharing;
 }
 
@@ -101,7 +109,8 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
         options.gather);
     std::vector<std::string> names;
     for (const Bucket& bucket : layout_.buckets()) {
-      names.push_back("weights of " + parameters_[layout_.order()[bucket.first]].name);
+      names.push_back(str_cat("weights of ", parameters_[layout_.order()[bucket.first]].name));
+      if (bucket.tile >= 0) names.back() += str_cat(", tile ", bucket.tile);
     }
     gatherer_->name_buckets(std::move(names));
   }

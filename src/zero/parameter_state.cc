@@ -49,7 +49,7 @@ Tensor ParameterState::acquire(nn::ParamId id) { return acquire_all({&id, 1}).fr
 
 void ParameterState::release(nn::ParamId id) noexcept {
   --open_guards_;
-  if (gatherer_) gatherer_->release(layout_.bucket_of(id));
+  if (gatherer_ && !tiling(id)) gatherer_->release(layout_.bucket_of(id));
 }
 
 std::vector<Tensor> ParameterState::acquire_all(std::span<const nn::ParamId> ids) {
@@ -57,10 +57,17 @@ std::vector<Tensor> ParameterState::acquire_all(std::span<const nn::ParamId> ids
   std::vector<Tensor> out;
   size_t from = 0, to = 0;  // held and not waited for yet
   try {
-    for (; gatherer_ && to < ids.size(); ++to) gatherer_->hold(layout_.bucket_of(ids[to]));
+    for (; gatherer_ && to < ids.size(); ++to) {
+      if (!tiling(ids[to])) gatherer_->hold(layout_.bucket_of(ids[to]));
+    }
     for (const nn::ParamId id : ids) {
       if (!gatherer_) {
         out.push_back(model_view(id));
+        continue;
+      }
+      if (tiling(id)) {
+        out.push_back(whole_of_tiles(id));
+        ++from;
         continue;
       }
       ++from;  // a wait that fails ends the hold
@@ -73,6 +80,7 @@ std::vector<Tensor> ParameterState::acquire_all(std::span<const nn::ParamId> ids
     }
   } catch (...) {
     for (size_t i = 0; i < to; ++i) {
+      if (tiling(ids[i])) continue;
       if (i < out.size() || i >= from) gatherer_->release(layout_.bucket_of(ids[i]));
     }
     throw;
@@ -101,6 +109,8 @@ void ParameterState::zero_gradient(const OpContext& ctx, nn::ParamId id) {
 ParameterState::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
   if (!parameters_[id].trainable) return {};
   gradient_given(id);
+  DS_CHECK(!tiling(id), Code::kUnsupported, "the gradient of ", parameters_[id].name,
+           " is nowhere whole while it is reduced in tiles; without stage3_tile_size it is");
   if (reducer_) return reducer_->target(id);
   DS_CHECK(flat_.gradients, Code::kInternal, "backward without gradient buffers");
   if (accumulation_type_ == DType::kFloat32) {
@@ -127,7 +137,9 @@ Tensor ParameterState::gradient(nn::ParamId id) {
 
 void ParameterState::gradient_complete(nn::ParamId id) {
   if (reducer_) {
-    if (parameters_[id].trainable) reducer_->complete(id);
+    if (!parameters_[id].trainable) return;
+    const Tiling* const tiles = tiling(id);
+    for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) reducer_->complete(id, i);
     return;
   }
   if (accumulation_type_ == DType::kFloat32 || !parameters_[id].trainable) return;
@@ -140,6 +152,53 @@ void ParameterState::gradient_complete(nn::ParamId id) {
     ops::accumulate(gradient_ctx_, sum, 1.0f, target);
   }
   sum = Tensor();
+}
+
+const ParameterState::Tiling* ParameterState::tiling(nn::ParamId id) const {
+  return gatherer_ ? layout_.tiling(id) : nullptr;
+}
+
+Tensor ParameterState::acquire_tile(nn::ParamId id, int64_t tile) {
+  check_not_lost();
+  const Tensor& rows = gatherer_->acquire(tile_bucket(id, tile));
+  ++open_guards_;
+  const int64_t columns = parameters_[id].shape[1];
+  return rows.view({rows.elements() / columns, columns});
+}
+
+void ParameterState::release_tile(nn::ParamId id, int64_t tile) noexcept {
+  --open_guards_;
+  gatherer_->release(tile_bucket(id, tile));
+}
+
+// For readers that need all rows, in their order.
+Tensor ParameterState::whole_of_tiles(nn::ParamId id) {
+  const Tiling& tiles = *layout_.tiling(id);
+  const Shape& shape = parameters_[id].shape;
+  const Tensor whole = Tensor::empty(device_, compute_type_, shape, MemoryTag::kCommunication);
+  for (int64_t tile = 0; tile < tiles.count; ++tile) {
+    const Tensor rows = acquire_tile(id, tile);
+    for (int64_t block = 0; block < tiles.blocks; ++block) {
+      const Tiling::Rows to = tiles.rows_of(shape[0], block, tile);
+      if (to.count == 0) continue;
+      const int64_t from = block * tiles.rows(tile);
+      const Tensor part = rows.slice(0, from, from + to.count);
+      std::memcpy(whole.slice(0, to.begin, to.begin + to.count).raw(), part.raw(),
+                  static_cast<size_t>(part.bytes()));
+    }
+    release_tile(id, tile);
+  }
+  return whole;
+}
+
+ParameterState::GradientTarget ParameterState::tile_gradient(nn::ParamId id, int64_t tile) {
+  if (!parameters_[id].trainable) return {};
+  gradient_given(id);
+  return reducer_->target(id, tile);
+}
+
+void ParameterState::tile_gradient_complete(nn::ParamId id, int64_t tile) {
+  if (parameters_[id].trainable) reducer_->complete(id, tile);
 }
 
 void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool split) {

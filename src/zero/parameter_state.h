@@ -36,6 +36,7 @@ struct ShareOptions {
   // `most_resident`.
   int64_t resident_below = 0;
   int64_t most_resident = 0;
+  int64_t tile_elements = 0;  // of the weights of linear layers; 0: they are not tiled
   WeightGatherer::Limits gather = {};
   // Runs what may fail on one rank, and lets it fail on all.
   std::function<void(const std::function<void()>&)> together = [](const auto& body) { body(); };
@@ -68,6 +69,11 @@ class ParameterState : public nn::ParameterStore {
   Tensor gradient(nn::ParamId id) override;
   GradientTarget gradient_target(nn::ParamId id) override;
   void gradient_complete(nn::ParamId id) override;
+  const Tiling* tiling(nn::ParamId id) const override;
+  Tensor acquire_tile(nn::ParamId id, int64_t tile) override;
+  void release_tile(nn::ParamId id, int64_t tile) noexcept override;
+  GradientTarget tile_gradient(nn::ParamId id, int64_t tile) override;
+  void tile_gradient_complete(nn::ParamId id, int64_t tile) override;
   DType compute_type() const override { return compute_type_; }
 
   const FlatLayout& layout() const { return layout_; }
@@ -210,6 +216,10 @@ class ParameterState : public nn::ParameterStore {
   void zero_gradient(const OpContext& ctx, nn::ParamId id);
   bool take_empty(nn::ParamId id);
   const optim::FlatTensor& weights() const { return flat_.model ? flat_.model : flat_.masters; }
+  size_t tile_bucket(nn::ParamId id, int64_t tile) const {
+    return layout_.bucket_of(id) + static_cast<size_t>(tile);
+  }
+  Tensor whole_of_tiles(nn::ParamId id);
   Tensor owned(const optim::FlatTensor& flat, nn::ParamId id) const;
   Tensor owned(const optim::FlatTensor& flat, const Bucket& bucket) const;
   void take_reduced(const OpContext& ctx, const Bucket& bucket, const Tensor& average);

@@ -7,6 +7,7 @@
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/linear.h"
 #include "ops/norm.h"
 #include "ops/optimizer_update.h"
 #include "ops/reduce.h"
@@ -38,6 +39,39 @@ class Arguments : public ::testing::Test {
   OpContext ctx_{device_, &pool_};
   Tensor none_;
 };
+
+// Products write to, and read from, columns of a larger matrix.
+TEST_F(Arguments, LinearTakesColumns) {
+  Tensor x = zeros(kF32, {2, 3, 5}), w = zeros(kF32, {4, 5}), all = zeros(kF32, {2, 3, 9});
+  for (int64_t i = 0; i < x.elements(); ++i) x.data<float>()[i] = 0.25f * float(i % 7) - 0.5f;
+  for (int64_t i = 0; i < w.elements(); ++i) w.data<float>()[i] = 0.125f * float(i % 11) - 0.5f;
+  for (int64_t i = 0; i < all.elements(); ++i) all.data<float>()[i] = float(i);
+  Tensor dense = zeros(kF32, {2, 3, 4}), columns = all.slice(2, 3, 7);
+  ops::linear(ctx_, x, w, none_, dense);
+  ops::linear(ctx_, x, w, none_, columns);
+  for (int64_t i = 0; i < 6; ++i) {
+    for (int64_t j = 0; j < 9; ++j) {
+      const float expected =
+          j < 3 || j >= 7 ? float(i * 9 + j) : dense.data<float>()[i * 4 + j - 3];
+      EXPECT_EQ(all.data<float>()[i * 9 + j], expected) << i << ", " << j;
+    }
+  }
+  Tensor dx = zeros(kF32, {2, 3, 5}), dx_dense = zeros(kF32, {2, 3, 5});
+  ops::linear_grad_input(ctx_, columns, w, dx);
+  ops::linear_grad_input(ctx_, dense, w, dx_dense);
+  Tensor dw = zeros(kF32, {4, 5}), dw_dense = zeros(kF32, {4, 5});
+  ops::linear_grad_weight(ctx_, columns, x, dw);
+  ops::linear_grad_weight(ctx_, dense, x, dw_dense);
+  for (int64_t i = 0; i < dx.elements(); ++i) {
+    EXPECT_EQ(dx.data<float>()[i], dx_dense.data<float>()[i]);
+  }
+  for (int64_t i = 0; i < dw.elements(); ++i) {
+    EXPECT_EQ(dw.data<float>()[i], dw_dense.data<float>()[i]);
+  }
+  Tensor odd = zeros(kF32, {2, 4, 4}).slice(1, 0, 3);
+  refused({"linear: y of shape [2, 3, 4] must be contiguous, or columns of a contiguous matrix"},
+          [&] { ops::linear(ctx_, x, w, none_, odd); });
+}
 
 TEST_F(Arguments, Elementwise) {
   Tensor a = zeros(kF32, {2, 3}), b = zeros(kBf16, {2, 3}), c = zeros(kF32, {3, 2});
