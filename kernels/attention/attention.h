@@ -8,6 +8,9 @@
 // gradients rounded to bf16 and exponentials within 2^-13, fp32 as three parts without loss; sums
 // are fp32. There subnormal inputs count as 0, and an infinite fp32 input gives NaN.
 //
+// GPUs multiply 16-bit types on tensor cores, with weights and their gradients rounded to the type;
+// everything else is fp32.
+//
 // What key_mask hides may hold anything. Keys that the band or the segments alone hide must hold
 // finite numbers: they share tiles with keys that are seen, where their weight is 0.
 #pragma once
@@ -18,6 +21,7 @@
 #include "base/float16.h"
 #include "base/philox.h"
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 
 namespace ds::kernels {
 
@@ -71,10 +75,19 @@ template <class T>
 int64_t attention_workspace(const AttentionProblem& problem, int threads);
 template <class T>
 int64_t attention_backward_workspace(const AttentionProblem& problem, int threads);
+// On a GPU.
+template <class T>
+int64_t attention_workspace(const AttentionProblem& problem, const GpuStream& on);
+template <class T>
+int64_t attention_backward_workspace(const AttentionProblem& problem, const GpuStream& on);
 
 // lse [batch, heads, queries], natural logarithm, or null. T is float, bfloat16 or float16.
 template <class T>
 void attention_forward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
+                       HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
+                       float* workspace);
+template <class T>
+void attention_forward(const GpuStream& on, const AttentionProblem& problem, HeadView<const T> q,
                        HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
                        float* workspace);
 
@@ -88,6 +101,10 @@ struct AttentionGradients {
 
 template <class T>
 void attention_backward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
+                        HeadView<const T> k, HeadView<const T> v,
+                        const AttentionGradients<T>& gradients, float* workspace);
+template <class T>
+void attention_backward(const GpuStream& on, const AttentionProblem& problem, HeadView<const T> q,
                         HeadView<const T> k, HeadView<const T> v,
                         const AttentionGradients<T>& gradients, float* workspace);
 

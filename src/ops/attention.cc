@@ -73,6 +73,7 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
     DS_CHECK(p.queries == p.keys, Code::kInvalidArgument, "attention: segments need as many ",
              "queries as keys, not ", p.queries, " and ", p.keys);
     check_tensor(options.segments, "segments", DType::kInt32, Shape{p.batch, p.keys});
+    check_place(options.segments, op, "segments");
     DS_CHECK(options.segments.stride(1) == 1 || p.keys <= 1 || p.batch == 0, Code::kInvalidArgument,
              "attention: rows of segments must be dense, their stride is ",
              options.segments.stride(1));
@@ -94,12 +95,16 @@ HeadView<T> view(const Tensor& tensor) {
           tensor.stride(2)};
 }
 
+// What scratch depends on: the number of threads, or the GPU.
+inline int workers(const ThreadPool& pool) { return pool.threads(); }
+inline const kernels::GpuStream& workers(const kernels::GpuStream& stream) { return stream; }
+
 template <class T>
 void forward(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, const Tensor& k,
              const Tensor& v, const Tensor& out, float* lse) {
-  const Tensor workspace =
-      ctx.workspace(DType::kFloat32, {kernels::attention_workspace<T>(p, ctx.pool->threads())});
-  run_on_cpu(ctx, [&](auto& on) {
+  run(ctx, [&](auto& on) {
+    const Tensor workspace =
+        ctx.workspace(DType::kFloat32, {kernels::attention_workspace<T>(p, workers(on))});
     kernels::attention_forward<T>(on, p, view<const T>(q), view<const T>(k), view<const T>(v),
                                   view<T>(out), lse, workspace.data<float>());
   });
@@ -109,12 +114,12 @@ template <class T>
 void backward(const OpContext& ctx, const AttentionProblem& p, const Tensor& dout, const Tensor& q,
               const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
               const Tensor& dq, const Tensor& dk, const Tensor& dv) {
-  const Tensor workspace = ctx.workspace(
-      DType::kFloat32, {kernels::attention_backward_workspace<T>(p, ctx.pool->threads())});
   const kernels::AttentionGradients<T> gradients{view<const T>(dout), view<const T>(out),
                                                  lse.data<float>(),   view<T>(dq),
                                                  view<T>(dk),         view<T>(dv)};
-  run_on_cpu(ctx, [&](auto& on) {
+  run(ctx, [&](auto& on) {
+    const Tensor workspace =
+        ctx.workspace(DType::kFloat32, {kernels::attention_backward_workspace<T>(p, workers(on))});
     kernels::attention_backward<T>(on, p, view<const T>(q), view<const T>(k), view<const T>(v),
                                    gradients, workspace.data<float>());
   });

@@ -8,7 +8,8 @@
 // computed beside the reference. fp32 products on bf16 tiles lose no more than fp32 arithmetic
 // does. bf16 adds the rounding of the output and, in backward, that of the stored forward output,
 // from which d out . out is taken. On tiles it also rounds the weights and their gradients, 2^-8 of
-// each term at most, and takes exponentials within 2^-13, which the logarithms show.
+// each term at most, and takes exponentials within 2^-13, which the logarithms show. GPUs round
+// weights and gradients of fp16 too.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // Rows of the operator table for attention; attention_case.h has what they run and the tolerances.
 #include <memory>
 
+#include "device/cuda_device.h"
 #include "kernels/attention_case.h"
 
 namespace ds::testing {
@@ -67,9 +68,10 @@ CaseResult check_skips(const Spec& spec, const OpContext& ctx, uint64_t seed) {
 CaseResult check_memory(const OpContext& ctx, uint64_t seed) {
   const Spec spec{"memory", DType::kFloat32, 1, 1, 1, 2048, 2048, 8};
   OpContext own = ctx;
-  own.device = make_cpu_device();
+  own.device = ctx.device->kind() == DeviceKind::kCpu ? make_cpu_device() : make_cuda_device(0);
   const Inputs x = make_inputs(spec, seed);
   const Results r = run_operator(own, x);
+  own.device->default_stream().synchronize();
   const int64_t peak = own.device->account().peak(MemoryTag::kWorkspace);
   CaseResult result;
   compare(result, "row 0", r.out.slice(1, 0, 1), doubles(x.in.v.slice(1, 0, 1)), {0x1p-22});

@@ -1,0 +1,160 @@
+// Attention forward on a GPU: which kernel a problem gets.
+#include "kernels/attention/forward.cuh"
+
+namespace ds::kernels {
+namespace {
+
+using namespace cuda;
+
+// Few queries: blocks of 16 rows, all query heads of a kv head together, and the keys split.
+struct SplitPlan {
+  static constexpr int64_t kFewest = 16;
+  int64_t begin, splits, pitch;
+  explicit SplitPlan(const AttentionProblem& p) {
+    const Band band(p);
+    begin = band.first_key(0) / kSplitKeys * kSplitKeys;
+    const int64_t end = std::max(begin, band.end_key(p.queries - 1));
+    splits = std::max<int64_t>(1, divide_up(end - begin, kSplitKeys));
+    pitch = round_up(p.head_dim, 4) + 4;
+  }
+  static bool fits(const AttentionProblem& p) {
+    return p.queries <= kFewest && p.dropout == 0 && p.segments == nullptr;
+  }
+  int64_t floats(const AttentionProblem& p) const {
+    return splits > 1 ? p.batch * p.heads * p.queries * splits * pitch : 0;
+  }
+};
+
+constexpr int kJoinThreads = 128;
+
+// Joins the splits of a row in their order.
+template <class T>
+__global__ void __launch_bounds__(kJoinThreads) join_splits(Forward<T> call) {
+  __shared__ float weights[kJoinThreads], shared[kJoinThreads / kWarp];
+  const int64_t row = blockIdx.x, query = row % call.cover.queries;
+  const int64_t head = row / call.cover.queries % call.heads;
+  const int64_t b = row / call.cover.queries / call.heads;
+  const int thread = static_cast<int>(threadIdx.x);
+  const float* const from = call.partials + row * call.splits * call.pitch;
+  const auto stats = [&](int64_t split) {
+    return load_pack<float, 2>(from + (split + 1) * call.pitch - 2);
+  };
+  float top = kLowest;
+  for (int64_t split = thread; split < call.splits; split += kJoinThreads) {
+    top = fmaxf(top, stats(split).at[0]);
+  }
+  top = warp_max(top);
+  if (thread % kWarp == 0) shared[thread / kWarp] = top;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kJoinThreads / kWarp; ++i) top = fmaxf(top, shared[i]);
+  const float reference = top == kLowest ? 0.0f : top;
+  float sum = 0, values[2] = {};
+  for (int64_t first = 0; first < call.splits; first += kJoinThreads) {
+    __syncthreads();
+    weights[thread] = 0;
+    if (first + thread < call.splits) {
+      const Pack<float, 2> mine = stats(first + thread);
+      weights[thread] = exp2f(mine.at[0] - reference);
+      sum += mine.at[1] * weights[thread];
+    }
+    __syncthreads();
+    const int64_t left = call.splits - first;
+    const int count = static_cast<int>(left < kJoinThreads ? left : kJoinThreads);
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        const int column = part * kJoinThreads + thread;
+        if (column < call.dim) {
+          values[part] = fmaf(weights[i], from[(first + i) * call.pitch + column], values[part]);
+        }
+      }
+    }
+  }
+  sum = block_sum(sum, shared);
+  T* const to = call.out.at(b, query, head);
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    const int column = part * kJoinThreads + thread;
+    if (column < call.dim) to[column] = narrow<T>(sum == 0 ? 0.0f : values[part] / sum);
+  }
+  if (call.lse != nullptr && thread == 0) {
+    call.lse[row] = sum == 0 ? kLowest : (top + (log2f(sum) - kLift<T>)) * kLogOf2;
+  }
+}
+
+template <class Tile, bool kSplit, class T>
+void launch_tiles(Forward<T>& call, const AttentionProblem& p, const GpuStream& on) {
+  const int64_t rows = kSplit ? p.queries * call.group : p.queries;
+  call.tiles = divide_up(rows, Tile::kOwn);
+  const int64_t parts = p.batch * (kSplit ? p.kv_heads : p.heads);
+  launch(on, "attention", &attend<Tile, kSplit, T>,
+         {parts * call.tiles * call.splits, Tile::kThreads, Tile::shared(1)}, call);
+}
+
+template <int kDim, class T>
+void launch_forward(Forward<T>& call, const AttentionProblem& p, const GpuStream& on) {
+  if (SplitPlan::fits(p)) {
+    launch_tiles<Tiling<T, kDim, 32, 1, 1>, true>(call, p, on);
+    if (call.partials != nullptr) {
+      launch(on, "attention", &join_splits<T>, {p.batch * p.heads * p.queries, kJoinThreads}, call);
+    }
+  } else if constexpr (sizeof(T) == 4) {
+    launch_tiles<Tiling<T, kDim, kDim == 64 ? 64 : 32, 1, 4>, false>(call, p, on);
+  } else if constexpr (kDim == 256) {
+    launch_tiles<Tiling<T, kDim, 32, 1, 8>, false>(call, p, on);
+  } else {
+    // More keys at once would not fit the registers with wide heads.
+    launch_tiles<Tiling<T, kDim, kDim == 64 ? 64 : 32, 2, 4>, false>(call, p, on);
+  }
+}
+
+}  // namespace
+
+template <class T>
+int64_t attention_workspace(const AttentionProblem& p, const GpuStream&) {
+  return unit_floats(p) + (SplitPlan::fits(p) ? SplitPlan(p).floats(p) : 0);
+}
+
+template <class T>
+void attention_forward(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
+                       HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
+                       float* workspace) {
+  Forward<T> call(p);
+  call.q = Rows<const T>(q);
+  call.k = Rows<const T>(k);
+  call.v = Rows<const T>(v);
+  call.out = Rows<T>(out);
+  call.lse = lse;
+  call.cover = make_cover(p, workspace, on);
+  if (SplitPlan::fits(p)) {
+    const SplitPlan plan(p);
+    call.split_begin = static_cast<int>(plan.begin);
+    call.splits = plan.splits;
+    call.pitch = plan.pitch;
+    if (plan.splits > 1) call.partials = workspace + unit_floats(p);
+  }
+  if (p.head_dim <= 64) {
+    launch_forward<64>(call, p, on);
+  } else if (p.head_dim <= 128) {
+    launch_forward<128>(call, p, on);
+  } else {
+    launch_forward<256>(call, p, on);
+  }
+}
+
+template int64_t attention_workspace<float>(const AttentionProblem&, const GpuStream&);
+template int64_t attention_workspace<bfloat16>(const AttentionProblem&, const GpuStream&);
+template int64_t attention_workspace<float16>(const AttentionProblem&, const GpuStream&);
+template void attention_forward(const GpuStream&, const AttentionProblem&, HeadView<const float>,
+                                HeadView<const float>, HeadView<const float>, HeadView<float>,
+                                float*, float*);
+template void attention_forward(const GpuStream&, const AttentionProblem&, HeadView<const bfloat16>,
+                                HeadView<const bfloat16>, HeadView<const bfloat16>,
+                                HeadView<bfloat16>, float*, float*);
+template void attention_forward(const GpuStream&, const AttentionProblem&, HeadView<const float16>,
+                                HeadView<const float16>, HeadView<const float16>, HeadView<float16>,
+                                float*, float*);
+
+}  // namespace ds::kernels
