@@ -119,6 +119,20 @@ struct UpdateHyper {
 // What a rule needs, worked out in double. kLambApply's step_size lacks the trust ratio;
 // kMuonMomentum needs no more than beta1 and grad_scale.
 UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper);
+// The same for kLambApply of tensors that have all but their trust ratio in common.
+class LambConstants {
+ public:
+  explicit LambConstants(const UpdateHyper& hyper);
+  UpdateConstants with(double ratio) const {
+    UpdateConstants c = common_;
+    c.step_size = static_cast<float>(rate_ * ratio * root_ / first_);
+    return c;
+  }
+
+ private:
+  UpdateConstants common_;
+  double rate_, root_, first_;  // step_size is rate_ * root_ / first_
+};
 // ‖p‖ / ‖u‖ within the bounds, from sums of squares; 1 when either is zero.
 double lamb_ratio(const UpdateHyper& hyper, double weight_squares, double update_squares);
 

@@ -12,6 +12,10 @@ double one_minus_power(double beta, int64_t t) {
   return beta == 0 ? 1.0 : -std::expm1(static_cast<double>(t) * std::log(beta));
 }
 
+double bias_correction(const UpdateHyper& hyper, double beta) {
+  return hyper.bias_correction ? one_minus_power(beta, hyper.step) : 1.0;
+}
+
 }  // namespace
 
 UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
@@ -23,8 +27,8 @@ UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
   c.beta2_rest = static_cast<float>(1 - hyper.beta2);
   c.eps = static_cast<float>(hyper.eps);
   c.step_size = static_cast<float>(hyper.lr);
-  const double c1 = hyper.bias_correction ? one_minus_power(hyper.beta1, hyper.step) : 1.0;
-  const double c2 = hyper.bias_correction ? one_minus_power(hyper.beta2, hyper.step) : 1.0;
+  const double c1 = bias_correction(hyper, hyper.beta1);
+  const double c2 = bias_correction(hyper, hyper.beta2);
   const auto coupled = static_cast<float>(hyper.weight_decay);
   const auto decoupled = static_cast<float>(hyper.lr * hyper.weight_decay);
   switch (rule) {
@@ -62,6 +66,12 @@ UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
   }
   return c;
 }
+
+LambConstants::LambConstants(const UpdateHyper& hyper)
+    : common_(update_constants(UpdateRule::kLambApply, hyper)),
+      rate_(hyper.lr),
+      root_(std::sqrt(bias_correction(hyper, hyper.beta2))),
+      first_(bias_correction(hyper, hyper.beta1)) {}
 
 double lamb_ratio(const UpdateHyper& hyper, double weight_squares, double update_squares) {
   if (!(weight_squares > 0 && update_squares > 0)) return 1;

@@ -380,22 +380,23 @@ class Planner {
   void add_optimizer(Json& out) const {
     if (stage_ == 0) return;
     const OptimizerConfig optimizer = config_.optimizer.value_or(OptimizerConfig{});
-    int64_t trainable = 0;
     std::vector<nn::ParamId> ids;
     std::vector<optim::TensorPlace> places;
     for (const nn::ParamId id : layout_->order()) {
       const nn::Parameter& p = shapes_.parameters[id];
       if (!p.trainable) continue;
-      ++trainable;
       ids.push_back(id);
       places.push_back({p.name, p.shape});
     }
+    const zero::RankPeers peers(*layout_, std::move(ids), nullptr, nullptr);
     if (optimizer.type == OptimizerType::kLamb) {
+      int64_t cut = 0;
+      for (size_t i = 0; i < places.size(); ++i) cut += optim::is_cut(peers, i) ? 1 : 0;
+      if (cut == 0) return;
       Traffic norms;
-      add_sums(norms, 2 * trainable * ExactSum::kWords, DType::kInt64, 1, shard_);
+      add_sums(norms, 2 * cut * ExactSum::kWords, DType::kInt64, 1, shard_);
       out.push_back(described("all_reduce", "norms of tensors", norms));
     } else if (optimizer.type == OptimizerType::kMuon) {
-      const zero::RankPeers peers(*layout_, std::move(ids), nullptr, nullptr);
       Traffic matrices;
       for (const optim::MuonRound& round : optim::muon_rounds(places, peers)) {
         int64_t elements = 0, sent = 0;

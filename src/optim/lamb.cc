@@ -1,5 +1,8 @@
 // LAMB (You et al., arXiv:1904.00962) in DeepSpeed's fused form: two passes, the first one for the
 // moments and the norms of every tensor, the second one for the update with its trust ratio.
+//
+// There may be very many tensors. What is per tensor is therefore small: constants are worked out
+// once per group, and norms travel for those tensors alone that ranks share.
 #include <algorithm>
 
 #include "optim/flat_optimizer.h"
@@ -15,66 +18,117 @@ class Lamb : public FlatOptimizer {
     }
     StateSpace::Options options;
     options.states = {{"exp_avg", true}, {"exp_avg_sq", false}};
-    options.key = [](size_t tensor) { return static_cast<int64_t>(tensor); };
-    options.joins = false;
     add_space(make_space(std::move(options)));
+    for (const StateRun& run : space(0).runs()) {
+      norms_.resize(std::max(norms_.size(), 2 * run.pieces.size()));
+    }
+    if (!peers()) return;
+    for (size_t i = 0; i < places().size(); ++i) {
+      if (is_cut(*peers(), i)) cut_.push_back(i);
+    }
+    words_.resize(2 * cut_.size() * ExactSum::kWords);
   }
 
   std::span<const double> trust_ratios() const override { return ratios_; }
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
     begin_step(step, tensors);
-    std::vector<kernels::UpdateConstants> all;
-    for (const TensorPlace& one : places()) {
-      all.push_back(kernels::update_constants(kernels::UpdateRule::kLambMoments, hyper(step, one)));
-    }
-    std::vector<ExactSum> squares(2 * places().size());  // of weights and updates, by tensor
+    const std::vector<kernels::UpdateConstants> moments =
+        constants(kernels::UpdateRule::kLambMoments, step, rate_of(step));
+    std::fill(words_.begin(), words_.end(), 0);
     for (const StateRun& run : space(0).runs()) {
-      ops::UpdateTensors part = space(0).slices(run, tensors);
-      std::vector<ExactSum> norms(2 * run.pieces.size());
-      ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments, run.work(all, norms), part);
-      for (size_t i = 0; i < norms.size(); ++i) {
-        squares[2 * static_cast<size_t>(run.pieces[i / 2].hyper) + i % 2].add(norms[i]);
+      constants_.clear();
+      for (const size_t tensor : run.tensors) {
+        constants_.push_back(moments[static_cast<size_t>(hyper_key(place(tensor)))]);
       }
-    }
-    sum_over_ranks(squares);
-    for (size_t tensor = 0; tensor < places().size(); ++tensor) {
-      kernels::UpdateHyper with_ratio = hyper(step, place(tensor));
-      ratios_[tensor] = kernels::lamb_ratio(with_ratio, squares[2 * tensor].value(),
-                                            squares[2 * tensor + 1].value());
-      with_ratio.lr *= ratios_[tensor];
-      all[tensor] = kernels::update_constants(kernels::UpdateRule::kLambApply, with_ratio);
-    }
-    for (const StateRun& run : space(0).runs()) {
+      const std::span<ExactSum> norms = std::span(norms_).first(2 * run.pieces.size());
+      std::fill(norms.begin(), norms.end(), ExactSum());
       ops::UpdateTensors part = space(0).slices(run, tensors);
-      ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, run.work(all), part);
+      ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments, run.work(constants_, norms),
+                            part);
+      take_norms(run, norms);
+    }
+    share_norms();
+    const std::vector<kernels::LambConstants> apply = apply_constants(step);
+    for (const StateRun& run : space(0).runs()) {
+      constants_.clear();
+      for (const size_t tensor : run.tensors) {
+        const kernels::LambConstants& common = apply[static_cast<size_t>(hyper_key(place(tensor)))];
+        constants_.push_back(common.with(ratios_[tensor]));
+      }
+      ops::UpdateTensors part = space(0).slices(run, tensors);
+      ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, run.work(constants_), part);
     }
     ++steps_;
   }
 
  private:
-  kernels::UpdateHyper hyper(const UpdateStep& step, const TensorPlace& one) const {
-    const auto index = static_cast<size_t>(one.group);
-    return hyper_of(step, index, step.rates[index], one.decays);
+  static std::function<double(size_t)> rate_of(const UpdateStep& step) {
+    return [&step](size_t group) { return step.rates[group]; };
   }
 
-  // Sums are exact, so that the ratios do not depend on how tensors are cut.
-  void sum_over_ranks(std::vector<ExactSum>& sums) const {
-    if (!peers()) return;
-    std::vector<int64_t> words;
-    words.reserve(sums.size() * ExactSum::kWords);
-    for (const ExactSum& sum : sums) {
-      words.insert(words.end(), sum.words().begin(), sum.words().end());
+  // By hyper_key.
+  std::vector<kernels::LambConstants> apply_constants(const UpdateStep& step) const {
+    std::vector<kernels::LambConstants> out;
+    for (size_t i = 0; i < group_count(); ++i) {
+      for (const bool decays : {false, true}) {
+        out.emplace_back(hyper_of(step, i, step.rates[i], decays));
+      }
     }
-    peers()->sum(words);
-    auto from = words.begin();
-    for (ExactSum& sum : sums) {
+    return out;
+  }
+
+  // The norms of a run's pieces, two each: ratios of what this rank owns wholly, and words of the
+  // rest.
+  void take_norms(const StateRun& run, std::span<ExactSum> norms) {
+    for (size_t i = 0; i < run.pieces.size();) {
+      const int64_t number = run.pieces[i].hyper;
+      ExactSum &weights = norms[2 * i], &updates = norms[2 * i + 1];
+      for (++i; i < run.pieces.size() && run.pieces[i].hyper == number; ++i) {
+        weights.add(norms[2 * i]);
+        updates.add(norms[2 * i + 1]);
+      }
+      const size_t tensor = run.tensors[static_cast<size_t>(number)];
+      if (wholly_owned(place(tensor))) {
+        find_ratio(tensor, weights, updates);
+        continue;
+      }
+      const auto found = std::lower_bound(cut_.begin(), cut_.end(), tensor) - cut_.begin();
+      auto to = words_.begin() + found * 2 * ExactSum::kWords;
+      to = std::copy(weights.words().begin(), weights.words().end(), to);
+      std::copy(updates.words().begin(), updates.words().end(), to);
+    }
+  }
+
+  // Sums are exact, so that ratios do not depend on how tensors are cut.
+  void share_norms() {
+    if (cut_.empty()) return;
+    peers()->sum(words_);
+    auto from = words_.begin();
+    const auto next = [&] {
+      ExactSum sum;
       std::copy_n(from, ExactSum::kWords, sum.words().begin());
       from += ExactSum::kWords;
+      return sum;
+    };
+    for (const size_t tensor : cut_) {
+      const ExactSum weights = next(), updates = next();
+      find_ratio(tensor, weights, updates);
     }
   }
 
-  std::vector<double> ratios_;
+  void find_ratio(size_t tensor, const ExactSum& weights, const ExactSum& updates) {
+    const OptimizerConfig& config = group(place(tensor).group);
+    ratios_[tensor] =
+        kernels::lamb_ratio({.min_coeff = config.min_coeff, .max_coeff = config.max_coeff},
+                            weights.value(), updates.value());
+  }
+
+  std::vector<double> ratios_;   // by tensor
+  std::vector<size_t> cut_;      // tensors that several ranks share, in their order
+  std::vector<int64_t> words_;   // two sums of each of them
+  std::vector<ExactSum> norms_;  // of a run
+  std::vector<kernels::UpdateConstants> constants_;
 };
 
 }  // namespace

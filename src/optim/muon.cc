@@ -56,7 +56,7 @@ class Muon : public FlatOptimizer {
       for (const StateRun& run : space(0).runs()) {
         const Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
         find_direction(ctx, step, run, tensors, direction);
-        orthogonalise_stack(ctx, place(run.place), direction);
+        orthogonalise_stack(ctx, place(run.tensors.front()), direction);
         apply(ctx, step, run, tensors, direction);
       }
     }
@@ -89,7 +89,7 @@ class Muon : public FlatOptimizer {
     first.grad = part.grad;
     first.states[0] = part.states[0];
     kernels::UpdateHyper hyper;
-    hyper.beta1 = step.beta1.value_or(group(place(run.place).group).momentum);
+    hyper.beta1 = step.beta1.value_or(group(place(run.tensors.front()).group).momentum);
     hyper.grad_scale = step.grad_scale;
     update(ctx, kernels::UpdateRule::kMuonMomentum, hyper, 0, run, first);
   }
@@ -106,7 +106,7 @@ class Muon : public FlatOptimizer {
 
   void apply(const OpContext& ctx, const UpdateStep& step, const StateRun& run,
              FlatTensors& tensors, const Tensor& direction) const {
-    const TensorPlace& one = place(run.place);
+    const TensorPlace& one = place(run.tensors.front());
     const Shape stack = muon_stack(one.shape);
     const double lr = step.rates[2 * static_cast<size_t>(one.group)];
     const double shape_factor =
@@ -127,7 +127,7 @@ class Muon : public FlatOptimizer {
     const Tensor own = ctx.workspace(DType::kFloat32, {total_of(round.sent)});
     const Tensor gathered = ctx.workspace(DType::kFloat32, {total_of(round.received)});
     std::vector<const StateRun*> run_of(places().size());
-    for (const StateRun& run : space(0).runs()) run_of[run.place] = &run;
+    for (const StateRun& run : space(0).runs()) run_of[run.tensors.front()] = &run;
     const auto for_own = [&](const auto& body) {  // in the order in which parts are sent
       int64_t at = 0;
       for (const size_t tensor : round.tensors) {

@@ -88,7 +88,7 @@ class Optimizer {
   virtual void write_state_range(size_t tensor, const std::string& state, int64_t begin,
                                  int64_t end, const float* values) = 0;
 
-  // LAMB: by tensor, of the last update; empty for the others.
+  // LAMB: by tensor, of the last update, where this rank owns a part of it; empty for the others.
   virtual std::span<const double> trust_ratios() const { return {}; }
 
  protected:

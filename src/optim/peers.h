@@ -33,4 +33,14 @@ class Peers {
                         const Tensor& sent, std::span<const int64_t> sent_counts) = 0;
 };
 
+// Whether several ranks own parts of a tensor; every rank says the same.
+inline bool is_cut(const Peers& peers, size_t tensor) {
+  int owners = 0;
+  for (int rank = 0; rank < peers.size(); ++rank) {
+    const OwnedRange part = peers.part(tensor, rank);
+    owners += part.begin < part.end ? 1 : 0;
+  }
+  return owners > 1;
+}
+
 }  // namespace ds::optim

@@ -66,13 +66,14 @@ StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> plac
                          place.flat - runs_.back().flat == from - runs_.back().begin;
     if (!next_to || options.run_per_tensor) {
       close_run();
-      runs_.push_back({from, to, place.flat, elements, index, {}, {}, {}});
+      runs_.push_back({from, to, place.flat, elements, {}, {}, {}, {}});
     }
     StateRun& run = runs_.back();
     run.end = to;
     offsets_[index] = run.offset + from - run.begin;
-    const int64_t key = options.key(index);
-    if (options.joins && !segments.empty() && segments.back().hyper == key) {
+    const int64_t key = options.key ? options.key(index) : std::ssize(run.tensors);
+    run.tensors.push_back(index);
+    if (!segments.empty() && segments.back().hyper == key) {
       segments.back().end = to - run.begin;
     } else {
       segments.push_back({from - run.begin, to - run.begin, key});

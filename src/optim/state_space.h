@@ -24,7 +24,7 @@ struct StateRun {
   int64_t end = 0;
   int64_t flat = 0;    // of `begin` in the flat space
   int64_t offset = 0;  // of `begin` in the state arrays, a multiple of kernels::kStateBlock
-  size_t place = 0;    // the first tensor in it
+  std::vector<size_t> tensors;               // in their order
   std::vector<kernels::UpdatePiece> pieces;  // relative to begin
   std::vector<int64_t> first;                // piece of each chunk, and one beyond
   ops::UpdateTables tables;                  // the same on a GPU
@@ -44,9 +44,9 @@ class StateSpace {
     // Tensors that take part, all when empty.
     std::function<bool(const TensorPlace&)> member;
     bool run_per_tensor = false;
-    // Pieces with equal keys are alike; neighbours are joined unless `joins` is false.
+    // Pieces with equal keys are alike, and neighbours are joined. Without a function every tensor
+    // has its own pieces, with its number in StateRun::tensors.
     std::function<int64_t(size_t place)> key;
-    bool joins = true;
   };
 
   // What is owned of the members.

@@ -1,6 +1,10 @@
 // Types of gradients, masters and states, thread counts, and parts of the flat space.
+#include <barrier>
 #include <functional>
+#include <mutex>
+#include <thread>
 
+#include "base/exact_sum.h"
 #include "base/pattern.h"
 #include "optim/groups.h"
 #include "unit/optim/optim_world.h"
@@ -280,6 +284,101 @@ TEST(Storage, PartsOfTheSpaceAddUp) {
               Code::kUnsupported);
     EXPECT_EQ(high->owned(0).begin, high->owned(0).end);
     EXPECT_EQ(high->states(0), low->states(0));
+  }
+}
+
+// Owners of parts as threads that meet for every sum.
+class ThreadPeers : public Peers {
+ public:
+  struct Shared {
+    explicit Shared(int size) : meeting(size) {}
+    std::barrier<> meeting;
+    std::vector<int64_t> sums;
+    std::mutex mutex;
+  };
+  ThreadPeers(int rank, std::vector<std::vector<TensorPlace>> places, Shared& shared)
+      : rank_(rank), places_(std::move(places)), shared_(shared) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(std::ssize(places_)); }
+  OwnedRange part(size_t tensor, int rank) const override {
+    const TensorPlace& place = places_[static_cast<size_t>(rank)][tensor];
+    return {place.first, place.first + place.end - place.begin};
+  }
+  void sum(std::span<int64_t> words) override {
+    {
+      const std::lock_guard lock(shared_.mutex);
+      shared_.sums.resize(words.size());
+      for (size_t i = 0; i < words.size(); ++i) shared_.sums[i] += words[i];
+    }
+    shared_.meeting.arrive_and_wait();
+    std::copy(shared_.sums.begin(), shared_.sums.end(), words.begin());
+    shared_.meeting.arrive_and_wait();
+    if (rank_ == 0) shared_.sums.assign(words.size(), 0);
+    shared_.meeting.arrive_and_wait();
+  }
+  void exchange(const Tensor&, std::span<const int64_t>, const Tensor&,
+                std::span<const int64_t>) override {
+    FAIL() << "nothing but sums is needed";
+  }
+
+ private:
+  const int rank_;
+  const std::vector<std::vector<TensorPlace>> places_;
+  Shared& shared_;
+};
+
+// LAMB with tensors that are cut: the bits of one owner, and the others' ratios. Norms of cut
+// tensors travel, and no others, however many there are.
+TEST(Storage, LambSharesNormsOfCutTensorsAlone) {
+  SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed()));
+  const OptimizerConfig config = parse_optimizer(
+      R"({"type": "Lamb", "params": {"weight_decay": 0.01}, "param_groups": [
+          {"name": "a", "lr": 5e-3, "betas": [0.8, 0.9]}]})");
+  WorldOptions options;
+  options.seed = test_seed();
+  std::vector<Shape> shapes(300, Shape{40});
+  for (size_t i = 0; i < shapes.size(); i += 25) shapes[i] = {33000 + static_cast<int64_t>(i)};
+  const std::vector<TensorPlace> whole = make_places(shapes, 2);
+  World alone(whole, options), together(whole, options);
+  const auto one = alone.optimizer(config);
+  const int64_t n = span_of(whole);
+  const std::vector<int64_t> ends = {0, n / 96 * 32, n / 96 * 32, n / 48 * 32, n};
+  std::vector<std::vector<TensorPlace>> places;
+  for (size_t i = 0; i + 1 < ends.size(); ++i) {
+    places.push_back(owned_places(whole, ends[i], ends[i + 1]));
+  }
+  ThreadPeers::Shared shared(static_cast<int>(places.size()));
+  std::vector<std::shared_ptr<Peers>> peers;
+  std::vector<std::unique_ptr<Optimizer>> owners;
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    peers.push_back(std::make_shared<ThreadPeers>(static_cast<int>(rank), places, shared));
+    owners.push_back(make_optimizer(config, places[rank], together.ctx().device, peers.back()));
+  }
+  size_t cut = 0;
+  for (size_t i = 0; i < whole.size(); ++i) cut += is_cut(*peers[0], i) ? 1 : 0;
+  EXPECT_LE(cut, 2u);
+  for (int t = 0; t < 4; ++t) {
+    alone.next_gradients();
+    together.next_gradients();
+    one->step(alone.ctx(), alone.step_of(*one, 0.5f), alone.flat());
+    std::vector<std::thread> threads;
+    for (const auto& owner : owners) {
+      threads.emplace_back([&] {
+        ThreadPool pool(1);
+        FlatTensors flat = together.flat();
+        owner->step({together.ctx().device, &pool}, together.step_of(*owner, 0.5f), flat);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(shared.sums.size(), cut * 2 * ExactSum::kWords);
+  }
+  EXPECT_EQ(together.master_bits(), alone.master_bits());
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    for (size_t i = 0; i < whole.size(); ++i) {
+      if (places[rank][i].begin == places[rank][i].end) continue;
+      EXPECT_EQ(owners[rank]->trust_ratios()[i], one->trust_ratios()[i]) << rank << " " << i;
+    }
   }
 }
 
