@@ -948,7 +948,8 @@ DS_API ds_status ds_engine_gather_parameters(ds_engine* engine, const int64_t* i
  * Ends the scope of parameters: what process `modifier_rank` has in its tensors becomes their value
  * in every process. Every process calls it.
  * @param modifier_rank  -1: all changes are dropped
- * Blocks: yes. Errors: DS_ERR_STATE (not gathered), DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.4.
+ * Blocks: yes. Errors: DS_ERR_STATE (not gathered; -1 and changed, with enable_sanity_checks: the
+ * scope stays), DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.4.
  */
 DS_API ds_status ds_engine_scatter_parameters(ds_engine* engine, const int64_t* indices,
                                               int64_t count, int32_t modifier_rank);

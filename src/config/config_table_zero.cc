@@ -180,7 +180,7 @@ std::vector<Key> stage3_rows() {
            "Log a warning when weights are fetched in another order than in the pass before."),
       flag("enable_sanity_checks", false,
            "After every update, compare whole weights between ranks, and weights in pieces with "
-           "their masters."),
+           "their masters. Refuse to drop changes of gathered parameters."),
       flag("save_muon_momentum_buffer_in_memory", false,
            "Keep Muon's momentum whole. It is never gathered: directions are."),
   };

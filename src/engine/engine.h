@@ -151,6 +151,7 @@ class Engine {
   void reduce_what_is_open();
   std::vector<nn::ParamId> parameter_ids(std::span<const int64_t> indices, const char* what) const;
   void check_nothing_held(const char* what) const;
+  void check_unchanged(std::span<const nn::ParamId> ids);
   void let_go();
   nn::ParamId trainable(const std::string& name) const;
   void write_metrics(const StepReport& report);
@@ -217,9 +218,10 @@ class Engine {
     std::vector<nn::ParamId> ids;
   };
   std::vector<OwnUse> own_uses_, last_own_uses_;
-  std::vector<int> fetched_;      // by parameter: not released so many times yet
-  int64_t fetched_count_ = 0;     // in all
-  std::vector<Tensor> gathered_;  // by parameter, while it is; none else
+  std::vector<int> fetched_;             // by parameter: not released so many times yet
+  int64_t fetched_count_ = 0;            // in all
+  std::vector<Tensor> gathered_;         // by parameter, while it is; none else
+  std::vector<uint64_t> gathered_sums_;  // their checksums, with enable_sanity_checks
   int64_t gathered_count_ = 0;
   bool pass_open_ = false;  // of the caller's fetches
 };

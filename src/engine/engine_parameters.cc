@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/checksum.h"
+#include "engine/agreement.h"
 #include "engine/engine.h"
 #include "ops/elementwise.h"
 
@@ -11,6 +13,10 @@ namespace {
 
 constexpr std::string_view kParameterValues = "parameter";
 constexpr std::string_view kGradientValues = "gradient";
+
+uint64_t checksum(const Tensor& x) {
+  return xxh3_64({static_cast<const std::byte*>(x.raw()), static_cast<size_t>(x.bytes())});
+}
 
 }  // namespace
 
@@ -116,10 +122,29 @@ std::vector<Tensor> Engine::gather_parameters(std::span<const int64_t> indices) 
     if (copy.bytes() > 0) std::memcpy(copy.raw(), value.raw(), static_cast<size_t>(copy.bytes()));
     out.push_back(std::move(copy));
   }
-  for (size_t i = 0; i < ids.size(); ++i) gathered_[static_cast<size_t>(ids[i])] = out[i];
+  gathered_sums_.resize(gathered_.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const auto id = static_cast<size_t>(ids[i]);
+    gathered_[id] = out[i];
+    if (config_.zero.sanity_checks) gathered_sums_[id] = checksum(out[i]);
+  }
   gathered_count_ += std::ssize(ids);
   if (gathered_count_ > 0) model_->set_step_open(true);
   return out;
+}
+
+// With enable_sanity_checks: a scope without a modifier has nothing to drop.
+void Engine::check_unchanged(std::span<const nn::ParamId> ids) {
+  if (!config_.zero.sanity_checks) return;
+  agree(context(), *comm_, "ending a gather", [&] {
+    for (const nn::ParamId id : ids) {
+      const auto i = static_cast<size_t>(id);
+      DS_CHECK(checksum(gathered_[i]) == gathered_sums_[i], Code::kState, "parameter ",
+               printable(model_->parameters()[id].name), " was changed on rank ", comm_->rank(),
+               " while it was gathered, and without a modifier_rank the change is dropped; give "
+               "the rank whose values count, or change nothing");
+    }
+  });
 }
 
 void Engine::scatter_parameters(std::span<const int64_t> indices, int modifier) {
@@ -134,6 +159,7 @@ void Engine::scatter_parameters(std::span<const int64_t> indices, int modifier) 
     seen[i] = true;
   }
   const models::Model::Use use(*model_);
+  if (modifier < 0) check_unchanged(ids);
   for (const nn::ParamId id : ids) {
     Tensor& value = gathered_[static_cast<size_t>(id)];
     if (modifier >= 0) {

@@ -92,6 +92,41 @@ TEST(Gather, ChangesWithoutModifierAreDropped) {
   }
 }
 
+// With sanity checks such a scope does not end: it says which tensor, on every rank.
+TEST(Gather, DroppedChangesAreNamedWhenAskedFor) {
+  for (const int stage : {0, 2, 3}) {
+    SCOPED_TRACE(str_cat("stage ", stage));
+    const OwnJob job{3, own_config(stage, {{"enable_sanity_checks", true}})};
+    run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
+      Engine engine(dump_json(job.config), own_model(job), comm);
+      const std::vector<float> before = all_weights(engine);
+      const int64_t ids[] = {4, 0, 7};
+      // What is read, or written back, is fine.
+      std::vector<Tensor> values = engine.gather_parameters(ids);
+      values[2].data<float>()[3] += 1;
+      values[2].data<float>()[3] -= 1;
+      values[2].data<float>()[3] = noise(7, 3);
+      engine.scatter_parameters(ids, -1);
+      values = engine.gather_parameters(ids);
+      if (comm->rank() == 1) values[2].data<float>()[5] += 1;
+      const std::string text = error_of(Code::kState, [&] { engine.scatter_parameters(ids, -1); });
+      EXPECT_THAT(text, HasSubstr("layer3.bias was changed on rank 1"));
+      EXPECT_THAT(text, HasSubstr("modifier_rank"));
+      // The scope is as it was, and can end in another way.
+      engine.scatter_parameters(ids, 1);
+      std::vector<float> wanted = before;
+      size_t at = 0;
+      for (nn::ParamId id = 0; id < 7; ++id) {
+        at += static_cast<size_t>(engine.model()->parameters()[id].shape.elements());
+      }
+      wanted[at + 5] += 1;
+      EXPECT_TRUE(same_bits(all_weights(engine), wanted));
+      run_own_batch(engine, job, comm->rank(), 0);
+      EXPECT_TRUE(engine.step().applied);
+    });
+  }
+}
+
 TEST(Gather, WrongUseIsRefused) {
   const Json more = {{"gradient_accumulation_steps", 2}};
   const OwnJob job{2, own_config(3, Json::object(), more)};
