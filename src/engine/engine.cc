@@ -392,7 +392,7 @@ StepReport Engine::apply_update() {
   if (config_.zero.sanity_checks && outcome.applied) {
     agree(ctx, *comm_, "checking the weights", [&] { model_->state().check_weights(ctx); });
   }
-  if (!outcome.applied) model_->state().gradients_overflowed();
+  if (!outcome.applied) model_->state().drop_rounding_errors();
 
   StepReport report;
   report.applied = outcome.applied;

@@ -399,6 +399,7 @@ void Engine::restore(CheckpointReader reader) {
   for (nn::ParamId id = 0; restored.accumulated > 0 && id < parameters.size(); ++id) {
     state.gradient_given(id);
   }
+  state.drop_rounding_errors();
   state.masters_changed(ctx);
   if (restored.seed != static_cast<int64_t>(config_.seed)) {
     log_warning("engine", "the checkpoint was trained with seed ", restored.seed,

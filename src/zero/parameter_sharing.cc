@@ -333,7 +333,7 @@ void ParameterState::set_loss_scale(double scale) {
   if (reducer_ && reducer_->quantized()) reducer_->quantized()->set_loss_scale(scale);
 }
 
-void ParameterState::gradients_overflowed() {
+void ParameterState::drop_rounding_errors() {
   if (reducer_ && reducer_->quantized()) reducer_->quantized()->drop_errors();
 }
 

@@ -124,7 +124,8 @@ class ParameterState : public nn::ParameterStore {
   void reduce_replicas();
   // Gradients are multiplied by this from now on, and those of the last step overflowed.
   void set_loss_scale(double scale);
-  void gradients_overflowed();
+  // What their roundings lost does not count any more.
+  void drop_rounding_errors();
 
   // fp32, bf16 or fp16; the lower types keep a rounded copy of the masters. With `split` (bf16
   // only) the copy and the bits that it lacks take the masters' place. Needs no open guard.

@@ -36,7 +36,7 @@ class QuantizedReduce {
 
   // Gradients are scaled by so much from now on: kept errors follow.
   void set_loss_scale(double scale);
-  // Gradients overflowed: kept errors do not count.
+  // Kept errors do not count any more: gradients overflowed, or weights were loaded.
   void drop_errors();
 
  private:

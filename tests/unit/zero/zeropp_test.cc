@@ -265,6 +265,38 @@ TEST(QuantizedGradients, KeptErrorsComeLater) {
   EXPECT_NEAR(lost_of({{"err_beta", 0.0}, {"reset_T", 1}}, 16), alone, 1e-6);
 }
 
+// Checkpoints do not hold kept errors: they begin again at zero, in a fresh engine and in one that
+// has some.
+TEST(QuantizedGradients, AResumeBeginsWithoutErrors) {
+  const Json zero = {{"zero_quantized_gradients", true},
+                     {"zeropp_loco_param", {{"err_beta", 0.2}}},
+                     {"reduce_bucket_size", 20000}};
+  const Job run{4, zero_config(3, zero)};
+  const Folder folder;
+  run_ranks(
+      4,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        const auto train_on = [](Engine& engine) {
+          for (int i = 0; i < 3; ++i) engine.train_batch();
+          return all_weights(engine);
+        };
+        auto engine = make_rank_engine(run, comm);
+        train_on(*engine);
+        engine->save(folder.path(), "three");
+        const std::vector<float> saved = all_weights(*engine), plain = train_on(*engine);
+        engine->load(folder.path(), "three");
+        EXPECT_TRUE(same_bits(all_weights(*engine), saved));
+        const std::vector<float> again = train_on(*engine);
+        auto fresh = make_rank_engine(run, comm);
+        fresh->load(folder.path(), "three");
+        EXPECT_TRUE(same_bits(train_on(*fresh), again));
+        // The uninterrupted run had errors to send: near, and not the same.
+        EXPECT_FALSE(same_bits(again, plain));
+        EXPECT_LT(largest_difference(again, plain), 5 * largest_difference(plain, saved));
+      },
+      two_nodes());
+}
+
 TEST(QuantizedGradients, OverflowIsSeenByAll) {
   const Json zero = {{"zero_quantized_gradients", true}, {"zeropp_loco_param", Json::object()}};
   const Json more = {{"fp16", {{"enabled", true}, {"initial_scale_power", 40}, {"hysteresis", 1}}}};
