@@ -83,6 +83,15 @@ TEST(ManyRankCheckpoint, LoadsAtAnyWorldAndStage) {
   }
 }
 
+void flip_a_bit(const fs::path& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  const auto middle = static_cast<std::streamoff>(fs::file_size(path) / 2);
+  file.seekg(middle);
+  const char before = static_cast<char>(file.peek());
+  file.seekp(middle);
+  file.put(static_cast<char>(before ^ 0x40));
+}
+
 TEST(ManyRankCheckpoint, DamageIsNamedByEveryRank) {
   Folder folder;
   save_run(folder.path(), 3, 4);
@@ -102,11 +111,7 @@ TEST(ManyRankCheckpoint, DamageIsNamedByEveryRank) {
       if (remove) {
         fs::remove(blob);
       } else {
-        std::fstream file(blob, std::ios::in | std::ios::out | std::ios::binary);
-        file.seekp(static_cast<std::streamoff>(fs::file_size(blob) / 2));
-        const char before = static_cast<char>(file.peek());
-        file.seekp(static_cast<std::streamoff>(fs::file_size(blob) / 2));
-        file.put(static_cast<char>(before ^ 0x40));
+        flip_a_bit(blob);
       }
       const Job run{2, saving_config(2, 2)};
       run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
@@ -120,6 +125,66 @@ TEST(ManyRankCheckpoint, DamageIsNamedByEveryRank) {
         }
       });
       fs::copy_file(kept, blob, fs::copy_options::overwrite_existing);
+    }
+  }
+}
+
+std::vector<float> owned_weights(Engine& engine) {
+  zero::ParameterState& state = engine.model()->state();
+  ThreadPool pool(1);
+  const OpContext ctx{engine.model()->device(), &pool};
+  std::vector<float> out;
+  for (nn::ParamId id = 0; id < state.parameters().size(); ++id) {
+    const std::vector<float> one = flat(state.read_owned_master(ctx, id));
+    out.insert(out.end(), one.begin(), one.end());
+  }
+  return out;
+}
+
+// One rank cannot read its part. With pipeline_loading_checkpoint those before it have read theirs
+// by then, and those behind it have not begun; without it all others have read.
+TEST(ManyRankCheckpoint, IsReadByOneRankAfterAnotherWhereAskedTo) {
+  constexpr int kWorld = 4, kBroken = 1;
+  for (const int stage : {2, 3}) {
+    Folder folder;
+    Job run{kWorld, saving_config(stage, kWorld)};
+    std::vector<std::vector<float>> saved(kWorld);
+    run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(run, comm);
+      for (int i = 0; i < 4; ++i) engine->train_batch();  // the first two have no rate
+      saved[static_cast<size_t>(comm->rank())] = owned_weights(*engine);
+      engine->save(folder.path(), "saved");
+    });
+    std::vector<fs::path> blobs;
+    for (const auto& entry : fs::recursive_directory_iterator(folder.path("saved"))) {
+      if (entry.path().filename().string().find("data-") == 0) blobs.push_back(entry.path());
+    }
+    std::sort(blobs.begin(), blobs.end());
+    ASSERT_EQ(blobs.size(), static_cast<size_t>(kWorld));
+    for (const bool in_turn : {false, true}) {
+      run.config["zero_optimization"]["pipeline_loading_checkpoint"] = in_turn;
+      const auto load = [&](bool broken) {
+        run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
+          SCOPED_TRACE(str_cat("stage ", stage, ", in turn ", in_turn, ", rank ", comm->rank()));
+          auto engine = make_rank_engine(run, comm);
+          const std::vector<float> fresh = owned_weights(*engine);
+          const std::vector<float>& wanted = saved[static_cast<size_t>(comm->rank())];
+          EXPECT_FALSE(same_bits(fresh, wanted));
+          if (!broken) {
+            engine->load(folder.path(), "saved");
+            EXPECT_TRUE(same_bits(owned_weights(*engine), wanted));
+            return;
+          }
+          EXPECT_THROW(engine->load(folder.path(), "saved"), Error);
+          if (comm->rank() == kBroken) return;
+          const bool reads = !in_turn || comm->rank() < kBroken;
+          EXPECT_TRUE(same_bits(owned_weights(*engine), reads ? wanted : fresh));
+        });
+      };
+      load(false);
+      flip_a_bit(blobs[kBroken]);
+      load(true);
+      flip_a_bit(blobs[kBroken]);
     }
   }
 }

@@ -1,6 +1,7 @@
 // Parameters and gradients of the caller at every stage: fetched, released, reduced in buckets.
 #include <gmock/gmock.h>
 
+#include "base/log.h"
 #include "own_world.h"
 
 namespace ds::zero_test {
@@ -97,6 +98,37 @@ TEST(OwnParameters, AnOrderThatChangesIsRecordedAgain) {
   const Trained turned = train_own(job);
   job.config["zero_optimization"]["stage"] = 0;
   EXPECT_TRUE(same_bits(turned.weights, train_own(job).weights));
+}
+
+// Where it is asked for, every rank tells of the pass whose order was another, and of no other
+// pass.
+TEST(OwnParameters, AnOrderThatChangesIsToldWhenAskedFor) {
+  struct Told {
+    std::mutex mutex;
+    std::vector<std::string> texts;
+  };
+  for (const bool asked : {false, true}) {
+    for (const bool turned : {false, true}) {
+      SCOPED_TRACE(str_cat("asked ", asked, ", turned ", turned));
+      OwnJob job{2, own_config(3, {{"reduce_bucket_size", 900},
+                                   {"stage3_param_persistence_threshold", 0},
+                                   {"log_trace_cache_warnings", asked}})};
+      job.turned = turned;
+      job.steps = 5;
+      Told told;
+      log_set_sink(
+          [](void* self, int32_t, const char*, const char* text) {
+            auto& to = *static_cast<Told*>(self);
+            const std::lock_guard lock(to.mutex);
+            to.texts.emplace_back(text);
+          },
+          &told, nullptr);
+      train_own(job);
+      log_set_sink(nullptr, nullptr, nullptr);
+      ASSERT_EQ(told.texts.size(), asked && turned ? 2u : 0u);
+      for (const std::string& text : told.texts) EXPECT_THAT(text, HasSubstr("another order"));
+    }
+  }
 }
 
 // Of the parameters that a rank does not use, it holds its share alone.
