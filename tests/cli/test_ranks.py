@@ -85,6 +85,24 @@ class Ranks(CliCase):
             status, out, err = self.launch(1, more, torchrun)[0]
             self.assertEqual(status, 0, err)
 
+    def test_the_agent_of_torchrun_holds_the_port(self):
+        """torchrun's own store listens at MASTER_PORT: the ranks meet at one of the next ports."""
+        with socket.socket() as agent:
+            agent.bind(("127.0.0.1", 0))
+            agent.listen()
+            port = agent.getsockname()[1]
+            variables = lambda r, n: {
+                "RANK": r, "WORLD_SIZE": n, "LOCAL_RANK": r, "LOCAL_WORLD_SIZE": n,
+                "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": r, "ROLE_WORLD_SIZE": n,
+                "ROLE_NAME": "default", "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+                "TORCHELASTIC_RUN_ID": "7f0c", "TORCHELASTIC_RESTART_COUNT": 0,
+                "TORCHELASTIC_MAX_RESTARTS": 0, "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "OMP_NUM_THREADS": 1}
+            arguments = self.files(2) + ["--metrics", self.path("agent.jsonl")]
+            for status, _, err in self.launch(2, arguments, variables):
+                self.assertEqual(status, 0, err)
+        self.assertEqual(len(self.losses(self.path("agent.jsonl"))), 3)
+
     def test_several_nodes(self):
         """Four ranks pretend to sit on two nodes; each key moves fewer bytes between these."""
         variants = {
