@@ -873,11 +873,14 @@ DS_API ds_status ds_engine_backward(ds_engine* engine, const ds_tensor* loss);
  * micro batches is the caller's to make, as ds_engine_backward divides by
  * gradient_accumulation_steps.
  * Of several processes the average counts; at ZeRO stage 3 it is made as soon as a few neighbouring
- * parameters have their gradients, so processes add them in the same order.
+ * parameters have their gradients, so processes add them in the same order. With a built-in model of
+ * several processes the first call (or view) of an engine is every process's, at the same point, and
+ * there is none at stage 3.
  * @param name      parameter
  * @param gradient  float32, bfloat16 or float16 of the parameter's shape, any strides; it carries
  *                  ds_engine_loss_scale. It is read before the call returns
- * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (a forward waits for its backward). Since: 0.2.
+ * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (a forward waits for its backward), DS_ERR_UNSUPPORTED (a
+ * built-in model at stage 3). Since: 0.2.
  */
 DS_API ds_status ds_engine_add_gradient(ds_engine* engine, const char* name,
                                         const ds_tensor* gradient);

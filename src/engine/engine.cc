@@ -315,6 +315,8 @@ StepReport Engine::finish_micro_batch() {
     model_->state().finish_own_micro_batch(context());
     pass_open_ = false;
     if (!joined_) last_own_uses_ = std::exchange(own_uses_, {});
+  } else {
+    model_->state().reduce_held_gradients(context());
   }
   if (!std::exchange(forward_counted_, false)) {
     progress_.samples += config_.batch.micro_batch * comm_->size();

@@ -147,7 +147,7 @@ class Engine {
   StepReport apply_update();
   void begin_step_clock();
   void check_gradients_open() const;
-  void check_whole_gradients() const;
+  void need_whole_gradients();
   void reduce_what_is_open();
   std::vector<nn::ParamId> parameter_ids(std::span<const int64_t> indices, const char* what) const;
   void check_nothing_held(const char* what) const;

@@ -35,13 +35,16 @@ void Engine::check_gradients_open() const {
            "a forward waits for its backward; gradients can be given after it");
 }
 
-void Engine::check_whole_gradients() const {
-  DS_CHECK(model_->state().whole_gradients(), Code::kUnsupported,
-           model_->has_architecture()
-               ? "the gradients of a built-in model are spread over ranks at this ZeRO stage, and "
-                 "only its own backward can add to them; set whole ones, or use stage 0"
-               : "at ZeRO stage 3 no memory holds whole gradients; add them "
-                 "(ds_engine_add_gradient), or use stage 2");
+// Those of a built-in model that are reduced in its backward have no place for whole ones of the
+// caller before the first of them comes.
+void Engine::need_whole_gradients() {
+  const bool built_in = model_->has_architecture();
+  DS_CHECK(config_.zero.stage < 3 || comm_->size() == 1, Code::kUnsupported,
+           "at ZeRO stage 3 no memory holds whole gradients; ",
+           built_in ? "only the backward of a built-in model adds to them. Set reduced ones "
+                      "(ds_engine_set_gradient), or use stage 2"
+                    : "add them (ds_engine_add_gradient), or use stage 2");
+  if (built_in) model_->state().hold_own_gradients();
 }
 
 nn::ParamId Engine::trainable(const std::string& name) const {
@@ -85,7 +88,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
     }
     return;
   }
-  check_whole_gradients();
+  need_whole_gradients();
   std::vector<const Tensor*> sources;
   std::vector<int64_t> offsets;
   std::deque<Tensor> copies;  // of strided ones
@@ -146,7 +149,7 @@ Tensor Engine::gradient(const std::string& name) {
 
 Tensor Engine::gradient_view(const std::string& name) {
   const nn::ParamId id = trainable(name);
-  check_whole_gradients();
+  need_whole_gradients();
   model_->state().clear_gradients_at_once(context());  // the caller may write whenever it likes
   model_->state().gradient_viewed(id);
   return model_->state().gradient_view(id);

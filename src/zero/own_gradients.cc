@@ -17,7 +17,18 @@ void ParameterState::add_own_gradient(const OpContext& ctx, nn::ParamId id, cons
 
 void ParameterState::finish_own_micro_batch(const OpContext& ctx) {
   if (reducer_) return finish_backward();
+  reduce_held_gradients(ctx);
+}
+
+void ParameterState::hold_own_gradients() {
+  if (!comm_ || micro_) return;
+  micro_ = comm_->shared_tensor(device_, accumulation_type_, {layout_.trainable_elements()},
+                                MemoryTag::kGradients, {.label = "given gradients"});
+}
+
+void ParameterState::reduce_held_gradients(const OpContext& ctx) {
   if (!micro_) return;
+  settle_gradients(ctx);
   std::vector<WorkPtr> works;
   const auto piece = [&](const Bucket& bucket) {
     const FlatRange own = stage_ == 0 ? bucket.range : layout_.piece(bucket, layout_.rank());
@@ -98,6 +109,10 @@ void ParameterState::write_owned_gradient(const OpContext& ctx, nn::ParamId id,
   DS_CHECK(!comm_ || !own_gradients_, Code::kUnsupported,
            "gradients of the caller are averaged over ranks when the step is made: there is no "
            "part of the average to set before; set whole gradients (ds_engine_set_gradient)");
+  if (micro_) {
+    Tensor open = view(micro_, id);
+    ops::fill(ctx, 0.0f, open);
+  }
   Tensor target = owned(flat_.gradients, id);
   ops::cast(ctx, values, target);
 }

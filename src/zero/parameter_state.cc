@@ -272,14 +272,12 @@ void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
   const int64_t elements =
       compact ? layout_.owned_trainable_elements() : layout_.trainable_elements();
   // The caller's gradients travel from where they lie.
-  const auto shared = [&](int64_t n) {
-    return comm_->shared_tensor(device_, type, {n}, MemoryTag::kGradients, {.label = "gradients"});
-  };
-  Tensor all =
-      at_once ? shared(elements) : Tensor::zeros(device_, type, {elements}, MemoryTag::kGradients);
-  if (comm_ && own_gradients_ && by_micro_batch_) micro_ = shared(layout_.trainable_elements());
+  Tensor all = at_once ? comm_->shared_tensor(device_, type, {elements}, MemoryTag::kGradients,
+                                              {.label = "gradients"})
+                       : Tensor::zeros(device_, type, {elements}, MemoryTag::kGradients);
   flat_.gradients = {std::move(all), compact};
   accumulation_type_ = type;
+  if (own_gradients_ && by_micro_batch_) hold_own_gradients();
   gradient_ctx_ = ctx;
   open_gradients_.assign(type == DType::kFloat32 ? 0 : static_cast<size_t>(parameters_.size()),
                          Tensor());
@@ -299,14 +297,13 @@ void ParameterState::free_gradients() {
 void ParameterState::clear_gradients(const OpContext& ctx) {
   for (Tensor& open : open_gradients_) open = Tensor();
   given_ = viewed_;
-  if (clear_at_once_) {
-    ops::fill(ctx, 0.0f, flat_.gradients.data);
-    if (micro_) ops::fill(ctx, 0.0f, micro_);
-    return;
-  }
+  if (micro_) ops::fill(ctx, 0.0f, micro_);
   if (reducer_) {
     reducer_->drop();
     replicas_agree_ = true;
+  }
+  if (clear_at_once_) return ops::fill(ctx, 0.0f, flat_.gradients.data);
+  if (reducer_) {
     empty_buckets_.assign(layout_.buckets().size(), true);
     return;
   }

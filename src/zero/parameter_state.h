@@ -111,6 +111,10 @@ class ParameterState : public nn::ParameterStore {
   // what is not reduced yet are averaged over the ranks (every rank).
   void finish_own_micro_batch(const OpContext& ctx);
   void reduce_own_gradients();
+  // The same for a built-in model, whose own gradients are reduced otherwise: from the first call
+  // of hold_own_gradients (every rank) there is room for whole ones of the caller.
+  void hold_own_gradients();
+  void reduce_held_gradients(const OpContext& ctx);
   // Adds one; the rest of the gradients keep.
   void add_own_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value);
   // Where the caller's gradients lie whole until they are reduced.
@@ -122,7 +126,7 @@ class ParameterState : public nn::ParameterStore {
   // Gradients that shard groups have averaged each for itself: averages them over these (every
   // rank). Before anybody looks at gradients.
   void reduce_replicas();
-  // Gradients are multiplied by this from now on, and those of the last step overflowed.
+  // Gradients are multiplied by this from now on.
   void set_loss_scale(double scale);
   // What their roundings lost does not count any more.
   void drop_rounding_errors();
@@ -187,7 +191,6 @@ class ParameterState : public nn::ParameterStore {
   Tensor view(const Tensor& flat, nn::ParamId id) const;
   bool whole_weights() const { return !weights().compact && !lost_; }
   bool whole_masters() const { return flat_.masters && !flat_.masters.compact; }
-  bool whole_gradients() const { return micro_ || !flat_.gradients.compact; }
 
   // The fp32 master, a view or, while masters are split or shared, a copy (every rank).
   Tensor read_master(const OpContext& ctx, nn::ParamId id) const;
