@@ -23,18 +23,29 @@ def steps_done(path):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def attempt(scratch, number, case, deadline, patience):
+class TooSlow(Exception):
+    """A rank was not lost but late, before anything was done to it."""
+
+
+def attempt(scratch, name, case, deadline, patience):
     """One try; gives what went wrong, or nothing, and how long the others took."""
     transport, stage, sent = case
-    folder = scratch.folder(f"try-{number}")
+    folder = scratch.folder(name)
     victim = random.randrange(WORLD)
     command = scratch.train(stage, 1000000, "--metrics", folder / "metrics.jsonl", comm={
         "transport": transport, "timeout_seconds": deadline, "rendezvous_timeout_seconds": 60})
     with Job([command] * WORLD, folder) as job:
         end = time.monotonic() + 60 + patience
         while steps_done(folder / "metrics.jsonl") < 3:
-            if time.monotonic() > end or any(job.wait(0).values()):
-                return "did not start: " + "; ".join(map(job.error, range(WORLD))), 0
+            if any(job.wait(0).values()):
+                job.wait(deadline + patience)
+                errors = "; ".join(map(job.error, range(WORLD)))
+                if re.search(r"did not arrive within", errors):
+                    raise TooSlow(errors)
+                return f"did not start: {errors}", 0
+            if time.monotonic() > end:
+                said = "; ".join(map(job.error, range(WORLD)))
+                return f"had not made three steps after {60 + patience:.0f} s: {said}", 0
             time.sleep(0.02)
         time.sleep(random.random() * 0.3)
         job.processes[victim].send_signal(sent)
@@ -58,6 +69,19 @@ def attempt(scratch, number, case, deadline, patience):
         return "", took
 
 
+def attempt_in_time(scratch, number, case, deadline, patience):
+    """The deadline holds from the first collective on, and ranks that share processors with much
+    else may come late to that: then the same again with more time, once."""
+    try:
+        return attempt(scratch, f"try-{number}", case, deadline, patience)
+    except TooSlow as late:
+        print(f"{number + 1}: too slow for a deadline of {deadline} s, again: {late}", flush=True)
+    try:
+        return attempt(scratch, f"try-{number}-again", case, 4 * deadline, patience)
+    except TooSlow as late:
+        return f"did not start: {late}", 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,7 +99,7 @@ def main():
         cases = random.sample(CASES, len(CASES))
     with Scratch() as scratch:
         for number, case in enumerate(cases[:options.tries]):
-            wrong, took = attempt(scratch, number, case, options.deadline, options.patience)
+            wrong, took = attempt_in_time(scratch, number, case, options.deadline, options.patience)
             failed += bool(wrong)
             transport, stage, sent = case
             said = f"FAILED: {wrong}" if wrong else f"named by all after {took:.2f} s"

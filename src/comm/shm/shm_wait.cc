@@ -73,6 +73,7 @@ void ShmTransport::check_peers(std::span<const int> peers, const Watch& watch, u
     for (int peer = 0; peer < size(); ++peer) {
       if (!reached(peer, target)) awaited.push_back(peer);
     }
+    if (awaited.empty()) return;  // the last one came just now, be it at the deadline
   }
   for (const int peer : awaited) {
     const bool ended = process_ended(peer), left = of(peer).left.load() != 0;
