@@ -2,13 +2,14 @@
 // weight is read once, in the order of memory, and the threads share the rows of w.
 //
 // Sums are fp32 in an order that depends on k alone: a row of x gives the same bits whatever other
-// rows come with it, and for any number of threads. Each thread that calls keeps a scratch of
-// m * k floats, which grows to the largest call and stays.
+// rows come with it, and for any number of threads. On the CPU each thread that calls keeps a
+// scratch of m * k floats, which grows to the largest call and stays.
 #pragma once
 
 #include <cstdint>
 
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 #include "kernels/float_type.h"
 
 namespace ds::kernels {
@@ -28,6 +29,7 @@ struct Gemv {
 };
 
 void gemv(const Gemv& call, ThreadPool& pool);
+void gemv(const Gemv& call, const GpuStream& on);
 
 // The reference: the same sums in double. x [m, k], w [n, k], bias [n] or null, y [m, n].
 void gemv_ref(int64_t m, int64_t n, int64_t k, const double* x, const double* w, const double* bias,

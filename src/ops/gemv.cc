@@ -28,7 +28,7 @@ void gemv(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& 
   call.w = w.raw();
   call.bias = bias.raw();
   call.y = y.raw();
-  run_on_cpu(ctx, [&](auto& on) { kernels::gemv(call, on); });
+  run(ctx, [&](auto& on) { kernels::gemv(call, on); });
 }
 
 }  // namespace ds::ops
