@@ -12,13 +12,14 @@
 
 namespace ds::kernels {
 
-inline float join_master(bfloat16 weight, uint16_t low) {
+// constexpr, so that device code has them too.
+constexpr float join_master(bfloat16 weight, uint16_t low) {
   const uint32_t high = static_cast<uint32_t>(weight.bits) << 16;
   return std::bit_cast<float>(high + static_cast<uint32_t>(static_cast<int16_t>(low)));
 }
 
 // A finite master beyond the largest bf16 rounds to infinity as a weight and still joins to itself.
-inline void split_master(float master, bfloat16& weight, uint16_t& low) {
+constexpr void split_master(float master, bfloat16& weight, uint16_t& low) {
   const uint32_t bits = std::bit_cast<uint32_t>(master);
   weight.bits = static_cast<uint16_t>((bits + 0x8000u) >> 16);
   low = static_cast<uint16_t>(bits);

@@ -4,8 +4,10 @@
 #include <cmath>
 
 #include "kernels/cuda/exact_sum.cuh"
+#include "kernels/cuda/warp_block.cuh"
 #include "kernels/optimizer/quantize8.cuh"
 #include "kernels/optimizer/rules.cuh"
+#include "kernels/optimizer/split_master.h"
 
 namespace ds::kernels {
 namespace {
@@ -14,7 +16,8 @@ using namespace cuda;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kPackOf = 4, kPacks = 2, kOwn = kPackOf * kPacks;  // elements of a lane
+using Own = WarpBlock<2>;
+constexpr int kOwn = Own::kOwn;
 static_assert(kOwn * kWarp == kStateBlock);
 
 struct Call {
@@ -31,95 +34,25 @@ __device__ __forceinline__ UpdateConstants constants_of(const Call& call,
   return call.constants != nullptr ? call.constants[piece.hyper] : call.few[piece.hyper];
 }
 
-// Where a lane's elements lie: element e of the block is at(e / 4) + e % 4.
-struct Own {
-  int64_t block;  // its first element
-  int64_t n;      // of the arrays
-  int lane;
-  bool wide;
-
-  __device__ __forceinline__ int64_t at(int pack) const {
-    return block + (pack * kWarp + lane) * kPackOf;
-  }
-  __device__ __forceinline__ bool whole(int pack) const { return wide && at(pack) + kPackOf <= n; }
-};
-
-template <class T>
-__device__ __forceinline__ void read(const Own& own, const T* from, T* to) {
-#pragma unroll
-  for (int pack = 0; pack < kPacks; ++pack) {
-    if (own.whole(pack)) {
-      const Pack<T, kPackOf> p = load_pack<T, kPackOf>(from + own.at(pack));
-#pragma unroll
-      for (int e = 0; e < kPackOf; ++e) to[pack * kPackOf + e] = p.at[e];
-    } else {
-#pragma unroll
-      for (int e = 0; e < kPackOf; ++e) {
-        const int64_t i = own.at(pack) + e;
-        to[pack * kPackOf + e] = i < own.n ? from[i] : T{};
-      }
-    }
-  }
-}
-
-// Writes the elements whose bits are set.
-template <class T>
-__device__ __forceinline__ void write(const Own& own, unsigned mask, const T* from, T* to) {
-#pragma unroll
-  for (int pack = 0; pack < kPacks; ++pack) {
-    const unsigned bits = mask >> pack * kPackOf & 0xFu;
-    if (bits == 0xFu && own.wide) {
-      Pack<T, kPackOf> p;
-#pragma unroll
-      for (int e = 0; e < kPackOf; ++e) p.at[e] = from[pack * kPackOf + e];
-      store_pack(to + own.at(pack), p);
-    } else {
-#pragma unroll
-      for (int e = 0; e < kPackOf; ++e) {
-        if ((bits >> e & 1u) != 0) to[own.at(pack) + e] = from[pack * kPackOf + e];
-      }
-    }
-  }
-}
-
-template <class T>
-__device__ __forceinline__ void read_wide(const Own& own, const void* from, float* to) {
-  T values[kOwn];
-  read(own, static_cast<const T*>(from), values);
-#pragma unroll
-  for (int e = 0; e < kOwn; ++e) to[e] = widen(values[e]);
-}
-template <class T>
-__device__ __forceinline__ void write_narrow(const Own& own, unsigned mask, const float* from,
-                                             void* to) {
-  T values[kOwn];
-#pragma unroll
-  for (int e = 0; e < kOwn; ++e) values[e] = narrow<T>(from[e]);
-  write(own, mask, values, static_cast<T*>(to));
-}
-
 __device__ __forceinline__ void read_number(const Own& own, NumberKind kind, const void* from,
                                             float* to) {
   if (kind == NumberKind::kFp32) {
-    read(own, static_cast<const float*>(from), to);
+    own.read(static_cast<const float*>(from), to);
   } else if (kind == NumberKind::kBf16) {
-    read_wide<bfloat16>(own, from, to);
+    own.read_wide<bfloat16>(from, to);
   } else {
-    read_wide<float16>(own, from, to);
+    own.read_wide<float16>(from, to);
   }
 }
 
 __device__ __forceinline__ void read_master(const Own& own, const UpdateArrays& a, float* p) {
-  if (a.master != nullptr) return read(own, a.master, p);
+  if (a.master != nullptr) return own.read(a.master, p);
   bfloat16 weight[kOwn];
   uint16_t low[kOwn];
-  read(own, a.weight, weight);
-  read(own, a.low, low);
+  own.read(a.weight, weight);
+  own.read(a.low, low);
 #pragma unroll
-  for (int e = 0; e < kOwn; ++e) {
-    const unsigned high = static_cast<unsigned>(weight[e].bits) << 16;
-    p[e] = __uint_as_float(high + static_cast<unsigned>(static_cast<int16_t>(low[e])));
-  }
+  for (int e = 0; e < kOwn; ++e) p[e] = join_master(weight[e], low[e]);
 }
 
 __device__ __forceinline__ void write_master(const Own& own, const UpdateArrays& a, unsigned mask,
@@ -128,17 +61,13 @@ __device__ __forceinline__ void write_master(const Own& own, const UpdateArrays&
     bfloat16 weight[kOwn];
     uint16_t low[kOwn];
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) {
-      const unsigned bits = __float_as_uint(p[e]);
-      weight[e].bits = static_cast<uint16_t>((bits + 0x8000u) >> 16);
-      low[e] = static_cast<uint16_t>(bits);
-    }
-    write(own, mask, weight, a.weight);
-    return write(own, mask, low, a.low);
+    for (int e = 0; e < kOwn; ++e) split_master(p[e], weight[e], low[e]);
+    own.write(mask, weight, a.weight);
+    return own.write(mask, low, a.low);
   }
-  write(own, mask, p, a.master);
-  if (a.model_kind == NumberKind::kBf16) write_narrow<bfloat16>(own, mask, p, a.model);
-  if (a.model_kind == NumberKind::kFp16) write_narrow<float16>(own, mask, p, a.model);
+  own.write(mask, p, a.master);
+  if (a.model_kind == NumberKind::kBf16) own.write_narrow<bfloat16>(mask, p, a.model);
+  if (a.model_kind == NumberKind::kFp16) own.write_narrow<float16>(mask, p, a.model);
 }
 
 // How states are kept, by kernel.
@@ -158,13 +87,13 @@ __device__ __forceinline__ void encode_block(const float* from, float inverse, u
 template <Kept kKept>
 __device__ __forceinline__ void read_state(const Own& own, const StateArray& state, float* to) {
   if constexpr (kKept == Kept::kFp32) {
-    read(own, static_cast<const float*>(state.data), to);
+    own.read(static_cast<const float*>(state.data), to);
   } else if constexpr (kKept == Kept::kBf16) {
-    read_wide<bfloat16>(own, state.data, to);
+    own.read_wide<bfloat16>(state.data, to);
   } else {
     uint8_t codes[kOwn];
-    read(own, static_cast<const uint8_t*>(state.data), codes);
-    const float scale = state.scales[own.block / kStateBlock];
+    own.read(static_cast<const uint8_t*>(state.data), codes);
+    const float scale = state.scales[own.first / kStateBlock];
     if (state.kind == StateKind::kInt8) {
       decode_block<true>(codes, scale, to);
     } else {
@@ -178,9 +107,9 @@ template <Kept kKept>
 __device__ __forceinline__ void write_state(const Own& own, const StateArray& state, unsigned mask,
                                             unsigned inside, const float* from) {
   if constexpr (kKept == Kept::kFp32) {
-    write(own, mask, from, static_cast<float*>(state.data));
+    own.write(mask, from, static_cast<float*>(state.data));
   } else if constexpr (kKept == Kept::kBf16) {
-    write_narrow<bfloat16>(own, mask, from, state.data);
+    own.write_narrow<bfloat16>(mask, from, state.data);
   } else {
     float largest = 0;
 #pragma unroll
@@ -193,20 +122,9 @@ __device__ __forceinline__ void write_state(const Own& own, const StateArray& st
     } else {
       encode_block<false>(from, inverse, codes);
     }
-    write(own, inside, codes, static_cast<uint8_t*>(state.data));
-    if (own.lane == 0) state.scales[own.block / kStateBlock] = scale;
+    own.write(inside, codes, static_cast<uint8_t*>(state.data));
+    if (own.lane == 0) state.scales[own.first / kStateBlock] = scale;
   }
-}
-
-// Bits of the lane's elements in [begin, end).
-__device__ __forceinline__ unsigned bits_within(const Own& own, int64_t begin, int64_t end) {
-  unsigned mask = 0;
-#pragma unroll
-  for (int e = 0; e < kOwn; ++e) {
-    const int64_t i = own.at(e / kPackOf) + e % kPackOf;
-    if (i >= begin && i < end) mask |= 1u << e;
-  }
-  return mask;
 }
 
 template <class Rule, Kept kKept>
@@ -239,7 +157,7 @@ __global__ void __launch_bounds__(kThreads) update_blocks(const __grid_constant_
       const UpdatePiece piece = call.pieces[k];
       if (piece.begin >= end) break;
       const UpdateConstants c = constants_of(call, piece);
-      const unsigned bits = bits_within(own, piece.begin, piece.end);
+      const unsigned bits = own.bits_within(piece.begin, piece.end);
       mask |= bits;
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) {
@@ -248,7 +166,7 @@ __global__ void __launch_bounds__(kThreads) update_blocks(const __grid_constant_
     }
     if constexpr (Rule::kWritesMaster) write_master(own, a, mask, p);
     if constexpr (Rule::kWritesStates) {
-      const unsigned inside = kKept == Kept::kCodes ? bits_within(own, block, end) : 0;
+      const unsigned inside = kKept == Kept::kCodes ? own.bits_within(block, end) : 0;
       if constexpr (Rule::kStates >= 1) write_state<kKept>(own, a.state[0], mask, inside, s);
       if constexpr (Rule::kStates >= 2) write_state<kKept>(own, a.state[1], mask, inside, t);
     }
@@ -270,10 +188,7 @@ __device__ __forceinline__ float state_at(const StateArray& state, int64_t i) {
   }
 }
 __device__ __forceinline__ float master_at(const UpdateArrays& a, int64_t i) {
-  if (a.master != nullptr) return a.master[i];
-  const auto low = static_cast<int16_t>(a.low[i]);
-  return __uint_as_float((static_cast<unsigned>(a.weight[i].bits) << 16) +
-                         static_cast<unsigned>(static_cast<int>(low)));
+  return a.master != nullptr ? a.master[i] : join_master(a.weight[i], a.low[i]);
 }
 
 // A piece's sums of the squares of parameters and of the update that LambApply will make, from the
