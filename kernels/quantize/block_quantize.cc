@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/quantize/rounding.h"
+
 namespace ds::kernels {
 namespace {
 
@@ -13,12 +15,6 @@ using Block = std::array<float, kMostBlockElements>;
 
 // Blocks that one thread takes at a time.
 constexpr int64_t kGrain = 16;
-
-// Round to nearest, ties to even, for |x| < 2^22: the sum's low bits are the integer.
-int32_t nearest(float x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
-  return static_cast<int32_t>(x + kMagic - kMagic);
-}
 
 template <class T>
 void widen(const T* x, int64_t n, float* out) {
@@ -28,8 +24,7 @@ void widen(const T* x, int64_t n, float* out) {
 template <int kBits>
 int32_t code_of(float x, float inverse) {
   constexpr int32_t kMost = (1 << (kBits - 1)) - 1;
-  const float bounded = std::min(std::max(x * inverse, -256.0f), 256.0f);
-  return std::min(std::max(nearest(bounded), -kMost - 1), kMost);
+  return nearest_code(x * inverse, -kMost - 1, kMost);
 }
 
 // The stored scale and what elements are multiplied with.
@@ -44,9 +39,8 @@ std::pair<float, float> scales_of(const float* x, int64_t n) {
   }
   if (!finite) return {std::numeric_limits<float>::quiet_NaN(), 0.0f};
   const float scale = (-low >= high ? low : high) / static_cast<float>(-(1 << (kBits - 1)));
-  const float inverse = 1 / scale;
-  if (scale == 0 || !std::isfinite(inverse)) return {0.0f, 0.0f};
-  return {scale, inverse};
+  const float inverse = inverse_of(scale);
+  return {inverse == 0 ? 0.0f : scale, inverse};
 }
 
 template <int kBits>

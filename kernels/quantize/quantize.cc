@@ -5,25 +5,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/quantize/rounding.h"
+
 namespace ds::kernels {
 namespace {
 
-// Round to nearest, ties to even, for |x| < 2^22: the sum's low bits are the integer.
-int32_t nearest(float x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
-  return static_cast<int32_t>(x + kMagic - kMagic);
-}
-
-float inverse(float scale) {
-  const float inverted = 1 / scale;
-  return scale == 0 || !std::isfinite(inverted) ? 0.0f : inverted;
-}
-
-// The largest bf16 that is not above x: a minimum above it would cut elements off.
 bfloat16 rounded_down(float x) {
-  bfloat16 r = to_bfloat16(x);
-  if (to_float(r) > x) r.bits = static_cast<uint16_t>(x > 0 ? r.bits - 1 : r.bits + 1);
-  return r;
+  const bfloat16 r = to_bfloat16(x);
+  return {bits_not_above(x, r.bits, to_float(r))};
 }
 
 struct Range {
@@ -41,38 +30,22 @@ Range range_of(const float* w, int64_t n) {
 struct Codes {
   bfloat16 scale, minimum;
   float inverse = 0, base = 0;
-  int32_t low = 0, high = 0;  // of the codes
-  int32_t shift = 0;          // added when they are stored
+  CodeRange range;
   int32_t operator()(float w) const {
-    const float x = std::min(std::max((w - base) * inverse, -512.0f), 512.0f);
-    return std::min(std::max(nearest(x), low), high) + shift;
+    return nearest_code((w - base) * inverse, range.low, range.high) + range.shift;
   }
 };
 
 Codes codes_for(const QuantizedShape& s, const float* w, int64_t n) {
   const Range r = range_of(w, n);
-  const float largest = std::max(std::abs(r.low), std::abs(r.high));
   Codes c;
-  if (s.bits == 8) {
-    c.scale = to_bfloat16(largest / 127);
-    c.low = -127;
-    c.high = 127;
-  } else if (s.minima) {
-    c.minimum = rounded_down(r.low);
-    c.base = to_float(c.minimum);
-    c.scale = to_bfloat16((r.high - c.base) / 15);
-    c.high = 15;
-  } else {
-    c.scale = to_bfloat16((std::abs(r.low) >= std::abs(r.high) ? r.low : r.high) / -8);
-    c.low = -8;
-    c.high = 7;
-    c.shift = 8;
-  }
-  c.inverse = inverse(to_float(c.scale));
+  c.range = code_range(s.bits, s.minima);
+  if (s.minima) c.minimum = rounded_down(r.low);
+  c.base = to_float(c.minimum);
+  c.scale = to_bfloat16(group_scale(s.bits, s.minima, r.low, r.high, c.base));
+  c.inverse = inverse_of(to_float(c.scale));
   return c;
 }
-
-int64_t bit_of(int64_t column) { return 4 * (column % 8 / 2) + 16 * (column % 2); }
 
 void quantize_panel(const QuantizedShape& s, int64_t panel, const float* w, uint8_t* codes,
                     bfloat16* scales, bfloat16* minimum) {
@@ -126,6 +99,14 @@ void quantize(const QuantizedShape& shape, const float* w, uint8_t* codes, bfloa
   pool.for_range(shape.panels(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       quantize_panel(shape, p, w, codes, scales, minimum);
+    }
+  });
+}
+
+void dequantize(const QuantizedMatrix& w, float* out, ThreadPool& pool) {
+  pool.for_range(w.n, kPanelRows, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t l = 0; l < w.k; ++l) out[i * w.k + l] = w.at(i, l);
     }
   });
 }

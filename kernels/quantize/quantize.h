@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 #include "kernels/float_type.h"
 
 namespace ds::kernels {
@@ -32,11 +33,15 @@ struct QuantizedShape {
   int64_t k = 0;
   int64_t group = 0;  // a multiple of 8, or 0 = the whole row
 
-  int64_t panels() const { return (n + kPanelRows - 1) / kPanelRows; }
-  int64_t padded_k() const { return (k + 7) / 8 * 8; }
-  int64_t group_length() const { return group > 0 && group < padded_k() ? group : padded_k(); }
-  int64_t groups() const { return k == 0 ? 0 : (padded_k() + group_length() - 1) / group_length(); }
-  int64_t panel_bytes() const { return padded_k() * kPanelRows * bits / 8; }
+  constexpr int64_t panels() const { return (n + kPanelRows - 1) / kPanelRows; }
+  constexpr int64_t padded_k() const { return (k + 7) / 8 * 8; }
+  constexpr int64_t group_length() const {
+    return group > 0 && group < padded_k() ? group : padded_k();
+  }
+  constexpr int64_t groups() const {
+    return k == 0 ? 0 : (padded_k() + group_length() - 1) / group_length();
+  }
+  constexpr int64_t panel_bytes() const { return padded_k() * kPanelRows * bits / 8; }
   int64_t code_bytes() const { return panels() * panel_bytes(); }
   int64_t scale_count() const { return panels() * groups() * kPanelRows; }  // of minima too
 };
@@ -56,13 +61,22 @@ struct QuantizedMatrix : QuantizedShape {
   }
 };
 
-// w [n, k] of finite numbers; the outputs have the sizes that the shape gives.
+// w [n, k] of finite numbers; the outputs have the sizes that the shape gives. On a GPU, codes,
+// scales and minima begin at multiples of 16 bytes, here and wherever they are read.
 void quantize(const QuantizedShape& shape, const float* w, uint8_t* codes, bfloat16* scales,
               bfloat16* minimum, ThreadPool& pool);
+void quantize(const QuantizedShape& shape, const float* w, uint8_t* codes, bfloat16* scales,
+              bfloat16* minimum, const GpuStream& on);
+
+// Back to fp32: out [n, k].
+void dequantize(const QuantizedMatrix& w, float* out, ThreadPool& pool);
+void dequantize(const QuantizedMatrix& w, float* out, const GpuStream& on);
 
 // Columns first * 16 to (first + panels) * 16 of w^T as dense rows [k][panels * 16].
 void dequantize_panels(const QuantizedMatrix& w, int64_t first, int64_t panels, FloatType type,
                        void* out, ThreadPool& pool);
+void dequantize_panels(const QuantizedMatrix& w, int64_t first, int64_t panels, FloatType type,
+                       void* out, const GpuStream& on);
 
 // y = x w^T + bias for few rows of x, as kernels/gemv/gemv.h does it, with the same promises.
 struct QuantizedGemv {
@@ -75,6 +89,7 @@ struct QuantizedGemv {
   void* y = nullptr;                     // [m, n]
 };
 void quantized_gemv(const QuantizedGemv& call, ThreadPool& pool);
+void quantized_gemv(const QuantizedGemv& call, const GpuStream& on);
 
 // The reference of quantize in double, one element at a time: what `codes` should dequantize to,
 // given the stored scales and minima. w and out [n, k].

@@ -1,11 +1,9 @@
 // Linear layers on the matrix product wrapper.
 #include "ops/linear.h"
 
-#include <type_traits>
-
-#include "kernels/matmul/matmul.h"
 #include "ops/activation_kind.h"
 #include "ops/checks.h"
+#include "ops/product.h"
 #include "ops/reduce.h"
 
 namespace ds::ops {
@@ -13,25 +11,16 @@ namespace {
 
 using kernels::MatmulType;
 
-MatmulType element_type(const Tensor& tensor) {
-  return with_float_type(tensor, [](auto type) {
-    using T = decltype(type);
-    return std::is_same_v<T, float>      ? MatmulType::kFloat32
-           : std::is_same_v<T, bfloat16> ? MatmulType::kBFloat16
-                                         : MatmulType::kFloat16;
-  });
-}
-
 MatmulType matmul_type(const Tensor& tensor, const Op& op, const char* name) {
   check_dense_float(tensor, op, name);
-  return element_type(tensor);
+  return ops::matmul_type(tensor);
 }
 
 // The same of a tensor that may be columns of another.
 MatmulType columns_type(const Tensor& tensor, const Op& op, const char* name) {
   check_float_type(tensor, op, name);
   check_place(tensor, op, name);
-  return element_type(tensor);
+  return ops::matmul_type(tensor);
 }
 
 // Results have the type of the inputs, or fp32.
@@ -110,20 +99,6 @@ kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, 
   p.c = y.raw();
   p.c_stride = out.stride;
   return p;
-}
-
-void multiply(const OpContext& ctx, kernels::Matmul p) {
-  run(ctx, [&](auto& on) {
-    Tensor workspace;
-    if constexpr (std::is_same_v<decltype(on), const kernels::GpuStream&>) {
-      p.workspace_bytes = kernels::matmul_workspace(p, on);
-      if (p.workspace_bytes > 0) {
-        workspace = ctx.workspace(DType::kUInt8, {p.workspace_bytes});
-        p.workspace = workspace.raw();
-      }
-    }
-    kernels::matmul(p, on);
-  });
 }
 
 }  // namespace

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "kernels/gemv/gemv.h"
-#include "kernels/matmul/matmul.h"
 #include "kernels/quantize/quantize.h"
 #include "ops/linear_checks.h"
+#include "ops/product.h"
 #include "ops/reduce.h"
 
 namespace ds::ops {
@@ -13,8 +13,9 @@ namespace {
 
 using kernels::kPanelRows;
 
-// What a part of w may take as floating point numbers: it stays in the outer cache levels.
-constexpr int64_t kScratchBytes = 4 << 20;
+// What a part of w may take as floating point numbers: on the CPU it stays in the outer cache
+// levels, on a GPU products of parts should still fill it.
+constexpr int64_t kCpuScratchBytes = 4 << 20, kGpuScratchBytes = 64 << 20;
 
 kernels::QuantizedShape kernel_shape(const Shape& shape, const QuantizeOptions& options) {
   kernels::QuantizedShape s;
@@ -26,32 +27,28 @@ kernels::QuantizedShape kernel_shape(const Shape& shape, const QuantizeOptions& 
   return s;
 }
 
-kernels::QuantizedMatrix kernel_matrix(const QuantizedWeight& w) {
+kernels::QuantizedMatrix kernel_matrix(const Op& op, const QuantizedWeight& w) {
   kernels::QuantizedMatrix m;
   static_cast<kernels::QuantizedShape&>(m) = kernel_shape(w.shape, w.options);
+  check_elements(w.codes, op, "codes of w", DType::kUInt8, m.code_bytes());
+  check_elements(w.scales, op, "scales of w", DType::kBFloat16, m.scale_count());
+  if (m.minima) {
+    check_elements(w.minimum, op, "minima of w", DType::kBFloat16, m.scale_count());
+  }
   m.codes = static_cast<const uint8_t*>(w.codes.raw());
   m.scales = static_cast<const bfloat16*>(w.scales.raw());
   m.minimum = static_cast<const bfloat16*>(w.minimum.raw());
   return m;
 }
 
-kernels::MatmulType matmul_type(const Tensor& x) {
-  switch (x.dtype()) {
-    case DType::kBFloat16:
-      return kernels::MatmulType::kBFloat16;
-    case DType::kFloat16:
-      return kernels::MatmulType::kFloat16;
-    default:
-      return kernels::MatmulType::kFloat32;
-  }
-}
-
 // Panels of w at a time become rows of w^T, and a float product takes those.
 void multiply_many(const OpContext& ctx, const Tensor& x, const kernels::QuantizedMatrix& w,
                    const Tensor& bias, Tensor& y) {
   const int64_t item = dtype_size(x.dtype());
-  const int64_t fit = kScratchBytes / std::max<int64_t>(1, w.k * item) / kPanelRows;
-  const int64_t step = std::clamp<int64_t>(fit, 2, w.panels());
+  const int64_t bytes =
+      ctx.device->kind() == DeviceKind::kCpu ? kCpuScratchBytes : kGpuScratchBytes;
+  const int64_t fit = bytes / std::max<int64_t>(1, w.k * item) / kPanelRows;
+  const int64_t step = std::min(std::max<int64_t>(fit, 2), w.panels());
   const Tensor part = ctx.workspace(x.dtype(), {w.k, step * kPanelRows});
   kernels::Matmul p;
   p.in = matmul_type(x);
@@ -62,14 +59,14 @@ void multiply_many(const OpContext& ctx, const Tensor& x, const kernels::Quantiz
   p.c_stride = w.n;
   for (int64_t first = 0; first < w.panels(); first += step) {
     const int64_t panels = std::min(step, w.panels() - first), column = first * kPanelRows;
-    run_on_cpu(ctx, [&](auto& on) {
+    run(ctx, [&](auto& on) {
       kernels::dequantize_panels(w, first, panels, float_type(x), part.raw(), on);
     });
     p.n = std::min(panels * kPanelRows, w.n - column);
     p.b = {part.raw(), panels * kPanelRows, false};
     p.bias = bias ? static_cast<const std::byte*>(bias.raw()) + column * item : nullptr;
     p.c = static_cast<std::byte*>(y.raw()) + column * dtype_size(y.dtype());
-    run_on_cpu(ctx, [&](auto& on) { kernels::matmul(p, on); });
+    multiply(ctx, p);
   }
 }
 
@@ -98,7 +95,7 @@ QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOp
   out.codes = make(DType::kUInt8, s.code_bytes());
   out.scales = make(DType::kBFloat16, s.scale_count());
   if (!options.symmetric) out.minimum = make(DType::kBFloat16, s.scale_count());
-  run_on_cpu(ctx, [&](auto& on) {
+  run(ctx, [&](auto& on) {
     kernels::quantize(s, w.data<float>(), static_cast<uint8_t*>(out.codes.raw()),
                       static_cast<bfloat16*>(out.scales.raw()),
                       static_cast<bfloat16*>(out.minimum.raw()), on);
@@ -107,22 +104,18 @@ QuantizedWeight quantize(const OpContext& ctx, const Tensor& w, const QuantizeOp
 }
 
 Tensor dequantize(const OpContext& ctx, const QuantizedWeight& w) {
-  const kernels::QuantizedMatrix m = kernel_matrix(w);
+  const kernels::QuantizedMatrix m = kernel_matrix(Op{ctx, "dequantize"}, w);
   Tensor out = Tensor::empty(ctx.device, DType::kFloat32, w.shape, MemoryTag::kOther);
-  auto* data = out.data<float>();
-  ctx.pool->for_range(m.n, kPanelRows, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t l = 0; l < m.k; ++l) data[i * m.k + l] = m.at(i, l);
-    }
-  });
+  run(ctx, [&](auto& on) { kernels::dequantize(m, out.data<float>(), on); });
   return out;
 }
 
 void quantized_linear(const OpContext& ctx, const Tensor& x, const QuantizedWeight& w,
                       const Tensor& bias, Tensor& y) {
-  check_product(Op{ctx, "quantized_linear"}, x, w.shape, bias, y);
+  const Op op{ctx, "quantized_linear"};
+  check_product(op, x, w.shape, bias, y);
   if (y.elements() == 0) return;
-  const kernels::QuantizedMatrix matrix = kernel_matrix(w);
+  const kernels::QuantizedMatrix matrix = kernel_matrix(op, w);
   if (row_count(x) > kernels::kMaxGemvRows) return multiply_many(ctx, x, matrix, bias, y);
   kernels::QuantizedGemv call;
   call.w = matrix;
@@ -132,7 +125,7 @@ void quantized_linear(const OpContext& ctx, const Tensor& x, const QuantizedWeig
   call.x = x.raw();
   call.bias = bias.raw();
   call.y = y.raw();
-  run_on_cpu(ctx, [&](auto& on) { kernels::quantized_gemv(call, on); });
+  run(ctx, [&](auto& on) { kernels::quantized_gemv(call, on); });
 }
 
 }  // namespace ds::ops

@@ -4,6 +4,7 @@
 #include "kernels/gemv/gemv.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/quantize/quantize.h"
+#include "ops/host_copy.h"
 #include "ops/quantized_linear.h"
 
 namespace ds::testing {
@@ -16,6 +17,18 @@ struct Sizes {
 std::string row_name(DType dtype, const ops::QuantizeOptions& o, const Sizes& s) {
   return str_cat("quantize/", type_name(dtype), "/int", o.bits, o.symmetric ? "" : "_minima",
                  "_group", o.group_size, "/", s.m, "x", s.n, "x", s.k);
+}
+
+// What the operators allocated, where the host reads it.
+Tensor on_host(const OpContext& ctx, const Tensor& tensor) {
+  if (!tensor || ctx.device->kind() == DeviceKind::kCpu) return tensor;
+  Tensor out = Tensor::empty(make_cpu_device(), tensor.dtype(), tensor.shape(), MemoryTag::kOther);
+  ops::copy_to_host(ctx, tensor, out.raw());
+  return out;
+}
+ops::QuantizedWeight on_host(const OpContext& ctx, const ops::QuantizedWeight& w) {
+  return {w.shape, w.options, on_host(ctx, w.codes), on_host(ctx, w.scales),
+          on_host(ctx, w.minimum)};
 }
 
 kernels::QuantizedMatrix stored(const ops::QuantizedWeight& w) {
@@ -52,8 +65,9 @@ CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const ops::Qu
   const Tensor bias = random_tensor(random, dtype, {s.n});
   const std::vector<double> w64 = doubles(w), x64 = doubles(x), bias64 = doubles(bias);
   const ops::QuantizedWeight q = ops::quantize(ctx, w, o);
-  const kernels::QuantizedMatrix matrix = stored(q);
-  const Tensor back = ops::dequantize(ctx, q);
+  const ops::QuantizedWeight readable = on_host(ctx, q);
+  const kernels::QuantizedMatrix matrix = stored(readable);
+  const Tensor back = on_host(ctx, ops::dequantize(ctx, q));
   const std::vector<double> codes64 = doubles(back);
   std::vector<double> expected(w64.size());
   kernels::quantize_ref(matrix, w64.data(), expected.data());
