@@ -11,6 +11,7 @@
 #include <span>
 
 #include "base/thread_pool.h"
+#include "kernels/cuda/gpu_stream.h"
 #include "kernels/float_type.h"
 
 namespace ds::kernels {
@@ -18,7 +19,7 @@ namespace ds::kernels {
 inline constexpr int64_t kMostBlockElements = 512;
 
 // Block i is elements [begins[i], begins[i + 1]): at most kMostBlockElements, and an even number
-// except the last.
+// except the last. Begins lie in the host's memory, whatever computes.
 using BlockBegins = std::span<const int64_t>;
 
 inline int64_t block_count(BlockBegins begins) { return static_cast<int64_t>(begins.size()) - 1; }
@@ -34,10 +35,14 @@ struct RoundingError {
 // `error` only with fp32 input.
 void quantize_blocks(int bits, BlockBegins begins, FloatType type, const void* x, uint8_t* codes,
                      float* scales, ThreadPool& pool, const RoundingError* error = nullptr);
+void quantize_blocks(int bits, BlockBegins begins, FloatType type, const void* x, uint8_t* codes,
+                     float* scales, const GpuStream& on, const RoundingError* error = nullptr);
 
 // y = code * scale * factor, added to y when `add`.
 void dequantize_blocks(int bits, BlockBegins begins, const uint8_t* codes, const float* scales,
                        float factor, bool add, FloatType type, void* y, ThreadPool& pool);
+void dequantize_blocks(int bits, BlockBegins begins, const uint8_t* codes, const float* scales,
+                       float factor, bool add, FloatType type, void* y, const GpuStream& on);
 
 // The reference of quantize_blocks in double: what the codes should be, one element at a time,
 // given the stored scale.

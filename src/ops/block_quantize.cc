@@ -1,6 +1,7 @@
 // Checks and launch of quantised messages.
 #include "ops/block_quantize.h"
 
+#include "kernels/elementwise/elementwise.h"
 #include "ops/checks.h"
 
 namespace ds::ops {
@@ -60,7 +61,7 @@ void pack_blocks(const OpContext& ctx, const Tensor& x, int bits, BlockBegins be
     const Parts lost = parts_of(op, *errors, 8, begins);
     error = {lost.codes, lost.scales, beta};
   }
-  run_on_cpu(ctx, [&](auto& on) {
+  run(ctx, [&](auto& on) {
     kernels::quantize_blocks(bits, begins, float_type(x), x.raw(), to.codes, to.scales, on,
                              errors != nullptr ? &error : nullptr);
   });
@@ -73,7 +74,7 @@ void unpack_blocks(const OpContext& ctx, const Tensor& packed, int bits, BlockBe
   check_dense_float(y, op, "y");
   DS_CHECK(y.elements() == begins.back(), Code::kInvalidArgument, op, ": y has ", y.elements(),
            " elements and the blocks ", begins.back());
-  run_on_cpu(ctx, [&](auto& on) {
+  run(ctx, [&](auto& on) {
     kernels::dequantize_blocks(bits, begins, from.codes, from.scales, factor, add, float_type(y),
                                y.raw(), on);
   });
@@ -82,9 +83,8 @@ void unpack_blocks(const OpContext& ctx, const Tensor& packed, int bits, BlockBe
 void scale_packed(const OpContext& ctx, const Tensor& packed, int bits, BlockBegins begins,
                   float factor) {
   const Parts all = parts_of(Op{ctx, "scale_packed"}, packed, bits, begins);
-  run_on_cpu(ctx, [&](auto&) {
-    for (int64_t i = 0; i < kernels::block_count(begins); ++i) all.scales[i] *= factor;
-  });
+  const int64_t blocks = kernels::block_count(begins);
+  run(ctx, [&](auto& on) { kernels::scale(all.scales, factor, blocks, all.scales, on); });
 }
 
 }  // namespace ds::ops

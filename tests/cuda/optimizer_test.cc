@@ -5,8 +5,7 @@
 #include <cmath>
 #include <random>
 
-#include "device/cuda_device.h"
-#include "ops/host_copy.h"
+#include "cuda/side.h"
 #include "optim/optimizer.h"
 
 namespace ds::optim {
@@ -33,26 +32,7 @@ std::vector<TensorPlace> places() {
   return out;
 }
 
-struct Side {
-  explicit Side(std::shared_ptr<Device> where) : device(std::move(where)), ctx{device, &pool} {}
-
-  Tensor tensor(DType dtype, const void* from) const {
-    Tensor out = Tensor::empty(device, dtype, {kElements}, MemoryTag::kOther);
-    device->copy(out.raw(), from, out.bytes(), device->default_stream());
-    device->default_stream().synchronize();
-    return out;
-  }
-  template <class T>
-  std::vector<T> host(const Tensor& from) const {
-    std::vector<T> out(static_cast<size_t>(from.elements()));
-    ops::copy_to_host(ctx, from, out.data());
-    return out;
-  }
-
-  ThreadPool pool{1};
-  std::shared_ptr<Device> device;
-  OpContext ctx;
-};
+using testing::Side;
 
 struct Variant {
   const char* name;
@@ -102,10 +82,10 @@ TEST_P(GpuOptimizer, UpdatesAsTheCpuDoes) {
   FlatTensors tensors[2];
   for (int i = 0; i < 2; ++i) {
     optimizers[i] = make_optimizer(config, places(), sides[i]->device);
-    tensors[i].masters = sides[i]->tensor(DType::kFloat32, start.data());
+    tensors[i].masters = sides[i]->tensor(DType::kFloat32, start);
     if (variant.low_precision) {
       const std::vector<bfloat16> zeros(kElements);
-      tensors[i].model = sides[i]->tensor(DType::kBFloat16, zeros.data());
+      tensors[i].model = sides[i]->tensor(DType::kBFloat16, zeros);
     }
   }
   for (int step = 0; step < 3; ++step) {
@@ -116,9 +96,8 @@ TEST_P(GpuOptimizer, UpdatesAsTheCpuDoes) {
       narrow[i] = to_bfloat16(wide[i]);
     }
     for (int i = 0; i < 2; ++i) {
-      tensors[i].gradients = variant.low_precision
-                                 ? sides[i]->tensor(DType::kBFloat16, narrow.data())
-                                 : sides[i]->tensor(DType::kFloat32, wide.data());
+      tensors[i].gradients = variant.low_precision ? sides[i]->tensor(DType::kBFloat16, narrow)
+                                                   : sides[i]->tensor(DType::kFloat32, wide);
       UpdateStep update;
       update.rates.assign(optimizers[i]->base_rates().begin(), optimizers[i]->base_rates().end());
       update.grad_scale = 0.5f;
