@@ -55,6 +55,7 @@ __device__ __forceinline__ T narrow(float value) {
 // N elements that move together; aligned so that they do so in one access of up to 16 bytes.
 template <class T, int N>
 struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack {
+  using Element = T;
   T at[N];
 };
 

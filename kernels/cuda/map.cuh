@@ -2,6 +2,8 @@
 // then works on them and writes, so that many loads are in flight.
 #pragma once
 
+#include <tuple>
+
 #include "kernels/cuda/device.cuh"
 
 namespace ds::kernels::cuda {
@@ -144,6 +146,119 @@ void map_rows(const GpuStream& on, const char* name, const Body& body, int64_t r
   const int64_t each = int64_t{kMapRows} * (kMapThreads >> tiles.lane_bits);
   launch(on, name, &map_rows_kernel<N, Body>,
          Grid{(rows + each - 1) / each * tiles.wide, kMapThreads}, body, tiles);
+}
+
+// ---- functions of elements ----
+
+// A matrix whose dense rows lie `stride` elements apart.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride;
+};
+
+template <class T>
+__device__ __forceinline__ T* address(T* array, int64_t at) {
+  return array + at;
+}
+template <class T>
+__device__ __forceinline__ T* address(const Rows<T>& m, int64_t row, int64_t column) {
+  return m.data + row * m.stride + column;
+}
+
+// A body of the loops above: function(to..., from...) makes packs from packs. To and From are
+// tuples of arrays (T*) or of Rows; what is read may be written too.
+template <class Function, class To, class From>
+struct EachBody;
+template <class Function, class... Y, class... X>
+struct EachBody<Function, std::tuple<Y...>, std::tuple<X...>> {
+  // Element types.
+  template <class T>
+  static T element(T*);
+  template <class T>
+  static T element(const T*);
+  template <class T>
+  static T element(Rows<T>);
+  template <class T>
+  static T element(Rows<const T>);
+  template <class A, int N>
+  using PackOf = Pack<decltype(element(std::declval<A>())), N>;
+
+  Function function;
+  std::tuple<Y...> to;
+  std::tuple<X...> from;
+
+  template <int N>
+  using Input = std::tuple<PackOf<X, N>...>;
+  template <int N>
+  __device__ __forceinline__ int column(int64_t) const {
+    return 0;
+  }
+  template <int N, class... Place>
+  __device__ __forceinline__ Input<N> load(Place... place) const {
+    return read<N>(std::index_sequence_for<X...>(), place...);
+  }
+  template <int N>
+  __device__ __forceinline__ void store(int64_t at, const Input<N>& in) const {
+    write<N>(in, std::index_sequence_for<Y...>(), std::index_sequence_for<X...>(), at);
+  }
+  template <int N>
+  __device__ __forceinline__ void store(int64_t row, int64_t column, int,
+                                        const Input<N>& in) const {
+    write<N>(in, std::index_sequence_for<Y...>(), std::index_sequence_for<X...>(), row, column);
+  }
+
+ private:
+  template <int N, size_t... I, class... Place>
+  __device__ __forceinline__ Input<N> read(std::index_sequence<I...>, Place... place) const {
+    return Input<N>(
+        load_pack<typename PackOf<X, N>::Element, N>(address(std::get<I>(from), place...))...);
+  }
+  template <int N, size_t... I, size_t... J, class... Place>
+  __device__ __forceinline__ void write(const Input<N>& in, std::index_sequence<I...>,
+                                        std::index_sequence<J...>, Place... place) const {
+    std::tuple<PackOf<Y, N>...> out;
+    function(std::get<I>(out)..., std::get<J>(in)...);
+    (store_pack(address(std::get<I>(to), place...), std::get<I>(out)), ...);
+  }
+};
+
+// A function of single elements: y = function(x...).
+template <class Function>
+struct Each {
+  Function function;
+  template <class Y, int N, class... X>
+  __device__ __forceinline__ void operator()(Pack<Y, N>& y, const Pack<X, N>&... x) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) y.at[i] = function(x.at[i]...);
+  }
+};
+
+// Runs a function of packs of up to N elements over arrays.
+template <int N, class Function, class... Y, class... X>
+void map_each(const GpuStream& on, const char* name, const Function& function, int64_t n,
+              const std::tuple<Y*...>& to, const std::tuple<X*...>& from) {
+  const EachBody<Function, std::tuple<Y*...>, std::tuple<X*...>> body{function, to, from};
+  std::apply([&](const auto*... arrays) { map<N>(on, name, body, n, arrays...); },
+             std::tuple_cat(to, from));
+}
+
+// And over matrices.
+template <int N, class Function, class... Y, class... X>
+void map_each_row(const GpuStream& on, const char* name, const Function& function, int64_t rows,
+                  int64_t cols, const std::tuple<Rows<Y>...>& to,
+                  const std::tuple<Rows<X>...>& from) {
+  const EachBody<Function, std::tuple<Rows<Y>...>, std::tuple<Rows<X>...>> body{function, to, from};
+  const bool fits = std::apply(
+      [&](const auto&... m) {
+        return ((cols % N == 0 && m.stride % N == 0) && ...) && packs_fit<N>(0, m.data...);
+      },
+      std::tuple_cat(to, from));
+  if (fits) {
+    map_rows<N>(on, name, body, rows, cols);
+  } else {
+    map_rows<1>(on, name, body, rows, cols);
+  }
 }
 
 }  // namespace ds::kernels::cuda

@@ -13,91 +13,32 @@ using namespace cuda;
 template <class X, class Y>
 inline constexpr int kBothPack = kPack<X> > kPack<Y> ? kPack<X> : kPack<Y>;
 
-template <class T>
-struct AddBody {
-  const T *a, *b;
-  T* y;
-  template <int N>
-  struct Input {
-    Pack<T, N> a, b;
-  };
-  template <int N>
-  __device__ __forceinline__ Input<N> load(int64_t at) const {
-    return {load_pack<T, N>(a + at), load_pack<T, N>(b + at)};
-  }
-  template <int N>
-  __device__ __forceinline__ void store(int64_t at, const Input<N>& in) const {
-    float left[N], right[N];
-    widen_pack(in.a, left);
-    widen_pack(in.b, right);
-#pragma unroll
-    for (int i = 0; i < N; ++i) left[i] += right[i];
-    store_pack(y + at, narrow_pack<T, N>(left));
+struct Sum {
+  template <class T>
+  __device__ __forceinline__ T operator()(T a, T b) const {
+    return narrow<T>(widen(a) + widen(b));
   }
 };
 
-template <class T>
-struct ScaleBody {
-  const T* x;
+struct Scaled {
   float factor;
-  T* y;
-  template <int N>
-  using Input = Pack<T, N>;
-  template <int N>
-  __device__ __forceinline__ Input<N> load(int64_t at) const {
-    return load_pack<T, N>(x + at);
-  }
-  template <int N>
-  __device__ __forceinline__ void store(int64_t at, const Input<N>& in) const {
-    float v[N];
-    widen_pack(in, v);
-#pragma unroll
-    for (int i = 0; i < N; ++i) v[i] *= factor;
-    store_pack(y + at, narrow_pack<T, N>(v));
+  template <class T>
+  __device__ __forceinline__ T operator()(T x) const {
+    return narrow<T>(widen(x) * factor);
   }
 };
 
 template <class T>
-struct FillBody {
+struct Constant {
   T value;
-  T* y;
-  template <int N>
-  struct Input {};
-  template <int N>
-  __device__ __forceinline__ Input<N> load(int64_t) const {
-    return {};
-  }
-  template <int N>
-  __device__ __forceinline__ void store(int64_t at, const Input<N>&) const {
-    Pack<T, N> pack;
-#pragma unroll
-    for (int i = 0; i < N; ++i) pack.at[i] = value;
-    store_pack(y + at, pack);
-  }
+  __device__ __forceinline__ T operator()() const { return value; }
 };
 
-template <class X, class Y>
-struct AccumulateBody {
-  const X* x;
+struct Accumulated {
   float factor;
-  Y* sum;
-  template <int N>
-  struct Input {
-    Pack<X, N> x;
-    Pack<Y, N> sum;
-  };
-  template <int N>
-  __device__ __forceinline__ Input<N> load(int64_t at) const {
-    return {load_pack<X, N>(x + at), load_pack<Y, N>(sum + at)};
-  }
-  template <int N>
-  __device__ __forceinline__ void store(int64_t at, const Input<N>& in) const {
-    float add[N], total[N];
-    widen_pack(in.x, add);
-    widen_pack(in.sum, total);
-#pragma unroll
-    for (int i = 0; i < N; ++i) total[i] = fmaf(factor, add[i], total[i]);
-    store_pack(sum + at, narrow_pack<Y, N>(total));
+  template <class X, class Y>
+  __device__ __forceinline__ Y operator()(X x, Y sum) const {
+    return narrow<Y>(fmaf(factor, widen(x), widen(sum)));
   }
 };
 
@@ -129,7 +70,9 @@ __global__ void __launch_bounds__(kMapThreads)
     }
   }
   const int64_t at = block - (low > 0 ? parts.end[low - 1] : 0);
-  const AccumulateBody<X, Y> body{parts.x[low], parts.factor, parts.sum[low]};
+  Y* const sum = parts.sum[low];
+  const EachBody<Each<Accumulated>, std::tuple<Y*>, std::tuple<const X*, Y*>> body{
+      {{parts.factor}}, {sum}, {parts.x[low], sum}};
   if (parts.head[low] >= 0) {
     map_block<kN>(body, at, parts.head[low], parts.n[low]);
   } else {
@@ -169,22 +112,11 @@ __device__ __forceinline__ Y converted(X x) {
   }
 }
 
-template <class X, class Y>
-struct CastBody {
-  const X* x;
-  Y* y;
-  template <int N>
-  using Input = Pack<X, N>;
-  template <int N>
-  __device__ __forceinline__ Input<N> load(int64_t at) const {
-    return load_pack<X, N>(x + at);
-  }
-  template <int N>
-  __device__ __forceinline__ void store(int64_t at, const Input<N>& in) const {
-    Pack<Y, N> out;
-#pragma unroll
-    for (int i = 0; i < N; ++i) out.at[i] = converted<Y>(in.at[i]);
-    store_pack(y + at, out);
+template <class Y>
+struct Cast {
+  template <class X>
+  __device__ __forceinline__ Y operator()(X x) const {
+    return converted<Y>(x);
   }
 };
 
@@ -206,7 +138,6 @@ __device__ __forceinline__ int64_t offset_of(const Strided& shape, Index flat) {
 template <int N, class Index, class X, class Y>
 __global__ void __launch_bounds__(kMapThreads)
     cast_strided(const X* x, const __grid_constant__ Strided shape, int64_t packs, Y* y) {
-  const CastBody<X, Y> to{nullptr, y};
   const int64_t first = int64_t{blockIdx.x} * (kMapPacks * kMapThreads) + threadIdx.x;
   Pack<X, N> in[kMapPacks];
 #pragma unroll
@@ -219,7 +150,10 @@ __global__ void __launch_bounds__(kMapThreads)
 #pragma unroll
   for (int k = 0; k < kMapPacks; ++k) {
     const int64_t pack = first + k * kMapThreads;
-    if (pack < packs) to.template store<N>(pack * N, in[k]);
+    if (pack >= packs) break;
+    Pack<Y, N> out;
+    Each<Cast<Y>>()(out, in[k]);
+    store_pack(y + pack * N, out);
   }
 }
 
@@ -328,23 +262,24 @@ void cast_rows(const X* x, const Strided& shape, Y* y, const GpuStream& on) {
 
 template <class T>
 void add(const T* a, const T* b, int64_t n, T* y, const GpuStream& on) {
-  map<kPack<T>>(on, "add", AddBody<T>{a, b, y}, n, a, b, static_cast<const T*>(y));
+  map_each<kPack<T>>(on, "add", Each<Sum>(), n, std::tuple(y), std::tuple(a, b));
 }
 
 template <class T>
 void scale(const T* x, float factor, int64_t n, T* y, const GpuStream& on) {
-  map<kPack<T>>(on, "scale", ScaleBody<T>{x, factor, y}, n, x, static_cast<const T*>(y));
+  map_each<kPack<T>>(on, "scale", Each<Scaled>{{factor}}, n, std::tuple(y), std::tuple(x));
 }
 
 template <class T>
 void fill(float value, int64_t n, T* y, const GpuStream& on) {
-  map<kPack<T>>(on, "fill", FillBody<T>{from_float<T>(value), y}, n, static_cast<const T*>(y));
+  map_each<kPack<T>>(on, "fill", Each<Constant<T>>{{from_float<T>(value)}}, n, std::tuple(y),
+                     std::tuple());
 }
 
 template <class X, class Y>
 void accumulate(const X* x, float factor, int64_t n, Y* sum, const GpuStream& on) {
-  map<kBothPack<X, Y>>(on, "accumulate", AccumulateBody<X, Y>{x, factor, sum}, n, x,
-                       static_cast<const Y*>(sum));
+  map_each<kBothPack<X, Y>>(on, "accumulate", Each<Accumulated>{{factor}}, n, std::tuple(sum),
+                            std::tuple(x, sum));
 }
 
 template <class X, class Y>
@@ -376,7 +311,7 @@ void accumulate_many(const Accumulation<X, Y>* parts, int64_t count, float facto
 
 template <class X, class Y>
 void cast(const X* x, int64_t n, Y* y, const GpuStream& on) {
-  map<kBothPack<X, Y>>(on, "cast", CastBody<X, Y>{x, y}, n, x, static_cast<const Y*>(y));
+  map_each<kBothPack<X, Y>>(on, "cast", Each<Cast<Y>>(), n, std::tuple(y), std::tuple(x));
 }
 
 template <class X, class Y>

@@ -7,54 +7,18 @@ namespace {
 
 using namespace cuda;
 
-struct SplitBody {
-  const float* masters;
-  bfloat16* weights;
-  uint16_t* low;
+struct Split {
   template <int N>
-  using Input = Pack<float, N>;
-  template <int N>
-  __device__ __forceinline__ Input<N> load(int64_t at) const {
-    return load_pack<float, N>(masters + at);
-  }
-  template <int N>
-  __device__ __forceinline__ void store(int64_t at, const Input<N>& in) const {
-    Pack<bfloat16, N> high;
-    Pack<uint16_t, N> rest;
+  __device__ __forceinline__ void operator()(Pack<bfloat16, N>& weights, Pack<uint16_t, N>& low,
+                                             const Pack<float, N>& masters) const {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const unsigned bits = __float_as_uint(in.at[i]);
-      high.at[i].bits = static_cast<uint16_t>((bits + 0x8000u) >> 16);
-      rest.at[i] = static_cast<uint16_t>(bits);
-    }
-    store_pack(weights + at, high);
-    store_pack(low + at, rest);
+    for (int i = 0; i < N; ++i) split_master(masters.at[i], weights.at[i], low.at[i]);
   }
 };
 
-struct JoinBody {
-  const bfloat16* weights;
-  const uint16_t* low;
-  float* masters;
-  template <int N>
-  struct Input {
-    Pack<bfloat16, N> high;
-    Pack<uint16_t, N> low;
-  };
-  template <int N>
-  __device__ __forceinline__ Input<N> load(int64_t at) const {
-    return {load_pack<bfloat16, N>(weights + at), load_pack<uint16_t, N>(low + at)};
-  }
-  template <int N>
-  __device__ __forceinline__ void store(int64_t at, const Input<N>& in) const {
-    Pack<float, N> out;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const unsigned high = static_cast<unsigned>(in.high.at[i].bits) << 16;
-      out.at[i] = __uint_as_float(
-          high + static_cast<unsigned>(static_cast<int>(static_cast<int16_t>(in.low.at[i]))));
-    }
-    store_pack(masters + at, out);
+struct Join {
+  __device__ __forceinline__ float operator()(bfloat16 weight, uint16_t low) const {
+    return join_master(weight, low);
   }
 };
 
@@ -62,14 +26,12 @@ struct JoinBody {
 
 void split_masters(int64_t n, const float* masters, bfloat16* weights, uint16_t* low,
                    const GpuStream& on) {
-  map<8>(on, "split_masters", SplitBody{masters, weights, low}, n, masters,
-         static_cast<const bfloat16*>(weights), static_cast<const uint16_t*>(low));
+  map_each<8>(on, "split_masters", Split(), n, std::tuple(weights, low), std::tuple(masters));
 }
 
 void join_masters(int64_t n, const bfloat16* weights, const uint16_t* low, float* masters,
                   const GpuStream& on) {
-  map<8>(on, "join_masters", JoinBody{weights, low, masters}, n, weights, low,
-         static_cast<const float*>(masters));
+  map_each<8>(on, "join_masters", Each<Join>(), n, std::tuple(masters), std::tuple(weights, low));
 }
 
 }  // namespace ds::kernels
