@@ -46,12 +46,4 @@ void run(const OpContext& ctx, const Kernel& kernel) {
   kernel(*ctx.pool);
 }
 
-// For operators that GPUs do not run.
-template <class Kernel>
-void run_on_cpu(const OpContext& ctx, const Kernel& kernel) {
-  DS_CHECK(ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported,
-           "this operator does not run on ", ctx.device->describe(), "; use the CPU");
-  kernel(*ctx.pool);
-}
-
 }  // namespace ds::ops
