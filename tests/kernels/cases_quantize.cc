@@ -127,13 +127,15 @@ OpCase timed(DType dtype, const ops::QuantizeOptions& o, const Sizes& s) {
 }  // namespace
 
 std::vector<OpCase> quantize_cases() {
-  const std::vector<ops::QuantizeOptions> forms{{8, 0, true},  {8, 32, true},  {4, 0, true},
-                                                {4, 64, true}, {4, 32, false}, {4, 0, false}};
+  const std::vector<ops::QuantizeOptions> forms{{8, 0, true},   {8, 32, true}, {8, 40, true},
+                                                {4, 0, true},   {4, 64, true}, {4, 24, true},
+                                                {4, 32, false}, {4, 0, false}};
   std::vector<OpCase> rows;
   for (const DType dtype : kFloatTypes) {
     for (const ops::QuantizeOptions& form : forms) {
-      for (const Sizes& s : {Sizes{1, 1, 1}, Sizes{2, 17, 31}, Sizes{3, 32, 64}, Sizes{4, 5, 72},
-                             Sizes{7, 49, 136}, Sizes{8, 33, 200}, Sizes{21, 70, 130}}) {
+      for (const Sizes& s :
+           {Sizes{1, 1, 1}, Sizes{2, 17, 31}, Sizes{3, 32, 64}, Sizes{4, 5, 72}, Sizes{7, 49, 136},
+            Sizes{8, 33, 200}, Sizes{5, 18, 1300}, Sizes{21, 70, 130}}) {
         OpCase row;
         row.name = row_name(dtype, form, s);
         row.check = [=](const OpContext& ctx, uint64_t seed) {
