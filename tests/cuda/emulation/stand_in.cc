@@ -1,5 +1,6 @@
 #include "cuda/emulation/stand_in.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 
 namespace {
@@ -16,6 +18,7 @@ struct Work {
   std::function<void()> run;
   const void* target = nullptr;
   const void* source = nullptr;
+  std::function<bool()> ready = {};  // none: always
 };
 
 struct Queue {
@@ -56,6 +59,7 @@ struct World {
   int64_t bytes_each = int64_t{64} << 20;
   int driver_version = CUDART_VERSION;
   bool driver_calls = true;
+  bool go_on_when_asked = false;
   int64_t used[kMostGpus] = {};
   int calls[kMostGpus] = {};
   bool created[kMostGpus] = {};
@@ -104,18 +108,44 @@ int gpu_of(const char* call) {
   return t_context->gpu;
 }
 
-void run_one(Queue& queue) {
+// False when the next work cannot begin yet.
+bool run_one(Queue& queue) {
+  if (queue.work.front().ready && !queue.work.front().ready()) return false;
   Work work = std::move(queue.work.front());
   queue.work.pop_front();
-  work.run();
+  if (work.run) work.run();
+  return true;
+}
+
+// Goes on as far as it can; true when the mark was reached.
+bool advance(const Mark& mark) {
+  while (!mark.done && run_one(*mark.queue)) {
+  }
+  return mark.done;
+}
+
+// What it waits for comes from other threads, which need the stand-in.
+template <class Done>
+void let_others(const Done& done) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > end) return violate("a wait without end");
+    world().mutex.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    world().mutex.lock();
+  }
 }
 
 void drain(Queue& queue) {
-  while (!queue.work.empty()) run_one(queue);
+  let_others([&] {
+    while (!queue.work.empty() && run_one(queue)) {
+    }
+    return queue.work.empty();
+  });
 }
 
 void finish(const Mark& mark) {
-  while (!mark.done) run_one(*mark.queue);
+  let_others([&] { return advance(mark); });
 }
 
 const std::pair<char* const, Block>* block_of(const void* pointer) {
@@ -254,14 +284,16 @@ cudaError_t cudaFree(void* block) {
     violate("cudaFree of what cudaMalloc did not give");
     return done(cudaErrorInvalidValue);
   }
+  std::vector<std::shared_ptr<Queue>> queues;
   for (const cudaStream_t stream : world().streams) {
     for (const Work& work : stream->queue->work) {
       if (block_of(work.target) == &*found || block_of(work.source) == &*found) {
         violate("cudaFree of memory that queued work uses");
       }
     }
-    drain(*stream->queue);
+    if (stream->gpu == found->second.gpu) queues.push_back(stream->queue);
   }
+  for (const auto& queue : queues) drain(*queue);  // other threads may come in between
   world().used[found->second.gpu] -= found->second.size;
   std::free(found->first);
   world().blocks.erase(found);
@@ -302,7 +334,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   STAND_IN_BEGIN(cudaStreamWaitEvent);
   STAND_IN_KNOWN(streams, stream);
   STAND_IN_KNOWN(events, event);
-  stream->queue->work.push_back({[mark = event->mark] { finish(*mark); }});
+  stream->queue->work.push_back(
+      {{}, nullptr, nullptr, [mark = event->mark] { return advance(*mark); }});
   return cudaSuccess;
 }
 
@@ -334,6 +367,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   STAND_IN_BEGIN(cudaEventQuery);
   STAND_IN_KNOWN(events, event);
+  if (world().go_on_when_asked) advance(*event->mark);
   return done(event->mark->done ? cudaSuccess : cudaErrorNotReady);
 }
 
@@ -384,6 +418,7 @@ void reset(int gpus, int64_t bytes_each) {
   w.bytes_each = bytes_each;
   w.driver_version = CUDART_VERSION;
   w.driver_calls = true;
+  w.go_on_when_asked = false;
   for (int i = 0; i < kMostGpus; ++i) {
     w.used[i] = 0;
     w.calls[i] = 0;
@@ -393,13 +428,20 @@ void reset(int gpus, int64_t bytes_each) {
   t_last_error = cudaSuccess;
 }
 
-cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> run) {
+cudaError_t queue_work(cudaStream_t stream, std::function<bool()> ready,
+                       std::function<void()> run) {
   STAND_IN_BEGIN(cudaLaunchKernel);
   STAND_IN_KNOWN(streams, stream);
   if (gpu != stream->gpu) return done(cudaErrorInvalidResourceHandle);
-  stream->queue->work.push_back({std::move(run)});
+  stream->queue->work.push_back({std::move(run), nullptr, nullptr, std::move(ready)});
   return cudaSuccess;
 }
+
+cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> run) {
+  return queue_work(stream, {}, std::move(run));
+}
+
+void go_on_when_asked() { world().go_on_when_asked = true; }
 
 void fail_next(const std::string& call, cudaError_t status) {
   const Lock lock(world().mutex);

@@ -2,8 +2,9 @@
 // host memory. It shows that they are made in the right order with the right arguments; it is no
 // GPU.
 //
-// Work is queued and runs only when something waits for it, so a missing wait is seen as wrong
-// bytes. What CUDA would punish (or forgive by luck) is written down as a violation.
+// Work is queued and runs only when something waits for it (or asks, see go_on_when_asked), so a
+// missing wait is seen as wrong bytes. What CUDA would punish (or forgive by luck) is written down
+// as a violation.
 #pragma once
 
 #include <cuda.h>
@@ -14,6 +15,8 @@
 #include <string>
 #include <vector>
 
+// Also for libraries that a test opens.
+#pragma GCC visibility push(default)
 namespace ds::testing::stand_in {
 
 // Forgets everything and shows `gpus` GPUs.
@@ -26,6 +29,12 @@ void hide_driver_calls();
 
 // What emulation::launch does: the kernel runs in the order of its stream.
 cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> run);
+
+// Work that begins when `ready` says so; asked again and again once the work before it is over.
+// Streams wait, and so does whoever waits for them. Both are called with the stand-in locked.
+cudaError_t queue_work(cudaStream_t stream, std::function<bool()> ready, std::function<void()> run);
+// Asking for an event lets the work before it go on, as it would on a GPU.
+void go_on_when_asked();
 
 struct Live {
   int blocks = 0;
@@ -45,3 +54,4 @@ bool has_context(int gpu);  // something created the GPU's primary context
 int current_gpu_calls(int gpu);
 
 }  // namespace ds::testing::stand_in
+#pragma GCC visibility pop
