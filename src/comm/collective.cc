@@ -41,6 +41,8 @@ std::string_view transport_name(TransportKind kind) noexcept {
       return "hierarchical";
     case TransportKind::kMpi:
       return "mpi";
+    case TransportKind::kNccl:
+      return "nccl";
   }
   return "unknown";
 }

@@ -11,6 +11,7 @@
 #include "comm/group.h"
 #include "comm/hierarchical.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/nccl/nccl_communicator.h"
 #include "comm/shm/shm_transport.h"
 #include "comm/sockets/sockets_transport.h"
 #include "comm/sockets/tcp_store.h"
@@ -129,7 +130,8 @@ std::unique_ptr<Transport> make_transport(int rank, const CommOptions& options,
         return make_hierarchical(rank, options, hosts, sockets, gather);
       }
       break;
-    case TransportKind::kMpi:  // has no store to meet at
+    case TransportKind::kMpi:   // has no store to meet at
+    case TransportKind::kNccl:  // is built on another
     case TransportKind::kSockets:
       break;
   }
@@ -226,7 +228,10 @@ std::shared_ptr<Communicator> make_communicator(int rank, int world, const CommO
   }
   DS_CHECK(world >= 1 && rank >= 0 && rank < world, Code::kInvalidArgument, "rank ", rank,
            " is not in a group of ", world);
-  if (world == 1) return make_single_communicator(options);
+  const bool on_gpus = options.transport == TransportKind::kNccl;
+  if (world == 1) {
+    return on_gpus ? make_local_group(1, options).front() : make_single_communicator(options);
+  }
 
   const std::string job = !options.job_id.empty() ? options.job_id : place.job_id;
   Meeting meeting;
@@ -239,22 +244,26 @@ std::shared_ptr<Communicator> make_communicator(int rank, int world, const CommO
   const GatherTexts gather =
       gather_over_store(meeting.store, "ds/" + job, rank, world, options.rendezvous_deadline);
   const std::vector<int> nodes = read_introductions(gather(introduction(world, options)));
-  auto transport = make_transport(rank, options, nodes, meeting.address, gather);
+  CommOptions below = options;
+  if (on_gpus) below.transport = TransportKind::kAuto;
+  auto transport = make_transport(rank, below, nodes, meeting.address, gather);
   auto group =
       std::make_shared<Group>(std::move(transport), options, pretended_nodes(options, nodes));
   group->barrier({.label = "rendezvous", .deadline = options.rendezvous_deadline});
+  if (on_gpus) return make_nccl_communicator(std::move(group), options);
   return group;
 }
 
 std::vector<std::shared_ptr<Communicator>> make_local_group(int size, const CommOptions& options) {
   DS_CHECK(size >= 1, Code::kInvalidArgument, "a group of ", size, " ranks is none");
-  std::vector<std::shared_ptr<Communicator>> group;
+  std::vector<std::shared_ptr<Group>> group;
   const std::vector<int> nodes =
       pretended_nodes(options, std::vector<int>(static_cast<size_t>(size), 0));
   for (auto& transport : ShmTransport::make_local(size)) {
     group.push_back(std::make_shared<Group>(std::move(transport), options, nodes));
   }
-  return group;
+  if (options.transport == TransportKind::kNccl) return make_local_nccl(group, options);
+  return {group.begin(), group.end()};
 }
 
 }  // namespace ds

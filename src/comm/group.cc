@@ -74,6 +74,12 @@ OperationPtr Group::make_operation(Collective kind, const CollectiveOptions& opt
 }
 
 WorkPtr Group::start(Call call, const CollectiveOptions& options) {
+  for (const Tensor* tensor : {&call.output, &call.input}) {
+    DS_CHECK(!*tensor || tensor->storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported,
+             collective_name(call.kind),
+             ": a tensor lies on cuda:", tensor->storage()->device_index(), ", and transport \"",
+             transport(), "\" carries memory of the host; make the group with transport \"nccl\"");
+  }
   const OperationPtr operation = make_operation(call.kind, options);
   Record& record = operation->record;
   const Tensor& told = call.kind == Collective::kScatter || !call.input ? call.output : call.input;
@@ -259,6 +265,19 @@ Tensor Group::do_shared_tensor(const std::shared_ptr<Device>& device, DType dtyp
   };
   run_blocking(operation);
   return tensor;
+}
+
+std::unique_ptr<Transport> Group::make_side_transport(const CollectiveOptions& options) {
+  check_active("split");
+  const OperationPtr operation = make_operation(Collective::kSplit, options);
+  std::unique_ptr<Transport> side;
+  operation->body = [&] {
+    std::vector<int> everybody;
+    for (int peer = 0; peer < size(); ++peer) everybody.push_back(peer);
+    side = transport_->split(everybody, gather_texts(*operation), watch_of(*operation));
+  };
+  run_blocking(operation);
+  return side;
 }
 
 std::shared_ptr<Communicator> Group::do_split(int color, int key,

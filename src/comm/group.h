@@ -26,8 +26,15 @@ class Group : public Communicator {
   const char* transport() const noexcept override { return transport_->name(); }
   void set_logger(std::shared_ptr<CommsLogger> logger) override { logger_ = std::move(logger); }
 
- protected:
+  // For a communicator that is built on this one.
   WorkPtr start(Call call, const CollectiveOptions& options) override;
+  // Collective: a transport of its own between the same ranks.
+  std::unique_ptr<Transport> make_side_transport(const CollectiveOptions& options = {});
+  // Any thread: throws what ended the group, and ends it.
+  void check_raised() const { transport_->check_raised(); }
+  void fail_with(const Error& error) noexcept { end_with(error); }
+
+ protected:
   WorkPtr do_barrier(const CollectiveOptions& options) override;
   Tensor do_shared_tensor(const std::shared_ptr<Device>& device, DType dtype, const Shape& shape,
                           MemoryTag tag, const CollectiveOptions& options) override;

@@ -47,7 +47,7 @@ TransportKind parse_transport(const Json& value) {
   std::vector<std::string> known;
   for (const TransportKind kind :
        {TransportKind::kAuto, TransportKind::kSelf, TransportKind::kShm, TransportKind::kSockets,
-        TransportKind::kHierarchical, TransportKind::kMpi}) {
+        TransportKind::kHierarchical, TransportKind::kMpi, TransportKind::kNccl}) {
     if (name == transport_name(kind)) return kind;
     known.emplace_back(transport_name(kind));
   }
@@ -63,12 +63,19 @@ CommOptions parse_comm_options(std::string_view json) {
   const Json document = parse_json(json, kWhat, Code::kConfig);
   DS_CHECK(document.is_object(), Code::kConfig, kWhat, ": an object is needed, not ",
            document.type_name());
-  static const std::vector<std::string> kKeys = {"timeout_seconds",  "rendezvous_timeout_seconds",
-                                                 "transport",        "across",
-                                                 "mpi_communicator", "mpi_plugin",
-                                                 "ranks_per_node",   "checked",
-                                                 "master_addr",      "master_port",
-                                                 "host_address",     "job_id"};
+  static const std::vector<std::string> kKeys = {"timeout_seconds",
+                                                 "rendezvous_timeout_seconds",
+                                                 "transport",
+                                                 "across",
+                                                 "mpi_communicator",
+                                                 "mpi_plugin",
+                                                 "nccl_library",
+                                                 "ranks_per_node",
+                                                 "checked",
+                                                 "master_addr",
+                                                 "master_port",
+                                                 "host_address",
+                                                 "job_id"};
   for (const auto& [key, value] : document.items()) {
     if (key == "timeout_seconds") {
       options.deadline = parse_timeout(key, value);
@@ -85,6 +92,8 @@ CommOptions parse_comm_options(std::string_view json) {
       options.mpi_communicator = parse_whole(key, value, INT32_MIN, INT32_MAX);
     } else if (key == "mpi_plugin") {
       options.mpi_plugin = parse_text(key, value, 4000);
+    } else if (key == "nccl_library") {
+      options.nccl_library = parse_text(key, value, 4000);
     } else if (key == "ranks_per_node") {
       options.ranks_per_node = parse_whole(key, value, 0, 1 << 20);
     } else if (key == "checked") {
@@ -117,6 +126,8 @@ CommOptions parse_comm_options(std::string_view json) {
       Code::kConfig, kWhat,
       ": /mpi_communicator and /mpi_plugin need /transport \"mpi\", or "
       "\"hierarchical\" with /across \"mpi\"");
+  DS_CHECK(options.transport == TransportKind::kNccl || options.nccl_library.empty(), Code::kConfig,
+           kWhat, ": /nccl_library needs /transport \"nccl\"");
   return options;
 }
 

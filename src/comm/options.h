@@ -9,7 +9,7 @@
 
 namespace ds {
 
-enum class TransportKind { kAuto, kSelf, kShm, kSockets, kHierarchical, kMpi };
+enum class TransportKind { kAuto, kSelf, kShm, kSockets, kHierarchical, kMpi, kNccl };
 std::string_view transport_name(TransportKind kind) noexcept;
 
 struct CommOptions {
@@ -21,6 +21,7 @@ struct CommOptions {
   // The group's ranks by a Fortran handle (MPI_Comm_c2f); nothing: MPI_COMM_WORLD.
   std::optional<int64_t> mpi_communicator;
   std::string mpi_plugin;    // its file; "": DS_MPI_PLUGIN, else beside this library
+  std::string nccl_library;  // its file; "": DS_NCCL_LIBRARY, else libnccl.so.2
   int ranks_per_node = 0;    // > 0: pretend that so many consecutive ranks share a host
   bool checked = false;      // labels and shapes of collectives must agree too
   std::string master_addr;   // "": MASTER_ADDR of the environment
@@ -31,9 +32,9 @@ struct CommOptions {
 
 // Reads a JSON document such as {"timeout_seconds": 1800, "transport": "shm"}. "" and "{}" mean the
 // defaults; unknown keys and wrong values throw kConfig. Keys: timeout_seconds,
-// rendezvous_timeout_seconds, transport (auto, self, shm, sockets, hierarchical, mpi), across
-// (sockets, mpi), mpi_communicator, mpi_plugin, ranks_per_node, checked, master_addr, master_port,
-// host_address, job_id.
+// rendezvous_timeout_seconds, transport (auto, self, shm, sockets, hierarchical, mpi, nccl), across
+// (sockets, mpi), mpi_communicator, mpi_plugin, nccl_library, ranks_per_node, checked, master_addr,
+// master_port, host_address, job_id.
 CommOptions parse_comm_options(std::string_view json);
 
 }  // namespace ds

@@ -34,7 +34,7 @@ class SingleCommunicator : public Communicator {
     const auto begin = std::chrono::steady_clock::now();
     const int64_t bytes = call.input ? call.input.bytes() : 0;
     if (call.output.raw() != call.input.raw() && bytes > 0) {
-      std::memmove(call.output.raw(), call.input.raw(), static_cast<size_t>(bytes));
+      copy(call.output, call.input);
     }
     count(call.kind);
     if (logger_) {
@@ -78,6 +78,14 @@ class SingleCommunicator : public Communicator {
   }
 
  private:
+  static void copy(const Tensor& output, const Tensor& input) {
+    const std::shared_ptr<Device>& device = output.storage()->device();
+    if (device != nullptr && device->kind() != DeviceKind::kCpu) {
+      device->copy(output.raw(), input.raw(), input.bytes(), device->default_stream());
+    } else {
+      std::memmove(output.raw(), input.raw(), static_cast<size_t>(input.bytes()));
+    }
+  }
   void count(Collective kind) { ++calls_[static_cast<size_t>(kind)]; }
 
   const WorkPtr done_ = std::make_shared<DoneWork>();

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "comm/factory.h"
+#include "device/cuda_device.h"
 
 namespace ds {
 namespace {
@@ -143,7 +144,8 @@ TEST(CommOptions, Parsed) {
   const auto refused = [](const char* text, const char* json) {
     expect_error(Code::kConfig, text, [&] { parse_comm_options(json); });
   };
-  refused("known are: auto, self, shm, sockets, hierarchical, mpi", R"({"transport": "tcp"})");
+  refused("known are: auto, self, shm, sockets, hierarchical, mpi, nccl",
+          R"({"transport": "tcp"})");
   const CommOptions mpi = parse_comm_options(
       R"({"transport": "hierarchical", "across": "mpi", "mpi_communicator": -7, "mpi_plugin": "p"})");
   EXPECT_TRUE(mpi.mpi_across);
@@ -153,6 +155,8 @@ TEST(CommOptions, Parsed) {
   refused("what lies between the nodes", R"({"across": "mpi"})");
   refused("need /transport \"mpi\"", R"({"mpi_communicator": 1})");
   refused("need /transport \"mpi\"", R"({"transport": "shm", "mpi_plugin": "p"})");
+  EXPECT_EQ(parse_comm_options(R"({"transport": "nccl", "nccl_library": "l"})").nccl_library, "l");
+  refused("needs /transport \"nccl\"", R"({"nccl_library": "l"})");
   refused("between -2147483648", R"({"transport": "mpi", "mpi_communicator": 4294967296})");
   refused("did you mean \"ranks_per_node\"", R"({"rank_per_node": 1})");
   refused("between 0 and 65535", R"({"master_port": 70000})");
@@ -171,6 +175,17 @@ TEST(MpiPlugin, WhatIsMissingIsSaid) {
   refused("MPI needs the plug-in libds_mpi.so, which is built when MPI is found",
           R"({"transport": "mpi", "mpi_plugin": "/nowhere/libds_mpi.so"})");
   refused("is no plug-in of this library", R"({"transport": "mpi", "mpi_plugin": "libm.so.6"})");
+}
+
+TEST(Nccl, WhatIsMissingIsSaid) {
+  const CommOptions options =
+      parse_comm_options(R"({"transport": "nccl", "nccl_library": "/nowhere/libnccl.so.2"})");
+  std::string why_none;
+  const bool none = list_cuda_devices(&why_none).empty();
+  for (const auto& make : std::vector<std::function<void()>>{
+           [&] { make_local_group(2, options); }, [&] { make_communicator(0, 1, options); }}) {
+    expect_error(Code::kUnsupported, none ? why_none.c_str() : "/nowhere/libnccl.so.2", make);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,68 @@
+// One NCCL communicator on one GPU, with a stream of its own. Nothing here blocks inside NCCL: what
+// it has begun is asked for until it is over, the deadline passes or somebody says stop.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/nccl/nccl_library.h"
+#include "comm/transport.h"
+#include "device/cuda_device.h"
+
+namespace ds::comm {
+
+// A deadline that passed. Peers are then asked who did not come.
+class NcclLate : public Error {
+ public:
+  using Error::Error;
+};
+
+// How long something may take, and what it is for errors.
+struct NcclLimit {
+  std::string what;
+  Clock::time_point deadline;
+  std::chrono::milliseconds allowed{};
+  [[noreturn]] void fail_late() const;
+};
+
+// One thread at a time.
+class NcclChannel {
+ public:
+  // Collective over the ranks that have the id. `stop` may turn true at any moment.
+  NcclChannel(std::shared_ptr<const nccl::Library> library, std::shared_ptr<CudaDevice> device,
+              const nccl::UniqueId& id, int rank, int size, const std::atomic<bool>& stop,
+              const NcclLimit& limit);
+  ~NcclChannel();  // aborts what was not finalized
+
+  CudaDevice& device() const { return *device_; }
+  Stream& stream() const { return *stream_; }
+  const nccl::Library& library() const { return *library_; }
+  nccl::Comm comm() const { return comm_; }
+  nccl::CudaStream native() const { return stream_->native(); }
+
+  // Makes NCCL queue what `calls` asks for, as one group, on the stream.
+  void launch(const std::function<void()>& calls, const NcclLimit& limit);
+  // Throws for what NCCL answers, unless it is going on.
+  void check(nccl::Result result, const char* call) const;
+  // What has failed in the background, if anything.
+  std::optional<Error> trouble() const;
+  // Collective: everything has arrived everywhere when it returns.
+  void finalize(const NcclLimit& limit);
+  // Ends what is queued. Memory freed from now on waits for what the GPU still does with it.
+  void end() noexcept;
+
+ private:
+  void begin(const nccl::UniqueId& id, int rank, int size, const NcclLimit& limit);
+  void settle(const char* call, const NcclLimit& limit) const;
+
+  const std::shared_ptr<const nccl::Library> library_;
+  const std::shared_ptr<CudaDevice> device_;
+  const std::unique_ptr<Stream> stream_;
+  const std::atomic<bool>& stop_;
+  nccl::Comm comm_ = nullptr;
+};
+
+}  // namespace ds::comm
