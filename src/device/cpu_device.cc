@@ -3,31 +3,16 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
-#include <cstring>
 
 #include "device/arena.h"
 #include "device/block_cache.h"
-#include "device/device.h"
+#include "device/host_device.h"
 
 namespace ds {
 namespace {
 
 constexpr int64_t kAlignment = Arena::kAlignment;
 constexpr int64_t kHugePage = BlockCache::kLargeUnit;
-
-class CpuEvent : public Event {
- public:
-  bool ready() const override { return true; }
-  void synchronize() override {}
-};
-
-class CpuStream : public Stream {
- public:
-  void* native() const noexcept override { return nullptr; }
-  void synchronize() override {}
-  std::unique_ptr<Event> record() override { return std::make_unique<CpuEvent>(); }
-  void wait(const Event&) override {}
-};
 
 class CpuBlocks : public BlockSource {
  public:
@@ -42,24 +27,9 @@ class CpuBlocks : public BlockSource {
   std::string place() const override { return "the CPU"; }
 };
 
-// What the CPU devices share: work runs at once.
-class CpuDevice : public Device {
+class CpuDevice : public HostDevice {
  public:
-  DeviceKind kind() const noexcept override { return DeviceKind::kCpu; }
-  int index() const noexcept override { return 0; }
   std::string describe() const override { return "cpu"; }
-
-  Stream& default_stream() override { return stream_; }
-  std::unique_ptr<Stream> create_stream() override { return std::make_unique<CpuStream>(); }
-  void copy(void* target, const void* source, int64_t bytes, Stream&) override {
-    if (bytes > 0) std::memcpy(target, source, static_cast<size_t>(bytes));
-  }
-  void clear(void* target, int64_t bytes, Stream&) override {
-    if (bytes > 0) std::memset(target, 0, static_cast<size_t>(bytes));
-  }
-
- private:
-  CpuStream stream_;
 };
 
 // For single tensors: every block comes from the heap and goes back at once.

@@ -136,6 +136,7 @@ class CudaDeviceHere : public CudaDevice {
         name_(std::move(name)),
         processors_(processors),
         stream_(place),
+        pinned_(cuda::make_pinned_memory(place, name_)),
         source_(place, name_, stream_),
         blocks_(
             *this, source_,
@@ -146,6 +147,7 @@ class CudaDeviceHere : public CudaDevice {
   int index() const noexcept override { return place_.index; }
   std::string describe() const override { return name_; }
   int processors() const noexcept override { return processors_; }
+  const std::shared_ptr<Device>& pinned() const noexcept override { return pinned_; }
 
   void* allocate(int64_t bytes, MemoryTag tag) override { return blocks_.allocate(bytes, tag); }
   void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept override {
@@ -166,6 +168,22 @@ class CudaDeviceHere : public CudaDevice {
         cuda::call(place_,
                    [&] { return cudaMemcpyAsync(target, source, size, cudaMemcpyDefault, on); }),
         "copying ", format_bytes(bytes), " on ", name_);
+  }
+  void copy_rows(void* target, int64_t target_pitch, const void* source, int64_t source_pitch,
+                 int64_t width, int64_t rows, Stream& stream) override {
+    const cudaStream_t on = stream_handle(stream, width, "copy rows of");
+    DS_CHECK(rows >= 0 && target_pitch >= width && source_pitch >= width, Code::kInvalidArgument,
+             "cannot copy ", rows, " rows of ", width, " bytes that begin every ", source_pitch,
+             " and ", target_pitch, " bytes");
+    if (width == 0 || rows == 0) return;
+    const auto size = [](int64_t n) { return static_cast<size_t>(n); };
+    cuda::check(cuda::call(place_,
+                           [&] {
+                             return cudaMemcpy2DAsync(target, size(target_pitch), source,
+                                                      size(source_pitch), size(width), size(rows),
+                                                      cudaMemcpyDefault, on);
+                           }),
+                "copying ", rows, " rows of ", format_bytes(width), " on ", name_);
   }
   void clear(void* target, int64_t bytes, Stream& stream) override {
     const cudaStream_t on = stream_handle(stream, bytes, "clear");
@@ -195,6 +213,7 @@ class CudaDeviceHere : public CudaDevice {
   const std::string name_;
   const int processors_;
   CudaStream stream_;
+  const std::shared_ptr<Device> pinned_;
   CudaBlocks source_;
   BlockCache blocks_;  // after its source and its stream
 };

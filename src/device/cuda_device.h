@@ -29,11 +29,17 @@ std::vector<CudaDeviceInfo> list_cuda_devices(std::string* why_none = nullptr);
 std::string cuda_runtime_version();
 std::string cuda_driver_version();
 
-// What kernels need besides Device.
+// What kernels and copies need besides Device.
 class CudaDevice : public Device {
  public:
   // Streaming multiprocessors.
   virtual int processors() const noexcept = 0;
+  // Host memory that the GPU's copies reach directly (page-locked). It has an account of its own
+  // and keeps freed blocks; what goes back while a copy still uses it may serve the next request.
+  virtual const std::shared_ptr<Device>& pinned() const noexcept = 0;
+  // Copies `rows` rows of `width` bytes; row i begins i * pitch bytes after the first one.
+  virtual void copy_rows(void* target, int64_t target_pitch, const void* source,
+                         int64_t source_pitch, int64_t width, int64_t rows, Stream& stream) = 0;
   // Makes the GPU current on the calling thread, for launches of kernels; leave() restores what
   // enter() returned.
   virtual void* enter() = 0;

@@ -5,9 +5,11 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <string>
 
 #include "base/text.h"
+#include "device/device.h"
 
 namespace ds::cuda {
 
@@ -53,6 +55,9 @@ class Scope {
   cudaError_t status_;
   bool restore_ = false;
 };
+
+// The host memory of CudaDevice::pinned(); `gpu` names the GPU in messages.
+std::shared_ptr<Device> make_pinned_memory(const Place& place, const std::string& gpu);
 
 // The result of `function` (which returns a cudaError_t and does not throw), called with the GPU
 // current. A failure is not left behind as the runtime's "last error", where a later check of a

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ops/checks.h"
-#include "ops/host_copy.h"
+#include "tensor/transfer.h"
 
 namespace ds::ops {
 namespace {
@@ -94,8 +94,7 @@ Tensor uploaded(const std::shared_ptr<Device>& device, std::span<const T> from, 
                 MemoryTag tag) {
   const auto bytes = static_cast<int64_t>(from.size_bytes());
   Tensor to = Tensor::empty(device, dtype, {bytes / dtype_size(dtype)}, tag);
-  device->copy(to.raw(), from.data(), bytes, device->default_stream());
-  device->default_stream().synchronize();
+  copy_from_host(from.data(), to);
   return to;
 }
 
@@ -126,7 +125,7 @@ void update_on_gpu(const OpContext& ctx, kernels::UpdateRule rule, const UpdateW
       [&](auto& on) { kernels::optimizer_update(rule, constants, pieces, first, arrays, on); });
   if (!norms) return;
   std::vector<int64_t> words(static_cast<size_t>(norms.elements()));
-  copy_to_host(ctx, norms, words.data());
+  copy_to_host(norms, words.data());
   for (size_t i = 0; i < work.norms.size(); ++i) {
     ExactSum sum;
     std::copy_n(words.begin() + static_cast<int64_t>(i) * kWords, kWords, sum.words().begin());
@@ -200,9 +199,7 @@ class HostBlocks {
     DS_CHECK(begin >= 0 && begin <= end && end <= n, Code::kInternal, kOp, ": state range ", begin,
              " to ", end, " of ", n);
     elements = n;
-    if (state.data.storage()->device_kind() == DeviceKind::kCpu || begin == end) return;
-    device_ = state.data.storage()->device();
-    DS_CHECK(device_, Code::kUnsupported, kOp, ": a state on a GPU must be the library's own");
+    if (on_host(state.data) || begin == end) return;
     constexpr int64_t kBlock = kernels::kStateBlock;
     first = begin / kBlock * kBlock;
     elements = std::min(n, (end + kBlock - 1) / kBlock * kBlock) - first;
@@ -212,21 +209,17 @@ class HostBlocks {
       scales_ = state.scales.slice(0, first / kBlock, (first + elements + kBlock - 1) / kBlock);
       scale_numbers_.resize(static_cast<size_t>(scales_.elements()));
     }
-    Stream& stream = device_->default_stream();
-    device_->copy(numbers_.data(), data_.raw(), data_.bytes(), stream);
-    if (scales_) device_->copy(scale_numbers_.data(), scales_.raw(), scales_.bytes(), stream);
-    stream.synchronize();
+    copy_to_host(data_, numbers_.data());
+    if (scales_) copy_to_host(scales_, scale_numbers_.data());
     array_.data = numbers_.data();
     array_.scales = scale_numbers_.data();
   }
 
   // Takes what was written into the blocks back to the GPU.
   void put_back() {
-    if (!device_) return;
-    Stream& stream = device_->default_stream();
-    device_->copy(data_.raw(), numbers_.data(), data_.bytes(), stream);
-    if (scales_) device_->copy(scales_.raw(), scale_numbers_.data(), scales_.bytes(), stream);
-    stream.synchronize();
+    if (!data_) return;
+    copy_from_host(numbers_.data(), data_);
+    if (scales_) copy_from_host(scale_numbers_.data(), scales_);
   }
 
   const kernels::StateArray& array() const { return array_; }
@@ -235,7 +228,6 @@ class HostBlocks {
 
  private:
   kernels::StateArray array_;
-  std::shared_ptr<Device> device_;
   Tensor data_, scales_;
   std::vector<std::byte> numbers_;
   std::vector<float> scale_numbers_;

@@ -3,7 +3,7 @@
 
 #include "kernels/reduce/reduce.h"
 #include "ops/checks.h"
-#include "ops/host_copy.h"
+#include "tensor/transfer.h"
 
 namespace ds::ops {
 namespace {
@@ -32,7 +32,7 @@ Number value_of(const OpContext& ctx, DType dtype, const Reduce& reduce) {
   Tensor out = ctx.workspace(dtype, {1});
   reduce(out);
   Number value;
-  copy_to_host(ctx, out, &value);
+  copy_to_host(out, &value);
   return value;
 }
 
@@ -83,7 +83,7 @@ ExactSum exact_squares(const OpContext& ctx, const Tensor& x) {
   Tensor out = ctx.workspace(kIndex, {ExactSum::kWords});
   exact_squares(ctx, x, out);
   ExactSum total;
-  copy_to_host(ctx, out, total.words().data());
+  copy_to_host(out, total.words().data());
   return total;
 }
 

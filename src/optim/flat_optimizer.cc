@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "ops/host_copy.h"
+#include "tensor/transfer.h"
 
 namespace ds::optim {
 
@@ -164,24 +164,22 @@ Tensor FlatOptimizer::read_state(const OpContext& ctx, size_t tensor,
   }
   std::vector<float> values(static_cast<size_t>(out.elements()));
   read_state_range(tensor, state, 0, out.elements(), values.data());
-  Stream& stream = ctx.device->default_stream();
-  ctx.device->copy(out.raw(), values.data(), out.bytes(), stream);
-  stream.synchronize();
+  copy_from_host(values.data(), out);
   return out;
 }
 
-void FlatOptimizer::write_state(const OpContext& ctx, size_t tensor, const std::string& state,
+void FlatOptimizer::write_state(const OpContext&, size_t tensor, const std::string& state,
                                 const Tensor& value) {
   find_state(tensor, state);
   need_whole(place(tensor), "a whole state is given");
   check_tensor(value, state.c_str(), DType::kFloat32, place(tensor).shape);
   DS_CHECK(value.contiguous(), Code::kInvalidArgument, "optimizer: state ", state, " of ",
            place(tensor).name, " must be contiguous");
-  if (value.storage()->device_kind() == DeviceKind::kCpu) {
+  if (on_host(value)) {
     return write_state_range(tensor, state, 0, value.elements(), value.data<float>());
   }
   std::vector<float> values(static_cast<size_t>(value.elements()));
-  ops::copy_to_host(ctx, value, values.data());
+  copy_to_host(value, values.data());
   write_state_range(tensor, state, 0, value.elements(), values.data());
 }
 

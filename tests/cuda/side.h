@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "device/cuda_device.h"
-#include "ops/host_copy.h"
+#include "ops/context.h"
+#include "tensor/transfer.h"
 
 namespace ds::testing {
 
@@ -23,7 +24,7 @@ struct Side {
   template <class T>
   std::vector<T> host(const Tensor& from) const {
     std::vector<T> out(static_cast<size_t>(from.elements()));
-    ops::copy_to_host(ctx, from, out.data());
+    copy_to_host(from, out.data());
     return out;
   }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "device/cuda_device.h"
+#include "tensor/transfer.h"
 #include "unit/base/expect_error.h"
 
 namespace ds {
@@ -162,6 +163,44 @@ TEST_F(CudaStandIn, OutOfMemoryGivesUpTheCacheFirst) {
   device->deallocate(large, 8 << 20, MemoryTag::kParameters);
 }
 
+TEST_F(CudaStandIn, PinnedMemoryIsKeptAndCounted) {
+  const auto device = make_cuda_device(1);
+  const std::shared_ptr<Device> pinned = device->pinned();
+  EXPECT_EQ(stand_in::live().pinned, 0) << "none before it is asked for";
+  void* const block = pinned->allocate(5000, MemoryTag::kIo);
+  EXPECT_EQ(pinned->kind(), DeviceKind::kCpu);
+  EXPECT_GE(pinned->account().now(MemoryTag::kIo), 5000);
+  EXPECT_EQ(device->account().total_now(), 0);
+  pinned->deallocate(block, 5000, MemoryTag::kIo);
+  EXPECT_EQ(stand_in::live().pinned, 1) << "cached";
+  EXPECT_EQ(pinned->allocate(5000, MemoryTag::kIo), block);
+  pinned->deallocate(block, 5000, MemoryTag::kIo);
+  pinned->trim();
+  EXPECT_EQ(stand_in::live().pinned, 0);
+
+  for (int i = 0; i < 2; ++i) stand_in::fail_next("cudaHostAlloc", cudaErrorMemoryAllocation);
+  expect_error(Code::kOutOfMemory, {"pages locked for cuda:1"},
+               [&] { pinned->allocate(4096, MemoryTag::kIo); });
+  stand_in::fail_next("cudaHostAlloc", cudaErrorDevicesUnavailable);
+  expect_error(Code::kDevice, {"locking 4.00 KiB", "cuda:1"},
+               [&] { pinned->allocate(4096, MemoryTag::kIo); });
+}
+
+TEST_F(CudaStandIn, AFailedTransferLeavesNothingUnderWay) {
+  const auto device = make_cuda_device(0);
+  const Tensor there = Tensor::empty(device, DType::kUInt8, {5000}, MemoryTag::kOther);
+  std::vector<unsigned char> here(5000, 9);
+  for (const char* const call : {"cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize"}) {
+    SCOPED_TRACE(call);
+    stand_in::fail_next(call, cudaErrorDevicesUnavailable);
+    expect_error(Code::kDevice, {"cuda:0"}, [&] { copy_to_host(there, here.data()); });
+    device->pinned()->trim();  // a violation if the GPU still wrote there
+  }
+  stand_in::fail_next("cudaStreamSynchronize", cudaErrorDevicesUnavailable);
+  expect_error(Code::kDevice, {"cuda:0"}, [&] { copy_from_host(here.data(), there); });
+  device->pinned()->trim();
+}
+
 TEST_F(CudaStandIn, ErrorsNameTheCallAndTheGpu) {
   const auto device = make_cuda_device(1);
   void* const block = device->allocate(4096, MemoryTag::kOther);
@@ -170,6 +209,8 @@ TEST_F(CudaStandIn, ErrorsNameTheCallAndTheGpu) {
   const std::vector<std::tuple<const char*, const char*, std::function<void()>>> cases = {
       {"cudaMalloc", "allocating 8.00 KiB", [&] { device->allocate(8192, MemoryTag::kOther); }},
       {"cudaMemcpyAsync", "copying 4.00 KiB", [&] { device->copy(block, block, 4096, *stream); }},
+      {"cudaMemcpy2DAsync", "copying 2 rows",
+       [&] { device->copy_rows(block, 8, block, 8, 4, 2, *stream); }},
       {"cudaMemsetAsync", "clearing 4.00 KiB", [&] { device->clear(block, 4096, *stream); }},
       {"cudaStreamCreateWithFlags", "creating a stream", [&] { device->create_stream(); }},
       {"cudaStreamSynchronize", "waiting for a stream", [&] { stream->synchronize(); }},

@@ -5,9 +5,9 @@
 
 #include "kernels/case_util.h"
 #include "ops/elementwise.h"
-#include "ops/host_copy.h"
 #include "ops/optimizer_update.h"
 #include "ops/reduce.h"
+#include "tensor/transfer.h"
 
 namespace ds::testing {
 namespace {
@@ -291,7 +291,7 @@ Tensor state_tensor(const OpContext& ctx, DType dtype, int64_t n) {
 Tensor readable(const OpContext& ctx, const Tensor& state) {
   if (ctx.device->kind() == DeviceKind::kCpu) return state;
   Tensor copy = guarded_tensor(state.dtype(), state.shape());
-  ops::copy_to_host(ctx, state, copy.raw());
+  copy_to_host(state, copy.raw());
   return copy;
 }
 

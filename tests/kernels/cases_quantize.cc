@@ -4,8 +4,8 @@
 #include "kernels/gemv/gemv.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/quantize/quantize.h"
-#include "ops/host_copy.h"
 #include "ops/quantized_linear.h"
+#include "tensor/transfer.h"
 
 namespace ds::testing {
 namespace {
@@ -23,7 +23,7 @@ std::string row_name(DType dtype, const ops::QuantizeOptions& o, const Sizes& s)
 Tensor on_host(const OpContext& ctx, const Tensor& tensor) {
   if (!tensor || ctx.device->kind() == DeviceKind::kCpu) return tensor;
   Tensor out = Tensor::empty(make_cpu_device(), tensor.dtype(), tensor.shape(), MemoryTag::kOther);
-  ops::copy_to_host(ctx, tensor, out.raw());
+  copy_to_host(tensor, out.raw());
   return out;
 }
 ops::QuantizedWeight on_host(const OpContext& ctx, const ops::QuantizedWeight& w) {

@@ -40,6 +40,7 @@ enum cudaDriverEntryPointQueryResult {
   cudaDriverEntryPointVersionNotSufficent = 2,
 };
 inline constexpr unsigned cudaMemAttachGlobal = 1;
+inline constexpr unsigned cudaHostAllocPortable = 1;
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 inline constexpr unsigned long long cudaEnableDefault = 0;
@@ -75,6 +76,8 @@ cudaError_t cudaSetDevice(int index);
 cudaError_t cudaMalloc(void** block, size_t size);
 cudaError_t cudaMallocManaged(void** block, size_t size, unsigned flags);
 cudaError_t cudaFree(void* block);
+cudaError_t cudaHostAlloc(void** block, size_t size, unsigned flags);
+cudaError_t cudaFreeHost(void* block);
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
@@ -87,5 +90,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t count, cudaMemcpyKind kind,
                             cudaStream_t stream);
+cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source,
+                              size_t source_pitch, size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* target, int value, size_t count, cudaStream_t stream);
 }

@@ -64,6 +64,7 @@ struct World {
   int calls[kMostGpus] = {};
   bool created[kMostGpus] = {};
   std::map<char*, Block> blocks;
+  std::map<char*, Block> pinned;  // the host's
   std::set<cudaStream_t> streams;
   std::set<cudaEvent_t> events;
   std::map<std::string, std::deque<cudaError_t>> failures;
@@ -148,8 +149,9 @@ void finish(const Mark& mark) {
   let_others([&] { return advance(mark); });
 }
 
-const std::pair<char* const, Block>* block_of(const void* pointer) {
-  auto& blocks = world().blocks;
+using Blocks = std::map<char*, Block>;
+
+const Blocks::value_type* block_of(const void* pointer, Blocks& blocks = world().blocks) {
   auto after = blocks.upper_bound(static_cast<char*>(const_cast<void*>(pointer)));
   if (after == blocks.begin()) return nullptr;
   --after;
@@ -300,6 +302,37 @@ cudaError_t cudaFree(void* block) {
   return cudaSuccess;
 }
 
+cudaError_t cudaHostAlloc(void** block, size_t size, unsigned flags) {
+  STAND_IN_BEGIN(cudaHostAlloc);
+  if (flags != cudaHostAllocPortable) violate("pinned memory that only one GPU reaches");
+  auto* const memory = static_cast<char*>(std::aligned_alloc(4096, (size + 4095) / 4096 * 4096));
+  std::memset(memory, 0xA5, size);
+  world().pinned[memory] = {gpu, static_cast<int64_t>(size)};
+  *block = memory;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* block) {
+  STAND_IN_BEGIN(cudaFreeHost);
+  const auto found = world().pinned.find(static_cast<char*>(block));
+  if (found == world().pinned.end()) {
+    violate("cudaFreeHost of what cudaHostAlloc did not give");
+    return done(cudaErrorInvalidValue);
+  }
+  for (const cudaStream_t stream : world().streams) {
+    for (const Work& work : stream->queue->work) {
+      if (block_of(work.target, world().pinned) == &*found ||
+          block_of(work.source, world().pinned) == &*found) {
+        violate("cudaFreeHost of memory that queued work uses");
+      }
+    }
+    drain(*stream->queue);
+  }
+  std::free(found->first);
+  world().pinned.erase(found);
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
   STAND_IN_BEGIN(cudaMemGetInfo);
   *total = static_cast<size_t>(world().bytes_each);
@@ -388,6 +421,29 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t count, cuda
   return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source,
+                              size_t source_pitch, size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  STAND_IN_BEGIN(cudaMemcpy2DAsync);
+  STAND_IN_KNOWN(streams, stream);
+  if (kind != cudaMemcpyDefault) violate("a copy that states its direction");
+  if (width == 0 || height == 0) return cudaSuccess;
+  if (target_pitch < width || source_pitch < width) return done(cudaErrorInvalidValue);
+  if (!fits(target, (height - 1) * target_pitch + width) ||
+      !fits(source, (height - 1) * source_pitch + width)) {
+    return done(cudaErrorInvalidValue);
+  }
+  stream->queue->work.push_back(
+      {[=] {
+         for (size_t row = 0; row < height; ++row) {
+           std::memcpy(static_cast<char*>(target) + row * target_pitch,
+                       static_cast<const char*>(source) + row * source_pitch, width);
+         }
+       },
+       target, source});
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemsetAsync(void* target, int value, size_t count, cudaStream_t stream) {
   STAND_IN_BEGIN(cudaMemsetAsync);
   STAND_IN_KNOWN(streams, stream);
@@ -409,9 +465,11 @@ void reset(int gpus, int64_t bytes_each) {
   }
   for (const cudaEvent_t event : w.events) delete event;
   for (const auto& [memory, block] : w.blocks) std::free(memory);
+  for (const auto& [memory, block] : w.pinned) std::free(memory);
   w.streams.clear();
   w.events.clear();
   w.blocks.clear();
+  w.pinned.clear();
   w.failures.clear();
   w.violations.clear();
   w.gpus = gpus;
@@ -454,7 +512,7 @@ void hide_driver_calls() { world().driver_calls = false; }
 Live live() {
   const Lock lock(world().mutex);
   return {static_cast<int>(world().blocks.size()), static_cast<int>(world().streams.size()),
-          static_cast<int>(world().events.size())};
+          static_cast<int>(world().events.size()), static_cast<int>(world().pinned.size())};
 }
 
 std::vector<std::string> violations() {

@@ -40,6 +40,7 @@ struct Live {
   int blocks = 0;
   int streams = 0;
   int events = 0;
+  int pinned = 0;
   bool operator==(const Live&) const = default;
 };
 Live live();

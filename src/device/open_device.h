@@ -1,0 +1,19 @@
+// Devices by name: "cpu" and "cuda:0".
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "device/device.h"
+
+namespace ds {
+
+// "cpu", "cuda:1".
+std::string device_name(const Device& device);
+
+// A device of its own; "cuda" is "cuda:0". Throws kInvalidArgument for another text, and what
+// make_cuda_device says.
+std::shared_ptr<Device> open_device(std::string_view name);
+
+}  // namespace ds

@@ -1,0 +1,175 @@
+#include "tensor/transfer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "device/cuda_device.h"
+
+namespace ds {
+namespace {
+
+constexpr int64_t kPiece = int64_t{4} << 20;  // bytes that travel at a time
+
+// Two pieces of pinned memory that a long copy uses in turn: the host moves one while the GPU moves
+// the other.
+class Staging {
+ public:
+  Staging(Device& gpu, int64_t bytes) : gpu_(gpu), bytes_(bytes) {
+    const std::shared_ptr<Device>& pinned = static_cast<CudaDevice&>(gpu).pinned();
+    for (int64_t i = 0; i < std::min<int64_t>(pieces(), 2); ++i) {
+      slot(i).memory =
+          Tensor::empty(pinned, DType::kUInt8, {std::min(bytes, kPiece)}, MemoryTag::kWorkspace);
+    }
+  }
+  // The GPU is done with the pieces before they serve others, even after a failure.
+  ~Staging() {
+    if (finished_) return;
+    try {
+      gpu_.default_stream().synchronize();
+    } catch (const Error&) {  // whoever uses the GPU next gets it too
+    }
+  }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  void upload(const void* from, void* to) {
+    Stream& stream = gpu_.default_stream();
+    for (int64_t i = 0; i < pieces(); ++i) {
+      Slot& s = slot(i);
+      if (s.copied) s.copied->synchronize();
+      std::memcpy(s.memory.raw(), at(from, i), static_cast<size_t>(size(i)));
+      gpu_.copy(at(to, i), s.memory.raw(), size(i), stream);
+      s.copied = stream.record();
+    }
+    stream.synchronize();
+    finished_ = true;
+  }
+
+  void download(const void* from, void* to) {
+    Stream& stream = gpu_.default_stream();
+    for (int64_t i = 0; i < pieces() + 2; ++i) {
+      if (i >= 2) {  // the piece that was in this slot
+        slot(i).copied->synchronize();
+        std::memcpy(at(to, i - 2), slot(i).memory.raw(), static_cast<size_t>(size(i - 2)));
+      }
+      if (i >= pieces()) continue;
+      gpu_.copy(slot(i).memory.raw(), at(from, i), size(i), stream);
+      slot(i).copied = stream.record();
+    }
+    finished_ = true;
+  }
+
+ private:
+  struct Slot {
+    Tensor memory;
+    std::unique_ptr<Event> copied;
+  };
+  Slot& slot(int64_t piece) { return slots_[static_cast<size_t>(piece % 2)]; }
+  int64_t pieces() const { return (bytes_ + kPiece - 1) / kPiece; }
+  int64_t size(int64_t piece) const { return std::min(kPiece, bytes_ - piece * kPiece); }
+  static const void* at(const void* first, int64_t piece) {
+    return static_cast<const std::byte*>(first) + piece * kPiece;
+  }
+  static void* at(void* first, int64_t piece) {
+    return static_cast<std::byte*>(first) + piece * kPiece;
+  }
+
+  Device& gpu_;
+  const int64_t bytes_;
+  std::array<Slot, 2> slots_;
+  bool finished_ = false;
+};
+
+Device& gpu_of(const Tensor& x) {
+  const std::shared_ptr<Device>& device = x.storage()->device();
+  DS_CHECK(device, Code::kUnsupported,
+           "memory of a GPU that the library did not allocate cannot be copied");
+  return *device;
+}
+
+// Whether copies of the GPU reach host memory themselves.
+bool reached_directly(Device& gpu, const Tensor& x) {
+  return x.storage()->device() == static_cast<CudaDevice&>(gpu).pinned();
+}
+
+void check_packed(const Tensor& x) {
+  DS_CHECK(x && x.contiguous(), Code::kInternal, "only packed tensors travel between devices");
+}
+
+}  // namespace
+
+std::shared_ptr<Device> host_memory_of(const std::shared_ptr<Device>& device) {
+  if (device->kind() == DeviceKind::kCpu) return device;
+  return static_cast<const CudaDevice&>(*device).pinned();
+}
+
+void copy_to_host(const Tensor& from, void* to) {
+  check_packed(from);
+  if (from.bytes() == 0) return;
+  if (on_host(from)) {
+    std::memcpy(to, from.raw(), static_cast<size_t>(from.bytes()));
+  } else {
+    Staging(gpu_of(from), from.bytes()).download(from.raw(), to);
+  }
+}
+
+void copy_from_host(const void* from, const Tensor& to) {
+  check_packed(to);
+  if (to.bytes() == 0) return;
+  if (on_host(to)) {
+    std::memcpy(to.raw(), from, static_cast<size_t>(to.bytes()));
+  } else {
+    Staging(gpu_of(to), to.bytes()).upload(from, to.raw());
+  }
+}
+
+void copy_tensor(const Tensor& from, const Tensor& to) {
+  check_packed(from);
+  check_packed(to);
+  DS_CHECK(from.bytes() == to.bytes(), Code::kInternal, "copy of ", from.bytes(), " bytes to ",
+           to.bytes());
+  if (from.bytes() == 0) return;
+  if (on_host(from) && on_host(to)) return copy_to_host(from, to.raw());
+  Device& gpu = gpu_of(on_host(to) ? from : to);
+  if (on_host(to) && !reached_directly(gpu, to)) return copy_to_host(from, to.raw());
+  if (on_host(from) && !reached_directly(gpu, from)) return copy_from_host(from.raw(), to);
+  DS_CHECK(on_host(from) || on_host(to) || from.storage()->device().get() == &gpu,
+           Code::kUnsupported, "tensors are copied between GPUs through the host only");
+  gpu.copy(to.raw(), from.raw(), from.bytes(), gpu.default_stream());
+  gpu.default_stream().synchronize();
+}
+
+Tensor copied_to_host(const Tensor& x, const std::shared_ptr<Device>& host, MemoryTag tag) {
+  Tensor copy = Tensor::empty(host, x.dtype(), x.shape(), tag);
+  copy_tensor(x, copy);
+  return copy;
+}
+
+Tensor to_host(const Tensor& x, const std::shared_ptr<Device>& host, MemoryTag tag) {
+  return on_host(x) ? x : copied_to_host(x, host, tag);
+}
+
+Tensor to_device(const Tensor& x, const std::shared_ptr<Device>& device, MemoryTag tag) {
+  if (!x || (x.storage()->device_kind() == device->kind() &&
+             x.storage()->device_index() == device->index())) {
+    return x;
+  }
+  Tensor copy = Tensor::empty(device, x.dtype(), x.shape(), tag);
+  copy_tensor(x, copy);
+  return copy;
+}
+
+void copy_rows(Device& device, const Rows& to, const Rows& from, int64_t width, int64_t rows) {
+  if (device.kind() == DeviceKind::kCuda) {
+    return static_cast<CudaDevice&>(device).copy_rows(to.first, to.pitch, from.first, from.pitch,
+                                                      width, rows, device.default_stream());
+  }
+  auto* target = static_cast<std::byte*>(to.first);
+  const auto* source = static_cast<const std::byte*>(from.first);
+  for (int64_t i = 0; i < rows; ++i, target += to.pitch, source += from.pitch) {
+    std::memcpy(target, source, static_cast<size_t>(width));
+  }
+}
+
+}  // namespace ds

@@ -1,0 +1,41 @@
+// Numbers of tensors between the host and devices. Whoever reads or writes them outside of an
+// operator does it through here, or keeps them in host memory on purpose.
+#pragma once
+
+#include "tensor/tensor.h"
+
+namespace ds {
+
+// Whether data<T>() may be read by the calling thread.
+inline bool on_host(const Tensor& x) { return x.storage()->device_kind() == DeviceKind::kCpu; }
+
+// Host memory for numbers on their way to or from a device: of a GPU, memory that its copies reach
+// directly; of the CPU, itself.
+std::shared_ptr<Device> host_memory_of(const std::shared_ptr<Device>& device);
+
+// Copies between packed tensors of equal bytes, wherever they lie; done on return. A GPU's queued
+// work comes first.
+void copy_tensor(const Tensor& from, const Tensor& to);
+// The same from or to bytes of the host, as many as the tensor has.
+void copy_to_host(const Tensor& from, void* to);
+void copy_from_host(const void* from, const Tensor& to);
+
+// The packed tensor itself where the host reads it, else a copy in the memory of `host`.
+Tensor to_host(const Tensor& x, const std::shared_ptr<Device>& host,
+               MemoryTag tag = MemoryTag::kOther);
+// A copy in the memory of `host`, wherever it lies.
+Tensor copied_to_host(const Tensor& x, const std::shared_ptr<Device>& host,
+                      MemoryTag tag = MemoryTag::kOther);
+// The packed tensor itself where `device` has it, else a copy there. No tensor stays none.
+Tensor to_device(const Tensor& x, const std::shared_ptr<Device>& device,
+                 MemoryTag tag = MemoryTag::kWorkspace);
+
+// Copies rows of bytes within a device's memory in the order of its default stream, and does not
+// wait; row i begins i * pitch bytes after the first one.
+struct Rows {
+  void* first;
+  int64_t pitch;
+};
+void copy_rows(Device& device, const Rows& to, const Rows& from, int64_t width, int64_t rows);
+
+}  // namespace ds

@@ -1,0 +1,120 @@
+// Copies between the host and a GPU: every size around the pieces that travel, both kinds of host
+// memory, rows, and what is left behind.
+#include "tensor/transfer.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "device/cuda_device.h"
+#include "unit/base/expect_error.h"
+
+namespace ds {
+namespace {
+
+class GpuTransfer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why_none;
+    if (list_cuda_devices(&why_none).empty()) GTEST_SKIP() << "needs a GPU: " << why_none;
+    device_ = make_cuda_device(0);
+  }
+  Tensor on_gpu(int64_t bytes) const {
+    return Tensor::empty(device_, DType::kUInt8, {bytes}, MemoryTag::kOther);
+  }
+  static std::vector<uint8_t> random_bytes(int64_t n) {
+    std::mt19937_64 random(std::random_device{}());
+    std::vector<uint8_t> out(static_cast<size_t>(n));
+    for (uint8_t& x : out) x = static_cast<uint8_t>(random());
+    return out;
+  }
+  static std::vector<uint8_t> bytes_of(const Tensor& x) {
+    std::vector<uint8_t> out(static_cast<size_t>(x.bytes()));
+    copy_to_host(x, out.data());
+    return out;
+  }
+
+  std::shared_ptr<CudaDevice> device_;
+};
+
+TEST_F(GpuTransfer, EverySizeArrives) {
+  constexpr int64_t kPiece = int64_t{4} << 20;
+  for (const int64_t n : {int64_t{0}, int64_t{1}, int64_t{1000}, kPiece - 1, kPiece, kPiece + 1,
+                          2 * kPiece, 2 * kPiece + 7, 3 * kPiece + 5}) {
+    const std::vector<uint8_t> given = random_bytes(n);
+    const Tensor there = on_gpu(n);
+    copy_from_host(given.data(), there);
+    EXPECT_EQ(bytes_of(there), given) << n;
+  }
+  EXPECT_EQ(device_->pinned()->account().total_now(), 0);
+  EXPECT_GT(device_->pinned()->reserved_bytes(), 0) << "kept for the next copy";
+  device_->pinned()->trim();
+  EXPECT_EQ(device_->pinned()->reserved_bytes(), 0);
+}
+
+TEST_F(GpuTransfer, BetweenAllKindsOfMemory) {
+  const std::vector<uint8_t> given = random_bytes(5000);
+  const std::shared_ptr<Device> host = make_cpu_device();
+  EXPECT_EQ(host_memory_of(host), host);
+  EXPECT_EQ(host_memory_of(device_), device_->pinned());
+  const auto empty_in = [](const std::shared_ptr<Device>& place) {
+    return Tensor::empty(place, DType::kUInt8, {5000}, MemoryTag::kOther);
+  };
+  const std::vector<std::shared_ptr<Device>> places{host, device_->pinned(), device_};
+  for (const auto& from : places) {
+    for (const auto& to : places) {
+      const Tensor a = empty_in(from), b = empty_in(to);
+      copy_from_host(given.data(), a);
+      copy_tensor(a, b);
+      EXPECT_EQ(bytes_of(b), given);
+    }
+  }
+  const Tensor there = empty_in(device_), here = empty_in(host);
+  EXPECT_FALSE(on_host(there));
+  EXPECT_EQ(to_host(here, host).raw(), here.raw());
+  EXPECT_NE(copied_to_host(here, host).raw(), here.raw());
+  EXPECT_TRUE(on_host(to_host(there, host)));
+  EXPECT_EQ(to_device(there, device_).raw(), there.raw());
+  EXPECT_FALSE(on_host(to_device(here, device_)));
+  EXPECT_FALSE(to_device(Tensor(), device_));
+}
+
+TEST_F(GpuTransfer, QueuedWorkComesFirst) {
+  const Tensor there = on_gpu(64);
+  device_->clear(there.raw(), 64, device_->default_stream());
+  EXPECT_EQ(bytes_of(there), std::vector<uint8_t>(64));
+}
+
+TEST_F(GpuTransfer, RowsGoWhereTheyBelong) {
+  constexpr int64_t kRows = 5, kWidth = 6, kFrom = 11, kTo = 9;
+  const std::vector<uint8_t> given = random_bytes(kRows * kFrom);
+  for (const std::shared_ptr<Device>& place :
+       {std::shared_ptr<Device>(device_), make_cpu_device()}) {
+    const Tensor from = Tensor::empty(place, DType::kUInt8, {kRows * kFrom}, MemoryTag::kOther);
+    const Tensor to = Tensor::zeros(place, DType::kUInt8, {kRows * kTo}, MemoryTag::kOther);
+    copy_from_host(given.data(), from);
+    copy_rows(*place, {to.raw(), kTo}, {from.raw(), kFrom}, kWidth, kRows);
+    const std::vector<uint8_t> got = bytes_of(to);
+    for (int64_t i = 0; i < kRows * kTo; ++i) {
+      const int64_t row = i / kTo, column = i % kTo;
+      EXPECT_EQ(got[static_cast<size_t>(i)],
+                column < kWidth ? given[static_cast<size_t>(row * kFrom + column)] : 0)
+          << row << ", " << column;
+    }
+  }
+  const Tensor small = on_gpu(10);
+  testing::expect_error(Code::kInvalidArgument, {"rows"}, [&] {
+    copy_rows(*device_, {small.raw(), 1}, {small.raw(), 2}, 2, 2);
+  });
+}
+
+TEST_F(GpuTransfer, WhatCannotTravel) {
+  const Tensor there = on_gpu(12);
+  const Tensor strided = there.view({3, 4}).slice(1, 0, 2);
+  testing::expect_error(Code::kInternal, {"packed"}, [&] { bytes_of(strided); });
+  testing::expect_error(Code::kInternal, {"12 bytes"}, [&] { copy_tensor(there, on_gpu(13)); });
+}
+
+}  // namespace
+}  // namespace ds
