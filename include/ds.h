@@ -623,7 +623,8 @@ DS_API ds_status ds_model_create_from_parameters(const ds_parameter* parameters,
  * engine's precision while an engine trains. Read it between steps; writing is for
  * ds_model_set_tensor.
  * Ownership: the memory lives as long as the tensor, and is the model's until an engine of the
- * model is made, loads a checkpoint or ends. Errors: DS_ERR_NOT_FOUND. Since: 0.2.
+ * model is made, loads a checkpoint or ends. Errors: DS_ERR_NOT_FOUND, DS_ERR_UNSUPPORTED (the
+ * weights are on a GPU, or spread over processes). Since: 0.2.
  */
 DS_API ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** out_tensor);
 
@@ -632,6 +633,18 @@ DS_API ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tens
  * Errors: DS_ERR_NOT_FOUND. Threads: any. Since: 0.2.
  */
 DS_API ds_status ds_model_tensor_info(const ds_model* model, const char* name, char** out_json);
+
+/**
+ * Moves the weights to a device, where the model then runs and engines made later train it. Tensors
+ * that are given and returned stay in host memory; docs/cuda.md says what runs on a GPU.
+ * @param device  "cpu", where models begin, or a GPU: "cuda:0", counted as ds_report lists them
+ * Errors: DS_ERR_UNSUPPORTED (no CUDA in this build, no driver, no GPU; or own parameters),
+ * DS_ERR_INVALID_ARGUMENT (no such device), DS_ERR_STATE (the model has an engine, or is prepared
+ * for inference), DS_ERR_OUT_OF_MEMORY, DS_ERR_DEVICE. Since: 0.4.
+ */
+DS_API ds_status ds_model_set_device(ds_model* model, const char* device);
+/** Where the weights are, such as "cuda:0". Ownership: owned. Since: 0.4. */
+DS_API ds_status ds_model_device(const ds_model* model, char** out_device);
 
 /**
  * Freezes parameters, or lets them train again. Frozen ones take no gradient and no optimizer

@@ -694,6 +694,14 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     check(ds_model_save(get(), folder.c_str(), detail::or_null(tag)));
   }
 
+  // "cpu" or a GPU such as "cuda:0"; see ds_model_set_device.
+  void set_device(const std::string& device) { check(ds_model_set_device(get(), device.c_str())); }
+  std::string device() const {
+    char* out = nullptr;
+    check(ds_model_device(get(), &out));
+    return detail::take(out);
+  }
+
   // `pattern` of names: * is any text, ? one character.
   void set_trainable(const std::string& pattern, bool trainable) {
     check(ds_model_set_trainable(get(), pattern.c_str(), trainable));

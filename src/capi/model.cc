@@ -5,11 +5,13 @@
 #include "capi/model_object.h"
 #include "capi/tensor_object.h"
 #include "capi/token_args.h"
+#include "device/open_device.h"
 #include "engine/version.h"
 #include "infer/generate.h"
 #include "models/inputs.h"
 #include "models/saved_model.h"
 #include "models/weights.h"
+#include "tensor/transfer.h"
 
 namespace ds::capi {
 namespace {
@@ -131,6 +133,21 @@ ds_status ds_model_config(const ds_model* model, char** out_json) {
   });
 }
 
+ds_status ds_model_set_device(ds_model* model, const char* device) {
+  return guard(__func__, [&] {
+    const UsedModel used(model, "model");
+    used->set_device(open_device(text_param(device, "device")));
+  });
+}
+
+ds_status ds_model_device(const ds_model* model, char** out_device) {
+  return guard(__func__, [&] {
+    const UsedModel used(model, "model");
+    char*& out = out_param(out_device, "out_device");
+    out = make_c_string(device_name(*used->device()));
+  });
+}
+
 ds_status ds_model_tensor_count(const ds_model* model, int64_t* out_count) {
   return guard(__func__, [&] {
     const auto object = look_up(model, "model");
@@ -196,12 +213,13 @@ ds_status ds_model_logits(ds_model* model, const ds_tensor* ids, const ds_tensor
       mask.emplace(look_up(attention_mask, "attention_mask"), Entry::kShared, "attention_mask");
     }
     ds_tensor*& out = out_param(out_logits, "out_logits");
-    const OpContext ctx = used->context();
+    const OpContext ctx = used->host_context();
     const Tensor tokens =
         models::token_ids(ctx, input->tensor, "ids", used->architecture().info().vocab_size);
     const Tensor keys = models::key_mask(ctx, mask ? (*mask)->tensor : Tensor(), tokens);
-    out =
-        publish_tensor(infer::batch_logits(ctx, used->store(), used->architecture(), tokens, keys));
+    out = publish_tensor(to_host(
+        infer::batch_logits(used->context(), used->store(), used->architecture(), tokens, keys),
+        used->host()));
   });
 }
 
@@ -219,7 +237,7 @@ ds_status ds_model_hidden_states(ds_model* model, const ds_tensor* ids,
       types.emplace(look_up(token_types, "token_types"), Entry::kShared, "token_types");
     }
     ds_tensor*& out = out_param(out_states, "out_states");
-    const OpContext ctx = used->context();
+    const OpContext ctx = used->host_context();
     const models::ArchitectureInfo& info = used->architecture().info();
     models::Batch batch;
     batch.ids = models::token_ids(ctx, input->tensor, "ids", info.vocab_size);
@@ -229,7 +247,9 @@ ds_status ds_model_hidden_states(ds_model* model, const ds_tensor* ids,
       batch.token_types = models::matching_ids(ctx, (*types)->tensor, batch.ids, "token_types",
                                                std::max<int64_t>(info.token_types, 1));
     }
-    out = publish_tensor(infer::batch_hidden(ctx, used->store(), used->architecture(), batch));
+    out = publish_tensor(
+        to_host(infer::batch_hidden(used->context(), used->store(), used->architecture(), batch),
+                used->host()));
   });
 }
 

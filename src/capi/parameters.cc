@@ -127,6 +127,10 @@ ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** ou
     const UsedModel used(model, "model");
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
     const nn::ParamId id = used->parameters().find(std::string(utf8_param(name, "name")));
+    DS_CHECK(used->device()->kind() == DeviceKind::kCpu, Code::kUnsupported, "the weights are on ",
+             used->device()->describe(),
+             ": the host has no view of them; read a copy "
+             "(ds_model_get_tensor)");
     zero::ParameterState& state = used->state();
     // A program that registered float32 keeps seeing float32, whatever the engine's precision.
     const bool master =

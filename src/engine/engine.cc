@@ -59,7 +59,8 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     : config_(load_config(config_json, environment_of(comm.get()))),
       model_(std::move(model)),
       comm_(comm ? std::move(comm) : make_single_communicator()),
-      pool_(config_.threads, config_.thread_affinity) {
+      pool_(config_.threads, config_.thread_affinity),
+      timers_(device_clock(model_->device())) {
   for (const std::string& warning : config_.warnings()) log_warning("config", warning);
   log_collectives();
   monitors_ = make_monitors(config_, *comm_);
@@ -67,7 +68,10 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
   const models::Model::Use use(*model_);
   model_->attach_engine();
   try {
-    model_->device()->use_threads(pool_.threads());
+    DS_CHECK(comm_->size() == 1 || model_->device()->kind() == DeviceKind::kCpu, Code::kUnsupported,
+             "the model is on ", model_->device()->describe(), ", and ", comm_->size(),
+             " ranks are to train it: on a GPU one rank trains alone");
+    model_->host()->use_threads(pool_.threads());
     // Of several ranks each makes what it holds; one makes everything.
     zero::ParameterState& state = comm_->size() > 1 ? model_->state_as_it_is() : model_->state();
     const bool split = config_.precision.split_master;
@@ -88,7 +92,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     }
     updater_ = std::make_unique<Updater>(config_, state, model_->device());
     if (config_.background_save) {
-      background_ = std::make_unique<BackgroundSave>(&model_->device()->account());
+      background_ = std::make_unique<BackgroundSave>(&model_->host()->account());
     }
     if (config_.dump_state) log_info("engine", dump_json(config_document()));
   } catch (...) {
@@ -162,7 +166,7 @@ void Engine::log_collectives() {
 
 models::Batch Engine::make_batch(const MicroBatch& inputs) {
   const models::ArchitectureInfo& info = model_->architecture().info();
-  const OpContext ctx = context();
+  const OpContext ctx = host_context();
   models::Batch batch;
   batch.ids = models::token_ids(ctx, inputs.ids, "token ids", info.vocab_size);
   DS_CHECK(inputs.ids.size(1) <= info.max_positions, Code::kInvalidArgument, "sequences of ",
@@ -181,20 +185,21 @@ models::Batch Engine::make_batch(const MicroBatch& inputs) {
     batch.token_types =
         models::matching_ids(ctx, inputs.token_types, inputs.ids, "token types", info.token_types);
   }
-  return batch;
+  return models::to_device(std::move(batch), model_->device());
 }
 
+// On the host, where the loss counts them.
 Tensor Engine::make_labels(const Tensor& labels, const Tensor& ids) {
   const models::ArchitectureInfo& info = model_->architecture().info();
   switch (info.head) {
     case models::Head::kClassification:
-      return models::class_labels(context(), labels, ids, info.classes);
+      return models::class_labels(host_context(), labels, ids, info.classes);
     case models::Head::kNone:
       fail(Code::kUnsupported,
            "the model is an encoder without a head: it has no loss. Give its gradients yourself, "
            "or open it with a head");
     default:
-      return models::label_ids(context(), labels, ids, info.vocab_size);
+      return models::label_ids(host_context(), labels, ids, info.vocab_size);
   }
 }
 
@@ -267,7 +272,7 @@ void Engine::backward(const Tensor& loss) {
 
 void Engine::run_backward() {
   const ScopedTimer timer = time_phase("backward");
-  Tensor upstream = context().workspace(DType::kFloat32, {});
+  Tensor upstream = host_context().workspace(DType::kFloat32, {});
   *upstream.data<float>() = loss_gradient();
   try {
     pending_->loss.slot->add(context(), upstream, true);

@@ -133,6 +133,7 @@ class Engine {
   void log_collectives();
   void release_model() noexcept;
   OpContext context() { return {model_->device(), &pool_}; }
+  OpContext host_context() { return {model_->host(), &pool_}; }
   models::Batch make_batch(const MicroBatch& inputs);
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
   Tensor run_forward(const models::Batch& batch, const Tensor& labels);
@@ -148,6 +149,7 @@ class Engine {
   void begin_step_clock();
   void check_gradients_open() const;
   void need_whole_gradients();
+  Tensor operand(const Tensor& given);
   void reduce_what_is_open();
   std::vector<nn::ParamId> parameter_ids(std::span<const int64_t> indices, const char* what) const;
   void check_nothing_held(const char* what) const;
@@ -173,6 +175,7 @@ class Engine {
   void save_tensors(PartWriter& part);
   void save_counters(PartWriter& part);
   void restore_tag(const std::string& folder, const std::string& tag);
+  static void aim(TensorTarget& target, const Tensor& memory);
   Restored prepare_restore(const CheckpointReader& reader);
   void restore(CheckpointReader reader);
   std::vector<TensorTarget> restore_targets(const CheckpointReader& reader, bool with_gradients);

@@ -11,6 +11,7 @@
 #include "engine/version.h"
 #include "models/saved_model.h"
 #include "ops/split_master.h"
+#include "tensor/transfer.h"
 
 namespace ds {
 namespace {
@@ -164,9 +165,10 @@ void Engine::save_tensors(PartWriter& part) {
     if (share.elements() == 0 && !(p.shape.elements() == 0 && comm_->rank() == 0)) continue;
     const int64_t owned_from = state.layout().part(id).first;
     const auto add = [&](const TensorMeta& meta, const Tensor& owned, bool view) {
-      const Lifetime lasts = view ? Lifetime::kUntilFinish : Lifetime::kCall;
-      const Tensor slice =
-          owned.view({owned.elements()}).slice(0, share.begin - owned_from, share.end - owned_from);
+      const Lifetime lasts = view && on_host(owned) ? Lifetime::kUntilFinish : Lifetime::kCall;
+      const Tensor slice = to_host(owned, model_->host())
+                               .view({owned.elements()})
+                               .slice(0, share.begin - owned_from, share.end - owned_from);
       if (whole) return part.add_tensor(meta, bytes_of(slice), lasts);
       part.add_range(meta, share.begin, share.end, bytes_of(slice), lasts);
     };
@@ -179,7 +181,7 @@ void Engine::save_tensors(PartWriter& part) {
       const bool view = static_cast<bool>(value);
       if (!view) {
         const optim::OwnedRange owned = optimizer.owned(place);
-        value = ctx.workspace(DType::kFloat32, {owned.end - owned.begin});
+        value = host_context().workspace(DType::kFloat32, {owned.end - owned.begin});
         optimizer.read_state_range(place, name, owned.begin, owned.end, value.data<float>());
       }
       add(meta_of(p, state_key(name)), value, view);
@@ -273,6 +275,20 @@ void Engine::check_compatible(const CheckpointReader& reader) const {
   }
 }
 
+// Bytes go straight to the tensor's memory where the host reaches it, else piece by piece.
+void Engine::aim(TensorTarget& target, const Tensor& memory) {
+  if (on_host(memory)) {
+    target.out = writable_bytes_of(memory);
+    return;
+  }
+  const Tensor flat = memory.view({memory.elements()});
+  target.sink = [flat](uint64_t at, std::span<const std::byte> bytes) {
+    const int64_t item = dtype_size(flat.dtype()), begin = static_cast<int64_t>(at) / item;
+    copy_from_host(bytes.data(),
+                   flat.slice(0, begin, begin + static_cast<int64_t>(bytes.size()) / item));
+  };
+}
+
 // Where every tensor goes, or what this rank owns of it: to its own memory or, where that is not
 // fp32, through its conversion.
 std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader,
@@ -298,11 +314,11 @@ std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader
     if (const TensorRecord* record = reader.find(p.name, TensorKind::kMaster)) {
       TensorTarget& target = add(*record, DType::kFloat32, id);
       if (state.masters()) {
-        target.out = writable_bytes_of(state.read_owned_master(ctx, id));
+        aim(target, state.read_owned_master(ctx, id));
       } else {
-        target.sink = [ctx, &state, id](uint64_t at, std::span<const std::byte> bytes) {
+        target.sink = [this, ctx, &state, id](uint64_t at, std::span<const std::byte> bytes) {
           state.write_owned_master(ctx, id, static_cast<int64_t>(at / sizeof(float)),
-                                   float_view(bytes));
+                                   operand(float_view(bytes)));
         };
       }
     }
@@ -312,7 +328,7 @@ std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader
       const StateKey key = state_key(name);
       TensorTarget& target = add(reader.tensor(p.name, key.kind, key.state), DType::kFloat32, id);
       if (const Tensor in_place = optimizer.state_view(place, name)) {
-        target.out = writable_bytes_of(in_place);
+        aim(target, in_place);
       } else {
         const int64_t first = optimizer.owned(place).begin;
         target.sink = [&optimizer, place, name, first](uint64_t at,
@@ -325,9 +341,9 @@ std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader
       }
     }
     if (with_gradients) {
-      add(reader.tensor(p.name, TensorKind::kOptimizer, kGradientState), state.accumulation_type(),
-          id)
-          .out = writable_bytes_of(state.owned_gradient(id));
+      aim(add(reader.tensor(p.name, TensorKind::kOptimizer, kGradientState),
+              state.accumulation_type(), id),
+          state.owned_gradient(id));
     }
   }
   return targets;

@@ -78,7 +78,7 @@ StepReport Engine::train_batch() {
     // The cursor is the sample counter: a resumed run reads on where the saved one stopped, and
     // ranks read neighbouring parts of one batch.
     const int64_t first = progress_.samples + comm_->rank() * micro;
-    const MicroBatch samples = read_samples(context(), *dataset_, micro,
+    const MicroBatch samples = read_samples(host_context(), *dataset_, micro,
                                             [&](int64_t i) { return sample_index(first + i); });
     run_forward(make_batch(samples), make_labels(samples.labels, samples.ids));
     run_backward();
@@ -116,7 +116,7 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
 // Sum of the losses of a batch, without dropout and without recording.
 double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted) {
   const MicroBatch samples =
-      read_samples(context(), dataset, count, [&](int64_t i) { return first + i; });
+      read_samples(host_context(), dataset, count, [&](int64_t i) { return first + i; });
   const models::Batch batch = make_batch(samples);
   const Tensor labels = make_labels(samples.labels, samples.ids);
   nn::TapeOptions options;

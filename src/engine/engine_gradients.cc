@@ -4,6 +4,7 @@
 
 #include "engine/engine.h"
 #include "ops/elementwise.h"
+#include "tensor/transfer.h"
 
 namespace ds {
 namespace {
@@ -21,14 +22,17 @@ void check_gradient(const Tensor& gradient, const nn::Parameter& parameter) {
            parameter.shape.text());
 }
 
-// Operators read packed tensors; a caller's may be strided.
-Tensor packed(const OpContext& ctx, const Tensor& x) {
-  Tensor copy = ctx.workspace(x.dtype(), x.shape());
-  ops::cast(ctx, x, copy);
-  return copy;
-}
-
 }  // namespace
+
+// Operators read packed tensors of the model's device; a caller's may be strided, and lie on the
+// host.
+Tensor Engine::operand(const Tensor& given) {
+  if (given.contiguous()) return to_device(given, model_->device());
+  const OpContext host = host_context();
+  Tensor packed = host.workspace(given.dtype(), given.shape());
+  ops::cast(host, given, packed);
+  return to_device(packed, model_->device());
+}
 
 void Engine::check_gradients_open() const {
   DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
@@ -81,17 +85,15 @@ void Engine::add_gradients(std::span<const int64_t> indices,
     phase_ = Phase::kBackwardDone;
     model_->set_step_open(true);
     for (size_t i = 0; i < gradients.size(); ++i) {
-      const bool dense = gradients[i]->contiguous();
       given.ids.push_back(id_at(i));
-      model_->state().add_own_gradient(ctx, id_at(i),
-                                       dense ? *gradients[i] : packed(ctx, *gradients[i]));
+      model_->state().add_own_gradient(ctx, id_at(i), operand(*gradients[i]));
     }
     return;
   }
   need_whole_gradients();
   std::vector<const Tensor*> sources;
   std::vector<int64_t> offsets;
-  std::deque<Tensor> copies;  // of strided ones
+  std::deque<Tensor> operands;
   sources.reserve(gradients.size());
   offsets.reserve(gradients.size());
   std::vector<bool> seen(static_cast<size_t>(parameters.size()));
@@ -100,6 +102,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
     ops::accumulate_into(ctx, sources, offsets, 1.0f, model_->state().own_gradients());
     sources.clear();
     offsets.clear();
+    operands.clear();
     seen.assign(seen.size(), false);
   };
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -108,8 +111,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
     if (seen[static_cast<size_t>(id)]) flush();
     seen[static_cast<size_t>(id)] = true;
     model_->state().gradient_given(id);
-    const bool dense = gradients[i]->contiguous();
-    sources.push_back(dense ? gradients[i] : &copies.emplace_back(packed(ctx, *gradients[i])));
+    sources.push_back(&operands.emplace_back(operand(*gradients[i])));
     offsets.push_back(model_->state().layout().range(id).begin);
   }
   flush();
@@ -126,7 +128,7 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   reduce_what_is_open();
   model_->state().settle_gradients(context());
   model_->state().reduce_replicas();
-  model_->state().write_gradient(context(), id, value);
+  model_->state().write_gradient(context(), id, operand(value));
   model_->state().gradient_given(id);
   phase_ = Phase::kBackwardDone;
   model_->set_step_open(true);
@@ -144,11 +146,14 @@ Tensor Engine::gradient(const std::string& name) {
   reduce_what_is_open();
   model_->state().settle_gradients(context());
   model_->state().reduce_replicas();
-  return model_->state().read_gradient(context(), id);
+  return to_host(model_->state().read_gradient(context(), id), model_->host());
 }
 
 Tensor Engine::gradient_view(const std::string& name) {
   const nn::ParamId id = trainable(name);
+  DS_CHECK(model_->device()->kind() == DeviceKind::kCpu, Code::kUnsupported, "gradients lie on ",
+           model_->device()->describe(),
+           ", where no view of them can be given; add or set them (ds_engine_add_gradient)");
   need_whole_gradients();
   model_->state().clear_gradients_at_once(context());  // the caller may write whenever it likes
   model_->state().gradient_viewed(id);

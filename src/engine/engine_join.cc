@@ -43,9 +43,9 @@ void Engine::run_empty_batch() {
   if (model_->has_architecture()) {
     const bool classes = model_->architecture().info().head == models::Head::kClassification;
     MicroBatch batch;
-    batch.ids = context().workspace(DType::kInt32, {1, 1});
+    batch.ids = host_context().workspace(DType::kInt32, {1, 1});
     *batch.ids.data<int32_t>() = 0;
-    batch.labels = context().workspace(DType::kInt32, classes ? Shape{1} : Shape{1, 1});
+    batch.labels = host_context().workspace(DType::kInt32, classes ? Shape{1} : Shape{1, 1});
     *batch.labels.data<int32_t>() = 0;
     run_forward(make_batch(batch), make_labels(batch.labels, batch.ids));
     run_backward();

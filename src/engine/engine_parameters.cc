@@ -1,12 +1,11 @@
 // Parameters that callers use, change and share: made whole for a program's own computation, whole
 // for a scope in which one rank may change them, or the part that this rank owns.
 #include <algorithm>
-#include <cstring>
 
 #include "base/checksum.h"
 #include "engine/agreement.h"
 #include "engine/engine.h"
-#include "ops/elementwise.h"
+#include "tensor/transfer.h"
 
 namespace ds {
 namespace {
@@ -116,11 +115,7 @@ std::vector<Tensor> Engine::gather_parameters(std::span<const int64_t> indices) 
   const models::Model::Use use(*model_);
   std::vector<Tensor> out;
   for (const nn::ParamId id : ids) {
-    const Tensor value = model_->state().read_master(context(), id);
-    Tensor copy =
-        Tensor::empty(model_->device(), DType::kFloat32, value.shape(), MemoryTag::kOther);
-    if (copy.bytes() > 0) std::memcpy(copy.raw(), value.raw(), static_cast<size_t>(copy.bytes()));
-    out.push_back(std::move(copy));
+    out.push_back(copied_to_host(model_->state().read_master(context(), id), model_->host()));
   }
   gathered_sums_.resize(gathered_.size());
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -165,7 +160,7 @@ void Engine::scatter_parameters(std::span<const int64_t> indices, int modifier) 
     if (modifier >= 0) {
       const std::string& name = model_->parameters()[id].name;
       comm_->broadcast(value, modifier, {.label = name, .same_label = true})->wait();
-      model_->state().write_master(context(), id, value);
+      model_->state().write_master(context(), id, operand(value));
     }
     value = Tensor();
     --gathered_count_;
@@ -183,15 +178,16 @@ Tensor Engine::local_values(const std::string& name, const std::string& what) {
   const OpContext ctx = context();
   const nn::ParamId id = model_->parameters().find(name);
   const int64_t count = model_->state().layout().part(id).count;
-  Tensor out = Tensor::empty(model_->device(), DType::kFloat32, {count}, MemoryTag::kOther);
+  Tensor out = Tensor::empty(model_->host(), DType::kFloat32, {count}, MemoryTag::kOther);
   if (what == kParameterValues) {
-    const Tensor own = model_->state().read_owned_master(ctx, id);
-    ops::cast(ctx, own.view({count}), out);
+    copy_tensor(model_->state().read_owned_master(ctx, id).view({count}), out);
     return out;
   }
   if (what == kGradientValues) {
     model_->state().settle_gradients(ctx);
-    model_->state().read_owned_gradient(ctx, trainable(name), out);
+    Tensor values = ctx.workspace(DType::kFloat32, {count});
+    model_->state().read_owned_gradient(ctx, trainable(name), values);
+    copy_tensor(values, out);
     return out;
   }
   const size_t place = updater_->place(trainable(name));
@@ -213,7 +209,7 @@ void Engine::set_local_values(const std::string& name, const std::string& what,
     const models::Model::Use use(*model_);
     begin_step_clock();
     state.settle_gradients(ctx);
-    state.write_owned_gradient(ctx, trainable(name), values);
+    state.write_owned_gradient(ctx, trainable(name), operand(values));
     phase_ = Phase::kBackwardDone;
     model_->set_step_open(true);
     return;
@@ -223,7 +219,7 @@ void Engine::set_local_values(const std::string& name, const std::string& what,
   const models::Model::Use use(*model_);
   if (what == kParameterValues) {
     DS_CHECK(accumulated_ == 0, Code::kState, "weights cannot be set between forward and step");
-    state.write_owned_master(ctx, id, 0, values);
+    state.write_owned_master(ctx, id, 0, operand(values));
     state.owned_master_written(ctx, id);
     return;
   }

@@ -1,6 +1,7 @@
 // What callers may read and set of an engine besides training: configuration, memory, gradients,
 // optimizer state, the learning rate.
 #include "engine/engine.h"
+#include "tensor/transfer.h"
 
 namespace ds {
 
@@ -23,11 +24,22 @@ Json Engine::memory_report() const {
     tags[std::string(memory_tag_name(tag))] = {{"now", account.now(tag)},
                                                {"peak", metrics_->peak(tag)}};
   }
-  return {{"device", device.describe()},
-          {"tags", std::move(tags)},
-          {"total", {{"now", account.total_now()}, {"peak", metrics_->total_peak()}}},
-          {"reserved", device.reserved_bytes()},
-          {"system_allocations", device.system_allocations()}};
+  Json report = {{"device", device.describe()},
+                 {"tags", std::move(tags)},
+                 {"total", {{"now", account.total_now()}, {"peak", metrics_->total_peak()}}},
+                 {"reserved", device.reserved_bytes()},
+                 {"system_allocations", device.system_allocations()}};
+  if (device.kind() == DeviceKind::kCpu) return report;
+  Json host = Json::object();
+  const auto add = [&](const char* name, const Device& memory) {
+    host[name] = {{"now", memory.account().total_now()},
+                  {"peak", memory.account().total_peak()},
+                  {"reserved", memory.reserved_bytes()}};
+  };
+  add("pageable", *model_->host());
+  add("pinned", *host_memory_of(model_->device()));
+  report["host"] = std::move(host);
+  return report;
 }
 
 std::vector<std::string> Engine::optimizer_states(const std::string& name) {
@@ -39,7 +51,7 @@ Tensor Engine::optimizer_state(const std::string& name, const std::string& state
   const size_t place = updater_->place(trainable(name));
   optim::Optimizer& optimizer = updater_->optimizer();
   zero::ParameterState& all = model_->state();
-  if (all.layout().world() == 1) return optimizer.read_state(context(), place, state);
+  if (all.layout().world() == 1) return optimizer.read_state(host_context(), place, state);
   const optim::OwnedRange owned = optimizer.owned(place);
   Tensor own = context().workspace(DType::kFloat32, {owned.end - owned.begin});
   if (owned.begin < owned.end) {

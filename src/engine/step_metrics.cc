@@ -39,19 +39,6 @@ DecoderShape decoder_shape(const Config& config, const models::Model& model) {
   return shape;
 }
 
-// Reads the time when the device has done its work.
-ClockFn clock_of(const std::shared_ptr<Device>& device) {
-  if (device->kind() == DeviceKind::kCpu) return steady_seconds;
-  return [device] {
-    try {
-      device->default_stream().synchronize();
-    } catch (const Error& error) {  // whoever uses the device next gets it too
-      log_warning("engine", "the profile's times are off: ", error.message());
-    }
-    return steady_seconds();
-  };
-}
-
 double elapsed(const WallClockTimers& timers, const char* name) {
   return timers.has(name) ? timers.elapsed(name) : 0;
 }
@@ -63,6 +50,18 @@ std::string short_number(double value) {
 }
 
 }  // namespace
+
+ClockFn device_clock(const std::shared_ptr<Device>& device) {
+  if (device->kind() == DeviceKind::kCpu) return steady_seconds;
+  return [device] {
+    try {
+      device->default_stream().synchronize();
+    } catch (const Error& error) {  // whoever uses the device next gets it too
+      log_warning("engine", "the profile's times are off: ", error.message());
+    }
+    return steady_seconds();
+  };
+}
 
 StepMetrics::StepMetrics(const Config& config, models::Model& model, const Communicator& comm)
     : config_(config),
@@ -81,7 +80,7 @@ ModuleProfile* StepMetrics::profile_for(int64_t steps) {
   if (!config_.flops_profiler.enabled || !first_rank_) return nullptr;
   if (steps != config_.flops_profiler.profile_step) return nullptr;
   if (!profile_) {
-    profile_ = std::make_unique<ModuleProfile>(clock_of(model_.device()));
+    profile_ = std::make_unique<ModuleProfile>(device_clock(model_.device()));
     const nn::ParameterSet& parameters = model_.parameters();
     for (nn::ParamId id = 0; id < parameters.size(); ++id) {
       profile_->add_parameter(parameters[id].name, parameters[id].shape.elements());

@@ -16,6 +16,9 @@
 
 namespace ds {
 
+// Reads the time when the device has done its work.
+ClockFn device_clock(const std::shared_ptr<Device>& device);
+
 class StepMetrics {
  public:
   StepMetrics(const Config& config, models::Model& model, const Communicator& comm);

@@ -6,6 +6,7 @@
 #include "base/philox.h"
 #include "models/inputs.h"
 #include "ops/elementwise.h"
+#include "tensor/transfer.h"
 
 namespace ds::infer {
 namespace {
@@ -19,6 +20,9 @@ Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
   ops::cast(ctx, x, y);
   return y;
 }
+
+// For what the host reads and writes beside an operator's context.
+OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ctx.pool}; }
 
 nn::TapeOptions inference_options() {
   nn::TapeOptions options;
@@ -44,14 +48,16 @@ class Decoder {
   std::span<const float> feed(std::span<const int32_t> tokens) {
     const auto n = static_cast<int64_t>(tokens.size());
     models::Batch batch;
-    batch.ids = ctx_.workspace(DType::kInt32, {1, n});
+    const OpContext host = host_of(ctx_);
+    batch.ids = host.workspace(DType::kInt32, {1, n});
     std::copy(tokens.begin(), tokens.end(), batch.ids.data<int32_t>());
-    batch.position_ids = models::position_ids(ctx_, 1, n, cache_.length());
+    batch.position_ids = models::position_ids(host, 1, n, cache_.length());
+    batch = models::to_device(std::move(batch), ctx_.device);
     nn::Tape tape(ctx_, store_, inference_options());
     models::ForwardOptions forward;
     forward.cache = &cache_;
     forward.last_only = true;
-    logits_ = to_fp32(ctx_, model_.logits(tape, batch, forward).data);
+    logits_ = to_host(to_fp32(ctx_, model_.logits(tape, batch, forward).data), host.device);
     return {logits_.data<float>(), static_cast<size_t>(logits_.elements())};
   }
 
@@ -63,7 +69,7 @@ class Decoder {
   Tensor logits_;
 };
 
-// Checks the shapes of a batch and fills in positions.
+// Checks the shapes of a batch, fills in positions, and takes it to the device.
 void complete(const OpContext& ctx, const models::Architecture& architecture,
               models::Batch& batch) {
   const Tensor& ids = batch.ids;
@@ -75,8 +81,9 @@ void complete(const OpContext& ctx, const models::Architecture& architecture,
   DS_CHECK(!batch.token_types || architecture.info().token_types > 0, Code::kInvalidArgument,
            "token types are given, but the model knows none");
   if (!batch.position_ids) {
-    batch.position_ids = models::position_ids(ctx, ids.size(0), ids.size(1), 0);
+    batch.position_ids = models::position_ids(host_of(ctx), ids.size(0), ids.size(1), 0);
   }
+  batch = models::to_device(std::move(batch), ctx.device);
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
                               const std::function<bool(int32_t)>& on_token);
 
 // Logits fp32 of a batch without training, as the model's head gives them: [B, T, V] or
-// [B, classes]. `batch` holds checked ids; missing position_ids count from 0.
+// [B, classes], where the model is. `batch` holds checked ids, which may lie on the host; missing
+// position_ids count from 0.
 Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
                     const models::Architecture& architecture, models::Batch batch);
 // The same from ids int32 [B, T] alone; `key_mask` may be empty.

@@ -14,12 +14,16 @@
 namespace ds::models {
 
 struct Batch {
-  Tensor ids;           // int32 [B, T]
-  Tensor position_ids;  // int32 [B, T]
-  Tensor key_mask;      // uint8 [B, T], 0 = padding, or empty
-  Tensor segments;      // int32 [B, T]: tokens see only their own segment; or empty
-  Tensor token_types;   // int32 [B, T], or empty for all 0
+  Tensor ids;             // int32 [B, T]
+  Tensor position_ids;    // int32 [B, T]
+  Tensor key_mask;        // uint8 [B, T], 0 = padding, or empty
+  Tensor segments;        // int32 [B, T]: tokens see only their own segment; or empty
+  Tensor token_types;     // int32 [B, T], or empty for all 0
+  int64_t positions = 0;  // position_ids lie below it; 0 = ask them
 };
+
+// The batch where a device has it. For a GPU its positions are counted while the host reads them.
+Batch to_device(Batch batch, const std::shared_ptr<Device>& device);
 
 // What a model's logits are.
 enum class Head {

@@ -121,7 +121,8 @@ class Bert : public FamilyBase {
     Tensor kinds = batch.token_types;
     if (!kinds) {
       kinds = tape.ctx().workspace(DType::kInt32, batch.ids.shape());
-      std::fill_n(kinds.data<int32_t>(), kinds.elements(), 0);
+      Device& device = *tape.ctx().device;
+      device.clear(kinds.raw(), kinds.bytes(), device.default_stream());
     }
     const Value words = nn::embedding(tape, batch.ids, words_, batch.position_ids, positions_);
     const Value types = nn::embedding(tape, kinds, types_, Tensor(), nn::kNoParam);

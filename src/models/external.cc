@@ -8,6 +8,7 @@
 #include "base/float16.h"
 #include "models/weights.h"
 #include "ops/elementwise.h"
+#include "tensor/transfer.h"
 
 namespace ds::models {
 namespace {
@@ -185,8 +186,8 @@ SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalNa
   out.dtype = dtype;
   out.shape = external_shape(model.parameters()[id], transposed);
   out.produce = [&model, id, transposed, dtype](const ByteSink& sink) {
-    const OpContext ctx = model.context();
-    const Tensor master = model.read(ctx, id);
+    const OpContext ctx = model.host_context();
+    const Tensor master = to_host(model.read(model.context(), id), ctx.device);
     for (int64_t begin = 0; begin < master.elements(); begin += kPiece) {
       const int64_t end = std::min(master.elements(), begin + kPiece);
       const Tensor piece = external_piece(ctx, master, transposed, begin, end);

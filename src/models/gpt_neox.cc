@@ -99,7 +99,7 @@ class GptNeox : public FamilyBase {
   }
 
   Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    const nn::RotaryTable table = tables_.rows(tape.ctx(), batch.position_ids);
+    const nn::RotaryTable table = tables_.rows(tape.ctx(), batch.position_ids, batch.positions);
     Stream s{nn::embedding(tape, batch.ids, embedding_, Tensor(), nn::kNoParam), {}};
     s.x = nn::dropout(tape, s.x, c_.hidden_dropout);
     s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,

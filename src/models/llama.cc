@@ -147,7 +147,7 @@ class Llama : public FamilyBase {
   }
 
   Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    const nn::RotaryTable table = tables_.rows(tape.ctx(), batch.position_ids);
+    const nn::RotaryTable table = tables_.rows(tape.ctx(), batch.position_ids, batch.positions);
     Stream s{nn::embedding(tape, batch.ids, embedding_, Tensor(), nn::kNoParam), {}};
     s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
                    [this, batch, options, table](Tape& t, const Stream& in, int64_t index) {

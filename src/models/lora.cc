@@ -201,7 +201,7 @@ void load_lora(Model& model, const fs::path& folder) {
       for (const auto& [id, load] : loads) {
         const nn::Parameter& p = model.parameters()[id];
         Tensor out = state.master(id).view({p.shape.elements()});
-        source->fill(ctx, id, p, 0, out);
+        zero::fill_weights(*source, ctx, id, p, 0, out);
       }
       state.masters_changed(ctx);
     }

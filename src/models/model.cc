@@ -1,19 +1,21 @@
 #include "models/model.h"
 
-#include <cstring>
+#include "tensor/transfer.h"
 
 namespace ds::models {
 
 Model::Model(std::unique_ptr<Architecture> architecture)
     : architecture_(std::move(architecture)),
       parameters_(std::make_unique<nn::ParameterSet>(architecture_->parameters())),
-      device_(make_cpu_device()),
+      host_(make_cpu_device()),
+      device_(host_),
       state_(std::make_unique<zero::ParameterState>(*parameters_, device_,
                                                     joined_weights(nullptr, 0, nullptr))) {}
 
 Model::Model(nn::ParameterSet parameters)
     : parameters_(std::make_unique<nn::ParameterSet>(std::move(parameters))),
-      device_(make_cpu_device()),
+      host_(make_cpu_device()),
+      device_(host_),
       state_(std::make_unique<zero::ParameterState>(*parameters_, device_,
                                                     joined_weights(nullptr, 0, nullptr))) {}
 
@@ -38,6 +40,26 @@ std::shared_ptr<Model> Model::create(const Json& config, uint64_t seed) {
 OpContext Model::context() {
   if (!pool_) pool_ = std::make_unique<ThreadPool>();
   return {device_, pool_.get()};
+}
+
+OpContext Model::host_context() { return {host_, context().pool}; }
+
+void Model::set_device(std::shared_ptr<Device> device) {
+  check_free("the model cannot move");
+  const bool gpu = device->kind() != DeviceKind::kCpu;
+  DS_CHECK(!gpu || has_architecture(), Code::kUnsupported,
+           "this model is the caller's own parameters, whose memory the caller shares: it stays on "
+           "the CPU");
+  if (device->kind() == device_->kind() && device->index() == device_->index()) return;
+  if (!gpu) device = host_;
+  auto moved = std::make_unique<zero::ParameterState>(*parameters_, device, state_->source());
+  // Masters alone exist while no engine trains. Between two GPUs they go over the host.
+  if (!state_->source()) {
+    const Tensor masters = gpu ? to_host(state_->masters(), host_) : state_->masters();
+    copy_tensor(masters, moved->masters());
+  }
+  state_ = std::move(moved);
+  device_ = std::move(device);
 }
 
 zero::ParameterState& Model::state() {
@@ -90,9 +112,7 @@ Tensor Model::get(const std::string& name) {
   // One tensor is no reason to make all weights.
   const Tensor master =
       inference_ ? read(context(), id) : state_as_it_is().read_master(context(), id);
-  Tensor copy = Tensor::empty(device_, DType::kFloat32, master.shape(), MemoryTag::kOther);
-  if (copy.bytes() > 0) std::memcpy(copy.raw(), master.raw(), static_cast<size_t>(copy.bytes()));
-  return copy;
+  return copied_to_host(master, host_);
 }
 
 void Model::set(const std::string& name, const Tensor& value) {
@@ -102,7 +122,7 @@ void Model::set(const std::string& name, const Tensor& value) {
   DS_CHECK(
       !step_open_, Code::kState,
       "weights cannot be set between forward and step, nor while they are fetched or gathered");
-  state().write_master(context(), id, value);
+  state().write_master(context(), id, to_device(value, device_));
 }
 
 void Model::attach_engine() {

@@ -37,9 +37,16 @@ class Model {
   void begin_with(std::shared_ptr<const zero::WeightSource> source);
   // The weights as a forward pass without training sees them.
   nn::ParameterStore& store();
+  // Where the weights lie and operators run, and the CPU for everything that the host reads; on the
+  // CPU both are one.
   const std::shared_ptr<Device>& device() const { return device_; }
+  const std::shared_ptr<Device>& host() const { return host_; }
+  // Moves the weights. kState while an engine is attached or after prepare_inference; kUnsupported
+  // for the caller's own parameters, whose memory the caller shares.
+  void set_device(std::shared_ptr<Device> device);
   // To run operators without an engine; the threads start with the first use.
   OpContext context();
+  OpContext host_context();
 
   // Holds the weights in one form from now on and gives the masters up: the model runs, but neither
   // trains nor changes. Returns InferenceWeights::report. kState while an engine is attached or
@@ -53,7 +60,7 @@ class Model {
 
   // fp32 values: the master, or what products see of a model prepared for inference.
   Tensor read(const OpContext& ctx, nn::ParamId id);
-  // Copies of whole master tensors.
+  // Copies of whole master tensors, in host memory.
   Tensor get(const std::string& name);
   void set(const std::string& name, const Tensor& value);
 
@@ -110,7 +117,7 @@ class Model {
 
   std::unique_ptr<Architecture> architecture_;
   std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
-  std::shared_ptr<Device> device_;
+  std::shared_ptr<Device> host_, device_;
   std::unique_ptr<zero::ParameterState> state_;  // null once prepared for inference
   std::unique_ptr<InferenceWeights> inference_;
   std::unique_ptr<ThreadPool> pool_;

@@ -2,11 +2,11 @@
 // low-rank adapters. Values stay; only a model that no engine holds can change.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/pattern.h"
 #include "models/model.h"
 #include "ops/linear.h"
+#include "tensor/transfer.h"
 
 namespace ds::models {
 namespace {
@@ -59,13 +59,13 @@ void Model::rebuild(nn::ParameterSet parameters, std::shared_ptr<const zero::Wei
     for (nn::ParamId id = kept; rest && id < set->size(); ++id) {
       const nn::Parameter& p = (*set)[id];
       Tensor out = state->master(id).view({p.shape.elements()});
-      if (out.elements() > 0) rest->fill(ctx, id, p, 0, out);
+      if (out.elements() > 0) zero::fill_weights(*rest, ctx, id, p, 0, out);
     }
   }
   for (nn::ParamId id = 0; !state->source() && id < kept; ++id) {
     const Tensor from = state_->master(id), to = state->master(id);
     DS_CHECK(from.shape() == to.shape(), Code::kInternal, "a parameter changed its shape");
-    if (from.bytes() > 0) std::memcpy(to.raw(), from.raw(), static_cast<size_t>(from.bytes()));
+    copy_tensor(from, to);
   }
   parameters_.swap(set);
   state_.swap(state);
@@ -182,17 +182,18 @@ void Model::merge_lora() {
   for (nn::ParamId id = 0; id < parameters().size(); ++id) {
     const nn::Adapter* adapter = parameters().adapter(id);
     if (adapter == nullptr) continue;
-    const Tensor a = weights.master(adapter->a), b = weights.master(adapter->b);
+    const Tensor a = weights.master(adapter->a);
+    const Tensor b = to_host(weights.master(adapter->b), host_);
     const int64_t out = b.size(0), rank = b.size(1);
     // w += b a is the weight gradient of rows a under outputs b^T, scaled.
-    Tensor turned = ctx.workspace(DType::kFloat32, {rank, out});
+    const Tensor turned = host_context().workspace(DType::kFloat32, {rank, out});
     for (int64_t r = 0; r < rank; ++r) {
       for (int64_t o = 0; o < out; ++o) {
         turned.data<float>()[r * out + o] = adapter->scale * b.data<float>()[o * rank + r];
       }
     }
     Tensor w = weights.master(id);
-    ops::linear_grad_weight(ctx, turned, a, w);
+    ops::linear_grad_weight(ctx, to_device(turned, device_), a, w);
   }
   remove_lora();
 }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "tensor/transfer.h"
+
 namespace ds::models {
 namespace {
 
@@ -171,27 +173,36 @@ int64_t rotary_positions(const RotaryConfig& c) {
   return static_cast<int64_t>(std::min(reach, static_cast<double>(kMaxPositions)));
 }
 
-nn::RotaryTable RotaryTables::rows(const OpContext& ctx, const Tensor& position_ids) const {
-  const int32_t* ids = position_ids.data<int32_t>();
-  const int32_t top =
-      position_ids.elements() == 0 ? 0 : *std::max_element(ids, ids + position_ids.elements());
-  const int64_t needed = int64_t{top} + 1;
-  DS_CHECK(needed <= kMaxPositions, Code::kInvalidArgument, "position ", top,
+int64_t RotaryTables::reach(const Tensor& position_ids) {
+  const Tensor readable =
+      on_host(position_ids)
+          ? position_ids
+          : to_host(position_ids, host_memory_of(position_ids.storage()->device()));
+  const int32_t* const ids = readable.data<int32_t>();
+  return readable.elements() == 0 ? 1
+                                  : int64_t{*std::max_element(ids, ids + readable.elements())} + 1;
+}
+
+nn::RotaryTable RotaryTables::rows(const OpContext& ctx, const Tensor& position_ids,
+                                   int64_t positions) const {
+  const int64_t needed = positions > 0 ? positions : reach(position_ids);
+  DS_CHECK(needed <= kMaxPositions, Code::kInvalidArgument, "position ", needed - 1,
            " lies beyond the last possible one, ", kMaxPositions - 1);
   const std::lock_guard lock(mutex_);
   // Only dynamic scaling asks for the length, and only beyond the trained one.
   const int64_t length = config_.scaling == RotaryScaling::kDynamic
                              ? std::max(needed, config_.max_positions)
                              : config_.max_positions;
-  if (table_.cos && table_.cos.size(0) >= needed && length_ == length) return table_;
+  const bool here = table_.cos && table_.cos.storage()->device() == ctx.device;
+  if (here && table_.cos.size(0) >= needed && length_ == length) return table_;
   // Growing by doubling keeps decoding from making a table per token.
   int64_t rows = 64;
   while (rows < needed) rows *= 2;
   const int64_t pairs = config_.channels / 2;
   const std::vector<double> frequencies = rotary_frequencies(config_, length);
-  nn::RotaryTable table{
-      Tensor::empty(ctx.device, DType::kFloat32, {rows, pairs}, MemoryTag::kOther),
-      Tensor::empty(ctx.device, DType::kFloat32, {rows, pairs}, MemoryTag::kOther)};
+  const std::shared_ptr<Device> host = host_memory_of(ctx.device);
+  nn::RotaryTable table{Tensor::empty(host, DType::kFloat32, {rows, pairs}, MemoryTag::kOther),
+                        Tensor::empty(host, DType::kFloat32, {rows, pairs}, MemoryTag::kOther)};
   float* const cos = table.cos.data<float>();
   float* const sin = table.sin.data<float>();
   ctx.pool->for_range(rows, 64, [&](int64_t begin, int64_t end) {
@@ -205,9 +216,10 @@ nn::RotaryTable RotaryTables::rows(const OpContext& ctx, const Tensor& position_
       }
     }
   });
-  table_ = table;
+  table_ = {to_device(table.cos, ctx.device, MemoryTag::kOther),
+            to_device(table.sin, ctx.device, MemoryTag::kOther)};
   length_ = length;
-  return table;
+  return table_;
 }
 
 }  // namespace ds::models

@@ -48,10 +48,13 @@ int64_t rotary_positions(const RotaryConfig& config);
 class RotaryTables {
  public:
   explicit RotaryTables(const RotaryConfig& config) : config_(config) {}
-  // Rows for every position in position_ids (int32, on the host).
-  nn::RotaryTable rows(const OpContext& ctx, const Tensor& position_ids) const;
+  // Rows for every position in position_ids (int32), which lie below `positions`; 0 = ask them.
+  nn::RotaryTable rows(const OpContext& ctx, const Tensor& position_ids,
+                       int64_t positions = 0) const;
 
  private:
+  static int64_t reach(const Tensor& position_ids);
+
   RotaryConfig config_;
   mutable std::mutex mutex_;
   mutable nn::RotaryTable table_;

@@ -1,6 +1,7 @@
 #include "models/saved_model.h"
 
 #include "base/checksum.h"
+#include "tensor/transfer.h"
 
 namespace ds::models {
 namespace {
@@ -158,7 +159,7 @@ void save_model(Model& model, const fs::path& folder, const std::string& tag,
   CheckpointWriter writer(options);
   const OpContext ctx = model.context();
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const Tensor master = model.state().read_master(ctx, id);
+    const Tensor master = to_host(model.state().read_master(ctx, id), model.host());
     writer.part().add_tensor(
         parameter_meta(model.parameters()[id], TensorKind::kMaster),
         {static_cast<const std::byte*>(master.raw()), static_cast<size_t>(master.bytes())});

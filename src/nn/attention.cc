@@ -1,12 +1,12 @@
 // Attention and what prepares it: views of packed projections, rotary positions, the KV cache.
 #include "ops/attention.h"
 
-#include <cstring>
 #include <utility>
 
 #include "nn/layers.h"
 #include "nn/profile.h"
 #include "ops/rotary.h"
+#include "tensor/transfer.h"
 
 namespace ds::nn {
 namespace {
@@ -28,21 +28,19 @@ std::array<Tensor, 3> qkv_views(const Tensor& packed, int64_t heads, QkvLayout l
 }
 
 // Copies [B, T, H, D] between tensors of any strides with a dense last dimension.
-void copy_heads(const Tensor& from, const Tensor& to) {
+void copy_heads(const OpContext& ctx, const Tensor& from, const Tensor& to) {
   const int64_t item = dtype_size(from.dtype());
   // Heads that lie side by side on both sides go as one.
   const bool dense = from.stride(2) == from.size(3) && to.stride(2) == to.size(3);
   const int64_t heads = dense ? 1 : from.size(2);
-  const auto bytes = static_cast<size_t>(from.size(3) * item * (dense ? from.size(2) : 1));
-  const auto at = [item](const Tensor& x, int64_t b, int64_t t, int64_t h) {
-    return static_cast<std::byte*>(x.raw()) +
-           (b * x.stride(0) + t * x.stride(1) + h * x.stride(2)) * item;
+  const int64_t width = from.size(3) * item * (dense ? from.size(2) : 1);
+  const auto tokens = [item](const Tensor& x, int64_t b, int64_t h) {
+    return Rows{static_cast<std::byte*>(x.raw()) + (b * x.stride(0) + h * x.stride(2)) * item,
+                x.stride(1) * item};
   };
   for (int64_t b = 0; b < from.size(0); ++b) {
-    for (int64_t t = 0; t < from.size(1); ++t) {
-      for (int64_t h = 0; h < heads; ++h) {
-        std::memcpy(at(to, b, t, h), at(from, b, t, h), bytes);
-      }
+    for (int64_t h = 0; h < heads; ++h) {
+      copy_rows(*ctx.device, tokens(to, b, h), tokens(from, b, h), width, from.size(1));
     }
   }
 }
@@ -74,8 +72,8 @@ Value cached_attention(Tape& tape, const Tensor& q, const Tensor& k, const Tenso
   DS_CHECK(!tape.recording(), Code::kInternal, "decoding is not recorded");
   const int64_t batch = q.size(0), length = q.size(1), end = cache.length() + length;
   DS_CHECK(end <= cache.capacity(), Code::kInternal, "the KV cache is full");
-  copy_heads(k, cache.view(layer, 0, cache.length(), end));
-  copy_heads(v, cache.view(layer, 1, cache.length(), end));
+  copy_heads(tape.ctx(), k, cache.view(layer, 0, cache.length(), end));
+  copy_heads(tape.ctx(), v, cache.view(layer, 1, cache.length(), end));
   const ops::AttentionOptions options = attention_options(tape, spec);
   Value y =
       tape.make_value(tape.new_activation(q.dtype(), {batch, length, spec.heads * q.size(3)}));

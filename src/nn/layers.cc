@@ -2,7 +2,6 @@
 #include "nn/layers.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "nn/profile.h"
@@ -10,6 +9,7 @@
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "tensor/transfer.h"
 
 namespace ds::nn {
 namespace {
@@ -91,24 +91,19 @@ Value select_position(Tape& tape, const Value& x, int64_t position) {
   const int64_t batch = x.data.size(0), length = x.data.size(1), width = x.data.size(2);
   const int64_t row = width * dtype_size(x.data.dtype());
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), {batch, width}));
-  const auto copy = [=](std::byte* to, int64_t to_stride, const std::byte* from,
-                        int64_t from_stride) {
-    for (int64_t b = 0; b < batch; ++b) {
-      std::memcpy(to + b * to_stride, from + b * from_stride, static_cast<size_t>(row));
-    }
+  const auto chosen = [=](const Tensor& whole) {
+    return Rows{static_cast<std::byte*>(whole.raw()) + position * row, length * row};
   };
-  copy(static_cast<std::byte*>(y.data.raw()), row,
-       static_cast<const std::byte*>(x.data.raw()) + position * row, length * row);
-  tape.record(
-      [in = x.slot, out = y.slot, shape = x.data.shape(), position, length, row, copy](Tape& t) {
-        if (!*out || !in) return;
-        const Tensor& dy = out->gradient();
-        Tensor dx = t.new_activation(dy.dtype(), shape);
-        std::memset(dx.raw(), 0, static_cast<size_t>(dx.bytes()));
-        copy(static_cast<std::byte*>(dx.raw()) + position * row, length * row,
-             static_cast<const std::byte*>(dy.raw()), row);
-        in->add(t.ctx(), std::move(dx), true);
-      });
+  copy_rows(*tape.ctx().device, {y.data.raw(), row}, chosen(x.data), row, batch);
+  tape.record([in = x.slot, out = y.slot, shape = x.data.shape(), batch, row, chosen](Tape& t) {
+    if (!*out || !in) return;
+    const Tensor& dy = out->gradient();
+    Device& device = *t.ctx().device;
+    Tensor dx = t.new_activation(dy.dtype(), shape);
+    device.clear(dx.raw(), dx.bytes(), device.default_stream());
+    copy_rows(device, chosen(dx), {dy.raw(), row}, row, batch);
+    in->add(t.ctx(), std::move(dx), true);
+  });
   return y;
 }
 
@@ -122,9 +117,10 @@ Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64
   const int64_t vocab = logits.data.shape()[-1];
   const int64_t rows = logits.data.elements() / vocab;
   const Tensor flat = logits.data.view({rows, vocab});
-  const Tensor targets = labels.view({rows});
+  DS_CHECK(on_host(labels), Code::kInternal, "labels are read on the host");
+  const Tensor targets = to_device(labels.view({rows}), tape.ctx().device);
   Tensor losses = tape.new_activation(DType::kFloat32, {rows});
-  const int32_t* label = targets.data<int32_t>();
+  const int32_t* label = labels.data<int32_t>();
   counted = rows - std::count(label, label + rows, ops::kIgnoreLabel);
   // While training, the logits become their gradient in the same pass that reads them: nothing
   // else looks at them any more.
@@ -138,12 +134,15 @@ Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64
     Tensor lse = tape.new_activation(DType::kFloat32, {rows});
     ops::cross_entropy(tape.ctx(), flat, targets, valid, losses, lse);
   }
+  // The mean is a number of the host: who trains asks for it at once.
+  const std::shared_ptr<Device> host = host_memory_of(tape.ctx().device);
+  const Tensor each = to_host(losses, host, MemoryTag::kActivations);
   double total = 0;
-  const float* loss = losses.data<float>();
+  const float* loss = each.data<float>();
   for (int64_t i = 0; i < rows; ++i) {
     if (label[i] != ops::kIgnoreLabel) total += loss[i];
   }
-  Value mean = tape.make_value(tape.new_activation(DType::kFloat32, {}));
+  Value mean = tape.make_value(Tensor::empty(host, DType::kFloat32, {}, MemoryTag::kActivations));
   *mean.data.data<float>() =
       counted == 0 ? 0.0f : static_cast<float>(total / static_cast<double>(counted));
   if (!fused) return mean;

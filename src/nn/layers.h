@@ -75,8 +75,8 @@ struct Attention {
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const Attention& spec,
                 KvCache* cache = nullptr, int layer = 0);
 
-// Mean over the counted labels, fp32 []; `counted` receives their number. The logits' memory is
-// overwritten by their gradient in backward.
+// Mean over the counted labels, fp32 [] on the host; `counted` receives their number. Labels are
+// given on the host. The logits' memory is overwritten by their gradient in backward.
 Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid,
                     int64_t& counted);
 

@@ -4,6 +4,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "tensor/transfer.h"
+
 namespace ds::nn {
 
 void OperatorScope::begin(const char* name, ParamId parameter, bool at_alias) {
@@ -84,11 +86,14 @@ int64_t count_visible_pairs(const VisiblePairs& which) {
   if (!which.key_mask && !which.segments) {
     return which.batch * pairs_of_sequence(which, nullptr, nullptr);
   }
+  const auto readable = [](const Tensor& x) {
+    return x && !on_host(x) ? to_host(x, host_memory_of(x.storage()->device())) : x;
+  };
+  const Tensor mask = readable(which.key_mask), segments = readable(which.segments);
   int64_t pairs = 0;
   for (int64_t b = 0; b < which.batch; ++b) {
-    pairs += pairs_of_sequence(
-        which, which.key_mask ? which.key_mask.data<uint8_t>() + b * which.keys : nullptr,
-        which.segments ? which.segments.data<int32_t>() + b * which.queries : nullptr);
+    pairs += pairs_of_sequence(which, mask ? mask.data<uint8_t>() + b * which.keys : nullptr,
+                               segments ? segments.data<int32_t>() + b * which.queries : nullptr);
   }
   return pairs;
 }

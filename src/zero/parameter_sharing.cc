@@ -6,6 +6,7 @@
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 #include "ops/split_master.h"
+#include "tensor/transfer.h"
 #include "zero/parameter_state.h"
 #include "zero/rank_peers.h"
 
@@ -375,7 +376,8 @@ ExactSum ParameterState::sum_over_ranks(ExactSum sum) const {
 }
 
 nn::ParamId ParameterState::first_bad_gradient(const OpContext& ctx) const {
-  const Tensor first = Tensor::empty(device_, DType::kInt64, {1}, MemoryTag::kCommunication);
+  const Tensor first =
+      Tensor::empty(host_memory_of(device_), DType::kInt64, {1}, MemoryTag::kCommunication);
   int64_t& bad = *first.data<int64_t>();
   bad = parameters_.size();
   for (nn::ParamId id = 0; id < parameters_.size() && bad == parameters_.size(); ++id) {

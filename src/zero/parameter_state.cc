@@ -1,7 +1,6 @@
 #include "zero/parameter_state.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "ops/elementwise.h"
 #include "ops/split_master.h"
@@ -26,7 +25,7 @@ void ParameterState::make_whole(const OpContext& ctx) {
   for (const nn::ParamId id : layout_.order()) {
     const FlatRange range = layout_.range(id);
     Tensor out = all.slice(0, range.begin, range.end);
-    if (range.elements() > 0) source_->fill(ctx, id, parameters_[id], 0, out);
+    if (range.elements() > 0) fill_weights(*source_, ctx, id, parameters_[id], 0, out);
   }
   flat_.masters = all;
   source_.reset();
@@ -102,7 +101,7 @@ void ParameterState::zero_gradient(const OpContext& ctx, nn::ParamId id) {
   if (ctx.pool != nullptr) {
     ops::fill(ctx, 0.0f, target);
   } else {
-    std::memset(target.raw(), 0, static_cast<size_t>(target.bytes()));
+    device_->clear(target.raw(), target.bytes(), device_->default_stream());
   }
 }
 
@@ -354,7 +353,7 @@ Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
     const Shape& shape = parameters_[id].shape;
     const Tensor value = Tensor::empty(device_, DType::kFloat32, shape, MemoryTag::kOther);
     Tensor out = value.view({shape.elements()});
-    if (out.elements() > 0) source_->fill(ctx, id, parameters_[id], 0, out);
+    if (out.elements() > 0) fill_weights(*source_, ctx, id, parameters_[id], 0, out);
     return value;
   }
   if (whole_masters()) return master(id);

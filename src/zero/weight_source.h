@@ -12,11 +12,16 @@ namespace ds::zero {
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
-  // Writes the elements of a parameter from `begin` on to `out`, flat fp32.
+  // Writes the elements of a parameter from `begin` on to `out`, flat fp32 in host memory; `ctx`
+  // is one of the host.
   virtual void fill(const OpContext& ctx, nn::ParamId id, const nn::Parameter& parameter,
                     int64_t begin, Tensor& out) const = 0;
   // Sources of several ranks that make the same values have the same one; others differ.
   virtual uint64_t fingerprint() const = 0;
 };
+
+// The same with `out` in the memory of the context's device.
+void fill_weights(const WeightSource& source, const OpContext& ctx, nn::ParamId id,
+                  const nn::Parameter& parameter, int64_t begin, Tensor& out);
 
 }  // namespace ds::zero

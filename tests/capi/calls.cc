@@ -500,6 +500,13 @@ std::vector<Call> parameter_calls() {
        [](const Arguments& a) {
          return ds_model_tensor_info(p<ds_model>(a, 0), s(a, 1), p<char*>(a, 2));
        }},
+      {"ds_model_set_device",
+       {in(kModel, "model"), text("device", "cpu")},
+       [](const Arguments& a) { return ds_model_set_device(p<ds_model>(a, 0), s(a, 1)); },
+       end_engine},
+      {"ds_model_device",
+       {in(kModel, "model"), out_text("out_device")},
+       [](const Arguments& a) { return ds_model_device(p<ds_model>(a, 0), p<char*>(a, 1)); }},
       {"ds_model_set_trainable",
        {in(kModel, "model"), text("pattern", "ln_*")},
        [](const Arguments& a) { return ds_model_set_trainable(p<ds_model>(a, 0), s(a, 1), 0); },

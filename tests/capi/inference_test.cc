@@ -1,5 +1,5 @@
-// Preparing a model for inference through the C ABI: options, hostile and good, and what the handle
-// still does afterwards.
+// Preparing a model for inference, and moving it, through the C ABI: options, hostile and good, and
+// what the handle still does afterwards.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -47,6 +47,39 @@ std::vector<float> logits(ds_model* model, const ds_tensor* ids) {
   ds_tensor* out = nullptr;
   EXPECT_DS_OK(ds_model_logits(model, ids, nullptr, &out));
   return values_of(out);
+}
+
+std::string device_of(const ds_model* model) {
+  char* out = nullptr;
+  EXPECT_DS_OK(ds_model_device(model, &out));
+  const std::string name = out == nullptr ? "" : out;
+  ds_string_free(out);
+  return name;
+}
+
+TEST_F(CapiInference, DevicesAreChosenByName) {
+  EXPECT_EQ(device_of(world_.model), "cpu");
+  EXPECT_DS_OK(ds_model_set_device(world_.model, "cpu"));
+  for (const char* name : {"", "CPU", "gpu", "cuda:", "cuda:-1", "cuda:1x"}) {
+    EXPECT_EQ(ds_model_set_device(world_.model, name), DS_ERR_INVALID_ARGUMENT) << name;
+    EXPECT_THAT(ds_last_error_message(), HasSubstr("\"cuda:0\"")) << name;
+  }
+  char* text = nullptr;
+  ASSERT_DS_OK(ds_report(&text));
+  const ds::Json gpu = ds::Json::parse(text).at("gpu");
+  ds_string_free(text);
+  if (gpu.at("usable").get<bool>()) GTEST_SKIP() << "this machine has a GPU; tests/cuda uses it";
+  EXPECT_EQ(ds_model_set_device(world_.model, "cuda:0"), DS_ERR_UNSUPPORTED);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr(gpu.at("reason").get<std::string>()));
+  EXPECT_EQ(device_of(world_.model), "cpu");
+  EXPECT_EQ(logits(world_.model, world_.ids), logits(world_.model, world_.ids));
+}
+
+TEST(CapiDevice, AnEngineHoldsItsModelWhereItIs) {
+  World world;
+  EXPECT_EQ(ds_model_set_device(world.model, "cpu"), DS_ERR_STATE);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("engine"));
+  EXPECT_EQ(device_of(world.model), "cpu");
 }
 
 TEST_F(CapiInference, HostileOptionsAreRefusedByName) {
