@@ -233,6 +233,7 @@ std::string for_people(const Json& result) {
 int run(const Options& o) {
   if (o.threads) limit_cpus(*o.threads);
   libds::Model model = open_model(o.model);
+  model.set_device(o.weights.device);
   const Json config = parse_json(model.config(), "the model's configuration");
   if (!config.is_object()) throw Failure(o.model + " holds own parameters: it has no forward pass");
   const int64_t positions = model_positions(config);
@@ -242,6 +243,7 @@ int run(const Options& o) {
   Json result;
   result["model"] = o.model;
   result["parameters"] = model.parameter_count();
+  result["device"] = model.device();
   result["threads"] = o.threads ? Json(*o.threads) : Json();
   result["training"] = nullptr;
   if (o.steps > 0) result["training"] = bench_training(o, model, config, length);

@@ -5,7 +5,15 @@
 
 namespace tool {
 
+CLI::Option* add_device_option(CLI::App& sub, std::string& device) {
+  return sub
+      .add_option("--device", device, "cpu, or a GPU such as cuda:0 (`ds report` lists them)")
+      ->type_name("DEVICE")
+      ->capture_default_str();
+}
+
 void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
+  add_device_option(sub, o.device);
   sub.add_option("--weights", o.weights,
                  "hold weights as fp32, bf16, int8 or int4; default: fp32, as they were trained")
       ->check(CLI::IsMember({"fp32", "bf16", "int8", "int4"}))
@@ -20,6 +28,7 @@ void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
 }
 
 void prepare_weights(libds::Model& model, const WeightOptions& o) {
+  model.set_device(o.device);
   if (o.weights.empty() && !o.threads) return;
   model.prepare_inference(Json{
       {"weights", o.weights.empty() ? "fp32" : o.weights},

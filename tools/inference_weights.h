@@ -1,4 +1,5 @@
-// The options --weights, --group-size and --threads of what runs a model without training it.
+// The options --device, --weights, --group-size and --threads of what runs a model without training
+// it.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -11,6 +12,7 @@
 namespace tool {
 
 struct WeightOptions {
+  std::string device = "cpu";
   std::string weights;  // empty = as the library holds them
   int64_t group_size = 64;
   std::optional<int64_t> threads;
@@ -19,7 +21,10 @@ struct WeightOptions {
 // `threads`: whether the subcommand has no --threads of its own.
 void add_weight_options(CLI::App& sub, WeightOptions& options, bool threads);
 
-// Prepares the model for inference when an option asks for it.
+// The option of everything that runs models.
+CLI::Option* add_device_option(CLI::App& sub, std::string& device);
+
+// Moves the model, and prepares it for inference when an option asks for it.
 void prepare_weights(libds::Model& model, const WeightOptions& options);
 
 }  // namespace tool

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "command.h"
+#include "inference_weights.h"
 #include "train_options.h"
 
 namespace tool {
@@ -82,6 +83,7 @@ void add_how_to_train(CLI::App& sub, TrainOptions& o) {
   sub.add_option("--threads", o.config.threads, "CPU threads; default: all that may be used")
       ->check(at_least(1))
       ->group(group);
+  add_device_option(sub, o.device)->group(group);
   sub.add_option("--comm-config", o.comm_config,
                  "communication options as JSON (docs/communication.md)")
       ->type_name("JSON")

@@ -12,6 +12,7 @@ namespace tool {
 
 struct TrainOptions {
   std::string model;
+  std::string device = "cpu";
   ConfigOptions config;
   std::string comm_config = "{}";
   FineTuneOptions fine_tune;

@@ -140,6 +140,7 @@ void Training::open_model() {
   if (count_parameters(model_).trained == 0) {
     throw Failure("all parameters are frozen: nothing would train (--unfreeze releases some)");
   }
+  model_.set_device(o_.device);
   if (!o_.adapter_out.empty()) {
     if (!has_adapters(model_)) {
       throw UsageError("--adapter-out: the model has no adapters; --lora adds them");

@@ -106,6 +106,7 @@ class Failures(CliCase):
                 (["--save", "file/below"], ["file/below"]),
                 (["--metrics", "no/such/folder.jsonl"], ["no/such/folder.jsonl"]),
                 (["--sequence-length", "33"], ["33", "32"]),
+                (["--device", "gpu"], ["gpu", "cuda:0"]),
                 (["--split", "0,0,0"], [])]:
             with self.subTest(options=options):
                 self.check([*TRAIN, *options], *words)
