@@ -243,6 +243,7 @@ TEST_F(GpuState, WhatAGpuDoesNotDo) {
   const Json report = engine->memory_report();
   EXPECT_THAT(report.at("device").get<std::string>(), HasSubstr("cuda:0"));
   EXPECT_GT(report.at("tags").at("parameters").at("now").get<int64_t>(), 0);
+  EXPECT_GT(report.at("host").at("pinned").at("reserved").get<int64_t>(), 0);
 }
 
 }  // namespace
