@@ -166,14 +166,14 @@ std::string_view huge_pages_mode() {
   return "";
 }
 
-// The GPUs that are seen. None is usable: this version has the device, but no kernels for it.
+// The GPUs that are seen; models can be moved to any of them.
 Json gpu_section() {
   Json gpu = Json::object();
-  gpu["usable"] = false;
   std::string why_none;
   const std::vector<CudaDeviceInfo> found = list_cuda_devices(&why_none);
+  gpu["usable"] = !found.empty();
   gpu["reason"] =
-      found.empty() ? why_none : "this version has no kernels for CUDA; it computes on the CPU";
+      found.empty() ? why_none : "models train and run on one GPU (ds_model_set_device, --device)";
   const std::string driver = cuda_driver_version();
   if (!driver.empty()) gpu["driver_cuda"] = driver;
   Json devices = Json::array();
@@ -190,7 +190,7 @@ Json gpu_section() {
   return gpu;
 }
 
-Json compatibility_section(const CpuFeatures& cpu, std::string_view simd,
+Json compatibility_section(const CpuFeatures& cpu, std::string_view simd, bool gpu,
                            std::string_view gpu_reason) {
   Json list = Json::array();
   list.push_back(feature("cpu", true, "training and generation run on the CPU"));
@@ -210,7 +210,7 @@ Json compatibility_section(const CpuFeatures& cpu, std::string_view simd,
                          huge ? "large blocks ask for transparent huge pages"
                               : "transparent huge pages are off in this kernel "
                                 "(/sys/kernel/mm/transparent_hugepage/enabled)"));
-  list.push_back(feature("cuda", false, gpu_reason));
+  list.push_back(feature("cuda", gpu, gpu_reason));
   list.push_back(
       feature("many_processes", false, "this version trains with one process (world_size 1)"));
   list.push_back(feature("dlpack_cpu", true, "DLPack 1.x and the struct before 1.0"));
@@ -233,7 +233,7 @@ std::string report_json() {
   report["gpu"] = gpu_section();
   const std::string gpu_reason = report["gpu"]["reason"];
   const std::string simd = report["kernels"]["simd_chosen"];
-  report["compatibility"] = compatibility_section(cpu, simd, gpu_reason);
+  report["compatibility"] = compatibility_section(cpu, simd, report["gpu"]["usable"], gpu_reason);
   return dump_json(report, 2);
 }
 

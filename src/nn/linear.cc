@@ -21,8 +21,8 @@ Shape with_last(const Shape& shape, int64_t last) {
   return Shape(std::span<const int64_t>(sizes.data(), static_cast<size_t>(shape.dims())));
 }
 
-// y = x w^T + b, however the store holds the weight. Decoding asks for few rows, for which the CPU
-// has a kernel; training must sum in one order whether it records or recomputes.
+// y = x w^T + b, however the store holds the weight. Decoding asks for few rows; training must sum
+// in one order whether it records or recomputes.
 void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor& y) {
   const ParameterGuard b(tape.store(), bias);
   if (const ops::QuantizedWeight* codes = tape.store().quantized(weight)) {
@@ -30,8 +30,7 @@ void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor&
   }
   if (tape.store().tiling(weight)) return tiled_linear(tape, x, weight, *b, y);
   const ParameterGuard w(tape.store(), weight);
-  const bool cpu = tape.ctx().device->kind() == DeviceKind::kCpu;
-  if (cpu && !tape.recording() && !tape.training() && ops::few_rows(x)) {
+  if (!tape.recording() && !tape.training() && ops::few_rows(x)) {
     return ops::gemv(tape.ctx(), x, *w, *b, y);
   }
   ops::linear(tape.ctx(), x, *w, *b, y);
