@@ -4,6 +4,8 @@
 if(DS_WITH_CUDA)
   # 12.5 brought cudaGetDriverEntryPointByVersion.
   find_package(CUDAToolkit 12.5 REQUIRED)
+  # Only its declarations: the library is opened at run time.
+  find_file(DS_CUBLASLT_HEADER cublasLt.h PATHS ${CUDAToolkit_INCLUDE_DIRS} NO_DEFAULT_PATH REQUIRED)
   set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "Compute capabilities that kernels are built for")
   if(NOT CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})

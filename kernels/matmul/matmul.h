@@ -10,6 +10,16 @@
 // Sums are fp32; blocked kernels add in the order of k. Results are the same bits for any number of
 // threads. Another kernel, and another m on either side of kDirectRows, may round differently.
 //
+// On a GPU, products of
+//   * any form are served by kernels of our own (matmul_cuda.cu): 16-bit operands on tensor cores;
+//   * most forms by cuBLASLt where it is there (matmul_cublaslt.h) and has an algorithm: not those
+//     with k = 0, sizes above 2^31 - 1, or a bias of another type than C or not at a multiple of 16
+//     bytes. Of activations it applies GELU by its tanh form where there is a `pre`, at multiples
+//     of 16 bytes and 8 elements; the others are a kernel of our own after its product.
+//     DS_CUBLASLT_LIBRARY=off excludes it, another value is the file to open.
+// Both sum in fp32 and multiply fp32 without rounding it to TF32. The same problem has the same
+// bits on equal GPUs with the same cuBLASLt, aligned alike; the two round differently.
+//
 // Each thread that multiplies keeps scratch of about 2 MiB until it ends, and the calling thread
 // 4 MiB more where k is taken in rounds (sums that wait). A warm call allocates nothing.
 #pragma once
@@ -46,8 +56,8 @@ struct Matmul {
   void* c = nullptr;           // overlaps no input
   int64_t c_stride = 0;
   bool accumulate = false;  // add to C
-  // f; its argument is rounded to the type of C first. `pre`, unless null, receives the argument
-  // (type of C, rows pre_stride apart), so that backward starts from the same numbers.
+  // f; its argument is rounded to the type of C first (cuBLASLt takes the sum itself). `pre`,
+  // unless null, receives the argument (type of C, rows pre_stride apart), where backward starts.
   std::optional<ActivationKind> activation;
   void* pre = nullptr;
   int64_t pre_stride = 0;
@@ -74,9 +84,13 @@ inline constexpr int64_t kDirectRows = 4;
 
 void matmul(const Matmul& problem, ThreadPool& pool, MatmulPath path = MatmulPath::kAuto);
 
-// On a GPU. 16-bit operands are multiplied on tensor cores, fp32 is not rounded.
+// On a GPU.
 void matmul(const Matmul& problem, const GpuStream& on);
-int64_t matmul_workspace(const Matmul& problem, const GpuStream& on);
+// The same and, in one pass, sums[m] of the rows of op(A). False when that is not to be had (only
+// cuBLASLt does it, for C in fp32 without bias and activation): then nothing was done.
+bool matmul_with_sums(const Matmul& problem, float* sums, const GpuStream& on);
+// For matmul_with_sums() when `sums` is where they will go.
+int64_t matmul_workspace(const Matmul& problem, const GpuStream& on, const float* sums = nullptr);
 
 // Whether this CPU runs `path` for operands of the type; kAuto and kDirect always.
 bool matmul_path_runs(MatmulPath path, MatmulType type);

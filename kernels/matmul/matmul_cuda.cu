@@ -1,4 +1,6 @@
-// Matrix products on a GPU with kernels of our own: any shape, stride and alignment.
+// Matrix products on a GPU: by cuBLASLt, or else with kernels of our own, which take any shape,
+// stride and alignment.
+#include "kernels/matmul/matmul_cublaslt.h"
 #include "kernels/matmul/tiles.cuh"
 
 namespace ds::kernels {
@@ -143,13 +145,21 @@ void finish_activation(const Matmul& p, const GpuStream& on) {
 
 }  // namespace cuda
 
-int64_t matmul_workspace(const Matmul& p, const GpuStream& on) {
+int64_t matmul_workspace(const Matmul& p, const GpuStream& on, const float* sums) {
   if (p.m <= 0 || p.n <= 0) return 0;
-  return cut(p, on).bytes(p);
+  return cublaslt::workspace(p, sums).value_or(cut(p, on).bytes(p));
 }
 
 void matmul(const Matmul& p, const GpuStream& on) {
   if (p.m <= 0 || p.n <= 0) return;
+  switch (cublaslt::multiply(p, on)) {
+    case cublaslt::Done::kAll:
+      return;
+    case cublaslt::Done::kArguments:
+      return finish_activation(p, on);
+    case cublaslt::Done::kNothing:
+      break;
+  }
   switch (p.in) {
     case MatmulType::kBFloat16:
       return multiply<bfloat16>(p, on);
@@ -158,6 +168,10 @@ void matmul(const Matmul& p, const GpuStream& on) {
     default:
       return multiply<float>(p, on);
   }
+}
+
+bool matmul_with_sums(const Matmul& p, float* sums, const GpuStream& on) {
+  return p.m > 0 && p.n > 0 && cublaslt::multiply_with_sums(p, sums, on);
 }
 
 }  // namespace ds::kernels

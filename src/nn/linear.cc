@@ -36,15 +36,26 @@ void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor&
   ops::linear(tape.ctx(), x, *w, *b, y);
 }
 
-// The gradients of x, where there is a dx, and of the weight.
-void multiply_backward(Tape& tape, const Tensor& x, const Tensor& dy, ParamId weight, Tensor& dx) {
-  if (tape.store().tiling(weight)) return tiled_linear_backward(tape, x, dy, weight, dx);
-  if (dx) {
-    const ParameterGuard w(tape.store(), weight);
-    ops::linear_grad_input(tape.ctx(), dy, *w, dx);
+// The gradients of x, where there is a dx, of the weight and of the bias.
+void multiply_backward(Tape& tape, const Tensor& x, const Tensor& dy, ParamId weight, ParamId bias,
+                       Tensor& dx) {
+  ParameterStore::GradientTarget dw;
+  if (tape.store().tiling(weight)) {
+    tiled_linear_backward(tape, x, dy, weight, dx);
+  } else {
+    if (dx) {
+      const ParameterGuard w(tape.store(), weight);
+      ops::linear_grad_input(tape.ctx(), dy, *w, dx);
+    }
+    dw = tape.store().gradient_target(weight);
   }
-  if (ParameterStore::GradientTarget dw = tape.store().gradient_target(weight); dw.sum) {
+  Tensor db = bias == kNoParam ? Tensor() : tape.store().gradient(bias);
+  if (dw.sum && db) {
+    ops::linear_grad_weight_bias(tape.ctx(), dy, x, dw.sum, db, dw.add);
+  } else if (dw.sum) {
     ops::linear_grad_weight(tape.ctx(), dy, x, dw.sum, dw.add);
+  } else if (db) {
+    ops::linear_grad_bias(tape.ctx(), dy, db);
   }
 }
 
@@ -147,10 +158,7 @@ void record_linear(Tape& tape, const Value& x, const std::shared_ptr<GradientSlo
       const Tensor dy = out->take(exclusive);
       Tensor dx;
       if (x.slot) dx = t.new_activation(x.data.dtype(), x.data.shape());
-      multiply_backward(t, x.data, dy, weight, dx);
-      if (bias != kNoParam) {
-        if (Tensor db = t.store().gradient(bias)) ops::linear_grad_bias(t.ctx(), dy, db);
-      }
+      multiply_backward(t, x.data, dy, weight, bias, dx);
       if (adapted) adapter_backward(t, *adapted, x.data, dy, dx);
       if (x.slot) x.slot->add(t.ctx(), std::move(dx), true);
     }

@@ -3,6 +3,7 @@
 
 #include "ops/activation_kind.h"
 #include "ops/checks.h"
+#include "ops/elementwise.h"
 #include "ops/product.h"
 #include "ops/reduce.h"
 
@@ -101,6 +102,29 @@ kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, 
   return p;
 }
 
+// dy^T x, checked.
+kernels::Matmul weight_product(const Op& op, const Tensor& dy, const Tensor& x, const Tensor& dw,
+                               bool accumulate) {
+  kernels::Matmul p;
+  p.in = columns_type(dy, op, "dy");
+  matmul_type(x, op, "x");
+  check_same_type(dy, "dy", x, "x", op);
+  DS_CHECK(matmul_type(dw, op, "dw") == MatmulType::kFloat32, Code::kInvalidArgument, op,
+           ": dw must be float32, because gradients accumulate");
+  const Rows out = as_rows(dy, op, "dy"), in = as_rows(x, op, "x");
+  check_leading(dy, "dy", x, "x", op);
+  check_weight(dw, "dw", out.columns, in.columns, op);
+  p.m = out.columns;
+  p.n = in.columns;
+  p.k = out.rows;
+  p.a = {dy.raw(), out.stride, true};
+  p.b = {x.raw(), p.n, false};
+  p.c = dw.raw();
+  p.c_stride = p.n;
+  p.accumulate = accumulate;
+  return p;
+}
+
 }  // namespace
 
 void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y) {
@@ -117,6 +141,13 @@ void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, c
              Code::kInvalidArgument, kOp, ": pre must be ", dtype_name(y.dtype()), " ",
              y.shape().text(), " and contiguous, like y");
     p.pre = pre.raw();
+    p.pre_stride = p.n;
+  }
+  // Everywhere the same form of product with and without pre, so that y has the same bits.
+  Tensor scratch;
+  if (!pre && ctx.device->kind() == DeviceKind::kCuda) {
+    scratch = ctx.workspace(y.dtype(), y.shape());
+    p.pre = scratch.raw();
     p.pre_stride = p.n;
   }
   multiply(ctx, p);
@@ -147,29 +178,29 @@ void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, 
 
 void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
                         bool accumulate) {
-  const Op kOp{ctx, "linear_grad_weight"};
-  kernels::Matmul p;
-  p.in = columns_type(dy, kOp, "dy");
-  matmul_type(x, kOp, "x");
-  check_same_type(dy, "dy", x, "x", kOp);
-  DS_CHECK(matmul_type(dw, kOp, "dw") == MatmulType::kFloat32, Code::kInvalidArgument, kOp,
-           ": dw must be float32, because gradients accumulate");
-  const Rows out = as_rows(dy, kOp, "dy"), in = as_rows(x, kOp, "x");
-  check_leading(dy, "dy", x, "x", kOp);
-  check_weight(dw, "dw", out.columns, in.columns, kOp);
-  p.m = out.columns;
-  p.n = in.columns;
-  p.k = out.rows;
-  p.a = {dy.raw(), out.stride, true};
-  p.b = {x.raw(), p.n, false};
-  p.c = dw.raw();
-  p.c_stride = p.n;
-  p.accumulate = accumulate;
-  multiply(ctx, p);
+  multiply(ctx, weight_product(Op{ctx, "linear_grad_weight"}, dy, x, dw, accumulate));
 }
 
 void linear_grad_bias(const OpContext& ctx, const Tensor& dy, Tensor& db) {
   add_column_sums(ctx, dy, db);
+}
+
+void linear_grad_weight_bias(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
+                             Tensor& db, bool accumulate) {
+  const Op kOp{ctx, "linear_grad_weight_bias"};
+  kernels::Matmul p = weight_product(kOp, dy, x, dw, accumulate);
+  check_elements(db, kOp, "db", DType::kFloat32, p.m);
+  Tensor sums;
+  run(ctx, [&](auto& on) {
+    if constexpr (kRunsOnGpu<decltype(on)>) {
+      sums = ctx.workspace(DType::kFloat32, {p.m});
+      const Tensor workspace = give_workspace(ctx, p, on, sums.data<float>());
+      if (!kernels::matmul_with_sums(p, sums.data<float>(), on)) sums = Tensor();
+    }
+  });
+  if (sums) return add(ctx, db, sums, db);
+  linear_grad_weight(ctx, dy, x, dw, accumulate);
+  linear_grad_bias(ctx, dy, db);
 }
 
 }  // namespace ds::ops

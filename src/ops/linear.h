@@ -13,7 +13,8 @@ namespace ds::ops {
 void linear(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias, Tensor& y);
 
 // pre = x w^T + bias as `linear` gives it, and y = f(pre), in one pass over the sums. `pre` has the
-// shape and type of y, or is empty when nobody needs it.
+// shape and type of y, or is empty when nobody needs it. On a GPU y may be f of the fp32 sums, of
+// which pre is the rounding.
 void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, const Tensor& bias,
                        Activation kind, Tensor& pre, Tensor& y);
 
@@ -27,5 +28,9 @@ void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x,
 
 // db[N] (fp32) += sum of dy over its rows.
 void linear_grad_bias(const OpContext& ctx, const Tensor& dy, Tensor& db);
+
+// linear_grad_weight and linear_grad_bias, on a GPU in one pass over dy where cuBLASLt does that.
+void linear_grad_weight_bias(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
+                             Tensor& db, bool accumulate = true);
 
 }  // namespace ds::ops

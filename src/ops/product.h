@@ -17,17 +17,25 @@ inline kernels::MatmulType matmul_type(const Tensor& tensor) {
   });
 }
 
-// With the scratch that a GPU splits sums in.
+// Whether run() gave the kernel a GPU.
+template <class On>
+inline constexpr bool kRunsOnGpu = std::is_same_v<On, const kernels::GpuStream&>;
+
+// The scratch for p on a GPU; it lives as long as the tensor. `sums`: see matmul_with_sums().
+template <class On>
+Tensor give_workspace(const OpContext& ctx, kernels::Matmul& p, const On& on,
+                      const float* sums = nullptr) {
+  p.workspace_bytes = kernels::matmul_workspace(p, on, sums);
+  if (p.workspace_bytes == 0) return {};
+  Tensor workspace = ctx.workspace(DType::kUInt8, {p.workspace_bytes});
+  p.workspace = workspace.raw();
+  return workspace;
+}
+
 inline void multiply(const OpContext& ctx, kernels::Matmul p) {
   run(ctx, [&](auto& on) {
     Tensor workspace;
-    if constexpr (std::is_same_v<decltype(on), const kernels::GpuStream&>) {
-      p.workspace_bytes = kernels::matmul_workspace(p, on);
-      if (p.workspace_bytes > 0) {
-        workspace = ctx.workspace(DType::kUInt8, {p.workspace_bytes});
-        p.workspace = workspace.raw();
-      }
-    }
+    if constexpr (kRunsOnGpu<decltype(on)>) workspace = give_workspace(ctx, p, on);
     kernels::matmul(p, on);
   });
 }

@@ -72,6 +72,7 @@ cudaError_t cudaGetLastError();
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** call, unsigned version,
                                              unsigned long long flags,
                                              cudaDriverEntryPointQueryResult* answer);
+cudaError_t cudaGetDevice(int* index);
 cudaError_t cudaSetDevice(int index);
 cudaError_t cudaMalloc(void** block, size_t size);
 cudaError_t cudaMallocManaged(void** block, size_t size, unsigned flags);

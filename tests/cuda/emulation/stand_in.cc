@@ -76,6 +76,9 @@ World& world() {
   return it;
 }
 
+// A cuBLASLt of this machine could not use the stand-in's streams; programs may name another.
+[[maybe_unused]] const int g_cublaslt_off = ::setenv("DS_CUBLASLT_LIBRARY", "off", 0);
+
 CUctx_st g_primary[kMostGpus] = {{0}, {1}, {2}, {3}};
 CUctx_st g_foreign = {-1};
 thread_local CUcontext t_context = nullptr;
@@ -249,6 +252,12 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** call, un
   if (std::strcmp(symbol, "cuCtxGetCurrent") == 0) *call = reinterpret_cast<void*>(&stand_in_get);
   if (std::strcmp(symbol, "cuCtxSetCurrent") == 0) *call = reinterpret_cast<void*>(&stand_in_set);
   if (*call != nullptr) *answer = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* index) {
+  STAND_IN_BEGIN(cudaGetDevice);
+  *index = gpu;
   return cudaSuccess;
 }
 

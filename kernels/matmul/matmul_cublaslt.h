@@ -1,0 +1,26 @@
+// Matrix products by cuBLASLt, in the place of our own kernels where it is there and has the form
+// of the problem. Only for the sources of a CUDA build; the GPU must be current on the calling
+// thread.
+#pragma once
+
+#include <optional>
+
+#include "kernels/matmul/matmul.h"
+
+namespace ds::kernels::cublaslt {
+
+enum class Done {
+  kNothing,    // nothing was queued
+  kArguments,  // all but the activation: its arguments are in `pre`, without one in C
+  kAll
+};
+Done multiply(const Matmul& problem, const GpuStream& on);
+
+// See matmul_with_sums().
+bool multiply_with_sums(const Matmul& problem, float* sums, const GpuStream& on);
+
+// The scratch for the best that multiply() does, or multiply_with_sums() unless `sums` is null;
+// null where it does nothing.
+std::optional<int64_t> workspace(const Matmul& problem, const float* sums);
+
+}  // namespace ds::kernels::cublaslt

@@ -1,0 +1,345 @@
+// cuBLASLt's part in matrix products, with a stand-in in its place: what is asked of it and how
+// often, and who multiplies where it refuses. The tests of matmul_test.cc and the rows of linear
+// layers run in this program too, and so with the stand-in.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "cuda/emulation/cublaslt_stand_in.h"
+#include "cuda/emulation/stand_in.h"
+#include "cuda/gpu_memory.h"
+#include "cuda/matmul_check.h"
+#include "kernels/matmul/cublaslt_library.h"
+#include "ops/linear.h"
+
+namespace ds::testing {
+namespace {
+
+using kernels::cublaslt::Library;
+using kernels::cublaslt::open_library;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+CublasLtStandIn& cublaslt() {
+  static CublasLtStandIn& it = []() -> CublasLtStandIn& {
+    void* const library = ::dlopen(DS_CUBLASLT_STAND_IN, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) fail(Code::kInternal, ::dlerror());
+    void* const entry = ::dlsym(library, kCublasLtStandInSymbol);
+    CublasLtStandIn& found = *reinterpret_cast<CublasLtStandInEntry*>(entry)();
+    found.queue = stand_in::queue_kernel;
+    found.current_gpu = [] {
+      int gpu = -1;
+      cudaGetDevice(&gpu);
+      return gpu;
+    };
+    found.workspace = 4096;
+    return found;
+  }();
+  return it;
+}
+
+// Before main: the library looks once, at the first product of any test.
+[[maybe_unused]] const bool kChosen = [] {
+  ::setenv("DS_CUBLASLT_LIBRARY", DS_CUBLASLT_STAND_IN, 1);
+  cublaslt();
+  return true;
+}();
+
+class CublasLt : public GpuMatmul {
+ protected:
+  void SetUp() override {
+    GpuMatmul::SetUp();
+    CublasLtStandIn fresh;
+    fresh.queue = cublaslt().queue;
+    fresh.current_gpu = cublaslt().current_gpu;
+    fresh.workspace = 4096;
+    cublaslt() = fresh;
+  }
+  void TearDown() override {
+    EXPECT_EQ(cublaslt().descriptions, 0);
+    EXPECT_THAT(cublaslt().violations, IsEmpty());
+    EXPECT_THAT(stand_in::violations(), IsEmpty());
+    cublaslt().failures.clear();
+    cublaslt().refused.clear();
+    cublaslt().no_algorithms = false;
+    cublaslt().least_workspace = 0;
+  }
+
+  // Sizes that no other test has: the cache of choices is the process's.
+  Matmul fresh_shape() {
+    static int64_t next = 0;
+    return shape(9, 24, 100 + ++next);
+  }
+  void check_bf16(const Matmul& p, bool with_bias = true, bool with_pre = false,
+                  bool with_workspace = true) {
+    check(p, DType::kBFloat16, DType::kBFloat16, 0, 0, with_bias, with_pre, 4, with_workspace);
+  }
+};
+
+TEST_F(CublasLt, LibrariesThatCannotBeUsedSayWhy) {
+  EXPECT_EQ(open_library("off").reason, "DS_CUBLASLT_LIBRARY is \"off\"");
+  const Library missing = open_library("/nowhere/libcublasLt.so.13");
+  EXPECT_FALSE(missing.usable());
+  EXPECT_THAT(missing.reason, HasSubstr("/nowhere/libcublasLt.so.13"));
+  EXPECT_THAT(missing.reason, HasSubstr("DS_CUBLASLT_LIBRARY"));
+  EXPECT_EQ(open_library("libc.so.6").reason,
+            "libc.so.6 is no usable cuBLASLt: it has no cublasLtGetVersion");
+
+  for (const auto& [version, usable] :
+       {std::pair<size_t, bool>{111103, false}, {120000, true}, {139999, true}, {140000, false}}) {
+    cublaslt().version = version;
+    const Library found = open_library(DS_CUBLASLT_STAND_IN);
+    EXPECT_EQ(found.usable(), usable) << version;
+    EXPECT_THAT(found.reason, HasSubstr(usable ? "" : "needs version 12 or newer, below 14"));
+  }
+  cublaslt().version = 120503;
+  EXPECT_EQ(open_library(DS_CUBLASLT_STAND_IN).name,
+            str_cat("cuBLASLt 12.5.3 (", DS_CUBLASLT_STAND_IN, ")"));
+}
+
+TEST_F(CublasLt, ServesEveryLayout) {
+  size_t served = 0;
+  for (const auto& [in, out] : kTypes) {
+    for (int layout = 0; layout < 4; ++layout) {
+      Matmul p = shape(12, 21, 33, layout);
+      p.alpha = 0.5f;
+      check(p, in, out, 2, 1, false, false, 4, true);
+      p.accumulate = true;
+      check(p, in, out, 2, 1, false, false, 4, true);
+      EXPECT_EQ(cublaslt().products.size(), served += 2);
+    }
+  }
+}
+
+// A form that cuBLASLt lacks is multiplied by our own kernel, to the same bounds.
+TEST_F(CublasLt, WhatItLacksIsServedByOurOwnKernel) {
+  const Matmul p = shape(12, 21, 33);
+  check(p, DType::kBFloat16, DType::kBFloat16, 0, 1, true, false, 4, true);  // bias not aligned
+  check(p, DType::kBFloat16, DType::kFloat32, 0, 0, true, false, 4, true);   // bias of another type
+  check(shape(12, 21, 0), DType::kFloat32, DType::kFloat32, 0, 0, true, false, 4, true);
+  EXPECT_THAT(cublaslt().products, IsEmpty());
+  EXPECT_EQ(cublaslt().heuristics, 0);
+
+  cublaslt().no_algorithms = true;
+  const Matmul fresh = fresh_shape();
+  check_bf16(fresh);
+  EXPECT_EQ(cublaslt().heuristics, 1);
+  check_bf16(fresh);
+  EXPECT_EQ(cublaslt().heuristics, 1);  // refusals are remembered
+  EXPECT_THAT(cublaslt().products, IsEmpty());
+}
+
+TEST_F(CublasLt, AsksOnceForEveryForm) {
+  Matmul p = fresh_shape();
+  for (int turn = 0; turn < 3; ++turn) check_bf16(p);
+  EXPECT_EQ(cublaslt().heuristics, 1);
+  EXPECT_THAT(cublaslt().products,
+              ElementsAre(CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_BIAS));
+
+  int asked = 1;
+  check_bf16(p, false);
+  EXPECT_EQ(cublaslt().heuristics, ++asked) << "another epilogue";
+  p.accumulate = true;
+  check_bf16(p, false);
+  EXPECT_EQ(cublaslt().heuristics, ++asked) << "accumulation";
+  check(p, DType::kBFloat16, DType::kBFloat16, 8, 0, false, false, 4, true);
+  EXPECT_EQ(cublaslt().heuristics, ++asked) << "other strides";
+  check(p, DType::kBFloat16, DType::kBFloat16, 0, 1, false, false, 4, true);
+  EXPECT_EQ(cublaslt().heuristics, ++asked) << "another alignment";
+  p.alpha = 0.125f;
+  check(p, DType::kBFloat16, DType::kBFloat16, 0, 1, false, false, 4, true);
+  EXPECT_EQ(cublaslt().heuristics, asked) << "alpha is no part of the form";
+  check(p, DType::kFloat16, DType::kFloat16, 0, 1, false, false, 4, true);
+  EXPECT_EQ(cublaslt().heuristics, ++asked) << "another type";
+}
+
+TEST_F(CublasLt, EveryGpuHasItsOwnHandleAndChoices) {
+  const Matmul p = fresh_shape();
+  check_bf16(p);
+  device_ = make_cuda_device(1);
+  check_bf16(p);
+  EXPECT_EQ(cublaslt().heuristics, 2);
+  EXPECT_EQ(cublaslt().products.size(), 2u);
+}
+
+TEST_F(CublasLt, TakesTheWorkspaceItIsGiven) {
+  cublaslt().workspace = 1 << 20;
+  cublaslt().least_workspace = 512;
+  const Matmul p = fresh_shape();
+  check_bf16(p, true, false, true);
+  EXPECT_THAT(cublaslt().workspaces, ElementsAre(1 << 20));
+  check_bf16(p, true, false, false);  // none of the algorithms does without
+  EXPECT_EQ(cublaslt().products.size(), 1u);
+  EXPECT_EQ(cublaslt().heuristics, 2);
+
+  cublaslt().least_workspace = 0;
+  const Matmul other = fresh_shape();
+  check_bf16(other, true, false, false);
+  EXPECT_THAT(cublaslt().workspaces, ElementsAre(1 << 20, 0));
+
+  cublaslt().workspace = cublaslt().least_workspace = int64_t{1} << 40;
+  check_bf16(fresh_shape());  // more than it may have
+  EXPECT_EQ(cublaslt().products.size(), 2u);
+}
+
+TEST_F(CublasLt, ActivationsAreFusedWhereTheyAreOurs) {
+  Matmul p = fresh_shape();
+  p.activation = ActivationKind::kGeluTanh;
+  for (const auto& [in, out] : kTypes) {
+    cublaslt().products.clear();
+    check(p, in, out, 0, 0, false, true, 4, true);
+    EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_GELU_AUX));
+  }
+  cublaslt().products.clear();
+  check_bf16(p, true, true);
+  p.accumulate = true;
+  check_bf16(p, true, true);
+  EXPECT_THAT(cublaslt().products,
+              ElementsAre(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS));
+  p.accumulate = false;
+
+  // By a kernel of our own after the product: rows of `pre` that the epilogue cannot write, and
+  // other functions.
+  cublaslt().products.clear();
+  const int asked = cublaslt().heuristics;
+  pre_more_ = 3;
+  check_bf16(p, true, true);
+  EXPECT_EQ(cublaslt().heuristics, asked + 1) << "was asked for what it cannot do";
+  p.activation = ActivationKind::kRelu;
+  check_bf16(p, true, true);
+  p.accumulate = true;
+  check_bf16(p, false, true);
+  EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_BIAS,
+                                               CUBLASLT_EPILOGUE_DEFAULT));
+}
+
+TEST_F(CublasLt, FallsBackInSteps) {
+  Matmul p = fresh_shape();
+  p.activation = ActivationKind::kGeluTanh;
+  cublaslt().refused = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
+  check_bf16(p, true, true);
+  EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_BIAS));
+  cublaslt().refused = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_BIAS};
+  p.n = 32;
+  check_bf16(p, true, true);
+  EXPECT_EQ(cublaslt().products.size(), 1u);
+}
+
+TEST_F(CublasLt, FailuresOfAProduct) {
+  const Matmul p = fresh_shape();
+  cublaslt().failures["cublasLtMatmul"] = {CUBLAS_STATUS_NOT_SUPPORTED};
+  check_bf16(p);
+  check_bf16(p);  // not tried again
+  EXPECT_THAT(cublaslt().products, IsEmpty());
+
+  const auto message = [&](const char* call, cublasStatus_t status, const Matmul& shape) {
+    cublaslt().failures[call] = {status};
+    try {
+      check_bf16(shape);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kDevice);
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const Matmul other = fresh_shape();
+  EXPECT_THAT(message("cublasLtMatmul", CUBLAS_STATUS_EXECUTION_FAILED, other),
+              ::testing::AllOf(HasSubstr("CUDA: cuBLASLt 13.1.0"),
+                               HasSubstr("CUBLAS_STATUS_EXECUTION_FAILED"),
+                               HasSubstr(str_cat("[9, ", other.k, "] and [", other.k, ", 24]"))));
+  EXPECT_THAT(
+      message("cublasLtMatmulAlgoGetHeuristic", CUBLAS_STATUS_INTERNAL_ERROR, fresh_shape()),
+      HasSubstr("choosing an algorithm failed: CUBLAS_STATUS_INTERNAL_ERROR"));
+  for (const char* const call : {"cublasLtMatmulDescCreate", "cublasLtMatrixLayoutCreate",
+                                 "cublasLtMatmulPreferenceCreate"}) {
+    EXPECT_THAT(message(call, CUBLAS_STATUS_NOT_INITIALIZED, fresh_shape()),
+                HasSubstr("CUBLAS_STATUS_NOT_INITIALIZED"));
+  }
+  check_bf16(other);
+  EXPECT_EQ(cublaslt().products.size(), 1u);
+}
+
+// Last of the GPUs, so that no other test has made its handle.
+TEST_F(CublasLt, AGpuOnWhichItDoesNotStart) {
+  device_.reset();
+  stand_in::reset(4);
+  device_ = make_cuda_device(3);
+  cublaslt().failures["cublasLtCreate"] = {CUBLAS_STATUS_NOT_INITIALIZED};
+  const Matmul p = fresh_shape();
+  check_bf16(p);
+  check_bf16(p);
+  EXPECT_EQ(cublaslt().creates, 1);
+  EXPECT_THAT(cublaslt().products, IsEmpty());
+  device_.reset();
+  stand_in::reset(2);
+}
+
+// ---- linear layers ----
+
+class CublasLtLinear : public CublasLt {
+ protected:
+  void SetUp() override {
+    CublasLt::SetUp();
+    use_memory_of(device_);
+    case_memory().shift = 0;
+  }
+  void TearDown() override {
+    x_ = w_ = dy_ = Tensor();
+    case_memory() = CaseMemory();
+    CublasLt::TearDown();
+  }
+  void fill_operands(DType dtype) {
+    Random random(seed_);
+    x_ = random_tensor(random, dtype, {40, 24});
+    w_ = random_tensor(random, dtype, {32, 24});
+    dy_ = random_tensor(random, dtype, {40, 32});
+  }
+
+  ThreadPool pool_{1};
+  Tensor x_, w_, dy_;
+};
+
+TEST_F(CublasLtLinear, ActivationHasTheSameBitsWithAndWithoutPre) {
+  const OpContext ctx{device_, &pool_};
+  fill_operands(DType::kBFloat16);
+  Tensor pre = guarded_tensor(DType::kBFloat16, {40, 32});
+  Tensor with = guarded_tensor(DType::kBFloat16, {40, 32}),
+         without = guarded_tensor(DType::kBFloat16, {40, 32});
+  Tensor none;
+  ops::linear_activation(ctx, x_, w_, Tensor(), ops::Activation::kGeluTanh, pre, with);
+  ops::linear_activation(ctx, x_, w_, Tensor(), ops::Activation::kGeluTanh, none, without);
+  EXPECT_EQ(doubles(with), doubles(without));
+  EXPECT_THAT(cublaslt().products,
+              ElementsAre(CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_AUX));
+}
+
+TEST_F(CublasLtLinear, TheGradientOfTheBiasComesWithThatOfTheWeight) {
+  const OpContext ctx{device_, &pool_};
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    for (const bool refused : {false, true}) {
+      SCOPED_TRACE(refused);
+      fill_operands(dtype);
+      cublaslt().products.clear();
+      if (refused) cublaslt().refused = {CUBLASLT_EPILOGUE_BGRADB};
+      // The cache remembers; another number of rows is another form.
+      const Tensor dy = refused ? dy_.slice(0, 0, 39) : dy_, x = refused ? x_.slice(0, 0, 39) : x_;
+      Tensor dw = filled_tensor(DType::kFloat32, {32, 24}, 1);
+      Tensor db = filled_tensor(DType::kFloat32, {32}, 3);
+      ops::linear_grad_weight_bias(ctx, dy, x, dw, db, false);
+      const uint32_t expected = refused ? CUBLASLT_EPILOGUE_DEFAULT : CUBLASLT_EPILOGUE_BGRADB;
+      EXPECT_THAT(cublaslt().products, ElementsAre(expected));
+      const std::vector<double> sums = doubles(db), numbers = doubles(dy);
+      for (size_t column = 0; column < 32; ++column) {
+        double sum = 3;
+        for (size_t at = column; at < numbers.size(); at += 32) sum += numbers[at];
+        EXPECT_NEAR(sums[column], sum, 1e-4);
+      }
+    }
+    cublaslt().refused.clear();
+  }
+}
+
+}  // namespace
+}  // namespace ds::testing
