@@ -211,8 +211,7 @@ Json compatibility_section(const CpuFeatures& cpu, std::string_view simd, bool g
                               : "transparent huge pages are off in this kernel "
                                 "(/sys/kernel/mm/transparent_hugepage/enabled)"));
   list.push_back(feature("cuda", gpu, gpu_reason));
-  list.push_back(
-      feature("many_processes", false, "this version trains with one process (world_size 1)"));
+  list.push_back(feature("many_processes", true, "over shared memory, sockets and MPI; on CPUs"));
   list.push_back(feature("dlpack_cpu", true, "DLPack 1.x and the struct before 1.0"));
   list.push_back(feature("dlpack_cuda", false, "tensors must lie in host memory"));
   return list;
