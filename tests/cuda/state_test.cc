@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "comm/factory.h"
 #include "cuda/model_world.h"
 #include "device/open_device.h"
 #include "models/lora.h"
@@ -225,6 +226,18 @@ TEST_F(GpuState, ABadGradientSkipsTheStepAndIsNamed) {
   EXPECT_FALSE(report.applied);
   EXPECT_EQ(report.first_bad_tensor, name);
   EXPECT_TRUE(same_bits(weights_of(*engine), before));
+}
+
+// Each rank is told, before it waits for any other.
+TEST_F(GpuState, SeveralRanksAreRefused) {
+  for (const auto& comm : make_local_group(2)) {
+    EXPECT_THAT(error_of(Code::kUnsupported,
+                         [&] {
+                           const Engine engine(dump_json(base_config()),
+                                               make_model(model_config(), true), comm);
+                         }),
+                HasSubstr("2 ranks are to train it"));
+  }
 }
 
 TEST_F(GpuState, WhatAGpuDoesNotDo) {
