@@ -162,6 +162,7 @@ struct FlopsProfilerConfig {
 struct ActivationCheckpointingConfig {
   bool enabled = false;
   std::optional<int64_t> segments;  // unset: every transformer block is one
+  bool offload = false;             // kept inputs wait in host memory
 };
 
 struct CommsLoggerConfig {

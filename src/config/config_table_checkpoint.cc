@@ -91,8 +91,10 @@ KeyTable activation_checkpointing_table() {
                "Wait for the device at each segment. A CPU never runs ahead, so both values mean "
                "the same there."),
           flag("profile", false, "Time each segment.").needs("timing of segments"),
-          flag("cpu_checkpointing", false, "Move kept inputs to the host.")
-              .needs("kept inputs in host memory"),
+          flag("cpu_checkpointing", false,
+               "Keep the inputs of segments in host memory, so that what a GPU holds of them does "
+               "not grow with the number of segments. They travel beside the computation. On the "
+               "CPU it changes nothing."),
       });
 }
 

@@ -276,9 +276,12 @@ class Rules {
              "needs partition_activations true");
       forbid(segments.is_null(), kPath, "needs number_checkpoints");
     }
-    if (!segments.is_null() && !on("/activation_checkpointing/enabled")) {
-      warn("/activation_checkpointing/number_checkpoints",
-           "has no effect until /activation_checkpointing/enabled is true");
+    if (!on("/activation_checkpointing/enabled")) {
+      constexpr const char* kIdle = "has no effect until /activation_checkpointing/enabled is true";
+      if (!segments.is_null()) warn("/activation_checkpointing/number_checkpoints", kIdle);
+      if (on("/activation_checkpointing/cpu_checkpointing")) {
+        warn("/activation_checkpointing/cpu_checkpointing", kIdle);
+      }
     }
     if (on("/flops_profiler/enabled")) parsed_.derive("/wall_clock_breakdown", true);
   }

@@ -91,6 +91,10 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       state.clear_gradients_at_once(context());
     }
     updater_ = std::make_unique<Updater>(config_, state, model_->device());
+    const ActivationCheckpointingConfig& segments = config_.activation_checkpointing;
+    if (segments.enabled && segments.offload && model_->device()->kind() == DeviceKind::kCuda) {
+      offload_stream_ = model_->device()->create_stream();
+    }
     if (config_.background_save) {
       background_ = std::make_unique<BackgroundSave>(&model_->host()->account());
     }
@@ -226,6 +230,7 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   options.first_sample = comm_->rank() * batch.ids.size(0);
   options.loss_gradient = loss_gradient();
   options.profile = metrics_->profile_for(progress_.steps);
+  options.offload = offload_stream_.get();
   model_->state().set_loss_scale(updater_->loss_scale());
   model_->state().begin_pass();
   auto pending = std::make_unique<Pending>(context(), model_->state(), options);

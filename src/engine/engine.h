@@ -198,6 +198,7 @@ class Engine {
   Json client_state_;
 
   Phase phase_ = Phase::kIdle;
+  std::unique_ptr<Stream> offload_stream_;  // of inputs that checkpointed segments keep
   std::unique_ptr<Pending> pending_;
   bool forward_counted_ = false;  // the open micro batch went through forward
   Progress progress_;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "nn/activation_offload.h"
 #include "ops/elementwise.h"
 
 namespace ds::nn {
@@ -29,6 +30,15 @@ Tensor GradientSlot::take(bool& exclusive) {
 Tensor GradientSlot::make(Tape& tape, DType dtype, const Shape& shape) const {
   return place_ ? place_(tape) : tape.new_activation(dtype, shape);
 }
+
+Tape::Tape(const OpContext& ctx, ParameterStore& store, const TapeOptions& options)
+    : ctx_(ctx), store_(store), options_(options) {
+  if (options.offload != nullptr) {
+    offload_ = std::make_unique<ActivationOffload>(ctx.device, *options.offload);
+  }
+}
+
+Tape::~Tape() = default;
 
 Value Tape::make_value(Tensor data) const {
   return {std::move(data), options_.record ? std::make_shared<GradientSlot>() : nullptr};
@@ -83,6 +93,13 @@ std::vector<Value> Tape::checkpoint(std::span<const Value> inputs, const Body& b
   if (!options_.record) return body(*this, inputs);
 
   const uint32_t first_op = next_op_;
+  std::vector<Value> saved(inputs.begin(), inputs.end());
+  size_t segment = 0;
+  if (offload_) {
+    std::vector<Tensor> data;
+    for (Value& input : saved) data.push_back(std::exchange(input.data, Tensor()));
+    segment = offload_->keep(data);
+  }
   std::vector<Value> outputs;
   {
     struct Pause {
@@ -101,11 +118,14 @@ std::vector<Value> Tape::checkpoint(std::span<const Value> inputs, const Body& b
     output.slot = std::make_shared<GradientSlot>();
     output_slots.push_back(output.slot);
   }
-  record([saved = std::vector<Value>(inputs.begin(), inputs.end()), body, first_op,
+  record([saved = std::move(saved), segment, body, first_op,
           output_slots = std::move(output_slots)](Tape& tape) {
+    const std::vector<Tensor> fetched =
+        tape.offload_ ? tape.offload_->fetch(segment) : std::vector<Tensor>();
     std::vector<Value> detached;
-    for (const Value& input : saved) {
-      detached.push_back({input.data, input.slot ? std::make_shared<GradientSlot>() : nullptr});
+    for (size_t i = 0; i < saved.size(); ++i) {
+      detached.push_back({tape.offload_ ? fetched[i] : saved[i].data,
+                          saved[i].slot ? std::make_shared<GradientSlot>() : nullptr});
     }
     const size_t mark = tape.mark();
     {

@@ -14,6 +14,7 @@
 
 namespace ds::nn {
 
+class ActivationOffload;
 class Tape;
 
 // Where the gradient of one value gathers during backward.
@@ -55,12 +56,14 @@ struct TapeOptions {
   int64_t first_sample = 0;  // global index of the batch's first sample within its micro step
   float loss_gradient = 1;   // what backward will start with: lets the loss make its gradient early
   ModuleProfile* profile = nullptr;  // that operators report to; see nn/profile.h
+  // Of a GPU: inputs of checkpointed segments wait in host memory, and are copied on this stream.
+  Stream* offload = nullptr;
 };
 
 class Tape {
  public:
-  Tape(const OpContext& ctx, ParameterStore& store, const TapeOptions& options)
-      : ctx_(ctx), store_(store), options_(options), pending_uses_() {}
+  Tape(const OpContext& ctx, ParameterStore& store, const TapeOptions& options);
+  ~Tape();
 
   const OpContext& ctx() const { return ctx_; }
   ParameterStore& store() { return store_; }
@@ -124,6 +127,7 @@ class Tape {
   OpContext ctx_;
   ParameterStore& store_;
   TapeOptions options_;
+  std::unique_ptr<ActivationOffload> offload_;  // none: kept inputs stay where they are
   std::vector<Backward> nodes_;
   std::vector<int32_t> pending_uses_;
   uint32_t next_op_ = 0;

@@ -49,6 +49,7 @@ TEST(Config, Defaults) {
   }
   EXPECT_FALSE(config.activation_checkpointing.enabled);
   EXPECT_FALSE(config.activation_checkpointing.segments);
+  EXPECT_FALSE(config.activation_checkpointing.offload);
   EXPECT_EQ(config.tag_validation, TagValidation::kWarn);
   EXPECT_THAT(config.warnings(), IsEmpty());
 }
@@ -105,7 +106,8 @@ TEST(Config, TypedValues) {
     "optimizer": {"type": "ADAM", "params": {"lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-6,
                   "weight_decay": 0.1, "bias_correction": false, "adam_w_mode": false}},
     "csv_monitor": {"enabled": true, "output_path": "out", "job_name": "run"},
-    "activation_checkpointing": {"enabled": true, "number_checkpoints": 3},
+    "activation_checkpointing": {"enabled": true, "number_checkpoints": 3,
+                                 "cpu_checkpointing": true},
     "checkpoint": {"tag_validation": "FAIL"}
   })");
   EXPECT_EQ(config.batch.train_batch, 8);
@@ -131,6 +133,7 @@ TEST(Config, TypedValues) {
   EXPECT_EQ(config.csv_monitor.job_name, "run");
   EXPECT_TRUE(config.activation_checkpointing.enabled);
   EXPECT_EQ(config.activation_checkpointing.segments, 3);
+  EXPECT_TRUE(config.activation_checkpointing.offload);
   EXPECT_EQ(config.tag_validation, TagValidation::kFail);
 }
 
@@ -441,6 +444,8 @@ TEST(Config, WarningsWithoutEffect) {
   EXPECT_THAT(load(R"("vocabulary_size": 50257)").warnings(),
               ElementsAre(HasSubstr("/vocabulary_size: 50257")));
   EXPECT_THAT(load(R"("activation_checkpointing": {"number_checkpoints": 4})").warnings(),
+              ElementsAre(HasSubstr("has no effect until")));
+  EXPECT_THAT(load(R"("activation_checkpointing": {"cpu_checkpointing": true})").warnings(),
               ElementsAre(HasSubstr("has no effect until")));
   EXPECT_THAT(
       load(R"("optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}})").warnings(),
