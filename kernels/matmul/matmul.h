@@ -14,8 +14,9 @@
 //   * any form are served by kernels of our own (matmul_cuda.cu): 16-bit operands on tensor cores;
 //   * most forms by cuBLASLt where it is there (matmul_cublaslt.h) and has an algorithm: not those
 //     with k = 0, sizes above 2^31 - 1, or a bias of another type than C or not at a multiple of 16
-//     bytes. Of activations it applies GELU by its tanh form where there is a `pre`, at multiples
-//     of 16 bytes and 8 elements; the others are a kernel of our own after its product.
+//     bytes. Of activations it applies GELU by its tanh form, and its derivative, where there is a
+//     `pre`, at multiples of 16 bytes and 8 elements; the others are a kernel of our own after its
+//     product.
 //     DS_CUBLASLT_LIBRARY=off excludes it, another value is the file to open.
 // Both sum in fp32 and multiply fp32 without rounding it to TF32. The same problem has the same
 // bits on equal GPUs with the same cuBLASLt, aligned alike; the two round differently.
@@ -89,8 +90,14 @@ void matmul(const Matmul& problem, const GpuStream& on);
 // The same and, in one pass, sums[m] of the rows of op(A). False when that is not to be had (only
 // cuBLASLt does it, for C in fp32 without bias and activation): then nothing was done.
 bool matmul_with_sums(const Matmul& problem, float* sums, const GpuStream& on);
-// For matmul_with_sums() when `sums` is where they will go.
-int64_t matmul_workspace(const Matmul& problem, const GpuStream& on, const float* sums = nullptr);
+// In one pass, C = alpha op(A) op(B) f'(pre), where f is the activation and `pre` is read: the
+// gradient of f's argument. False when that is not to be had: then nothing was done.
+bool matmul_times_slope(const Matmul& problem, const GpuStream& on);
+// What a call does beside the product; matmul_workspace() differs.
+enum class MatmulExtra { kNone, kSums, kSlope };
+// For matmul_with_sums() `sums` is where they will go.
+int64_t matmul_workspace(const Matmul& problem, const GpuStream& on,
+                         MatmulExtra extra = MatmulExtra::kNone, const float* sums = nullptr);
 
 // Whether this CPU runs `path` for operands of the type; kAuto and kDirect always.
 bool matmul_path_runs(MatmulPath path, MatmulType type);

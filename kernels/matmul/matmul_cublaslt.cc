@@ -29,6 +29,10 @@ namespace {
 constexpr int64_t kMostWorkspace = int64_t{32} << 20;
 constexpr size_t kMostChoices = 8192;  // the cache begins anew then
 
+// Whether the derivative of GELU is asked for in the product. Turn it off where the product and a
+// kernel of our own after it were measured to be faster.
+constexpr bool kFusesSlope = true;
+
 // All that a choice may depend on.
 struct Key {
   int gpu = 0;
@@ -51,7 +55,7 @@ struct Form {
   const void* before = nullptr;  // what to add; `to` when there is nothing
   void* to = nullptr;
   const void* vector = nullptr;  // the bias, or where sums go
-  void* aux = nullptr;           // where arguments of the activation go
+  void* aux = nullptr;           // the arguments of the activation, written or read
 };
 
 struct Choice {
@@ -145,6 +149,17 @@ Form form_of(const Matmul& p, bool activate) {
 bool sums_fit(const Matmul& p, const float* sums) {
   return p.bias == nullptr && !p.activation && p.out == MatmulType::kFloat32 &&
          alignment_of(sums) >= 16;
+}
+
+// Its aux is what the forward product wrote, by the same rules.
+bool slope_fits(const Matmul& p) {
+  return kFusesSlope && activation_fits(p) && p.bias == nullptr && !p.accumulate;
+}
+
+Form form_times_slope(const Matmul& p) {
+  Form f = form_of(p, true);
+  f.key.epilogue = CUBLASLT_EPILOGUE_DGELU;
+  return f;
 }
 
 Form form_with_sums(const Matmul& p, const float* sums) {
@@ -331,7 +346,13 @@ bool multiply_with_sums(const Matmul& p, float* sums, const GpuStream& on) {
   return here.handle != nullptr && queue(here, p, form_with_sums(p, sums), on);
 }
 
-std::optional<int64_t> workspace(const Matmul& p, const float* sums) {
+bool multiply_times_slope(const Matmul& p, const GpuStream& on) {
+  if (!sizes_fit(p) || !slope_fits(p)) return false;
+  const Place here = place();
+  return here.handle != nullptr && queue(here, p, form_times_slope(p), on);
+}
+
+std::optional<int64_t> workspace(const Matmul& p, MatmulExtra extra, const float* sums) {
   if (!sizes_fit(p) || !bias_fits(p)) return std::nullopt;
   const Place here = place();
   if (here.handle == nullptr) return std::nullopt;
@@ -340,7 +361,8 @@ std::optional<int64_t> workspace(const Matmul& p, const float* sums) {
     return choice.usable ? std::optional(choice.workspace) : std::nullopt;
   };
   std::optional<int64_t> bytes;
-  if (sums != nullptr && sums_fit(p, sums)) bytes = scratch(form_with_sums(p, sums));
+  if (extra == MatmulExtra::kSlope) return slope_fits(p) ? scratch(form_times_slope(p)) : bytes;
+  if (extra == MatmulExtra::kSums && sums_fit(p, sums)) bytes = scratch(form_with_sums(p, sums));
   if (!bytes && activation_fits(p)) bytes = scratch(form_of(p, true));
   return bytes ? bytes : scratch(form_of(p, false));
 }

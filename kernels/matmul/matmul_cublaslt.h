@@ -19,8 +19,11 @@ Done multiply(const Matmul& problem, const GpuStream& on);
 // See matmul_with_sums().
 bool multiply_with_sums(const Matmul& problem, float* sums, const GpuStream& on);
 
-// The scratch for the best that multiply() does, or multiply_with_sums() unless `sums` is null;
-// null where it does nothing.
-std::optional<int64_t> workspace(const Matmul& problem, const float* sums);
+// See matmul_times_slope().
+bool multiply_times_slope(const Matmul& problem, const GpuStream& on);
+
+// The scratch for the best that multiply() does, or the function with the extra; null where it does
+// nothing.
+std::optional<int64_t> workspace(const Matmul& problem, MatmulExtra extra, const float* sums);
 
 }  // namespace ds::kernels::cublaslt

@@ -145,9 +145,11 @@ void finish_activation(const Matmul& p, const GpuStream& on) {
 
 }  // namespace cuda
 
-int64_t matmul_workspace(const Matmul& p, const GpuStream& on, const float* sums) {
+int64_t matmul_workspace(const Matmul& p, const GpuStream& on, MatmulExtra extra,
+                         const float* sums) {
   if (p.m <= 0 || p.n <= 0) return 0;
-  return cublaslt::workspace(p, sums).value_or(cut(p, on).bytes(p));
+  const int64_t own = extra == MatmulExtra::kSlope ? 0 : cut(p, on).bytes(p);
+  return cublaslt::workspace(p, extra, sums).value_or(own);
 }
 
 void matmul(const Matmul& p, const GpuStream& on) {
@@ -172,6 +174,10 @@ void matmul(const Matmul& p, const GpuStream& on) {
 
 bool matmul_with_sums(const Matmul& p, float* sums, const GpuStream& on) {
   return p.m > 0 && p.n > 0 && cublaslt::multiply_with_sums(p, sums, on);
+}
+
+bool matmul_times_slope(const Matmul& p, const GpuStream& on) {
+  return p.m > 0 && p.n > 0 && cublaslt::multiply_times_slope(p, on);
 }
 
 }  // namespace ds::kernels

@@ -197,8 +197,8 @@ class Bert : public FamilyBase {
         nn::attention(tape, apply(tape, x, b.q), apply(tape, x, b.k), apply(tape, x, b.v), spec);
     const Value out = nn::dropout(tape, apply(tape, mixed, b.out), c_.hidden_dropout);
     const Value y = normalise(tape, {out, x}, b.norm1, c_.norm_epsilon).y;
-    const Value up = apply(tape, y, b.up, c_.activation);
-    const Value down = nn::dropout(tape, apply(tape, up, b.down), c_.hidden_dropout);
+    const Value down =
+        nn::dropout(tape, mlp(tape, y, b.up, b.down, c_.activation), c_.hidden_dropout);
     return normalise(tape, {down, y}, b.norm2, c_.norm_epsilon).y;
   }
 

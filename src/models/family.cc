@@ -1,11 +1,22 @@
 #include "models/family.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace ds::models {
 
 using nn::Tape;
 using nn::Value;
+
+namespace {
+
+std::optional<ops::Gelu> gelu_of(ops::Activation kind) {
+  if (kind == ops::Activation::kGeluTanh) return ops::Gelu::kTanh;
+  if (kind == ops::Activation::kGeluErf) return ops::Gelu::kErf;
+  return std::nullopt;
+}
+
+}  // namespace
 
 Stream run_blocks(Tape& tape, Stream s, int64_t layers, int64_t tokens,
                   const ForwardOptions& options, const BlockFn& block) {
@@ -87,11 +98,18 @@ FamilyBase::Projection FamilyBase::layer_norm(const std::string& name, int64_t w
 }
 
 Value FamilyBase::apply(Tape& tape, const Value& x, const Projection& p, ops::Activation kind) {
-  if (kind == ops::Activation::kGeluTanh || kind == ops::Activation::kGeluErf) {
-    return nn::linear_gelu(tape, x, p.weight, p.bias,
-                           kind == ops::Activation::kGeluErf ? ops::Gelu::kErf : ops::Gelu::kTanh);
+  if (const std::optional<ops::Gelu> gelu = gelu_of(kind)) {
+    return nn::linear_gelu(tape, x, p, *gelu);
   }
   return nn::activation(tape, apply(tape, x, p), kind);
+}
+
+Value FamilyBase::mlp(Tape& tape, const Value& x, const Projection& up, const Projection& down,
+                      ops::Activation kind) {
+  if (const std::optional<ops::Gelu> gelu = gelu_of(kind)) {
+    return nn::linear_gelu_linear(tape, x, up, down, *gelu);
+  }
+  return apply(tape, apply(tape, x, up, kind), down);
 }
 
 void check_heads(const ConfigReader& read, int64_t heads, int64_t kv_heads, int64_t head_size) {

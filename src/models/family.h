@@ -33,10 +33,7 @@ class FamilyBase : public Architecture {
   bool ignorable_external(const std::string&) const override { return false; }
 
  protected:
-  struct Projection {
-    nn::ParamId weight = nn::kNoParam;
-    nn::ParamId bias = nn::kNoParam;
-  };
+  using Projection = nn::Projection;
 
   FamilyBase(const Json& config, const char* model_type, const char* architecture);
 
@@ -58,6 +55,9 @@ class FamilyBase : public Architecture {
   // f(x w^T + b), the bias fused where the activation has such a kernel.
   static nn::Value apply(nn::Tape& tape, const nn::Value& x, const Projection& p,
                          ops::Activation kind);
+  // down(f(up(x))), the MLP of a block.
+  static nn::Value mlp(nn::Tape& tape, const nn::Value& x, const Projection& up,
+                       const Projection& down, ops::Activation kind);
   static nn::NormOutput normalise(nn::Tape& tape, const Stream& s, const Projection& p,
                                   double eps) {
     return nn::layer_norm(tape, s.x, s.residual, p.weight, p.bias, static_cast<float>(eps));

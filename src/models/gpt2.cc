@@ -87,8 +87,7 @@ class Gpt2 : public FamilyBase {
     Value out = apply(tape, mixed, b.out);
     out = nn::dropout(tape, out, c_.residual_dropout);
     const auto norm2 = normalise(tape, {out, norm1.sum}, b.norm2, c_.norm_epsilon);
-    const Value up = apply(tape, norm2.y, b.up, c_.activation);
-    Value down = apply(tape, up, b.down);
+    Value down = mlp(tape, norm2.y, b.up, b.down, c_.activation);
     down = nn::dropout(tape, down, c_.residual_dropout);
     return {down, norm2.sum};
   }

@@ -148,8 +148,7 @@ class GptNeox : public FamilyBase {
   }
 
   Value feed_forward(Tape& tape, const Value& x, const Block& b) const {
-    const Value up = apply(tape, x, b.up, c_.activation);
-    return nn::dropout(tape, apply(tape, up, b.down), c_.hidden_dropout);
+    return nn::dropout(tape, mlp(tape, x, b.up, b.down, c_.activation), c_.hidden_dropout);
   }
 
   Stream block(Tape& tape, const Stream& in, int64_t index, const Batch& batch,

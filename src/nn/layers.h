@@ -24,8 +24,16 @@ NormOutput rms_norm(Tape& tape, const Value& x, const Value& residual, ParamId g
 
 // y = x w^T + b, and the weight's adapter when it carries one; `bias` may be kNoParam.
 Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias);
+struct Projection {
+  ParamId weight = kNoParam;
+  ParamId bias = kNoParam;
+};
 // f of that, for the forms of GELU: the sums become both before they leave the cache.
-Value linear_gelu(Tape& tape, const Value& x, ParamId weight, ParamId bias, ops::Gelu kind);
+Value linear_gelu(Tape& tape, const Value& x, const Projection& p, ops::Gelu kind);
+// down(gelu(up(x))). Backward makes the gradient of GELU's argument beside the product for that of
+// its result, which is not kept.
+Value linear_gelu_linear(Tape& tape, const Value& x, const Projection& up, const Projection& down,
+                         ops::Gelu kind);
 
 // f(x).
 Value activation(Tape& tape, const Value& x, ops::Activation kind);

@@ -36,6 +36,23 @@ void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor&
   ops::linear(tape.ctx(), x, *w, *b, y);
 }
 
+Tensor bias_gradient(Tape& tape, ParamId bias) {
+  return bias == kNoParam ? Tensor() : tape.store().gradient(bias);
+}
+
+// The gradients of the weight, where there is a dw, and of the bias.
+void parameter_gradients(Tape& tape, const Tensor& x, const Tensor& dy,
+                         ParameterStore::GradientTarget dw, ParamId bias) {
+  Tensor db = bias_gradient(tape, bias);
+  if (dw.sum && db) {
+    ops::linear_grad_weight_bias(tape.ctx(), dy, x, dw.sum, db, dw.add);
+  } else if (dw.sum) {
+    ops::linear_grad_weight(tape.ctx(), dy, x, dw.sum, dw.add);
+  } else if (db) {
+    ops::linear_grad_bias(tape.ctx(), dy, db);
+  }
+}
+
 // The gradients of x, where there is a dx, of the weight and of the bias.
 void multiply_backward(Tape& tape, const Tensor& x, const Tensor& dy, ParamId weight, ParamId bias,
                        Tensor& dx) {
@@ -49,14 +66,7 @@ void multiply_backward(Tape& tape, const Tensor& x, const Tensor& dy, ParamId we
     }
     dw = tape.store().gradient_target(weight);
   }
-  Tensor db = bias == kNoParam ? Tensor() : tape.store().gradient(bias);
-  if (dw.sum && db) {
-    ops::linear_grad_weight_bias(tape.ctx(), dy, x, dw.sum, db, dw.add);
-  } else if (dw.sum) {
-    ops::linear_grad_weight(tape.ctx(), dy, x, dw.sum, dw.add);
-  } else if (db) {
-    ops::linear_grad_bias(tape.ctx(), dy, db);
-  }
+  parameter_gradients(tape, x, dy, dw, bias);
 }
 
 // What the backward of an adapter needs from its forward.
@@ -171,6 +181,55 @@ void record_linear(Tape& tape, const Value& x, const std::shared_ptr<GradientSlo
   });
 }
 
+ops::Activation activation_of(ops::Gelu kind) {
+  return kind == ops::Gelu::kErf ? ops::Activation::kGeluErf : ops::Activation::kGeluTanh;
+}
+
+// A linear layer whose sums become pre = x w^T + b and y = gelu(pre) at once.
+struct GeluLinear {
+  Value pre, y;
+  // Set in backward by whoever makes the gradient of pre: whether the bias has its gradient too.
+  std::shared_ptr<bool> bias_done = std::make_shared<bool>(false);
+};
+
+// Not where weights come in tiles or carry adapters. Models that only run choose by how the weight
+// is stored.
+bool fuses_gelu(Tape& tape, ParamId weight) {
+  return (tape.recording() || tape.training()) && tape.store().tiling(weight) == nullptr &&
+         tape.store().parameters().adapter(weight) == nullptr;
+}
+
+GeluLinear gelu_linear(Tape& tape, const Value& x, const Projection& p, ops::Gelu kind) {
+  const OperatorScope op(tape, "linear+gelu", p.weight, true);
+  if (op) report_work(op, tape, x, p.weight, nullptr, true);
+  GeluLinear layer;
+  {
+    const ParameterGuard b(tape.store(), p.bias), w(tape.store(), p.weight);
+    const Shape shape = with_last(x.data.shape(), (*w).size(0));
+    layer.y = tape.make_value(tape.new_activation(x.data.dtype(), shape));
+    if (tape.recording()) {
+      layer.pre = tape.make_value(tape.new_activation(x.data.dtype(), shape));
+    }
+    ops::linear_activation(tape.ctx(), x.data, *w, *b, activation_of(kind), layer.pre.data,
+                           layer.y.data);
+  }
+  tape.used(p.weight);
+  tape.used(p.bias);
+  tape.record([x, pre = layer.pre.slot, p, done = layer.bias_done](Tape& t) {
+    if (*pre) {
+      bool exclusive = false;
+      const Tensor dpre = pre->take(exclusive);
+      Tensor dx;
+      if (x.slot) dx = t.new_activation(x.data.dtype(), x.data.shape());
+      multiply_backward(t, x.data, dpre, p.weight, *done ? kNoParam : p.bias, dx);
+      if (x.slot) x.slot->add(t.ctx(), std::move(dx), true);
+    }
+    t.used_backward(p.weight);
+    t.used_backward(p.bias);
+  });
+  return layer;
+}
+
 }  // namespace
 
 Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
@@ -191,40 +250,57 @@ Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
   return y;
 }
 
-Value linear_gelu(Tape& tape, const Value& x, ParamId weight, ParamId bias, ops::Gelu kind) {
-  const ops::Activation form =
-      kind == ops::Gelu::kErf ? ops::Activation::kGeluErf : ops::Activation::kGeluTanh;
-  // Models that only run choose by how the weight is stored.
-  const bool trains = tape.recording() || tape.training();
-  if (!trains || tape.store().tiling(weight) ||
-      tape.store().parameters().adapter(weight) != nullptr) {
-    return activation(tape, linear(tape, x, weight, bias), form);
+Value linear_gelu(Tape& tape, const Value& x, const Projection& p, ops::Gelu kind) {
+  if (!fuses_gelu(tape, p.weight)) {
+    return activation(tape, linear(tape, x, p.weight, p.bias), activation_of(kind));
   }
-  const OperatorScope op(tape, "linear+gelu", weight, true);
-  if (op) report_work(op, tape, x, weight, nullptr, true);
-  Value pre, y;
-  {
-    const ParameterGuard b(tape.store(), bias), w(tape.store(), weight);
-    const Shape shape = with_last(x.data.shape(), (*w).size(0));
-    y = tape.make_value(tape.new_activation(x.data.dtype(), shape));
-    if (tape.recording()) pre = tape.make_value(tape.new_activation(x.data.dtype(), shape));
-    ops::linear_activation(tape.ctx(), x.data, *w, *b, form, pre.data, y.data);
+  const GeluLinear layer = gelu_linear(tape, x, p, kind);
+  tape.record([pre = layer.pre, out = layer.y.slot, p, kind, done = layer.bias_done](Tape& t) {
+    if (!*out) return;
+    bool exclusive = false;
+    const Tensor dy = out->take(exclusive);
+    Tensor dpre = exclusive ? dy : t.new_activation(dy.dtype(), dy.shape());
+    Tensor db = bias_gradient(t, p.bias);
+    ops::bias_gelu_backward(t.ctx(), dy, pre.data, Tensor(), kind, dpre, db);
+    *done = true;
+    pre.slot->add(t.ctx(), std::move(dpre), true);
+  });
+  return layer.y;
+}
+
+Value linear_gelu_linear(Tape& tape, const Value& x, const Projection& up, const Projection& down,
+                         ops::Gelu kind) {
+  if (!fuses_gelu(tape, up.weight) || !fuses_gelu(tape, down.weight)) {
+    return linear(tape, linear_gelu(tape, x, up, kind), down.weight, down.bias);
   }
-  tape.used(weight);
-  tape.used(bias);
-  record_linear(tape, x, pre.slot, weight, kNoParam, nullptr);
-  tape.record([pre, out = y.slot, bias, kind](Tape& t) {
+  const GeluLinear layer = gelu_linear(tape, x, up, kind);
+  const OperatorScope op(tape, "linear", down.weight, true);
+  if (op) report_work(op, tape, layer.y, down.weight, nullptr);
+  const int64_t outputs = tape.store().parameters()[down.weight].shape[0];
+  Value z =
+      tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), outputs)));
+  multiply(tape, layer.y.data, down.weight, down.bias, z.data);
+  tape.used(down.weight);
+  tape.used(down.bias);
+  // y has no other reader, so its gradient need not be made: that of pre comes from the product.
+  tape.record([layer, out = z.slot, up, down, kind](Tape& t) {
     if (*out) {
       bool exclusive = false;
-      const Tensor dy = out->take(exclusive);
-      Tensor dpre = exclusive ? dy : t.new_activation(dy.dtype(), dy.shape());
-      Tensor db = bias == kNoParam ? Tensor() : t.store().gradient(bias);
-      ops::bias_gelu_backward(t.ctx(), dy, pre.data, Tensor(), kind, dpre, db);
-      pre.slot->add(t.ctx(), std::move(dpre), true);
+      const Tensor dz = out->take(exclusive);
+      Tensor dpre = t.new_activation(layer.pre.data.dtype(), layer.pre.data.shape());
+      Tensor db = bias_gradient(t, up.bias);
+      {
+        const ParameterGuard w(t.store(), down.weight);
+        *layer.bias_done =
+            ops::linear_grad_input_gelu(t.ctx(), dz, *w, layer.pre.data, kind, dpre, db);
+      }
+      parameter_gradients(t, layer.y.data, dz, t.store().gradient_target(down.weight), down.bias);
+      layer.pre.slot->add(t.ctx(), std::move(dpre), true);
     }
-    t.used_backward(bias);
+    t.used_backward(down.weight);
+    t.used_backward(down.bias);
   });
-  return y;
+  return z;
 }
 
 }  // namespace ds::nn

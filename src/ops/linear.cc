@@ -102,6 +102,27 @@ kernels::Matmul forward_product(const Op& op, const Tensor& x, const Tensor& w, 
   return p;
 }
 
+// dy w, checked.
+kernels::Matmul input_product(const Op& op, const Tensor& dy, const Tensor& w, const Tensor& dx) {
+  kernels::Matmul p;
+  p.in = columns_type(dy, op, "dy");
+  p.out = matmul_type(dx, op, "dx");
+  matmul_type(w, op, "w");
+  check_same_type(dy, "dy", w, "w", op);
+  check_output(dx, "dx", dy, "dy", op);
+  const Rows out = as_rows(dy, op, "dy"), in = as_rows(dx, op, "dx");
+  check_leading(dy, "dy", dx, "dx", op);
+  check_weight(w, "w", out.columns, in.columns, op);
+  p.m = out.rows;
+  p.n = in.columns;
+  p.k = out.columns;
+  p.a = {dy.raw(), out.stride, false};
+  p.b = {w.raw(), p.n, false};
+  p.c = dx.raw();
+  p.c_stride = p.n;
+  return p;
+}
+
 // dy^T x, checked.
 kernels::Matmul weight_product(const Op& op, const Tensor& dy, const Tensor& x, const Tensor& dw,
                                bool accumulate) {
@@ -155,25 +176,34 @@ void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, c
 
 void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, Tensor& dx,
                        bool accumulate) {
-  const Op kOp{ctx, "linear_grad_input"};
-  kernels::Matmul p;
-  p.in = columns_type(dy, kOp, "dy");
-  p.out = matmul_type(dx, kOp, "dx");
-  matmul_type(w, kOp, "w");
-  check_same_type(dy, "dy", w, "w", kOp);
-  check_output(dx, "dx", dy, "dy", kOp);
-  const Rows out = as_rows(dy, kOp, "dy"), in = as_rows(dx, kOp, "dx");
-  check_leading(dy, "dy", dx, "dx", kOp);
-  check_weight(w, "w", out.columns, in.columns, kOp);
-  p.m = out.rows;
-  p.n = in.columns;
-  p.k = out.columns;
-  p.a = {dy.raw(), out.stride, false};
-  p.b = {w.raw(), p.n, false};
-  p.c = dx.raw();
-  p.c_stride = p.n;
+  kernels::Matmul p = input_product(Op{ctx, "linear_grad_input"}, dy, w, dx);
   p.accumulate = accumulate;
   multiply(ctx, p);
+}
+
+bool linear_grad_input_gelu(const OpContext& ctx, const Tensor& dy, const Tensor& w,
+                            const Tensor& pre, Gelu kind, Tensor& dpre, Tensor& db) {
+  const Op kOp{ctx, "linear_grad_input_gelu"};
+  kernels::Matmul p = input_product(kOp, dy, w, dpre);
+  check_dense(pre, kOp, "pre", dpre.dtype(), dpre.shape());
+  if (db) check_dense(db, kOp, "db", DType::kFloat32, {p.n});
+  bool fused = false;
+  if (kind == Gelu::kTanh) {
+    run(ctx, [&](auto& on) {
+      if constexpr (kRunsOnGpu<decltype(on)>) {
+        kernels::Matmul slope = p;
+        slope.activation = kernels::ActivationKind::kGeluTanh;
+        slope.pre = pre.raw();
+        slope.pre_stride = p.n;
+        const Tensor workspace = give_workspace(ctx, slope, on, kernels::MatmulExtra::kSlope);
+        fused = kernels::matmul_times_slope(slope, on);
+      }
+    });
+  }
+  if (fused) return false;
+  multiply(ctx, p);
+  bias_gelu_backward(ctx, dpre, pre, Tensor(), kind, dpre, db);
+  return true;
 }
 
 void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
@@ -194,7 +224,8 @@ void linear_grad_weight_bias(const OpContext& ctx, const Tensor& dy, const Tenso
   run(ctx, [&](auto& on) {
     if constexpr (kRunsOnGpu<decltype(on)>) {
       sums = ctx.workspace(DType::kFloat32, {p.m});
-      const Tensor workspace = give_workspace(ctx, p, on, sums.data<float>());
+      const Tensor workspace =
+          give_workspace(ctx, p, on, kernels::MatmulExtra::kSums, sums.data<float>());
       if (!kernels::matmul_with_sums(p, sums.data<float>(), on)) sums = Tensor();
     }
   });

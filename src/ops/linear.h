@@ -22,6 +22,13 @@ void linear_activation(const OpContext& ctx, const Tensor& x, const Tensor& w, c
 void linear_grad_input(const OpContext& ctx, const Tensor& dy, const Tensor& w, Tensor& dx,
                        bool accumulate = false);
 
+// The gradient of the argument of a GELU whose result a linear layer read: dpre[..., K] =
+// (dy[..., N] w[N, K]) gelu'(pre). On a GPU in one pass where cuBLASLt does that (the tanh form).
+// `db` (fp32 [K], may be empty) += the column sums of dpre, unless false is returned: then they are
+// left to linear_grad_weight_bias, which has them beside its product.
+bool linear_grad_input_gelu(const OpContext& ctx, const Tensor& dy, const Tensor& w,
+                            const Tensor& pre, Gelu kind, Tensor& dpre, Tensor& db);
+
 // dw[N, K] (fp32) = dy[..., N]^T * x[..., K], added to what is there when `accumulate`.
 void linear_grad_weight(const OpContext& ctx, const Tensor& dy, const Tensor& x, Tensor& dw,
                         bool accumulate = true);

@@ -21,11 +21,13 @@ inline kernels::MatmulType matmul_type(const Tensor& tensor) {
 template <class On>
 inline constexpr bool kRunsOnGpu = std::is_same_v<On, const kernels::GpuStream&>;
 
-// The scratch for p on a GPU; it lives as long as the tensor. `sums`: see matmul_with_sums().
+// The scratch for p on a GPU; it lives as long as the tensor. `extra`, `sums`: see
+// matmul_workspace().
 template <class On>
 Tensor give_workspace(const OpContext& ctx, kernels::Matmul& p, const On& on,
+                      kernels::MatmulExtra extra = kernels::MatmulExtra::kNone,
                       const float* sums = nullptr) {
-  p.workspace_bytes = kernels::matmul_workspace(p, on, sums);
+  p.workspace_bytes = kernels::matmul_workspace(p, on, extra, sums);
   if (p.workspace_bytes == 0) return {};
   Tensor workspace = ctx.workspace(DType::kUInt8, {p.workspace_bytes});
   p.workspace = workspace.raw();

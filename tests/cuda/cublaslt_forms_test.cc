@@ -50,9 +50,62 @@ TEST_F(CublasLtForms, ServesPlainProducts) {
       p.pre_stride = 48;
       const bool gelu = kernels::cublaslt::multiply(p, on) == Done::kAll;
       device_->default_stream().synchronize();
+      p.bias = nullptr;
+      const bool slope = kernels::cublaslt::multiply_times_slope(p, on);
+      device_->default_stream().synchronize();
       std::cout << type_name(in) << " to " << type_name(out) << (layout & 1 ? " T" : " N")
                 << (layout & 2 ? "T" : "N") << ": bias " << bias << ", GELU " << gelu
-                << ", bias gradient " << sums << "\n";
+                << ", derivative of GELU " << slope << ", bias gradient " << sums << "\n";
+    }
+  }
+}
+
+// What is not finite must reach the gradients, where a step is skipped for it.
+TEST_F(CublasLtForms, NanPassesThroughGelu) {
+  const GpuStream on{device_->default_stream().native(), device_->processors()};
+  Random random(seed_);
+  for (const auto& [in, out] : kTypes) {
+    Matmul p = shape(64, 48, 32);
+    p.in = type_of(in);
+    p.out = type_of(out);
+    const Matrix a = matrix(in, 64, 32, 0, 0), b = matrix(in, 48, 32, 0, 0);
+    const Matrix c = matrix(out, 64, 48, 0, 0), pre = matrix(out, 64, 48, 0, 0);
+    for (const Matrix* m : {&a, &b, &c, &pre}) fill(random, m->whole);
+    const auto spoil = [](const Tensor& tensor, int64_t row) {
+      const int64_t at = row * tensor.stride(0);
+      set_element(tensor.dtype(),
+                  static_cast<std::byte*>(tensor.raw()) + at * dtype_size(tensor.dtype()),
+                  std::nan(""));
+    };
+    spoil(a.view, 3);
+    const std::shared_ptr<void> workspace = memory(1 << 25);
+    p.a = {a.view.raw(), 32, false};
+    p.b = {b.view.raw(), 32, true};
+    p.c = c.view.raw();
+    p.c_stride = p.pre_stride = 48;
+    p.workspace = workspace.get();
+    p.workspace_bytes = 1 << 25;
+    p.activation = ActivationKind::kGeluTanh;
+    p.pre = pre.view.raw();
+    const auto rows_with_nan = [&] {
+      device_->default_stream().synchronize();
+      std::vector<int64_t> rows;
+      const std::vector<double> values = doubles(c.view);
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (std::isnan(values[i])) rows.push_back(static_cast<int64_t>(i) / 48);
+      }
+      return rows;
+    };
+    const DeviceScope scope(*device_);
+    if (kernels::cublaslt::multiply(p, on) == Done::kAll) {
+      EXPECT_EQ(rows_with_nan(), std::vector<int64_t>(48, 3));
+    }
+    fill(random, pre.whole);
+    spoil(pre.view, 5);
+    if (kernels::cublaslt::multiply_times_slope(p, on)) {
+      std::vector<int64_t> expected(48, 3);
+      expected.push_back(5);
+      EXPECT_EQ(rows_with_nan(), expected);
     }
   }
 }

@@ -1,12 +1,9 @@
 // cuBLASLt's part in matrix products, with a stand-in in its place: what is asked of it and how
 // often, and who multiplies where it refuses. The tests of matmul_test.cc and the rows of linear
 // layers run in this program too, and so with the stand-in.
-#include <dlfcn.h>
 #include <gmock/gmock.h>
 
-#include <cstdlib>
-
-#include "cuda/emulation/cublaslt_stand_in.h"
+#include "cuda/emulation/cublaslt_on.h"
 #include "cuda/emulation/stand_in.h"
 #include "cuda/gpu_memory.h"
 #include "cuda/matmul_check.h"
@@ -21,31 +18,6 @@ using kernels::cublaslt::open_library;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-CublasLtStandIn& cublaslt() {
-  static CublasLtStandIn& it = []() -> CublasLtStandIn& {
-    void* const library = ::dlopen(DS_CUBLASLT_STAND_IN, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) fail(Code::kInternal, ::dlerror());
-    void* const entry = ::dlsym(library, kCublasLtStandInSymbol);
-    CublasLtStandIn& found = *reinterpret_cast<CublasLtStandInEntry*>(entry)();
-    found.queue = stand_in::queue_kernel;
-    found.current_gpu = [] {
-      int gpu = -1;
-      cudaGetDevice(&gpu);
-      return gpu;
-    };
-    found.workspace = 4096;
-    return found;
-  }();
-  return it;
-}
-
-// Before main: the library looks once, at the first product of any test.
-[[maybe_unused]] const bool kChosen = [] {
-  ::setenv("DS_CUBLASLT_LIBRARY", DS_CUBLASLT_STAND_IN, 1);
-  cublaslt();
-  return true;
-}();
 
 class CublasLt : public GpuMatmul {
  protected:
@@ -339,6 +311,46 @@ TEST_F(CublasLtLinear, TheGradientOfTheBiasComesWithThatOfTheWeight) {
     }
     cublaslt().refused.clear();
   }
+}
+
+// The derivative of GELU in the product, which the reference of the rows has checked too; where it
+// is refused, a kernel of our own after the product, which sums the bias' gradient as well.
+TEST_F(CublasLtLinear, TheDerivativeOfGeluComesWithTheProduct) {
+  const OpContext ctx{device_, &pool_};
+  Random random(seed_);
+  fill_operands(DType::kBFloat16);
+  const Tensor pre = random_tensor(random, DType::kBFloat16, {40, 24});
+  Tensor fused = guarded_tensor(DType::kBFloat16, {40, 24}), apart = copy_of(fused);
+  Tensor db = filled_tensor(DType::kFloat32, {24}, 3);
+  const auto gradient = [&](ops::Gelu kind, const Tensor& at, Tensor& to) {
+    cublaslt().products.clear();
+    return ops::linear_grad_input_gelu(ctx, dy_, w_, at, kind, to, db);
+  };
+  EXPECT_FALSE(gradient(ops::Gelu::kTanh, pre, fused));
+  EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_DGELU));
+  EXPECT_THAT(doubles(db), ::testing::Each(3));
+  EXPECT_TRUE(gradient(ops::Gelu::kErf, pre, apart)) << "another function";
+  EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_DEFAULT));
+
+  case_memory().shift = 1;  // which the epilogue cannot read
+  const Tensor skew = copy_of(pre);
+  case_memory().shift = 0;
+  EXPECT_TRUE(gradient(ops::Gelu::kTanh, skew, apart));
+  EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_DEFAULT));
+  // Two roundings more; |dy w| stays below 5 sqrt(32), of which the product's rounding is a 256th.
+  const std::vector<double> expected = doubles(apart), actual = doubles(fused);
+  for (size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_NEAR(actual[i], expected[i], 0x1p-6 * (std::abs(expected[i]) + 0.2)) << i;
+  }
+  const std::vector<double> sums = doubles(db);
+  EXPECT_THAT(sums, ::testing::Each(::testing::Ne(3)));
+
+  cublaslt().refused = {CUBLASLT_EPILOGUE_DGELU};
+  dy_ = dy_.slice(0, 0, 39);  // another form
+  Tensor fewer = guarded_tensor(DType::kBFloat16, {39, 24});
+  EXPECT_TRUE(gradient(ops::Gelu::kTanh, pre.slice(0, 0, 39), fewer));
+  EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_DEFAULT));
+  EXPECT_EQ(doubles(fewer), doubles(apart.slice(0, 0, 39)));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Rows of the linear layers: y = x w^T + b and its three gradients.
+#include "kernels/activation/bias_gelu.h"
 #include "kernels/case_util.h"
 #include "kernels/matmul/matmul.h"
 #include "ops/linear.h"
@@ -52,6 +53,44 @@ void compare_product(CaseResult& result, const std::string& what, const Tensor& 
   compare(result, what, actual, expected, sum_tolerance(k + 2, actual.dtype()), magnitude);
 }
 
+// (dy w) gelu'(pre), and its column sums where the product does not leave them to that of dw.
+void check_grad_input_gelu(CaseResult& result, const OpContext& ctx, const Data& d, Random& random,
+                           DType dtype, const Sizes& s) {
+  const Tensor pre = random_tensor(random, dtype, {s.m, s.k}, 2);
+  const std::vector<double> pre64 = doubles(pre);
+  for (const ops::Gelu kind : {ops::Gelu::kTanh, ops::Gelu::kErf}) {
+    const auto form = kind == ops::Gelu::kTanh ? kernels::GeluForm::kTanh : kernels::GeluForm::kErf;
+    std::vector<double> expected(pre64.size()), magnitude(pre64.size());
+    kernels::matmul_ref(s.m, s.k, s.n, d.dy64.data(), false, d.w64.data(), false, nullptr, false,
+                        expected.data(), magnitude.data());
+    // The product may be rounded to the type before the derivative, which is below 1.13 and by
+    // itself within 2^-13 (bf16) or 2^-20 of the largest; so may be the result.
+    const Tolerance product = sum_tolerance(s.n, dtype);
+    const double slope = dtype == DType::kBFloat16 ? 0x1p-12 : 0x1p-19;
+    std::vector<double> allowed(pre64.size());
+    for (size_t i = 0; i < pre64.size(); ++i) {
+      const double sum = std::abs(expected[i]);
+      expected[i] *= kernels::gelu_derivative_ref(pre64[i], form);
+      allowed[i] = 1.13 * product.relative * magnitude[i] + slope * sum +
+                   storage_roundoff(dtype) * std::abs(expected[i]);
+    }
+    Tensor dpre = guarded_tensor(dtype, {s.m, s.k});
+    Tensor db = random_tensor(random, DType::kFloat32, {s.k});
+    std::vector<double> db64 = doubles(db);
+    const bool summed = ops::linear_grad_input_gelu(ctx, d.dy, d.w, pre, kind, dpre, db);
+    compare(result, "dpre", dpre, expected, {1, 1e-30}, allowed);
+    std::vector<double> db_allowed(db64.size());
+    for (size_t j = 0; j < db64.size(); ++j) db_allowed[j] = std::abs(db64[j]) * 0x1p-22;
+    for (size_t i = 0; summed && i < expected.size(); ++i) {
+      const size_t column = i % static_cast<size_t>(s.k);
+      db64[column] += expected[i];
+      db_allowed[column] +=
+          allowed[i] + std::abs(expected[i]) * sum_tolerance(s.m, DType::kFloat32).relative;
+    }
+    compare(result, summed ? "db of dpre" : "db left alone", db, db64, {1, 1e-30}, db_allowed);
+  }
+}
+
 CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const Sizes& s) {
   const Data d = make_data(seed, dtype, s);
   Random random(seed + 1);
@@ -97,6 +136,8 @@ CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const Sizes& 
       (dtype == DType::kBFloat16 ? 0x1p-13 : 8 * 0x1p-24) +
       (ctx.device->kind() == DeviceKind::kCuda ? 1.13 * storage_roundoff(dtype) : 0);
   compare(result, "activated", y, value, {function + storage_roundoff(dtype), 1e-7}, size);
+
+  check_grad_input_gelu(result, ctx, d, random, dtype, s);
 
   Tensor db = random_tensor(random, DType::kFloat32, {s.n});
   const std::vector<double> db_before = doubles(db);

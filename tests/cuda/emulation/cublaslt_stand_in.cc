@@ -93,11 +93,19 @@ struct Product {
     return operation.epilogue == CUBLASLT_EPILOGUE_GELU_AUX ||
            operation.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
   }
+  bool has_slope() const { return operation.epilogue == CUBLASLT_EPILOGUE_DGELU; }
+  bool has_aux() const { return has_gelu() || has_slope(); }
   bool has_sums() const { return operation.epilogue == CUBLASLT_EPILOGUE_BGRADB; }
 };
 
 double gelu(double v) {
   return 0.5 * v * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v)));
+}
+
+double gelu_slope(double v) {
+  const double kScale = 0.7978845608028654;
+  const double t = std::tanh(kScale * (v + 0.044715 * v * v * v));
+  return 0.5 * (1 + t) + 0.5 * v * (1 - t * t) * kScale * (1 + 3 * 0.044715 * v * v);
 }
 
 void multiply(const Product& p, float alpha, float beta) {
@@ -119,9 +127,12 @@ void multiply(const Product& p, float alpha, float beta) {
       sum *= alpha;
       if (p.has_bias()) sum += read(p.d.layout.type, p.operation.vector, row);
       if (beta != 0) sum += beta * p.c.get(row, column);
+      const int64_t aux = row + column * p.operation.aux_stride;
       if (p.has_gelu()) {
-        write(p.d.layout.type, p.operation.aux, row + column * p.operation.aux_stride, sum);
+        write(p.d.layout.type, p.operation.aux, aux, sum);
         sum = gelu(sum);
+      } else if (p.has_slope()) {
+        sum *= gelu_slope(read(p.d.layout.type, p.operation.aux, aux));
       }
       p.d.put(row, column, sum);
     }
@@ -147,7 +158,7 @@ bool consistent(const Product& p) {
   const cudaDataType in = p.a.layout.type, out = p.d.layout.type;
   if (p.b.layout.type != in || (out != in && out != CUDA_R_32F)) return false;
   if ((p.has_bias() || p.has_sums()) && p.operation.vector == nullptr) return false;
-  if (!p.has_gelu()) return true;
+  if (!p.has_aux()) return true;
   return p.operation.aux != nullptr && p.operation.aux_stride % 8 == 0 &&
          p.operation.aux_stride >= m;
 }
@@ -370,7 +381,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
       w.violations.emplace_back("operand " + std::to_string(i) + " is not aligned as was said");
     }
   }
-  if ((p.has_gelu() && reinterpret_cast<uintptr_t>(p.operation.aux) % 16 != 0) ||
+  if ((p.has_aux() && reinterpret_cast<uintptr_t>(p.operation.aux) % 16 != 0) ||
       reinterpret_cast<uintptr_t>(p.operation.vector) % 16 != 0) {
     w.violations.emplace_back("an operand of the epilogue is not aligned to 16 bytes");
   }
