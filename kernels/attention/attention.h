@@ -9,7 +9,7 @@
 // are fp32. There subnormal inputs count as 0, and an infinite fp32 input gives NaN.
 //
 // GPUs multiply 16-bit types on tensor cores, with weights and their gradients rounded to the type;
-// everything else is fp32.
+// everything else is fp32. Forms that the table of attention_cudnn.cc names are cuDNN's there.
 //
 // What key_mask hides may hold anything. Keys that the band or the segments alone hide must hold
 // finite numbers: they share tiles with keys that are seen, where their weight is 0.
@@ -75,12 +75,6 @@ template <class T>
 int64_t attention_workspace(const AttentionProblem& problem, int threads);
 template <class T>
 int64_t attention_backward_workspace(const AttentionProblem& problem, int threads);
-// On a GPU.
-template <class T>
-int64_t attention_workspace(const AttentionProblem& problem, const GpuStream& on);
-template <class T>
-int64_t attention_backward_workspace(const AttentionProblem& problem, const GpuStream& on);
-
 // lse [batch, heads, queries], natural logarithm, or null. T is float, bfloat16 or float16.
 template <class T>
 void attention_forward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
@@ -90,6 +84,11 @@ template <class T>
 void attention_forward(const GpuStream& on, const AttentionProblem& problem, HeadView<const T> q,
                        HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
                        float* workspace);
+// Floats of scratch of that very call.
+template <class T>
+int64_t attention_workspace(const GpuStream& on, const AttentionProblem& problem,
+                            HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
+                            HeadView<T> out, const float* lse);
 
 template <class T>
 struct AttentionGradients {
@@ -107,6 +106,10 @@ template <class T>
 void attention_backward(const GpuStream& on, const AttentionProblem& problem, HeadView<const T> q,
                         HeadView<const T> k, HeadView<const T> v,
                         const AttentionGradients<T>& gradients, float* workspace);
+template <class T>
+int64_t attention_backward_workspace(const GpuStream& on, const AttentionProblem& problem,
+                                     HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
+                                     const AttentionGradients<T>& gradients);
 
 // The reference: whole rows of probabilities in double, one scalar at a time. Dense arrays
 // q, out, dout, dq [batch, queries, heads, head size], k, v, dk, dv with kv_heads; lse

@@ -1,4 +1,5 @@
 // Attention backward on a GPU: which kernels a problem gets.
+#include "kernels/attention/attention_cudnn.h"
 #include "kernels/attention/backward.cuh"
 
 namespace ds::kernels {
@@ -42,7 +43,10 @@ void launch_backward(Backward<T>& call, const AttentionProblem& p, const GpuStre
 }  // namespace
 
 template <class T>
-int64_t attention_backward_workspace(const AttentionProblem& p, const GpuStream&) {
+int64_t attention_backward_workspace(const GpuStream&, const AttentionProblem& p,
+                                     HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
+                                     const AttentionGradients<T>& gradients) {
+  if (const cudnn::AttentionCall call(p, q, k, v, gradients); call) return call.workspace_floats();
   return unit_floats(p) + p.batch * p.heads * p.queries;
 }
 
@@ -50,6 +54,7 @@ template <class T>
 void attention_backward(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
                         HeadView<const T> k, HeadView<const T> v,
                         const AttentionGradients<T>& gradients, float* workspace) {
+  if (const cudnn::AttentionCall call(p, q, k, v, gradients); call) return call.run(on, workspace);
   Backward<T> call(p);
   call.q = Rows<const T>(q);
   call.k = Rows<const T>(k);
@@ -70,9 +75,18 @@ void attention_backward(const GpuStream& on, const AttentionProblem& p, HeadView
     launch_backward<256>(call, p, on);
   }
 }
-template int64_t attention_backward_workspace<float>(const AttentionProblem&, const GpuStream&);
-template int64_t attention_backward_workspace<bfloat16>(const AttentionProblem&, const GpuStream&);
-template int64_t attention_backward_workspace<float16>(const AttentionProblem&, const GpuStream&);
+template int64_t attention_backward_workspace(const GpuStream&, const AttentionProblem&,
+                                              HeadView<const float>, HeadView<const float>,
+                                              HeadView<const float>,
+                                              const AttentionGradients<float>&);
+template int64_t attention_backward_workspace(const GpuStream&, const AttentionProblem&,
+                                              HeadView<const bfloat16>, HeadView<const bfloat16>,
+                                              HeadView<const bfloat16>,
+                                              const AttentionGradients<bfloat16>&);
+template int64_t attention_backward_workspace(const GpuStream&, const AttentionProblem&,
+                                              HeadView<const float16>, HeadView<const float16>,
+                                              HeadView<const float16>,
+                                              const AttentionGradients<float16>&);
 template void attention_backward(const GpuStream&, const AttentionProblem&, HeadView<const float>,
                                  HeadView<const float>, HeadView<const float>,
                                  const AttentionGradients<float>&, float*);

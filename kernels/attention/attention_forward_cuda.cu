@@ -1,4 +1,5 @@
 // Attention forward on a GPU: which kernel a problem gets.
+#include "kernels/attention/attention_cudnn.h"
 #include "kernels/attention/forward.cuh"
 
 namespace ds::kernels {
@@ -113,7 +114,10 @@ void launch_forward(Forward<T>& call, const AttentionProblem& p, const GpuStream
 }  // namespace
 
 template <class T>
-int64_t attention_workspace(const AttentionProblem& p, const GpuStream&) {
+int64_t attention_workspace(const GpuStream&, const AttentionProblem& p, HeadView<const T> q,
+                            HeadView<const T> k, HeadView<const T> v, HeadView<T> out,
+                            const float* lse) {
+  if (const cudnn::AttentionCall call(p, q, k, v, out, lse); call) return call.workspace_floats();
   return unit_floats(p) + (SplitPlan::fits(p) ? SplitPlan(p).floats(p) : 0);
 }
 
@@ -121,6 +125,7 @@ template <class T>
 void attention_forward(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
                        HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
                        float* workspace) {
+  if (const cudnn::AttentionCall call(p, q, k, v, out, lse); call) return call.run(on, workspace);
   Forward<T> call(p);
   call.q = Rows<const T>(q);
   call.k = Rows<const T>(k);
@@ -144,9 +149,15 @@ void attention_forward(const GpuStream& on, const AttentionProblem& p, HeadView<
   }
 }
 
-template int64_t attention_workspace<float>(const AttentionProblem&, const GpuStream&);
-template int64_t attention_workspace<bfloat16>(const AttentionProblem&, const GpuStream&);
-template int64_t attention_workspace<float16>(const AttentionProblem&, const GpuStream&);
+template int64_t attention_workspace(const GpuStream&, const AttentionProblem&,
+                                     HeadView<const float>, HeadView<const float>,
+                                     HeadView<const float>, HeadView<float>, const float*);
+template int64_t attention_workspace(const GpuStream&, const AttentionProblem&,
+                                     HeadView<const bfloat16>, HeadView<const bfloat16>,
+                                     HeadView<const bfloat16>, HeadView<bfloat16>, const float*);
+template int64_t attention_workspace(const GpuStream&, const AttentionProblem&,
+                                     HeadView<const float16>, HeadView<const float16>,
+                                     HeadView<const float16>, HeadView<float16>, const float*);
 template void attention_forward(const GpuStream&, const AttentionProblem&, HeadView<const float>,
                                 HeadView<const float>, HeadView<const float>, HeadView<float>,
                                 float*, float*);

@@ -1,10 +1,8 @@
 #include "kernels/matmul/cublaslt_library.h"
 
-#include <dlfcn.h>
-
 #include <cstdlib>
-#include <vector>
 
+#include "base/dynamic_library.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -12,33 +10,7 @@ namespace ds::kernels::cublaslt {
 namespace {
 
 constexpr const char* kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
-
-// The file and its handle; null with the reasons when none can be opened. Libraries stay loaded:
-// cuBLASLt has state on GPUs that outlives every use here.
-void* load(const std::string& place, std::string* opened, std::string* reason) {
-  std::vector<std::string> places = {place};
-  if (place.empty()) {
-    places.assign(std::begin(kNames), std::end(kNames));
-    for (const char* const name : kNames) {
-      if (void* const loaded = ::dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) {
-        *opened = name;
-        return loaded;
-      }
-    }
-  }
-  std::vector<std::string> troubles;
-  for (const std::string& name : places) {
-    if (void* const loaded = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-      *opened = name;
-      return loaded;
-    }
-    const char* const why = ::dlerror();
-    troubles.emplace_back(why != nullptr ? why : name + " cannot be opened");
-  }
-  *reason = str_cat("cuBLASLt was not found (DS_CUBLASLT_LIBRARY names another place): ",
-                    join(troubles, "; "));
-  return nullptr;
-}
+constexpr LibraryPlaces kPlaces = {"cuBLASLt", "DS_CUBLASLT_LIBRARY", kNames};
 
 }  // namespace
 
@@ -52,16 +24,14 @@ Library open_library(const std::string& place) {
     found.reason = "DS_CUBLASLT_LIBRARY is \"off\"";
     return found;
   }
-  std::string opened;
-  void* const handle = load(place, &opened, &found.reason);
-  if (handle == nullptr) return found;
+  const DynamicLibrary opened = DynamicLibrary::open(kPlaces, place);
+  found.reason = opened.reason();
+  if (!opened) return found;
 
   const auto find = [&](auto& function, const char* symbol) {
-    void* const at = ::dlsym(handle, symbol);
-    if (at == nullptr && found.reason.empty()) {
-      found.reason = str_cat(opened, " is no usable cuBLASLt: it has no ", symbol);
+    if (!opened.find(symbol, function) && found.reason.empty()) {
+      found.reason = str_cat(opened.name(), " is no usable cuBLASLt: it has no ", symbol);
     }
-    function = reinterpret_cast<std::decay_t<decltype(function)>>(at);
   };
   find(found.version, "cublasLtGetVersion");
   find(found.status_name, "cublasLtGetStatusName");
@@ -81,7 +51,7 @@ Library open_library(const std::string& place) {
 
   const size_t version = found.version();
   found.name = str_cat("cuBLASLt ", version / 10000, ".", version / 100 % 100, ".", version % 100,
-                       " (", opened, ")");
+                       " (", opened.name(), ")");
   if (version < kFirstVersion || version >= kEndOfVersions) {
     found.reason = str_cat(found.name, " is not used: this build needs version ",
                            kFirstVersion / 10000, " or newer, below ", kEndOfVersions / 10000);

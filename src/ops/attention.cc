@@ -95,18 +95,38 @@ HeadView<T> view(const Tensor& tensor) {
           tensor.stride(2)};
 }
 
-// What scratch depends on: the number of threads, or the GPU.
-inline int workers(const ThreadPool& pool) { return pool.threads(); }
-inline const kernels::GpuStream& workers(const kernels::GpuStream& stream) { return stream; }
+// Scratch depends on the number of threads or, on a GPU, on who computes the very call.
+template <class T>
+int64_t scratch(ThreadPool& pool, const AttentionProblem& p, HeadView<const T>, HeadView<const T>,
+                HeadView<const T>, HeadView<T>, const float*) {
+  return kernels::attention_workspace<T>(p, pool.threads());
+}
+template <class T>
+int64_t scratch(const kernels::GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
+                HeadView<const T> k, HeadView<const T> v, HeadView<T> out, const float* lse) {
+  return kernels::attention_workspace<T>(on, p, q, k, v, out, lse);
+}
+template <class T>
+int64_t scratch(ThreadPool& pool, const AttentionProblem& p, HeadView<const T>, HeadView<const T>,
+                HeadView<const T>, const kernels::AttentionGradients<T>&) {
+  return kernels::attention_backward_workspace<T>(p, pool.threads());
+}
+template <class T>
+int64_t scratch(const kernels::GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
+                HeadView<const T> k, HeadView<const T> v,
+                const kernels::AttentionGradients<T>& gradients) {
+  return kernels::attention_backward_workspace<T>(on, p, q, k, v, gradients);
+}
 
 template <class T>
 void forward(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, const Tensor& k,
              const Tensor& v, const Tensor& out, float* lse) {
+  const auto qs = view<const T>(q), ks = view<const T>(k), vs = view<const T>(v);
+  const auto outs = view<T>(out);
   run(ctx, [&](auto& on) {
     const Tensor workspace =
-        ctx.workspace(DType::kFloat32, {kernels::attention_workspace<T>(p, workers(on))});
-    kernels::attention_forward<T>(on, p, view<const T>(q), view<const T>(k), view<const T>(v),
-                                  view<T>(out), lse, workspace.data<float>());
+        ctx.workspace(DType::kFloat32, {scratch<T>(on, p, qs, ks, vs, outs, lse)});
+    kernels::attention_forward<T>(on, p, qs, ks, vs, outs, lse, workspace.data<float>());
   });
 }
 
@@ -117,11 +137,11 @@ void backward(const OpContext& ctx, const AttentionProblem& p, const Tensor& dou
   const kernels::AttentionGradients<T> gradients{view<const T>(dout), view<const T>(out),
                                                  lse.data<float>(),   view<T>(dq),
                                                  view<T>(dk),         view<T>(dv)};
+  const auto qs = view<const T>(q), ks = view<const T>(k), vs = view<const T>(v);
   run(ctx, [&](auto& on) {
     const Tensor workspace =
-        ctx.workspace(DType::kFloat32, {kernels::attention_backward_workspace<T>(p, workers(on))});
-    kernels::attention_backward<T>(on, p, view<const T>(q), view<const T>(k), view<const T>(v),
-                                   gradients, workspace.data<float>());
+        ctx.workspace(DType::kFloat32, {scratch<T>(on, p, qs, ks, vs, gradients)});
+    kernels::attention_backward<T>(on, p, qs, ks, vs, gradients, workspace.data<float>());
   });
 }
 
