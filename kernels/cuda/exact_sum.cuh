@@ -66,4 +66,18 @@ __device__ __forceinline__ void write_carried(const Word* words, int64_t* out) {
   out[kExactLimbs] = static_cast<int64_t>(words[kExactLimbs]);
 }
 
+// ExactSum::value() of words with carries done.
+__device__ __forceinline__ double exact_value(const int64_t* words) {
+  constexpr int kLimbBits = 32, kLowest = -320;
+  if (words[kExactLimbs] != 0) return __longlong_as_double(0x7FF0000000000000ll);
+  double sum = 0;
+  int used = 0;
+  for (int i = kExactLimbs - 1; i >= 0 && used < 3; --i) {
+    if (words[i] == 0 && used == 0) continue;
+    sum += ldexp(static_cast<double>(words[i]), kLowest + i * kLimbBits);
+    ++used;
+  }
+  return sum;
+}
+
 }  // namespace ds::kernels::cuda

@@ -13,6 +13,7 @@
 #include "base/float16.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/gpu_stream.h"
+#include "kernels/optimizer/update_gate.h"
 
 namespace ds::kernels {
 
@@ -78,6 +79,9 @@ struct UpdateArrays {
   // kNormBlock elements and exactly beyond, so that a tensor cut at multiples of it has one norm.
   ExactSum* norms = nullptr;
   int64_t* norm_words = nullptr;  // on a GPU instead: their words, written with carries done
+  // On a GPU, where given: a closed one leaves everything as it is, an open one's scale takes the
+  // place of the constants'. It is read when the update runs.
+  const UpdateGate* gate = nullptr;
 };
 
 // `first` holds, for every chunk of the run and one beyond, the index of its first piece.

@@ -31,7 +31,10 @@ struct Call {
 
 __device__ __forceinline__ UpdateConstants constants_of(const Call& call,
                                                         const UpdatePiece& piece) {
-  return call.constants != nullptr ? call.constants[piece.hyper] : call.few[piece.hyper];
+  UpdateConstants c =
+      call.constants != nullptr ? call.constants[piece.hyper] : call.few[piece.hyper];
+  if (call.arrays.gate != nullptr) c.grad_scale = call.arrays.gate->grad_scale;
+  return c;
 }
 
 __device__ __forceinline__ void read_number(const Own& own, NumberKind kind, const void* from,
@@ -130,6 +133,7 @@ __device__ __forceinline__ void write_state(const Own& own, const StateArray& st
 template <class Rule, Kept kKept>
 __global__ void __launch_bounds__(kThreads) update_blocks(const __grid_constant__ Call call) {
   const UpdateArrays& a = call.arrays;
+  if (a.gate != nullptr && a.gate->open == 0) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t warps = int64_t{gridDim.x} * kWarps;
   for (int64_t block = (int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp) * kStateBlock;

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "device/block_cache.h"
 #include "device/cuda_support.h"
+#include "device/upload_queue.h"
 
 namespace ds {
 namespace {
@@ -140,8 +141,8 @@ class CudaDeviceHere : public CudaDevice {
         source_(place, name_, stream_),
         blocks_(
             *this, source_,
-            {.cache = options.cache, .limit_bytes = options.limit_bytes, .alignment = kAlignment}) {
-  }
+            {.cache = options.cache, .limit_bytes = options.limit_bytes, .alignment = kAlignment}),
+        uploads_(*this, *pinned_) {}
 
   DeviceKind kind() const noexcept override { return DeviceKind::kCuda; }
   int index() const noexcept override { return place_.index; }
@@ -153,7 +154,10 @@ class CudaDeviceHere : public CudaDevice {
   void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept override {
     blocks_.deallocate(pointer, bytes, tag);
   }
-  void trim() noexcept override { blocks_.trim(); }
+  void trim() noexcept override {
+    uploads_.settle();
+    blocks_.trim();
+  }
   int64_t reserved_bytes() const noexcept override { return blocks_.reserved_bytes(); }
   int64_t system_allocations() const noexcept override { return blocks_.system_allocations(); }
 
@@ -168,6 +172,10 @@ class CudaDeviceHere : public CudaDevice {
         cuda::call(place_,
                    [&] { return cudaMemcpyAsync(target, source, size, cudaMemcpyDefault, on); }),
         "copying ", format_bytes(bytes), " on ", name_);
+  }
+  void upload(void* target, const void* source, int64_t bytes) override {
+    DS_CHECK(bytes >= 0, Code::kInvalidArgument, "cannot upload ", bytes, " bytes to ", name_);
+    uploads_.upload(target, source, bytes);
   }
   void copy_rows(void* target, int64_t target_pitch, const void* source, int64_t source_pitch,
                  int64_t width, int64_t rows, Stream& stream) override {
@@ -215,7 +223,8 @@ class CudaDeviceHere : public CudaDevice {
   CudaStream stream_;
   const std::shared_ptr<Device> pinned_;
   CudaBlocks source_;
-  BlockCache blocks_;  // after its source and its stream
+  BlockCache blocks_;    // after its source and its stream
+  UploadQueue uploads_;  // after all that it uses
 };
 
 }  // namespace

@@ -37,6 +37,9 @@ class CudaDevice : public Device {
   // Host memory that the GPU's copies reach directly (page-locked). It has an account of its own
   // and keeps freed blocks; what goes back while a copy still uses it may serve the next request.
   virtual const std::shared_ptr<Device>& pinned() const noexcept = 0;
+  // Copies bytes of the host, from any memory, in the order of the default stream. `source` may
+  // change when the call returns; it waits only where much is on its way already.
+  virtual void upload(void* target, const void* source, int64_t bytes) = 0;
   // Copies `rows` rows of `width` bytes; row i begins i * pitch bytes after the first one.
   virtual void copy_rows(void* target, int64_t target_pitch, const void* source,
                          int64_t source_pitch, int64_t width, int64_t rows, Stream& stream) = 0;

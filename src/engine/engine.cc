@@ -10,7 +10,7 @@
 #include "engine/monitors.h"
 #include "engine/share_options.h"
 #include "models/inputs.h"
-#include "nn/layers.h"
+#include "nn/loss.h"
 #include "ops/elementwise.h"
 
 namespace ds {
@@ -20,7 +20,8 @@ struct Engine::Pending {
   Pending(const OpContext& ctx, zero::ParameterState& state, const nn::TapeOptions& options)
       : tape(ctx, state, options) {}
   nn::Tape tape;
-  nn::Value loss;
+  std::shared_ptr<nn::GradientSlot> loss_gradient;
+  Tensor loss;  // fp32 [] on the host, where the caller has it
 };
 
 namespace {
@@ -214,14 +215,18 @@ Tensor Engine::forward(const MicroBatch& batch) {
   check_nothing_held("a forward");
   const models::Model::Use use(*model_);
   const models::Batch inputs = make_batch(batch);
-  return run_forward(inputs, make_labels(batch.labels, batch.ids));
+  run_forward(inputs, make_labels(batch.labels, batch.ids));
+  pending_->loss = host_context().workspace(DType::kFloat32, {});
+  *pending_->loss.data<float>() = losses_.newest();
+  return pending_->loss;
 }
 
 void Engine::begin_step_clock() {
   if (!step_began_) step_began_ = now_seconds();
 }
 
-Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
+// Does not wait for a GPU.
+void Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   begin_step_clock();
   const ScopedTimer timer = time_phase("forward");
   nn::TapeOptions options;
@@ -241,24 +246,24 @@ Tensor Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
         config_.activation_checkpointing.segments.value_or(info.layers);
   }
   const nn::Value logits = model_->architecture().logits(pending->tape, batch, forward_options);
-  int64_t counted = 0;
-  pending->loss = nn::cross_entropy(pending->tape, logits, labels, info.outputs(), counted);
+  const nn::Labels placed = nn::place_labels(labels, model_->device());
+  nn::SummedLoss loss = nn::summed_cross_entropy(pending->tape, logits, placed, info.outputs());
+  pending->loss_gradient = std::move(loss.slot);
   pending_ = std::move(pending);
   phase_ = Phase::kForwardDone;
   forward_counted_ = true;
   model_->set_step_open(true);
   if (joined_) {
     forward_counted_ = false;
-    return pending_->loss.data;
+    return;
   }
   metrics_->count_batch(batch.ids);
-  loss_sum_ += *pending_->loss.data.data<float>();
-  step_tokens_ += counted;
-  progress_.tokens += counted;
+  losses_.add({loss.sum, placed.counted});
+  step_tokens_ += placed.counted;
+  progress_.tokens += placed.counted;
   progress_.samples += batch.ids.size(0) * comm_->size();
   step_samples_ += batch.ids.size(0) * comm_->size();
   own_samples_ += batch.ids.size(0);
-  return pending_->loss.data;
 }
 
 float Engine::loss_gradient() const {
@@ -269,7 +274,7 @@ float Engine::loss_gradient() const {
 
 void Engine::backward(const Tensor& loss) {
   DS_CHECK(phase_ == Phase::kForwardDone, Code::kState, "backward needs a forward before it");
-  DS_CHECK(loss && loss.storage() == pending_->loss.data.storage(), Code::kInvalidArgument,
+  DS_CHECK(loss && loss.storage() == pending_->loss.storage(), Code::kInvalidArgument,
            "this is not the loss of the last forward");
   const models::Model::Use use(*model_);
   run_backward();
@@ -280,7 +285,7 @@ void Engine::run_backward() {
   Tensor upstream = host_context().workspace(DType::kFloat32, {});
   *upstream.data<float>() = loss_gradient();
   try {
-    pending_->loss.slot->add(context(), upstream, true);
+    pending_->loss_gradient->add(context(), upstream, true);
     const ScopedTimer inner = time_phase("backward_inner");
     pending_->tape.backward();
     model_->state().finish_backward();
@@ -300,7 +305,7 @@ void Engine::drop_open_step() {
   phase_ = Phase::kIdle;
   forward_counted_ = false;
   accumulated_ = 0;
-  loss_sum_ = 0;
+  losses_.reset();
   step_tokens_ = step_batches_ = step_samples_ = own_samples_ = 0;
   step_began_.reset();
   own_uses_.clear();
@@ -320,6 +325,19 @@ StepReport Engine::step() {
 }
 
 StepReport Engine::finish_micro_batch() {
+  if (close_micro_batch()) return finish_step();
+  StepReport report;
+  report.progress = progress_;
+  report.skip_reason = SkipReason::kAccumulating;
+  report.loss = losses_.value() / static_cast<double>(accumulated_);
+  report.lr = updater_->rates().empty() ? 0 : updater_->rates().front();
+  report.loss_scale = updater_->loss_scale();
+  report.tokens = step_tokens_;
+  return report;
+}
+
+// True where the step has all its micro batches.
+bool Engine::close_micro_batch() {
   phase_ = Phase::kIdle;
   if (!model_->has_architecture()) {
     model_->state().finish_own_micro_batch(context());
@@ -336,16 +354,10 @@ StepReport Engine::finish_micro_batch() {
   step_batches_ += joined_ ? 0 : 1;
   ++progress_.micro_steps;
   ++accumulated_;
-  if (accumulated_ < config_.batch.accumulation) {
-    StepReport report;
-    report.progress = progress_;
-    report.skip_reason = SkipReason::kAccumulating;
-    report.loss = loss_sum_ / static_cast<double>(accumulated_);
-    report.lr = updater_->rates().empty() ? 0 : updater_->rates().front();
-    report.loss_scale = updater_->loss_scale();
-    report.tokens = step_tokens_;
-    return report;
-  }
+  return accumulated_ >= config_.batch.accumulation;
+}
+
+StepReport Engine::finish_step() {
   StepReport report = apply_update();
   if (all_joined_) return report;
   write_metrics(report);
@@ -356,12 +368,13 @@ StepReport Engine::finish_micro_batch() {
   return report;
 }
 
-// The mean loss of the ranks, and the tokens of all of them.
+// The mean loss of the ranks, and the tokens of all of them. The loss of a rank alone may not have
+// come yet.
 Engine::RankTotals Engine::rank_totals() {
-  if (comm_->size() == 1) return {loss_sum_, step_tokens_, step_batches_, own_samples_};
+  if (comm_->size() == 1) return {0, step_tokens_, step_batches_, own_samples_};
   const Tensor totals = context().workspace(DType::kFloat64, {4});
   double* const sum = totals.data<double>();
-  sum[0] = loss_sum_;
+  sum[0] = losses_.value();
   sum[1] = static_cast<double>(step_tokens_);
   sum[2] = static_cast<double>(step_batches_);
   sum[3] = static_cast<double>(own_samples_);
@@ -394,7 +407,7 @@ StepReport Engine::apply_update() {
   model_->state().settle_gradients(ctx);
   model_->state().reduce_own_gradients();
   model_->state().reduce_replicas();
-  const RankTotals totals = rank_totals();
+  RankTotals totals = rank_totals();
   if (totals.batches == 0) return nothing_left();
   // The mean over the micro batches that there were.
   const double all = static_cast<double>(config_.batch.accumulation) * comm_->size();
@@ -405,6 +418,7 @@ StepReport Engine::apply_update() {
     agree(ctx, *comm_, "checking the weights", [&] { model_->state().check_weights(ctx); });
   }
   if (!outcome.applied) model_->state().drop_rounding_errors();
+  if (comm_->size() == 1) totals.loss_sum = losses_.value();  // there when the update is
 
   StepReport report;
   report.applied = outcome.applied;
@@ -427,7 +441,7 @@ StepReport Engine::apply_update() {
   report.seconds = step_began_ ? now_seconds() - *step_began_ : 0;
   step_began_.reset();
   accumulated_ = 0;
-  loss_sum_ = 0;
+  losses_.reset();
   step_tokens_ = step_batches_ = step_samples_ = own_samples_ = 0;
   return report;
 }

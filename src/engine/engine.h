@@ -14,6 +14,7 @@
 #include "config/config.h"
 #include "data/dataset.h"
 #include "data/tokenizer.h"
+#include "engine/loss_sum.h"
 #include "engine/report.h"
 #include "engine/step_metrics.h"
 #include "engine/updater.h"
@@ -136,7 +137,7 @@ class Engine {
   OpContext host_context() { return {model_->host(), &pool_}; }
   models::Batch make_batch(const MicroBatch& inputs);
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
-  Tensor run_forward(const models::Batch& batch, const Tensor& labels);
+  void run_forward(const models::Batch& batch, const Tensor& labels);
   void run_empty_batch();
   bool uneven(const RankTotals& totals) const;
   StepReport nothing_left();
@@ -144,6 +145,8 @@ class Engine {
   float loss_gradient() const;  // what backward starts with
   void drop_open_step();
   StepReport finish_micro_batch();
+  bool close_micro_batch();
+  StepReport finish_step();
   void check_gradients_given();
   StepReport apply_update();
   void begin_step_clock();
@@ -203,7 +206,7 @@ class Engine {
   bool forward_counted_ = false;  // the open micro batch went through forward
   Progress progress_;
   int64_t accumulated_ = 0;   // micro batches of the open step
-  double loss_sum_ = 0;       // of the micro batches of the open step
+  LossSum losses_;            // of the micro batches of the open step
   int64_t step_tokens_ = 0;   // counted tokens of the open step
   int64_t step_batches_ = 0;  // micro batches of the open step that were this rank's own
   int64_t step_samples_ = 0;  // and what progress_.samples grew by

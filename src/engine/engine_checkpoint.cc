@@ -201,7 +201,7 @@ void Engine::save_counters(PartWriter& part) {
   part.set_json("updater", updater_->save());
   part.set_int("random.seed", static_cast<int64_t>(config_.seed));
   part.set_int("accumulation.micro_batches", accumulated_);
-  part.set_double("accumulation.loss_sum", loss_sum_);
+  part.set_double("accumulation.loss_sum", losses_.value());
   part.set_int("accumulation.tokens", step_tokens_);
   part.set_json("client_state", client_state_);
   if (tokenizer_) part.set_text(models::kTokenizerState, tokenizer_->to_json());
@@ -429,7 +429,7 @@ void Engine::restore(CheckpointReader reader) {
   accumulated_ = restored.accumulated;
   step_batches_ = restored.accumulated;
   step_samples_ = own_samples_ = 0;
-  loss_sum_ = restored.loss_sum;
+  losses_.reset(restored.loss_sum);
   step_tokens_ = restored.step_tokens;
   client_state_ = std::move(restored.client_state);
   tokenizer_ = std::move(restored.tokenizer);

@@ -4,7 +4,7 @@
 #include "data/numpy_random.h"
 #include "engine/engine.h"
 #include "models/inputs.h"
-#include "nn/layers.h"
+#include "nn/loss.h"
 
 namespace ds {
 namespace {
@@ -82,8 +82,7 @@ StepReport Engine::train_batch() {
                                             [&](int64_t i) { return sample_index(first + i); });
     run_forward(make_batch(samples), make_labels(samples.labels, samples.ids));
     run_backward();
-    StepReport report = finish_micro_batch();
-    if (report.skip_reason != SkipReason::kAccumulating) return report;
+    if (close_micro_batch()) return finish_step();
   }
 }
 

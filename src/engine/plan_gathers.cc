@@ -5,7 +5,7 @@
 
 #include "models/architecture.h"
 #include "models/inputs.h"
-#include "nn/layers.h"
+#include "nn/loss.h"
 #include "nn/tape.h"
 
 namespace ds {

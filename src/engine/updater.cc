@@ -1,9 +1,12 @@
 #include "engine/updater.h"
 
 #include <cmath>
+#include <cstring>
 
-#include "optim/clip.h"
+#include "ops/reduce.h"
+#include "ops/update_gate.h"
 #include "optim/groups.h"
+#include "tensor/transfer.h"
 
 namespace ds {
 namespace {
@@ -64,22 +67,16 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
   Outcome outcome;
   outcome.lr = rates_.empty() ? 0 : rates_.front();
   outcome.loss_scale = scaler_.scale();
-  const double norm = std::sqrt(state.gradient_squares(ctx).value()) / outcome.loss_scale * share;
-  const bool finite = std::isfinite(norm);
-  outcome.grad_norm = finite ? norm : -1;
+  const kernels::GateRule rule{outcome.loss_scale, share, clipping_, may_skip_};
+  const bool gated =
+      device_->kind() == DeviceKind::kCuda && !state.shared() && optimizer_->takes_gate();
+  const kernels::UpdateGate gate =
+      gated ? update_with_gate(ctx, state, rule) : update_after_norm(ctx, state, rule);
+  const bool finite = std::isfinite(gate.norm);
+  outcome.grad_norm = finite ? gate.norm : -1;
   if (!finite) outcome.first_bad_tensor = find_bad_tensor(ctx, state);
-  outcome.applied = finite || !may_skip_;
+  outcome.applied = gate.open != 0;
   if (outcome.applied) {
-    optim::UpdateStep step;
-    step.rates = rates_;
-    if (!schedules_.empty()) {
-      step.beta1 = schedules_.front().beta1(optimizer_->steps());
-      step.beta2 = schedules_.front().beta2();
-    }
-    step.grad_scale =
-        static_cast<float>(optim::clip_factor(norm, clipping_) / outcome.loss_scale * share);
-    optimizer_->step(ctx, step, state.flat());
-    state.weights_updated(ctx);
     if (!schedules_.empty() && schedules_.front().active()) follow_schedule();
     consecutive_skips_ = 0;
   } else {
@@ -87,6 +84,46 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
   }
   scaler_.update(!finite);
   return outcome;
+}
+
+optim::UpdateStep Updater::next_step() const {
+  optim::UpdateStep step;
+  step.rates = rates_;
+  if (!schedules_.empty()) {
+    step.beta1 = schedules_.front().beta1(optimizer_->steps());
+    step.beta2 = schedules_.front().beta2();
+  }
+  return step;
+}
+
+// The host decides.
+kernels::UpdateGate Updater::update_after_norm(const OpContext& ctx, zero::ParameterState& state,
+                                               const kernels::GateRule& rule) {
+  const kernels::UpdateGate gate =
+      kernels::decide_update(std::sqrt(state.gradient_squares(ctx).value()), rule);
+  if (gate.open == 0) return gate;
+  optim::UpdateStep step = next_step();
+  step.grad_scale = gate.grad_scale;
+  optimizer_->step(ctx, step, state.flat());
+  state.weights_updated(ctx);
+  return gate;
+}
+
+// The GPU decides; the host waits when everything is queued, and while the update still runs.
+kernels::UpdateGate Updater::update_with_gate(const OpContext& ctx, zero::ParameterState& state,
+                                              const kernels::GateRule& rule) {
+  Tensor squares = ctx.workspace(DType::kInt64, {ExactSum::kWords});
+  ops::exact_squares(ctx, state.gradients(), squares);
+  optim::UpdateStep step = next_step();
+  step.gate = ops::update_gate(ctx, squares, rule);
+  Fetched fetched(step.gate);
+  const int64_t steps = optimizer_->steps();
+  optimizer_->step(ctx, step, state.flat());
+  state.weights_updated(ctx);
+  kernels::UpdateGate gate;
+  std::memcpy(&gate, fetched.host().raw(), sizeof gate);
+  if (gate.open == 0) optimizer_->set_steps(steps);
+  return gate;
 }
 
 std::string Updater::trouble() const {

@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "engine/report.h"
+#include "kernels/optimizer/update_gate.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -67,6 +68,11 @@ class Updater {
 
  private:
   void follow_schedule();
+  optim::UpdateStep next_step() const;
+  kernels::UpdateGate update_after_norm(const OpContext& ctx, zero::ParameterState& state,
+                                        const kernels::GateRule& rule);
+  kernels::UpdateGate update_with_gate(const OpContext& ctx, zero::ParameterState& state,
+                                       const kernels::GateRule& rule);
   std::string find_bad_tensor(const OpContext& ctx, const zero::ParameterState& state) const;
 
   OptimizerConfig optimizer_config_;

@@ -1,11 +1,10 @@
-// Layers around the blocks: embeddings, dropout, sums, and the loss.
+// Layers around the blocks: embeddings, dropout and sums.
 #include "nn/layers.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "nn/profile.h"
-#include "ops/cross_entropy.h"
 #include "ops/dropout.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -105,56 +104,6 @@ Value select_position(Tape& tape, const Value& x, int64_t position) {
     in->add(t.ctx(), std::move(dx), true);
   });
   return y;
-}
-
-Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid,
-                    int64_t& counted) {
-  const OperatorScope op(tape, "cross_entropy");
-  if (op) {
-    op.work(Arithmetic::elementwise(logits.data.elements()),
-            Arithmetic::elementwise(logits.data.elements()));
-  }
-  const int64_t vocab = logits.data.shape()[-1];
-  const int64_t rows = logits.data.elements() / vocab;
-  const Tensor flat = logits.data.view({rows, vocab});
-  DS_CHECK(on_host(labels), Code::kInternal, "labels are read on the host");
-  const Tensor targets = to_device(labels.view({rows}), tape.ctx().device);
-  Tensor losses = tape.new_activation(DType::kFloat32, {rows});
-  const int32_t* label = labels.data<int32_t>();
-  counted = rows - std::count(label, label + rows, ops::kIgnoreLabel);
-  // While training, the logits become their gradient in the same pass that reads them: nothing
-  // else looks at them any more.
-  const bool fused = tape.recording() && logits.slot;
-  const float share = counted == 0 ? 0.0f : 1.0f / static_cast<float>(counted);
-  Tensor gradient = flat;
-  if (fused) {
-    ops::cross_entropy_fused(tape.ctx(), gradient, targets, valid, tape.loss_gradient() * share,
-                             losses);
-  } else {
-    Tensor lse = tape.new_activation(DType::kFloat32, {rows});
-    ops::cross_entropy(tape.ctx(), flat, targets, valid, losses, lse);
-  }
-  // The mean is a number of the host: who trains asks for it at once.
-  const std::shared_ptr<Device> host = host_memory_of(tape.ctx().device);
-  const Tensor each = to_host(losses, host, MemoryTag::kActivations);
-  double total = 0;
-  const float* loss = each.data<float>();
-  for (int64_t i = 0; i < rows; ++i) {
-    if (label[i] != ops::kIgnoreLabel) total += loss[i];
-  }
-  Value mean = tape.make_value(Tensor::empty(host, DType::kFloat32, {}, MemoryTag::kActivations));
-  *mean.data.data<float>() =
-      counted == 0 ? 0.0f : static_cast<float>(total / static_cast<double>(counted));
-  if (!fused) return mean;
-  tape.record([gradient, shape = logits.data.shape(), in = logits.slot,
-               expected = tape.loss_gradient(), out = mean.slot](Tape& t) {
-    if (!*out) return;
-    const float upstream = *out->gradient().data<float>();
-    Tensor dlogits = gradient;
-    if (upstream != expected) ops::scale(t.ctx(), dlogits, upstream / expected, dlogits);
-    in->add(t.ctx(), dlogits.view(shape), true);
-  });
-  return mean;
 }
 
 }  // namespace ds::nn

@@ -83,9 +83,4 @@ struct Attention {
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const Attention& spec,
                 KvCache* cache = nullptr, int layer = 0);
 
-// Mean over the counted labels, fp32 [] on the host; `counted` receives their number. Labels are
-// given on the host. The logits' memory is overwritten by their gradient in backward.
-Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid,
-                    int64_t& counted);
-
 }  // namespace ds::nn

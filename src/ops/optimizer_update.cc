@@ -182,6 +182,12 @@ void optimizer_update(const OpContext& ctx, kernels::UpdateRule rule, const Upda
              ": two norms per piece are needed");
     arrays.norms = work.norms.data();
   }
+  if (work.gate) {
+    check_elements(work.gate, op, "gate", DType::kUInt8, int64_t{sizeof(kernels::UpdateGate)});
+    DS_CHECK(ctx.device->kind() == DeviceKind::kCuda && work.norms.empty(), Code::kInternal, kOp,
+             ": only updates on a GPU that give no norms have a gate");
+    arrays.gate = static_cast<const kernels::UpdateGate*>(work.gate.raw());
+  }
   if (ctx.device->kind() == DeviceKind::kCuda) return update_on_gpu(ctx, rule, work, arrays);
   kernels::optimizer_update(rule, work.constants, work.pieces, work.first, arrays, *ctx.pool);
 }

@@ -41,6 +41,7 @@ struct UpdateWork {
   std::span<const int64_t> first;        // piece of each chunk, and one beyond
   std::span<ExactSum> norms = {};        // kLambMoments: two per piece, which are added to
   const UpdateTables* tables = nullptr;  // on a GPU; else they are made for the call
+  Tensor gate = {};                      // on a GPU, of ops::update_gate; not with norms
 };
 
 // On a GPU the call waits for it only to read norms, or to upload tables or more than

@@ -41,13 +41,17 @@ class Elementwise : public FlatOptimizer {
     add_space(make_space(std::move(options)));
   }
 
+  bool takes_gate() const override { return true; }
+
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
     begin_step(step, tensors);
     const std::vector<kernels::UpdateConstants> all =
         constants(kind_.rule, step, [&](size_t group) { return step.rates[group]; });
     for (const StateRun& run : space(0).runs()) {
       ops::UpdateTensors part = space(0).slices(run, tensors);
-      ops::optimizer_update(ctx, kind_.rule, run.work(all), part);
+      ops::UpdateWork work = run.work(all);
+      work.gate = step.gate;
+      ops::optimizer_update(ctx, kind_.rule, work, part);
     }
     ++steps_;
   }

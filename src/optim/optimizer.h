@@ -32,6 +32,7 @@ struct UpdateStep {
   std::optional<double> beta1;  // what OneCycle prescribes instead of the configured values
   std::optional<double> beta2;
   float grad_scale = 1;  // gradients are multiplied by it: 1 / loss scale, and the clip factor
+  Tensor gate = {};      // on a GPU in its place, for those that take one: see ops::update_gate
 };
 
 // A tensor over the flat space or, when `compact`, over the space of owned elements.
@@ -61,6 +62,10 @@ class Optimizer {
 
   // Updates masters, state and model copy in place. With peers every rank calls it alike.
   virtual void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) = 0;
+
+  // Whether a step on a GPU may read its scale there, and whether it is to happen. A step counts
+  // even if its gate is closed; the caller takes it back when it learns of that.
+  virtual bool takes_gate() const { return false; }
 
   // Updates applied so far.
   int64_t steps() const { return steps_; }

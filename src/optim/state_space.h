@@ -32,7 +32,7 @@ struct StateRun {
   // The run's update with constants by hyper.
   ops::UpdateWork work(std::span<const kernels::UpdateConstants> constants,
                        std::span<ExactSum> norms = {}) const {
-    return {constants, pieces, first, norms, tables.first ? &tables : nullptr};
+    return {constants, pieces, first, norms, tables.first ? &tables : nullptr, {}};
   }
 };
 

@@ -11,8 +11,16 @@ namespace {
 
 constexpr int64_t kPiece = int64_t{4} << 20;  // bytes that travel at a time
 
-// Two pieces of pinned memory that a long copy uses in turn: the host moves one while the GPU moves
-// the other.
+template <class Wait>
+void wait_quietly(const Wait& wait) noexcept {
+  try {
+    wait();
+  } catch (const Error&) {  // whoever uses the GPU next gets it too
+  }
+}
+
+// Two pieces of pinned memory that a long copy to the host uses in turn: the host moves one while
+// the GPU moves the other.
 class Staging {
  public:
   Staging(Device& gpu, int64_t bytes) : gpu_(gpu), bytes_(bytes) {
@@ -24,27 +32,10 @@ class Staging {
   }
   // The GPU is done with the pieces before they serve others, even after a failure.
   ~Staging() {
-    if (finished_) return;
-    try {
-      gpu_.default_stream().synchronize();
-    } catch (const Error&) {  // whoever uses the GPU next gets it too
-    }
+    if (!finished_) wait_quietly([&] { gpu_.default_stream().synchronize(); });
   }
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
-
-  void upload(const void* from, void* to) {
-    Stream& stream = gpu_.default_stream();
-    for (int64_t i = 0; i < pieces(); ++i) {
-      Slot& s = slot(i);
-      if (s.copied) s.copied->synchronize();
-      std::memcpy(s.memory.raw(), at(from, i), static_cast<size_t>(size(i)));
-      gpu_.copy(at(to, i), s.memory.raw(), size(i), stream);
-      s.copied = stream.record();
-    }
-    stream.synchronize();
-    finished_ = true;
-  }
 
   void download(const void* from, void* to) {
     Stream& stream = gpu_.default_stream();
@@ -120,7 +111,7 @@ void copy_from_host(const void* from, const Tensor& to) {
   if (on_host(to)) {
     std::memcpy(to.raw(), from, static_cast<size_t>(to.bytes()));
   } else {
-    Staging(gpu_of(to), to.bytes()).upload(from, to.raw());
+    static_cast<CudaDevice&>(gpu_of(to)).upload(to.raw(), from, to.bytes());
   }
 }
 
@@ -137,7 +128,37 @@ void copy_tensor(const Tensor& from, const Tensor& to) {
   DS_CHECK(on_host(from) || on_host(to) || from.storage()->device().get() == &gpu,
            Code::kUnsupported, "tensors are copied between GPUs through the host only");
   gpu.copy(to.raw(), from.raw(), from.bytes(), gpu.default_stream());
-  gpu.default_stream().synchronize();
+  if (on_host(from) || on_host(to)) gpu.default_stream().synchronize();
+}
+
+Fetched::Fetched(const Tensor& from) {
+  check_packed(from);
+  if (on_host(from) || from.bytes() == 0) {
+    memory_ = from;
+    return;
+  }
+  Device& gpu = gpu_of(from);
+  Stream& stream = gpu.default_stream();
+  memory_ = Tensor::empty(static_cast<CudaDevice&>(gpu).pinned(), from.dtype(), from.shape(),
+                          MemoryTag::kWorkspace);
+  gpu.copy(memory_.raw(), from.raw(), from.bytes(), stream);
+  try {
+    copied_ = stream.record();
+  } catch (...) {
+    wait_quietly([&] { stream.synchronize(); });
+    throw;
+  }
+}
+
+// The memory serves others only when the GPU is done with it.
+Fetched::~Fetched() {
+  if (copied_) wait_quietly([&] { static_cast<void>(host()); });
+}
+
+const Tensor& Fetched::host() {
+  if (copied_ && !copied_->ready()) copied_->synchronize();
+  copied_.reset();
+  return memory_;
 }
 
 Tensor copied_to_host(const Tensor& x, const std::shared_ptr<Device>& host, MemoryTag tag) {

@@ -13,12 +13,39 @@ inline bool on_host(const Tensor& x) { return x.storage()->device_kind() == Devi
 // directly; of the CPU, itself.
 std::shared_ptr<Device> host_memory_of(const std::shared_ptr<Device>& device);
 
-// Copies between packed tensors of equal bytes, wherever they lie; done on return. A GPU's queued
-// work comes first.
+// Copies between packed tensors of equal bytes, wherever they lie, in the order of a GPU's default
+// stream. The host may read or change its side on return, and waits for that where it must: numbers
+// that come from a GPU, and those that go to it from memory that its copies reach directly.
 void copy_tensor(const Tensor& from, const Tensor& to);
 // The same from or to bytes of the host, as many as the tensor has.
 void copy_to_host(const Tensor& from, void* to);
 void copy_from_host(const void* from, const Tensor& to);
+
+// A packed tensor on its way to the host, behind the work that its device has queued: nobody waits
+// before the numbers are asked for. What the host reads already is not copied.
+class Fetched {
+ public:
+  Fetched() = default;
+  explicit Fetched(const Tensor& from);
+  Fetched(Fetched&& other) noexcept { swap(other); }
+  Fetched& operator=(Fetched&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Fetched();
+
+  // Waits for it the first time.
+  const Tensor& host();
+
+ private:
+  void swap(Fetched& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(copied_, other.copied_);
+  }
+
+  Tensor memory_;
+  std::unique_ptr<Event> copied_;  // none once the numbers are there
+};
 
 // The packed tensor itself where the host reads it, else a copy in the memory of `host`.
 Tensor to_host(const Tensor& x, const std::shared_ptr<Device>& host,

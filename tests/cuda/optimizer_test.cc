@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <random>
 
+#include "base/exact_sum.h"
 #include "cuda/side.h"
+#include "ops/update_gate.h"
 #include "optim/optimizer.h"
 
 namespace ds::optim {
@@ -52,6 +55,36 @@ class GpuOptimizer : public ::testing::TestWithParam<Variant> {
     if (list_cuda_devices(&why_none).empty()) GTEST_SKIP() << "needs a GPU: " << why_none;
   }
 };
+
+// Whether and by how much is decided with the bits of the host.
+TEST(GpuUpdateGate, IsThatOfTheHost) {
+  std::string why_none;
+  if (list_cuda_devices(&why_none).empty()) GTEST_SKIP() << "needs a GPU: " << why_none;
+  std::mt19937_64 random(std::random_device{}());
+  std::uniform_real_distribution<double> unit(0, 1);
+  const Side gpu(make_cuda_device(0));
+  for (int i = 0; i < 200; ++i) {
+    ExactSum sum;
+    for (int k = 0; k < i % 5; ++k) {  // the squares of numbers between 2^-140 and 2^120
+      const double x = std::ldexp(1 + unit(random), static_cast<int>(unit(random) * 260) - 140);
+      sum.add(x * x);
+    }
+    if (i % 17 == 3) sum.add(std::numeric_limits<double>::infinity());
+    ExactSum carried;
+    carried.add(sum);
+    const kernels::GateRule rule{std::ldexp(1.0, i % 20), 0.5 + unit(random),
+                                 i % 3 == 0 ? 0 : 10 * unit(random), i % 2 == 0};
+    const kernels::UpdateGate expected = kernels::decide_update(std::sqrt(sum.value()), rule);
+    const auto words = carried.words();
+    const Tensor squares =
+        gpu.tensor(DType::kInt64, std::vector<int64_t>(words.begin(), words.end()));
+    kernels::UpdateGate actual;
+    copy_to_host(ops::update_gate(gpu.ctx, squares, rule), &actual);
+    EXPECT_EQ(actual.norm, expected.norm) << i;
+    EXPECT_EQ(actual.grad_scale, expected.grad_scale) << i;
+    EXPECT_EQ(actual.open, expected.open) << i;
+  }
+}
 
 void expect_close(const std::vector<float>& actual, const std::vector<float>& expected, bool exact,
                   float relative, float absolute, const char* what) {

@@ -196,8 +196,15 @@ TEST_F(CudaStandIn, AFailedTransferLeavesNothingUnderWay) {
     expect_error(Code::kDevice, {"cuda:0"}, [&] { copy_to_host(there, here.data()); });
     device->pinned()->trim();  // a violation if the GPU still wrote there
   }
-  stand_in::fail_next("cudaStreamSynchronize", cudaErrorDevicesUnavailable);
-  expect_error(Code::kDevice, {"cuda:0"}, [&] { copy_from_host(here.data(), there); });
+  for (const char* const call : {"cudaMemcpyAsync", "cudaEventRecord", "cudaHostAlloc"}) {
+    SCOPED_TRACE(call);
+    device->pinned()->trim();
+    stand_in::fail_next(call, cudaErrorDevicesUnavailable);
+    expect_error(Code::kDevice, {"cuda:0"}, [&] { copy_from_host(here.data(), there); });
+    device->pinned()->trim();
+  }
+  stand_in::fail_next("cudaEventRecord", cudaErrorDevicesUnavailable);
+  expect_error(Code::kDevice, {"cuda:0"}, [&] { Fetched{there}; });
   device->pinned()->trim();
 }
 

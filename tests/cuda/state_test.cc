@@ -228,6 +228,35 @@ TEST_F(GpuState, ABadGradientSkipsTheStepAndIsNamed) {
   EXPECT_TRUE(same_bits(weights_of(*engine), before));
 }
 
+// The GPU sees the bad gradient after the update was queued: nothing of it may remain.
+TEST_F(GpuState, ASkippedStepLeavesNoTrace) {
+  for (const char* const type : {"AdamW", "Lion", "Adagrad", "SGD", "Lamb"}) {
+    for (const char* const states : {"fp32", "int8"}) {
+      SCOPED_TRACE(std::string(type) + " " + states);
+      const Json config =
+          with(plain_config(), {{"optimizer",
+                                 {{"type", type},
+                                  {"state_dtype", states},
+                                  {"params", {{"lr", 1e-2}, {"weight_decay", 0.1}}}}},
+                                {"bf16", {{"enabled", true}, {"check_grad_overflow", true}}}});
+      const auto engine = make_engine_on(true, config), other = make_engine_on(true, config);
+      for (uint64_t seed : {1u, 2u}) {
+        const StepReport expected = step_with_random_gradients(*other, seed);
+        const StepReport actual = step_with_random_gradients(*engine, seed);
+        EXPECT_EQ(actual.grad_norm, expected.grad_norm);
+        EXPECT_EQ(actual.lr, expected.lr);
+        Tensor bad = Tensor::zeros(make_cpu_device(), DType::kFloat32, {32}, MemoryTag::kOther);
+        bad.data<float>()[7] = std::numeric_limits<float>::infinity();
+        engine->set_gradient("ln_f.weight", bad);
+        EXPECT_FALSE(engine->step().applied);
+        EXPECT_EQ(engine->optimizer_steps(), other->optimizer_steps());
+        EXPECT_TRUE(same_bits(weights_of(*engine), weights_of(*other)));
+        EXPECT_TRUE(same_bits(states_of(*engine), states_of(*other)));
+      }
+    }
+  }
+}
+
 // Each rank is told, before it waits for any other.
 TEST_F(GpuState, SeveralRanksAreRefused) {
   for (const auto& comm : make_local_group(2)) {

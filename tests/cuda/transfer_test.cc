@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -47,6 +48,7 @@ TEST_F(GpuTransfer, EverySizeArrives) {
     copy_from_host(given.data(), there);
     EXPECT_EQ(bytes_of(there), given) << n;
   }
+  device_->trim();  // gives back what uploads have kept
   EXPECT_EQ(device_->pinned()->account().total_now(), 0);
   EXPECT_GT(device_->pinned()->reserved_bytes(), 0) << "kept for the next copy";
   device_->pinned()->trim();
@@ -78,6 +80,30 @@ TEST_F(GpuTransfer, BetweenAllKindsOfMemory) {
   EXPECT_EQ(to_device(there, device_).raw(), there.raw());
   EXPECT_FALSE(on_host(to_device(here, device_)));
   EXPECT_FALSE(to_device(Tensor(), device_));
+}
+
+// The host changes what it gave away at once, and reads nothing before it asks.
+TEST_F(GpuTransfer, UploadsAndFetchesOverlap) {
+  constexpr int64_t kBytes = 3000, kCount = 40;
+  const Tensor there = on_gpu(kBytes);
+  std::vector<std::vector<uint8_t>> given;
+  std::vector<Fetched> fetched;
+  std::vector<uint8_t> here(kBytes);
+  for (int64_t i = 0; i < kCount; ++i) {
+    given.push_back(random_bytes(kBytes));
+    here = given.back();
+    copy_from_host(here.data(), there);
+    std::fill(here.begin(), here.end(), uint8_t{0});
+    fetched.emplace_back(there);
+  }
+  fetched.emplace_back(there);  // is not asked for
+  for (size_t i = 0; i < given.size(); ++i) {
+    const Tensor& got = fetched[i].host();
+    EXPECT_TRUE(on_host(got));
+    EXPECT_EQ(bytes_of(got), given[i]);
+  }
+  const Tensor host = Tensor::zeros(make_cpu_device(), DType::kUInt8, {5}, MemoryTag::kOther);
+  EXPECT_EQ(Fetched(host).host().raw(), host.raw());
 }
 
 TEST_F(GpuTransfer, QueuedWorkComesFirst) {

@@ -13,7 +13,7 @@
 #include "infer/generate.h"
 #include "models/inputs.h"
 #include "models/weights.h"
-#include "nn/layers.h"
+#include "nn/loss.h"
 
 namespace {
 

@@ -62,6 +62,7 @@ struct World {
   bool go_on_when_asked = false;
   int64_t used[kMostGpus] = {};
   int calls[kMostGpus] = {};
+  int64_t waits = 0;  // of the host
   bool created[kMostGpus] = {};
   std::map<char*, Block> blocks;
   std::map<char*, Block> pinned;  // the host's
@@ -159,6 +160,11 @@ const Blocks::value_type* block_of(const void* pointer, Blocks& blocks = world()
   if (after == blocks.begin()) return nullptr;
   --after;
   return static_cast<const char*>(pointer) < after->first + after->second.size ? &*after : nullptr;
+}
+
+// Host memory that is not locked: CUDA may let the host wait for copies from and to it.
+bool pageable(const void* pointer) {
+  return block_of(pointer) == nullptr && block_of(pointer, world().pinned) == nullptr;
 }
 
 // Memory of a GPU must hold all the bytes; what is not a GPU's is the host's.
@@ -305,6 +311,7 @@ cudaError_t cudaFree(void* block) {
     if (stream->gpu == found->second.gpu) queues.push_back(stream->queue);
   }
   for (const auto& queue : queues) drain(*queue);  // other threads may come in between
+  ++world().waits;
   world().used[found->second.gpu] -= found->second.size;
   std::free(found->first);
   world().blocks.erase(found);
@@ -337,6 +344,7 @@ cudaError_t cudaFreeHost(void* block) {
     }
     drain(*stream->queue);
   }
+  ++world().waits;
   std::free(found->first);
   world().pinned.erase(found);
   return cudaSuccess;
@@ -368,6 +376,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   STAND_IN_BEGIN(cudaStreamSynchronize);
   STAND_IN_KNOWN(streams, stream);
+  ++world().waits;
   drain(*stream->queue);
   return cudaSuccess;
 }
@@ -416,6 +425,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   STAND_IN_BEGIN(cudaEventSynchronize);
   STAND_IN_KNOWN(events, event);
+  ++world().waits;
   finish(*event->mark);
   return cudaSuccess;
 }
@@ -426,6 +436,7 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t count, cuda
   STAND_IN_KNOWN(streams, stream);
   if (kind != cudaMemcpyDefault) violate("a copy that states its direction");
   if (!fits(target, count) || !fits(source, count)) return done(cudaErrorInvalidValue);
+  if (pageable(target) || pageable(source)) ++world().waits;
   stream->queue->work.push_back({[=] { std::memcpy(target, source, count); }, target, source});
   return cudaSuccess;
 }
@@ -442,6 +453,7 @@ cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* sou
       !fits(source, (height - 1) * source_pitch + width)) {
     return done(cudaErrorInvalidValue);
   }
+  if (pageable(target) || pageable(source)) ++world().waits;
   stream->queue->work.push_back(
       {[=] {
          for (size_t row = 0; row < height; ++row) {
@@ -486,6 +498,7 @@ void reset(int gpus, int64_t bytes_each) {
   w.driver_version = CUDART_VERSION;
   w.driver_calls = true;
   w.go_on_when_asked = false;
+  w.waits = 0;
   for (int i = 0; i < kMostGpus; ++i) {
     w.used[i] = 0;
     w.calls[i] = 0;
@@ -522,6 +535,11 @@ Live live() {
   const Lock lock(world().mutex);
   return {static_cast<int>(world().blocks.size()), static_cast<int>(world().streams.size()),
           static_cast<int>(world().events.size()), static_cast<int>(world().pinned.size())};
+}
+
+int64_t host_waits() {
+  const Lock lock(world().mutex);
+  return world().waits;
 }
 
 std::vector<std::string> violations() {

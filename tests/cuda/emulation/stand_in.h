@@ -44,6 +44,9 @@ struct Live {
   bool operator==(const Live&) const = default;
 };
 Live live();
+// Calls so far that let the host wait for a GPU, or might: synchronisations, frees, copies from and
+// to memory that is not locked.
+int64_t host_waits();
 std::vector<std::string> violations();
 
 // The calling thread's current context, as a program that embeds the library would set it.

@@ -11,7 +11,7 @@
 #include "infer/generate.h"
 #include "models/inputs.h"
 #include "models/model.h"
-#include "nn/layers.h"
+#include "nn/loss.h"
 #include "reference_gpt2.h"
 
 namespace ds::models {

@@ -9,7 +9,7 @@
 
 #include "models/inputs.h"
 #include "models/model.h"
-#include "nn/layers.h"
+#include "nn/loss.h"
 
 namespace ds::testing {
 

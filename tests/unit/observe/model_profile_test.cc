@@ -6,7 +6,7 @@
 #include "models/inputs.h"
 #include "models/lora.h"
 #include "models/model.h"
-#include "nn/layers.h"
+#include "nn/loss.h"
 #include "nn/profile.h"
 #include "observe/module_profile.h"
 

@@ -5,9 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <numbers>
 
-#include "optim/clip.h"
+#include "kernels/optimizer/update_gate.h"
 
 namespace ds::optim {
 namespace {
@@ -147,10 +148,24 @@ TEST(Schedule, OneCycleWithoutDecayHoldsItsEnds) {
 }
 
 TEST(Clip, ScalesDownToTheLimitAndNeverUp) {
-  EXPECT_EQ(clip_factor(5, 0), 1);
-  EXPECT_EQ(clip_factor(0.5, 1), 1);
-  EXPECT_NEAR(clip_factor(4, 1), 1 / 4.000001, 1e-15);
-  EXPECT_NEAR(4 * clip_factor(4, 0.1), 0.1, 1e-6);
+  EXPECT_EQ(kernels::clip_factor(5, 0), 1);
+  EXPECT_EQ(kernels::clip_factor(0.5, 1), 1);
+  EXPECT_NEAR(kernels::clip_factor(4, 1), 1 / 4.000001, 1e-15);
+  EXPECT_NEAR(4 * kernels::clip_factor(4, 0.1), 0.1, 1e-6);
+}
+
+TEST(UpdateGate, UnscalesClipsAndSkips) {
+  const kernels::GateRule rule{.loss_scale = 8, .share = 2, .clipping = 0.5, .may_skip = true};
+  const kernels::UpdateGate open = kernels::decide_update(16, rule);
+  EXPECT_EQ(open.norm, 4);
+  EXPECT_FLOAT_EQ(open.grad_scale, static_cast<float>(0.5 / 4.000001 / 8 * 2));
+  EXPECT_EQ(open.open, 1);
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(kernels::decide_update(infinity, rule).open, 0);
+  kernels::GateRule always = rule;
+  always.may_skip = false;
+  EXPECT_EQ(kernels::decide_update(infinity, always).open, 1);
+  EXPECT_EQ(kernels::decide_update(infinity, always).grad_scale, 0);
 }
 
 }  // namespace

@@ -1,0 +1,32 @@
+// The losses of the micro batches of an open step, added up. Those that a GPU computes may still be
+// on their way: the host waits when it asks.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "nn/loss.h"
+
+namespace ds {
+
+class LossSum {
+ public:
+  void reset(double sum = 0) {
+    open_.clear();
+    sum_ = sum;
+  }
+  void add(nn::MeanLoss loss) { open_.push_back(std::move(loss)); }
+  double value() {
+    for (nn::MeanLoss& loss : open_) sum_ += loss.value();
+    open_.clear();
+    return sum_;
+  }
+  // Of the micro batch that was added last, before anybody asks for the sum.
+  float newest() { return open_.back().value(); }
+
+ private:
+  double sum_ = 0;
+  std::vector<nn::MeanLoss> open_;  // in their order
+};
+
+}  // namespace ds

@@ -1,0 +1,89 @@
+#include "nn/loss.h"
+
+#include <algorithm>
+
+#include "nn/profile.h"
+#include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+
+namespace ds::nn {
+namespace {
+
+// On the CPU one after the other; ignored ones are 0.
+Tensor sum_of(const OpContext& ctx, const Tensor& losses) {
+  Tensor sum = ctx.workspace(DType::kFloat64, {1});
+  if (!on_host(losses)) {
+    ops::sum(ctx, losses, sum);
+    return sum;
+  }
+  double total = 0;
+  const float* const loss = losses.data<float>();
+  for (int64_t i = 0; i < losses.elements(); ++i) total += loss[i];
+  *sum.data<double>() = total;
+  return sum;
+}
+
+}  // namespace
+
+Labels place_labels(const Tensor& labels, const std::shared_ptr<Device>& device) {
+  DS_CHECK(on_host(labels), Code::kInternal, "labels are read on the host");
+  const int64_t rows = labels.elements();
+  const int32_t* const label = labels.data<int32_t>();
+  return {to_device(labels.view({rows}), device),
+          rows - std::count(label, label + rows, ops::kIgnoreLabel)};
+}
+
+SummedLoss summed_cross_entropy(Tape& tape, const Value& logits, const Labels& labels,
+                                int64_t valid) {
+  const OperatorScope op(tape, "cross_entropy");
+  if (op) {
+    op.work(Arithmetic::elementwise(logits.data.elements()),
+            Arithmetic::elementwise(logits.data.elements()));
+  }
+  const int64_t vocab = logits.data.shape()[-1];
+  const int64_t rows = logits.data.elements() / vocab;
+  const Tensor flat = logits.data.view({rows, vocab});
+  Tensor losses = tape.new_activation(DType::kFloat32, {rows});
+  // While training, the logits become their gradient in the same pass that reads them: nothing
+  // else looks at them any more.
+  const bool fused = tape.recording() && logits.slot;
+  Tensor gradient = flat;
+  if (fused) {
+    ops::cross_entropy_fused(tape.ctx(), gradient, labels.targets, valid,
+                             tape.loss_gradient() * labels.share(), losses);
+  } else {
+    Tensor lse = tape.new_activation(DType::kFloat32, {rows});
+    ops::cross_entropy(tape.ctx(), flat, labels.targets, valid, losses, lse);
+  }
+  SummedLoss out{sum_of(tape.ctx(), losses), nullptr};
+  if (tape.recording()) out.slot = std::make_shared<GradientSlot>();
+  if (!fused) return out;
+  tape.record([gradient, shape = logits.data.shape(), in = logits.slot,
+               expected = tape.loss_gradient(), slot = out.slot](Tape& t) {
+    if (!*slot) return;
+    const float upstream = *slot->gradient().data<float>();
+    Tensor dlogits = gradient;
+    if (upstream != expected) ops::scale(t.ctx(), dlogits, upstream / expected, dlogits);
+    in->add(t.ctx(), dlogits.view(shape), true);
+  });
+  return out;
+}
+
+float MeanLoss::value() {
+  if (counted_ == 0) return 0;
+  return static_cast<float>(*sum_.host().data<double>() / static_cast<double>(counted_));
+}
+
+Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid,
+                    int64_t& counted) {
+  const Labels placed = place_labels(labels, tape.ctx().device);
+  counted = placed.counted;
+  SummedLoss loss = summed_cross_entropy(tape, logits, placed, valid);
+  const Tensor mean = Tensor::empty(host_memory_of(tape.ctx().device), DType::kFloat32, {},
+                                    MemoryTag::kActivations);
+  *mean.data<float>() = MeanLoss(loss.sum, counted).value();
+  return {mean, std::move(loss.slot)};
+}
+
+}  // namespace ds::nn
