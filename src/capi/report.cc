@@ -18,8 +18,10 @@
 #include "base/text.h"
 #include "base/thread_pool.h"
 #include "capi/cpu_features.h"
+#include "comm/nccl/nccl_library.h"
 #include "device/cuda_device.h"
 #include "ds.h"
+#include "kernels/cuda/libraries.h"
 #include "kernels/matmul/matmul.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -166,7 +168,19 @@ std::string_view huge_pages_mode() {
   return "";
 }
 
-// The GPUs that are seen; models can be moved to any of them.
+Json nccl_entry() {
+  try {
+    const auto nccl = comm::nccl::open_library("");
+    return feature(
+        "NCCL", true,
+        str_cat("NCCL ", comm::nccl::version_text(nccl->version), " (", nccl->path, ")"));
+  } catch (const Error& error) {
+    return feature("NCCL", false, error.message());
+  }
+}
+
+// The GPUs that are seen; models can be moved to any of them. What they use of other libraries is
+// only looked for where there is one.
 Json gpu_section() {
   Json gpu = Json::object();
   std::string why_none;
@@ -187,6 +201,13 @@ Json gpu_section() {
     devices.push_back(std::move(device));
   }
   gpu["devices"] = std::move(devices);
+  if (found.empty()) return gpu;
+  Json libraries = Json::array();
+  for (const kernels::VendorLibrary& library : kernels::vendor_libraries()) {
+    libraries.push_back(feature(library.name, library.usable, library.text));
+  }
+  libraries.push_back(nccl_entry());
+  gpu["libraries"] = std::move(libraries);
   return gpu;
 }
 

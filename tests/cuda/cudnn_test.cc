@@ -10,6 +10,7 @@
 #include "cuda/gpu_memory.h"
 #include "kernels/attention/attention_cudnn.h"
 #include "kernels/attention_case.h"
+#include "kernels/cuda/libraries.h"
 
 namespace ds::testing {
 namespace {
@@ -179,6 +180,15 @@ TEST(CudnnLibrary, OpensWhatCanBeUsed) {
   cudnn().version = 8907;
   EXPECT_THAT(open_library(DS_CUDNN_STAND_IN).reason, HasSubstr("needs version 9"));
   cudnn().version = 91900;
+}
+
+TEST(CudnnLibrary, IsReported) {
+  const std::vector<kernels::VendorLibrary> found = kernels::vendor_libraries();
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[1].name, "cuDNN");
+  EXPECT_TRUE(found[1].usable);
+  EXPECT_THAT(found[1].text, HasSubstr("cuDNN 9.19.0"));
+  EXPECT_FALSE(found[0].text.empty());
 }
 
 }  // namespace
