@@ -36,7 +36,7 @@ constexpr bool kFusesSlope = true;
 // All that a choice may depend on.
 struct Key {
   int gpu = 0;
-  MatmulType in{}, out{};
+  cudaDataType a{}, b{}, out{};
   bool a_transposed = false, b_transposed = false, accumulate = false;
   uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   int64_t m = 0, n = 0, k = 0;
@@ -56,6 +56,9 @@ struct Form {
   void* to = nullptr;
   const void* vector = nullptr;  // the bias, or where sums go
   void* aux = nullptr;           // the arguments of the activation, written or read
+  // What codes of 8 bits are multiplied with, on the GPU.
+  const float* a_scale = nullptr;
+  const float* b_scale = nullptr;
 };
 
 struct Choice {
@@ -81,6 +84,10 @@ uint32_t alignment_of(const void* address) {
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
+cudaDataType data_type(Fp8Format format) {
+  return format == Fp8Format::kE4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+}
+
 cudaDataType data_type(MatmulType type) {
   switch (type) {
     case MatmulType::kBFloat16:
@@ -94,7 +101,8 @@ cudaDataType data_type(MatmulType type) {
 
 // ---- which form a problem has ----
 
-bool sizes_fit(const Matmul& p) {
+template <class Problem>
+bool sizes_fit(const Problem& p) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   return p.k > 0 && p.m <= kMost && p.n <= kMost && p.k <= kMost;
 }
@@ -124,8 +132,8 @@ Form form_of(const Matmul& p, bool activate) {
   f.aux = activate ? p.pre : nullptr;
 
   Key& key = f.key;
-  key.in = p.in;
-  key.out = p.out;
+  key.a = key.b = data_type(p.in);
+  key.out = data_type(p.out);
   key.a_transposed = p.a.transposed;
   key.b_transposed = p.b.transposed;
   key.accumulate = p.accumulate;
@@ -162,6 +170,38 @@ Form form_times_slope(const Matmul& p) {
   return f;
 }
 
+// On Hopper codes of 8 bits are multiplied in one layout, by rows of k, in multiples of 16; sums
+// are kept in fp32 throughout (cuBLASLt's fast accumulation would have to be asked for).
+bool codes_fit(const Fp8Matmul& p) {
+  const auto fits = [](const void* at) { return at == nullptr || alignment_of(at) >= 16; };
+  return p.m % 16 == 0 && p.n % 16 == 0 && p.k % 16 == 0 && fits(p.a) && fits(p.b) && fits(p.c) &&
+         fits(p.bias) && (p.bias == nullptr || p.out == MatmulType::kBFloat16) &&
+         !(p.a_format == Fp8Format::kE5M2 && p.b_format == Fp8Format::kE5M2);
+}
+
+Form form_of(const Fp8Matmul& p) {
+  Form f;
+  f.a = p.a;
+  f.b = p.b;
+  f.before = f.to = p.c;
+  f.vector = p.bias;
+  f.a_scale = p.a_inverse;
+  f.b_scale = p.b_inverse;
+  Key& key = f.key;
+  key.a = data_type(p.a_format);
+  key.b = data_type(p.b_format);
+  key.out = data_type(p.out);
+  key.b_transposed = true;
+  key.accumulate = p.accumulate;
+  if (p.bias != nullptr) key.epilogue = CUBLASLT_EPILOGUE_BIAS;
+  key.m = p.m;
+  key.n = p.n;
+  key.k = p.k;
+  key.a_stride = key.b_stride = p.k;
+  key.before_stride = key.to_stride = p.n;
+  return f;
+}
+
 Form form_with_sums(const Matmul& p, const float* sums) {
   Form f = form_of(p, false);
   f.vector = sums;
@@ -190,10 +230,10 @@ Descriptions describe(const Library& lib, const Form& f) {
   cublasLtMatmulDesc_t operation = nullptr;
   check(lib, lib.operation_create(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
         "describing a product");
-  const auto layout = [&](MatmulType type, int64_t rows, int64_t columns, int64_t stride) {
+  const auto layout = [&](cudaDataType type, int64_t rows, int64_t columns, int64_t stride) {
     cublasLtMatrixLayout_t made = nullptr;
     check(lib,
-          lib.layout_create(&made, data_type(type), static_cast<uint64_t>(rows),
+          lib.layout_create(&made, type, static_cast<uint64_t>(rows),
                             static_cast<uint64_t>(columns), stride),
           "describing a matrix");
     return Owned<cublasLtMatrixLayoutOpaque_t>(made, lib.layout_destroy);
@@ -201,10 +241,10 @@ Descriptions describe(const Library& lib, const Form& f) {
   // As stored: B is n x k when it is not transposed (here its row is cuBLASLt's column).
   Owned<cublasLtMatmulDescOpaque_t> owned(operation, lib.operation_destroy);
   Descriptions d{std::move(owned),
-                 key.b_transposed ? layout(key.in, key.k, key.n, key.b_stride)
-                                  : layout(key.in, key.n, key.k, key.b_stride),
-                 key.a_transposed ? layout(key.in, key.m, key.k, key.a_stride)
-                                  : layout(key.in, key.k, key.m, key.a_stride),
+                 key.b_transposed ? layout(key.b, key.k, key.n, key.b_stride)
+                                  : layout(key.b, key.n, key.k, key.b_stride),
+                 key.a_transposed ? layout(key.a, key.m, key.k, key.a_stride)
+                                  : layout(key.a, key.k, key.m, key.a_stride),
                  layout(key.out, key.n, key.m, key.before_stride),
                  layout(key.out, key.n, key.m, key.to_stride)};
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
@@ -218,6 +258,10 @@ Descriptions describe(const Library& lib, const Form& f) {
   set(CUBLASLT_MATMUL_DESC_TRANSB, turned(key.a_transposed));
   set(CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
   if (f.vector != nullptr) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, f.vector);
+  if (f.a_scale != nullptr) {
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, f.b_scale);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, f.a_scale);
+  }
   if (f.aux != nullptr) {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, f.aux);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.aux_stride);
@@ -304,7 +348,8 @@ Choice choose(const Place& here, Form& f, int64_t workspace) {
 }
 
 // False when the form is refused.
-bool queue(const Place& here, const Matmul& p, Form f, const GpuStream& on) {
+template <class Problem>
+bool queue(const Place& here, const Problem& p, Form f, const GpuStream& on) {
   Choice choice = choose(here, f, kMostWorkspace);
   if (choice.usable && choice.workspace > p.workspace_bytes) {
     choice = choose(here, f, p.workspace_bytes);
@@ -365,6 +410,21 @@ std::optional<int64_t> workspace(const Matmul& p, MatmulExtra extra, const float
   if (extra == MatmulExtra::kSums && sums_fit(p, sums)) bytes = scratch(form_with_sums(p, sums));
   if (!bytes && activation_fits(p)) bytes = scratch(form_of(p, true));
   return bytes ? bytes : scratch(form_of(p, false));
+}
+
+bool multiply_fp8(const Fp8Matmul& p, const GpuStream& on) {
+  if (!sizes_fit(p) || !codes_fit(p)) return false;
+  const Place here = place();
+  return here.handle != nullptr && queue(here, p, form_of(p), on);
+}
+
+std::optional<int64_t> workspace_fp8(const Fp8Matmul& p) {
+  if (!sizes_fit(p) || !codes_fit(p)) return std::nullopt;
+  const Place here = place();
+  if (here.handle == nullptr) return std::nullopt;
+  Form f = form_of(p);
+  const Choice choice = choose(here, f, kMostWorkspace);
+  return choice.usable ? std::optional(choice.workspace) : std::nullopt;
 }
 
 }  // namespace ds::kernels::cublaslt

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "kernels/fp8/fp8.h"
 #include "kernels/matmul/matmul.h"
 
 namespace ds::kernels::cublaslt {
@@ -25,5 +26,9 @@ bool multiply_times_slope(const Matmul& problem, const GpuStream& on);
 // The scratch for the best that multiply() does, or the function with the extra; null where it does
 // nothing.
 std::optional<int64_t> workspace(const Matmul& problem, MatmulExtra extra, const float* sums);
+
+// See fp8_matmul() and its workspace; null where it does nothing.
+bool multiply_fp8(const Fp8Matmul& problem, const GpuStream& on);
+std::optional<int64_t> workspace_fp8(const Fp8Matmul& problem);
 
 }  // namespace ds::kernels::cublaslt

@@ -42,6 +42,9 @@ PrecisionConfig read_precision(const ParsedObject& parsed) {
                     get<int64_t>(parsed, "/fp16/hysteresis"),
                     get<bool>(parsed, "/fp16/consecutive_hysteresis"),
                     get<double>(parsed, "/fp16/min_loss_scale")};
+  out.fp8 = {get<bool>(parsed, "/fp8/enabled"), parsed.at("/fp8/format") == "hybrid",
+             get<int>(parsed, "/fp8/margin"), get<int64_t>(parsed, "/fp8/amax_history_len"),
+             parsed.at("/fp8/amax_compute_algo") == "most_recent"};
   return out;
 }
 

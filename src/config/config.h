@@ -31,6 +31,15 @@ struct LossScaleConfig {
   double min_loss_scale = 1;
 };
 
+// Linear layers of 8-bit codes; see docs/fp8.md.
+struct Fp8Config {
+  bool enabled = false;
+  bool hybrid = true;  // gradients in E5M2
+  int margin = 0;
+  int64_t history = 16;
+  bool most_recent = false;
+};
+
 struct PrecisionConfig {
   Precision compute = Precision::kFp32;
   // bf16: skip steps whose gradients hold an infinity or NaN.
@@ -40,6 +49,7 @@ struct PrecisionConfig {
   Precision accumulate = Precision::kFp32;   // type of accumulated gradients
   Precision communicate = Precision::kFp32;  // type of reduced gradients
   LossScaleConfig loss_scale;                // used when compute is fp16
+  Fp8Config fp8;
 };
 
 enum class OptimizerType { kAdam, kAdamW, kAdagrad, kLion, kLamb, kSgd, kMuon };

@@ -15,6 +15,7 @@ const KeyTable& config_table();
 // config_table_precision.cc
 KeyTable fp16_table();
 KeyTable bf16_table();
+KeyTable fp8_table();
 KeyTable amp_table();
 KeyTable torch_autocast_table();
 KeyTable data_types_table();

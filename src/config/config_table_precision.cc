@@ -1,4 +1,4 @@
-// fp16, bf16, amp, torch_autocast, data_types.
+// fp16, bf16, fp8, amp, torch_autocast, data_types.
 #include "config/config_table.h"
 
 namespace ds {
@@ -52,6 +52,30 @@ KeyTable bf16_table() {
                         "the masters are exactly fp32 and take 2 bytes per parameter less. The "
                         "bf16 weight is the master rounded half up. (Extension.)"),
                })
+      .gated_by("enabled")
+      .accepts_auto();
+}
+
+KeyTable fp8_table() {
+  return table(
+             "Linear layers of 8-bit codes with delayed scaling, in the words of Megatron and "
+             "Transformer Engine; docs/fp8.md. Needs bf16, and whole weights (not ZeRO stage 3). "
+             "(Extension.)",
+             {
+                 flag("enabled", false,
+                      "Multiplies the linear layers inside of a model's blocks in fp8 while it "
+                      "trains. Layers with a size that is no multiple of 16 stay in bf16."),
+                 choice("format", {"hybrid", "e4m3"}, "hybrid",
+                        "hybrid: inputs and weights in E4M3, gradients in E5M2; e4m3: all."),
+                 integer("margin", 0, "Scales are divided by 2 to this power.")
+                     .at_least(0)
+                     .at_most(32),
+                 integer("amax_history_len", 16, "Steps whose largest numbers decide a scale.")
+                     .at_least(1)
+                     .at_most(65536),
+                 choice("amax_compute_algo", {"max", "most_recent"}, "max",
+                        "Which of these decides: the largest, or that of the last step."),
+             })
       .gated_by("enabled")
       .accepts_auto();
 }

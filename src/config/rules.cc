@@ -62,6 +62,10 @@ class Rules {
   }
 
   void precision() {
+    forbid(on("/fp8/enabled") && !on("/bf16/enabled"), "/fp8/enabled",
+           "needs bf16: set /bf16/enabled to true");
+    forbid(on("/fp8/enabled") && stage() == 3, "/fp8/enabled",
+           "needs whole weights, which ZeRO stage 3 cuts into pieces; use stage 0, 1 or 2");
     forbid(on("/fp16/enabled") && on("/bf16/enabled"), "/fp16/enabled",
            "fp16 and bf16 are both enabled; keep one");
     forbid(on("/amp/enabled") && stage() > 0, "/amp/enabled", "amp does not work with ZeRO stage ",

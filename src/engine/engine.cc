@@ -85,6 +85,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     } else {
       state.set_compute_type(context(), compute, split);
     }
+    if (config_.precision.fp8.enabled) state.set_fp8(make_fp8());
     state.allocate_gradients(context(), dtype_of(config_.precision.accumulate));
     if (!config_.zero.ignore_unused) state.track_gradients();
     // The caller's gradients are added, and no backward overwrites.
@@ -120,6 +121,7 @@ void Engine::release_model() noexcept {
   try {
     zero::ParameterState& state = model_->state_as_it_is();
     state.free_gradients();
+    state.set_fp8(nullptr);
     if (state.shared()) {
       state.unshare(context());
     } else {
@@ -310,6 +312,7 @@ void Engine::drop_open_step() {
   step_began_.reset();
   own_uses_.clear();
   model_->state().clear_gradients(context());
+  if (nn::Fp8Linears* const fp8 = model_->state().fp8()) fp8->drop_step(context());
   model_->set_step_open(fetched_count_ > 0);
 }
 
@@ -412,6 +415,7 @@ StepReport Engine::apply_update() {
   // The mean over the micro batches that there were.
   const double all = static_cast<double>(config_.batch.accumulation) * comm_->size();
   const double share = uneven(totals) ? all / static_cast<double>(totals.batches) : 1;
+  finish_fp8_step();
   const bool mean = model_->state().gradient_op() == ReduceOp::kAverage;
   const Updater::Outcome outcome = updater_->update(ctx, model_->state(), mean ? share : 1);
   if (config_.zero.sanity_checks && outcome.applied) {

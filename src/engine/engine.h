@@ -131,6 +131,9 @@ class Engine {
   };
   RankTotals rank_totals();
   zero::ShareOptions share_options();
+  std::unique_ptr<nn::Fp8Linears> make_fp8();
+  void agree_on_fp8();
+  void finish_fp8_step();
   void log_collectives();
   void release_model() noexcept;
   OpContext context() { return {model_->device(), &pool_}; }
@@ -166,6 +169,7 @@ class Engine {
   struct Restored {
     int64_t accumulated = 0;
     std::vector<TensorTarget> targets;
+    std::vector<std::pair<nn::ParamId, Tensor>> fp8;  // of layers, as Fp8Linears saved them
     double loss_sum = 0;
     int64_t step_tokens = 0;
     Updater::Saved updater;
@@ -181,6 +185,8 @@ class Engine {
   static void aim(TensorTarget& target, const Tensor& memory);
   Restored prepare_restore(const CheckpointReader& reader);
   void restore(CheckpointReader reader);
+  void save_fp8(PartWriter& part) const;
+  void restore_fp8_targets(const CheckpointReader& reader, Restored& out) const;
   std::vector<TensorTarget> restore_targets(const CheckpointReader& reader, bool with_gradients);
   void check_compatible(const CheckpointReader& reader) const;
 

@@ -116,10 +116,12 @@ void Engine::save(const std::string& folder, const std::string& tag) {
       broadcast_text(ctx, *comm_, first ? writer->temporary().string() : std::string());
   state.settle_gradients(ctx);
   state.reduce_replicas();
+  agree_on_fp8();
   std::string others_part;
   agree(ctx, *comm_, kWhat, [&] {
     if (!first) other = std::make_unique<PartWriter>(temporary, comm_->rank(), options.blob);
     save_tensors(first ? writer->part() : *other);
+    if (first) save_fp8(writer->part());
     if (first) save_counters(writer->part());
     if (!first) others_part = encode_manifest(other->finish());
   });
@@ -359,6 +361,7 @@ Engine::Restored Engine::prepare_restore(const CheckpointReader& reader) {
            config_.batch.accumulation, " cannot continue");
   if (out.accumulated > 0) model_->state().settle_gradients(context());
   out.targets = restore_targets(reader, out.accumulated > 0);
+  restore_fp8_targets(reader, out);
   out.loss_sum = reader.state_double("accumulation.loss_sum");
   out.step_tokens = reader.state_int("accumulation.tokens");
   const bool same_rate = reader.state_json("rate_config") == rate_config(config_);
@@ -404,6 +407,9 @@ void Engine::restore(CheckpointReader reader) {
         if (turns == 1 || turn == comm_->rank()) reader.read_all(restored.targets);
       });
     }
+    agree(ctx, *comm_, kWhat, [&] {
+      for (const auto& [id, saved] : restored.fp8) state.fp8()->restore(id, saved);
+    });
   } catch (const Error& error) {
     model_->set_incomplete(str_cat("the load of ", where, " failed half way: ", error.message()));
     throw Error(error.code(), str_cat(error.message(),

@@ -8,6 +8,7 @@
 #include "engine/plan_gathers.h"
 #include "engine/share_options.h"
 #include "models/architecture.h"
+#include "nn/fp8.h"
 #include "ops/optimizer_update.h"
 #include "optim/groups.h"
 #include "optim/muon_rounds.h"
@@ -151,7 +152,8 @@ class Planner {
     const int64_t gradients =
         (stage_ > 0 ? layout_->owned_trainable_elements() : layout_->trainable_elements()) *
         dtype_size(dtype_of(config_.precision.accumulate));
-    const int64_t second = second_bytes(), errors = error_bytes();
+    // Codes lie in both layouts that a GPU wants.
+    const int64_t second = second_bytes() + 2 * codes().elements, errors = error_bytes();
     const int64_t optimizer = optimizer_bytes();
     const int64_t activations = activation_bytes(), communication = buffer_bytes();
     const int64_t states = weights + masters + second + gradients + errors + optimizer;
@@ -182,6 +184,23 @@ class Planner {
       }
     }
     return bytes;
+  }
+
+  // Of weights that are multiplied in fp8.
+  struct Codes {
+    int64_t weights = 0;
+    int64_t elements = 0;
+  };
+  Codes codes() const {
+    Codes out;
+    for (nn::ParamId id = 0; config_.precision.fp8.enabled && id < shapes_.parameters.size();
+         ++id) {
+      const nn::Parameter& p = shapes_.parameters[id];
+      if (!nn::Fp8Linears::takes(p)) continue;
+      ++out.weights;
+      out.elements += p.shape.elements();
+    }
+    return out;
   }
 
   // What LoCo keeps of the gradients' roundings.
@@ -320,6 +339,11 @@ class Planner {
     add_sums(counters, kTotals, DType::kFloat64, 1, all_);
     if (stage_ > 0) add_sums(counters, ExactSum::kWords, DType::kInt64, 1, shard_);
     out.push_back(described("all_reduce", "loss and gradient norm", counters));
+    if (const int64_t weights = codes().weights; weights > 0) {
+      Traffic scales;
+      add_sums(scales, weights * nn::Fp8Linears::kRoles, DType::kFloat32, 1, all_);
+      out.push_back(described("all_reduce", "fp8 scales", scales));
+    }
     add_optimizer(out);
     return out;
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "nn/fp8_linear.h"
 #include "nn/layers.h"
 #include "nn/profile.h"
 #include "nn/tiled_linear.h"
@@ -19,6 +20,12 @@ Shape with_last(const Shape& shape, int64_t last) {
   std::copy(shape.sizes().begin(), shape.sizes().end(), sizes.begin());
   sizes[static_cast<size_t>(shape.dims() - 1)] = last;
   return Shape(std::span<const int64_t>(sizes.data(), static_cast<size_t>(shape.dims())));
+}
+
+// Null where products are of the compute type: in evaluation, and where a layer is not taken.
+Fp8Linears* fp8_of(Tape& tape, ParamId weight) {
+  Fp8Linears* const all = tape.training() ? tape.store().fp8() : nullptr;
+  return all != nullptr && all->has(weight) ? all : nullptr;
 }
 
 // y = x w^T + b, however the store holds the weight. Decoding asks for few rows; training must sum
@@ -192,11 +199,11 @@ struct GeluLinear {
   std::shared_ptr<bool> bias_done = std::make_shared<bool>(false);
 };
 
-// Not where weights come in tiles or carry adapters. Models that only run choose by how the weight
-// is stored.
+// Not where weights come in tiles, carry adapters or are cast to 8 bits. Models that only run
+// choose by how the weight is stored.
 bool fuses_gelu(Tape& tape, ParamId weight) {
   return (tape.recording() || tape.training()) && tape.store().tiling(weight) == nullptr &&
-         tape.store().parameters().adapter(weight) == nullptr;
+         fp8_of(tape, weight) == nullptr && tape.store().parameters().adapter(weight) == nullptr;
 }
 
 GeluLinear gelu_linear(Tape& tape, const Value& x, const Projection& p, ops::Gelu kind) {
@@ -236,6 +243,7 @@ Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
   const Adapter* const adapter = tape.store().parameters().adapter(weight);
   const OperatorScope op(tape, adapter == nullptr ? "linear" : "linear+adapter", weight, true);
   if (op) report_work(op, tape, x, weight, adapter);
+  if (Fp8Linears* const fp8 = fp8_of(tape, weight)) return fp8_linear(tape, *fp8, x, weight, bias);
   const int64_t outputs = tape.store().parameters()[weight].shape[0];
   Value y =
       tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), outputs)));

@@ -10,6 +10,8 @@
 
 namespace ds::nn {
 
+class Fp8Linears;
+
 class ParameterStore {
  public:
   virtual ~ParameterStore() = default;
@@ -63,6 +65,9 @@ class ParameterStore {
 
   // How the weight of a linear layer is held when it is quantised, else null: then it is acquired.
   virtual const ops::QuantizedWeight* quantized(ParamId) const { return nullptr; }
+
+  // The linear layers whose products are of 8-bit codes while a model trains; null: none.
+  virtual Fp8Linears* fp8() { return nullptr; }
 
   // What is stored: names, shapes, adapters.
   virtual const ParameterSet& parameters() const = 0;

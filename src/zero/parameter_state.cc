@@ -246,6 +246,7 @@ void ParameterState::weights_updated(const OpContext& ctx) {
 }
 
 void ParameterState::weights_changed(const OpContext& ctx) {
+  if (fp8_) fp8_->weights_changed();
   for (const auto& [id, memory] : lent_) {
     Tensor target = memory;
     ops::cast(ctx, whole_masters() ? master(id) : model_view(id), target);
@@ -382,6 +383,7 @@ void ParameterState::write_owned_master(const OpContext& ctx, nn::ParamId id, in
 }
 
 void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  if (fp8_) fp8_->weights_changed();
   const OwnedPart part = layout_.part(id);
   const Tensor own = value.view({value.elements()}).slice(0, part.first, part.first + part.count);
   if (flat_.masters) {
@@ -408,6 +410,7 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
 }
 
 void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) {
+  if (fp8_) fp8_->weights_changed();
   if (flat_.model && flat_.masters) {
     Tensor piece = owned(flat_.model, id);
     ops::cast(ctx, owned(flat_.masters, id), piece);

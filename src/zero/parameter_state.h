@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/exact_sum.h"
+#include "nn/fp8.h"
 #include "nn/parameter_store.h"
 #include "ops/context.h"
 #include "optim/optimizer.h"
@@ -75,6 +76,9 @@ class ParameterState : public nn::ParameterStore {
   GradientTarget tile_gradient(nn::ParamId id, int64_t tile) override;
   void tile_gradient_complete(nn::ParamId id, int64_t tile) override;
   DType compute_type() const override { return compute_type_; }
+  nn::Fp8Linears* fp8() override { return fp8_.get(); }
+  // Null ends it.
+  void set_fp8(std::unique_ptr<nn::Fp8Linears> fp8) { fp8_ = std::move(fp8); }
 
   const FlatLayout& layout() const { return layout_; }
   const nn::ParameterSet& parameters() const override { return parameters_; }
@@ -236,7 +240,7 @@ class ParameterState : public nn::ParameterStore {
   void gather_weights(bool frozen_too);
   void check_alike(const OpContext& ctx) const;
   ExactSum sum_over_ranks(ExactSum sum) const;
-  void weights_changed(const OpContext& ctx);  // lent memory follows
+  void weights_changed(const OpContext& ctx);  // lent memory and codes follow
   // Where the gradients of a bucket that this rank keeps are added up.
   Tensor kept_gradients(const Bucket& bucket) const;
 
@@ -254,6 +258,8 @@ class ParameterState : public nn::ParameterStore {
   bool clear_at_once_ = false;
   std::vector<std::pair<nn::ParamId, Tensor>> lent_;
   int open_guards_ = 0;
+
+  std::unique_ptr<nn::Fp8Linears> fp8_;
 
   std::shared_ptr<Communicator> comm_;  // null unless shared
   ShareGroups groups_;                  // of comm_

@@ -60,6 +60,34 @@ TEST_F(CublasLtForms, ServesPlainProducts) {
   }
 }
 
+// The products of a linear layer in fp8; the rows of fp8 test what comes out.
+TEST_F(CublasLtForms, ServesCodes) {
+  const GpuStream on{device_->default_stream().native(), device_->processors()};
+  using kernels::Fp8Format;
+  const std::shared_ptr<void> workspace = memory(1 << 25), operands = memory(64 * 64 * 2),
+                              result = memory(64 * 64 * 4), scale = memory(4);
+  const DeviceScope scope(*device_);
+  for (const auto& [name, a, out, bias] :
+       {std::tuple("y", Fp8Format::kE4M3, MatmulType::kBFloat16, true),
+        std::tuple("dx", Fp8Format::kE5M2, MatmulType::kBFloat16, false),
+        std::tuple("dw", Fp8Format::kE5M2, MatmulType::kFloat32, false)}) {
+    kernels::Fp8Matmul p;
+    p.m = p.n = p.k = 64;
+    p.a_format = a;
+    p.out = out;
+    p.a = p.b = static_cast<const uint8_t*>(operands.get());
+    p.a_inverse = p.b_inverse = static_cast<const float*>(scale.get());
+    p.c = result.get();
+    p.bias = bias ? static_cast<const bfloat16*>(operands.get()) : nullptr;
+    p.accumulate = out == MatmulType::kFloat32;
+    p.workspace = workspace.get();
+    p.workspace_bytes = 1 << 25;
+    const bool served = kernels::cublaslt::multiply_fp8(p, on);
+    device_->default_stream().synchronize();
+    std::cout << "fp8, " << name << ": " << served << "\n";
+  }
+}
+
 // What is not finite must reach the gradients, where a step is skipped for it.
 TEST_F(CublasLtForms, NanPassesThroughGelu) {
   const GpuStream on{device_->default_stream().native(), device_->processors()};

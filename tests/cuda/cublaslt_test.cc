@@ -8,6 +8,7 @@
 #include "cuda/gpu_memory.h"
 #include "cuda/matmul_check.h"
 #include "kernels/matmul/cublaslt_library.h"
+#include "ops/fp8.h"
 #include "ops/linear.h"
 
 namespace ds::testing {
@@ -351,6 +352,97 @@ TEST_F(CublasLtLinear, TheDerivativeOfGeluComesWithTheProduct) {
   EXPECT_TRUE(gradient(ops::Gelu::kTanh, pre.slice(0, 0, 39), fewer));
   EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_DEFAULT));
   EXPECT_EQ(doubles(fewer), doubles(apart.slice(0, 0, 39)));
+}
+
+// ---- codes of 8 bits; the rows of fp8 have compared what comes out ----
+
+class CublasLtFp8 : public CublasLtLinear {
+ protected:
+  // Cast from random numbers, with and without each of the two copies.
+  ops::Fp8Tensor codes(ops::Fp8Format format, int64_t rows, int64_t columns) {
+    Random random(seed_++);
+    const OpContext ctx{device_, &pool_};
+    const auto number = [] { return filled_tensor(DType::kFloat32, {1}, 0); };
+    ops::Fp8Scaling scaling{number(), number(), number()};
+    ops::Fp8Tensor out;
+    out.format = format;
+    out.codes = guarded_tensor(DType::kUInt8, {rows, columns});
+    out.transposed = guarded_tensor(DType::kUInt8, {columns, rows});
+    const Tensor x = random_tensor(random, DType::kBFloat16, {rows, columns});
+    ops::fp8_first_scale(ctx, x, format, 0, scaling);
+    ops::fp8_cast(ctx, x, scaling, out);
+    return out;
+  }
+  // y by the product of codes, and by widened ones.
+  std::vector<double> y(const ops::Fp8Tensor& x, const ops::Fp8Tensor& w, const Tensor& bias) {
+    const OpContext ctx{device_, &pool_};
+    const auto rows = [](const ops::Fp8Tensor& t) {
+      return t.codes ? t.codes.size(0) : t.transposed.size(1);
+    };
+    Tensor to = guarded_tensor(DType::kBFloat16, {rows(x), rows(w)});
+    cublaslt().products.clear();
+    ops::fp8_linear(ctx, x, w, bias, to);
+    return doubles(to);
+  }
+};
+
+TEST_F(CublasLtFp8, AreMultipliedByIt) {
+  const OpContext ctx{device_, &pool_};
+  for (const ops::Fp8Format gradients : {ops::Fp8Format::kE5M2, ops::Fp8Format::kE4M3}) {
+    const ops::Fp8Tensor x = codes(ops::Fp8Format::kE4M3, 48, 32),
+                         w = codes(ops::Fp8Format::kE4M3, 16, 32), dy = codes(gradients, 48, 16);
+    const Tensor bias = filled_tensor(DType::kBFloat16, {16}, 3);
+    cublaslt().products.clear();
+    Tensor to = guarded_tensor(DType::kBFloat16, {48, 16});
+    ops::fp8_linear(ctx, x, w, bias, to);
+    Tensor dx = guarded_tensor(DType::kBFloat16, {48, 32});
+    ops::fp8_linear_grad_input(ctx, dy, w, dx);
+    Tensor dw = filled_tensor(DType::kFloat32, {16, 32}, 1);
+    ops::fp8_linear_grad_weight(ctx, dy, x, dw, true);
+    EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT,
+                                                 CUBLASLT_EPILOGUE_DEFAULT));
+  }
+}
+
+TEST_F(CublasLtFp8, WhatItLacksIsWidened) {
+  const auto e4m3 = ops::Fp8Format::kE4M3, e5m2 = ops::Fp8Format::kE5M2;
+  ops::Fp8Tensor x = codes(e4m3, 64, 32), w = codes(e4m3, 32, 32);
+  const std::vector<double> served = y(x, w, Tensor());
+  const int asked = cublaslt().heuristics;
+  // Without the copy that it reads; in bf16 cuBLASLt multiplies them then, to other roundings.
+  x.codes = Tensor();
+  const std::vector<double> widened = y(x, w, Tensor());
+  EXPECT_EQ(cublaslt().heuristics, asked + 1) << "a product of bf16";
+  for (size_t i = 0; i < served.size(); ++i) {
+    EXPECT_NEAR(widened[i], served[i], 0x1p-7 * std::abs(served[i]) + 1e-5) << i;
+  }
+  // Two of E5M2, sizes, alignment: it is not asked for codes at all (which the stand-in would
+  // refuse, and answer for bf16 then).
+  y(codes(e5m2, 64, 48), codes(e5m2, 32, 48), Tensor());
+  y(codes(e4m3, 24, 32), codes(e4m3, 32, 32), Tensor());
+  case_memory().shift = 4;
+  const ops::Fp8Tensor skew = codes(e4m3, 80, 32);
+  case_memory().shift = 0;
+  y(skew, codes(e4m3, 32, 32), Tensor());
+  EXPECT_EQ(cublaslt().heuristics, asked + 4);
+
+  cublaslt().no_algorithms = true;
+  EXPECT_FALSE(y(codes(e4m3, 96, 32), codes(e4m3, 32, 32), Tensor()).empty());
+  EXPECT_THAT(cublaslt().products, IsEmpty());
+}
+
+// A code that is NaN makes its row of the result NaN, however it is multiplied.
+TEST_F(CublasLtFp8, NanPassesThrough) {
+  ops::Fp8Tensor x = codes(ops::Fp8Format::kE4M3, 32, 16), w = codes(ops::Fp8Format::kE4M3, 16, 16);
+  device_->default_stream().synchronize();
+  x.codes.data<uint8_t>()[5 * 16 + 3] = 0x7F;
+  for (const bool by_codes : {true, false}) {
+    if (!by_codes) cublaslt().no_algorithms = true;
+    const ops::Fp8Tensor& second = by_codes ? w : (w = codes(ops::Fp8Format::kE4M3, 48, 16));
+    const std::vector<double> out = y(x, second, Tensor());
+    const size_t columns = out.size() / 32;
+    for (size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / columns == 5) << i;
+  }
 }
 
 }  // namespace

@@ -30,16 +30,21 @@ Json neox_config() {
 }
 
 // bf16 rounds activations to 8 bits: where the two round apart, a gradient changes by its 256th,
-// and Adam's first steps make of the sign of a small gradient a step of the learning rate.
+// and Adam's first steps make of the sign of a small gradient a step of the learning rate. In fp8
+// what was rounded apart may get another code, 8 times as far away.
 std::vector<Variant> variants() {
   const Json bf16 = {{"bf16", {{"enabled", true}}}};
+  const Json fp8 = with(bf16, {{"fp8", {{"enabled", true}, {"amax_history_len", 2}}}});
   return {{"Gpt2", model_config(0.1), Json::object(), 1e-5, 2e-4},
           {"Gpt2Checkpointed", model_config(0.1),
            Json{{"activation_checkpointing", {{"enabled", true}}}}, 1e-5, 2e-4},
           {"Gpt2Bf16", model_config(0.1), bf16, 2e-2, 5e-2},
           {"Llama", llama_config(), Json::object(), 1e-5, 2e-4},
           {"LlamaBf16", llama_config(), with(bf16, {{"gradient_clipping", 1.0}}), 2e-2, 5e-2},
-          {"GptNeoX", neox_config(), Json::object(), 1e-5, 2e-4}};
+          {"GptNeoX", neox_config(), Json::object(), 1e-5, 2e-4},
+          {"Gpt2Fp8", model_config(0.1), fp8, 4e-2, 6e-2},
+          {"LlamaFp8Checkpointed", llama_config(),
+           with(fp8, {{"activation_checkpointing", {{"enabled", true}}}}), 4e-2, 6e-2}};
 }
 
 class GpuTraining : public GpuModel, public ::testing::WithParamInterface<Variant> {};

@@ -50,6 +50,9 @@ std::vector<CaseFamily> all_case_families() {
 #ifdef DS_HAVE_QUANTIZE
       {"quantize", quantize_cases},
 #endif
+#ifdef DS_HAVE_FP8
+      {"fp8", fp8_cases},
+#endif
   };
 }
 

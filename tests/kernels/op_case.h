@@ -52,5 +52,6 @@ std::vector<OpCase> optimizer_cases();
 std::vector<OpCase> attention_cases();
 std::vector<OpCase> gemv_cases();
 std::vector<OpCase> quantize_cases();
+std::vector<OpCase> fp8_cases();
 
 }  // namespace ds::testing

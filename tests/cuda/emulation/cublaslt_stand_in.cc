@@ -17,6 +17,8 @@ struct cublasLtMatmulDescOpaque_t {
   void* vector = nullptr;
   void* aux = nullptr;
   int64_t aux_stride = 0;
+  const float* a_scale = nullptr;
+  const float* b_scale = nullptr;
 };
 struct cublasLtMatrixLayoutOpaque_t {
   cudaDataType type;
@@ -45,8 +47,24 @@ bool take_failure(const char* call, cublasStatus_t* status) {
 
 // ---- elements, and matrices by columns ----
 
+double of_code(int exponent_bits, int mantissa_bits, uint8_t code) {
+  const int bias = (1 << (exponent_bits - 1)) - 1, mantissa = code & ((1 << mantissa_bits) - 1);
+  const int exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1);
+  const double sign = code < 0x80 ? 1 : -1, fraction = std::ldexp(mantissa, -mantissa_bits);
+  // E4M3 has numbers at the largest exponent too, and one NaN.
+  const bool last = exponent == (1 << exponent_bits) - 1;
+  if (last && mantissa_bits == 2 && mantissa == 0) return sign * HUGE_VAL;
+  if (last && (mantissa_bits == 2 || mantissa == 7)) return std::nan("");
+  return sign * (exponent == 0 ? std::ldexp(fraction, 1 - bias)
+                               : std::ldexp(1 + fraction, exponent - bias));
+}
+
 double read(cudaDataType type, const void* data, int64_t index) {
   switch (type) {
+    case CUDA_R_8F_E4M3:
+      return of_code(4, 3, static_cast<const uint8_t*>(data)[index]);
+    case CUDA_R_8F_E5M2:
+      return of_code(5, 2, static_cast<const uint8_t*>(data)[index]);
     case CUDA_R_16F:
       return ds::to_float(static_cast<const ds::float16*>(data)[index]);
     case CUDA_R_16BF:
@@ -87,6 +105,7 @@ struct Product {
   Matrix a, b, c, d;
   int64_t m() const { return d.layout.rows; }
   int64_t n() const { return d.layout.columns; }
+  bool of_codes() const { return a.layout.type >= CUDA_R_8F_E4M3; }
   int64_t k() const { return operation.a_turned == CUBLAS_OP_N ? a.layout.columns : a.layout.rows; }
   bool has_bias() const { return (operation.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
   bool has_gelu() const {
@@ -109,6 +128,9 @@ double gelu_slope(double v) {
 }
 
 void multiply(const Product& p, float alpha, float beta) {
+  double scale = alpha;
+  if (p.operation.a_scale != nullptr) scale *= *p.operation.a_scale;
+  if (p.operation.b_scale != nullptr) scale *= *p.operation.b_scale;
   const auto a = [&](int64_t row, int64_t i) {
     return p.operation.a_turned == CUBLAS_OP_N ? p.a.get(row, i) : p.a.get(i, row);
   };
@@ -124,7 +146,7 @@ void multiply(const Product& p, float alpha, float beta) {
     for (int64_t row = 0; row < p.m(); ++row) {
       double sum = 0;
       for (int64_t i = 0; i < p.k(); ++i) sum += a(row, i) * b(i, column);
-      sum *= alpha;
+      sum *= scale;
       if (p.has_bias()) sum += read(p.d.layout.type, p.operation.vector, row);
       if (beta != 0) sum += beta * p.c.get(row, column);
       const int64_t aux = row + column * p.operation.aux_stride;
@@ -141,6 +163,23 @@ void multiply(const Product& p, float alpha, float beta) {
 
 // ---- what cuBLASLt checks ----
 
+// Of 8-bit codes on Hopper: one layout, everything in multiples of 16.
+bool of_codes_consistent(const Product& p) {
+  const cudaDataType out = p.d.layout.type;
+  if (p.operation.a_turned != CUBLAS_OP_T || p.operation.b_turned != CUBLAS_OP_N) return false;
+  if (p.b.layout.type < CUDA_R_8F_E4M3) return false;
+  if (p.a.layout.type == CUDA_R_8F_E5M2 && p.b.layout.type == CUDA_R_8F_E5M2) return false;
+  if (out != CUDA_R_16BF && out != CUDA_R_32F) return false;
+  for (const Matrix* x : {&p.a, &p.b, &p.c, &p.d}) {
+    if (x->layout.rows % 16 != 0 || x->layout.columns % 16 != 0) return false;
+    if (x->layout.stride % 16 != 0 || reinterpret_cast<uintptr_t>(x->data) % 16 != 0) return false;
+  }
+  const uint32_t epilogue = p.operation.epilogue;
+  return epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
+         (epilogue == CUBLASLT_EPILOGUE_BIAS && p.operation.vector != nullptr &&
+          out == CUDA_R_16BF);
+}
+
 bool consistent(const Product& p) {
   const auto turned = [](int32_t operation, const Matrix& x) {
     return operation == CUBLAS_OP_N ? std::pair(x.layout.rows, x.layout.columns)
@@ -156,6 +195,8 @@ bool consistent(const Product& p) {
     if (x->layout.stride < x->layout.rows) return false;
   }
   const cudaDataType in = p.a.layout.type, out = p.d.layout.type;
+  if (p.of_codes()) return of_codes_consistent(p);
+  if (p.operation.a_scale != nullptr || p.operation.b_scale != nullptr) return false;
   if (p.b.layout.type != in || (out != in && out != CUDA_R_32F)) return false;
   if ((p.has_bias() || p.has_sums()) && p.operation.vector == nullptr) return false;
   if (!p.has_aux()) return true;
@@ -271,6 +312,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
       return assign(description->vector, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
       return assign(description->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+      return assign(description->a_scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+      return assign(description->b_scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
       return assign(description->aux_stride, value, bytes);
   }

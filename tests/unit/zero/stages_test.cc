@@ -1,4 +1,5 @@
 // ZeRO changes where state lies, never what is computed.
+#include "nn/fp8.h"
 #include "zero_world.h"
 
 namespace ds::zero_test {
@@ -83,6 +84,60 @@ TEST(Stages, WorldsAgreeWithOneProcess) {
       }
     }
   }
+}
+
+// Every stage that has whole weights has the same largest numbers, of all ranks.
+TEST(Stages, Fp8AgreesBetweenStages) {
+  const Json more = {{"bf16", {{"enabled", true}}},
+                     {"fp8", {{"enabled", true}}},
+                     {"gradient_accumulation_steps", 2}};
+  const Trained plain = train({2, zero_config(0, {{"reduce_bucket_size", 5000}}, more), 5});
+  const Trained bf16 =
+      train({2, zero_config(0, Json::object(), with(more, {{"fp8", {{"enabled", false}}}})), 5});
+  EXPECT_NE(plain.losses, bf16.losses);
+  for (const int stage : {1, 2}) {
+    const Trained other = train({2, zero_config(stage, {{"reduce_bucket_size", 5000}}, more), 5});
+    EXPECT_TRUE(same_bits(other.weights, plain.weights));
+    EXPECT_EQ(other.losses, plain.losses);
+  }
+}
+
+// Also within a step, whose largest numbers the ranks have seen each for itself.
+TEST(Stages, Fp8ResumesOnSeveralRanks) {
+  const Json config = zero_config(1, Json::object(),
+                                  {{"bf16", {{"enabled", true}}},
+                                   {"fp8", {{"enabled", true}}},
+                                   {"gradient_accumulation_steps", 2}});
+  const Folder folder;
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    const Job job{2, config};
+    const auto engine = make_rank_engine(job, comm);
+    engine->train_batch();
+    const Tensor ids = ids_tensor({1 + comm->rank(), 2, 3, 4, 5, 6, 7, 8}, 2);
+    const auto half_a_step = [&](Engine& one) {
+      one.backward(one.forward({ids, ids, {}, {}, {}}));
+      one.step();
+    };
+    half_a_step(*engine);
+    engine->save(folder.path(), "half");
+    const auto resumed = make_rank_engine(job, comm);
+    resumed->load(folder.path(), "half");
+    std::vector<float> scaling[2];
+    double loss[2];
+    for (const int which : {0, 1}) {
+      Engine& one = which == 0 ? *engine : *resumed;
+      half_a_step(one);
+      loss[which] = one.train_batch().loss;
+      const nn::Fp8Linears& fp8 = *one.model()->state().fp8();
+      for (const nn::ParamId id : fp8.weights()) {
+        const std::vector<float> values = flat(fp8.saved(id, one.model()->host()));
+        scaling[which].insert(scaling[which].end(), values.begin(), values.end());
+      }
+    }
+    EXPECT_EQ(loss[1], loss[0]);
+    EXPECT_TRUE(same_bits(scaling[1], scaling[0]));
+    EXPECT_TRUE(same_bits(all_weights(*resumed), all_weights(*engine)));
+  });
 }
 
 TEST(Stages, PrecisionsAndOptimizersAgreeBetweenStages) {

@@ -1,0 +1,213 @@
+// Casts to 8 bits on a GPU, with the CPU's bits: tiles of 64 x 64 elements are read once and leave
+// by rows and, through shared memory, by columns.
+#include "kernels/cuda/map.cuh"
+#include "kernels/fp8/codes.h"
+#include "kernels/fp8/fp8.h"
+#include "kernels/matmul/matmul_cublaslt.h"
+
+namespace ds::kernels {
+namespace {
+
+using namespace cuda;
+
+constexpr int kThreads = 256, kTile = 64;
+constexpr int kPackOfX = kPack<bfloat16>;         // elements that a thread reads at once
+constexpr int kAcross = kTile / kPackOfX;         // threads along a row
+constexpr int kRowsAtOnce = kThreads / kAcross;   // rows of a pass
+constexpr int kPitch = kTile + 4;                 // of the tile that is turned
+constexpr int kPiece = kTile * kTile / kThreads;  // codes of a thread that leave by columns
+
+// The code by integers: for numbers that are not finite, and where the hardware has no conversion.
+template <Fp8Format kFormat>
+__device__ __forceinline__ void codes_by_integers(const float* x, float scale, uint8_t* to) {
+#pragma unroll
+  for (int i = 0; i < kPackOfX; ++i) to[i] = fp8_code<kFormat>(x[i], scale);
+}
+
+template <Fp8Format kFormat>
+__device__ __forceinline__ void codes_of(const float* x, float scale, [[maybe_unused]] bool finite,
+                                         uint8_t* to) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if (finite) {
+#pragma unroll
+    for (int i = 0; i < kPackOfX; i += 2) {
+      unsigned short two;
+      const float low = x[i] * scale, high = x[i + 1] * scale;
+      if constexpr (kFormat == Fp8Format::kE4M3) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(high), "f"(low));
+      } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(high), "f"(low));
+      }
+      to[i] = static_cast<uint8_t>(two & 0xFFu);
+      to[i + 1] = static_cast<uint8_t>(two >> 8);
+    }
+    return;
+  }
+#endif
+  codes_by_integers<kFormat>(x, scale, to);
+}
+
+// |x| of finite numbers have the order of their bits.
+__device__ __forceinline__ void note_largest(float most, float* amax) {
+  __shared__ float of_warps[kThreads / kWarp];
+  most = warp_max(most);
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = most;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kThreads / kWarp; ++i) most = fmaxf(most, of_warps[i]);
+  if (most > 0) atomicMax(reinterpret_cast<unsigned*>(amax), __float_as_uint(most));
+}
+
+// kWide: packs of x, of codes and of transposed codes are aligned.
+template <Fp8Format kFormat, bool kWide>
+__global__ void __launch_bounds__(kThreads) cast_tiles(Fp8Cast c, int64_t tiles_across) {
+  __shared__ uint32_t words[kTile * kPitch / 4];
+  uint8_t* const turned = reinterpret_cast<uint8_t*>(words);
+  const int64_t first_row = blockIdx.x / tiles_across * kTile;
+  const int64_t first_column = blockIdx.x % tiles_across * kTile;
+  const int in_column = static_cast<int>(threadIdx.x) % kAcross * kPackOfX;
+  const int64_t column = first_column + in_column;
+  const float scale = *c.scale;
+  float most = 0;
+#pragma unroll
+  for (int pass = 0; pass < kTile / kRowsAtOnce; ++pass) {
+    const int in_row = pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kAcross;
+    const int64_t row = first_row + in_row;
+    float x[kPackOfX] = {};
+    const bool whole = kWide && row < c.rows && column + kPackOfX <= c.columns;
+    if (whole) {
+      widen_pack(load_pack<bfloat16, kPackOfX>(c.x + row * c.stride + column), x);
+    } else if (row < c.rows) {
+      for (int i = 0; i < kPackOfX; ++i) {
+        if (column + i < c.columns) x[i] = widen(c.x[row * c.stride + column + i]);
+      }
+    }
+    bool finite = true;
+#pragma unroll
+    for (int i = 0; i < kPackOfX; ++i) {
+      finite = finite && (__float_as_uint(x[i]) & 0x7FFFFFFFu) < 0x7F800000u;
+      most = fmaxf(most, finite_size(x[i]));
+    }
+    Pack<uint8_t, kPackOfX> codes;
+    codes_of<kFormat>(x, scale, finite, codes.at);
+    if (c.codes != nullptr && whole) {
+      store_pack(c.codes + row * c.columns + column, codes);
+    } else if (c.codes != nullptr && row < c.rows) {
+      for (int i = 0; i < kPackOfX; ++i) {
+        if (column + i < c.columns) c.codes[row * c.columns + column + i] = codes.at[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPackOfX; ++i) turned[(in_column + i) * kPitch + in_row] = codes.at[i];
+  }
+  note_largest(most, c.amax);  // waits for the tile, too
+  if (c.transposed == nullptr) return;
+  const int out_column = static_cast<int>(threadIdx.x) * kPiece / kTile;
+  const int out_row = static_cast<int>(threadIdx.x) * kPiece % kTile;
+  if (first_column + out_column >= c.columns) return;
+  const uint8_t* const from = turned + out_column * kPitch + out_row;
+  const int64_t row = first_row + out_row;
+  uint8_t* const to = c.transposed + (first_column + out_column) * c.rows + row;
+  if (kWide && row + kPiece <= c.rows) {
+    Pack<uint32_t, kPiece / 4> piece;
+#pragma unroll
+    for (int i = 0; i < kPiece / 4; ++i) {
+      piece.at[i] = reinterpret_cast<const uint32_t*>(from)[i];
+    }
+    store_pack(reinterpret_cast<uint32_t*>(to), piece);
+  } else {
+    for (int i = 0; i < kPiece; ++i) {
+      if (row + i < c.rows) to[i] = from[i];
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    find_largest(const bfloat16* x, int64_t rows, int64_t columns, int64_t stride, float* amax) {
+  float most = 0;
+  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < rows * columns;
+       at += int64_t{gridDim.x} * kThreads) {
+    most = fmaxf(most, finite_size(widen(x[at / columns * stride + at % columns])));
+  }
+  note_largest(most, amax);
+}
+
+__global__ void make_first_scale(Fp8FirstScale c) {
+  const float most = *c.amax;
+  const float scale = most > 0 ? fp8_scale(c.format, most, c.margin) : 1.0f;
+  *c.scale = scale;
+  *c.inverse = fp8_inverse(scale);
+}
+
+struct Kinds {
+  Fp8Format format[kMostFp8Kinds];
+};
+
+__global__ void update_scales(Fp8Update c, Kinds kinds) {
+  const int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (t < c.tensors) fp8_update_one(c, kinds.format[t % c.kinds], t);
+}
+
+template <Fp8Format kFormat>
+struct Widen {
+  const float* inverse;
+  template <int N>
+  __device__ __forceinline__ void operator()(Pack<bfloat16, N>& out,
+                                             const Pack<uint8_t, N>& codes) const {
+    const float by = *inverse;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      out.at[i] = narrow<bfloat16>(fp8_value<kFormat>(codes.at[i]) * by);
+    }
+  }
+};
+
+int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+}  // namespace
+
+void fp8_cast(const Fp8Cast& c, const GpuStream& on) {
+  const int64_t across = divide_up(c.columns, kTile), tiles = divide_up(c.rows, kTile) * across;
+  const auto aligned = [](const void* at, size_t to) {
+    return reinterpret_cast<uintptr_t>(at) % to == 0;
+  };
+  const bool wide = c.stride % kPackOfX == 0 && aligned(c.x, 16) &&
+                    (c.codes == nullptr || (c.columns % 8 == 0 && aligned(c.codes, 8))) &&
+                    (c.transposed == nullptr || (c.rows % 16 == 0 && aligned(c.transposed, 16)));
+  with_fp8_format(c.format, [&](auto format) {
+    constexpr Fp8Format kFormat = decltype(format)::value;
+    launch(on, "fp8_cast", wide ? &cast_tiles<kFormat, true> : &cast_tiles<kFormat, false>,
+           {tiles, kThreads}, c, across);
+  });
+}
+
+void fp8_first_scale(const Fp8FirstScale& c, const GpuStream& on) {
+  launch(on, "fp8_first_scale", &find_largest, grid_for(on, c.rows * c.columns, kThreads), c.x,
+         c.rows, c.columns, c.stride, c.amax);
+  launch(on, "fp8_first_scale", &make_first_scale, {1, 1}, c);
+}
+
+void fp8_widen(Fp8Format format, const uint8_t* codes, int64_t n, const float* inverse,
+               bfloat16* out, const GpuStream& on) {
+  with_fp8_format(format, [&](auto f) {
+    map_each<kPackOfX>(on, "fp8_widen", Widen<decltype(f)::value>{inverse}, n, std::tuple(out),
+                       std::tuple(codes));
+  });
+}
+
+void fp8_update(const Fp8Update& c, const GpuStream& on) {
+  DS_CHECK(c.kinds >= 1 && c.kinds <= kMostFp8Kinds, Code::kInternal, "kinds of fp8 tensors");
+  Kinds kinds{};
+  for (int64_t i = 0; i < c.kinds; ++i) kinds.format[i] = c.formats[i];
+  launch(on, "fp8_update", &update_scales, {divide_up(c.tensors, 128), 128}, c, kinds);
+}
+
+bool fp8_matmul(const Fp8Matmul& p, const GpuStream& on) {
+  return p.m > 0 && p.n > 0 && cublaslt::multiply_fp8(p, on);
+}
+
+int64_t fp8_matmul_workspace(const Fp8Matmul& p, const GpuStream&) {
+  return cublaslt::workspace_fp8(p).value_or(0);
+}
+
+}  // namespace ds::kernels

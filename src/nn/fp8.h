@@ -1,0 +1,79 @@
+// Linear layers whose products are of 8-bit codes, with delayed scaling (Micikevicius et al.,
+// arXiv:2209.05433; NVIDIA Transformer Engine): the inputs of a product are cast with scales that
+// follow from the largest numbers of past steps, so that nobody waits for those of this one.
+//
+// A scale is the same throughout a step, and so are weights: a weight is cast once per step.
+#pragma once
+
+#include <vector>
+
+#include "nn/parameter.h"
+#include "ops/fp8.h"
+
+namespace ds::nn {
+
+struct Fp8Options {
+  ops::Fp8Format gradients = ops::Fp8Format::kE5M2;
+  int margin = 0;            // scales are divided by 2 to this power
+  int64_t history = 16;      // steps that are remembered
+  bool most_recent = false;  // the last step alone decides
+};
+
+class Fp8Linears {
+ public:
+  // What a scale belongs to.
+  enum class Role { kInput, kWeight, kGradient };
+  static constexpr int64_t kRoles = 3;
+
+  // The projections of blocks whose two sizes are multiples of 16.
+  static bool takes(const Parameter& parameter) {
+    return parameter.projection && parameter.shape[0] % 16 == 0 && parameter.shape[1] % 16 == 0;
+  }
+
+  Fp8Linears(const OpContext& ctx, const ParameterSet& parameters, const Fp8Options& options);
+
+  const Fp8Options& options() const { return options_; }
+  bool has(ParamId weight) const { return layer_of_[static_cast<size_t>(weight)] >= 0; }
+  const std::vector<ParamId>& weights() const { return weights_; }
+
+  struct Sides {
+    bool codes = true;
+    bool transposed = true;  // only where products want it
+  };
+  ops::Fp8Tensor cast(const OpContext& ctx, ParamId weight, Role role, const Tensor& x,
+                      Sides sides);
+  // The codes of a weight, cast from `w` where those of an earlier call are out of date.
+  const ops::Fp8Tensor& weight(const OpContext& ctx, ParamId weight, const Tensor& w);
+  void weights_changed();
+
+  // After the last micro batch of a step. Before that, ranks agree on `amax()`.
+  void finish_step(const OpContext& ctx);
+  const Tensor& amax() const { return amax_; }  // fp32, of the open step
+  // The open step is given up.
+  void drop_step(const OpContext& ctx);
+
+  // What a layer has to be saved, fp32 [kRoles, 2 + history] on the host: scale (0: none yet), amax
+  // of the open step, history. A layer that was saved with another length keeps what
+  // fits; no tensor: the layer begins anew.
+  Tensor saved(ParamId weight, const std::shared_ptr<Device>& host) const;
+  void restore(ParamId weight, const Tensor& saved);
+
+ private:
+  int64_t place(ParamId weight, Role role) const {
+    return layer_of_[static_cast<size_t>(weight)] * kRoles + static_cast<int64_t>(role);
+  }
+  ops::Fp8Scaling scaling(int64_t place) const;
+  ops::Fp8Format format(Role role) const;
+
+  const ParameterSet& parameters_;
+  Fp8Options options_;
+  std::vector<ParamId> weights_;       // that are multiplied so
+  std::vector<int64_t> layer_of_;      // by parameter; -1: it is not
+  Tensor scale_, inverse_, amax_;      // [layers * kRoles]
+  Tensor history_;                     // [layers * kRoles, history], newest first
+  std::vector<bool> scaled_;           // by place: there is a scale
+  std::vector<ops::Fp8Tensor> codes_;  // of weights, by layer
+  std::vector<bool> current_;          // codes_ are of the weight as it is
+};
+
+}  // namespace ds::nn
