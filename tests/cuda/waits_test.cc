@@ -36,6 +36,7 @@ std::vector<Variant> variants() {
           {"Adagrad", model_config(0), optimizer("Adagrad")},
           {"Sgd", model_config(0), optimizer("SGD")},
           {"Bf16", llama_config(), {{"bf16", {{"enabled", true}}}}},
+          {"Fp8", model_config(0.1), {{"bf16", {{"enabled", true}}}, {"fp8", {{"enabled", true}}}}},
           {"Fp16", model_config(0.1), fp16},
           {"Checkpointed", llama_config(), {{"activation_checkpointing", {{"enabled", true}}}}}};
 }
