@@ -208,9 +208,12 @@ DS_API ds_status ds_tensor_from_buffer(void* data, int32_t dtype, const int64_t*
                                        ds_tensor** out_tensor);
 
 /**
- * Takes a DLPack 1.x tensor without copying (dmlc/dlpack; host memory in this build).
+ * Takes a DLPack 1.x tensor without copying (dmlc/dlpack): host memory, pinned or not, or memory of
+ * a GPU. The latter serves as parameters (ds_model_create_from_parameters), gradients and values;
+ * other calls refuse it. A call that takes GPU memory expects it ready, and is done with it on
+ * return.
  * @param managed  the tensor; another major version is refused
- * @param stream   the stream on which its data become valid; NULL for host memory
+ * @param stream   a cudaStream_t that is waited for first (NULL: CUDA's default); NULL for the host
  * Ownership: on DS_OK the library owns `managed` and calls its deleter once; on failure it remains
  * the caller's. Errors: DS_ERR_UNSUPPORTED. Since: 0.1.
  */
@@ -226,7 +229,7 @@ DS_API ds_status ds_tensor_from_dlpack_legacy(struct DLManagedTensor* managed, v
 
 /**
  * Exports a tensor as DLPack 1.x without copying; its memory stays alive until the deleter runs.
- * @param stream  the stream on which the caller will read; NULL for host memory
+ * @param stream  of GPU memory any: the library's work on it is over; NULL for host memory
  * Ownership: call `(*out_managed)->deleter(*out_managed)` once. Errors: DS_ERR_UNSUPPORTED.
  * Since: 0.1.
  */
@@ -318,8 +321,8 @@ enum ds_reduce_op {
  * @param store        where the processes meet; NULL: a port of rank 0, which master_addr and
  *                     master_port of the options or MASTER_ADDR and MASTER_PORT name
  * Processes of one host share memory, others use sockets; the option "transport" decides otherwise.
- * With "mpi" ranks are those of MPI: give -1, -1, no store, and in the option "mpi_communicator" the
- * MPI_Comm_c2f of a communicator other than MPI_COMM_WORLD. DS_ERR_UNSUPPORTED: no MPI plug-in.
+ * With "mpi" ranks are those of MPI: give -1, -1, no store, and in the option "mpi_communicator"
+ * the MPI_Comm_c2f of a communicator other than MPI_COMM_WORLD. DS_ERR_UNSUPPORTED: no MPI plug-in.
  * Blocks: until all have joined. Errors: DS_ERR_CONFIG, DS_ERR_COMM, which names who did not come.
  * More than one process needs version 0.4.
  * Since: 0.1.
@@ -590,11 +593,12 @@ DS_API ds_status ds_model_open(const char* folder, ds_model** out_model);
 typedef struct ds_parameter {
   int64_t struct_size; /**< sizeof(ds_parameter) of the caller's header, the same in all elements */
   const char* name;    /**< unlike all others; UTF-8 */
-  const int64_t* shape;   /**< the whole tensor's; may be NULL when `value` is given */
-  const ds_tensor* value; /**< first value (float32, bfloat16 or float16); NULL = zeros */
-  const char* group;      /**< of the optimizer's param_groups; NULL = the default one */
-  const char* alias;      /**< another name of the same tensor (tied weights); NULL = none */
-  int32_t ndim;           /**< sizes at `shape`, 0 to 8 */
+  const int64_t* shape; /**< the whole tensor's; may be NULL when `value` is given */
+  const ds_tensor*
+      value;          /**< first value (float32, bfloat16, float16), host or GPU; NULL = zeros */
+  const char* group;  /**< of the optimizer's param_groups; NULL = the default one */
+  const char* alias;  /**< another name of the same tensor (tied weights); NULL = none */
+  int32_t ndim;       /**< sizes at `shape`, 0 to 8 */
   int32_t dtype;      /**< type in which the program holds it; 0 = that of `value`, else float32 */
   int32_t lend;       /**< nonzero: `value` receives every new value, in its own type */
   int32_t frozen;     /**< nonzero: never updated, takes no gradient */
@@ -606,14 +610,16 @@ typedef struct ds_parameter {
 /**
  * Makes a model of the caller's own parameters, without a forward pass: the caller computes
  * gradients and gives them to an engine (ds_engine_add_gradient). It trains, saves, loads and
- * exports as any other; ds_model_open of a checkpoint gives it back.
+ * exports as any other; ds_model_open of a checkpoint gives it back. It lives on the GPU that
+ * values lie on, packed; else on the CPU.
  * @param parameters  `count` elements; texts and shapes are copied
  * @param count       1 or more
  * Ownership: a lent `value` is counted: its memory is written after every applied step, load and
  * ds_model_set_tensor, inside those calls only. An engine of several processes at ZeRO stage 3
  * refuses lent values: no process has whole weights to write. A parameter that is not lent lies in
  * the library's memory, see ds_model_view_tensor; its dtype must then be float32 or the type in
- * which the engine's configuration computes. Errors: DS_ERR_UNSUPPORTED (a type). Since: 0.2.
+ * which the engine's configuration computes. Errors: DS_ERR_UNSUPPORTED (a type, two
+ * places). Since: 0.2.
  */
 DS_API ds_status ds_model_create_from_parameters(const ds_parameter* parameters, int64_t count,
                                                  ds_model** out_model);
@@ -623,8 +629,8 @@ DS_API ds_status ds_model_create_from_parameters(const ds_parameter* parameters,
  * engine's precision while an engine trains. Read it between steps; writing is for
  * ds_model_set_tensor.
  * Ownership: the memory lives as long as the tensor, and is the model's until an engine of the
- * model is made, loads a checkpoint or ends. Errors: DS_ERR_NOT_FOUND, DS_ERR_UNSUPPORTED (the
- * weights are on a GPU, or spread over processes). Since: 0.2.
+ * model is made, loads a checkpoint or ends. Errors: DS_ERR_NOT_FOUND, DS_ERR_UNSUPPORTED (a
+ * built-in model's weights on a GPU, or weights spread over processes). Since: 0.2.
  */
 DS_API ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** out_tensor);
 
@@ -638,7 +644,7 @@ DS_API ds_status ds_model_tensor_info(const ds_model* model, const char* name, c
  * Moves the weights to a device, where the model then runs and engines made later train it. Tensors
  * that are given and returned stay in host memory; docs/cuda.md says what runs on a GPU.
  * @param device  "cpu", where models begin, or a GPU: "cuda:0", counted as ds_report lists them
- * Errors: DS_ERR_UNSUPPORTED (no CUDA in this build, no driver, no GPU; or own parameters),
+ * Errors: DS_ERR_UNSUPPORTED (no CUDA in this build, no driver, no GPU; or lent parameters),
  * DS_ERR_INVALID_ARGUMENT (no such device), DS_ERR_STATE (the model has an engine, or is prepared
  * for inference), DS_ERR_OUT_OF_MEMORY, DS_ERR_DEVICE. Since: 0.4.
  */
@@ -886,11 +892,12 @@ DS_API ds_status ds_engine_backward(ds_engine* engine, const ds_tensor* loss);
  * micro batches is the caller's to make, as ds_engine_backward divides by
  * gradient_accumulation_steps.
  * Of several processes the average counts; at ZeRO stage 3 it is made as soon as a few neighbouring
- * parameters have their gradients, so processes add them in the same order. With a built-in model of
- * several processes the first call (or view) of an engine is every process's, at the same point, and
- * there is none at stage 3.
+ * parameters have their gradients, so processes add them in the same order. With a built-in model
+ * of several processes the first call (or view) of an engine is every process's, at the same point,
+ * and there is none at stage 3.
  * @param name      parameter
- * @param gradient  float32, bfloat16 or float16 of the parameter's shape, any strides; it carries
+ * @param gradient  float32, bfloat16 or float16 of the parameter's shape, in host memory with any
+ *                  strides or packed on the model's GPU; it carries
  *                  ds_engine_loss_scale. It is read before the call returns
  * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (a forward waits for its backward), DS_ERR_UNSUPPORTED (a
  * built-in model at stage 3). Since: 0.2.

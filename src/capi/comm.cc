@@ -126,7 +126,7 @@ ds_status ds_comm_all_reduce(ds_comm* comm, ds_tensor* tensor) {
   return guard(__func__, [&] {
     const auto object = enter(comm, "comm");
     const auto value = enter(tensor, "tensor");
-    const Tensor& t = value->tensor;
+    const Tensor& t = host_tensor(*value, "tensor");
     DS_CHECK(dtype_is_floating(t.dtype()), Code::kInvalidArgument, "tensor is ",
              dtype_name(t.dtype()), "; a floating type is needed");
     object->comm->all_reduce(t, ReduceOp::kSum)->wait();
@@ -137,7 +137,7 @@ ds_status ds_comm_all_reduce_op(ds_comm* comm, ds_tensor* tensor, int32_t op) {
   return guard(__func__, [&] {
     const auto object = enter(comm, "comm");
     const auto value = enter(tensor, "tensor");
-    object->comm->all_reduce(value->tensor, reduce_op_param(op))->wait();
+    object->comm->all_reduce(host_tensor(*value, "tensor"), reduce_op_param(op))->wait();
   });
 }
 
@@ -147,7 +147,10 @@ ds_status ds_comm_reduce_scatter(ds_comm* comm, ds_tensor* output, const ds_tens
     const auto object = enter(comm, "comm");
     const auto to = enter(output, "output");
     const auto from = look_up(input, "input");
-    object->comm->reduce_scatter(to->tensor, from->tensor, reduce_op_param(op))->wait();
+    object->comm
+        ->reduce_scatter(host_tensor(*to, "output"), host_tensor(*from, "input"),
+                         reduce_op_param(op))
+        ->wait();
   });
 }
 
@@ -156,7 +159,7 @@ ds_status ds_comm_all_gather(ds_comm* comm, ds_tensor* output, const ds_tensor* 
     const auto object = enter(comm, "comm");
     const auto to = enter(output, "output");
     const auto from = look_up(input, "input");
-    object->comm->all_gather(to->tensor, from->tensor)->wait();
+    object->comm->all_gather(host_tensor(*to, "output"), host_tensor(*from, "input"))->wait();
   });
 }
 
@@ -165,7 +168,7 @@ ds_status ds_comm_all_to_all(ds_comm* comm, ds_tensor* output, const ds_tensor* 
     const auto object = enter(comm, "comm");
     const auto to = enter(output, "output");
     const auto from = look_up(input, "input");
-    object->comm->all_to_all(to->tensor, from->tensor)->wait();
+    object->comm->all_to_all(host_tensor(*to, "output"), host_tensor(*from, "input"))->wait();
   });
 }
 
@@ -173,7 +176,7 @@ ds_status ds_comm_broadcast(ds_comm* comm, ds_tensor* tensor, int32_t root) {
   return guard(__func__, [&] {
     const auto object = enter(comm, "comm");
     const auto value = enter(tensor, "tensor");
-    object->comm->broadcast(value->tensor, root)->wait();
+    object->comm->broadcast(host_tensor(*value, "tensor"), root)->wait();
   });
 }
 

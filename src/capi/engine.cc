@@ -106,7 +106,7 @@ ds_status ds_engine_forward(ds_engine* engine, ds_tensor* const* inputs, int32_t
       if (i >= kRequiredInputs && inputs[i] == nullptr) continue;
       const auto at = static_cast<size_t>(i);
       entered[at].emplace(look_up(inputs[i], kInputNames[at]), Entry::kShared, kInputNames[at]);
-      tensors[at] = (*entered[at])->tensor;
+      tensors[at] = host_tensor(**entered[at], kInputNames[at]);
     }
     ReservedTensor loss;
     out = loss.give(

@@ -105,7 +105,7 @@ ds_status ds_engine_set_local(ds_engine* engine, const char* name, const char* w
     const auto object = enter(engine, "engine");
     const std::string parameter(utf8_param(name, "name")), values(utf8_param(what, "what"));
     const auto input = enter(value, "value", Entry::kShared);
-    object->engine().set_local_values(parameter, values, input->tensor);
+    object->engine().set_local_values(parameter, values, host_copy(*input));
   });
 }
 

@@ -184,7 +184,7 @@ ds_status ds_model_set_tensor(ds_model* model, const char* name, const ds_tensor
     const UsedModel used(model, "model");
     const std::string parameter(utf8_param(name, "name"));
     const auto input = enter(value, "value", Entry::kShared);
-    used->set(parameter, input->tensor);
+    used->set(parameter, host_copy(*input));
   });
 }
 
@@ -196,7 +196,7 @@ ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
     const auto input = enter(prompt, "prompt", Entry::kShared);
     ds_tensor*& out = out_param(out_ids, "out_ids");
     const infer::GenerateOptions chosen = generate_options(options);
-    const std::vector<int32_t> ids = id_list(input->tensor, "prompt");
+    const std::vector<int32_t> ids = id_list(host_tensor(*input, "prompt"), "prompt");
     out = publish_tensor(
         id_tensor(infer::generate(used->context(), used->store(), used->architecture(), ids, chosen,
                                   token_callback(on_token, user_data))));
@@ -214,9 +214,10 @@ ds_status ds_model_logits(ds_model* model, const ds_tensor* ids, const ds_tensor
     }
     ds_tensor*& out = out_param(out_logits, "out_logits");
     const OpContext ctx = used->host_context();
-    const Tensor tokens =
-        models::token_ids(ctx, input->tensor, "ids", used->architecture().info().vocab_size);
-    const Tensor keys = models::key_mask(ctx, mask ? (*mask)->tensor : Tensor(), tokens);
+    const Tensor tokens = models::token_ids(ctx, host_tensor(*input, "ids"), "ids",
+                                            used->architecture().info().vocab_size);
+    const Tensor keys =
+        models::key_mask(ctx, mask ? host_tensor(**mask, "attention_mask") : Tensor(), tokens);
     out = publish_tensor(to_host(
         infer::batch_logits(used->context(), used->store(), used->architecture(), tokens, keys),
         used->host()));
@@ -240,12 +241,14 @@ ds_status ds_model_hidden_states(ds_model* model, const ds_tensor* ids,
     const OpContext ctx = used->host_context();
     const models::ArchitectureInfo& info = used->architecture().info();
     models::Batch batch;
-    batch.ids = models::token_ids(ctx, input->tensor, "ids", info.vocab_size);
-    batch.position_ids = models::position_ids(ctx, input->tensor.size(0), input->tensor.size(1), 0);
-    batch.key_mask = models::key_mask(ctx, mask ? (*mask)->tensor : Tensor(), batch.ids);
+    batch.ids = models::token_ids(ctx, host_tensor(*input, "ids"), "ids", info.vocab_size);
+    batch.position_ids = models::position_ids(ctx, batch.ids.size(0), batch.ids.size(1), 0);
+    batch.key_mask =
+        models::key_mask(ctx, mask ? host_tensor(**mask, "attention_mask") : Tensor(), batch.ids);
     if (types) {
-      batch.token_types = models::matching_ids(ctx, (*types)->tensor, batch.ids, "token_types",
-                                               std::max<int64_t>(info.token_types, 1));
+      batch.token_types =
+          models::matching_ids(ctx, host_tensor(**types, "token_types"), batch.ids, "token_types",
+                               std::max<int64_t>(info.token_types, 1));
     }
     out = publish_tensor(
         to_host(infer::batch_hidden(used->context(), used->store(), used->architecture(), batch),

@@ -87,6 +87,6 @@ ds_status ds_optimizer_set_state(ds_optimizer* optimizer, const char* name, cons
     const std::string parameter(utf8_param(name, "name"));
     const std::string kind(utf8_param(state, "state"));
     const auto input = enter(value, "value", Entry::kShared);
-    object->engine().set_optimizer_state(parameter, kind, input->tensor);
+    object->engine().set_optimizer_state(parameter, kind, host_copy(*input));
   });
 }

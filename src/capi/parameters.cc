@@ -6,7 +6,9 @@
 #include "capi/fence.h"
 #include "capi/model_object.h"
 #include "capi/tensor_object.h"
+#include "device/cuda_device.h"
 #include "ops/elementwise.h"
+#include "tensor/transfer.h"
 
 namespace ds::capi {
 namespace {
@@ -54,8 +56,8 @@ OwnParameter read_parameter(const ds_parameter* given, const std::string& where)
   }
   out.lend = in.lend != 0;
   if (out.value) {
-    DS_CHECK(out.value.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported, where,
-             ".value must lie in host memory");
+    DS_CHECK(on_host(out.value) || out.value.contiguous(), Code::kUnsupported, where,
+             ".value lies on a GPU and must be packed row-major");
     DS_CHECK(is_weight_type(out.value.dtype()), Code::kUnsupported, where, ".value is ",
              dtype_name(out.value.dtype()), "; float32, bfloat16 or float16 are needed");
     DS_CHECK(out.value.shape() == p.shape, Code::kInvalidArgument, where, ".value has shape ",
@@ -91,19 +93,46 @@ std::vector<OwnParameter> read_parameters(const ds_parameter* parameters, int64_
   return out;
 }
 
+// Where the values lie that are on a GPU: the model lives there. -1: none is.
+int gpu_of(const std::vector<OwnParameter>& own) {
+  int gpu = -1;
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (!own[i].value || on_host(own[i].value)) continue;
+    const int index = own[i].value.storage()->device_index();
+    DS_CHECK(gpu < 0 || gpu == index, Code::kUnsupported, "parameters[", i,
+             "].value lies on cuda:", index, ", one before it on cuda:", gpu,
+             "; a model lives on one GPU");
+    gpu = index;
+  }
+  for (size_t i = 0; gpu >= 0 && i < own.size(); ++i) {
+    DS_CHECK(!own[i].lend || !on_host(own[i].value), Code::kUnsupported, "parameters[", i,
+             "].value is lent in host memory, and the model lives on cuda:", gpu,
+             ", where others lie; lend memory of that GPU");
+  }
+  return gpu;
+}
+
+void set_master(models::Model& model, nn::ParamId id, const Tensor& value) {
+  Tensor packed = value;
+  if (!value.contiguous()) {
+    packed = model.host_context().workspace(value.dtype(), value.shape());
+    ops::cast(model.host_context(), value, packed);
+  }
+  Tensor master = model.state().master(id);
+  ops::cast(model.context(), to_device(packed, model.device()), master);
+}
+
 std::shared_ptr<models::Model> make_model(std::vector<OwnParameter> own) {
   nn::ParameterSet set;
   for (const OwnParameter& p : own) set.add(p.parameter);
   auto model = models::Model::from_parameters(std::move(set));
-  const OpContext ctx = model->context();
+  if (const int gpu = gpu_of(own); gpu >= 0) model->set_device(make_cuda_device(gpu));
   for (size_t i = 0; i < own.size(); ++i) {
     const auto id = static_cast<nn::ParamId>(i);
-    if (own[i].value) {
-      Tensor master = model->state().master(id);
-      ops::cast(ctx, own[i].value, master);
-    }
+    if (own[i].value) set_master(*model, id, own[i].value);
     if (own[i].lend) model->state().lend(id, own[i].value);
   }
+  model->device()->default_stream().synchronize();  // the values are the caller's again
   return model;
 }
 
@@ -127,10 +156,9 @@ ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** ou
     const UsedModel used(model, "model");
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
     const nn::ParamId id = used->parameters().find(std::string(utf8_param(name, "name")));
-    DS_CHECK(used->device()->kind() == DeviceKind::kCpu, Code::kUnsupported, "the weights are on ",
-             used->device()->describe(),
-             ": the host has no view of them; read a copy "
-             "(ds_model_get_tensor)");
+    DS_CHECK(used->device()->kind() == DeviceKind::kCpu || !used->has_architecture(),
+             Code::kUnsupported, "the weights are on ", used->device()->describe(),
+             ", where the library works with them; read a copy (ds_model_get_tensor)");
     zero::ParameterState& state = used->state();
     // A program that registered float32 keeps seeing float32, whatever the engine's precision.
     const bool master =
@@ -141,6 +169,7 @@ ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** ou
     DS_CHECK(state.whole_weights(), Code::kUnsupported,
              "the weights are spread over processes (ZeRO stage 3); fetch it "
              "(ds_engine_fetch_parameters), or read a copy");
+    used->device()->default_stream().synchronize();
     out = publish_tensor(master ? state.master(id) : state.model_view(id));
   });
 }

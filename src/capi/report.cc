@@ -234,7 +234,8 @@ Json compatibility_section(const CpuFeatures& cpu, std::string_view simd, bool g
   list.push_back(feature("cuda", gpu, gpu_reason));
   list.push_back(feature("many_processes", true, "over shared memory, sockets and MPI; on CPUs"));
   list.push_back(feature("dlpack_cpu", true, "DLPack 1.x and the struct before 1.0"));
-  list.push_back(feature("dlpack_cuda", false, "tensors must lie in host memory"));
+  list.push_back(feature("dlpack_cuda", gpu,
+                         gpu ? "own parameters and gradients may lie on a GPU" : gpu_reason));
   return list;
 }
 

@@ -1,4 +1,6 @@
 // Tensors of ds.h: creation, wrapping, DLPack, questions, reading and writing.
+#include <array>
+#include <cstddef>
 #include <span>
 #include <utility>
 
@@ -8,6 +10,7 @@
 #include "capi/tensor_object.h"
 #include "tensor/dlpack.h"
 #include "tensor/lent_memory.h"
+#include "tensor/transfer.h"
 
 namespace ds::capi {
 
@@ -29,6 +32,23 @@ static_assert(static_cast<int32_t>(DeviceKind::kCuda) == DS_DEVICE_CUDA);
 
 ds_tensor* publish_tensor(Tensor tensor) {
   return publish<ds_tensor>(std::make_shared<TensorObject>(std::move(tensor)));
+}
+
+const Tensor& host_tensor(const TensorObject& object, const char* name) {
+  DS_CHECK(on_host(object.tensor), Code::kUnsupported, name,
+           " must lie in host memory; it lies on cuda:", object.tensor.storage()->device_index());
+  return object.tensor;
+}
+
+Tensor host_copy(const TensorObject& object) {
+  const Tensor& tensor = object.tensor;
+  if (on_host(tensor)) return tensor;
+  CpuDeviceOptions options;
+  options.cache = false;
+  Tensor copy =
+      Tensor::empty(make_cpu_device(options), tensor.dtype(), tensor.shape(), MemoryTag::kOther);
+  copy_to_packed(tensor, copy.raw());
+  return copy;
 }
 
 ReservedTensor::ReservedTensor()
@@ -108,10 +128,10 @@ ds_status ds_tensor_from_buffer(void* data, int32_t dtype, const int64_t* shape,
     for (size_t i = 0; i < steps.size(); ++i) {
       DS_CHECK(steps[i] >= 0, Code::kInvalidArgument, "stride ", i, " is negative: ", steps[i]);
     }
-    publish_lent(lend_host_memory(data, type, sizes, steps, /*read_only=*/false,
-                                  [release, user_data] {
-                                    if (release != nullptr) release(user_data);
-                                  }),
+    publish_lent(lend_memory({}, data, type, sizes, steps, /*read_only=*/false,
+                             [release, user_data] {
+                               if (release != nullptr) release(user_data);
+                             }),
                  out);
   });
 }
@@ -228,7 +248,9 @@ ds_status ds_tensor_item(const ds_tensor* tensor, double* out_value) {
     const Tensor& t = object->tensor;
     DS_CHECK(t.elements() == 1, Code::kInvalidArgument, "the tensor of shape ", t.shape().text(),
              " has ", t.elements(), " elements; exactly 1 is needed");
-    out = scalar_value(t.raw(), t.dtype());
+    std::array<std::byte, 8> value{};  // of the largest type
+    copy_to_packed(t, value.data());
+    out = scalar_value(value.data(), t.dtype());
   });
 }
 

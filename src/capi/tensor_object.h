@@ -21,6 +21,11 @@ struct HandleTraits<ds_tensor> {
 // A handle for a result.
 ds_tensor* publish_tensor(Tensor tensor);
 
+// The tensor, for what works on host memory only; kUnsupported names the parameter.
+const Tensor& host_tensor(const TensorObject& object, const char* name);
+// The tensor where it lies in host memory, else a packed copy there.
+Tensor host_copy(const TensorObject& object);
+
 // A handle made before its tensor, for operations that must not fail once they have succeeded: the
 // handle ends again unless it is given.
 class ReservedTensor {

@@ -99,7 +99,7 @@ ds_status ds_tokenizer_decode(const ds_tokenizer* tokenizer, const ds_tensor* id
     char*& out = out_param(out_text, "out_text");
     DecodeOptions options;
     options.skip_special_tokens = skip_special != 0;
-    const std::vector<int32_t> list = id_list(input->tensor, "ids");
+    const std::vector<int32_t> list = id_list(host_tensor(*input, "ids"), "ids");
     out = make_c_string(without_nul(object->tokenizer->decode_text(list, options)));
   });
 }

@@ -29,6 +29,7 @@ class Buffers {
   using Slot = std::optional<Entered<TensorObject>>;
   static void take(const ds_tensor* handle, const char* name, Entry entry, Slot& slot) {
     slot.emplace(look_up(handle, name), entry, name);
+    host_tensor(**slot, name);
   }
   static const Tensor& tensor_of(const Slot& slot) {
     static const Tensor none;

@@ -1,6 +1,7 @@
 // What a build without CUDA says when it is asked for a GPU.
 #include "base/error.h"
 #include "device/cuda_device.h"
+#include "device/cuda_lent.h"
 
 namespace ds {
 namespace {
@@ -16,6 +17,13 @@ std::string cuda_runtime_version() { return ""; }
 std::string cuda_driver_version() { return ""; }
 
 std::shared_ptr<CudaDevice> make_cuda_device(int index, const CudaDeviceOptions&) {
+  fail(Code::kUnsupported, "cuda:", index, " cannot be used: ", kReason);
+}
+
+void accept_cuda_memory(int index, const void*, void*) {
+  fail(Code::kUnsupported, "cuda:", index, " cannot be used: ", kReason);
+}
+void copy_lent_cuda(int index, void*, const void*, int64_t) {
   fail(Code::kUnsupported, "cuda:", index, " cannot be used: ", kReason);
 }
 

@@ -130,6 +130,7 @@ void Engine::release_model() noexcept {
   } catch (const std::exception& error) {
     log_warning("engine", error.what());
   }
+  model_->settle();
   model_->detach_engine();
 }
 

@@ -156,6 +156,7 @@ class Engine {
   void check_gradients_open() const;
   void need_whole_gradients();
   Tensor operand(const Tensor& given);
+  void wait_for_readers(std::span<const Tensor* const> gradients);
   void reduce_what_is_open();
   std::vector<nn::ParamId> parameter_ids(std::span<const int64_t> indices, const char* what) const;
   void check_nothing_held(const char* what) const;

@@ -1,4 +1,5 @@
 // Gradients that the caller computed: added, replaced, read, or written in place.
+#include <algorithm>
 #include <deque>
 #include <vector>
 
@@ -15,8 +16,8 @@ void check_gradient(const Tensor& gradient, const nn::Parameter& parameter) {
   DS_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16,
            Code::kInvalidArgument, "the gradient of ", parameter.name,
            " must be float32, bfloat16 or float16, not ", dtype_name(type));
-  DS_CHECK(gradient.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported,
-           "the gradient of ", parameter.name, " must lie in host memory");
+  DS_CHECK(on_host(gradient) || gradient.contiguous(), Code::kUnsupported, "the gradient of ",
+           parameter.name, " lies on a GPU and must be packed row-major");
   DS_CHECK(gradient.shape() == parameter.shape, Code::kInvalidArgument, "the gradient of ",
            parameter.name, " has shape ", gradient.shape().text(), ", the parameter ",
            parameter.shape.text());
@@ -88,6 +89,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
       given.ids.push_back(id_at(i));
       model_->state().add_own_gradient(ctx, id_at(i), operand(*gradients[i]));
     }
+    wait_for_readers(gradients);
     return;
   }
   need_whole_gradients();
@@ -115,8 +117,16 @@ void Engine::add_gradients(std::span<const int64_t> indices,
     offsets.push_back(model_->state().layout().range(id).begin);
   }
   flush();
+  wait_for_readers(gradients);
   phase_ = Phase::kBackwardDone;
   model_->set_step_open(true);
+}
+
+// Memory of a GPU is the caller's again when the call returns.
+void Engine::wait_for_readers(std::span<const Tensor* const> gradients) {
+  const bool on_gpu =
+      std::any_of(gradients.begin(), gradients.end(), [](const Tensor* x) { return !on_host(*x); });
+  if (on_gpu) model_->device()->default_stream().synchronize();
 }
 
 void Engine::set_gradient(const std::string& name, const Tensor& value) {
@@ -129,6 +139,8 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   model_->state().settle_gradients(context());
   model_->state().reduce_replicas();
   model_->state().write_gradient(context(), id, operand(value));
+  const Tensor* const read = &value;
+  wait_for_readers({&read, 1});
   model_->state().gradient_given(id);
   phase_ = Phase::kBackwardDone;
   model_->set_step_open(true);
@@ -150,10 +162,11 @@ Tensor Engine::gradient(const std::string& name) {
 }
 
 Tensor Engine::gradient_view(const std::string& name) {
+  const models::Model::Use use(*model_);
   const nn::ParamId id = trainable(name);
-  DS_CHECK(model_->device()->kind() == DeviceKind::kCpu, Code::kUnsupported, "gradients lie on ",
-           model_->device()->describe(),
-           ", where no view of them can be given; add or set them (ds_engine_add_gradient)");
+  DS_CHECK(model_->device()->kind() == DeviceKind::kCpu || !model_->has_architecture(),
+           Code::kUnsupported, "gradients lie on ", model_->device()->describe(),
+           ", where the library works with them; add or set them (ds_engine_add_gradient)");
   need_whole_gradients();
   model_->state().clear_gradients_at_once(context());  // the caller may write whenever it likes
   model_->state().gradient_viewed(id);

@@ -47,10 +47,9 @@ OpContext Model::host_context() { return {host_, context().pool}; }
 void Model::set_device(std::shared_ptr<Device> device) {
   check_free("the model cannot move");
   const bool gpu = device->kind() != DeviceKind::kCpu;
-  DS_CHECK(!gpu || has_architecture(), Code::kUnsupported,
-           "this model is the caller's own parameters, whose memory the caller shares: it stays on "
-           "the CPU");
   if (device->kind() == device_->kind() && device->index() == device_->index()) return;
+  DS_CHECK(has_architecture() || !state_->lends(), Code::kUnsupported,
+           "parameters of this model are lent: it stays where their memory is");
   if (!gpu) device = host_;
   auto moved = std::make_unique<zero::ParameterState>(*parameters_, device, state_->source());
   // Masters alone exist while no engine trains. Between two GPUs they go over the host.
@@ -147,6 +146,17 @@ Model::Use::Use(Model& model, Purpose purpose) : model_(model) {
        ". Load a checkpoint into its engine, or make the model again");
 }
 
-Model::Use::~Use() { model_.in_use_.store(false, std::memory_order_release); }
+Model::Use::~Use() {
+  model_.settle();
+  model_.in_use_.store(false, std::memory_order_release);
+}
+
+void Model::settle() noexcept {
+  if (has_architecture()) return;
+  try {
+    device_->default_stream().synchronize();
+  } catch (const Error&) {  // whoever uses the GPU next gets it too
+  }
+}
 
 }  // namespace ds::models

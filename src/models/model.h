@@ -91,6 +91,10 @@ class Model {
   void set_incomplete(std::string why) { incomplete_ = std::move(why); }
   const std::string& incomplete() const { return incomplete_; }
 
+  // A program works with its own parameters and gradients on streams of its own: when a call of it
+  // ends, nothing of ours is left to wait for.
+  void settle() noexcept;
+
   // Entry ticket for whoever uses weights: one user at a time, others get kState, and everybody but
   // a load while they are incomplete.
   class Use {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "device/cuda_lent.h"
 #include "tensor/dlpack_abi.h"
 
 namespace ds {
@@ -80,17 +81,25 @@ DLDataType dtype_to_dlpack(DType dtype) {
   fail(Code::kInternal, "dtype ", static_cast<int32_t>(dtype), " has no DLPack code");
 }
 
-void check_stream(const void* stream) {
-  DS_CHECK(stream == nullptr, Code::kInvalidArgument,
+// Pinned memory is the host's.
+MemoryPlace place_of(const DLDevice& device) {
+  const auto type = static_cast<int32_t>(device.device_type);
+  if (type == kDLCUDA) return {DeviceKind::kCuda, device.device_id};
+  DS_CHECK(type == kDLCPU || type == kDLCUDAHost, Code::kUnsupported, "the tensor lies on a ",
+           device_name(type), " device, which is not supported; copy it to the CPU first");
+  return {};
+}
+
+void check_stream(DeviceKind kind, const void* stream) {
+  DS_CHECK(stream == nullptr || kind == DeviceKind::kCuda, Code::kInvalidArgument,
            "stream must be NULL: host memory has no streams");
 }
 
 template <class Managed>
-LentTensor import_checked(Managed* managed, bool read_only) {
+LentTensor import_checked(Managed* managed, bool read_only, void* stream) {
   const DLTensor& t = managed->dl_tensor;
-  const auto device = static_cast<int32_t>(t.device.device_type);
-  DS_CHECK(device == kDLCPU, Code::kUnsupported, "the tensor lies on a ", device_name(device),
-           " device, which this build does not support; copy it to the CPU first");
+  const MemoryPlace place = place_of(t.device);
+  check_stream(place.kind, stream);
   DS_CHECK(t.ndim >= 0 && t.ndim <= kMaxDims, Code::kInvalidArgument, "the tensor has ", t.ndim,
            " dimensions; 0 to ", kMaxDims, " are supported");
   DS_CHECK(t.ndim == 0 || t.shape != nullptr, Code::kInvalidArgument, "the tensor's shape is NULL");
@@ -106,10 +115,13 @@ LentTensor import_checked(Managed* managed, bool read_only) {
     DS_CHECK(!__builtin_add_overflow(address, t.byte_offset, &address), Code::kInvalidArgument,
              "byte_offset ", t.byte_offset, " leaves the address space");
   }
-  return lend_host_memory(reinterpret_cast<void*>(address), dtype, shape, strides, read_only,
-                          [managed] {
-                            if (managed->deleter != nullptr) managed->deleter(managed);
-                          });
+  void* const data = reinterpret_cast<void*>(address);
+  if (place.kind == DeviceKind::kCuda && shape.elements() > 0) {
+    accept_cuda_memory(place.index, data, stream);
+  }
+  return lend_memory(place, data, dtype, shape, strides, read_only, [managed] {
+    if (managed->deleter != nullptr) managed->deleter(managed);
+  });
 }
 
 // What an exported struct points to; the struct itself comes first, so that one deletion ends all.
@@ -129,7 +141,10 @@ void delete_exported(Managed* managed) {
 template <class Managed>
 Managed* export_tensor(const Tensor& tensor, void* stream) {
   DS_CHECK(tensor, Code::kInternal, "there is no tensor to export");
-  check_stream(stream);
+  const Storage& storage = *tensor.storage();
+  check_stream(storage.device_kind(), stream);
+  // Whatever stream the caller reads on, nothing of ours is left to wait for.
+  if (storage.device()) storage.device()->default_stream().synchronize();
   auto out = std::make_unique<Exported<Managed>>();
   out->tensor = tensor;
   for (int i = 0; i < tensor.dims(); ++i) {
@@ -138,8 +153,7 @@ Managed* export_tensor(const Tensor& tensor, void* stream) {
   }
   DLTensor& t = out->managed.dl_tensor;
   t.data = tensor.raw();
-  t.device = {static_cast<DLDeviceType>(tensor.storage()->device_kind()),
-              tensor.storage()->device_index()};
+  t.device = {static_cast<DLDeviceType>(storage.device_kind()), storage.device_index()};
   t.ndim = tensor.dims();
   t.dtype = dtype_to_dlpack(tensor.dtype());
   t.shape = out->shape.data();
@@ -158,14 +172,12 @@ LentTensor import_dlpack(DLManagedTensorVersioned* managed, void* stream) {
   DS_CHECK(managed->version.major == DLPACK_MAJOR_VERSION, Code::kUnsupported,
            "the tensor has DLPack version ", managed->version.major, ".", managed->version.minor,
            "; this library takes version ", DLPACK_MAJOR_VERSION, ".x");
-  check_stream(stream);
-  return import_checked(managed, (managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0);
+  return import_checked(managed, (managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0, stream);
 }
 
 LentTensor import_dlpack(DLManagedTensor* managed, void* stream) {
   DS_CHECK(managed != nullptr, Code::kInvalidArgument, "managed is NULL");
-  check_stream(stream);
-  return import_checked(managed, /*read_only=*/false);
+  return import_checked(managed, /*read_only=*/false, stream);
 }
 
 DLManagedTensorVersioned* export_dlpack(const Tensor& tensor, void* stream) {

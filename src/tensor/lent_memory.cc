@@ -4,6 +4,9 @@
 #include <cstring>
 #include <type_traits>
 #include <utility>
+#include <vector>
+
+#include "tensor/transfer.h"
 
 namespace ds {
 namespace {
@@ -84,6 +87,30 @@ void copy_run(std::byte* target, int64_t target_step, const std::byte* source, i
   }
 }
 
+// What the strides of a GPU's tensor reach, on the host.
+struct ReachedOnHost {
+  std::vector<std::byte> bytes;
+  Tensor all;     // the same bytes on the GPU
+  Tensor tensor;  // as the GPU's, over `bytes`
+};
+
+ReachedOnHost reached_on_host(const Tensor& tensor) {
+  std::array<int64_t, kMaxDims> steps{};
+  for (int i = 0; i < tensor.dims(); ++i) steps[static_cast<size_t>(i)] = tensor.stride(i);
+  const std::span<const int64_t> strides(steps.data(), static_cast<size_t>(tensor.dims()));
+  const int64_t bytes = extent_bytes(tensor.shape(), strides, dtype_size(tensor.dtype()));
+  const auto* const first = static_cast<const std::byte*>(tensor.storage()->data());
+  const auto offset = static_cast<const std::byte*>(tensor.raw()) - first;
+  ReachedOnHost out;
+  out.bytes.resize(static_cast<size_t>(bytes));
+  out.all = Tensor(tensor.storage(), offset, DType::kUInt8, Shape{bytes});
+  copy_to_host(out.all, out.bytes.data());
+  auto storage = std::make_shared<Storage>(DeviceKind::kCpu, 0, out.bytes.data(), bytes, false,
+                                           std::function<void()>());
+  out.tensor = Tensor(std::move(storage), 0, tensor.dtype(), tensor.shape(), strides);
+  return out;
+}
+
 int64_t inner_step(const Tensor& tensor, int64_t item) {
   return tensor.dims() == 0 ? item : tensor.stride(tensor.dims() - 1) * item;
 }
@@ -98,9 +125,9 @@ Lease::~Lease() {
   }
 }
 
-LentTensor lend_host_memory(void* data, DType dtype, const Shape& shape,
-                            std::span<const int64_t> strides, bool read_only,
-                            std::function<void()> release) {
+LentTensor lend_memory(const MemoryPlace& place, void* data, DType dtype, const Shape& shape,
+                       std::span<const int64_t> strides, bool read_only,
+                       std::function<void()> release) {
   const int64_t item = dtype_size(dtype);
   DS_CHECK(strides.empty() || strides.size() == static_cast<size_t>(shape.dims()),
            Code::kInvalidArgument, "shape ", shape.text(), " comes with ", strides.size(),
@@ -119,12 +146,13 @@ LentTensor lend_host_memory(void* data, DType dtype, const Shape& shape,
   }
   auto lease = std::make_shared<Lease>(std::move(release));
   // The storage holds the lease through its release function, which has nothing else to do.
-  auto storage = std::make_shared<Storage>(DeviceKind::kCpu, 0, data, bytes, read_only,
+  auto storage = std::make_shared<Storage>(place.kind, place.index, data, bytes, read_only,
                                            [lease] { static_cast<void>(lease); });
   return {Tensor(std::move(storage), 0, dtype, shape, strides), std::move(lease)};
 }
 
 void copy_to_packed(const Tensor& tensor, void* packed) {
+  if (!on_host(tensor)) return copy_to_packed(reached_on_host(tensor).tensor, packed);
   const int64_t item = dtype_size(tensor.dtype());
   if (tensor.contiguous()) {
     if (tensor.bytes() > 0) {
@@ -139,6 +167,11 @@ void copy_to_packed(const Tensor& tensor, void* packed) {
 }
 
 void copy_from_packed(const Tensor& tensor, const void* packed) {
+  if (!on_host(tensor)) {
+    const ReachedOnHost reached = reached_on_host(tensor);
+    copy_from_packed(reached.tensor, packed);
+    return copy_from_host(reached.bytes.data(), reached.all);
+  }
   const int64_t item = dtype_size(tensor.dtype());
   if (tensor.contiguous()) {
     if (tensor.bytes() > 0) {

@@ -31,15 +31,23 @@ struct LentTensor {
   std::shared_ptr<Lease> lease;  // arm it when the tensor has been handed over
 };
 
-// Host memory as a tensor. `strides` are in elements, >= 0; an empty span means packed row-major.
-// Those of dimensions with at most one element say nothing and are replaced by packed ones.
-// Throws kInvalidArgument for null or misaligned data, negative sizes or strides, and extents that
-// overflow or wrap around the address space.
-LentTensor lend_host_memory(void* data, DType dtype, const Shape& shape,
-                            std::span<const int64_t> strides, bool read_only,
-                            std::function<void()> release);
+// Where memory is.
+struct MemoryPlace {
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;
+};
 
-// Copies between a tensor of any strides and packed row-major memory of the same element type.
+// Memory as a tensor; of a GPU, when it was accepted (device/cuda_lent.h). `strides` are in
+// elements, >= 0; an empty span means packed row-major. Those of dimensions with at most one
+// element say nothing and are replaced by packed ones. Throws kInvalidArgument for null or
+// misaligned data, negative sizes or strides, and extents that overflow or wrap around the address
+// space.
+LentTensor lend_memory(const MemoryPlace& place, void* data, DType dtype, const Shape& shape,
+                       std::span<const int64_t> strides, bool read_only,
+                       std::function<void()> release);
+
+// Copies between a tensor of any strides, wherever it lies, and packed row-major memory of the host
+// with the same element type. Waits for what a GPU does.
 void copy_to_packed(const Tensor& tensor, void* packed);
 void copy_from_packed(const Tensor& tensor, const void* packed);
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "device/cuda_device.h"
+#include "device/cuda_lent.h"
 
 namespace ds {
 namespace {
@@ -72,12 +73,14 @@ class Staging {
   bool finished_ = false;
 };
 
-Device& gpu_of(const Tensor& x) {
-  const std::shared_ptr<Device>& device = x.storage()->device();
-  DS_CHECK(device, Code::kUnsupported,
-           "memory of a GPU that the library did not allocate cannot be copied");
-  return *device;
+// GPU memory of somebody else is in the order of nobody's stream that is known here: what is copied
+// from and to it is waited for.
+bool is_lent(const Tensor& x) { return !on_host(x) && x.storage()->device() == nullptr; }
+void copy_lent(const Tensor& lent, void* to, const void* from) {
+  copy_lent_cuda(lent.storage()->device_index(), to, from, lent.bytes());
 }
+
+Device& gpu_of(const Tensor& x) { return *x.storage()->device(); }
 
 // Whether copies of the GPU reach host memory themselves.
 bool reached_directly(Device& gpu, const Tensor& x) {
@@ -100,6 +103,8 @@ void copy_to_host(const Tensor& from, void* to) {
   if (from.bytes() == 0) return;
   if (on_host(from)) {
     std::memcpy(to, from.raw(), static_cast<size_t>(from.bytes()));
+  } else if (is_lent(from)) {
+    copy_lent(from, to, from.raw());
   } else {
     Staging(gpu_of(from), from.bytes()).download(from.raw(), to);
   }
@@ -110,6 +115,8 @@ void copy_from_host(const void* from, const Tensor& to) {
   if (to.bytes() == 0) return;
   if (on_host(to)) {
     std::memcpy(to.raw(), from, static_cast<size_t>(to.bytes()));
+  } else if (is_lent(to)) {
+    copy_lent(to, to.raw(), from);
   } else {
     static_cast<CudaDevice&>(gpu_of(to)).upload(to.raw(), from, to.bytes());
   }
@@ -121,14 +128,18 @@ void copy_tensor(const Tensor& from, const Tensor& to) {
   DS_CHECK(from.bytes() == to.bytes(), Code::kInternal, "copy of ", from.bytes(), " bytes to ",
            to.bytes());
   if (from.bytes() == 0) return;
-  if (on_host(from) && on_host(to)) return copy_to_host(from, to.raw());
-  Device& gpu = gpu_of(on_host(to) ? from : to);
+  if (on_host(to) && (on_host(from) || is_lent(from))) return copy_to_host(from, to.raw());
+  if (on_host(from) && is_lent(to)) return copy_from_host(from.raw(), to);
+  DS_CHECK(on_host(from) || on_host(to) ||
+               from.storage()->device_index() == to.storage()->device_index(),
+           Code::kUnsupported, "tensors are copied between GPUs through the host only");
+  if (is_lent(from) && is_lent(to)) return copy_lent(to, to.raw(), from.raw());
+  Device& gpu = gpu_of(on_host(to) || is_lent(to) ? from : to);
   if (on_host(to) && !reached_directly(gpu, to)) return copy_to_host(from, to.raw());
   if (on_host(from) && !reached_directly(gpu, from)) return copy_from_host(from.raw(), to);
-  DS_CHECK(on_host(from) || on_host(to) || from.storage()->device().get() == &gpu,
-           Code::kUnsupported, "tensors are copied between GPUs through the host only");
   gpu.copy(to.raw(), from.raw(), from.bytes(), gpu.default_stream());
-  if (on_host(from) || on_host(to)) gpu.default_stream().synchronize();
+  if (on_host(from) || on_host(to) || is_lent(from) || is_lent(to))
+    gpu.default_stream().synchronize();
 }
 
 Fetched::Fetched(const Tensor& from) {

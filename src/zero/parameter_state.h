@@ -147,6 +147,7 @@ class ParameterState : public nn::ParameterStore {
   // A caller's tensor that receives each new value of a parameter, in its own type.
   void lend(nn::ParamId id, Tensor memory);
   bool lent(nn::ParamId id) const;
+  bool lends() const { return !lent_.empty(); }
 
   // Gradient buffers exist only while somebody trains. Types below fp32 sum a micro batch in fp32
   // and round when it is added, with the threads of `ctx`, which must live until free_gradients.

@@ -183,8 +183,10 @@ TYPED_TEST(Dlpack, InRefusesAndLeavesItToTheCaller) {
        [](F& f) {
          f.managed.dl_tensor.dtype = {kDLInt, 4, 1};
        }},
-      {"CUDA device", DS_ERR_UNSUPPORTED,
-       [](F& f) { f.managed.dl_tensor.device.device_type = kDLCUDA; }},
+      {"cuda:0 cannot be used", DS_ERR_UNSUPPORTED,
+       [](F& f) {
+         f.managed.dl_tensor.device = {kDLCUDA, 0};
+       }},
       {"CUDA managed", DS_ERR_UNSUPPORTED,
        [](F& f) { f.managed.dl_tensor.device.device_type = kDLCUDAManaged; }},
       {"Metal", DS_ERR_UNSUPPORTED,

@@ -278,8 +278,11 @@ TEST_F(GpuState, WhatAGpuDoesNotDo) {
   nn::ParameterSet set;
   set.add({"own", {4}});
   const auto own = models::Model::from_parameters(std::move(set));
+  own->set_device(make_cuda_device(0));
+  own->set_device(make_cpu_device());
+  own->state().lend(0, random_tensor(*std::make_unique<std::mt19937_64>(1), {4}));
   EXPECT_THAT(error_of(Code::kUnsupported, [&] { own->set_device(make_cuda_device(0)); }),
-              HasSubstr("own parameters"));
+              HasSubstr("lent"));
   EXPECT_THAT(error_of(Code::kInvalidArgument, [&] { open_device("cuda:99"); }),
               HasSubstr("cuda:99 does not exist"));
   const Json report = engine->memory_report();

@@ -375,6 +375,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   STAND_IN_BEGIN(cudaStreamSynchronize);
+  if (stream == nullptr) return cudaSuccess;  // CUDA's legacy stream: nothing is queued there
   STAND_IN_KNOWN(streams, stream);
   ++world().waits;
   drain(*stream->queue);
@@ -462,6 +463,38 @@ cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* sou
          }
        },
        target, source});
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* target, const void* source, size_t count, cudaMemcpyKind kind) {
+  STAND_IN_BEGIN(cudaMemcpy);
+  if (kind != cudaMemcpyDefault || !fits(target, count) || !fits(source, count)) {
+    return done(cudaErrorInvalidValue);
+  }
+  for (const cudaStream_t stream : world().streams) {
+    for (const Work& work : stream->queue->work) {
+      for (const void* const used : {work.target, work.source}) {
+        const auto* const block = block_of(used);
+        if (block != nullptr && (block == block_of(target) || block == block_of(source))) {
+          violate("cudaMemcpy of memory that queued work uses");
+        }
+      }
+    }
+  }
+  ++world().waits;
+  std::memcpy(target, source, count);
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* pointer) {
+  STAND_IN_BEGIN(cudaPointerGetAttributes);
+  *found = {};
+  if (const auto* const block = block_of(pointer)) {
+    found->type = cudaMemoryTypeDevice;
+    found->device = block->second.gpu;
+  } else if (block_of(pointer, world().pinned) != nullptr) {
+    found->type = cudaMemoryTypeHost;
+  }
   return cudaSuccess;
 }
 
