@@ -1,4 +1,5 @@
 # Shared by the scripts: the checkout's root and how much to do at once. Sourced, not run.
+# shellcheck shell=bash
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # Parallel compilations: the CPUs this process may use, but one per 1.5 GiB of memory.
@@ -15,7 +16,7 @@ configure_and_build() {
   local preset=$1
   shift
   (
-    cd "$root"
+    cd "$root" || exit
     cmake --preset "$preset" >"$root/build/configure-$preset.log" 2>&1 ||
       {
         cat "$root/build/configure-$preset.log" >&2

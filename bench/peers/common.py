@@ -6,6 +6,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 # An untrimmed heap in huge pages: what keeps a peer from paying page faults in every call.
@@ -61,6 +62,52 @@ def interleave(rounds, contenders):
             got = body()
             seen[name].extend(got if isinstance(got, list) else [got])
     return {name: statistics.median(times) for name, times in seen.items()}
+
+
+class NotStarted(Exception):
+    """A contender ended before it was ready; the text is what it said last."""
+
+
+class Contender:
+    """A process that answers a number with the times of so many steps."""
+
+    def __init__(self, command, environment=None):
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=self.errors, text=True, env=environment)
+        hello = self.process.stdout.readline()
+        if not hello:
+            raise NotStarted(self._last_words())
+        self.hello = json.loads(hello)
+
+    def ask(self, question):
+        try:
+            self.process.stdin.write(f"{question}\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise NotStarted(self._last_words())
+        return json.loads(answer)
+
+    def steps(self, count):
+        return self.ask(count)
+
+    def peak_gib(self):
+        with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as status:
+            peak = next(line for line in status if line.startswith("VmHWM"))
+        return int(peak.split()[1]) / 2**20
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+    def _last_words(self):
+        self.process.wait()
+        self.errors.seek(0)
+        lines = [line for line in self.errors.read().splitlines() if line.strip()]
+        return lines[-1] if lines else f"it ended with status {self.process.returncode}"
 
 
 class Report:

@@ -9,7 +9,6 @@ between its turns; peak memory is what the system counted for the process.
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 
@@ -57,29 +56,6 @@ def torch_child(args):
         print(json.dumps([step() for _ in range(int(line))]), flush=True)
 
 
-class Contender:
-    """A process that answers a number with the times of so many steps."""
-
-    def __init__(self, command, environment=None):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env=environment)
-        self.hello = json.loads(self.process.stdout.readline())
-
-    def steps(self, count):
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def peak_gib(self):
-        with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as status:
-            peak = next(line for line in status if line.startswith("VmHWM"))
-        return int(peak.split()[1]) / 2**20
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def main():
     made = common.parser(__doc__)
     made.add_argument("programs")
@@ -95,12 +71,12 @@ def main():
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({"model_type": "gpt2", **SHAPE}, file)
         file.flush()
-        contenders = {"ds": Contender(
+        contenders = {"ds": common.Contender(
             [os.path.join(args.programs, "train_step"), file.name, str(args.batch),
              str(args.length), args.precision, "serve", str(args.threads)],
             common.plain_environment())}
         for kind in ("eager",) if args.no_compile else ("eager", "compile"):
-            contenders[kind] = Contender([sys.executable, *sys.argv, "--child", kind])
+            contenders[kind] = common.Contender([sys.executable, *sys.argv, "--child", kind])
         limits, seen = [], {name: [] for name in contenders}
         for _ in range(args.rounds):
             for name, contender in contenders.items():

@@ -1,0 +1,254 @@
+"""Training steps on a GPU: PyTorch (torch.compile, flash attention, fused AdamW, bf16) and ds in turn, in
+one run: tokens per second, their ratio, the share of the bf16 matrix rate (6N FLOP), peak memory.
+
+usage: gpu_step.py BENCH_FOLDER [--model 124m|1.5b|8b] [--batch N] [--length 1024] [--rounds 5]
+                   [--steps 10] [--also fp8,offload] [--cap-gb 40] [--no-compile]
+                   [--device cuda:0] [--tiny] [--json FILE]
+BENCH_FOLDER holds train_step and gpu_bench (build/cuda/bench). Every contender is a process of its own
+that stays warm; both hold fp32 masters and compute in bf16. A time is that of one of the steps of a
+turn, which ends when the GPU has finished. --also adds rows of ds alone:
+  fp8      the same with {"fp8": {"enabled": true}}
+  offload  the largest GPT-2 up to 13B whose state fits this host's memory, with
+           {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}, while all but
+           --cap-gb of the GPU's memory is taken away; then PyTorch's fully_shard with CPUOffloadPolicy
+           on the same, alone too
+What cannot run is a row with the reason. Exit status 3: there is no PyTorch or no GPU.
+"""
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+
+import common
+import gpu_common
+
+# width, layers, heads; GPT-2 shapes throughout.
+MODELS = {"124m": (768, 12, 12), "1.5b": (1600, 48, 25), "8b": (4096, 40, 32), "13b": (5120, 40, 40),
+          "6.7b": (4096, 32, 32), "2.7b": (2560, 32, 32)}
+BATCHES = {"124m": 32, "1.5b": 8, "8b": 2}  # two contenders fit a GPU of 141 GB
+FP8 = 'fp8={"enabled": true}'
+OFFLOAD = 'zero_optimization={"stage": 0, "offload_optimizer": {"device": "cpu", "pin_memory": true}}'
+CHECKPOINTING = 'activation_checkpointing={"enabled": true}'
+
+
+def shape(args, name):
+    if args.tiny:
+        return gpu_common.gpt2_config(64, 2, 2, vocab=211, positions=64)
+    return gpu_common.gpt2_config(*MODELS[name], positions=args.length)
+
+
+def compiled_step(torch, args, config):
+    """The loss, and the parameters, of a model that is compiled and computes in bf16 by autocast."""
+    kind = "cuda" if args.device.startswith("cuda") else "cpu"
+    model = gpu_common.small_gpt2(torch, config).to(args.device)
+
+    def loss_of(ids, labels):
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            return model(ids, labels)
+    return (loss_of if args.no_compile else torch.compile(loss_of)), model
+
+
+def offloaded_step(torch, args, config):
+    """fully_shard of one rank whose masters, moments and gradients are the host's; blocks are
+    recomputed."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29577", RANK="0", WORLD_SIZE="1")
+    torch.cuda.set_device(args.device)
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
+    with torch.device("meta"):
+        model = gpu_common.small_gpt2(torch, config)
+    model.to_empty(device="cpu")
+    some = torch.randn(1 << 20) * 0.02
+    with torch.no_grad():
+        for parameter in model.parameters():
+            flat = parameter.view(-1)
+            for at in range(0, flat.numel(), some.numel()):
+                part = flat[at:at + some.numel()]
+                part.copy_(some[:part.numel()])
+    policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+              "offload_policy": CPUOffloadPolicy()}
+    for i, block in enumerate(model.h):
+        model.h[i] = fully_shard(checkpoint_wrapper(block), **policy)
+    return fully_shard(model, **policy), model
+
+
+def torch_child(args):
+    """Answers each line "N" with the milliseconds of N steps, and "memory" with the GPU's peak."""
+    torch = gpu_common.need_torch(args.device)
+    torch.manual_seed(1)
+    config = shape(args, args.model)
+    kind = "cuda" if args.device.startswith("cuda") else "cpu"
+    make = offloaded_step if args.child == "offload" else compiled_step
+    compiled, model = make(torch, args, config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+
+    def turn(count):
+        tokens = torch.randint(0, config["vocab_size"], (count, 2, args.batch, args.length),
+                               device=args.device)
+        gpu_common.synchronize(torch, args.device)
+        began = time.perf_counter()
+        for ids, labels in tokens:
+            compiled(ids, labels).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        gpu_common.synchronize(torch, args.device)
+        return (time.perf_counter() - began) * 1e3 / count
+
+    turn(1 if args.child == "offload" else 3)
+    print(json.dumps({"torch": torch.__version__}), flush=True)
+    for line in sys.stdin:
+        if line.strip() == "memory":
+            peak = torch.cuda.max_memory_allocated() if kind == "cuda" else 0
+            print(json.dumps({"total": {"peak": peak}}), flush=True)
+        else:
+            print(json.dumps([turn(int(line))]), flush=True)
+    return 0
+
+
+class Run:
+    """Contenders on one model, started one after another; what failed has a reason instead."""
+
+    def __init__(self, args, report, model):
+        self.args, self.report, self.model = args, report, model
+        self.config = shape(args, model)
+        self.parameters = gpu_common.gpt2_parameters(self.config)
+        self.seen, self.failed = {}, {}
+
+    def ours(self, *keys, batch=None):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump({"model_type": "gpt2", **self.config}, file)
+            file.flush()
+            return gpu_common.contender(
+                [os.path.join(self.args.programs, "train_step"), file.name,
+                 str(batch or self.args.batch), str(self.args.length), "bf16", "serve",
+                 str(self.args.threads), *keys, "--device", self.args.device])
+
+    def torch(self, kind="compiled", batch=None):
+        return gpu_common.contender([sys.executable, *sys.argv, "--child", kind, "--model", self.model,
+                                     "--batch", str(batch or self.args.batch)])
+
+    def measure(self, contenders, matrix_rate, batch=None, note=""):
+        running = {n: c for n, c in contenders.items() if not isinstance(c, str)}
+        times = {name: [] for name in running}
+        failed = self.failed
+        failed.update({n: c for n, c in contenders.items() if isinstance(c, str)})
+        for _ in range(self.args.rounds):
+            for name, contender in list(running.items()):
+                try:
+                    times[name].append(statistics.fmean(contender.steps(self.args.steps)))
+                except common.NotStarted as error:
+                    failed[name] = str(error)
+                    del running[name]
+        tokens = (batch or self.args.batch) * self.args.length
+        for name, contender in running.items():
+            ms = statistics.median(times[name])
+            self.seen[name] = ms
+            rate = 6 * self.parameters * tokens / ms * 1e3
+            ratio = {"ratio": ms / self.seen["ds"]} if "ds" in self.seen else {}
+            self.report.row(contender=name, note=note, model=self.model, parameters=self.parameters,
+                            tokens=tokens, ms=ms, spread=f"{min(times[name]):.4g}-{max(times[name]):.4g}",
+                            tokens_per_s=tokens / ms * 1e3, **ratio,
+                            share_of_matrix_rate=rate / matrix_rate if matrix_rate else 0.0,
+                            peak_gib=contender.ask("memory")["total"]["peak"] / 2**30)
+            contender.close()
+        for name in contenders:
+            if name in failed:
+                self.report.row(contender=name, note=note, model=self.model, skipped=failed[name])
+
+
+def host_bytes():
+    with open("/proc/meminfo", encoding="utf-8") as info:
+        return next(int(line.split()[1]) for line in info if line.startswith("MemTotal")) * 1024
+
+
+def offload(args, report, matrix_rate):
+    """Adam with its masters, moments and gradients in host memory: 18 bytes per parameter there."""
+    host = args.host_gib * 2**30 or host_bytes()
+    fitting = [name for name in ("13b", "8b", "6.7b", "2.7b", "1.5b", "124m")
+               if 18 * gpu_common.gpt2_parameters(shape(args, name)) < 0.9 * host]
+    model = fitting[0] if fitting else "124m"
+    if model != "13b":
+        print(f"offload: 13B needs more host memory than the {host / 2**30:.0f} GiB here; {model} is "
+              "taken", flush=True)
+    ballast = None
+    if args.device.startswith("cuda"):
+        torch = gpu_common.need_torch(args.device)
+        free, _ = torch.cuda.mem_get_info()
+        ballast = torch.empty(max(0, free - int(args.cap_gb * 1e9)), dtype=torch.uint8,
+                              device=args.device)
+    batch = 2 if args.tiny else 4
+    run = Run(args, report, model)
+    note = f"offload, {args.cap_gb:g} GB"
+    run.measure({"ds": run.ours(OFFLOAD, CHECKPOINTING, batch=batch)}, matrix_rate, batch, note)
+    peer = run.torch("offload", batch) if args.device.startswith("cuda") else "it needs a GPU"
+    run.measure({"torch fully_shard": peer}, matrix_rate, batch, note)
+    del ballast
+    return run
+
+
+def main():
+    made = gpu_common.parser(__doc__)
+    made.add_argument("programs")
+    made.add_argument("--child", choices=("compiled", "offload"))
+    made.add_argument("--model", choices=sorted(MODELS), default="124m")
+    made.add_argument("--batch", type=int, default=0)
+    made.add_argument("--length", type=int, default=1024)
+    made.add_argument("--steps", type=int, default=10)
+    made.add_argument("--also", default="", help="fp8, offload, or both with a comma")
+    made.add_argument("--only-also", action="store_true", help="leave the comparison out")
+    made.add_argument("--cap-gb", type=float, default=40)
+    made.add_argument("--host-gib", type=float, default=float(os.environ.get("HOST_GIB", 0)),
+                      help="host memory that may be used, where the system reports less than it has")
+    args = gpu_common.parse(made)
+    if args.tiny:
+        args.length, args.batch = 32, 2
+    args.batch = args.batch or BATCHES.get(args.model, 2)
+    if args.child:
+        return torch_child(args)
+    torch = gpu_common.need_torch(args.device)
+    report = common.Report(args, f"GPT-2 {args.model} on {args.device}, {args.batch} x {args.length}, "
+                                 f"bf16, PyTorch {torch.__version__}")
+    bench = os.path.join(args.programs, "gpu_bench")
+    limits = gpu_common.limits_of(bench, args)
+    rates = [limits["bf16_flops_per_s"]]
+    run = Run(args, report, args.model)
+    also = [name for name in args.also.split(",") if name]
+    contenders = {}
+    if not args.only_also:
+        contenders = {"ds": run.ours(), "torch eager" if args.no_compile else "torch compile": run.torch()}
+    if "fp8" in also:
+        if "ds" not in contenders:
+            contenders["ds"] = run.ours()
+        contenders["ds fp8"] = run.ours(FP8)
+    if contenders:
+        run.measure(contenders, rates[0])
+    runs = [run]
+    if "offload" in also:
+        runs.append(offload(args, report, rates[0]))
+        host = common.run_json([os.path.join(args.programs, "print_limits"), str(args.threads)])
+        report.row(contender="limits", note="GB/s: to the GPU, to the host, Adam's mix in host memory",
+                   to_gpu=limits["host_to_gpu_bytes_per_s"] * 1e-9,
+                   to_host=limits["gpu_to_host_bytes_per_s"] * 1e-9, adam_mix=host["mixed_gbs"])
+    rates.append(gpu_common.limits_of(bench, args)["bf16_flops_per_s"])
+    report.row(contender="bf16 products", tflop_per_s=rates[0] * 1e-12, and_after=rates[1] * 1e-12)
+    report.finish()
+    return verdict(runs)
+
+
+def verdict(runs):
+    """1 when ds failed, 3 when it only refused keys of what is not built yet."""
+    reasons = [reason for run in runs for name, reason in run.failed.items() if name.startswith("ds")]
+    refused = [reason for reason in reasons
+               if "unknown key" in reason or "which this build does not have" in reason]
+    if len(refused) < len(reasons):
+        return 1
+    if refused:
+        gpu_common.skip(refused[0])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
