@@ -321,6 +321,7 @@ enum ds_reduce_op {
  * @param store        where the processes meet; NULL: a port of rank 0, which master_addr and
  *                     master_port of the options or MASTER_ADDR and MASTER_PORT name
  * Processes of one host share memory, others use sockets; the option "transport" decides otherwise.
+ * With "nccl" each has a GPU, for engines whose models ds_model_set_device has moved there.
  * With "mpi" ranks are those of MPI: give -1, -1, no store, and in the option "mpi_communicator"
  * the MPI_Comm_c2f of a communicator other than MPI_COMM_WORLD. DS_ERR_UNSUPPORTED: no MPI plug-in.
  * Blocks: until all have joined. Errors: DS_ERR_CONFIG, DS_ERR_COMM, which names who did not come.
@@ -643,7 +644,8 @@ DS_API ds_status ds_model_tensor_info(const ds_model* model, const char* name, c
 /**
  * Moves the weights to a device, where the model then runs and engines made later train it. Tensors
  * that are given and returned stay in host memory; docs/cuda.md says what runs on a GPU.
- * @param device  "cpu", where models begin, or a GPU: "cuda:0", counted as ds_report lists them
+ * @param device  "cpu", where models begin, or a GPU: "cuda:0", counted as ds_report lists them.
+ *     Of several processes each takes another GPU, and their group is one of transport "nccl".
  * Errors: DS_ERR_UNSUPPORTED (no CUDA in this build, no driver, no GPU; or lent parameters),
  * DS_ERR_INVALID_ARGUMENT (no such device), DS_ERR_STATE (the model has an engine, or is prepared
  * for inference), DS_ERR_OUT_OF_MEMORY, DS_ERR_DEVICE. Since: 0.4.

@@ -7,7 +7,10 @@ namespace tool {
 
 CLI::Option* add_device_option(CLI::App& sub, std::string& device) {
   return sub
-      .add_option("--device", device, "cpu, or a GPU such as cuda:0 (`ds report` lists them)")
+      .add_option(
+          "--device", device,
+          "cpu, or a GPU such as cuda:0 (`ds report` lists them); cuda: the first one, of several "
+          "ranks each its own")
       ->type_name("DEVICE")
       ->capture_default_str();
 }

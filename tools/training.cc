@@ -10,6 +10,7 @@
 #include "metrics.h"
 #include "model_files.h"
 #include "progress.h"
+#include "rank_device.h"
 #include "signals.h"
 #include "train_data.h"
 #include "train_options.h"
@@ -23,7 +24,7 @@ constexpr const char* kWholeSplit = "1,0,0";
 class Training {
  public:
   explicit Training(const TrainOptions& options)
-      : comm_(-1, -1, options.comm_config),
+      : comm_(-1, -1, comm_config_on(options.device, options.comm_config)),
         o_(options),
         first_(comm_.rank() == 0),
         data_(options.data, options.data_spec) {
@@ -140,7 +141,7 @@ void Training::open_model() {
   if (count_parameters(model_).trained == 0) {
     throw Failure("all parameters are frozen: nothing would train (--unfreeze releases some)");
   }
-  model_.set_device(o_.device);
+  model_.set_device(rank_device(o_.device, comm_));
   if (!o_.adapter_out.empty()) {
     if (!has_adapters(model_)) {
       throw UsageError("--adapter-out: the model has no adapters; --lora adds them");

@@ -187,7 +187,7 @@ Json gpu_section() {
   const std::vector<CudaDeviceInfo> found = list_cuda_devices(&why_none);
   gpu["usable"] = !found.empty();
   gpu["reason"] =
-      found.empty() ? why_none : "models train and run on one GPU (ds_model_set_device, --device)";
+      found.empty() ? why_none : "models train and run on GPUs (ds_model_set_device, --device)";
   const std::string driver = cuda_driver_version();
   if (!driver.empty()) gpu["driver_cuda"] = driver;
   Json devices = Json::array();

@@ -284,7 +284,8 @@ Tensor Communicator::shared_tensor(const std::shared_ptr<Device>& device, DType 
                                    const Shape& shape, MemoryTag tag,
                                    const CollectiveOptions& options) {
   check_deadline("shared_tensor", options);
-  DS_CHECK(device != nullptr && device->kind() == DeviceKind::kCpu, Code::kUnsupported,
+  DS_CHECK(device != nullptr && (device->kind() == DeviceKind::kCpu || moves_gpu_memory()),
+           Code::kUnsupported,
            "shared_tensor: memory shared by processes is that of the CPU device");
   const int64_t elements = shape.elements(), most = INT64_MAX / 16 / size_;
   DS_CHECK(elements <= most / dtype_size(dtype), Code::kOutOfMemory, "shared_tensor: ", elements,

@@ -84,6 +84,8 @@ class Communicator {
   // With that of all groups split from this one, also those that are gone.
   virtual TrafficTable total_traffic() const = 0;
   virtual const char* transport() const noexcept = 0;  // "shm", ...
+  // Whether collectives take memory of GPUs, too.
+  virtual bool moves_gpu_memory() const noexcept { return false; }
 
   // Reductions. Floating types are summed in rank order in fp32 (float64 in float64) and rounded
   // once: the same bits on every rank, for any transport, and however a range is cut into calls.
@@ -135,8 +137,8 @@ class Communicator {
 
   // Collective: memory that collectives of this group, of its parent and of groups split from
   // either use without staging; zero at first. Each rank gets a buffer of the same size, and peers
-  // of the same host map it too. Where ranks share no memory it is ordinary memory of `device`,
-  // which carries the account in every case. Views of it count as it does.
+  // of the same host map it too. Where ranks share no memory, and on GPUs, it is ordinary memory of
+  // `device`, which carries the account in every case. Views of it count as it does.
   Tensor shared_tensor(const std::shared_ptr<Device>& device, DType dtype, const Shape& shape,
                        MemoryTag tag, const CollectiveOptions& options = {});
 

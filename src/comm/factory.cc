@@ -229,9 +229,7 @@ std::shared_ptr<Communicator> make_communicator(int rank, int world, const CommO
   DS_CHECK(world >= 1 && rank >= 0 && rank < world, Code::kInvalidArgument, "rank ", rank,
            " is not in a group of ", world);
   const bool on_gpus = options.transport == TransportKind::kNccl;
-  if (world == 1) {
-    return on_gpus ? make_local_group(1, options).front() : make_single_communicator(options);
-  }
+  if (world == 1) return make_single_communicator(options);  // which copies GPU memory, too
 
   const std::string job = !options.job_id.empty() ? options.job_id : place.job_id;
   Meeting meeting;

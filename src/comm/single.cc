@@ -27,6 +27,7 @@ class SingleCommunicator : public Communicator {
   }
   TrafficTable total_traffic() const override { return traffic(); }
   const char* transport() const noexcept override { return "self"; }
+  bool moves_gpu_memory() const noexcept override { return true; }
   void set_logger(std::shared_ptr<CommsLogger> logger) override { logger_ = std::move(logger); }
 
  protected:

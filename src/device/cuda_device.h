@@ -18,6 +18,7 @@ struct CudaDeviceInfo {
   int compute_major = 0;  // compute capability 9.0: 9 and 0
   int compute_minor = 0;
   int multiprocessors = 0;
+  std::string uuid;  // of the GPU itself, whatever its number here: 32 hexadecimal digits
 };
 
 // Empty without a driver, a GPU or CUDA in this build; `why_none` then says which (and is cleared

@@ -1,4 +1,6 @@
 // The GPUs that this process sees, or why it sees none.
+#include <string_view>
+
 #include "device/cuda_device.h"
 #include "device/cuda_support.h"
 
@@ -62,6 +64,11 @@ std::vector<CudaDeviceInfo> list_cuda_devices(std::string* why_none) {
     info.compute_major = found.major;
     info.compute_minor = found.minor;
     info.multiprocessors = found.multiProcessorCount;
+    for (const char byte : found.uuid.bytes) {
+      constexpr std::string_view kDigits = "0123456789abcdef";
+      info.uuid += kDigits[static_cast<unsigned char>(byte) >> 4];
+      info.uuid += kDigits[static_cast<unsigned char>(byte) & 15];
+    }
   }
   return devices;
 }

@@ -8,6 +8,7 @@
 #include "checkpoint/background_save.h"
 #include "engine/agreement.h"
 #include "engine/monitors.h"
+#include "engine/rank_devices.h"
 #include "engine/share_options.h"
 #include "models/inputs.h"
 #include "nn/loss.h"
@@ -69,9 +70,12 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
   const models::Model::Use use(*model_);
   model_->attach_engine();
   try {
-    DS_CHECK(comm_->size() == 1 || model_->device()->kind() == DeviceKind::kCpu, Code::kUnsupported,
-             "the model is on ", model_->device()->describe(), ", and ", comm_->size(),
-             " ranks are to train it: on a GPU one rank trains alone");
+    DS_CHECK(comm_->size() == 1 || model_->has_architecture() ||
+                 model_->device()->kind() == DeviceKind::kCpu,
+             Code::kUnsupported, "the model is the caller's own parameters on ",
+             model_->device()->describe(),
+             ": several ranks train those on the CPU (ds_model_set_device)");
+    check_rank_devices(*model_->device(), *comm_);
     model_->host()->use_threads(pool_.threads());
     // Of several ranks each makes what it holds; one makes everything.
     zero::ParameterState& state = comm_->size() > 1 ? model_->state_as_it_is() : model_->state();
@@ -376,7 +380,7 @@ StepReport Engine::finish_step() {
 // come yet.
 Engine::RankTotals Engine::rank_totals() {
   if (comm_->size() == 1) return {0, step_tokens_, step_batches_, own_samples_};
-  const Tensor totals = context().workspace(DType::kFloat64, {4});
+  const Tensor totals = host_context().workspace(DType::kFloat64, {4});
   double* const sum = totals.data<double>();
   sum[0] = losses_.value();
   sum[1] = static_cast<double>(step_tokens_);

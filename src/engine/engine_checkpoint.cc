@@ -168,9 +168,9 @@ void Engine::save_tensors(PartWriter& part) {
     const int64_t owned_from = state.layout().part(id).first;
     const auto add = [&](const TensorMeta& meta, const Tensor& owned, bool view) {
       const Lifetime lasts = view && on_host(owned) ? Lifetime::kUntilFinish : Lifetime::kCall;
-      const Tensor slice = to_host(owned, model_->host())
-                               .view({owned.elements()})
-                               .slice(0, share.begin - owned_from, share.end - owned_from);
+      const Tensor slice = to_host(
+          owned.view({owned.elements()}).slice(0, share.begin - owned_from, share.end - owned_from),
+          model_->host());
       if (whole) return part.add_tensor(meta, bytes_of(slice), lasts);
       part.add_range(meta, share.begin, share.end, bytes_of(slice), lasts);
     };

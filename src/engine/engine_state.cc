@@ -53,11 +53,11 @@ Tensor Engine::optimizer_state(const std::string& name, const std::string& state
   zero::ParameterState& all = model_->state();
   if (all.layout().world() == 1) return optimizer.read_state(host_context(), place, state);
   const optim::OwnedRange owned = optimizer.owned(place);
-  Tensor own = context().workspace(DType::kFloat32, {owned.end - owned.begin});
+  Tensor own = host_context().workspace(DType::kFloat32, {owned.end - owned.begin});
   if (owned.begin < owned.end) {
     optimizer.read_state_range(place, state, owned.begin, owned.end, own.data<float>());
   }
-  return all.gather_parts(context(), trainable(name), own);
+  return all.gather_parts(host_context(), trainable(name), own);
 }
 
 void Engine::set_optimizer_state(const std::string& name, const std::string& state,

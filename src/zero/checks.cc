@@ -6,6 +6,7 @@
 #include "base/checksum.h"
 #include "base/text.h"
 #include "ops/elementwise.h"
+#include "tensor/transfer.h"
 #include "zero/parameter_state.h"
 
 namespace ds::zero {
@@ -14,6 +15,8 @@ namespace {
 std::span<const std::byte> bytes_of(const Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.raw()), static_cast<size_t>(tensor.bytes())};
 }
+
+constexpr int64_t kPiece = int64_t{1} << 20;  // elements that are looked at together
 
 }  // namespace
 
@@ -39,15 +42,17 @@ void ParameterState::check_weights(const OpContext& ctx) const {
   if (!comm_) return;
   if (!weights().compact) check_alike(ctx);
   if (!flat_.model || !flat_.masters) return;
-  constexpr int64_t kPiece = int64_t{1} << 20;
+  const std::shared_ptr<Device> host = host_memory_of(device_);
   for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
     const Tensor master = owned(flat_.masters, id), copy = owned(flat_.model, id);
     for (int64_t begin = 0; begin < master.elements(); begin += kPiece) {
       const int64_t end = std::min(master.elements(), begin + kPiece);
       Tensor rounded = ctx.workspace(compute_type_, {end - begin});
       ops::cast(ctx, master.slice(0, begin, end), rounded);
-      DS_CHECK(std::ranges::equal(bytes_of(rounded), bytes_of(copy.slice(0, begin, end))),
-               Code::kState, "the weights of ", parameters_[id].name, " on rank ", comm_->rank(),
+      const Tensor expected = to_host(rounded, host);
+      const Tensor found = to_host(copy.slice(0, begin, end), host);
+      DS_CHECK(std::ranges::equal(bytes_of(expected), bytes_of(found)), Code::kState,
+               "the weights of ", parameters_[id].name, " on rank ", comm_->rank(),
                " are not their masters, rounded: something else wrote to them");
     }
   }
@@ -55,17 +60,24 @@ void ParameterState::check_weights(const OpContext& ctx) const {
 
 // One number of everything first; which tensor it is only where ranks differ.
 void ParameterState::check_alike(const OpContext& ctx) const {
+  const OpContext host{host_memory_of(device_), ctx.pool};
   const auto gather = [&](const std::vector<uint64_t>& own) {
     const auto count = static_cast<int64_t>(own.size());
-    const Tensor mine = ctx.workspace(DType::kInt64, {count});
-    const Tensor all = ctx.workspace(DType::kInt64, {count * comm_->size()});
+    const Tensor mine = host.workspace(DType::kInt64, {count});
+    const Tensor all = host.workspace(DType::kInt64, {count * comm_->size()});
     std::memcpy(mine.raw(), own.data(), own.size() * sizeof(uint64_t));
     comm_->all_gather(all, mine, {.label = "checksums of weights", .blocking = true})->wait();
     return std::vector<int64_t>(all.data<int64_t>(), all.data<int64_t>() + all.elements());
   };
   const auto checksum = [&](nn::ParamId id) {
     const FlatRange range = layout_.range(id);
-    return xxh3_64(bytes_of(weights().data.slice(0, range.begin, range.end)));
+    std::vector<uint64_t> sums;
+    for (int64_t begin = range.begin; begin < range.end; begin += kPiece) {
+      const int64_t end = std::min(range.end, begin + kPiece);
+      const Tensor piece = to_host(weights().data.slice(0, begin, end), host.device);
+      sums.push_back(xxh3_64(bytes_of(piece)));
+    }
+    return xxh3_64(std::as_bytes(std::span(sums)));
   };
   std::vector<uint64_t> each;
   for (nn::ParamId id = 0; id < parameters_.size(); ++id) each.push_back(checksum(id));

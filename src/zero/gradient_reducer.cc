@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/elementwise.h"
+#include "tensor/transfer.h"
 
 namespace ds::zero {
 namespace {
@@ -143,7 +144,8 @@ void GradientReducer::send(size_t index) {
   Slot& slot = slots_[static_cast<size_t>(open.slot)];
   Tensor all = slot.data.slice(0, 0, bucket.range.elements());
   if (travels_quantized(bucket)) {
-    sent_.push_back({index, nullptr, quantized_->start(index, all, !options_.overlap)});
+    sent_.push_back(
+        {index, nullptr, quantized_->start(index, all, !options_.overlap && on_host(all))});
     if (!options_.overlap) receive();
     return;
   }
@@ -153,7 +155,7 @@ void GradientReducer::send(size_t index) {
     all = rounded;
   }
   const CollectiveOptions options{.label = parameters_[layout_.order()[bucket.first]].name,
-                                  .blocking = !options_.overlap,
+                                  .blocking = !options_.overlap && on_host(all),
                                   .same_label = options_.given};
   const int64_t own = comm_->rank() * bucket.piece;
   WorkPtr work =

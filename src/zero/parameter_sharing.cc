@@ -137,8 +137,9 @@ void ParameterState::fill_masters(const OpContext& ctx, const FlatLayout& layout
                                   Communicator& comm, const ShareOptions& options,
                                   optim::FlatTensor& masters) const {
   const uint64_t own = source_ ? source_->fingerprint() : 0;
-  const Tensor mine = ctx.workspace(DType::kInt64, {2});
-  const Tensor all = ctx.workspace(DType::kInt64, {2 * comm.size()});
+  const OpContext host{host_memory_of(device_), ctx.pool};
+  const Tensor mine = host.workspace(DType::kInt64, {2});
+  const Tensor all = host.workspace(DType::kInt64, {2 * comm.size()});
   mine.data<int64_t>()[0] = source_ ? 1 : 0;
   mine.data<int64_t>()[1] = static_cast<int64_t>(own);
   comm.all_gather(all, mine, {.label = "sources of weights", .blocking = true})->wait();
@@ -155,7 +156,7 @@ void ParameterState::fill_masters(const OpContext& ctx, const FlatLayout& layout
       if (range.elements() == 0 || (masters.compact && part.count == 0)) continue;
       Tensor out = masters.compact ? masters.data.slice(0, part.owned, part.owned + part.count)
                                    : masters.data.slice(0, range.begin, range.end);
-      source_->fill(ctx, id, parameters_[id], masters.compact ? part.first : 0, out);
+      fill_weights(*source_, ctx, id, parameters_[id], masters.compact ? part.first : 0, out);
     }
   });
 }
@@ -184,7 +185,7 @@ void ParameterState::receive_masters(const OpContext& ctx, const FlatLayout& lay
         Tensor out = buffer.slice(0, to, to + n);
         to += n;
         if (source_) {
-          source_->fill(ctx, piece.id, parameters_[piece.id], piece.begin, out);
+          fill_weights(*source_, ctx, piece.id, parameters_[piece.id], piece.begin, out);
         } else {
           const Tensor flat = master(piece.id).view({parameters_[piece.id].shape.elements()});
           ops::cast(ctx, flat.slice(0, piece.begin, piece.end), out);
@@ -366,8 +367,8 @@ ExactSum ParameterState::gradient_squares(const OpContext& ctx) const {
 }
 
 ExactSum ParameterState::sum_over_ranks(ExactSum sum) const {
-  const Tensor words =
-      Tensor::empty(device_, DType::kInt64, {ExactSum::kWords}, MemoryTag::kCommunication);
+  const Tensor words = Tensor::empty(host_memory_of(device_), DType::kInt64, {ExactSum::kWords},
+                                     MemoryTag::kCommunication);
   std::copy(sum.words().begin(), sum.words().end(), words.data<int64_t>());
   groups_.shard->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})
       ->wait();

@@ -182,8 +182,8 @@ Tensor ParameterState::whole_of_tiles(nn::ParamId id) {
       if (to.count == 0) continue;
       const int64_t from = block * tiles.rows(tile);
       const Tensor part = rows.slice(0, from, from + to.count);
-      std::memcpy(whole.slice(0, to.begin, to.begin + to.count).raw(), part.raw(),
-                  static_cast<size_t>(part.bytes()));
+      device_->copy(whole.slice(0, to.begin, to.begin + to.count).raw(), part.raw(), part.bytes(),
+                    device_->default_stream());
     }
     release_tile(id, tile);
   }

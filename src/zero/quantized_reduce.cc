@@ -1,5 +1,6 @@
 #include "zero/quantized_reduce.h"
 
+#include "tensor/transfer.h"
 #include "zero/piece_blocks.h"
 
 namespace ds::zero {
@@ -96,7 +97,8 @@ void QuantizedReduce::finish(size_t index, Flight& flight, const Tensor& whole, 
     pack(partial, begins, errors.second, static_cast<size_t>(node),
          sent.slice(0, node * bytes, (node + 1) * bytes));
   }
-  nodes_->across->all_to_all(received, sent, {.label = "gradients across nodes", .blocking = true})
+  nodes_->across
+      ->all_to_all(received, sent, {.label = "gradients across nodes", .blocking = on_host(sent)})
       ->wait();
   const float factor = 1.0f / static_cast<float>(places * count);
   const Begins begins = piece_blocks(layout_, bucket, layout_.rank());

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tensor/transfer.h"
+
 namespace ds::zero {
 namespace {
 
@@ -53,7 +55,8 @@ ShareGroups make_share_groups(const std::shared_ptr<Device>& device,
   if (!want_nodes) return out;
   out.nodes = make_node_groups(*out.shard);
   // All shard groups go the same way, or none does.
-  const Tensor possible = Tensor::zeros(device, DType::kInt32, {1}, MemoryTag::kCommunication);
+  const Tensor possible =
+      Tensor::zeros(host_memory_of(device), DType::kInt32, {1}, MemoryTag::kCommunication);
   *possible.data<int32_t>() = out.nodes ? 1 : 0;
   all->all_reduce(possible, ReduceOp::kMin, {.label = "ways by node", .blocking = true})->wait();
   if (*possible.data<int32_t>() == 0) out.nodes.reset();

@@ -1,8 +1,7 @@
 #include "zero/weight_route.h"
 
-#include <cstring>
-
 #include "ops/elementwise.h"
+#include "tensor/transfer.h"
 #include "zero/piece_blocks.h"
 
 namespace ds::zero {
@@ -98,14 +97,15 @@ void WeightRoute::finish_gather(Flight& flight, const Tensor& all) {
   const int places = nodes.node->size(), count = nodes.across->size();
   const Tensor columns =
       Tensor::empty(ctx_.device, all.dtype(), all.shape(), MemoryTag::kCommunication);
-  nodes.node->all_gather(columns, flight.column, {.label = "weights", .blocking = true})->wait();
+  nodes.node->all_gather(columns, flight.column, {.label = "weights", .blocking = on_host(columns)})
+      ->wait();
   const int64_t piece = all.elements() / (places * count);
   for (int place = 0; place < places; ++place) {
     for (int node = 0; node < count; ++node) {
       const int64_t from = (place * count + node) * piece, to = nodes.rank_at(node, place) * piece;
       const Tensor part = columns.slice(0, from, from + piece);
-      std::memcpy(all.slice(0, to, to + piece).raw(), part.raw(),
-                  static_cast<size_t>(part.bytes()));
+      ctx_.device->copy(all.slice(0, to, to + piece).raw(), part.raw(), part.bytes(),
+                        ctx_.device->default_stream());
     }
   }
 }

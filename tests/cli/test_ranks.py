@@ -103,6 +103,26 @@ class Ranks(CliCase):
                 self.assertEqual(status, 0, err)
         self.assertEqual(len(self.losses(self.path("agent.jsonl"))), 3)
 
+    def test_gpus(self):
+        """--device cuda: NCCL, and a GPU for each rank; or every rank says what is missing."""
+        gpus = len(json.loads(self.ds("report", "--json").text)["gpu"]["devices"])
+        arguments = self.files(2) + ["--device", "cuda", "--metrics", self.path("gpus.jsonl")]
+        launch = ["launch", "-n", 2, "--", os.environ["DS_PROGRAM"], *arguments]
+        if gpus >= 2:
+            self.ds(*launch)
+            self.assertEqual(len(self.losses(self.path("gpus.jsonl"))), 3)
+            return
+        error = self.ds(*launch, status=1).error
+        if gpus == 1:
+            self.assertIn("are on one GPU", error)
+            return
+        self.assertIn('transport "nccl" needs a GPU', error)
+        # Alone, and over what was asked for, the GPU is what is missed.
+        for options in (["--comm-config", '{"transport": "nccl"}'], []):
+            self.assertIn("cuda:0 cannot be used", self.ds(*arguments, *options, status=1).error)
+        launch += ["--comm-config", '{"transport": "shm"}']
+        self.assertIn("cuda:0 cannot be used", self.ds(*launch, status=1).error)
+
     def test_several_nodes(self):
         """Four ranks pretend to sit on two nodes; each key moves fewer bytes between these."""
         variants = {

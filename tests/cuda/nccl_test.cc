@@ -290,6 +290,59 @@ TEST_F(Nccl, MemoryIsHeldUntilTheGpuIsDone) {
   }));
 }
 
+// After wait() the default stream is ordered behind the collective, and memory with it: it may
+// serve again while NCCL has not begun.
+TEST_F(Nccl, MemoryFollowsTheDefaultStreamAfterWait) {
+  const World world = make_local_group(2, nccl_options());
+  control().hold(true);
+  std::atomic<int> called{0};
+  expect_ok(run(world, [&](Communicator& comm, Gpu& gpu) {
+    Bytes sum(400);
+    Stream& stream = gpu.device->default_stream();
+    {
+      const Tensor tensor = gpu.floats(std::vector<float>(100, 1));
+      const WorkPtr work = comm.all_reduce(tensor, ReduceOp::kSum);
+      work->wait();
+      EXPECT_FALSE(work->done());
+      gpu.device->copy(sum.data(), tensor.raw(), 400, stream);
+    }
+    EXPECT_EQ(gpu.device->account().now(MemoryTag::kCommunication), 0);
+    const Tensor next = gpu.floats(std::vector<float>(100, 7));
+    const WorkPtr work = comm.all_reduce(next, ReduceOp::kMax);
+    if (++called == 2) control().hold(false);
+    work->wait();
+    stream.synchronize();
+    const std::vector<float> twos(100, 2);
+    EXPECT_EQ(std::memcmp(sum.data(), twos.data(), 400), 0);
+    EXPECT_EQ(gpu.get_floats(next), std::vector<float>(100, 7));
+  }));
+}
+
+// Their operations run in the order of their calls: NCCL may hang when two run at once.
+TEST_F(Nccl, GroupsSplitFromOneAnotherTakeTurns) {
+  const World world = make_local_group(2, nccl_options());
+  std::atomic<int> called{0};
+  expect_ok(run(world, [&](Communicator& comm, Gpu& gpu) {
+    const auto part = comm.split(comm.rank(), 0);  // each alone
+    const Tensor one = gpu.floats({1}), other = gpu.floats({5});
+    comm.all_reduce(one, ReduceOp::kSum, {.blocking = true})->wait();
+    part->all_reduce(other, ReduceOp::kSum, {.blocking = true})->wait();
+    comm.barrier();
+    control().hold(true);
+    const WorkPtr first = comm.all_reduce(one, ReduceOp::kSum);
+    const WorkPtr second = part->all_reduce(other, ReduceOp::kSum);
+    if (++called == 2) control().hold(false);
+    if (comm.rank() == 0) {  // alone it could go on
+      second->wait();
+      gpu.device->default_stream().synchronize();
+      EXPECT_TRUE(first->done());
+    }
+    first->wait();
+    EXPECT_THAT(gpu.get_floats(one), ::testing::ElementsAre(4));
+    part->finalize();
+  }));
+}
+
 TEST_F(Nccl, HostMemoryGoesOverTheGroupBelow) {
   const World world = make_local_group(2, nccl_options());
   expect_ok(run_ranks(world, [&](Communicator& comm) {
@@ -300,6 +353,10 @@ TEST_F(Nccl, HostMemoryGoesOverTheGroupBelow) {
     const Tensor shared =
         comm.shared_tensor(testing::cpu(), DType::kFloat32, Shape{2}, MemoryTag::kCommunication);
     EXPECT_EQ(shared.elements(), 2);
+    Gpu gpu(comm.rank());
+    const Tensor on_gpu =
+        comm.shared_tensor(gpu.device, DType::kFloat32, Shape{2}, MemoryTag::kCommunication);
+    EXPECT_THAT(gpu.get_floats(on_gpu), ::testing::ElementsAre(0, 0));
   }));
   EXPECT_EQ(control().launches(), 0);
 }

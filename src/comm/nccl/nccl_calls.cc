@@ -30,7 +30,7 @@ int64_t bytes_to(const NcclOperation& operation, int rank, int peer, int size) {
     case Collective::kScatter:
       return is_root ? record.count * element : 0;
     case Collective::kAllGatherV:
-      return operation.input.bytes();
+      return operation.input_bytes;
     case Collective::kAllToAllV:
       return operation.input_counts[static_cast<size_t>(peer)] * element;
     case Collective::kReduceScatter:
@@ -53,9 +53,9 @@ void NcclCommunicator::count(const NcclOperation& operation) {
   }
   traffic_->add(operation.record.kind, within, across);
   if (!logger_) return;
-  const Tensor& told = operation.input ? operation.input : operation.output;
   const std::chrono::duration<double> took = Clock::now() - operation.called;
-  logger_->record(operation.record.kind, told.bytes(), took.count(), size(), within, across);
+  logger_->record(operation.record.kind, operation.told_bytes, took.count(), size(), within,
+                  across);
 }
 
 // Called inside a group of NCCL.

@@ -13,11 +13,12 @@ void NcclLimit::fail_late() const {
 }
 
 NcclChannel::NcclChannel(std::shared_ptr<const nccl::Library> library,
-                         std::shared_ptr<CudaDevice> device, const nccl::UniqueId& id, int rank,
-                         int size, const std::atomic<bool>& stop, const NcclLimit& limit)
+                         std::shared_ptr<CudaDevice> device, std::shared_ptr<Stream> stream,
+                         const nccl::UniqueId& id, int rank, int size,
+                         const std::atomic<bool>& stop, const NcclLimit& limit)
     : library_(std::move(library)),
       device_(std::move(device)),
-      stream_(device_->create_stream()),
+      stream_(std::move(stream)),
       stop_(stop) {
   try {
     begin(id, rank, size, limit);

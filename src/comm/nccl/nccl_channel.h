@@ -1,10 +1,12 @@
-// One NCCL communicator on one GPU, with a stream of its own. Nothing here blocks inside NCCL: what
-// it has begun is asked for until it is over, the deadline passes or somebody says stop.
+// One NCCL communicator on one GPU. Nothing here blocks inside NCCL: what it has begun is asked for
+// until it is over, the deadline passes or somebody says stop.
 #pragma once
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -28,13 +30,30 @@ struct NcclLimit {
   [[noreturn]] void fail_late() const;
 };
 
+// The streams, one for each GPU, that a group and all that are split from it use together. NCCL may
+// hang when operations of two communicators run on a GPU at once; so they come one after another,
+// in the order of their calls. Any thread.
+class NcclStreams {
+ public:
+  std::shared_ptr<Stream> of(CudaDevice& device) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Stream>& stream = by_gpu_[device.index()];
+    if (!stream) stream = device.create_stream();
+    return stream;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::shared_ptr<Stream>> by_gpu_;
+};
+
 // One thread at a time.
 class NcclChannel {
  public:
   // Collective over the ranks that have the id. `stop` may turn true at any moment.
   NcclChannel(std::shared_ptr<const nccl::Library> library, std::shared_ptr<CudaDevice> device,
-              const nccl::UniqueId& id, int rank, int size, const std::atomic<bool>& stop,
-              const NcclLimit& limit);
+              std::shared_ptr<Stream> stream, const nccl::UniqueId& id, int rank, int size,
+              const std::atomic<bool>& stop, const NcclLimit& limit);
   ~NcclChannel();  // aborts what was not finalized
 
   CudaDevice& device() const { return *device_; }
@@ -60,7 +79,7 @@ class NcclChannel {
 
   const std::shared_ptr<const nccl::Library> library_;
   const std::shared_ptr<CudaDevice> device_;
-  const std::unique_ptr<Stream> stream_;
+  const std::shared_ptr<Stream> stream_;
   const std::atomic<bool>& stop_;
   nccl::Comm comm_ = nullptr;
 };

@@ -65,12 +65,13 @@ std::string place_name(DeviceKind kind, int index) {
 
 NcclCommunicator::NcclCommunicator(std::shared_ptr<Group> group, std::unique_ptr<Transport> side,
                                    std::shared_ptr<const nccl::Library> library,
-                                   const CommOptions& options,
+                                   const CommOptions& options, std::shared_ptr<NcclStreams> streams,
                                    std::shared_ptr<TrafficCounter> parent)
     : Communicator(group->rank(), group->size(), options.deadline),
       options_(options),
       group_(std::move(group)),
       library_(std::move(library)),
+      streams_(std::move(streams)),
       traffic_(std::make_shared<TrafficCounter>(std::move(parent))),
       watch_(group_, std::move(side),
              {.failed =
@@ -164,6 +165,8 @@ NcclOperationPtr NcclCommunicator::make_operation(Call call,
   }
   if (options.same_label) record.flags |= Record::kSameLabel;
   std::ranges::copy(options.label.substr(0, Record::kLabel - 1), record.label);
+  operation->input_bytes = call.input ? call.input.bytes() : 0;
+  operation->told_bytes = (call.input ? call.input : call.output).bytes();
   operation->output = std::move(call.output);
   operation->input = std::move(call.input);
   operation->output_counts = std::move(call.output_counts);
@@ -272,8 +275,8 @@ void NcclCommunicator::begin_channel(const std::shared_ptr<CudaDevice>& device,
            "ncclGetUniqueId failed on rank 0 (NCCL finds no network interface, or "
            "NCCL_SOCKET_IFNAME names none)");
   std::memcpy(id.bytes, letters[0].text, sizeof(id.bytes));
-  channel_ =
-      std::make_unique<NcclChannel>(library_, device, id, rank(), size(), watch_.failing(), limit);
+  channel_ = std::make_unique<NcclChannel>(library_, device, streams_->of(*device), id, rank(),
+                                           size(), watch_.failing(), limit);
   gpu_ = device->index();
 }
 
@@ -301,6 +304,7 @@ WorkPtr NcclCommunicator::do_barrier(const CollectiveOptions& options) {
 Tensor NcclCommunicator::do_shared_tensor(const std::shared_ptr<Device>& device, DType dtype,
                                           const Shape& shape, MemoryTag tag,
                                           const CollectiveOptions& options) {
+  if (device->kind() != DeviceKind::kCpu) return Tensor::zeros(device, dtype, shape, tag);
   flush();
   return group_->shared_tensor(device, dtype, shape, tag, options);
 }
@@ -311,8 +315,8 @@ std::shared_ptr<Communicator> NcclCommunicator::do_split(int color, int key,
   const auto part = std::static_pointer_cast<Group>(group_->split(color, key, options));
   if (!part) return nullptr;
   auto side = part->make_side_transport(options);
-  auto child =
-      std::make_shared<NcclCommunicator>(part, std::move(side), library_, options_, traffic_);
+  auto child = std::make_shared<NcclCommunicator>(part, std::move(side), library_, options_,
+                                                  streams_, traffic_);
   child->set_logger(logger_);
   const std::lock_guard lock(children_mutex_);
   std::erase_if(children_, [](const auto& weak) { return weak.expired(); });
@@ -417,7 +421,7 @@ std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Group> grou
   log_info("comm", "NCCL ", first.substr(1), ": ", library->path);
   auto side = group->make_side_transport({.deadline = options.rendezvous_deadline});
   return std::make_shared<NcclCommunicator>(std::move(group), std::move(side), std::move(library),
-                                            options);
+                                            options, std::make_shared<NcclStreams>());
 }
 
 std::vector<std::shared_ptr<Communicator>> make_local_nccl(
@@ -427,8 +431,8 @@ std::vector<std::shared_ptr<Communicator>> make_local_nccl(
   auto sides = ShmTransport::make_local(static_cast<int>(std::ssize(groups)));
   std::vector<std::shared_ptr<Communicator>> made;
   for (size_t rank = 0; rank < groups.size(); ++rank) {
-    made.push_back(
-        std::make_shared<NcclCommunicator>(groups[rank], std::move(sides[rank]), library, options));
+    made.push_back(std::make_shared<NcclCommunicator>(groups[rank], std::move(sides[rank]), library,
+                                                      options, std::make_shared<NcclStreams>()));
   }
   return made;
 }

@@ -18,12 +18,14 @@ class NcclCommunicator : public Communicator,
   // `side` is for this communicator alone, with the ranks of `group`.
   NcclCommunicator(std::shared_ptr<Group> group, std::unique_ptr<Transport> side,
                    std::shared_ptr<const nccl::Library> library, const CommOptions& options,
+                   std::shared_ptr<NcclStreams> streams,
                    std::shared_ptr<TrafficCounter> parent = {});
   ~NcclCommunicator() override;
 
   TrafficTable traffic() const override;
   TrafficTable total_traffic() const override;
   const char* transport() const noexcept override { return "nccl"; }
+  bool moves_gpu_memory() const noexcept override { return true; }
   void set_logger(std::shared_ptr<CommsLogger> logger) override;
 
  protected:
@@ -56,6 +58,7 @@ class NcclCommunicator : public Communicator,
   const CommOptions options_;
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<const nccl::Library> library_;
+  const std::shared_ptr<NcclStreams> streams_;
   const std::shared_ptr<TrafficCounter> traffic_;
   std::shared_ptr<CommsLogger> logger_;
   std::mutex children_mutex_;

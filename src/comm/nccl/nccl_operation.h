@@ -17,7 +17,8 @@ class NcclOperation : public Work {
  public:
   // Filled by the communicator before the operation is known to others.
   Record record;
-  Tensor output, input;  // kept alive until the end
+  Tensor output, input;                     // kept alive until release()
+  int64_t input_bytes = 0, told_bytes = 0;  // of the input, and of what the logger tells
   std::vector<int64_t> output_counts, input_counts;
   std::vector<std::shared_ptr<Device>> devices;  // whose default streams it is ordered with
   NcclLimit limit;
@@ -65,15 +66,26 @@ class NcclOperation : public Work {
     }
   }
   // Work that is queued on the default streams from now on comes after this operation. The host
-  // does not wait for the GPU.
+  // does not wait for the GPU. Memory follows the default streams, so that the operation need not
+  // hold it any more: a program that runs far ahead of its GPU uses it again.
   void wait() override {
     post_messages();
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return state_ != State::kPosted; });
-    if (error_) throw Error(*error_);
-    for (const auto& device : devices) {
-      if (state_ == State::kQueued) device->default_stream().wait(*event_);
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return state_ != State::kPosted; });
+      if (error_) throw Error(*error_);
+      for (const auto& device : devices) {
+        if (state_ == State::kQueued) device->default_stream().wait(*event_);
+      }
     }
+    release();
+  }
+  // Lets go of the memory.
+  void release() {
+    Tensor first, second;  // end when others may have the lock
+    const std::lock_guard lock(mutex_);
+    std::swap(first, output);
+    std::swap(second, input);
   }
   // The host waits for the GPU. Does not throw what failed.
   void wait_on_host() const {

@@ -94,7 +94,7 @@ void NcclWatch::retire() {
     }
     hooks_.ended(*operation);
     operation->finish({});
-    operation->output = operation->input = Tensor();
+    operation->release();
   }
 }
 
@@ -260,7 +260,7 @@ void NcclWatch::settle() noexcept {
   for (const Flying& flying : left) flying.operation->finish(told);
   hooks_.stop_gpu();
   // Only now nothing uses their memory any more.
-  for (const auto& [operation, deadline] : left) operation->output = operation->input = Tensor();
+  for (const auto& [operation, deadline] : left) operation->release();
 }
 
 }  // namespace ds::comm
