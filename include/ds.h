@@ -137,8 +137,9 @@ DS_API ds_status ds_report(char** out_json);
  * @param model_json    a Hugging Face config.json, or {"parameters": N, "layers": L}: only a size
  * @param config_json   a DeepSpeed configuration
  * @param options_json  {"world": 1, "ranks_per_node": 0 (all), "sequence_length": 0 (the model's)}
- * @param out_json      "model", "stage", "memory_per_rank" (bytes by tag) and "moved_per_step" (a
- *                      list of collectives: bytes that a rank sends within its node and across)
+ * @param out_json      "model", "stage", "memory_per_rank" (bytes by tag), "host_memory_per_rank"
+ *                      (with offload_optimizer, of ranks with a GPU) and "moved_per_step" (a list
+ *                      of collectives: bytes that a rank sends within its node and across)
  * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED. Threads: any. Since: 0.4.
  */
 DS_API ds_status ds_plan(const char* model_json, const char* config_json, const char* options_json,
@@ -1096,7 +1097,8 @@ DS_API ds_status ds_engine_client_state(ds_engine* engine, char** out_json);
  * Since: 0.1.
  */
 DS_API ds_status ds_engine_config(ds_engine* engine, char** out_json);
-/** Memory by tag, now and peak, in bytes, as JSON. Threads: any. Since: 0.1. */
+/** Memory by tag, now and peak, in bytes, as JSON; of a GPU with "host", the host's memory beside
+ * it, by tag too, where an offloaded optimizer rests. Threads: any. Since: 0.1. */
 DS_API ds_status ds_engine_memory_report(const ds_engine* engine, char** out_json);
 /**
  * The profile of the step that `flops_profiler` asked for, as JSON: per module parameters,

@@ -65,6 +65,12 @@ int run(const Options& o) {
   for (const auto& [tag, value] : plan["memory_per_rank"].items()) {
     std::cout << format("  %-21s %s\n", tag.c_str(), bytes(value).c_str());
   }
+  if (plan.contains("host_memory_per_rank")) {
+    std::cout << "memory of the host, beside each rank's GPU\n";
+    for (const auto& [tag, value] : plan["host_memory_per_rank"].items()) {
+      std::cout << format("  %-21s %s\n", tag.c_str(), bytes(value).c_str());
+    }
+  }
   if (plan["moved_per_step"].empty()) return kDone;
   std::cout << "sent by each rank per step\n";
   for (const Json& one : plan["moved_per_step"]) {

@@ -228,6 +228,13 @@ ZeroConfig read_zero(const ParsedObject& parsed) {
   out.max_live = size("stage3_max_live_parameters");
   out.max_reuse = size("stage3_max_reuse_distance");
   out.tile = size("stage3_tile_size");
+  out.sub_group = size("sub_group_size");
+  if (const Json& offload = values.at("offload_optimizer");
+      offload.is_object() && offload.at("device") == "cpu") {
+    out.offload_optimizer = {
+        offload.at("pin_memory").get<bool>(),
+        static_cast<int>(std::min<int64_t>(offload.at("buffer_count").get<int64_t>(), 64))};
+  }
   const auto flag = [&](const char* key) { return values.at(key).get<bool>(); };
   out.shard_ranks = static_cast<int>(std::clamp<int64_t>(size("mics_shard_size"), 0, INT32_MAX));
   out.second_ranks =

@@ -213,6 +213,13 @@ struct ZeroConfig {
     int64_t reset_after = 1024;
   };
   std::optional<ErrorFeedback> feedback;
+  int64_t sub_group = 1'000'000'000;  // elements that an update takes at a time, where it matters
+  // The optimizer's state rests in the host's memory.
+  struct OptimizerOffload {
+    bool pinned = true;
+    int buffers = 4;  // that travel, of pinned memory
+  };
+  std::optional<OptimizerOffload> offload_optimizer;
 };
 
 enum class TagValidation { kWarn, kIgnore, kFail };

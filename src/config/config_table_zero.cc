@@ -34,21 +34,29 @@ KeyTable offload_param_table() {
 
 KeyTable offload_optimizer_table() {
   return table(
-             "Where optimizer states and the update live.",
+             "Where masters, gradients and optimizer states rest, and the update runs, while a GPU "
+             "trains. Stages 1-3. A model on the CPU has them there anyway.",
              {
                  choice("device", {"none", "cpu", "nvme"}, "none", "Place.")
-                     .needs("optimizer offload"),
+                     .needs("optimizer offload to files", {"cpu"}),
                  text("nvme_path", std::nullopt, "Folder for device nvme."),
-                 integer("buffer_count", 4, "Buffers of the pool.").at_least(1),
-                 flag("pin_memory", true, "Use page-locked memory."),
-                 flag("pipeline_read", false, "Read the next part during the update."),
-                 flag("pipeline_write", false, "Write the last part during the update."),
-                 flag("fast_init", false, "Initialise states on the device."),
+                 integer("buffer_count", 4,
+                         "Page-locked buffers through which gradients and weights travel, 2 to 64.")
+                     .at_least(1),
+                 flag("pin_memory", true, "Keep everything in page-locked memory."),
+                 flag("pipeline_read", false,
+                      "Read the next part during the update. Of device nvme."),
+                 flag("pipeline_write", false,
+                      "Write the last part during the update. Of device nvme."),
+                 flag("fast_init", false, "Initialise states on the device. Of device nvme."),
                  number("ratio", 1.0, "Share of the update done on the host; below 1 stage 3 only.")
                      .at_least(0)
-                     .at_most(1),
-                 flag("super_offload", false, "Overlapped updates on tightly coupled hosts."),
-                 number("cpuadam_cores_perc", 0.8, "Share of cores for the update.")
+                     .at_most(1)
+                     .needs("an update shared between host and GPU"),
+                 flag("super_offload", false, "Overlapped updates on tightly coupled hosts.")
+                     .needs("SuperOffload"),
+                 number("cpuadam_cores_perc", 0.8,
+                        "Share of cores for the update of super_offload.")
                      .above(0)
                      .at_most(1),
              })
@@ -141,8 +149,8 @@ std::vector<Key> bucket_rows() {
            "Parameters without a gradient in a step are no error: it counts as zero."),
       flag("legacy_stage1", false, "The old stage 1; true is an error."),
       integer("sub_group_size", 1'000'000'000,
-              "Elements updated at a time. Stage 3. The update needs no buffers, so that it makes "
-              "no difference.")
+              "Elements updated at a time, of an offloaded optimizer; more than 8388608 count as "
+              "that. Other updates need no buffers, so that it makes no difference.")
           .at_least(0),
   };
 }

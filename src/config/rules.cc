@@ -131,6 +131,9 @@ class Rules {
   void offload() {
     forbid(offloads("offload_param") && stage() != 3, "/zero_optimization/offload_param/device",
            "parameters are offloaded at ZeRO stage 3 only, not at stage ", stage());
+    forbid(offloads("offload_optimizer") && stage() == 0,
+           "/zero_optimization/offload_optimizer/device",
+           "the optimizer is offloaded at ZeRO stages 1 to 3, not at stage 0");
     const Json& ratio = at("/zero_optimization/offload_optimizer/ratio");
     forbid(ratio.is_number() && ratio < 1.0 && stage() != 3,
            "/zero_optimization/offload_optimizer/ratio", show_value(ratio),

@@ -77,8 +77,10 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
              ": several ranks train those on the CPU (ds_model_set_device)");
     check_rank_devices(*model_->device(), *comm_);
     model_->host()->use_threads(pool_.threads());
-    // Of several ranks each makes what it holds; one makes everything.
-    zero::ParameterState& state = comm_->size() > 1 ? model_->state_as_it_is() : model_->state();
+    // Of several ranks each makes what it holds; one makes everything, offloaded where it stays.
+    const bool offload = offloads_optimizer();
+    zero::ParameterState& state =
+        comm_->size() > 1 || offload ? model_->state_as_it_is() : model_->state();
     const bool split = config_.precision.split_master;
     DType compute = dtype_of(config_.precision.compute);
     if (!model_->has_architecture()) {
@@ -86,6 +88,8 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     }
     if (comm_->size() > 1) {
       state.share(context(), share_options(), compute, split);
+    } else if (offload) {
+      state.offload(context(), offload_options(config_, model_->host()), compute, split);
     } else {
       state.set_compute_type(context(), compute, split);
     }
@@ -96,7 +100,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     if (!model_->has_architecture() && !state.gradients_leave_early()) {
       state.clear_gradients_at_once(context());
     }
-    updater_ = std::make_unique<Updater>(config_, state, model_->device());
+    updater_ = std::make_unique<Updater>(config_, state);
     const ActivationCheckpointingConfig& segments = config_.activation_checkpointing;
     if (segments.enabled && segments.offload && model_->device()->kind() == DeviceKind::kCuda) {
       offload_stream_ = model_->device()->create_stream();
@@ -128,6 +132,8 @@ void Engine::release_model() noexcept {
     state.set_fp8(nullptr);
     if (state.shared()) {
       state.unshare(context());
+    } else if (state.home()) {
+      state.end_offload(context());
     } else {
       state.set_compute_type(context(), DType::kFloat32);
     }
@@ -136,6 +142,18 @@ void Engine::release_model() noexcept {
   }
   model_->settle();
   model_->detach_engine();
+}
+
+// On the CPU everything lies in the host's memory already.
+bool Engine::offloads_optimizer() const {
+  if (!config_.zero.offload_optimizer || model_->device()->kind() == DeviceKind::kCpu) return false;
+  DS_CHECK(model_->has_architecture(), Code::kUnsupported,
+           "zero_optimization.offload_optimizer: parameters of the caller's own that lie on a GPU "
+           "keep their state there; leave it out, or keep them on the CPU");
+  DS_CHECK(comm_->size() == 1, Code::kUnsupported,
+           "zero_optimization.offload_optimizer: of several ranks with a GPU each none can offload "
+           "yet; leave it out, or train on one GPU");
+  return true;
 }
 
 zero::ShareOptions Engine::share_options() {

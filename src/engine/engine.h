@@ -134,6 +134,7 @@ class Engine {
   std::unique_ptr<nn::Fp8Linears> make_fp8();
   void agree_on_fp8();
   void finish_fp8_step();
+  bool offloads_optimizer() const;
   void log_collectives();
   void release_model() noexcept;
   OpContext context() { return {model_->device(), &pool_}; }

@@ -401,6 +401,7 @@ void Engine::restore(CheckpointReader reader) {
   }
   model_->set_incomplete(str_cat("the load of ", where, " did not come to its end"));
   try {
+    state.hold_masters();
     const int turns = config_.zero.load_in_turn ? comm_->size() : 1;
     for (int turn = 0; turn < turns; ++turn) {
       agree(ctx, *comm_, kWhat, [&] {

@@ -25,14 +25,15 @@ void check_gradient(const Tensor& gradient, const nn::Parameter& parameter) {
 
 }  // namespace
 
-// Operators read packed tensors of the model's device; a caller's may be strided, and lie on the
-// host.
+// Operators read packed tensors where masters and gradients lie; a caller's may be strided, and lie
+// on the host.
 Tensor Engine::operand(const Tensor& given) {
-  if (given.contiguous()) return to_device(given, model_->device());
+  const std::shared_ptr<Device> device = model_->state().at_home(context()).device;
+  if (given.contiguous()) return to_device(given, device);
   const OpContext host = host_context();
   Tensor packed = host.workspace(given.dtype(), given.shape());
   ops::cast(host, given, packed);
-  return to_device(packed, model_->device());
+  return to_device(packed, device);
 }
 
 void Engine::check_gradients_open() const {
@@ -80,7 +81,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
   DS_CHECK(gathered_count_ == 0, Code::kState,
            "gradients are added while parameters are gathered; scatter those first");
   begin_step_clock();
-  const OpContext ctx = context();
+  const OpContext ctx = model_->state().at_home(context());
   if (!model_->has_architecture() && model_->state().gradients_leave_early()) {
     OwnUse& given = own_uses_.emplace_back(OwnUse{OwnUse::Kind::kGradient, {}});
     phase_ = Phase::kBackwardDone;

@@ -185,7 +185,7 @@ Tensor Engine::local_values(const std::string& name, const std::string& what) {
   }
   if (what == kGradientValues) {
     model_->state().settle_gradients(ctx);
-    Tensor values = ctx.workspace(DType::kFloat32, {count});
+    Tensor values = model_->state().at_home(ctx).workspace(DType::kFloat32, {count});
     model_->state().read_owned_gradient(ctx, trainable(name), values);
     copy_tensor(values, out);
     return out;

@@ -32,8 +32,16 @@ Json Engine::memory_report() const {
   if (device.kind() == DeviceKind::kCpu) return report;
   Json host = Json::object();
   const auto add = [&](const char* name, const Device& memory) {
-    host[name] = {{"now", memory.account().total_now()},
-                  {"peak", memory.account().total_peak()},
+    const MemoryAccount& there = memory.account();
+    Json by_tag = Json::object();
+    for (int i = 0; i < kMemoryTags; ++i) {
+      const auto tag = static_cast<MemoryTag>(i);
+      by_tag[std::string(memory_tag_name(tag))] = {{"now", there.now(tag)},
+                                                   {"peak", there.peak(tag)}};
+    }
+    host[name] = {{"tags", std::move(by_tag)},
+                  {"now", there.total_now()},
+                  {"peak", there.total_peak()},
                   {"reserved", memory.reserved_bytes()}};
   };
   add("pageable", *model_->host());

@@ -103,6 +103,8 @@ class Planner {
     zero::Sharing sharing;
     if (world_ > 1) {
       sharing = zero::choose_sharing(shapes_.parameters, share_, 0, shard_.ranks());
+    } else if (offloads()) {
+      sharing.bucket_elements = share_.bucket_elements;
     }
     layout_ = std::make_unique<zero::FlatLayout>(shapes_.parameters, sharing);
     by_node_ = stage_ == 3 && share_.quantized_gradients && shard_.nodes > 1;
@@ -124,6 +126,7 @@ class Planner {
     out["stage"] = stage_;
     out["compute_type"] = std::string(dtype_name(type_));
     out["memory_per_rank"] = memory();
+    if (offloads()) out["host_memory_per_rank"] = host_memory();
     out["moved_per_step"] = traffic();
     return out;
   }
@@ -141,6 +144,26 @@ class Planner {
   }
 
   int64_t item() const { return dtype_size(type_); }
+  // The optimizer's state is on the host, and the rank computes on a GPU.
+  bool offloads() const { return config_.zero.offload_optimizer.has_value(); }
+
+  int64_t gradient_bytes() const {
+    return (stage_ > 0 ? layout_->owned_trainable_elements() : layout_->trainable_elements()) *
+           dtype_size(dtype_of(config_.precision.accumulate));
+  }
+
+  // Beside a GPU: fp32 masters, or weights and low halves, with all that follows from them, and the
+  // buffers that everything travels through.
+  Json host_memory() {
+    const int64_t masters = (stage_ > 0 ? layout_->owned_elements() : layout_->elements()) * 4;
+    const int64_t gradients = gradient_bytes(), optimizer = optimizer_bytes();
+    const zero::HostBuffers buffers(offload_options(config_, nullptr), layout_->elements());
+    return {{"parameters", masters},
+            {"gradients", gradients},
+            {"optimizer", optimizer},
+            {"communication", buffers.bytes()},
+            {"total", masters + gradients + optimizer + buffers.bytes()}};
+  }
 
   Json memory() {
     const int64_t all = layout_->elements(), owned = layout_->owned_elements();
@@ -148,13 +171,11 @@ class Planner {
     const int64_t weights = (stage_ == 3 ? owned : all) * item();
     // Masters of fp32 are the weights themselves; split ones keep the bits that bf16 lacks.
     const int64_t masters =
-        type_ == DType::kFloat32 ? 0 : (stage_ > 0 ? owned : all) * (split ? 2 : 4);
-    const int64_t gradients =
-        (stage_ > 0 ? layout_->owned_trainable_elements() : layout_->trainable_elements()) *
-        dtype_size(dtype_of(config_.precision.accumulate));
+        type_ == DType::kFloat32 || offloads() ? 0 : (stage_ > 0 ? owned : all) * (split ? 2 : 4);
+    const int64_t gradients = offloads() ? 0 : gradient_bytes();
     // Codes lie in both layouts that a GPU wants.
     const int64_t second = second_bytes() + 2 * codes().elements, errors = error_bytes();
-    const int64_t optimizer = optimizer_bytes();
+    const int64_t optimizer = offloads() ? 0 : optimizer_bytes();
     const int64_t activations = activation_bytes(), communication = buffer_bytes();
     const int64_t states = weights + masters + second + gradients + errors + optimizer;
     return {{"parameters", weights + masters + second},
@@ -254,7 +275,7 @@ class Planner {
 
   // Buckets of gradients on their way, and at stage 3 the weights that are gathered at a time.
   int64_t buffer_bytes() const {
-    if (world_ == 1) return 0;
+    if (world_ == 1 && !offloads()) return 0;
     int64_t largest = 0, buckets = 0, gathered = 0;
     for (const zero::Bucket& bucket : layout_->buckets()) {
       gathered += bucket.range.elements();
@@ -262,8 +283,10 @@ class Planner {
       ++buckets;
       largest = std::max(largest, bucket.range.elements());
     }
-    const int64_t wire = share_.wire == DType::kFloat32 ? 0 : dtype_size(share_.wire);
-    int64_t bytes = std::min<int64_t>(buckets, share_.overlap ? 3 : 1) * largest * (4 + wire);
+    const int64_t wire =
+        share_.wire == DType::kFloat32 || world_ == 1 ? 0 : dtype_size(share_.wire);
+    int64_t bytes =
+        std::min<int64_t>(buckets, share_.overlap || offloads() ? 3 : 1) * largest * (4 + wire);
     if (stage_ == 3) bytes += std::min(gathered, share_.gather.live) * item();
     // A quantised gather or reduction needs its messages beside the bucket.
     if (stage_ == 3 && share_.weights.quantized) bytes += largest;

@@ -48,4 +48,15 @@ inline zero::ShareOptions share_options(const Config& config) {
   return options;
 }
 
+// `host` is the host's pageable memory.
+inline zero::OffloadOptions offload_options(const Config& config,
+                                            const std::shared_ptr<Device>& host) {
+  const ZeroConfig& zero = config.zero;
+  return {.host = host,
+          .pinned = zero.offload_optimizer->pinned,
+          .buffers = zero.offload_optimizer->buffers,
+          .sub_group_elements = zero.sub_group,
+          .bucket_elements = share_options(config).bucket_elements};
+}
+
 }  // namespace ds

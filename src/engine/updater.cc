@@ -37,16 +37,16 @@ std::shared_ptr<optim::Peers> find_peers(const zero::ParameterState& state) {
 
 }  // namespace
 
-Updater::Updater(const Config& config, const zero::ParameterState& state,
-                 const std::shared_ptr<Device>& device)
+Updater::Updater(const Config& config, const zero::ParameterState& state)
     : optimizer_config_(config.optimizer.value_or(OptimizerConfig{})),
       clipping_(config.gradient_clipping),
       may_skip_(config.precision.compute != Precision::kBf16 ||
                 config.precision.check_grad_overflow),
       max_consecutive_skips_(config.max_consecutive_skips),
-      device_(device),
+      device_(state.state_memory()),
       places_(find_places(optimizer_config_, state)),
-      optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_peers(state))),
+      optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_peers(state),
+                                       state.home())),
       scaler_(config.precision) {
   for (const double rate : optimizer_->base_rates())
     schedules_.emplace_back(config.scheduler, rate);
@@ -104,7 +104,8 @@ kernels::UpdateGate Updater::update_after_norm(const OpContext& ctx, zero::Param
   if (gate.open == 0) return gate;
   optim::UpdateStep step = next_step();
   step.grad_scale = gate.grad_scale;
-  optimizer_->step(ctx, step, state.flat());
+  state.open_update();
+  optimizer_->step(state.at_home(ctx), step, state.flat());
   state.weights_updated(ctx);
   return gate;
 }

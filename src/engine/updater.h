@@ -19,8 +19,7 @@ namespace ds {
 
 class Updater {
  public:
-  Updater(const Config& config, const zero::ParameterState& state,
-          const std::shared_ptr<Device>& device);
+  Updater(const Config& config, const zero::ParameterState& state);
 
   struct Outcome {
     bool applied = false;
@@ -79,7 +78,7 @@ class Updater {
   double clipping_;
   bool may_skip_;
   int64_t max_consecutive_skips_;
-  std::shared_ptr<Device> device_;
+  std::shared_ptr<Device> device_;  // where the optimizer's state lies
   std::vector<optim::TensorPlace> places_;
   std::vector<int64_t> place_of_;  // by parameter, -1 for frozen ones
   std::unique_ptr<optim::Optimizer> optimizer_;

@@ -91,6 +91,7 @@ Json Model::prepare_inference(const InferenceOptions& options) {
   (void)architecture();  // throws without one
   auto pool = std::make_unique<ThreadPool>(options.threads);
   const OpContext ctx{device_, pool.get()};
+  state().bring_back();
   inference_ =
       std::make_unique<InferenceWeights>(ctx, state(), architecture().info().output, options);
   state_.reset();

@@ -177,8 +177,8 @@ void Model::add_lora(const LoraOptions& options) {
 void Model::merge_lora() {
   check_free("adapters cannot be merged");
   DS_CHECK(lora_, Code::kState, "the model carries no adapters");
-  const OpContext ctx = context();
   zero::ParameterState& weights = state();
+  const OpContext ctx = weights.at_home(context());
   for (nn::ParamId id = 0; id < parameters().size(); ++id) {
     const nn::Adapter* adapter = parameters().adapter(id);
     if (adapter == nullptr) continue;
@@ -193,7 +193,7 @@ void Model::merge_lora() {
       }
     }
     Tensor w = weights.master(id);
-    ops::linear_grad_weight(ctx, to_device(turned, device_), a, w);
+    ops::linear_grad_weight(ctx, to_device(turned, ctx.device), a, w);
   }
   remove_lora();
 }

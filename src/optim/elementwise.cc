@@ -48,10 +48,11 @@ class Elementwise : public FlatOptimizer {
     const std::vector<kernels::UpdateConstants> all =
         constants(kind_.rule, step, [&](size_t group) { return step.rates[group]; });
     for (const StateRun& run : space(0).runs()) {
-      ops::UpdateTensors part = space(0).slices(run, tensors);
       ops::UpdateWork work = run.work(all);
       work.gate = step.gate;
-      ops::optimizer_update(ctx, kind_.rule, work, part);
+      update_run(0, run, tensors, true, [&](ops::UpdateTensors& part) {
+        ops::optimizer_update(ctx, kind_.rule, work, part);
+      });
     }
     ++steps_;
   }

@@ -25,6 +25,7 @@ FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
 
 StateSpace FlatOptimizer::make_space(StateSpace::Options options) const {
   options.type = setup_.config.state_type;
+  if (setup_.home) options.most_elements = setup_.home->sub_group_elements();
   return {options, setup_.places, setup_.device};
 }
 
@@ -92,6 +93,16 @@ void FlatOptimizer::begin_step(const UpdateStep& step, const FlatTensors& tensor
   check(tensors.model, "model");
   check(tensors.gradients, "gradients");
   for (StateSpace& space : spaces_) space.settle();
+}
+
+void FlatOptimizer::update_run(size_t space, const StateRun& run, FlatTensors& tensors,
+                               bool weights,
+                               const std::function<void(ops::UpdateTensors&)>& update) const {
+  ops::UpdateTensors part = spaces_[space].slices(run, tensors);
+  const SubGroup group{run.begin, run.end, run.flat};
+  if (setup_.home) setup_.home->fetch(group, part, weights);
+  update(part);
+  if (setup_.home) setup_.home->flush(group, part, weights);
 }
 
 // ---- state by tensor ----

@@ -11,7 +11,8 @@ struct Setup {
   OptimizerConfig config;
   std::vector<TensorPlace> places;
   std::shared_ptr<Device> device;
-  std::shared_ptr<Peers> peers;  // null where tensors are whole
+  std::shared_ptr<Peers> peers;     // null where tensors are whole
+  std::shared_ptr<StateHome> home;  // null where the update works on everything where it lies
 };
 
 class FlatOptimizer : public Optimizer {
@@ -58,6 +59,9 @@ class FlatOptimizer : public Optimizer {
       kernels::UpdateRule rule, const UpdateStep& step,
       const std::function<double(size_t group)>& rate) const;
   kernels::UpdateHyper hyper_of(const UpdateStep& step, size_t group, double lr, bool decays) const;
+  // Runs `update` on the arrays of a run of a space, from its home and back.
+  void update_run(size_t space, const StateRun& run, FlatTensors& tensors, bool weights,
+                  const std::function<void(ops::UpdateTensors&)>& update) const;
   // Opens a step: checks what it is given, and settles states that were written.
   void begin_step(const UpdateStep& step, const FlatTensors& tensors);
 

@@ -4,6 +4,7 @@
 // There may be very many tensors. What is per tensor is therefore small: constants are worked out
 // once per group, and norms travel for those tensors alone that ranks share.
 #include <algorithm>
+#include <optional>
 
 #include "optim/flat_optimizer.h"
 
@@ -36,6 +37,7 @@ class Lamb : public FlatOptimizer {
     const std::vector<kernels::UpdateConstants> moments =
         constants(kernels::UpdateRule::kLambMoments, step, rate_of(step));
     std::fill(words_.begin(), words_.end(), 0);
+    begun_ = {};
     for (const StateRun& run : space(0).runs()) {
       constants_.clear();
       for (const size_t tensor : run.tensors) {
@@ -43,9 +45,10 @@ class Lamb : public FlatOptimizer {
       }
       const std::span<ExactSum> norms = std::span(norms_).first(2 * run.pieces.size());
       std::fill(norms.begin(), norms.end(), ExactSum());
-      ops::UpdateTensors part = space(0).slices(run, tensors);
-      ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments, run.work(constants_, norms),
-                            part);
+      update_run(0, run, tensors, false, [&](ops::UpdateTensors& part) {
+        ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments, run.work(constants_, norms),
+                              part);
+      });
       take_norms(run, norms);
     }
     share_norms();
@@ -56,8 +59,9 @@ class Lamb : public FlatOptimizer {
         const kernels::LambConstants& common = apply[static_cast<size_t>(hyper_key(place(tensor)))];
         constants_.push_back(common.with(ratios_[tensor]));
       }
-      ops::UpdateTensors part = space(0).slices(run, tensors);
-      ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, run.work(constants_), part);
+      update_run(0, run, tensors, true, [&](ops::UpdateTensors& part) {
+        ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, run.work(constants_), part);
+      });
     }
     ++steps_;
   }
@@ -89,6 +93,15 @@ class Lamb : public FlatOptimizer {
         updates.add(norms[2 * i + 1]);
       }
       const size_t tensor = run.tensors[static_cast<size_t>(number)];
+      if (begun_.tensor == tensor) {
+        weights.add(begun_.weights);
+        updates.add(begun_.updates);
+        begun_ = {};
+      }
+      if (place(tensor).end > run.end) {
+        begun_ = {tensor, weights, updates};
+        continue;
+      }
       if (wholly_owned(place(tensor))) {
         find_ratio(tensor, weights, updates);
         continue;
@@ -128,6 +141,11 @@ class Lamb : public FlatOptimizer {
   std::vector<size_t> cut_;      // tensors that several ranks share, in their order
   std::vector<int64_t> words_;   // two sums of each of them
   std::vector<ExactSum> norms_;  // of a run
+  // Of the last tensor of a run, when it goes on in the next one.
+  struct Begun {
+    std::optional<size_t> tensor;
+    ExactSum weights, updates;
+  } begun_;
   std::vector<kernels::UpdateConstants> constants_;
 };
 

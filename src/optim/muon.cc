@@ -55,17 +55,20 @@ class Muon : public FlatOptimizer {
     } else {
       for (const StateRun& run : space(0).runs()) {
         const Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
-        find_direction(ctx, step, run, tensors, direction);
-        orthogonalise_stack(ctx, place(run.tensors.front()), direction);
-        apply(ctx, step, run, tensors, direction);
+        update_run(0, run, tensors, true, [&](ops::UpdateTensors& part) {
+          find_direction(ctx, step, run, part, direction);
+          orthogonalise_stack(ctx, place(run.tensors.front()), direction);
+          apply(ctx, step, run, part, direction);
+        });
       }
     }
 
     const std::vector<kernels::UpdateConstants> adam = constants(
         kernels::UpdateRule::kAdam, step, [&](size_t i) { return step.rates[2 * i + 1]; });
     for (const StateRun& run : space(1).runs()) {
-      ops::UpdateTensors part = space(1).slices(run, tensors);
-      ops::optimizer_update(ctx, kernels::UpdateRule::kAdam, run.work(adam), part);
+      update_run(1, run, tensors, true, [&](ops::UpdateTensors& part) {
+        ops::optimizer_update(ctx, kernels::UpdateRule::kAdam, run.work(adam), part);
+      });
     }
     ++steps_;
   }
@@ -82,8 +85,7 @@ class Muon : public FlatOptimizer {
 
   // The momentum of what this rank owns of a matrix, and the direction before it is orthogonalised.
   void find_direction(const OpContext& ctx, const UpdateStep& step, const StateRun& run,
-                      FlatTensors& tensors, const Tensor& direction) const {
-    ops::UpdateTensors part = space(0).slices(run, tensors);
+                      const ops::UpdateTensors& part, const Tensor& direction) const {
     ops::UpdateTensors first;
     first.master = direction;
     first.grad = part.grad;
@@ -105,7 +107,7 @@ class Muon : public FlatOptimizer {
   }
 
   void apply(const OpContext& ctx, const UpdateStep& step, const StateRun& run,
-             FlatTensors& tensors, const Tensor& direction) const {
+             ops::UpdateTensors part, const Tensor& direction) const {
     const TensorPlace& one = place(run.tensors.front());
     const Shape stack = muon_stack(one.shape);
     const double lr = step.rates[2 * static_cast<size_t>(one.group)];
@@ -113,7 +115,6 @@ class Muon : public FlatOptimizer {
         std::sqrt(std::max(1.0, static_cast<double>(stack[1]) / static_cast<double>(stack[2])));
     kernels::UpdateHyper hyper;
     hyper.lr = lr * shape_factor;
-    ops::UpdateTensors part = space(0).slices(run, tensors);
     part.grad = direction;
     update(ctx, kernels::UpdateRule::kSgd, hyper,
            one.decays ? lr * group(one.group).weight_decay : 0.0, run, part);
@@ -139,13 +140,16 @@ class Muon : public FlatOptimizer {
       }
     };
     for_own([&](const StateRun& run, const Tensor& direction) {
-      find_direction(ctx, step, run, tensors, direction);
+      update_run(0, run, tensors, false, [&](const ops::UpdateTensors& part) {
+        find_direction(ctx, step, run, part, direction);
+      });
     });
     ranks.exchange(gathered, round.received, own, round.sent);
     orthogonalise_own(ctx, round, gathered);
     ranks.exchange(own, round.sent, gathered, round.received);
     for_own([&](const StateRun& run, const Tensor& direction) {
-      apply(ctx, step, run, tensors, direction);
+      update_run(0, run, tensors, true,
+                 [&](const ops::UpdateTensors& part) { apply(ctx, step, run, part, direction); });
     });
   }
 
@@ -189,8 +193,9 @@ std::unique_ptr<Optimizer> make_muon(Setup setup) {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
                                           const std::shared_ptr<Device>& device,
-                                          std::shared_ptr<Peers> peers) {
-  Setup setup{config, std::move(places), device, std::move(peers)};
+                                          std::shared_ptr<Peers> peers,
+                                          std::shared_ptr<StateHome> home) {
+  Setup setup{config, std::move(places), device, std::move(peers), std::move(home)};
   switch (config.type) {
     case OptimizerType::kLamb:
       return make_lamb(std::move(setup));

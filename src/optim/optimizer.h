@@ -11,6 +11,7 @@
 #include "config/config.h"
 #include "ops/context.h"
 #include "optim/peers.h"
+#include "optim/state_home.h"
 
 namespace ds::optim {
 
@@ -101,10 +102,13 @@ class Optimizer {
 };
 
 // `places` are all trainable tensors. Without `peers` LAMB and Muon refuse tensors that are cut.
+// States are made in the memory of `device`. With a home they rest there with masters and
+// gradients, and updates go through it.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
                                           const std::shared_ptr<Device>& device,
-                                          std::shared_ptr<Peers> peers = nullptr);
+                                          std::shared_ptr<Peers> peers = nullptr,
+                                          std::shared_ptr<StateHome> home = nullptr);
 
 // Places that hold whole tensors at [begin, end) of the flat space, as a rank that owns
 // [from, to) of it sees them: its space is the flat one.

@@ -49,35 +49,30 @@ StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> plac
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return places[a].begin < places[b].begin; });
 
-  std::vector<kernels::UpdatePiece> segments;  // of the open run, relative to its beginning
+  StateRun open;
+  std::vector<Part> parts;  // of the open run
   int64_t elements = 0;
   const auto close_run = [&] {
-    if (segments.empty()) return;
-    cut(runs_.back(), segments);
-    elements = whole_blocks(runs_.back().offset + runs_.back().end - runs_.back().begin);
-    segments.clear();
+    if (parts.empty()) return;
+    add_runs(open, parts, options.run_per_tensor ? 0 : options.most_elements);
+    elements = whole_blocks(open.offset + open.end - open.begin);
+    parts.clear();
   };
   for (const size_t index : order) {
     const TensorPlace& place = places[index];
     const int64_t from = place.begin, to = place.end;
     included_[index] = !options.member || options.member(place);
     if (from >= to || !included_[index]) continue;
-    const bool next_to = !segments.empty() && from - runs_.back().end < kPadding &&
-                         place.flat - runs_.back().flat == from - runs_.back().begin;
+    const bool next_to =
+        !parts.empty() && from - open.end < kPadding && place.flat - open.flat == from - open.begin;
     if (!next_to || options.run_per_tensor) {
       close_run();
-      runs_.push_back({from, to, place.flat, elements, {}, {}, {}, {}});
+      open = {from, to, place.flat, elements, {}, {}, {}, {}};
     }
-    StateRun& run = runs_.back();
-    run.end = to;
-    offsets_[index] = run.offset + from - run.begin;
-    const int64_t key = options.key ? options.key(index) : std::ssize(run.tensors);
-    run.tensors.push_back(index);
-    if (!segments.empty() && segments.back().hyper == key) {
-      segments.back().end = to - run.begin;
-    } else {
-      segments.push_back({from - run.begin, to - run.begin, key});
-    }
+    open.end = to;
+    offsets_[index] = open.offset + from - open.begin;
+    parts.push_back({index, from - open.begin, to - open.begin,
+                     options.key ? options.key(index) : int64_t{-1}});
   }
   close_run();
   for (const NamedState& state : states_) {
@@ -88,7 +83,34 @@ StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> plac
   for (StateRun& run : runs_) run.tables = ops::make_update_tables(device, run.pieces, run.first);
 }
 
-void StateSpace::cut(StateRun& run, const std::vector<kernels::UpdatePiece>& segments) const {
+// States lie without gaps, whatever the cuts: those are at chunks, which are whole blocks.
+void StateSpace::add_runs(const StateRun& all, std::span<const Part> parts, int64_t most) {
+  const int64_t n = all.end - all.begin;
+  const int64_t size =
+      most == 0 ? n : std::max<int64_t>(1, most / kernels::kUpdateChunk) * kernels::kUpdateChunk;
+  size_t first = 0;  // of the parts that reach into the run
+  for (int64_t at = 0; at < n; at += size) {
+    const int64_t stop = std::min(n, at + size);
+    while (parts[first].end <= at) ++first;
+    StateRun run{all.begin + at, all.begin + stop, all.flat + at, all.offset + at, {}, {}, {}, {}};
+    std::vector<kernels::UpdatePiece> segments;  // relative to the run's beginning
+    for (size_t i = first; i < parts.size() && parts[i].begin < stop; ++i) {
+      const Part& part = parts[i];
+      const int64_t begin = std::max(part.begin, at) - at, end = std::min(part.end, stop) - at;
+      const int64_t key = part.key >= 0 ? part.key : std::ssize(run.tensors);
+      run.tensors.push_back(part.tensor);
+      if (!segments.empty() && segments.back().hyper == key) {
+        segments.back().end = end;
+      } else {
+        segments.push_back({begin, end, key});
+      }
+    }
+    cut(run, segments);
+    runs_.push_back(std::move(run));
+  }
+}
+
+void StateSpace::cut(StateRun& run, std::span<const kernels::UpdatePiece> segments) {
   const int64_t n = run.end - run.begin;
   size_t segment = 0;
   for (int64_t at = 0; at < n; at += kernels::kUpdateChunk) {

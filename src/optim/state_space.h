@@ -18,7 +18,8 @@ struct NamedState {
   bool is_signed = true;  // 8-bit states differ
 };
 
-// Consecutive elements that are updated in one call, in the owned space and in the flat one.
+// Consecutive elements that are updated in one call, in the owned space and in the flat one. A
+// tensor may have elements in several runs that follow each other.
 struct StateRun {
   int64_t begin = 0;
   int64_t end = 0;
@@ -44,6 +45,8 @@ class StateSpace {
     // Tensors that take part, all when empty.
     std::function<bool(const TensorPlace&)> member;
     bool run_per_tensor = false;
+    // Other runs are cut to so many, at chunks of an update; 0: they are not.
+    int64_t most_elements = 0;
     // Pieces with equal keys are alike, and neighbours are joined. Without a function every tensor
     // has its own pieces, with its number in StateRun::tensors.
     std::function<int64_t(size_t place)> key;
@@ -76,7 +79,14 @@ class StateSpace {
   using Waiting = std::map<int64_t, std::vector<float>>;  // by block
 
   int64_t elements() const { return arrays_.empty() ? 0 : arrays_.front().data.elements(); }
-  void cut(StateRun& run, const std::vector<kernels::UpdatePiece>& segments) const;
+  // A tensor's elements in a series that makes one run or, cut, several.
+  struct Part {
+    size_t tensor;
+    int64_t begin, end;  // relative to the first of the series
+    int64_t key;         // -1: it has its own pieces
+  };
+  void add_runs(const StateRun& all, std::span<const Part> parts, int64_t most);
+  static void cut(StateRun& run, std::span<const kernels::UpdatePiece> segments);
 
   std::vector<NamedState> states_;
   std::vector<StateRun> runs_;

@@ -37,36 +37,48 @@ size_t GradientReducer::place(nn::ParamId id) const {
   return place_in_bucket_[static_cast<size_t>(id)];
 }
 
+// The smallest free slot that fits; one that is still read only after others, and while there may
+// be more of them not at all.
+std::vector<int>::iterator GradientReducer::find_slot(int64_t elements) {
+  const auto slot = [&](auto it) -> const Slot& { return slots_[static_cast<size_t>(*it)]; };
+  auto best = free_slots_.end();
+  for (auto it = free_slots_.begin(); it != free_slots_.end(); ++it) {
+    if (slot(it).data.elements() < elements) continue;
+    if (slot(it).read && sent_.empty() && slots_.size() <= kMostUnderWay) continue;
+    // Of those that are read, the first has been for longest.
+    const auto key = [&](auto at) {
+      return std::pair(slot(at).read != nullptr, slot(at).read ? 0 : slot(at).data.elements());
+    };
+    if (best == free_slots_.end() || key(it) < key(best)) best = it;
+  }
+  return best;
+}
+
 // Slots are taken, freed and made at the same points of the same program on every rank, so that a
 // bucket has the same slot everywhere; that is what lets peers read it directly.
 int GradientReducer::take_slot(const Bucket& bucket) {
   const int64_t needed = bucket.range.elements();
-  const auto fitting = [&] {
-    auto best = free_slots_.end();
-    for (auto it = free_slots_.begin(); it != free_slots_.end(); ++it) {
-      const int64_t size = slots_[static_cast<size_t>(*it)].data.elements();
-      if (size < needed) continue;
-      if (best == free_slots_.end() || size < slots_[static_cast<size_t>(*best)].data.elements()) {
-        best = it;
-      }
-    }
-    return best;
-  };
-  auto found = fitting();
+  auto found = find_slot(needed);
   while (found == free_slots_.end() && !sent_.empty()) {
     receive();
-    found = fitting();
+    found = find_slot(needed);
   }
   if (found != free_slots_.end()) {
-    const int slot = *found;
+    const int index = *found;
     free_slots_.erase(found);
-    return slot;
+    Slot& slot = slots_[static_cast<size_t>(index)];
+    if (slot.read) ctx_.device->default_stream().wait(*slot.read);
+    slot.read.reset();
+    return index;
   }
   const auto shared = [&](DType type) {
+    if (comm_->size() == 1) {
+      return Tensor::empty(ctx_.device, type, {needed}, MemoryTag::kCommunication);
+    }
     return comm_->shared_tensor(ctx_.device, type, {needed}, MemoryTag::kCommunication,
                                 {.label = "gradient bucket"});
   };
-  Slot slot{shared(DType::kFloat32), {}};
+  Slot slot{shared(DType::kFloat32), {}, {}};
   if (options_.wire != DType::kFloat32) slot.wire = shared(options_.wire);
   slots_.push_back(std::move(slot));
   return static_cast<int>(slots_.size()) - 1;
@@ -182,7 +194,7 @@ void GradientReducer::receive() {
   } else if (slot.wire) {
     ops::cast(ctx_, slot.wire.slice(0, begin, end), result);
   }
-  take_(bucket, result);
+  slot.read = take_(bucket, result);
   free_slots_.push_back(open.slot);
   open.slot = -1;
 }

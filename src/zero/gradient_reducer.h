@@ -30,8 +30,10 @@ class GradientReducer {
     // give gradients in one order, which is checked.
     bool given = false;
   };
-  // Takes a reduced bucket: its own piece or, with `whole`, all of it, fp32.
-  using Take = std::function<void(const Bucket& bucket, const Tensor& average)>;
+  // Takes a reduced bucket: its own piece or, with `whole`, all of it, fp32. Until the event, if
+  // there is one, the device still reads it; the device's default stream waits before it is written
+  // again.
+  using Take = std::function<std::shared_ptr<Event>(const Bucket& bucket, const Tensor& average)>;
 
   GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
                   const FlatLayout& layout, std::shared_ptr<Communicator> comm,
@@ -55,6 +57,7 @@ class GradientReducer {
   struct Slot {
     Tensor data;  // fp32
     Tensor wire;  // the same rounded to the type that travels; none when that is fp32
+    std::shared_ptr<Event> read;  // of what was taken last
   };
   struct OpenBucket {
     int slot = -1;
@@ -74,6 +77,7 @@ class GradientReducer {
     return bucket.tile >= 0 ? bucket.range : layout_.range(id);
   }
   int take_slot(const Bucket& bucket);
+  std::vector<int>::iterator find_slot(int64_t elements);
   Tensor view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const;
   void open(size_t bucket);
   void send(size_t bucket);

@@ -71,8 +71,9 @@ void ParameterState::reduce_own_gradients() {
 Tensor ParameterState::read_gradient(const OpContext& ctx, nn::ParamId id) const {
   const bool whole = !flat_.gradients.compact;
   const Tensor source = whole ? view(flat_.gradients.data, id) : owned(flat_.gradients, id);
-  Tensor out = Tensor::empty(device_, DType::kFloat32, source.shape(), MemoryTag::kOther);
-  ops::cast(ctx, source, out);
+  const OpContext home = at_home(ctx);
+  Tensor out = Tensor::empty(home.device, DType::kFloat32, source.shape(), MemoryTag::kOther);
+  ops::cast(home, source, out);
   if (!whole) out = gather_parts(ctx, id, out);
   if (micro_) ops::accumulate(ctx, view(micro_, id), 1.0f, out);
   return out;
@@ -85,7 +86,7 @@ void ParameterState::write_gradient(const OpContext& ctx, nn::ParamId id, const 
   }
   if (!flat_.gradients.compact) {
     Tensor target = view(flat_.gradients.data, id);
-    return ops::cast(ctx, value, target);
+    return ops::cast(at_home(ctx), value, target);
   }
   const Tensor dense = ctx.workspace(value.dtype(), value.shape());
   Tensor packed = dense;
@@ -97,7 +98,7 @@ void ParameterState::write_gradient(const OpContext& ctx, nn::ParamId id, const 
 }
 
 void ParameterState::read_owned_gradient(const OpContext& ctx, nn::ParamId id, Tensor& out) const {
-  ops::cast(ctx, owned(flat_.gradients, id), out);
+  ops::cast(at_home(ctx), owned(flat_.gradients, id), out);
   if (!micro_) return;
   const OwnedPart part = layout_.part(id);
   const Tensor open = view(micro_, id).view({parameters_[id].shape.elements()});
@@ -114,7 +115,7 @@ void ParameterState::write_owned_gradient(const OpContext& ctx, nn::ParamId id,
     ops::fill(ctx, 0.0f, open);
   }
   Tensor target = owned(flat_.gradients, id);
-  ops::cast(ctx, values, target);
+  ops::cast(at_home(ctx), values, target);
 }
 
 }  // namespace ds::zero

@@ -81,6 +81,8 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
                            bool split) {
   DS_CHECK(open_guards_ == 0 && !comm_ && !lost_, Code::kInternal,
            "parameters are in use, or shared already");
+  DS_CHECK(!home_, Code::kInternal, "parameters are offloaded");
+  bring_back();
   if (flat_.model) set_compute_type(ctx, DType::kFloat32);
   const bool by_node = options.quantized_gradients || options.weights.hierarchical;
   groups_ = make_share_groups(device_, options.comm, options.groups, by_node);
@@ -125,7 +127,7 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
     reducer_ = std::make_unique<GradientReducer>(
         ctx, parameters_, layout_, groups_.shard, reduce,
         [this, ctx](const Bucket& bucket, const Tensor& average) {
-          take_reduced(ctx, bucket, average);
+          return take_reduced(ctx, bucket, average);
         },
         std::move(quantized));
   }
@@ -310,17 +312,20 @@ Tensor ParameterState::kept_gradients(const Bucket& bucket) const {
   return flat_.gradients.data.slice(0, bucket.range.begin, bucket.range.end);
 }
 
-void ParameterState::take_reduced(const OpContext& ctx, const Bucket& bucket,
-                                  const Tensor& average) {
+std::shared_ptr<Event> ParameterState::take_reduced(const OpContext& ctx, const Bucket& bucket,
+                                                    const Tensor& average) {
   Tensor target = kept_gradients(bucket);
   const auto index = static_cast<size_t>(&bucket - layout_.buckets().data());
-  if (empty_buckets_[index]) {
-    ops::cast(ctx, average, target);
-    empty_buckets_[index] = false;
-  } else {
-    ops::accumulate(ctx, average, target);
-  }
+  const bool add = !empty_buckets_[index];
+  empty_buckets_[index] = false;
   replicas_agree_ = false;
+  if (home_) return home_->receive(average, target, add);
+  if (add) {
+    ops::accumulate(ctx, average, target);
+  } else {
+    ops::cast(ctx, average, target);
+  }
+  return nullptr;
 }
 
 void ParameterState::reduce_replicas() {
@@ -355,7 +360,7 @@ void ParameterState::gather_weights(bool frozen_too) {
 
 ExactSum ParameterState::gradient_squares(const OpContext& ctx) const {
   if (flat_.gradients.compact || !comm_ || stage_ == 0) {
-    ExactSum sum = ops::exact_squares(ctx, gradients());
+    ExactSum sum = ops::exact_squares(at_home(ctx), gradients());
     if (!flat_.gradients.compact) return sum;
     return sum_over_ranks(std::move(sum));
   }
@@ -384,7 +389,7 @@ nn::ParamId ParameterState::first_bad_gradient(const OpContext& ctx) const {
   for (nn::ParamId id = 0; id < parameters_.size() && bad == parameters_.size(); ++id) {
     if (!parameters_[id].trainable) continue;
     const Tensor own = owned(flat_.gradients, id);
-    if (own.elements() > 0 && ops::first_non_finite(ctx, own) >= 0) bad = id;
+    if (own.elements() > 0 && ops::first_non_finite(at_home(ctx), own) >= 0) bad = id;
   }
   if (comm_ && stage_ > 0) {
     groups_.shard->all_reduce(first, ReduceOp::kMin, {.label = "bad gradient", .blocking = true})

@@ -4,6 +4,7 @@
 
 #include "ops/elementwise.h"
 #include "ops/split_master.h"
+#include "tensor/transfer.h"
 
 namespace ds::zero {
 
@@ -31,7 +32,10 @@ void ParameterState::make_whole(const OpContext& ctx) {
   source_.reset();
 }
 
-ParameterState::~ParameterState() = default;
+// What travels between this and a GPU uses memory of both.
+ParameterState::~ParameterState() {
+  if (home_) home_->drop();
+}
 
 Tensor ParameterState::view(const Tensor& flat, nn::ParamId id) const {
   const FlatRange range = layout_.range(id);
@@ -53,6 +57,8 @@ void ParameterState::release(nn::ParamId id) noexcept {
 
 std::vector<Tensor> ParameterState::acquire_all(std::span<const nn::ParamId> ids) {
   check_not_lost();
+  bring_back();
+  if (home_ && home_->stale()) home_->send_stale(flat_);
   std::vector<Tensor> out;
   size_t from = 0, to = 0;  // held and not waited for yet
   try {
@@ -206,7 +212,8 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool spl
            dtype_name(type));
   DS_CHECK(!split || type == DType::kBFloat16, Code::kInternal, "only bf16 weights split masters");
   DS_CHECK(open_guards_ == 0, Code::kInternal, "compute type changed while parameters are in use");
-  DS_CHECK(!comm_, Code::kInternal, "compute type changed while it is shared");
+  DS_CHECK(!comm_ && !home_, Code::kInternal, "compute type changed while it is shared");
+  bring_back();
   const Shape all{layout_.elements()};
   if (flat_.low_halves) {
     Tensor joined = Tensor::empty(device_, DType::kFloat32, all, MemoryTag::kParameters);
@@ -226,6 +233,10 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool spl
 }
 
 void ParameterState::masters_changed(const OpContext& ctx) {
+  if (home_) {
+    home_->send(flat_, {0, layout_.elements()});
+    return weights_changed(ctx);
+  }
   if (flat_.model && flat_.masters) {
     if (flat_.model.compact == flat_.masters.compact) {
       ops::cast(ctx, flat_.masters.data, flat_.model.data);
@@ -241,6 +252,10 @@ void ParameterState::masters_changed(const OpContext& ctx) {
 }
 
 void ParameterState::weights_updated(const OpContext& ctx) {
+  if (home_) {
+    home_->close_update();
+    return weights_changed(ctx);
+  }
   if (comm_) gather_weights(false);
   weights_changed(ctx);
 }
@@ -274,7 +289,7 @@ void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
   // The caller's gradients travel from where they lie.
   Tensor all = at_once ? comm_->shared_tensor(device_, type, {elements}, MemoryTag::kGradients,
                                               {.label = "gradients"})
-                       : Tensor::zeros(device_, type, {elements}, MemoryTag::kGradients);
+                       : Tensor::zeros(state_memory(), type, {elements}, MemoryTag::kGradients);
   flat_.gradients = {std::move(all), compact};
   accumulation_type_ = type;
   if (own_gradients_ && by_micro_batch_) hold_own_gradients();
@@ -287,6 +302,7 @@ void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
 }
 
 void ParameterState::free_gradients() {
+  if (home_) home_->drop();
   flat_.gradients = {};
   micro_ = Tensor();
   open_gradients_.clear();
@@ -302,7 +318,8 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
     reducer_->drop();
     replicas_agree_ = true;
   }
-  if (clear_at_once_) return ops::fill(ctx, 0.0f, flat_.gradients.data);
+  if (home_ && home_->receiving()) home_->drop();
+  if (clear_at_once_) return ops::fill(at_home(ctx), 0.0f, flat_.gradients.data);
   if (reducer_) {
     empty_buckets_.assign(layout_.buckets().size(), true);
     return;
@@ -317,10 +334,11 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
 }
 
 void ParameterState::settle_gradients(const OpContext& ctx) {
+  if (home_) home_->settle();
   for (size_t i = 0; i < empty_buckets_.size(); ++i) {
     if (!empty_buckets_[i] || !layout_.buckets()[i].trainable) continue;
     Tensor target = kept_gradients(layout_.buckets()[i]);
-    ops::fill(ctx, 0.0f, target);
+    ops::fill(at_home(ctx), 0.0f, target);
     empty_buckets_[i] = false;
   }
   for (nn::ParamId id = 0; empty_count_ > 0 && id < parameters_.size(); ++id) {
@@ -364,35 +382,44 @@ Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
 
 Tensor ParameterState::read_owned_master(const OpContext& ctx, nn::ParamId id) const {
   if (flat_.masters) return owned(flat_.masters, id);
-  Tensor joined = ctx.workspace(DType::kFloat32, {layout_.part(id).count});
-  ops::join_masters(ctx, owned(flat_.model, id), owned(flat_.low_halves, id), joined);
+  const OpContext home = at_home(ctx);
+  Tensor joined = home.workspace(DType::kFloat32, {layout_.part(id).count});
+  ops::join_masters(home, owned(flat_.model, id), owned(flat_.low_halves, id), joined);
   return joined;
 }
 
 void ParameterState::write_owned_master(const OpContext& ctx, nn::ParamId id, int64_t at,
                                         const Tensor& value) {
   const int64_t end = at + value.elements();
+  const OpContext home = at_home(ctx);
+  hold_masters();
   if (flat_.masters) {
     Tensor target = owned(flat_.masters, id).slice(0, at, end);
-    ops::cast(ctx, value, target);
+    ops::cast(home, value, target);
   } else {
     Tensor weights = owned(flat_.model, id).slice(0, at, end);
     Tensor low = owned(flat_.low_halves, id).slice(0, at, end);
-    ops::split_masters(ctx, value, weights, low);
+    ops::split_masters(home, value, weights, low);
   }
 }
 
 void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
   if (fp8_) fp8_->weights_changed();
   const OwnedPart part = layout_.part(id);
-  const Tensor own = value.view({value.elements()}).slice(0, part.first, part.first + part.count);
+  const OpContext home = at_home(ctx);
+  const Tensor own = to_device(value, home.device)
+                         .view({value.elements()})
+                         .slice(0, part.first, part.first + part.count);
+  hold_masters();
   if (flat_.masters) {
     Tensor target = owned(flat_.masters, id);
-    ops::cast(ctx, own, target);
+    ops::cast(home, own, target);
   } else {
     Tensor weights = owned(flat_.model, id), low = owned(flat_.low_halves, id);
-    ops::split_masters(ctx, own, weights, low);
+    ops::split_masters(home, own, weights, low);
   }
+  if (home_) return home_->send(flat_, layout_.range(id));
+  if (away()) return;
   // What every rank has whole, it has from the value; pieces of weights follow from the masters.
   if (!weights().compact) {
     Tensor copy = model_view(id);
@@ -411,6 +438,7 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
 
 void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) {
   if (fp8_) fp8_->weights_changed();
+  if (home_) return home_->send(flat_, layout_.range(id));
   if (flat_.model && flat_.masters) {
     Tensor piece = owned(flat_.model, id);
     ops::cast(ctx, owned(flat_.masters, id), piece);

@@ -10,6 +10,7 @@
 #include "optim/optimizer.h"
 #include "zero/flat_layout.h"
 #include "zero/gradient_reducer.h"
+#include "zero/host_home.h"
 #include "zero/share_groups.h"
 #include "zero/weight_gatherer.h"
 #include "zero/weight_source.h"
@@ -105,6 +106,24 @@ class ParameterState : public nn::ParameterStore {
   // The ranks that tensors are cut among, for an optimizer of these parameters; null where they are
   // whole. Valid while shared.
   std::shared_ptr<optim::Peers> peers(std::vector<nn::ParamId> tensors) const;
+
+  // Keeps masters, gradients and the optimizer's state in the host's memory from now on, and on the
+  // GPU the weights in the compute type alone. Everything else goes on as before; flat tensors and
+  // their views lie on the host.
+  void offload(const OpContext& ctx, const OffloadOptions& options, DType type, bool split);
+  // Ends that. The masters come to the GPU when somebody computes with them, or asks for it.
+  void end_offload(const OpContext& ctx);
+  void bring_back();
+  // For an optimizer of these parameters: where its states belong, and its home; null where they
+  // simply lie there.
+  const std::shared_ptr<Device>& state_memory() const;
+  std::shared_ptr<optim::StateHome> home() const;
+  // To compute with masters, gradients and optimizer state.
+  OpContext at_home(const OpContext& ctx) const;
+  // Before an update; weights_updated() ends it.
+  void open_update();
+  // Before masters are written otherwise than by the functions below.
+  void hold_masters();
 
   // Around what uses weights: a forward with its backward, or a forward alone. finish_backward
   // reduces what is left (every rank).
@@ -224,14 +243,18 @@ class ParameterState : public nn::ParameterStore {
  private:
   void zero_gradient(const OpContext& ctx, nn::ParamId id);
   bool take_empty(nn::ParamId id);
-  const optim::FlatTensor& weights() const { return flat_.model ? flat_.model : flat_.masters; }
+  const optim::FlatTensor& weights() const {
+    return home_ ? home_->weights() : flat_.model ? flat_.model : flat_.masters;
+  }
+  bool away() const;  // masters are on the host, though nothing is offloaded any more
   size_t tile_bucket(nn::ParamId id, int64_t tile) const {
     return layout_.bucket_of(id) + static_cast<size_t>(tile);
   }
   Tensor whole_of_tiles(nn::ParamId id);
   Tensor owned(const optim::FlatTensor& flat, nn::ParamId id) const;
   Tensor owned(const optim::FlatTensor& flat, const Bucket& bucket) const;
-  void take_reduced(const OpContext& ctx, const Bucket& bucket, const Tensor& average);
+  std::shared_ptr<Event> take_reduced(const OpContext& ctx, const Bucket& bucket,
+                                      const Tensor& average);
   void spread_masters(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
                       DType type, bool split);
   void fill_masters(const OpContext& ctx, const FlatLayout& layout, Communicator& comm,
@@ -270,6 +293,8 @@ class ParameterState : public nn::ParameterStore {
   bool by_micro_batch_ = false;
   Tensor micro_;  // the caller's gradients of the open micro batch, where the step's lie elsewhere
   ReduceOp op_ = ReduceOp::kAverage;
+  std::shared_ptr<HostHome> home_;  // null unless offloaded
+  std::shared_ptr<Device> rest_;    // the host's memory; null before anything was offloaded
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<WeightGatherer> gatherer_;
   std::vector<bool> empty_buckets_;  // of gradients, where there is a reducer

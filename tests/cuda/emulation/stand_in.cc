@@ -97,7 +97,7 @@ bool take_failure(const char* call, cudaError_t* status) {
   if (waiting.empty()) return false;
   *status = waiting.front();
   waiting.pop_front();
-  return true;
+  return *status != cudaSuccess;
 }
 
 void violate(const std::string& text) { world().violations.push_back(text); }
@@ -560,6 +560,19 @@ void go_on_when_asked() { world().go_on_when_asked = true; }
 void fail_next(const std::string& call, cudaError_t status) {
   const Lock lock(world().mutex);
   world().failures[call].push_back(status);
+}
+
+void fail_after(const std::string& call, int good, cudaError_t status) {
+  for (int i = 0; i < good; ++i) fail_next(call, cudaSuccess);
+  fail_next(call, status);
+}
+
+int fail_no_more() {
+  const Lock lock(world().mutex);
+  size_t left = 0;
+  for (const auto& [call, waiting] : world().failures) left += waiting.size();
+  world().failures.clear();
+  return static_cast<int>(left);
 }
 
 void set_driver_version(int version) { world().driver_version = version; }

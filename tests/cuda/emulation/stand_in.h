@@ -21,8 +21,12 @@ namespace ds::testing::stand_in {
 
 // Forgets everything and shows `gpus` GPUs.
 void reset(int gpus, int64_t bytes_each = int64_t{64} << 20);
-// Of the next calls of that name (each given once, in order).
+// Of the next calls of that name (each given once, in order); cudaSuccess: that one works.
 void fail_next(const std::string& call, cudaError_t status);
+// One call fails, after so many that work.
+void fail_after(const std::string& call, int good, cudaError_t status);
+// Forgets failures that did not come; returns how many calls they were waiting for.
+int fail_no_more();
 void set_driver_version(int version);
 // Takes the driver's calls away.
 void hide_driver_calls();

@@ -379,8 +379,38 @@ TEST(Config, DeprecatedForms) {
   EXPECT_EQ(off.origins().at("/zero_optimization/stage"), "deprecated:/zero_optimization");
   EXPECT_EQ(off.warnings().size(), 1u);
   EXPECT_EQ(load(R"("zero_optimization": true)").zero.stage, 1);
-  EXPECT_THAT(error_of(R"("zero_optimization": {"cpu_offload": true})"),
-              HasSubstr("device: \"cpu\" (given as /zero_optimization/cpu_offload) asks for"));
+  EXPECT_TRUE(load(R"("zero_optimization": {"stage": 2, "cpu_offload": true})")
+                  .zero.offload_optimizer.has_value());
+  EXPECT_THAT(
+      error_of(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})"),
+      HasSubstr("device: \"cpu\" (given as /zero_optimization/cpu_offload_param) asks for"));
+}
+
+TEST(Config, OptimizerOffload) {
+  const ZeroConfig zero =
+      load(R"("zero_optimization": {"stage": 1, "sub_group_size": 5e6, "offload_optimizer":
+              {"device": "cpu", "pin_memory": false, "buffer_count": 7}})")
+          .zero;
+  ASSERT_TRUE(zero.offload_optimizer);
+  EXPECT_FALSE(zero.offload_optimizer->pinned);
+  EXPECT_EQ(zero.offload_optimizer->buffers, 7);
+  EXPECT_EQ(zero.sub_group, 5'000'000);
+  EXPECT_TRUE(load(R"("zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}})")
+                  .zero.offload_optimizer->pinned);
+  EXPECT_FALSE(
+      load(R"("zero_optimization": {"stage": 1, "offload_optimizer": {}})").zero.offload_optimizer);
+  const auto refusal = [](const char* rest) {
+    return error_of(str_cat(R"("zero_optimization": {"stage": )", rest, "}}"));
+  };
+  EXPECT_THAT(refusal(R"(0, "offload_optimizer": {"device": "cpu")"), HasSubstr("not at stage 0"));
+  EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "nvme")"),
+              HasSubstr("optimizer offload to files"));
+  EXPECT_THAT(refusal(R"(2, "offload_optimizer": {"device": "cpu", "ratio": 0.5)"),
+              HasSubstr("needs ZeRO stage 3"));
+  EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "cpu", "ratio": 0.5)"),
+              HasSubstr("an update shared between host and GPU"));
+  EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "cpu", "super_offload": true)"),
+              HasSubstr("SuperOffload"));
 }
 
 TEST(Config, AutoIsTheDefaultWhereSomethingResolvesIt) {

@@ -80,6 +80,44 @@ TEST(Plan, MeasuredAtWorldOne) {
   }
 }
 
+// Beside a GPU: weights and buckets there, the rest on the host.
+TEST(Plan, OffloadedOptimizer) {
+  const Json model = {{"parameters", 64e6}, {"layers", 8}};
+  const auto planned = [&](const Json& change) {
+    return plan(model,
+                with(with(base_config(), {{"bf16", {{"enabled", true}}},
+                                          {"zero_optimization",
+                                           {{"stage", 2},
+                                            {"reduce_bucket_size", 1000000},
+                                            {"offload_optimizer", {{"device", "cpu"}}}}}}),
+                     change),
+                1);
+  };
+  const Json out = planned(Json::object());
+  const Json& gpu = out["memory_per_rank"];
+  const Json& host = out["host_memory_per_rank"];
+  EXPECT_EQ(gpu["parameters"], 2 * 64'000'000);
+  EXPECT_EQ(gpu["gradients"], 0);
+  EXPECT_EQ(gpu["optimizer"], 0);
+  EXPECT_EQ(gpu["communication"], 3 * 4 * 8'000'000);  // a layer is larger than a bucket
+  EXPECT_EQ(host["parameters"], 4 * 64'000'000);
+  EXPECT_EQ(host["gradients"], 4 * 64'000'000);
+  EXPECT_EQ(host["optimizer"], 8 * 64'000'000);
+  EXPECT_EQ(host["communication"], 4 * 4 * (8 << 20));
+  EXPECT_EQ(host["total"], 16 * 64'000'000 + 4 * 4 * (8 << 20));
+  const Json small =
+      planned({{"bf16", {{"split_master", true}}},
+               {"data_types", {{"grad_accum_dtype", "bf16"}}},
+               {"zero_optimization",
+                {{"sub_group_size", 100000}, {"offload_optimizer", {{"buffer_count", 2}}}}}});
+  EXPECT_EQ(small["memory_per_rank"]["parameters"], 2 * 64'000'000);
+  EXPECT_EQ(small["host_memory_per_rank"]["parameters"], 4 * 64'000'000);
+  EXPECT_EQ(small["host_memory_per_rank"]["gradients"], 2 * 64'000'000);
+  EXPECT_EQ(small["host_memory_per_rank"]["communication"], 2 * 4 * (3 << 15));
+  const Json without = planned({{"zero_optimization", {{"offload_optimizer", nullptr}}}});
+  EXPECT_FALSE(without.contains("host_memory_per_rank"));
+}
+
 TEST(Plan, Traffic) {
   const Json model = {{"parameters", 64e6}, {"layers", 4}};
   const double n = 64e6;

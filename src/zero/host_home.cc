@@ -1,0 +1,218 @@
+#include "zero/host_home.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/log.h"
+#include "ops/elementwise.h"
+#include "tensor/transfer.h"
+
+namespace ds::zero {
+namespace {
+
+constexpr int64_t kChunk = kernels::kUpdateChunk;
+// Larger pieces would neither travel faster nor hide more.
+constexpr int64_t kMostElements = int64_t{8} << 20;
+
+}  // namespace
+
+HostBuffers::HostBuffers(const OffloadOptions& options, int64_t flat_elements)
+    : count(std::max(options.buffers, 2)) {
+  // A model that is smaller than a piece needs none so large.
+  const int64_t most = std::clamp(flat_elements, kChunk, kMostElements);
+  elements = std::clamp(options.sub_group_elements, kChunk, most) / kChunk * kChunk;
+}
+
+HostHome::HostHome(const OpContext& ctx, const OffloadOptions& options, Tensor weights, bool split)
+    : host_{options.host, ctx.pool},
+      pinned_(host_memory_of(ctx.device)),
+      memory_(options.pinned ? pinned_ : options.host),
+      weights_(std::move(weights)),
+      rounds_(weights_.data.dtype() != DType::kFloat32 && !split),
+      stream_(ctx.device) {
+  const HostBuffers wanted(options, weights_.data.elements());
+  sub_group_ = wanted.elements;
+  buffers_.resize(static_cast<size_t>(wanted.count));
+  for (Buffer& buffer : buffers_) {
+    buffer.memory =
+        Tensor::empty(pinned_, DType::kFloat32, {sub_group_}, MemoryTag::kCommunication);
+  }
+}
+
+Tensor HostHome::view(size_t buffer, DType type, int64_t elements) const {
+  const Tensor& memory = buffers_[buffer].memory;
+  return {memory.storage(), 0, type, {elements}};
+}
+
+size_t HostHome::take_buffer() {
+  const size_t index = next_;
+  Buffer& buffer = buffers_[index];
+  while (buffer.arriving) finish_arrival();
+  if (const std::shared_ptr<Event> copied = std::exchange(buffer.copied, nullptr)) {
+    copied->synchronize();
+  }
+  next_ = (next_ + 1) % buffers_.size();
+  return index;
+}
+
+// ---- gradients ----
+
+std::shared_ptr<Event> HostHome::receive(const Tensor& from, const Tensor& to, bool add) {
+  try {
+    return start_arrival(from, to, add);
+  } catch (...) {
+    drop();  // a copy may have begun that nobody knows of
+    throw;
+  }
+}
+
+std::shared_ptr<Event> HostHome::start_arrival(const Tensor& from, const Tensor& to, bool add) {
+  stream_.follow();
+  if (!add && to.dtype() == DType::kFloat32 && reached(to)) {
+    stream_.copy(to.raw(), from.raw(), from.bytes());
+    return received_ = stream_.mark();
+  }
+  std::shared_ptr<Event> last;
+  for (int64_t at = 0; at < from.elements(); at += sub_group_) {
+    const int64_t end = std::min(from.elements(), at + sub_group_);
+    const Tensor piece = from.slice(0, at, end);
+    const size_t index = take_buffer();
+    Buffer& buffer = buffers_[index];
+    stream_.copy(buffer.memory.raw(), piece.raw(), piece.bytes());
+    buffer.copied = last = stream_.mark();
+    buffer.arriving = true;
+    arrivals_.push_back({index, to.slice(0, at, end), add});
+  }
+  return last;
+}
+
+void HostHome::finish_arrival() {
+  Arrival& arrival = arrivals_.front();
+  Buffer& buffer = buffers_[arrival.buffer];
+  buffer.copied->synchronize();
+  const Tensor piece = view(arrival.buffer, DType::kFloat32, arrival.to.elements());
+  if (arrival.add) {
+    ops::accumulate(host_, piece, arrival.to);
+  } else {
+    ops::cast(host_, piece, arrival.to);
+  }
+  buffer.arriving = false;
+  arrivals_.pop_front();
+}
+
+void HostHome::settle() {
+  while (!arrivals_.empty()) finish_arrival();
+  if (const std::shared_ptr<Event> received = std::exchange(received_, nullptr)) {
+    received->synchronize();
+  }
+}
+
+void HostHome::drop() noexcept {
+  try {
+    stream_.synchronize();
+  } catch (const Error&) {  // whoever uses the GPU next gets it too
+  }
+  for (const Arrival& arrival : arrivals_) buffers_[arrival.buffer].arriving = false;
+  arrivals_.clear();
+  received_.reset();
+}
+
+// ---- weights ----
+
+template <class Body>
+void HostHome::try_to_send(const Body& body) {
+  try {
+    if (!stale()) body();
+  } catch (const Error& error) {
+    stale_ = error.message();
+  }
+}
+
+void HostHome::open_update() {
+  hold_masters();
+  stream_.follow();  // what still computes with the weights of before
+}
+
+void HostHome::fetch(const optim::SubGroup& group, ops::UpdateTensors& part, bool weights) {
+  if (weights && rounds_) part.model = weights_room(group.elements());
+}
+
+Tensor HostHome::weights_room(int64_t elements) {
+  const DType type = weights_.data.dtype();
+  if (elements > sub_group_) return host_.workspace(type, {elements});
+  size_t buffer = next_;
+  try_to_send([&] { buffer = take_buffer(); });
+  return view(buffer, type, elements);
+}
+
+void HostHome::flush(const optim::SubGroup& group, const ops::UpdateTensors& part, bool weights) {
+  if (weights) try_to_send([&] { send_part(group.flat, part); });
+}
+
+void HostHome::close_update() {
+  try_to_send([&] { stream_.lead(); });
+  if (stale()) {
+    log_warning("zero", "weights could not be sent to ",
+                weights_.data.storage()->device()->describe(),
+                " after an update, and are sent again before they are used: ", stale_);
+  }
+}
+
+// Of the part's arrays, those that hold what the GPU computes with.
+void HostHome::send_part(int64_t flat, const ops::UpdateTensors& part) {
+  const Tensor& from = part.model ? part.model : part.weight ? part.weight : part.master;
+  const Tensor to = weights_.data.slice(0, flat, flat + from.elements());
+  if (reached(from)) {
+    stream_.copy(to.raw(), from.raw(), from.bytes());
+    const std::shared_ptr<Event> copied = stream_.mark();
+    const auto lent = std::find_if(buffers_.begin(), buffers_.end(), [&](const Buffer& buffer) {
+      return buffer.memory.storage() == from.storage();
+    });
+    (lent != buffers_.end() ? lent->copied : sent_) = copied;
+    return;
+  }
+  const int64_t piece = buffers_.front().memory.bytes() / dtype_size(from.dtype());
+  for (int64_t at = 0; at < from.elements(); at += piece) {
+    const Tensor bytes = from.slice(0, at, std::min(from.elements(), at + piece));
+    Buffer& buffer = buffers_[take_buffer()];
+    std::memcpy(buffer.memory.raw(), bytes.raw(), static_cast<size_t>(bytes.bytes()));
+    stream_.copy(to.slice(0, at, at + bytes.elements()).raw(), buffer.memory.raw(), bytes.bytes());
+    buffer.copied = stream_.mark();
+  }
+}
+
+void HostHome::hold_masters() {
+  if (const std::shared_ptr<Event> sent = std::exchange(sent_, nullptr)) sent->synchronize();
+}
+
+void HostHome::send(const optim::FlatTensors& flat, FlatRange range) {
+  try {
+    stream_.follow();
+    for (int64_t at = range.begin; at < range.end; at += sub_group_) {
+      const int64_t end = std::min(range.end, at + sub_group_);
+      ops::UpdateTensors part;
+      if (flat.low_halves) {
+        part.weight = flat.model.data.slice(0, at, end);
+      } else {
+        part.master = flat.masters.data.slice(0, at, end);
+      }
+      if (rounds_) {
+        part.model = view(take_buffer(), weights_.data.dtype(), end - at);
+        ops::cast(host_, part.master, part.model);
+      }
+      send_part(at, part);
+    }
+    stream_.lead();
+  } catch (const Error& error) {
+    stale_ = error.message();
+    throw;
+  }
+}
+
+void HostHome::send_stale(const optim::FlatTensors& flat) {
+  send(flat, {0, weights_.data.elements()});
+  stale_.clear();
+}
+
+}  // namespace ds::zero

@@ -1,0 +1,109 @@
+// The optimizer's state in the host's memory beside a GPU that trains (ZeRO-Offload, Ren et al.,
+// arXiv:2101.06840): how gradients come from the GPU to it and weights go back, beside the GPU's
+// computation. Whoever holds the arrays (ParameterState) calls it from one thread.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/context.h"
+#include "optim/optimizer.h"
+#include "optim/state_home.h"
+#include "tensor/copy_stream.h"
+#include "zero/flat_layout.h"
+
+namespace ds::zero {
+
+struct OffloadOptions {
+  std::shared_ptr<Device> host;  // its pageable memory
+  bool pinned = true;            // arrays lie in memory that the GPU's copies reach
+  int buffers = 4;               // of pinned memory, which everything else travels through
+  int64_t sub_group_elements = 0;
+  int64_t bucket_elements = 0;  // of gradients
+};
+
+// How large the buffers are for a flat space of so many elements.
+struct HostBuffers {
+  HostBuffers(const OffloadOptions& options, int64_t flat_elements);
+  int count;
+  int64_t elements;  // of fp32
+  int64_t bytes() const { return count * elements * int64_t{sizeof(float)}; }
+};
+
+class HostHome : public optim::StateHome {
+ public:
+  // `weights`, flat on the GPU, in the type that it computes with. `split`: bf16 weights lie on the
+  // host too, as the upper halves of masters.
+  HostHome(const OpContext& ctx, const OffloadOptions& options, Tensor weights, bool split);
+
+  // Where the arrays are made.
+  const std::shared_ptr<Device>& memory() const { return memory_; }
+  const optim::FlatTensor& weights() const { return weights_; }
+
+  // optim::StateHome; between open_update and close_update. A copy to the GPU that fails does not
+  // end the update: the weights there are stale until send_stale.
+  int64_t sub_group_elements() const override { return sub_group_; }
+  void fetch(const optim::SubGroup& group, ops::UpdateTensors& part, bool weights) override;
+  void flush(const optim::SubGroup& group, const ops::UpdateTensors& part, bool weights) override;
+  void open_update();
+  void close_update();
+
+  // Gradients, fp32: what is queued on the GPU so far makes `from`. They arrive in `to`, added or
+  // not, by settle(); `from` may be written again after the event.
+  std::shared_ptr<Event> receive(const Tensor& from, const Tensor& to, bool add);
+  void settle();
+  // Gives up those on their way; `from` and `to` are free on return.
+  void drop() noexcept;
+  bool receiving() const { return received_ || !arrivals_.empty(); }
+
+  // Before masters are written: nothing of them is on its way.
+  void hold_masters();
+  // Sends the weights of a range of the flat space, from masters that were written.
+  void send(const optim::FlatTensors& flat, FlatRange range);
+  bool stale() const { return !stale_.empty(); }
+  void send_stale(const optim::FlatTensors& flat);
+
+ private:
+  // A piece of pinned memory. It is free once `copied` is over and no arrival waits in it.
+  struct Buffer {
+    Tensor memory;
+    std::shared_ptr<Event> copied;
+    bool arriving = false;
+  };
+  struct Arrival {
+    size_t buffer;
+    Tensor to;
+    bool add;
+  };
+
+  // The next buffer in turn, which is free on return.
+  size_t take_buffer();
+  Tensor view(size_t buffer, DType type, int64_t elements) const;  // of its beginning
+  std::shared_ptr<Event> start_arrival(const Tensor& from, const Tensor& to, bool add);
+  void finish_arrival();
+  // Room for the weights of a part in the compute type, if they have to be made.
+  Tensor weights_room(int64_t elements);
+  void send_part(int64_t flat, const ops::UpdateTensors& part);
+  // Whether copies of the GPU reach it, so that it needs no buffer.
+  bool reached(const Tensor& x) const { return x.storage()->device() == pinned_; }
+  // Runs what sends weights; where it fails they are stale.
+  template <class Body>
+  void try_to_send(const Body& body);
+
+  OpContext host_;  // to compute on the host
+  const std::shared_ptr<Device> pinned_;
+  const std::shared_ptr<Device> memory_;
+  const optim::FlatTensor weights_;
+  const bool rounds_;  // weights are rounded masters, made in a buffer
+  int64_t sub_group_ = 0;
+  std::vector<Buffer> buffers_;
+  size_t next_ = 0;                         // buffers are used in turn
+  std::deque<Arrival> arrivals_;            // in their order
+  std::shared_ptr<Event> received_, sent_;  // the last copies that used no buffer
+  std::string stale_;                       // why the GPU's weights are not those of the masters
+  CopyStream stream_;                       // last: it waits before the memory above goes
+};
+
+}  // namespace ds::zero
