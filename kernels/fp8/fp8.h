@@ -27,7 +27,13 @@ struct Fp8Cast {
   float* amax = nullptr;          // becomes the maximum of itself and of |x|, where x is finite
   uint8_t* codes = nullptr;       // [rows, columns], or null
   uint8_t* transposed = nullptr;  // [columns, rows], or null
+  // sums[columns] += those of x, unless null; with scratch of fp8_sum_parts(rows) * columns
+  // numbers.
+  float* sums = nullptr;
+  float* partials = nullptr;
 };
+inline constexpr int64_t kFp8SumRows = 64;  // of a part
+constexpr int64_t fp8_sum_parts(int64_t rows) { return (rows + kFp8SumRows - 1) / kFp8SumRows; }
 void fp8_cast(const Fp8Cast& call, ThreadPool& pool);
 void fp8_cast(const Fp8Cast& call, const GpuStream& on);
 

@@ -41,10 +41,15 @@ float largest_of(const bfloat16* x, int64_t n) {
 
 void fp8_cast(const Fp8Cast& call, ThreadPool& pool) {
   Largest most;
-  pool.for_range(call.rows, rows_per_chunk(call.columns), [&](int64_t begin, int64_t end) {
+  const int64_t grain = call.sums != nullptr ? kFp8SumRows : rows_per_chunk(call.columns);
+  pool.for_range(call.rows, grain, [&](int64_t begin, int64_t end) {
+    float* const part =
+        call.sums != nullptr ? call.partials + begin / grain * call.columns : nullptr;
+    if (part != nullptr) std::fill_n(part, call.columns, 0.0f);
     for (int64_t row = begin; row < end; ++row) {
       const bfloat16* const x = call.x + row * call.stride;
       most.take(largest_of(x, call.columns));
+      for (int64_t i = 0; part != nullptr && i < call.columns; ++i) part[i] += to_float(x[i]);
       with_fp8_format(call.format, [&](auto format) {
         const auto encode = [&](uint8_t* to, int64_t step) {
           for (int64_t i = 0; i < call.columns; ++i) {
@@ -57,6 +62,13 @@ void fp8_cast(const Fp8Cast& call, ThreadPool& pool) {
     }
   });
   *call.amax = std::max(*call.amax, most.value());
+  for (int64_t i = 0; call.sums != nullptr && i < call.columns; ++i) {
+    float total = 0;
+    for (int64_t part = 0; part < fp8_sum_parts(call.rows); ++part) {
+      total += call.partials[part * call.columns + i];
+    }
+    call.sums[i] += total;
+  }
 }
 
 void fp8_first_scale(const Fp8FirstScale& call, ThreadPool& pool) {

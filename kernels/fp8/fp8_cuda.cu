@@ -10,7 +10,7 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kThreads = 256, kTile = 64;
+constexpr int kThreads = 256, kTile = kFp8SumRows;
 constexpr int kPackOfX = kPack<bfloat16>;         // elements that a thread reads at once
 constexpr int kAcross = kTile / kPackOfX;         // threads along a row
 constexpr int kRowsAtOnce = kThreads / kAcross;   // rows of a pass
@@ -58,8 +58,44 @@ __device__ __forceinline__ void note_largest(float most, float* amax) {
   if (most > 0) atomicMax(reinterpret_cast<unsigned*>(amax), __float_as_uint(most));
 }
 
-// kWide: packs of x, of codes and of transposed codes are aligned.
-template <Fp8Format kFormat, bool kWide>
+// The column sums of a tile, from those of each thread's rows: threads with the same columns lie
+// kAcross apart.
+__device__ __forceinline__ void store_sums(float* sums, const Fp8Cast& c, int64_t tile_row,
+                                           int64_t first_column) {
+  __shared__ float of_warps[kThreads / kWarp][kTile];
+#pragma unroll
+  for (int i = 0; i < kPackOfX; ++i) {
+#pragma unroll
+    for (int apart = kAcross; apart < kWarp; apart *= 2) {
+      sums[i] += __shfl_xor_sync(kAllLanes, sums[i], apart);
+    }
+  }
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if (lane < kAcross) {
+#pragma unroll
+    for (int i = 0; i < kPackOfX; ++i) {
+      of_warps[threadIdx.x / kWarp][lane * kPackOfX + i] = sums[i];
+    }
+  }
+  __syncthreads();
+  const int64_t column = first_column + threadIdx.x;
+  if (threadIdx.x >= kTile || column >= c.columns) return;
+  float total = 0;
+  for (int warp = 0; warp < kThreads / kWarp; ++warp) total += of_warps[warp][threadIdx.x];
+  c.partials[tile_row * c.columns + column] = total;
+}
+
+__global__ void add_parts(const float* partials, int64_t parts, int64_t columns, float* sums) {
+  const int64_t column = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (column >= columns) return;
+  float total = 0;
+#pragma unroll 8
+  for (int64_t part = 0; part < parts; ++part) total += partials[part * columns + column];
+  sums[column] += total;
+}
+
+// kWide: packs of x, of codes and of transposed codes are aligned. kSums: column sums are wanted.
+template <Fp8Format kFormat, bool kWide, bool kSums>
 __global__ void __launch_bounds__(kThreads) cast_tiles(Fp8Cast c, int64_t tiles_across) {
   __shared__ uint32_t words[kTile * kPitch / 4];
   uint8_t* const turned = reinterpret_cast<uint8_t*>(words);
@@ -69,6 +105,7 @@ __global__ void __launch_bounds__(kThreads) cast_tiles(Fp8Cast c, int64_t tiles_
   const int64_t column = first_column + in_column;
   const float scale = *c.scale;
   float most = 0;
+  [[maybe_unused]] float sums[kPackOfX] = {};
 #pragma unroll
   for (int pass = 0; pass < kTile / kRowsAtOnce; ++pass) {
     const int in_row = pass * kRowsAtOnce + static_cast<int>(threadIdx.x) / kAcross;
@@ -87,6 +124,7 @@ __global__ void __launch_bounds__(kThreads) cast_tiles(Fp8Cast c, int64_t tiles_
     for (int i = 0; i < kPackOfX; ++i) {
       finite = finite && (__float_as_uint(x[i]) & 0x7FFFFFFFu) < 0x7F800000u;
       most = fmaxf(most, finite_size(x[i]));
+      if constexpr (kSums) sums[i] += x[i];
     }
     Pack<uint8_t, kPackOfX> codes;
     codes_of<kFormat>(x, scale, finite, codes.at);
@@ -101,6 +139,7 @@ __global__ void __launch_bounds__(kThreads) cast_tiles(Fp8Cast c, int64_t tiles_
     for (int i = 0; i < kPackOfX; ++i) turned[(in_column + i) * kPitch + in_row] = codes.at[i];
   }
   note_largest(most, c.amax);  // waits for the tile, too
+  if constexpr (kSums) store_sums(sums, c, blockIdx.x / tiles_across, first_column);
   if (c.transposed == nullptr) return;
   const int out_column = static_cast<int>(threadIdx.x) * kPiece / kTile;
   const int out_row = static_cast<int>(threadIdx.x) * kPiece % kTile;
@@ -176,9 +215,15 @@ void fp8_cast(const Fp8Cast& c, const GpuStream& on) {
                     (c.transposed == nullptr || (c.rows % 16 == 0 && aligned(c.transposed, 16)));
   with_fp8_format(c.format, [&](auto format) {
     constexpr Fp8Format kFormat = decltype(format)::value;
-    launch(on, "fp8_cast", wide ? &cast_tiles<kFormat, true> : &cast_tiles<kFormat, false>,
-           {tiles, kThreads}, c, across);
+    const auto kernel =
+        c.sums != nullptr
+            ? (wide ? &cast_tiles<kFormat, true, true> : &cast_tiles<kFormat, false, true>)
+            : (wide ? &cast_tiles<kFormat, true, false> : &cast_tiles<kFormat, false, false>);
+    launch(on, "fp8_cast", kernel, {tiles, kThreads}, c, across);
   });
+  if (c.sums == nullptr) return;
+  launch(on, "fp8_cast", &add_parts, {divide_up(c.columns, 128), 128},
+         static_cast<const float*>(c.partials), fp8_sum_parts(c.rows), c.columns, c.sums);
 }
 
 void fp8_first_scale(const Fp8FirstScale& c, const GpuStream& on) {

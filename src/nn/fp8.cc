@@ -41,7 +41,7 @@ ops::Fp8Format Fp8Linears::format(Role role) const {
 }
 
 ops::Fp8Tensor Fp8Linears::cast(const OpContext& ctx, ParamId weight, Role role, const Tensor& x,
-                                Sides sides) {
+                                Sides sides, Tensor& sums) {
   const int64_t at = place(weight, role), columns = x.size(-1), rows = x.elements() / columns;
   ops::Fp8Scaling own = scaling(at);
   ops::Fp8Tensor out;
@@ -58,15 +58,34 @@ ops::Fp8Tensor Fp8Linears::cast(const OpContext& ctx, ParamId weight, Role role,
   if (wants && sides.transposed) {
     out.transposed = Tensor::empty(ctx.device, DType::kUInt8, {columns, rows}, tag);
   }
-  ops::fp8_cast(ctx, x, own, out);
+  ops::fp8_cast(ctx, x, own, out, sums);
   return out;
+}
+
+ops::Fp8Tensor Fp8Linears::input(const OpContext& ctx, ParamId weight, const Tensor& x,
+                                 Sides sides) {
+  const bool same = input_.storage.lock() == x.storage() && input_.data == x.raw() &&
+                    input_.shape == x.shape() && x.contiguous();
+  const bool has = !sides.transposed || input_.codes.transposed || !ops::fp8_wants_transposed(ctx);
+  if (same && has) return input_.codes;
+  Tensor no_sums;
+  input_ = {};
+  const ops::Fp8Tensor codes = cast(ctx, weight, Role::kInput, x, sides, no_sums);
+  if (x.contiguous()) input_ = {x.storage(), x.raw(), x.shape(), codes};
+  return codes;
+}
+
+ops::Fp8Tensor Fp8Linears::gradient(const OpContext& ctx, ParamId weight, const Tensor& dy,
+                                    Sides sides, Tensor& db) {
+  return cast(ctx, weight, Role::kGradient, dy, sides, db);
 }
 
 const ops::Fp8Tensor& Fp8Linears::weight(const OpContext& ctx, ParamId weight, const Tensor& w) {
   const auto layer = static_cast<size_t>(layer_of_[static_cast<size_t>(weight)]);
   if (!current_[layer]) {
     codes_[layer] = {};  // its memory serves again
-    codes_[layer] = cast(ctx, weight, Role::kWeight, w, {});
+    Tensor no_sums;
+    codes_[layer] = cast(ctx, weight, Role::kWeight, w, {}, no_sums);
     current_[layer] = true;
   }
   return codes_[layer];
@@ -81,9 +100,13 @@ void Fp8Linears::finish_step(const OpContext& ctx) {
   ops::fp8_update(
       ctx, {formats, options_.most_recent, options_.margin, amax_, history_, scale_, inverse_});
   weights_changed();  // their scales did
+  input_ = {};
 }
 
-void Fp8Linears::drop_step(const OpContext& ctx) { ops::fill(ctx, 0.0f, amax_); }
+void Fp8Linears::drop_step(const OpContext& ctx) {
+  ops::fill(ctx, 0.0f, amax_);
+  input_ = {};
+}
 
 Tensor Fp8Linears::saved(ParamId weight, const std::shared_ptr<Device>& host) const {
   const int64_t first = place(weight, Role::kInput), length = options_.history;
@@ -125,6 +148,7 @@ void Fp8Linears::restore(ParamId weight, const Tensor& saved) {
     scaled_[static_cast<size_t>(at)] = scale > 0;
   }
   weights_changed();
+  input_ = {};
 }
 
 }  // namespace ds::nn

@@ -5,6 +5,7 @@
 // A scale is the same throughout a step, and so are weights: a weight is cast once per step.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "nn/parameter.h"
@@ -40,8 +41,12 @@ class Fp8Linears {
     bool codes = true;
     bool transposed = true;  // only where products want it
   };
-  ops::Fp8Tensor cast(const OpContext& ctx, ParamId weight, Role role, const Tensor& x,
-                      Sides sides);
+  // The codes of a layer's input. Layers that read one tensor in turn share those of the first, and
+  // its scale: queries, keys and values, or a gate and what it gates.
+  ops::Fp8Tensor input(const OpContext& ctx, ParamId weight, const Tensor& x, Sides sides);
+  // Of its output's gradient; `db` (fp32, may be empty) += the column sums of dy.
+  ops::Fp8Tensor gradient(const OpContext& ctx, ParamId weight, const Tensor& dy, Sides sides,
+                          Tensor& db);
   // The codes of a weight, cast from `w` where those of an earlier call are out of date.
   const ops::Fp8Tensor& weight(const OpContext& ctx, ParamId weight, const Tensor& w);
   void weights_changed();
@@ -64,6 +69,8 @@ class Fp8Linears {
   }
   ops::Fp8Scaling scaling(int64_t place) const;
   ops::Fp8Format format(Role role) const;
+  ops::Fp8Tensor cast(const OpContext& ctx, ParamId weight, Role role, const Tensor& x, Sides sides,
+                      Tensor& sums);
 
   const ParameterSet& parameters_;
   Fp8Options options_;
@@ -74,6 +81,14 @@ class Fp8Linears {
   std::vector<bool> scaled_;           // by place: there is a scale
   std::vector<ops::Fp8Tensor> codes_;  // of weights, by layer
   std::vector<bool> current_;          // codes_ are of the weight as it is
+  // The newest input. It is not kept alive, and its codes count as long as it lives.
+  struct Input {
+    std::weak_ptr<Storage> storage;
+    const void* data = nullptr;
+    Shape shape;
+    ops::Fp8Tensor codes;
+  };
+  Input input_;
 };
 
 }  // namespace ds::nn

@@ -8,8 +8,6 @@
 namespace ds::nn {
 namespace {
 
-using Role = Fp8Linears::Role;
-
 // What backward needs of x: not its numbers.
 struct Input {
   ops::Fp8Tensor codes;
@@ -22,10 +20,11 @@ void backward(Tape& tape, Fp8Linears& fp8, const Input& x, const Tensor& dy, Par
               ParamId bias) {
   const OpContext& ctx = tape.ctx();
   const ParameterStore::GradientTarget dw = tape.store().gradient_target(weight);
+  Tensor db = bias == kNoParam ? Tensor() : tape.store().gradient(bias);
   if (dw.sum || x.slot) {
-    const ops::Fp8Tensor dy_codes =
-        fp8.cast(ctx, weight, Role::kGradient, dy,
-                 {.codes = static_cast<bool>(x.slot), .transposed = static_cast<bool>(dw.sum)});
+    const ops::Fp8Tensor dy_codes = fp8.gradient(
+        ctx, weight, dy,
+        {.codes = static_cast<bool>(x.slot), .transposed = static_cast<bool>(dw.sum)}, db);
     if (x.slot) {
       Tensor dx = tape.new_activation(x.dtype, x.shape);
       const ParameterGuard w(tape.store(), weight);
@@ -33,9 +32,9 @@ void backward(Tape& tape, Fp8Linears& fp8, const Input& x, const Tensor& dy, Par
       x.slot->add(ctx, std::move(dx), true);
     }
     if (Tensor sum = dw.sum) ops::fp8_linear_grad_weight(ctx, dy_codes, x.codes, sum, dw.add);
+  } else if (db) {
+    ops::linear_grad_bias(ctx, dy, db);
   }
-  if (bias == kNoParam) return;
-  if (Tensor db = tape.store().gradient(bias)) ops::linear_grad_bias(ctx, dy, db);
 }
 
 }  // namespace
@@ -50,7 +49,7 @@ Value fp8_linear(Tape& tape, Fp8Linears& fp8, const Value& x, ParamId weight, Pa
   Value y = tape.make_value(
       tape.new_activation(x.data.dtype(), Shape(std::span<const int64_t>(sizes.data(), dims))));
   ops::Fp8Tensor codes =
-      fp8.cast(tape.ctx(), weight, Role::kInput, x.data, {.codes = true, .transposed = keeps});
+      fp8.input(tape.ctx(), weight, x.data, {.codes = true, .transposed = keeps});
   {
     const ParameterGuard w(tape.store(), weight), b(tape.store(), bias);
     ops::fp8_linear(tape.ctx(), codes, fp8.weight(tape.ctx(), weight, *w), *b, y.data);

@@ -131,7 +131,8 @@ bool fp8_wants_transposed(const OpContext& ctx) {
   return kWithCuda && ctx.device->kind() == DeviceKind::kCuda;
 }
 
-void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, Fp8Tensor& out) {
+void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, Fp8Tensor& out,
+              Tensor& sums) {
   const Op op{ctx, "fp8_cast"};
   const Rows in = rows_of(x, op, "x");
   check_scaling(scaling, op);
@@ -139,6 +140,7 @@ void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, 
   if (out.transposed) {
     check_dense(out.transposed, op, "transposed codes", DType::kUInt8, {in.columns, in.rows});
   }
+  if (sums) check_dense(sums, op, "sums", DType::kFloat32, {in.columns});
   out.inverse = scaling.inverse;
   kernels::Fp8Cast call;
   call.format = out.format;
@@ -150,6 +152,12 @@ void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, 
   call.amax = scaling.amax.data<float>();
   call.codes = out.codes ? out.codes.data<uint8_t>() : nullptr;
   call.transposed = out.transposed ? out.transposed.data<uint8_t>() : nullptr;
+  Tensor partials;
+  if (sums) {
+    partials = ctx.workspace(DType::kFloat32, {kernels::fp8_sum_parts(in.rows), in.columns});
+    call.sums = sums.data<float>();
+    call.partials = partials.data<float>();
+  }
   run(ctx, [&](auto& on) { kernels::fp8_cast(call, on); });
 }
 

@@ -28,8 +28,10 @@ struct Fp8Tensor {
 // Whether products here want codes along their sums, and so transposed copies for two of three.
 bool fp8_wants_transposed(const OpContext& ctx);
 
-// Fills what `out` has of codes; x is bf16 [..., columns], or some columns of a matrix.
-void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, Fp8Tensor& out);
+// Fills what `out` has of codes; x is bf16 [..., columns], or some columns of a matrix. `sums`
+// (fp32 [columns], may be empty) += the column sums of x, from the same reading.
+void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, Fp8Tensor& out,
+              Tensor& sums);
 // Before the first cast of a tensor that has no scale yet: makes it from x.
 void fp8_first_scale(const OpContext& ctx, const Tensor& x, Fp8Format format, int margin,
                      Fp8Scaling& scaling);

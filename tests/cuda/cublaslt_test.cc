@@ -370,7 +370,8 @@ class CublasLtFp8 : public CublasLtLinear {
     out.transposed = guarded_tensor(DType::kUInt8, {columns, rows});
     const Tensor x = random_tensor(random, DType::kBFloat16, {rows, columns});
     ops::fp8_first_scale(ctx, x, format, 0, scaling);
-    ops::fp8_cast(ctx, x, scaling, out);
+    Tensor no_sums;
+    ops::fp8_cast(ctx, x, scaling, out, no_sums);
     return out;
   }
   // y by the product of codes, and by widened ones.

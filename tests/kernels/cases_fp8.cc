@@ -61,12 +61,25 @@ Tensor wild_tensor(Random& random, const Sizes& s) {
   return x;
 }
 
+// Column sums that began with 2.
+void compare_sums(CaseResult& result, const Tensor& sums, const std::vector<double>& numbers,
+                  const Sizes& s) {
+  std::vector<double> expected(static_cast<size_t>(s.columns), 2), size = expected;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    expected[i % expected.size()] += numbers[i];
+    size[i % expected.size()] += std::abs(numbers[i]);
+  }
+  const double sum = 4 * std::sqrt(static_cast<double>(s.rows) + 2) * 0x1p-24;
+  compare(result, "column sums", sums, expected, {sum, 1e-30}, size);
+}
+
 void check_cast(CaseResult& result, const OpContext& ctx, const Tensor& wide, const Sizes& s,
                 Fp8Format format, double scale) {
   const Tensor x = columns_of(wide, s);
   Fp8Tensor to = room_for(format, s);
   const Fp8Scaling scaling{one(scale), one(1 / scale), one(0.25)};
-  ops::fp8_cast(ctx, x, scaling, to);
+  Tensor no_sums;
+  ops::fp8_cast(ctx, x, scaling, to, no_sums);
   const std::vector<double> numbers = doubles(x);
   std::vector<double> codes(numbers.size()), transposed(numbers.size());
   double amax = 0.25;
@@ -84,7 +97,9 @@ void check_cast(CaseResult& result, const OpContext& ctx, const Tensor& wide, co
   for (const bool first : {true, false}) {
     Fp8Tensor half = room_for(format, s);
     (first ? half.transposed : half.codes) = Tensor();
-    ops::fp8_cast(ctx, x, scaling, half);
+    Tensor sums = filled_tensor(DType::kFloat32, {s.columns}, 2);
+    ops::fp8_cast(ctx, x, scaling, half, sums);
+    if (amax < 1e30) compare_sums(result, sums, numbers, s);  // else sums may overflow
     compare(result, "one side", first ? half.codes : half.transposed, first ? codes : transposed,
             kExact);
   }
@@ -212,7 +227,8 @@ Operand operand(const OpContext& ctx, Random& random, Fp8Format format, const Si
   out.codes = room_for(format, s);
   Fp8Scaling scaling{one(0), one(0), one(0)};
   ops::fp8_first_scale(ctx, out.x, format, 0, scaling);
-  ops::fp8_cast(ctx, out.x, scaling, out.codes);
+  Tensor no_sums;
+  ops::fp8_cast(ctx, out.x, scaling, out.codes, no_sums);
   const double scale = doubles(scaling.scale)[0];
   const bool e4m3 = format == Fp8Format::kE4M3;
   for (const double code : doubles(out.codes.codes)) {
@@ -322,7 +338,9 @@ OpCase timed_cast(int64_t rows, int64_t columns) {
     Fp8Tensor to;
     to.codes = bench_tensor(ctx, DType::kUInt8, {rows, columns});
     to.transposed = bench_tensor(ctx, DType::kUInt8, {columns, rows});
-    return [ctx, x, scaling, to]() mutable { ops::fp8_cast(ctx, x, scaling, to); };
+    return [ctx, x, scaling, to, no_sums = Tensor()]() mutable {
+      ops::fp8_cast(ctx, x, scaling, to, no_sums);
+    };
   };
   return row;
 }

@@ -17,7 +17,6 @@ namespace {
 
 using kernels::Fp8Format;
 using ::testing::HasSubstr;
-using Role = nn::Fp8Linears::Role;
 
 // ---- one layer ----
 
@@ -77,6 +76,8 @@ class Fp8Layer : public ::testing::Test {
     bias.name = "b";
     bias.shape = {kOut};
     b_ = parameters_.add(bias);
+    weight.name = "other";
+    other_ = parameters_.add(weight);
     state_.emplace(parameters_, device_);
     state_->set_compute_type(ctx_, DType::kBFloat16);
     state_->allocate_gradients(ctx_, DType::kFloat32);
@@ -125,7 +126,7 @@ class Fp8Layer : public ::testing::Test {
   std::shared_ptr<Device> device_ = make_cpu_device();
   OpContext ctx_{device_, &pool_};
   nn::ParameterSet parameters_;
-  nn::ParamId w_ = 0, b_ = 0;
+  nn::ParamId w_ = 0, b_ = 0, other_ = 0;
   std::optional<zero::ParameterState> state_;
 };
 
@@ -188,6 +189,37 @@ TEST_F(Fp8Layer, FollowsAnEmulationInDoublePrecision) {
   }
 }
 
+// Queries, keys and values, say.
+TEST_F(Fp8Layer, LayersThatReadOneTensorShareItsCodes) {
+  state_->set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
+  const auto input_scale = [&](nn::ParamId id) {
+    return flat(state_->fp8()->saved(id, device_))[0];
+  };
+  set_weights(0.1);
+  nn::Tape tape(ctx_, *state_, {});
+  state_->begin_pass();
+  const nn::Value x = tape.make_value(random_bf16({kRows, kIn}, 1));
+  nn::linear(tape, x, w_, b_);
+  const nn::Value y = nn::linear(tape, x, other_, nn::kNoParam);
+  EXPECT_GT(input_scale(w_), 0);
+  EXPECT_EQ(input_scale(other_), 0);
+  Emulated of_x(Fp8Format::kE4M3, 1, false), of_w = of_x, of_dy(Fp8Format::kE5M2, 1, false);
+  const Numbers x8 = of_x.cast(numbers(x.data)),
+                w8 = of_w.cast(numbers(state_->model_view(other_)));
+  expect_product(y.data, kRows, kOut, kIn, x8, false, w8, true, {}, {});
+  const Tensor dy = random_bf16(y.data.shape(), 1);
+  y.slot->add(ctx_, dy, true);
+  tape.backward();
+  state_->finish_backward();
+  expect_product(state_->gradient(other_), kOut, kIn, kRows, of_dy.cast(numbers(dy)), true, x8,
+                 false, {}, Numbers(kOut * kIn));
+  // A part of it is another tensor.
+  nn::Tape second(ctx_, *state_, {});
+  nn::linear(second, second.make_value(x.data.slice(0, 0, 8)), other_, nn::kNoParam);
+  EXPECT_GT(input_scale(other_), 0);
+  state_->end_pass();
+}
+
 TEST_F(Fp8Layer, StateFromACheckpointIsChecked) {
   state_->set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
   nn::Fp8Linears& fp8 = *state_->fp8();
@@ -236,13 +268,15 @@ TEST_F(Fp8Layer, OperatorsCheckWhatTheyAreGiven) {
   };
   const Tensor x = numbers_of(DType::kBFloat16, {2, 16});
   ops::Fp8Tensor to = codes(2, 16), narrow = codes(2, 8), none;
-  EXPECT_THAT(refusal([&] {
-                ops::fp8_cast(ctx_, numbers_of(DType::kFloat32, {2, 16}), scaling(), to);
-              }),
-              HasSubstr("fp8_cast: x must be bfloat16"));
-  EXPECT_THAT(refusal([&] { ops::fp8_cast(ctx_, x, scaling(), narrow); }),
+  Tensor none_of_it;
+  EXPECT_THAT(
+      refusal([&] {
+        ops::fp8_cast(ctx_, numbers_of(DType::kFloat32, {2, 16}), scaling(), to, none_of_it);
+      }),
+      HasSubstr("fp8_cast: x must be bfloat16"));
+  EXPECT_THAT(refusal([&] { ops::fp8_cast(ctx_, x, scaling(), narrow, none_of_it); }),
               HasSubstr("codes must have shape"));
-  EXPECT_THAT(refusal([&] { ops::fp8_cast(ctx_, x, ops::Fp8Scaling{}, to); }),
+  EXPECT_THAT(refusal([&] { ops::fp8_cast(ctx_, x, ops::Fp8Scaling{}, to, none_of_it); }),
               HasSubstr("scale is missing"));
   Tensor y = numbers_of(DType::kBFloat16, {2, 3});
   EXPECT_THAT(refusal([&] { ops::fp8_linear(ctx_, to, codes(3, 32), Tensor(), y); }),
