@@ -1,12 +1,13 @@
 """The loss curve of GPT-2 124M on a GPU: ds twice, which must give the same bits, ds on the CPU, and PyTorch
-in bf16 and in fp32, from the same weights on the same tokens.
+in bf16, by autocast and in fp32, from the same weights on the same tokens.
 
 usage: gpu_curve.py BENCH_FOLDER [--curve-steps 100] [--cpu-steps 100] [--batch 8] [--length 256]
                     [--device cuda:0] [--tiny] [--json FILE]
-BENCH_FOLDER holds loss_curve (build/cuda/bench). All compute in bf16 with fp32 masters, but for the one
-in fp32, which says how far bf16 strays by itself: no curve of ds may stray further from it than
-twice as far as PyTorch's in bf16, and 0.02. Exit status: 1 a curve does, or bits differ; 3 there is
-no PyTorch or no GPU.
+BENCH_FOLDER holds loss_curve (build/cuda/bench). Masters are fp32. "torch bf16" has weights and all
+activations in bf16, as ds has; autocast keeps the sums of the residuals in fp32 and strays less. The
+curve in fp32 says how far bf16 strays by itself: no curve of ds may stray further from it than twice
+as far as "torch bf16", and 0.02. Exit status: 1 a curve does, or bits differ; 3 there is no PyTorch
+or no GPU.
 """
 import array
 import json
@@ -58,7 +59,7 @@ def ours(args, folder, device, steps):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def theirs(torch, args, config, folder, tokens, precise):
+def theirs(torch, args, config, folder, tokens, how):
     model = gpu_common.load_gpt2(torch, os.path.join(folder, "model"), config).to(args.device)
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() != 2]
@@ -69,8 +70,12 @@ def theirs(torch, args, config, folder, tokens, precise):
     steps = torch.tensor(list(tokens), dtype=torch.int64).reshape(-1, 2, args.batch, args.length)
     losses = []
     for ids, labels in steps.to(args.device):
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=not precise):
-            loss = model(ids, labels)
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=how == "autocast"):
+            if how == "bf16":
+                narrow = {name: p.to(torch.bfloat16) for name, p in model.named_parameters()}
+                loss = torch.func.functional_call(model, narrow, (ids, labels))
+            else:
+                loss = model(ids, labels)
         losses.append(float(loss.detach()))
         loss.backward()
         optimizer.step()
@@ -102,6 +107,7 @@ def main():
             json.dump({"model_type": "gpt2", **config}, file)
         with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
             json.dump({"train_micro_batch_size_per_gpu": args.batch, "bf16": {"enabled": True},
+                       "gradient_clipping": 0.0,
                        "optimizer": {"type": "AdamW", "params": {
                            "lr": RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": DECAY}}}, file)
         tokens = tokens_of(args, config)
@@ -114,8 +120,9 @@ def main():
         if args.cpu_steps:
             curves["ds on the CPU"] = ours(args, folder, "cpu",
                                            min(args.cpu_steps, args.curve_steps))["losses"]
-        curves["torch bf16"] = theirs(torch, args, config, folder, tokens, False)
-        precise = theirs(torch, args, config, folder, tokens, True)
+        for how in ("bf16", "autocast"):
+            curves[f"torch {how}"] = theirs(torch, args, config, folder, tokens, how)
+        precise = theirs(torch, args, config, folder, tokens, "fp32")
     allowed = 2 * farthest(curves["torch bf16"], precise) + 0.02
     good = True
     for name, losses in curves.items():

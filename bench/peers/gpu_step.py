@@ -124,7 +124,7 @@ class Run:
             return gpu_common.contender(
                 [os.path.join(self.args.programs, "train_step"), file.name,
                  str(batch or self.args.batch), str(self.args.length), "bf16", "serve",
-                 str(self.args.threads), *keys, "--device", self.args.device])
+                 str(self.args.threads), "gradient_clipping=0", *keys, "--device", self.args.device])
 
     def torch(self, kind="compiled", batch=None):
         return gpu_common.contender([sys.executable, *sys.argv, "--child", kind, "--model", self.model,
