@@ -5,6 +5,7 @@
 #include "engine/engine.h"
 #include "models/saved_model.h"
 #include "nn/fp8.h"
+#include "tensor/transfer.h"
 
 namespace ds {
 namespace {
@@ -33,7 +34,8 @@ std::unique_ptr<nn::Fp8Linears> Engine::make_fp8() {
 void Engine::agree_on_fp8() {
   const nn::Fp8Linears* const fp8 = model_->state().fp8();
   if (fp8 == nullptr || comm_->size() == 1) return;
-  comm_->all_reduce(fp8->amax(), ReduceOp::kMax, {.label = "fp8 amax", .blocking = true})->wait();
+  const Tensor& amax = fp8->amax();
+  comm_->all_reduce(amax, ReduceOp::kMax, {.label = "fp8 amax", .blocking = on_host(amax)})->wait();
 }
 
 void Engine::finish_fp8_step() {

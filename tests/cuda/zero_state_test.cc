@@ -278,6 +278,18 @@ TEST_F(GpuZero, GroupsThatMoveNoGpuMemoryAreRefused) {
   }
 }
 
+TEST_F(GpuZero, ParametersOfTheCallerAreRefused) {
+  for (const auto& comm : make_local_group(2, nccl_options())) {
+    nn::ParameterSet set;
+    set.add({"own", {4}});
+    const auto model = models::Model::from_parameters(std::move(set));
+    model->set_device(make_cuda_device(comm->rank()));
+    EXPECT_THAT(
+        error_of(Code::kUnsupported, [&] { Engine(dump_json(zero_config(1)), model, comm); }),
+        HasSubstr("the caller's own parameters on cuda:"));
+  }
+}
+
 TEST_F(GpuZero, ModelsInDifferentPlacesAreRefused) {
   const auto refused = [](const std::function<int(int)>& gpu_of, const char* text) {
     run_ranks(

@@ -115,6 +115,12 @@ std::vector<Kind> kinds() {
              lora.seed = 5;
              model.add_lora(lora);
            }},
+      {.name = "Fp8",
+       .zero = none,
+       .more = with(kBf16, {{"fp8", {{"enabled", true}}}}),
+       .stages = {0, 2},
+       .loss = coarse,
+       .weight = far},
       {.name = "CheckpointedOnTheHost",
        .zero = none,
        .more = {{"activation_checkpointing", {{"enabled", true}, {"cpu_checkpointing", true}}}},
