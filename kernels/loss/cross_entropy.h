@@ -11,6 +11,15 @@
 
 namespace ds::kernels {
 
+// What gradients are multiplied by: a number or, on a GPU, where it lies in its memory when the
+// kernel runs.
+struct GradientScale {
+  GradientScale(float value) : number(value) {}  // NOLINT: a number is one
+  GradientScale(const float* where) : number(1), memory(where) {}
+  float number;
+  const float* memory = nullptr;
+};
+
 // A row with a negative label is ignored: loss and lse are 0, the gradient is 0. Other labels are
 // below `valid`; columns from `valid` on (rows are `columns` long) count as -inf.
 template <class T>
@@ -33,10 +42,11 @@ void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows
 // Both while a row is in the cache: loss as above, and logits become scale * (softmax - onehot).
 template <class T>
 void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                         int64_t valid, float scale, float* loss, ThreadPool& pool);
+                         int64_t valid, const GradientScale& scale, float* loss, ThreadPool& pool);
 template <class T>
 void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                         int64_t valid, float scale, float* loss, const GpuStream& on);
+                         int64_t valid, const GradientScale& scale, float* loss,
+                         const GpuStream& on);
 
 // ---- reference, scalar, double precision (cross_entropy_ref.cc): one row ----
 struct CrossEntropyRow {

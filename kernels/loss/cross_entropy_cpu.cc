@@ -222,7 +222,7 @@ void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows
 
 template <class T>
 void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                         int64_t valid, float scale, float* loss, ThreadPool& pool) {
+                         int64_t valid, const GradientScale& scale, float* loss, ThreadPool& pool) {
   pool.for_range(rows, rows_per_chunk(rows, columns), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       T* const x = logits + row * columns;
@@ -235,11 +235,11 @@ void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t
       }
       const float logit = to_float(x[label]);
       const RowSum sum = HWY_DYNAMIC_DISPATCH(sum_any)(kFloatType<T>, x, valid);
-      const auto factor = static_cast<float>(static_cast<double>(scale) / sum.sum);
+      const auto factor = static_cast<float>(static_cast<double>(scale.number) / sum.sum);
       HWY_DYNAMIC_DISPATCH(exponentials_any)(kFloatType<T>, x, next, valid, sum.shift, factor, x);
       loss[row] = loss_of(sum, logit);
       const double log_p = static_cast<double>(logit) - log_sum_exp(sum);
-      x[label] = label_gradient<T>(scale, log_p);
+      x[label] = label_gradient<T>(scale.number, log_p);
       std::fill(x + valid, x + columns, T{});
     }
   });
@@ -250,8 +250,8 @@ void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t
                               ThreadPool&);                                                        \
   template void cross_entropy_backward(const T*, const int32_t*, int64_t, int64_t, int64_t,        \
                                        const float*, float, T*, ThreadPool&);                      \
-  template void cross_entropy_fused(T*, const int32_t*, int64_t, int64_t, int64_t, float, float*,  \
-                                    ThreadPool&);
+  template void cross_entropy_fused(T*, const int32_t*, int64_t, int64_t, int64_t,                 \
+                                    const GradientScale&, float*, ThreadPool&);
 DS_ONE_TYPE(float)
 DS_ONE_TYPE(bfloat16)
 DS_ONE_TYPE(float16)

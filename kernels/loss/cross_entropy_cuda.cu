@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kMostThreads)
 // `kept` packs of a row fit into the dynamic shared memory.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads)
-    fused_rows(T* logits, const int32_t* labels, int64_t columns, int64_t valid, float scale,
+    fused_rows(T* logits, const int32_t* labels, int64_t columns, int64_t valid, GradientScale from,
                float* loss, int64_t kept) {
   constexpr int kN = kPack<T>;
   __shared__ float most[kMostWarps];
@@ -237,6 +237,7 @@ __global__ void __launch_bounds__(kMostThreads)
     clear(x, 0, columns);
     return;
   }
+  const float scale = from.memory == nullptr ? from.number : __ldg(from.memory);
   const bool known = label < valid;
   const float logit = threadIdx.x == 0 && known ? widen(x[label]) : 0;  // before it is overwritten
   const Cut<kN> parts = cut<kN>(static_cast<const T*>(x), valid);
@@ -287,7 +288,8 @@ void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows
 
 template <class T>
 void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                         int64_t valid, float scale, float* loss, const GpuStream& on) {
+                         int64_t valid, const GradientScale& scale, float* loss,
+                         const GpuStream& on) {
   constexpr int kN = kPack<T>;
   const int64_t kept = std::min(valid / kN, kMostKept / 16), bytes = kept * 16;
   // A long row has a processor for itself.
@@ -301,8 +303,8 @@ void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t
                               const GpuStream&);                                                   \
   template void cross_entropy_backward(const T*, const int32_t*, int64_t, int64_t, int64_t,        \
                                        const float*, float, T*, const GpuStream&);                 \
-  template void cross_entropy_fused(T*, const int32_t*, int64_t, int64_t, int64_t, float, float*,  \
-                                    const GpuStream&);
+  template void cross_entropy_fused(T*, const int32_t*, int64_t, int64_t, int64_t,                 \
+                                    const GradientScale&, float*, const GpuStream&);
 DS_ONE_TYPE(float)
 DS_ONE_TYPE(bfloat16)
 DS_ONE_TYPE(float16)

@@ -28,6 +28,8 @@ struct RandomStream {
   uint64_t seed = 0;
   uint32_t step = 0;
   uint32_t op = 0;
+  // On a GPU, where given: kernels read the step there, in its memory, when they run.
+  const uint32_t* step_memory = nullptr;
 
   Philox4 block(uint64_t index) const {
     return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), op, step},

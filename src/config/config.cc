@@ -302,6 +302,7 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.dump_state = get<bool>(parsed, "/dump_state");
   out.wall_clock_breakdown = get<bool>(parsed, "/wall_clock_breakdown");
   out.memory_breakdown = get<bool>(parsed, "/memory_breakdown");
+  out.graphs = get<bool>(parsed, "/graph_harvesting");
   out.dataloader_drop_last = get<bool>(parsed, "/dataloader_drop_last");
   out.tensorboard = read_monitor(parsed, "/tensorboard");
   out.csv_monitor = read_monitor(parsed, "/csv_monitor");

@@ -242,6 +242,7 @@ class Config {
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
   bool dataloader_drop_last = false;
+  bool graphs = false;  // micro batches are recorded as CUDA graphs
 
   MonitorConfig tensorboard;
   MonitorConfig csv_monitor;

@@ -92,8 +92,10 @@ std::vector<Key> communication_rows() {
       integer("sequence_parallel_size", 1, "Ranks that share one sequence; divides the world size.")
           .at_least(1)
           .needs("sequence parallelism"),
-      flag("graph_harvesting", false, "Capture CUDA graphs of the bf16 update.")
-          .needs("CUDA graphs"),
+      flag("graph_harvesting", false,
+           "On a GPU: record the forward and backward pass of each kind of micro batch as a CUDA "
+           "graph and launch that from then on, in ds_engine_train_batch of one process; the same "
+           "bits. On the CPU it changes nothing."),
       flag("zero_allow_untested_optimizer", false,
            "Permit ZeRO with an optimizer outside its tested set. Asks for nothing by itself."),
       flag("zero_force_ds_cpu_optimizer", true,

@@ -23,8 +23,13 @@ void* BlockCache::allocate(int64_t bytes, MemoryTag tag) {
   if (bytes == 0) return nullptr;
   check_request(bytes, tag);
   const int64_t size = size_class(bytes);
-  void* pointer = take_cached(size);
-  if (pointer == nullptr) pointer = take_fresh(size, tag);
+  void* pointer = nullptr;
+  if (uses_pool()) {
+    pointer = take_pooled(size, tag);
+  } else {
+    pointer = take_cached(size);
+    if (pointer == nullptr) pointer = take_fresh(size, tag);
+  }
   device_.account().add(tag, size);
   return pointer;
 }
@@ -33,12 +38,24 @@ void BlockCache::deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcep
   if (pointer == nullptr) return;
   const int64_t size = size_class(bytes);
   device_.account().remove(tag, size);
-  if (options_.cache) {
+  keep(pointer, size);
+}
+
+// For the pool that the block belongs to, or for all.
+void BlockCache::keep(void* pointer, int64_t size) noexcept {
+  {
     const std::lock_guard lock(mutex_);
-    try {
-      cache_[size].push_back(pointer);
-      return;
-    } catch (...) {  // no memory for the bookkeeping: give the block back instead
+    const auto pooled = pooled_.find(pointer);
+    if (pooled != pooled_.end() || options_.cache) {
+      try {
+        (pooled != pooled_.end() ? pooled->second->free : cache_)[size].push_back(pointer);
+        return;
+      } catch (...) {  // no memory for the bookkeeping: give the block back instead
+        if (pooled != pooled_.end()) {
+          pooled->second->bytes.fetch_sub(size);
+          pooled_.erase(pooled);
+        }
+      }
     }
   }
   release(pointer, size);
@@ -53,13 +70,61 @@ void BlockCache::trim() noexcept {
   cache_.clear();
 }
 
-void* BlockCache::take_cached(int64_t size) {
+void BlockCache::begin_pool(Pool& pool) {
   const std::lock_guard lock(mutex_);
-  const auto found = cache_.find(size);
-  if (found == cache_.end() || found->second.empty()) return nullptr;
+  DS_CHECK(open_pool_.load() == nullptr, Code::kState, "work is being recorded on ",
+           device_.describe(), " already");
+  pool_thread_ = std::this_thread::get_id();
+  open_pool_.store(&pool);
+}
+
+void BlockCache::give_up(Pool& pool) noexcept {
+  Blocks free;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(pooled_, [&](const auto& block) { return block.second == &pool; });
+    free.swap(pool.free);
+    pool.bytes.store(0);
+  }
+  for (const auto& [size, blocks] : free) {
+    for (void* const block : blocks) keep(block, size);
+  }
+}
+
+void* BlockCache::take_from(Blocks& blocks, int64_t size) {
+  const auto found = blocks.find(size);
+  if (found == blocks.end() || found->second.empty()) return nullptr;
   void* const pointer = found->second.back();
   found->second.pop_back();
   return pointer;
+}
+
+void* BlockCache::take_cached(int64_t size) {
+  const std::lock_guard lock(mutex_);
+  return take_from(cache_, size);
+}
+
+// Nothing is trimmed for it: giving memory back would wait for the device.
+void* BlockCache::take_pooled(int64_t size, MemoryTag tag) {
+  const std::lock_guard lock(mutex_);
+  Pool& pool = *open_pool_.load();
+  if (void* const block = take_from(pool.free, size)) return block;
+  void* block = take_from(cache_, size);
+  if (block == nullptr) {
+    block = try_fresh(size);
+    if (block == nullptr) {
+      fail_out_of_memory(device_, source_.place(), size, tag, options_.limit_bytes);
+    }
+    system_allocations_.fetch_add(1);
+  }
+  try {
+    pooled_[block] = &pool;
+  } catch (...) {
+    release(block, size);
+    throw;
+  }
+  pool.bytes.fetch_add(size);
+  return block;
 }
 
 void* BlockCache::take_fresh(int64_t size, MemoryTag tag) {

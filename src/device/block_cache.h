@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "device/memory.h"
@@ -43,6 +44,23 @@ class BlockCache {
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
+  using Blocks = std::map<int64_t, std::vector<void*>>;  // by size
+  // Blocks that stay together until they are given up. Those that are free then go back to the
+  // cache, the others follow when they are freed.
+  struct Pool {
+    Blocks free;
+    std::atomic<int64_t> bytes{0};  // of all its blocks
+  };
+  // Until end_pool() the calling thread takes blocks from the pool, which takes them from the cache
+  // or the source; nothing is given back to the source for them.
+  void begin_pool(Pool& pool);
+  void end_pool() noexcept { open_pool_.store(nullptr); }
+  void give_up(Pool& pool) noexcept;
+  // Whether the calling thread is between the two.
+  bool uses_pool() const noexcept {
+    return open_pool_.load() != nullptr && pool_thread_ == std::this_thread::get_id();
+  }
+
   // As Device's functions of these names.
   void* allocate(int64_t bytes, MemoryTag tag);
   void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept;
@@ -56,6 +74,9 @@ class BlockCache {
 
  private:
   void* take_cached(int64_t size);
+  void* take_pooled(int64_t size, MemoryTag tag);
+  void keep(void* pointer, int64_t size) noexcept;
+  static void* take_from(Blocks& blocks, int64_t size);
   void* take_fresh(int64_t size, MemoryTag tag);
   void* try_fresh(int64_t size);
   bool reserve(int64_t size) noexcept;
@@ -65,7 +86,10 @@ class BlockCache {
   BlockSource& source_;
   const BlockCacheOptions options_;
   std::mutex mutex_;
-  std::map<int64_t, std::vector<void*>> cache_;
+  Blocks cache_;
+  std::map<void*, Pool*> pooled_;  // blocks of pools, free or not
+  std::atomic<Pool*> open_pool_{nullptr};
+  std::thread::id pool_thread_;  // written before it
   std::atomic<int64_t> reserved_{0};
   std::atomic<int64_t> system_allocations_{0};
 };

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "device/block_cache.h"
+#include "device/cuda_graph.h"
 #include "device/cuda_support.h"
 #include "device/upload_queue.h"
 
@@ -129,7 +130,7 @@ class CudaBlocks : public BlockSource {
   const CudaStream& stream_;
 };
 
-class CudaDeviceHere : public CudaDevice {
+class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<CudaDeviceHere> {
  public:
   CudaDeviceHere(const Place& place, std::string name, int processors,
                  const CudaDeviceOptions& options)
@@ -175,7 +176,24 @@ class CudaDeviceHere : public CudaDevice {
   }
   void upload(void* target, const void* source, int64_t bytes) override {
     DS_CHECK(bytes >= 0, Code::kInvalidArgument, "cannot upload ", bytes, " bytes to ", name_);
+    DS_CHECK(!blocks_.uses_pool(), Code::kUnsupported, "bytes of the host that are uploaded to ",
+             name_, " cannot be recorded: they may differ at each launch");
     uploads_.upload(target, source, bytes);
+  }
+  std::shared_ptr<GraphMemory> make_graph_memory() override {
+    return std::make_shared<Recorded>(shared_from_this());
+  }
+  std::unique_ptr<DeviceGraph> record(const std::shared_ptr<GraphMemory>& memory,
+                                      const std::function<void()>& body) override {
+    auto* const recorded = dynamic_cast<Recorded*>(memory.get());
+    DS_CHECK(recorded != nullptr && recorded->device.get() == this, Code::kInvalidArgument,
+             "work on ", name_, " cannot be recorded into memory of another device");
+    blocks_.begin_pool(recorded->pool);
+    struct End {
+      BlockCache& blocks;
+      ~End() { blocks.end_pool(); }
+    } const end{blocks_};
+    return cuda::record_graph(place_, name_, stream_.handle(), memory, body);
   }
   void copy_rows(void* target, int64_t target_pitch, const void* source, int64_t source_pitch,
                  int64_t width, int64_t rows, Stream& stream) override {
@@ -202,6 +220,15 @@ class CudaDeviceHere : public CudaDevice {
   }
 
  private:
+  struct Recorded : GraphMemory {
+    explicit Recorded(std::shared_ptr<CudaDeviceHere> of) : device(std::move(of)) {}
+    ~Recorded() override { device->blocks_.give_up(pool); }
+    int64_t bytes() const override { return pool.bytes.load(); }
+
+    const std::shared_ptr<CudaDeviceHere> device;
+    BlockCache::Pool pool;
+  };
+
   cudaStream_t stream_handle(const Stream& stream, int64_t bytes, const char* what) const {
     DS_CHECK(bytes >= 0, Code::kInvalidArgument, "cannot ", what, " ", bytes, " bytes on ", name_);
     const auto* const own = dynamic_cast<const CudaStream*>(&stream);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,23 @@ std::vector<CudaDeviceInfo> list_cuda_devices(std::string* why_none = nullptr);
 std::string cuda_runtime_version();
 std::string cuda_driver_version();
 
+// Memory that recorded work keeps: between launches nobody else gets it. Work that is recorded into
+// the same memory may leave nothing there that the next launch of other work must not overwrite.
+class GraphMemory {
+ public:
+  virtual ~GraphMemory() = default;
+  virtual int64_t bytes() const = 0;
+};
+
+// Work that was recorded once: kernels with the arguments that they had, copies and clears.
+class DeviceGraph {
+ public:
+  virtual ~DeviceGraph() = default;
+  // Queues all of it on the default stream. What it uses besides its GraphMemory must exist.
+  virtual void launch() = 0;
+  virtual int64_t nodes() const noexcept = 0;
+};
+
 // What kernels and copies need besides Device.
 class CudaDevice : public Device {
  public:
@@ -44,6 +62,13 @@ class CudaDevice : public Device {
   // Copies `rows` rows of `width` bytes; row i begins i * pitch bytes after the first one.
   virtual void copy_rows(void* target, int64_t target_pitch, const void* source,
                          int64_t source_pitch, int64_t width, int64_t rows, Stream& stream) = 0;
+  virtual std::shared_ptr<GraphMemory> make_graph_memory() = 0;
+  // Records what `body` queues on the default stream instead of running it. What `body` allocates
+  // meanwhile is taken from `memory` (one of this device's), which takes over freed blocks of the
+  // cache and grows where it must. `body` may not wait for the GPU, upload, or use other streams:
+  // then nothing is recorded, and this throws. One recording at a time.
+  virtual std::unique_ptr<DeviceGraph> record(const std::shared_ptr<GraphMemory>& memory,
+                                              const std::function<void()>& body) = 0;
   // Makes the GPU current on the calling thread, for launches of kernels; leave() restores what
   // enter() returned.
   virtual void* enter() = 0;

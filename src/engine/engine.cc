@@ -105,6 +105,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     if (segments.enabled && segments.offload && model_->device()->kind() == DeviceKind::kCuda) {
       offload_stream_ = model_->device()->create_stream();
     }
+    graphs_ = make_graphs();
     if (config_.background_save) {
       background_ = std::make_unique<BackgroundSave>(&model_->host()->account());
     }
@@ -117,6 +118,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
 
 Engine::~Engine() {
   pending_.reset();
+  graphs_.reset();
   let_go();
   release_model();
   if (!comms_logger_) return;
@@ -194,6 +196,7 @@ void Engine::log_collectives() {
   comm_->set_logger(comms_logger_);
 }
 
+// On the host.
 models::Batch Engine::make_batch(const MicroBatch& inputs) {
   const models::ArchitectureInfo& info = model_->architecture().info();
   const OpContext ctx = host_context();
@@ -215,7 +218,7 @@ models::Batch Engine::make_batch(const MicroBatch& inputs) {
     batch.token_types =
         models::matching_ids(ctx, inputs.token_types, inputs.ids, "token types", info.token_types);
   }
-  return models::to_device(std::move(batch), model_->device());
+  return batch;
 }
 
 // On the host, where the loss counts them.
@@ -239,7 +242,7 @@ Tensor Engine::forward(const MicroBatch& batch) {
   DS_CHECK(phase_ != Phase::kBackwardDone, Code::kState, "the last backward still waits for step");
   check_nothing_held("a forward");
   const models::Model::Use use(*model_);
-  const models::Batch inputs = make_batch(batch);
+  const models::Batch inputs = models::to_device(make_batch(batch), model_->device());
   run_forward(inputs, make_labels(batch.labels, batch.ids));
   pending_->loss = host_context().workspace(DType::kFloat32, {});
   *pending_->loss.data<float>() = losses_.newest();
@@ -254,6 +257,17 @@ void Engine::begin_step_clock() {
 void Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   begin_step_clock();
   const ScopedTimer timer = time_phase("forward");
+  auto pending = std::make_unique<Pending>(context(), model_->state(), tape_options(batch));
+  const nn::Labels placed = nn::place_labels(labels, model_->device());
+  nn::SummedLoss loss = forward_pass(pending->tape, batch, placed);
+  pending->loss_gradient = std::move(loss.slot);
+  pending_ = std::move(pending);
+  phase_ = Phase::kForwardDone;
+  model_->set_step_open(true);
+  if (!joined_) count_batch(batch.ids, {loss.sum, placed.counted}, placed.counted);
+}
+
+nn::TapeOptions Engine::tape_options(const models::Batch& batch) {
   nn::TapeOptions options;
   options.seed = config_.seed;
   options.step = static_cast<uint32_t>(progress_.micro_steps);
@@ -261,34 +275,32 @@ void Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   options.loss_gradient = loss_gradient();
   options.profile = metrics_->profile_for(progress_.steps);
   options.offload = offload_stream_.get();
+  return options;
+}
+
+nn::SummedLoss Engine::forward_pass(nn::Tape& tape, const models::Batch& batch,
+                                    const nn::Labels& labels) {
   model_->state().set_loss_scale(updater_->loss_scale());
   model_->state().begin_pass();
-  auto pending = std::make_unique<Pending>(context(), model_->state(), options);
   models::ForwardOptions forward_options;
   const models::ArchitectureInfo& info = model_->architecture().info();
   if (config_.activation_checkpointing.enabled) {
     forward_options.checkpoint_segments =
         config_.activation_checkpointing.segments.value_or(info.layers);
   }
-  const nn::Value logits = model_->architecture().logits(pending->tape, batch, forward_options);
-  const nn::Labels placed = nn::place_labels(labels, model_->device());
-  nn::SummedLoss loss = nn::summed_cross_entropy(pending->tape, logits, placed, info.outputs());
-  pending->loss_gradient = std::move(loss.slot);
-  pending_ = std::move(pending);
-  phase_ = Phase::kForwardDone;
+  const nn::Value logits = model_->architecture().logits(tape, batch, forward_options);
+  return nn::summed_cross_entropy(tape, logits, labels, info.outputs());
+}
+
+void Engine::count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t counted) {
   forward_counted_ = true;
-  model_->set_step_open(true);
-  if (joined_) {
-    forward_counted_ = false;
-    return;
-  }
-  metrics_->count_batch(batch.ids);
-  losses_.add({loss.sum, placed.counted});
-  step_tokens_ += placed.counted;
-  progress_.tokens += placed.counted;
-  progress_.samples += batch.ids.size(0) * comm_->size();
-  step_samples_ += batch.ids.size(0) * comm_->size();
-  own_samples_ += batch.ids.size(0);
+  metrics_->count_batch(ids);
+  losses_.add(std::move(loss));
+  step_tokens_ += counted;
+  progress_.tokens += counted;
+  progress_.samples += ids.size(0) * comm_->size();
+  step_samples_ += ids.size(0) * comm_->size();
+  own_samples_ += ids.size(0);
 }
 
 float Engine::loss_gradient() const {
@@ -307,19 +319,23 @@ void Engine::backward(const Tensor& loss) {
 
 void Engine::run_backward() {
   const ScopedTimer timer = time_phase("backward");
-  Tensor upstream = host_context().workspace(DType::kFloat32, {});
-  *upstream.data<float>() = loss_gradient();
   try {
-    pending_->loss_gradient->add(context(), upstream, true);
-    const ScopedTimer inner = time_phase("backward_inner");
-    pending_->tape.backward();
-    model_->state().finish_backward();
+    backward_pass(pending_->tape, *pending_->loss_gradient);
   } catch (...) {
     drop_open_step();
     throw;
   }
   pending_.reset();
   phase_ = Phase::kBackwardDone;
+}
+
+void Engine::backward_pass(nn::Tape& tape, nn::GradientSlot& slot) {
+  Tensor upstream = host_context().workspace(DType::kFloat32, {});
+  *upstream.data<float>() = loss_gradient();
+  slot.add(context(), upstream, true);
+  const ScopedTimer inner = time_phase("backward_inner");
+  tape.backward();
+  model_->state().finish_backward();
 }
 
 // A backward that failed has added an unknown part of its gradients: the whole open step is given

@@ -16,6 +16,7 @@
 #include "data/tokenizer.h"
 #include "engine/loss_sum.h"
 #include "engine/report.h"
+#include "engine/step_graphs.h"
 #include "engine/step_metrics.h"
 #include "engine/updater.h"
 #include "models/model.h"
@@ -142,6 +143,13 @@ class Engine {
   models::Batch make_batch(const MicroBatch& inputs);
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
   void run_forward(const models::Batch& batch, const Tensor& labels);
+  nn::TapeOptions tape_options(const models::Batch& batch);
+  nn::SummedLoss forward_pass(nn::Tape& tape, const models::Batch& batch, const nn::Labels& labels);
+  void backward_pass(nn::Tape& tape, nn::GradientSlot& slot);
+  void count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t counted);
+  std::unique_ptr<StepGraphs> make_graphs() const;
+  void run_micro_batch(const MicroBatch& samples);
+  bool run_recorded(const models::Batch& batch, const Tensor& labels);
   void run_empty_batch();
   bool uneven(const RankTotals& totals) const;
   StepReport nothing_left();
@@ -211,7 +219,8 @@ class Engine {
   Phase phase_ = Phase::kIdle;
   std::unique_ptr<Stream> offload_stream_;  // of inputs that checkpointed segments keep
   std::unique_ptr<Pending> pending_;
-  bool forward_counted_ = false;  // the open micro batch went through forward
+  std::unique_ptr<StepGraphs> graphs_;  // with graph_harvesting
+  bool forward_counted_ = false;        // the open micro batch went through forward
   Progress progress_;
   int64_t accumulated_ = 0;   // micro batches of the open step
   LossSum losses_;            // of the micro batches of the open step

@@ -80,8 +80,7 @@ StepReport Engine::train_batch() {
     const int64_t first = progress_.samples + comm_->rank() * micro;
     const MicroBatch samples = read_samples(host_context(), *dataset_, micro,
                                             [&](int64_t i) { return sample_index(first + i); });
-    run_forward(make_batch(samples), make_labels(samples.labels, samples.ids));
-    run_backward();
+    run_micro_batch(samples);
     if (close_micro_batch()) return finish_step();
   }
 }
@@ -116,7 +115,7 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
 double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted) {
   const MicroBatch samples =
       read_samples(host_context(), dataset, count, [&](int64_t i) { return first + i; });
-  const models::Batch batch = make_batch(samples);
+  const models::Batch batch = models::to_device(make_batch(samples), model_->device());
   const Tensor labels = make_labels(samples.labels, samples.ids);
   nn::TapeOptions options;
   options.record = false;

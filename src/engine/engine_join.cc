@@ -47,7 +47,8 @@ void Engine::run_empty_batch() {
     *batch.ids.data<int32_t>() = 0;
     batch.labels = host_context().workspace(DType::kInt32, classes ? Shape{1} : Shape{1, 1});
     *batch.labels.data<int32_t>() = 0;
-    run_forward(make_batch(batch), make_labels(batch.labels, batch.ids));
+    run_forward(models::to_device(make_batch(batch), model_->device()),
+                make_labels(batch.labels, batch.ids));
     run_backward();
     return;
   }

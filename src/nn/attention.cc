@@ -124,6 +124,8 @@ Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_i
     const int64_t turned = 2 * table.cos.size(1) * heads * x.data.size(0) * x.data.size(1);
     op.work(Arithmetic::elementwise(3 * turned), Arithmetic::elementwise(3 * turned));
   }
+  tape.reads(table.cos);
+  tape.reads(table.sin);
   Value y{x.data, x.slot ? std::make_shared<GradientSlot>() : nullptr};
   if (y.slot) y.slot->set_place(x.slot->place());
   Tensor turned = as_heads(y.data, heads);

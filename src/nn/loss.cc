@@ -49,7 +49,10 @@ SummedLoss summed_cross_entropy(Tape& tape, const Value& logits, const Labels& l
   // else looks at them any more.
   const bool fused = tape.recording() && logits.slot;
   Tensor gradient = flat;
-  if (fused) {
+  if (fused && tape.loss_scale()) {
+    ops::cross_entropy_fused(tape.ctx(), gradient, labels.targets, valid, tape.loss_scale(),
+                             losses);
+  } else if (fused) {
     ops::cross_entropy_fused(tape.ctx(), gradient, labels.targets, valid,
                              tape.loss_gradient() * labels.share(), losses);
   } else {

@@ -56,6 +56,12 @@ struct TapeOptions {
   int64_t first_sample = 0;  // global index of the batch's first sample within its micro step
   float loss_gradient = 1;   // what backward will start with: lets the loss make its gradient early
   ModuleProfile* profile = nullptr;  // that operators report to; see nn/profile.h
+  // For work on a GPU that is recorded and runs again: where the step and what the loss multiplies
+  // its gradient by, fp32 [1], then lie in its memory; and what the work reads besides parameters
+  // and inputs of the pass, which must not go.
+  const uint32_t* step_memory = nullptr;
+  Tensor loss_scale = {};
+  std::vector<Tensor>* constants = nullptr;
   // Of a GPU: inputs of checkpointed segments wait in host memory, and are copied on this stream.
   Stream* offload = nullptr;
 };
@@ -71,10 +77,17 @@ class Tape {
   bool training() const { return options_.training; }
   int64_t first_sample() const { return options_.first_sample; }
   float loss_gradient() const { return options_.loss_gradient; }
+  const Tensor& loss_scale() const { return options_.loss_scale; }
   ModuleProfile* profile() const { return options_.profile; }
 
   // The random stream of the next operator that draws numbers.
-  RandomStream next_stream() { return {options_.seed, options_.step, next_op_++}; }
+  RandomStream next_stream() {
+    return {options_.seed, options_.step, next_op_++, options_.step_memory};
+  }
+  // Operators that read memory which belongs to somebody else tell so.
+  void reads(const Tensor& constant) const {
+    if (options_.constants != nullptr) options_.constants->push_back(constant);
+  }
 
   Tensor new_activation(DType dtype, const Shape& shape) const {
     return Tensor::empty(ctx_.device, dtype, shape, MemoryTag::kActivations);

@@ -58,17 +58,35 @@ void cross_entropy_backward(const OpContext& ctx, const Tensor& logits, const Te
   });
 }
 
-void cross_entropy_fused(const OpContext& ctx, Tensor& logits, const Tensor& labels, int64_t valid,
-                         float scale, Tensor& loss) {
-  const Op op{ctx, "cross_entropy_fused"};
+namespace {
+
+void run_fused(const Op& op, Tensor& logits, const Tensor& labels, int64_t valid,
+               const kernels::GradientScale& scale, Tensor& loss) {
   check_inputs(op, logits, labels, valid, "loss", loss);
   with_float_type(logits, [&](auto type) {
-    run(ctx, [&](auto& on) {
+    run(op.ctx, [&](auto& on) {
       kernels::cross_entropy_fused(logits.data<decltype(type)>(), labels.data<int32_t>(),
                                    logits.size(0), logits.size(1), valid, scale, loss.data<float>(),
                                    on);
     });
   });
+}
+
+}  // namespace
+
+void cross_entropy_fused(const OpContext& ctx, Tensor& logits, const Tensor& labels, int64_t valid,
+                         float scale, Tensor& loss) {
+  run_fused(Op{ctx, "cross_entropy_fused"}, logits, labels, valid, scale, loss);
+}
+
+void cross_entropy_fused(const OpContext& ctx, Tensor& logits, const Tensor& labels, int64_t valid,
+                         const Tensor& scale, Tensor& loss) {
+  const Op op{ctx, "cross_entropy_fused"};
+  check_dense(scale, op, "scale", DType::kFloat32, {1});
+  DS_CHECK(ctx.device->kind() == DeviceKind::kCuda, Code::kInternal, op,
+           ": the CPU takes its scale as a number");
+  const float* const memory = scale.data<float>();
+  run_fused(op, logits, labels, valid, memory, loss);
 }
 
 }  // namespace ds::ops

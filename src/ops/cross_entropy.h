@@ -24,5 +24,8 @@ void cross_entropy_backward(const OpContext& ctx, const Tensor& logits, const Te
 // are in the cache, gives the same bits as one call.
 void cross_entropy_fused(const OpContext& ctx, Tensor& logits, const Tensor& labels, int64_t valid,
                          float scale, Tensor& loss);
+// The same on a GPU with a scale, fp32 [1], that is read there when the work runs.
+void cross_entropy_fused(const OpContext& ctx, Tensor& logits, const Tensor& labels, int64_t valid,
+                         const Tensor& scale, Tensor& loss);
 
 }  // namespace ds::ops

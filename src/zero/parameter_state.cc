@@ -333,6 +333,13 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
   }
 }
 
+void ParameterState::set_gradient_marks(const GradientMarks& marks) {
+  empty_gradients_ = marks.empty;
+  empty_count_ = std::count(marks.empty.begin(), marks.empty.end(), true);
+  given_ = marks.given;
+  for (Tensor& open : open_gradients_) open = Tensor();
+}
+
 void ParameterState::settle_gradients(const OpContext& ctx) {
   if (home_) home_->settle();
   for (size_t i = 0; i < empty_buckets_.size(); ++i) {

@@ -188,6 +188,7 @@ class ParameterState : public nn::ParameterStore {
   Tensor& masters() { return flat_.masters.data; }
   const Tensor& gradients() const;
   optim::FlatTensors& flat() { return flat_; }
+  const optim::FlatTensors& flat() const { return flat_; }
 
   // Notes from now on which parameters get a gradient between clears. A caller may write a view at
   // any time: its parameter counts as given.
@@ -196,6 +197,17 @@ class ParameterState : public nn::ParameterStore {
     if (!given_.empty()) given_[static_cast<size_t>(id)] = true;
   }
   void gradient_viewed(nn::ParamId id);
+  // What is known of the gradients besides their numbers, by parameter: who replays a backward that
+  // was recorded sets what it left.
+  struct GradientMarks {
+    std::vector<bool> empty;  // none when all have numbers
+    std::vector<bool> given;
+    bool operator==(const GradientMarks&) const = default;
+  };
+  GradientMarks gradient_marks() const {
+    return {empty_count_ > 0 ? empty_gradients_ : std::vector<bool>(), given_};
+  }
+  void set_gradient_marks(const GradientMarks& marks);
   // The first trainable parameter that got none, while they are noted; kNoParam.
   nn::ParamId first_without_gradient() const;
   // Throws kState where whole weights differ between ranks, or are not the masters (every rank).

@@ -3,79 +3,18 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
-#include <thread>
 #include <utility>
 
-namespace {
+#include "cuda/emulation/stand_in_world.h"
 
-struct Work {
-  std::function<void()> run;
-  const void* target = nullptr;
-  const void* source = nullptr;
-  std::function<bool()> ready = {};  // none: always
-};
-
-struct Queue {
-  std::deque<Work> work;
-};
-
-struct Mark {  // what an event remembers: done when its queue has come that far
-  std::shared_ptr<Queue> queue;
-  bool done = true;
-};
-
-}  // namespace
-
-struct CUctx_st {
-  int gpu;  // -1: a context that the program made itself
-};
-struct CUstream_st {
-  int gpu;
-  std::shared_ptr<Queue> queue = std::make_shared<Queue>();
-};
-struct CUevent_st {
-  int gpu;
-  std::shared_ptr<Mark> mark = std::make_shared<Mark>();
-};
-
-namespace {
-
-constexpr int kMostGpus = 4;
-
-struct Block {
-  int gpu;
-  int64_t size;
-};
-
-struct World {
-  std::recursive_mutex mutex;
-  int gpus = 2;
-  int64_t bytes_each = int64_t{64} << 20;
-  int driver_version = CUDART_VERSION;
-  bool driver_calls = true;
-  bool go_on_when_asked = false;
-  int64_t used[kMostGpus] = {};
-  int calls[kMostGpus] = {};
-  int64_t waits = 0;  // of the host
-  bool created[kMostGpus] = {};
-  std::map<char*, Block> blocks;
-  std::map<char*, Block> pinned;  // the host's
-  std::set<cudaStream_t> streams;
-  std::set<cudaEvent_t> events;
-  std::map<std::string, std::deque<cudaError_t>> failures;
-  std::vector<std::string> violations;
-};
+namespace ds::testing::stand_in {
 
 World& world() {
   static World it;
   return it;
 }
+
+namespace {
 
 // A cuBLASLt of this machine could not use the stand-in's streams; programs may name another.
 [[maybe_unused]] const int g_cublaslt_off = ::setenv("DS_CUBLASLT_LIBRARY", "off", 0);
@@ -85,7 +24,7 @@ CUctx_st g_foreign = {-1};
 thread_local CUcontext t_context = nullptr;
 thread_local cudaError_t t_last_error = cudaSuccess;
 
-using Lock = std::lock_guard<std::recursive_mutex>;
+}  // namespace
 
 cudaError_t done(cudaError_t status) {
   if (status != cudaSuccess) t_last_error = status;
@@ -102,7 +41,6 @@ bool take_failure(const char* call, cudaError_t* status) {
 
 void violate(const std::string& text) { world().violations.push_back(text); }
 
-// The GPU on which a call works. Without a current context CUDA would create one on GPU 0.
 int gpu_of(const char* call) {
   if (t_context == nullptr || t_context->gpu < 0) {
     violate(std::string(call) + " without a GPU of the runtime being current");
@@ -112,6 +50,8 @@ int gpu_of(const char* call) {
   ++world().calls[t_context->gpu];
   return t_context->gpu;
 }
+
+namespace {
 
 // False when the next work cannot begin yet.
 bool run_one(Queue& queue) {
@@ -175,15 +115,9 @@ bool fits(const void* pointer, size_t count) {
 }
 
 }  // namespace
+}  // namespace ds::testing::stand_in
 
-// Each call: a failure that was asked for, a current GPU, known handles.
-#define STAND_IN_BEGIN(name)                           \
-  const Lock lock(world().mutex);                      \
-  cudaError_t asked = cudaSuccess;                     \
-  if (take_failure(#name, &asked)) return done(asked); \
-  [[maybe_unused]] const int gpu = gpu_of(#name)
-#define STAND_IN_KNOWN(set, handle) \
-  if (world().set.count(handle) == 0) return done(cudaErrorInvalidResourceHandle)
+using namespace ds::testing::stand_in;  // NOLINT: the calls are the stand-in's
 
 extern "C" {
 
@@ -280,6 +214,9 @@ cudaError_t cudaSetDevice(int index) {
 
 cudaError_t cudaMalloc(void** block, size_t size) {
   STAND_IN_BEGIN(cudaMalloc);
+  for (const cudaStream_t stream : world().streams) {
+    if (stream->capture != nullptr && !stream->capture->relaxed) return spoil(stream);
+  }
   const auto bytes = static_cast<int64_t>(size);
   if (bytes > world().bytes_each - world().used[gpu]) return done(cudaErrorMemoryAllocation);
   auto* const memory = static_cast<char*>(std::aligned_alloc(256, (size + 255) / 256 * 256));
@@ -302,6 +239,16 @@ cudaError_t cudaFree(void* block) {
     violate("cudaFree of what cudaMalloc did not give");
     return done(cudaErrorInvalidValue);
   }
+  if (spoil_captures(found->second.gpu, "cudaFree")) {
+    return done(cudaErrorStreamCaptureUnsupported);
+  }
+  for (const cudaGraphExec_t graph : world().executables) {
+    for (const Work& work : graph->nodes) {
+      if (block_of(work.target) == &*found || block_of(work.source) == &*found) {
+        violate("cudaFree of memory that a graph uses");
+      }
+    }
+  }
   std::vector<std::shared_ptr<Queue>> queues;
   for (const cudaStream_t stream : world().streams) {
     for (const Work& work : stream->queue->work) {
@@ -321,6 +268,7 @@ cudaError_t cudaFree(void* block) {
 
 cudaError_t cudaHostAlloc(void** block, size_t size, unsigned flags) {
   STAND_IN_BEGIN(cudaHostAlloc);
+  if (spoil_captures(gpu, "cudaHostAlloc")) return done(cudaErrorStreamCaptureUnsupported);
   if (flags != cudaHostAllocPortable) violate("pinned memory that only one GPU reaches");
   auto* const memory = static_cast<char*>(std::aligned_alloc(4096, (size + 4095) / 4096 * 4096));
   std::memset(memory, 0xA5, size);
@@ -331,6 +279,7 @@ cudaError_t cudaHostAlloc(void** block, size_t size, unsigned flags) {
 
 cudaError_t cudaFreeHost(void* block) {
   STAND_IN_BEGIN(cudaFreeHost);
+  if (spoil_captures(gpu, "cudaFreeHost")) return done(cudaErrorStreamCaptureUnsupported);
   const auto found = world().pinned.find(static_cast<char*>(block));
   if (found == world().pinned.end()) {
     violate("cudaFreeHost of what cudaHostAlloc did not give");
@@ -368,6 +317,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   STAND_IN_BEGIN(cudaStreamDestroy);
   STAND_IN_KNOWN(streams, stream);
+  if (stream->capture != nullptr) violate("a stream that records work is destroyed");
   drain(*stream->queue);
   world().streams.erase(stream);
   delete stream;
@@ -378,6 +328,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   STAND_IN_BEGIN(cudaStreamSynchronize);
   if (stream == nullptr) return cudaSuccess;  // CUDA's legacy stream: nothing is queued there
   STAND_IN_KNOWN(streams, stream);
+  if (stream->capture != nullptr) return spoil(stream);
   ++world().waits;
   drain(*stream->queue);
   return cudaSuccess;
@@ -387,9 +338,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   STAND_IN_BEGIN(cudaStreamWaitEvent);
   STAND_IN_KNOWN(streams, stream);
   STAND_IN_KNOWN(events, event);
-  stream->queue->work.push_back(
-      {{}, nullptr, nullptr, [mark = event->mark] { return advance(*mark); }});
-  return cudaSuccess;
+  if (event->captured != nullptr) {
+    if (event->captured == stream && stream->capture != nullptr) return cudaSuccess;
+    violate("another stream joins what a stream records");  // CUDA allows it, the stand-in does not
+    return done(cudaErrorStreamCaptureUnsupported);
+  }
+  if (stream->capture != nullptr) return spoil(stream, cudaErrorStreamCaptureIsolation);
+  return submit(stream, {{}, nullptr, nullptr, [mark = event->mark] { return advance(*mark); }});
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
@@ -412,14 +367,19 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   STAND_IN_KNOWN(streams, stream);
   STAND_IN_KNOWN(events, event);
   if (event->gpu != stream->gpu) return done(cudaErrorInvalidResourceHandle);
+  if (stream->capture != nullptr) {
+    event->captured = stream;
+    return cudaSuccess;
+  }
+  event->captured = nullptr;
   event->mark = std::make_shared<Mark>(Mark{stream->queue, false});
-  stream->queue->work.push_back({[mark = event->mark] { mark->done = true; }});
-  return cudaSuccess;
+  return submit(stream, {[mark = event->mark] { mark->done = true; }});
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   STAND_IN_BEGIN(cudaEventQuery);
   STAND_IN_KNOWN(events, event);
+  if (event->captured != nullptr) return done(cudaErrorCapturedEvent);
   if (world().go_on_when_asked) advance(*event->mark);
   return done(event->mark->done ? cudaSuccess : cudaErrorNotReady);
 }
@@ -427,6 +387,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   STAND_IN_BEGIN(cudaEventSynchronize);
   STAND_IN_KNOWN(events, event);
+  if (event->captured != nullptr) return done(cudaErrorCapturedEvent);
   ++world().waits;
   finish(*event->mark);
   return cudaSuccess;
@@ -438,9 +399,11 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t count, cuda
   STAND_IN_KNOWN(streams, stream);
   if (kind != cudaMemcpyDefault) violate("a copy that states its direction");
   if (!fits(target, count) || !fits(source, count)) return done(cudaErrorInvalidValue);
-  if (pageable(target) || pageable(source)) ++world().waits;
-  stream->queue->work.push_back({[=] { std::memcpy(target, source, count); }, target, source});
-  return cudaSuccess;
+  if (pageable(target) || pageable(source)) {
+    if (stream->capture != nullptr) return spoil(stream);
+    ++world().waits;
+  }
+  return submit(stream, {[=] { std::memcpy(target, source, count); }, target, source});
 }
 
 cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source,
@@ -455,16 +418,18 @@ cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* sou
       !fits(source, (height - 1) * source_pitch + width)) {
     return done(cudaErrorInvalidValue);
   }
-  if (pageable(target) || pageable(source)) ++world().waits;
-  stream->queue->work.push_back(
-      {[=] {
-         for (size_t row = 0; row < height; ++row) {
-           std::memcpy(static_cast<char*>(target) + row * target_pitch,
-                       static_cast<const char*>(source) + row * source_pitch, width);
-         }
-       },
-       target, source});
-  return cudaSuccess;
+  if (pageable(target) || pageable(source)) {
+    if (stream->capture != nullptr) return spoil(stream);
+    ++world().waits;
+  }
+  return submit(stream, {[=] {
+                           for (size_t row = 0; row < height; ++row) {
+                             std::memcpy(static_cast<char*>(target) + row * target_pitch,
+                                         static_cast<const char*>(source) + row * source_pitch,
+                                         width);
+                           }
+                         },
+                         target, source});
 }
 
 cudaError_t cudaMemcpy(void* target, const void* source, size_t count, cudaMemcpyKind kind) {
@@ -503,8 +468,7 @@ cudaError_t cudaMemsetAsync(void* target, int value, size_t count, cudaStream_t 
   STAND_IN_BEGIN(cudaMemsetAsync);
   STAND_IN_KNOWN(streams, stream);
   if (block_of(target) == nullptr || !fits(target, count)) return done(cudaErrorInvalidValue);
-  stream->queue->work.push_back({[=] { std::memset(target, value, count); }, target});
-  return cudaSuccess;
+  return submit(stream, {[=] { std::memset(target, value, count); }, target});
 }
 
 }  // extern "C"
@@ -519,6 +483,10 @@ void reset(int gpus, int64_t bytes_each) {
     delete stream;
   }
   for (const cudaEvent_t event : w.events) delete event;
+  for (const cudaGraph_t graph : w.graphs) delete graph;
+  for (const cudaGraphExec_t executable : w.executables) delete executable;
+  w.graphs.clear();
+  w.executables.clear();
   for (const auto& [memory, block] : w.blocks) std::free(memory);
   for (const auto& [memory, block] : w.pinned) std::free(memory);
   w.streams.clear();
@@ -533,6 +501,7 @@ void reset(int gpus, int64_t bytes_each) {
   w.driver_calls = true;
   w.go_on_when_asked = false;
   w.waits = 0;
+  w.launches = 0;
   for (int i = 0; i < kMostGpus; ++i) {
     w.used[i] = 0;
     w.calls[i] = 0;
@@ -547,8 +516,7 @@ cudaError_t queue_work(cudaStream_t stream, std::function<bool()> ready,
   STAND_IN_BEGIN(cudaLaunchKernel);
   STAND_IN_KNOWN(streams, stream);
   if (gpu != stream->gpu) return done(cudaErrorInvalidResourceHandle);
-  stream->queue->work.push_back({std::move(run), nullptr, nullptr, std::move(ready)});
-  return cudaSuccess;
+  return submit(stream, {std::move(run), nullptr, nullptr, std::move(ready)});
 }
 
 cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> run) {
@@ -581,7 +549,13 @@ void hide_driver_calls() { world().driver_calls = false; }
 Live live() {
   const Lock lock(world().mutex);
   return {static_cast<int>(world().blocks.size()), static_cast<int>(world().streams.size()),
-          static_cast<int>(world().events.size()), static_cast<int>(world().pinned.size())};
+          static_cast<int>(world().events.size()), static_cast<int>(world().pinned.size()),
+          static_cast<int>(world().graphs.size() + world().executables.size())};
+}
+
+int64_t graph_launches() {
+  const Lock lock(world().mutex);
+  return world().launches;
 }
 
 int64_t host_waits() {

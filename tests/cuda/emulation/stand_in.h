@@ -45,12 +45,14 @@ struct Live {
   int streams = 0;
   int events = 0;
   int pinned = 0;
+  int graphs = 0;  // recorded or ready to be launched
   bool operator==(const Live&) const = default;
 };
 Live live();
 // Calls so far that let the host wait for a GPU, or might: synchronisations, frees, copies from and
 // to memory that is not locked.
 int64_t host_waits();
+int64_t graph_launches();
 std::vector<std::string> violations();
 
 // The calling thread's current context, as a program that embeds the library would set it.
