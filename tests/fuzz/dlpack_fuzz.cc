@@ -128,7 +128,8 @@ std::string gather(const Foreign& f, const std::byte* first, size_t elements) {
 
 void check_imported(const ds::Tensor& tensor, const Foreign& f, std::byte* buffer) {
   claim(f.tensor.dtype.lanes == 1, "elements have one lane");
-  claim(f.tensor.device.device_type == kDLCPU, "tensors of other devices are refused");
+  claim(f.tensor.device.device_type == kDLCPU || f.tensor.device.device_type == kDLCUDAHost,
+        "tensors of other devices are refused");
   claim(f.stream == nullptr, "host tensors have no stream");
   claim(tensor.dims() == f.tensor.ndim, "dimensions are those given");
   claim(ds::dtype_size(tensor.dtype()) * 8 == f.tensor.dtype.bits, "element sizes are those given");
