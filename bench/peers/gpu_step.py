@@ -2,16 +2,18 @@
 one run: tokens per second, their ratio, the share of the bf16 matrix rate (6N FLOP), peak memory.
 
 usage: gpu_step.py BENCH_FOLDER [--model 124m|1.5b|8b] [--batch N] [--length 1024] [--rounds 5]
-                   [--steps 10] [--also fp8,offload] [--cap-gb 40] [--no-compile]
+                   [--steps 10] [--also fp8,offload,offload-13b] [--cap-gb 40] [--no-compile]
                    [--device cuda:0] [--tiny] [--json FILE]
 BENCH_FOLDER holds train_step and gpu_bench (build/cuda/bench). Every contender is a process of its own
 that stays warm; both hold fp32 masters and compute in bf16. A time is that of one of the steps of a
 turn, which ends when the GPU has finished. --also adds rows of ds alone:
   fp8      the same with {"fp8": {"enabled": true}}
   offload  the largest GPT-2 up to 13B whose state fits this host's memory, with
-           {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}, while all but
+           {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, while all but
            --cap-gb of the GPU's memory is taken away; then PyTorch's fully_shard with CPUOffloadPolicy
            on the same, alone too
+  offload-13b  13B with 8 instead of 18 bytes of host memory per parameter: split masters, gradients
+           added up in bf16, moments of 8 bits
 What cannot run is a row with the reason. Exit status 3: there is no PyTorch or no GPU.
 """
 import json
@@ -29,7 +31,9 @@ MODELS = {"124m": (768, 12, 12), "1.5b": (1600, 48, 25), "8b": (4096, 40, 32), "
           "6.7b": (4096, 32, 32), "2.7b": (2560, 32, 32)}
 BATCHES = {"124m": 32, "1.5b": 8, "8b": 2}  # two contenders fit a GPU of 141 GB
 FP8 = 'fp8={"enabled": true}'
-OFFLOAD = 'zero_optimization={"stage": 0, "offload_optimizer": {"device": "cpu", "pin_memory": true}}'
+OFFLOAD = 'zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}'
+COMPACT = ('bf16={"enabled": true, "split_master": true}', 'data_types={"grad_accum_dtype": "bf16"}',
+           'optimizer={"type": "AdamW", "state_dtype": "int8", "params": {"lr": 3e-4}}')
 CHECKPOINTING = 'activation_checkpointing={"enabled": true}'
 
 
@@ -164,21 +168,40 @@ def host_bytes():
         return next(int(line.split()[1]) for line in info if line.startswith("MemTotal")) * 1024
 
 
+def fits_host(args, name, bytes_per_parameter):
+    host = args.host_gib * 2**30 or host_bytes()
+    return bytes_per_parameter * gpu_common.gpt2_parameters(shape(args, name)) < 0.9 * host
+
+
+def cap(args):
+    """What takes all but --cap-gb of the GPU's memory, as long as it is held."""
+    if not args.device.startswith("cuda"):
+        return None
+    torch = gpu_common.need_torch(args.device)
+    free, _ = torch.cuda.mem_get_info()
+    return torch.empty(max(0, free - int(args.cap_gb * 1e9)), dtype=torch.uint8, device=args.device)
+
+
+def compact_offload(args, report, matrix_rate):
+    run = Run(args, report, "13b")
+    note = f"offload, {args.cap_gb:g} GB, 8-bit moments"
+    if not fits_host(args, "13b", 8):
+        report.row(contender="ds", note=note, model="13b", skipped="the host has too little memory")
+        return run
+    ballast = cap(args)
+    batch = 2 if args.tiny else 4
+    run.measure({"ds": run.ours(*COMPACT, OFFLOAD, CHECKPOINTING, batch=batch)}, matrix_rate, batch, note)
+    del ballast
+    return run
+
+
 def offload(args, report, matrix_rate):
     """Adam with its masters, moments and gradients in host memory: 18 bytes per parameter there."""
-    host = args.host_gib * 2**30 or host_bytes()
-    fitting = [name for name in ("13b", "8b", "6.7b", "2.7b", "1.5b", "124m")
-               if 18 * gpu_common.gpt2_parameters(shape(args, name)) < 0.9 * host]
+    fitting = [name for name in ("13b", "8b", "6.7b", "2.7b", "1.5b", "124m") if fits_host(args, name, 18)]
     model = fitting[0] if fitting else "124m"
     if model != "13b":
-        print(f"offload: 13B needs more host memory than the {host / 2**30:.0f} GiB here; {model} is "
-              "taken", flush=True)
-    ballast = None
-    if args.device.startswith("cuda"):
-        torch = gpu_common.need_torch(args.device)
-        free, _ = torch.cuda.mem_get_info()
-        ballast = torch.empty(max(0, free - int(args.cap_gb * 1e9)), dtype=torch.uint8,
-                              device=args.device)
+        print(f"offload: 13B needs more host memory than there is here; {model} is taken", flush=True)
+    ballast = cap(args)
     batch = 2 if args.tiny else 4
     run = Run(args, report, model)
     note = f"offload, {args.cap_gb:g} GB"
@@ -197,7 +220,7 @@ def main():
     made.add_argument("--batch", type=int, default=0)
     made.add_argument("--length", type=int, default=1024)
     made.add_argument("--steps", type=int, default=10)
-    made.add_argument("--also", default="", help="fp8, offload, or both with a comma")
+    made.add_argument("--also", default="", help="fp8, offload, offload-13b; several with commas")
     made.add_argument("--only-also", action="store_true", help="leave the comparison out")
     made.add_argument("--cap-gb", type=float, default=40)
     made.add_argument("--host-gib", type=float, default=float(os.environ.get("HOST_GIB", 0)),
@@ -226,6 +249,8 @@ def main():
     if contenders:
         run.measure(contenders, rates[0])
     runs = [run]
+    if "offload-13b" in also:
+        runs.append(compact_offload(args, report, rates[0]))
     if "offload" in also:
         runs.append(offload(args, report, rates[0]))
         host = common.run_json([os.path.join(args.programs, "print_limits"), str(args.threads)])
