@@ -24,30 +24,19 @@ std::string Library::text(Status status) const {
 
 Library open_library(const std::string& place) {
   Library found;
-  if (place == "off") {
-    found.reason = "DS_CUDNN_LIBRARY is \"off\"";
-    return found;
-  }
-  const DynamicLibrary opened = DynamicLibrary::open(kPlaces, place);
+  DynamicLibrary opened = DynamicLibrary::open(kPlaces, place);
+  opened.need(found.version, "cudnnGetVersion");
+  opened.need(found.error_string, "cudnnGetErrorString");
+  opened.need(found.last_error, "cudnnGetLastErrorString");
+  opened.need(found.create, "cudnnCreate");
+  opened.need(found.set_stream, "cudnnSetStream");
+  opened.need(found.describe, "cudnnBackendCreateDescriptor");
+  opened.need(found.destroy, "cudnnBackendDestroyDescriptor");
+  opened.need(found.set, "cudnnBackendSetAttribute");
+  opened.need(found.get, "cudnnBackendGetAttribute");
+  opened.need(found.finalize, "cudnnBackendFinalize");
+  opened.need(found.execute, "cudnnBackendExecute");
   found.reason = opened.reason();
-  if (!opened) return found;
-
-  const auto find = [&](auto& function, const char* symbol) {
-    if (!opened.find(symbol, function) && found.reason.empty()) {
-      found.reason = str_cat(opened.name(), " is no usable cuDNN: it has no ", symbol);
-    }
-  };
-  find(found.version, "cudnnGetVersion");
-  find(found.error_string, "cudnnGetErrorString");
-  find(found.last_error, "cudnnGetLastErrorString");
-  find(found.create, "cudnnCreate");
-  find(found.set_stream, "cudnnSetStream");
-  find(found.describe, "cudnnBackendCreateDescriptor");
-  find(found.destroy, "cudnnBackendDestroyDescriptor");
-  find(found.set, "cudnnBackendSetAttribute");
-  find(found.get, "cudnnBackendGetAttribute");
-  find(found.finalize, "cudnnBackendFinalize");
-  find(found.execute, "cudnnBackendExecute");
   if (!found.usable()) return found;
 
   const size_t version = found.version();

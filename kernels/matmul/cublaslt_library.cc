@@ -20,33 +20,22 @@ std::string Library::text(cublasStatus_t status) const {
 
 Library open_library(const std::string& place) {
   Library found;
-  if (place == "off") {
-    found.reason = "DS_CUBLASLT_LIBRARY is \"off\"";
-    return found;
-  }
-  const DynamicLibrary opened = DynamicLibrary::open(kPlaces, place);
+  DynamicLibrary opened = DynamicLibrary::open(kPlaces, place);
+  opened.need(found.version, "cublasLtGetVersion");
+  opened.need(found.status_name, "cublasLtGetStatusName");
+  opened.need(found.status_string, "cublasLtGetStatusString");
+  opened.need(found.create, "cublasLtCreate");
+  opened.need(found.operation_create, "cublasLtMatmulDescCreate");
+  opened.need(found.operation_destroy, "cublasLtMatmulDescDestroy");
+  opened.need(found.operation_set, "cublasLtMatmulDescSetAttribute");
+  opened.need(found.layout_create, "cublasLtMatrixLayoutCreate");
+  opened.need(found.layout_destroy, "cublasLtMatrixLayoutDestroy");
+  opened.need(found.preference_create, "cublasLtMatmulPreferenceCreate");
+  opened.need(found.preference_destroy, "cublasLtMatmulPreferenceDestroy");
+  opened.need(found.preference_set, "cublasLtMatmulPreferenceSetAttribute");
+  opened.need(found.heuristic, "cublasLtMatmulAlgoGetHeuristic");
+  opened.need(found.matmul, "cublasLtMatmul");
   found.reason = opened.reason();
-  if (!opened) return found;
-
-  const auto find = [&](auto& function, const char* symbol) {
-    if (!opened.find(symbol, function) && found.reason.empty()) {
-      found.reason = str_cat(opened.name(), " is no usable cuBLASLt: it has no ", symbol);
-    }
-  };
-  find(found.version, "cublasLtGetVersion");
-  find(found.status_name, "cublasLtGetStatusName");
-  find(found.status_string, "cublasLtGetStatusString");
-  find(found.create, "cublasLtCreate");
-  find(found.operation_create, "cublasLtMatmulDescCreate");
-  find(found.operation_destroy, "cublasLtMatmulDescDestroy");
-  find(found.operation_set, "cublasLtMatmulDescSetAttribute");
-  find(found.layout_create, "cublasLtMatrixLayoutCreate");
-  find(found.layout_destroy, "cublasLtMatrixLayoutDestroy");
-  find(found.preference_create, "cublasLtMatmulPreferenceCreate");
-  find(found.preference_destroy, "cublasLtMatmulPreferenceDestroy");
-  find(found.preference_set, "cublasLtMatmulPreferenceSetAttribute");
-  find(found.heuristic, "cublasLtMatmulAlgoGetHeuristic");
-  find(found.matmul, "cublasLtMatmul");
   if (!found.usable()) return found;
 
   const size_t version = found.version();

@@ -10,6 +10,11 @@ namespace ds {
 
 DynamicLibrary DynamicLibrary::open(const LibraryPlaces& places, const std::string& place) {
   DynamicLibrary out;
+  out.what_ = places.what;
+  if (place == "off") {
+    out.reason_ = str_cat(places.variable, " is \"off\"");
+    return out;
+  }
   const auto take = [&out](const char* name, int mode) {
     out.handle_ = ::dlopen(name, mode | RTLD_NOW | RTLD_LOCAL);
     if (out.handle_ != nullptr) out.name_ = name;
@@ -33,6 +38,12 @@ DynamicLibrary DynamicLibrary::open(const LibraryPlaces& places, const std::stri
   return out;
 }
 
-void* DynamicLibrary::address(const char* symbol) const { return ::dlsym(handle_, symbol); }
+void* DynamicLibrary::needed(const char* symbol) {
+  void* const found = handle_ != nullptr ? ::dlsym(handle_, symbol) : nullptr;
+  if (found == nullptr && reason_.empty()) {
+    reason_ = str_cat(name_, " is no usable ", what_, ": it has no ", symbol);
+  }
+  return found;
+}
 
 }  // namespace ds

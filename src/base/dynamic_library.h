@@ -18,23 +18,23 @@ struct LibraryPlaces {
 class DynamicLibrary {
  public:
   // The file at `place`. Empty: the first of the names that the process has loaded, or else that
-  // can be opened. Never throws for a library that is not there.
+  // can be opened; "off": none. Never throws for a library that is not there.
   static DynamicLibrary open(const LibraryPlaces& places, const std::string& place);
 
   explicit operator bool() const { return handle_ != nullptr; }
   const std::string& name() const { return name_; }
-  const std::string& reason() const { return reason_; }  // why none was opened
+  // Why none can be used: none was opened, or the first symbol that it lacks.
+  const std::string& reason() const { return reason_; }
 
-  // False when the library lacks it.
   template <class Function>
-  bool find(const char* symbol, Function& function) const {
-    function = reinterpret_cast<std::decay_t<Function>>(address(symbol));
-    return function != nullptr;
+  void need(Function& function, const char* symbol) {
+    function = reinterpret_cast<std::decay_t<Function>>(needed(symbol));
   }
 
  private:
-  void* address(const char* symbol) const;
+  void* needed(const char* symbol);
 
+  const char* what_ = nullptr;
   void* handle_ = nullptr;
   std::string name_, reason_;
 };

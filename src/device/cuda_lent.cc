@@ -8,9 +8,12 @@ namespace ds {
 namespace {
 
 cuda::Place place_of(int index) {
-  std::string why_none;
-  const auto count = static_cast<int>(list_cuda_devices(&why_none).size());
-  DS_CHECK(count > 0, Code::kUnsupported, "cuda:", index, " cannot be used: ", why_none);
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count <= 0) {
+    std::string why_none;
+    list_cuda_devices(&why_none);
+    fail(Code::kUnsupported, "cuda:", index, " cannot be used: ", why_none);
+  }
   DS_CHECK(index >= 0 && index < count, Code::kInvalidArgument, "cuda:", index,
            " does not exist; there are ", count, " GPUs");
   return cuda::find_place(index);
