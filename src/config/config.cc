@@ -42,9 +42,22 @@ PrecisionConfig read_precision(const ParsedObject& parsed) {
                     get<int64_t>(parsed, "/fp16/hysteresis"),
                     get<bool>(parsed, "/fp16/consecutive_hysteresis"),
                     get<double>(parsed, "/fp16/min_loss_scale")};
-  out.fp8 = {get<bool>(parsed, "/fp8/enabled"), parsed.at("/fp8/format") == "hybrid",
-             get<int>(parsed, "/fp8/margin"), get<int64_t>(parsed, "/fp8/amax_history_len"),
-             parsed.at("/fp8/amax_compute_algo") == "most_recent"};
+  out.fp8 = {get<bool>(parsed, "/fp8/enabled"),
+             parsed.at("/fp8/format") == "hybrid",
+             get<int>(parsed, "/fp8/margin"),
+             get<int64_t>(parsed, "/fp8/amax_history_len"),
+             parsed.at("/fp8/amax_compute_algo") == "most_recent",
+             get<bool>(parsed, "/fp8/fast_accumulation")};
+  return out;
+}
+
+CudaConfig read_cuda(const ParsedObject& parsed) {
+  CudaConfig out;
+  if (parsed.at("/cuda/attention") == "own") out.attention = CudaConfig::Attention::kOwn;
+  if (parsed.at("/cuda/attention") == "cudnn") out.attention = CudaConfig::Attention::kCudnn;
+  out.strict_determinism = get<bool>(parsed, "/cuda/strict_determinism");
+  out.time_products = get<bool>(parsed, "/cuda/time_products");
+  out.tf32 = get<bool>(parsed, "/cuda/tf32");
   return out;
 }
 
@@ -303,6 +316,7 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.wall_clock_breakdown = get<bool>(parsed, "/wall_clock_breakdown");
   out.memory_breakdown = get<bool>(parsed, "/memory_breakdown");
   out.graphs = get<bool>(parsed, "/graph_harvesting");
+  out.cuda = read_cuda(parsed);
   out.dataloader_drop_last = get<bool>(parsed, "/dataloader_drop_last");
   out.tensorboard = read_monitor(parsed, "/tensorboard");
   out.csv_monitor = read_monitor(parsed, "/csv_monitor");

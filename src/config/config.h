@@ -38,6 +38,7 @@ struct Fp8Config {
   int margin = 0;
   int64_t history = 16;
   bool most_recent = false;
+  bool fast_accumulation = true;  // in forward products of a GPU
 };
 
 struct PrecisionConfig {
@@ -224,6 +225,15 @@ struct ZeroConfig {
 
 enum class TagValidation { kWarn, kIgnore, kFail };
 
+// Which algorithms a GPU may use; see docs/cuda.md.
+struct CudaConfig {
+  enum class Attention { kAuto, kOwn, kCudnn };
+  Attention attention = Attention::kAuto;
+  bool strict_determinism = false;
+  bool time_products = false;
+  bool tf32 = false;
+};
+
 class Config {
  public:
   BatchConfig batch;
@@ -243,6 +253,7 @@ class Config {
   bool memory_breakdown = false;
   bool dataloader_drop_last = false;
   bool graphs = false;  // micro batches are recorded as CUDA graphs
+  CudaConfig cuda;
 
   MonitorConfig tensorboard;
   MonitorConfig csv_monitor;

@@ -109,6 +109,7 @@ std::vector<Key> section_rows() {
       section("fp16", fp16_table()),
       section("bf16", bf16_table()).also({"bfloat16"}),
       section("fp8", fp8_table()),
+      section("cuda", cuda_table()),
       section("amp", amp_table()),
       section("torch_autocast", torch_autocast_table()),
       section("data_types", data_types_table()),

@@ -57,5 +57,7 @@ KeyTable tensor_parallel_table();
 KeyTable expert_parallel_table();
 KeyTable hybrid_engine_table();
 KeyTable compile_table();
+// config_table_cuda.cc
+KeyTable cuda_table();
 
 }  // namespace ds

@@ -75,6 +75,9 @@ KeyTable fp8_table() {
                      .at_most(65536),
                  choice("amax_compute_algo", {"max", "most_recent"}, "max",
                         "Which of these decides: the largest, or that of the last step."),
+                 flag("fast_accumulation", true,
+                      "On a GPU, forward products may keep fewer than fp32's bits of their sums; "
+                      "those of backward never do. On the CPU it changes nothing."),
              })
       .gated_by("enabled")
       .accepts_auto();

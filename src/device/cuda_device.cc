@@ -132,11 +132,12 @@ class CudaBlocks : public BlockSource {
 
 class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<CudaDeviceHere> {
  public:
-  CudaDeviceHere(const Place& place, std::string name, int processors,
+  CudaDeviceHere(const Place& place, std::string name, const CudaDeviceInfo& info,
                  const CudaDeviceOptions& options)
       : place_(place),
         name_(std::move(name)),
-        processors_(processors),
+        processors_(info.multiprocessors),
+        capability_(10 * info.compute_major + info.compute_minor),
         stream_(place),
         pinned_(cuda::make_pinned_memory(place, name_)),
         source_(place, name_, stream_),
@@ -149,6 +150,7 @@ class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<Cu
   int index() const noexcept override { return place_.index; }
   std::string describe() const override { return name_; }
   int processors() const noexcept override { return processors_; }
+  int capability() const noexcept override { return capability_; }
   const std::shared_ptr<Device>& pinned() const noexcept override { return pinned_; }
 
   void* allocate(int64_t bytes, MemoryTag tag) override { return blocks_.allocate(bytes, tag); }
@@ -246,7 +248,7 @@ class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<Cu
 
   const Place place_;
   const std::string name_;
-  const int processors_;
+  const int processors_, capability_;
   CudaStream stream_;
   const std::shared_ptr<Device> pinned_;
   CudaBlocks source_;
@@ -265,9 +267,8 @@ std::shared_ptr<CudaDevice> make_cuda_device(int index, const CudaDeviceOptions&
            " does not exist: this process sees ", count, count == 1 ? " GPU" : " GPUs",
            ", counted from 0");
   const CudaDeviceInfo& info = devices[static_cast<size_t>(index)];
-  return std::make_shared<CudaDeviceHere>(cuda::find_place(index),
-                                          str_cat(cuda_name(index), " (", info.name, ")"),
-                                          info.multiprocessors, options);
+  return std::make_shared<CudaDeviceHere>(
+      cuda::find_place(index), str_cat(cuda_name(index), " (", info.name, ")"), info, options);
 }
 
 }  // namespace ds

@@ -53,6 +53,8 @@ class CudaDevice : public Device {
  public:
   // Streaming multiprocessors.
   virtual int processors() const noexcept = 0;
+  // Compute capability 9.0 is 90.
+  virtual int capability() const noexcept = 0;
   // Host memory that the GPU's copies reach directly (page-locked). It has an account of its own
   // and keeps freed blocks; what goes back while a copy still uses it may serve the next request.
   virtual const std::shared_ptr<Device>& pinned() const noexcept = 0;

@@ -33,6 +33,15 @@ ConfigEnvironment environment_of(const Communicator* comm) {
   return environment;
 }
 
+kernels::GpuPolicy policy_of(const CudaConfig& config) {
+  using kernels::AttentionChoice;
+  const AttentionChoice attention =
+      config.attention == CudaConfig::Attention::kOwn     ? AttentionChoice::kOwn
+      : config.attention == CudaConfig::Attention::kCudnn ? AttentionChoice::kCudnn
+                                                          : AttentionChoice::kAuto;
+  return {attention, config.strict_determinism, config.time_products, config.tf32};
+}
+
 double now_seconds() {
   using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
@@ -62,6 +71,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       model_(std::move(model)),
       comm_(comm ? std::move(comm) : make_single_communicator()),
       pool_(config_.threads, config_.thread_affinity),
+      gpu_policy_(policy_of(config_.cuda)),
       timers_(device_clock(model_->device())) {
   for (const std::string& warning : config_.warnings()) log_warning("config", warning);
   log_collectives();

@@ -138,7 +138,7 @@ class Engine {
   bool offloads_optimizer() const;
   void log_collectives();
   void release_model() noexcept;
-  OpContext context() { return {model_->device(), &pool_}; }
+  OpContext context() { return {model_->device(), &pool_, gpu_policy_}; }
   OpContext host_context() { return {model_->host(), &pool_}; }
   models::Batch make_batch(const MicroBatch& inputs);
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
@@ -204,6 +204,7 @@ class Engine {
   std::shared_ptr<models::Model> model_;
   std::shared_ptr<Communicator> comm_;
   ThreadPool pool_;
+  const kernels::GpuPolicy gpu_policy_;
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<MonitorSet> monitors_;
   std::unique_ptr<StepMetrics> metrics_;

@@ -1,10 +1,12 @@
-// What every operator needs to run: a device for outputs and scratch, and threads.
+// What every operator needs to run: a device for outputs and scratch, threads, and what kernels on
+// a GPU may choose.
 #pragma once
 
 #include <memory>
 
 #include "base/thread_pool.h"
 #include "device/device.h"
+#include "kernels/cuda/gpu_stream.h"
 #include "tensor/tensor.h"
 
 namespace ds {
@@ -12,6 +14,7 @@ namespace ds {
 struct OpContext {
   std::shared_ptr<Device> device;
   ThreadPool* pool = nullptr;
+  kernels::GpuPolicy gpu = {};
 
   // Scratch that lives as long as the returned tensor; the device caches the block.
   Tensor workspace(DType dtype, const Shape& shape) const {

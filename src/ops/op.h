@@ -38,7 +38,11 @@ void run(const OpContext& ctx, const Kernel& kernel) {
     if (ctx.device->kind() == DeviceKind::kCuda) {
       auto& device = static_cast<CudaDevice&>(*ctx.device);
       const DeviceScope scope(device);
-      const kernels::GpuStream stream{device.default_stream().native(), device.processors()};
+      const kernels::GpuStream stream{.native = device.default_stream().native(),
+                                      .processors = device.processors(),
+                                      .gpu = device.index(),
+                                      .capability = device.capability(),
+                                      .policy = ctx.gpu};
       kernel(stream);
       return;
     }

@@ -1,0 +1,28 @@
+// cuda.
+#include "config/config_table.h"
+
+namespace ds {
+
+using namespace keys;
+
+KeyTable cuda_table() {
+  return table(
+      "Which algorithms a GPU may use while it trains; docs/cuda.md. On the CPU the section changes "
+      "nothing. (Extension.)",
+      {
+          choice("attention", {"auto", "own", "cudnn"}, "auto",
+                 "Who computes attention: auto, cuDNN for the forms where it is expected to be "
+                 "faster; own, kernels of this library; cudnn, cuDNN wherever it can."),
+          flag("strict_determinism", false,
+               "Only algorithms that their library promises to repeat bit for bit. Without it "
+               "attention may use engines of cuDNN that give no such promise."),
+          flag("time_products", false,
+               "In the first step, time the algorithms that cuBLASLt proposes for each form of "
+               "matrix product and keep the fastest; rank 0 decides for all ranks. Another run "
+               "may choose others, and then has other bits."),
+          flag("tf32", false,
+               "Round the operands of fp32 matrix products to TF32 (10 bits of mantissa)."),
+      });
+}
+
+}  // namespace ds
