@@ -5,6 +5,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <tuple>
 #include <utility>
 
@@ -22,13 +24,44 @@ struct Grid {
   int64_t blocks_y = 1;  // at most 65535
 };
 
-// Shared memory that every block has without asking.
-inline constexpr int64_t kPlainSharedBytes = 48 << 10;
-
 inline void check_launch(cudaError_t status, const char* name) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());
   fail(Code::kDevice, "CUDA: launching ", name, " failed: ", cudaGetErrorName(status), " (",
+       cudaGetErrorString(status), ")");
+}
+
+// What a kernel declares as shared memory itself.
+inline int64_t static_shared_bytes(const void* kernel) {
+  cudaFuncAttributes found{};
+  return cudaFuncGetAttributes(&found, kernel) == cudaSuccess
+             ? static_cast<int64_t>(found.sharedSizeBytes)
+             : 0;
+}
+
+// Lets blocks of a kernel have `bytes` of dynamic shared memory on this GPU. Without that a block
+// has 48 KiB, of which what the kernel declares itself is a part: so each kernel that takes any is
+// allowed it, and nobody needs to know how much it declares. Remembered by kernel and GPU, so that
+// launches after the first of a size do not call the driver.
+inline void allow_shared(const void* kernel, const GpuStream& on, int64_t bytes, const char* name) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, int64_t> allowed;
+  const std::lock_guard lock(mutex);
+  int64_t& most = allowed[{kernel, on.gpu}];
+  if (bytes <= most) return;
+  const cudaError_t status = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (status == cudaSuccess) {
+    most = bytes;
+    return;
+  }
+  static_cast<void>(cudaGetLastError());
+  int limit = 0;
+  static_cast<void>(
+      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, on.gpu));
+  fail(Code::kDevice, "CUDA: launching ", name, " failed: its blocks need ", bytes,
+       " bytes of shared memory beside ", static_shared_bytes(kernel), " of the kernel's own, and ",
+       "GPU ", on.gpu, " gives a block at most ", limit, ": ", cudaGetErrorName(status), " (",
        cudaGetErrorString(status), ")");
 }
 
@@ -44,13 +77,10 @@ void launch(const GpuStream& on, const char* name, void (*kernel)(Parameters...)
   const dim3 threads(static_cast<unsigned>(grid.threads));
   const auto shared = static_cast<size_t>(grid.shared);
   std::tuple<Parameters...> values(std::forward<Arguments>(arguments)...);
-#ifdef __CUDACC__
-  if (grid.shared > kPlainSharedBytes) {
-    check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(grid.shared)),
-                 name);
+  if (grid.shared > 0) {
+    allow_shared(reinterpret_cast<const void*>(kernel), on, grid.shared, name);
   }
+#ifdef __CUDACC__
   check_launch(std::apply(
                    [&](auto&... value) {
                      // One more than needed: a kernel may have no parameters.
@@ -61,8 +91,8 @@ void launch(const GpuStream& on, const char* name, void (*kernel)(Parameters...)
                    values),
                name);
 #else
-  check_launch(emulation::launch(stream, blocks, threads, shared,
-                                 [kernel, values] { std::apply(kernel, values); }),
+  check_launch(emulation::launch(reinterpret_cast<const void*>(kernel), stream, blocks, threads,
+                                 shared, [kernel, values] { std::apply(kernel, values); }),
                name);
 #endif
 }

@@ -7,6 +7,7 @@
 #include "base/float16.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/gpu_stream.h"
+#include "kernels/norm/gpu_chunks.h"
 #include "kernels/reduce/reduce.h"
 
 namespace ds::kernels {
@@ -52,11 +53,14 @@ struct LayerNormBackward {
   T* dx = nullptr;  // may be dy or dsum
   float* dgamma = nullptr;
   float* dbeta = nullptr;
-  float* partials = nullptr;  // layer_norm_partials(rows, cols) numbers
+  float* partials = nullptr;  // layer_norm_partials(rows, cols, on) numbers
 };
 
-inline int64_t layer_norm_partials(int64_t rows, int64_t cols) {
+inline int64_t layer_norm_partials(int64_t rows, int64_t cols, const ThreadPool&) {
   return 2 * row_chunks(rows) * cols;
+}
+inline int64_t layer_norm_partials(int64_t rows, int64_t cols, const GpuStream&) {
+  return 2 * gpu_norm_chunks(rows) * cols;
 }
 void layer_norm_backward(const LayerNormBackward<float>& call, ThreadPool& pool);
 void layer_norm_backward(const LayerNormBackward<bfloat16>& call, ThreadPool& pool);

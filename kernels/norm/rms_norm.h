@@ -7,6 +7,7 @@
 #include "base/float16.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/gpu_stream.h"
+#include "kernels/norm/gpu_chunks.h"
 #include "kernels/reduce/reduce.h"
 
 namespace ds::kernels {
@@ -47,10 +48,15 @@ struct RmsNormBackward {
   const float* rstd = nullptr;
   T* dx = nullptr;  // may be dy or dsum
   float* dgamma = nullptr;
-  float* partials = nullptr;  // rms_norm_partials(rows, cols) numbers
+  float* partials = nullptr;  // rms_norm_partials(rows, cols, on) numbers
 };
 
-inline int64_t rms_norm_partials(int64_t rows, int64_t cols) { return row_chunks(rows) * cols; }
+inline int64_t rms_norm_partials(int64_t rows, int64_t cols, const ThreadPool&) {
+  return row_chunks(rows) * cols;
+}
+inline int64_t rms_norm_partials(int64_t rows, int64_t cols, const GpuStream&) {
+  return gpu_norm_chunks(rows) * cols;
+}
 void rms_norm_backward(const RmsNormBackward<float>& call, ThreadPool& pool);
 void rms_norm_backward(const RmsNormBackward<bfloat16>& call, ThreadPool& pool);
 void rms_norm_backward(const RmsNormBackward<float16>& call, ThreadPool& pool);

@@ -52,13 +52,14 @@ inline int64_t row_chunks(int64_t rows) {
   return (rows + size - 1) / size;
 }
 
-// y[cols] += sum over rows of x. `partials` holds row_chunks(rows) * cols numbers.
-void add_column_sums(const float* x, int64_t rows, int64_t cols, float* y, float* partials,
-                     ThreadPool& pool);
-void add_column_sums(const bfloat16* x, int64_t rows, int64_t cols, float* y, float* partials,
-                     ThreadPool& pool);
-void add_column_sums(const float16* x, int64_t rows, int64_t cols, float* y, float* partials,
-                     ThreadPool& pool);
+// y[cols] += sum over rows of x, which lie `stride` elements apart. `partials` holds
+// row_chunks(rows) * cols numbers.
+void add_column_sums(const float* x, int64_t rows, int64_t cols, int64_t stride, float* y,
+                     float* partials, ThreadPool& pool);
+void add_column_sums(const bfloat16* x, int64_t rows, int64_t cols, int64_t stride, float* y,
+                     float* partials, ThreadPool& pool);
+void add_column_sums(const float16* x, int64_t rows, int64_t cols, int64_t stride, float* y,
+                     float* partials, ThreadPool& pool);
 
 // y[cols] += partials[0] + partials[1] + ..., chunk by chunk in order.
 void add_partial_sums(const float* partials, int64_t chunks, int64_t cols, float* y,
@@ -101,8 +102,8 @@ void first_non_finite(const T* x, int64_t n, int64_t* partials, int64_t* out, co
 template <class T>
 void exact_squares(const T* x, int64_t n, int64_t* partials, int64_t* out, const GpuStream& on);
 template <class T>
-void add_column_sums(const T* x, int64_t rows, int64_t cols, float* y, float* partials,
-                     const GpuStream& on);
+void add_column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, float* y,
+                     float* partials, const GpuStream& on);
 void add_partial_sums(const float* partials, int64_t chunks, int64_t cols, float* y,
                       const GpuStream& on);
 

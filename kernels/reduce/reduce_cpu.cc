@@ -296,7 +296,7 @@ int64_t find_chunks(const T* x, int64_t n, int64_t* partials, ThreadPool& pool,
 // Columns are cut too, so that the partial sums of a chunk stay in the first-level cache and few
 // but wide rows still occupy all threads.
 template <class T, class Block>
-void column_sums(const T* x, int64_t rows, int64_t cols, float* y, float* partials,
+void column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, float* y, float* partials,
                  ThreadPool& pool, const Block& block) {
   if (rows <= 0 || cols <= 0) return;
   constexpr int64_t kColumns = 2048;
@@ -307,7 +307,8 @@ void column_sums(const T* x, int64_t rows, int64_t cols, float* y, float* partia
     const int64_t first_row = c * row_step;
     const int64_t count = rows - first_row < row_step ? rows - first_row : row_step;
     const int64_t width = cols - first_col < kColumns ? cols - first_col : kColumns;
-    block(x + first_row * cols + first_col, count, cols, width, partials + c * cols + first_col);
+    block(x + first_row * stride + first_col, count, stride, width,
+          partials + c * cols + first_col);
   });
   add_partial_sums(partials, chunks, cols, y, pool);
 }
@@ -360,17 +361,17 @@ int64_t first_non_finite(const float16* x, int64_t n, int64_t* partials, ThreadP
   return find_chunks(x, n, partials, pool, HWY_DYNAMIC_DISPATCH(find_f16));
 }
 
-void add_column_sums(const float* x, int64_t rows, int64_t cols, float* y, float* partials,
-                     ThreadPool& pool) {
-  column_sums(x, rows, cols, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_f32));
+void add_column_sums(const float* x, int64_t rows, int64_t cols, int64_t stride, float* y,
+                     float* partials, ThreadPool& pool) {
+  column_sums(x, rows, cols, stride, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_f32));
 }
-void add_column_sums(const bfloat16* x, int64_t rows, int64_t cols, float* y, float* partials,
-                     ThreadPool& pool) {
-  column_sums(x, rows, cols, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_bf16));
+void add_column_sums(const bfloat16* x, int64_t rows, int64_t cols, int64_t stride, float* y,
+                     float* partials, ThreadPool& pool) {
+  column_sums(x, rows, cols, stride, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_bf16));
 }
-void add_column_sums(const float16* x, int64_t rows, int64_t cols, float* y, float* partials,
-                     ThreadPool& pool) {
-  column_sums(x, rows, cols, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_f16));
+void add_column_sums(const float16* x, int64_t rows, int64_t cols, int64_t stride, float* y,
+                     float* partials, ThreadPool& pool) {
+  column_sums(x, rows, cols, stride, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_f16));
 }
 
 void add_partial_sums(const float* partials, int64_t chunks, int64_t cols, float* y,

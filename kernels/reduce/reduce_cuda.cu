@@ -229,18 +229,18 @@ constexpr int kColumnThreads = 64;
 // of the CPU.
 template <class T, int N>
 __global__ void __launch_bounds__(kColumnThreads)
-    column_sums(const T* x, int64_t rows, int64_t cols, int64_t chunk_rows, float* partials) {
+    column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, int64_t chunk_rows, float* partials) {
   const int64_t column = (int64_t{blockIdx.x} * kColumnThreads + threadIdx.x) * N;
   if (column >= cols) return;
   const int64_t chunk = blockIdx.y, begin = chunk * chunk_rows;
   const int64_t end = begin + chunk_rows < rows ? begin + chunk_rows : rows;
-  const T* from = x + begin * cols + column;
+  const T* from = x + begin * stride + column;
   float sums[N] = {};
   int64_t row = begin;
-  for (; row + 8 <= end; row += 8, from += 8 * cols) {
+  for (; row + 8 <= end; row += 8, from += 8 * stride) {
     Pack<T, N> r[8];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) r[k] = load_pack<T, N>(from + k * cols);
+    for (int k = 0; k < 8; ++k) r[k] = load_pack<T, N>(from + k * stride);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       float v[8];
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kColumnThreads)
       sums[i] += ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
     }
   }
-  for (; row < end; ++row, from += cols) {
+  for (; row < end; ++row, from += stride) {
     const Pack<T, N> r = load_pack<T, N>(from);
 #pragma unroll
     for (int i = 0; i < N; ++i) sums[i] += widen(r.at[i]);
@@ -298,7 +298,7 @@ void exact_squares(const T* x, int64_t n, int64_t* partials, int64_t* out, const
 }
 
 template <class T>
-void add_column_sums(const T* x, int64_t rows, int64_t cols, float* y, float* partials,
+void add_column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, float* y, float* partials,
                      const GpuStream& on) {
   if (rows <= 0 || cols <= 0) return;
   const int64_t chunk_rows = row_chunk_size(rows), chunks = row_chunks(rows);
@@ -306,10 +306,10 @@ void add_column_sums(const T* x, int64_t rows, int64_t cols, float* y, float* pa
     constexpr int kN = decltype(pack)::value;
     const int64_t tile = kColumnThreads * kN;
     launch(on, "add_column_sums", &column_sums<T, kN>,
-           {(cols + tile - 1) / tile, kColumnThreads, 0, chunks}, x, rows, cols, chunk_rows,
+           {(cols + tile - 1) / tile, kColumnThreads, 0, chunks}, x, rows, cols, stride, chunk_rows,
            partials);
   };
-  if (packs_fit<kPack<T>>(cols, x)) {
+  if (cols % kPack<T> == 0 && packs_fit<kPack<T>>(stride, x)) {
     sums(std::integral_constant<int, kPack<T>>());
   } else {
     sums(std::integral_constant<int, 1>());
@@ -328,18 +328,18 @@ template void sum_squares(const float*, int64_t, double*, double*, const GpuStre
 template void max_abs(const float*, int64_t, double*, double*, const GpuStream&);
 template void first_non_finite(const float*, int64_t, int64_t*, int64_t*, const GpuStream&);
 template void exact_squares(const float*, int64_t, int64_t*, int64_t*, const GpuStream&);
-template void add_column_sums(const float*, int64_t, int64_t, float*, float*, const GpuStream&);
+template void add_column_sums(const float*, int64_t, int64_t, int64_t, float*, float*, const GpuStream&);
 template void sum(const bfloat16*, int64_t, double*, double*, const GpuStream&);
 template void sum_squares(const bfloat16*, int64_t, double*, double*, const GpuStream&);
 template void max_abs(const bfloat16*, int64_t, double*, double*, const GpuStream&);
 template void first_non_finite(const bfloat16*, int64_t, int64_t*, int64_t*, const GpuStream&);
 template void exact_squares(const bfloat16*, int64_t, int64_t*, int64_t*, const GpuStream&);
-template void add_column_sums(const bfloat16*, int64_t, int64_t, float*, float*, const GpuStream&);
+template void add_column_sums(const bfloat16*, int64_t, int64_t, int64_t, float*, float*, const GpuStream&);
 template void sum(const float16*, int64_t, double*, double*, const GpuStream&);
 template void sum_squares(const float16*, int64_t, double*, double*, const GpuStream&);
 template void max_abs(const float16*, int64_t, double*, double*, const GpuStream&);
 template void first_non_finite(const float16*, int64_t, int64_t*, int64_t*, const GpuStream&);
 template void exact_squares(const float16*, int64_t, int64_t*, int64_t*, const GpuStream&);
-template void add_column_sums(const float16*, int64_t, int64_t, float*, float*, const GpuStream&);
+template void add_column_sums(const float16*, int64_t, int64_t, int64_t, float*, float*, const GpuStream&);
 
 }  // namespace ds::kernels

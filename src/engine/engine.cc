@@ -293,6 +293,7 @@ nn::SummedLoss Engine::forward_pass(nn::Tape& tape, const models::Batch& batch,
   model_->state().set_loss_scale(updater_->loss_scale());
   model_->state().begin_pass();
   models::ForwardOptions forward_options;
+  forward_options.padded_logits = true;
   const models::ArchitectureInfo& info = model_->architecture().info();
   if (config_.activation_checkpointing.enabled) {
     forward_options.checkpoint_segments =

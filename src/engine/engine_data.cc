@@ -122,7 +122,9 @@ double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, 
   options.training = false;
   nn::Tape tape(context(), model_->state(), options);
   model_->state().begin_pass();
-  const nn::Value logits = model_->architecture().logits(tape, batch, {});
+  models::ForwardOptions forward_options;
+  forward_options.padded_logits = true;
+  const nn::Value logits = model_->architecture().logits(tape, batch, forward_options);
   model_->state().end_pass();
   const nn::Value mean =
       nn::cross_entropy(tape, logits, labels, model_->architecture().info().outputs(), counted);

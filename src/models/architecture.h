@@ -37,6 +37,9 @@ struct ForwardOptions {
   int64_t checkpoint_segments = 0;  // recompute blocks in so many groups; 0 = keep activations
   nn::KvCache* cache = nullptr;     // decoding: the tokens follow those in the cache
   bool last_only = false;           // logits of the last position alone
+  // Rows of a language model's logits may be padded (nn::linear_padded): the caller goes by
+  // info().outputs().
+  bool padded_logits = false;
 };
 
 // Dimensions that callers need.

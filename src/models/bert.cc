@@ -141,7 +141,8 @@ class Bert : public FamilyBase {
     const Value x = hidden(tape, batch, options);
     if (info_.head == Head::kMaskedLm) {
       const Value y = apply(tape, x, transform_, c_.activation);
-      return apply(tape, normalise(tape, {y, {}}, transform_norm_, c_.norm_epsilon).y, head_);
+      const Value z = normalise(tape, {y, {}}, transform_norm_, c_.norm_epsilon).y;
+      return vocabulary(tape, z, head_, options);
     }
     const Value first = nn::select_position(tape, x, 0);
     const Value pooled = apply(tape, first, pooler_, ops::Activation::kTanh);

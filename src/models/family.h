@@ -52,6 +52,11 @@ class FamilyBase : public Architecture {
   static nn::Value apply(nn::Tape& tape, const nn::Value& x, const Projection& p) {
     return nn::linear(tape, x, p.weight, p.bias);
   }
+  // The product that makes a language model's logits.
+  static nn::Value vocabulary(nn::Tape& tape, const nn::Value& x, const Projection& p,
+                              const ForwardOptions& options) {
+    return options.padded_logits ? nn::linear_padded(tape, x, p.weight, p.bias) : apply(tape, x, p);
+  }
   // f(x w^T + b), the bias fused where the activation has such a kernel.
   static nn::Value apply(nn::Tape& tape, const nn::Value& x, const Projection& p,
                          ops::Activation kind);

@@ -158,7 +158,7 @@ class Llama : public FamilyBase {
   }
 
   Value logits(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    return nn::linear(tape, hidden(tape, batch, options), head_, nn::kNoParam);
+    return vocabulary(tape, hidden(tape, batch, options), {head_, nn::kNoParam}, options);
   }
 
   ExternalName external_name(ParamId id) const override {

@@ -24,6 +24,11 @@ NormOutput rms_norm(Tape& tape, const Value& x, const Value& residual, ParamId g
 
 // y = x w^T + b, and the weight's adapter when it carries one; `bias` may be kNoParam.
 Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias);
+// The same for readers that know how long rows of y are: on a GPU they may be padded to a multiple
+// of kPaddedTo numbers, because products and losses of rows that are not aligned are slow. What the
+// padding holds is undefined, and that of the gradient is not read.
+inline constexpr int64_t kPaddedTo = 64;
+Value linear_padded(Tape& tape, const Value& x, ParamId weight, ParamId bias);
 struct Projection {
   ParamId weight = kNoParam;
   ParamId bias = kNoParam;

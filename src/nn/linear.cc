@@ -166,13 +166,18 @@ void report_work(const OperatorScope& op, Tape& tape, const Value& x, ParamId we
   op.work(forward, backward);
 }
 
+// The outputs of the layer, of rows that may be padded.
+Tensor outputs_of(const Tensor& rows, int64_t outputs) {
+  return rows.shape()[-1] == outputs ? rows : rows.slice(rows.dims() - 1, 0, outputs);
+}
+
 // Backward of out = x w^T + bias, and of the adapter.
 void record_linear(Tape& tape, const Value& x, const std::shared_ptr<GradientSlot>& out,
                    ParamId weight, ParamId bias, const std::shared_ptr<AdapterPass>& adapted) {
   tape.record([x, out, weight, bias, adapted](Tape& t) {
     if (*out) {
       bool exclusive = false;
-      const Tensor dy = out->take(exclusive);
+      const Tensor dy = outputs_of(out->take(exclusive), t.store().parameters()[weight].shape[0]);
       Tensor dx;
       if (x.slot) dx = t.new_activation(x.data.dtype(), x.data.shape());
       multiply_backward(t, x.data, dy, weight, bias, dx);
@@ -237,25 +242,45 @@ GeluLinear gelu_linear(Tape& tape, const Value& x, const Projection& p, ops::Gel
   return layer;
 }
 
-}  // namespace
-
-Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
+// A layer whose rows of outputs are `width` numbers long.
+Value linear_of_width(Tape& tape, const Value& x, ParamId weight, ParamId bias, int64_t width) {
   const Adapter* const adapter = tape.store().parameters().adapter(weight);
   const OperatorScope op(tape, adapter == nullptr ? "linear" : "linear+adapter", weight, true);
   if (op) report_work(op, tape, x, weight, adapter);
   if (Fp8Linears* const fp8 = fp8_of(tape, weight)) return fp8_linear(tape, *fp8, x, weight, bias);
   const int64_t outputs = tape.store().parameters()[weight].shape[0];
-  Value y =
-      tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), outputs)));
-  multiply(tape, x.data, weight, bias, y.data);
+  Value y = tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), width)));
+  Tensor made = outputs_of(y.data, outputs);
+  multiply(tape, x.data, weight, bias, made);
   tape.used(weight);
   tape.used(bias);
   std::shared_ptr<AdapterPass> adapted;
   if (adapter != nullptr) {
-    adapted = std::make_shared<AdapterPass>(adapter_forward(tape, *adapter, x.data, y.data));
+    adapted = std::make_shared<AdapterPass>(adapter_forward(tape, *adapter, x.data, made));
   }
   record_linear(tape, x, y.slot, weight, bias, adapted);
   return y;
+}
+
+// Whether a layer's product can write rows that lie farther apart than they are long, and gains by
+// that: those of other forms are dense, and small ones are as fast.
+bool pads_rows(Tape& tape, const Tensor& x, ParamId weight) {
+  ParameterStore& store = tape.store();
+  return tape.ctx().device->kind() == DeviceKind::kCuda && fp8_of(tape, weight) == nullptr &&
+         store.quantized(weight) == nullptr && store.parameters().adapter(weight) == nullptr &&
+         (tape.recording() || tape.training() || !ops::few_rows(x));
+}
+
+}  // namespace
+
+Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
+  return linear_of_width(tape, x, weight, bias, tape.store().parameters()[weight].shape[0]);
+}
+
+Value linear_padded(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
+  const int64_t outputs = tape.store().parameters()[weight].shape[0];
+  const int64_t padded = (outputs + kPaddedTo - 1) / kPaddedTo * kPaddedTo;
+  return linear_of_width(tape, x, weight, bias, pads_rows(tape, x.data, weight) ? padded : outputs);
 }
 
 Value linear_gelu(Tape& tape, const Value& x, const Projection& p, ops::Gelu kind) {

@@ -37,12 +37,9 @@ Labels place_labels(const Tensor& labels, const std::shared_ptr<Device>& device)
 SummedLoss summed_cross_entropy(Tape& tape, const Value& logits, const Labels& labels,
                                 int64_t valid) {
   const OperatorScope op(tape, "cross_entropy");
-  if (op) {
-    op.work(Arithmetic::elementwise(logits.data.elements()),
-            Arithmetic::elementwise(logits.data.elements()));
-  }
   const int64_t vocab = logits.data.shape()[-1];
   const int64_t rows = logits.data.elements() / vocab;
+  if (op) op.work(Arithmetic::elementwise(rows * valid), Arithmetic::elementwise(rows * valid));
   const Tensor flat = logits.data.view({rows, vocab});
   Tensor losses = tape.new_activation(DType::kFloat32, {rows});
   // While training, the logits become their gradient in the same pass that reads them: nothing

@@ -21,7 +21,8 @@ struct SummedLoss {
   Tensor sum;                          // over the counted labels: float64 [1] on the device
   std::shared_ptr<GradientSlot> slot;  // for the gradient of the mean, fp32 [] on the host
 };
-// Nobody waits for the device. The logits' memory is overwritten by their gradient in backward.
+// Rows of logits are `valid` numbers; what follows is padding, whose gradient is 0. Nobody waits
+// for the device. The logits' memory is overwritten by their gradient in backward.
 SummedLoss summed_cross_entropy(Tape& tape, const Value& logits, const Labels& labels,
                                 int64_t valid);
 

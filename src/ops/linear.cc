@@ -6,6 +6,7 @@
 #include "ops/elementwise.h"
 #include "ops/product.h"
 #include "ops/reduce.h"
+#include "ops/rows.h"
 
 namespace ds::ops {
 namespace {
@@ -36,28 +37,6 @@ void check_same_type(const Tensor& a, const char* a_name, const Tensor& b, const
                      const Op& op) {
   DS_CHECK(a.dtype() == b.dtype(), Code::kInvalidArgument, op, ": ", a_name, " is ",
            dtype_name(a.dtype()), " but ", b_name, " is ", dtype_name(b.dtype()));
-}
-
-// [..., columns] seen as a matrix.
-struct Rows {
-  int64_t rows;
-  int64_t columns;
-  int64_t stride;
-};
-Rows as_rows(const Tensor& tensor, const Op& op, const char* name) {
-  DS_CHECK(tensor.dims() >= 1, Code::kInvalidArgument, op, ": ", name,
-           " needs at least one dimension");
-  const int64_t columns = tensor.size(-1);
-  int64_t rows = 1;  // not elements / columns: columns may be 0
-  for (int i = 0; i + 1 < tensor.dims(); ++i) rows *= tensor.size(i);
-  if (tensor.contiguous()) return {rows, columns, columns};
-  bool even = tensor.dims() >= 2 && tensor.stride(-1) == 1;
-  for (int i = 0; i + 2 < tensor.dims(); ++i) {
-    even = even && tensor.stride(i) == tensor.stride(i + 1) * tensor.size(i + 1);
-  }
-  DS_CHECK(even, Code::kInvalidArgument, op, ": ", name, " of shape ", tensor.shape().text(),
-           " must be contiguous, or columns of a contiguous matrix");
-  return {rows, columns, tensor.stride(-2)};
 }
 
 void check_leading(const Tensor& a, const char* a_name, const Tensor& b, const char* b_name,

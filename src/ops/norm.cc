@@ -86,7 +86,6 @@ void layer_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& d
   const int64_t cols = dy.size(-1), rows = dy.elements() / cols;
   check_elements(mean, op, "mean", DType::kFloat32, rows);
   check_elements(dbeta, op, "dbeta", DType::kFloat32, cols);
-  const Tensor scratch = ctx.workspace(DType::kFloat32, {kernels::layer_norm_partials(rows, cols)});
   with_float_type(dy, [&](auto type) {
     using T = decltype(type);
     kernels::LayerNormBackward<T> call;
@@ -101,8 +100,12 @@ void layer_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& d
     call.dx = dx.data<T>();
     call.dgamma = dgamma.data<float>();
     call.dbeta = dbeta.data<float>();
-    call.partials = scratch.data<float>();
-    run(ctx, [&](auto& on) { kernels::layer_norm_backward(call, on); });
+    run(ctx, [&](auto& on) {
+      const Tensor scratch =
+          ctx.workspace(DType::kFloat32, {kernels::layer_norm_partials(rows, cols, on)});
+      call.partials = scratch.data<float>();
+      kernels::layer_norm_backward(call, on);
+    });
   });
 }
 
@@ -130,7 +133,6 @@ void rms_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsu
                        Tensor& dgamma) {
   check_backward(Op{ctx, "rms_norm_backward"}, dy, dsum, sum, gamma, rstd, dx, dgamma);
   const int64_t cols = dy.size(-1), rows = dy.elements() / cols;
-  const Tensor scratch = ctx.workspace(DType::kFloat32, {kernels::rms_norm_partials(rows, cols)});
   with_float_type(dy, [&](auto type) {
     using T = decltype(type);
     kernels::RmsNormBackward<T> call;
@@ -143,8 +145,12 @@ void rms_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsu
     call.rstd = rstd.data<float>();
     call.dx = dx.data<T>();
     call.dgamma = dgamma.data<float>();
-    call.partials = scratch.data<float>();
-    run(ctx, [&](auto& on) { kernels::rms_norm_backward(call, on); });
+    run(ctx, [&](auto& on) {
+      const Tensor scratch =
+          ctx.workspace(DType::kFloat32, {kernels::rms_norm_partials(rows, cols, on)});
+      call.partials = scratch.data<float>();
+      kernels::rms_norm_backward(call, on);
+    });
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/reduce/reduce.h"
 #include "ops/checks.h"
+#include "ops/rows.h"
 #include "tensor/transfer.h"
 
 namespace ds::ops {
@@ -89,17 +90,17 @@ ExactSum exact_squares(const OpContext& ctx, const Tensor& x) {
 
 void add_column_sums(const OpContext& ctx, const Tensor& x, Tensor& y) {
   const Op op{ctx, "add_column_sums"};
-  check_dense_float(x, op, "x");
+  check_float_type(x, op, "x");
+  check_place(x, op, "x");
   DS_CHECK(x.dims() >= 1, Code::kInvalidArgument, op, ": x has no dimensions");
-  const int64_t cols = x.size(-1);
-  check_elements(y, op, "y", DType::kFloat32, cols);
+  const Rows in = as_rows(x, op, "x");
+  check_elements(y, op, "y", DType::kFloat32, in.columns);
   if (x.elements() == 0) return;
-  const int64_t rows = x.elements() / cols;
-  const Tensor scratch = ctx.workspace(DType::kFloat32, {kernels::row_chunks(rows), cols});
+  const Tensor scratch = ctx.workspace(DType::kFloat32, {kernels::row_chunks(in.rows), in.columns});
   with_float_type(x, [&](auto type) {
     run(ctx, [&](auto& on) {
-      kernels::add_column_sums(x.data<decltype(type)>(), rows, cols, y.data<float>(),
-                               scratch.data<float>(), on);
+      kernels::add_column_sums(x.data<decltype(type)>(), in.rows, in.columns, in.stride,
+                               y.data<float>(), scratch.data<float>(), on);
     });
   });
 }

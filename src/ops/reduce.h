@@ -23,7 +23,7 @@ void exact_squares(const OpContext& ctx, const Tensor& x, Tensor& out);
 void max_abs(const OpContext& ctx, const Tensor& x, Tensor& out);
 void first_non_finite(const OpContext& ctx, const Tensor& x, Tensor& out);
 
-// y[N] (fp32) += column sums of x[..., N].
+// y[N] (fp32) += column sums of x[..., N], which may be some columns of a matrix.
 void add_column_sums(const OpContext& ctx, const Tensor& x, Tensor& y);
 
 }  // namespace ds::ops

@@ -1,4 +1,5 @@
 // The emulation of kernels itself: indices, barriers, exchanges within a warp, order of streams.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -85,6 +86,54 @@ TEST_F(EmulationTest, LanesExchange) {
   run(&exchanges, {1, 64}, out.data());
   device_->default_stream().synchronize();
   for (const int bad : out) EXPECT_EQ(bad, 0);
+}
+
+// Every thread passes what it has through memory that the kernel declares and through the launch's.
+__global__ void through_shared(int* out) {
+  __shared__ int own[96];
+  int* const added = dynamic_shared<int>();
+  const unsigned i = threadIdx.x;
+  own[i] = static_cast<int>(i);
+  __syncthreads();
+  added[i] = own[31 - i];
+  __syncthreads();
+  out[i] = added[31 - i] + own[i + 64 * (i / 32)];
+}
+
+TEST_F(EmulationTest, SharedMemoryThatAKernelDeclaresCounts) {
+  constexpr int64_t kPlain = 48 << 10, kOwn = 96 * 4;
+  const auto* const kernel = reinterpret_cast<const void*>(&through_shared);
+  std::vector<int> out(32);
+  const auto without_asking = [&](int64_t bytes) {
+    const DeviceScope scope(*device_);
+    return emulation::launch(kernel, static_cast<cudaStream_t>(device_->default_stream().native()),
+                             dim3(1), dim3(32), static_cast<size_t>(bytes),
+                             [&] { through_shared(out.data()); });
+  };
+  {
+    const DeviceScope scope(*device_);
+    cudaFuncAttributes found{};
+    ASSERT_EQ(cudaFuncGetAttributes(&found, kernel), cudaSuccess);
+    EXPECT_EQ(found.sharedSizeBytes, static_cast<size_t>(kOwn));
+  }
+  EXPECT_EQ(without_asking(kPlain - kOwn), cudaSuccess);
+  EXPECT_EQ(without_asking(kPlain - kOwn + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(without_asking(kPlain), cudaErrorInvalidValue);
+  // Launches ask, on each GPU and for each growth.
+  for (const int64_t bytes : {int64_t{128}, kPlain - kOwn + 1, kPlain, int64_t{227 << 10} - kOwn}) {
+    std::fill(out.begin(), out.end(), -1);
+    run(&through_shared, {1, 32, bytes}, out.data());
+    device_->default_stream().synchronize();
+    for (int i = 0; i < 32; ++i) EXPECT_EQ(out[static_cast<size_t>(i)], 2 * i) << bytes;
+  }
+  try {
+    run(&through_shared, {1, 32, 227 << 10}, out.data());
+    FAIL() << "more than a block can have";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("launching test failed"),
+                                               ::testing::HasSubstr("232448 bytes"),
+                                               ::testing::HasSubstr("384 of the kernel's own")));
+  }
 }
 
 TEST_F(EmulationTest, ImpossibleGridsAreErrors) {

@@ -97,13 +97,15 @@ OpCase broken(DType dtype, int64_t n) {
   return row;
 }
 
-OpCase columns(DType dtype, int64_t rows, int64_t cols) {
+// The first columns of rows that are `padding` longer.
+OpCase columns(DType dtype, int64_t rows, int64_t cols, int64_t padding = 0) {
   OpCase row;
   row.name = str_cat("add_column_sums/", type_name(dtype), "/", rows, "x", cols);
+  if (padding > 0) row.name += str_cat("/of", cols + padding);
   row.check = [=](const OpContext& ctx, uint64_t seed) {
     Random random(seed);
     CaseResult result;
-    const Tensor x = random_tensor(random, dtype, {rows, cols}, 1, 0.1);
+    const Tensor x = random_tensor(random, dtype, {rows, cols + padding}, 1, 0.1).slice(1, 0, cols);
     Tensor y = random_tensor(random, DType::kFloat32, {cols});
     const std::vector<double> values = doubles(x);
     std::vector<double> expected = doubles(y), scale = expected;
@@ -150,6 +152,9 @@ std::vector<OpCase> reduce_cases() {
              {1, 1}, {7, 3}, {8, 16}, {33, 129}, {200, 2085}, {9001, 17}}) {
       rows.push_back(columns(dtype, r, c));
     }
+    rows.push_back(columns(dtype, 9, 61, 3));
+    rows.push_back(columns(dtype, 130, 768, 64));
+    rows.push_back(columns(dtype, 5, 64, 7));
     for (const Shape& shape : {Shape{1024, 768}, Shape{4096, 768}}) {
       rows.push_back(bench("sum_squares", dtype, shape, [](const OpContext& ctx, const Tensor& x) {
         ops::sum_squares(ctx, x);

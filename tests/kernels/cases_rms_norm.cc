@@ -26,6 +26,13 @@ struct Norm {
   void forward(const OpContext& ctx) { ops::rms_norm(ctx, x, residual, gamma, eps, y, sum, rstd); }
 };
 
+// In the middle.
+void put_nan(const Tensor& tensor) {
+  std::vector<double> values = doubles(tensor);
+  values[values.size() / 2] = std::nan("");
+  set_doubles(tensor, values);
+}
+
 void check_forward(CaseResult& result, const OpContext& ctx, Norm& norm) {
   const DType dtype = norm.x.dtype();
   const int64_t rows = norm.x.size(0), cols = norm.x.size(1);
@@ -47,12 +54,16 @@ void check_forward(CaseResult& result, const OpContext& ctx, Norm& norm) {
   compare(result, "y", norm.y, y, {fp32 + storage_roundoff(dtype), 0});
 }
 
+// What dx takes the place of.
+enum class Over { kNothing, kDy, kDsum };
+
 void check_backward(CaseResult& result, const OpContext& ctx, const Norm& norm, Random& random,
-                    bool with_dsum, bool in_place) {
+                    bool with_dsum, Over over, bool broken = false) {
   const DType dtype = norm.x.dtype();
   const int64_t rows = norm.x.size(0), cols = norm.x.size(1);
   const Shape shape{rows, cols};
   const Tensor dy = random_tensor(random, dtype, shape);
+  if (broken) put_nan(dy);
   const Tensor dsum = with_dsum ? random_tensor(random, dtype, shape) : Tensor();
   Tensor dgamma = random_tensor(random, DType::kFloat32, {cols});
   const std::vector<double> dyv = doubles(dy), ds = doubles(dsum), s = doubles(norm.sum),
@@ -77,10 +88,12 @@ void check_backward(CaseResult& result, const OpContext& ctx, const Norm& norm, 
       dx_scale[at + j] = fp32 * terms + storage_roundoff(dtype) * std::abs(dx[at + j]);
     }
   }
-  Tensor out = in_place ? copy_of(dy) : guarded_tensor(dtype, shape);
-  ops::rms_norm_backward(ctx, in_place ? out : dy, dsum, norm.sum, norm.gamma, norm.rstd, out,
-                         dgamma);
-  compare(result, in_place ? "dx over dy" : "dx", out, dx, {1, 0}, dx_scale);
+  Tensor out = over == Over::kNothing ? guarded_tensor(dtype, shape)
+                                      : copy_of(over == Over::kDy ? dy : dsum);
+  ops::rms_norm_backward(ctx, over == Over::kDy ? out : dy, over == Over::kDsum ? out : dsum,
+                         norm.sum, norm.gamma, norm.rstd, out, dgamma);
+  const char* const names[] = {"dx", "dx over dy", "dx over dsum"};
+  compare(result, names[static_cast<int>(over)], out, dx, {1, 0}, dx_scale);
   // One chain per chunk of rows, then the chunks; xhat itself has a few roundings.
   const auto chain = static_cast<double>(std::min(kernels::row_chunk_size(rows), rows) +
                                          kernels::row_chunks(rows) + 6);
@@ -140,8 +153,9 @@ OpCase norm_case(DType dtype, int64_t rows, int64_t cols, bool with_residual) {
     CaseResult result;
     Norm norm(random, dtype, rows, cols, with_residual);
     check_forward(result, ctx, norm);
-    check_backward(result, ctx, norm, random, with_residual, false);
-    check_backward(result, ctx, norm, random, !with_residual, true);
+    check_backward(result, ctx, norm, random, with_residual, Over::kNothing);
+    check_backward(result, ctx, norm, random, !with_residual, Over::kDy);
+    if (with_residual) check_backward(result, ctx, norm, random, true, Over::kDsum);
     if (!with_residual) {  // sum may be left out, or be x itself
       const std::vector<double> y = doubles(norm.y);
       Tensor none, x = norm.x;
@@ -157,6 +171,25 @@ OpCase norm_case(DType dtype, int64_t rows, int64_t cols, bool with_residual) {
       return gradient(ctx, seed, rows, cols, with_residual);
     };
   }
+  return row;
+}
+
+// A NaN shows in its row's results, and in the sums of its column: nowhere else, nor is it lost.
+OpCase nan_case(DType dtype, int64_t rows, int64_t cols) {
+  OpCase row;
+  row.name = str_cat("rms_norm/nan/", type_name(dtype), "/", rows, "x", cols);
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    Norm norm(random, dtype, rows, cols, true);
+    norm.forward(ctx);
+    check_backward(result, ctx, norm, random, true, Over::kNothing, true);
+    check_backward(result, ctx, norm, random, true, Over::kDy, true);
+    put_nan(norm.x);
+    check_forward(result, ctx, norm);
+    check_backward(result, ctx, norm, random, false, Over::kNothing);
+    return result;
+  };
   return row;
 }
 
@@ -199,6 +232,25 @@ std::vector<OpCase> rms_norm_cases() {
              {1, 1}, {1, 2}, {5, 3}, {3, 16}, {9, 17}, {33, 129}, {130, 768}, {3, 20001}}) {
       for (const bool residual : {false, true}) rows.push_back(norm_case(dtype, r, c, residual));
     }
+    // By how GPUs share rows out: chunks of 32 rows or more, rows of one warp, of 2, 4 or 8, and
+    // wider ones.
+    for (const auto& [r, c] : std::vector<std::pair<int64_t, int64_t>>{{1037, 1},
+                                                                       {1, 7},
+                                                                       {31, 64},
+                                                                       {1000, 64},
+                                                                       {32, 512},
+                                                                       {65, 1024},
+                                                                       {9, 1536},
+                                                                       {33, 1600},
+                                                                       {5, 3072},
+                                                                       {3, 4096},
+                                                                       {2, 6144},
+                                                                       {3, 8192},
+                                                                       {3, 12288}}) {
+      rows.push_back(norm_case(dtype, r, c, c % 128 == 0));
+    }
+    if (dtype == DType::kBFloat16) rows.push_back(norm_case(dtype, 16500, 8, false));
+    for (const int64_t c : {5, 768, 1600, 12288}) rows.push_back(nan_case(dtype, 7, c));
     for (OpCase& row : bench_cases(dtype, 4096, 768)) rows.push_back(std::move(row));
   }
   return rows;

@@ -20,7 +20,8 @@
 #define __align__(bytes) alignas(bytes)
 #define __restrict__ __restrict
 #define __grid_constant__
-// Blocks run one after another on one thread; their content begins undefined, as on a GPU.
+// Blocks run one after another on one thread; their content begins undefined, as on a GPU. How many
+// bytes a kernel declares, static_shared.cc reads in the program's symbols.
 #define __shared__ static thread_local
 
 struct uint3 {
@@ -48,8 +49,8 @@ inline constexpr int warpSize = 32;
 namespace emulation {
 
 // Queues a kernel: `body` runs once for every thread. For launch() of kernels/cuda/launch.h.
-cudaError_t launch(cudaStream_t stream, dim3 blocks, dim3 threads, size_t shared,
-                   std::function<void()> body);
+cudaError_t launch(const void* kernel, cudaStream_t stream, dim3 blocks, dim3 threads,
+                   size_t shared, std::function<void()> body);
 void* shared_memory();
 
 void block_barrier();

@@ -61,6 +61,12 @@ enum cudaDriverEntryPointQueryResult {
   cudaDriverEntryPointSymbolNotFound = 1,
   cudaDriverEntryPointVersionNotSufficent = 2,
 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes;  // that the kernel declares
+  int maxDynamicSharedSizeBytes;
+};
 inline constexpr unsigned cudaMemAttachGlobal = 1;
 inline constexpr unsigned cudaHostAllocPortable = 1;
 inline constexpr unsigned cudaStreamNonBlocking = 1;
@@ -95,6 +101,10 @@ cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int index);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int index);
+// Of a kernel, on the current GPU.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, const void* kernel);
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 const char* cudaGetErrorName(cudaError_t status);
 const char* cudaGetErrorString(cudaError_t status);
 cudaError_t cudaGetLastError();

@@ -216,13 +216,11 @@ const unsigned char* exchange(unsigned mask, const void* mine, size_t size) {
   return block.warps[current / kLanes].results.data() + thread.found;
 }
 
-cudaError_t launch(cudaStream_t stream, dim3 blocks, dim3 threads, size_t shared,
-                   std::function<void()> body) {
+cudaError_t launch(const void* kernel, cudaStream_t stream, dim3 blocks, dim3 threads,
+                   size_t shared, std::function<void()> body) {
   const uint64_t count = uint64_t{threads.x} * threads.y * threads.z;
-  constexpr size_t kMostShared = 227 << 10;
-  if (count == 0 || count > 1024 || blocks.x == 0 || shared > kMostShared) {
-    return cudaErrorInvalidConfiguration;
-  }
+  if (count == 0 || count > 1024 || blocks.x == 0) return cudaErrorInvalidConfiguration;
+  if (shared > ds::testing::stand_in::most_dynamic_shared(kernel)) return cudaErrorInvalidValue;
   return ds::testing::stand_in::queue_kernel(stream,
                                              [body = std::move(body), blocks, threads, shared] {
                                                run_grid(body, blocks, threads, shared);

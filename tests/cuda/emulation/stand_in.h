@@ -34,6 +34,11 @@ void hide_driver_calls();
 // What emulation::launch does: the kernel runs in the order of its stream.
 cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> run);
 
+// Bytes of shared memory that a kernel declares.
+size_t static_shared(const void* kernel);
+// Bytes that a launch on the current GPU may add to them.
+size_t most_dynamic_shared(const void* kernel);
+
 // Work that begins when `ready` says so; asked again and again once the work before it is over.
 // Streams wait, and so does whoever waits for them. Both are called with the stand-in locked.
 cudaError_t queue_work(cudaStream_t stream, std::function<bool()> ready, std::function<void()> run);

@@ -92,6 +92,9 @@ struct World {
   std::set<cudaGraph_t> graphs;
   std::set<cudaGraphExec_t> executables;
   std::map<std::string, std::deque<cudaError_t>> failures;
+  // What kernels were allowed beyond 48 KiB, by GPU. It stays when all else is forgotten: a context
+  // lasts as long as its program.
+  std::map<std::pair<int, const void*>, size_t> dynamic_shared;
   std::vector<std::string> violations;
 };
 
