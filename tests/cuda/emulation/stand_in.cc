@@ -258,6 +258,7 @@ cudaError_t cudaFree(void* block) {
     }
     if (stream->gpu == found->second.gpu) queues.push_back(stream->queue);
   }
+  queues.push_back(world().legacy[found->second.gpu]);
   for (const auto& queue : queues) drain(*queue);  // other threads may come in between
   ++world().waits;
   world().used[found->second.gpu] -= found->second.size;
@@ -326,7 +327,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   STAND_IN_BEGIN(cudaStreamSynchronize);
-  if (stream == nullptr) return cudaSuccess;  // CUDA's legacy stream: nothing is queued there
+  if (stream ==
+      nullptr) {  // CUDA's legacy stream: nothing but copies of cudaMemcpy is queued there
+    drain(*world().legacy[gpu]);
+    return cudaSuccess;
+  }
   STAND_IN_KNOWN(streams, stream);
   if (stream->capture != nullptr) return spoil(stream);
   ++world().waits;
@@ -350,6 +355,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   STAND_IN_BEGIN(cudaEventCreateWithFlags);
   if ((flags & cudaEventDisableTiming) == 0) violate("an event that takes times");
+  ++world().events_made;
   *event = *world().events.insert(new CUevent_st{gpu}).first;
   return cudaSuccess;
 }
@@ -447,6 +453,14 @@ cudaError_t cudaMemcpy(void* target, const void* source, size_t count, cudaMemcp
       }
     }
   }
+  // Between two places of GPUs it returns before the copy has ended, and streams that are
+  // non-blocking do not wait for it.
+  Queue& legacy = *world().legacy[gpu];
+  if (block_of(target) != nullptr && block_of(source) != nullptr) {
+    legacy.work.push_back({[=] { std::memcpy(target, source, count); }, target, source});
+    return cudaSuccess;
+  }
+  drain(legacy);
   ++world().waits;
   std::memcpy(target, source, count);
   return cudaSuccess;
@@ -502,6 +516,8 @@ void reset(int gpus, int64_t bytes_each) {
   w.go_on_when_asked = false;
   w.waits = 0;
   w.launches = 0;
+  w.events_made = 0;
+  for (const auto& queue : w.legacy) queue->work.clear();
   for (int i = 0; i < kMostGpus; ++i) {
     w.used[i] = 0;
     w.calls[i] = 0;
@@ -556,6 +572,11 @@ Live live() {
 int64_t graph_launches() {
   const Lock lock(world().mutex);
   return world().launches;
+}
+
+int64_t events_made() {
+  const Lock lock(world().mutex);
+  return world().events_made;
 }
 
 int64_t host_waits() {

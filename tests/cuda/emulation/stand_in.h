@@ -53,6 +53,7 @@ Live live();
 // to memory that is not locked.
 int64_t host_waits();
 int64_t graph_launches();
+int64_t events_made();  // by cudaEventCreateWithFlags
 std::vector<std::string> violations();
 
 // The calling thread's current context, as a program that embeds the library would set it.
