@@ -402,6 +402,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t count, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   STAND_IN_BEGIN(cudaMemcpyAsync);
+  ++world().handed.copies;
   STAND_IN_KNOWN(streams, stream);
   if (kind != cudaMemcpyDefault) violate("a copy that states its direction");
   if (!fits(target, count) || !fits(source, count)) return done(cudaErrorInvalidValue);
@@ -416,6 +417,7 @@ cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* sou
                               size_t source_pitch, size_t width, size_t height, cudaMemcpyKind kind,
                               cudaStream_t stream) {
   STAND_IN_BEGIN(cudaMemcpy2DAsync);
+  ++world().handed.copies;
   STAND_IN_KNOWN(streams, stream);
   if (kind != cudaMemcpyDefault) violate("a copy that states its direction");
   if (width == 0 || height == 0) return cudaSuccess;
@@ -480,6 +482,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* p
 
 cudaError_t cudaMemsetAsync(void* target, int value, size_t count, cudaStream_t stream) {
   STAND_IN_BEGIN(cudaMemsetAsync);
+  ++world().handed.copies;
   STAND_IN_KNOWN(streams, stream);
   if (block_of(target) == nullptr || !fits(target, count)) return done(cudaErrorInvalidValue);
   return submit(stream, {[=] { std::memset(target, value, count); }, target});
@@ -517,6 +520,7 @@ void reset(int gpus, int64_t bytes_each) {
   w.waits = 0;
   w.launches = 0;
   w.events_made = 0;
+  w.handed = {};
   for (const auto& queue : w.legacy) queue->work.clear();
   for (int i = 0; i < kMostGpus; ++i) {
     w.used[i] = 0;
@@ -536,6 +540,10 @@ cudaError_t queue_work(cudaStream_t stream, std::function<bool()> ready,
 }
 
 cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> run) {
+  {
+    const Lock lock(world().mutex);
+    ++world().handed.kernels;
+  }
   return queue_work(stream, {}, std::move(run));
 }
 
@@ -572,6 +580,11 @@ Live live() {
 int64_t graph_launches() {
   const Lock lock(world().mutex);
   return world().launches;
+}
+
+Handed handed() {
+  const Lock lock(world().mutex);
+  return world().handed;
 }
 
 int64_t events_made() {

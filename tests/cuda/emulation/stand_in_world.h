@@ -86,6 +86,7 @@ struct World {
   int64_t waits = 0;     // of the host
   int64_t launches = 0;  // of graphs
   int64_t events_made = 0;
+  Handed handed;
   bool created[kMostGpus] = {};
   std::map<char*, Block> blocks;
   std::map<char*, Block> pinned;  // the host's
