@@ -27,8 +27,8 @@ cudaEvent_t EventPool::take() {
     ++made_;
   }
   cudaEvent_t event = nullptr;
-  const cudaError_t status = call(
-      place_, [&] { return cudaEventCreateWithFlags(&event, cudaEventDisableTiming); });
+  const cudaError_t status =
+      call(place_, [&] { return cudaEventCreateWithFlags(&event, cudaEventDisableTiming); });
   if (status != cudaSuccess) {
     const std::lock_guard lock(mutex_);
     --made_;
@@ -50,8 +50,7 @@ void EventPool::drop(cudaEvent_t event) noexcept {
 
 CudaEvent::CudaEvent(std::shared_ptr<EventPool> pool, cudaStream_t stream)
     : pool_(std::move(pool)), captured_(pool_->capturing()), event_(pool_->take()) {
-  const cudaError_t status =
-      call(pool_->place(), [&] { return cudaEventRecord(event_, stream); });
+  const cudaError_t status = call(pool_->place(), [&] { return cudaEventRecord(event_, stream); });
   if (status != cudaSuccess) pool_->drop(event_);  // what it marks now nobody knows
   check(status, "recording an event on ", name_of(pool_->place()));
 }
