@@ -78,8 +78,9 @@ bool DecodeGraphs::record(Entry& entry, nn::KvCache& cache, int64_t room, const 
   try {
     cache.read_length_from(input(2, {1}), room);
     entry.graph = device_->record(memory_, [&] { pass(batch, logits_, &entry.constants); });
-    log_info("infer", "recorded a token for texts of up to ", room, " tokens: ",
-             entry.graph->nodes(), " nodes, ", format_bytes(memory_->bytes()), " of memory");
+    log_info("infer", "recorded a token for texts of up to ", room,
+             " tokens: ", entry.graph->nodes(), " nodes, ", format_bytes(memory_->bytes()),
+             " of memory");
     return true;
   } catch (const Error& error) {
     log_warning("infer", "a token could not be recorded, and none will: ", error.message());

@@ -25,8 +25,8 @@ class DecodeGraphs {
   // made for powers of two, so that work grows with the text.
   static int64_t room_for(int64_t length, int64_t capacity);
 
-  // A token's work, with its logits, fp32 [1, 1, V], in `logits`; `constants` receives what it reads
-  // besides weights and cache.
+  // A token's work, with its logits, fp32 [1, 1, V], in `logits`; `constants` receives what it
+  // reads besides weights and cache.
   using Pass = std::function<void(const models::Batch&, Tensor& logits, std::vector<Tensor>*)>;
   // False where the caller is to run the token itself: the first one of a room, which makes what
   // later ones find, and when recording has failed, which ends it and is told in the log. Otherwise

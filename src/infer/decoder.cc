@@ -25,8 +25,8 @@ Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
 
 OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ctx.pool}; }
 
-Decoder::Decoder(const OpContext& ctx, nn::ParameterStore& store,
-                 const models::Architecture& model, int64_t capacity, bool graphs)
+Decoder::Decoder(const OpContext& ctx, nn::ParameterStore& store, const models::Architecture& model,
+                 int64_t capacity, bool graphs)
     : ctx_(ctx),
       host_(host_of(ctx)),
       store_(store),

@@ -1,4 +1,5 @@
-// Decodes one sequence: keeps what it has seen in a key-value cache and gives the logits that follow.
+// Decodes one sequence: keeps what it has seen in a key-value cache and gives the logits that
+// follow.
 #pragma once
 
 #include <memory>

@@ -73,7 +73,8 @@ TEST_F(RecordedTokens, WhatALayerCosts) {
       token(plain);
       costs.push_back(token(plain));
     }
-    // Two norms, the products, the activation, positions and cache, attention; NeoX adds two streams.
+    // Two norms, the products, the activation, positions and cache, attention; NeoX adds two
+    // streams.
     const int64_t expected = 2 + (name == "llama" ? 7 : 4) + 3 + (name == "gpt_neox" ? 1 : 0);
     EXPECT_EQ(costs[1].kernels - costs[0].kernels, expected);
     EXPECT_EQ(costs[1].copies, costs[0].copies) << "of the ids, the positions, the logits";

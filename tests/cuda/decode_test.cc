@@ -1,5 +1,6 @@
-// Decoding on a GPU: recorded tokens have the bits of those that are launched kernel by kernel, over
-// every room that there is a graph for, for all families with a cache and all forms of weights.
+// Decoding on a GPU: recorded tokens have the bits of those that are launched kernel by kernel,
+// over every room that there is a graph for, for all families with a cache and all forms of
+// weights.
 #include <gmock/gmock.h>
 
 #include <cstring>
@@ -23,10 +24,10 @@ void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
 std::vector<Family> families() {
   const Json long_llama = with(llama_config(), {{"max_position_embeddings", 600}});
   Json gpt2 = with(model_config(0), {{"n_positions", 600}});
-  const Json neox = {{"model_type", "gpt_neox"},       {"vocab_size", 61},
-                     {"hidden_size", 32},              {"intermediate_size", 48},
-                     {"num_hidden_layers", 2},         {"num_attention_heads", 4},
-                     {"max_position_embeddings", 600}, {"rotary_pct", 0.5}};
+  const Json neox = {
+      {"model_type", "gpt_neox"},       {"vocab_size", 61},       {"hidden_size", 32},
+      {"intermediate_size", 48},        {"num_hidden_layers", 2}, {"num_attention_heads", 4},
+      {"max_position_embeddings", 600}, {"rotary_pct", 0.5}};
   Json mistral = with(long_llama, {{"model_type", "mistral"}, {"sliding_window", 40}});
   Json scaled = with(long_llama, {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}});
   Json dynamic = with(llama_config(), {{"max_position_embeddings", 300},

@@ -156,8 +156,8 @@ TEST(NcclBackoff, SleepsGrowWithTheWait) {
   const comm::Clock::time_point since{};
   const comm::Backoff backoff(since);
   EXPECT_EQ(backoff.pause(since), 0us);
-  EXPECT_EQ(backoff.pause(since + 99us), 0us);
-  EXPECT_EQ(backoff.pause(since + 100us), 50us);
+  EXPECT_EQ(backoff.pause(since + 49us), 0us);
+  EXPECT_EQ(backoff.pause(since + 50us), 50us);
   EXPECT_EQ(backoff.pause(since + 400us), 100us);
   EXPECT_EQ(backoff.pause(since + 10s), 1000us);
 }

@@ -93,7 +93,7 @@ class NcclOperation : public Work {
     for (const Backoff backoff; !done();) {
       const std::chrono::microseconds pause = backoff.pause(Clock::now());
       if (pause.count() == 0) {
-        std::this_thread::yield();
+        Backoff::moment();
         continue;
       }
       std::unique_lock lock(mutex_);
