@@ -783,6 +783,10 @@ typedef struct ds_generate_options {
   int64_t seed;           /**< same seed, same text */
   int32_t stop_token;     /**< ends the text when `has_stop_token` */
   int32_t has_stop_token; /**< nonzero: use `stop_token` */
+  int32_t no_graphs;      /**< nonzero: on a GPU, launch the kernels of each token one by one
+                               instead of recording them once as a CUDA graph; the text is the
+                               same, bit for bit. Since: 0.4 */
+  int32_t reserved;       /**< 0 */
 } ds_generate_options;
 
 /** Receives each new token; nonzero stops with DS_ERR_CALLBACK. It must not use the model. */

@@ -612,6 +612,7 @@ struct GenerateOptions {
   double top_p = 0;        // 0 = all
   int64_t seed = 0;
   std::optional<int32_t> stop_token;
+  bool graphs = true;  // on a GPU: launch the work of a token as one CUDA graph
 };
 
 // Receives each new token; false stops the text, and generate() throws DS_ERR_CALLBACK.
@@ -779,6 +780,7 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     plain.seed = options.seed;
     plain.stop_token = options.stop_token.value_or(0);
     plain.has_stop_token = options.stop_token.has_value();
+    plain.no_graphs = !options.graphs;
 
     struct Context {
       const TokenFunction* function;

@@ -33,6 +33,7 @@ struct Options {
   int64_t warmup = 1;
   int64_t prompt = 128;
   int64_t generate = 32;
+  bool no_graphs = false;
   WeightOptions weights;
   bool json = false;
 };
@@ -178,6 +179,7 @@ Json bench_generation(const Options& o, libds::Model& model, const Json& model_c
       libds::Tensor::from(some_tokens(prompt, model_config.at("vocab_size").get<int64_t>(), 3));
   libds::GenerateOptions how;
   how.max_tokens = count;
+  how.graphs = !o.no_graphs;
   std::vector<double> prefill, decode;
   for (int64_t i = 0; i < o.warmup + o.steps; ++i) {
     double first = 0, last = 0;
@@ -287,6 +289,8 @@ void add_bench(CLI::App& app, Action& action) {
   sub->add_option("--generate", o.generate, "tokens that are generated after it; 0 = none")
       ->check(at_least(0))
       ->capture_default_str();
+  sub->add_flag("--no-graphs", o.no_graphs,
+                "on a GPU, launch the kernels of each generated token one by one");
   add_weight_options(*sub, o.weights, false);
   sub->add_option("--threads", o.threads, "CPU threads; default: all that may be used")
       ->check(at_least(1));

@@ -30,6 +30,7 @@ struct Options {
   WeightOptions weights;
   bool no_prompt = false;
   bool ignore_end = false;
+  bool no_graphs = false;
   bool stats = false;
 };
 
@@ -120,6 +121,7 @@ int run(const Options& o) {
   how.top_p = o.top_p;
   how.seed = o.seed;
   if (!o.ignore_end) how.stop_token = end_of_text;
+  how.graphs = !o.no_graphs;
 
   if (!o.no_prompt) {
     std::fwrite(text.data(), 1, text.size(), stdout);
@@ -182,6 +184,8 @@ void add_generate(CLI::App& app, Action& action) {
   add_weight_options(*sub, o.weights, true);
   sub->add_flag("--no-prompt", o.no_prompt, "print only the new text");
   sub->add_flag("--ignore-end", o.ignore_end, "go on after an end-of-text token");
+  sub->add_flag("--no-graphs", o.no_graphs,
+                "on a GPU, launch the kernels of each token one by one; the text is the same");
   sub->add_flag("--stats", o.stats, "print the speed to standard error");
   sub->callback([&action, options] { action = [options] { return run(*options); }; });
 }

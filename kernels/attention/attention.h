@@ -53,6 +53,9 @@ struct AttentionProblem {
   int64_t first_batch = 0;
   const uint8_t* key_mask = nullptr;  // [batch, keys] rows mask_stride apart, 1 = visible, or null
   int64_t mask_stride = 0;
+  // Of a GPU, or null: as many keys lie before the first query, and `keys` is only how many may be
+  // read. For up to kFewQueriesOfGpus queries without dropout, segments and mask.
+  const int32_t* past_on_gpu = nullptr;
   // [batch, keys] rows segment_stride apart, or null; then queries = keys, and a query sees the
   // keys of its own segment only.
   const int32_t* segments = nullptr;
@@ -69,6 +72,8 @@ struct AttentionProblem {
 };
 
 inline constexpr int64_t kMaxHeadDim = 256;
+// As many queries share a block of a GPU, which splits their keys.
+inline constexpr int64_t kFewQueriesOfGpus = 16;
 
 // Floats of scratch of the calls below on a pool of so many threads.
 template <class T>

@@ -9,17 +9,23 @@ using namespace cuda;
 
 // Few queries: blocks of 16 rows, all query heads of a kv head together, and the keys split.
 struct SplitPlan {
-  static constexpr int64_t kFewest = 16;
   int64_t begin, splits, pitch;
   explicit SplitPlan(const AttentionProblem& p) {
     const Band band(p);
     begin = band.first_key(0) / kSplitKeys * kSplitKeys;
     const int64_t end = std::max(begin, band.end_key(p.queries - 1));
     splits = std::max<int64_t>(1, divide_up(end - begin, kSplitKeys));
+    if (p.past_on_gpu != nullptr) splits = most_splits(p);
     pitch = round_up(p.head_dim, 4) + 4;
   }
   static bool fits(const AttentionProblem& p) {
-    return p.queries <= kFewest && p.dropout == 0 && p.segments == nullptr;
+    return p.queries <= kFewQueriesOfGpus && p.dropout == 0 && p.segments == nullptr;
+  }
+  // Of any number of keys that there may be: a window begins anywhere in its first split.
+  static int64_t most_splits(const AttentionProblem& p) {
+    const int64_t all = divide_up(p.keys, kSplitKeys);
+    if (p.window == 0) return all;
+    return std::min(all, divide_up(p.window + p.queries, kSplitKeys) + 1);
   }
   int64_t floats(const AttentionProblem& p) const {
     return splits > 1 ? p.batch * p.heads * p.queries * splits * pitch : 0;
@@ -36,12 +42,14 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(Forward<T> call) {
   const int64_t head = row / call.cover.queries % call.heads;
   const int64_t b = row / call.cover.queries / call.heads;
   const int thread = static_cast<int>(threadIdx.x);
+  const int64_t splits = call.actual_splits(call.actual_cover());
+  if (splits == 1 && call.past != nullptr) return;  // its block has written the result
   const float* const from = call.partials + row * call.splits * call.pitch;
   const auto stats = [&](int64_t split) {
     return load_pack<float, 2>(from + (split + 1) * call.pitch - 2);
   };
   float top = kLowest;
-  for (int64_t split = thread; split < call.splits; split += kJoinThreads) {
+  for (int64_t split = thread; split < splits; split += kJoinThreads) {
     top = fmaxf(top, stats(split).at[0]);
   }
   top = warp_max(top);
@@ -51,16 +59,16 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(Forward<T> call) {
   for (int i = 0; i < kJoinThreads / kWarp; ++i) top = fmaxf(top, shared[i]);
   const float reference = top == kLowest ? 0.0f : top;
   float sum = 0, values[2] = {};
-  for (int64_t first = 0; first < call.splits; first += kJoinThreads) {
+  for (int64_t first = 0; first < splits; first += kJoinThreads) {
     __syncthreads();
     weights[thread] = 0;
-    if (first + thread < call.splits) {
+    if (first + thread < splits) {
       const Pack<float, 2> mine = stats(first + thread);
       weights[thread] = exp2f(mine.at[0] - reference);
       sum += mine.at[1] * weights[thread];
     }
     __syncthreads();
-    const int64_t left = call.splits - first;
+    const int64_t left = splits - first;
     const int count = static_cast<int>(left < kJoinThreads ? left : kJoinThreads);
 #pragma unroll 4
     for (int i = 0; i < count; ++i) {
@@ -138,6 +146,7 @@ void attention_forward(const GpuStream& on, const AttentionProblem& p, HeadView<
     call.split_begin = static_cast<int>(plan.begin);
     call.splits = plan.splits;
     call.pitch = plan.pitch;
+    call.past = p.past_on_gpu;
     if (plan.splits > 1) call.partials = workspace + unit_floats(p);
   }
   if (p.head_dim <= 64) {

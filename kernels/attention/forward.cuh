@@ -25,6 +25,27 @@ struct Forward {
   int split_begin = 0;
   int64_t splits = 1, pitch = 0;
   float* partials = nullptr;
+  // kSplit, or null: how many keys lie before the first query. Then the cover, `split_begin` and
+  // `splits` are those of the most keys that there may be.
+  const int32_t* past = nullptr;
+
+  __device__ __forceinline__ Cover actual_cover() const {
+    Cover actual = cover;
+    if (past != nullptr) {
+      const int most = cover.keys - cover.queries;
+      actual.offset = *past < 0 ? 0 : *past > most ? most : *past;
+      actual.keys = actual.offset + cover.queries;
+    }
+    return actual;
+  }
+  __device__ __forceinline__ int actual_begin(const Cover& actual) const {
+    return past == nullptr ? split_begin : actual.first_key(0) / kSplitKeys * kSplitKeys;
+  }
+  __device__ __forceinline__ int64_t actual_splits(const Cover& actual) const {
+    if (past == nullptr) return splits;
+    const int keys = actual.end_key(actual.queries - 1) - actual_begin(actual);
+    return keys <= kSplitKeys ? 1 : (keys + kSplitKeys - 1) / kSplitKeys;
+  }
 
   explicit Forward(const AttentionProblem& p)
       : dropout(p),
@@ -116,7 +137,7 @@ __global__ void __launch_bounds__(Tile::kThreads) attend(Forward<T> call) {
   T* const q_tile = dynamic_shared<T>();
   const auto k_stage = [&](int s) { return q_tile + Tile::kOwnSize + s * 2 * Tile::kOtherSize; };
   const auto v_stage = [&](int s) { return k_stage(s) + Tile::kOtherSize; };
-  const Cover& cover = call.cover;
+  const Cover cover = kSplit ? call.actual_cover() : call.cover;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp_row = static_cast<int>(threadIdx.x) / kWarp * Tile::kWarpRows;
   float* const scratch = reinterpret_cast<float*>(k_stage(Tile::kStages)) +  // of the warp
@@ -126,6 +147,8 @@ __global__ void __launch_bounds__(Tile::kThreads) attend(Forward<T> call) {
   // r / group of head r % group among those of a kv head.
   const int64_t block = kSplit ? blockIdx.x / call.splits : int64_t{blockIdx.x};
   const int64_t split = kSplit ? blockIdx.x % call.splits : 0;
+  const int64_t splits = kSplit ? call.actual_splits(cover) : 1;
+  if (kSplit && split >= splits) return;
   const int64_t tile_index = call.tiles - 1 - block % call.tiles, part = block / call.tiles;
   const int64_t parts = kSplit ? call.heads / call.group : call.heads;
   const int64_t b = part / parts, kv_head = kSplit ? part % parts : part % parts / call.group;
@@ -146,7 +169,7 @@ __global__ void __launch_bounds__(Tile::kThreads) attend(Forward<T> call) {
   Walk<kOther, true> walk{cover.first_key(first_query) / kOther * kOther, cover.end_key(last_query),
                           units, wanted};
   if constexpr (kSplit) {
-    const int begin = call.split_begin + static_cast<int>(split) * kSplitKeys;
+    const int begin = call.actual_begin(cover) + static_cast<int>(split) * kSplitKeys;
     const int end = begin + kSplitKeys;
     walk.at = walk.at > begin ? walk.at : begin;
     walk.end = walk.end < end ? walk.end : end;
@@ -233,7 +256,7 @@ __global__ void __launch_bounds__(Tile::kThreads) attend(Forward<T> call) {
   copy_wait<0>();
   __syncthreads();
 
-  const bool partial = kSplit && call.partials != nullptr;
+  const bool partial = kSplit && call.partials != nullptr && splits > 1;
   float factors[Tile::kBlocks][2];
 #pragma unroll
   for (int i = 0; i < 2 * Tile::kBlocks; ++i) {

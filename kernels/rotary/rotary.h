@@ -37,6 +37,31 @@ void rotary(const Rotary<T>& call, ThreadPool& pool);
 template <class T>
 void rotary(const Rotary<T>& call, const GpuStream& on);
 
+// What decoding does with the queries, keys and values of new tokens, in one pass: queries turn in
+// place, keys turn on their way to the cache, values go there as they are. The bits are those of
+// rotary() and copies. With `turned` 0 nothing turns: then there are no positions and no tables.
+template <class T>
+struct RotaryAppend {
+  int64_t batch = 0, tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t turned = 0;
+  bool interleaved = false;
+  RotaryView<T> q;
+  RotaryView<const T> k, v;
+  RotaryView<T> keys, values;  // of the cache: `capacity` tokens, `past` of which are there
+  int64_t capacity = 0;
+  int64_t past = 0;
+  // Of a GPU, or null: read there instead of `past`. Tokens beyond the capacity are not written.
+  const int32_t* past_on_gpu = nullptr;
+  const int32_t* positions = nullptr;  // as in Rotary, and so are the tables
+  int64_t rows = 0;
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+};
+template <class T>
+void rotary_append(const RotaryAppend<T>& call, ThreadPool& pool);
+template <class T>
+void rotary_append(const RotaryAppend<T>& call, const GpuStream& on);
+
 namespace reference {
 // One head.
 void rotary(int64_t head_dim, int64_t turned, bool interleaved, bool inverse, const double* x,

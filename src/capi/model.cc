@@ -16,7 +16,7 @@
 namespace ds::capi {
 namespace {
 
-static_assert(sizeof(ds_generate_options) == 56);
+static_assert(sizeof(ds_generate_options) == 64);
 
 ds_model* publish_model(std::shared_ptr<models::Model> model) {
   return publish<ds_model>(std::make_shared<ModelObject>(std::move(model)));
@@ -32,6 +32,7 @@ infer::GenerateOptions generate_options(const ds_generate_options* given) {
   options.sampling = {in.temperature, in.top_k, in.top_p};
   options.seed = static_cast<uint64_t>(in.seed);
   if (in.has_stop_token != 0) options.stop_token = in.stop_token;
+  options.graphs = in.no_graphs == 0;
   return options;
 }
 

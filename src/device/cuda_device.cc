@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "device/block_cache.h"
+#include "device/cuda_event.h"
 #include "device/cuda_graph.h"
 #include "device/cuda_support.h"
 #include "device/upload_queue.h"
@@ -11,6 +12,8 @@
 namespace ds {
 namespace {
 
+using cuda::CudaEvent;
+using cuda::EventPool;
 using cuda::Place;
 
 // cudaMalloc gives at least this; vector loads and TMA descriptors want no more than 128.
@@ -18,40 +21,10 @@ constexpr int64_t kAlignment = 256;
 
 std::string cuda_name(int index) { return str_cat("cuda:", index); }
 
-class CudaEvent : public Event {
- public:
-  explicit CudaEvent(const Place& place) : place_(place) {
-    cuda::check(
-        cuda::call(place_,
-                   [&] { return cudaEventCreateWithFlags(&event_, cudaEventDisableTiming); }),
-        "creating an event on ", cuda_name(place_.index));
-  }
-  ~CudaEvent() override {
-    cuda::call(place_, [&] { return cudaEventDestroy(event_); });
-  }
-  CudaEvent(const CudaEvent&) = delete;
-  CudaEvent& operator=(const CudaEvent&) = delete;
-
-  bool ready() const override {
-    const cudaError_t status = cuda::call(place_, [&] { return cudaEventQuery(event_); });
-    if (status == cudaErrorNotReady) return false;
-    cuda::check(status, "asking for an event on ", cuda_name(place_.index));
-    return true;
-  }
-  void synchronize() override {
-    cuda::check(cuda::call(place_, [&] { return cudaEventSynchronize(event_); }),
-                "waiting for an event on ", cuda_name(place_.index));
-  }
-  cudaEvent_t handle() const noexcept { return event_; }
-
- private:
-  const Place place_;
-  cudaEvent_t event_ = nullptr;
-};
-
 class CudaStream : public Stream {
  public:
-  explicit CudaStream(const Place& place) : place_(place) {
+  CudaStream(const Place& place, std::shared_ptr<EventPool> events)
+      : place_(place), events_(std::move(events)) {
     cuda::check(
         cuda::call(place_,
                    [&] { return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); }),
@@ -68,12 +41,7 @@ class CudaStream : public Stream {
     cuda::check(cuda::call(place_, [&] { return cudaStreamSynchronize(stream_); }),
                 "waiting for a stream on ", cuda_name(place_.index));
   }
-  std::unique_ptr<Event> record() override {
-    auto event = std::make_unique<CudaEvent>(place_);
-    cuda::check(cuda::call(place_, [&] { return cudaEventRecord(event->handle(), stream_); }),
-                "recording an event on ", cuda_name(place_.index));
-    return event;
-  }
+  std::unique_ptr<Event> record() override { return std::make_unique<CudaEvent>(events_, stream_); }
   // The event may be of another GPU; events of other kinds of device must be ready.
   void wait(const Event& event) override {
     const auto* const other = dynamic_cast<const CudaEvent*>(&event);
@@ -91,6 +59,7 @@ class CudaStream : public Stream {
 
  private:
   const Place place_;
+  const std::shared_ptr<EventPool> events_;
   cudaStream_t stream_ = nullptr;
 };
 
@@ -138,7 +107,8 @@ class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<Cu
         name_(std::move(name)),
         processors_(info.multiprocessors),
         capability_(10 * info.compute_major + info.compute_minor),
-        stream_(place),
+        events_(std::make_shared<EventPool>(place)),
+        stream_(place, events_),
         pinned_(cuda::make_pinned_memory(place, name_)),
         source_(place, name_, stream_),
         blocks_(
@@ -165,7 +135,9 @@ class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<Cu
   int64_t system_allocations() const noexcept override { return blocks_.system_allocations(); }
 
   Stream& default_stream() override { return stream_; }
-  std::unique_ptr<Stream> create_stream() override { return std::make_unique<CudaStream>(place_); }
+  std::unique_ptr<Stream> create_stream() override {
+    return std::make_unique<CudaStream>(place_, events_);
+  }
 
   void copy(void* target, const void* source, int64_t bytes, Stream& stream) override {
     const cudaStream_t on = stream_handle(stream, bytes, "copy");
@@ -191,10 +163,14 @@ class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<Cu
     DS_CHECK(recorded != nullptr && recorded->device.get() == this, Code::kInvalidArgument,
              "work on ", name_, " cannot be recorded into memory of another device");
     blocks_.begin_pool(recorded->pool);
+    events_->set_capturing(true);
     struct End {
-      BlockCache& blocks;
-      ~End() { blocks.end_pool(); }
-    } const end{blocks_};
+      CudaDeviceHere& device;
+      ~End() {
+        device.events_->set_capturing(false);
+        device.blocks_.end_pool();
+      }
+    } const end{*this};
     return cuda::record_graph(place_, name_, stream_.handle(), memory, body);
   }
   void copy_rows(void* target, int64_t target_pitch, const void* source, int64_t source_pitch,
@@ -249,6 +225,7 @@ class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<Cu
   const Place place_;
   const std::string name_;
   const int processors_, capability_;
+  const std::shared_ptr<EventPool> events_;
   CudaStream stream_;
   const std::shared_ptr<Device> pinned_;
   CudaBlocks source_;

@@ -19,6 +19,29 @@ cuda::Place place_of(int index) {
   return cuda::find_place(index);
 }
 
+// cudaMemcpy will not do: between two places of a GPU it returns before the copy has ended, and our
+// streams do not wait for CUDA's legacy default stream, where it runs.
+class CopyStream {
+ public:
+  explicit CopyStream(const cuda::Place& place) : place_(place) {
+    cuda::check(
+        cuda::call(place_,
+                   [&] { return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); }),
+        "creating a stream on cuda:", place_.index);
+  }
+  ~CopyStream() {
+    cuda::call(place_, [&] { return cudaStreamDestroy(stream_); });
+  }
+  CopyStream(const CopyStream&) = delete;
+  CopyStream& operator=(const CopyStream&) = delete;
+
+  cudaStream_t handle() const noexcept { return stream_; }
+
+ private:
+  const cuda::Place& place_;
+  cudaStream_t stream_ = nullptr;
+};
+
 }  // namespace
 
 void accept_cuda_memory(int index, const void* data, void* stream) {
@@ -38,7 +61,14 @@ void accept_cuda_memory(int index, const void* data, void* stream) {
 void copy_lent_cuda(int index, void* to, const void* from, int64_t bytes) {
   const cuda::Place place = place_of(index);
   const auto size = static_cast<size_t>(bytes);
-  cuda::check(cuda::call(place, [&] { return cudaMemcpy(to, from, size, cudaMemcpyDefault); }),
+  const CopyStream stream(place);
+  cuda::check(cuda::call(place,
+                         [&] {
+                           const cudaError_t queued =
+                               cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream.handle());
+                           const cudaError_t ended = cudaStreamSynchronize(stream.handle());
+                           return queued != cudaSuccess ? queued : ended;
+                         }),
               "copying ", bytes, " lent bytes of cuda:", index);
 }
 

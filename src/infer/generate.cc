@@ -4,70 +4,14 @@
 #include <utility>
 
 #include "base/philox.h"
+#include "infer/decoder.h"
 #include "models/inputs.h"
-#include "ops/elementwise.h"
-#include "tensor/transfer.h"
 
 namespace ds::infer {
 namespace {
 
 // Random streams of generation, apart from those of training and initialisation.
 constexpr uint32_t kGenerationStep = 0xFFFFFFFEu;
-
-Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
-  if (x.dtype() == DType::kFloat32) return x;
-  Tensor y = ctx.workspace(DType::kFloat32, x.shape());
-  ops::cast(ctx, x, y);
-  return y;
-}
-
-// For what the host reads and writes beside an operator's context.
-OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ctx.pool}; }
-
-nn::TapeOptions inference_options() {
-  nn::TapeOptions options;
-  options.record = false;
-  options.training = false;
-  return options;
-}
-
-class Decoder {
- public:
-  Decoder(const OpContext& ctx, nn::ParameterStore& store, const models::Architecture& model,
-          int64_t capacity)
-      : ctx_(ctx),
-        store_(store),
-        model_(model),
-        cache_(ctx.device, model.info().layers, 1, capacity, model.info().kv_heads,
-               model.info().head_size, store.compute_type()) {}
-
-  bool full() const { return cache_.length() == cache_.capacity(); }
-  void forget() { cache_.clear(); }
-
-  // Feeds tokens and returns the logits that follow the last one.
-  std::span<const float> feed(std::span<const int32_t> tokens) {
-    const auto n = static_cast<int64_t>(tokens.size());
-    models::Batch batch;
-    const OpContext host = host_of(ctx_);
-    batch.ids = host.workspace(DType::kInt32, {1, n});
-    std::copy(tokens.begin(), tokens.end(), batch.ids.data<int32_t>());
-    batch.position_ids = models::position_ids(host, 1, n, cache_.length());
-    batch = models::to_device(std::move(batch), ctx_.device);
-    nn::Tape tape(ctx_, store_, inference_options());
-    models::ForwardOptions forward;
-    forward.cache = &cache_;
-    forward.last_only = true;
-    logits_ = to_host(to_fp32(ctx_, model_.logits(tape, batch, forward).data), host.device);
-    return {logits_.data<float>(), static_cast<size_t>(logits_.elements())};
-  }
-
- private:
-  OpContext ctx_;
-  nn::ParameterStore& store_;
-  const models::Architecture& model_;
-  nn::KvCache cache_;
-  Tensor logits_;
-};
 
 // Checks the shapes of a batch, fills in positions, and takes it to the device.
 void complete(const OpContext& ctx, const models::Architecture& architecture,
@@ -108,7 +52,7 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
   const int64_t capacity = options.max_tokens >= info.max_positions
                                ? info.max_positions
                                : std::min(info.max_positions, prompt_length + options.max_tokens);
-  Decoder decoder(ctx, store, architecture, capacity);
+  Decoder decoder(ctx, store, architecture, capacity, options.graphs);
   // Of a prompt that is too long, the end counts.
   int64_t fresh = std::min(prompt_length, std::max<int64_t>(1, capacity - 1));
   for (int64_t i = 0; i < options.max_tokens; ++i) {

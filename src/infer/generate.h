@@ -16,6 +16,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
   uint64_t seed = 0;
   std::optional<int32_t> stop_token;
+  bool graphs = true;  // record a token's work where that works (DecodeGraphs); no bit changes
 };
 
 // Returns the new tokens, without the stop token. `on_token` sees each one; false stops with

@@ -52,6 +52,8 @@ struct ArchitectureInfo {
   Head head = Head::kCausalLm;
   int64_t classes = 0;      // of a classification head
   int64_t token_types = 0;  // kinds of token_types the model knows; 0 = none
+  // Positions of a text turn by angles that depend on how long it is.
+  bool angles_follow_length = false;
   // Matrix whose product makes the logits of a language model; when it has other names, it is the
   // embedding table too.
   nn::ParamId output = nn::kNoParam;

@@ -63,6 +63,18 @@ class FamilyBase : public Architecture {
   // down(f(up(x))), the MLP of a block.
   static nn::Value mlp(nn::Tape& tape, const nn::Value& x, const Projection& up,
                        const Projection& down, ops::Activation kind);
+  // Queries or keys with their positions; while decoding, attention() turns them on their way to
+  // the cache, as turn_with_cache() tells it.
+  static nn::Value turned(nn::Tape& tape, const nn::Value& x, int64_t heads, const Batch& batch,
+                          const ForwardOptions& options, const nn::RotaryTable& table) {
+    return options.cache != nullptr ? x : nn::rotary(tape, x, heads, batch.position_ids, table);
+  }
+  static void turn_with_cache(nn::Attention& spec, const Batch& batch,
+                              const ForwardOptions& options, const nn::RotaryTable& table) {
+    if (options.cache == nullptr) return;
+    spec.table = table;
+    spec.position_ids = batch.position_ids;
+  }
   static nn::NormOutput normalise(nn::Tape& tape, const Stream& s, const Projection& p,
                                   double eps) {
     return nn::layer_norm(tape, s.x, s.residual, p.weight, p.bias, static_cast<float>(eps));

@@ -93,6 +93,7 @@ class GptNeox : public FamilyBase {
     info_.output = head_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = rotary_positions(c_.rotary);
+    info_.angles_follow_length = c_.rotary.scaling == RotaryScaling::kDynamic;
     info_.layers = static_cast<int>(c_.layers);
     info_.kv_heads = c_.heads;
     info_.head_size = w / c_.heads;
@@ -134,14 +135,15 @@ class GptNeox : public FamilyBase {
                const ForwardOptions& options, const nn::RotaryTable& table) const {
     const Block& b = blocks_[static_cast<size_t>(index)];
     const auto qkv = nn::split_qkv(tape, apply(tape, x, b.qkv), c_.heads, nn::QkvLayout::kPerHead);
-    const Value q = nn::rotary(tape, qkv[0], c_.heads, batch.position_ids, table);
-    const Value k = nn::rotary(tape, qkv[1], c_.heads, batch.position_ids, table);
+    const Value q = turned(tape, qkv[0], c_.heads, batch, options, table);
+    const Value k = turned(tape, qkv[1], c_.heads, batch, options, table);
     nn::Attention spec;
     spec.heads = spec.kv_heads = c_.heads;
     spec.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(info_.head_size)));
     spec.dropout = c_.attention_dropout;
     spec.key_mask = batch.key_mask;
     spec.segments = batch.segments;
+    turn_with_cache(spec, batch, options, table);
     const Value mixed =
         nn::attention(tape, q, k, qkv[2], spec, options.cache, static_cast<int>(index));
     return nn::dropout(tape, apply(tape, mixed, b.out), c_.hidden_dropout);

@@ -37,6 +37,7 @@ class InferenceWeights final : public nn::ParameterStore {
   GradientTarget gradient_target(nn::ParamId) override { return {}; }
   void gradient_complete(nn::ParamId) override {}
   DType compute_type() const override { return compute_type_; }
+  bool stays_in_place() const override { return true; }
   const nn::ParameterSet& parameters() const override { return parameters_; }
   const ops::QuantizedWeight* quantized(nn::ParamId id) const override;
 

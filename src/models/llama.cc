@@ -141,6 +141,7 @@ class Llama : public FamilyBase {
     info_.output = head_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = rotary_positions(c_.rotary);
+    info_.angles_follow_length = c_.rotary.scaling == RotaryScaling::kDynamic;
     info_.layers = static_cast<int>(c_.layers);
     info_.kv_heads = c_.kv_heads;
     info_.head_size = c_.head_size;
@@ -184,10 +185,8 @@ class Llama : public FamilyBase {
                const ForwardOptions& options, const nn::RotaryTable& table) const {
     const Block& b = blocks_[static_cast<size_t>(index)];
     const auto norm1 = norm(tape, in, b.norm1);
-    const Value q =
-        nn::rotary(tape, apply(tape, norm1.y, b.q), c_.heads, batch.position_ids, table);
-    const Value k =
-        nn::rotary(tape, apply(tape, norm1.y, b.k), c_.kv_heads, batch.position_ids, table);
+    const Value q = turned(tape, apply(tape, norm1.y, b.q), c_.heads, batch, options, table);
+    const Value k = turned(tape, apply(tape, norm1.y, b.k), c_.kv_heads, batch, options, table);
     const Value v = apply(tape, norm1.y, b.v);
     nn::Attention spec;
     spec.heads = c_.heads;
@@ -197,6 +196,7 @@ class Llama : public FamilyBase {
     spec.window = c_.windows[static_cast<size_t>(index)];
     spec.key_mask = batch.key_mask;
     spec.segments = batch.segments;
+    turn_with_cache(spec, batch, options, table);
     const Value mixed = nn::attention(tape, q, k, v, spec, options.cache, static_cast<int>(index));
     const auto norm2 = norm(tape, {apply(tape, mixed, b.out), norm1.sum}, b.norm2);
     const Value gate = apply(tape, norm2.y, b.gate);

@@ -6,7 +6,6 @@
 #include "nn/layers.h"
 #include "nn/profile.h"
 #include "ops/rotary.h"
-#include "tensor/transfer.h"
 
 namespace ds::nn {
 namespace {
@@ -25,24 +24,6 @@ std::array<Tensor, 3> qkv_views(const Tensor& packed, int64_t heads, QkvLayout l
                               : packed.view({batch, length, heads, 3, size});
   const int dim = thirds ? 2 : 3;
   return {parts.select(dim, 0), parts.select(dim, 1), parts.select(dim, 2)};
-}
-
-// Copies [B, T, H, D] between tensors of any strides with a dense last dimension.
-void copy_heads(const OpContext& ctx, const Tensor& from, const Tensor& to) {
-  const int64_t item = dtype_size(from.dtype());
-  // Heads that lie side by side on both sides go as one.
-  const bool dense = from.stride(2) == from.size(3) && to.stride(2) == to.size(3);
-  const int64_t heads = dense ? 1 : from.size(2);
-  const int64_t width = from.size(3) * item * (dense ? from.size(2) : 1);
-  const auto tokens = [item](const Tensor& x, int64_t b, int64_t h) {
-    return Rows{static_cast<std::byte*>(x.raw()) + (b * x.stride(0) + h * x.stride(2)) * item,
-                x.stride(1) * item};
-  };
-  for (int64_t b = 0; b < from.size(0); ++b) {
-    for (int64_t h = 0; h < heads; ++h) {
-      copy_rows(*ctx.device, tokens(to, b, h), tokens(from, b, h), width, from.size(1));
-    }
-  }
 }
 
 ops::AttentionOptions attention_options(Tape& tape, const Attention& spec) {
@@ -69,17 +50,28 @@ Arithmetic attention_work(const Tensor& q, const Tensor& k, const Attention& spe
 
 Value cached_attention(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
                        const Attention& spec, KvCache& cache, int layer) {
-  DS_CHECK(!tape.recording(), Code::kInternal, "decoding is not recorded");
+  DS_CHECK(!tape.recording(), Code::kInternal, "decoding has no backward");
   const int64_t batch = q.size(0), length = q.size(1), end = cache.length() + length;
   DS_CHECK(end <= cache.capacity(), Code::kInternal, "the KV cache is full");
-  copy_heads(tape.ctx(), k, cache.view(layer, 0, cache.length(), end));
-  copy_heads(tape.ctx(), v, cache.view(layer, 1, cache.length(), end));
-  const ops::AttentionOptions options = attention_options(tape, spec);
+  if (spec.table.cos) {
+    tape.reads(spec.table.cos);
+    tape.reads(spec.table.sin);
+  }
+  Tensor turned = q;
+  ops::rotary_append(tape.ctx(), turned, k, v, {spec.position_ids, spec.table.cos, spec.table.sin},
+                     {},
+                     {cache.view(layer, 0, 0, cache.capacity()),
+                      cache.view(layer, 1, 0, cache.capacity()), cache.length(), cache.past()});
+  ops::AttentionOptions options = attention_options(tape, spec);
+  options.past = cache.past();
+  const int64_t seen = cache.past() ? cache.room() : end;
+  DS_CHECK(seen >= end && seen <= cache.capacity(), Code::kInternal, "room for ", seen,
+           " tokens of a cache that will hold ", end);
   Value y =
       tape.make_value(tape.new_activation(q.dtype(), {batch, length, spec.heads * q.size(3)}));
   Tensor lse = tape.ctx().workspace(DType::kFloat32, {batch, spec.heads, length});
   Tensor out = y.data.view(q.shape());
-  ops::attention(tape.ctx(), q, cache.view(layer, 0, 0, end), cache.view(layer, 1, 0, end),
+  ops::attention(tape.ctx(), q, cache.view(layer, 0, 0, seen), cache.view(layer, 1, 0, seen),
                  spec.key_mask, options, out, lse);
   return y;
 }
@@ -146,6 +138,8 @@ Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_i
 
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const Attention& spec,
                 KvCache* cache, int layer) {
+  DS_CHECK(cache != nullptr || !spec.table.cos, Code::kInternal,
+           "without a cache queries and keys have turned before");
   const Tensor q4 = as_heads(q.data, spec.heads), k4 = as_heads(k.data, spec.kv_heads),
                v4 = as_heads(v.data, spec.kv_heads);
   const Arithmetic work =

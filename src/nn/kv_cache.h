@@ -1,6 +1,7 @@
 // Keys and values of the tokens seen so far, per layer: what makes decoding a token cost one token.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "tensor/tensor.h"
@@ -27,9 +28,23 @@ class KvCache {
   void advance(int64_t tokens) { length_ += tokens; }
   void clear() { length_ = 0; }
 
+  // For work on a GPU that is recorded and runs again: it reads from `past`, int32 [1] in the
+  // memory of the device, how many tokens are there, and attention has room for `room` with the new
+  // ones.
+  void read_length_from(Tensor past, int64_t room) {
+    past_ = std::move(past);
+    room_ = room;
+  }
+  // As ever: the length of this object is an argument of the work.
+  void know_length() { past_ = Tensor(); }
+  const Tensor& past() const { return past_; }
+  int64_t room() const { return room_; }
+
  private:
   std::vector<Tensor> layers_;  // [B, capacity, 2, H, D]
   int64_t length_ = 0;
+  Tensor past_;
+  int64_t room_ = 0;
 };
 
 }  // namespace ds::nn

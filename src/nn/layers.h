@@ -81,6 +81,10 @@ struct Attention {
   int64_t window = 0;  // > 0: a query sees the last so many keys only
   Tensor key_mask;     // uint8 [B, T] or empty
   Tensor segments;     // int32 [B, T] or empty: tokens see their own segment only
+  // With a cache: how q and k are still to turn, which costs nothing while they are appended to it.
+  // Without one rotary() turns them before.
+  RotaryTable table = {};
+  Tensor position_ids = {};  // int32 [B, T]
 };
 // q [B, T, H * D] or [B, T, H, D], k and v likewise with kv_heads. Result [B, T, H * D]. With a
 // `cache` (decoding, not recorded) the new keys and values are appended to its `layer`, which the

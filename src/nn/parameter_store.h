@@ -63,6 +63,10 @@ class ParameterStore {
 
   virtual DType compute_type() const = 0;
 
+  // Weights lie where they are for as long as nobody writes them, and acquiring one queues no work:
+  // what reads them may be recorded and run again.
+  virtual bool stays_in_place() const { return false; }
+
   // How the weight of a linear layer is held when it is quantised, else null: then it is acquired.
   virtual const ops::QuantizedWeight* quantized(ParamId) const { return nullptr; }
 

@@ -83,6 +83,23 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
   return p;
 }
 
+// How many keys lie before the queries is a number in memory: a GPU reads it when it comes to that.
+void check_past(const Op& op, const Tensor& past, AttentionProblem& p) {
+  check_dense(past, op, "past", DType::kInt32, {1});
+  DS_CHECK(p.queries <= kernels::kFewQueriesOfGpus && p.dropout == 0 && p.segments == nullptr &&
+               p.key_mask == nullptr,
+           Code::kInvalidArgument, "attention: a length in memory is for up to ",
+           kernels::kFewQueriesOfGpus, " queries without dropout, segments and a key mask");
+  if (op.ctx.device->kind() == DeviceKind::kCpu) {
+    const int64_t keys = *past.data<int32_t>() + p.queries;
+    DS_CHECK(keys >= p.queries && keys <= p.keys, Code::kInvalidArgument, "attention: past is ",
+             keys - p.queries, ", k and v have room for ", p.keys, " keys");
+    p.keys = keys;
+  } else {
+    p.past_on_gpu = past.data<int32_t>();
+  }
+}
+
 void check_lse(const Op& op, const Tensor& lse, const AttentionProblem& p) {
   check_tensor(lse, "lse", DType::kFloat32, Shape{p.batch, p.heads, p.queries});
   check_place(lse, op, "lse");
@@ -150,7 +167,8 @@ void backward(const OpContext& ctx, const AttentionProblem& p, const Tensor& dou
 void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                const Tensor& key_mask, const AttentionOptions& options, Tensor& out, Tensor& lse) {
   const Op op{ctx, "attention"};
-  const AttentionProblem p = make_problem(op, q, k, v, key_mask, options);
+  AttentionProblem p = make_problem(op, q, k, v, key_mask, options);
+  if (options.past) check_past(op, options.past, p);
   check_heads(op, out, "out", q.dtype(), q.shape());
   if (lse) check_lse(op, lse, p);
   if (out.elements() == 0) return;

@@ -17,6 +17,10 @@ struct AttentionOptions {
   double dropout = 0;   // on the probabilities, after the softmax
   RandomStream stream;  // element index ((b * heads + h) * queries + i) * keys + j
   int64_t first_batch = 0;  // global index of batch 0, so that shards draw their own numbers
+  // Decoding with a cache, or empty: int32 [1] in the memory of the device. As many keys lie before
+  // the first query, and k and v have room for more; read when the work runs. For up to 16 queries,
+  // without dropout, segments and a key mask; the bits are those of k and v cut to the length.
+  Tensor past = {};
 };
 
 // q [B, Tq, H, D], k and v [B, Tk, Hkv, D] with Hkv dividing H (query head h uses kv head

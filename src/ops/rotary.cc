@@ -10,11 +10,56 @@ namespace {
 void check_heads(const Tensor& tensor, const Op& op, const char* name) {
   check_float_type(tensor, op, name);
   check_place(tensor, op, name);
-  DS_CHECK(tensor.dims() == 4, Code::kInvalidArgument, "rotary: ", name, " of shape ",
+  DS_CHECK(tensor.dims() == 4, Code::kInvalidArgument, op, ": ", name, " of shape ",
            tensor.shape().text(), " must be [batch, tokens, heads, head size]");
   DS_CHECK(tensor.stride(-1) == 1 || tensor.size(-1) <= 1 || tensor.elements() == 0,
-           Code::kInvalidArgument, "rotary: the last dimension of ", name,
+           Code::kInvalidArgument, op, ": the last dimension of ", name,
            " must be dense, its stride is ", tensor.stride(-1));
+}
+
+// Tables and positions of x.
+void check_angles(const Op& op, const Tensor& x, const RotaryAngles& angles) {
+  const Tensor& cos = angles.cos;
+  check_dense(cos, op, "cos", DType::kFloat32);
+  DS_CHECK(cos.dims() == 2 && cos.size(1) <= x.size(3) / 2, Code::kInvalidArgument, op,
+           ": cos of shape ", cos.shape().text(),
+           " must be [positions, half of the turned channels], of at most ", x.size(3));
+  check_dense(angles.sin, op, "sin", DType::kFloat32, cos.shape());
+  check_dense(angles.position_ids, op, "position_ids", DType::kInt32, {x.size(0), x.size(1)});
+  // A GPU's memory is not read here: its kernel keeps to the tables.
+  if (op.ctx.device->kind() != DeviceKind::kCpu) return;
+  const auto* const position = angles.position_ids.data<int32_t>();
+  for (int64_t i = 0; i < angles.position_ids.elements(); ++i) {
+    DS_CHECK(position[i] >= 0 && position[i] < cos.size(0), Code::kInvalidArgument, op,
+             ": position_ids[", i / x.size(1), ", ", i % x.size(1), "] is ", position[i],
+             ", outside the tables of ", cos.size(0), " positions");
+  }
+}
+
+void check_like(const Op& op, const Tensor& tensor, const char* name, DType dtype,
+                const Shape& shape) {
+  check_heads(tensor, op, name);
+  DS_CHECK(tensor.dtype() == dtype && tensor.shape() == shape, Code::kInvalidArgument, op, ": ",
+           name, " must be ", dtype_name(dtype), " of shape ", shape.text(), ", not ",
+           dtype_name(tensor.dtype()), " of shape ", tensor.shape().text());
+}
+
+// Returns how many tokens are there, as far as the host knows.
+int64_t check_cache(const Op& op, const Tensor& k, const CacheRows& to) {
+  check_heads(to.keys, op, "keys");
+  const int64_t capacity = to.keys.size(1);
+  const Shape shape{k.size(0), capacity, k.size(2), k.size(3)};
+  check_like(op, to.keys, "keys", k.dtype(), shape);
+  check_like(op, to.values, "values", k.dtype(), shape);
+  int64_t past = to.past;
+  if (to.past_memory) {
+    check_dense(to.past_memory, op, "past_memory", DType::kInt32, {1});
+    if (op.ctx.device->kind() != DeviceKind::kCpu) return 0;
+    past = *to.past_memory.data<int32_t>();
+  }
+  DS_CHECK(past >= 0 && past + k.size(1) <= capacity, Code::kInvalidArgument, op, ": ", k.size(1),
+           " tokens do not fit behind ", past, " in a cache of ", capacity);
+  return past;
 }
 
 template <class T>
@@ -37,20 +82,7 @@ void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, c
   for (int i = 0; i < 3; ++i) same_strides &= x.stride(i) == y.stride(i) || x.size(i) <= 1;
   DS_CHECK(x.raw() != y.raw() || same_strides || x.elements() == 0, Code::kInvalidArgument,
            "rotary: y starts where x does, but has other strides");
-  check_dense(cos, op, "cos", DType::kFloat32);
-  DS_CHECK(cos.dims() == 2 && cos.size(1) <= x.size(3) / 2, Code::kInvalidArgument,
-           "rotary: cos of shape ", cos.shape().text(),
-           " must be [positions, half of the turned channels], of at most ", x.size(3));
-  check_dense(sin, op, "sin", DType::kFloat32, cos.shape());
-  check_dense(position_ids, op, "position_ids", DType::kInt32, {x.size(0), x.size(1)});
-  const auto* position = position_ids.data<int32_t>();
-  // A GPU's memory is not read here: its kernel keeps to the tables.
-  const bool readable = ctx.device->kind() == DeviceKind::kCpu;
-  for (int64_t i = 0; readable && i < position_ids.elements(); ++i) {
-    DS_CHECK(position[i] >= 0 && position[i] < cos.size(0), Code::kInvalidArgument,
-             "rotary: position_ids[", i / x.size(1), ", ", i % x.size(1), "] is ", position[i],
-             ", outside the tables of ", cos.size(0), " positions");
-  }
+  check_angles(op, x, {position_ids, cos, sin});
   if (x.elements() == 0) return;
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
@@ -64,11 +96,50 @@ void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, c
     call.inverse = options.inverse;
     call.x = view<const T>(x);
     call.y = view<T>(y);
-    call.positions = position;
+    call.positions = position_ids.data<int32_t>();
     call.rows = cos.size(0);
     call.cos = cos.data<float>();
     call.sin = sin.data<float>();
     run(ctx, [&](auto& on) { kernels::rotary(call, on); });
+  });
+}
+
+void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tensor& v,
+                   const RotaryAngles& angles, const RotaryOptions& options, const CacheRows& to) {
+  const Op op{ctx, "rotary_append"};
+  check_heads(q, op, "q");
+  check_heads(k, op, "k");
+  check_like(op, k, "k", q.dtype(), {q.size(0), q.size(1), k.size(2), q.size(3)});
+  check_like(op, v, "v", q.dtype(), k.shape());
+  const int64_t past = check_cache(op, k, to);
+  if (angles.cos) check_angles(op, q, angles);
+  DS_CHECK(!options.inverse, Code::kInvalidArgument, op, ": keys of a cache turn forward only");
+  if (k.elements() == 0) return;
+  with_float_type(q, [&](auto type) {
+    using T = decltype(type);
+    kernels::RotaryAppend<T> call;
+    call.batch = q.size(0);
+    call.tokens = q.size(1);
+    call.heads = q.size(2);
+    call.kv_heads = k.size(2);
+    call.head_dim = q.size(3);
+    call.interleaved = options.interleaved;
+    call.q = view<T>(q);
+    call.k = view<const T>(k);
+    call.v = view<const T>(v);
+    call.keys = view<T>(to.keys);
+    call.values = view<T>(to.values);
+    call.capacity = to.keys.size(1);
+    call.past = past;
+    if (to.past_memory) call.past_on_gpu = to.past_memory.data<int32_t>();
+    if (angles.cos) {
+      call.turned = 2 * angles.cos.size(1);
+      call.positions = angles.position_ids.data<int32_t>();
+      call.rows = angles.cos.size(0);
+      call.cos = angles.cos.data<float>();
+      call.sin = angles.sin.data<float>();
+    }
+    run(ctx, [&](auto& on) { kernels::rotary_append(call, on); });
   });
 }
 

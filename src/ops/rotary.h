@@ -17,4 +17,23 @@ struct RotaryOptions {
 void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, const Tensor& cos,
             const Tensor& sin, const RotaryOptions& options, Tensor& y);
 
+// Where the keys and values of new tokens go: behind `past` tokens of [B, capacity, Hkv, D], any
+// strides with a dense last dimension.
+struct CacheRows {
+  Tensor keys, values;
+  int64_t past = 0;
+  // int32 [1] in the memory of the device, or empty: read when the work runs, instead of `past`.
+  // Then a GPU leaves out tokens beyond the capacity.
+  Tensor past_memory = {};
+};
+// Positions of new tokens; without tables nothing turns.
+struct RotaryAngles {
+  Tensor position_ids, cos, sin;
+};
+// What decoding does with new queries q [B, T, H, D], keys and values [B, T, Hkv, D]: q turns in
+// place, keys go turned to the cache, values as they are. The bits are those of rotary() and
+// copies; on a GPU it is one launch.
+void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tensor& v,
+                   const RotaryAngles& angles, const RotaryOptions& options, const CacheRows& to);
+
 }  // namespace ds::ops

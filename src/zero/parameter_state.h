@@ -77,6 +77,7 @@ class ParameterState : public nn::ParameterStore {
   GradientTarget tile_gradient(nn::ParamId id, int64_t tile) override;
   void tile_gradient_complete(nn::ParamId id, int64_t tile) override;
   DType compute_type() const override { return compute_type_; }
+  bool stays_in_place() const override { return !shared() && !home_ && !fp8_; }
   nn::Fp8Linears* fp8() override { return fp8_.get(); }
   // Null ends it.
   void set_fp8(std::unique_ptr<nn::Fp8Linears> fp8) { fp8_ = std::move(fp8); }

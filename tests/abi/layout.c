@@ -45,7 +45,7 @@ OFFSET(ds_parameter, no_decay, 64);
 OFFSET(ds_parameter, has_expert, 68);
 OFFSET(ds_parameter, expert, 72);
 
-SIZE(ds_generate_options, 56);
+SIZE(ds_generate_options, 64);
 OFFSET(ds_generate_options, struct_size, 0);
 OFFSET(ds_generate_options, max_tokens, 8);
 OFFSET(ds_generate_options, temperature, 16);
@@ -54,6 +54,8 @@ OFFSET(ds_generate_options, top_p, 32);
 OFFSET(ds_generate_options, seed, 40);
 OFFSET(ds_generate_options, stop_token, 48);
 OFFSET(ds_generate_options, has_stop_token, 52);
+OFFSET(ds_generate_options, no_graphs, 56);
+OFFSET(ds_generate_options, reserved, 60);
 
 SIZE(ds_step_report, 344);
 OFFSET(ds_step_report, struct_size, 0);

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "device/cuda_lent.h"
 #include "unit/base/expect_error.h"
 
 namespace ds {
@@ -98,6 +99,24 @@ TEST_F(CudaDeviceTest, MemoryIsAlignedAndCounted) {
   EXPECT_GE(device_->account().peak(MemoryTag::kGradients), expected);
   EXPECT_EQ(device_->allocate(0, MemoryTag::kOther), nullptr);
   device_->deallocate(nullptr, 0, MemoryTag::kOther);
+}
+
+// Also between two places of the GPU, where cudaMemcpy returns before the copy has ended: streams
+// of the device do not wait for that.
+TEST_F(CudaDeviceTest, LentMemoryHasArrivedWhenTheCallReturns) {
+  constexpr int64_t kSize = (8 << 20) + 3;
+  void* const from = device_->allocate(kSize, MemoryTag::kOther);
+  void* const to = device_->allocate(kSize, MemoryTag::kOther);
+  const Bytes bytes = random_bytes(kSize);
+  copy_lent_cuda(0, from, bytes.data(), kSize);
+  EXPECT_EQ(read(from, kSize), bytes);
+  copy_lent_cuda(0, to, from, kSize);
+  EXPECT_EQ(read(to, kSize), bytes);
+  Bytes back(kSize);
+  copy_lent_cuda(0, back.data(), to, kSize);
+  EXPECT_EQ(back, bytes);
+  device_->deallocate(from, kSize, MemoryTag::kOther);
+  device_->deallocate(to, kSize, MemoryTag::kOther);
 }
 
 TEST_F(CudaDeviceTest, FreedBlocksAreReusedUntilTrimmed) {

@@ -1,8 +1,10 @@
 // Groups over NCCL: ranks are threads with a GPU each, NCCL and CUDA are stand-ins.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include "comm/logger.h"
+#include "comm/nccl/nccl_backoff.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "cuda/emulation/stand_in.h"
 #include "cuda/nccl/gpu_rank.h"
@@ -126,6 +128,38 @@ TEST_F(Nccl, Reductions) {
       }
     }));
   }
+}
+
+// NCCL has queued a collective a few microseconds after it was called, and a thread that goes to
+// sleep for that wakes up far too late.
+TEST_F(Nccl, NobodySleepsWhileNcclQueues) {
+  constexpr int kCalls = 200;
+  const World world = make_local_group(1, nccl_options());
+  expect_ok(run(world, [&](Communicator& comm, Gpu& gpu) {
+    const Tensor x = gpu.put(DType::kFloat32, random(DType::kFloat32, 64, 0));
+    const auto sleeps = [] {
+      rusage used{};
+      EXPECT_EQ(getrusage(RUSAGE_THREAD, &used), 0);
+      return used.ru_nvcsw;
+    };
+    comm.all_reduce(x, ReduceOp::kSum)->wait();  // begins the channel
+    const auto before = sleeps();
+    const auto since = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) comm.all_reduce(x, ReduceOp::kSum)->wait();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - since;
+    std::cout << "microseconds of the host per collective: " << took.count() / kCalls << "\n";
+    EXPECT_LT(sleeps() - before, kCalls / 2) << "the watch alone may hold a lock now and then";
+  }));
+}
+
+TEST(NcclBackoff, SleepsGrowWithTheWait) {
+  const comm::Clock::time_point since{};
+  const comm::Backoff backoff(since);
+  EXPECT_EQ(backoff.pause(since), 0us);
+  EXPECT_EQ(backoff.pause(since + 49us), 0us);
+  EXPECT_EQ(backoff.pause(since + 50us), 50us);
+  EXPECT_EQ(backoff.pause(since + 400us), 100us);
+  EXPECT_EQ(backoff.pause(since + 10s), 1000us);
 }
 
 TEST_F(Nccl, Movements) {

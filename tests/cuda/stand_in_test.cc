@@ -119,6 +119,80 @@ TEST_F(CudaStandIn, EventsFollowTheirStream) {
   device->deallocate(block, 64, MemoryTag::kOther);
 }
 
+TEST_F(CudaStandIn, EventsAreMadeOnce) {
+  const auto device = make_cuda_device(0);
+  const auto stream = device->create_stream();
+  const auto turn = [&] {
+    const auto made = device->default_stream().record();
+    stream->wait(*made);
+    device->default_stream().wait(*stream->record());
+    device->default_stream().synchronize();
+  };
+  turn();
+  const int64_t made = stand_in::events_made();
+  for (int i = 0; i < 1000; ++i) turn();
+  EXPECT_EQ(stand_in::events_made(), made);
+  EXPECT_LE(made, 2);
+}
+
+// What one holder asks is about its own place in the work, whatever became of the event before, and
+// whoever waits for an event waits for the work that was marked then.
+TEST_F(CudaStandIn, AnEventThatIsUsedAgainMarksOnePlaceAtATime) {
+  const auto device = make_cuda_device(0);
+  const auto stream = device->create_stream();
+  auto* const block = static_cast<unsigned char*>(device->allocate(2, MemoryTag::kOther));
+  unsigned char seen = 1;
+  device->clear(block, 1, device->default_stream());
+  auto first = device->default_stream().record();
+  stream->wait(*first);
+  device->copy(&seen, block, 1, *stream);
+  first.reset();
+  device->clear(block + 1, 1, *stream);
+  const auto second = stream->record();  // the same event, on another stream
+  EXPECT_FALSE(second->ready());
+  const auto third = device->default_stream().record();
+  third->synchronize();
+  EXPECT_FALSE(second->ready()) << "the default stream alone has come so far";
+  second->synchronize();
+  EXPECT_EQ(seen, 0);
+  device->deallocate(block, 2, MemoryTag::kOther);
+}
+
+TEST_F(CudaStandIn, EventsAreSharedByThreads) {
+  const auto device = make_cuda_device(0);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      const auto stream = device->create_stream();
+      for (int turn = 0; turn < 300; ++turn) {
+        const auto event = stream->record();
+        event->synchronize();
+        EXPECT_TRUE(event->ready());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(stand_in::events_made(), 4);
+}
+
+// An event outlives its device, and what was recorded with work does not come back.
+TEST_F(CudaStandIn, EventsEndWithTheirLastHolder) {
+  auto device = make_cuda_device(0);
+  auto event = device->default_stream().record();
+  device.reset();
+  EXPECT_EQ(stand_in::live().events, 1);
+  event->synchronize();
+  event.reset();
+  EXPECT_EQ(stand_in::live().events, 0);
+
+  device = make_cuda_device(0);
+  const auto graph = device->record(device->make_graph_memory(), [&] {
+    const auto inside = device->default_stream().record();
+    EXPECT_EQ(stand_in::live().events, 1);
+  });
+  EXPECT_EQ(stand_in::live().events, 0);
+}
+
 TEST_F(CudaStandIn, StreamsOfAnotherGpuMayBeWaitedForButNotUsed) {
   const auto first = make_cuda_device(0);
   const auto second = make_cuda_device(1);

@@ -136,6 +136,54 @@ CaseResult check_refusals(const OpContext& ctx, uint64_t seed) {
   return result;
 }
 
+// A length that the device reads gives the bits of keys that were cut to it: whatever lies behind
+// them in the cache, and however many splits there is room for.
+CaseResult check_past(const Spec& s, const OpContext& ctx, uint64_t seed) {
+  CaseResult result;
+  Random random(seed);
+  const Shape q_shape{s.batch, s.queries, s.heads, s.head_dim};
+  const Shape kv_shape{s.batch, s.keys, s.kv_heads, s.head_dim};
+  const Tensor q = random_tensor(random, s.dtype, q_shape);
+  const Tensor k = random_tensor(random, s.dtype, kv_shape);
+  const Tensor v = random_tensor(random, s.dtype, kv_shape), none;
+  for (const int64_t past : {int64_t{0}, int64_t{3}, int64_t{255}, int64_t{256}, int64_t{400},
+                             s.keys - s.queries - 1, s.keys - s.queries}) {
+    const int64_t keys = past + s.queries;
+    if (past < 0 || keys > s.keys) continue;
+    ops::AttentionOptions options;
+    options.causal = s.causal;
+    options.window = s.window;
+    Tensor expected = guarded_tensor(s.dtype, q_shape), actual = guarded_tensor(s.dtype, q_shape);
+    Tensor lse = guarded_tensor(DType::kFloat32, {s.batch, s.heads, s.queries});
+    Tensor lse_too = guarded_tensor(DType::kFloat32, lse.shape());
+    ops::attention(ctx, q, k.slice(1, 0, keys), v.slice(1, 0, keys), none, options, expected, lse);
+    options.past = filled_tensor(DType::kInt32, {1}, static_cast<double>(past));
+    ops::attention(ctx, q, k, v, none, options, actual, lse_too);
+    compare(result, str_cat("out behind ", past), actual, doubles(expected), {});
+    compare(result, str_cat("lse behind ", past), lse_too, doubles(lse), {});
+  }
+  return result;
+}
+
+void add_past_rows(std::vector<OpCase>& rows) {
+  for (const DType dtype : kFloatTypes) {
+    for (const Spec& spec :
+         {Spec{"past", dtype, 1, 4, 2, 1, 200, 64}, Spec{"past_long", dtype, 1, 4, 1, 1, 1400, 24},
+          Spec{"past_several", dtype, 2, 6, 3, 3, 700, 80},
+          Spec{"past_window", dtype, 1, 4, 2, 1, 900, 20, true, Mask::kNone, 0, false, 0, 1, 130},
+          Spec{"past_window_several", dtype, 1, 3, 3, 4, 700, 128, true, Mask::kNone, 0, false, 0,
+               1, 300},
+          Spec{"past_full", dtype, 1, 2, 2, 2, 530, 16, false}}) {
+      OpCase row;
+      row.name = spec.name();
+      row.check = [spec](const OpContext& ctx, uint64_t seed) {
+        return check_past(spec, ctx, seed);
+      };
+      rows.push_back(row);
+    }
+  }
+}
+
 CaseResult gradient(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   const Inputs x = make_inputs(spec, seed);
   const Results r = run_operator(ctx, x);
@@ -386,6 +434,7 @@ std::vector<OpCase> attention_cases() {
     };
     rows.push_back(row);
   }
+  add_past_rows(rows);
   OpCase memory, refusals;
   memory.name = "attention/fp32/memory";
   memory.check = check_memory;

@@ -1,5 +1,6 @@
 // Rows of the rotary embedding: halves and neighbours, whole and partial heads, strided views.
 #include <algorithm>
+#include <array>
 
 #include "kernels/case_util.h"
 #include "kernels/rotary/rotary.h"
@@ -48,28 +49,35 @@ std::vector<double> expected_of(const Spec& s, const Inputs& in, const std::vect
   return y;
 }
 
+// Errors are relative to it: three fp32 roundings of two products and the one of the result; what
+// is copied is exact.
+std::vector<double> error_scale(const Spec& s, const Inputs& in, const std::vector<double>& x,
+                                const std::vector<double>& y) {
+  std::vector<double> scale(y.size());
+  double cos_most = 0, sin_most = 0;
+  for (const double v : doubles(in.cos)) cos_most = std::max(cos_most, std::abs(v));
+  for (const double v : doubles(in.sin)) sin_most = std::max(sin_most, std::abs(v));
+  for (size_t i = 0; i < y.size(); ++i) {
+    const int64_t channel = static_cast<int64_t>(i) % s.head_dim;
+    if (channel >= s.turned) continue;
+    const int64_t other = s.interleaved ? (channel ^ 1) : (channel + s.turned / 2) % s.turned;
+    const double partner = x[i + static_cast<size_t>(other) - static_cast<size_t>(channel)];
+    scale[i] = 0x1p-23 * (std::abs(x[i]) * cos_most + std::abs(partner) * sin_most) +
+               storage_roundoff(s.dtype) * std::abs(y[i]);
+  }
+  return scale;
+}
+constexpr Tolerance kByScale{1, 1e-38};
+
 CaseResult check(const OpContext& ctx, uint64_t seed, const Spec& s) {
   CaseResult result;
   for (const bool inverse : {false, true}) {
     const Inputs in = make_inputs(s, seed, inverse);
     const std::vector<double> x = doubles(in.x), y = expected_of(s, in, x);
-    // Three fp32 roundings of two products and the one of the result; what is copied is exact.
-    std::vector<double> scale(y.size());
-    double cos_most = 0, sin_most = 0;
-    for (const double v : doubles(in.cos)) cos_most = std::max(cos_most, std::abs(v));
-    for (const double v : doubles(in.sin)) sin_most = std::max(sin_most, std::abs(v));
-    for (size_t i = 0; i < y.size(); ++i) {
-      const int64_t channel = static_cast<int64_t>(i) % s.head_dim;
-      if (channel >= s.turned) continue;
-      const int64_t other = s.interleaved ? (channel ^ 1) : (channel + s.turned / 2) % s.turned;
-      const double partner = x[i + static_cast<size_t>(other) - static_cast<size_t>(channel)];
-      scale[i] = 0x1p-23 * (std::abs(x[i]) * cos_most + std::abs(partner) * sin_most) +
-                 storage_roundoff(s.dtype) * std::abs(y[i]);
-    }
-    const Tolerance by_scale{1, 1e-38};
+    const std::vector<double> scale = error_scale(s, in, x, y);
     Tensor out = guarded_tensor(s.dtype, in.x.shape());
     ops::rotary(ctx, in.x, in.ids, in.cos, in.sin, in.options, out);
-    compare(result, inverse ? "inverse" : "y", out, y, by_scale, scale);
+    compare(result, inverse ? "inverse" : "y", out, y, kByScale, scale);
     Tensor in_place = copy_of(in.x);
     ops::rotary(ctx, in_place, in.ids, in.cos, in.sin, in.options, in_place);
     compare(result, "in place", in_place, doubles(out), {});
@@ -92,6 +100,136 @@ CaseResult check(const OpContext& ctx, uint64_t seed, const Spec& s) {
     compare(result, "into another layout", target, doubles(out), {});
   }
   return result;
+}
+
+// New tokens on their way to a cache.
+struct AppendSpec {
+  Spec turn;  // of the queries
+  int64_t kv_heads, capacity, past;
+  bool packed;  // q, k and v are views of one tensor, [heads, 3, head size] per token
+
+  std::string name() const {
+    return str_cat("rotary_append/", turn.name(), "/kv", kv_heads, "/behind", past,
+                   packed ? "/packed" : "");
+  }
+};
+
+// q, k and v of the tokens.
+std::array<Tensor, 3> make_tokens(const AppendSpec& a, Random& random) {
+  const Spec& s = a.turn;
+  if (a.packed) {
+    const Tensor all = random_tensor(random, s.dtype, {s.batch, s.tokens, s.heads, 3, s.head_dim});
+    return {all.select(3, 0), all.select(3, 1), all.select(3, 2)};
+  }
+  const auto make = [&](int64_t heads) {
+    return random_tensor(random, s.dtype, {s.batch, s.tokens, heads, s.head_dim});
+  };
+  return {make(s.heads), make(a.kv_heads), make(a.kv_heads)};
+}
+
+// The same bits as rotary() and copies, whether the host knows where the tokens go or the device
+// reads it; and all that the cache holds besides stays.
+CaseResult check_append(const OpContext& ctx, uint64_t seed, const AppendSpec& a) {
+  CaseResult result;
+  const Spec& s = a.turn;
+  Inputs in = make_inputs(s, seed, false);
+  Random random(seed + 1);
+  const std::array<Tensor, 3> tokens = make_tokens(a, random);
+  const auto turned = [&](const Tensor& x) {
+    Tensor y = copy_of(x);
+    if (s.turned > 0) ops::rotary(ctx, y, in.ids, in.cos, in.sin, in.options, y);
+    return doubles(y);
+  };
+  const std::vector<double> before = doubles(tokens[0]), q = turned(tokens[0]);
+  if (s.turned > 0) {
+    const std::vector<double> reference = expected_of(s, in, before);
+    compare(result, "q by the reference", tensor_of(s.dtype, tokens[0].shape(), q), reference,
+            kByScale, error_scale(s, in, before, reference));
+  }
+  const Shape cache_shape{s.batch, a.capacity, 2, a.kv_heads, s.head_dim};
+  const Tensor expected = filled_tensor(s.dtype, cache_shape, 7);
+  set_doubles(expected.slice(1, a.past, a.past + s.tokens).select(2, 0), turned(tokens[1]));
+  set_doubles(expected.slice(1, a.past, a.past + s.tokens).select(2, 1), doubles(tokens[2]));
+  const ops::RotaryAngles angles =
+      s.turned > 0 ? ops::RotaryAngles{in.ids, in.cos, in.sin} : ops::RotaryAngles{};
+  for (const bool in_memory : {false, true}) {
+    set_doubles(tokens[0], before);
+    const Tensor cache = filled_tensor(s.dtype, cache_shape, 7);
+    ops::CacheRows to{cache.select(2, 0), cache.select(2, 1), in_memory ? 12345 : a.past};
+    if (in_memory) to.past_memory = filled_tensor(DType::kInt32, {1}, static_cast<double>(a.past));
+    Tensor queries = tokens[0];
+    ops::rotary_append(ctx, queries, tokens[1], tokens[2], angles, in.options, to);
+    compare(result, "q", queries, q, {});
+    compare(result, "cache", cache, doubles(expected), {});
+  }
+  return result;
+}
+
+CaseResult check_append_refusals(const OpContext& ctx, uint64_t) {
+  CaseResult result;
+  constexpr DType kF = DType::kFloat32;
+  const auto make = [&](const Shape& shape) { return filled_tensor(kF, shape, 0); };
+  const auto refuse = [&](const std::string& part, Tensor q, const Tensor& k, const Tensor& v,
+                          const Tensor& keys, int64_t past, const Tensor& memory) {
+    std::string message = "no error";
+    try {
+      ops::rotary_append(ctx, q, k, v, {}, {}, {keys, keys, past, memory});
+    } catch (const Error& error) {
+      message = error.message();
+    }
+    const bool good = message.find(part) != std::string::npos;
+    compare_value(result, "refused '" + part + "' (got: " + message + ")", good ? 1 : 0, 1, {});
+  };
+  const Tensor q = make({2, 3, 4, 8}), k = make({2, 3, 2, 8}), cache = make({2, 9, 2, 8}), none;
+  refuse("rotary_append: v must be float32 of shape [2, 3, 2, 8]", q, k, q, cache, 0, none);
+  refuse("rotary_append: keys must be float32 of shape", q, k, k, make({2, 9, 4, 8}), 0, none);
+  refuse("3 tokens do not fit behind 7 in a cache of 9", q, k, k, cache, 7, none);
+  refuse("3 tokens do not fit behind -1", q, k, k, cache, -1, none);
+  refuse("past_memory must be int32", q, k, k, cache, 0, make({1}));
+  if (ctx.device->kind() == DeviceKind::kCpu) {
+    refuse("do not fit behind 8", q, k, k, cache, 0, filled_tensor(DType::kInt32, {1}, 8));
+  } else {  // a GPU leaves out what does not fit
+    Tensor queries = q;
+    const Tensor ones = filled_tensor(kF, {2, 3, 2, 8}, 1);
+    ops::rotary_append(ctx, queries, ones, ones, {}, {},
+                       {cache, cache, 0, filled_tensor(DType::kInt32, {1}, 8)});
+    std::vector<double> expected(2 * 9 * 16);
+    for (const size_t b : {size_t{0}, size_t{1}}) {
+      std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>((b * 9 + 8) * 16), 16, 1.0);
+    }
+    compare(result, "beyond the capacity", cache, expected, {});
+  }
+  return result;
+}
+
+void add_append_rows(std::vector<OpCase>& rows) {
+  for (const DType dtype : kFloatTypes) {
+    for (const bool interleaved : {false, true}) {
+      for (const AppendSpec& a :
+           {AppendSpec{{dtype, 1, 1, 8, 64, 64, 50, interleaved}, 2, 33, 7, false},
+            AppendSpec{{dtype, 1, 1, 4, 64, 16, 50, interleaved}, 4, 20, 0, true},
+            AppendSpec{{dtype, 2, 5, 6, 80, 20, 300, interleaved}, 3, 40, 35, false},
+            AppendSpec{{dtype, 2, 9, 3, 38, 34, 20, interleaved}, 3, 9, 0, true},
+            AppendSpec{{dtype, 1, 1, 32, 128, 128, 400, interleaved}, 8, 4, 1, false},
+            AppendSpec{{dtype, 0, 2, 2, 8, 8, 4, interleaved}, 2, 5, 1, false}}) {
+        OpCase row;
+        row.name = a.name();
+        row.check = [a](const OpContext& ctx, uint64_t seed) { return check_append(ctx, seed, a); };
+        rows.push_back(std::move(row));
+      }
+    }
+    for (const AppendSpec& a : {AppendSpec{{dtype, 1, 1, 12, 64, 0, 1, false}, 12, 30, 11, true},
+                                AppendSpec{{dtype, 2, 7, 4, 20, 0, 1, false}, 2, 50, 3, false}}) {
+      OpCase row;
+      row.name = a.name();
+      row.check = [a](const OpContext& ctx, uint64_t seed) { return check_append(ctx, seed, a); };
+      rows.push_back(std::move(row));
+    }
+  }
+  OpCase refusals;
+  refusals.name = "rotary_append/refusals";
+  refusals.check = check_append_refusals;
+  rows.push_back(refusals);
 }
 
 // The inverse is the transposed map, which is the gradient.
@@ -199,6 +337,7 @@ std::vector<OpCase> rotary_cases() {
   refusals.name = "rotary/refusals";
   refusals.check = check_refusals;
   rows.push_back(refusals);
+  add_append_rows(rows);
   return rows;
 }
 

@@ -1,8 +1,7 @@
 #include "comm/nccl/nccl_channel.h"
 
-#include <thread>
-
 #include "base/text.h"
+#include "comm/nccl/nccl_backoff.h"
 
 namespace ds::comm {
 
@@ -46,14 +45,13 @@ void NcclChannel::check(nccl::Result result, const char* call) const {
 }
 
 void NcclChannel::settle(const char* call, const NcclLimit& limit) const {
-  for (int turn = 0;; ++turn) {
+  for (const Backoff backoff;; backoff.rest()) {
     nccl::Result state = nccl::kSuccess;
     check(library_->get_async_error(comm_, &state), "ncclCommGetAsyncError");
     check(state, call);
     if (state == nccl::kSuccess) return;
     if (stop_) fail(Code::kComm, call, " was stopped");  // whoever stopped it has said why
     if (Clock::now() > limit.deadline) limit.fail_late();
-    std::this_thread::sleep_for(std::chrono::microseconds(turn < 50 ? 20 : 500));
   }
 }
 

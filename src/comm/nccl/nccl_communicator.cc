@@ -235,7 +235,7 @@ void NcclCommunicator::queue(const std::vector<NcclOperationPtr>& operations) no
 }
 
 void NcclCommunicator::queue_locked(const std::vector<NcclOperationPtr>& operations) {
-  const NcclLimit limit = operations.front()->limit;
+  const NcclLimit& limit = operations.front()->limit;
   if (!channel_) {
     const auto device = std::static_pointer_cast<CudaDevice>(operations.front()->devices.front());
     begin_channel(device, limit);

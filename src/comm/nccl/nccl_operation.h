@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "comm/nccl/nccl_backoff.h"
 #include "comm/nccl/nccl_channel.h"
 #include "comm/record.h"
 
@@ -89,10 +90,14 @@ class NcclOperation : public Work {
   }
   // The host waits for the GPU. Does not throw what failed.
   void wait_on_host() const {
-    for (int turn = 0; !done(); ++turn) {
+    for (const Backoff backoff; !done();) {
+      const std::chrono::microseconds pause = backoff.pause(Clock::now());
+      if (pause.count() == 0) {
+        Backoff::moment();
+        continue;
+      }
       std::unique_lock lock(mutex_);
-      changed_.wait_for(lock, std::chrono::microseconds(turn < 100 ? 20 : 500),
-                        [&] { return state_ == State::kOver; });
+      changed_.wait_for(lock, pause, [&] { return state_ == State::kOver; });
     }
   }
   int participants() const override { return ranks; }

@@ -130,7 +130,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t count, cudaMemcpyKind kind,
                             cudaStream_t stream);
-// Only for memory that no queued work uses.
+// Only for memory that no queued work uses; between two places of GPUs the copy is queued.
 cudaError_t cudaMemcpy(void* target, const void* source, size_t count, cudaMemcpyKind kind);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* pointer);
 cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* source,

@@ -258,6 +258,7 @@ cudaError_t cudaFree(void* block) {
     }
     if (stream->gpu == found->second.gpu) queues.push_back(stream->queue);
   }
+  queues.push_back(world().legacy[found->second.gpu]);
   for (const auto& queue : queues) drain(*queue);  // other threads may come in between
   ++world().waits;
   world().used[found->second.gpu] -= found->second.size;
@@ -326,7 +327,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   STAND_IN_BEGIN(cudaStreamSynchronize);
-  if (stream == nullptr) return cudaSuccess;  // CUDA's legacy stream: nothing is queued there
+  if (stream ==
+      nullptr) {  // CUDA's legacy stream: nothing but copies of cudaMemcpy is queued there
+    drain(*world().legacy[gpu]);
+    return cudaSuccess;
+  }
   STAND_IN_KNOWN(streams, stream);
   if (stream->capture != nullptr) return spoil(stream);
   ++world().waits;
@@ -350,6 +355,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   STAND_IN_BEGIN(cudaEventCreateWithFlags);
   if ((flags & cudaEventDisableTiming) == 0) violate("an event that takes times");
+  ++world().events_made;
   *event = *world().events.insert(new CUevent_st{gpu}).first;
   return cudaSuccess;
 }
@@ -396,6 +402,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t count, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   STAND_IN_BEGIN(cudaMemcpyAsync);
+  ++world().handed.copies;
   STAND_IN_KNOWN(streams, stream);
   if (kind != cudaMemcpyDefault) violate("a copy that states its direction");
   if (!fits(target, count) || !fits(source, count)) return done(cudaErrorInvalidValue);
@@ -410,6 +417,7 @@ cudaError_t cudaMemcpy2DAsync(void* target, size_t target_pitch, const void* sou
                               size_t source_pitch, size_t width, size_t height, cudaMemcpyKind kind,
                               cudaStream_t stream) {
   STAND_IN_BEGIN(cudaMemcpy2DAsync);
+  ++world().handed.copies;
   STAND_IN_KNOWN(streams, stream);
   if (kind != cudaMemcpyDefault) violate("a copy that states its direction");
   if (width == 0 || height == 0) return cudaSuccess;
@@ -447,6 +455,14 @@ cudaError_t cudaMemcpy(void* target, const void* source, size_t count, cudaMemcp
       }
     }
   }
+  // Between two places of GPUs it returns before the copy has ended, and streams that are
+  // non-blocking do not wait for it.
+  Queue& legacy = *world().legacy[gpu];
+  if (block_of(target) != nullptr && block_of(source) != nullptr) {
+    legacy.work.push_back({[=] { std::memcpy(target, source, count); }, target, source});
+    return cudaSuccess;
+  }
+  drain(legacy);
   ++world().waits;
   std::memcpy(target, source, count);
   return cudaSuccess;
@@ -466,6 +482,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* p
 
 cudaError_t cudaMemsetAsync(void* target, int value, size_t count, cudaStream_t stream) {
   STAND_IN_BEGIN(cudaMemsetAsync);
+  ++world().handed.copies;
   STAND_IN_KNOWN(streams, stream);
   if (block_of(target) == nullptr || !fits(target, count)) return done(cudaErrorInvalidValue);
   return submit(stream, {[=] { std::memset(target, value, count); }, target});
@@ -502,6 +519,9 @@ void reset(int gpus, int64_t bytes_each) {
   w.go_on_when_asked = false;
   w.waits = 0;
   w.launches = 0;
+  w.events_made = 0;
+  w.handed = {};
+  for (const auto& queue : w.legacy) queue->work.clear();
   for (int i = 0; i < kMostGpus; ++i) {
     w.used[i] = 0;
     w.calls[i] = 0;
@@ -520,6 +540,10 @@ cudaError_t queue_work(cudaStream_t stream, std::function<bool()> ready,
 }
 
 cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> run) {
+  {
+    const Lock lock(world().mutex);
+    ++world().handed.kernels;
+  }
   return queue_work(stream, {}, std::move(run));
 }
 
@@ -556,6 +580,16 @@ Live live() {
 int64_t graph_launches() {
   const Lock lock(world().mutex);
   return world().launches;
+}
+
+Handed handed() {
+  const Lock lock(world().mutex);
+  return world().handed;
+}
+
+int64_t events_made() {
+  const Lock lock(world().mutex);
+  return world().events_made;
 }
 
 int64_t host_waits() {

@@ -58,6 +58,13 @@ Live live();
 // to memory that is not locked.
 int64_t host_waits();
 int64_t graph_launches();
+int64_t events_made();  // by cudaEventCreateWithFlags
+// What was handed to a stream one by one, or recorded: kernels, and copies and clears.
+struct Handed {
+  int64_t kernels = 0;
+  int64_t copies = 0;
+};
+Handed handed();
 std::vector<std::string> violations();
 
 // The calling thread's current context, as a program that embeds the library would set it.

@@ -1,6 +1,7 @@
 // What the parts of the stand-in share: its handles and what it knows. Only for them.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -84,10 +85,16 @@ struct World {
   int calls[kMostGpus] = {};
   int64_t waits = 0;     // of the host
   int64_t launches = 0;  // of graphs
+  int64_t events_made = 0;
+  Handed handed;
   bool created[kMostGpus] = {};
   std::map<char*, Block> blocks;
   std::map<char*, Block> pinned;  // the host's
   std::set<cudaStream_t> streams;
+  // CUDA's legacy default streams, where cudaMemcpy works.
+  std::array<std::shared_ptr<Queue>, kMostGpus> legacy{
+      std::make_shared<Queue>(), std::make_shared<Queue>(), std::make_shared<Queue>(),
+      std::make_shared<Queue>()};
   std::set<cudaEvent_t> events;
   std::set<cudaGraph_t> graphs;
   std::set<cudaGraphExec_t> executables;

@@ -1,0 +1,74 @@
+#include "infer/decoder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "models/inputs.h"
+#include "ops/elementwise.h"
+#include "tensor/transfer.h"
+
+namespace ds::infer {
+
+nn::TapeOptions inference_options() {
+  nn::TapeOptions options;
+  options.record = false;
+  options.training = false;
+  return options;
+}
+
+Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
+  if (x.dtype() == DType::kFloat32) return x;
+  Tensor y = ctx.workspace(DType::kFloat32, x.shape());
+  ops::cast(ctx, x, y);
+  return y;
+}
+
+OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ctx.pool}; }
+
+Decoder::Decoder(const OpContext& ctx, nn::ParameterStore& store, const models::Architecture& model,
+                 int64_t capacity, bool graphs)
+    : ctx_(ctx),
+      host_(host_of(ctx)),
+      store_(store),
+      model_(model),
+      cache_(ctx.device, model.info().layers, 1, capacity, model.info().kv_heads,
+             model.info().head_size, store.compute_type()) {
+  if (graphs) graphs_ = DecodeGraphs::make(ctx.device, store, model.info());
+}
+
+std::span<const float> Decoder::feed(std::span<const int32_t> tokens) {
+  const auto n = static_cast<int64_t>(tokens.size());
+  if (graphs_ && n == 1 && feed_recorded(tokens.front())) return fetch(graphs_->logits());
+  models::Batch batch;
+  batch.ids = host_.workspace(DType::kInt32, {1, n});
+  std::copy(tokens.begin(), tokens.end(), batch.ids.data<int32_t>());
+  batch.position_ids = models::position_ids(host_, 1, n, cache_.length());
+  // Tables are made for as many positions as recorded work will ask for.
+  if (graphs_) batch.positions = DecodeGraphs::room_for(cache_.length() + n, cache_.capacity());
+  batch = models::to_device(std::move(batch), ctx_.device);
+  return fetch(to_fp32(ctx_, logits(batch, inference_options())));
+}
+
+bool Decoder::feed_recorded(int32_t token) {
+  const auto pass = [this](const models::Batch& batch, Tensor& out, std::vector<Tensor>* reads) {
+    nn::TapeOptions options = inference_options();
+    options.constants = reads;
+    ops::cast(ctx_, logits(batch, options), out);
+  };
+  return graphs_->run(token, cache_, pass);
+}
+
+Tensor Decoder::logits(const models::Batch& batch, const nn::TapeOptions& options) {
+  nn::Tape tape(ctx_, store_, options);
+  models::ForwardOptions forward;
+  forward.cache = &cache_;
+  forward.last_only = true;
+  return model_.logits(tape, batch, forward).data;
+}
+
+std::span<const float> Decoder::fetch(const Tensor& from) {
+  logits_ = to_host(from, host_.device);
+  return {logits_.data<float>(), static_cast<size_t>(logits_.elements())};
+}
+
+}  // namespace ds::infer

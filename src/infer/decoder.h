@@ -1,0 +1,45 @@
+// Decodes one sequence: keeps what it has seen in a key-value cache and gives the logits that
+// follow.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "infer/decode_graphs.h"
+#include "models/architecture.h"
+
+namespace ds::infer {
+
+// How tapes run that keep nothing for backward.
+nn::TapeOptions inference_options();
+// x in fp32, where it is.
+Tensor to_fp32(const OpContext& ctx, const Tensor& x);
+// For what the host reads and writes beside an operator's context.
+OpContext host_of(const OpContext& ctx);
+
+class Decoder {
+ public:
+  // Store and model outlive it. `graphs`: tokens are recorded where that works.
+  Decoder(const OpContext& ctx, nn::ParameterStore& store, const models::Architecture& model,
+          int64_t capacity, bool graphs);
+
+  bool full() const { return cache_.length() == cache_.capacity(); }
+  void forget() { cache_.clear(); }
+
+  // Feeds tokens and returns the logits that follow the last one, until the next call.
+  std::span<const float> feed(std::span<const int32_t> tokens);
+
+ private:
+  Tensor logits(const models::Batch& batch, const nn::TapeOptions& options);
+  bool feed_recorded(int32_t token);
+  std::span<const float> fetch(const Tensor& from);
+
+  const OpContext ctx_, host_;
+  nn::ParameterStore& store_;
+  const models::Architecture& model_;
+  nn::KvCache cache_;
+  std::unique_ptr<DecodeGraphs> graphs_;  // ends before the cache that it reads
+  Tensor logits_;
+};
+
+}  // namespace ds::infer

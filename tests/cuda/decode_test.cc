@@ -1,0 +1,134 @@
+// Decoding on a GPU: recorded tokens have the bits of those that are launched kernel by kernel,
+// over every room that there is a graph for, for all families with a cache and all forms of
+// weights.
+#include <gmock/gmock.h>
+
+#include <cstring>
+
+#include "cuda/model_world.h"
+#include "infer/decoder.h"
+#include "infer/generate.h"
+
+namespace ds {
+namespace {
+
+using namespace gpu_test;  // NOLINT: what these tests are about
+
+struct Family {
+  const char* name;
+  Json config;
+};
+void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
+
+// Small, with more positions than two splits of keys.
+std::vector<Family> families() {
+  const Json long_llama = with(llama_config(), {{"max_position_embeddings", 600}});
+  Json gpt2 = with(model_config(0), {{"n_positions", 600}});
+  const Json neox = {
+      {"model_type", "gpt_neox"},       {"vocab_size", 61},       {"hidden_size", 32},
+      {"intermediate_size", 48},        {"num_hidden_layers", 2}, {"num_attention_heads", 4},
+      {"max_position_embeddings", 600}, {"rotary_pct", 0.5}};
+  Json mistral = with(long_llama, {{"model_type", "mistral"}, {"sliding_window", 40}});
+  Json scaled = with(long_llama, {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}});
+  Json dynamic = with(llama_config(), {{"max_position_embeddings", 300},
+                                       {"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}});
+  return {{"Gpt2", gpt2},       {"Llama", long_llama}, {"GptNeoX", neox},
+          {"Mistral", mistral}, {"Scaled", scaled},    {"Dynamic", dynamic}};
+}
+
+std::vector<int32_t> some_ids(int64_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int32_t> ids(static_cast<size_t>(n));
+  for (int32_t& id : ids) id = static_cast<int32_t>(random() % 61);
+  return ids;
+}
+
+class GpuDecoding : public GpuModel, public ::testing::WithParamInterface<Family> {
+ protected:
+  infer::Decoder decoder(models::Model& model, int64_t capacity, bool graphs) const {
+    return infer::Decoder(model.context(), model.store(), model.architecture(), capacity, graphs);
+  }
+  // Feeds both the same, and compares the bits of what they give.
+  static void step(infer::Decoder& recorded, infer::Decoder& plain, std::span<const int32_t> ids,
+                   const char* what, size_t at) {
+    const std::span<const float> a = recorded.feed(ids), b = plain.feed(ids);
+    ASSERT_EQ(a.size(), b.size());
+    ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size_bytes()), 0) << what << ", token " << at;
+  }
+
+  const uint64_t seed_ = std::random_device{}();
+};
+
+TEST_P(GpuDecoding, RecordedTokensHaveTheSameBits) {
+  SCOPED_TRACE(seed_);
+  const auto model = make_model(GetParam().config, true);
+  constexpr int64_t kCapacity = 530;
+  auto recorded = decoder(*model, kCapacity, true), plain = decoder(*model, kCapacity, false);
+  const std::vector<int32_t> ids = some_ids(1200, seed_);
+  size_t at = 0;
+  const auto feed = [&](int64_t n, const char* what) {
+    step(recorded, plain, std::span(ids).subspan(at, static_cast<size_t>(n)), what, at);
+    at += static_cast<size_t>(n);
+  };
+  feed(7, "prompt");
+  for (int i = 0; i < 8; ++i) feed(1, "short text");
+  feed(236, "more text at once");  // 251
+  for (int i = 0; i < 10; ++i) feed(1, "over the end of the first split");
+  feed(245, "more text at once");  // 506
+  for (int i = 0; i < 12; ++i) feed(1, "over the end of the second split");
+  recorded.forget();
+  plain.forget();
+  feed(3, "a new prompt");
+  for (int i = 0; i < 5; ++i) feed(1, "graphs that are there already");
+}
+
+TEST_P(GpuDecoding, EveryFormOfWeights) {
+  SCOPED_TRACE(seed_);
+  for (const models::WeightForm form :
+       {models::WeightForm::kBFloat16, models::WeightForm::kInt8, models::WeightForm::kInt4}) {
+    const auto model = make_model(GetParam().config, true);
+    models::InferenceOptions held;
+    held.weights = form;
+    held.group_size = 16;
+    held.threads = 1;
+    model->prepare_inference(held);
+    auto recorded = decoder(*model, 40, true), plain = decoder(*model, 40, false);
+    const std::vector<int32_t> ids = some_ids(40, seed_);
+    step(recorded, plain, std::span(ids).first(9), "prompt", 0);
+    for (size_t i = 9; i < 16; ++i) {
+      step(recorded, plain, std::span(ids).subspan(i, 1), "token", i);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuDecoding, ::testing::ValuesIn(families()),
+                         [](const auto& test) { return test.param.name; });
+
+// Beside an engine, whose weights change between texts, and with adapters.
+TEST_F(GpuModel, TextsFollowTheWeights) {
+  models::LoraOptions lora;
+  lora.r = 2;
+  lora.alpha = 4;
+  lora.target_modules = {"all-linear"};
+  const auto model = make_model(llama_config(), true);
+  model->add_lora(lora);
+  Engine engine(dump_json(with(base_config(), {{"bf16", {{"enabled", true}}}})), model, nullptr);
+  engine.set_dataset(periodic_data());
+  const std::vector<int32_t> prompt{3, 9, 27};
+  for (int i = 0; i < 3; ++i) {
+    infer::GenerateOptions options;
+    options.max_tokens = 12;
+    options.sampling.temperature = 1;
+    options.seed = static_cast<uint64_t>(i);
+    const auto text = [&](bool graphs) {
+      options.graphs = graphs;
+      return infer::generate(model->context(), model->store(), model->architecture(), prompt,
+                             options, {});
+    };
+    EXPECT_EQ(text(true), text(false));
+    for (int k = 0; k < 2; ++k) engine.train_batch();
+  }
+}
+
+}  // namespace
+}  // namespace ds
