@@ -2,12 +2,13 @@
 // copies within the GPU's memory, and of a large bf16 product through our own linear layer.
 //
 //   gpu_bench [--device cuda:0] [--filter TEXT] [--without TEXT] [--repeats 5]
-//             [--tiny] [--list]
+//             [--attention auto|own|cudnn] [--time-products] [--once] [--tiny] [--list]
 //
 // Prints a table to standard error and JSON to standard output. A time is that of one of many
 // calls, queued one after another from an idle GPU until it is idle again; of several such turns
-// the median. A row that fails says why, and the exit status is 1. --device cpu --tiny is for
-// trying the program itself.
+// the median. A row that fails says why, and the exit status is 1. --attention and --time-products
+// are the keys of the configuration's section cuda. --once runs every row twice and times nothing,
+// for profilers. --device cpu --tiny is for trying the program itself.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,6 +33,8 @@ struct Options {
   std::string filter;   // of the rows' names
   std::string without;  // leaves out what contains it
   int repeats = 5;
+  ds::kernels::GpuPolicy policy;
+  bool once = false;
   bool tiny = false;
   bool list = false;
 };
@@ -39,7 +42,16 @@ struct Options {
 [[noreturn]] void refuse(const std::string& what) {
   throw std::runtime_error(what +
                            "\nusage: gpu_bench [--device cuda:0] [--filter TEXT] [--without TEXT] "
-                           "[--repeats 5] [--tiny] [--list]");
+                           "[--repeats 5] [--attention auto|own|cudnn] [--time-products] [--once] "
+                           "[--tiny] [--list]");
+}
+
+ds::kernels::AttentionChoice attention_choice(const std::string& text) {
+  using enum ds::kernels::AttentionChoice;
+  if (text == "auto") return kAuto;
+  if (text == "own") return kOwn;
+  if (text == "cudnn") return kCudnn;
+  refuse("--attention is auto, own or cudnn, not " + text);
 }
 
 Options parse(int argc, char** argv) {
@@ -58,6 +70,12 @@ Options parse(int argc, char** argv) {
       o.without = value();
     } else if (name == "--repeats") {
       o.repeats = std::atoi(value().c_str());
+    } else if (name == "--attention") {
+      o.policy.attention = attention_choice(value());
+    } else if (name == "--time-products") {
+      o.policy.time_products = true;
+    } else if (name == "--once") {
+      o.once = true;
     } else if (name == "--tiny") {
       o.tiny = true;
     } else if (name == "--list") {
@@ -148,7 +166,7 @@ Json time_row(const OpContext& ctx, const Options& o, const ds::testing::OpCase&
   return out;
 }
 
-int run(const Options& o) {
+std::vector<ds::testing::OpCase> chosen_rows(const Options& o) {
   std::vector<ds::testing::OpCase> rows =
       ds::bench::gpu_rows(o.tiny ? ds::bench::RowSizes::kTiny : ds::bench::RowSizes::kFull);
   std::erase_if(rows, [&](const auto& row) {
@@ -158,12 +176,32 @@ int run(const Options& o) {
     return !has(o.filter) || (!o.without.empty() && has(o.without));
   });
   if (rows.empty()) refuse("no row's name contains \"" + o.filter + "\"");
+  return rows;
+}
+
+// The second run is that of a warm kernel.
+void run_twice(const OpContext& ctx, const ds::testing::OpCase& row) {
+  const std::function<void()> body = row.prepare(ctx);
+  for (int i = 0; i < 2; ++i) body();
+  ctx.device->default_stream().synchronize();
+  std::cout << row.name << std::endl;
+}
+
+int run(const Options& o) {
+  const std::vector<ds::testing::OpCase> rows = chosen_rows(o);
   if (o.list) {
     for (const auto& row : rows) std::cout << row.name << "\n";
     return 0;
   }
   ds::ThreadPool pool(0);
-  const OpContext ctx{ds::open_device(o.device), &pool};
+  const OpContext ctx{ds::open_device(o.device), &pool, o.policy};
+  if (o.once) {
+    for (const auto& row : rows) {
+      run_twice(ctx, row);
+      ctx.device->trim();
+    }
+    return 0;
+  }
   Json out = {{"device", ctx.device->describe()}, {"rows", Json::array()}};
   const Limits before = measure_limits(ctx, o);
   bool failed = false;

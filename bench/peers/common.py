@@ -120,6 +120,7 @@ class Report:
 
     def row(self, **figures):
         self.rows.append(figures)
+        self._write()  # what was measured is not lost when the script is ended
         print("  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
                         for key, value in figures.items()), flush=True)
 
@@ -129,6 +130,9 @@ class Report:
         for row in self.rows:
             cells = (row.get(key, "") for key in keys)
             print("| " + " | ".join(f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |")
+        self._write()
+
+    def _write(self):
         if self.path:
             with open(self.path, "w", encoding="utf-8") as file:
                 json.dump({**self.head, "rows": self.rows}, file, indent=1)
