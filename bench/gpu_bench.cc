@@ -157,6 +157,8 @@ Json time_row(const OpContext& ctx, const Options& o, const ds::testing::OpCase&
     const std::function<void()> body = row.prepare(ctx);
     const double seconds = median_seconds(*ctx.device, o.repeats, body);
     out["milliseconds"] = seconds * 1e3;
+    // Shares come last; a run that is ended before has said this.
+    std::fprintf(stderr, "%s %.4f ms\n", row.name.c_str(), seconds * 1e3);
     out["bound"] = row.flops > 0 ? "matrix" : "copy";
     out["rate"] = (row.flops > 0 ? row.flops : row.bytes) / seconds;
   } catch (const std::exception& error) {
