@@ -1,20 +1,22 @@
 // Times operators on a GPU beside the limits that bind them, measured in the same run: the rate of
 // copies within the GPU's memory, and of a large bf16 product through our own linear layer.
 //
-//   gpu_bench [--device cuda:0] [--filter TEXT] [--without TEXT] [--repeats 5]
+//   gpu_bench [--device cuda:0] [--filter TEXT,..] [--without TEXT,..] [--repeats 5]
 //             [--attention auto|own|cudnn] [--time-products] [--once] [--tiny] [--list]
 //
-// Prints a table to standard error and JSON to standard output. A time is that of one of many
-// calls, queued one after another from an idle GPU until it is idle again; of several such turns
-// the median. A row that fails says why, and the exit status is 1. --attention and --time-products
-// are the keys of the configuration's section cuda. --once runs every row twice and times nothing,
-// for profilers. --device cpu --tiny is for trying the program itself.
+// --filter keeps the rows whose name contains one of the texts. Prints a table to standard error
+// and JSON to standard output. A time is that of one of many calls, queued one after another from
+// an idle GPU until it is idle again; of several such turns the median. A row that fails says why,
+// and the exit status is 1. --attention and --time-products are the keys of the configuration's
+// section cuda. --once runs every row twice and times nothing, for profilers. --device cpu --tiny
+// is for trying the program itself.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -30,8 +32,8 @@ using ds::OpContext;
 
 struct Options {
   std::string device = "cuda:0";
-  std::string filter;   // of the rows' names
-  std::string without;  // leaves out what contains it
+  std::vector<std::string> filter{""};  // rows whose name contains one of these
+  std::vector<std::string> without;     // but none of those
   int repeats = 5;
   ds::kernels::GpuPolicy policy;
   bool once = false;
@@ -40,10 +42,11 @@ struct Options {
 };
 
 [[noreturn]] void refuse(const std::string& what) {
-  throw std::runtime_error(what +
-                           "\nusage: gpu_bench [--device cuda:0] [--filter TEXT] [--without TEXT] "
-                           "[--repeats 5] [--attention auto|own|cudnn] [--time-products] [--once] "
-                           "[--tiny] [--list]");
+  throw std::runtime_error(
+      what +
+      "\nusage: gpu_bench [--device cuda:0] [--filter TEXT,..] [--without TEXT,..] "
+      "[--repeats 5] [--attention auto|own|cudnn] [--time-products] [--once] "
+      "[--tiny] [--list]");
 }
 
 ds::kernels::AttentionChoice attention_choice(const std::string& text) {
@@ -52,6 +55,13 @@ ds::kernels::AttentionChoice attention_choice(const std::string& text) {
   if (text == "own") return kOwn;
   if (text == "cudnn") return kCudnn;
   refuse("--attention is auto, own or cudnn, not " + text);
+}
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> out;
+  std::stringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) out.push_back(part);
+  return out;
 }
 
 Options parse(int argc, char** argv) {
@@ -65,9 +75,10 @@ Options parse(int argc, char** argv) {
     if (name == "--device") {
       o.device = value();
     } else if (name == "--filter") {
-      o.filter = value();
+      o.filter = split_at_commas(value());
+      if (o.filter.empty()) o.filter = {""};
     } else if (name == "--without") {
-      o.without = value();
+      o.without = split_at_commas(value());
     } else if (name == "--repeats") {
       o.repeats = std::atoi(value().c_str());
     } else if (name == "--attention") {
@@ -175,9 +186,10 @@ std::vector<ds::testing::OpCase> chosen_rows(const Options& o) {
     const auto has = [&](const std::string& text) {
       return row.name.find(text) != std::string::npos;
     };
-    return !has(o.filter) || (!o.without.empty() && has(o.without));
+    return std::none_of(o.filter.begin(), o.filter.end(), has) ||
+           std::any_of(o.without.begin(), o.without.end(), has);
   });
-  if (rows.empty()) refuse("no row's name contains \"" + o.filter + "\"");
+  if (rows.empty()) refuse("--filter and --without leave no row");
   return rows;
 }
 

@@ -276,6 +276,8 @@ class Run:
         for test, result in self.tests.items():
             if result[0] == "failed":
                 print(f"failed: {test}")
+        print(f"total: {total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped, "
+              f"{total['did_not_run']} did not run")
         if total["failed"] or total["did_not_run"] or self.troubles:
             return 1
         if total["skipped"] and not total["passed"]:
