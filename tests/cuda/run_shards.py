@@ -31,8 +31,9 @@ import time
 
 MOST_PROCESSES = 8  # of one shard: the first, and those after deaths
 FATAL = "the process must be restarted"  # as src/device/cuda_support.cc says it
-EVENT = re.compile(r"^\[ +(RUN|OK|FAILED|SKIPPED) +\] ([^\s,]+)(?:,.*?)?(?: \((\d+) ms\))?$")
-ROW = re.compile(r"^\[ row +\] (\S+)$")
+# Not always at the begin of a line: what a test printed before may lack the end of its own.
+EVENT = re.compile(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] ([^\s,]+)(?:,.*?)?(?: \((\d+) ms\))?$")
+ROW = re.compile(r"\[ row +\] (\S+)$")
 RESULTS = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}
 NO_GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
@@ -95,13 +96,17 @@ class Process:
             time.sleep(0.05)
 
     def _line(self, line):
+        if self.why:
+            return  # what ran before the end came says nothing: after an error of CUDA all fails
         self.last.append(line)
         if line.startswith("=========") and len(self.tool_lines) < 60:
             self.tool_lines.append(line)
-        row, event = ROW.match(line), EVENT.match(line)
+        row, event = ROW.search(line), EVENT.search(line)
         if row:
             self.row = row.group(1)
         elif event and event.group(1) == "RUN":
+            if self.running:
+                self.finished[self.running] = ("failed", 0, [*self.text, "it printed no result"])
             self.running, self.row, self.text = event.group(2), None, []
             self.began = time.monotonic()
         elif event and event.group(2) == self.running:

@@ -51,8 +51,11 @@ for name in names[index::count]:
         os.kill(os.getpid(), signal.SIGSEGV)
     elif what == "fatal":
         print("CUDA: a kernel failed; the process must be restarted to use the GPU again", flush=True)
-        time.sleep(5)  # what follows would fail too
-        sys.exit("it went on after an error that nothing survives")
+        for other in [name, *names[index::count]]:  # all that follow fail, and quickly
+            if other != name:
+                print(f"[ RUN      ] {{other}}")
+            print(f"[  FAILED  ] {{other}} (0 ms)", flush=True)
+        sys.exit(1)
     elif what == "hang":
         time.sleep(60)
     elif what == "exit":
@@ -63,6 +66,8 @@ for name in names[index::count]:
     elif what == "skip":
         print("file.cc:9: Skipped\\nneeds a GPU: there is none", flush=True)
         result = "SKIPPED"
+    elif what == "chat":
+        print("a line without its end", end="", flush=True)
     elif what == "sleep":
         time.sleep(float(more))
     print(f"[ {{result:>8}} ] {{name}} (3 ms)" if result != "OK" else f"[       OK ] {{name}} (3 ms)", flush=True)
@@ -105,6 +110,11 @@ class RunShards(unittest.TestCase):
         self.assertEqual((status, failures), (0, ""))
         self.assert_counts(found, passed=11)
         self.assertEqual(found["groups"]["all"]["processes"], 4)
+
+    def test_what_tests_print_does_not_hide_results(self):
+        status, found, failures, _ = self.run_tests({"A.a": "chat", "A.b": "chat", "A.c": "ok"}, "--jobs", "1")
+        self.assertEqual((status, failures), (0, ""))
+        self.assert_counts(found, passed=3)
 
     def test_groups_share_a_program(self):
         tests = {"A.a": "ok", "B.b": "fail", "C/D.c/1": "ok", "A.DISABLED_d": "crash"}
