@@ -3,6 +3,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -107,7 +108,10 @@ class Contender:
         self.process.wait()
         self.errors.seek(0)
         lines = [line for line in self.errors.read().splitlines() if line.strip()]
-        return lines[-1] if lines else f"it ended with status {self.process.returncode}"
+        if not lines:
+            return f"it ended with status {self.process.returncode}"
+        # After the error PyTorch may give advice.
+        return next((line for line in reversed(lines) if re.match(r"[\w.]*Error: ", line)), lines[-1])
 
 
 class Report:

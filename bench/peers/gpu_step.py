@@ -147,9 +147,9 @@ class Run:
                      str(self.args.threads), "gradient_clipping=0", *keys, "--device", self.args.device])
         return start
 
-    def torch(self, kind="compiled", batch=None):
-        return lambda: gpu_common.contender([sys.executable, *sys.argv, "--child", kind, "--model",
-                                             self.model, "--batch", str(batch or self.args.batch)])
+    def torch(self, kind="compiled", batch=None, options=()):
+        return lambda: gpu_common.contender([sys.executable, *sys.argv, "--child", kind, "--model", self.model,
+                                             "--batch", str(batch or self.args.batch), *options])
 
     def measure(self, starts, matrix_rate, batch=None, note="", in_turn=False):
         """Contenders stay while the others have their turns, unless in_turn."""
@@ -283,6 +283,8 @@ def main():
         contenders["ds fp8"] = run.ours(FP8)
     if contenders:
         run.measure(contenders, rates[0], in_turn=args.in_turn)
+        if "torch compile" in run.failed:  # without a C compiler, say: then as it is
+            run.measure({"torch eager": run.torch(options=["--no-compile"])}, rates[0], in_turn=True)
     variants = {f"ds {name}": run.ours(VARIANTS[name]) for name in also if name in VARIANTS}
     if variants:
         args.rounds = min(args.rounds, 2)
