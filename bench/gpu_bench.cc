@@ -1,19 +1,22 @@
 // Times operators on a GPU beside the limits that bind them, measured in the same run: the rate of
 // copies within the GPU's memory, and of a large bf16 product through our own linear layer.
 //
-//   gpu_bench [--device cuda:0] [--filter TEXT] [--without TEXT] [--repeats 5]
-//             [--tiny] [--list]
+//   gpu_bench [--device cuda:0] [--filter TEXT,..] [--without TEXT,..] [--repeats 5]
+//             [--attention auto|own|cudnn] [--time-products] [--once] [--tiny] [--list]
 //
-// Prints a table to standard error and JSON to standard output. A time is that of one of many
-// calls, queued one after another from an idle GPU until it is idle again; of several such turns
-// the median. A row that fails says why, and the exit status is 1. --device cpu --tiny is for
-// trying the program itself.
+// --filter keeps the rows whose name contains one of the texts. Prints a table to standard error
+// and JSON to standard output. A time is that of one of many calls, queued one after another from
+// an idle GPU until it is idle again; of several such turns the median. A row that fails says why,
+// and the exit status is 1. --attention and --time-products are the keys of the configuration's
+// section cuda. --once runs every row twice and times nothing, for profilers. --device cpu --tiny
+// is for trying the program itself.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -29,17 +32,36 @@ using ds::OpContext;
 
 struct Options {
   std::string device = "cuda:0";
-  std::string filter;   // of the rows' names
-  std::string without;  // leaves out what contains it
+  std::vector<std::string> filter{""};  // rows whose name contains one of these
+  std::vector<std::string> without;     // but none of those
   int repeats = 5;
+  ds::kernels::GpuPolicy policy;
+  bool once = false;
   bool tiny = false;
   bool list = false;
 };
 
 [[noreturn]] void refuse(const std::string& what) {
-  throw std::runtime_error(what +
-                           "\nusage: gpu_bench [--device cuda:0] [--filter TEXT] [--without TEXT] "
-                           "[--repeats 5] [--tiny] [--list]");
+  throw std::runtime_error(
+      what +
+      "\nusage: gpu_bench [--device cuda:0] [--filter TEXT,..] [--without TEXT,..] "
+      "[--repeats 5] [--attention auto|own|cudnn] [--time-products] [--once] "
+      "[--tiny] [--list]");
+}
+
+ds::kernels::AttentionChoice attention_choice(const std::string& text) {
+  using enum ds::kernels::AttentionChoice;
+  if (text == "auto") return kAuto;
+  if (text == "own") return kOwn;
+  if (text == "cudnn") return kCudnn;
+  refuse("--attention is auto, own or cudnn, not " + text);
+}
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> out;
+  std::stringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) out.push_back(part);
+  return out;
 }
 
 Options parse(int argc, char** argv) {
@@ -53,11 +75,18 @@ Options parse(int argc, char** argv) {
     if (name == "--device") {
       o.device = value();
     } else if (name == "--filter") {
-      o.filter = value();
+      o.filter = split_at_commas(value());
+      if (o.filter.empty()) o.filter = {""};
     } else if (name == "--without") {
-      o.without = value();
+      o.without = split_at_commas(value());
     } else if (name == "--repeats") {
       o.repeats = std::atoi(value().c_str());
+    } else if (name == "--attention") {
+      o.policy.attention = attention_choice(value());
+    } else if (name == "--time-products") {
+      o.policy.time_products = true;
+    } else if (name == "--once") {
+      o.once = true;
     } else if (name == "--tiny") {
       o.tiny = true;
     } else if (name == "--list") {
@@ -139,6 +168,8 @@ Json time_row(const OpContext& ctx, const Options& o, const ds::testing::OpCase&
     const std::function<void()> body = row.prepare(ctx);
     const double seconds = median_seconds(*ctx.device, o.repeats, body);
     out["milliseconds"] = seconds * 1e3;
+    // Shares come last; a run that is ended before has said this.
+    std::fprintf(stderr, "%s %.4f ms\n", row.name.c_str(), seconds * 1e3);
     out["bound"] = row.flops > 0 ? "matrix" : "copy";
     out["rate"] = (row.flops > 0 ? row.flops : row.bytes) / seconds;
   } catch (const std::exception& error) {
@@ -148,22 +179,43 @@ Json time_row(const OpContext& ctx, const Options& o, const ds::testing::OpCase&
   return out;
 }
 
-int run(const Options& o) {
+std::vector<ds::testing::OpCase> chosen_rows(const Options& o) {
   std::vector<ds::testing::OpCase> rows =
       ds::bench::gpu_rows(o.tiny ? ds::bench::RowSizes::kTiny : ds::bench::RowSizes::kFull);
   std::erase_if(rows, [&](const auto& row) {
     const auto has = [&](const std::string& text) {
       return row.name.find(text) != std::string::npos;
     };
-    return !has(o.filter) || (!o.without.empty() && has(o.without));
+    return std::none_of(o.filter.begin(), o.filter.end(), has) ||
+           std::any_of(o.without.begin(), o.without.end(), has);
   });
-  if (rows.empty()) refuse("no row's name contains \"" + o.filter + "\"");
+  if (rows.empty()) refuse("--filter and --without leave no row");
+  return rows;
+}
+
+// The second run is that of a warm kernel.
+void run_twice(const OpContext& ctx, const ds::testing::OpCase& row) {
+  const std::function<void()> body = row.prepare(ctx);
+  for (int i = 0; i < 2; ++i) body();
+  ctx.device->default_stream().synchronize();
+  std::cout << row.name << std::endl;
+}
+
+int run(const Options& o) {
+  const std::vector<ds::testing::OpCase> rows = chosen_rows(o);
   if (o.list) {
     for (const auto& row : rows) std::cout << row.name << "\n";
     return 0;
   }
   ds::ThreadPool pool(0);
-  const OpContext ctx{ds::open_device(o.device), &pool};
+  const OpContext ctx{ds::open_device(o.device), &pool, o.policy};
+  if (o.once) {
+    for (const auto& row : rows) {
+      run_twice(ctx, row);
+      ctx.device->trim();
+    }
+    return 0;
+  }
   Json out = {{"device", ctx.device->describe()}, {"rows", Json::array()}};
   const Limits before = measure_limits(ctx, o);
   bool failed = false;

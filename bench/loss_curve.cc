@@ -13,6 +13,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "bench/checksum.h"
+
 namespace {
 
 using Json = nlohmann::json;
@@ -35,21 +37,6 @@ std::vector<int64_t> read_tokens(const std::string& path) {
 libds::Model open(const std::string& name) {
   const bool config = name.size() > 5 && name.substr(name.size() - 5) == ".json";
   return config ? libds::Model::create(read_text(name), 1) : libds::Model::open(name);
-}
-
-// FNV-1a over the bits of all weights.
-std::string checksum(const libds::Model& model) {
-  uint64_t sum = 0xCBF29CE484222325u;
-  for (const std::string& name : model.tensor_names()) {
-    for (const float value : model.tensor(name).to_vector<float>()) {
-      uint32_t bits = 0;
-      std::memcpy(&bits, &value, sizeof bits);
-      sum = (sum ^ bits) * 0x100000001B3u;
-    }
-  }
-  std::ostringstream text;
-  text << std::hex << sum;
-  return text.str();
 }
 
 // The value behind an option, which leaves the arguments.
@@ -84,7 +71,7 @@ Json train(const std::vector<std::string>& arguments, const std::string& device)
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-  return {{"losses", losses}, {"weights", checksum(model)}, {"seconds", seconds}};
+  return {{"losses", losses}, {"weights", bench::checksum(model)}, {"seconds", seconds}};
 }
 
 }  // namespace

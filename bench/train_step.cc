@@ -2,6 +2,8 @@
 //   train_step MODEL.json BATCH LENGTH fp32|bf16 STEPS|serve [THREADS] [KEY=JSON ...]
 //              [--device cuda:0]
 // prints {"milliseconds": [..], "peak_bytes": N}. The first two steps warm up and do not count.
+// With
+// --device it prints every step's loss, those of the first two too, and a checksum of the weights.
 // With "serve" it greets with a line, then answers each line "N" on standard input with the
 // milliseconds of N steps, and "memory" with the report of the memory. KEY=JSON adds to the
 // configuration. Processes of a launcher train together, each with a batch of its own. With
@@ -16,6 +18,8 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "bench/checksum.h"
 
 namespace {
 
@@ -51,7 +55,7 @@ class Training {
     auto began = std::chrono::steady_clock::now();
     for (int i = 0; i < count; ++i) {
       if (batches.empty()) {
-        engine_.train_batch();
+        losses_.push_back(engine_.train_batch().loss);
       } else {
         const auto at = static_cast<size_t>(2 * i);
         const libds::Tensor loss = engine_.forward(batches[at], batches[at + 1]);
@@ -66,6 +70,9 @@ class Training {
     return times;
   }
   Json memory() { return Json::parse(engine_.memory_report()); }
+  // Of the steps whose batches came from a data set.
+  const Json& losses() const { return losses_; }
+  std::string checksum() const { return bench::checksum(model_); }
 
  private:
   static libds::Model create(const std::string& json, const std::string& device) {
@@ -129,6 +136,7 @@ class Training {
   libds::Comm comm_;
   libds::Model model_;
   libds::Engine engine_;
+  Json losses_ = Json::array();
   libds::Dataset dataset_;  // none: every batch is given
   std::string smallest_;    // a parameter: reading it waits for a GPU
   uint32_t seed_;
@@ -172,8 +180,12 @@ int main(int argc, char** argv) {
     training.steps(2);
     if (arguments[5] != "serve") {
       const Json times = training.steps(std::stoi(arguments[5]));
-      std::cout << Json{{"milliseconds", times}, {"peak_bytes", training.memory()["total"]["peak"]}}
-                << "\n";
+      Json out = {{"milliseconds", times}, {"peak_bytes", training.memory()["total"]["peak"]}};
+      if (!device.empty()) {
+        out["losses"] = training.losses();
+        out["weights"] = training.checksum();
+      }
+      std::cout << out << "\n";
       return 0;
     }
     std::cout << training.memory() << std::endl;

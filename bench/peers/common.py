@@ -3,6 +3,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -107,7 +108,10 @@ class Contender:
         self.process.wait()
         self.errors.seek(0)
         lines = [line for line in self.errors.read().splitlines() if line.strip()]
-        return lines[-1] if lines else f"it ended with status {self.process.returncode}"
+        if not lines:
+            return f"it ended with status {self.process.returncode}"
+        # After the error PyTorch may give advice.
+        return next((line for line in reversed(lines) if re.match(r"[\w.]*Error: ", line)), lines[-1])
 
 
 class Report:
@@ -120,6 +124,7 @@ class Report:
 
     def row(self, **figures):
         self.rows.append(figures)
+        self._write()  # what was measured is not lost when the script is ended
         print("  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
                         for key, value in figures.items()), flush=True)
 
@@ -129,6 +134,9 @@ class Report:
         for row in self.rows:
             cells = (row.get(key, "") for key in keys)
             print("| " + " | ".join(f"{c:.4g}" if isinstance(c, float) else str(c) for c in cells) + " |")
+        self._write()
+
+    def _write(self):
         if self.path:
             with open(self.path, "w", encoding="utf-8") as file:
                 json.dump({**self.head, "rows": self.rows}, file, indent=1)

@@ -3,12 +3,14 @@
 usage: gpu_operators.py BENCH_FOLDER [--rounds 1] [--only TEXT] [--without TEXT] [--no-compile] [--device cuda:0]
                         [--tiny] [--json FILE]
 BENCH_FOLDER holds gpu_bench (build/cuda/bench). Types and sizes are those of its rows. Attention is
-PyTorch's SDPA with its flash kernel, forward and backward; norms, activations and losses are what
-torch.compile makes of the usual formula; AdamW is the fused one. A backward row of PyTorch is its
-forward and backward less its forward. Attention of ds is measured with its own kernels and, where
-cuDNN is found, with cuDNN's. ds has a turn before each of PyTorch's and one at the end. Exit status
-3: there is nothing to compare with.
+PyTorch's SDPA, forward and backward, as it chooses (torch_ms) and with its flash kernel and with cuDNN
+forced by sdpa_kernel (torch_flash_ms, torch_cudnn_ms); ds computes it as it chooses (ds_ms), with its own
+kernels and with cuDNN (ds_own_ms, ds_cudnn_ms). `ratio` is the fastest of PyTorch's over the fastest of
+ours. Norms, activations and losses are what torch.compile makes of the usual formula; AdamW is the fused
+one. A backward row of PyTorch is its forward and backward less its forward. ds has a turn before each of
+PyTorch's and one at the end. Exit status 3: there is nothing to compare with.
 """
+import contextlib
 import json
 import os
 import subprocess
@@ -195,15 +197,60 @@ def peer_of(torch, args, name):
     return Peer(torch, args, name)
 
 
-def our_rows(args, environment=None):
+def our_rows(args, attention="auto"):
     command = [os.path.join(args.programs, "gpu_bench"), "--device", args.device, "--filter",
-               args.only, "--without", args.without, "--repeats", "3"]
+               args.only, "--without", args.without, "--repeats", "3", "--attention", attention]
     command += ["--tiny"] if args.tiny else []
-    done = subprocess.run(command, capture_output=True, text=True,
-                          env={**os.environ, **(environment or {})})
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise SystemExit(done.stderr.strip())
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def theirs_of(torch, args, name):
+    """How PyTorch computes a row: "" is as it chooses; attention on a GPU by either library too."""
+    if name.startswith("attention/") and args.device.startswith("cuda"):
+        return "", "flash", "cudnn"
+    return ("",)
+
+
+def forced(torch, how):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+    return sdpa_kernel(backends[how]) if how else contextlib.nullcontext()
+
+
+def their_turn(torch, args, name, how, theirs):
+    try:
+        with forced(torch, how):
+            peer = peer_of(torch, args, name)
+            if peer is not None:
+                theirs.setdefault((name, how), []).append(peer.milliseconds())
+    except Exception as error:  # noqa: BLE001 - one row less, with the reason
+        print(f"{name}: PyTorch {how}: {str(error).splitlines()[0]}", file=sys.stderr)
+        theirs[name, how] = []
+    peer = None
+    if args.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def figures_of(name, rows, also, theirs):
+    median = common.statistics.median
+    figures = {"row": name, "ds_ms": median(row["milliseconds"] for row in rows)}
+    ours = [figures["ds_ms"]]
+    for how, row in also:
+        figures[f"ds_{how}_ms"] = row["milliseconds"]
+        ours.append(row["milliseconds"])
+    peers = []
+    for (of, how), times in theirs.items():
+        if of == name and times:
+            peers.append(median(times))
+            figures[f"torch_{how}_ms" if how else "torch_ms"] = peers[-1]
+    if peers:
+        figures["ratio"] = min(peers) / min(ours)
+    figures["share"] = median(row["share"] for row in rows)
+    figures["of"] = rows[0]["bound"]
+    return figures
 
 
 def main():
@@ -226,39 +273,23 @@ def main():
     for _ in range(args.rounds):
         our_turn()
         for name in ours:
-            if theirs.get(name) == []:
-                continue  # it failed before
-            try:
-                peer = peer_of(torch, args, name)
-                if peer is not None:
-                    theirs.setdefault(name, []).append(peer.milliseconds())
-            except Exception as error:  # noqa: BLE001 - one row less, with the reason
-                print(f"{name}: PyTorch: {str(error).splitlines()[0]}", file=sys.stderr)
-                theirs[name] = []
-            peer = None
-            if args.device.startswith("cuda"):
-                torch.cuda.empty_cache()
+            for how in theirs_of(torch, args, name):
+                if theirs.get((name, how)) != []:  # it failed before
+                    their_turn(torch, args, name, how, theirs)
     our_turn()
-    cudnn = {}
-    if any(name.startswith("attention/") for name in ours) and args.device.startswith("cuda"):
-        for row in our_rows(args, {"DS_CUDNN_ATTENTION": "always"})["rows"]:
-            cudnn[row["name"]] = row.get("milliseconds")
+    chosen = {}
+    if any(name.startswith("attention/") for name in ours):
+        for how in ("own", "cudnn"):
+            chosen[how] = {row["name"]: row for row in our_rows(args, how)["rows"]}
     failed = False
     for name, rows in ours.items():
-        if any("error" in row for row in rows):
+        also = [(how, rows_of[name]) for how, rows_of in chosen.items() if name in rows_of]
+        bad = next((row["error"] for row in rows + [row for _, row in also] if "error" in row), None)
+        if bad:
             failed = True
-            report.row(row=name, error=next(row["error"] for row in rows if "error" in row))
+            report.row(row=name, error=bad)
             continue
-        mine = common.statistics.median(row["milliseconds"] for row in rows)
-        figures = {"row": name, "ds_ms": mine}
-        if theirs.get(name):
-            peer = common.statistics.median(theirs[name])
-            figures.update(torch_ms=peer, ratio=peer / mine)
-        if name.startswith("attention/") and cudnn.get(name):
-            figures["ds_cudnn_ms"] = cudnn[name]
-        figures["share"] = common.statistics.median(row["share"] for row in rows)
-        figures["of"] = rows[0]["bound"]
-        report.row(**figures)
+        report.row(**figures_of(name, rows, also, theirs))
     report.row(row="limits", copy_gb_per_s=max(x["copy_bytes_per_s"] for x in limits) * 1e-9,
                bf16_tflop_per_s=max(x["bf16_flops_per_s"] for x in limits) * 1e-12)
     report.finish()

@@ -2,11 +2,17 @@
 one run: tokens per second, their ratio, the share of the bf16 matrix rate (6N FLOP), peak memory.
 
 usage: gpu_step.py BENCH_FOLDER [--model 124m|1.5b|8b] [--batch N] [--length 1024] [--rounds 5]
-                   [--steps 10] [--also fp8,offload,offload-13b] [--cap-gb 40] [--no-compile]
-                   [--device cuda:0] [--tiny] [--json FILE]
+                   [--steps 10] [--in-turn] [--compile-blocks] [--also fp8,offload,offload-13b]
+                   [--cap-gb 40] [--no-compile] [--device cuda:0] [--tiny] [--json FILE]
 BENCH_FOLDER holds train_step and gpu_bench (build/cuda/bench). Every contender is a process of its own
 that stays warm; both hold fp32 masters and compute in bf16. A time is that of one of the steps of a
-turn, which ends when the GPU has finished. --also adds rows of ds alone:
+turn, which ends when the GPU has finished. With --in-turn one process at a time holds the GPU: each
+round starts the contenders one after another, warms each up, measures and ends it (PyTorch's second
+start finds what it compiled in TORCHINDUCTOR_CACHE_DIR). --compile-blocks compiles a block and the head
+of PyTorch's model instead of the whole, which takes long with many blocks. --also adds rows of ds alone:
+  own, cudnn, recorded, products
+           attention by our kernels, or by cuDNN; recorded work (graph_harvesting); matrix products
+           whose algorithms were timed (time_products); each started alone, after the others
   fp8      the same with {"fp8": {"enabled": true}}
   offload  the largest GPT-2 up to 13B whose state fits this host's memory, with
            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, while all but
@@ -31,6 +37,8 @@ MODELS = {"124m": (768, 12, 12), "1.5b": (1600, 48, 25), "8b": (4096, 40, 32), "
           "6.7b": (4096, 32, 32), "2.7b": (2560, 32, 32)}
 BATCHES = {"124m": 32, "1.5b": 8, "8b": 2}  # two contenders fit a GPU of 141 GB
 FP8 = 'fp8={"enabled": true}'
+VARIANTS = {"own": 'cuda={"attention": "own"}', "cudnn": 'cuda={"attention": "cudnn"}',
+            "recorded": "graph_harvesting=true", "products": 'cuda={"time_products": true}'}
 OFFLOAD = 'zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}'
 COMPACT = ('bf16={"enabled": true, "split_master": true}', 'data_types={"grad_accum_dtype": "bf16"}',
            'optimizer={"type": "AdamW", "state_dtype": "int8", "params": {"lr": 3e-4}}')
@@ -46,12 +54,18 @@ def shape(args, name):
 def compiled_step(torch, args, config):
     """The loss, and the parameters, of a model that is compiled and computes in bf16 by autocast."""
     kind = "cuda" if args.device.startswith("cuda") else "cpu"
-    model = gpu_common.small_gpt2(torch, config).to(args.device)
+    with torch.device(args.device):
+        model = gpu_common.small_gpt2(torch, config)
+    whole = not (args.no_compile or args.compile_blocks)
+    if args.compile_blocks and not args.no_compile:
+        for block in model.h:
+            block.compile()
+        model.head = torch.compile(model.head)
 
     def loss_of(ids, labels):
         with torch.autocast(kind, dtype=torch.bfloat16):
             return model(ids, labels)
-    return (loss_of if args.no_compile else torch.compile(loss_of)), model
+    return (torch.compile(loss_of) if whole else loss_of), model
 
 
 def offloaded_step(torch, args, config):
@@ -122,45 +136,60 @@ class Run:
         self.seen, self.failed = {}, {}
 
     def ours(self, *keys, batch=None):
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump({"model_type": "gpt2", **self.config}, file)
-            file.flush()
-            return gpu_common.contender(
-                [os.path.join(self.args.programs, "train_step"), file.name,
-                 str(batch or self.args.batch), str(self.args.length), "bf16", "serve",
-                 str(self.args.threads), "gradient_clipping=0", *keys, "--device", self.args.device])
+        """How a contender is started: a function, so that it can be started again."""
+        def start():
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                json.dump({"model_type": "gpt2", **self.config}, file)
+                file.flush()
+                return gpu_common.contender(
+                    [os.path.join(self.args.programs, "train_step"), file.name,
+                     str(batch or self.args.batch), str(self.args.length), "bf16", "serve",
+                     str(self.args.threads), "gradient_clipping=0", *keys, "--device", self.args.device])
+        return start
 
-    def torch(self, kind="compiled", batch=None):
-        return gpu_common.contender([sys.executable, *sys.argv, "--child", kind, "--model", self.model,
-                                     "--batch", str(batch or self.args.batch)])
+    def torch(self, kind="compiled", batch=None, options=()):
+        return lambda: gpu_common.contender([sys.executable, *sys.argv, "--child", kind, "--model", self.model,
+                                             "--batch", str(batch or self.args.batch), *options])
 
-    def measure(self, contenders, matrix_rate, batch=None, note=""):
-        running = {n: c for n, c in contenders.items() if not isinstance(c, str)}
-        times = {name: [] for name in running}
-        failed = self.failed
-        failed.update({n: c for n, c in contenders.items() if isinstance(c, str)})
+    def measure(self, starts, matrix_rate, batch=None, note="", in_turn=False):
+        """Contenders stay while the others have their turns, unless in_turn."""
+        times, peaks, running = {name: [] for name in starts}, {}, {}
         for _ in range(self.args.rounds):
-            for name, contender in list(running.items()):
+            for name, start in starts.items():
+                if name in self.failed:
+                    continue
+                contender = running.get(name) or start()
                 try:
+                    if isinstance(contender, str):
+                        raise common.NotStarted(contender)
                     times[name].append(statistics.fmean(contender.steps(self.args.steps)))
+                    print(f"{name}: {times[name][-1]:.4g} ms a step", flush=True)
+                    peaks[name] = contender.ask("memory")["total"]["peak"]
+                    running[name] = contender
                 except common.NotStarted as error:
-                    failed[name] = str(error)
-                    del running[name]
-        tokens = (batch or self.args.batch) * self.args.length
-        for name, contender in running.items():
-            ms = statistics.median(times[name])
-            self.seen[name] = ms
-            rate = 6 * self.parameters * tokens / ms * 1e3
-            ratio = {"ratio": ms / self.seen["ds"]} if "ds" in self.seen else {}
-            self.report.row(contender=name, note=note, model=self.model, parameters=self.parameters,
-                            tokens=tokens, ms=ms, spread=f"{min(times[name]):.4g}-{max(times[name]):.4g}",
-                            tokens_per_s=tokens / ms * 1e3, **ratio,
-                            share_of_matrix_rate=rate / matrix_rate if matrix_rate else 0.0,
-                            peak_gib=contender.ask("memory")["total"]["peak"] / 2**30)
+                    self.failed[name] = str(error)
+                    running.pop(name, None)
+                if in_turn and name in running:
+                    running.pop(name).close()
+        for contender in running.values():
             contender.close()
-        for name in contenders:
-            if name in failed:
-                self.report.row(contender=name, note=note, model=self.model, skipped=failed[name])
+        for name in starts:
+            self.show(name, times[name], peaks, matrix_rate, batch, note)
+
+    def show(self, name, times, peaks, matrix_rate, batch, note):
+        if name in self.failed:
+            self.report.row(contender=name, note=note, model=self.model, skipped=self.failed[name])
+            return
+        tokens = (batch or self.args.batch) * self.args.length
+        ms = statistics.median(times)
+        self.seen[name] = ms
+        rate = 6 * self.parameters * tokens / ms * 1e3
+        ratio = {"ratio": ms / self.seen["ds"]} if "ds" in self.seen else {}
+        self.report.row(contender=name, note=note, model=self.model, parameters=self.parameters,
+                        tokens=tokens, ms=ms, spread=f"{min(times):.4g}-{max(times):.4g}",
+                        tokens_per_s=tokens / ms * 1e3, **ratio,
+                        share_of_matrix_rate=rate / matrix_rate if matrix_rate else 0.0,
+                        peak_gib=peaks[name] / 2**30)
 
 
 def host_bytes():
@@ -206,7 +235,7 @@ def offload(args, report, matrix_rate):
     run = Run(args, report, model)
     note = f"offload, {args.cap_gb:g} GB"
     run.measure({"ds": run.ours(OFFLOAD, CHECKPOINTING, batch=batch)}, matrix_rate, batch, note)
-    peer = run.torch("offload", batch) if args.device.startswith("cuda") else "it needs a GPU"
+    peer = run.torch("offload", batch) if args.device.startswith("cuda") else lambda: "it needs a GPU"
     run.measure({"torch fully_shard": peer}, matrix_rate, batch, note)
     del ballast
     return run
@@ -220,7 +249,10 @@ def main():
     made.add_argument("--batch", type=int, default=0)
     made.add_argument("--length", type=int, default=1024)
     made.add_argument("--steps", type=int, default=10)
-    made.add_argument("--also", default="", help="fp8, offload, offload-13b; several with commas")
+    made.add_argument("--in-turn", action="store_true", help="one process at a time holds the GPU")
+    made.add_argument("--compile-blocks", action="store_true")
+    made.add_argument("--also", default="", help="own, cudnn, recorded, products, fp8, offload, offload-13b; "
+                                                 "several with commas")
     made.add_argument("--only-also", action="store_true", help="leave the comparison out")
     made.add_argument("--cap-gb", type=float, default=40)
     made.add_argument("--host-gib", type=float, default=float(os.environ.get("HOST_GIB", 0)),
@@ -239,6 +271,9 @@ def main():
     rates = [limits["bf16_flops_per_s"]]
     run = Run(args, report, args.model)
     also = [name for name in args.also.split(",") if name]
+    unknown = set(also) - {*VARIANTS, "fp8", "offload", "offload-13b"}
+    if unknown:
+        made.error(f"--also does not know {', '.join(sorted(unknown))}")
     contenders = {}
     if not args.only_also:
         contenders = {"ds": run.ours(), "torch eager" if args.no_compile else "torch compile": run.torch()}
@@ -247,7 +282,13 @@ def main():
             contenders["ds"] = run.ours()
         contenders["ds fp8"] = run.ours(FP8)
     if contenders:
-        run.measure(contenders, rates[0])
+        run.measure(contenders, rates[0], in_turn=args.in_turn)
+        if "torch compile" in run.failed:  # without a C compiler, say: then as it is
+            run.measure({"torch eager": run.torch(options=["--no-compile"])}, rates[0], in_turn=True)
+    variants = {f"ds {name}": run.ours(VARIANTS[name]) for name in also if name in VARIANTS}
+    if variants:
+        args.rounds = min(args.rounds, 2)
+        run.measure(variants, rates[0], in_turn=True)
     runs = [run]
     if "offload-13b" in also:
         runs.append(compact_offload(args, report, rates[0]))

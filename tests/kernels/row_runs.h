@@ -2,7 +2,9 @@
 // report.
 //
 // DS_TEST_SEED=n repeats a run (a failure prints n); DS_TEST_CASE=text keeps the rows whose name
-// contains the text.
+// contains the text. For tests/cuda/run_shards.py, which goes on where a row has ended the process:
+// DS_TEST_TRACE_ROWS prints the name of each row before it runs, DS_TEST_SKIP_CASES=name,... leaves
+// rows out.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +34,14 @@ inline uint64_t row_seed(const std::string& name) {
   return hash ^ base_seed();
 }
 
+// Whether a list with commas has the name.
+inline bool is_listed(const std::string& name, const char* list) {
+  return list != nullptr &&
+         ("," + std::string(list) + ",").find("," + name + ",") != std::string::npos;
+}
+
 inline bool wanted(const OpCase& row) {
+  if (is_listed(row.name, std::getenv("DS_TEST_SKIP_CASES"))) return false;
   const char* text = std::getenv("DS_TEST_CASE");
   return text == nullptr || row.name.find(text) != std::string::npos;
 }
@@ -57,6 +66,8 @@ class RowReport {
   // One run of a row's check or gradient, which must compare something and find it right.
   template <class Run>
   void run(const OpCase& row, const Run& check, const OpContext& ctx) {
+    static const bool trace = std::getenv("DS_TEST_TRACE_ROWS") != nullptr;
+    if (trace) std::cout << "[ row      ] " << row.name << std::endl;
     start_digest();
     const CaseResult result = check(ctx, row_seed(row.name));
     EXPECT_GT(digest().tensors, 0) << hint(row) << ": compared nothing";

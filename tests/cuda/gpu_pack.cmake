@@ -1,0 +1,42 @@
+# What scripts/gpu-pack carries to a machine with a GPU. `gpu_all` is one program of the tests in the
+# gpu_* programs (`targets`), which would each hold all kernels otherwise. A program that has sources
+# of another in it, to run them with a setting of the whole process, or definitions of its own, stays
+# apart.
+set(DS_GPU_ALL_SOURCES)
+set(DS_GPU_ALL_LIBRARIES)
+set(DS_GPU_APART)
+foreach(target IN LISTS targets)
+  get_target_property(sources ${target} SOURCES)
+  get_target_property(definitions ${target} COMPILE_DEFINITIONS)
+  if("$<TARGET_OBJECTS:ds_gpu_rows>" IN_LIST sources)
+    continue()  # a family of the operator table; all of them come below
+  endif()
+  foreach(source IN LISTS sources)
+    if(source IN_LIST DS_GPU_ALL_SOURCES)
+      set(definitions "sources of another program")
+    endif()
+  endforeach()
+  if(definitions)
+    list(APPEND DS_GPU_APART ${target})
+    continue()
+  endif()
+  get_target_property(libraries ${target} LINK_LIBRARIES)
+  list(APPEND DS_GPU_ALL_SOURCES ${sources})
+  list(APPEND DS_GPU_ALL_LIBRARIES ${libraries})
+endforeach()
+list(REMOVE_DUPLICATES DS_GPU_ALL_LIBRARIES)
+add_executable(gpu_all EXCLUDE_FROM_ALL ${DS_GPU_ALL_SOURCES} $<TARGET_OBJECTS:ds_gpu_rows>)
+target_include_directories(gpu_all PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+target_link_libraries(gpu_all PRIVATE ${DS_GPU_ALL_LIBRARIES})
+ds_link_cases(gpu_all ${DS_GPU_FAMILIES})
+
+if(DS_BUILD_BENCH)
+  set(DS_GPU_PROGRAMS gpu_all ${DS_GPU_APART} ds_program gpu_bench train_step loss_curve print_limits)
+  add_custom_target(gpu_pack DEPENDS ${DS_GPU_PROGRAMS})
+  set(files "$<TARGET_FILE:ds>")
+  foreach(program IN LISTS DS_GPU_PROGRAMS)
+    string(APPEND files "\n$<TARGET_FILE:${program}>")
+  endforeach()
+  # The library first, then the programs.
+  file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/gpu-pack-files CONTENT "${files}\n")
+endif()
