@@ -26,7 +26,7 @@ class EmulationTest : public ::testing::Test {
   template <class... P, class... A>
   void run(void (*kernel)(P...), const Grid& grid, A... arguments) {
     const DeviceScope scope(*device_);
-    launch({device_->default_stream().native(), 1}, "test", kernel, grid, arguments...);
+    launch({device_->default_stream().native(), 1, 0, 90, {}}, "test", kernel, grid, arguments...);
   }
   std::shared_ptr<CudaDevice> device_;
 };
@@ -107,7 +107,7 @@ TEST(EmulationDeathTest, AnExchangeThatOthersDoNotMakeIsFound) {
       {
         int out = 0;
         const DeviceScope scope(*device);
-        launch({device->default_stream().native(), 1}, "lonely", lonely, {1, 32}, &out);
+        launch({device->default_stream().native(), 1, 0, 90, {}}, "lonely", lonely, {1, 32}, &out);
         device->default_stream().synchronize();
       },
       "exchange that others do not make");

@@ -102,7 +102,7 @@ class GpuMatmul : public ::testing::Test {
                         magnitude.data());
     const std::vector<double> around = doubles(c.whole);
 
-    const GpuStream on{device_->default_stream().native(), processors};
+    const GpuStream on{device_->default_stream().native(), processors, 0, 90, {}};
     std::shared_ptr<void> workspace;
     {
       const DeviceScope scope(*device_);
