@@ -63,6 +63,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   std::string best;
   int best_distance = static_cast<int>(std::max<size_t>(2, name.size() * 2 / 5)) + 1;
   for (const std::string& candidate : candidates) {
+    if (candidate.size() > 200) continue;  // of a hostile file
     const int distance = edit_distance(name, candidate);
     if (distance < best_distance) {
       best_distance = distance;

@@ -7,7 +7,8 @@ using namespace keys;
 
 KeyTable cuda_table() {
   return table(
-      "Which algorithms a GPU may use while it trains; docs/cuda.md. On the CPU the section changes "
+      "Which algorithms a GPU may use while it trains; docs/cuda.md. On the CPU the section "
+      "changes "
       "nothing. (Extension.)",
       {
           choice("attention", {"auto", "own", "cudnn"}, "auto",

@@ -29,24 +29,42 @@ struct AddedTokenSegment {
 // Finds tokens: leftmost first, the longest of those that begin there.
 class AddedTokenMatcher {
  public:
-  // `index` goes back to the caller's list; empty patterns are ignored.
+  // Empty patterns are ignored. After the last one, finish().
   void add(std::string_view pattern, const AddedToken& token);
-  bool empty() const noexcept { return tokens_.empty(); }
+  void finish();
+  bool empty() const noexcept { return patterns_.empty(); }
 
   void split(std::string_view text, bool parse_special,
              std::vector<AddedTokenSegment>& segments) const;
 
  private:
-  // The longest token that begins at `pos`: its index and length, or -1.
-  int longest_at(std::string_view text, size_t pos, size_t& length) const;
-
-  struct Node {
-    int token = -1;
+  struct Pattern {
+    AddedToken token;
+    std::string text;
   };
-  std::vector<AddedToken> tokens_;
+  // A trie of patterns as they are written.
+  struct Node {
+    int pattern = -1;
+  };
+  // A state of Aho and Corasick's automaton of the patterns, read from their ends.
+  struct State {
+    uint32_t shorter = 0;  // the state of the longest proper suffix
+    int longest = -1;      // the longest pattern that is a suffix of the state
+  };
+  // The longest pattern that begins at `pos`, or -1. False when that is not known after
+  // kShortWalk bytes.
+  bool longest_at(std::string_view text, size_t pos, int& pattern) const;
+  // For every place of the text the longest pattern that begins there, or -1.
+  std::vector<int> longest_everywhere(std::string_view text) const;
+  uint32_t next_state(uint32_t state, char byte) const;
+
+  std::vector<Pattern> patterns_;
   std::vector<Node> nodes_{Node{}};
   std::unordered_map<uint64_t, uint32_t> edges_;  // (node, byte) -> node
-  std::array<bool, 256> first_{};                 // bytes that begin a token
+  std::array<bool, 256> first_{};                 // bytes that begin a pattern
+  // Only where a pattern is longer than kShortWalk.
+  std::vector<State> states_;
+  std::unordered_map<uint64_t, uint32_t> state_edges_;
 };
 
 }  // namespace ds

@@ -62,6 +62,7 @@ Decoder::Decoder(const Json& json, std::string_view what) : null_(json.is_null()
 
 void Decoder::add(const Json& json, std::string_view what, bool alone) {
   const std::string type = text_field(json, "type", what);
+  check_steps(steps_, what);
   if (type == "Sequence") {
     const Json& steps = array_field(json, "decoders", what);
     for (const Json& step : steps) add(step, what, alone && steps.size() == 1);
@@ -102,9 +103,10 @@ void Decoder::add(const Json& json, std::string_view what, bool alone) {
 std::string Decoder::apply(Tokens tokens) const {
   size_t bytes = 0;
   for (const std::string& token : tokens) bytes += token.size();
-  const size_t limit = replaced_limit(bytes);
+  TimeLimit time(bytes);
+  const Limits limits{replaced_limit(bytes), time};
   for (const auto& step : steps_) {
-    std::visit([&](const auto& known) { known.apply(tokens, limit); }, step);
+    std::visit([&](const auto& known) { known.apply(tokens, limits); }, step);
   }
   std::string out;
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -114,45 +116,48 @@ std::string Decoder::apply(Tokens tokens) const {
   return out;
 }
 
-void Decoder::Replace::apply(Tokens& tokens, size_t limit) const {
+void Decoder::Replace::apply(Tokens& tokens, Limits limits) const {
   for (std::string& token : tokens) {
     // Patterns need well-formed text, which bytes after ByteFallback may not be.
-    if (is_valid_utf8(token)) token = pattern.replace_all(token, content, limit);
-    limit -= std::min(limit, token.size());  // of all tokens together
+    if (is_valid_utf8(token))
+      token = pattern.replace_all(token, content, limits.bytes, limits.time);
+    limits.bytes -= std::min(limits.bytes, token.size());
   }
 }
 
-void Decoder::ByteFallback::apply(Tokens& tokens, size_t) const {
+void Decoder::ByteFallback::apply(Tokens& tokens, Limits) const {
   for (std::string& token : tokens) {
     if (const int byte = fallback_byte(token); byte >= 0) token = static_cast<char>(byte);
   }
 }
 
-void Decoder::Fuse::apply(Tokens& tokens, size_t) const {
+void Decoder::Fuse::apply(Tokens& tokens, Limits) const {
   std::string all;
   for (const std::string& token : tokens) all += token;
   tokens.assign(1, std::move(all));
 }
 
-void Decoder::Strip::apply(Tokens& tokens, size_t) const {
+void Decoder::Strip::apply(Tokens& tokens, Limits) const {
   if (content.empty()) return;
   for (std::string& token : tokens) {
-    for (size_t n = 0; n < start && token.starts_with(content); ++n) {
-      token.erase(0, content.size());
+    std::string_view rest = token;
+    for (size_t n = 0; n < start && rest.starts_with(content); ++n) {
+      rest.remove_prefix(content.size());
     }
-    for (size_t n = 0; n < stop && token.ends_with(content); ++n) {
-      token.resize(token.size() - content.size());
+    for (size_t n = 0; n < stop && rest.ends_with(content); ++n) {
+      rest.remove_suffix(content.size());
     }
+    if (rest.size() < token.size()) token = std::string(rest);
   }
 }
 
-void Decoder::Metaspace::apply(Tokens& tokens, size_t) const {
+void Decoder::Metaspace::apply(Tokens& tokens, Limits) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
     tokens[i] = replace_text(tokens[i], replacement, i == 0 && drop_first ? "" : " ");
   }
 }
 
-void Decoder::WordPiece::apply(Tokens& tokens, size_t) const {
+void Decoder::WordPiece::apply(Tokens& tokens, Limits) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
     std::string& token = tokens[i];
     if (i > 0 && token.starts_with(prefix)) {

@@ -22,32 +22,36 @@ class Decoder {
 
  private:
   using Tokens = std::vector<std::string>;
+  struct Limits {
+    size_t bytes;  // of all tokens together
+    TimeLimit& time;
+  };
   struct Replace {
     TextPattern pattern;
     std::string content;
-    void apply(Tokens& tokens, size_t limit) const;
+    void apply(Tokens& tokens, Limits limits) const;
   };
   struct ByteFallback {
-    void apply(Tokens& tokens, size_t) const;
+    void apply(Tokens& tokens, Limits) const;
   };
   struct Fuse {
-    void apply(Tokens& tokens, size_t) const;
+    void apply(Tokens& tokens, Limits) const;
   };
   struct Strip {
     std::string content;
     size_t start = 0;
     size_t stop = 0;
-    void apply(Tokens& tokens, size_t) const;
+    void apply(Tokens& tokens, Limits) const;
   };
   struct Metaspace {
     std::string replacement;
     bool drop_first = true;  // the prefix that the pre-tokenizer put there
-    void apply(Tokens& tokens, size_t) const;
+    void apply(Tokens& tokens, Limits) const;
   };
   struct WordPiece {
     std::string prefix;
     bool cleanup = true;
-    void apply(Tokens& tokens, size_t) const;
+    void apply(Tokens& tokens, Limits) const;
   };
   void add(const Json& json, std::string_view what, bool alone);
 

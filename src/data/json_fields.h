@@ -51,6 +51,17 @@ inline int64_t as_integer(const Json& value, int64_t low, int64_t high, std::str
   return number;
 }
 
+// A tokenizer's file: the largest published ones have 35 MB, and JSON takes 19 times its size.
+inline constexpr int64_t kMostTokenizerBytes = int64_t{128} << 20;
+
+// The steps of a pipeline all walk through the text: a file must not name thousands of them.
+inline constexpr size_t kMostSteps = 64;
+template <class Steps>
+void check_steps(const Steps& steps, std::string_view what) {
+  DS_CHECK(steps.size() <= kMostSteps, Code::kUnsupported, what, " has more than ", kMostSteps,
+           " steps");
+}
+
 inline const Json& array_field(const Json& object, std::string_view name, std::string_view what) {
   const Json& field = need_field(object, name, what);
   DS_CHECK(field.is_array(), Code::kCorrupt, what, ".", name, " must be an array, not ",

@@ -27,6 +27,7 @@ Normalizer::Normalizer(const Json& json, std::string_view what) {
 
 void Normalizer::add(const Json& json, std::string_view what) {
   const std::string type = text_field(json, "type", what);
+  check_steps(steps_, what);
   if (type == "Sequence") {
     for (const Json& step : array_field(json, "normalizers", what)) add(step, what);
   } else if (type == "NFC") {
@@ -64,22 +65,23 @@ void Normalizer::add(const Json& json, std::string_view what) {
   }
 }
 
-std::string Normalizer::apply(std::string_view input) const {
-  const size_t limit = replaced_limit(input.size());
+std::string Normalizer::apply(std::string_view input, TimeLimit& time) const {
+  const Limits limits{replaced_limit(input.size()), time};
   std::string text(input);
   for (const Step& step : steps_) {
-    text = std::visit([&](const auto& known) { return known.apply(std::move(text), limit); }, step);
+    text =
+        std::visit([&](const auto& known) { return known.apply(std::move(text), limits); }, step);
   }
   return text;
 }
 
-std::string Normalizer::StripAccents::apply(std::string text, size_t) const {
+std::string Normalizer::StripAccents::apply(std::string text, const Limits&) const {
   return map_chars(text, [](uint32_t code, std::string_view bytes, std::string& out) {
     if (!is_unicode_mark(code)) out += bytes;
   });
 }
 
-std::string Normalizer::Strip::apply(std::string text, size_t) const {
+std::string Normalizer::Strip::apply(std::string text, const Limits&) const {
   size_t begin = text.size(), end = 0;  // of what is not blank
   for (size_t pos = 0; pos < text.size();) {
     const Utf8Char c = utf8_at(text, pos);
@@ -95,12 +97,12 @@ std::string Normalizer::Strip::apply(std::string text, size_t) const {
   return text.substr(begin, end - begin);
 }
 
-std::string Normalizer::Prepend::apply(std::string text, size_t) const {
+std::string Normalizer::Prepend::apply(std::string text, const Limits&) const {
   if (!text.empty()) text.insert(0, prefix);
   return text;
 }
 
-std::string Normalizer::Bert::apply(std::string text, size_t) const {
+std::string Normalizer::Bert::apply(std::string text, const Limits&) const {
   text = map_chars(text, [this](uint32_t code, std::string_view bytes, std::string& out) {
     if (clean_text) {
       if (code == 0 || code == 0xFFFD || is_bert_control(code)) return;

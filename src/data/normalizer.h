@@ -19,33 +19,37 @@ class Normalizer {
   Normalizer(const Json& json, std::string_view what);  // null: leaves text alone
 
   bool empty() const noexcept { return steps_.empty(); }
-  std::string apply(std::string_view text) const;  // well-formed UTF-8
+  std::string apply(std::string_view text, TimeLimit& time) const;  // well-formed UTF-8
 
  private:
+  struct Limits {
+    size_t bytes;  // of the text at any time
+    TimeLimit& time;
+  };
   struct Form {
     NormalForm form;
-    std::string apply(std::string text, size_t) const { return normalize_utf8(text, form); }
+    std::string apply(std::string text, const Limits&) const { return normalize_utf8(text, form); }
   };
   struct Lowercase {
-    std::string apply(std::string text, size_t) const { return lowercase_utf8(text); }
+    std::string apply(std::string text, const Limits&) const { return lowercase_utf8(text); }
   };
   struct StripAccents {  // drops marks; does not decompose
-    std::string apply(std::string text, size_t) const;
+    std::string apply(std::string text, const Limits&) const;
   };
   struct Strip {  // blanks at the ends
     bool left = true;
     bool right = true;
-    std::string apply(std::string text, size_t) const;
+    std::string apply(std::string text, const Limits&) const;
   };
   struct Prepend {
     std::string prefix;
-    std::string apply(std::string text, size_t) const;
+    std::string apply(std::string text, const Limits&) const;
   };
   struct Replace {
     TextPattern pattern;
     std::string content;
-    std::string apply(std::string text, size_t limit) const {
-      return pattern.replace_all(text, content, limit);
+    std::string apply(std::string text, const Limits& limits) const {
+      return pattern.replace_all(text, content, limits.bytes, limits.time);
     }
   };
   struct Bert {
@@ -53,7 +57,7 @@ class Normalizer {
     bool ideographs = true;
     bool strip_accents = true;
     bool lowercase = true;
-    std::string apply(std::string text, size_t) const;
+    std::string apply(std::string text, const Limits&) const;
   };
   using Step = std::variant<Form, Lowercase, StripAccents, Strip, Prepend, Replace, Bert>;
   void add(const Json& json, std::string_view what);

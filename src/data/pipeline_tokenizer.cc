@@ -100,13 +100,16 @@ void PipelineTokenizer::add_added_entries(std::string_view what) {
     }
     entry.special = token.special;
     if (token.normalized && !normalizer_.empty()) {
-      normalized_matcher_.add(normalizer_.apply(token.content), token);
+      TimeLimit time(token.content.size());
+      normalized_matcher_.add(normalizer_.apply(token.content, time), token);
     } else if (token.normalized) {
       normalized_matcher_.add(token.content, token);
     } else {
       raw_matcher_.add(token.content, token);
     }
   }
+  raw_matcher_.finish();
+  normalized_matcher_.finish();
 }
 
 void PipelineTokenizer::choose_eos(const std::string& name, std::string_view what) {
@@ -145,6 +148,7 @@ void PipelineTokenizer::append_encoded(std::string_view text, const EncodeOption
   }
   if (options.add_special_tokens)
     ids.insert(ids.end(), post_processor_.prefix().begin(), post_processor_.prefix().end());
+  TimeLimit time(text.size());
   std::vector<AddedTokenSegment> segments;
   raw_matcher_.split(text, options.parse_special_tokens, segments);
   for (const AddedTokenSegment& segment : segments) {
@@ -155,7 +159,7 @@ void PipelineTokenizer::append_encoded(std::string_view text, const EncodeOption
     for_each_run(
         segment.text,
         [&](std::string_view run, bool begins) {
-          encode_text(run, {begins, run.data() == text.data()}, options, ids);
+          encode_text(run, {begins, run.data() == text.data()}, options, ids, time);
         },
         [&](std::string_view run) { model_->encode_piece(run, ids); });
   }
@@ -164,20 +168,21 @@ void PipelineTokenizer::append_encoded(std::string_view text, const EncodeOption
 }
 
 void PipelineTokenizer::encode_text(std::string_view text, PreTokenizer::Place place,
-                                    const EncodeOptions& options, std::vector<int32_t>& ids) const {
+                                    const EncodeOptions& options, std::vector<int32_t>& ids,
+                                    TimeLimit& time) const {
   std::string normal;
   if (!normalizer_.empty()) {
-    normal = normalizer_.apply(text);
+    normal = normalizer_.apply(text, time);
     text = normal;
   }
-  if (normalized_matcher_.empty()) return encode_model_text(text, place, ids);
+  if (normalized_matcher_.empty()) return encode_model_text(text, place, ids, time);
   std::vector<AddedTokenSegment> segments;
   normalized_matcher_.split(text, options.parse_special_tokens, segments);
   for (const AddedTokenSegment& segment : segments) {
     if (segment.id >= 0) {
       ids.push_back(segment.id);
     } else {
-      encode_model_text(segment.text, place, ids);
+      encode_model_text(segment.text, place, ids, time);
     }
     place = {};
     place.text = false;
@@ -185,15 +190,16 @@ void PipelineTokenizer::encode_text(std::string_view text, PreTokenizer::Place p
 }
 
 void PipelineTokenizer::encode_model_text(std::string_view text, PreTokenizer::Place place,
-                                          std::vector<int32_t>& ids) const {
+                                          std::vector<int32_t>& ids, TimeLimit& time) const {
   PreTokenizer::Arena arena;
   std::vector<std::string_view> pieces;
-  pre_tokenizer_.split(text, place, arena, pieces);
+  pre_tokenizer_.split(text, place, arena, pieces, time);
   for (const std::string_view piece : pieces) model_->encode_piece(piece, ids);
 }
 
 void PipelineTokenizer::pre_tokenize(std::string_view text, PreTokenizer::Arena& arena,
                                      std::vector<std::string_view>& pieces) const {
+  TimeLimit time(text.size());
   std::vector<AddedTokenSegment> segments;
   raw_matcher_.split(text, true, segments);
   for (const AddedTokenSegment& segment : segments) {
@@ -201,7 +207,7 @@ void PipelineTokenizer::pre_tokenize(std::string_view text, PreTokenizer::Arena&
     for_each_run(
         segment.text,
         [&](std::string_view run, bool begins) {
-          pre_tokenizer_.split(run, {begins, run.data() == text.data()}, arena, pieces);
+          pre_tokenizer_.split(run, {begins, run.data() == text.data()}, arena, pieces, time);
         },
         [&](std::string_view run) { pieces.push_back(run); });
   }

@@ -69,9 +69,9 @@ class PipelineTokenizer final : public Tokenizer {
   void choose_eos(const std::string& name, std::string_view what);
   // The text between raw added tokens: normalised, cut at normalised added tokens, encoded.
   void encode_text(std::string_view text, PreTokenizer::Place place, const EncodeOptions& options,
-                   std::vector<int32_t>& ids) const;
+                   std::vector<int32_t>& ids, TimeLimit& time) const;
   void encode_model_text(std::string_view text, PreTokenizer::Place place,
-                         std::vector<int32_t>& ids) const;
+                         std::vector<int32_t>& ids, TimeLimit& time) const;
 
   // Kept for to_json(); the model keeps its own part.
   std::vector<AddedToken> added_tokens_;

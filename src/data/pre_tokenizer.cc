@@ -20,7 +20,7 @@ using Matches = std::vector<MatchRange>;
 // Every character of a class is a match of its own.
 template <class Predicate>
 auto each_char(Predicate predicate) {
-  return [predicate](std::string_view text, Matches& out) {
+  return [predicate](std::string_view text, Matches& out, TimeLimit&) {
     for (size_t pos = 0; pos < text.size();) {
       const Utf8Char c = utf8_at(text, pos);
       if (predicate(c.code)) out.push_back({pos, pos + c.length});
@@ -30,7 +30,7 @@ auto each_char(Predicate predicate) {
 }
 
 // Runs of word characters, and runs of what is neither word nor blank.
-void find_words_and_symbols(std::string_view text, Matches& out) {
+void find_words_and_symbols(std::string_view text, Matches& out, TimeLimit&) {
   enum class Kind { kBlank, kWord, kSymbol };
   Kind last = Kind::kBlank;
   for (size_t pos = 0; pos < text.size();) {
@@ -51,7 +51,9 @@ void find_words_and_symbols(std::string_view text, Matches& out) {
 auto pattern_finder(const Json& json, std::string_view what) {
   // Shared: the steps of a pipeline can be copied, a compiled pattern cannot.
   return [pattern = std::make_shared<const TextPattern>(json, what)](
-             std::string_view text, Matches& out) { pattern->find_all(text, out); };
+             std::string_view text, Matches& out, TimeLimit& time) {
+    pattern->find_all(text, out, time);
+  };
 }
 
 }  // namespace
@@ -70,6 +72,7 @@ void PreTokenizer::add_cut(Finder find, Behavior behavior, bool invert) {
 
 void PreTokenizer::add(const Json& json, std::string_view what) {
   const std::string type = text_field(json, "type", what);
+  check_steps(steps_, what);
   if (type == "Sequence") {
     for (const Json& step : array_field(json, "pretokenizers", what)) add(step, what);
     return;
@@ -155,14 +158,15 @@ PreTokenizer::Behavior PreTokenizer::read_behavior(const Json& json, std::string
   fail(Code::kUnsupported, what, ": unknown behavior \"", printable(name), "\"");
 }
 
-void PreTokenizer::cut(const Step& step, const Piece& piece, std::vector<Piece>& out) {
+void PreTokenizer::cut(const Step& step, const Piece& piece, std::vector<Piece>& out,
+                       TimeLimit& time) {
   struct Part {
     MatchRange range;
     bool match;
   };
   const std::string_view text = piece.text;
   Matches matches;
-  step.find(text, matches);
+  step.find(text, matches, time);
   std::vector<Part> parts;
   parts.reserve(matches.size() + 1);
   size_t done = 0;
@@ -226,9 +230,18 @@ void PreTokenizer::cut(const Step& step, const Piece& piece, std::vector<Piece>&
 }
 
 void PreTokenizer::split(std::string_view text, Place place, Arena& arena,
-                         std::vector<std::string_view>& pieces) const {
+                         std::vector<std::string_view>& pieces, TimeLimit& time) const {
   if (text.empty()) return;
   std::vector<Piece> current{{text, place.text}}, next;
+  const size_t limit = replaced_limit(text.size());
+  size_t changed_bytes = 0;
+  const auto change = [&](std::string changed) -> std::string_view {
+    changed_bytes += changed.size();
+    DS_CHECK(changed_bytes <= limit, Code::kInvalidArgument,
+             "the tokenizer's pre-tokenizer makes a text of ", text.size(), " bytes longer than ",
+             limit, "; its Metaspace and ByteLevel steps multiply text");
+    return arena.emplace_back(std::move(changed));
+  };
   for (const Step& step : steps_) {
     next.clear();
     for (size_t i = 0; i < current.size(); ++i) {
@@ -242,17 +255,17 @@ void PreTokenizer::split(std::string_view text, Place place, Arena& arena,
             changed += c;
           }
         }
-        piece.text = arena.emplace_back(std::move(changed));
+        piece.text = change(std::move(changed));
       }
       // In the middle of a stretch (behind ill-formed bytes) there is no place for a prefix.
       const bool wanted = step.prefix == Prefix::kFirst
                               ? piece.begins_text
                               : step.prefix == Prefix::kAlways && (place.segment || i > 0);
       if (wanted && !piece.text.starts_with(step.prefix_text)) {
-        piece.text = arena.emplace_back(step.prefix_text + std::string(piece.text));
+        piece.text = change(step.prefix_text + std::string(piece.text));
       }
       if (step.find) {
-        cut(step, piece, next);
+        cut(step, piece, next, time);
       } else {
         next.push_back(piece);
       }

@@ -32,13 +32,13 @@ class PreTokenizer {
   bool byte_level() const noexcept { return byte_level_; }
   // Cuts well-formed UTF-8 into pieces.
   void split(std::string_view text, Place place, Arena& arena,
-             std::vector<std::string_view>& pieces) const;
+             std::vector<std::string_view>& pieces, TimeLimit& time) const;
 
  private:
   enum class Behavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
   // What is put before a piece that does not begin with it.
   enum class Prefix { kNever, kFirst, kAlways };
-  using Finder = std::function<void(std::string_view, std::vector<MatchRange>&)>;
+  using Finder = std::function<void(std::string_view, std::vector<MatchRange>&, TimeLimit&)>;
   struct Step {
     std::string space;  // Metaspace: spaces become this
     Prefix prefix = Prefix::kNever;
@@ -56,7 +56,7 @@ class PreTokenizer {
   void add_metaspace(const Json& json, std::string_view what);
   void add_cut(Finder find, Behavior behavior, bool invert = false);
   static Behavior read_behavior(const Json& json, std::string_view what);
-  static void cut(const Step& step, const Piece& piece, std::vector<Piece>& out);
+  static void cut(const Step& step, const Piece& piece, std::vector<Piece>& out, TimeLimit& time);
 
   std::vector<Step> steps_;
   bool byte_level_ = false;

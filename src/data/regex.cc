@@ -126,7 +126,7 @@ Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
 Regex& Regex::operator=(Regex&&) noexcept = default;
 
-void Regex::find_all(std::string_view text, std::vector<MatchRange>& out) const {
+void Regex::find_all(std::string_view text, std::vector<MatchRange>& out, TimeLimit& time) const {
   const std::unique_ptr<pcre2_match_data, MatchDataFree> data(pcre2_match_data_create(1, nullptr));
   DS_CHECK(data != nullptr, Code::kOutOfMemory, "no memory for a regular expression match");
   const auto* const subject = reinterpret_cast<PCRE2_SPTR>(text.data());
@@ -135,6 +135,10 @@ void Regex::find_all(std::string_view text, std::vector<MatchRange>& out) const 
   uint32_t options = PCRE2_NO_UTF_CHECK;
   size_t start = 0;
   while (start <= text.size()) {
+    DS_CHECK(!time.passed(), Code::kInvalidArgument, "the pattern \"", printable(pattern_, 200),
+             "\" takes too long on a text of ", time.bytes(),
+             " bytes; patterns of a tokenizer must "
+             "not read the rest of the text again for every match");
     int result =
         pcre2_match(compiled_->code, subject, text.size(), start, options, data.get(), nullptr);
     if (result == PCRE2_ERROR_JIT_STACKLIMIT) {

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "data/time_limit.h"
+
 namespace ds {
 
 struct MatchRange {
@@ -26,7 +28,8 @@ class Regex {
   Regex& operator=(Regex&&) noexcept;
 
   // All successive matches in well-formed UTF-8, appended to `out`.
-  void find_all(std::string_view text, std::vector<MatchRange>& out) const;
+  // Throws Error(kInvalidArgument) once the time is up.
+  void find_all(std::string_view text, std::vector<MatchRange>& out, TimeLimit& time) const;
 
   const std::string& pattern() const noexcept { return pattern_; }
 

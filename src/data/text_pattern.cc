@@ -14,8 +14,9 @@ TextPattern::TextPattern(const Json& json, std::string_view what) {
   }
 }
 
-void TextPattern::find_all(std::string_view text, std::vector<MatchRange>& out) const {
-  if (regex_) return regex_->find_all(text, out);
+void TextPattern::find_all(std::string_view text, std::vector<MatchRange>& out,
+                           TimeLimit& time) const {
+  if (regex_) return regex_->find_all(text, out, time);
   if (literal_.empty()) return;
   for (size_t at = text.find(literal_); at != std::string_view::npos;
        at = text.find(literal_, at + literal_.size())) {
@@ -23,10 +24,10 @@ void TextPattern::find_all(std::string_view text, std::vector<MatchRange>& out) 
   }
 }
 
-std::string TextPattern::replace_all(std::string_view text, std::string_view content,
-                                     size_t limit) const {
+std::string TextPattern::replace_all(std::string_view text, std::string_view content, size_t limit,
+                                     TimeLimit& time) const {
   std::vector<MatchRange> matches;
-  find_all(text, matches);
+  find_all(text, matches, time);
   DS_CHECK(
       content.empty() || matches.size() <= (limit - std::min(limit, text.size())) / content.size(),
       Code::kInvalidArgument, "replacing \"", printable(regex_ ? regex_->pattern() : literal_),

@@ -14,9 +14,10 @@ namespace ds {
 class TextPattern {
  public:
   TextPattern(const Json& json, std::string_view what);
-  void find_all(std::string_view text, std::vector<MatchRange>& out) const;
+  void find_all(std::string_view text, std::vector<MatchRange>& out, TimeLimit& time) const;
   // `text` with every match replaced by `content`; a result of more than `limit` bytes is an error.
-  std::string replace_all(std::string_view text, std::string_view content, size_t limit) const;
+  std::string replace_all(std::string_view text, std::string_view content, size_t limit,
+                          TimeLimit& time) const;
 
  private:
   std::string literal_;

@@ -137,7 +137,7 @@ struct FolderConfig {
 // tokenizer_config.json: "eos_token" is a string, or an object with its content.
 FolderConfig read_config(const std::filesystem::path& path) {
   const std::string what = path.string();
-  const Json json = parse_json(read_text_file(path), what, Code::kCorrupt);
+  const Json json = parse_json(read_text_file(path, kMostTokenizerBytes), what, Code::kCorrupt);
   FolderConfig config;
   if (const Json* eos = find_field(json, "eos_token", what)) {
     config.eos_token = eos->is_object() ? text_field(*eos, "content", what) : as_text(*eos, what);
@@ -200,9 +200,10 @@ TokenizerPtr load_tokenizer(const std::filesystem::path& path,
     }
   }
   if (file.extension() == ".txt") {
-    return parse_bert_vocab(read_text_file(file), file.string(), config.bert, chosen);
+    return parse_bert_vocab(read_text_file(file, kMostTokenizerBytes), file.string(), config.bert,
+                            chosen);
   }
-  return parse_tokenizer_json(read_text_file(file), file.string(), chosen);
+  return parse_tokenizer_json(read_text_file(file, kMostTokenizerBytes), file.string(), chosen);
 }
 
 TokenizerPtr load_gpt2_tokenizer(const std::filesystem::path& vocab_json,
@@ -210,9 +211,10 @@ TokenizerPtr load_gpt2_tokenizer(const std::filesystem::path& vocab_json,
                                  const TokenizerLoadOptions& options) {
   BpeModelSpec model;
   const std::string vocab_name = vocab_json.string(), merges_name = merges_txt.string();
-  model.vocab =
-      read_vocab(parse_json(read_text_file(vocab_json), vocab_name, Code::kCorrupt), vocab_name);
-  const std::string merges = read_text_file(merges_txt);
+  model.vocab = read_vocab(
+      parse_json(read_text_file(vocab_json, kMostTokenizerBytes), vocab_name, Code::kCorrupt),
+      vocab_name);
+  const std::string merges = read_text_file(merges_txt, kMostTokenizerBytes);
   size_t line_number = 0;
   for (size_t begin = 0; begin < merges.size(); ++line_number) {
     const size_t end = std::min(merges.find('\n', begin), merges.size());

@@ -2,8 +2,9 @@
 
 #include <utf8proc.h>
 
-#include <cstdlib>
-#include <memory>
+#include <algorithm>
+#include <array>
+#include <vector>
 
 #include "base/error.h"
 
@@ -103,23 +104,62 @@ std::string replace_invalid_utf8(std::string_view text) {
   return out;
 }
 
+namespace {
+
+// The canonical order of combining marks: every run of characters of a class above 0 is sorted by
+// class, stably.
+void order_marks(std::vector<utf8proc_int32_t>& codes) {
+  const auto class_of = [](utf8proc_int32_t code) {
+    return utf8proc_get_property(code)->combining_class;
+  };
+  const auto is_mark = [&](utf8proc_int32_t code) { return class_of(code) > 0; };
+  for (auto begin = std::find_if(codes.begin(), codes.end(), is_mark); begin != codes.end();) {
+    const auto end = std::find_if_not(begin, codes.end(), is_mark);
+    const auto less = [&](utf8proc_int32_t a, utf8proc_int32_t b) {
+      return class_of(a) < class_of(b);
+    };
+    if (!std::is_sorted(begin, end, less)) std::stable_sort(begin, end, less);
+    begin = std::find_if(end, codes.end(), is_mark);
+  }
+}
+
+}  // namespace
+
+// Not utf8proc_map, which sorts a run of marks by exchanging neighbours: quadratic in its length.
 std::string normalize_utf8(std::string_view text, NormalForm form) {
   bool ascii = true;
   for (const char c : text) ascii = ascii && static_cast<signed char>(c) >= 0;
   if (ascii) return std::string(text);  // every form leaves ASCII alone
-  int options = UTF8PROC_STABLE;
   const bool compose = form == NormalForm::kNfc || form == NormalForm::kNfkc;
-  options |= compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+  int options = UTF8PROC_STABLE | (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE);
   if (form == NormalForm::kNfkc || form == NormalForm::kNfkd) options |= UTF8PROC_COMPAT;
-  utf8proc_uint8_t* raw = nullptr;
-  const utf8proc_ssize_t length = utf8proc_map(
-      reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-      static_cast<utf8proc_ssize_t>(text.size()), &raw, static_cast<utf8proc_option_t>(options));
-  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(raw, &std::free);
-  DS_CHECK(length >= 0,
-           length == UTF8PROC_ERROR_NOMEM ? Code::kOutOfMemory : Code::kInvalidArgument,
-           "cannot normalise a text of ", text.size(), " bytes: ", utf8proc_errmsg(length));
-  return {reinterpret_cast<const char*>(raw), static_cast<size_t>(length)};
+  const auto known = static_cast<utf8proc_option_t>(options);
+  std::vector<utf8proc_int32_t> codes;
+  codes.reserve(text.size());
+  std::array<utf8proc_int32_t, 32> parts{};  // the longest decomposition has 18
+  for (size_t pos = 0; pos < text.size();) {
+    const Utf8Char c = utf8_at(text, pos);
+    DS_CHECK(c.valid, Code::kInvalidArgument, "cannot normalise a text of ", text.size(),
+             " bytes: it is not UTF-8 at byte ", pos);
+    pos += c.length;
+    const utf8proc_ssize_t count =
+        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.code), parts.data(),
+                                static_cast<utf8proc_ssize_t>(parts.size()), known, nullptr);
+    DS_CHECK(count >= 0 && static_cast<size_t>(count) <= parts.size(), Code::kInvalidArgument,
+             "cannot normalise a text of ", text.size(), " bytes: ", utf8proc_errmsg(count));
+    codes.insert(codes.end(), parts.begin(), parts.begin() + count);
+  }
+  order_marks(codes);
+  const utf8proc_ssize_t length =
+      utf8proc_normalize_utf32(codes.data(), static_cast<utf8proc_ssize_t>(codes.size()), known);
+  DS_CHECK(length >= 0, Code::kInvalidArgument, "cannot normalise a text of ", text.size(),
+           " bytes: ", utf8proc_errmsg(length));
+  std::string out;
+  out.reserve(text.size());
+  for (utf8proc_ssize_t i = 0; i < length; ++i) {
+    append_utf8(out, static_cast<uint32_t>(codes[static_cast<size_t>(i)]));
+  }
+  return out;
 }
 
 std::string lowercase_utf8(std::string_view text) {
