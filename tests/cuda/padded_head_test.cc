@@ -108,8 +108,8 @@ class PaddedHead : public GpuModel, public ::testing::WithParamInterface<Form> {
         padded ? nn::linear_padded(tape, x, 0, bias) : nn::linear(tape, x, 0, bias);
     const int64_t columns = padded ? (form.vocabulary + 63) / 64 * 64 : form.vocabulary;
     EXPECT_EQ(logits.data.shape(), (Shape{1, kRows, columns}));
-    const nn::SummedLoss loss = nn::summed_cross_entropy(
-        tape, logits, nn::place_labels(labels_, device_), form.vocabulary);
+    const nn::SummedLoss loss =
+        nn::summed_cross_entropy(tape, logits, nn::place_labels(labels_, device_), form.vocabulary);
     const Tensor upstream = Tensor::empty(host_, DType::kFloat32, {}, MemoryTag::kOther);
     *upstream.data<float>() = 1;
     loss.slot->add(ctx, upstream, true);
@@ -158,9 +158,9 @@ INSTANTIATE_TEST_SUITE_P(Forms, PaddedHead,
                                            Form{DType::kBFloat16, 128, true, true}));
 
 Json masked_lm_config() {
-  return {{"model_type", "bert"},   {"architectures", {"BertForMaskedLM"}},
-          {"vocab_size", 61},       {"hidden_size", 32},
-          {"num_hidden_layers", 1}, {"num_attention_heads", 4},
+  return {{"model_type", "bert"},    {"architectures", {"BertForMaskedLM"}},
+          {"vocab_size", 61},        {"hidden_size", 32},
+          {"num_hidden_layers", 1},  {"num_attention_heads", 4},
           {"intermediate_size", 64}, {"max_position_embeddings", 32}};
 }
 
