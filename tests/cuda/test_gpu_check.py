@@ -101,17 +101,18 @@ class GpuCheck(unittest.TestCase):
     def test_a_signal_keeps_what_there_is(self):
         self.program("gpu_bench", '#!/bin/sh\necho "rows $*" >&2\ncase "$*" in *--time*) exec sleep 77;; esac\n'
                                   'echo "{\\"rows\\": []}"\n')
-        check = subprocess.Popen(self.command("bench-linear"), stdout=subprocess.DEVNULL)
+        check = subprocess.Popen(self.command("bench-linear"), stdout=subprocess.DEVNULL,
+                                 start_new_session=True)
         log = self.out / "bench-linear.log"
-        for _ in range(600):
+        for _ in range(600):  # until its second program runs
             time.sleep(0.05)
             if log.exists() and "--time-products" in log.read_text(encoding="utf-8"):
                 break
         check.send_signal(signal.SIGTERM)
         self.assertEqual(check.wait(30), 143)
         self.assertEqual(json.loads(self.read("bench-linear-figures.json"))["linear"], {"rows": []})
-        left = subprocess.run(["pgrep", "-fx", "sleep 77"], capture_output=True, text=True).stdout
-        self.assertEqual(left, "")
+        listed = subprocess.run(["pgrep", "-a", "-s", str(check.pid)], capture_output=True, text=True).stdout
+        self.assertEqual([line for line in listed.splitlines() if "<defunct>" not in line], [])
 
     def test_the_wheels_of_pytorch_name_libraries(self):
         for name in ("cudnn/lib/libcudnn.so.9", "cu13/lib/libcublasLt.so.13", "nccl/lib/libnccl.so.2"):
