@@ -24,6 +24,12 @@ Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
 // For what the host reads and writes beside an operator's context.
 OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ctx.pool}; }
 
+// cuDNN would plan, and compile, for the length of every prompt.
+OpContext with_own_attention(OpContext ctx) {
+  ctx.gpu.attention = kernels::AttentionChoice::kOwn;
+  return ctx;
+}
+
 nn::TapeOptions inference_options() {
   nn::TapeOptions options;
   options.record = false;
@@ -35,7 +41,7 @@ class Decoder {
  public:
   Decoder(const OpContext& ctx, nn::ParameterStore& store, const models::Architecture& model,
           int64_t capacity)
-      : ctx_(ctx),
+      : ctx_(with_own_attention(ctx)),
         store_(store),
         model_(model),
         cache_(ctx.device, model.info().layers, 1, capacity, model.info().kv_heads,
