@@ -31,6 +31,7 @@ struct Options {
   std::string device = "cuda:0";
   std::string filter;   // of the rows' names
   std::string without;  // leaves out what contains it
+  ds::kernels::GpuPolicy policy;
   int repeats = 5;
   bool tiny = false;
   bool list = false;
@@ -39,7 +40,15 @@ struct Options {
 [[noreturn]] void refuse(const std::string& what) {
   throw std::runtime_error(what +
                            "\nusage: gpu_bench [--device cuda:0] [--filter TEXT] [--without TEXT] "
-                           "[--repeats 5] [--tiny] [--list]");
+                           "[--attention auto|own|cudnn] [--repeats 5] [--tiny] [--list]");
+}
+
+ds::kernels::AttentionChoice attention_choice(const std::string& text) {
+  using enum ds::kernels::AttentionChoice;
+  if (text == "auto") return kAuto;
+  if (text == "own") return kOwn;
+  if (text == "cudnn") return kCudnn;
+  refuse("--attention is auto, own or cudnn, not \"" + text + "\"");
 }
 
 Options parse(int argc, char** argv) {
@@ -56,6 +65,8 @@ Options parse(int argc, char** argv) {
       o.filter = value();
     } else if (name == "--without") {
       o.without = value();
+    } else if (name == "--attention") {
+      o.policy.attention = attention_choice(value());
     } else if (name == "--repeats") {
       o.repeats = std::atoi(value().c_str());
     } else if (name == "--tiny") {
@@ -163,7 +174,7 @@ int run(const Options& o) {
     return 0;
   }
   ds::ThreadPool pool(0);
-  const OpContext ctx{ds::open_device(o.device), &pool};
+  const OpContext ctx{ds::open_device(o.device), &pool, o.policy};
   Json out = {{"device", ctx.device->describe()}, {"rows", Json::array()}};
   const Limits before = measure_limits(ctx, o);
   bool failed = false;

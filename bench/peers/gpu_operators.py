@@ -5,8 +5,8 @@ usage: gpu_operators.py BENCH_FOLDER [--rounds 1] [--only TEXT] [--without TEXT]
 BENCH_FOLDER holds gpu_bench (build/cuda/bench). Types and sizes are those of its rows. Attention is
 PyTorch's SDPA with its flash kernel, forward and backward; norms, activations and losses are what
 torch.compile makes of the usual formula; AdamW is the fused one. A backward row of PyTorch is its
-forward and backward less its forward. Attention of ds is measured with its own kernels and, where
-cuDNN is found, with cuDNN's. ds has a turn before each of PyTorch's and one at the end. Exit status
+forward and backward less its forward. Attention of ds is measured as it is chosen, with its own
+kernels and, where cuDNN is found, with cuDNN's. ds has a turn before each of PyTorch's and one at the end. Exit status
 3: there is nothing to compare with.
 """
 import json
@@ -195,12 +195,11 @@ def peer_of(torch, args, name):
     return Peer(torch, args, name)
 
 
-def our_rows(args, environment=None):
+def our_rows(args, only, attention="auto"):
     command = [os.path.join(args.programs, "gpu_bench"), "--device", args.device, "--filter",
-               args.only, "--without", args.without, "--repeats", "3"]
+               only, "--without", args.without, "--attention", attention, "--repeats", "3"]
     command += ["--tiny"] if args.tiny else []
-    done = subprocess.run(command, capture_output=True, text=True,
-                          env={**os.environ, **(environment or {})})
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise SystemExit(done.stderr.strip())
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -218,7 +217,7 @@ def main():
     ours, theirs, limits = {}, {}, []
 
     def our_turn():
-        result = our_rows(args)
+        result = our_rows(args, args.only)
         limits.append(result["limits"])
         for row in result["rows"]:
             ours.setdefault(row["name"], []).append(row)
@@ -239,10 +238,12 @@ def main():
             if args.device.startswith("cuda"):
                 torch.cuda.empty_cache()
     our_turn()
-    cudnn = {}
+    by = {"own": {}, "cudnn": {}}
     if any(name.startswith("attention/") for name in ours) and args.device.startswith("cuda"):
-        for row in our_rows(args, {"DS_CUDNN_ATTENTION": "always"})["rows"]:
-            cudnn[row["name"]] = row.get("milliseconds")
+        only = args.only if "attention/" in args.only else "attention/"
+        for choice, times in by.items():
+            for row in our_rows(args, only, choice)["rows"]:
+                times[row["name"]] = row.get("milliseconds")
     failed = False
     for name, rows in ours.items():
         if any("error" in row for row in rows):
@@ -254,8 +255,9 @@ def main():
         if theirs.get(name):
             peer = common.statistics.median(theirs[name])
             figures.update(torch_ms=peer, ratio=peer / mine)
-        if name.startswith("attention/") and cudnn.get(name):
-            figures["ds_cudnn_ms"] = cudnn[name]
+        for choice, times in by.items():
+            if times.get(name):
+                figures[f"ds_{choice}_ms"] = times[name]
         figures["share"] = common.statistics.median(row["share"] for row in rows)
         figures["of"] = rows[0]["bound"]
         report.row(**figures)
