@@ -9,7 +9,8 @@
 // are fp32. There subnormal inputs count as 0, and an infinite fp32 input gives NaN.
 //
 // GPUs multiply 16-bit types on tensor cores, with weights and their gradients rounded to the type;
-// everything else is fp32. Forms that the table of attention_cudnn.cc names are cuDNN's there.
+// everything else is fp32. Some forms are cuDNN's there (attention_cudnn.h), by the stream's
+// policy.
 //
 // What key_mask hides may hold anything. Keys that the band or the segments alone hide must hold
 // finite numbers: they share tiles with keys that are seen, where their weight is 0.

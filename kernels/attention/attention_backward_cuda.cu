@@ -43,10 +43,10 @@ void launch_backward(Backward<T>& call, const AttentionProblem& p, const GpuStre
 }  // namespace
 
 template <class T>
-int64_t attention_backward_workspace(const GpuStream&, const AttentionProblem& p,
+int64_t attention_backward_workspace(const GpuStream& on, const AttentionProblem& p,
                                      HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
                                      const AttentionGradients<T>& gradients) {
-  if (const cudnn::AttentionCall call(p, q, k, v, gradients); call) return call.workspace_floats();
+  if (const cudnn::AttentionCall call(on, p, q, k, v, gradients); call) return call.workspace_floats();
   return unit_floats(p) + p.batch * p.heads * p.queries;
 }
 
@@ -54,7 +54,7 @@ template <class T>
 void attention_backward(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
                         HeadView<const T> k, HeadView<const T> v,
                         const AttentionGradients<T>& gradients, float* workspace) {
-  if (const cudnn::AttentionCall call(p, q, k, v, gradients); call) return call.run(on, workspace);
+  if (const cudnn::AttentionCall call(on, p, q, k, v, gradients); call) return call.run(on, workspace);
   Backward<T> call(p);
   call.q = Rows<const T>(q);
   call.k = Rows<const T>(k);

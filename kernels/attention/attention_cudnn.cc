@@ -1,321 +1,241 @@
-// The graphs are spelled as cuDNN's engines for attention expect them: one product, the scale, the
-// mask, the softmax and the second product are one kernel there. Scores and weights are fp32
-// between products and are rounded to the type before one, as in our own kernels.
+// Which calls are cuDNN's, how they are cut and planned, and how they run.
 #include "kernels/attention/attention_cudnn.h"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <array>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <string_view>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace ds::kernels::cudnn {
 namespace {
 
+constexpr int64_t kMostDim = 128;
+// cuDNN reads rows of heads in packs of 16 bytes.
+constexpr int64_t kPack = 8, kRowPack = 4;
+
 // ---- which forms ----
 
-enum class Rule { kTable, kAlways, kNever };
-
-// DS_CUDNN_ATTENTION: "always" where cuDNN can, "never", or by the table.
-Rule rule() {
-  static const Rule it = [] {
-    const char* const value = std::getenv("DS_CUDNN_ATTENTION");
-    const std::string_view text = value == nullptr ? "" : value;
-    if (text == "always") return Rule::kAlways;
-    if (text == "never") return Rule::kNever;
-    if (!text.empty() && text != "table") {
-      log_warning("cuda", "DS_CUDNN_ATTENTION is \"", text,
-                  "\"; known are always, never and table, which is taken");
-    }
-    return Rule::kTable;
-  }();
-  return it;
+// Where cuDNN is expected to be faster than our own kernels. Not measured.
+bool preferred(const GpuStream& on, const AttentionForm& form) {
+  if (on.policy.attention != AttentionChoice::kAuto) {
+    return on.policy.attention == AttentionChoice::kCudnn;
+  }
+  return on.capability == 90 && form.head_dim >= 64 && form.keys >= 512;
 }
 
-// The forms that cuDNN was seen to compute faster than our own kernels.
-struct Faster {
-  AttentionPass pass;
-  int64_t least_dim, most_dim;
-  int64_t least_tokens;
-};
-// Nothing has been measured yet.
-constexpr std::array<Faster, 0> kFaster{};
-
-bool preferred(const AttentionForm& form) {
-  if (rule() != Rule::kTable) return rule() == Rule::kAlways;
-  return std::ranges::any_of(kFaster, [&form](const Faster& row) {
-    return row.pass == form.pass && row.least_dim <= form.head_dim &&
-           form.head_dim <= row.most_dim && row.least_tokens <= form.keys;
-  });
-}
-
-// Gradients with the same bits every time keep a probability for every query and key.
-constexpr int64_t kMostWorkspace = int64_t{256} << 20;
-constexpr int64_t kMostDim = 128;
+int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 bool aligned(const HeadsLayout& layout) {
-  return layout.batch % 8 == 0 && layout.token % 8 == 0 && layout.head % 8 == 0;
+  return layout.batch % kPack == 0 && layout.token % kPack == 0 && layout.head % kPack == 0;
 }
 
-// ---- graphs ----
-
-Sizes sizes_of(const AttentionForm& f, int64_t heads, int64_t tokens) {
-  return {f.batch, heads, tokens, f.head_dim};
-}
-Sizes strides_of(const HeadsLayout& layout) { return {layout.batch, layout.head, layout.token, 1}; }
-
-GraphTensor heads(Graph& graph, const AttentionForm& f, int64_t heads, int64_t tokens,
-                  const HeadsLayout& layout) {
-  return graph.tensor(f.type, sizes_of(f, heads, tokens), strides_of(layout));
-}
-
-// Keys or values with their last two dimensions exchanged.
-GraphTensor turned(Graph& graph, const AttentionForm& f, const HeadsLayout& layout) {
-  return graph.tensor(f.type, {f.batch, f.kv_heads, f.head_dim, f.keys},
-                      {layout.batch, layout.head, 1, layout.token});
+bool usable_library(const GpuStream& on) {
+  if (library().usable()) return true;
+  static std::once_flag told;
+  if (on.policy.attention == AttentionChoice::kCudnn) {
+    std::call_once(told, [] {
+      log_warning("cuda", "attention is to be cuDNN's, and ", library().reason,
+                  "; it has kernels of our own");
+    });
+  }
+  return false;
 }
 
-Sizes scores(const AttentionForm& f) { return {f.batch, f.heads, f.queries, f.keys}; }
-Sizes rows(const AttentionForm& f) { return {f.batch, f.heads, f.queries, 1}; }
+const char* type_text(DataType type) { return type == DataType::kHalf ? "fp16" : "bf16"; }
 
-// What a query must not see becomes `lowest`.
-GraphTensor masked(AttentionGraph& g, const AttentionForm& f, GraphTensor in) {
-  if (!f.causal) return in;
-  Graph& graph = g.graph;
-  g.lowest = graph.value();
-  const GraphTensor row = graph.between(DataType::kInt32, scores(f));
-  const GraphTensor column = graph.between(DataType::kInt32, scores(f));
-  const GraphTensor seen = graph.between(DataType::kBoolean, scores(f));
-  const GraphTensor out = graph.between(DataType::kFloat, scores(f));
-  graph.index(2, in, row);
-  graph.index(3, in, column);
-  graph.apply(Pointwise::kGreaterOrEqual, row, column, seen);
-  graph.select(in, g.lowest, seen, out);
-  return out;
+std::string text_of(const AttentionForm& f) {
+  return str_cat(f.pass == AttentionPass::kForward ? "forward" : "backward", " of attention in ",
+                 type_text(f.type), ", ", f.batch, " x ", f.queries, " tokens, ", f.heads,
+                 " heads of ", f.head_dim, ", ", f.kv_heads, " of keys", f.causal ? ", causal" : "",
+                 f.strict ? ", strictly deterministic" : "");
 }
 
-// scale * q k^T
-GraphTensor scaled_scores(AttentionGraph& g, const AttentionForm& f) {
-  const GraphTensor product = g.graph.between(DataType::kFloat, scores(f));
-  const GraphTensor scaled = g.graph.between(DataType::kFloat, scores(f));
-  g.graph.multiply(g.q, g.k, product);
-  g.graph.apply(Pointwise::kMultiply, product, g.scale, scaled);
-  return scaled;
-}
+// ---- scratch of a slice: rows, sums of dq, the engine's ----
 
-void forward_graph(AttentionGraph& g, const AttentionForm& f) {
-  Graph& graph = g.graph;
-  const auto matrix = [&](DataType type) { return graph.between(type, scores(f)); };
-  const auto column = [&] { return graph.between(DataType::kFloat, rows(f)); };
-  g.v = heads(graph, f, f.kv_heads, f.keys, f.v);
-  const GraphTensor score = masked(g, f, scaled_scores(g, f));
-  const GraphTensor top = column(), sum = column(), log_sum = column();
-  const GraphTensor below = matrix(DataType::kFloat), weight = matrix(DataType::kFloat);
-  const GraphTensor share = matrix(f.type);
-  graph.reduce(Reduce::kMax, score, top);
-  graph.apply(Pointwise::kSubtract, score, top, below);
-  graph.apply(Pointwise::kExp, below, weight);
-  graph.reduce(Reduce::kAdd, weight, sum);
-  graph.apply(Pointwise::kLog, sum, log_sum);
-  graph.apply(Pointwise::kAdd, top, log_sum, g.lse);
-  graph.apply(Pointwise::kDivide, weight, sum, share);
-  graph.multiply(share, g.v, g.out);
-}
-
-// Rows of keys: the matrix' transpose times `of`, summed over the query heads of a kv head.
-void key_gradient(AttentionGraph& g, const AttentionForm& f, GraphTensor matrix, GraphTensor of,
-                  GraphTensor to) {
-  Graph& graph = g.graph;
-  const GraphTensor across =
-      graph.between(f.type, {f.batch, f.heads, f.keys, f.queries},
-                    {f.heads * f.queries * f.keys, f.queries * f.keys, 1, f.keys});
-  graph.reshape(matrix, across);
-  if (f.heads == f.kv_heads) return graph.multiply(across, of, to);
-  const GraphTensor all = graph.between(f.type, sizes_of(f, f.heads, f.keys));
-  graph.multiply(across, of, all);
-  graph.reduce(Reduce::kAdd, all, to);
-}
-
-void backward_graph(AttentionGraph& g, const AttentionForm& f) {
-  Graph& graph = g.graph;
-  const auto matrix = [&] { return graph.between(DataType::kFloat, scores(f)); };
-  g.v = turned(graph, f, f.v);
-  g.dout = heads(graph, f, f.heads, f.queries, f.dout);
-  g.dq = heads(graph, f, f.heads, f.queries, f.dq);
-  g.dk = heads(graph, f, f.kv_heads, f.keys, f.dk);
-  g.dv = heads(graph, f, f.kv_heads, f.keys, f.dv);
-  g.one = graph.value();
-
-  // The sum of dout * out over a row is what its softmax subtracts.
-  g.deltas = graph.tensor(DataType::kFloat, rows(f), {f.heads * f.queries, f.queries, 1, 1});
-  const GraphTensor both = graph.between(DataType::kFloat, sizes_of(f, f.heads, f.queries));
-  const GraphTensor sum = graph.between(DataType::kFloat, rows(f));
-  graph.apply(Pointwise::kMultiply, g.dout, g.out, both);
-  graph.reduce(Reduce::kAdd, both, sum);
-  graph.apply(Pointwise::kMultiply, sum, g.one, g.deltas);
-
-  const GraphTensor below = matrix(), weight = matrix();
-  graph.apply(Pointwise::kSubtract, scaled_scores(g, f), g.lse, below);
-  graph.apply(Pointwise::kExp, masked(g, f, below), weight);
-  key_gradient(g, f, weight, g.dout, g.dv);
-
-  const GraphTensor dweight = matrix(), less = matrix(), dsoftmax = matrix(), dscore = matrix();
-  graph.multiply(g.dout, g.v, dweight);
-  graph.apply(Pointwise::kSubtract, dweight, g.deltas, less);
-  graph.apply(Pointwise::kMultiply, less, weight, dsoftmax);
-  graph.apply(Pointwise::kMultiply, dsoftmax, g.scale, dscore);
-  key_gradient(g, f, dscore, g.q, g.dk);
-
-  const GraphTensor keys =
-      graph.between(DataType::kFloat, sizes_of(f, f.kv_heads, f.keys), strides_of(f.k));
-  graph.reshape(g.k, keys);
-  graph.multiply(dscore, keys, g.dq);
+int64_t rounded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+// Of lse where the caller keeps none, or of deltas.
+int64_t row_bytes(const AttentionForm& f) { return rounded(f.batch * f.row_batch * 4); }
+int64_t sum_bytes(const AttentionForm& f) {
+  const bool sums = f.pass == AttentionPass::kBackward && !f.strict;
+  return sums ? rounded(f.batch * f.heads * f.queries * f.head_dim * 4) : 0;
 }
 
 // ---- plans ----
 
-struct Planned {
+// A slice's graph.
+struct Piece {
+  AttentionForm form;
   AttentionGraph graph;
   Plan plan;
+
+  int64_t bytes() const { return attention_scratch(form) + plan.workspace_bytes(); }
 };
 
-// CUDA may be gone before the process ends, so this is never destroyed.
-struct State {
+struct Planned {
+  std::unique_ptr<Piece> slice;
+  std::unique_ptr<Piece> rest;  // the sequences that are left after whole slices, or none
+
+  int64_t bytes() const { return std::max(slice->bytes(), rest ? rest->bytes() : 0); }
+};
+
+// A handle serves one call at a time: its stream is chosen, then the graph is queued.
+struct Gpu {
+  Handle handle = nullptr;  // null where cuDNN does not start
   std::mutex mutex;
-  std::map<int, Handle> handles;  // by GPU; null where cuDNN does not start
-  std::map<std::pair<int, AttentionForm>, std::optional<Planned>> plans;
+};
+
+// CUDA may be gone before the process ends, so this is never destroyed; nor are its entries.
+struct State {
+  std::mutex mutex;  // of the maps
+  std::map<int, Gpu> gpus;
+  std::map<std::pair<int, AttentionForm>, std::unique_ptr<Planned>> plans;  // null: none
 };
 State& state() {
   static State& it = *new State;
   return it;
 }
 
-int current_gpu() {
-  int gpu = 0;
-  const cudaError_t found = cudaGetDevice(&gpu);
-  DS_CHECK(found == cudaSuccess, Code::kDevice,
-           "CUDA: asking for the current GPU failed: ", cudaGetErrorName(found));
-  return gpu;
-}
-
-Handle handle_of(State& all, int gpu) {
-  const auto [at, fresh] = all.handles.try_emplace(gpu, nullptr);
+Gpu& gpu_of(State& all, int gpu) {
+  const auto [at, fresh] = all.gpus.try_emplace(gpu);
+  Gpu& it = at->second;
   if (fresh) {
-    const Status status = library().create(&at->second);
+    const Status status = library().create(&it.handle);
     if (status != kSuccess) {
-      at->second = nullptr;
+      it.handle = nullptr;
       log_warning("cuda", library().name, " does not start on cuda:", gpu, ": ",
                   library().text(status), "; attention there has kernels of our own");
     }
   }
-  return at->second;
+  return it;
+}
+
+std::unique_ptr<Piece> plan_piece(Handle handle, const AttentionForm& form, AttentionTry& found) {
+  AttentionGraph graph = attention_graph(library(), form);
+  const int64_t own = attention_scratch(form);
+  Planning made = graph.graph.plan(
+      handle, {.strict = form.strict, .most_workspace = kMostAttentionScratch - own});
+  if (made.plan) {
+    return std::make_unique<Piece>(Piece{form, std::move(graph), std::move(*made.plan)});
+  }
+  found.refusal = std::move(made.refusal);
+  if (made.too_much) found.too_much = *made.too_much + own;
+  return nullptr;
+}
+
+std::unique_ptr<Planned> plan_slices(const GpuStream& on, Handle handle, const AttentionForm& form,
+                                     std::string& refusal) {
+  // Elsewhere no engine is known to repeat its bits, whatever its notes say.
+  if (form.strict && form.pass == AttentionPass::kBackward && on.capability != 90) {
+    refusal = "engines are known to repeat their bits on compute capability 9.0 alone";
+    return nullptr;
+  }
+  std::unique_ptr<Piece> piece;
+  const auto attempt = [&](const AttentionForm& slice) {
+    AttentionTry found;
+    piece = plan_piece(handle, slice, found);
+    return found;
+  };
+  const std::optional<AttentionForm> slice = attention_slice(form, attempt, refusal);
+  if (!slice) return nullptr;
+  auto out = std::make_unique<Planned>();
+  out->slice = std::move(piece);
+  AttentionForm rest = *slice;
+  rest.batch = form.batch % slice->batch;
+  if (rest.batch == 0) return out;
+  AttentionTry found;
+  out->rest = plan_piece(handle, rest, found);
+  if (out->rest) return out;
+  refusal = found.refusal;
+  return nullptr;
 }
 
 // A plan that failed otherwise than by "not supported" must not end training either.
-std::optional<Planned> make_plan(Handle handle, const AttentionForm& form) {
+std::unique_ptr<Planned> make_plan(const GpuStream& on, Handle handle, const AttentionForm& form) {
+  std::string refusal;
   try {
-    AttentionGraph graph = attention_graph(library(), form);
-    std::optional<Plan> plan = graph.graph.plan(handle);
-    if (plan && plan->workspace_bytes() <= kMostWorkspace) {
-      return Planned{std::move(graph), std::move(*plan)};
-    }
+    std::unique_ptr<Planned> made = plan_slices(on, handle, form, refusal);
+    if (made) return made;
   } catch (const Error& error) {
-    log_warning("cuda", error.message(), "; attention of this form has kernels of our own");
+    refusal = error.message();
   }
-  return std::nullopt;
+  log_warning("cuda", library().name, " does not compute the ", text_of(form), ": ", refusal,
+              "; it has kernels of our own");
+  return nullptr;
 }
 
-const std::optional<Planned>& planned(State& all, int gpu, const AttentionForm& form) {
-  const auto known = all.plans.find({gpu, form});
-  if (known != all.plans.end()) return known->second;
-  const Handle handle = handle_of(all, gpu);
-  return all.plans
-      .emplace(std::pair(gpu, form), handle == nullptr ? std::nullopt : make_plan(handle, form))
-      .first->second;
-}
-
-int64_t rounded(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-int64_t row_bytes(const AttentionForm& f) { return rounded(f.batch * f.heads * f.queries * 4); }
-
-}  // namespace
-
-AttentionGraph attention_graph(const Library& library, const AttentionForm& f) {
-  AttentionGraph g(library);
-  Graph& graph = g.graph;
-  g.q = heads(graph, f, f.heads, f.queries, f.q);
-  g.k = turned(graph, f, f.k);
-  g.out = heads(graph, f, f.heads, f.queries, f.out);
-  g.lse = graph.tensor(DataType::kFloat, rows(f), {f.heads * f.queries, f.queries, 1, 1});
-  g.scale = graph.value();
-  f.pass == AttentionPass::kForward ? forward_graph(g, f) : backward_graph(g, f);
-  return g;
-}
-
-std::optional<AttentionForm> attention_form(const AttentionProblem& p, AttentionForm form,
-                                            const AttentionTensors& tensors) {
-  if (rule() == Rule::kNever || p.dropout > 0 || p.window > 0 || p.key_mask != nullptr ||
-      form.type == DataType::kFloat || p.segments != nullptr || p.queries != p.keys ||
-      p.queries < 2 || p.batch < 1 || p.head_dim % 8 != 0 || p.head_dim > kMostDim) {
-    return std::nullopt;
-  }
-  form.batch = p.batch;
-  form.heads = p.heads;
-  form.kv_heads = p.kv_heads;
-  form.queries = p.queries;
-  form.keys = p.keys;
-  form.head_dim = p.head_dim;
-  form.causal = p.causal;
-  for (const void* pointer :
-       {tensors.q, tensors.k, tensors.v, const_cast<const void*>(tensors.out), tensors.dout,
-        const_cast<const void*>(tensors.dq), const_cast<const void*>(tensors.dk),
-        const_cast<const void*>(tensors.dv)}) {
-    if (!aligned(pointer)) return std::nullopt;
-  }
-  for (const HeadsLayout* layout :
-       {&form.q, &form.k, &form.v, &form.out, &form.dout, &form.dq, &form.dk, &form.dv}) {
-    if (!aligned(*layout)) return std::nullopt;
-  }
-  if (!preferred(form) || !library().usable()) return std::nullopt;
-  return form;
-}
-
-std::optional<int64_t> attention_workspace(const AttentionForm& form) {
+struct Found {
+  Gpu& gpu;
+  const Planned* planned;
+};
+Found find(const GpuStream& on, const AttentionForm& form) {
   State& all = state();
   const std::lock_guard lock(all.mutex);
-  const std::optional<Planned>& found = planned(all, current_gpu(), form);
-  if (!found) return std::nullopt;
-  // The rows: of lse where the caller keeps none, or of deltas.
-  return row_bytes(form) + found->plan.workspace_bytes();
+  Gpu& gpu = gpu_of(all, on.gpu);
+  const auto [at, fresh] = all.plans.try_emplace(std::pair(on.gpu, form));
+  if (fresh && gpu.handle != nullptr) {
+    const std::lock_guard use(gpu.mutex);
+    at->second = make_plan(on, gpu.handle, form);
+  }
+  return {gpu, at->second.get()};
 }
 
-void attention(const GpuStream& on, const AttentionForm& form, float scale,
+// ---- running ----
+
+// The pointers of the slice that begins with a sequence and a kv head.
+AttentionTensors part_of(const AttentionTensors& all, const AttentionForm& form, int64_t sequence,
+                         int64_t kv_head) {
+  const int64_t head = kv_head * (form.heads / form.kv_heads);
+  const auto move = [&](auto& pointer, const HeadsLayout& layout, int64_t first) {
+    if (pointer == nullptr) return;
+    using Pointer = std::remove_reference_t<decltype(pointer)>;
+    const int64_t elements = sequence * layout.batch + first * layout.head;
+    const auto* const moved = static_cast<const char*>(pointer) + 2 * elements;
+    pointer = static_cast<Pointer>(const_cast<char*>(moved));
+  };
+  AttentionTensors part = all;
+  move(part.q, form.q, head);
+  move(part.k, form.k, kv_head);
+  move(part.v, form.v, kv_head);
+  move(part.out, form.out, head);
+  move(part.dout, form.dout, head);
+  move(part.dq, form.dq, head);
+  move(part.dk, form.dk, kv_head);
+  move(part.dv, form.dv, kv_head);
+  if (part.lse != nullptr) part.lse += sequence * form.row_batch + head * form.queries;
+  return part;
+}
+
+void clear(const GpuStream& on, void* memory, int64_t bytes) {
+  const cudaError_t status =
+      cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(on.native));
+  if (status == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());
+  fail(Code::kDevice, "CUDA: clearing scratch of attention failed: ", cudaGetErrorName(status));
+}
+
+void run_piece(const GpuStream& on, Handle handle, const Piece& piece, float scale,
                const AttentionTensors& tensors, void* workspace) {
-  State& all = state();
-  const std::lock_guard lock(all.mutex);
-  const int gpu = current_gpu();
-  const std::optional<Planned>& found = planned(all, gpu, form);
-  DS_CHECK(found.has_value(), Code::kInternal, "attention: cuDNN has no plan for the form");
-  const Handle handle = handle_of(all, gpu);
-  const Status status = library().set_stream(handle, on.native);
-  DS_CHECK(status == kSuccess, Code::kDevice, "CUDA: ", library().name,
-           ": choosing a stream failed: ", library().text(status));
-
-  const AttentionGraph& g = found->graph;
+  const AttentionForm& form = piece.form;
+  const AttentionGraph& g = piece.graph;
+  char* const own_rows = static_cast<char*>(workspace);
+  char* const dq_sum = own_rows + row_bytes(form);
   float lowest = -std::numeric_limits<float>::infinity(), one = 1;
-  void* const own_rows = workspace;
   std::vector<Argument> arguments = {
       {g.q, const_cast<void*>(tensors.q)},
       {g.k, const_cast<void*>(tensors.k)},
       {g.v, const_cast<void*>(tensors.v)},
       {g.out, tensors.out},
-      {g.lse, tensors.lse != nullptr ? const_cast<float*>(tensors.lse) : own_rows},
+      {g.lse,
+       tensors.lse != nullptr ? const_cast<float*>(tensors.lse) : static_cast<void*>(own_rows)},
       {g.scale, &scale}};
   if (form.causal) arguments.push_back({g.lowest, &lowest});
   if (form.pass == AttentionPass::kBackward) {
@@ -326,7 +246,108 @@ void attention(const GpuStream& on, const AttentionForm& form, float scale,
                                        {g.one, &one},
                                        {g.deltas, own_rows}});
   }
-  found->plan.execute(handle, arguments, static_cast<char*>(workspace) + row_bytes(form));
+  if (const int64_t bytes = sum_bytes(form); bytes > 0) {
+    clear(on, dq_sum, bytes);
+    arguments.push_back({g.dq_sum, dq_sum});
+  }
+  piece.plan.execute(handle, arguments, own_rows + attention_scratch(form));
+}
+
+}  // namespace
+
+int64_t attention_scratch(const AttentionForm& form) { return row_bytes(form) + sum_bytes(form); }
+
+std::optional<AttentionForm> attention_slice(
+    const AttentionForm& form, const std::function<AttentionTry(const AttentionForm&)>& attempt,
+    std::string& refusal) {
+  const int64_t group = form.heads / form.kv_heads;
+  AttentionForm slice = form;
+  for (;;) {
+    const AttentionTry found = attempt(slice);
+    if (found.fits()) return slice;
+    refusal = found.refusal;
+    if (!found.too_much) return std::nullopt;
+    if (slice.batch > 1) {
+      // As many sequences as have room, in slices of about equal size.
+      const int64_t room = kMostAttentionScratch / divide_up(*found.too_much, slice.batch);
+      const int64_t most = std::clamp<int64_t>(room, 1, slice.batch - 1);
+      slice.batch = divide_up(form.batch, divide_up(form.batch, most));
+    } else if (slice.kv_heads > 1) {
+      do {
+        --slice.kv_heads;
+      } while (form.kv_heads % slice.kv_heads != 0);
+      slice.heads = slice.kv_heads * group;
+    } else {
+      refusal = str_cat("one sequence and one head of keys need ", format_bytes(*found.too_much),
+                        " of scratch, more than ", format_bytes(kMostAttentionScratch));
+      return std::nullopt;
+    }
+    const bool cuts_heads = slice.heads < form.heads;
+    if (slice.batch * slice.row_batch % kRowPack != 0 ||
+        (cuts_heads && slice.heads * slice.queries % kRowPack != 0)) {
+      refusal = str_cat("it needs ", format_bytes(*found.too_much), " of scratch, more than ",
+                        format_bytes(kMostAttentionScratch),
+                        ", and cut to less its rows would not be aligned to 16 bytes");
+      return std::nullopt;
+    }
+  }
+}
+
+std::optional<AttentionForm> attention_form(const GpuStream& on, const AttentionProblem& p,
+                                            AttentionForm form, const AttentionTensors& tensors) {
+  if (on.policy.attention == AttentionChoice::kOwn || p.dropout > 0 || p.window > 0 ||
+      p.key_mask != nullptr || form.type == DataType::kFloat || p.segments != nullptr ||
+      p.queries != p.keys || p.queries < 2 || p.batch < 1 || p.head_dim % kPack != 0 ||
+      p.head_dim > kMostDim) {
+    return std::nullopt;
+  }
+  form.batch = p.batch;
+  form.heads = p.heads;
+  form.kv_heads = p.kv_heads;
+  form.queries = p.queries;
+  form.keys = p.keys;
+  form.head_dim = p.head_dim;
+  form.causal = p.causal;
+  form.strict = on.policy.strict_determinism;
+  form.row_batch = p.heads * p.queries;
+  for (const void* pointer :
+       {tensors.q, tensors.k, tensors.v, const_cast<const void*>(tensors.out), tensors.dout,
+        const_cast<const void*>(tensors.dq), const_cast<const void*>(tensors.dk),
+        const_cast<const void*>(tensors.dv), static_cast<const void*>(tensors.lse)}) {
+    if (!aligned(pointer)) return std::nullopt;
+  }
+  for (const HeadsLayout* layout :
+       {&form.q, &form.k, &form.v, &form.out, &form.dout, &form.dq, &form.dk, &form.dv}) {
+    if (!aligned(*layout)) return std::nullopt;
+  }
+  if (!preferred(on, form) || !usable_library(on)) return std::nullopt;
+  return form;
+}
+
+std::optional<int64_t> attention_workspace(const GpuStream& on, const AttentionForm& form) {
+  const Found found = find(on, form);
+  if (found.planned == nullptr) return std::nullopt;
+  return found.planned->bytes();
+}
+
+void attention(const GpuStream& on, const AttentionForm& form, float scale,
+               const AttentionTensors& tensors, void* workspace) {
+  const Found found = find(on, form);
+  DS_CHECK(found.planned != nullptr, Code::kInternal, "attention: cuDNN has no plan for the form");
+  const Planned& planned = *found.planned;
+  const Handle handle = found.gpu.handle;
+  const std::lock_guard use(found.gpu.mutex);
+  const Status status = library().set_stream(handle, on.native);
+  DS_CHECK(status == kSuccess, Code::kDevice, "CUDA: ", library().name,
+           ": choosing a stream failed: ", library().text(status));
+  const AttentionForm& slice = planned.slice->form;
+  for (int64_t sequence = 0; sequence < form.batch; sequence += slice.batch) {
+    const bool whole = sequence + slice.batch <= form.batch;
+    const Piece& piece = whole ? *planned.slice : *planned.rest;
+    for (int64_t head = 0; head < form.kv_heads; head += slice.kv_heads) {
+      run_piece(on, handle, piece, scale, part_of(tensors, form, sequence, head), workspace);
+    }
+  }
 }
 
 }  // namespace ds::kernels::cudnn

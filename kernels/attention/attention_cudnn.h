@@ -1,7 +1,9 @@
 // Attention by cuDNN. Only for the sources of a CUDA build.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -24,6 +26,11 @@ struct AttentionForm {
   DataType type{};
   int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0;
   bool causal = false;
+  // Only what cuDNN promises to compute with the same bits in every run. Its engines for backward
+  // add the shares of the keys to dq in any order; it is the graph without dq_sum that has them
+  // keep a number of 16 bits for every query and key instead.
+  bool strict = false;
+  int64_t row_batch = 0;  // elements of lse between sequences: heads * queries of the whole call
   HeadsLayout q, k, v, out;
   HeadsLayout dout, dq, dk, dv;  // backward only
   auto operator<=>(const AttentionForm&) const = default;
@@ -34,9 +41,28 @@ struct AttentionGraph {
   explicit AttentionGraph(const Library& library) : graph(library) {}
   Graph graph;
   GraphTensor q, k, v, out, lse, scale, lowest;
-  GraphTensor dout, dq, dk, dv, one, deltas;  // backward; deltas [batch, heads, queries] is scratch
+  // Backward. deltas [batch, heads, queries] and dq_sum, like dq but fp32, are scratch; dq_sum,
+  // where there is one, is 0 before the graph runs.
+  GraphTensor dout, dq, dk, dv, one, deltas, dq_sum;
 };
 AttentionGraph attention_graph(const Library& library, const AttentionForm& form);
+
+// Scratch of one call, all in all.
+inline constexpr int64_t kMostAttentionScratch = int64_t{1} << 30;
+// Bytes of it that are not the engine's: of rows and of dq_sum.
+int64_t attention_scratch(const AttentionForm& form);
+
+// What came of trying to have a form's graph.
+struct AttentionTry {
+  std::string refusal;              // why it cannot be had; empty: it can
+  std::optional<int64_t> too_much;  // bytes of scratch, where they are the only reason
+  bool fits() const { return refusal.empty(); }
+};
+// The part of a call that is computed at once: all of it or, where that would take too much
+// scratch, as many sequences as have room or, of one sequence, as many heads.
+std::optional<AttentionForm> attention_slice(
+    const AttentionForm& form, const std::function<AttentionTry(const AttentionForm&)>& attempt,
+    std::string& refusal);
 
 // Pointers of a call.
 struct AttentionTensors {
@@ -51,15 +77,15 @@ struct AttentionTensors {
   void* dv = nullptr;
 };
 
-// The form of a call that cuDNN is to compute, where the table or DS_CUDNN_ATTENTION says so.
-// `form` has the pass, the type and the layouts. No masks, segments, windows, dropout, nor caches
-// of keys; only memory that is aligned to 16 bytes.
-std::optional<AttentionForm> attention_form(const AttentionProblem& problem, AttentionForm form,
-                                            const AttentionTensors& tensors);
+// The form of a call that cuDNN is to compute by the policy of `on`. `form` has the pass, the type
+// and the layouts. No masks, segments, windows, dropout, nor caches of keys; only memory that is
+// aligned to 16 bytes.
+std::optional<AttentionForm> attention_form(const GpuStream& on, const AttentionProblem& problem,
+                                            AttentionForm form, const AttentionTensors& tensors);
 
-// Bytes of scratch where cuDNN is to compute the form on the current GPU. Asked once for a form and
-// a GPU, and kept.
-std::optional<int64_t> attention_workspace(const AttentionForm& form);
+// Bytes of scratch where cuDNN computes the form on the GPU. Planned once for a form and a GPU, and
+// kept; where cuDNN refuses there is a warning then.
+std::optional<int64_t> attention_workspace(const GpuStream& on, const AttentionForm& form);
 void attention(const GpuStream& on, const AttentionForm& form, float scale,
                const AttentionTensors& tensors, void* workspace);
 
@@ -67,8 +93,8 @@ void attention(const GpuStream& on, const AttentionForm& form, float scale,
 class AttentionCall {
  public:
   template <class T>
-  AttentionCall(const AttentionProblem& p, HeadView<const T> q, HeadView<const T> k,
-                HeadView<const T> v, HeadView<T> out, const float* lse) {
+  AttentionCall(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
+                HeadView<const T> k, HeadView<const T> v, HeadView<T> out, const float* lse) {
     AttentionForm form;
     form.pass = AttentionPass::kForward;
     form.type = data_type<T>();
@@ -77,11 +103,11 @@ class AttentionCall {
     lay(form.v, v, tensors_.v);
     lay(form.out, out, tensors_.out);
     tensors_.lse = lse;
-    choose(p, form);
+    choose(on, p, form);
   }
   template <class T>
-  AttentionCall(const AttentionProblem& p, HeadView<const T> q, HeadView<const T> k,
-                HeadView<const T> v, const AttentionGradients<T>& gradients) {
+  AttentionCall(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
+                HeadView<const T> k, HeadView<const T> v, const AttentionGradients<T>& gradients) {
     AttentionForm form;
     form.pass = AttentionPass::kBackward;
     form.type = data_type<T>();
@@ -94,7 +120,7 @@ class AttentionCall {
     lay(form.dk, gradients.dk, tensors_.dk);
     lay(form.dv, gradients.dv, tensors_.dv);
     tensors_.lse = gradients.lse;
-    choose(p, form);
+    choose(on, p, form);
   }
 
   explicit operator bool() const { return form_.has_value(); }
@@ -115,11 +141,11 @@ class AttentionCall {
     layout = {view.batch, view.token, view.head};
     pointer = const_cast<std::remove_const_t<T>*>(view.data);
   }
-  void choose(const AttentionProblem& p, const AttentionForm& form) {
+  void choose(const GpuStream& on, const AttentionProblem& p, const AttentionForm& form) {
     scale_ = p.scale;
-    form_ = attention_form(p, form, tensors_);
+    form_ = attention_form(on, p, form, tensors_);
     if (!form_) return;
-    const std::optional<int64_t> bytes = attention_workspace(*form_);
+    const std::optional<int64_t> bytes = attention_workspace(on, *form_);
     workspace_ = bytes.value_or(0);
     if (!bytes) form_.reset();
   }

@@ -122,10 +122,10 @@ void launch_forward(Forward<T>& call, const AttentionProblem& p, const GpuStream
 }  // namespace
 
 template <class T>
-int64_t attention_workspace(const GpuStream&, const AttentionProblem& p, HeadView<const T> q,
+int64_t attention_workspace(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
                             HeadView<const T> k, HeadView<const T> v, HeadView<T> out,
                             const float* lse) {
-  if (const cudnn::AttentionCall call(p, q, k, v, out, lse); call) return call.workspace_floats();
+  if (const cudnn::AttentionCall call(on, p, q, k, v, out, lse); call) return call.workspace_floats();
   return unit_floats(p) + (SplitPlan::fits(p) ? SplitPlan(p).floats(p) : 0);
 }
 
@@ -133,7 +133,7 @@ template <class T>
 void attention_forward(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
                        HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
                        float* workspace) {
-  if (const cudnn::AttentionCall call(p, q, k, v, out, lse); call) return call.run(on, workspace);
+  if (const cudnn::AttentionCall call(on, p, q, k, v, out, lse); call) return call.run(on, workspace);
   Forward<T> call(p);
   call.q = Rows<const T>(q);
   call.k = Rows<const T>(k);

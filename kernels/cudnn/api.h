@@ -45,6 +45,7 @@ enum class Attribute : int {
   kHeuristicResults = 202,
   kHeuristicDevice = 204,
   kEngineConfigEngine = 300,
+  kEngineConfigWorkspace = 303,
   kPlanHandle = 400,
   kPlanEngineConfig = 401,
   kPlanWorkspace = 402,
@@ -107,6 +108,7 @@ enum class Pointwise : int {
   kSubtract = 9,
   kExp = 13,
   kLog = 15,
+  kIdentity = 21,
   kGreaterOrEqual = 303,
   kIndex = 501,
   kSelect = 601,
@@ -115,7 +117,8 @@ enum class Pointwise : int {
 // cudnnReduceTensorOp_t
 enum class Reduce : int { kAdd = 0, kMax = 3 };
 
-inline constexpr int kHeuristicModeA = 3;        // cudnnBackendHeurMode_t
+// cudnnBackendHeurMode_t. Mode B gave the same answers as mode A for every form that was asked.
+inline constexpr int kHeuristicModeA = 3, kHeuristicModeFallback = 2;
 inline constexpr int kNoteNondeterministic = 4;  // cudnnBackendNumericalNote_t
 
 struct Functions {

@@ -49,11 +49,16 @@ int64_t Described::read(Attribute attribute, Type type, int64_t room, void* valu
 
 void Described::finish() { check(library_.finalize(descriptor_)); }
 
-bool Described::try_finish() {
+std::string Described::try_finish() {
   const Status status = library_.finalize(descriptor_);
-  if (kind_of(status) == kNotSupported) return false;
+  if (kind_of(status) == kNotSupported) return library_.text(status);
   check(status);
-  return true;
+  return {};
+}
+
+std::string Described::finish_or_why() {
+  const Status status = library_.finalize(descriptor_);
+  return status == kSuccess ? std::string() : library_.text(status);
 }
 
 // ---- tensors and operations ----
@@ -175,20 +180,22 @@ bool Graph::deterministic(const Described& engine_config) const {
                    kNoteNondeterministic) == notes.begin() + std::min(count, kMostNotes);
 }
 
-std::vector<Described> Graph::engines(const Place& place) {
+std::string Graph::end(const Place& place) {
   graph_.emplace(library_, Kind::kGraph, "describing a graph");
   std::vector<Descriptor> operations;
   for (const Described& one : operations_) operations.push_back(one.get());
   graph_->set(Attribute::kGraphOperations, Type::kDescriptor,
               static_cast<int64_t>(operations.size()), operations.data());
   if (place.handle != nullptr) graph_->set(Attribute::kGraphHandle, Type::kHandle, place.handle);
-  if (!graph_->try_finish()) return {};
+  return graph_->try_finish();
+}
 
+std::vector<Described> Graph::engines(const Place& place, int mode, bool strict) const {
   Described heuristic(library_, Kind::kHeuristic, "asking for engines");
   heuristic.set(Attribute::kHeuristicGraph, *graph_);
-  heuristic.set(Attribute::kHeuristicMode, Type::kHeuristicMode, kHeuristicModeA);
+  heuristic.set(Attribute::kHeuristicMode, Type::kHeuristicMode, mode);
   if (place.device != nullptr) heuristic.set(Attribute::kHeuristicDevice, *place.device);
-  if (!heuristic.try_finish()) return {};
+  if (!heuristic.try_finish().empty()) return {};
   std::vector<Described> configs;
   std::array<Descriptor, kMostEngines> room{};
   for (int64_t i = 0; i < kMostEngines; ++i) {
@@ -200,19 +207,51 @@ std::vector<Described> Graph::engines(const Place& place) {
   std::vector<Described> out;
   for (int64_t i = 0; i < std::min(count, kMostEngines); ++i) {
     Described& config = configs[static_cast<size_t>(i)];
-    if (deterministic(config)) out.push_back(std::move(config));
+    if (!strict || deterministic(config)) out.push_back(std::move(config));
   }
   return out;
 }
 
-std::optional<Plan> Graph::plan(Handle handle) {
-  for (const Described& config : engines({.handle = handle})) {
-    Described made(library_, Kind::kPlan, "planning a graph");
-    made.set(Attribute::kPlanHandle, Type::kHandle, handle);
-    made.set(Attribute::kPlanEngineConfig, config);
-    if (made.try_finish()) return Plan(library_, std::move(made));
+std::optional<int64_t> Graph::workspace_of(const Described& engine) const {
+  int64_t count = 0, bytes = 0;
+  const Status status = library_.get(engine.get(), Attribute::kEngineConfigWorkspace, Type::kInt64,
+                                     1, &count, &bytes);
+  if (status != kSuccess || count != 1) return std::nullopt;
+  return bytes;
+}
+
+Planning Graph::plan(Handle handle, const Wishes& wishes) {
+  Planning out;
+  const Place place{.handle = handle};
+  out.refusal = end(place);
+  if (!out.refusal.empty()) return out;
+  out.refusal = wishes.strict ? "no engine promises the same bits in every run"
+                              : "no engine supports the graph";
+  const auto fits = [&](int64_t bytes) {
+    if (bytes <= wishes.most_workspace) return true;
+    out.too_much = out.too_much ? std::min(*out.too_much, bytes) : bytes;
+    return false;
+  };
+  for (const int mode : {kHeuristicModeA, kHeuristicModeFallback}) {
+    for (const Described& engine : engines(place, mode, wishes.strict)) {
+      // A plan may be compiled for seconds: not for an engine that needs too much.
+      const std::optional<int64_t> told = workspace_of(engine);
+      if (told && !fits(*told)) continue;
+      Described made(library_, Kind::kPlan, "planning a graph");
+      made.set(Attribute::kPlanHandle, Type::kHandle, handle);
+      made.set(Attribute::kPlanEngineConfig, engine);
+      const std::string failure = made.finish_or_why();
+      if (!failure.empty()) {
+        out.refusal = failure;
+        continue;
+      }
+      Plan plan(library_, std::move(made));
+      if (!fits(plan.workspace_bytes())) continue;
+      out.plan.emplace(std::move(plan));
+      return out;
+    }
   }
-  return std::nullopt;
+  return out;
 }
 
 Plan::Plan(const Library& library, Described plan) : library_(library), plan_(std::move(plan)) {

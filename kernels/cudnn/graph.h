@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,8 +35,10 @@ class Described {
   // Up to `room` values; how many there are.
   int64_t read(Attribute attribute, Type type, int64_t room, void* values) const;
   void finish();
-  // False where cuDNN says that it does not support what is described.
-  bool try_finish();
+  // What cuDNN says where it does not support what is described, else nothing.
+  std::string try_finish();
+  // What it says of any failure.
+  std::string finish_or_why();
 
  private:
   [[noreturn]] void fail_with(Status status) const;
@@ -79,6 +82,20 @@ struct Place {
   const Described* device = nullptr;
 };
 
+// Which engines may be taken.
+struct Wishes {
+  bool strict = false;         // none that cuDNN says may give other bits in another run
+  int64_t most_workspace = 0;  // bytes
+};
+
+// A plan, or why there is none.
+struct Planning {
+  std::optional<Plan> plan;
+  std::string refusal;
+  // Bytes that the least demanding engine needs, where there are engines and all need too many.
+  std::optional<int64_t> too_much;
+};
+
 class Graph {
  public:
   explicit Graph(const Library& library) : library_(library) {}
@@ -99,11 +116,14 @@ class Graph {
   void reduce(Reduce op, GraphTensor x, GraphTensor y);
   void reshape(GraphTensor x, GraphTensor y);
 
-  // The engines that cuDNN proposes, best first, as far as they give the same bits every time.
-  // Ends the graph. Empty when it supports none.
-  std::vector<Described> engines(const Place& place);
-  // By the first of them that can be had.
-  std::optional<Plan> plan(Handle handle);
+  // Ends the graph: nothing is added afterwards. What cuDNN says where it does not support it.
+  std::string end(const Place& place);
+  // The engines that cuDNN proposes for the ended graph in a mode of its heuristic, best first.
+  std::vector<Described> engines(const Place& place, int mode, bool strict) const;
+  // Bytes of workspace that an engine says it needs; nothing where it does not tell.
+  std::optional<int64_t> workspace_of(const Described& engine) const;
+  // Ends the graph and plans it by the first engine that can be had.
+  Planning plan(Handle handle, const Wishes& wishes);
 
  private:
   GraphTensor add(DataType type, const Sizes& sizes, const Sizes& strides, bool is_virtual,

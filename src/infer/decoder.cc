@@ -8,6 +8,15 @@
 #include "tensor/transfer.h"
 
 namespace ds::infer {
+namespace {
+
+// cuDNN would plan, and compile, for the length of every prompt.
+OpContext with_own_attention(OpContext ctx) {
+  ctx.gpu.attention = kernels::AttentionChoice::kOwn;
+  return ctx;
+}
+
+}  // namespace
 
 nn::TapeOptions inference_options() {
   nn::TapeOptions options;
@@ -27,7 +36,7 @@ OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ct
 
 Decoder::Decoder(const OpContext& ctx, nn::ParameterStore& store, const models::Architecture& model,
                  int64_t capacity, bool graphs)
-    : ctx_(ctx),
+    : ctx_(with_own_attention(ctx)),
       host_(host_of(ctx)),
       store_(store),
       model_(model),

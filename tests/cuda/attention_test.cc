@@ -5,6 +5,7 @@
 #include <cmath>
 #include <random>
 
+#include "cuda/attention_policies.h"
 #include "cuda/gpu_memory.h"
 #include "kernels/attention_case.h"
 
@@ -21,24 +22,33 @@ class GpuAttention : public ::testing::Test {
     device_ = make_cuda_device(0);
     ctx_.device = device_;
     ctx_.pool = &pool_;
+    ctx_.gpu = attention_policies().back();
     use_memory_of(device_);
   }
   void TearDown() override { case_memory() = CaseMemory(); }
 
+  using Check = CaseResult (*)(const Spec&, const OpContext&, uint64_t);
+
   // Against the reference: memory that is not aligned, and twice the same bits with memory that is.
-  template <class Check>
-  void run_check(const Spec& spec, const Check& check_one) {
-    SCOPED_TRACE(str_cat(spec.name(), ", seed ", seed_));
-    CaseDigest first;
-    for (int turn = 0; turn < 3; ++turn) {
-      case_memory().shift = turn == 0 ? 1 : 0;
-      start_digest();
-      const CaseResult result = check_one(spec, ctx_, seed_);
-      EXPECT_GT(digest().tensors, 0);
-      EXPECT_LE(result.worst, 1.0) << result.where;
-      if (turn == 1) first = digest();
-      if (turn == 2) {
-        EXPECT_EQ(digest().bits, first.bits) << "other bits in the second run";
+  void run_check(Spec spec, Check check_one) {
+    for (const kernels::GpuPolicy& policy : attention_policies()) {
+      OpContext ctx = ctx_;
+      ctx.gpu = policy;
+      const bool own = policy.attention == kernels::AttentionChoice::kOwn;
+      spec.by_cudnn = !own;
+      SCOPED_TRACE(str_cat(spec.name(), ", seed ", seed_, ", strict ", policy.strict_determinism));
+      CaseDigest first;
+      for (int turn = 0; turn < 3; ++turn) {
+        case_memory().shift = turn == 0 ? 1 : 0;
+        start_digest();
+        const CaseResult result = check_one(spec, ctx, seed_);
+        EXPECT_GT(digest().tensors, 0);
+        EXPECT_LE(result.worst, 1.0) << result.where;
+        if (turn == 1) first = digest();
+        // cuDNN promises it in the strict mode alone.
+        if (turn == 2 && (own || policy.strict_determinism)) {
+          EXPECT_EQ(digest().bits, first.bits) << "other bits in the second run";
+        }
       }
     }
     ++seed_;
@@ -63,6 +73,18 @@ TEST_F(GpuAttention, HeadSizesBetweenThoseOfKernels) {
   for (const DType dtype : {kF, kB, kH}) {
     for (const int64_t dim : {1, 7, 63, 65, 72, 96, 127, 129, 200, 255, 256}) {
       both({"sizes", dtype, 1, 2, 1, 70, 70, dim});
+    }
+  }
+}
+
+// What cuDNN takes, where it is asked.
+TEST_F(GpuAttention, WholeSequences) {
+  for (const DType dtype : {kB, kH}) {
+    for (const int64_t dim : {64, 80, 128}) {
+      for (const bool causal : {true, false}) {
+        both({"heads", dtype, 2, 2, 2, 67, 67, dim, causal});
+        both({"groups", dtype, 1, 4, 2, 68, 68, dim, causal, Mask::kNone, 0, true});
+      }
     }
   }
 }

@@ -1,4 +1,17 @@
-// Attention by cuDNN wherever it can, in the programs that this is linked into.
-#include <cstdlib>
+// Attention by cuDNN wherever it can, in both modes, in the programs that this is linked into.
+#include "cuda/attention_policies.h"
 
-[[maybe_unused]] static const int kSet = ::setenv("DS_CUDNN_ATTENTION", "always", 1);
+namespace ds::testing {
+namespace {
+
+[[maybe_unused]] const bool kSet = [] {
+  kernels::GpuPolicy cudnn;
+  cudnn.attention = kernels::AttentionChoice::kCudnn;
+  kernels::GpuPolicy strict = cudnn;
+  strict.strict_determinism = true;
+  attention_policies() = {cudnn, strict};
+  return true;
+}();
+
+}  // namespace
+}  // namespace ds::testing

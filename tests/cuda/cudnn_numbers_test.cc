@@ -38,6 +38,7 @@ static_assert(same(Attribute::kHeuristicMode, CUDNN_ATTR_ENGINEHEUR_MODE));
 static_assert(same(Attribute::kHeuristicGraph, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH));
 static_assert(same(Attribute::kHeuristicResults, CUDNN_ATTR_ENGINEHEUR_RESULTS));
 static_assert(same(Attribute::kEngineConfigEngine, CUDNN_ATTR_ENGINECFG_ENGINE));
+static_assert(same(Attribute::kEngineConfigWorkspace, CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE));
 static_assert(same(Attribute::kPlanHandle, CUDNN_ATTR_EXECUTION_PLAN_HANDLE));
 static_assert(same(Attribute::kPlanEngineConfig, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG));
 static_assert(same(Attribute::kPlanWorkspace, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE));
@@ -98,12 +99,14 @@ static_assert(same(Pointwise::kDivide, CUDNN_POINTWISE_DIV));
 static_assert(same(Pointwise::kSubtract, CUDNN_POINTWISE_SUB));
 static_assert(same(Pointwise::kExp, CUDNN_POINTWISE_EXP));
 static_assert(same(Pointwise::kLog, CUDNN_POINTWISE_LOG));
+static_assert(same(Pointwise::kIdentity, CUDNN_POINTWISE_IDENTITY));
 static_assert(same(Pointwise::kGreaterOrEqual, CUDNN_POINTWISE_CMP_GE));
 static_assert(same(Pointwise::kIndex, CUDNN_POINTWISE_GEN_INDEX));
 static_assert(same(Pointwise::kSelect, CUDNN_POINTWISE_BINARY_SELECT));
 static_assert(same(Reduce::kAdd, CUDNN_REDUCE_TENSOR_ADD));
 static_assert(same(Reduce::kMax, CUDNN_REDUCE_TENSOR_MAX));
 static_assert(kHeuristicModeA == CUDNN_HEUR_MODE_A);
+static_assert(kHeuristicModeFallback == CUDNN_HEUR_MODE_FALLBACK);
 static_assert(kNoteNondeterministic == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
 
 TEST(CudnnNumbers, AreThoseOfTheHeader) { SUCCEED() << "compared when this was compiled"; }

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <numeric>
+#include <random>
+#include <thread>
 
 #include "base/bfloat16.h"
 #include "base/float16.h"
@@ -24,7 +28,11 @@ CudnnStandIn& world() {
   return it;
 }
 
-void violation(const std::string& text) { world().violations.push_back(text); }
+void violation(const std::string& text) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  world().violations.push_back(text);
+}
 
 bool take_failure(const char* call, Status* status) {
   auto& waiting = world().failures[call];
@@ -195,8 +203,8 @@ struct Numbers {
 
 class Run {
  public:
-  Run(const std::vector<int64_t>& ids, const std::vector<void*>& pointers, bool spoil)
-      : spoil_(spoil) {
+  Run(const std::vector<int64_t>& ids, const std::vector<void*>& pointers, bool repeats)
+      : repeats_(repeats) {
     for (size_t i = 0; i < ids.size(); ++i) memory_[ids[i]] = pointers[i];
   }
 
@@ -231,24 +239,35 @@ class Run {
   template <class Value>
   void out(const Content& tensor, const Value& value) {
     const Layout layout = layout_of(tensor);
+    const bool noisy = !repeats_ && !layout.is_virtual && layout.type != DataType::kFloat;
     Numbers made{layout.sizes, {}};
     for_each(layout.sizes, [&](const Index& i) {
-      const double number = rounded(layout.type, value(i));
+      const double number = rounded(layout.type, value(i) * (noisy ? 1 + noise() : 1));
       made.values.push_back(number);
       if (layout.is_virtual) return;
       const int64_t at = std::inner_product(i.begin(), i.end(), layout.strides.begin(), int64_t{0});
-      write(layout.type, memory_.at(layout.id), at,
-            spoil_ ? std::numeric_limits<double>::quiet_NaN() : number);
+      write(layout.type, memory_.at(layout.id), at, number);
     });
     numbers_[layout.id] = std::move(made);
   }
 
-  // The heads of a and c may be more than those of b, in groups.
+  // As far as sums in another order would be off.
+  static double noise() {
+    static std::mt19937_64 random(std::random_device{}());
+    return std::uniform_real_distribution<double>(-0x1p-13, 0x1p-13)(random);
+  }
+
+  // The heads of a and c may be more than those of b, in groups. What is kept in fp32 is added to,
+  // as engines do whose blocks each add their share.
   void product(const Content& first, const Content& second, const Content& to) {
     const Numbers a = in(first), b = in(second);
-    const int64_t group = layout_of(to).sizes[1] / b.sizes[1];
+    const Layout result = layout_of(to);
+    const int64_t group = result.sizes[1] / b.sizes[1];
+    Numbers before;
+    const bool adds = !result.is_virtual && result.type == DataType::kFloat;
+    if (adds) before = in(to);
     out(to, [&](const Index& i) {
-      double sum = 0;
+      double sum = adds ? before.at(i) : 0;
       for (int64_t k = 0; k < a.sizes[3]; ++k) {
         sum += a.at({i[0], i[1], i[2], k}) * b.at({i[0], i[1] / group, k, i[3]});
       }
@@ -301,6 +320,8 @@ class Run {
           return std::exp(x.at(i));
         case Pointwise::kLog:
           return std::log(x.at(i));
+        case Pointwise::kIdentity:
+          return x.at(i);
         case Pointwise::kGreaterOrEqual:
           return x.at(i) >= b.at(i) ? 1.0 : 0.0;
         case Pointwise::kSelect:
@@ -311,7 +332,7 @@ class Run {
     });
   }
 
-  bool spoil_;
+  bool repeats_;
   std::map<int64_t, void*> memory_;
   std::map<int64_t, Numbers> numbers_;
 };
@@ -319,7 +340,25 @@ class Run {
 struct Context {
   int gpu = 0;
   cudaStream_t stream = nullptr;
+  std::atomic<std::thread::id> user;  // who chose the stream
 };
+
+using Engine = CudnnStandIn::Engine;
+Engine engine_of(const Content& config) {
+  return config.value<Engine>(Attribute::kEngineConfigEngine);
+}
+// Bytes for the graph of an engine's configuration; the first product has the scores' sizes.
+int64_t workspace_of(const Content& config) {
+  const Engine engine = engine_of(config);
+  for (const auto& op :
+       config.parts.at(Attribute::kHeuristicGraph).front()->parts.at(Attribute::kGraphOperations)) {
+    if (op->kind != Kind::kProductOperation) continue;
+    const Layout scores = layout_of(op->part(Attribute::kProductC));
+    const bool large = scores.sizes[0] > engine.most_batch || scores.sizes[1] > engine.most_heads;
+    return large ? (int64_t{1} << 30) + 256 : engine.workspace;
+  }
+  return engine.workspace;
+}
 
 // Pointers must be there for what lies in memory, and aligned as was said.
 void check_arguments(const Content& graph, const std::map<int64_t, void*>& memory) {
@@ -344,13 +383,13 @@ void check_arguments(const Content& graph, const std::map<int64_t, void*>& memor
 Status run_plan(Context& context, const Content& plan, const Content& arguments) {
   const Content& config = plan.part(Attribute::kPlanEngineConfig);
   const auto graph = config.parts.at(Attribute::kHeuristicGraph).front();
-  const CudnnStandIn::Engine engine =
-      world().engines.at(config.value<size_t>(Attribute::kEngineConfigEngine));
+  const Engine engine = engine_of(config);
+  const auto workspace_bytes = static_cast<size_t>(workspace_of(config));
   const auto ids = arguments.values<int64_t>(Attribute::kArgumentIds);
   auto pointers = arguments.values<void*>(Attribute::kArgumentPointers);
   void* const workspace = arguments.value<void*>(Attribute::kArgumentWorkspace);
   if (ids.size() != pointers.size()) return kBadParameter;
-  if (engine.workspace > 0 && workspace == nullptr) return kBadParameter;
+  if (workspace_bytes > 0 && workspace == nullptr) return kBadParameter;
   std::map<int64_t, void*> memory;
   for (size_t i = 0; i < ids.size(); ++i) memory[ids[i]] = pointers[i];
   check_arguments(*graph, memory);
@@ -370,9 +409,10 @@ Status run_plan(Context& context, const Content& plan, const Content& arguments)
     if (values->contains(ids[i])) pointers[i] = &values->at(ids[i]);
   }
   world().runs.push_back(operations.size());
+  world().engines_run.push_back(engine.number);
   const cudaError_t queued = world().queue(context.stream, [=] {
-    if (engine.workspace > 0) std::memset(workspace, 0xA5, static_cast<size_t>(engine.workspace));
-    Run run(ids, pointers, !engine.deterministic);
+    if (workspace_bytes > 0) std::memset(workspace, 0xA5, workspace_bytes);
+    Run run(ids, pointers, engine.deterministic);
     for (const auto& op : graph->parts.at(Attribute::kGraphOperations)) run.operation(*op);
     values->clear();
   });
@@ -398,7 +438,9 @@ void cudnnGetLastErrorString(char* text, size_t room) {
 Status cudnnCreate(Handle* handle) {
   Status asked{};
   if (take_failure("cudnnCreate", &asked)) return asked;
-  *handle = new Context{world().current_gpu(), nullptr};
+  auto* const made = new Context;
+  made->gpu = world().current_gpu();
+  *handle = made;
   ++world().handles;
   return kSuccess;
 }
@@ -407,6 +449,8 @@ Status cudnnSetStream(Handle handle, void* stream) {
   auto& context = *static_cast<Context*>(handle);
   if (context.gpu != world().current_gpu()) violation("a handle of another GPU");
   context.stream = static_cast<cudaStream_t>(stream);
+  context.user = std::this_thread::get_id();
+  std::this_thread::yield();
   return kSuccess;
 }
 
@@ -454,9 +498,7 @@ Status cudnnBackendFinalize(Descriptor descriptor) {
   }
   if (content.kind == Kind::kPlan) {
     const Content& config = content.part(Attribute::kPlanEngineConfig);
-    if (!world().engines.at(config.value<size_t>(Attribute::kEngineConfigEngine)).supported) {
-      return kUnsupported;
-    }
+    if (!engine_of(config).supported) return kUnsupported;
   }
   content.finished = true;
   return kSuccess;
@@ -469,12 +511,16 @@ Status cudnnBackendGetAttribute(Descriptor descriptor, Attribute attribute, Type
   switch (attribute) {
     case Attribute::kHeuristicResults: {
       ++world().heuristics;
-      *count = std::min<int64_t>(room, static_cast<int64_t>(world().engines.size()));
+      const bool last = content.value<int>(Attribute::kHeuristicMode) == kHeuristicModeFallback;
+      const std::vector<Engine>& offered = last ? world().fallback : world().engines;
+      *count = std::min<int64_t>(room, static_cast<int64_t>(offered.size()));
       for (int64_t i = 0; i < *count; ++i) {
         Content& config = content_of(static_cast<Descriptor*>(values)[i]);
-        const auto number = static_cast<size_t>(i);
-        config.bytes[Attribute::kEngineConfigEngine].resize(sizeof number);
-        std::memcpy(config.bytes[Attribute::kEngineConfigEngine].data(), &number, sizeof number);
+        Engine engine = offered[static_cast<size_t>(i)];
+        engine.number = static_cast<int>(i) + (last ? 100 : 0);
+        std::vector<char>& bytes = config.bytes[Attribute::kEngineConfigEngine];
+        bytes.resize(sizeof engine);
+        std::memcpy(bytes.data(), &engine, sizeof engine);
         config.parts[Attribute::kHeuristicGraph] = content.parts.at(Attribute::kHeuristicGraph);
         config.finished = true;
       }
@@ -488,20 +534,21 @@ Status cudnnBackendGetAttribute(Descriptor descriptor, Attribute attribute, Type
       return kSuccess;
     }
     case Attribute::kEngineNotes: {
-      const auto& engine =
-          world().engines.at(content.value<size_t>(Attribute::kEngineConfigEngine));
+      const Engine engine = engine_of(content);
       *count = engine.deterministic ? 1 : 2;
       static_cast<int*>(values)[0] = 0;  // tensor cores
       if (!engine.deterministic) static_cast<int*>(values)[1] = kNoteNondeterministic;
       return kSuccess;
     }
-    case Attribute::kPlanWorkspace: {
-      const Content& config = content.part(Attribute::kPlanEngineConfig);
-      *static_cast<int64_t*>(values) =
-          world().engines.at(config.value<size_t>(Attribute::kEngineConfigEngine)).workspace;
+    case Attribute::kEngineConfigWorkspace:
+      if (!world().tells_workspace) return kBadParameter;
+      *static_cast<int64_t*>(values) = workspace_of(content);
       *count = 1;
       return kSuccess;
-    }
+    case Attribute::kPlanWorkspace:
+      *static_cast<int64_t*>(values) = workspace_of(content.part(Attribute::kPlanEngineConfig));
+      *count = 1;
+      return kSuccess;
     default:
       return kBadParameter;
   }
@@ -511,7 +558,9 @@ Status cudnnBackendExecute(Handle handle, Descriptor plan, Descriptor arguments)
   Status asked{};
   if (take_failure("cudnnBackendExecute", &asked)) return asked;
   if (!content_of(plan).finished || !content_of(arguments).finished) return kBadParameter;
-  return run_plan(*static_cast<Context*>(handle), content_of(plan), content_of(arguments));
+  auto& context = *static_cast<Context*>(handle);
+  if (context.user.load() != std::this_thread::get_id()) violation("two threads use a handle");
+  return run_plan(context, content_of(plan), content_of(arguments));
 }
 
 }  // extern "C"
