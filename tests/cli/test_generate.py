@@ -42,6 +42,8 @@ class Generate(OneCheckpoint):
         self.assertEqual(self.generate("--prompt", "-", "--seed", 1, text="The ").stdout, direct)
         alone = self.generate("--prompt", "The ", "--seed", 1, "--no-prompt").stdout
         self.assertEqual(b"The " + alone, direct)
+        self.assertEqual(
+            self.generate("--prompt", "The ", "--seed", 1, "--no-graphs").stdout, direct)
 
     def test_output_is_utf8(self):
         # A hot byte model makes broken characters: they must arrive as U+FFFD, once each.

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cuda/model_world.h"
+#include "ds.hpp"
 #include "infer/decoder.h"
 #include "infer/generate.h"
 
@@ -103,6 +104,21 @@ TEST_P(GpuDecoding, EveryFormOfWeights) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuDecoding, ::testing::ValuesIn(families()),
                          [](const auto& test) { return test.param.name; });
+
+// As programs ask for it.
+TEST_F(GpuModel, TextsOfTheHeaderAreTheSameWithoutGraphs) {
+  for (const Json& config : {model_config(0), llama_config()}) {
+    libds::Model model = libds::Model::create(dump_json(config), 3);
+    model.set_device("cuda:0");
+    const libds::Tensor prompt = libds::Tensor::from(std::vector<int32_t>{3, 9, 27});
+    libds::GenerateOptions options;
+    options.max_tokens = 20;
+    options.temperature = 1;
+    const std::vector<int32_t> text = model.generate(prompt, options);
+    options.graphs = false;
+    EXPECT_EQ(model.generate(prompt, options), text);
+  }
+}
 
 // Beside an engine, whose weights change between texts, and with adapters.
 TEST_F(GpuModel, TextsFollowTheWeights) {
