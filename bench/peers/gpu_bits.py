@@ -5,8 +5,9 @@ usage: gpu_bits.py BENCH_FOLDER [--bit-steps 20] [--batch 8] [--length 1024] [--
 BENCH_FOLDER holds train_step (build/cuda/bench). The kinds: attention by our own kernels, the same with
 recorded work (graph_harvesting), by cuDNN, by cuDNN with recorded work, and by cuDNN with
 strict_determinism. Both runs of a kind must have the same losses and the same bits in the weights, and
-recorded work those of the same kind without. Losses with cuDNN may differ from ours by --most in any
-step. No peer is needed. Exit status: 1 something differs or fails.
+recorded work those of the same kind without; but of cuDNN without strict_determinism it is only told,
+since the order of its sums is not fixed. Losses with cuDNN may differ from ours by --most in any step.
+No peer is needed. Exit status: 1 something differs or fails.
 """
 import json
 import os
@@ -25,6 +26,7 @@ KINDS = {
     "cuDNN, strict": {"attention": "cudnn", "strict_determinism": True},
 }
 SAME_AS = {"own, recorded": "own", "cuDNN, recorded": "cuDNN"}
+MAY_DIFFER = ("cuDNN", "cuDNN, recorded")
 
 
 def steps(args, model, kind):
@@ -60,11 +62,12 @@ def compare(args, kind, pair, firsts):
     row = {"kind": kind, "steps": len(first["losses"]), "first": first["losses"][0],
            "last": first["losses"][-1], "weights": first["weights"],
            "twice": "same bits" if same(first, second) else "DIFFERENT"}
-    good = same(first, second) and len(first["losses"]) == args.bit_steps
+    free = kind in MAY_DIFFER
+    good = (free or same(first, second)) and len(first["losses"]) == args.bit_steps
     base = firsts.get(SAME_AS.get(kind))
     if base:
         row["beside"] = f"the bits of {SAME_AS[kind]}" if same(first, base) else f"NOT those of {SAME_AS[kind]}"
-        good = good and same(first, base)
+        good = good and (free or same(first, base))
     elif kind != "own" and "own" in firsts:
         far = farthest(first, firsts["own"])
         row["from_own"], row["allowed"] = far, args.most
