@@ -95,21 +95,23 @@ void launch_tiles(Forward<T>& call, const AttentionProblem& p, const GpuStream& 
          {parts * tiles * call.splits, Tile::kThreads, Tile::shared(1)}, call);
 }
 
+// More keys or blocks at once, or more operands in registers, would not fit these.
 template <int kDim, class T>
 void launch_forward(Forward<T>& call, const AttentionProblem& p, const GpuStream& on) {
-  // More keys or blocks at once would not fit the registers (without use of local memory).
   if (SplitPlan::fits(p)) {
-    launch_tiles<Tiling<T, kDim, 32, 32, 1, 1, 1, kDim == 256 ? Keep::kNone : Keep::kFirst>, Form::kSplit>(call, p, on);
+    constexpr Keep kKeeps = kDim == 256 ? Keep::kNone : Keep::kFirst;
+    launch_tiles<Tiling<T, kDim, 32, 32, 1, 1, 1, kKeeps>, Form::kSplit>(call, p, on);
     if (call.partials != nullptr) {
       launch(on, "attention", &join_splits<T>, {p.batch * p.heads * p.queries, kJoinThreads}, call);
     }
   } else if constexpr (sizeof(T) == 4) {
-    constexpr int kKeys = kDim == 64 ? 64 : 32;
-    launch_tiles<Tiling<T, kDim, kKeys, kKeys, 1, 4, 1>, Form::kMasked>(call, p, on);
+    constexpr int kKeys = kDim == 64 ? 64 : 32, kResident = kDim == 64 ? 3 : kDim == 128 ? 2 : 1;
+    launch_tiles<Tiling<T, kDim, kKeys, kKeys, 1, 4, kResident>, Form::kMasked>(call, p, on);
   } else if constexpr (kDim == 256) {
     launch_tiles<Tiling<T, kDim, 32, 32, 1, 8, 1, Keep::kFirst>, Form::kMasked>(call, p, on);
   } else if (has_units(p) || call.dropout.active || !call.k.wide || !call.v.wide) {
-    launch_tiles<Tiling<T, kDim, 64, 32, 2, 4, 2, kDim == 64 ? Keep::kFirst : Keep::kNone>, Form::kMasked>(call, p, on);
+    constexpr Keep kKeeps = kDim == 128 ? Keep::kNone : Keep::kFirst;
+    launch_tiles<Tiling<T, kDim, 64, 32, 2, 4, 2, kKeeps>, Form::kMasked>(call, p, on);
   } else if constexpr (kDim == 128) {
     launch_tiles<Tiling<T, kDim, 64, 64, 2, 4, 2>, Form::kPlain>(call, p, on);
   } else {

@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
   const auto q_stage = [&](int s) { return v_tile + Tile::kOwnSize + s * 2 * Tile::kOtherSize; };
   const auto dout_stage = [&](int s) { return q_stage(s) + Tile::kOtherSize; };
   const Cover& cover = call.cover;
-  const int warp_row = warp_of<Tile>() * Tile::kWarpRows;
+  const int warp_row = warp_of<true>() * Tile::kWarpRows;
   float* const scratch = reinterpret_cast<float*>(q_stage(Tile::kStages)) +  // of the warp
                          (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
 
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const auto k_stage = [&](int s) { return dout_tile + Tile::kOwnSize + s * 2 * Tile::kOtherSize; };
   const auto v_stage = [&](int s) { return k_stage(s) + Tile::kOtherSize; };
   const Cover& cover = call.cover;
-  const int warp_row = warp_of<Tile>() * Tile::kWarpRows;
+  const int warp_row = warp_of<true>() * Tile::kWarpRows;
   float* const scratch = reinterpret_cast<float*>(k_stage(Tile::kStages)) +  // of the warp
                          (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
 
@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
 #pragma unroll 1
     for (int step = 0; step < kOther; step += kStep) {
       const int at = tile + step;
-      if (warp_first > last_query || at >= cover.keys ||
+      if (warp_first >= cover.queries || at >= cover.keys ||
           cover.band_hides(warp_first, warp_last, at, at + kStep - 1)) {
         continue;
       }

@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
   const Cover& cover = call.cover;
   const OwnPlace<Tile, kForm> own(call);
   const int b = own.b;
-  const int warp_row = warp_of<Tile>() * Tile::kWarpRows;
+  const int warp_row = warp_of<!kSplit && Tile::kDim == 64>() * Tile::kWarpRows;
   float* const scratch = reinterpret_cast<float*>(k_stage(Tile::kStages)) +  // of the warp
                          (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
   const int first_query = own.query_of(0), last_query = own.last_query(0, kOwn);

@@ -43,12 +43,12 @@ struct Tiling {
   }
 };
 
-// Which warp of the block this is. Where that saves registers it comes from one lane: so the
-// compiler sees that all lanes have the same number.
-template <class Tile>
+// Which warp of the block this is. From one lane, the compiler sees that all lanes have the same
+// number: that saves registers, or costs some.
+template <bool kFromOneLane>
 __device__ __forceinline__ int warp_of() {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  return Tile::kDim == 64 && Tile::kBlocks == 2 ? __shfl_sync(kAllLanes, warp, 0) : warp;
+  return kFromOneLane ? __shfl_sync(kAllLanes, warp, 0) : warp;
 }
 
 // kPlain: the band alone hides keys, and all tensors are wide. kMasked: also key masks, segments
