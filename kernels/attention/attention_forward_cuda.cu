@@ -93,29 +93,37 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(Forward<T> call) {
   }
 }
 
-template <class Tile, bool kSplit, class T>
+template <class Tile, Form kForm, class T>
 void launch_tiles(Forward<T>& call, const AttentionProblem& p, const GpuStream& on) {
-  const int64_t rows = kSplit ? p.queries * call.group : p.queries;
-  call.tiles = divide_up(rows, Tile::kOwn);
+  constexpr bool kSplit = kForm == Form::kSplit;
+  const int64_t tiles = divide_up(kSplit ? p.queries * call.group : p.queries, Tile::kOwn);
+  call.tiles = static_cast<int>(tiles);
   const int64_t parts = p.batch * (kSplit ? p.kv_heads : p.heads);
-  launch(on, "attention", &attend<Tile, kSplit, T>,
-         {parts * call.tiles * call.splits, Tile::kThreads, Tile::shared(1)}, call);
+  launch(on, "attention", &attend<Tile, kForm, T>,
+         {parts * tiles * call.splits, Tile::kThreads, Tile::shared(1)}, call);
 }
 
+// More keys or blocks at once, or more operands in registers, would not fit these.
 template <int kDim, class T>
 void launch_forward(Forward<T>& call, const AttentionProblem& p, const GpuStream& on) {
   if (SplitPlan::fits(p)) {
-    launch_tiles<Tiling<T, kDim, 32, 1, 1>, true>(call, p, on);
+    constexpr Keep kKeeps = kDim == 256 ? Keep::kNone : Keep::kFirst;
+    launch_tiles<Tiling<T, kDim, 32, 32, 1, 1, 1, kKeeps>, Form::kSplit>(call, p, on);
     if (call.partials != nullptr) {
       launch(on, "attention", &join_splits<T>, {p.batch * p.heads * p.queries, kJoinThreads}, call);
     }
   } else if constexpr (sizeof(T) == 4) {
-    launch_tiles<Tiling<T, kDim, kDim == 64 ? 64 : 32, 1, 4>, false>(call, p, on);
+    constexpr int kKeys = kDim == 64 ? 64 : 32, kResident = kDim == 64 ? 3 : kDim == 128 ? 2 : 1;
+    launch_tiles<Tiling<T, kDim, kKeys, kKeys, 1, 4, kResident>, Form::kMasked>(call, p, on);
   } else if constexpr (kDim == 256) {
-    launch_tiles<Tiling<T, kDim, 32, 1, 8>, false>(call, p, on);
+    launch_tiles<Tiling<T, kDim, 32, 32, 1, 8, 1, Keep::kFirst>, Form::kMasked>(call, p, on);
+  } else if (has_units(p) || call.dropout.active || !call.k.wide || !call.v.wide) {
+    constexpr Keep kKeeps = kDim == 128 ? Keep::kNone : Keep::kFirst;
+    launch_tiles<Tiling<T, kDim, 64, 32, 2, 4, 2, kKeeps>, Form::kMasked>(call, p, on);
+  } else if constexpr (kDim == 128) {
+    launch_tiles<Tiling<T, kDim, 64, 64, 2, 4, 2>, Form::kPlain>(call, p, on);
   } else {
-    // More keys at once would not fit the registers with wide heads.
-    launch_tiles<Tiling<T, kDim, kDim == 64 ? 64 : 32, 2, 4>, false>(call, p, on);
+    launch_tiles<Tiling<T, kDim, 64, 32, 2, 4, 3, Keep::kFirst>, Form::kPlain>(call, p, on);
   }
 }
 
@@ -135,16 +143,16 @@ void attention_forward(const GpuStream& on, const AttentionProblem& p, HeadView<
                        float* workspace) {
   if (const cudnn::AttentionCall call(on, p, q, k, v, out, lse); call) return call.run(on, workspace);
   Forward<T> call(p);
-  call.q = Rows<const T>(q);
-  call.k = Rows<const T>(k);
-  call.v = Rows<const T>(v);
-  call.out = Rows<T>(out);
+  call.q = {q, p.head_dim};
+  call.k = {k, p.head_dim};
+  call.v = {v, p.head_dim};
+  call.out = {out, p.head_dim};
   call.lse = lse;
   call.cover = make_cover(p, workspace, on);
   if (SplitPlan::fits(p)) {
     const SplitPlan plan(p);
     call.split_begin = static_cast<int>(plan.begin);
-    call.splits = plan.splits;
+    call.splits = static_cast<int>(plan.splits);
     call.pitch = plan.pitch;
     call.past = p.past_on_gpu;
     if (plan.splits > 1) call.partials = workspace + unit_floats(p);

@@ -17,16 +17,16 @@ struct Backward {
   float* delta = nullptr;  // [batch, heads, queries]: dout . out
   Cover cover;
   Dropout dropout;
-  int64_t heads, kv_heads, group;  // group: query heads of a kv head
+  int heads, kv_heads, group;  // group: query heads of a kv head
   int dim;
   float scale, power_scale;  // of scores; of scores for powers of two
-  int64_t tiles = 0;
+  int tiles = 0;
 
   explicit Backward(const AttentionProblem& p)
       : dropout(p),
-        heads(p.heads),
-        kv_heads(p.kv_heads),
-        group(p.heads / p.kv_heads),
+        heads(static_cast<int>(p.heads)),
+        kv_heads(static_cast<int>(p.kv_heads)),
+        group(static_cast<int>(p.heads / p.kv_heads)),
         dim(static_cast<int>(p.head_dim)),
         scale(p.scale),
         power_scale(p.scale * kLog2OfE) {}
@@ -35,39 +35,58 @@ struct Backward {
 // The logarithm of a row's sum for powers of two.
 __device__ __forceinline__ float binary_log(float lse) { return lse * kLog2OfE; }
 
-// Turns a lane's scores into lifted weights and the gradients of weights into those of scores
-// before scaling. stats(m, n, e) gives the row's logarithm and delta, seen(m, n, e) whether the
-// pair counts where not all do, kept(m, n, e) what dropout keeps.
-template <class Tile, bool kGradients, class Stats, class Seen, class Kept>
-__device__ __forceinline__ void weigh(float (&scores)[Tile::kBlocks][Tile::kOther / 8][4],
-                                      float (&grads)[Tile::kBlocks][Tile::kOther / 8][4],
-                                      float scale, bool all_seen, const Dropout& dropout,
-                                      const Stats& stats, const Seen& seen, const Kept& kept) {
-  using T = typename Tile::Type;
+// Calls use(m, n, e) for every one of a lane's scores.
+template <class Tile, class Use>
+__device__ __forceinline__ void for_scores(const Use& use) {
 #pragma unroll
-  for (int i = 0; i < Tile::kBlocks * Tile::kOther / 2; ++i) {
-    const int m = i / (Tile::kOther / 2), n = i / 4 % (Tile::kOther / 8), e = i % 4;
-    const Pack<float, 2> row = stats(m, n, e);
-    float weight = power_of_two<T>(fmaf(scores[m][n][e], scale, -row.at[0])), grad = 0;
-    if constexpr (kGradients) {
-      grad = grads[m][n][e];
-      if (dropout.active) grad = kept(m, n, e) ? grad * dropout.factor : 0.0f;
-      grad = weight * (grad - row.at[1]);
-    }
-    if (!all_seen && !seen(m, n, e)) weight = grad = 0;
-    scores[m][n][e] = weight * (1 << kLift<T>);
-    if constexpr (kGradients) grads[m][n][e] = grad;
+  for (int i = 0; i < Tile::kBlocks * Tile::kStep / 2; ++i) {
+    use(i / (Tile::kStep / 2), i / 4 % (Tile::kStep / 8), i % 4);
   }
 }
 
-template <class Tile, class Kept>
-__device__ __forceinline__ void drop(float (&weights)[Tile::kBlocks][Tile::kOther / 8][4],
-                                     const Kept& kept) {
+// Turns a lane's scores into lifted weights and the gradients of weights into those of scores
+// before scaling. stats(n)(m, e) gives the row's logarithm for powers of two and delta.
+template <class Tile, bool kGradients, class Stats>
+__device__ __forceinline__ void weigh(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
+                                      float (&grads)[Tile::kBlocks][Tile::kStep / 8][4],
+                                      float scale, const Stats& stats) {
+  using T = typename Tile::Type;
 #pragma unroll
-  for (int i = 0; i < Tile::kBlocks * Tile::kOther / 2; ++i) {
-    const int m = i / (Tile::kOther / 2), n = i / 4 % (Tile::kOther / 8), e = i % 4;
-    if (!kept(m, n, e)) weights[m][n][e] = 0;
+  for (int n = 0; n < Tile::kStep / 8; ++n) {
+    const auto row_of = stats(n);
+#pragma unroll
+    for (int i = 0; i < 4 * Tile::kBlocks; ++i) {
+      const Pack<float, 2> row = row_of(i / 4, i % 4);
+      float& score = scores[i / 4][n][i % 4];
+      const float weight = power_of_two<T>(fmaf(score, scale, -row.at[0]));
+      score = weight * (1 << kLift<T>);
+      if constexpr (kGradients) {
+        float& grad = grads[i / 4][n][i % 4];
+        grad = weight * (grad - row.at[1]);
+      }
+    }
   }
+}
+
+// Makes weights and gradients 0 where seen(m, n, e) is false.
+template <class Tile, bool kGradients, class Seen>
+__device__ __forceinline__ void hide(float (&weights)[Tile::kBlocks][Tile::kStep / 8][4],
+                                     float (&grads)[Tile::kBlocks][Tile::kStep / 8][4],
+                                     const Seen& seen) {
+  for_scores<Tile>([&](int m, int n, int e) {
+    const bool shown = seen(m, n, e);
+    weights[m][n][e] = shown ? weights[m][n][e] : 0.0f;
+    if constexpr (kGradients) grads[m][n][e] = shown ? grads[m][n][e] : 0.0f;
+  });
+}
+
+// Makes values 0 that dropout does not keep, and multiplies the others.
+template <class Tile, class Kept>
+__device__ __forceinline__ void drop(float (&values)[Tile::kBlocks][Tile::kStep / 8][4],
+                                     float factor, const Kept& kept) {
+  for_scores<Tile>([&](int m, int n, int e) {
+    values[m][n][e] = kept(m, n, e) ? values[m][n][e] * factor : 0.0f;
+  });
 }
 
 template <int kN>
@@ -83,9 +102,9 @@ __global__ void __launch_bounds__(kThreads) row_deltas(Backward<T> call, int64_t
       int64_t{blockIdx.x} * (kThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
   if (row >= rows) return;
   const int64_t query = row % call.cover.queries, part = row / call.cover.queries;
-  const int64_t b = part / call.heads, head = part % call.heads;
-  const T* const out = call.out.at(b, query, head);
-  const T* const dout = call.dout.at(b, query, head);
+  const auto b = static_cast<int>(part / call.heads), head = static_cast<int>(part % call.heads);
+  const T* const out = call.out.at(b, static_cast<int>(query), head);
+  const T* const dout = call.dout.at(b, static_cast<int>(query), head);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float sum = 0;
   for (int d = lane; d < call.dim; d += kWarp) sum = fmaf(widen(out[d]), widen(dout[d]), sum);
@@ -93,146 +112,189 @@ __global__ void __launch_bounds__(kThreads) row_deltas(Backward<T> call, int64_t
   if (lane == 0) call.delta[row] = sum;
 }
 
+// The row of a block's tile that half `half` of block m of a lane's results belongs to.
+template <class Tile>
+__device__ __forceinline__ int own_row(int m, int half) {
+  const int thread = static_cast<int>(threadIdx.x);
+  return thread / kWarp * Tile::kWarpRows + m * 16 + half * 8 + thread / 4 % 8;
+}
+// The row of the other tile, from the step's first on, that element e of block n belongs to.
+__device__ __forceinline__ int other_row(int n, int e) {
+  return n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e % 2;
+}
+
 // What a block of key_gradients makes: wide heads leave registers for one of the two.
 enum class Part { kBoth, kKeys, kValues };
 
-template <class Tile, Part kPart, class T>
-__global__ void __launch_bounds__(Tile::kThreads) key_gradients(Backward<T> call) {
-  constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther;
+// The tiles of queries that a block of key_gradients visits, for every query head in turn.
+template <class Tile, bool kLooks>
+struct QueryTiles {
+  Walk<Tile::kOther, false, kLooks> walk;
+  int b, start, head, end_head;
+
+  // The first at or after `at`, of this head or those after it; or -1.
+  __device__ __forceinline__ int from(const Cover& cover, int at) {
+    int tile = walk.from(cover, b, at);
+    if (tile >= 0 || head + 1 >= end_head) return tile;
+    ++head;
+    return walk.from(cover, b, start);
+  }
+};
+
+template <class Tile, Form kForm, Part kPart, class T>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients(Backward<T> call) {
+  constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther, kStep = Tile::kStep;
   constexpr bool kWithKeys = kPart != Part::kValues, kWithValues = kPart != Part::kKeys;
-  static_assert(Tile::kBlocks == 1 && kOwn == kUnitTokens);
+  constexpr bool kMasked = kForm == Form::kMasked;
+  static_assert(kOwn % kUnitTokens == 0);
   using Bits = KeptBits<kOther, kOwn>;
-  __shared__ int64_t own_notes[kOwn], notes[kOther];
-  __shared__ Pack<float, 2> stats[kOther];
-  __shared__ uint8_t kept[Bits::kSize];
+  __shared__ int64_t own_notes[kMasked ? kOwn : 1], notes[kMasked ? kOther : 1];
+  alignas(16) __shared__ float logs[Tile::kStages][kOther], deltas[Tile::kStages][kOther];
+  __shared__ uint8_t kept[kMasked ? Bits::kSize : 1];
   T* const k_tile = dynamic_shared<T>();
   T* const v_tile = k_tile + Tile::kOwnSize;
   const auto q_stage = [&](int s) { return v_tile + Tile::kOwnSize + s * 2 * Tile::kOtherSize; };
   const auto dout_stage = [&](int s) { return q_stage(s) + Tile::kOtherSize; };
   const Cover& cover = call.cover;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp_row = static_cast<int>(threadIdx.x) / kWarp * Tile::kWarpRows;
+  const int warp_row = warp_of<true>() * Tile::kWarpRows;
   float* const scratch = reinterpret_cast<float*>(q_stage(Tile::kStages)) +  // of the warp
                          (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
 
-  const int64_t tile_index = blockIdx.x % call.tiles, part = blockIdx.x / call.tiles;
-  const int64_t b = part / call.kv_heads, kv_head = part % call.kv_heads;
-  const int first_key = static_cast<int>(tile_index) * kOwn;
+  const int block = static_cast<int>(blockIdx.x), part = block / call.tiles;
+  const int b = part / call.kv_heads, kv_head = part % call.kv_heads;
+  const int first_key = block % call.tiles * kOwn;
   const int last_key = (first_key + kOwn < cover.keys ? first_key + kOwn : cover.keys) - 1;
-  const auto place = [&](int half) { return warp_row + half * 8 + lane / 4; };
-
-  // The tiles of queries, for every query head in turn.
-  const TileRange own = range_of(cover.units_of(b), cover.unit_count, first_key, kOwn);
+  TileRange own;
+  if constexpr (kMasked) own = range_of(cover, b, first_key, kOwn);
   const auto query = [&](int at) { return at < 0 ? 0 : at > cover.queries ? cover.queries : at; };
-  const int first_query = query(first_key - cover.offset - cover.ahead);
   const int end_query = query(last_key - cover.offset + cover.behind + 1);
-  const Walk<kOther, false> from_start{first_query / kOther * kOther, own.any ? end_query : 0,
-                                       cover.ids == nullptr ? nullptr : cover.units_of(b), own};
-  Walk<kOther, false> walk = from_start;
-  int64_t head = kv_head * call.group, next_head = head;
-  const int64_t end_head = head + call.group;
-  const auto next_tile = [&] {
-    const int tile = walk.next();
-    if (tile >= 0 || next_head + 1 >= end_head) return tile;
-    ++next_head;
-    walk = from_start;
-    return walk.next();
-  };
+  QueryTiles<Tile, kMasked> tiles{
+      {own.any ? end_query : 0, own},
+      b,
+      query(first_key - cover.offset - cover.ahead) / kOther * kOther,
+      kv_head * call.group,
+      (kv_head + 1) * call.group};
 
   const auto load = [&](int tile, int stage) {
-    const auto row_of = [&](int row, const Rows<const T>& from) -> const T* {
-      return tile + row < cover.queries ? from.at(b, tile + row, next_head) : nullptr;
-    };
-    copy_rows<Tile, kOther>(q_stage(stage), call.q, call.dim,
-                            [&](int row) { return row_of(row, call.q); });
-    copy_rows<Tile, kOther>(dout_stage(stage), call.dout, call.dim,
-                            [&](int row) { return row_of(row, call.dout); });
+    copy_tokens<Tile, kOther, kForm == Form::kPlain>(
+        q_stage(stage), call.q, call.dout, b, tiles.head, tile, call.dim,
+        [&](int at) { return at < cover.queries; });
+    const float* const lse = call.lse + (int64_t{b} * call.heads + tiles.head) * cover.queries;
+    const float* const delta = call.delta + (lse - call.lse);
+    for (int i = static_cast<int>(threadIdx.x); i < kOther; i += Tile::kThreads) {
+      const int at = tile + i;
+      const bool there = at < cover.queries;
+      copy_word_async(&logs[stage][i], lse + (there ? at : 0), there);
+      copy_word_async(&deltas[stage][i], delta + (there ? at : 0), there);
+    }
   };
-  const auto own_row = [&](int row, const Rows<const T>& from) -> const T* {
-    const int at = first_key + row;
-    return at < cover.keys && !cover.masked(b, at) ? from.at(b, at, kv_head) : nullptr;
-  };
-  copy_rows<Tile, kOwn>(k_tile, call.k, call.dim, [&](int row) { return own_row(row, call.k); });
-  copy_rows<Tile, kOwn>(v_tile, call.v, call.dim, [&](int row) { return own_row(row, call.v); });
-  for (int row = static_cast<int>(threadIdx.x); row < kOwn; row += Tile::kThreads) {
+  copy_tokens<Tile, kOwn, kForm == Form::kPlain>(
+      k_tile, call.k, call.v, b, kv_head, first_key, call.dim,
+      [&](int key) { return key < cover.keys && !(kMasked && cover.masked(b, key)); });
+  copy_commit();
+  int tile = tiles.from(cover, tiles.start), head = tiles.head;
+  if (tile >= 0) load(tile, 0);
+  copy_commit();
+  for (int row = static_cast<int>(threadIdx.x); kMasked && row < kOwn; row += Tile::kThreads) {
     const int key = first_key + row;
     const bool seen = key < cover.keys && !cover.masked(b, key);
     own_notes[row] = seen ? cover.id(b, key) : kUnseenOwn;
   }
 
-  float dk[1][Tile::kDim / 8][4] = {}, dv[1][Tile::kDim / 8][4] = {};
-  int tile = next_tile();
-  if (tile >= 0) load(tile, 0);
-  copy_commit();
+  float dk[Tile::kBlocks][Tile::kDim / 8][4] = {}, dv[Tile::kBlocks][Tile::kDim / 8][4] = {};
+  copy_wait<1>();
+  __syncthreads();
+  const OwnRows<Tile, Tile::kKeepsFirst> k_rows(k_tile + warp_row * Tile::kPitch);
+  const OwnRows<Tile, Tile::kKeepsSecond> v_rows(v_tile + warp_row * Tile::kPitch);
+  const int warp_first = first_key + warp_row, warp_last = warp_first + Tile::kWarpRows - 1;
   for (int stage = 0; tile >= 0;) {
-    head = next_head;
-    const int next = next_tile();
+    bool with_notes = false;
+    if constexpr (kMasked) {
+      with_notes = !own.all;
+      if (cover.ids != nullptr) {
+        const TileRange range = range_of(cover, b, tile, kOther);
+        with_notes = with_notes || own.least != own.most || range.least != range.most;
+      }
+      for (int i = static_cast<int>(threadIdx.x); with_notes && i < kOther; i += Tile::kThreads) {
+        notes[i] = tile + i < cover.queries ? cover.id(b, tile + i) : kUnseenOther;
+      }
+    }
+    const bool drops = kMasked && call.dropout.active;
+    const auto keys = static_cast<uint64_t>(cover.keys);
+    const auto element = [&] {
+      return call.dropout.element(b, call.heads, head, cover, tile, first_key);
+    };
+    if (drops) Bits::template fill<Tile::kThreads>(call.dropout, element(), keys, kept);
+    copy_wait<0>();
+    __syncthreads();  // the tile is there, and nobody reads the other stage any more
+    const int next = tiles.from(cover, tile + kOther);
     if constexpr (Tile::kStages > 1) {
       if (next >= 0) load(next, stage ^ 1);
       copy_commit();
     }
-    copy_wait<Tile::kStages - 1>();
-    const bool in_band = cover.band_holds(tile, tile + kOther - 1, first_key, first_key + kOwn - 1);
-    bool with_notes = tile + kOther > cover.queries || !own.all;
-    if (cover.ids != nullptr) {
-      const TileRange range = range_of(cover.units_of(b), cover.unit_count, tile, kOther);
-      with_notes = with_notes || own.least != own.most || range.least != range.most;
-    }
-    for (int i = static_cast<int>(threadIdx.x); i < kOther; i += Tile::kThreads) {
-      const int at = tile + i;
-      const bool there = at < cover.queries;
-      const int64_t row = (b * call.heads + head) * cover.queries + at;
-      stats[i] = {{there ? binary_log(call.lse[row]) : 0.0f, there ? call.delta[row] : 0.0f}};
-      notes[i] = there ? cover.id(b, at) : kUnseenOther;
-    }
-    const auto keys = static_cast<uint64_t>(cover.keys);
-    const uint64_t element = call.dropout.element(b, call.heads, head, cover, tile, first_key);
-    if (call.dropout.active) {
-      Bits::template fill<Tile::kThreads>(call.dropout, element, keys, kept);
-    }
-    __syncthreads();
 
-    const auto column = [&](int n, int e) { return n * 8 + lane % 4 * 2 + e % 2; };
-    const auto is_kept = [&](int, int n, int e) {
-      return Bits::at(kept, element, keys, column(n, e), place(e / 2));
-    };
-    const auto seen = [&](int, int n, int e) {
-      const int at = column(n, e);
-      const int distance = first_key + place(e / 2) - tile - at - cover.offset + cover.behind;
-      const bool inside =
-          static_cast<unsigned>(distance) <= static_cast<unsigned>(cover.behind + cover.ahead);
-      return inside && (!with_notes || own_notes[place(e / 2)] == notes[at]);
-    };
-    float weights[1][kOther / 8][4], grads[1][kOther / 8][4];
-    multiply_rows<Tile>(weights, k_tile + warp_row * Tile::kPitch, q_stage(stage), call.dim);
-    if constexpr (kWithKeys) {
-      multiply_rows<Tile>(grads, v_tile + warp_row * Tile::kPitch, dout_stage(stage), call.dim);
+#pragma unroll 1
+    for (int step = 0; step < kOther; step += kStep) {
+      const int at = tile + step;
+      if (at >= cover.queries || cover.band_hides(at, at + kStep - 1, warp_first, warp_last)) {
+        continue;
+      }
+      const T* const q = q_stage(stage) + step * Tile::kPitch;
+      const T* const dout = dout_stage(stage) + step * Tile::kPitch;
+      const auto is_kept = [&](int m, int n, int e) {
+        return Bits::at(kept, element(), keys, step + other_row(n, e), own_row<Tile>(m, e / 2));
+      };
+      float weights[Tile::kBlocks][kStep / 8][4], grads[Tile::kBlocks][kStep / 8][4];
+      multiply_rows<Tile>(weights, k_rows, q, call.dim);
+      if constexpr (kWithKeys) {
+        multiply_rows<Tile>(grads, v_rows, dout, call.dim);
+        if (drops) drop<Tile>(grads, call.dropout.factor, is_kept);
+      }
+      weigh<Tile, kWithKeys>(weights, grads, call.power_scale, [&](int n) {
+        const auto log = load_pack<float, 2>(&logs[stage][step + other_row(n, 0)]);
+        const auto delta = load_pack<float, 2>(&deltas[stage][step + other_row(n, 0)]);
+        return [=](int, int e) {
+          return Pack<float, 2>{{binary_log(log.at[e % 2]), delta.at[e % 2]}};
+        };
+      });
+      if (at + kStep > cover.queries ||
+          !cover.band_holds(at, at + kStep - 1, warp_first, warp_last)) {
+        const int place = first_key - cover.offset;
+        const auto span = static_cast<unsigned>(cover.behind + cover.ahead);
+        hide<Tile, kWithKeys>(weights, grads, [&](int m, int n, int e) {
+          const int other = at + other_row(n, e), row = place + own_row<Tile>(m, e / 2);
+          return other < cover.queries &&
+                 static_cast<unsigned>(row - other + cover.behind) <= span;
+        });
+      }
+      if (with_notes) {
+        hide<Tile, kWithKeys>(weights, grads, [&](int m, int n, int e) {
+          return own_notes[own_row<Tile>(m, e / 2)] == notes[step + other_row(n, e)];
+        });
+      }
+      if constexpr (kWithValues) {
+        if (drops) drop<Tile>(weights, 1, is_kept);
+        multiply_weights<Tile>(dv, weights, dout, scratch, call.dim);
+      }
+      if constexpr (kWithKeys) multiply_weights<Tile>(dk, grads, q, scratch, call.dim);
     }
-    weigh<Tile, kWithKeys>(
-        weights, grads, call.power_scale, in_band && !with_notes, call.dropout,
-        [&](int, int n, int e) { return stats[column(n, e)]; }, seen, is_kept);
-    if constexpr (kWithValues) {
-      if (call.dropout.active) drop<Tile>(weights, is_kept);
-      multiply_weights<Tile>(dv, weights, dout_stage(stage), scratch, call.dim);
-    }
-    if constexpr (kWithKeys) {
-      multiply_weights<Tile>(dk, grads, q_stage(stage), scratch, call.dim);
-    }
-    __syncthreads();  // the stage and what is beside it may change
     if constexpr (Tile::kStages > 1) {
       stage ^= 1;
+      if (with_notes || drops) __syncthreads();  // they are read
     } else {
+      __syncthreads();  // so is the stage
       if (next >= 0) load(next, 0);
       copy_commit();
     }
     tile = next;
+    head = tiles.head;
   }
   copy_wait<0>();
   __syncthreads();
 
-  float factors[1][2];
-  const auto store = [&](const float(&sums)[1][Tile::kDim / 8][4], float factor, T* through,
-                         const Rows<T>& to) {
+  float factors[Tile::kBlocks][2];
+  const auto store = [&](const float(&sums)[Tile::kBlocks][Tile::kDim / 8][4], float factor,
+                         T* through, const Rows<T>& to) {
     fill_factors(factors, factor);
     store_rows<Tile>(sums, factors, through + warp_row * Tile::kPitch, to.wide, call.dim,
                      [&](int row) -> T* {
@@ -244,125 +306,143 @@ __global__ void __launch_bounds__(Tile::kThreads) key_gradients(Backward<T> call
   if constexpr (kWithValues) store(dv, call.dropout.factor / (1 << kLift<T>), v_tile, call.dv);
 }
 
-template <class Tile, class T>
-__global__ void __launch_bounds__(Tile::kThreads) query_gradients(Backward<T> call) {
-  constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther;
-  static_assert(Tile::kBlocks == 1);
+template <class Tile, Form kForm, class T>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
+    query_gradients(Backward<T> call) {
+  constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther, kStep = Tile::kStep;
+  constexpr bool kMasked = kForm == Form::kMasked;
   using Bits = KeptBits<kOwn, kOther>;
-  __shared__ int64_t own_notes[kOwn], notes[kOther];
-  __shared__ uint8_t kept[Bits::kSize];
+  __shared__ int64_t own_notes[kMasked ? kOwn : 1], notes[kMasked ? kOther : 1];
+  __shared__ uint8_t kept[kMasked ? Bits::kSize : 1];
   T* const q_tile = dynamic_shared<T>();
   T* const dout_tile = q_tile + Tile::kOwnSize;
   const auto k_stage = [&](int s) { return dout_tile + Tile::kOwnSize + s * 2 * Tile::kOtherSize; };
   const auto v_stage = [&](int s) { return k_stage(s) + Tile::kOtherSize; };
   const Cover& cover = call.cover;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp_row = static_cast<int>(threadIdx.x) / kWarp * Tile::kWarpRows;
+  const int warp_row = warp_of<true>() * Tile::kWarpRows;
   float* const scratch = reinterpret_cast<float*>(k_stage(Tile::kStages)) +  // of the warp
                          (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
 
   // The heaviest tiles first.
-  const int64_t tile_index = call.tiles - 1 - blockIdx.x % call.tiles;
-  const int64_t part = blockIdx.x / call.tiles, b = part / call.heads, head = part % call.heads;
-  const int64_t kv_head = head / call.group;
-  const int first_query = static_cast<int>(tile_index) * kOwn;
+  const int block = static_cast<int>(blockIdx.x), part = block / call.tiles;
+  const int b = part / call.heads, head = part % call.heads, kv_head = head / call.group;
+  const int first_query = (call.tiles - 1 - block % call.tiles) * kOwn;
   const int last_query =
       (first_query + kOwn < cover.queries ? first_query + kOwn : cover.queries) - 1;
-  const auto place = [&](int half) { return warp_row + half * 8 + lane / 4; };
 
-  const TokenUnit* const units = cover.units_of(b);
-  TileRange wanted;
-  if (cover.ids != nullptr) wanted = range_of(units, cover.unit_count, first_query, kOwn);
-  Walk<kOther, true> walk{cover.first_key(first_query) / kOther * kOther, cover.end_key(last_query),
-                          units, wanted};
+  Walk<kOther, true, kMasked> walk{cover.end_key(last_query), {}};
+  if (kMasked && cover.ids != nullptr) walk.wanted = range_of(cover, b, first_query, kOwn);
   const auto load = [&](int tile, int stage) {
-    const auto row_of = [&](int row, const Rows<const T>& from) -> const T* {
-      const int at = tile + row;
-      return at < cover.keys && !cover.masked(b, at) ? from.at(b, at, kv_head) : nullptr;
-    };
-    copy_rows<Tile, kOther>(k_stage(stage), call.k, call.dim,
-                            [&](int row) { return row_of(row, call.k); });
-    copy_rows<Tile, kOther>(v_stage(stage), call.v, call.dim,
-                            [&](int row) { return row_of(row, call.v); });
+    copy_tokens<Tile, kOther, kForm == Form::kPlain>(
+        k_stage(stage), call.k, call.v, b, kv_head, tile, call.dim,
+        [&](int key) { return key < cover.keys && !(kMasked && cover.masked(b, key)); });
   };
-  const auto own_row = [&](int row, const Rows<const T>& from) -> const T* {
-    return first_query + row <= last_query ? from.at(b, first_query + row, head) : nullptr;
-  };
-  copy_rows<Tile, kOwn>(q_tile, call.q, call.dim, [&](int row) { return own_row(row, call.q); });
-  copy_rows<Tile, kOwn>(dout_tile, call.dout, call.dim,
-                        [&](int row) { return own_row(row, call.dout); });
-  for (int row = static_cast<int>(threadIdx.x); row < kOwn; row += Tile::kThreads) {
+  copy_tokens<Tile, kOwn, kForm == Form::kPlain>(q_tile, call.q, call.dout, b, head, first_query,
+                                                 call.dim,
+                                                 [&](int query) { return query <= last_query; });
+  copy_commit();
+  int tile = walk.from(cover, b, cover.first_key(first_query) / kOther * kOther);
+  // Tiles that follow each other take the stages in turn.
+  const auto stage_of = [](int at) { return at / kOther % Tile::kStages; };
+  const int first_stage = kMasked ? 0 : stage_of(tile);
+  if (tile >= 0) load(tile, first_stage);
+  copy_commit();
+  for (int row = static_cast<int>(threadIdx.x); kMasked && row < kOwn; row += Tile::kThreads) {
     own_notes[row] = first_query + row <= last_query ? cover.id(b, first_query + row) : 0;
   }
-  Pack<float, 2> stats[2];
+  Pack<float, 2> stats[Tile::kBlocks][2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int query = first_query + place(half);
+  for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+    const int query = first_query + own_row<Tile>(i / 2, i % 2);
     const bool there = query <= last_query;
-    const int64_t row = (b * call.heads + head) * cover.queries + query;
-    stats[half] = {{there ? binary_log(call.lse[row]) : 0.0f, there ? call.delta[row] : 0.0f}};
+    const int64_t row = (int64_t{b} * call.heads + head) * cover.queries + query;
+    stats[i / 2][i % 2] = {
+        {there ? binary_log(call.lse[row]) : 0.0f, there ? call.delta[row] : 0.0f}};
   }
 
-  float dq[1][Tile::kDim / 8][4] = {};
-  int tile = walk.next();
-  if (tile >= 0) load(tile, 0);
-  copy_commit();
-  for (int stage = 0; tile >= 0;) {
-    const int next = walk.next();
-    if constexpr (Tile::kStages > 1) {
-      if (next >= 0) load(next, stage ^ 1);
-      copy_commit();
-    }
-    copy_wait<Tile::kStages - 1>();
-    const TileRange range = range_of(units, cover.unit_count, tile, kOther);
-    const bool in_band = cover.band_holds(first_query, last_query, tile, tile + kOther - 1);
-    const bool with_notes = tile + kOther > cover.keys || !range.all ||
-                            wanted.least != wanted.most || range.least != range.most;
-    if (with_notes) {
-      for (int i = static_cast<int>(threadIdx.x); i < kOther; i += Tile::kThreads) {
+  float dq[Tile::kBlocks][Tile::kDim / 8][4] = {};
+  copy_wait<1>();
+  __syncthreads();
+  const OwnRows<Tile, Tile::kKeepsFirst> q_rows(q_tile + warp_row * Tile::kPitch);
+  const OwnRows<Tile, Tile::kKeepsSecond> dout_rows(dout_tile + warp_row * Tile::kPitch);
+  const int warp_first = first_query + warp_row, warp_last = warp_first + Tile::kWarpRows - 1;
+  for (int turn = first_stage; tile >= 0;) {
+    const int stage = kMasked ? turn : stage_of(tile);
+    bool with_notes = false;
+    if constexpr (kMasked) {
+      const TileRange range = range_of(cover, b, tile, kOther);
+      with_notes = !range.all || walk.wanted.least != walk.wanted.most || range.least != range.most;
+      for (int i = static_cast<int>(threadIdx.x); with_notes && i < kOther; i += Tile::kThreads) {
         const int key = tile + i;
         const bool there = key < cover.keys && !cover.masked(b, key);
         notes[i] = there ? cover.id(b, key) : kUnseenOther;
       }
     }
+    const bool drops = kMasked && call.dropout.active;
     const auto keys = static_cast<uint64_t>(cover.keys);
-    const uint64_t element = call.dropout.element(b, call.heads, head, cover, first_query, tile);
-    if (call.dropout.active) {
-      Bits::template fill<Tile::kThreads>(call.dropout, element, keys, kept);
-    }
-    __syncthreads();
-
-    const auto column = [&](int n, int e) { return n * 8 + lane % 4 * 2 + e % 2; };
-    const auto seen = [&](int, int n, int e) {
-      const int at = column(n, e);
-      const int distance = tile + at - first_query - place(e / 2) - cover.offset + cover.behind;
-      const bool inside =
-          static_cast<unsigned>(distance) <= static_cast<unsigned>(cover.behind + cover.ahead);
-      return inside && (!with_notes || own_notes[place(e / 2)] == notes[at]);
+    const auto element = [&] {
+      return call.dropout.element(b, call.heads, head, cover, first_query, tile);
     };
-    float weights[1][kOther / 8][4], grads[1][kOther / 8][4];
-    multiply_rows<Tile>(weights, q_tile + warp_row * Tile::kPitch, k_stage(stage), call.dim);
-    multiply_rows<Tile>(grads, dout_tile + warp_row * Tile::kPitch, v_stage(stage), call.dim);
-    weigh<Tile, true>(
-        weights, grads, call.power_scale, in_band && !with_notes, call.dropout,
-        [&](int, int, int e) { return stats[e / 2]; }, seen,
-        [&](int, int n, int e) {
-          return Bits::at(kept, element, keys, place(e / 2), column(n, e));
-        });
-    multiply_weights<Tile>(dq, grads, k_stage(stage), scratch, call.dim);
-    __syncthreads();  // the stage and what is beside it may change
+    if (drops) Bits::template fill<Tile::kThreads>(call.dropout, element(), keys, kept);
+    copy_wait<0>();
+    __syncthreads();  // the tile is there, and nobody reads the other stage any more
+    const int next = walk.from(cover, b, tile + kOther);
     if constexpr (Tile::kStages > 1) {
-      stage ^= 1;
+      if (next >= 0) load(next, stage ^ 1);
+      copy_commit();
+    }
+
+#pragma unroll 1
+    for (int step = 0; step < kOther; step += kStep) {
+      const int at = tile + step;
+      if (warp_first >= cover.queries || at >= cover.keys ||
+          cover.band_hides(warp_first, warp_last, at, at + kStep - 1)) {
+        continue;
+      }
+      const T* const k = k_stage(stage) + step * Tile::kPitch;
+      float weights[Tile::kBlocks][kStep / 8][4], grads[Tile::kBlocks][kStep / 8][4];
+      multiply_rows<Tile>(weights, q_rows, k, call.dim);
+      multiply_rows<Tile>(grads, dout_rows, v_stage(stage) + step * Tile::kPitch, call.dim);
+      if (drops) {
+        drop<Tile>(grads, call.dropout.factor, [&](int m, int n, int e) {
+          return Bits::at(kept, element(), keys, own_row<Tile>(m, e / 2), step + other_row(n, e));
+        });
+      }
+      weigh<Tile, true>(weights, grads, call.power_scale, [&](int) {
+        return [&](int m, int e) { return stats[m][e / 2]; };
+      });
+      if (at + kStep > cover.keys ||
+          !cover.band_holds(warp_first, warp_last, at, at + kStep - 1)) {
+        const int place = first_query + cover.offset - cover.behind;
+        const auto span = static_cast<unsigned>(cover.behind + cover.ahead);
+        hide<Tile, true>(weights, grads, [&](int m, int n, int e) {
+          const int key = at + other_row(n, e);
+          return key < cover.keys &&
+                 static_cast<unsigned>(key - place - own_row<Tile>(m, e / 2)) <= span;
+        });
+      }
+      if (with_notes) {
+        hide<Tile, true>(weights, grads, [&](int m, int n, int e) {
+          return own_notes[own_row<Tile>(m, e / 2)] == notes[step + other_row(n, e)];
+        });
+      }
+      multiply_weights<Tile>(dq, grads, k, scratch, call.dim);
+    }
+    if constexpr (Tile::kStages > 1) {
+      turn ^= 1;
+      if (with_notes || drops) __syncthreads();  // they are read
     } else {
+      __syncthreads();  // so is the stage
       if (next >= 0) load(next, 0);
       copy_commit();
     }
-    tile = next;
+    // Found once more, it needs no register meanwhile.
+    tile = kMasked ? next : walk.from(cover, b, tile + kOther);
   }
   copy_wait<0>();
   __syncthreads();
 
-  float factors[1][2];
+  float factors[Tile::kBlocks][2];
   fill_factors(factors, call.scale);
   store_rows<Tile>(dq, factors, q_tile + warp_row * Tile::kPitch, call.dq.wide, call.dim,
                    [&](int row) -> T* {

@@ -40,13 +40,18 @@ struct Cover {
                                              int last) const {
     return last - first_query - offset <= ahead && first - last_query - offset >= -behind;
   }
-  __device__ __forceinline__ const TokenUnit* units_of(int64_t b) const {
-    return units == nullptr ? nullptr : units + b * unit_count;
+  // Whether the band hides all of the keys from all of the queries.
+  __device__ __forceinline__ bool band_hides(int first_query, int last_query, int first,
+                                             int last) const {
+    return first - last_query - offset > ahead || last - first_query - offset < -behind;
   }
-  __device__ __forceinline__ bool masked(int64_t b, int key) const {
+  __device__ __forceinline__ const TokenUnit* units_of(int b) const {
+    return units + int64_t{b} * unit_count;
+  }
+  __device__ __forceinline__ bool masked(int b, int key) const {
     return mask != nullptr && mask[b * mask_stride + key] == 0;
   }
-  __device__ __forceinline__ int32_t id(int64_t b, int token) const {
+  __device__ __forceinline__ int32_t id(int b, int token) const {
     return ids == nullptr ? 0 : ids[b * id_stride + token];
   }
 };
@@ -68,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t unit =
       int64_t{blockIdx.x} * (kThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
   if (unit >= count) return;
-  const int64_t b = unit / cover.unit_count;
+  const auto b = static_cast<int>(unit / cover.unit_count);
   const int first = static_cast<int>(unit % cover.unit_count) * kUnitTokens;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   int least = INT32_MAX, most = INT32_MIN, any = 0, all = 1;
@@ -124,15 +129,15 @@ struct TileRange {
   bool any = true, all = true;
 };
 
-// `count` tokens from `first`, a multiple of the unit, on.
-__device__ __forceinline__ TileRange range_of(const TokenUnit* units, int unit_count, int first,
-                                              int count) {
+// `count` tokens of sequence b from `first`, a multiple of the unit, on.
+__device__ __forceinline__ TileRange range_of(const Cover& cover, int b, int first, int count) {
   TileRange range;
-  if (units == nullptr) return range;
+  if (cover.units == nullptr) return range;
+  const TokenUnit* const units = cover.units_of(b);
   int unit = first / kUnitTokens;
   TokenUnit u = units[unit];
   range = {u.least, u.most, u.any != 0, u.all != 0};
-  for (++unit; unit < unit_count && unit * kUnitTokens < first + count; ++unit) {
+  for (++unit; unit < cover.unit_count && unit * kUnitTokens < first + count; ++unit) {
     u = units[unit];
     range.least = u.least < range.least ? u.least : range.least;
     range.most = u.most > range.most ? u.most : range.most;
@@ -142,43 +147,35 @@ __device__ __forceinline__ TileRange range_of(const TokenUnit* units, int unit_c
   return range;
 }
 
-// Visits the tiles of kStep tokens from `at`, a multiple of kStep, up to `end` that share a segment
-// with `wanted` and, if they are keys, are not all masked. All threads of a block walk together.
-template <int kStep, bool kKeys>
+// Finds tiles of kStep tokens, before `end`, that share a segment with `wanted` and, if they are
+// keys, are not all masked. Without kLooks every tile is worth a visit. All threads of a block walk
+// together.
+template <int kStep, bool kKeys, bool kLooks>
 struct Walk {
-  int at, end;
-  const TokenUnit* units;
+  int end;
   TileRange wanted;
 
-  // The first token of the next tile, or -1.
-  __device__ __forceinline__ int next() {
+  // The first token of the first tile of sequence b at or after `at`, a multiple of kStep; or -1.
+  __device__ __forceinline__ int from(const Cover& cover, int b, int at) const {
     static_assert(kUnitTokens % kStep == 0);
-    while (at < end) {
-      unsigned found = 1;
-      if (units != nullptr) {
-        const int tile = at + static_cast<int>(threadIdx.x) % kWarp * kStep;
-        bool meets = false;
-        if (tile < end) {
-          const TokenUnit u = units[tile / kUnitTokens];
-          meets = u.least <= wanted.most && wanted.least <= u.most && (!kKeys || u.any != 0);
-        }
-        found = __ballot_sync(kAllLanes, meets);
+    if (!kLooks || (kKeys ? cover.units == nullptr : cover.ids == nullptr)) {
+      return at < end ? at : -1;
+    }
+    for (; at < end; at += kWarp * kStep) {
+      const int tile = at + static_cast<int>(threadIdx.x) % kWarp * kStep;
+      bool meets = false;
+      if (tile < end) {
+        const TokenUnit u = cover.units_of(b)[tile / kUnitTokens];
+        meets = u.least <= wanted.most && wanted.least <= u.most && (!kKeys || u.any != 0);
       }
-      if (found != 0) {
-        const int tile = at + (__ffs(static_cast<int>(found)) - 1) * kStep;
-        at = tile + kStep;
-        return tile;
-      }
-      at += kWarp * kStep;
+      const unsigned found = __ballot_sync(kAllLanes, meets);
+      if (found != 0) return at + (__ffs(static_cast<int>(found)) - 1) * kStep;
     }
     return -1;
   }
 };
 
 // ---- single pairs of query and key ----
-
-// How a tile must be looked at.
-enum class Look { kAll, kBand, kNotes };
 
 // A token's segment, or what differs from every note of the other side.
 inline constexpr int64_t kUnseenOwn = int64_t{1} << 40, kUnseenOther = int64_t{2} << 40;

@@ -1,6 +1,7 @@
 // The forward kernel of attention on a GPU: online softmax of a tile of queries over tiles of keys.
-// With kSplit a block has few rows, all query heads of a kv head, and a part of the keys.
 #pragma once
+
+#include <cmath>
 
 #include "kernels/attention/cover.cuh"
 #include "kernels/attention/products.cuh"
@@ -16,14 +17,15 @@ struct Forward {
   float* lse = nullptr;  // [batch, heads, queries]
   Cover cover;
   Dropout dropout;
-  int64_t heads, group;  // group: query heads of a kv head
+  int heads, group;  // group: query heads of a kv head
   int dim;
-  float scale;  // of scores, for powers of two
-  int64_t tiles;
+  bool negative;  // scale: scores change their sign, so that the largest have the largest weights
+  float scale;    // of scores, for powers of two; not negative
+  int tiles;
   // kSplit: keys from split_begin on; what a row has of a split is at (row * splits + split) *
   // pitch, its values, maximum and sum. Null with one split.
-  int split_begin = 0;
-  int64_t splits = 1, pitch = 0;
+  int split_begin = 0, splits = 1;
+  int64_t pitch = 0;
   float* partials = nullptr;
   // kSplit, or null: how many keys lie before the first query. Then the cover, `split_begin` and
   // `splits` are those of the most keys that there may be.
@@ -41,7 +43,7 @@ struct Forward {
   __device__ __forceinline__ int actual_begin(const Cover& actual) const {
     return past == nullptr ? split_begin : actual.first_key(0) / kSplitKeys * kSplitKeys;
   }
-  __device__ __forceinline__ int64_t actual_splits(const Cover& actual) const {
+  __device__ __forceinline__ int actual_splits(const Cover& actual) const {
     if (past == nullptr) return splits;
     const int keys = actual.end_key(actual.queries - 1) - actual_begin(actual);
     return keys <= kSplitKeys ? 1 : (keys + kSplitKeys - 1) / kSplitKeys;
@@ -49,248 +51,367 @@ struct Forward {
 
   explicit Forward(const AttentionProblem& p)
       : dropout(p),
-        heads(p.heads),
-        group(p.heads / p.kv_heads),
+        heads(static_cast<int>(p.heads)),
+        group(static_cast<int>(p.heads / p.kv_heads)),
         dim(static_cast<int>(p.head_dim)),
-        scale(p.scale * kLog2OfE) {}
+        negative(p.scale < 0),
+        scale(std::fabs(p.scale) * kLog2OfE) {}
 };
 
-// Scales the scores of a lane and makes those of hidden pairs -inf. `low` is the first key that the
-// band shows a row, and `place(row)` the row's place in the own tile.
+// What is read: with kSplit only as many keys as there are.
+template <Form kForm, class T>
+__device__ __forceinline__ decltype(auto) cover_of(const Forward<T>& call) {
+  if constexpr (kForm == Form::kSplit) {
+    return call.actual_cover();
+  } else {
+    return (call.cover);
+  }
+}
+
+// Which rows a block has: queries of one head, the heaviest tiles first; or with kSplit row r is
+// query r / group of head r % group among those of a kv head.
+template <class Tile, Form kForm>
+struct OwnPlace {
+  static constexpr bool kSplit = kForm == Form::kSplit;
+  int b, kv_head, first_head, split, first_row, rows, group;
+
+  template <class T>
+  __device__ __forceinline__ explicit OwnPlace(const Forward<T>& call)
+      : group(kSplit ? call.group : 1) {
+    const int block = static_cast<int>(blockIdx.x);
+    const int place = kSplit ? block / call.splits : block;
+    split = kSplit ? block % call.splits : 0;
+    const int tile = call.tiles - 1 - place % call.tiles, part = place / call.tiles;
+    const int parts = kSplit ? call.heads / call.group : call.heads;
+    b = part / parts;
+    kv_head = kSplit ? part % parts : part % parts / call.group;
+    first_head = kSplit ? kv_head * call.group : part % parts;
+    first_row = tile * Tile::kOwn;
+    rows = call.cover.queries * group;
+  }
+  // Of a row of the tile.
+  __device__ __forceinline__ int query_of(int row) const {
+    return kSplit ? (first_row + row) / group : first_row + row;
+  }
+  __device__ __forceinline__ int head_of(int row) const {
+    return kSplit ? first_head + (first_row + row) % group : first_head;
+  }
+  __device__ __forceinline__ bool has(int row) const { return first_row + row < rows; }
+  // The query of the last of `count` rows from `row` on that are there.
+  __device__ __forceinline__ int last_query(int row, int count) const {
+    return query_of(has(row + count - 1) ? row + count - 1 : rows - first_row - 1);
+  }
+  // The row of the tile that half `half` of block m of a lane's results belongs to.
+  static __device__ __forceinline__ int row_of(int m, int half) {
+    const int thread = static_cast<int>(threadIdx.x);
+    return thread / kWarp * Tile::kWarpRows + m * 16 + half * 8 + thread / 4 % 8;
+  }
+};
+
+// Makes scores of pairs outside the band and of keys that are not there -inf, for keys from
+// first_key on.
 template <class Tile, class Place>
-__device__ __forceinline__ void hide(float (&scores)[Tile::kBlocks][Tile::kOther / 8][4],
-                                     float scale, Look look, const Cover& cover, int first_key,
-                                     const int (&low)[Tile::kBlocks][2], const Place& place,
-                                     const int64_t* own_notes, const int64_t* notes) {
+__device__ __forceinline__ void hide_band(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
+                                          const Cover& cover, const Place& own, int first_key) {
+  const int first = first_key + static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+    const int m = i / 2, half = i % 2;
+    const int place = own.query_of(own.row_of(m, half)) + cover.offset;
+    const int least = place - cover.behind - first, ahead = place + cover.ahead;
+    const int most = (ahead < cover.keys ? ahead : cover.keys - 1) - first;
+#pragma unroll
+    for (int j = 0; j < Tile::kStep / 4; ++j) {
+      const int at = j / 2 * 8 + j % 2;
+      float& score = scores[m][j / 2][2 * half + j % 2];
+      score = at >= least && at <= most ? score : kLowest;
+    }
+  }
+}
+
+// Makes scores of pairs with different notes -inf.
+template <class Tile, class Place>
+__device__ __forceinline__ void hide_notes(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
+                                           const Place& own, const int64_t* own_notes,
+                                           const int64_t* notes) {
   const int t = static_cast<int>(threadIdx.x) % 4;
-  const auto span = static_cast<unsigned>(cover.behind + cover.ahead);
 #pragma unroll
-  for (int m = 0; m < Tile::kBlocks; ++m) {
+  for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+    const int m = i / 2, half = i % 2;
+    const int64_t note = own_notes[own.row_of(m, half)];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int from = first_key - low[m][e / 2] + 2 * t + e % 2;
-      const int64_t own = look == Look::kNotes ? own_notes[place(m, e / 2)] : 0;
+    for (int n = 0; n < Tile::kStep / 8; ++n) {
+      const Pack<int64_t, 2> two = load_pack<int64_t, 2>(notes + n * 8 + 2 * t);
 #pragma unroll
-      for (int n = 0; n < Tile::kOther / 8; ++n) {
-        float& score = scores[m][n][e];
-        score *= scale;
-        if (look == Look::kAll) continue;
-        bool seen = static_cast<unsigned>(from + n * 8) <= span;
-        if (look == Look::kNotes) seen = seen && notes[n * 8 + 2 * t + e % 2] == own;
-        score = seen ? score : kLowest;
+      for (int e = 0; e < 2; ++e) {
+        float& score = scores[m][n][2 * half + e];
+        score = two.at[e] == note ? score : kLowest;
       }
     }
   }
 }
+
+// Rows of online softmax: their maxima so far, before scaling, and a lane's part of their sums.
+template <class Tile>
+struct Softmax {
+  float top[Tile::kBlocks][2], sums[Tile::kBlocks][2];
+
+  __device__ __forceinline__ Softmax() {
+#pragma unroll
+    for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+      top[i / 2][i % 2] = kLowest;
+      sums[i / 2][i % 2] = 0;
+    }
+  }
+  // What scaled scores of a row with this maximum are compared with. A row that has seen nothing
+  // yet: any finite reference makes all its weights 0.
+  static __device__ __forceinline__ float reference(float best, float scale) {
+    return best == kLowest ? 0.0f : best * scale;
+  }
+};
+
+// Larger references, rounded, are too far from the products that fmaf compares them with: scores
+// above get the maximum subtracted first.
+inline constexpr float kFusedMost = 65536;
 
 // Turns scores into weights relative to the rows' maxima so far, to which it brings sums and
 // values.
 template <class Tile>
-__device__ __forceinline__ void soften(float (&scores)[Tile::kBlocks][Tile::kOther / 8][4],
-                                       float (&top)[Tile::kBlocks][2],
-                                       float (&sums)[Tile::kBlocks][2],
+__device__ __forceinline__ void soften(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
+                                       float scale, Softmax<Tile>& rows,
                                        float (&values)[Tile::kBlocks][Tile::kDim / 8][4]) {
   using T = typename Tile::Type;
+  float best[Tile::kBlocks][2], lift[Tile::kBlocks][2];
+  bool plain = true;
 #pragma unroll
-  for (int m = 0; m < Tile::kBlocks; ++m) {
-    float shrink[2];
+  for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+    const int m = i / 2, half = i % 2;
+    float most = rows.top[m][half];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float best = top[m][half];
-#pragma unroll
-      for (int n = 0; n < Tile::kOther / 8; ++n) {
-        best = fmaxf(best, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
-      }
-      best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, 1));
-      best = fmaxf(best, __shfl_xor_sync(kAllLanes, best, 2));
-      // A row that has seen nothing yet: any finite reference makes all its weights 0.
-      const float finite = best == kLowest ? 0.0f : best, reference = finite - kLift<T>;
-      shrink[half] = power_of_two<T>(top[m][half] - finite);
-      top[m][half] = best;
-      float sum = sums[m][half] * shrink[half];
-#pragma unroll
-      for (int n = 0; n < Tile::kOther / 8; ++n) {
-#pragma unroll
-        for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          scores[m][n][e] = power_of_two<T>(scores[m][n][e] - reference);
-          sum += scores[m][n][e];
-        }
-      }
-      sums[m][half] = sum;
+    for (int n = 0; n < Tile::kStep / 8; ++n) {
+      most = fmaxf(most, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
     }
-    // Maxima seldom change after the first tiles.
-    if (__any_sync(kAllLanes, shrink[0] != 1 || shrink[1] != 1) == 0) continue;
+    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+    best[m][half] = most;
+    const float reference = Softmax<Tile>::reference(most, scale);
+    lift[m][half] = kLift<T> - reference;
+    plain = plain && most == rows.top[m][half] && fabsf(reference) <= kFusedMost;
+  }
+  // Maxima seldom change after the first tiles.
+  if (__any_sync(kAllLanes, !plain) != 0) {
 #pragma unroll
-    for (int n = 0; n < Tile::kDim / 8; ++n) {
+    for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+      const int m = i / 2, half = i % 2;
+      const float top = rows.top[m][half], most = best[m][half];
+      const float reference = Softmax<Tile>::reference(most, scale);
+      const bool fused = fabsf(reference) <= kFusedMost;
+      const float shrink =
+          top == kLowest
+              ? 0.0f
+              : power_of_two<T>(fused ? top * scale - reference : (top - most) * scale);
+      rows.top[m][half] = most;
+      rows.sums[m][half] *= shrink;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) values[m][n][e] *= shrink[e / 2];
+      for (int j = 0; j < Tile::kDim / 4; ++j) values[m][j / 2][2 * half + j % 2] *= shrink;
+      if (fused) continue;
+      lift[m][half] = kLift<T>;
+#pragma unroll
+      for (int j = 0; j < Tile::kStep / 4; ++j) scores[m][j / 2][2 * half + j % 2] -= most;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+    const int m = i / 2, half = i % 2;
+#pragma unroll
+    for (int j = 0; j < Tile::kStep / 4; ++j) {
+      float& score = scores[m][j / 2][2 * half + j % 2];
+      score = power_of_two<T>(fmaf(score, scale, lift[m][half]));
+      rows.sums[m][half] += score;
     }
   }
 }
 
-template <class Tile, bool kSplit, class T>
-__global__ void __launch_bounds__(Tile::kThreads) attend(Forward<T> call) {
-  constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther;
+// Writes a warp's results: the values over their sums and the logarithms of these; or with kSplit
+// and several splits, what join_splits makes them of.
+template <class Tile, Form kForm, class T>
+__device__ __forceinline__ void finish(const Forward<T>& call, const OwnPlace<Tile, kForm>& own,
+                                       const Softmax<Tile>& softmax,
+                                       const float (&values)[Tile::kBlocks][Tile::kDim / 8][4],
+                                       T* own_rows, int splits) {
+  const int t = static_cast<int>(threadIdx.x) % 4;
+  const bool partial = kForm == Form::kSplit && call.partials != nullptr && splits > 1;
+  float factors[Tile::kBlocks][2];
+#pragma unroll
+  for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
+    const int m = i / 2, half = i % 2, row = own.row_of(m, half);
+    const float top = softmax.top[m][half];
+    const float scaled = top == kLowest ? kLowest : top * call.scale;
+    float sum = softmax.sums[m][half];
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    factors[m][half] = sum == 0 ? 0.0f : call.dropout.factor / sum;
+    if (!own.has(row)) continue;
+    const int64_t at = (int64_t{own.b} * call.heads + own.head_of(row)) * call.cover.queries +
+                       own.query_of(row);
+    if (partial) {
+      float* const to = call.partials + (at * call.splits + own.split) * call.pitch;
+#pragma unroll
+      for (int n = 0; n < Tile::kDim / 8; ++n) {
+        const int column = n * 8 + t * 2;
+        if (column < call.dim) {
+          store_pack(to + column,
+                     Pack<float, 2>{{values[m][n][2 * half], values[m][n][2 * half + 1]}});
+        }
+      }
+      if (t == 0) store_pack(to + call.pitch - 2, Pack<float, 2>{{scaled, sum}});
+    } else if (call.lse != nullptr && t == 0) {
+      call.lse[at] = sum == 0 ? kLowest : (scaled + (log2f(sum) - kLift<T>)) * kLogOf2;
+    }
+  }
+  if (partial) return;
+  store_rows<Tile>(values, factors, own_rows, call.out.wide, call.dim, [&](int row) -> T* {
+    const int at = own.row_of(0, 0) / 8 * 8 + row;
+    return own.has(at) ? call.out.at(own.b, own.query_of(at), own.head_of(at)) : nullptr;
+  });
+}
+
+template <class Tile, Form kForm, class T>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forward<T> call) {
+  constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther, kStep = Tile::kStep;
+  constexpr bool kSplit = kForm == Form::kSplit, kMasked = kForm == Form::kMasked;
   using Bits = KeptBits<kOwn, kOther>;
-  __shared__ int64_t own_notes[kOwn], notes[kOther];
-  __shared__ uint8_t kept[kSplit ? 1 : Bits::kSize];
+  alignas(16) __shared__ int64_t own_notes[kForm == Form::kPlain ? 1 : kOwn];
+  alignas(16) __shared__ int64_t notes[kForm == Form::kPlain ? 2 : kOther];
+  __shared__ uint8_t kept[kMasked ? Bits::kSize : 1];
   T* const q_tile = dynamic_shared<T>();
   const auto k_stage = [&](int s) { return q_tile + Tile::kOwnSize + s * 2 * Tile::kOtherSize; };
   const auto v_stage = [&](int s) { return k_stage(s) + Tile::kOtherSize; };
-  const Cover cover = kSplit ? call.actual_cover() : call.cover;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp_row = static_cast<int>(threadIdx.x) / kWarp * Tile::kWarpRows;
+  const auto& cover = cover_of<kForm>(call);
+  const OwnPlace<Tile, kForm> own(call);
+  const int splits = kSplit ? call.actual_splits(cover) : 1;
+  if (kSplit && own.split >= splits) return;
+  const int b = own.b;
+  const int warp_row = warp_of<!kSplit && Tile::kDim == 64>() * Tile::kWarpRows;
   float* const scratch = reinterpret_cast<float*>(k_stage(Tile::kStages)) +  // of the warp
                          (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
+  const int first_query = own.query_of(0), last_query = own.last_query(0, kOwn);
 
-  // Which rows: queries of one head, the heaviest tiles first; or with kSplit row r is query
-  // r / group of head r % group among those of a kv head.
-  const int64_t block = kSplit ? blockIdx.x / call.splits : int64_t{blockIdx.x};
-  const int64_t split = kSplit ? blockIdx.x % call.splits : 0;
-  const int64_t splits = kSplit ? call.actual_splits(cover) : 1;
-  if (kSplit && split >= splits) return;
-  const int64_t tile_index = call.tiles - 1 - block % call.tiles, part = block / call.tiles;
-  const int64_t parts = kSplit ? call.heads / call.group : call.heads;
-  const int64_t b = part / parts, kv_head = kSplit ? part % parts : part % parts / call.group;
-  const auto group = static_cast<int>(kSplit ? call.group : 1);
-  const int64_t first_head = kSplit ? kv_head * call.group : part % parts;
-  const int first_row = static_cast<int>(tile_index) * kOwn, rows = cover.queries * group;
-  const auto query_of = [&](int row) { return (first_row + row) / group; };
-  const auto head_of = [&](int row) { return first_head + (first_row + row) % group; };
-  const int first_query = query_of(0);
-  const int last_query = (first_row + kOwn < rows ? first_row + kOwn - 1 : rows - 1) / group;
-  const auto place = [&](int m, int half) { return warp_row + m * 16 + half * 8 + lane / 4; };
-
-  const TokenUnit* const units = cover.units_of(b);
-  TileRange wanted;
-  if (!kSplit && cover.ids != nullptr) {
-    wanted = range_of(units, cover.unit_count, first_query, kOwn);
-  }
-  Walk<kOther, true> walk{cover.first_key(first_query) / kOther * kOther, cover.end_key(last_query),
-                          units, wanted};
+  Walk<kOther, true, kForm != Form::kPlain> walk{cover.end_key(last_query), {}};
+  if (kMasked && cover.ids != nullptr) walk.wanted = range_of(cover, b, first_query, kOwn);
+  int tile = cover.first_key(first_query) / kOther * kOther;
   if constexpr (kSplit) {
-    const int begin = call.actual_begin(cover) + static_cast<int>(split) * kSplitKeys;
+    const int begin = call.actual_begin(cover) + own.split * kSplitKeys;
     const int end = begin + kSplitKeys;
-    walk.at = walk.at > begin ? walk.at : begin;
+    tile = tile > begin ? tile : begin;
     walk.end = walk.end < end ? walk.end : end;
   }
-  const auto load = [&](int tile, int stage) {
-    const auto key = [&](int row, const Rows<const T>& from) -> const T* {
-      const int at = tile + row;
-      return at < cover.keys && !cover.masked(b, at) ? from.at(b, at, kv_head) : nullptr;
-    };
-    copy_rows<Tile, kOther>(k_stage(stage), call.k, call.dim,
-                            [&](int row) { return key(row, call.k); });
-    copy_rows<Tile, kOther>(v_stage(stage), call.v, call.dim,
-                            [&](int row) { return key(row, call.v); });
+  tile = walk.from(cover, b, tile);
+  const auto load = [&](int at, int stage) {
+    copy_tokens<Tile, kOther, kForm == Form::kPlain>(
+        k_stage(stage), call.k, call.v, b, own.kv_head, at, call.dim, [&](int key) {
+          return key < cover.keys && (kForm == Form::kPlain || !cover.masked(b, key));
+        });
   };
 
   copy_rows<Tile, kOwn>(q_tile, call.q, call.dim, [&](int row) -> const T* {
-    return first_row + row < rows ? call.q.at(b, query_of(row), head_of(row)) : nullptr;
+    return own.has(row) ? call.q.at(b, own.query_of(row), own.head_of(row)) : nullptr;
   });
-  for (int row = static_cast<int>(threadIdx.x); row < kOwn; row += Tile::kThreads) {
-    own_notes[row] = first_row + row < rows ? cover.id(b, query_of(row)) : 0;
-  }
-  int low[Tile::kBlocks][2];
-  float top[Tile::kBlocks][2], sums[Tile::kBlocks][2];
-  float values[Tile::kBlocks][Tile::kDim / 8][4] = {};
-#pragma unroll
-  for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-    low[i / 2][i % 2] = query_of(place(i / 2, i % 2)) + cover.offset - cover.behind;
-    top[i / 2][i % 2] = kLowest;
-    sums[i / 2][i % 2] = 0;
-  }
-
-  int tile = walk.next();
-  if (tile >= 0) load(tile, 0);
   copy_commit();
-  for (int stage = 0; tile >= 0;) {
-    const int next = walk.next();
-    if constexpr (Tile::kStages > 1) {
-      if (next >= 0) load(next, stage ^ 1);
-      copy_commit();
+  // Tiles that follow each other take the stages in turn.
+  const auto stage_of = [](int at) { return at / kOther % Tile::kStages; };
+  const int first_stage = kForm == Form::kPlain ? stage_of(tile) : 0;
+  if (tile >= 0) load(tile, first_stage);
+  copy_commit();
+  for (int row = static_cast<int>(threadIdx.x); kForm != Form::kPlain && row < kOwn;
+       row += Tile::kThreads) {
+    own_notes[row] = own.has(row) ? cover.id(b, own.query_of(row)) : 0;
+  }
+  const auto keys = static_cast<uint64_t>(cover.keys);
+  const auto element = [&](int at) {
+    return call.dropout.element(b, call.heads, own.first_head, cover, first_query, at);
+  };
+  Softmax<Tile> softmax;
+  float values[Tile::kBlocks][Tile::kDim / 8][4] = {};
+  copy_wait<1>();
+  __syncthreads();
+  const OwnRows<Tile, Tile::kKeepsFirst> q(q_tile + warp_row * Tile::kPitch);
+  const bool warp_has = own.has(warp_row);
+  const int warp_first = own.query_of(warp_row);
+  const int warp_last = own.query_of(warp_row + Tile::kWarpRows - 1);
+
+  for (int turn = first_stage; tile >= 0;) {
+    const int stage = kForm == Form::kPlain ? stage_of(tile) : turn;
+    bool with_notes = false;
+    if constexpr (kForm != Form::kPlain) {
+      const TileRange range = range_of(cover, b, tile, kOther);
+      with_notes = !range.all || walk.wanted.least != walk.wanted.most || range.least != range.most;
     }
-    copy_wait<Tile::kStages - 1>();
-    const TileRange range = range_of(units, cover.unit_count, tile, kOther);
-    Look look = Look::kAll;
-    if (!cover.band_holds(first_query, last_query, tile, tile + kOther - 1)) look = Look::kBand;
-    if (tile + kOther > cover.keys || !range.all || wanted.least != wanted.most ||
-        range.least != range.most) {
-      look = Look::kNotes;
+    if (with_notes) {
       for (int i = static_cast<int>(threadIdx.x); i < kOther; i += Tile::kThreads) {
         const int key = tile + i;
         const bool seen = key < cover.keys && !cover.masked(b, key);
         notes[i] = seen ? cover.id(b, key) : kUnseenOther;
       }
     }
-    const auto keys = static_cast<uint64_t>(cover.keys);
-    uint64_t element = 0;
-    if (!kSplit && call.dropout.active) {
-      element = call.dropout.element(b, call.heads, first_head, cover, first_query, tile);
-      Bits::template fill<Tile::kThreads>(call.dropout, element, keys, kept);
-    }
-    __syncthreads();
-
-    float scores[Tile::kBlocks][kOther / 8][4];
-    multiply_rows<Tile>(scores, q_tile + warp_row * Tile::kPitch, k_stage(stage), call.dim);
-    hide<Tile>(scores, call.scale, look, cover, tile, low, place, own_notes, notes);
-    soften<Tile>(scores, top, sums, values);
-    if (!kSplit && call.dropout.active) {
-#pragma unroll
-      for (int i = 0; i < Tile::kBlocks * kOther / 2; ++i) {
-        const int m = i / (kOther / 2), n = i / 4 % (kOther / 8), e = i % 4;
-        const int key = n * 8 + lane % 4 * 2 + e % 2;
-        if (!Bits::at(kept, element, keys, place(m, e / 2), key)) scores[m][n][e] = 0;
-      }
-    }
-    multiply_weights<Tile>(values, scores, v_stage(stage), scratch, call.dim);
-    __syncthreads();  // the stage and the notes may change
+    const bool drops = kMasked && call.dropout.active;
+    if (drops) Bits::template fill<Tile::kThreads>(call.dropout, element(tile), keys, kept);
+    copy_wait<0>();
+    __syncthreads();  // the tile is there, and nobody reads the other stage any more
+    const int next = walk.from(cover, b, tile + kOther);
     if constexpr (Tile::kStages > 1) {
-      stage ^= 1;
+      if (next >= 0) load(next, stage ^ 1);
+      copy_commit();
+    }
+
+#pragma unroll 1
+    for (int step = 0; step < kOther; step += kStep) {
+      const int key = tile + step;
+      if (!warp_has || key >= cover.keys ||
+          cover.band_hides(warp_first, warp_last, key, key + kStep - 1)) {
+        continue;
+      }
+      float scores[Tile::kBlocks][kStep / 8][4];
+      multiply_rows<Tile>(scores, q, k_stage(stage) + step * Tile::kPitch, call.dim);
+      if (call.negative) {
+#pragma unroll
+        for (int i = 0; i < Tile::kBlocks * kStep / 2; ++i) {
+          float& score = scores[i / (kStep / 2)][i / 4 % (kStep / 8)][i % 4];
+          score = -score;
+        }
+      }
+      if (key + kStep > cover.keys ||
+          !cover.band_holds(warp_first, warp_last, key, key + kStep - 1)) {
+        hide_band<Tile>(scores, cover, own, key);
+      }
+      if (with_notes) hide_notes<Tile>(scores, own, own_notes, notes + step);
+      soften<Tile>(scores, call.scale, softmax, values);
+      if (drops) {
+        const uint64_t first = element(tile);
+#pragma unroll
+        for (int i = 0; i < Tile::kBlocks * kStep / 2; ++i) {
+          const int m = i / (kStep / 2), n = i / 4 % (kStep / 8), e = i % 4;
+          const int column = step + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e % 2;
+          if (!Bits::at(kept, first, keys, own.row_of(m, e / 2), column)) scores[m][n][e] = 0;
+        }
+      }
+      multiply_weights<Tile>(values, scores, v_stage(stage) + step * Tile::kPitch, scratch,
+                             call.dim);
+    }
+    if constexpr (Tile::kStages > 1) {
+      turn ^= 1;
+      if (with_notes || drops) __syncthreads();  // they are read
     } else {
+      __syncthreads();  // so is the stage
       if (next >= 0) load(next, 0);
       copy_commit();
     }
-    tile = next;
+    // Found once more, it needs no register meanwhile.
+    tile = kForm == Form::kPlain ? walk.from(cover, b, tile + kOther) : next;
   }
   copy_wait<0>();
   __syncthreads();
-
-  const bool partial = kSplit && call.partials != nullptr && splits > 1;
-  float factors[Tile::kBlocks][2];
-#pragma unroll
-  for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
-    const int m = i / 2, half = i % 2, row = place(m, half);
-    float sum = sums[m][half];
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    factors[m][half] = sum == 0 ? 0.0f : call.dropout.factor / sum;
-    if (first_row + row >= rows) continue;
-    const int64_t at = (b * call.heads + head_of(row)) * cover.queries + query_of(row);
-    if (partial) {
-      float* const to = call.partials + (at * call.splits + split) * call.pitch;
-#pragma unroll
-      for (int n = 0; n < Tile::kDim / 8; ++n) {
-        const int column = n * 8 + lane % 4 * 2;
-        if (column < call.dim) {
-          store_pack(to + column,
-                     Pack<float, 2>{{values[m][n][2 * half], values[m][n][2 * half + 1]}});
-        }
-      }
-      if (lane % 4 == 0) {
-        store_pack(to + call.pitch - 2, Pack<float, 2>{{top[m][half], sum}});
-      }
-    } else if (call.lse != nullptr && lane % 4 == 0) {
-      call.lse[at] = sum == 0 ? kLowest : (top[m][half] + (log2f(sum) - kLift<T>)) * kLogOf2;
-    }
-  }
-  if (partial) return;
-  store_rows<Tile>(values, factors, q_tile + warp_row * Tile::kPitch, call.out.wide, call.dim,
-                   [&](int row) -> T* {
-                     const int own = warp_row + row;
-                     return first_row + own < rows ? call.out.at(b, query_of(own), head_of(own))
-                                                   : nullptr;
-                   });
+  finish<Tile, kForm>(call, own, softmax, values, q_tile + warp_row * Tile::kPitch, splits);
 }
 
 }  // namespace ds::kernels::cuda

@@ -21,6 +21,18 @@ __device__ __forceinline__ void copy_async(void* shared, const void* from, int b
 #endif
 }
 
+// The same with four bytes, all or none of which are there.
+__device__ __forceinline__ void copy_word_async(float* shared, const float* from, bool there) {
+#ifdef __CUDA_ARCH__
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 4 : 0)
+               : "memory");
+#elif !defined(__CUDACC__)
+  *shared = there ? *from : 0.0f;
+#endif
+}
+
 // Ends a group of copies.
 __device__ __forceinline__ void copy_commit() {
 #ifdef __CUDA_ARCH__
