@@ -29,6 +29,7 @@ struct Queue {
 struct Mark {  // what an event remembers: done when its queue has come that far
   std::shared_ptr<Queue> queue;
   bool done = true;
+  double at = 0;  // the GPU's clock then
 };
 
 // What a stream records meanwhile instead of queueing it, in its order.
@@ -61,6 +62,7 @@ struct CUevent_st {
   int gpu;
   std::shared_ptr<ds::testing::stand_in::Mark> mark =
       std::make_shared<ds::testing::stand_in::Mark>();
+  bool timed = false;               // made to take times
   cudaStream_t captured = nullptr;  // recorded on this stream while that recorded work
 };
 
@@ -84,6 +86,7 @@ struct World {
   int calls[kMostGpus] = {};
   int64_t waits = 0;     // of the host
   int64_t launches = 0;  // of graphs
+  double clock[kMostGpus] = {};  // seconds of work that said how long it takes
   bool created[kMostGpus] = {};
   std::map<char*, Block> blocks;
   std::map<char*, Block> pinned;  // the host's
