@@ -23,12 +23,18 @@ struct Fp8Cast {
   Fp8Format format = Fp8Format::kE4M3;
   const bfloat16* x = nullptr;  // [rows, columns], rows `stride` elements apart
   int64_t rows = 0, columns = 0, stride = 0;
+  // On a GPU what is cast may be made of x meanwhile, with the bits of the function's own kernel,
+  // which rounds it to bf16: f(x); with `up` f(x) * up; with `dy` dy * f'(x).
+  std::optional<ActivationKind> activation;
+  const bfloat16* up = nullptr;  // its rows and those of dy lie `other_stride` apart
+  const bfloat16* dy = nullptr;
+  int64_t other_stride = 0;
   const float* scale = nullptr;   // codes are of x * scale
   float* amax = nullptr;          // becomes the maximum of itself and of |x|, where x is finite
   uint8_t* codes = nullptr;       // [rows, columns], or null
   uint8_t* transposed = nullptr;  // [columns, rows], or null
-  // sums[columns] += those of x, unless null; with scratch of fp8_sum_parts(rows) * columns
-  // numbers.
+  // sums[columns] += those of what is cast, unless null (which is not for f(x) and f(x) * up); with
+  // scratch of fp8_sum_parts(rows) * columns numbers.
   float* sums = nullptr;
   float* partials = nullptr;
 };
@@ -76,7 +82,7 @@ void fp8_update(const Fp8Update& call, ThreadPool& pool);
 void fp8_update(const Fp8Update& call, const GpuStream& on);
 
 // C[m, n] = A[m, k] B[n, k]^T of codes, each divided by its scale, (+ bias) (+ C), on a GPU. Sums
-// are fp32. Codes are dense; not both are E5M2.
+// are fp32, unless they may be less. Codes are dense; not both are E5M2.
 struct Fp8Matmul {
   int64_t m = 0, n = 0, k = 0;
   Fp8Format a_format = Fp8Format::kE4M3, b_format = Fp8Format::kE4M3;
@@ -88,6 +94,9 @@ struct Fp8Matmul {
   const bfloat16* bias = nullptr;          // [n], for C in bf16, or null
   void* c = nullptr;                       // dense
   bool accumulate = false;
+  // Sums may keep less than fp32: Hopper's tensor cores add codes with fewer bits, and without this
+  // their sums go to fp32 every few terms.
+  bool fast_accumulation = false;
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
 };

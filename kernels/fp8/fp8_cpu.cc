@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 
+#include "base/error.h"
 #include "kernels/fp8/codes.h"
 
 namespace ds::kernels {
@@ -40,6 +41,7 @@ float largest_of(const bfloat16* x, int64_t n) {
 }  // namespace
 
 void fp8_cast(const Fp8Cast& call, ThreadPool& pool) {
+  DS_CHECK(!call.activation, Code::kInternal, "fp8_cast applies no function on the CPU");
   Largest most;
   const int64_t grain = call.sums != nullptr ? kFp8SumRows : rows_per_chunk(call.columns);
   pool.for_range(call.rows, grain, [&](int64_t begin, int64_t end) {

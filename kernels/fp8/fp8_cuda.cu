@@ -1,5 +1,6 @@
 // Casts to 8 bits on a GPU, with the CPU's bits: tiles of 64 x 64 elements are read once and leave
 // by rows and, through shared memory, by columns.
+#include "kernels/activation/functions.cuh"
 #include "kernels/cuda/map.cuh"
 #include "kernels/fp8/codes.h"
 #include "kernels/fp8/fp8.h"
@@ -94,9 +95,36 @@ __global__ void add_parts(const float* partials, int64_t parts, int64_t columns,
   sums[column] += total;
 }
 
+// What is cast, by what it is made of: x, f(x), f(x) * up, dy * f'(x).
+enum class Made { kAsItIs, kValue, kGated, kSlope };
+
+// N numbers from a place on, with the roundings of activation_cuda.cu.
+template <Made kMade, int N>
+__device__ __forceinline__ void numbers_at(const Fp8Cast& c, ActivationKind kind, int64_t row,
+                                           int64_t column, float* x) {
+  widen_pack(load_pack<bfloat16, N>(c.x + row * c.stride + column), x);
+  if constexpr (kMade == Made::kAsItIs) return;
+  [[maybe_unused]] float other[N];
+  if constexpr (kMade == Made::kGated || kMade == Made::kSlope) {
+    const bfloat16* const from = kMade == Made::kGated ? c.up : c.dy;
+    widen_pack(load_pack<bfloat16, N>(from + row * c.other_stride + column), other);
+  }
+  with_function(kind, [&](auto f) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if constexpr (kMade == Made::kValue) x[i] = f.value(x[i]);
+      if constexpr (kMade == Made::kGated) x[i] = f.value(x[i]) * other[i];
+      if constexpr (kMade == Made::kSlope) x[i] = other[i] * f.both(x[i]).slope;
+    }
+  });
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = widen(narrow<bfloat16>(x[i]));
+}
+
 // kWide: packs of x, of codes and of transposed codes are aligned. kSums: column sums are wanted.
-template <Fp8Format kFormat, bool kWide, bool kSums>
-__global__ void __launch_bounds__(kThreads) cast_tiles(Fp8Cast c, int64_t tiles_across) {
+template <Fp8Format kFormat, Made kMade, bool kWide, bool kSums>
+__global__ void __launch_bounds__(kThreads)
+    cast_tiles(Fp8Cast c, ActivationKind kind, int64_t tiles_across) {
   __shared__ uint32_t words[kTile * kPitch / 4];
   uint8_t* const turned = reinterpret_cast<uint8_t*>(words);
   const int64_t first_row = blockIdx.x / tiles_across * kTile;
@@ -113,10 +141,10 @@ __global__ void __launch_bounds__(kThreads) cast_tiles(Fp8Cast c, int64_t tiles_
     float x[kPackOfX] = {};
     const bool whole = kWide && row < c.rows && column + kPackOfX <= c.columns;
     if (whole) {
-      widen_pack(load_pack<bfloat16, kPackOfX>(c.x + row * c.stride + column), x);
+      numbers_at<kMade, kPackOfX>(c, kind, row, column, x);
     } else if (row < c.rows) {
       for (int i = 0; i < kPackOfX; ++i) {
-        if (column + i < c.columns) x[i] = widen(c.x[row * c.stride + column + i]);
+        if (column + i < c.columns) numbers_at<kMade, 1>(c, kind, row, column + i, x + i);
       }
     }
     bool finite = true;
@@ -203,23 +231,45 @@ struct Widen {
 
 int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-}  // namespace
+// Calls use(made) with what is cast as a std::integral_constant.
+template <class Use>
+void with_made(const Fp8Cast& c, const Use& use) {
+  if (!c.activation) return use(std::integral_constant<Made, Made::kAsItIs>());
+  if (c.up != nullptr) return use(std::integral_constant<Made, Made::kGated>());
+  if (c.dy != nullptr) return use(std::integral_constant<Made, Made::kSlope>());
+  use(std::integral_constant<Made, Made::kValue>());
+}
 
-void fp8_cast(const Fp8Cast& c, const GpuStream& on) {
+template <Fp8Format kFormat, Made kMade, bool kSums>
+void launch_cast(const Fp8Cast& c, const GpuStream& on) {
   const int64_t across = divide_up(c.columns, kTile), tiles = divide_up(c.rows, kTile) * across;
   const auto aligned = [](const void* at, size_t to) {
     return reinterpret_cast<uintptr_t>(at) % to == 0;
   };
-  const bool wide = c.stride % kPackOfX == 0 && aligned(c.x, 16) &&
+  const bool wide = c.stride % kPackOfX == 0 && c.other_stride % kPackOfX == 0 &&
+                    aligned(c.x, 16) && aligned(c.up, 16) && aligned(c.dy, 16) &&
                     (c.codes == nullptr || (c.columns % 8 == 0 && aligned(c.codes, 8))) &&
                     (c.transposed == nullptr || (c.rows % 16 == 0 && aligned(c.transposed, 16)));
+  launch(on, "fp8_cast",
+         wide ? &cast_tiles<kFormat, kMade, true, kSums>
+              : &cast_tiles<kFormat, kMade, false, kSums>,
+         {tiles, kThreads}, c, c.activation.value_or(ActivationKind::kRelu), across);
+}
+
+}  // namespace
+
+void fp8_cast(const Fp8Cast& c, const GpuStream& on) {
   with_fp8_format(c.format, [&](auto format) {
-    constexpr Fp8Format kFormat = decltype(format)::value;
-    const auto kernel =
-        c.sums != nullptr
-            ? (wide ? &cast_tiles<kFormat, true, true> : &cast_tiles<kFormat, false, true>)
-            : (wide ? &cast_tiles<kFormat, true, false> : &cast_tiles<kFormat, false, false>);
-    launch(on, "fp8_cast", kernel, {tiles, kThreads}, c, across);
+    with_made(c, [&](auto made) {
+      constexpr Fp8Format kFormat = decltype(format)::value;
+      constexpr Made kMade = decltype(made)::value;
+      if (c.sums == nullptr) return launch_cast<kFormat, kMade, false>(c, on);
+      if constexpr (kMade == Made::kAsItIs || kMade == Made::kSlope) {
+        launch_cast<kFormat, kMade, true>(c, on);
+      } else {
+        fail(Code::kInternal, "fp8_cast sums no columns of an activation");
+      }
+    });
   });
   if (c.sums == nullptr) return;
   launch(on, "fp8_cast", &add_parts, {divide_up(c.columns, 128), 128},
@@ -251,8 +301,8 @@ bool fp8_matmul(const Fp8Matmul& p, const GpuStream& on) {
   return p.m > 0 && p.n > 0 && cublaslt::multiply_fp8(p, on);
 }
 
-int64_t fp8_matmul_workspace(const Fp8Matmul& p, const GpuStream&) {
-  return cublaslt::workspace_fp8(p).value_or(0);
+int64_t fp8_matmul_workspace(const Fp8Matmul& p, const GpuStream& on) {
+  return cublaslt::workspace_fp8(p, on).value_or(0);
 }
 
 }  // namespace ds::kernels

@@ -20,6 +20,7 @@ std::string Library::text(cublasStatus_t status) const {
 
 Library open_library(const std::string& place) {
   Library found;
+  found.off = place == "off";
   DynamicLibrary opened = DynamicLibrary::open(kPlaces, place);
   opened.need(found.version, "cublasLtGetVersion");
   opened.need(found.status_name, "cublasLtGetStatusName");
@@ -51,14 +52,27 @@ Library open_library(const std::string& place) {
 const Library& library() {
   static const Library& it = *new Library([] {
     const char* const place = std::getenv("DS_CUBLASLT_LIBRARY");
-    Library opened = open_library(place != nullptr ? place : "");
-    if (opened.usable()) {
-      log_info("cuda", "matrix products by ", opened.name);
-    } else {
-      log_info("cuda", "matrix products by kernels of our own: ", opened.reason);
-    }
-    return opened;
+    return open_library(place != nullptr ? place : "");
   }());
+  return it;
+}
+
+void announce(const Library& library) {
+  if (library.usable()) {
+    log_info("cuda", "matrix products by ", library.name);
+  } else if (library.off) {
+    log_info("cuda", "matrix products by kernels of our own: ", library.reason);
+  } else {
+    log_warning("cuda", "matrix products by kernels of our own, which are slower than cuBLASLt: ",
+                library.reason, ". DS_CUBLASLT_LIBRARY=off says that this is wanted");
+  }
+}
+
+const Library& library_for_products() {
+  static const Library& it = [&]() -> const Library& {
+    announce(library());
+    return library();
+  }();
   return it;
 }
 

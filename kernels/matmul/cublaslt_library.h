@@ -26,6 +26,7 @@ struct Library {
 
   std::string name;    // "cuBLASLt 13.1.0 (libcublasLt.so.13)"
   std::string reason;  // why it is not used; empty when it is
+  bool off = false;    // since it was asked not to be
 
   bool usable() const { return reason.empty(); }
   // "CUBLAS_STATUS_NOT_SUPPORTED (...)".
@@ -41,5 +42,11 @@ Library open_library(const std::string& place);
 
 // The process's, opened once; DS_CUBLASLT_LIBRARY is its place.
 const Library& library();
+
+// Tells the log who multiplies: with a warning, when that is not this library and nobody asked for
+// it.
+void announce(const Library& library);
+// The process's, for the first product: announced once.
+const Library& library_for_products();
 
 }  // namespace ds::kernels::cublaslt

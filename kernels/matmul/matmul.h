@@ -18,8 +18,10 @@
 //     `pre`, at multiples of 16 bytes and 8 elements; the others are a kernel of our own after its
 //     product.
 //     DS_CUBLASLT_LIBRARY=off excludes it, another value is the file to open.
-// Both sum in fp32 and multiply fp32 without rounding it to TF32. The same problem has the same
-// bits on equal GPUs with the same cuBLASLt, aligned alike; the two round differently.
+// Both sum in fp32 and multiply fp32 without rounding it to TF32, which GpuPolicy::tf32 allows to
+// cuBLASLt; our own kernels never do. The same problem has the same bits on equal GPUs with the same
+// cuBLASLt, aligned alike, unless algorithms are timed (product_choices.h); the two round
+// differently.
 //
 // Each thread that multiplies keeps scratch of about 2 MiB until it ends, and the calling thread
 // 4 MiB more where k is taken in rounds (sums that wait). A warm call allocates nothing.

@@ -23,12 +23,13 @@ bool multiply_with_sums(const Matmul& problem, float* sums, const GpuStream& on)
 // See matmul_times_slope().
 bool multiply_times_slope(const Matmul& problem, const GpuStream& on);
 
-// The scratch for the best that multiply() does, or the function with the extra; null where it does
-// nothing.
-std::optional<int64_t> workspace(const Matmul& problem, MatmulExtra extra, const float* sums);
+// The scratch for the best that multiply() does, or the function with the extra (for the most that
+// is proposed, where proposals are to be timed); null where it does nothing.
+std::optional<int64_t> workspace(const Matmul& problem, const GpuStream& on, MatmulExtra extra,
+                                 const float* sums);
 
 // See fp8_matmul() and its workspace; null where it does nothing.
 bool multiply_fp8(const Fp8Matmul& problem, const GpuStream& on);
-std::optional<int64_t> workspace_fp8(const Fp8Matmul& problem);
+std::optional<int64_t> workspace_fp8(const Fp8Matmul& problem, const GpuStream& on);
 
 }  // namespace ds::kernels::cublaslt

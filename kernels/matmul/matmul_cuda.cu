@@ -149,7 +149,7 @@ int64_t matmul_workspace(const Matmul& p, const GpuStream& on, MatmulExtra extra
                          const float* sums) {
   if (p.m <= 0 || p.n <= 0) return 0;
   const int64_t own = extra == MatmulExtra::kSlope ? 0 : cut(p, on).bytes(p);
-  return cublaslt::workspace(p, extra, sums).value_or(own);
+  return cublaslt::workspace(p, on, extra, sums).value_or(own);
 }
 
 void matmul(const Matmul& p, const GpuStream& on) {

@@ -116,6 +116,10 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       offload_stream_ = model_->device()->create_stream();
     }
     graphs_ = make_graphs();
+    product_timing_.begin(context(), *comm_);
+    // As before every other step: gradients are written first, which is another form of product
+    // than adding to the zeros that they begin with.
+    if (product_timing_.in_first_step()) state.clear_gradients(context());
     if (config_.background_save) {
       background_ = std::make_unique<BackgroundSave>(&model_->host()->account());
     }
@@ -472,6 +476,7 @@ StepReport Engine::apply_update() {
     agree(ctx, *comm_, "checking the weights", [&] { model_->state().check_weights(ctx); });
   }
   if (!outcome.applied) model_->state().drop_rounding_errors();
+  product_timing_.finish_step(*comm_);
   if (comm_->size() == 1) totals.loss_sum = losses_.value();  // there when the update is
 
   StepReport report;

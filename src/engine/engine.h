@@ -15,6 +15,7 @@
 #include "data/dataset.h"
 #include "data/tokenizer.h"
 #include "engine/loss_sum.h"
+#include "engine/product_timing.h"
 #include "engine/report.h"
 #include "engine/step_graphs.h"
 #include "engine/step_metrics.h"
@@ -205,6 +206,7 @@ class Engine {
   std::shared_ptr<Communicator> comm_;
   ThreadPool pool_;
   const kernels::GpuPolicy gpu_policy_;
+  ProductTiming product_timing_;
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<MonitorSet> monitors_;
   std::unique_ptr<StepMetrics> metrics_;

@@ -201,8 +201,7 @@ class Llama : public FamilyBase {
     const auto norm2 = norm(tape, {apply(tape, mixed, b.out), norm1.sum}, b.norm2);
     const Value gate = apply(tape, norm2.y, b.gate);
     const Value up = apply(tape, norm2.y, b.up);
-    const Value inner = nn::gated_activation(tape, gate, up, c_.activation);
-    return {apply(tape, inner, b.down), norm2.sum};
+    return {nn::gated_linear(tape, gate, up, c_.activation, b.down), norm2.sum};
   }
 
   LlamaConfig c_;

@@ -40,14 +40,15 @@ ops::Fp8Format Fp8Linears::format(Role role) const {
   return role == Role::kGradient ? options_.gradients : ops::Fp8Format::kE4M3;
 }
 
-ops::Fp8Tensor Fp8Linears::cast(const OpContext& ctx, ParamId weight, Role role, const Tensor& x,
-                                Sides sides, Tensor& sums) {
-  const int64_t at = place(weight, role), columns = x.size(-1), rows = x.elements() / columns;
+ops::Fp8Tensor Fp8Linears::cast(const OpContext& ctx, ParamId weight, Role role,
+                                const ops::Fp8Source& source, Sides sides, Tensor& sums) {
+  const int64_t at = place(weight, role), columns = source.x.size(-1),
+                rows = source.x.elements() / columns;
   ops::Fp8Scaling own = scaling(at);
   ops::Fp8Tensor out;
   out.format = format(role);
   if (!scaled_[static_cast<size_t>(at)]) {
-    ops::fp8_first_scale(ctx, x, out.format, options_.margin, own);
+    ops::fp8_first_scale(ctx, ops::fp8_made(ctx, source), out.format, options_.margin, own);
     scaled_[static_cast<size_t>(at)] = true;
   }
   const MemoryTag tag = role == Role::kWeight ? MemoryTag::kParameters : MemoryTag::kActivations;
@@ -58,24 +59,26 @@ ops::Fp8Tensor Fp8Linears::cast(const OpContext& ctx, ParamId weight, Role role,
   if (wants && sides.transposed) {
     out.transposed = Tensor::empty(ctx.device, DType::kUInt8, {columns, rows}, tag);
   }
-  ops::fp8_cast(ctx, x, own, out, sums);
+  ops::fp8_cast(ctx, source, own, out, sums);
   return out;
 }
 
-ops::Fp8Tensor Fp8Linears::input(const OpContext& ctx, ParamId weight, const Tensor& x,
+ops::Fp8Tensor Fp8Linears::input(const OpContext& ctx, ParamId weight, const ops::Fp8Source& source,
                                  Sides sides) {
-  const bool same = input_.storage.lock() == x.storage() && input_.data == x.raw() &&
-                    input_.shape == x.shape() && x.contiguous();
+  const Tensor& x = source.x;
+  const bool shared = !source.activation && x.contiguous();
+  const bool same = shared && input_.storage.lock() == x.storage() && input_.data == x.raw() &&
+                    input_.shape == x.shape();
   const bool has = !sides.transposed || input_.codes.transposed || !ops::fp8_wants_transposed(ctx);
   if (same && has) return input_.codes;
   Tensor no_sums;
   input_ = {};
-  const ops::Fp8Tensor codes = cast(ctx, weight, Role::kInput, x, sides, no_sums);
-  if (x.contiguous()) input_ = {x.storage(), x.raw(), x.shape(), codes};
+  const ops::Fp8Tensor codes = cast(ctx, weight, Role::kInput, source, sides, no_sums);
+  if (shared) input_ = {x.storage(), x.raw(), x.shape(), codes};
   return codes;
 }
 
-ops::Fp8Tensor Fp8Linears::gradient(const OpContext& ctx, ParamId weight, const Tensor& dy,
+ops::Fp8Tensor Fp8Linears::gradient(const OpContext& ctx, ParamId weight, const ops::Fp8Source& dy,
                                     Sides sides, Tensor& db) {
   return cast(ctx, weight, Role::kGradient, dy, sides, db);
 }

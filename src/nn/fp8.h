@@ -18,6 +18,7 @@ struct Fp8Options {
   int margin = 0;            // scales are divided by 2 to this power
   int64_t history = 16;      // steps that are remembered
   bool most_recent = false;  // the last step alone decides
+  bool fast_accumulation = false;  // of forward products: kernels::Fp8Matmul
 };
 
 class Fp8Linears {
@@ -42,11 +43,12 @@ class Fp8Linears {
     bool transposed = true;  // only where products want it
   };
   // The codes of a layer's input. Layers that read one tensor in turn share those of the first, and
-  // its scale: queries, keys and values, or a gate and what it gates.
-  ops::Fp8Tensor input(const OpContext& ctx, ParamId weight, const Tensor& x, Sides sides);
+  // its scale: queries, keys and values, or a gate and what it gates. (Not where an activation is
+  // applied in the cast: such a source has one reader.)
+  ops::Fp8Tensor input(const OpContext& ctx, ParamId weight, const ops::Fp8Source& x, Sides sides);
   // Of its output's gradient; `db` (fp32, may be empty) += the column sums of dy.
-  ops::Fp8Tensor gradient(const OpContext& ctx, ParamId weight, const Tensor& dy, Sides sides,
-                          Tensor& db);
+  ops::Fp8Tensor gradient(const OpContext& ctx, ParamId weight, const ops::Fp8Source& dy,
+                          Sides sides, Tensor& db);
   // The codes of a weight, cast from `w` where those of an earlier call are out of date.
   const ops::Fp8Tensor& weight(const OpContext& ctx, ParamId weight, const Tensor& w);
   void weights_changed();
@@ -69,8 +71,8 @@ class Fp8Linears {
   }
   ops::Fp8Scaling scaling(int64_t place) const;
   ops::Fp8Format format(Role role) const;
-  ops::Fp8Tensor cast(const OpContext& ctx, ParamId weight, Role role, const Tensor& x, Sides sides,
-                      Tensor& sums);
+  ops::Fp8Tensor cast(const OpContext& ctx, ParamId weight, Role role, const ops::Fp8Source& x,
+                      Sides sides, Tensor& sums);
 
   const ParameterSet& parameters_;
   Fp8Options options_;

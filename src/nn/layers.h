@@ -44,6 +44,9 @@ Value linear_gelu_linear(Tape& tape, const Value& x, const Projection& up, const
 Value activation(Tape& tape, const Value& x, ops::Activation kind);
 // f(gate) * up. The memory of gate and up is overwritten by their gradients in backward.
 Value gated_activation(Tape& tape, const Value& gate, const Value& up, ops::Activation kind);
+// A linear layer of that.
+Value gated_linear(Tape& tape, const Value& gate, const Value& up, ops::Activation kind,
+                   const Projection& down);
 
 // Identity outside training or for p = 0.
 Value dropout(Tape& tape, const Value& x, double p);

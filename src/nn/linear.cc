@@ -242,12 +242,28 @@ GeluLinear gelu_linear(Tape& tape, const Value& x, const Projection& p, ops::Gel
   return layer;
 }
 
+// linear_gelu_linear where both layers are of codes.
+Value fp8_gelu(Tape& tape, Fp8Linears& fp8, const Value& x, const Projection& up,
+               const Projection& down, ops::Gelu kind) {
+  Fp8Hidden hidden;
+  {
+    const OperatorScope op(tape, "linear", up.weight, true);
+    if (op) report_work(op, tape, x, up.weight, nullptr, true);
+    hidden = fp8_hidden(tape, fp8, x, up);
+  }
+  const OperatorScope op(tape, "gelu+linear", down.weight, true);
+  if (op) report_work(op, tape, hidden.pre, down.weight, nullptr);
+  return fp8_activated(tape, fp8, hidden, activation_of(kind), down);
+}
+
 // A layer whose rows of outputs are `width` numbers long.
 Value linear_of_width(Tape& tape, const Value& x, ParamId weight, ParamId bias, int64_t width) {
   const Adapter* const adapter = tape.store().parameters().adapter(weight);
   const OperatorScope op(tape, adapter == nullptr ? "linear" : "linear+adapter", weight, true);
   if (op) report_work(op, tape, x, weight, adapter);
-  if (Fp8Linears* const fp8 = fp8_of(tape, weight)) return fp8_linear(tape, *fp8, x, weight, bias);
+  if (Fp8Linears* const fp8 = fp8_of(tape, weight)) {
+    return fp8_linear(tape, *fp8, x, {weight, bias});
+  }
   const int64_t outputs = tape.store().parameters()[weight].shape[0];
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), width)));
   Tensor made = outputs_of(y.data, outputs);
@@ -283,6 +299,17 @@ Value linear_padded(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
   return linear_of_width(tape, x, weight, bias, pads_rows(tape, x.data, weight) ? padded : outputs);
 }
 
+Value gated_linear(Tape& tape, const Value& gate, const Value& up, ops::Activation kind,
+                   const Projection& down) {
+  Fp8Linears* const fp8 = fp8_of(tape, down.weight);
+  if (fp8 == nullptr) {
+    return linear(tape, gated_activation(tape, gate, up, kind), down.weight, down.bias);
+  }
+  const OperatorScope op(tape, "gated+linear", down.weight, true);
+  if (op) report_work(op, tape, gate, down.weight, nullptr);
+  return fp8_gated(tape, *fp8, gate, up, kind, down);
+}
+
 Value linear_gelu(Tape& tape, const Value& x, const Projection& p, ops::Gelu kind) {
   if (!fuses_gelu(tape, p.weight)) {
     return activation(tape, linear(tape, x, p.weight, p.bias), activation_of(kind));
@@ -303,6 +330,9 @@ Value linear_gelu(Tape& tape, const Value& x, const Projection& p, ops::Gelu kin
 
 Value linear_gelu_linear(Tape& tape, const Value& x, const Projection& up, const Projection& down,
                          ops::Gelu kind) {
+  if (Fp8Linears* const fp8 = fp8_of(tape, up.weight); fp8 != nullptr && fp8->has(down.weight)) {
+    return fp8_gelu(tape, *fp8, x, up, down, kind);
+  }
   if (!fuses_gelu(tape, up.weight) || !fuses_gelu(tape, down.weight)) {
     return linear(tape, linear_gelu(tape, x, up, kind), down.weight, down.bias);
   }

@@ -1,5 +1,6 @@
 #include "ops/fp8.h"
 
+#include "ops/activation_kind.h"
 #include "ops/checks.h"
 #include "ops/product.h"
 
@@ -75,7 +76,7 @@ Tensor widened(const OpContext& ctx, const Operand& x, On& on, kernels::MatmulIn
 
 // C = A B^T (+ bias) (+ C), where A is [m, k] and B [n, k].
 void multiply_codes(const Op& op, const Operand& a, const Operand& b, const Tensor& bias, Tensor& c,
-                    bool accumulate) {
+                    bool accumulate, bool fast = false) {
   const int64_t m = a.rows(), n = b.rows(), k = a.depth();
   DS_CHECK(b.depth() == k, Code::kInvalidArgument, op, ": operands with ", k, " and ", b.depth(),
            " terms");
@@ -97,6 +98,7 @@ void multiply_codes(const Op& op, const Operand& a, const Operand& b, const Tens
       p.bias = bias ? bias.data<bfloat16>() : nullptr;
       p.c = c.raw();
       p.accumulate = accumulate;
+      p.fast_accumulation = fast;
       if (a.along && b.along) {
         p.a = a.along.template data<uint8_t>();
         p.b = b.along.template data<uint8_t>();
@@ -125,16 +127,44 @@ void multiply_codes(const Op& op, const Operand& a, const Operand& b, const Tens
   });
 }
 
+// What is made of x while it is cast.
+void apply_to(kernels::Fp8Cast& call, const Fp8Source& source, const Op& op) {
+  call.activation = kind_of(*source.activation, op);
+  const Tensor& other = source.up ? source.up : source.dy;
+  if (!other) return;
+  const Rows of_other = rows_of(other, op, source.up ? "up" : "dy");
+  DS_CHECK(other.shape() == source.x.shape(), Code::kInvalidArgument, op, ": ",
+           source.up ? "up" : "dy", " must be ", source.x.shape().text(), " like x, not ",
+           other.shape().text());
+  (source.up ? call.up : call.dy) = other.data<bfloat16>();
+  call.other_stride = of_other.stride;
+}
+
 }  // namespace
 
 bool fp8_wants_transposed(const OpContext& ctx) {
   return kWithCuda && ctx.device->kind() == DeviceKind::kCuda;
 }
 
-void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, Fp8Tensor& out,
-              Tensor& sums) {
+Tensor fp8_made(const OpContext& ctx, const Fp8Source& source) {
+  if (!source.activation) return source.x;
+  Tensor out = ctx.workspace(source.x.dtype(), source.x.shape());
+  if (source.up) {
+    gated_activation(ctx, source.x, source.up, *source.activation, out);
+  } else if (source.dy) {
+    activation_backward(ctx, source.dy, source.x, *source.activation, out);
+  } else {
+    activation(ctx, source.x, *source.activation, out);
+  }
+  return out;
+}
+
+void fp8_cast(const OpContext& ctx, const Fp8Source& source, const Fp8Scaling& scaling,
+              Fp8Tensor& out, Tensor& sums) {
+  const bool on_gpu = kWithCuda && ctx.device->kind() == DeviceKind::kCuda;
+  if (source.activation && !on_gpu) return fp8_cast(ctx, fp8_made(ctx, source), scaling, out, sums);
   const Op op{ctx, "fp8_cast"};
-  const Rows in = rows_of(x, op, "x");
+  const Rows in = rows_of(source.x, op, "x");
   check_scaling(scaling, op);
   if (out.codes) check_dense(out.codes, op, "codes", DType::kUInt8, {in.rows, in.columns});
   if (out.transposed) {
@@ -144,7 +174,7 @@ void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, 
   out.inverse = scaling.inverse;
   kernels::Fp8Cast call;
   call.format = out.format;
-  call.x = x.data<bfloat16>();
+  call.x = source.x.data<bfloat16>();
   call.rows = in.rows;
   call.columns = in.columns;
   call.stride = in.stride;
@@ -152,6 +182,7 @@ void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, 
   call.amax = scaling.amax.data<float>();
   call.codes = out.codes ? out.codes.data<uint8_t>() : nullptr;
   call.transposed = out.transposed ? out.transposed.data<uint8_t>() : nullptr;
+  if (source.activation) apply_to(call, source, op);
   Tensor partials;
   if (sums) {
     partials = ctx.workspace(DType::kFloat32, {kernels::fp8_sum_parts(in.rows), in.columns});
@@ -179,11 +210,11 @@ void fp8_first_scale(const OpContext& ctx, const Tensor& x, Fp8Format format, in
 }
 
 void fp8_linear(const OpContext& ctx, const Fp8Tensor& x, const Fp8Tensor& w, const Tensor& bias,
-                Tensor& y) {
+                Tensor& y, bool fast) {
   const Op op{ctx, "fp8_linear"};
   check_codes(x, op, "x");
   check_codes(w, op, "w");
-  multiply_codes(op, plain(x), plain(w), bias, y, false);
+  multiply_codes(op, plain(x), plain(w), bias, y, false, fast);
 }
 
 void fp8_linear_grad_input(const OpContext& ctx, const Fp8Tensor& dy, const Fp8Tensor& w,

@@ -3,9 +3,12 @@
 // what it refuses, and everything on the CPU, is widened to bf16 first, which rounds nothing.
 #pragma once
 
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "kernels/fp8/fp8.h"
+#include "ops/activation.h"
 #include "ops/context.h"
 
 namespace ds::ops {
@@ -25,20 +28,49 @@ struct Fp8Tensor {
   Tensor inverse;     // of the scale
 };
 
+// What is cast: a tensor, bf16 [..., columns] or some columns of a matrix; or what an activation
+// makes of it, with the bits that its own operator would leave in bf16. On a GPU that is made while
+// it is cast, and never stored.
+struct Fp8Source {
+  Fp8Source() = default;
+  Fp8Source(Tensor tensor) : x(std::move(tensor)) {}
+  // f(x)
+  static Fp8Source value(Tensor x, Activation f) { return {std::move(x), f, {}, {}}; }
+  // f(gate) * up
+  static Fp8Source gated(Tensor gate, Tensor up, Activation f) {
+    return {std::move(gate), f, std::move(up), {}};
+  }
+  // dy * f'(x)
+  static Fp8Source slope(Tensor dy, Tensor x, Activation f) {
+    return {std::move(x), f, {}, std::move(dy)};
+  }
+
+  Tensor x;
+  std::optional<Activation> activation;
+  Tensor up, dy;
+
+ private:
+  Fp8Source(Tensor x_, Activation f, Tensor up_, Tensor dy_)
+      : x(std::move(x_)), activation(f), up(std::move(up_)), dy(std::move(dy_)) {}
+};
+// That tensor.
+Tensor fp8_made(const OpContext& ctx, const Fp8Source& source);
+
 // Whether products here want codes along their sums, and so transposed copies for two of three.
 bool fp8_wants_transposed(const OpContext& ctx);
 
-// Fills what `out` has of codes; x is bf16 [..., columns], or some columns of a matrix. `sums`
-// (fp32 [columns], may be empty) += the column sums of x, from the same reading.
-void fp8_cast(const OpContext& ctx, const Tensor& x, const Fp8Scaling& scaling, Fp8Tensor& out,
+// Fills what `out` has of codes. `sums` (fp32 [columns], may be empty) += the column sums of what is
+// cast, from the same reading.
+void fp8_cast(const OpContext& ctx, const Fp8Source& x, const Fp8Scaling& scaling, Fp8Tensor& out,
               Tensor& sums);
 // Before the first cast of a tensor that has no scale yet: makes it from x.
 void fp8_first_scale(const OpContext& ctx, const Tensor& x, Fp8Format format, int margin,
                      Fp8Scaling& scaling);
 
-// y[..., N] = x[..., K] w[N, K]^T + bias; y and bias bf16, bias may be empty.
+// y[..., N] = x[..., K] w[N, K]^T + bias; y and bias bf16, bias may be empty. `fast`: a GPU's
+// products of codes may keep less than fp32 of their sums (kernels::Fp8Matmul).
 void fp8_linear(const OpContext& ctx, const Fp8Tensor& x, const Fp8Tensor& w, const Tensor& bias,
-                Tensor& y);
+                Tensor& y, bool fast = false);
 // dx[..., K] = dy[..., N] w[N, K]; dx bf16.
 void fp8_linear_grad_input(const OpContext& ctx, const Fp8Tensor& dy, const Fp8Tensor& w,
                            Tensor& dx);

@@ -23,7 +23,7 @@ class CublasLtForms : public GpuMatmul {
 };
 
 TEST_F(CublasLtForms, ServesPlainProducts) {
-  const GpuStream on{device_->default_stream().native(), device_->processors(), 0, 90, {}};
+  const GpuStream on = stream(device_->processors());
   for (const auto& [in, out] : kTypes) {
     for (int layout = 0; layout < 4; ++layout) {
       Matmul p = shape(64, 48, 32, layout);
@@ -62,7 +62,7 @@ TEST_F(CublasLtForms, ServesPlainProducts) {
 
 // The products of a linear layer in fp8; the rows of fp8 test what comes out.
 TEST_F(CublasLtForms, ServesCodes) {
-  const GpuStream on{device_->default_stream().native(), device_->processors(), 0, 90, {}};
+  const GpuStream on = stream(device_->processors());
   using kernels::Fp8Format;
   const std::shared_ptr<void> workspace = memory(1 << 25), operands = memory(64 * 64 * 2),
                               result = memory(64 * 64 * 4), scale = memory(4);
@@ -90,7 +90,7 @@ TEST_F(CublasLtForms, ServesCodes) {
 
 // What is not finite must reach the gradients, where a step is skipped for it.
 TEST_F(CublasLtForms, NanPassesThroughGelu) {
-  const GpuStream on{device_->default_stream().native(), device_->processors(), 0, 90, {}};
+  const GpuStream on = stream(device_->processors());
   Random random(seed_);
   for (const auto& [in, out] : kTypes) {
     Matmul p = shape(64, 48, 32);

@@ -3,10 +3,8 @@
 // layers run in this program too, and so with the stand-in.
 #include <gmock/gmock.h>
 
-#include "cuda/emulation/cublaslt_on.h"
-#include "cuda/emulation/stand_in.h"
+#include "cuda/cublaslt_world.h"
 #include "cuda/gpu_memory.h"
-#include "cuda/matmul_check.h"
 #include "kernels/matmul/cublaslt_library.h"
 #include "ops/fp8.h"
 #include "ops/linear.h"
@@ -19,37 +17,6 @@ using kernels::cublaslt::open_library;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-class CublasLt : public GpuMatmul {
- protected:
-  void SetUp() override {
-    GpuMatmul::SetUp();
-    CublasLtStandIn fresh;
-    fresh.queue = cublaslt().queue;
-    fresh.current_gpu = cublaslt().current_gpu;
-    fresh.workspace = 4096;
-    cublaslt() = fresh;
-  }
-  void TearDown() override {
-    EXPECT_EQ(cublaslt().descriptions, 0);
-    EXPECT_THAT(cublaslt().violations, IsEmpty());
-    EXPECT_THAT(stand_in::violations(), IsEmpty());
-    cublaslt().failures.clear();
-    cublaslt().refused.clear();
-    cublaslt().no_algorithms = false;
-    cublaslt().least_workspace = 0;
-  }
-
-  // Sizes that no other test has: the cache of choices is the process's.
-  Matmul fresh_shape() {
-    static int64_t next = 0;
-    return shape(9, 24, 100 + ++next);
-  }
-  void check_bf16(const Matmul& p, bool with_bias = true, bool with_pre = false,
-                  bool with_workspace = true) {
-    check(p, DType::kBFloat16, DType::kBFloat16, 0, 0, with_bias, with_pre, 4, with_workspace);
-  }
-};
 
 TEST_F(CublasLt, LibrariesThatCannotBeUsedSayWhy) {
   EXPECT_EQ(open_library("off").reason, "DS_CUBLASLT_LIBRARY is \"off\"");
@@ -70,6 +37,17 @@ TEST_F(CublasLt, LibrariesThatCannotBeUsedSayWhy) {
   cublaslt().version = 120503;
   EXPECT_EQ(open_library(DS_CUBLASLT_STAND_IN).name,
             str_cat("cuBLASLt 12.5.3 (", DS_CUBLASLT_STAND_IN, ")"));
+}
+
+// Own kernels are slower: whoever did not ask for them is warned.
+TEST_F(CublasLt, WhoMultipliesIsTold) {
+  const LogLines log;
+  kernels::cublaslt::announce(open_library("/nowhere/libcublasLt.so.13"));
+  EXPECT_THAT(log.warnings(), ElementsAre(::testing::AllOf(HasSubstr("kernels of our own"),
+                                                           HasSubstr("/nowhere/"))));
+  kernels::cublaslt::announce(open_library("off"));
+  kernels::cublaslt::announce(open_library(DS_CUBLASLT_STAND_IN));
+  EXPECT_EQ(log.warnings().size(), 1u);
 }
 
 TEST_F(CublasLt, ServesEveryLayout) {
@@ -219,9 +197,9 @@ TEST_F(CublasLt, FailuresOfAProduct) {
   };
   const Matmul other = fresh_shape();
   EXPECT_THAT(message("cublasLtMatmul", CUBLAS_STATUS_EXECUTION_FAILED, other),
-              ::testing::AllOf(HasSubstr("CUDA: cuBLASLt 13.1.0"),
-                               HasSubstr("CUBLAS_STATUS_EXECUTION_FAILED"),
-                               HasSubstr(str_cat("[9, ", other.k, "] and [", other.k, ", 24]"))));
+              ::testing::AllOf(
+                  HasSubstr("CUDA: cuBLASLt 13.1.0"), HasSubstr("CUBLAS_STATUS_EXECUTION_FAILED"),
+                  HasSubstr(str_cat("[9, ", other.k, "] and bf16 [", other.k, ", 24]"))));
   EXPECT_THAT(
       message("cublasLtMatmulAlgoGetHeuristic", CUBLAS_STATUS_INTERNAL_ERROR, fresh_shape()),
       HasSubstr("choosing an algorithm failed: CUBLAS_STATUS_INTERNAL_ERROR"));
@@ -395,13 +373,17 @@ TEST_F(CublasLtFp8, AreMultipliedByIt) {
     const Tensor bias = filled_tensor(DType::kBFloat16, {16}, 3);
     cublaslt().products.clear();
     Tensor to = guarded_tensor(DType::kBFloat16, {48, 16});
-    ops::fp8_linear(ctx, x, w, bias, to);
+    cublaslt().fast.clear();
+    ops::fp8_linear(ctx, x, w, bias, to, true);
     Tensor dx = guarded_tensor(DType::kBFloat16, {48, 32});
     ops::fp8_linear_grad_input(ctx, dy, w, dx);
     Tensor dw = filled_tensor(DType::kFloat32, {16, 32}, 1);
     ops::fp8_linear_grad_weight(ctx, dy, x, dw, true);
     EXPECT_THAT(cublaslt().products, ElementsAre(CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT,
                                                  CUBLASLT_EPILOGUE_DEFAULT));
+    EXPECT_THAT(cublaslt().fast, ElementsAre(1, 0, 0));
+    ops::fp8_linear(ctx, x, w, bias, to);
+    EXPECT_EQ(cublaslt().fast.back(), 0) << "is asked for";
   }
 }
 

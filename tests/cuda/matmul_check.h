@@ -28,6 +28,11 @@ class GpuMatmul : public ::testing::Test {
     device_ = make_cuda_device(0);
   }
 
+  GpuStream stream(int processors) const {
+    return {device_->default_stream().native(), processors, device_->index(), device_->capability(),
+            policy_};
+  }
+
   // Memory that the GPU and the host reach, from a multiple of 256 bytes on.
   std::shared_ptr<void> memory(int64_t bytes) {
     const DeviceScope scope(*device_);
@@ -102,7 +107,7 @@ class GpuMatmul : public ::testing::Test {
                         magnitude.data());
     const std::vector<double> around = doubles(c.whole);
 
-    const GpuStream on{device_->default_stream().native(), processors, 0, 90, {}};
+    const GpuStream on = stream(processors);
     std::shared_ptr<void> workspace;
     {
       const DeviceScope scope(*device_);
@@ -144,6 +149,7 @@ class GpuMatmul : public ::testing::Test {
   }
 
   std::shared_ptr<CudaDevice> device_;
+  kernels::GpuPolicy policy_;
   uint64_t seed_ = std::random_device()();
   bool split_ = false;
   int64_t pre_more_ = 0;  // by which rows of `pre` lie farther apart than those of C

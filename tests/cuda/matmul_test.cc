@@ -1,6 +1,7 @@
 // Matrix products of a GPU beyond the rows of the operator table: layouts, strides, alignments,
 // both tile sizes, split sums, epilogues; against the reference in double precision.
 #include "cuda/matmul_check.h"
+#include "kernels/matmul/product_choices.h"
 
 namespace ds::testing {
 namespace {
@@ -51,6 +52,25 @@ TEST_F(GpuMatmul, Epilogues) {
       p.accumulate = kind == ActivationKind::kSilu;
       check(p, in, out, 1, 0, kind != ActivationKind::kTanh, true, 8, true);
     }
+  }
+}
+
+// With cuBLASLt its proposals run several times; results are those of one product.
+TEST_F(GpuMatmul, ProductsThatAreTimed) {
+  policy_.time_products = true;
+  kernels::forget_timed_products(stream(4));
+  kernels::open_timing(stream(4));
+  for (int turn = 0; turn < 2; ++turn) {
+    for (const auto& [in, out] : kTypes) {
+      for (const bool accumulate : {false, true}) {
+        Matmul p = shape(64, 48, 96);
+        p.accumulate = accumulate;
+        check(p, in, out, 0, 0, false, false, 4, true);
+        p.activation = ActivationKind::kGeluTanh;
+        check(p, in, out, 0, 0, in == out, true, 4, true);
+      }
+    }
+    kernels::close_timing(stream(4));
   }
 }
 

@@ -61,6 +61,17 @@ Tensor wild_tensor(Random& random, const Sizes& s) {
   return x;
 }
 
+// Which may be NaN.
+void compare_bits(CaseResult& result, const std::string& what, const Tensor& actual,
+                  const Tensor& expected) {
+  const std::vector<double> a = doubles(actual), b = doubles(expected);
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::bit_cast<uint64_t>(a[i]) == std::bit_cast<uint64_t>(b[i])) continue;
+    result.worst = HUGE_VAL;
+    result.where = str_cat(what, " at ", i, ": ", a[i], " and ", b[i]);
+  }
+}
+
 // Column sums that began with 2.
 void compare_sums(CaseResult& result, const Tensor& sums, const std::vector<double>& numbers,
                   const Sizes& s) {
@@ -113,6 +124,45 @@ OpCase cast_case(Fp8Format format, const Sizes& s) {
     CaseResult result;
     const int power = std::uniform_int_distribution<int>(-6, 12)(random);
     check_cast(result, ctx, wild_tensor(random, s), s, format, std::ldexp(1.0, power));
+    return result;
+  };
+  return row;
+}
+
+// What an activation makes, cast in one pass and in two: the same bits. (The rows of activations
+// and of casts compare each with its reference.)
+OpCase made_case(Fp8Format format, ops::Activation f, const char* name, const Sizes& s) {
+  OpCase row;
+  row.name = str_cat("fp8/made/", name_of(format), "/", name, "/", s.rows, "x", s.columns);
+  row.check = [=](const OpContext& ctx, uint64_t seed) {
+    Random random(seed);
+    CaseResult result;
+    const Tensor x = random_tensor(random, DType::kBFloat16, {s.rows, s.columns});
+    const Tensor y = wild_tensor(random, s), z = wild_tensor(random, s);
+    const double scale = std::ldexp(1.0, std::uniform_int_distribution<int>(-6, 12)(random));
+    const auto check = [&](const std::string& what, const ops::Fp8Source& source, bool with_sums) {
+      Fp8Tensor one_pass = room_for(format, s), two = room_for(format, s);
+      const Fp8Scaling first{one(scale), one(1 / scale), one(0)},
+          second{one(scale), one(1 / scale), one(0)};
+      Tensor sums, sums_of_two;
+      if (with_sums) {
+        sums = filled_tensor(DType::kFloat32, {s.columns}, 2);
+        sums_of_two = filled_tensor(DType::kFloat32, {s.columns}, 2);
+      }
+      ops::fp8_cast(ctx, source, first, one_pass, sums);
+      ops::fp8_cast(ctx, ops::fp8_made(ctx, source), second, two, sums_of_two);
+      compare(result, what + " codes", one_pass.codes, doubles(two.codes), kExact);
+      compare(result, what + " transposed", one_pass.transposed, doubles(two.transposed), kExact);
+      compare(result, what + " amax", first.amax, doubles(second.amax), kExact);
+      if (with_sums) compare_bits(result, what + " sums", sums, sums_of_two);
+      one_pass.transposed = Tensor();  // one side alone
+      ops::fp8_cast(ctx, source, first, one_pass, sums);
+      compare(result, what + " codes alone", one_pass.codes, doubles(two.codes), kExact);
+    };
+    check("f(x)", ops::Fp8Source::value(y, f), false);
+    check("f(gate) * up", ops::Fp8Source::gated(x, y, f), false);
+    check("dy * f'(x)", ops::Fp8Source::slope(y, x, f), true);
+    check("dy * f'(x), wild", ops::Fp8Source::slope(z, y, f), false);
     return result;
   };
   return row;
@@ -368,6 +418,15 @@ std::vector<OpCase> fp8_cases() {
   rows.push_back(update_case(6, 4, false, 0));
   rows.push_back(update_case(3, 1, false, 1));
   rows.push_back(update_case(300, 3, true, 3));
+  for (const auto& [f, name] : {std::pair(ops::Activation::kGeluTanh, "gelu_tanh"),
+                                {ops::Activation::kGeluErf, "gelu_erf"},
+                                {ops::Activation::kSilu, "silu"},
+                                {ops::Activation::kRelu, "relu"},
+                                {ops::Activation::kTanh, "tanh"}}) {
+    rows.push_back(made_case(Fp8Format::kE4M3, f, name, {65, 72}));
+    rows.push_back(made_case(Fp8Format::kE5M2, f, name, {70, 131}));
+    rows.push_back(made_case(Fp8Format::kE5M2, f, name, {64, 128}));
+  }
   rows.push_back(timed_cast(8192, 1600));
   return rows;
 }

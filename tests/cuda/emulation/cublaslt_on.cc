@@ -16,6 +16,7 @@ CublasLtStandIn& cublaslt() {
     void* const entry = ::dlsym(library, kCublasLtStandInSymbol);
     CublasLtStandIn& found = *reinterpret_cast<CublasLtStandInEntry*>(entry)();
     found.queue = stand_in::queue_kernel;
+    found.take_time = stand_in::take_time;
     found.current_gpu = [] {
       int gpu = -1;
       cudaGetDevice(&gpu);

@@ -1,7 +1,9 @@
 #include "cuda/emulation/cublaslt_stand_in.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 
 #include "base/bfloat16.h"
 #include "base/float16.h"
@@ -12,6 +14,8 @@ struct cublasLtContext {
   int gpu;
 };
 struct cublasLtMatmulDescOpaque_t {
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  int8_t fast = 0;
   int32_t a_turned = CUBLAS_OP_N, b_turned = CUBLAS_OP_N;
   uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   void* vector = nullptr;
@@ -37,7 +41,14 @@ CublasLtStandIn& world() {
   return it;
 }
 
+using Lock = std::lock_guard<std::recursive_mutex>;
+std::recursive_mutex& mutex() {
+  static std::recursive_mutex it;
+  return it;
+}
+
 bool take_failure(const char* call, cublasStatus_t* status) {
+  const Lock lock(mutex());
   auto& waiting = world().failures[call];
   if (waiting.empty()) return false;
   *status = waiting.front();
@@ -127,8 +138,8 @@ double gelu_slope(double v) {
   return 0.5 * (1 + t) + 0.5 * v * (1 - t * t) * kScale * (1 + 3 * 0.044715 * v * v);
 }
 
-void multiply(const Product& p, float alpha, float beta) {
-  double scale = alpha;
+void multiply(const Product& p, float alpha, float beta, double off) {
+  double scale = alpha * (1 + off);
   if (p.operation.a_scale != nullptr) scale *= *p.operation.a_scale;
   if (p.operation.b_scale != nullptr) scale *= *p.operation.b_scale;
   const auto a = [&](int64_t row, int64_t i) {
@@ -195,6 +206,8 @@ bool consistent(const Product& p) {
     if (x->layout.stride < x->layout.rows) return false;
   }
   const cudaDataType in = p.a.layout.type, out = p.d.layout.type;
+  if (p.operation.compute != CUBLAS_COMPUTE_32F && in != CUDA_R_32F) return false;
+  if (p.operation.fast != 0 && !p.of_codes()) return false;
   if (p.of_codes()) return of_codes_consistent(p);
   if (p.operation.a_scale != nullptr || p.operation.b_scale != nullptr) return false;
   if (p.b.layout.type != in || (out != in && out != CUDA_R_32F)) return false;
@@ -209,6 +222,7 @@ struct Algorithm {
   uint64_t problem;
   uint64_t workspace;
   uint32_t alignment[4];
+  uint64_t number;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
 
@@ -227,6 +241,8 @@ uint64_t hash_of(const Product& p) {
   mix(p.operation.b_turned);
   mix(p.operation.epilogue);
   mix(p.operation.aux_stride);
+  mix(p.operation.compute);
+  mix(p.operation.fast);
   return hash;
 }
 
@@ -240,14 +256,17 @@ template <class Opaque, class... Values>
 cublasStatus_t create(const char* call, Opaque** made, Values... values) {
   cublasStatus_t asked{};
   if (take_failure(call, &asked)) return asked;
+  const Lock lock(mutex());
   *made = new Opaque{values...};
   ++world().descriptions;
+  ++world().described;
   return CUBLAS_STATUS_SUCCESS;
 }
 
 template <class Opaque>
 cublasStatus_t destroy(Opaque* made) {
   delete made;
+  const Lock lock(mutex());
   --world().descriptions;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -273,6 +292,8 @@ const char* cublasLtGetStatusName(cublasStatus_t status) {
       return "CUBLAS_STATUS_NOT_INITIALIZED";
     case CUBLAS_STATUS_EXECUTION_FAILED:
       return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
     case CUBLAS_STATUS_INTERNAL_ERROR:
       return "CUBLAS_STATUS_INTERNAL_ERROR";
     default:
@@ -282,6 +303,7 @@ const char* cublasLtGetStatusName(cublasStatus_t status) {
 const char* cublasLtGetStatusString(cublasStatus_t) { return "as the stand-in was told"; }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  const Lock lock(mutex());
   ++world().creates;
   cublasStatus_t asked{};
   if (take_failure("cublasLtCreate", &asked)) return asked;
@@ -292,8 +314,10 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description,
                                         cublasComputeType_t compute, cudaDataType scale) {
-  if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-  return create("cublasLtMatmulDescCreate", description);
+  if (scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  const cublasStatus_t status = create("cublasLtMatmulDescCreate", description);
+  if (status == CUBLAS_STATUS_SUCCESS) (*description)->compute = compute;
+  return status;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
   return destroy(description);
@@ -301,7 +325,11 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void* value, size_t bytes) {
+  cublasStatus_t asked{};
+  if (take_failure("cublasLtMatmulDescSetAttribute", &asked)) return asked;
   switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+      return assign(description->fast, value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSA:
       return assign(description->a_turned, value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSB:
@@ -364,6 +392,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t* results,
                                               int* found) {
+  const Lock lock(mutex());
   CublasLtStandIn& w = world();
   check_place(handle, "cublasLtMatmulAlgoGetHeuristic");
   ++w.heuristics;
@@ -381,13 +410,16 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
   if (w.no_algorithms) return CUBLAS_STATUS_SUCCESS;
   for (const size_t workspace : {w.workspace, w.least_workspace}) {
     if (workspace > preference->workspace) continue;
-    Algorithm algorithm{hash_of(p), workspace, {}};
-    std::memcpy(algorithm.alignment, preference->alignment, sizeof algorithm.alignment);
-    *results = {};
-    std::memcpy(&results->algo, &algorithm, sizeof algorithm);
-    results->workspaceSize = workspace;
-    results->state = CUBLAS_STATUS_SUCCESS;
-    *found = 1;
+    const bool one = handle->gpu == w.other_proposals_on;
+    *found = one ? 1 : std::min(wanted, static_cast<int>(w.seconds.size()));
+    for (int i = 0; i < *found; ++i) {
+      Algorithm algorithm{hash_of(p), workspace, {}, static_cast<uint64_t>(i)};
+      std::memcpy(algorithm.alignment, preference->alignment, sizeof algorithm.alignment);
+      results[i] = {};
+      std::memcpy(&results[i].algo, &algorithm, sizeof algorithm);
+      results[i].workspaceSize = workspace;
+      results[i].state = CUBLAS_STATUS_SUCCESS;
+    }
     return CUBLAS_STATUS_SUCCESS;
   }
   return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -400,6 +432,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t d_layout,
                               const cublasLtMatmulAlgo_t* algorithm, void* workspace,
                               size_t workspace_bytes, cudaStream_t stream) {
+  const Lock lock(mutex());
   CublasLtStandIn& w = world();
   check_place(handle, "cublasLtMatmul");
   cublasStatus_t asked{};
@@ -432,11 +465,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   }
   w.products.push_back(p.operation.epilogue);
   w.workspaces.push_back(workspace_bytes);
+  w.algorithms.push_back(static_cast<int>(chosen.number));
+  w.gpus.push_back(handle->gpu);
+  w.fast.push_back(p.operation.fast);
+  w.compute.push_back(p.operation.compute);
   const float alpha_now = *static_cast<const float*>(alpha);
   const float beta_now = *static_cast<const float*>(beta);
+  const double seconds = chosen.number < w.seconds.size() ? w.seconds[chosen.number] : 0;
+  const int gpu = handle->gpu;
   const cudaError_t queued = w.queue(stream, [=] {
+    world().take_time(gpu, seconds);
     if (chosen.workspace > 0) std::memset(workspace, 0xA5, chosen.workspace);
-    multiply(p, alpha_now, beta_now);
+    multiply(p, alpha_now, beta_now, static_cast<double>(chosen.number) * 0x1p-22);
   });
   return queued == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -379,7 +379,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   }
   event->captured = nullptr;
   event->mark = std::make_shared<Mark>(Mark{stream->queue, false});
-  return submit(stream, {[mark = event->mark] { mark->done = true; }});
+  return submit(stream, {[mark = event->mark, at = event->gpu] {
+                  mark->done = true;
+                  mark->at = world().clock[at];
+                }});
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {

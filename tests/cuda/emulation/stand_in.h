@@ -42,6 +42,8 @@ size_t most_dynamic_shared(const void* kernel);
 // Work that begins when `ready` says so; asked again and again once the work before it is over.
 // Streams wait, and so does whoever waits for them. Both are called with the stand-in locked.
 cudaError_t queue_work(cudaStream_t stream, std::function<bool()> ready, std::function<void()> run);
+// For work that runs: it takes so long, as events that take times see it.
+void take_time(int gpu, double seconds);
 // Asking for an event lets the work before it go on, as it would on a GPU.
 void go_on_when_asked();
 

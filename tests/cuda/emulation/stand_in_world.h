@@ -30,6 +30,7 @@ struct Queue {
 struct Mark {  // what an event remembers: done when its queue has come that far
   std::shared_ptr<Queue> queue;
   bool done = true;
+  double at = 0;  // the GPU's clock then
 };
 
 // What a stream records meanwhile instead of queueing it, in its order.
@@ -62,6 +63,7 @@ struct CUevent_st {
   int gpu;
   std::shared_ptr<ds::testing::stand_in::Mark> mark =
       std::make_shared<ds::testing::stand_in::Mark>();
+  bool timed = false;               // made to take times
   cudaStream_t captured = nullptr;  // recorded on this stream while that recorded work
 };
 
@@ -87,6 +89,7 @@ struct World {
   int64_t launches = 0;  // of graphs
   int64_t events_made = 0;
   Handed handed;
+  double clock[kMostGpus] = {};  // seconds of work that said how long it takes
   bool created[kMostGpus] = {};
   std::map<char*, Block> blocks;
   std::map<char*, Block> pinned;  // the host's

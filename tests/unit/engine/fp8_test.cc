@@ -105,6 +105,10 @@ class Fp8Layer : public ::testing::Test {
     }
     return out;
   }
+  static std::vector<float> float_numbers(const Tensor& x) {
+    const Numbers wide = numbers(x);
+    return {wide.begin(), wide.end()};
+  }
   // Sums of k terms in fp32, and the rounding of the result.
   static void expect_product(const Tensor& actual, int64_t m, int64_t n, int64_t k,
                              const Numbers& a, bool ta, const Numbers& b, bool tb,
@@ -218,6 +222,72 @@ TEST_F(Fp8Layer, LayersThatReadOneTensorShareItsCodes) {
   nn::linear(second, second.make_value(x.data.slice(0, 0, 8)), other_, nn::kNoParam);
   EXPECT_GT(input_scale(other_), 0);
   state_->end_pass();
+}
+
+// An MLP whose casts apply the function and its derivative has the bits of its layers one after
+// another: results, gradients, scales.
+TEST_F(Fp8Layer, AnMlpIsItsLayersOneAfterAnother) {
+  const nn::ParamId down = [&] {
+    nn::Parameter weight;
+    weight.name = "down";
+    weight.shape = {kIn, kOut};
+    weight.projection = true;
+    return parameters_.add(weight);
+  }();
+  state_.emplace(parameters_, device_);
+  state_->set_compute_type(ctx_, DType::kBFloat16);
+  state_->allocate_gradients(ctx_, DType::kFloat32);
+  set_weights(0.2);
+  std::vector<Tensor> xs, dys;
+  for (int step = 0; step < 3; ++step) {
+    xs.push_back(random_bf16({kRows, kIn}, std::ldexp(1.0, step)));
+    dys.push_back(random_bf16({kRows, kIn}, std::ldexp(1e-3, 2 * step)));
+  }
+  enum class Way { kGelu, kGated };
+  for (const Way way : {Way::kGelu, Way::kGated}) {
+    std::vector<std::vector<float>> seen[2];
+    for (const bool fused : {false, true}) {
+      state_->set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
+      std::vector<std::vector<float>>& out = seen[fused ? 1 : 0];
+      for (size_t step = 0; step < xs.size(); ++step) {
+        nn::Tape tape(ctx_, *state_, {});
+        state_->begin_pass();
+        const nn::Value x = tape.make_value(xs[step]);
+        const nn::Projection p{down, nn::kNoParam};
+        nn::Value y;
+        if (way == Way::kGelu && fused) {
+          y = nn::linear_gelu_linear(tape, x, {w_, b_}, p, ops::Gelu::kErf);
+        } else if (way == Way::kGelu) {
+          const nn::Value pre = nn::linear(tape, x, w_, b_);
+          y = nn::linear(tape, nn::activation(tape, pre, ops::Activation::kGeluErf), down,
+                         nn::kNoParam);
+        } else {
+          const nn::Value gate = nn::linear(tape, x, w_, b_),
+                          up = nn::linear(tape, x, other_, nn::kNoParam);
+          y = fused ? nn::gated_linear(tape, gate, up, ops::Activation::kSilu, p)
+                    : nn::linear(tape, nn::gated_activation(tape, gate, up, ops::Activation::kSilu),
+                                 down, nn::kNoParam);
+        }
+        y.slot->add(ctx_, dys[step], false);
+        tape.backward();
+        state_->finish_backward();
+        state_->end_pass();
+        out.push_back(float_numbers(y.data));
+        out.push_back(float_numbers(x.slot->gradient()));
+        for (const nn::ParamId id : {w_, b_, other_, down}) {
+          if (way == Way::kGelu && id == other_) continue;
+          out.push_back(float_numbers(state_->gradient(id)));
+        }
+        state_->fp8()->finish_step(ctx_);
+        for (const nn::ParamId id : {w_, down}) {
+          out.push_back(flat(state_->fp8()->saved(id, device_)));
+        }
+        state_->clear_gradients(ctx_);
+      }
+      state_->set_fp8(nullptr);
+    }
+    EXPECT_EQ(seen[0], seen[1]);
+  }
 }
 
 TEST_F(Fp8Layer, StateFromACheckpointIsChecked) {
