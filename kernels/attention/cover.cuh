@@ -158,20 +158,20 @@ struct Walk {
   // The first token of the first tile of sequence b at or after `at`, a multiple of kStep; or -1.
   __device__ __forceinline__ int from(const Cover& cover, int b, int at) const {
     static_assert(kUnitTokens % kStep == 0);
-    if (!kLooks || (kKeys ? cover.units == nullptr : cover.ids == nullptr)) {
-      return at < end ? at : -1;
-    }
-    for (; at < end; at += kWarp * kStep) {
-      const int tile = at + static_cast<int>(threadIdx.x) % kWarp * kStep;
-      bool meets = false;
-      if (tile < end) {
-        const TokenUnit u = cover.units_of(b)[tile / kUnitTokens];
-        meets = u.least <= wanted.most && wanted.least <= u.most && (!kKeys || u.any != 0);
+    if constexpr (kLooks) {
+      const bool hides = kKeys ? cover.units != nullptr : cover.ids != nullptr;
+      for (; hides && at < end; at += kWarp * kStep) {
+        const int tile = at + static_cast<int>(threadIdx.x) % kWarp * kStep;
+        bool meets = false;
+        if (tile < end) {
+          const TokenUnit u = cover.units_of(b)[tile / kUnitTokens];
+          meets = u.least <= wanted.most && wanted.least <= u.most && (!kKeys || u.any != 0);
+        }
+        const unsigned found = __ballot_sync(kAllLanes, meets);
+        if (found != 0) return at + (__ffs(static_cast<int>(found)) - 1) * kStep;
       }
-      const unsigned found = __ballot_sync(kAllLanes, meets);
-      if (found != 0) return at + (__ffs(static_cast<int>(found)) - 1) * kStep;
     }
-    return -1;
+    return at < end ? at : -1;
   }
 };
 

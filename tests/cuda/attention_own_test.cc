@@ -98,14 +98,15 @@ TEST_F(OwnAttention, TilesThatEndAnywhere) {
 TEST_F(OwnAttention, HeadSizes) {
   for (const int64_t dim : {8, 16, 24, 48, 64, 80, 96, 120, 128, 160, 256}) {
     both({"dims", dim % 16 == 0 ? kB : kH, 1, 3, 1, 70, 70, dim});
-    both({"dims_dropout", dim % 16 == 0 ? kH : kB, 1, 2, 1, 40, 70, dim, true, Mask::kPadding, 0.2});
+    both(
+        {"dims_dropout", dim % 16 == 0 ? kH : kB, 1, 2, 1, 40, 70, dim, true, Mask::kPadding, 0.2});
   }
 }
 
 TEST_F(OwnAttention, MoreQueriesThanKeysAndFewer) {
   for (const int64_t dim : {64, 128}) {
     both({"more_keys", kB, 2, 4, 2, 35, 170, dim});
-    both({"more_queries", kB, 1, 2, 1, 170, 35, dim});        // the first see nothing
+    both({"more_queries", kB, 1, 2, 1, 170, 35, dim});         // the first see nothing
     both({"more_queries", kH, 1, 2, 1, 150, 70, dim, false});  // all see all
   }
 }
@@ -185,8 +186,8 @@ TEST_F(OwnAttention, NegativeScale) {
   for (const DType dtype : {kF, kB, kH}) {
     for (const int64_t queries : {3, 100}) {
       for (const int64_t dim : {64, 128}) {
-        const Spec spec{"negative", dtype, 1, 2, 1, queries, 100, dim, true, Mask::kNone,
-                        0,          false, 0, 2, 45};
+        const Spec spec{"negative", dtype,       1, 2,     1, queries, 100, dim,
+                        true,       Mask::kNone, 0, false, 0, 2,       45};
         Inputs x = make_inputs(spec, seed_);
         const auto turn = [&] {
           for_each_element(x.in.q, [&](int64_t flat, void* at) {
