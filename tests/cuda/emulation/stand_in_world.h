@@ -84,8 +84,8 @@ struct World {
   bool go_on_when_asked = false;
   int64_t used[kMostGpus] = {};
   int calls[kMostGpus] = {};
-  int64_t waits = 0;     // of the host
-  int64_t launches = 0;  // of graphs
+  int64_t waits = 0;             // of the host
+  int64_t launches = 0;          // of graphs
   double clock[kMostGpus] = {};  // seconds of work that said how long it takes
   bool created[kMostGpus] = {};
   std::map<char*, Block> blocks;
