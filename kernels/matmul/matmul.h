@@ -19,8 +19,8 @@
 //     product.
 //     DS_CUBLASLT_LIBRARY=off excludes it, another value is the file to open.
 // Both sum in fp32 and multiply fp32 without rounding it to TF32, which GpuPolicy::tf32 allows to
-// cuBLASLt; our own kernels never do. The same problem has the same bits on equal GPUs with the same
-// cuBLASLt, aligned alike, unless algorithms are timed (product_choices.h); the two round
+// cuBLASLt; our own kernels never do. The same problem has the same bits on equal GPUs with the
+// same cuBLASLt, aligned alike, unless algorithms are timed (product_choices.h); the two round
 // differently.
 //
 // Each thread that multiplies keeps scratch of about 2 MiB until it ends, and the calling thread

@@ -15,9 +15,9 @@ namespace ds::nn {
 
 struct Fp8Options {
   ops::Fp8Format gradients = ops::Fp8Format::kE5M2;
-  int margin = 0;            // scales are divided by 2 to this power
-  int64_t history = 16;      // steps that are remembered
-  bool most_recent = false;  // the last step alone decides
+  int margin = 0;                  // scales are divided by 2 to this power
+  int64_t history = 16;            // steps that are remembered
+  bool most_recent = false;        // the last step alone decides
   bool fast_accumulation = false;  // of forward products: kernels::Fp8Matmul
 };
 

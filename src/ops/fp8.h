@@ -59,8 +59,8 @@ Tensor fp8_made(const OpContext& ctx, const Fp8Source& source);
 // Whether products here want codes along their sums, and so transposed copies for two of three.
 bool fp8_wants_transposed(const OpContext& ctx);
 
-// Fills what `out` has of codes. `sums` (fp32 [columns], may be empty) += the column sums of what is
-// cast, from the same reading.
+// Fills what `out` has of codes. `sums` (fp32 [columns], may be empty) += the column sums of what
+// is cast, from the same reading.
 void fp8_cast(const OpContext& ctx, const Fp8Source& x, const Fp8Scaling& scaling, Fp8Tensor& out,
               Tensor& sums);
 // Before the first cast of a tensor that has no scale yet: makes it from x.

@@ -39,8 +39,7 @@ struct Place {
   int row, column;
 };
 Place place_in_a(int lane, int i) {  // 16 x 16
-  return {lane / 4 + (i < 2 || (i >= 4 && i < 6) ? 0 : 8),
-          lane % 4 * 2 + i % 2 + (i < 4 ? 0 : 8)};
+  return {lane / 4 + (i < 2 || (i >= 4 && i < 6) ? 0 : 8), lane % 4 * 2 + i % 2 + (i < 4 ? 0 : 8)};
 }
 Place place_in_b(int lane, int i) {  // 16 x 8
   return {lane % 4 * 2 + i % 2 + (i < 2 ? 0 : 8), lane / 4};
@@ -135,8 +134,7 @@ TEST_F(MmaTest, CopiesFillUpWithZeros) {
   run(&copies, {1, 32}, from.data(), to.data());
   for (int lane = 0; lane < 32; ++lane) {
     const int other = 31 - lane;
-    EXPECT_EQ(to[static_cast<size_t>(lane)],
-              other % 3 != 0 ? static_cast<float>(other + 1) : 0.0f);
+    EXPECT_EQ(to[static_cast<size_t>(lane)], other % 3 != 0 ? static_cast<float>(other + 1) : 0.0f);
     for (int i = 0; i < 4; ++i) {
       EXPECT_EQ(to[static_cast<size_t>(32 + 4 * lane + i)],
                 i < other % 5 ? static_cast<float>(4 * other + i + 1) : 0.0f);

@@ -24,9 +24,7 @@ TokenizerPtr with_stage(const char* stage, const Json& value) {
   return parse_tokenizer_json(dump_json(document), "t");
 }
 
-Json sequence(const char* name, const Json& steps) {
-  return {{"type", "Sequence"}, {name, steps}};
-}
+Json sequence(const char* name, const Json& steps) { return {{"type", "Sequence"}, {name, steps}}; }
 
 std::string repeated(const std::string& unit, size_t bytes) {
   std::string out;
@@ -50,8 +48,9 @@ TEST(HostileText, NormalFormsAreThoseOfUtf8proc) {
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   // Letters, marks of several classes, Hangul, ligatures, and whatever there is.
-  const std::vector<uint32_t> some = {'a',    'e',    0x301,  0x316,  0x327,  0x345,   0x5B0, 0x1100,
-                                      0x1161, 0x11A8, 0xAC00, 0xFB01, 0x1E9B, 0x1D15E, 0xF73, 0x3B1};
+  const std::vector<uint32_t> some = {'a',    'e',     0x301,  0x316,  0x327,  0x345,
+                                      0x5B0,  0x1100,  0x1161, 0x11A8, 0xAC00, 0xFB01,
+                                      0x1E9B, 0x1D15E, 0xF73,  0x3B1};
   for (int round = 0; round < 300; ++round) {
     std::string text;
     for (size_t i = random() % 40; i > 0; --i) {
@@ -72,7 +71,8 @@ TEST(HostileText, NormalFormsAreThoseOfUtf8proc) {
 TEST(HostileText, RunsOfMarksAreSorted) {
   const std::string above = "\u0301", below = "\u0316";
   const size_t pairs = 500'000;  // 2 MB
-  const std::string sorted = normalize_utf8("a" + repeated(above + below, 4 * pairs), NormalForm::kNfd);
+  const std::string sorted =
+      normalize_utf8("a" + repeated(above + below, 4 * pairs), NormalForm::kNfd);
   EXPECT_EQ(sorted, "a" + repeated(below, 2 * pairs) + repeated(above, 2 * pairs));
 }
 
@@ -103,9 +103,9 @@ TEST(HostileTokenizer, StepsAreCounted) {
 
 // Every match reads on to the end of the text.
 TEST(HostileTokenizer, PatternsThatRescanAreStopped) {
-  const auto tokenizer = with_stage("pre_tokenizer", {{"type", "Split"},
-                                                      {"pattern", {{"Regex", "a++(?=\\p{Lu})|."}}},
-                                                      {"behavior", "Isolated"}});
+  const auto tokenizer = with_stage(
+      "pre_tokenizer",
+      {{"type", "Split"}, {"pattern", {{"Regex", "a++(?=\\p{Lu})|."}}}, {"behavior", "Isolated"}});
   EXPECT_FALSE(tokenizer->encode("aaaBandsoon").empty());
   const std::string text(4'000'000, 'a');
   expect_error(Code::kInvalidArgument, {"takes too long", "4000000 bytes"},
