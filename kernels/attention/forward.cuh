@@ -177,7 +177,7 @@ inline constexpr float kFusedMost = 65536;
 // Turns scores into weights relative to the rows' maxima so far, to which it brings sums and
 // values.
 template <class Tile>
-__device__ __forceinline__ void soften(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
+__device__ __forceinline__ void online_softmax(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
                                        float scale, Softmax<Tile>& rows,
                                        float (&values)[Tile::kBlocks][Tile::kDim / 8][4]) {
   using T = typename Tile::Type;
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
         hide_band<Tile>(scores, cover, own, key);
       }
       if (with_notes) hide_notes<Tile>(scores, own, own_notes, notes + step);
-      soften<Tile>(scores, call.scale, softmax, values);
+      online_softmax<Tile>(scores, call.scale, softmax, values);
       if (drops) {
         const uint64_t first = element(tile);
 #pragma unroll

@@ -33,7 +33,7 @@ class Plan {
   };
   // Queues a product of the form. `timing`: if the proposals were not timed yet and the stream does
   // not record, they are run and timed now, so the host waits. False when cuBLASLt refuses the
-  // form, which is told in the log and not tried again.
+  // form, which is logged once and not tried again.
   bool run(const Form& form, const Scratch& scratch, cudaStream_t stream, bool timing);
 
   // What another process has timed: proposal number `index`, which needs so much scratch. False

@@ -29,7 +29,7 @@ class DecodeGraphs {
   // reads besides weights and cache.
   using Pass = std::function<void(const models::Batch&, Tensor& logits, std::vector<Tensor>*)>;
   // False where the caller is to run the token itself: the first one of a room, which makes what
-  // later ones find, and when recording has failed, which ends it and is told in the log. Otherwise
+  // later ones find, and when recording has failed, which ends recording and is logged. Otherwise
   // the token is in the cache, and its logits will be in logits().
   bool run(int32_t token, nn::KvCache& cache, const Pass& pass);
   const Tensor& logits() const { return logits_; }

@@ -1,4 +1,4 @@
-// What the log is told while an object of this lives.
+// The lines that are logged while an object of this lives.
 #pragma once
 
 #include <mutex>
