@@ -81,6 +81,9 @@ void PipelineTokenizer::add_model_entries(std::string_view what) {
 }
 
 void PipelineTokenizer::add_added_entries(std::string_view what) {
+  size_t bytes = 0;
+  for (const AddedToken& token : added_tokens_) bytes += token.content.size();
+  TimeLimit time(bytes);
   for (const AddedToken& token : added_tokens_) {
     DS_CHECK(!token.content.empty(), Code::kCorrupt, what, ": added token ", token.id, " is empty");
     DS_CHECK(added_ids_.emplace(token.content, token.id).second, Code::kCorrupt, what,
@@ -100,7 +103,6 @@ void PipelineTokenizer::add_added_entries(std::string_view what) {
     }
     entry.special = token.special;
     if (token.normalized && !normalizer_.empty()) {
-      TimeLimit time(token.content.size());
       normalized_matcher_.add(normalizer_.apply(token.content, time), token);
     } else if (token.normalized) {
       normalized_matcher_.add(token.content, token);
