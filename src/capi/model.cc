@@ -28,6 +28,8 @@ infer::GenerateOptions generate_options(const ds_generate_options* given) {
   const ds_generate_options in = struct_param(given, "options");
   DS_CHECK(in.max_tokens >= 0, Code::kInvalidArgument, "options: max_tokens is ", in.max_tokens,
            "; 0 (for ", options.max_tokens, ") or more is needed");
+  DS_CHECK(in.reserved == 0, Code::kInvalidArgument, "options: reserved is ", in.reserved,
+           "; it must be 0");
   if (in.max_tokens > 0) options.max_tokens = in.max_tokens;
   options.sampling = {in.temperature, in.top_k, in.top_p};
   options.seed = static_cast<uint64_t>(in.seed);

@@ -327,6 +327,9 @@ TEST(CapiModel, GenerateChecksItsArguments) {
   options = {};
   options.temperature = std::nan("");
   EXPECT_EQ(generate(world.list), DS_ERR_INVALID_ARGUMENT);
+  options = {};
+  options.reserved = 1;
+  EXPECT_EQ(generate(world.list), DS_ERR_INVALID_ARGUMENT);
   EXPECT_EQ(out, nullptr);
   // Same seed, same text; the stop token ends it and is left out.
   const auto sample = [&](int64_t seed) {
