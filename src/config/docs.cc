@@ -72,7 +72,7 @@ std::string name_text(const Key& key) {
 }
 
 std::string type_text(const Key& key) {
-  std::string out = describe_types(key);
+  std::string out = describe_types(key, /*with_null=*/true, /*all=*/true);
   if (const std::string range = describe_range(key); !range.empty()) out += ", " + range;
   if (key.item) {
     if (const std::string range = describe_range(*key.item); !range.empty()) {
