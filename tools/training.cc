@@ -180,13 +180,10 @@ void Training::open_tokenizer() {
 
 void Training::open_engine() {
   try {
-    engine_ = libds::Engine(config_.text, model_, &comm_);
+    engine_ = libds::Engine::create_with(config_.text, config_.options, model_, &comm_);
   } catch (const libds::Error& error) {
     if (error.status() != DS_ERR_CONFIG || o_.config.path.empty()) throw;
     throw Failure(o_.config.path + ": " + plain_message(error));
-  }
-  if (!config_.understood) {
-    throw Failure("the configuration " + o_.config.path + " must be one JSON object");
   }
   if (!o_.load.empty()) load();
   step_ = engine_.global_step();
@@ -285,7 +282,8 @@ void Training::describe() const {
   std::cerr << "; " << train_data_.size() << " training samples of " << sequence_length_
             << " tokens, ";
   if (valid_data_) std::cerr << valid_data_.size() << " for validation, ";
-  std::cerr << "batch " << batch << ", seed " << seed_ << "\n";
+  std::cerr << "batch " << batch << ", seed " << seed_ << "\n"
+            << describe_settings(resolved["config"], model_config_) << "\n";
   if (step_ > 0) std::cerr << "loaded " << loaded_checkpoint_ << " at step " << step_ << "\n";
 }
 
@@ -319,6 +317,9 @@ int Training::run() {
   find_checkpoint();
   ConfigOptions how = o_.config;
   how.resumed_seed = loaded_seed_;
+  how.steps = o_.steps;
+  how.world = comm_.size();
+  how.device = o_.device;
   config_ = load_config(how);
   if (!o_.save.empty()) make_folder(o_.save);
   open_model();

@@ -1,5 +1,6 @@
 #include "config/auto_values.h"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 
@@ -25,6 +26,26 @@ bool has_prefix(std::string_view text, std::string_view prefix) {
 
 }  // namespace
 
+std::optional<int64_t> hidden_size_of(const Json& model_config) {
+  if (!model_config.is_object()) return std::nullopt;
+  const auto size = [](const Json& value) -> std::optional<int64_t> {
+    // Far beyond any model; its square must fit.
+    constexpr int64_t kMost = int64_t{1} << 24;
+    if (!value.is_number_integer() || value < 1 || value > kMost) return std::nullopt;
+    return value.get<int64_t>();
+  };
+  for (const char* name : {"hidden_size", "n_embd", "d_model"}) {
+    const auto it = model_config.find(name);
+    if (it != model_config.end()) return size(*it);
+  }
+  std::optional<int64_t> largest;
+  if (const auto it = model_config.find("hidden_sizes");
+      it != model_config.end() && it->is_array()) {
+    for (const Json& one : *it) largest = std::max(largest, size(one));
+  }
+  return largest;
+}
+
 // A value of the document, in whose objects the last name may be one of several spellings.
 const Json* AutoResolver::at(std::initializer_list<const char*> path) const {
   const Json* here = &document_;
@@ -39,10 +60,9 @@ const Json* AutoResolver::at(std::initializer_list<const char*> path) const {
 
 AutoOutcome AutoResolver::precision(const char* own, const char* other) const {
   if (values_.precision) return take(*values_.precision == own);
-  const std::initializer_list<const char*> spellings =
-      std::string_view(other) == "bf16" ? std::initializer_list<const char*>{"bf16", "bfloat16"}
-                                        : std::initializer_list<const char*>{"fp16"};
-  for (const char* section : spellings) {
+  const bool other_is_bf16 = std::string_view(other) == "bf16";
+  for (const char* section : {"fp16", "bf16", "bfloat16"}) {
+    if ((section[0] == 'b') != other_is_bf16) continue;
     const Json* enabled = at({section, "enabled"});
     if (enabled != nullptr && *enabled == true) return take(false);
   }

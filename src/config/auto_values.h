@@ -40,6 +40,9 @@ class AutoResolver {
   const Json& document_;
 };
 
+// Of a model's config.json; nothing when it does not say.
+std::optional<int64_t> hidden_size_of(const Json& model_config);
+
 // Hugging Face's own where the caller says nothing.
 inline constexpr double kAutoClipping = 1.0;
 inline constexpr double kAutoBeta1 = 0.9, kAutoBeta2 = 0.999, kAutoEps = 1e-8, kAutoDecay = 0.0;

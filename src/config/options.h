@@ -17,7 +17,7 @@ struct ConfigEnvironment {
   int64_t world_size = 1;          // all ranks
   bool fit_world = false;          // take the world that three given batch sizes fit instead
   bool on_gpu = false;             // weights lie in a GPU's memory
-  std::optional<int64_t> hidden_size;  // of the model
+  std::optional<int64_t> hidden_size = {};  // of the model
 };
 
 // What the caller knows, for values that a document leaves to it by "auto".

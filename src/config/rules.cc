@@ -332,7 +332,7 @@ class Rules {
   void activation_checkpointing() {
     constexpr const char* kPath = "/activation_checkpointing/contiguous_memory_optimization";
     const Json& segments = at("/activation_checkpointing/number_checkpoints");
-    if (on(kPath)) {
+    if (on(kPath) && on("/activation_checkpointing/enabled")) {
       forbid(!on("/activation_checkpointing/partition_activations"), kPath,
              "needs partition_activations true");
       forbid(segments.is_null(), kPath, "needs number_checkpoints");
