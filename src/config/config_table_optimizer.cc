@@ -44,7 +44,8 @@ Rows adam_rows() {
       bias_correction(),
       flag("amsgrad", false, "The AMSGrad variant.").needs("AMSGrad"),
       flag("torch_adam", false,
-           "Use PyTorch's implementation. There is one here, which computes the same."),
+           "Use PyTorch's implementation. There is one here, which computes the same; but with "
+           "decoupled weight decay the default of weight_decay is PyTorch's then, 0.01."),
       flag("set_grad_none", true, "Free gradients instead of clearing them; changes no number."),
       flag("foreach", std::nullopt, "Update several tensors at once; changes no number."),
       flag("adam_w_mode", true,

@@ -338,17 +338,18 @@ class Parser {
            "unknown key; lenient reading passes over keys that begin with _, # or //");
       return;
     }
-    bool plausible = true;  // that another key was meant
-    const std::string text = unknown_key_text(table, name, place, plausible);
-    if (options_.lenient && table.ignores_unknown && !plausible) {
+    std::set<std::string> meant;  // paths of the keys that may have been
+    const std::string text = unknown_key_text(table, name, place, meant);
+    if (options_.lenient && table.ignores_unknown && meant.empty()) {
       list(ProblemKind::kIgnored, here, "DeepSpeed does not know this key and passes over it");
-    } else {
-      list(ProblemKind::kError, here, text);
+      return;
     }
+    list(ProblemKind::kError, here, text);
+    out_.failed.merge(meant);  // their values are not what the document says
   }
 
   std::string unknown_key_text(const KeyTable& table, const std::string& name, const Place& place,
-                               bool& plausible) const {
+                               std::set<std::string>& meant) const {
     std::vector<std::string> names;
     for (const Key& key : table.keys) {
       if (key.deprecated) continue;
@@ -361,16 +362,18 @@ class Parser {
     find_elsewhere(root_, name, "", elsewhere);
     // The same place under another value of the sibling that chooses the table.
     if (elsewhere.count(place.canonical + "/" + pointer_token(name))) {
+      meant = {place.canonical + "/" + pointer_token(name)};
       return "unknown key for this type; " + here;
     }
     if (!elsewhere.empty() && elsewhere.size() <= 3) {
+      meant = elsewhere;
       return "unknown key; it belongs at " +
              join(std::vector<std::string>(elsewhere.begin(), elsewhere.end()), " or ");
     }
     if (const std::string near = nearest_name(name, names); !near.empty()) {
+      meant = {place.canonical + "/" + pointer_token(table.find(near)->name)};
       return "unknown key; did you mean \"" + near + "\"?";
     }
-    plausible = false;
     if (names.empty()) return "unknown key; no key is allowed here";
     return names.size() <= 16 ? "unknown key; " + here : "unknown key, and no key here is similar";
   }

@@ -208,6 +208,11 @@ class Rules {
     forbid(most.is_number() && at("/optimizer/params/min_coeff") > most,
            "/optimizer/params/min_coeff", show_value(at("/optimizer/params/min_coeff")),
            " is above max_coeff ", show_value(most));
+    // PyTorch's AdamW decays by 0.01 where nobody says otherwise; DeepSpeed's own does not.
+    const bool decoupled = type == "AdamW" || at("/optimizer/params/adam_w_mode") == true;
+    if (at("/optimizer/params/torch_adam") == true && decoupled) {
+      parsed_.derive("/optimizer/params/weight_decay", 0.01);
+    }
     state_type();
     parameter_groups(type);
     if (type == "AdamW" && at("/optimizer/params/adam_w_mode") == false) {

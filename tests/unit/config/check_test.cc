@@ -49,10 +49,10 @@ TEST(Check, ListsEveryProblemOnce) {
       lines(checked),
       ElementsAre(
           HasSubstr("error /invented: unknown key"),
+          HasSubstr("error /gradient_clipping: -1 is out of range"),
           HasSubstr("auto /bf16/enabled: \"auto\" leaves the choice"),
           HasSubstr("auto /optimizer/params/lr: \"auto\" is not resolved here; leave the key out"),
           HasSubstr("error /optimizer/params/rate: unknown key"),
-          HasSubstr("error /gradient_clipping: -1 is out of range"),
           HasSubstr("error /zero_optimization/stage: 7 is out of range"),
           HasSubstr("error /scheduler/params/warmup_num_steps: expected an integer, got 1.5"),
           HasSubstr("error /scheduler/params/total_num_steps: missing"),
@@ -69,7 +69,8 @@ TEST(Check, OneProblemCausesNoOther) {
         R"({"train_batch_size": 8, "optimizer": {"params": {"lr": 1}}})",
         R"({"train_batch_size": 8, "optimizer": "Adam"})",
         R"({"train_batch_size": 8, "zero_optimization": {"stage": 4,
-            "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})",
+            "offload_optimizer": {"device": "cpu"}}})",
+        R"({"train_batchsize": 8, "optimizer": {"type": "Adam"}})",
         R"({"train_batch_size": 8, "scheduler": {"type": "auto", "params": {"x": 1}}})",
         R"({"train_batch_size": 8, "fp16": {"enabled": "maybe"}, "data_types":
             {"param_dtype": "fp16"}})"}) {
@@ -230,9 +231,9 @@ TEST(Check, LenientReadingPassesOverRemarks) {
   EXPECT_TRUE(checked.accepted()) << testing::PrintToString(lines(checked));
   EXPECT_THAT(lines(checked),
               ElementsAre(HasSubstr("ignored line 2, column 3: a comment that begins with #"),
-                          HasSubstr("ignored line 6, column 73: a comma after the last item"),
-                          HasSubstr("ignored line 6, column 75: a comma after"),
-                          HasSubstr("ignored line 7, column 52: a comma after"),
+                          HasSubstr("ignored line 6, column 76: a comma after the last item"),
+                          HasSubstr("ignored line 6, column 78: a comma after"),
+                          HasSubstr("ignored line 7, column 51: a comma after"),
                           "ignored /_comment: a comment", "ignored /#note: a comment",
                           HasSubstr("ignored /~1~1: a comment"), HasSubstr("ignored /run_label: "),
                           HasSubstr("ignored /optimizer/kind: "),

@@ -390,8 +390,17 @@ TEST(Config, DeprecatedForms) {
   EXPECT_EQ(load(R"("zero_optimization": true)").zero.stage, 1);
   EXPECT_TRUE(load(R"("zero_optimization": {"stage": 2, "cpu_offload": true})")
                   .zero.offload_optimizer.has_value());
+  // A model on the CPU has its parameters there.
+  EXPECT_EQ(error_of(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})"),
+            "accepted");
+  ConfigEnvironment gpu;
+  gpu.on_gpu = true;
+  const CheckedConfig checked = check_config(
+      R"({"train_batch_size": 8, "zero_optimization": {"stage": 3, "cpu_offload_param": true}})",
+      gpu);
+  ASSERT_FALSE(checked.accepted());
   EXPECT_THAT(
-      error_of(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})"),
+      checked.parsed.problems.front().message(),
       HasSubstr("device: \"cpu\" (given as /zero_optimization/cpu_offload_param) asks for"));
 }
 
