@@ -245,8 +245,8 @@ class Parser {
     for (const Key& key : table.keys) {
       if (!key.required_when_on || !out.at(key.name).is_null()) continue;
       list(ProblemKind::kError, place.child(key.name, key.name),
-           str_cat("missing; ", place.child(table.gate, table.gate).shown, " is ",
-                   show_value(gate), ", so give ", describe_types(key, /*with_null=*/false)));
+           str_cat("missing; ", place.child(table.gate, table.gate).shown, " is ", show_value(gate),
+                   ", so give ", describe_types(key, /*with_null=*/false)));
     }
   }
 
