@@ -692,6 +692,15 @@ DS_API ds_status ds_model_save_adapter(ds_model* model, const char* folder, int3
 DS_API ds_status ds_model_load_adapter(ds_model* model, const char* folder);
 
 /**
+ * Makes a second model of the same weights (fp32), adapters and frozen parameters, on the same
+ * device, which shares nothing with the first: it can generate, evaluate or be exported while an
+ * engine trains the first one on. To be called between two calls of that engine. Where processes share the weights of a model (ZeRO stage 3), every one calls.
+ * @param out_model  the copy; no engine trains it. Ownership: owned (ds_model_destroy).
+ * Errors: DS_ERR_STATE (another call uses the model, or it is prepared for inference),
+ * DS_ERR_UNSUPPORTED (own parameters), DS_ERR_OUT_OF_MEMORY. Since: 0.4.
+ */
+DS_API ds_status ds_model_copy(ds_model* model, ds_model** out_model);
+/**
  * Writes a checkpoint of the weights alone, which ds_model_open reads; it holds no optimizer state.
  * @param tag  NULL for "weights"
  * Errors: DS_ERR_IO, DS_ERR_STATE. Since: 0.2.
@@ -847,15 +856,19 @@ typedef struct ds_step_report {
   int64_t step;               /**< optimizer steps so far, skipped ones included */
   int64_t micro_steps;        /**< micro batches so far */
   int64_t samples;            /**< samples so far */
-  int64_t tokens;             /**< tokens of this step (train_batch and backward together) */
+  int64_t tokens;             /**< labels of this step that count towards the loss, of all micro
+                                   batches and processes; -100 does not count */
   int32_t applied;            /**< nonzero: weights changed */
   int32_t skip_reason;        /**< a ds_skip_reason */
-  double loss;                /**< mean loss of this step's micro batches */
+  double loss;                /**< mean loss of this step's micro batches; NaN when gradients were
+                                   the caller's and it gave none (ds_engine_set_loss) */
   double grad_norm;           /**< global norm before clipping; -1 when not finite */
   double lr;                  /**< rate that this step used */
   double loss_scale;          /**< scale that multiplied the loss */
   double seconds;             /**< wall time of this step */
   char first_bad_tensor[256]; /**< parameter with the first non-finite gradient, else "" */
+  int64_t first_bad_element;  /**< its row-major index in that parameter, else -1. Since: 0.4 */
+  double first_bad_value;     /**< that gradient: NaN or an infinity, else 0. Since: 0.4 */
 } ds_step_report;
 
 /**
@@ -930,6 +943,14 @@ DS_API ds_status ds_engine_set_gradient(ds_engine* engine, const char* name,
  */
 DS_API ds_status ds_engine_gradient_view(ds_engine* engine, const char* name,
                                          ds_tensor** out_tensor);
+/**
+ * Says what the loss of the open micro batch was, where gradients are the caller's: reports and
+ * monitors show the mean of those that were given, over micro batches and processes, and leave the
+ * loss out when none was. A second call before ds_engine_step replaces the first; NaN and infinities
+ * are taken as they are.
+ * Errors: DS_ERR_STATE (the micro batch went through ds_engine_forward). Since: 0.4.
+ */
+DS_API ds_status ds_engine_set_loss(ds_engine* engine, double loss);
 /** Gives up the open step: its gradients are cleared, weights stay. Since: 0.2. */
 DS_API ds_status ds_engine_discard_gradients(ds_engine* engine);
 /** What losses are multiplied by before their gradients are taken: 1 unless fp16 trains. It may
@@ -1050,6 +1071,36 @@ DS_API ds_status ds_engine_train_batch(ds_engine* engine, ds_step_report* out_re
  */
 DS_API ds_status ds_engine_evaluate(ds_engine* engine, const ds_dataset* dataset,
                                     int64_t max_batches, double* out_loss);
+
+/**
+ * Hears how far a long call of an engine has come, on the thread that makes the call.
+ * @param call   "train_batch" (parts are micro batches), "evaluate" (micro batches), "save"
+ *               (parameters) or "load" (bytes); the text is static
+ * @param done   parts that are done
+ * @param total  parts of the call
+ * @return 0 to go on; anything else ends the call with DS_ERR_CALLBACK before its next part
+ * It must not use the engine, its model or its optimizer.
+ */
+typedef int32_t (*ds_progress_fn)(void* user_data, const char* call, int64_t done, int64_t total);
+/**
+ * Sets what hears the progress of this engine's calls, before each of their parts; NULL: nothing.
+ * What an early end leaves: ds_engine_train_batch keeps the micro batches that are done and the next
+ * call goes on with the step; ds_engine_evaluate has no effect; ds_engine_save leaves no checkpoint
+ * of that tag, and what was there stays; ds_engine_load leaves an engine that can only load, as a
+ * load that fails. In a group of several processes an early end of a training or evaluating call
+ * ends the group, as ds_comm_abort does, because the others would wait; one of saving or loading
+ * fails in every process alike.
+ * @param release  called once with `user_data` when `fn` is no longer used; may be NULL
+ * Since: 0.4.
+ */
+DS_API ds_status ds_engine_set_progress(ds_engine* engine, ds_progress_fn fn, void* user_data,
+                                        void (*release)(void* user_data));
+/**
+ * Ends the call that runs in this engine before its next part, with DS_ERR_ABORTED, and leaves what
+ * ds_engine_set_progress describes; without such a call nothing happens.
+ * Threads: any, while another thread is inside a call. Since: 0.4.
+ */
+DS_API ds_status ds_engine_interrupt(ds_engine* engine);
 
 /**
  * Saves everything a bitwise resume needs: weights, masters, moments, schedule, loss scale, random

@@ -16,7 +16,7 @@
 namespace ds::capi {
 namespace {
 
-static_assert(sizeof(ds_step_report) == 344);
+static_assert(sizeof(ds_step_report) == 360);
 static_assert(static_cast<int32_t>(SkipReason::kNone) == DS_SKIP_NONE);
 static_assert(static_cast<int32_t>(SkipReason::kAccumulating) == DS_SKIP_ACCUMULATING);
 static_assert(static_cast<int32_t>(SkipReason::kNonFinite) == DS_SKIP_NON_FINITE);
@@ -54,6 +54,8 @@ void give_report(const StepReport& report, ds_step_report* out_report) {
   out.loss_scale = report.loss_scale;
   out.seconds = report.seconds;
   copy_name(report.first_bad_tensor, out.first_bad_tensor, sizeof(out.first_bad_tensor));
+  out.first_bad_element = report.first_bad_element;
+  out.first_bad_value = report.first_bad_value;
   write_struct(out_report, "out_report", &out, sizeof(out));
 }
 

@@ -68,6 +68,10 @@ ds_status ds_engine_gradient_view(ds_engine* engine, const char* name, ds_tensor
   });
 }
 
+ds_status ds_engine_set_loss(ds_engine* engine, double loss) {
+  return guard(__func__, [&] { enter(engine, "engine")->engine().set_loss(loss); });
+}
+
 ds_status ds_engine_discard_gradients(ds_engine* engine) {
   return guard(__func__, [&] { enter(engine, "engine")->engine().discard_gradients(); });
 }

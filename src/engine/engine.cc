@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "base/log.h"
@@ -360,6 +361,7 @@ void Engine::drop_open_step() {
   pending_.reset();
   phase_ = Phase::kIdle;
   forward_counted_ = false;
+  given_loss_.reset();
   accumulated_ = 0;
   losses_.reset();
   step_tokens_ = step_batches_ = step_samples_ = own_samples_ = 0;
@@ -386,7 +388,9 @@ StepReport Engine::finish_micro_batch() {
   StepReport report;
   report.progress = progress_;
   report.skip_reason = SkipReason::kAccumulating;
-  report.loss = losses_.value() / static_cast<double>(accumulated_);
+  report.has_loss = losses_.count() > 0;
+  report.loss = !report.has_loss ? std::numeric_limits<double>::quiet_NaN()
+                                     : losses_.value() / static_cast<double>(losses_.count());
   report.lr = updater_->rates().empty() ? 0 : updater_->rates().front();
   report.loss_scale = updater_->loss_scale();
   report.tokens = step_tokens_;
@@ -408,6 +412,7 @@ bool Engine::close_micro_batch() {
     step_samples_ += config_.batch.micro_batch * comm_->size();
     own_samples_ += joined_ ? 0 : config_.batch.micro_batch;
   }
+  if (const auto given = std::exchange(given_loss_, {})) losses_.add(*given);
   step_batches_ += joined_ ? 0 : 1;
   ++progress_.micro_steps;
   ++accumulated_;
@@ -428,16 +433,45 @@ StepReport Engine::finish_step() {
 // The mean loss of the ranks, and the tokens of all of them. The loss of a rank alone may not have
 // come yet.
 Engine::RankTotals Engine::rank_totals() {
-  if (comm_->size() == 1) return {0, step_tokens_, step_batches_, own_samples_};
-  const Tensor totals = host_context().workspace(DType::kFloat64, {4});
+  if (comm_->size() == 1) {
+    return {0, losses_.count(), step_tokens_, step_batches_, own_samples_};
+  }
+  const Tensor totals = host_context().workspace(DType::kFloat64, {5});
   double* const sum = totals.data<double>();
   sum[0] = losses_.value();
   sum[1] = static_cast<double>(step_tokens_);
   sum[2] = static_cast<double>(step_batches_);
   sum[3] = static_cast<double>(own_samples_);
+  sum[4] = static_cast<double>(losses_.count());
   comm_->all_reduce(totals, ReduceOp::kSum, {.label = "loss", .blocking = true})->wait();
-  return {sum[0] / comm_->size(), static_cast<int64_t>(sum[1]), static_cast<int64_t>(sum[2]),
-          static_cast<int64_t>(sum[3])};
+  return {sum[0] / comm_->size(), static_cast<int64_t>(sum[4]), static_cast<int64_t>(sum[1]),
+          static_cast<int64_t>(sum[2]), static_cast<int64_t>(sum[3])};
+}
+
+// Over the micro batches that had a loss: a program with gradients of its own may give none.
+double Engine::mean_loss(const RankTotals& totals, double share) const {
+  if (totals.losses == 0) return std::numeric_limits<double>::quiet_NaN();
+  if (totals.losses == totals.batches) {
+    return totals.loss_sum / static_cast<double>(config_.batch.accumulation) * share;
+  }
+  return totals.loss_sum * comm_->size() / static_cast<double>(totals.losses);
+}
+
+// What is legal and yet seldom meant, told once.
+void Engine::warn_of_unusual_batches(const RankTotals& totals) {
+  if (!model_->has_architecture() || totals.losses == 0) return;
+  if (totals.tokens == 0 && !std::exchange(warned_uncounted_, true)) {
+    log_warning("engine", "step ", progress_.steps + 1,
+                ": no label of its micro batches is counted (all are -100): its loss and its "
+                "gradients are 0");
+  }
+  const int64_t expected = totals.batches * config_.batch.micro_batch;
+  if (totals.samples != expected && !std::exchange(warned_sizes_, true)) {
+    log_warning("engine", "step ", progress_.steps + 1, " trained on ", totals.samples,
+                " samples in ", totals.batches, " micro batches, where the configuration's "
+                "train_micro_batch_size_per_gpu ", config_.batch.micro_batch, " makes ", expected,
+                "; every micro batch weighs the same in a step, whatever its size");
+  }
 }
 
 // With ignore_unused_parameters false. A step without some gradient is given up.
@@ -478,6 +512,7 @@ StepReport Engine::apply_update() {
   if (!outcome.applied) model_->state().drop_rounding_errors();
   product_timing_.finish_step(*comm_);
   if (comm_->size() == 1) totals.loss_sum = losses_.value();  // there when the update is
+  warn_of_unusual_batches(totals);
 
   StepReport report;
   report.applied = outcome.applied;
@@ -485,7 +520,10 @@ StepReport Engine::apply_update() {
   report.lr = outcome.lr;
   report.loss_scale = outcome.loss_scale;
   report.first_bad_tensor = outcome.first_bad_tensor;
-  report.loss = totals.loss_sum / static_cast<double>(config_.batch.accumulation) * share;
+  report.first_bad_element = outcome.first_bad_element;
+  report.first_bad_value = outcome.first_bad_value;
+  report.has_loss = totals.losses > 0;
+  report.loss = mean_loss(totals, share);
   report.tokens = totals.tokens;
   progress_.tokens += totals.tokens - step_tokens_;
   if (uneven(totals)) progress_.samples += totals.samples - step_samples_;

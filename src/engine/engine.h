@@ -14,6 +14,7 @@
 #include "config/config.h"
 #include "data/dataset.h"
 #include "data/tokenizer.h"
+#include "engine/call_control.h"
 #include "engine/loss_sum.h"
 #include "engine/product_timing.h"
 #include "engine/report.h"
@@ -61,6 +62,8 @@ class Engine {
   Tensor gradient_view(const std::string& name);
   // Gives up the open step.
   void discard_gradients();
+  // The loss of the open micro batch, for reports; where the caller's gradients are all there is.
+  void set_loss(double loss);
 
   // For a program that computes with parameters of its own: makes them whole, in the type that the
   // engine computes in, until they are released as often. Every rank asks for the same ones.
@@ -90,6 +93,9 @@ class Engine {
   // Waits for a save that goes on in the background; throws what became of it.
   void wait_for_save();
   void load(const std::string& folder, const std::string& tag);
+
+  // Progress of the calls above, and their early end.
+  CallControl& control() { return control_; }
 
   void set_tokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
     tokenizer_ = std::move(tokenizer);
@@ -127,11 +133,14 @@ class Engine {
   }
   struct RankTotals {
     double loss_sum = 0;
+    int64_t losses = 0;  // in the sum of all ranks
     int64_t tokens = 0;
     int64_t batches = 0;  // micro batches of all ranks in this step, without those of joined ranks
     int64_t samples = 0;
   };
   RankTotals rank_totals();
+  double mean_loss(const RankTotals& totals, double share) const;
+  void warn_of_unusual_batches(const RankTotals& totals);
   zero::ShareOptions share_options();
   std::unique_ptr<nn::Fp8Linears> make_fp8();
   void agree_on_fp8();
@@ -154,6 +163,7 @@ class Engine {
   void run_empty_batch();
   bool uneven(const RankTotals& totals) const;
   StepReport nothing_left();
+  void next_part(CallControl::Call& call, int64_t done);
   void run_backward();
   float loss_gradient() const;  // what backward starts with
   void drop_open_step();
@@ -213,6 +223,7 @@ class Engine {
   std::shared_ptr<CommsLogger> comms_logger_;
   WallClockTimers timers_;  // of the phases since the last step, with wall_clock_breakdown
 
+  CallControl control_;
   DatasetPtr dataset_;
   std::vector<int64_t> order_;  // of the samples in pass `order_epoch_`, when that is not the first
   int64_t order_epoch_ = 0;
@@ -224,6 +235,8 @@ class Engine {
   std::unique_ptr<Pending> pending_;
   std::unique_ptr<StepGraphs> graphs_;  // with graph_harvesting
   bool forward_counted_ = false;        // the open micro batch went through forward
+  std::optional<double> given_loss_;    // of the open micro batch, by the caller
+  bool warned_uncounted_ = false, warned_sizes_ = false;
   Progress progress_;
   int64_t accumulated_ = 0;   // micro batches of the open step
   LossSum losses_;            // of the micro batches of the open step

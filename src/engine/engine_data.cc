@@ -69,12 +69,24 @@ int64_t Engine::sample_index(int64_t position) {
   return order_[static_cast<size_t>(position % count)];
 }
 
+// A process that leaves a call that others of its group are in ends the group: they would wait.
+void Engine::next_part(CallControl::Call& call, int64_t done) {
+  try {
+    call.next(done);
+  } catch (const Error& error) {
+    if (comm_->size() > 1) comm_->abort(error.message());
+    throw;
+  }
+}
+
 StepReport Engine::train_batch() {
   DS_CHECK(dataset_, Code::kState, "train_batch needs a data set; set one first");
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
   const models::Model::Use use(*model_);
   const int64_t micro = config_.batch.micro_batch;
+  CallControl::Call call(control_, "train_batch", config_.batch.accumulation);
   while (true) {
+    next_part(call, accumulated_);
     // The cursor is the sample counter: a resumed run reads on where the saved one stopped, and
     // ranks read neighbouring parts of one batch.
     const int64_t first = progress_.samples + comm_->rank() * micro;
@@ -94,19 +106,21 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
   const int64_t micro = config_.batch.micro_batch;
   double total = 0;
   int64_t counted = 0, batches = 0;
+  const int64_t all = (dataset.sample_count() + micro - 1) / micro;
+  CallControl::Call call(control_, "evaluate", max_batches > 0 ? std::min(all, max_batches) : all);
   for (int64_t first = 0; first < dataset.sample_count(); first += micro) {
     if (max_batches > 0 && batches == max_batches) break;
     const int64_t count = std::min(micro, dataset.sample_count() - first);
     // A short last batch counts like the others, unless the configuration drops it.
     if (count < micro && config_.dataloader_drop_last && batches > 0) break;
-    ++batches;
+    next_part(call, batches++);
     int64_t labels = 0;
     total += batch_loss(dataset, first, count, labels);
     counted += labels;
   }
   const double loss = counted == 0 ? 0 : total / static_cast<double>(counted);
   if (!monitors_->empty()) {
-    monitors_->write(progress_.samples, {{"Train/Samples/eval_loss", loss}});
+    monitors_->write({progress_.samples, progress_.steps}, {{"Train/Samples/eval_loss", loss}});
   }
   return loss;
 }

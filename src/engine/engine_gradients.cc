@@ -174,6 +174,12 @@ Tensor Engine::gradient_view(const std::string& name) {
   return model_->state().gradient_view(id);
 }
 
+void Engine::set_loss(double loss) {
+  DS_CHECK(!forward_counted_, Code::kState,
+           "this micro batch has the loss of its forward; set a loss where gradients are your own");
+  given_loss_ = loss;
+}
+
 void Engine::discard_gradients() {
   const models::Model::Use use(*model_);
   drop_open_step();

@@ -35,6 +35,16 @@ std::shared_ptr<optim::Peers> find_peers(const zero::ParameterState& state) {
   return state.peers(std::move(trainable));
 }
 
+// Names what made the norm infinite or NaN.
+void find_bad_gradient(const OpContext& ctx, const zero::ParameterState& state,
+                       Updater::Outcome& outcome) {
+  const zero::ParameterState::BadGradient bad = state.first_bad_gradient(ctx);
+  outcome.first_bad_tensor = bad.id == nn::kNoParam ? "(the sum of squares overflowed)"
+                                                    : state.parameters()[bad.id].name;
+  outcome.first_bad_element = bad.element;
+  outcome.first_bad_value = bad.value;
+}
+
 }  // namespace
 
 Updater::Updater(const Config& config, const zero::ParameterState& state)
@@ -74,7 +84,7 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
       gated ? update_with_gate(ctx, state, rule) : update_after_norm(ctx, state, rule);
   const bool finite = std::isfinite(gate.norm);
   outcome.grad_norm = finite ? gate.norm : -1;
-  if (!finite) outcome.first_bad_tensor = find_bad_tensor(ctx, state);
+  if (!finite) find_bad_gradient(ctx, state, outcome);
   outcome.applied = gate.open != 0;
   if (outcome.applied) {
     if (!schedules_.empty() && schedules_.front().active()) follow_schedule();
@@ -137,12 +147,6 @@ std::string Updater::trouble() const {
                    " steps in a row were skipped, as many as max_consecutive_skips allows");
   }
   return {};
-}
-
-std::string Updater::find_bad_tensor(const OpContext& ctx,
-                                     const zero::ParameterState& state) const {
-  const nn::ParamId id = state.first_bad_gradient(ctx);
-  return id == nn::kNoParam ? "(the sum of squares overflowed)" : state.parameters()[id].name;
 }
 
 void Updater::set_rates(double lr) {

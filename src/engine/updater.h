@@ -27,6 +27,8 @@ class Updater {
     double lr = 0;          // that this step used
     double loss_scale = 1;  // that the gradients carried
     std::string first_bad_tensor;
+    int64_t first_bad_element = -1;
+    double first_bad_value = 0;
   };
   // Updates weights and optimizer state, or leaves both when a gradient is not finite and the
   // configuration says so. Gradients are left for the caller to clear.
@@ -72,7 +74,6 @@ class Updater {
                                         const kernels::GateRule& rule);
   kernels::UpdateGate update_with_gate(const OpContext& ctx, zero::ParameterState& state,
                                        const kernels::GateRule& rule);
-  std::string find_bad_tensor(const OpContext& ctx, const zero::ParameterState& state) const;
 
   OptimizerConfig optimizer_config_;
   double clipping_;

@@ -64,6 +64,10 @@ class Model {
   Tensor get(const std::string& name);
   void set(const std::string& name, const Tensor& value);
 
+  // A second model of the same fp32 weights, adapters and frozen parameters, on the same device, which
+  // shares nothing with this one. Every rank's call where the weights are spread over ranks.
+  std::shared_ptr<Model> copy();
+
   // Freezes or releases the parameters whose name (the model's, an alias or the one in files)
   // matches a pattern with '*' and '?'; returns how many. kNotFound when a pattern matches none,
   // kState while an engine is attached, as for the adapters below.

@@ -54,10 +54,10 @@ void MonitorSet::each(const Fn& fn) {
   });
 }
 
-void MonitorSet::write(int64_t step, const std::vector<Metric>& metrics) {
+void MonitorSet::write(const TrainingPoint& at, const std::vector<Metric>& metrics) {
   for (const Metric& metric : metrics) check_metric_tag(metric.tag);
   if (metrics.empty()) return;
-  each([&](Monitor& monitor) { monitor.write(step, metrics); });
+  each([&](Monitor& monitor) { monitor.write(at, metrics); });
 }
 
 void MonitorSet::sync() {

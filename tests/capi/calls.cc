@@ -410,6 +410,9 @@ std::vector<Call> model_calls() {
       {"ds_model_save",
        {in(kModel, "model"), text("folder", "{dir}/weights")},
        [](const Arguments& a) { return ds_model_save(p<ds_model>(a, 0), s(a, 1), nullptr); }},
+      {"ds_model_copy",
+       {in(kModel, "model"), out(kModel, "out_model")},
+       [](const Arguments& a) { return ds_model_copy(p<ds_model>(a, 0), p<ds_model*>(a, 1)); }},
       {"ds_model_config",
        {in(kModel, "model"), out_text("out_json")},
        [](const Arguments& a) { return ds_model_config(p<ds_model>(a, 0), p<char*>(a, 1)); }},
@@ -658,6 +661,17 @@ std::vector<Call> gradient_calls() {
        [](const Arguments& a) {
          return ds_engine_gradient_view(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
        }},
+      {"ds_engine_set_loss",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_set_loss(p<ds_engine>(a, 0), 1.5); }},
+      {"ds_engine_set_progress",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) {
+         return ds_engine_set_progress(p<ds_engine>(a, 0), nullptr, nullptr, nullptr);
+       }},
+      {"ds_engine_interrupt",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_interrupt(p<ds_engine>(a, 0)); }},
       {"ds_engine_discard_gradients",
        {in(kEngine, "engine")},
        [](const Arguments& a) { return ds_engine_discard_gradients(p<ds_engine>(a, 0)); }},
