@@ -5,6 +5,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "base/failure_note.h"
 #include "comm/logger.h"
 
 namespace ds::comm {
@@ -215,12 +216,14 @@ void Group::finished(const OperationPtr& operation, int participants,
 // abort.
 void Group::end_with(const Error& error) noexcept {
   const Code code = error.code() == Code::kAborted ? Code::kAborted : Code::kComm;
+  note_failure(code);
   transport_->raise(code, error.message());
   mark_failed(code, error.message());
   if (code == Code::kAborted) abort_children(error.message());
 }
 
 void Group::do_abort(std::string_view reason) noexcept {
+  note_failure(Code::kAborted);
   transport_->raise(Code::kAborted, reason);
   abort_children(reason);
 }

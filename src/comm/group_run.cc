@@ -86,6 +86,7 @@ void Group::need_everybody(std::string_view why) const {
 }
 
 void Group::carry_out(const Record& reference, Operation* operation, const Watch& watch) {
+  check_payloads(reference, operation);
   switch (reference.kind) {
     case Collective::kBarrier:
       count(reference, 0, 0);
@@ -101,7 +102,6 @@ void Group::carry_out(const Record& reference, Operation* operation, const Watch
   }
   DS_CHECK(reference.root < 0 || present_[static_cast<size_t>(reference.root)], Code::kComm,
            describe(reference), ": its root called join");
-  check_payloads(reference, operation);
   if (is_reduction(reference.kind)) {
     reduce(reference, operation, watch);
   } else {
