@@ -75,7 +75,9 @@ CommOptions parse_comm_options(std::string_view json) {
                                                  "master_addr",
                                                  "master_port",
                                                  "host_address",
-                                                 "job_id"};
+                                                 "job_id",
+                                                 "job_token",
+                                                 "job_token_file"};
   for (const auto& [key, value] : document.items()) {
     if (key == "timeout_seconds") {
       options.deadline = parse_timeout(key, value);
@@ -108,6 +110,10 @@ CommOptions parse_comm_options(std::string_view json) {
       options.host_address = parse_text(key, value, 255);
     } else if (key == "job_id") {
       options.job_id = parse_text(key, value, 128);
+    } else if (key == "job_token") {
+      options.job_token = parse_text(key, value, 4096);
+    } else if (key == "job_token_file") {
+      options.job_token_file = parse_text(key, value, 4000);
     } else {
       const std::string nearest = nearest_name(key, kKeys);
       fail(Code::kConfig, kWhat, ": unknown key /", printable(key),
