@@ -800,7 +800,7 @@ typedef int32_t (*ds_token_fn)(void* user_data, int32_t token);
  * @param on_token   called on this thread with each new token; may be NULL
  * @param user_data  passed to `on_token`
  * @param out_ids    int32 tensor [new tokens], without the prompt and the stop token
- * Text beyond the model's positions slides the window: the oldest tokens are forgotten.
+ * Text beyond the model's positions goes on from its last half alone, with a warning in the log.
  * Errors: DS_ERR_CALLBACK, DS_ERR_STATE (an engine trains the model at this moment). Since: 0.1.
  */
 DS_API ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
