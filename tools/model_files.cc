@@ -123,7 +123,8 @@ libds::Tokenizer tokenizer_for(const std::string& option, const std::string& fol
 
 std::vector<std::string> copy_settings(const std::string& source, const std::string& output,
                                        const std::vector<std::string>& names) {
-  const fs::path folder = fs::is_directory(source) ? fs::path(source) : fs::path(source).parent_path();
+  const fs::path folder =
+      fs::is_directory(source) ? fs::path(source) : fs::path(source).parent_path();
   std::vector<std::string> copied;
   std::error_code error;
   for (const std::string& name : names) {

@@ -42,8 +42,8 @@ libds::Tokenizer tokenizer_for(const std::string& option, const std::string& fol
 // Writes the weights, the tokenizer that `source` holds, and tells what was written.
 void export_folder(libds::Model& model, const std::string& source, const std::string& output,
                    int32_t dtype, int64_t max_shard_bytes);
-// Writes what Transformers reads beside the weights, where `source` holds it: tokenizer.json and the
-// settings below. Returns the names of the files.
+// Writes what Transformers reads beside the weights, where `source` holds it: tokenizer.json and
+// the settings below. Returns the names of the files.
 std::vector<std::string> copy_companions(const std::string& source, const std::string& output);
 // Copies those of the files that lie in `source` (a folder, or the file of one in it) or, when that
 // is one of a run's checkpoints, beside them. Returns their names.

@@ -42,7 +42,7 @@ struct EmbeddingBackward {
   const T* dy = nullptr;
   int64_t n = 0, cols = 0;
   float* dtable = nullptr;
-  int64_t rows = 0;            // of the table
+  int64_t rows = 0;  // of the table
   int32_t padding = -1;
   int32_t* scratch = nullptr;  // for a GPU, see below
   float* partials = nullptr;

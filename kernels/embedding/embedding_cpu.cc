@@ -62,7 +62,7 @@ void scatter_f32(const int32_t* ids, const float* dy, int64_t n, int64_t cols, i
   scatter_columns(ids, dy, n, cols, width, padding, dtable);
 }
 void scatter_bf16(const int32_t* ids, const bfloat16* dy, int64_t n, int64_t cols, int64_t width,
-                 int32_t padding, float* dtable) {
+                  int32_t padding, float* dtable) {
   scatter_columns(ids, dy, n, cols, width, padding, dtable);
 }
 void scatter_f16(const int32_t* ids, const float16* dy, int64_t n, int64_t cols, int64_t width,

@@ -57,8 +57,8 @@ Split part_of(const JsonArguments& spec) {
 SplitRounding rounding_of(const JsonArguments& spec) {
   const std::string name = spec.text("split_rounding", "megatron");
   if (const std::optional<SplitRounding> known = split_rounding(name)) return *known;
-  spec.refuse("split_rounding", str_cat("must be \"megatron\" or \"megatron_core\", not \"",
-                                        printable(name), "\""));
+  spec.refuse("split_rounding",
+              str_cat("must be \"megatron\" or \"megatron_core\", not \"", printable(name), "\""));
 }
 
 void read_packed(const JsonArguments& given, DatasetSpec& spec) {

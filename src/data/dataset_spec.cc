@@ -59,7 +59,7 @@ DatasetPtr open_packed(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
       load_finetune_corpus(spec.path, tokenizer, spec.finetune));
   DS_CHECK(corpus->example_count() > 0, Code::kInvalidArgument, name,
            " holds no example to learn from");
-  const SequenceRange range = 
+  const SequenceRange range =
       split_range(spec.split, spec.part, corpus->example_count(), spec.split_rounding);
   if (range.size() == 0) refuse_empty_part(spec, corpus->example_count(), "examples");
   PackingOptions options;
@@ -90,8 +90,7 @@ DatasetPtr open_mlm(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   MlmVocab vocab = mlm_vocab(*tokenizer);
   SentenceCorpus corpus = open_sentence_corpus(spec.path, tokenizer);
   const int64_t documents = corpus.document_count();
-  const SequenceRange range = 
-      split_range(spec.split, spec.part, documents, spec.split_rounding);
+  const SequenceRange range = split_range(spec.split, spec.part, documents, spec.split_rounding);
   if (range.size() == 0) refuse_empty_part(spec, documents, "documents");
   if (spec.sequence_length < 5) refuse("sequence_length", "must be at least 5 for masked samples");
   if (!(spec.mask_probability > 0 && spec.mask_probability <= 1)) {

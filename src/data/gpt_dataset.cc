@@ -69,8 +69,7 @@ std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
                                                    std::string_view split, Split part,
                                                    const GptIndexOptions& options,
                                                    SplitRounding rounding) {
-  const SequenceRange range =
-      split_range(split, part, require(source).sequence_count(), rounding);
+  const SequenceRange range = split_range(split, part, require(source).sequence_count(), rounding);
   if (range.size() == 0) return nullptr;
   return std::make_shared<GptDataset>(source, range, options, split_name(part));
 }

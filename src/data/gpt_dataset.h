@@ -41,9 +41,8 @@ class GptDataset final : public Dataset {
 };
 
 // One part of a split; null when the part has no sequences.
-std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
-                                                   std::string_view split, Split part,
-                                                   const GptIndexOptions& options,
-                                                   SplitRounding rounding = SplitRounding::kMegatron);
+std::shared_ptr<const GptDataset> make_gpt_dataset(
+    const TokenSourcePtr& source, std::string_view split, Split part,
+    const GptIndexOptions& options, SplitRounding rounding = SplitRounding::kMegatron);
 
 }  // namespace ds

@@ -34,8 +34,9 @@ struct CharSet {
 constexpr const char* kSpace = "\\t-\\r\\x{85}\\p{Z}";
 constexpr const char* kHex = "0-9a-fA-F";
 // Alphabetic and Lowercase of Unicode 16 for characters that PCRE2 10.42 (Unicode 14) knows.
-#define DS_ALPHABETIC \
-  "\\p{Alphabetic}\\x{363}-\\x{36F}\\x{C04}\\x{F82}\\x{F83}\\x{1DD3}-\\x{1DE6}\\x{11080}\\x{11081}"
+#define DS_ALPHABETIC                                                                         \
+  "\\p{Alphabetic}\\x{363}-\\x{36F}\\x{C04}\\x{F82}\\x{F83}\\x{1DD3}-\\x{1DE6}\\x{11080}\\x{" \
+  "11081}"
 constexpr const char* kLower = "\\p{Lowercase}\\x{10FC}\\x{A7F2}-\\x{A7F4}\\x{AB69}";
 // Word characters: PCRE2's own \w lacks marks. Outside of brackets, and for \b, Oniguruma counts
 // Latin-1's raised digits and fractions among them, inside it does not.
@@ -193,7 +194,8 @@ class Translator {
     const char next = end < in_.size() ? in_[end] : '\0';
     if (end == at_ + 1 || (next != ':' && next != ')')) {
       if (std::isalpha(static_cast<unsigned char>(peek(1))) != 0 && peek(1) != 'P') {
-        refuse(str_cat("the option or group (?", std::string(1, next), ", unknown to Ruby's syntax"));
+        refuse(
+            str_cat("the option or group (?", std::string(1, next), ", unknown to Ruby's syntax"));
       }
       return;
     }

@@ -67,9 +67,8 @@ int64_t Engine::samples_per_epoch() const {
   if (!config_.dataloader_drop_last) return count;
   const int64_t batch = config_.batch.micro_batch * comm_->size();
   DS_CHECK(count >= batch, Code::kInvalidArgument, "the data set has ", count,
-           " samples, fewer than one batch of ", batch, " (micro batch ",
-           config_.batch.micro_batch, " x ", comm_->size(),
-           " ranks), and dataloader_drop_last drops what fills no batch");
+           " samples, fewer than one batch of ", batch, " (micro batch ", config_.batch.micro_batch,
+           " x ", comm_->size(), " ranks), and dataloader_drop_last drops what fills no batch");
   return count - count % batch;
 }
 
@@ -144,8 +143,7 @@ double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, 
   const nn::Value logits = model_->architecture().logits(tape, batch, forward_options);
   model_->state().end_pass();
   const models::ArchitectureInfo& info = model_->architecture().info();
-  const nn::Value mean =
-      nn::mean_loss(tape, logits, labels, info.outputs(), info.loss, counted);
+  const nn::Value mean = nn::mean_loss(tape, logits, labels, info.outputs(), info.loss, counted);
   return static_cast<double>(*mean.data.data<float>()) * static_cast<double>(counted);
 }
 

@@ -51,7 +51,7 @@ struct ArchitectureInfo {
   int64_t kv_heads = 0;
   int64_t head_size = 0;
   Head head = Head::kCausalLm;
-  int64_t classes = 0;      // of a classification head
+  int64_t classes = 0;  // of a classification head
   nn::LossKind loss = nn::LossKind::kCrossEntropy;
   int64_t token_types = 0;  // kinds of token_types the model knows; 0 = none
   // Positions of a text turn by angles that depend on how long it is.

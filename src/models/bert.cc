@@ -144,8 +144,8 @@ class Bert : public FamilyBase {
       Device& device = *tape.ctx().device;
       device.clear(kinds.raw(), kinds.bytes(), device.default_stream());
     }
-    const Value words = nn::embedding(tape, batch.ids, words_, batch.position_ids, positions_,
-                                      c_.padding);
+    const Value words =
+        nn::embedding(tape, batch.ids, words_, batch.position_ids, positions_, c_.padding);
     const Value types = nn::embedding(tape, kinds, types_, Tensor(), nn::kNoParam);
     Stream s{normalise(tape, {words, types}, norm_, c_.norm_epsilon).y, {}};
     s.x = nn::dropout(tape, s.x, c_.hidden_dropout);

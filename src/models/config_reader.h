@@ -31,7 +31,8 @@ class ConfigReader {
   std::string text(const char* key, const std::string& fallback) const;
   std::vector<std::string> texts(const char* key) const;  // empty when absent
   // pad_token_id as the row of the embedding that PyTorch leaves without a gradient: negative ones
-  // count from the end of the vocabulary; -1 for null and for tokens outside it. `fallback` when the key is absent.
+  // count from the end of the vocabulary; -1 for null and for tokens outside it. `fallback` when
+  // the key is absent.
   int64_t padding_row(int64_t vocab_size, std::optional<int64_t> fallback = {}) const;
   // The object under a key; nullptr when absent.
   const Json* object(const char* key) const;

@@ -107,8 +107,8 @@ Tensor number_labels(const OpContext& ctx, const Tensor& labels, const Tensor& i
   DS_CHECK(labels, Code::kInvalidArgument, "labels are missing");
   DS_CHECK(labels.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported,
            "labels must lie in host memory");
-  const bool fits = labels.shape() == Shape{batch, outputs} ||
-                    (outputs == 1 && labels.shape() == Shape{batch});
+  const bool fits =
+      labels.shape() == Shape{batch, outputs} || (outputs == 1 && labels.shape() == Shape{batch});
   DS_CHECK(fits && labels.contiguous(), Code::kInvalidArgument,
            "labels of this head are numbers of shape [", batch, ", ", outputs, "], packed, not ",
            labels.shape().text());
@@ -147,9 +147,9 @@ Tensor loss_labels(const OpContext& ctx, const Tensor& labels, const Tensor& ids
 Tensor blank_labels(const OpContext& ctx, int64_t batch, int64_t length,
                     const ArchitectureInfo& info) {
   const bool numbers = info.loss != nn::LossKind::kCrossEntropy;
-  const Shape shape = numbers                               ? Shape{batch, info.outputs()}
+  const Shape shape = numbers                              ? Shape{batch, info.outputs()}
                       : info.head == Head::kClassification ? Shape{batch}
-                                                            : Shape{batch, length};
+                                                           : Shape{batch, length};
   Tensor out = ctx.workspace(numbers ? DType::kFloat32 : DType::kInt32, shape);
   std::fill_n(static_cast<std::byte*>(out.raw()), out.bytes(), std::byte{0});
   return out;

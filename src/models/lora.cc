@@ -87,9 +87,9 @@ LoraOptions parse_lora(const Json& config) {
   }
   options.base = read.text("base_model_name_or_path", "");
   // What the file's layout, other programs or initialisation use; values come from the tensors.
-  read.ignore({"fan_in_fan_out", "revision", "inference_mode",
-               "auto_mapping", "task_type", "init_lora_weights", "modules_to_save", "peft_version",
-               "megatron_core", "qalora_group_size"});
+  read.ignore({"fan_in_fan_out", "revision", "inference_mode", "auto_mapping", "task_type",
+               "init_lora_weights", "modules_to_save", "peft_version", "megatron_core",
+               "qalora_group_size"});
   read.finish();
   return options;
 }

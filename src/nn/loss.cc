@@ -110,8 +110,7 @@ SummedLoss summed_elementwise(Tape& tape, const Value& logits, const Labels& lab
   const Tensor gradient = Tensor::empty(host, DType::kFloat32, {n}, MemoryTag::kActivations);
   double total = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const OneLoss one =
-        loss_of(kind, outputs.data<float>()[i], labels.targets.data<float>()[i]);
+    const OneLoss one = loss_of(kind, outputs.data<float>()[i], labels.targets.data<float>()[i]);
     total += one.value;
     gradient.data<float>()[i] = static_cast<float>(one.gradient);
   }

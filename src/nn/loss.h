@@ -15,7 +15,8 @@ enum class LossKind {
 
 // Labels where the loss reads them.
 struct Labels {
-  Tensor targets;       // int32, flat, on the device; of other kinds than cross entropy fp32, on the host
+  Tensor
+      targets;  // int32, flat, on the device; of other kinds than cross entropy fp32, on the host
   int64_t counted = 0;  // that are not ignored
 
   // What each counted one weighs in the mean.

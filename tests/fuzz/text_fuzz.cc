@@ -31,13 +31,13 @@ const std::vector<Json>& normalizers() {
       nullptr,
       {{"type", "NFC"}},
       {{"type", "NFKC"}},
-      steps("normalizers", {{{"type", "NFD"}}, {{"type", "StripAccents"}}, {{"type", "Lowercase"}}}),
+      steps("normalizers",
+            {{{"type", "NFD"}}, {{"type", "StripAccents"}}, {{"type", "Lowercase"}}}),
       steps("normalizers", {{{"type", "NFKD"}}, {{"type", "Strip"}}}),
       {{"type", "BertNormalizer"}, {"clean_text", true}, {"lowercase", true}},
-      steps("normalizers", {{{"type", "Prepend"}, {"prepend", "\u2581"}},
-                            {{"type", "Replace"},
-                             {"pattern", {{"String", " "}}},
-                             {"content", "\u2581"}}}),
+      steps("normalizers",
+            {{{"type", "Prepend"}, {"prepend", "\u2581"}},
+             {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}}}),
       {{"type", "Replace"}, {"pattern", {{"Regex", "\\s+"}}}, {"content", " "}}};
   return all;
 }
@@ -112,12 +112,11 @@ ds::TokenizerPtr tokenizer_of(size_t normalizer, size_t pre_tokenizer, size_t re
   const bool byte_level = pre_tokenizer < 2;
   const Json decoder = byte_level ? Json{{"type", "ByteLevel"}} : decoders()[rest % 4];
   const Json document = {{"version", "1.0"},
-                         {"added_tokens",
-                          Json::array({{{"id", 1000},
-                                        {"content", "<|end|>"},
-                                        {"special", true},
-                                        {"lstrip", rest % 2 == 1},
-                                        {"rstrip", rest % 2 == 1}}})},
+                         {"added_tokens", Json::array({{{"id", 1000},
+                                                        {"content", "<|end|>"},
+                                                        {"special", true},
+                                                        {"lstrip", rest % 2 == 1},
+                                                        {"rstrip", rest % 2 == 1}}})},
                          {"normalizer", normalizers()[normalizer]},
                          {"pre_tokenizer", pre_tokenizers()[pre_tokenizer]},
                          {"post_processor", nullptr},

@@ -12,9 +12,9 @@ namespace ds {
 namespace {
 
 const Json& vectors() {
-  static const Json document = parse_json(
-      read_text_file(std::filesystem::path(DS_TEST_DATA) / "tokenizers/patterns.json"), "patterns",
-      Code::kCorrupt);
+  static const Json document =
+      parse_json(read_text_file(std::filesystem::path(DS_TEST_DATA) / "tokenizers/patterns.json"),
+                 "patterns", Code::kCorrupt);
   return document;
 }
 

@@ -61,8 +61,8 @@ TEST(Splits, PublishedBoundaries) {
 
 // tests/parity/gen_split_vectors.py
 TEST(Splits, BothRoundingsOfMegatron) {
-  const Json cases = parse_json(
-      read_text_file(std::filesystem::path(DS_TEST_DATA) / "splits.json"), "cases", Code::kCorrupt);
+  const Json cases = parse_json(read_text_file(std::filesystem::path(DS_TEST_DATA) / "splits.json"),
+                                "cases", Code::kCorrupt);
   ASSERT_GT(cases.size(), 400u);
   using B = std::array<int64_t, 4>;
   int different = 0;

@@ -411,12 +411,15 @@ TEST(RegexTest, TranslatesRubyPatterns) {
   EXPECT_EQ(translate_pattern("(?m:.{,3}+)\\p{^Lu}", "t"), "(?s:(?:.{0,3})+)\\P{Lu}");
   EXPECT_EQ(translate_pattern("\\p{Han}\\u00e9[\\w-]", "t"),
             "\\p{sc:han}\\x{00e9}[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\-]");
-  for (const auto& [pattern, named] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"[[:foo:]]", "[:foo:]"}, {"\\p{Nothing}", "Nothing"}, {"[a-\\w]", "range"},
-           {"(?~ab)", "(?~"},          {"(?s)a", "(?s"},            {"[a[b]]", "nested"},
-           {"\\u12", "\\u"}}) {
-    expect_error(Code::kUnsupported, {named, "pattern"},
-                 [&] { translate_pattern(pattern, "t"); });
+  for (const auto& [pattern, named] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"[[:foo:]]", "[:foo:]"},
+                                                                  {"\\p{Nothing}", "Nothing"},
+                                                                  {"[a-\\w]", "range"},
+                                                                  {"(?~ab)", "(?~"},
+                                                                  {"(?s)a", "(?s"},
+                                                                  {"[a[b]]", "nested"},
+                                                                  {"\\u12", "\\u"}}) {
+    expect_error(Code::kUnsupported, {named, "pattern"}, [&] { translate_pattern(pattern, "t"); });
   }
   TimeLimit time(3000);
   // U+180E is no blank, U+0085 is one.

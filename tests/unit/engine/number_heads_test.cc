@@ -65,8 +65,8 @@ struct Case {
     model->set("classifier.bias",
                numbers(flattened<float>(document["classifier"]["bias"]), {classes}));
     ids = ids_tensor(flattened<int64_t>(document["ids"]), 4);
-    labels = numbers(flattened<float>(document["labels"]),
-                     classes == 1 ? Shape{4} : Shape{4, classes});
+    labels =
+        numbers(flattened<float>(document["labels"]), classes == 1 ? Shape{4} : Shape{4, classes});
   }
 
   static fs::path folder_of_three(const Folder& folder, const fs::path& families) {
