@@ -137,7 +137,7 @@ void add_convert(CLI::App& app, Action& action) {
 
 void add_export(CLI::App& app, Action& action) {
   add_to(app, action, "export", "Write a Hugging Face folder: convert --to safetensors",
-         "--adapter,--merge-adapter", false);
+         "--merge-adapter", false);
 }
 
 }  // namespace tool
