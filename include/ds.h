@@ -537,7 +537,8 @@ DS_API void ds_tokenizer_destroy(ds_tokenizer* tokenizer);
  * completion, chats, texts) of a .jsonl file and learns the answers only; "mlm" hides tokens of
  * documents for BERT (Devlin et al., arXiv:1810.04805). docs/data.md has their keys.
  * @param spec_json  {"kind": "gpt", "path": FILE_OR_PREFIX, "sequence_length": N, "samples": N,
- *                   "split": "969,30,1", "part": "train"|"valid"|"test", "seed": 1234}.
+ *                   "split": "969,30,1", "split_rounding": "megatron"|"megatron_core",
+ *                   "part": "train"|"valid"|"test", "seed": 1234}.
  *                   `path` names PREFIX.bin and PREFIX.idx, a text file or a .jsonl file whose
  *                   lines have "text". `samples` 0 (default) means one epoch.
  * @param tokenizer  encodes text; NULL reads bytes. Not used for PREFIX.
@@ -808,7 +809,7 @@ typedef int32_t (*ds_token_fn)(void* user_data, int32_t token);
  * @param on_token   called on this thread with each new token; may be NULL
  * @param user_data  passed to `on_token`
  * @param out_ids    int32 tensor [new tokens], without the prompt and the stop token
- * Text beyond the model's positions slides the window: the oldest tokens are forgotten.
+ * Text beyond the model's positions goes on from its last half alone, with a warning in the log.
  * Errors: DS_ERR_CALLBACK, DS_ERR_STATE (an engine trains the model at this moment). Since: 0.1.
  */
 DS_API ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
@@ -887,7 +888,12 @@ DS_API ds_status ds_engine_create(const char* config_json, ds_model* model, ds_c
  * @param inputs    [0] token ids, int32 or int64 [batch, length];
  *                  [1] labels, int32 or int64 [batch, length], -100 = not counted: label (b, t) is
  *                  the token that position (b, t) shall predict;
- *                  a model that classifies takes [batch];
+ *                  a model that classifies takes [batch], and one whose config.json says
+ *                  problem_type regression (or one label and no problem_type) or
+ *                  multi_label_classification takes numbers: float32, int32 or int64 [batch,
+ *                  num_labels], also [batch] for one label, from 0 to 1 for several labels. Their
+ *                  loss is the mean squared error, or the binary cross entropy of the logits, over
+ *                  all numbers;
  *                  [2] optional attention mask, 0 = padding, uint8, bool, int32 or int64;
  *                  [3] optional segment numbers of packed sequences, int32 or int64 [batch,
  *                  length]: tokens see their own segment only, positions restart with each;

@@ -138,7 +138,12 @@ int run(const Options& o) {
       return signals.pending() == 0;
     });
   } catch (const libds::Error& error) {
-    if (error.status() != DS_ERR_CALLBACK || signals.pending() == 0) throw;
+    if (error.status() != DS_ERR_CALLBACK || signals.pending() == 0) {
+      // The message begins a line of its own.
+      if (!o.no_prompt || count > 0) std::fputc('\n', stdout);
+      std::fflush(stdout);
+      throw;
+    }
   }
   stream.finish();
   std::fputc('\n', stdout);

@@ -20,6 +20,7 @@ namespace {
 
 constexpr const char* kDefaultSplit = "969,30,1";
 constexpr const char* kWholeSplit = "1,0,0";
+constexpr int64_t kByteVocabulary = 256;
 
 class Training {
  public:
@@ -42,6 +43,7 @@ class Training {
   void open_model();
   libds::Model new_model(const std::string& path) const;
   void open_tokenizer();
+  void keep_settings(const std::string& tokenizer) const;
   void open_engine();
   void load();
   void recall_run();
@@ -150,12 +152,13 @@ void Training::open_model() {
   }
 }
 
-// The tokenizer of the option, else that of the checkpoint or of the model's folder, else bytes.
-// Token files need none.
+// The tokenizer of the option, else that of the checkpoint or of the model's folder, else bytes for
+// a new model or a vocabulary of 256: weights that others trained read text in their own way. Token
+// files need none.
 void Training::open_tokenizer() {
   std::string source = o_.tokenizer;
   if (!source.empty()) {
-    tokenizer_ = libds::Tokenizer::open(source);
+    tokenizer_ = tool::open_tokenizer(source);
   } else {
     for (const std::string& folder : {loaded_checkpoint_, o_.model}) {
       if (tokenizer_ || folder.empty() || !folder_exists(folder)) continue;
@@ -163,18 +166,36 @@ void Training::open_tokenizer() {
       tokenizer_ = find_tokenizer(folder);
     }
   }
+  const int64_t room = model_config_.value("vocab_size", int64_t{0});
   if (!tokenizer_ && !data_.is_tokens()) {
+    const std::string& weights = o_.model.empty() ? loaded_checkpoint_ : o_.model;
+    if (folder_exists(weights) && room != kByteVocabulary) {
+      throw Failure(
+          format("%s holds no tokenizer and its vocabulary is %lld, not bytes: say which with "
+                 "--tokenizer (--tokenizer bytes reads text as bytes all the same)",
+                 weights.c_str(), static_cast<long long>(room)));
+    }
     tokenizer_ = libds::Tokenizer::bytes();
     source = "bytes";
   }
+  keep_settings(source);
   if (!tokenizer_) return;
   const int64_t tokens = tokenizer_.vocab_size();
-  const int64_t room = model_config_.value("vocab_size", int64_t{0});
   if (room < tokens) {
     throw Failure(
         format("the model's vocab_size is %lld, but the tokenizer (%s) has %lld tokens: "
                "raise vocab_size in the model's config.json or train a smaller tokenizer",
                static_cast<long long>(room), source.c_str(), static_cast<long long>(tokens)));
+  }
+}
+
+// What the folders say of generation and of the tokenizer goes with the run, for ds export.
+void Training::keep_settings(const std::string& tokenizer) const {
+  if (o_.save.empty() || !first_) return;
+  const std::string& model = o_.model.empty() ? loaded_checkpoint_ : o_.model;
+  if (folder_exists(model)) copy_settings(model, o_.save, model_settings());
+  if (folder_exists(tokenizer) || file_exists(tokenizer)) {
+    copy_settings(tokenizer, o_.save, tokenizer_settings());
   }
 }
 

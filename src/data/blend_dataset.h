@@ -36,6 +36,7 @@ class BlendDataset final : public Dataset {
   }
   int64_t sequence_length() const noexcept override { return length_; }
   DatasetFields fields() const noexcept override { return fields_; }
+  int64_t vocabulary() const override;
   void sample(int64_t index, const SampleView& out) const override;
 
   const BlendIndex& index() const noexcept { return index_; }

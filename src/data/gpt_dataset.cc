@@ -67,8 +67,9 @@ void GptDataset::sample(int64_t i, const SampleView& out) const {
 
 std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
                                                    std::string_view split, Split part,
-                                                   const GptIndexOptions& options) {
-  const SequenceRange range = split_range(split, part, require(source).sequence_count());
+                                                   const GptIndexOptions& options,
+                                                   SplitRounding rounding) {
+  const SequenceRange range = split_range(split, part, require(source).sequence_count(), rounding);
   if (range.size() == 0) return nullptr;
   return std::make_shared<GptDataset>(source, range, options, split_name(part));
 }

@@ -24,6 +24,7 @@ class GptDataset final : public Dataset {
 
   int64_t sample_count() const noexcept override { return index_.sample_count(); }
   int64_t sequence_length() const noexcept override { return length_; }
+  int64_t vocabulary() const override { return source_->vocabulary(); }
   void sample(int64_t i, const SampleView& out) const override;
 
   // `out` has sequence_length() + 1 elements.
@@ -40,8 +41,8 @@ class GptDataset final : public Dataset {
 };
 
 // One part of a split; null when the part has no sequences.
-std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
-                                                   std::string_view split, Split part,
-                                                   const GptIndexOptions& options);
+std::shared_ptr<const GptDataset> make_gpt_dataset(
+    const TokenSourcePtr& source, std::string_view split, Split part,
+    const GptIndexOptions& options, SplitRounding rounding = SplitRounding::kMegatron);
 
 }  // namespace ds

@@ -21,6 +21,8 @@ class TokenSource {
   virtual void read(int64_t index, int64_t offset, std::span<int32_t> out) const = 0;
   // For messages.
   virtual std::string name() const = 0;
+  // One more than the largest token; 0 where only reading everything would tell.
+  virtual int64_t vocabulary() const { return 0; }
 
   int64_t token_count() const;  // sums the sizes
 
@@ -40,6 +42,7 @@ class MemoryTokens final : public TokenSource {
   int32_t sequence_size(int64_t index) const override;
   void read(int64_t index, int64_t offset, std::span<int32_t> out) const override;
   std::string name() const override { return name_; }
+  int64_t vocabulary() const override { return vocabulary_; }
 
  private:
   int64_t begin_of(int64_t index) const {
@@ -49,6 +52,7 @@ class MemoryTokens final : public TokenSource {
   std::vector<int32_t> tokens_;
   std::vector<int64_t> ends_;
   std::string name_;
+  int64_t vocabulary_ = 0;
 };
 
 // Running text as a source that can be split: one document cannot be shared out between training

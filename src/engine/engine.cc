@@ -238,17 +238,7 @@ models::Batch Engine::make_batch(const MicroBatch& inputs) {
 
 // On the host, where the loss counts them.
 Tensor Engine::make_labels(const Tensor& labels, const Tensor& ids) {
-  const models::ArchitectureInfo& info = model_->architecture().info();
-  switch (info.head) {
-    case models::Head::kClassification:
-      return models::class_labels(host_context(), labels, ids, info.classes);
-    case models::Head::kNone:
-      fail(Code::kUnsupported,
-           "the model is an encoder without a head: it has no loss. Give its gradients yourself, "
-           "or open it with a head");
-    default:
-      return models::label_ids(host_context(), labels, ids, info.vocab_size);
-  }
+  return models::loss_labels(host_context(), labels, ids, model_->architecture().info());
 }
 
 Tensor Engine::forward(const MicroBatch& batch) {
@@ -305,7 +295,7 @@ nn::SummedLoss Engine::forward_pass(nn::Tape& tape, const models::Batch& batch,
         config_.activation_checkpointing.segments.value_or(info.layers);
   }
   const nn::Value logits = model_->architecture().logits(tape, batch, forward_options);
-  return nn::summed_cross_entropy(tape, logits, labels, info.outputs());
+  return nn::summed_loss(tape, logits, labels, info.outputs(), info.loss);
 }
 
 void Engine::count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t counted) {

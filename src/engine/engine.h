@@ -35,7 +35,7 @@ struct TensorTarget;
 // One micro batch as callers give it; see ds_engine_forward.
 struct MicroBatch {
   Tensor ids;          // [B, T]
-  Tensor labels;       // [B, T], or [B] for a classification head
+  Tensor labels;       // [B, T], [B] for a classification head, [B, C] for one of numbers
   Tensor mask;         // [B, T], 0 = padding, or none
   Tensor segments;     // [B, T] or none
   Tensor token_types;  // [B, T] or none
@@ -184,6 +184,7 @@ class Engine {
   void let_go();
   nn::ParamId trainable(const std::string& name) const;
   void write_metrics(const StepReport& report);
+  int64_t samples_per_epoch() const;
   int64_t sample_index(int64_t position);
   double batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted);
   // What a checkpoint holds besides the bytes of tensors, checked.

@@ -45,6 +45,11 @@ void check_dataset(const Dataset& dataset, const models::ArchitectureInfo& info)
            "the data set's sequences of ", dataset.sequence_length(),
            " tokens are longer than the model's ", info.max_positions, " positions");
   DS_CHECK(dataset.sample_count() > 0, Code::kInvalidArgument, "the data set has no samples");
+  DS_CHECK(dataset.vocabulary() <= info.vocab_size, Code::kInvalidArgument,
+           "the data set holds tokens up to ", dataset.vocabulary() - 1,
+           ", the model's vocabulary has ", info.vocab_size,
+           ": read the text with the model's own tokenizer, or raise vocab_size in the "
+           "configuration of a new model");
 }
 
 }  // namespace
@@ -56,17 +61,28 @@ void Engine::set_dataset(DatasetPtr dataset) {
   order_.clear();
 }
 
+// Samples of one pass that training reads: all, or as many as fill micro batches of all ranks.
+int64_t Engine::samples_per_epoch() const {
+  const int64_t count = dataset_->sample_count();
+  if (!config_.dataloader_drop_last) return count;
+  const int64_t batch = config_.batch.micro_batch * comm_->size();
+  DS_CHECK(count >= batch, Code::kInvalidArgument, "the data set has ", count,
+           " samples, fewer than one batch of ", batch, " (micro batch ", config_.batch.micro_batch,
+           " x ", comm_->size(), " ranks), and dataloader_drop_last drops what fills no batch");
+  return count - count % batch;
+}
+
 // The data set comes shuffled; a second pass over it, and every later one, reads it in a new order
 // that depends on the pass alone.
 int64_t Engine::sample_index(int64_t position) {
-  const int64_t count = dataset_->sample_count();
-  const int64_t epoch = position / count;
+  const int64_t used = samples_per_epoch();
+  const int64_t epoch = position / used;
   if (epoch == 0) return position;
   if (order_epoch_ != epoch) {
-    order_ = torch_randperm(count, static_cast<uint32_t>(epoch));
+    order_ = torch_randperm(dataset_->sample_count(), static_cast<uint32_t>(epoch));
     order_epoch_ = epoch;
   }
-  return order_[static_cast<size_t>(position % count)];
+  return order_[static_cast<size_t>(position % used)];
 }
 
 // A process that leaves a call that others of its group are in ends the group: they would wait.
@@ -140,8 +156,8 @@ double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, 
   forward_options.padded_logits = true;
   const nn::Value logits = model_->architecture().logits(tape, batch, forward_options);
   model_->state().end_pass();
-  const nn::Value mean =
-      nn::cross_entropy(tape, logits, labels, model_->architecture().info().outputs(), counted);
+  const models::ArchitectureInfo& info = model_->architecture().info();
+  const nn::Value mean = nn::mean_loss(tape, logits, labels, info.outputs(), info.loss, counted);
   return static_cast<double>(*mean.data.data<float>()) * static_cast<double>(counted);
 }
 

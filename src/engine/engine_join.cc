@@ -4,6 +4,7 @@
 // It takes the steps before it knows whether anybody still trains; the totals that every step
 // exchanges tell how many micro batches there were, and a step without any ends the joining.
 #include "engine/engine.h"
+#include "models/inputs.h"
 
 namespace ds {
 
@@ -41,12 +42,10 @@ void Engine::join() {
 void Engine::run_empty_batch() {
   begin_step_clock();
   if (model_->has_architecture()) {
-    const bool classes = model_->architecture().info().head == models::Head::kClassification;
     MicroBatch batch;
     batch.ids = host_context().workspace(DType::kInt32, {1, 1});
     *batch.ids.data<int32_t>() = 0;
-    batch.labels = host_context().workspace(DType::kInt32, classes ? Shape{1} : Shape{1, 1});
-    *batch.labels.data<int32_t>() = 0;
+    batch.labels = models::blank_labels(host_context(), 1, 1, model_->architecture().info());
     run_forward(models::to_device(make_batch(batch), model_->device()),
                 make_labels(batch.labels, batch.ids));
     run_backward();

@@ -10,6 +10,8 @@ std::string why_none(const Config& config, const models::Model& model, const Com
   if (model.device()->kind() != DeviceKind::kCuda) return "the model is not on a GPU";
   if (comm.size() > 1) return "several ranks train";
   if (!model.has_architecture()) return "the passes are the caller's";
+  if (model.architecture().info().loss != nn::LossKind::kCrossEntropy)
+    return "the loss of this head is computed on the host";
   const ActivationCheckpointingConfig& segments = config.activation_checkpointing;
   if (segments.enabled && segments.offload) return "cpu_checkpointing copies beside the work";
   if (config.zero.offload_optimizer) return "gradients travel to the host beside the work";

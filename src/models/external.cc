@@ -1,6 +1,7 @@
 // Tensors between masters and safetensors files, converted in pieces so that no second copy of a
 // model exists.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/checksum.h"
@@ -170,6 +171,25 @@ void check_external(const Model& model, nn::ParamId id, const SafetensorsEntry& 
   const std::vector<int64_t> expected = external_shape(model.parameters()[id], transposed);
   DS_CHECK(entry.shape == expected, Code::kCorrupt, "tensor ", printable(entry.name), " has shape ",
            Shape(entry.shape).text(), ", the model asks for ", Shape(expected).text());
+}
+
+bool same_external(const OpContext& ctx, const SafetensorsEntry& a, const SafetensorsEntry& b) {
+  if (a.shape != b.shape) return false;
+  if (!a.dtype || !b.dtype || !floating(*a.dtype) || !floating(*b.dtype)) return false;
+  const int64_t elements = Shape(a.shape).elements();
+  for (int64_t begin = 0; begin < elements; begin += kPiece) {
+    const int64_t count = std::min(kPiece, elements - begin);
+    Tensor of_a = ctx.workspace(DType::kFloat32, {count});
+    Tensor of_b = ctx.workspace(DType::kFloat32, {count});
+    read_plain(ctx, a, begin, of_a);
+    read_plain(ctx, b, begin, of_b);
+    const float *const x = of_a.data<float>(), *const y = of_b.data<float>();
+    for (int64_t i = 0; i < count; ++i) {
+      const bool both_nan = std::isnan(x[i]) && std::isnan(y[i]);
+      if (x[i] != y[i] && !both_nan) return false;
+    }
+  }
+  return true;
 }
 
 std::shared_ptr<const zero::WeightSource> file_weights(

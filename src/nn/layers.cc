@@ -23,7 +23,7 @@ Shape with_appended(const Shape& shape, int64_t last) {
 }  // namespace
 
 Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& position_ids,
-                ParamId positions) {
+                ParamId positions, int64_t padding) {
   const OperatorScope op(tape, "embedding", table);
   Value y;
   {
@@ -38,15 +38,17 @@ Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& posi
   }
   tape.used(table);
   tape.used(positions);
-  tape.record([ids, table, position_ids, positions, out = y.slot](Tape& t) {
-    const auto add = [&](ParamId id, const Tensor& which) {
+  tape.record([ids, table, position_ids, positions, padding, out = y.slot](Tape& t) {
+    const auto add = [&](ParamId id, const Tensor& which, int64_t without) {
       if (id == kNoParam) return;
       Tensor gradient = t.store().gradient(id);
-      if (gradient && *out) ops::embedding_backward(t.ctx(), which, out->gradient(), gradient);
+      if (gradient && *out) {
+        ops::embedding_backward(t.ctx(), which, out->gradient(), gradient, without);
+      }
       t.used_backward(id);
     };
-    add(table, ids);
-    add(positions, position_ids);
+    add(table, ids, padding);
+    add(positions, position_ids, -1);
   });
   return y;
 }

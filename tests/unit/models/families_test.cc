@@ -187,7 +187,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"qwen2_tied", "default"}, Case{"qwen2_tied", "window"},
                       Case{"gpt_neox", "parallel"}, Case{"gpt_neox", "serial"},
                       Case{"gpt_neox", "linear"}, Case{"bert", "default"},
-                      Case{"bert_mlm", "default"}, Case{"bert_classifier", "default"}),
+                      Case{"bert_mlm", "default"}, Case{"bert_mlm_untied", "default"},
+                      Case{"qwen2", "mistied"}, Case{"bert_classifier", "default"}),
     [](const auto& test) { return str_cat(test.param.folder, "_", test.param.variant); });
 
 std::string refusal(const Case& c, const Json& changes) {
