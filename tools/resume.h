@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ds.hpp"
 #include "format.h"
@@ -18,12 +19,23 @@ struct LoadedRun {
   std::string folder;      // of all
   std::string tag;         // of the one
   std::string checkpoint;  // its own folder
+  std::string run;         // its training run, "" when it does not say
+  std::string config;      // that it was trained with, for this run; "" when it does not say
   std::optional<int64_t> seed;
+  std::vector<std::string> others;  // tags of the same folder that may stand in, the best one last
 };
 
 // Settles once which checkpoint is loaded, so that weights, tokenizer and seed are of the same.
 // --load may also name the folder of one checkpoint.
 LoadedRun find_checkpoint(const TrainOptions& options);
+
+// When `error` says that the loaded checkpoint is damaged: the one that is loaded in its place,
+// with a warning. Nothing when there is no other, or a tag was asked for.
+std::optional<LoadedRun> stand_in(const TrainOptions& options, const LoadedRun& damaged,
+                                  const libds::Error& error);
+
+// Refuses to save among the checkpoints of another run.
+void check_save_folder(const TrainOptions& options, const LoadedRun& loaded);
 
 // Its state into the engine.
 void load_checkpoint(libds::Engine& engine, const LoadedRun& run, const TrainOptions& options);

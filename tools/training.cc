@@ -7,6 +7,7 @@
 #include "files.h"
 #include "format.h"
 #include "metrics.h"
+#include "metrics_cut.h"
 #include "model_files.h"
 #include "progress.h"
 #include "rank_device.h"
@@ -35,6 +36,7 @@ class Training {
   void leave() { comm_.finalize(); }
 
  private:
+  void open_run();
   void open_model();
   libds::Model new_model(const std::string& path) const;
   void open_tokenizer();
@@ -228,15 +230,35 @@ int Training::stop_signal(const SignalWatch& signals) {
   return static_cast<int>(signal.item());
 }
 
-int Training::run() {
+// Of a damaged checkpoint the one before is taken, as the library does: a job that restarts by
+// itself must not fail for ever.
+void Training::open_run() {
   loaded_ = find_checkpoint(o_);
-  ConfigOptions how = o_.config;
-  how.resumed_seed = loaded_.seed;
-  config_ = load_config(how);
+  check_save_folder(o_, loaded_);
   if (!o_.save.empty()) make_folder(o_.save);
-  open_model();
-  open_tokenizer();
-  open_engine();
+  while (true) {
+    ConfigOptions how = o_.config;
+    how.resumed = loaded_.config;
+    how.resumed_seed = loaded_.seed;
+    config_ = load_config(how);
+    try {
+      open_model();
+      open_tokenizer();
+      open_engine();
+      return;
+    } catch (const libds::Error& error) {
+      std::optional<LoadedRun> other = stand_in(o_, loaded_, error);
+      if (!other) throw;
+      engine_ = {};
+      model_ = {};
+      tokenizer_ = {};
+      loaded_ = std::move(*other);
+    }
+  }
+}
+
+int Training::run() {
+  open_run();
   samples_ = recall_run(engine_, o_, data_, model_config_, config_.seed);
   open_data();
   describe();
@@ -250,7 +272,8 @@ int Training::run() {
     return kDone;
   }
 
-  MetricsFile metrics(o_.metrics, !o_.load.empty());
+  if (o_.resumes()) cut_metrics(o_.metrics, step_);
+  MetricsFile metrics(o_.metrics, o_.resumes());
   Progress progress(step_, o_.steps, o_.log_interval, o_.quiet);
   const SignalWatch signals;
   libds::StepReport report{};

@@ -96,7 +96,7 @@ void Engine::compare_settings(const CheckpointReader& reader, const LoadOptions&
   if (differences.empty()) return;
   const std::string where = printable(reader.folder().string(), 300);
   DS_CHECK(!options.strict, Code::kConfig, "the run that saved ", where,
-           " had other settings: ", join(differences, "; "));
+           " had other settings: ", ds::join(differences, "; "));
   if (comm_->rank() != 0) return;
   for (const std::string& difference : differences) {
     log_warning("engine", "the run that saved ", where, " had other settings: ", difference);

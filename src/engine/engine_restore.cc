@@ -83,7 +83,7 @@ void Engine::check_compatible(const CheckpointReader& reader, const LoadOptions&
            "the checkpoint ", where, " holds none of this model's parameters");
   if (comm_->rank() != 0) return;
   const auto names = [](const std::vector<std::string>& list) {
-    return list.empty() ? std::string("nothing") : printable(join(list, ", "), 300);
+    return list.empty() ? std::string("nothing") : printable(ds::join(list, ", "), 300);
   };
   log_warning("engine", "the checkpoint ", where, " is loaded in part: missing is ", names(missing),
               ", which stays as it is; passed over is ", names(foreign));
