@@ -52,7 +52,15 @@ void Engine::load(const std::string& folder, const std::string& tag, const LoadO
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
   if (background_) background_->settle();
   const models::Model::Use use(*model_, models::Model::Use::Purpose::kLoad);
-  if (!tag.empty()) return restore_tag(folder, tag, options);
+  if (!tag.empty()) {
+    const std::string first = broadcast_text(context(), *comm_, tag);
+    agree(context(), *comm_, "choosing the tag", [&] {
+      DS_CHECK(tag == first, Code::kInvalidArgument, "rank ", comm_->rank(), " loads \"",
+               printable(tag), "\" and rank 0 \"", printable(first),
+               "\"; give every rank the same tag");
+    });
+    return restore_tag(folder, tag, options);
+  }
   // Rank 0 searches for all.
   std::optional<CheckpointSearch> search;
   while (true) {
