@@ -67,7 +67,7 @@ LoadedRun find_checkpoint(const TrainOptions& options) {
 }
 
 std::optional<LoadedRun> stand_in(const TrainOptions& options, const LoadedRun& damaged,
-                                  const libds::Error& error) {
+                                  const libds::Error& error, bool tell) {
   const std::string reason = plain_message(error);
   const bool about_it = reason.find(damaged.checkpoint) != std::string::npos;
   const bool damage = error.status() == DS_ERR_CORRUPT || (error.status() == DS_ERR_IO && about_it);
@@ -81,10 +81,13 @@ std::optional<LoadedRun> stand_in(const TrainOptions& options, const LoadedRun& 
     try {
       LoadedRun run = describe(options, damaged.folder, tag);
       run.others = left;
-      std::cerr << "ds: warning: passing over " << damaged.checkpoint << ": " << reason
-                << "; going on from " << run.checkpoint << "\n";
+      if (tell) {
+        std::cerr << "ds: warning: passing over " << damaged.checkpoint << ": " << reason
+                  << "; going on from " << run.checkpoint << "\n";
+      }
       return run;
     } catch (const libds::Error& other) {
+      if (!tell) continue;
       std::cerr << "ds: warning: passing over " << tag << ": " << plain_message(other) << "\n";
     }
   }

@@ -30,9 +30,9 @@ struct LoadedRun {
 LoadedRun find_checkpoint(const TrainOptions& options);
 
 // When `error` says that the loaded checkpoint is damaged: the one that is loaded in its place,
-// with a warning. Nothing when there is no other, or a tag was asked for.
+// with a warning if `tell`. Nothing when there is no other, or a tag was asked for.
 std::optional<LoadedRun> stand_in(const TrainOptions& options, const LoadedRun& damaged,
-                                  const libds::Error& error);
+                                  const libds::Error& error, bool tell);
 
 // Refuses to save among the checkpoints of another run.
 void check_save_folder(const TrainOptions& options, const LoadedRun& loaded);

@@ -247,7 +247,7 @@ void Training::open_run() {
       open_engine();
       return;
     } catch (const libds::Error& error) {
-      std::optional<LoadedRun> other = stand_in(o_, loaded_, error);
+      std::optional<LoadedRun> other = stand_in(o_, loaded_, error, first_);
       if (!other) throw;
       engine_ = {};
       model_ = {};

@@ -281,7 +281,7 @@ TEST(CapiEngine, LoadsInPart) {
   };
   const auto optimizer_steps = [&] {
     int64_t out = -1;
-    EXPECT_DS_OK(ds_optimizer_steps(ds_engine_optimizer(world.engine), &out));
+    EXPECT_DS_OK(ds_optimizer_step_count(ds_engine_optimizer(world.engine), &out));
     return out;
   };
   ASSERT_DS_OK(load(R"({"load_module_only": true})"));
