@@ -1129,7 +1129,10 @@ DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const cha
 DS_API ds_status ds_engine_save_wait(ds_engine* engine);
 
 /**
- * Loads a checkpoint into an engine made with the same model and a compatible configuration.
+ * Loads a checkpoint into an engine made with the same model and a compatible configuration: one
+ * whose optimizer has the state tensors that the checkpoint holds. Ranks, ZeRO stage, precision and
+ * types of states are free; other settings that change results (optimizer, rate, clipping, batch,
+ * data set, ...) are told as warnings (docs/training.md lists them).
  * Tensors go straight to the engine's own memory: no second copy of the state is made.
  * @param tag  NULL for the newest valid one; those found damaged are passed over with a warning
  * What fails before tensors are read (no checkpoint, other shapes, sizes, a damaged manifest)
@@ -1144,6 +1147,26 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * Since: 0.1.
  */
 DS_API ds_status ds_engine_load(ds_engine* engine, const char* folder, const char* tag);
+
+/**
+ * The same, saying how much of the checkpoint is taken over. The first four keys are arguments of
+ * DeepSpeed's load_checkpoint.
+ * @param options_json  {"load_module_only": false, "load_module_strict": true,
+ *                      "load_optimizer_states": true, "load_lr_scheduler_states": true,
+ *                      "strict": false}, each optional; NULL for all of these
+ * load_module_only: weights alone. Optimizer state, schedule, counters, client state and run stay
+ * the engine's own; an open step is given up.
+ * load_module_strict false: parameters that the checkpoint lacks stay as they are, those that the
+ * model lacks are passed over, with a warning that names them; other shapes are an error.
+ * load_optimizer_states false: moments, their count of steps and the loss scale stay as they are,
+ * those of a new engine at their beginning; the gradients of an open step are given up.
+ * load_lr_scheduler_states false: the schedule and the rates stay where they are.
+ * strict: settings that differ from the saved run's (docs/training.md lists them) are refused, not
+ * warned of; so is another data set, also by ds_engine_set_dataset later.
+ * Errors: as ds_engine_load; DS_ERR_CONFIG (an unknown option; `strict`). Since: 0.5.
+ */
+DS_API ds_status ds_engine_load_with(ds_engine* engine, const char* folder, const char* tag,
+                                     const char* options_json);
 
 /** Attaches a tokenizer, which checkpoints then carry; NULL takes it away. Since: 0.1. */
 DS_API ds_status ds_engine_set_tokenizer(ds_engine* engine, const ds_tokenizer* tokenizer);
@@ -1220,11 +1243,25 @@ DS_API ds_status ds_optimizer_set_state(ds_optimizer* optimizer, const char* nam
 /* ---- 10. Checkpoints on disk --------------------------------------------------------------- */
 
 /**
- * Describes a checkpoint as JSON: tags, counters, tensors with shapes, slices and places.
+ * Describes a checkpoint as JSON: "tags" of the folder by their steps (those that cannot be opened
+ * first) and "runs", the id of the training run by tag (null when unknown); of the one that is
+ * described "run", counters, tensors with shapes, slices and places, and the "config" that it was
+ * trained with.
  * @param tag  NULL for the newest valid one
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Threads: any. Since: 0.1.
  */
 DS_API ds_status ds_checkpoint_inspect(const char* folder, const char* tag, char** out_json);
+
+/**
+ * Deletes one checkpoint of a folder, valid or not. Where `latest` names it, `latest` first moves to
+ * the valid one with the most steps of the others, or goes when there is none. Nobody may be
+ * reading it; an engine deletes old ones by itself with the configuration's checkpoint.keep.
+ * @param tag  its name; NULL is refused
+ * Errors: DS_ERR_NOT_FOUND (also a folder that is no checkpoint), DS_ERR_IO (files that are not a
+ * checkpoint's keep its folder; the checkpoint itself is gone), DS_ERR_INVALID_ARGUMENT. Threads:
+ * any. Since: 0.5.
+ */
+DS_API ds_status ds_checkpoint_delete(const char* folder, const char* tag);
 
 /**
  * Reads every byte of a checkpoint and compares checksums; the error names file, tensor and bytes.

@@ -949,6 +949,12 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   void load(const std::string& folder, const std::string& tag = "") {
     check(ds_engine_load(get(), folder.c_str(), detail::or_null(tag)));
   }
+  // How much of it; see ds_engine_load_with.
+  void load_with(const std::string& folder, const std::string& tag,
+                 const std::string& options_json) {
+    check(ds_engine_load_with(get(), folder.c_str(), detail::or_null(tag),
+                              detail::or_null(options_json)));
+  }
   void set_tokenizer(const Tokenizer* tokenizer) {
     check(ds_engine_set_tokenizer(get(), tokenizer ? tokenizer->get() : nullptr));
   }
@@ -1079,6 +1085,10 @@ inline std::string inspect_checkpoint(const std::string& folder, const std::stri
   char* out = nullptr;
   check(ds_checkpoint_inspect(folder.c_str(), detail::or_null(tag), &out));
   return detail::take(out);
+}
+// Deletes one checkpoint; `latest` moves to another one first where it names this.
+inline void delete_checkpoint(const std::string& folder, const std::string& tag) {
+  check(ds_checkpoint_delete(folder.c_str(), tag.c_str()));
 }
 // Reads every byte and throws when one is wrong.
 inline void verify_checkpoint(const std::string& folder, const std::string& tag = "") {

@@ -56,7 +56,9 @@ const char* default_config() {
 
 RunConfig load_config(const ConfigOptions& options) {
   RunConfig config;
-  config.text = options.path.empty() ? default_config() : read_text(options.path);
+  config.text = !options.path.empty()      ? read_text(options.path)
+                : !options.resumed.empty() ? options.resumed
+                                           : default_config();
   auto document = parse_strictly(config.text);
   if (!document) {
     config.understood = false;
@@ -68,6 +70,11 @@ RunConfig load_config(const ConfigOptions& options) {
   const Json& seed = (*document)["seed"];
   config.seed = seed.is_number_integer() ? seed.get<int64_t>() : kDefaultSeed;
   if (options.threads) (*document)["threads"] = *options.threads;
+  if (options.keep) {
+    Json& checkpoint = (*document)["checkpoint"];
+    // Another shape is for the library to report.
+    if (checkpoint.is_object() || checkpoint.is_null()) checkpoint["keep"] = *options.keep;
+  }
   if (!options.tensorboard.empty()) enable_monitor(*document, "tensorboard", options.tensorboard);
   if (!options.csv.empty()) enable_monitor(*document, "csv_monitor", options.csv);
   config.text = document->dump(2, ' ', false, Json::error_handler_t::replace);

@@ -9,11 +9,13 @@
 namespace tool {
 
 struct ConfigOptions {
-  std::string path;                     // "" = default_config()
+  std::string path;                     // "" = that of the loaded run, else default_config()
+  std::string resumed;                  // configuration of the loaded run, "" = none
   std::optional<int64_t> seed;          // wins over the file's "seed"
   std::optional<int64_t> resumed_seed;  // of the loaded run; the file's "seed" wins over it
   std::optional<int64_t> threads;
-  std::string tensorboard;  // folder, "" = as the file says
+  std::optional<int64_t> keep;  // checkpoints of the run that stay
+  std::string tensorboard;      // folder, "" = as the file says
   std::string csv;
 };
 

@@ -96,6 +96,12 @@ class Checker {
     }
   }
 
+  // Of checkpoints that this build did not write too, so nothing but a bound.
+  void run() const {
+    DS_CHECK(m_.run.empty() || (m_.run.size() <= 128 && is_plain_name(m_.run)), code_, what_,
+             ": the run's id '", printable(m_.run, 140), "' is longer than 128 bytes or no name");
+  }
+
   void states() const {
     std::unordered_set<std::string_view> seen;
     for (const StateRecord& s : m_.states) {
@@ -180,6 +186,7 @@ void check_manifest(const Manifest& manifest, std::string_view what, Code code, 
   checker.blobs();
   checker.tensors(complete);
   checker.states();
+  checker.run();
 }
 
 }  // namespace ds

@@ -16,7 +16,7 @@
 namespace ds {
 
 inline constexpr uint32_t kManifestMajor = 1;
-inline constexpr uint32_t kManifestMinor = 0;
+inline constexpr uint32_t kManifestMinor = 1;
 inline constexpr const char* kManifestFile = "manifest.dsm";
 inline constexpr int64_t kBlobAlignment = 64;
 inline constexpr int64_t kLargeBlobAlignment = 4096;  // from kLargeItemBytes: fits direct I/O
@@ -126,6 +126,7 @@ struct Manifest {
   std::vector<TensorRecord> tensors;
   std::vector<BlobRecord> blobs;
   std::vector<StateRecord> states;
+  std::string run;  // id of the training run, from 1.1 on; "" where there is none
 };
 
 // The content of the manifest file.

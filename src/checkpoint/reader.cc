@@ -273,6 +273,7 @@ Json CheckpointReader::inspect() const {
   out["tag"] = m.tag;
   out["format"] = str_cat(m.major, ".", m.minor);
   out["writer"] = m.writer;
+  out["run"] = m.run.empty() ? Json() : Json(m.run);
   out["counters"] = {{"global_steps", m.counters.global_steps},
                      {"skipped_steps", m.counters.skipped_steps},
                      {"micro_steps", m.counters.micro_steps},

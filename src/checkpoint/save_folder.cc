@@ -153,7 +153,12 @@ std::string read_latest(const fs::path& save_dir) {
   DS_CHECK(fs::is_regular_file(status) && fs::file_size(path, error) <= 1024, Code::kCorrupt,
            shown(path), " is not a file that names a checkpoint");
   const std::string text = read_text_file(path, 1024);
-  std::string tag = text.substr(0, text.find('\n'));
+  const size_t end = text.find('\n');
+  std::string tag = text.substr(0, end);
+  // A file that was cut short may spell another tag that exists.
+  DS_CHECK(end != std::string::npos || text.empty(), Code::kCorrupt, shown(path), " (bytes 0-",
+           text.size() - 1, ") is cut short: no line feed ends the tag '", printable(tag),
+           "', which may be the beginning of another one");
   const bool one_line = text.size() <= tag.size() + 1;
   if (one_line && !tag.empty() && tag.back() == '\r') tag.pop_back();
   DS_CHECK(is_plain_name(tag) && (one_line || text == latest_text(tag)), Code::kCorrupt,

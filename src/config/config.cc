@@ -332,6 +332,7 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.comms_logger = read_comms_logger(parsed);
   out.tag_validation = read_tag_validation(parsed);
   out.exclude_frozen_parameters = get<bool>(parsed, "/checkpoint/exclude_frozen_parameters");
+  out.keep_checkpoints = optional_at<int64_t>(parsed, "/checkpoint/keep").value_or(0);
   out.background_save = get<bool>(parsed, "/checkpoint/writer/decoupled");
   return out;
 }

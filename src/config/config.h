@@ -267,6 +267,7 @@ class Config {
   TagValidation tag_validation = TagValidation::kWarn;
   bool exclude_frozen_parameters = false;
   bool background_save = false;  // checkpoint.writer.decoupled
+  int64_t keep_checkpoints = 0;  // of a run in its folder; 0: all
 
   // Every key of every section with its value; itself a valid document.
   const Json& resolved() const noexcept { return parsed_.values; }

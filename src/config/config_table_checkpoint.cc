@@ -17,6 +17,12 @@ KeyTable checkpoint_table() {
               "exclude_frozen_parameters", false,
               "Save trainable parameters only: a run that loads the checkpoint starts from a model "
               "that has the frozen ones."),
+          integer(
+              "keep", std::nullopt,
+              "How many checkpoints of a run stay in its folder: after each save, and only when "
+              "that is durable, its older ones are deleted, by their steps. null keeps all. "
+              "Another run's are never deleted. (Extension.)")
+              .at_least(1),
           flag("load_universal", false, "Load a universal checkpoint.")
               .needs("the universal checkpoint format"),
           flag("use_node_local_storage", false, "Every node writes to its own storage.")

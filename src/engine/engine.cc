@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "checkpoint/background_save.h"
+#include "checkpoint/run_id.h"
 #include "engine/agreement.h"
 #include "engine/monitors.h"
 #include "engine/rank_devices.h"
@@ -75,6 +76,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       gpu_policy_(policy_of(config_.cuda)),
       timers_(device_clock(model_->device())) {
   for (const std::string& warning : config_.warnings()) log_warning("config", warning);
+  run_id_ = make_run_id();
   log_collectives();
   monitors_ = make_monitors(config_, *comm_);
   metrics_ = std::make_unique<StepMetrics>(config_, *model_, *comm_);

@@ -15,6 +15,7 @@
 #include "data/dataset.h"
 #include "data/tokenizer.h"
 #include "engine/call_control.h"
+#include "engine/load_options.h"
 #include "engine/loss_sum.h"
 #include "engine/product_timing.h"
 #include "engine/report.h"
@@ -29,6 +30,7 @@ namespace ds {
 
 class BackgroundSave;
 class CheckpointReader;
+struct CheckpointWriterOptions;
 class PartWriter;
 struct TensorTarget;
 
@@ -92,7 +94,7 @@ class Engine {
   void save(const std::string& folder, const std::string& tag);
   // Waits for a save that goes on in the background; throws what became of it.
   void wait_for_save();
-  void load(const std::string& folder, const std::string& tag);
+  void load(const std::string& folder, const std::string& tag, const LoadOptions& options = {});
 
   // Progress of the calls above, and their early end.
   CallControl& control() { return control_; }
@@ -187,30 +189,54 @@ class Engine {
   int64_t samples_per_epoch() const;
   int64_t sample_index(int64_t position);
   double batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted);
+  // What one rank has of the open step.
+  struct RankShare {
+    double loss_sum = 0;
+    int64_t tokens = 0;
+    int64_t losses = 0;  // in the sum
+  };
   // What a checkpoint holds besides the bytes of tensors, checked.
   struct Restored {
     int64_t accumulated = 0;
     std::vector<TensorTarget> targets;
     std::vector<std::pair<nn::ParamId, Tensor>> fp8;  // of layers, as Fp8Linears saved them
-    double loss_sum = 0;
-    int64_t step_tokens = 0;
+    RankShare share;
+    double gradient_factor = 1;  // what those of the open step are multiplied by
+    Progress progress;
     Updater::Saved updater;
     Json client_state;
-    int64_t seed = 0;
+    Json dataset;  // as describe_dataset gave it
     std::shared_ptr<const Tokenizer> tokenizer;
   };
   std::string agreed_tag(const std::string& tag);
   zero::FlatRange saved_share(nn::ParamId id) const;
   void save_tensors(PartWriter& part);
-  void save_counters(PartWriter& part);
-  void restore_tag(const std::string& folder, const std::string& tag);
+  std::vector<RankShare> open_shares();
+  CheckpointWriterOptions writer_options(const std::string& folder, const std::string& tag,
+                                         const std::vector<RankShare>& shares);
+  void save_counters(PartWriter& part, const std::vector<RankShare>& shares);
+  Json rate_config() const;
+  void restore_tag(const std::string& folder, const std::string& tag, const LoadOptions& options);
   static void aim(TensorTarget& target, const Tensor& memory);
-  Restored prepare_restore(const CheckpointReader& reader);
-  void restore(CheckpointReader reader);
+  void compare_settings(const CheckpointReader& reader, const LoadOptions& options) const;
+  void check_dataset_as_loaded(const Dataset& dataset);
+  RankShare restored_share(const CheckpointReader& reader, int64_t& all_tokens) const;
+  double gradient_factor(const CheckpointReader& reader, const Updater::Saved& updater,
+                         int64_t accumulated) const;
+  Restored prepare_restore(const CheckpointReader& reader, const LoadOptions& options);
+  void keep_open_step(const CheckpointReader& reader, const LoadOptions& options,
+                      Restored& out) const;
+  void read_targets(const CheckpointReader& reader, std::span<const TensorTarget> targets);
+  void restore(CheckpointReader reader, const LoadOptions& options);
+  void restore_gradients(const Restored& restored);
+  void restore_counters(Restored restored, const CheckpointReader& reader,
+                        const LoadOptions& options);
   void save_fp8(PartWriter& part) const;
   void restore_fp8_targets(const CheckpointReader& reader, Restored& out) const;
-  std::vector<TensorTarget> restore_targets(const CheckpointReader& reader, bool with_gradients);
-  void check_compatible(const CheckpointReader& reader) const;
+  std::vector<TensorTarget> restore_targets(const CheckpointReader& reader,
+                                            const LoadOptions& options, bool with_gradients);
+  void check_family(const CheckpointReader& reader) const;
+  void check_compatible(const CheckpointReader& reader, const LoadOptions& options) const;
 
   Config config_;
   std::shared_ptr<models::Model> model_;
@@ -249,6 +275,10 @@ class Engine {
   bool all_joined_ = false;
   std::optional<double> step_began_;
   int64_t loaded_micro_steps_ = 0;  // progress_.micro_steps when there was nothing to lose
+  std::string run_id_;              // of the checkpoints; a loaded run's goes on
+  std::string checked_folder_;      // the last one that was searched for those of other runs
+  Json loaded_dataset_;             // what the loaded run read; null when that is not known
+  bool strict_dataset_ = false;     // another one is refused
   std::vector<bool> overwritten_;   // by parameter: written by a load that has not succeeded yet
   std::unique_ptr<BackgroundSave> background_;  // with checkpoint.writer.decoupled
 

@@ -1,8 +1,10 @@
 // Training and evaluating over a data set: which samples a step reads, and how they become batches.
 #include <algorithm>
 
+#include "base/log.h"
 #include "data/numpy_random.h"
 #include "engine/engine.h"
+#include "engine/resume_differences.h"
 #include "models/inputs.h"
 #include "nn/loss.h"
 
@@ -56,6 +58,7 @@ void check_dataset(const Dataset& dataset, const models::ArchitectureInfo& info)
 
 void Engine::set_dataset(DatasetPtr dataset) {
   if (dataset) check_dataset(*dataset, model_->architecture().info());
+  if (dataset) check_dataset_as_loaded(*dataset);
   dataset_ = std::move(dataset);
   order_epoch_ = 0;
   order_.clear();
@@ -70,6 +73,17 @@ int64_t Engine::samples_per_epoch() const {
            " samples, fewer than one batch of ", batch, " (micro batch ", config_.batch.micro_batch,
            " x ", comm_->size(), " ranks), and dataloader_drop_last drops what fills no batch");
   return count - count % batch;
+}
+
+// One that is set after a load continues what the loaded run read.
+void Engine::check_dataset_as_loaded(const Dataset& dataset) {
+  if (loaded_dataset_.is_null()) return;
+  const std::string difference = dataset_difference(loaded_dataset_, describe_dataset(dataset));
+  if (difference.empty()) return;
+  DS_CHECK(!strict_dataset_, Code::kConfig, "the loaded run had other settings: ", difference);
+  if (comm_->rank() == 0) {
+    log_warning("engine", "the loaded run had other settings: ", difference);
+  }
 }
 
 // The data set comes shuffled; a second pass over it, and every later one, reads it in a new order

@@ -70,7 +70,7 @@ Updater::Updater(const Config& config, const zero::ParameterState& state)
 }
 
 void Updater::follow_schedule() {
-  for (size_t i = 0; i < rates_.size(); ++i) rates_[i] = schedules_[i].lr(optimizer_->steps());
+  for (size_t i = 0; i < rates_.size(); ++i) rates_[i] = schedules_[i].lr(schedule_steps());
 }
 
 Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& state, double share) {
@@ -100,7 +100,7 @@ optim::UpdateStep Updater::next_step() const {
   optim::UpdateStep step;
   step.rates = rates_;
   if (!schedules_.empty()) {
-    step.beta1 = schedules_.front().beta1(optimizer_->steps());
+    step.beta1 = schedules_.front().beta1(schedule_steps());
     step.beta2 = schedules_.front().beta2();
   }
   return step;
@@ -164,12 +164,13 @@ size_t Updater::place(nn::ParamId id) const {
 
 Json Updater::save() const {
   return {{"steps", optimizer_->steps()},
+          {"schedule_steps", schedule_steps()},
           {"rates", rates_},
           {"loss_scaler", scaler_.save()},
           {"consecutive_skips", consecutive_skips_}};
 }
 
-Updater::Saved Updater::read(const Json& saved, bool same_configuration) const {
+Updater::Saved Updater::read(const Json& saved, const Rules& rules) const {
   const auto field = [](const Json& object, const char* key) -> const Json& {
     DS_CHECK(object.is_object() && object.contains(key), Code::kCorrupt,
              "the checkpoint's optimizer state lacks ", key);
@@ -187,25 +188,41 @@ Updater::Saved Updater::read(const Json& saved, bool same_configuration) const {
     return value.get<int64_t>();
   };
   Saved out;
+  out.rules = rules;
   out.steps = integer(saved, "steps");
   out.consecutive_skips = integer(saved, "consecutive_skips");
-  DS_CHECK(out.steps >= 0 && out.consecutive_skips >= 0, Code::kCorrupt,
+  // Version 0.4 and earlier had one count.
+  out.schedule_steps =
+      saved.contains("schedule_steps") ? integer(saved, "schedule_steps") : out.steps;
+  DS_CHECK(out.steps >= 0 && out.schedule_steps >= 0 && out.consecutive_skips >= 0, Code::kCorrupt,
            "the checkpoint's optimizer state counts below 0");
   const Json& rates = field(saved, "rates");
   DS_CHECK(rates.is_array(), Code::kCorrupt, "the checkpoint's optimizer state has no rates");
-  for (const Json& rate : rates) out.rates.push_back(number(rate));
+  for (const Json& rate : rates) {
+    out.rates.push_back(number(rate));
+    DS_CHECK(std::isfinite(out.rates.back()) && out.rates.back() >= 0, Code::kCorrupt,
+             "the checkpoint's optimizer state holds the learning rate ", out.rates.back());
+  }
   out.scaler = scaler_;
   const Json& scaler = field(saved, "loss_scaler");
-  if (same_configuration) out.scaler.restore(scaler);
-  out.same_configuration = same_configuration;
+  out.gradient_scale = number(field(scaler, "scale"));
+  DS_CHECK(std::isfinite(out.gradient_scale) && out.gradient_scale > 0, Code::kCorrupt,
+           "the checkpoint's loss scale is ", out.gradient_scale);
+  if (rules.optimizer && rules.scale_moves) out.scaler.restore(scaler);
   return out;
 }
 
 void Updater::restore(Saved saved) {
-  optimizer_->set_steps(saved.steps);
-  scaler_ = std::move(saved.scaler);
-  consecutive_skips_ = saved.consecutive_skips;
-  if (saved.same_configuration && saved.rates.size() == rates_.size()) {
+  const Rules& rules = saved.rules;
+  const int64_t position = rules.schedule ? saved.schedule_steps : schedule_steps();
+  if (rules.optimizer) {
+    optimizer_->set_steps(saved.steps);
+    scaler_ = std::move(saved.scaler);
+    consecutive_skips_ = saved.consecutive_skips;
+  }
+  schedule_lead_ = position - optimizer_->steps();
+  if (!rules.schedule) return;
+  if (rules.same_rates && saved.rates.size() == rates_.size()) {
     rates_ = std::move(saved.rates);
   } else {
     follow_schedule();

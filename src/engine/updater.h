@@ -55,19 +55,30 @@ class Updater {
 
   // Everything but the optimizer's tensors.
   Json save() const;
+  // What of that goes on.
+  struct Rules {
+    bool same_rates = false;   // the configuration says the same of learning rates
+    bool scale_moves = false;  // the saved loss scale is that of a dynamic scaler
+    bool optimizer = true;     // the optimizer's tensors are restored, and the loss scale
+    bool schedule = true;
+  };
   // What save() gave, checked, ...
   struct Saved {
+    Rules rules;
     int64_t steps = 0;
+    int64_t schedule_steps = 0;
     int64_t consecutive_skips = 0;
     std::vector<double> rates;
     optim::LossScaler scaler;
-    bool same_configuration = false;
+    double gradient_scale = 1;  // that gradients of an open step carry
   };
-  Saved read(const Json& saved, bool same_configuration) const;
+  Saved read(const Json& saved, const Rules& rules) const;
   // ... and taken over, once the optimizer's tensors are restored.
   void restore(Saved saved);
 
  private:
+  // Steps that the schedules count: those of the optimizer, unless one of them was restored alone.
+  int64_t schedule_steps() const { return optimizer_->steps() + schedule_lead_; }
   void follow_schedule();
   optim::UpdateStep next_step() const;
   kernels::UpdateGate update_after_norm(const OpContext& ctx, zero::ParameterState& state,
@@ -86,6 +97,7 @@ class Updater {
   std::vector<optim::Schedule> schedules_;  // one per base rate
   optim::LossScaler scaler_;
   std::vector<double> rates_;
+  int64_t schedule_lead_ = 0;
   int64_t consecutive_skips_ = 0;
 };
 

@@ -747,6 +747,13 @@ std::vector<Call> engine_calls() {
        {in(kEngine, "engine"), text("folder", "{dir}/saved")},
        [](const Arguments& a) { return ds_engine_load(p<ds_engine>(a, 0), s(a, 1), "one"); },
        [](World& world, Arguments&) { save_checkpoint(world); }},
+      {"ds_engine_load_with",
+       {in(kEngine, "engine"), text("folder", "{dir}/saved")},
+       [](const Arguments& a) {
+         return ds_engine_load_with(p<ds_engine>(a, 0), s(a, 1), "one",
+                                    R"({"load_optimizer_states": false})");
+       },
+       [](World& world, Arguments&) { save_checkpoint(world); }},
       {"ds_engine_set_tokenizer",
        {in(kEngine, "engine"), maybe(kTokenizer, "tokenizer")},
        [](const Arguments& a) {
@@ -833,6 +840,10 @@ std::vector<Call> optimizer_and_checkpoint_calls() {
       {"ds_checkpoint_inspect",
        {text("folder", "{dir}/saved"), out_text("out_json")},
        [](const Arguments& a) { return ds_checkpoint_inspect(s(a, 0), "one", p<char*>(a, 1)); },
+       [](World& world, Arguments&) { save_checkpoint(world); }},
+      {"ds_checkpoint_delete",
+       {text("folder", "{dir}/saved"), text("tag", "one")},
+       [](const Arguments& a) { return ds_checkpoint_delete(s(a, 0), s(a, 1)); },
        [](World& world, Arguments&) { save_checkpoint(world); }},
       {"ds_checkpoint_verify",
        {text("folder", "{dir}/saved")},

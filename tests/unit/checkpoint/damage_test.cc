@@ -266,6 +266,8 @@ TEST_F(DamageTest, ManifestsThatMakeNoSenseAreRefused) {
          m->states[0].range = BlobRange{0, 0, 4};
        }},
       {"checkpoint format 2.0", [](Manifest* m) { m->major = 2; }},
+      {"run's id", [](Manifest* m) { m->run = "../x"; }},
+      {"run's id", [](Manifest* m) { m->run.assign(129, 'a'); }},
       {"impossible tag", [](Manifest* m) { m->tag = "../x"; }},
       {"not the one its name says", [](Manifest* m) { m->tag = "tag8"; }},
       {"counter", [](Manifest* m) { m->counters.global_steps = -1; }},
