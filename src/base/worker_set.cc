@@ -1,6 +1,7 @@
 #include "base/worker_set.h"
 
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -45,6 +46,17 @@ Registry& registry() {
   return *one;
 }
 
+// Whether the process can get what a thread's stack takes; the system gives one error for that and
+// for too many threads.
+bool room_for_stack() noexcept {
+  constexpr size_t kStack = size_t{8} << 20;
+  void* const stack =
+      ::mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+  if (stack == MAP_FAILED) return false;
+  ::munmap(stack, kStack);
+  return true;
+}
+
 // Best effort: a CPU may have gone since the list was checked.
 void pin_this_thread(const std::vector<int>& cpus) {
   if (cpus.empty()) return;
@@ -61,9 +73,13 @@ std::shared_ptr<WorkerSet> WorkerSet::shared(const std::vector<int>& cpus) {
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.sets, [](const auto& entry) { return entry.second.expired(); });
   if (const auto found = all.sets.find(cpus); found != all.sets.end()) {
-    if (auto set = found->second.lock()) return set;
+    if (auto set = found->second.lock(); set && !set->forked()) return set;
   }
-  std::shared_ptr<WorkerSet> made(new WorkerSet(cpus));
+  // In a forked child the locks and conditions are as the parent's threads held them: nothing of
+  // them may be waited for, so the memory stays.
+  std::shared_ptr<WorkerSet> made(new WorkerSet(cpus), [](WorkerSet* set) {
+    if (!set->forked()) delete set;
+  });
   all.sets[cpus] = made;
   return made;
 }
@@ -87,12 +103,18 @@ void WorkerSet::add_user(int threads) {
     }
   } catch (const std::exception& error) {
     users_.pop_back();
-    fail(Code::kOutOfMemory, "cannot start ", threads - 1, " threads: ", error.what());
+    fail(Code::kOutOfMemory, "cannot start ", threads - 1, " threads: ",
+         room_for_stack() ? "the process may have no more of them (ulimit -u, or the limit of its "
+                            "container); use fewer threads"
+                          : "there is no memory for a stack (ulimit -v, or the machine's memory is "
+                            "used up); free memory or use fewer threads",
+         " (", error.what(), ")");
   }
   most_.store(most);
 }
 
 void WorkerSet::remove_user(int threads) noexcept {
+  if (forked()) return;
   const std::lock_guard lock(mutex_);
   users_.erase(std::find(users_.begin(), users_.end(), threads));
   most_.store(users_.empty() ? 0 : *std::max_element(users_.begin(), users_.end()));
