@@ -18,11 +18,6 @@
  *             DS_ERR_OUT_OF_MEMORY and DS_ERR_INTERNAL; `Errors` lists the others. On failure the
  *             out-parameters are untouched and ds_last_error_message() explains. No function ends
  *             the process, prints, installs a signal handler or changes the environment.
- * Fork        A forked child has none of its parent's threads. It may destroy handles of the parent,
- *             which returns at once and leaves what they stand for to the parent (memory is not
- *             given back, `release` callbacks are not called), and it may make handles of its own.
- *             Data sets and tokenizers of the parent may be read. Models, engines and groups must
- *             not be used in it. Fork while no other thread is inside the library.
  * Blocks      Functions compute or read files before they return; none waits for other processes
  *             unless it says `Blocks`.
  * Text        UTF-8, ends with NUL. Sizes are bytes unless stated. Tensors are row-major.

@@ -140,8 +140,8 @@ void MetricsFile::flush() {
     }
     const std::string_view written(unwritten_.data(), static_cast<size_t>(n));
     const size_t last = written.rfind('\n');
-    of_line_ = last == std::string_view::npos ? of_line_ + written.size()
-                                              : written.size() - last - 1;
+    of_line_ =
+        last == std::string_view::npos ? of_line_ + written.size() : written.size() - last - 1;
     unwritten_.erase(0, static_cast<size_t>(n));
   }
   if (unwritten_.empty() && failing_) {

@@ -34,9 +34,9 @@ class MetricsFile {
   std::string path_;
   int fd_ = -1;
   std::string unwritten_;
-  size_t of_line_ = 0;    // bytes of the first unwritten line that are in the file
-  int64_t dropped_ = 0;   // lines
-  bool failing_ = false;  // and told
+  size_t of_line_ = 0;       // bytes of the first unwritten line that are in the file
+  int64_t dropped_ = 0;      // lines
+  bool failing_ = false;     // and told
   int64_t within_node_ = 0;  // bytes sent so far
   int64_t across_nodes_ = 0;
 };

@@ -18,11 +18,11 @@ bool saves_beside_training(const libds::Engine& engine) {
   return document.contains(place) && document.at(place) == true;
 }
 
-// Whether a save may fail like this in a run that goes on: a disk, a folder or memory, not a peer or
-// a device.
+// Whether a save may fail like this in a run that goes on: a disk, a folder or memory, not a peer
+// or a device.
 bool may_work_later(ds_status status) {
   return status == DS_ERR_IO || status == DS_ERR_NOT_FOUND || status == DS_ERR_OUT_OF_MEMORY ||
-         status == DS_ERR_STATE || status == DS_ERR_CORRUPT;
+         status == DS_ERR_CORRUPT;
 }
 
 // Whether it comes from the data and leaves the engine as it was.

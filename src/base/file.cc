@@ -91,8 +91,8 @@ void File::read_at(int64_t offset, std::span<std::byte> bytes) const {
         ::pread(fd_, bytes.data() + done, bytes.size() - done, offset + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_errno("cannot read", path_);
-    DS_CHECK(n > 0, Code::kCorrupt, printable(path_.string(), 300), " has ", size(),
-             " bytes, but ", bytes.size(), " bytes at ", offset, " were to be read, up to byte ",
+    DS_CHECK(n > 0, Code::kCorrupt, printable(path_.string(), 300), " has ", size(), " bytes, but ",
+             bytes.size(), " bytes at ", offset, " were to be read, up to byte ",
              offset + static_cast<int64_t>(bytes.size()), ": the file is truncated");
     done += static_cast<size_t>(n);
   }

@@ -1,6 +1,6 @@
 // Files: RAII descriptors, whole-file reads, durable writes. Every error names the path and the
-// system's reason. Nothing maps a file: one that another program cuts short while it is read must be
-// an error, and a map makes it a signal.
+// system's reason. Nothing maps a file: one that another program cuts short while it is read must
+// be an error, and a map makes it a signal.
 #pragma once
 
 #include <cstddef>

@@ -59,7 +59,8 @@ void remove_leftovers(const fs::path& path) noexcept {
     std::error_code error;
     for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
       const std::string name = it->path().filename().string();
-      if (name.starts_with(prefix) && is_number_pair(std::string_view(name).substr(prefix.size()))) {
+      if (name.starts_with(prefix) &&
+          is_number_pair(std::string_view(name).substr(prefix.size()))) {
         left.push_back(it->path());
       }
     }

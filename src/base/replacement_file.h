@@ -1,6 +1,6 @@
 // A file that takes the place of another one when it is whole: made beside it, synced, renamed. A
-// crash leaves the old content or the new; what a killed process leaves beside it goes with the next
-// write.
+// crash leaves the old content or the new; what a killed process leaves beside it goes with the
+// next write.
 #pragma once
 
 #include <filesystem>

@@ -65,7 +65,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run_erased(int64_t chunks, const void* fn, WorkerSet::Call call) {
   if (chunks <= 0) return;
-  if (workers_ == nullptr || chunks == 1 || inside_chunk || workers_->forked()) {
+  if (workers_ == nullptr || chunks == 1 || inside_chunk) {
     const InsideChunk inside;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) call(fn, chunk);
     return;

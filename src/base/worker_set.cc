@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/forks.h"
 
 namespace ds {
 namespace {
@@ -40,6 +41,7 @@ bool spin_while(const Waiting& waiting) {
 struct Registry {
   std::mutex mutex;
   std::map<std::vector<int>, std::weak_ptr<WorkerSet>> sets;
+  uint32_t forks = fork_count();
 };
 Registry& registry() {
   static Registry* const one = new Registry;  // outlives threads that end late
@@ -50,8 +52,8 @@ Registry& registry() {
 // for too many threads.
 bool room_for_stack() noexcept {
   constexpr size_t kStack = size_t{8} << 20;
-  void* const stack =
-      ::mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+  void* const stack = ::mmap(nullptr, kStack, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
   if (stack == MAP_FAILED) return false;
   ::munmap(stack, kStack);
   return true;
@@ -71,15 +73,17 @@ void pin_this_thread(const std::vector<int>& cpus) {
 std::shared_ptr<WorkerSet> WorkerSet::shared(const std::vector<int>& cpus) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
+  if (all.forks != fork_count()) {
+    // A forked child has none of the threads of its parent's sets, and their locks as those threads
+    // held them.
+    all.sets.clear();
+    all.forks = fork_count();
+  }
   std::erase_if(all.sets, [](const auto& entry) { return entry.second.expired(); });
   if (const auto found = all.sets.find(cpus); found != all.sets.end()) {
-    if (auto set = found->second.lock(); set && !set->forked()) return set;
+    if (auto set = found->second.lock()) return set;
   }
-  // In a forked child the locks and conditions are as the parent's threads held them: nothing of
-  // them may be waited for, so the memory stays.
-  std::shared_ptr<WorkerSet> made(new WorkerSet(cpus), [](WorkerSet* set) {
-    if (!set->forked()) delete set;
-  });
+  std::shared_ptr<WorkerSet> made(new WorkerSet(cpus));
   all.sets[cpus] = made;
   return made;
 }
@@ -114,7 +118,6 @@ void WorkerSet::add_user(int threads) {
 }
 
 void WorkerSet::remove_user(int threads) noexcept {
-  if (forked()) return;
   const std::lock_guard lock(mutex_);
   users_.erase(std::find(users_.begin(), users_.end(), threads));
   most_.store(users_.empty() ? 0 : *std::max_element(users_.begin(), users_.end()));

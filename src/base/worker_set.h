@@ -11,16 +11,12 @@
 #include <thread>
 #include <vector>
 
-#include "base/forks.h"
-
 namespace ds {
 
 class WorkerSet {
  public:
   // Empty `cpus`: the workers may run wherever the process may. The registry of live sets is one of
-  // the documented global ones; a set ends with its last user. A forked child has none of its
-  // parent's threads: there the parent's sets are given up without waiting for them, and new users
-  // get sets of their own.
+  // the documented global ones; a set ends with its last user.
   static std::shared_ptr<WorkerSet> shared(const std::vector<int>& cpus);
   ~WorkerSet();
   WorkerSet(const WorkerSet&) = delete;
@@ -30,8 +26,6 @@ class WorkerSet {
   // Error(kOutOfMemory) when the system refuses.
   void add_user(int threads);
   void remove_user(int threads) noexcept;
-  // Whether a parent of this process made it: then nothing of it may be used.
-  bool forked() const noexcept { return fork_count() != forks_; }
 
   using Call = void (*)(const void* fn, int64_t chunk);
   // Runs call(fn, chunk) for every chunk in [0, chunks), at most `threads` at a time with the
@@ -64,7 +58,6 @@ class WorkerSet {
   void announce();
 
   const std::vector<int> cpus_;
-  const uint32_t forks_ = fork_count();
   std::mutex mutex_;  // jobs_, users_ and the threads
   std::vector<Job*> jobs_;
   std::vector<int> users_;

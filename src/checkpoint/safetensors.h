@@ -1,6 +1,6 @@
-// safetensors: the file format in which Hugging Face folders hold weights. Reading checks everything
-// the format lets one check, and takes the bytes of tensors from the file when they are asked for;
-// writing gives what Transformers expects.
+// safetensors: the file format in which Hugging Face folders hold weights. Reading checks
+// everything the format lets one check, and takes the bytes of tensors from the file when they are
+// asked for; writing gives what Transformers expects.
 #pragma once
 
 #include <cstddef>

@@ -228,7 +228,8 @@ bool remove_checkpoint_folder(const fs::path& folder, std::string* why) noexcept
       throw;
     }
     ::close(fd);
-    if (stuck_error != 0) return kept(str_cat("cannot remove ", printable(stuck), ": "), stuck_error);
+    if (stuck_error != 0)
+      return kept(str_cat("cannot remove ", printable(stuck), ": "), stuck_error);
     if (::rmdir(folder.c_str()) == 0 || errno == ENOENT) return true;
     if (errno != ENOTEMPTY && errno != EEXIST) return kept("cannot remove the folder: ", errno);
     if (why != nullptr) *why = "it holds files that are not a checkpoint's";
@@ -242,11 +243,11 @@ void check_replaceable(const fs::path& save_dir, std::string_view tag) {
   const fs::path target = save_dir / tag;
   struct stat info;
   if (::lstat(target.c_str(), &info) != 0) return;  // free, or the save itself will tell
-  DS_CHECK(S_ISDIR(info.st_mode), Code::kState, "cannot save as ", shown(target),
+  DS_CHECK(S_ISDIR(info.st_mode), Code::kIo, "cannot save as ", shown(target),
            ": a file or a link of that name is there; choose another tag or move it away");
   if (has_manifest(target)) return;
   const std::vector<std::string> files = entries(target);
-  DS_CHECK(files.empty(), Code::kState, "cannot save as ", shown(target),
+  DS_CHECK(files.empty(), Code::kIo, "cannot save as ", shown(target),
            ": a folder of that name is there that is no checkpoint (it holds ",
            printable(files.front()), files.size() > 1 ? " and more" : "", ", but no ",
            kManifestFile, "); choose another tag or move it away");

@@ -36,7 +36,7 @@ std::filesystem::path find_tag_folder(const std::filesystem::path& save_dir, std
 bool remove_checkpoint_folder(const std::filesystem::path& folder,
                               std::string* why = nullptr) noexcept;
 
-// Throws kState when SAVE_DIR/TAG is something that a checkpoint must not replace: a file, or a
+// Throws kIo when SAVE_DIR/TAG is something that a checkpoint must not replace: a file, or a
 // folder with files but without a manifest.
 void check_replaceable(const std::filesystem::path& save_dir, std::string_view tag);
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string>
 #include <vector>
 
 #include "data/dataset.h"

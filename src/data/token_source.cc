@@ -24,17 +24,16 @@ void TokenSource::check_tokens(int64_t begin, int64_t end, int64_t vocab) const 
       const auto n = static_cast<size_t>(std::min(size - at, static_cast<int64_t>(piece.size())));
       const auto tokens = std::span(piece).first(n);
       read(i, at, tokens);
-      const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](int32_t token) {
-        return token < 0 || token >= vocab;
-      });
+      const auto bad = std::find_if(tokens.begin(), tokens.end(),
+                                    [&](int32_t token) { return token < 0 || token >= vocab; });
       if (bad != tokens.end()) fail_token(place(i, at + (bad - tokens.begin())), *bad, vocab);
     }
   }
 }
 
 void fail_token(std::string_view place, int64_t token, int64_t vocab) {
-  fail(Code::kInvalidArgument, place, " holds the token id ", token, ", outside the model's vocabulary of ",
-       vocab,
+  fail(Code::kInvalidArgument, place, " holds the token id ", token,
+       ", outside the model's vocabulary of ", vocab,
        ": the file is damaged, or was made with another tokenizer than the model's; make it again");
 }
 

@@ -143,9 +143,8 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
 
 // Sum of the losses of a batch, without dropout and without recording.
 double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted) {
-  const MicroBatch samples =
-      read_samples(host_context(), dataset, model_->architecture().info(), count,
-                   [&](int64_t i) { return first + i; });
+  const MicroBatch samples = read_samples(host_context(), dataset, model_->architecture().info(),
+                                          count, [&](int64_t i) { return first + i; });
   const models::Batch batch = models::to_device(make_batch(samples), model_->device());
   const Tensor labels = make_labels(samples.labels, samples.ids);
   nn::TapeOptions options;

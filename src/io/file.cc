@@ -110,9 +110,8 @@ void File::read_at(int64_t offset, std::span<std::byte> bytes) const {
     const ssize_t n = ::pread(fd_, bytes.data(), bytes.size(), offset);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_errno("cannot read", path_, place(offset, bytes.size()));
-    DS_CHECK(n > 0, Code::kCorrupt, printable(path_.string(), 300), " has ", size(),
-             " bytes, but ", bytes.size(), " bytes at ", offset,
-             " were to be read: the file is truncated");
+    DS_CHECK(n > 0, Code::kCorrupt, printable(path_.string(), 300), " has ", size(), " bytes, but ",
+             bytes.size(), " bytes at ", offset, " were to be read: the file is truncated");
     bytes = bytes.subspan(static_cast<size_t>(n));
     offset += n;
   }

@@ -37,6 +37,25 @@ TEST_F(SafetensorsTest, OneTensorIsTheKnownVector) {
   EXPECT_EQ(slurp(path()), with_header(json, std::string("\0\0\x80\x3f\0\0\0\xc0", 8)));
 }
 
+TEST_F(SafetensorsTest, AFileThatIsCutShortWhileItIsOpenIsAnError) {
+  const std::string content(100000, 'x');
+  write_safetensors(path(), {{"a", DType::kUInt8, {60000}, bytes_of(content).first(60000)},
+                             {"b", DType::kUInt8, {40000}, bytes_of(content).first(40000)}});
+  const SafetensorsFile file(path());
+  const uintmax_t whole = fs::file_size(path());
+  fs::resize_file(path(), whole - 1);
+  EXPECT_EQ(file.find("a")->bytes().size(), 60000u);
+  const Error error = error_of([&] { file.find("b")->bytes(); });
+  EXPECT_EQ(error.code(), Code::kCorrupt);
+  for (const std::string& part : {std::string("model.safetensors"), std::to_string(whole - 1),
+                                  std::string("40000 bytes at"), std::string("truncated")}) {
+    EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
+  }
+  // Replaced by another one, as writers do it: the opened file stays what it was.
+  write_safetensors(path(), {});
+  EXPECT_EQ(file.find("a")->bytes().size(), 60000u);
+}
+
 TEST_F(SafetensorsTest, TensorsAreOrderedByTypeAndThenName) {
   const std::string zeros(64, '\0');
   const auto bytes = [&](size_t n) { return bytes_of(zeros).first(n); };
@@ -58,9 +77,7 @@ TEST_F(SafetensorsTest, TensorsAreOrderedByTypeAndThenName) {
   EXPECT_EQ(file.metadata().at("format"), "pt");
   // Every tensor lies aligned to its element size.
   for (const SafetensorsEntry& e : file.entries()) {
-    EXPECT_EQ(
-        e.begin % static_cast<uint64_t>(dtype_size(*e.dtype)),
-        0u);
+    EXPECT_EQ(e.begin % static_cast<uint64_t>(dtype_size(*e.dtype)), 0u);
   }
 }
 

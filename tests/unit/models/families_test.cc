@@ -137,8 +137,7 @@ TEST_P(Families, ExportIsWholeShardedAndHoldsTiedWeightsOnce) {
     EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
     const SafetensorsModel files(scratch.path());
     int64_t bytes = 0;
-    for (const SafetensorsEntry* e : files.entries())
-      bytes += static_cast<int64_t>(e->size);
+    for (const SafetensorsEntry* e : files.entries()) bytes += static_cast<int64_t>(e->size);
     EXPECT_EQ(bytes, 4 * model->parameters().elements());
     EXPECT_LT(distance(*back, outputs(*back)), 1e-4);
   }
