@@ -1,17 +1,18 @@
 // `ds train`: one run, from the files to the last checkpoint.
-#include <cmath>
+#include <cerrno>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 
 #include "command.h"
 #include "files.h"
+#include "first_rank.h"
 #include "format.h"
-#include "metrics.h"
-#include "metrics_cut.h"
 #include "model_files.h"
-#include "progress.h"
 #include "rank_device.h"
 #include "resume.h"
+#include "run_lock.h"
+#include "run_loop.h"
 #include "signals.h"
 #include "train_data.h"
 #include "train_options.h"
@@ -46,11 +47,7 @@ class Training {
   void open_engine();
   void open_data();
   void describe() const;
-  std::optional<double> validate();
-  void save();
-  void save_adapter();
-  int stop_signal(const SignalWatch& signals);
-  bool due(int64_t interval) const { return interval > 0 && step_ % interval == 0; }
+  void lock_save_folder();
 
   // Of the group that this process was launched in, alone when it was not.
   libds::Comm comm_;
@@ -67,7 +64,7 @@ class Training {
   libds::Dataset valid_data_;  // empty when there is none
   SampleChoice samples_;
   int64_t step_ = 0;
-  int64_t saved_step_ = -1;
+  std::optional<RunLock> lock_;  // of the folder that --save names
 };
 
 // A folder's weights, or fresh ones of a config.json; with the head that was asked for.
@@ -226,38 +223,18 @@ void Training::describe() const {
   if (step_ > 0) std::cerr << "loaded " << loaded_.checkpoint << " at step " << step_ << "\n";
 }
 
-std::optional<double> Training::validate() {
-  if (!valid_data_) return std::nullopt;
-  return engine_.evaluate(valid_data_, o_.eval_batches);
-}
-
-void Training::save() {
-  if (o_.save.empty() || saved_step_ == step_) return;
-  engine_.save(o_.save);
-  saved_step_ = step_;
-}
-
-void Training::save_adapter() {
-  if (o_.adapter_out.empty()) return;
-  model_.save_adapter(o_.adapter_out);
-  if (!o_.quiet) std::cerr << "wrote the adapters to " << o_.adapter_out << "\n";
-}
-
-// The signal that any process of the group got: all stop after the same step.
-int Training::stop_signal(const SignalWatch& signals) {
-  if (comm_.size() == 1) return signals.pending();
-  const std::vector<int32_t> own = {signals.pending()};
-  libds::Tensor signal = libds::Tensor::from(own);
-  comm_.all_reduce(signal, DS_REDUCE_MAX);
-  return static_cast<int>(signal.item());
+// Before anything is computed: no other run saves there, and it can be written.
+void Training::lock_save_folder() {
+  if (o_.save.empty()) return;
+  on_first_rank(comm_, [&] { lock_.emplace(o_.save); });
 }
 
 // Of a damaged checkpoint the one before is taken, as the library does: a job that restarts by
 // itself must not fail for ever.
 void Training::open_run() {
   loaded_ = find_checkpoint(o_);
+  lock_save_folder();
   check_save_folder(o_, loaded_);
-  if (!o_.save.empty()) make_folder(o_.save);
   while (true) {
     ConfigOptions how = o_.config;
     how.resumed = loaded_.config;
@@ -284,64 +261,19 @@ int Training::run() {
   samples_ = recall_run(engine_, o_, data_, model_config_, config_.seed);
   open_data();
   describe();
-  if (step_ >= o_.steps) {
-    if (first_) {
-      std::cout << "nothing to do: the loaded run is at step " << step_ << ", --steps is "
-                << o_.steps << "\n";
-    }
-    save();
-    save_adapter();
-    return kDone;
-  }
-
-  if (o_.resumes()) cut_metrics(o_.metrics, step_);
-  MetricsFile metrics(o_.metrics, o_.resumes());
-  Progress progress(step_, o_.steps, o_.log_interval, o_.quiet);
-  const SignalWatch signals;
-  libds::StepReport report{};
-  int stopped = stop_signal(signals);
-  while (step_ < o_.steps && stopped == 0) {
-    report = engine_.train_batch();
-    step_ = report.step;
-    progress.step(report);
-    const bool last = step_ >= o_.steps;
-    stopped = stop_signal(signals);
-    std::optional<double> valid_loss;
-    if (stopped == 0 && (last || due(o_.eval_interval))) valid_loss = validate();
-    metrics.write(report, valid_loss, comm_);
-    if (valid_loss) {
-      progress.message(format("step %lld  validation loss %s  perplexity %s",
-                              static_cast<long long>(step_),
-                              format_value("%.4f", *valid_loss).c_str(),
-                              format_value("%.2f", std::exp(*valid_loss)).c_str()));
-    }
-    if (due(o_.save_interval)) {
-      save();
-      progress.message("saved " + o_.save + " at step " + std::to_string(step_));
-    }
-  }
-  const bool unsaved = saved_step_ != step_;
-  save();
-  if (!o_.save.empty() && unsaved) {
-    progress.message("saved " + o_.save + " at step " + std::to_string(step_));
-  }
-  save_adapter();
-  if (stopped != 0) {
-    progress.message("interrupted after step " + std::to_string(step_) +
-                     (o_.save.empty() ? ": nothing is saved without --save" : ""));
-    return kSignalBase + stopped;
-  }
-  progress.message("done: step " + std::to_string(step_) + ", loss " +
-                   format_value("%.4f", report.loss));
-  return kDone;
+  return RunLoop(o_, comm_, engine_, model_, valid_data_ ? &valid_data_ : nullptr).run();
 }
 
 }  // namespace
 
 int run_training(const TrainOptions& options) {
+  const QuietSignals quiet;
   Training training(options);
   const int status = training.run();
   training.leave();
+  // A reader that went away before the end is no failure of the training.
+  std::cout.flush();
+  if (!std::cout && errno == EPIPE) std::cout.clear();
   return status;
 }
 

@@ -37,6 +37,7 @@ class MlmDataset final : public Dataset {
   // Random tokens take the place of some.
   int64_t vocabulary() const noexcept override { return vocab_.size(); }
   void sample(int64_t index, const SampleView& out) const override;
+  bool check_tokens(int64_t vocab, int64_t most) const override;
 
   // The sample before it is padded.
   MlmSample build(int64_t index) const;
@@ -44,6 +45,7 @@ class MlmDataset final : public Dataset {
 
  private:
   SentenceCorpus corpus_;
+  SequenceRange range_;  // documents
   MlmVocab vocab_;
   MlmOptions options_;
   std::string name_;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ds {
@@ -23,13 +24,21 @@ class TokenSource {
   virtual std::string name() const = 0;
   // One more than the largest token; 0 where only reading everything would tell.
   virtual int64_t vocabulary() const { return 0; }
+  // Where a token lies, for messages: "PREFIX.bin: byte 80 (token 3 of sequence 7, document 2)".
+  virtual std::string place(int64_t index, int64_t offset) const;
 
   int64_t token_count() const;  // sums the sizes
+  // Reads the sequences [begin, end) and throws kInvalidArgument, naming the place, for the first
+  // token that is not below `vocab`.
+  void check_tokens(int64_t begin, int64_t end, int64_t vocab) const;
 
  protected:
   // Throws unless sequence `index` exists and holds the given range.
   void check_range(int64_t index, int64_t offset, size_t count) const;
 };
+
+// Throws kInvalidArgument: the token at `place` is not one of the vocabulary.
+[[noreturn]] void fail_token(std::string_view place, int64_t token, int64_t vocab);
 
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 

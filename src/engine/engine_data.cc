@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "data/numpy_random.h"
+#include "data/token_source.h"
 #include "engine/engine.h"
 #include "engine/resume_differences.h"
 #include "models/inputs.h"
@@ -11,10 +12,32 @@
 namespace ds {
 namespace {
 
+// A data set of so many tokens is read whole when it is attached: a tenth of a second. In a larger
+// one a token that the model does not have is found when it is drawn.
+constexpr int64_t kCheckedTokens = int64_t{1} << 26;
+
+// `vocab`: ids must be below it. Labels are, too, unless they are classes.
+void check_sample(const Dataset& dataset, int64_t index, const SampleView& sample, int64_t vocab,
+                  bool labels_are_tokens) {
+  const auto bad = [&](int32_t id) { return id < 0 || id >= vocab; };
+  const auto id = std::find_if(sample.ids.begin(), sample.ids.end(), bad);
+  if (id != sample.ids.end()) {
+    fail_token(dataset.place(index, id - sample.ids.begin()), *id, vocab);
+  }
+  if (!labels_are_tokens) return;
+  const auto label = std::find_if(sample.labels.begin(), sample.labels.end(),
+                                  [&](int32_t x) { return x != kNoLabel && bad(x); });
+  if (label != sample.labels.end()) {  // of running text only the last is no id before
+    fail_token(dataset.place(index, label - sample.labels.begin() + 1), *label, vocab);
+  }
+}
+
 // Reads samples as the rows of a micro batch.
 template <class IndexOf>
-MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset, int64_t count,
+MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset,
+                        const models::ArchitectureInfo& info, int64_t count,
                         const IndexOf& index_of) {
+  const bool token_labels = info.head != models::Head::kClassification;
   const int64_t length = dataset.sequence_length();
   const DatasetFields fields = dataset.fields();
   const auto rows = [&](bool wanted, DType type) {
@@ -37,7 +60,9 @@ MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset, int64_t co
     view.mask = row(out.mask, uint8_t{});
     view.segments = row(out.segments, int32_t{});
     view.token_types = row(out.token_types, int32_t{});
-    dataset.sample(index_of(i), view);
+    const int64_t index = index_of(i);
+    dataset.sample(index, view);
+    check_sample(dataset, index, view, info.vocab_size, token_labels);
   }
   return out;
 }
@@ -57,8 +82,12 @@ void check_dataset(const Dataset& dataset, const models::ArchitectureInfo& info)
 }  // namespace
 
 void Engine::set_dataset(DatasetPtr dataset) {
-  if (dataset) check_dataset(*dataset, model_->architecture().info());
-  if (dataset) check_dataset_as_loaded(*dataset);
+  if (dataset) {
+    const models::ArchitectureInfo& info = model_->architecture().info();
+    check_dataset(*dataset, info);
+    check_dataset_as_loaded(*dataset);
+    static_cast<void>(dataset->check_tokens(info.vocab_size, kCheckedTokens));
+  }
   dataset_ = std::move(dataset);
   order_epoch_ = 0;
   order_.clear();
@@ -120,8 +149,9 @@ StepReport Engine::train_batch() {
     // The cursor is the sample counter: a resumed run reads on where the saved one stopped, and
     // ranks read neighbouring parts of one batch.
     const int64_t first = progress_.samples + comm_->rank() * micro;
-    const MicroBatch samples = read_samples(host_context(), *dataset_, micro,
-                                            [&](int64_t i) { return sample_index(first + i); });
+    const MicroBatch samples =
+        read_samples(host_context(), *dataset_, model_->architecture().info(), micro,
+                     [&](int64_t i) { return sample_index(first + i); });
     run_micro_batch(samples);
     if (close_micro_batch()) return finish_step();
   }
@@ -157,8 +187,8 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
 
 // Sum of the losses of a batch, without dropout and without recording.
 double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted) {
-  const MicroBatch samples =
-      read_samples(host_context(), dataset, count, [&](int64_t i) { return first + i; });
+  const MicroBatch samples = read_samples(host_context(), dataset, model_->architecture().info(),
+                                          count, [&](int64_t i) { return first + i; });
   const models::Batch batch = models::to_device(make_batch(samples), model_->device());
   const Tensor labels = make_labels(samples.labels, samples.ids);
   nn::TapeOptions options;

@@ -44,7 +44,7 @@ class CsvMonitor : public Monitor {
     // The files appear with their first values; whether they can is better known now.
     const std::filesystem::path probe = folder_ / str_cat(".probe.", ::getpid());
     try {
-      File(probe, File::Mode::kCreate).close();
+      File(probe, File::Mode::kNew).close();
     } catch (const Error& error) {
       fail(error.code(), name(), ": ", error.message());
     }

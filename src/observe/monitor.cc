@@ -46,8 +46,8 @@ void MonitorSet::each(const Fn& fn) {
     try {
       fn(*monitor);
       return false;
-    } catch (const Error& error) {
-      failures_.push_back(str_cat(monitor->name(), ": ", error.message()));
+    } catch (const std::exception& error) {  // folders that cannot be listed come as the library's
+      failures_.push_back(str_cat(monitor->name(), ": ", error.what()));
       log_warning("observe", "no more metrics go to the monitor ", failures_.back());
       return true;
     }

@@ -182,6 +182,45 @@ TEST(IndexedDatasetTest, ModesOfNewerFiles) {
   EXPECT_EQ(data.read(1), (std::vector<int64_t>{4, 5}));
 }
 
+TEST(IndexedDatasetTest, FilesThatChangeWhileTheyAreRead) {
+  const TempFolder folder;
+  {
+    IndexedDatasetWriter writer(folder / "d", TokenType::kI32);
+    for (int d = 0; d < 3; ++d) {
+      writer.add_sequence(std::vector<int32_t>(20000, d));
+      writer.end_document();
+    }
+    writer.finish();
+  }
+  const IndexedDataset data(folder / "d");
+  // The index is in memory: what happens to its file does not matter.
+  std::filesystem::resize_file(folder / "d.idx", 0);
+  EXPECT_EQ(data.read(2), std::vector<int64_t>(20000, 2));
+  std::filesystem::resize_file(folder / "d.bin", 100000);
+  EXPECT_EQ(data.read(0), std::vector<int64_t>(20000, 0));
+  std::vector<int32_t> tokens(10000);
+  data.read(1, 0, std::span(tokens).first(5000));  // up to byte 100000
+  EXPECT_EQ(tokens[4999], 1);
+  expect_error(Code::kCorrupt, {"d.bin", "has 100000 bytes", "at 100000"},
+               [&] { data.read(1, 5000, std::span(tokens).first(1)); });
+  expect_error(Code::kCorrupt, {"d.bin", "has 100000 bytes", "truncated"}, [&] { data.read(2); });
+  expect_error(Code::kCorrupt, {"d.bin", "has 100000 bytes"}, [&] { data.bytes(2); });
+}
+
+TEST(IndexedDatasetTest, TokensBeyondAVocabularyAreNamedWithTheirPlace) {
+  const TempFolder folder;
+  write_golden(folder / "g");
+  const IndexedDataset data(folder / "g");
+  EXPECT_NO_THROW(data.check_tokens(0, 2, 6));
+  EXPECT_NO_THROW(data.check_tokens(0, 1, 4));
+  expect_error(
+      Code::kInvalidArgument,
+      {"g.bin: byte 8 (token 1 of sequence 1, document 1)", "token id 5", "vocabulary of 5"},
+      [&] { data.check_tokens(0, 2, 5); });
+  expect_error(Code::kInvalidArgument, {"byte 4 (token 2 of sequence 0, document 0)"},
+               [&] { data.check_tokens(0, 2, 3); });
+}
+
 class DamagedIndex : public testing::Test {
  protected:
   DamagedIndex() {

@@ -43,7 +43,7 @@ class Weights : public ::testing::Test {
     {
       const SafetensorsModel file(folder_);
       for (const SafetensorsEntry* e : file.entries()) {
-        bytes.emplace_back(e->bytes.begin(), e->bytes.end());
+        bytes.push_back(e->bytes());
         tensors.push_back({e->name, *e->dtype, e->shape, {}});
       }
     }
@@ -80,7 +80,8 @@ TEST_F(Weights, ProjectionsAreStoredInputByOutputAndTiedWeightsOnce) {
   const SafetensorsEntry& qkv = file.require("transformer.h.1.attn.c_attn.weight");
   EXPECT_EQ(qkv.shape, (std::vector<int64_t>{8, 24}));
   float element;
-  std::memcpy(&element, qkv.bytes.data() + (3 * 24 + 17) * 4, 4);  // input 3, output 17
+  // Input 3, output 17.
+  qkv.read((3 * 24 + 17) * 4, std::as_writable_bytes(std::span(&element, 1)));
   EXPECT_EQ(element, value(*model, "h.1.attn.c_attn.weight", 17 * 8 + 3));
   EXPECT_EQ(file.find("lm_head.weight"), nullptr);
 }
@@ -178,7 +179,7 @@ TEST_F(Weights, OwnParametersAreWrittenByTheirNames) {
   EXPECT_EQ(file.require("layer.kernel").shape, (std::vector<int64_t>{3, 5}));
   EXPECT_EQ(file.require("scalar").shape, std::vector<int64_t>());
   float element;
-  std::memcpy(&element, file.require("layer.kernel").bytes.data() + 4 * 7, 4);
+  file.require("layer.kernel").read(4 * 7, std::as_writable_bytes(std::span(&element, 1)));
   EXPECT_EQ(element, value(*model, "layer.kernel", 7));
 }
 
