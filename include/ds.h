@@ -145,6 +145,26 @@ DS_API ds_status ds_report(char** out_json);
 DS_API ds_status ds_plan(const char* model_json, const char* config_json, const char* options_json,
                          char** out_json);
 
+/**
+ * Checks a configuration without an engine and lists everything that is wrong with it.
+ * @param config_json   a DeepSpeed configuration (docs/configuration.md)
+ * @param options_json  how it is read, as in ds_engine_create_with, and where it would be used:
+ *                      "world", the number of ranks (default: the one that three given batch sizes
+ *                      fit, else 1); "device", "cpu" or "cuda"; "model", the object of a
+ *                      config.json. NULL for the defaults.
+ * @param out_json      {"accepted": true or false, "world", "problems": [{"kind", "path", "text",
+ *                      "advice"}], "warnings", "document", "config", "origins"}. A problem's kind is
+ *                      "error", "auto", "missing_feature" (with "feature") or "ignored", which
+ *                      refuses nothing. "document" is what was given and accepted, with "auto"
+ *                      resolved: strict reading accepts it, if this document is accepted, with the
+ *                      same meaning. "config" and "origins" are those of ds_engine_config; null
+ *                      for a document that is refused.
+ * A document that is refused is no error of this call.
+ * Errors: DS_ERR_CONFIG (the options). Threads: any. Since: 0.5.
+ */
+DS_API ds_status ds_config_check(const char* config_json, const char* options_json,
+                                 char** out_json);
+
 /* ---- 2. Handles ---------------------------------------------------------------------------- */
 
 typedef struct ds_tensor ds_tensor;       /**< Numbers with shape and type. */
@@ -884,6 +904,34 @@ DS_API ds_status ds_engine_create(const char* config_json, ds_model* model, ds_c
                                   ds_engine** out_engine);
 
 /**
+ * Makes a training engine of a document as people publish it: ds_engine_create with a say in how the
+ * configuration is read.
+ * @param options_json  NULL, or an object of
+ *   "resolve_auto": what the string "auto" becomes, by the rules of Hugging Face's Trainer and
+ *       Accelerate: true, or an object of what the caller knows: "lr", "betas", "eps",
+ *       "weight_decay", "gradient_clipping", "total_num_steps", "warmup_num_steps",
+ *       "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+ *       "precision" ("fp32", "fp16", "bf16"), "stage", "offload_optimizer", "offload_param"
+ *       (devices). What decides the training and is not said is refused.
+ *   "lenient": true passes over trailing commas, comments that begin with #, keys that begin with
+ *       _, # or //, and unknown keys where DeepSpeed does; each is a warning.
+ *   "set": an object of values over the document's, by JSON pointer or dotted path, such as
+ *       {"/optimizer/params/lr": 1e-4}.
+ *   "require_optimizer": true refuses a document without an optimizer, as DeepSpeed does.
+ * Errors: those of ds_engine_create. Since: 0.5.
+ */
+DS_API ds_status ds_engine_create_with(const char* config_json, const char* options_json,
+                                       ds_model* model, ds_comm* comm, ds_engine** out_engine);
+/**
+ * The same of a file; errors name it.
+ * @param path  the file with the configuration
+ * Errors: those of ds_engine_create, DS_ERR_IO, DS_ERR_NOT_FOUND. Since: 0.5.
+ */
+DS_API ds_status ds_engine_create_from_file(const char* path, const char* options_json,
+                                            ds_model* model, ds_comm* comm,
+                                            ds_engine** out_engine);
+
+/**
  * Computes the loss of one micro batch and remembers what backward needs.
  * @param inputs    [0] token ids, int32 or int64 [batch, length];
  *                  [1] labels, int32 or int64 [batch, length], -100 = not counted: label (b, t) is
@@ -1177,7 +1225,8 @@ DS_API ds_status ds_engine_set_client_state(ds_engine* engine, const char* json)
 DS_API ds_status ds_engine_client_state(ds_engine* engine, char** out_json);
 
 /**
- * The configuration as resolved: {"config": {...}, "origins": {path: origin}, "warnings": [...]}.
+ * The configuration as resolved: {"config": {...}, "given": {...}, "origins": {path: origin},
+ * "warnings": [...]}. "given" holds what the caller asked for alone (since 0.5).
  * Since: 0.1.
  */
 DS_API ds_status ds_engine_config(ds_engine* engine, char** out_json);

@@ -168,6 +168,14 @@ inline std::string plan(const std::string& model_json, const std::string& config
   return detail::take(json);
 }
 
+// What is wrong with a configuration, and what it resolves to, as JSON.
+inline std::string config_check(const std::string& config_json,
+                                const std::string& options_json = "{}") {
+  char* json = nullptr;
+  check(ds_config_check(config_json.c_str(), options_json.c_str(), &json));
+  return detail::take(json);
+}
+
 // Receives log messages, possibly from several threads at once. It must not call the library;
 // exceptions that it throws are dropped.
 using LogFunction =
@@ -887,6 +895,22 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     ds_engine* out = nullptr;
     check(ds_engine_create(config_json.c_str(), model.get(), comm ? comm->get() : nullptr, &out));
     reset(out);
+  }
+
+  // The same with a say in how the configuration is read; see ds_engine_create_with.
+  static Engine create_with(const std::string& config_json, const std::string& options_json,
+                            Model& model, Comm* comm = nullptr) {
+    ds_engine* out = nullptr;
+    check(ds_engine_create_with(config_json.c_str(), options_json.c_str(), model.get(),
+                                comm ? comm->get() : nullptr, &out));
+    return Engine(out);
+  }
+  static Engine create_from_file(const std::string& path, const std::string& options_json,
+                                 Model& model, Comm* comm = nullptr) {
+    ds_engine* out = nullptr;
+    check(ds_engine_create_from_file(path.c_str(), options_json.c_str(), model.get(),
+                                     comm ? comm->get() : nullptr, &out));
+    return Engine(out);
   }
 
   // The loss of one micro batch.

@@ -138,7 +138,7 @@ void Training::open_tokenizer() {
   }
   const int64_t room = model_config_.value("vocab_size", int64_t{0});
   if (!tokenizer_ && !data_.is_tokens()) {
-    const std::string& weights = o_.model.empty() ? loaded_checkpoint_ : o_.model;
+    const std::string& weights = o_.model.empty() ? loaded_.checkpoint : o_.model;
     if (folder_exists(weights) && room != kByteVocabulary) {
       throw Failure(
           format("%s holds no tokenizer and its vocabulary is %lld, not bytes: say which with "
@@ -162,7 +162,7 @@ void Training::open_tokenizer() {
 // What the folders say of generation and of the tokenizer goes with the run, for ds export.
 void Training::keep_settings(const std::string& tokenizer) const {
   if (o_.save.empty() || !first_) return;
-  const std::string& model = o_.model.empty() ? loaded_checkpoint_ : o_.model;
+  const std::string& model = o_.model.empty() ? loaded_.checkpoint : o_.model;
   if (folder_exists(model)) copy_settings(model, o_.save, model_settings());
   if (folder_exists(tokenizer) || file_exists(tokenizer)) {
     copy_settings(tokenizer, o_.save, tokenizer_settings());
@@ -171,13 +171,10 @@ void Training::keep_settings(const std::string& tokenizer) const {
 
 void Training::open_engine() {
   try {
-    engine_ = libds::Engine(config_.text, model_, &comm_);
+    engine_ = libds::Engine::create_with(config_.text, config_.options, model_, &comm_);
   } catch (const libds::Error& error) {
     if (error.status() != DS_ERR_CONFIG || o_.config.path.empty()) throw;
     throw Failure(o_.config.path + ": " + plain_message(error));
-  }
-  if (!config_.understood) {
-    throw Failure("the configuration " + o_.config.path + " must be one JSON object");
   }
   if (!o_.load.empty()) load_checkpoint(engine_, loaded_, o_);
   step_ = engine_.global_step();
@@ -219,7 +216,8 @@ void Training::describe() const {
   std::cerr << "; " << train_data_.size() << " training samples of " << samples_.sequence_length
             << " tokens, ";
   if (valid_data_) std::cerr << valid_data_.size() << " for validation, ";
-  std::cerr << "batch " << batch << ", seed " << samples_.seed << "\n";
+  std::cerr << "batch " << batch << ", seed " << samples_.seed << "\n"
+            << describe_settings(resolved["config"], model_config_) << "\n";
   if (step_ > 0) std::cerr << "loaded " << loaded_.checkpoint << " at step " << step_ << "\n";
 }
 
@@ -239,6 +237,9 @@ void Training::open_run() {
     ConfigOptions how = o_.config;
     how.resumed = loaded_.config;
     how.resumed_seed = loaded_.seed;
+    how.steps = o_.steps;
+    how.world = comm_.size();
+    how.device = o_.device;
     config_ = load_config(how);
     try {
       open_model();

@@ -9,9 +9,6 @@
 namespace ds {
 namespace {
 
-// Far above any hand-written document; bounds the work that a hostile one can cause.
-constexpr size_t kMaxBytes = size_t{4} << 20;
-
 template <class T>
 std::optional<T> optional_at(const ParsedObject& parsed, std::string_view path) {
   const Json& value = parsed.at(path);
@@ -290,18 +287,14 @@ Json Config::resolved_with_origins() const {
   return with_origins(parsed_.values, "", parsed_.origins);
 }
 
-Config load_config(std::string_view json_text, const ConfigEnvironment& environment) {
-  DS_CHECK(json_text.size() <= kMaxBytes, Code::kConfig, "configuration: ", json_text.size(),
-           " bytes; a document has at most ", kMaxBytes);
-  JsonLimits limits;
-  limits.allow_comments = true;
-  const Json document = parse_json(json_text, "configuration", Code::kConfig, limits);
-
+Config load_config(std::string_view json_text, const ConfigEnvironment& environment,
+                   const ReadOptions& options) {
+  CheckedConfig checked = check_config(json_text, environment, options);
+  throw_first_problem(checked.parsed.problems, "configuration", Code::kConfig);
   Config out;
-  out.parsed_ = parse_object(config_table(), document);
-  ParsedObject& parsed = out.parsed_;
-  out.batch = apply_config_rules(parsed, environment);
-  refuse_lacking(config_table(), parsed);
+  out.parsed_ = std::move(checked.parsed);
+  out.batch = checked.batch;
+  const ParsedObject& parsed = out.parsed_;
 
   out.precision = read_precision(parsed);
   if (!parsed.at("/optimizer").is_null()) out.optimizer = read_optimizer(parsed);

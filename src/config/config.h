@@ -15,7 +15,8 @@
 
 #include "base/json.h"
 #include "config/batch.h"
-#include "config/rules.h"
+#include "config/check.h"
+#include "config/options.h"
 
 namespace ds {
 
@@ -238,7 +239,7 @@ class Config {
  public:
   BatchConfig batch;
   PrecisionConfig precision;
-  std::optional<OptimizerConfig> optimizer;  // unset: no "optimizer" section
+  std::optional<OptimizerConfig> optimizer;  // always set by load_config
   std::optional<SchedulerConfig> scheduler;
   double gradient_clipping = 1.0;  // 0 = off
   // Steps skipped in a row that end training with an error; 0 = never.
@@ -271,7 +272,10 @@ class Config {
 
   // Every key of every section with its value; itself a valid document.
   const Json& resolved() const noexcept { return parsed_.values; }
-  // JSON pointer of each value -> "given", "default", "derived" or "deprecated:<pointer>".
+  // What the caller asked for and nothing else; see given_document().
+  Json given() const { return given_document(parsed_); }
+  // JSON pointer of each value -> "given", "set", "auto", "default", "derived" or
+  // "deprecated:<pointer>".
   const std::map<std::string, std::string>& origins() const noexcept { return parsed_.origins; }
   // The resolved document with each value replaced by {"value": ..., "origin": ...}.
   Json resolved_with_origins() const;
@@ -279,12 +283,14 @@ class Config {
   const std::vector<std::string>& warnings() const noexcept { return parsed_.warnings; }
 
  private:
-  friend Config load_config(std::string_view json_text, const ConfigEnvironment& environment);
+  friend Config load_config(std::string_view json_text, const ConfigEnvironment& environment,
+                            const ReadOptions& options);
   ParsedObject parsed_;
 };
 
 // Parses and resolves one document; // and /* */ comments are allowed. Throws
-// Error(Code::kConfig) with the JSON path of the first problem.
-Config load_config(std::string_view json_text, const ConfigEnvironment& environment = {});
+// Error(Code::kConfig) with the JSON path of the first problem, and where the others are.
+Config load_config(std::string_view json_text, const ConfigEnvironment& environment = {},
+                   const ReadOptions& options = {});
 
 }  // namespace ds

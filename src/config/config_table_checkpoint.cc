@@ -57,7 +57,8 @@ KeyTable checkpoint_table() {
                            "taken, in memory of the checkpoint's size that is kept for the next "
                            "one. The next save, a load and the engine's end wait for the writing."),
                   })),
-      });
+      })
+      .ignores_other_keys();
 }
 
 KeyTable nebula_table() {
@@ -70,7 +71,8 @@ KeyTable nebula_table() {
                    flag("enable_nebula_load", true, "Load from the service."),
                    text("nebula_load_path", std::nullopt, "Storage to load from."),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 KeyTable datastates_table() {
@@ -101,7 +103,9 @@ KeyTable activation_checkpointing_table() {
                "Keep the inputs of segments in host memory, so that what a GPU holds of them does "
                "not grow with the number of segments. They travel beside the computation. On the "
                "CPU it changes nothing."),
-      });
+      })
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 }  // namespace ds

@@ -114,7 +114,8 @@ KeyTable flops_profiler_table() {
                    flag("detailed", true, "The module tree too."),
                    text("output_file", std::nullopt, "File instead of the log."),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 }  // namespace ds

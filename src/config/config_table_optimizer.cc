@@ -24,7 +24,8 @@ Key bias_correction() {
   return flag("bias_correction", true, "Correct the moments for their start at zero.");
 }
 Key max_grad_norm() {
-  return number("max_grad_norm", 0.0, "Must be 0: gradient_clipping is the key for clipping.");
+  return number("max_grad_norm", 0.0, "Must be 0: gradient_clipping is the key for clipping.")
+      .rather("/gradient_clipping");
 }
 
 using Rows = std::vector<Key>;
@@ -42,8 +43,11 @@ Rows adam_rows() {
       weight_decay(),
       bias_correction(),
       flag("amsgrad", false, "The AMSGrad variant.").needs("AMSGrad"),
-      flag("torch_adam", false, "Use a framework's implementation.")
-          .needs("a framework's optimizer (there is no framework here)"),
+      flag("torch_adam", false,
+           "Use PyTorch's implementation. There is one here, which computes the same; but with "
+           "decoupled weight decay the default of weight_decay is PyTorch's then, 0.01."),
+      flag("set_grad_none", true, "Free gradients instead of clearing them; changes no number."),
+      flag("foreach", std::nullopt, "Update several tensors at once; changes no number."),
       flag("adam_w_mode", true,
            "Decoupled weight decay. False with type Adam: L2 regularisation. AdamW is decoupled "
            "whatever this says."),
@@ -181,16 +185,20 @@ Key param_groups() {
 
 KeyTable optimizer_table() {
   constexpr const char* kSgd = "The first gradient fills the momentum buffer undamped.";
+  // Names of PyTorch's: their parameters are kept unread, and the type is refused.
+  const auto foreign = [] { return table("", {}).accepts_other_keys(); };
   return table(
       "The optimizer. Types are matched in any case.",
       {
           choice("type",
                  {"Adam", "AdamW", "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion",
-                  "Adagrad", "Muon", "MuAdam", "MuAdamW", "MuSGD", "SGD"},
+                  "Adagrad", "Muon", "MuAdam", "MuAdamW", "MuSGD", "SGD", "RMSprop", "Adadelta",
+                  "Adafactor", "Adamax", "ASGD", "LBFGS", "NAdam", "RAdam", "Rprop",
+                  "SparseAdam"},
                  std::nullopt, "Optimizer.")
               .in_any_case()
               .must_be_given()
-              .needs("compressed or mu-parametrised optimizers",
+              .needs("compressed, mu-parametrised or other PyTorch optimizers",
                      {"Adam", "AdamW", "Lamb", "Lion", "Adagrad", "Muon", "SGD"}),
           section_by(
               "params", "type",
@@ -220,6 +228,16 @@ KeyTable optimizer_table() {
                   {"MuAdamW", table("", adam_rows())},
                   {"MuSGD", table(kSgd, sgd_rows())},
                   {"SGD", table(kSgd, sgd_rows())},
+                  {"RMSprop", foreign()},
+                  {"Adadelta", foreign()},
+                  {"Adafactor", foreign()},
+                  {"Adamax", foreign()},
+                  {"ASGD", foreign()},
+                  {"LBFGS", foreign()},
+                  {"NAdam", foreign()},
+                  {"RAdam", foreign()},
+                  {"Rprop", foreign()},
+                  {"SparseAdam", foreign()},
               },
               "Parameters of the type."),
           choice("state_dtype", {"fp32|float32|float", "bf16|bfloat16", "int8"}, std::nullopt,
@@ -228,7 +246,8 @@ KeyTable optimizer_table() {
                  "an fp32 scale per 256 elements. Arithmetic is fp32 in every case. (Extension.)"),
           param_groups(),
           flag("legacy_fusion", false, "The old fused path.").needs("the legacy fused path"),
-      });
+      })
+      .ignores_other_keys();
 }
 
 }  // namespace ds

@@ -44,7 +44,8 @@ KeyTable sparse_attention_table() {
           list("global_block_indices", block, "[0]", "Global blocks."),
           list("global_block_end_indices", block, "null", "Ends of global ranges."),
           integer("num_sliding_window_blocks", 3, "Sliding window.").at_least(1),
-      });
+      })
+      .ignores_other_keys();
 }
 
 KeyTable pipeline_table() {
@@ -63,7 +64,8 @@ KeyTable pipeline_table() {
               .needs(kFeature),
           flag("pipe_partitioned", true, "Partition activations on the wire.").needs(kFeature),
           flag("grad_partitioned", true, "Partition gradients on the wire.").needs(kFeature),
-      });
+      })
+      .ignores_other_keys();
 }
 
 KeyTable tensor_parallel_table() {
@@ -73,7 +75,9 @@ KeyTable tensor_parallel_table() {
                  integer("autotp_size", 0, "Ranks that share a layer; 0 disables.")
                      .at_least(0)
                      .needs("tensor parallelism", {1}),
-                 choice("dtype", {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"},
+                 choice("dtype",
+                        {"fp32|float32|float|torch.float32", "fp16|float16|half|torch.float16",
+                         "bf16|bfloat16|torch.bfloat16"},
                         "fp16", "Type of the layers."),
                  flag("tp_overlap_comm", false, "Overlap collectives with compute."),
                  section(
@@ -159,6 +163,9 @@ KeyTable compile_table() {
                    integer("free_activation_threshold", 10 * 1024 * 1024, "Only above these bytes.")
                        .at_least(0),
                    flag("offload_activation", false, "Move activations to the host."),
+                   flag("offload_activation_pin_memory", true,
+                        "Move them through page-locked memory."),
+                   flag("autoep_non_moe", false, "Expert parallelism of other layers."),
                    flag("offload_opt_states", false, "Move optimizer states to the host."),
                    flag("offload_parameters", false, "Move parameters to the host."),
                    flag("double_buffer", true, "Two communication buffers."),

@@ -25,6 +25,11 @@ Key warmup_steps() {
 Key warmup_type() {
   return choice("warmup_type", {"log", "linear"}, "log", "Shape of the warm-up.");
 }
+Key last_batch_iteration() {
+  return integer("last_batch_iteration", -1, "Steps that the schedule begins after; -1: none.")
+      .at_least(-1)
+      .needs("a schedule that begins later");
+}
 Key total_steps() {
   return integer("total_num_steps", std::nullopt, "Steps of the whole schedule.")
       .must_be_given()
@@ -37,6 +42,7 @@ std::vector<Key> range_test_rows() {
       integer("lr_range_test_step_size", 2000, "Steps per unit of growth.").above(0),
       number("lr_range_test_step_rate", 1.0, "Growth per unit.").at_least(0),
       flag("lr_range_test_staircase", false, "Grow in whole units."),
+      last_batch_iteration(),
   };
 }
 
@@ -46,6 +52,7 @@ std::vector<Key> warmup_rows() {
       rate("warmup_max_lr", std::nullopt, "Final learning rate; null is the optimizer's lr."),
       warmup_steps(),
       warmup_type(),
+      last_batch_iteration(),
   };
 }
 
@@ -56,6 +63,7 @@ std::vector<Key> warmup_decay_rows() {
       rate("warmup_max_lr", 0.001, "Learning rate after the warm-up."),
       warmup_steps(),
       warmup_type(),
+      last_batch_iteration(),
   };
 }
 
@@ -66,6 +74,7 @@ std::vector<Key> cosine_rows() {
       warmup_steps(),
       number("cos_min_ratio", 1e-4, "Final rate over the optimizer's lr.").at_least(0),
       warmup_type(),
+      last_batch_iteration(),
   };
 }
 
@@ -87,19 +96,28 @@ std::vector<Key> one_cycle_rows() {
       number("cycle_min_mom", 0.8, "Momentum at the peak.").at_least(0).below(1),
       number("cycle_max_mom", 0.9, "Momentum at both ends.").at_least(0).below(1),
       number("decay_mom_rate", 0.0, "Decay of the momentum per unit.").at_least(0),
+      last_batch_iteration(),
   };
 }
 
 }  // namespace
 
 KeyTable scheduler_table() {
+  // Names of PyTorch's: their parameters are kept unread, and the type is refused.
+  const auto foreign = [] { return table("", {}).accepts_other_keys(); };
   return table(
       "The learning-rate schedule; it advances with every optimizer step that was not "
       "skipped.",
       {
-          choice("type", {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"},
+          choice("type",
+                 {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
+                  "StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR",
+                  "CosineAnnealingWarmRestarts", "ConstantLR", "LinearLR", "PolynomialLR",
+                  "CyclicLR", "OneCycleLR", "ReduceLROnPlateau"},
                  std::nullopt, "Schedule.")
-              .must_be_given(),
+              .must_be_given()
+              .needs("a schedule of PyTorch's", {"LRRangeTest", "OneCycle", "WarmupLR",
+                                                 "WarmupDecayLR", "WarmupCosineLR"}),
           section_by("params", "type",
                      {
                          {"LRRangeTest", table("", range_test_rows())},
@@ -107,9 +125,21 @@ KeyTable scheduler_table() {
                          {"WarmupLR", table("", warmup_rows())},
                          {"WarmupDecayLR", table("", warmup_decay_rows())},
                          {"WarmupCosineLR", table("", cosine_rows())},
+                         {"StepLR", foreign()},
+                         {"MultiStepLR", foreign()},
+                         {"ExponentialLR", foreign()},
+                         {"CosineAnnealingLR", foreign()},
+                         {"CosineAnnealingWarmRestarts", foreign()},
+                         {"ConstantLR", foreign()},
+                         {"LinearLR", foreign()},
+                         {"PolynomialLR", foreign()},
+                         {"CyclicLR", foreign()},
+                         {"OneCycleLR", foreign()},
+                         {"ReduceLROnPlateau", foreign()},
                      },
                      "Parameters of the schedule."),
-      });
+      })
+      .ignores_other_keys();
 }
 
 }  // namespace ds

@@ -154,6 +154,14 @@ Key Key::always() && {
   refused_always = true;
   return std::move(*this);
 }
+Key Key::decided_by_caller() && {
+  caller_decides = true;
+  return std::move(*this);
+}
+Key Key::rather(const char* path) && {
+  instead = path;
+  return std::move(*this);
+}
 
 KeyTable KeyTable::gated_by(const char* key, bool always) && {
   gate = key;
@@ -166,6 +174,10 @@ KeyTable KeyTable::accepts_auto() && {
 }
 KeyTable KeyTable::accepts_other_keys() && {
   other_keys = true;
+  return std::move(*this);
+}
+KeyTable KeyTable::ignores_other_keys() && {
+  ignores_unknown = true;
   return std::move(*this);
 }
 
@@ -246,7 +258,16 @@ Key any_text() { return make("", kString, "", ""); }
 
 }  // namespace keys
 
-std::string describe_types(const Key& key, bool with_null) {
+namespace {
+
+// Of a required choice, messages name only what this build has.
+bool is_offered(const Key& key, const std::string& choice) {
+  return !key.required || key.harmless.empty() || is_harmless(key, choice);
+}
+
+}  // namespace
+
+std::string describe_types(const Key& key, bool with_null, bool all) {
   if (key.types & kAnyType) return "any value";
   std::vector<std::string> words;
   if (key.types & kBool) words.emplace_back("true or false");
@@ -255,7 +276,9 @@ std::string describe_types(const Key& key, bool with_null) {
   if (key.numeric_text) words.emplace_back("a number in a string");
   if (key.types & kString) {
     std::vector<std::string> names;
-    for (const auto& spellings : key.choices) names.push_back("\"" + spellings[0] + "\"");
+    for (const auto& spellings : key.choices) {
+      if (all || is_offered(key, spellings[0])) names.push_back("\"" + spellings[0] + "\"");
+    }
     if (names.empty()) {
       words.emplace_back("a string");
     } else {
@@ -265,7 +288,7 @@ std::string describe_types(const Key& key, bool with_null) {
   if (key.string_is_list) words.emplace_back("a string");
   if (key.types & kList) {
     words.push_back(key.item && key.item->types != kAnyType
-                        ? "a list (each " + describe_types(*key.item) + ")"
+                        ? "a list (each " + describe_types(*key.item, /*with_null=*/true, all) + ")"
                         : "a list");
   }
   if (key.types & kObject) words.emplace_back("an object");

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "checkpoint/background_save.h"
 #include "checkpoint/run_id.h"
+#include "config/auto_values.h"
 #include "engine/agreement.h"
 #include "engine/monitors.h"
 #include "engine/rank_devices.h"
@@ -29,8 +30,12 @@ struct Engine::Pending {
 
 namespace {
 
-ConfigEnvironment environment_of(const Communicator* comm) {
+ConfigEnvironment environment_of(const models::Model& model, const Communicator* comm) {
   ConfigEnvironment environment;
+  environment.on_gpu = model.device()->kind() != DeviceKind::kCpu;
+  if (model.has_architecture()) {
+    environment.hidden_size = hidden_size_of(model.architecture().config());
+  }
   environment.data_parallel_size = comm == nullptr ? 1 : comm->size();
   return environment;
 }
@@ -68,8 +73,8 @@ DType own_compute_type(const nn::ParameterSet& parameters, const zero::Parameter
 }  // namespace
 
 Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> model,
-               std::shared_ptr<Communicator> comm)
-    : config_(load_config(config_json, environment_of(comm.get()))),
+               std::shared_ptr<Communicator> comm, const ReadOptions& reading)
+    : config_(load_config(config_json, environment_of(*model, comm.get()), reading)),
       model_(std::move(model)),
       comm_(comm ? std::move(comm) : make_single_communicator()),
       pool_(config_.threads, config_.thread_affinity),

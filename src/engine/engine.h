@@ -45,9 +45,9 @@ struct MicroBatch {
 
 class Engine {
  public:
-  // `comm` may be null: this process alone.
+  // `comm` may be null: this process alone. `reading`: how the configuration is read.
   Engine(std::string_view config_json, std::shared_ptr<models::Model> model,
-         std::shared_ptr<Communicator> comm);
+         std::shared_ptr<Communicator> comm, const ReadOptions& reading = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -106,7 +106,7 @@ class Engine {
   const Json& client_state() const { return client_state_; }
 
   const Config& config() const { return config_; }
-  // {"config", "origins", "warnings"}
+  // {"config", "given", "origins", "warnings"}
   Json config_document() const;
   const std::shared_ptr<models::Model>& model() const { return model_; }
   Json memory_report() const;

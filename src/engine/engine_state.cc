@@ -10,6 +10,7 @@ Json Engine::config_document() const {
   for (const auto& [path, origin] : config_.origins()) origins[path] = origin;
   Json document = Json::object();
   document["config"] = config_.resolved();
+  document["given"] = config_.given();
   document["origins"] = std::move(origins);
   document["warnings"] = config_.warnings();
   return document;

@@ -1,6 +1,7 @@
 #include "capi/calls.h"
 
 #include <cstring>
+#include <fstream>
 
 #include "tensor/dlpack_abi.h"
 
@@ -106,6 +107,11 @@ std::vector<Call> library_calls() {
        {text("model_json", model_config()), text("config_json", "{\"train_batch_size\": 2}"),
         text("options_json", "{\"world\": 2}"), out_text("out_json")},
        [](const Arguments& a) { return ds_plan(s(a, 0), s(a, 1), s(a, 2), p<char*>(a, 3)); }},
+      {"ds_config_check",
+       {text("config_json", R"({"train_batch_size": "many"})"), out_text("out_json")},
+       [](const Arguments& a) {
+         return ds_config_check(s(a, 0), R"({"world": 2, "lenient": true})", p<char*>(a, 1));
+       }},
   };
 }
 
@@ -697,6 +703,29 @@ std::vector<Call> engine_calls() {
          return ds_engine_create(s(a, 0), p<ds_model>(a, 1), p<ds_comm>(a, 2), p<ds_engine*>(a, 3));
        },
        [](World& world, Arguments&) {
+         ds_engine_destroy(world.engine);
+         world.engine = nullptr;
+       }},
+      {"ds_engine_create_with",
+       {text("config_json", engine_config()), in(kModel, "model"), maybe(kComm, "comm"),
+        out(kEngine, "out_engine")},
+       [](const Arguments& a) {
+         return ds_engine_create_with(s(a, 0), R"({"set": {"seed": 3}})", p<ds_model>(a, 1),
+                                      p<ds_comm>(a, 2), p<ds_engine*>(a, 3));
+       },
+       [](World& world, Arguments&) {
+         ds_engine_destroy(world.engine);
+         world.engine = nullptr;
+       }},
+      {"ds_engine_create_from_file",
+       {text("path", "{dir}/engine.json"), in(kModel, "model"), maybe(kComm, "comm"),
+        out(kEngine, "out_engine")},
+       [](const Arguments& a) {
+         return ds_engine_create_from_file(s(a, 0), nullptr, p<ds_model>(a, 1), p<ds_comm>(a, 2),
+                                           p<ds_engine*>(a, 3));
+       },
+       [](World& world, Arguments&) {
+         std::ofstream(world.folder.file("engine.json")) << engine_config();
          ds_engine_destroy(world.engine);
          world.engine = nullptr;
        }},

@@ -12,7 +12,10 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 Config load(const std::string& more, int64_t ranks = 1) {
-  return load_config("{\"train_batch_size\": 8" + (more.empty() ? "" : ", " + more) + "}",
+  const bool has_optimizer = more.find("\"optimizer\":") != std::string::npos;
+  return load_config(std::string("{\"train_batch_size\": 8") +
+                         (has_optimizer ? "" : ", \"optimizer\": {\"type\": \"AdamW\"}") +
+                         (more.empty() ? "" : ", " + more) + "}",
                      {ranks, ranks});
 }
 
@@ -27,13 +30,12 @@ std::string error_of(const std::string& more) {
 }
 
 TEST(Config, Defaults) {
-  const Config config = load("");
+  const Config config = load_config(R"({"train_batch_size": 8})");
   EXPECT_EQ(config.batch.train_batch, 8);
   EXPECT_EQ(config.batch.micro_batch, 8);
   EXPECT_EQ(config.batch.accumulation, 1);
   EXPECT_EQ(config.precision.compute, Precision::kFp32);
   EXPECT_TRUE(config.precision.check_grad_overflow);
-  EXPECT_FALSE(config.optimizer);
   EXPECT_FALSE(config.scheduler);
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_EQ(config.seed, 1234u);
@@ -51,7 +53,13 @@ TEST(Config, Defaults) {
   EXPECT_FALSE(config.activation_checkpointing.segments);
   EXPECT_FALSE(config.activation_checkpointing.offload);
   EXPECT_EQ(config.tag_validation, TagValidation::kWarn);
-  EXPECT_THAT(config.warnings(), IsEmpty());
+  // What trains is told, and shown where people look for it.
+  EXPECT_EQ(config.optimizer.value().type, OptimizerType::kAdamW);
+  EXPECT_EQ(config.optimizer.value().lr, 1e-3);
+  EXPECT_EQ(config.resolved().at("optimizer").at("params").at("lr"), 1e-3);
+  EXPECT_EQ(config.origins().at("/optimizer/params/lr"), "default");
+  EXPECT_THAT(config.warnings(), ElementsAre("configuration: /optimizer: missing; AdamW with lr "
+                                             "0.001 trains"));
 }
 
 // Values of the reference, read from the resolved document.
@@ -302,7 +310,8 @@ TEST(Config, Origins) {
   EXPECT_EQ(origins.at("/fp16/loss_scale"), "given");
   EXPECT_EQ(origins.at("/fp16/hysteresis"), "default");
   EXPECT_EQ(origins.at("/data_types/grad_accum_dtype"), "derived");
-  EXPECT_EQ(origins.at("/optimizer"), "default");
+  EXPECT_EQ(origins.at("/optimizer/type"), "given");
+  EXPECT_EQ(origins.at("/optimizer/params/lr"), "default");
   EXPECT_EQ(origins.at("/zero_optimization/stage3_gather_16bit_weights_on_model_save"),
             "deprecated:/zero_optimization/stage3_gather_fp16_weights_on_model_save");
   EXPECT_THAT(config.warnings(),
@@ -381,8 +390,17 @@ TEST(Config, DeprecatedForms) {
   EXPECT_EQ(load(R"("zero_optimization": true)").zero.stage, 1);
   EXPECT_TRUE(load(R"("zero_optimization": {"stage": 2, "cpu_offload": true})")
                   .zero.offload_optimizer.has_value());
+  // A model on the CPU has its parameters there.
+  EXPECT_EQ(error_of(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})"),
+            "accepted");
+  ConfigEnvironment gpu;
+  gpu.on_gpu = true;
+  const CheckedConfig checked = check_config(
+      R"({"train_batch_size": 8, "zero_optimization": {"stage": 3, "cpu_offload_param": true}})",
+      gpu);
+  ASSERT_FALSE(checked.accepted());
   EXPECT_THAT(
-      error_of(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})"),
+      checked.parsed.problems.front().message(),
       HasSubstr("device: \"cpu\" (given as /zero_optimization/cpu_offload_param) asks for"));
 }
 
@@ -415,8 +433,8 @@ TEST(Config, OptimizerOffload) {
 
 TEST(Config, AutoIsTheDefaultWhereSomethingResolvesIt) {
   const Config config = load(
-      R"("bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto", "initial_scale_power": "auto"},
-         "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto"},
+      R"("bf16": {"enabled": false}, "fp16": {"enabled": false, "initial_scale_power": "auto"},
+         "zero_optimization": {"stage": 0, "reduce_bucket_size": "auto"},
          "tensorboard": {"job_name": "auto"}, "pipeline": {"stages": "auto"})");
   EXPECT_EQ(config.precision.compute, Precision::kFp32);
   EXPECT_EQ(config.origins().at("/zero_optimization/reduce_bucket_size"), "default");

@@ -19,7 +19,7 @@ using testing_support::Visit;
 using testing_support::visit_all_keys;
 
 std::string refusal_of(const Json& document) {
-  const ParsedObject parsed = parse_object(config_table(), document);
+  ParsedObject parsed = parse_object(config_table(), document);
   try {
     refuse_lacking(config_table(), parsed);
   } catch (const Error& error) {
@@ -88,13 +88,10 @@ TEST(Support, UngatedLackingKeysAreNamedThemselves) {
 
 TEST(Support, AdamParametersThatAreLackingAreNamed) {
   for (const char* type : {"Adam", "AdamW"}) {
-    for (const auto& [name, value] :
-         {std::pair<const char*, Json>{"amsgrad", true}, {"torch_adam", true}}) {
-      Json document;
-      document["optimizer"]["type"] = type;
-      document["optimizer"]["params"][name] = value;
-      EXPECT_THAT(load_error(document), HasSubstr(std::string("/optimizer/params/") + name));
-    }
+    Json document;
+    document["optimizer"]["type"] = type;
+    document["optimizer"]["params"]["amsgrad"] = true;
+    EXPECT_THAT(load_error(document), HasSubstr("/optimizer/params/amsgrad"));
   }
 }
 

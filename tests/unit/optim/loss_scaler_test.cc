@@ -58,6 +58,10 @@ TEST(LossScaler, ScriptedSequences) {
        fp16(8, 100, 2, true),
        "x.x.xx.",
        {256, 256, 256, 256, 256, 128, 128}},
+      {"hysteresis 0: it never falls",
+       fp16(8, 3, 0),
+       "xxxx....",
+       {256, 256, 256, 256, 256, 256, 256, 512}},
       {"the floor is kept", fp16(3, 100, 1, false, 3), "xx", {4, 3}},
       {"window 1 doubles at every clean step but the first", fp16(0, 1, 1), "....", {1, 2, 4, 8}},
   };
@@ -114,6 +118,10 @@ TEST(LossScaler, ContinuesWhereItWasSaved) {
     for (size_t i = cut; i < steps.size(); ++i) second.update(steps[i] == 'x');
     EXPECT_EQ(second.save(), whole.save()) << cut;
   }
+  LossScaler spent(fp16(10, 3, 0)), again(fp16(10, 3, 0));
+  spent.update(true);
+  again.restore(spent.save());
+  EXPECT_EQ(again.save(), spent.save());
 }
 
 TEST(LossScaler, RefusesStatesThatNoRunLeaves) {
