@@ -111,6 +111,8 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       state.clear_gradients_at_once(context());
     }
     updater_ = std::make_unique<Updater>(config_, state);
+    if (const std::string decay = updater_->describe_decay(); comm_->rank() == 0 && !decay.empty())
+      log_info("optimizer", decay);
     const ActivationCheckpointingConfig& segments = config_.activation_checkpointing;
     if (segments.enabled && segments.offload && model_->device()->kind() == DeviceKind::kCuda) {
       offload_stream_ = model_->device()->create_stream();
@@ -253,9 +255,11 @@ Tensor Engine::make_labels(const Tensor& labels, const Tensor& ids) {
 Tensor Engine::forward(const MicroBatch& batch) {
   DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
            "the last forward still waits for its backward");
-  DS_CHECK(phase_ != Phase::kBackwardDone, Code::kState, "the last backward still waits for step");
+  DS_CHECK(phase_ != Phase::kBackwardDone || !config_.managed_accumulation, Code::kState,
+           "the last backward still waits for step");
   check_nothing_held("a forward");
   const models::Model::Use use(*model_);
+  if (phase_ == Phase::kBackwardDone) close_micro_batch();
   const models::Batch inputs = models::to_device(make_batch(batch), model_->device());
   run_forward(inputs, make_labels(batch.labels, batch.ids));
   pending_->loss = host_context().workspace(DType::kFloat32, {});
@@ -281,11 +285,16 @@ void Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   if (!joined_) count_batch(batch.ids, {loss.sum, placed.counted}, placed.counted);
 }
 
+// Random numbers follow the sample's place in the step, however ranks and micro batches share it.
+uint32_t Engine::first_sample(const models::Batch& batch) const {
+  return static_cast<uint32_t>(step_first_sample_ + comm_->rank() * batch.ids.size(0));
+}
+
 nn::TapeOptions Engine::tape_options(const models::Batch& batch) {
   nn::TapeOptions options;
   options.seed = config_.seed;
-  options.step = static_cast<uint32_t>(progress_.micro_steps);
-  options.first_sample = comm_->rank() * batch.ids.size(0);
+  options.step = static_cast<uint32_t>(progress_.steps);
+  options.first_sample = first_sample(batch);
   options.loss_gradient = loss_gradient();
   options.profile = metrics_->profile_for(progress_.steps);
   options.offload = offload_stream_.get();
@@ -315,11 +324,13 @@ void Engine::count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t counted) 
   progress_.tokens += counted;
   progress_.samples += ids.size(0) * comm_->size();
   step_samples_ += ids.size(0) * comm_->size();
+  step_first_sample_ += ids.size(0) * comm_->size();
   own_samples_ += ids.size(0);
 }
 
 float Engine::loss_gradient() const {
   if (joined_) return 0;
+  if (!config_.managed_accumulation) return static_cast<float>(updater_->loss_scale());
   return static_cast<float>(updater_->loss_scale() /
                             static_cast<double>(config_.batch.accumulation));
 }
@@ -342,6 +353,13 @@ void Engine::run_backward() {
   }
   pending_.reset();
   phase_ = Phase::kBackwardDone;
+  weights_are_free();
+}
+
+// From here to the next forward nothing looks at weights but the update, which takes them as they
+// are then.
+void Engine::weights_are_free() {
+  model_->set_step_open(fetched_count_ > 0 || gathered_count_ > 0);
 }
 
 void Engine::backward_pass(nn::Tape& tape, nn::GradientSlot& slot) {
@@ -362,12 +380,12 @@ void Engine::drop_open_step() {
   forward_counted_ = false;
   accumulated_ = 0;
   losses_.reset();
-  step_tokens_ = step_batches_ = step_samples_ = own_samples_ = 0;
+  step_tokens_ = step_batches_ = step_samples_ = step_first_sample_ = own_samples_ = 0;
   step_began_.reset();
   own_uses_.clear();
   model_->state().clear_gradients(context());
   if (nn::Fp8Linears* const fp8 = model_->state().fp8()) fp8->drop_step(context());
-  model_->set_step_open(fetched_count_ > 0);
+  weights_are_free();
 }
 
 StepReport Engine::step() {
@@ -406,12 +424,24 @@ bool Engine::close_micro_batch() {
   if (!std::exchange(forward_counted_, false)) {
     progress_.samples += config_.batch.micro_batch * comm_->size();
     step_samples_ += config_.batch.micro_batch * comm_->size();
+    step_first_sample_ += config_.batch.micro_batch * comm_->size();
     own_samples_ += joined_ ? 0 : config_.batch.micro_batch;
   }
   step_batches_ += joined_ ? 0 : 1;
   ++progress_.micro_steps;
   ++accumulated_;
-  return accumulated_ >= config_.batch.accumulation;
+  return at_boundary();
+}
+
+bool Engine::at_boundary() const {
+  if (!config_.managed_accumulation) return true;
+  return boundary_.value_or(accumulated_ >= config_.batch.accumulation);
+}
+
+void Engine::set_boundary(std::optional<bool> boundary) {
+  DS_CHECK(config_.managed_accumulation, Code::kState,
+           "managed_gradient_accumulation is false: every step is a boundary");
+  boundary_ = boundary;
 }
 
 StepReport Engine::finish_step() {
@@ -467,7 +497,7 @@ StepReport Engine::apply_update() {
   RankTotals totals = rank_totals();
   if (totals.batches == 0) return nothing_left();
   // The mean over the micro batches that there were.
-  const double all = static_cast<double>(config_.batch.accumulation) * comm_->size();
+  const double all = static_cast<double>(accumulated_) * comm_->size();
   const double share = uneven(totals) ? all / static_cast<double>(totals.batches) : 1;
   finish_fp8_step();
   const bool mean = model_->state().gradient_op() == ReduceOp::kAverage;
@@ -485,7 +515,7 @@ StepReport Engine::apply_update() {
   report.lr = outcome.lr;
   report.loss_scale = outcome.loss_scale;
   report.first_bad_tensor = outcome.first_bad_tensor;
-  report.loss = totals.loss_sum / static_cast<double>(config_.batch.accumulation) * share;
+  report.loss = totals.loss_sum / static_cast<double>(accumulated_) * share;
   report.tokens = totals.tokens;
   progress_.tokens += totals.tokens - step_tokens_;
   if (uneven(totals)) progress_.samples += totals.samples - step_samples_;
@@ -501,7 +531,7 @@ StepReport Engine::apply_update() {
   step_began_.reset();
   accumulated_ = 0;
   losses_.reset();
-  step_tokens_ = step_batches_ = step_samples_ = own_samples_ = 0;
+  step_tokens_ = step_batches_ = step_samples_ = step_first_sample_ = own_samples_ = 0;
   return report;
 }
 

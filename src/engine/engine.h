@@ -61,6 +61,8 @@ class Engine {
   Tensor gradient_view(const std::string& name);
   // Gives up the open step.
   void discard_gradients();
+  // Whether the next steps update, whatever gradient_accumulation_steps says; none: as it says.
+  void set_boundary(std::optional<bool> boundary);
 
   // For a program that computes with parameters of its own: makes them whole, in the type that the
   // engine computes in, until they are released as often. Every rank asks for the same ones.
@@ -144,6 +146,7 @@ class Engine {
   models::Batch make_batch(const MicroBatch& inputs);
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
   void run_forward(const models::Batch& batch, const Tensor& labels);
+  uint32_t first_sample(const models::Batch& batch) const;
   nn::TapeOptions tape_options(const models::Batch& batch);
   nn::SummedLoss forward_pass(nn::Tape& tape, const models::Batch& batch, const nn::Labels& labels);
   void backward_pass(nn::Tape& tape, nn::GradientSlot& slot);
@@ -157,8 +160,10 @@ class Engine {
   void run_backward();
   float loss_gradient() const;  // what backward starts with
   void drop_open_step();
+  void weights_are_free();
   StepReport finish_micro_batch();
   bool close_micro_batch();
+  bool at_boundary() const;
   StepReport finish_step();
   void check_gradients_given();
   StepReport apply_update();
@@ -225,13 +230,15 @@ class Engine {
   std::unique_ptr<StepGraphs> graphs_;  // with graph_harvesting
   bool forward_counted_ = false;        // the open micro batch went through forward
   Progress progress_;
-  int64_t accumulated_ = 0;   // micro batches of the open step
-  LossSum losses_;            // of the micro batches of the open step
-  int64_t step_tokens_ = 0;   // counted tokens of the open step
-  int64_t step_batches_ = 0;  // micro batches of the open step that were this rank's own
-  int64_t step_samples_ = 0;  // and what progress_.samples grew by
-  int64_t own_samples_ = 0;   // of which this rank read so many itself
-  bool joined_ = false;       // inside join()
+  int64_t accumulated_ = 0;        // micro batches of the open step
+  std::optional<bool> boundary_;   // set by the caller
+  LossSum losses_;                 // of the micro batches of the open step
+  int64_t step_tokens_ = 0;        // counted tokens of the open step
+  int64_t step_batches_ = 0;       // micro batches of the open step that were this rank's own
+  int64_t step_samples_ = 0;       // and what progress_.samples grew by
+  int64_t step_first_sample_ = 0;  // of the next micro batch, counted from the step's first
+  int64_t own_samples_ = 0;        // of which this rank read so many itself
+  bool joined_ = false;            // inside join()
   bool all_joined_ = false;
   std::optional<double> step_began_;
   int64_t loaded_micro_steps_ = 0;  // progress_.micro_steps when there was nothing to lose

@@ -436,6 +436,7 @@ void Engine::restore(CheckpointReader reader) {
   accumulated_ = restored.accumulated;
   step_batches_ = restored.accumulated;
   step_samples_ = own_samples_ = 0;
+  step_first_sample_ = accumulated_ * config_.batch.micro_batch * comm_->size();
   losses_.reset(restored.loss_sum);
   step_tokens_ = restored.step_tokens;
   client_state_ = std::move(restored.client_state);

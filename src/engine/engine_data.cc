@@ -72,6 +72,8 @@ int64_t Engine::sample_index(int64_t position) {
 StepReport Engine::train_batch() {
   DS_CHECK(dataset_, Code::kState, "train_batch needs a data set; set one first");
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
+  DS_CHECK(!boundary_, Code::kState,
+           "the caller sets the boundaries of steps; train_batch finds them itself");
   const models::Model::Use use(*model_);
   const int64_t micro = config_.batch.micro_batch;
   while (true) {
