@@ -1007,6 +1007,17 @@ DS_API ds_status ds_engine_gradient_view(ds_engine* engine, const char* name,
 DS_API ds_status ds_engine_set_loss(ds_engine* engine, double loss);
 /** Gives up the open step: its gradients are cleared, weights stay. Since: 0.2. */
 DS_API ds_status ds_engine_discard_gradients(ds_engine* engine);
+/**
+ * Says whether the next calls of ds_engine_step are accumulation boundaries, until it is called
+ * again; every process says the same.
+ * @param boundary  1: they update; 0: they only end a micro batch; -1: gradient_accumulation_steps
+ *                  decides, as without this call
+ * Gradients are divided by gradient_accumulation_steps as before, however many micro batches there
+ * are; the report's loss is their mean. Errors: DS_ERR_INVALID_ARGUMENT (another number),
+ * DS_ERR_STATE (managed_gradient_accumulation is false: every step is a boundary). While it is set,
+ * ds_engine_train_batch and ds_engine_join give DS_ERR_STATE. Since: 0.5.
+ */
+DS_API ds_status ds_engine_set_boundary(ds_engine* engine, int32_t boundary);
 /** What losses are multiplied by before their gradients are taken: 1 unless fp16 trains. It may
  * change with every step. Since: 0.2. */
 DS_API ds_status ds_engine_loss_scale(ds_engine* engine, double* out_scale);

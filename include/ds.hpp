@@ -1046,6 +1046,10 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   // What the loss of the open micro batch was, for reports.
   void set_loss(double loss) { check(ds_engine_set_loss(get(), loss)); }
   void discard_gradients() { check(ds_engine_discard_gradients(get())); }
+  // Whether the next steps update; nothing: as gradient_accumulation_steps says.
+  void set_boundary(std::optional<bool> boundary) {
+    check(ds_engine_set_boundary(get(), boundary ? int32_t{*boundary} : -1));
+  }
   // Own parameters whole, until release(): numbers as in Model::tensor_names().
   std::vector<Tensor> fetch(const std::vector<int64_t>& indices) {
     return held(ds_engine_fetch_parameters, indices);

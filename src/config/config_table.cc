@@ -19,8 +19,9 @@ std::vector<Key> batch_rows() {
               "Forward and backward passes per optimizer step.")
           .at_least(1),
       flag("managed_gradient_accumulation", true,
-           "The engine counts passes and steps at the boundary. False: every step() is a boundary.")
-          .needs("accumulation managed by the caller"),
+           "The engine counts micro batches and updates at the boundary, and divides by "
+           "gradient_accumulation_steps. False: every step() is a boundary, forward and backward "
+           "may come several times before it, and nothing is divided."),
   };
 }
 

@@ -78,7 +78,6 @@ struct Key {
   // `refused_always` keys are.
   std::string lacking;
   std::vector<Json> harmless;
-  unsigned lacking_types = kAnyType;  // only values of these types are refused
   bool refused_always = false;
 
   // Fluent setters, so that a table reads as rows.
@@ -102,7 +101,6 @@ struct Key {
   Key replaced_by(const char* path, Json value_of_true = nullptr) &&;
   Key retired(const char* what_instead) &&;
   Key needs(const char* feature, std::vector<Json> other_accepted_values = {}) &&;
-  Key list_needs(const char* feature) &&;
   Key always() &&;
   Key decided_by_caller() &&;
   Key rather(const char* path) &&;

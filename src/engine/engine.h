@@ -66,6 +66,8 @@ class Engine {
   void discard_gradients();
   // The loss of the open micro batch, for reports; where the caller's gradients are all there is.
   void set_loss(double loss);
+  // Whether the next steps update, whatever gradient_accumulation_steps says; none: as it says.
+  void set_boundary(std::optional<bool> boundary);
 
   // For a program that computes with parameters of its own: makes them whole, in the type that the
   // engine computes in, until they are released as often. Every rank asks for the same ones.
@@ -142,7 +144,8 @@ class Engine {
   };
   RankTotals rank_totals();
   double mean_loss(const RankTotals& totals, double share) const;
-  void warn_of_unusual_batches(const RankTotals& totals);
+  void warn_of_uncounted_labels(const RankTotals& totals);
+  void warn_of_other_size(int64_t samples);
   zero::ShareOptions share_options();
   std::unique_ptr<nn::Fp8Linears> make_fp8();
   void agree_on_fp8();
@@ -155,6 +158,7 @@ class Engine {
   models::Batch make_batch(const MicroBatch& inputs);
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
   void run_forward(const models::Batch& batch, const Tensor& labels);
+  uint32_t first_sample(const models::Batch& batch) const;
   nn::TapeOptions tape_options(const models::Batch& batch);
   nn::SummedLoss forward_pass(nn::Tape& tape, const models::Batch& batch, const nn::Labels& labels);
   void backward_pass(nn::Tape& tape, nn::GradientSlot& slot);
@@ -169,8 +173,10 @@ class Engine {
   void run_backward();
   float loss_gradient() const;  // what backward starts with
   void drop_open_step();
+  void weights_are_free();
   StepReport finish_micro_batch();
   bool close_micro_batch();
+  bool at_boundary() const;
   StepReport finish_step();
   void check_gradients_given();
   StepReport apply_update();
@@ -265,13 +271,15 @@ class Engine {
   std::optional<double> given_loss_;    // of the open micro batch, by the caller
   bool warned_uncounted_ = false, warned_sizes_ = false;
   Progress progress_;
-  int64_t accumulated_ = 0;   // micro batches of the open step
-  LossSum losses_;            // of the micro batches of the open step
-  int64_t step_tokens_ = 0;   // counted tokens of the open step
-  int64_t step_batches_ = 0;  // micro batches of the open step that were this rank's own
-  int64_t step_samples_ = 0;  // and what progress_.samples grew by
-  int64_t own_samples_ = 0;   // of which this rank read so many itself
-  bool joined_ = false;       // inside join()
+  int64_t accumulated_ = 0;        // micro batches of the open step
+  std::optional<bool> boundary_;   // set by the caller
+  LossSum losses_;                 // of the micro batches of the open step
+  int64_t step_tokens_ = 0;        // counted tokens of the open step
+  int64_t step_batches_ = 0;       // micro batches of the open step that were this rank's own
+  int64_t step_samples_ = 0;       // and what progress_.samples grew by
+  int64_t step_first_sample_ = 0;  // of the next micro batch, counted from the step's first
+  int64_t own_samples_ = 0;        // of which this rank read so many itself
+  bool joined_ = false;            // inside join()
   bool all_joined_ = false;
   std::optional<double> step_began_;
   int64_t loaded_micro_steps_ = 0;  // progress_.micro_steps when there was nothing to lose

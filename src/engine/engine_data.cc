@@ -141,6 +141,8 @@ void Engine::next_part(CallControl::Call& call, int64_t done) {
 StepReport Engine::train_batch() {
   DS_CHECK(dataset_, Code::kState, "train_batch needs a data set; set one first");
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
+  DS_CHECK(!boundary_, Code::kState,
+           "the caller sets the boundaries of steps; train_batch finds them itself");
   const models::Model::Use use(*model_);
   const int64_t micro = config_.batch.micro_batch;
   CallControl::Call call(control_, "train_batch", config_.batch.accumulation);

@@ -9,7 +9,7 @@
 namespace ds {
 
 bool Engine::uneven(const RankTotals& totals) const {
-  return totals.batches != config_.batch.accumulation * comm_->size();
+  return totals.batches != accumulated_ * comm_->size();
 }
 
 void Engine::join() {
@@ -17,6 +17,9 @@ void Engine::join() {
            "a forward or backward is open; end the micro batch (ds_engine_step) before joining");
   check_nothing_held("joining");
   if (comm_->size() == 1) return;
+  DS_CHECK(config_.managed_accumulation && !boundary_, Code::kState,
+           "the caller sets the boundaries of steps: a rank that joins cannot know those of the "
+           "others");
   const models::Model::Use use(*model_);
   DS_CHECK(model_->has_architecture() || !model_->state().gradients_leave_early() ||
                !last_own_uses_.empty(),
@@ -72,7 +75,7 @@ void Engine::run_empty_batch() {
 // No rank had a micro batch in this step: it did not happen.
 StepReport Engine::nothing_left() {
   all_joined_ = true;
-  progress_.micro_steps -= config_.batch.accumulation;
+  progress_.micro_steps -= accumulated_;
   progress_.samples -= step_samples_;
   drop_open_step();
   StepReport report;

@@ -320,6 +320,7 @@ void Engine::restore_counters(Restored restored, const CheckpointReader& reader,
                               const LoadOptions& options) {
   accumulated_ = step_batches_ = restored.accumulated;
   step_samples_ = own_samples_ = 0;
+  step_first_sample_ = accumulated_ * config_.batch.micro_batch * comm_->size();
   losses_.reset(restored.share.loss_sum, restored.share.losses);
   step_tokens_ = restored.share.tokens;
   tokenizer_ = std::move(restored.tokenizer);

@@ -44,11 +44,13 @@ void Engine::run_micro_batch(const MicroBatch& samples) {
 bool Engine::run_recorded(const models::Batch& batch, const Tensor& labels) {
   begin_step_clock();
   const nn::Labels counted = nn::place_labels(labels, model_->host());
-  const StepGraphs::Inputs inputs{batch, labels, loss_gradient() * counted.share(),
-                                  static_cast<uint32_t>(progress_.micro_steps)};
+  const StepGraphs::Inputs inputs{batch,
+                                  labels,
+                                  loss_gradient() * counted.share(),
+                                  {static_cast<uint32_t>(progress_.steps), first_sample(batch)}};
   const auto pass = [&](const StepGraphs::Placed& placed) {
     nn::TapeOptions options = tape_options(placed.batch);
-    options.step_memory = placed.step;
+    options.step_memory = placed.stream_position;
     options.loss_scale = placed.loss_scale;
     options.constants = placed.constants;
     nn::Tape tape(context(), model_->state(), options);
@@ -63,8 +65,8 @@ bool Engine::run_recorded(const models::Batch& batch, const Tensor& labels) {
     throw;
   }
   count_batch(batch.ids, {graphs_->loss(), counted.counted}, counted.counted);
-  model_->set_step_open(true);
   phase_ = Phase::kBackwardDone;
+  weights_are_free();
   return true;
 }
 

@@ -35,6 +35,9 @@ class Updater {
   // `share` multiplies the gradients: where some ranks had fewer micro batches than others.
   Outcome update(const OpContext& ctx, zero::ParameterState& state, double share = 1);
 
+  // Which parameters decay, for the log; empty where that needs no word.
+  std::string describe_decay() const;
+
   // What losses are multiplied by before their gradients are taken.
   double loss_scale() const { return scaler_.scale(); }
   // Steps skipped since the last applied one.

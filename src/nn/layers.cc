@@ -57,15 +57,14 @@ Value dropout(Tape& tape, const Value& x, double p) {
   if (!tape.training() || p == 0) return x;
   const OperatorScope op(tape, "dropout");
   const RandomStream stream = tape.next_stream();
-  const int64_t first = tape.first_sample() * (x.data.elements() / x.data.size(0));
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), x.data.shape()));
-  ops::dropout(tape.ctx(), x.data, Tensor(), p, stream, first, y.data);
-  tape.record([in = x.slot, out = y.slot, p, stream, first](Tape& t) {
+  ops::dropout(tape.ctx(), x.data, Tensor(), p, stream, y.data);
+  tape.record([in = x.slot, out = y.slot, p, stream](Tape& t) {
     if (!*out || !in) return;
     bool exclusive = false;
     const Tensor dy = out->take(exclusive);
     Tensor dx = exclusive ? dy : t.new_activation(dy.dtype(), dy.shape());
-    ops::dropout_backward(t.ctx(), dy, p, stream, first, dx);
+    ops::dropout_backward(t.ctx(), dy, p, stream, dx);
     in->add(t.ctx(), std::move(dx), true);
   });
   return y;

@@ -681,6 +681,9 @@ std::vector<Call> gradient_calls() {
       {"ds_engine_discard_gradients",
        {in(kEngine, "engine")},
        [](const Arguments& a) { return ds_engine_discard_gradients(p<ds_engine>(a, 0)); }},
+      {"ds_engine_set_boundary",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_set_boundary(p<ds_engine>(a, 0), -1); }},
       {"ds_engine_loss_scale",
        {in(kEngine, "engine"), out("out_scale")},
        [](const Arguments& a) {
