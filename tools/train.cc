@@ -158,7 +158,8 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
 
   group = "Records";
   sub.add_option("--metrics", o.metrics,
-                 "one JSON object per step; appended to with --load, else begun anew")
+                 "one JSON object per step; with --load it goes on behind the loaded step, else it "
+                 "begins anew")
       ->type_name("OUT.jsonl")
       ->group(group);
   sub.add_option("--tensorboard", o.config.tensorboard, "TensorBoard events")
