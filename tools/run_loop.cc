@@ -58,7 +58,7 @@ int RunLoop::run() {
       o_.resumes() ? std::optional<int64_t>(step_) : std::nullopt;
   on_first_rank(comm_, [&] { metrics.emplace(o_.metrics, from); });
   if (!metrics) metrics.emplace("", from);
-  SignalWatch signals;
+  SignalWatch signals(SignalWatch::Loop::kSaves);
   train(signals, *metrics);
   if (news_.stop != 0) {
     progress_.message("interrupted after step " + std::to_string(step_) +
@@ -69,6 +69,21 @@ int RunLoop::run() {
   progress_.message("done: step " + std::to_string(step_) + ", loss " +
                     format_value("%.4f", report_.loss));
   return kDone;
+}
+
+// What the data make fail is saved first: a file can be put right, and the run goes on from here.
+// With peers that is not possible: they wait within the step.
+template <class Fn>
+auto RunLoop::saved_before_failure(const Fn& fn) {
+  try {
+    return fn();
+  } catch (const libds::Error& error) {
+    if (of_the_data(error.status()) && comm_.size() == 1 && !o_.save.empty()) {
+      save();
+      settle();
+    }
+    throw;
+  }
 }
 
 void RunLoop::train(SignalWatch& signals, MetricsFile& metrics) {
@@ -97,21 +112,6 @@ void RunLoop::train(SignalWatch& signals, MetricsFile& metrics) {
 std::optional<double> RunLoop::validate() {
   if (valid_ == nullptr) return std::nullopt;
   return engine_.evaluate(*valid_, o_.eval_batches);
-}
-
-// What the data make fail is saved first: a file can be put right, and the run goes on from here.
-// With peers that is not possible: they wait within the step.
-template <class Fn>
-auto RunLoop::saved_before_failure(const Fn& fn) {
-  try {
-    return fn();
-  } catch (const libds::Error& error) {
-    if (of_the_data(error.status()) && comm_.size() == 1 && !o_.save.empty()) {
-      save();
-      settle();
-    }
-    throw;
-  }
 }
 
 // The signal that any process of the group got: all stop, or save, after the same step.

@@ -44,14 +44,18 @@ QuietSignals::~QuietSignals() {
   for (const Old& old : old_) sigaction(old.number, &old.action, nullptr);
 }
 
-SignalWatch::SignalWatch() {
-  stop_signal = insisted = save_asked = 0;
+SignalWatch::SignalWatch(Loop loop) {
+  stop_signal = 0;
+  insisted = 0;
+  save_asked = 0;
   const auto watch = [&](int number, void (*handler)(int)) {
     const struct sigaction action = action_of(handler);
     old_.push_back({number, {}});
     sigaction(number, &action, &old_.back().action);
   };
-  for (const int number : {SIGINT, SIGTERM, SIGXCPU}) watch(number, on_stop);
+  for (const int number : {SIGINT, SIGTERM}) watch(number, on_stop);
+  if (loop == Loop::kEnds) return;
+  watch(SIGXCPU, on_stop);
   for (const int number : {SIGUSR1, SIGUSR2}) watch(number, on_save);
   struct sigaction hang_up = {};
   sigaction(SIGHUP, nullptr, &hang_up);
@@ -61,6 +65,8 @@ SignalWatch::SignalWatch() {
 SignalWatch::~SignalWatch() {
   for (const Old& old : old_) sigaction(old.number, &old.action, nullptr);
 }
+
+int SignalWatch::stop() const noexcept { return stop_signal; }
 
 SignalNews SignalWatch::news() noexcept {
   SignalNews out;

@@ -30,17 +30,19 @@ class QuietSignals {
   std::vector<Old> old_;
 };
 
-// While it lives, SIGINT, SIGTERM, SIGHUP and SIGXCPU ask to save and end, SIGUSR1 and SIGUSR2 to
-// save and go on. A second SIGINT or SIGTERM ends the process at once; the others may come again
-// (a terminal that closes sends two, a limit of CPU time one per second). A SIGHUP that was ignored
-// (nohup) stays ignored.
+// While it lives, SIGINT and SIGTERM ask a loop to end; a second one ends the process at once. In a
+// loop that has something to save, SIGHUP and SIGXCPU ask for the same, however often they come (a
+// terminal that closes sends two, a limit of CPU time one per second), and SIGUSR1 and SIGUSR2 to
+// save and go on. A SIGHUP that was ignored (nohup) stays ignored.
 class SignalWatch {
  public:
-  SignalWatch();
+  enum class Loop { kEnds, kSaves };
+  explicit SignalWatch(Loop loop);
   ~SignalWatch();
   SignalWatch(const SignalWatch&) = delete;
   SignalWatch& operator=(const SignalWatch&) = delete;
 
+  int stop() const noexcept;  // number of the signal that asks to end, else 0
   SignalNews news() noexcept;
 
  private:

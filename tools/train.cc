@@ -194,10 +194,9 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
       ->group(group);
 
   group = "Records";
-  sub.add_option(
-         "--metrics", o.metrics,
-         "one JSON object per step; with --load the lines after the loaded step are cut and new "
-         "ones appended, else it is begun anew")
+  sub.add_option("--metrics", o.metrics,
+                 "one JSON object per step; with --load it goes on behind the loaded step, else it "
+                 "begins anew")
       ->type_name("OUT.jsonl")
       ->group(group);
   sub.add_option("--tensorboard", o.config.tensorboard, "TensorBoard events")

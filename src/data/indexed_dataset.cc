@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -158,7 +159,7 @@ void IndexedDataset::read_header(const Source& idx) {
            kHeader + static_cast<int64_t>(expected), ": the file is truncated or damaged");
   DS_CHECK(documents >= 1, Code::kCorrupt, where, " has no document boundaries");
   sequences_ = static_cast<int64_t>(sequences);
-  documents_.resize(documents);
+  document_count_ = static_cast<int64_t>(documents) - 1;
   if (room == expected + sequences) modes_.resize(sequences);
 }
 
@@ -191,12 +192,17 @@ void IndexedDataset::read_sequences(const Source& idx) {
 
 void IndexedDataset::read_documents(const Source& idx) {
   const std::string where = shown(idx_path(prefix_));
-  const auto count = static_cast<int64_t>(documents_.size());
+  const int64_t count = document_count_ + 1;
   int64_t last = 0;
   idx.each<int64_t>(kHeader + sequences_ * 12, count, [&](int64_t d, int64_t begin) {
     DS_CHECK(d == 0 ? begin == 0 : begin >= last, Code::kCorrupt, where, ": document boundary ", d,
              " is ", begin, " after ", last, "; boundaries start at 0 and do not fall");
-    documents_[static_cast<size_t>(d)] = last = begin;
+    if (documents_.empty() && begin != d) {  // the first that has not one sequence
+      documents_.resize(static_cast<size_t>(count));
+      std::iota(documents_.begin(), documents_.begin() + d, int64_t{0});
+    }
+    if (!documents_.empty()) documents_[static_cast<size_t>(d)] = begin;
+    last = begin;
   });
   DS_CHECK(last == sequences_, Code::kCorrupt, where, ": the last document ends at sequence ", last,
            " of ", sequences_);
@@ -213,7 +219,7 @@ int32_t IndexedDataset::sequence_size(int64_t index) const {
 int64_t IndexedDataset::document_begin(int64_t index) const {
   DS_CHECK(index >= 0 && index <= document_count(), Code::kInvalidArgument, name(), ": document ",
            index, " does not exist; there are ", document_count());
-  return documents_[static_cast<size_t>(index)];
+  return documents_.empty() ? index : documents_[static_cast<size_t>(index)];
 }
 
 std::optional<int8_t> IndexedDataset::mode(int64_t index) const {
@@ -273,9 +279,10 @@ std::vector<std::byte> IndexedDataset::bytes(int64_t index) const {
 
 std::string IndexedDataset::place(int64_t index, int64_t offset) const {
   const auto after = std::upper_bound(documents_.begin(), documents_.end(), index);
+  const int64_t document = documents_.empty() ? index : after - documents_.begin() - 1;
   return str_cat(shown(bin_path(prefix_)), ": byte ",
                  begin_of(index) + offset * token_type_size(type_), " (token ", offset,
-                 " of sequence ", index, ", document ", after - documents_.begin() - 1, ")");
+                 " of sequence ", index, ", document ", document, ")");
 }
 
 }  // namespace ds

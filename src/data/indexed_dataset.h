@@ -42,9 +42,10 @@ bool indexed_dataset_exists(const std::filesystem::path& prefix);
 
 class IndexedDataset final : public TokenSource {
  public:
-  // Reads the index into memory (8 bytes per sequence and per document) and checks every entry of
-  // it; tokens are read from the file when they are asked for. A file that is cut short or changed
-  // meanwhile gives errors or other tokens, nothing worse.
+  // Reads the index into memory (8 bytes per sequence and, unless each document has
+  // one sequence, per document) and checks every entry of it; tokens are read from the file when
+  // they are asked for. A file that is cut short or changed meanwhile gives errors or other tokens,
+  // nothing worse.
   explicit IndexedDataset(const std::filesystem::path& prefix);
   // The same from the contents of the two files; `name` stands for the prefix in errors.
   IndexedDataset(std::vector<std::byte> idx, std::vector<std::byte> bin, std::string_view name);
@@ -52,7 +53,7 @@ class IndexedDataset final : public TokenSource {
   TokenType type() const noexcept { return type_; }
   int64_t sequence_count() const override { return sequences_; }
   int32_t sequence_size(int64_t index) const override;
-  int64_t document_count() const noexcept { return static_cast<int64_t>(documents_.size()) - 1; }
+  int64_t document_count() const noexcept { return document_count_; }
   // Sequence that document `index` begins with; index document_count() gives the end.
   int64_t document_begin(int64_t index) const;
   // Byte per sequence of newer multimodal files; nullopt without them.
@@ -97,9 +98,12 @@ class IndexedDataset final : public TokenSource {
   Source bin_;
   TokenType type_ = TokenType::kI32;
   int64_t sequences_ = 0;
-  std::vector<int64_t> begins_;     // by sequence, and the end of the last one
-  std::vector<int64_t> documents_;  // the sequence that each begins with, and the end
-  std::vector<int8_t> modes_;       // empty: the file has none
+  std::vector<int64_t> begins_;  // by sequence, and the end of the last one
+  int64_t document_count_ = 0;
+  // The sequence that each document begins with, and the end; empty when each has one sequence, as
+  // running text usually does.
+  std::vector<int64_t> documents_;
+  std::vector<int8_t> modes_;  // empty: the file has none
 };
 
 // Writes a data set beside its final names and renames it into place in finish(), so readers never

@@ -234,6 +234,15 @@ class Data(FaultCase):
                                      r"holds the token id 511, outside the model's vocabulary of 256")
         self.assertEqual(list((self.folder / "out").iterdir()), [])
 
+    def test_an_id_that_is_met_later_ends_the_run_after_a_save(self):
+        def put(file):
+            file.seek(2 * 20)
+            file.write((300).to_bytes(2, "little"))
+        self.tokens(put)
+        done = self.train(4, "--valid-data", "p", "--eval-interval", 2, "--save", "out", status=1)
+        self.assertRegex(done.error, r"p\.bin: byte 40 \(token 20 of .* holds the token id 300")
+        self.assertEqual(self.saved_step(), 2)
+
     def test_a_file_that_shrinks_is_an_error_and_what_was_trained_is_saved(self):
         self.tokens()
         run = subprocess.Popen(

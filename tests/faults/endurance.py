@@ -64,7 +64,7 @@ class Place:
 
     def has_checkpoint(self, save):
         folder = self.path / save
-        return folder.is_dir() and any(folder.glob("*/manifest.dsm"))
+        return folder.is_dir() and any(folder.glob("[!.]*/manifest.dsm"))
 
     def run(self, command, **options):
         return subprocess.run(command, cwd=self.path, stdout=subprocess.PIPE, timeout=300,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 
+#include "data/gpt_dataset.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
@@ -219,6 +220,36 @@ TEST(IndexedDatasetTest, TokensBeyondAVocabularyAreNamedWithTheirPlace) {
       [&] { data.check_tokens(0, 2, 5); });
   expect_error(Code::kInvalidArgument, {"byte 4 (token 2 of sequence 0, document 0)"},
                [&] { data.check_tokens(0, 2, 3); });
+}
+
+TEST(IndexedDatasetTest, SamplesKnowWhereTheirTokensLie) {
+  const TempFolder folder;
+  {
+    IndexedDatasetWriter writer(folder / "d", TokenType::kI32);
+    int32_t next = 0;  // each token is its own number
+    for (const int size : {3, 1, 40, 0, 7, 25}) {
+      std::vector<int32_t> tokens(static_cast<size_t>(size));
+      for (int32_t& token : tokens) token = next++;
+      writer.add_sequence(std::span<const int32_t>(tokens));
+      writer.end_document();
+    }
+    writer.finish();
+  }
+  const GptDataset data(std::make_shared<IndexedDataset>(folder / "d"), {0, 6},
+                        {.sequence_length = 7, .seed = 3, .samples = 40}, "train");
+  ASSERT_GE(data.sample_count(), 40);
+  std::vector<int32_t> tokens(8);
+  for (int64_t i = 0; i < data.sample_count(); ++i) {
+    data.sample(i, std::span(tokens));
+    for (int64_t p = 0; p < 8; ++p) {
+      const std::string byte = str_cat(": byte ", 4 * tokens[static_cast<size_t>(p)], " (");
+      EXPECT_NE(data.place(i, p).find(byte), std::string::npos) << data.place(i, p) << byte;
+    }
+  }
+  EXPECT_FALSE(data.check_tokens(76, 75));  // too many to read
+  EXPECT_TRUE(data.check_tokens(76, 76));
+  expect_error(Code::kInvalidArgument, {"byte 300 (token 24 of sequence 5, document 5)", "id 75"},
+               [&] { data.check_tokens(75, 76); });
 }
 
 class DamagedIndex : public testing::Test {
