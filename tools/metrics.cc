@@ -24,6 +24,12 @@ constexpr size_t kMostUnwritten = size_t{1} << 20;
 // JSON has no NaN and no infinity: null.
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
+// What is not finite, by name.
+const char* value_name(double value) {
+  if (std::isnan(value)) return "NaN";
+  return value > 0 ? "Infinity" : "-Infinity";
+}
+
 const char* skip_reason_name(int32_t reason) {
   switch (reason) {
     case DS_SKIP_ACCUMULATING:
@@ -110,6 +116,10 @@ void MetricsFile::write(const libds::StepReport& report, std::optional<double> v
   if (!report.applied) {
     line["skip_reason"] = skip_reason_name(report.skip_reason);
     line["first_bad_tensor"] = report.first_bad_tensor;
+    if (report.first_bad_element >= 0) {
+      line["first_bad_element"] = report.first_bad_element;
+      line["first_bad_value"] = value_name(report.first_bad_value);
+    }
   }
   if (valid_loss) line["valid_loss"] = number(*valid_loss);
   if (comm.size() > 1) {

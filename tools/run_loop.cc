@@ -54,8 +54,7 @@ int RunLoop::run() {
     return kDone;
   }
   std::optional<MetricsFile> metrics;
-  const std::optional<int64_t> from =
-      o_.resumes() ? std::optional<int64_t>(step_) : std::nullopt;
+  const std::optional<int64_t> from = o_.resumes() ? std::optional<int64_t>(step_) : std::nullopt;
   on_first_rank(comm_, [&] { metrics.emplace(o_.metrics, from); });
   if (!metrics) metrics.emplace("", from);
   SignalWatch signals(SignalWatch::Loop::kSaves);

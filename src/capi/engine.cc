@@ -84,8 +84,8 @@ std::string tag_param(const char* tag) {
   return std::string(text);
 }
 
-void make_engine(std::string_view config, const ReadOptions& reading, ds_model* model, ds_comm* comm,
-                 ds_engine*& out) {
+void make_engine(std::string_view config, const ReadOptions& reading, ds_model* model,
+                 ds_comm* comm, ds_engine*& out) {
   const auto trained = enter(model, "model");
   std::shared_ptr<Communicator> group;
   if (comm != nullptr) group = look_up(comm, "comm")->comm;

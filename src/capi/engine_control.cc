@@ -46,10 +46,10 @@ ds_status ds_engine_set_progress(ds_engine* engine, ds_progress_fn fn, void* use
     const auto object = enter(engine, "engine");
     if (fn == nullptr) return object->engine().control().set_progress({});
     const auto caller = std::make_shared<CallerProgress>(fn, user_data);
-    object->engine().control().set_progress([caller](const char* call, int64_t done,
-                                                     int64_t total) {
-      return (*caller)(call, done, total);
-    });
+    object->engine().control().set_progress(
+        [caller](const char* call, int64_t done, int64_t total) {
+          return (*caller)(call, done, total);
+        });
     caller->own(release);
   });
 }

@@ -76,8 +76,8 @@ AutoOutcome AutoResolver::optimizer(std::string_view name) const {
     return unknown("\"auto\" leaves the learning rate to the caller, who does not say it; give lr");
   }
   if (name == "betas") {
-    return take(Json::array(
-        {values_.beta1.value_or(kAutoBeta1), values_.beta2.value_or(kAutoBeta2)}));
+    return take(
+        Json::array({values_.beta1.value_or(kAutoBeta1), values_.beta2.value_or(kAutoBeta2)}));
   }
   if (name == "eps") return take(values_.eps.value_or(kAutoEps));
   if (name == "weight_decay") return take(values_.weight_decay.value_or(kAutoDecay));
@@ -107,13 +107,12 @@ AutoOutcome AutoResolver::zero(std::string_view name) const {
     if (values_.stage) return take(*values_.stage);
     return unknown("\"auto\" leaves the stage to the caller, who does not say it; give stage");
   }
-  for (const auto& [object, device] :
-       {std::pair{"offload_optimizer", &values_.offload_optimizer},
-        std::pair{"offload_param", &values_.offload_param}}) {
+  for (const auto& [object, device] : {std::pair{"offload_optimizer", &values_.offload_optimizer},
+                                       std::pair{"offload_param", &values_.offload_param}}) {
     if (name != std::string(object) + "/device") continue;
     if (*device) return take(**device);
-    return unknown(str_cat("\"auto\" leaves the device to the caller, who does not say it; give ",
-                           object));
+    return unknown(
+        str_cat("\"auto\" leaves the device to the caller, who does not say it; give ", object));
   }
   // Without a model the defaults hold: these sizes decide about speed alone.
   if (!environment_.hidden_size) return absent();

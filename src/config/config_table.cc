@@ -75,8 +75,7 @@ std::vector<Key> communication_rows() {
       choice("seq_parallel_communication_data_type",
              {"fp32|float32|float|torch.float32", "fp16|float16|half|torch.float16",
               "bf16|bfloat16|torch.bfloat16"},
-             "fp32",
-             "Type of reductions over sequence-parallel ranks; null keeps the native type.")
+             "fp32", "Type of reductions over sequence-parallel ranks; null keeps the native type.")
           .or_null()
           .in_any_case()
           .needs("sequence parallelism"),

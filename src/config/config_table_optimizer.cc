@@ -270,77 +270,89 @@ KeyTable optimizer_table() {
       "second dimension over that of the first. ",
       kSgd);
   return table(
-      "The optimizer. Types are matched in any case.",
-      {
-          choice("type",
-                 {"Adam", "AdamW", "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion",
-                  "Adagrad", "Muon", "MuAdam", "MuAdamW", "MuSGD", "SGD", "NAdam", "RMSprop",
-                  "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS", "RAdam", "Rprop",
-                  "SparseAdam"},
-                 std::nullopt, "Optimizer.")
-              .in_any_case()
-              .must_be_given()
-              .needs("compressed or other PyTorch optimizers",
-                     {"Adam", "AdamW", "Lamb", "Lion", "Adagrad", "Muon", "MuAdam", "MuAdamW",
-                      "MuSGD", "SGD", "NAdam", "RMSprop"}),
-          section_by(
-              "params", "type",
-              {
-                  {"Adam", table("", adam_rows())},
-                  {"AdamW", table("", adam_rows())},
-                  {"Lamb", table("Each tensor's step is scaled by its trust ratio, the norm of the "
-                                 "weights over "
-                                 "the norm of the update.",
-                                 lamb_rows())},
-                  {"OneBitAdam", table("", onebit_rows() + Rows{freeze_step("freeze_step")})},
-                  {"ZeroOneAdam", table("", zero_one_rows())},
-                  {"OneBitLamb", table("", onebit_lamb_rows())},
-                  {"Lion",
-                   table("The sign of zero is zero: such an element moves by weight decay only.",
-                         lion_rows())},
-                  {"Adagrad", table("Weight decay is L2 regularisation, added to the gradient.",
-                                    adagrad_rows())},
-                  {"Muon",
-                   table("Matrices move along their orthogonalised momentum; Adam updates the "
-                         "rest. A matrix is a parameter of two or more dimensions whose "
-                         "name holds neither `embed` nor `lm_head`; three dimensions are a "
-                         "stack of matrices, more are first x rest. lr, weight_decay and "
-                         "a group's lr apply to both kinds.",
-                         muon_rows())},
-                  {"MuAdam", table((mu_adam + " Weight decay is L2 regularisation.").c_str(),
-                                   mu_adam_rows())},
-                  {"MuAdamW",
-                   table((mu_adam + " Weight decay is decoupled.").c_str(), mu_adam_rows())},
-                  {"MuSGD", table(mu_sgd.c_str(), sgd_rows() + Rows{base_shapes()})},
-                  {"SGD", table(kSgd, sgd_rows())},
-                  {"Adadelta", foreign()},
-                  {"Adafactor", foreign()},
-                  {"Adamax", foreign()},
-                  {"ASGD", foreign()},
-                  {"LBFGS", foreign()},
-                  {"RAdam", foreign()},
-                  {"Rprop", foreign()},
-                  {"SparseAdam", foreign()},
-                  {"NAdam", table("As torch.optim.NAdam. Weight decay is L2 regularisation unless "
-                                  "decoupled_weight_decay.",
-                                  nadam_rows())},
-                  {"RMSprop", table("As torch.optim.RMSprop. Weight decay is L2 regularisation.",
-                                    rmsprop_rows())},
-              },
-              "Parameters of the type."),
-          choice("state_dtype", {"fp32|float32|float", "bf16|bfloat16", "int8"}, std::nullopt,
-                 "Type of the moments: null is fp32, or bf16 when fp32_optimizer_states or "
-                 "bf16_optimizer_states ask for it. int8 is block-wise dynamic quantisation with "
-                 "an fp32 scale per 256 elements. Arithmetic is fp32 in every case. (Extension.)"),
-          param_groups(),
-          flag("decay_all", false,
-               "Weight decay for all parameters, as in DeepSpeed, which decays all that it is "
-               "given. False: params' weight_decay leaves out the norms and biases of built-in "
-               "models (their parameters of one dimension) and what a program added without "
-               "decay; a group's own weight_decay holds for all of the group in either case. "
-               "(Extension.)"),
-          flag("legacy_fusion", false, "The old fused path.").needs("the legacy fused path"),
-      })
+             "The optimizer. Types are matched in any case.",
+             {
+                 choice("type",
+                        {"Adam", "AdamW",   "Lamb",    "OneBitAdam", "ZeroOneAdam", "OneBitLamb",
+                         "Lion", "Adagrad", "Muon",    "MuAdam",     "MuAdamW",     "MuSGD",
+                         "SGD",  "NAdam",   "RMSprop", "Adadelta",   "Adafactor",   "Adamax",
+                         "ASGD", "LBFGS",   "RAdam",   "Rprop",      "SparseAdam"},
+                        std::nullopt, "Optimizer.")
+                     .in_any_case()
+                     .must_be_given()
+                     .needs("compressed or other PyTorch optimizers",
+                            {"Adam", "AdamW", "Lamb", "Lion", "Adagrad", "Muon", "MuAdam",
+                             "MuAdamW", "MuSGD", "SGD", "NAdam", "RMSprop"}),
+                 section_by(
+                     "params", "type",
+                     {
+                         {"Adam", table("", adam_rows())},
+                         {"AdamW", table("", adam_rows())},
+                         {"Lamb",
+                          table("Each tensor's step is scaled by its trust ratio, the norm of the "
+                                "weights over "
+                                "the norm of the update.",
+                                lamb_rows())},
+                         {"OneBitAdam",
+                          table("", onebit_rows() + Rows{freeze_step("freeze_step")})},
+                         {"ZeroOneAdam", table("", zero_one_rows())},
+                         {"OneBitLamb", table("", onebit_lamb_rows())},
+                         {"Lion", table("The sign of zero is zero: such an element moves by weight "
+                                        "decay only.",
+                                        lion_rows())},
+                         {"Adagrad",
+                          table("Weight decay is L2 regularisation, added to the gradient.",
+                                adagrad_rows())},
+                         {"Muon",
+                          table(
+                              "Matrices move along their orthogonalised momentum; Adam updates the "
+                              "rest. A matrix is a parameter of two or more dimensions whose "
+                              "name holds neither `embed` nor `lm_head`; three dimensions are a "
+                              "stack of matrices, more are first x rest. lr, weight_decay and "
+                              "a group's lr apply to both kinds.",
+                              muon_rows())},
+                         {"MuAdam", table((mu_adam + " Weight decay is L2 regularisation.").c_str(),
+                                          mu_adam_rows())},
+                         {"MuAdamW",
+                          table((mu_adam + " Weight decay is decoupled.").c_str(), mu_adam_rows())},
+                         {"MuSGD", table(mu_sgd.c_str(), sgd_rows() + Rows{base_shapes()})},
+                         {"SGD", table(kSgd, sgd_rows())},
+                         {"Adadelta", foreign()},
+                         {"Adafactor", foreign()},
+                         {"Adamax", foreign()},
+                         {"ASGD", foreign()},
+                         {"LBFGS", foreign()},
+                         {"RAdam", foreign()},
+                         {"Rprop", foreign()},
+                         {"SparseAdam", foreign()},
+                         {"NAdam",
+                          table("As torch.optim.NAdam. Weight decay is L2 regularisation unless "
+                                "decoupled_weight_decay.",
+                                nadam_rows())},
+                         {"RMSprop",
+                          table("As torch.optim.RMSprop. Weight decay is L2 regularisation.",
+                                rmsprop_rows())},
+                     },
+                     "Parameters of the type."),
+                 choice("state_dtype", {"fp32|float32|float", "bf16|bfloat16", "int8"},
+                        std::nullopt,
+                        "Type of the moments: null is fp32, or bf16 when fp32_optimizer_states or "
+                        "bf16_optimizer_states ask for it. int8 is block-wise dynamic quantisation "
+                        "with "
+                        "an fp32 scale per 256 elements. Arithmetic is fp32 in every case. "
+                        "(Extension.)"),
+                 param_groups(),
+                 flag(
+                     "decay_all", false,
+                     "Weight decay for all parameters, as in DeepSpeed, which decays all that it "
+                     "is "
+                     "given. False: params' weight_decay leaves out the norms and biases of "
+                     "built-in "
+                     "models (their parameters of one dimension) and what a program added without "
+                     "decay; a group's own weight_decay holds for all of the group in either case. "
+                     "(Extension.)"),
+                 flag("legacy_fusion", false, "The old fused path.").needs("the legacy fused path"),
+             })
       .ignores_other_keys();
 }
 

@@ -19,7 +19,8 @@ KeyTable fp16_table() {
                      .at_most(127),
                  integer("loss_scale_window", 1000,
                          "Clean steps before the scale doubles. Above 0 when the scale is in use."),
-                 integer("hysteresis", 2, "Overflows before the scale halves; with 0 it never does.")
+                 integer("hysteresis", 2,
+                         "Overflows before the scale halves; with 0 it never does.")
                      .at_least(0),
                  flag("consecutive_hysteresis", false, "A clean step restores the hysteresis."),
                  integer("min_loss_scale", 1,

@@ -106,40 +106,41 @@ KeyTable scheduler_table() {
   // Names of PyTorch's: their parameters are kept unread, and the type is refused.
   const auto foreign = [] { return table("", {}).accepts_other_keys(); };
   return table(
-      "The learning-rate schedule; it advances with every optimizer step that was not "
-      "skipped. Rates may be lists: one for the parameters of no group, then one for each of "
-      "param_groups.",
-      {
-          choice("type",
-                 {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
-                  "StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR",
-                  "CosineAnnealingWarmRestarts", "ConstantLR", "LinearLR", "PolynomialLR",
-                  "CyclicLR", "OneCycleLR", "ReduceLROnPlateau"},
-                 std::nullopt, "Schedule.")
-              .must_be_given()
-              .needs("a schedule of PyTorch's", {"LRRangeTest", "OneCycle", "WarmupLR",
-                                                 "WarmupDecayLR", "WarmupCosineLR"}),
-          section_by("params", "type",
-                     {
-                         {"LRRangeTest", table("", range_test_rows())},
-                         {"OneCycle", table("", one_cycle_rows())},
-                         {"WarmupLR", table("", warmup_rows())},
-                         {"WarmupDecayLR", table("", warmup_decay_rows())},
-                         {"WarmupCosineLR", table("", cosine_rows())},
-                         {"StepLR", foreign()},
-                         {"MultiStepLR", foreign()},
-                         {"ExponentialLR", foreign()},
-                         {"CosineAnnealingLR", foreign()},
-                         {"CosineAnnealingWarmRestarts", foreign()},
-                         {"ConstantLR", foreign()},
-                         {"LinearLR", foreign()},
-                         {"PolynomialLR", foreign()},
-                         {"CyclicLR", foreign()},
-                         {"OneCycleLR", foreign()},
-                         {"ReduceLROnPlateau", foreign()},
-                     },
-                     "Parameters of the schedule."),
-      })
+             "The learning-rate schedule; it advances with every optimizer step that was not "
+             "skipped. Rates may be lists: one for the parameters of no group, then one for each "
+             "of "
+             "param_groups.",
+             {
+                 choice("type",
+                        {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
+                         "StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR",
+                         "CosineAnnealingWarmRestarts", "ConstantLR", "LinearLR", "PolynomialLR",
+                         "CyclicLR", "OneCycleLR", "ReduceLROnPlateau"},
+                        std::nullopt, "Schedule.")
+                     .must_be_given()
+                     .needs("a schedule of PyTorch's", {"LRRangeTest", "OneCycle", "WarmupLR",
+                                                        "WarmupDecayLR", "WarmupCosineLR"}),
+                 section_by("params", "type",
+                            {
+                                {"LRRangeTest", table("", range_test_rows())},
+                                {"OneCycle", table("", one_cycle_rows())},
+                                {"WarmupLR", table("", warmup_rows())},
+                                {"WarmupDecayLR", table("", warmup_decay_rows())},
+                                {"WarmupCosineLR", table("", cosine_rows())},
+                                {"StepLR", foreign()},
+                                {"MultiStepLR", foreign()},
+                                {"ExponentialLR", foreign()},
+                                {"CosineAnnealingLR", foreign()},
+                                {"CosineAnnealingWarmRestarts", foreign()},
+                                {"ConstantLR", foreign()},
+                                {"LinearLR", foreign()},
+                                {"PolynomialLR", foreign()},
+                                {"CyclicLR", foreign()},
+                                {"OneCycleLR", foreign()},
+                                {"ReduceLROnPlateau", foreign()},
+                            },
+                            "Parameters of the schedule."),
+             })
       .ignores_other_keys();
 }
 

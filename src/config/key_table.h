@@ -112,9 +112,9 @@ struct KeyTable {
   // The key that turns the table's feature on: while it has its default value, the other keys are
   // checked but ask for nothing.
   std::string gate;
-  bool gate_always = false;      // counts even inside a table whose own gate is closed
-  // As DeepSpeed's typed sections: the string "auto" means the default, and booleans and numbers may
-  // be given as text.
+  bool gate_always = false;  // counts even inside a table whose own gate is closed
+  // As DeepSpeed's typed sections: the string "auto" means the default, and booleans and numbers
+  // may be given as text.
   bool auto_is_default = false;
   bool other_keys = false;       // further keys are kept as they are (opaque sections)
   bool ignores_unknown = false;  // DeepSpeed passes over further keys; lenient reading too

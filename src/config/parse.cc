@@ -271,8 +271,8 @@ class Parser {
     for (const Key& key : table.keys) {
       if (!key.required_when_on || !out.at(key.name).is_null()) continue;
       list(ProblemKind::kError, place.child(key.name, key.name),
-           str_cat("missing; ", place.child(table.gate, table.gate).shown, " is ",
-                   show_value(gate), ", so give ", describe_types(key, /*with_null=*/false)));
+           str_cat("missing; ", place.child(table.gate, table.gate).shown, " is ", show_value(gate),
+                   ", so give ", describe_types(key, /*with_null=*/false)));
     }
   }
 
@@ -323,8 +323,8 @@ class Parser {
       return "\"auto\" is not resolved here; leave the key out, or give " + types;
     }
     return "\"auto\" is not resolved here; leave the key out for its default (" +
-           (key.default_value.is_null() ? "unset" : show_value(key.default_value)) +
-           "), or give " + types;
+           (key.default_value.is_null() ? "unset" : show_value(key.default_value)) + "), or give " +
+           types;
   }
 
   void list_unknown(const KeyTable& table, const std::string& name, const Place& place) {

@@ -406,7 +406,7 @@ StepReport Engine::finish_micro_batch() {
   report.skip_reason = SkipReason::kAccumulating;
   report.has_loss = losses_.count() > 0;
   report.loss = !report.has_loss ? std::numeric_limits<double>::quiet_NaN()
-                                     : losses_.value() / static_cast<double>(losses_.count());
+                                 : losses_.value() / static_cast<double>(losses_.count());
   report.lr = updater_->rates().empty() ? 0 : updater_->rates().front();
   report.loss_scale = updater_->loss_scale();
   report.tokens = step_tokens_;

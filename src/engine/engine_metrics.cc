@@ -59,7 +59,8 @@ void Engine::write_metrics(const StepReport& report) {
                      report.progress.steps % *config_.steps_per_print == 0;
   if (print) {
     log_info("engine", "step ", report.progress.steps, ", skipped ", report.progress.skipped,
-             report.has_loss ? str_cat(", loss ", report.loss) : std::string(), ", lr ", report.lr, ", gradient norm ", report.grad_norm);
+             report.has_loss ? str_cat(", loss ", report.loss) : std::string(), ", lr ", report.lr,
+             ", gradient norm ", report.grad_norm);
     if (const std::string line = metrics_->throughput_line(); !line.empty()) {
       log_info("engine", line);
     }

@@ -59,8 +59,7 @@ std::string Engine::agreed_tag(const std::string& tag) {
 std::vector<Engine::RankShare> Engine::open_shares() {
   std::vector<RankShare> out(static_cast<size_t>(comm_->size()));
   if (accumulated_ == 0) return out;
-  out[static_cast<size_t>(comm_->rank())] = {losses_.value(), step_tokens_,
-                                                 losses_.count()};
+  out[static_cast<size_t>(comm_->rank())] = {losses_.value(), step_tokens_, losses_.count()};
   if (comm_->size() == 1) return out;
   const Tensor own = host_context().workspace(DType::kFloat64, {3});
   own.data<double>()[0] = losses_.value();

@@ -56,8 +56,8 @@ std::shared_ptr<optim::Peers> find_peers(const zero::ParameterState& state) {
 void find_bad_gradient(const OpContext& ctx, const zero::ParameterState& state,
                        Updater::Outcome& outcome) {
   const zero::ParameterState::BadGradient bad = state.first_bad_gradient(ctx);
-  outcome.first_bad_tensor = bad.id == nn::kNoParam ? "(the sum of squares overflowed)"
-                                                    : state.parameters()[bad.id].name;
+  outcome.first_bad_tensor =
+      bad.id == nn::kNoParam ? "(the sum of squares overflowed)" : state.parameters()[bad.id].name;
   outcome.first_bad_element = bad.element;
   outcome.first_bad_value = bad.value;
 }

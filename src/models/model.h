@@ -64,8 +64,8 @@ class Model {
   Tensor get(const std::string& name);
   void set(const std::string& name, const Tensor& value);
 
-  // A second model of the same fp32 weights, adapters and frozen parameters, on the same device, which
-  // shares nothing with this one. Every rank's call where the weights are spread over ranks.
+  // A second model of the same fp32 weights, adapters and frozen parameters, on the same device,
+  // which shares nothing with this one. Every rank's call where the weights are spread over ranks.
   std::shared_ptr<Model> copy();
 
   // Freezes or releases the parameters whose name (the model's, an alias or the one in files)

@@ -81,7 +81,8 @@ TEST(CapiControl, ProgressTellsEveryPart) {
 TEST(CapiControl, AnEndedStepGoesOn) {
   Trainer whole(accumulating_config(4)), cut(accumulating_config(4));
   int calls = 0;
-  cut.engine.set_progress([&](const char*, int64_t done, int64_t) { return !(done == 2 && calls++ == 0); });
+  cut.engine.set_progress(
+      [&](const char*, int64_t done, int64_t) { return !(done == 2 && calls++ == 0); });
   EXPECT_EQ(status_of([&] { cut.engine.train_batch(); }), DS_ERR_CALLBACK);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("train_batch after 2 of 4 parts"));
   const libds::StepReport a = whole.engine.train_batch(), b = cut.engine.train_batch();
@@ -200,9 +201,9 @@ TEST(CapiControl, ALossOfTheForwardCannotBeReplaced) {
 
 TEST(CapiControl, MonitorsShowTheLossOnlyWhenThereIsOne) {
   TemporaryFolder folder;
-  OwnGradients own(accumulating_config(
-      1, ds::str_cat(R"(, "jsonl_monitor": {"enabled": true, "output_path": ")",
-                     folder.path().string(), R"(", "job_name": "job"})")));
+  OwnGradients own(
+      accumulating_config(1, ds::str_cat(R"(, "jsonl_monitor": {"enabled": true, "output_path": ")",
+                                         folder.path().string(), R"(", "job_name": "job"})")));
   own.add(1);
   own.engine.step();
   own.add(1);

@@ -76,22 +76,22 @@ static int counted_fd(int fd) {
 #define REAL(name) ((__typeof__(&name))real(#name))
 static void* real(const char* name) { return dlsym(RTLD_NEXT, name); }
 
-#define OPEN(name)                                               \
-  int name(const char* path, int flags, ...) {                   \
-    va_list more;                                                \
-    va_start(more, flags);                                       \
-    const mode_t mode = (mode_t)va_arg(more, int);               \
-    va_end(more);                                                \
-    if (inside(path) && fails()) return -1;                      \
-    return REAL(name)(path, flags, mode);                        \
+#define OPEN(name)                                 \
+  int name(const char* path, int flags, ...) {     \
+    va_list more;                                  \
+    va_start(more, flags);                         \
+    const mode_t mode = (mode_t)va_arg(more, int); \
+    va_end(more);                                  \
+    if (inside(path) && fails()) return -1;        \
+    return REAL(name)(path, flags, mode);          \
   }
 OPEN(open)
 OPEN(open64)
 
-#define ON_FD(result, name, parameters, arguments)               \
-  result name parameters {                                       \
-    if (counted_fd(fd) && fails()) return -1;                    \
-    return REAL(name) arguments;                                 \
+#define ON_FD(result, name, parameters, arguments) \
+  result name parameters {                         \
+    if (counted_fd(fd) && fails()) return -1;      \
+    return REAL(name) arguments;                   \
   }
 ON_FD(ssize_t, read, (int fd, void* to, size_t n), (fd, to, n))
 ON_FD(ssize_t, write, (int fd, const void* from, size_t n), (fd, from, n))
@@ -105,10 +105,10 @@ ON_FD(int, fdatasync, (int fd), (fd))
 ON_FD(int, ftruncate, (int fd, off_t n), (fd, n))
 ON_FD(int, fallocate, (int fd, int mode, off_t at, off_t n), (fd, mode, at, n))
 
-#define ON_PATH(result, name, parameters, arguments)             \
-  result name parameters {                                       \
-    if (inside(path) && fails()) return -1;                      \
-    return REAL(name) arguments;                                 \
+#define ON_PATH(result, name, parameters, arguments) \
+  result name parameters {                           \
+    if (inside(path) && fails()) return -1;          \
+    return REAL(name) arguments;                     \
   }
 ON_PATH(int, mkdir, (const char* path, mode_t mode), (path, mode))
 ON_PATH(int, rmdir, (const char* path), (path))

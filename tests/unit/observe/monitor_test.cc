@@ -238,8 +238,8 @@ TEST_F(MonitorTest, CsvHasOneFilePerTagAndOneHeaderOverRestarts) {
     const auto monitor = make_csv_monitor(options());
     monitor->write({8 + run, 8 + run}, {{"Train/Samples/train loss", 0.5}, {"lr", 1e-5}});
     monitor->write({16 + run, 16 + run}, {{"Train/Samples/train loss", std::nan("")},
-                              {"lr", -std::numeric_limits<double>::infinity()},
-                              {"odd,\"tag\"", 3}});
+                                          {"lr", -std::numeric_limits<double>::infinity()},
+                                          {"odd,\"tag\"", 3}});
     monitor->sync();
   }
   const fs::path job = folder_ / "job";
