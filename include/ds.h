@@ -557,7 +557,8 @@ DS_API void ds_tokenizer_destroy(ds_tokenizer* tokenizer);
  * completion, chats, texts) of a .jsonl file and learns the answers only; "mlm" hides tokens of
  * documents for BERT (Devlin et al., arXiv:1810.04805). docs/data.md has their keys.
  * @param spec_json  {"kind": "gpt", "path": FILE_OR_PREFIX, "sequence_length": N, "samples": N,
- *                   "split": "969,30,1", "part": "train"|"valid"|"test", "seed": 1234}.
+ *                   "split": "969,30,1", "split_rounding": "megatron"|"megatron_core",
+ *                   "part": "train"|"valid"|"test", "seed": 1234}.
  *                   `path` names PREFIX.bin and PREFIX.idx, a text file or a .jsonl file whose
  *                   lines have "text". `samples` 0 (default) means one epoch.
  * @param tokenizer  encodes text; NULL reads bytes. Not used for PREFIX.
@@ -712,6 +713,15 @@ DS_API ds_status ds_model_save_adapter(ds_model* model, const char* folder, int3
 DS_API ds_status ds_model_load_adapter(ds_model* model, const char* folder);
 
 /**
+ * Makes a second model of the same weights (fp32), adapters and frozen parameters, on the same
+ * device, which shares nothing with the first: it can generate, evaluate or be exported while an
+ * engine trains the first one on. To be called between two calls of that engine. Where processes share the weights of a model (ZeRO stage 3), every one calls.
+ * @param out_model  the copy; no engine trains it. Ownership: owned (ds_model_destroy).
+ * Errors: DS_ERR_STATE (another call uses the model, or it is prepared for inference),
+ * DS_ERR_UNSUPPORTED (own parameters), DS_ERR_OUT_OF_MEMORY. Since: 0.4.
+ */
+DS_API ds_status ds_model_copy(ds_model* model, ds_model** out_model);
+/**
  * Writes a checkpoint of the weights alone, which ds_model_open reads; it holds no optimizer state.
  * @param tag  NULL for "weights"
  * Errors: DS_ERR_IO, DS_ERR_STATE. Since: 0.2.
@@ -819,7 +829,7 @@ typedef int32_t (*ds_token_fn)(void* user_data, int32_t token);
  * @param on_token   called on this thread with each new token; may be NULL
  * @param user_data  passed to `on_token`
  * @param out_ids    int32 tensor [new tokens], without the prompt and the stop token
- * Text beyond the model's positions slides the window: the oldest tokens are forgotten.
+ * Text beyond the model's positions goes on from its last half alone, with a warning in the log.
  * Errors: DS_ERR_CALLBACK, DS_ERR_STATE (an engine trains the model at this moment). Since: 0.1.
  */
 DS_API ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
@@ -867,15 +877,19 @@ typedef struct ds_step_report {
   int64_t step;               /**< optimizer steps so far, skipped ones included */
   int64_t micro_steps;        /**< micro batches so far */
   int64_t samples;            /**< samples so far */
-  int64_t tokens;             /**< tokens of this step (train_batch and backward together) */
+  int64_t tokens;             /**< labels of this step that count towards the loss, of all micro
+                                   batches and processes; -100 does not count */
   int32_t applied;            /**< nonzero: weights changed */
   int32_t skip_reason;        /**< a ds_skip_reason */
-  double loss;                /**< mean loss of this step's micro batches */
+  double loss;                /**< mean loss of this step's micro batches; NaN when gradients were
+                                   the caller's and it gave none (ds_engine_set_loss) */
   double grad_norm;           /**< global norm before clipping; -1 when not finite */
   double lr;                  /**< rate that this step used */
   double loss_scale;          /**< scale that multiplied the loss */
   double seconds;             /**< wall time of this step */
   char first_bad_tensor[256]; /**< parameter with the first non-finite gradient, else "" */
+  int64_t first_bad_element;  /**< its row-major index in that parameter, else -1. Since: 0.4 */
+  double first_bad_value;     /**< that gradient: NaN or an infinity, else 0. Since: 0.4 */
 } ds_step_report;
 
 /**
@@ -922,7 +936,12 @@ DS_API ds_status ds_engine_create_from_file(const char* path, const char* option
  * @param inputs    [0] token ids, int32 or int64 [batch, length];
  *                  [1] labels, int32 or int64 [batch, length], -100 = not counted: label (b, t) is
  *                  the token that position (b, t) shall predict;
- *                  a model that classifies takes [batch];
+ *                  a model that classifies takes [batch], and one whose config.json says
+ *                  problem_type regression (or one label and no problem_type) or
+ *                  multi_label_classification takes numbers: float32, int32 or int64 [batch,
+ *                  num_labels], also [batch] for one label, from 0 to 1 for several labels. Their
+ *                  loss is the mean squared error, or the binary cross entropy of the logits, over
+ *                  all numbers;
  *                  [2] optional attention mask, 0 = padding, uint8, bool, int32 or int64;
  *                  [3] optional segment numbers of packed sequences, int32 or int64 [batch,
  *                  length]: tokens see their own segment only, positions restart with each;
@@ -978,8 +997,27 @@ DS_API ds_status ds_engine_set_gradient(ds_engine* engine, const char* name,
  */
 DS_API ds_status ds_engine_gradient_view(ds_engine* engine, const char* name,
                                          ds_tensor** out_tensor);
+/**
+ * Says what the loss of the open micro batch was, where gradients are the caller's: reports and
+ * monitors show the mean of those that were given, over micro batches and processes, and leave the
+ * loss out when none was. A second call before ds_engine_step replaces the first; NaN and infinities
+ * are taken as they are.
+ * Errors: DS_ERR_STATE (the micro batch went through ds_engine_forward). Since: 0.4.
+ */
+DS_API ds_status ds_engine_set_loss(ds_engine* engine, double loss);
 /** Gives up the open step: its gradients are cleared, weights stay. Since: 0.2. */
 DS_API ds_status ds_engine_discard_gradients(ds_engine* engine);
+/**
+ * Says whether the next calls of ds_engine_step are accumulation boundaries, until it is called
+ * again; every process says the same.
+ * @param boundary  1: they update; 0: they only end a micro batch; -1: gradient_accumulation_steps
+ *                  decides, as without this call
+ * Gradients are divided by gradient_accumulation_steps as before, however many micro batches there
+ * are; the report's loss is their mean. Errors: DS_ERR_INVALID_ARGUMENT (another number),
+ * DS_ERR_STATE (managed_gradient_accumulation is false: every step is a boundary). While it is set,
+ * ds_engine_train_batch and ds_engine_join give DS_ERR_STATE. Since: 0.5.
+ */
+DS_API ds_status ds_engine_set_boundary(ds_engine* engine, int32_t boundary);
 /** What losses are multiplied by before their gradients are taken: 1 unless fp16 trains. It may
  * change with every step. Since: 0.2. */
 DS_API ds_status ds_engine_loss_scale(ds_engine* engine, double* out_scale);
@@ -1100,6 +1138,36 @@ DS_API ds_status ds_engine_evaluate(ds_engine* engine, const ds_dataset* dataset
                                     int64_t max_batches, double* out_loss);
 
 /**
+ * Hears how far a long call of an engine has come, on the thread that makes the call.
+ * @param call   "train_batch" (parts are micro batches), "evaluate" (micro batches), "save"
+ *               (parameters) or "load" (bytes); the text is static
+ * @param done   parts that are done
+ * @param total  parts of the call
+ * @return 0 to go on; anything else ends the call with DS_ERR_CALLBACK before its next part
+ * It must not use the engine, its model or its optimizer.
+ */
+typedef int32_t (*ds_progress_fn)(void* user_data, const char* call, int64_t done, int64_t total);
+/**
+ * Sets what hears the progress of this engine's calls, before each of their parts; NULL: nothing.
+ * What an early end leaves: ds_engine_train_batch keeps the micro batches that are done and the next
+ * call goes on with the step; ds_engine_evaluate has no effect; ds_engine_save leaves no checkpoint
+ * of that tag, and what was there stays; ds_engine_load leaves an engine that can only load, as a
+ * load that fails. In a group of several processes an early end of a training or evaluating call
+ * ends the group, as ds_comm_abort does, because the others would wait; one of saving or loading
+ * fails in every process alike.
+ * @param release  called once with `user_data` when `fn` is no longer used; may be NULL
+ * Since: 0.4.
+ */
+DS_API ds_status ds_engine_set_progress(ds_engine* engine, ds_progress_fn fn, void* user_data,
+                                        void (*release)(void* user_data));
+/**
+ * Ends the call that runs in this engine before its next part, with DS_ERR_ABORTED, and leaves what
+ * ds_engine_set_progress describes; without such a call nothing happens.
+ * Threads: any, while another thread is inside a call. Since: 0.4.
+ */
+DS_API ds_status ds_engine_interrupt(ds_engine* engine);
+
+/**
  * Saves everything a bitwise resume needs: weights, masters, moments, schedule, loss scale, random
  * state, data cursor, configuration, tokenizer. A crash at any moment leaves the older checkpoint.
  * @param folder  made when missing
@@ -1120,7 +1188,10 @@ DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const cha
 DS_API ds_status ds_engine_save_wait(ds_engine* engine);
 
 /**
- * Loads a checkpoint into an engine made with the same model and a compatible configuration.
+ * Loads a checkpoint into an engine made with the same model and a compatible configuration: one
+ * whose optimizer has the state tensors that the checkpoint holds. Ranks, ZeRO stage, precision and
+ * types of states are free; other settings that change results (optimizer, rate, clipping, batch,
+ * data set, ...) are told as warnings (docs/training.md lists them).
  * Tensors go straight to the engine's own memory: no second copy of the state is made.
  * @param tag  NULL for the newest valid one; those found damaged are passed over with a warning
  * What fails before tensors are read (no checkpoint, other shapes, sizes, a damaged manifest)
@@ -1135,6 +1206,26 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * Since: 0.1.
  */
 DS_API ds_status ds_engine_load(ds_engine* engine, const char* folder, const char* tag);
+
+/**
+ * The same, saying how much of the checkpoint is taken over. The first four keys are arguments of
+ * DeepSpeed's load_checkpoint.
+ * @param options_json  {"load_module_only": false, "load_module_strict": true,
+ *                      "load_optimizer_states": true, "load_lr_scheduler_states": true,
+ *                      "strict": false}, each optional; NULL for all of these
+ * load_module_only: weights alone. Optimizer state, schedule, counters, client state and run stay
+ * the engine's own; an open step is given up.
+ * load_module_strict false: parameters that the checkpoint lacks stay as they are, those that the
+ * model lacks are passed over, with a warning that names them; other shapes are an error.
+ * load_optimizer_states false: moments, their count of steps and the loss scale stay as they are,
+ * those of a new engine at their beginning; the gradients of an open step are given up.
+ * load_lr_scheduler_states false: the schedule and the rates stay where they are.
+ * strict: settings that differ from the saved run's (docs/training.md lists them) are refused, not
+ * warned of; so is another data set, also by ds_engine_set_dataset later.
+ * Errors: as ds_engine_load; DS_ERR_CONFIG (an unknown option; `strict`). Since: 0.5.
+ */
+DS_API ds_status ds_engine_load_with(ds_engine* engine, const char* folder, const char* tag,
+                                     const char* options_json);
 
 /** Attaches a tokenizer, which checkpoints then carry; NULL takes it away. Since: 0.1. */
 DS_API ds_status ds_engine_set_tokenizer(ds_engine* engine, const ds_tokenizer* tokenizer);
@@ -1212,11 +1303,25 @@ DS_API ds_status ds_optimizer_set_state(ds_optimizer* optimizer, const char* nam
 /* ---- 10. Checkpoints on disk --------------------------------------------------------------- */
 
 /**
- * Describes a checkpoint as JSON: tags, counters, tensors with shapes, slices and places.
+ * Describes a checkpoint as JSON: "tags" of the folder by their steps (those that cannot be opened
+ * first) and "runs", the id of the training run by tag (null when unknown); of the one that is
+ * described "run", counters, tensors with shapes, slices and places, and the "config" that it was
+ * trained with.
  * @param tag  NULL for the newest valid one
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Threads: any. Since: 0.1.
  */
 DS_API ds_status ds_checkpoint_inspect(const char* folder, const char* tag, char** out_json);
+
+/**
+ * Deletes one checkpoint of a folder, valid or not. Where `latest` names it, `latest` first moves to
+ * the valid one with the most steps of the others, or goes when there is none. Nobody may be
+ * reading it; an engine deletes old ones by itself with the configuration's checkpoint.keep.
+ * @param tag  its name; NULL is refused
+ * Errors: DS_ERR_NOT_FOUND (also a folder that is no checkpoint), DS_ERR_IO (files that are not a
+ * checkpoint's keep its folder; the checkpoint itself is gone), DS_ERR_INVALID_ARGUMENT. Threads:
+ * any. Since: 0.5.
+ */
+DS_API ds_status ds_checkpoint_delete(const char* folder, const char* tag);
 
 /**
  * Reads every byte of a checkpoint and compares checksums; the error names file, tensor and bytes.

@@ -656,6 +656,12 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     check(ds_model_open(folder.c_str(), &out));
     return Model(out);
   }
+  // A second model of the same weights, to generate from while an engine trains this one on.
+  Model copy() const {
+    ds_model* out = nullptr;
+    check(ds_model_copy(get(), &out));
+    return Model(out);
+  }
   // A Hugging Face folder with another head or changed options; see ds_model_open_with.
   static Model open_with(const std::string& folder, const std::string& changes_json,
                          std::optional<int64_t> head_seed = std::nullopt) {
@@ -939,6 +945,26 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     return out;
   }
 
+  // Hears the parts of train_batch, evaluate, save and load; false ends the call (DS_ERR_CALLBACK).
+  // It must not throw.
+  using Progress = std::function<bool(const char* call, int64_t done, int64_t total)>;
+  void set_progress(Progress progress) {
+    if (!progress) {
+      check(ds_engine_set_progress(get(), nullptr, nullptr, nullptr));
+      return;
+    }
+    auto kept = std::make_unique<Progress>(std::move(progress));
+    check(ds_engine_set_progress(
+        get(),
+        [](void* kept, const char* call, int64_t done, int64_t total) -> int32_t {
+          return (*static_cast<Progress*>(kept))(call, done, total) ? 0 : 1;
+        },
+        kept.get(), [](void* kept) { delete static_cast<Progress*>(kept); }));
+    (void)kept.release();  // the library's now
+  }
+  // From any thread: ends the call that runs in this engine.
+  void interrupt() { check(ds_engine_interrupt(get())); }
+
   // "" as a tag: "global_step<N>" when saving, the newest valid one when loading.
   void save(const std::string& folder, const std::string& tag = "") {
     check(ds_engine_save(get(), folder.c_str(), detail::or_null(tag)));
@@ -946,6 +972,12 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   void save_wait() { check(ds_engine_save_wait(get())); }
   void load(const std::string& folder, const std::string& tag = "") {
     check(ds_engine_load(get(), folder.c_str(), detail::or_null(tag)));
+  }
+  // How much of it; see ds_engine_load_with.
+  void load_with(const std::string& folder, const std::string& tag,
+                 const std::string& options_json) {
+    check(ds_engine_load_with(get(), folder.c_str(), detail::or_null(tag),
+                              detail::or_null(options_json)));
   }
   void set_tokenizer(const Tokenizer* tokenizer) {
     check(ds_engine_set_tokenizer(get(), tokenizer ? tokenizer->get() : nullptr));
@@ -1011,7 +1043,13 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     check(ds_engine_gradient_view(get(), name.c_str(), &out));
     return Tensor(out);
   }
+  // What the loss of the open micro batch was, for reports.
+  void set_loss(double loss) { check(ds_engine_set_loss(get(), loss)); }
   void discard_gradients() { check(ds_engine_discard_gradients(get())); }
+  // Whether the next steps update; nothing: as gradient_accumulation_steps says.
+  void set_boundary(std::optional<bool> boundary) {
+    check(ds_engine_set_boundary(get(), boundary ? int32_t{*boundary} : -1));
+  }
   // Own parameters whole, until release(): numbers as in Model::tensor_names().
   std::vector<Tensor> fetch(const std::vector<int64_t>& indices) {
     return held(ds_engine_fetch_parameters, indices);
@@ -1075,6 +1113,10 @@ inline std::string inspect_checkpoint(const std::string& folder, const std::stri
   char* out = nullptr;
   check(ds_checkpoint_inspect(folder.c_str(), detail::or_null(tag), &out));
   return detail::take(out);
+}
+// Deletes one checkpoint; `latest` moves to another one first where it names this.
+inline void delete_checkpoint(const std::string& folder, const std::string& tag) {
+  check(ds_checkpoint_delete(folder.c_str(), tag.c_str()));
 }
 // Reads every byte and throws when one is wrong.
 inline void verify_checkpoint(const std::string& folder, const std::string& tag = "") {

@@ -34,6 +34,7 @@ Json tensor_row(const Json& tensor) {
 }
 
 std::string for_people(Json document) {
+  for (const char* key : {"config", "runs"}) document.erase(key);  // long; --json has them
   double elements = 0, frozen = 0;
   for (Json& tensor : document["tensors"]) {
     if (tensor.value("kind", std::string()) == "master") {

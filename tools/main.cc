@@ -84,8 +84,8 @@ int main(int argc, char** argv) {
     // An argument that nobody knows is more likely the mistake than one that is missing.
     const auto unknown = app.remaining(/*recurse=*/true);
     if (unknown.empty()) return usage_error(app, error.what());
-    return usage_error(app, "unknown argument " + unknown.front() +
-                                tool::hint_for(app, unknown.front()));
+    return usage_error(
+        app, "unknown argument " + unknown.front() + tool::hint_for(app, unknown.front()));
   }
   if (!action) {
     std::cout << app.help();

@@ -17,6 +17,7 @@ struct ConfigOptions {
   std::optional<int64_t> seed;          // wins over the file's "seed"
   std::optional<int64_t> resumed_seed;  // of the loaded run; the file's "seed" wins over it
   std::optional<int64_t> threads;
+  std::optional<int64_t> keep;         // checkpoints of the run that stay
   std::optional<int64_t> micro_batch;  // wins over the file's batch sizes
   std::string tensorboard;             // folder, "" = as the file says
   std::string csv;

@@ -64,9 +64,10 @@ void add_what_to_train(CLI::App& sub, TrainOptions& o) {
 
 void add_how_to_train(CLI::App& sub, TrainOptions& o) {
   const char* group = "Training";
-  sub.add_option("--config", o.config.path,
-                 "DeepSpeed configuration (docs/configuration.md); default: micro batch 8, AdamW, "
-                 "lr 3e-4, clipping 1")
+  sub.add_option(
+         "--config", o.config.path,
+         "DeepSpeed configuration (docs/configuration.md); default: the loaded run's, else micro "
+         "batch 8, AdamW, lr 3e-4, clipping 1")
       ->type_name("DS_CONFIG.json")
       ->group(group);
   add_read_options(sub, o.config.reading, group);
@@ -149,6 +150,14 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
       ->needs(save)
       ->check(at_least(0))
       ->group(group);
+  sub.add_option("--keep", o.config.keep,
+                 "delete this run's older checkpoints in --save, all but the newest N")
+      ->needs(save)
+      ->check(at_least(1))
+      ->group(group);
+  sub.add_flag("--force", o.force, "let --save be a folder with another run's checkpoints")
+      ->needs(save)
+      ->group(group);
   auto* load = sub.add_option("--load", o.load, "go on from the newest valid checkpoint here")
                    ->type_name("DIR")
                    ->group(group);
@@ -157,9 +166,37 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
       ->type_name("NAME")
       ->group(group);
 
+  LoadParts& parts = o.load_parts;
+  auto* weights_only =
+      sub.add_flag("--load-weights-only", parts.weights_only,
+                   "take the weights of --load and begin anew at step 0, as another run")
+          ->needs(load)
+          ->group(group);
+  sub.add_flag("--load-no-optimizer", parts.no_optimizer,
+               "leave the moments and the loss scale of --load out")
+      ->needs(load)
+      ->excludes(weights_only)
+      ->group(group);
+  sub.add_flag("--load-no-schedule", parts.no_schedule, "begin the learning rate's schedule anew")
+      ->needs(load)
+      ->excludes(weights_only)
+      ->group(group);
+  sub.add_flag(
+         "--load-partial", parts.partial,
+         "with --model: parameters that --load lacks stay as they are, others are passed over")
+      ->needs(load)
+      ->group(group);
+  sub.add_flag("--load-strict", parts.strict,
+               "refuse to go on with other settings or data than the loaded run's, instead of "
+               "warning")
+      ->needs(load)
+      ->excludes(weights_only)
+      ->group(group);
+
   group = "Records";
   sub.add_option("--metrics", o.metrics,
-                 "one JSON object per step; appended to with --load, else begun anew")
+                 "one JSON object per step; with --load it goes on behind the loaded step, else it "
+                 "begins anew")
       ->type_name("OUT.jsonl")
       ->group(group);
   sub.add_option("--tensorboard", o.config.tensorboard, "TensorBoard events")

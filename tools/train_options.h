@@ -10,6 +10,15 @@
 
 namespace tool {
 
+// How much of the checkpoint --load takes over; see ds_engine_load_with.
+struct LoadParts {
+  bool weights_only = false;
+  bool no_optimizer = false;
+  bool no_schedule = false;
+  bool partial = false;
+  bool strict = false;
+};
+
 struct TrainOptions {
   std::string model;
   std::string device = "cpu";
@@ -25,6 +34,8 @@ struct TrainOptions {
   std::string adapter_out;
   std::string load;
   std::string tag;
+  LoadParts load_parts;
+  bool force = false;  // save among another run's checkpoints
   std::string metrics;
   std::optional<int64_t> sequence_length;
   std::optional<std::string> split;
@@ -33,6 +44,9 @@ struct TrainOptions {
   int64_t save_interval = 0;
   int64_t log_interval = 10;
   bool quiet = false;
+
+  // Whether the run goes on from where the loaded one was, instead of beginning with its weights.
+  bool resumes() const { return !load.empty() && !load_parts.weights_only; }
 };
 
 // Runs it; gives the exit status.

@@ -1,16 +1,18 @@
 // `ds train`: one run, from the files to the last checkpoint.
-#include <cmath>
+#include <cerrno>
 #include <filesystem>
 #include <iostream>
 #include <optional>
 
 #include "command.h"
 #include "files.h"
+#include "first_rank.h"
 #include "format.h"
-#include "metrics.h"
 #include "model_files.h"
-#include "progress.h"
 #include "rank_device.h"
+#include "resume.h"
+#include "run_lock.h"
+#include "run_loop.h"
 #include "signals.h"
 #include "train_data.h"
 #include "train_options.h"
@@ -18,8 +20,7 @@
 namespace tool {
 namespace {
 
-constexpr const char* kDefaultSplit = "969,30,1";
-constexpr const char* kWholeSplit = "1,0,0";
+constexpr int64_t kByteVocabulary = 256;
 
 class Training {
  public:
@@ -38,32 +39,22 @@ class Training {
   void leave() { comm_.finalize(); }
 
  private:
-  void find_checkpoint();
+  void open_run();
   void open_model();
   libds::Model new_model(const std::string& path) const;
   void open_tokenizer();
+  void keep_settings(const std::string& tokenizer) const;
   void open_engine();
-  void load();
-  void recall_run();
-  Json recall_adaptation(const Json& before) const;
   void open_data();
   void describe() const;
-  std::optional<double> validate();
-  void save();
-  void save_adapter();
-  int stop_signal(const SignalWatch& signals);
-  bool due(int64_t interval) const { return interval > 0 && step_ % interval == 0; }
+  void lock_save_folder();
 
   // Of the group that this process was launched in, alone when it was not.
   libds::Comm comm_;
   TrainOptions o_;
   bool first_;  // rank 0, which speaks and writes for all
   TrainData data_;
-  // The checkpoint that --load means: the folder of all, the tag, and the folder of the one.
-  std::string load_folder_;
-  std::string load_tag_;
-  std::string loaded_checkpoint_;
-  std::optional<int64_t> loaded_seed_;
+  LoadedRun loaded_;
   RunConfig config_;
   libds::Model model_;
   Json model_config_;
@@ -71,29 +62,10 @@ class Training {
   libds::Engine engine_;
   libds::Dataset train_data_;
   libds::Dataset valid_data_;  // empty when there is none
-  int64_t seed_ = 0;
-  int64_t sequence_length_ = 0;
-  std::string split_;
+  SampleChoice samples_;
   int64_t step_ = 0;
-  int64_t saved_step_ = -1;
+  std::optional<RunLock> lock_;  // of the folder that --save names
 };
-
-// Settles once which checkpoint is loaded, so that weights, tokenizer and seed are of the same.
-// --load may also name the folder of one checkpoint.
-void Training::find_checkpoint() {
-  if (o_.load.empty()) return;
-  const Json document =
-      parse_json(libds::inspect_checkpoint(o_.load, o_.tag), "the checkpoint's description");
-  loaded_checkpoint_ = document.at("folder").get<std::string>();
-  load_tag_ = document.at("tag").get<std::string>();
-  const std::filesystem::path parent = std::filesystem::path(loaded_checkpoint_).parent_path();
-  load_folder_ = parent.empty() ? "." : parent.string();
-  for (const Json& state : document.value("state", Json::array())) {
-    if (state.value("name", std::string()) == "random.seed" && state.contains("value")) {
-      loaded_seed_ = state["value"].get<int64_t>();
-    }
-  }
-}
 
 // A folder's weights, or fresh ones of a config.json; with the head that was asked for.
 libds::Model Training::new_model(const std::string& path) const {
@@ -123,7 +95,7 @@ void Training::open_model() {
   } else {
     if (!o_.fine_tune.head.empty()) throw UsageError("--head needs --model");
     try {
-      model_ = libds::Model::open(loaded_checkpoint_);
+      model_ = libds::Model::open(loaded_.checkpoint);
     } catch (const libds::Error& error) {
       if (error.status() != DS_ERR_NOT_FOUND) throw;
       throw Failure(plain_message(error) +
@@ -133,7 +105,7 @@ void Training::open_model() {
   }
   model_config_ = parse_json(model_.config(), "the model's configuration");
   if (!model_config_.is_object()) {
-    throw Failure((o_.model.empty() ? loaded_checkpoint_ : o_.model) +
+    throw Failure((o_.model.empty() ? loaded_.checkpoint : o_.model) +
                   " holds the parameters of a program that computes its own gradients: only that "
                   "program can train them");
   }
@@ -150,31 +122,50 @@ void Training::open_model() {
   }
 }
 
-// The tokenizer of the option, else that of the checkpoint or of the model's folder, else bytes.
-// Token files need none.
+// The tokenizer of the option, else that of the checkpoint or of the model's folder, else bytes for
+// a new model or a vocabulary of 256: weights that others trained read text in their own way. Token
+// files need none.
 void Training::open_tokenizer() {
   std::string source = o_.tokenizer;
   if (!source.empty()) {
-    tokenizer_ = libds::Tokenizer::open(source);
+    tokenizer_ = tool::open_tokenizer(source);
   } else {
-    for (const std::string& folder : {loaded_checkpoint_, o_.model}) {
+    for (const std::string& folder : {loaded_.checkpoint, o_.model}) {
       if (tokenizer_ || folder.empty() || !folder_exists(folder)) continue;
       source = folder;
       tokenizer_ = find_tokenizer(folder);
     }
   }
+  const int64_t room = model_config_.value("vocab_size", int64_t{0});
   if (!tokenizer_ && !data_.is_tokens()) {
+    const std::string& weights = o_.model.empty() ? loaded_.checkpoint : o_.model;
+    if (folder_exists(weights) && room != kByteVocabulary) {
+      throw Failure(
+          format("%s holds no tokenizer and its vocabulary is %lld, not bytes: say which with "
+                 "--tokenizer (--tokenizer bytes reads text as bytes all the same)",
+                 weights.c_str(), static_cast<long long>(room)));
+    }
     tokenizer_ = libds::Tokenizer::bytes();
     source = "bytes";
   }
+  keep_settings(source);
   if (!tokenizer_) return;
   const int64_t tokens = tokenizer_.vocab_size();
-  const int64_t room = model_config_.value("vocab_size", int64_t{0});
   if (room < tokens) {
     throw Failure(
         format("the model's vocab_size is %lld, but the tokenizer (%s) has %lld tokens: "
                "raise vocab_size in the model's config.json or train a smaller tokenizer",
                static_cast<long long>(room), source.c_str(), static_cast<long long>(tokens)));
+  }
+}
+
+// What the folders say of generation and of the tokenizer goes with the run, for ds export.
+void Training::keep_settings(const std::string& tokenizer) const {
+  if (o_.save.empty() || !first_) return;
+  const std::string& model = o_.model.empty() ? loaded_.checkpoint : o_.model;
+  if (folder_exists(model)) copy_settings(model, o_.save, model_settings());
+  if (folder_exists(tokenizer) || file_exists(tokenizer)) {
+    copy_settings(tokenizer, o_.save, tokenizer_settings());
   }
 }
 
@@ -185,83 +176,26 @@ void Training::open_engine() {
     if (error.status() != DS_ERR_CONFIG || o_.config.path.empty()) throw;
     throw Failure(o_.config.path + ": " + plain_message(error));
   }
-  if (!o_.load.empty()) load();
+  if (!o_.load.empty()) load_checkpoint(engine_, loaded_, o_);
   step_ = engine_.global_step();
   if (tokenizer_) engine_.set_tokenizer(&tokenizer_);
 }
 
-void Training::load() {
-  try {
-    engine_.load(load_folder_, load_tag_);
-  } catch (const libds::Error& error) {
-    const bool other_parameters =
-        error.status() == DS_ERR_INVALID_ARGUMENT || error.status() == DS_ERR_NOT_FOUND;
-    if (o_.model.empty() || !other_parameters) throw;
-    throw Failure(plain_message(error) +
-                  ". Beside --load, --model is needed only when the checkpoint leaves frozen "
-                  "parameters out; then --lora, --freeze and --unfreeze must be those of the "
-                  "loaded run");
-  }
-}
-
-// Which parameters train, for the next checkpoint. A loaded run keeps its own choice.
-Json Training::recall_adaptation(const Json& before) const {
-  const Json given = describe_adaptation(o_.fine_tune);
-  if (o_.load.empty()) return given;
-  const Json loaded = before.value("adaptation", Json::object());
-  if (!given.empty() && given != loaded) {
-    throw Failure("the loaded run chose what to train with " + loaded.dump() +
-                  ", this command with " + given.dump() +
-                  ": to begin anew from its weights, give them as --model instead of --load");
-  }
-  return loaded;
-}
-
-// What the data depend on comes from the options, else from the run that is resumed, so that a
-// resumed run sees the same samples.
-void Training::recall_run() {
-  const Json state = parse_json(engine_.client_state(), "the checkpoint's client state");
-  const Json before = state.is_object() ? state.value("ds_train", Json::object()) : Json::object();
-  if (!before.is_object()) throw Failure("the checkpoint's client state \"ds_train\" is no object");
-  seed_ = config_.seed;
-  const bool whole = !o_.valid_data.empty();
-  split_ = o_.split
-               ? *o_.split
-               : data_.split().value_or(before.value("split", whole ? kWholeSplit : kDefaultSplit));
-  sequence_length_ = o_.sequence_length.value_or(data_.sequence_length().value_or(
-      before.value("sequence_length", model_positions(model_config_))));
-  if (sequence_length_ <= 0) {
-    throw UsageError("--sequence-length is required: the model's config.json names no positions");
-  }
-
-  Json now = {{"seed", seed_}, {"split", split_}, {"sequence_length", sequence_length_}};
-  if (Json spec = data_.description(); !spec.is_null()) now["data_spec"] = std::move(spec);
-  if (!before.empty()) {
-    for (const auto& [key, value] : now.items()) {
-      if (before.contains(key) && before[key] != value) {
-        std::cerr << "ds: warning: the loaded run used " << key << " " << before[key]
-                  << ", this one " << value << ": its samples differ from an uninterrupted run\n";
-      }
-    }
-  }
-  if (Json chosen = recall_adaptation(before); !chosen.empty()) now["adaptation"] = chosen;
-  Json next = state.is_object() ? state : Json::object();
-  next["ds_train"] = std::move(now);
-  engine_.set_client_state(next.dump());
-}
-
 void Training::open_data() {
   const libds::Tokenizer* tokenizer = tokenizer_ ? &tokenizer_ : nullptr;
-  train_data_ = data_.open("train", sequence_length_, split_, seed_, tokenizer);
+  train_data_ =
+      data_.open("train", samples_.sequence_length, samples_.split, samples_.seed, tokenizer);
   engine_.set_dataset(&train_data_);
   if (o_.eval_interval == 0) return;
   if (!o_.valid_data.empty()) {
     valid_data_ =
-        TrainData(o_.valid_data, "").open("train", sequence_length_, kWholeSplit, seed_, tokenizer);
+        TrainData(o_.valid_data, "")
+            .open("train", samples_.sequence_length, kWholeSplit, samples_.seed, tokenizer);
     return;
   }
   try {
-    valid_data_ = data_.open("valid", sequence_length_, split_, seed_, tokenizer);
+    valid_data_ =
+        data_.open("valid", samples_.sequence_length, samples_.split, samples_.seed, tokenizer);
   } catch (const libds::Error& error) {
     // Too little text for a validation part is no reason not to train.
     if (error.status() != DS_ERR_CONFIG && error.status() != DS_ERR_INVALID_ARGUMENT) throw;
@@ -279,112 +213,68 @@ void Training::describe() const {
   if (counts.trained < counts.all) {
     std::cerr << ", " << format_count(static_cast<double>(counts.trained)) << " of them trained";
   }
-  std::cerr << "; " << train_data_.size() << " training samples of " << sequence_length_
+  std::cerr << "; " << train_data_.size() << " training samples of " << samples_.sequence_length
             << " tokens, ";
   if (valid_data_) std::cerr << valid_data_.size() << " for validation, ";
-  std::cerr << "batch " << batch << ", seed " << seed_ << "\n"
+  std::cerr << "batch " << batch << ", seed " << samples_.seed << "\n"
             << describe_settings(resolved["config"], model_config_) << "\n";
-  if (step_ > 0) std::cerr << "loaded " << loaded_checkpoint_ << " at step " << step_ << "\n";
+  if (step_ > 0) std::cerr << "loaded " << loaded_.checkpoint << " at step " << step_ << "\n";
 }
 
-std::optional<double> Training::validate() {
-  if (!valid_data_) return std::nullopt;
-  return engine_.evaluate(valid_data_, o_.eval_batches);
+// Before anything is computed: no other run saves there, and it can be written.
+void Training::lock_save_folder() {
+  if (o_.save.empty()) return;
+  on_first_rank(comm_, [&] { lock_.emplace(o_.save); });
 }
 
-void Training::save() {
-  if (o_.save.empty() || saved_step_ == step_) return;
-  engine_.save(o_.save);
-  saved_step_ = step_;
-}
-
-void Training::save_adapter() {
-  if (o_.adapter_out.empty()) return;
-  model_.save_adapter(o_.adapter_out);
-  if (!o_.quiet) std::cerr << "wrote the adapters to " << o_.adapter_out << "\n";
-}
-
-// The signal that any process of the group got: all stop after the same step.
-int Training::stop_signal(const SignalWatch& signals) {
-  if (comm_.size() == 1) return signals.pending();
-  const std::vector<int32_t> own = {signals.pending()};
-  libds::Tensor signal = libds::Tensor::from(own);
-  comm_.all_reduce(signal, DS_REDUCE_MAX);
-  return static_cast<int>(signal.item());
+// Of a damaged checkpoint the one before is taken, as the library does: a job that restarts by
+// itself must not fail for ever.
+void Training::open_run() {
+  loaded_ = find_checkpoint(o_);
+  lock_save_folder();
+  check_save_folder(o_, loaded_);
+  while (true) {
+    ConfigOptions how = o_.config;
+    how.resumed = loaded_.config;
+    how.resumed_seed = loaded_.seed;
+    how.steps = o_.steps;
+    how.world = comm_.size();
+    how.device = o_.device;
+    config_ = load_config(how);
+    try {
+      open_model();
+      open_tokenizer();
+      open_engine();
+      return;
+    } catch (const libds::Error& error) {
+      std::optional<LoadedRun> other = stand_in(o_, loaded_, error, first_);
+      if (!other) throw;
+      engine_ = {};
+      model_ = {};
+      tokenizer_ = {};
+      loaded_ = std::move(*other);
+    }
+  }
 }
 
 int Training::run() {
-  find_checkpoint();
-  ConfigOptions how = o_.config;
-  how.resumed_seed = loaded_seed_;
-  how.steps = o_.steps;
-  how.world = comm_.size();
-  how.device = o_.device;
-  config_ = load_config(how);
-  if (!o_.save.empty()) make_folder(o_.save);
-  open_model();
-  open_tokenizer();
-  open_engine();
-  recall_run();
+  open_run();
+  samples_ = recall_run(engine_, o_, data_, model_config_, config_.seed);
   open_data();
   describe();
-  if (step_ >= o_.steps) {
-    if (first_) {
-      std::cout << "nothing to do: the loaded run is at step " << step_ << ", --steps is "
-                << o_.steps << "\n";
-    }
-    save();
-    save_adapter();
-    return kDone;
-  }
-
-  MetricsFile metrics(o_.metrics, !o_.load.empty());
-  Progress progress(step_, o_.steps, o_.log_interval, o_.quiet);
-  const SignalWatch signals;
-  libds::StepReport report{};
-  int stopped = stop_signal(signals);
-  while (step_ < o_.steps && stopped == 0) {
-    report = engine_.train_batch();
-    step_ = report.step;
-    progress.step(report);
-    const bool last = step_ >= o_.steps;
-    stopped = stop_signal(signals);
-    std::optional<double> valid_loss;
-    if (stopped == 0 && (last || due(o_.eval_interval))) valid_loss = validate();
-    metrics.write(report, valid_loss, comm_);
-    if (valid_loss) {
-      progress.message(format("step %lld  validation loss %s  perplexity %s",
-                              static_cast<long long>(step_),
-                              format_value("%.4f", *valid_loss).c_str(),
-                              format_value("%.2f", std::exp(*valid_loss)).c_str()));
-    }
-    if (due(o_.save_interval)) {
-      save();
-      progress.message("saved " + o_.save + " at step " + std::to_string(step_));
-    }
-  }
-  const bool unsaved = saved_step_ != step_;
-  save();
-  if (!o_.save.empty() && unsaved) {
-    progress.message("saved " + o_.save + " at step " + std::to_string(step_));
-  }
-  save_adapter();
-  if (stopped != 0) {
-    progress.message("interrupted after step " + std::to_string(step_) +
-                     (o_.save.empty() ? ": nothing is saved without --save" : ""));
-    return kSignalBase + stopped;
-  }
-  progress.message("done: step " + std::to_string(step_) + ", loss " +
-                   format_value("%.4f", report.loss));
-  return kDone;
+  return RunLoop(o_, comm_, engine_, model_, valid_data_ ? &valid_data_ : nullptr).run();
 }
 
 }  // namespace
 
 int run_training(const TrainOptions& options) {
+  const QuietSignals quiet;
   Training training(options);
   const int status = training.run();
   training.leave();
+  // A reader that went away before the end is no failure of the training.
+  std::cout.flush();
+  if (!std::cout && errno == EPIPE) std::cout.clear();
   return status;
 }
 

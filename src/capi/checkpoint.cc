@@ -4,8 +4,11 @@
 #include "base/text.h"
 #include "capi/args.h"
 #include "capi/fence.h"
+#include "checkpoint/listing.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/retention.h"
 #include "checkpoint/save_folder.h"
+#include "engine/saved_names.h"
 
 namespace ds::capi {
 namespace {
@@ -26,10 +29,12 @@ bool is_checkpoint_folder(const fs::path& folder) {
   return fs::exists(folder / kManifestFile, ignored);
 }
 
-Json tags_of(const fs::path& save_dir) {
-  Json tags = Json::array();
-  for (const TagFolder& folder : list_tag_folders(save_dir)) tags.push_back(folder.tag);
-  return tags;
+// By their steps; what cannot be opened comes first.
+std::vector<ListedCheckpoint> listed(const fs::path& folder, const CheckpointReader& reader,
+                                     bool is_one) {
+  if (!is_one) return list_checkpoints(folder);
+  return {
+      {reader.tag(), folder, reader.manifest().run, reader.manifest().counters.global_steps, {}}};
 }
 
 std::string inspect(const fs::path& folder, std::string_view tag) {
@@ -38,9 +43,16 @@ std::string inspect(const fs::path& folder, std::string_view tag) {
                                   : tag.empty() ? std::move(open_latest_valid(folder).reader)
                                                 : CheckpointReader::open(folder, tag);
   Json document = Json::object();
-  document["tags"] = is_one ? Json::array({reader.tag()}) : tags_of(folder);
+  Json& tags = document["tags"] = Json::array();
+  Json runs = Json::object();
+  for (const ListedCheckpoint& entry : listed(folder, reader, is_one)) {
+    tags.push_back(entry.tag);
+    if (entry.valid()) runs[entry.tag] = entry.run.empty() ? Json() : Json(entry.run);
+  }
+  document["runs"] = std::move(runs);
   const Json details = reader.inspect();
   for (const auto& [key, value] : details.items()) document[key] = value;
+  if (reader.has_state(saved::kConfig)) document["config"] = reader.state_json(saved::kConfig);
   return dump_json(document, 2);
 }
 
@@ -77,6 +89,15 @@ ds_status ds_checkpoint_inspect(const char* folder, const char* tag, char** out_
     char*& out = out_param(out_json, "out_json");
     const std::string path = path_param(folder, "folder");
     out = make_c_string(inspect(path, optional_tag(tag)));
+  });
+}
+
+ds_status ds_checkpoint_delete(const char* folder, const char* tag) {
+  return guard(__func__, [&] {
+    const std::string path = path_param(folder, "folder");
+    DS_CHECK(tag != nullptr, Code::kInvalidArgument,
+             "tag is NULL; name the checkpoint that is to be deleted");
+    delete_checkpoint(path, optional_tag(tag));
   });
 }
 

@@ -11,6 +11,7 @@
 #include "capi/dataset_object.h"
 #include "capi/engine_object.h"
 #include "capi/fence.h"
+#include "capi/json_args.h"
 #include "capi/model_object.h"
 #include "capi/read_options.h"
 #include "capi/tensor_object.h"
@@ -19,7 +20,7 @@
 namespace ds::capi {
 namespace {
 
-static_assert(sizeof(ds_step_report) == 344);
+static_assert(sizeof(ds_step_report) == 360);
 static_assert(static_cast<int32_t>(SkipReason::kNone) == DS_SKIP_NONE);
 static_assert(static_cast<int32_t>(SkipReason::kAccumulating) == DS_SKIP_ACCUMULATING);
 static_assert(static_cast<int32_t>(SkipReason::kNonFinite) == DS_SKIP_NON_FINITE);
@@ -57,7 +58,23 @@ void give_report(const StepReport& report, ds_step_report* out_report) {
   out.loss_scale = report.loss_scale;
   out.seconds = report.seconds;
   copy_name(report.first_bad_tensor, out.first_bad_tensor, sizeof(out.first_bad_tensor));
+  out.first_bad_element = report.first_bad_element;
+  out.first_bad_value = report.first_bad_value;
   write_struct(out_report, "out_report", &out, sizeof(out));
+}
+
+// With DeepSpeed's names, but for "strict".
+LoadOptions load_options(const char* json) {
+  const JsonArguments given(json, "load options",
+                            {"load_module_only", "load_module_strict", "load_optimizer_states",
+                             "load_lr_scheduler_states", "strict"});
+  LoadOptions options;
+  options.module_only = given.flag("load_module_only", options.module_only);
+  options.module_strict = given.flag("load_module_strict", options.module_strict);
+  options.optimizer_states = given.flag("load_optimizer_states", options.optimizer_states);
+  options.schedule = given.flag("load_lr_scheduler_states", options.schedule);
+  options.strict = given.flag("strict", options.strict);
+  return options;
 }
 
 std::string tag_param(const char* tag) {
@@ -67,8 +84,8 @@ std::string tag_param(const char* tag) {
   return std::string(text);
 }
 
-void make_engine(std::string_view config, const ReadOptions& reading, ds_model* model, ds_comm* comm,
-                 ds_engine*& out) {
+void make_engine(std::string_view config, const ReadOptions& reading, ds_model* model,
+                 ds_comm* comm, ds_engine*& out) {
   const auto trained = enter(model, "model");
   std::shared_ptr<Communicator> group;
   if (comm != nullptr) group = look_up(comm, "comm")->comm;
@@ -205,6 +222,15 @@ ds_status ds_engine_load(ds_engine* engine, const char* folder, const char* tag)
   return guard(__func__, [&] {
     const auto object = enter(engine, "engine");
     object->engine().load(path_param(folder, "folder"), tag_param(tag));
+  });
+}
+
+ds_status ds_engine_load_with(ds_engine* engine, const char* folder, const char* tag,
+                              const char* options_json) {
+  return guard(__func__, [&] {
+    const auto object = enter(engine, "engine");
+    const std::string path = path_param(folder, "folder"), name = tag_param(tag);
+    object->engine().load(path, name, load_options(options_json));
   });
 }
 

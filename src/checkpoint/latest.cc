@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "checkpoint/listing.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/save_folder.h"
 
@@ -18,14 +19,16 @@ std::optional<CheckpointReader> CheckpointSearch::next() {
     asked_latest_ = true;
     try {
       named_ = read_latest(save_dir_);
-      return CheckpointReader::open(save_dir_, named_);
+      CheckpointReader reader = CheckpointReader::open(save_dir_, named_);
+      mention_newer(reader.manifest());
+      return reader;
     } catch (const Error& error) {
       if (error.code() != Code::kNotFound || !named_.empty()) pass_over(named_, error.message());
     }
   }
   if (!listed_) list();
   while (!rest_.empty()) {
-    const std::string tag = std::move(rest_.back().second);
+    const std::string tag = std::move(rest_.back());
     rest_.pop_back();
     try {
       return CheckpointReader::open(save_dir_, tag);
@@ -36,21 +39,35 @@ std::optional<CheckpointReader> CheckpointSearch::next() {
   return std::nullopt;
 }
 
+// What `latest` names is taken, but whoever went back by accident should learn it.
+void CheckpointSearch::mention_newer(const Manifest& taken) const {
+  std::vector<std::string> newer;
+  for (const ListedCheckpoint& entry : list_checkpoints(save_dir_)) {
+    if (!entry.valid() || entry.steps <= taken.counters.global_steps) continue;
+    newer.push_back(str_cat(entry.tag, " (step ", entry.steps, ")"));
+  }
+  if (newer.empty()) return;
+  log_warning("checkpoint", printable((save_dir_ / kLatestFile).string(), 300), " names ",
+              printable(taken.tag), " of step ", taken.counters.global_steps,
+              ", which is taken; there are newer checkpoints: ", printable(join(newer, ", "), 300),
+              "; ask for one by its tag");
+}
+
 void CheckpointSearch::list() {
   listed_ = true;
-  for (const TagFolder& folder : list_tag_folders(save_dir_)) {
-    if (folder.tag == named_) continue;
-    try {
-      const CheckpointReader reader = CheckpointReader::open(save_dir_, folder.tag);
-      rest_.emplace_back(reader.manifest().counters.global_steps, folder.tag);
-    } catch (const Error& error) {
-      pass_over(folder.tag, error.message());
+  std::vector<ListedCheckpoint> all = list_checkpoints(save_dir_);
+  // Of equal steps the first in the list comes first.
+  std::reverse(all.begin(), all.end());
+  std::stable_sort(all.begin(), all.end(),
+                   [](const auto& a, const auto& b) { return a.steps < b.steps; });
+  for (const ListedCheckpoint& entry : all) {
+    if (entry.tag == named_) continue;
+    if (entry.valid()) {
+      rest_.push_back(entry.tag);
+    } else {
+      pass_over(entry.tag, entry.problem);
     }
   }
-  // Of equal steps the first in the list comes first.
-  std::reverse(rest_.begin(), rest_.end());
-  std::stable_sort(rest_.begin(), rest_.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
 }
 
 void CheckpointSearch::fail() const {

@@ -96,6 +96,12 @@ class Checker {
     }
   }
 
+  // Of checkpoints that this build did not write too, so nothing but a bound.
+  void run() const {
+    DS_CHECK(m_.run.empty() || (m_.run.size() <= 128 && is_plain_name(m_.run)), code_, what_,
+             ": the run's id '", printable(m_.run, 140), "' is longer than 128 bytes or no name");
+  }
+
   void states() const {
     std::unordered_set<std::string_view> seen;
     for (const StateRecord& s : m_.states) {
@@ -106,6 +112,9 @@ class Checker {
       DS_CHECK(s.type != StateType::kInt && s.type != StateType::kDouble && s.bytes.empty(), code_,
                what_, ": the state entry '", printable(s.name), "' has two values");
       range(*s.range, str_cat("state '", printable(s.name), "'"));
+      DS_CHECK(s.range->length <= most_state_bytes(s.type), code_, what_, ": the state entry '",
+               printable(s.name), "' has ", s.range->length, " bytes; of type ",
+               state_type_name(s.type), " at most ", most_state_bytes(s.type), " are allowed");
     }
   }
 
@@ -155,6 +164,18 @@ std::string_view state_type_name(StateType type) noexcept {
   return "unknown";
 }
 
+uint64_t most_state_bytes(StateType type) noexcept {
+  switch (type) {
+    case StateType::kJson:
+      return uint64_t{64} << 20;
+    case StateType::kText:  // a tokenizer
+    case StateType::kBytes:
+      return uint64_t{256} << 20;
+    default:
+      return 8;
+  }
+}
+
 std::string TensorMeta::text() const {
   return str_cat(tensor_kind_name(kind), state.empty() ? "" : ":", printable(state), " tensor '",
                  printable(name), "'");
@@ -180,6 +201,7 @@ void check_manifest(const Manifest& manifest, std::string_view what, Code code, 
   checker.blobs();
   checker.tensors(complete);
   checker.states();
+  checker.run();
 }
 
 }  // namespace ds

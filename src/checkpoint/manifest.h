@@ -16,7 +16,7 @@
 namespace ds {
 
 inline constexpr uint32_t kManifestMajor = 1;
-inline constexpr uint32_t kManifestMinor = 0;
+inline constexpr uint32_t kManifestMinor = 1;
 inline constexpr const char* kManifestFile = "manifest.dsm";
 inline constexpr int64_t kBlobAlignment = 64;
 inline constexpr int64_t kLargeBlobAlignment = 4096;  // from kLargeItemBytes: fits direct I/O
@@ -84,6 +84,9 @@ enum class StateType : int32_t { kInt = 1, kDouble = 2, kText = 3, kJson = 4, kB
 bool is_state_type(int32_t code) noexcept;
 std::string_view state_type_name(StateType type) noexcept;
 
+// What a value of a type may take at most: it is read into memory as a whole.
+uint64_t most_state_bytes(StateType type) noexcept;
+
 // A named value. Text, JSON and bytes are in `bytes`, or in a blob when `range` is set.
 struct StateRecord {
   std::string name;
@@ -126,6 +129,7 @@ struct Manifest {
   std::vector<TensorRecord> tensors;
   std::vector<BlobRecord> blobs;
   std::vector<StateRecord> states;
+  std::string run;  // id of the training run, from 1.1 on; "" where there is none
 };
 
 // The content of the manifest file.

@@ -20,7 +20,7 @@ constexpr std::array<unsigned char, 8> kMagic = {0x89, 'D', 'S', 'M', '\r', '\n'
 constexpr uint32_t kEnvelopeVersion = 1;
 constexpr uint64_t kHeaderBytes = 64;
 constexpr uint64_t kManifestChunk = 4096;
-constexpr uint64_t kMaxBody = (uint64_t{1} << 31) - (uint64_t{1} << 20);
+constexpr uint64_t kMaxBody = (uint64_t{1} << 30) - (uint64_t{16} << 20);
 
 template <class T>
 void put(std::string* out, size_t at, T value) {
@@ -40,7 +40,7 @@ std::span<const std::byte> as_bytes(std::string_view text) {
 
 // What the buffer will take at most, so that the builder never meets its 2 GiB limit.
 uint64_t estimated_body(const Manifest& m) {
-  uint64_t n = 1024 + m.writer.size() + m.tag.size();
+  uint64_t n = 1024 + m.writer.size() + m.tag.size() + m.run.size();
   for (const TensorRecord& t : m.tensors) {
     n += 160 + t.meta.name.size() + t.meta.state.size() + 8 * t.meta.shape.size();
     for (const std::string& alias : t.meta.aliases) n += 16 + alias.size();
@@ -55,7 +55,7 @@ std::string encode_body(const Manifest& m) {
   const uint64_t estimate = estimated_body(m);
   DS_CHECK(estimate < kMaxBody, Code::kUnsupported, "the checkpoint's manifest would take about ",
            format_bytes(static_cast<int64_t>(estimate)),
-           "; the format allows 2 GiB: use larger chunks or fewer slices");
+           "; the format allows 1 GiB: use larger chunks or fewer slices");
   flatbuffers::FlatBufferBuilder b(static_cast<size_t>(estimate));
   b.ForceDefaults(true);  // keeps the sign of -0.0
   std::vector<flatbuffers::Offset<fb::Tensor>> tensors;
@@ -100,11 +100,13 @@ std::string encode_body(const Manifest& m) {
                                            w.expert, w.zero_stage);
   const auto writer = b.CreateString(m.writer);
   const auto tag = b.CreateString(m.tag);
+  const auto run = b.CreateString(m.run);
   const auto tensor_list = b.CreateVector(tensors);
   const auto blob_list = b.CreateVector(blobs);
   const auto state_list = b.CreateVector(states);
-  fb::FinishManifestBuffer(b, fb::CreateManifest(b, m.major, m.minor, writer, tag, counters,
-                                                 topology, tensor_list, blob_list, state_list));
+  fb::FinishManifestBuffer(
+      b, fb::CreateManifest(b, m.major, m.minor, writer, tag, counters, topology, tensor_list,
+                            blob_list, state_list, run));
   return {reinterpret_cast<const char*>(b.GetBufferPointer()), b.GetSize()};
 }
 
@@ -256,6 +258,7 @@ Manifest decode_manifest(std::span<const std::byte> file, std::string_view what)
   out.minor = m.minor();
   out.writer = d.text(m.writer());
   out.tag = d.text(m.tag());
+  out.run = d.text(m.run());
   const fb::Counters& c = *m.counters();
   out.counters = {c.global_steps(), c.skipped_steps(), c.micro_steps(), c.global_samples(),
                   c.global_tokens()};

@@ -150,11 +150,12 @@ class CheckpointSearch {
 
  private:
   void list();
+  void mention_newer(const Manifest& taken) const;
 
   const std::filesystem::path save_dir_;
   std::string named_;  // by `latest`
   bool asked_latest_ = false, listed_ = false;
-  std::vector<std::pair<int64_t, std::string>> rest_;  // steps and tag, the best one last
+  std::vector<std::string> rest_;  // tags, the best one last
   std::vector<SkippedCheckpoint> skipped_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "checkpoint/retention.h"
 
 namespace ds {
 namespace {
@@ -219,10 +220,11 @@ void CheckpointWriter::commit() {
     manifest.writer = options_.writer;
     manifest.counters = options_.counters;
     manifest.topology = options_.topology;
+    manifest.run = options_.run;
     check_manifest(manifest, str_cat("checkpoint '", options_.tag, "'"), Code::kInvalidArgument,
                    true);
     const std::string content = encode_manifest(manifest);
-    File file(temporary_.path() / kManifestFile, File::Mode::kCreate);
+    File file(temporary_.path() / kManifestFile, File::Mode::kNew);
     file.append(content);
     file.sync();
     file.close();
@@ -231,6 +233,7 @@ void CheckpointWriter::commit() {
     temporary_.discard();
     throw;
   }
+  keep_newest(options_.folder, options_.run, options_.tag, options_.keep);
 }
 
 }  // namespace ds

@@ -82,6 +82,8 @@ struct CheckpointWriterOptions {
   StepCounters counters;
   WorldTopology topology;
   std::string writer;  // the program's version, for people
+  std::string run;     // id of the training run, see make_run_id; "" for none
+  int64_t keep = 0;    // checkpoints of this run that stay, see keep_newest; 0: all
   // How rank 0's tensors are written. With `hold` the writer keeps a snapshot of what it was given,
   // and commit(), which does all the writing, may run in another thread: see BackgroundSave.
   BlobOptions blob;
@@ -103,7 +105,7 @@ class CheckpointWriter {
   void merge(const Manifest& part);
 
   // Checks that every tensor is complete, writes the manifest, makes everything durable and
-  // visible, and removes a checkpoint of the same tag.
+  // visible, removes a checkpoint of the same tag and then those that `keep` leaves no room for.
   void commit();
 
  private:

@@ -19,8 +19,9 @@ std::vector<Key> batch_rows() {
               "Forward and backward passes per optimizer step.")
           .at_least(1),
       flag("managed_gradient_accumulation", true,
-           "The engine counts passes and steps at the boundary. False: every step() is a boundary.")
-          .needs("accumulation managed by the caller"),
+           "The engine counts micro batches and updates at the boundary, and divides by "
+           "gradient_accumulation_steps. False: every step() is a boundary, forward and backward "
+           "may come several times before it, and nothing is divided."),
   };
 }
 
@@ -74,8 +75,7 @@ std::vector<Key> communication_rows() {
       choice("seq_parallel_communication_data_type",
              {"fp32|float32|float|torch.float32", "fp16|float16|half|torch.float16",
               "bf16|bfloat16|torch.bfloat16"},
-             "fp32",
-             "Type of reductions over sequence-parallel ranks; null keeps the native type.")
+             "fp32", "Type of reductions over sequence-parallel ranks; null keeps the native type.")
           .or_null()
           .in_any_case()
           .needs("sequence parallelism"),

@@ -44,8 +44,10 @@ KeyTable csv_monitor_table() {
 }
 
 KeyTable jsonl_monitor_table() {
-  return table("Scalars as JSON lines. (Extension.)",
-               file_monitor_rows("Write one JSON object per step."))
+  return table(
+             "Scalars as JSON lines in output_path/job_name/metrics.jsonl: one object per step "
+             "with step (of the optimizer), samples and the scalars. (Extension.)",
+             file_monitor_rows("Write one JSON object per step."))
       .gated_by("enabled")
       .accepts_auto();
 }

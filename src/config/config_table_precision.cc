@@ -19,11 +19,18 @@ KeyTable fp16_table() {
                      .at_most(127),
                  integer("loss_scale_window", 1000,
                          "Clean steps before the scale doubles. Above 0 when the scale is in use."),
-                 integer("hysteresis", 2, "Overflows before the scale halves; with 0 it never does.")
+                 integer("hysteresis", 2,
+                         "Overflows before the scale halves; with 0 it never does.")
                      .at_least(0),
                  flag("consecutive_hysteresis", false, "A clean step restores the hysteresis."),
                  integer("min_loss_scale", 1,
                          "Lower bound of the scale. Above 0 when the scale is in use."),
+                 choice("scaler", {"zero", "wrapper"}, "zero",
+                        "Rules of the dynamic scale. zero: those of DeepSpeed's ZeRO, at stage 0 "
+                        "too: hysteresis counts, and training ends when gradients overflow at the "
+                        "lower bound. wrapper: those of DeepSpeed's fp16 optimizer, which it takes "
+                        "at stage 0: every overflow halves the scale, and training goes on at the "
+                        "lower bound; for stage 0 only. (Extension.)"),
                  flag("fp16_master_weights_and_grads", false,
                       "Keep masters and gradients in fp16. ZeRO 1-3 with the optimizer offloaded "
                       "to the CPU.")
@@ -38,8 +45,8 @@ KeyTable bf16_table() {
                {
                    flag("enabled", false, "Turns bf16 training on.").decided_by_caller(),
                    flag("immediate_grad_update", false,
-                        "Accumulate into fp32 as soon as each gradient exists.")
-                       .needs("gradient accumulation from a backward hook"),
+                        "Accumulate as soon as each gradient exists. Gradients are always "
+                        "accumulated so here."),
                    flag("check_grad_overflow", true,
                         "Skip steps whose gradients hold an infinity or NaN."),
                    flag("bf16_master_weights_and_grads", false,

@@ -262,7 +262,8 @@ KeyTable aio_table() {
                    size("block_size", 1'048'576, "Bytes per request."),
                    integer("queue_depth", 8, "Requests in flight.").at_least(1),
                    integer("intra_op_parallelism", 1, "Threads per file.").at_least(1),
-                   integer("thread_count", std::nullopt, "Old name of intra_op_parallelism, which DeepSpeed passes over.")
+                   integer("thread_count", std::nullopt,
+                           "Old name of intra_op_parallelism, which DeepSpeed passes over.")
                        .at_least(1),
                    flag("single_submit", false, "Submit one request at a time."),
                    flag("overlap_events", true, "Submit while waiting."),

@@ -8,26 +8,6 @@
 namespace ds {
 namespace {
 
-unsigned type_of(const Json& value) {
-  switch (value.type()) {
-    case Json::value_t::null:
-      return kNull;
-    case Json::value_t::boolean:
-      return kBool;
-    case Json::value_t::number_integer:
-    case Json::value_t::number_unsigned:
-      return kInt | kNumber;
-    case Json::value_t::number_float:
-      return kNumber;
-    case Json::value_t::string:
-      return kString;
-    case Json::value_t::array:
-      return kList;
-    default:
-      return kObject;
-  }
-}
-
 std::vector<std::string> split_spellings(std::string_view spellings) {
   std::vector<std::string> out;
   while (true) {
@@ -143,11 +123,6 @@ Key Key::retired(const char* what_instead) && {
 Key Key::needs(const char* feature, std::vector<Json> other_accepted_values) && {
   lacking = feature;
   harmless = std::move(other_accepted_values);
-  return std::move(*this);
-}
-Key Key::list_needs(const char* feature) && {
-  lacking = feature;
-  lacking_types = kList;
   return std::move(*this);
 }
 Key Key::always() && {
@@ -307,7 +282,6 @@ std::string describe_range(const Key& key) {
 
 bool is_harmless(const Key& key, const Json& value) {
   if (key.lacking.empty()) return true;
-  if (key.lacking_types != kAnyType && !(type_of(value) & key.lacking_types)) return true;
   if (!key.required && value == key.default_value) return true;
   return std::find(key.harmless.begin(), key.harmless.end(), value) != key.harmless.end();
 }

@@ -78,7 +78,6 @@ struct Key {
   // `refused_always` keys are.
   std::string lacking;
   std::vector<Json> harmless;
-  unsigned lacking_types = kAnyType;  // only values of these types are refused
   bool refused_always = false;
 
   // Fluent setters, so that a table reads as rows.
@@ -102,7 +101,6 @@ struct Key {
   Key replaced_by(const char* path, Json value_of_true = nullptr) &&;
   Key retired(const char* what_instead) &&;
   Key needs(const char* feature, std::vector<Json> other_accepted_values = {}) &&;
-  Key list_needs(const char* feature) &&;
   Key always() &&;
   Key decided_by_caller() &&;
   Key rather(const char* path) &&;
@@ -114,9 +112,9 @@ struct KeyTable {
   // The key that turns the table's feature on: while it has its default value, the other keys are
   // checked but ask for nothing.
   std::string gate;
-  bool gate_always = false;      // counts even inside a table whose own gate is closed
-  // As DeepSpeed's typed sections: the string "auto" means the default, and booleans and numbers may
-  // be given as text.
+  bool gate_always = false;  // counts even inside a table whose own gate is closed
+  // As DeepSpeed's typed sections: the string "auto" means the default, and booleans and numbers
+  // may be given as text.
   bool auto_is_default = false;
   bool other_keys = false;       // further keys are kept as they are (opaque sections)
   bool ignores_unknown = false;  // DeepSpeed passes over further keys; lenient reading too

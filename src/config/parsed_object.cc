@@ -72,14 +72,13 @@ class Refusal {
     const auto derivable = parsed_.derivable.find(path);
     if (derivable != parsed_.derivable.end() && derivable->second == value) return;
     std::vector<std::string> accepted;
-    if (!key.required && key.lacking_types == kAnyType && !key.default_value.is_null()) {
+    if (!key.required && !key.default_value.is_null()) {
       accepted.push_back(show_value(key.default_value));
     }
     if (derivable != parsed_.derivable.end()) accepted.push_back(show_value(derivable->second));
     for (const Json& other : key.harmless) accepted.push_back(show_value(other));
-    const std::string advice = !accepted.empty()               ? "; use " + join(accepted, " or ")
-                               : key.lacking_types != kAnyType ? "; use a single value"
-                                                               : "; remove it";
+    const std::string advice =
+        !accepted.empty() ? "; use " + join(accepted, " or ") : std::string("; remove it");
     std::string given;
     const auto origin = parsed_.origins.find(path);
     if (origin != parsed_.origins.end() && origin->second.rfind(kDeprecated, 0) == 0) {

@@ -72,6 +72,8 @@ class Rules {
            "fp16 and bf16 are both enabled; keep one");
     forbid(on("/amp/enabled") && stage() > 0, "/amp/enabled", "amp does not work with ZeRO stage ",
            stage(), "; use fp16 or bf16");
+    forbid(is("/fp16/scaler", "wrapper") && stage() > 0, "/fp16/scaler",
+           "\"wrapper\" is for stage 0; at ZeRO stage ", stage(), " use \"zero\"");
     const Json& scale = at("/fp16/loss_scale");
     if (on("/fp16/enabled") && scale == 0.0) {
       for (const char* path : {"/fp16/loss_scale_window", "/fp16/min_loss_scale"}) {
@@ -212,11 +214,35 @@ class Rules {
     if (at("/optimizer/params/torch_adam") == true && decoupled) {
       parsed_.derive("/optimizer/params/weight_decay", 0.01);
     }
+    const bool cycles = at("/scheduler/params/cycle_momentum") == true;
+    forbid(type == "NAdam" && cycles, "/scheduler/params/cycle_momentum",
+           "NAdam's momentum has a schedule of its own; use false");
+    base_shapes();
     state_type();
     parameter_groups(type);
     if (type == "AdamW" && at("/optimizer/params/adam_w_mode") == false) {
       warn("/optimizer/params/adam_w_mode",
            "has no effect with AdamW; use type Adam for L2 regularisation");
+    }
+  }
+
+  void base_shapes() const {
+    const Json& shapes = at("/optimizer/params/base_shapes");
+    for (size_t i = 0; shapes.is_array() && i < shapes.size(); ++i) {
+      forbid(shapes[i].at("shape").empty(),
+             str_cat("/optimizer/params/base_shapes/", i, "/shape").c_str(),
+             "give the sizes of the base model's parameter");
+    }
+  }
+
+  // Rates are one for all parameters, or as many as there are groups.
+  void rate_lists() const {
+    const size_t groups = at("/optimizer").is_null() ? 1 : at("/optimizer/param_groups").size() + 1;
+    for (const auto& [key, value] : at("/scheduler/params").items()) {
+      forbid(value.is_array() && value.size() != groups && value.size() != 1,
+             ("/scheduler/params/" + key).c_str(), "a list of ", value.size(), " rates for ",
+             groups, groups == 1 ? " group of parameters" : " groups of parameters",
+             ": one for the parameters of no group, then one for each of param_groups");
     }
   }
 
@@ -256,6 +282,7 @@ class Rules {
 
   void scheduler() {
     if (at("/scheduler").is_null()) return;
+    rate_lists();
     const std::string type = at("/scheduler/type").get<std::string>();
     if (type == "OneCycle") {
       parsed_.derive("/scheduler/params/cycle_second_step_size",

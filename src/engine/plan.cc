@@ -73,7 +73,7 @@ double state_bytes(const OptimizerConfig& config, const nn::Parameter& p, int32_
   const Shape shape = p.shape.dims() >= 2 ? Shape{kSide, kSide} : Shape{kSide * kSide};
   const auto device = make_cpu_device();
   const auto optimizer = optim::make_optimizer(
-      config, {{p.name, shape, 0, shape.elements(), group, p.decays, 0, 0}}, device);
+      config, {{p.name, shape, 0, shape.elements(), group, p.decays, 0, 0, 1, 1}}, device);
   return static_cast<double>(device->account().now(MemoryTag::kOptimizer)) /
          static_cast<double>(shape.elements());
 }

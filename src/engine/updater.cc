@@ -1,5 +1,6 @@
 #include "engine/updater.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -21,10 +22,26 @@ std::vector<optim::TensorPlace> find_places(const OptimizerConfig& config,
     if (!p.trainable) continue;
     const zero::OwnedPart part = state.layout().part(id);
     const int64_t begin = part.count == 0 ? 0 : part.owned;
-    places.push_back({p.name, p.shape, begin, begin + part.count, groups[static_cast<size_t>(id)],
-                      p.decays, part.first, part.flat});
+    const int32_t group = groups[static_cast<size_t>(id)];
+    const optim::WidthFactors factors = optim::width_factors(config, p);
+    places.push_back({p.name, p.shape, begin, begin + part.count, group,
+                      optim::decays_in(config, p, group), part.first, part.flat, factors.rate,
+                      factors.decay});
   }
   return places;
+}
+
+// OneCycle moves `betas`, as DeepSpeed does, and no other momentum.
+bool cycles_momentum(OptimizerType type) {
+  switch (type) {
+    case OptimizerType::kAdam:
+    case OptimizerType::kAdamW:
+    case OptimizerType::kLamb:
+    case OptimizerType::kLion:
+      return true;
+    default:
+      return false;
+  }
 }
 
 std::shared_ptr<optim::Peers> find_peers(const zero::ParameterState& state) {
@@ -33,6 +50,16 @@ std::shared_ptr<optim::Peers> find_peers(const zero::ParameterState& state) {
     if (state.parameters()[id].trainable) trainable.push_back(id);
   }
   return state.peers(std::move(trainable));
+}
+
+// Names what made the norm infinite or NaN.
+void find_bad_gradient(const OpContext& ctx, const zero::ParameterState& state,
+                       Updater::Outcome& outcome) {
+  const zero::ParameterState::BadGradient bad = state.first_bad_gradient(ctx);
+  outcome.first_bad_tensor =
+      bad.id == nn::kNoParam ? "(the sum of squares overflowed)" : state.parameters()[bad.id].name;
+  outcome.first_bad_element = bad.element;
+  outcome.first_bad_value = bad.value;
 }
 
 }  // namespace
@@ -48,8 +75,12 @@ Updater::Updater(const Config& config, const zero::ParameterState& state)
       optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_peers(state),
                                        state.home())),
       scaler_(config.precision) {
-  for (const double rate : optimizer_->base_rates())
-    schedules_.emplace_back(config.scheduler, rate);
+  // Muon has two rates per group.
+  const std::span<const double> rates = optimizer_->base_rates();
+  const size_t per_group = rates.size() / (optimizer_config_.groups.size() + 1);
+  for (size_t i = 0; i < rates.size(); ++i) {
+    schedules_.emplace_back(config.scheduler, rates[i], i / per_group);
+  }
   rates_.resize(schedules_.size());
   follow_schedule();
   place_of_.assign(static_cast<size_t>(state.parameters().size()), -1);
@@ -60,7 +91,7 @@ Updater::Updater(const Config& config, const zero::ParameterState& state)
 }
 
 void Updater::follow_schedule() {
-  for (size_t i = 0; i < rates_.size(); ++i) rates_[i] = schedules_[i].lr(optimizer_->steps());
+  for (size_t i = 0; i < rates_.size(); ++i) rates_[i] = schedules_[i].lr(schedule_steps());
 }
 
 Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& state, double share) {
@@ -74,7 +105,7 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
       gated ? update_with_gate(ctx, state, rule) : update_after_norm(ctx, state, rule);
   const bool finite = std::isfinite(gate.norm);
   outcome.grad_norm = finite ? gate.norm : -1;
-  if (!finite) outcome.first_bad_tensor = find_bad_tensor(ctx, state);
+  if (!finite) find_bad_gradient(ctx, state, outcome);
   outcome.applied = gate.open != 0;
   if (outcome.applied) {
     if (!schedules_.empty() && schedules_.front().active()) follow_schedule();
@@ -89,11 +120,24 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
 optim::UpdateStep Updater::next_step() const {
   optim::UpdateStep step;
   step.rates = rates_;
-  if (!schedules_.empty()) {
-    step.beta1 = schedules_.front().beta1(optimizer_->steps());
+  if (!schedules_.empty() && cycles_momentum(optimizer_config_.type)) {
+    step.beta1 = schedules_.front().beta1(schedule_steps());
     step.beta2 = schedules_.front().beta2();
   }
   return step;
+}
+
+std::string Updater::describe_decay() const {
+  int64_t decaying = 0, spared = 0;
+  for (const optim::TensorPlace& place : places_) ++(place.decays ? decaying : spared);
+  double decay = optimizer_config_.weight_decay;
+  for (const OptimizerGroupConfig& group : optimizer_config_.groups) {
+    decay = std::max(decay, group.weight_decay.value_or(0));
+  }
+  if (decay == 0 || spared == 0) return {};
+  return str_cat("weight decay applies to ", decaying, " of ", decaying + spared,
+                 " parameters, and not to norms and biases; a group's own weight_decay, or "
+                 "optimizer.decay_all, includes them");
 }
 
 // The host decides.
@@ -139,12 +183,6 @@ std::string Updater::trouble() const {
   return {};
 }
 
-std::string Updater::find_bad_tensor(const OpContext& ctx,
-                                     const zero::ParameterState& state) const {
-  const nn::ParamId id = state.first_bad_gradient(ctx);
-  return id == nn::kNoParam ? "(the sum of squares overflowed)" : state.parameters()[id].name;
-}
-
 void Updater::set_rates(double lr) {
   DS_CHECK(std::isfinite(lr) && lr >= 0, Code::kInvalidArgument,
            "the learning rate must be finite and not negative, not ", lr);
@@ -160,12 +198,13 @@ size_t Updater::place(nn::ParamId id) const {
 
 Json Updater::save() const {
   return {{"steps", optimizer_->steps()},
+          {"schedule_steps", schedule_steps()},
           {"rates", rates_},
           {"loss_scaler", scaler_.save()},
           {"consecutive_skips", consecutive_skips_}};
 }
 
-Updater::Saved Updater::read(const Json& saved, bool same_configuration) const {
+Updater::Saved Updater::read(const Json& saved, const Rules& rules) const {
   const auto field = [](const Json& object, const char* key) -> const Json& {
     DS_CHECK(object.is_object() && object.contains(key), Code::kCorrupt,
              "the checkpoint's optimizer state lacks ", key);
@@ -183,25 +222,41 @@ Updater::Saved Updater::read(const Json& saved, bool same_configuration) const {
     return value.get<int64_t>();
   };
   Saved out;
+  out.rules = rules;
   out.steps = integer(saved, "steps");
   out.consecutive_skips = integer(saved, "consecutive_skips");
-  DS_CHECK(out.steps >= 0 && out.consecutive_skips >= 0, Code::kCorrupt,
+  // Version 0.4 and earlier had one count.
+  out.schedule_steps =
+      saved.contains("schedule_steps") ? integer(saved, "schedule_steps") : out.steps;
+  DS_CHECK(out.steps >= 0 && out.schedule_steps >= 0 && out.consecutive_skips >= 0, Code::kCorrupt,
            "the checkpoint's optimizer state counts below 0");
   const Json& rates = field(saved, "rates");
   DS_CHECK(rates.is_array(), Code::kCorrupt, "the checkpoint's optimizer state has no rates");
-  for (const Json& rate : rates) out.rates.push_back(number(rate));
+  for (const Json& rate : rates) {
+    out.rates.push_back(number(rate));
+    DS_CHECK(std::isfinite(out.rates.back()) && out.rates.back() >= 0, Code::kCorrupt,
+             "the checkpoint's optimizer state holds the learning rate ", out.rates.back());
+  }
   out.scaler = scaler_;
   const Json& scaler = field(saved, "loss_scaler");
-  if (same_configuration) out.scaler.restore(scaler);
-  out.same_configuration = same_configuration;
+  out.gradient_scale = number(field(scaler, "scale"));
+  DS_CHECK(std::isfinite(out.gradient_scale) && out.gradient_scale > 0, Code::kCorrupt,
+           "the checkpoint's loss scale is ", out.gradient_scale);
+  if (rules.optimizer && rules.scale_moves) out.scaler.restore(scaler);
   return out;
 }
 
 void Updater::restore(Saved saved) {
-  optimizer_->set_steps(saved.steps);
-  scaler_ = std::move(saved.scaler);
-  consecutive_skips_ = saved.consecutive_skips;
-  if (saved.same_configuration && saved.rates.size() == rates_.size()) {
+  const Rules& rules = saved.rules;
+  const int64_t position = rules.schedule ? saved.schedule_steps : schedule_steps();
+  if (rules.optimizer) {
+    optimizer_->set_steps(saved.steps);
+    scaler_ = std::move(saved.scaler);
+    consecutive_skips_ = saved.consecutive_skips;
+  }
+  schedule_lead_ = position - optimizer_->steps();
+  if (!rules.schedule) return;
+  if (rules.same_rates && saved.rates.size() == rates_.size()) {
     rates_ = std::move(saved.rates);
   } else {
     follow_schedule();

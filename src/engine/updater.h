@@ -27,11 +27,16 @@ class Updater {
     double lr = 0;          // that this step used
     double loss_scale = 1;  // that the gradients carried
     std::string first_bad_tensor;
+    int64_t first_bad_element = -1;
+    double first_bad_value = 0;
   };
   // Updates weights and optimizer state, or leaves both when a gradient is not finite and the
   // configuration says so. Gradients are left for the caller to clear.
   // `share` multiplies the gradients: where some ranks had fewer micro batches than others.
   Outcome update(const OpContext& ctx, zero::ParameterState& state, double share = 1);
+
+  // Which parameters decay, for the log; empty where that needs no word.
+  std::string describe_decay() const;
 
   // What losses are multiplied by before their gradients are taken.
   double loss_scale() const { return scaler_.scale(); }
@@ -53,26 +58,36 @@ class Updater {
 
   // Everything but the optimizer's tensors.
   Json save() const;
+  // What of that goes on.
+  struct Rules {
+    bool same_rates = false;   // the configuration says the same of learning rates
+    bool scale_moves = false;  // the saved loss scale is that of a dynamic scaler
+    bool optimizer = true;     // the optimizer's tensors are restored, and the loss scale
+    bool schedule = true;
+  };
   // What save() gave, checked, ...
   struct Saved {
+    Rules rules;
     int64_t steps = 0;
+    int64_t schedule_steps = 0;
     int64_t consecutive_skips = 0;
     std::vector<double> rates;
     optim::LossScaler scaler;
-    bool same_configuration = false;
+    double gradient_scale = 1;  // that gradients of an open step carry
   };
-  Saved read(const Json& saved, bool same_configuration) const;
+  Saved read(const Json& saved, const Rules& rules) const;
   // ... and taken over, once the optimizer's tensors are restored.
   void restore(Saved saved);
 
  private:
+  // Steps that the schedules count: those of the optimizer, unless one of them was restored alone.
+  int64_t schedule_steps() const { return optimizer_->steps() + schedule_lead_; }
   void follow_schedule();
   optim::UpdateStep next_step() const;
   kernels::UpdateGate update_after_norm(const OpContext& ctx, zero::ParameterState& state,
                                         const kernels::GateRule& rule);
   kernels::UpdateGate update_with_gate(const OpContext& ctx, zero::ParameterState& state,
                                        const kernels::GateRule& rule);
-  std::string find_bad_tensor(const OpContext& ctx, const zero::ParameterState& state) const;
 
   OptimizerConfig optimizer_config_;
   double clipping_;
@@ -85,6 +100,7 @@ class Updater {
   std::vector<optim::Schedule> schedules_;  // one per base rate
   optim::LossScaler scaler_;
   std::vector<double> rates_;
+  int64_t schedule_lead_ = 0;
   int64_t consecutive_skips_ = 0;
 };
 

@@ -175,6 +175,7 @@ void Model::add_lora(const LoraOptions& options) {
   }
   rebuild(std::move(set), fresh_weights(options.seed));
   lora_ = options;
+  if (!origin_.empty()) lora_->base = origin_;
   trained_before_lora_ = std::move(trained);
 }
 

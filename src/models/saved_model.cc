@@ -8,9 +8,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the manifest does not say of a caller's parameter: {name: {"group", "decays", "dtype"}}.
-constexpr const char* kOwnState = "own_parameters";
-
 Json describe_own(const nn::ParameterSet& parameters) {
   Json out = Json::object();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
@@ -40,7 +37,7 @@ void read_own(const Json& described, nn::Parameter& p) {
 // Registered as they were; the order is that of the file.
 nn::ParameterSet own_parameters(const CheckpointReader& reader) {
   nn::ParameterSet set;
-  const Json described = reader.state_json(kOwnState);
+  const Json described = reader.state_json(kOwnParametersState);
   for (const TensorRecord& tensor : reader.manifest().tensors) {
     if (tensor.meta.kind != TensorKind::kMaster) continue;
     nn::Parameter p;
@@ -139,7 +136,7 @@ void describe_model(const Model& model, PartWriter& part) {
   if (model.has_architecture()) {
     part.set_json(kModelConfigState, model.architecture().config());
   } else {
-    part.set_json(kOwnState, describe_own(model.parameters()));
+    part.set_json(kOwnParametersState, describe_own(model.parameters()));
   }
   if (model.lora()) part.set_json(kLoraState, lora_json(*model.lora()));
 }

@@ -15,6 +15,9 @@ inline constexpr const char* kModelConfigState = "model_config";
 inline constexpr const char* kLoraState = "lora";
 inline constexpr const char* kTokenizerState = "tokenizer";
 
+// What the manifest does not say of a caller's parameter: {name: {"group", "decays", "dtype"}}.
+inline constexpr const char* kOwnParametersState = "own_parameters";
+
 // A checkpoint folder itself, or the newest valid one below it.
 CheckpointReader open_checkpoint(const std::filesystem::path& folder);
 

@@ -22,8 +22,8 @@ void LossScaler::update(bool overflow) {
   if (!dynamic_) return;
   exhausted_ = false;
   if (overflow) {
-    if (config_.hysteresis == 1 || hysteresis_ == 1) {
-      exhausted_ = scale_ <= config_.min_loss_scale;
+    if (config_.wrapper || config_.hysteresis == 1 || hysteresis_ == 1) {
+      exhausted_ = !config_.wrapper && scale_ <= config_.min_loss_scale;
       if (!exhausted_) scale_ = std::max(scale_ / 2, config_.min_loss_scale);
     } else {
       --hysteresis_;

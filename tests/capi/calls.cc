@@ -416,6 +416,9 @@ std::vector<Call> model_calls() {
       {"ds_model_save",
        {in(kModel, "model"), text("folder", "{dir}/weights")},
        [](const Arguments& a) { return ds_model_save(p<ds_model>(a, 0), s(a, 1), nullptr); }},
+      {"ds_model_copy",
+       {in(kModel, "model"), out(kModel, "out_model")},
+       [](const Arguments& a) { return ds_model_copy(p<ds_model>(a, 0), p<ds_model*>(a, 1)); }},
       {"ds_model_config",
        {in(kModel, "model"), out_text("out_json")},
        [](const Arguments& a) { return ds_model_config(p<ds_model>(a, 0), p<char*>(a, 1)); }},
@@ -664,9 +667,23 @@ std::vector<Call> gradient_calls() {
        [](const Arguments& a) {
          return ds_engine_gradient_view(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
        }},
+      {"ds_engine_set_loss",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_set_loss(p<ds_engine>(a, 0), 1.5); }},
+      {"ds_engine_set_progress",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) {
+         return ds_engine_set_progress(p<ds_engine>(a, 0), nullptr, nullptr, nullptr);
+       }},
+      {"ds_engine_interrupt",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_interrupt(p<ds_engine>(a, 0)); }},
       {"ds_engine_discard_gradients",
        {in(kEngine, "engine")},
        [](const Arguments& a) { return ds_engine_discard_gradients(p<ds_engine>(a, 0)); }},
+      {"ds_engine_set_boundary",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_set_boundary(p<ds_engine>(a, 0), -1); }},
       {"ds_engine_loss_scale",
        {in(kEngine, "engine"), out("out_scale")},
        [](const Arguments& a) {
@@ -762,6 +779,13 @@ std::vector<Call> engine_calls() {
        {in(kEngine, "engine"), text("folder", "{dir}/saved")},
        [](const Arguments& a) { return ds_engine_load(p<ds_engine>(a, 0), s(a, 1), "one"); },
        [](World& world, Arguments&) { save_checkpoint(world); }},
+      {"ds_engine_load_with",
+       {in(kEngine, "engine"), text("folder", "{dir}/saved")},
+       [](const Arguments& a) {
+         return ds_engine_load_with(p<ds_engine>(a, 0), s(a, 1), "one",
+                                    R"({"load_optimizer_states": false})");
+       },
+       [](World& world, Arguments&) { save_checkpoint(world); }},
       {"ds_engine_set_tokenizer",
        {in(kEngine, "engine"), maybe(kTokenizer, "tokenizer")},
        [](const Arguments& a) {
@@ -848,6 +872,10 @@ std::vector<Call> optimizer_and_checkpoint_calls() {
       {"ds_checkpoint_inspect",
        {text("folder", "{dir}/saved"), out_text("out_json")},
        [](const Arguments& a) { return ds_checkpoint_inspect(s(a, 0), "one", p<char*>(a, 1)); },
+       [](World& world, Arguments&) { save_checkpoint(world); }},
+      {"ds_checkpoint_delete",
+       {text("folder", "{dir}/saved"), text("tag", "one")},
+       [](const Arguments& a) { return ds_checkpoint_delete(s(a, 0), s(a, 1)); },
        [](World& world, Arguments&) { save_checkpoint(world); }},
       {"ds_checkpoint_verify",
        {text("folder", "{dir}/saved")},

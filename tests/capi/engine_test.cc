@@ -44,6 +44,26 @@ std::vector<float> parameter(ds_model* model, const char* name) {
   return read(tensor);
 }
 
+TEST(CapiEngine, BoundariesAreTheCallers) {
+  World world;
+  for (const int32_t bad : {-2, 2, 7}) {
+    EXPECT_EQ(ds_engine_set_boundary(world.engine, bad), DS_ERR_INVALID_ARGUMENT);
+  }
+  const auto step = [&] {
+    EXPECT_DS_OK(ds_engine_backward(world.engine, world.forward()));
+    ds_step_report report = report_struct();
+    EXPECT_DS_OK(ds_engine_step(world.engine, &report));
+    return report.applied != 0;
+  };
+  ASSERT_DS_OK(ds_engine_set_boundary(world.engine, 0));
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(step()) << i;
+  ds_step_report report = report_struct();
+  EXPECT_EQ(ds_engine_train_batch(world.engine, &report), DS_ERR_STATE);
+  ASSERT_DS_OK(ds_engine_set_boundary(world.engine, 1));
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(step()) << i;
+  ASSERT_DS_OK(ds_engine_set_boundary(world.engine, -1));
+}
+
 TEST(CapiEngine, WrongOrderOfCalls) {
   World world;
   ds_step_report report = report_struct();
@@ -262,6 +282,75 @@ TEST(CapiEngine, DamageIsFoundAndNamed) {
   EXPECT_FALSE(std::filesystem::exists(copy));
   EXPECT_DS_OK(ds_engine_load(world.engine, folder.c_str(), nullptr));
   EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
+}
+
+TEST(CapiEngine, LoadsInPart) {
+  World world;
+  const std::string folder = world.folder.file("saved");
+  EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
+  ASSERT_DS_OK(ds_engine_save(world.engine, folder.c_str(), "one"));
+  const std::vector<float> saved = parameter(world.model, "wte.weight");
+  EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
+  const auto load = [&](const char* options) {
+    return ds_engine_load_with(world.engine, folder.c_str(), "one", options);
+  };
+  const auto step = [&] {
+    int64_t out = -1;
+    EXPECT_DS_OK(ds_engine_global_step(world.engine, &out));
+    return out;
+  };
+  const auto optimizer_steps = [&] {
+    int64_t out = -1;
+    EXPECT_DS_OK(ds_optimizer_step_count(ds_engine_optimizer(world.engine), &out));
+    return out;
+  };
+  ASSERT_DS_OK(load(R"({"load_module_only": true})"));
+  EXPECT_EQ(parameter(world.model, "wte.weight"), saved);
+  EXPECT_EQ(step(), 2);
+  EXPECT_EQ(optimizer_steps(), 2);
+  ASSERT_DS_OK(load(R"({"load_optimizer_states": false})"));
+  EXPECT_EQ(step(), 1);
+  EXPECT_EQ(optimizer_steps(), 2);
+  ASSERT_DS_OK(load(nullptr));
+  EXPECT_EQ(optimizer_steps(), 1);
+  ASSERT_DS_OK(load(R"({"strict": true, "load_module_strict": true,
+                        "load_lr_scheduler_states": true})"));
+
+  EXPECT_EQ(load(R"({"load_module_onli": true})"), DS_ERR_CONFIG);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("did you mean \"load_module_only\"?"));
+  EXPECT_EQ(load(R"({"strict": 1})"), DS_ERR_CONFIG);
+  EXPECT_EQ(load("[]"), DS_ERR_CONFIG);
+  EXPECT_EQ(ds_engine_load_with(world.engine, folder.c_str(), "two", nullptr), DS_ERR_NOT_FOUND);
+  EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
+}
+
+TEST(CapiCheckpoint, IsListedByStepsAndDeleted) {
+  World world;
+  const std::string folder = world.folder.file("saved");
+  for (int i = 0; i < 11; ++i) {
+    EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
+    if (i >= 8) ASSERT_DS_OK(ds_engine_save(world.engine, folder.c_str(), nullptr));
+  }
+  const auto inspect = [&] {
+    char* text = nullptr;
+    EXPECT_DS_OK(ds_checkpoint_inspect(folder.c_str(), nullptr, &text));
+    return ds::parse_json(take(text), "checkpoint", ds::Code::kInternal);
+  };
+  ds::Json document = inspect();
+  EXPECT_EQ(document.at("tags"), ds::Json({"global_step9", "global_step10", "global_step11"}));
+  EXPECT_EQ(document.at("run").get<std::string>().size(), 32u);
+  for (const ds::Json& run : document.at("runs")) EXPECT_EQ(run, document.at("run"));
+  EXPECT_EQ(document.at("config").at("train_micro_batch_size_per_gpu"), kBatch);
+
+  ASSERT_DS_OK(ds_checkpoint_delete(folder.c_str(), "global_step11"));
+  document = inspect();
+  EXPECT_EQ(document.at("tag"), "global_step10");
+  EXPECT_EQ(document.at("tags"), ds::Json({"global_step9", "global_step10"}));
+  EXPECT_EQ(ds_checkpoint_delete(folder.c_str(), "global_step11"), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_checkpoint_delete(folder.c_str(), nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_checkpoint_delete(folder.c_str(), ""), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_checkpoint_delete(folder.c_str(), ".."), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_checkpoint_delete(nullptr, "global_step9"), DS_ERR_INVALID_ARGUMENT);
 }
 
 TEST(CapiModel, WeightsInAndOut) {

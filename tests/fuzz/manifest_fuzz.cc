@@ -112,6 +112,7 @@ ds::Manifest compose(Input* in) {
     if (in->take<bool>()) s.range = ds::BlobRange{in->take<uint8_t>(), in->take<uint16_t>(), 8};
     m.states.push_back(std::move(s));
   }
+  m.run = take_name(in);
   return m;
 }
 
@@ -128,7 +129,7 @@ bool same(const ds::Manifest& a, const ds::Manifest& b) {
   }
   return a.major == b.major && a.minor == b.minor && a.writer == b.writer && a.tag == b.tag &&
          a.counters == b.counters && a.topology == b.topology && a.tensors == b.tensors &&
-         a.blobs == b.blobs;
+         a.blobs == b.blobs && a.run == b.run;
 }
 
 char blob_byte(size_t blob, uint64_t at) { return static_cast<char>(blob * 131 + at * 7 + 3); }

@@ -4,7 +4,11 @@
 #include <thread>
 
 #include "base/file.h"
+#include "checkpoint/listing.h"
+#include "checkpoint/retention.h"
+#include "checkpoint/run_id.h"
 #include "unit/checkpoint/support.h"
+#include "unit/engine/log_lines.h"
 
 namespace ds::test {
 namespace {
@@ -346,13 +350,104 @@ TEST(SaveLoad, LatestMayBeWrittenByHand) {
   const TempFolder folder;
   save_sample(options_for(folder, "one"), 1, 1);
   save_sample(options_for(folder, "two"), 1, 2);
-  for (const char* text : {"one", "one\n", "one\r\n"}) {
+  for (const char* text : {"one\n", "one\r\n"}) {
     spill(folder.path() / "save/latest", text);
     EXPECT_EQ(CheckpointReader::open(folder.path() / "save").tag(), "one");
     const LatestCheckpoint found = open_latest_valid(folder.path() / "save");
     EXPECT_EQ(found.reader.tag(), "one");
     EXPECT_TRUE(found.skipped.empty());
   }
+}
+
+// Cut short it may name an older one: the newest is taken, and the reason told.
+TEST(SaveLoad, LatestThatIsCutShortIsDamage) {
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  save_sample(options_for(folder, "step10"), 1, 10);
+  save_sample(options_for(folder, "step100"), 1, 100);
+  const std::string whole = slurp(save / "latest");
+  for (size_t size = 0; size < whole.size(); ++size) {
+    SCOPED_TRACE(size);
+    spill(save / "latest", whole.substr(0, size));
+    const LatestCheckpoint found = open_latest_valid(save);
+    EXPECT_EQ(found.reader.tag(), "step100");
+    // The tag and its line feed are what a person writes.
+    ASSERT_EQ(found.skipped.size(), size == 8 ? 0u : 1u);
+    if (size == 6) {
+      EXPECT_NE(found.skipped[0].reason.find("no line feed"), std::string::npos)
+          << found.skipped[0].reason;
+    }
+  }
+}
+
+TEST(SaveLoad, NewerOnesThanLatestNamesAreMentioned) {
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  save_sample(options_for(folder, "a"), 1, 10);
+  save_sample(options_for(folder, "b"), 1, 20);
+  engine_test::LogLines log;
+  EXPECT_EQ(open_latest_valid(save).reader.tag(), "b");
+  EXPECT_TRUE(log.take("newer").empty());
+  spill(save / "latest", "a\n");
+  EXPECT_EQ(open_latest_valid(save).reader.tag(), "a");
+  const std::vector<std::string> told = log.take("newer");
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_NE(told[0].find("b (step 20)"), std::string::npos) << told[0];
+}
+
+TEST(SaveLoad, RunsAndTheirOrderAreListed) {
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  const std::string run = make_run_id(), other = make_run_id();
+  EXPECT_EQ(run.size(), 32u);
+  EXPECT_NE(run, other);
+  for (const int64_t step : {9, 10, 100, 11}) {
+    CheckpointWriterOptions options = options_for(folder, "global_step" + std::to_string(step));
+    if (step != 9) options.run = step == 10 ? other : run;
+    save_sample(options, 1, step);
+  }
+  fs::resize_file(save / "global_step11/manifest.dsm", 50);
+  const std::vector<ListedCheckpoint> list = list_checkpoints(save);
+  ASSERT_EQ(list.size(), 4u);
+  EXPECT_EQ(list[0].tag, "global_step11");
+  EXPECT_FALSE(list[0].valid());
+  EXPECT_EQ(list[1].tag, "global_step9");
+  EXPECT_EQ(list[1].run, "");
+  EXPECT_EQ(list[2].tag, "global_step10");
+  EXPECT_EQ(list[2].run, other);
+  EXPECT_EQ(list[3].tag, "global_step100");
+  EXPECT_EQ(list[3].run, run);
+  EXPECT_EQ(list[3].steps, 100);
+}
+
+TEST(SaveLoad, DeletingMovesLatestFirst) {
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  for (const int64_t step : {3, 5, 4}) {
+    save_sample(options_for(folder, "s" + std::to_string(step)), 1, step);
+  }
+  EXPECT_EQ(read_latest(save), "s4");
+  delete_checkpoint(save, "s3");
+  EXPECT_FALSE(fs::exists(save / "s3"));
+  EXPECT_EQ(read_latest(save), "s4");
+  delete_checkpoint(save, "s4");
+  EXPECT_EQ(read_latest(save), "s5");
+  spill(save / "s5/manifest.dsm", "damaged");
+  delete_checkpoint(save, "s5");
+  EXPECT_FALSE(fs::exists(save / "latest"));
+  EXPECT_EQ(error_of([&] { delete_checkpoint(save, "s5"); }).code(), Code::kNotFound);
+
+  // What is no checkpoint, and files of others, stay.
+  fs::create_directory(save / "photos");
+  spill(save / "photos/data-00000.bin", "mine");
+  EXPECT_EQ(error_of([&] { delete_checkpoint(save, "photos"); }).code(), Code::kNotFound);
+  EXPECT_EQ(error_of([&] { delete_checkpoint(save, "../save"); }).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(fs::exists(save / "photos/data-00000.bin"));
+  save_sample(options_for(folder, "s6"), 1, 6);
+  spill(save / "s6/notes.txt", "mine");
+  EXPECT_EQ(error_of([&] { delete_checkpoint(save, "s6"); }).code(), Code::kIo);
+  EXPECT_EQ(slurp(save / "s6/notes.txt"), "mine");
+  EXPECT_FALSE(fs::exists(save / "s6/manifest.dsm"));
 }
 
 }  // namespace

@@ -75,7 +75,8 @@ TEST(Check, OneProblemCausesNoOther) {
         R"({"train_batch_size": 8, "fp16": {"enabled": "maybe"}, "data_types":
             {"param_dtype": "fp16"}})"}) {
     EXPECT_EQ(check_config(document).parsed.problems.size(), 1u)
-        << document << "\n" << testing::PrintToString(lines(check_config(document)));
+        << document << "\n"
+        << testing::PrintToString(lines(check_config(document)));
   }
 }
 
@@ -179,12 +180,11 @@ TEST(Check, AutoThatDecidesNeedsItsValue) {
           "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto",
                         "warmup_num_steps": "auto", "cos_min_ratio": "auto"}}})",
       {}, automatic());
-  EXPECT_THAT(lines(checked),
-              ElementsAre(HasSubstr("auto /bf16/enabled: "),
-                          HasSubstr("auto /optimizer/params/lr: "),
-                          HasSubstr("auto /optimizer/params/bias_correction: "),
-                          HasSubstr("auto /scheduler/params/total_num_steps: "),
-                          HasSubstr("auto /scheduler/params/cos_min_ratio: ")));
+  EXPECT_THAT(lines(checked), ElementsAre(HasSubstr("auto /bf16/enabled: "),
+                                          HasSubstr("auto /optimizer/params/lr: "),
+                                          HasSubstr("auto /optimizer/params/bias_correction: "),
+                                          HasSubstr("auto /scheduler/params/total_num_steps: "),
+                                          HasSubstr("auto /scheduler/params/cos_min_ratio: ")));
 }
 
 TEST(Check, AutoOfOnePrecisionFollowsTheOther) {
@@ -246,12 +246,12 @@ TEST(Check, LenientReadingPassesOverRemarks) {
 
 TEST(Check, LenientReadingKeepsWhatCouldMeanSomething) {
   for (const char* more : {
-           R"("optimzer": {})",                          // a typo
-           R"("stage": 2)",                              // misplaced
-           R"("fp16": {"invented": 1})",                 // a typed section
-           R"("zero_optimization": {"invented": 1})",    // another
+           R"("optimzer": {})",                        // a typo
+           R"("stage": 2)",                            // misplaced
+           R"("fp16": {"invented": 1})",               // a typed section
+           R"("zero_optimization": {"invented": 1})",  // another
            R"("optimizer": {"type": "Adam", "params": {"invented": 1}})",
-           R"("sparse_gradients": true)",                // changes results
+           R"("sparse_gradients": true)",  // changes results
        }) {
     const std::string document = std::string(R"({"train_batch_size": 8, )") + more + "}";
     EXPECT_FALSE(check_config(document, {}, lenient()).accepted()) << more;
@@ -310,10 +310,10 @@ TEST(Check, ValuesSetOverTheDocument) {
   EXPECT_THAT(lines(check_config(R"({"train_batch_size": 8})", {}, how)),
               ElementsAre(HasSubstr("train_batch_size.x: cannot be set")));
   how.set = {{"optimizer.lr", 1}};
-  EXPECT_THAT(lines(check_config(R"({"train_batch_size": 8, "optimizer": {"type": "Adam"}})", {},
-                                 how)),
-              ElementsAre(HasSubstr("/optimizer/lr: unknown key; it belongs at "
-                                    "/optimizer/params/lr")));
+  EXPECT_THAT(
+      lines(check_config(R"({"train_batch_size": 8, "optimizer": {"type": "Adam"}})", {}, how)),
+      ElementsAre(HasSubstr("/optimizer/lr: unknown key; it belongs at "
+                            "/optimizer/params/lr")));
 }
 
 // What people publish and DeepSpeed 0.19 reads.

@@ -165,6 +165,22 @@ TEST(Config, DefaultsOfEveryOptimizer) {
   EXPECT_EQ(adagrad.type, OptimizerType::kAdagrad);
   EXPECT_EQ(adagrad.lr, 1e-2);
   EXPECT_EQ(adagrad.eps, 1e-10);
+  const OptimizerConfig rmsprop = optimizer(R"({"type": "RMSprop"})");
+  EXPECT_EQ(rmsprop.type, OptimizerType::kRmsprop);
+  EXPECT_EQ(rmsprop.lr, 1e-2);
+  EXPECT_EQ(rmsprop.beta2, 0.99);
+  EXPECT_EQ(rmsprop.momentum, 0);
+  EXPECT_FALSE(rmsprop.centered);
+  const OptimizerConfig nadam = optimizer(R"({"type": "NAdam"})");
+  EXPECT_EQ(nadam.lr, 2e-3);
+  EXPECT_EQ(nadam.momentum_decay, 4e-3);
+  EXPECT_FALSE(nadam.decoupled);
+  const OptimizerConfig mu = optimizer(R"({"type": "MuAdam", "params": {"base_shapes": [
+      {"match": "a", "shape": [2, null]}]}})");
+  EXPECT_EQ(mu.type, OptimizerType::kAdam);
+  EXPECT_EQ(mu.mu, MuRule::kAdam);
+  EXPECT_FALSE(mu.decoupled);
+  EXPECT_EQ(mu.base_shapes.at(0).shape, (std::vector<int64_t>{2, 0}));
   const OptimizerConfig lion = optimizer(R"({"type": "Lion"})");
   EXPECT_EQ(lion.type, OptimizerType::kLion);
   EXPECT_EQ(lion.lr, 1e-3);

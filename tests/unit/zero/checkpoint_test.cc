@@ -3,6 +3,8 @@
 
 #include <fstream>
 
+#include "../engine/log_lines.h"
+
 namespace ds::zero_test {
 namespace {
 
@@ -189,6 +191,89 @@ TEST(ManyRankCheckpoint, IsReadByOneRankAfterAnotherWhereAskedTo) {
   }
 }
 
+// The number tells micro batches apart. Ranks count different numbers of labels.
+StepReport micro_batch(Engine& engine, int rank, int64_t number) {
+  std::vector<int64_t> ids(2 * 8), labels;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = static_cast<int64_t>(i * static_cast<size_t>(5 + number + 3 * rank) % 61);
+  }
+  labels = ids;
+  for (int i = 0; i <= 2 * rank; ++i) labels[static_cast<size_t>(3 + i)] = kNoLabel;
+  engine.backward(engine.forward({ids_tensor(ids, 2), ids_tensor(labels, 2), {}, {}, {}}));
+  return engine.step();
+}
+
+// Losses and tokens of an open step are every rank's own: a resume must not count rank 0's twice.
+TEST(ManyRankCheckpoint, AnOpenStepKeepsTheSumsOfAllRanks) {
+  for (const int stage : {0, 2, 3}) {
+    SCOPED_TRACE(stage);
+    Folder folder;
+    const Job job{2, with(saving_config(stage, 2), {{"gradient_accumulation_steps", 2}})};
+    std::mutex mutex;
+    std::vector<StepReport> wanted(2), resumed(2);
+    std::vector<float> weights_wanted, weights_resumed;
+    double first_sum = 0;
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(job, comm);
+      const double first = micro_batch(*engine, comm->rank(), 0).loss;
+      engine->save(folder.path(), "a");
+      const StepReport report = micro_batch(*engine, comm->rank(), 1);
+      const std::vector<float> all = all_weights(*engine);
+      const std::lock_guard lock(mutex);
+      first_sum += first;
+      wanted[static_cast<size_t>(comm->rank())] = report;
+      weights_wanted = all;
+    });
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(job, comm);
+      engine->load(folder.path(), "");
+      const StepReport report = micro_batch(*engine, comm->rank(), 1);
+      const std::vector<float> all = all_weights(*engine);
+      const std::lock_guard lock(mutex);
+      resumed[static_cast<size_t>(comm->rank())] = report;
+      weights_resumed = all;
+    });
+    EXPECT_TRUE(same_bits(weights_resumed, weights_wanted));
+    for (size_t rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(resumed[rank].loss, wanted[rank].loss) << rank;
+      EXPECT_EQ(resumed[rank].grad_norm, wanted[rank].grad_norm) << rank;
+      EXPECT_EQ(resumed[rank].tokens, wanted[rank].tokens) << rank;
+      EXPECT_EQ(resumed[rank].progress.tokens, wanted[rank].progress.tokens) << rank;
+    }
+    // Both ranks' counted labels: 16 less the last position of each row and those left out.
+    const int64_t tokens = wanted[0].tokens;
+
+    // One rank alone goes on with the mean loss of both and all of their tokens.
+    run_ranks(1, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine({1, job.config}, comm);
+      engine->load(folder.path(), "");
+      auto other = make_rank_engine({1, job.config}, comm);
+      const double own = micro_batch(*other, 0, 1).loss;
+      const StepReport report = micro_batch(*engine, 0, 1);
+      EXPECT_NEAR(report.loss, (first_sum / 2 + own) / 2, 1e-6 * report.loss);
+      EXPECT_EQ(report.tokens, tokens / 2 + micro_batch(*other, 0, 1).tokens / 2);
+      EXPECT_EQ(report.progress.tokens, report.tokens);
+    });
+  }
+}
+
+TEST(ManyRankCheckpoint, RanksLoadOneTag) {
+  Folder folder;
+  const Job job{2, saving_config(1, 2)};
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    auto engine = make_rank_engine(job, comm);
+    engine->train_batch();
+    engine->save(folder.path(), "tag0");
+    engine->train_batch();
+    engine->save(folder.path(), "tag1");
+    const std::string why = error_of(
+        Code::kInvalidArgument, [&] { engine->load(folder.path(), str_cat("tag", comm->rank())); });
+    EXPECT_NE(why.find("tag1"), std::string::npos) << why;
+    engine->load(folder.path(), "tag0");
+    EXPECT_EQ(engine->progress().steps, 1);
+  });
+}
+
 TEST(ManyRankCheckpoint, TagsMustAgree) {
   Folder folder;
   Job run{2, saving_config(1, 2)};
@@ -201,6 +286,26 @@ TEST(ManyRankCheckpoint, TagsMustAgree) {
     engine->save(folder.path(), "same");
   });
   EXPECT_TRUE(fs::exists(folder.path("same")));
+}
+
+// Warned of or not, the tag is rank 0's, and there is one checkpoint.
+TEST(ManyRankCheckpoint, TagsThatNeedNotAgreeAreThatOfTheFirstRank) {
+  for (const char* how : {"Warn", "Ignore"}) {
+    SCOPED_TRACE(how);
+    Folder folder;
+    Job run{2, saving_config(1, 2)};
+    run.config["checkpoint"] = {{"tag_validation", how}};
+    LogLines log;
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(run, comm);
+      engine->train_batch();
+      engine->save(folder.path(), str_cat("tag", comm->rank()));
+      engine->load(folder.path(), "tag0");
+    });
+    EXPECT_TRUE(fs::exists(folder.path("tag0")));
+    EXPECT_FALSE(fs::exists(folder.path("tag1")));
+    EXPECT_EQ(log.take("give every rank the same tag").size(), how[0] == 'W' ? 1u : 0u);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,167 @@
+// Where the tensors of a checkpoint go in an engine, and whether they fit.
+#include "base/log.h"
+#include "base/text.h"
+#include "checkpoint/reader.h"
+#include "engine/engine.h"
+#include "engine/saved_names.h"
+#include "tensor/transfer.h"
+
+namespace ds {
+namespace {
+
+std::span<std::byte> writable_bytes_of(const Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.raw()), static_cast<size_t>(tensor.bytes())};
+}
+
+// Numbers that lie elsewhere, for operators to read.
+Tensor float_view(std::span<const std::byte> bytes) {
+  return {std::make_shared<Storage>(DeviceKind::kCpu, 0, const_cast<std::byte*>(bytes.data()),
+                                    static_cast<int64_t>(bytes.size()), true, nullptr),
+          0,
+          DType::kFloat32,
+          {static_cast<int64_t>(bytes.size() / sizeof(float))}};
+}
+
+}  // namespace
+
+// Says first what is furthest apart: a checkpoint of another family lacks every tensor by name.
+void Engine::check_family(const CheckpointReader& reader) const {
+  const std::string where = printable(reader.folder().string(), 300);
+  const bool built_in = reader.has_state(models::kModelConfigState);
+  if (!built_in && !reader.has_state(models::kOwnParametersState)) return;
+  constexpr const char* kOwn = "parameters of a program's own";
+  const auto family = [](const Json& config) {
+    const bool named =
+        config.is_object() && config.contains("model_type") && config.at("model_type").is_string();
+    return named ? printable(config.at("model_type").get<std::string>(), 60) : std::string("model");
+  };
+  const std::string saved =
+      built_in ? str_cat("a ", family(reader.state_json(models::kModelConfigState))) : kOwn;
+  const std::string own =
+      model_->has_architecture() ? str_cat("a ", family(model_->architecture().config())) : kOwn;
+  DS_CHECK(saved == own, Code::kInvalidArgument, "the checkpoint ", where, " holds ", saved,
+           ", the model is ", own);
+}
+
+void Engine::check_compatible(const CheckpointReader& reader, const LoadOptions& options) const {
+  const std::string where = printable(reader.folder().string(), 300);
+  const nn::ParameterSet& parameters = model_->parameters();
+  if (options.module_strict) check_family(reader);
+  std::vector<std::string> missing, foreign;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const nn::Parameter& p = parameters[id];
+    const TensorRecord* const found = reader.find(p.name, TensorKind::kMaster);
+    // What is frozen may be left out of a checkpoint: the model has it already.
+    if (found == nullptr && (!p.trainable || !options.module_strict)) {
+      DS_CHECK(overwritten_.empty() || !overwritten_[static_cast<size_t>(id)], Code::kCorrupt,
+               "the checkpoint ", where, " leaves out ", p.trainable ? "" : "the frozen ", p.name,
+               ", which a load that failed has overwritten; load one that holds it, or make the "
+               "model again");
+      if (p.trainable) missing.push_back(p.name);
+      continue;
+    }
+    const TensorMeta& meta = reader.tensor(p.name, TensorKind::kMaster).meta;
+    const Shape saved(meta.shape);
+    DS_CHECK(saved == p.shape && meta.dtype == DType::kFloat32, Code::kInvalidArgument,
+             "the checkpoint ", where, " holds ", p.name, " as ", dtype_name(meta.dtype),
+             " with shape ", saved.text(), ", this model has float32 ", p.shape.text());
+    DS_CHECK(!takes_states(options) || !p.trainable || (meta.flags & kTrainable) != 0,
+             Code::kInvalidArgument, "the checkpoint ", where, " holds ", p.name,
+             " as frozen, without optimizer state; this model trains it");
+  }
+  for (const TensorRecord& tensor : reader.manifest().tensors) {
+    if (tensor.meta.kind != TensorKind::kMaster ||
+        parameters.lookup(tensor.meta.name) != nn::kNoParam) {
+      continue;
+    }
+    DS_CHECK(!options.module_strict, Code::kInvalidArgument, "the checkpoint holds ",
+             printable(tensor.meta.name), ", which this model does not have");
+    foreign.push_back(tensor.meta.name);
+  }
+  if (missing.empty() && foreign.empty()) return;
+  DS_CHECK(static_cast<int64_t>(missing.size()) < parameters.size(), Code::kInvalidArgument,
+           "the checkpoint ", where, " holds none of this model's parameters");
+  if (comm_->rank() != 0) return;
+  const auto names = [](const std::vector<std::string>& list) {
+    return list.empty() ? std::string("nothing") : printable(ds::join(list, ", "), 300);
+  };
+  log_warning("engine", "the checkpoint ", where, " is loaded in part: missing is ", names(missing),
+              ", which stays as it is; passed over is ", names(foreign));
+}
+
+// Bytes go straight to the tensor's memory where the host reaches it, else piece by piece.
+void Engine::aim(TensorTarget& target, const Tensor& memory) {
+  if (on_host(memory)) {
+    target.out = writable_bytes_of(memory);
+    return;
+  }
+  const Tensor flat = memory.view({memory.elements()});
+  target.sink = [flat](uint64_t at, std::span<const std::byte> bytes) {
+    const int64_t item = dtype_size(flat.dtype()), begin = static_cast<int64_t>(at) / item;
+    copy_from_host(bytes.data(),
+                   flat.slice(0, begin, begin + static_cast<int64_t>(bytes.size()) / item));
+  };
+}
+
+// Where every tensor goes, or what this rank owns of it: to its own memory or, where that is not
+// fp32, through its conversion.
+std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader,
+                                                  const LoadOptions& options, bool with_gradients) {
+  const OpContext ctx = context();
+  zero::ParameterState& state = model_->state();
+  optim::Optimizer& optimizer = updater_->optimizer();
+  const nn::ParameterSet& parameters = model_->parameters();
+  std::vector<TensorTarget> targets;
+  const auto add = [&](const TensorRecord& record, DType type, nn::ParamId id) -> auto& {
+    const Shape& shape = parameters[id].shape;
+    DS_CHECK(record.meta.dtype == type && Shape(record.meta.shape) == shape, Code::kInvalidArgument,
+             "the checkpoint holds the ", record.meta.text(), " as ", dtype_name(record.meta.dtype),
+             " ", Shape(record.meta.shape).text(), ", needed is ", dtype_name(type), " ",
+             shape.text());
+    TensorTarget& target = targets.emplace_back(TensorTarget{&record, {}, {}});
+    const zero::OwnedPart part = state.layout().part(id);
+    if (part.count < shape.elements()) target.range = {part.first, part.first + part.count};
+    return target;
+  };
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const nn::Parameter& p = parameters[id];
+    const TensorRecord* const record = reader.find(p.name, TensorKind::kMaster);
+    if (record != nullptr) {
+      TensorTarget& target = add(*record, DType::kFloat32, id);
+      if (state.masters()) {
+        aim(target, state.read_owned_master(ctx, id));
+      } else {
+        target.sink = [this, ctx, &state, id](uint64_t at, std::span<const std::byte> bytes) {
+          state.write_owned_master(ctx, id, static_cast<int64_t>(at / sizeof(float)),
+                                   operand(float_view(bytes)));
+        };
+      }
+    }
+    if (!p.trainable || record == nullptr || !takes_states(options)) continue;
+    const size_t place = updater_->place(id);
+    for (const std::string& name : optimizer.states(place)) {
+      const saved::StateKey key = saved::state_key(name);
+      TensorTarget& target = add(reader.tensor(p.name, key.kind, key.state), DType::kFloat32, id);
+      if (const Tensor in_place = optimizer.state_view(place, name)) {
+        aim(target, in_place);
+      } else {
+        const int64_t first = optimizer.owned(place).begin;
+        target.sink = [&optimizer, place, name, first](uint64_t at,
+                                                       std::span<const std::byte> bytes) {
+          const int64_t begin = first + static_cast<int64_t>(at / sizeof(float));
+          const auto count = static_cast<int64_t>(bytes.size() / sizeof(float));
+          optimizer.write_state_range(place, name, begin, begin + count,
+                                      reinterpret_cast<const float*>(bytes.data()));
+        };
+      }
+    }
+    if (with_gradients) {
+      aim(add(reader.tensor(p.name, TensorKind::kOptimizer, saved::kGradientState),
+              state.accumulation_type(), id),
+          state.owned_gradient(id));
+    }
+  }
+  return targets;
+}
+
+}  // namespace ds
