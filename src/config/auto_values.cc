@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "base/text.h"
+#include "config/parse.h"
 
 namespace ds {
 namespace {
@@ -44,6 +45,21 @@ std::optional<int64_t> hidden_size_of(const Json& model_config) {
     for (const Json& one : *it) largest = std::max(largest, size(one));
   }
   return largest;
+}
+
+std::string explain_auto(const Key& key) {
+  const std::string types = describe_types(key, /*with_null=*/false);
+  if (key.required) return "\"auto\" is not resolved here; give " + types;
+  if (key.caller_decides) {
+    return "\"auto\" leaves the choice to the program, which does not make it; give " + types +
+           ", or leave the key out for " + show_value(key.default_value);
+  }
+  if (key.default_value.is_object()) {
+    return "\"auto\" is not resolved here; leave the key out, or give " + types;
+  }
+  return "\"auto\" is not resolved here; leave the key out for its default (" +
+         (key.default_value.is_null() ? "unset" : show_value(key.default_value)) + "), or give " +
+         types;
 }
 
 // A value of the document, in whose objects the last name may be one of several spellings.

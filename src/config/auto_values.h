@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "config/key_table.h"
 #include "config/options.h"
 
 namespace ds {
@@ -42,6 +43,9 @@ class AutoResolver {
 
 // Of a model's config.json; nothing when it does not say.
 std::optional<int64_t> hidden_size_of(const Json& model_config);
+
+// Why an "auto" that nobody resolves is refused, and what to do.
+std::string explain_auto(const Key& key);
 
 // Hugging Face's own where the caller says nothing.
 inline constexpr double kAutoClipping = 1.0;

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "config/auto_values.h"
 #include "config/scalar.h"
+#include "config/unknown_key.h"
 
 namespace ds {
 namespace {
@@ -27,33 +28,6 @@ struct Place {
 // Appends without the search that operator[] makes; the caller knows that the name is new.
 void append(Json& object, std::string name, Json value) {
   object.get_ref<Json::object_t&>().emplace_back(std::move(name), std::move(value));
-}
-
-// True when the key, given here, would be accepted and do something.
-bool is_useful(const KeyTable& table, const Key& key) {
-  if (key.deprecated || !key.lacking.empty()) return false;
-  const Key* gate = table.gate.empty() ? nullptr : table.find(table.gate);
-  return gate == nullptr || gate->lacking.empty() || !gate->harmless.empty();
-}
-
-// Paths where a key called `name` would be accepted, user-chosen names shown as <name>.
-void find_elsewhere(const KeyTable& table, std::string_view name, const std::string& path,
-                    std::set<std::string>& found) {
-  for (const Key& key : table.keys) {
-    const std::string here = path + "/" + pointer_token(key.name);
-    if (key.name == name && is_useful(table, key)) {
-      found.insert(key.instead.empty() ? here : key.instead);
-    }
-    if (!key.lacking.empty()) continue;
-    if (key.table)
-      find_elsewhere(*key.table, name, here + (key.free_names ? "/<name>" : ""), found);
-    for (const auto& [value, variant] : key.variants) find_elsewhere(*variant, name, here, found);
-  }
-}
-
-// Names that people give to remarks.
-bool is_comment_key(std::string_view name) {
-  return !name.empty() && (name[0] == '_' || name[0] == '#' || name.substr(0, 2) == "//");
 }
 
 class Parser {
@@ -290,7 +264,7 @@ class Parser {
     }
     if (options_.resolver == nullptr) {
       if (table.auto_is_default && !key.required && !key.caller_decides) return std::nullopt;
-      list_auto(one.place, auto_text(key));
+      list_auto(one.place, explain_auto(key));
       return std::nullopt;
     }
     AutoOutcome outcome = options_.resolver->resolve(one.place.canonical);
@@ -299,7 +273,7 @@ class Parser {
       return std::nullopt;
     }
     if (outcome.kind != AutoOutcome::Kind::kValue) {
-      list_auto(one.place, outcome.text.empty() ? auto_text(key) : outcome.text);
+      list_auto(one.place, outcome.text.empty() ? explain_auto(key) : outcome.text);
       return std::nullopt;
     }
     owned_.push_back(std::move(outcome.value));
@@ -310,21 +284,6 @@ class Parser {
 
   void list_auto(const Place& place, const std::string& text) {
     list(ProblemKind::kAuto, place, text);
-  }
-
-  static std::string auto_text(const Key& key) {
-    const std::string types = describe_types(key, /*with_null=*/false);
-    if (key.required) return "\"auto\" is not resolved here; give " + types;
-    if (key.caller_decides) {
-      return "\"auto\" leaves the choice to the program, which does not make it; give " + types +
-             ", or leave the key out for " + show_value(key.default_value);
-    }
-    if (key.default_value.is_object()) {
-      return "\"auto\" is not resolved here; leave the key out, or give " + types;
-    }
-    return "\"auto\" is not resolved here; leave the key out for its default (" +
-           (key.default_value.is_null() ? "unset" : show_value(key.default_value)) + "), or give " +
-           types;
   }
 
   void list_unknown(const KeyTable& table, const std::string& name, const Place& place) {
@@ -338,44 +297,13 @@ class Parser {
            "unknown key; lenient reading passes over keys that begin with _, # or //");
       return;
     }
-    std::set<std::string> meant;  // paths of the keys that may have been
-    const std::string text = unknown_key_text(table, name, place, meant);
-    if (options_.lenient && table.ignores_unknown && meant.empty()) {
+    UnknownKey unknown = explain_unknown_key(root_, table, place.canonical, name);
+    if (options_.lenient && table.ignores_unknown && unknown.meant.empty()) {
       list(ProblemKind::kIgnored, here, "DeepSpeed does not know this key and passes over it");
       return;
     }
-    list(ProblemKind::kError, here, text);
-    out_.failed.merge(meant);  // their values are not what the document says
-  }
-
-  std::string unknown_key_text(const KeyTable& table, const std::string& name, const Place& place,
-                               std::set<std::string>& meant) const {
-    std::vector<std::string> names;
-    for (const Key& key : table.keys) {
-      if (key.deprecated) continue;
-      names.push_back(key.name);
-      names.insert(names.end(), key.aliases.begin(), key.aliases.end());
-    }
-    std::sort(names.begin(), names.end());
-    const std::string here = "the keys here are " + join(names, ", ");
-    std::set<std::string> elsewhere;
-    find_elsewhere(root_, name, "", elsewhere);
-    // The same place under another value of the sibling that chooses the table.
-    if (elsewhere.count(place.canonical + "/" + pointer_token(name))) {
-      meant = {place.canonical + "/" + pointer_token(name)};
-      return "unknown key for this type; " + here;
-    }
-    if (!elsewhere.empty() && elsewhere.size() <= 3) {
-      meant = elsewhere;
-      return "unknown key; it belongs at " +
-             join(std::vector<std::string>(elsewhere.begin(), elsewhere.end()), " or ");
-    }
-    if (const std::string near = nearest_name(name, names); !near.empty()) {
-      meant = {place.canonical + "/" + pointer_token(table.find(near)->name)};
-      return "unknown key; did you mean \"" + near + "\"?";
-    }
-    if (names.empty()) return "unknown key; no key is allowed here";
-    return names.size() <= 16 ? "unknown key; " + here : "unknown key, and no key here is similar";
+    list(ProblemKind::kError, here, unknown.text);
+    out_.failed.merge(unknown.meant);  // their values are not what the document says
   }
 
   // ---- values ----

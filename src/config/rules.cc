@@ -5,8 +5,7 @@
 #include <string>
 
 #include "base/text.h"
-#include "config/auto_values.h"
-#include "config/config_table.h"
+#include "config/missing_optimizer.h"
 
 namespace ds {
 namespace {
@@ -176,7 +175,7 @@ class Rules {
   // ---- optimizer, scheduler ----
   void optimizer() {
     if (at("/optimizer").is_null()) {
-      if (!unsure_) no_optimizer();
+      if (!unsure_ && add_missing_optimizer(parsed_, options_)) state_type();
       return;
     }
     const std::string type = at("/optimizer/type").get<std::string>();
@@ -225,45 +224,6 @@ class Rules {
       warn("/optimizer/params/adam_w_mode",
            "has no effect with AdamW; use type Adam for L2 regularisation");
     }
-  }
-
-  // DeepSpeed trains nothing without one: it then waits for an optimizer object of the program.
-  // Hugging Face's Trainer makes AdamW from its own arguments, which is what "auto" stands for.
-  void no_optimizer() {
-    Json section = {{"type", "AdamW"}};
-    std::string origin = "default";
-    if (options_.resolve_auto) {
-      const AutoValues& values = *options_.resolve_auto;
-      if (!values.lr) {
-        parsed_.add(make_problem(ProblemKind::kAuto, "/optimizer",
-                                 "missing: the caller makes the optimizer then, and does not say "
-                                 "its learning rate; give lr, or an optimizer with type and "
-                                 "params"));
-        return;
-      }
-      section["params"] = {
-          {"lr", *values.lr},
-          {"betas", {values.beta1.value_or(kAutoBeta1), values.beta2.value_or(kAutoBeta2)}},
-          {"eps", values.eps.value_or(kAutoEps)},
-          {"weight_decay", values.weight_decay.value_or(kAutoDecay)}};
-      origin = "auto";
-    } else if (options_.require_optimizer) {
-      forbid(true, "/optimizer",
-             "missing, and nothing else says what trains; give type and params, such as "
-             "{\"type\": \"AdamW\", \"params\": {\"lr\": 1e-4}}");
-      return;
-    }
-    ParsedObject made = parse_object(config_table(), {{"optimizer", section}});
-    parsed_.values["optimizer"] = made.values.at("optimizer");
-    parsed_.origins.erase("/optimizer");
-    for (auto& [path, from] : made.origins) {
-      if (path.rfind("/optimizer/", 0) == 0) {
-        parsed_.origins[path] = from == "given" ? origin : from;
-      }
-    }
-    warn("/optimizer", "missing; AdamW with lr ", show_value(at("/optimizer/params/lr")),
-         " trains");
-    if (at("/optimizer/state_dtype").is_null()) state_type();
   }
 
   void base_shapes() const {
