@@ -270,8 +270,8 @@ std::deque<std::string> Job::last_errors(const Rank& rank) const {
 }
 
 // Whose failure came before the others', by the ranks' own clocks. Who was killed told nobody, and
-// a program without notes may be the cause of what others say about it. What a rank tells of another
-// one is no cause where there is any else.
+// a program without notes may be the cause of what others say about it. What a rank tells of
+// another one is no cause where there is any else.
 const Rank& Job::cause() const {
   if (first_->killed) return *first_;
   const auto key = [&](const Rank& rank) {
@@ -306,11 +306,12 @@ void Job::tell() {
   if (!stopped_.empty() && rank.notes.any() && rank.notes.of_others()) {
     text += "did not run, stopped by a signal or a debugger: rank " + stopped_ + "; ";
   }
-  text += format("rank %d failed first, after %.1f s: %s", rank.number, failed_after(rank),
-                 (ended_here    ? "its error came before that of rank " + std::to_string(first_->number)
-                  : rank.killed ? describe_signal(rank.status - kSignalBase)
-                                : "exit code " + std::to_string(rank.status))
-                     .c_str());
+  text +=
+      format("rank %d failed first, after %.1f s: %s", rank.number, failed_after(rank),
+             (ended_here    ? "its error came before that of rank " + std::to_string(first_->number)
+              : rank.killed ? describe_signal(rank.status - kSignalBase)
+                            : "exit code " + std::to_string(rank.status))
+                 .c_str());
   if (ranks_.size() > 1)
     text += killed_ ? "; the others were ended, by force" : "; the others were ended";
   const std::deque<std::string> lines = last_errors(rank);

@@ -17,9 +17,9 @@ namespace tool {
 namespace {
 
 // Variables that would lead ranks elsewhere than to this job.
-constexpr const char* kUnset[] = {"DS_MASTER_FD", "DS_JOB_TOKEN_FILE",
-                                  "TORCHELASTIC_USE_AGENT_STORE", "LOCAL_SIZE",
-                                  "CROSS_RANK",   "CROSS_SIZE"};
+constexpr const char* kUnset[] = {
+    "DS_MASTER_FD", "DS_JOB_TOKEN_FILE", "TORCHELASTIC_USE_AGENT_STORE",
+    "LOCAL_SIZE",   "CROSS_RANK",        "CROSS_SIZE"};
 
 // `notes`: the file by which the rank tells about its failures.
 std::vector<std::string> environment_of(const RankStart& start, int rank, int notes) {

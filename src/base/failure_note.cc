@@ -2,8 +2,8 @@
 
 #include <sys/socket.h>
 
-#include <charconv>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -19,11 +19,10 @@ int find_socket() noexcept {
   const char* const end = text + std::strlen(text);
   const auto [at, error] = std::from_chars(text, end, file);
   socklen_t size = sizeof(int);
-  const bool meant = error == std::errc() && at == end && file > 2 &&
-                     ::getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &size) == 0 &&
-                     type == SOCK_SEQPACKET &&
-                     ::getsockopt(file, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
-                     domain == AF_UNIX;
+  const bool meant =
+      error == std::errc() && at == end && file > 2 &&
+      ::getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET &&
+      ::getsockopt(file, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
   return meant ? file : -1;
 }
 

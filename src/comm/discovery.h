@@ -19,9 +19,9 @@ struct ProcessPlace {
   // Where rank 0 is; "" and 0 when nobody told.
   std::string master_addr;
   int master_port = 0;
-  int port_count = 1;  // more: rank 0 takes the first free port of so many
+  int port_count = 1;    // more: rank 0 takes the first free port of so many
   int master_file = -1;  // of rank 0: a listener for this port that its launcher has opened
-  std::string job_id;  // what tells jobs apart that use one port
+  std::string job_id;    // what tells jobs apart that use one port
 };
 
 // The first launcher that tells rank, size and local rank wins: torchrun, Open MPI, MPICH and

@@ -92,8 +92,7 @@ std::unique_ptr<Transport> make_hierarchical(int rank, const CommOptions& option
   std::unique_ptr<Transport> all = make_across();
   for (const std::string& text : troubles) {
     if (text.empty()) continue;
-    DS_CHECK(options.transport == TransportKind::kAuto, Code::kComm,
-             peer_text(text));
+    DS_CHECK(options.transport == TransportKind::kAuto, Code::kComm, peer_text(text));
     log_info("comm", "no shared memory between the ranks of a host: ", peer_text(text));
     return all;
   }

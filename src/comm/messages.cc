@@ -129,8 +129,7 @@ std::span<std::byte> Messages::room_for(Incoming& incoming) {
     return {target + incoming.got, static_cast<size_t>(bytes - incoming.got)};
   }
   if (incoming.got == std::ssize(incoming.kept)) {
-    incoming.kept.resize(
-        static_cast<size_t>(std::min(bytes, std::max(kFirst, 2 * incoming.got))));
+    incoming.kept.resize(static_cast<size_t>(std::min(bytes, std::max(kFirst, 2 * incoming.got))));
   }
   return std::span(incoming.kept).subspan(static_cast<size_t>(incoming.got));
 }

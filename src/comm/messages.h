@@ -39,7 +39,7 @@ class Messages {
     Header header{};
     int64_t header_got = 0;
     int64_t got = 0;
-    OperationPtr receiver;  // null: kept aside
+    OperationPtr receiver;        // null: kept aside
     std::vector<std::byte> kept;  // no larger than twice what has come
   };
   struct Outgoing {

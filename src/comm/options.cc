@@ -63,20 +63,13 @@ CommOptions parse_comm_options(std::string_view json) {
   const Json document = parse_json(json, kWhat, Code::kConfig);
   DS_CHECK(document.is_object(), Code::kConfig, kWhat, ": an object is needed, not ",
            document.type_name());
-  static const std::vector<std::string> kKeys = {"timeout_seconds",
-                                                 "rendezvous_timeout_seconds",
-                                                 "transport",
-                                                 "across",
-                                                 "mpi_communicator",
-                                                 "mpi_plugin",
-                                                 "nccl_library",
-                                                 "ranks_per_node",
-                                                 "checked",
-                                                 "master_addr",
-                                                 "master_port",
-                                                 "host_address",
-                                                 "job_id",
-                                                 "job_token",
+  static const std::vector<std::string> kKeys = {"timeout_seconds",  "rendezvous_timeout_seconds",
+                                                 "transport",        "across",
+                                                 "mpi_communicator", "mpi_plugin",
+                                                 "nccl_library",     "ranks_per_node",
+                                                 "checked",          "master_addr",
+                                                 "master_port",      "host_address",
+                                                 "job_id",           "job_token",
                                                  "job_token_file"};
   for (const auto& [key, value] : document.items()) {
     if (key == "timeout_seconds") {

@@ -43,7 +43,8 @@ int64_t inline_bytes(const Record& record, int size) {
 
 int64_t payload_bytes(const Record& reference, const Operation* operation, int sender, int size) {
   if (reference.kind == Collective::kAllToAllV) return size * static_cast<int64_t>(sizeof(int64_t));
-  if (reference.kind == Collective::kSplit || reference.kind == Collective::kSharedTensor) return -1;
+  if (reference.kind == Collective::kSplit || reference.kind == Collective::kSharedTensor)
+    return -1;
   if (!reference.has(Record::kInline)) return 0;
   const int64_t element = dtype_size(static_cast<DType>(reference.dtype));
   const int64_t bytes = reference.count * element;
@@ -131,8 +132,8 @@ Movement plan_movement(const PlanInput& in) {
         if (in.sent_counts[i] == nullptr) continue;
         for (size_t j = 0; j < size; ++j) {
           DS_CHECK(in.sent_counts[i][j] >= 0 && in.sent_counts[i][j] <= (int64_t{1} << 50),
-                   Code::kComm, describe(op->record), ": rank ", i, " sends ",
-                   in.sent_counts[i][j], " elements to rank ", j);
+                   Code::kComm, describe(op->record), ": rank ", i, " sends ", in.sent_counts[i][j],
+                   " elements to rank ", j);
         }
         DS_CHECK(in.sent_counts[i][self] == op->output_counts[i], Code::kComm, describe(op->record),
                  ": rank ", i, " sends ", in.sent_counts[i][self], " elements to rank ", self,

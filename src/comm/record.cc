@@ -69,11 +69,10 @@ void check_record(const Record& record, int rank, int size) {
   within(kind, 0, kCollectives - 1, "its operation");
   demand(record.kind != kSend && record.kind != kRecv, "its operation", kind);
   demand(record.has(Record::kJoined) == (record.kind == kJoin), "its operation", kind);
-  within(static_cast<int64_t>(record.op), 0, static_cast<int64_t>(ReduceOp::kMax),
-         "its reduction");
+  within(static_cast<int64_t>(record.op), 0, static_cast<int64_t>(ReduceOp::kMax), "its reduction");
   demand(!moves || is_dtype(record.dtype), "its element type", record.dtype);
-  demand((record.flags & ~(Record::kJoined | Record::kByParticipants | Record::kInline |
-                           Record::kSameLabel)) == 0,
+  demand((record.flags &
+          ~(Record::kJoined | Record::kByParticipants | Record::kInline | Record::kSameLabel)) == 0,
          "a flag", record.flags);
   within(record.root, rooted ? 0 : -1, rooted ? size - 1 : -1, "its root");
   within(record.count, 0, most, "its number of elements");

@@ -167,7 +167,8 @@ void StreamTransport::hear_control() {
     std::memcpy(&frame, in.data(), sizeof(frame));
     if (frame.bytes > kMostFailure || in.size() < sizeof(frame) + frame.bytes) continue;
     const auto code = static_cast<Code>(frame.code);
-    raise_here(code == Code::kAborted ? code : Code::kComm, peer_text(in.substr(sizeof(frame), frame.bytes)));
+    raise_here(code == Code::kAborted ? code : Code::kComm,
+               peer_text(in.substr(sizeof(frame), frame.bytes)));
     return;
   }
 }

@@ -6,7 +6,7 @@
 
 namespace {
 
-using namespace ds;        // NOLINT: a target is about one part
+using namespace ds;                // NOLINT: a target is about one part
 using namespace comm::store_wire;  // NOLINT
 using fuzz::claim;
 

@@ -107,7 +107,8 @@ class ThreadSegments : public SegmentSource {
     const std::lock_guard lock(mutex_);
     const auto found = segments_.find(ticket);
     auto segment = found == segments_.end() ? nullptr : found->second.lock();
-    DS_CHECK(segment != nullptr && segment->bytes() == bytes, Code::kComm, "no shared memory \"", printable(ticket), "\"");
+    DS_CHECK(segment != nullptr && segment->bytes() == bytes, Code::kComm, "no shared memory \"",
+             printable(ticket), "\"");
     return segment;
   }
 

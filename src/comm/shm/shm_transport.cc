@@ -31,8 +31,7 @@ std::shared_ptr<Segment> share_segment(int self, int leader, bool member, size_t
   }
   const std::vector<std::string> troubles = gather(trouble.substr(0, 1000));
   for (size_t rank = 0; rank < troubles.size(); ++rank) {
-    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ",
-             peer_text(troubles[rank]));
+    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ", peer_text(troubles[rank]));
   }
   if (segment) segment->close_file();
   return segment;
@@ -226,8 +225,8 @@ void ShmTransport::raise(Code code, std::string_view text) noexcept {
 void ShmTransport::check_raised() const {
   const ControlHeader& head = header();
   if (head.raised.load() != ControlHeader::kYes) return;
-  const std::string text = peer_text(std::string_view(
-      head.raised_text, ::strnlen(head.raised_text, sizeof(head.raised_text))));
+  const std::string text = peer_text(
+      std::string_view(head.raised_text, ::strnlen(head.raised_text, sizeof(head.raised_text))));
   const auto code = static_cast<Code>(head.raised_code);
   if (head.raised_by == rank()) throw Error(code, text);
   if (code == Code::kAborted) {

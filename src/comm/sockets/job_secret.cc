@@ -39,7 +39,8 @@ std::string read_token_file(const std::string& path, const std::string& where) {
   struct stat status {};
   const bool known = ::fstat(file, &status) == 0;
   std::string text(kLongest + 64, '\0');
-  const ssize_t size = known && S_ISREG(status.st_mode) ? ::read(file, text.data(), text.size()) : -1;
+  const ssize_t size =
+      known && S_ISREG(status.st_mode) ? ::read(file, text.data(), text.size()) : -1;
   ::close(file);
   DS_CHECK(size >= 0, Code::kConfig, name, " cannot be read, or is no ordinary file");
   DS_CHECK(status.st_uid == ::geteuid(), Code::kConfig, name, " belongs to user ", status.st_uid,
@@ -61,10 +62,9 @@ Proof JobSecret::prove(std::initializer_list<std::string_view> parts) const {
   }
   Proof proof{};
   unsigned int size = 0;
-  const bool made =
-      ::HMAC(::EVP_sha256(), key_.data(), static_cast<int>(key_.size()),
-             reinterpret_cast<const unsigned char*>(message.data()), message.size(), proof.data(),
-             &size) != nullptr;
+  const bool made = ::HMAC(::EVP_sha256(), key_.data(), static_cast<int>(key_.size()),
+                           reinterpret_cast<const unsigned char*>(message.data()), message.size(),
+                           proof.data(), &size) != nullptr;
   DS_CHECK(made && size == proof.size(), Code::kInternal, "libcrypto makes no HMAC-SHA256");
   return proof;
 }

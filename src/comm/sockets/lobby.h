@@ -19,10 +19,10 @@ struct Guest {
   Socket socket;
   std::string address;
   Clock::time_point since = Clock::now();
-  std::string in;         // what it said so far
-  bool greeted = false;   // its first message was right, and it has our nonce
+  std::string in;        // what it said so far
+  bool greeted = false;  // its first message was right, and it has our nonce
   Nonce nonce{};
-  bool over = false;      // it has gone, is refused, or has been let in
+  bool over = false;  // it has gone, is refused, or has been let in
 
   // Reads until `in` has so many bytes; true when it has. A guest that has closed is over.
   bool hear(size_t bytes);
@@ -48,7 +48,7 @@ class Lobby {
   void make_room(const std::string& address, const Meet& meet);
 
   const size_t most_of_address_, most_;
-  std::list<Guest> guests_;          // who came first is first
+  std::list<Guest> guests_;           // who came first is first
   Clock::time_point closed_until_{};  // no files are left for more connections
 };
 

@@ -32,7 +32,7 @@ class Socket {
 
   std::string local_address() const;  // numeric, without the port
   int local_port() const;
-  std::string peer_address() const;  // numeric, without the port
+  std::string peer_address() const;      // numeric, without the port
   std::optional<Socket> accept() const;  // nothing: nobody waits
 
  private:

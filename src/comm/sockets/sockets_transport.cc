@@ -68,8 +68,7 @@ std::unique_ptr<Transport> connect_group(int self, const std::vector<int>& membe
   }
   const std::vector<std::string> troubles = gather(trouble.substr(0, 1000));
   for (size_t rank = 0; rank < troubles.size(); ++rank) {
-    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ",
-             peer_text(troubles[rank]));
+    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ", peer_text(troubles[rank]));
   }
   if (self < 0) return nullptr;
   return std::make_unique<SocketsTransport>(self, static_cast<int>(std::ssize(members)),

@@ -97,9 +97,10 @@ StorePtr attempt(const std::string& host, int port, const StoreJob& job, int ran
     return nullptr;
   }
   if (!same_proof(welcome.proof, session.welcome_proof(welcome.status, welcome.world))) {
-    why = str_cat("what listens on port ", port,
-                  " does not know the secret of this job: another job, or ranks that were not given "
-                  "the same DS_JOB_TOKEN");
+    why =
+        str_cat("what listens on port ", port,
+                " does not know the secret of this job: another job, or ranks that were not given "
+                "the same DS_JOB_TOKEN");
     return nullptr;
   }
   switch (welcome.status) {
@@ -110,7 +111,8 @@ StorePtr attempt(const std::string& host, int port, const StoreJob& job, int ran
       fail(Code::kComm, "rank 0 expects ", welcome.world, " ranks, rank ", rank, " ", job.world,
            "; every rank must be given the same number");
     case kTwice:
-      why = str_cat("a rank ", rank, " is there already; where two jobs meet at one port, give each "
+      why = str_cat("a rank ", rank,
+                    " is there already; where two jobs meet at one port, give each "
                     "its own MASTER_PORT, job_id or DS_JOB_TOKEN");
       return nullptr;
     default:

@@ -289,8 +289,8 @@ void TcpStoreServer::Loop::flush(Client& client) {
   while (client.replies() && !client.ended) {
     size_t at = client.sent;
     std::string_view rest;
-    for (const std::string* piece : {&std::as_const(client.head), client.value.get(),
-                                     &std::as_const(client.tail)}) {
+    for (const std::string* piece :
+         {&std::as_const(client.head), client.value.get(), &std::as_const(client.tail)}) {
       if (piece == nullptr) continue;
       if (at < piece->size()) {
         rest = std::string_view(*piece).substr(at);

@@ -90,7 +90,9 @@ TEST_P(Stopped, TogetherAndContinuedOneByOne) {
 INSTANTIATE_TEST_SUITE_P(Transports, Stopped,
                          ::testing::Values(TransportKind::kShm, TransportKind::kSockets,
                                            TransportKind::kHierarchical),
-                         [](const auto& param) { return std::string(transport_name(param.param)); });
+                         [](const auto& param) {
+                           return std::string(transport_name(param.param));
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Signals, Lost,
                          ::testing::Combine(::testing::Values(TransportKind::kShm,

@@ -12,10 +12,10 @@
 namespace ds::testing {
 namespace {
 
+using comm::Record;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using comm::Record;
 
 // Two ranks over sockets: a group, and the bare transport of a rogue.
 class Rogue : public ::testing::Test {
@@ -116,16 +116,14 @@ const std::vector<PayloadCase>& payload_cases() {
          record.flags = 0;
          return record;
        }(),
-       16,
-       [](Communicator& c) { c.all_reduce(f32(10000), ReduceOp::kSum)->wait(); }},
+       16, [](Communicator& c) { c.all_reduce(f32(10000), ReduceOp::kSum)->wait(); }},
       {"barrier",
        [] {
          Record record = record_of(Collective::kBarrier, 0);
          record.flags = record.dtype = 0;
          return record;
        }(),
-       16,
-       [](Communicator& c) { c.barrier(); }},
+       16, [](Communicator& c) { c.barrier(); }},
   };
   return cases;
 }
@@ -136,10 +134,10 @@ TEST_P(RoguePayload, MustBeWhatTheCallSays) {
   const PayloadCase& c = payload_cases()[GetParam()];
   const Outcome outcome = answer(c.record, c.payload, c.call);
   EXPECT_EQ(outcome.code, Code::kComm);
-  EXPECT_THAT(outcome.text, HasSubstr(str_cat("rank 1 sent ", c.payload, " bytes with its record")));
+  EXPECT_THAT(outcome.text,
+              HasSubstr(str_cat("rank 1 sent ", c.payload, " bytes with its record")));
 }
-INSTANTIATE_TEST_SUITE_P(Sizes, RoguePayload,
-                         ::testing::Range(size_t{0}, payload_cases().size()),
+INSTANTIATE_TEST_SUITE_P(Sizes, RoguePayload, ::testing::Range(size_t{0}, payload_cases().size()),
                          [](const auto& param) { return payload_cases()[param.param].name; });
 
 struct FieldCase {

@@ -87,7 +87,8 @@ TEST_F(TokenFile, WhatIsNoSecretIsRefused) {
   };
   const Environment file = {{"DS_JOB_TOKEN_FILE", path_}};
   const std::string good(64, 'a');
-  refused({"DS_JOB_TOKEN has 15 characters", "openssl rand"}, {{"DS_JOB_TOKEN", "fifteen letters"}});
+  refused({"DS_JOB_TOKEN has 15 characters", "openssl rand"},
+          {{"DS_JOB_TOKEN", "fifteen letters"}});
   for (const mode_t mode : {0640, 0604, 0666, 0620}) {
     write(good, mode);
     refused({path_, "can be read by others", "chmod 600"}, file);

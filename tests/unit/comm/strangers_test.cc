@@ -38,8 +38,9 @@ void expect_service(int port) {
 TEST(Strangers, OneSecretOrNoMeeting) {
   const comm::TcpStoreServer server(address_of(0), kJob);
   for (const comm::JobSecret& secret : {kOther, comm::JobSecret()}) {
-    expect_error(Code::kComm, {"does not know the secret of this job", "DS_JOB_TOKEN"},
-                 [&] { client(server.port(), 1, {"job", 2, secret}, 300); });
+    expect_error(Code::kComm, {"does not know the secret of this job", "DS_JOB_TOKEN"}, [&] {
+      client(server.port(), 1, {"job", 2, secret}, 300);
+    });
   }
   // World and rank of a stranger are no reason to tell it more.
   const StoreWire stranger(server.port(), {"job", 3, kOther}, 1);
@@ -100,20 +101,19 @@ TEST(Strangers, ReflectedProofsAreRefused) {
   Challenge fresh = challenge;
   fresh.nonce = comm::new_nonce();
   Session session(kJob, hello, challenge);
-  std::vector<comm::Proof> proofs = {
-      session.client_proof(),
-      session.welcome_proof(kFine, 2),
-      session.welcome_proof(kTwice, 2),
-      session.welcome_proof(kFine, 3),
-      session.request_proof("x"),
-      session.request_proof("x"),
-      session.reply_proof("x"),
-      session.reply_proof("x"),
-      Session(name, hello, challenge).client_proof(),
-      Session(kJob, as_0, challenge).client_proof(),
-      Session(kJob, again, challenge).client_proof(),
-      Session(kJob, hello, fresh).client_proof(),
-      Session({"job", 2, kOther}, hello, challenge).client_proof()};
+  std::vector<comm::Proof> proofs = {session.client_proof(),
+                                     session.welcome_proof(kFine, 2),
+                                     session.welcome_proof(kTwice, 2),
+                                     session.welcome_proof(kFine, 3),
+                                     session.request_proof("x"),
+                                     session.request_proof("x"),
+                                     session.reply_proof("x"),
+                                     session.reply_proof("x"),
+                                     Session(name, hello, challenge).client_proof(),
+                                     Session(kJob, as_0, challenge).client_proof(),
+                                     Session(kJob, again, challenge).client_proof(),
+                                     Session(kJob, hello, fresh).client_proof(),
+                                     Session({"job", 2, kOther}, hello, challenge).client_proof()};
   for (size_t i = 0; i < proofs.size(); ++i) {
     for (size_t j = 0; j < i; ++j) EXPECT_NE(proofs[i], proofs[j]) << i << " " << j;
   }
@@ -146,8 +146,8 @@ TEST(Strangers, WhateverTheySendDisturbsNobody) {
         wire.say_value(Hello{kMagic, job_hash("job"), 77, 2, {}});
         break;
       case 4:  // another job, with a huge request behind
-        wire.say(text(Hello{kMagic, job_hash("x"), 0, 2, {}},
-                      Request{kPut, 0xFFFFFFFF, 0xFFFFFFFF, 0}));
+        wire.say(
+            text(Hello{kMagic, job_hash("x"), 0, 2, {}}, Request{kPut, 0xFFFFFFFF, 0xFFFFFFFF, 0}));
         break;
       case 5:  // a request instead of a proof
         wire.say(text(hello, Request{kPut, 10, 0x7FFFFFFF, 0}) + noise);

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/sockets/tcp_store.h"
 #include "comm/sockets/socket.h"
+#include "comm/sockets/tcp_store.h"
 
 namespace ds::testing {
 
