@@ -1013,8 +1013,8 @@ DS_API ds_status ds_engine_get_local(ds_engine* engine, const char* name, const 
                                      ds_tensor** out_tensor);
 /**
  * Sets it. Every process makes the call, each with its part.
- * Blocks: for "parameter". Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and
- * backward), DS_ERR_UNSUPPORTED (gradients of the caller that are not reduced before the step), DS_ERR_COMM,
+ * Blocks: for "parameter". Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and backward),
+ * DS_ERR_UNSUPPORTED (gradients of the caller that are not reduced before the step), DS_ERR_COMM,
  * DS_ERR_ABORTED. Since: 0.4.
  */
 DS_API ds_status ds_engine_set_local(ds_engine* engine, const char* name, const char* what,
