@@ -776,7 +776,8 @@ DS_API ds_status ds_model_tensor_name(const ds_model* model, int64_t index, char
 DS_API ds_status ds_model_get_tensor(ds_model* model, const char* name, ds_tensor** out_tensor);
 /**
  * Sets a parameter (and its master copy) from a float32 tensor of the same shape.
- * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between backward and step). Since: 0.1.
+ * Between backward and step too: the step works with it. Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE
+ * (between forward and backward). Since: 0.1.
  */
 DS_API ds_status ds_model_set_tensor(ds_model* model, const char* name, const ds_tensor* value);
 
@@ -1087,7 +1088,7 @@ DS_API ds_status ds_engine_get_local(ds_engine* engine, const char* name, const 
                                      ds_tensor** out_tensor);
 /**
  * Sets it. Every process makes the call, each with its part.
- * Blocks: for "parameter". Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (in the middle of a step),
+ * Blocks: for "parameter". Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and backward),
  * DS_ERR_UNSUPPORTED (gradients of the caller that are not reduced before the step), DS_ERR_COMM,
  * DS_ERR_ABORTED. Since: 0.4.
  */
@@ -1295,8 +1296,8 @@ DS_API ds_status ds_optimizer_get_state(ds_optimizer* optimizer, const char* nam
 /** Names of a parameter's state tensors as a JSON list. Errors: DS_ERR_NOT_FOUND. Since: 0.2. */
 DS_API ds_status ds_optimizer_state_names(ds_optimizer* optimizer, const char* name,
                                           char** out_json);
-/** Sets one state tensor of a parameter from a float32 tensor of the same shape.
- * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE. Since: 0.1. */
+/** Sets one state tensor of a parameter from a float32 tensor of the same shape, between backward
+ * and step too. Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and backward). Since: 0.1. */
 DS_API ds_status ds_optimizer_set_state(ds_optimizer* optimizer, const char* name,
                                         const char* state, const ds_tensor* value);
 

@@ -956,10 +956,10 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     auto kept = std::make_unique<Progress>(std::move(progress));
     check(ds_engine_set_progress(
         get(),
-        [](void* kept, const char* call, int64_t done, int64_t total) -> int32_t {
-          return (*static_cast<Progress*>(kept))(call, done, total) ? 0 : 1;
+        [](void* user_data, const char* call, int64_t done, int64_t total) -> int32_t {
+          return (*static_cast<Progress*>(user_data))(call, done, total) ? 0 : 1;
         },
-        kept.get(), [](void* kept) { delete static_cast<Progress*>(kept); }));
+        kept.get(), [](void* user_data) { delete static_cast<Progress*>(user_data); }));
     (void)kept.release();  // the library's now
   }
   // From any thread: ends the call that runs in this engine.

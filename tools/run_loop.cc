@@ -156,7 +156,9 @@ void RunLoop::settle() {
 void RunLoop::save_failed(const libds::Error& error, int64_t step) {
   save_failure_ =
       "cannot save " + o_.save + " at step " + std::to_string(step) + ": " + plain_message(error);
-  if (comm_.rank() != 0 || step_ >= o_.steps || news_.stop != 0) return;  // told as an error
+  // The last one of a run is told as an error.
+  const bool last = step == step_ && (step_ >= o_.steps || news_.stop != 0);
+  if (comm_.rank() != 0 || last) return;
   progress_.clear();
   std::cerr << "ds: warning: " << save_failure_ << "; training goes on, the next save is "
             << (o_.save_interval > 0 ? "in " + std::to_string(o_.save_interval) + " steps\n"

@@ -111,9 +111,10 @@ void IndexedDataset::Source::each(int64_t offset, int64_t count, const Fn& fn) c
   }
 }
 
-IndexedDataset::IndexedDataset(const std::filesystem::path& prefix)
-    : prefix_(prefix), bin_(bin_path(prefix)) {
-  read_index(Source(idx_path(prefix)));
+IndexedDataset::IndexedDataset(const std::filesystem::path& prefix) : prefix_(prefix) {
+  const Source idx(idx_path(prefix));
+  bin_ = Source(bin_path(prefix));
+  read_index(idx);
 }
 
 IndexedDataset::IndexedDataset(std::vector<std::byte> idx, std::vector<std::byte> bin,

@@ -74,6 +74,7 @@ class IndexedDataset final : public TokenSource {
   // A file, or bytes in memory.
   class Source {
    public:
+    Source() = default;
     explicit Source(const std::filesystem::path& path) : file_(path, File::Mode::kReadRegular) {}
     explicit Source(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {}
     int64_t size() const;

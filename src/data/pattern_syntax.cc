@@ -274,10 +274,9 @@ class Translator {
     std::optional<CharSet> set = named(kProperties, name);
     if (!set) set = named(kPosix, name);
     // A name alone would also mean characters that the script shares with others.
-    if (!set && name.size() > 2 && pcre2_knows("\\p{sc:" + name + "}")) {
-      set = CharSet{"\\p{sc:" + name + "}"};
-    }
-    if (!set && pcre2_knows("\\p{" + name + "}")) set = CharSet{"\\p{" + name + "}"};
+    const std::string script = str_cat("\\p{sc:", given, "}"), any = str_cat("\\p{", given, "}");
+    if (!set && name.size() > 2 && pcre2_knows(script)) set = CharSet{script};
+    if (!set && pcre2_knows(any)) set = CharSet{any};
     if (!set) refuse_property(given);
     return negated ? set->inverted() : *set;
   }
@@ -318,6 +317,13 @@ class Translator {
           return str_cat("\\x{", in_.substr(at_ - 4, 4), "}");
         }
         refuse("\\u without four hexadecimal digits");
+      case 'x':
+        if (peek() == '{' && in_.find('}', at_) != std::string_view::npos) {
+          const size_t begin = at_;
+          at_ = in_.find('}', at_) + 1;
+          return str_cat("\\x", in_.substr(begin, at_ - begin));
+        }
+        return "\\x";
       case 'v':
         return "\\x{B}";
       // Letters that mean nothing to Ruby.
@@ -367,7 +373,8 @@ class Translator {
         members.text += c;
         ++at_;
         // The end of a range may not be a set.
-        if (c == '-' && peek() == '\\' && std::strchr("sSwWhHdDpP", peek(1)) != nullptr) {
+        const bool escaped = peek() == '\\' && std::strchr("sSwWhHdDpP", peek(1)) != nullptr;
+        if (c == '-' && (escaped || (peek() == '[' && peek(1) == ':'))) {
           refuse("a range that ends with a set");
         }
       }

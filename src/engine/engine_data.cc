@@ -12,7 +12,7 @@
 namespace ds {
 namespace {
 
-// A data set of so many tokens is read whole when it is attached: a tenth of a second. In a larger
+// A data set of so many tokens is read whole when it is attached: 0.1 to 0.6 s. In a larger
 // one a token that the model does not have is found when it is drawn.
 constexpr int64_t kCheckedTokens = int64_t{1} << 26;
 

@@ -128,11 +128,12 @@ Engine::RankShare Engine::restored_share(const CheckpointReader& reader,
              "the checkpoint's open step has a rank without ", key);
     return value.get<double>();
   };
-  DS_CHECK(ranks.is_array(), Code::kCorrupt, "the checkpoint's open step names no ranks");
+  DS_CHECK(ranks.is_array() && ranks.size() <= 1 << 20, Code::kCorrupt,
+           "the checkpoint's open step names no ranks");
   all_tokens = 0;
   for (const Json& share : ranks) {
     const double tokens = number(share, "tokens");
-    DS_CHECK(tokens >= 0 && tokens < 0x1p53, Code::kCorrupt, "the checkpoint's open step counts ",
+    DS_CHECK(tokens >= 0 && tokens < 0x1p40, Code::kCorrupt, "the checkpoint's open step counts ",
              tokens, " tokens");
     all_tokens += static_cast<int64_t>(tokens);
   }
@@ -141,7 +142,10 @@ Engine::RankShare Engine::restored_share(const CheckpointReader& reader,
     return out;
   }
   const Json& own = ranks[static_cast<size_t>(comm_->rank())];
-  return {number(own, "loss_sum"), static_cast<int64_t>(number(own, "tokens")),
+  // JSON has no NaN and no infinity, which a loss may be.
+  const bool finite = !member(own, "loss_sum").is_null();
+  return {finite ? number(own, "loss_sum") : std::nan(""),
+          static_cast<int64_t>(number(own, "tokens")),
           own.contains("losses") ? static_cast<int64_t>(number(own, "losses")) : out.losses};
 }
 
@@ -154,9 +158,8 @@ double Engine::gradient_factor(const CheckpointReader& reader, const Updater::Sa
   const int64_t then = before.is_number_integer() ? before.get<int64_t>() : now;
   DS_CHECK(accumulated < now && then > 0, Code::kConfig, "the checkpoint was saved after ",
            accumulated, " of the ", then,
-           " micro batches of a step, which "
-           "gradient_accumulation_steps ",
-           now, " cannot continue; raise it above ", accumulated,
+           " micro batches of a step, which gradient_accumulation_steps ", now,
+           " cannot continue; raise it above ", accumulated,
            " for this step, or leave the optimizer state out");
   DS_CHECK(then == now || model_->has_architecture(), Code::kConfig,
            "the checkpoint was saved after ", accumulated, " of the ", then,

@@ -80,11 +80,11 @@ CheckpointWriterOptions Engine::writer_options(const std::string& folder, const 
   CheckpointWriterOptions options;
   options.folder = folder;
   options.tag = tag;
+  // Within a step every rank counts its own tokens alone.
   int64_t tokens = progress_.tokens - step_tokens_;
   for (const RankShare& share : shares) tokens += share.tokens;
-  // The open step's tokens of a rank alone are no counter of the run.
   options.counters = {progress_.steps, progress_.skipped, progress_.micro_steps, progress_.samples,
-                      accumulated_ == 0 ? progress_.tokens : tokens};
+                      tokens};
   options.topology.world = options.topology.data = comm_->size();
   options.topology.zero_stage = config_.zero.stage;
   options.writer = str_cat("ds ", kLibraryVersion);

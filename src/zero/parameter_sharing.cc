@@ -425,7 +425,7 @@ ParameterState::BadGradient ParameterState::first_bad_gradient(const OpContext& 
     const int64_t at = own.elements() > 0 ? ops::first_non_finite(there, own) : -1;
     if (at < 0) continue;
     place = here + layout_.part(id).first + at;
-    kind = bad_kind(there, own.slice(at, at + 1));
+    kind = bad_kind(there, own.slice(0, at, at + 1));
   }
   if (comm_ && stage_ > 0) {
     const int64_t own_place = place;

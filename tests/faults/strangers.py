@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 
-from ranks import Job, Scratch, free_port, place
-from stranger import FINE, OTHER_SECRET, Crowd, put, session
+from ranks import Job, Scratch, place
+from stranger import FINE, OTHER_SECRET, Crowd, put, quiet_port, session
 
 WORLD = 4
 STEPS = 8
@@ -38,8 +38,9 @@ def run(scratch, name, transport, secret, port, crowd=None):
     """The result of one job, and seconds from its start to its first step."""
     folder = scratch.folder(name)
     began = time.monotonic()
-    with Job([command(scratch, folder, transport)] * WORLD, folder, port=port,
-             secret=secret) as job:
+    # One rank after the other, so that strangers have time to gather around rank 0.
+    with Job([command(scratch, folder, transport)] * WORLD, folder, port=port, secret=secret,
+             pause=lambda: 0.3) as job:
         if crowd:
             crowd.processes = lambda: [p.pid for p in list(job.processes.values())]
         first = None
@@ -55,7 +56,7 @@ def run(scratch, name, transport, secret, port, crowd=None):
 
 def record(scratch, secret):
     """What a rank says that knows the secret, for strangers to repeat."""
-    port, folder = free_port(), scratch.folder("record")
+    port, folder = quiet_port(), scratch.folder("record")
     with Job([command(scratch, folder, "sockets")] * WORLD, folder, port=port, order=[0],
              secret=secret) as job:
         end = time.monotonic() + 60
@@ -82,8 +83,8 @@ def record(scratch, secret):
 
 def attempt(scratch, number, transport, secret, replays, size):
     """Seconds by which strangers delay the start."""
-    alone, first_alone = run(scratch, f"alone-{number}", transport, secret, free_port())
-    port = free_port()
+    alone, first_alone = run(scratch, f"alone-{number}", transport, secret, quiet_port())
+    port = quiet_port()
     crowd = Crowd(size, port, WORLD, replays)
     foreign_folder = scratch.folder(f"foreign-{number}")
     environment = {**place(1, WORLD, port), "DS_JOB_TOKEN": ""}

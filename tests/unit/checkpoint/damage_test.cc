@@ -294,7 +294,7 @@ TEST_F(DamageTest, ManifestsThatMakeNoSenseAreRefused) {
        [](Manifest* m) {
          m->states[0].range = BlobRange{0, 0, 4};
        }},
-      {"checkpoint format 2.0", [](Manifest* m) { m->major = 2; }},
+      {"checkpoint format 2.1", [](Manifest* m) { m->major = 2; }},
       {"run's id", [](Manifest* m) { m->run = "../x"; }},
       {"run's id", [](Manifest* m) { m->run.assign(129, 'a'); }},
       {"impossible tag", [](Manifest* m) { m->tag = "../x"; }},

@@ -272,13 +272,13 @@ T schedule(const std::string& json) {
 TEST(Config, Schedules) {
   const auto range = schedule<LrRangeTestConfig>(
       R"({"type": "LRRangeTest", "params": {"lr_range_test_staircase": true}})");
-  EXPECT_EQ(range.min_lr, 1e-3);
+  EXPECT_EQ(range.min_lr.of(0), 1e-3);
   EXPECT_EQ(range.step_size, 2000);
   EXPECT_EQ(range.step_rate, 1.0);
   EXPECT_TRUE(range.staircase);
 
   const auto warmup = schedule<WarmupLrConfig>(R"({"type": "WarmupLR"})");
-  EXPECT_EQ(warmup.min_lr, 0.0);
+  EXPECT_EQ(warmup.min_lr.of(0), 0.0);
   EXPECT_FALSE(warmup.max_lr);
   EXPECT_EQ(warmup.warmup_steps, 1000);
   EXPECT_EQ(warmup.shape, WarmupShape::kLog);
@@ -286,7 +286,7 @@ TEST(Config, Schedules) {
   const auto decay = schedule<WarmupDecayLrConfig>(
       R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 50, "warmup_type": "linear"}})");
   EXPECT_EQ(decay.total_steps, 50);
-  EXPECT_EQ(decay.max_lr, 0.001);
+  EXPECT_EQ(decay.max_lr.value().of(0), 0.001);
   EXPECT_EQ(decay.shape, WarmupShape::kLinear);
 
   const auto cosine = schedule<WarmupCosineLrConfig>(
@@ -299,8 +299,8 @@ TEST(Config, Schedules) {
   const auto cycle = schedule<OneCycleConfig>(
       R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2,
           "cycle_first_step_size": 10, "cycle_first_stair_count": 5}})");
-  EXPECT_EQ(cycle.min_lr, 0.1);
-  EXPECT_EQ(cycle.max_lr, 0.2);
+  EXPECT_EQ(cycle.min_lr.of(0), 0.1);
+  EXPECT_EQ(cycle.max_lr.of(0), 0.2);
   EXPECT_EQ(cycle.second_steps, 10);
   EXPECT_EQ(cycle.second_stairs, 5);
   EXPECT_TRUE(cycle.cycle_momentum);

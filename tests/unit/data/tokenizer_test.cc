@@ -410,7 +410,7 @@ TEST(RegexTest, TranslatesRubyPatterns) {
   EXPECT_EQ(translate_pattern("[^a\\S]", "t"), "(?:(?![a])[\\t-\\r\\x{85}\\p{Z}])");
   EXPECT_EQ(translate_pattern("(?m:.{,3}+)\\p{^Lu}", "t"), "(?s:(?:.{0,3})+)\\P{Lu}");
   EXPECT_EQ(translate_pattern("\\p{Han}\\u00e9[\\w-]", "t"),
-            "\\p{sc:han}\\x{00e9}[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\-]");
+            "\\p{sc:Han}\\x{00e9}[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\-]");
   for (const auto& [pattern, named] :
        std::initializer_list<std::pair<const char*, const char*>>{{"[[:foo:]]", "[:foo:]"},
                                                                   {"\\p{Nothing}", "Nothing"},

@@ -1,7 +1,9 @@
 // What the configuration says of parameter groups, rates, momentum and boundaries reaches the
 // update, as it would in DeepSpeed.
+#include <map>
 #include <set>
 
+#include "base/log.h"
 #include "engine_world.h"
 
 namespace ds::engine_test {
@@ -85,8 +87,27 @@ TEST(Fidelity, DecayLeavesOutNormsUnlessAsked) {
 }
 
 TEST(Fidelity, WhatDecaysIsInTheLogAndInTheResolvedDocument) {
-  const auto engine = make_engine(adamw({{"lr", 0.01}, {"weight_decay", 0.5}}));
-  EXPECT_EQ(engine->config_document().at("config").at("optimizer").at("decay_all"), false);
+  std::vector<std::string> lines;
+  log_set_level(LogLevel::kInfo);
+  log_set_sink(
+      [](void* to, int32_t, const char*, const char* text) {
+        static_cast<std::vector<std::string>*>(to)->push_back(text);
+      },
+      &lines, nullptr);
+  const auto says = [&](const Json& config) {
+    lines.clear();
+    const Json resolved = make_engine(config)->config_document().at("config");
+    const bool said = std::any_of(lines.begin(), lines.end(), [](const std::string& line) {
+      return line.find("weight decay applies to 10 of 28 parameters") == 0;
+    });
+    return std::pair(said, resolved.at("optimizer").at("decay_all").get<bool>());
+  };
+  const Json params = {{"lr", 0.01}, {"weight_decay", 0.5}};
+  EXPECT_EQ(says(adamw(params)), std::pair(true, false));
+  EXPECT_EQ(says(adamw(params, {{"decay_all", true}})), std::pair(false, true));
+  EXPECT_EQ(says(adamw({{"lr", 0.01}})), std::pair(false, false));
+  log_set_sink(nullptr, nullptr, nullptr);
+  log_set_level(LogLevel::kWarning);
 }
 
 // Rates of every group, before the first step and after.
