@@ -82,7 +82,7 @@ void add_elementwise(std::vector<OpCase>& rows, int64_t tokens) {
   rows.push_back(row("dropout/" + m.text(), 0, m.bytes(2), [m](const OpContext& ctx) -> Body {
     const Tensor x = varied_tensor(ctx, m.dtype, m.shape());
     return [ctx, x, y = zeros(ctx, m.dtype, m.shape())]() mutable {
-      ops::dropout(ctx, x, {}, 0.1, {1, 2, 3}, 0, y);
+      ops::dropout(ctx, x, {}, 0.1, {1, 2, 3}, y);
     };
   }));
   rows.push_back(

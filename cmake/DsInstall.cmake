@@ -9,7 +9,15 @@ endif()
 install(FILES ${DS_PUBLIC_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 if(TARGET ds)
-  install(TARGETS ds EXPORT dsTargets
+  # One folder that holds all that a system need not have: the C and C++ run-time libraries stay out.
+  if(DS_INSTALL_DEPENDENCIES)
+    set_property(TARGET ds PROPERTY INSTALL_RPATH "$ORIGIN")
+    set(DS_DEPENDENCY_SET RUNTIME_DEPENDENCY_SET ds_dependencies)
+    install(RUNTIME_DEPENDENCY_SET ds_dependencies
+      PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|gcc_s|stdc\\+\\+)\\.so"
+      LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
+  install(TARGETS ds EXPORT dsTargets ${DS_DEPENDENCY_SET}
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT Development)
   set(DS_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/ds)
   install(EXPORT dsTargets NAMESPACE ds:: DESTINATION ${DS_CMAKE_DIR})

@@ -145,6 +145,26 @@ DS_API ds_status ds_report(char** out_json);
 DS_API ds_status ds_plan(const char* model_json, const char* config_json, const char* options_json,
                          char** out_json);
 
+/**
+ * Checks a configuration without an engine and lists everything that is wrong with it.
+ * @param config_json   a DeepSpeed configuration (docs/configuration.md)
+ * @param options_json  how it is read, as in ds_engine_create_with, and where it would be used:
+ *                      "world", the number of ranks (default: the one that three given batch sizes
+ *                      fit, else 1); "device", "cpu" or "cuda"; "model", the object of a
+ *                      config.json. NULL for the defaults.
+ * @param out_json      {"accepted": true or false, "world", "problems": [{"kind", "path", "text",
+ *                      "advice"}], "warnings", "document", "config", "origins"}. A problem's kind is
+ *                      "error", "auto", "missing_feature" (with "feature") or "ignored", which
+ *                      refuses nothing. "document" is what was given and accepted, with "auto"
+ *                      resolved: strict reading accepts it, if this document is accepted, with the
+ *                      same meaning. "config" and "origins" are those of ds_engine_config; null
+ *                      for a document that is refused.
+ * A document that is refused is no error of this call.
+ * Errors: DS_ERR_CONFIG (the options). Threads: any. Since: 0.5.
+ */
+DS_API ds_status ds_config_check(const char* config_json, const char* options_json,
+                                 char** out_json);
+
 /* ---- 2. Handles ---------------------------------------------------------------------------- */
 
 typedef struct ds_tensor ds_tensor;       /**< Numbers with shape and type. */
@@ -537,7 +557,8 @@ DS_API void ds_tokenizer_destroy(ds_tokenizer* tokenizer);
  * completion, chats, texts) of a .jsonl file and learns the answers only; "mlm" hides tokens of
  * documents for BERT (Devlin et al., arXiv:1810.04805). docs/data.md has their keys.
  * @param spec_json  {"kind": "gpt", "path": FILE_OR_PREFIX, "sequence_length": N, "samples": N,
- *                   "split": "969,30,1", "part": "train"|"valid"|"test", "seed": 1234}.
+ *                   "split": "969,30,1", "split_rounding": "megatron"|"megatron_core",
+ *                   "part": "train"|"valid"|"test", "seed": 1234}.
  *                   `path` names PREFIX.bin and PREFIX.idx, a text file or a .jsonl file whose
  *                   lines have "text". `samples` 0 (default) means one epoch.
  * @param tokenizer  encodes text; NULL reads bytes. Not used for PREFIX.
@@ -692,6 +713,15 @@ DS_API ds_status ds_model_save_adapter(ds_model* model, const char* folder, int3
 DS_API ds_status ds_model_load_adapter(ds_model* model, const char* folder);
 
 /**
+ * Makes a second model of the same weights (fp32), adapters and frozen parameters, on the same
+ * device, which shares nothing with the first: it can generate, evaluate or be exported while an
+ * engine trains the first one on. To be called between two calls of that engine. Where processes share the weights of a model (ZeRO stage 3), every one calls.
+ * @param out_model  the copy; no engine trains it. Ownership: owned (ds_model_destroy).
+ * Errors: DS_ERR_STATE (another call uses the model, or it is prepared for inference),
+ * DS_ERR_UNSUPPORTED (own parameters), DS_ERR_OUT_OF_MEMORY. Since: 0.4.
+ */
+DS_API ds_status ds_model_copy(ds_model* model, ds_model** out_model);
+/**
  * Writes a checkpoint of the weights alone, which ds_model_open reads; it holds no optimizer state.
  * @param tag  NULL for "weights"
  * Errors: DS_ERR_IO, DS_ERR_STATE. Since: 0.2.
@@ -746,7 +776,8 @@ DS_API ds_status ds_model_tensor_name(const ds_model* model, int64_t index, char
 DS_API ds_status ds_model_get_tensor(ds_model* model, const char* name, ds_tensor** out_tensor);
 /**
  * Sets a parameter (and its master copy) from a float32 tensor of the same shape.
- * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between backward and step). Since: 0.1.
+ * Between backward and step too: the step works with it. Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE
+ * (between forward and backward). Since: 0.1.
  */
 DS_API ds_status ds_model_set_tensor(ds_model* model, const char* name, const ds_tensor* value);
 
@@ -799,7 +830,7 @@ typedef int32_t (*ds_token_fn)(void* user_data, int32_t token);
  * @param on_token   called on this thread with each new token; may be NULL
  * @param user_data  passed to `on_token`
  * @param out_ids    int32 tensor [new tokens], without the prompt and the stop token
- * Text beyond the model's positions slides the window: the oldest tokens are forgotten.
+ * Text beyond the model's positions goes on from its last half alone, with a warning in the log.
  * Errors: DS_ERR_CALLBACK, DS_ERR_STATE (an engine trains the model at this moment). Since: 0.1.
  */
 DS_API ds_status ds_model_generate(ds_model* model, const ds_tensor* prompt,
@@ -847,15 +878,19 @@ typedef struct ds_step_report {
   int64_t step;               /**< optimizer steps so far, skipped ones included */
   int64_t micro_steps;        /**< micro batches so far */
   int64_t samples;            /**< samples so far */
-  int64_t tokens;             /**< tokens of this step (train_batch and backward together) */
+  int64_t tokens;             /**< labels of this step that count towards the loss, of all micro
+                                   batches and processes; -100 does not count */
   int32_t applied;            /**< nonzero: weights changed */
   int32_t skip_reason;        /**< a ds_skip_reason */
-  double loss;                /**< mean loss of this step's micro batches */
+  double loss;                /**< mean loss of this step's micro batches; NaN when gradients were
+                                   the caller's and it gave none (ds_engine_set_loss) */
   double grad_norm;           /**< global norm before clipping; -1 when not finite */
   double lr;                  /**< rate that this step used */
   double loss_scale;          /**< scale that multiplied the loss */
   double seconds;             /**< wall time of this step */
   char first_bad_tensor[256]; /**< parameter with the first non-finite gradient, else "" */
+  int64_t first_bad_element;  /**< its row-major index in that parameter, else -1. Since: 0.4 */
+  double first_bad_value;     /**< that gradient: NaN or an infinity, else 0. Since: 0.4 */
 } ds_step_report;
 
 /**
@@ -870,11 +905,44 @@ DS_API ds_status ds_engine_create(const char* config_json, ds_model* model, ds_c
                                   ds_engine** out_engine);
 
 /**
+ * Makes a training engine of a document as people publish it: ds_engine_create with a say in how the
+ * configuration is read.
+ * @param options_json  NULL, or an object of
+ *   "resolve_auto": what the string "auto" becomes, by the rules of Hugging Face's Trainer and
+ *       Accelerate: true, or an object of what the caller knows: "lr", "betas", "eps",
+ *       "weight_decay", "gradient_clipping", "total_num_steps", "warmup_num_steps",
+ *       "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+ *       "precision" ("fp32", "fp16", "bf16"), "stage", "offload_optimizer", "offload_param"
+ *       (devices). What decides the training and is not said is refused.
+ *   "lenient": true passes over trailing commas, comments that begin with #, keys that begin with
+ *       _, # or //, and unknown keys where DeepSpeed does; each is a warning.
+ *   "set": an object of values over the document's, by JSON pointer or dotted path, such as
+ *       {"/optimizer/params/lr": 1e-4}.
+ *   "require_optimizer": true refuses a document without an optimizer, as DeepSpeed does.
+ * Errors: those of ds_engine_create. Since: 0.5.
+ */
+DS_API ds_status ds_engine_create_with(const char* config_json, const char* options_json,
+                                       ds_model* model, ds_comm* comm, ds_engine** out_engine);
+/**
+ * The same of a file; errors name it.
+ * @param path  the file with the configuration
+ * Errors: those of ds_engine_create, DS_ERR_IO, DS_ERR_NOT_FOUND. Since: 0.5.
+ */
+DS_API ds_status ds_engine_create_from_file(const char* path, const char* options_json,
+                                            ds_model* model, ds_comm* comm,
+                                            ds_engine** out_engine);
+
+/**
  * Computes the loss of one micro batch and remembers what backward needs.
  * @param inputs    [0] token ids, int32 or int64 [batch, length];
  *                  [1] labels, int32 or int64 [batch, length], -100 = not counted: label (b, t) is
  *                  the token that position (b, t) shall predict;
- *                  a model that classifies takes [batch];
+ *                  a model that classifies takes [batch], and one whose config.json says
+ *                  problem_type regression (or one label and no problem_type) or
+ *                  multi_label_classification takes numbers: float32, int32 or int64 [batch,
+ *                  num_labels], also [batch] for one label, from 0 to 1 for several labels. Their
+ *                  loss is the mean squared error, or the binary cross entropy of the logits, over
+ *                  all numbers;
  *                  [2] optional attention mask, 0 = padding, uint8, bool, int32 or int64;
  *                  [3] optional segment numbers of packed sequences, int32 or int64 [batch,
  *                  length]: tokens see their own segment only, positions restart with each;
@@ -930,8 +998,27 @@ DS_API ds_status ds_engine_set_gradient(ds_engine* engine, const char* name,
  */
 DS_API ds_status ds_engine_gradient_view(ds_engine* engine, const char* name,
                                          ds_tensor** out_tensor);
+/**
+ * Says what the loss of the open micro batch was, where gradients are the caller's: reports and
+ * monitors show the mean of those that were given, over micro batches and processes, and leave the
+ * loss out when none was. A second call before ds_engine_step replaces the first; NaN and infinities
+ * are taken as they are.
+ * Errors: DS_ERR_STATE (the micro batch went through ds_engine_forward). Since: 0.4.
+ */
+DS_API ds_status ds_engine_set_loss(ds_engine* engine, double loss);
 /** Gives up the open step: its gradients are cleared, weights stay. Since: 0.2. */
 DS_API ds_status ds_engine_discard_gradients(ds_engine* engine);
+/**
+ * Says whether the next calls of ds_engine_step are accumulation boundaries, until it is called
+ * again; every process says the same.
+ * @param boundary  1: they update; 0: they only end a micro batch; -1: gradient_accumulation_steps
+ *                  decides, as without this call
+ * Gradients are divided by gradient_accumulation_steps as before, however many micro batches there
+ * are; the report's loss is their mean. Errors: DS_ERR_INVALID_ARGUMENT (another number),
+ * DS_ERR_STATE (managed_gradient_accumulation is false: every step is a boundary). While it is set,
+ * ds_engine_train_batch and ds_engine_join give DS_ERR_STATE. Since: 0.5.
+ */
+DS_API ds_status ds_engine_set_boundary(ds_engine* engine, int32_t boundary);
 /** What losses are multiplied by before their gradients are taken: 1 unless fp16 trains. It may
  * change with every step. Since: 0.2. */
 DS_API ds_status ds_engine_loss_scale(ds_engine* engine, double* out_scale);
@@ -1001,7 +1088,7 @@ DS_API ds_status ds_engine_get_local(ds_engine* engine, const char* name, const 
                                      ds_tensor** out_tensor);
 /**
  * Sets it. Every process makes the call, each with its part.
- * Blocks: for "parameter". Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (in the middle of a step),
+ * Blocks: for "parameter". Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and backward),
  * DS_ERR_UNSUPPORTED (gradients of the caller that are not reduced before the step), DS_ERR_COMM,
  * DS_ERR_ABORTED. Since: 0.4.
  */
@@ -1050,6 +1137,36 @@ DS_API ds_status ds_engine_train_batch(ds_engine* engine, ds_step_report* out_re
  */
 DS_API ds_status ds_engine_evaluate(ds_engine* engine, const ds_dataset* dataset,
                                     int64_t max_batches, double* out_loss);
+
+/**
+ * Hears how far a long call of an engine has come, on the thread that makes the call.
+ * @param call   "train_batch" (parts are micro batches), "evaluate" (micro batches), "save"
+ *               (parameters) or "load" (bytes); the text is static
+ * @param done   parts that are done
+ * @param total  parts of the call
+ * @return 0 to go on; anything else ends the call with DS_ERR_CALLBACK before its next part
+ * It must not use the engine, its model or its optimizer.
+ */
+typedef int32_t (*ds_progress_fn)(void* user_data, const char* call, int64_t done, int64_t total);
+/**
+ * Sets what hears the progress of this engine's calls, before each of their parts; NULL: nothing.
+ * What an early end leaves: ds_engine_train_batch keeps the micro batches that are done and the next
+ * call goes on with the step; ds_engine_evaluate has no effect; ds_engine_save leaves no checkpoint
+ * of that tag, and what was there stays; ds_engine_load leaves an engine that can only load, as a
+ * load that fails. In a group of several processes an early end of a training or evaluating call
+ * ends the group, as ds_comm_abort does, because the others would wait; one of saving or loading
+ * fails in every process alike.
+ * @param release  called once with `user_data` when `fn` is no longer used; may be NULL
+ * Since: 0.4.
+ */
+DS_API ds_status ds_engine_set_progress(ds_engine* engine, ds_progress_fn fn, void* user_data,
+                                        void (*release)(void* user_data));
+/**
+ * Ends the call that runs in this engine before its next part, with DS_ERR_ABORTED, and leaves what
+ * ds_engine_set_progress describes; without such a call nothing happens.
+ * Threads: any, while another thread is inside a call. Since: 0.4.
+ */
+DS_API ds_status ds_engine_interrupt(ds_engine* engine);
 
 /**
  * Saves everything a bitwise resume needs: weights, masters, moments, schedule, loss scale, random
@@ -1120,7 +1237,8 @@ DS_API ds_status ds_engine_set_client_state(ds_engine* engine, const char* json)
 DS_API ds_status ds_engine_client_state(ds_engine* engine, char** out_json);
 
 /**
- * The configuration as resolved: {"config": {...}, "origins": {path: origin}, "warnings": [...]}.
+ * The configuration as resolved: {"config": {...}, "given": {...}, "origins": {path: origin},
+ * "warnings": [...]}. "given" holds what the caller asked for alone (since 0.5).
  * Since: 0.1.
  */
 DS_API ds_status ds_engine_config(ds_engine* engine, char** out_json);
@@ -1178,8 +1296,8 @@ DS_API ds_status ds_optimizer_get_state(ds_optimizer* optimizer, const char* nam
 /** Names of a parameter's state tensors as a JSON list. Errors: DS_ERR_NOT_FOUND. Since: 0.2. */
 DS_API ds_status ds_optimizer_state_names(ds_optimizer* optimizer, const char* name,
                                           char** out_json);
-/** Sets one state tensor of a parameter from a float32 tensor of the same shape.
- * Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE. Since: 0.1. */
+/** Sets one state tensor of a parameter from a float32 tensor of the same shape, between backward
+ * and step too. Errors: DS_ERR_NOT_FOUND, DS_ERR_STATE (between forward and backward). Since: 0.1. */
 DS_API ds_status ds_optimizer_set_state(ds_optimizer* optimizer, const char* name,
                                         const char* state, const ds_tensor* value);
 

@@ -168,6 +168,14 @@ inline std::string plan(const std::string& model_json, const std::string& config
   return detail::take(json);
 }
 
+// What is wrong with a configuration, and what it resolves to, as JSON.
+inline std::string config_check(const std::string& config_json,
+                                const std::string& options_json = "{}") {
+  char* json = nullptr;
+  check(ds_config_check(config_json.c_str(), options_json.c_str(), &json));
+  return detail::take(json);
+}
+
 // Receives log messages, possibly from several threads at once. It must not call the library;
 // exceptions that it throws are dropped.
 using LogFunction =
@@ -648,6 +656,12 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     check(ds_model_open(folder.c_str(), &out));
     return Model(out);
   }
+  // A second model of the same weights, to generate from while an engine trains this one on.
+  Model copy() const {
+    ds_model* out = nullptr;
+    check(ds_model_copy(get(), &out));
+    return Model(out);
+  }
   // A Hugging Face folder with another head or changed options; see ds_model_open_with.
   static Model open_with(const std::string& folder, const std::string& changes_json,
                          std::optional<int64_t> head_seed = std::nullopt) {
@@ -883,6 +897,22 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     reset(out);
   }
 
+  // The same with a say in how the configuration is read; see ds_engine_create_with.
+  static Engine create_with(const std::string& config_json, const std::string& options_json,
+                            Model& model, Comm* comm = nullptr) {
+    ds_engine* out = nullptr;
+    check(ds_engine_create_with(config_json.c_str(), options_json.c_str(), model.get(),
+                                comm ? comm->get() : nullptr, &out));
+    return Engine(out);
+  }
+  static Engine create_from_file(const std::string& path, const std::string& options_json,
+                                 Model& model, Comm* comm = nullptr) {
+    ds_engine* out = nullptr;
+    check(ds_engine_create_from_file(path.c_str(), options_json.c_str(), model.get(),
+                                     comm ? comm->get() : nullptr, &out));
+    return Engine(out);
+  }
+
   // The loss of one micro batch.
   Tensor forward(const Tensor& ids, const Tensor& labels, const Tensor* attention_mask = nullptr,
                  const Tensor* segments = nullptr, const Tensor* token_types = nullptr) {
@@ -914,6 +944,26 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     check(ds_engine_evaluate(get(), dataset.get(), max_batches, &out));
     return out;
   }
+
+  // Hears the parts of train_batch, evaluate, save and load; false ends the call (DS_ERR_CALLBACK).
+  // It must not throw.
+  using Progress = std::function<bool(const char* call, int64_t done, int64_t total)>;
+  void set_progress(Progress progress) {
+    if (!progress) {
+      check(ds_engine_set_progress(get(), nullptr, nullptr, nullptr));
+      return;
+    }
+    auto kept = std::make_unique<Progress>(std::move(progress));
+    check(ds_engine_set_progress(
+        get(),
+        [](void* user_data, const char* call, int64_t done, int64_t total) -> int32_t {
+          return (*static_cast<Progress*>(user_data))(call, done, total) ? 0 : 1;
+        },
+        kept.get(), [](void* user_data) { delete static_cast<Progress*>(user_data); }));
+    (void)kept.release();  // the library's now
+  }
+  // From any thread: ends the call that runs in this engine.
+  void interrupt() { check(ds_engine_interrupt(get())); }
 
   // "" as a tag: "global_step<N>" when saving, the newest valid one when loading.
   void save(const std::string& folder, const std::string& tag = "") {
@@ -993,7 +1043,13 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     check(ds_engine_gradient_view(get(), name.c_str(), &out));
     return Tensor(out);
   }
+  // What the loss of the open micro batch was, for reports.
+  void set_loss(double loss) { check(ds_engine_set_loss(get(), loss)); }
   void discard_gradients() { check(ds_engine_discard_gradients(get())); }
+  // Whether the next steps update; nothing: as gradient_accumulation_steps says.
+  void set_boundary(std::optional<bool> boundary) {
+    check(ds_engine_set_boundary(get(), boundary ? int32_t{*boundary} : -1));
+  }
   // Own parameters whole, until release(): numbers as in Model::tensor_names().
   std::vector<Tensor> fetch(const std::vector<int64_t>& indices) {
     return held(ds_engine_fetch_parameters, indices);

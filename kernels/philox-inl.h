@@ -121,7 +121,8 @@ class Philox {
     const D64 d64;
     const D32 d32;
     const uint64_t same = uint64_t{kFactor1} * stream_.op;
-    const auto index = hn::Add(hn::Iota(d64, 0), hn::Set(d64, block));
+    const auto index =
+        hn::Add(hn::Iota(d64, 0), hn::Set(d64, block + (uint64_t{stream_.sample} << 32)));
     const V32 p0 = multiply(hn::BitCast(d32, index), kFactor0);
     const V32 key0 = hn::Set(d32, static_cast<uint32_t>(same >> 32) ^ keys_[0][0]);
     const V32 key1 = hn::Set(d32, stream_.step ^ keys_[0][1]);

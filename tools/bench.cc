@@ -96,16 +96,12 @@ libds::Model open_model(const std::string& name) {
 }
 
 // The configuration of the engine with what the command line says instead.
-std::string engine_config(const Options& o) {
+RunConfig engine_config(const Options& o) {
   ConfigOptions given;
   given.path = o.config;
   given.threads = o.threads;
-  const RunConfig config = load_config(given);
-  if (o.batch == 0 || !config.understood) return config.text;
-  Json document = parse_json(config.text, "the configuration");
-  document.erase("train_batch_size");  // follows from the two others
-  document["train_micro_batch_size_per_gpu"] = o.batch;
-  return document.dump();
+  if (o.batch != 0) given.micro_batch = o.batch;
+  return load_config(given);
 }
 
 struct Times {
@@ -136,7 +132,8 @@ void train_step(libds::Engine& engine, const libds::Tensor& ids, const libds::Te
 
 Json bench_training(const Options& o, libds::Model& model, const Json& model_config,
                     int64_t length) {
-  libds::Engine engine(engine_config(o), model);
+  const RunConfig config = engine_config(o);
+  libds::Engine engine = libds::Engine::create_with(config.text, config.options, model);
   const Json resolved = parse_json(engine.config(), "the engine's configuration").at("config");
   const int64_t batch = resolved.at("train_micro_batch_size_per_gpu").get<int64_t>();
   const int64_t micro_batches = resolved.value("gradient_accumulation_steps", int64_t{1});

@@ -1,5 +1,5 @@
 // `ds convert`: weights from one kind of folder to another: a checkpoint, a Hugging Face folder,
-// low-rank adapters alone.
+// low-rank adapters alone. `ds export` is its --to safetensors by another name.
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::string input;
   std::string output;
-  std::string to;
+  std::string to = "safetensors";
   std::string tag;
   std::string dtype = "float32";
   std::string max_shard_size;
@@ -55,9 +55,10 @@ void check_options(const Options& o) {
 void write_checkpoint(libds::Model& model, const std::string& source, const Options& o) {
   model.save(o.output);
   const Json saved = parse_json(libds::inspect_checkpoint(o.output, "weights"), "the checkpoint");
-  const std::string tokenizer = copy_tokenizer(source, o.output);
-  std::cout << "wrote " << o.output << ": checkpoint weights of " << saved.at("tensors").size()
-            << " tensors" << (tokenizer.empty() ? "" : ", " + tokenizer) << "\n";
+  std::string line = "wrote " + o.output + ": checkpoint weights of " +
+                     std::to_string(saved.at("tensors").size()) + " tensors";
+  for (const std::string& file : copy_companions(source, o.output)) line += ", " + file;
+  std::cout << line << "\n";
 }
 
 int run(const Options& o) {
@@ -92,23 +93,24 @@ int run(const Options& o) {
   return kDone;
 }
 
-}  // namespace
-
-void add_convert(CLI::App& app, Action& action) {
-  CLI::App* sub = app.add_subcommand(
-      "convert", "Convert between checkpoints, Hugging Face folders and adapters");
+void add_to(CLI::App& app, Action& action, const char* name, const char* description,
+            const char* adapter_option, bool kinds) {
+  CLI::App* sub = app.add_subcommand(name, description);
   auto options = std::make_shared<Options>();
   Options& o = *options;
   sub->add_option("input", o.input, "checkpoint or Hugging Face folder")
       ->type_name("INPUT")
       ->required();
   sub->add_option("output", o.output, "folder to write")->type_name("OUTPUT")->required();
-  sub->add_option("--to", o.to,
-                  "checkpoint: weights that train --model and generate open; safetensors: a "
-                  "Hugging Face folder, adapters merged; adapter: the adapters alone, as PEFT's")
-      ->check(CLI::IsMember({"checkpoint", "safetensors", "adapter"}))
-      ->type_name("KIND")
-      ->required();
+  if (kinds) {
+    sub->add_option("--to", o.to,
+                    "safetensors: a Hugging Face folder, adapters merged; checkpoint: weights that "
+                    "train --model and generate open; adapter: the adapters alone, as PEFT's")
+        ->check(CLI::IsMember({"checkpoint", "safetensors", "adapter"}))
+        ->type_name("KIND")
+        ->capture_default_str();
+    sub->add_flag("--merge", o.merge, "add the adapters' products to the weights");
+  }
   sub->add_option("--tag", o.tag, "checkpoint of INPUT to take instead of the newest")
       ->type_name("NAME");
   sub->add_option("--dtype", o.dtype, "float32, bfloat16 or float16")
@@ -116,14 +118,26 @@ void add_convert(CLI::App& app, Action& action) {
       ->type_name("TYPE")
       ->capture_default_str();
   sub->add_option("--max-shard-size", o.max_shard_size,
-                  "several files of at most this much tensor data, such as 5GB, and an index")
+                  "several files of at most this much tensor data, such as 5GB, and an index; "
+                  "default: one file")
       ->check(byte_size())
       ->type_name("SIZE");
-  sub->add_option("--adapter", o.adapter, "put this PEFT adapter onto INPUT first")
+  sub->add_option(adapter_option, o.adapter, "put this PEFT adapter onto INPUT first")
       ->type_name("DIR");
-  sub->add_flag("--merge", o.merge, "add the adapters' products to the weights");
   sub->add_flag("--force", o.force, "write into a folder that is not empty");
   sub->callback([&action, options] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, Action& action) {
+  add_to(app, action, "convert", "Convert between checkpoints, Hugging Face folders and adapters",
+         "--adapter", true);
+}
+
+void add_export(CLI::App& app, Action& action) {
+  add_to(app, action, "export", "Write a Hugging Face folder: convert --to safetensors",
+         "--merge-adapter", false);
 }
 
 }  // namespace tool

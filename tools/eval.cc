@@ -75,8 +75,7 @@ Evaluation::Evaluation(const Options& options)
   if (!is_token_prefix(o_.data)) {
     tokenizer_ = tokenizer_for(o_.tokenizer, o_.model, model_);
   } else {
-    tokenizer_ =
-        o_.tokenizer.empty() ? find_tokenizer(o_.model) : libds::Tokenizer::open(o_.tokenizer);
+    tokenizer_ = o_.tokenizer.empty() ? find_tokenizer(o_.model) : open_tokenizer(o_.tokenizer);
   }
   const int64_t positions = model_positions(config);
   length_ = o_.sequence_length;

@@ -127,7 +127,7 @@ int run(const Options& o) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   }
-  const SignalWatch signals;
+  const SignalWatch signals(SignalWatch::Loop::kEnds);
   TextStream stream(tokenizer);
   int64_t count = 0;
   const auto start = std::chrono::steady_clock::now();
@@ -135,10 +135,15 @@ int run(const Options& o) {
     model.generate(prompt, how, [&](int32_t id) {
       stream.token(id);
       ++count;
-      return signals.pending() == 0;
+      return signals.stop() == 0;
     });
   } catch (const libds::Error& error) {
-    if (error.status() != DS_ERR_CALLBACK || signals.pending() == 0) throw;
+    if (error.status() != DS_ERR_CALLBACK || signals.stop() == 0) {
+      // The message begins a line of its own.
+      if (!o.no_prompt || count > 0) std::fputc('\n', stdout);
+      std::fflush(stdout);
+      throw;
+    }
   }
   stream.finish();
   std::fputc('\n', stdout);
@@ -148,7 +153,7 @@ int run(const Options& o) {
     std::fprintf(stderr, "%lld tokens in %.2f s, %.1f tokens/s\n", static_cast<long long>(count),
                  seconds.count(), static_cast<double>(count) / std::max(seconds.count(), 1e-9));
   }
-  return signals.pending() != 0 ? kSignalBase + signals.pending() : kDone;
+  return signals.stop() != 0 ? kSignalBase + signals.stop() : kDone;
 }
 
 }  // namespace

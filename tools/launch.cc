@@ -3,11 +3,8 @@
 // Two processes stand above the ranks. This one waits and passes signals on; the one below it runs
 // the job (launch_job.h). Each adopts what is orphaned below it, and each sees when the other is
 // killed, so that either can end every process of the job, whatever became of the other.
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,49 +20,11 @@
 #include "files.h"
 #include "format.h"
 #include "launch_job.h"
+#include "launch_socket.h"
 #include "process_tree.h"
 
 namespace tool {
 namespace {
-
-// The port at which rank 0 will wait for the others. Between finding a free port and rank 0's
-// listening on it another program could take it. So the port stays bound, without listening, until
-// the job ends: the system gives it to nobody who asks for any port, and SO_REUSEADDR, which
-// listeners on a given port set, lets rank 0 listen on it all the same.
-class ReservedPort {
- public:
-  explicit ReservedPort(std::optional<int64_t> wanted) {
-    file_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (file_ < 0) throw Failure(std::string("cannot make a socket: ") + std::strerror(errno));
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(wanted.value_or(0)));
-    // A given port may still be closing after the last job; a free one must be nobody else's.
-    const int yes = 1;
-    if (wanted) ::setsockopt(file_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (::bind(file_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-      const std::string why = std::strerror(errno);
-      ::close(file_);
-      throw Failure(wanted ? "cannot use --master-port " + std::to_string(*wanted) + ": " + why +
-                                 "; without the option a free port is taken"
-                           : "cannot find a free port: " + why);
-    }
-    ::setsockopt(file_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    socklen_t size = sizeof address;
-    ::getsockname(file_, reinterpret_cast<sockaddr*>(&address), &size);
-    number_ = ntohs(address.sin_port);
-  }
-  ~ReservedPort() { ::close(file_); }
-  ReservedPort(const ReservedPort&) = delete;
-  ReservedPort& operator=(const ReservedPort&) = delete;
-
-  int number() const { return number_; }
-
- private:
-  int file_ = -1;
-  int number_ = 0;
-};
 
 std::string new_job_name() {
   std::random_device random;
@@ -117,6 +76,9 @@ int run(LaunchOptions options) {
   start.options = std::move(options);
   start.port = port.number();
   start.job = new_job_name();
+  MeetingSocket meeting;
+  start.meeting_port = meeting.port();
+  start.token = new_job_token();
 
   sigset_t signals;
   sigemptyset(&signals);
@@ -144,8 +106,9 @@ int run(LaunchOptions options) {
   if (job == 0) {
     ::close(lifeline[1]);
     ::setpgid(0, 0);  // Ctrl-C reaches the process above alone, which passes it on once
-    return run_job(start, lifeline[0]);
+    return run_job(start, lifeline[0], meeting);
   }
+  meeting.close();  // rank 0 alone holds it
   ::close(lifeline[0]);
   const int status = wait_for_job(job, signals);
   ::close(lifeline[1]);
@@ -191,12 +154,13 @@ void add_launch(CLI::App& app, Action& action, std::vector<std::string> command)
   sub->add_option("--timeout", o.timeout, "end the run after so long, with status 124")
       ->check(seconds_above_zero())
       ->type_name("SECONDS");
-  sub->add_option("--grace", o.grace, "time between SIGTERM and SIGKILL for ranks that are ended")
+  sub->add_option("--grace", o.grace,
+                  "time between SIGTERM and SIGKILL for ranks that are ended: 10 when a rank has "
+                  "failed; given, also after a signal from outside, which has no limit otherwise")
       ->check(CLI::Range(0.0, 1e8))
-      ->type_name("SECONDS")
-      ->capture_default_str();
+      ->type_name("SECONDS");
   sub->add_option("--master-port", o.master_port,
-                  "port at which ranks find each other; default: a free one")
+                  "MASTER_PORT, for programs that open it themselves; default: a free one")
       ->check(CLI::Range(1, 65535))
       ->type_name("P");
   sub->add_flag("--bind", o.bind, "give every rank its own share of the CPUs");

@@ -11,6 +11,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <optional>
+#include <utility>
 
 #include "command.h"
 #include "format.h"
@@ -23,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 class Job {
  public:
-  Job(const RankStart& start, int lifeline);
+  Job(RankStart start, int lifeline, MeetingSocket& meeting);
   int run();
 
  private:
@@ -34,16 +36,23 @@ class Job {
   void wait_for_events();
   void watch_times();
   void begin_ending();
+  const Rank& cause() const;
+  double failed_after(const Rank& rank) const;
   void tell();
   bool ranks_left() const;
   OutputQueue& errors() { return separate_errors_ ? err_ : out_; }
   void say(const std::string& text);
+  double since_start(int64_t nanoseconds) const {
+    const Clock::time_point at{std::chrono::nanoseconds(nanoseconds)};
+    return std::chrono::duration<double>(at - began_).count();
+  }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
   std::string ranks_running() const;
   std::deque<std::string> last_errors(const Rank& rank) const;
 
-  const RankStart& start_;
+  const RankStart start_;
   const LaunchOptions& options_;
+  MeetingSocket& meeting_;
   int lifeline_;
   int signals_ = -1;
   OutputQueue out_{STDOUT_FILENO};
@@ -56,11 +65,19 @@ class Job {
   bool abandoned_ = false;     // `ds launch` was killed
   int passed_on_ = 0;          // signal that the ranks got from outside
   bool ending_ = false;
-  Clock::time_point kill_at_;
+  Clock::time_point ending_since_;
+  std::optional<Clock::time_point> kill_at_;
   bool killed_ = false;
-  const Rank* first_ = nullptr;  // to fail, by itself
+  const Rank* first_ = nullptr;  // to end by a failure of its own
+  std::string stopped_;          // ranks that did not run when that ended
   int status_ = kDone;
 };
+
+constexpr double kGrace = 10;  // seconds, without --grace
+
+std::chrono::milliseconds after_seconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
 
 // Whether both are one file, so that lines of both must queue in one line.
 bool same_file(int a, int b) {
@@ -68,12 +85,13 @@ bool same_file(int a, int b) {
   return ::fstat(a, &x) == 0 && ::fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-Job::Job(const RankStart& start, int lifeline)
-    : start_(start),
-      options_(start.options),
+Job::Job(RankStart start, int lifeline, MeetingSocket& meeting)
+    : start_(std::move(start)),
+      options_(start_.options),
+      meeting_(meeting),
       lifeline_(lifeline),
       separate_errors_(!same_file(STDOUT_FILENO, STDERR_FILENO)),
-      ranks_(static_cast<size_t>(start.options.ranks)) {
+      ranks_(static_cast<size_t>(options_.ranks)) {
   sigset_t all;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -107,6 +125,7 @@ void Job::start_ranks() {
       status_ = error.status;
       begin_ending();
     }
+    meeting_.close();  // rank 0 has it, and nobody else needs it
   }
 }
 
@@ -114,7 +133,12 @@ void Job::start_ranks() {
 void Job::begin_ending() {
   if (ending_) return;
   ending_ = true;
-  kill_at_ = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(options_.grace * 1000));
+  ending_since_ = Clock::now();
+  kill_at_ = ending_since_ + after_seconds(options_.grace.value_or(kGrace));
+  for (const Rank& rank : ranks_) {
+    if (rank.process == 0 || !is_stopped(rank.process)) continue;
+    stopped_ += (stopped_.empty() ? "" : ", ") + std::to_string(rank.number);
+  }
   const std::vector<pid_t> below = descendants();
   for (const pid_t id : below) ::kill(id, SIGTERM);
   if (!below.empty()) return;
@@ -128,6 +152,7 @@ void Job::rank_ended(Rank& rank, int wait_status) {
   rank.ended = seconds();
   rank.killed = WIFSIGNALED(wait_status);
   rank.status = rank.killed ? kSignalBase + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
+  rank.notes.read();
   if (rank.status == 0 || ending_) return;
   // The others may still be saving: they got the signal, too.
   if (passed_on_ != 0 && rank.status == kSignalBase + passed_on_) {
@@ -171,7 +196,9 @@ void Job::take_signal() {
     if (stops) {
       passed_on_ = number;
       say("passed signal " + std::to_string(number) + " on to ranks " + ranks_running() +
-          "; another one kills them");
+          "; another one kills them" +
+          (options_.grace ? format(", and so do %g s (--grace)", *options_.grace) : ""));
+      if (options_.grace && !ending_) kill_at_ = Clock::now() + after_seconds(*options_.grace);
     }
     for (const Rank& rank : ranks_) {
       if (rank.process != 0) ::kill(-rank.process, number);
@@ -186,7 +213,10 @@ void Job::watch_times() {
     status_ = kTimedOut;
     begin_ending();
   }
-  if (ending_ && !nothing_left_ && Clock::now() >= kill_at_) {
+  for (Rank& rank : ranks_) rank.notes.read();
+  if (kill_at_ && !nothing_left_ && Clock::now() >= *kill_at_) {
+    if (!ending_) status_ = kSignalBase + passed_on_;  // of a signal from outside
+    begin_ending();
     killed_ = true;
     for (const Rank& rank : ranks_) {
       if (rank.process != 0) ::kill(-rank.process, SIGKILL);
@@ -217,7 +247,7 @@ void Job::wait_for_events() {
     }
   }
   auto until = Clock::now() + std::chrono::seconds(1);
-  if (ending_) until = std::min(until, kill_at_);
+  if (kill_at_) until = std::min(until, *kill_at_);
   if (options_.timeout && !ending_) {
     until = std::min(until, began_ + std::chrono::duration_cast<Clock::duration>(
                                          std::chrono::duration<double>(*options_.timeout)));
@@ -239,16 +269,48 @@ std::deque<std::string> Job::last_errors(const Rank& rank) const {
   return last_lines_of(rank_log(options_, rank.number, "err"));
 }
 
+// Whose failure came before the others', by the ranks' own clocks. Who was killed told nobody, and
+// a program without notes may be the cause of what others say about it. What a rank tells of
+// another one is no cause where there is any else.
+const Rank& Job::cause() const {
+  if (first_->killed) return *first_;
+  const auto key = [&](const Rank& rank) {
+    return std::pair(rank.notes.any() && rank.notes.of_others(), failed_after(rank));
+  };
+  const Rank* best = first_;
+  for (const Rank& rank : ranks_) {
+    if (&rank == first_ || rank.status == 0 || !rank.notes.any()) continue;
+    constexpr double kRecent = 5;  // what it got over before that has nothing to do with the end
+    const double ending = std::chrono::duration<double>(ending_since_ - began_).count();
+    const double last = since_start(rank.notes.last());
+    if (failed_after(rank) < ending && last > ending - kRecent && key(rank) < key(*best)) {
+      best = &rank;
+    }
+  }
+  return *best;
+}
+
+double Job::failed_after(const Rank& rank) const {
+  return rank.notes.any() ? since_start(rank.notes.first()) : rank.ended;
+}
+
 // Who failed first and how, and what it said last.
 void Job::tell() {
   if (out_.broken() || err_.broken())
     say("error: cannot write the ranks' output: its reader has gone");
   if (first_ == nullptr) return;
-  const Rank& rank = *first_;
-  std::string text =
-      format("error: rank %d failed first, after %.1f s: %s", rank.number, rank.ended,
-             (rank.killed ? describe_signal(rank.status - kSignalBase)
-                          : "exit code " + std::to_string(rank.status))
+  const Rank& rank = cause();
+  const bool ended_here = rank.killed && &rank != first_;
+  if (&rank != first_ && !rank.killed) status_ = rank.status;
+  std::string text = "error: ";
+  if (!stopped_.empty() && rank.notes.any() && rank.notes.of_others()) {
+    text += "did not run, stopped by a signal or a debugger: rank " + stopped_ + "; ";
+  }
+  text +=
+      format("rank %d failed first, after %.1f s: %s", rank.number, failed_after(rank),
+             (ended_here    ? "its error came before that of rank " + std::to_string(first_->number)
+              : rank.killed ? describe_signal(rank.status - kSignalBase)
+                            : "exit code " + std::to_string(rank.status))
                  .c_str());
   if (ranks_.size() > 1)
     text += killed_ ? "; the others were ended, by force" : "; the others were ended";
@@ -288,6 +350,9 @@ int Job::run() {
 
 }  // namespace
 
-int run_job(const RankStart& start, int lifeline) { return Job(start, lifeline).run(); }
+int run_job(RankStart start, int lifeline, MeetingSocket& meeting) {
+  start.meeting_file = meeting.file();
+  return Job(std::move(start), lifeline, meeting).run();
+}
 
 }  // namespace tool

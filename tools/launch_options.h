@@ -13,7 +13,7 @@ struct LaunchOptions {
   std::vector<std::string> command;
   std::string rank_logs;          // folder; "" = standard output and error, line by line
   std::optional<double> timeout;  // seconds that the whole run may take
-  double grace = 10;              // seconds between SIGTERM and SIGKILL
+  std::optional<double> grace;    // seconds between SIGTERM and SIGKILL
   std::optional<int64_t> master_port;
   bool bind = false;  // a share of the CPUs for each rank
 };

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,12 +17,14 @@ namespace tool {
 namespace {
 
 // Variables that would lead ranks elsewhere than to this job.
-constexpr const char* kUnset[] = {"DS_MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "LOCAL_SIZE",
-                                  "CROSS_RANK", "CROSS_SIZE"};
+constexpr const char* kUnset[] = {
+    "DS_MASTER_FD", "DS_JOB_TOKEN_FILE", "TORCHELASTIC_USE_AGENT_STORE",
+    "LOCAL_SIZE",   "CROSS_RANK",        "CROSS_SIZE"};
 
-std::vector<std::string> environment_of(const RankStart& start, int rank) {
+// `notes`: the file by which the rank tells about its failures.
+std::vector<std::string> environment_of(const RankStart& start, int rank, int notes) {
   const std::string world = std::to_string(start.options.ranks), number = std::to_string(rank);
-  const std::vector<std::pair<std::string, std::string>> set = {
+  std::vector<std::pair<std::string, std::string>> set = {
       {"RANK", number},
       {"WORLD_SIZE", world},
       {"LOCAL_RANK", number},
@@ -30,7 +33,11 @@ std::vector<std::string> environment_of(const RankStart& start, int rank) {
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", std::to_string(start.port)},
       {"TORCHELASTIC_RUN_ID", start.job},
-      {"TORCHELASTIC_RESTART_COUNT", "0"}};
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"DS_MASTER_PORT", std::to_string(start.meeting_port)},
+      {"DS_JOB_TOKEN", start.token},
+      {"DS_FAILURE_FD", std::to_string(notes)}};
+  if (rank == 0) set.emplace_back("DS_MASTER_FD", std::to_string(start.meeting_file));
   std::vector<std::string> out;
   for (char** at = environ; *at != nullptr; ++at) {
     const std::string_view name = std::string_view(*at).substr(0, std::strcspn(*at, "="));
@@ -90,6 +97,15 @@ struct Pipe {
   File writing{-1};
 };
 
+void connect_notes(FailureNotes& reading, File& writing) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw RankError{std::string("cannot make a socket: ") + std::strerror(errno), kFailed};
+  }
+  reading = FailureNotes(ends[0]);
+  writing.number = ends[1];
+}
+
 int open_log(const LaunchOptions& options, int rank, const char* kind) {
   const std::string path = rank_log(options, rank, kind);
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
@@ -99,13 +115,16 @@ int open_log(const LaunchOptions& options, int rank, const char* kind) {
 
 // In the new process: never returns. What goes wrong is a number in `trouble`.
 [[noreturn]] void become_rank(const RankStart& start, int rank, pid_t parent, int out, int err,
-                              int trouble, char** command, char** environment) {
+                              int notes, int trouble, char** command, char** environment) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) _exit(kFailed);  // it died before the line above
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   bool ready =
       nothing >= 0 && ::dup2(nothing, 0) >= 0 && ::dup2(out, 1) >= 0 && ::dup2(err, 2) >= 0;
+  // These stay open in the program.
+  ready = ready && ::fcntl(notes, F_SETFD, 0) == 0 &&
+          (rank != 0 || ::fcntl(start.meeting_file, F_SETFD, 0) == 0);
   if (ready && start.options.bind) {
     const cpu_set_t share = share_of(start, rank);
     ready = ::sched_setaffinity(0, sizeof share, &share) == 0;
@@ -129,7 +148,9 @@ std::string rank_log(const LaunchOptions& options, int rank, const char* kind) {
 
 void start_rank(const RankStart& start, Rank& rank, OutputQueue& out, OutputQueue& err) {
   std::vector<std::string> words = start.options.command;
-  std::vector<std::string> variables = environment_of(start, rank.number);
+  File notes(-1);
+  connect_notes(rank.notes, notes);
+  std::vector<std::string> variables = environment_of(start, rank.number, notes.number);
   std::vector<char*> command = pointers(words), environment = pointers(variables);
 
   const bool logged = !start.options.rank_logs.empty();
@@ -155,8 +176,8 @@ void start_rank(const RankStart& start, Rank& rank, OutputQueue& out, OutputQueu
   const pid_t parent = ::getpid();
   const pid_t process = ::fork();
   if (process == 0) {
-    become_rank(start, rank.number, parent, out_end.number, err_end.number, trouble.writing.number,
-                command.data(), environment.data());
+    become_rank(start, rank.number, parent, out_end.number, err_end.number, notes.number,
+                trouble.writing.number, command.data(), environment.data());
   }
   if (process < 0) {
     throw RankError{

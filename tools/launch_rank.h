@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "launch_failure.h"
 #include "launch_options.h"
 #include "launch_output.h"
 
@@ -25,6 +26,7 @@ struct Rank {
   int status = -1;      // exit code, or 128 + the signal
   bool killed = false;  // by a signal
   double ended = 0;     // seconds after the start
+  FailureNotes notes;   // of its failures, by its own clock
   std::unique_ptr<LineReader> out;  // without --rank-logs
   std::unique_ptr<LineReader> err;
 };
@@ -32,7 +34,10 @@ struct Rank {
 // What all ranks are started with.
 struct RankStart {
   LaunchOptions options;
-  int port = 0;
+  int port = 0;                // MASTER_PORT
+  int meeting_port = 0;        // where ranks of the library meet
+  int meeting_file = -1;       // the listener there, for rank 0
+  std::string token;           // the secret of the job
   std::string job;             // keeps jobs apart that use one port
   sigset_t signals = {};       // the mask that ranks get
   struct sigaction pipe = {};  // what SIGPIPE did when the program began

@@ -12,6 +12,7 @@
 #include "command.h"
 #include "format.h"
 #include "help.h"
+#include "nearest.h"
 
 namespace {
 
@@ -34,7 +35,10 @@ std::string one_line(std::string text) {
 
 int usage_error(const CLI::App& app, const std::string& text) {
   std::string name = "ds";
-  for (const CLI::App* sub : app.get_subcommands()) name += " " + sub->get_name();
+  for (const CLI::App* sub = &app; !sub->get_subcommands().empty();) {
+    sub = sub->get_subcommands().front();
+    name += " " + sub->get_name();
+  }
   print_error(one_line(text) + " (see '" + name + " --help')");
   return tool::kUsage;
 }
@@ -69,6 +73,7 @@ int main(int argc, char** argv) {
   tool::add_bench(app, action);
   tool::add_launch(app, action, std::move(command));
   tool::add_plan(app, action);
+  tool::add_config(app, action);
   tool::add_report(app, action);
   app.footer("'ds SUBCOMMAND --help' explains a subcommand; docs/cli.md has examples.");
 
@@ -78,7 +83,9 @@ int main(int argc, char** argv) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     // An argument that nobody knows is more likely the mistake than one that is missing.
     const auto unknown = app.remaining(/*recurse=*/true);
-    return usage_error(app, unknown.empty() ? error.what() : "unknown argument " + unknown.front());
+    if (unknown.empty()) return usage_error(app, error.what());
+    return usage_error(
+        app, "unknown argument " + unknown.front() + tool::hint_for(app, unknown.front()));
   }
   if (!action) {
     std::cout << app.help();

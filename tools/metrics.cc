@@ -1,6 +1,15 @@
 #include "metrics.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iostream>
 #include <utility>
 
 #include "command.h"
@@ -10,8 +19,16 @@
 namespace tool {
 namespace {
 
+constexpr size_t kMostUnwritten = size_t{1} << 20;
+
 // JSON has no NaN and no infinity: null.
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
+
+// What is not finite, by name.
+const char* value_name(double value) {
+  if (std::isnan(value)) return "NaN";
+  return value > 0 ? "Infinity" : "-Infinity";
+}
 
 const char* skip_reason_name(int32_t reason) {
   switch (reason) {
@@ -24,12 +41,62 @@ const char* skip_reason_name(int32_t reason) {
   }
 }
 
+// The step of a line of such a file; nothing for a line of anything else, or half of one.
+std::optional<int64_t> step_of(const std::string& line) {
+  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) {
+    return std::nullopt;
+  }
+  return json["step"].get<int64_t>();
+}
+
 }  // namespace
 
-MetricsFile::MetricsFile(const std::string& path, bool append) : path_(path) {
+MetricsFile::MetricsFile(const std::string& path, std::optional<int64_t> from) : path_(path) {
   if (path_.empty()) return;
-  file_.open(path_, append ? std::ios::app : std::ios::trunc);
-  if (!file_) throw Failure("cannot open the metrics file " + path_ + " for writing");
+  const auto refuse = [&](const std::string& why) {
+    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+    throw Failure("cannot open the metrics file " + path_ + " for writing: " + why);
+  };
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd_ < 0) refuse(std::strerror(errno));
+  struct stat info = {};
+  if (::fstat(fd_, &info) != 0) refuse(std::strerror(errno));
+  if (!S_ISREG(info.st_mode)) return;  // a pipe or a device: nothing to lock or to keep
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    refuse("another run is writing it");
+  }
+  if (from) {
+    keep_up_to(*from);
+  } else if (::ftruncate(fd_, 0) != 0) {
+    refuse(std::strerror(errno));
+  }
+}
+
+MetricsFile::~MetricsFile() {
+  if (fd_ < 0) return;
+  flush();
+  if (!unwritten_.empty()) {
+    std::cerr << "ds: warning: the last lines of the metrics file " << path_ << " are lost\n";
+  }
+  ::close(fd_);
+}
+
+// Cuts off the lines at the end whose steps are done again, and half a line that a crash left.
+void MetricsFile::keep_up_to(int64_t step) {
+  std::ifstream file(path_, std::ios::binary);
+  std::string line;
+  int64_t end = 0, kept = 0;
+  while (std::getline(file, line)) {
+    if (file.eof()) break;  // no line feed: half a line
+    end += static_cast<int64_t>(line.size()) + 1;
+    const std::optional<int64_t> found = step_of(line);
+    if (!found || *found <= step) kept = end;
+  }
+  if (::ftruncate(fd_, kept) != 0) {
+    std::cerr << "ds: warning: the metrics file " << path_ << " repeats steps after " << step
+              << ": cannot cut it: " << std::strerror(errno) << "\n";
+  }
 }
 
 void MetricsFile::write(const libds::StepReport& report, std::optional<double> valid_loss,
@@ -49,6 +116,10 @@ void MetricsFile::write(const libds::StepReport& report, std::optional<double> v
   if (!report.applied) {
     line["skip_reason"] = skip_reason_name(report.skip_reason);
     line["first_bad_tensor"] = report.first_bad_tensor;
+    if (report.first_bad_element >= 0) {
+      line["first_bad_element"] = report.first_bad_element;
+      line["first_bad_value"] = value_name(report.first_bad_value);
+    }
   }
   if (valid_loss) line["valid_loss"] = number(*valid_loss);
   if (comm.size() > 1) {
@@ -61,8 +132,43 @@ void MetricsFile::write(const libds::StepReport& report, std::optional<double> v
     line["sent_within_node"] = within - std::exchange(within_node_, within);
     line["sent_across_nodes"] = across - std::exchange(across_nodes_, across);
   }
-  file_ << line.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n' << std::flush;
-  if (!file_) throw Failure("cannot write the metrics file " + path_);
+  unwritten_ += line.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+  flush();
+}
+
+void MetricsFile::flush() {
+  while (!unwritten_.empty()) {
+    const ssize_t n = ::write(fd_, unwritten_.data(), unwritten_.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      if (!failing_ && errno != EPIPE) {
+        std::cerr << "ds: warning: cannot write the metrics file " << path_ << ": "
+                  << std::strerror(errno) << "; training goes on, and this is tried again\n";
+      }
+      failing_ = true;
+      break;
+    }
+    const std::string_view written(unwritten_.data(), static_cast<size_t>(n));
+    const size_t last = written.rfind('\n');
+    of_line_ =
+        last == std::string_view::npos ? of_line_ + written.size() : written.size() - last - 1;
+    unwritten_.erase(0, static_cast<size_t>(n));
+  }
+  if (unwritten_.empty() && failing_) {
+    failing_ = false;
+    std::cerr << "ds: note: the metrics file " << path_ << " can be written again";
+    if (dropped_ > 0) std::cerr << "; " << dropped_ << " lines are lost";
+    std::cerr << "\n";
+    dropped_ = 0;
+  }
+  // The line that the file has the beginning of stays, so that no line is ever half of two.
+  while (unwritten_.size() > kMostUnwritten) {
+    const size_t begin = of_line_ > 0 ? unwritten_.find('\n') + 1 : 0;
+    const size_t end = unwritten_.find('\n', begin) + 1;
+    if (end == 0 || end <= begin) break;
+    unwritten_.erase(begin, end - begin);
+    ++dropped_;
+  }
 }
 
 }  // namespace tool

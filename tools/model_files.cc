@@ -109,7 +109,7 @@ libds::Tokenizer find_tokenizer(const std::string& folder) {
 
 libds::Tokenizer tokenizer_for(const std::string& option, const std::string& folder,
                                const libds::Model& model) {
-  if (!option.empty()) return libds::Tokenizer::open(option);
+  if (!option.empty()) return open_tokenizer(option);
   if (libds::Tokenizer found = find_tokenizer(folder)) return found;
   const Json config = parse_json(model.config(), "the model's configuration");
   if (!config.is_object()) throw Failure(folder + " holds own parameters, which do not read text");
@@ -121,11 +121,56 @@ libds::Tokenizer tokenizer_for(const std::string& option, const std::string& fol
              folder.c_str(), static_cast<long long>(vocabulary)));
 }
 
-std::string copy_tokenizer(const std::string& source, const std::string& output) {
-  const libds::Tokenizer tokenizer = find_tokenizer(source);
-  if (!tokenizer) return "";
-  write_text(output + "/tokenizer.json", tokenizer.to_json());
-  return "tokenizer.json";
+std::vector<std::string> copy_settings(const std::string& source, const std::string& output,
+                                       const std::vector<std::string>& names) {
+  const fs::path folder =
+      fs::is_directory(source) ? fs::path(source) : fs::path(source).parent_path();
+  std::vector<std::string> copied;
+  std::error_code error;
+  for (const std::string& name : names) {
+    // A run keeps them beside its checkpoints, each of which has a folder of its own.
+    for (const fs::path& place : {folder, folder.parent_path()}) {
+      const fs::path from = place / name;
+      const bool of_run = place == folder || fs::exists(folder / "manifest.dsm", error);
+      if (!of_run || !fs::is_regular_file(from, error)) continue;
+      const fs::path to = fs::path(output) / name;
+      if (fs::equivalent(from, to, error)) break;
+      fs::copy_file(from, to, fs::copy_options::overwrite_existing, error);
+      if (error) throw Failure("cannot copy " + from.string() + ": " + error.message());
+      copied.push_back(name);
+      break;
+    }
+  }
+  return copied;
+}
+
+const std::vector<std::string>& model_settings() {
+  static const std::vector<std::string> names{"generation_config.json"};
+  return names;
+}
+
+const std::vector<std::string>& tokenizer_settings() {
+  static const std::vector<std::string> names{"tokenizer_config.json", "special_tokens_map.json",
+                                              "chat_template.jinja", "chat_template.json"};
+  return names;
+}
+
+std::vector<std::string> copy_companions(const std::string& source, const std::string& output) {
+  std::vector<std::string> files;
+  if (const libds::Tokenizer tokenizer = find_tokenizer(source)) {
+    write_text(output + "/tokenizer.json", tokenizer.to_json());
+    files.emplace_back("tokenizer.json");
+  }
+  for (const auto* names : {&model_settings(), &tokenizer_settings()}) {
+    const std::vector<std::string> copied = copy_settings(source, output, *names);
+    files.insert(files.end(), copied.begin(), copied.end());
+  }
+  return files;
+}
+
+libds::Tokenizer open_tokenizer(const std::string& option) {
+  return option == "bytes" && !fs::exists(option) ? libds::Tokenizer::bytes()
+                                                  : libds::Tokenizer::open(option);
 }
 
 void export_folder(libds::Model& model, const std::string& source, const std::string& output,
@@ -135,8 +180,8 @@ void export_folder(libds::Model& model, const std::string& source, const std::st
   if (parse_json(model.config(), "the model's configuration").is_object()) {
     files.insert(files.begin(), "config.json");
   }
-  const std::string tokenizer = copy_tokenizer(source, output);
-  if (!tokenizer.empty()) files.push_back(tokenizer);
+  const std::vector<std::string> companions = copy_companions(source, output);
+  files.insert(files.end(), companions.begin(), companions.end());
   tell_written(output, files);
 }
 

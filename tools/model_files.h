@@ -31,6 +31,8 @@ bool has_adapters(const libds::Model& model);
 // How many positions a config.json allows; 0 when it does not say.
 int64_t model_positions(const Json& config);
 
+// That of an option: a file, folder or checkpoint, or "bytes".
+libds::Tokenizer open_tokenizer(const std::string& option);
 // The tokenizer of a folder or checkpoint; empty when it holds none.
 libds::Tokenizer find_tokenizer(const std::string& folder);
 // That of the option, else that of the model's folder, else bytes for a vocabulary of 256.
@@ -40,8 +42,16 @@ libds::Tokenizer tokenizer_for(const std::string& option, const std::string& fol
 // Writes the weights, the tokenizer that `source` holds, and tells what was written.
 void export_folder(libds::Model& model, const std::string& source, const std::string& output,
                    int32_t dtype, int64_t max_shard_bytes);
-// Writes `tokenizer.json` if `source` holds a tokenizer; "" or the file's name.
-std::string copy_tokenizer(const std::string& source, const std::string& output);
+// Writes what Transformers reads beside the weights, where `source` holds it: tokenizer.json and
+// the settings below. Returns the names of the files.
+std::vector<std::string> copy_companions(const std::string& source, const std::string& output);
+// Copies those of the files that lie in `source` (a folder, or the file of one in it) or, when that
+// is one of a run's checkpoints, beside them. Returns their names.
+std::vector<std::string> copy_settings(const std::string& source, const std::string& output,
+                                       const std::vector<std::string>& names);
+// Of generation, and of the tokenizer with its chat template.
+const std::vector<std::string>& model_settings();
+const std::vector<std::string>& tokenizer_settings();
 // "wrote OUTPUT: a (1.2 MiB), b (3 B)" on standard output.
 void tell_written(const std::string& output, const std::vector<std::string>& files);
 

@@ -7,6 +7,7 @@
 #include "command.h"
 #include "files.h"
 #include "format.h"
+#include "read_options.h"
 
 namespace tool {
 namespace {
@@ -19,6 +20,7 @@ struct Options {
   int64_t world = 1;
   std::optional<int64_t> ranks_per_node;
   std::optional<int64_t> micro_batch;
+  ReadOptions reading;
   std::optional<int64_t> sequence_length;
   bool json = false;
 };
@@ -35,16 +37,13 @@ int run(const Options& o) {
   if (path.empty() || (o.parameters && !shifted)) {
     throw UsageError("give MODEL and CONFIG, or --parameters and CONFIG");
   }
-  std::string config = read_text(path);
+  const std::string config = read_text(path);
+  Json options = read_options_document(o.reading);
   if (o.micro_batch) {
-    Json document = parse_json(config, path);
-    if (document.is_object()) {
-      document.erase("train_batch_size");  // follows from the others
-      document["train_micro_batch_size_per_gpu"] = *o.micro_batch;
-      config = document.dump();
-    }
+    options["set"]["/train_batch_size"] = nullptr;  // follows from the others
+    options["set"]["/train_micro_batch_size_per_gpu"] = *o.micro_batch;
   }
-  Json options = {{"world", o.world}};
+  options["world"] = o.world;
   if (o.ranks_per_node) options["ranks_per_node"] = *o.ranks_per_node;
   if (o.sequence_length) options["sequence_length"] = *o.sequence_length;
   const Json plan = parse_json(libds::plan(model_of(o), config, options.dump()), "the plan");
@@ -103,6 +102,7 @@ void add_plan(CLI::App& app, Action& action) {
   sub->add_option("--micro-batch", o.micro_batch, "samples, instead of what the configuration says")
       ->check(at_least(1))
       ->type_name("N");
+  add_read_options(*sub, o.reading);
   sub->add_option("--sequence-length", o.sequence_length,
                   "tokens per sample; default: the model's positions")
       ->check(at_least(1))

@@ -23,6 +23,7 @@ namespace {
 struct Process {
   pid_t parent = 0;
   bool ended = false;
+  bool stopped = false;
 };
 
 // "PID (NAME) STATE PPID ...": the name may hold anything, so the last bracket counts.
@@ -41,7 +42,7 @@ bool read_process(pid_t id, Process& out) {
   if (name_end == nullptr || std::sscanf(name_end + 1, " %c %d", &state, &parent) != 2) {
     return false;
   }
-  out = {parent, state == 'Z' || state == 'X'};
+  out = {parent, state == 'Z' || state == 'X', state == 'T' || state == 't'};
   return true;
 }
 
@@ -76,6 +77,11 @@ std::vector<pid_t> descendants() {
     if (at == ::getpid()) found.push_back(id);
   }
   return found;
+}
+
+bool is_stopped(pid_t id) {
+  Process process;
+  return read_process(id, process) && process.stopped;
 }
 
 void signal_descendants(int number) {

@@ -15,6 +15,9 @@ void adopt_orphans();
 // out. Empty where /proc is not mounted.
 std::vector<pid_t> descendants();
 
+// Whether it was stopped (SIGSTOP, a debugger) and does not run.
+bool is_stopped(pid_t id);
+
 // Sends a signal to all of them.
 void signal_descendants(int number);
 

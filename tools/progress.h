@@ -19,11 +19,12 @@ class Progress {
   void step(const libds::StepReport& report);
   // A line of its own, above the bar.
   void message(const std::string& text);
+  // Takes the bar away, for something else that writes to standard error.
+  void clear();
 
  private:
   std::string eta(int64_t step) const;
   void draw(const std::string& text);
-  void clear();
 
   int64_t first_;
   int64_t total_;

@@ -11,6 +11,7 @@
 #include "command.h"
 #include "files.h"
 #include "format.h"
+#include "model_files.h"
 
 namespace tool {
 namespace {
@@ -72,7 +73,7 @@ void build(const Options& o, const libds::Tokenizer& tokenizer) {
 int run(const Options& o) {
   if (!o.prefix.empty() && o.file.empty()) throw UsageError("--build needs --file");
   const libds::Tokenizer tokenizer =
-      o.tokenizer.empty() ? libds::Tokenizer::bytes() : libds::Tokenizer::open(o.tokenizer);
+      o.tokenizer.empty() ? libds::Tokenizer::bytes() : open_tokenizer(o.tokenizer);
   if (!o.prefix.empty()) {
     build(o, tokenizer);
     return kDone;

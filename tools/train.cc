@@ -70,6 +70,7 @@ void add_how_to_train(CLI::App& sub, TrainOptions& o) {
          "batch 8, AdamW, lr 3e-4, clipping 1")
       ->type_name("DS_CONFIG.json")
       ->group(group);
+  add_read_options(sub, o.config.reading, group);
   sub.add_option("--steps", o.steps,
                  "optimizer steps in all, counted from the beginning of the training: a run loaded "
                  "at step 10 with --steps 20 does 10 more")
@@ -193,10 +194,9 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
       ->group(group);
 
   group = "Records";
-  sub.add_option(
-         "--metrics", o.metrics,
-         "one JSON object per step; with --load the lines after the loaded step are cut and new "
-         "ones appended, else it is begun anew")
+  sub.add_option("--metrics", o.metrics,
+                 "one JSON object per step; with --load it goes on behind the loaded step, else it "
+                 "begins anew")
       ->type_name("OUT.jsonl")
       ->group(group);
   sub.add_option("--tensorboard", o.config.tensorboard, "TensorBoard events")

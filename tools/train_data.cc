@@ -7,9 +7,24 @@
 #include "files.h"
 
 namespace tool {
+namespace {
+
+// The path goes into a specification, which is JSON.
+void check_utf8(const std::string& path) {
+  try {
+    static_cast<void>(Json(path).dump());
+  } catch (const Json::exception&) {
+    throw Failure("the name of the data, " +
+                  Json(path).dump(-1, ' ', true, Json::error_handler_t::replace) +
+                  ", is not UTF-8: rename it, or make a link to it with another name");
+  }
+}
+
+}  // namespace
 
 TrainData::TrainData(const std::string& data, const std::string& spec_file) : file_(spec_file) {
   if (spec_file.empty()) {
+    check_utf8(data);
     spec_ = {{"path", data}};
     return;
   }

@@ -1,23 +1,26 @@
 // `ds train`: one run, from the files to the last checkpoint.
-#include <cmath>
+#include <cerrno>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 
 #include "command.h"
 #include "files.h"
+#include "first_rank.h"
 #include "format.h"
-#include "metrics.h"
-#include "metrics_cut.h"
 #include "model_files.h"
-#include "progress.h"
 #include "rank_device.h"
 #include "resume.h"
+#include "run_lock.h"
+#include "run_loop.h"
 #include "signals.h"
 #include "train_data.h"
 #include "train_options.h"
 
 namespace tool {
 namespace {
+
+constexpr int64_t kByteVocabulary = 256;
 
 class Training {
  public:
@@ -40,14 +43,11 @@ class Training {
   void open_model();
   libds::Model new_model(const std::string& path) const;
   void open_tokenizer();
+  void keep_settings(const std::string& tokenizer) const;
   void open_engine();
   void open_data();
   void describe() const;
-  std::optional<double> validate();
-  void save();
-  void save_adapter();
-  int stop_signal(const SignalWatch& signals);
-  bool due(int64_t interval) const { return interval > 0 && step_ % interval == 0; }
+  void lock_save_folder();
 
   // Of the group that this process was launched in, alone when it was not.
   libds::Comm comm_;
@@ -64,7 +64,7 @@ class Training {
   libds::Dataset valid_data_;  // empty when there is none
   SampleChoice samples_;
   int64_t step_ = 0;
-  int64_t saved_step_ = -1;
+  std::optional<RunLock> lock_;  // of the folder that --save names
 };
 
 // A folder's weights, or fresh ones of a config.json; with the head that was asked for.
@@ -122,12 +122,13 @@ void Training::open_model() {
   }
 }
 
-// The tokenizer of the option, else that of the checkpoint or of the model's folder, else bytes.
-// Token files need none.
+// The tokenizer of the option, else that of the checkpoint or of the model's folder, else bytes for
+// a new model or a vocabulary of 256: weights that others trained read text in their own way. Token
+// files need none.
 void Training::open_tokenizer() {
   std::string source = o_.tokenizer;
   if (!source.empty()) {
-    tokenizer_ = libds::Tokenizer::open(source);
+    tokenizer_ = tool::open_tokenizer(source);
   } else {
     for (const std::string& folder : {loaded_.checkpoint, o_.model}) {
       if (tokenizer_ || folder.empty() || !folder_exists(folder)) continue;
@@ -135,13 +136,21 @@ void Training::open_tokenizer() {
       tokenizer_ = find_tokenizer(folder);
     }
   }
+  const int64_t room = model_config_.value("vocab_size", int64_t{0});
   if (!tokenizer_ && !data_.is_tokens()) {
+    const std::string& weights = o_.model.empty() ? loaded_.checkpoint : o_.model;
+    if (folder_exists(weights) && room != kByteVocabulary) {
+      throw Failure(
+          format("%s holds no tokenizer and its vocabulary is %lld, not bytes: say which with "
+                 "--tokenizer (--tokenizer bytes reads text as bytes all the same)",
+                 weights.c_str(), static_cast<long long>(room)));
+    }
     tokenizer_ = libds::Tokenizer::bytes();
     source = "bytes";
   }
+  keep_settings(source);
   if (!tokenizer_) return;
   const int64_t tokens = tokenizer_.vocab_size();
-  const int64_t room = model_config_.value("vocab_size", int64_t{0});
   if (room < tokens) {
     throw Failure(
         format("the model's vocab_size is %lld, but the tokenizer (%s) has %lld tokens: "
@@ -150,15 +159,22 @@ void Training::open_tokenizer() {
   }
 }
 
+// What the folders say of generation and of the tokenizer goes with the run, for ds export.
+void Training::keep_settings(const std::string& tokenizer) const {
+  if (o_.save.empty() || !first_) return;
+  const std::string& model = o_.model.empty() ? loaded_.checkpoint : o_.model;
+  if (folder_exists(model)) copy_settings(model, o_.save, model_settings());
+  if (folder_exists(tokenizer) || file_exists(tokenizer)) {
+    copy_settings(tokenizer, o_.save, tokenizer_settings());
+  }
+}
+
 void Training::open_engine() {
   try {
-    engine_ = libds::Engine(config_.text, model_, &comm_);
+    engine_ = libds::Engine::create_with(config_.text, config_.options, model_, &comm_);
   } catch (const libds::Error& error) {
     if (error.status() != DS_ERR_CONFIG || o_.config.path.empty()) throw;
     throw Failure(o_.config.path + ": " + plain_message(error));
-  }
-  if (!config_.understood) {
-    throw Failure("the configuration " + o_.config.path + " must be one JSON object");
   }
   if (!o_.load.empty()) load_checkpoint(engine_, loaded_, o_);
   step_ = engine_.global_step();
@@ -200,46 +216,30 @@ void Training::describe() const {
   std::cerr << "; " << train_data_.size() << " training samples of " << samples_.sequence_length
             << " tokens, ";
   if (valid_data_) std::cerr << valid_data_.size() << " for validation, ";
-  std::cerr << "batch " << batch << ", seed " << samples_.seed << "\n";
+  std::cerr << "batch " << batch << ", seed " << samples_.seed << "\n"
+            << describe_settings(resolved["config"], model_config_) << "\n";
   if (step_ > 0) std::cerr << "loaded " << loaded_.checkpoint << " at step " << step_ << "\n";
 }
 
-std::optional<double> Training::validate() {
-  if (!valid_data_) return std::nullopt;
-  return engine_.evaluate(valid_data_, o_.eval_batches);
-}
-
-void Training::save() {
-  if (o_.save.empty() || saved_step_ == step_) return;
-  engine_.save(o_.save);
-  saved_step_ = step_;
-}
-
-void Training::save_adapter() {
-  if (o_.adapter_out.empty()) return;
-  model_.save_adapter(o_.adapter_out);
-  if (!o_.quiet) std::cerr << "wrote the adapters to " << o_.adapter_out << "\n";
-}
-
-// The signal that any process of the group got: all stop after the same step.
-int Training::stop_signal(const SignalWatch& signals) {
-  if (comm_.size() == 1) return signals.pending();
-  const std::vector<int32_t> own = {signals.pending()};
-  libds::Tensor signal = libds::Tensor::from(own);
-  comm_.all_reduce(signal, DS_REDUCE_MAX);
-  return static_cast<int>(signal.item());
+// Before anything is computed: no other run saves there, and it can be written.
+void Training::lock_save_folder() {
+  if (o_.save.empty()) return;
+  on_first_rank(comm_, [&] { lock_.emplace(o_.save); });
 }
 
 // Of a damaged checkpoint the one before is taken, as the library does: a job that restarts by
 // itself must not fail for ever.
 void Training::open_run() {
   loaded_ = find_checkpoint(o_);
+  lock_save_folder();
   check_save_folder(o_, loaded_);
-  if (!o_.save.empty()) make_folder(o_.save);
   while (true) {
     ConfigOptions how = o_.config;
     how.resumed = loaded_.config;
     how.resumed_seed = loaded_.seed;
+    how.steps = o_.steps;
+    how.world = comm_.size();
+    how.device = o_.device;
     config_ = load_config(how);
     try {
       open_model();
@@ -262,64 +262,19 @@ int Training::run() {
   samples_ = recall_run(engine_, o_, data_, model_config_, config_.seed);
   open_data();
   describe();
-  if (step_ >= o_.steps) {
-    if (first_) {
-      std::cout << "nothing to do: the loaded run is at step " << step_ << ", --steps is "
-                << o_.steps << "\n";
-    }
-    save();
-    save_adapter();
-    return kDone;
-  }
-
-  if (o_.resumes()) cut_metrics(o_.metrics, step_);
-  MetricsFile metrics(o_.metrics, o_.resumes());
-  Progress progress(step_, o_.steps, o_.log_interval, o_.quiet);
-  const SignalWatch signals;
-  libds::StepReport report{};
-  int stopped = stop_signal(signals);
-  while (step_ < o_.steps && stopped == 0) {
-    report = engine_.train_batch();
-    step_ = report.step;
-    progress.step(report);
-    const bool last = step_ >= o_.steps;
-    stopped = stop_signal(signals);
-    std::optional<double> valid_loss;
-    if (stopped == 0 && (last || due(o_.eval_interval))) valid_loss = validate();
-    metrics.write(report, valid_loss, comm_);
-    if (valid_loss) {
-      progress.message(format("step %lld  validation loss %s  perplexity %s",
-                              static_cast<long long>(step_),
-                              format_value("%.4f", *valid_loss).c_str(),
-                              format_value("%.2f", std::exp(*valid_loss)).c_str()));
-    }
-    if (due(o_.save_interval)) {
-      save();
-      progress.message("saved " + o_.save + " at step " + std::to_string(step_));
-    }
-  }
-  const bool unsaved = saved_step_ != step_;
-  save();
-  if (!o_.save.empty() && unsaved) {
-    progress.message("saved " + o_.save + " at step " + std::to_string(step_));
-  }
-  save_adapter();
-  if (stopped != 0) {
-    progress.message("interrupted after step " + std::to_string(step_) +
-                     (o_.save.empty() ? ": nothing is saved without --save" : ""));
-    return kSignalBase + stopped;
-  }
-  progress.message("done: step " + std::to_string(step_) + ", loss " +
-                   format_value("%.4f", report.loss));
-  return kDone;
+  return RunLoop(o_, comm_, engine_, model_, valid_data_ ? &valid_data_ : nullptr).run();
 }
 
 }  // namespace
 
 int run_training(const TrainOptions& options) {
+  const QuietSignals quiet;
   Training training(options);
   const int status = training.run();
   training.leave();
+  // A reader that went away before the end is no failure of the training.
+  std::cout.flush();
+  if (!std::cout && errno == EPIPE) std::cout.clear();
   return status;
 }
 

@@ -51,7 +51,6 @@ struct AttentionProblem {
   float scale = 1.0f;
   double dropout = 0;  // in [0, 1)
   RandomStream stream;
-  int64_t first_batch = 0;
   const uint8_t* key_mask = nullptr;  // [batch, keys] rows mask_stride apart, 1 = visible, or null
   int64_t mask_stride = 0;
   // Of a GPU, or null: as many keys lie before the first query, and `keys` is only how many may be
@@ -64,11 +63,8 @@ struct AttentionProblem {
 
   // First random element of one row of probabilities.
   uint64_t row_element(int64_t b, int64_t h, int64_t i) const {
-    return ((static_cast<uint64_t>(first_batch + b) * static_cast<uint64_t>(heads) +
-             static_cast<uint64_t>(h)) *
-                static_cast<uint64_t>(queries) +
-            static_cast<uint64_t>(i)) *
-           static_cast<uint64_t>(keys);
+    return RandomStream::first_of_sample(b) +
+           static_cast<uint64_t>(h * queries + i) * static_cast<uint64_t>(keys);
   }
 };
 

@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
     const bool drops = kMasked && call.dropout.active;
     const auto keys = static_cast<uint64_t>(cover.keys);
     const auto element = [&] {
-      return call.dropout.element(b, call.heads, head, cover, tile, first_key);
+      return call.dropout.element(b, head, cover, tile, first_key);
     };
     if (drops) Bits::template fill<Tile::kThreads>(call.dropout, element(), keys, kept);
     copy_wait<0>();
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     const bool drops = kMasked && call.dropout.active;
     const auto keys = static_cast<uint64_t>(cover.keys);
     const auto element = [&] {
-      return call.dropout.element(b, call.heads, head, cover, first_query, tile);
+      return call.dropout.element(b, head, cover, first_query, tile);
     };
     if (drops) Bits::template fill<Tile::kThreads>(call.dropout, element(), keys, kept);
     copy_wait<0>();

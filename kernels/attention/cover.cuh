@@ -187,22 +187,20 @@ struct Dropout {
   uint32_t threshold = 0;
   float factor = 1;  // of what is kept
   RandomStream stream;
-  int64_t first_batch = 0;
 
   explicit Dropout(const AttentionProblem& p)
       : active(p.dropout > 0),
         threshold(dropout_threshold(p.dropout)),
         factor(static_cast<float>(1 / (1 - p.dropout))),
-        stream(p.stream),
-        first_batch(p.first_batch) {}
+        stream(p.stream) {}
 
   // The random element of a pair, as AttentionProblem::row_element has it.
-  __device__ __forceinline__ uint64_t element(int64_t b, int64_t heads, int64_t head,
-                                              const Cover& cover, int query, int key) const {
-    const auto row = static_cast<uint64_t>((first_batch + b) * heads + head) *
-                         static_cast<uint64_t>(cover.queries) +
-                     static_cast<uint64_t>(query);
-    return row * static_cast<uint64_t>(cover.keys) + static_cast<uint64_t>(key);
+  __device__ __forceinline__ uint64_t element(int64_t b, int64_t head, const Cover& cover,
+                                              int query, int key) const {
+    const uint64_t row = static_cast<uint64_t>(head) * static_cast<uint64_t>(cover.queries) +
+                         static_cast<uint64_t>(query);
+    return (static_cast<uint64_t>(b) << RandomStream::kSampleBits) +
+           row * static_cast<uint64_t>(cover.keys) + static_cast<uint64_t>(key);
   }
 };
 

@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
   }
   const auto keys = static_cast<uint64_t>(cover.keys);
   const auto element = [&](int at) {
-    return call.dropout.element(b, call.heads, own.first_head, cover, first_query, at);
+    return call.dropout.element(b, own.first_head, cover, first_query, at);
   };
   Softmax<Tile> softmax;
   float values[Tile::kBlocks][Tile::kDim / 8][4] = {};

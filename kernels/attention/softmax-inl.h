@@ -134,7 +134,10 @@ HWY_NOINLINE inline void mask_tile(const Visible& see, const Band& band, const K
 class TileBits {
  public:
   TileBits(const RandomStream& stream, double probability)
-      : op_(stream.op), step_(stream.step), threshold_(dropout_threshold(probability)) {
+      : op_(stream.op),
+        step_(stream.step),
+        first_block_(uint64_t{stream.sample} << 32),
+        threshold_(dropout_threshold(probability)) {
     uint32_t k0 = static_cast<uint32_t>(stream.seed);
     uint32_t k1 = static_cast<uint32_t>(stream.seed >> 32);
     for (int round = 0; round < 10; ++round) {
@@ -157,7 +160,7 @@ class TileBits {
     uint32_t any_skip = 0;
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const uint64_t element = first + static_cast<uint64_t>(lane) * lane_step;
-      (lane % 2 == 0 ? even_blocks : odd_blocks)[lane / 2] = element / 4;
+      (lane % 2 == 0 ? even_blocks : odd_blocks)[lane / 2] = first_block_ + element / 4;
       skips[lane] = static_cast<uint32_t>(element % 4);
       any_skip |= skips[lane];
     }
@@ -229,7 +232,9 @@ class TileBits {
     return hn::OddEven(hn::BitCast(d32, hn::ShiftLeft<32>(odd)), hn::BitCast(d32, even));
   }
 
-  uint32_t op_, step_, threshold_;
+  uint32_t op_, step_;
+  uint64_t first_block_;
+  uint32_t threshold_;
   uint32_t keys_[10][2];
 };
 

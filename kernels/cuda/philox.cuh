@@ -12,9 +12,10 @@ struct Random4 {
 
 // The random bits of elements 4 * index ... 4 * index + 3 of a stream.
 __device__ __forceinline__ Random4 random_block(const RandomStream& stream, uint64_t index) {
+  const uint32_t* const memory = stream.step_memory;
   uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
-  uint32_t c2 = stream.op;
-  uint32_t c3 = stream.step_memory == nullptr ? stream.step : __ldg(stream.step_memory);
+  c1 += memory == nullptr ? stream.sample : __ldg(memory + 1);
+  uint32_t c2 = stream.op, c3 = memory == nullptr ? stream.step : __ldg(memory);
   uint32_t k0 = static_cast<uint32_t>(stream.seed), k1 = static_cast<uint32_t>(stream.seed >> 32);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {

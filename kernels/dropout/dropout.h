@@ -11,16 +11,16 @@
 
 namespace ds::kernels {
 
-// Element i is dropped when stream.bits(first_element + i) < threshold; the others are multiplied
-// by keep_scale.
+// Element i, which is element e = i % sample_elements of sample s = i / sample_elements, is dropped
+// when stream.bits(first_of_sample(s) + e) < threshold; the others are multiplied by keep_scale.
 struct DropoutMask {
   RandomStream stream;
-  uint64_t first_element = 0;
+  int64_t sample_elements = 1;
   uint32_t threshold = 0;
   float keep_scale = 1;
 };
 // p in [0, 1).
-DropoutMask dropout_mask(const RandomStream& stream, uint64_t first_element, double p);
+DropoutMask dropout_mask(const RandomStream& stream, int64_t sample_elements, double p);
 
 // y = residual + dropped x; `residual` may be null, y may be x or residual. Backward is the same
 // without a residual. A threshold of 0 makes no random numbers.
@@ -38,7 +38,7 @@ void dropout(const DropoutMask& mask, const float16* x, const float16* residual,
              float16* y, const GpuStream& on);
 
 namespace reference {
-void dropout(const RandomStream& stream, uint64_t first_element, double p, const double* x,
+void dropout(const RandomStream& stream, int64_t sample_elements, double p, const double* x,
              const double* residual, int64_t n, double* y);
 }  // namespace reference
 

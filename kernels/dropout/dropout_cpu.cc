@@ -1,6 +1,8 @@
 // Dropout with Highway.
 #include "kernels/dropout/dropout.h"
 
+#include <algorithm>
+
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -110,15 +112,20 @@ template <class T, class Range>
 void dropout_chunks(const DropoutMask& mask, const T* x, const T* residual, int64_t n, T* y,
                     ThreadPool& pool, const Range& range) {
   pool.for_range(n, kGrain, [&](int64_t begin, int64_t end) {
-    range(mask, mask.first_element + static_cast<uint64_t>(begin), x + begin,
-          residual != nullptr ? residual + begin : nullptr, end - begin, y + begin);
+    for (int64_t next = begin; begin < end; begin = next) {
+      const int64_t sample = begin / mask.sample_elements;
+      const int64_t within = begin - sample * mask.sample_elements;
+      next = std::min(end, begin - within + mask.sample_elements);
+      range(mask, RandomStream::first_of_sample(sample) + static_cast<uint64_t>(within), x + begin,
+            residual != nullptr ? residual + begin : nullptr, next - begin, y + begin);
+    }
   });
 }
 
 }  // namespace
 
-DropoutMask dropout_mask(const RandomStream& stream, uint64_t first_element, double p) {
-  return {stream, first_element, dropout_threshold(p), static_cast<float>(1.0 / (1.0 - p))};
+DropoutMask dropout_mask(const RandomStream& stream, int64_t sample_elements, double p) {
+  return {stream, sample_elements, dropout_threshold(p), static_cast<float>(1.0 / (1.0 - p))};
 }
 
 void dropout(const DropoutMask& mask, const float* x, const float* residual, int64_t n, float* y,

@@ -27,8 +27,8 @@ __device__ __forceinline__ void random_bits(const RandomStream& stream, uint64_t
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[4 * b + i] = four.at[i];
     }
-    // Where packs straddle blocks, which they do for all threads or none, one more block and a
-    // shift in two steps: registers have no index.
+    // Where packs straddle blocks, which they do for all threads of a sample or none, one more block
+    // and a shift in two steps: registers have no index.
     if (phase != 0) {
       const Random4 four = random_block(stream, element / 4 + N / 4);
 #pragma unroll
@@ -41,6 +41,10 @@ __device__ __forceinline__ void random_bits(const RandomStream& stream, uint64_t
 #pragma unroll
     for (int i = 0; i < N; ++i) bits[i] = words[i];
   }
+}
+
+__device__ __forceinline__ uint64_t element_of(int64_t sample, int64_t within) {
+  return (static_cast<uint64_t>(sample) << RandomStream::kSampleBits) + static_cast<uint64_t>(within);
 }
 
 template <bool kRandom, bool kResidual, class T>
@@ -68,7 +72,17 @@ struct DropoutBody {
     for (int i = 0; i < N; ++i) v[i] *= mask.keep_scale;
     if constexpr (kRandom) {
       uint32_t bits[N];
-      random_bits<N>(mask.stream, mask.first_element + static_cast<uint64_t>(at), bits);
+      const int64_t sample = at / mask.sample_elements, within = at % mask.sample_elements;
+      if (within + N <= mask.sample_elements) {
+        random_bits<N>(mask.stream, element_of(sample, within), bits);
+      } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const int64_t next = (at + i) / mask.sample_elements;
+          random_bits<1>(mask.stream, element_of(next, at + i - next * mask.sample_elements),
+                         bits + i);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < N; ++i) v[i] = bits[i] < mask.threshold ? 0.0f : v[i];
     }

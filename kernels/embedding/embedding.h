@@ -35,14 +35,15 @@ void embedding(const Embedding<float16>& call, const GpuStream& on);
 
 // dtable[ids[i], :] += dy[i, :], every element of the table by one writer. The CPU adds in index
 // order; its columns are cut among threads. A GPU sorts the ids first, and passes over those that
-// are outside the table.
+// are outside the table. The row `padding` (-1: none) gets nothing.
 template <class T>
 struct EmbeddingBackward {
   const int32_t* ids = nullptr;
   const T* dy = nullptr;
   int64_t n = 0, cols = 0;
   float* dtable = nullptr;
-  int64_t rows = 0;            // of the table
+  int64_t rows = 0;  // of the table
+  int32_t padding = -1;
   int32_t* scratch = nullptr;  // for a GPU, see below
   float* partials = nullptr;
 };
@@ -67,7 +68,7 @@ namespace reference {
 void embedding(const int32_t* ids, const double* table, const int32_t* position_ids,
                const double* positions, int64_t n, int64_t cols, double* y);
 void embedding_backward(const int32_t* ids, const double* dy, int64_t n, int64_t cols,
-                        double* dtable);
+                        int64_t padding, double* dtable);
 }  // namespace reference
 
 }  // namespace ds::kernels

@@ -40,7 +40,7 @@ void add_rows_f16(const float16* a, const float16* b, int64_t n, float16* y) {
 // later is fetched now.
 template <class T>
 void scatter_columns(const int32_t* ids, const T* dy, int64_t n, int64_t cols, int64_t width,
-                     float* dtable) {
+                     int32_t padding, float* dtable) {
   constexpr int64_t kAhead = 8;
   const DF d;
   for (int64_t row = 0; row < n; ++row) {
@@ -48,6 +48,7 @@ void scatter_columns(const int32_t* ids, const T* dy, int64_t n, int64_t cols, i
       const float* next = dtable + ids[row + kAhead] * cols;
       for (int64_t j = 0; j < width; j += 16) hwy::Prefetch(next + j);
     }
+    if (ids[row] == padding) continue;
     const T* from = dy + row * cols;
     float* to = dtable + ids[row] * cols;
     simd::for_vectors(width, [&](int64_t j, auto count) DS_SIMD_BODY {
@@ -57,16 +58,16 @@ void scatter_columns(const int32_t* ids, const T* dy, int64_t n, int64_t cols, i
   }
 }
 void scatter_f32(const int32_t* ids, const float* dy, int64_t n, int64_t cols, int64_t width,
-                 float* dtable) {
-  scatter_columns(ids, dy, n, cols, width, dtable);
+                 int32_t padding, float* dtable) {
+  scatter_columns(ids, dy, n, cols, width, padding, dtable);
 }
 void scatter_bf16(const int32_t* ids, const bfloat16* dy, int64_t n, int64_t cols, int64_t width,
-                  float* dtable) {
-  scatter_columns(ids, dy, n, cols, width, dtable);
+                  int32_t padding, float* dtable) {
+  scatter_columns(ids, dy, n, cols, width, padding, dtable);
 }
 void scatter_f16(const int32_t* ids, const float16* dy, int64_t n, int64_t cols, int64_t width,
-                 float* dtable) {
-  scatter_columns(ids, dy, n, cols, width, dtable);
+                 int32_t padding, float* dtable) {
+  scatter_columns(ids, dy, n, cols, width, padding, dtable);
 }
 
 }  // namespace
@@ -107,7 +108,8 @@ template <class T, class Scatter>
 void scatter_rows(const EmbeddingBackward<T>& call, ThreadPool& pool, const Scatter& scatter) {
   constexpr int64_t kColumns = 128;
   pool.for_range(call.cols, kColumns, [&](int64_t begin, int64_t end) {
-    scatter(call.ids, call.dy + begin, call.n, call.cols, end - begin, call.dtable + begin);
+    scatter(call.ids, call.dy + begin, call.n, call.cols, end - begin, call.padding,
+            call.dtable + begin);
   });
 }
 

@@ -90,12 +90,13 @@ constexpr int kWarpKeys = kRounds * kWarp, kTileKeys = kSortWarps * kWarpKeys;
 static_assert(kTileKeys == kEmbeddingTile && kDigits == kEmbeddingDigits);
 constexpr int kScanThreads = 1024;
 
-// What a pass of the sort reads and writes. The first reads ids, and takes those outside the table
-// for `limit`, which no row has.
+// What a pass of the sort reads and writes. The first reads ids, and takes those outside the table,
+// and that of padding, for `limit`, which no row has.
 struct SortPass {
   const int32_t* keys;
   const int32_t* order;  // null in the first pass: as they stand
   int32_t limit;
+  int32_t padding;
   int shift;  // of the digit
   int32_t n;
   int32_t tiles;
@@ -105,7 +106,7 @@ struct SortPass {
 
   __device__ __forceinline__ int32_t key(int32_t i) const {
     const int32_t key = keys[i];
-    return order == nullptr && (key < 0 || key >= limit) ? limit : key;
+    return order == nullptr && (key < 0 || key >= limit || key == padding) ? limit : key;
   }
   __device__ __forceinline__ int digit(int32_t key) const { return (key >> shift) & (kDigits - 1); }
 };
@@ -309,6 +310,7 @@ void scatter_rows(const EmbeddingBackward<T>& call, const GpuStream& on) {
   SortPass pass{};
   pass.keys = call.ids;
   pass.limit = static_cast<int32_t>(call.rows);
+  pass.padding = call.padding;
   pass.n = static_cast<int32_t>(call.n);
   pass.tiles = static_cast<int32_t>(tiles);
   pass.counts = counts;

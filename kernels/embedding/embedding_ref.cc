@@ -14,8 +14,9 @@ void embedding(const int32_t* ids, const double* table, const int32_t* position_
 }
 
 void embedding_backward(const int32_t* ids, const double* dy, int64_t n, int64_t cols,
-                        double* dtable) {
+                        int64_t padding, double* dtable) {
   for (int64_t i = 0; i < n; ++i) {
+    if (ids[i] == padding) continue;
     for (int64_t j = 0; j < cols; ++j) dtable[ids[i] * cols + j] += dy[i * cols + j];
   }
 }

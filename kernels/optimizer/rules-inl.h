@@ -30,6 +30,7 @@ struct Constants {
         root_scale(hn::Set(DF(), c.root_scale)),
         eps(hn::Set(DF(), c.eps)),
         step_size(hn::Set(DF(), c.step_size)),
+        grad_step(hn::Set(DF(), c.grad_step)),
         coupled(hn::Set(DF(), c.coupled_decay)),
         decoupled(hn::Set(DF(), c.decoupled_decay)),
         variant(c.variant) {}
@@ -44,8 +45,8 @@ struct Constants {
     square = hn::MulAdd(beta2, square, hn::Mul(hn::Mul(beta2_rest, g), g));
   }
 
-  VF grad_scale, beta1, beta1_rest, beta2, beta2_rest, root_scale, eps, step_size, coupled,
-      decoupled;
+  VF grad_scale, beta1, beta1_rest, beta2, beta2_rest, root_scale, eps, step_size, grad_step,
+      coupled, decoupled;
   bool variant;
 };
 
@@ -68,16 +69,79 @@ struct Adam {
   Constants c;
 };
 
-// h = g + coupled_decay p; sum += h^2; p -= step_size g / (sqrt(sum) + eps): as DeepSpeed has it,
-// decay enters the sum only.
+// The same with most = max(most, v) in v's place.
+struct Amsgrad {
+  static constexpr int kStates = 3;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  explicit Amsgrad(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& m, VF& v, VF& most) const {
+    c.moments(c.gradient(grad, p), m, v);
+    most = hn::Max(most, v);
+    const VF root = hn::MulAdd(simd::sqrt(d, most), c.root_scale, c.eps);
+    p = c.step(p, over(d, hn::Mul(c.step_size, m), root));
+  }
+  Constants c;
+};
+
+// p -= (step_size m + grad_step g) / (sqrt(v) root_scale + eps) + decoupled_decay p
+struct Nadam {
+  static constexpr int kStates = 2;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  explicit Nadam(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& m, VF& v) const {
+    const VF g = c.gradient(grad, p);
+    c.moments(g, m, v);
+    const VF root = hn::MulAdd(simd::sqrt(d, v), c.root_scale, c.eps);
+    p = c.step(p, over(d, hn::MulAdd(c.step_size, m, hn::Mul(c.grad_step, g)), root));
+  }
+  Constants c;
+};
+
+// square = beta2 square + beta2_rest g^2; centered: mean = beta2 mean + beta2_rest g;
+// u = g / (sqrt(square - mean^2) + eps); with momentum: u = buffer = beta1 buffer + u;
+// p -= step_size u
+template <bool kMomentum, bool kCentered>
+struct Rmsprop {
+  static constexpr int kStates = 1 + (kMomentum ? 1 : 0) + (kCentered ? 1 : 0);
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  explicit Rmsprop(const UpdateConstants& constants) : c(constants) {}
+  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& square, VF& second) const {
+    if constexpr (kMomentum) {
+      update(d, grad, p, square, second, second);
+    } else {
+      VF none = hn::Zero(d);
+      update(d, grad, p, square, none, second);
+    }
+  }
+  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& square, VF& buffer, VF& mean) const {
+    update(d, grad, p, square, buffer, mean);
+  }
+
+ private:
+  HWY_INLINE void update(DF d, VF grad, VF& p, VF& square, VF& buffer, VF& mean) const {
+    const VF g = c.gradient(grad, p);
+    square = hn::MulAdd(c.beta2, square, hn::Mul(hn::Mul(c.beta2_rest, g), g));
+    VF variance = square;
+    if constexpr (kCentered) {
+      mean = hn::MulAdd(c.beta2, mean, hn::Mul(c.beta2_rest, g));
+      // Rounding may leave less than nothing.
+      variance = hn::ZeroIfNegative(hn::NegMulAdd(mean, mean, square));
+    }
+    VF u = over(d, g, hn::Add(simd::sqrt(d, variance), c.eps));
+    if constexpr (kMomentum) u = buffer = hn::MulAdd(c.beta1, buffer, u);
+    p = hn::NegMulAdd(c.step_size, u, p);
+  }
+  Constants c;
+};
+
+// g += coupled_decay p; sum += g^2; p -= step_size g / (sqrt(sum) + eps)
 struct Adagrad {
   static constexpr int kStates = 1;
   static constexpr bool kWritesMaster = true, kWritesStates = true;
   explicit Adagrad(const UpdateConstants& constants) : c(constants) {}
   HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& sum, VF&) const {
-    const VF g = hn::Mul(grad, c.grad_scale);
-    const VF h = hn::MulAdd(c.coupled, p, g);
-    sum = hn::MulAdd(h, h, sum);
+    const VF g = c.gradient(grad, p);
+    sum = hn::MulAdd(g, g, sum);
     p = hn::Sub(p, over(d, hn::Mul(c.step_size, g), hn::Add(simd::sqrt(d, sum), c.eps)));
   }
   Constants c;

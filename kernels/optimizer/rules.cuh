@@ -35,15 +35,65 @@ struct Adam {
   }
 };
 
+struct Amsgrad {
+  static constexpr int kStates = 3;
+  static constexpr bool kReadsGrad = true, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float& m, float& v, float& most) {
+    moments(c, gradient(c, grad, p), m, v);
+    most = fmaxf(most, v);
+    p = step(c, p, over(c.step_size * m, fmaf(__fsqrt_rn(most), c.root_scale, c.eps)));
+  }
+};
+
+struct Nadam {
+  static constexpr int kStates = 2;
+  static constexpr bool kReadsGrad = true, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float& m, float& v) {
+    const float g = gradient(c, grad, p);
+    moments(c, g, m, v);
+    p = step(c, p, over(fmaf(c.step_size, m, c.grad_step * g),
+                        fmaf(__fsqrt_rn(v), c.root_scale, c.eps)));
+  }
+};
+
+template <bool kMomentum, bool kCentered>
+struct Rmsprop {
+  static constexpr int kStates = 1 + (kMomentum ? 1 : 0) + (kCentered ? 1 : 0);
+  static constexpr bool kReadsGrad = true, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float& square, float& second) {
+    float none = 0;
+    apply(c, grad, p, square, kMomentum ? second : none, second);
+  }
+  static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
+                                               float& square, float& buffer, float& mean) {
+    const float g = gradient(c, grad, p);
+    square = fmaf(c.beta2, square, c.beta2_rest * g * g);
+    float variance = square;
+    if constexpr (kCentered) {
+      mean = fmaf(c.beta2, mean, c.beta2_rest * g);
+      variance = fmaf(-mean, mean, square);
+      variance = variance < 0 ? 0.0f : variance;  // which keeps NaN
+    }
+    float u = over(g, __fsqrt_rn(variance) + c.eps);
+    if constexpr (kMomentum) u = buffer = fmaf(c.beta1, buffer, u);
+    p = fmaf(-c.step_size, u, p);
+  }
+};
+
 struct Adagrad {
   static constexpr int kStates = 1;
   static constexpr bool kReadsGrad = true, kReadsMaster = true;
   static constexpr bool kWritesMaster = true, kWritesStates = true;
   static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
                                                float& sum, float&) {
-    const float g = grad * c.grad_scale;
-    const float h = fmaf(c.coupled_decay, p, g);
-    sum = fmaf(h, h, sum);
+    const float g = gradient(c, grad, p);
+    sum = fmaf(g, g, sum);
     p -= over(c.step_size * g, __fsqrt_rn(sum) + c.eps);
   }
 };

@@ -26,8 +26,16 @@ enum class UpdateRule {
   kLambMoments,   // states as kAdam; leaves p alone and adds up `norms`
   kLambApply,     // after kLambMoments, with the trust ratio in the constants
   kMuonMomentum,  // state: momentum_buffer; writes the direction over p
+  kAmsgrad,       // states as kAdam, and max_exp_avg_sq
+  kNadam,         // states as kAdam
+  // Of these the names say which states follow square_avg: momentum_buffer, then grad_avg.
+  kRmsprop,
+  kRmspropMomentum,
+  kRmspropCentered,
+  kRmspropCenteredMomentum,
 };
 int update_states(UpdateRule rule);  // state arrays of a rule
+inline constexpr int kMostStates = 3;
 
 // What the loops multiply by, worked out in double and rounded once. A rule uses the members that
 // its formula names.
@@ -38,6 +46,7 @@ struct UpdateConstants {
   float root_scale = 1;
   float eps = 0;
   float step_size = 0;
+  float grad_step = 0;  // kNadam: what the gradient itself is multiplied by
   float coupled_decay = 0;
   float decoupled_decay = 0;  // p loses this part of itself, apart from the update
   bool variant = false;       // kMomentum: Nesterov; LAMB: eps inside the square root
@@ -74,7 +83,7 @@ struct UpdateArrays {
   void* model = nullptr;
   NumberKind grad_kind = NumberKind::kFp32;
   const void* grad = nullptr;
-  StateArray state[2];
+  StateArray state[kMostStates];
   // LAMB: per piece, the sums of p * p and of the update's squares: in double within blocks of
   // kNormBlock elements and exactly beyond, so that a tensor cut at multiples of it has one norm.
   ExactSum* norms = nullptr;
@@ -105,8 +114,8 @@ void write_state(const StateArray& state, int64_t elements, int64_t begin, int64
 
 struct UpdateHyper {
   double lr = 1e-3;
-  double beta1 = 0.9;  // momentum of SGD and Muon too
-  double beta2 = 0.999;
+  double beta1 = 0.9;    // momentum of SGD, RMSprop and Muon too
+  double beta2 = 0.999;  // alpha of RMSprop
   double eps = 1e-8;
   double weight_decay = 0;
   double dampening = 0;
@@ -116,9 +125,14 @@ struct UpdateHyper {
   bool eps_inside_sqrt = false;  // LAMB, like the next two
   double min_coeff = 0.01;
   double max_coeff = 10;
+  double lr_decay = 0;          // Adagrad
+  double momentum_decay = 0;    // NAdam
+  double momentum_product = 0;  // NAdam: of nadam_momentum(hyper, t) for t = 1 to step
   int64_t step = 1;
   float grad_scale = 1;
 };
+// The momentum of NAdam's step t.
+double nadam_momentum(double beta1, double momentum_decay, int64_t t);
 
 // What a rule needs, worked out in double. kLambApply's step_size lacks the trust ratio;
 // kMuonMomentum needs no more than beta1 and grad_scale.
@@ -143,7 +157,14 @@ double lamb_ratio(const UpdateHyper& hyper, double weight_squares, double update
 // update_ref.cc: scalar double precision, formulas as published.
 namespace reference {
 
-void adam(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* m, double* v);
+// `most` is max_exp_avg_sq of AMSGrad, null without.
+void adam(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* m, double* v,
+          double* most = nullptr);
+void nadam(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* m,
+           double* v);
+// `buffer` is null without momentum, `mean` unless centered.
+void rmsprop(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* square,
+             double* buffer, double* mean);
 void adagrad(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* sum);
 void lion(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* m);
 void sgd(const UpdateHyper& hyper, int64_t n, double* p, const double* grad, double* buffer);

@@ -18,6 +18,10 @@ double bias_correction(const UpdateHyper& hyper, double beta) {
 
 }  // namespace
 
+double nadam_momentum(double beta1, double momentum_decay, int64_t t) {
+  return beta1 * (1 - 0.5 * std::pow(0.96, static_cast<double>(t) * momentum_decay));
+}
+
 UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
   UpdateConstants c;
   c.grad_scale = hyper.grad_scale;
@@ -33,6 +37,7 @@ UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
   const auto decoupled = static_cast<float>(hyper.lr * hyper.weight_decay);
   switch (rule) {
     case UpdateRule::kAdam:
+    case UpdateRule::kAmsgrad:
       c.root_scale = static_cast<float>(1 / std::sqrt(c2));
       c.step_size = static_cast<float>(hyper.lr / c1);
       (hyper.decoupled ? c.decoupled_decay : c.coupled_decay) =
@@ -41,7 +46,25 @@ UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
     case UpdateRule::kLion:
       c.decoupled_decay = decoupled;
       break;
+    case UpdateRule::kNadam: {
+      const double now = nadam_momentum(hyper.beta1, hyper.momentum_decay, hyper.step);
+      const double next = nadam_momentum(hyper.beta1, hyper.momentum_decay, hyper.step + 1);
+      c.root_scale = static_cast<float>(1 / std::sqrt(one_minus_power(hyper.beta2, hyper.step)));
+      c.step_size = static_cast<float>(hyper.lr * next / (1 - hyper.momentum_product * next));
+      c.grad_step = static_cast<float>(hyper.lr * (1 - now) / (1 - hyper.momentum_product));
+      (hyper.decoupled ? c.decoupled_decay : c.coupled_decay) =
+          hyper.decoupled ? decoupled : coupled;
+      break;
+    }
     case UpdateRule::kAdagrad:
+      c.step_size =
+          static_cast<float>(hyper.lr / (1 + static_cast<double>(hyper.step - 1) * hyper.lr_decay));
+      c.coupled_decay = coupled;
+      break;
+    case UpdateRule::kRmsprop:
+    case UpdateRule::kRmspropMomentum:
+    case UpdateRule::kRmspropCentered:
+    case UpdateRule::kRmspropCenteredMomentum:
     case UpdateRule::kSgd:
       c.coupled_decay = coupled;
       break;

@@ -4,6 +4,7 @@
 #include "kernels/optimizer/update.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <type_traits>
 
@@ -105,22 +106,34 @@ struct SplitMaster {
 
 // ---- the loop ----
 
+template <class State>
+using States = std::array<State*, kMostStates>;
+
 template <class Rule, class Grad, class Master, class State>
 HWY_INLINE void apply(const UpdateConstants& constants, int64_t n, const Grad* grad,
-                      const Master& master, State* first, State* second) {
+                      const Master& master, const States<State>& states) {
   const DF d;
   const Rule rule(constants);
   simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
-    VF p = master.get(d, i, count), s = hn::Zero(d), t = s;
-    if constexpr (Rule::kStates >= 1) s = simd::load_n(d, first + i, count);
-    if constexpr (Rule::kStates >= 2) t = simd::load_n(d, second + i, count);
-    rule(d, simd::load_n(d, grad + i, count), p, s, t);
+    VF p = master.get(d, i, count), s = hn::Zero(d), t = s, u = s;
+    if constexpr (Rule::kStates >= 1) s = simd::load_n(d, states[0] + i, count);
+    if constexpr (Rule::kStates >= 2) t = simd::load_n(d, states[1] + i, count);
+    if constexpr (Rule::kStates >= 3) u = simd::load_n(d, states[2] + i, count);
+    const VF g = simd::load_n(d, grad + i, count);
+    if constexpr (Rule::kStates >= 3) {
+      rule(d, g, p, s, t, u);
+    } else {
+      rule(d, g, p, s, t);
+    }
     if constexpr (Rule::kWritesMaster) master.set(d, i, count, p);
     if constexpr (Rule::kStates >= 1 && Rule::kWritesStates) {
-      simd::store_n(s, d, first + i, count);
+      simd::store_n(s, d, states[0] + i, count);
     }
     if constexpr (Rule::kStates >= 2 && Rule::kWritesStates) {
-      simd::store_n(t, d, second + i, count);
+      simd::store_n(t, d, states[1] + i, count);
+    }
+    if constexpr (Rule::kStates >= 3 && Rule::kWritesStates) {
+      simd::store_n(u, d, states[2] + i, count);
     }
   });
 }
@@ -226,13 +239,13 @@ void add_norms(const UpdateConstants& constants, int64_t n, const float* p, cons
 struct Buffers {
   HWY_ALIGN float grad[kBlock];
   HWY_ALIGN float master[kBlock];
-  HWY_ALIGN float state[2][kBlock];
+  HWY_ALIGN float state[kMostStates][kBlock];
 };
 
-// One rule over [begin, begin + n) with states in fp32 at `first` and `second`.
+// One rule over [begin, begin + n) with states in fp32.
 template <class Rule>
 void staged(const UpdateArrays& a, const UpdateConstants& constants, int64_t begin, int64_t n,
-            float* first, float* second, Buffers& buffers) {
+            const States<float>& states, Buffers& buffers) {
   const float* grad = buffers.grad;
   if (a.grad_kind == NumberKind::kFp32) {
     grad = static_cast<const float*>(a.grad) + begin;
@@ -246,7 +259,7 @@ void staged(const UpdateArrays& a, const UpdateConstants& constants, int64_t beg
       is_split ? SplitMaster{a.weight + begin, a.low + begin} : SplitMaster{};
   float* p = is_split ? buffers.master : a.master + begin;
   if (is_split && Rule::kWritesMaster) join(halves, n, p);
-  apply<Rule>(constants, n, grad, PlainMaster{p}, first, second);
+  apply<Rule>(constants, n, grad, PlainMaster{p}, states);
   if (!Rule::kWritesMaster) return;
   if (is_split) split(p, n, halves);
   if (a.model_kind == NumberKind::kBf16) {
@@ -273,7 +286,7 @@ void staged_chunk(const Call& call, int64_t begin, int64_t end) {
                  ? fetch_state(a.state[which], at, stop - at, buffers.state[which])
                  : nullptr;
     };
-    float* const states[2] = {fetch(0), fetch(1)};
+    const States<float> states = {fetch(0), fetch(1), fetch(2)};
     const auto each_piece = [&](const auto& body) {
       for (int64_t j = k; j < pieces_end && call.pieces[j].begin < stop; ++j) {
         const int64_t low = std::max(call.pieces[j].begin, at);
@@ -281,11 +294,13 @@ void staged_chunk(const Call& call, int64_t begin, int64_t end) {
         body(j, call.constants[call.pieces[j].hyper], low, high - low);
       }
     };
-    const auto state_at = [&](int which, int64_t i) {
-      return states[which] != nullptr ? states[which] + (i - at) : nullptr;
+    const auto states_at = [&](int64_t i) {
+      States<float> out = states;
+      for (float*& state : out) state = state != nullptr ? state + (i - at) : nullptr;
+      return out;
     };
     each_piece([&](int64_t, const UpdateConstants& constants, int64_t i, int64_t n) {
-      staged<Rule>(a, constants, i, n, state_at(0, i), state_at(1, i), buffers);
+      staged<Rule>(a, constants, i, n, states_at(i), buffers);
     });
     if (Rule::kWritesStates) {
       for (int which = 0; which < Rule::kStates; ++which) {
@@ -299,7 +314,8 @@ void staged_chunk(const Call& call, int64_t begin, int64_t end) {
       each_piece([&](int64_t j, const UpdateConstants& constants, int64_t i, int64_t n) {
         const float* p = a.master != nullptr ? a.master + i : buffers.master;
         if (a.master == nullptr) join({a.weight + i, a.low + i}, n, buffers.master);
-        add_norms(constants, n, p, state_at(0, i), state_at(1, i), a.norms + 2 * j);
+        const States<float> kept = states_at(i);
+        add_norms(constants, n, p, kept[0], kept[1], a.norms + 2 * j);
       });
     }
   }
@@ -318,8 +334,8 @@ void direct_chunk(const Call& call, int64_t begin, const MakeMaster& master_at) 
                                    : nullptr;
     };
     apply<Rule>(call.constants[piece.hyper], piece.end - piece.begin,
-                static_cast<const Grad*>(a.grad) + piece.begin, master_at(piece.begin), state(0),
-                state(1));
+                static_cast<const Grad*>(a.grad) + piece.begin, master_at(piece.begin),
+                States<State>{state(0), state(1), state(2)});
   }
 }
 
@@ -402,6 +418,18 @@ void update_chunk(UpdateRule rule, const UpdateConstants* constants, const Updat
       return run_chunk<rules::LambApply>(call, begin, end);
     case UpdateRule::kMuonMomentum:
       return run_chunk<rules::MuonMomentum>(call, begin, end);
+    case UpdateRule::kAmsgrad:
+      return run_chunk<rules::Amsgrad>(call, begin, end);
+    case UpdateRule::kNadam:
+      return run_chunk<rules::Nadam>(call, begin, end);
+    case UpdateRule::kRmsprop:
+      return run_chunk<rules::Rmsprop<false, false>>(call, begin, end);
+    case UpdateRule::kRmspropMomentum:
+      return run_chunk<rules::Rmsprop<true, false>>(call, begin, end);
+    case UpdateRule::kRmspropCentered:
+      return run_chunk<rules::Rmsprop<false, true>>(call, begin, end);
+    case UpdateRule::kRmspropCenteredMomentum:
+      return run_chunk<rules::Rmsprop<true, true>>(call, begin, end);
   }
 }
 
@@ -454,7 +482,11 @@ int update_states(UpdateRule rule) {
     case UpdateRule::kLion:
     case UpdateRule::kMomentum:
     case UpdateRule::kMuonMomentum:
+    case UpdateRule::kRmsprop:
       return 1;
+    case UpdateRule::kAmsgrad:
+    case UpdateRule::kRmspropCenteredMomentum:
+      return 3;
     default:
       return 2;
   }

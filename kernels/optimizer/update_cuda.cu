@@ -151,11 +151,12 @@ __global__ void __launch_bounds__(kThreads) update_blocks(const __grid_constant_
     }
     if (k == stop || call.pieces[k].begin >= end) continue;
     const Own own{block, a.n, lane, call.wide};
-    float g[kOwn] = {}, p[kOwn] = {}, s[kOwn] = {}, t[kOwn] = {};
+    float g[kOwn] = {}, p[kOwn] = {}, s[kOwn] = {}, t[kOwn] = {}, u[kOwn] = {};
     if constexpr (Rule::kReadsGrad) read_number(own, a.grad_kind, a.grad, g);
     if constexpr (Rule::kReadsMaster) read_master(own, a, p);
     if constexpr (Rule::kStates >= 1) read_state<kKept>(own, a.state[0], s);
     if constexpr (Rule::kStates >= 2) read_state<kKept>(own, a.state[1], t);
+    if constexpr (Rule::kStates >= 3) read_state<kKept>(own, a.state[2], u);
     unsigned mask = 0;
     for (; k < stop; ++k) {
       const UpdatePiece piece = call.pieces[k];
@@ -165,7 +166,12 @@ __global__ void __launch_bounds__(kThreads) update_blocks(const __grid_constant_
       mask |= bits;
 #pragma unroll
       for (int e = 0; e < kOwn; ++e) {
-        if ((bits >> e & 1u) != 0) Rule::apply(c, g[e], p[e], s[e], t[e]);
+        if ((bits >> e & 1u) == 0) continue;
+        if constexpr (Rule::kStates >= 3) {
+          Rule::apply(c, g[e], p[e], s[e], t[e], u[e]);
+        } else {
+          Rule::apply(c, g[e], p[e], s[e], t[e]);
+        }
       }
     }
     if constexpr (Rule::kWritesMaster) write_master(own, a, mask, p);
@@ -173,6 +179,7 @@ __global__ void __launch_bounds__(kThreads) update_blocks(const __grid_constant_
       const unsigned inside = kKept == Kept::kCodes ? own.bits_within(block, end) : 0;
       if constexpr (Rule::kStates >= 1) write_state<kKept>(own, a.state[0], mask, inside, s);
       if constexpr (Rule::kStates >= 2) write_state<kKept>(own, a.state[1], mask, inside, t);
+      if constexpr (Rule::kStates >= 3) write_state<kKept>(own, a.state[2], mask, inside, u);
     }
   }
 }
@@ -245,7 +252,8 @@ bool all_wide(const UpdateArrays& a) {
   return fits(a.grad, a.grad_kind == NumberKind::kFp32 ? 4 : 2) && fits(a.master, 4) &&
          fits(a.weight, 2) && fits(a.low, 2) && fits(a.model, 2) &&
          fits(a.state[0].data, state_bytes(a.state[0].kind)) &&
-         fits(a.state[1].data, state_bytes(a.state[1].kind));
+         fits(a.state[1].data, state_bytes(a.state[1].kind)) &&
+         fits(a.state[2].data, state_bytes(a.state[2].kind));
 }
 
 template <class Rule, Kept kKept>
@@ -308,6 +316,18 @@ void optimizer_update(UpdateRule rule, std::span<const UpdateConstants> constant
       return run<rules::LambApply>(call, count, on);
     case UpdateRule::kMuonMomentum:
       return run<rules::MuonMomentum>(call, count, on);
+    case UpdateRule::kAmsgrad:
+      return run<rules::Amsgrad>(call, count, on);
+    case UpdateRule::kNadam:
+      return run<rules::Nadam>(call, count, on);
+    case UpdateRule::kRmsprop:
+      return run<rules::Rmsprop<false, false>>(call, count, on);
+    case UpdateRule::kRmspropMomentum:
+      return run<rules::Rmsprop<true, false>>(call, count, on);
+    case UpdateRule::kRmspropCentered:
+      return run<rules::Rmsprop<false, true>>(call, count, on);
+    case UpdateRule::kRmspropCenteredMomentum:
+      return run<rules::Rmsprop<true, true>>(call, count, on);
   }
 }
 

@@ -1,13 +1,15 @@
 #include "base/file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <system_error>
 #include <utility>
+#include <vector>
+
+#include "base/replacement_file.h"
 
 namespace ds {
 namespace {
@@ -21,6 +23,19 @@ int open_or_fail(const std::filesystem::path& path, int flags, int mode = 0) {
   } while (fd < 0 && errno == EINTR);
   if (fd < 0) fail_errno((flags & O_ACCMODE) == O_RDONLY ? "cannot open" : "cannot write", path);
   return fd;
+}
+
+// The system's error, or 0.
+int try_to_sync_folder(const std::filesystem::path& folder) {
+  const std::filesystem::path target = folder.empty() ? "." : folder;
+  int fd;
+  do {
+    fd = ::open(target.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) return errno;
+  const int error = ::fsync(fd) == 0 ? 0 : errno;
+  ::close(fd);
+  return error;
 }
 
 }  // namespace
@@ -38,9 +53,16 @@ void fail_errno(std::string_view what, const std::filesystem::path& path, std::s
 
 File::File(const std::filesystem::path& path, Mode mode) : path_(path) {
   int flags = O_RDONLY;
+  if (mode == Mode::kReadRegular) flags = O_RDONLY | O_NONBLOCK;  // a pipe must not block here
   if (mode == Mode::kCreate) flags = O_RDWR | O_CREAT | O_TRUNC;
+  if (mode == Mode::kNew) flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
   if (mode == Mode::kAppend) flags = O_RDWR | O_CREAT | O_APPEND;
   fd_ = open_or_fail(path, flags, 0666);
+  if (mode != Mode::kReadRegular) return;
+  struct stat info;
+  if (::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode)) return;
+  ::close(std::exchange(fd_, -1));
+  fail(Code::kIo, printable(path.string(), 300), " is not a regular file");
 }
 
 File::~File() {
@@ -69,9 +91,9 @@ void File::read_at(int64_t offset, std::span<std::byte> bytes) const {
         ::pread(fd_, bytes.data() + done, bytes.size() - done, offset + static_cast<int64_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_errno("cannot read", path_);
-    DS_CHECK(n > 0, Code::kCorrupt, printable(path_.string(), 300), " ends at byte ",
-             offset + static_cast<int64_t>(done), ", ", bytes.size() - done,
-             " bytes short: the file is truncated");
+    DS_CHECK(n > 0, Code::kCorrupt, printable(path_.string(), 300), " has ", size(), " bytes, but ",
+             bytes.size(), " bytes at ", offset, " were to be read, up to byte ",
+             offset + static_cast<int64_t>(bytes.size()), ": the file is truncated");
     done += static_cast<size_t>(n);
   }
 }
@@ -106,45 +128,6 @@ void File::close() {
   if (fd >= 0 && ::close(fd) != 0) fail_errno("cannot close", path_);
 }
 
-MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  const int fd = open_or_fail(path, O_RDONLY);
-  struct stat info;
-  if (::fstat(fd, &info) != 0) {
-    ::close(fd);
-    fail_errno("cannot stat", path);
-  }
-  if (!S_ISREG(info.st_mode)) {
-    ::close(fd);
-    fail(Code::kIo, printable(path.string(), 300), " is not a regular file");
-  }
-  size_ = static_cast<size_t>(info.st_size);
-  if (size_ > 0) {
-    void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED) {
-      ::close(fd);
-      fail_errno("cannot map", path);
-    }
-    data_ = static_cast<const std::byte*>(map);
-  }
-  ::close(fd);
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
 std::string read_text_file(const std::filesystem::path& path, int64_t limit) {
   const File file(path, File::Mode::kRead);
   const int64_t size = file.size();
@@ -156,37 +139,41 @@ std::string read_text_file(const std::filesystem::path& path, int64_t limit) {
 }
 
 void write_file_durably(const std::filesystem::path& path, std::string_view content) {
-  std::filesystem::path temporary = path;
-  // Two threads may write the same path at once.
-  temporary += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(::gettid());
-  try {
-    File file(temporary, File::Mode::kCreate);
-    file.append(content);
-    file.sync();
-    file.close();
-    if (::rename(temporary.c_str(), path.c_str()) != 0) fail_errno("cannot replace", path);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
-  sync_folder(path.parent_path());
+  ReplacementFile file(path);
+  file->append(content);
+  file.commit();
 }
 
 void sync_folder(const std::filesystem::path& folder) {
-  const std::filesystem::path target = folder.empty() ? "." : folder;
-  const int fd = open_or_fail(target, O_RDONLY | O_DIRECTORY);
-  const int result = ::fsync(fd);
-  const int error = errno;
-  ::close(fd);
-  errno = error;
-  if (result != 0) fail_errno("cannot sync", target);
+  if (const int error = try_to_sync_folder(folder); error != 0) {
+    throw errno_error("cannot sync", folder.empty() ? std::filesystem::path(".") : folder, error);
+  }
 }
 
 void make_folders(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  std::filesystem::create_directories(path, error);
-  DS_CHECK(!error, Code::kIo, "cannot create the folder ", printable(path.string(), 300), ": ",
-           error.message());
+  std::vector<fs::path> missing;
+  // "a/b/" names the same folder as "a/b".
+  fs::path at = path.has_filename() ? path : path.parent_path();
+  while (!at.empty() && fs::symlink_status(at, error).type() == fs::file_type::not_found) {
+    missing.push_back(at);
+    at = at.parent_path();
+  }
+  error.clear();
+  fs::create_directories(path, error);
+  DS_CHECK(!error && fs::is_directory(path, error), Code::kIo, "cannot create the folder ",
+           printable(path.string(), 300), ": ",
+           error ? error.message() : "something else has that name");
+  for (; !missing.empty(); missing.pop_back()) {
+    const fs::path parent = missing.back().parent_path();
+    // A folder may be one that can be written but not read, and some file systems do not sync
+    // folders: what is kept there is then as durable as they make it.
+    const int failure = try_to_sync_folder(parent);
+    if (failure != 0 && failure != EACCES && failure != EINVAL) {
+      throw errno_error("cannot sync", parent, failure);
+    }
+  }
 }
 
 }  // namespace ds

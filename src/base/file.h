@@ -1,5 +1,6 @@
-// Files: RAII descriptors, whole-file reads, memory maps, durable writes. Every error names the
-// path and the system's reason.
+// Files: RAII descriptors, whole-file reads, durable writes. Every error names the path and the
+// system's reason. Nothing maps a file: one that another program cuts short while it is read must
+// be an error, and a map makes it a signal.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,13 @@ Error errno_error(std::string_view what, const std::filesystem::path& path, int 
 
 class File {
  public:
-  enum class Mode { kRead, kCreate, kAppend };
+  enum class Mode {
+    kRead,
+    kReadRegular,  // and refuses folders, pipes and devices
+    kCreate,
+    kNew,  // nothing of that name may be there, not even a link
+    kAppend,
+  };
 
   File() = default;
   File(const std::filesystem::path& path, Mode mode);
@@ -32,7 +39,8 @@ class File {
   File& operator=(File&& other) noexcept;
 
   int64_t size() const;
-  // Reads exactly bytes.size() bytes at `offset`; a short file is an error.
+  // Reads exactly bytes.size() bytes at `offset`; a short file is kCorrupt, and the error says what
+  // size it has.
   void read_at(int64_t offset, std::span<std::byte> bytes) const;
   void write_at(int64_t offset, std::span<const std::byte> bytes);
   void append(std::span<const std::byte> bytes);
@@ -40,6 +48,7 @@ class File {
   void sync();   // fsync
   void close();  // reports the error that a destructor would have to swallow
   bool is_open() const noexcept { return fd_ >= 0; }
+  int fd() const noexcept { return fd_; }
   const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
@@ -47,35 +56,16 @@ class File {
   int fd_ = -1;
 };
 
-// A read-only map of a whole file; empty files map to an empty span.
-class MappedFile {
- public:
-  MappedFile() = default;
-  explicit MappedFile(const std::filesystem::path& path);
-  ~MappedFile();
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-
-  std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
-  std::string_view text() const noexcept { return {reinterpret_cast<const char*>(data_), size_}; }
-  const std::filesystem::path& path() const noexcept { return path_; }
-
- private:
-  std::filesystem::path path_;
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
-};
-
 // Whole file as text; longer than `limit` bytes is an error.
 std::string read_text_file(const std::filesystem::path& path, int64_t limit = int64_t{1} << 31);
 
-// Writes `path` so that a crash leaves the old or the new content: temporary file beside it,
-// fsync, rename, fsync of the folder.
+// Writes `path` so that a crash leaves the old or the new content: see ReplacementFile.
 void write_file_durably(const std::filesystem::path& path, std::string_view content);
 
 // fsync of a folder, which makes renames and new names in it durable.
 void sync_folder(const std::filesystem::path& folder);
 
+// Makes the folder and what it lacks above it, and makes the new names durable.
 void make_folders(const std::filesystem::path& path);
 
 }  // namespace ds

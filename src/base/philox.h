@@ -22,18 +22,27 @@ inline Philox4 philox4x32(Philox4 counter, std::array<uint32_t, 2> key) {
   return counter;
 }
 
-// One random stream: 2^34 elements of one operator at one step. Element i is lane i % 4 of the
-// block with counter (i / 4, op, step).
+// One random stream: the elements of one operator at one step, of which each sample of a batch has
+// 2^34 of its own. Element i is lane i % 4 of the block with counter (i / 4, op, step), where the
+// upper half of i / 4 counts samples from `sample` on.
 struct RandomStream {
   uint64_t seed = 0;
   uint32_t step = 0;
   uint32_t op = 0;
-  // On a GPU, where given: kernels read the step there, in its memory, when they run.
+  uint32_t sample = 0;  // of element 0
+  // On a GPU, where given: kernels read the step and the sample there, in its memory, when they
+  // run.
   const uint32_t* step_memory = nullptr;
 
+  static constexpr int kSampleBits = 34;
+  // The first element of a batch's sample.
+  static constexpr uint64_t first_of_sample(int64_t index) {
+    return static_cast<uint64_t>(index) << kSampleBits;
+  }
   Philox4 block(uint64_t index) const {
-    return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), op, step},
-                      {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    return philox4x32(
+        {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32) + sample, op, step},
+        {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   }
   uint32_t bits(uint64_t element) const { return block(element / 4)[element % 4]; }
 };

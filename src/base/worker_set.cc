@@ -1,6 +1,7 @@
 #include "base/worker_set.h"
 
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/forks.h"
 
 namespace ds {
 namespace {
@@ -39,10 +41,22 @@ bool spin_while(const Waiting& waiting) {
 struct Registry {
   std::mutex mutex;
   std::map<std::vector<int>, std::weak_ptr<WorkerSet>> sets;
+  uint32_t forks = fork_count();
 };
 Registry& registry() {
   static Registry* const one = new Registry;  // outlives threads that end late
   return *one;
+}
+
+// Whether the process can get what a thread's stack takes; the system gives one error for that and
+// for too many threads.
+bool room_for_stack() noexcept {
+  constexpr size_t kStack = size_t{8} << 20;
+  void* const stack = ::mmap(nullptr, kStack, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+  if (stack == MAP_FAILED) return false;
+  ::munmap(stack, kStack);
+  return true;
 }
 
 // Best effort: a CPU may have gone since the list was checked.
@@ -59,6 +73,12 @@ void pin_this_thread(const std::vector<int>& cpus) {
 std::shared_ptr<WorkerSet> WorkerSet::shared(const std::vector<int>& cpus) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
+  if (all.forks != fork_count()) {
+    // A forked child has none of the threads of its parent's sets, and their locks as those threads
+    // held them.
+    all.sets.clear();
+    all.forks = fork_count();
+  }
   std::erase_if(all.sets, [](const auto& entry) { return entry.second.expired(); });
   if (const auto found = all.sets.find(cpus); found != all.sets.end()) {
     if (auto set = found->second.lock()) return set;
@@ -87,7 +107,12 @@ void WorkerSet::add_user(int threads) {
     }
   } catch (const std::exception& error) {
     users_.pop_back();
-    fail(Code::kOutOfMemory, "cannot start ", threads - 1, " threads: ", error.what());
+    fail(Code::kOutOfMemory, "cannot start ", threads - 1, " threads: ",
+         room_for_stack() ? "the process may have no more of them (ulimit -u, or the limit of its "
+                            "container); use fewer threads"
+                          : "there is no memory for a stack (ulimit -v, or the machine's memory is "
+                            "used up); free memory or use fewer threads",
+         " (", error.what(), ")");
   }
   most_.store(most);
 }

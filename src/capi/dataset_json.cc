@@ -15,7 +15,7 @@ Keys keys_of(DatasetKind kind, bool member) {
   Keys keys = {"kind"};
   const auto add = [&keys](const Keys& more) { keys.insert(keys.end(), more.begin(), more.end()); };
   if (kind != DatasetKind::kBlend) add({"path"});
-  if (!member) add({"sequence_length", "samples", "split", "part", "seed"});
+  if (!member) add({"sequence_length", "samples", "split", "split_rounding", "part", "seed"});
   switch (kind) {
     case DatasetKind::kGpt:
       break;
@@ -52,6 +52,13 @@ Split part_of(const JsonArguments& spec) {
   }
   spec.refuse("part",
               str_cat("must be \"train\", \"valid\" or \"test\", not \"", printable(name), "\""));
+}
+
+SplitRounding rounding_of(const JsonArguments& spec) {
+  const std::string name = spec.text("split_rounding", "megatron");
+  if (const std::optional<SplitRounding> known = split_rounding(name)) return *known;
+  spec.refuse("split_rounding",
+              str_cat("must be \"megatron\" or \"megatron_core\", not \"", printable(name), "\""));
 }
 
 void read_packed(const JsonArguments& given, DatasetSpec& spec) {
@@ -94,6 +101,7 @@ DatasetSpec parse_spec(const Json& document, const std::string& path, bool membe
     }
     spec.split = given.text("split", spec.split.c_str());
     spec.part = part_of(given);
+    spec.split_rounding = rounding_of(given);
     spec.seed = static_cast<uint32_t>(given.integer("seed", spec.seed, 0, UINT32_MAX));
   }
   if (spec.kind == DatasetKind::kPacked) read_packed(given, spec);

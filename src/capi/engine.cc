@@ -3,7 +3,9 @@
 #include <array>
 #include <cstring>
 
+#include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "capi/args.h"
 #include "capi/comm_object.h"
 #include "capi/dataset_object.h"
@@ -11,13 +13,14 @@
 #include "capi/fence.h"
 #include "capi/json_args.h"
 #include "capi/model_object.h"
+#include "capi/read_options.h"
 #include "capi/tensor_object.h"
 #include "capi/tokenizer_object.h"
 
 namespace ds::capi {
 namespace {
 
-static_assert(sizeof(ds_step_report) == 344);
+static_assert(sizeof(ds_step_report) == 360);
 static_assert(static_cast<int32_t>(SkipReason::kNone) == DS_SKIP_NONE);
 static_assert(static_cast<int32_t>(SkipReason::kAccumulating) == DS_SKIP_ACCUMULATING);
 static_assert(static_cast<int32_t>(SkipReason::kNonFinite) == DS_SKIP_NON_FINITE);
@@ -55,6 +58,8 @@ void give_report(const StepReport& report, ds_step_report* out_report) {
   out.loss_scale = report.loss_scale;
   out.seconds = report.seconds;
   copy_name(report.first_bad_tensor, out.first_bad_tensor, sizeof(out.first_bad_tensor));
+  out.first_bad_element = report.first_bad_element;
+  out.first_bad_value = report.first_bad_value;
   write_struct(out_report, "out_report", &out, sizeof(out));
 }
 
@@ -79,6 +84,23 @@ std::string tag_param(const char* tag) {
   return std::string(text);
 }
 
+void make_engine(std::string_view config, const ReadOptions& reading, ds_model* model,
+                 ds_comm* comm, ds_engine*& out) {
+  const auto trained = enter(model, "model");
+  std::shared_ptr<Communicator> group;
+  if (comm != nullptr) group = look_up(comm, "comm")->comm;
+  auto object = std::make_shared<EngineObject>(config, reading, *trained, std::move(group));
+  auto optimizer = std::make_shared<OptimizerObject>(object);
+  object->optimizer = publish<ds_optimizer>(std::move(optimizer));
+  ds_optimizer* const child = object->optimizer;
+  try {
+    out = publish<ds_engine>(std::move(object));
+  } catch (...) {
+    end_handle(child);
+    throw;
+  }
+}
+
 }  // namespace
 }  // namespace ds::capi
 
@@ -89,19 +111,32 @@ ds_status ds_engine_create(const char* config_json, ds_model* model, ds_comm* co
                            ds_engine** out_engine) {
   return guard(__func__, [&] {
     ds_engine*& out = out_param(out_engine, "out_engine");
+    make_engine(text_param(config_json, "config_json"), {}, model, comm, out);
+  });
+}
+
+ds_status ds_engine_create_with(const char* config_json, const char* options_json, ds_model* model,
+                                ds_comm* comm, ds_engine** out_engine) {
+  return guard(__func__, [&] {
+    ds_engine*& out = out_param(out_engine, "out_engine");
     const std::string_view config = text_param(config_json, "config_json");
-    const auto trained = enter(model, "model");
-    std::shared_ptr<Communicator> group;
-    if (comm != nullptr) group = look_up(comm, "comm")->comm;
-    auto object = std::make_shared<EngineObject>(config, *trained, std::move(group));
-    auto optimizer = std::make_shared<OptimizerObject>(object);
-    object->optimizer = publish<ds_optimizer>(std::move(optimizer));
-    ds_optimizer* const child = object->optimizer;
+    const JsonArguments options(options_json, "options", read_option_keys());
+    make_engine(config, read_options(options), model, comm, out);
+  });
+}
+
+ds_status ds_engine_create_from_file(const char* path, const char* options_json, ds_model* model,
+                                     ds_comm* comm, ds_engine** out_engine) {
+  return guard(__func__, [&] {
+    ds_engine*& out = out_param(out_engine, "out_engine");
+    const std::string file = path_param(path, "path");
+    const JsonArguments options(options_json, "options", read_option_keys());
+    const std::string config = read_text_file(file);
     try {
-      out = publish<ds_engine>(std::move(object));
-    } catch (...) {
-      end_handle(child);
-      throw;
+      make_engine(config, read_options(options), model, comm, out);
+    } catch (const Error& error) {
+      if (error.code() != Code::kConfig) throw;
+      throw Error(error.code(), printable(file, 400) + ": " + error.message());
     }
   });
 }

@@ -37,10 +37,10 @@ class HeldTensors {
 
 class EngineObject : public HandleObject {
  public:
-  EngineObject(std::string_view config_json, const ModelObject& model,
+  EngineObject(std::string_view config_json, const ReadOptions& reading, const ModelObject& model,
                std::shared_ptr<Communicator> comm)
       : gate_(model.gate),
-        engine_(std::make_unique<Engine>(config_json, model.model, std::move(comm))) {}
+        engine_(std::make_unique<Engine>(config_json, model.model, std::move(comm), reading)) {}
   ~EngineObject() override { gate_->end(std::move(engine_)); }
 
   Engine& engine() const noexcept { return *engine_; }

@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/failure_note.h"
 
 namespace ds::capi {
 namespace {
@@ -102,7 +103,9 @@ const char* last_error_text() noexcept {
   return slot.text != nullptr ? slot.text->c_str() : "";
 }
 
-ds_status status_of_current_exception(const char* function) noexcept {
+namespace {
+
+ds_status keep_current_exception(const char* function) noexcept {
   try {
     throw;
   } catch (const Error& error) {
@@ -129,6 +132,14 @@ ds_status status_of_current_exception(const char* function) noexcept {
     set_last_error(function, "an exception of unknown type");
     return DS_ERR_INTERNAL;
   }
+}
+
+}  // namespace
+
+ds_status status_of_current_exception(const char* function) noexcept {
+  const ds_status status = keep_current_exception(function);
+  note_failure(static_cast<Code>(status));
+  return status;
 }
 
 }  // namespace ds::capi

@@ -1,5 +1,6 @@
 // Gradients of ds.h: the caller's own go in, gathered ones come out.
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "capi/args.h"
@@ -68,8 +69,22 @@ ds_status ds_engine_gradient_view(ds_engine* engine, const char* name, ds_tensor
   });
 }
 
+ds_status ds_engine_set_loss(ds_engine* engine, double loss) {
+  return guard(__func__, [&] { enter(engine, "engine")->engine().set_loss(loss); });
+}
+
 ds_status ds_engine_discard_gradients(ds_engine* engine) {
   return guard(__func__, [&] { enter(engine, "engine")->engine().discard_gradients(); });
+}
+
+ds_status ds_engine_set_boundary(ds_engine* engine, int32_t boundary) {
+  return guard(__func__, [&] {
+    const auto object = enter(engine, "engine");
+    DS_CHECK(boundary >= -1 && boundary <= 1, Code::kInvalidArgument,
+             "boundary is 1 (steps update), 0 (they do not) or -1 (the engine counts), not ",
+             boundary);
+    object->engine().set_boundary(boundary < 0 ? std::nullopt : std::optional<bool>(boundary == 1));
+  });
 }
 
 ds_status ds_engine_loss_scale(ds_engine* engine, double* out_scale) {

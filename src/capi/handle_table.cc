@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "base/error.h"
@@ -151,6 +152,9 @@ std::shared_ptr<HandleObject> HandleTable::remove(uint64_t handle, HandleKind ki
   if (slot.generation != UINT32_MAX) {  // otherwise the slot is retired
     slot.next_free = shard.first_free;
     shard.first_free = d.slot;
+  }
+  if (object->from_parent()) {
+    static_cast<void>(new (std::nothrow) std::shared_ptr<HandleObject>(object));
   }
   return object;
 }

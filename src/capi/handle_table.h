@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/forks.h"
+
 namespace ds::capi {
 
 enum class HandleKind : uint8_t {
@@ -43,8 +45,11 @@ class HandleObject {
   void leave(bool exclusive) noexcept;
   // True when the exclusive call inside runs on this thread, which then is a callback's.
   bool entered_by_this_thread() const noexcept;
+  // Whether it was made before this process was forked off.
+  bool from_parent() const noexcept { return fork_count() != forks_; }
 
  private:
+  const uint32_t forks_ = fork_count();
   std::atomic<int32_t> users_{0};  // -1: one exclusive call; otherwise the number of shared ones
   std::atomic<const void*> owner_{nullptr};  // identity of the thread of the exclusive call
 };
@@ -61,7 +66,9 @@ class HandleTable {
   std::shared_ptr<HandleObject> find(uint64_t handle, HandleKind kind, const char* parameter) const;
 
   // Ends a handle and passes its object on, to be released outside all locks. Null when `handle` is
-  // not a live handle of this kind.
+  // not a live handle of this kind. In a forked child the objects of its parent are kept for ever:
+  // ending them would wait for threads that are not there, end what the parent writes, or talk to
+  // its peers.
   std::shared_ptr<HandleObject> remove(uint64_t handle, HandleKind kind) noexcept;
 
   // Live handles of a kind, for tests of leaks.

@@ -96,6 +96,14 @@ ds_status ds_model_open_with(const char* folder, const char* changes_json, int64
   });
 }
 
+ds_status ds_model_copy(ds_model* model, ds_model** out_model) {
+  return guard(__func__, [&] {
+    const UsedModel source(model, "model");
+    ds_model*& out = out_param(out_model, "out_model");
+    out = publish_model(source->copy());
+  });
+}
+
 ds_status ds_model_save(ds_model* model, const char* folder, const char* tag) {
   return guard(__func__, [&] {
     const UsedModel used(model, "model");

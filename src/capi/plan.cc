@@ -3,7 +3,7 @@
 
 #include "capi/args.h"
 #include "capi/fence.h"
-#include "capi/json_args.h"
+#include "capi/read_options.h"
 
 using namespace ds;
 using namespace ds::capi;
@@ -16,8 +16,9 @@ ds_status ds_plan(const char* model_json, const char* config_json, const char* o
     static_cast<void>(text_param(options_json, "options_json"));
     char*& out = out_param(out_json, "out_json");
     const JsonArguments given(options_json, "plan options",
-                              {"world", "ranks_per_node", "sequence_length"});
+                              read_option_keys({"world", "ranks_per_node", "sequence_length"}));
     PlanOptions options;
+    options.reading = read_options(given);
     options.world = static_cast<int>(given.integer("world", 1, 1, 1 << 20));
     options.ranks_per_node = static_cast<int>(given.integer("ranks_per_node", 0, 0, 1 << 20));
     options.sequence_length = given.integer("sequence_length", 0, 0, int64_t{1} << 31);

@@ -40,7 +40,7 @@ BlobWriter::BlobWriter(const std::filesystem::path& folder, const std::string& f
       block_bytes_(blob_block_bytes(options.chunk_bytes)),
       own_buffers_(block_bytes_),
       buffers_(options.hold != nullptr ? *options.hold : own_buffers_),
-      file_(folder / file, io::Access::kCreate) {
+      file_(folder / file, io::Access::kNew) {
   DS_CHECK(buffers_.buffer_bytes() >= block_bytes_, Code::kInternal,
            "the buffers of a checkpoint are too small for its chunks");
   record_.file = file;

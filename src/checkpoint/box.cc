@@ -61,6 +61,84 @@ void add_range(std::span<const int64_t> shape, size_t dim, int64_t begin, int64_
   if (end % inner != 0 && last >= first) partial(last, 0, end % inner);
 }
 
+// Boxes that are added up (sign 1) or taken away (-1).
+struct SignedBox {
+  const Box* box;
+  int64_t sign;
+};
+
+// Whether their indicator functions add up to 0 everywhere, going by the dimensions from `dim` on:
+// they do when what changes at each coordinate of `dim` adds up to 0 in the others. Unlike a
+// comparison of pairs this takes time in proportion to the boxes (times 2^rank at worst).
+bool cancels(std::vector<SignedBox> boxes, size_t dim, size_t rank) {
+  // Same boxes first: most of a grid's faces meet their like.
+  const auto rest_less = [&](const SignedBox& a, const SignedBox& b) {
+    const auto of = [&](const std::vector<int64_t>& v) {
+      return std::span(v).subspan(std::min(dim, v.size()));
+    };
+    if (!std::ranges::equal(of(a.box->offset), of(b.box->offset))) {
+      return std::ranges::lexicographical_compare(of(a.box->offset), of(b.box->offset));
+    }
+    return std::ranges::lexicographical_compare(of(a.box->extent), of(b.box->extent));
+  };
+  std::sort(boxes.begin(), boxes.end(), rest_less);
+  std::vector<SignedBox> left;
+  for (const SignedBox& box : boxes) {
+    if (!left.empty() && !rest_less(left.back(), box)) {
+      left.back().sign += box.sign;
+    } else {
+      if (!left.empty() && left.back().sign == 0) left.pop_back();
+      left.push_back(box);
+    }
+  }
+  if (!left.empty() && left.back().sign == 0) left.pop_back();
+  if (left.empty()) return true;
+  if (dim == rank) return false;
+  struct Change {
+    int64_t at;
+    SignedBox box;
+  };
+  std::vector<Change> changes;
+  for (const auto& [box, sign] : left) {
+    changes.push_back({box->offset[dim], {box, sign}});
+    changes.push_back({box->offset[dim] + box->extent[dim], {box, -sign}});
+  }
+  std::sort(changes.begin(), changes.end(),
+            [](const Change& a, const Change& b) { return a.at < b.at; });
+  for (size_t begin = 0; begin < changes.size();) {
+    std::vector<SignedBox> here;
+    size_t end = begin;
+    for (; end < changes.size() && changes[end].at == changes[begin].at; ++end) {
+      here.push_back(changes[end].box);
+    }
+    if (!cancels(std::move(here), dim + 1, rank)) return false;
+    begin = end;
+  }
+  return true;
+}
+
+// Up to here pairs are compared, so that a message can name the two that overlap.
+constexpr size_t kPairwise = 2048;
+
+// The same of many boxes. What is wrong is known, but not where.
+void check_many(std::span<const int64_t> shape, std::span<const Box> boxes, int64_t total,
+                Code code, std::string_view what) {
+  int64_t covered = 0;
+  std::vector<SignedBox> sum;
+  for (const Box& box : boxes) {
+    if (box.elements() == 0) continue;
+    DS_CHECK(!__builtin_add_overflow(covered, box.elements(), &covered), code, what, ": ",
+             boxes.size(), " slices overlap");
+    sum.push_back({&box, 1});
+  }
+  DS_CHECK(covered >= total, code, what, ": the slices hold ", covered, " of ", total,
+           " elements; the rest is missing");
+  const Box whole = full_box(shape);
+  if (total > 0) sum.push_back({&whole, -1});
+  DS_CHECK(covered == total && cancels(std::move(sum), 0, shape.size()), code, what, ": of ",
+           boxes.size(), " slices some overlap");
+}
+
 }  // namespace
 
 int64_t Box::elements() const {
@@ -129,6 +207,7 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
 void check_tiling(std::span<const int64_t> shape, std::span<const Box> boxes, Code code,
                   std::string_view what) {
   const int64_t total = checked_elements(shape, 1, code, what);
+  if (boxes.size() > kPairwise) return check_many(shape, boxes, total, code, what);
   std::vector<size_t> order(boxes.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const size_t dim = sweep_dimension(boxes, shape.size());

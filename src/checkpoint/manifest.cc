@@ -112,6 +112,9 @@ class Checker {
       DS_CHECK(s.type != StateType::kInt && s.type != StateType::kDouble && s.bytes.empty(), code_,
                what_, ": the state entry '", printable(s.name), "' has two values");
       range(*s.range, str_cat("state '", printable(s.name), "'"));
+      DS_CHECK(s.range->length <= most_state_bytes(s.type), code_, what_, ": the state entry '",
+               printable(s.name), "' has ", s.range->length, " bytes; of type ",
+               state_type_name(s.type), " at most ", most_state_bytes(s.type), " are allowed");
     }
   }
 
@@ -159,6 +162,18 @@ std::string_view state_type_name(StateType type) noexcept {
       return "bytes";
   }
   return "unknown";
+}
+
+uint64_t most_state_bytes(StateType type) noexcept {
+  switch (type) {
+    case StateType::kJson:
+      return uint64_t{64} << 20;
+    case StateType::kText:  // a tokenizer
+    case StateType::kBytes:
+      return uint64_t{256} << 20;
+    default:
+      return 8;
+  }
 }
 
 std::string TensorMeta::text() const {

@@ -84,6 +84,9 @@ enum class StateType : int32_t { kInt = 1, kDouble = 2, kText = 3, kJson = 4, kB
 bool is_state_type(int32_t code) noexcept;
 std::string_view state_type_name(StateType type) noexcept;
 
+// What a value of a type may take at most: it is read into memory as a whole.
+uint64_t most_state_bytes(StateType type) noexcept;
+
 // A named value. Text, JSON and bytes are in `bytes`, or in a blob when `range` is set.
 struct StateRecord {
   std::string name;

@@ -20,7 +20,7 @@ constexpr std::array<unsigned char, 8> kMagic = {0x89, 'D', 'S', 'M', '\r', '\n'
 constexpr uint32_t kEnvelopeVersion = 1;
 constexpr uint64_t kHeaderBytes = 64;
 constexpr uint64_t kManifestChunk = 4096;
-constexpr uint64_t kMaxBody = (uint64_t{1} << 31) - (uint64_t{1} << 20);
+constexpr uint64_t kMaxBody = (uint64_t{1} << 30) - (uint64_t{16} << 20);
 
 template <class T>
 void put(std::string* out, size_t at, T value) {
@@ -55,7 +55,7 @@ std::string encode_body(const Manifest& m) {
   const uint64_t estimate = estimated_body(m);
   DS_CHECK(estimate < kMaxBody, Code::kUnsupported, "the checkpoint's manifest would take about ",
            format_bytes(static_cast<int64_t>(estimate)),
-           "; the format allows 2 GiB: use larger chunks or fewer slices");
+           "; the format allows 1 GiB: use larger chunks or fewer slices");
   flatbuffers::FlatBufferBuilder b(static_cast<size_t>(estimate));
   b.ForceDefaults(true);  // keeps the sign of -0.0
   std::vector<flatbuffers::Offset<fb::Tensor>> tensors;

@@ -17,6 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int64_t kMostManifestBytes = int64_t{1} << 30;
+
 std::string shown(const fs::path& path) { return printable(path.string(), 300); }
 
 Manifest load_manifest(const fs::path& folder) {
@@ -26,7 +28,7 @@ Manifest load_manifest(const fs::path& folder) {
   DS_CHECK(status.type() != fs::file_type::not_found, Code::kCorrupt, shown(path),
            " is missing: not a checkpoint, or one that was never completed");
   DS_CHECK(fs::is_regular_file(status), Code::kCorrupt, shown(path), " is not a regular file");
-  const std::string content = read_text_file(path);
+  const std::string content = read_text_file(path, kMostManifestBytes);
   Manifest manifest = decode_manifest(std::as_bytes(std::span(content)), shown(path));
   check_manifest(manifest, shown(path), Code::kCorrupt, true);
   DS_CHECK(is_plain_name(manifest.tag), Code::kCorrupt, shown(path), ": impossible tag '",

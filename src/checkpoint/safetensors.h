@@ -1,5 +1,6 @@
-// safetensors: the file format in which Hugging Face folders hold weights. Reading maps the file
-// and checks everything the format lets one check; writing gives what Transformers expects.
+// safetensors: the file format in which Hugging Face folders hold weights. Reading checks
+// everything the format lets one check, and takes the bytes of tensors from the file when they are
+// asked for; writing gives what Transformers expects.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +26,18 @@ struct SafetensorsEntry {
   std::string dtype_name;      // as in the file: "BF16"
   std::optional<DType> dtype;  // none for a type that the engine does not have
   std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;  // in the mapped file
+  uint64_t begin = 0;  // of the bytes, in the file
+  uint64_t size = 0;   // of the bytes
+  std::shared_ptr<const File> file = nullptr;
+
+  // A part of the bytes. Throws kCorrupt when the file has been cut short since it was opened.
+  void read(uint64_t offset, std::span<std::byte> out) const;
+  std::vector<std::byte> bytes() const;  // all of them
 };
 
 std::string_view safetensors_dtype_name(DType dtype) noexcept;
 
-// One mapped file. The map stays valid as long as this object and is read only.
+// One file, which stays open as long as one of its entries is there.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -38,10 +45,10 @@ class SafetensorsFile {
   const std::vector<SafetensorsEntry>& entries() const noexcept { return entries_; }
   const SafetensorsEntry* find(std::string_view name) const;
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
-  const std::filesystem::path& path() const noexcept { return map_.path(); }
+  const std::filesystem::path& path() const noexcept { return file_->path(); }
 
  private:
-  MappedFile map_;
+  std::shared_ptr<const File> file_;
   std::vector<SafetensorsEntry> entries_;  // in the order of their bytes
   std::map<std::string, size_t, std::less<>> index_;
   std::map<std::string, std::string> metadata_;

@@ -98,14 +98,16 @@ class EntryParser {
   const std::string& name_;
 };
 
-uint64_t header_length(std::span<const std::byte> bytes, std::string_view file) {
-  DS_CHECK(bytes.size() >= 8, Code::kCorrupt, file, ": ", bytes.size(),
+uint64_t header_length(const File& opened, uint64_t size, std::string_view file) {
+  DS_CHECK(size >= 8, Code::kCorrupt, file, ": ", size,
            " bytes are too few for a safetensors file");
+  std::array<std::byte, 8> bytes;
+  opened.read_at(0, bytes);
   uint64_t n = 0;
   for (size_t i = 0; i < 8; ++i) n |= static_cast<uint64_t>(bytes[i]) << (8 * i);
   DS_CHECK(n <= kMaxHeader, Code::kCorrupt, file, ": a header of ", n,
            " bytes; the format allows 100000000. Is this a safetensors file?");
-  DS_CHECK(n <= bytes.size() - 8, Code::kCorrupt, file, ": the header of ", n,
+  DS_CHECK(n <= size - 8, Code::kCorrupt, file, ": the header of ", n,
            " bytes goes past the end of the file: truncated?");
   return n;
 }
@@ -119,14 +121,28 @@ std::string_view safetensors_dtype_name(DType dtype) noexcept {
   return "";
 }
 
-SafetensorsFile::SafetensorsFile(const fs::path& path) : map_(path) {
+void SafetensorsEntry::read(uint64_t offset, std::span<std::byte> out) const {
+  DS_CHECK(offset <= size && out.size() <= size - offset, Code::kInternal, "a read of ", out.size(),
+           " bytes at ", offset, " leaves the tensor ", printable(name));
+  file->read_at(static_cast<int64_t>(begin + offset), out);
+}
+
+std::vector<std::byte> SafetensorsEntry::bytes() const {
+  std::vector<std::byte> out(static_cast<size_t>(size));
+  read(0, out);
+  return out;
+}
+
+SafetensorsFile::SafetensorsFile(const fs::path& path)
+    : file_(std::make_shared<const File>(path, File::Mode::kReadRegular)) {
   const std::string file = printable(path.string(), 300);
-  const auto bytes = map_.bytes();
-  const uint64_t length = header_length(bytes, file);
-  const std::string_view text = map_.text().substr(8, length);
+  const auto total = static_cast<uint64_t>(file_->size());
+  const uint64_t length = header_length(*file_, total, file);
+  std::string text(static_cast<size_t>(length), '\0');
+  file_->read_at(8, std::as_writable_bytes(std::span(text)));
   DS_CHECK(!text.empty() && text[0] == '{', Code::kCorrupt, file,
            ": the header does not begin with '{'");
-  const auto data = bytes.subspan(8 + length);
+  const uint64_t data = total - 8 - length;
   Json header = parse_json(text, str_cat(file, " header"), Code::kCorrupt, {.max_depth = 8});
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
   for (const auto& [name, value] : header.items()) {
@@ -154,13 +170,15 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : map_(path) {
     DS_CHECK(begin == at, Code::kCorrupt, file, ": tensor '", printable(entries_[i].name),
              "' begins at data byte ", begin, " where ", at,
              " was expected: ", begin > at ? "a hole" : "tensors overlap");
-    DS_CHECK(end <= data.size(), Code::kCorrupt, file, ": tensor '", printable(entries_[i].name),
-             "' ends at data byte ", end, " of ", data.size(), ": the file is truncated");
-    entries_[i].bytes = data.subspan(begin, end - begin);
+    DS_CHECK(end <= data, Code::kCorrupt, file, ": tensor '", printable(entries_[i].name),
+             "' ends at data byte ", end, " of ", data, ": the file is truncated");
+    entries_[i].begin = 8 + length + begin;
+    entries_[i].size = end - begin;
+    entries_[i].file = file_;
     at = end;
     sorted.push_back(std::move(entries_[i]));
   }
-  DS_CHECK(at == data.size(), Code::kCorrupt, file, ": ", data.size() - at,
+  DS_CHECK(at == data, Code::kCorrupt, file, ": ", data - at,
            " bytes at the end belong to no tensor");
   entries_ = std::move(sorted);
   for (size_t i = 0; i < entries_.size(); ++i) index_[entries_[i].name] = i;

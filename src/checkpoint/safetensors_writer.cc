@@ -1,14 +1,12 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
 #include <set>
 #include <system_error>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/replacement_file.h"
 #include "base/text.h"
 #include "checkpoint/box.h"
 #include "checkpoint/safetensors.h"
@@ -127,22 +125,11 @@ void write_safetensors(const fs::path& path, std::vector<SafetensorsTensor> tens
   const std::string header = header_text(tensors, metadata);
   std::string length;
   for (int i = 0; i < 8; ++i) length += static_cast<char>(header.size() >> (8 * i));
-  fs::path temporary = path;
-  temporary += str_cat(".tmp.", ::getpid(), ".", ::gettid());
-  try {
-    File file(temporary, File::Mode::kCreate);
-    file.append(length);
-    file.append(header);
-    for (const SafetensorsTensor& t : tensors) append_tensor(file, t);
-    file.sync();
-    file.close();
-    DS_CHECK(::rename(temporary.c_str(), path.c_str()) == 0, Code::kIo, "cannot replace ",
-             printable(path.string(), 300), ": ", std::generic_category().message(errno));
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
-  sync_folder(path.parent_path());
+  ReplacementFile file(path);
+  file->append(length);
+  file->append(header);
+  for (const SafetensorsTensor& t : tensors) append_tensor(file.file(), t);
+  file.commit();
 }
 
 void write_safetensors_folder(const fs::path& folder, const std::vector<SafetensorsTensor>& tensors,

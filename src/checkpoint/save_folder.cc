@@ -119,12 +119,11 @@ void unlock_folder(int fd) {
 void remove_replaced(const fs::path& path) {
   const int lock = lock_folder(path);
   if (lock < 0 && !locks_unsupported()) return;
-  const bool gone = remove_checkpoint_folder(path);
+  std::string why;
+  const bool gone = remove_checkpoint_folder(path, &why);
   if (lock >= 0) unlock_folder(lock);
   if (!gone) {
-    log_warning(kComponent,
-                "the replaced checkpoint holds files that are not a checkpoint's; they stay in ",
-                shown(path));
+    log_warning(kComponent, "the replaced checkpoint stays in ", shown(path), ": ", why);
   }
 }
 
@@ -207,17 +206,56 @@ fs::path find_tag_folder(const fs::path& save_dir, std::string_view tag) {
                          : str_cat("; did you mean '", printable(nearest), "'?"));
 }
 
-bool remove_checkpoint_folder(const fs::path& folder) noexcept {
+bool remove_checkpoint_folder(const fs::path& folder, std::string* why) noexcept {
   try {
-    // The manifest goes first: what is left is then no checkpoint.
-    ::unlink((folder / kManifestFile).c_str());
-    for (const std::string& name : entries(folder)) {
-      if (is_checkpoint_file(name)) ::unlink((folder / name).c_str());
+    const auto kept = [&](std::string_view what, int error) {
+      if (why != nullptr) *why = str_cat(what, std::generic_category().message(error));
+      return false;
+    };
+    // Relative to the opened folder, so that nobody can put another one in its place meanwhile.
+    const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return errno == ENOENT || kept("it cannot be opened: ", errno);
+    std::string stuck;
+    int stuck_error = 0;
+    const auto remove = [&](const std::string& name) {
+      if (::unlinkat(fd, name.c_str(), 0) == 0 || errno == ENOENT || stuck_error != 0) return;
+      stuck_error = errno;
+      stuck = name;
+    };
+    try {
+      // The manifest goes first: what is left is then no checkpoint.
+      remove(kManifestFile);
+      for (const std::string& name : entries(folder)) {
+        if (is_checkpoint_file(name)) remove(name);
+      }
+    } catch (...) {
+      ::close(fd);
+      throw;
     }
-    return ::rmdir(folder.c_str()) == 0 || errno == ENOENT;
+    ::close(fd);
+    if (stuck_error != 0)
+      return kept(str_cat("cannot remove ", printable(stuck), ": "), stuck_error);
+    if (::rmdir(folder.c_str()) == 0 || errno == ENOENT) return true;
+    if (errno != ENOTEMPTY && errno != EEXIST) return kept("cannot remove the folder: ", errno);
+    if (why != nullptr) *why = "it holds files that are not a checkpoint's";
+    return false;
   } catch (...) {
     return false;
   }
+}
+
+void check_replaceable(const fs::path& save_dir, std::string_view tag) {
+  const fs::path target = save_dir / tag;
+  struct stat info;
+  if (::lstat(target.c_str(), &info) != 0) return;  // free, or the save itself will tell
+  DS_CHECK(S_ISDIR(info.st_mode), Code::kIo, "cannot save as ", shown(target),
+           ": a file or a link of that name is there; choose another tag or move it away");
+  if (has_manifest(target)) return;
+  const std::vector<std::string> files = entries(target);
+  DS_CHECK(files.empty(), Code::kIo, "cannot save as ", shown(target),
+           ": a folder of that name is there that is no checkpoint (it holds ",
+           printable(files.front()), files.size() > 1 ? " and more" : "", ", but no ",
+           kManifestFile, "); choose another tag or move it away");
 }
 
 void clean_save_folder(const fs::path& save_dir) noexcept {
@@ -237,10 +275,11 @@ void clean_save_folder(const fs::path& save_dir) noexcept {
           continue;
         }
       }
-      const bool gone = remove_checkpoint_folder(path);
+      std::string why;
+      const bool gone = remove_checkpoint_folder(path, &why);
       unlock_folder(lock);
       log_info(kComponent, gone ? "removed the leftover folder " : "kept the leftover folder ",
-               shown(path), gone ? "" : ", which holds other files");
+               shown(path), gone ? "" : ": ", why);
     }
   } catch (const std::exception& error) {
     log_warning(kComponent, "cannot clean ", shown(save_dir), ": ", error.what());
@@ -252,6 +291,7 @@ void clean_save_folder(const fs::path& save_dir) noexcept {
 TemporaryFolder::TemporaryFolder(const fs::path& save_dir, const std::string& tag)
     : save_dir_(save_dir), tag_(tag) {
   check_tag(tag);
+  check_replaceable(save_dir, tag);
   for (int n = 0; n < kAttempts; ++n) {
     path_ = leftover_path(save_dir, tag, Leftover::kTemporary, n);
     if (::mkdir(path_.c_str(), 0777) != 0) {
@@ -321,12 +361,13 @@ void TemporaryFolder::publish(bool update_latest, bool exchange) {
   DS_CHECK(live_, Code::kState, "the checkpoint folder was already published or discarded");
   const std::string text = latest_text(tag_);
   if (update_latest) {  // prepared inside, so that a crash leaves nothing beside the checkpoints
-    File next(path_ / kNextLatest, File::Mode::kCreate);
+    File next(path_ / kNextLatest, File::Mode::kNew);
     next.append(text);
     next.sync();
     next.close();
   }
   sync_folder(path_);
+  check_replaceable(save_dir_, tag_);
   fs::path replaced;
   for (int n = 0; !rename_into_place(exchange, &replaced); ++n) {
     DS_CHECK(n < kAttempts, Code::kIo, "other processes keep replacing ", shown(save_dir_ / tag_));

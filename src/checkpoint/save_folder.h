@@ -31,8 +31,14 @@ std::vector<TagFolder> list_tag_folders(const std::filesystem::path& save_dir);
 std::filesystem::path find_tag_folder(const std::filesystem::path& save_dir, std::string_view tag);
 
 // Deletes the checkpoint files in `folder` and then the folder; files that are not a checkpoint's
-// keep it alive. Returns whether the folder is gone.
-bool remove_checkpoint_folder(const std::filesystem::path& folder) noexcept;
+// keep it alive, and links are not followed. Returns whether the folder is gone; if not, `why` says
+// what keeps it.
+bool remove_checkpoint_folder(const std::filesystem::path& folder,
+                              std::string* why = nullptr) noexcept;
+
+// Throws kIo when SAVE_DIR/TAG is something that a checkpoint must not replace: a file, or a
+// folder with files but without a manifest.
+void check_replaceable(const std::filesystem::path& save_dir, std::string_view tag);
 
 // Removes temporary folders whose writer is gone (its lock is free) and brings back a checkpoint
 // that a crash left moved aside. Touches nothing else.

@@ -224,7 +224,7 @@ void CheckpointWriter::commit() {
     check_manifest(manifest, str_cat("checkpoint '", options_.tag, "'"), Code::kInvalidArgument,
                    true);
     const std::string content = encode_manifest(manifest);
-    File file(temporary_.path() / kManifestFile, File::Mode::kCreate);
+    File file(temporary_.path() / kManifestFile, File::Mode::kNew);
     file.append(content);
     file.sync();
     file.close();

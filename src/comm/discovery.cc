@@ -33,6 +33,9 @@ constexpr const char* kOthers[] = {
     "MASTER_ADDR",
     "MASTER_PORT",
     "DS_MASTER_PORT",
+    "DS_MASTER_FD",
+    "DS_JOB_TOKEN",
+    "DS_JOB_TOKEN_FILE",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_USE_AGENT_STORE",
@@ -117,6 +120,9 @@ void find_master(const Environment& environment, ProcessPlace& place) {
 
   if (find(environment, "DS_MASTER_PORT") != nullptr) {
     place.master_port = static_cast<int>(number_of(environment, "DS_MASTER_PORT", 1, 65535));
+    if (find(environment, "DS_MASTER_FD") != nullptr) {
+      place.master_file = static_cast<int>(number_of(environment, "DS_MASTER_FD", 3, 1 << 20));
+    }
   } else if (find(environment, "MASTER_PORT") != nullptr) {
     place.master_port = static_cast<int>(number_of(environment, "MASTER_PORT", 1, 65535));
     if (text("TORCHELASTIC_USE_AGENT_STORE") == "True") {

@@ -19,13 +19,14 @@ struct ProcessPlace {
   // Where rank 0 is; "" and 0 when nobody told.
   std::string master_addr;
   int master_port = 0;
-  int port_count = 1;  // more: rank 0 takes the first free port of so many
-  std::string job_id;  // what tells jobs apart that use one port
+  int port_count = 1;    // more: rank 0 takes the first free port of so many
+  int master_file = -1;  // of rank 0: a listener for this port that its launcher has opened
+  std::string job_id;    // what tells jobs apart that use one port
 };
 
 // The first launcher that tells rank, size and local rank wins: torchrun, Open MPI, MPICH and
-// Intel, MVAPICH, Slurm; without any, one process alone. MASTER_ADDR, MASTER_PORT and
-// DS_MASTER_PORT may complete any. Throws kConfig for a launcher that tells a part only, listing
+// Intel, MVAPICH, Slurm; without any, one process alone. MASTER_ADDR, MASTER_PORT, DS_MASTER_PORT
+// and DS_MASTER_FD may complete any. Throws kConfig for a launcher that tells a part only, listing
 // what was seen, and for values that are no numbers or do not fit each other.
 ProcessPlace discover_process(const Environment& environment);
 

@@ -45,8 +45,8 @@ std::vector<int> read_introductions(const std::vector<std::string>& texts) {
   const auto options_of = [](const std::string& text) { return text.substr(0, text.find('\n')); };
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     DS_CHECK(options_of(texts[rank]) == options_of(texts[0]), Code::kComm, "rank 0 was made with ",
-             options_of(texts[0]), " and rank ", rank, " with ", options_of(texts[rank]),
-             "; they must agree");
+             peer_text(options_of(texts[0])), " and rank ", rank, " with ",
+             peer_text(options_of(texts[rank])), "; they must agree");
     const std::string host =
         texts[rank].substr(std::min(texts[rank].find('\n'), texts[rank].size()));
     const auto found = std::ranges::find(hosts, host);
@@ -92,8 +92,8 @@ std::unique_ptr<Transport> make_hierarchical(int rank, const CommOptions& option
   std::unique_ptr<Transport> all = make_across();
   for (const std::string& text : troubles) {
     if (text.empty()) continue;
-    DS_CHECK(options.transport == TransportKind::kAuto, Code::kComm, text);
-    log_info("comm", "no shared memory between the ranks of a host: ", text);
+    DS_CHECK(options.transport == TransportKind::kAuto, Code::kComm, peer_text(text));
+    log_info("comm", "no shared memory between the ranks of a host: ", peer_text(text));
     return all;
   }
   return std::make_unique<HierarchicalTransport>(std::move(local), std::move(all), nodes);
@@ -101,11 +101,11 @@ std::unique_ptr<Transport> make_hierarchical(int rank, const CommOptions& option
 
 std::unique_ptr<Transport> make_transport(int rank, const CommOptions& options,
                                           const std::vector<int>& hosts, const std::string& address,
-                                          const GatherTexts& gather) {
+                                          const JobSecret& secret, const GatherTexts& gather) {
   const auto world = static_cast<int>(std::ssize(hosts));
   const int host_count = std::ranges::max(hosts) + 1;
   const MakeAcross sockets = [&] {
-    return make_sockets_transport(rank, world, address, gather,
+    return make_sockets_transport(rank, world, address, secret, gather,
                                   Clock::now() + options.rendezvous_deadline);
   };
   std::vector<int> everybody;
@@ -170,25 +170,35 @@ std::shared_ptr<Communicator> make_over_mpi(int rank, int size, const std::strin
   return group;
 }
 
+void warn_of_strangers(const StoreAddress& at) {
+  log_warning("comm", "ranks meet at ", printable(at.host), " port ", at.port,
+              " without a secret: whoever reaches this port can join the job, read its data and "
+              "change what it computes; give all ranks the same DS_JOB_TOKEN, or DS_JOB_TOKEN_FILE "
+              "(docs/communication.md)");
+}
+
 struct Meeting {
   std::unique_ptr<TcpStoreServer> server;
   StorePtr store;
   std::string address;  // of this host
 };
 
-Meeting meet_at_port(int rank, int world, const CommOptions& options, const ProcessPlace& place,
-                     const std::string& job) {
+Meeting meet_at_port(int rank, const CommOptions& options, const ProcessPlace& place,
+                     const StoreJob& job) {
   StoreAddress at;
   at.host = !options.master_addr.empty() ? options.master_addr : place.master_addr;
   at.port = options.master_port != 0 ? options.master_port : place.master_port;
   at.port_count = options.master_port != 0 ? 1 : place.port_count;
-  DS_CHECK(!at.host.empty() && at.port != 0, Code::kConfig, "a group of ", world,
+  DS_CHECK(!at.host.empty() && at.port != 0, Code::kConfig, "a group of ", job.world,
            " ranks needs a place to meet: set MASTER_ADDR and MASTER_PORT, or master_addr and "
            "master_port of the communicator's configuration, or give a store");
   Meeting meeting;
-  if (rank == 0) meeting.server = std::make_unique<TcpStoreServer>(at, job, world);
-  meeting.store =
-      connect_store(at, job, rank, world, options.rendezvous_deadline, &meeting.address);
+  if (rank == 0) {
+    if (options.master_port == 0) at.file = place.master_file;
+    meeting.server = std::make_unique<TcpStoreServer>(at, job);
+    if (!job.secret.given() && !is_loopback(meeting.server->address())) warn_of_strangers(at);
+  }
+  meeting.store = connect_store(at, job, rank, options.rendezvous_deadline, &meeting.address);
   return meeting;
 }
 
@@ -231,12 +241,13 @@ std::shared_ptr<Communicator> make_communicator(int rank, int world, const CommO
   const bool on_gpus = options.transport == TransportKind::kNccl;
   if (world == 1) return make_single_communicator(options);  // which copies GPU memory, too
 
+  const JobSecret secret = find_job_secret(options, environment);
   const std::string job = !options.job_id.empty() ? options.job_id : place.job_id;
   Meeting meeting;
   if (store) {
     meeting.store = std::move(store);
   } else {
-    meeting = meet_at_port(rank, world, options, place, job);
+    meeting = meet_at_port(rank, options, place, {job, world, secret});
   }
   if (!options.host_address.empty()) meeting.address = options.host_address;
   const GatherTexts gather =
@@ -244,7 +255,7 @@ std::shared_ptr<Communicator> make_communicator(int rank, int world, const CommO
   const std::vector<int> nodes = read_introductions(gather(introduction(world, options)));
   CommOptions below = options;
   if (on_gpus) below.transport = TransportKind::kAuto;
-  auto transport = make_transport(rank, below, nodes, meeting.address, gather);
+  auto transport = make_transport(rank, below, nodes, meeting.address, secret, gather);
   auto group =
       std::make_shared<Group>(std::move(transport), options, pretended_nodes(options, nodes));
   group->barrier({.label = "rendezvous", .deadline = options.rendezvous_deadline});

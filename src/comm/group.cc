@@ -5,6 +5,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "base/failure_note.h"
 #include "comm/logger.h"
 
 namespace ds::comm {
@@ -160,7 +161,7 @@ std::optional<Error> Group::attempt(std::string_view name, const std::function<v
 void Group::execute(OperationPtr operation) {
   if (operation->is_message()) return execute_messages(std::move(operation));
   operation->called = Clock::now();
-  operation->deadline = operation->called + operation->allowed;
+  operation->deadline = {operation->called + operation->allowed, operation->called};
   const auto failure = attempt(collective_name(operation->record.kind), [&] { run(*operation); });
   finished(operation, participants_, failure);
 }
@@ -169,7 +170,7 @@ void Group::execute_messages(OperationPtr first) {
   Record last;  // for what others say about this rank
   const auto post = [&](OperationPtr operation) {
     operation->called = Clock::now();
-    operation->deadline = operation->called + operation->allowed;
+    operation->deadline = {operation->called + operation->allowed, operation->called};
     operation->record.sequence = sequence_;
     last = operation->record;
     transport_->announce(last, true);
@@ -189,7 +190,9 @@ void Group::execute_messages(OperationPtr first) {
   const auto failure = attempt("message", [&] {
     while (messages_.pending()) {
       while (OperationPtr next = executor_.take_message()) post(std::move(next));
-      if (messages_.progress(over)) continue;
+      const bool moved = messages_.progress(over);
+      messages_.look();
+      if (moved) continue;
       transport_->wait_for_streams(messages_.awaited(), watch_of(messages_.most_urgent()));
     }
   });
@@ -213,12 +216,14 @@ void Group::finished(const OperationPtr& operation, int participants,
 // abort.
 void Group::end_with(const Error& error) noexcept {
   const Code code = error.code() == Code::kAborted ? Code::kAborted : Code::kComm;
+  note_failure(code);
   transport_->raise(code, error.message());
   mark_failed(code, error.message());
   if (code == Code::kAborted) abort_children(error.message());
 }
 
 void Group::do_abort(std::string_view reason) noexcept {
+  note_failure(Code::kAborted);
   transport_->raise(Code::kAborted, reason);
   abort_children(reason);
 }
@@ -234,7 +239,7 @@ void Group::abort_children(std::string_view reason) noexcept {
   }
 }
 
-Watch Group::watch_of(const Operation& operation) const {
+Watch Group::watch_of(Operation& operation) {
   return {operation.record, operation.deadline, operation.allowed};
 }
 

@@ -59,8 +59,9 @@ class Group : public Communicator {
   void abort_children(std::string_view reason) noexcept;
 
   // The parts of a collective.
-  Watch watch_of(const Operation& operation) const;
+  static Watch watch_of(Operation& operation);
   void meet(Record& record, std::span<const std::byte> payload, const Watch& watch);
+  void check_payloads(const Record& reference, const Operation* operation) const;
   void shadow(const Watch& watch);  // answers the call of those that have not joined
   void carry_out(const Record& reference, Operation* operation, const Watch& watch);
   void reduce(const Record& reference, Operation* operation, const Watch& watch);

@@ -20,7 +20,7 @@ void Group::run(Operation& operation) {
     count(record, 0, 0);
   } else if (record.kind == Collective::kJoin) {
     while (true) {
-      operation.deadline = Clock::now() + operation.allowed;  // of each answer
+      operation.deadline = Deadline::in(operation.allowed);  // of each answer
       const Watch answer = watch_of(operation);
       meet(record, {}, answer);
       if (participants_ == 0) break;
@@ -52,10 +52,22 @@ void Group::meet(Record& record, std::span<const std::byte> payload, const Watch
   for (int peer = 0; peer < size(); ++peer) {
     const auto i = static_cast<size_t>(peer);
     records_[i] = &transport_->record(peer);
+    check_record(*records_[i], peer, size());
     present_[i] = !records_[i]->has(Record::kJoined);
     participants_ += present_[i];
   }
   check_same_calls(records_, options_.checked);
+}
+
+// What peers sent is as long as the call says before anything is read from it.
+void Group::check_payloads(const Record& reference, const Operation* operation) const {
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto i = static_cast<size_t>(peer);
+    const int64_t agreed = present_[i] ? payload_bytes(reference, operation, peer, size()) : 0;
+    const int64_t sent = records_[i]->payload;
+    DS_CHECK(agreed < 0 || sent == agreed, Code::kComm, describe(reference), ": rank ", peer,
+             " sent ", sent, " bytes with its record, not ", agreed);
+  }
 }
 
 void Group::shadow(const Watch& watch) {
@@ -74,6 +86,7 @@ void Group::need_everybody(std::string_view why) const {
 }
 
 void Group::carry_out(const Record& reference, Operation* operation, const Watch& watch) {
+  check_payloads(reference, operation);
   switch (reference.kind) {
     case Collective::kBarrier:
       count(reference, 0, 0);

@@ -124,7 +124,7 @@ void HierarchicalTransport::move_local(const Movement& movement, bool stage, con
   // A near rank may be waiting for a far one. Whoever waits for the far one is to report first, and
   // name it; the near ones are told.
   Watch patient = watch;
-  patient.deadline += std::clamp<std::chrono::milliseconds>(
+  patient.patience = std::clamp<std::chrono::milliseconds>(
       watch.allowed / 4, std::chrono::milliseconds(500), std::chrono::seconds(5));
   local_->exchange(record, {}, patient);
   local_->move(near_movement, patient);

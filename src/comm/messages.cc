@@ -117,8 +117,21 @@ void Messages::begin(Incoming& incoming, int peer) {
   } else {
     DS_CHECK(header.bytes <= kMostKept, Code::kComm, "rank ", peer, " sent a message of ",
              format_bytes(header.bytes), " with tag ", header.tag, " that nobody receives");
-    incoming.kept.resize(static_cast<size_t>(header.bytes));
   }
+}
+
+// Where the next bytes go. Memory of our own grows with what arrives, whatever the header claims.
+std::span<std::byte> Messages::room_for(Incoming& incoming) {
+  constexpr int64_t kFirst = int64_t{1} << 20;
+  const int64_t bytes = incoming.header.bytes;
+  if (incoming.receiver) {
+    auto* const target = static_cast<std::byte*>(incoming.receiver->output.raw());
+    return {target + incoming.got, static_cast<size_t>(bytes - incoming.got)};
+  }
+  if (incoming.got == std::ssize(incoming.kept)) {
+    incoming.kept.resize(static_cast<size_t>(std::min(bytes, std::max(kFirst, 2 * incoming.got))));
+  }
+  return std::span(incoming.kept).subspan(static_cast<size_t>(incoming.got));
 }
 
 bool Messages::progress_receive(int peer,
@@ -155,12 +168,9 @@ bool Messages::progress_receive(int peer,
       if (incoming.header_got < kHeader) continue;
       begin(incoming, peer);
     }
-    auto* const target = incoming.receiver
-                             ? static_cast<std::byte*>(incoming.receiver->output.raw())
-                             : incoming.kept.data();
     while (incoming.got < incoming.header.bytes) {
-      const int64_t n =
-          transport_.read_some(peer, target + incoming.got, incoming.header.bytes - incoming.got);
+      const std::span<std::byte> room = room_for(incoming);
+      const int64_t n = transport_.read_some(peer, room.data(), std::ssize(room));
       if (n == 0) return moved;
       moved = true;
       incoming.got += n;
@@ -176,10 +186,18 @@ bool Messages::progress_receive(int peer,
   return moved;
 }
 
-const Operation& Messages::most_urgent() const {
-  const Operation* first = nullptr;
-  const auto consider = [&](const Operation& operation) {
-    if (first == nullptr || operation.deadline < first->deadline) first = &operation;
+void Messages::look() {
+  for (const Outgoing& outgoing : sends_) outgoing.operation->deadline.look();
+  for (const OperationPtr& receive : receives_) receive->deadline.look();
+  for (const Incoming& incoming : incoming_) {
+    if (incoming.receiver) incoming.receiver->deadline.look();
+  }
+}
+
+Operation& Messages::most_urgent() const {
+  Operation* first = nullptr;
+  const auto consider = [&](Operation& operation) {
+    if (first == nullptr || operation.deadline.at < first->deadline.at) first = &operation;
   };
   for (const Outgoing& outgoing : sends_) consider(*outgoing.operation);
   for (const OperationPtr& receive : receives_) consider(*receive);

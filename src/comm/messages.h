@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "comm/operation.h"
@@ -20,7 +21,9 @@ class Messages {
   // Moves what can move now; false when nothing could. `finished` gets every message that is over.
   bool progress(const std::function<void(const OperationPtr&)>& finished);
   // The message whose deadline comes first, and whom messages wait for.
-  const Operation& most_urgent() const;
+  Operation& most_urgent() const;
+  // The time of each that is pending goes on; see Deadline.
+  void look();
   std::vector<int> awaited() const;
   // Gives up; returns what was pending.
   std::vector<OperationPtr> take_all();
@@ -36,8 +39,8 @@ class Messages {
     Header header{};
     int64_t header_got = 0;
     int64_t got = 0;
-    OperationPtr receiver;  // null: kept aside
-    std::vector<std::byte> kept;
+    OperationPtr receiver;        // null: kept aside
+    std::vector<std::byte> kept;  // no larger than twice what has come
   };
   struct Outgoing {
     OperationPtr operation;
@@ -52,6 +55,7 @@ class Messages {
   bool progress_send(Outgoing& outgoing);
   bool progress_receive(int peer, const std::function<void(const OperationPtr&)>& finished);
   void begin(Incoming& incoming, int peer);
+  static std::span<std::byte> room_for(Incoming& incoming);
   OperationPtr take_receiver(int peer, int64_t tag);
 
   Transport& transport_;

@@ -22,7 +22,7 @@ class Operation : public Work {
   std::function<void()> body;  // what runs for calls that are no plain collective
   std::chrono::milliseconds allowed{};
   Clock::time_point called;
-  Clock::time_point deadline;
+  Deadline deadline;
 
   bool is_message() const {
     return record.kind == Collective::kSend || record.kind == Collective::kRecv;

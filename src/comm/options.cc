@@ -63,19 +63,14 @@ CommOptions parse_comm_options(std::string_view json) {
   const Json document = parse_json(json, kWhat, Code::kConfig);
   DS_CHECK(document.is_object(), Code::kConfig, kWhat, ": an object is needed, not ",
            document.type_name());
-  static const std::vector<std::string> kKeys = {"timeout_seconds",
-                                                 "rendezvous_timeout_seconds",
-                                                 "transport",
-                                                 "across",
-                                                 "mpi_communicator",
-                                                 "mpi_plugin",
-                                                 "nccl_library",
-                                                 "ranks_per_node",
-                                                 "checked",
-                                                 "master_addr",
-                                                 "master_port",
-                                                 "host_address",
-                                                 "job_id"};
+  static const std::vector<std::string> kKeys = {"timeout_seconds",  "rendezvous_timeout_seconds",
+                                                 "transport",        "across",
+                                                 "mpi_communicator", "mpi_plugin",
+                                                 "nccl_library",     "ranks_per_node",
+                                                 "checked",          "master_addr",
+                                                 "master_port",      "host_address",
+                                                 "job_id",           "job_token",
+                                                 "job_token_file"};
   for (const auto& [key, value] : document.items()) {
     if (key == "timeout_seconds") {
       options.deadline = parse_timeout(key, value);
@@ -108,6 +103,10 @@ CommOptions parse_comm_options(std::string_view json) {
       options.host_address = parse_text(key, value, 255);
     } else if (key == "job_id") {
       options.job_id = parse_text(key, value, 128);
+    } else if (key == "job_token") {
+      options.job_token = parse_text(key, value, 4096);
+    } else if (key == "job_token_file") {
+      options.job_token_file = parse_text(key, value, 4000);
     } else {
       const std::string nearest = nearest_name(key, kKeys);
       fail(Code::kConfig, kWhat, ": unknown key /", printable(key),

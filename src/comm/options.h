@@ -28,13 +28,17 @@ struct CommOptions {
   int master_port = 0;       // 0: DS_MASTER_PORT, MASTER_PORT of the environment
   std::string host_address;  // where other hosts reach this one; "": found out
   std::string job_id;        // keeps jobs apart that meet at the same place
+  // The secret that the ranks of a job share, or the file with it; "": DS_JOB_TOKEN or
+  // DS_JOB_TOKEN_FILE of the environment, or none.
+  std::string job_token;
+  std::string job_token_file;
 };
 
 // Reads a JSON document such as {"timeout_seconds": 1800, "transport": "shm"}. "" and "{}" mean the
 // defaults; unknown keys and wrong values throw kConfig. Keys: timeout_seconds,
 // rendezvous_timeout_seconds, transport (auto, self, shm, sockets, hierarchical, mpi, nccl), across
 // (sockets, mpi), mpi_communicator, mpi_plugin, nccl_library, ranks_per_node, checked, master_addr,
-// master_port, host_address, job_id.
+// master_port, host_address, job_id, job_token, job_token_file.
 CommOptions parse_comm_options(std::string_view json);
 
 }  // namespace ds

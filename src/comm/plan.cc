@@ -41,6 +41,29 @@ int64_t inline_bytes(const Record& record, int size) {
   }
 }
 
+int64_t payload_bytes(const Record& reference, const Operation* operation, int sender, int size) {
+  if (reference.kind == Collective::kAllToAllV) return size * static_cast<int64_t>(sizeof(int64_t));
+  if (reference.kind == Collective::kSplit || reference.kind == Collective::kSharedTensor)
+    return -1;
+  if (!reference.has(Record::kInline)) return 0;
+  const int64_t element = dtype_size(static_cast<DType>(reference.dtype));
+  const int64_t bytes = reference.count * element;
+  switch (reference.kind) {
+    case Collective::kReduceScatter:
+    case Collective::kAllToAll:
+      return bytes * size;
+    case Collective::kAllGatherV:
+      if (operation == nullptr) return -1;
+      return operation->output_counts[static_cast<size_t>(sender)] * element;
+    case Collective::kBroadcast:
+      return sender == reference.root ? bytes : 0;
+    case Collective::kScatter:
+      return sender == reference.root ? bytes * size : 0;
+    default:
+      return bytes;
+  }
+}
+
 Movement plan_movement(const PlanInput& in) {
   const Record& record = *in.reference;
   const auto size = static_cast<size_t>(in.size), self = static_cast<size_t>(in.rank);
@@ -107,6 +130,11 @@ Movement plan_movement(const PlanInput& in) {
       m.receive = blocks_of(op->output_counts, element);
       for (size_t i = 0; i < size; ++i) {
         if (in.sent_counts[i] == nullptr) continue;
+        for (size_t j = 0; j < size; ++j) {
+          DS_CHECK(in.sent_counts[i][j] >= 0 && in.sent_counts[i][j] <= (int64_t{1} << 50),
+                   Code::kComm, describe(op->record), ": rank ", i, " sends ", in.sent_counts[i][j],
+                   " elements to rank ", j);
+        }
         DS_CHECK(in.sent_counts[i][self] == op->output_counts[i], Code::kComm, describe(op->record),
                  ": rank ", i, " sends ", in.sent_counts[i][self], " elements to rank ", self,
                  ", which expects ", op->output_counts[i]);

@@ -21,5 +21,8 @@ Movement plan_movement(const PlanInput& in);
 bool is_reduction(Collective kind);
 // Bytes that a call has to tell with its record to need no other exchange.
 int64_t inline_bytes(const Record& record, int size);
+// Bytes that `sender`, which has not joined, sends with its record of the call that was agreed on;
+// -1 where only the sender knows. `operation` is null on a rank that has joined.
+int64_t payload_bytes(const Record& reference, const Operation* operation, int sender, int size);
 
 }  // namespace ds::comm

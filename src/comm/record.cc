@@ -18,6 +18,19 @@ std::string rank_list(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string peer_text(std::string_view text) {
+  constexpr size_t kMost = 2048;
+  std::string safe;
+  text = text.substr(0, kMost);
+  while (true) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    safe += printable(text.substr(0, end), 4 * kMost);
+    if (end == text.size()) return safe;
+    safe += '\n';
+    text.remove_prefix(end + 1);
+  }
+}
+
 std::string describe(const Record& record) {
   std::string text(collective_name(record.kind));
   if (record.has(Record::kJoined)) return "join";
@@ -37,6 +50,35 @@ std::string describe(const Record& record) {
   const std::string_view label(record.label, ::strnlen(record.label, Record::kLabel));
   if (!label.empty()) text += str_cat(" \"", printable(label, Record::kLabel), "\"");
   return text;
+}
+
+void check_record(const Record& record, int rank, int size) {
+  const auto demand = [&](bool right, std::string_view field, int64_t value) {
+    DS_CHECK(right, Code::kComm, "rank ", rank, " sent a record that is none: ", field, " is ",
+             value);
+  };
+  const auto within = [&](int64_t value, int64_t least, int64_t most, std::string_view field) {
+    demand(value >= least && value <= most, field, value);
+  };
+  using enum Collective;
+  const auto kind = static_cast<int64_t>(record.kind);
+  const bool moves = record.kind < kBarrier;
+  const bool rooted = record.kind == kReduce || record.kind == kBroadcast ||
+                      record.kind == kGather || record.kind == kScatter;
+  const int64_t most = (int64_t{1} << 59) / size;
+  within(kind, 0, kCollectives - 1, "its operation");
+  demand(record.kind != kSend && record.kind != kRecv, "its operation", kind);
+  demand(record.has(Record::kJoined) == (record.kind == kJoin), "its operation", kind);
+  within(static_cast<int64_t>(record.op), 0, static_cast<int64_t>(ReduceOp::kMax), "its reduction");
+  demand(!moves || is_dtype(record.dtype), "its element type", record.dtype);
+  demand((record.flags &
+          ~(Record::kJoined | Record::kByParticipants | Record::kInline | Record::kSameLabel)) == 0,
+         "a flag", record.flags);
+  within(record.root, rooted ? 0 : -1, rooted ? size - 1 : -1, "its root");
+  within(record.count, 0, most, "its number of elements");
+  within(record.largest, 0, most, "its largest block");
+  within(record.dims, 0, kMaxDims, "its number of dimensions");
+  within(record.payload, 0, kMaxPayload, "its payload");
 }
 
 std::string Watch::what() const {

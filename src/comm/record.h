@@ -46,6 +46,10 @@ static_assert(std::is_trivially_copyable_v<Record>);
 // Bytes that may travel with a record. Smaller operations take no other way.
 inline constexpr int64_t kMaxPayload = 4096;
 
+// Throws kComm, naming the rank, for a record that no rank of a group of `size` sends: what
+// follows indexes, multiplies and switches by its fields.
+void check_record(const Record& record, int rank, int size);
+
 // all_reduce(sum) of 10 float32 [2, 5] "layer.weight"
 std::string describe(const Record& record);
 
@@ -55,6 +59,10 @@ bool same_call(const Record& a, const Record& b, bool checked);
 // Throws kComm when the calls of ranks that have not joined differ, naming ranks and tensors.
 // Every rank sees the same records, so every rank throws the same.
 void check_same_calls(const std::vector<const Record*>& records, bool checked);
+
+// What a peer wrote, made safe for messages and logs: lines stay lines, everything else that a
+// terminal would obey is shown as \xNN.
+std::string peer_text(std::string_view text);
 
 // "rank 3", "ranks 0, 1, 5"
 std::string rank_list(const std::vector<int>& ranks);

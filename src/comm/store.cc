@@ -86,10 +86,10 @@ class StoreGather {
       store_->put(str_cat(round, "/", rank_), text);
       // Rank 0 says who is missing when its own time is over: a little later than ours, perhaps.
       constexpr milliseconds kGrace{2000};
-      const auto all = store_->get(round + "/all", left_until(end_) + kGrace);
+      const auto all = store_->get(round + "/0", left_until(end_) + kGrace);
       if (!all) fail_without(round, 0);
       DS_CHECK(!all->empty(), Code::kComm, "the store's answer is empty");
-      if (all->front() != '+') fail(Code::kComm, all->substr(1));
+      if (all->front() != '+') fail(Code::kComm, peer_text(all->substr(1)));
       return unpack(*all, size_);
     }
     std::vector<std::string> texts{text};
@@ -100,10 +100,10 @@ class StoreGather {
         texts.push_back(std::move(*theirs));
       }
     } catch (const Error& error) {
-      store_->put(round + "/all", "-" + error.message());
+      store_->put(round + "/0", "-" + error.message());
       throw;
     }
-    store_->put(round + "/all", pack(texts));
+    store_->put(round + "/0", pack(texts));
     return texts;
   }
 

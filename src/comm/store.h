@@ -11,8 +11,8 @@
 
 namespace ds {
 
-// One rank's access. Keys are short and printable, values at most kMostValue bytes; a key is put
-// once.
+// One rank's access. Keys are short and printable and end in "/" and the number of the rank that
+// puts them; values have at most kMostValue bytes; a key is put once.
 class Store {
  public:
   static constexpr size_t kMostKey = 256;

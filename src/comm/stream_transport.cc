@@ -33,12 +33,11 @@ Tensor StreamTransport::shared_tensor(const std::shared_ptr<Device>& device, DTy
 
 void StreamTransport::await(std::span<const int> readable, std::span<const int> writable,
                             Channel channel, const Watch& watch) {
-  const auto since = Clock::now();
-  const bool ready = wait_for_links(readable, writable, channel, watch.deadline);
-  watch.slept(since);
+  const bool ready = wait_for_links(readable, writable, channel, watch.end());
+  watch.slept();
   hear_control();
   check_raised();
-  if (ready || Clock::now() < watch.deadline) return;
+  if (ready || Clock::now() < watch.end()) return;
   std::vector<int> late(readable.begin(), readable.end());
   if (late.empty()) late.assign(writable.begin(), writable.end());
   std::ranges::sort(late);
@@ -168,7 +167,8 @@ void StreamTransport::hear_control() {
     std::memcpy(&frame, in.data(), sizeof(frame));
     if (frame.bytes > kMostFailure || in.size() < sizeof(frame) + frame.bytes) continue;
     const auto code = static_cast<Code>(frame.code);
-    raise_here(code == Code::kAborted ? code : Code::kComm, in.substr(sizeof(frame), frame.bytes));
+    raise_here(code == Code::kAborted ? code : Code::kComm,
+               peer_text(in.substr(sizeof(frame), frame.bytes)));
     return;
   }
 }

@@ -18,19 +18,34 @@ namespace ds::comm {
 
 using Clock = std::chrono::steady_clock;
 
+// When an operation has to be over. Time in which this process itself did nothing does not count:
+// it was stopped, perhaps with the whole job, or was busy with its own part.
+struct Deadline {
+  Clock::time_point at{};
+  Clock::time_point looked{};  // at the clock, last
+
+  static Deadline in(std::chrono::milliseconds allowed) {
+    const auto now = Clock::now();
+    return {now + allowed, now};
+  }
+  // Waits call this after each short sleep, wherever the process was stopped since the last look.
+  void look() {
+    constexpr std::chrono::milliseconds kStopped{1000};  // sleeps are half as long at most
+    const auto now = Clock::now();
+    if (now - looked > kStopped) at += now - looked;
+    looked = now;
+  }
+};
+
 // What a wait is for and how long it may last.
 struct Watch {
   const Record& record;
-  mutable Clock::time_point deadline;
+  Deadline& deadline;
   std::chrono::milliseconds allowed;
+  std::chrono::milliseconds patience{0};  // beyond the deadline
 
-  // Waits call this after each short sleep. A sleep that took far longer than it should means that
-  // this process was stopped, perhaps the whole job: that time does not count.
-  void slept(Clock::time_point since) const {
-    constexpr std::chrono::seconds kStopped{2};
-    const auto took = Clock::now() - since;
-    if (took > kStopped) deadline += took;
-  }
+  void slept() const { deadline.look(); }
+  Clock::time_point end() const { return deadline.at + patience; }
   std::string what() const;  // operation 12, all_reduce(sum) of 10 float32 "layer.weight"
 };
 

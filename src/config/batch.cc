@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace ds {
 namespace {
@@ -18,7 +19,30 @@ std::optional<int64_t> product(int64_t a, int64_t b, int64_t c) {
   return abc;
 }
 
+// Which worlds the given sizes would fit; "" when none.
+std::string fitting_worlds(std::optional<int64_t> train_batch, std::optional<int64_t> micro_batch,
+                           std::optional<int64_t> accumulation) {
+  if (!train_batch) return {};
+  if (micro_batch && accumulation) {
+    const auto world = world_of_batch(*train_batch, *micro_batch, *accumulation);
+    return world ? str_cat("; these sizes fit ", *world, *world == 1 ? " rank" : " ranks") : "";
+  }
+  const int64_t unit = micro_batch.value_or(accumulation.value_or(1));
+  if (*train_batch % unit != 0) return {};
+  const int64_t shares = *train_batch / unit;
+  return shares == 1 ? "; these sizes fit 1 rank"
+                     : str_cat("; these sizes fit a number of ranks that divides ", shares);
+}
+
 }  // namespace
+
+std::optional<int64_t> world_of_batch(int64_t train_batch, int64_t micro_batch,
+                                      int64_t accumulation) {
+  int64_t unit = 0;
+  if (__builtin_mul_overflow(micro_batch, accumulation, &unit) || unit < 1) return {};
+  if (train_batch < unit || train_batch % unit != 0) return {};
+  return train_batch / unit;
+}
 
 BatchConfig resolve_batch(std::optional<int64_t> train_batch, std::optional<int64_t> micro_batch,
                           std::optional<int64_t> accumulation, int64_t data_parallel) {
@@ -61,7 +85,8 @@ BatchConfig resolve_batch(std::optional<int64_t> train_batch, std::optional<int6
            " is not train_micro_batch_size_per_gpu ", out.micro_batch,
            micro_batch ? "" : " (derived)", " x gradient_accumulation_steps ", out.accumulation,
            accumulation || !train_batch || !micro_batch ? "" : " (derived)",
-           " x data-parallel size ", data_parallel);
+           " x data-parallel size ", data_parallel,
+           fitting_worlds(train_batch, micro_batch, accumulation));
   return out;
 }
 

@@ -19,6 +19,10 @@ struct BatchConfig {
   void set_micro_batch(int64_t samples);
 };
 
+// The number of ranks for which the three sizes agree, if there is one.
+std::optional<int64_t> world_of_batch(int64_t train_batch, int64_t micro_batch,
+                                      int64_t accumulation);
+
 // Completes what is given. Every failure names all four numbers.
 BatchConfig resolve_batch(std::optional<int64_t> train_batch, std::optional<int64_t> micro_batch,
                           std::optional<int64_t> accumulation, int64_t data_parallel);

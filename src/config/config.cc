@@ -1,6 +1,7 @@
 #include "config/config.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "base/text.h"
@@ -8,9 +9,6 @@
 
 namespace ds {
 namespace {
-
-// Far above any hand-written document; bounds the work that a hostile one can cause.
-constexpr size_t kMaxBytes = size_t{4} << 20;
 
 template <class T>
 std::optional<T> optional_at(const ParsedObject& parsed, std::string_view path) {
@@ -41,7 +39,8 @@ PrecisionConfig read_precision(const ParsedObject& parsed) {
                     get<int64_t>(parsed, "/fp16/loss_scale_window"),
                     get<int64_t>(parsed, "/fp16/hysteresis"),
                     get<bool>(parsed, "/fp16/consecutive_hysteresis"),
-                    get<double>(parsed, "/fp16/min_loss_scale")};
+                    get<double>(parsed, "/fp16/min_loss_scale"),
+                    parsed.at("/fp16/scaler") == "wrapper"};
   out.fp8 = {get<bool>(parsed, "/fp8/enabled"),
              parsed.at("/fp8/format") == "hybrid",
              get<int>(parsed, "/fp8/margin"),
@@ -61,16 +60,42 @@ CudaConfig read_cuda(const ParsedObject& parsed) {
   return out;
 }
 
-OptimizerType optimizer_type(const std::string& name) {
-  constexpr std::pair<std::string_view, OptimizerType> kTypes[] = {
-      {"Adam", OptimizerType::kAdam},       {"AdamW", OptimizerType::kAdamW},
-      {"Adagrad", OptimizerType::kAdagrad}, {"Lion", OptimizerType::kLion},
-      {"Lamb", OptimizerType::kLamb},       {"SGD", OptimizerType::kSgd},
-      {"Muon", OptimizerType::kMuon}};
-  for (const auto& [text, type] : kTypes) {
-    if (name == text) return type;
+std::pair<OptimizerType, MuRule> optimizer_type(const std::string& name) {
+  using enum OptimizerType;
+  struct Known {
+    std::string_view name;
+    OptimizerType type;
+    MuRule mu = MuRule::kNone;
+  };
+  constexpr Known kTypes[] = {{"Adam", kAdam},
+                              {"AdamW", kAdamW},
+                              {"Adagrad", kAdagrad},
+                              {"Lion", kLion},
+                              {"Lamb", kLamb},
+                              {"SGD", kSgd},
+                              {"Muon", kMuon},
+                              {"NAdam", kNadam},
+                              {"RMSprop", kRmsprop},
+                              {"MuAdam", kAdam, MuRule::kAdam},
+                              {"MuAdamW", kAdamW, MuRule::kAdam},
+                              {"MuSGD", kSgd, MuRule::kSgd}};
+  for (const Known& known : kTypes) {
+    if (name == known.name) return {known.type, known.mu};
   }
   fail(Code::kInternal, "no typed parameters for optimizer ", name);
+}
+
+std::vector<BaseShapeConfig> read_base_shapes(const Json& params) {
+  std::vector<BaseShapeConfig> out;
+  const auto found = params.find("base_shapes");
+  if (found == params.end()) return out;
+  for (const Json& one : *found) {
+    out.push_back({one.at("match").get<std::vector<std::string>>(), {}});
+    for (const Json& size : one.at("shape")) {
+      out.back().shape.push_back(size.is_null() ? 0 : size.get<int64_t>());
+    }
+  }
+  return out;
 }
 
 OptimizerGroupConfig read_group(const Json& group) {
@@ -105,7 +130,7 @@ OptimizerConfig read_optimizer(const ParsedObject& parsed) {
     if (const auto it = params.find(name); it != params.end()) to = it->get<bool>();
   };
   OptimizerConfig out;
-  out.type = optimizer_type(parsed.at("/optimizer/type").get<std::string>());
+  std::tie(out.type, out.mu) = optimizer_type(parsed.at("/optimizer/type").get<std::string>());
   number("lr", out.lr);
   if (const auto betas = params.find("betas"); betas != params.end()) {
     out.beta1 = betas->at(0).get<double>();
@@ -113,23 +138,34 @@ OptimizerConfig read_optimizer(const ParsedObject& parsed) {
   }
   number("eps", out.eps);
   number("weight_decay", out.weight_decay);
+  using enum OptimizerType;
   flag("adam_w_mode", out.decoupled);
-  if (out.type != OptimizerType::kAdam) {
-    out.decoupled = out.type != OptimizerType::kAdagrad && out.type != OptimizerType::kSgd;
+  if (out.type != kAdam) {
+    out.decoupled = out.type != kAdagrad && out.type != kSgd && out.type != kRmsprop;
   }
+  if (out.type == kAdam && out.mu != MuRule::kNone) out.decoupled = false;
+  flag("decoupled_weight_decay", out.decoupled);
   flag("bias_correction", out.bias_correction);
+  flag("amsgrad", out.amsgrad);
+  number("lr_decay", out.lr_decay);
+  number("initial_accumulator_value", out.initial_accumulator);
+  number("momentum_decay", out.momentum_decay);
+  number("alpha", out.beta2);
+  flag("centered", out.centered);
+  out.base_shapes = read_base_shapes(params);
   number("momentum", out.momentum);
   number("dampening", out.dampening);
   flag("nesterov", out.nesterov);
   number("max_coeff", out.max_coeff);
   number("min_coeff", out.min_coeff);
   flag("eps_inside_sqrt", out.eps_inside_sqrt);
-  if (out.type == OptimizerType::kMuon) {
+  if (out.type == kMuon) {
     if (parsed.is_given("/optimizer/params/lr")) out.adam_lr = out.lr;
     number("adam_lr", out.adam_lr);
     number("muon_lr", out.lr);
     if (params.at("ns_method") == "standard") out.ns_method = MuonMethod::kStandard;
   }
+  out.decay_all = parsed.at("/optimizer/decay_all").get<bool>();
   const Json& states = parsed.at("/optimizer/state_dtype");
   if (states == "bf16") out.state_type = OptimizerStateType::kBf16;
   if (states == "int8") out.state_type = OptimizerStateType::kInt8;
@@ -142,9 +178,13 @@ OptimizerConfig read_optimizer(const ParsedObject& parsed) {
 SchedulerConfig read_scheduler(const ParsedObject& parsed) {
   const Json& params = parsed.at("/scheduler/params");
   const auto number = [&](const char* name) { return params.at(name).get<double>(); };
-  const auto maybe = [&](const char* name) {
+  const auto rates = [&](const char* name) {
     const Json& value = params.at(name);
-    return value.is_null() ? std::nullopt : std::optional<double>(value.get<double>());
+    return value.is_array() ? PerGroup(value.get<std::vector<double>>())
+                            : PerGroup(value.get<double>());
+  };
+  const auto maybe = [&](const char* name) {
+    return params.at(name).is_null() ? std::nullopt : std::optional<PerGroup>(rates(name));
   };
   const auto steps = [&](const char* name) { return params.at(name).get<int64_t>(); };
   const auto flag = [&](const char* name) { return params.at(name).get<bool>(); };
@@ -154,15 +194,15 @@ SchedulerConfig read_scheduler(const ParsedObject& parsed) {
 
   const std::string type = parsed.at("/scheduler/type").get<std::string>();
   if (type == "LRRangeTest") {
-    return LrRangeTestConfig{number("lr_range_test_min_lr"), steps("lr_range_test_step_size"),
+    return LrRangeTestConfig{rates("lr_range_test_min_lr"), steps("lr_range_test_step_size"),
                              number("lr_range_test_step_rate"), flag("lr_range_test_staircase")};
   }
   if (type == "WarmupLR") {
-    return WarmupLrConfig{number("warmup_min_lr"), maybe("warmup_max_lr"),
-                          steps("warmup_num_steps"), shape()};
+    return WarmupLrConfig{rates("warmup_min_lr"), maybe("warmup_max_lr"), steps("warmup_num_steps"),
+                          shape()};
   }
   if (type == "WarmupDecayLR") {
-    return WarmupDecayLrConfig{steps("total_num_steps"), number("warmup_min_lr"),
+    return WarmupDecayLrConfig{steps("total_num_steps"), rates("warmup_min_lr"),
                                maybe("warmup_max_lr"), steps("warmup_num_steps"), shape()};
   }
   if (type == "WarmupCosineLR") {
@@ -170,8 +210,8 @@ SchedulerConfig read_scheduler(const ParsedObject& parsed) {
                                 number("cos_min_ratio"), steps("warmup_num_steps"), shape()};
   }
   DS_CHECK(type == "OneCycle", Code::kInternal, "no typed parameters for schedule ", type);
-  return OneCycleConfig{.min_lr = number("cycle_min_lr"),
-                        .max_lr = number("cycle_max_lr"),
+  return OneCycleConfig{.min_lr = rates("cycle_min_lr"),
+                        .max_lr = rates("cycle_max_lr"),
                         .first_steps = steps("cycle_first_step_size"),
                         .second_steps = steps("cycle_second_step_size"),
                         .first_stairs = steps("cycle_first_stair_count"),
@@ -290,20 +330,17 @@ Json Config::resolved_with_origins() const {
   return with_origins(parsed_.values, "", parsed_.origins);
 }
 
-Config load_config(std::string_view json_text, const ConfigEnvironment& environment) {
-  DS_CHECK(json_text.size() <= kMaxBytes, Code::kConfig, "configuration: ", json_text.size(),
-           " bytes; a document has at most ", kMaxBytes);
-  JsonLimits limits;
-  limits.allow_comments = true;
-  const Json document = parse_json(json_text, "configuration", Code::kConfig, limits);
-
+Config load_config(std::string_view json_text, const ConfigEnvironment& environment,
+                   const ReadOptions& options) {
+  CheckedConfig checked = check_config(json_text, environment, options);
+  throw_first_problem(checked.parsed.problems, "configuration", Code::kConfig);
   Config out;
-  out.parsed_ = parse_object(config_table(), document);
-  ParsedObject& parsed = out.parsed_;
-  out.batch = apply_config_rules(parsed, environment);
-  refuse_lacking(config_table(), parsed);
+  out.parsed_ = std::move(checked.parsed);
+  out.batch = checked.batch;
+  const ParsedObject& parsed = out.parsed_;
 
   out.precision = read_precision(parsed);
+  out.managed_accumulation = get<bool>(parsed, "/managed_gradient_accumulation");
   if (!parsed.at("/optimizer").is_null()) out.optimizer = read_optimizer(parsed);
   if (!parsed.at("/scheduler").is_null()) out.scheduler = read_scheduler(parsed);
   out.gradient_clipping = get<double>(parsed, "/gradient_clipping");

@@ -15,7 +15,8 @@
 
 #include "base/json.h"
 #include "config/batch.h"
-#include "config/rules.h"
+#include "config/check.h"
+#include "config/options.h"
 
 namespace ds {
 
@@ -29,6 +30,7 @@ struct LossScaleConfig {
   int64_t hysteresis = 2;            // overflows before it halves
   bool consecutive_hysteresis = false;
   double min_loss_scale = 1;
+  bool wrapper = false;  // no hysteresis, and no end at the lower bound
 };
 
 // Linear layers of 8-bit codes; see docs/fp8.md.
@@ -53,7 +55,7 @@ struct PrecisionConfig {
   Fp8Config fp8;
 };
 
-enum class OptimizerType { kAdam, kAdamW, kAdagrad, kLion, kLamb, kSgd, kMuon };
+enum class OptimizerType { kAdam, kAdamW, kAdagrad, kLion, kLamb, kSgd, kMuon, kNadam, kRmsprop };
 
 // How the optimizer keeps its moments. int8 is block-wise (Dettmers et al., arXiv:2110.02861).
 enum class OptimizerStateType { kFp32, kBf16, kInt8 };
@@ -74,6 +76,14 @@ struct OptimizerGroupConfig {
   std::optional<double> adam_lr;
 };
 
+// Maximal update parametrisation (Yang et al., arXiv:2203.03466): the shape that parameters have in
+// the model whose rates are the configured ones.
+struct BaseShapeConfig {
+  std::vector<std::string> match;  // patterns, as of groups
+  std::vector<int64_t> shape;      // 0: the size does not count as width
+};
+enum class MuRule { kNone, kAdam, kSgd };  // how widths scale rates
+
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double lr = 1e-3;
@@ -84,7 +94,13 @@ struct OptimizerConfig {
   // Decoupled weight decay (AdamW) or L2 regularisation, as type and adam_w_mode together say.
   bool decoupled = true;
   bool bias_correction = true;
-  // SGD and Muon.
+  bool amsgrad = false;
+  // Adagrad.
+  double lr_decay = 0;
+  double initial_accumulator = 0;
+  double momentum_decay = 4e-3;  // NAdam
+  bool centered = false;         // RMSprop, whose alpha is beta2
+  // SGD, RMSprop and Muon.
   double momentum = 0;
   double dampening = 0;
   bool nesterov = false;
@@ -96,28 +112,40 @@ struct OptimizerConfig {
   double adam_lr = 3e-4;
   MuonMethod ns_method = MuonMethod::kGram;
 
+  MuRule mu = MuRule::kNone;
+  std::vector<BaseShapeConfig> base_shapes;  // the first that matches counts
+
+  bool decay_all = false;  // else parameters that say so do not decay, unless their group asks
   OptimizerStateType state_type = OptimizerStateType::kFp32;
   std::vector<OptimizerGroupConfig> groups;  // group 0 is the default one, then these in order
 };
 
 enum class WarmupShape { kLog, kLinear };
 
+// A number for all parameter groups, or one for each: of the default group, then of the others.
+struct PerGroup {
+  PerGroup(double one = 0) : values{one} {}
+  explicit PerGroup(std::vector<double> each) : values(std::move(each)) {}
+  double of(size_t group) const { return values.size() == 1 ? values[0] : values.at(group); }
+  std::vector<double> values;
+};
+
 struct LrRangeTestConfig {
-  double min_lr = 1e-3;
+  PerGroup min_lr = 1e-3;
   int64_t step_size = 2000;
   double step_rate = 1.0;
   bool staircase = false;
 };
 struct WarmupLrConfig {
-  double min_lr = 0;
-  std::optional<double> max_lr;  // unset: each group's own rate
+  PerGroup min_lr;
+  std::optional<PerGroup> max_lr;  // unset: each group's own rate
   int64_t warmup_steps = 1000;
   WarmupShape shape = WarmupShape::kLog;
 };
 struct WarmupDecayLrConfig {
   int64_t total_steps = 0;
-  double min_lr = 0;
-  std::optional<double> max_lr;
+  PerGroup min_lr;
+  std::optional<PerGroup> max_lr;
   int64_t warmup_steps = 1000;
   WarmupShape shape = WarmupShape::kLog;
 };
@@ -129,8 +157,8 @@ struct WarmupCosineLrConfig {  // ratios of each group's own rate
   WarmupShape shape = WarmupShape::kLog;
 };
 struct OneCycleConfig {
-  double min_lr = 0;
-  double max_lr = 0;
+  PerGroup min_lr;
+  PerGroup max_lr;
   int64_t first_steps = 2000;
   int64_t second_steps = 2000;
   int64_t first_stairs = 0;
@@ -238,7 +266,8 @@ class Config {
  public:
   BatchConfig batch;
   PrecisionConfig precision;
-  std::optional<OptimizerConfig> optimizer;  // unset: no "optimizer" section
+  bool managed_accumulation = true;          // false: every step is a boundary
+  std::optional<OptimizerConfig> optimizer;  // always set by load_config
   std::optional<SchedulerConfig> scheduler;
   double gradient_clipping = 1.0;  // 0 = off
   // Steps skipped in a row that end training with an error; 0 = never.
@@ -271,7 +300,10 @@ class Config {
 
   // Every key of every section with its value; itself a valid document.
   const Json& resolved() const noexcept { return parsed_.values; }
-  // JSON pointer of each value -> "given", "default", "derived" or "deprecated:<pointer>".
+  // What the caller asked for and nothing else; see given_document().
+  Json given() const { return given_document(parsed_); }
+  // JSON pointer of each value -> "given", "set", "auto", "default", "derived" or
+  // "deprecated:<pointer>".
   const std::map<std::string, std::string>& origins() const noexcept { return parsed_.origins; }
   // The resolved document with each value replaced by {"value": ..., "origin": ...}.
   Json resolved_with_origins() const;
@@ -279,12 +311,14 @@ class Config {
   const std::vector<std::string>& warnings() const noexcept { return parsed_.warnings; }
 
  private:
-  friend Config load_config(std::string_view json_text, const ConfigEnvironment& environment);
+  friend Config load_config(std::string_view json_text, const ConfigEnvironment& environment,
+                            const ReadOptions& options);
   ParsedObject parsed_;
 };
 
 // Parses and resolves one document; // and /* */ comments are allowed. Throws
-// Error(Code::kConfig) with the JSON path of the first problem.
-Config load_config(std::string_view json_text, const ConfigEnvironment& environment = {});
+// Error(Code::kConfig) with the JSON path of the first problem, and where the others are.
+Config load_config(std::string_view json_text, const ConfigEnvironment& environment = {},
+                   const ReadOptions& options = {});
 
 }  // namespace ds

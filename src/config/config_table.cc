@@ -19,8 +19,9 @@ std::vector<Key> batch_rows() {
               "Forward and backward passes per optimizer step.")
           .at_least(1),
       flag("managed_gradient_accumulation", true,
-           "The engine counts passes and steps at the boundary. False: every step() is a boundary.")
-          .needs("accumulation managed by the caller"),
+           "The engine counts micro batches and updates at the boundary, and divides by "
+           "gradient_accumulation_steps. False: every step() is a boundary, forward and backward "
+           "may come several times before it, and nothing is divided."),
   };
 }
 
@@ -37,10 +38,12 @@ std::vector<Key> engine_rows() {
            "(Extension.)")
           .without_repeats(),
       integer("steps_per_print", std::nullopt,
-              "Log a progress line every so many optimizer steps; null never does.")
-          .at_least(1),
+              "Log a progress line every so many optimizer steps; null and 0 never do.")
+          .at_least(0),
       flag("dump_state", false, "Log the resolved configuration when the engine is made."),
-      number("gradient_clipping", 1.0, "Upper bound of the global L2 gradient norm; 0 disables.")
+      number("gradient_clipping", 1.0,
+             "Upper bound of the global L2 gradient norm; 0 and null disable.")
+          .or_null()
           .at_least(0),
       integer("max_consecutive_skips", 100,
               "Steps skipped in a row for an infinity or NaN that end training with an error; 0 "
@@ -64,12 +67,15 @@ std::vector<Key> engine_rows() {
 std::vector<Key> communication_rows() {
   return {
       choice("communication_data_type",
-             {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"}, std::nullopt,
+             {"fp32|float32|float|torch.float32", "fp16|float16|half|torch.float16",
+              "bf16|bfloat16|torch.bfloat16"},
+             std::nullopt,
              "Type in which gradients are reduced; null follows the training precision.")
           .in_any_case(),
       choice("seq_parallel_communication_data_type",
-             {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"}, "fp32",
-             "Type of reductions over sequence-parallel ranks; null keeps the native type.")
+             {"fp32|float32|float|torch.float32", "fp16|float16|half|torch.float16",
+              "bf16|bfloat16|torch.bfloat16"},
+             "fp32", "Type of reductions over sequence-parallel ranks; null keeps the native type.")
           .or_null()
           .in_any_case()
           .needs("sequence parallelism"),
@@ -85,7 +91,8 @@ std::vector<Key> communication_rows() {
           .in_any_case(),
       flag("sparse_gradients", false, "Reduce embedding gradients as index and value pairs.")
           .needs("sparse embedding gradients"),
-      flag("disable_allgather", false, "Legacy.").needs("the legacy broadcast of parameters"),
+      flag("disable_allgather", false, "Legacy; without effect, as in DeepSpeed."),
+      flag("disable_python_gc", false, "There is no Python here; without effect."),
       flag("use_data_before_expert_parallelism", false,
            "Data-parallel ranks vary fastest in the expert and data mesh.")
           .needs("expert parallelism"),
@@ -152,7 +159,7 @@ KeyTable build() {
   for (auto part : {engine_rows, communication_rows, section_rows}) {
     for (Key& key : part()) rows.push_back(std::move(key));
   }
-  return table("The document is one JSON object.", std::move(rows));
+  return table("The document is one JSON object.", std::move(rows)).ignores_other_keys();
 }
 
 }  // namespace

@@ -8,56 +8,64 @@ using namespace keys;
 KeyTable checkpoint_table() {
   constexpr const char* kWriter = "a choice of checkpoint writer";
   return table(
-      "Saving and loading.",
-      {
-          choice("tag_validation", {"Warn", "Ignore", "Fail"}, "Warn",
-                 "What happens when ranks save under different tags.")
-              .in_any_case(),
-          flag(
-              "exclude_frozen_parameters", false,
-              "Save trainable parameters only: a run that loads the checkpoint starts from a model "
-              "that has the frozen ones."),
-          integer(
-              "keep", std::nullopt,
-              "How many checkpoints of a run stay in its folder: after each save, and only when "
-              "that is durable, its older ones are deleted, by their steps. null keeps all. "
-              "Another run's are never deleted. (Extension.)")
-              .at_least(1),
-          flag("load_universal", false, "Load a universal checkpoint.")
-              .needs("the universal checkpoint format"),
-          flag("use_node_local_storage", false, "Every node writes to its own storage.")
-              .needs("node-local checkpoints"),
-          flag("checkpoint_serialization", true, "Use the serialised format.")
-              .needs("an unserialised format"),
-          section("parallel_write",
-                  table("Sharing of the writing.",
-                        {
-                            flag("pipeline_stage", false, "Stages write their layers in parallel.")
-                                .needs("pipeline parallelism"),
-                        })),
-          section(
-              "writer",
-              table(
-                  "The writer.",
-                  {
-                      choice("type", {"mock", "python", "fast"}, "fast", "Implementation.")
-                          .needs(kWriter),
-                      integer("io_buffer_size", 64 * 1024 * 1024, "Bytes of the buffer.")
-                          .at_least(1)
-                          .needs(kWriter),
-                      flag("io_buffer_double", true, "Fill one buffer while writing another.")
-                          .needs(kWriter),
-                      integer("io_multiplier", 1, "Buffers per writer.").at_least(1).needs(kWriter),
-                      flag("show_statistics", false, "Log the writing speed.").needs(kWriter),
-                      choice("data_parallel", {"replica", "socket", "machine"}, std::nullopt,
-                             "Ranks that share the writing.")
-                          .needs("checkpoint writing shared between ranks"),
-                      flag("decoupled", false,
-                           "Write beside the training: saving returns when a copy of the state was "
-                           "taken, in memory of the checkpoint's size that is kept for the next "
-                           "one. The next save, a load and the engine's end wait for the writing."),
-                  })),
-      });
+             "Saving and loading.",
+             {
+                 choice("tag_validation", {"Warn", "Ignore", "Fail"}, "Warn",
+                        "What happens when ranks save under different tags.")
+                     .in_any_case(),
+                 flag("exclude_frozen_parameters", false,
+                      "Save trainable parameters only: a run that loads the checkpoint starts from "
+                      "a model "
+                      "that has the frozen ones."),
+                 integer(
+                     "keep", std::nullopt,
+                     "How many checkpoints of a run stay in its folder: after each save, and only "
+                     "when "
+                     "that is durable, its older ones are deleted, by their steps. null keeps all. "
+                     "Another run's are never deleted. (Extension.)")
+                     .at_least(1),
+                 flag("load_universal", false, "Load a universal checkpoint.")
+                     .needs("the universal checkpoint format"),
+                 flag("use_node_local_storage", false, "Every node writes to its own storage.")
+                     .needs("node-local checkpoints"),
+                 flag("checkpoint_serialization", true, "Use the serialised format.")
+                     .needs("an unserialised format"),
+                 section("parallel_write", table("Sharing of the writing.",
+                                                 {
+                                                     flag("pipeline_stage", false,
+                                                          "Stages write their layers in parallel.")
+                                                         .needs("pipeline parallelism"),
+                                                 })),
+                 section(
+                     "writer",
+                     table("The writer.",
+                           {
+                               choice("type", {"mock", "python", "fast"}, "fast", "Implementation.")
+                                   .needs(kWriter),
+                               integer("io_buffer_size", 64 * 1024 * 1024, "Bytes of the buffer.")
+                                   .at_least(1)
+                                   .needs(kWriter),
+                               flag("io_buffer_double", true,
+                                    "Fill one buffer while writing another.")
+                                   .needs(kWriter),
+                               integer("io_multiplier", 1, "Buffers per writer.")
+                                   .at_least(1)
+                                   .needs(kWriter),
+                               flag("show_statistics", false, "Log the writing speed.")
+                                   .needs(kWriter),
+                               choice("data_parallel", {"replica", "socket", "machine"},
+                                      std::nullopt, "Ranks that share the writing.")
+                                   .needs("checkpoint writing shared between ranks"),
+                               flag("decoupled", false,
+                                    "Write beside the training: saving returns when a copy of the "
+                                    "state was "
+                                    "taken, in memory of the checkpoint's size that is kept for "
+                                    "the next "
+                                    "one. The next save, a load and the engine's end wait for the "
+                                    "writing."),
+                           })),
+             })
+      .ignores_other_keys();
 }
 
 KeyTable nebula_table() {
@@ -70,7 +78,8 @@ KeyTable nebula_table() {
                    flag("enable_nebula_load", true, "Load from the service."),
                    text("nebula_load_path", std::nullopt, "Storage to load from."),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 KeyTable datastates_table() {
@@ -80,28 +89,34 @@ KeyTable datastates_table() {
 
 KeyTable activation_checkpointing_table() {
   return table(
-      "Recomputation of activations in the backward pass instead of keeping them.",
-      {
-          flag("enabled", false,
-               "Keep only the input of each segment and recompute the rest. (Extension: in "
-               "DeepSpeed the model decides.)"),
-          flag("partition_activations", false, "Partition kept inputs over model-parallel ranks.")
-              .needs("partitioned activations"),
-          integer("number_checkpoints", std::nullopt,
-                  "Number of segments; null makes every transformer block one.")
-              .at_least(1),
-          flag("contiguous_memory_optimization", false,
-               "Copy kept inputs into one buffer. Requires the two keys before.")
-              .needs("contiguous kept inputs"),
-          flag("synchronize_checkpoint_boundary", false,
-               "Wait for the device at each segment. A CPU never runs ahead, so both values mean "
-               "the same there."),
-          flag("profile", false, "Time each segment.").needs("timing of segments"),
-          flag("cpu_checkpointing", false,
-               "Keep the inputs of segments in host memory, so that what a GPU holds of them does "
-               "not grow with the number of segments. They travel beside the computation. On the "
-               "CPU it changes nothing."),
-      });
+             "Recomputation of activations in the backward pass instead of keeping them.",
+             {
+                 flag("enabled", false,
+                      "Keep only the input of each segment and recompute the rest. (Extension: in "
+                      "DeepSpeed the model decides.)"),
+                 flag("partition_activations", false,
+                      "Partition kept inputs over model-parallel ranks.")
+                     .needs("partitioned activations"),
+                 integer("number_checkpoints", std::nullopt,
+                         "Number of segments; null makes every transformer block one.")
+                     .at_least(1),
+                 flag("contiguous_memory_optimization", false,
+                      "Copy kept inputs into one buffer. Requires the two keys before.")
+                     .needs("contiguous kept inputs"),
+                 flag("synchronize_checkpoint_boundary", false,
+                      "Wait for the device at each segment. A CPU never runs ahead, so both values "
+                      "mean "
+                      "the same there."),
+                 flag("profile", false, "Time each segment.").needs("timing of segments"),
+                 flag("cpu_checkpointing", false,
+                      "Keep the inputs of segments in host memory, so that what a GPU holds of "
+                      "them does "
+                      "not grow with the number of segments. They travel beside the computation. "
+                      "On the "
+                      "CPU it changes nothing."),
+             })
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 }  // namespace ds

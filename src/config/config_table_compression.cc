@@ -35,8 +35,9 @@ KeyTable method(const char* description, const char* feature, Rows shared, Rows 
   return table(
       description,
       {
-          section("shared_parameters",
-                  table("Switches for all groups.", std::move(switches)).gated_by("enabled")),
+          section("shared_parameters", table("Switches for all groups.", std::move(switches))
+                                           .gated_by("enabled")
+                                           .ignores_other_keys()),
           named_sections("different_groups", std::move(group), "Groups by name."),
       });
 }
@@ -129,7 +130,8 @@ KeyTable layer_reduction() {
                    list("teacher_layer", std::move(layer), "null", "Which layers."),
                    list("other_module_name", any_text(), "null", "Modules copied besides."),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 }  // namespace

@@ -68,7 +68,8 @@ KeyTable dynamic_batching_table() {
                        .must_be_given_when_on(),
                    flag("verbose", false, "Log each batch."),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 KeyTable data_sampling_table() {
@@ -88,10 +89,12 @@ KeyTable data_sampling_table() {
                                named_sections("curriculum_metrics", metric_table(),
                                               "Measures of difficulty by name."),
                            })
-                         .gated_by("enabled")),
+                         .gated_by("enabled")
+                         .ignores_other_keys()),
                  section("dynamic_batching", dynamic_batching_table()),
              })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 KeyTable random_ltd_table() {
@@ -132,9 +135,11 @@ KeyTable random_ltd_table() {
                                    flag("enabled", false, "Turns it on.")
                                        .needs("learning rates by layer tokens"),
                                })
-                             .gated_by("enabled")),
+                             .gated_by("enabled")
+                             .ignores_other_keys()),
              })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 }  // namespace
@@ -149,7 +154,8 @@ KeyTable curriculum_learning_table() {
                    schedule_type().must_be_given_when_on(),
                    section("schedule_config", schedule_config_table()),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 KeyTable data_efficiency_table() {
@@ -164,9 +170,11 @@ KeyTable data_efficiency_table() {
                                      flag("enabled", false, "Turns it on.").needs("token dropping"),
                                      section("random_ltd", random_ltd_table()),
                                  })
-                               .gated_by("enabled")),
+                               .gated_by("enabled")
+                               .ignores_other_keys()),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 }  // namespace ds

@@ -44,8 +44,10 @@ KeyTable csv_monitor_table() {
 }
 
 KeyTable jsonl_monitor_table() {
-  return table("Scalars as JSON lines. (Extension.)",
-               file_monitor_rows("Write one JSON object per step."))
+  return table(
+             "Scalars as JSON lines in output_path/job_name/metrics.jsonl: one object per step "
+             "with step (of the optimizer), samples and the scalars. (Extension.)",
+             file_monitor_rows("Write one JSON object per step."))
       .gated_by("enabled")
       .accepts_auto();
 }
@@ -114,7 +116,8 @@ KeyTable flops_profiler_table() {
                    flag("detailed", true, "The module tree too."),
                    text("output_file", std::nullopt, "File instead of the log."),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 }  // namespace ds

@@ -24,7 +24,8 @@ Key bias_correction() {
   return flag("bias_correction", true, "Correct the moments for their start at zero.");
 }
 Key max_grad_norm() {
-  return number("max_grad_norm", 0.0, "Must be 0: gradient_clipping is the key for clipping.");
+  return number("max_grad_norm", 0.0, "Must be 0: gradient_clipping is the key for clipping.")
+      .rather("/gradient_clipping");
 }
 
 using Rows = std::vector<Key>;
@@ -34,6 +35,25 @@ Rows operator+(Rows left, Rows right) {
   return left;
 }
 
+Key base_shapes() {
+  Key size = integer("size", std::nullopt, "");
+  size = std::move(size).at_least(1);
+  Key item = any_text();
+  item.types = kObject;
+  item.table = std::make_shared<const KeyTable>(
+      table("", Rows{
+                    list("match", any_text(), "[]", "Patterns.").or_one_string(),
+                    list("shape", std::move(size), "[]", "Sizes.").items(1, 8),
+                }));
+  return list("base_shapes", std::move(item), "[]",
+              "Shapes in the base model, whose rates these are: objects with `match` (a list of "
+              "patterns of parameter names) and `shape` (its sizes; null, or the parameter's own "
+              "size, where a dimension is no width). The first that matches counts; a parameter "
+              "without one keeps its rate. Only rates and weight decay are scaled, as mup's "
+              "optimizers do: initial weights and the factors of outputs and attention are the "
+              "model's. (Extension.)");
+}
+
 Rows adam_rows() {
   return {
       lr(1e-3),
@@ -41,9 +61,14 @@ Rows adam_rows() {
       eps(1e-8),
       weight_decay(),
       bias_correction(),
-      flag("amsgrad", false, "The AMSGrad variant.").needs("AMSGrad"),
-      flag("torch_adam", false, "Use a framework's implementation.")
-          .needs("a framework's optimizer (there is no framework here)"),
+      flag("amsgrad", false,
+           "The AMSGrad variant: the largest second moment so far divides (in DeepSpeed with "
+           "torch_adam only)."),
+      flag("torch_adam", false,
+           "Use PyTorch's implementation. There is one here, which computes the same; but with "
+           "decoupled weight decay the default of weight_decay is PyTorch's then, 0.01."),
+      flag("set_grad_none", true, "Free gradients instead of clearing them; changes no number."),
+      flag("foreach", std::nullopt, "Update several tensors at once; changes no number."),
       flag("adam_w_mode", true,
            "Decoupled weight decay. False with type Adam: L2 regularisation. AdamW is decoupled "
            "whatever this says."),
@@ -63,6 +88,45 @@ Rows onebit_rows() {
       flag("amsgrad", false, "The AMSGrad variant.").needs("AMSGrad"),
       flag("cuda_aware", false, "The transport reads device memory."),
       choice("comm_backend_name", {"nccl", "mpi", "hccl", "compressed"}, "nccl", "Transport."),
+      max_grad_norm(),
+  };
+}
+
+// Parameters of torch.optim.Adam and AdamW, which mup's optimizers are made of.
+Rows mu_adam_rows() {
+  return {
+      lr(1e-3),
+      betas("[0.9, 0.999]"),
+      eps(1e-8),
+      weight_decay(),
+      flag("amsgrad", false, "The AMSGrad variant."),
+      flag("fp32_optimizer_states", true,
+           "Keep the moments in fp32. False is state_dtype \"bf16\"."),
+      max_grad_norm(),
+      base_shapes(),
+  };
+}
+
+Rows nadam_rows() {
+  return {
+      lr(2e-3),
+      betas("[0.9, 0.999]"),
+      eps(1e-8),
+      weight_decay(),
+      number("momentum_decay", 4e-3, "How fast the momentum nears its full value.").at_least(0),
+      flag("decoupled_weight_decay", false, "Decoupled weight decay, else L2 regularisation."),
+      max_grad_norm(),
+  };
+}
+
+Rows rmsprop_rows() {
+  return {
+      lr(1e-2),
+      number("alpha", 0.99, "Decay rate of the mean square.").at_least(0).below(1),
+      eps(1e-8),
+      weight_decay(),
+      number("momentum", 0.0, "Momentum.").at_least(0),
+      flag("centered", false, "Divide by the standard deviation of gradients."),
       max_grad_norm(),
   };
 }
@@ -111,7 +175,16 @@ Rows zero_one_rows() {
 
 Rows lion_rows() { return {lr(1e-3), betas("[0.9, 0.999]"), weight_decay(), max_grad_norm()}; }
 
-Rows adagrad_rows() { return {lr(1e-2), eps(1e-10), weight_decay(), max_grad_norm()}; }
+Rows adagrad_rows() {
+  return {
+      lr(1e-2),
+      number("lr_decay", 0.0, "Step t divides the rate by 1 + (t - 1) times this.").at_least(0),
+      number("initial_accumulator_value", 0.0, "What sums begin with.").at_least(0),
+      eps(1e-10),
+      weight_decay(),
+      max_grad_norm(),
+  };
+}
 
 Rows muon_rows() {
   return {
@@ -161,7 +234,7 @@ Key param_groups() {
                     text("name", std::nullopt, "Name; parameters can ask for it.").must_be_given(),
                     list("match", any_text(), "[]", "Patterns.").or_one_string(),
                     group_number("lr", "Learning rate."),
-                    group_number("weight_decay", "Weight decay."),
+                    group_number("weight_decay", "Weight decay, of all parameters of the group."),
                     group_betas(),
                     group_number("eps", "Added to the denominator."),
                     group_number("momentum", "Momentum."),
@@ -181,54 +254,106 @@ Key param_groups() {
 
 KeyTable optimizer_table() {
   constexpr const char* kSgd = "The first gradient fills the momentum buffer undamped.";
+  // Names of PyTorch's: their parameters are kept unread, and the type is refused.
+  const auto foreign = [] { return table("", {}).accepts_other_keys(); };
+  constexpr const char* kMu =
+      "Rates for a model of another width than the base model's (mup). A dimension is a width "
+      "where base_shapes has another size. ";
+  const std::string mu_adam = str_cat(
+      kMu,
+      "Parameters with two widths: lr is divided, and weight_decay multiplied, by the size of "
+      "the last one over its base size.");
+  const std::string mu_sgd = str_cat(
+      kMu,
+      "With one width: lr is multiplied, and weight_decay divided, by its size over its base "
+      "size. With two: lr is divided, and weight_decay multiplied, by that quotient of the "
+      "second dimension over that of the first. ",
+      kSgd);
   return table(
-      "The optimizer. Types are matched in any case.",
-      {
-          choice("type",
-                 {"Adam", "AdamW", "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion",
-                  "Adagrad", "Muon", "MuAdam", "MuAdamW", "MuSGD", "SGD"},
-                 std::nullopt, "Optimizer.")
-              .in_any_case()
-              .must_be_given()
-              .needs("compressed or mu-parametrised optimizers",
-                     {"Adam", "AdamW", "Lamb", "Lion", "Adagrad", "Muon", "SGD"}),
-          section_by(
-              "params", "type",
-              {
-                  {"Adam", table("", adam_rows())},
-                  {"AdamW", table("", adam_rows())},
-                  {"Lamb", table("Each tensor's step is scaled by its trust ratio, the norm of the "
-                                 "weights over "
-                                 "the norm of the update.",
-                                 lamb_rows())},
-                  {"OneBitAdam", table("", onebit_rows() + Rows{freeze_step("freeze_step")})},
-                  {"ZeroOneAdam", table("", zero_one_rows())},
-                  {"OneBitLamb", table("", onebit_lamb_rows())},
-                  {"Lion",
-                   table("The sign of zero is zero: such an element moves by weight decay only.",
-                         lion_rows())},
-                  {"Adagrad", table("Weight decay enters the sum of squares, not the numerator.",
-                                    adagrad_rows())},
-                  {"Muon",
-                   table("Matrices move along their orthogonalised momentum; Adam updates the "
-                         "rest. A matrix is a parameter of two or more dimensions whose "
-                         "name holds neither `embed` nor `lm_head`; three dimensions are a "
-                         "stack of matrices, more are first x rest. lr, weight_decay and "
-                         "a group's lr apply to both kinds.",
-                         muon_rows())},
-                  {"MuAdam", table("", adam_rows())},
-                  {"MuAdamW", table("", adam_rows())},
-                  {"MuSGD", table(kSgd, sgd_rows())},
-                  {"SGD", table(kSgd, sgd_rows())},
-              },
-              "Parameters of the type."),
-          choice("state_dtype", {"fp32|float32|float", "bf16|bfloat16", "int8"}, std::nullopt,
-                 "Type of the moments: null is fp32, or bf16 when fp32_optimizer_states or "
-                 "bf16_optimizer_states ask for it. int8 is block-wise dynamic quantisation with "
-                 "an fp32 scale per 256 elements. Arithmetic is fp32 in every case. (Extension.)"),
-          param_groups(),
-          flag("legacy_fusion", false, "The old fused path.").needs("the legacy fused path"),
-      });
+             "The optimizer. Types are matched in any case.",
+             {
+                 choice("type",
+                        {"Adam", "AdamW",   "Lamb",    "OneBitAdam", "ZeroOneAdam", "OneBitLamb",
+                         "Lion", "Adagrad", "Muon",    "MuAdam",     "MuAdamW",     "MuSGD",
+                         "SGD",  "NAdam",   "RMSprop", "Adadelta",   "Adafactor",   "Adamax",
+                         "ASGD", "LBFGS",   "RAdam",   "Rprop",      "SparseAdam"},
+                        std::nullopt, "Optimizer.")
+                     .in_any_case()
+                     .must_be_given()
+                     .needs("compressed or other PyTorch optimizers",
+                            {"Adam", "AdamW", "Lamb", "Lion", "Adagrad", "Muon", "MuAdam",
+                             "MuAdamW", "MuSGD", "SGD", "NAdam", "RMSprop"}),
+                 section_by(
+                     "params", "type",
+                     {
+                         {"Adam", table("", adam_rows())},
+                         {"AdamW", table("", adam_rows())},
+                         {"Lamb",
+                          table("Each tensor's step is scaled by its trust ratio, the norm of the "
+                                "weights over "
+                                "the norm of the update.",
+                                lamb_rows())},
+                         {"OneBitAdam",
+                          table("", onebit_rows() + Rows{freeze_step("freeze_step")})},
+                         {"ZeroOneAdam", table("", zero_one_rows())},
+                         {"OneBitLamb", table("", onebit_lamb_rows())},
+                         {"Lion", table("The sign of zero is zero: such an element moves by weight "
+                                        "decay only.",
+                                        lion_rows())},
+                         {"Adagrad",
+                          table("Weight decay is L2 regularisation, added to the gradient.",
+                                adagrad_rows())},
+                         {"Muon",
+                          table(
+                              "Matrices move along their orthogonalised momentum; Adam updates the "
+                              "rest. A matrix is a parameter of two or more dimensions whose "
+                              "name holds neither `embed` nor `lm_head`; three dimensions are a "
+                              "stack of matrices, more are first x rest. lr, weight_decay and "
+                              "a group's lr apply to both kinds.",
+                              muon_rows())},
+                         {"MuAdam", table((mu_adam + " Weight decay is L2 regularisation.").c_str(),
+                                          mu_adam_rows())},
+                         {"MuAdamW",
+                          table((mu_adam + " Weight decay is decoupled.").c_str(), mu_adam_rows())},
+                         {"MuSGD", table(mu_sgd.c_str(), sgd_rows() + Rows{base_shapes()})},
+                         {"SGD", table(kSgd, sgd_rows())},
+                         {"Adadelta", foreign()},
+                         {"Adafactor", foreign()},
+                         {"Adamax", foreign()},
+                         {"ASGD", foreign()},
+                         {"LBFGS", foreign()},
+                         {"RAdam", foreign()},
+                         {"Rprop", foreign()},
+                         {"SparseAdam", foreign()},
+                         {"NAdam",
+                          table("As torch.optim.NAdam. Weight decay is L2 regularisation unless "
+                                "decoupled_weight_decay.",
+                                nadam_rows())},
+                         {"RMSprop",
+                          table("As torch.optim.RMSprop. Weight decay is L2 regularisation.",
+                                rmsprop_rows())},
+                     },
+                     "Parameters of the type."),
+                 choice("state_dtype", {"fp32|float32|float", "bf16|bfloat16", "int8"},
+                        std::nullopt,
+                        "Type of the moments: null is fp32, or bf16 when fp32_optimizer_states or "
+                        "bf16_optimizer_states ask for it. int8 is block-wise dynamic quantisation "
+                        "with "
+                        "an fp32 scale per 256 elements. Arithmetic is fp32 in every case. "
+                        "(Extension.)"),
+                 param_groups(),
+                 flag(
+                     "decay_all", false,
+                     "Weight decay for all parameters, as in DeepSpeed, which decays all that it "
+                     "is "
+                     "given. False: params' weight_decay leaves out the norms and biases of "
+                     "built-in "
+                     "models (their parameters of one dimension) and what a program added without "
+                     "decay; a group's own weight_decay holds for all of the group in either case. "
+                     "(Extension.)"),
+                 flag("legacy_fusion", false, "The old fused path.").needs("the legacy fused path"),
+             })
+      .ignores_other_keys();
 }
 
 }  // namespace ds

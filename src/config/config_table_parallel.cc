@@ -27,43 +27,47 @@ KeyTable layer_spec_table() {
 KeyTable sparse_attention_table() {
   Key block = any_integer();
   block = std::move(block).at_least(0);
-  return table(
-      "Attention over a block pattern.",
-      {
-          choice("mode", {"fixed", "dense", "variable", "bigbird", "bslongformer"}, "fixed",
-                 "Pattern."),
-          integer("block", 16, "Edge of a block.").at_least(1),
-          flag("different_layout_per_head", false, "Heads differ."),
-          integer("num_local_blocks", 4, "Local blocks.").at_least(1),
-          integer("num_global_blocks", 1, "Global blocks.").at_least(0),
-          choice("attention", {"unidirectional", "bidirectional"}, "bidirectional", "Direction."),
-          flag("horizontal_global_attention", false, "Global rows too."),
-          integer("num_different_global_patterns", 1, "Global patterns over heads.").at_least(1),
-          integer("num_random_blocks", 0, "Random blocks.").at_least(0),
-          list("local_window_blocks", block, "[4]", "Local windows."),
-          list("global_block_indices", block, "[0]", "Global blocks."),
-          list("global_block_end_indices", block, "null", "Ends of global ranges."),
-          integer("num_sliding_window_blocks", 3, "Sliding window.").at_least(1),
-      });
+  return table("Attention over a block pattern.",
+               {
+                   choice("mode", {"fixed", "dense", "variable", "bigbird", "bslongformer"},
+                          "fixed", "Pattern."),
+                   integer("block", 16, "Edge of a block.").at_least(1),
+                   flag("different_layout_per_head", false, "Heads differ."),
+                   integer("num_local_blocks", 4, "Local blocks.").at_least(1),
+                   integer("num_global_blocks", 1, "Global blocks.").at_least(0),
+                   choice("attention", {"unidirectional", "bidirectional"}, "bidirectional",
+                          "Direction."),
+                   flag("horizontal_global_attention", false, "Global rows too."),
+                   integer("num_different_global_patterns", 1, "Global patterns over heads.")
+                       .at_least(1),
+                   integer("num_random_blocks", 0, "Random blocks.").at_least(0),
+                   list("local_window_blocks", block, "[4]", "Local windows."),
+                   list("global_block_indices", block, "[0]", "Global blocks."),
+                   list("global_block_end_indices", block, "null", "Ends of global ranges."),
+                   integer("num_sliding_window_blocks", 3, "Sliding window.").at_least(1),
+               })
+      .ignores_other_keys();
 }
 
 KeyTable pipeline_table() {
   constexpr const char* kFeature = "pipeline parallelism";
   return table(
-      "Pipeline parallelism.",
-      {
-          integer("stages", std::nullopt, "Stages.")
-              .at_least(1)
-              .or_word("auto")
-              .needs(kFeature, {1}),
-          text("partition", "best", "How layers are shared out.").needs(kFeature),
-          flag("seed_layers", false, "Seed each layer by its index.").needs(kFeature),
-          integer("activation_checkpoint_interval", 0, "Layers per kept input; 0 is none.")
-              .at_least(0)
-              .needs(kFeature),
-          flag("pipe_partitioned", true, "Partition activations on the wire.").needs(kFeature),
-          flag("grad_partitioned", true, "Partition gradients on the wire.").needs(kFeature),
-      });
+             "Pipeline parallelism.",
+             {
+                 integer("stages", std::nullopt, "Stages.")
+                     .at_least(1)
+                     .or_word("auto")
+                     .needs(kFeature, {1}),
+                 text("partition", "best", "How layers are shared out.").needs(kFeature),
+                 flag("seed_layers", false, "Seed each layer by its index.").needs(kFeature),
+                 integer("activation_checkpoint_interval", 0, "Layers per kept input; 0 is none.")
+                     .at_least(0)
+                     .needs(kFeature),
+                 flag("pipe_partitioned", true, "Partition activations on the wire.")
+                     .needs(kFeature),
+                 flag("grad_partitioned", true, "Partition gradients on the wire.").needs(kFeature),
+             })
+      .ignores_other_keys();
 }
 
 KeyTable tensor_parallel_table() {
@@ -73,7 +77,9 @@ KeyTable tensor_parallel_table() {
                  integer("autotp_size", 0, "Ranks that share a layer; 0 disables.")
                      .at_least(0)
                      .needs("tensor parallelism", {1}),
-                 choice("dtype", {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"},
+                 choice("dtype",
+                        {"fp32|float32|float|torch.float32", "fp16|float16|half|torch.float16",
+                         "bf16|bfloat16|torch.bfloat16"},
                         "fp16", "Type of the layers."),
                  flag("tp_overlap_comm", false, "Overlap collectives with compute."),
                  section(
@@ -159,6 +165,9 @@ KeyTable compile_table() {
                    integer("free_activation_threshold", 10 * 1024 * 1024, "Only above these bytes.")
                        .at_least(0),
                    flag("offload_activation", false, "Move activations to the host."),
+                   flag("offload_activation_pin_memory", true,
+                        "Move them through page-locked memory."),
+                   flag("autoep_non_moe", false, "Expert parallelism of other layers."),
                    flag("offload_opt_states", false, "Move optimizer states to the host."),
                    flag("offload_parameters", false, "Move parameters to the host."),
                    flag("double_buffer", true, "Two communication buffers."),

@@ -9,7 +9,7 @@ KeyTable fp16_table() {
   return table(
              "Training in fp16 with loss scaling. Not together with bf16.",
              {
-                 flag("enabled", false, "Turns fp16 training on."),
+                 flag("enabled", false, "Turns fp16 training on.").decided_by_caller(),
                  flag("auto_cast", false, "Cast inputs to fp16. Token ids need no cast."),
                  number("loss_scale", 0.0, "Static loss scale; 0 makes it dynamic.")
                      .at_least(0)
@@ -19,10 +19,18 @@ KeyTable fp16_table() {
                      .at_most(127),
                  integer("loss_scale_window", 1000,
                          "Clean steps before the scale doubles. Above 0 when the scale is in use."),
-                 integer("hysteresis", 2, "Overflows before the scale halves.").at_least(1),
+                 integer("hysteresis", 2,
+                         "Overflows before the scale halves; with 0 it never does.")
+                     .at_least(0),
                  flag("consecutive_hysteresis", false, "A clean step restores the hysteresis."),
                  integer("min_loss_scale", 1,
                          "Lower bound of the scale. Above 0 when the scale is in use."),
+                 choice("scaler", {"zero", "wrapper"}, "zero",
+                        "Rules of the dynamic scale. zero: those of DeepSpeed's ZeRO, at stage 0 "
+                        "too: hysteresis counts, and training ends when gradients overflow at the "
+                        "lower bound. wrapper: those of DeepSpeed's fp16 optimizer, which it takes "
+                        "at stage 0: every overflow halves the scale, and training goes on at the "
+                        "lower bound; for stage 0 only. (Extension.)"),
                  flag("fp16_master_weights_and_grads", false,
                       "Keep masters and gradients in fp16. ZeRO 1-3 with the optimizer offloaded "
                       "to the CPU.")
@@ -35,10 +43,10 @@ KeyTable fp16_table() {
 KeyTable bf16_table() {
   return table("Training in bf16 with fp32 masters.",
                {
-                   flag("enabled", false, "Turns bf16 training on."),
+                   flag("enabled", false, "Turns bf16 training on.").decided_by_caller(),
                    flag("immediate_grad_update", false,
-                        "Accumulate into fp32 as soon as each gradient exists.")
-                       .needs("gradient accumulation from a backward hook"),
+                        "Accumulate as soon as each gradient exists. Gradients are always "
+                        "accumulated so here."),
                    flag("check_grad_overflow", true,
                         "Skip steps whose gradients hold an infinity or NaN."),
                    flag("bf16_master_weights_and_grads", false,
@@ -98,7 +106,9 @@ KeyTable torch_autocast_table() {
   return table("Automatic casting per operator.",
                {
                    flag("enabled", false, "Turns it on.").needs("automatic casting"),
-                   choice("dtype", {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16"},
+                   choice("dtype",
+                          {"fp32|float32|float|torch.float32", "fp16|float16|half|torch.float16",
+                           "bf16|bfloat16|torch.bfloat16"},
                           std::nullopt, "Lower type of the operators."),
                    list("lower_precision_safe_modules", any_text(), "null",
                         "Classes whose weights are communicated in dtype."),
@@ -108,7 +118,9 @@ KeyTable torch_autocast_table() {
 
 KeyTable data_types_table() {
   const auto type = [](const char* name, const char* description) {
-    return choice(name, {"fp32|float32|float", "fp16|float16|half", "bf16|bfloat16", "int8"},
+    return choice(name,
+                  {"fp32|float32|float|torch.float32", "fp16|float16|half|torch.float16",
+                   "bf16|bfloat16|torch.bfloat16", "int8|torch.int8"},
                   std::nullopt, description);
   };
   return table("Types of what the engine keeps besides the training precision.",
@@ -118,7 +130,11 @@ KeyTable data_types_table() {
                    type("param_dtype", "Type of the parameters; must be the enabled precision."),
                    type("buffer_dtype", "Type of floating-point buffers; null keeps their own.")
                        .needs("conversion of buffers"),
-               });
+                   list("keep_in_fp32_modules", any_text(), "null",
+                        "Modules that stay in fp32 while the others train in a lower type.")
+                       .needs("modules of a precision of their own", {Json::array()}),
+               })
+      .ignores_other_keys();
 }
 
 }  // namespace ds

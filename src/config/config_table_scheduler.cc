@@ -6,16 +6,10 @@ namespace {
 
 using namespace keys;
 
-constexpr const char* kPerGroup = "one rate per parameter group";
-
 Key rate(const char* name, std::optional<double> value, const char* description) {
   Key item = any_number();
   item = std::move(item).at_least(0);
-  return number(name, value, description)
-      .at_least(0)
-      .or_list_of(std::move(item))
-      .items(1, 1024)
-      .list_needs(kPerGroup);
+  return number(name, value, description).at_least(0).or_list_of(std::move(item)).items(1, 1024);
 }
 
 Key warmup_steps() {
@@ -24,6 +18,11 @@ Key warmup_steps() {
 }
 Key warmup_type() {
   return choice("warmup_type", {"log", "linear"}, "log", "Shape of the warm-up.");
+}
+Key last_batch_iteration() {
+  return integer("last_batch_iteration", -1, "Steps that the schedule begins after; -1: none.")
+      .at_least(-1)
+      .needs("a schedule that begins later");
 }
 Key total_steps() {
   return integer("total_num_steps", std::nullopt, "Steps of the whole schedule.")
@@ -37,6 +36,7 @@ std::vector<Key> range_test_rows() {
       integer("lr_range_test_step_size", 2000, "Steps per unit of growth.").above(0),
       number("lr_range_test_step_rate", 1.0, "Growth per unit.").at_least(0),
       flag("lr_range_test_staircase", false, "Grow in whole units."),
+      last_batch_iteration(),
   };
 }
 
@@ -46,6 +46,7 @@ std::vector<Key> warmup_rows() {
       rate("warmup_max_lr", std::nullopt, "Final learning rate; null is the optimizer's lr."),
       warmup_steps(),
       warmup_type(),
+      last_batch_iteration(),
   };
 }
 
@@ -56,16 +57,21 @@ std::vector<Key> warmup_decay_rows() {
       rate("warmup_max_lr", 0.001, "Learning rate after the warm-up."),
       warmup_steps(),
       warmup_type(),
+      last_batch_iteration(),
   };
 }
 
 std::vector<Key> cosine_rows() {
   return {
       total_steps(),
-      number("warmup_min_ratio", 0.0, "First rate over the optimizer's lr.").at_least(0),
+      number("warmup_min_ratio", 0.0,
+             "Rate over the optimizer's lr where the warm-up begins: at the second step. The first "
+             "step's rate is 0, as in DeepSpeed.")
+          .at_least(0),
       warmup_steps(),
       number("cos_min_ratio", 1e-4, "Final rate over the optimizer's lr.").at_least(0),
       warmup_type(),
+      last_batch_iteration(),
   };
 }
 
@@ -83,33 +89,59 @@ std::vector<Key> one_cycle_rows() {
       integer("decay_step_size", 0, "Steps per unit of the decay after the cycle; 0 is none.")
           .at_least(0),
       number("decay_lr_rate", 0.0, "Decay of the learning rate per unit.").at_least(0),
-      flag("cycle_momentum", true, "Move the momentum against the learning rate."),
+      flag("cycle_momentum", true,
+           "Move the momentum against the learning rate, of types that have `betas` (of others, "
+           "such as SGD, it stays): the first of them, and the second is 0.99. The first step "
+           "takes cycle_min_mom, as in DeepSpeed."),
       number("cycle_min_mom", 0.8, "Momentum at the peak.").at_least(0).below(1),
       number("cycle_max_mom", 0.9, "Momentum at both ends.").at_least(0).below(1),
       number("decay_mom_rate", 0.0, "Decay of the momentum per unit.").at_least(0),
+      last_batch_iteration(),
   };
 }
 
 }  // namespace
 
 KeyTable scheduler_table() {
+  // Names of PyTorch's: their parameters are kept unread, and the type is refused.
+  const auto foreign = [] { return table("", {}).accepts_other_keys(); };
   return table(
-      "The learning-rate schedule; it advances with every optimizer step that was not "
-      "skipped.",
-      {
-          choice("type", {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"},
-                 std::nullopt, "Schedule.")
-              .must_be_given(),
-          section_by("params", "type",
-                     {
-                         {"LRRangeTest", table("", range_test_rows())},
-                         {"OneCycle", table("", one_cycle_rows())},
-                         {"WarmupLR", table("", warmup_rows())},
-                         {"WarmupDecayLR", table("", warmup_decay_rows())},
-                         {"WarmupCosineLR", table("", cosine_rows())},
-                     },
-                     "Parameters of the schedule."),
-      });
+             "The learning-rate schedule; it advances with every optimizer step that was not "
+             "skipped. Rates may be lists: one for the parameters of no group, then one for each "
+             "of "
+             "param_groups.",
+             {
+                 choice("type",
+                        {"LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
+                         "StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR",
+                         "CosineAnnealingWarmRestarts", "ConstantLR", "LinearLR", "PolynomialLR",
+                         "CyclicLR", "OneCycleLR", "ReduceLROnPlateau"},
+                        std::nullopt, "Schedule.")
+                     .must_be_given()
+                     .needs("a schedule of PyTorch's", {"LRRangeTest", "OneCycle", "WarmupLR",
+                                                        "WarmupDecayLR", "WarmupCosineLR"}),
+                 section_by("params", "type",
+                            {
+                                {"LRRangeTest", table("", range_test_rows())},
+                                {"OneCycle", table("", one_cycle_rows())},
+                                {"WarmupLR", table("", warmup_rows())},
+                                {"WarmupDecayLR", table("", warmup_decay_rows())},
+                                {"WarmupCosineLR", table("", cosine_rows())},
+                                {"StepLR", foreign()},
+                                {"MultiStepLR", foreign()},
+                                {"ExponentialLR", foreign()},
+                                {"CosineAnnealingLR", foreign()},
+                                {"CosineAnnealingWarmRestarts", foreign()},
+                                {"ConstantLR", foreign()},
+                                {"LinearLR", foreign()},
+                                {"PolynomialLR", foreign()},
+                                {"CyclicLR", foreign()},
+                                {"OneCycleLR", foreign()},
+                                {"ReduceLROnPlateau", foreign()},
+                            },
+                            "Parameters of the schedule."),
+             })
+      .ignores_other_keys();
 }
 
 }  // namespace ds

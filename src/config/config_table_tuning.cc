@@ -31,7 +31,8 @@ KeyTable elasticity_table() {
                      .at_least(1),
                  number("version", 0.2, "Version of the rules.").at_least(0.1).at_most(0.2),
              })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 KeyTable autotuning_table() {
@@ -72,7 +73,8 @@ KeyTable autotuning_table() {
                              })),
                    text("model_info_path", std::nullopt, "File of model_info."),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 KeyTable eigenvalue_table() {
@@ -101,7 +103,8 @@ KeyTable progressive_layer_drop_table() {
                    number("theta", 1.0, "Final keep probability.").at_least(0).at_most(1),
                    number("gamma", 0.001, "Speed.").at_least(0),
                })
-      .gated_by("enabled");
+      .gated_by("enabled")
+      .ignores_other_keys();
 }
 
 }  // namespace ds

@@ -20,8 +20,11 @@ Key size(const char* name, int64_t value, const char* description) {
 KeyTable offload_param_table() {
   return table("Where parameters rest between uses. Stage 3 only.",
                {
-                   choice("device", {"none", "cpu", "nvme"}, "none", "Place.")
-                       .needs("parameter offload"),
+                   choice("device", {"none", "cpu", "nvme"}, "none",
+                          "Place. cpu is where weights of a model on the CPU are; below stage 3 "
+                          "it has no effect.")
+                       .needs("parameter offload")
+                       .decided_by_caller(),
                    text("nvme_path", std::nullopt, "Folder for device nvme."),
                    integer("buffer_count", 5, "Buffers of the pool.").at_least(1),
                    size("buffer_size", 100'000'000, "Elements per buffer."),
@@ -38,7 +41,8 @@ KeyTable offload_optimizer_table() {
              "trains. Stages 1-3. A model on the CPU has them there anyway.",
              {
                  choice("device", {"none", "cpu", "nvme"}, "none", "Place.")
-                     .needs("optimizer offload to files", {"cpu"}),
+                     .needs("optimizer offload to files", {"cpu"})
+                     .decided_by_caller(),
                  text("nvme_path", std::nullopt, "Folder for device nvme."),
                  integer("buffer_count", 4,
                          "Page-locked buffers through which gradients and weights travel, 2 to 64.")
@@ -126,7 +130,8 @@ std::vector<Key> bucket_rows() {
               "0 replicates everything; 1, 2, 3 also partition optimizer states, gradients, "
               "parameters.")
           .at_least(0)
-          .at_most(3),
+          .at_most(3)
+          .decided_by_caller(),
       flag("contiguous_gradients", true,
            "Copy gradients into one buffer. Stages 1-3. They always lie in one."),
       flag("reduce_scatter", true, "Reduce-scatter instead of all-reduce."),
@@ -147,6 +152,11 @@ std::vector<Key> bucket_rows() {
            "Spread the gradient copies over ranks. 1, 2. Every bucket is spread evenly anyway."),
       flag("ignore_unused_parameters", true,
            "Parameters without a gradient in a step are no error: it counts as zero."),
+      flag("compute_grad_norm", true,
+           "Compute the norm of the gradients where clipping does not need it. It always is."),
+      integer("parameter_alignment", std::nullopt,
+              "Boundary of parameters in their buffer, in elements. They are aligned in any case.")
+          .at_least(1),
       flag("legacy_stage1", false, "The old stage 1; true is an error."),
       integer("sub_group_size", 1'000'000'000,
               "Elements updated at a time, of an offloaded optimizer; more than 8388608 count as "
@@ -247,18 +257,19 @@ KeyTable zero_table() {
 }
 
 KeyTable aio_table() {
-  constexpr const char* kFeature = "offload to files";
-  return table(
-      "File access of offload to nvme.",
-      {
-          size("block_size", 1'048'576, "Bytes per request.").needs(kFeature),
-          integer("queue_depth", 8, "Requests in flight.").at_least(1).needs(kFeature),
-          integer("intra_op_parallelism", 1, "Threads per file.").at_least(1).needs(kFeature),
-          flag("single_submit", false, "Submit one request at a time.").needs(kFeature),
-          flag("overlap_events", true, "Submit while waiting.").needs(kFeature),
-          flag("use_gds", false, "Move data from file to GPU directly. CUDA only.")
-              .needs("GPU-direct storage"),
-      });
+  return table("File access of offload to nvme, which this build does not have: without effect.",
+               {
+                   size("block_size", 1'048'576, "Bytes per request."),
+                   integer("queue_depth", 8, "Requests in flight.").at_least(1),
+                   integer("intra_op_parallelism", 1, "Threads per file.").at_least(1),
+                   integer("thread_count", std::nullopt,
+                           "Old name of intra_op_parallelism, which DeepSpeed passes over.")
+                       .at_least(1),
+                   flag("single_submit", false, "Submit one request at a time."),
+                   flag("overlap_events", true, "Submit while waiting."),
+                   flag("use_gds", false, "Move data from file to GPU directly. CUDA only."),
+               })
+      .ignores_other_keys();
 }
 
 }  // namespace ds

@@ -18,17 +18,66 @@ constexpr const char* kIntroduction = R"(# Configuration
 One JSON document configures an engine. It is the DeepSpeed JSON, read strictly:
 
 * Every key that is not on this page is an error, at every level; so is a duplicate key. The message
-  gives the JSON pointer (`/zero_optimization/stage`) and the nearest right key.
-* `5e8` is accepted for integers. Numbers in strings are errors except where noted. `//` and
-  `/* */` comments are allowed.
+  gives the JSON pointer (`/zero_optimization/stage`) and the nearest right key. All problems of a
+  document are found at once: a message gives the first and says where the others are,
+  `ds config check` and `ds_config_check` list them.
+* `5e8` is accepted for integers. `//` and `/* */` comments are allowed. In the sections where
+  `"auto"` means the default, DeepSpeed's typed ones, booleans and numbers may be text (`"true"`,
+  `"500000000"`); elsewhere only where noted.
 * `"auto"` stands for the default in the sections that say so and is an error elsewhere, because
-  nothing would resolve it.
+  nothing would resolve it; leaving the key out is enough. It is an error in any section where it
+  would decide what trains or where: `enabled` of `fp16` and `bf16`, `stage`, the `device` of offload.
+* A document without `optimizer` trains with AdamW at its defaults: a warning says so, and the
+  resolved document shows it. DeepSpeed refuses it, and so do `ds train`, `ds config check` and the
+  option `require_optimizer`.
 * Deprecated keys are forwarded with a warning. Giving the old and the new key is an error.
 * A key whose feature this build lacks may be given its default. A value that would ask for the
   feature is refused by name: those keys are marked *not in this build* below. A section with a
   switch is checked even when the switch is off, but asks for nothing then.
 * The resolved document (`ds_engine_config`) holds every key with its value, and for each value
-  where it comes from: `given`, `default`, `derived` from other keys, or `deprecated:<pointer>`.
+  where it comes from: `given`, `default`, `derived` from other keys, `set` over the document, `auto`,
+  or `deprecated:<pointer>`. `given` beside it holds what was asked for alone.
+
+## Documents as people publish them
+
+Many published documents are half of a configuration: the other half is the command line of Hugging
+Face's Trainer or of Accelerate. Two options of `ds_engine_create_with`, `ds_config_check` and the
+`ds` program read them; without the options the document is refused, or means what it says.
+
+**`resolve_auto`** (`--resolve-auto`) gives `"auto"` the value that these programs give it. The
+caller's values come first (`--auto KEY=VALUE`); what decides the training has no other:
+
+| key | `"auto"` becomes |
+| --- | --- |
+| batch sizes | the caller's, else as if the key were not there |
+| `gradient_clipping` | the caller's, else 1.0 |
+| `fp16.enabled`, `bf16.enabled` | the caller's `precision`; false when the other one is true; else an error |
+| `optimizer.params.lr` | the caller's `lr`; else an error |
+| `betas`, `eps`, `weight_decay` | the caller's, else [0.9, 0.999], 1e-8, 0.0 |
+| `warmup_min_lr` | 0 |
+| `warmup_max_lr` | the caller's `lr`, else the document's, else an error |
+| `warmup_num_steps` | the caller's, else 0 |
+| `total_num_steps` | the caller's (`--steps`); else an error |
+| `zero_optimization.stage`, `device` of offload | the caller's `stage`, `offload_optimizer`, `offload_param`; else an error |
+| `reduce_bucket_size` | hidden size of the model squared |
+| `stage3_prefetch_bucket_size` | 0.9 of that |
+| `stage3_param_persistence_threshold` | 10 hidden sizes |
+| others of `optimizer` and `scheduler` | an error |
+| others | the default |
+
+A document without `optimizer` then trains with AdamW at the caller's `lr`, which is what the Trainer
+makes. A schedule that the Trainer would make is not part of the document: the rate is constant.
+
+**`lenient`** (`--lenient`) passes over what DeepSpeed passes over, each with a warning: trailing
+commas, comments that begin with `#`, keys that begin with `_`, `#` or `//`, and unknown keys at the
+top level and in the sections that DeepSpeed does not type. A key that is nearly another's name or
+has its place elsewhere stays an error, as do unknown keys of typed sections and of `params`, and
+everything that would change results.
+
+`set` (`--set`) puts values over the document's before anything is read.
+
+An `optimizer` without `type` is refused: DeepSpeed takes the optimizer object of the program then,
+which does not exist here.
 
 ## Batch sizes
 
@@ -45,7 +94,7 @@ With W ranks that see different samples,
 | micro batch | accumulation 1, train batch = micro x W |
 | accumulation alone, or nothing | an error |
 
-Division must leave no remainder; the error names all four numbers.
+Division must leave no remainder; the error names all four numbers, and the ranks that would fit.
 
 )";
 
@@ -72,7 +121,7 @@ std::string name_text(const Key& key) {
 }
 
 std::string type_text(const Key& key) {
-  std::string out = describe_types(key);
+  std::string out = describe_types(key, /*with_null=*/true, /*all=*/true);
   if (const std::string range = describe_range(key); !range.empty()) out += ", " + range;
   if (key.item) {
     if (const std::string range = describe_range(*key.item); !range.empty()) {

@@ -8,26 +8,6 @@
 namespace ds {
 namespace {
 
-unsigned type_of(const Json& value) {
-  switch (value.type()) {
-    case Json::value_t::null:
-      return kNull;
-    case Json::value_t::boolean:
-      return kBool;
-    case Json::value_t::number_integer:
-    case Json::value_t::number_unsigned:
-      return kInt | kNumber;
-    case Json::value_t::number_float:
-      return kNumber;
-    case Json::value_t::string:
-      return kString;
-    case Json::value_t::array:
-      return kList;
-    default:
-      return kObject;
-  }
-}
-
 std::vector<std::string> split_spellings(std::string_view spellings) {
   std::vector<std::string> out;
   while (true) {
@@ -145,13 +125,16 @@ Key Key::needs(const char* feature, std::vector<Json> other_accepted_values) && 
   harmless = std::move(other_accepted_values);
   return std::move(*this);
 }
-Key Key::list_needs(const char* feature) && {
-  lacking = feature;
-  lacking_types = kList;
-  return std::move(*this);
-}
 Key Key::always() && {
   refused_always = true;
+  return std::move(*this);
+}
+Key Key::decided_by_caller() && {
+  caller_decides = true;
+  return std::move(*this);
+}
+Key Key::rather(const char* path) && {
+  instead = path;
   return std::move(*this);
 }
 
@@ -166,6 +149,10 @@ KeyTable KeyTable::accepts_auto() && {
 }
 KeyTable KeyTable::accepts_other_keys() && {
   other_keys = true;
+  return std::move(*this);
+}
+KeyTable KeyTable::ignores_other_keys() && {
+  ignores_unknown = true;
   return std::move(*this);
 }
 
@@ -246,7 +233,16 @@ Key any_text() { return make("", kString, "", ""); }
 
 }  // namespace keys
 
-std::string describe_types(const Key& key, bool with_null) {
+namespace {
+
+// Of a required choice, messages name only what this build has.
+bool is_offered(const Key& key, const std::string& choice) {
+  return !key.required || key.harmless.empty() || is_harmless(key, choice);
+}
+
+}  // namespace
+
+std::string describe_types(const Key& key, bool with_null, bool all) {
   if (key.types & kAnyType) return "any value";
   std::vector<std::string> words;
   if (key.types & kBool) words.emplace_back("true or false");
@@ -255,7 +251,9 @@ std::string describe_types(const Key& key, bool with_null) {
   if (key.numeric_text) words.emplace_back("a number in a string");
   if (key.types & kString) {
     std::vector<std::string> names;
-    for (const auto& spellings : key.choices) names.push_back("\"" + spellings[0] + "\"");
+    for (const auto& spellings : key.choices) {
+      if (all || is_offered(key, spellings[0])) names.push_back("\"" + spellings[0] + "\"");
+    }
     if (names.empty()) {
       words.emplace_back("a string");
     } else {
@@ -265,7 +263,7 @@ std::string describe_types(const Key& key, bool with_null) {
   if (key.string_is_list) words.emplace_back("a string");
   if (key.types & kList) {
     words.push_back(key.item && key.item->types != kAnyType
-                        ? "a list (each " + describe_types(*key.item) + ")"
+                        ? "a list (each " + describe_types(*key.item, /*with_null=*/true, all) + ")"
                         : "a list");
   }
   if (key.types & kObject) words.emplace_back("an object");
@@ -284,7 +282,6 @@ std::string describe_range(const Key& key) {
 
 bool is_harmless(const Key& key, const Json& value) {
   if (key.lacking.empty()) return true;
-  if (key.lacking_types != kAnyType && !(type_of(value) & key.lacking_types)) return true;
   if (!key.required && value == key.default_value) return true;
   return std::find(key.harmless.begin(), key.harmless.end(), value) != key.harmless.end();
 }

@@ -69,12 +69,15 @@ struct Key {
   Json forward_true;
   std::string replacement;  // for people, when there is nothing to forward to
 
+  // "auto" would decide what is trained or where, so that it never silently means the default.
+  bool caller_decides = false;
+  std::string instead;  // path of the key that does what people expect of this one
+
   // What this build lacks, as a noun phrase; empty when the key is honoured. A value that differs
   // from the default and from `harmless` is refused. Within a table whose gate is closed only
   // `refused_always` keys are.
   std::string lacking;
   std::vector<Json> harmless;
-  unsigned lacking_types = kAnyType;  // only values of these types are refused
   bool refused_always = false;
 
   // Fluent setters, so that a table reads as rows.
@@ -98,8 +101,9 @@ struct Key {
   Key replaced_by(const char* path, Json value_of_true = nullptr) &&;
   Key retired(const char* what_instead) &&;
   Key needs(const char* feature, std::vector<Json> other_accepted_values = {}) &&;
-  Key list_needs(const char* feature) &&;
   Key always() &&;
+  Key decided_by_caller() &&;
+  Key rather(const char* path) &&;
 };
 
 struct KeyTable {
@@ -108,13 +112,17 @@ struct KeyTable {
   // The key that turns the table's feature on: while it has its default value, the other keys are
   // checked but ask for nothing.
   std::string gate;
-  bool gate_always = false;      // counts even inside a table whose own gate is closed
-  bool auto_is_default = false;  // the string "auto" means the default
+  bool gate_always = false;  // counts even inside a table whose own gate is closed
+  // As DeepSpeed's typed sections: the string "auto" means the default, and booleans and numbers
+  // may be given as text.
+  bool auto_is_default = false;
   bool other_keys = false;       // further keys are kept as they are (opaque sections)
+  bool ignores_unknown = false;  // DeepSpeed passes over further keys; lenient reading too
 
   KeyTable gated_by(const char* key, bool always = false) &&;
   KeyTable accepts_auto() &&;
   KeyTable accepts_other_keys() &&;
+  KeyTable ignores_other_keys() &&;
   const Key* find(std::string_view name) const;  // by name or alias
 };
 
@@ -146,7 +154,8 @@ Key any_text();
 }  // namespace keys
 
 // "an integer", "true, false or null": the words for messages and documentation.
-std::string describe_types(const Key& key, bool with_null = true);
+// Of a required choice, `all` names also what this build lacks.
+std::string describe_types(const Key& key, bool with_null = true, bool all = false);
 // "at least 0 and below 1", or "" without bounds.
 std::string describe_range(const Key& key);
 // True when `value` needs nothing that this build lacks.

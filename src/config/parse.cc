@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "base/text.h"
+#include "config/auto_values.h"
 #include "config/scalar.h"
+#include "config/unknown_key.h"
 
 namespace ds {
 namespace {
@@ -27,25 +30,18 @@ void append(Json& object, std::string name, Json value) {
   object.get_ref<Json::object_t&>().emplace_back(std::move(name), std::move(value));
 }
 
-// Paths of every key called `name`, user-chosen names shown as <name>.
-void find_elsewhere(const KeyTable& table, std::string_view name, const std::string& path,
-                    std::set<std::string>& found) {
-  for (const Key& key : table.keys) {
-    const std::string here = path + "/" + pointer_token(key.name);
-    if (key.name == name && !key.deprecated) found.insert(here);
-    if (key.table)
-      find_elsewhere(*key.table, name, here + (key.free_names ? "/<name>" : ""), found);
-    for (const auto& [value, variant] : key.variants) find_elsewhere(*variant, name, here, found);
-  }
-}
-
 class Parser {
  public:
   Parser(const KeyTable& root, const ParseOptions& options) : root_(root), options_(options) {}
 
   ParsedObject run(const Json& value) {
-    if (!value.is_object()) reject(Place{}, "expected an object, got ", show_value(value));
-    out_.values = parse_table(root_, value, Place{}, "given");
+    try {
+      if (!value.is_object()) reject(Place{}, "expected an object, got ", show_value(value));
+      out_.values = parse_table(root_, value, Place{}, "given");
+    } catch (const Rejected&) {
+      out_.values = nullptr;
+    }
+    if (!options_.collect) throw_first_problem(out_.problems, options_.what, options_.code);
     return std::move(out_);
   }
 
@@ -57,38 +53,76 @@ class Parser {
     std::string origin;
   };
 
+  // What is being read was not accepted; the problem is listed.
+  struct Rejected {};
+
   template <class... Parts>
-  [[noreturn]] void reject(const Place& place, const Parts&... parts) const {
-    fail(options_.code, options_.what, ": ", place.shown, place.shown.empty() ? "" : ": ",
-         parts...);
+  [[noreturn]] void reject(const Place& place, const Parts&... parts) {
+    list(ProblemKind::kError, place, str_cat(parts...));
+    throw Rejected();
+  }
+
+  void list(ProblemKind kind, const Place& place, const std::string& text) {
+    out_.add(make_problem(kind, place.shown, text));
+    if (kind != ProblemKind::kIgnored && !place.canonical.empty()) {
+      out_.failed.insert(place.canonical);
+    }
+  }
+
+  // Goes on after a rejection, which leaves the value at `canonical` unread.
+  template <class Read>
+  bool survives(const std::string& canonical, Read read) {
+    try {
+      read();
+      return true;
+    } catch (const Rejected&) {
+      out_.failed.insert(canonical);
+      return false;
+    }
   }
 
   // ---- objects ----
 
-  Json parse_table(const KeyTable& table, const Json& object, const Place& place,
-                   const std::string& origin) {
+  std::vector<Given> collect_given(const KeyTable& table, const Json& object, const Place& place,
+                                   const std::string& origin, Json& others) {
     std::vector<Given> given;
-    Json others = Json::object();
     for (const auto& [name, value] : object.items()) {
+      if (out_.problems.size() >= kMostProblems) break;
       const Key* key = table.find(name);
       if (key == nullptr) {
-        if (!table.other_keys)
-          reject(place.child(name, name), unknown_key_text(table, name, place));
-        append(others, name, value);
-        record(place.child(name, name), origin);
+        if (table.other_keys) {
+          append(others, name, value);
+          record(place.child(name, name), origin);
+        } else {
+          list_unknown(table, name, place);
+        }
         continue;
       }
       Place here = place.child(name, key->name);
-      if (is_unresolved_auto(table, *key, value, here)) continue;
-      add_given(table, given, {key, &value, std::move(here), origin}, place);
+      survives(here.canonical, [&] {
+        std::optional<Given> one = resolve_auto(table, {key, &value, here, origin});
+        if (one) add_given(table, given, std::move(*one), place);
+      });
     }
+    return given;
+  }
 
+  // Throws Rejected, after every key was looked at, when a key that must be there is not.
+  Json parse_table(const KeyTable& table, const Json& object, const Place& place,
+                   const std::string& origin) {
+    Json others = Json::object();
+    const std::vector<Given> given = collect_given(table, object, place, origin, others);
     std::map<const Key*, Json> parsed;
+    const bool outer = std::exchange(typed_, table.auto_is_default);
     for (const Given& one : given) {
-      const KeyTable* chosen = variant_for(table, *one.key, given, place);
-      parsed.emplace(one.key, parse_value(*one.key, *one.value, one.place, one.origin, chosen));
+      survives(one.place.canonical, [&] {
+        const KeyTable* chosen = variant_for(table, *one.key, given, place);
+        parsed.emplace(one.key, parse_value(*one.key, *one.value, one.place, one.origin, chosen));
+      });
     }
+    typed_ = outer;
     Json out = Json::object();
+    bool whole = true;
     for (const Key& key : table.keys) {
       if (key.deprecated) continue;
       if (const auto it = parsed.find(&key); it != parsed.end()) {
@@ -96,13 +130,25 @@ class Parser {
         continue;
       }
       const Place here = place.child(key.name, key.name);
-      if (key.required) reject(here, "missing; give ", describe_types(key));
-      append(out, key.name, default_value(table, key, given, here, place));
+      if (key.required) {
+        if (!out_.failed.count(here.canonical)) {
+          list(ProblemKind::kError, here, "missing; give " + describe_types(key));
+        }
+        whole = false;
+        append(out, key.name, nullptr);
+        continue;
+      }
+      Json value;
+      whole = survives(here.canonical,
+                       [&] { value = default_value(table, key, given, here, place); }) &&
+              whole;
+      append(out, key.name, std::move(value));
     }
     for (auto& [name, value] : others.get_ref<Json::object_t&>()) {
       append(out, name, std::move(value));
     }
     check_required_when_on(table, out, place);
+    if (!whole) throw Rejected();
     return out;
   }
 
@@ -160,7 +206,7 @@ class Parser {
     list.push_back(std::move(forwarded));
   }
 
-  [[noreturn]] void both_given(const Given& a, const Given& b) const {
+  [[noreturn]] void both_given(const Given& a, const Given& b) {
     const bool a_old = starts_with_ignore_case(a.origin, "deprecated:");
     const bool b_old = starts_with_ignore_case(b.origin, "deprecated:");
     const Given& old = a_old ? a : b;
@@ -192,55 +238,72 @@ class Parser {
     fail(Code::kInternal, "key table: ", key.name, " has no variant for ", show_value(value));
   }
 
-  void check_required_when_on(const KeyTable& table, const Json& out, const Place& place) const {
+  void check_required_when_on(const KeyTable& table, const Json& out, const Place& place) {
     if (table.gate.empty()) return;
     const Json& gate = out.at(table.gate);
     if (gate == table.find(table.gate)->default_value) return;
     for (const Key& key : table.keys) {
       if (!key.required_when_on || !out.at(key.name).is_null()) continue;
-      reject(place.child(key.name, key.name), "missing; ",
-             place.child(table.gate, table.gate).shown, " is ", show_value(gate), ", so give ",
-             describe_types(key, /*with_null=*/false));
+      list(ProblemKind::kError, place.child(key.name, key.name),
+           str_cat("missing; ", place.child(table.gate, table.gate).shown, " is ", show_value(gate),
+                   ", so give ", describe_types(key, /*with_null=*/false)));
     }
   }
 
-  bool is_unresolved_auto(const KeyTable& table, const Key& key, const Json& value,
-                          const Place& place) const {
-    if (!value.is_string() || value.get_ref<const std::string&>() != "auto") return false;
+  // What is given in the place of "auto": a value, or nothing when the key counts as absent.
+  std::optional<Given> resolve_auto(const KeyTable& table, Given one) {
+    const Key& key = *one.key;
+    if (!one.value->is_string() || one.value->get_ref<const std::string&>() != "auto") return one;
     for (const auto& spellings : key.choices) {
-      if (spellings[0] == "auto") return false;
+      if (spellings[0] == "auto") return one;
     }
-    if (table.auto_is_default && !key.required) return true;
     const bool any_text = (key.types & kString) && key.choices.empty();
-    if (any_text || (key.types & kAnyType)) return false;
-    reject(place, "\"auto\" is not resolved here; give ", describe_types(key));
+    if (any_text || (key.types & kAnyType)) {
+      // The word is a text like another, except where the key's table says that it is not.
+      if (!table.auto_is_default) return one;
+    }
+    if (options_.resolver == nullptr) {
+      if (table.auto_is_default && !key.required && !key.caller_decides) return std::nullopt;
+      list_auto(one.place, explain_auto(key));
+      return std::nullopt;
+    }
+    AutoOutcome outcome = options_.resolver->resolve(one.place.canonical);
+    if (outcome.kind == AutoOutcome::Kind::kAbsent && !key.required) {
+      out_.auto_paths.insert(one.place.canonical);
+      return std::nullopt;
+    }
+    if (outcome.kind != AutoOutcome::Kind::kValue) {
+      list_auto(one.place, outcome.text.empty() ? explain_auto(key) : outcome.text);
+      return std::nullopt;
+    }
+    owned_.push_back(std::move(outcome.value));
+    one.value = &owned_.back();
+    one.origin = "auto";
+    return one;
   }
 
-  std::string unknown_key_text(const KeyTable& table, const std::string& name,
-                               const Place& place) const {
-    std::vector<std::string> names;
-    for (const Key& key : table.keys) {
-      if (key.deprecated) continue;
-      names.push_back(key.name);
-      names.insert(names.end(), key.aliases.begin(), key.aliases.end());
+  void list_auto(const Place& place, const std::string& text) {
+    list(ProblemKind::kAuto, place, text);
+  }
+
+  void list_unknown(const KeyTable& table, const std::string& name, const Place& place) {
+    const Place here = place.child(name, name);
+    if (is_comment_key(name)) {
+      if (options_.lenient) {
+        list(ProblemKind::kIgnored, here, "a comment");
+        return;
+      }
+      list(ProblemKind::kError, here,
+           "unknown key; lenient reading passes over keys that begin with _, # or //");
+      return;
     }
-    std::sort(names.begin(), names.end());
-    const std::string here = "the keys here are " + join(names, ", ");
-    std::set<std::string> elsewhere;
-    find_elsewhere(root_, name, "", elsewhere);
-    // The same place under another value of the sibling that chooses the table.
-    if (elsewhere.count(place.canonical + "/" + pointer_token(name))) {
-      return "unknown key for this type; " + here;
+    UnknownKey unknown = explain_unknown_key(root_, table, place.canonical, name);
+    if (options_.lenient && table.ignores_unknown && unknown.meant.empty()) {
+      list(ProblemKind::kIgnored, here, "DeepSpeed does not know this key and passes over it");
+      return;
     }
-    if (!elsewhere.empty() && elsewhere.size() <= 3) {
-      return "unknown key; it belongs at " +
-             join(std::vector<std::string>(elsewhere.begin(), elsewhere.end()), " or ");
-    }
-    if (const std::string near = nearest_name(name, names); !near.empty()) {
-      return "unknown key; did you mean \"" + near + "\"?";
-    }
-    if (names.empty()) return "unknown key; no key is allowed here";
-    return names.size() <= 16 ? "unknown key; " + here : "unknown key, and no key here is similar";
+    list(ProblemKind::kError, here, unknown.text);
+    out_.failed.merge(unknown.meant);  // their values are not what the document says
   }
 
   // ---- values ----
@@ -262,13 +325,14 @@ class Parser {
       return leaf(parse_list(key, value, place), place, origin);
     }
     if (value.is_string() && key.string_is_list) return leaf(Json::array({value}), place, origin);
-    const ScalarResult scalar = read_scalar(key, value);
+    const ScalarResult scalar = read_scalar(key, value, typed_);
     if (!scalar.error.empty()) reject(place, scalar.error);
     return leaf(scalar.value, place, origin);
   }
 
   Json parse_object_value(const Key& key, const Json& value, const Place& place,
                           const std::string& origin, const KeyTable* table) {
+    if (recording_ && !origin.empty()) out_.given_objects.insert(place.canonical);
     if (!key.free_names) {
       if (value.empty() && table->keys.empty()) record(place, origin);
       return parse_table(*table, value, place, origin);
@@ -322,6 +386,7 @@ class Parser {
   ParsedObject out_;
   std::deque<Json> owned_;
   bool recording_ = true;
+  bool typed_ = false;  // the value that is read stands in a typed section
 };
 
 }  // namespace

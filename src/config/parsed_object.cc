@@ -10,18 +10,6 @@ namespace {
 const Json kNothing;
 constexpr const char* kDeprecated = "deprecated:";
 
-std::string unescape_token(std::string_view token) {
-  std::string out;
-  for (size_t i = 0; i < token.size(); ++i) {
-    if (token[i] == '~' && i + 1 < token.size()) {
-      out += token[++i] == '1' ? '/' : '~';
-    } else {
-      out += token[i];
-    }
-  }
-  return out;
-}
-
 // `Value` is Json or const Json.
 template <class Value>
 Value* find(Value& root, std::string_view path) {
@@ -29,7 +17,7 @@ Value* find(Value& root, std::string_view path) {
   while (!path.empty()) {
     path.remove_prefix(1);  // the '/'
     const size_t end = path.find('/');
-    const std::string name = unescape_token(path.substr(0, end));
+    const std::string name = unescape_pointer_token(path.substr(0, end));
     path = end == std::string_view::npos ? std::string_view() : path.substr(end);
     if (!here->is_object()) return nullptr;
     const auto it = here->find(name);
@@ -41,11 +29,10 @@ Value* find(Value& root, std::string_view path) {
 
 class Refusal {
  public:
-  Refusal(const ParsedObject& parsed, const ParseOptions& options)
-      : parsed_(parsed), options_(options) {}
+  explicit Refusal(ParsedObject& parsed) : parsed_(parsed) {}
 
   // `open`: every gate on the way here is open.
-  void walk(const KeyTable& table, const Json& values, const std::string& path, bool open) const {
+  void walk(const KeyTable& table, const Json& values, const std::string& path, bool open) {
     const bool entered = open || table.gate_always;
     bool inside = entered;
     if (!table.gate.empty()) {
@@ -65,7 +52,7 @@ class Refusal {
 
  private:
   void descend(const Key& key, const Json& siblings, const Json& value, const std::string& path,
-               bool open) const {
+               bool open) {
     if (!value.is_object()) return;
     if (key.free_names) {
       for (const auto& [name, item] : value.items()) {
@@ -80,30 +67,32 @@ class Refusal {
     }
   }
 
-  void check(const Key& key, const Json& value, const std::string& path) const {
-    if (is_harmless(key, value)) return;
+  void check(const Key& key, const Json& value, const std::string& path) {
+    if (is_harmless(key, value) || parsed_.has_failed(path)) return;
     const auto derivable = parsed_.derivable.find(path);
     if (derivable != parsed_.derivable.end() && derivable->second == value) return;
     std::vector<std::string> accepted;
-    if (!key.required && key.lacking_types == kAnyType && !key.default_value.is_null()) {
+    if (!key.required && !key.default_value.is_null()) {
       accepted.push_back(show_value(key.default_value));
     }
     if (derivable != parsed_.derivable.end()) accepted.push_back(show_value(derivable->second));
     for (const Json& other : key.harmless) accepted.push_back(show_value(other));
-    const std::string advice = !accepted.empty()               ? "; use " + join(accepted, " or ")
-                               : key.lacking_types != kAnyType ? "; use a single value"
-                                                               : "; remove it";
+    const std::string advice =
+        !accepted.empty() ? "; use " + join(accepted, " or ") : std::string("; remove it");
     std::string given;
     const auto origin = parsed_.origins.find(path);
     if (origin != parsed_.origins.end() && origin->second.rfind(kDeprecated, 0) == 0) {
       given = " (given as " + origin->second.substr(std::string_view(kDeprecated).size()) + ")";
     }
-    fail(options_.code, options_.what, ": ", printable(path, 400), ": ", show_value(value), given,
-         " asks for ", key.lacking, ", which this build does not have", advice);
+    ConfigProblem problem =
+        make_problem(ProblemKind::kMissingFeature, printable(path, 400),
+                     str_cat(show_value(value), given, " asks for ", key.lacking,
+                             ", which this build does not have", advice));
+    problem.feature = key.lacking;
+    parsed_.add(std::move(problem));
   }
 
-  const ParsedObject& parsed_;
-  const ParseOptions& options_;
+  ParsedObject& parsed_;
 };
 
 }  // namespace
@@ -117,6 +106,18 @@ std::string pointer_token(std::string_view name) {
       out += "~1";
     } else {
       out += c;
+    }
+  }
+  return out;
+}
+
+std::string unescape_pointer_token(std::string_view token) {
+  std::string out;
+  for (size_t i = 0; i < token.size(); ++i) {
+    if (token[i] == '~' && i + 1 < token.size()) {
+      out += token[++i] == '1' ? '/' : '~';
+    } else {
+      out += token[i];
     }
   }
   return out;
@@ -146,9 +147,26 @@ void ParsedObject::derive(const std::string& path, Json value) {
   origins[path] = "derived";
 }
 
-void refuse_lacking(const KeyTable& table, const ParsedObject& parsed,
-                    const ParseOptions& options) {
-  Refusal(parsed, options).walk(table, parsed.values, "", true);
+void ParsedObject::add(ConfigProblem problem) {
+  if (problems.size() >= kMostProblems) return;
+  for (const ConfigProblem& one : problems) {
+    if (one.path == problem.path && one.kind != ProblemKind::kIgnored) return;
+  }
+  problems.push_back(std::move(problem));
+}
+
+bool ParsedObject::has_failed(std::string_view path) const {
+  if (failed.empty()) return false;
+  for (size_t end = path.size(); end != std::string_view::npos && end > 0;
+       end = path.rfind('/', end - 1)) {
+    if (failed.count(std::string(path.substr(0, end)))) return true;
+  }
+  return false;
+}
+
+void refuse_lacking(const KeyTable& table, ParsedObject& parsed, const ParseOptions& options) {
+  Refusal(parsed).walk(table, parsed.values, "", true);
+  if (!options.collect) throw_first_problem(parsed.problems, options.what, options.code);
 }
 
 }  // namespace ds

@@ -5,36 +5,36 @@
 #include <string>
 
 #include "base/text.h"
+#include "config/missing_optimizer.h"
 
 namespace ds {
 namespace {
 
 class Rules {
  public:
-  Rules(ParsedObject& parsed, const ConfigEnvironment& environment)
-      : parsed_(parsed), environment_(environment) {}
+  Rules(ParsedObject& parsed, const ConfigEnvironment& environment, const ReadOptions& options)
+      : parsed_(parsed), environment_(environment), options_(options) {}
 
   BatchConfig run() {
-    precision();
-    zero();
-    zero_groups();
-    offload();
-    low_precision_masters();
-    optimizer();
-    scheduler();
-    communication();
-    accumulation();
-    activation_checkpointing();
-    data();
-    compression();
-    advice();
-    elasticity();
+    for (const auto rule :
+         {&Rules::precision, &Rules::zero, &Rules::zero_groups, &Rules::offload,
+          &Rules::low_precision_masters, &Rules::optimizer, &Rules::scheduler,
+          &Rules::communication, &Rules::accumulation, &Rules::activation_checkpointing,
+          &Rules::data, &Rules::compression, &Rules::advice, &Rules::elasticity}) {
+      unsure_ = false;
+      (this->*rule)();
+    }
+    unsure_ = false;
     return batch();
   }
 
  private:
   // ---- access ----
-  const Json& at(std::string_view path) const { return parsed_.at(path); }
+  // What a rule says of a value that could not be read would be a guess.
+  const Json& at(std::string_view path) const {
+    unsure_ = unsure_ || parsed_.has_failed(path);
+    return parsed_.at(path);
+  }
   bool on(std::string_view path) const { return at(path) == true; }
   bool is(std::string_view path, std::string_view text) const {
     const Json& value = at(path);
@@ -48,7 +48,9 @@ class Rules {
 
   template <class... Parts>
   void forbid(bool wrong, const char* path, const Parts&... parts) const {
-    if (wrong) fail(Code::kConfig, "configuration: ", path, ": ", parts...);
+    if (wrong && !unsure_) {
+      parsed_.add(make_problem(ProblemKind::kError, path, str_cat(parts...)));
+    }
   }
   template <class... Parts>
   void warn(const char* path, const Parts&... parts) {
@@ -70,6 +72,8 @@ class Rules {
            "fp16 and bf16 are both enabled; keep one");
     forbid(on("/amp/enabled") && stage() > 0, "/amp/enabled", "amp does not work with ZeRO stage ",
            stage(), "; use fp16 or bf16");
+    forbid(is("/fp16/scaler", "wrapper") && stage() > 0, "/fp16/scaler",
+           "\"wrapper\" is for stage 0; at ZeRO stage ", stage(), " use \"zero\"");
     const Json& scale = at("/fp16/loss_scale");
     if (on("/fp16/enabled") && scale == 0.0) {
       for (const char* path : {"/fp16/loss_scale_window", "/fp16/min_loss_scale"}) {
@@ -87,6 +91,7 @@ class Rules {
 
   // ---- ZeRO ----
   void zero() {
+    if (at("/gradient_clipping").is_null()) parsed_.derive("/gradient_clipping", 0.0);
     forbid(on("/zero_optimization/legacy_stage1"), "/zero_optimization/legacy_stage1",
            "the legacy stage 1 no longer exists; remove the key");
     parsed_.derive("/zero_optimization/overlap_comm", stage() == 3);
@@ -96,7 +101,7 @@ class Rules {
   }
 
   // ZeRO++ and MiCS.
-  void zero_groups() const {
+  void zero_groups() {
     const auto key = [](std::string_view name) { return str_cat("/zero_optimization/", name); };
     const int64_t second = *integer(key("zero_hpz_partition_size"));
     const int64_t shard = *integer(key("mics_shard_size"));
@@ -129,8 +134,16 @@ class Rules {
   }
 
   void offload() {
-    forbid(offloads("offload_param") && stage() != 3, "/zero_optimization/offload_param/device",
-           "parameters are offloaded at ZeRO stage 3 only, not at stage ", stage());
+    constexpr const char* kParameters = "/zero_optimization/offload_param/device";
+    if (offloads("offload_param") && !unsure_) {
+      // DeepSpeed passes over it below stage 3; weights of a model on the CPU rest there anyway.
+      if (stage() != 3) {
+        parsed_.derivable[kParameters] = at(kParameters);
+        warn(kParameters, "has no effect below ZeRO stage 3");
+      } else if (!environment_.on_gpu) {
+        parsed_.derivable[kParameters] = "cpu";
+      }
+    }
     forbid(offloads("offload_optimizer") && stage() == 0,
            "/zero_optimization/offload_optimizer/device",
            "the optimizer is offloaded at ZeRO stages 1 to 3, not at stage 0");
@@ -140,7 +153,7 @@ class Rules {
            " below 1 needs ZeRO stage 3, not stage ", stage());
   }
 
-  void low_precision_masters() const {
+  void low_precision_masters() {
     const bool partitioned = stage() >= 1;
     const bool cpu_update = offloads("offload_optimizer", "cpu");
     constexpr const char* kFp16 = "/fp16/fp16_master_weights_and_grads";
@@ -161,7 +174,10 @@ class Rules {
 
   // ---- optimizer, scheduler ----
   void optimizer() {
-    if (at("/optimizer").is_null()) return;
+    if (at("/optimizer").is_null()) {
+      if (!unsure_ && add_missing_optimizer(parsed_, options_)) state_type();
+      return;
+    }
     const std::string type = at("/optimizer/type").get<std::string>();
     const auto one_of = [&](std::initializer_list<const char*> names) {
       return std::any_of(names.begin(), names.end(), [&](const char* n) { return type == n; });
@@ -193,11 +209,40 @@ class Rules {
     forbid(most.is_number() && at("/optimizer/params/min_coeff") > most,
            "/optimizer/params/min_coeff", show_value(at("/optimizer/params/min_coeff")),
            " is above max_coeff ", show_value(most));
+    // PyTorch's AdamW decays by 0.01 where nobody says otherwise; DeepSpeed's own does not.
+    const bool decoupled = type == "AdamW" || at("/optimizer/params/adam_w_mode") == true;
+    if (at("/optimizer/params/torch_adam") == true && decoupled) {
+      parsed_.derive("/optimizer/params/weight_decay", 0.01);
+    }
+    const bool cycles = at("/scheduler/params/cycle_momentum") == true;
+    forbid(type == "NAdam" && cycles, "/scheduler/params/cycle_momentum",
+           "NAdam's momentum has a schedule of its own; use false");
+    base_shapes();
     state_type();
     parameter_groups(type);
     if (type == "AdamW" && at("/optimizer/params/adam_w_mode") == false) {
       warn("/optimizer/params/adam_w_mode",
            "has no effect with AdamW; use type Adam for L2 regularisation");
+    }
+  }
+
+  void base_shapes() const {
+    const Json& shapes = at("/optimizer/params/base_shapes");
+    for (size_t i = 0; shapes.is_array() && i < shapes.size(); ++i) {
+      forbid(shapes[i].at("shape").empty(),
+             str_cat("/optimizer/params/base_shapes/", i, "/shape").c_str(),
+             "give the sizes of the base model's parameter");
+    }
+  }
+
+  // Rates are one for all parameters, or as many as there are groups.
+  void rate_lists() const {
+    const size_t groups = at("/optimizer").is_null() ? 1 : at("/optimizer/param_groups").size() + 1;
+    for (const auto& [key, value] : at("/scheduler/params").items()) {
+      forbid(value.is_array() && value.size() != groups && value.size() != 1,
+             ("/scheduler/params/" + key).c_str(), "a list of ", value.size(), " rates for ",
+             groups, groups == 1 ? " group of parameters" : " groups of parameters",
+             ": one for the parameters of no group, then one for each of param_groups");
     }
   }
 
@@ -237,6 +282,7 @@ class Rules {
 
   void scheduler() {
     if (at("/scheduler").is_null()) return;
+    rate_lists();
     const std::string type = at("/scheduler/type").get<std::string>();
     if (type == "OneCycle") {
       parsed_.derive("/scheduler/params/cycle_second_step_size",
@@ -253,7 +299,7 @@ class Rules {
   }
 
   // ---- engine ----
-  void communication() const {
+  void communication() {
     const int64_t shared = *integer("/sequence_parallel_size");
     forbid(environment_.world_size % shared != 0, "/sequence_parallel_size", shared,
            " does not divide the world size ", environment_.world_size);
@@ -266,7 +312,7 @@ class Rules {
            "\"sum\" does not work with deepcompile; use \"mean\"");
   }
 
-  void accumulation() const {
+  void accumulation() {
     if (on("/managed_gradient_accumulation")) return;
     constexpr const char* kPath = "/managed_gradient_accumulation";
     forbid(on("/amp/enabled"), kPath, "false does not work with amp");
@@ -278,7 +324,7 @@ class Rules {
   void activation_checkpointing() {
     constexpr const char* kPath = "/activation_checkpointing/contiguous_memory_optimization";
     const Json& segments = at("/activation_checkpointing/number_checkpoints");
-    if (on(kPath)) {
+    if (on(kPath) && on("/activation_checkpointing/enabled")) {
       forbid(!on("/activation_checkpointing/partition_activations"), kPath,
              "needs partition_activations true");
       forbid(segments.is_null(), kPath, "needs number_checkpoints");
@@ -293,7 +339,7 @@ class Rules {
     if (on("/flops_profiler/enabled")) parsed_.derive("/wall_clock_breakdown", true);
   }
 
-  void data() const {
+  void data() {
     discrete_schedule("/curriculum_learning");
     const Json& metrics =
         at("/data_efficiency/data_sampling/curriculum_learning/curriculum_metrics");
@@ -354,7 +400,7 @@ class Rules {
   }
 
   // ---- batch sizes ----
-  void elasticity() const {
+  void elasticity() {
     if (!on("/elasticity/enabled")) return;
     const double version = at("/elasticity/version").get<double>();
     const int64_t model_parallel = *integer("/elasticity/model_parallel_size");
@@ -375,11 +421,35 @@ class Rules {
     }
   }
 
+  // The world that all three sizes fit, when they are given and fit one.
+  std::optional<int64_t> fitting_world() const {
+    const auto train = integer("/train_batch_size");
+    const auto micro = integer("/train_micro_batch_size_per_gpu");
+    const auto accumulation = integer("/gradient_accumulation_steps");
+    if (!train || !micro || !accumulation) return std::nullopt;
+    return world_of_batch(*train, *micro, *accumulation);
+  }
+
   BatchConfig batch() {
-    if (on("/elasticity/enabled")) return {};
-    const BatchConfig out =
-        resolve_batch(integer("/train_batch_size"), integer("/train_micro_batch_size_per_gpu"),
-                      integer("/gradient_accumulation_steps"), environment_.data_parallel_size);
+    if (on("/elasticity/enabled") || unsure_) return {};
+    int64_t ranks = environment_.data_parallel_size;
+    if (environment_.fit_world) ranks = fitting_world().value_or(ranks);
+    BatchConfig out;
+    try {
+      const auto train = integer("/train_batch_size");
+      const auto micro = integer("/train_micro_batch_size_per_gpu");
+      const auto accumulation = integer("/gradient_accumulation_steps");
+      if (unsure_) return {};
+      out = resolve_batch(train, micro, accumulation, ranks);
+    } catch (const Error& error) {
+      if (error.code() != Code::kConfig) throw;
+      std::string text = error.message();
+      if (constexpr std::string_view kWhat = "configuration: "; text.rfind(kWhat, 0) == 0) {
+        text.erase(0, kWhat.size());
+      }
+      parsed_.add(make_problem(ProblemKind::kError, "", text));
+      return {};
+    }
     parsed_.derive("/train_batch_size", out.train_batch);
     parsed_.derive("/train_micro_batch_size_per_gpu", out.micro_batch);
     parsed_.derive("/gradient_accumulation_steps", out.accumulation);
@@ -388,15 +458,18 @@ class Rules {
 
   ParsedObject& parsed_;
   const ConfigEnvironment& environment_;
+  const ReadOptions& options_;
+  mutable bool unsure_ = false;  // the rule looked at a value that could not be read
 };
 
 }  // namespace
 
-BatchConfig apply_config_rules(ParsedObject& parsed, const ConfigEnvironment& environment) {
+BatchConfig apply_config_rules(ParsedObject& parsed, const ConfigEnvironment& environment,
+                               const ReadOptions& options) {
   DS_CHECK(environment.world_size >= 1 && environment.data_parallel_size >= 1,
            Code::kInvalidArgument, "world size ", environment.world_size,
            " and data-parallel size ", environment.data_parallel_size, " must be positive");
-  return Rules(parsed, environment).run();
+  return Rules(parsed, environment, options).run();
 }
 
 }  // namespace ds

@@ -84,9 +84,32 @@ ScalarResult read_integer(const Key& key, const Json& value) {
   return good(number);
 }
 
+// What a text means for a key that takes no text; null when it means nothing.
+Json value_of_text(const Key& key, const std::string& text) {
+  if (key.types & kBool) {
+    const std::string word = to_lower_ascii(text);
+    for (const char* yes : {"true", "yes", "on", "t", "y", "1"}) {
+      if (word == yes) return true;
+    }
+    for (const char* no : {"false", "no", "off", "f", "n", "0"}) {
+      if (word == no) return false;
+    }
+  }
+  if (!(key.types & (kInt | kNumber)) || text.empty()) return nullptr;
+  const char last = text.back();
+  if (last < '0' || last > '9') return nullptr;
+  Json number = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const bool fits = (key.types & kNumber) ? number.is_number() : number.is_number_integer();
+  return fits ? number : Json();
+}
+
 }  // namespace
 
-ScalarResult read_scalar(const Key& key, const Json& value) {
+ScalarResult read_scalar(const Key& key, const Json& value, bool typed) {
+  if (typed && value.is_string() && !key.numeric_text && !(key.types & kString)) {
+    const Json meant = value_of_text(key, value.get_ref<const std::string&>());
+    return meant.is_null() ? unexpected(key, value) : read_scalar(key, meant);
+  }
   if (value.is_string() && key.numeric_text) return read_numeric_text(key, value);
   if (value.is_string() && (key.types & kString)) return read_string(key, value);
   if (value.is_boolean() && (key.types & kBool)) return good(value);

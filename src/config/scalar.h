@@ -12,6 +12,7 @@ struct ScalarResult {
   std::string error;  // empty on success
 };
 
-ScalarResult read_scalar(const Key& key, const Json& value);
+// `typed`: booleans and numbers may be given as text, as DeepSpeed's typed sections read them.
+ScalarResult read_scalar(const Key& key, const Json& value, bool typed = false);
 
 }  // namespace ds

@@ -91,6 +91,12 @@ BlendDataset::BlendDataset(std::vector<DatasetPtr> members, BlendIndex index)
   }
 }
 
+int64_t BlendDataset::vocabulary() const {
+  int64_t most = 0;
+  for (const DatasetPtr& member : members_) most = std::max(most, member->vocabulary());
+  return most;
+}
+
 void BlendDataset::sample(int64_t index, const SampleView& out) const {
   check_sample_view(*this, index, out, "blend");
   const auto i = static_cast<size_t>(index);
@@ -110,6 +116,17 @@ void BlendDataset::sample(int64_t index, const SampleView& out) const {
     view.mask = {};
   }
   member.sample(index_.samples[i], view);
+}
+
+std::string BlendDataset::place(int64_t index, int64_t position) const {
+  const auto i = static_cast<size_t>(index);
+  return members_[index_.members[i]]->place(index_.samples[i], position);
+}
+
+bool BlendDataset::check_tokens(int64_t vocab, int64_t most) const {
+  bool all = true;
+  for (const DatasetPtr& member : members_) all = member->check_tokens(vocab, most) && all;
+  return all;
 }
 
 }  // namespace ds

@@ -7,6 +7,7 @@
 #include <queue>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "data/byte_alphabet.h"
 #include "data/unicode.h"
 
@@ -142,8 +143,7 @@ void BpeModel::split_symbols(std::string_view piece, std::vector<int32_t>& symbo
     waiting = false;
   };
   const auto unknown = [&](std::string_view text) {
-    DS_CHECK(unk_id_ >= 0, Code::kInvalidArgument, "the tokenizer has no token for \"",
-             printable(text), "\" and no unk_token; train it on text that has this character");
+    if (unk_id_ < 0) return warn_of_dropped(text);
     if (!spec_.fuse_unk) flush();
     waiting = true;
   };
@@ -175,6 +175,14 @@ void BpeModel::split_symbols(std::string_view piece, std::vector<int32_t>& symbo
     }
   }
   flush();
+}
+
+// Characters that no token stands for are left out when there is no unk_token, as the tokenizers
+// package does; once per tokenizer somebody hears of it.
+void BpeModel::warn_of_dropped(std::string_view text) const {
+  if (dropped_.exchange(true)) return;
+  log_warning("data", "the tokenizer has no token for \"", printable(text),
+              "\" and no unk_token: such characters are left out of its texts");
 }
 
 // Repeats: find the leftmost pair of the lowest rank, merge it.

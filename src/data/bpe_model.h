@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -48,6 +49,7 @@ class BpeModel final : public TextModel {
 
   void encode_uncached(std::string_view piece, std::vector<int32_t>& ids) const;
   void split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const;
+  void warn_of_dropped(std::string_view text) const;
   void merge_short(std::vector<int32_t>& symbols) const;
   void merge_long(std::vector<int32_t>& symbols) const;
   const Merge* merge_of(int32_t a, int32_t b) const {
@@ -61,6 +63,7 @@ class BpeModel final : public TextModel {
   PairMap<Merge> merges_;
   int32_t unk_id_ = -1;
   std::unique_ptr<Cache> cache_;
+  mutable std::atomic<bool> dropped_ = false;  // characters, and it was said
 };
 
 }  // namespace ds

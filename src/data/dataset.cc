@@ -4,6 +4,12 @@
 
 namespace ds {
 
+std::string Dataset::place(int64_t index, int64_t /*position*/) const {
+  return str_cat("sample ", index, " of the data set");
+}
+
+bool Dataset::check_tokens(int64_t /*vocab*/, int64_t /*most*/) const { return false; }
+
 void check_sample_view(const Dataset& dataset, int64_t index, const SampleView& out,
                        std::string_view what) {
   DS_CHECK(index >= 0 && index < dataset.sample_count(), Code::kInvalidArgument, what, ": sample ",

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -34,8 +35,17 @@ class Dataset {
   virtual int64_t sample_count() const = 0;
   virtual int64_t sequence_length() const = 0;
   virtual DatasetFields fields() const { return {}; }
+  // Every id lies below it; 0 where only reading everything would tell.
+  virtual int64_t vocabulary() const { return 0; }
   // Fills the spans that fields() promises; throws for an index out of range or damaged data.
   virtual void sample(int64_t index, const SampleView& out) const = 0;
+  // Where the token at a position of a sample comes from, for messages. Position sequence_length()
+  // is that of the last label.
+  virtual std::string place(int64_t index, int64_t position) const;
+  // Reads all tokens that samples are made of, unless they are more than `most`, and throws
+  // kInvalidArgument naming the place of the first that is not below `vocab`. Tells whether it read
+  // them; what is not stored as tokens, or changed by sample(), is not.
+  virtual bool check_tokens(int64_t vocab, int64_t most) const;
 };
 
 using DatasetPtr = std::shared_ptr<const Dataset>;

@@ -48,7 +48,7 @@ DatasetPtr open_gpt(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   options.seed = spec.seed;
   options.samples = spec.samples;
   const TokenSourcePtr source = open_token_source(spec.path, tokenizer, spec.sequence_length);
-  auto dataset = make_gpt_dataset(source, spec.split, spec.part, options);
+  auto dataset = make_gpt_dataset(source, spec.split, spec.part, options, spec.split_rounding);
   if (!dataset) refuse_empty_part(spec, source->sequence_count(), "sequences");
   return dataset;
 }
@@ -59,7 +59,8 @@ DatasetPtr open_packed(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
       load_finetune_corpus(spec.path, tokenizer, spec.finetune));
   DS_CHECK(corpus->example_count() > 0, Code::kInvalidArgument, name,
            " holds no example to learn from");
-  const SequenceRange range = split_range(spec.split, spec.part, corpus->example_count());
+  const SequenceRange range =
+      split_range(spec.split, spec.part, corpus->example_count(), spec.split_rounding);
   if (range.size() == 0) refuse_empty_part(spec, corpus->example_count(), "examples");
   PackingOptions options;
   options.sequence_length = spec.sequence_length;
@@ -89,7 +90,7 @@ DatasetPtr open_mlm(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   MlmVocab vocab = mlm_vocab(*tokenizer);
   SentenceCorpus corpus = open_sentence_corpus(spec.path, tokenizer);
   const int64_t documents = corpus.document_count();
-  const SequenceRange range = split_range(spec.split, spec.part, documents);
+  const SequenceRange range = split_range(spec.split, spec.part, documents, spec.split_rounding);
   if (range.size() == 0) refuse_empty_part(spec, documents, "documents");
   if (spec.sequence_length < 5) refuse("sequence_length", "must be at least 5 for masked samples");
   if (!(spec.mask_probability > 0 && spec.mask_probability <= 1)) {
@@ -127,6 +128,7 @@ DatasetPtr open_blend(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
     member.sequence_length = spec.sequence_length;
     member.split = spec.split;
     member.part = spec.part;
+    member.split_rounding = spec.split_rounding;
     member.seed = spec.seed;
     member.samples = samples;
     return open_dataset(member, tokenizer);

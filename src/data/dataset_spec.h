@@ -33,11 +33,12 @@ struct DatasetSpec {
   std::optional<int64_t> samples = std::nullopt;
   std::string split = "969,30,1";
   Split part = Split::kTrain;
+  SplitRounding split_rounding = SplitRounding::kMegatron;
   uint32_t seed = 1234;
 
-  // kBlend. The members take sequence_length, split, part and seed from the blend; their samples
-  // follow from the weights. Without weights every sample of every member is there once, or the
-  // first `samples` of them.
+  // kBlend. The members take sequence_length, split, its rounding, part and seed from the blend;
+  // their samples follow from the weights. Without weights every sample of every member is there
+  // once, or the first `samples` of them.
   std::vector<DatasetSpec> members = {};
   std::vector<double> weights = {};
 

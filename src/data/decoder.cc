@@ -100,20 +100,40 @@ void Decoder::add(const Json& json, std::string_view what, bool alone) {
   }
 }
 
-std::string Decoder::apply(Tokens tokens) const {
+// Tokens are many and short: they are turned into text some thousands at a time, until a Fuse step
+// wants to see them all.
+std::string Decoder::apply(size_t count, const TokenAt& token) const {
+  constexpr size_t kAtOnce = 4096;
   size_t bytes = 0;
-  for (const std::string& token : tokens) bytes += token.size();
+  for (size_t i = 0; i < count; ++i) bytes += token(i).size();
   TimeLimit time(bytes);
-  const Limits limits{replaced_limit(bytes), time};
-  for (const auto& step : steps_) {
-    std::visit([&](const auto& known) { known.apply(tokens, limits); }, step);
-  }
+  const size_t most = replaced_limit(bytes);
+  const auto fuse = std::find_if(steps_.begin(), steps_.end(), [](const auto& step) {
+    return std::holds_alternative<Fuse>(step);
+  });
   std::string out;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    if (null_ && i > 0) out += ' ';
-    out += tokens[i];
+  Tokens tokens;
+  for (size_t begin = 0; begin < count; begin += kAtOnce) {
+    tokens.clear();
+    for (size_t i = begin; i < std::min(count, begin + kAtOnce); ++i) tokens.emplace_back(token(i));
+    const Limits limits{most, time, begin == 0};
+    for (auto step = steps_.begin(); step != fuse; ++step) {
+      std::visit([&](const auto& known) { known.apply(tokens, limits); }, *step);
+    }
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (null_ && begin + i > 0) out += ' ';
+      out += tokens[i];
+    }
+    DS_CHECK(out.size() <= most, Code::kInvalidArgument, "decoding makes a text of ", bytes,
+             " bytes longer than ", most, "; the tokenizer's Replace steps multiply text");
   }
-  return out;
+  if (fuse == steps_.end()) return out;
+  tokens.assign(1, std::move(out));
+  const Limits limits{most, time, true};
+  for (auto step = fuse + 1; step != steps_.end(); ++step) {
+    std::visit([&](const auto& known) { known.apply(tokens, limits); }, *step);
+  }
+  return std::move(tokens.front());
 }
 
 void Decoder::Replace::apply(Tokens& tokens, Limits limits) const {
@@ -151,18 +171,20 @@ void Decoder::Strip::apply(Tokens& tokens, Limits) const {
   }
 }
 
-void Decoder::Metaspace::apply(Tokens& tokens, Limits) const {
+void Decoder::Metaspace::apply(Tokens& tokens, Limits limits) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = replace_text(tokens[i], replacement, i == 0 && drop_first ? "" : " ");
+    tokens[i] =
+        replace_text(tokens[i], replacement, limits.begins && i == 0 && drop_first ? "" : " ");
   }
 }
 
-void Decoder::WordPiece::apply(Tokens& tokens, Limits) const {
+void Decoder::WordPiece::apply(Tokens& tokens, Limits limits) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
     std::string& token = tokens[i];
-    if (i > 0 && token.starts_with(prefix)) {
+    const bool first = limits.begins && i == 0;
+    if (!first && token.starts_with(prefix)) {
       token.erase(0, prefix.size());
-    } else if (i > 0) {
+    } else if (!first) {
       token.insert(token.begin(), ' ');
     }
     if (cleanup) token = clean_up(std::move(token));

@@ -1,6 +1,7 @@
 // The decoder of a tokenizer.json: from the spelling of tokens back to text.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -18,13 +19,16 @@ class Decoder {
 
   // The whole decoder is the inverse of a ByteLevel pre-tokenizer.
   bool byte_level() const noexcept { return byte_level_; }
-  std::string apply(std::vector<std::string> tokens) const;
+  // The text of `count` tokens, which are asked for twice.
+  using TokenAt = std::function<std::string_view(size_t index)>;
+  std::string apply(size_t count, const TokenAt& token) const;
 
  private:
   using Tokens = std::vector<std::string>;
   struct Limits {
     size_t bytes;  // of all tokens together
     TimeLimit& time;
+    bool begins;  // the first of the tokens is the text's
   };
   struct Replace {
     TextPattern pattern;

@@ -28,6 +28,7 @@ const TokenSource& require(const TokenSourcePtr& source) {
 GptDataset::GptDataset(TokenSourcePtr source, SequenceRange range, const GptIndexOptions& options,
                        std::string_view name)
     : source_(std::move(source)),
+      range_(range),
       length_(options.sequence_length),
       name_(str_cat(require(source_).name(), ", ", name, " part")),
       index_(build_gpt_index(sizes_of(*source_, range), range.begin, options, name_)) {}
@@ -65,10 +66,31 @@ void GptDataset::sample(int64_t i, const SampleView& out) const {
   std::copy_n(tokens.begin() + 1, length_, out.labels.begin());
 }
 
+std::string GptDataset::place(int64_t i, int64_t position) const {
+  const auto start = static_cast<size_t>(index_.order[static_cast<size_t>(i)]);
+  auto at = static_cast<size_t>(index_.start_positions[start]);
+  int64_t offset = index_.start_offsets[start] + position;
+  while (offset >= source_->sequence_size(index_.documents[at])) {
+    offset -= source_->sequence_size(index_.documents[at++]);
+  }
+  return source_->place(index_.documents[at], offset);
+}
+
+bool GptDataset::check_tokens(int64_t vocab, int64_t most) const {
+  int64_t tokens = 0;
+  for (int64_t i = range_.begin; i < range_.end && tokens <= most; ++i) {
+    tokens += source_->sequence_size(i);
+  }
+  if (tokens > most) return false;
+  source_->check_tokens(range_.begin, range_.end, vocab);
+  return true;
+}
+
 std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
                                                    std::string_view split, Split part,
-                                                   const GptIndexOptions& options) {
-  const SequenceRange range = split_range(split, part, require(source).sequence_count());
+                                                   const GptIndexOptions& options,
+                                                   SplitRounding rounding) {
+  const SequenceRange range = split_range(split, part, require(source).sequence_count(), rounding);
   if (range.size() == 0) return nullptr;
   return std::make_shared<GptDataset>(source, range, options, split_name(part));
 }

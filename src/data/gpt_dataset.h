@@ -24,7 +24,10 @@ class GptDataset final : public Dataset {
 
   int64_t sample_count() const noexcept override { return index_.sample_count(); }
   int64_t sequence_length() const noexcept override { return length_; }
+  int64_t vocabulary() const override { return source_->vocabulary(); }
   void sample(int64_t i, const SampleView& out) const override;
+  std::string place(int64_t index, int64_t position) const override;
+  bool check_tokens(int64_t vocab, int64_t most) const override;
 
   // `out` has sequence_length() + 1 elements.
   void sample(int64_t i, std::span<int32_t> out) const;
@@ -34,14 +37,15 @@ class GptDataset final : public Dataset {
 
  private:
   TokenSourcePtr source_;
+  SequenceRange range_;
   int64_t length_;
   std::string name_;
   GptIndex index_;
 };
 
 // One part of a split; null when the part has no sequences.
-std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
-                                                   std::string_view split, Split part,
-                                                   const GptIndexOptions& options);
+std::shared_ptr<const GptDataset> make_gpt_dataset(
+    const TokenSourcePtr& source, std::string_view split, Split part,
+    const GptIndexOptions& options, SplitRounding rounding = SplitRounding::kMegatron);
 
 }  // namespace ds

@@ -1,6 +1,9 @@
 #include "data/indexed_dataset.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -9,7 +12,8 @@ namespace {
 
 constexpr std::string_view kMagic("MMIDIDX\0\0", 9);
 constexpr std::string_view kLegacyMagic("TNTIDX\0\0", 8);
-constexpr size_t kHeader = 34;
+constexpr int64_t kHeader = 34;
+constexpr int64_t kPieceBytes = int64_t{1} << 20;  // of an index, read at a time
 
 template <class T>
 T load(std::span<const std::byte> bytes, size_t offset) {
@@ -86,21 +90,49 @@ bool indexed_dataset_exists(const std::filesystem::path& prefix) {
          std::filesystem::is_regular_file(idx_path(prefix), ignored);
 }
 
-IndexedDataset::IndexedDataset(const std::filesystem::path& prefix)
-    : prefix_(prefix), idx_file_(idx_path(prefix)), bin_file_(bin_path(prefix)) {
-  check_header();
-  check_entries();
+int64_t IndexedDataset::Source::size() const {
+  return file_.is_open() ? file_.size() : static_cast<int64_t>(bytes_.size());
+}
+
+void IndexedDataset::Source::read_at(int64_t offset, std::span<std::byte> out) const {
+  if (file_.is_open()) return file_.read_at(offset, out);
+  // Every range was checked against the size, which cannot change.
+  std::copy_n(bytes_.begin() + offset, out.size(), out.begin());
+}
+
+template <class T, class Fn>
+void IndexedDataset::Source::each(int64_t offset, int64_t count, const Fn& fn) const {
+  std::vector<T> piece(static_cast<size_t>(std::min(count, kPieceBytes / int64_t{sizeof(T)})));
+  for (int64_t at = 0; at < count;) {
+    const int64_t n = std::min(count - at, static_cast<int64_t>(piece.size()));
+    const auto part = std::span(piece).first(static_cast<size_t>(n));
+    read_at(offset + at * int64_t{sizeof(T)}, std::as_writable_bytes(part));
+    for (const T value : part) fn(at++, value);
+  }
+}
+
+IndexedDataset::IndexedDataset(const std::filesystem::path& prefix) : prefix_(prefix) {
+  const Source idx(idx_path(prefix));
+  bin_ = Source(bin_path(prefix));
+  read_index(idx);
 }
 
 IndexedDataset::IndexedDataset(std::vector<std::byte> idx, std::vector<std::byte> bin,
                                std::string_view name)
-    : prefix_(name), idx_copy_(std::move(idx)), bin_copy_(std::move(bin)) {
-  check_header();
-  check_entries();
+    : prefix_(name), bin_(std::move(bin)) {
+  read_index(Source(std::move(idx)));
 }
 
-void IndexedDataset::check_header() {
-  const auto bytes = idx();
+void IndexedDataset::read_index(const Source& idx) {
+  read_header(idx);
+  read_sequences(idx);
+  read_documents(idx);
+}
+
+void IndexedDataset::read_header(const Source& idx) {
+  const int64_t size = idx.size();
+  std::vector<std::byte> bytes(static_cast<size_t>(std::min(size, kHeader)));
+  idx.read_at(0, bytes);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const std::string where = shown(idx_path(prefix_));
   DS_CHECK(!text.starts_with(kLegacyMagic), Code::kUnsupported, where,
@@ -108,7 +140,7 @@ void IndexedDataset::check_header() {
            "with preprocess_data's --dataset-impl mmap");
   DS_CHECK(text.starts_with(kMagic), Code::kCorrupt, where,
            " is not an indexed data set: it does not begin with MMIDIDX");
-  DS_CHECK(bytes.size() >= kHeader, Code::kCorrupt, where, " has ", bytes.size(),
+  DS_CHECK(size >= kHeader, Code::kCorrupt, where, " has ", size,
            " bytes, less than the header of ", kHeader, ": the file is truncated");
   const auto version = load<uint64_t>(bytes, 9);
   DS_CHECK(version == 1, Code::kUnsupported, where, " has version ", version, "; known is 1");
@@ -118,92 +150,109 @@ void IndexedDataset::check_header() {
   type_ = static_cast<TokenType>(code);
   const auto sequences = load<uint64_t>(bytes, 18);
   const auto documents = load<uint64_t>(bytes, 26);
-  const size_t room = bytes.size() - kHeader;
+  const auto room = static_cast<uint64_t>(size - kHeader);
   DS_CHECK(sequences <= room / 12 && documents <= room / 8, Code::kCorrupt, where, " counts ",
-           sequences, " sequences and ", documents, " document boundaries, more than its ",
-           bytes.size(), " bytes can hold: the file is truncated or damaged");
-  const size_t expected = sequences * 12 + documents * 8;
-  DS_CHECK(room == expected || room == expected + sequences, Code::kCorrupt, where, " has ",
-           bytes.size(), " bytes, but ", sequences, " sequences and ", documents,
-           " document boundaries need ", kHeader + expected, ": the file is truncated or damaged");
+           sequences, " sequences and ", documents, " document boundaries, more than its ", size,
+           " bytes can hold: the file is truncated or damaged");
+  const uint64_t expected = sequences * 12 + documents * 8;
+  DS_CHECK(room == expected || room == expected + sequences, Code::kCorrupt, where, " has ", size,
+           " bytes, but ", sequences, " sequences and ", documents, " document boundaries need ",
+           kHeader + static_cast<int64_t>(expected), ": the file is truncated or damaged");
   DS_CHECK(documents >= 1, Code::kCorrupt, where, " has no document boundaries");
   sequences_ = static_cast<int64_t>(sequences);
-  documents_ = static_cast<int64_t>(documents);
-  has_modes_ = sequences > 0 && room == expected + sequences;
+  document_count_ = static_cast<int64_t>(documents) - 1;
+  if (room == expected + sequences) modes_.resize(sequences);
 }
 
-void IndexedDataset::check_entries() const {
+void IndexedDataset::read_sequences(const Source& idx) {
   const std::string where = shown(idx_path(prefix_));
   const auto item = token_type_size(type_);
-  const auto total = static_cast<int64_t>(bin().size());
+  const int64_t total = bin_.size();
+  begins_.resize(static_cast<size_t>(sequences_) + 1);
   int64_t position = 0;
-  for (int64_t i = 0; i < sequences_; ++i) {
-    const int64_t size = size_at(i);
+  idx.each<int32_t>(kHeader, sequences_, [&](int64_t i, int32_t size) {
     DS_CHECK(size >= 0, Code::kCorrupt, where, ": sequence ", i, " has the size ", size);
-    DS_CHECK(pointer_at(i) == position, Code::kCorrupt, where, ": sequence ", i, " points to byte ",
-             pointer_at(i), ", but the sizes before it add up to ", position);
     position += size * item;  // at most 2^31 * 8 more than a checked position
-    DS_CHECK(position <= total, Code::kCorrupt, where, ": sequence ", i, " ends at byte ", position,
-             " of ", shown(bin_path(prefix_)), ", which has ", total, " bytes");
-  }
+    begins_[static_cast<size_t>(i) + 1] = position;
+    // What is beyond the file is told below, after a pointer that does not fit its sizes.
+    DS_CHECK(position <= INT64_MAX / 2, Code::kCorrupt, where, ": the sizes add up to more than ",
+             INT64_MAX / 2, " bytes");
+  });
+  idx.each<int64_t>(kHeader + sequences_ * 4, sequences_, [&](int64_t i, int64_t pointer) {
+    const int64_t begin = begin_of(i), end = begin_of(i + 1);
+    DS_CHECK(pointer == begin, Code::kCorrupt, where, ": sequence ", i, " points to byte ", pointer,
+             ", but the sizes before it add up to ", begin);
+    DS_CHECK(end <= total, Code::kCorrupt, where, ": sequence ", i, " ends at byte ", end, " of ",
+             shown(bin_path(prefix_)), ", which has ", total, " bytes");
+  });
   DS_CHECK(position == total, Code::kCorrupt, shown(bin_path(prefix_)), " has ", total,
            " bytes, but the sequences of the index add up to ", position,
            "; the files do not belong together, or were written by a preprocessor that does not "
            "count end-of-document tokens");
+}
+
+void IndexedDataset::read_documents(const Source& idx) {
+  const std::string where = shown(idx_path(prefix_));
+  const int64_t count = document_count_ + 1;
   int64_t last = 0;
-  for (int64_t d = 0; d < documents_; ++d) {
-    const int64_t begin = document_begin(d);
+  idx.each<int64_t>(kHeader + sequences_ * 12, count, [&](int64_t d, int64_t begin) {
     DS_CHECK(d == 0 ? begin == 0 : begin >= last, Code::kCorrupt, where, ": document boundary ", d,
              " is ", begin, " after ", last, "; boundaries start at 0 and do not fall");
+    if (documents_.empty() && begin != d) {  // the first that has not one sequence
+      documents_.resize(static_cast<size_t>(count));
+      std::iota(documents_.begin(), documents_.begin() + d, int64_t{0});
+    }
+    if (!documents_.empty()) documents_[static_cast<size_t>(d)] = begin;
     last = begin;
-  }
+  });
   DS_CHECK(last == sequences_, Code::kCorrupt, where, ": the last document ends at sequence ", last,
            " of ", sequences_);
-}
-
-int32_t IndexedDataset::size_at(int64_t index) const {
-  return load<int32_t>(idx(), kHeader + static_cast<size_t>(index) * 4);
-}
-
-int64_t IndexedDataset::pointer_at(int64_t index) const {
-  return load<int64_t>(idx(), kHeader + static_cast<size_t>(sequences_ * 4 + index * 8));
+  idx.each<int8_t>(kHeader + sequences_ * 12 + count * 8, static_cast<int64_t>(modes_.size()),
+                   [&](int64_t i, int8_t mode) { modes_[static_cast<size_t>(i)] = mode; });
 }
 
 int32_t IndexedDataset::sequence_size(int64_t index) const {
   DS_CHECK(index >= 0 && index < sequences_, Code::kInvalidArgument, name(), ": sequence ", index,
            " does not exist; there are ", sequences_);
-  return size_at(index);
+  return static_cast<int32_t>((begin_of(index + 1) - begin_of(index)) / token_type_size(type_));
 }
 
 int64_t IndexedDataset::document_begin(int64_t index) const {
-  DS_CHECK(index >= 0 && index < documents_, Code::kInvalidArgument, name(), ": document ", index,
-           " does not exist; there are ", document_count());
-  return load<int64_t>(idx(), kHeader + static_cast<size_t>(sequences_ * 12 + index * 8));
+  DS_CHECK(index >= 0 && index <= document_count(), Code::kInvalidArgument, name(), ": document ",
+           index, " does not exist; there are ", document_count());
+  return documents_.empty() ? index : documents_[static_cast<size_t>(index)];
 }
 
 std::optional<int8_t> IndexedDataset::mode(int64_t index) const {
   DS_CHECK(index >= 0 && index < sequences_, Code::kInvalidArgument, name(), ": sequence ", index,
            " does not exist; there are ", sequences_);
-  if (!has_modes_) return std::nullopt;
-  return load<int8_t>(idx(),
-                      kHeader + static_cast<size_t>(sequences_ * 12 + documents_ * 8 + index));
+  if (modes_.empty()) return std::nullopt;
+  return modes_[static_cast<size_t>(index)];
 }
 
 template <class Out>
 void IndexedDataset::read_as(int64_t index, int64_t offset, std::span<Out> out) const {
   check_range(index, offset, out.size());
   if (out.empty()) return;
-  const auto start = static_cast<size_t>(pointer_at(index) + offset * token_type_size(type_));
+  const int64_t item = token_type_size(type_);
+  std::array<std::byte, 16384> buffer;
   with_integer_type(type_, name(), [&](auto sample) {
     using Stored = decltype(sample);
-    for (size_t i = 0; i < out.size(); ++i) {
-      const auto value = load<Stored>(bin(), start + i * sizeof(Stored));
-      if constexpr (sizeof(Stored) > sizeof(Out)) {
-        DS_CHECK(std::in_range<Out>(value), Code::kCorrupt, shown(bin_path(prefix_)), ": token ",
-                 offset + static_cast<int64_t>(i), " of sequence ", index, " is ", value,
-                 ", beyond 32 bits");
+    while (!out.empty()) {
+      const size_t n = std::min(out.size(), buffer.size() / sizeof(Stored));
+      const auto bytes = std::span(buffer).first(n * sizeof(Stored));
+      bin_.read_at(begin_of(index) + offset * item, bytes);
+      for (size_t i = 0; i < n; ++i) {
+        const auto value = load<Stored>(bytes, i * sizeof(Stored));
+        if constexpr (sizeof(Stored) > sizeof(Out)) {
+          DS_CHECK(std::in_range<Out>(value), Code::kCorrupt,
+                   place(index, offset + static_cast<int64_t>(i)), " holds ", value,
+                   ", beyond 32 bits");
+        }
+        out[i] = static_cast<Out>(value);
       }
-      out[i] = static_cast<Out>(value);
+      out = out.subspan(n);
+      offset += static_cast<int64_t>(n);
     }
   });
 }
@@ -222,9 +271,19 @@ std::vector<int64_t> IndexedDataset::read(int64_t index) const {
   return out;
 }
 
-std::span<const std::byte> IndexedDataset::bytes(int64_t index) const {
-  const auto length = static_cast<size_t>(sequence_size(index) * token_type_size(type_));
-  return bin().subspan(static_cast<size_t>(pointer_at(index)), length);
+std::vector<std::byte> IndexedDataset::bytes(int64_t index) const {
+  const int64_t length = sequence_size(index) * token_type_size(type_);
+  std::vector<std::byte> out(static_cast<size_t>(length));
+  bin_.read_at(begin_of(index), out);
+  return out;
+}
+
+std::string IndexedDataset::place(int64_t index, int64_t offset) const {
+  const auto after = std::upper_bound(documents_.begin(), documents_.end(), index);
+  const int64_t document = documents_.empty() ? index : after - documents_.begin() - 1;
+  return str_cat(shown(bin_path(prefix_)), ": byte ",
+                 begin_of(index) + offset * token_type_size(type_), " (token ", offset,
+                 " of sequence ", index, ", document ", document, ")");
 }
 
 }  // namespace ds

@@ -10,9 +10,11 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
+#include "base/replacement_file.h"
 #include "data/token_source.h"
 
 namespace ds {
@@ -40,7 +42,10 @@ bool indexed_dataset_exists(const std::filesystem::path& prefix);
 
 class IndexedDataset final : public TokenSource {
  public:
-  // Maps both files and checks every entry of the index.
+  // Reads the index into memory (8 bytes per sequence and, unless each document has
+  // one sequence, per document) and checks every entry of it; tokens are read from the file when
+  // they are asked for. A file that is cut short or changed meanwhile gives errors or other tokens,
+  // nothing worse.
   explicit IndexedDataset(const std::filesystem::path& prefix);
   // The same from the contents of the two files; `name` stands for the prefix in errors.
   IndexedDataset(std::vector<std::byte> idx, std::vector<std::byte> bin, std::string_view name);
@@ -48,7 +53,7 @@ class IndexedDataset final : public TokenSource {
   TokenType type() const noexcept { return type_; }
   int64_t sequence_count() const override { return sequences_; }
   int32_t sequence_size(int64_t index) const override;
-  int64_t document_count() const noexcept { return documents_ - 1; }
+  int64_t document_count() const noexcept { return document_count_; }
   // Sequence that document `index` begins with; index document_count() gives the end.
   int64_t document_begin(int64_t index) const;
   // Byte per sequence of newer multimodal files; nullopt without them.
@@ -59,32 +64,47 @@ class IndexedDataset final : public TokenSource {
   void read(int64_t index, int64_t offset, std::span<int64_t> out) const;
   std::vector<int64_t> read(int64_t index) const;
   // The stored bytes, of any type.
-  std::span<const std::byte> bytes(int64_t index) const;
+  std::vector<std::byte> bytes(int64_t index) const;
   std::string name() const override { return prefix_.string(); }
+  std::string place(int64_t index, int64_t offset) const override;
 
  private:
   template <class Out>
   void read_as(int64_t index, int64_t offset, std::span<Out> out) const;
-  int32_t size_at(int64_t index) const;
-  int64_t pointer_at(int64_t index) const;
-  void check_header();
-  std::span<const std::byte> idx() const noexcept {
-    return idx_file_.bytes().empty() ? std::span<const std::byte>(idx_copy_) : idx_file_.bytes();
-  }
-  std::span<const std::byte> bin() const noexcept {
-    return bin_file_.bytes().empty() ? std::span<const std::byte>(bin_copy_) : bin_file_.bytes();
-  }
-  void check_entries() const;
+  // A file, or bytes in memory.
+  class Source {
+   public:
+    Source() = default;
+    explicit Source(const std::filesystem::path& path) : file_(path, File::Mode::kReadRegular) {}
+    explicit Source(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {}
+    int64_t size() const;
+    void read_at(int64_t offset, std::span<std::byte> out) const;
+    // Calls fn(index, value) for `count` values of type T from `offset` on.
+    template <class T, class Fn>
+    void each(int64_t offset, int64_t count, const Fn& fn) const;
+
+   private:
+    File file_;
+    std::vector<std::byte> bytes_;
+  };
+
+  // Where sequence `index` begins in the file of tokens; sequence_count() gives its end.
+  int64_t begin_of(int64_t index) const { return begins_[static_cast<size_t>(index)]; }
+  void read_index(const Source& idx);
+  void read_header(const Source& idx);
+  void read_sequences(const Source& idx);
+  void read_documents(const Source& idx);
 
   std::filesystem::path prefix_;
-  MappedFile idx_file_;  // or, from memory, the copies
-  MappedFile bin_file_;
-  std::vector<std::byte> idx_copy_;
-  std::vector<std::byte> bin_copy_;
+  Source bin_;
   TokenType type_ = TokenType::kI32;
   int64_t sequences_ = 0;
-  int64_t documents_ = 0;  // length of the document index
-  bool has_modes_ = false;
+  std::vector<int64_t> begins_;  // by sequence, and the end of the last one
+  int64_t document_count_ = 0;
+  // The sequence that each document begins with, and the end; empty when each has one sequence, as
+  // running text usually does.
+  std::vector<int64_t> documents_;
+  std::vector<int8_t> modes_;  // empty: the file has none
 };
 
 // Writes a data set beside its final names and renames it into place in finish(), so readers never
@@ -92,7 +112,6 @@ class IndexedDataset final : public TokenSource {
 class IndexedDatasetWriter {
  public:
   IndexedDatasetWriter(std::filesystem::path prefix, TokenType type);
-  ~IndexedDatasetWriter();
   IndexedDatasetWriter(const IndexedDatasetWriter&) = delete;
   IndexedDatasetWriter& operator=(const IndexedDatasetWriter&) = delete;
 
@@ -116,9 +135,8 @@ class IndexedDatasetWriter {
   void flush();
 
   std::filesystem::path prefix_;
-  std::filesystem::path temporary_;
   TokenType type_;
-  File bin_;
+  ReplacementFile bin_;
   std::vector<std::byte> buffer_;
   std::vector<int32_t> sizes_;
   std::vector<int64_t> documents_{0};

@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <cstring>
 #include <utility>
 
@@ -18,21 +16,17 @@ void put(std::string& out, T value) {
   out.append(bytes, sizeof value);
 }
 
+TokenType checked_type(TokenType type) {
+  DS_CHECK(token_type_size(type) > 0 && type != TokenType::kF32 && type != TokenType::kF64,
+           Code::kInvalidArgument, "tokens cannot be written as ", token_type_name(type));
+  return type;
+}
+
 }  // namespace
 
 IndexedDatasetWriter::IndexedDatasetWriter(std::filesystem::path prefix, TokenType type)
-    : prefix_(std::move(prefix)), temporary_(bin_path(prefix_)), type_(type) {
-  DS_CHECK(token_type_size(type) > 0 && type != TokenType::kF32 && type != TokenType::kF64,
-           Code::kInvalidArgument, "tokens cannot be written as ", token_type_name(type));
-  temporary_ += ".tmp." + std::to_string(::getpid());
-  bin_ = File(temporary_, File::Mode::kCreate);
+    : prefix_(std::move(prefix)), type_(checked_type(type)), bin_(bin_path(prefix_)) {
   buffer_.reserve(kBufferBytes);
-}
-
-IndexedDatasetWriter::~IndexedDatasetWriter() {
-  if (finished_) return;
-  std::error_code ignored;
-  std::filesystem::remove(temporary_, ignored);
 }
 
 template <class Stored, class In>
@@ -82,12 +76,12 @@ template void IndexedDatasetWriter::add_tokens(std::span<const int64_t>);
 
 void IndexedDatasetWriter::put_bytes(std::span<const std::byte> bytes) {
   if (buffer_.size() + bytes.size() > kBufferBytes) flush();
-  if (bytes.size() > kBufferBytes) return bin_.append(bytes);
+  if (bytes.size() > kBufferBytes) return bin_->append(bytes);
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
 }
 
 void IndexedDatasetWriter::flush() {
-  bin_.append(buffer_);
+  bin_->append(buffer_);
   buffer_.clear();
 }
 
@@ -118,8 +112,6 @@ void IndexedDatasetWriter::finish() {
   DS_CHECK(documents_.back() == sequence_count(), Code::kState, printable(prefix_.string(), 300),
            ": the last document is not ended");
   flush();
-  bin_.sync();
-  bin_.close();
 
   std::string idx("MMIDIDX\0\0", 9);
   put<uint64_t>(idx, 1);
@@ -137,10 +129,8 @@ void IndexedDatasetWriter::finish() {
   // An index of older content must not meet the new tokens.
   std::error_code error;
   std::filesystem::remove(idx_path(prefix_), error);
-  std::filesystem::rename(temporary_, bin_path(prefix_), error);
-  DS_CHECK(!error, Code::kIo, "cannot replace ", printable(bin_path(prefix_).string(), 300), ": ",
-           error.message());
   finished_ = true;
+  bin_.commit();
   write_file_durably(idx_path(prefix_), idx);
 }
 

@@ -14,6 +14,7 @@ constexpr int64_t kSpecialTokens = 3;  // [CLS] A [SEP] B [SEP]
 MlmDataset::MlmDataset(SentenceCorpus corpus, SequenceRange range, MlmVocab vocab,
                        const MlmOptions& options, std::string name)
     : corpus_(std::move(corpus)),
+      range_(range),
       vocab_(std::move(vocab)),
       options_(options),
       name_(std::move(name)) {
@@ -74,6 +75,18 @@ void MlmDataset::sample(int64_t index, const SampleView& out) const {
     out.token_types[i] = i < length ? sample.types[i] : 0;
     out.mask[i] = i < length ? 1 : 0;
   }
+}
+
+bool MlmDataset::check_tokens(int64_t vocab, int64_t most) const {
+  const int64_t first = corpus_.documents[static_cast<size_t>(range_.begin)];
+  const int64_t end = corpus_.documents[static_cast<size_t>(range_.end)];
+  int64_t tokens = 0;
+  for (int64_t i = first; i < end && tokens <= most; ++i) {
+    tokens += corpus_.sentences->sequence_size(i);
+  }
+  if (tokens > most) return false;
+  corpus_.sentences->check_tokens(first, end, vocab);
+  return true;
 }
 
 }  // namespace ds

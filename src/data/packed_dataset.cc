@@ -53,6 +53,10 @@ PackedDataset::PackedDataset(std::shared_ptr<const FinetuneCorpus> corpus, Seque
   DS_CHECK(!chosen.empty(), Code::kInvalidArgument, name_, " holds no example to learn from: of ",
            range.size(), ", ", stats_.skipped, " are longer than ", options.sequence_length,
            " and skipped, ", stats_.without_labels, " have no labels left after the cut");
+  vocabulary_ = int64_t{options.pad_id} + 1;
+  for (const int32_t token : corpus_->tokens) {
+    vocabulary_ = std::max(vocabulary_, int64_t{token_of(token)} + 1);
+  }
   NumpyRandom random(options.seed);
   random.shuffle(std::span(chosen));
   pack(chosen);

@@ -218,7 +218,7 @@ void PipelineTokenizer::pre_tokenize(std::string_view text, PreTokenizer::Arena&
 std::string PipelineTokenizer::decode(std::span<const int32_t> ids,
                                       const DecodeOptions& options) const {
   std::string out;
-  std::vector<std::string> tokens;
+  std::vector<int32_t> kept;
   for (const int32_t token_id : ids) {
     const bool known =
         token_id >= 0 && token_id < vocab_size() && entries_[static_cast<size_t>(token_id)].exists;
@@ -229,10 +229,14 @@ std::string PipelineTokenizer::decode(std::span<const int32_t> ids,
     if (model_->byte_level() || decoder_.byte_level()) {
       out += entry.bytes;
     } else {
-      tokens.push_back(entry.token);
+      kept.push_back(token_id);
     }
   }
-  if (!tokens.empty()) out = decoder_.apply(std::move(tokens));
+  if (!kept.empty()) {
+    out = decoder_.apply(kept.size(), [&](size_t i) -> std::string_view {
+      return entries_[static_cast<size_t>(kept[i])].token;
+    });
+  }
   return out;
 }
 

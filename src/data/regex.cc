@@ -1,22 +1,15 @@
 #include "data/regex.h"
 
-#include <cctype>
-
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
 #include "base/error.h"
+#include "data/pattern_syntax.h"
 
 namespace ds {
 namespace {
 
 constexpr size_t kMaxPattern = 64 * 1024;
-// White_Space and word characters: PCRE2's own \s contains U+180E, its \w lacks marks.
-constexpr std::string_view kSpace = "\\t-\\r\\x{85}\\p{Z}";
-// Oniguruma counts Latin-1's raised digits and fractions as word characters, too.
-constexpr std::string_view kWord =
-    "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}";
-constexpr std::string_view kHex = "0-9a-fA-F";
 
 std::string pcre2_message(int code) {
   PCRE2_UCHAR text[256];
@@ -24,77 +17,11 @@ std::string pcre2_message(int code) {
   return reinterpret_cast<const char*>(text);
 }
 
-std::string_view class_of(char escape) {
-  switch (escape) {
-    case 's':
-    case 'S':
-      return kSpace;
-    case 'w':
-    case 'W':
-      return kWord;
-    case 'h':
-    case 'H':
-      return kHex;
-    default:
-      return {};
-  }
-}
-
 struct MatchDataFree {
   void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
 };
 
 }  // namespace
-
-std::string translate_pattern(std::string_view pattern, std::string_view what) {
-  std::string out;
-  bool in_class = false;
-  const auto refuse = [&](std::string_view construct) {
-    fail(Code::kUnsupported, what, ": the pattern \"", printable(pattern), "\" uses ", construct,
-         ", which is not supported; rewrite it without");
-  };
-  for (size_t i = 0; i < pattern.size(); ++i) {
-    const char c = pattern[i];
-    if (c == '\\' && i + 1 < pattern.size()) {
-      const char escape = pattern[++i];
-      const std::string_view set = class_of(escape);
-      if (set.empty()) {
-        out += c;
-        out += escape;
-      } else if (std::islower(static_cast<unsigned char>(escape)) != 0) {
-        out += in_class ? std::string(set) : "[" + std::string(set) + "]";
-      } else {
-        if (in_class) refuse("a negated shorthand such as \\S inside a bracket class");
-        out += "[^" + std::string(set) + "]";
-      }
-      continue;
-    }
-    if (in_class) {
-      if (c == '[' && (i + 1 >= pattern.size() || pattern[i + 1] != ':')) refuse("a nested class");
-      if (c == '[') {  // [:name:]
-        const size_t close = pattern.find(":]", i);
-        if (close == std::string_view::npos) refuse("an unfinished class name");
-        out += pattern.substr(i, close + 2 - i);
-        i = close + 1;
-        continue;
-      }
-      if (c == '&' && i + 1 < pattern.size() && pattern[i + 1] == '&') refuse("&& in a class");
-      if (c == ']') in_class = false;
-    } else if (c == '[') {
-      in_class = true;
-      out += c;
-      // A bracket right after the opening (or its ^) is a member, not the end.
-      if (i + 1 < pattern.size() && pattern[i + 1] == '^') out += pattern[++i];
-      if (i + 1 < pattern.size() && pattern[i + 1] == ']') {
-        out += "\\]";
-        ++i;
-      }
-      continue;
-    }
-    out += c;
-  }
-  return out;
-}
 
 struct Regex::Compiled {
   pcre2_code* code = nullptr;

@@ -1,6 +1,5 @@
-// Regular expressions of tokenizer.json, matched by PCRE2: its only user. Patterns are written for
-// Oniguruma's Ruby syntax; the few escapes that mean something else to PCRE2 are translated, and
-// constructs that cannot be are refused.
+// Regular expressions of tokenizer.json, matched by PCRE2. Patterns are written for
+// Oniguruma's Ruby syntax; data/pattern_syntax.h rewrites them.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +37,5 @@ class Regex {
   std::string pattern_;
   std::unique_ptr<Compiled> compiled_;
 };
-
-// The pattern as handed to PCRE2; public for tests.
-std::string translate_pattern(std::string_view pattern, std::string_view what);
 
 }  // namespace ds

@@ -29,7 +29,19 @@ const char* split_name(Split split) {
   return "unknown";
 }
 
-std::array<int64_t, 4> split_boundaries(std::string_view split, int64_t size) {
+const char* split_rounding_name(SplitRounding rounding) {
+  return rounding == SplitRounding::kMegatron ? "megatron" : "megatron_core";
+}
+
+std::optional<SplitRounding> split_rounding(std::string_view name) {
+  for (const SplitRounding known : {SplitRounding::kMegatron, SplitRounding::kMegatronCore}) {
+    if (name == split_rounding_name(known)) return known;
+  }
+  return std::nullopt;
+}
+
+std::array<int64_t, 4> split_boundaries(std::string_view split, int64_t size,
+                                        SplitRounding rounding) {
   DS_CHECK(size >= 0, Code::kInvalidArgument, "a split of ", size, " sequences");
   const auto refuse = [&](std::string_view why) {
     fail(Code::kInvalidArgument, "the split \"", printable(split), "\" ", why,
@@ -56,8 +68,16 @@ std::array<int64_t, 4> split_boundaries(std::string_view split, int64_t size) {
   if (!(sum > 0) || !std::isfinite(sum)) refuse("adds up to nothing");
 
   std::array<int64_t, 4> bounds{};
+  // nearbyint: round half to even, as Python's round().
+  if (rounding == SplitRounding::kMegatronCore) {
+    double before = 0;
+    for (size_t k = 0; k < 3; ++k) {
+      before += fraction[k] / sum;
+      bounds[k + 1] = static_cast<int64_t>(std::nearbyint(before * static_cast<double>(size)));
+    }
+    return bounds;
+  }
   for (size_t k = 0; k < 3; ++k) {
-    // nearbyint: round half to even, as Python's round().
     const double part = std::nearbyint(fraction[k] / sum * static_cast<double>(size));
     bounds[k + 1] = bounds[k] + static_cast<int64_t>(part);
   }
@@ -66,8 +86,9 @@ std::array<int64_t, 4> split_boundaries(std::string_view split, int64_t size) {
   return bounds;
 }
 
-SequenceRange split_range(std::string_view split, Split part, int64_t size) {
-  const auto bounds = split_boundaries(split, size);
+SequenceRange split_range(std::string_view split, Split part, int64_t size,
+                          SplitRounding rounding) {
+  const auto bounds = split_boundaries(split, size, rounding);
   const auto k = static_cast<size_t>(part);
   return {bounds[k], std::max(bounds[k], bounds[k + 1])};
 }

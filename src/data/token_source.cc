@@ -12,6 +12,31 @@ int64_t TokenSource::token_count() const {
   return total;
 }
 
+std::string TokenSource::place(int64_t index, int64_t offset) const {
+  return str_cat(printable(name(), 300), ": token ", offset, " of sequence ", index);
+}
+
+void TokenSource::check_tokens(int64_t begin, int64_t end, int64_t vocab) const {
+  std::vector<int32_t> piece(size_t{1} << 14);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t size = sequence_size(i);
+    for (int64_t at = 0; at < size; at += static_cast<int64_t>(piece.size())) {
+      const auto n = static_cast<size_t>(std::min(size - at, static_cast<int64_t>(piece.size())));
+      const auto tokens = std::span(piece).first(n);
+      read(i, at, tokens);
+      const auto bad = std::find_if(tokens.begin(), tokens.end(),
+                                    [&](int32_t token) { return token < 0 || token >= vocab; });
+      if (bad != tokens.end()) fail_token(place(i, at + (bad - tokens.begin())), *bad, vocab);
+    }
+  }
+}
+
+void fail_token(std::string_view place, int64_t token, int64_t vocab) {
+  fail(Code::kInvalidArgument, place, " holds the token id ", token,
+       ", outside the model's vocabulary of ", vocab,
+       ": the file is damaged, or was made with another tokenizer than the model's; make it again");
+}
+
 void TokenSource::check_range(int64_t index, int64_t offset, size_t count) const {
   DS_CHECK(index >= 0 && index < sequence_count(), Code::kInvalidArgument, name(), ": sequence ",
            index, " does not exist; there are ", sequence_count());
@@ -31,6 +56,7 @@ MemoryTokens::MemoryTokens(std::vector<int32_t> tokens, std::vector<int64_t> end
   }
   DS_CHECK(begin == static_cast<int64_t>(tokens_.size()), Code::kInvalidArgument, name_,
            ": sequences end at token ", begin, " of ", tokens_.size());
+  for (const int32_t token : tokens_) vocabulary_ = std::max(vocabulary_, int64_t{token} + 1);
 }
 
 int32_t MemoryTokens::sequence_size(int64_t index) const {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ds {
@@ -21,13 +22,23 @@ class TokenSource {
   virtual void read(int64_t index, int64_t offset, std::span<int32_t> out) const = 0;
   // For messages.
   virtual std::string name() const = 0;
+  // One more than the largest token; 0 where only reading everything would tell.
+  virtual int64_t vocabulary() const { return 0; }
+  // Where a token lies, for messages: "PREFIX.bin: byte 80 (token 3 of sequence 7, document 2)".
+  virtual std::string place(int64_t index, int64_t offset) const;
 
   int64_t token_count() const;  // sums the sizes
+  // Reads the sequences [begin, end) and throws kInvalidArgument, naming the place, for the first
+  // token that is not below `vocab`.
+  void check_tokens(int64_t begin, int64_t end, int64_t vocab) const;
 
  protected:
   // Throws unless sequence `index` exists and holds the given range.
   void check_range(int64_t index, int64_t offset, size_t count) const;
 };
+
+// Throws kInvalidArgument: the token at `place` is not one of the vocabulary.
+[[noreturn]] void fail_token(std::string_view place, int64_t token, int64_t vocab);
 
 using TokenSourcePtr = std::shared_ptr<const TokenSource>;
 
@@ -40,6 +51,7 @@ class MemoryTokens final : public TokenSource {
   int32_t sequence_size(int64_t index) const override;
   void read(int64_t index, int64_t offset, std::span<int32_t> out) const override;
   std::string name() const override { return name_; }
+  int64_t vocabulary() const override { return vocabulary_; }
 
  private:
   int64_t begin_of(int64_t index) const {
@@ -49,6 +61,7 @@ class MemoryTokens final : public TokenSource {
   std::vector<int32_t> tokens_;
   std::vector<int64_t> ends_;
   std::string name_;
+  int64_t vocabulary_ = 0;
 };
 
 // Running text as a source that can be split: one document cannot be shared out between training

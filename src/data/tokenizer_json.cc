@@ -171,9 +171,16 @@ TokenizerPtr parse_tokenizer_json(std::string_view json, std::string_view what,
   spec.truncation = stage(document, "truncation", what);
   spec.padding = stage(document, "padding", what);
   spec.eos_token = options.eos_token;
-  if (!spec.truncation.is_null() || !spec.padding.is_null()) {
-    log_info("data", what, ": truncation and padding are left to the caller");
-  }
+  // Texts are cut to length by data sets and callers, who know which length that is.
+  const auto not_applied = [&](const char* name, const Json& settings) {
+    if (settings.is_null()) return;
+    log_warning("data", what, ": \"", name,
+                "\" is not applied: texts become as many tokens as they "
+                "have, whatever it says (",
+                printable(dump_json(settings), 200), ")");
+  };
+  not_applied("truncation", spec.truncation);
+  not_applied("padding", spec.padding);
   return std::make_shared<PipelineTokenizer>(std::move(spec), what);
 }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/failure_note.h"
 #include "tensor/transfer.h"
 
 namespace ds {
@@ -36,6 +37,7 @@ void agree(const OpContext& ctx, Communicator& comm, std::string_view what,
     if (failure) throw *failure;
     return;
   }
+  if (failure) note_failure(failure->code());  // before the others hear of it
   const Tensor first = host_tensor(ctx, DType::kInt32, 1);
   *first.data<int32_t>() = failure ? comm.rank() : comm.size();
   comm.all_reduce(first, ReduceOp::kMin, {.label = what, .blocking = true})->wait();

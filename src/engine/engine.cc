@@ -1,12 +1,14 @@
 #include "engine/engine.h"
 
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "base/log.h"
 #include "base/text.h"
 #include "checkpoint/background_save.h"
 #include "checkpoint/run_id.h"
+#include "config/auto_values.h"
 #include "engine/agreement.h"
 #include "engine/monitors.h"
 #include "engine/rank_devices.h"
@@ -28,8 +30,12 @@ struct Engine::Pending {
 
 namespace {
 
-ConfigEnvironment environment_of(const Communicator* comm) {
+ConfigEnvironment environment_of(const models::Model& model, const Communicator* comm) {
   ConfigEnvironment environment;
+  environment.on_gpu = model.device()->kind() != DeviceKind::kCpu;
+  if (model.has_architecture()) {
+    environment.hidden_size = hidden_size_of(model.architecture().config());
+  }
   environment.data_parallel_size = comm == nullptr ? 1 : comm->size();
   return environment;
 }
@@ -67,8 +73,8 @@ DType own_compute_type(const nn::ParameterSet& parameters, const zero::Parameter
 }  // namespace
 
 Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> model,
-               std::shared_ptr<Communicator> comm)
-    : config_(load_config(config_json, environment_of(comm.get()))),
+               std::shared_ptr<Communicator> comm, const ReadOptions& reading)
+    : config_(load_config(config_json, environment_of(*model, comm.get()), reading)),
       model_(std::move(model)),
       comm_(comm ? std::move(comm) : make_single_communicator()),
       pool_(config_.threads, config_.thread_affinity),
@@ -113,6 +119,8 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
       state.clear_gradients_at_once(context());
     }
     updater_ = std::make_unique<Updater>(config_, state);
+    if (const std::string decay = updater_->describe_decay(); comm_->rank() == 0 && !decay.empty())
+      log_info("optimizer", decay);
     const ActivationCheckpointingConfig& segments = config_.activation_checkpointing;
     if (segments.enabled && segments.offload && model_->device()->kind() == DeviceKind::kCuda) {
       offload_stream_ = model_->device()->create_stream();
@@ -239,25 +247,17 @@ models::Batch Engine::make_batch(const MicroBatch& inputs) {
 
 // On the host, where the loss counts them.
 Tensor Engine::make_labels(const Tensor& labels, const Tensor& ids) {
-  const models::ArchitectureInfo& info = model_->architecture().info();
-  switch (info.head) {
-    case models::Head::kClassification:
-      return models::class_labels(host_context(), labels, ids, info.classes);
-    case models::Head::kNone:
-      fail(Code::kUnsupported,
-           "the model is an encoder without a head: it has no loss. Give its gradients yourself, "
-           "or open it with a head");
-    default:
-      return models::label_ids(host_context(), labels, ids, info.vocab_size);
-  }
+  return models::loss_labels(host_context(), labels, ids, model_->architecture().info());
 }
 
 Tensor Engine::forward(const MicroBatch& batch) {
   DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
            "the last forward still waits for its backward");
-  DS_CHECK(phase_ != Phase::kBackwardDone, Code::kState, "the last backward still waits for step");
+  DS_CHECK(phase_ != Phase::kBackwardDone || !config_.managed_accumulation, Code::kState,
+           "the last backward still waits for step");
   check_nothing_held("a forward");
   const models::Model::Use use(*model_);
+  if (phase_ == Phase::kBackwardDone) close_micro_batch();
   const models::Batch inputs = models::to_device(make_batch(batch), model_->device());
   run_forward(inputs, make_labels(batch.labels, batch.ids));
   pending_->loss = host_context().workspace(DType::kFloat32, {});
@@ -283,11 +283,16 @@ void Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   if (!joined_) count_batch(batch.ids, {loss.sum, placed.counted}, placed.counted);
 }
 
+// Random numbers follow the sample's place in the step, however ranks and micro batches share it.
+uint32_t Engine::first_sample(const models::Batch& batch) const {
+  return static_cast<uint32_t>(step_first_sample_ + comm_->rank() * batch.ids.size(0));
+}
+
 nn::TapeOptions Engine::tape_options(const models::Batch& batch) {
   nn::TapeOptions options;
   options.seed = config_.seed;
-  options.step = static_cast<uint32_t>(progress_.micro_steps);
-  options.first_sample = comm_->rank() * batch.ids.size(0);
+  options.step = static_cast<uint32_t>(progress_.steps);
+  options.first_sample = first_sample(batch);
   options.loss_gradient = loss_gradient();
   options.profile = metrics_->profile_for(progress_.steps);
   options.offload = offload_stream_.get();
@@ -306,22 +311,25 @@ nn::SummedLoss Engine::forward_pass(nn::Tape& tape, const models::Batch& batch,
         config_.activation_checkpointing.segments.value_or(info.layers);
   }
   const nn::Value logits = model_->architecture().logits(tape, batch, forward_options);
-  return nn::summed_cross_entropy(tape, logits, labels, info.outputs());
+  return nn::summed_loss(tape, logits, labels, info.outputs(), info.loss);
 }
 
 void Engine::count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t counted) {
   forward_counted_ = true;
+  warn_of_other_size(ids.size(0));
   metrics_->count_batch(ids);
   losses_.add(std::move(loss));
   step_tokens_ += counted;
   progress_.tokens += counted;
   progress_.samples += ids.size(0) * comm_->size();
   step_samples_ += ids.size(0) * comm_->size();
+  step_first_sample_ += ids.size(0) * comm_->size();
   own_samples_ += ids.size(0);
 }
 
 float Engine::loss_gradient() const {
   if (joined_) return 0;
+  if (!config_.managed_accumulation) return static_cast<float>(updater_->loss_scale());
   return static_cast<float>(updater_->loss_scale() /
                             static_cast<double>(config_.batch.accumulation));
 }
@@ -344,6 +352,13 @@ void Engine::run_backward() {
   }
   pending_.reset();
   phase_ = Phase::kBackwardDone;
+  weights_are_free();
+}
+
+// From here to the next forward nothing looks at weights but the update, which takes them as they
+// are then.
+void Engine::weights_are_free() {
+  model_->set_step_open(fetched_count_ > 0 || gathered_count_ > 0);
 }
 
 void Engine::backward_pass(nn::Tape& tape, nn::GradientSlot& slot) {
@@ -362,14 +377,15 @@ void Engine::drop_open_step() {
   pending_.reset();
   phase_ = Phase::kIdle;
   forward_counted_ = false;
+  given_loss_.reset();
   accumulated_ = 0;
   losses_.reset();
-  step_tokens_ = step_batches_ = step_samples_ = own_samples_ = 0;
+  step_tokens_ = step_batches_ = step_samples_ = step_first_sample_ = own_samples_ = 0;
   step_began_.reset();
   own_uses_.clear();
   model_->state().clear_gradients(context());
   if (nn::Fp8Linears* const fp8 = model_->state().fp8()) fp8->drop_step(context());
-  model_->set_step_open(fetched_count_ > 0);
+  weights_are_free();
 }
 
 StepReport Engine::step() {
@@ -388,7 +404,9 @@ StepReport Engine::finish_micro_batch() {
   StepReport report;
   report.progress = progress_;
   report.skip_reason = SkipReason::kAccumulating;
-  report.loss = losses_.value() / static_cast<double>(accumulated_);
+  report.has_loss = losses_.count() > 0;
+  report.loss = !report.has_loss ? std::numeric_limits<double>::quiet_NaN()
+                                 : losses_.value() / static_cast<double>(losses_.count());
   report.lr = updater_->rates().empty() ? 0 : updater_->rates().front();
   report.loss_scale = updater_->loss_scale();
   report.tokens = step_tokens_;
@@ -408,12 +426,25 @@ bool Engine::close_micro_batch() {
   if (!std::exchange(forward_counted_, false)) {
     progress_.samples += config_.batch.micro_batch * comm_->size();
     step_samples_ += config_.batch.micro_batch * comm_->size();
+    step_first_sample_ += config_.batch.micro_batch * comm_->size();
     own_samples_ += joined_ ? 0 : config_.batch.micro_batch;
   }
+  if (const auto given = std::exchange(given_loss_, {})) losses_.add(*given);
   step_batches_ += joined_ ? 0 : 1;
   ++progress_.micro_steps;
   ++accumulated_;
-  return accumulated_ >= config_.batch.accumulation;
+  return at_boundary();
+}
+
+bool Engine::at_boundary() const {
+  if (!config_.managed_accumulation) return true;
+  return boundary_.value_or(accumulated_ >= config_.batch.accumulation);
+}
+
+void Engine::set_boundary(std::optional<bool> boundary) {
+  DS_CHECK(config_.managed_accumulation, Code::kState,
+           "managed_gradient_accumulation is false: every step is a boundary");
+  boundary_ = boundary;
 }
 
 StepReport Engine::finish_step() {
@@ -430,16 +461,45 @@ StepReport Engine::finish_step() {
 // The mean loss of the ranks, and the tokens of all of them. The loss of a rank alone may not have
 // come yet.
 Engine::RankTotals Engine::rank_totals() {
-  if (comm_->size() == 1) return {0, step_tokens_, step_batches_, own_samples_};
-  const Tensor totals = host_context().workspace(DType::kFloat64, {4});
+  if (comm_->size() == 1) {
+    return {0, losses_.count(), step_tokens_, step_batches_, own_samples_};
+  }
+  const Tensor totals = host_context().workspace(DType::kFloat64, {5});
   double* const sum = totals.data<double>();
   sum[0] = losses_.value();
   sum[1] = static_cast<double>(step_tokens_);
   sum[2] = static_cast<double>(step_batches_);
   sum[3] = static_cast<double>(own_samples_);
+  sum[4] = static_cast<double>(losses_.count());
   comm_->all_reduce(totals, ReduceOp::kSum, {.label = "loss", .blocking = true})->wait();
-  return {sum[0] / comm_->size(), static_cast<int64_t>(sum[1]), static_cast<int64_t>(sum[2]),
-          static_cast<int64_t>(sum[3])};
+  return {sum[0] / comm_->size(), static_cast<int64_t>(sum[4]), static_cast<int64_t>(sum[1]),
+          static_cast<int64_t>(sum[2]), static_cast<int64_t>(sum[3])};
+}
+
+// Over the micro batches that had a loss: a program with gradients of its own may give none.
+double Engine::mean_loss(const RankTotals& totals, double share) const {
+  if (totals.losses == 0) return std::numeric_limits<double>::quiet_NaN();
+  if (totals.losses == totals.batches) {
+    return totals.loss_sum / static_cast<double>(accumulated_) * share;
+  }
+  return totals.loss_sum * comm_->size() / static_cast<double>(totals.losses);
+}
+
+// What is legal and yet seldom meant is told once.
+void Engine::warn_of_uncounted_labels(const RankTotals& totals) {
+  if (!model_->has_architecture() || totals.losses == 0 || totals.tokens > 0) return;
+  if (std::exchange(warned_uncounted_, true)) return;
+  log_warning("engine", "step ", progress_.steps + 1,
+              ": no label of its micro batches is counted (all are -100): its loss and its "
+              "gradients are 0");
+}
+
+void Engine::warn_of_other_size(int64_t samples) {
+  if (samples == config_.batch.micro_batch || std::exchange(warned_sizes_, true)) return;
+  log_warning("engine", "a micro batch of ", samples,
+              " samples, where the configuration's train_micro_batch_size_per_gpu is ",
+              config_.batch.micro_batch,
+              "; every micro batch weighs the same in a step, whatever its size");
 }
 
 // With ignore_unused_parameters false. A step without some gradient is given up.
@@ -469,7 +529,7 @@ StepReport Engine::apply_update() {
   RankTotals totals = rank_totals();
   if (totals.batches == 0) return nothing_left();
   // The mean over the micro batches that there were.
-  const double all = static_cast<double>(config_.batch.accumulation) * comm_->size();
+  const double all = static_cast<double>(accumulated_) * comm_->size();
   const double share = uneven(totals) ? all / static_cast<double>(totals.batches) : 1;
   finish_fp8_step();
   const bool mean = model_->state().gradient_op() == ReduceOp::kAverage;
@@ -480,6 +540,7 @@ StepReport Engine::apply_update() {
   if (!outcome.applied) model_->state().drop_rounding_errors();
   product_timing_.finish_step(*comm_);
   if (comm_->size() == 1) totals.loss_sum = losses_.value();  // there when the update is
+  warn_of_uncounted_labels(totals);
 
   StepReport report;
   report.applied = outcome.applied;
@@ -487,7 +548,10 @@ StepReport Engine::apply_update() {
   report.lr = outcome.lr;
   report.loss_scale = outcome.loss_scale;
   report.first_bad_tensor = outcome.first_bad_tensor;
-  report.loss = totals.loss_sum / static_cast<double>(config_.batch.accumulation) * share;
+  report.first_bad_element = outcome.first_bad_element;
+  report.first_bad_value = outcome.first_bad_value;
+  report.has_loss = totals.losses > 0;
+  report.loss = mean_loss(totals, share);
   report.tokens = totals.tokens;
   progress_.tokens += totals.tokens - step_tokens_;
   if (uneven(totals)) progress_.samples += totals.samples - step_samples_;
@@ -503,7 +567,7 @@ StepReport Engine::apply_update() {
   step_began_.reset();
   accumulated_ = 0;
   losses_.reset();
-  step_tokens_ = step_batches_ = step_samples_ = own_samples_ = 0;
+  step_tokens_ = step_batches_ = step_samples_ = step_first_sample_ = own_samples_ = 0;
   return report;
 }
 

@@ -14,6 +14,7 @@
 #include "config/config.h"
 #include "data/dataset.h"
 #include "data/tokenizer.h"
+#include "engine/call_control.h"
 #include "engine/load_options.h"
 #include "engine/loss_sum.h"
 #include "engine/product_timing.h"
@@ -36,7 +37,7 @@ struct TensorTarget;
 // One micro batch as callers give it; see ds_engine_forward.
 struct MicroBatch {
   Tensor ids;          // [B, T]
-  Tensor labels;       // [B, T], or [B] for a classification head
+  Tensor labels;       // [B, T], [B] for a classification head, [B, C] for one of numbers
   Tensor mask;         // [B, T], 0 = padding, or none
   Tensor segments;     // [B, T] or none
   Tensor token_types;  // [B, T] or none
@@ -44,9 +45,9 @@ struct MicroBatch {
 
 class Engine {
  public:
-  // `comm` may be null: this process alone.
+  // `comm` may be null: this process alone. `reading`: how the configuration is read.
   Engine(std::string_view config_json, std::shared_ptr<models::Model> model,
-         std::shared_ptr<Communicator> comm);
+         std::shared_ptr<Communicator> comm, const ReadOptions& reading = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -63,6 +64,10 @@ class Engine {
   Tensor gradient_view(const std::string& name);
   // Gives up the open step.
   void discard_gradients();
+  // The loss of the open micro batch, for reports; where the caller's gradients are all there is.
+  void set_loss(double loss);
+  // Whether the next steps update, whatever gradient_accumulation_steps says; none: as it says.
+  void set_boundary(std::optional<bool> boundary);
 
   // For a program that computes with parameters of its own: makes them whole, in the type that the
   // engine computes in, until they are released as often. Every rank asks for the same ones.
@@ -93,6 +98,9 @@ class Engine {
   void wait_for_save();
   void load(const std::string& folder, const std::string& tag, const LoadOptions& options = {});
 
+  // Progress of the calls above, and their early end.
+  CallControl& control() { return control_; }
+
   void set_tokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
     tokenizer_ = std::move(tokenizer);
   }
@@ -100,7 +108,7 @@ class Engine {
   const Json& client_state() const { return client_state_; }
 
   const Config& config() const { return config_; }
-  // {"config", "origins", "warnings"}
+  // {"config", "given", "origins", "warnings"}
   Json config_document() const;
   const std::shared_ptr<models::Model>& model() const { return model_; }
   Json memory_report() const;
@@ -129,11 +137,15 @@ class Engine {
   }
   struct RankTotals {
     double loss_sum = 0;
+    int64_t losses = 0;  // in the sum of all ranks
     int64_t tokens = 0;
     int64_t batches = 0;  // micro batches of all ranks in this step, without those of joined ranks
     int64_t samples = 0;
   };
   RankTotals rank_totals();
+  double mean_loss(const RankTotals& totals, double share) const;
+  void warn_of_uncounted_labels(const RankTotals& totals);
+  void warn_of_other_size(int64_t samples);
   zero::ShareOptions share_options();
   std::unique_ptr<nn::Fp8Linears> make_fp8();
   void agree_on_fp8();
@@ -146,6 +158,7 @@ class Engine {
   models::Batch make_batch(const MicroBatch& inputs);
   Tensor make_labels(const Tensor& labels, const Tensor& ids);
   void run_forward(const models::Batch& batch, const Tensor& labels);
+  uint32_t first_sample(const models::Batch& batch) const;
   nn::TapeOptions tape_options(const models::Batch& batch);
   nn::SummedLoss forward_pass(nn::Tape& tape, const models::Batch& batch, const nn::Labels& labels);
   void backward_pass(nn::Tape& tape, nn::GradientSlot& slot);
@@ -156,11 +169,14 @@ class Engine {
   void run_empty_batch();
   bool uneven(const RankTotals& totals) const;
   StepReport nothing_left();
+  void next_part(CallControl::Call& call, int64_t done);
   void run_backward();
   float loss_gradient() const;  // what backward starts with
   void drop_open_step();
+  void weights_are_free();
   StepReport finish_micro_batch();
   bool close_micro_batch();
+  bool at_boundary() const;
   StepReport finish_step();
   void check_gradients_given();
   StepReport apply_update();
@@ -176,12 +192,14 @@ class Engine {
   void let_go();
   nn::ParamId trainable(const std::string& name) const;
   void write_metrics(const StepReport& report);
+  int64_t samples_per_epoch() const;
   int64_t sample_index(int64_t position);
   double batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted);
   // What one rank has of the open step.
   struct RankShare {
     double loss_sum = 0;
     int64_t tokens = 0;
+    int64_t losses = 0;  // in the sum
   };
   // What a checkpoint holds besides the bytes of tensors, checked.
   struct Restored {
@@ -214,6 +232,7 @@ class Engine {
   Restored prepare_restore(const CheckpointReader& reader, const LoadOptions& options);
   void keep_open_step(const CheckpointReader& reader, const LoadOptions& options,
                       Restored& out) const;
+  void read_targets(const CheckpointReader& reader, std::span<const TensorTarget> targets);
   void restore(CheckpointReader reader, const LoadOptions& options);
   void restore_gradients(const Restored& restored);
   void restore_counters(Restored restored, const CheckpointReader& reader,
@@ -237,6 +256,7 @@ class Engine {
   std::shared_ptr<CommsLogger> comms_logger_;
   WallClockTimers timers_;  // of the phases since the last step, with wall_clock_breakdown
 
+  CallControl control_;
   DatasetPtr dataset_;
   std::vector<int64_t> order_;  // of the samples in pass `order_epoch_`, when that is not the first
   int64_t order_epoch_ = 0;
@@ -248,14 +268,18 @@ class Engine {
   std::unique_ptr<Pending> pending_;
   std::unique_ptr<StepGraphs> graphs_;  // with graph_harvesting
   bool forward_counted_ = false;        // the open micro batch went through forward
+  std::optional<double> given_loss_;    // of the open micro batch, by the caller
+  bool warned_uncounted_ = false, warned_sizes_ = false;
   Progress progress_;
-  int64_t accumulated_ = 0;   // micro batches of the open step
-  LossSum losses_;            // of the micro batches of the open step
-  int64_t step_tokens_ = 0;   // counted tokens of the open step
-  int64_t step_batches_ = 0;  // micro batches of the open step that were this rank's own
-  int64_t step_samples_ = 0;  // and what progress_.samples grew by
-  int64_t own_samples_ = 0;   // of which this rank read so many itself
-  bool joined_ = false;       // inside join()
+  int64_t accumulated_ = 0;        // micro batches of the open step
+  std::optional<bool> boundary_;   // set by the caller
+  LossSum losses_;                 // of the micro batches of the open step
+  int64_t step_tokens_ = 0;        // counted tokens of the open step
+  int64_t step_batches_ = 0;       // micro batches of the open step that were this rank's own
+  int64_t step_samples_ = 0;       // and what progress_.samples grew by
+  int64_t step_first_sample_ = 0;  // of the next micro batch, counted from the step's first
+  int64_t own_samples_ = 0;        // of which this rank read so many itself
+  bool joined_ = false;            // inside join()
   bool all_joined_ = false;
   std::optional<double> step_began_;
   int64_t loaded_micro_steps_ = 0;  // progress_.micro_steps when there was nothing to lose

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "data/numpy_random.h"
+#include "data/token_source.h"
 #include "engine/engine.h"
 #include "engine/resume_differences.h"
 #include "models/inputs.h"
@@ -11,10 +12,32 @@
 namespace ds {
 namespace {
 
+// A data set of so many tokens is read whole when it is attached: 0.1 to 0.6 s. In a larger
+// one a token that the model does not have is found when it is drawn.
+constexpr int64_t kCheckedTokens = int64_t{1} << 26;
+
+// `vocab`: ids must be below it. Labels are, too, unless they are classes.
+void check_sample(const Dataset& dataset, int64_t index, const SampleView& sample, int64_t vocab,
+                  bool labels_are_tokens) {
+  const auto bad = [&](int32_t id) { return id < 0 || id >= vocab; };
+  const auto id = std::find_if(sample.ids.begin(), sample.ids.end(), bad);
+  if (id != sample.ids.end()) {
+    fail_token(dataset.place(index, id - sample.ids.begin()), *id, vocab);
+  }
+  if (!labels_are_tokens) return;
+  const auto label = std::find_if(sample.labels.begin(), sample.labels.end(),
+                                  [&](int32_t x) { return x != kNoLabel && bad(x); });
+  if (label != sample.labels.end()) {  // of running text only the last is no id before
+    fail_token(dataset.place(index, label - sample.labels.begin() + 1), *label, vocab);
+  }
+}
+
 // Reads samples as the rows of a micro batch.
 template <class IndexOf>
-MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset, int64_t count,
+MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset,
+                        const models::ArchitectureInfo& info, int64_t count,
                         const IndexOf& index_of) {
+  const bool token_labels = info.head != models::Head::kClassification;
   const int64_t length = dataset.sequence_length();
   const DatasetFields fields = dataset.fields();
   const auto rows = [&](bool wanted, DType type) {
@@ -37,7 +60,9 @@ MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset, int64_t co
     view.mask = row(out.mask, uint8_t{});
     view.segments = row(out.segments, int32_t{});
     view.token_types = row(out.token_types, int32_t{});
-    dataset.sample(index_of(i), view);
+    const int64_t index = index_of(i);
+    dataset.sample(index, view);
+    check_sample(dataset, index, view, info.vocab_size, token_labels);
   }
   return out;
 }
@@ -47,16 +72,36 @@ void check_dataset(const Dataset& dataset, const models::ArchitectureInfo& info)
            "the data set's sequences of ", dataset.sequence_length(),
            " tokens are longer than the model's ", info.max_positions, " positions");
   DS_CHECK(dataset.sample_count() > 0, Code::kInvalidArgument, "the data set has no samples");
+  DS_CHECK(dataset.vocabulary() <= info.vocab_size, Code::kInvalidArgument,
+           "the data set holds tokens up to ", dataset.vocabulary() - 1,
+           ", the model's vocabulary has ", info.vocab_size,
+           ": read the text with the model's own tokenizer, or raise vocab_size in the "
+           "configuration of a new model");
 }
 
 }  // namespace
 
 void Engine::set_dataset(DatasetPtr dataset) {
-  if (dataset) check_dataset(*dataset, model_->architecture().info());
-  if (dataset) check_dataset_as_loaded(*dataset);
+  if (dataset) {
+    const models::ArchitectureInfo& info = model_->architecture().info();
+    check_dataset(*dataset, info);
+    check_dataset_as_loaded(*dataset);
+    static_cast<void>(dataset->check_tokens(info.vocab_size, kCheckedTokens));
+  }
   dataset_ = std::move(dataset);
   order_epoch_ = 0;
   order_.clear();
+}
+
+// Samples of one pass that training reads: all, or as many as fill micro batches of all ranks.
+int64_t Engine::samples_per_epoch() const {
+  const int64_t count = dataset_->sample_count();
+  if (!config_.dataloader_drop_last) return count;
+  const int64_t batch = config_.batch.micro_batch * comm_->size();
+  DS_CHECK(count >= batch, Code::kInvalidArgument, "the data set has ", count,
+           " samples, fewer than one batch of ", batch, " (micro batch ", config_.batch.micro_batch,
+           " x ", comm_->size(), " ranks), and dataloader_drop_last drops what fills no batch");
+  return count - count % batch;
 }
 
 // One that is set after a load continues what the loaded run read.
@@ -73,27 +118,42 @@ void Engine::check_dataset_as_loaded(const Dataset& dataset) {
 // The data set comes shuffled; a second pass over it, and every later one, reads it in a new order
 // that depends on the pass alone.
 int64_t Engine::sample_index(int64_t position) {
-  const int64_t count = dataset_->sample_count();
-  const int64_t epoch = position / count;
+  const int64_t used = samples_per_epoch();
+  const int64_t epoch = position / used;
   if (epoch == 0) return position;
   if (order_epoch_ != epoch) {
-    order_ = torch_randperm(count, static_cast<uint32_t>(epoch));
+    order_ = torch_randperm(dataset_->sample_count(), static_cast<uint32_t>(epoch));
     order_epoch_ = epoch;
   }
-  return order_[static_cast<size_t>(position % count)];
+  return order_[static_cast<size_t>(position % used)];
+}
+
+// A process that leaves a call that others of its group are in ends the group: they would wait.
+void Engine::next_part(CallControl::Call& call, int64_t done) {
+  try {
+    call.next(done);
+  } catch (const Error& error) {
+    if (comm_->size() > 1) comm_->abort(error.message());
+    throw;
+  }
 }
 
 StepReport Engine::train_batch() {
   DS_CHECK(dataset_, Code::kState, "train_batch needs a data set; set one first");
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
+  DS_CHECK(!boundary_, Code::kState,
+           "the caller sets the boundaries of steps; train_batch finds them itself");
   const models::Model::Use use(*model_);
   const int64_t micro = config_.batch.micro_batch;
+  CallControl::Call call(control_, "train_batch", config_.batch.accumulation);
   while (true) {
+    next_part(call, accumulated_);
     // The cursor is the sample counter: a resumed run reads on where the saved one stopped, and
     // ranks read neighbouring parts of one batch.
     const int64_t first = progress_.samples + comm_->rank() * micro;
-    const MicroBatch samples = read_samples(host_context(), *dataset_, micro,
-                                            [&](int64_t i) { return sample_index(first + i); });
+    const MicroBatch samples =
+        read_samples(host_context(), *dataset_, model_->architecture().info(), micro,
+                     [&](int64_t i) { return sample_index(first + i); });
     run_micro_batch(samples);
     if (close_micro_batch()) return finish_step();
   }
@@ -108,27 +168,29 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
   const int64_t micro = config_.batch.micro_batch;
   double total = 0;
   int64_t counted = 0, batches = 0;
+  const int64_t all = (dataset.sample_count() + micro - 1) / micro;
+  CallControl::Call call(control_, "evaluate", max_batches > 0 ? std::min(all, max_batches) : all);
   for (int64_t first = 0; first < dataset.sample_count(); first += micro) {
     if (max_batches > 0 && batches == max_batches) break;
     const int64_t count = std::min(micro, dataset.sample_count() - first);
     // A short last batch counts like the others, unless the configuration drops it.
     if (count < micro && config_.dataloader_drop_last && batches > 0) break;
-    ++batches;
+    next_part(call, batches++);
     int64_t labels = 0;
     total += batch_loss(dataset, first, count, labels);
     counted += labels;
   }
   const double loss = counted == 0 ? 0 : total / static_cast<double>(counted);
   if (!monitors_->empty()) {
-    monitors_->write(progress_.samples, {{"Train/Samples/eval_loss", loss}});
+    monitors_->write({progress_.samples, progress_.steps}, {{"Train/Samples/eval_loss", loss}});
   }
   return loss;
 }
 
 // Sum of the losses of a batch, without dropout and without recording.
 double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted) {
-  const MicroBatch samples =
-      read_samples(host_context(), dataset, count, [&](int64_t i) { return first + i; });
+  const MicroBatch samples = read_samples(host_context(), dataset, model_->architecture().info(),
+                                          count, [&](int64_t i) { return first + i; });
   const models::Batch batch = models::to_device(make_batch(samples), model_->device());
   const Tensor labels = make_labels(samples.labels, samples.ids);
   nn::TapeOptions options;
@@ -140,8 +202,8 @@ double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, 
   forward_options.padded_logits = true;
   const nn::Value logits = model_->architecture().logits(tape, batch, forward_options);
   model_->state().end_pass();
-  const nn::Value mean =
-      nn::cross_entropy(tape, logits, labels, model_->architecture().info().outputs(), counted);
+  const models::ArchitectureInfo& info = model_->architecture().info();
+  const nn::Value mean = nn::mean_loss(tape, logits, labels, info.outputs(), info.loss, counted);
   return static_cast<double>(*mean.data.data<float>()) * static_cast<double>(counted);
 }
 

@@ -85,7 +85,6 @@ void Engine::add_gradients(std::span<const int64_t> indices,
   if (!model_->has_architecture() && model_->state().gradients_leave_early()) {
     OwnUse& given = own_uses_.emplace_back(OwnUse{OwnUse::Kind::kGradient, {}});
     phase_ = Phase::kBackwardDone;
-    model_->set_step_open(true);
     for (size_t i = 0; i < gradients.size(); ++i) {
       given.ids.push_back(id_at(i));
       model_->state().add_own_gradient(ctx, id_at(i), operand(*gradients[i]));
@@ -120,7 +119,6 @@ void Engine::add_gradients(std::span<const int64_t> indices,
   flush();
   wait_for_readers(gradients);
   phase_ = Phase::kBackwardDone;
-  model_->set_step_open(true);
 }
 
 // Memory of a GPU is the caller's again when the call returns.
@@ -144,7 +142,6 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   wait_for_readers({&read, 1});
   model_->state().gradient_given(id);
   phase_ = Phase::kBackwardDone;
-  model_->set_step_open(true);
 }
 
 // Gradients of the caller that have left for a bucket cannot be seen before they come back.
@@ -172,6 +169,12 @@ Tensor Engine::gradient_view(const std::string& name) {
   model_->state().clear_gradients_at_once(context());  // the caller may write whenever it likes
   model_->state().gradient_viewed(id);
   return model_->state().gradient_view(id);
+}
+
+void Engine::set_loss(double loss) {
+  DS_CHECK(!forward_counted_, Code::kState,
+           "this micro batch has the loss of its forward; set a loss where gradients are your own");
+  given_loss_ = loss;
 }
 
 void Engine::discard_gradients() {

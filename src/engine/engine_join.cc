@@ -4,11 +4,12 @@
 // It takes the steps before it knows whether anybody still trains; the totals that every step
 // exchanges tell how many micro batches there were, and a step without any ends the joining.
 #include "engine/engine.h"
+#include "models/inputs.h"
 
 namespace ds {
 
 bool Engine::uneven(const RankTotals& totals) const {
-  return totals.batches != config_.batch.accumulation * comm_->size();
+  return totals.batches != accumulated_ * comm_->size();
 }
 
 void Engine::join() {
@@ -16,6 +17,9 @@ void Engine::join() {
            "a forward or backward is open; end the micro batch (ds_engine_step) before joining");
   check_nothing_held("joining");
   if (comm_->size() == 1) return;
+  DS_CHECK(config_.managed_accumulation && !boundary_, Code::kState,
+           "the caller sets the boundaries of steps: a rank that joins cannot know those of the "
+           "others");
   const models::Model::Use use(*model_);
   DS_CHECK(model_->has_architecture() || !model_->state().gradients_leave_early() ||
                !last_own_uses_.empty(),
@@ -41,12 +45,10 @@ void Engine::join() {
 void Engine::run_empty_batch() {
   begin_step_clock();
   if (model_->has_architecture()) {
-    const bool classes = model_->architecture().info().head == models::Head::kClassification;
     MicroBatch batch;
     batch.ids = host_context().workspace(DType::kInt32, {1, 1});
     *batch.ids.data<int32_t>() = 0;
-    batch.labels = host_context().workspace(DType::kInt32, classes ? Shape{1} : Shape{1, 1});
-    *batch.labels.data<int32_t>() = 0;
+    batch.labels = models::blank_labels(host_context(), 1, 1, model_->architecture().info());
     run_forward(models::to_device(make_batch(batch), model_->device()),
                 make_labels(batch.labels, batch.ids));
     run_backward();
@@ -73,7 +75,7 @@ void Engine::run_empty_batch() {
 // No rank had a micro batch in this step: it did not happen.
 StepReport Engine::nothing_left() {
   all_joined_ = true;
-  progress_.micro_steps -= config_.batch.accumulation;
+  progress_.micro_steps -= accumulated_;
   progress_.samples -= step_samples_;
   drop_open_step();
   StepReport report;

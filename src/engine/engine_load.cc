@@ -115,7 +115,10 @@ void Engine::compare_settings(const CheckpointReader& reader, const LoadOptions&
 // the mean loss, and the first all tokens.
 Engine::RankShare Engine::restored_share(const CheckpointReader& reader,
                                          int64_t& all_tokens) const {
-  RankShare out{reader.state_double(saved::kLossSum), reader.state_int(saved::kTokens)};
+  RankShare out{reader.state_double(saved::kLossSum), reader.state_int(saved::kTokens),
+                reader.state_int(saved::kMicroBatches)};
+  // Before version 0.4 every micro batch had a loss.
+  if (reader.has_state(saved::kLosses)) out.losses = reader.state_int(saved::kLosses);
   all_tokens = out.tokens;
   if (!reader.has_state(saved::kRanks)) return out;
   const Json ranks = reader.state_json(saved::kRanks);
@@ -142,7 +145,8 @@ Engine::RankShare Engine::restored_share(const CheckpointReader& reader,
   // JSON has no NaN and no infinity, which a loss may be.
   const bool finite = !member(own, "loss_sum").is_null();
   return {finite ? number(own, "loss_sum") : std::nan(""),
-          static_cast<int64_t>(number(own, "tokens"))};
+          static_cast<int64_t>(number(own, "tokens")),
+          own.contains("losses") ? static_cast<int64_t>(number(own, "losses")) : out.losses};
 }
 
 // Gradients of an open step carry the loss scale and 1 / gradient_accumulation_steps of the run
@@ -232,6 +236,30 @@ void Engine::keep_open_step(const CheckpointReader& reader, const LoadOptions& o
   out.progress.tokens += out.share.tokens - all_tokens;
 }
 
+// Reads so much at a time that a caller can watch and end a load, and that the disk never notices.
+void Engine::read_targets(const CheckpointReader& reader, std::span<const TensorTarget> targets) {
+  constexpr int64_t kPartBytes = int64_t{1} << 29;
+  const auto bytes = [](const TensorTarget& target) {
+    const TensorMeta& meta = target.tensor->meta;
+    const int64_t elements =
+        target.range ? target.range->end - target.range->begin : Shape(meta.shape).elements();
+    return elements * dtype_size(meta.dtype);
+  };
+  int64_t total = 0, done = 0;
+  for (const TensorTarget& target : targets) total += bytes(target);
+  CallControl::Call call(control_, "load", total);
+  while (!targets.empty()) {
+    call.next(done);
+    size_t count = 0;
+    for (int64_t part = 0; count < targets.size() && part < kPartBytes; ++count) {
+      part += bytes(targets[count]);
+      done += bytes(targets[count]);
+    }
+    reader.read_all(targets.first(count));
+    targets = targets.subspan(count);
+  }
+}
+
 // Everything but the bytes of the tensors is read and checked first, and also these when the engine
 // has trained: then nothing was changed by what fails. After that they go to the engine's own
 // memory, where a failure leaves a mixture, which the model is marked for until a load succeeds.
@@ -256,7 +284,7 @@ void Engine::restore(CheckpointReader reader, const LoadOptions& options) {
     const int turns = config_.zero.load_in_turn ? comm_->size() : 1;
     for (int turn = 0; turn < turns; ++turn) {
       agree(ctx, *comm_, kWhat, [&] {
-        if (turns == 1 || turn == comm_->rank()) reader.read_all(restored.targets);
+        if (turns == 1 || turn == comm_->rank()) read_targets(reader, restored.targets);
       });
     }
     agree(ctx, *comm_, kWhat, [&] {
@@ -295,7 +323,8 @@ void Engine::restore_counters(Restored restored, const CheckpointReader& reader,
                               const LoadOptions& options) {
   accumulated_ = step_batches_ = restored.accumulated;
   step_samples_ = own_samples_ = 0;
-  losses_.reset(restored.share.loss_sum);
+  step_first_sample_ = accumulated_ * config_.batch.micro_batch * comm_->size();
+  losses_.reset(restored.share.loss_sum, restored.share.losses);
   step_tokens_ = restored.share.tokens;
   tokenizer_ = std::move(restored.tokenizer);
   if (!options.module_only) {

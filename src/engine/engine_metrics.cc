@@ -43,7 +43,7 @@ void Engine::write_metrics(const StepReport& report) {
   };
   if (!monitors_->empty()) {
     std::vector<Metric> metrics;
-    add(metrics, "Train/Samples/train_loss", report.loss);
+    if (report.has_loss) add(metrics, "Train/Samples/train_loss", report.loss);
     add(metrics, "Train/Samples/lr", report.lr);
     add(metrics, "Train/Samples/loss_scale", report.loss_scale);
     add(metrics, "Train/Samples/grad_norm", report.grad_norm);
@@ -53,13 +53,14 @@ void Engine::write_metrics(const StepReport& report) {
           {str_cat("Train/Samples/elapsed_time_ms_", phase), timers_.elapsed(phase) * 1e3});
     }
     metrics_->add_to(metrics);
-    monitors_->write(report.progress.samples, metrics);
+    monitors_->write({report.progress.samples, report.progress.steps}, metrics);
   }
   const bool print = config_.steps_per_print && *config_.steps_per_print > 0 &&
                      report.progress.steps % *config_.steps_per_print == 0;
   if (print) {
     log_info("engine", "step ", report.progress.steps, ", skipped ", report.progress.skipped,
-             ", loss ", report.loss, ", lr ", report.lr, ", gradient norm ", report.grad_norm);
+             report.has_loss ? str_cat(", loss ", report.loss) : std::string(), ", lr ", report.lr,
+             ", gradient norm ", report.grad_norm);
     if (const std::string line = metrics_->throughput_line(); !line.empty()) {
       log_info("engine", line);
     }

@@ -82,9 +82,7 @@ void Engine::release_parameters(std::span<const int64_t> indices) {
   for (const nn::ParamId id : ids) state.release(id);
   fetched_ = std::move(left);
   fetched_count_ -= std::ssize(ids);
-  if (fetched_count_ == 0 && phase_ == Phase::kIdle && accumulated_ == 0) {
-    model_->set_step_open(false);
-  }
+  if (phase_ != Phase::kForwardDone) weights_are_free();
   if (state.gradients_leave_early()) own_uses_.push_back({OwnUse::Kind::kRelease, std::move(ids)});
 }
 
@@ -211,14 +209,13 @@ void Engine::set_local_values(const std::string& name, const std::string& what,
     state.settle_gradients(ctx);
     state.write_owned_gradient(ctx, trainable(name), operand(values));
     phase_ = Phase::kBackwardDone;
-    model_->set_step_open(true);
     return;
   }
-  DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward is open");
+  DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
+           "the last forward still waits for its backward");
   check_nothing_held("values are set");
   const models::Model::Use use(*model_);
   if (what == kParameterValues) {
-    DS_CHECK(accumulated_ == 0, Code::kState, "weights cannot be set between forward and step");
     state.write_owned_master(ctx, id, 0, operand(values));
     state.owned_master_written(ctx, id);
     return;

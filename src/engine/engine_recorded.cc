@@ -10,6 +10,8 @@ std::string why_none(const Config& config, const models::Model& model, const Com
   if (model.device()->kind() != DeviceKind::kCuda) return "the model is not on a GPU";
   if (comm.size() > 1) return "several ranks train";
   if (!model.has_architecture()) return "the passes are the caller's";
+  if (model.architecture().info().loss != nn::LossKind::kCrossEntropy)
+    return "the loss of this head is computed on the host";
   const ActivationCheckpointingConfig& segments = config.activation_checkpointing;
   if (segments.enabled && segments.offload) return "cpu_checkpointing copies beside the work";
   if (config.zero.offload_optimizer) return "gradients travel to the host beside the work";
@@ -42,11 +44,13 @@ void Engine::run_micro_batch(const MicroBatch& samples) {
 bool Engine::run_recorded(const models::Batch& batch, const Tensor& labels) {
   begin_step_clock();
   const nn::Labels counted = nn::place_labels(labels, model_->host());
-  const StepGraphs::Inputs inputs{batch, labels, loss_gradient() * counted.share(),
-                                  static_cast<uint32_t>(progress_.micro_steps)};
+  const StepGraphs::Inputs inputs{batch,
+                                  labels,
+                                  loss_gradient() * counted.share(),
+                                  {static_cast<uint32_t>(progress_.steps), first_sample(batch)}};
   const auto pass = [&](const StepGraphs::Placed& placed) {
     nn::TapeOptions options = tape_options(placed.batch);
-    options.step_memory = placed.step;
+    options.step_memory = placed.stream_position;
     options.loss_scale = placed.loss_scale;
     options.constants = placed.constants;
     nn::Tape tape(context(), model_->state(), options);
@@ -61,8 +65,8 @@ bool Engine::run_recorded(const models::Batch& batch, const Tensor& labels) {
     throw;
   }
   count_batch(batch.ids, {graphs_->loss(), counted.counted}, counted.counted);
-  model_->set_step_open(true);
   phase_ = Phase::kBackwardDone;
+  weights_are_free();
   return true;
 }
 

@@ -59,16 +59,17 @@ std::string Engine::agreed_tag(const std::string& tag) {
 std::vector<Engine::RankShare> Engine::open_shares() {
   std::vector<RankShare> out(static_cast<size_t>(comm_->size()));
   if (accumulated_ == 0) return out;
-  out[static_cast<size_t>(comm_->rank())] = {losses_.value(), step_tokens_};
+  out[static_cast<size_t>(comm_->rank())] = {losses_.value(), step_tokens_, losses_.count()};
   if (comm_->size() == 1) return out;
-  const Tensor own = host_context().workspace(DType::kFloat64, {2});
+  const Tensor own = host_context().workspace(DType::kFloat64, {3});
   own.data<double>()[0] = losses_.value();
   own.data<double>()[1] = static_cast<double>(step_tokens_);
-  const Tensor all = host_context().workspace(DType::kFloat64, {2 * comm_->size()});
+  own.data<double>()[2] = static_cast<double>(losses_.count());
+  const Tensor all = host_context().workspace(DType::kFloat64, {3 * comm_->size()});
   comm_->all_gather(all, own, {.label = "open step", .blocking = true})->wait();
   for (size_t rank = 0; rank < out.size(); ++rank) {
-    const double* const share = all.data<double>() + 2 * rank;
-    out[rank] = {share[0], static_cast<int64_t>(share[1])};
+    const double* const share = all.data<double>() + 3 * rank;
+    out[rank] = {share[0], static_cast<int64_t>(share[1]), static_cast<int64_t>(share[2])};
   }
   return out;
 }
@@ -165,7 +166,9 @@ void Engine::save_tensors(PartWriter& part) {
   zero::ParameterState& state = model_->state();
   const nn::ParameterSet& parameters = model_->parameters();
   optim::Optimizer& optimizer = updater_->optimizer();
+  CallControl::Call call(control_, "save", parameters.size());
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    call.next(id);
     const nn::Parameter& p = parameters[id];
     if (!p.trainable && config_.exclude_frozen_parameters) continue;
     const zero::FlatRange share = saved_share(id);
@@ -210,15 +213,18 @@ void Engine::save_counters(PartWriter& part, const std::vector<RankShare>& share
   part.set_int(saved::kSeed, static_cast<int64_t>(config_.seed));
   part.set_int(saved::kMicroBatches, accumulated_);
   double loss_sum = 0;
-  int64_t tokens = 0;
+  int64_t tokens = 0, losses = 0;
   Json ranks = Json::array();
   for (const RankShare& share : shares) {
     loss_sum += share.loss_sum;
     tokens += share.tokens;
-    ranks.push_back({{"loss_sum", share.loss_sum}, {"tokens", share.tokens}});
+    losses += share.losses;
+    ranks.push_back(
+        {{"loss_sum", share.loss_sum}, {"tokens", share.tokens}, {"losses", share.losses}});
   }
   part.set_double(saved::kLossSum, loss_sum / static_cast<double>(shares.size()));
   part.set_int(saved::kTokens, tokens / static_cast<int64_t>(shares.size()));
+  part.set_int(saved::kLosses, losses / static_cast<int64_t>(shares.size()));
   if (accumulated_ > 0 && shares.size() > 1) part.set_json(saved::kRanks, ranks);
   if (dataset_) part.set_json(saved::kDataset, describe_dataset(*dataset_));
   part.set_json(saved::kClientState, client_state_);

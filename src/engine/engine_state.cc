@@ -10,6 +10,7 @@ Json Engine::config_document() const {
   for (const auto& [path, origin] : config_.origins()) origins[path] = origin;
   Json document = Json::object();
   document["config"] = config_.resolved();
+  document["given"] = config_.given();
   document["origins"] = std::move(origins);
   document["warnings"] = config_.warnings();
   return document;
@@ -70,7 +71,8 @@ Tensor Engine::optimizer_state(const std::string& name, const std::string& state
 
 void Engine::set_optimizer_state(const std::string& name, const std::string& state,
                                  const Tensor& value) {
-  DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward is open");
+  DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
+           "the last forward still waits for its backward");
   const models::Model::Use use(*model_);
   const nn::ParamId id = trainable(name);
   check_tensor(value, name.c_str(), DType::kFloat32, model_->parameters()[id].shape);

@@ -2,6 +2,7 @@
 // on their way: the host waits when it asks.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -11,11 +12,23 @@ namespace ds {
 
 class LossSum {
  public:
-  void reset(double sum = 0) {
+  // Begins with the sum of so many losses.
+  void reset(double sum = 0, int64_t count = 0) {
     open_.clear();
     sum_ = sum;
+    count_ = count;
   }
-  void add(nn::MeanLoss loss) { open_.push_back(std::move(loss)); }
+  void add(nn::MeanLoss loss) {
+    open_.push_back(std::move(loss));
+    ++count_;
+  }
+  // A loss that the caller computed.
+  void add(double loss) {
+    sum_ = value() + loss;
+    ++count_;
+  }
+  // How many were added: a program with gradients of its own need not give any.
+  int64_t count() const { return count_; }
   double value() {
     for (nn::MeanLoss& loss : open_) sum_ += loss.value();
     open_.clear();
@@ -26,6 +39,7 @@ class LossSum {
 
  private:
   double sum_ = 0;
+  int64_t count_ = 0;
   std::vector<nn::MeanLoss> open_;  // in their order
 };
 

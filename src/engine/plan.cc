@@ -5,6 +5,7 @@
 #include <string>
 
 #include "comm/transport.h"
+#include "config/auto_values.h"
 #include "engine/plan_gathers.h"
 #include "engine/share_options.h"
 #include "models/architecture.h"
@@ -72,7 +73,7 @@ double state_bytes(const OptimizerConfig& config, const nn::Parameter& p, int32_
   const Shape shape = p.shape.dims() >= 2 ? Shape{kSide, kSide} : Shape{kSide * kSide};
   const auto device = make_cpu_device();
   const auto optimizer = optim::make_optimizer(
-      config, {{p.name, shape, 0, shape.elements(), group, p.decays, 0, 0}}, device);
+      config, {{p.name, shape, 0, shape.elements(), group, p.decays, 0, 0, 1, 1}}, device);
   return static_cast<double>(device->account().now(MemoryTag::kOptimizer)) /
          static_cast<double>(shape.elements());
 }
@@ -91,7 +92,8 @@ class Planner {
              per_node_, " does not divide the world of ", world_);
     ConfigEnvironment environment;
     environment.data_parallel_size = world_;
-    config_ = load_config(config_json, environment);
+    environment.hidden_size = hidden_size_of(model);
+    config_ = load_config(config_json, environment, options.reading);
     share_ = share_options(config_);
     stage_ = world_ == 1 ? 0 : share_.stage;  // a world of one is not shared
     type_ = dtype_of(config_.precision.compute);

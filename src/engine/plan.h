@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/json.h"
+#include "config/options.h"
 
 namespace ds {
 
@@ -12,6 +13,7 @@ struct PlanOptions {
   int world = 1;
   int ranks_per_node = 0;       // 0: all on one
   int64_t sequence_length = 0;  // 0: the model's positions
+  ReadOptions reading;          // of the configuration
 };
 
 // `model` is a config.json, or {"parameters": N, "layers": L} for a model of which only the size is

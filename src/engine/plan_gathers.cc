@@ -154,15 +154,13 @@ std::vector<WeightUse> run_small(const models::Architecture& architecture, DType
   batch.ids = models::token_ids(ctx, zeros, "token ids", info.vocab_size);
   batch.position_ids = models::position_ids(ctx, 1, 2, 0);
   const Tensor labels =
-      info.head == models::Head::kClassification
-          ? models::class_labels(ctx, zeros.view({2}).slice(0, 0, 1), batch.ids, info.classes)
-          : models::label_ids(ctx, zeros, batch.ids, info.vocab_size);
+      models::loss_labels(ctx, models::blank_labels(ctx, 1, 2, info), batch.ids, info);
   nn::Tape tape(ctx, recorder, {});
   models::ForwardOptions options;
   options.checkpoint_segments = segments;
   int64_t counted = 0;
-  const nn::Value loss = nn::cross_entropy(tape, architecture.logits(tape, batch, options), labels,
-                                           info.outputs(), counted);
+  const nn::Value loss = nn::mean_loss(tape, architecture.logits(tape, batch, options), labels,
+                                       info.outputs(), info.loss, counted);
   Tensor upstream = ctx.workspace(DType::kFloat32, {});
   *upstream.data<float>() = 1;
   loss.slot->add(ctx, upstream, true);

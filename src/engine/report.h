@@ -21,6 +21,7 @@ struct StepReport {
   Progress progress;
   bool applied = false;
   SkipReason skip_reason = SkipReason::kNone;
+  bool has_loss = false;  // else `loss` is NaN: the caller's gradients came without one
   double loss = 0;
   double grad_norm = 0;  // before clipping, -1 when not finite
   double lr = 0;
@@ -28,6 +29,8 @@ struct StepReport {
   double seconds = 0;
   int64_t tokens = 0;
   std::string first_bad_tensor;
+  int64_t first_bad_element = -1;  // its row-major index there; -1: none
+  double first_bad_value = 0;      // NaN or an infinity
 };
 
 }  // namespace ds

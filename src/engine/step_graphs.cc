@@ -16,7 +16,7 @@ int64_t room_for(const Tensor& input) {
   return (input.bytes() + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// Inputs in the order in which they lie in memory, behind the two scalars.
+// Inputs in the order in which they lie in memory, behind the scalars.
 std::array<const Tensor*, 6> inputs_of(const models::Batch& batch, const Tensor& labels) {
   return {&batch.ids,      &batch.position_ids, &batch.key_mask,
           &batch.segments, &batch.token_types,  &labels};
@@ -82,8 +82,8 @@ void StepGraphs::place(Entry& entry, const Inputs& inputs) const {
   entry.memory = Tensor::empty(device_, DType::kUInt8, {bytes}, MemoryTag::kOther);
   const std::shared_ptr<Storage>& storage = entry.memory.storage();
   Placed& placed = entry.placed;
-  placed.step = static_cast<const uint32_t*>(entry.memory.raw());
-  placed.loss_scale = Tensor(storage, sizeof(uint32_t), DType::kFloat32, Shape{1});
+  placed.stream_position = static_cast<const uint32_t*>(entry.memory.raw());
+  placed.loss_scale = Tensor(storage, sizeof inputs.stream_position, DType::kFloat32, Shape{1});
   placed.constants = &entry.constants;
   int64_t at = kAlignment;
   const auto next = [&](const Tensor& input, const Shape& shape) {
@@ -129,8 +129,9 @@ bool StepGraphs::record(Entry& entry, zero::ParameterState& state, const Pass& p
 
 void StepGraphs::upload(const Entry& entry, const Inputs& inputs) const {
   std::vector<std::byte> bytes(static_cast<size_t>(entry.memory.bytes()));
-  std::memcpy(bytes.data(), &inputs.step, sizeof inputs.step);
-  std::memcpy(bytes.data() + sizeof inputs.step, &inputs.loss_scale, sizeof inputs.loss_scale);
+  const size_t position = sizeof inputs.stream_position;
+  std::memcpy(bytes.data(), inputs.stream_position.data(), position);
+  std::memcpy(bytes.data() + position, &inputs.loss_scale, sizeof inputs.loss_scale);
   int64_t at = kAlignment;
   for (const Tensor* const input : inputs_of(inputs.batch, inputs.labels)) {
     if (!*input) continue;

@@ -2,6 +2,7 @@
 // kind of micro batch and then launched as a whole, with the inputs in fixed places.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,15 +27,15 @@ class StepGraphs {
   struct Inputs {
     models::Batch batch;
     Tensor labels;
-    float loss_scale = 1;  // the gradient of the summed loss
-    uint32_t step = 0;     // of random streams
+    float loss_scale = 1;                       // the gradient of the summed loss
+    std::array<uint32_t, 2> stream_position{};  // step and first sample of random streams
   };
   // The same where recorded work reads it.
   struct Placed {
     models::Batch batch;
     nn::Labels labels;
     Tensor loss_scale;
-    const uint32_t* step = nullptr;
+    const uint32_t* stream_position = nullptr;
     std::vector<Tensor>* constants = nullptr;  // receives what the work reads besides
   };
   // Queues the work of a micro batch and returns its loss, float64 [1] on the device.

@@ -1,5 +1,6 @@
 #include "engine/updater.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -21,10 +22,26 @@ std::vector<optim::TensorPlace> find_places(const OptimizerConfig& config,
     if (!p.trainable) continue;
     const zero::OwnedPart part = state.layout().part(id);
     const int64_t begin = part.count == 0 ? 0 : part.owned;
-    places.push_back({p.name, p.shape, begin, begin + part.count, groups[static_cast<size_t>(id)],
-                      p.decays, part.first, part.flat});
+    const int32_t group = groups[static_cast<size_t>(id)];
+    const optim::WidthFactors factors = optim::width_factors(config, p);
+    places.push_back({p.name, p.shape, begin, begin + part.count, group,
+                      optim::decays_in(config, p, group), part.first, part.flat, factors.rate,
+                      factors.decay});
   }
   return places;
+}
+
+// OneCycle moves `betas`, as DeepSpeed does, and no other momentum.
+bool cycles_momentum(OptimizerType type) {
+  switch (type) {
+    case OptimizerType::kAdam:
+    case OptimizerType::kAdamW:
+    case OptimizerType::kLamb:
+    case OptimizerType::kLion:
+      return true;
+    default:
+      return false;
+  }
 }
 
 std::shared_ptr<optim::Peers> find_peers(const zero::ParameterState& state) {
@@ -33,6 +50,16 @@ std::shared_ptr<optim::Peers> find_peers(const zero::ParameterState& state) {
     if (state.parameters()[id].trainable) trainable.push_back(id);
   }
   return state.peers(std::move(trainable));
+}
+
+// Names what made the norm infinite or NaN.
+void find_bad_gradient(const OpContext& ctx, const zero::ParameterState& state,
+                       Updater::Outcome& outcome) {
+  const zero::ParameterState::BadGradient bad = state.first_bad_gradient(ctx);
+  outcome.first_bad_tensor =
+      bad.id == nn::kNoParam ? "(the sum of squares overflowed)" : state.parameters()[bad.id].name;
+  outcome.first_bad_element = bad.element;
+  outcome.first_bad_value = bad.value;
 }
 
 }  // namespace
@@ -48,8 +75,12 @@ Updater::Updater(const Config& config, const zero::ParameterState& state)
       optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_peers(state),
                                        state.home())),
       scaler_(config.precision) {
-  for (const double rate : optimizer_->base_rates())
-    schedules_.emplace_back(config.scheduler, rate);
+  // Muon has two rates per group.
+  const std::span<const double> rates = optimizer_->base_rates();
+  const size_t per_group = rates.size() / (optimizer_config_.groups.size() + 1);
+  for (size_t i = 0; i < rates.size(); ++i) {
+    schedules_.emplace_back(config.scheduler, rates[i], i / per_group);
+  }
   rates_.resize(schedules_.size());
   follow_schedule();
   place_of_.assign(static_cast<size_t>(state.parameters().size()), -1);
@@ -74,7 +105,7 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
       gated ? update_with_gate(ctx, state, rule) : update_after_norm(ctx, state, rule);
   const bool finite = std::isfinite(gate.norm);
   outcome.grad_norm = finite ? gate.norm : -1;
-  if (!finite) outcome.first_bad_tensor = find_bad_tensor(ctx, state);
+  if (!finite) find_bad_gradient(ctx, state, outcome);
   outcome.applied = gate.open != 0;
   if (outcome.applied) {
     if (!schedules_.empty() && schedules_.front().active()) follow_schedule();
@@ -89,11 +120,24 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
 optim::UpdateStep Updater::next_step() const {
   optim::UpdateStep step;
   step.rates = rates_;
-  if (!schedules_.empty()) {
+  if (!schedules_.empty() && cycles_momentum(optimizer_config_.type)) {
     step.beta1 = schedules_.front().beta1(schedule_steps());
     step.beta2 = schedules_.front().beta2();
   }
   return step;
+}
+
+std::string Updater::describe_decay() const {
+  int64_t decaying = 0, spared = 0;
+  for (const optim::TensorPlace& place : places_) ++(place.decays ? decaying : spared);
+  double decay = optimizer_config_.weight_decay;
+  for (const OptimizerGroupConfig& group : optimizer_config_.groups) {
+    decay = std::max(decay, group.weight_decay.value_or(0));
+  }
+  if (decay == 0 || spared == 0) return {};
+  return str_cat("weight decay applies to ", decaying, " of ", decaying + spared,
+                 " parameters, and not to norms and biases; a group's own weight_decay, or "
+                 "optimizer.decay_all, includes them");
 }
 
 // The host decides.
@@ -137,12 +181,6 @@ std::string Updater::trouble() const {
                    " steps in a row were skipped, as many as max_consecutive_skips allows");
   }
   return {};
-}
-
-std::string Updater::find_bad_tensor(const OpContext& ctx,
-                                     const zero::ParameterState& state) const {
-  const nn::ParamId id = state.first_bad_gradient(ctx);
-  return id == nn::kNoParam ? "(the sum of squares overflowed)" : state.parameters()[id].name;
 }
 
 void Updater::set_rates(double lr) {

@@ -27,11 +27,16 @@ class Updater {
     double lr = 0;          // that this step used
     double loss_scale = 1;  // that the gradients carried
     std::string first_bad_tensor;
+    int64_t first_bad_element = -1;
+    double first_bad_value = 0;
   };
   // Updates weights and optimizer state, or leaves both when a gradient is not finite and the
   // configuration says so. Gradients are left for the caller to clear.
   // `share` multiplies the gradients: where some ranks had fewer micro batches than others.
   Outcome update(const OpContext& ctx, zero::ParameterState& state, double share = 1);
+
+  // Which parameters decay, for the log; empty where that needs no word.
+  std::string describe_decay() const;
 
   // What losses are multiplied by before their gradients are taken.
   double loss_scale() const { return scaler_.scale(); }
@@ -83,7 +88,6 @@ class Updater {
                                         const kernels::GateRule& rule);
   kernels::UpdateGate update_with_gate(const OpContext& ctx, zero::ParameterState& state,
                                        const kernels::GateRule& rule);
-  std::string find_bad_tensor(const OpContext& ctx, const zero::ParameterState& state) const;
 
   OptimizerConfig optimizer_config_;
   double clipping_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "base/philox.h"
 #include "infer/decoder.h"
 #include "models/inputs.h"
@@ -55,10 +56,20 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
   Decoder decoder(ctx, store, architecture, capacity, options.graphs);
   // Of a prompt that is too long, the end counts.
   int64_t fresh = std::min(prompt_length, std::max<int64_t>(1, capacity - 1));
+  if (fresh < prompt_length && options.max_tokens > 0) {
+    log_warning("infer", "the prompt has ", prompt_length, " tokens, the model ",
+                info.max_positions, " positions: its last ", fresh, " tokens are read");
+  }
+  bool forgot = false;
   for (int64_t i = 0; i < options.max_tokens; ++i) {
     if (decoder.full()) {
       decoder.forget();
       fresh = std::max<int64_t>(1, capacity / 2);
+      if (!std::exchange(forgot, true)) {
+        log_warning("infer", "the text fills the model's ", capacity, " positions after ", i,
+                    " new tokens: from here on it goes on from its last ", fresh,
+                    " tokens alone, and again whenever they are full");
+      }
     }
     const std::span<const float> logits =
         decoder.feed(std::span(text).last(static_cast<size_t>(fresh)));

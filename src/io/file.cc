@@ -36,7 +36,7 @@ struct Direct {
 // alignment than ours.
 Direct open_direct(const std::filesystem::path& path, int flags) {
   Direct out;
-  out.fd = open_file(path, (flags & ~(O_CREAT | O_TRUNC)) | O_DIRECT);
+  out.fd = open_file(path, (flags & ~(O_CREAT | O_TRUNC | O_EXCL)) | O_DIRECT);
   if (out.fd < 0) return {};
 #if defined(STATX_DIOALIGN)
   struct statx info;
@@ -60,6 +60,7 @@ File::File(const std::filesystem::path& path, Access access, bool direct) : path
            "a path contains a NUL byte: ", printable(path.native()));
   int flags = O_RDONLY;
   if (access == Access::kCreate) flags = O_RDWR | O_CREAT | O_TRUNC;
+  if (access == Access::kNew) flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
   if (access == Access::kUpdate) flags = O_RDWR | O_CREAT;
   fd_ = open_file(path, flags);
   if (fd_ < 0) fail_errno(access == Access::kRead ? "cannot open" : "cannot write", path);
@@ -109,8 +110,8 @@ void File::read_at(int64_t offset, std::span<std::byte> bytes) const {
     const ssize_t n = ::pread(fd_, bytes.data(), bytes.size(), offset);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_errno("cannot read", path_, place(offset, bytes.size()));
-    DS_CHECK(n > 0, Code::kCorrupt, printable(path_.string(), 300), " ends at byte ", offset, ", ",
-             bytes.size(), " bytes short: the file is truncated");
+    DS_CHECK(n > 0, Code::kCorrupt, printable(path_.string(), 300), " has ", size(), " bytes, but ",
+             bytes.size(), " bytes at ", offset, " were to be read: the file is truncated");
     bytes = bytes.subspan(static_cast<size_t>(n));
     offset += n;
   }

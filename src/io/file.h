@@ -12,6 +12,7 @@ namespace ds::io {
 enum class Access {
   kRead,
   kCreate,  // an empty file to write and read
+  kNew,     // the same; nothing of that name may be there, not even a link
   kUpdate,  // what is there stays; made when missing
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "nn/kv_cache.h"
+#include "nn/loss.h"
 #include "nn/parameter.h"
 #include "nn/tape.h"
 
@@ -29,7 +30,7 @@ Batch to_device(Batch batch, const std::shared_ptr<Device>& device);
 enum class Head {
   kCausalLm,        // [B, T, V], position t predicts token t + 1
   kMaskedLm,        // [B, T, V], position t predicts token t
-  kClassification,  // [B, classes]
+  kClassification,  // [B, classes]; or numbers, as the loss says
   kNone,            // an encoder: hidden states only
 };
 
@@ -50,7 +51,8 @@ struct ArchitectureInfo {
   int64_t kv_heads = 0;
   int64_t head_size = 0;
   Head head = Head::kCausalLm;
-  int64_t classes = 0;      // of a classification head
+  int64_t classes = 0;  // of a classification head
+  nn::LossKind loss = nn::LossKind::kCrossEntropy;
   int64_t token_types = 0;  // kinds of token_types the model knows; 0 = none
   // Positions of a text turn by angles that depend on how long it is.
   bool angles_follow_length = false;

@@ -28,7 +28,21 @@ struct BertConfig {
   double attention_dropout = 0.1;
   double classifier_dropout = 0.1;
   bool tied = true;
+  int64_t padding = 0;  // row of the embedding without a gradient, -1 = none
+  nn::LossKind loss = nn::LossKind::kCrossEntropy;  // of the classifier
 };
+
+// As Transformers reads problem_type, but for what it leaves to the type of the labels.
+nn::LossKind read_loss(const ConfigReader& read, int64_t classes) {
+  const std::string type = read.text("problem_type", "");
+  if (type == "regression" || (type.empty() && classes == 1)) return nn::LossKind::kSquaredError;
+  if (type == "multi_label_classification") return nn::LossKind::kBinaryCrossEntropy;
+  DS_CHECK(type.empty() || type == "single_label_classification", Code::kUnsupported, read.where(),
+           ": problem_type ", printable(type),
+           " is not available; these are: regression, single_label_classification, "
+           "multi_label_classification");
+  return nn::LossKind::kCrossEntropy;
+}
 
 BertConfig parse(const Json& config) {
   const ConfigReader read(config);
@@ -54,6 +68,7 @@ BertConfig parse(const Json& config) {
   c.attention_dropout = read.number("attention_probs_dropout_prob", c.attention_dropout, 0, 1);
   c.classifier_dropout = read.number("classifier_dropout", c.hidden_dropout, 0, 1);
   c.tied = read.flag("tie_word_embeddings", true);
+  c.padding = read.padding_row(c.vocab_size, 0);
   const Json* labels = read.object("id2label");
   c.classes = labels == nullptr ? 2 : static_cast<int64_t>(labels->size());
   c.classes = read.count("num_labels", c.classes, 1 << 20);
@@ -62,6 +77,7 @@ BertConfig parse(const Json& config) {
   DS_CHECK(position == "absolute", Code::kUnsupported, read.where(), ": position_embedding_type ",
            printable(position), " is not available; absolute is");
   read.require("is_decoder", false);
+  c.loss = read_loss(read, c.classes);
   read.finish();
   return c;
 }
@@ -104,7 +120,11 @@ class Bert : public FamilyBase {
     if (head == Head::kClassification) {
       head_.weight = output_matrix("classifier.weight", c_.classes, w, std);
       head_.bias = vector("classifier.bias", c_.classes, nn::Init::kZeros);
+      DS_CHECK(c_.classes > 1 || c_.loss != nn::LossKind::kCrossEntropy, Code::kConfig,
+               "model config: problem_type single_label_classification over one class has loss 0 "
+               "whatever the weights; for numbers take regression");
       info_.classes = c_.classes;
+      info_.loss = c_.loss;
     }
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = c_.positions;
@@ -124,7 +144,8 @@ class Bert : public FamilyBase {
       Device& device = *tape.ctx().device;
       device.clear(kinds.raw(), kinds.bytes(), device.default_stream());
     }
-    const Value words = nn::embedding(tape, batch.ids, words_, batch.position_ids, positions_);
+    const Value words =
+        nn::embedding(tape, batch.ids, words_, batch.position_ids, positions_, c_.padding);
     const Value types = nn::embedding(tape, kinds, types_, Tensor(), nn::kNoParam);
     Stream s{normalise(tape, {words, types}, norm_, c_.norm_epsilon).y, {}};
     s.x = nn::dropout(tape, s.x, c_.hidden_dropout);
@@ -166,6 +187,8 @@ class Bert : public FamilyBase {
   std::string external_prefix() const override { return "bert."; }
   bool ignorable_external(const std::string& name) const override {
     if (name.ends_with("embeddings.position_ids")) return true;
+    // Untied, the reference writes this one beside the decoder's own and does not read it.
+    if (info_.head == Head::kMaskedLm && !c_.tied && name == "cls.predictions.bias") return true;
     // Parts of pretraining that this head leaves out.
     if (info_.head != Head::kMaskedLm) return name.starts_with("cls.");
     return name.find("pooler.dense.") != std::string::npos ||

@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "base/log.h"
+
 namespace ds::models {
 namespace {
 
@@ -76,6 +78,16 @@ constexpr std::array kCommon = {
     "begin_suppress_tokens",
 };
 
+// Keys that programs around a model leave in its configuration. What begins with _ is such a
+// program's own, too.
+constexpr std::array kOfPrograms = {"is_llama_config", "unsloth_version", "unsloth_fixed",
+                                    "custom_pipelines", "transformers.js_config"};
+
+bool is_of_programs(const std::string& key) {
+  return key.starts_with('_') ||
+         std::find(kOfPrograms.begin(), kOfPrograms.end(), key) != kOfPrograms.end();
+}
+
 }  // namespace
 
 const Json* ConfigReader::find(const char* key) const {
@@ -146,6 +158,13 @@ std::vector<std::string> ConfigReader::texts(const char* key) const {
   return out;
 }
 
+int64_t ConfigReader::padding_row(int64_t vocab_size, std::optional<int64_t> fallback) const {
+  if (is_null("pad_token_id") || !(has("pad_token_id") || fallback)) return -1;
+  const int64_t row = count("pad_token_id", fallback.value_or(0), INT32_MAX, -INT32_MAX);
+  const int64_t place = row < 0 ? row + vocab_size : row;
+  return place >= 0 && place < vocab_size ? place : -1;
+}
+
 const Json* ConfigReader::object(const char* key) const {
   const Json* value = find(key);
   DS_CHECK(value == nullptr || value->is_object(), Code::kConfig, where_, ": ", key,
@@ -174,6 +193,10 @@ void ConfigReader::ignore_common() const {
 void ConfigReader::finish() const {
   for (const auto& [key, value] : config_.items()) {
     if (std::find(asked_.begin(), asked_.end(), key) != asked_.end()) continue;
+    if (is_of_programs(key)) {
+      log_info("models", where_, ": ", printable(key), " is ignored: it is another program's");
+      continue;
+    }
     const std::string nearest = nearest_name(key, asked_);
     fail(Code::kUnsupported, where_, ": unknown option ", printable(key),
          nearest.empty() ? "" : "; did you mean " + nearest + "?");

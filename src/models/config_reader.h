@@ -30,6 +30,10 @@ class ConfigReader {
   bool flag(const char* key, bool fallback) const;
   std::string text(const char* key, const std::string& fallback) const;
   std::vector<std::string> texts(const char* key) const;  // empty when absent
+  // pad_token_id as the row of the embedding that PyTorch leaves without a gradient: negative ones
+  // count from the end of the vocabulary; -1 for null and for tokens outside it. `fallback` when
+  // the key is absent.
+  int64_t padding_row(int64_t vocab_size, std::optional<int64_t> fallback = {}) const;
   // The object under a key; nullptr when absent.
   const Json* object(const char* key) const;
 
@@ -39,7 +43,7 @@ class ConfigReader {
   void ignore(std::initializer_list<const char*> keys) const;
   // Adds the keys that configurations of every family carry along.
   void ignore_common() const;
-  // Refuses keys that nobody asked for.
+  // Refuses keys that nobody asked for, but for those that are known to be other programs' own.
   void finish() const;
 
   const std::string& where() const { return where_; }

@@ -1,6 +1,8 @@
 // Tensors between masters and safetensors files, converted in pieces so that no second copy of a
 // model exists.
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 
 #include "base/checksum.h"
@@ -39,35 +41,37 @@ float load(const std::byte* at, DType dtype) {
   return dtype == DType::kBFloat16 ? to_float(bfloat16{bits}) : to_float(float16{bits});
 }
 
-// Mapped bytes as a tensor; nothing is released, the map outlives the call.
-Tensor mapped(const SafetensorsEntry& entry, int64_t elements) {
-  auto* const data = const_cast<std::byte*>(entry.bytes.data());  // marked read only below
-  const auto storage =
-      std::make_shared<Storage>(DeviceKind::kCpu, 0, data, static_cast<int64_t>(entry.bytes.size()),
-                                true, std::function<void()>());
-  return {storage, 0, *entry.dtype, {elements}};
+std::span<std::byte> writable_bytes_of(const Tensor& x) {
+  return {static_cast<std::byte*>(x.raw()), static_cast<size_t>(x.bytes())};
+}
+
+// Reads a piece of an entry with all threads: copies from the page cache are bound by one.
+void read_shared(const OpContext& ctx, const SafetensorsEntry& entry, int64_t offset,
+                 std::span<std::byte> out) {
+  constexpr int64_t kShare = int64_t{1} << 20;
+  ctx.pool->for_range(static_cast<int64_t>(out.size()), kShare, [&](int64_t low, int64_t high) {
+    entry.read(static_cast<uint64_t>(offset + low),
+               out.subspan(static_cast<size_t>(low), static_cast<size_t>(high - low)));
+  });
 }
 
 // Elements of the tensor from `begin` on to `out`, flat fp32.
 void read_plain(const OpContext& ctx, const SafetensorsEntry& entry, int64_t begin, Tensor& out) {
   const int64_t n = out.elements(), item = dtype_size(*entry.dtype);
-  if (reinterpret_cast<uintptr_t>(entry.bytes.data()) % static_cast<size_t>(item) == 0) {
-    const Tensor all = mapped(entry, static_cast<int64_t>(entry.bytes.size()) / item);
-    ops::cast(ctx, all.slice(0, begin, begin + n), out);
-    return;
+  if (*entry.dtype == DType::kFloat32) {
+    return read_shared(ctx, entry, begin * item, writable_bytes_of(out));
   }
-  // A header of odd length leaves the data unaligned.
   for (int64_t at = 0; at < n; at += kPiece) {
     const int64_t end = std::min(n, at + kPiece);
-    Tensor piece = ctx.workspace(*entry.dtype, {end - at});
-    std::memcpy(piece.raw(), entry.bytes.data() + (begin + at) * item,
-                static_cast<size_t>(piece.bytes()));
+    const Tensor piece = ctx.workspace(*entry.dtype, {end - at});
+    read_shared(ctx, entry, (begin + at) * item, writable_bytes_of(piece));
     Tensor to = out.slice(0, at, end);
     ops::cast(ctx, piece, to);
   }
 }
 
-// The same of a file that holds the transpose of [rows, columns].
+// The same of a file that holds the transpose of [rows, columns]: strips of its lines are read, of
+// each line what belongs to the rows that are asked for.
 void read_transposed(const OpContext& ctx, const SafetensorsEntry& entry, const Shape& shape,
                      int64_t begin, Tensor& out) {
   const int64_t rows = shape[0], columns = shape[1];
@@ -76,16 +80,33 @@ void read_transposed(const OpContext& ctx, const SafetensorsEntry& entry, const 
   float* const to = out.data<float>();
   const int64_t end = begin + out.elements(), first_row = begin / columns;
   const int64_t wanted = (end + columns - 1) / columns - first_row;
+  const int64_t lines = std::clamp<int64_t>(kPiece / 4 / wanted, 1, columns);
+  const Tensor strip = ctx.workspace(dtype, {lines * wanted});
   constexpr int64_t kTile = 32;
-  ctx.pool->for_range(wanted, kTile, [&](int64_t low, int64_t high) {
-    for (int64_t c = 0; c < columns; ++c) {
-      const std::byte* const from = entry.bytes.data() + c * rows * item;
-      for (int64_t r = first_row + low; r < first_row + high; ++r) {
-        const int64_t at = r * columns + c;
-        if (at >= begin && at < end) to[at - begin] = load(from + r * item, dtype);
-      }
+  for (int64_t first = 0; first < columns; first += lines) {
+    const int64_t count = std::min(lines, columns - first);
+    const auto bytes = writable_bytes_of(strip).first(static_cast<size_t>(count * wanted * item));
+    const auto line = static_cast<size_t>(wanted * item);
+    if (wanted == rows) {
+      read_shared(ctx, entry, first * rows * item, bytes);
+    } else {
+      ctx.pool->for_range(count, kTile, [&](int64_t low, int64_t high) {
+        for (int64_t c = low; c < high; ++c) {
+          entry.read(static_cast<uint64_t>(((first + c) * rows + first_row) * item),
+                     bytes.subspan(static_cast<size_t>(c) * line, line));
+        }
+      });
     }
-  });
+    ctx.pool->for_range(wanted, kTile, [&](int64_t low, int64_t high) {
+      for (int64_t c = 0; c < count; ++c) {
+        const std::byte* const from = bytes.data() + static_cast<size_t>(c) * line;
+        for (int64_t r = low; r < high; ++r) {
+          const int64_t at = (first_row + r) * columns + first + c;
+          if (at >= begin && at < end) to[at - begin] = load(from + r * item, dtype);
+        }
+      }
+    });
+  }
 }
 
 void read_part(const OpContext& ctx, const SafetensorsEntry& entry, bool transposed,
@@ -98,7 +119,7 @@ void read_part(const OpContext& ctx, const SafetensorsEntry& entry, bool transpo
   }
 }
 
-// Weights of files, mapped; those that the files lack come from another source.
+// Weights of files; those that the files lack come from another source.
 class FileWeights : public zero::WeightSource {
  public:
   FileWeights(std::shared_ptr<const SafetensorsModel> file,
@@ -116,7 +137,8 @@ class FileWeights : public zero::WeightSource {
   // Of names and shapes, and of a few bytes of every tensor: enough to tell other files, without
   // reading them.
   uint64_t fingerprint() const override {
-    constexpr size_t kSample = 64, kSamples = 4;
+    constexpr size_t kSample = 64;
+    constexpr uint64_t kSamples = 4;
     uint64_t sum = mixed(3, rest_ ? rest_->fingerprint() : 0);
     for (const auto& [id, tensor] : tensors_) {
       const SafetensorsEntry& entry = *tensor.entry;
@@ -124,10 +146,12 @@ class FileWeights : public zero::WeightSource {
       sum = mixed(sum, xxh3_64(std::as_bytes(std::span(entry.name))));
       sum = mixed(sum, xxh3_64(std::as_bytes(std::span(entry.dtype_name))));
       sum = mixed(sum, xxh3_64(std::as_bytes(std::span(entry.shape))));
-      for (size_t i = 0; i < kSamples; ++i) {
-        const size_t at = entry.bytes.size() / kSamples * i;
-        sum = mixed(sum,
-                    xxh3_64(entry.bytes.subspan(at, std::min(kSample, entry.bytes.size() - at))));
+      for (uint64_t i = 0; i < kSamples; ++i) {
+        const uint64_t at = entry.size / kSamples * i;
+        std::array<std::byte, kSample> bytes;
+        const auto part = std::span(bytes).first(std::min<uint64_t>(kSample, entry.size - at));
+        entry.read(at, part);
+        sum = mixed(sum, xxh3_64(part));
       }
     }
     return sum;
@@ -170,6 +194,25 @@ void check_external(const Model& model, nn::ParamId id, const SafetensorsEntry& 
   const std::vector<int64_t> expected = external_shape(model.parameters()[id], transposed);
   DS_CHECK(entry.shape == expected, Code::kCorrupt, "tensor ", printable(entry.name), " has shape ",
            Shape(entry.shape).text(), ", the model asks for ", Shape(expected).text());
+}
+
+bool same_external(const OpContext& ctx, const SafetensorsEntry& a, const SafetensorsEntry& b) {
+  if (a.shape != b.shape) return false;
+  if (!a.dtype || !b.dtype || !floating(*a.dtype) || !floating(*b.dtype)) return false;
+  const int64_t elements = Shape(a.shape).elements();
+  for (int64_t begin = 0; begin < elements; begin += kPiece) {
+    const int64_t count = std::min(kPiece, elements - begin);
+    Tensor of_a = ctx.workspace(DType::kFloat32, {count});
+    Tensor of_b = ctx.workspace(DType::kFloat32, {count});
+    read_plain(ctx, a, begin, of_a);
+    read_plain(ctx, b, begin, of_b);
+    const float *const x = of_a.data<float>(), *const y = of_b.data<float>();
+    for (int64_t i = 0; i < count; ++i) {
+      const bool both_nan = std::isnan(x[i]) && std::isnan(y[i]);
+      if (x[i] != y[i] && !both_nan) return false;
+    }
+  }
+  return true;
 }
 
 std::shared_ptr<const zero::WeightSource> file_weights(

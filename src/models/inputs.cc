@@ -1,5 +1,8 @@
 #include "models/inputs.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "ops/cross_entropy.h"
 
 namespace ds::models {
@@ -96,6 +99,60 @@ Tensor class_labels(const OpContext& ctx, const Tensor& labels, const Tensor& id
   const Tensor matrix = labels.contiguous() ? labels.view({ids.size(0), 1}) : labels;
   DS_CHECK(matrix.dims() == 2, Code::kInvalidArgument, "labels must be packed");
   return convert(ctx, matrix, "labels", classes, true).view({ids.size(0)});
+}
+
+Tensor number_labels(const OpContext& ctx, const Tensor& labels, const Tensor& ids,
+                     const ArchitectureInfo& info) {
+  const int64_t batch = ids.size(0), outputs = info.outputs();
+  DS_CHECK(labels, Code::kInvalidArgument, "labels are missing");
+  DS_CHECK(labels.storage()->device_kind() == DeviceKind::kCpu, Code::kUnsupported,
+           "labels must lie in host memory");
+  const bool fits =
+      labels.shape() == Shape{batch, outputs} || (outputs == 1 && labels.shape() == Shape{batch});
+  DS_CHECK(fits && labels.contiguous(), Code::kInvalidArgument,
+           "labels of this head are numbers of shape [", batch, ", ", outputs, "], packed, not ",
+           labels.shape().text());
+  Tensor out = ctx.workspace(DType::kFloat32, {batch, outputs});
+  float* const to = out.data<float>();
+  const Tensor matrix = labels.view({batch, outputs});
+  if (labels.dtype() == DType::kFloat32) {
+    std::copy_n(labels.data<float>(), labels.elements(), to);
+  } else {
+    DS_CHECK(labels.dtype() == DType::kInt32 || labels.dtype() == DType::kInt64,
+             Code::kInvalidArgument, "labels must be float32, int32 or int64, not ",
+             dtype_name(labels.dtype()));
+    each_integer(matrix, "labels", false, [&](int64_t r, int64_t c, int64_t value) {
+      to[r * outputs + c] = static_cast<float>(value);
+    });
+  }
+  const bool probabilities = info.loss == nn::LossKind::kBinaryCrossEntropy;
+  for (int64_t i = 0; i < out.elements(); ++i) {
+    DS_CHECK(std::isfinite(to[i]) && (!probabilities || (to[i] >= 0 && to[i] <= 1)),
+             Code::kInvalidArgument, "labels[", i / outputs, ", ", i % outputs, "] is ", to[i],
+             probabilities ? ", it must be from 0 to 1" : ", it must be finite");
+  }
+  return out;
+}
+
+Tensor loss_labels(const OpContext& ctx, const Tensor& labels, const Tensor& ids,
+                   const ArchitectureInfo& info) {
+  DS_CHECK(info.head != Head::kNone, Code::kUnsupported,
+           "the model is an encoder without a head: it has no loss. Give its gradients yourself, "
+           "or open it with a head");
+  if (info.loss != nn::LossKind::kCrossEntropy) return number_labels(ctx, labels, ids, info);
+  return info.head == Head::kClassification ? class_labels(ctx, labels, ids, info.classes)
+                                            : label_ids(ctx, labels, ids, info.vocab_size);
+}
+
+Tensor blank_labels(const OpContext& ctx, int64_t batch, int64_t length,
+                    const ArchitectureInfo& info) {
+  const bool numbers = info.loss != nn::LossKind::kCrossEntropy;
+  const Shape shape = numbers                              ? Shape{batch, info.outputs()}
+                      : info.head == Head::kClassification ? Shape{batch}
+                                                           : Shape{batch, length};
+  Tensor out = ctx.workspace(numbers ? DType::kFloat32 : DType::kInt32, shape);
+  std::fill_n(static_cast<std::byte*>(out.raw()), out.bytes(), std::byte{0});
+  return out;
 }
 
 Tensor segment_ids(const OpContext& ctx, const Tensor& segments, const Tensor& ids) {

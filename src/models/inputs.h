@@ -1,6 +1,7 @@
 // Checks what callers hand in and converts it to the types that models read.
 #pragma once
 
+#include "models/architecture.h"
 #include "ops/context.h"
 
 namespace ds::models {
@@ -20,6 +21,18 @@ Tensor matching_ids(const OpContext& ctx, const Tensor& values, const Tensor& id
 
 // Labels of whole sequences: int32 or int64 [B] or [B, 1] -> int32 [B], in [0, classes) or ignored.
 Tensor class_labels(const OpContext& ctx, const Tensor& labels, const Tensor& ids, int64_t classes);
+
+// What heads of numbers are compared with: fp32, int32 or int64 [B, outputs], and [B] for one
+// output -> fp32 [B, outputs]. Finite, and from 0 to 1 where the loss asks for probabilities.
+Tensor number_labels(const OpContext& ctx, const Tensor& labels, const Tensor& ids,
+                     const ArchitectureInfo& info);
+
+// Whichever of these the model's loss takes. kUnsupported for a model without a head.
+Tensor loss_labels(const OpContext& ctx, const Tensor& labels, const Tensor& ids,
+                   const ArchitectureInfo& info);
+// Zeros that stand for labels of `batch` sequences of `length` tokens.
+Tensor blank_labels(const OpContext& ctx, int64_t batch, int64_t length,
+                    const ArchitectureInfo& info);
 
 // Numbers of the packed pieces: int32 or int64 of the shape of `ids` -> int32, not negative.
 Tensor segment_ids(const OpContext& ctx, const Tensor& segments, const Tensor& ids);

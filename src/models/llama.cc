@@ -32,6 +32,7 @@ struct LlamaConfig {
   bool out_bias = false;
   bool mlp_bias = false;
   bool tied = false;
+  int64_t padding = -1;          // row of the embedding without a gradient, -1 = none
   std::vector<int64_t> windows;  // by layer, 0 = none
   RotaryConfig rotary;
 };
@@ -91,6 +92,7 @@ LlamaConfig parse(const Json& config, Kind kind) {
   c.initializer_range = read.number("initializer_range", c.initializer_range, 0, 1e3);
   c.attention_dropout = read.number("attention_dropout", 0, 0, 1);
   c.tied = read.flag("tie_word_embeddings", false);
+  c.padding = read.padding_row(c.vocab_size);
   if (kind == Kind::kLlama) {
     c.qkv_bias = c.out_bias = read.flag("attention_bias", false);
     c.mlp_bias = read.flag("mlp_bias", false);
@@ -149,7 +151,7 @@ class Llama : public FamilyBase {
 
   Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
     const nn::RotaryTable table = tables_.rows(tape.ctx(), batch.position_ids, batch.positions);
-    Stream s{nn::embedding(tape, batch.ids, embedding_, Tensor(), nn::kNoParam), {}};
+    Stream s{nn::embedding(tape, batch.ids, embedding_, Tensor(), nn::kNoParam, c_.padding), {}};
     s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
                    [this, batch, options, table](Tape& t, const Stream& in, int64_t index) {
                      return block(t, in, index, batch, options, table);

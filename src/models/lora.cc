@@ -85,10 +85,11 @@ LoraOptions parse_lora(const Json& config) {
   for (const auto& [key, value] : config.items()) {
     if (is_empty(value)) read.ignore({key.c_str()});
   }
+  options.base = read.text("base_model_name_or_path", "");
   // What the file's layout, other programs or initialisation use; values come from the tensors.
-  read.ignore({"fan_in_fan_out", "base_model_name_or_path", "revision", "inference_mode",
-               "auto_mapping", "task_type", "init_lora_weights", "modules_to_save", "peft_version",
-               "megatron_core", "qalora_group_size"});
+  read.ignore({"fan_in_fan_out", "revision", "inference_mode", "auto_mapping", "task_type",
+               "init_lora_weights", "modules_to_save", "peft_version", "megatron_core",
+               "qalora_group_size"});
   read.finish();
   return options;
 }
@@ -106,6 +107,7 @@ Json lora_json(const LoraOptions& options) {
   out["use_rslora"] = options.use_rslora;
   out["bias"] = "none";
   out["seed"] = options.seed & INT64_MAX;
+  if (!options.base.empty()) out["base_model_name_or_path"] = options.base;
   return out;
 }
 
@@ -142,7 +144,7 @@ void save_lora(Model& model, const fs::path& folder, DType dtype) {
   config.erase("seed");  // PEFT knows no such member
   // As PEFT writes it: the names that "all-linear" stood for.
   if (config["target_modules"].is_string()) config["target_modules"] = targets;
-  config["base_model_name_or_path"] = nullptr;
+  config["base_model_name_or_path"] = options.base.empty() ? Json(nullptr) : Json(options.base);
   config["fan_in_fan_out"] = transposed;
   config["inference_mode"] = true;
   config["init_lora_weights"] = true;

@@ -23,6 +23,7 @@ struct LoraOptions {
   std::vector<std::string> target_modules;
   bool use_rslora = false;  // scale alpha / sqrt(r) instead of alpha / r
   uint64_t seed = 0;        // of the fresh A matrices; B starts at zero
+  std::string base;         // base_model_name_or_path: what the adapters belong to, "" = not known
 
   double scale() const;
 };

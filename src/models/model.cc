@@ -121,7 +121,7 @@ void Model::set(const std::string& name, const Tensor& value) {
   DS_CHECK(value.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
   DS_CHECK(
       !step_open_, Code::kState,
-      "weights cannot be set between forward and step, nor while they are fetched or gathered");
+      "weights cannot be set between forward and backward, nor while they are fetched or gathered");
   state().write_master(context(), id, to_device(value, device_));
 }
 

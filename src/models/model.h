@@ -64,11 +64,17 @@ class Model {
   Tensor get(const std::string& name);
   void set(const std::string& name, const Tensor& value);
 
+  // A second model of the same fp32 weights, adapters and frozen parameters, on the same device,
+  // which shares nothing with this one. Every rank's call where the weights are spread over ranks.
+  std::shared_ptr<Model> copy();
+
   // Freezes or releases the parameters whose name (the model's, an alias or the one in files)
   // matches a pattern with '*' and '?'; returns how many. kNotFound when a pattern matches none,
   // kState while an engine is attached, as for the adapters below.
   int64_t set_trainable(const std::vector<std::string>& patterns, bool trainable);
 
+  // The folder that the weights came from, which adapters name as their base.
+  void set_origin(std::string folder) { origin_ = std::move(folder); }
   // Freezes every parameter and puts low-rank adapters beside the chosen weights; they are
   // parameters MODULE.lora_A.weight and MODULE.lora_B.weight at the end of the set.
   void add_lora(const LoraOptions& options);
@@ -119,6 +125,7 @@ class Model {
   void rebuild(nn::ParameterSet parameters,
                std::shared_ptr<const zero::WeightSource> rest = nullptr);
 
+  std::string origin_;
   std::unique_ptr<Architecture> architecture_;
   std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
   std::shared_ptr<Device> host_, device_;

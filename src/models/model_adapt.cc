@@ -2,6 +2,7 @@
 // low-rank adapters. Values stay; only a model that no engine holds can change.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/pattern.h"
 #include "models/model.h"
@@ -141,9 +142,12 @@ void Model::add_lora(const LoraOptions& options) {
     if (chosen) weights.push_back(id);
   }
   for (size_t i = 0; i < targets.size(); ++i) {
+    if (found[i]) continue;
     const std::string nearest = nearest_name(targets[i], leaves);
-    DS_CHECK(found[i], Code::kNotFound, "LoRA: no linear layer of the model is named ",
-             printable(targets[i]), nearest.empty() ? "" : "; did you mean " + nearest + "?");
+    const std::set<std::string> names(leaves.begin(), leaves.end());
+    fail(Code::kNotFound, "LoRA: no linear layer of the model is named ", printable(targets[i]),
+         nearest.empty() ? ";" : "; did you mean " + nearest + "?", " the linear layers are ",
+         join(std::vector<std::string>(names.begin(), names.end()), ", "));
   }
   DS_CHECK(!weights.empty(), Code::kUnsupported, "LoRA: the model has no linear layers to adapt");
   std::vector<bool> trained;
@@ -171,6 +175,7 @@ void Model::add_lora(const LoraOptions& options) {
   }
   rebuild(std::move(set), fresh_weights(options.seed));
   lora_ = options;
+  if (!origin_.empty()) lora_->base = origin_;
   trained_before_lora_ = std::move(trained);
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "models/saved_model.h"
 
 namespace ds::models {
@@ -38,14 +39,64 @@ class NameFinder {
   std::string prefix_;
 };
 
+// A tied tensor that the files hold under two names with different numbers: a matrix that was
+// trained or replaced on its own, whatever the configuration says. nullptr when all copies agree.
+const SafetensorsEntry* untied_copy(Model& model, const NameFinder& names) {
+  for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
+    const nn::Parameter& p = model.parameters()[id];
+    if (p.aliases.empty()) continue;
+    const SafetensorsEntry* const entry = names.find(model.architecture().external_name(id));
+    if (entry == nullptr) continue;
+    for (const std::string& alias : p.aliases) {
+      const SafetensorsEntry* const copy = names.find(alias);
+      if (copy != nullptr && copy != entry && !same_external(model.host_context(), *entry, *copy)) {
+        return copy;
+      }
+    }
+  }
+  return nullptr;
+}
+
+// The model that config.json describes, untied where the files say so: that is what Transformers
+// computes with such a folder.
+std::shared_ptr<Model> described_model(const fs::path& folder, const Json& config,
+                                       const SafetensorsModel& file) {
+  auto model = std::make_shared<Model>(config);
+  const NameFinder names(file, model->architecture().external_prefix());
+  const SafetensorsEntry* const copy = untied_copy(*model, names);
+  if (copy == nullptr) return model;
+  log_warning("models", printable(folder.string(), 300), ": config.json ties the embedding to ",
+              printable(copy->name), ", but the files hold other numbers for it: the two are ",
+              "opened as separate tensors (tie_word_embeddings false), as Transformers does");
+  Json untied = config;
+  untied["tie_word_embeddings"] = false;
+  return std::make_shared<Model>(untied);
+}
+
+// Weights in PyTorch's own format alone are programs, which this library does not run.
+void check_weight_files(const fs::path& folder) {
+  if (fs::exists(folder / "model.safetensors") ||
+      fs::exists(folder / "model.safetensors.index.json")) {
+    return;
+  }
+  for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    DS_CHECK(!fs::exists(folder / name), Code::kUnsupported, printable(folder.string(), 300),
+             " holds its weights as ", name,
+             " alone, a Python pickle, which can run any program and is not read; convert it once "
+             "with Transformers: AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER), with "
+             "the class that config.json names for AutoModel, writes model.safetensors");
+  }
+}
+
 std::shared_ptr<Model> open_hugging_face(const fs::path& folder, const OpenOptions& options) {
   const fs::path config_path = folder / "config.json";
   Json config = parse_json(read_text_file(config_path, kConfigLimit),
                            printable(config_path.string(), 300), Code::kConfig);
   if (config.is_object()) config.update(options.config_changes);
+  check_weight_files(folder);
   const auto opened = std::make_shared<SafetensorsModel>(folder);
   const SafetensorsModel& file = *opened;
-  auto model = std::make_shared<Model>(config);
+  const auto model = described_model(folder, config, file);
   const Architecture& architecture = model->architecture();
   std::map<nn::ParamId, ExternalTensor> tensors;
   const NameFinder names(file, architecture.external_prefix());
@@ -72,6 +123,7 @@ std::shared_ptr<Model> open_hugging_face(const fs::path& folder, const OpenOptio
              Code::kUnsupported, printable(folder.string(), 300), " holds tensor ",
              printable(entry->name), ", which the model does not have");
   }
+  model->set_origin(folder.string());
   model->begin_with(file_weights(opened, std::move(tensors),
                                  options.head_seed ? fresh_weights(*options.head_seed) : nullptr));
   return model;

@@ -42,6 +42,8 @@ SafetensorsTensor external_tensor(Model& model, nn::ParamId id, const ExternalNa
 // Whether a tensor of a file fits a parameter: F32, BF16 or F16 of its shape (transposed if asked).
 void check_external(const Model& model, nn::ParamId id, const SafetensorsEntry& entry,
                     bool transposed);
+// Whether two tensors of files have the same shape and, as fp32, the same numbers.
+bool same_external(const OpContext& ctx, const SafetensorsEntry& a, const SafetensorsEntry& b);
 // A parameter in a file, which check_external has passed.
 struct ExternalTensor {
   const SafetensorsEntry* entry = nullptr;

@@ -32,7 +32,6 @@ ops::AttentionOptions attention_options(Tape& tape, const Attention& spec) {
   options.window = spec.window;
   options.segments = spec.segments;
   options.scale = spec.scale;
-  options.first_batch = tape.first_sample();
   if (tape.training() && spec.dropout > 0) {
     options.dropout = spec.dropout;
     options.stream = tape.next_stream();

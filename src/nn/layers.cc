@@ -23,7 +23,7 @@ Shape with_appended(const Shape& shape, int64_t last) {
 }  // namespace
 
 Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& position_ids,
-                ParamId positions) {
+                ParamId positions, int64_t padding) {
   const OperatorScope op(tape, "embedding", table);
   Value y;
   {
@@ -38,15 +38,17 @@ Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& posi
   }
   tape.used(table);
   tape.used(positions);
-  tape.record([ids, table, position_ids, positions, out = y.slot](Tape& t) {
-    const auto add = [&](ParamId id, const Tensor& which) {
+  tape.record([ids, table, position_ids, positions, padding, out = y.slot](Tape& t) {
+    const auto add = [&](ParamId id, const Tensor& which, int64_t without) {
       if (id == kNoParam) return;
       Tensor gradient = t.store().gradient(id);
-      if (gradient && *out) ops::embedding_backward(t.ctx(), which, out->gradient(), gradient);
+      if (gradient && *out) {
+        ops::embedding_backward(t.ctx(), which, out->gradient(), gradient, without);
+      }
       t.used_backward(id);
     };
-    add(table, ids);
-    add(positions, position_ids);
+    add(table, ids, padding);
+    add(positions, position_ids, -1);
   });
   return y;
 }
@@ -55,15 +57,14 @@ Value dropout(Tape& tape, const Value& x, double p) {
   if (!tape.training() || p == 0) return x;
   const OperatorScope op(tape, "dropout");
   const RandomStream stream = tape.next_stream();
-  const int64_t first = tape.first_sample() * (x.data.elements() / x.data.size(0));
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), x.data.shape()));
-  ops::dropout(tape.ctx(), x.data, Tensor(), p, stream, first, y.data);
-  tape.record([in = x.slot, out = y.slot, p, stream, first](Tape& t) {
+  ops::dropout(tape.ctx(), x.data, Tensor(), p, stream, y.data);
+  tape.record([in = x.slot, out = y.slot, p, stream](Tape& t) {
     if (!*out || !in) return;
     bool exclusive = false;
     const Tensor dy = out->take(exclusive);
     Tensor dx = exclusive ? dy : t.new_activation(dy.dtype(), dy.shape());
-    ops::dropout_backward(t.ctx(), dy, p, stream, first, dx);
+    ops::dropout_backward(t.ctx(), dy, p, stream, dx);
     in->add(t.ctx(), std::move(dx), true);
   });
   return y;

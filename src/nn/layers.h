@@ -9,9 +9,10 @@
 
 namespace ds::nn {
 
-// y[..., H] = table[ids] (+ positions[position_ids]). ids int32 [...].
+// y[..., H] = table[ids] (+ positions[position_ids]). ids int32 [...]. The row `padding` of the
+// table (-1: none) gets no gradient from here, as in PyTorch's Embedding with a padding_idx.
 Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& position_ids,
-                ParamId positions);
+                ParamId positions, int64_t padding = -1);
 
 struct NormOutput {
   Value y;    // normalised

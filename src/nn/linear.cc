@@ -81,14 +81,13 @@ struct AdapterPass {
   Adapter adapter;
   Tensor low;  // scale * dropout(x) a^T, [..., rank]
   RandomStream stream;
-  int64_t first = 0;  // element index of the dropout mask
   bool dropped = false;
 };
 
 Tensor dropped_input(Tape& tape, const AdapterPass& pass, const Tensor& x) {
   if (!pass.dropped) return x;
   Tensor out = tape.new_activation(x.dtype(), x.shape());
-  ops::dropout(tape.ctx(), x, Tensor(), pass.adapter.dropout, pass.stream, pass.first, out);
+  ops::dropout(tape.ctx(), x, Tensor(), pass.adapter.dropout, pass.stream, out);
   return out;
 }
 
@@ -99,7 +98,6 @@ AdapterPass adapter_forward(Tape& tape, const Adapter& adapter, const Tensor& x,
   if (tape.training() && adapter.dropout > 0) {
     pass.dropped = true;
     pass.stream = tape.next_stream();
-    pass.first = tape.first_sample() * (x.elements() / x.size(0));
   }
   const ParameterGuard a(tape.store(), adapter.a), b(tape.store(), adapter.b);
   pass.low = tape.new_activation(x.dtype(), with_last(x.shape(), (*a).size(0)));
@@ -133,7 +131,7 @@ void adapter_backward(Tape& tape, const AdapterPass& pass, const Tensor& x, cons
   } else if (dx) {
     Tensor part = tape.new_activation(x.dtype(), x.shape());
     ops::linear_grad_input(ctx, dlow, *a, part);
-    ops::dropout_backward(ctx, part, pass.adapter.dropout, pass.stream, pass.first, part);
+    ops::dropout_backward(ctx, part, pass.adapter.dropout, pass.stream, part);
     ops::add(ctx, dx, part, dx);
   }
 }

@@ -1,6 +1,7 @@
 #include "nn/loss.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "nn/profile.h"
 #include "ops/cross_entropy.h"
@@ -29,6 +30,7 @@ Tensor sum_of(const OpContext& ctx, const Tensor& losses) {
 Labels place_labels(const Tensor& labels, const std::shared_ptr<Device>& device) {
   DS_CHECK(on_host(labels), Code::kInternal, "labels are read on the host");
   const int64_t rows = labels.elements();
+  if (labels.dtype() == DType::kFloat32) return {labels.view({rows}), rows};
   const int32_t* const label = labels.data<int32_t>();
   return {to_device(labels.view({rows}), device),
           rows - std::count(label, label + rows, ops::kIgnoreLabel)};
@@ -75,11 +77,77 @@ float MeanLoss::value() {
   return static_cast<float>(*sum_.host().data<double>() / static_cast<double>(counted_));
 }
 
-Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid,
-                    int64_t& counted) {
+namespace {
+
+struct OneLoss {
+  double value;
+  double gradient;  // by the output
+};
+
+OneLoss loss_of(LossKind kind, double x, double target) {
+  if (kind == LossKind::kSquaredError) return {(x - target) * (x - target), 2 * (x - target)};
+  // log(1 + exp(-|x|)) overflows for no logit.
+  const double tail = std::exp(-std::abs(x));
+  const double probability = x >= 0 ? 1 / (1 + tail) : tail / (1 + tail);
+  return {std::max(x, 0.0) - x * target + std::log1p(tail), probability - target};
+}
+
+SummedLoss summed_elementwise(Tape& tape, const Value& logits, const Labels& labels,
+                              LossKind kind) {
+  const OperatorScope op(tape, "loss");
+  const OpContext& ctx = tape.ctx();
+  const int64_t n = logits.data.elements();
+  DS_CHECK(labels.targets.dtype() == DType::kFloat32 && labels.targets.elements() == n,
+           Code::kInternal, "a loss of ", n, " outputs asks for as many numbers");
+  if (op) op.work(Arithmetic::elementwise(n), Arithmetic::elementwise(n));
+  Tensor wide = logits.data;
+  if (wide.dtype() != DType::kFloat32) {
+    wide = ctx.workspace(DType::kFloat32, logits.data.shape());
+    ops::cast(ctx, logits.data, wide);
+  }
+  const auto host = host_memory_of(ctx.device);
+  const Tensor outputs = copied_to_host(wide, host);
+  const Tensor gradient = Tensor::empty(host, DType::kFloat32, {n}, MemoryTag::kActivations);
+  double total = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const OneLoss one = loss_of(kind, outputs.data<float>()[i], labels.targets.data<float>()[i]);
+    total += one.value;
+    gradient.data<float>()[i] = static_cast<float>(one.gradient);
+  }
+  SummedLoss out{Tensor::empty(host, DType::kFloat64, {1}, MemoryTag::kActivations), nullptr};
+  *out.sum.data<double>() = total;
+  if (!tape.recording()) return out;
+  out.slot = std::make_shared<GradientSlot>();
+  tape.record([gradient, like = logits.data, in = logits.slot, share = labels.share(),
+               slot = out.slot](Tape& t) {
+    if (!*slot || !in) return;
+    const float scale = *slot->gradient().data<float>() * share;
+    float* const values = gradient.data<float>();
+    for (int64_t i = 0; i < gradient.elements(); ++i) values[i] *= scale;
+    Tensor placed = to_device(gradient.view(like.shape()), t.ctx().device);
+    if (like.dtype() != DType::kFloat32) {
+      Tensor narrow = t.ctx().workspace(like.dtype(), like.shape());
+      ops::cast(t.ctx(), placed, narrow);
+      placed = narrow;
+    }
+    in->add(t.ctx(), placed, true);
+  });
+  return out;
+}
+
+}  // namespace
+
+SummedLoss summed_loss(Tape& tape, const Value& logits, const Labels& labels, int64_t valid,
+                       LossKind kind) {
+  return kind == LossKind::kCrossEntropy ? summed_cross_entropy(tape, logits, labels, valid)
+                                         : summed_elementwise(tape, logits, labels, kind);
+}
+
+Value mean_loss(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid, LossKind kind,
+                int64_t& counted) {
   const Labels placed = place_labels(labels, tape.ctx().device);
   counted = placed.counted;
-  SummedLoss loss = summed_cross_entropy(tape, logits, placed, valid);
+  SummedLoss loss = summed_loss(tape, logits, placed, valid, kind);
   const Tensor mean = Tensor::empty(host_memory_of(tape.ctx().device), DType::kFloat32, {},
                                     MemoryTag::kActivations);
   *mean.data<float>() = MeanLoss(loss.sum, counted).value();

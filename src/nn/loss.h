@@ -6,9 +6,17 @@
 
 namespace ds::nn {
 
+// What is made of outputs and labels.
+enum class LossKind {
+  kCrossEntropy,        // one class per row
+  kSquaredError,        // numbers, of every output
+  kBinaryCrossEntropy,  // a probability from 0 to 1 for every output, from its logit
+};
+
 // Labels where the loss reads them.
 struct Labels {
-  Tensor targets;       // int32, flat, on the device
+  Tensor
+      targets;  // int32, flat, on the device; of other kinds than cross entropy fp32, on the host
   int64_t counted = 0;  // that are not ignored
 
   // What each counted one weighs in the mean.
@@ -38,9 +46,18 @@ class MeanLoss {
   int64_t counted_;
 };
 
+// The same of any kind. All but cross entropy are of small heads: they are computed on the host, in
+// double precision, which on a GPU waits for the logits.
+SummedLoss summed_loss(Tape& tape, const Value& logits, const Labels& labels, int64_t valid,
+                       LossKind kind);
+
 // Mean over the counted labels, fp32 [] on the host, for those who read it at once; `counted`
 // receives their number. Labels are given on the host.
-Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid,
-                    int64_t& counted);
+Value mean_loss(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid, LossKind kind,
+                int64_t& counted);
+inline Value cross_entropy(Tape& tape, const Value& logits, const Tensor& labels, int64_t valid,
+                           int64_t& counted) {
+  return mean_loss(tape, logits, labels, valid, LossKind::kCrossEntropy, counted);
+}
 
 }  // namespace ds::nn

@@ -52,13 +52,13 @@ struct TapeOptions {
   bool record = true;    // keep what backward needs
   bool training = true;  // dropout is active
   uint64_t seed = 0;
-  uint32_t step = 0;         // micro step, the second coordinate of every random stream
-  int64_t first_sample = 0;  // global index of the batch's first sample within its micro step
-  float loss_gradient = 1;   // what backward will start with: lets the loss make its gradient early
+  uint32_t step = 0;          // optimizer step, the second coordinate of every random stream
+  uint32_t first_sample = 0;  // of the batch, counted over all ranks and micro batches of the step
+  float loss_gradient = 1;  // what backward will start with: lets the loss make its gradient early
   ModuleProfile* profile = nullptr;  // that operators report to; see nn/profile.h
-  // For work on a GPU that is recorded and runs again: where the step and what the loss multiplies
-  // its gradient by, fp32 [1], then lie in its memory; and what the work reads besides parameters
-  // and inputs of the pass, which must not go.
+  // For work on a GPU that is recorded and runs again: where the step and the first sample, and
+  // what the loss multiplies its gradient by, fp32 [1], then lie in its memory; and what the work
+  // reads besides parameters and inputs of the pass, which must not go.
   const uint32_t* step_memory = nullptr;
   Tensor loss_scale = {};
   std::vector<Tensor>* constants = nullptr;
@@ -75,14 +75,13 @@ class Tape {
   ParameterStore& store() { return store_; }
   bool recording() const { return options_.record; }
   bool training() const { return options_.training; }
-  int64_t first_sample() const { return options_.first_sample; }
   float loss_gradient() const { return options_.loss_gradient; }
   const Tensor& loss_scale() const { return options_.loss_scale; }
   ModuleProfile* profile() const { return options_.profile; }
 
   // The random stream of the next operator that draws numbers.
   RandomStream next_stream() {
-    return {options_.seed, options_.step, next_op_++, options_.step_memory};
+    return {options_.seed, options_.step, next_op_++, options_.first_sample, options_.step_memory};
   }
   // Operators that read memory which belongs to somebody else tell so.
   void reads(const Tensor& constant) const {

@@ -44,7 +44,7 @@ class CsvMonitor : public Monitor {
     // The files appear with their first values; whether they can is better known now.
     const std::filesystem::path probe = folder_ / str_cat(".probe.", ::getpid());
     try {
-      File(probe, File::Mode::kCreate).close();
+      File(probe, File::Mode::kNew).close();
     } catch (const Error& error) {
       fail(error.code(), name(), ": ", error.message());
     }
@@ -53,7 +53,7 @@ class CsvMonitor : public Monitor {
 
   const char* name() const noexcept override { return "csv_monitor"; }
 
-  void write(int64_t step, const std::vector<Metric>& metrics) override {
+  void write(const TrainingPoint& at, const std::vector<Metric>& metrics) override {
     for (const Metric& metric : metrics) {
       // Opened for each row: there may be more tags than descriptors.
       File file(folder_ / file_name(metric.tag), File::Mode::kAppend);
@@ -61,7 +61,7 @@ class CsvMonitor : public Monitor {
       if (file.size() == 0) {  // a resumed run goes on below the rows of the run before
         rows = str_cat("step,", csv_field(metric.tag.substr(metric.tag.rfind('/') + 1)), "\r\n");
       }
-      rows += str_cat(step, ",", csv_number(metric.value), "\r\n");
+      rows += str_cat(at.samples, ",", csv_number(metric.value), "\r\n");
       file.append(rows);
       file.close();
     }

@@ -1,5 +1,6 @@
-// JSON lines: one object per write, {"step": S, "TAG": VALUE, ...}; a value that is not finite,
-// which JSON cannot say, becomes null.
+// JSON lines: one object per write, {"step": N, "samples": N, "TAG": VALUE, ...} with the
+// optimizer's step and the samples seen; a value that is not finite, which JSON cannot say, becomes
+// null.
 #include <array>
 #include <filesystem>
 
@@ -32,9 +33,10 @@ class JsonLinesMonitor : public Monitor {
 
   const char* name() const noexcept override { return "json_lines"; }
 
-  void write(int64_t step, const std::vector<Metric>& metrics) override {
+  void write(const TrainingPoint& at, const std::vector<Metric>& metrics) override {
     Json line;
-    line["step"] = step;
+    line["step"] = at.step;
+    line["samples"] = at.samples;
     for (const Metric& metric : metrics) line[metric.tag] = metric.value;
     file_.append(dump_json(line) + "\n");
   }

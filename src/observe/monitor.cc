@@ -46,18 +46,18 @@ void MonitorSet::each(const Fn& fn) {
     try {
       fn(*monitor);
       return false;
-    } catch (const Error& error) {
-      failures_.push_back(str_cat(monitor->name(), ": ", error.message()));
+    } catch (const std::exception& error) {  // folders that cannot be listed come as the library's
+      failures_.push_back(str_cat(monitor->name(), ": ", error.what()));
       log_warning("observe", "no more metrics go to the monitor ", failures_.back());
       return true;
     }
   });
 }
 
-void MonitorSet::write(int64_t step, const std::vector<Metric>& metrics) {
+void MonitorSet::write(const TrainingPoint& at, const std::vector<Metric>& metrics) {
   for (const Metric& metric : metrics) check_metric_tag(metric.tag);
   if (metrics.empty()) return;
-  each([&](Monitor& monitor) { monitor.write(step, metrics); });
+  each([&](Monitor& monitor) { monitor.write(at, metrics); });
 }
 
 void MonitorSet::sync() {

@@ -18,14 +18,19 @@ struct Metric {
   double value = 0;
 };
 
+// How far training had come when metrics were taken.
+struct TrainingPoint {
+  int64_t samples = 0;  // seen; the x axis, as DeepSpeed's monitors have it
+  int64_t step = 0;     // of the optimizer
+};
+
 // One destination. A constructor that cannot write throws an Error naming the path.
 class Monitor {
  public:
   virtual ~Monitor() = default;
   virtual const char* name() const noexcept = 0;
   // Hands the events to the system before it returns: a crash of the process loses nothing.
-  // `step` is the x axis: samples seen.
-  virtual void write(int64_t step, const std::vector<Metric>& metrics) = 0;
+  virtual void write(const TrainingPoint& at, const std::vector<Metric>& metrics) = 0;
   // Makes what was written survive a power cut.
   virtual void sync() = 0;
 };
@@ -73,7 +78,7 @@ class MonitorSet {
 
   void add(std::unique_ptr<Monitor> monitor);
   bool empty() const noexcept { return monitors_.empty(); }
-  void write(int64_t step, const std::vector<Metric>& metrics);
+  void write(const TrainingPoint& at, const std::vector<Metric>& metrics);
   void sync();
   // "csv: cannot write ...", for each monitor that was dropped.
   const std::vector<std::string>& failures() const noexcept { return failures_; }

@@ -32,8 +32,9 @@ class TensorboardMonitor : public Monitor {
 
   const char* name() const noexcept override { return "tensorboard"; }
 
-  void write(int64_t step, const std::vector<Metric>& metrics) override {
-    file_.append(tensorboard_record(tensorboard_scalar_event(wall_time_now(), step, metrics)));
+  void write(const TrainingPoint& at, const std::vector<Metric>& metrics) override {
+    file_.append(
+        tensorboard_record(tensorboard_scalar_event(wall_time_now(), at.samples, metrics)));
   }
 
   void sync() override { file_.sync(); }

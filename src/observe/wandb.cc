@@ -111,8 +111,8 @@ class WandbMonitor : public Monitor {
 
   const char* name() const noexcept override { return "wandb"; }
 
-  void write(int64_t step, const std::vector<Metric>& metrics) override {
-    file_.append(log_.row(step, wall_time_now(), metrics));
+  void write(const TrainingPoint& at, const std::vector<Metric>& metrics) override {
+    file_.append(log_.row(at.samples, wall_time_now(), metrics));
   }
 
   void sync() override { file_.sync(); }

@@ -15,8 +15,7 @@ struct AttentionOptions {
                         // only; or empty
   float scale = 1.0f;   // usually 1 / sqrt(head size)
   double dropout = 0;   // on the probabilities, after the softmax
-  RandomStream stream;  // element index ((b * heads + h) * queries + i) * keys + j
-  int64_t first_batch = 0;  // global index of batch 0, so that shards draw their own numbers
+  RandomStream stream;  // element index of sample b: (h * queries + i) * keys + j
   // Decoding with a cache, or empty: int32 [1] in the memory of the device. As many keys lie before
   // the first query, and k and v have room for more; read when the work runs. For up to 16 queries,
   // without dropout, segments and a key mask; the bits are those of k and v cut to the length.

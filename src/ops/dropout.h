@@ -6,13 +6,14 @@
 
 namespace ds::ops {
 
-// y = residual + x * keep / (1 - p), keep from `stream` at element index first_element + i.
-// `residual` may be empty; y may be x. p in [0, 1); p = 0 is the plain addition or copy.
+// y = residual + x * keep / (1 - p). The first dimension of x counts samples, and keep of one comes
+// from its elements of `stream`. `residual` may be empty; y may be x. p in [0, 1); p = 0 is the
+// plain addition or copy.
 void dropout(const OpContext& ctx, const Tensor& x, const Tensor& residual, double p,
-             const RandomStream& stream, int64_t first_element, Tensor& y);
+             const RandomStream& stream, Tensor& y);
 
 // dx = dy * keep / (1 - p) with the same mask. dx may be dy.
 void dropout_backward(const OpContext& ctx, const Tensor& dy, double p, const RandomStream& stream,
-                      int64_t first_element, Tensor& dx);
+                      Tensor& dx);
 
 }  // namespace ds::ops

@@ -67,7 +67,8 @@ void embedding(const OpContext& ctx, const Tensor& ids, const Tensor& table,
   });
 }
 
-void embedding_backward(const OpContext& ctx, const Tensor& ids, const Tensor& dy, Tensor& dtable) {
+void embedding_backward(const OpContext& ctx, const Tensor& ids, const Tensor& dy, Tensor& dtable,
+                        int64_t padding) {
   const Op op{ctx, "embedding_backward"};
   check_dense(ids, op, "ids", DType::kInt32);
   check_table(dtable, op, "dtable");
@@ -91,6 +92,7 @@ void embedding_backward(const OpContext& ctx, const Tensor& ids, const Tensor& d
     call.cols = cols;
     call.dtable = dtable.data<float>();
     call.rows = dtable.size(0);
+    call.padding = static_cast<int32_t>(padding);
     if (gpu) {
       call.scratch = scratch.data<int32_t>();
       call.partials = partials.data<float>();

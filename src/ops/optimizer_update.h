@@ -22,7 +22,7 @@ struct UpdateTensors {
   Tensor low;
   Tensor model;  // bf16 or fp16 copy of the master, or empty
   Tensor grad;   // fp32, bf16 or fp16
-  StateTensor states[2];
+  StateTensor states[kernels::kMostStates];
 };
 
 // Pieces and chunks in the memory of a GPU, where updates read them: made once by those who have

@@ -1,4 +1,4 @@
-// Optimizers that treat every element alike: Adam, AdamW, Adagrad, Lion and SGD.
+// Optimizers that treat every element alike: Adam, AdamW, NAdam, RMSprop, Adagrad, Lion and SGD.
 #include <algorithm>
 
 #include "optim/flat_optimizer.h"
@@ -11,22 +11,45 @@ struct Kind {
   std::vector<NamedState> states;
 };
 
+bool any_momentum(const OptimizerConfig& config) {
+  bool any = config.momentum != 0;
+  for (const OptimizerGroupConfig& group : config.groups) {
+    any = any || group.momentum.value_or(0) != 0;
+  }
+  return any;
+}
+
+Kind rmsprop_of(const OptimizerConfig& config) {
+  using kernels::UpdateRule;
+  const bool momentum = any_momentum(config);
+  Kind kind{momentum ? UpdateRule::kRmspropMomentum : UpdateRule::kRmsprop,
+            {{"square_avg", false}}};
+  if (momentum) kind.states.push_back({"momentum_buffer", true});
+  if (config.centered) {
+    kind.rule = momentum ? UpdateRule::kRmspropCenteredMomentum : UpdateRule::kRmspropCentered;
+    kind.states.push_back({"grad_avg", true});
+  }
+  return kind;
+}
+
 Kind kind_of(const OptimizerConfig& config) {
   switch (config.type) {
     case OptimizerType::kAdagrad:
-      return {kernels::UpdateRule::kAdagrad, {{"sum", false}}};
+      return {kernels::UpdateRule::kAdagrad, {{"sum", false, config.initial_accumulator}}};
+    case OptimizerType::kNadam:
+      return {kernels::UpdateRule::kNadam, {{"exp_avg", true}, {"exp_avg_sq", false}}};
+    case OptimizerType::kRmsprop:
+      return rmsprop_of(config);
     case OptimizerType::kLion:
       return {kernels::UpdateRule::kLion, {{"exp_avg", true}}};
-    case OptimizerType::kSgd: {
-      const auto moves = [](double momentum) { return momentum != 0; };
-      bool momentum = moves(config.momentum);
-      for (const OptimizerGroupConfig& group : config.groups) {
-        momentum = momentum || moves(group.momentum.value_or(0));
-      }
-      if (!momentum) return {kernels::UpdateRule::kSgd, {}};
+    case OptimizerType::kSgd:
+      if (!any_momentum(config)) return {kernels::UpdateRule::kSgd, {}};
       return {kernels::UpdateRule::kMomentum, {{"momentum_buffer", true}}};
-    }
     default:
+      if (config.amsgrad) {
+        return {kernels::UpdateRule::kAmsgrad,
+                {{"exp_avg", true}, {"exp_avg_sq", false}, {"max_exp_avg_sq", false}}};
+      }
       return {kernels::UpdateRule::kAdam, {{"exp_avg", true}, {"exp_avg_sq", false}}};
   }
 }
@@ -37,7 +60,7 @@ class Elementwise : public FlatOptimizer {
       : FlatOptimizer(std::move(setup)), kind_(kind_of(whole_config())) {
     StateSpace::Options options;
     options.states = kind_.states;
-    options.key = [this](size_t tensor) { return hyper_key(place(tensor)); };
+    options.key = [this](size_t tensor) { return hyper_key(tensor); };
     add_space(make_space(std::move(options)));
   }
 

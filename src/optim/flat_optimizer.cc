@@ -20,7 +20,12 @@ FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
              " from its element ", place.first);
     DS_CHECK(place.group >= 0 && place.group < count, Code::kInvalidArgument, "optimizer: tensor ",
              place.name, " is in group ", place.group, " of ", count);
+    const HyperClass of{place.group, place.decays, place.rate_factor, place.decay_factor};
+    const auto found = std::find(classes_.begin(), classes_.end(), of);
+    class_of_.push_back(found - classes_.begin());
+    if (found == classes_.end()) classes_.push_back(of);
   }
+  products_.resize(groups_.size());
 }
 
 StateSpace FlatOptimizer::make_space(StateSpace::Options options) const {
@@ -35,16 +40,29 @@ void FlatOptimizer::need_whole(const TensorPlace& place, const char* why) const 
            place.end - place.begin, " of its elements");
 }
 
-kernels::UpdateHyper FlatOptimizer::hyper_of(const UpdateStep& step, size_t group, double lr,
-                                             bool decays) const {
+// A step goes on where the last one stopped; after a load, or a step taken back, from the start.
+double FlatOptimizer::momentum_product(size_t group, int64_t step) const {
   const OptimizerConfig& config = groups_[group];
+  MomentumProduct& product = products_[group];
+  if (product.steps > step) product = {};
+  while (product.steps < step) {
+    product.value *= kernels::nadam_momentum(config.beta1, config.momentum_decay, ++product.steps);
+  }
+  return product.value;
+}
+
+kernels::UpdateHyper FlatOptimizer::hyper_of(const UpdateStep& step, const HyperClass& of,
+                                             double lr) const {
+  const auto group = static_cast<size_t>(of.group);
+  const OptimizerConfig& config = groups_[group];
+  const bool has_momentum =
+      config.type == OptimizerType::kSgd || config.type == OptimizerType::kRmsprop;
   kernels::UpdateHyper hyper;
-  hyper.lr = lr;
-  hyper.beta1 =
-      step.beta1.value_or(config.type == OptimizerType::kSgd ? config.momentum : config.beta1);
+  hyper.lr = lr * of.rate_factor;
+  hyper.beta1 = step.beta1.value_or(has_momentum ? config.momentum : config.beta1);
   hyper.beta2 = step.beta2.value_or(config.beta2);
   hyper.eps = config.eps;
-  hyper.weight_decay = decays ? config.weight_decay : 0;
+  hyper.weight_decay = of.decays ? config.weight_decay * of.decay_factor : 0;
   hyper.dampening = config.dampening;
   hyper.nesterov = config.nesterov;
   hyper.decoupled = config.decoupled;
@@ -52,6 +70,11 @@ kernels::UpdateHyper FlatOptimizer::hyper_of(const UpdateStep& step, size_t grou
   hyper.eps_inside_sqrt = config.eps_inside_sqrt;
   hyper.min_coeff = config.min_coeff;
   hyper.max_coeff = config.max_coeff;
+  hyper.lr_decay = config.lr_decay;
+  hyper.momentum_decay = config.momentum_decay;
+  if (config.type == OptimizerType::kNadam) {
+    hyper.momentum_product = momentum_product(group, steps_ + 1);
+  }
   hyper.step = steps_ + 1;
   hyper.grad_scale = step.grad_scale;
   return hyper;
@@ -61,10 +84,9 @@ std::vector<kernels::UpdateConstants> FlatOptimizer::constants(
     kernels::UpdateRule rule, const UpdateStep& step,
     const std::function<double(size_t group)>& rate) const {
   std::vector<kernels::UpdateConstants> out;
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    for (const bool decays : {false, true}) {
-      out.push_back(kernels::update_constants(rule, hyper_of(step, i, rate(i), decays)));
-    }
+  for (const HyperClass& of : classes_) {
+    out.push_back(
+        kernels::update_constants(rule, hyper_of(step, of, rate(static_cast<size_t>(of.group)))));
   }
   return out;
 }

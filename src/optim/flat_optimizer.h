@@ -50,15 +50,23 @@ class FlatOptimizer : public Optimizer {
   // Throws kUnsupported for a tensor of which this rank owns a part.
   void need_whole(const TensorPlace& place, const char* why) const;
 
-  // The key under which tensors share constants: group and decay.
-  static int64_t hyper_key(const TensorPlace& place) {
-    return 2 * int64_t{place.group} + (place.decays ? 1 : 0);
-  }
-  // Constants by key; `rate` picks each group's.
+  // What tensors have in common that share constants.
+  struct HyperClass {
+    int32_t group = 0;
+    bool decays = false;
+    double rate_factor = 1;
+    double decay_factor = 1;
+    bool operator==(const HyperClass&) const = default;
+  };
+  const std::vector<HyperClass>& classes() const { return classes_; }
+  // The number of a tensor's class, under which it finds its constants.
+  int64_t hyper_key(size_t tensor) const { return class_of_[tensor]; }
+  // Constants by class; `rate` picks each group's.
   std::vector<kernels::UpdateConstants> constants(
       kernels::UpdateRule rule, const UpdateStep& step,
       const std::function<double(size_t group)>& rate) const;
-  kernels::UpdateHyper hyper_of(const UpdateStep& step, size_t group, double lr, bool decays) const;
+  // `lr` is the group's.
+  kernels::UpdateHyper hyper_of(const UpdateStep& step, const HyperClass& of, double lr) const;
   // Runs `update` on the arrays of a run of a space, from its home and back.
   void update_run(size_t space, const StateRun& run, FlatTensors& tensors, bool weights,
                   const std::function<void(ops::UpdateTensors&)>& update) const;
@@ -74,14 +82,23 @@ class FlatOptimizer : public Optimizer {
   };
   Found find_state(size_t tensor, const std::string& state) const;
   void check_range(size_t tensor, int64_t begin, int64_t end) const;
+  double momentum_product(size_t group, int64_t step) const;
 
   Setup setup_;
   std::vector<OptimizerConfig> groups_;
+  std::vector<HyperClass> classes_;
+  std::vector<int64_t> class_of_;  // by tensor
+  // Of NAdam, by group: the product of the momenta of the first so many steps.
+  struct MomentumProduct {
+    int64_t steps = 0;
+    double value = 1;
+  };
+  mutable std::vector<MomentumProduct> products_;
   std::vector<StateSpace> spaces_;
 };
 
 // One constructor function per kind; make_optimizer chooses.
-std::unique_ptr<Optimizer> make_elementwise(Setup setup);  // Adam, AdamW, Adagrad, Lion, SGD
+std::unique_ptr<Optimizer> make_elementwise(Setup setup);  // all but the two below
 std::unique_ptr<Optimizer> make_lamb(Setup setup);
 std::unique_ptr<Optimizer> make_muon(Setup setup);
 

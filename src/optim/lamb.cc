@@ -41,7 +41,7 @@ class Lamb : public FlatOptimizer {
     for (const StateRun& run : space(0).runs()) {
       constants_.clear();
       for (const size_t tensor : run.tensors) {
-        constants_.push_back(moments[static_cast<size_t>(hyper_key(place(tensor)))]);
+        constants_.push_back(moments[static_cast<size_t>(hyper_key(tensor))]);
       }
       const std::span<ExactSum> norms = std::span(norms_).first(2 * run.pieces.size());
       std::fill(norms.begin(), norms.end(), ExactSum());
@@ -56,7 +56,7 @@ class Lamb : public FlatOptimizer {
     for (const StateRun& run : space(0).runs()) {
       constants_.clear();
       for (const size_t tensor : run.tensors) {
-        const kernels::LambConstants& common = apply[static_cast<size_t>(hyper_key(place(tensor)))];
+        const kernels::LambConstants& common = apply[static_cast<size_t>(hyper_key(tensor))];
         constants_.push_back(common.with(ratios_[tensor]));
       }
       update_run(0, run, tensors, true, [&](ops::UpdateTensors& part) {
@@ -71,13 +71,11 @@ class Lamb : public FlatOptimizer {
     return [&step](size_t group) { return step.rates[group]; };
   }
 
-  // By hyper_key.
+  // By class.
   std::vector<kernels::LambConstants> apply_constants(const UpdateStep& step) const {
     std::vector<kernels::LambConstants> out;
-    for (size_t i = 0; i < group_count(); ++i) {
-      for (const bool decays : {false, true}) {
-        out.emplace_back(hyper_of(step, i, step.rates[i], decays));
-      }
+    for (const HyperClass& of : classes()) {
+      out.emplace_back(hyper_of(step, of, step.rates[static_cast<size_t>(of.group)]));
     }
     return out;
   }

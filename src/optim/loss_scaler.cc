@@ -22,8 +22,8 @@ void LossScaler::update(bool overflow) {
   if (!dynamic_) return;
   exhausted_ = false;
   if (overflow) {
-    if (config_.hysteresis == 1 || hysteresis_ == 1) {
-      exhausted_ = scale_ <= config_.min_loss_scale;
+    if (config_.wrapper || config_.hysteresis == 1 || hysteresis_ == 1) {
+      exhausted_ = !config_.wrapper && scale_ <= config_.min_loss_scale;
       if (!exhausted_) scale_ = std::max(scale_ / 2, config_.min_loss_scale);
     } else {
       --hysteresis_;
@@ -62,13 +62,15 @@ void LossScaler::restore(const Json& saved) {
   };
   const double scale = at("scale");
   DS_CHECK(std::isfinite(scale) && scale > 0, Code::kCorrupt, what, " is ", scale);
-  const int64_t hysteresis = whole("hysteresis", 1), iteration = whole("iteration", 0);
+  // With a configured hysteresis of 0 it falls from there and never allows a smaller scale.
+  const int64_t hysteresis = whole("hysteresis", -0x1p62), iteration = whole("iteration", 0);
   const int64_t last_overflow = whole("last_overflow", -1);
   DS_CHECK(last_overflow < std::max(iteration, int64_t{1}), Code::kCorrupt, what,
            " has an overflow at ", last_overflow, " after ", iteration, " steps");
   if (!dynamic_) return;
   scale_ = std::max(scale, config_.min_loss_scale);
   hysteresis_ = std::min(hysteresis, config_.hysteresis);
+  if (config_.hysteresis > 0) hysteresis_ = std::max<int64_t>(hysteresis_, 1);
   iteration_ = iteration;
   last_overflow_ = last_overflow;
   exhausted_ = false;

@@ -38,7 +38,7 @@ class Muon : public FlatOptimizer {
     matrices.states = {{"momentum_buffer", true}};
     matrices.member = is_muon_matrix;
     matrices.run_per_tensor = true;
-    matrices.key = [this](size_t tensor) { return hyper_key(place(tensor)); };
+    matrices.key = [this](size_t tensor) { return hyper_key(tensor); };
     StateSpace::Options rest = matrices;
     rest.states = {{"exp_avg", true}, {"exp_avg_sq", false}};
     rest.member = [](const TensorPlace& one) { return !is_muon_matrix(one); };
@@ -79,7 +79,7 @@ class Muon : public FlatOptimizer {
               double decay, const StateRun& run, ops::UpdateTensors& arrays) const {
     kernels::UpdateConstants c = kernels::update_constants(rule, hyper);
     c.decoupled_decay = static_cast<float>(decay);
-    const std::vector<kernels::UpdateConstants> all(2 * group_count(), c);
+    const std::vector<kernels::UpdateConstants> all(classes().size(), c);
     ops::optimizer_update(ctx, rule, run.work(all), arrays);
   }
 

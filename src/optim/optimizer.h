@@ -26,6 +26,9 @@ struct TensorPlace {
   bool decays = false;  // weight decay applies to it
   int64_t first = 0;    // the tensor's element at `begin`
   int64_t flat = 0;     // of that element in the flat space
+  // What its learning rate and its weight decay are multiplied by.
+  double rate_factor = 1;
+  double decay_factor = 1;
 };
 
 struct UpdateStep {

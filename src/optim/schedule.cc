@@ -51,23 +51,25 @@ double decay_periods(const OneCycleConfig& c, int64_t i) {
 struct RateAt {
   int64_t i;
   double base_lr;
+  size_t group;
 
   double operator()(const LrRangeTestConfig& c) const {
     double x = static_cast<double>(i + 1) / static_cast<double>(c.step_size);
     if (c.staircase) x = std::floor(x);
-    return c.min_lr * (1 + c.step_rate * x);
+    return c.min_lr.of(group) * (1 + c.step_rate * x);
   }
   double operator()(const WarmupLrConfig& c) const {
     const double gamma = warmup_fraction(i, warmup_length(c.warmup_steps), c.shape);
-    return c.min_lr + (c.max_lr.value_or(base_lr) - c.min_lr) * gamma;
+    return between(c.min_lr, c.max_lr.value_or(base_lr), gamma);
   }
   double operator()(const WarmupDecayLrConfig& c) const {
     const int64_t n = warmup_length(c.warmup_steps);
     const double gamma = i < n ? warmup_fraction(i, n, c.shape)
                                : std::max(0.0, ratio_of(c.total_steps - i, c.total_steps - n));
-    return c.min_lr + (c.max_lr.value_or(0.001) - c.min_lr) * gamma;
+    return between(c.min_lr, c.max_lr.value_or(0.001), gamma);
   }
   double operator()(const WarmupCosineLrConfig& c) const {
+    if (i < 0) return 0;  // whatever the ratio, as DeepSpeed begins
     const int64_t n = warmup_length(c.warmup_steps);
     if (i < n) {
       const double gamma = warmup_fraction(i, n, c.shape);
@@ -79,22 +81,26 @@ struct RateAt {
   }
   double operator()(const OneCycleConfig& c) const {
     if (i < c.first_steps + c.second_steps) {
-      return c.min_lr + (c.max_lr - c.min_lr) * cycle_position(c, i);
+      return between(c.min_lr, c.max_lr, cycle_position(c, i));
     }
-    return c.min_lr / (1 + c.decay_lr_rate * decay_periods(c, i));
+    return c.min_lr.of(group) / (1 + c.decay_lr_rate * decay_periods(c, i));
+  }
+  double between(const PerGroup& low, const PerGroup& high, double part) const {
+    return low.of(group) + (high.of(group) - low.of(group)) * part;
   }
 };
 
 }  // namespace
 
 double Schedule::lr(int64_t applied) const {
-  return config_ ? std::visit(RateAt{applied - 1, base_lr_}, *config_) : base_lr_;
+  return config_ ? std::visit(RateAt{applied - 1, base_lr_, group_}, *config_) : base_lr_;
 }
 
 std::optional<double> Schedule::beta1(int64_t applied) const {
   const auto* c = config_ ? std::get_if<OneCycleConfig>(&*config_) : nullptr;
   if (c == nullptr || !c->cycle_momentum) return std::nullopt;
   const int64_t i = applied - 1;
+  if (i < 0) return c->min_momentum;  // as DeepSpeed sets it before the first step
   if (i < c->first_steps + c->second_steps) {
     return c->max_momentum - (c->max_momentum - c->min_momentum) * cycle_position(*c, i);
   }

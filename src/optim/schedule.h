@@ -12,8 +12,8 @@ namespace ds::optim {
 class Schedule {
  public:
   // `base_lr` is the optimizer's configured rate; no scheduler keeps it.
-  Schedule(const std::optional<SchedulerConfig>& config, double base_lr)
-      : config_(config), base_lr_(base_lr) {}
+  Schedule(const std::optional<SchedulerConfig>& config, double base_lr, size_t group = 0)
+      : config_(config), base_lr_(base_lr), group_(group) {}
 
   bool active() const { return config_.has_value(); }
   // Rate of the optimizer step that follows `applied` applied steps.
@@ -26,6 +26,7 @@ class Schedule {
  private:
   std::optional<SchedulerConfig> config_;
   double base_lr_;
+  size_t group_;  // of parameters, where rates are lists
 };
 
 }  // namespace ds::optim

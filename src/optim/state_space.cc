@@ -18,15 +18,26 @@ ops::StateTensor make_array(const NamedState& state, OptimizerStateType type, in
   const auto zeros = [&](DType dtype, int64_t count) {
     return Tensor::zeros(device, dtype, {count}, MemoryTag::kOptimizer);
   };
+  ops::StateTensor out;
   switch (type) {
     case OptimizerStateType::kBf16:
-      return {zeros(DType::kBFloat16, n), {}};
+      out.data = zeros(DType::kBFloat16, n);
+      break;
     case OptimizerStateType::kInt8:
-      return {zeros(state.is_signed ? DType::kInt8 : DType::kUInt8, n),
-              zeros(DType::kFloat32, whole_blocks(n) / kernels::kStateBlock)};
+      out = {zeros(state.is_signed ? DType::kInt8 : DType::kUInt8, n),
+             zeros(DType::kFloat32, whole_blocks(n) / kernels::kStateBlock)};
+      break;
     default:
-      return {zeros(DType::kFloat32, n), {}};
+      out.data = zeros(DType::kFloat32, n);
   }
+  if (state.initial == 0) return out;
+  constexpr int64_t kAtOnce = 256 * kernels::kStateBlock;
+  const std::vector<float> values(static_cast<size_t>(std::min(n, kAtOnce)),
+                                  static_cast<float>(state.initial));
+  for (int64_t i = 0; i < n; i += kAtOnce) {
+    ops::write_state(out, i, std::min(n, i + kAtOnce), values.data());
+  }
+  return out;
 }
 
 // Elements [begin, end) of a state array; begin is at a block.

@@ -16,6 +16,7 @@ namespace ds::optim {
 struct NamedState {
   std::string name;
   bool is_signed = true;  // 8-bit states differ
+  double initial = 0;     // of all elements
 };
 
 // Consecutive elements that are updated in one call, in the owned space and in the flat one. A

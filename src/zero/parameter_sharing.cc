@@ -1,6 +1,8 @@
 // The part of ParameterState that spreads it over ranks.
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 
 #include "base/log.h"
 #include "ops/elementwise.h"
@@ -25,6 +27,33 @@ std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const Shar
 }
 
 namespace {
+
+// What is wrong with a gradient, as ranks tell each other.
+enum class BadKind : int64_t { kNone, kNan, kInfinity, kMinusInfinity };
+
+BadKind bad_kind(const OpContext& ctx, const Tensor& element) {
+  Tensor number = ctx.workspace(DType::kFloat32, {1});
+  ops::cast(ctx, element, number);
+  const Tensor there = to_host(number, host_memory_of(ctx.device));
+  const float value = *there.data<float>();
+  if (std::isnan(value)) return BadKind::kNan;
+  return value > 0 ? BadKind::kInfinity : BadKind::kMinusInfinity;
+}
+
+double value_of(BadKind kind) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  switch (kind) {
+    case BadKind::kNan:
+      return std::numeric_limits<double>::quiet_NaN();
+    case BadKind::kInfinity:
+      return kInfinity;
+    case BadKind::kMinusInfinity:
+      return -kInfinity;
+    case BadKind::kNone:
+      break;
+  }
+  return 0;
+}
 
 // What travels as it is where much else is quantised: gradients of vectors, of which there are few
 // and some of which are delicate, and frozen weights that are not worth it.
@@ -381,21 +410,44 @@ ExactSum ParameterState::sum_over_ranks(ExactSum sum) const {
   return sum;
 }
 
-nn::ParamId ParameterState::first_bad_gradient(const OpContext& ctx) const {
-  const Tensor first =
-      Tensor::empty(host_memory_of(device_), DType::kInt64, {1}, MemoryTag::kCommunication);
-  int64_t& bad = *first.data<int64_t>();
-  bad = parameters_.size();
-  for (nn::ParamId id = 0; id < parameters_.size() && bad == parameters_.size(); ++id) {
+// Ranks compare places in the order of the parameters, each of which begins where the one before
+// ended; the kind of value is known to the rank that holds the first place.
+ParameterState::BadGradient ParameterState::first_bad_gradient(const OpContext& ctx) const {
+  const OpContext there = at_home(ctx);
+  const int64_t none = parameters_.elements();
+  int64_t place = none, begin = 0;
+  BadKind kind = BadKind::kNone;
+  for (nn::ParamId id = 0; id < parameters_.size() && place == none; ++id) {
+    const int64_t here = begin;
+    begin += parameters_[id].shape.elements();
     if (!parameters_[id].trainable) continue;
     const Tensor own = owned(flat_.gradients, id);
-    if (own.elements() > 0 && ops::first_non_finite(at_home(ctx), own) >= 0) bad = id;
+    const int64_t at = own.elements() > 0 ? ops::first_non_finite(there, own) : -1;
+    if (at < 0) continue;
+    place = here + layout_.part(id).first + at;
+    kind = bad_kind(there, own.slice(0, at, at + 1));
   }
   if (comm_ && stage_ > 0) {
-    groups_.shard->all_reduce(first, ReduceOp::kMin, {.label = "bad gradient", .blocking = true})
-        ->wait();
+    const int64_t own_place = place;
+    place = agreed(place, ReduceOp::kMin);
+    const BadKind own_kind = own_place == place ? kind : BadKind::kNone;
+    kind = static_cast<BadKind>(agreed(static_cast<int64_t>(own_kind), ReduceOp::kMax));
   }
-  return bad == parameters_.size() ? nn::kNoParam : static_cast<nn::ParamId>(bad);
+  if (place == none) return {};
+  BadGradient bad{0, place, value_of(kind)};
+  while (bad.element >= parameters_[bad.id].shape.elements()) {
+    bad.element -= parameters_[bad.id++].shape.elements();
+  }
+  return bad;
+}
+
+// One number of the ranks that share the gradients.
+int64_t ParameterState::agreed(int64_t number, ReduceOp op) const {
+  const Tensor one =
+      Tensor::empty(host_memory_of(device_), DType::kInt64, {1}, MemoryTag::kCommunication);
+  *one.data<int64_t>() = number;
+  groups_.shard->all_reduce(one, op, {.label = "bad gradient", .blocking = true})->wait();
+  return *one.data<int64_t>();
 }
 
 Tensor ParameterState::gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const {

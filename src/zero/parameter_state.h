@@ -216,9 +216,14 @@ class ParameterState : public nn::ParameterStore {
 
   // Squares of all gradients (every rank).
   ExactSum gradient_squares(const OpContext& ctx) const;
-  // The first parameter, as they were registered, with a gradient that is not finite; kNoParam
-  // (every rank).
-  nn::ParamId first_bad_gradient(const OpContext& ctx) const;
+  // The first element, as parameters were registered, of a gradient that is not finite; none with
+  // kNoParam (every rank).
+  struct BadGradient {
+    nn::ParamId id = nn::kNoParam;
+    int64_t element = -1;  // row-major in the parameter
+    double value = 0;      // NaN or an infinity
+  };
+  BadGradient first_bad_gradient(const OpContext& ctx) const;
 
   // Whole tensors by parameter, as views, where they lie whole; `master` only while masters are
   // not split.
@@ -264,6 +269,7 @@ class ParameterState : public nn::ParameterStore {
     return layout_.bucket_of(id) + static_cast<size_t>(tile);
   }
   Tensor whole_of_tiles(nn::ParamId id);
+  int64_t agreed(int64_t number, ReduceOp op) const;
   Tensor owned(const optim::FlatTensor& flat, nn::ParamId id) const;
   Tensor owned(const optim::FlatTensor& flat, const Bucket& bucket) const;
   std::shared_ptr<Event> take_reduced(const OpContext& ctx, const Bucket& bucket,

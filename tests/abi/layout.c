@@ -57,7 +57,7 @@ OFFSET(ds_generate_options, has_stop_token, 52);
 OFFSET(ds_generate_options, no_graphs, 56);
 OFFSET(ds_generate_options, reserved, 60);
 
-SIZE(ds_step_report, 344);
+SIZE(ds_step_report, 360);
 OFFSET(ds_step_report, struct_size, 0);
 OFFSET(ds_step_report, step, 8);
 OFFSET(ds_step_report, micro_steps, 16);
@@ -71,6 +71,8 @@ OFFSET(ds_step_report, lr, 64);
 OFFSET(ds_step_report, loss_scale, 72);
 OFFSET(ds_step_report, seconds, 80);
 OFFSET(ds_step_report, first_bad_tensor, 88);
+OFFSET(ds_step_report, first_bad_element, 344);
+OFFSET(ds_step_report, first_bad_value, 352);
 
 VALUE(DS_OK, 0);
 VALUE(DS_ERR_INVALID_ARGUMENT, -1);

@@ -1,6 +1,7 @@
 #include "capi/calls.h"
 
 #include <cstring>
+#include <fstream>
 
 #include "tensor/dlpack_abi.h"
 
@@ -106,6 +107,11 @@ std::vector<Call> library_calls() {
        {text("model_json", model_config()), text("config_json", "{\"train_batch_size\": 2}"),
         text("options_json", "{\"world\": 2}"), out_text("out_json")},
        [](const Arguments& a) { return ds_plan(s(a, 0), s(a, 1), s(a, 2), p<char*>(a, 3)); }},
+      {"ds_config_check",
+       {text("config_json", R"({"train_batch_size": "many"})"), out_text("out_json")},
+       [](const Arguments& a) {
+         return ds_config_check(s(a, 0), R"({"world": 2, "lenient": true})", p<char*>(a, 1));
+       }},
   };
 }
 
@@ -410,6 +416,9 @@ std::vector<Call> model_calls() {
       {"ds_model_save",
        {in(kModel, "model"), text("folder", "{dir}/weights")},
        [](const Arguments& a) { return ds_model_save(p<ds_model>(a, 0), s(a, 1), nullptr); }},
+      {"ds_model_copy",
+       {in(kModel, "model"), out(kModel, "out_model")},
+       [](const Arguments& a) { return ds_model_copy(p<ds_model>(a, 0), p<ds_model*>(a, 1)); }},
       {"ds_model_config",
        {in(kModel, "model"), out_text("out_json")},
        [](const Arguments& a) { return ds_model_config(p<ds_model>(a, 0), p<char*>(a, 1)); }},
@@ -658,9 +667,23 @@ std::vector<Call> gradient_calls() {
        [](const Arguments& a) {
          return ds_engine_gradient_view(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
        }},
+      {"ds_engine_set_loss",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_set_loss(p<ds_engine>(a, 0), 1.5); }},
+      {"ds_engine_set_progress",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) {
+         return ds_engine_set_progress(p<ds_engine>(a, 0), nullptr, nullptr, nullptr);
+       }},
+      {"ds_engine_interrupt",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_interrupt(p<ds_engine>(a, 0)); }},
       {"ds_engine_discard_gradients",
        {in(kEngine, "engine")},
        [](const Arguments& a) { return ds_engine_discard_gradients(p<ds_engine>(a, 0)); }},
+      {"ds_engine_set_boundary",
+       {in(kEngine, "engine")},
+       [](const Arguments& a) { return ds_engine_set_boundary(p<ds_engine>(a, 0), -1); }},
       {"ds_engine_loss_scale",
        {in(kEngine, "engine"), out("out_scale")},
        [](const Arguments& a) {
@@ -683,6 +706,29 @@ std::vector<Call> engine_calls() {
          return ds_engine_create(s(a, 0), p<ds_model>(a, 1), p<ds_comm>(a, 2), p<ds_engine*>(a, 3));
        },
        [](World& world, Arguments&) {
+         ds_engine_destroy(world.engine);
+         world.engine = nullptr;
+       }},
+      {"ds_engine_create_with",
+       {text("config_json", engine_config()), in(kModel, "model"), maybe(kComm, "comm"),
+        out(kEngine, "out_engine")},
+       [](const Arguments& a) {
+         return ds_engine_create_with(s(a, 0), R"({"set": {"seed": 3}})", p<ds_model>(a, 1),
+                                      p<ds_comm>(a, 2), p<ds_engine*>(a, 3));
+       },
+       [](World& world, Arguments&) {
+         ds_engine_destroy(world.engine);
+         world.engine = nullptr;
+       }},
+      {"ds_engine_create_from_file",
+       {text("path", "{dir}/engine.json"), in(kModel, "model"), maybe(kComm, "comm"),
+        out(kEngine, "out_engine")},
+       [](const Arguments& a) {
+         return ds_engine_create_from_file(s(a, 0), nullptr, p<ds_model>(a, 1), p<ds_comm>(a, 2),
+                                           p<ds_engine*>(a, 3));
+       },
+       [](World& world, Arguments&) {
+         std::ofstream(world.folder.file("engine.json")) << engine_config();
          ds_engine_destroy(world.engine);
          world.engine = nullptr;
        }},

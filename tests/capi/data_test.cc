@@ -220,6 +220,8 @@ TEST(CapiDataset, RefusesOddSpecifications) {
       {R"("path": "$", "sequence_length": 8, "samples": -1)", DS_ERR_CONFIG, "/samples"},
       {R"("path": "$", "sequence_length": 8, "seed": -1)", DS_ERR_CONFIG, "/seed"},
       {R"("path": "$", "sequence_length": 8, "split": "a,b")", DS_ERR_CONFIG, "/split"},
+      {R"("path": "$", "sequence_length": 8, "split_rounding": "core")", DS_ERR_CONFIG,
+       "/split_rounding"},
       {R"("path": "$", "sequence_length": 8, "split": "0,0,1")", DS_ERR_CONFIG,
        "no data for the train part"},
       {R"("path": "$", "sequence_length": 8, "part": "validation")", DS_ERR_CONFIG, "/part"},

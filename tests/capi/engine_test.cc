@@ -44,6 +44,26 @@ std::vector<float> parameter(ds_model* model, const char* name) {
   return read(tensor);
 }
 
+TEST(CapiEngine, BoundariesAreTheCallers) {
+  World world;
+  for (const int32_t bad : {-2, 2, 7}) {
+    EXPECT_EQ(ds_engine_set_boundary(world.engine, bad), DS_ERR_INVALID_ARGUMENT);
+  }
+  const auto step = [&] {
+    EXPECT_DS_OK(ds_engine_backward(world.engine, world.forward()));
+    ds_step_report report = report_struct();
+    EXPECT_DS_OK(ds_engine_step(world.engine, &report));
+    return report.applied != 0;
+  };
+  ASSERT_DS_OK(ds_engine_set_boundary(world.engine, 0));
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(step()) << i;
+  ds_step_report report = report_struct();
+  EXPECT_EQ(ds_engine_train_batch(world.engine, &report), DS_ERR_STATE);
+  ASSERT_DS_OK(ds_engine_set_boundary(world.engine, 1));
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(step()) << i;
+  ASSERT_DS_OK(ds_engine_set_boundary(world.engine, -1));
+}
+
 TEST(CapiEngine, WrongOrderOfCalls) {
   World world;
   ds_step_report report = report_struct();

@@ -75,5 +75,5 @@ class CliCase(unittest.TestCase):
     def weights(self, checkpoint):
         """The exported weights of a checkpoint as bytes."""
         out = f"{checkpoint}-exported"
-        self.ds("export", checkpoint, out)
+        self.ds("export", checkpoint, out, "--force")
         return (self.folder / out / "model.safetensors").read_bytes()

@@ -54,7 +54,7 @@ class Export(Folders):
         self.assertEqual(self.ds("export", "many", "again").returncode, 0)
         self.assertEqual(self.tensors("again")[0], whole)
         # A limit that all fits in is one file again, and no index is left.
-        self.ds("export", "out", "many", "--max-shard-size", "5GB")
+        self.ds("export", "out", "many", "--max-shard-size", "5GB", "--force")
         self.assertFalse((self.folder / "many/model.safetensors.index.json").exists())
 
     def test_sizes_that_are_none(self):
@@ -70,6 +70,47 @@ class Export(Folders):
         self.assertRegex(done.text, r", tokenizer\.json \([^)]*\)\n\Z")
         self.assertEqual(json.loads((self.folder / "folder/tokenizer.json").read_text())["model"],
                          json.loads((self.folder / "tok.json").read_text())["model"])
+
+
+    def test_a_folder_of_another_model_stays(self):
+        self.ds("export", "out", "folder")
+        before = (self.folder / "folder/model.safetensors").read_bytes()
+        self.train(6, "--save", "more", "--eval-interval", 0)
+        self.assertIn("--force", self.ds("export", "more", "folder", status=1).error)
+        self.assertEqual((self.folder / "folder/model.safetensors").read_bytes(), before)
+        self.ds("export", "more", "folder", "--force")
+        # The same command by its other name.
+        self.ds("convert", "more", "other")
+        for name in ("model.safetensors", "config.json"):
+            self.assertEqual((self.folder / "folder" / name).read_bytes(),
+                             (self.folder / "other" / name).read_bytes())
+        self.assertNotEqual((self.folder / "folder/model.safetensors").read_bytes(), before)
+
+    def test_settings_go_along(self):
+        """What Transformers reads beside weights: through a run, and from folder to folder."""
+        self.ds("tokenizer-train", "text.txt", "--vocab-size", 300, "--output", "tok.json")
+        self.write("model.json", dict(MODEL, vocab_size=300))
+        self.train(1, "--tokenizer", "tok.json", "--save", "tok", "--eval-interval", 0)
+        self.ds("export", "tok", "base")
+        self.assertFalse((self.folder / "base/generation_config.json").exists())
+        settings = {"generation_config.json": '{"temperature": 0.6}\n',
+                    "tokenizer_config.json": '{"chat_template": "{{ messages }}"}\n',
+                    "chat_template.jinja": "{{ messages }}"}
+        for name, text in settings.items():
+            self.write(f"base/{name}", text)
+        self.ds("train", "--model", "base", "--config", "config.json", "--data", "text.txt",
+                "--steps", 1, "--save", "run", "--eval-interval", 0)
+        self.ds("train", "--load", "run", "--config", "config.json", "--data", "text.txt",
+                "--steps", 2, "--save", "next", "--eval-interval", 0)
+        self.ds("convert", "base", "weights", "--to", "checkpoint")
+        for number, (source, more) in enumerate([("base", []), ("run", []), ("next", []),
+                                                 ("next", ["--tag", "global_step2"]),
+                                                 ("weights", [])]):
+            done = self.ds("export", source, f"e{number}", *more)
+            for name, text in settings.items():
+                with self.subTest(source=source, name=name):
+                    self.assertIn(name, done.text)
+                    self.assertEqual((self.folder / f"e{number}" / name).read_text(), text)
 
 
 class Adapters(Folders):
@@ -108,6 +149,7 @@ class Adapters(Folders):
         config = json.loads((self.folder / "peft/adapter_config.json").read_text())
         self.assertEqual((config["peft_type"], config["r"], config["lora_alpha"],
                           config["target_modules"]), ("LORA", 4, 8, ["c_attn"]))
+        self.assertEqual(config["base_model_name_or_path"], "base")
         done = self.ds("export", "tuned", "a")
         self.assertIn("merged the adapters of tuned\n", done.text)
         self.ds("export", "base", "b", "--merge-adapter", "peft")
@@ -122,6 +164,9 @@ class Adapters(Folders):
         first = (self.folder / "peft/adapter_model.safetensors").read_bytes()
         self.ds("convert", "tuned", "again", "--to", "adapter")
         self.assertEqual((self.folder / "again/adapter_model.safetensors").read_bytes(), first)
+        # The checkpoint remembers what it was made from.
+        config = json.loads((self.folder / "again/adapter_config.json").read_text())
+        self.assertEqual(config["base_model_name_or_path"], "base")
         self.ds("convert", "base", "carrying", "--to", "checkpoint", "--adapter", "peft")
         self.ds("convert", "carrying", "back", "--to", "adapter")
         self.assertEqual((self.folder / "back/adapter_model.safetensors").read_bytes(), first)
@@ -141,7 +186,7 @@ class Adapters(Folders):
                 (["out", "x", "--to", "checkpoint", "--max-shard-size", "1GB"], 2,
                  ["--max-shard-size"]),
                 (["out", "x", "--to", "onnx"], 2, ["onnx"]),
-                (["out", "x"], 2, ["--to"]),
+                (["out", "x", "--to"], 2, ["--to"]),
                 (["none", "x", "--to", "safetensors"], 1, ["none"])]:
             with self.subTest(arguments=arguments):
                 done = self.ds("convert", *arguments, status=status)

@@ -98,7 +98,7 @@ class Lora(FineTune):
                 (["--lora", "4:"], 2, ["--lora"]),
                 (["--lora", "4:-1"], 2, ["--lora"]),
                 (["--lora-targets", "c_attn"], 2, ["--lora"]),
-                (["--lora", "4", "--lora-targets", "c_atn"], 1, ["c_atn", "did you mean c_attn"]),
+                (["--lora", "4", "--lora-targets", "c_atn"], 1, ["c_atn", "did you mean c_attn", "the linear layers are c_attn, c_fc, c_proj"]),
                 (["--lora", "4", "--adapter", "x"], 2, ["--adapter"]),
                 (["--adapter", "nowhere"], 1, ["nowhere"]),
                 (["--adapter-out", "x"], 2, ["--adapter-out", "--lora"]),

@@ -53,7 +53,10 @@ class Generate(OneCheckpoint):
 
     def test_beyond_the_models_positions(self):
         done = self.generate("--prompt", "The ", "--max-tokens", 100, "--stats")
-        self.assertRegex(done.error, r"^100 tokens in ")
+        self.assertRegex(done.error, r"(?m)^100 tokens in ")
+        self.assertEqual(done.error.count("the text fills the model's 32 positions"), 1)
+        done = self.generate("--prompt", "The ", "--max-tokens", 20)
+        self.assertNotIn("positions", done.error)
 
     def test_weight_forms(self):
         options = ["--prompt", "The ", "--max-tokens", 40, "--temperature", 0]
@@ -94,6 +97,10 @@ class Checkpoints(OneCheckpoint):
         largest.write_bytes(content)
         done = self.ds("inspect", "out", "--verify", status=1)
         self.assertIn(largest.name, done.error)
+        self.assertRegex(done.error, "^ds: error: ")
+        # The prompt is there already when the weights are read: the message has its own line.
+        done = self.ds("generate", "--model", "out", "--prompt", "The ", status=1)
+        self.assertEqual(done.text, "The \n")
         self.assertRegex(done.error, "^ds: error: ")
 
     def test_export_opens_again(self):

@@ -13,7 +13,8 @@ from cli_case import PROGRAM, CliCase
 
 SHOW = ("import json, os; print(json.dumps({name: os.environ.get(name) for name in ("
         "'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT', "
-        "'TORCHELASTIC_RUN_ID', 'DS_MASTER_PORT')}))")
+        "'TORCHELASTIC_RUN_ID', 'DS_MASTER_PORT', 'DS_MASTER_FD', 'DS_JOB_TOKEN', "
+        "'DS_JOB_TOKEN_FILE')}))")
 PYTHON = [sys.executable, "-S", "-E"]
 
 
@@ -66,8 +67,11 @@ class LaunchCase(CliCase):
 
 class Success(LaunchCase):
     def test_places(self):
-        os.environ["DS_MASTER_PORT"] = "1"
-        self.addCleanup(os.environ.pop, "DS_MASTER_PORT")
+        outside = {"DS_MASTER_PORT": "1", "DS_MASTER_FD": "77", "DS_JOB_TOKEN": "x" * 20,
+                   "DS_JOB_TOKEN_FILE": "/nowhere"}
+        os.environ.update(outside)
+        for name in outside:
+            self.addCleanup(os.environ.pop, name)
         done = self.launch(3, *PYTHON, "-c", SHOW)
         self.assertEqual(done.error, "")
         places = {}
@@ -79,9 +83,14 @@ class Success(LaunchCase):
             self.assertEqual((place["RANK"], place["LOCAL_RANK"]), (rank, rank))
             self.assertEqual((place["WORLD_SIZE"], place["LOCAL_WORLD_SIZE"]), ("3", "3"))
             self.assertEqual(place["MASTER_ADDR"], "127.0.0.1")
-            self.assertIsNone(place["DS_MASTER_PORT"])  # it would win over MASTER_PORT
-        for name in ["MASTER_PORT", "TORCHELASTIC_RUN_ID"]:
+            self.assertIsNone(place["DS_JOB_TOKEN_FILE"])
+            self.assertRegex(place["DS_JOB_TOKEN"], "^[0-9a-f]{64}$")
+            # Only rank 0 has the listener.
+            self.assertEqual(place["DS_MASTER_FD"] is None, rank != "0")
+            self.assertNotEqual(place["DS_MASTER_FD"], "77")
+        for name in ["MASTER_PORT", "TORCHELASTIC_RUN_ID", "DS_MASTER_PORT", "DS_JOB_TOKEN"]:
             self.assertEqual(len({place[name] for place in places.values()}), 1)
+        self.assertNotIn(places["0"]["DS_MASTER_PORT"], ["1", places["0"]["MASTER_PORT"]])
 
     def test_one_rank(self):
         self.assertEqual(self.launch(1, "echo", "alone").text, "[0] alone\n")
@@ -151,6 +160,43 @@ class Ports(LaunchCase):
         done = self.shell(1, "echo $MASTER_PORT", options=["--master-port", port])
         self.assertEqual(done.text, f"[0] {port}\n")
 
+    def test_rank_0_inherits_its_listener_and_nobody_can_be_there_first(self):
+        script = """
+import os, socket, sys, time
+port = int(os.environ["DS_MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    time.sleep(1)
+    listener = socket.socket(fileno=int(os.environ["DS_MASTER_FD"]))
+    listener.setblocking(True)
+    assert listener.getsockname() == ("127.0.0.1", port)
+    print("accepted", listener.accept()[0].recv(3))
+else:
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        squatter = socket.socket()
+        squatter.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            squatter.bind(("127.0.0.1", port))
+            squatter.listen()
+            sys.exit("the port was free")
+        except OSError as error:
+            print(error.strerror)
+    socket.create_connection(("127.0.0.1", port)).sendall(b"hi!")
+"""
+        done = self.launch(2, *PYTHON, "-c", script)
+        self.assertIn("[0] accepted b'hi!'", done.text)
+        self.assertEqual(done.text.count("[1] Address already in use"), 2)
+
+    def test_a_listener_that_was_closed_on_the_way_is_named(self):
+        shut = "for fd in 3 4 5 6 7 8 9; do eval \"exec $fd>&-\"; done; exec \"$@\""
+        command = ["train", "--model", "model.json", "--data", "text", "--steps", "1"]
+        self.write("text", "some text " * 100)
+        self.write("model.json", json.dumps({"model_type": "gpt2", "vocab_size": 256, "n_layer": 1,
+                                             "n_positions": 32, "n_embd": 16, "n_head": 2}))
+        done = self.ds("launch", "-n", "2", "--grace", "1", "--", "bash", "-c", shut, "sh", PROGRAM,
+                       *command, status=1)
+        self.assertIn("DS_MASTER_FD says that file", done.error)
+        self.assertIn("a program between the launcher and this one has closed it", done.error)
+
     def test_jobs_at_once_have_ports_of_their_own(self):
         jobs = [self.begin(2, "echo $MASTER_PORT $TORCHELASTIC_RUN_ID; sleep 0.5") for _ in range(8)]
         seen = set()
@@ -196,6 +242,96 @@ class Failures(LaunchCase):
                              "trap 'echo tidy; exit 0' TERM; sleep MARK & wait", status=5)
         self.assertIn("[1] tidy", done.text)
         self.assertEqual(self.marked(), [])
+
+    # Ranks that tell their failures as the library does, one after the other.
+    NOTES = """
+import os, pathlib, signal, socket, struct, sys, time
+rank = int(os.environ["RANK"])
+IO, COMM = -6, -5
+def note(code):
+    told = socket.socket(fileno=int(os.environ["DS_FAILURE_FD"]))
+    told.send(struct.pack("<qii", time.monotonic_ns(), code, 0))
+    told.detach()
+def reach(point):
+    pathlib.Path(point + ".new").write_text(str(os.getpid()))
+    os.rename(point + ".new", point)
+def wait_for(point):
+    while not os.path.exists(point):
+        time.sleep(0.02)
+"""
+
+    def notes(self, ranks, script, status, grace=30):
+        for point in self.folder.glob("point*"):
+            point.unlink()
+        return self.launch(ranks, *PYTHON, "-c", self.NOTES + script, status=status,
+                           options=["--grace", grace]).error
+
+    def test_first_is_whose_error_came_first(self):
+        # Rank 2 fails first and takes its time to end; the others fail because of it.
+        script = """
+if rank == 2:
+    signal.signal(signal.SIGTERM, lambda *_: END)
+    note(IO)
+    print("no space", file=sys.stderr, flush=True)
+    reach("point")
+    while True:
+        time.sleep(60)
+wait_for("point")
+note(COMM if rank == 0 else IO)
+sys.exit(3)
+"""
+        error = self.notes(3, script.replace("END", "sys.exit(7)"), 7)
+        self.assertRegex(error, r"rank 2 failed first, after [\d.]+ s: exit code 7")
+        self.assertTrue(error.endswith("  | no space\n"), error)
+        error = self.notes(3, script.replace("END", "None"), 3, grace=0.5)
+        self.assertRegex(error, "rank 2 failed first, .*: its error came before that of rank [01];")
+        self.assertTrue(error.endswith("  | no space\n"), error)
+
+    def test_what_is_about_others_is_not_first(self):
+        error = self.notes(2, """
+if rank == 0:
+    note(COMM)
+    reach("point0")
+    wait_for("point1")
+    sys.exit(3)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+wait_for("point0")
+note(IO)
+reach("point1")
+while True:
+    time.sleep(60)
+""", 4)
+        self.assertIn("rank 1 failed first", error)
+
+    def test_what_a_rank_got_over_is_not_first(self):
+        error = self.notes(2, """
+if rank == 1:
+    note(IO)
+    reach("point")
+    time.sleep(600)
+wait_for("point")
+time.sleep(6)
+note(IO)
+sys.exit(3)
+""", 3)
+        self.assertIn("rank 0 failed first", error)
+
+    def test_a_stopped_rank_is_named(self):
+        error = self.notes(3, """
+if rank == 1:
+    reach("point")
+    os.kill(os.getpid(), signal.SIGSTOP)
+if rank > 0:
+    time.sleep(600)
+wait_for("point")
+stat = pathlib.Path(f"/proc/{pathlib.Path('point').read_text()}/stat")
+while stat.read_text().rsplit(") ", 1)[1][0] != "T":
+    time.sleep(0.02)
+note(COMM)
+sys.exit(3)
+""", 3, grace=0.5)
+        self.assertIn("did not run, stopped by a signal or a debugger: rank 1; rank 0 failed first",
+                      error)
 
     def test_grandchildren_end_too(self):
         self.shell(2, "setsid sleep MARK & sleep MARK & [ $RANK = 0 ] && sleep 0.3 && exit 9; wait",
@@ -270,6 +406,14 @@ class Signals(LaunchCase):
         job.send_signal(signal.SIGTERM)
         job.communicate(timeout=30)
         self.assertEqual(job.returncode, 143)
+        self.assertEqual(self.marked(), [])
+
+    def test_grace_holds_for_a_signal_from_outside(self):
+        job = self.started(2, "trap '' TERM; while true; do sleep MARK; done", "--grace", "0.5")
+        job.send_signal(signal.SIGTERM)
+        error = job.communicate(timeout=30)[1].decode()
+        self.assertEqual(job.returncode, 143)
+        self.assertIn("0.5 s (--grace)", error)
         self.assertEqual(self.marked(), [])
 
     def test_nothing_is_left_when_launch_is_killed(self):

@@ -167,7 +167,8 @@ class Ranks(CliCase):
         self.assertLess(sent["MiCS"], 0.9 * sent["plain"])
         # What makes no sense is refused by every rank, with the key.
         config = json.dumps({"train_batch_size": 4, "zero_optimization": {
-            "stage": 3, "mics_shard_size": 3}})
+            "stage": 3, "mics_shard_size": 3},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})
         arguments = self.files(3)
         with open(self.path("config3.json"), "w") as f:
             f.write(config)

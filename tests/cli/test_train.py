@@ -133,6 +133,26 @@ class Tokens(CliCase):
         self.ds("train", "--model", "exported", "--tokenizer", "exported", "--config",
                 "config.json", "--data", "text.txt", "--steps", 1)
 
+    def test_weights_without_their_tokenizer(self):
+        """Weights of a vocabulary that is not bytes are not trained on bytes by accident."""
+        self.write("model.json", dict(MODEL, vocab_size=512))
+        self.train(1, "--save", "out", "--eval-interval", 0)
+        self.ds("export", "out", "folder")
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (self.folder / "folder" / name).unlink(missing_ok=True)
+        train = ["train", "--model", "folder", "--config", "config.json", "--data", "text.txt",
+                 "--steps", 1, "--eval-interval", 0]
+        done = self.ds(*train, status=1)
+        self.assertIn("folder holds no tokenizer and its vocabulary is 512", done.error)
+        self.assertIn("--tokenizer bytes", done.error)
+        refused = self.ds("generate", "--model", "folder", "--prompt", "x", status=1)
+        self.assertIn("folder holds no tokenizer and its vocabulary is 512", refused.error)
+        self.ds(*train, "--tokenizer", "bytes", "--save", "more")
+        # What was trained so says so.
+        self.assertTrue(self.ds("generate", "--model", "more", "--prompt", "x", "--max-tokens", 1,
+                                "--temperature", 0).text.startswith("x"))
+        self.assertEqual(self.ds("tokenize", "--tokenizer", "bytes", "ab").text, "97 98\n")
+
     def test_vocabulary_too_small(self):
         self.write("model.json", dict(MODEL, vocab_size=100))
         done = self.train(2, status=1)

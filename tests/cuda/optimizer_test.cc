@@ -44,6 +44,7 @@ struct Variant {
   bool low_precision;  // bf16 gradients and a bf16 copy of the weights
   bool exact;          // the rule divides nowhere: the same bits as on the CPU
   double momentum = 0;
+  bool more_state = false;  // AMSGrad, or centered
 };
 
 void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
@@ -103,6 +104,7 @@ TEST_P(GpuOptimizer, UpdatesAsTheCpuDoes) {
   config.lr = 1e-3;
   config.weight_decay = 0.1;
   config.momentum = variant.momentum;
+  config.amsgrad = config.centered = variant.more_state;
   config.state_type = variant.states;
   Side cpu(make_cpu_device()), gpu(make_cuda_device(0));
   Side* const sides[] = {&cpu, &gpu};
@@ -162,9 +164,10 @@ TEST_P(GpuOptimizer, UpdatesAsTheCpuDoes) {
       EXPECT_EQ(on_gpu.storage()->device_kind(), DeviceKind::kCuda);
       EXPECT_FALSE(optimizers[1]->state_view(place, state));
       const Tensor on_cpu = optimizers[0]->read_state(cpu.ctx, place, state);
-      // Only Adagrad's sums see the weights.
-      const bool same_bits =
-          variant.exact || (variant.states == kFp32 && variant.type != OptimizerType::kAdagrad);
+      // States that see the weights, through decay in the gradient.
+      const bool sees_weights =
+          variant.type == OptimizerType::kAdagrad || variant.type == OptimizerType::kRmsprop;
+      const bool same_bits = variant.exact || (variant.states == kFp32 && !sees_weights);
       expect_close(gpu.host<float>(on_gpu), cpu.host<float>(on_cpu), same_bits,
                    codes ? 0.1f : 0.01f, codes ? 1e-3f : 0, state.c_str());
       // From the CPU to the GPU and back, the state stays.
@@ -186,6 +189,14 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"lion", OptimizerType::kLion, kFp32, true, true},
         Variant{"lion_bf16_states", OptimizerType::kLion, OptimizerStateType::kBf16, true, true},
         Variant{"adagrad", OptimizerType::kAdagrad, kFp32, false, false},
+        Variant{"amsgrad", OptimizerType::kAdamW, kFp32, true, false, 0, true},
+        Variant{"amsgrad_8_bits", OptimizerType::kAdamW, OptimizerStateType::kInt8, true, false, 0,
+                true},
+        Variant{"nadam", OptimizerType::kNadam, kFp32, true, false},
+        Variant{"rmsprop", OptimizerType::kRmsprop, kFp32, false, false},
+        Variant{"rmsprop_momentum", OptimizerType::kRmsprop, kFp32, true, false, 0.9},
+        Variant{"rmsprop_centered", OptimizerType::kRmsprop, kFp32, true, false, 0, true},
+        Variant{"rmsprop_both", OptimizerType::kRmsprop, kFp32, false, false, 0.9, true},
         Variant{"sgd", OptimizerType::kSgd, kFp32, false, true},
         Variant{"momentum", OptimizerType::kSgd, kFp32, true, true, 0.9},
         Variant{"lamb", OptimizerType::kLamb, kFp32, true, false}),

@@ -24,10 +24,13 @@ def free_port():
         return taken.getsockname()[1]
 
 
-def place(rank, world, port):
+def place(rank, world, port, secret=None):
     """The environment that a launcher gives to a rank."""
-    unset = ("DS_MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
+    unset = ("DS_MASTER_PORT", "DS_MASTER_FD", "DS_FAILURE_FD", "DS_JOB_TOKEN", "DS_JOB_TOKEN_FILE",
+             "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
     clean = {key: value for key, value in os.environ.items() if key not in unset}
+    if secret is not None:
+        clean["DS_JOB_TOKEN"] = secret
     return {**clean, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
@@ -35,9 +38,9 @@ def place(rank, world, port):
 class Job:
     """Ranks of one job, each in a session of its own; at its end none of them is left."""
 
-    def __init__(self, commands, folder, port=None, order=None, pause=lambda: 0):
+    def __init__(self, commands, folder, port=None, order=None, pause=lambda: 0, secret=None):
         """`commands`: by rank. `order`: in which they start, with pause() seconds before each;
-        ranks that it leaves out never come."""
+        ranks that it leaves out never come. `secret`: of the job."""
         self.world = len(commands)
         self.folder = pathlib.Path(folder)
         self.processes = {}
@@ -47,7 +50,7 @@ class Job:
             with open(self.folder / f"{rank}.out", "wb") as out, \
                  open(self.folder / f"{rank}.err", "wb") as err:
                 self.processes[rank] = subprocess.Popen(
-                    commands[rank], env=place(rank, self.world, port), cwd=folder, stdout=out,
+                    commands[rank], env=place(rank, self.world, port, secret), cwd=folder, stdout=out,
                     stderr=err, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def __enter__(self):

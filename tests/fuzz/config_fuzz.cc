@@ -2,6 +2,7 @@
 // resolves to a document that resolves to itself.
 #include <optional>
 
+#include "config/check.h"
 #include "config/config.h"
 #include "fuzz/fuzz_support.h"
 
@@ -35,6 +36,27 @@ void try_document(std::string_view text, const ds::ConfigEnvironment& environmen
   claim(!overflow && batch.train_batch == product, "the batch is micro x accumulation x ranks");
 }
 
+// Read with every liberty, a document is refused or means what its strict form means.
+void try_liberties(std::string_view text) {
+  ds::ReadOptions liberties;
+  liberties.lenient = true;
+  liberties.resolve_auto.emplace();
+  liberties.resolve_auto->lr = 1e-4;
+  liberties.resolve_auto->precision = "bf16";
+  liberties.resolve_auto->total_steps = 10;
+  liberties.resolve_auto->micro_batch = 1;
+  std::optional<ds::CheckedConfig> checked;
+  ds::fuzz::must_succeed("a check lists problems and throws none",
+                         [&] { checked = ds::check_config(text, {}, liberties); });
+  claim(!ds::dump_json(ds::describe_check(*checked)).empty(), "a check can be shown");
+  if (!checked->accepted()) return;
+  const std::string strict = ds::dump_json(ds::given_document(checked->parsed));
+  ds::fuzz::must_succeed("the document given back is strict", [&] {
+    const std::string again = ds::dump_json(ds::load_config(strict).resolved());
+    claim(again == ds::dump_json(checked->parsed.values), "and means the same", strict);
+  });
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -42,5 +64,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try_document(text, {});
   try_document(text, {.data_parallel_size = 2, .world_size = 4});
+  try_liberties(text);
   return 0;
 }

@@ -388,6 +388,81 @@ def model_config_seeds():
     put("model_config", "huge", '{"model_type":"gpt2","vocab_size":9223372036854775808}')
 
 
+def record(kind, count, payload=b"", op=0, dtype=1, flags=4, root=-1, claimed=None, largest=0, dims=0):
+    """A record as src/comm/record.h lays it out, and its payload."""
+    claimed = len(payload) if claimed is None else claimed
+    head = struct.pack("<QBBBBiqqQii", 1, kind, op, dtype, flags, root, count, largest, 0, dims,
+                       claimed)
+    return head + bytes(64 + 32) + b"label".ljust(96, b"\0") + payload
+
+
+def peer_records_seeds():
+    def rank(name, which, data, large=False, n=9, checked=False, control=b"", stream=b""):
+        put("peer_records", name, bytes([which, large, n, checked, len(control)]) +
+            struct.pack("<H", len(stream)) + control + stream + data)
+    floats = struct.pack("<10f", *range(10))
+    alike = {0: 0, 1: 1, 2: 2, 3: 3, 6: 6}
+    for which, kind in alike.items():
+        rooted = kind == 1
+        payload = floats * (2 if kind in (2, 6) else 1)
+        answer = record(kind, 10, payload, op=3 if kind == 1 else 0, root=0 if rooted else -1)
+        rank(f"call_{kind}", 2 * which, answer * 2)
+        rank(f"joined_{kind}", 22, record(10, 0, flags=0, dtype=0) + answer)
+    rank("broadcast", 11, record(5, 10, floats, root=1) * 3)
+    rank("scatter", 19, record(9, 10, floats * 2, root=1) * 2)
+    rank("gather", 16, record(8, 10, floats, root=0) * 2)
+    rank("counts", 14, record(7, 0, struct.pack("<qq", 10, 11), flags=0, largest=44) + floats * 3)
+    rank("large", 0, record(0, 1100, flags=0) + floats * 95, large=True)
+    rank("without_payload", 0, record(0, 10))
+    rank("long_payload", 0, record(0, 10, bytes(3000)))
+    rank("claims", 0, record(0, 10, floats, claimed=2**31 - 1))
+    rank("root", 11, record(5, 10, floats, root=2**31 - 1))
+    rank("kind", 22, record(10, 0, flags=0, dtype=0) + record(200, 10, floats))
+    rank("count", 22, record(10, 0, flags=0, dtype=0) + record(0, 2**62, flags=0))
+    rank("joins", 0, record(15, 0, flags=1) * 4)
+    rank("negative_counts", 14, record(7, 0, struct.pack("<qq", -5, 2**62), flags=0))
+    rank("failure", 0, b"", control=struct.pack("<iI", -5, 20) + b"\x1b[2Jrank 1 is full\0\0")
+    header = struct.pack("<Qqq", 0x6D657373616765, 0, 40)
+    rank("message", 20, b"", stream=header + floats)
+    rank("early", 21, b"", stream=header + floats + struct.pack("<Qqq", 0x6D657373616765, 1, 40) +
+         floats)
+    rank("announced", 20, b"", stream=struct.pack("<Qqq", 0x6D657373616765, 7, 2**33) + floats)
+    rank("short_message", 20, b"", stream=struct.pack("<Qqq", 0x6D657373616765, 0, 39) + floats)
+
+
+def rendezvous_seeds():
+    text = b"+" + b"".join(struct.pack("<Q", n) + b"x" * n for n in (3, 0, 200))
+    for name, value in (("whole", text), ("cut", text[:-1]), ("failure", b"-rank 2 \x1b]0;x\x07"),
+                        ("empty", b""), ("beyond", b"+" + struct.pack("<Q", 2**64 - 1) + b"abc")):
+        put("rendezvous_client", f"texts_{name}", b"\x02\x01" + value)
+        put("rendezvous_client", f"rank_0_{name}", b"\x02\0" + value)
+    for name, value in (("plain", b"1234 99 10.0.0.1"), ("port", b"70000 1 a"), ("none", b"1 1 "),
+                        ("words", b"a b c"), ("control", b"1 2 \x1b[2J")):
+        put("rendezvous_client", f"entry_{name}", b"\x01" + value)
+    magic = struct.pack("<Q", 0x6532726F74732D64)
+    put("rendezvous_client", "stranger", b"\0\0HTTP/1.1 400 Bad Request\r\n\r\n")
+    put("rendezvous_client", "challenge", b"\0\0" + magic + bytes(40) + magic + bytes(40))
+    put("rendezvous_client", "value", b"\0\1" + struct.pack("<II", 0, 5) + b"value")
+    put("rendezvous_client", "huge", b"\0\1" + struct.pack("<II", 0, 2**32 - 1) + b"value")
+    hello = magic + struct.pack("<Qii", 0x45627C193A5B605C, 1, 2) + bytes(range(32))
+    put("rendezvous_server", "hello", b"\0" + hello)
+    put("rendezvous_server", "proof", b"\0" + hello + bytes(32))
+    put("rendezvous_server", "half", b"\0" + hello[:30])
+    put("rendezvous_server", "http", b"\0GET / HTTP/1.1\r\n\r\n")
+    put("rendezvous_server", "lies", b"\1" + struct.pack("<IIII", 1, 2**32 - 1, 2**32 - 1, 0))
+    put("rendezvous_server", "without_code", b"\1" + struct.pack("<IIII", 1, 1, 1, 0) + b"kv" +
+        bytes(32))
+
+    def asks(*requests):
+        return b"\2" + b"".join(struct.pack("<BBHB", operation, len(key), len(value), 0) + key +
+                                bytes([own]) + value for operation, key, value, own in requests)
+    put("rendezvous_server", "put_and_get", asks((1, b"a/round/1", b"text", 1), (2, b"a/round/1", b"", 0)))
+    put("rendezvous_server", "keys_of_others", asks((1, b"a/round/0", b"text", 0), (1, b"", b"", 0)))
+    put("rendezvous_server", "twice", asks(*[(1, b"b/round/1", bytes(1900), 1)] * 2))
+    put("rendezvous_server", "unknown", asks((2, b"missing", b"", 0), (3, b"x", b"", 0)))
+
+
 for make in (config_seeds, safetensors_seeds, manifest_seeds, tokenizer_seeds, idx_seeds,
-             dlpack_seeds, jsonl_seeds, finetune_seeds, sentences_seeds, model_config_seeds):
+             dlpack_seeds, jsonl_seeds, finetune_seeds, sentences_seeds, model_config_seeds,
+             peer_records_seeds, rendezvous_seeds):
     make()

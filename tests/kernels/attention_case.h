@@ -39,7 +39,7 @@ struct Spec {
   Mask mask = Mask::kNone;
   double dropout = 0;
   bool packed = false;  // q, k, v (and their gradients) are views of one tensor
-  int64_t first_batch = 0;
+  uint32_t first_sample = 0;
   double deviation = 1;  // of q and k
   int64_t window = 0;
   Segments segments = Segments::kNone;
@@ -136,7 +136,7 @@ inline Inputs make_inputs(const Spec& s, uint64_t seed) {
   x.options.scale = static_cast<float>(1.3 / std::sqrt(static_cast<double>(s.head_dim)));
   x.options.dropout = s.dropout;
   x.options.stream = {random(), static_cast<uint32_t>(random()), static_cast<uint32_t>(random())};
-  x.options.first_batch = s.first_batch;
+  x.options.stream.sample = s.first_sample;
   x.options.window = s.window;
   x.options.segments = x.segments;
   AttentionProblem& p = x.problem;
@@ -150,7 +150,6 @@ inline Inputs make_inputs(const Spec& s, uint64_t seed) {
   p.scale = x.options.scale;
   p.dropout = s.dropout;
   p.stream = x.options.stream;
-  p.first_batch = s.first_batch;
   p.window = s.window;
   if (x.segments) {
     p.segments = x.segments.data<int32_t>();

@@ -12,20 +12,20 @@ namespace ref = kernels::reference;
 
 // The table's gradient and the errors it may have: every id adds one rounding to its row.
 void check_backward(CaseResult& result, const OpContext& ctx, Random& random, DType dtype,
-                    const Tensor& ids, int64_t vocabulary, int64_t cols) {
+                    const Tensor& ids, int64_t vocabulary, int64_t cols, int64_t padding = -1) {
   const int64_t n = ids.elements();
   const Tensor dy = random_tensor(random, dtype, {n, cols});
   Tensor dtable = random_tensor(random, DType::kFloat32, {vocabulary, cols});
   std::vector<double> expected = doubles(dtable), scale = expected;
   std::vector<double> magnitudes = doubles(dy), counts(static_cast<size_t>(vocabulary));
   const auto* id = ids.data<int32_t>();
-  ref::embedding_backward(id, magnitudes.data(), n, cols, expected.data());
+  ref::embedding_backward(id, magnitudes.data(), n, cols, padding, expected.data());
   for (double& v : magnitudes) v = std::abs(v);
   for (double& v : scale) v = std::abs(v);
-  ref::embedding_backward(id, magnitudes.data(), n, cols, scale.data());
+  ref::embedding_backward(id, magnitudes.data(), n, cols, padding, scale.data());
   for (int64_t i = 0; i < n; ++i) ++counts[static_cast<size_t>(id[i])];
   const double most = *std::ranges::max_element(counts);
-  ops::embedding_backward(ctx, ids, dy, dtable);
+  ops::embedding_backward(ctx, ids, dy, dtable, padding);
   compare(result, "dtable", dtable, expected, {0x1p-24 * most, 0}, scale);
 }
 
@@ -85,6 +85,7 @@ OpCase repeated(DType dtype) {
     CaseResult result;
     const Tensor few = random_ints(random, {3000}, 1, 2);
     check_backward(result, ctx, random, dtype, few, 4, 259);
+    check_backward(result, ctx, random, dtype, few, 4, 259, 1);
     const Tensor all = guarded_tensor(DType::kInt32, {500});
     for (int32_t i = 0; i < 500; ++i) all.data<int32_t>()[i] = 499 - i;
     check_backward(result, ctx, random, dtype, all, 500, 130);

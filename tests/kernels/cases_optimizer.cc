@@ -1,6 +1,7 @@
 // Rows for optimizer updates: every rule beside its reference in double precision over many steps,
 // the 8-bit codes, and times of fused passes beside separate ones.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/case_util.h"
@@ -56,6 +57,11 @@ struct Work {
   std::vector<ExactSum> norms;
 };
 
+// Whatever `decoupled` says, which only Adam's kin reads.
+bool is_coupled(UpdateRule rule) {
+  return rule != UpdateRule::kAdam && rule != UpdateRule::kAmsgrad && rule != UpdateRule::kNadam;
+}
+
 struct Variant {
   std::string name;
   UpdateRule rule = UpdateRule::kAdam;
@@ -83,6 +89,25 @@ std::vector<Variant> variants() {
   plain.beta1 = 0;
   plain.beta2 = 0.95;
   add("adagrad", UpdateRule::kAdagrad, 1e-2, 0, 0.5f, true).eps = 1e-10;
+  UpdateHyper& slowing = add("adagrad_l2", UpdateRule::kAdagrad, 1e-2, 0.1, 0.5f, false);
+  slowing.eps = 1e-10;
+  slowing.lr_decay = 0.1;
+  slowing.decoupled = false;
+  add("amsgrad", UpdateRule::kAmsgrad, 1e-3, 0.1, 0.5f, true).beta2 = 0.9;
+  add("nadam", UpdateRule::kNadam, 1e-3, 0.1, 0.5f, true).momentum_decay = 4e-3;
+  UpdateHyper& coupled = add("nadam_l2", UpdateRule::kNadam, 1e-3, 0.1, 1, false);
+  coupled.momentum_decay = 0.05;
+  coupled.decoupled = false;
+  for (const auto& [name, rule] :
+       {std::pair("rmsprop", UpdateRule::kRmsprop),
+        std::pair("rmsprop_momentum", UpdateRule::kRmspropMomentum),
+        std::pair("rmsprop_centered", UpdateRule::kRmspropCentered),
+        std::pair("rmsprop_both", UpdateRule::kRmspropCenteredMomentum)}) {
+    UpdateHyper& hyper = add(name, rule, 3e-4, 0.1, 0.5f, rule != UpdateRule::kRmsprop);
+    hyper.beta1 = 0.8;
+    hyper.beta2 = 0.95;
+    hyper.decoupled = false;
+  }
   add("lion", UpdateRule::kLion, 1e-4, 0.1, 0.5f, true).beta2 = 0.99;
   add("sgd", UpdateRule::kSgd, 1e-2, 0.1, 0.5f, true).beta1 = 0;
   add("momentum", UpdateRule::kMomentum, 1e-2, 0.1, 0.5f, true).dampening = 0.1;
@@ -99,19 +124,47 @@ struct Allowed {
   std::vector<double> rounding, weights;
   explicit Allowed(size_t n) : rounding(n), weights(n, 1e-6) {}
 
-  void grow(const Variant& variant, size_t i, double g, double p, double m, double v) {
+  // An error of the gradient over the root, and one of the variance, which is a difference, within
+  // the root; momentum repeats both.
+  double rmsprop_error(const UpdateHyper& hyper, size_t i, double g, double square,
+                       double mean) const {
+    const double variance = std::max(0.0, square - mean * mean);
+    const double root = std::sqrt(variance) + hyper.eps;
+    const double blur = variance > 0 ? 0x1p-20 * square / variance : 1;
+    return 2 / (1 - hyper.beta1) * hyper.lr / root * (rounding[i] + std::abs(g) * blur);
+  }
+
+  // m is the first state before the step; s, v and w are the three after it.
+  void grow(const Variant& variant, size_t i, double g, double p, double m, double s, double v,
+            double w) {
     const UpdateHyper& hyper = variant.hyper;
     g *= hyper.grad_scale;
     const double coupled =
         variant.rule == UpdateRule::kLion || hyper.decoupled ? 0 : hyper.weight_decay * std::abs(p);
     rounding[i] = std::max(rounding[i], 0x1p-23 * (std::abs(g) + coupled));
     switch (variant.rule) {
-      case UpdateRule::kAdam: {
+      case UpdateRule::kAdam:
+      case UpdateRule::kAmsgrad:
+      case UpdateRule::kNadam: {
         const double t = static_cast<double>(hyper.step);
         const double c2 = hyper.bias_correction ? 1 - std::pow(hyper.beta2, t) : 1;
         weights[i] += 2 * hyper.lr * rounding[i] / (std::sqrt(v / c2) + hyper.eps);
         break;
       }
+      case UpdateRule::kAdagrad:
+        if (coupled > 0) weights[i] += 2 * hyper.lr * rounding[i] / (std::sqrt(s) + hyper.eps);
+        weights[i] += 0x1p-25 * std::abs(p);
+        break;
+      case UpdateRule::kRmsprop:
+      case UpdateRule::kRmspropMomentum:
+        weights[i] += rmsprop_error(hyper, i, g + coupled, s, 0);
+        break;
+      case UpdateRule::kRmspropCentered:
+        weights[i] += rmsprop_error(hyper, i, g + coupled, s, v);
+        break;
+      case UpdateRule::kRmspropCenteredMomentum:
+        weights[i] += rmsprop_error(hyper, i, g + coupled, s, w);
+        break;
       case UpdateRule::kLion: {
         const double u = hyper.beta1 * m + (1 - hyper.beta1) * g;
         if (std::abs(u) < 1e-8) weights[i] += 2 * hyper.lr;  // fp32 may see the other sign
@@ -124,11 +177,42 @@ struct Allowed {
   }
 };
 
+// How far states may lie from the reference: the first, the second, the third.
+std::array<double, 3> states_allowed(const Variant& variant, double most, double sum,
+                                     double carried, double weight) {
+  const double m = 2e-6 * most * std::max(1.0, sum) + carried, square = 2 * most * m;
+  // The buffer adds up what weights lose, before the rate; weights lose what it holds every step.
+  const double buffer = 2e-5 + 2 * weight / variant.hyper.lr;
+  switch (variant.rule) {
+    case UpdateRule::kRmsprop:
+    case UpdateRule::kRmspropCentered:
+      return {square, m, 0};
+    case UpdateRule::kRmspropMomentum:
+    case UpdateRule::kRmspropCenteredMomentum:
+      return {square, buffer, m};
+    default:
+      return {m, square, square};
+  }
+}
+
 void reference_step(const Variant& variant, const UpdateHyper& hyper, int64_t n, double* p,
-                    const double* g, double* m, double* v) {
+                    const double* g, double* m, double* v, double* w) {
+  using namespace kernels::reference;
   switch (variant.rule) {
     case UpdateRule::kAdam:
-      return kernels::reference::adam(hyper, n, p, g, m, v);
+      return adam(hyper, n, p, g, m, v);
+    case UpdateRule::kAmsgrad:
+      return adam(hyper, n, p, g, m, v, w);
+    case UpdateRule::kNadam:
+      return nadam(hyper, n, p, g, m, v);
+    case UpdateRule::kRmsprop:
+      return rmsprop(hyper, n, p, g, m, nullptr, nullptr);
+    case UpdateRule::kRmspropMomentum:
+      return rmsprop(hyper, n, p, g, m, v, nullptr);
+    case UpdateRule::kRmspropCentered:
+      return rmsprop(hyper, n, p, g, m, nullptr, v);
+    case UpdateRule::kRmspropCenteredMomentum:
+      return rmsprop(hyper, n, p, g, m, v, w);
     case UpdateRule::kAdagrad:
       return kernels::reference::adagrad(hyper, n, p, g, m);
     case UpdateRule::kLion:
@@ -159,7 +243,7 @@ OpCase steps_case(Variant variant, int64_t n, int steps) {
     }
     if (variant.model) tensors.model = guarded_tensor(DType::kBFloat16, {n});
     std::vector<double> ep = doubles(tensors.master);
-    std::vector<double> em(ep.size()), ev(ep.size()), before;
+    std::vector<double> em(ep.size()), ev(ep.size()), ew(ep.size()), before;
     // One sample of numbers, read from another place every step.
     const Tensor noise = random_tensor(random, DType::kFloat32, {n + 1000}, 0.05, 0.01);
     UpdateHyper& hyper = variant.hyper;
@@ -172,10 +256,14 @@ OpCase steps_case(Variant variant, int64_t n, int steps) {
       const std::vector<double> g = doubles(tensors.grad);
       for (const double x : g) most = std::max(most, std::abs(x * hyper.grad_scale));
       hyper.step = t;
+      if (variant.rule == UpdateRule::kNadam) {
+        hyper.momentum_product = t == 1 ? 1 : hyper.momentum_product;
+        hyper.momentum_product *= kernels::nadam_momentum(hyper.beta1, hyper.momentum_decay, t);
+      }
       before = em;
-      reference_step(variant, hyper, n, ep.data(), g.data(), em.data(), ev.data());
+      reference_step(variant, hyper, n, ep.data(), g.data(), em.data(), ev.data(), ew.data());
       for (size_t i = 0; i < ep.size(); ++i) {
-        allowed.grow(variant, i, g[i], ep[i], before[i], ev[i]);
+        allowed.grow(variant, i, g[i], ep[i], before[i], em[i], ev[i], ew[i]);
       }
       if (variant.rule == UpdateRule::kLambMoments) {
         work.lamb(ctx, hyper, tensors);
@@ -184,18 +272,18 @@ OpCase steps_case(Variant variant, int64_t n, int steps) {
       }
     }
     // Coupled decay carries what p is allowed into the gradient.
-    const double decay =
-        hyper.decoupled && variant.rule == UpdateRule::kAdam ? 0 : hyper.weight_decay;
+    const double decay = hyper.decoupled && !is_coupled(variant.rule) ? 0 : hyper.weight_decay;
     most += decay;
     const double sums = variant.rule == UpdateRule::kAdagrad ? steps * most : 10;
-    std::vector<double> m_allowed(ep.size()), v_allowed(ep.size());
-    for (size_t i = 0; i < ep.size(); ++i) {
-      m_allowed[i] = 2e-6 * most * std::max(1.0, sums) + 10 * decay * allowed.weights[i];
-      v_allowed[i] = 2 * most * m_allowed[i];
+    std::vector<double> bounds[3];
+    for (const double weight : allowed.weights) {
+      const auto each = states_allowed(variant, most, sums, 10 * decay * weight, weight);
+      for (size_t k = 0; k < 3; ++k) bounds[k].push_back(each[k]);
     }
     compare(result, "master", tensors.master, ep, {1, 0}, allowed.weights);
-    compare(result, "first state", tensors.states[0].data, em, {1, 0}, m_allowed);
-    compare(result, "second state", tensors.states[1].data, ev, {1, 0}, v_allowed);
+    compare(result, "first state", tensors.states[0].data, em, {1, 0}, bounds[0]);
+    compare(result, "second state", tensors.states[1].data, ev, {1, 0}, bounds[1]);
+    compare(result, "third state", tensors.states[2].data, ew, {1, 0}, bounds[2]);
     if (tensors.model) {
       std::vector<double> rounded = doubles(tensors.master);
       for (double& x : rounded) x = to_float(to_bfloat16(static_cast<float>(x)));
@@ -465,6 +553,10 @@ void add_benches(std::vector<OpCase>& rows) {
   for (const Storage& storage : {fp32, low}) {
     rows.push_back(bench("adagrad", UpdateRule::kAdagrad, storage));
     rows.push_back(bench("lion", UpdateRule::kLion, storage));
+    rows.push_back(bench("amsgrad", UpdateRule::kAmsgrad, storage));
+    rows.push_back(bench("nadam", UpdateRule::kNadam, storage));
+    rows.push_back(bench("rmsprop", UpdateRule::kRmsprop, storage));
+    rows.push_back(bench("rmsprop_both", UpdateRule::kRmspropCenteredMomentum, storage));
     rows.push_back(bench("sgd", UpdateRule::kSgd, storage));
     rows.push_back(bench("sgd_momentum", UpdateRule::kMomentum, storage));
     rows.push_back(bench("lamb", UpdateRule::kLambMoments, storage));

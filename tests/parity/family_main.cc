@@ -29,7 +29,7 @@ class Inputs {
     DS_CHECK(entry->dtype == DType::kInt32, Code::kInvalidArgument, name, " must be int32");
     Tensor out =
         Tensor::empty(model_.device(), DType::kInt32, Shape(entry->shape), MemoryTag::kOther);
-    std::memcpy(out.raw(), entry->bytes.data(), entry->bytes.size());
+    entry->read(0, {static_cast<std::byte*>(out.raw()), static_cast<size_t>(entry->size)});
     return out;
   }
   models::Batch batch() const {

@@ -71,7 +71,10 @@ FAMILIES = {
     "qwen2_tied": ("Qwen2ForCausalLM", "Qwen2Config", QWEN2 | dict(tie_word_embeddings=True), {
         "default": {},
         "window": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}}),
-    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", QWEN2, {"default": {"rope_theta": 1e6}}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", QWEN2, {
+        "default": {"rope_theta": 1e6},
+        # The files hold another lm_head than the embedding: Transformers unties with a warning.
+        "mistied": {"rope_theta": 1e6, "tie_word_embeddings": True}}),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, {
         "parallel": {"use_parallel_residual": True},
         "serial": {"use_parallel_residual": False, "rotary_pct": 0.5, "rotary_emb_base": 500},
@@ -79,6 +82,8 @@ FAMILIES = {
                                        "partial_rotary_factor": 0.75}}}),
     "bert": ("BertModel", "BertConfig", BERT, {"default": {}}),
     "bert_mlm": ("BertForMaskedLM", "BertConfig", BERT, {"default": {}}),
+    "bert_mlm_untied": ("BertForMaskedLM", "BertConfig", BERT | dict(tie_word_embeddings=False),
+                        {"default": {}}),
     "bert_classifier": ("BertForSequenceClassification", "BertConfig", BERT | dict(num_labels=3),
                         {"default": {}}),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2, {"default": {}}),

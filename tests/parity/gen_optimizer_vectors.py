@@ -3,7 +3,7 @@
 
     python tests/parity/gen_optimizer_vectors.py tests/data/optim/torch_optim.json
 
-Needs torch 2.9 or later (torch.optim.Muon). The unit tests of src/optim compare with the file and
+Needs torch 2.9 or later (torch.optim.Muon) and mup 1.0. The unit tests of src/optim compare with the file and
 need no Python.
 """
 
@@ -11,6 +11,7 @@ import inspect
 import json
 import sys
 
+import mup
 import torch
 from torch.optim import _muon
 
@@ -63,6 +64,19 @@ def main():
     def adagrad(**options):
         return lambda p: torch.optim.Adagrad([p], **options)
 
+    def nadam(**options):
+        return lambda p: torch.optim.NAdam([p], **options)
+
+    def rmsprop(**options):
+        return lambda p: torch.optim.RMSprop([p], **options)
+
+    def with_widths(optimizer, base, **options):
+        def make(p):
+            p.infshape = mup.infshape.zip_infshape(base, p.shape)
+            return optimizer([p], **options)
+
+        return make
+
     def muon(**options):
         return lambda p: torch.optim.Muon([p], **options)
 
@@ -107,6 +121,62 @@ def main():
         sgd(lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.001),
     )
     case("Adagrad", {"lr": 0.01, "eps": 1e-10}, adagrad(lr=0.01, eps=1e-10))
+    case(
+        "Adagrad",
+        {"lr": 0.02, "weight_decay": 0.1, "lr_decay": 0.05, "initial_accumulator_value": 0.01},
+        adagrad(
+            lr=0.02, weight_decay=0.1, lr_decay=0.05, initial_accumulator_value=0.01, eps=1e-10
+        ),
+    )
+    case("Adagrad", {"lr": 0.01, "weight_decay": 0.5}, adagrad(lr=0.01, weight_decay=0.5))
+    case(
+        "Adam",
+        {"lr": 1e-3, "adam_w_mode": False, "amsgrad": True, "weight_decay": 0.01},
+        adam(lr=1e-3, amsgrad=True, weight_decay=0.01),
+    )
+    case(
+        "AdamW",
+        {"lr": 2e-3, "betas": [0.9, 0.9], "amsgrad": True, "weight_decay": 0.1},
+        adamw(lr=2e-3, betas=(0.9, 0.9), amsgrad=True, weight_decay=0.1),
+    )
+    case("NAdam", {}, nadam())
+    case("NAdam", {"lr": 1e-3, "weight_decay": 0.01}, nadam(lr=1e-3, weight_decay=0.01))
+    case(
+        "NAdam",
+        {
+            "lr": 3e-3,
+            "betas": [0.8, 0.95],
+            "momentum_decay": 0.02,
+            "weight_decay": 0.1,
+            "decoupled_weight_decay": True,
+        },
+        nadam(
+            lr=3e-3,
+            betas=(0.8, 0.95),
+            momentum_decay=0.02,
+            weight_decay=0.1,
+            decoupled_weight_decay=True,
+        ),
+    )
+    for options in (
+        {"lr": 1e-3},
+        {"lr": 2e-3, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.01},
+        {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.01},
+        {"lr": 1e-3, "centered": True},
+        {"lr": 1e-3, "alpha": 0.95, "centered": True, "momentum": 0.8, "weight_decay": 0.01},
+    ):
+        case("RMSprop", options, rmsprop(**options))
+    for name, optimizer in (("MuAdam", mup.MuAdam), ("MuAdamW", mup.MuAdamW), ("MuSGD", mup.MuSGD)):
+        for shape, base in (((5, 7), (2, 7)), ((5, 7), (5, 3)), ((7, 5), (3, 2)), ((35,), (10,))):
+            options = {"lr": 3e-3, "weight_decay": 0.02}
+            if name == "MuSGD":
+                options["momentum"] = 0.9
+            case(
+                name,
+                {**options, "base_shapes": [{"match": ["w"], "shape": list(base)}]},
+                with_widths(optimizer, base, **options),
+                shape,
+            )
     for shape in ((5, 7), (7, 5)):
         for method in ("gram", "standard"):
             case(

@@ -103,7 +103,8 @@ GatherTexts gather_over(Transport& transport, std::chrono::milliseconds allowed)
     record.kind = Collective::kSplit;
     record.sequence = ++sequence;
     std::strncpy(record.label, "rendezvous", sizeof(record.label) - 1);
-    const Watch watch{record, Clock::now() + allowed, allowed};
+    Deadline deadline = Deadline::in(allowed);
+    const Watch watch{record, deadline, allowed};
     DS_CHECK(std::ssize(text) <= kMaxPayload, Code::kInternal, "a text of ", text.size(),
              " bytes is too long for a record");
     transport.exchange(record, std::as_bytes(std::span(text)), watch);

@@ -45,7 +45,8 @@ Letter letter_of(std::string_view text) {
 }
 
 std::string text_of(const Letter& letter) {
-  return {letter.text, static_cast<size_t>(letter.bytes)};
+  const auto bytes = static_cast<size_t>(std::max(letter.bytes, int32_t{0}));
+  return {letter.text, std::min(bytes, sizeof(letter.text))};
 }
 
 TrafficTable sum_of(TrafficTable table, const TrafficTable& other) {

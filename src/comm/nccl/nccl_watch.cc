@@ -4,6 +4,7 @@
 #include <cstring>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 namespace ds::comm {
 namespace {
@@ -13,8 +14,8 @@ constexpr std::byte kAsk{'a'};  // who did not come?
 // How long ranks have to say what they called last.
 constexpr std::chrono::milliseconds kAnswer{3000};
 constexpr std::chrono::milliseconds kTick{10};
-// A look that took this long means that the process was stopped: it does not count.
-constexpr std::chrono::seconds kStopped{2};
+// So long between two looks means that the process was stopped: it does not count.
+constexpr std::chrono::milliseconds kStopped{1000};
 
 Record record_of(Collective kind, const char* label) {
   Record record;
@@ -114,12 +115,12 @@ void NcclWatch::fail(const Error& error, bool ask_who) noexcept {
 // ---- the thread ----
 
 void NcclWatch::work() noexcept {
+  auto looked = Clock::now();
   while (!failing_ && !stopping_) {
-    const auto since = Clock::now();
     try {
       listen();
       group_->check_raised();
-      const auto took = Clock::now() - since;
+      const auto took = Clock::now() - std::exchange(looked, Clock::now());
       if (took > kStopped) {
         const std::lock_guard lock(mutex_);
         for (Flying& flying : flying_) flying.deadline += took;
@@ -163,7 +164,8 @@ void NcclWatch::listen() {
   }
   if (!here.empty()) {
     const Record record = record_of(Collective::kRecv, "watch over NCCL");
-    side_->wait_for_streams(here, {record, Clock::now() + std::chrono::hours(24), kAnswer});
+    Deadline deadline = Deadline::in(std::chrono::hours(24));
+    side_->wait_for_streams(here, {record, deadline, kAnswer});
   }
   std::unique_lock lock(mutex_);
   if (here.empty()) {
@@ -193,14 +195,14 @@ std::string NcclWatch::ask_everybody(const std::string& blame) {
     if (!gone_[static_cast<size_t>(peer)]) side_->write_some(peer, &kAsk, 1);
   }
   const Record record = record_of(Collective::kBarrier, "who is late");
-  side_->exchange(record, std::as_bytes(std::span(mine)),
-                  {record, Clock::now() + kAnswer, kAnswer});
+  Deadline deadline = Deadline::in(kAnswer);
+  side_->exchange(record, std::as_bytes(std::span(mine)), {record, deadline, kAnswer});
   std::vector<uint64_t> numbers;
   std::vector<std::string> calls;
   std::string complaint;
   for (int peer = 0; peer < side_->size(); ++peer) {
-    std::istringstream lines(std::string(reinterpret_cast<const char*>(side_->payload(peer)),
-                                         static_cast<size_t>(side_->record(peer).payload)));
+    std::istringstream lines(peer_text({reinterpret_cast<const char*>(side_->payload(peer)),
+                                        static_cast<size_t>(side_->record(peer).payload)}));
     std::string number, call, blamed;
     std::getline(lines, number);
     std::getline(lines, call);

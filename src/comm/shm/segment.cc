@@ -33,10 +33,14 @@ std::byte* map(int file, size_t bytes) {
 class ProcessSegments : public SegmentSource {
  public:
   std::shared_ptr<Segment> create(size_t bytes, std::string& ticket) override {
-    const int file = ::memfd_create("ds-comm", MFD_CLOEXEC);
+    const int file = ::memfd_create("ds-comm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (file < 0) out_of_memory(bytes);
+    // Nobody can take away what others have mapped.
     std::byte* const data =
-        ::ftruncate(file, static_cast<off_t>(bytes)) == 0 ? map(file, bytes) : nullptr;
+        ::ftruncate(file, static_cast<off_t>(bytes)) == 0 &&
+                ::fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0
+            ? map(file, bytes)
+            : nullptr;
     if (data == nullptr) {
       ::close(file);
       out_of_memory(bytes);
@@ -51,13 +55,15 @@ class ProcessSegments : public SegmentSource {
     return segment;
   }
 
-  std::shared_ptr<Segment> open(const std::string& ticket) override {
+  std::shared_ptr<Segment> open(const std::string& ticket, size_t agreed) override {
     long pid = 0;
     int number = 0;
     unsigned long long nonce = 0;
     size_t bytes = 0;
     DS_CHECK(std::sscanf(ticket.c_str(), "%ld:%d:%16llx:%zu", &pid, &number, &nonce, &bytes) == 4,
              Code::kComm, "a peer's shared memory has no readable ticket");
+    DS_CHECK(bytes == agreed, Code::kComm, "a peer's shared memory has ", bytes, " bytes, not ",
+             agreed);
     char path[64];
     std::snprintf(path, sizeof(path), "/proc/%ld/fd/%d", pid, number);
     const int file = ::open(path, O_RDWR | O_CLOEXEC);
@@ -69,6 +75,7 @@ class ProcessSegments : public SegmentSource {
     uint64_t found = 0;
     const bool meant = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
                        status.st_size == static_cast<off_t>(bytes) &&
+                       (::fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK) != 0 &&
                        ::pread(file, &found, sizeof(found), 0) == sizeof(found) && found == nonce;
     std::byte* const data = meant ? map(file, bytes) : nullptr;
     const int error = errno;
@@ -96,11 +103,12 @@ class ThreadSegments : public SegmentSource {
     return segment;
   }
 
-  std::shared_ptr<Segment> open(const std::string& ticket) override {
+  std::shared_ptr<Segment> open(const std::string& ticket, size_t bytes) override {
     const std::lock_guard lock(mutex_);
     const auto found = segments_.find(ticket);
     auto segment = found == segments_.end() ? nullptr : found->second.lock();
-    DS_CHECK(segment != nullptr, Code::kComm, "no shared memory \"", printable(ticket), "\"");
+    DS_CHECK(segment != nullptr && segment->bytes() == bytes, Code::kComm, "no shared memory \"",
+             printable(ticket), "\"");
     return segment;
   }
 

@@ -37,8 +37,9 @@ class SegmentSource {
   // Zeroed memory, and the ticket by which other ranks open it. The first eight bytes are the
   // segment's nonce and must stay. Throws kOutOfMemory.
   virtual std::shared_ptr<Segment> create(size_t bytes, std::string& ticket) = 0;
-  // Throws kComm where the memory cannot be reached: another host, another container.
-  virtual std::shared_ptr<Segment> open(const std::string& ticket) = 0;
+  // Throws kComm where the memory cannot be reached (another host, another container), or has not
+  // the size that was agreed on.
+  virtual std::shared_ptr<Segment> open(const std::string& ticket, size_t bytes) = 0;
 };
 
 // Between processes: anonymous files, opened through /proc while their creator lives.

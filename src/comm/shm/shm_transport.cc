@@ -26,12 +26,12 @@ std::shared_ptr<Segment> share_segment(int self, int leader, bool member, size_t
     attempt([&] {
       const std::string& theirs = tickets[static_cast<size_t>(leader)];
       // An empty ticket: the leader tells its trouble in the second round.
-      if (!theirs.empty()) segment = source.open(theirs);
+      if (!theirs.empty()) segment = source.open(theirs, bytes);
     });
   }
   const std::vector<std::string> troubles = gather(trouble.substr(0, 1000));
   for (size_t rank = 0; rank < troubles.size(); ++rank) {
-    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ", troubles[rank]);
+    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ", peer_text(troubles[rank]));
   }
   if (segment) segment->close_file();
   return segment;
@@ -225,10 +225,10 @@ void ShmTransport::raise(Code code, std::string_view text) noexcept {
 void ShmTransport::check_raised() const {
   const ControlHeader& head = header();
   if (head.raised.load() != ControlHeader::kYes) return;
-  const std::string_view text(head.raised_text,
-                              ::strnlen(head.raised_text, sizeof(head.raised_text)));
+  const std::string text = peer_text(
+      std::string_view(head.raised_text, ::strnlen(head.raised_text, sizeof(head.raised_text))));
   const auto code = static_cast<Code>(head.raised_code);
-  if (head.raised_by == rank()) throw Error(code, std::string(text));
+  if (head.raised_by == rank()) throw Error(code, text);
   if (code == Code::kAborted) {
     fail(code, "rank ", head.raised_by, " aborted the group", text.empty() ? "" : ": ", text);
   }

@@ -40,7 +40,6 @@ void ShmTransport::await_step(int peer, uint32_t target, const Watch& watch) {
   if (patience_.wait([&] { return reached(peer, target); })) return;
   RankControl& control = of(peer);
   while (true) {
-    const auto since = Clock::now();
     control.sleepers.fetch_add(1);
     const uint32_t seen = control.step.load();
     if (static_cast<int32_t>(seen - target) < 0 && header().raised.load() != ControlHeader::kYes) {
@@ -48,7 +47,7 @@ void ShmTransport::await_step(int peer, uint32_t target, const Watch& watch) {
     }
     control.sleepers.fetch_sub(1);
     if (reached(peer, target)) return;
-    watch.slept(since);
+    watch.slept();
     check_peers(std::span(&peer, 1), watch, target, false);
   }
 }
@@ -85,7 +84,7 @@ void ShmTransport::check_peers(std::span<const int> peers, const Watch& watch, u
                : "has left the group: its communicator is gone",
          "; ", doings());
   }
-  if (Clock::now() >= watch.deadline) {
+  if (Clock::now() >= watch.end()) {
     for (int& peer : awaited) peer = name_of(peer);
     fail(Code::kComm, watch.what(), ": ", rank_list(awaited), " did not arrive within ",
          seconds_text(watch.allowed.count()), "; ", doings());
@@ -96,11 +95,10 @@ void ShmTransport::wait_for_streams(std::span<const int> peers, const Watch& wat
   RankControl& self = of(rank());
   const auto rung = [&] { return self.bell.load() != bell_seen_; };
   if (!patience_.wait(rung)) {
-    const auto since = Clock::now();
     self.bell_sleepers.fetch_add(1);
     if (!rung()) futex_wait(self.bell, bell_seen_, kSlice);
     self.bell_sleepers.fetch_sub(1);
-    watch.slept(since);
+    watch.slept();
   }
   if (rung()) {
     bell_seen_ = self.bell.load();

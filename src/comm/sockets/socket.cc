@@ -115,6 +115,13 @@ std::string Socket::local_address() const {
   return numeric_host(address, size);
 }
 
+std::string Socket::peer_address() const {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (::getpeername(file_, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+  return numeric_host(address, size);
+}
+
 int Socket::local_port() const {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
@@ -159,6 +166,21 @@ Socket listen_on(const std::string& address, int port, bool* busy) {
        error == EADDRINUSE ? "; another job may use it: choose another MASTER_PORT" : "");
 }
 
+Socket inherited_listener(int file, int port) {
+  int listens = 0;
+  socklen_t size = sizeof(listens);
+  const bool listener =
+      ::getsockopt(file, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens != 0;
+  Socket own(listener ? ::fcntl(file, F_DUPFD_CLOEXEC, 3) : -1);
+  DS_CHECK(own && own.local_port() == port, Code::kConfig, "DS_MASTER_FD says that file ", file,
+           " listens on port ", port,
+           own ? str_cat(", and it listens on port ", own.local_port()) : ", and it does not",
+           ": a program between the launcher and this one has closed it (Python: subprocess with "
+           "close_fds=False, or pass_fds); or unset DS_MASTER_FD and DS_MASTER_PORT on every rank");
+  ::fcntl(own.file(), F_SETFL, ::fcntl(own.file(), F_GETFL) | O_NONBLOCK);
+  return own;
+}
+
 std::optional<Socket> connect_to(const std::string& address, int port, Clock::time_point deadline,
                                  std::string* why) {
   AddressList list;
@@ -194,6 +216,10 @@ std::optional<Socket> connect_to(const std::string& address, int port, Clock::ti
   }
   if (why->empty()) *why = "no address can be used";
   return {};
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1" || address.starts_with("::ffff:127.");
 }
 
 bool wait_readable(int file, Clock::time_point deadline) {

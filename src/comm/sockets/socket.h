@@ -32,6 +32,7 @@ class Socket {
 
   std::string local_address() const;  // numeric, without the port
   int local_port() const;
+  std::string peer_address() const;      // numeric, without the port
   std::optional<Socket> accept() const;  // nothing: nobody waits
 
  private:
@@ -41,9 +42,14 @@ class Socket {
 // A nonblocking listener; port 0: any free one. Where the address is not one of this host, on all.
 // Throws kComm; `busy`, if given, is set instead when the port is taken.
 Socket listen_on(const std::string& address, int port, bool* busy = nullptr);
+// The listener that was open when this process began, as file `file`, for port `port`; the caller
+// keeps the file. Throws kConfig for anything else.
+Socket inherited_listener(int file, int port);
 // A nonblocking connection, or nothing with the reason in `why`.
 std::optional<Socket> connect_to(const std::string& address, int port, Clock::time_point deadline,
                                  std::string* why);
+// Whether a numeric address can be reached from this host alone.
+bool is_loopback(const std::string& address);
 // Waits until the file is readable or the time has passed.
 bool wait_readable(int file, Clock::time_point deadline);
 bool wait_writable(int file, Clock::time_point deadline);

@@ -38,8 +38,8 @@ std::string own_address() {
 // Connects ranks; every rank of the gather takes part, those of the group (`self` >= 0) with an
 // entry.
 std::unique_ptr<Transport> connect_group(int self, const std::vector<int>& members,
-                                         const std::string& address, const GatherTexts& gather,
-                                         Clock::time_point deadline) {
+                                         const std::string& address, const JobSecret& secret,
+                                         const GatherTexts& gather, Clock::time_point deadline) {
   Socket listener;
   std::string text, trouble;
   const auto attempt = [&](const auto& body) {
@@ -63,32 +63,36 @@ std::unique_ptr<Transport> connect_group(int self, const std::vector<int>& membe
       for (const int member : members) {
         entries.push_back(read_entry(texts[static_cast<size_t>(member)]));
       }
-      mesh = connect_mesh(self, listener, entries, deadline);
+      mesh = connect_mesh(self, listener, entries, secret, deadline);
     });
   }
   const std::vector<std::string> troubles = gather(trouble.substr(0, 1000));
   for (size_t rank = 0; rank < troubles.size(); ++rank) {
-    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ", troubles[rank]);
+    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ", peer_text(troubles[rank]));
   }
   if (self < 0) return nullptr;
   return std::make_unique<SocketsTransport>(self, static_cast<int>(std::ssize(members)),
-                                            std::move(mesh), address);
+                                            std::move(mesh), address, secret);
 }
 
 }  // namespace
 
 std::unique_ptr<Transport> make_sockets_transport(int rank, int size, const std::string& address,
+                                                  const JobSecret& secret,
                                                   const GatherTexts& gather,
                                                   Clock::time_point deadline) {
   std::vector<int> members;
   for (int i = 0; i < size; ++i) members.push_back(i);
-  return connect_group(rank, members, address.empty() ? own_address() : address, gather, deadline);
+  return connect_group(rank, members, address.empty() ? own_address() : address, secret, gather,
+                       deadline);
 }
 
-SocketsTransport::SocketsTransport(int rank, int size, Mesh mesh, std::string address)
+SocketsTransport::SocketsTransport(int rank, int size, Mesh mesh, std::string address,
+                                   JobSecret secret)
     : StreamTransport(rank, size),
       mesh_(std::move(mesh)),
       address_(std::move(address)),
+      secret_(std::move(secret)),
       wake_file_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   DS_CHECK(wake_file_, Code::kComm, "no event file for communication: ", std::strerror(errno));
 }
@@ -97,7 +101,7 @@ std::unique_ptr<Transport> SocketsTransport::split(const std::vector<int>& membe
                                                    const GatherTexts& gather, const Watch& watch) {
   const auto self = std::ranges::find(members, rank());
   return connect_group(self == members.end() ? -1 : static_cast<int>(self - members.begin()),
-                       members, address_, gather, watch.deadline);
+                       members, address_, secret_, gather, watch.end());
 }
 
 bool SocketsTransport::wait_for_links(std::span<const int> readable, std::span<const int> writable,

@@ -12,7 +12,7 @@ namespace ds::comm {
 
 class SocketsTransport : public StreamTransport {
  public:
-  SocketsTransport(int rank, int size, Mesh mesh, std::string address);
+  SocketsTransport(int rank, int size, Mesh mesh, std::string address, JobSecret secret);
 
   const char* name() const noexcept override { return "sockets"; }
   void wake() noexcept override;
@@ -36,11 +36,13 @@ class SocketsTransport : public StreamTransport {
 
   Mesh mesh_;
   const std::string address_;  // of this host, for groups split off
+  const JobSecret secret_;     // the same
   const Socket wake_file_;
 };
 
 // Collective over `gather`. `address` is where others reach this host; "": found out.
 std::unique_ptr<Transport> make_sockets_transport(int rank, int size, const std::string& address,
+                                                  const JobSecret& secret,
                                                   const GatherTexts& gather,
                                                   Clock::time_point deadline);
 

@@ -35,10 +35,21 @@ TEST(Philox, EverythingThatNamesAStreamMatters) {
   std::set<uint32_t> seen;
   for (const RandomStream& stream :
        {RandomStream{1, 2, 3}, RandomStream{2, 2, 3}, RandomStream{uint64_t{1} << 32 | 1, 2, 3},
-        RandomStream{1, 3, 3}, RandomStream{1, 2, 4}, RandomStream{1, 3, 2}}) {
+        RandomStream{1, 3, 3}, RandomStream{1, 2, 4}, RandomStream{1, 3, 2},
+        RandomStream{1, 2, 3, 1}}) {
     seen.insert(stream.bits(5));
   }
-  EXPECT_EQ(seen.size(), 6u);
+  EXPECT_EQ(seen.size(), 7u);
+}
+
+TEST(Philox, SamplesOfABatchContinueOneAnother) {
+  const RandomStream whole{9, 2, 3, 5};
+  for (uint32_t sample = 0; sample < 4; ++sample) {
+    const RandomStream alone{9, 2, 3, 5 + sample};
+    for (uint64_t element = 0; element < 20; ++element) {
+      EXPECT_EQ(whole.bits(RandomStream::first_of_sample(sample) + element), alone.bits(element));
+    }
+  }
 }
 
 TEST(Philox, UniformNumbersAreInRange) {

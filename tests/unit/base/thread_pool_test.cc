@@ -4,10 +4,15 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <set>
 #include <stdexcept>
@@ -206,6 +211,37 @@ TEST(ThreadPool, StartsAndStopsQuickly) {
     }
   }
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they take all addresses
+TEST(ThreadPool, SaysWhichLimitKeepsThreadsAway) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // Room for the test itself, but for no stack.
+    const rlimit stack{size_t{1} << 30, size_t{1} << 30},
+        space{size_t{256} << 20, size_t{256} << 20};
+    if (::setrlimit(RLIMIT_STACK, &stack) != 0 || ::setrlimit(RLIMIT_AS, &space) != 0) ::_exit(2);
+    try {
+      std::vector<std::unique_ptr<char[]>> filled;
+      try {  // what is left is less than a stack
+        while (true) filled.push_back(std::make_unique<char[]>(size_t{1} << 20));
+      } catch (const std::bad_alloc&) {
+        filled.pop_back();
+      }
+      const ThreadPool pool(200);
+    } catch (const Error& error) {
+      const bool told = error.code() == Code::kOutOfMemory &&
+                        error.message().find(
+                            "cannot start 199 threads: there is no memory for a "
+                            "stack") != std::string::npos;
+      ::_exit(told ? 0 : 3);
+    }
+    ::_exit(1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+#endif
 
 }  // namespace
 }  // namespace ds

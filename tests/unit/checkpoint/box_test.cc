@@ -134,6 +134,69 @@ TEST(Box, TilingAcceptsRandomCutsAndFindsHolesAndOverlaps) {
   }
 }
 
+// As many slices as a manifest may have, of which every one has thousands of neighbours: a
+// comparison of pairs would outlast the test's time-out.
+TEST(Box, TilingOfManyCellsTakesTimeInProportion) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  for (const Sizes& shape : {Sizes(8, 4), Sizes{256, 256}, Sizes{65536}, Sizes{1, 64, 1, 1024}}) {
+    std::vector<Box> cells;
+    for (int64_t i = 0; i < 65536; ++i) {
+      Box cell = full_box(shape);
+      int64_t rest = i;
+      for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) {
+        cell.offset[d] = rest % shape[d];
+        cell.extent[d] = 1;
+      }
+      cells.push_back(cell);
+    }
+    std::shuffle(cells.begin(), cells.end(), rng);
+    check_tiling(shape, cells, Code::kCorrupt, "t");
+    const auto message = [&] {
+      return error_of([&] { check_tiling(shape, cells, Code::kCorrupt, "t"); }).message();
+    };
+    const Box last = cells.back();
+    cells.back() = cells.front();  // one twice, one not at all
+    EXPECT_NE(message().find("overlap"), std::string::npos) << message();
+    cells.pop_back();
+    EXPECT_NE(message().find("missing"), std::string::npos) << message();
+    cells.push_back(last);
+    cells.push_back(last);
+    EXPECT_NE(message().find("overlap"), std::string::npos) << message();
+  }
+}
+
+TEST(Box, TilingOfManyRandomCuts) {
+  DS_SEED_TRACE();
+  std::mt19937_64 rng(test_seed());
+  for (int round = 0; round < 5; ++round) {
+    const Sizes shape = {61, 47, 13};
+    std::vector<Box> boxes = {full_box(shape)};
+    while (boxes.size() < 3000) {
+      const size_t i = rng() % boxes.size(), d = rng() % shape.size();
+      if (boxes[i].extent[d] < 2) continue;
+      Box upper = boxes[i];
+      const auto at = static_cast<int64_t>(1 + rng() % static_cast<uint64_t>(upper.extent[d] - 1));
+      upper.offset[d] += at;
+      upper.extent[d] -= at;
+      boxes[i].extent[d] = at;
+      boxes.push_back(upper);
+    }
+    std::shuffle(boxes.begin(), boxes.end(), rng);
+    check_tiling(shape, boxes, Code::kCorrupt, "t");
+    // Moved by one along a dimension: as many elements, some twice.
+    for (Box& box : boxes) {
+      if (box.offset[1] + box.extent[1] == shape[1]) continue;
+      ++box.offset[1];
+      break;
+    }
+    EXPECT_NE(error_of([&] { check_tiling(shape, boxes, Code::kCorrupt, "t"); })
+                  .message()
+                  .find("overlap"),
+              std::string::npos);
+  }
+}
+
 TEST(Box, SizesThatOverflowAreRefused) {
   const int64_t big = int64_t{1} << 62;
   EXPECT_THROW(checked_elements(Sizes{big, 4}, 1, Code::kCorrupt, "t"), Error);

@@ -153,6 +153,62 @@ TEST(Crash, ForeignFilesInAReplacedCheckpointAreKept) {
   EXPECT_EQ(slurp(save / leftovers(save)[0] / "notes.txt"), "mine");
 }
 
+TEST(Crash, WhatIsNoCheckpointIsNotReplaced) {
+  DS_SEED_TRACE();
+  const TempFolder folder;
+  const fs::path save = folder.path() / "save";
+  fs::create_directories(save / "t");
+  save_sample(options_for(save, "t"), test_seed(), 1);  // an empty folder is nobody's
+  expect_sample(CheckpointReader::open(save), test_seed());
+  fs::create_directories(save / "mine");
+  spill(save / "mine/data-00000.bin", "not a checkpoint's");
+  const Error error = error_of([&] { save_sample(options_for(save, "mine"), test_seed(), 2); });
+  EXPECT_EQ(error.code(), Code::kIo);
+  for (const char* part : {"mine", "no checkpoint", "data-00000.bin", "manifest.dsm"}) {
+    EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
+  }
+  EXPECT_EQ(slurp(save / "mine/data-00000.bin"), "not a checkpoint's");
+  EXPECT_TRUE(leftovers(save).empty());
+  // One that appears while the checkpoint is being written is not replaced, either.
+  CheckpointWriter writer(options_for(save, "late"));
+  writer.part().set_int("a", 1);
+  fs::create_directories(save / "late");
+  spill(save / "late/data-00000.bin", "not a checkpoint's");
+  EXPECT_EQ(error_of([&] { writer.commit(); }).code(), Code::kIo);
+  EXPECT_EQ(slurp(save / "late/data-00000.bin"), "not a checkpoint's");
+}
+
+TEST(Crash, RemovalSaysWhatKeepsAFolder) {
+  const TempFolder folder;
+  const auto made = [&](const char* name) {
+    fs::create_directories(folder.path() / name);
+    spill(folder.path() / name / "manifest.dsm", "x");
+    return folder.path() / name;
+  };
+  std::string why;
+  EXPECT_TRUE(remove_checkpoint_folder(made("whole"), &why));
+  EXPECT_TRUE(remove_checkpoint_folder(folder.path() / "absent", &why));
+  spill(made("foreign") / "notes.txt", "mine");
+  EXPECT_FALSE(remove_checkpoint_folder(folder.path() / "foreign", &why));
+  EXPECT_EQ(why, "it holds files that are not a checkpoint's");
+  // A link is no folder of ours, wherever it leads.
+  fs::create_directory_symlink(made("target"), folder.path() / "link");
+  EXPECT_FALSE(remove_checkpoint_folder(folder.path() / "link", &why));
+  EXPECT_TRUE(fs::exists(folder.path() / "target/manifest.dsm"));
+
+  const fs::path locked = made("locked");
+  ::chmod(folder.path().c_str(), 0755);
+  ::chmod(locked.c_str(), 0555);
+  const int code = wait_for(spawn([&] {
+    // The superuser may write anywhere: become somebody else.
+    if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return 3;
+    if (remove_checkpoint_folder(locked, &why)) return 1;
+    return why.find("cannot remove manifest.dsm: Permission denied") != std::string::npos ? 0 : 2;
+  }));
+  EXPECT_EQ(code, 0);
+  ::chmod(locked.c_str(), 0755);
+}
+
 TEST(Crash, AFullDiskLeavesTheOldCheckpointAndNoRubbish) {
   DS_SEED_TRACE();
   const TempFolder folder;

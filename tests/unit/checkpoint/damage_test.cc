@@ -49,6 +49,35 @@ class DamageTest : public ::testing::Test {
   TempFolder folder_;
 };
 
+// A file of holes costs its maker nothing: what it claims must not be allocated.
+TEST_F(DamageTest, ASparseStateIsRefusedBeforeItIsRead) {
+  constexpr uint64_t kClaimed = uint64_t{3} << 30, kChunk = uint64_t{64} << 20;
+  const fs::path blob = file("data-00009.bin");
+  spill(blob, "");
+  fs::resize_file(blob, kClaimed);
+  const uint64_t zeros = xxh3_64(std::vector<std::byte>(kChunk));
+  for (const StateType type : {StateType::kText, StateType::kJson, StateType::kBytes}) {
+    const Error error = open_changed([&](Manifest* manifest) {
+      manifest->blobs.push_back({"data-00009.bin", kClaimed, static_cast<uint32_t>(kChunk),
+                                 std::vector<uint64_t>(kClaimed / kChunk, zeros)});
+      StateRecord state;
+      state.name = "tokenizer";
+      state.type = type;
+      state.range = BlobRange{static_cast<uint32_t>(manifest->blobs.size() - 1), 0, kClaimed};
+      manifest->states.push_back(state);
+    });
+    EXPECT_EQ(error.code(), Code::kCorrupt);
+    for (const char* part : {"tokenizer", "3221225472 bytes", "at most"}) {
+      EXPECT_NE(error.message().find(part), std::string::npos) << error.message();
+    }
+  }
+  fs::remove(blob);
+  // A manifest of holes.
+  fs::resize_file(file("manifest.dsm"), (uint64_t{1} << 30) + 1);
+  EXPECT_NE(error_of([&] { CheckpointReader::open(save()); }).message().find("more than"),
+            std::string::npos);
+}
+
 TEST_F(DamageTest, EveryFlippedByteOfTheManifestIsLocated) {
   DS_SEED_TRACE();
   std::mt19937_64 rng(test_seed());

@@ -1,6 +1,9 @@
 // Processes that are killed or stopped among their steps: every other rank names them.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <random>
+
 #include "unit/comm/processes.h"
 
 namespace ds::testing {
@@ -48,6 +51,48 @@ TEST_P(Lost, IsNamedByEveryOther) {
     }
   }
 }
+
+// The whole job is stopped, in any order, and goes on one rank after the other: whoever looks first
+// blames nobody.
+class Stopped : public ::testing::TestWithParam<TransportKind> {};
+
+TEST_P(Stopped, TogetherAndContinuedOneByOne) {
+  CommOptions options = quick_options(2500);
+  options.rendezvous_deadline = std::chrono::seconds(60);
+  options.transport = GetParam();
+  if (GetParam() == TransportKind::kHierarchical) options.ranks_per_node = 2;
+  Processes processes(3, options, [](int rank, const std::function<CommPtr()>& join) {
+    const CommPtr comm = join();
+    const Tensor t = make_tensor(DType::kFloat32, 10), in = make_tensor(DType::kFloat32, 5000);
+    for (int step = 0; step < 300; ++step) {
+      comm->all_reduce(t, ReduceOp::kSum)->wait();
+      const WorkPtr sent = comm->send(in, (rank + 1) % 3, 1);
+      comm->recv(make_tensor(DType::kFloat32, 5000), (rank + 2) % 3, 1)->wait();
+      sent->wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
+  std::mt19937_64 random(base_seed());
+  std::vector<int> order = {0, 1, 2};
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300 + random() % 100));
+    for (const int rank : order) ::kill(processes.id(rank), SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2700));
+    std::ranges::shuffle(order, random);
+    for (const int rank : order) {
+      ::kill(processes.id(rank), SIGCONT);
+      std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    }
+  }
+  for (const std::string& report : processes.reports()) EXPECT_EQ(report, "ok");
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, Stopped,
+                         ::testing::Values(TransportKind::kShm, TransportKind::kSockets,
+                                           TransportKind::kHierarchical),
+                         [](const auto& param) {
+                           return std::string(transport_name(param.param));
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Signals, Lost,
                          ::testing::Combine(::testing::Values(TransportKind::kShm,

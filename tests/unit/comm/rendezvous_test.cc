@@ -13,32 +13,34 @@ using ::testing::HasSubstr;
 
 // ---- the store ----
 
-comm::StoreAddress address_of(int port, int count = 1) { return {"127.0.0.1", port, count}; }
+comm::StoreAddress address_of(int port, int count = 1) {
+  return {.host = "127.0.0.1", .port = port, .port_count = count};
+}
 
 StorePtr client(int port, int rank, int world, const std::string& job = "job", int ms = 20000) {
   std::string address;
-  return comm::connect_store(address_of(port), job, rank, world, std::chrono::milliseconds(ms),
+  return comm::connect_store(address_of(port), {job, world}, rank, std::chrono::milliseconds(ms),
                              &address);
 }
 
 TEST(TcpStore, PutsAndGets) {
-  const comm::TcpStoreServer server(address_of(0), "job", 2);
+  const comm::TcpStoreServer server(address_of(0), {"job", 2});
   const StorePtr a = client(server.port(), 0, 2), b = client(server.port(), 1, 2);
-  a->put("key", std::string("va\0lue", 6));
-  EXPECT_EQ(b->get("key", std::chrono::seconds(5)), std::string("va\0lue", 6));
+  a->put("key/0", std::string("va\0lue", 6));
+  EXPECT_EQ(b->get("key/0", std::chrono::seconds(5)), std::string("va\0lue", 6));
   EXPECT_EQ(b->get("missing", std::chrono::milliseconds(30)), std::nullopt);
   std::thread later([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(60));
-    a->put("later", std::string(300000, 'x'));
+    a->put("later/0", std::string(300000, 'x'));
   });
-  EXPECT_EQ(b->get("later", std::chrono::seconds(20))->size(), 300000u);
+  EXPECT_EQ(b->get("later/0", std::chrono::seconds(20))->size(), 300000u);
   later.join();
   expect_error(Code::kInvalidArgument, {"a store takes"},
                [&] { a->put(std::string(300, 'k'), ""); });
 }
 
 TEST(TcpStore, OtherJobsAndWorldsAreTurnedAway) {
-  const comm::TcpStoreServer server(address_of(0), "job", 2);
+  const comm::TcpStoreServer server(address_of(0), {"job", 2});
   expect_error(Code::kComm, {"rank 0 expects 2 ranks, rank 1 3"},
                [&] { client(server.port(), 1, 3); });
   expect_error(Code::kComm, {"another job meets"},
@@ -50,72 +52,17 @@ TEST(TcpStore, OtherJobsAndWorldsAreTurnedAway) {
 
 TEST(TcpStore, TwoJobsShareARangeOfPorts) {
   const int port = Processes::free_port();
-  const comm::TcpStoreServer one(address_of(port, 16), "one", 1),
-      two(address_of(port, 16), "two", 1);
+  const comm::TcpStoreServer one(address_of(port, 16), {"one", 1}),
+      two(address_of(port, 16), {"two", 1});
   EXPECT_NE(one.port(), two.port());
   for (const char* job : {"one", "two"}) {
     std::string address;
     const StorePtr store =
-        comm::connect_store(address_of(port, 16), job, 0, 1, std::chrono::seconds(20), &address);
+        comm::connect_store(address_of(port, 16), {job, 1}, 0, std::chrono::seconds(20), &address);
     EXPECT_EQ(address, "127.0.0.1");
-    store->put("who", job);
-    EXPECT_EQ(store->get("who", std::chrono::seconds(1)), job);
+    store->put("who/0", job);
+    EXPECT_EQ(store->get("who/0", std::chrono::seconds(1)), job);
   }
-}
-
-// Whoever sends what: the ranks that belong there are served.
-TEST(TcpStore, StrangersDisturbNobody) {
-  using namespace comm::store_wire;
-  const comm::TcpStoreServer server(address_of(0), "job", 2);
-  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(5); };
-  std::mt19937_64 random(base_seed());
-  std::vector<comm::Socket> open;  // slow ones, that say nothing or half of something
-  for (int i = 0; i < 40; ++i) {
-    std::string why;
-    auto socket = comm::connect_to("127.0.0.1", server.port(), soon(), &why);
-    ASSERT_TRUE(socket) << why;
-    std::vector<char> bytes;
-    const auto append = [&](const auto& value) {
-      const char* p = reinterpret_cast<const char*>(&value);
-      bytes.insert(bytes.end(), p, p + sizeof(value));
-    };
-    switch (i % 5) {
-      case 0:  // noise
-        for (int k = 0; k < 200; ++k) bytes.push_back(static_cast<char>(random()));
-        break;
-      case 1:
-        break;
-      case 2:  // half a greeting
-        append(kMagic);
-        break;
-      case 3:  // a rank that is none
-        append(Hello{kMagic, job_hash("job"), 77, 2});
-        break;
-      case 4:  // of another job, with a huge request behind
-        append(Hello{kMagic, job_hash("x"), 0, 2});
-        append(Request{kPut, 0xFFFFFFFF, 0xFFFFFFFF, 0});
-        break;
-    }
-    socket->send_all(bytes.data(), bytes.size(), soon());
-    open.push_back(std::move(*socket));
-  }
-  // One that is let in and then lies about lengths.
-  {
-    std::string why;
-    auto socket = comm::connect_to("127.0.0.1", server.port(), soon(), &why);
-    const Hello hello{kMagic, job_hash("job"), 1, 2};
-    Welcome welcome{};
-    ASSERT_TRUE(socket->send_all(&hello, sizeof(hello), soon()));
-    ASSERT_TRUE(socket->receive_all(&welcome, sizeof(welcome), soon()));
-    EXPECT_EQ(welcome.status, kFine);
-    const Request request{kPut, 10, 0x7FFFFFFF, 0};
-    ASSERT_TRUE(socket->send_all(&request, sizeof(request), soon()));
-    char byte;
-    EXPECT_FALSE(socket->receive_all(&byte, 1, soon()));  // it is shown out
-  }
-  const StorePtr a = client(server.port(), 0, 2), b = client(server.port(), 1, 2);
-  a->put("key", "value");
-  EXPECT_EQ(b->get("key", std::chrono::seconds(10)), "value");
 }
 
 // ---- whole groups ----

@@ -12,7 +12,10 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 Config load(const std::string& more, int64_t ranks = 1) {
-  return load_config("{\"train_batch_size\": 8" + (more.empty() ? "" : ", " + more) + "}",
+  const bool has_optimizer = more.find("\"optimizer\":") != std::string::npos;
+  return load_config(std::string("{\"train_batch_size\": 8") +
+                         (has_optimizer ? "" : ", \"optimizer\": {\"type\": \"AdamW\"}") +
+                         (more.empty() ? "" : ", " + more) + "}",
                      {ranks, ranks});
 }
 
@@ -27,13 +30,12 @@ std::string error_of(const std::string& more) {
 }
 
 TEST(Config, Defaults) {
-  const Config config = load("");
+  const Config config = load_config(R"({"train_batch_size": 8})");
   EXPECT_EQ(config.batch.train_batch, 8);
   EXPECT_EQ(config.batch.micro_batch, 8);
   EXPECT_EQ(config.batch.accumulation, 1);
   EXPECT_EQ(config.precision.compute, Precision::kFp32);
   EXPECT_TRUE(config.precision.check_grad_overflow);
-  EXPECT_FALSE(config.optimizer);
   EXPECT_FALSE(config.scheduler);
   EXPECT_EQ(config.gradient_clipping, 1.0);
   EXPECT_EQ(config.seed, 1234u);
@@ -51,7 +53,13 @@ TEST(Config, Defaults) {
   EXPECT_FALSE(config.activation_checkpointing.segments);
   EXPECT_FALSE(config.activation_checkpointing.offload);
   EXPECT_EQ(config.tag_validation, TagValidation::kWarn);
-  EXPECT_THAT(config.warnings(), IsEmpty());
+  // What trains is told, and shown where people look for it.
+  EXPECT_EQ(config.optimizer.value().type, OptimizerType::kAdamW);
+  EXPECT_EQ(config.optimizer.value().lr, 1e-3);
+  EXPECT_EQ(config.resolved().at("optimizer").at("params").at("lr"), 1e-3);
+  EXPECT_EQ(config.origins().at("/optimizer/params/lr"), "default");
+  EXPECT_THAT(config.warnings(), ElementsAre("configuration: /optimizer: missing; AdamW with lr "
+                                             "0.001 trains"));
 }
 
 // Values of the reference, read from the resolved document.
@@ -157,6 +165,22 @@ TEST(Config, DefaultsOfEveryOptimizer) {
   EXPECT_EQ(adagrad.type, OptimizerType::kAdagrad);
   EXPECT_EQ(adagrad.lr, 1e-2);
   EXPECT_EQ(adagrad.eps, 1e-10);
+  const OptimizerConfig rmsprop = optimizer(R"({"type": "RMSprop"})");
+  EXPECT_EQ(rmsprop.type, OptimizerType::kRmsprop);
+  EXPECT_EQ(rmsprop.lr, 1e-2);
+  EXPECT_EQ(rmsprop.beta2, 0.99);
+  EXPECT_EQ(rmsprop.momentum, 0);
+  EXPECT_FALSE(rmsprop.centered);
+  const OptimizerConfig nadam = optimizer(R"({"type": "NAdam"})");
+  EXPECT_EQ(nadam.lr, 2e-3);
+  EXPECT_EQ(nadam.momentum_decay, 4e-3);
+  EXPECT_FALSE(nadam.decoupled);
+  const OptimizerConfig mu = optimizer(R"({"type": "MuAdam", "params": {"base_shapes": [
+      {"match": "a", "shape": [2, null]}]}})");
+  EXPECT_EQ(mu.type, OptimizerType::kAdam);
+  EXPECT_EQ(mu.mu, MuRule::kAdam);
+  EXPECT_FALSE(mu.decoupled);
+  EXPECT_EQ(mu.base_shapes.at(0).shape, (std::vector<int64_t>{2, 0}));
   const OptimizerConfig lion = optimizer(R"({"type": "Lion"})");
   EXPECT_EQ(lion.type, OptimizerType::kLion);
   EXPECT_EQ(lion.lr, 1e-3);
@@ -248,13 +272,13 @@ T schedule(const std::string& json) {
 TEST(Config, Schedules) {
   const auto range = schedule<LrRangeTestConfig>(
       R"({"type": "LRRangeTest", "params": {"lr_range_test_staircase": true}})");
-  EXPECT_EQ(range.min_lr, 1e-3);
+  EXPECT_EQ(range.min_lr.of(0), 1e-3);
   EXPECT_EQ(range.step_size, 2000);
   EXPECT_EQ(range.step_rate, 1.0);
   EXPECT_TRUE(range.staircase);
 
   const auto warmup = schedule<WarmupLrConfig>(R"({"type": "WarmupLR"})");
-  EXPECT_EQ(warmup.min_lr, 0.0);
+  EXPECT_EQ(warmup.min_lr.of(0), 0.0);
   EXPECT_FALSE(warmup.max_lr);
   EXPECT_EQ(warmup.warmup_steps, 1000);
   EXPECT_EQ(warmup.shape, WarmupShape::kLog);
@@ -262,7 +286,7 @@ TEST(Config, Schedules) {
   const auto decay = schedule<WarmupDecayLrConfig>(
       R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 50, "warmup_type": "linear"}})");
   EXPECT_EQ(decay.total_steps, 50);
-  EXPECT_EQ(decay.max_lr, 0.001);
+  EXPECT_EQ(decay.max_lr.value().of(0), 0.001);
   EXPECT_EQ(decay.shape, WarmupShape::kLinear);
 
   const auto cosine = schedule<WarmupCosineLrConfig>(
@@ -275,8 +299,8 @@ TEST(Config, Schedules) {
   const auto cycle = schedule<OneCycleConfig>(
       R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2,
           "cycle_first_step_size": 10, "cycle_first_stair_count": 5}})");
-  EXPECT_EQ(cycle.min_lr, 0.1);
-  EXPECT_EQ(cycle.max_lr, 0.2);
+  EXPECT_EQ(cycle.min_lr.of(0), 0.1);
+  EXPECT_EQ(cycle.max_lr.of(0), 0.2);
   EXPECT_EQ(cycle.second_steps, 10);
   EXPECT_EQ(cycle.second_stairs, 5);
   EXPECT_TRUE(cycle.cycle_momentum);
@@ -302,7 +326,8 @@ TEST(Config, Origins) {
   EXPECT_EQ(origins.at("/fp16/loss_scale"), "given");
   EXPECT_EQ(origins.at("/fp16/hysteresis"), "default");
   EXPECT_EQ(origins.at("/data_types/grad_accum_dtype"), "derived");
-  EXPECT_EQ(origins.at("/optimizer"), "default");
+  EXPECT_EQ(origins.at("/optimizer/type"), "given");
+  EXPECT_EQ(origins.at("/optimizer/params/lr"), "default");
   EXPECT_EQ(origins.at("/zero_optimization/stage3_gather_16bit_weights_on_model_save"),
             "deprecated:/zero_optimization/stage3_gather_fp16_weights_on_model_save");
   EXPECT_THAT(config.warnings(),
@@ -381,8 +406,17 @@ TEST(Config, DeprecatedForms) {
   EXPECT_EQ(load(R"("zero_optimization": true)").zero.stage, 1);
   EXPECT_TRUE(load(R"("zero_optimization": {"stage": 2, "cpu_offload": true})")
                   .zero.offload_optimizer.has_value());
+  // A model on the CPU has its parameters there.
+  EXPECT_EQ(error_of(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})"),
+            "accepted");
+  ConfigEnvironment gpu;
+  gpu.on_gpu = true;
+  const CheckedConfig checked = check_config(
+      R"({"train_batch_size": 8, "zero_optimization": {"stage": 3, "cpu_offload_param": true}})",
+      gpu);
+  ASSERT_FALSE(checked.accepted());
   EXPECT_THAT(
-      error_of(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})"),
+      checked.parsed.problems.front().message(),
       HasSubstr("device: \"cpu\" (given as /zero_optimization/cpu_offload_param) asks for"));
 }
 
@@ -415,8 +449,8 @@ TEST(Config, OptimizerOffload) {
 
 TEST(Config, AutoIsTheDefaultWhereSomethingResolvesIt) {
   const Config config = load(
-      R"("bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto", "initial_scale_power": "auto"},
-         "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto"},
+      R"("bf16": {"enabled": false}, "fp16": {"enabled": false, "initial_scale_power": "auto"},
+         "zero_optimization": {"stage": 0, "reduce_bucket_size": "auto"},
          "tensorboard": {"job_name": "auto"}, "pipeline": {"stages": "auto"})");
   EXPECT_EQ(config.precision.compute, Precision::kFp32);
   EXPECT_EQ(config.origins().at("/zero_optimization/reduce_bucket_size"), "default");

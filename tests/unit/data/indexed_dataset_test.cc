@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 
+#include "data/gpt_dataset.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
@@ -180,6 +181,75 @@ TEST(IndexedDatasetTest, ModesOfNewerFiles) {
   EXPECT_EQ(data.mode(0), 0);
   EXPECT_EQ(data.mode(1), 1);
   EXPECT_EQ(data.read(1), (std::vector<int64_t>{4, 5}));
+}
+
+TEST(IndexedDatasetTest, FilesThatChangeWhileTheyAreRead) {
+  const TempFolder folder;
+  {
+    IndexedDatasetWriter writer(folder / "d", TokenType::kI32);
+    for (int d = 0; d < 3; ++d) {
+      writer.add_sequence(std::vector<int32_t>(20000, d));
+      writer.end_document();
+    }
+    writer.finish();
+  }
+  const IndexedDataset data(folder / "d");
+  // The index is in memory: what happens to its file does not matter.
+  std::filesystem::resize_file(folder / "d.idx", 0);
+  EXPECT_EQ(data.read(2), std::vector<int64_t>(20000, 2));
+  std::filesystem::resize_file(folder / "d.bin", 100000);
+  EXPECT_EQ(data.read(0), std::vector<int64_t>(20000, 0));
+  std::vector<int32_t> tokens(10000);
+  data.read(1, 0, std::span(tokens).first(5000));  // up to byte 100000
+  EXPECT_EQ(tokens[4999], 1);
+  expect_error(Code::kCorrupt, {"d.bin", "has 100000 bytes", "at 100000"},
+               [&] { data.read(1, 5000, std::span(tokens).first(1)); });
+  expect_error(Code::kCorrupt, {"d.bin", "has 100000 bytes", "truncated"}, [&] { data.read(2); });
+  expect_error(Code::kCorrupt, {"d.bin", "has 100000 bytes"}, [&] { data.bytes(2); });
+}
+
+TEST(IndexedDatasetTest, TokensBeyondAVocabularyAreNamedWithTheirPlace) {
+  const TempFolder folder;
+  write_golden(folder / "g");
+  const IndexedDataset data(folder / "g");
+  EXPECT_NO_THROW(data.check_tokens(0, 2, 6));
+  EXPECT_NO_THROW(data.check_tokens(0, 1, 4));
+  expect_error(
+      Code::kInvalidArgument,
+      {"g.bin: byte 8 (token 1 of sequence 1, document 1)", "token id 5", "vocabulary of 5"},
+      [&] { data.check_tokens(0, 2, 5); });
+  expect_error(Code::kInvalidArgument, {"byte 4 (token 2 of sequence 0, document 0)"},
+               [&] { data.check_tokens(0, 2, 3); });
+}
+
+TEST(IndexedDatasetTest, SamplesKnowWhereTheirTokensLie) {
+  const TempFolder folder;
+  {
+    IndexedDatasetWriter writer(folder / "d", TokenType::kI32);
+    int32_t next = 0;  // each token is its own number
+    for (const int size : {3, 1, 40, 0, 7, 25}) {
+      std::vector<int32_t> tokens(static_cast<size_t>(size));
+      for (int32_t& token : tokens) token = next++;
+      writer.add_sequence(std::span<const int32_t>(tokens));
+      writer.end_document();
+    }
+    writer.finish();
+  }
+  const GptDataset data(std::make_shared<IndexedDataset>(folder / "d"), {0, 6},
+                        {.sequence_length = 7, .seed = 3, .samples = 40}, "train");
+  ASSERT_GE(data.sample_count(), 40);
+  std::vector<int32_t> tokens(8);
+  for (int64_t i = 0; i < data.sample_count(); ++i) {
+    data.sample(i, std::span(tokens));
+    for (int64_t p = 0; p < 8; ++p) {
+      const std::string byte = str_cat(": byte ", 4 * tokens[static_cast<size_t>(p)], " (");
+      EXPECT_NE(data.place(i, p).find(byte), std::string::npos) << data.place(i, p) << byte;
+    }
+  }
+  EXPECT_FALSE(data.check_tokens(76, 75));  // too many to read
+  EXPECT_TRUE(data.check_tokens(76, 76));
+  expect_error(Code::kInvalidArgument, {"byte 300 (token 24 of sequence 5, document 5)", "id 75"},
+               [&] { data.check_tokens(75, 76); });
 }
 
 class DamagedIndex : public testing::Test {

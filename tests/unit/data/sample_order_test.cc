@@ -4,6 +4,8 @@
 #include <numeric>
 #include <set>
 
+#include "base/file.h"
+#include "base/json.h"
 #include "data/gpt_dataset.h"
 #include "data/numpy_random.h"
 #include "data/sampler.h"
@@ -55,6 +57,29 @@ TEST(Splits, PublishedBoundaries) {
   EXPECT_EQ(split_boundaries("0,1,1", 3), (B{0, 0, 1, 3}));
   EXPECT_EQ(split_range("969,30,1", Split::kValid, 1000).begin, 969);
   EXPECT_EQ(split_range("98,2,0", Split::kTest, 10).size(), 0);
+}
+
+// tests/parity/gen_split_vectors.py
+TEST(Splits, BothRoundingsOfMegatron) {
+  const Json cases = parse_json(read_text_file(std::filesystem::path(DS_TEST_DATA) / "splits.json"),
+                                "cases", Code::kCorrupt);
+  ASSERT_GT(cases.size(), 400u);
+  using B = std::array<int64_t, 4>;
+  int different = 0;
+  for (const Json& one : cases) {
+    const auto split = one[0].get<std::string>();
+    const auto size = one[1].get<int64_t>();
+    const auto older = split_boundaries(split, size, SplitRounding::kMegatron);
+    const auto core = split_boundaries(split, size, SplitRounding::kMegatronCore);
+    EXPECT_EQ(older, one[2].get<B>()) << split << " of " << size;
+    EXPECT_EQ(core, one[3].get<B>()) << split << " of " << size;
+    EXPECT_EQ(split_boundaries(split, size), older);
+    different += older != core;
+  }
+  EXPECT_GT(different, 50);
+  EXPECT_EQ(split_rounding("megatron_core"), SplitRounding::kMegatronCore);
+  EXPECT_EQ(split_rounding("megatron"), SplitRounding::kMegatron);
+  EXPECT_EQ(split_rounding("other"), std::nullopt);
 }
 
 TEST(Splits, Properties) {

@@ -11,9 +11,11 @@
 #include "data/bpe_model.h"
 #include "data/bpe_trainer.h"
 #include "data/byte_alphabet.h"
+#include "data/pattern_syntax.h"
 #include "data/regex.h"
 #include "data/text_reader.h"
 #include "data/unicode.h"
+#include "unit/base/heard_log.h"
 #include "unit/data/data_test_util.h"
 
 namespace ds {
@@ -355,7 +357,29 @@ TEST(TokenizerFiles, RandomDamageNeverCrashes) {
   EXPECT_GT(loaded + refused, 100);
 }
 
-TEST(TokenizerFiles, UnknownBytesAreAnError) {
+// The ids are those of the tokenizers package: what is left out keeps no neighbours apart.
+TEST(TokenizerFiles, CharactersWithoutATokenAreLeftOut) {
+  const Json document = {{"version", "1.0"},
+                         {"added_tokens", Json::array()},
+                         {"truncation", {{"max_length", 2}, {"strategy", "LongestFirst"}}},
+                         {"model",
+                          {{"type", "BPE"},
+                           {"unk_token", nullptr},
+                           {"vocab", {{"a", 0}, {"b", 1}, {"ab", 2}}},
+                           {"merges", {"a b"}}}}};
+  const HeardLog log;
+  const auto tokenizer = parse_tokenizer_json(dump_json(document), "tiny");
+  EXPECT_NE(log.text().find("\"truncation\" is not applied"), std::string::npos) << log.text();
+  EXPECT_EQ(log.text().find("padding"), std::string::npos);
+  EXPECT_EQ(tokenizer->encode("abxab"), (std::vector<int32_t>{2, 2}));
+  EXPECT_EQ(tokenizer->encode("xyz"), std::vector<int32_t>());
+  EXPECT_EQ(tokenizer->encode("axb"), std::vector<int32_t>{2});
+  EXPECT_NE(log.text().find("no token for \"x\""), std::string::npos);
+  const std::string text = log.text();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << text;
+}
+
+TEST(TokenizerFiles, UnknownBytesAreLeftOut) {
   Json document = golden_json();
   Json vocab = Json::object();
   vocab["a"] = 0;
@@ -364,7 +388,9 @@ TEST(TokenizerFiles, UnknownBytesAreAnError) {
   document["added_tokens"] = Json::array();
   const auto tokenizer = parse_tokenizer_json(dump_json(document), "tiny");
   EXPECT_EQ(tokenizer->encode("aaa").size(), 3u);
-  expect_error(Code::kInvalidArgument, {"no token for \"b\""}, [&] { tokenizer->encode("ab"); });
+  const HeardLog log;
+  EXPECT_EQ(tokenizer->encode("aba").size(), 2u);
+  EXPECT_NE(log.text().find("no token for \"b\""), std::string::npos);
 }
 
 TEST(Unicode, ReplacesByMaximalSubparts) {
@@ -380,8 +406,21 @@ TEST(Unicode, ReplacesByMaximalSubparts) {
 TEST(RegexTest, TranslatesRubyPatterns) {
   EXPECT_EQ(translate_pattern("a[]b]", "t"), "a[\\]b]");
   EXPECT_EQ(translate_pattern("\\h+", "t"), "[0-9a-fA-F]+");
-  EXPECT_EQ(translate_pattern("[[:alpha:]x]", "t"), "[[:alpha:]x]");
-  expect_error(Code::kUnsupported, {"\\S inside"}, [] { translate_pattern("[\\S]", "t"); });
+  EXPECT_EQ(translate_pattern("[[:xdigit:]x]", "t"), "[0-9a-fA-Fx]");
+  EXPECT_EQ(translate_pattern("[^a\\S]", "t"), "(?:(?![a])[\\t-\\r\\x{85}\\p{Z}])");
+  EXPECT_EQ(translate_pattern("(?m:.{,3}+)\\p{^Lu}", "t"), "(?s:(?:.{0,3})+)\\P{Lu}");
+  EXPECT_EQ(translate_pattern("\\p{Han}\\u00e9[\\w-]", "t"),
+            "\\p{sc:Han}\\x{00e9}[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\-]");
+  for (const auto& [pattern, named] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"[[:foo:]]", "[:foo:]"},
+                                                                  {"\\p{Nothing}", "Nothing"},
+                                                                  {"[a-\\w]", "range"},
+                                                                  {"(?~ab)", "(?~"},
+                                                                  {"(?s)a", "(?s"},
+                                                                  {"[a[b]]", "nested"},
+                                                                  {"\\u12", "\\u"}}) {
+    expect_error(Code::kUnsupported, {named, "pattern"}, [&] { translate_pattern(pattern, "t"); });
+  }
   TimeLimit time(3000);
   // U+180E is no blank, U+0085 is one.
   std::vector<MatchRange> found;

@@ -280,8 +280,8 @@ TEST_P(Simd, PhiloxMakesTheStreamsNumbers) {
   std::mt19937_64 random(test_seed());
   for (int round = 0; round < 60; ++round) {
     const RandomStream stream{random(), static_cast<uint32_t>(random()),
-                              static_cast<uint32_t>(random())};
-    // Also across the carry of the block counter into its upper word.
+                              static_cast<uint32_t>(random()), static_cast<uint32_t>(random())};
+    // Also across the end of a sample's elements.
     const uint64_t first = round % 3 == 0 ? (uint64_t{1} << 34) - random() % 300 : random() >> 20;
     const auto n = static_cast<int64_t>(random() % 600);
     std::vector<uint32_t> bits(static_cast<size_t>(n));

@@ -12,6 +12,7 @@
 #include "base/float16.h"
 #include "base/json.h"
 #include "checkpoint/safetensors.h"
+#include "unit/base/heard_log.h"
 
 namespace ds::models {
 namespace {
@@ -42,7 +43,7 @@ class Weights : public ::testing::Test {
     {
       const SafetensorsModel file(folder_);
       for (const SafetensorsEntry* e : file.entries()) {
-        bytes.emplace_back(e->bytes.begin(), e->bytes.end());
+        bytes.push_back(e->bytes());
         tensors.push_back({e->name, *e->dtype, e->shape, {}});
       }
     }
@@ -79,7 +80,8 @@ TEST_F(Weights, ProjectionsAreStoredInputByOutputAndTiedWeightsOnce) {
   const SafetensorsEntry& qkv = file.require("transformer.h.1.attn.c_attn.weight");
   EXPECT_EQ(qkv.shape, (std::vector<int64_t>{8, 24}));
   float element;
-  std::memcpy(&element, qkv.bytes.data() + (3 * 24 + 17) * 4, 4);  // input 3, output 17
+  // Input 3, output 17.
+  qkv.read((3 * 24 + 17) * 4, std::as_writable_bytes(std::span(&element, 1)));
   EXPECT_EQ(element, value(*model, "h.1.attn.c_attn.weight", 17 * 8 + 3));
   EXPECT_EQ(file.find("lm_head.weight"), nullptr);
 }
@@ -177,7 +179,7 @@ TEST_F(Weights, OwnParametersAreWrittenByTheirNames) {
   EXPECT_EQ(file.require("layer.kernel").shape, (std::vector<int64_t>{3, 5}));
   EXPECT_EQ(file.require("scalar").shape, std::vector<int64_t>());
   float element;
-  std::memcpy(&element, file.require("layer.kernel").bytes.data() + 4 * 7, 4);
+  file.require("layer.kernel").read(4 * 7, std::as_writable_bytes(std::span(&element, 1)));
   EXPECT_EQ(element, value(*model, "layer.kernel", 7));
 }
 
@@ -197,6 +199,65 @@ TEST_F(Weights, NamesWithoutPrefixAndMaskBuffersAndTiedCopiesAreAccepted) {
     }
   });
   EXPECT_EQ(value(*open_model(folder_), "wpe.weight", 5), value(*model, "wpe.weight", 5));
+}
+
+TEST_F(Weights, AStoredHeadThatDiffersFromTheEmbeddingIsKeptAndSaid) {
+  const auto model = Model::create(config(), 4);
+  export_model(*model, folder_, DType::kFloat32);
+  // Another number in the last place of the stored head.
+  rewrite([](auto& tensors, auto& bytes) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].name != "transformer.wte.weight") continue;
+      auto copy = tensors[i];
+      bytes.push_back(bytes[i]);
+      const float other = 7;
+      std::memcpy(bytes.back().data() + 87 * 4, &other, 4);
+      copy.name = "lm_head.weight";
+      copy.bytes = bytes.back();
+      tensors.push_back(copy);
+      break;
+    }
+  });
+  const HeardLog log;
+  const auto back = open_model(folder_);
+  EXPECT_THAT(log.text(), HasSubstr("lm_head.weight"));
+  EXPECT_THAT(log.text(), HasSubstr("tie_word_embeddings false"));
+  EXPECT_EQ(value(*back, "lm_head.weight", 87), 7);
+  EXPECT_EQ(value(*back, "lm_head.weight", 86), value(*model, "wte.weight", 86));
+  EXPECT_EQ(value(*back, "wte.weight", 87), value(*model, "wte.weight", 87));
+  EXPECT_EQ(back->architecture().config().at("tie_word_embeddings"), false);
+  // Written out again it is an untied model, of which nothing needs to be said.
+  fs::remove_all(folder_);
+  export_model(*back, folder_, DType::kFloat32);
+  const HeardLog second;
+  EXPECT_EQ(value(*open_model(folder_), "lm_head.weight", 87), 7);
+  EXPECT_EQ(second.text(), "");
+}
+
+TEST_F(Weights, PyTorchsOwnFormatAloneIsRefusedWithTheWayOut) {
+  export_model(*Model::create(config(), 4), folder_, DType::kFloat32);
+  fs::rename(folder_ / "model.safetensors", folder_ / "pytorch_model.bin");
+  const std::string message = refused(Code::kUnsupported);
+  EXPECT_THAT(message, HasSubstr("pytorch_model.bin"));
+  EXPECT_THAT(message, HasSubstr("save_pretrained"));
+}
+
+TEST_F(Weights, KeysOfOtherProgramsAreIgnoredWithANote) {
+  Json mine = config();
+  mine["_num_labels"] = 2;
+  mine["is_llama_config"] = true;
+  mine["unsloth_version"] = "2026.1";
+  mine["custom_pipelines"] = Json::object();
+  {
+    const HeardLog log(LogLevel::kInfo);
+    Model::create(mine, 1);
+    for (const char* key :
+         {"_num_labels", "is_llama_config", "unsloth_version", "custom_pipelines"}) {
+      EXPECT_THAT(log.text(), HasSubstr(str_cat(key, " is ignored")));
+    }
+  }
+  mine["unsloth"] = 1;
+  EXPECT_THROW(Model::create(mine, 1), Error);
 }
 
 TEST_F(Weights, WhatDoesNotFitIsRefusedByName) {

@@ -194,7 +194,7 @@ TEST_F(MonitorTest, TensorboardFilesAreReadBackByAnIndependentParser) {
         metrics.push_back({"Train/Samples/größe" + std::string(k * 50, 'x'), value});
       }
       const auto step = static_cast<int64_t>(rng() >> (1 + rng() % 63));
-      monitor->write(step, metrics);
+      monitor->write({step, step}, metrics);
       written.emplace_back(step, metrics);
       // Everything is in the file as soon as write() returns.
       if (i == 0) {
@@ -236,10 +236,10 @@ TEST_F(MonitorTest, ASecondTensorboardWriterGetsItsOwnFile) {
 TEST_F(MonitorTest, CsvHasOneFilePerTagAndOneHeaderOverRestarts) {
   for (int run = 0; run < 2; ++run) {
     const auto monitor = make_csv_monitor(options());
-    monitor->write(8 + run, {{"Train/Samples/train loss", 0.5}, {"lr", 1e-5}});
-    monitor->write(16 + run, {{"Train/Samples/train loss", std::nan("")},
-                              {"lr", -std::numeric_limits<double>::infinity()},
-                              {"odd,\"tag\"", 3}});
+    monitor->write({8 + run, 8 + run}, {{"Train/Samples/train loss", 0.5}, {"lr", 1e-5}});
+    monitor->write({16 + run, 16 + run}, {{"Train/Samples/train loss", std::nan("")},
+                                          {"lr", -std::numeric_limits<double>::infinity()},
+                                          {"odd,\"tag\"", 3}});
     monitor->sync();
   }
   const fs::path job = folder_ / "job";
@@ -255,13 +255,13 @@ TEST_F(MonitorTest, JsonLinesAreOneObjectPerWriteWithExactNumbers) {
   const double odd = 0.1 + 0.2;
   {
     const auto monitor = make_json_lines_monitor({true, path.string()});
-    monitor->write(1, {{"loss", odd}, {"lr", 3e-4}});
-    monitor->write(2, {{"loss", std::nan("")}});
+    monitor->write({1, 1}, {{"loss", odd}, {"lr", 3e-4}});
+    monitor->write({2, 2}, {{"loss", std::nan("")}});
   }
   std::ofstream(path, std::ios::app) << "{\"step\":3,\"lo";  // a crash in the middle of a line
   {
     const auto monitor = make_json_lines_monitor({true, path.string()});
-    monitor->write(4, {{"loss", 1.0}});
+    monitor->write({4, 4}, {{"loss", 1.0}});
   }
   std::ifstream in(path);
   std::vector<std::string> lines;
@@ -309,15 +309,15 @@ TEST_F(MonitorTest, TheSetWritesToAllThatAreEnabled) {
   all.tensorboard = all.csv = options();
   all.json_lines = {true, (folder_ / "m.jsonl").string()};
   MonitorSet set(all);
-  set.write(4, {{"Train/Samples/lr", 0.25}});
-  set.write(8, {});
+  set.write({4, 4}, {{"Train/Samples/lr", 0.25}});
+  set.write({8, 8}, {});
   set.sync();
   EXPECT_EQ(slurp(folder_ / "m.jsonl"), "{\"step\":4,\"Train/Samples/lr\":0.25}\n");
   EXPECT_EQ(slurp(folder_ / "job/Train_Samples_lr.csv"), "step,lr\r\n4,0.25\r\n");
   EXPECT_EQ(files(folder_ / "job").size(), 2u);
   for (const std::string& tag : {std::string(), std::string(201, 'x'), std::string("a\nb"),
                                  std::string("\xff"), std::string("a\0b", 3)}) {
-    EXPECT_THROW(set.write(9, {{tag, 1}}), Error);
+    EXPECT_THROW(set.write({9, 9}, {{tag, 1}}), Error);
   }
 }
 
@@ -334,7 +334,7 @@ TEST_F(MonitorTest, AFailingMonitorIsDroppedAndTheOthersGoOn) {
       both.json_lines = {true, (folder_ / "m.jsonl").string()};
       MonitorSet set(both);
       for (int step = 1; step <= 3; ++step) {
-        set.write(step, {{"Train/Samples/some_rather_long_name_of_a_metric", 0.5}});
+        set.write({step, step}, {{"Train/Samples/some_rather_long_name_of_a_metric", 0.5}});
       }
       ::_exit(set.failures().size() == 1 && !set.empty() &&
                       set.failures()[0].find("m.jsonl") != std::string::npos

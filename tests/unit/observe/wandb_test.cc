@@ -152,7 +152,7 @@ TEST(Wandb, WritesAFolderThatSyncFinds) {
   options.output_path = folder.string();
   {
     const auto monitor = make_wandb_monitor(options);
-    monitor->write(8, {{"loss", 1}});
+    monitor->write({8, 8}, {{"loss", 1}});
     monitor->sync();
   }
   fs::path run;

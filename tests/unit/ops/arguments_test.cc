@@ -190,15 +190,17 @@ TEST_F(Arguments, Dropout) {
   Tensor x = zeros(kF32, {4}), y = zeros(kF32, {4}), other = zeros(kF32, {5});
   for (const double p : {-0.1, 1.0, 2.0, std::numeric_limits<double>::quiet_NaN()}) {
     refused({"dropout: the probability must be in [0, 1)"},
-            [&] { ops::dropout(ctx_, x, {}, p, {}, 0, y); });
+            [&] { ops::dropout(ctx_, x, {}, p, {}, y); });
     refused({"dropout_backward: the probability"},
-            [&] { ops::dropout_backward(ctx_, x, p, {}, 0, y); });
+            [&] { ops::dropout_backward(ctx_, x, p, {}, y); });
   }
-  refused({"first_element is negative: -4"}, [&] { ops::dropout(ctx_, x, {}, 0.5, {}, -4, y); });
+  Tensor number = zeros(kF32, {});
+  refused({"dropout: x needs a dimension that counts samples"},
+          [&] { ops::dropout(ctx_, number, {}, 0.5, {}, number); });
   refused({"dropout: residual must have shape [4]"},
-          [&] { ops::dropout(ctx_, x, other, 0.5, {}, 0, y); });
+          [&] { ops::dropout(ctx_, x, other, 0.5, {}, y); });
   refused({"dropout_backward: dx must have shape [4]"},
-          [&] { ops::dropout_backward(ctx_, x, 0.5, {}, 0, other); });
+          [&] { ops::dropout_backward(ctx_, x, 0.5, {}, other); });
 }
 
 TEST_F(Arguments, OptimizerUpdate) {

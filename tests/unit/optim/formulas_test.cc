@@ -57,8 +57,9 @@ void adagrad(Element& e, const At& at) {
   const double root = std::sqrt(e.v) + at.config.eps;
   e.rounding = std::max(
       e.rounding, 0x1p-23 * (std::abs(at.g) + at.decay * std::abs(e.p)) + at.decay * e.allowed);
-  e.allowed += 2 * at.config.lr * std::abs(at.g) / root * e.rounding / root;
-  e.p -= at.config.lr * at.g / root;
+  e.allowed += 2 * at.config.lr * std::abs(h) / root * e.rounding / root;
+  if (at.decay > 0) e.allowed += 0x1p-22 * at.config.lr * (std::abs(at.g) + at.decay) / root;
+  e.p -= at.config.lr * h / root;
 }
 
 void lion(Element& e, const At& at) {

@@ -43,14 +43,17 @@ class FarHome : public StateHome {
  private:
   template <class Fn>
   static void for_each(ops::UpdateTensors& part, const Fn& fn) {
-    for (Tensor* x :
-         {&part.master, &part.weight, &part.low, &part.model, &part.grad, &part.states[0].data,
-          &part.states[0].scales, &part.states[1].data, &part.states[1].scales}) {
+    for (Tensor* x : {&part.master, &part.weight, &part.low, &part.model, &part.grad}) {
       if (*x) fn(*x);
+    }
+    for (ops::StateTensor& state : part.states) {
+      for (Tensor* x : {&state.data, &state.scales}) {
+        if (*x) fn(*x);
+      }
     }
   }
   void copy_states(const ops::UpdateTensors& part) const {
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kernels::kMostStates; ++i) {
       copy(part.states[i].data, at_home_.states[i].data);
       copy(part.states[i].scales, at_home_.states[i].scales);
     }

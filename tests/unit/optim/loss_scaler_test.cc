@@ -19,6 +19,12 @@ PrecisionConfig fp16(int power, int64_t window, int64_t hysteresis, bool consecu
   return config;
 }
 
+PrecisionConfig wrapper(int power, int64_t window, int64_t hysteresis) {
+  PrecisionConfig config = fp16(power, window, hysteresis);
+  config.loss_scale.wrapper = true;
+  return config;
+}
+
 struct Script {
   const char* what;
   PrecisionConfig config;
@@ -58,7 +64,16 @@ TEST(LossScaler, ScriptedSequences) {
        fp16(8, 100, 2, true),
        "x.x.xx.",
        {256, 256, 256, 256, 256, 128, 128}},
+      {"hysteresis 0: it never falls",
+       fp16(8, 3, 0),
+       "xxxx....",
+       {256, 256, 256, 256, 256, 256, 256, 512}},
       {"the floor is kept", fp16(3, 100, 1, false, 3), "xx", {4, 3}},
+      {"the wrapper's rules: no hysteresis, and no end",
+       wrapper(16, 2, 2),
+       "xx...xx",
+       {32768, 16384, 16384, 16384, 32768, 16384, 8192}},
+      {"the wrapper's rules at the lower bound", wrapper(1, 100, 2), "xxxx", {1, 1, 1, 1}},
       {"window 1 doubles at every clean step but the first", fp16(0, 1, 1), "....", {1, 2, 4, 8}},
   };
   for (const Script& script : scripts) {
@@ -114,6 +129,10 @@ TEST(LossScaler, ContinuesWhereItWasSaved) {
     for (size_t i = cut; i < steps.size(); ++i) second.update(steps[i] == 'x');
     EXPECT_EQ(second.save(), whole.save()) << cut;
   }
+  LossScaler spent(fp16(10, 3, 0)), again(fp16(10, 3, 0));
+  spent.update(true);
+  again.restore(spent.save());
+  EXPECT_EQ(again.save(), spent.save());
 }
 
 TEST(LossScaler, RefusesStatesThatNoRunLeaves) {

@@ -84,6 +84,49 @@ TEST(Schedule, WarmupCosineEndsAtItsMinimumRatio) {
   EXPECT_NEAR(Schedule(c, 0.4).lr(11), 0.4 * 0.01, kTolerance);
 }
 
+TEST(Schedule, WarmupCosineBeginsAtZeroAndGoesOnFromItsMinimum) {
+  WarmupCosineLrConfig c;
+  c.total_steps = 100;
+  c.warmup_steps = 10;
+  c.warmup_min_ratio = 0.25;
+  c.shape = WarmupShape::kLinear;
+  const Schedule schedule(c, 0.4);
+  EXPECT_EQ(schedule.lr(0), 0);
+  for (int64_t k = 1; k <= 10; ++k) {
+    const double part = 0.25 + 0.75 * static_cast<double>(k - 1) / 10;
+    EXPECT_NEAR(schedule.lr(k), 0.4 * part, kTolerance);
+  }
+}
+
+TEST(Schedule, ListsGiveEachGroupItsRate) {
+  WarmupLrConfig warmup;
+  warmup.warmup_steps = 4;
+  warmup.shape = WarmupShape::kLinear;
+  warmup.min_lr = PerGroup(std::vector<double>{0.1, 0.2});
+  warmup.max_lr = PerGroup(std::vector<double>{0.3, 0.6});
+  EXPECT_EQ(Schedule(warmup, 9, 0).lr(0), 0.1);
+  EXPECT_EQ(Schedule(warmup, 9, 1).lr(0), 0.2);
+  EXPECT_NEAR(Schedule(warmup, 9, 0).lr(3), 0.2, kTolerance);
+  EXPECT_NEAR(Schedule(warmup, 9, 1).lr(3), 0.4, kTolerance);
+  EXPECT_EQ(Schedule(warmup, 9, 1).lr(50), 0.6);
+  LrRangeTestConfig range;
+  range.min_lr = PerGroup(std::vector<double>{1, 3});
+  range.step_size = 2;
+  EXPECT_EQ(Schedule(range, 9, 1).lr(4), 9);
+  OneCycleConfig cycle;
+  cycle.min_lr = PerGroup(std::vector<double>{1, 2});
+  cycle.max_lr = 4;
+  cycle.first_steps = cycle.second_steps = 2;
+  EXPECT_EQ(Schedule(cycle, 9, 1).lr(1), 3);
+  EXPECT_EQ(Schedule(cycle, 9, 0).lr(1), 2.5);
+  WarmupDecayLrConfig decay;
+  decay.total_steps = 10;
+  decay.warmup_steps = 2;
+  decay.max_lr = PerGroup(std::vector<double>{1, 8});
+  EXPECT_EQ(Schedule(decay, 9, 0).lr(7), 0.5);
+  EXPECT_EQ(Schedule(decay, 9, 1).lr(7), 4);
+}
+
 TEST(Schedule, RangeTestGrowsLinearlyOrInStairs) {
   LrRangeTestConfig c;
   c.min_lr = 1e-4;
@@ -111,7 +154,8 @@ TEST(Schedule, OneCyclePeaksAtTheFirstSizeAndMirrorsMomentum) {
   for (int64_t k = 0; k <= 30; ++k) {
     const double s = k <= 10 ? static_cast<double>(k) / 10 : static_cast<double>(30 - k) / 20;
     EXPECT_NEAR(schedule.lr(k), 0.1 + s, kTolerance) << k;
-    EXPECT_NEAR(*schedule.beta1(k), 0.9 - 0.1 * s, kTolerance) << k;
+    // Before its first step DeepSpeed's schedule holds the smallest momentum.
+    EXPECT_NEAR(*schedule.beta1(k), k == 0 ? 0.8 : 0.9 - 0.1 * s, kTolerance) << k;
   }
   EXPECT_EQ(schedule.lr(10), 1.1);
   EXPECT_EQ(*schedule.beta2(), 0.99);

@@ -22,7 +22,14 @@ using testing::WorldOptions;
 const char* const kEveryOptimizer[] = {
     R"({"type": "AdamW", "params": {"weight_decay": 0.1}, "param_groups": [
         {"name": "a", "lr": 5e-3, "betas": [0.8, 0.9]}]})",
+    R"({"type": "AdamW", "params": {"weight_decay": 0.1, "amsgrad": true}})",
     R"({"type": "Adagrad"})",
+    R"({"type": "Adagrad", "params": {"initial_accumulator_value": 0.25, "lr_decay": 0.01,
+        "weight_decay": 0.01}})",
+    R"({"type": "NAdam", "params": {"weight_decay": 0.1}})",
+    R"({"type": "RMSprop", "params": {"weight_decay": 0.1}})",
+    R"({"type": "RMSprop", "params": {"momentum": 0.9}})",
+    R"({"type": "RMSprop", "params": {"momentum": 0.9, "centered": true, "eps": 0.01}})",
     R"({"type": "Lion", "params": {"weight_decay": 0.1}})",
     R"({"type": "SGD", "params": {"weight_decay": 0.1}})",
     R"({"type": "SGD", "params": {"momentum": 0.9, "nesterov": true}})",
@@ -457,7 +464,42 @@ TEST(Groups, NamesGoBeforePatternsAndPatternsInOrder) {
   EXPECT_EQ(code_of([&] { assign_groups(config, parameters); }), Code::kConfig);
 }
 
-// OneCycle's momentum reaches SGD's buffer, and schedules apply to each group's rate.
+TEST(Groups, WhatAGroupAsksForDecays) {
+  nn::Parameter matrix{"w", {4, 4}}, bias{"b", {4}};
+  matrix.decays = true;
+  OptimizerConfig config = parse_optimizer(
+      R"({"type": "AdamW", "params": {"weight_decay": 0.1}, "param_groups": [
+          {"name": "rate", "match": ["x"], "lr": 1}, {"name": "decay", "weight_decay": 0.5}]})");
+  EXPECT_FALSE(config.decay_all);
+  for (const int32_t group : {0, 1, 2}) {
+    EXPECT_TRUE(decays_in(config, matrix, group));
+    EXPECT_EQ(decays_in(config, bias, group), group == 2) << group;
+  }
+  config = parse_optimizer(R"({"type": "AdamW", "decay_all": true})");
+  EXPECT_TRUE(decays_in(config, bias, 0));
+}
+
+TEST(Groups, WidthsScaleRates) {
+  const auto factors = [](const char* type, const Shape& shape, const char* base) {
+    const WidthFactors f = width_factors(
+        parse_optimizer(str_cat(R"({"type": ")", type, R"(", "params": {"base_shapes": [
+            {"match": ["*.w"], "shape": )",
+                                base, "}]}}")),
+        nn::Parameter{"a.w", shape});
+    return std::pair(f.rate, f.decay);
+  };
+  using Pair = std::pair<double, double>;
+  EXPECT_EQ(factors("MuAdam", {8, 12}, "[2, 6]"), (Pair{0.5, 2}));
+  EXPECT_EQ(factors("MuSGD", {8, 12}, "[2, 6]"), (Pair{2, 0.5}));
+  EXPECT_EQ(factors("MuSGD", {8, 12}, "[2, 12]"), (Pair{4, 0.25}));
+  EXPECT_EQ(factors("MuSGD", {8, 12}, "[2, null]"), (Pair{4, 0.25}));
+  EXPECT_EQ(factors("MuAdamW", {8, 12}, "[2, 12]"), (Pair{1, 1}));
+  EXPECT_EQ(factors("MuAdamW", {8, 12}, "[8, 12]"), (Pair{1, 1}));
+  EXPECT_EQ(code_of([&] { factors("MuAdam", {8, 12}, "[8]"); }), Code::kConfig);
+  EXPECT_EQ(code_of([&] { factors("MuAdam", {8, 12, 2}, "[1, 2, 3]"); }), Code::kConfig);
+}
+
+// A prescribed momentum reaches SGD's buffer, and schedules apply to each group's rate.
 TEST(Groups, PrescribedMomentumAndRates) {
   const OptimizerConfig config = parse_optimizer(
       R"({"type": "SGD", "params": {"lr": 1, "momentum": 0.5},

@@ -1,5 +1,6 @@
 // Optimizers beside torch.optim: vectors that tests/parity/gen_optimizer_vectors.py recorded.
 #include "base/file.h"
+#include "optim/groups.h"
 #include "unit/optim/optim_world.h"
 
 namespace ds::optim {
@@ -20,7 +21,10 @@ TEST(Torch, WeightsAgree) {
     for (const Json& size : one.at("shape")) sizes.push_back(size.get<int64_t>());
     const Shape shape{std::span<const int64_t>(sizes)};
     const int64_t n = shape.elements();
-    const auto optimizer = make_optimizer(config, {{"w", shape, 0, n, 0, true}}, ctx.device);
+    nn::Parameter parameter{"w", shape};
+    const WidthFactors factors = width_factors(config, parameter);
+    const auto optimizer = make_optimizer(
+        config, {{"w", shape, 0, n, 0, true, 0, 0, factors.rate, factors.decay}}, ctx.device);
     const auto make = [&](const Json& values) {
       Tensor out = Tensor::empty(ctx.device, DType::kFloat32, {n}, MemoryTag::kOther);
       for (int64_t i = 0; i < n; ++i) {
@@ -45,7 +49,7 @@ TEST(Torch, WeightsAgree) {
       }
     }
   }
-  EXPECT_EQ(compared, 14 * 4 * 35);
+  EXPECT_EQ(compared, 38 * 4 * 35);
 }
 
 }  // namespace

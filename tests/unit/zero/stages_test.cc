@@ -152,6 +152,18 @@ TEST(Stages, PrecisionsAndOptimizersAgreeBetweenStages) {
        {"zero_allow_untested_optimizer", true}},
       {{"optimizer", {{"type", "Muon"}, {"params", {{"lr", 2e-2}}}}},
        {"zero_optimization", {{"reduce_scatter", false}}}},
+      {{"optimizer", {{"type", "AdamW"}, {"params", {{"amsgrad", true}}}}}},
+      {{"optimizer", {{"type", "NAdam"}, {"params", {{"weight_decay", 0.1}}}}},
+       {"zero_allow_untested_optimizer", true}},
+      {{"optimizer",
+        {{"type", "RMSprop"}, {"params", {{"lr", 1e-3}, {"momentum", 0.9}, {"centered", true}}}}},
+       {"zero_allow_untested_optimizer", true}},
+      {{"optimizer",
+        {{"type", "MuAdamW"},
+         {"params",
+          {{"weight_decay", 0.1},
+           {"base_shapes", {{{"match", {"*c_fc.weight"}}, {"shape", {16, 64}}}}}}}}},
+       {"zero_allow_untested_optimizer", true}},
   };
   for (const Json& more : variants) {
     const Trained plain = train({2, zero_config(0, {{"reduce_bucket_size", 5000}}, more), 5});

@@ -1,0 +1,181 @@
+#include "run_loop.h"
+
+#include <cmath>
+#include <iostream>
+#include <utility>
+#include <vector>
+
+#include "command.h"
+#include "first_rank.h"
+#include "format.h"
+
+namespace tool {
+namespace {
+
+bool saves_beside_training(const libds::Engine& engine) {
+  const Json document = parse_json(engine.config(), "the engine's configuration");
+  const Json::json_pointer place("/config/checkpoint/writer/decoupled");
+  return document.contains(place) && document.at(place) == true;
+}
+
+// Whether a save may fail like this in a run that goes on: a disk, a folder or memory, not a peer
+// or a device.
+bool may_work_later(ds_status status) {
+  return status == DS_ERR_IO || status == DS_ERR_NOT_FOUND || status == DS_ERR_OUT_OF_MEMORY ||
+         status == DS_ERR_CORRUPT;
+}
+
+// Whether it comes from the data and leaves the engine as it was.
+bool of_the_data(ds_status status) {
+  return status == DS_ERR_IO || status == DS_ERR_NOT_FOUND || status == DS_ERR_CORRUPT ||
+         status == DS_ERR_INVALID_ARGUMENT;
+}
+
+}  // namespace
+
+RunLoop::RunLoop(const TrainOptions& options, libds::Comm& comm, libds::Engine& engine,
+                 libds::Model& model, const libds::Dataset* valid)
+    : o_(options),
+      comm_(comm),
+      engine_(engine),
+      model_(model),
+      valid_(valid),
+      progress_(engine.global_step(), options.steps, options.log_interval, options.quiet),
+      step_(engine.global_step()),
+      decoupled_(saves_beside_training(engine)) {}
+
+int RunLoop::run() {
+  if (step_ >= o_.steps) {
+    if (comm_.rank() == 0) {
+      std::cout << "nothing to do: the loaded run is at step " << step_ << ", --steps is "
+                << o_.steps << "\n";
+    }
+    save_last();
+    return kDone;
+  }
+  std::optional<MetricsFile> metrics;
+  const std::optional<int64_t> from = o_.resumes() ? std::optional<int64_t>(step_) : std::nullopt;
+  on_first_rank(comm_, [&] { metrics.emplace(o_.metrics, from); });
+  if (!metrics) metrics.emplace("", from);
+  SignalWatch signals(SignalWatch::Loop::kSaves);
+  train(signals, *metrics);
+  if (news_.stop != 0) {
+    progress_.message("interrupted after step " + std::to_string(step_) +
+                      (o_.save.empty() ? ": nothing is saved without --save" : ""));
+  }
+  save_last();
+  if (news_.stop != 0) return kSignalBase + news_.stop;
+  progress_.message("done: step " + std::to_string(step_) + ", loss " +
+                    format_value("%.4f", report_.loss));
+  return kDone;
+}
+
+// What the data make fail is saved first: a file can be put right, and the run goes on from here.
+// With peers that is not possible: they wait within the step.
+template <class Fn>
+auto RunLoop::saved_before_failure(const Fn& fn) {
+  try {
+    return fn();
+  } catch (const libds::Error& error) {
+    if (of_the_data(error.status()) && comm_.size() == 1 && !o_.save.empty()) {
+      save();
+      settle();
+    }
+    throw;
+  }
+}
+
+void RunLoop::train(SignalWatch& signals, MetricsFile& metrics) {
+  news_ = agreed(signals);
+  while (step_ < o_.steps && news_.stop == 0) {
+    report_ = saved_before_failure([&] { return engine_.train_batch(); });
+    step_ = report_.step;
+    progress_.step(report_);
+    const bool last = step_ >= o_.steps;
+    news_ = agreed(signals);
+    std::optional<double> valid_loss;
+    if (news_.stop == 0 && (last || due(o_.eval_interval))) {
+      valid_loss = saved_before_failure([&] { return validate(); });
+    }
+    metrics.write(report_, valid_loss, comm_);
+    if (valid_loss) {
+      progress_.message(format("step %lld  validation loss %s  perplexity %s",
+                               static_cast<long long>(step_),
+                               format_value("%.4f", *valid_loss).c_str(),
+                               format_value("%.2f", std::exp(*valid_loss)).c_str()));
+    }
+    if (due(o_.save_interval) || news_.save) save();
+  }
+}
+
+std::optional<double> RunLoop::validate() {
+  if (valid_ == nullptr) return std::nullopt;
+  return engine_.evaluate(*valid_, o_.eval_batches);
+}
+
+// The signal that any process of the group got: all stop, or save, after the same step.
+SignalNews RunLoop::agreed(SignalWatch& signals) {
+  const SignalNews own = signals.news();
+  if (comm_.size() == 1) return own;
+  const std::vector<int32_t> code = {2 * own.stop + (own.save ? 1 : 0)};
+  libds::Tensor most = libds::Tensor::from(code);
+  comm_.all_reduce(most, DS_REDUCE_MAX);
+  const auto agreed = static_cast<int>(most.item());
+  return {agreed / 2, agreed % 2 != 0};
+}
+
+void RunLoop::save() {
+  if (o_.save.empty()) return;
+  settle();
+  if (saved_step_ == step_) return;
+  try {
+    engine_.save(o_.save);
+  } catch (const libds::Error& error) {
+    if (!may_work_later(error.status())) throw;
+    return save_failed(error, step_);
+  }
+  saving_step_ = step_;
+  if (!decoupled_) settle();
+}
+
+// Waits for the save that is under way. Only then it is known to be there.
+void RunLoop::settle() {
+  if (!saving_step_) return;
+  const int64_t step = *std::exchange(saving_step_, std::nullopt);
+  try {
+    engine_.save_wait();
+  } catch (const libds::Error& error) {
+    if (!may_work_later(error.status())) throw;
+    return save_failed(error, step);
+  }
+  saved_step_ = step;
+  save_failure_.clear();
+  progress_.message("saved " + o_.save + " at step " + std::to_string(step));
+}
+
+void RunLoop::save_failed(const libds::Error& error, int64_t step) {
+  save_failure_ =
+      "cannot save " + o_.save + " at step " + std::to_string(step) + ": " + plain_message(error);
+  // The last one of a run is told as an error.
+  const bool last = step == step_ && (step_ >= o_.steps || news_.stop != 0);
+  if (comm_.rank() != 0 || last) return;
+  progress_.clear();
+  std::cerr << "ds: warning: " << save_failure_ << "; training goes on, the next save is "
+            << (o_.save_interval > 0 ? "in " + std::to_string(o_.save_interval) + " steps\n"
+                                     : "at the end\n");
+}
+
+void RunLoop::save_last() {
+  save();
+  settle();
+  save_adapter();
+  if (!save_failure_.empty()) throw Failure(save_failure_);
+}
+
+void RunLoop::save_adapter() {
+  if (o_.adapter_out.empty()) return;
+  model_.save_adapter(o_.adapter_out);
+  if (!o_.quiet) std::cerr << "wrote the adapters to " << o_.adapter_out << "\n";
+}
+
+}  // namespace tool
