@@ -350,6 +350,10 @@ TEST(Differences, AreListedByTheirPaths) {
   lion["optimizer"]["type"] = "Lion";
   EXPECT_THAT(differences(config, 1, lion, 1),
               ::testing::Contains("/optimizer/type was \"AdamW\", is \"Lion\""));
+  EXPECT_THAT(
+      differences(config, 1, with(config, {{"fp16", {{"enabled", true}, {"hysteresis", 1}}}}), 1),
+      ElementsAre("/fp16/enabled was false, is true", HasSubstr("/data_types/param_dtype"),
+                  HasSubstr("/communication_data_type")));
   // Options of what is turned off do not matter.
   EXPECT_THAT(differences(config, 1, with(config, {{"fp16", {{"initial_scale_power", 3}}}}), 1),
               IsEmpty());
