@@ -48,6 +48,11 @@ void compare(const std::string& path, const Json& saved, const Json& now,
     out.push_back(str_cat(path, " was ", shown(saved), ", is ", shown(now)));
     return;
   }
+  // Options of what was or is off say nothing more.
+  if (turned_off(saved) || turned_off(now)) {
+    return compare(str_cat(path, "/enabled"), member(saved, "enabled"), member(now, "enabled"),
+                   out);
+  }
   for (const auto& [key, value] : now.items()) {
     if (known(saved, key)) compare(str_cat(path, "/", key), saved.at(key), value, out);
   }

@@ -13,7 +13,7 @@ import sys
 
 import header
 
-MAX_LINES = 1300
+MAX_LINES = 1400
 SCALARS = {"int32_t", "int64_t", "double", "ds_status", "ds_log_fn", "ds_token_fn"}
 
 
