@@ -91,12 +91,6 @@ BlendDataset::BlendDataset(std::vector<DatasetPtr> members, BlendIndex index)
   }
 }
 
-int64_t BlendDataset::vocabulary() const {
-  int64_t most = 0;
-  for (const DatasetPtr& member : members_) most = std::max(most, member->vocabulary());
-  return most;
-}
-
 void BlendDataset::sample(int64_t index, const SampleView& out) const {
   check_sample_view(*this, index, out, "blend");
   const auto i = static_cast<size_t>(index);

@@ -36,7 +36,6 @@ class BlendDataset final : public Dataset {
   }
   int64_t sequence_length() const noexcept override { return length_; }
   DatasetFields fields() const noexcept override { return fields_; }
-  int64_t vocabulary() const override;
   void sample(int64_t index, const SampleView& out) const override;
   std::string place(int64_t index, int64_t position) const override;
   bool check_tokens(int64_t vocab, int64_t most) const override;

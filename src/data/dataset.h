@@ -35,8 +35,6 @@ class Dataset {
   virtual int64_t sample_count() const = 0;
   virtual int64_t sequence_length() const = 0;
   virtual DatasetFields fields() const { return {}; }
-  // Every id lies below it; 0 where only reading everything would tell.
-  virtual int64_t vocabulary() const { return 0; }
   // Fills the spans that fields() promises; throws for an index out of range or damaged data.
   virtual void sample(int64_t index, const SampleView& out) const = 0;
   // Where the token at a position of a sample comes from, for messages. Position sequence_length()

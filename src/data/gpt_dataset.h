@@ -24,7 +24,6 @@ class GptDataset final : public Dataset {
 
   int64_t sample_count() const noexcept override { return index_.sample_count(); }
   int64_t sequence_length() const noexcept override { return length_; }
-  int64_t vocabulary() const override { return source_->vocabulary(); }
   void sample(int64_t i, const SampleView& out) const override;
   std::string place(int64_t index, int64_t position) const override;
   bool check_tokens(int64_t vocab, int64_t most) const override;

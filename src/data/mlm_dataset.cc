@@ -78,6 +78,9 @@ void MlmDataset::sample(int64_t index, const SampleView& out) const {
 }
 
 bool MlmDataset::check_tokens(int64_t vocab, int64_t most) const {
+  DS_CHECK(vocab_.size() <= vocab, Code::kInvalidArgument, name_,
+           ": hidden tokens become any of the ", "tokenizer's ", vocab_.size(),
+           ", the model's vocabulary has ", vocab);
   const int64_t first = corpus_.documents[static_cast<size_t>(range_.begin)];
   const int64_t end = corpus_.documents[static_cast<size_t>(range_.end)];
   int64_t tokens = 0;

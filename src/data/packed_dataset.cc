@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "data/numpy_random.h"
+#include "data/token_source.h"
 
 namespace ds {
 namespace {
@@ -53,14 +54,27 @@ PackedDataset::PackedDataset(std::shared_ptr<const FinetuneCorpus> corpus, Seque
   DS_CHECK(!chosen.empty(), Code::kInvalidArgument, name_, " holds no example to learn from: of ",
            range.size(), ", ", stats_.skipped, " are longer than ", options.sequence_length,
            " and skipped, ", stats_.without_labels, " have no labels left after the cut");
-  vocabulary_ = int64_t{options.pad_id} + 1;
-  for (const int32_t token : corpus_->tokens) {
-    vocabulary_ = std::max(vocabulary_, int64_t{token_of(token)} + 1);
-  }
   NumpyRandom random(options.seed);
   random.shuffle(std::span(chosen));
   pack(chosen);
   shuffle_sequences(random);
+}
+
+bool PackedDataset::check_tokens(int64_t vocab, int64_t most) const {
+  if (options_.pad_id >= vocab) fail_token(str_cat(name_, ": padding"), options_.pad_id, vocab);
+  int64_t tokens = 0;
+  for (const int64_t example : examples_) tokens += positions_of(example) + 1;
+  if (tokens > most) return false;
+  for (const int64_t example : examples_) {
+    const auto all = corpus_->example(example);
+    const auto used = all.first(static_cast<size_t>(positions_of(example)) + 1);
+    for (size_t i = 0; i < used.size(); ++i) {
+      const int32_t id = token_of(used[i]);
+      if (id >= vocab)
+        fail_token(str_cat(name_, ": token ", i, " of example ", example), id, vocab);
+    }
+  }
+  return true;
 }
 
 // What is left of an example after the cut.

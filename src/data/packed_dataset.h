@@ -49,7 +49,7 @@ class PackedDataset final : public Dataset {
   int64_t sample_count() const noexcept override { return static_cast<int64_t>(order_.size()); }
   int64_t sequence_length() const noexcept override { return options_.sequence_length; }
   DatasetFields fields() const noexcept override { return {.segments = true, .mask = true}; }
-  int64_t vocabulary() const noexcept override { return vocabulary_; }
+  bool check_tokens(int64_t vocab, int64_t most) const override;
   void sample(int64_t index, const SampleView& out) const override;
 
   const PackingStats& stats() const noexcept { return stats_; }
@@ -67,7 +67,6 @@ class PackedDataset final : public Dataset {
   std::vector<int64_t> ends_;      // of each sequence in examples_
   std::vector<int64_t> order_;     // sample -> sequence
   PackingStats stats_;
-  int64_t vocabulary_ = 0;
 };
 
 }  // namespace ds

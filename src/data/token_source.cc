@@ -56,7 +56,6 @@ MemoryTokens::MemoryTokens(std::vector<int32_t> tokens, std::vector<int64_t> end
   }
   DS_CHECK(begin == static_cast<int64_t>(tokens_.size()), Code::kInvalidArgument, name_,
            ": sequences end at token ", begin, " of ", tokens_.size());
-  for (const int32_t token : tokens_) vocabulary_ = std::max(vocabulary_, int64_t{token} + 1);
 }
 
 int32_t MemoryTokens::sequence_size(int64_t index) const {

@@ -22,8 +22,6 @@ class TokenSource {
   virtual void read(int64_t index, int64_t offset, std::span<int32_t> out) const = 0;
   // For messages.
   virtual std::string name() const = 0;
-  // One more than the largest token; 0 where only reading everything would tell.
-  virtual int64_t vocabulary() const { return 0; }
   // Where a token lies, for messages: "PREFIX.bin: byte 80 (token 3 of sequence 7, document 2)".
   virtual std::string place(int64_t index, int64_t offset) const;
 
@@ -51,7 +49,6 @@ class MemoryTokens final : public TokenSource {
   int32_t sequence_size(int64_t index) const override;
   void read(int64_t index, int64_t offset, std::span<int32_t> out) const override;
   std::string name() const override { return name_; }
-  int64_t vocabulary() const override { return vocabulary_; }
 
  private:
   int64_t begin_of(int64_t index) const {
@@ -61,7 +58,6 @@ class MemoryTokens final : public TokenSource {
   std::vector<int32_t> tokens_;
   std::vector<int64_t> ends_;
   std::string name_;
-  int64_t vocabulary_ = 0;
 };
 
 // Running text as a source that can be split: one document cannot be shared out between training

@@ -72,11 +72,6 @@ void check_dataset(const Dataset& dataset, const models::ArchitectureInfo& info)
            "the data set's sequences of ", dataset.sequence_length(),
            " tokens are longer than the model's ", info.max_positions, " positions");
   DS_CHECK(dataset.sample_count() > 0, Code::kInvalidArgument, "the data set has no samples");
-  DS_CHECK(dataset.vocabulary() <= info.vocab_size, Code::kInvalidArgument,
-           "the data set holds tokens up to ", dataset.vocabulary() - 1,
-           ", the model's vocabulary has ", info.vocab_size,
-           ": read the text with the model's own tokenizer, or raise vocab_size in the "
-           "configuration of a new model");
 }
 
 }  // namespace
