@@ -18,6 +18,11 @@
  *             DS_ERR_OUT_OF_MEMORY and DS_ERR_INTERNAL; `Errors` lists the others. On failure the
  *             out-parameters are untouched and ds_last_error_message() explains. No function ends
  *             the process, prints, installs a signal handler or changes the environment.
+ * Fork        A forked child has none of its parent's threads. It may destroy handles of the parent,
+ *             which returns at once and leaves what they stand for to the parent (memory is not
+ *             given back, `release` callbacks are not called), and it may make handles of its own.
+ *             Data sets and tokenizers of the parent may be read. Models, engines and groups must
+ *             not be used in it. Fork while no other thread is inside the library.
  * Blocks      Functions compute or read files before they return; none waits for other processes
  *             unless it says `Blocks`.
  * Text        UTF-8, ends with NUL. Sizes are bytes unless stated. Tensors are row-major.
@@ -1117,8 +1122,10 @@ DS_API ds_status ds_engine_step(ds_engine* engine, ds_step_report* out_report);
 /**
  * Sets the data that ds_engine_train_batch reads; sampling begins at the engine's sample counter,
  * so that a loaded engine goes on where it was. NULL takes the data away.
- * Errors: DS_ERR_INVALID_ARGUMENT when the samples are longer than the model allows or tokens
- * outside its vocabulary are met later. Since: 0.1.
+ * Errors: DS_ERR_INVALID_ARGUMENT when the samples are longer than the model allows or hold tokens
+ * outside its vocabulary. Up to 64 million stored tokens are checked here, which reads them; those
+ * of larger data sets when they are drawn. The text names file, byte, sequence and document.
+ * Since: 0.1.
  */
 DS_API ds_status ds_engine_set_dataset(ds_engine* engine, const ds_dataset* dataset);
 
@@ -1173,6 +1180,8 @@ DS_API ds_status ds_engine_interrupt(ds_engine* engine);
  * state, data cursor, configuration, tokenizer. A crash at any moment leaves the older checkpoint.
  * @param folder  made when missing
  * @param tag     name of the checkpoint; NULL for "global_step<N>"
+ * A checkpoint of the same tag is replaced; a folder of that name that is no checkpoint is refused.
+ * Two programs that save into one folder are not kept apart: take a lock, as `ds train` does.
  * Errors: DS_ERR_IO, DS_ERR_STATE (between forward and step; between the micro batches of a step is
  * fine). Since: 0.1.
  */

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -216,15 +217,18 @@ TEST(ThreadPool, StartsAndStopsQuickly) {
 TEST(ThreadPool, SaysWhichLimitKeepsThreadsAway) {
   const pid_t child = ::fork();
   if (child == 0) {
-    // Room for the test itself, but for no stack.
-    const rlimit stack{size_t{1} << 30, size_t{1} << 30},
-        space{size_t{256} << 20, size_t{256} << 20};
-    if (::setrlimit(RLIMIT_STACK, &stack) != 0 || ::setrlimit(RLIMIT_AS, &space) != 0) ::_exit(2);
+    // Room for the pool itself, but for no stack.
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const auto bytes = static_cast<rlim_t>(pages * ::sysconf(_SC_PAGESIZE) + (int64_t{64} << 20));
+    const rlimit space{bytes, bytes};
+    if (::setrlimit(RLIMIT_AS, &space) != 0) ::_exit(2);
     try {
       std::vector<std::unique_ptr<char[]>> filled;
       try {  // what is left is less than a stack
         while (true) filled.push_back(std::make_unique<char[]>(size_t{1} << 20));
       } catch (const std::bad_alloc&) {
+        if (filled.empty()) ::_exit(4);
         filled.pop_back();
       }
       const ThreadPool pool(200);
