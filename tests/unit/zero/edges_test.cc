@@ -230,7 +230,9 @@ TEST(Edges, ValuesSetBetweenBackwardAndStepAreUsed) {
       };
       for (int micro = 0; micro < 2; ++micro) {
         pass(*plain, micro);
-        if (micro == 0) EXPECT_FALSE(plain->step().applied);
+        if (micro == 0) {
+          EXPECT_FALSE(plain->step().applied);
+        }
       }
       pass(*set, 0);
       EXPECT_FALSE(set->step().applied);
