@@ -91,7 +91,7 @@ class Rules {
 
   // ---- ZeRO ----
   void zero() {
-    if (at("/gradient_clipping").is_null()) parsed_.derive("/gradient_clipping", 0.0);
+    if (at("/gradient_clipping").is_null()) parsed_.values["gradient_clipping"] = 0.0;
     forbid(on("/zero_optimization/legacy_stage1"), "/zero_optimization/legacy_stage1",
            "the legacy stage 1 no longer exists; remove the key");
     parsed_.derive("/zero_optimization/overlap_comm", stage() == 3);

@@ -57,8 +57,12 @@ UnknownKey explain_unknown_key(const KeyTable& root, const KeyTable& table, cons
     return {"unknown key; it belongs at " + join(places, " or "), std::move(elsewhere)};
   }
   if (const std::string near = nearest_name(name, names); !near.empty()) {
-    return {"unknown key; did you mean \"" + near + "\"?",
-            {path + "/" + pointer_token(table.find(near)->name)}};
+    UnknownKey out{"unknown key; did you mean \"" + near + "\"?", {}};
+    // A name that merely resembles another may be invented.
+    if (edit_distance(name, near) <= std::max<int>(2, static_cast<int>(name.size() / 5))) {
+      out.meant.insert(path + "/" + pointer_token(table.find(near)->name));
+    }
+    return out;
   }
   if (names.empty()) return {"unknown key; no key is allowed here", {}};
   if (names.size() <= 16) return {"unknown key; " + here, {}};

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <string>
 
 #include "base/json.h"
 #include "capi/world.h"
@@ -11,6 +12,12 @@ namespace capi_test {
 namespace {
 
 using testing::HasSubstr;
+
+std::string take(char* text) {
+  std::string out = text;
+  ds_string_free(text);
+  return out;
+}
 
 ds::Json check(const std::string& document, const char* options = nullptr) {
   char* text = nullptr;
@@ -81,7 +88,8 @@ TEST(CapiConfig, EngineOfAPublishedDocument) {
   EXPECT_EQ(document.at("config").at("bf16").at("enabled"), false);
   EXPECT_EQ(document.at("origins").at("/optimizer/params/lr"), "set");
   // The size of the model's hidden states, which its config.json tells.
-  const int64_t width = ds::parse_json(model_config(), "model", ds::Code::kInternal).at("n_embd");
+  const auto width =
+      ds::parse_json(model_config(), "model", ds::Code::kInternal).at("n_embd").get<int64_t>();
   EXPECT_EQ(document.at("config").at("zero_optimization").at("reduce_bucket_size"), width * width);
   EXPECT_FALSE(document.at("given").contains("seed"));
   EXPECT_EQ(document.at("given").at("zero_optimization").at("stage"), 2);

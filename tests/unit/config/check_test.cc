@@ -41,7 +41,7 @@ const Json& at(const CheckedConfig& checked, const char* path) { return checked.
 TEST(Check, ListsEveryProblemOnce) {
   const CheckedConfig checked = check_config(R"({
     "train_batch_size": 8, "invented": 1, "gradient_clipping": -1, "bf16": {"enabled": "auto"},
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "rate": 2, "amsgrad": true}},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "rate": 2}, "legacy_fusion": true},
     "zero_optimization": {"stage": 7, "zenflow": {}},
     "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 1.5}}})");
   EXPECT_FALSE(checked.accepted());
@@ -56,7 +56,7 @@ TEST(Check, ListsEveryProblemOnce) {
           HasSubstr("error /zero_optimization/stage: 7 is out of range"),
           HasSubstr("error /scheduler/params/warmup_num_steps: expected an integer, got 1.5"),
           HasSubstr("error /scheduler/params/total_num_steps: missing"),
-          HasSubstr("missing_feature /optimizer/params/amsgrad: true asks for AMSGrad"),
+          HasSubstr("missing_feature /optimizer/legacy_fusion: true asks for the legacy fused"),
           HasSubstr("missing_feature /zero_optimization/zenflow: an object asks for ZenFlow")))
       << testing::PrintToString(lines(checked));
 }
@@ -221,7 +221,7 @@ constexpr const char* kLoose = R"({
   # how we trained it
   "_comment": "a run", "#note": 1, "//": "x",
   "train_batch_size": 8, // as always
-  "run_label": "invented",
+  "run_label": "invented", "use_flash_attention": true,
   "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.99,],}, "kind": "x"},
   "zero_optimization": {"stage": 1, "_why": "#,]"},
 })";
@@ -236,9 +236,10 @@ TEST(Check, LenientReadingPassesOverRemarks) {
                           HasSubstr("ignored line 7, column 51: a comma after"),
                           "ignored /_comment: a comment", "ignored /#note: a comment",
                           HasSubstr("ignored /~1~1: a comment"), HasSubstr("ignored /run_label: "),
+                          HasSubstr("ignored /use_flash_attention: "),
                           HasSubstr("ignored /optimizer/kind: "),
                           "ignored /zero_optimization/_why: a comment"));
-  EXPECT_EQ(checked.parsed.warnings.size(), 10u);
+  EXPECT_EQ(checked.parsed.warnings.size(), 11u);
   const CheckedConfig strict = check_config(kLoose);
   EXPECT_FALSE(strict.accepted());
   EXPECT_THAT(lines(strict)[0], HasSubstr("line 2, column 3: a comment that begins with #"));
@@ -411,7 +412,8 @@ TEST(Check, TheDocumentGivenBackMeansTheSame) {
        {kLoose, R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
                     "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 3,
                     "zero_quantized_gradients": true, "zeropp_loco_param": {}}})",
-        R"({"train_batch_size": 4, "zero_optimization": {"stage": 1, "cpu_offload": true},
+        R"({"train_batch_size": 4, "gradient_clipping": null,
+            "zero_optimization": {"stage": 1, "cpu_offload": true},
             "optimizer": {"type": "SGD", "params": {"momentum": 0.9}},
             "zero_allow_untested_optimizer": true, "amp": {"enabled": false, "x": [1]}})"}) {
     const CheckedConfig checked = check_config(document, {}, how);
