@@ -207,6 +207,7 @@ class Engine {
     std::vector<TensorTarget> targets;
     std::vector<std::pair<nn::ParamId, Tensor>> fp8;  // of layers, as Fp8Linears saved them
     RankShare share;
+    int64_t samples = 0;         // that random numbers of the open step have passed
     double gradient_factor = 1;  // what those of the open step are multiplied by
     Progress progress;
     Updater::Saved updater;

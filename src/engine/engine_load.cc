@@ -230,6 +230,12 @@ void Engine::keep_open_step(const CheckpointReader& reader, const LoadOptions& o
     out.accumulated = 0;
     return;
   }
+  // Version 0.4 and earlier do not say; their random numbers went by micro steps anyway.
+  out.samples = reader.has_state(saved::kSamples)
+                    ? reader.state_int(saved::kSamples)
+                    : out.accumulated * config_.batch.micro_batch * comm_->size();
+  DS_CHECK(out.samples >= 0, Code::kCorrupt, "the checkpoint's open step counts ", out.samples,
+           " samples");
   out.gradient_factor = gradient_factor(reader, out.updater, out.accumulated);
   int64_t all_tokens = 0;
   out.share = restored_share(reader, all_tokens);
@@ -323,7 +329,7 @@ void Engine::restore_counters(Restored restored, const CheckpointReader& reader,
                               const LoadOptions& options) {
   accumulated_ = step_batches_ = restored.accumulated;
   step_samples_ = own_samples_ = 0;
-  step_first_sample_ = accumulated_ * config_.batch.micro_batch * comm_->size();
+  step_first_sample_ = restored.samples;
   losses_.reset(restored.share.loss_sum, restored.share.losses);
   step_tokens_ = restored.share.tokens;
   tokenizer_ = std::move(restored.tokenizer);

@@ -20,6 +20,7 @@ inline constexpr const char* kMicroBatches = "accumulation.micro_batches";
 inline constexpr const char* kLossSum = "accumulation.loss_sum";  // mean of the ranks'
 inline constexpr const char* kTokens = "accumulation.tokens";     // the same
 inline constexpr const char* kLosses = "accumulation.losses";     // in that sum, the same
+inline constexpr const char* kSamples = "accumulation.samples";   // of all ranks
 inline constexpr const char* kRanks = "accumulation.ranks";       // [{"loss_sum", "tokens"}, ...]
 
 inline constexpr const char* kGradientState = "gradient";
