@@ -48,14 +48,14 @@ class Signals(FaultCase):
     def test_save_and_end(self):
         for number in (signal.SIGHUP, signal.SIGXCPU):
             with self.subTest(number.name):
-                run = self.start(100000, "--save", "out", "--metrics", "m.jsonl")
+                run = self.start(100000, "--save", number.name, "--metrics", "m.jsonl")
                 self.wait_for_steps(run, 1)
                 run.send_signal(number)
                 time.sleep(0.01)
                 run.send_signal(number)  # a terminal sends two: the second must not end the save
                 _, error = run.communicate(timeout=60)
                 self.assertEqual(run.returncode, 128 + number, error.decode())
-                self.assertEqual(self.saved_step(), self.last_step())
+                self.assertEqual(self.saved_step(number.name), self.last_step())
                 (self.folder / "m.jsonl").unlink()
 
     def test_save_and_go_on(self):

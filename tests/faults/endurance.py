@@ -78,6 +78,7 @@ class Place:
         return json.loads(done.stdout)["counters"]["global_steps"]
 
     def weights(self, save):
+        shutil.rmtree(self.path / "exported", ignore_errors=True)
         done = self.run([PROGRAM, "export", save, "exported"])
         demand(done.returncode == 0, "export:", done.stderr.decode())
         return (self.path / "exported/model.safetensors").read_bytes()
