@@ -41,7 +41,7 @@ const Json& at(const CheckedConfig& checked, const char* path) { return checked.
 TEST(Check, ListsEveryProblemOnce) {
   const CheckedConfig checked = check_config(R"({
     "train_batch_size": 8, "invented": 1, "gradient_clipping": -1, "bf16": {"enabled": "auto"},
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "rate": 2, "amsgrad": true}},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "rate": 2}, "legacy_fusion": true},
     "zero_optimization": {"stage": 7, "zenflow": {}},
     "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 1.5}}})");
   EXPECT_FALSE(checked.accepted());
@@ -56,7 +56,8 @@ TEST(Check, ListsEveryProblemOnce) {
           HasSubstr("error /zero_optimization/stage: 7 is out of range"),
           HasSubstr("error /scheduler/params/warmup_num_steps: expected an integer, got 1.5"),
           HasSubstr("error /scheduler/params/total_num_steps: missing"),
-          HasSubstr("missing_feature /optimizer/params/amsgrad: true asks for AMSGrad"),
+          HasSubstr(
+              "missing_feature /optimizer/legacy_fusion: true asks for the legacy fused path"),
           HasSubstr("missing_feature /zero_optimization/zenflow: an object asks for ZenFlow")))
       << testing::PrintToString(lines(checked));
 }
