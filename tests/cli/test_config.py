@@ -83,25 +83,25 @@ class Check(CliCase):
         self.write("auto.json", """{
   "train_micro_batch_size_per_gpu": "auto", # from the command line
   "bf16": {"enabled": "auto"}, "optimzer": {}, "gradient_clipping": -1,
-  "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "sparse_gradients": true
+  "optimizer": {"type": "AdamW", "params": {"lr": "auto"}, "legacy_fusion": true}
 }""")
         done = self.ds("config", "check", "auto.json", status=1)
         for words in ["errors\n", "\"auto\" that nobody resolves\n", "not in this build\n",
                       "/optimzer: unknown key; did you mean \"optimizer\"?",
                       "line 2, column 45: a comment that begins with #",
                       "/bf16/enabled: \"auto\" leaves the choice to the program",
-                      "/gradient_clipping: -1 is out of range", "asks for sparse embedding gradients"]:
+                      "/gradient_clipping: -1 is out of range", "asks for the legacy fused path"]:
             self.assertIn(words, done.text)
         self.assertIn("auto.json is refused", done.error)
         done = self.ds("config", "check", "auto.json", "--lenient", "--auto", "lr=1e-4", "--auto",
-                       "precision=bf16", "--micro-batch", 4, "--set", "sparse_gradients="
+                       "precision=bf16", "--micro-batch", 4, "--set", "optimizer.legacy_fusion="
                        "false", "--set", "gradient_clipping=0.5", status=1)
         self.assertNotIn("nobody resolves", done.text)
         self.write("good.json", (self.folder / "auto.json").read_text()
                    .replace('"optimzer": {}, ', "").replace("-1", "1"))
         done = self.ds("config", "check", "good.json", "--lenient", "--auto", "lr=1e-4", "--auto",
                        "precision=bf16", "--micro-batch", 4, "--set",
-                       "/sparse_gradients=false")
+                       "/optimizer/legacy_fusion=false")
         for words in ["passed over\n", "\"auto\" became\n", "/optimizer/params/lr: 0.0001",
                       "accepted for 1 rank"]:
             self.assertIn(words, done.text)

@@ -56,7 +56,8 @@ TEST(Check, ListsEveryProblemOnce) {
           HasSubstr("error /zero_optimization/stage: 7 is out of range"),
           HasSubstr("error /scheduler/params/warmup_num_steps: expected an integer, got 1.5"),
           HasSubstr("error /scheduler/params/total_num_steps: missing"),
-          HasSubstr("missing_feature /optimizer/legacy_fusion: true asks for the legacy fused"),
+          HasSubstr(
+              "missing_feature /optimizer/legacy_fusion: true asks for the legacy fused path"),
           HasSubstr("missing_feature /zero_optimization/zenflow: an object asks for ZenFlow")))
       << testing::PrintToString(lines(checked));
 }

@@ -186,6 +186,7 @@ StepReport pass(Engine& engine, int64_t salt) {
 Json sgd_config(int64_t accumulation) {
   return with(base_config(), {{"gradient_accumulation_steps", accumulation},
                               {"scheduler", nullptr},
+                              {"gradient_clipping", 0},
                               {"optimizer", {{"type", "SGD"}, {"params", {{"lr", 0.1}}}}}});
 }
 

@@ -150,7 +150,7 @@ TEST(LossScaler, RefusesStatesThatNoRunLeaves) {
   EXPECT_EQ(code_of(Json()), Code::kCorrupt);
   for (const auto& [key, value] : {std::pair<const char*, Json>{"scale", 0},
                                    {"scale", "big"},
-                                   {"hysteresis", 0},
+                                   {"hysteresis", "none"},
                                    {"hysteresis", 1.5},
                                    {"iteration", -1},
                                    {"iteration", 1e300},

@@ -74,7 +74,7 @@ TEST(Layouts, MasksChangeFromStepToStep) {
     job.world = 1;
     job.steps = 4;
     job.model = model_config(dropout);
-    job.config = zero_config(0, {},
+    job.config = zero_config(0, Json::object(),
                              {{"optimizer", {{"params", {{"lr", 0.0}}}}},
                               {"scheduler", nullptr},
                               {"train_micro_batch_size_per_gpu", 1}});
