@@ -312,7 +312,7 @@ TEST_F(MonitorTest, TheSetWritesToAllThatAreEnabled) {
   set.write({4, 4}, {{"Train/Samples/lr", 0.25}});
   set.write({8, 8}, {});
   set.sync();
-  EXPECT_EQ(slurp(folder_ / "m.jsonl"), "{\"step\":4,\"Train/Samples/lr\":0.25}\n");
+  EXPECT_EQ(slurp(folder_ / "m.jsonl"), "{\"step\":4,\"samples\":4,\"Train/Samples/lr\":0.25}\n");
   EXPECT_EQ(slurp(folder_ / "job/Train_Samples_lr.csv"), "step,lr\r\n4,0.25\r\n");
   EXPECT_EQ(files(folder_ / "job").size(), 2u);
   for (const std::string& tag : {std::string(), std::string(201, 'x'), std::string("a\nb"),
