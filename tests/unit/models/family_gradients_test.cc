@@ -38,9 +38,8 @@ Json decoder(const char* type, const Json& more) {
 
 std::vector<Family> families() {
   // Without a row for padding, which would have no gradient.
-  const Json no_dropout = {{"hidden_dropout_prob", 0},
-                           {"attention_probs_dropout_prob", 0},
-                           {"pad_token_id", nullptr}};
+  const Json no_dropout = {
+      {"hidden_dropout_prob", 0}, {"attention_probs_dropout_prob", 0}, {"pad_token_id", nullptr}};
   Json mlm = decoder("bert", no_dropout), classes = mlm;
   mlm["architectures"] = {"BertForMaskedLM"};
   classes["architectures"] = {"BertForSequenceClassification"};
