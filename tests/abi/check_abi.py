@@ -14,7 +14,8 @@ import sys
 import header
 
 MAX_LINES = 1400
-SCALARS = {"int32_t", "int64_t", "double", "ds_status", "ds_log_fn", "ds_token_fn"}
+SCALARS = {"int32_t", "int64_t", "double", "ds_status", "ds_log_fn", "ds_progress_fn",
+           "ds_token_fn"}
 
 
 def read_symbols(path):

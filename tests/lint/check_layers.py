@@ -17,6 +17,8 @@ FLOORS = [
     "checkpoint", "nn", "optim", "zero", "models", "infer", "engine", "capi",
 ]
 MAX_BYTES = 64 * 1024
+# The whole C interface is one file, by promise.
+LARGER = {"include/ds.h": 128 * 1024}
 SOURCE_SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cu", ".cuh", ".inc"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -138,8 +140,9 @@ def check(root):
         count += 1
         relative = path.relative_to(root)
         raw = path.read_bytes()
-        if len(raw) > MAX_BYTES:
-            report(relative, 1, f"{len(raw)} bytes; files stay below {MAX_BYTES}: split by subject")
+        limit = LARGER.get(relative.as_posix(), MAX_BYTES)
+        if len(raw) > limit:
+            report(relative, 1, f"{len(raw)} bytes; files stay below {limit}: split by subject")
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
