@@ -18,13 +18,12 @@ std::string rank_list(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string peer_text(std::string_view text) {
-  constexpr size_t kMost = 2048;
+std::string peer_text(std::string_view text, size_t most) {
   std::string safe;
-  text = text.substr(0, kMost);
+  text = text.substr(0, most);
   while (true) {
     const size_t end = std::min(text.find('\n'), text.size());
-    safe += printable(text.substr(0, end), 4 * kMost);
+    safe += printable(text.substr(0, end), 4 * most);
     if (end == text.size()) return safe;
     safe += '\n';
     text.remove_prefix(end + 1);

@@ -62,7 +62,7 @@ void check_same_calls(const std::vector<const Record*>& records, bool checked);
 
 // What a peer wrote, made safe for messages and logs: lines stay lines, everything else that a
 // terminal would obey is shown as \xNN.
-std::string peer_text(std::string_view text);
+std::string peer_text(std::string_view text, size_t most = 2048);
 
 // "rank 3", "ranks 0, 1, 5"
 std::string rank_list(const std::vector<int>& ranks);

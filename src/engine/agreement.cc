@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/failure_note.h"
+#include "comm/record.h"
 #include "tensor/transfer.h"
 
 namespace ds {
@@ -49,8 +50,9 @@ void agree(const OpContext& ctx, Communicator& comm, std::string_view what,
   const std::string text =
       broadcast_text(ctx, comm, failure ? std::string_view(failure->message()) : "", rank);
   if (rank == comm.rank()) throw *failure;
-  throw Error(static_cast<Code>(*code.data<int32_t>()),
-              str_cat(what, " failed on rank ", rank, ": ", text));
+  throw Error(
+      static_cast<Code>(*code.data<int32_t>()),
+      str_cat(what, " failed on rank ", rank, ": ", comm::peer_text(text, size_t{1} << 16)));
 }
 
 std::string broadcast_text(const OpContext& ctx, Communicator& comm, std::string_view text,
