@@ -1,10 +1,13 @@
 #include "base/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -148,6 +151,21 @@ void sync_folder(const std::filesystem::path& folder) {
   if (const int error = try_to_sync_folder(folder); error != 0) {
     throw errno_error("cannot sync", folder.empty() ? std::filesystem::path(".") : folder, error);
   }
+}
+
+std::vector<std::string> entry_names(const std::filesystem::path& folder) {
+  const auto close = [](DIR* open) { ::closedir(open); };
+  const std::unique_ptr<DIR, decltype(close)> open(
+      ::opendir(folder.empty() ? "." : folder.c_str()), close);
+  std::vector<std::string> names;
+  while (open) {
+    const dirent* const entry = ::readdir(open.get());
+    if (entry == nullptr) break;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 void make_folders(const std::filesystem::path& path) {

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 
@@ -64,6 +65,10 @@ void write_file_durably(const std::filesystem::path& path, std::string_view cont
 
 // fsync of a folder, which makes renames and new names in it durable.
 void sync_folder(const std::filesystem::path& folder);
+
+// Names of the entries of a folder, sorted; an unreadable folder has none. (The standard library's
+// iterator ends the process where memory runs out within a step that reports errors by code.)
+std::vector<std::string> entry_names(const std::filesystem::path& folder);
 
 // Makes the folder and what it lacks above it, and makes the new names durable.
 void make_folders(const std::filesystem::path& path);

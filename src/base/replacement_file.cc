@@ -9,8 +9,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <string>
-#include <system_error>
-#include <vector>
 
 namespace ds {
 namespace {
@@ -55,16 +53,12 @@ void remove_leftovers(const fs::path& path) noexcept {
   try {
     const std::string prefix = path.filename().string() + std::string(kMark);
     const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
-    std::vector<fs::path> left;
-    std::error_code error;
-    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-      const std::string name = it->path().filename().string();
+    for (const std::string& name : entry_names(folder)) {
       if (name.starts_with(prefix) &&
           is_number_pair(std::string_view(name).substr(prefix.size()))) {
-        left.push_back(it->path());
+        remove_if_left(folder / name);
       }
     }
-    for (const fs::path& file : left) remove_if_left(file);
   } catch (const std::exception&) {
     // Cleaning up is a courtesy: the write goes on.
   }

@@ -63,17 +63,6 @@ std::optional<LeftoverName> parse_leftover(std::string_view name) {
   return std::nullopt;
 }
 
-// Names of the entries of a folder; an unreadable folder has none.
-std::vector<std::string> entries(const fs::path& folder) {
-  std::vector<std::string> out;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    out.push_back(it->path().filename().string());
-  }
-  std::sort(out.begin(), out.end());
-  return out;
-}
-
 bool is_checkpoint_file(std::string_view name) {
   if (name == kManifestFile || name == kNextLatest) return true;
   return name.size() > 9 && name.substr(0, 5) == "data-" &&
@@ -170,7 +159,7 @@ std::string read_latest(const fs::path& save_dir) {
 std::vector<TagFolder> list_tag_folders(const fs::path& save_dir) {
   std::vector<TagFolder> out;
   std::vector<TagFolder> replaced;
-  for (const std::string& name : entries(save_dir)) {
+  for (const std::string& name : entry_names(save_dir)) {
     const fs::path path = save_dir / name;
     if (!has_manifest(path)) continue;
     if (is_plain_name(name)) {
@@ -225,7 +214,7 @@ bool remove_checkpoint_folder(const fs::path& folder, std::string* why) noexcept
     try {
       // The manifest goes first: what is left is then no checkpoint.
       remove(kManifestFile);
-      for (const std::string& name : entries(folder)) {
+      for (const std::string& name : entry_names(folder)) {
         if (is_checkpoint_file(name)) remove(name);
       }
     } catch (...) {
@@ -251,7 +240,7 @@ void check_replaceable(const fs::path& save_dir, std::string_view tag) {
   DS_CHECK(S_ISDIR(info.st_mode), Code::kIo, "cannot save as ", shown(target),
            ": a file or a link of that name is there; choose another tag or move it away");
   if (has_manifest(target)) return;
-  const std::vector<std::string> files = entries(target);
+  const std::vector<std::string> files = entry_names(target);
   DS_CHECK(files.empty(), Code::kIo, "cannot save as ", shown(target),
            ": a folder of that name is there that is no checkpoint (it holds ",
            printable(files.front()), files.size() > 1 ? " and more" : "", ", but no ",
@@ -260,7 +249,7 @@ void check_replaceable(const fs::path& save_dir, std::string_view tag) {
 
 void clean_save_folder(const fs::path& save_dir) noexcept {
   try {
-    for (const std::string& name : entries(save_dir)) {
+    for (const std::string& name : entry_names(save_dir)) {
       const auto left = parse_leftover(name);
       if (!left) continue;
       const fs::path path = save_dir / name;

@@ -94,7 +94,7 @@ class Parser {
           append(others, name, value);
           record(place.child(name, name), origin);
         } else {
-          list_unknown(table, name, place);
+          list_unknown(table, object, name, place);
         }
         continue;
       }
@@ -286,7 +286,8 @@ class Parser {
     list(ProblemKind::kAuto, place, text);
   }
 
-  void list_unknown(const KeyTable& table, const std::string& name, const Place& place) {
+  void list_unknown(const KeyTable& table, const Json& object, const std::string& name,
+                    const Place& place) {
     const Place here = place.child(name, name);
     if (is_comment_key(name)) {
       if (options_.lenient) {
@@ -303,7 +304,11 @@ class Parser {
       return;
     }
     list(ProblemKind::kError, here, unknown.text);
-    out_.failed.merge(unknown.meant);  // their values are not what the document says
+    // Their values are not what the document says, unless it gives them besides.
+    for (const auto& [given, value] : object.items()) {
+      unknown.meant.erase(place.canonical + "/" + pointer_token(given));
+    }
+    out_.failed.merge(unknown.meant);
   }
 
   // ---- values ----

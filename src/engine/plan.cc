@@ -21,8 +21,8 @@ namespace ds {
 namespace {
 
 constexpr int64_t kMostParameters = int64_t{1} << 50;
-constexpr int64_t kTotals =
-    4;  // numbers that ranks add up per step: loss, tokens, batches, samples
+// Numbers that ranks add up per step: losses and how many, tokens, batches, samples.
+constexpr int64_t kTotals = 5;
 
 // What is known of a model without any memory for it.
 struct Shapes {

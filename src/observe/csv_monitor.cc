@@ -68,8 +68,8 @@ class CsvMonitor : public Monitor {
   }
 
   void sync() override {
-    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
-      if (entry.path().extension() == ".csv") File(entry.path(), File::Mode::kRead).sync();
+    for (const std::string& name : entry_names(folder_)) {
+      if (name.ends_with(".csv")) File(folder_ / name, File::Mode::kRead).sync();
     }
     sync_folder(folder_);
   }

@@ -69,6 +69,7 @@ static Process look(void) {
 }
 
 static int failures = 0;
+static int sessions = 0;
 static FILE* report_to;
 static void expect(int condition, const char* what) {
   if (condition) return;
@@ -102,7 +103,7 @@ static void session(const char* folder) {
          "engine");
   expect(ds_engine_set_dataset(engine, dataset) == DS_OK, "set_dataset");
   for (i = 0; i < 5; ++i) expect(ds_engine_train_batch(engine, NULL) == DS_OK, "train_batch");
-  sprintf(path, "%s/quiet_saved", folder);
+  sprintf(path, "%s/quiet_saved_%d", folder, ++sessions); /* each run has a folder of its own */
   expect(ds_engine_save(engine, path, NULL) == DS_OK, "save");
   expect(ds_engine_load(engine, path, NULL) == DS_OK, "load");
   expect(ds_report(&text) == DS_OK, "report");

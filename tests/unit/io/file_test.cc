@@ -64,7 +64,7 @@ TEST(IoFile, ErrorsNameTheFileAndThePlace) {
   std::string text(8, '?');
   const Error end = error_of([&] { file.read_at(6, std::as_writable_bytes(std::span(text))); });
   EXPECT_EQ(end.code(), Code::kCorrupt);
-  EXPECT_NE(end.message().find("ends at byte 10, 4 bytes short"), std::string::npos)
+  EXPECT_NE(end.message().find("has 10 bytes, but 4 bytes at 10"), std::string::npos)
       << end.message();
   const Error write = error_of([&] { file.write_at(7, bytes_of("x")); });
   EXPECT_EQ(write.code(), Code::kIo);
