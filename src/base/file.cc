@@ -155,8 +155,8 @@ void sync_folder(const std::filesystem::path& folder) {
 
 std::vector<std::string> entry_names(const std::filesystem::path& folder) {
   const auto close = [](DIR* open) { ::closedir(open); };
-  const std::unique_ptr<DIR, decltype(close)> open(
-      ::opendir(folder.empty() ? "." : folder.c_str()), close);
+  const std::unique_ptr<DIR, decltype(close)> open(::opendir(folder.empty() ? "." : folder.c_str()),
+                                                   close);
   std::vector<std::string> names;
   while (open) {
     const dirent* const entry = ::readdir(open.get());

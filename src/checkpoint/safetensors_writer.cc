@@ -65,10 +65,13 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors,
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t at = 0;
   for (const SafetensorsTensor& t : tensors) {
-    Json& entry = header[t.name];
+    // Whole before it goes in: where memory runs out, a null that was to become an object inside a
+    // document cannot be destroyed.
+    Json entry = Json::object();
     entry["dtype"] = safetensors_dtype_name(t.dtype);
     entry["shape"] = t.shape;
     entry["data_offsets"] = {at, at + byte_count(t)};
+    header[t.name] = std::move(entry);
     at += byte_count(t);
   }
   std::string text = dump_json(header);

@@ -238,8 +238,9 @@ class Failures(LaunchCase):
         self.assertEqual(self.marked(), [])
 
     def test_siblings_may_clean_up(self):
-        done = self.shell(2, "[ $RANK = 0 ] && sleep 0.5 && exit 5; "
-                             "trap 'echo tidy; exit 0' TERM; sleep MARK & wait", status=5)
+        done = self.shell(2, "[ $RANK = 0 ] && while [ ! -e ready ]; do sleep 0.05; done && exit 5; "
+                             "trap 'echo tidy; exit 0' TERM; sleep MARK & touch ready; wait",
+                          status=5)
         self.assertIn("[1] tidy", done.text)
         self.assertEqual(self.marked(), [])
 
