@@ -68,7 +68,10 @@ void remove_leftovers(const fs::path& path) noexcept {
 
 ReplacementFile::ReplacementFile(const fs::path& path) : path_(path) {
   remove_leftovers(path);
-  // Another thread may write the same path.
+  // Another thread may write the same path: its file may be there, or be gone again by the time
+  // that we look what is in the way.
+  constexpr int kLooks = 100;
+  int absent = 0;
   for (int n = 0; n < kAttempts; ++n) {
     temporary_ = path;
     temporary_ += str_cat(kMark, ::getpid(), ".", n);
@@ -76,7 +79,7 @@ ReplacementFile::ReplacementFile(const fs::path& path) : path_(path) {
       file_ = File(temporary_, File::Mode::kNew);
     } catch (const Error&) {
       struct stat taken;
-      if (::lstat(temporary_.c_str(), &taken) == 0) continue;
+      if (::lstat(temporary_.c_str(), &taken) == 0 || ++absent < kLooks) continue;
       throw;
     }
     // Until it is locked, another process may take it for a leftover and remove it.
