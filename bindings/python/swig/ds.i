@@ -268,17 +268,8 @@ SIZED_STRUCT(ds_collective, DS_COLLECTIVE_INIT)
   ~ds_store() { free($self); }
 }
 
-%include "ds/base.h"
-%include "ds/config.h"
-%include "ds/checkpoint.h"
-%include "ds/tensor.h"
-%include "ds/tokenizer.h"
-%include "ds/dataset.h"
-%include "ds/comm.h"
-%include "ds/model.h"
-%include "ds/generator.h"
-%include "ds/engine.h"
-%include "ds/optimizer.h"
+/* SWIG follows its includes: -includeall. */
+%include "ds.h"
 
 /* ---- Functions that take Python's objects ------------------------------------------------------ */
 
