@@ -268,8 +268,7 @@ SIZED_STRUCT(ds_collective, DS_COLLECTIVE_INIT)
   ~ds_store() { free($self); }
 }
 
-/* SWIG follows its includes: -includeall. */
-%include "ds.h"
+%include "ds_headers.i"
 
 /* ---- Functions that take Python's objects ------------------------------------------------------ */
 

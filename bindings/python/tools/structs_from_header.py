@@ -1,9 +1,10 @@
-"""Reads the structs of ds.h that calls fill and writes what both sides of the binding need for them.
+"""Reads ds.h and writes what both sides of the binding need for the structs that calls fill.
 
-    structs_from_header.py INCLUDE_FOLDER OUTPUT.i OUTPUT.py
+    structs_from_header.py INCLUDE_FOLDER STRUCTS.i HEADERS.i STRUCTS.py
 
-OUTPUT.i has, for each struct, a C function that makes a Python tuple of its members and the SWIG
-typemap that passes an initialised struct to the call. OUTPUT.py has named tuples of the same members,
+STRUCTS.i has, for each struct, a C function that makes a Python tuple of its members and the SWIG
+typemap that passes an initialised struct to the call. HEADERS.i includes the parts of ds.h, each after
+those that it includes: SWIG does not follow includes. STRUCTS.py has named tuples of the same members,
 with types and the header's words as documentation. Nothing of the header is written by hand.
 """
 
@@ -130,12 +131,28 @@ def write_module(structs: "list[Struct]", output: Path) -> None:
     output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_headers(include: Path, output: Path) -> None:
+    ordered: "list[Path]" = []
+
+    def add(header: Path) -> None:
+        if header not in ordered:
+            for name in re.findall(r'^#include "(.+)"', header.read_text(encoding="utf-8"), re.M):
+                add((header.parent / name).resolve())
+            ordered.append(header)
+
+    add((include / "ds.h").resolve())
+    lines = [f'%include "{header.relative_to(include.resolve())}"' for header in ordered]
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> None:
-    if len(sys.argv) != 4:
+    if len(sys.argv) != 5:
         raise SystemExit(__doc__)
-    structs = read(Path(sys.argv[1]))
-    write_interface(structs, Path(sys.argv[2]))
-    write_module(structs, Path(sys.argv[3]))
+    include, interface, headers, module = map(Path, sys.argv[1:])
+    structs = read(include)
+    write_interface(structs, interface)
+    write_headers(include, headers)
+    write_module(structs, module)
 
 
 main()
