@@ -88,6 +88,12 @@ HANDLE(ds_optimizer, 0)
   if (ds_py_integers($input, &$1, &owned) != 0) SWIG_fail; %}
 %typemap(freearg) const int64_t * "free(owned$argnum);"
 
+/* A tensor, also as a struct's member: SWIG would have the struct take the handle over. */
+%typemap(in) ds_tensor *, const ds_tensor * %{
+  if (!SWIG_IsOK(SWIG_ConvertPtr($input, (void **)&$1, $descriptor(ds_tensor *), 0))) {
+    SWIG_exception_fail(SWIG_TypeError, "in $symname: a tensor handle is needed");
+  } %}
+
 /* A list of tensors; its length is another argument. */
 %typemap(in) ds_tensor *const * (PyObject *list) %{
   list = PySequence_Fast($input, "a sequence of tensor handles is needed");
