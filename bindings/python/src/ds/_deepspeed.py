@@ -84,10 +84,14 @@ class DeepSpeedNames:
         return self.info.zero_stage > 0
 
     def bfloat16_enabled(self) -> bool:
-        return bool(self.info.compute_dtype == _native.DS_BFLOAT16)
+        return self._enabled("bf16")
 
     def fp16_enabled(self) -> bool:
-        return bool(self.info.compute_dtype == _native.DS_FLOAT16)
+        return self._enabled("fp16")
+
+    def _enabled(self, section: str) -> bool:
+        resolved = self.config["config"]  # type: ignore[attr-defined]
+        return bool((resolved.get(section) or {}).get("enabled"))
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` updates."""
