@@ -43,8 +43,10 @@ class Gatherer:
         engine: Engine,
         module: torch.nn.Module,
         parameters: Sequence[torch.nn.Parameter],
+        trains: Sequence[bool],
     ) -> None:
         self._engine = engine
+        self._trains = list(trains)
         self._parameters = list(parameters)
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._whole: dict[int, torch.Tensor] = {}
@@ -146,7 +148,8 @@ class Gatherer:
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         index = self._index[id(parameter)]
         gradient, parameter.grad = parameter.grad, None
-        self._engine.add_gradients({index: gradient})
+        if self._trains[index]:
+            self._engine.add_gradients({index: gradient})
         for unit in self._units_of[index]:
             if index in unit.waiting:
                 unit.waiting.discard(index)

@@ -61,7 +61,10 @@ class ModuleEngine(Engine):
         )
         super().__init__(model, _with_groups(text, groups), comm=comm, **given)
         self._parameters = [parameter for parameter, _ in self._named.values()]
-        self._gatherer = Gatherer(self, module, self._parameters) if gathers else None
+        self._trains = [bool(entry["trainable"]) for entry in model.parameters()]
+        self._gatherer = None
+        if gathers:
+            self._gatherer = Gatherer(self, module, self._parameters, self._trains)
         self._views = [] if gathers else self._view_gradients(world)
 
     def _view_gradients(self, world: int) -> list[Optional[torch.Tensor]]:
@@ -71,7 +74,7 @@ class ModuleEngine(Engine):
         views: list[Optional[torch.Tensor]] = []
         for index, parameter in enumerate(self._parameters):
             view = None
-            if parameter.requires_grad:
+            if self._trains[index]:
                 tensor = self.view_gradient(index)
                 if f"torch.{tensor.dtype}" == str(parameter.dtype) and tensor.device == "cpu":
                     view = torch.from_dlpack(tensor)
@@ -114,7 +117,8 @@ class ModuleEngine(Engine):
         given = {}
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is not None and parameter.grad is not self._views[index]:
-                given[index] = parameter.grad
+                if self._trains[index]:
+                    given[index] = parameter.grad
                 parameter.grad = self._views[index]
         if given:
             self.add_gradients(given)
