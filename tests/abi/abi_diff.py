@@ -192,7 +192,7 @@ def newest(baselines):
 def check(include, baselines, cc):
     last = newest(baselines)
     if last is None:
-        print(f"skipped: {baselines} holds no baseline; abi_diff.py baseline writes one")
+        print(f"skipped: {baselines} holds no baseline; scripts/abi-check --release writes one")
         return 0
     old_version, old = last
     version = version_of(include, cc)
