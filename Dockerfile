@@ -1,6 +1,6 @@
-# The ds program in an image without compiler: docker build -f scripts/Dockerfile -t ds .
+# The ds program in an image without compiler: docker build -t ds .
 # Then, in a folder with data: docker run --rm -v "$PWD:/work" ds train --model config.json ...
-# scripts/dockerfile-check follows these instructions without Docker.
+# tests/package/check_dockerfile.py follows these instructions without Docker.
 FROM debian:bookworm AS build
 WORKDIR /src
 COPY . .

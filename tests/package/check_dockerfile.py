@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Follows scripts/Dockerfile without Docker: every stage in a bare Debian 12 root, in which its commands
+"""Follows the Dockerfile without Docker: every stage in a bare Debian 12 root, in which its commands
 run by chroot; then the last stage's program, once as the image would start it and once training.
 
-  scripts/dockerfile-check               as root; needs the network and scripts/setup --package
-  scripts/dockerfile-check --ccache DIR  the stages compile with this compiler cache
+  tests/package/check_dockerfile.py               as root; needs the network and scripts/setup --package
+  tests/package/check_dockerfile.py --ccache DIR  the stages compile with this compiler cache
 
 Knows the instructions that the file uses, FROM, WORKDIR, COPY, RUN, ENTRYPOINT and CMD, and refuses
 others. The images debian:bookworm and debian:bookworm-slim are one bare root here
@@ -22,14 +22,14 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLEAN = ROOT / "build/package/clean"
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                "HOME": "/root"}
 
 
 def fail(text):
-    sys.exit(f"dockerfile-check: {text}")
+    sys.exit(f"check_dockerfile: {text}")
 
 
 def instructions(path):
@@ -158,10 +158,10 @@ def main():
         ENVIRONMENT.update({name: value for name, value in os.environ.items()
                             if name == "LANG" or name.startswith("LC_")})
     # So that mounts are taken away then, too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("dockerfile-check: ended by SIGTERM"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("check_dockerfile: ended by SIGTERM"))
     folder = tempfile.mkdtemp(prefix="dockerfile-check-")
     try:
-        stages = build(ROOT / "scripts/Dockerfile", folder, arguments.ccache)
+        stages = build(ROOT / "Dockerfile", folder, arguments.ccache)
         try_image(list(stages.values())[-1])
     finally:
         # Taken from the system, so that stages of a failed build are unmounted too.
@@ -169,7 +169,7 @@ def main():
         for place in reversed([m for m in mounts if m.startswith(folder + "/")]):
             subprocess.run(["umount", place], check=True)
         subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
-    print("dockerfile-check: done")
+    print("check_dockerfile: done")
 
 
 if __name__ == "__main__":
