@@ -44,6 +44,9 @@ if(DS_GZIP)
     DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 endif()
 
+# What packages hold, without examples and tests: `ninja packaged`.
+add_custom_target(packaged DEPENDS ds ds_program $<TARGET_NAME_IF_EXISTS:ds_mpi>)
+
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME ds)
 set(CPACK_PACKAGE_VENDOR "The ds authors")
