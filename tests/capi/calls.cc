@@ -706,10 +706,10 @@ std::vector<Call> gradient_calls() {
 std::vector<Call> generator_calls() {
   return {
       {"ds_generator_create",
-       {in(kModel, "model"), text("options_json", R"({"weights": "int4"})"),
-        out(kGenerator, "out_generator")},
+       {in(kModel, "model"), out(kGenerator, "out_generator")},
        [](const Arguments& a) {
-         return ds_generator_create(p<ds_model>(a, 0), s(a, 1), p<ds_generator*>(a, 2));
+         return ds_generator_create(p<ds_model>(a, 0), R"({"weights": "int4"})",
+                                    p<ds_generator*>(a, 1));
        }},
       {"ds_generator_describe",
        {in(kGenerator, "generator")},

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
+#include <map>
 #include <random>
 #include <set>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "capi/calls.h"
 
@@ -41,6 +43,32 @@ TEST(Misuse, TableHasEveryStatusFunction) {
     EXPECT_TRUE(found.insert(call.name).second) << call.name << " twice";
   }
   EXPECT_EQ(found, expected);
+}
+
+// The handles and out-parameters that the headers mark DS_NULLABLE are those that may be NULL, which
+// the tests below try.
+TEST(Misuse, TheDescriptionSaysWhatMayBeNull) {
+  std::ifstream file(std::string(DS_TEST_SOURCE) + "/docs/api/ds_api.json");
+  const ds::Json api = ds::Json::parse(file);
+  std::map<std::string, std::map<std::string, bool>> nullable;
+  for (const ds::Json& function : api.at("functions")) {
+    for (const ds::Json& parameter : function.at("parameters")) {
+      nullable[function.at("name")][parameter.at("name")] = parameter.at("nullable").get<bool>();
+    }
+  }
+  for (const Call& call : all_calls()) {
+    for (const Param& param : call.params) {
+      const auto& of = nullable.at(call.name);
+      const auto found = of.find(param.name);
+      if (found == of.end()) continue;  // a member of a struct
+      // Some texts and pointers may be NULL in other cases than the table's.
+      const bool other_cases = param.kind == ParamKind::kText || param.kind == ParamKind::kPointer;
+      if (!other_cases) {
+        EXPECT_EQ(found->second, param.kind == ParamKind::kOptionalHandle)
+            << call.name << ": " << param.name;
+      }
+    }
+  }
 }
 
 TEST(Misuse, GoodArgumentsSucceed) {
