@@ -172,146 +172,6 @@ extern "C" {
     pub fn ds_report(out_json: *mut *mut ::std::os::raw::c_char) -> ds_status;
 }
 extern "C" {
-    #[doc = " What this process holds, as JSON: \"by_tag\" (bytes of the library's memory of all devices by what"]
-    #[doc = " they serve, now and at most), \"devices\" (the same by device), \"process\" (resident bytes now and"]
-    #[doc = " at most) and \"system\" (memory of the machine or of the cgroup: limit and available)."]
-    #[doc = " Threads: any. Since: 0.5."]
-    pub fn ds_memory_report(out_json: *mut *mut ::std::os::raw::c_char) -> ds_status;
-}
-#[doc = " Where the library gets the memory of a device from, for programs with a pool of their own. Zero"]
-#[doc = " is default."]
-#[repr(C)]
-pub struct ds_allocator {
-    #[doc = "< sizeof(ds_allocator) of the caller's header"]
-    pub struct_size: i64,
-    #[doc = "< passed to the functions below"]
-    pub user_data: *mut ::std::os::raw::c_void,
-    #[doc = " memory of so many bytes, aligned to `alignment` (a power of two); NULL when there is none."]
-    #[doc = " `device_index` counts the devices of the kind."]
-    pub allocate: ::std::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::std::os::raw::c_void,
-            bytes: i64,
-            alignment: i64,
-            device_index: i32,
-        ) -> *mut ::std::os::raw::c_void,
-    >,
-    #[doc = " takes it back, with the same size"]
-    pub deallocate: ::std::option::Option<
-        unsafe extern "C" fn(
-            user_data: *mut ::std::os::raw::c_void,
-            memory: *mut ::std::os::raw::c_void,
-            bytes: i64,
-            device_index: i32,
-        ),
-    >,
-}
-#[test]
-fn bindgen_test_layout_ds_allocator() {
-    assert_eq!(
-        ::std::mem::size_of::<ds_allocator>(),
-        32usize,
-        concat!("Size of: ", stringify!(ds_allocator))
-    );
-    assert_eq!(
-        ::std::mem::align_of::<ds_allocator>(),
-        8usize,
-        concat!("Alignment of ", stringify!(ds_allocator))
-    );
-    fn test_field_struct_size() {
-        assert_eq!(
-            unsafe {
-                let uninit = ::std::mem::MaybeUninit::<ds_allocator>::uninit();
-                let ptr = uninit.as_ptr();
-                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
-            },
-            0usize,
-            concat!(
-                "Offset of field: ",
-                stringify!(ds_allocator),
-                "::",
-                stringify!(struct_size)
-            )
-        );
-    }
-    test_field_struct_size();
-    fn test_field_user_data() {
-        assert_eq!(
-            unsafe {
-                let uninit = ::std::mem::MaybeUninit::<ds_allocator>::uninit();
-                let ptr = uninit.as_ptr();
-                ::std::ptr::addr_of!((*ptr).user_data) as usize - ptr as usize
-            },
-            8usize,
-            concat!(
-                "Offset of field: ",
-                stringify!(ds_allocator),
-                "::",
-                stringify!(user_data)
-            )
-        );
-    }
-    test_field_user_data();
-    fn test_field_allocate() {
-        assert_eq!(
-            unsafe {
-                let uninit = ::std::mem::MaybeUninit::<ds_allocator>::uninit();
-                let ptr = uninit.as_ptr();
-                ::std::ptr::addr_of!((*ptr).allocate) as usize - ptr as usize
-            },
-            16usize,
-            concat!(
-                "Offset of field: ",
-                stringify!(ds_allocator),
-                "::",
-                stringify!(allocate)
-            )
-        );
-    }
-    test_field_allocate();
-    fn test_field_deallocate() {
-        assert_eq!(
-            unsafe {
-                let uninit = ::std::mem::MaybeUninit::<ds_allocator>::uninit();
-                let ptr = uninit.as_ptr();
-                ::std::ptr::addr_of!((*ptr).deallocate) as usize - ptr as usize
-            },
-            24usize,
-            concat!(
-                "Offset of field: ",
-                stringify!(ds_allocator),
-                "::",
-                stringify!(deallocate)
-            )
-        );
-    }
-    test_field_deallocate();
-}
-impl Default for ds_allocator {
-    fn default() -> Self {
-        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
-        unsafe {
-            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
-            s.assume_init()
-        }
-    }
-}
-extern "C" {
-    #[doc = " Takes the memory of tensors, models and engines of one kind of device from the caller from now"]
-    #[doc = " on; what was there before goes back where it came from. The functions are called on any thread,"]
-    #[doc = " possibly several at once, and must not call the library."]
-    #[doc = " @param device_kind  a ds_device_kind"]
-    #[doc = " @param allocator    both functions set; NULL: the system again"]
-    #[doc = " @param release      called once with the allocator's user_data when no memory of it is held any"]
-    #[doc = "                     more and another one is set; may be NULL"]
-    #[doc = " Threads: any. Since: 0.5."]
-    pub fn ds_allocator_set(
-        device_kind: i32,
-        allocator: *const ds_allocator,
-        release: ds_release_fn,
-    ) -> ds_status;
-}
-extern "C" {
     #[doc = " Describes a checkpoint as JSON: \"tags\" of the folder by their steps (those that cannot be opened"]
     #[doc = " first) and \"runs\", the id of the training run by tag (null when unknown); of the one that is"]
     #[doc = " described \"run\", counters, tensors with shapes, slices and places, and the \"config\" that it was"]
@@ -4470,7 +4330,7 @@ extern "C" {
     #[doc = " \"warnings\": [...]}. \"given\" holds what the caller asked for alone (since 0.5)."]
     #[doc = " Since: 0.1."]
     pub fn ds_engine_config(
-        engine: *mut ds_engine,
+        engine: *const ds_engine,
         out_json: *mut *mut ::std::os::raw::c_char,
     ) -> ds_status;
 }
@@ -4495,6 +4355,147 @@ extern "C" {
 extern "C" {
     #[doc = " Ends an engine; its model can then be given to another. NULL is fine. Threads: any. Since: 0.1."]
     pub fn ds_engine_destroy(engine: *mut ds_engine);
+}
+extern "C" {
+    #[doc = " What this process holds, as JSON: \"host\" and \"gpus\", the library's own memory in bytes, now and at"]
+    #[doc = " most, by what it serves (\"tags\") and in all (\"total\"); \"process\", resident bytes now and at most;"]
+    #[doc = " \"system\", the machine's memory, what of it is available and the limit of the container."]
+    #[doc = " Threads: any. Since: 0.5."]
+    pub fn ds_memory_report(out_json: *mut *mut ::std::os::raw::c_char) -> ds_status;
+}
+#[doc = " Where the library gets the memory of a device from, for programs with a pool of their own. Zero"]
+#[doc = " is default."]
+#[repr(C)]
+pub struct ds_allocator {
+    #[doc = "< sizeof(ds_allocator) of the caller's header"]
+    pub struct_size: i64,
+    #[doc = "< passed to the functions below"]
+    pub user_data: *mut ::std::os::raw::c_void,
+    #[doc = " memory of so many bytes, aligned to `alignment` (a power of two); NULL when there is none."]
+    #[doc = " `device_index` counts the devices of the kind."]
+    pub allocate: ::std::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::std::os::raw::c_void,
+            bytes: i64,
+            alignment: i64,
+            device_index: i32,
+        ) -> *mut ::std::os::raw::c_void,
+    >,
+    #[doc = " takes it back, with the same size"]
+    pub deallocate: ::std::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::std::os::raw::c_void,
+            memory: *mut ::std::os::raw::c_void,
+            bytes: i64,
+            device_index: i32,
+        ),
+    >,
+}
+#[test]
+fn bindgen_test_layout_ds_allocator() {
+    assert_eq!(
+        ::std::mem::size_of::<ds_allocator>(),
+        32usize,
+        concat!("Size of: ", stringify!(ds_allocator))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<ds_allocator>(),
+        8usize,
+        concat!("Alignment of ", stringify!(ds_allocator))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_allocator>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_allocator),
+                "::",
+                stringify!(struct_size)
+            )
+        );
+    }
+    test_field_struct_size();
+    fn test_field_user_data() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_allocator>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).user_data) as usize - ptr as usize
+            },
+            8usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_allocator),
+                "::",
+                stringify!(user_data)
+            )
+        );
+    }
+    test_field_user_data();
+    fn test_field_allocate() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_allocator>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).allocate) as usize - ptr as usize
+            },
+            16usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_allocator),
+                "::",
+                stringify!(allocate)
+            )
+        );
+    }
+    test_field_allocate();
+    fn test_field_deallocate() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_allocator>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).deallocate) as usize - ptr as usize
+            },
+            24usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_allocator),
+                "::",
+                stringify!(deallocate)
+            )
+        );
+    }
+    test_field_deallocate();
+}
+impl Default for ds_allocator {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    #[doc = " Takes the memory of tensors, models, engines and generators that are made from now on from the"]
+    #[doc = " caller, on one kind of device; what was made before keeps what it has. Memory that a GPU's host"]
+    #[doc = " side needs, threads' stacks and small objects still come from the system. The functions are called"]
+    #[doc = " on any thread, possibly several at once, and must not call the library."]
+    #[doc = " @param device_kind  a ds_device_kind"]
+    #[doc = " @param allocator    both functions set; NULL: the system again"]
+    #[doc = " @param release      called once with the allocator's user_data when no memory of it is held any"]
+    #[doc = "                     more and another one is set; may be NULL"]
+    #[doc = " Threads: any. Since: 0.5."]
+    pub fn ds_allocator_set(
+        device_kind: ds_device_kind,
+        allocator: *const ds_allocator,
+        release: ds_release_fn,
+    ) -> ds_status;
 }
 extern "C" {
     #[doc = " The optimizer of an engine."]

@@ -11,7 +11,7 @@ use crate::ffi::{c_option, c_text, pointer, text};
 /// let said = ds::config::check(r#"{"train_micro_batch_size_per_gpu": 1, "optimzer": {}}"#, None)?;
 /// let said = ds::json::Value::parse(&said)?;
 /// assert_eq!(said["accepted"].as_bool(), Some(false));
-/// assert!(said["problems"][0]["text"].as_str().unwrap().contains("optimzer"));
+/// assert!(said["problems"][0]["path"].as_str() == Some("/optimzer"));
 /// # Ok::<(), ds::Error>(())
 /// ```
 pub fn check(config: &str, options: Option<&str>) -> Result<String> {

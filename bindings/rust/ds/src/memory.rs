@@ -56,12 +56,11 @@ unsafe extern "C" fn deallocate<A: Allocator>(
     bytes: i64,
     device: i32,
 ) {
-    // SAFETY: as above.
+    // SAFETY: as above; the library gives back what it took.
     let allocator = &*(user_data as *const A);
     let count = |value: i64| usize::try_from(value).unwrap_or(0);
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the library gives back what it took.
-        unsafe { allocator.deallocate(memory.cast(), count(bytes), count(device.into())) }
+        allocator.deallocate(memory.cast(), count(bytes), count(device.into()));
     }));
 }
 

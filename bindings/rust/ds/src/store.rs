@@ -140,7 +140,7 @@ unsafe extern "C" fn get(
     capacity: i64,
     out_size: *mut i64,
 ) -> sys::ds_status {
-    // SAFETY: as in `put`.
+    // SAFETY: as in `put`; there is room for `capacity` bytes.
     let calls = &*(user_data as *const Calls<'_>);
     let key = CStr::from_ptr(key).to_string_lossy();
     calls.answer(calls.panic.run(|| {
@@ -151,11 +151,8 @@ unsafe extern "C" fn get(
                 format!("the value of {key} has {size} bytes; at most {capacity} are possible");
             return Err(Error::new(Status::InvalidArgument, text));
         }
-        // SAFETY: there is room for `capacity` bytes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(found.as_ptr(), value.cast(), found.len());
-            *out_size = size;
-        }
+        std::ptr::copy_nonoverlapping(found.as_ptr(), value.cast(), found.len());
+        *out_size = size;
         Ok(())
     }))
 }

@@ -181,12 +181,12 @@ impl Future for FailingTask {
 /// A task of the executor below: it puts itself into the queue when it is woken.
 struct Task {
     future: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
-    queue: mpsc::Sender<Arc<Task>>,
+    queue: Mutex<mpsc::Sender<Arc<Task>>>,
 }
 
 impl Wake for Task {
     fn wake(self: Arc<Self>) {
-        let queue = self.queue.clone();
+        let queue = self.queue.lock().unwrap().clone();
         let _ = queue.send(self);
     }
 }
@@ -209,7 +209,7 @@ fn interleaved_tasks_read_their_own_texts() {
         let future: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(task);
         let task = Task {
             future: Mutex::new(Some(future)),
-            queue: sender.clone(),
+            queue: Mutex::new(sender.clone()),
         };
         sender.send(Arc::new(task)).unwrap();
     }

@@ -116,7 +116,7 @@ fn forward_and_backward_are_train_batch() {
         parts.backward(&loss).unwrap();
         let report = parts.step().unwrap();
         assert_eq!(report.applied, micro == 1);
-        assert_eq!(report.skip, (micro == 0).then(|| ds::Skip::Accumulating));
+        assert_eq!(report.skip, (micro == 0).then_some(ds::Skip::Accumulating));
     }
     assert_eq!(weights(whole.model()), weights(parts.model()));
 }

@@ -10,7 +10,7 @@ pub const SHAPE: &str = r#"{"model_type": "gpt2", "vocab_size": 256, "n_position
 pub const CONFIG: &str = r#"{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0}"#;
 /// Plain gradient descent, whose updates are easily computed by hand.
-pub const SGD: &str = r#"{"train_micro_batch_size_per_gpu": 1,
+pub const SGD: &str = r#"{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
     "optimizer": {"type": "SGD", "params": {"lr": 0.5}}}"#;
 
 /// A folder of its own, deleted at the end.
