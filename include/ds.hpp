@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -100,54 +101,117 @@ class Handle {
   T* handle_ = nullptr;
 };
 
+template <class To, class From>
+To bits_as(const From& from) noexcept {
+  static_assert(sizeof(To) == sizeof(From), "as many bits");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+}  // namespace detail
+
+// Numbers of 16 bits: memory of tensors of DS_BFLOAT16 and DS_FLOAT16. They convert from and to
+// float, rounding to the nearest, ties to even.
+struct bfloat16 {
+  uint16_t bits = 0;
+  bfloat16() = default;
+  explicit bfloat16(float value) noexcept {
+    const auto wide = detail::bits_as<uint32_t>(value);
+    const bool nan = (wide & 0x7fffffffu) > 0x7f800000u;
+    bits = static_cast<uint16_t>(nan ? (wide >> 16 | 0x40u)
+                                     : (wide + 0x7fffu + (wide >> 16 & 1u)) >> 16);
+  }
+  explicit operator float() const noexcept {
+    return detail::bits_as<float>(static_cast<uint32_t>(bits) << 16);
+  }
+};
+struct float16 {
+  uint16_t bits = 0;
+  float16() = default;
+  explicit float16(float value) noexcept {
+    const auto wide = detail::bits_as<uint32_t>(value);
+    const uint32_t sign = wide >> 16 & 0x8000u, size = wide & 0x7fffffffu;
+    uint32_t out = 0;
+    if (size > 0x7f800000u) {
+      out = 0x7e00u;  // NaN
+    } else if (size >= 0x477ff000u) {
+      out = 0x7c00u;  // infinity, and what rounds to it
+    } else if (size >= 0x38800000u) {
+      out = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
+    } else {
+      // The sum ends at the place of the smallest number: the processor rounds it.
+      out = detail::bits_as<uint32_t>(detail::bits_as<float>(size) + 0.5f) - 0x3f000000u;
+    }
+    bits = static_cast<uint16_t>(sign | out);
+  }
+  explicit operator float() const noexcept {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, size = bits & 0x7fffu;
+    if (size >= 0x7c00u) return detail::bits_as<float>(sign | 0x7f800000u | (size & 0x3ffu) << 13);
+    // 2^112 moves the exponent where float has it, also for the numbers below the normal ones.
+    const float value = detail::bits_as<float>(size << 13) * 5.192296858534828e33f;
+    return detail::bits_as<float>(detail::bits_as<uint32_t>(value) | sign);
+  }
+};
+
+namespace detail {
+
 template <class T>
 struct DtypeOf;
 template <>
+struct DtypeOf<bfloat16> {
+  static constexpr ds_dtype value = DS_BFLOAT16;
+};
+template <>
+struct DtypeOf<float16> {
+  static constexpr ds_dtype value = DS_FLOAT16;
+};
+template <>
 struct DtypeOf<float> {
-  static constexpr int32_t value = DS_FLOAT32;
+  static constexpr ds_dtype value = DS_FLOAT32;
 };
 template <>
 struct DtypeOf<double> {
-  static constexpr int32_t value = DS_FLOAT64;
+  static constexpr ds_dtype value = DS_FLOAT64;
 };
 template <>
 struct DtypeOf<int8_t> {
-  static constexpr int32_t value = DS_INT8;
+  static constexpr ds_dtype value = DS_INT8;
 };
 template <>
 struct DtypeOf<int16_t> {
-  static constexpr int32_t value = DS_INT16;
+  static constexpr ds_dtype value = DS_INT16;
 };
 template <>
 struct DtypeOf<int32_t> {
-  static constexpr int32_t value = DS_INT32;
+  static constexpr ds_dtype value = DS_INT32;
 };
 template <>
 struct DtypeOf<int64_t> {
-  static constexpr int32_t value = DS_INT64;
+  static constexpr ds_dtype value = DS_INT64;
 };
 template <>
 struct DtypeOf<uint8_t> {
-  static constexpr int32_t value = DS_UINT8;
+  static constexpr ds_dtype value = DS_UINT8;
 };
 template <>
 struct DtypeOf<uint16_t> {
-  static constexpr int32_t value = DS_UINT16;
+  static constexpr ds_dtype value = DS_UINT16;
 };
 template <>
 struct DtypeOf<uint32_t> {
-  static constexpr int32_t value = DS_UINT32;
+  static constexpr ds_dtype value = DS_UINT32;
 };
 template <>
 struct DtypeOf<uint64_t> {
-  static constexpr int32_t value = DS_UINT64;
+  static constexpr ds_dtype value = DS_UINT64;
 };
 
 }  // namespace detail
 
 // The ds_dtype of a C++ number type.
 template <class T>
-inline constexpr int32_t kDtype = detail::DtypeOf<T>::value;
+inline constexpr ds_dtype kDtype = detail::DtypeOf<T>::value;
 
 // ---- Version, log, report ----------------------------------------------------------------------
 
@@ -173,6 +237,19 @@ inline std::string config_check(const std::string& config_json,
                                 const std::string& options_json = "{}") {
   char* json = nullptr;
   check(ds_config_check(config_json.c_str(), options_json.c_str(), &json));
+  return detail::take(json);
+}
+
+// Every key that a configuration may have, as a JSON Schema.
+inline std::string config_schema() {
+  char* json = nullptr;
+  check(ds_config_schema(&json));
+  return detail::take(json);
+}
+// What this process holds, as JSON.
+inline std::string memory_report() {
+  char* json = nullptr;
+  check(ds_memory_report(&json));
   return detail::take(json);
 }
 
@@ -204,7 +281,7 @@ class Tensor : public detail::Handle<ds_tensor, ds_tensor_destroy> {
   using Handle::Handle;
 
   // Zeros.
-  Tensor(int32_t dtype, const std::vector<int64_t>& shape) {
+  Tensor(ds_dtype dtype, const std::vector<int64_t>& shape) {
     ds_tensor* out = nullptr;
     check(ds_tensor_create(dtype, shape.data(), static_cast<int32_t>(shape.size()), &out));
     reset(out);
@@ -228,7 +305,7 @@ class Tensor : public detail::Handle<ds_tensor, ds_tensor_destroy> {
 
   // The caller's memory itself, which must live until `release` is called. Empty `strides` means
   // packed. When this throws, `release` is not called.
-  static Tensor wrap(void* data, int32_t dtype, const std::vector<int64_t>& shape,
+  static Tensor wrap(void* data, ds_dtype dtype, const std::vector<int64_t>& shape,
                      const std::vector<int64_t>& strides = {}, std::function<void()> release = {}) {
     if (!strides.empty() && strides.size() != shape.size()) {
       throw Error(DS_ERR_INVALID_ARGUMENT, "Tensor::wrap: as many strides as dimensions");
@@ -267,31 +344,31 @@ class Tensor : public detail::Handle<ds_tensor, ds_tensor_destroy> {
     return out;
   }
 
-  int32_t dtype() const { return number<int32_t>(ds_tensor_dtype); }
-  int32_t ndim() const { return number<int32_t>(ds_tensor_ndim); }
-  int32_t device() const { return number<int32_t>(ds_tensor_device); }
-  int64_t elements() const { return number<int64_t>(ds_tensor_elements); }
-  double item() const { return number<double>(ds_tensor_item); }
-  int64_t size(int32_t dim) const {
-    int64_t out = 0;
-    check(ds_tensor_size(get(), dim, &out));
+  // Type, shape, place and address.
+  ds_tensor_info info() const {
+    ds_tensor_info out = DS_TENSOR_INFO_INIT;
+    check(ds_tensor_describe(get(), &out));
     return out;
   }
-  int64_t stride(int32_t dim) const {
-    int64_t out = 0;
-    check(ds_tensor_stride(get(), dim, &out));
+  ds_dtype dtype() const { return info().dtype; }
+  int32_t ndim() const { return info().ndim; }
+  ds_device_kind device() const { return info().device_kind; }
+  int64_t elements() const { return info().elements; }
+  double item() const {
+    double out = 0;
+    check(ds_tensor_item(get(), &out));
     return out;
   }
   std::vector<int64_t> shape() const {
-    std::vector<int64_t> out(static_cast<size_t>(ndim()));
-    for (size_t i = 0; i < out.size(); ++i) out[i] = size(static_cast<int32_t>(i));
-    return out;
+    const ds_tensor_info of = info();
+    return {of.shape, of.shape + of.ndim};
   }
-  void* data() const {
-    void* out = nullptr;
-    check(ds_tensor_data(get(), &out));
-    return out;
+  std::vector<int64_t> strides() const {
+    const ds_tensor_info of = info();
+    return {of.strides, of.strides + of.ndim};
   }
+  int64_t size(int32_t dim) const { return shape().at(static_cast<size_t>(dim)); }
+  void* data() const { return info().data; }
 
   // Copies `size` packed elements of type T; type and size must be the tensor's.
   template <class T>
@@ -312,13 +389,7 @@ class Tensor : public detail::Handle<ds_tensor, ds_tensor_destroy> {
   }
 
  private:
-  template <class T>
-  T number(ds_status (*getter)(const ds_tensor*, T*)) const {
-    T out{};
-    check(getter(get(), &out));
-    return out;
-  }
-  void require_dtype(int32_t wanted) const {
+  void require_dtype(ds_dtype wanted) const {
     if (dtype() != wanted) {
       throw Error(DS_ERR_INVALID_ARGUMENT, "the tensor's dtype is " + std::to_string(dtype()) +
                                                ", the caller's numbers are dtype " +
@@ -334,6 +405,45 @@ class Tensor : public detail::Handle<ds_tensor, ds_tensor_destroy> {
     }
   }
 };
+
+namespace detail {
+inline std::vector<ds_tensor*> handles_of(const std::vector<const Tensor*>& tensors) {
+  std::vector<ds_tensor*> out;
+  for (const Tensor* const tensor : tensors) out.push_back(tensor->get());
+  return out;
+}
+inline int64_t size_of(const std::vector<ds_tensor*>& list) {
+  return static_cast<int64_t>(list.size());
+}
+}  // namespace detail
+
+// Copies tensors of one type one after another.
+inline Tensor flatten(const std::vector<const Tensor*>& tensors) {
+  const std::vector<ds_tensor*> handles = detail::handles_of(tensors);
+  ds_tensor* out = nullptr;
+  check(ds_tensor_flatten(handles.data(), detail::size_of(handles), &out));
+  return Tensor(out);
+}
+// Views of the pieces of a flat tensor in the shapes of others.
+inline std::vector<Tensor> unflatten(const Tensor& flat,
+                                     const std::vector<const Tensor*>& shapes_like) {
+  const std::vector<ds_tensor*> handles = detail::handles_of(shapes_like);
+  std::vector<ds_tensor*> views(handles.size());
+  check(ds_tensor_unflatten(flat.get(), handles.data(), detail::size_of(handles), views.data()));
+  std::vector<Tensor> out;
+  for (ds_tensor* const view : views) out.emplace_back(view);
+  return out;
+}
+// Codes of 8 or 4 bits and a scale per block.
+inline std::pair<Tensor, Tensor> quantize(const Tensor& tensor, int32_t bits, int64_t block_size) {
+  ds_tensor *codes = nullptr, *scales = nullptr;
+  check(ds_tensor_quantize(tensor.get(), bits, block_size, &codes, &scales));
+  return {Tensor(codes), Tensor(scales)};
+}
+inline void dequantize(const Tensor& codes, const Tensor& scales, int32_t bits, int64_t block_size,
+                       Tensor& output) {
+  check(ds_tensor_dequantize(codes.get(), scales.get(), bits, block_size, output.get()));
+}
 
 // ---- Communicator ------------------------------------------------------------------------------
 
@@ -352,7 +462,7 @@ class Work : public detail::Handle<ds_work, ds_work_destroy> {
   using Handle::Handle;
 
   bool done() const {
-    int32_t out = 0;
+    ds_bool out = 0;
     check(ds_work_test(get(), &out));
     return out != 0;
   }
@@ -371,8 +481,7 @@ class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
   // Without numbers: what the launcher put into the environment.
   Comm(int32_t rank = -1, int32_t world_size = -1, const std::string& config_json = "{}",
        Store* store = nullptr) {
-    ds_store table{};
-    table.struct_size = sizeof table;
+    ds_store table = DS_STORE_INIT;
     table.user_data = store;
     table.put = [](void* user_data, const char* key, const void* value, int64_t size) -> ds_status {
       try {
@@ -400,19 +509,35 @@ class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
     reset(out);
   }
 
-  int32_t rank() const {
-    int32_t out = 0;
-    check(ds_comm_rank(get(), &out));
+  // Rank, size and where the process is among hosts.
+  ds_comm_info info() const {
+    ds_comm_info out = DS_COMM_INFO_INIT;
+    check(ds_comm_describe(get(), &out));
     return out;
   }
-  int32_t size() const {
-    int32_t out = 0;
-    check(ds_comm_size(get(), &out));
-    return out;
+  int32_t rank() const { return info().rank; }
+  int32_t size() const { return info().size; }
+  void all_reduce(Tensor& tensor, ds_reduce_op op = DS_REDUCE_SUM) {
+    check(ds_comm_all_reduce(get(), tensor.get(), op));
   }
-  void all_reduce(Tensor& tensor) { check(ds_comm_all_reduce(get(), tensor.get())); }
-  void all_reduce(Tensor& tensor, ds_reduce_op op) {
-    check(ds_comm_all_reduce_op(get(), tensor.get(), op));
+  // Many tensors of one type by one collective.
+  void all_reduce(const std::vector<const Tensor*>& tensors, ds_reduce_op op = DS_REDUCE_SUM) {
+    const std::vector<ds_tensor*> handles = detail::handles_of(tensors);
+    check(ds_comm_all_reduce_coalesced(get(), handles.data(), detail::size_of(handles), op));
+  }
+  void reduce_scatter(const std::vector<const Tensor*>& outputs,
+                      const std::vector<const Tensor*>& inputs, ds_reduce_op op = DS_REDUCE_SUM) {
+    const std::vector<ds_tensor*> to = detail::handles_of(outputs);
+    const std::vector<ds_tensor*> from = detail::handles_of(inputs);
+    require_as_many(to, from);
+    check(ds_comm_reduce_scatter_coalesced(get(), to.data(), from.data(), detail::size_of(to), op));
+  }
+  void all_gather(const std::vector<const Tensor*>& outputs,
+                  const std::vector<const Tensor*>& inputs) {
+    const std::vector<ds_tensor*> to = detail::handles_of(outputs);
+    const std::vector<ds_tensor*> from = detail::handles_of(inputs);
+    require_as_many(to, from);
+    check(ds_comm_all_gather_coalesced(get(), to.data(), from.data(), detail::size_of(to)));
   }
   void reduce_scatter(Tensor& output, const Tensor& input, ds_reduce_op op = DS_REDUCE_SUM) {
     check(ds_comm_reduce_scatter(get(), output.get(), input.get(), op));
@@ -434,14 +559,14 @@ class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
     return Work(out);
   }
   Work start_all_reduce(Tensor& tensor, ds_reduce_op op = DS_REDUCE_SUM) {
-    ds_collective call{};
+    ds_collective call = DS_COLLECTIVE_INIT;
     call.kind = DS_COLLECTIVE_ALL_REDUCE;
     call.op = op;
     call.output = tensor.get();
     return start(call);
   }
   Work send(const Tensor& tensor, int32_t peer, int32_t tag = 0) {
-    ds_collective call{};
+    ds_collective call = DS_COLLECTIVE_INIT;
     call.kind = DS_COLLECTIVE_SEND;
     call.input = tensor.get();
     call.root = peer;
@@ -449,7 +574,7 @@ class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
     return start(call);
   }
   Work recv(Tensor& tensor, int32_t peer, int32_t tag = 0) {
-    ds_collective call{};
+    ds_collective call = DS_COLLECTIVE_INIT;
     call.kind = DS_COLLECTIVE_RECV;
     call.output = tensor.get();
     call.root = peer;
@@ -457,7 +582,7 @@ class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
     return start(call);
   }
   // Memory that collectives use without a copy.
-  Tensor shared_tensor(int32_t dtype, const std::vector<int64_t>& shape) {
+  Tensor shared_tensor(ds_dtype dtype, const std::vector<int64_t>& shape) {
     ds_tensor* out = nullptr;
     check(ds_comm_shared_tensor(get(), dtype, shape.data(), static_cast<int32_t>(shape.size()),
                                 &out));
@@ -478,6 +603,13 @@ class Comm : public detail::Handle<ds_comm, ds_comm_destroy> {
   void barrier() { check(ds_comm_barrier(get())); }
   void finalize() { check(ds_comm_finalize(get())); }
   void abort() { check(ds_comm_abort(get())); }
+
+ private:
+  static void require_as_many(const std::vector<ds_tensor*>& a, const std::vector<ds_tensor*>& b) {
+    if (a.size() != b.size()) {
+      throw Error(DS_ERR_INVALID_ARGUMENT, "Comm: as many outputs as inputs are needed");
+    }
+  }
 };
 
 // ---- Tokenizers --------------------------------------------------------------------------------
@@ -524,15 +656,15 @@ class Tokenizer : public detail::Handle<ds_tokenizer, ds_tokenizer_destroy> {
   std::string decode(const std::vector<int32_t>& ids, bool skip_special = false) const {
     return decode(Tensor::from(ids), skip_special);
   }
-  int64_t vocab_size() const {
-    int64_t out = 0;
-    check(ds_tokenizer_vocab_size(get(), &out));
+  ds_tokenizer_info info() const {
+    ds_tokenizer_info out = DS_TOKENIZER_INFO_INIT;
+    check(ds_tokenizer_describe(get(), &out));
     return out;
   }
+  int64_t vocab_size() const { return info().vocab_size; }
   std::optional<int32_t> end_of_text() const {
-    int32_t out = -1;
-    check(ds_tokenizer_end_of_text(get(), &out));
-    return out < 0 ? std::nullopt : std::optional<int32_t>(out);
+    const int32_t id = info().end_of_text;
+    return id < 0 ? std::nullopt : std::optional<int32_t>(id);
   }
   int32_t token_to_id(const std::string& token) const {
     int32_t out = 0;
@@ -588,16 +720,13 @@ class Dataset : public detail::Handle<ds_dataset, ds_dataset_destroy> {
     check(ds_dataset_build(input.c_str(), tokenizer.get(), append_end, output_prefix.c_str()));
   }
 
-  int64_t size() const {
-    int64_t out = 0;
-    check(ds_dataset_size(get(), &out));
+  ds_dataset_info info() const {
+    ds_dataset_info out = DS_DATASET_INFO_INIT;
+    check(ds_dataset_describe(get(), &out));
     return out;
   }
-  int64_t sequence_length() const {
-    int64_t out = 0;
-    check(ds_dataset_sequence_length(get(), &out));
-    return out;
-  }
+  int64_t size() const { return info().samples; }
+  int64_t sequence_length() const { return info().sequence_length; }
   Tensor sample(int64_t index) const {
     ds_tensor* out = nullptr;
     check(ds_dataset_sample(get(), index, &out));
@@ -633,7 +762,7 @@ struct Parameter {
   const Tensor* value = nullptr;    // first value
   std::string group = {};
   std::string alias = {};
-  int32_t dtype = 0;  // 0 = that of `value`, else float32
+  ds_dtype dtype = 0;  // 0 = that of `value`, else float32
   bool lend = false;  // `value` receives every new value
   bool frozen = false;
   bool decays = true;
@@ -650,10 +779,10 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     check(ds_model_create(config_json.c_str(), seed, &out));
     return Model(out);
   }
-  // Weights of a Hugging Face folder or a checkpoint.
-  static Model open(const std::string& folder) {
+  // Weights of a Hugging Face folder or a checkpoint; `options_json` as in ds_model_open.
+  static Model open(const std::string& folder, const std::string& options_json = "") {
     ds_model* out = nullptr;
-    check(ds_model_open(folder.c_str(), &out));
+    check(ds_model_open(folder.c_str(), detail::or_null(options_json), &out));
     return Model(out);
   }
   // A second model of the same weights, to generate from while an engine trains this one on.
@@ -662,20 +791,11 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     check(ds_model_copy(get(), &out));
     return Model(out);
   }
-  // A Hugging Face folder with another head or changed options; see ds_model_open_with.
-  static Model open_with(const std::string& folder, const std::string& changes_json,
-                         std::optional<int64_t> head_seed = std::nullopt) {
-    ds_model* out = nullptr;
-    check(ds_model_open_with(folder.c_str(), detail::or_null(changes_json), head_seed.value_or(-1),
-                             &out));
-    return Model(out);
-  }
   // The caller's own parameters, without a forward pass.
   static Model from_parameters(const std::vector<Parameter>& parameters) {
     std::vector<ds_parameter> plain;
     for (const Parameter& p : parameters) {
-      ds_parameter out{};
-      out.struct_size = sizeof out;
+      ds_parameter out = DS_PARAMETER_INIT;
       out.name = p.name.c_str();
       const bool own_shape = !p.value || !p.shape.empty();
       out.shape = own_shape ? p.shape.data() : nullptr;
@@ -696,13 +816,9 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     return Model(out);
   }
   // `max_shard_bytes` 0: one file.
-  void export_to(const std::string& folder, int32_t dtype = DS_FLOAT32,
+  void export_to(const std::string& folder, ds_dtype dtype = DS_FLOAT32,
                  int64_t max_shard_bytes = 0) {
-    if (max_shard_bytes == 0) {
-      check(ds_model_export(get(), folder.c_str(), dtype));
-    } else {
-      check(ds_model_export_sharded(get(), folder.c_str(), dtype, max_shard_bytes));
-    }
+    check(ds_model_export(get(), folder.c_str(), dtype, max_shard_bytes));
   }
   // A checkpoint of the weights alone.
   void save(const std::string& folder, const std::string& tag = "") {
@@ -711,10 +827,10 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
 
   // "cpu" or a GPU such as "cuda:0"; see ds_model_set_device.
   void set_device(const std::string& device) { check(ds_model_set_device(get(), device.c_str())); }
+  // Where the weights are, in the same words.
   std::string device() const {
-    char* out = nullptr;
-    check(ds_model_device(get(), &out));
-    return detail::take(out);
+    const ds_model_info of = info();
+    return of.device_kind == DS_DEVICE_CUDA ? "cuda:" + std::to_string(of.device_index) : "cpu";
   }
 
   // `pattern` of names: * is any text, ? one character.
@@ -726,18 +842,11 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     check(ds_model_add_lora(get(), options_json.c_str()));
   }
   void merge_lora() { check(ds_model_merge_lora(get())); }
-  void save_adapter(const std::string& folder, int32_t dtype = DS_FLOAT32) {
+  void save_adapter(const std::string& folder, ds_dtype dtype = DS_FLOAT32) {
     check(ds_model_save_adapter(get(), folder.c_str(), dtype));
   }
   void load_adapter(const std::string& folder) {
     check(ds_model_load_adapter(get(), folder.c_str()));
-  }
-
-  // `options_json` as in ds_model_prepare_inference; returns what the weights take.
-  std::string prepare_inference(const std::string& options_json) {
-    char* out = nullptr;
-    check(ds_model_prepare_inference(get(), options_json.c_str(), &out));
-    return detail::take(out);
   }
 
   std::string config() const {
@@ -745,48 +854,114 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
     check(ds_model_config(get(), &out));
     return detail::take(out);
   }
-  int64_t parameter_count() const {
-    int64_t out = 0;
-    check(ds_model_parameter_count(get(), &out));
+  // Sizes and place.
+  ds_model_info info() const {
+    ds_model_info out = DS_MODEL_INFO_INIT;
+    check(ds_model_describe(get(), &out));
     return out;
   }
-  std::vector<std::string> tensor_names() const {
-    int64_t count = 0;
-    check(ds_model_tensor_count(get(), &count));
+  // Parameters are numbered in the model's order; index() finds the number of a name.
+  int64_t index(const std::string& name) const {
+    int64_t out = 0;
+    check(ds_model_parameter_index(get(), name.c_str(), &out));
+    return out;
+  }
+  std::string parameter_name(int64_t parameter) const {
+    char* out = nullptr;
+    check(ds_model_parameter_name(get(), parameter, &out));
+    return detail::take(out);
+  }
+  std::vector<std::string> parameter_names() const {
+    const int64_t count = info().parameters;
     std::vector<std::string> names;
-    for (int64_t i = 0; i < count; ++i) {
-      char* name = nullptr;
-      check(ds_model_tensor_name(get(), i, &name));
-      names.push_back(detail::take(name));
-    }
+    for (int64_t i = 0; i < count; ++i) names.push_back(parameter_name(i));
     return names;
   }
-  Tensor tensor(const std::string& name) const {
-    ds_tensor* out = nullptr;
-    check(ds_model_get_tensor(get(), name.c_str(), &out));
-    return Tensor(out);
+  ds_parameter_info parameter_info(int64_t parameter) const {
+    ds_parameter_info out = DS_PARAMETER_INFO_INIT;
+    check(ds_model_parameter_describe(get(), parameter, &out));
+    return out;
   }
-  void set_tensor(const std::string& name, const Tensor& value) {
-    check(ds_model_set_tensor(get(), name.c_str(), value.get()));
-  }
-  // The memory that the model computes with; see ds_model_view_tensor.
-  Tensor view(const std::string& name) {
-    ds_tensor* out = nullptr;
-    check(ds_model_view_tensor(get(), name.c_str(), &out));
-    return Tensor(out);
-  }
-  std::string tensor_info(const std::string& name) const {
+  // All of them as a JSON list.
+  std::string parameters() const {
     char* out = nullptr;
-    check(ds_model_tensor_info(get(), name.c_str(), &out));
+    check(ds_model_parameters(get(), &out));
     return detail::take(out);
+  }
+  // A float32 copy.
+  Tensor parameter(int64_t parameter) const {
+    ds_tensor* out = nullptr;
+    check(ds_model_get_parameter(get(), parameter, &out));
+    return Tensor(out);
+  }
+  Tensor parameter(const std::string& name) const { return parameter(index(name)); }
+  void set_parameter(int64_t parameter, const Tensor& value) {
+    check(ds_model_set_parameter(get(), parameter, value.get()));
+  }
+  void set_parameter(const std::string& name, const Tensor& value) {
+    set_parameter(index(name), value);
+  }
+  // The memory that the model computes with; see ds_model_view_parameter.
+  Tensor view(int64_t parameter) {
+    ds_tensor* out = nullptr;
+    check(ds_model_view_parameter(get(), parameter, &out));
+    return Tensor(out);
+  }
+  Tensor view(const std::string& name) { return view(index(name)); }
+};
+
+// ---- Generators --------------------------------------------------------------------------------
+
+// Sequences that go through a model together; see ds_batch.
+struct Batch {
+  const Tensor* ids = nullptr;
+  const Tensor* labels = nullptr;
+  const Tensor* attention_mask = nullptr;
+  const Tensor* segments = nullptr;
+  const Tensor* token_types = nullptr;
+
+  ds_batch plain() const {
+    const auto handle = [](const Tensor* tensor) { return tensor ? tensor->get() : nullptr; };
+    ds_batch out = DS_BATCH_INIT;
+    out.ids = handle(ids);
+    out.labels = handle(labels);
+    out.attention_mask = handle(attention_mask);
+    out.segments = handle(segments);
+    out.token_types = handle(token_types);
+    return out;
+  }
+};
+
+// Runs a model without training it.
+class Generator : public detail::Handle<ds_generator, ds_generator_destroy> {
+ public:
+  using Handle::Handle;
+
+  // "" as options: the model's own weights; else as in ds_generator_create.
+  explicit Generator(const Model& model, const std::string& options_json = "") {
+    ds_generator* out = nullptr;
+    check(ds_generator_create(model.get(), detail::or_null(options_json), &out));
+    reset(out);
+  }
+
+  // Form and size of the weights.
+  ds_generator_info info() const {
+    ds_generator_info out = DS_GENERATOR_INFO_INIT;
+    check(ds_generator_describe(get(), &out));
+    return out;
+  }
+  // A float32 copy of a parameter as products see it.
+  Tensor parameter(int64_t parameter) const {
+    ds_tensor* out = nullptr;
+    check(ds_generator_get_parameter(get(), parameter, &out));
+    return Tensor(out);
   }
 
   // New token ids, without the prompt. An exception thrown by `on_token` stops the text and
   // arrives here.
   std::vector<int32_t> generate(const Tensor& prompt, const GenerateOptions& options = {},
                                 const TokenFunction& on_token = {}) {
-    ds_generate_options plain{};
-    plain.struct_size = sizeof plain;
+    ds_generate_options plain = DS_GENERATE_OPTIONS_INIT;
     plain.max_tokens = options.max_tokens;
     plain.temperature = options.temperature;
     plain.top_k = options.top_k;
@@ -810,78 +985,79 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
       }
     };
     ds_tensor* out = nullptr;
-    const ds_status status = ds_model_generate(get(), prompt.get(), &plain,
-                                               on_token ? trampoline : nullptr, &context, &out);
+    const ds_status status = ds_generator_generate(
+        get(), prompt.get(), &plain, on_token ? trampoline : nullptr, &context, &out);
     if (context.thrown) std::rethrow_exception(context.thrown);
     check(status);
     return Tensor(out).to_vector<int32_t>();
   }
 
+  // From any thread: ends the generation that runs.
+  void interrupt() { check(ds_generator_interrupt(get())); }
+
   // float32 [batch, length, vocabulary].
-  Tensor logits(const Tensor& ids, const Tensor* attention_mask = nullptr) {
+  Tensor logits(const Batch& batch) {
+    const ds_batch plain = batch.plain();
     ds_tensor* out = nullptr;
-    check(
-        ds_model_logits(get(), ids.get(), attention_mask ? attention_mask->get() : nullptr, &out));
+    check(ds_generator_logits(get(), &plain, &out));
     return Tensor(out);
   }
+  Tensor logits(const Tensor& ids) { return logits(Batch{&ids}); }
   // float32 [batch, length, width].
-  Tensor hidden_states(const Tensor& ids, const Tensor* attention_mask = nullptr,
-                       const Tensor* token_types = nullptr) {
+  Tensor hidden_states(const Batch& batch) {
+    const ds_batch plain = batch.plain();
     ds_tensor* out = nullptr;
-    check(ds_model_hidden_states(get(), ids.get(), attention_mask ? attention_mask->get() : nullptr,
-                                 token_types ? token_types->get() : nullptr, &out));
+    check(ds_generator_hidden_states(get(), &plain, &out));
     return Tensor(out);
   }
+  Tensor hidden_states(const Tensor& ids) { return hidden_states(Batch{&ids}); }
 };
 
 // ---- Engine and optimizer ----------------------------------------------------------------------
 
-// The optimizer of an engine; valid while the engine lives.
-class Optimizer {
+// The optimizer of an engine; its calls fail once the engine has ended.
+class Optimizer : public detail::Handle<ds_optimizer, ds_optimizer_destroy> {
  public:
-  explicit Optimizer(ds_optimizer* handle) noexcept : handle_(handle) {}
-  ds_optimizer* get() const noexcept { return handle_; }
+  using Handle::Handle;
 
+  ds_optimizer_info info() const {
+    ds_optimizer_info out = DS_OPTIMIZER_INFO_INIT;
+    check(ds_optimizer_describe(get(), &out));
+    return out;
+  }
   // Updates applied so far.
-  int64_t step_count() const {
-    int64_t out = 0;
-    check(ds_optimizer_step_count(handle_, &out));
-    return out;
-  }
-  double lr() const {
-    double out = 0;
-    check(ds_optimizer_lr(handle_, &out));
-    return out;
-  }
-  void set_lr(double lr) { check(ds_optimizer_set_lr(handle_, lr)); }
+  int64_t steps() const { return info().steps; }
+  double lr() const { return info().lr; }
+  void set_lr(double lr) { check(ds_optimizer_set_lr(get(), lr)); }
   // Rates of the next step, the default group's first.
   std::vector<double> rates() const {
-    int64_t count = 0;
-    check(ds_optimizer_rate_count(handle_, &count));
-    std::vector<double> out(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) {
-      check(ds_optimizer_rate(handle_, i, &out[static_cast<size_t>(i)]));
+    std::vector<double> out(static_cast<size_t>(info().rate_count));
+    for (size_t i = 0; i < out.size(); ++i) {
+      check(ds_optimizer_rate(get(), static_cast<int64_t>(i), &out[i]));
     }
     return out;
   }
   // Names of a parameter's state tensors, as a JSON list.
-  std::string state_names(const std::string& name) const {
+  std::string state_names(int64_t parameter) const {
     char* out = nullptr;
-    check(ds_optimizer_state_names(handle_, name.c_str(), &out));
+    check(ds_optimizer_state_names(get(), parameter, &out));
     return detail::take(out);
   }
-  // `state` is such a name, for example "exp_avg".
-  Tensor state(const std::string& name, const std::string& state) const {
+};
+
+// Parameters of an engine made whole until the scope ends; see ds_engine_open_scope.
+class Scope : public detail::Handle<ds_scope, ds_scope_destroy> {
+ public:
+  using Handle::Handle;
+
+  // That of position `position` in the list that opened the scope.
+  Tensor tensor(int64_t position) const {
     ds_tensor* out = nullptr;
-    check(ds_optimizer_get_state(handle_, name.c_str(), state.c_str(), &out));
+    check(ds_scope_tensor(get(), position, &out));
     return Tensor(out);
   }
-  void set_state(const std::string& name, const std::string& state, const Tensor& value) {
-    check(ds_optimizer_set_state(handle_, name.c_str(), state.c_str(), value.get()));
-  }
-
- private:
-  ds_optimizer* handle_;
+  void commit(int32_t modifier_rank) { check(ds_scope_commit(get(), modifier_rank)); }
+  void close() { check(ds_scope_close(get())); }
 };
 
 using StepReport = ds_step_report;
@@ -890,42 +1066,35 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
  public:
   using Handle::Handle;
 
-  // `config_json` is a DeepSpeed configuration (docs/configuration.md).
-  Engine(const std::string& config_json, Model& model, Comm* comm = nullptr) {
+  // `config_json` is a DeepSpeed configuration (docs/configuration.md), `options_json` as in
+  // ds_engine_create.
+  Engine(const std::string& config_json, Model& model, Comm* comm = nullptr,
+         const std::string& options_json = "") {
     ds_engine* out = nullptr;
-    check(ds_engine_create(config_json.c_str(), model.get(), comm ? comm->get() : nullptr, &out));
+    check(ds_engine_create(config_json.c_str(), detail::or_null(options_json), model.get(),
+                           comm ? comm->get() : nullptr, &out));
     reset(out);
   }
-
-  // The same with a say in how the configuration is read; see ds_engine_create_with.
-  static Engine create_with(const std::string& config_json, const std::string& options_json,
-                            Model& model, Comm* comm = nullptr) {
+  // The configuration is a file's.
+  static Engine from_file(const std::string& path, Model& model, Comm* comm = nullptr,
+                          const std::string& options_json = "") {
     ds_engine* out = nullptr;
-    check(ds_engine_create_with(config_json.c_str(), options_json.c_str(), model.get(),
-                                comm ? comm->get() : nullptr, &out));
-    return Engine(out);
-  }
-  static Engine create_from_file(const std::string& path, const std::string& options_json,
-                                 Model& model, Comm* comm = nullptr) {
-    ds_engine* out = nullptr;
-    check(ds_engine_create_from_file(path.c_str(), options_json.c_str(), model.get(),
+    check(ds_engine_create_from_file(path.c_str(), detail::or_null(options_json), model.get(),
                                      comm ? comm->get() : nullptr, &out));
     return Engine(out);
   }
 
   // The loss of one micro batch.
-  Tensor forward(const Tensor& ids, const Tensor& labels, const Tensor* attention_mask = nullptr,
-                 const Tensor* segments = nullptr, const Tensor* token_types = nullptr) {
-    const auto handle = [](const Tensor* tensor) { return tensor ? tensor->get() : nullptr; };
-    ds_tensor* const inputs[] = {ids.get(), labels.get(), handle(attention_mask), handle(segments),
-                                 handle(token_types)};
+  Tensor forward(const Batch& batch) {
+    const ds_batch plain = batch.plain();
     ds_tensor* out = nullptr;
-    check(ds_engine_forward(get(), inputs, 5, &out));
+    check(ds_engine_forward(get(), &plain, &out));
     return Tensor(out);
   }
+  Tensor forward(const Tensor& ids, const Tensor& labels) { return forward(Batch{&ids, &labels}); }
   void backward(const Tensor& loss) { check(ds_engine_backward(get(), loss.get())); }
   StepReport step() {
-    StepReport report = empty_report();
+    StepReport report = DS_STEP_REPORT_INIT;
     check(ds_engine_step(get(), &report));
     return report;
   }
@@ -934,7 +1103,7 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     check(ds_engine_set_dataset(get(), dataset ? dataset->get() : nullptr));
   }
   StepReport train_batch() {
-    StepReport report = empty_report();
+    StepReport report = DS_STEP_REPORT_INIT;
     check(ds_engine_train_batch(get(), &report));
     return report;
   }
@@ -970,14 +1139,11 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     check(ds_engine_save(get(), folder.c_str(), detail::or_null(tag)));
   }
   void save_wait() { check(ds_engine_save_wait(get())); }
-  void load(const std::string& folder, const std::string& tag = "") {
-    check(ds_engine_load(get(), folder.c_str(), detail::or_null(tag)));
-  }
-  // How much of it; see ds_engine_load_with.
-  void load_with(const std::string& folder, const std::string& tag,
-                 const std::string& options_json) {
-    check(ds_engine_load_with(get(), folder.c_str(), detail::or_null(tag),
-                              detail::or_null(options_json)));
+  // `options_json` as in ds_engine_load: how much of it.
+  void load(const std::string& folder, const std::string& tag = "",
+            const std::string& options_json = "") {
+    check(ds_engine_load(get(), folder.c_str(), detail::or_null(tag),
+                         detail::or_null(options_json)));
   }
   void set_tokenizer(const Tokenizer* tokenizer) {
     check(ds_engine_set_tokenizer(get(), tokenizer ? tokenizer->get() : nullptr));
@@ -989,6 +1155,24 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   std::string client_state() const {
     char* out = nullptr;
     check(ds_engine_client_state(get(), &out));
+    return detail::take(out);
+  }
+
+  // Bytes that checkpoints carry, by name; "" takes them away.
+  void set_blob(const std::string& name, std::string_view bytes) {
+    check(ds_engine_set_blob(get(), name.c_str(), bytes.empty() ? nullptr : bytes.data(),
+                             static_cast<int64_t>(bytes.size())));
+  }
+  std::string blob(const std::string& name) const {
+    ds_tensor* out = nullptr;
+    check(ds_engine_blob(get(), name.c_str(), &out));
+    const std::vector<uint8_t> bytes = Tensor(out).to_vector<uint8_t>();
+    return {bytes.begin(), bytes.end()};
+  }
+  // Names and sizes, as a JSON object.
+  std::string blobs() const {
+    char* out = nullptr;
+    check(ds_engine_blobs(get(), &out));
     return detail::take(out);
   }
 
@@ -1009,38 +1193,34 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     check(ds_engine_profile(get(), &out));
     return detail::take(out);
   }
-  int64_t global_step() const {
-    int64_t out = 0;
-    check(ds_engine_global_step(get(), &out));
+  // Counters, batch sizes and the loss scale.
+  ds_engine_info info() const {
+    ds_engine_info out = DS_ENGINE_INFO_INIT;
+    check(ds_engine_describe(get(), &out));
     return out;
   }
-  int64_t samples() const {
-    int64_t out = 0;
-    check(ds_engine_samples(get(), &out));
-    return out;
+  int64_t global_step() const { return info().step; }
+  int64_t samples() const { return info().samples; }
+  double loss_scale() const { return info().loss_scale; }
+
+  // The caller's own gradients, which carry loss_scale(), of the parameters 0, 1, ...
+  void add_gradients(const std::vector<Tensor>& gradients) { add(nullptr, gradients); }
+  // ... or of these.
+  void add_gradients(const std::vector<int64_t>& parameters,
+                     const std::vector<Tensor>& gradients) {
+    if (parameters.size() != gradients.size()) {
+      throw Error(DS_ERR_INVALID_ARGUMENT, "Engine: as many gradients as parameters are needed");
+    }
+    add(parameters.data(), gradients);
   }
-  Tensor gradient(const std::string& name) const {
+  void add_gradient(int64_t parameter, const Tensor& gradient) {
+    ds_tensor* const handle = gradient.get();
+    check(ds_engine_add_gradients(get(), &parameter, &handle, 1));
+  }
+  // The memory that a gradient gathers in.
+  Tensor view_gradient(int64_t parameter) {
     ds_tensor* out = nullptr;
-    check(ds_engine_get_gradient(get(), name.c_str(), &out));
-    return Tensor(out);
-  }
-  // The caller's own gradients; they carry loss_scale().
-  void add_gradient(const std::string& name, const Tensor& gradient) {
-    check(ds_engine_add_gradient(get(), name.c_str(), gradient.get()));
-  }
-  // Of the parameters 0, 1, ... in the order of Model::tensor_names().
-  void add_gradients(const std::vector<Tensor>& gradients) {
-    std::vector<ds_tensor*> handles;
-    for (const Tensor& gradient : gradients) handles.push_back(gradient.get());
-    check(ds_engine_add_gradients(get(), nullptr, handles.data(),
-                                  static_cast<int64_t>(handles.size())));
-  }
-  void set_gradient(const std::string& name, const Tensor& gradient) {
-    check(ds_engine_set_gradient(get(), name.c_str(), gradient.get()));
-  }
-  Tensor gradient_view(const std::string& name) {
-    ds_tensor* out = nullptr;
-    check(ds_engine_gradient_view(get(), name.c_str(), &out));
+    check(ds_engine_view_gradient(get(), parameter, &out));
     return Tensor(out);
   }
   // What the loss of the open micro batch was, for reports.
@@ -1050,59 +1230,45 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   void set_boundary(std::optional<bool> boundary) {
     check(ds_engine_set_boundary(get(), boundary ? int32_t{*boundary} : -1));
   }
-  // Own parameters whole, until release(): numbers as in Model::tensor_names().
-  std::vector<Tensor> fetch(const std::vector<int64_t>& indices) {
-    return held(ds_engine_fetch_parameters, indices);
+  // Parameters whole until the scope ends, to compute with or to change; none: all of them.
+  Scope open_scope(ds_scope_mode mode, const std::vector<int64_t>& parameters) {
+    ds_scope* out = nullptr;
+    check(ds_engine_open_scope(get(), parameters.data(), static_cast<int64_t>(parameters.size()),
+                               mode, &out));
+    return Scope(out);
   }
-  void release_parameters(const std::vector<int64_t>& indices) {
-    check(
-        ds_engine_release_parameters(get(), indices.data(), static_cast<int64_t>(indices.size())));
-  }
-  // Float32 copies that one process may change, until scatter().
-  std::vector<Tensor> gather(const std::vector<int64_t>& indices) {
-    return held(ds_engine_gather_parameters, indices);
-  }
-  void scatter(const std::vector<int64_t>& indices, int32_t modifier_rank) {
-    check(ds_engine_scatter_parameters(get(), indices.data(), static_cast<int64_t>(indices.size()),
-                                       modifier_rank));
-  }
-  // First element and number of elements of this process's part.
-  std::pair<int64_t, int64_t> local_range(const std::string& name) const {
-    int64_t first = 0, count = 0;
-    check(ds_engine_local_range(get(), name.c_str(), &first, &count));
-    return {first, count};
-  }
-  // `what` is "parameter", "gradient" or a state of the optimizer.
-  Tensor local(const std::string& name, const std::string& what) const {
+  // Values of a parameter as float32; `state` names one of Optimizer::state_names().
+  Tensor values(int64_t parameter, ds_value_kind kind, const std::string& state = "",
+                ds_extent extent = DS_EXTENT_WHOLE) const {
     ds_tensor* out = nullptr;
-    check(ds_engine_get_local(get(), name.c_str(), what.c_str(), &out));
+    check(ds_engine_get_values(get(), parameter, kind, detail::or_null(state), extent, &out));
     return Tensor(out);
   }
-  void set_local(const std::string& name, const std::string& what, const Tensor& value) {
-    check(ds_engine_set_local(get(), name.c_str(), what.c_str(), value.get()));
+  void set_values(int64_t parameter, ds_value_kind kind, const Tensor& value,
+                  const std::string& state = "", ds_extent extent = DS_EXTENT_WHOLE) {
+    check(ds_engine_set_values(get(), parameter, kind, detail::or_null(state), extent,
+                               value.get()));
+  }
+  Tensor gradient(int64_t parameter) const { return values(parameter, DS_VALUE_GRADIENT); }
+  // First element and number of elements of this process's part.
+  std::pair<int64_t, int64_t> local_range(int64_t parameter) const {
+    int64_t first = 0, count = 0;
+    check(ds_engine_local_range(get(), parameter, &first, &count));
+    return {first, count};
   }
   // Takes part in the steps of processes that have more batches.
   void join() { check(ds_engine_join(get())); }
-  double loss_scale() const {
-    double out = 0;
-    check(ds_engine_loss_scale(get(), &out));
-    return out;
+  Optimizer optimizer() const {
+    ds_optimizer* out = nullptr;
+    check(ds_engine_optimizer(get(), &out));
+    return Optimizer(out);
   }
-  Optimizer optimizer() const { return Optimizer(ds_engine_optimizer(get())); }
 
  private:
-  template <class Call>
-  std::vector<Tensor> held(const Call& call, const std::vector<int64_t>& indices) {
-    std::vector<ds_tensor*> handles(indices.size());
-    check(call(get(), indices.data(), static_cast<int64_t>(indices.size()), handles.data()));
-    std::vector<Tensor> out;
-    for (ds_tensor* const handle : handles) out.emplace_back(handle);
-    return out;
-  }
-  static StepReport empty_report() noexcept {
-    StepReport report{};
-    report.struct_size = sizeof report;
-    return report;
+  void add(const int64_t* parameters, const std::vector<Tensor>& gradients) {
+    std::vector<ds_tensor*> handles;
+    for (const Tensor& gradient : gradients) handles.push_back(gradient.get());
+    check(ds_engine_add_gradients(get(), parameters, handles.data(), detail::size_of(handles)));
   }
 };
 

@@ -57,6 +57,7 @@ void add_bench(CLI::App& app, Action& action);
 CLI::App* add_bench_comm(CLI::App& bench, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);
+void add_view(CLI::App& app, Action& action);
 void add_report(CLI::App& app, Action& action);
 // `command`: what stood behind "--".
 void add_launch(CLI::App& app, Action& action, std::vector<std::string> command);

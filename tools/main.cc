@@ -74,6 +74,7 @@ int main(int argc, char** argv) {
   tool::add_launch(app, action, std::move(command));
   tool::add_plan(app, action);
   tool::add_config(app, action);
+  tool::add_view(app, action);
   tool::add_report(app, action);
   app.footer("'ds SUBCOMMAND --help' explains a subcommand; docs/cli.md has examples.");
 

@@ -50,6 +50,21 @@ std::optional<int64_t> step_of(const std::string& line) {
   return json["step"].get<int64_t>();
 }
 
+// The most bytes so far by what they are for, and in all; of a GPU with the host's beside it.
+Json peak_memory(const libds::Engine& engine) {
+  const Json report = parse_json(engine.memory_report(), "the engine's memory report");
+  Json memory = Json::object();
+  for (const auto& [tag, bytes] : report.at("tags").items()) {
+    if (bytes.at("peak") != 0) memory[tag] = bytes.at("peak");
+  }
+  memory["total"] = report.at("total").at("peak");
+  if (!report.contains("host")) return memory;
+  for (const auto& [kind, bytes] : report.at("host").items()) {
+    if (bytes.at("peak") != 0) memory["host_" + kind] = bytes.at("peak");
+  }
+  return memory;
+}
+
 }  // namespace
 
 MetricsFile::MetricsFile(const std::string& path, std::optional<int64_t> from) : path_(path) {
@@ -63,6 +78,7 @@ MetricsFile::MetricsFile(const std::string& path, std::optional<int64_t> from) :
   struct stat info = {};
   if (::fstat(fd_, &info) != 0) refuse(std::strerror(errno));
   if (!S_ISREG(info.st_mode)) return;  // a pipe or a device: nothing to lock or to keep
+  is_file_ = true;
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     refuse("another run is writing it");
   }
@@ -100,7 +116,7 @@ void MetricsFile::keep_up_to(int64_t step) {
 }
 
 void MetricsFile::write(const libds::StepReport& report, std::optional<double> valid_loss,
-                        const libds::Comm& comm) {
+                        const libds::Comm& comm, const libds::Engine& engine) {
   if (path_.empty()) return;
   Json line;
   line["step"] = report.step;
@@ -131,6 +147,10 @@ void MetricsFile::write(const libds::StepReport& report, std::optional<double> v
     }
     line["sent_within_node"] = within - std::exchange(within_node_, within);
     line["sent_across_nodes"] = across - std::exchange(across_nodes_, across);
+  }
+  if (Json memory = peak_memory(engine); memory != memory_) {
+    line["memory"] = memory;
+    memory_ = std::move(memory);
   }
   unwritten_ += line.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
   flush();

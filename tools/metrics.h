@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ds.hpp"
+#include "format.h"
 
 namespace tool {
 
@@ -23,9 +24,13 @@ class MetricsFile {
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
 
-  // Of `comm`, what this process has sent since the last line, where it has somebody to send to.
+  // Whether lines go to a file that stays, not to a pipe or a device.
+  bool is_file() const { return is_file_; }
+
+  // Of `comm`, what this process has sent since the last line, where it has somebody to send to;
+  // of `engine`, the memory that it has needed, where that has changed since the last line.
   void write(const libds::StepReport& report, std::optional<double> valid_loss,
-             const libds::Comm& comm);
+             const libds::Comm& comm, const libds::Engine& engine);
 
  private:
   void keep_up_to(int64_t step);
@@ -33,12 +38,14 @@ class MetricsFile {
 
   std::string path_;
   int fd_ = -1;
+  bool is_file_ = false;
   std::string unwritten_;
   size_t of_line_ = 0;       // bytes of the first unwritten line that are in the file
   int64_t dropped_ = 0;      // lines
   bool failing_ = false;     // and told
   int64_t within_node_ = 0;  // bytes sent so far
   int64_t across_nodes_ = 0;
+  Json memory_;  // of the last line that said it
 };
 
 }  // namespace tool

@@ -8,6 +8,7 @@
 #include "command.h"
 #include "first_rank.h"
 #include "format.h"
+#include "run_description.h"
 
 namespace tool {
 namespace {
@@ -34,12 +35,13 @@ bool of_the_data(ds_status status) {
 }  // namespace
 
 RunLoop::RunLoop(const TrainOptions& options, libds::Comm& comm, libds::Engine& engine,
-                 libds::Model& model, const libds::Dataset* valid)
+                 libds::Model& model, const libds::Dataset* valid, Json description)
     : o_(options),
       comm_(comm),
       engine_(engine),
       model_(model),
       valid_(valid),
+      description_(std::move(description)),
       progress_(engine.global_step(), options.steps, options.log_interval, options.quiet),
       step_(engine.global_step()),
       decoupled_(saves_beside_training(engine)) {}
@@ -57,6 +59,8 @@ int RunLoop::run() {
   const std::optional<int64_t> from = o_.resumes() ? std::optional<int64_t>(step_) : std::nullopt;
   on_first_rank(comm_, [&] { metrics.emplace(o_.metrics, from); });
   if (!metrics) metrics.emplace("", from);
+  // Not before the file is ours alone.
+  if (metrics->is_file()) write_run_description(o_.metrics, description_);
   SignalWatch signals(SignalWatch::Loop::kSaves);
   train(signals, *metrics);
   if (news_.stop != 0) {
@@ -97,7 +101,7 @@ void RunLoop::train(SignalWatch& signals, MetricsFile& metrics) {
     if (news_.stop == 0 && (last || due(o_.eval_interval))) {
       valid_loss = saved_before_failure([&] { return validate(); });
     }
-    metrics.write(report_, valid_loss, comm_);
+    metrics.write(report_, valid_loss, comm_, engine_);
     if (valid_loss) {
       progress_.message(format("step %lld  validation loss %s  perplexity %s",
                                static_cast<long long>(step_),

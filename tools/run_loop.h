@@ -17,9 +17,10 @@ namespace tool {
 
 class RunLoop {
  public:
-  // All of these outlive it. `valid` is null when nothing is validated.
+  // All of these outlive it. `valid` is null when nothing is validated. `description` is what is
+  // kept beside the metrics.
   RunLoop(const TrainOptions& options, libds::Comm& comm, libds::Engine& engine,
-          libds::Model& model, const libds::Dataset* valid);
+          libds::Model& model, const libds::Dataset* valid, Json description);
 
   // From the engine's step to --steps; gives the exit status. Throws Failure when the last save
   // failed.
@@ -43,6 +44,7 @@ class RunLoop {
   libds::Engine& engine_;
   libds::Model& model_;
   const libds::Dataset* valid_;
+  Json description_;
   Progress progress_;
   SignalNews news_;
   libds::StepReport report_{};

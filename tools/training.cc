@@ -1,5 +1,6 @@
 // `ds train`: one run, from the files to the last checkpoint.
 #include <cerrno>
+#include <ctime>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "model_files.h"
 #include "rank_device.h"
 #include "resume.h"
+#include "run_description.h"
 #include "run_lock.h"
 #include "run_loop.h"
 #include "signals.h"
@@ -47,6 +49,7 @@ class Training {
   void open_engine();
   void open_data();
   void describe() const;
+  Json run_description() const;
   void lock_save_folder();
 
   // Of the group that this process was launched in, alone when it was not.
@@ -221,6 +224,30 @@ void Training::describe() const {
   if (step_ > 0) std::cerr << "loaded " << loaded_.checkpoint << " at step " << step_ << "\n";
 }
 
+// What `ds view` shows beside the record of the steps.
+Json Training::run_description() const {
+  if (o_.metrics.empty()) return {};
+  const ParameterCounts counts = count_parameters(model_);
+  std::error_code ignored;
+  return {{"format", 1},
+          {"ds", ds_version()},
+          {"started", utc_text(std::time(nullptr))},
+          {"from_step", step_},
+          {"to_step", o_.steps},
+          {"ranks", comm_.size()},
+          {"device", model_.device()},
+          {"save", o_.save.empty() ? "" : std::filesystem::absolute(o_.save, ignored).string()},
+          {"data", o_.data.empty() ? o_.data_spec : o_.data},
+          {"seed", samples_.seed},
+          {"split", samples_.split},
+          {"sequence_length", samples_.sequence_length},
+          {"training_samples", train_data_.size()},
+          {"parameters", counts.all},
+          {"trained_parameters", counts.trained},
+          {"model", model_config_},
+          {"configuration", parse_json(engine_.config(), "the engine's configuration")}};
+}
+
 // Before anything is computed: no other run saves there, and it can be written.
 void Training::lock_save_folder() {
   if (o_.save.empty()) return;
@@ -262,7 +289,9 @@ int Training::run() {
   samples_ = recall_run(engine_, o_, data_, model_config_, config_.seed);
   open_data();
   describe();
-  return RunLoop(o_, comm_, engine_, model_, valid_data_ ? &valid_data_ : nullptr).run();
+  return RunLoop(o_, comm_, engine_, model_, valid_data_ ? &valid_data_ : nullptr,
+                 run_description())
+      .run();
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 /**
  * @file
- * ds/base.h - statuses, messages, version, log, memory: what every other part of ds.h uses.
+ * ds/base.h - statuses, messages, version, log: what every other part of ds.h uses.
  */
 #ifndef DS_BASE_H
 #define DS_BASE_H
@@ -152,7 +152,7 @@ DS_API ds_status ds_log_set(ds_log_fn fn, void* user_data, ds_release_fn release
  */
 DS_API ds_status ds_log_set_level(int32_t level);
 
-/* ---- Reports and memory -------------------------------------------------------------------- */
+/* ---- Report ----------------------------------------------------------------------------- */
 
 /**
  * Describes the build and the machine as a JSON document: version, compiler, options, libraries
@@ -160,44 +160,6 @@ DS_API ds_status ds_log_set_level(int32_t level);
  * Threads: any. Since: 0.1.
  */
 DS_API ds_status ds_report(char** out_json);
-
-/**
- * What this process holds, as JSON: "by_tag" (bytes of the library's memory of all devices by what
- * they serve, now and at most), "devices" (the same by device), "process" (resident bytes now and
- * at most) and "system" (memory of the machine or of the cgroup: limit and available).
- * Threads: any. Since: 0.5.
- */
-DS_API ds_status ds_memory_report(char** out_json);
-
-/**
- * Where the library gets the memory of a device from, for programs with a pool of their own. Zero
- * is default.
- */
-typedef struct ds_allocator {
-  int64_t struct_size; /**< sizeof(ds_allocator) of the caller's header */
-  void* user_data;     /**< passed to the functions below */
-  /** memory of so many bytes, aligned to `alignment` (a power of two); NULL when there is none.
-   * `device_index` counts the devices of the kind. */
-  void* (*allocate)(void* user_data, int64_t bytes, int64_t alignment, int32_t device_index);
-  /** takes it back, with the same size */
-  void (*deallocate)(void* user_data, void* memory, int64_t bytes, int32_t device_index);
-} ds_allocator;
-/** A ds_allocator with nothing set. */
-#define DS_ALLOCATOR_INIT {(int64_t)sizeof(ds_allocator), 0, 0, 0}
-
-/**
- * Takes the memory of tensors, models and engines of one kind of device from the caller from now
- * on; what was there before goes back where it came from. The functions are called on any thread,
- * possibly several at once, and must not call the library.
- * @param device_kind  a ds_device_kind
- * @param allocator    both functions set; NULL: the system again
- * @param release      called once with the allocator's user_data when no memory of it is held any
- *                     more and another one is set; may be NULL
- * Threads: any. Since: 0.5.
- */
-DS_EXPERIMENTAL DS_API ds_status ds_allocator_set(int32_t device_kind,
-                                                  const ds_allocator* allocator,
-                                                  ds_release_fn release);
 
 #ifdef __cplusplus
 }

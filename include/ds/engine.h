@@ -446,7 +446,7 @@ DS_API ds_status ds_engine_describe(const ds_engine* engine, ds_engine_info* out
  * "warnings": [...]}. "given" holds what the caller asked for alone (since 0.5).
  * Since: 0.1.
  */
-DS_API ds_status ds_engine_config(ds_engine* engine, char** out_json);
+DS_API ds_status ds_engine_config(const ds_engine* engine, char** out_json);
 /** Memory by tag, now and peak, in bytes, as JSON; of a GPU with "host", the host's memory beside
  * it, by tag too, where an offloaded optimizer rests. Threads: any. Since: 0.1. */
 DS_API ds_status ds_engine_memory_report(const ds_engine* engine, char** out_json);

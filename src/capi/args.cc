@@ -78,4 +78,9 @@ void write_struct(void* given, const char* parameter, const void* value, int64_t
   if (size > known_size) std::memset(bytes + known_size, 0, static_cast<size_t>(size - known_size));
 }
 
+void check_index(int64_t index, int64_t count, const char* parameter, const char* things) {
+  DS_CHECK(index >= 0 && index < count, Code::kInvalidArgument, parameter, " is ", index,
+           "; there are ", count, " ", things);
+}
+
 }  // namespace ds::capi

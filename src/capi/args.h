@@ -48,4 +48,13 @@ T struct_param(const T* given, const char* parameter) {
   return out;
 }
 
+// Fills a struct of the caller, which has set struct_size, and leaves that as it is.
+template <class T>
+void give_struct(const T& value, T* given, const char* parameter) {
+  write_struct(given, parameter, &value, static_cast<int64_t>(sizeof(T)));
+}
+
+// An index into `count` things of a kind.
+void check_index(int64_t index, int64_t count, const char* parameter, const char* things);
+
 }  // namespace ds::capi

@@ -108,32 +108,22 @@ ds_status ds_comm_create(int32_t rank, int32_t world_size, const char* config_js
   });
 }
 
-ds_status ds_comm_rank(const ds_comm* comm, int32_t* out_rank) {
+ds_status ds_comm_describe(const ds_comm* comm, ds_comm_info* out_info) {
   return guard(__func__, [&] {
     const auto object = look_up(comm, "comm");
-    out_param(out_rank, "out_rank") = object->comm->rank();
+    const Topology& topology = object->comm->topology();
+    ds_comm_info info{};
+    info.rank = object->comm->rank();
+    info.size = object->comm->size();
+    info.local_rank = topology.local_rank;
+    info.local_size = topology.local_size;
+    info.node = topology.node;
+    info.nodes = topology.nodes;
+    give_struct(info, out_info, "out_info");
   });
 }
 
-ds_status ds_comm_size(const ds_comm* comm, int32_t* out_size) {
-  return guard(__func__, [&] {
-    const auto object = look_up(comm, "comm");
-    out_param(out_size, "out_size") = object->comm->size();
-  });
-}
-
-ds_status ds_comm_all_reduce(ds_comm* comm, ds_tensor* tensor) {
-  return guard(__func__, [&] {
-    const auto object = enter(comm, "comm");
-    const auto value = enter(tensor, "tensor");
-    const Tensor& t = host_tensor(*value, "tensor");
-    DS_CHECK(dtype_is_floating(t.dtype()), Code::kInvalidArgument, "tensor is ",
-             dtype_name(t.dtype()), "; a floating type is needed");
-    object->comm->all_reduce(t, ReduceOp::kSum)->wait();
-  });
-}
-
-ds_status ds_comm_all_reduce_op(ds_comm* comm, ds_tensor* tensor, int32_t op) {
+ds_status ds_comm_all_reduce(ds_comm* comm, ds_tensor* tensor, ds_reduce_op op) {
   return guard(__func__, [&] {
     const auto object = enter(comm, "comm");
     const auto value = enter(tensor, "tensor");
@@ -142,7 +132,7 @@ ds_status ds_comm_all_reduce_op(ds_comm* comm, ds_tensor* tensor, int32_t op) {
 }
 
 ds_status ds_comm_reduce_scatter(ds_comm* comm, ds_tensor* output, const ds_tensor* input,
-                                 int32_t op) {
+                                 ds_reduce_op op) {
   return guard(__func__, [&] {
     const auto object = enter(comm, "comm");
     const auto to = enter(output, "output");

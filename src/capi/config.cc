@@ -6,6 +6,7 @@
 #include "capi/read_options.h"
 #include "config/auto_values.h"
 #include "config/check.h"
+#include "config/schema.h"
 
 using namespace ds;        // NOLINT: this file defines the C functions of this namespace
 using namespace ds::capi;  // NOLINT
@@ -30,5 +31,12 @@ ds_status ds_config_check(const char* config_json, const char* options_json, cha
     }
     out = make_c_string(
         dump_json(describe_check(check_config(config, environment, read_options(given))), 2));
+  });
+}
+
+ds_status ds_config_schema(char** out_json) {
+  return guard(__func__, [&] {
+    char*& out = out_param(out_json, "out_json");
+    out = make_c_string(dump_json(config_schema(), 2));
   });
 }

@@ -28,7 +28,7 @@ ds_status ds_dataset_open(const char* spec_json, const ds_tokenizer* tokenizer,
   });
 }
 
-ds_status ds_dataset_build(const char* input, const ds_tokenizer* tokenizer, int32_t append_end,
+ds_status ds_dataset_build(const char* input, const ds_tokenizer* tokenizer, ds_bool append_end,
                            const char* output_prefix) {
   return guard(__func__, [&] {
     const auto object = look_up(tokenizer, "tokenizer");
@@ -42,17 +42,13 @@ ds_status ds_dataset_build(const char* input, const ds_tokenizer* tokenizer, int
   });
 }
 
-ds_status ds_dataset_size(const ds_dataset* dataset, int64_t* out_samples) {
+ds_status ds_dataset_describe(const ds_dataset* dataset, ds_dataset_info* out_info) {
   return guard(__func__, [&] {
     const auto object = look_up(dataset, "dataset");
-    out_param(out_samples, "out_samples") = object->dataset->sample_count();
-  });
-}
-
-ds_status ds_dataset_sequence_length(const ds_dataset* dataset, int64_t* out_length) {
-  return guard(__func__, [&] {
-    const auto object = look_up(dataset, "dataset");
-    out_param(out_length, "out_length") = object->dataset->sequence_length();
+    ds_dataset_info info{};
+    info.samples = object->dataset->sample_count();
+    info.sequence_length = object->dataset->sequence_length();
+    give_struct(info, out_info, "out_info");
   });
 }
 

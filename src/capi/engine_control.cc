@@ -23,7 +23,7 @@ class CallerProgress {
   CallerProgress& operator=(const CallerProgress&) = delete;
 
   // From now on it is ours to release: what fails before leaves it with the caller.
-  void own(void (*release)(void*)) noexcept { release_ = release; }
+  void own(ds_release_fn release) noexcept { release_ = release; }
   bool operator()(const char* call, int64_t done, int64_t total) const {
     return fn_(user_data_, call, done, total) == 0;
   }
@@ -31,7 +31,7 @@ class CallerProgress {
  private:
   ds_progress_fn fn_;
   void* user_data_;
-  void (*release_)(void*) = nullptr;
+  ds_release_fn release_ = nullptr;
 };
 
 }  // namespace
@@ -41,9 +41,9 @@ using namespace ds;        // NOLINT: this file defines the C functions of this 
 using namespace ds::capi;  // NOLINT
 
 ds_status ds_engine_set_progress(ds_engine* engine, ds_progress_fn fn, void* user_data,
-                                 void (*release)(void* user_data)) {
+                                 ds_release_fn release) {
   return guard(__func__, [&] {
-    const auto object = enter(engine, "engine");
+    const auto object = enter_engine(engine);
     if (fn == nullptr) return object->engine().control().set_progress({});
     const auto caller = std::make_shared<CallerProgress>(fn, user_data);
     object->engine().control().set_progress(
@@ -56,4 +56,8 @@ ds_status ds_engine_set_progress(ds_engine* engine, ds_progress_fn fn, void* use
 
 ds_status ds_engine_interrupt(ds_engine* engine) {
   return guard(__func__, [&] { look_up(engine, "engine")->engine().control().interrupt(); });
+}
+
+ds_status ds_engine_join(ds_engine* engine) {
+  return guard(__func__, [&] { enter_engine(engine)->engine().join(); });
 }

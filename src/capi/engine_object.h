@@ -1,7 +1,10 @@
-// What stands behind a ds_engine and its ds_optimizer. The optimizer's handle is made with the
-// engine's, ends with it, and enters the engine: calls on either exclude calls on the other.
+// What stands behind a ds_engine, a ds_optimizer and a ds_scope. The latter two do not keep the
+// engine; their calls enter it, so that calls on any of the three exclude each other.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -12,29 +15,6 @@
 
 namespace ds::capi {
 
-// Handles of tensors that end with a call of the caller's or with the engine, by parameter.
-class HeldTensors {
- public:
-  ~HeldTensors() {
-    for (const auto& [index, handle] : held_) end_handle(handle);
-  }
-  // Room for so many more, so that add() does not fail.
-  void reserve(size_t count) { held_.reserve(held_.size() + count); }
-  void add(int64_t index, ds_tensor* handle) { held_.emplace_back(index, handle); }
-  // The last one of this parameter.
-  void end(int64_t index) noexcept {
-    for (size_t i = held_.size(); i-- > 0;) {
-      if (held_[i].first != index) continue;
-      end_handle(held_[i].second);
-      held_.erase(held_.begin() + static_cast<ptrdiff_t>(i));
-      return;
-    }
-  }
-
- private:
-  std::vector<std::pair<int64_t, ds_tensor*>> held_;
-};
-
 class EngineObject : public HandleObject {
  public:
   EngineObject(std::string_view config_json, const ReadOptions& reading, const ModelObject& model,
@@ -44,18 +24,53 @@ class EngineObject : public HandleObject {
   ~EngineObject() override { gate_->end(std::move(engine_)); }
 
   Engine& engine() const noexcept { return *engine_; }
-  ds_optimizer* optimizer = nullptr;  // set before the engine's handle is published
-  HeldTensors fetched, gathered;
+
+  // What is left to do in the engine by a handle that ended while a call was inside: done by the
+  // next call.
+  void leave_for_next_call(std::function<void(Engine&)> what) {
+    const std::lock_guard lock(mutex_);
+    left_.push_back(std::move(what));
+  }
+  void do_what_is_left() {
+    std::vector<std::function<void(Engine&)>> left;
+    {
+      const std::lock_guard lock(mutex_);
+      left.swap(left_);
+    }
+    for (const auto& what : left) what(*engine_);
+  }
 
  private:
   std::shared_ptr<ModelGate> gate_;
   std::unique_ptr<Engine> engine_;
+  std::mutex mutex_;
+  std::vector<std::function<void(Engine&)>> left_;
 };
 
 class OptimizerObject : public HandleObject {
  public:
   explicit OptimizerObject(std::weak_ptr<EngineObject> value) : engine(std::move(value)) {}
   const std::weak_ptr<EngineObject> engine;
+};
+
+// Parameters that are whole until the scope ends.
+class ScopeObject : public HandleObject {
+ public:
+  ScopeObject(std::weak_ptr<EngineObject> value, std::vector<int64_t> list, bool changes)
+      : engine(std::move(value)), parameters(std::move(list)), modifies(changes) {}
+  ~ScopeObject() override;
+
+  const std::weak_ptr<EngineObject> engine;
+  const std::vector<int64_t> parameters;
+  const bool modifies;
+  std::vector<Tensor> tensors;
+  bool open = false;
+};
+
+template <>
+struct HandleTraits<ds_scope> {
+  using Object = ScopeObject;
+  static constexpr HandleKind kind = HandleKind::kScope;
 };
 
 template <>
@@ -69,5 +84,20 @@ struct HandleTraits<ds_optimizer> {
   using Object = OptimizerObject;
   static constexpr HandleKind kind = HandleKind::kOptimizer;
 };
+
+// An engine entered for a call, after what ended handles left to do.
+class EnteredEngine : public Entered<EngineObject> {
+ public:
+  explicit EnteredEngine(std::shared_ptr<EngineObject> engine, const char* parameter = "engine")
+      : Entered(std::move(engine), Entry::kExclusive, parameter) {
+    (*this)->do_what_is_left();
+  }
+};
+inline EnteredEngine enter_engine(const ds_engine* engine) {
+  return EnteredEngine(look_up(engine, "engine"));
+}
+
+// The caller's list of parameters; NULL counts from 0.
+std::vector<int64_t> parameter_list(const Engine& engine, const int64_t* parameters, int64_t count);
 
 }  // namespace ds::capi

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/failure_note.h"
+#include "capi/handle_table.h"
 
 namespace ds::capi {
 namespace {
@@ -89,6 +90,8 @@ std::atomic<FaultHook> fault_hook{nullptr};
 
 }  // namespace
 
+constinit thread_local uint64_t CallHandle::current_ = 0;
+
 void set_fault_hook(FaultHook hook) noexcept { fault_hook.store(hook, std::memory_order_relaxed); }
 
 void run_fault_hook() {
@@ -138,6 +141,7 @@ ds_status keep_current_exception(const char* function) noexcept {
 
 ds_status status_of_current_exception(const char* function) noexcept {
   const ds_status status = keep_current_exception(function);
+  HandleTable::instance().set_message(CallHandle::current(), last_error_text());
   note_failure(static_cast<Code>(status));
   return status;
 }

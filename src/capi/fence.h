@@ -2,6 +2,8 @@
 // guard(), which lets no exception out and keeps the thread's last error text.
 #pragma once
 
+#include <cstdint>
+
 #include "ds.h"
 
 namespace ds::capi {
@@ -18,26 +20,36 @@ ds_status status_of_current_exception(const char* function) noexcept;
 // This thread's last error text; never null.
 const char* last_error_text() noexcept;
 
+// The handle that the running call of this thread was given first: the text of its failure is kept
+// with that handle too. Calls nest where a callback calls the library.
+class CallHandle {
+ public:
+  CallHandle() noexcept : outer_(current_) { current_ = 0; }
+  ~CallHandle() { current_ = outer_; }
+  CallHandle(const CallHandle&) = delete;
+  CallHandle& operator=(const CallHandle&) = delete;
+
+  static void note(uint64_t handle) noexcept {
+    if (current_ == 0) current_ = handle;
+  }
+  // The failure is not the handle's: another call is inside it.
+  static void forget() noexcept { current_ = 0; }
+  static uint64_t current() noexcept { return current_; }
+
+ private:
+  static thread_local constinit uint64_t current_;
+  const uint64_t outer_;
+};
+
 template <class Body>
 ds_status guard(const char* function, Body&& body) noexcept {
+  const CallHandle handle;
   try {
     run_fault_hook();
     body();
     return DS_OK;
   } catch (...) {
     return status_of_current_exception(function);
-  }
-}
-
-// For functions that return a borrowed pointer: null and a last error text on failure.
-template <class Pointer, class Body>
-Pointer guard_pointer(const char* function, Body&& body) noexcept {
-  try {
-    run_fault_hook();
-    return body();
-  } catch (...) {
-    status_of_current_exception(function);
-    return nullptr;
   }
 }
 

@@ -43,8 +43,8 @@ bool decode(uint64_t handle, Decoded& out) {
 // "a tensor", "an engine"
 std::string_view name_with_article(HandleKind kind) noexcept {
   static constexpr std::string_view kNames[] = {
-      "",        "a tensor",  "a comm",       "a tokenizer", "a dataset",
-      "a model", "an engine", "an optimizer", "a work"};
+      "",          "a tensor",     "a comm", "a tokenizer", "a dataset", "a model",
+      "an engine", "an optimizer", "a work", "a generator", "a scope"};
   static_assert(std::size(kNames) == kHandleKinds + 1);
   return kNames[static_cast<size_t>(kind)];
 }
@@ -58,7 +58,8 @@ const void* this_thread_identity() noexcept {
 
 std::string_view handle_kind_name(HandleKind kind) noexcept {
   static constexpr std::string_view kNames[] = {
-      "", "tensor", "comm", "tokenizer", "dataset", "model", "engine", "optimizer", "work"};
+      "",       "tensor",    "comm", "tokenizer", "dataset", "model",
+      "engine", "optimizer", "work", "generator", "scope"};
   static_assert(std::size(kNames) == kHandleKinds + 1);
   return kNames[static_cast<size_t>(kind)];
 }
@@ -149,6 +150,7 @@ std::shared_ptr<HandleObject> HandleTable::remove(uint64_t handle, HandleKind ki
   Slot& slot = shard.slots[d.slot];
   if (slot.generation != d.generation || slot.kind != kind || !slot.object) return nullptr;
   std::shared_ptr<HandleObject> object = std::exchange(slot.object, nullptr);
+  slot.message.reset();
   if (slot.generation != UINT32_MAX) {  // otherwise the slot is retired
     slot.next_free = shard.first_free;
     shard.first_free = d.slot;
@@ -157,6 +159,38 @@ std::shared_ptr<HandleObject> HandleTable::remove(uint64_t handle, HandleKind ki
     static_cast<void>(new (std::nothrow) std::shared_ptr<HandleObject>(object));
   }
   return object;
+}
+
+void HandleTable::set_message(uint64_t handle, const char* text) noexcept {
+  Decoded d;
+  if (!decode(handle, d)) return;
+  Shard& shard = shards_[d.shard];
+  try {
+    auto message = std::make_unique<std::string>(text);
+    const std::unique_lock lock(shard.mutex);
+    if (d.slot >= shard.slots.size()) return;
+    Slot& slot = shard.slots[d.slot];
+    if (slot.generation == d.generation && slot.kind == d.kind && slot.object) {
+      slot.message = std::move(message);
+    }
+  } catch (...) {  // no memory: the older text stays
+  }
+}
+
+std::string HandleTable::message(uint64_t handle) const {
+  Decoded d;
+  if (decode(handle, d)) {
+    const Shard& shard = shards_[d.shard];
+    const std::shared_lock lock(shard.mutex);
+    if (d.slot < shard.slots.size()) {
+      const Slot& slot = shard.slots[d.slot];
+      if (slot.generation == d.generation && slot.kind == d.kind && slot.object) {
+        return slot.message ? *slot.message : std::string();
+      }
+    }
+  }
+  fail(Code::kInvalidArgument, "handle (", reinterpret_cast<const void*>(handle),
+       ") is no live handle of this library");
 }
 
 int64_t HandleTable::live(HandleKind kind) const {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <shared_mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,8 +28,10 @@ enum class HandleKind : uint8_t {
   kEngine,
   kOptimizer,
   kWork,
+  kGenerator,
+  kScope,
 };
-inline constexpr int kHandleKinds = 8;
+inline constexpr int kHandleKinds = 10;
 std::string_view handle_kind_name(HandleKind kind) noexcept;  // "tensor"
 
 // What a handle stands for. Calls that must not overlap enter it; entering never waits.
@@ -71,6 +74,12 @@ class HandleTable {
   // its peers.
   std::shared_ptr<HandleObject> remove(uint64_t handle, HandleKind kind) noexcept;
 
+  // The text of the last call that failed on a live handle of any kind; none: nothing is kept. Where
+  // memory for it is missing the older text stays.
+  void set_message(uint64_t handle, const char* text) noexcept;
+  // Throws kInvalidArgument when there is no such handle.
+  std::string message(uint64_t handle) const;
+
   // Live handles of a kind, for tests of leaks.
   int64_t live(HandleKind kind) const;
 
@@ -83,6 +92,7 @@ class HandleTable {
     uint32_t generation = 0;               // of the live handle, or of the last one
     uint32_t next_free = kNoSlot;
     HandleKind kind = HandleKind::kTensor;
+    std::unique_ptr<std::string> message;  // of the last failure
   };
   struct alignas(64) Shard {
     mutable std::shared_mutex mutex;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "capi/fence.h"
 #include "capi/handle_table.h"
 #include "ds.h"
 
@@ -29,6 +30,7 @@ uint64_t handle_number(const Handle* handle) noexcept {
 // The object, for functions that any number of threads may call at once.
 template <class Handle>
 std::shared_ptr<ObjectOf<Handle>> look_up(const Handle* handle, const char* parameter) {
+  CallHandle::note(handle_number(handle));
   return std::static_pointer_cast<ObjectOf<Handle>>(
       HandleTable::instance().find(handle_number(handle), HandleTraits<Handle>::kind, parameter));
 }
@@ -43,6 +45,7 @@ class Entered {
   Entered(std::shared_ptr<Object> object, Entry entry, const char* parameter)
       : object_(std::move(object)), exclusive_(entry == Entry::kExclusive) {
     if (object_->try_enter(exclusive_)) return;
+    CallHandle::forget();
     const char* const who = object_->entered_by_this_thread()
                                 ? " is in use by this thread: a callback must not use the handle "
                                   "whose call invoked it"

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "capi/args.h"
 #include "capi/fence.h"
+#include "capi/handle_table.h"
 #include "capi/report.h"
 
 namespace ds::capi {
@@ -26,7 +27,7 @@ constexpr char kVersion[] =
 struct CallerSink {
   ds_log_fn fn;
   void* user_data;
-  void (*release)(void* user_data);
+  ds_release_fn release;
 };
 
 void call_sink(void* sink, int32_t level, const char* component, const char* text) {
@@ -94,9 +95,16 @@ const char* ds_status_name(ds_status status) {
 
 const char* ds_last_error_message(void) { return last_error_text(); }
 
+ds_status ds_handle_error_message(const void* handle, char** out_message) {
+  return guard(__func__, [&] {
+    char*& out = out_param(out_message, "out_message");
+    out = make_c_string(HandleTable::instance().message(reinterpret_cast<uint64_t>(handle)));
+  });
+}
+
 void ds_string_free(char* text) { std::free(text); }
 
-ds_status ds_log_set(ds_log_fn fn, void* user_data, void (*release)(void* user_data)) {
+ds_status ds_log_set(ds_log_fn fn, void* user_data, ds_release_fn release) {
   return guard(__func__, [&] {
     auto sink = std::make_unique<CallerSink>(CallerSink{fn, user_data, release});
     if (fn == nullptr) {

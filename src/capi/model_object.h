@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "capi/args.h"
 #include "capi/handles.h"
 #include "engine/engine.h"
 #include "models/model.h"
@@ -58,6 +59,12 @@ class ModelObject : public HandleObject {
   const std::shared_ptr<ModelGate> gate = std::make_shared<ModelGate>();
 };
 
+// The parameter of an index that a caller gives; throws kInvalidArgument without one.
+inline const nn::Parameter& parameter_at(const models::Model& model, int64_t index) {
+  check_index(index, model.parameters().size(), "parameter", "parameters in the model");
+  return model.parameters()[static_cast<nn::ParamId>(index)];
+}
+
 template <>
 struct HandleTraits<ds_model> {
   using Object = ModelObject;
@@ -69,7 +76,9 @@ struct HandleTraits<ds_model> {
 class UsedModel {
  public:
   UsedModel(const ds_model* handle, const char* parameter)
-      : object_(look_up(handle, parameter), Entry::kExclusive, parameter),
+      : UsedModel(look_up(handle, parameter), parameter) {}
+  UsedModel(std::shared_ptr<ModelObject> object, const char* parameter)
+      : object_(std::move(object), Entry::kExclusive, parameter),
         inside_(*object_->gate),
         use_(*object_->model) {}
   models::Model& operator*() const noexcept { return *object_->model; }

@@ -136,6 +136,25 @@ std::shared_ptr<models::Model> make_model(std::vector<OwnParameter> own) {
   return model;
 }
 
+Json describe_parameter(const nn::Parameter& p) {
+  return {{"name", p.name},
+          {"shape", std::vector<int64_t>(p.shape.sizes().begin(), p.shape.sizes().end())},
+          {"dtype", dtype_name(p.dtype)},
+          {"trainable", p.trainable},
+          {"decays", p.decays},
+          {"group", p.group},
+          {"aliases", p.aliases}};
+}
+
+// The same memory, which nobody may write through this tensor.
+Tensor read_only(const Tensor& view) {
+  const Storage& storage = *view.storage();
+  auto guarded = std::make_shared<Storage>(storage.device_kind(), storage.device_index(),
+                                           view.raw(), view.bytes(), /*read_only=*/true,
+                                           [view] { static_cast<void>(view); });
+  return {std::move(guarded), 0, view.dtype(), view.shape()};
+}
+
 }  // namespace
 }  // namespace ds::capi
 
@@ -151,14 +170,77 @@ ds_status ds_model_create_from_parameters(const ds_parameter* parameters, int64_
   });
 }
 
-ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** out_tensor) {
+ds_status ds_model_parameter_index(const ds_model* model, const char* name, int64_t* out_index) {
+  return guard(__func__, [&] {
+    const auto object = look_up(model, "model");
+    int64_t& out = out_param(out_index, "out_index");
+    out = object->model->parameters().find(std::string(utf8_param(name, "name")));
+  });
+}
+
+ds_status ds_model_parameter_name(const ds_model* model, int64_t parameter, char** out_name) {
+  return guard(__func__, [&] {
+    const auto object = look_up(model, "model");
+    char*& out = out_param(out_name, "out_name");
+    out = make_c_string(parameter_at(*object->model, parameter).name);
+  });
+}
+
+ds_status ds_model_parameter_describe(const ds_model* model, int64_t parameter,
+                                      ds_parameter_info* out_info) {
+  return guard(__func__, [&] {
+    const auto object = look_up(model, "model");
+    const nn::Parameter& p = parameter_at(*object->model, parameter);
+    ds_parameter_info info{};
+    info.elements = p.shape.elements();
+    info.ndim = p.shape.dims();
+    for (int i = 0; i < p.shape.dims(); ++i) info.shape[i] = p.shape[i];
+    info.dtype = static_cast<ds_dtype>(p.dtype);
+    info.trainable = p.trainable ? 1 : 0;
+    info.decays = p.decays ? 1 : 0;
+    give_struct(info, out_info, "out_info");
+  });
+}
+
+ds_status ds_model_parameters(const ds_model* model, char** out_json) {
+  return guard(__func__, [&] {
+    const auto object = look_up(model, "model");
+    char*& out = out_param(out_json, "out_json");
+    const nn::ParameterSet& parameters = object->model->parameters();
+    Json list = Json::array();
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      list.push_back(describe_parameter(parameters[id]));
+    }
+    out = make_c_string(dump_json(list));
+  });
+}
+
+ds_status ds_model_get_parameter(ds_model* model, int64_t parameter, ds_tensor** out_tensor) {
   return guard(__func__, [&] {
     const UsedModel used(model, "model");
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
-    const nn::ParamId id = used->parameters().find(std::string(utf8_param(name, "name")));
+    out = publish_tensor(used->get(parameter_at(*used, parameter).name));
+  });
+}
+
+ds_status ds_model_set_parameter(ds_model* model, int64_t parameter, const ds_tensor* value) {
+  return guard(__func__, [&] {
+    const UsedModel used(model, "model");
+    const nn::Parameter& p = parameter_at(*used, parameter);
+    const auto input = enter(value, "value", Entry::kShared);
+    used->set(p.name, host_copy(*input));
+  });
+}
+
+ds_status ds_model_view_parameter(ds_model* model, int64_t parameter, ds_tensor** out_tensor) {
+  return guard(__func__, [&] {
+    const UsedModel used(model, "model");
+    ds_tensor*& out = out_param(out_tensor, "out_tensor");
+    static_cast<void>(parameter_at(*used, parameter));
+    const auto id = static_cast<nn::ParamId>(parameter);
     DS_CHECK(used->device()->kind() == DeviceKind::kCpu || !used->has_architecture(),
              Code::kUnsupported, "the weights are on ", used->device()->describe(),
-             ", where the library works with them; read a copy (ds_model_get_tensor)");
+             ", where the library works with them; read a copy (ds_model_get_parameter)");
     zero::ParameterState& state = used->state();
     // A program that registered float32 keeps seeing float32, whatever the engine's precision.
     const bool master =
@@ -167,26 +249,11 @@ ds_status ds_model_view_tensor(ds_model* model, const char* name, ds_tensor** ou
              "split masters, or masters that are spread over processes, leave no float32 memory to "
              "look at; register the parameter as bfloat16");
     DS_CHECK(state.whole_weights(), Code::kUnsupported,
-             "the weights are spread over processes (ZeRO stage 3); fetch it "
-             "(ds_engine_fetch_parameters), or read a copy");
+             "the weights are spread over processes (ZeRO stage 3); open a scope "
+             "(ds_engine_open_scope), or read a copy");
     used->device()->default_stream().synchronize();
-    out = publish_tensor(master ? state.master(id) : state.model_view(id));
-  });
-}
-
-ds_status ds_model_tensor_info(const ds_model* model, const char* name, char** out_json) {
-  return guard(__func__, [&] {
-    const auto object = look_up(model, "model");
-    char*& out = out_param(out_json, "out_json");
-    const nn::ParameterSet& parameters = object->model->parameters();
-    const nn::Parameter& p = parameters[parameters.find(std::string(utf8_param(name, "name")))];
-    Json info = Json::object();
-    info["name"] = p.name;
-    info["shape"] = std::vector<int64_t>(p.shape.sizes().begin(), p.shape.sizes().end());
-    info["trainable"] = p.trainable;
-    info["decays"] = p.decays;
-    info["group"] = p.group;
-    info["aliases"] = p.aliases;
-    out = make_c_string(dump_json(info));
+    Tensor view = master ? state.master(id) : state.model_view(id);
+    // Lower precision is made anew from the master by every step: what is written would be lost.
+    out = publish_tensor(view.dtype() == DType::kFloat32 ? std::move(view) : read_only(view));
   });
 }

@@ -1,4 +1,5 @@
 #include "capi/report.h"
+#include "capi/system_memory.h"
 
 #include <hwy/highway.h>
 #include <isa-l.h>
@@ -117,39 +118,6 @@ Json cpu_section(const CpuFeatures& cpu) {
   return section;
 }
 
-// One number from a one-line file of the kernel; -1 when there is none.
-int64_t number_in(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  int64_t value = -1;
-  return file >> value ? value : -1;
-}
-
-int64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  int64_t kib = 0;
-  std::string unit;
-  while (file >> key >> kib) {
-    if (key == "MemAvailable:") return kib * 1024;
-    std::getline(file, unit);
-  }
-  return -1;
-}
-
-Json memory_section() {
-  Json memory = Json::object();
-  const int64_t page = ::sysconf(_SC_PAGESIZE);
-  const int64_t pages = ::sysconf(_SC_PHYS_PAGES);
-  memory["total_bytes"] = pages > 0 && page > 0 ? pages * page : -1;
-  memory["available_bytes"] = available_memory();
-  // The limit of the container, when there is one.
-  int64_t limit = number_in("/sys/fs/cgroup/memory.max");
-  if (limit < 0) limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-  if (limit > 0 && limit < int64_t{1} << 60) memory["limit_bytes"] = limit;
-  memory["page_bytes"] = page;
-  return memory;
-}
-
 Json feature(std::string_view name, bool usable, std::string_view reason) {
   Json entry = Json::object();
   entry["feature"] = name;
@@ -250,7 +218,7 @@ std::string report_json() {
   report["libraries"] = libraries_section();
   report["cpu"] = cpu_section(cpu);
   report["kernels"] = kernels_section();
-  report["memory"] = memory_section();
+  report["memory"] = system_memory();
   report["gpu"] = gpu_section();
   const std::string gpu_reason = report["gpu"]["reason"];
   const std::string simd = report["kernels"]["simd_chosen"];

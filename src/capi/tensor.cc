@@ -84,10 +84,23 @@ void publish_lent(const LentTensor& lent, ds_tensor*& out) {
   out = handle;
 }
 
-int dim_param(const Tensor& tensor, int32_t dim) {
-  DS_CHECK(dim >= 0 && dim < tensor.dims(), Code::kInvalidArgument, "dim is ", dim,
-           "; the tensor has ", tensor.dims(), " dimensions");
-  return dim;
+ds_tensor_info describe(const Tensor& tensor) {
+  static_assert(kMaxDims == DS_MAX_DIMS);
+  ds_tensor_info info{};
+  info.data = tensor.elements() > 0 ? tensor.raw() : nullptr;
+  info.elements = tensor.elements();
+  info.bytes = tensor.bytes();
+  for (int i = 0; i < tensor.dims(); ++i) {
+    info.shape[i] = tensor.size(i);
+    info.strides[i] = tensor.stride(i);
+  }
+  info.ndim = tensor.dims();
+  info.dtype = static_cast<ds_dtype>(tensor.dtype());
+  info.device_kind = static_cast<ds_device_kind>(tensor.storage()->device_kind());
+  info.device_index = tensor.storage()->device_index();
+  info.read_only = tensor.storage()->read_only() ? 1 : 0;
+  info.contiguous = tensor.contiguous() ? 1 : 0;
+  return info;
 }
 
 void check_buffer(const Tensor& tensor, const void* buffer, int64_t size) {
@@ -103,7 +116,7 @@ void check_buffer(const Tensor& tensor, const void* buffer, int64_t size) {
 using namespace ds;        // NOLINT: this file defines the C functions of this namespace
 using namespace ds::capi;  // NOLINT
 
-ds_status ds_tensor_create(int32_t dtype, const int64_t* shape, int32_t ndim,
+ds_status ds_tensor_create(ds_dtype dtype, const int64_t* shape, int32_t ndim,
                            ds_tensor** out_tensor) {
   return guard(__func__, [&] {
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
@@ -115,9 +128,9 @@ ds_status ds_tensor_create(int32_t dtype, const int64_t* shape, int32_t ndim,
   });
 }
 
-ds_status ds_tensor_from_buffer(void* data, int32_t dtype, const int64_t* shape,
+ds_status ds_tensor_from_buffer(void* data, ds_dtype dtype, const int64_t* shape,
                                 const int64_t* strides, int32_t ndim,
-                                void (*release)(void* user_data), void* user_data,
+                                ds_release_fn release, void* user_data,
                                 ds_tensor** out_tensor) {
   return guard(__func__, [&] {
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
@@ -170,56 +183,10 @@ ds_status ds_tensor_to_dlpack_legacy(const ds_tensor* tensor, void* stream,
   });
 }
 
-ds_status ds_tensor_dtype(const ds_tensor* tensor, int32_t* out_dtype) {
+ds_status ds_tensor_describe(const ds_tensor* tensor, ds_tensor_info* out_info) {
   return guard(__func__, [&] {
     const auto object = look_up(tensor, "tensor");
-    out_param(out_dtype, "out_dtype") = static_cast<int32_t>(object->tensor.dtype());
-  });
-}
-
-ds_status ds_tensor_ndim(const ds_tensor* tensor, int32_t* out_ndim) {
-  return guard(__func__, [&] {
-    const auto object = look_up(tensor, "tensor");
-    out_param(out_ndim, "out_ndim") = object->tensor.dims();
-  });
-}
-
-ds_status ds_tensor_size(const ds_tensor* tensor, int32_t dim, int64_t* out_size) {
-  return guard(__func__, [&] {
-    const auto object = look_up(tensor, "tensor");
-    int64_t& out = out_param(out_size, "out_size");
-    out = object->tensor.size(dim_param(object->tensor, dim));
-  });
-}
-
-ds_status ds_tensor_stride(const ds_tensor* tensor, int32_t dim, int64_t* out_stride) {
-  return guard(__func__, [&] {
-    const auto object = look_up(tensor, "tensor");
-    int64_t& out = out_param(out_stride, "out_stride");
-    out = object->tensor.stride(dim_param(object->tensor, dim));
-  });
-}
-
-ds_status ds_tensor_elements(const ds_tensor* tensor, int64_t* out_elements) {
-  return guard(__func__, [&] {
-    const auto object = look_up(tensor, "tensor");
-    out_param(out_elements, "out_elements") = object->tensor.elements();
-  });
-}
-
-ds_status ds_tensor_device(const ds_tensor* tensor, int32_t* out_device_kind) {
-  return guard(__func__, [&] {
-    const auto object = look_up(tensor, "tensor");
-    out_param(out_device_kind, "out_device_kind") =
-        static_cast<int32_t>(object->tensor.storage()->device_kind());
-  });
-}
-
-ds_status ds_tensor_data(const ds_tensor* tensor, void** out_data) {
-  return guard(__func__, [&] {
-    const auto object = look_up(tensor, "tensor");
-    const Tensor& t = object->tensor;
-    out_param(out_data, "out_data") = t.elements() > 0 ? t.raw() : nullptr;
+    give_struct(describe(object->tensor), out_info, "out_info");
   });
 }
 

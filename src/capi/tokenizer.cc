@@ -80,7 +80,7 @@ ds_status ds_tokenizer_train(const char* text, int64_t size, const char* options
 }
 
 ds_status ds_tokenizer_encode(const ds_tokenizer* tokenizer, const char* text, int64_t size,
-                              int32_t add_special, ds_tensor** out_ids) {
+                              ds_bool add_special, ds_tensor** out_ids) {
   return guard(__func__, [&] {
     const auto object = look_up(tokenizer, "tokenizer");
     ds_tensor*& out = out_param(out_ids, "out_ids");
@@ -92,7 +92,7 @@ ds_status ds_tokenizer_encode(const ds_tokenizer* tokenizer, const char* text, i
 }
 
 ds_status ds_tokenizer_decode(const ds_tokenizer* tokenizer, const ds_tensor* ids,
-                              int32_t skip_special, char** out_text) {
+                              ds_bool skip_special, char** out_text) {
   return guard(__func__, [&] {
     const auto object = look_up(tokenizer, "tokenizer");
     const auto input = enter(ids, "ids", Entry::kShared);
@@ -104,19 +104,13 @@ ds_status ds_tokenizer_decode(const ds_tokenizer* tokenizer, const ds_tensor* id
   });
 }
 
-ds_status ds_tokenizer_vocab_size(const ds_tokenizer* tokenizer, int64_t* out_size) {
+ds_status ds_tokenizer_describe(const ds_tokenizer* tokenizer, ds_tokenizer_info* out_info) {
   return guard(__func__, [&] {
     const auto object = look_up(tokenizer, "tokenizer");
-    int64_t& out = out_param(out_size, "out_size");
-    out = object->tokenizer->vocab_size();
-  });
-}
-
-ds_status ds_tokenizer_end_of_text(const ds_tokenizer* tokenizer, int32_t* out_id) {
-  return guard(__func__, [&] {
-    const auto object = look_up(tokenizer, "tokenizer");
-    int32_t& out = out_param(out_id, "out_id");
-    out = object->tokenizer->eos_id().value_or(-1);
+    ds_tokenizer_info info{};
+    info.vocab_size = object->tokenizer->vocab_size();
+    info.end_of_text = object->tokenizer->eos_id().value_or(-1);
+    give_struct(info, out_info, "out_info");
   });
 }
 

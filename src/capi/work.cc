@@ -155,7 +155,7 @@ ds_status ds_comm_start(ds_comm* comm, const ds_collective* collective, ds_work*
   });
 }
 
-ds_status ds_work_test(const ds_work* work, int32_t* out_done) {
+ds_status ds_work_test(const ds_work* work, ds_bool* out_done) {
   return guard(__func__, [&] {
     const auto object = look_up(work, "work");
     out_param(out_done, "out_done") = object->work->done() ? 1 : 0;
@@ -172,7 +172,7 @@ ds_status ds_work_wait(const ds_work* work, int32_t* out_participants) {
 
 void ds_work_destroy(ds_work* work) { end_handle(work); }
 
-ds_status ds_comm_shared_tensor(ds_comm* comm, int32_t dtype, const int64_t* shape, int32_t ndim,
+ds_status ds_comm_shared_tensor(ds_comm* comm, ds_dtype dtype, const int64_t* shape, int32_t ndim,
                                 ds_tensor** out_tensor) {
   return guard(__func__, [&] {
     const auto object = enter(comm, "comm");

@@ -6,6 +6,7 @@
 
 #include "device/arena.h"
 #include "device/block_cache.h"
+#include "device/caller_memory.h"
 #include "device/host_device.h"
 
 namespace ds {
@@ -17,14 +18,23 @@ constexpr int64_t kHugePage = BlockCache::kLargeUnit;
 class CpuBlocks : public BlockSource {
  public:
   void* take(int64_t size) override {
+    if (memory_) return memory_->take(size, kAlignment, 0);
     const bool large = size >= kHugePage;
     const auto alignment = static_cast<size_t>(large ? kHugePage : kAlignment);
     void* const block = std::aligned_alloc(alignment, static_cast<size_t>(size));
     if (block != nullptr && large) ::madvise(block, static_cast<size_t>(size), MADV_HUGEPAGE);
     return block;
   }
-  void give(void* block, int64_t) noexcept override { std::free(block); }
-  std::string place() const override { return "the CPU"; }
+  void give(void* block, int64_t size) noexcept override {
+    if (memory_) return memory_->give(block, size, 0);
+    std::free(block);
+  }
+  std::string place() const override {
+    return memory_ ? "the CPU, whose memory the program's allocator gives" : "the CPU";
+  }
+
+ private:
+  const std::shared_ptr<const CallerMemory> memory_ = caller_memory(DeviceKind::kCpu);
 };
 
 class CpuDevice : public HostDevice {
@@ -32,11 +42,12 @@ class CpuDevice : public HostDevice {
   std::string describe() const override { return "cpu"; }
 };
 
-// For single tensors: every block comes from the heap and goes back at once.
+// For single tensors, whose blocks come from the heap and go back at once, and for memory of the
+// program's allocator.
 class CpuHeapDevice : public CpuDevice {
  public:
-  explicit CpuHeapDevice(int64_t limit)
-      : blocks_(*this, source_, {.cache = false, .limit_bytes = limit, .alignment = kAlignment}) {}
+  CpuHeapDevice(int64_t limit, bool cache)
+      : blocks_(*this, source_, {.cache = cache, .limit_bytes = limit, .alignment = kAlignment}) {}
 
   void* allocate(int64_t bytes, MemoryTag tag) override { return blocks_.allocate(bytes, tag); }
   void deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept override {
@@ -82,8 +93,10 @@ class CpuArenaDevice : public CpuDevice {
 }  // namespace
 
 std::shared_ptr<Device> make_cpu_device(const CpuDeviceOptions& options) {
-  if (options.cache) return std::make_shared<CpuArenaDevice>(options.limit_bytes);
-  return std::make_shared<CpuHeapDevice>(options.limit_bytes);
+  if (options.cache && !caller_memory(DeviceKind::kCpu)) {
+    return std::make_shared<CpuArenaDevice>(options.limit_bytes);
+  }
+  return std::make_shared<CpuHeapDevice>(options.limit_bytes, options.cache);
 }
 
 }  // namespace ds

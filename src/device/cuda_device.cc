@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "device/block_cache.h"
+#include "device/caller_memory.h"
 #include "device/cuda_event.h"
 #include "device/cuda_graph.h"
 #include "device/cuda_support.h"
@@ -69,6 +70,7 @@ class CudaBlocks : public BlockSource {
       : place_(place), name_(name), stream_(stream) {}
 
   void* take(int64_t size) override {
+    if (memory_) return memory_->take(size, kAlignment, place_.index);
     void* block = nullptr;
     const cudaError_t status =
         cuda::call(place_, [&] { return cudaMalloc(&block, static_cast<size_t>(size)); });
@@ -77,9 +79,13 @@ class CudaBlocks : public BlockSource {
     return block;
   }
   // Queued work may still use the block.
-  void give(void* block, int64_t) noexcept override {
+  void give(void* block, int64_t size) noexcept override {
     cuda::call(place_, [&] {
       static_cast<void>(cudaStreamSynchronize(stream_.handle()));
+      if (memory_) {
+        memory_->give(block, size, place_.index);
+        return cudaSuccess;
+      }
       return cudaFree(block);
     });
   }
@@ -97,6 +103,7 @@ class CudaBlocks : public BlockSource {
   const Place place_;
   const std::string name_;
   const CudaStream& stream_;
+  const std::shared_ptr<const CallerMemory> memory_ = caller_memory(DeviceKind::kCuda);
 };
 
 class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<CudaDeviceHere> {
@@ -114,7 +121,9 @@ class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<Cu
         blocks_(
             *this, source_,
             {.cache = options.cache, .limit_bytes = options.limit_bytes, .alignment = kAlignment}),
-        uploads_(*this, *pinned_) {}
+        uploads_(*this, *pinned_) {
+    account_.count_in(process_account(/*gpu=*/true));
+  }
 
   DeviceKind kind() const noexcept override { return DeviceKind::kCuda; }
   int index() const noexcept override { return place_.index; }

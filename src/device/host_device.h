@@ -23,6 +23,7 @@ class HostStream : public Stream {
 
 class HostDevice : public Device {
  public:
+  HostDevice() { account_.count_in(process_account(/*gpu=*/false)); }
   DeviceKind kind() const noexcept override { return DeviceKind::kCpu; }
   int index() const noexcept override { return 0; }
 

@@ -19,16 +19,23 @@ void MemoryAccount::Slot::add(int64_t bytes) noexcept {
 void MemoryAccount::add(MemoryTag tag, int64_t bytes) noexcept {
   slots_[static_cast<size_t>(tag)].add(bytes);
   total_.add(bytes);
+  if (sum_ != nullptr) sum_->add(tag, bytes);
 }
 
 void MemoryAccount::remove(MemoryTag tag, int64_t bytes) noexcept {
   slots_[static_cast<size_t>(tag)].now.fetch_sub(bytes);
   total_.now.fetch_sub(bytes);
+  if (sum_ != nullptr) sum_->remove(tag, bytes);
 }
 
 void MemoryAccount::reset_peaks() noexcept {
   for (Slot& s : slots_) s.peak.store(s.now.load());
   total_.peak.store(total_.now.load());
+}
+
+MemoryAccount& process_account(bool gpu) noexcept {
+  static MemoryAccount host, gpus;
+  return gpu ? gpus : host;
 }
 
 }  // namespace ds

@@ -28,6 +28,8 @@ class MemoryAccount {
   void add(MemoryTag tag, int64_t bytes) noexcept;
   void remove(MemoryTag tag, int64_t bytes) noexcept;
   void reset_peaks() noexcept;
+  // From now on `sum` counts what this account counts; before anything is counted.
+  void count_in(MemoryAccount& sum) noexcept { sum_ = &sum; }
 
   int64_t now(MemoryTag tag) const noexcept { return slot(tag).now.load(); }
   int64_t peak(MemoryTag tag) const noexcept { return slot(tag).peak.load(); }
@@ -44,6 +46,11 @@ class MemoryAccount {
 
   std::array<Slot, kMemoryTags> slots_;
   Slot total_;
+  MemoryAccount* sum_ = nullptr;  // counts the same bytes
 };
+
+// What all devices of a kind hold in this process: the host's memory, and that of GPUs. A documented
+// process-wide registry.
+MemoryAccount& process_account(bool gpu) noexcept;
 
 }  // namespace ds

@@ -19,6 +19,7 @@
 #include "engine/loss_sum.h"
 #include "engine/product_timing.h"
 #include "engine/report.h"
+#include "engine/saved_blobs.h"
 #include "engine/step_graphs.h"
 #include "engine/step_metrics.h"
 #include "engine/updater.h"
@@ -77,6 +78,8 @@ class Engine {
   // its values back on every rank, and nothing when that is -1. No step can be made meanwhile.
   std::vector<Tensor> gather_parameters(std::span<const int64_t> indices);
   void scatter_parameters(std::span<const int64_t> indices, int modifier);
+  // Ends a gather on this rank alone, whose changes nobody wants.
+  void forget_gathered(std::span<const int64_t> indices);
   // What this rank owns of a parameter's flat elements, and those of its fp32 value, its gradient
   // or a state of the optimizer ("parameter", "gradient", "exp_avg"). Reading waits for nobody;
   // setting values is every rank's call, each with its part.
@@ -106,6 +109,8 @@ class Engine {
   }
   void set_client_state(Json state) { client_state_ = std::move(state); }
   const Json& client_state() const { return client_state_; }
+  // Bytes of the caller by name, which checkpoints carry.
+  SavedBlobs& blobs() { return blobs_; }
 
   const Config& config() const { return config_; }
   // {"config", "given", "origins", "warnings"}
@@ -115,6 +120,7 @@ class Engine {
   // Of the step that flops_profiler asked for; null before it.
   const Json& profile() const { return metrics_->profile(); }
   const Progress& progress() const { return progress_; }
+  DType compute_type() const { return model_->state_as_it_is().compute_type(); }
   // The table of collectives so far; "" unless comms_logger asks for it.
   std::string comms_log() const { return comms_logger_ ? comms_logger_->table() : std::string(); }
 
@@ -212,6 +218,7 @@ class Engine {
     Progress progress;
     Updater::Saved updater;
     Json client_state;
+    SavedBlobs blobs;
     Json dataset;  // as describe_dataset gave it
     std::shared_ptr<const Tokenizer> tokenizer;
   };
@@ -263,6 +270,7 @@ class Engine {
   int64_t order_epoch_ = 0;
   std::shared_ptr<const Tokenizer> tokenizer_;
   Json client_state_;
+  SavedBlobs blobs_;
 
   Phase phase_ = Phase::kIdle;
   std::unique_ptr<Stream> offload_stream_;  // of inputs that checkpointed segments keep

@@ -197,6 +197,7 @@ Engine::Restored Engine::prepare_restore(const CheckpointReader& reader,
                     counters.global_samples, counters.global_tokens};
     keep_open_step(reader, options, out);
     out.client_state = reader.state_json(saved::kClientState);
+    out.blobs = SavedBlobs::load(reader);
     out.dataset = saved_json(reader, saved::kDataset);
   }
   if (out.accumulated > 0) model_->state().settle_gradients(context());
@@ -337,6 +338,7 @@ void Engine::restore_counters(Restored restored, const CheckpointReader& reader,
     updater_->restore(std::move(restored.updater));
     progress_ = restored.progress;
     client_state_ = std::move(restored.client_state);
+    blobs_ = std::move(restored.blobs);
     loaded_dataset_ = std::move(restored.dataset);
     strict_dataset_ = options.strict;
     if (!reader.manifest().run.empty()) run_id_ = reader.manifest().run;

@@ -40,16 +40,16 @@ void Engine::check_nothing_held(const char* what) const {
   };
   DS_CHECK(fetched_count_ == 0, Code::kState, what, " while parameters are fetched, such as ",
            first([&](size_t i) { return fetched_[i] > 0; }),
-           "; release them first (ds_engine_release_parameters)");
+           "; close the scopes first (ds_scope_close)");
   DS_CHECK(gathered_count_ == 0, Code::kState, what, " while parameters are gathered, such as ",
            first([&](size_t i) { return static_cast<bool>(gathered_[i]); }),
-           "; end that first (ds_engine_scatter_parameters)");
+           "; end the scope first (ds_scope_commit, ds_scope_close)");
 }
 
 std::vector<Tensor> Engine::fetch_parameters(std::span<const int64_t> indices) {
   DS_CHECK(!model_->has_architecture(), Code::kUnsupported,
-           "a built-in model fetches its parameters itself; for whole values gather them "
-           "(ds_engine_gather_parameters)");
+           "a built-in model fetches its parameters itself; for whole values open a scope of mode "
+           "DS_SCOPE_MODIFY");
   DS_CHECK(gathered_count_ == 0, Code::kState,
            "parameters are gathered and may change; scatter them before any are fetched");
   std::vector<nn::ParamId> ids = parameter_ids(indices, "a fetch");
@@ -160,6 +160,16 @@ void Engine::scatter_parameters(std::span<const int64_t> indices, int modifier) 
       comm_->broadcast(value, modifier, {.label = name, .same_label = true})->wait();
       model_->state().write_master(context(), id, operand(value));
     }
+    value = Tensor();
+    --gathered_count_;
+  }
+  if (gathered_count_ == 0) model_->set_step_open(false);
+}
+
+void Engine::forget_gathered(std::span<const int64_t> indices) {
+  for (const nn::ParamId id : parameter_ids(indices, "the end of a gather")) {
+    Tensor& value = gathered_[static_cast<size_t>(id)];
+    if (!value) continue;
     value = Tensor();
     --gathered_count_;
   }

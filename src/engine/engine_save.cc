@@ -229,6 +229,7 @@ void Engine::save_counters(PartWriter& part, const std::vector<RankShare>& share
   if (accumulated_ > 0 && shares.size() > 1) part.set_json(saved::kRanks, ranks);
   if (dataset_) part.set_json(saved::kDataset, describe_dataset(*dataset_));
   part.set_json(saved::kClientState, client_state_);
+  blobs_.save(part);
   if (tokenizer_) part.set_text(models::kTokenizerState, tokenizer_->to_json());
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "ops/elementwise.h"
+#include "tensor/transfer.h"
 
 namespace ds::models {
 namespace {
@@ -22,9 +23,10 @@ WeightForm weight_form_named(std::string_view name) {
        "; fp32, bf16, int8 and int4 are possible");
 }
 
-InferenceWeights::InferenceWeights(const OpContext& ctx, const zero::ParameterState& from,
-                                   nn::ParamId output, const InferenceOptions& options)
-    : parameters_(from.parameters()),
+InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet& parameters,
+                                   const zero::ParameterState& from, nn::ParamId output,
+                                   const InferenceOptions& options)
+    : parameters_(parameters),
       options_(options),
       compute_type_(options.weights == WeightForm::kFloat32 ? DType::kFloat32 : DType::kBFloat16) {
   const bool quantises =
@@ -48,10 +50,10 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const zero::ParameterSt
       }
     }
     if (!held.quantized || looked_up) {
+      held.dense = Tensor::empty(ctx.device, compute_type_, p.shape, MemoryTag::kParameters);
       if (compute_type_ == DType::kFloat32) {
-        held.dense = master;
+        copy_tensor(master, held.dense);
       } else {
-        held.dense = Tensor::empty(ctx.device, compute_type_, p.shape, MemoryTag::kParameters);
         ops::cast(ctx, master, held.dense);
       }
     }
@@ -84,15 +86,15 @@ Tensor InferenceWeights::read(const OpContext& ctx, nn::ParamId id) const {
   return wide;
 }
 
-Json InferenceWeights::report(int threads) const {
-  Json out = {{"weights", weight_form_name(options_.weights)},
-              {"threads", threads},
-              {"bytes", bytes_},
-              {"bytes_per_token", bytes_per_token_}};
-  if (options_.weights == WeightForm::kInt8 || options_.weights == WeightForm::kInt4) {
-    out["group_size"] = options_.group_size;
-    out["symmetric"] = options_.weights == WeightForm::kInt8 || options_.symmetric;
-  }
+InferenceReport InferenceWeights::report() const {
+  InferenceReport out;
+  out.weights = options_.weights;
+  const bool groups =
+      options_.weights == WeightForm::kInt8 || options_.weights == WeightForm::kInt4;
+  out.group_size = groups ? options_.group_size : 0;
+  out.symmetric = options_.weights != WeightForm::kInt4 || options_.symmetric;
+  out.bytes = bytes_;
+  out.bytes_per_token = bytes_per_token_;
   return out;
 }
 

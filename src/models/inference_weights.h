@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 
-#include "base/json.h"
 #include "zero/parameter_state.h"
 
 namespace ds::models {
@@ -24,10 +23,23 @@ std::string_view weight_form_name(WeightForm form);
 // Throws kInvalidArgument naming the forms there are.
 WeightForm weight_form_named(std::string_view name);
 
+// What prepared weights take: all of them, and those that a decoded token reads whole (all but
+// tables that are only looked up).
+struct InferenceReport {
+  WeightForm weights = WeightForm::kBFloat16;
+  int64_t group_size = 0;  // of int8 and int4; 0 = a row's, or another form
+  bool symmetric = true;
+  int threads = 0;
+  int64_t bytes = 0;
+  int64_t bytes_per_token = 0;
+};
+
 class InferenceWeights final : public nn::ParameterStore {
  public:
-  // Takes over what `from` holds; `output` is the matrix that makes the logits, or kNoParam.
-  InferenceWeights(const OpContext& ctx, const zero::ParameterState& from, nn::ParamId output,
+  // Copies what `from`, of the same parameters, holds; `output` is the matrix that makes the logits,
+  // or kNoParam. `parameters` must outlive this.
+  InferenceWeights(const OpContext& ctx, const nn::ParameterSet& parameters,
+                   const zero::ParameterState& from, nn::ParamId output,
                    const InferenceOptions& options);
 
   // nn::ParameterStore
@@ -43,9 +55,7 @@ class InferenceWeights final : public nn::ParameterStore {
 
   // fp32 values as products see them: a view, or a copy made from codes or bf16.
   Tensor read(const OpContext& ctx, nn::ParamId id) const;
-  // {"weights", "group_size", "symmetric", "threads", "bytes", "bytes_per_token"}: of all weights,
-  // and of those that a decoded token reads whole (all but tables that are only looked up).
-  Json report(int threads) const;
+  InferenceReport report() const;  // without threads
 
  private:
   struct Held {

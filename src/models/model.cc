@@ -76,27 +76,14 @@ void Model::begin_with(std::shared_ptr<const zero::WeightSource> source) {
 zero::ParameterState& Model::state_as_it_is() {
   DS_CHECK(
       state_, Code::kState,
-      "the model is prepared for inference and has given up its fp32 weights; open it again to "
-      "train, change or save it");
+      "this is a copy prepared for inference, without fp32 weights; train, change or save the model "
+      "that it was made of");
   return *state_;
 }
 
 nn::ParameterStore& Model::store() {
   if (inference_) return *inference_;
   return state();
-}
-
-Json Model::prepare_inference(const InferenceOptions& options) {
-  check_free("the model cannot be prepared for inference");
-  (void)architecture();  // throws without one
-  auto pool = std::make_unique<ThreadPool>(options.threads);
-  const OpContext ctx{device_, pool.get()};
-  state().bring_back();
-  inference_ =
-      std::make_unique<InferenceWeights>(ctx, state(), architecture().info().output, options);
-  state_.reset();
-  pool_ = std::move(pool);
-  return inference_->report(pool_->threads());
 }
 
 bool Model::writes_files() const {

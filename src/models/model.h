@@ -29,7 +29,7 @@ class Model {
   // Throws kUnsupported when the model is the caller's own parameters.
   const Architecture& architecture() const;
   const nn::ParameterSet& parameters() const { return *parameters_; }
-  // The weights as training and files see them; throws kState after prepare_inference.
+  // The weights as training and files see them; throws kState for a prepared copy.
   zero::ParameterState& state();
   // The same without making weights that do not exist yet.
   zero::ParameterState& state_as_it_is();
@@ -41,24 +41,25 @@ class Model {
   // CPU both are one.
   const std::shared_ptr<Device>& device() const { return device_; }
   const std::shared_ptr<Device>& host() const { return host_; }
-  // Moves the weights. kState while an engine is attached or after prepare_inference; kUnsupported
-  // for the caller's own parameters, whose memory the caller shares.
+  // Moves the weights. kState while an engine is attached and for a prepared copy; kUnsupported for
+  // the caller's own parameters, whose memory the caller shares.
   void set_device(std::shared_ptr<Device> device);
   // To run operators without an engine; the threads start with the first use.
   OpContext context();
   OpContext host_context();
 
-  // Holds the weights in one form from now on and gives the masters up: the model runs, but neither
-  // trains nor changes. Returns InferenceWeights::report. kState while an engine is attached or
-  // when the model is prepared already.
-  Json prepare_inference(const InferenceOptions& options);
+  // A second model that holds these weights in one form, without masters, and has threads of its
+  // own: it runs, but neither trains nor changes. Weights that nobody needed yet are read one after
+  // another. Every rank's call where the weights are spread over ranks.
+  std::shared_ptr<Model> prepared_copy(const InferenceOptions& options);
   bool prepared() const { return inference_ != nullptr; }
+  InferenceReport inference_report() const;  // of a prepared copy
 
   // Of a model whose weights are spread over ranks, every rank makes the calls that read or write
   // whole weights, and the first rank alone writes files.
   bool writes_files() const;
 
-  // fp32 values: the master, or what products see of a model prepared for inference.
+  // fp32 values: the master, or what products see of a prepared copy.
   Tensor read(const OpContext& ctx, nn::ParamId id);
   // Copies of whole master tensors, in host memory.
   Tensor get(const std::string& name);
@@ -120,6 +121,8 @@ class Model {
   explicit Model(nn::ParameterSet parameters);
 
   void check_free(const char* what) const;
+  // Another model of the same architecture and parameters, without weights yet.
+  std::shared_ptr<Model> alike() const;
   // Exchanges the parameters for a set that begins with the same ones; values stay, and those of
   // further parameters come from `rest`.
   void rebuild(nn::ParameterSet parameters,
@@ -129,7 +132,7 @@ class Model {
   std::unique_ptr<Architecture> architecture_;
   std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
   std::shared_ptr<Device> host_, device_;
-  std::unique_ptr<zero::ParameterState> state_;  // null once prepared for inference
+  std::unique_ptr<zero::ParameterState> state_;  // null in a prepared copy
   std::unique_ptr<InferenceWeights> inference_;
   std::unique_ptr<ThreadPool> pool_;
   std::optional<LoraOptions> lora_;

@@ -1,27 +1,46 @@
-// A second model of the same weights, which nobody shares: to generate or evaluate from while the
-// first one trains on.
+// Second models of the same weights: to generate or evaluate from while the first one trains on, and
+// prepared for running alone.
 #include "models/model.h"
 #include "tensor/transfer.h"
 
 namespace ds::models {
 
-std::shared_ptr<Model> Model::copy() {
-  DS_CHECK(has_architecture(), Code::kUnsupported,
-           "the model is the caller's own parameters: register a second set and fill it with the "
-           "tensors of this one (ds_model_get_tensor)");
-  DS_CHECK(!prepared(), Code::kState,
-           "the model is prepared for inference and has given up its fp32 weights; copy it before, "
-           "or open it again");
-  auto out = std::make_shared<Model>(architecture_->config());
+std::shared_ptr<Model> Model::alike() const {
+  auto out = std::make_shared<Model>(architecture().config());
   out->rebuild(*parameters_);
   out->lora_ = lora_;
   out->trained_before_lora_ = trained_before_lora_;
+  out->origin_ = origin_;
   out->set_device(device_);
+  return out;
+}
+
+std::shared_ptr<Model> Model::copy() {
+  DS_CHECK(has_architecture(), Code::kUnsupported,
+           "the model is the caller's own parameters: register a second set and fill it with the "
+           "tensors of this one (ds_model_get_parameter)");
+  const std::shared_ptr<Model> out = alike();
   for (nn::ParamId id = 0; id < parameters().size(); ++id) {
     const Tensor master = state_as_it_is().read_master(context(), id);
     out->state().write_master(out->context(), id, master);
   }
   return out;
+}
+
+std::shared_ptr<Model> Model::prepared_copy(const InferenceOptions& options) {
+  const std::shared_ptr<Model> out = alike();
+  out->pool_ = std::make_unique<ThreadPool>(options.threads);
+  out->inference_ = std::make_unique<InferenceWeights>(
+      out->context(), *out->parameters_, state_as_it_is(), architecture().info().output, options);
+  out->state_.reset();
+  return out;
+}
+
+InferenceReport Model::inference_report() const {
+  DS_CHECK(inference_, Code::kInternal, "the model is not prepared for inference");
+  InferenceReport report = inference_->report();
+  report.threads = pool_->threads();
+  return report;
 }
 
 }  // namespace ds::models

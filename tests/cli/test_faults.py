@@ -160,8 +160,11 @@ class Records(FaultCase):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (3001, resource.RLIM_INFINITY))
         run = self.start(100000, "--metrics", "m.jsonl", "--quiet", preexec_fn=limit)
+        self.assertIn(b"the run's description is not kept: cannot write m.run.json",
+                      run.stderr.readline())
         self.assertIn(b"cannot write the metrics file m.jsonl: File too large",
                       run.stderr.readline())
+        self.assertEqual([path.name for path in self.folder.iterdir() if "run.json" in path.name], [])
         self.assertEqual((self.folder / "m.jsonl").stat().st_size, 3001)
         resource.prlimit(run.pid, resource.RLIMIT_FSIZE,
                          (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -5,7 +5,7 @@ import unittest
 from cli_case import SOURCE, CliCase, run
 
 SUBCOMMANDS = ["train", "generate", "eval", "tokenize", "tokenizer-train", "inspect", "export",
-               "convert", "bench", "launch", "plan", "config", "report"]
+               "convert", "bench", "launch", "plan", "config", "view", "report"]
 
 
 class Help(CliCase):
@@ -66,11 +66,11 @@ class Pages(CliCase):
 
 class Scripts(CliCase):
     def test_scripts_parse_and_explain_themselves(self):
-        for name in ["setup", "quickstart", "test", "format", "common.sh"]:
+        for name in ["setup", "quickstart", "test", "format", "docs", "common.sh"]:
             with self.subTest(script=name):
                 done = run(self.folder, ["-n", SOURCE / "scripts" / name], program="bash")
                 self.assertEqual((done.returncode, done.error), (0, ""))
-        for name in ["setup", "quickstart"]:
+        for name in ["setup", "quickstart", "docs"]:
             script = SOURCE / "scripts" / name
             self.assertIn(f"scripts/{name}", run(self.folder, ["--help"], program=script).text)
             self.assertEqual(run(self.folder, ["--bogus"], program=script).returncode, 2)

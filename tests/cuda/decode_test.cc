@@ -87,12 +87,11 @@ TEST_P(GpuDecoding, EveryFormOfWeights) {
   SCOPED_TRACE(seed_);
   for (const models::WeightForm form :
        {models::WeightForm::kBFloat16, models::WeightForm::kInt8, models::WeightForm::kInt4}) {
-    const auto model = make_model(GetParam().config, true);
     models::InferenceOptions held;
     held.weights = form;
     held.group_size = 16;
     held.threads = 1;
-    model->prepare_inference(held);
+    const auto model = make_model(GetParam().config, true)->prepared_copy(held);
     auto recorded = decoder(*model, 40, true), plain = decoder(*model, 40, false);
     const std::vector<int32_t> ids = some_ids(40, seed_);
     step(recorded, plain, std::span(ids).first(9), "prompt", 0);

@@ -168,9 +168,8 @@ TEST_F(GpuModel, Generates) {
       held.weights = form;
       held.group_size = 16;
       held.threads = 1;
-      const auto narrow_cpu = make_model(config, false), narrow_gpu = make_model(config, true);
-      narrow_cpu->prepare_inference(held);
-      narrow_gpu->prepare_inference(held);
+      const auto narrow_cpu = make_model(config, false)->prepared_copy(held);
+      const auto narrow_gpu = make_model(config, true)->prepared_copy(held);
       EXPECT_EQ(continue_on(*narrow_gpu), continue_on(*narrow_gpu));
       EXPECT_LT(largest_difference(flat(logits_on(*narrow_gpu)), flat(logits_on(*narrow_cpu))),
                 2e-2);

@@ -144,8 +144,8 @@ TEST(Prepared, CachedDecodingGivesTheWholeForward) {
   for (const Family& family : kFamilies) {
     for (const Form& form : kForms) {
       SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", DS_TEST_SEED=", seed));
-      const auto model = make(family, seed);
-      model->prepare_inference(options_of(form));
+      auto model = make(family, seed);
+      model = model->prepared_copy(options_of(form));
       const std::vector<int32_t> ids = random_ids(seed, 23);
       const std::vector<float> whole = all_logits(*model, ids);
       EXPECT_LT(relative_distance(cached_logits(*model, ids, 12), whole), bound(form));
@@ -185,9 +185,9 @@ TEST(Prepared, ProductsUseTheValuesThatGetTells) {
   for (const Family& family : kFamilies) {
     for (const Form& form : kForms) {
       SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", DS_TEST_SEED=", seed));
-      const auto model = make(family, seed);
+      auto model = make(family, seed);
       auto plain = make(family, seed + 1);
-      model->prepare_inference(options_of(form));
+      model = model->prepared_copy(options_of(form));
       const std::vector<int32_t> ids = random_ids(seed, 16);
       const bool tied = !model->parameters()[0].aliases.empty();
       const bool two_forms =
@@ -206,7 +206,7 @@ TEST(Prepared, FloatWeightsGenerateTheSameTokensAndValues) {
   const uint64_t seed = fresh_seed();
   for (const Family& family : kFamilies) {
     SCOPED_TRACE(str_cat(family.name, ", DS_TEST_SEED=", seed));
-    const auto model = make(family, seed);
+    auto model = make(family, seed);
     const std::vector<int32_t> prompt = random_ids(seed, 5);
     GenerateOptions options;
     options.max_tokens = 30;
@@ -218,7 +218,7 @@ TEST(Prepared, FloatWeightsGenerateTheSameTokensAndValues) {
     const std::vector<float> logits = all_logits(*model, prompt);
     InferenceOptions how;
     how.weights = WeightForm::kFloat32;
-    model->prepare_inference(how);
+    model = model->prepared_copy(how);
     EXPECT_EQ(generate_now(), before);
     EXPECT_EQ(all_logits(*model, prompt), logits);
   }
@@ -230,9 +230,10 @@ TEST(Prepared, SameBitsForAnyThreadCount) {
     SCOPED_TRACE(str_cat(text_of(form), ", DS_TEST_SEED=", seed));
     std::vector<float> first;
     for (const int threads : {1, 2, 3}) {
-      const auto model = make(kFamilies[1], seed);
-      const Json report = model->prepare_inference(options_of(form, threads));
-      EXPECT_EQ(report.at("threads"), threads);
+      auto model = make(kFamilies[1], seed);
+      model = model->prepared_copy(options_of(form, threads));
+  const models::InferenceReport report = model->inference_report();
+      EXPECT_EQ(report.threads, threads);
       std::vector<float> logits = cached_logits(*model, random_ids(seed, 20), 11);
       if (threads == 1)
         first = std::move(logits);
@@ -243,10 +244,11 @@ TEST(Prepared, SameBitsForAnyThreadCount) {
 }
 
 TEST(Prepared, ReportCountsTheBytes) {
-  const auto model = make(kFamilies[0], 1);  // width 72, tied
-  const Json report = model->prepare_inference(options_of({WeightForm::kInt4, 32, true}));
-  EXPECT_EQ(report.at("weights"), "int4");
-  EXPECT_EQ(report.at("group_size"), 32);
+  auto model = make(kFamilies[0], 1);  // width 72, tied
+  model = model->prepared_copy(options_of({WeightForm::kInt4, 32, true}));
+  const models::InferenceReport report = model->inference_report();
+  EXPECT_EQ(report.weights, WeightForm::kInt4);
+  EXPECT_EQ(report.group_size, 32);
   // Rows in panels of 16, 3 groups of 32 in 72 columns and 9 in 288; scales take two bytes.
   const auto codes = [](int64_t n, int64_t k) {
     const int64_t rows = (n + 15) / 16 * 16;
@@ -255,8 +257,8 @@ TEST(Prepared, ReportCountsTheBytes) {
   const int64_t block = codes(216, 72) + codes(72, 72) + codes(288, 72) + codes(72, 288);
   const int64_t vectors = 2 * (2 * (4 * 72 + 216 + 72 + 288 + 72) + 2 * 72);
   const int64_t per_token = 2 * block + codes(97, 72) + vectors;
-  EXPECT_EQ(report.at("bytes_per_token"), per_token);
-  EXPECT_EQ(report.at("bytes"), per_token + 2 * (97 * 72 + 48 * 72));
+  EXPECT_EQ(report.bytes_per_token, per_token);
+  EXPECT_EQ(report.bytes, per_token + 2 * (97 * 72 + 48 * 72));
 }
 
 Code code_of(const std::function<void()>& call) {
@@ -270,14 +272,10 @@ Code code_of(const std::function<void()>& call) {
 }
 
 TEST(Prepared, WhatTrainsOrChangesIsRefused) {
-  const auto model = make(kFamilies[0], 3);
-  {
-    Engine engine("{\"train_batch_size\": 1}", model, nullptr);
-    EXPECT_EQ(code_of([&] { model->prepare_inference({}); }), Code::kState);
-  }
-  model->prepare_inference({});
+  auto model = make(kFamilies[0], 3);
+  model = model->prepared_copy({});
   const Tensor value = model->get("wte.weight");
-  EXPECT_EQ(code_of([&] { model->prepare_inference({}); }), Code::kState);
+  EXPECT_EQ(code_of([&] { (void)model->prepared_copy({}); }), Code::kState);
   EXPECT_EQ(code_of([&] { model->set("wte.weight", value); }), Code::kState);
   EXPECT_EQ(code_of([&] { model->set_trainable({"*"}, false); }), Code::kState);
   EXPECT_EQ(code_of([&] { model->add_lora({}); }), Code::kState);
@@ -288,12 +286,12 @@ TEST(Prepared, WhatTrainsOrChangesIsRefused) {
 }
 
 TEST(Prepared, BrokenWeightsAreNamedAndNothingChanges) {
-  const auto model = make(kFamilies[0], 3);
+  auto model = make(kFamilies[0], 3);
   Tensor value = model->get("h.1.mlp.c_fc.weight");
   value.data<float>()[5] = NAN;
   model->set("h.1.mlp.c_fc.weight", value);
   try {
-    model->prepare_inference(options_of({WeightForm::kInt8, 64, true}));
+    (void)model->prepared_copy(options_of({WeightForm::kInt8, 64, true}));
     FAIL() << "NaN has no scale";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kInvalidArgument);
@@ -302,13 +300,13 @@ TEST(Prepared, BrokenWeightsAreNamedAndNothingChanges) {
   EXPECT_FALSE(model->prepared());
   value.data<float>()[5] = 0;
   model->set("h.1.mlp.c_fc.weight", value);
-  model->prepare_inference(options_of({WeightForm::kInt8, 64, true}));
+  model = model->prepared_copy(options_of({WeightForm::kInt8, 64, true}));
   EXPECT_TRUE(model->prepared());
 }
 
 TEST(Prepared, AdaptersStayBesideQuantisedWeights) {
   const uint64_t seed = fresh_seed();
-  const auto model = make(kFamilies[1], seed);
+  auto model = make(kFamilies[1], seed);
   models::LoraOptions lora;
   lora.r = 4;
   lora.target_modules = {"q_proj", "down_proj"};
@@ -318,7 +316,7 @@ TEST(Prepared, AdaptersStayBesideQuantisedWeights) {
   model->set("layers.0.mlp.down_proj.lora_B.weight", b);
   const std::vector<int32_t> ids = random_ids(seed, 14);
   const std::vector<float> before = all_logits(*model, ids);
-  model->prepare_inference(options_of({WeightForm::kInt8, 32, true}));
+  model = model->prepared_copy(options_of({WeightForm::kInt8, 32, true}));
   EXPECT_LT(relative_distance(all_logits(*model, ids), before), 0.05) << "DS_TEST_SEED=" << seed;
   EXPECT_LT(relative_distance(cached_logits(*model, ids, 9), before), 0.05);
 }
@@ -326,8 +324,8 @@ TEST(Prepared, AdaptersStayBesideQuantisedWeights) {
 TEST(Prepared, WarmTokensAskTheSystemForNothing) {
   for (const Form& form : kForms) {
     SCOPED_TRACE(text_of(form));
-    const auto model = make(kFamilies[0], 1);
-    model->prepare_inference(options_of(form));
+    auto model = make(kFamilies[0], 1);
+    model = model->prepared_copy(options_of(form));
     GenerateOptions options;
     options.max_tokens = 40;
     options.sampling = {0.8, 20, 0.9};
@@ -399,7 +397,7 @@ TEST(Prepared, QuantisedWeightsKeepTheLossOfATrainedModel) {
       const std::string& name = model->parameters()[id].name;
       model->set(name, trained->get(name));
     }
-    model->prepare_inference(options_of(form));
+    model = model->prepared_copy(options_of(form));
     const double change = loss_of(*model, text) - before;
     RecordProperty(text_of(form), std::to_string(change));
     const double allowed = form.weights == WeightForm::kFloat32    ? 1e-5

@@ -1,0 +1,15 @@
+# cmake -DOUTPUT=FILE.cc -DHEADER=NAME.h -DNAMESPACE=tool -DTEXTS=name=file,... -P EmbedText.cmake
+# Writes a source that holds files as texts, under the names that the header declares.
+set(source "// Made by cmake/EmbedText.cmake; do not edit.\n#include \"${HEADER}\"\n\nnamespace ${NAMESPACE} {\n")
+string(REPLACE "," ";" pairs "${TEXTS}")
+foreach(pair IN LISTS pairs)
+  string(REGEX MATCH "^([^=]+)=(.*)$" matched "${pair}")
+  set(name "${CMAKE_MATCH_1}")
+  file(READ "${CMAKE_MATCH_2}" text)
+  if(text MATCHES "\\)EMBEDDED\"")
+    message(FATAL_ERROR "${CMAKE_MATCH_2} holds the mark that ends an embedded text")
+  endif()
+  string(APPEND source "\nconst char* const ${name} = R\"EMBEDDED(${text})EMBEDDED\";\n")
+endforeach()
+string(APPEND source "\n}  // namespace ${NAMESPACE}\n")
+file(WRITE "${OUTPUT}" "${source}")
