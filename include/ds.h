@@ -47,10 +47,7 @@
 #include "ds/dataset.h"
 #include "ds/engine.h"
 #include "ds/generator.h"
-<<<<<<< HEAD
-=======
 #include "ds/memory.h"
->>>>>>> main
 #include "ds/model.h"
 #include "ds/optimizer.h"
 #include "ds/tensor.h"
