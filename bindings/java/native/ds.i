@@ -360,19 +360,12 @@ LISTENER(ds_progress_fn, fn, ProgressListener, ds_jni_progress)
 %ignore DS_VERSION_PATCH;
 %ignore DS_MAX_DIMS;
 
-%immutable;
-%include "ds/base.h"
-%include "ds/checkpoint.h"
-%include "ds/config.h"
-%include "ds/tensor.h"
-%include "ds/tokenizer.h"
-%include "ds/dataset.h"
-%include "ds/model.h"
-%mutable;
-%include "ds/generator.h"
-%immutable;
-%include "ds/comm.h"
-%include "ds/engine.h"
-%include "ds/optimizer.h"
+/* arrays and addresses are only read */
+%immutable ds_tensor_info::data;
+%immutable ds_tensor_info::shape;
+%immutable ds_tensor_info::strides;
+%immutable ds_parameter_info::shape;
+
+%include "ds.h" /* and what it includes: swig -includeall */
 
 %include "helpers.i"

@@ -28,6 +28,14 @@ static jobject buffer_at(JNIEnv* jenv, int64_t address, int64_t size) {
   return (*jenv)->NewDirectByteBuffer(jenv, (void*)(intptr_t)address, size);
 }
 
+/* Copies all elements of a tensor to or from a Java array of its type, of as many elements. */
+static ds_status read_array(JNIEnv* jenv, const ds_tensor* tensor, jobject array, int32_t dtype) {
+  return ds_jni_copy_elements(jenv, (ds_tensor*)tensor, array, dtype, 0);
+}
+static ds_status write_array(JNIEnv* jenv, ds_tensor* tensor, jobject array, int32_t dtype) {
+  return ds_jni_copy_elements(jenv, tensor, array, dtype, 1);
+}
+
 static ds_status start_collective(ds_comm* comm, int32_t kind, int32_t op, ds_tensor* output,
                                   const ds_tensor* input, int32_t root, int32_t tag,
                                   const int64_t* output_counts, const int64_t* input_counts,

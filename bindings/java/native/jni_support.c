@@ -205,6 +205,47 @@ void ds_jni_give_handles(JNIEnv* env, jlongArray out, void** handles) {
   }
 }
 
+static void copy_region(JNIEnv* env, jarray array, jsize count, ds_dtype dtype, void* memory,
+                        int from_array) {
+  switch (dtype) {
+#define REGION(CODE, TYPE)                                                    \
+  case CODE:                                                                  \
+    if (from_array) {                                                         \
+      (*env)->Get##TYPE##ArrayRegion(env, array, 0, count, memory);           \
+    } else {                                                                  \
+      (*env)->Set##TYPE##ArrayRegion(env, array, 0, count, memory);           \
+    }                                                                         \
+    break
+    REGION(DS_FLOAT32, Float);
+    REGION(DS_FLOAT64, Double);
+    REGION(DS_INT32, Int);
+    REGION(DS_INT64, Long);
+    REGION(DS_UINT8, Byte);
+#undef REGION
+  }
+}
+
+ds_status ds_jni_copy_elements(JNIEnv* env, ds_tensor* tensor, jarray array, ds_dtype dtype,
+                               int to_tensor) {
+  const jsize count = (*env)->GetArrayLength(env, array);
+  const int64_t element = dtype == DS_UINT8 ? 1 : dtype == DS_FLOAT64 || dtype == DS_INT64 ? 8 : 4;
+  void* memory = malloc((size_t)(count * element) + 1);
+  ds_status status = DS_OK;
+  if (memory == NULL) {
+    ds_jni_out_of_memory(env);
+    return DS_OK;
+  }
+  if (to_tensor) {
+    copy_region(env, array, count, dtype, memory, 1);
+    status = ds_tensor_write(tensor, memory, count * element);
+  } else {
+    status = ds_tensor_read(tensor, memory, count * element);
+    if (status == DS_OK) copy_region(env, array, count, dtype, memory, 0);
+  }
+  free(memory);
+  return status;
+}
+
 /* ---- Callbacks ------------------------------------------------------------------------------- */
 
 int ds_jni_keep(JNIEnv* env, jobject object, void** out_kept) {

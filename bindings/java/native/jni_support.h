@@ -27,6 +27,10 @@ void* ds_jni_element(JNIEnv* env, jobjectArray objects, jsize index);
 int ds_jni_handles(JNIEnv* env, jobjectArray objects, void*** out_handles);
 void ds_jni_give_handles(JNIEnv* env, jlongArray out, void** handles);
 
+/* Copies between a tensor and a Java array of its type. Regions are copied, not pinned: the garbage collector goes on. */
+ds_status ds_jni_copy_elements(JNIEnv* env, ds_tensor* tensor, jarray array, ds_dtype dtype,
+                               int to_tensor);
+
 /* Keeps a Java object for the library until ds_jni_release; NULL for null. */
 int ds_jni_keep(JNIEnv* env, jobject object, void** out_kept);
 void ds_jni_release(void* kept);

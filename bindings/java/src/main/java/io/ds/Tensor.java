@@ -90,9 +90,7 @@ public final class Tensor extends NativeObject {
    * @return a new tensor
    */
   public static Tensor of(float[] values, long... shape) {
-    ByteBuffer memory = Marshal.allocate(4L * values.length);
-    memory.asFloatBuffer().put(values);
-    return filled(memory, DType.FLOAT32, values.length, shape);
+    return filled(DType.FLOAT32, values, values.length, shape);
   }
 
   /**
@@ -103,9 +101,7 @@ public final class Tensor extends NativeObject {
    * @return a new tensor
    */
   public static Tensor of(double[] values, long... shape) {
-    ByteBuffer memory = Marshal.allocate(8L * values.length);
-    memory.asDoubleBuffer().put(values);
-    return filled(memory, DType.FLOAT64, values.length, shape);
+    return filled(DType.FLOAT64, values, values.length, shape);
   }
 
   /**
@@ -116,9 +112,7 @@ public final class Tensor extends NativeObject {
    * @return a new tensor
    */
   public static Tensor of(int[] values, long... shape) {
-    ByteBuffer memory = Marshal.allocate(4L * values.length);
-    memory.asIntBuffer().put(values);
-    return filled(memory, DType.INT32, values.length, shape);
+    return filled(DType.INT32, values, values.length, shape);
   }
 
   /**
@@ -129,13 +123,18 @@ public final class Tensor extends NativeObject {
    * @return a new tensor
    */
   public static Tensor of(long[] values, long... shape) {
-    ByteBuffer memory = Marshal.allocate(8L * values.length);
-    memory.asLongBuffer().put(values);
-    return filled(memory, DType.INT64, values.length, shape);
+    return filled(DType.INT64, values, values.length, shape);
   }
 
-  private static Tensor filled(ByteBuffer memory, DType type, long count, long[] shape) {
-    return wrap(memory, type, shape.length == 0 ? new long[] {count} : shape);
+  private static Tensor filled(DType type, Object values, int count, long[] shape) {
+    Tensor made = zeros(type, shape.length == 0 ? new long[] {count} : shape);
+    try {
+      Native.write_array(made, values, type.code);
+      return made;
+    } catch (RuntimeException | Error e) {
+      made.close();
+      throw e;
+    }
   }
 
   /**
@@ -254,14 +253,16 @@ public final class Tensor extends NativeObject {
     Native.ds_tensor_write(this, source);
   }
 
-  private ByteBuffer copy(DType type) {
+  /** How many elements there are, of this type. */
+  private int elements(DType type) {
     TensorInfo info = info();
     if (info.dtype() != type) {
       throw new IllegalArgumentException("the tensor is of " + info.dtype() + ", not " + type);
     }
-    ByteBuffer copy = Marshal.allocate(info.bytes());
-    read(copy);
-    return copy;
+    if (info.elements() > Integer.MAX_VALUE - 8) {
+      throw new UnsupportedOperationException(info.elements() + " elements are more than a Java array holds");
+    }
+    return (int) info.elements();
   }
 
   /**
@@ -270,9 +271,8 @@ public final class Tensor extends NativeObject {
    * @return row-major
    */
   public float[] floats() {
-    ByteBuffer copy = copy(DType.FLOAT32);
-    float[] values = new float[copy.capacity() / 4];
-    copy.asFloatBuffer().get(values);
+    float[] values = new float[elements(DType.FLOAT32)];
+    Native.read_array(this, values, DType.FLOAT32.code);
     return values;
   }
 
@@ -282,9 +282,8 @@ public final class Tensor extends NativeObject {
    * @return row-major
    */
   public double[] doubles() {
-    ByteBuffer copy = copy(DType.FLOAT64);
-    double[] values = new double[copy.capacity() / 8];
-    copy.asDoubleBuffer().get(values);
+    double[] values = new double[elements(DType.FLOAT64)];
+    Native.read_array(this, values, DType.FLOAT64.code);
     return values;
   }
 
@@ -294,9 +293,8 @@ public final class Tensor extends NativeObject {
    * @return row-major
    */
   public int[] ints() {
-    ByteBuffer copy = copy(DType.INT32);
-    int[] values = new int[copy.capacity() / 4];
-    copy.asIntBuffer().get(values);
+    int[] values = new int[elements(DType.INT32)];
+    Native.read_array(this, values, DType.INT32.code);
     return values;
   }
 
@@ -306,9 +304,8 @@ public final class Tensor extends NativeObject {
    * @return row-major
    */
   public long[] longs() {
-    ByteBuffer copy = copy(DType.INT64);
-    long[] values = new long[copy.capacity() / 8];
-    copy.asLongBuffer().get(values);
+    long[] values = new long[elements(DType.INT64)];
+    Native.read_array(this, values, DType.INT64.code);
     return values;
   }
 
@@ -318,9 +315,8 @@ public final class Tensor extends NativeObject {
    * @return row-major
    */
   public byte[] bytes() {
-    ByteBuffer copy = copy(DType.UINT8);
-    byte[] values = new byte[copy.capacity()];
-    copy.get(values);
+    byte[] values = new byte[elements(DType.UINT8)];
+    Native.read_array(this, values, DType.UINT8.code);
     return values;
   }
 

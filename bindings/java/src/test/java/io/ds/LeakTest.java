@@ -16,10 +16,11 @@ import org.junit.jupiter.api.Test;
 class LeakTest {
   /** Bytes that the library holds now, by its own account. */
   static long libraryBytes() {
-    Map<?, ?> tags = (Map<?, ?>) Json.parseObject(Ds.memoryReport()).get("by_tag");
+    Map<String, Object> report = Json.parseObject(Ds.memoryReport());
     long sum = 0;
-    for (Object tag : tags.values()) {
-      sum += ((Number) ((Map<?, ?>) tag).get("now")).longValue();
+    for (String place : List.of("host", "gpus")) {
+      Map<?, ?> total = (Map<?, ?>) ((Map<?, ?>) report.get(place)).get("total");
+      sum += ((Number) total.get("now")).longValue();
     }
     return sum;
   }
@@ -44,12 +45,14 @@ class LeakTest {
     System.gc();
     long held = libraryBytes();
     long resident = residentBytes();
+    long begin = System.nanoTime();
     for (int i = 0; i < times; ++i) {
       once.run();
     }
+    long elapsed = (System.nanoTime() - begin) / 1_000_000;
     System.gc();
     long growth = residentBytes() - resident;
-    System.out.println("leak: " + what + ", " + times + " times: resident memory grew by " + growth / 1024 + " KiB");
+    System.out.printf("leak: %s, %d times, %d ms: resident memory grew by %d KiB%n", what, times, elapsed, growth / 1024);
     assertEquals(held, libraryBytes(), what);
     assertTrue(growth < (8 << 20), what + " grew by " + growth + " bytes");
   }
