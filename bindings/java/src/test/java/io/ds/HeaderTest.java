@@ -161,7 +161,11 @@ class HeaderTest {
   }
 
   @Test
-  void theVersionIsTheHeaders() {
-    assertEquals(Native.header_version() / 1000, Ds.abiVersion() / 1000);
+  void theVersionIsTheHeaders() throws IOException {
+    int header = Native.header_version();
+    assertEquals(header / 1000, Ds.abiVersion() / 1000);
+    String version = header / 1000000 + "." + header / 1000 % 1000 + "." + header % 1000;
+    assertTrue(Files.readString(Fixtures.ROOT.resolve("bindings/java/pom.xml")).contains("<artifactId>ds</artifactId>\n  <version>" + version + "</version>"),
+        "the version of pom.xml is not " + version);
   }
 }
