@@ -4,20 +4,20 @@
 
 static struct {
   JavaVM* vm;
-  jclass byte_array;       /* byte[] */
-  jclass callbacks;        /* io.ds.Callbacks */
-  jfieldID handle;         /* NativeObject.handle */
-  jmethodID exception;     /* Callbacks: (status, message) -> exception */
-  jmethodID log;           /* ... and what hears each callback */
+  jclass byte_array;   /* byte[] */
+  jclass callbacks;    /* io.ds.Callbacks */
+  jfieldID handle;     /* NativeObject.handle */
+  jmethodID exception; /* Callbacks: (status, message) -> exception */
+  jmethodID log;       /* ... and what hears each callback */
   jmethodID progress;
   jmethodID token;
   jmethodID put;
   jmethodID get;
-  pthread_key_t attached;  /* threads of the library that are Java's for their callbacks */
+  pthread_key_t attached; /* threads of the library that are Java's for their callbacks */
 } java;
 
-/* What a callback threw on this thread, until the call that it came from ends. A local reference: callback and call share the
-   native frame. */
+/* What a callback threw on this thread, until the call that it came from ends. A local reference:
+   callback and call share the native frame. */
 static __thread jthrowable thrown;
 
 static void detach(void* vm) { (*(JavaVM*)vm)->DetachCurrentThread(vm); }
@@ -48,7 +48,8 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void* reserved) {
       {&java.get, "get", "(Lio/ds/KeyValueStore;[B)[B"},
   };
   for (size_t i = 0; i < sizeof methods / sizeof methods[0]; ++i) {
-    *methods[i].id = (*env)->GetStaticMethodID(env, java.callbacks, methods[i].name, methods[i].signature);
+    *methods[i].id =
+        (*env)->GetStaticMethodID(env, java.callbacks, methods[i].name, methods[i].signature);
     if (*methods[i].id == NULL) return JNI_ERR;
   }
   java.handle = (*env)->GetFieldID(env, object, "handle", "J");
@@ -56,7 +57,8 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* vm, void* reserved) {
   return JNI_VERSION_1_8;
 }
 
-/* When the class loader goes. Objects that the library keeps hold it, so no callback is left by then. */
+/* When the class loader goes. Objects that the library keeps hold it, so no callback is left by
+ * then. */
 JNIEXPORT void JNICALL JNI_OnUnload(JavaVM* vm, void* reserved) {
   JNIEnv* env = NULL;
   (void)reserved;
@@ -66,7 +68,8 @@ JNIEXPORT void JNICALL JNI_OnUnload(JavaVM* vm, void* reserved) {
   (*env)->DeleteGlobalRef(env, java.callbacks);
 }
 
-/* This thread's environment; a thread that Java does not know becomes a daemon until it ends. NULL when Java has ended. */
+/* This thread's environment; a thread that Java does not know becomes a daemon until it ends. NULL
+ * when Java has ended. */
 static JNIEnv* environment(void) {
   JNIEnv* env = NULL;
   if ((*java.vm)->GetEnv(java.vm, (void**)&env, JNI_VERSION_1_8) == JNI_OK) return env;
@@ -91,7 +94,8 @@ void ds_jni_finish(JNIEnv* env, ds_status status) {
   if (left == NULL) {
     jbyteArray message = ds_jni_bytes(env, ds_last_error_message());
     if (message == NULL) return; /* OutOfMemoryError is on its way */
-    left = (*env)->CallStaticObjectMethod(env, java.callbacks, java.exception, (jint)status, message);
+    left =
+        (*env)->CallStaticObjectMethod(env, java.callbacks, java.exception, (jint)status, message);
     if ((*env)->ExceptionCheck(env)) return;
   }
   (*env)->Throw(env, left);
@@ -208,13 +212,13 @@ void ds_jni_give_handles(JNIEnv* env, jlongArray out, void** handles) {
 static void copy_region(JNIEnv* env, jarray array, jsize count, ds_dtype dtype, void* memory,
                         int from_array) {
   switch (dtype) {
-#define REGION(CODE, TYPE)                                                    \
-  case CODE:                                                                  \
-    if (from_array) {                                                         \
-      (*env)->Get##TYPE##ArrayRegion(env, array, 0, count, memory);           \
-    } else {                                                                  \
-      (*env)->Set##TYPE##ArrayRegion(env, array, 0, count, memory);           \
-    }                                                                         \
+#define REGION(CODE, TYPE)                                          \
+  case CODE:                                                        \
+    if (from_array) {                                               \
+      (*env)->Get##TYPE##ArrayRegion(env, array, 0, count, memory); \
+    } else {                                                        \
+      (*env)->Set##TYPE##ArrayRegion(env, array, 0, count, memory); \
+    }                                                               \
     break
     REGION(DS_FLOAT32, Float);
     REGION(DS_FLOAT64, Double);
@@ -267,9 +271,11 @@ void ds_jni_log(void* sink, int32_t level, const char* component, const char* te
   jbyteArray where = ds_jni_bytes(env, component);
   jbyteArray what = where == NULL ? NULL : ds_jni_bytes(env, text);
   if (what != NULL) {
-    (*env)->CallStaticVoidMethod(env, java.callbacks, java.log, (jobject)sink, (jint)level, where, what);
+    (*env)->CallStaticVoidMethod(env, java.callbacks, java.log, (jobject)sink, (jint)level, where,
+                                 what);
   }
-  if ((*env)->ExceptionCheck(env)) (*env)->ExceptionClear(env); /* no memory for the texts: the message is lost */
+  if ((*env)->ExceptionCheck(env))
+    (*env)->ExceptionClear(env); /* no memory for the texts: the message is lost */
   (*env)->PopLocalFrame(env, NULL);
 }
 
@@ -278,8 +284,8 @@ int32_t ds_jni_progress(void* listener, const char* call, int64_t done, int64_t 
   if (env == NULL) return 1;
   jbyteArray name = ds_jni_bytes(env, call);
   if (caught(env)) return 1;
-  const jboolean on = (*env)->CallStaticBooleanMethod(env, java.callbacks, java.progress, (jobject)listener,
-                                                      name, (jlong)done, (jlong)total);
+  const jboolean on = (*env)->CallStaticBooleanMethod(
+      env, java.callbacks, java.progress, (jobject)listener, name, (jlong)done, (jlong)total);
   (*env)->DeleteLocalRef(env, name);
   return caught(env) || !on;
 }
@@ -287,8 +293,8 @@ int32_t ds_jni_progress(void* listener, const char* call, int64_t done, int64_t 
 int32_t ds_jni_token(void* listener, int32_t token) {
   JNIEnv* env = environment();
   if (env == NULL) return 1;
-  const jboolean on =
-      (*env)->CallStaticBooleanMethod(env, java.callbacks, java.token, (jobject)listener, (jint)token);
+  const jboolean on = (*env)->CallStaticBooleanMethod(env, java.callbacks, java.token,
+                                                      (jobject)listener, (jint)token);
   return caught(env) || !on;
 }
 

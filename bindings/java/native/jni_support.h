@@ -1,4 +1,5 @@
-/* What the generated layer and the callbacks need from JNI. Functions that return int give 0 after they have thrown. */
+/* What the generated layer and the callbacks need from JNI. Functions that return int give 0 after
+ * they have thrown. */
 #ifndef DS_JAVA_JNI_SUPPORT_H
 #define DS_JAVA_JNI_SUPPORT_H
 
@@ -7,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ends a call: throws the exception that a callback left, or the one of a negative status, with its message. */
+/* Ends a call: throws the exception that a callback left, or the one of a negative status, with its
+ * message. */
 void ds_jni_finish(JNIEnv* env, ds_status status);
 void ds_jni_out_of_memory(JNIEnv* env);
 
@@ -27,7 +29,8 @@ void* ds_jni_element(JNIEnv* env, jobjectArray objects, jsize index);
 int ds_jni_handles(JNIEnv* env, jobjectArray objects, void*** out_handles);
 void ds_jni_give_handles(JNIEnv* env, jlongArray out, void** handles);
 
-/* Copies between a tensor and a Java array of its type. Regions are copied, not pinned: the garbage collector goes on. */
+/* Copies between a tensor and a Java array of its type. Regions are copied, not pinned: the garbage
+ * collector goes on. */
 ds_status ds_jni_copy_elements(JNIEnv* env, ds_tensor* tensor, jarray array, ds_dtype dtype,
                                int to_tensor);
 

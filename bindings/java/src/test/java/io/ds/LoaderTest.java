@@ -36,11 +36,16 @@ class LoaderTest {
 
   /** A program of its own, in a Java of its own. */
   static String run(List<String> options, String... command) throws IOException, InterruptedException {
+    return run(Path.of("."), options, command);
+  }
+
+  /** The same in a folder; its exit status on the first line, then what it printed. */
+  static String run(Path folder, List<String> options, String... command) throws IOException, InterruptedException {
     List<String> line = new java.util.ArrayList<>(List.of(Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-XX:TieredStopAtLevel=1"));
     line.addAll(options);
     line.addAll(List.of(command));
     Path output = Files.createTempFile("ds-test", ".log");
-    Process process = new ProcessBuilder(line).redirectErrorStream(true).redirectOutput(output.toFile()).start();
+    Process process = new ProcessBuilder(line).directory(folder.toFile()).redirectErrorStream(true).redirectOutput(output.toFile()).start();
     boolean ended = process.waitFor(60, TimeUnit.SECONDS);
     process.destroyForcibly();
     String text = Files.readString(output);
