@@ -174,7 +174,7 @@ void Training::keep_settings(const std::string& tokenizer) const {
 
 void Training::open_engine() {
   try {
-    engine_ = libds::Engine::create_with(config_.text, config_.options, model_, &comm_);
+    engine_ = libds::Engine(config_.text, model_, &comm_, config_.options);
   } catch (const libds::Error& error) {
     if (error.status() != DS_ERR_CONFIG || o_.config.path.empty()) throw;
     throw Failure(o_.config.path + ": " + plain_message(error));

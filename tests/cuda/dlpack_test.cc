@@ -91,7 +91,7 @@ TEST_F(GpuDlpack, GoesInAndOut) {
   Loan loan(values);
   ds_tensor* const tensor = loan.tensor();
   int32_t kind = 0;
-  EXPECT_EQ(ds_tensor_device(tensor, &kind), DS_OK);
+  kind = info_of(tensor).device_kind;
   EXPECT_EQ(kind, DS_DEVICE_CUDA);
   EXPECT_EQ(read(tensor), values);
   EXPECT_EQ(ds_tensor_write(tensor, others.data(), kElements * 4), DS_OK);
@@ -173,7 +173,7 @@ TEST_F(GpuDlpack, CallsForTheHostSayWhere) {
   ds_tensor* const tensor = loan.tensor();
   ds_comm* comm = nullptr;
   ASSERT_EQ(ds_comm_create(0, 1, nullptr, nullptr, &comm), DS_OK) << ds_last_error_message();
-  EXPECT_THAT(refused(ds_comm_all_reduce(comm, tensor), DS_ERR_UNSUPPORTED),
+  EXPECT_THAT(refused(ds_comm_all_reduce(comm, tensor, DS_REDUCE_SUM), DS_ERR_UNSUPPORTED),
               HasSubstr("tensor must lie in host memory; it lies on cuda:0"));
   ds_comm_destroy(comm);
   ds_model* model = nullptr;
@@ -203,7 +203,7 @@ struct OwnModel {
     parameters[0].lend = 1;
     EXPECT_EQ(ds_model_create_from_parameters(parameters, 2, &model), DS_OK)
         << ds_last_error_message();
-    EXPECT_EQ(ds_engine_create(config, model, nullptr, &engine), DS_OK) << ds_last_error_message();
+    EXPECT_EQ(ds_engine_create(config, nullptr, model, nullptr, &engine), DS_OK) << ds_last_error_message();
   }
   ~OwnModel() {
     ds_engine_destroy(engine);
@@ -223,7 +223,7 @@ struct OwnModel {
   }
   std::vector<float> weights(const char* name) {
     ds_tensor* tensor = nullptr;
-    EXPECT_EQ(ds_model_get_tensor(model, name, &tensor), DS_OK) << ds_last_error_message();
+    EXPECT_EQ(ds_model_get_parameter(model, index_of(model, name), &tensor), DS_OK) << ds_last_error_message();
     std::vector<float> out(kElements);
     EXPECT_EQ(ds_tensor_read(tensor, out.data(), kElements * 4), DS_OK);
     ds_tensor_destroy(tensor);
@@ -284,7 +284,7 @@ TEST_F(GpuDlpack, OwnParametersFollowTheHost) {
       // A value of the caller, from the GPU.
       const std::vector<float> values = numbers();
       gradient_memory.put(values);
-      EXPECT_EQ(ds_model_set_tensor(gpu.model, "lent", gradient), DS_OK) << ds_last_error_message();
+      EXPECT_EQ(ds_model_set_parameter(gpu.model, index_of(gpu.model, "lent"), gradient), DS_OK) << ds_last_error_message();
       EXPECT_EQ(lent.get(), values);
     }
     for (ds_tensor* const tensor : {lent_tensor, copied_tensor, gradient})
@@ -302,12 +302,12 @@ TEST_F(GpuDlpack, ViewsOfWeightsAndGradients) {
                  R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
                      "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})");
     ds_tensor *weights = nullptr, *gradients = nullptr;
-    ASSERT_EQ(ds_model_view_tensor(own.model, "copied", &weights), DS_OK)
+    ASSERT_EQ(ds_model_view_parameter(own.model, index_of(own.model, "copied"), &weights), DS_OK)
         << ds_last_error_message();
     ASSERT_EQ(ds_engine_gradient_view(own.engine, "copied", &gradients), DS_OK)
         << ds_last_error_message();
     void* data = nullptr;
-    EXPECT_EQ(ds_tensor_data(gradients, &data), DS_OK);
+    data = info_of(gradients).data;
     const std::vector<float> before = read(weights), values = numbers();
     ASSERT_EQ(cudaMemcpy(data, values.data(), kElements * 4, cudaMemcpyDefault), cudaSuccess);
     ds_step_report report = {};
@@ -350,7 +350,7 @@ TEST_F(GpuDlpack, MemoryOfTwoPlacesIsRefused) {
   ASSERT_EQ(ds_model_create_from_parameters(parameters + 1, 1, &model), DS_OK);
   EXPECT_EQ(ds_model_set_device(model, "cuda:0"), DS_OK) << ds_last_error_message();
   ds_tensor* moved = nullptr;
-  EXPECT_EQ(ds_model_get_tensor(model, "b", &moved), DS_OK);
+  EXPECT_EQ(ds_model_get_parameter(model, index_of(model, "b"), &moved), DS_OK);
   EXPECT_EQ(read(moved), on_host.data);
   ds_tensor_destroy(moved);
   ds_model_destroy(model);
