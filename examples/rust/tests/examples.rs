@@ -142,14 +142,9 @@ impl Service {
     }
 
     fn end(mut self) -> String {
-        assert!(self.child.wait().unwrap().success());
         let mut rest = String::new();
-        self.child
-            .stdout
-            .as_mut()
-            .unwrap()
-            .read_to_string(&mut rest)
-            .unwrap();
+        self.output.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success());
         rest
     }
 }
