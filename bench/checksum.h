@@ -11,8 +11,8 @@ namespace bench {
 // FNV-1a over the bits of all weights.
 inline std::string checksum(const libds::Model& model) {
   uint64_t sum = 0xCBF29CE484222325u;
-  for (const std::string& name : model.tensor_names()) {
-    for (const float value : model.tensor(name).to_vector<float>()) {
+  for (const std::string& name : model.parameter_names()) {
+    for (const float value : model.parameter(name).to_vector<float>()) {
       uint32_t bits = 0;
       std::memcpy(&bits, &value, sizeof bits);
       sum = (sum ^ bits) * 0x100000001B3u;

@@ -107,8 +107,7 @@ double product_elements(const libds::Model& model, const json& config) {
   const int64_t positions =
       config.value("n_positions", config.value("max_position_embeddings", int64_t{0}));
   double sum = 0;
-  for (const std::string& name : model.tensor_names()) {
-    const json info = json::parse(model.tensor_info(name));
+  for (const json& info : json::parse(model.parameters())) {
     const std::vector<int64_t> shape = info.at("shape");
     if (shape.size() != 2 || shape[0] == vocab || shape[0] == positions) continue;
     sum += static_cast<double>(shape[0]) * static_cast<double>(shape[1]);
@@ -127,12 +126,15 @@ int run(int argc, char** argv) {
   libds::Model model = libds::Model::create(text.str(), 1);
   const json config = json::parse(model.config());
   const double elements = product_elements(model, config);
-  const json form = json::parse(model.prepare_inference(
-      json{{"weights", weights}, {"threads", number(5, 0)}, {"group_size", number(6, 64)}}.dump()));
+  libds::Generator generator(
+      model,
+      json{{"weights", weights}, {"threads", number(5, 0)}, {"group_size", number(6, 64)}}.dump());
+  model.reset();
+  const ds_generator_info form = generator.info();
 
-  ds::ThreadPool pool(form.at("threads").get<int>());
+  ds::ThreadPool pool(form.threads);
   const ds::bench::Limits limits = ds::bench::measure_limits(pool);
-  const double bytes = form.at("bytes_per_token");
+  const auto bytes = static_cast<double>(form.bytes_per_token);
   ReadLimit limit(pool, static_cast<size_t>(bytes));
   const libds::Tensor ids = libds::Tensor::from(random_tokens(prompt, config.at("vocab_size")));
   libds::GenerateOptions how;
@@ -142,7 +144,7 @@ int run(int argc, char** argv) {
     double last = now();
     int64_t seen = 0;
     std::vector<double> group;  // tokens since the limit was measured
-    model.generate(ids, how, [&](int32_t) {
+    generator.generate(ids, how, [&](int32_t) {
       const double at = now();
       if (seen == 0 && round > 0) prompts.push_back(at - last);
       if (seen > 0) group.push_back(at - last);
@@ -164,14 +166,14 @@ int run(int argc, char** argv) {
   const double peak = weights == "fp32" ? limits.fp32_flops : limits.bf16_flops;
   const double flops = 2 * elements * static_cast<double>(prompt) / first;
   const json result = {{"weights", weights},
-                       {"group_size", form.value("group_size", int64_t{0})},
-                       {"threads", form.at("threads")},
+                       {"group_size", form.group_size},
+                       {"threads", form.threads},
                        {"prompt", prompt},
                        {"new", count},
                        {"ms_per_token", per_token * 1e3},
                        {"tokens_per_s", 1 / per_token},
                        {"bytes_per_token", bytes},
-                       {"bytes", form.at("bytes")},
+                       {"bytes", form.bytes},
                        {"gb_per_s", bytes / per_token * 1e-9},
                        {"read", read * 1e-9},
                        {"share", median(shares)},

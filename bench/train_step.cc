@@ -62,7 +62,7 @@ class Training {
         engine_.backward(loss);
         engine_.step();
       }
-      if (i + 1 == count && model_.device() != "cpu") model_.tensor(smallest_);
+      if (i + 1 == count && model_.device() != "cpu") model_.parameter(smallest_);
       const auto now = std::chrono::steady_clock::now();
       times.push_back(std::chrono::duration<double, std::milli>(now - began).count());
       began = now;
@@ -115,13 +115,10 @@ class Training {
   static std::string smallest_of(const libds::Model& model) {
     std::string found;
     int64_t least = 0;
-    for (const std::string& name : model.tensor_names()) {
-      int64_t elements = 1;
-      for (const Json& size : Json::parse(model.tensor_info(name)).at("shape")) {
-        elements *= size.get<int64_t>();
-      }
+    for (int64_t i = 0; i < model.info().parameters; ++i) {
+      const int64_t elements = model.parameter_info(i).elements;
       if (found.empty() || elements < least) {
-        found = name;
+        found = model.parameter_name(i);
         least = elements;
       }
     }

@@ -1,12 +1,10 @@
-# What an installation holds: libds, ds.h, ds.hpp, the program, ds.pc for pkg-config and
-# dsConfig.cmake for find_package(ds). All of it may be moved after installation.
+# What an installation holds: libds, the headers, the program, ds.pc for pkg-config and
+# dsConfig.cmake for find_package(ds), licences. All of it may be moved after installation. Components:
+# library, development, program, and mpi where the plug-in is built.
 include(CMakePackageConfigHelpers)
 
-set(DS_PUBLIC_HEADERS ${CMAKE_SOURCE_DIR}/include/ds.h)
-if(EXISTS ${CMAKE_SOURCE_DIR}/include/ds.hpp)
-  list(APPEND DS_PUBLIC_HEADERS ${CMAKE_SOURCE_DIR}/include/ds.hpp)
-endif()
-install(FILES ${DS_PUBLIC_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  COMPONENT development FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 
 if(TARGET ds)
   # One folder that holds all that a system need not have: the C and C++ run-time libraries stay out.
@@ -15,12 +13,13 @@ if(TARGET ds)
     set(DS_DEPENDENCY_SET RUNTIME_DEPENDENCY_SET ds_dependencies)
     install(RUNTIME_DEPENDENCY_SET ds_dependencies
       PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|gcc_s|stdc\\+\\+)\\.so"
-      LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+      LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library)
   endif()
   install(TARGETS ds EXPORT dsTargets ${DS_DEPENDENCY_SET}
-    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_COMPONENT Development)
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    COMPONENT library NAMELINK_COMPONENT development)
   set(DS_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/ds)
-  install(EXPORT dsTargets NAMESPACE ds:: DESTINATION ${DS_CMAKE_DIR})
+  install(EXPORT dsTargets NAMESPACE ds:: DESTINATION ${DS_CMAKE_DIR} COMPONENT development)
   configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/dsConfig.cmake.in
     ${CMAKE_BINARY_DIR}/dsConfig.cmake INSTALL_DESTINATION ${DS_CMAKE_DIR}
     NO_CHECK_REQUIRED_COMPONENTS_MACRO)
@@ -33,7 +32,7 @@ if(TARGET ds)
   write_basic_package_version_file(${CMAKE_BINARY_DIR}/dsConfigVersion.cmake
     VERSION ${PROJECT_VERSION} COMPATIBILITY ${DS_COMPATIBILITY})
   install(FILES ${CMAKE_BINARY_DIR}/dsConfig.cmake ${CMAKE_BINARY_DIR}/dsConfigVersion.cmake
-    DESTINATION ${DS_CMAKE_DIR})
+    DESTINATION ${DS_CMAKE_DIR} COMPONENT development)
 
   # pkg-config finds the prefix from where ds.pc lies, so that the tree can be moved.
   file(RELATIVE_PATH DS_PC_UP /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
@@ -51,7 +50,8 @@ if(TARGET ds)
     set(DS_PC_INCLUDEDIR "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
   endif()
   configure_file(${CMAKE_SOURCE_DIR}/cmake/ds.pc.in ${CMAKE_BINARY_DIR}/ds.pc @ONLY)
-  install(FILES ${CMAKE_BINARY_DIR}/ds.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  install(FILES ${CMAKE_BINARY_DIR}/ds.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+    COMPONENT development)
 endif()
 
 # The API reference, when Doxygen is there: `ninja docs`.

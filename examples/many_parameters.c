@@ -1,6 +1,6 @@
 /* Host time of a step does not grow with the number of parameters: the same 8 million numbers as
    100 tensors and as 10,000; medians of the time to hand over all gradients in one call, and of the
-   step. (A program that writes its gradients into ds_engine_gradient_view hands nothing over.)
+   step. (A program that writes its gradients into ds_engine_view_gradient hands nothing over.)
    many_parameters [STEPS] */
 #define _POSIX_C_SOURCE 199309L
 #include <ds.h>
@@ -60,7 +60,7 @@ static int make(Run* run, int64_t count, float* numbers) {
   TRY(
       ds_engine_create("{\"train_micro_batch_size_per_gpu\": 1, \"optimizer\":"
                        " {\"type\": \"AdamW\", \"params\": {\"lr\": 0.001}}}",
-                       run->model, NULL, &run->engine));
+                       NULL, run->model, NULL, &run->engine));
   free(parameters);
   free(names);
   return 0;

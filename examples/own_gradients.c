@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
     parameters[i].lend = 1; /* new weights arrive in `net` */
   }
   TRY(ds_model_create_from_parameters(parameters, kTensors, &model));
-  TRY(ds_engine_create(config, model, NULL, &engine));
+  TRY(ds_engine_create(config, NULL, model, NULL, &engine));
   while (report.step < atoi(argv[1])) {
     loss = loss_and_gradient(&net, &gradient);
     TRY(ds_engine_add_gradients(engine, NULL, gradients, kTensors));

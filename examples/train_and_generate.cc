@@ -65,7 +65,8 @@ void run(const std::string& path, int steps, const std::string& prompt) {
   libds::GenerateOptions how;
   how.max_tokens = 40;
   how.temperature = 0.7;
-  const auto ids = model.generate(tokenizer.encode(prompt), how);
+  libds::Generator generator(model);
+  const auto ids = generator.generate(tokenizer.encode(prompt), how);
   std::cout << prompt << tokenizer.decode(ids) << "\n";
 }
 

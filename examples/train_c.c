@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
   snprintf(text, sizeof text, "{\"path\": \"%s\", \"sequence_length\": 64}", argv[1]);
   TRY(ds_dataset_open(text, NULL, &data)); /* NULL: no tokenizer, so bytes */
   TRY(ds_model_create(shape, 1, &model));
-  TRY(ds_engine_create(config, model, NULL, &engine)); /* NULL: this process alone */
+  TRY(ds_engine_create(config, NULL, model, NULL, &engine)); /* NULL: this process alone */
   TRY(ds_engine_set_dataset(engine, data));
   while (report.step < atoi(argv[2])) {
     TRY(ds_engine_train_batch(engine, &report));

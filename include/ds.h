@@ -10,7 +10,8 @@
  *             are counted inside, so handles may be destroyed in any order.
  * Handles     A handle is a number in a pointer's clothes: never dereferenced, never reused. NULL,
  *             a handle of another kind or one already destroyed gives DS_ERR_INVALID_ARGUMENT.
- * NULL        A pointer must not be NULL unless its comment says what NULL means.
+ * NULL        A pointer must not be NULL unless it is marked DS_NULLABLE; the comment says what
+ *             NULL means.
  * Structs     begin with struct_size, sizeof of the caller's header, which the DS_..._INIT macros
  *             set; they grow at the end only, and what an older caller does not have is 0, the
  *             default. Those that a call fills keep the caller's size.

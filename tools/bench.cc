@@ -133,7 +133,7 @@ void train_step(libds::Engine& engine, const libds::Tensor& ids, const libds::Te
 Json bench_training(const Options& o, libds::Model& model, const Json& model_config,
                     int64_t length) {
   const RunConfig config = engine_config(o);
-  libds::Engine engine = libds::Engine::create_with(config.text, config.options, model);
+  libds::Engine engine(config.text, model, nullptr, config.options);
   const Json resolved = parse_json(engine.config(), "the engine's configuration").at("config");
   const int64_t batch = resolved.at("train_micro_batch_size_per_gpu").get<int64_t>();
   const int64_t micro_batches = resolved.value("gradient_accumulation_steps", int64_t{1});
@@ -161,12 +161,12 @@ Json bench_training(const Options& o, libds::Model& model, const Json& model_con
   out["backward_seconds"] = median(times.backward);
   out["update_seconds"] = median(times.update);
   out["tokens_per_s"] = rate;
-  out["flops_per_s"] = 6 * static_cast<double>(model.parameter_count()) * rate;
+  out["flops_per_s"] = 6 * static_cast<double>(model.info().elements) * rate;
   out["memory"] = parse_json(engine.memory_report(), "the engine's memory report");
   return out;
 }
 
-Json bench_generation(const Options& o, libds::Model& model, const Json& model_config) {
+Json bench_generation(const Options& o, libds::Generator& generator, const Json& model_config) {
   const int64_t positions = model_positions(model_config);
   int64_t prompt = o.prompt;
   if (positions > 0) prompt = std::clamp<int64_t>(prompt, 1, std::max<int64_t>(positions / 2, 1));
@@ -182,7 +182,7 @@ Json bench_generation(const Options& o, libds::Model& model, const Json& model_c
     double first = 0, last = 0;
     int64_t tokens = 0;
     const double start = now();
-    model.generate(ids, how, [&](int32_t) {
+    generator.generate(ids, how, [&](int32_t) {
       last = now();
       if (tokens++ == 0) first = last;
       return true;
@@ -241,16 +241,19 @@ int run(const Options& o) {
 
   Json result;
   result["model"] = o.model;
-  result["parameters"] = model.parameter_count();
+  result["parameters"] = model.info().elements;
   result["device"] = model.device();
   result["threads"] = o.threads ? Json(*o.threads) : Json();
   result["training"] = nullptr;
   if (o.steps > 0) result["training"] = bench_training(o, model, config, length);
   // An encoder continues nothing.
   const bool generates = o.generate > 0 && config.value("model_type", std::string()) != "bert";
-  if (generates) prepare_weights(model, o.weights);
   result["weights"] = o.weights.weights.empty() ? "fp32" : o.weights.weights;
-  result["generation"] = generates ? bench_generation(o, model, config) : Json();
+  result["generation"] = nullptr;
+  if (generates) {
+    libds::Generator generator = make_generator(std::move(model), o.weights);
+    result["generation"] = bench_generation(o, generator, config);
+  }
   std::cout << (o.json ? result.dump(2) + "\n" : for_people(result));
   return kDone;
 }

@@ -55,28 +55,29 @@ class Evaluation {
   void score(const std::vector<Passage>& passages, const Prediction& prediction);
 
   const Options& o_;
-  libds::Model model_;
+  libds::Generator generator_;
   libds::Tokenizer tokenizer_;
   int64_t length_ = 0;
   int64_t batch_ = 0;
 };
 
 Evaluation::Evaluation(const Options& options)
-    : o_(options), model_(libds::Model::open(options.model)) {
-  const Json config = parse_json(model_.config(), "the model's configuration");
+    : o_(options) {
+  libds::Model model = libds::Model::open(options.model);
+  const Json config = parse_json(model.config(), "the model's configuration");
   const std::string type =
       config.is_object() ? config.value("model_type", std::string()) : std::string();
   if (!config.is_object() || type == "bert") {
     throw Failure(o_.model + (type.empty() ? " holds own parameters" : " is a " + type + " model") +
                   ": only a causal language model predicts the next token");
   }
-  prepare_weights(model_, o_.weights);
   // Tokens that are already there need a tokenizer only to count words.
   if (!is_token_prefix(o_.data)) {
-    tokenizer_ = tokenizer_for(o_.tokenizer, o_.model, model_);
+    tokenizer_ = tokenizer_for(o_.tokenizer, o_.model, model);
   } else {
     tokenizer_ = o_.tokenizer.empty() ? find_tokenizer(o_.model) : open_tokenizer(o_.tokenizer);
   }
+  generator_ = make_generator(std::move(model), o_.weights);
   const int64_t positions = model_positions(config);
   length_ = o_.sequence_length;
   if (length_ == 0) length_ = std::min(positions > 0 ? positions : INT64_MAX, kLongestDefault);
@@ -91,7 +92,7 @@ Evaluation::Evaluation(const Options& options)
 
 void Evaluation::score(const std::vector<Passage>& passages, const Prediction& prediction) {
   const bool terminal = isatty(STDERR_FILENO) != 0;
-  predict(model_, passages, batch_, prediction, [&](size_t done) {
+  predict(generator_, passages, batch_, prediction, [&](size_t done) {
     if (!terminal) return;
     std::cerr << "\r\033[K" << done << "/" << passages.size() << std::flush;
     if (done == passages.size()) std::cerr << "\r\033[K" << std::flush;

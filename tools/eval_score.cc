@@ -20,7 +20,7 @@ std::vector<Passage> sliding_windows(const int32_t* ids, int64_t count, int64_t 
   return windows;
 }
 
-void predict(libds::Model& model, const std::vector<Passage>& passages, int64_t batch,
+void predict(libds::Generator& generator, const std::vector<Passage>& passages, int64_t batch,
              const Prediction& prediction, const std::function<void(size_t done)>& progress) {
   const auto size = static_cast<size_t>(batch);
   for (size_t first = 0; first < passages.size(); first += size) {
@@ -33,7 +33,7 @@ void predict(libds::Model& model, const std::vector<Passage>& passages, int64_t 
       std::copy_n(p.ids, p.length, ids.begin() + static_cast<std::ptrdiff_t>(i) * longest);
     }
     const libds::Tensor logits =
-        model.logits(libds::Tensor::from(ids, {static_cast<int64_t>(rows), longest}));
+        generator.logits(libds::Tensor::from(ids, {static_cast<int64_t>(rows), longest}));
     if (logits.ndim() != 3) throw Failure("the model classifies whole texts: it has no next token");
     const int64_t vocabulary = logits.size(2);
     const auto* const data = static_cast<const float*>(logits.data());

@@ -30,7 +30,7 @@ using Prediction =
 
 // Runs the passages `batch` at a time, padded at the end: a causal model does not look there.
 // `progress` is called after each batch with how many passages are done.
-void predict(libds::Model& model, const std::vector<Passage>& passages, int64_t batch,
+void predict(libds::Generator& generator, const std::vector<Passage>& passages, int64_t batch,
              const Prediction& prediction, const std::function<void(size_t done)>& progress);
 
 // -log of the softmax at `next`, in double. Failure when a logit is not finite.

@@ -83,13 +83,9 @@ Json describe_adaptation(const FineTuneOptions& o) {
 
 ParameterCounts count_parameters(const libds::Model& model) {
   ParameterCounts counts;
-  for (const std::string& name : model.tensor_names()) {
-    const Json info = parse_json(model.tensor_info(name), "a parameter's description");
-    int64_t elements = 1;
-    for (const Json& size : info.at("shape")) elements *= size.get<int64_t>();
-    counts.all += elements;
-    if (info.at("trainable").get<bool>()) counts.trained += elements;
-  }
+  const ds_model_info info = model.info();
+  counts.all = info.elements;
+  counts.trained = info.trainable_elements;
   return counts;
 }
 

@@ -103,7 +103,7 @@ class TextStream {
 int run(const Options& o) {
   libds::Model model = libds::Model::open(o.model);
   const libds::Tokenizer tokenizer = tokenizer_for(o.tokenizer, o.model, model);
-  prepare_weights(model, o.weights);
+  libds::Generator generator = make_generator(std::move(model), o.weights);
   const std::string text = o.prompt == "-" ? read_text("-") : o.prompt;
   const auto end_of_text = tokenizer.end_of_text();
   libds::Tensor prompt = tokenizer.encode(text);
@@ -132,7 +132,7 @@ int run(const Options& o) {
   int64_t count = 0;
   const auto start = std::chrono::steady_clock::now();
   try {
-    model.generate(prompt, how, [&](int32_t id) {
+    generator.generate(prompt, how, [&](int32_t id) {
       stream.token(id);
       ++count;
       return signals.stop() == 0;

@@ -30,14 +30,13 @@ void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
       ->check(at_least(1));
 }
 
-void prepare_weights(libds::Model& model, const WeightOptions& o) {
+libds::Generator make_generator(libds::Model model, const WeightOptions& o) {
   model.set_device(o.device);
-  if (o.weights.empty() && !o.threads) return;
-  model.prepare_inference(Json{
-      {"weights", o.weights.empty() ? "fp32" : o.weights},
-      {"group_size", o.group_size},
-      {"threads",
-       o.threads.value_or(0)}}.dump());
+  if (o.weights.empty() && !o.threads) return libds::Generator(model);
+  const Json form = {{"weights", o.weights.empty() ? "fp32" : o.weights},
+                     {"group_size", o.group_size},
+                     {"threads", o.threads.value_or(0)}};
+  return libds::Generator(model, form.dump());
 }
 
 }  // namespace tool

@@ -24,7 +24,7 @@ void add_weight_options(CLI::App& sub, WeightOptions& options, bool threads);
 // The option of everything that runs models.
 CLI::Option* add_device_option(CLI::App& sub, std::string& device);
 
-// Moves the model, and prepares it for inference when an option asks for it.
-void prepare_weights(libds::Model& model, const WeightOptions& options);
+// What runs the model on the device and in the form that the options ask for.
+libds::Generator make_generator(libds::Model model, const WeightOptions& options);
 
 }  // namespace tool

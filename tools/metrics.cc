@@ -115,8 +115,14 @@ void MetricsFile::keep_up_to(int64_t step) {
   }
 }
 
+std::string bad_parameter(const libds::StepReport& report, const libds::Model& model) {
+  return report.first_bad_parameter < 0 ? std::string()
+                                        : model.parameter_name(report.first_bad_parameter);
+}
+
 void MetricsFile::write(const libds::StepReport& report, std::optional<double> valid_loss,
-                        const libds::Comm& comm, const libds::Engine& engine) {
+                        const libds::Comm& comm, const libds::Engine& engine,
+                        const libds::Model& model) {
   if (path_.empty()) return;
   Json line;
   line["step"] = report.step;
@@ -131,7 +137,7 @@ void MetricsFile::write(const libds::StepReport& report, std::optional<double> v
   line["samples"] = report.samples;
   if (!report.applied) {
     line["skip_reason"] = skip_reason_name(report.skip_reason);
-    line["first_bad_tensor"] = report.first_bad_tensor;
+    line["first_bad_tensor"] = bad_parameter(report, model);
     if (report.first_bad_element >= 0) {
       line["first_bad_element"] = report.first_bad_element;
       line["first_bad_value"] = value_name(report.first_bad_value);

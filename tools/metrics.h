@@ -30,7 +30,8 @@ class MetricsFile {
   // Of `comm`, what this process has sent since the last line, where it has somebody to send to;
   // of `engine`, the memory that it has needed, where that has changed since the last line.
   void write(const libds::StepReport& report, std::optional<double> valid_loss,
-             const libds::Comm& comm, const libds::Engine& engine);
+             const libds::Comm& comm, const libds::Engine& engine,
+             const libds::Model& model);
 
  private:
   void keep_up_to(int64_t step);
@@ -47,5 +48,8 @@ class MetricsFile {
   int64_t across_nodes_ = 0;
   Json memory_;  // of the last line that said it
 };
+
+// Name of the parameter with the first gradient that is not finite; "" when that is not known.
+std::string bad_parameter(const libds::StepReport& report, const libds::Model& model);
 
 }  // namespace tool

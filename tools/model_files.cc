@@ -84,7 +84,7 @@ std::string source_folder(const std::string& folder, const std::string& tag) {
 
 bool has_adapters(const libds::Model& model) {
   static const std::string kEnd = ".lora_A.weight";
-  const std::vector<std::string> names = model.tensor_names();
+  const std::vector<std::string> names = model.parameter_names();
   return std::any_of(names.begin(), names.end(), [](const std::string& name) {
     return name.size() > kEnd.size() &&
            name.compare(name.size() - kEnd.size(), kEnd.size(), kEnd) == 0;

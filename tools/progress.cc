@@ -35,7 +35,7 @@ Progress::Progress(int64_t first, int64_t total, int64_t interval, bool quiet)
 
 Progress::~Progress() { clear(); }
 
-void Progress::step(const libds::StepReport& report) {
+void Progress::step(const libds::StepReport& report, const std::string& bad_parameter) {
   const bool first = report.step == first_ + 1;
   const double speed = tokens_per_second(report);
   // The first step of a run also pays for memory and caches: the estimate starts with the second.
@@ -48,7 +48,7 @@ void Progress::step(const libds::StepReport& report) {
     message(
         format("step %lld: not applied, the gradient is not finite, first in %s (loss scale %g)",
                static_cast<long long>(report.step),
-               report.first_bad_tensor[0] ? report.first_bad_tensor : "an unknown tensor",
+               bad_parameter.empty() ? "an unknown tensor" : bad_parameter.c_str(),
                report.loss_scale));
   }
   if (quiet_) return;

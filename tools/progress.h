@@ -16,7 +16,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void step(const libds::StepReport& report);
+  // `bad_parameter`: of a step that was not applied, the first one with a bad gradient.
+  void step(const libds::StepReport& report, const std::string& bad_parameter);
   // A line of its own, above the bar.
   void message(const std::string& text);
   // Takes the bar away, for something else that writes to standard error.

@@ -124,7 +124,7 @@ void load_checkpoint(libds::Engine& engine, const LoadedRun& run, const TrainOpt
                     {"load_lr_scheduler_states", !parts.no_schedule},
                     {"strict", parts.strict}};
   try {
-    engine.load_with(run.folder, run.tag, how.dump());
+    engine.load(run.folder, run.tag, how.dump());
   } catch (const libds::Error& error) {
     const bool other_parameters =
         error.status() == DS_ERR_INVALID_ARGUMENT || error.status() == DS_ERR_NOT_FOUND;

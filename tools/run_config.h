@@ -29,7 +29,7 @@ struct ConfigOptions {
 
 struct RunConfig {
   std::string text;     // the document
-  std::string options;  // how the library reads it: for ds_engine_create_with
+  std::string options;  // how the library reads it: for ds_engine_create
   int64_t seed = 0;     // what the run uses
 };
 

@@ -94,14 +94,14 @@ void RunLoop::train(SignalWatch& signals, MetricsFile& metrics) {
   while (step_ < o_.steps && news_.stop == 0) {
     report_ = saved_before_failure([&] { return engine_.train_batch(); });
     step_ = report_.step;
-    progress_.step(report_);
+    progress_.step(report_, report_.applied ? "" : bad_parameter(report_, model_));
     const bool last = step_ >= o_.steps;
     news_ = agreed(signals);
     std::optional<double> valid_loss;
     if (news_.stop == 0 && (last || due(o_.eval_interval))) {
       valid_loss = saved_before_failure([&] { return validate(); });
     }
-    metrics.write(report_, valid_loss, comm_, engine_);
+    metrics.write(report_, valid_loss, comm_, engine_, model_);
     if (valid_loss) {
       progress_.message(format("step %lld  validation loss %s  perplexity %s",
                                static_cast<long long>(step_),

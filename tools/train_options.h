@@ -10,7 +10,7 @@
 
 namespace tool {
 
-// How much of the checkpoint --load takes over; see ds_engine_load_with.
+// How much of the checkpoint --load takes over; see ds_engine_load.
 struct LoadParts {
   bool weights_only = false;
   bool no_optimizer = false;

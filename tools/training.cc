@@ -75,8 +75,9 @@ libds::Model Training::new_model(const std::string& path) const {
   const std::string& head = o_.fine_tune.head;
   if (folder_exists(path)) {
     if (head.empty()) return libds::Model::open(path);
-    const Json changes = {{"architectures", Json::array({head})}};
-    return libds::Model::open_with(path, changes.dump(), config_.seed);
+    const Json options = {{"config", {{"architectures", Json::array({head})}}},
+                          {"head_seed", config_.seed}};
+    return libds::Model::open(path, options.dump());
   }
   std::string text = read_text(path);
   if (!head.empty()) {
@@ -174,7 +175,7 @@ void Training::keep_settings(const std::string& tokenizer) const {
 
 void Training::open_engine() {
   try {
-    engine_ = libds::Engine::create_with(config_.text, config_.options, model_, &comm_);
+    engine_ = libds::Engine(config_.text, model_, &comm_, config_.options);
   } catch (const libds::Error& error) {
     if (error.status() != DS_ERR_CONFIG || o_.config.path.empty()) throw;
     throw Failure(o_.config.path + ": " + plain_message(error));

@@ -26,6 +26,9 @@
 /** Marks a function that may change or go in any version; everything else follows the version. */
 #define DS_EXPERIMENTAL
 
+/** Marks a pointer that may be NULL; the comment of the function says what that means. */
+#define DS_NULLABLE
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -117,7 +120,7 @@ DS_API ds_status ds_handle_error_message(const void* handle, char** out_message)
  * Frees text received through an `out_` parameter; NULL is fine.
  * Threads: any. Since: 0.1.
  */
-DS_API void ds_string_free(char* text);
+DS_API void ds_string_free(char* DS_NULLABLE text);
 
 /* ---- Log ----------------------------------------------------------------------------------- */
 
@@ -144,7 +147,8 @@ typedef void (*ds_log_fn)(void* user_data, int32_t level, const char* component,
  * @param release    called once with `user_data` when the sink is no longer used; may be NULL
  * Threads: any. Since: 0.1.
  */
-DS_API ds_status ds_log_set(ds_log_fn fn, void* user_data, ds_release_fn release);
+DS_API ds_status ds_log_set(ds_log_fn DS_NULLABLE fn, void* DS_NULLABLE user_data,
+                            ds_release_fn DS_NULLABLE release);
 
 /**
  * Sets the lowest level that is logged, process-wide; the default is DS_LOG_WARNING.

@@ -27,7 +27,8 @@ typedef struct ds_store {
                    int64_t* out_size);
 } ds_store;
 /** A ds_store with nothing set. */
-#define DS_STORE_INIT {(int64_t)sizeof(ds_store), 0, 0, 0}
+#define DS_STORE_INIT \
+  { (int64_t)sizeof(ds_store), 0, 0, 0 }
 
 /** A ds_reduce_code. Since: 0.5. */
 typedef int32_t ds_reduce_op;
@@ -56,8 +57,9 @@ enum ds_reduce_code {
  * More than one process needs version 0.4.
  * Since: 0.1.
  */
-DS_API ds_status ds_comm_create(int32_t rank, int32_t world_size, const char* config_json,
-                                const ds_store* store, ds_comm** out_comm);
+DS_API ds_status ds_comm_create(int32_t rank, int32_t world_size,
+                                const char* DS_NULLABLE config_json,
+                                const ds_store* DS_NULLABLE store, ds_comm** out_comm);
 
 /** What a process is in its group. Set struct_size before the call. Since: 0.5. */
 typedef struct ds_comm_info {
@@ -70,7 +72,8 @@ typedef struct ds_comm_info {
   int32_t nodes;       /**< hosts */
 } ds_comm_info;
 /** A ds_comm_info to be filled. */
-#define DS_COMM_INFO_INIT {(int64_t)sizeof(ds_comm_info), 0, 0, 0, 0, 0, 0}
+#define DS_COMM_INFO_INIT \
+  { (int64_t)sizeof(ds_comm_info), 0, 0, 0, 0, 0, 0 }
 /** Ranks and sizes. Threads: any. Since: 0.5. */
 DS_API ds_status ds_comm_describe(const ds_comm* comm, ds_comm_info* out_info);
 
@@ -82,39 +85,39 @@ DS_API ds_status ds_comm_describe(const ds_comm* comm, ds_comm_info* out_info);
  * everywhere. Blocks: until the result is there. Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_COMM,
  * DS_ERR_ABORTED.
  */
-/** Combines a tensor by a ds_reduce_op, in place. Since: 0.5. */
+/** Combines a tensor by a ds_reduce_op, in place. Blocks: yes. Since: 0.5. */
 DS_API ds_status ds_comm_all_reduce(ds_comm* comm, ds_tensor* tensor, ds_reduce_op op);
 /** `input` is one piece per process, one after another; the combined piece of this one lands in
- * `output`. Since: 0.4. */
+ * `output`. Blocks: yes. Since: 0.4. */
 DS_API ds_status ds_comm_reduce_scatter(ds_comm* comm, ds_tensor* output, const ds_tensor* input,
                                         ds_reduce_op op);
-/** The `input` of every process, in rank order, lands in `output`. Since: 0.4. */
+/** The `input` of every process, in rank order, lands in `output`. Blocks: yes. Since: 0.4. */
 DS_API ds_status ds_comm_all_gather(ds_comm* comm, ds_tensor* output, const ds_tensor* input);
 /** Piece j of the `input` of process i lands in piece i of the `output` of process j.
- * Since: 0.4. */
+ * Blocks: yes. Since: 0.4. */
 DS_API ds_status ds_comm_all_to_all(ds_comm* comm, ds_tensor* output, const ds_tensor* input);
-/** The tensor of process `root` lands in that of every process. Since: 0.4. */
+/** The tensor of process `root` lands in that of every process. Blocks: yes. Since: 0.4. */
 DS_API ds_status ds_comm_broadcast(ds_comm* comm, ds_tensor* tensor, int32_t root);
 /*
  * The coalesced collectives do the same for many tensors of one type with one collective over all
  * of them, which costs one start instead of `count`; the bits are those of the single ones.
  */
-/** ds_comm_all_reduce of `count` tensors, 1 or more. Since: 0.5. */
+/** ds_comm_all_reduce of `count` tensors, 1 or more. Blocks: yes. Since: 0.5. */
 DS_API ds_status ds_comm_all_reduce_coalesced(ds_comm* comm, ds_tensor* const* tensors,
                                               int64_t count, ds_reduce_op op);
-/** ds_comm_reduce_scatter of `inputs[i]` to `outputs[i]`. Since: 0.5. */
+/** ds_comm_reduce_scatter of `inputs[i]` to `outputs[i]`. Blocks: yes. Since: 0.5. */
 DS_API ds_status ds_comm_reduce_scatter_coalesced(ds_comm* comm, ds_tensor* const* outputs,
                                                   ds_tensor* const* inputs, int64_t count,
                                                   ds_reduce_op op);
-/** ds_comm_all_gather of `inputs[i]` to `outputs[i]`. Since: 0.5. */
+/** ds_comm_all_gather of `inputs[i]` to `outputs[i]`. Blocks: yes. Since: 0.5. */
 DS_API ds_status ds_comm_all_gather_coalesced(ds_comm* comm, ds_tensor* const* outputs,
                                               ds_tensor* const* inputs, int64_t count);
 /** Processes that give the same color form a new group, ordered by key, then by rank; those with a
- * negative color get NULL. Aborting a group aborts those split from it. Since: 0.4. */
+ * negative color get NULL. Aborting a group aborts those split from it. Blocks: yes. Since: 0.4. */
 DS_API ds_status ds_comm_split(ds_comm* comm, int32_t color, int32_t key, ds_comm** out_comm);
 /** For a process that runs out of work before others: answers the collectives that they still call,
  * with zeros to sums, until every process has called it; then the group goes on. Split and finalize
- * need every process, and roots must not have joined. Since: 0.4. */
+ * need every process, and roots must not have joined. Blocks: yes. Since: 0.4. */
 DS_API ds_status ds_comm_join(ds_comm* comm);
 
 /** A ds_collective_code. Since: 0.5. */
@@ -137,13 +140,13 @@ enum ds_collective_code {
 
 /** One collective. Zero is default; what a kind does not use must be NULL. Since: 0.4. */
 typedef struct ds_collective {
-  int64_t struct_size;    /**< sizeof(ds_collective) of the caller's header */
-  ds_collective_kind kind;           /**< a ds_collective_kind */
-  ds_reduce_op op;             /**< a ds_reduce_op */
-  ds_tensor* output;      /**< what is written, or changed in place */
-  const ds_tensor* input; /**< what is only read */
-  int32_t root;           /**< of those that have one; the other process of send and recv */
-  int32_t tag;            /**< 0 or more: messages of one tag arrive in the order of sending */
+  int64_t struct_size;     /**< sizeof(ds_collective) of the caller's header */
+  ds_collective_kind kind; /**< a ds_collective_kind */
+  ds_reduce_op op;         /**< a ds_reduce_op */
+  ds_tensor* output;       /**< what is written, or changed in place */
+  const ds_tensor* input;  /**< what is only read */
+  int32_t root;            /**< of those that have one; the other process of send and recv */
+  int32_t tag;             /**< 0 or more: messages of one tag arrive in the order of sending */
   /** elements that come from each process, as many as processes; NULL: the same from all */
   const int64_t* output_counts;
   const int64_t* input_counts; /**< elements that go to each process; NULL: the same to all */
@@ -155,7 +158,7 @@ typedef struct ds_collective {
 } ds_collective;
 /** A ds_collective with nothing set. */
 #define DS_COLLECTIVE_INIT \
-  {(int64_t)sizeof(ds_collective), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  { (int64_t)sizeof(ds_collective), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Starts a collective and returns; it goes on beside the program, after those started before it.
@@ -176,10 +179,10 @@ DS_API ds_status ds_work_test(const ds_work* work, ds_bool* out_done);
  * failed, was late or called something else: the text names it), DS_ERR_ABORTED. Threads: any.
  * Since: 0.4.
  */
-DS_API ds_status ds_work_wait(const ds_work* work, int32_t* out_participants);
+DS_API ds_status ds_work_wait(const ds_work* work, int32_t* DS_NULLABLE out_participants);
 /** Ends the handle without waiting: the operation goes on and keeps its memory. NULL is fine.
  * Threads: any. Since: 0.4. */
-DS_API void ds_work_destroy(ds_work* work);
+DS_API void ds_work_destroy(ds_work* DS_NULLABLE work);
 /**
  * Makes a tensor of zeros whose memory the processes of a host share: collectives of this group, of
  * the one it was split from and of those split from it read and write it where it lies, without a
@@ -188,8 +191,9 @@ DS_API void ds_work_destroy(ds_work* work);
  * @param dtype, shape, ndim  as in ds_tensor_create, the same in every process
  * Blocks: until every process has called. Errors: DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.4.
  */
-DS_API ds_status ds_comm_shared_tensor(ds_comm* comm, ds_dtype dtype, const int64_t* shape,
-                                       int32_t ndim, ds_tensor** out_tensor);
+DS_API ds_status ds_comm_shared_tensor(ds_comm* comm, ds_dtype dtype,
+                                       const int64_t* DS_NULLABLE shape, int32_t ndim,
+                                       ds_tensor** out_tensor);
 /**
  * What the group is, as JSON: rank, size, transport, topology (local_rank, local_size, node,
  * nodes), traffic, the calls and bytes sent within the node and across nodes by collective, and
@@ -212,7 +216,7 @@ DS_API ds_status ds_comm_finalize(ds_comm* comm);
  * elsewhere. Threads: any. Since: 0.1. */
 DS_API ds_status ds_comm_abort(ds_comm* comm);
 /** Ends the handle without waiting for anybody; NULL is fine. Threads: any. Since: 0.1. */
-DS_API void ds_comm_destroy(ds_comm* comm);
+DS_API void ds_comm_destroy(ds_comm* DS_NULLABLE comm);
 
 #ifdef __cplusplus
 }

@@ -19,16 +19,14 @@ extern "C" {
  *                      fit, else 1); "device", "cpu" or "cuda"; "model", the object of a
  *                      config.json. NULL for the defaults.
  * @param out_json      {"accepted": true or false, "world", "problems": [{"kind", "path", "text",
- *                      "advice"}], "warnings", "document", "config", "origins"}. A problem's kind is
- *                      "error", "auto", "missing_feature" (with "feature") or "ignored", which
- *                      refuses nothing. "document" is what was given and accepted, with "auto"
- *                      resolved: strict reading accepts it, if this document is accepted, with the
- *                      same meaning. "config" and "origins" are those of ds_engine_config; null
- *                      for a document that is refused.
- * A document that is refused is no error of this call.
- * Errors: DS_ERR_CONFIG (the options). Threads: any. Since: 0.5.
+ *                      "advice"}], "warnings", "document", "config", "origins"}. A problem's kind
+ * is "error", "auto", "missing_feature" (with "feature") or "ignored", which refuses nothing.
+ * "document" is what was given and accepted, with "auto" resolved: strict reading accepts it, if
+ * this document is accepted, with the same meaning. "config" and "origins" are those of
+ * ds_engine_config; null for a document that is refused. A document that is refused is no error of
+ * this call. Errors: DS_ERR_CONFIG (the options). Threads: any. Since: 0.5.
  */
-DS_API ds_status ds_config_check(const char* config_json, const char* options_json,
+DS_API ds_status ds_config_check(const char* config_json, const char* DS_NULLABLE options_json,
                                  char** out_json);
 
 /**

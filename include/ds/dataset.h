@@ -26,7 +26,7 @@ extern "C" {
  * @param tokenizer  encodes text; NULL reads bytes. Not used for PREFIX.
  * Errors: DS_ERR_CONFIG, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.1.
  */
-DS_API ds_status ds_dataset_open(const char* spec_json, const ds_tokenizer* tokenizer,
+DS_API ds_status ds_dataset_open(const char* spec_json, const ds_tokenizer* DS_NULLABLE tokenizer,
                                  ds_dataset** out_dataset);
 
 /**
@@ -45,7 +45,8 @@ typedef struct ds_dataset_info {
   int64_t sequence_length; /**< tokens per sample less one */
 } ds_dataset_info;
 /** A ds_dataset_info to be filled. */
-#define DS_DATASET_INFO_INIT {(int64_t)sizeof(ds_dataset_info), 0, 0}
+#define DS_DATASET_INFO_INIT \
+  { (int64_t)sizeof(ds_dataset_info), 0, 0 }
 /** Number and length of the samples. Since: 0.5. */
 DS_API ds_status ds_dataset_describe(const ds_dataset* dataset, ds_dataset_info* out_info);
 /** One sample of running tokens as an int32 tensor [sequence_length + 1].
@@ -60,7 +61,7 @@ DS_API ds_status ds_dataset_sample(const ds_dataset* dataset, int64_t index,
 DS_API ds_status ds_dataset_field(const ds_dataset* dataset, int64_t index, const char* field,
                                   ds_tensor** out_values);
 /** Ends a data set handle; NULL is fine. Since: 0.1. */
-DS_API void ds_dataset_destroy(ds_dataset* dataset);
+DS_API void ds_dataset_destroy(ds_dataset* DS_NULLABLE dataset);
 
 #ifdef __cplusplus
 }

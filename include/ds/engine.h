@@ -37,15 +37,16 @@ extern "C" {
  * @param comm          the group to train with; NULL for this process alone
  * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED, DS_ERR_STATE (the model has an engine). Since: 0.5.
  */
-DS_API ds_status ds_engine_create(const char* config_json, const char* options_json,
-                                  ds_model* model, ds_comm* comm, ds_engine** out_engine);
+DS_API ds_status ds_engine_create(const char* config_json, const char* DS_NULLABLE options_json,
+                                  ds_model* model, ds_comm* DS_NULLABLE comm,
+                                  ds_engine** out_engine);
 /**
  * The same of a file; errors name it.
  * @param path  the file with the configuration
  * Errors: those of ds_engine_create, DS_ERR_IO, DS_ERR_NOT_FOUND. Since: 0.5.
  */
-DS_API ds_status ds_engine_create_from_file(const char* path, const char* options_json,
-                                            ds_model* model, ds_comm* comm,
+DS_API ds_status ds_engine_create_from_file(const char* path, const char* DS_NULLABLE options_json,
+                                            ds_model* model, ds_comm* DS_NULLABLE comm,
                                             ds_engine** out_engine);
 
 /* ---- Steps --------------------------------------------------------------------------------- */
@@ -62,28 +63,28 @@ enum ds_skip_code {
 
 /** What a step did. Set struct_size before the call. */
 typedef struct ds_step_report {
-  int64_t struct_size;        /**< sizeof(ds_step_report) of the caller's header */
-  int64_t step;               /**< optimizer steps so far, skipped ones included */
-  int64_t micro_steps;        /**< micro batches so far */
-  int64_t samples;            /**< samples so far */
-  int64_t tokens;             /**< labels of this step that count towards the loss, of all micro
-                                   batches and processes; -100 does not count */
-  ds_bool applied;            /**< weights changed */
-  ds_skip_reason skip_reason; /**< why not */
-  double loss;                /**< mean loss of this step's micro batches; NaN when gradients were
-                                   the caller's and it gave none (ds_engine_set_loss) */
-  double grad_norm;           /**< global norm before clipping; -1 when not finite */
-  double lr;                  /**< rate that this step used */
-  double loss_scale;          /**< scale that multiplied the loss */
-  double seconds;             /**< wall time of this step */
+  int64_t struct_size;         /**< sizeof(ds_step_report) of the caller's header */
+  int64_t step;                /**< optimizer steps so far, skipped ones included */
+  int64_t micro_steps;         /**< micro batches so far */
+  int64_t samples;             /**< samples so far */
+  int64_t tokens;              /**< labels of this step that count towards the loss, of all micro
+                                    batches and processes; -100 does not count */
+  ds_bool applied;             /**< weights changed */
+  ds_skip_reason skip_reason;  /**< why not */
+  double loss;                 /**< mean loss of this step's micro batches; NaN when gradients were
+                                    the caller's and it gave none (ds_engine_set_loss) */
+  double grad_norm;            /**< global norm before clipping; -1 when not finite */
+  double lr;                   /**< rate that this step used */
+  double loss_scale;           /**< scale that multiplied the loss */
+  double seconds;              /**< wall time of this step */
   int64_t first_bad_parameter; /**< index of the parameter with the first non-finite gradient, else
                                     -1 */
-  int64_t first_bad_element;  /**< its row-major index in that parameter, else -1 */
-  double first_bad_value;     /**< that gradient: NaN or an infinity, else 0 */
+  int64_t first_bad_element;   /**< its row-major index in that parameter, else -1 */
+  double first_bad_value;      /**< that gradient: NaN or an infinity, else 0 */
 } ds_step_report;
 /** A ds_step_report to be filled. */
 #define DS_STEP_REPORT_INIT \
-  {(int64_t)sizeof(ds_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  { (int64_t)sizeof(ds_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Computes the loss of one micro batch and remembers what backward needs.
@@ -105,7 +106,7 @@ DS_API ds_status ds_engine_backward(ds_engine* engine, const ds_tensor* loss);
  * max_consecutive_skips steps in a row were skipped, or gradients overflow at the smallest loss
  * scale - that step is counted as skipped, weights are untouched). Since: 0.1.
  */
-DS_API ds_status ds_engine_step(ds_engine* engine, ds_step_report* out_report);
+DS_API ds_status ds_engine_step(ds_engine* engine, ds_step_report* DS_NULLABLE out_report);
 /**
  * Sets the data that ds_engine_train_batch reads; sampling begins at the engine's sample counter,
  * so that a loaded engine goes on where it was. NULL takes the data away.
@@ -114,14 +115,14 @@ DS_API ds_status ds_engine_step(ds_engine* engine, ds_step_report* out_report);
  * of larger data sets when they are drawn. The text names file, byte, sequence and document.
  * Since: 0.1.
  */
-DS_API ds_status ds_engine_set_dataset(ds_engine* engine, const ds_dataset* dataset);
+DS_API ds_status ds_engine_set_dataset(ds_engine* engine, const ds_dataset* DS_NULLABLE dataset);
 /**
  * One optimizer step over the data set: gradient_accumulation_steps micro batches of forward and
  * backward, then the update.
  * @param out_report  may be NULL
  * Errors: DS_ERR_STATE (no data set, or a forward of the caller is open). Since: 0.1.
  */
-DS_API ds_status ds_engine_train_batch(ds_engine* engine, ds_step_report* out_report);
+DS_API ds_status ds_engine_train_batch(ds_engine* engine, ds_step_report* DS_NULLABLE out_report);
 /**
  * Mean loss over a data set, without training and without dropout.
  * @param max_batches  micro batches at most; 0 = all
@@ -169,7 +170,7 @@ DS_API ds_status ds_engine_join(ds_engine* engine);
  * Errors: DS_ERR_STATE (a forward waits for its backward), DS_ERR_UNSUPPORTED (a built-in model at
  * stage 3). Since: 0.5.
  */
-DS_API ds_status ds_engine_add_gradients(ds_engine* engine, const int64_t* parameters,
+DS_API ds_status ds_engine_add_gradients(ds_engine* engine, const int64_t* DS_NULLABLE parameters,
                                          ds_tensor* const* gradients, int64_t count);
 /**
  * The memory that a parameter's gradient gathers in, without a copy, in the type of
@@ -182,9 +183,9 @@ DS_API ds_status ds_engine_view_gradient(ds_engine* engine, int64_t parameter,
 /**
  * Says what the loss of the open micro batch was, where gradients are the caller's: reports and
  * monitors show the mean of those that were given, over micro batches and processes, and leave the
- * loss out when none was. A second call before ds_engine_step replaces the first; NaN and infinities
- * are taken as they are.
- * Errors: DS_ERR_STATE (the micro batch went through ds_engine_forward). Since: 0.4.
+ * loss out when none was. A second call before ds_engine_step replaces the first; NaN and
+ * infinities are taken as they are. Errors: DS_ERR_STATE (the micro batch went through
+ * ds_engine_forward). Since: 0.4.
  */
 DS_API ds_status ds_engine_set_loss(ds_engine* engine, double loss);
 /** Gives up the open step: its gradients are cleared, weights stay. Since: 0.2. */
@@ -219,15 +220,14 @@ enum ds_scope_mode_code {
  * the middle of a step), DS_ERR_UNSUPPORTED (DS_SCOPE_COMPUTE with a built-in model), DS_ERR_COMM
  * (processes ask for different parameters: the text names them), DS_ERR_ABORTED. Since: 0.5.
  */
-DS_API ds_status ds_engine_open_scope(ds_engine* engine, const int64_t* parameters, int64_t count,
-                                      ds_scope_mode mode, ds_scope** out_scope);
+DS_API ds_status ds_engine_open_scope(ds_engine* engine, const int64_t* DS_NULLABLE parameters,
+                                      int64_t count, ds_scope_mode mode, ds_scope** out_scope);
 /**
  * A parameter of a scope.
  * @param position    in the list that opened the scope, in [0, count)
- * @param out_tensor  its whole values; ended with ds_tensor_destroy. Memory that is gathered for the
- *                    scope is given back when the scope and all such tensors have ended; until then
- *                    it stays readable, with the values of this step
- * Errors: DS_ERR_STATE (the scope is closed). Since: 0.5.
+ * @param out_tensor  its whole values; ended with ds_tensor_destroy. Memory that is gathered for
+ * the scope is given back when the scope and all such tensors have ended; until then it stays
+ * readable, with the values of this step Errors: DS_ERR_STATE (the scope is closed). Since: 0.5.
  */
 DS_API ds_status ds_scope_tensor(ds_scope* scope, int64_t position, ds_tensor** out_tensor);
 /**
@@ -250,7 +250,7 @@ DS_API ds_status ds_scope_close(ds_scope* scope);
  * waiting for others; when the engine is in use by another thread, that happens when its call ends.
  * NULL is fine. Threads: any. Since: 0.5.
  */
-DS_API void ds_scope_destroy(ds_scope* scope);
+DS_API void ds_scope_destroy(ds_scope* DS_NULLABLE scope);
 
 /* ---- Values: parameters, gradients, optimizer states --------------------------------------- */
 
@@ -282,7 +282,8 @@ enum ds_extent_code {
  * DS_ERR_ABORTED. Since: 0.5.
  */
 DS_API ds_status ds_engine_get_values(ds_engine* engine, int64_t parameter, ds_value_kind kind,
-                                      const char* state, ds_extent extent, ds_tensor** out_tensor);
+                                      const char* DS_NULLABLE state, ds_extent extent,
+                                      ds_tensor** out_tensor);
 /**
  * Sets values of a parameter, between backward and step too. Every process makes the call, with
  * DS_EXTENT_LOCAL each with its part.
@@ -294,7 +295,8 @@ DS_API ds_status ds_engine_get_values(ds_engine* engine, int64_t parameter, ds_v
  * step), DS_ERR_COMM, DS_ERR_ABORTED. Since: 0.5.
  */
 DS_API ds_status ds_engine_set_values(ds_engine* engine, int64_t parameter, ds_value_kind kind,
-                                      const char* state, ds_extent extent, const ds_tensor* value);
+                                      const char* DS_NULLABLE state, ds_extent extent,
+                                      const ds_tensor* value);
 /**
  * The part of a parameter, as elements of its packed values, whose master and optimizer state this
  * process holds: everything at ZeRO stage 0, perhaps nothing at others.
@@ -317,17 +319,18 @@ DS_API ds_status ds_engine_local_range(ds_engine* engine, int64_t parameter, int
 typedef int32_t (*ds_progress_fn)(void* user_data, const char* call, int64_t done, int64_t total);
 /**
  * Sets what hears the progress of this engine's calls, before each of their parts; NULL: nothing.
- * What an early end leaves: ds_engine_train_batch keeps the micro batches that are done and the next
- * call goes on with the step; ds_engine_evaluate has no effect; ds_engine_save leaves no checkpoint
- * of that tag, and what was there stays; ds_engine_load leaves an engine that can only load, as a
- * load that fails. In a group of several processes an early end of a training or evaluating call
- * ends the group, as ds_comm_abort does, because the others would wait; one of saving or loading
- * fails in every process alike.
+ * What an early end leaves: ds_engine_train_batch keeps the micro batches that are done and the
+ * next call goes on with the step; ds_engine_evaluate has no effect; ds_engine_save leaves no
+ * checkpoint of that tag, and what was there stays; ds_engine_load leaves an engine that can only
+ * load, as a load that fails. In a group of several processes an early end of a training or
+ * evaluating call ends the group, as ds_comm_abort does, because the others would wait; one of
+ * saving or loading fails in every process alike.
  * @param release  called once with `user_data` when `fn` is no longer used; may be NULL
  * Since: 0.4.
  */
-DS_API ds_status ds_engine_set_progress(ds_engine* engine, ds_progress_fn fn, void* user_data,
-                                        ds_release_fn release);
+DS_API ds_status ds_engine_set_progress(ds_engine* engine, ds_progress_fn DS_NULLABLE fn,
+                                        void* DS_NULLABLE user_data,
+                                        ds_release_fn DS_NULLABLE release);
 /**
  * Ends the call that runs in this engine before its next part, with DS_ERR_ABORTED, and leaves what
  * ds_engine_set_progress describes; without such a call nothing happens.
@@ -347,7 +350,7 @@ DS_API ds_status ds_engine_interrupt(ds_engine* engine);
  * Errors: DS_ERR_IO, DS_ERR_STATE (between forward and step; between the micro batches of a step is
  * fine). Since: 0.1.
  */
-DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const char* tag);
+DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const char* DS_NULLABLE tag);
 
 /**
  * Waits for a save that goes on beside the training (the configuration's
@@ -368,14 +371,12 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * @param tag           NULL for the newest valid one; those found damaged are passed over with a
  *                      warning
  * @param options_json  how much of the checkpoint is taken over: NULL, or an object of
- *   "load_module_only": false; true takes weights alone: optimizer state, schedule, counters, client
- *       state and run stay the engine's own, an open step is given up;
- *   "load_module_strict": true; with false parameters that the checkpoint lacks stay as they are,
- *       those that the model lacks are passed over, with a warning that names them; other shapes
- *       are an error;
- *   "load_optimizer_states": true; with false moments, their count of steps and the loss scale stay
- *       as they are, those of a new engine at their beginning; the gradients of an open step are
- *       given up;
+ *   "load_module_only": false; true takes weights alone: optimizer state, schedule, counters,
+ * client state and run stay the engine's own, an open step is given up; "load_module_strict": true;
+ * with false parameters that the checkpoint lacks stay as they are, those that the model lacks are
+ * passed over, with a warning that names them; other shapes are an error; "load_optimizer_states":
+ * true; with false moments, their count of steps and the loss scale stay as they are, those of a
+ * new engine at their beginning; the gradients of an open step are given up;
  *   "load_lr_scheduler_states": true; with false the schedule and the rates stay where they are;
  *   "strict": false; with true settings that differ from the saved run's are refused, not warned
  *       of; so is another data set, also by ds_engine_set_dataset later.
@@ -391,14 +392,15 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT (with file and place), DS_ERR_STATE,
  * DS_ERR_CONFIG (an unknown option; "strict"). Since: 0.5.
  */
-DS_API ds_status ds_engine_load(ds_engine* engine, const char* folder, const char* tag,
-                                const char* options_json);
+DS_API ds_status ds_engine_load(ds_engine* engine, const char* folder, const char* DS_NULLABLE tag,
+                                const char* DS_NULLABLE options_json);
 
 /** Attaches a tokenizer, which checkpoints then carry; NULL takes it away. Since: 0.1. */
-DS_API ds_status ds_engine_set_tokenizer(ds_engine* engine, const ds_tokenizer* tokenizer);
+DS_API ds_status ds_engine_set_tokenizer(ds_engine* engine,
+                                         const ds_tokenizer* DS_NULLABLE tokenizer);
 /** Attaches a JSON document of the caller, which checkpoints then carry; NULL takes it away.
  * Since: 0.1. */
-DS_API ds_status ds_engine_set_client_state(ds_engine* engine, const char* json);
+DS_API ds_status ds_engine_set_client_state(ds_engine* engine, const char* DS_NULLABLE json);
 /** The caller's document, as set or loaded; "null" when there is none. Since: 0.1. */
 DS_API ds_status ds_engine_client_state(ds_engine* engine, char** out_json);
 /**
@@ -410,8 +412,8 @@ DS_API ds_status ds_engine_client_state(ds_engine* engine, char** out_json);
  * Of several processes the blobs of rank 0 are saved, and every process gets them back.
  * Since: 0.5.
  */
-DS_API ds_status ds_engine_set_blob(ds_engine* engine, const char* name, const void* data,
-                                    int64_t size);
+DS_API ds_status ds_engine_set_blob(ds_engine* engine, const char* name,
+                                    const void* DS_NULLABLE data, int64_t size);
 /**
  * Bytes as set or loaded.
  * @param out_bytes  uint8 tensor [size], a copy
@@ -425,20 +427,21 @@ DS_API ds_status ds_engine_blobs(ds_engine* engine, char** out_json);
 
 /** How far an engine is. Set struct_size before the call. Since: 0.5. */
 typedef struct ds_engine_info {
-  int64_t struct_size;         /**< sizeof(ds_engine_info) of the caller's header */
-  int64_t step;                /**< optimizer steps so far, skipped ones included */
-  int64_t micro_steps;         /**< micro batches so far */
-  int64_t samples;             /**< samples consumed so far */
-  int64_t micro_batch_size;    /**< train_micro_batch_size_per_gpu */
-  int64_t accumulation_steps;  /**< gradient_accumulation_steps */
-  int64_t train_batch_size;    /**< samples of a step, of all processes */
-  double loss_scale;           /**< what losses are multiplied by before their gradients are taken:
-                                    1 unless fp16 trains. It may change with every step */
-  int32_t zero_stage;          /**< 0 to 3 */
-  ds_dtype compute_dtype;      /**< type that the engine computes in */
+  int64_t struct_size;        /**< sizeof(ds_engine_info) of the caller's header */
+  int64_t step;               /**< optimizer steps so far, skipped ones included */
+  int64_t micro_steps;        /**< micro batches so far */
+  int64_t samples;            /**< samples consumed so far */
+  int64_t micro_batch_size;   /**< train_micro_batch_size_per_gpu */
+  int64_t accumulation_steps; /**< gradient_accumulation_steps */
+  int64_t train_batch_size;   /**< samples of a step, of all processes */
+  double loss_scale;          /**< what losses are multiplied by before their gradients are taken:
+                                   1 unless fp16 trains. It may change with every step */
+  int32_t zero_stage;         /**< 0 to 3 */
+  ds_dtype compute_dtype;     /**< type that the engine computes in */
 } ds_engine_info;
 /** A ds_engine_info to be filled. */
-#define DS_ENGINE_INFO_INIT {(int64_t)sizeof(ds_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define DS_ENGINE_INFO_INIT \
+  { (int64_t)sizeof(ds_engine_info), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 /** Counters, batch sizes and the loss scale. Since: 0.5. */
 DS_API ds_status ds_engine_describe(const ds_engine* engine, ds_engine_info* out_info);
 /**
@@ -459,7 +462,7 @@ DS_API ds_status ds_engine_memory_report(const ds_engine* engine, char** out_jso
 DS_API ds_status ds_engine_profile(ds_engine* engine, char** out_json);
 /** Ends an engine; its model can then be given to another. NULL is fine. Threads: any. Since: 0.1.
  */
-DS_API void ds_engine_destroy(ds_engine* engine);
+DS_API void ds_engine_destroy(ds_engine* DS_NULLABLE engine);
 
 #ifdef __cplusplus
 }

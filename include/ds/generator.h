@@ -39,7 +39,7 @@ enum ds_weight_form_code {
  * DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a prepared form, which every
  * process would have to make: copy the model first). Since: 0.5.
  */
-DS_API ds_status ds_generator_create(ds_model* model, const char* options_json,
+DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE options_json,
                                      ds_generator** out_generator);
 
 /** What a generator holds. Set struct_size before the call. Since: 0.5. */
@@ -54,7 +54,8 @@ typedef struct ds_generator_info {
   int32_t reserved;        /**< 0 */
 } ds_generator_info;
 /** A ds_generator_info to be filled. */
-#define DS_GENERATOR_INFO_INIT {(int64_t)sizeof(ds_generator_info), 0, 0, 0, 0, 0, 0, 0}
+#define DS_GENERATOR_INFO_INIT \
+  { (int64_t)sizeof(ds_generator_info), 0, 0, 0, 0, 0, 0, 0 }
 /** Form and size of the weights. Since: 0.5. */
 DS_API ds_status ds_generator_describe(const ds_generator* generator, ds_generator_info* out_info);
 
@@ -66,7 +67,7 @@ DS_API ds_status ds_generator_describe(const ds_generator* generator, ds_generat
 DS_API ds_status ds_generator_get_parameter(ds_generator* generator, int64_t parameter,
                                             ds_tensor** out_tensor);
 
-/** How ds_model_generate chooses tokens. Zero is default. */
+/** How ds_generator_generate chooses tokens. Zero is default. */
 typedef struct ds_generate_options {
   int64_t struct_size;    /**< sizeof(ds_generate_options) of the caller's header */
   int64_t max_tokens;     /**< new tokens at most; 0 = 64 */
@@ -84,7 +85,7 @@ typedef struct ds_generate_options {
 } ds_generate_options;
 /** A ds_generate_options with nothing set. */
 #define DS_GENERATE_OPTIONS_INIT \
-  {(int64_t)sizeof(ds_generate_options), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  { (int64_t)sizeof(ds_generate_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Receives each new token on the thread that makes the call; nonzero ends it with DS_ERR_CALLBACK.
@@ -104,8 +105,9 @@ typedef int32_t (*ds_token_fn)(void* user_data, int32_t token);
  * the model at this moment). Since: 0.5.
  */
 DS_API ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt,
-                                       const ds_generate_options* options, ds_token_fn on_token,
-                                       void* user_data, ds_tensor** out_ids);
+                                       const ds_generate_options* DS_NULLABLE options,
+                                       ds_token_fn DS_NULLABLE on_token,
+                                       void* DS_NULLABLE user_data, ds_tensor** out_ids);
 
 /**
  * Ends the ds_generator_generate that runs now before its next token, with DS_ERR_ABORTED; without
@@ -140,7 +142,8 @@ typedef struct ds_batch {
   const ds_tensor* token_types;
 } ds_batch;
 /** A ds_batch with nothing set. */
-#define DS_BATCH_INIT {(int64_t)sizeof(ds_batch), 0, 0, 0, 0, 0}
+#define DS_BATCH_INIT \
+  { (int64_t)sizeof(ds_batch), 0, 0, 0, 0, 0 }
 
 /**
  * Logits of a batch, without training and without dropout.
@@ -162,7 +165,7 @@ DS_API ds_status ds_generator_hidden_states(ds_generator* generator, const ds_ba
                                             ds_tensor** out_states);
 
 /** Ends a generator; NULL is fine. Threads: any. Since: 0.5. */
-DS_API void ds_generator_destroy(ds_generator* generator);
+DS_API void ds_generator_destroy(ds_generator* DS_NULLABLE generator);
 
 #ifdef __cplusplus
 }

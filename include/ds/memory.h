@@ -12,9 +12,9 @@ extern "C" {
 #endif
 
 /**
- * What this process holds, as JSON: "host" and "gpus", the library's own memory in bytes, now and at
- * most, by what it serves ("tags") and in all ("total"); "process", resident bytes now and at most;
- * "system", the machine's memory, what of it is available and the limit of the container.
+ * What this process holds, as JSON: "host" and "gpus", the library's own memory in bytes, now and
+ * at most, by what it serves ("tags") and in all ("total"); "process", resident bytes now and at
+ * most; "system", the machine's memory, what of it is available and the limit of the container.
  * Threads: any. Since: 0.5.
  */
 DS_API ds_status ds_memory_report(char** out_json);
@@ -33,13 +33,14 @@ typedef struct ds_allocator {
   void (*deallocate)(void* user_data, void* memory, int64_t bytes, int32_t device_index);
 } ds_allocator;
 /** A ds_allocator with nothing set. */
-#define DS_ALLOCATOR_INIT {(int64_t)sizeof(ds_allocator), 0, 0, 0}
+#define DS_ALLOCATOR_INIT \
+  { (int64_t)sizeof(ds_allocator), 0, 0, 0 }
 
 /**
  * Takes the memory of tensors, models, engines and generators that are made from now on from the
  * caller, on one kind of device; what was made before keeps what it has. Memory that a GPU's host
- * side needs, threads' stacks and small objects still come from the system. The functions are called
- * on any thread, possibly several at once, and must not call the library.
+ * side needs, threads' stacks and small objects still come from the system. The functions are
+ * called on any thread, possibly several at once, and must not call the library.
  * @param device_kind  a ds_device_kind
  * @param allocator    both functions set; NULL: the system again
  * @param release      called once with the allocator's user_data when no memory of it is held any
@@ -47,8 +48,8 @@ typedef struct ds_allocator {
  * Threads: any. Since: 0.5.
  */
 DS_API DS_EXPERIMENTAL ds_status ds_allocator_set(ds_device_kind device_kind,
-                                                  const ds_allocator* allocator,
-                                                  ds_release_fn release);
+                                                  const ds_allocator* DS_NULLABLE allocator,
+                                                  ds_release_fn DS_NULLABLE release);
 
 #ifdef __cplusplus
 }

@@ -29,15 +29,16 @@ DS_API ds_status ds_model_create(const char* config_json, int64_t seed, ds_model
 /**
  * Opens weights from a folder: Hugging Face (config.json and safetensors) or a checkpoint of
  * ds_engine_save (the folder that holds `latest`, or one tag's folder).
- * @param options_json  NULL, or {"config": {...}, "head_seed": N}, each optional, for a Hugging Face
- *     folder with another head or changed options, such as an encoder with a classifier on top.
+ * @param options_json  NULL, or {"config": {...}, "head_seed": N}, each optional, for a Hugging
+ * Face folder with another head or changed options, such as an encoder with a classifier on top.
  *     "config": members that replace those of config.json, such as {"architectures":
  *     ["BertForSequenceClassification"], "num_labels": 3}. "head_seed", 0 or more: parameters of
  *     the head that the files lack start fresh from this seed; without it they must be there.
  * Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT, DS_ERR_UNSUPPORTED, DS_ERR_CONFIG.
  * Since: 0.5.
  */
-DS_API ds_status ds_model_open(const char* folder, const char* options_json, ds_model** out_model);
+DS_API ds_status ds_model_open(const char* folder, const char* DS_NULLABLE options_json,
+                               ds_model** out_model);
 
 /** One parameter of a program that computes its own gradients. Zero is default. */
 typedef struct ds_parameter {
@@ -49,7 +50,7 @@ typedef struct ds_parameter {
   const char* group;  /**< of the optimizer's param_groups; NULL = the default one */
   const char* alias;  /**< another name of the same tensor (tied weights); NULL = none */
   int32_t ndim;       /**< sizes at `shape`, 0 to 8 */
-  ds_dtype dtype;      /**< type in which the program holds it; 0 = that of `value`, else float32 */
+  ds_dtype dtype;     /**< type in which the program holds it; 0 = that of `value`, else float32 */
   ds_bool lend;       /**< nonzero: `value` receives every new value, in its own type */
   ds_bool frozen;     /**< nonzero: never updated, takes no gradient */
   ds_bool no_decay;   /**< nonzero: weight decay does not apply */
@@ -57,7 +58,8 @@ typedef struct ds_parameter {
   int64_t expert;     /**< index of the expert that it belongs to */
 } ds_parameter;
 /** A ds_parameter with nothing set. */
-#define DS_PARAMETER_INIT {(int64_t)sizeof(ds_parameter), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define DS_PARAMETER_INIT \
+  { (int64_t)sizeof(ds_parameter), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Makes a model of the caller's own parameters, without a forward pass: the caller computes
@@ -79,7 +81,8 @@ DS_API ds_status ds_model_create_from_parameters(const ds_parameter* parameters,
 /**
  * Makes a second model of the same weights (fp32), adapters and frozen parameters, on the same
  * device, which shares nothing with the first: it can generate, evaluate or be exported while an
- * engine trains the first one on. To be called between two calls of that engine. Where processes share the weights of a model (ZeRO stage 3), every one calls.
+ * engine trains the first one on. To be called between two calls of that engine. Where processes
+ * share the weights of a model (ZeRO stage 3), every one calls.
  * @param out_model  the copy; no engine trains it. Ownership: owned (ds_model_destroy).
  * Errors: DS_ERR_STATE (another call uses the model, or it is prepared for inference),
  * DS_ERR_UNSUPPORTED (own parameters), DS_ERR_OUT_OF_MEMORY. Since: 0.4.
@@ -100,7 +103,8 @@ typedef struct ds_model_info {
   int32_t device_index;       /**< which device of that kind */
 } ds_model_info;
 /** A ds_model_info to be filled. */
-#define DS_MODEL_INFO_INIT {(int64_t)sizeof(ds_model_info), 0, 0, 0, 0, 0, 0, 0}
+#define DS_MODEL_INFO_INIT \
+  { (int64_t)sizeof(ds_model_info), 0, 0, 0, 0, 0, 0, 0 }
 /** Sizes and place. Threads: any. Since: 0.5. */
 DS_API ds_status ds_model_describe(const ds_model* model, ds_model_info* out_info);
 /** The architecture as a config.json; "null" for own parameters. Threads: any. Since: 0.1. */
@@ -138,7 +142,8 @@ typedef struct ds_parameter_info {
   ds_bool decays;      /**< weight decay applies */
 } ds_parameter_info;
 /** A ds_parameter_info to be filled. */
-#define DS_PARAMETER_INFO_INIT {(int64_t)sizeof(ds_parameter_info), 0, {0}, 0, 0, 0, 0}
+#define DS_PARAMETER_INFO_INIT \
+  { (int64_t)sizeof(ds_parameter_info), 0, {0}, 0, 0, 0, 0 }
 /** Shape and properties of a parameter. Threads: any. Since: 0.5. */
 DS_API ds_status ds_model_parameter_describe(const ds_model* model, int64_t parameter,
                                              ds_parameter_info* out_info);
@@ -216,7 +221,7 @@ DS_API ds_status ds_model_load_adapter(ds_model* model, const char* folder);
  * @param tag  NULL for "weights"
  * Errors: DS_ERR_IO, DS_ERR_STATE. Since: 0.2.
  */
-DS_API ds_status ds_model_save(ds_model* model, const char* folder, const char* tag);
+DS_API ds_status ds_model_save(ds_model* model, const char* folder, const char* DS_NULLABLE tag);
 
 /**
  * Writes config.json and model.safetensors so that Transformers loads them (a model of own
@@ -233,7 +238,7 @@ DS_API ds_status ds_model_export(ds_model* model, const char* folder, ds_dtype d
                                  int64_t max_shard_bytes);
 
 /** Ends a model handle; an engine that uses the model keeps it. Threads: any. Since: 0.1. */
-DS_API void ds_model_destroy(ds_model* model);
+DS_API void ds_model_destroy(ds_model* DS_NULLABLE model);
 
 #ifdef __cplusplus
 }

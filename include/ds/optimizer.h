@@ -28,7 +28,8 @@ typedef struct ds_optimizer_info {
   double lr;           /**< the first of them, for the next step */
 } ds_optimizer_info;
 /** A ds_optimizer_info to be filled. */
-#define DS_OPTIMIZER_INFO_INIT {(int64_t)sizeof(ds_optimizer_info), 0, 0, 0}
+#define DS_OPTIMIZER_INFO_INIT \
+  { (int64_t)sizeof(ds_optimizer_info), 0, 0, 0 }
 /** Steps and rates. Since: 0.5. */
 DS_API ds_status ds_optimizer_describe(ds_optimizer* optimizer, ds_optimizer_info* out_info);
 /** Learning rate `index` of the next step, in [0, rate_count). Since: 0.2. */
@@ -47,7 +48,7 @@ DS_API ds_status ds_optimizer_set_lr(ds_optimizer* optimizer, double lr);
 DS_API ds_status ds_optimizer_state_names(ds_optimizer* optimizer, int64_t parameter,
                                           char** out_json);
 /** Ends the handle, not the optimizer; NULL is fine. Threads: any. Since: 0.5. */
-DS_API void ds_optimizer_destroy(ds_optimizer* optimizer);
+DS_API void ds_optimizer_destroy(ds_optimizer* DS_NULLABLE optimizer);
 
 #ifdef __cplusplus
 }

@@ -49,7 +49,7 @@ struct DLManagedTensor;          /* the struct of DLPack before version 1.0 */
  * @param ndim   0 to 8
  * Since: 0.1.
  */
-DS_API ds_status ds_tensor_create(ds_dtype dtype, const int64_t* shape, int32_t ndim,
+DS_API ds_status ds_tensor_create(ds_dtype dtype, const int64_t* DS_NULLABLE shape, int32_t ndim,
                                   ds_tensor** out_tensor);
 
 /**
@@ -64,10 +64,11 @@ DS_API ds_status ds_tensor_create(ds_dtype dtype, const int64_t* shape, int32_t 
  * Ownership: `data` stays the caller's and must live until `release` (or, without one, until the
  * tensor and everything made from it are gone). Since: 0.1.
  */
-DS_API ds_status ds_tensor_from_buffer(void* data, ds_dtype dtype, const int64_t* shape,
-                                       const int64_t* strides, int32_t ndim,
-                                       ds_release_fn release, void* user_data,
-                                       ds_tensor** out_tensor);
+DS_API ds_status ds_tensor_from_buffer(void* DS_NULLABLE data, ds_dtype dtype,
+                                       const int64_t* DS_NULLABLE shape,
+                                       const int64_t* DS_NULLABLE strides, int32_t ndim,
+                                       ds_release_fn DS_NULLABLE release,
+                                       void* DS_NULLABLE user_data, ds_tensor** out_tensor);
 
 /**
  * Takes a DLPack 1.x tensor without copying (dmlc/dlpack): host memory, pinned or not, or memory of
@@ -79,15 +80,15 @@ DS_API ds_status ds_tensor_from_buffer(void* data, ds_dtype dtype, const int64_t
  * Ownership: on DS_OK the library owns `managed` and calls its deleter once; on failure it remains
  * the caller's. Errors: DS_ERR_UNSUPPORTED. Since: 0.1.
  */
-DS_API ds_status ds_tensor_from_dlpack(struct DLManagedTensorVersioned* managed, void* stream,
-                                       ds_tensor** out_tensor);
+DS_API ds_status ds_tensor_from_dlpack(struct DLManagedTensorVersioned* managed,
+                                       void* DS_NULLABLE stream, ds_tensor** out_tensor);
 
 /**
  * The same for the struct of DLPack before 1.0.
  * Ownership and Errors: as ds_tensor_from_dlpack. Since: 0.1.
  */
-DS_API ds_status ds_tensor_from_dlpack_legacy(struct DLManagedTensor* managed, void* stream,
-                                              ds_tensor** out_tensor);
+DS_API ds_status ds_tensor_from_dlpack_legacy(struct DLManagedTensor* managed,
+                                              void* DS_NULLABLE stream, ds_tensor** out_tensor);
 
 /**
  * Exports a tensor as DLPack 1.x without copying; its memory stays alive until the deleter runs.
@@ -95,7 +96,7 @@ DS_API ds_status ds_tensor_from_dlpack_legacy(struct DLManagedTensor* managed, v
  * Ownership: call `(*out_managed)->deleter(*out_managed)` once. Errors: DS_ERR_UNSUPPORTED.
  * Since: 0.1.
  */
-DS_API ds_status ds_tensor_to_dlpack(const ds_tensor* tensor, void* stream,
+DS_API ds_status ds_tensor_to_dlpack(const ds_tensor* tensor, void* DS_NULLABLE stream,
                                      struct DLManagedTensorVersioned** out_managed);
 
 /**
@@ -103,28 +104,28 @@ DS_API ds_status ds_tensor_to_dlpack(const ds_tensor* tensor, void* stream,
  * cannot say so.
  * Ownership and Errors: as ds_tensor_to_dlpack. Since: 0.1.
  */
-DS_API ds_status ds_tensor_to_dlpack_legacy(const ds_tensor* tensor, void* stream,
+DS_API ds_status ds_tensor_to_dlpack_legacy(const ds_tensor* tensor, void* DS_NULLABLE stream,
                                             struct DLManagedTensor** out_managed);
 
 /** What a tensor is. Set struct_size before the call. Since: 0.5. */
 typedef struct ds_tensor_info {
-  int64_t struct_size;          /**< sizeof(ds_tensor_info) of the caller's header */
-  void* data;                   /**< first element, in the memory of the tensor's device; NULL for
-                                     no elements. Borrowed while the tensor lives */
-  int64_t elements;             /**< number of elements */
-  int64_t bytes;                /**< of all elements, packed */
-  int64_t shape[8];             /**< sizes; 0 beyond ndim */
-  int64_t strides[8];           /**< steps in elements; 0 beyond ndim */
-  int32_t ndim;                 /**< 0 to DS_MAX_DIMS */
-  ds_dtype dtype;               /**< element type */
-  ds_device_kind device_kind;   /**< where it lies */
-  int32_t device_index;         /**< which device of that kind */
-  ds_bool read_only;            /**< it must not be written through `data` */
-  ds_bool contiguous;           /**< packed row-major */
+  int64_t struct_size;        /**< sizeof(ds_tensor_info) of the caller's header */
+  void* data;                 /**< first element, in the memory of the tensor's device; NULL for
+                                   no elements. Borrowed while the tensor lives */
+  int64_t elements;           /**< number of elements */
+  int64_t bytes;              /**< of all elements, packed */
+  int64_t shape[8];           /**< sizes; 0 beyond ndim */
+  int64_t strides[8];         /**< steps in elements; 0 beyond ndim */
+  int32_t ndim;               /**< 0 to DS_MAX_DIMS */
+  ds_dtype dtype;             /**< element type */
+  ds_device_kind device_kind; /**< where it lies */
+  int32_t device_index;       /**< which device of that kind */
+  ds_bool read_only;          /**< it must not be written through `data` */
+  ds_bool contiguous;         /**< packed row-major */
 } ds_tensor_info;
 /** A ds_tensor_info to be filled. */
 #define DS_TENSOR_INFO_INIT \
-  {(int64_t)sizeof(ds_tensor_info), 0, 0, 0, {0}, {0}, 0, 0, 0, 0, 0, 0}
+  { (int64_t)sizeof(ds_tensor_info), 0, 0, 0, {0}, {0}, 0, 0, 0, 0, 0, 0 }
 
 /** Type, shape, place and address of a tensor. Threads: any. Since: 0.5. */
 DS_API ds_status ds_tensor_describe(const ds_tensor* tensor, ds_tensor_info* out_info);
@@ -195,7 +196,7 @@ DS_API ds_status ds_tensor_dequantize(const ds_tensor* codes, const ds_tensor* s
                                       int64_t block_size, ds_tensor* output);
 
 /** Ends a tensor; NULL is fine. Threads: any. Since: 0.1. */
-DS_API void ds_tensor_destroy(ds_tensor* tensor);
+DS_API void ds_tensor_destroy(ds_tensor* DS_NULLABLE tensor);
 
 #ifdef __cplusplus
 }

@@ -39,7 +39,8 @@ DS_API ds_status ds_tokenizer_from_json(const char* json, int64_t size,
  *                      "special_tokens": ["<|endoftext|>"]}; NULL for these defaults
  * Errors: DS_ERR_CONFIG. Since: 0.1.
  */
-DS_API ds_status ds_tokenizer_train(const char* text, int64_t size, const char* options_json,
+DS_API ds_status ds_tokenizer_train(const char* text, int64_t size,
+                                    const char* DS_NULLABLE options_json,
                                     ds_tokenizer** out_tokenizer);
 
 /**
@@ -70,7 +71,8 @@ typedef struct ds_tokenizer_info {
   int32_t reserved;    /**< 0 */
 } ds_tokenizer_info;
 /** A ds_tokenizer_info to be filled. */
-#define DS_TOKENIZER_INFO_INIT {(int64_t)sizeof(ds_tokenizer_info), 0, 0, 0}
+#define DS_TOKENIZER_INFO_INIT \
+  { (int64_t)sizeof(ds_tokenizer_info), 0, 0, 0 }
 /** Size of the vocabulary and the end-of-text token. Since: 0.5. */
 DS_API ds_status ds_tokenizer_describe(const ds_tokenizer* tokenizer, ds_tokenizer_info* out_info);
 
@@ -83,7 +85,7 @@ DS_API ds_status ds_tokenizer_id_to_token(const ds_tokenizer* tokenizer, int32_t
 /** The tokenizer as the text of a `tokenizer.json`. Since: 0.1. */
 DS_API ds_status ds_tokenizer_to_json(const ds_tokenizer* tokenizer, char** out_json);
 /** Ends a tokenizer handle; NULL is fine. Since: 0.1. */
-DS_API void ds_tokenizer_destroy(ds_tokenizer* tokenizer);
+DS_API void ds_tokenizer_destroy(ds_tokenizer* DS_NULLABLE tokenizer);
 
 #ifdef __cplusplus
 }

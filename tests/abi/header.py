@@ -1,6 +1,19 @@
-"""Reads the function declarations of ds.h, for the tests of the ABI."""
+"""Reads the declarations of ds.h and of the headers that it includes, for the tests of the ABI."""
 
+import pathlib
 import re
+
+
+def modules(umbrella):
+    """The headers that ds.h includes, in order, as paths."""
+    umbrella = pathlib.Path(umbrella)
+    names = re.findall(r'^#include "(ds/\w+\.h)"$', umbrella.read_text(), re.M)
+    return [umbrella.parent / name for name in names]
+
+
+def all_functions(umbrella):
+    """functions() of all modules."""
+    return [one for path in modules(umbrella) for one in functions(path.read_text())]
 
 
 def functions(text):

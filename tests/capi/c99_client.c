@@ -44,7 +44,7 @@ static double train(ds_engine* engine, int steps) {
   for (i = 0; i < steps; ++i) {
     OK(ds_engine_train_batch(engine, &report));
     EXPECT(report.applied != 0 && report.skip_reason == DS_SKIP_NONE);
-    EXPECT(report.first_bad_tensor[0] == '\0');
+    EXPECT(report.first_bad_parameter == -1);
     loss = report.loss;
   }
   return loss;
@@ -57,18 +57,19 @@ static int32_t count_token(void* user_data, int32_t token) {
 }
 
 static void generate(ds_model* model, const ds_tokenizer* tokenizer) {
-  ds_generate_options options;
+  ds_generate_options options = DS_GENERATE_OPTIONS_INIT;
+  ds_tensor_info info = DS_TENSOR_INFO_INIT;
+  ds_generator* generator = NULL;
   ds_tensor *prompt = NULL, *ids = NULL;
   char* text = NULL;
-  int64_t count = 0;
   int seen = 0;
-  memset(&options, 0, sizeof(options));
-  options.struct_size = (int64_t)sizeof(options);
   options.max_tokens = 24; /* more than the positions: the window slides */
   OK(ds_tokenizer_encode(tokenizer, "line ", -1, 0, &prompt));
-  OK(ds_model_generate(model, prompt, &options, count_token, &seen, &ids));
-  OK(ds_tensor_elements(ids, &count));
-  EXPECT(count == 24 && seen == 24);
+  OK(ds_generator_create(model, NULL, &generator));
+  OK(ds_generator_generate(generator, prompt, &options, count_token, &seen, &ids));
+  ds_generator_destroy(generator);
+  OK(ds_tensor_describe(ids, &info));
+  EXPECT(info.elements == 24 && seen == 24);
   OK(ds_tokenizer_decode(tokenizer, ids, 0, &text));
   EXPECT(text != NULL && strlen(text) > 0);
   ds_string_free(text);
@@ -80,6 +81,7 @@ static void step_by_hand(ds_engine* engine) {
   const int64_t shape[2] = {2, 8};
   int32_t tokens[16];
   ds_tensor* inputs[2] = {NULL, NULL};
+  ds_batch batch = DS_BATCH_INIT;
   ds_tensor* loss = NULL;
   ds_step_report report;
   double value = 0;
@@ -88,7 +90,9 @@ static void step_by_hand(ds_engine* engine) {
   OK(ds_tensor_from_buffer(tokens, DS_INT32, shape, NULL, 2, NULL, NULL, &inputs[0]));
   OK(ds_tensor_create(DS_INT32, shape, 2, &inputs[1]));
   OK(ds_tensor_write(inputs[1], tokens, (int64_t)sizeof(tokens)));
-  OK(ds_engine_forward(engine, inputs, 2, &loss));
+  batch.ids = inputs[0];
+  batch.labels = inputs[1];
+  OK(ds_engine_forward(engine, &batch, &loss));
   OK(ds_tensor_item(loss, &value));
   EXPECT(value > 0 && value < 20);
   OK(ds_engine_backward(engine, loss));
@@ -110,7 +114,9 @@ int main(int argc, char** argv) {
   ds_model *model = NULL, *again = NULL;
   ds_engine *engine = NULL, *resumed = NULL;
   double first, last;
-  int64_t step = 0, steps = 0;
+  ds_optimizer* optimizer = NULL;
+  ds_engine_info progress = DS_ENGINE_INFO_INIT;
+  ds_optimizer_info updates = DS_OPTIMIZER_INFO_INIT;
   char* report = NULL;
 
   if (argc != 2 || strlen(argv[1]) > 1500) {
@@ -126,7 +132,7 @@ int main(int argc, char** argv) {
   OK(ds_tokenizer_create_bytes(&tokenizer));
   OK(ds_dataset_open(spec, tokenizer, &dataset));
   OK(ds_model_create(kModel, 42, &model));
-  OK(ds_engine_create(kConfig, model, NULL, &engine));
+  OK(ds_engine_create(kConfig, NULL, model, NULL, &engine));
   OK(ds_engine_set_dataset(engine, dataset));
   OK(ds_engine_set_tokenizer(engine, tokenizer));
   first = train(engine, 1);
@@ -146,12 +152,14 @@ int main(int argc, char** argv) {
   ds_tokenizer_destroy(tokenizer);
   tokenizer = NULL;
   OK(ds_tokenizer_open(save_path, &tokenizer));
-  OK(ds_model_open(save_path, &again));
-  OK(ds_engine_create(kConfig, again, NULL, &resumed));
-  OK(ds_engine_load(resumed, save_path, NULL));
-  OK(ds_engine_global_step(resumed, &step));
-  OK(ds_optimizer_step_count(ds_engine_optimizer(resumed), &steps));
-  EXPECT(step == 42 && steps == 42);
+  OK(ds_model_open(save_path, NULL, &again));
+  OK(ds_engine_create(kConfig, NULL, again, NULL, &resumed));
+  OK(ds_engine_load(resumed, save_path, NULL, NULL));
+  OK(ds_engine_describe(resumed, &progress));
+  OK(ds_engine_optimizer(resumed, &optimizer));
+  OK(ds_optimizer_describe(optimizer, &updates));
+  ds_optimizer_destroy(optimizer);
+  EXPECT(progress.step == 42 && updates.steps == 42);
   OK(ds_engine_set_dataset(resumed, dataset));
   EXPECT(train(resumed, 1) < first);
   generate(again, tokenizer);

@@ -37,6 +37,8 @@ constexpr auto kModel = HandleKind::kModel;
 constexpr auto kEngine = HandleKind::kEngine;
 constexpr auto kOptimizer = HandleKind::kOptimizer;
 constexpr auto kWork = HandleKind::kWork;
+constexpr auto kGenerator = HandleKind::kGenerator;
+constexpr auto kScope = HandleKind::kScope;
 
 int64_t shape_2_3[] = {2, 3};
 float six_floats[6] = {1, 2, 3, 4, 5, 6};
@@ -91,15 +93,60 @@ void own_parameter_engine(World& world, Arguments& a) {
   parameter.name = "own";
   parameter.value = world.tensor;
   EXPECT_DS_OK(ds_model_create_from_parameters(&parameter, 1, &world.model));
-  EXPECT_DS_OK(ds_engine_create(engine_config().c_str(), world.model, nullptr, &world.engine));
-  world.optimizer = ds_engine_optimizer(world.engine);
+  EXPECT_DS_OK(
+      ds_engine_create(engine_config().c_str(), nullptr, world.model, nullptr, &world.engine));
   a[0] = world.engine;
+}
+
+// A tensor that fits as parameter 0, or as its gradient.
+void take_parameter(World& world) {
+  ds_tensor_destroy(world.tensor);
+  EXPECT_DS_OK(ds_model_get_parameter(world.model, 0, &world.tensor));
+}
+
+// Lists of one tensor.
+ds_tensor** list_of(ds_tensor* tensor) {
+  static ds_tensor* list;
+  list = tensor;
+  return &list;
+}
+ds_tensor** other_list_of(ds_tensor* tensor) {
+  static ds_tensor* list;
+  list = tensor;
+  return &list;
+}
+// A second tensor like world.ids, in the place of world.list.
+ds_tensor* same_again(World& world) {
+  ds_tensor_destroy(world.list);
+  world.list = make_ids(kBatch, 8, 12);
+  return world.list;
+}
+
+ds_batch batch_of_arguments(const Arguments& a, size_t ids, size_t labels, size_t mask) {
+  ds_batch batch = DS_BATCH_INIT;
+  batch.ids = p<ds_tensor>(a, ids);
+  if (labels != 0) batch.labels = p<ds_tensor>(a, labels);
+  batch.attention_mask = p<ds_tensor>(a, mask);
+  return batch;
 }
 
 std::vector<Call> library_calls() {
   return {
       {"ds_log_set", {}, [](const Arguments&) { return ds_log_set(nullptr, nullptr, nullptr); }},
       {"ds_log_set_level", {}, [](const Arguments&) { return ds_log_set_level(DS_LOG_WARNING); }},
+      {"ds_handle_error_message",
+       {pointer("handle"), out_text("out_message")},
+       [](const Arguments& a) { return ds_handle_error_message(a[0], p<char*>(a, 1)); },
+       [](World& world, Arguments& a) { a[0] = world.tensor; }},
+      {"ds_memory_report",
+       {out_text("out_json")},
+       [](const Arguments& a) { return ds_memory_report(p<char*>(a, 0)); }},
+      {"ds_allocator_set",
+       {},
+       [](const Arguments&) { return ds_allocator_set(DS_DEVICE_CPU, nullptr, nullptr); }},
+      {"ds_config_schema",
+       {out_text("out_json")},
+       [](const Arguments& a) { return ds_config_schema(p<char*>(a, 0)); }},
       {"ds_report",
        {out_text("out_json")},
        [](const Arguments& a) { return ds_report(p<char*>(a, 0)); }},
@@ -158,29 +205,50 @@ std::vector<Call> tensor_calls() {
        [](const Arguments& a) {
          return ds_tensor_to_dlpack_legacy(p<ds_tensor>(a, 0), nullptr, p<DLManagedTensor*>(a, 1));
        }},
-      {"ds_tensor_dtype",
-       {in(kTensor, "tensor"), out("out_dtype")},
-       [](const Arguments& a) { return ds_tensor_dtype(p<ds_tensor>(a, 0), p<int32_t>(a, 1)); }},
-      {"ds_tensor_ndim",
-       {in(kTensor, "tensor"), out("out_ndim")},
-       [](const Arguments& a) { return ds_tensor_ndim(p<ds_tensor>(a, 0), p<int32_t>(a, 1)); }},
-      {"ds_tensor_size",
-       {in(kTensor, "tensor"), out("out_size")},
-       [](const Arguments& a) { return ds_tensor_size(p<ds_tensor>(a, 0), 1, p<int64_t>(a, 1)); }},
-      {"ds_tensor_stride",
-       {in(kTensor, "tensor"), out("out_stride")},
+      {"ds_tensor_describe",
+       {in(kTensor, "tensor")},
        [](const Arguments& a) {
-         return ds_tensor_stride(p<ds_tensor>(a, 0), 1, p<int64_t>(a, 1));
+         ds_tensor_info info{};
+         info.struct_size = sizeof info;
+         return ds_tensor_describe(p<ds_tensor>(a, 0), &info);
        }},
-      {"ds_tensor_elements",
-       {in(kTensor, "tensor"), out("out_elements")},
-       [](const Arguments& a) { return ds_tensor_elements(p<ds_tensor>(a, 0), p<int64_t>(a, 1)); }},
-      {"ds_tensor_device",
-       {in(kTensor, "tensor"), out("out_device_kind")},
-       [](const Arguments& a) { return ds_tensor_device(p<ds_tensor>(a, 0), p<int32_t>(a, 1)); }},
-      {"ds_tensor_data",
-       {in(kTensor, "tensor"), out("out_data")},
-       [](const Arguments& a) { return ds_tensor_data(p<ds_tensor>(a, 0), p<void*>(a, 1)); }},
+      {"ds_tensor_flatten",
+       {pointer("tensors"), out(kTensor, "out_flat")},
+       [](const Arguments& a) {
+         return ds_tensor_flatten(p<ds_tensor*>(a, 0), 1, p<ds_tensor*>(a, 1));
+       },
+       [](World& world, Arguments& a) { a[0] = list_of(world.tensor); }},
+      {"ds_tensor_unflatten",
+       {in(kTensor, "flat"), pointer("shapes_like"), out(kTensor, "out_tensors")},
+       [](const Arguments& a) {
+         return ds_tensor_unflatten(p<ds_tensor>(a, 0), p<ds_tensor*>(a, 1), 1,
+                                    p<ds_tensor*>(a, 2));
+       },
+       [](World& world, Arguments& a) {
+         a[0] = world.list;
+         a[1] = list_of(world.list);
+       }},
+      {"ds_tensor_quantize",
+       {in(kTensor, "tensor"), out(kTensor, "out_codes"), out(kTensor, "out_scales")},
+       [](const Arguments& a) {
+         return ds_tensor_quantize(p<ds_tensor>(a, 0), 8, 4, p<ds_tensor*>(a, 1),
+                                   p<ds_tensor*>(a, 2));
+       }},
+      {"ds_tensor_dequantize",
+       {in(kTensor, "codes"), in(kTensor, "scales"), in(kTensor, "output")},
+       [](const Arguments& a) {
+         return ds_tensor_dequantize(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1), 8, 4,
+                                     p<ds_tensor>(a, 2));
+       },
+       [](World& world, Arguments& a) {
+         ds_tensor *codes = nullptr, *scales = nullptr;
+         EXPECT_DS_OK(ds_tensor_quantize(world.tensor, 8, 4, &codes, &scales));
+         ds_tensor_destroy(world.ids);
+         ds_tensor_destroy(world.list);
+         a[0] = world.ids = codes;
+         a[1] = world.list = scales;
+         a[2] = world.tensor;
+       }},
       {"ds_tensor_read",
        {in(kTensor, "tensor"), pointer("buffer")},
        [](const Arguments& a) {
@@ -211,19 +279,44 @@ std::vector<Call> comm_calls() {
        [](const Arguments& a) {
          return ds_comm_create(0, 1, R"({"timeout_seconds": 5})", nullptr, p<ds_comm*>(a, 0));
        }},
-      {"ds_comm_rank",
-       {in(kComm, "comm"), out("out_rank")},
-       [](const Arguments& a) { return ds_comm_rank(p<ds_comm>(a, 0), p<int32_t>(a, 1)); }},
-      {"ds_comm_size",
-       {in(kComm, "comm"), out("out_size")},
-       [](const Arguments& a) { return ds_comm_size(p<ds_comm>(a, 0), p<int32_t>(a, 1)); }},
+      {"ds_comm_describe",
+       {in(kComm, "comm")},
+       [](const Arguments& a) {
+         ds_comm_info info{};
+         info.struct_size = sizeof info;
+         return ds_comm_describe(p<ds_comm>(a, 0), &info);
+       }},
       {"ds_comm_all_reduce",
        {in(kComm, "comm"), in(kTensor, "tensor")},
-       [](const Arguments& a) { return ds_comm_all_reduce(p<ds_comm>(a, 0), p<ds_tensor>(a, 1)); }},
-      {"ds_comm_all_reduce_op",
-       {in(kComm, "comm"), in(kTensor, "tensor")},
+       [](const Arguments& a) { 
+         return ds_comm_all_reduce(p<ds_comm>(a, 0), p<ds_tensor>(a, 1), DS_REDUCE_MAX);
+       }},
+      {"ds_comm_all_reduce_coalesced",
+       {in(kComm, "comm"), pointer("tensors")},
        [](const Arguments& a) {
-         return ds_comm_all_reduce_op(p<ds_comm>(a, 0), p<ds_tensor>(a, 1), DS_REDUCE_MAX);
+         return ds_comm_all_reduce_coalesced(p<ds_comm>(a, 0), p<ds_tensor*>(a, 1), 1,
+                                             DS_REDUCE_SUM);
+       },
+       [](World& world, Arguments& a) { a[1] = list_of(world.tensor); }},
+      {"ds_comm_reduce_scatter_coalesced",
+       {in(kComm, "comm"), pointer("outputs"), pointer("inputs")},
+       [](const Arguments& a) {
+         return ds_comm_reduce_scatter_coalesced(p<ds_comm>(a, 0), p<ds_tensor*>(a, 1),
+                                                 p<ds_tensor*>(a, 2), 1, DS_REDUCE_SUM);
+       },
+       [](World& world, Arguments& a) {
+         a[1] = list_of(world.ids);
+         a[2] = other_list_of(same_again(world));
+       }},
+      {"ds_comm_all_gather_coalesced",
+       {in(kComm, "comm"), pointer("outputs"), pointer("inputs")},
+       [](const Arguments& a) {
+         return ds_comm_all_gather_coalesced(p<ds_comm>(a, 0), p<ds_tensor*>(a, 1),
+                                             p<ds_tensor*>(a, 2), 1);
+       },
+       [](World& world, Arguments& a) {
+         a[1] = list_of(world.ids);
+         a[2] = other_list_of(same_again(world));
        }},
       {"ds_comm_reduce_scatter",
        {in(kComm, "comm"), in(kTensor, "output"), in(kTensor, "input")},
@@ -324,15 +417,12 @@ std::vector<Call> tokenizer_calls() {
          return ds_tokenizer_decode(p<ds_tokenizer>(a, 0), p<ds_tensor>(a, 1), 0, p<char*>(a, 2));
        },
        [](World& world, Arguments& a) { a[1] = world.list; }},
-      {"ds_tokenizer_vocab_size",
-       {in(kTokenizer, "tokenizer"), out("out_size")},
+      {"ds_tokenizer_describe",
+       {in(kTokenizer, "tokenizer")},
        [](const Arguments& a) {
-         return ds_tokenizer_vocab_size(p<ds_tokenizer>(a, 0), p<int64_t>(a, 1));
-       }},
-      {"ds_tokenizer_end_of_text",
-       {in(kTokenizer, "tokenizer"), out("out_id")},
-       [](const Arguments& a) {
-         return ds_tokenizer_end_of_text(p<ds_tokenizer>(a, 0), p<int32_t>(a, 1));
+         ds_tokenizer_info info{};
+         info.struct_size = sizeof info;
+         return ds_tokenizer_describe(p<ds_tokenizer>(a, 0), &info);
        }},
       {"ds_tokenizer_token_to_id",
        {in(kTokenizer, "tokenizer"), text("token", "A"), out("out_id")},
@@ -366,13 +456,12 @@ std::vector<Call> dataset_calls() {
        [](const Arguments& a) {
          return ds_dataset_build(s(a, 0), p<ds_tokenizer>(a, 1), 0, s(a, 2));
        }},
-      {"ds_dataset_size",
-       {in(kDataset, "dataset"), out("out_samples")},
-       [](const Arguments& a) { return ds_dataset_size(p<ds_dataset>(a, 0), p<int64_t>(a, 1)); }},
-      {"ds_dataset_sequence_length",
-       {in(kDataset, "dataset"), out("out_length")},
+      {"ds_dataset_describe",
+       {in(kDataset, "dataset")},
        [](const Arguments& a) {
-         return ds_dataset_sequence_length(p<ds_dataset>(a, 0), p<int64_t>(a, 1));
+         ds_dataset_info info{};
+         info.struct_size = sizeof info;
+         return ds_dataset_describe(p<ds_dataset>(a, 0), &info);
        }},
       {"ds_dataset_sample",
        {in(kDataset, "dataset"), out(kTensor, "out_tokens")},
@@ -394,24 +483,12 @@ std::vector<Call> model_calls() {
        [](const Arguments& a) { return ds_model_create(s(a, 0), 5, p<ds_model*>(a, 1)); }},
       {"ds_model_open",
        {text("folder", "{dir}/saved"), out(kModel, "out_model")},
-       [](const Arguments& a) { return ds_model_open(s(a, 0), p<ds_model*>(a, 1)); },
+       [](const Arguments& a) { return ds_model_open(s(a, 0), nullptr, p<ds_model*>(a, 1)); },
        [](World& world, Arguments&) { save_checkpoint(world); }},
-      {"ds_model_open_with",
-       {text("folder", "{dir}/exported"), out(kModel, "out_model")},
-       [](const Arguments& a) {
-         return ds_model_open_with(s(a, 0), R"({"attn_pdrop": 0.0})", -1, p<ds_model*>(a, 1));
-       },
-       [](World& world, Arguments&) {
-         const std::string folder = world.folder.file("exported");
-         EXPECT_DS_OK(ds_model_export(world.model, folder.c_str(), DS_FLOAT32));
-       }},
       {"ds_model_export",
        {in(kModel, "model"), text("folder", "{dir}/exported")},
-       [](const Arguments& a) { return ds_model_export(p<ds_model>(a, 0), s(a, 1), DS_FLOAT32); }},
-      {"ds_model_export_sharded",
-       {in(kModel, "model"), text("folder", "{dir}/sharded")},
-       [](const Arguments& a) {
-         return ds_model_export_sharded(p<ds_model>(a, 0), s(a, 1), DS_BFLOAT16, 4096);
+       [](const Arguments& a) { 
+         return ds_model_export(p<ds_model>(a, 0), s(a, 1), DS_BFLOAT16, 4096);
        }},
       {"ds_model_save",
        {in(kModel, "model"), text("folder", "{dir}/weights")},
@@ -422,56 +499,46 @@ std::vector<Call> model_calls() {
       {"ds_model_config",
        {in(kModel, "model"), out_text("out_json")},
        [](const Arguments& a) { return ds_model_config(p<ds_model>(a, 0), p<char*>(a, 1)); }},
-      {"ds_model_tensor_count",
-       {in(kModel, "model"), out("out_count")},
+      {"ds_model_describe",
+       {in(kModel, "model")},
        [](const Arguments& a) {
-         return ds_model_tensor_count(p<ds_model>(a, 0), p<int64_t>(a, 1));
+         ds_model_info info{};
+         info.struct_size = sizeof info;
+         return ds_model_describe(p<ds_model>(a, 0), &info);
        }},
-      {"ds_model_parameter_count",
-       {in(kModel, "model"), out("out_count")},
+      {"ds_model_parameter_index",
+       {in(kModel, "model"), text("name", kParameter), out("out_index")},
        [](const Arguments& a) {
-         return ds_model_parameter_count(p<ds_model>(a, 0), p<int64_t>(a, 1));
+         return ds_model_parameter_index(p<ds_model>(a, 0), s(a, 1), p<int64_t>(a, 2));
        }},
-      {"ds_model_tensor_name",
+      {"ds_model_parameter_describe",
+       {in(kModel, "model")},
+       [](const Arguments& a) {
+         ds_parameter_info info{};
+         info.struct_size = sizeof info;
+         return ds_model_parameter_describe(p<ds_model>(a, 0), 0, &info);
+       }},
+      {"ds_model_parameters",
+       {in(kModel, "model"), out_text("out_json")},
+       [](const Arguments& a) { return ds_model_parameters(p<ds_model>(a, 0), p<char*>(a, 1)); }},
+      {"ds_model_parameter_name",
        {in(kModel, "model"), out_text("out_name")},
        [](const Arguments& a) {
-         return ds_model_tensor_name(p<ds_model>(a, 0), 0, p<char*>(a, 1));
+         return ds_model_parameter_name(p<ds_model>(a, 0), 0, p<char*>(a, 1));
        }},
-      {"ds_model_get_tensor",
-       {in(kModel, "model"), text("name", kParameter), out(kTensor, "out_tensor")},
+      {"ds_model_get_parameter",
+       {in(kModel, "model"), out(kTensor, "out_tensor")},
        [](const Arguments& a) {
-         return ds_model_get_tensor(p<ds_model>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
+         return ds_model_get_parameter(p<ds_model>(a, 0), 0, p<ds_tensor*>(a, 1));
        }},
-      {"ds_model_set_tensor",
-       {in(kModel, "model"), text("name", kParameter), in(kTensor, "value")},
+      {"ds_model_set_parameter",
+       {in(kModel, "model"), in(kTensor, "value")},
        [](const Arguments& a) {
-         return ds_model_set_tensor(p<ds_model>(a, 0), s(a, 1), p<ds_tensor>(a, 2));
+         return ds_model_set_parameter(p<ds_model>(a, 0), 0, p<ds_tensor>(a, 1));
        },
        [](World& world, Arguments& a) {
-         ds_tensor_destroy(world.tensor);
-         EXPECT_DS_OK(ds_model_get_tensor(world.model, kParameter, &world.tensor));
-         a[2] = world.tensor;
-       }},
-      {"ds_model_generate",
-       {in(kModel, "model"), in(kTensor, "prompt"), out(kTensor, "out_ids")},
-       [](const Arguments& a) {
-         ds_generate_options options = {};
-         options.struct_size = sizeof(options);
-         options.max_tokens = 3;
-         return ds_model_generate(p<ds_model>(a, 0), p<ds_tensor>(a, 1), &options, nullptr, nullptr,
-                                  p<ds_tensor*>(a, 2));
-       },
-       [](World& world, Arguments& a) { a[1] = world.list; }},
-      {"ds_model_logits",
-       {in(kModel, "model"), in(kTensor, "ids"), maybe(kTensor, "attention_mask"),
-        out(kTensor, "out_logits")},
-       [](const Arguments& a) {
-         return ds_model_logits(p<ds_model>(a, 0), p<ds_tensor>(a, 1), p<ds_tensor>(a, 2),
-                                p<ds_tensor*>(a, 3));
-       },
-       [](World& world, Arguments& a) {
-         a[1] = world.ids;
-         a[2] = world.ids;
+         take_parameter(world);
+         a[1] = world.tensor;
        }},
   };
 }
@@ -499,23 +566,15 @@ std::vector<Call> parameter_calls() {
          parameter.value = world.tensor;
          a[0] = &parameter;
        }},
-      {"ds_model_view_tensor",
-       {in(kModel, "model"), text("name", kParameter), out(kTensor, "out_tensor")},
+      {"ds_model_view_parameter",
+       {in(kModel, "model"), out(kTensor, "out_tensor")},
        [](const Arguments& a) {
-         return ds_model_view_tensor(p<ds_model>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
-       }},
-      {"ds_model_tensor_info",
-       {in(kModel, "model"), text("name", kParameter), out_text("out_json")},
-       [](const Arguments& a) {
-         return ds_model_tensor_info(p<ds_model>(a, 0), s(a, 1), p<char*>(a, 2));
+         return ds_model_view_parameter(p<ds_model>(a, 0), 0, p<ds_tensor*>(a, 1));
        }},
       {"ds_model_set_device",
        {in(kModel, "model"), text("device", "cpu")},
        [](const Arguments& a) { return ds_model_set_device(p<ds_model>(a, 0), s(a, 1)); },
        end_engine},
-      {"ds_model_device",
-       {in(kModel, "model"), out_text("out_device")},
-       [](const Arguments& a) { return ds_model_device(p<ds_model>(a, 0), p<char*>(a, 1)); }},
       {"ds_model_set_trainable",
        {in(kModel, "model"), text("pattern", "ln_*")},
        [](const Arguments& a) { return ds_model_set_trainable(p<ds_model>(a, 0), s(a, 1), 0); },
@@ -550,44 +609,19 @@ std::vector<Call> parameter_calls() {
          EXPECT_DS_OK(ds_model_save_adapter(world.model, folder.c_str(), DS_FLOAT32));
          EXPECT_DS_OK(ds_model_merge_lora(world.model));
        }},
-      {"ds_model_prepare_inference",
-       {in(kModel, "model"), out_text("out_json")},
-       [](const Arguments& a) {
-         return ds_model_prepare_inference(p<ds_model>(a, 0), R"({"weights": "int4"})",
-                                           p<char*>(a, 1));
-       },
-       end_engine},
-      {"ds_model_hidden_states",
-       {in(kModel, "model"), in(kTensor, "ids"), maybe(kTensor, "attention_mask"),
-        out(kTensor, "out_states")},
-       [](const Arguments& a) {
-         return ds_model_hidden_states(p<ds_model>(a, 0), p<ds_tensor>(a, 1), p<ds_tensor>(a, 2),
-                                       nullptr, p<ds_tensor*>(a, 3));
-       },
-       [](World& world, Arguments& a) {
-         a[1] = world.ids;
-         a[2] = world.ids;
-       }},
   };
 }
 
-// A tensor that fits as a gradient of kParameter.
-void take_parameter(World& world) {
-  ds_tensor_destroy(world.tensor);
-  EXPECT_DS_OK(ds_model_get_tensor(world.model, kParameter, &world.tensor));
+// A scope that may change parameter 0.
+void open_scope(World& world, Arguments& a) {
+  const int64_t first = 0;
+  ds_scope_destroy(world.scope);
+  EXPECT_DS_OK(ds_engine_open_scope(world.engine, &first, 1, DS_SCOPE_MODIFY, &world.scope));
+  a[0] = world.scope;
 }
 
 std::vector<Call> gradient_calls() {
   return {
-      {"ds_engine_add_gradient",
-       {in(kEngine, "engine"), text("name", kParameter), in(kTensor, "gradient")},
-       [](const Arguments& a) {
-         return ds_engine_add_gradient(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor>(a, 2));
-       },
-       [](World& world, Arguments& a) {
-         take_parameter(world);
-         a[2] = world.tensor;
-       }},
       {"ds_engine_add_gradients",
        {in(kEngine, "engine"), pointer("gradients")},
        [](const Arguments& a) {
@@ -595,77 +629,59 @@ std::vector<Call> gradient_calls() {
          return ds_engine_add_gradients(p<ds_engine>(a, 0), &index, p<ds_tensor*>(a, 1), 1);
        },
        [](World& world, Arguments& a) {
-         static ds_tensor* gradient;
-         char* name = nullptr;
-         EXPECT_DS_OK(ds_model_tensor_name(world.model, 0, &name));
-         ds_tensor_destroy(world.tensor);
-         EXPECT_DS_OK(ds_model_get_tensor(world.model, name, &world.tensor));
-         ds_string_free(name);
-         gradient = world.tensor;
-         a[1] = &gradient;
+         take_parameter(world);
+         a[1] = list_of(world.tensor);
        }},
-      {"ds_engine_set_gradient",
-       {in(kEngine, "engine"), text("name", kParameter), in(kTensor, "gradient")},
+      {"ds_engine_open_scope",
+       {in(kEngine, "engine"), out(kScope, "out_scope")},
        [](const Arguments& a) {
-         return ds_engine_set_gradient(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor>(a, 2));
+         const int64_t first = 0;
+         return ds_engine_open_scope(p<ds_engine>(a, 0), &first, 1, DS_SCOPE_COMPUTE,
+                                     p<ds_scope*>(a, 1));
+       },
+       own_parameter_engine},
+      {"ds_scope_tensor",
+       {in(kScope, "scope"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_scope_tensor(p<ds_scope>(a, 0), 0, p<ds_tensor*>(a, 1));
+       },
+       open_scope},
+      {"ds_scope_commit",
+       {in(kScope, "scope")},
+       [](const Arguments& a) { return ds_scope_commit(p<ds_scope>(a, 0), 0); },
+       open_scope},
+      {"ds_scope_close",
+       {in(kScope, "scope")},
+       [](const Arguments& a) { return ds_scope_close(p<ds_scope>(a, 0)); },
+       open_scope},
+      {"ds_engine_get_values",
+       {in(kEngine, "engine"), text("state", "exp_avg"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_engine_get_values(p<ds_engine>(a, 0), 0, DS_VALUE_STATE, s(a, 1),
+                                     DS_EXTENT_WHOLE, p<ds_tensor*>(a, 2));
+       }},
+      {"ds_engine_set_values",
+       {in(kEngine, "engine"), text("state", "exp_avg"), in(kTensor, "value")},
+       [](const Arguments& a) {
+         return ds_engine_set_values(p<ds_engine>(a, 0), 0, DS_VALUE_STATE, s(a, 1),
+                                     DS_EXTENT_WHOLE, p<ds_tensor>(a, 2));
        },
        [](World& world, Arguments& a) {
          take_parameter(world);
          a[2] = world.tensor;
        }},
-      {"ds_engine_fetch_parameters",
-       {in(kEngine, "engine"), out(kTensor, "out_tensors")},
-       [](const Arguments& a) {
-         const int64_t first = 0;
-         return ds_engine_fetch_parameters(p<ds_engine>(a, 0), &first, 1, p<ds_tensor*>(a, 1));
-       },
-       own_parameter_engine},
-      {"ds_engine_release_parameters",
-       {in(kEngine, "engine")},
-       [](const Arguments& a) {
-         return ds_engine_release_parameters(p<ds_engine>(a, 0), nullptr, 0);
-       }},
-      {"ds_engine_gather_parameters",
-       {in(kEngine, "engine"), out(kTensor, "out_tensors")},
-       [](const Arguments& a) {
-         const int64_t first = 0;
-         return ds_engine_gather_parameters(p<ds_engine>(a, 0), &first, 1, p<ds_tensor*>(a, 1));
-       }},
-      {"ds_engine_scatter_parameters",
-       {in(kEngine, "engine")},
-       [](const Arguments& a) {
-         return ds_engine_scatter_parameters(p<ds_engine>(a, 0), nullptr, 0, -1);
-       }},
       {"ds_engine_local_range",
-       {in(kEngine, "engine"), text("name", kParameter), out("out_first"), out("out_count")},
+       {in(kEngine, "engine"), out("out_first"), out("out_count")},
        [](const Arguments& a) {
-         return ds_engine_local_range(p<ds_engine>(a, 0), s(a, 1), p<int64_t>(a, 2),
-                                      p<int64_t>(a, 3));
-       }},
-      {"ds_engine_get_local",
-       {in(kEngine, "engine"), text("name", kParameter), text("what", "exp_avg"),
-        out(kTensor, "out_tensor")},
-       [](const Arguments& a) {
-         return ds_engine_get_local(p<ds_engine>(a, 0), s(a, 1), s(a, 2), p<ds_tensor*>(a, 3));
-       }},
-      {"ds_engine_set_local",
-       {in(kEngine, "engine"), text("name", kParameter), text("what", "parameter"),
-        in(kTensor, "value")},
-       [](const Arguments& a) {
-         return ds_engine_set_local(p<ds_engine>(a, 0), s(a, 1), s(a, 2), p<ds_tensor>(a, 3));
-       },
-       [](World& world, Arguments& a) {
-         ds_tensor_destroy(world.tensor);
-         EXPECT_DS_OK(ds_engine_get_local(world.engine, kParameter, "parameter", &world.tensor));
-         a[3] = world.tensor;
+         return ds_engine_local_range(p<ds_engine>(a, 0), 0, p<int64_t>(a, 1), p<int64_t>(a, 2));
        }},
       {"ds_engine_join",
        {in(kEngine, "engine")},
        [](const Arguments& a) { return ds_engine_join(p<ds_engine>(a, 0)); }},
-      {"ds_engine_gradient_view",
-       {in(kEngine, "engine"), text("name", kParameter), out(kTensor, "out_tensor")},
+      {"ds_engine_view_gradient",
+       {in(kEngine, "engine"), out(kTensor, "out_tensor")},
        [](const Arguments& a) {
-         return ds_engine_gradient_view(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
+         return ds_engine_view_gradient(p<ds_engine>(a, 0), 0, p<ds_tensor*>(a, 1));
        }},
       {"ds_engine_set_loss",
        {in(kEngine, "engine")},
@@ -684,16 +700,57 @@ std::vector<Call> gradient_calls() {
       {"ds_engine_set_boundary",
        {in(kEngine, "engine")},
        [](const Arguments& a) { return ds_engine_set_boundary(p<ds_engine>(a, 0), -1); }},
-      {"ds_engine_loss_scale",
-       {in(kEngine, "engine"), out("out_scale")},
+  };
+}
+
+std::vector<Call> generator_calls() {
+  return {
+      {"ds_generator_create",
+       {in(kModel, "model"), out(kGenerator, "out_generator")},
        [](const Arguments& a) {
-         return ds_engine_loss_scale(p<ds_engine>(a, 0), p<double>(a, 1));
+         return ds_generator_create(p<ds_model>(a, 0), R"({"weights": "int4"})",
+                                    p<ds_generator*>(a, 1));
        }},
-      {"ds_engine_get_gradient",
-       {in(kEngine, "engine"), text("name", kParameter), out(kTensor, "out_tensor")},
+      {"ds_generator_describe",
+       {in(kGenerator, "generator")},
        [](const Arguments& a) {
-         return ds_engine_get_gradient(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
+         ds_generator_info info{};
+         info.struct_size = sizeof info;
+         return ds_generator_describe(p<ds_generator>(a, 0), &info);
        }},
+      {"ds_generator_get_parameter",
+       {in(kGenerator, "generator"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_generator_get_parameter(p<ds_generator>(a, 0), 0, p<ds_tensor*>(a, 1));
+       }},
+      {"ds_generator_generate",
+       {in(kGenerator, "generator"), in(kTensor, "prompt"), out(kTensor, "out_ids")},
+       [](const Arguments& a) {
+         ds_generate_options options = DS_GENERATE_OPTIONS_INIT;
+         options.max_tokens = 3;
+         return ds_generator_generate(p<ds_generator>(a, 0), p<ds_tensor>(a, 1), &options, nullptr,
+                                      nullptr, p<ds_tensor*>(a, 2));
+       },
+       [](World& world, Arguments& a) { a[1] = world.list; }},
+      {"ds_generator_interrupt",
+       {in(kGenerator, "generator")},
+       [](const Arguments& a) { return ds_generator_interrupt(p<ds_generator>(a, 0)); }},
+      {"ds_generator_logits",
+       {in(kGenerator, "generator"), in(kTensor, "batch.ids"),
+        maybe(kTensor, "batch.attention_mask"), out(kTensor, "out_logits")},
+       [](const Arguments& a) {
+         const ds_batch batch = batch_of_arguments(a, 1, 0, 2);
+         return ds_generator_logits(p<ds_generator>(a, 0), &batch, p<ds_tensor*>(a, 3));
+       },
+       [](World& world, Arguments& a) { a[1] = a[2] = world.ids; }},
+      {"ds_generator_hidden_states",
+       {in(kGenerator, "generator"), in(kTensor, "batch.ids"),
+        maybe(kTensor, "batch.attention_mask"), out(kTensor, "out_states")},
+       [](const Arguments& a) {
+         const ds_batch batch = batch_of_arguments(a, 1, 0, 2);
+         return ds_generator_hidden_states(p<ds_generator>(a, 0), &batch, p<ds_tensor*>(a, 3));
+       },
+       [](World& world, Arguments& a) { a[1] = a[2] = world.ids; }},
   };
 }
 
@@ -703,18 +760,8 @@ std::vector<Call> engine_calls() {
        {text("config_json", engine_config()), in(kModel, "model"), maybe(kComm, "comm"),
         out(kEngine, "out_engine")},
        [](const Arguments& a) {
-         return ds_engine_create(s(a, 0), p<ds_model>(a, 1), p<ds_comm>(a, 2), p<ds_engine*>(a, 3));
-       },
-       [](World& world, Arguments&) {
-         ds_engine_destroy(world.engine);
-         world.engine = nullptr;
-       }},
-      {"ds_engine_create_with",
-       {text("config_json", engine_config()), in(kModel, "model"), maybe(kComm, "comm"),
-        out(kEngine, "out_engine")},
-       [](const Arguments& a) {
-         return ds_engine_create_with(s(a, 0), R"({"set": {"seed": 3}})", p<ds_model>(a, 1),
-                                      p<ds_comm>(a, 2), p<ds_engine*>(a, 3));
+         return ds_engine_create(s(a, 0), R"({"set": {"seed": 3}})", p<ds_model>(a, 1), p<ds_comm>(a, 2),
+                                 p<ds_engine*>(a, 3));
        },
        [](World& world, Arguments&) {
          ds_engine_destroy(world.engine);
@@ -733,11 +780,11 @@ std::vector<Call> engine_calls() {
          world.engine = nullptr;
        }},
       {"ds_engine_forward",
-       {in(kEngine, "engine"), in(kTensor, "inputs[0]"), in(kTensor, "inputs[1]"),
-        maybe(kTensor, "inputs[2]"), out(kTensor, "out_loss")},
+       {in(kEngine, "engine"), in(kTensor, "batch.ids"), in(kTensor, "batch.labels"),
+        maybe(kTensor, "batch.attention_mask"), out(kTensor, "out_loss")},
        [](const Arguments& a) {
-         ds_tensor* const inputs[] = {p<ds_tensor>(a, 1), p<ds_tensor>(a, 2), p<ds_tensor>(a, 3)};
-         return ds_engine_forward(p<ds_engine>(a, 0), inputs, 3, p<ds_tensor*>(a, 4));
+         const ds_batch batch = batch_of_arguments(a, 1, 2, 3);
+         return ds_engine_forward(p<ds_engine>(a, 0), &batch, p<ds_tensor*>(a, 4));
        },
        [](World& world, Arguments& a) { a[1] = a[2] = a[3] = world.ids; }},
       {"ds_engine_backward",
@@ -777,13 +824,9 @@ std::vector<Call> engine_calls() {
        [](const Arguments& a) { return ds_engine_save_wait(p<ds_engine>(a, 0)); }},
       {"ds_engine_load",
        {in(kEngine, "engine"), text("folder", "{dir}/saved")},
-       [](const Arguments& a) { return ds_engine_load(p<ds_engine>(a, 0), s(a, 1), "one"); },
-       [](World& world, Arguments&) { save_checkpoint(world); }},
-      {"ds_engine_load_with",
-       {in(kEngine, "engine"), text("folder", "{dir}/saved")},
-       [](const Arguments& a) {
-         return ds_engine_load_with(p<ds_engine>(a, 0), s(a, 1), "one",
-                                    R"({"load_optimizer_states": false})");
+       [](const Arguments& a) { 
+         return ds_engine_load(p<ds_engine>(a, 0), s(a, 1), "one",
+                               R"({"load_optimizer_states": false})");
        },
        [](World& world, Arguments&) { save_checkpoint(world); }},
       {"ds_engine_set_tokenizer",
@@ -812,62 +855,59 @@ std::vector<Call> engine_calls() {
       {"ds_engine_profile",
        {in(kEngine, "engine"), out_text("out_json")},
        [](const Arguments& a) { return ds_engine_profile(p<ds_engine>(a, 0), p<char*>(a, 1)); }},
-      {"ds_engine_global_step",
-       {in(kEngine, "engine"), out("out_step")},
+      {"ds_engine_describe",
+       {in(kEngine, "engine")},
        [](const Arguments& a) {
-         return ds_engine_global_step(p<ds_engine>(a, 0), p<int64_t>(a, 1));
+         ds_engine_info info{};
+         info.struct_size = sizeof info;
+         return ds_engine_describe(p<ds_engine>(a, 0), &info);
        }},
-      {"ds_engine_samples",
-       {in(kEngine, "engine"), out("out_samples")},
-       [](const Arguments& a) { return ds_engine_samples(p<ds_engine>(a, 0), p<int64_t>(a, 1)); }},
+      {"ds_engine_optimizer",
+       {in(kEngine, "engine"), out(kOptimizer, "out_optimizer")},
+       [](const Arguments& a) {
+         return ds_engine_optimizer(p<ds_engine>(a, 0), p<ds_optimizer*>(a, 1));
+       }},
+      {"ds_engine_set_blob",
+       {in(kEngine, "engine"), text("name", "mine"), pointer("data")},
+       [](const Arguments& a) {
+         return ds_engine_set_blob(p<ds_engine>(a, 0), s(a, 1), a[2], sizeof(six_floats));
+       },
+       [](World&, Arguments& a) { a[2] = six_floats; }},
+      {"ds_engine_blob",
+       {in(kEngine, "engine"), text("name", "mine"), out(kTensor, "out_bytes")},
+       [](const Arguments& a) {
+         return ds_engine_blob(p<ds_engine>(a, 0), s(a, 1), p<ds_tensor*>(a, 2));
+       },
+       [](World& world, Arguments&) {
+         EXPECT_DS_OK(ds_engine_set_blob(world.engine, "mine", six_floats, sizeof(six_floats)));
+       }},
+      {"ds_engine_blobs",
+       {in(kEngine, "engine"), out_text("out_json")},
+       [](const Arguments& a) { return ds_engine_blobs(p<ds_engine>(a, 0), p<char*>(a, 1)); }},
   };
 }
 
 std::vector<Call> optimizer_and_checkpoint_calls() {
   return {
-      {"ds_optimizer_step_count",
-       {in(kOptimizer, "optimizer"), out("out_steps")},
+      {"ds_optimizer_describe",
+       {in(kOptimizer, "optimizer")},
        [](const Arguments& a) {
-         return ds_optimizer_step_count(p<ds_optimizer>(a, 0), p<int64_t>(a, 1));
+         ds_optimizer_info info{};
+         info.struct_size = sizeof info;
+         return ds_optimizer_describe(p<ds_optimizer>(a, 0), &info);
        }},
-      {"ds_optimizer_lr",
-       {in(kOptimizer, "optimizer"), out("out_lr")},
-       [](const Arguments& a) { return ds_optimizer_lr(p<ds_optimizer>(a, 0), p<double>(a, 1)); }},
       {"ds_optimizer_set_lr",
        {in(kOptimizer, "optimizer")},
        [](const Arguments& a) { return ds_optimizer_set_lr(p<ds_optimizer>(a, 0), 1e-4); }},
-      {"ds_optimizer_rate_count",
-       {in(kOptimizer, "optimizer"), out("out_count")},
-       [](const Arguments& a) {
-         return ds_optimizer_rate_count(p<ds_optimizer>(a, 0), p<int64_t>(a, 1));
-       }},
       {"ds_optimizer_rate",
        {in(kOptimizer, "optimizer"), out("out_lr")},
        [](const Arguments& a) {
          return ds_optimizer_rate(p<ds_optimizer>(a, 0), 0, p<double>(a, 1));
        }},
       {"ds_optimizer_state_names",
-       {in(kOptimizer, "optimizer"), text("name", kParameter), out_text("out_json")},
+       {in(kOptimizer, "optimizer"), out_text("out_json")},
        [](const Arguments& a) {
-         return ds_optimizer_state_names(p<ds_optimizer>(a, 0), s(a, 1), p<char*>(a, 2));
-       }},
-      {"ds_optimizer_get_state",
-       {in(kOptimizer, "optimizer"), text("name", kParameter), text("state", "exp_avg"),
-        out(kTensor, "out_tensor")},
-       [](const Arguments& a) {
-         return ds_optimizer_get_state(p<ds_optimizer>(a, 0), s(a, 1), s(a, 2),
-                                       p<ds_tensor*>(a, 3));
-       }},
-      {"ds_optimizer_set_state",
-       {in(kOptimizer, "optimizer"), text("name", kParameter), text("state", "exp_avg"),
-        in(kTensor, "value")},
-       [](const Arguments& a) {
-         return ds_optimizer_set_state(p<ds_optimizer>(a, 0), s(a, 1), s(a, 2), p<ds_tensor>(a, 3));
-       },
-       [](World& world, Arguments& a) {
-         ds_tensor_destroy(world.tensor);
-         EXPECT_DS_OK(ds_model_get_tensor(world.model, kParameter, &world.tensor));
-         a[3] = world.tensor;
+         return ds_optimizer_state_names(p<ds_optimizer>(a, 0), 0, p<char*>(a, 1));
        }},
       {"ds_checkpoint_inspect",
        {text("folder", "{dir}/saved"), out_text("out_json")},
@@ -898,7 +938,7 @@ const std::vector<Call>& all_calls() {
   static const std::vector<Call> calls = [] {
     std::vector<Call> all;
     for (const auto& part : {library_calls(), tensor_calls(), comm_calls(), tokenizer_calls(),
-                             dataset_calls(), model_calls(), parameter_calls(), gradient_calls(),
+                             dataset_calls(), model_calls(), parameter_calls(), gradient_calls(), generator_calls(),
                              engine_calls(), optimizer_and_checkpoint_calls()}) {
       all.insert(all.end(), part.begin(), part.end());
     }

@@ -34,11 +34,13 @@ TEST(CapiComm, RanksAndSizes) {
   EXPECT_EQ(create(1, 2), DS_ERR_CONFIG);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("needs a place to meet"));
   World world;
-  int32_t number = -1;
-  EXPECT_DS_OK(ds_comm_rank(world.comm, &number));
-  EXPECT_EQ(number, 0);
-  EXPECT_DS_OK(ds_comm_size(world.comm, &number));
-  EXPECT_EQ(number, 1);
+  const ds_comm_info info = info_of(world.comm);
+  EXPECT_EQ(info.rank, 0);
+  EXPECT_EQ(info.size, 1);
+  EXPECT_EQ(info.local_rank, 0);
+  EXPECT_EQ(info.local_size, 1);
+  EXPECT_EQ(info.node, 0);
+  EXPECT_EQ(info.nodes, 1);
 }
 
 TEST(CapiComm, ConfigurationIsStrict) {
@@ -74,19 +76,19 @@ TEST(CapiComm, StoreStruct) {
 
 TEST(CapiComm, CollectivesOfOneProcess) {
   World world;
-  ASSERT_DS_OK(ds_comm_all_reduce(world.comm, world.tensor));
+  ASSERT_DS_OK(ds_comm_all_reduce(world.comm, world.tensor, DS_REDUCE_SUM));
   float values[6];
   ASSERT_DS_OK(ds_tensor_read(world.tensor, values, sizeof(values)));
   EXPECT_THAT(values, ::testing::ElementsAre(0, 1, 2, 3, 4, 5));
   EXPECT_DS_OK(ds_comm_barrier(world.comm));
-  EXPECT_EQ(ds_comm_all_reduce(world.comm, world.ids), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_comm_all_reduce(world.comm, world.ids, DS_REDUCE_SUM), DS_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("int32"));
   const int64_t shape[] = {2, 2}, strides[] = {1, 2};
   float memory[4] = {};
   ds_tensor* turned = nullptr;
   ASSERT_DS_OK(
       ds_tensor_from_buffer(memory, DS_FLOAT32, shape, strides, 2, nullptr, nullptr, &turned));
-  EXPECT_EQ(ds_comm_all_reduce(world.comm, turned), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_comm_all_reduce(world.comm, turned, DS_REDUCE_SUM), DS_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("contiguous"));
   ds_tensor_destroy(turned);
 }
@@ -97,11 +99,10 @@ TEST(CapiComm, Finalize) {
   EXPECT_DS_OK(ds_comm_finalize(world.comm));
   EXPECT_EQ(ds_comm_barrier(world.comm), DS_ERR_STATE);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("finalized"));
-  EXPECT_EQ(ds_comm_all_reduce(world.comm, world.tensor), DS_ERR_STATE);
+  EXPECT_EQ(ds_comm_all_reduce(world.comm, world.tensor, DS_REDUCE_SUM), DS_ERR_STATE);
   EXPECT_DS_OK(ds_comm_abort(world.comm));
   EXPECT_EQ(ds_comm_barrier(world.comm), DS_ERR_STATE);
-  int32_t size = 0;
-  EXPECT_DS_OK(ds_comm_size(world.comm, &size));
+  EXPECT_EQ(info_of(world.comm).size, 1);
 }
 
 TEST(CapiComm, AbortFromAnotherThread) {
@@ -109,7 +110,7 @@ TEST(CapiComm, AbortFromAnotherThread) {
   std::thread([&] { EXPECT_DS_OK(ds_comm_abort(world.comm)); }).join();
   EXPECT_EQ(ds_comm_barrier(world.comm), DS_ERR_ABORTED);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("ds_comm_abort"));
-  EXPECT_EQ(ds_comm_all_reduce(world.comm, world.tensor), DS_ERR_ABORTED);
+  EXPECT_EQ(ds_comm_all_reduce(world.comm, world.tensor, DS_REDUCE_SUM), DS_ERR_ABORTED);
   EXPECT_EQ(ds_comm_finalize(world.comm), DS_ERR_ABORTED);
   EXPECT_DS_OK(ds_comm_abort(world.comm));
 }

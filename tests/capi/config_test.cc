@@ -76,9 +76,9 @@ TEST(CapiConfig, EngineOfAPublishedDocument) {
   World world;
   ds_engine_destroy(world.engine);
   world.engine = nullptr;
-  EXPECT_EQ(ds_engine_create_with(kPublished, nullptr, world.model, nullptr, &world.engine),
+  EXPECT_EQ(ds_engine_create(kPublished, nullptr, world.model, nullptr, &world.engine),
             DS_ERR_CONFIG);
-  ASSERT_DS_OK(ds_engine_create_with(
+  ASSERT_DS_OK(ds_engine_create(
       kPublished,
       R"({"lenient": true, "set": {"optimizer.params.lr": 0.5}, "resolve_auto":
           {"precision": "fp32", "train_micro_batch_size_per_gpu": 3}})",
@@ -100,14 +100,15 @@ TEST(CapiConfig, WithoutOptimizerTheRealOneIsShownOrMissed) {
   ds_engine_destroy(world.engine);
   world.engine = nullptr;
   const char* config = R"({"train_batch_size": 2})";
-  EXPECT_EQ(ds_engine_create_with(config, R"({"require_optimizer": true})", world.model, nullptr,
+  EXPECT_EQ(ds_engine_create(config, R"({"require_optimizer": true})", world.model, nullptr,
                                   &world.engine),
             DS_ERR_CONFIG);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("/optimizer: missing"));
-  ASSERT_DS_OK(ds_engine_create(config, world.model, nullptr, &world.engine));
+  ASSERT_DS_OK(ds_engine_create(config, nullptr, world.model, nullptr, &world.engine));
   const ds::Json document = engine_document(world.engine);
-  double lr = 0;
-  ASSERT_DS_OK(ds_optimizer_lr(ds_engine_optimizer(world.engine), &lr));
+  ds_optimizer_destroy(world.optimizer);
+  ASSERT_DS_OK(ds_engine_optimizer(world.engine, &world.optimizer));
+  const double lr = info_of(world.optimizer).lr;
   EXPECT_EQ(document.at("config").at("optimizer").at("params").at("lr"), lr);
   EXPECT_THAT(document.at("warnings").dump(), HasSubstr("/optimizer: missing; AdamW"));
 }
@@ -124,7 +125,7 @@ TEST(CapiConfig, EngineOfAFile) {
             DS_ERR_CONFIG);
   EXPECT_THAT(ds_last_error_message(), HasSubstr(path + ": configuration: /train_batch_sice"));
   // The name for the text.
-  EXPECT_EQ(ds_engine_create(path.c_str(), world.model, nullptr, &world.engine), DS_ERR_CONFIG);
+  EXPECT_EQ(ds_engine_create(path.c_str(), nullptr, world.model, nullptr, &world.engine), DS_ERR_CONFIG);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("ds_engine_create_from_file"));
   std::ofstream(path) << engine_config();
   ASSERT_DS_OK(

@@ -49,7 +49,7 @@ struct Trainer {
 };
 
 std::vector<float> values(const Model& model, const std::string& name) {
-  return model.tensor(name).to_vector<float>();
+  return model.parameter(name).to_vector<float>();
 }
 
 int status_of(const std::function<void()>& body) {
@@ -118,8 +118,8 @@ TEST(CapiControl, TheEngineIsClosedToItsOwnCallback) {
   Trainer t(accumulating_config(1));
   int32_t status = DS_OK;
   t.engine.set_progress([&](const char*, int64_t, int64_t) {
-    int64_t step = 0;
-    status = ds_engine_global_step(t.engine.get(), &step);
+    ds_engine_info info = DS_ENGINE_INFO_INIT;
+    status = ds_engine_describe(t.engine.get(), &info);
     return true;
   });
   t.engine.train_batch();
@@ -161,7 +161,7 @@ struct OwnGradients {
     EXPECT_DS_OK(ds_tensor_create(DS_FLOAT32, shape, 1, &made));
     EXPECT_DS_OK(ds_tensor_write(made, data.data(), 16));
     const Tensor gradient(made);
-    engine.add_gradient("w", gradient);
+    engine.add_gradient(0, gradient);
   }
   Model model;
   Engine engine;
@@ -227,7 +227,7 @@ TEST(CapiControl, TheBadElementIsNamed) {
   own.add({1, 2, -infinity, std::nanf("")});
   libds::StepReport report = own.engine.step();
   EXPECT_FALSE(report.applied);
-  EXPECT_STREQ(report.first_bad_tensor, "w");
+  EXPECT_EQ(report.first_bad_parameter, 0);
   EXPECT_EQ(report.first_bad_element, 2);
   EXPECT_EQ(report.first_bad_value, -HUGE_VAL);
   own.add({1, std::nanf(""), 0, 0});
@@ -268,9 +268,9 @@ TEST(CapiControl, UncountedLabelsAndOtherSizesAreTold) {
   World world;
   Warnings warnings;
   const auto train = [&](ds_tensor* ids, ds_tensor* labels) {
-    ds_tensor* const inputs[] = {ids, labels};
+    const ds_batch batch = batch_of(ids, labels);
     ds_tensor* loss = nullptr;
-    EXPECT_DS_OK(ds_engine_forward(world.engine, inputs, 2, &loss));
+    EXPECT_DS_OK(ds_engine_forward(world.engine, &batch, &loss));
     EXPECT_DS_OK(ds_engine_backward(world.engine, loss));
     ds_tensor_destroy(loss);
     ds_step_report report{};
@@ -309,16 +309,13 @@ TEST(CapiControl, ACopyStaysWhenTheModelTrainsOn) {
   std::thread training([&] {
     for (int i = 0; i < 3; ++i) t.engine.train_batch();
   });
-  ds_generate_options options{};
-  options.struct_size = sizeof(options);
+  libds::GenerateOptions options;
   options.max_tokens = 4;
   const int32_t prompt[] = {1, 2, 3};
   std::vector<int32_t> first, again;
   for (std::vector<int32_t>* out : {&first, &again}) {
     const Tensor ids(make_list({prompt[0], prompt[1], prompt[2]}));
-    ds_tensor* made = nullptr;
-    ASSERT_DS_OK(ds_model_generate(copy.get(), ids.get(), &options, nullptr, nullptr, &made));
-    *out = Tensor(made).to_vector<int32_t>();
+    *out = libds::Generator(copy).generate(ids, options);
   }
   training.join();
   EXPECT_EQ(first, again);
@@ -330,12 +327,12 @@ TEST(CapiControl, ACopyKeepsAdaptersAndWhatIsFrozen) {
   Model model = Model::create(model_config(), 3);
   ASSERT_DS_OK(ds_model_add_lora(model.get(), R"({"r": 2, "target_modules": ["attn.c_attn"]})"));
   const Model copy = model.copy();
-  const std::vector<std::string> names = model.tensor_names();
-  ASSERT_EQ(copy.tensor_names(), names);
+  const std::vector<std::string> names = model.parameter_names();
+  ASSERT_EQ(copy.parameter_names(), names);
   for (const std::string& name : names) {
     EXPECT_EQ(values(copy, name), values(model, name)) << name;
-    EXPECT_EQ(copy.tensor_info(name), model.tensor_info(name)) << name;
   }
+  EXPECT_EQ(copy.parameters(), model.parameters());
   TemporaryFolder folder;
   EXPECT_DS_OK(ds_model_save_adapter(copy.get(), folder.file("a").c_str(), DS_FLOAT32));
 }

@@ -15,8 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<int32_t> read_ids(ds_tensor* tensor) {
-  int64_t count = 0;
-  EXPECT_DS_OK(ds_tensor_elements(tensor, &count));
+  const auto count = info_of(tensor).elements;
   std::vector<int32_t> ids(static_cast<size_t>(count));
   EXPECT_DS_OK(ds_tensor_read(tensor, ids.data(), count * 4));
   ds_tensor_destroy(tensor);
@@ -101,14 +100,13 @@ TEST(CapiTokenizer, TrainedOneSurvivesJson) {
   ASSERT_DS_OK(ds_tokenizer_train(corpus.data(), static_cast<int64_t>(corpus.size()),
                                   R"({"vocab_size": 300, "special_tokens": ["<|endoftext|>"]})",
                                   &trained));
-  int64_t size = 0;
-  ASSERT_DS_OK(ds_tokenizer_vocab_size(trained, &size));
-  EXPECT_GT(size, 257);
-  EXPECT_LE(size, 300);
-  int32_t end = -2, id = -2;
-  ASSERT_DS_OK(ds_tokenizer_end_of_text(trained, &end));
+  ds_tokenizer_info info = DS_TOKENIZER_INFO_INIT;
+  ASSERT_DS_OK(ds_tokenizer_describe(trained, &info));
+  EXPECT_GT(info.vocab_size, 257);
+  EXPECT_LE(info.vocab_size, 300);
+  int32_t id = -2;
   ASSERT_DS_OK(ds_tokenizer_token_to_id(trained, "<|endoftext|>", &id));
-  EXPECT_EQ(end, id);
+  EXPECT_EQ(info.end_of_text, id);
   char* json = nullptr;
   ASSERT_DS_OK(ds_tokenizer_to_json(trained, &json));
   ds_tokenizer* again = nullptr;
@@ -125,7 +123,8 @@ TEST(CapiTokenizer, TrainedOneSurvivesJson) {
   ASSERT_DS_OK(ds_tokenizer_decode(again, list, 0, &text));
   EXPECT_EQ(take(text), corpus.substr(0, 500));
   ds_tensor_destroy(list);
-  EXPECT_EQ(ds_tokenizer_id_to_token(trained, static_cast<int32_t>(size), &text), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_tokenizer_id_to_token(trained, static_cast<int32_t>(info.vocab_size), &text),
+            DS_ERR_NOT_FOUND);
   EXPECT_EQ(ds_tokenizer_id_to_token(trained, -1, &text), DS_ERR_NOT_FOUND);
   EXPECT_EQ(ds_tokenizer_token_to_id(trained, "no such token", &id), DS_ERR_NOT_FOUND);
   ds_tokenizer_destroy(trained);
@@ -174,11 +173,10 @@ TEST(CapiDataset, FromTextAndFromPrefixAreTheSame) {
   };
   ds_dataset* from_text = open(world.folder.file("text.txt"), nullptr);
   ds_dataset* from_prefix = open(prefix, nullptr);
-  int64_t samples = 0, length = 0;
-  ASSERT_DS_OK(ds_dataset_size(from_text, &samples));
-  ASSERT_DS_OK(ds_dataset_sequence_length(from_text, &length));
-  EXPECT_EQ(length, 16);
-  EXPECT_NEAR(static_cast<double>(samples), 20000.0 / 16, 5);
+  ds_dataset_info info = DS_DATASET_INFO_INIT;
+  ASSERT_DS_OK(ds_dataset_describe(from_text, &info));
+  EXPECT_EQ(info.sequence_length, 16);
+  EXPECT_NEAR(static_cast<double>(info.samples), 20000.0 / 16, 5);
   std::ifstream file(world.folder.file("text.txt"));
   const std::string text((std::istreambuf_iterator<char>(file)), {});
   for (ds_dataset* dataset : {from_text, from_prefix}) {
@@ -192,8 +190,8 @@ TEST(CapiDataset, FromTextAndFromPrefixAreTheSame) {
       }
     }
     ds_tensor* sample = nullptr;
-    ASSERT_DS_OK(ds_dataset_size(dataset, &samples));
-    for (const int64_t index : {int64_t{-1}, samples, INT64_MAX, INT64_MIN}) {
+    ASSERT_DS_OK(ds_dataset_describe(dataset, &info));
+    for (const int64_t index : {int64_t{-1}, info.samples, INT64_MAX, INT64_MIN}) {
       EXPECT_EQ(ds_dataset_sample(dataset, index, &sample), DS_ERR_INVALID_ARGUMENT);
     }
     EXPECT_EQ(sample, nullptr);

@@ -65,8 +65,7 @@ TYPED_TEST(Dlpack, InSharesMemoryAndDeletesOnce) {
   Foreign<TypeParam> foreign;
   ds_tensor* t = nullptr;
   ASSERT_DS_OK(foreign.take(&t));
-  void* data = nullptr;
-  ASSERT_DS_OK(ds_tensor_data(t, &data));
+  const auto data = info_of(t).data;
   EXPECT_EQ(data, foreign.values.data());
   float packed[6];
   ASSERT_DS_OK(ds_tensor_read(t, packed, sizeof(packed)));
@@ -81,9 +80,7 @@ TYPED_TEST(Dlpack, InWithoutDeleterStridesOrShape) {
   foreign.managed.dl_tensor.strides = nullptr;
   ds_tensor* t = nullptr;
   ASSERT_DS_OK(foreign.take(&t));
-  int64_t stride = 0;
-  EXPECT_DS_OK(ds_tensor_stride(t, 0, &stride));
-  EXPECT_EQ(stride, 3);
+  EXPECT_EQ(info_of(t).strides[0], 3);
   ds_tensor_destroy(t);
   foreign.managed.dl_tensor.ndim = 0;
   foreign.managed.dl_tensor.shape = nullptr;
@@ -106,8 +103,7 @@ TYPED_TEST(Dlpack, InAcceptsOddStridesWhereTheySayNothing) {
   foreign.strides = {INT64_MIN, INT64_MIN};
   foreign.managed.dl_tensor.data = nullptr;
   ASSERT_DS_OK(foreign.take(&t));
-  void* data = &foreign;
-  EXPECT_DS_OK(ds_tensor_data(t, &data));
+  const auto data = info_of(t).data;
   EXPECT_EQ(data, nullptr);
   ds_tensor_destroy(t);
   EXPECT_EQ(foreign.deletions, 2);
@@ -130,8 +126,7 @@ TYPED_TEST(Dlpack, InEveryType) {
     foreign.managed.dl_tensor.dtype = {row.code, row.bits, 1};
     ds_tensor* t = nullptr;
     ASSERT_DS_OK(foreign.take(&t));
-    int32_t dtype = 0;
-    EXPECT_DS_OK(ds_tensor_dtype(t, &dtype));
+    const auto dtype = info_of(t).dtype;
     EXPECT_EQ(dtype, row.dtype);
     TypeParam* managed = nullptr;
     ASSERT_DS_OK(this->give(t, nullptr, &managed));
@@ -244,8 +239,8 @@ TYPED_TEST(Dlpack, OutAndInAgain) {
   }
   const float seven = 7;
   void *first = nullptr, *second = nullptr;
-  ASSERT_DS_OK(ds_tensor_data(world.tensor, &first));
-  ASSERT_DS_OK(ds_tensor_data(again, &second));
+  first = info_of(world.tensor).data;
+  second = info_of(again).data;
   EXPECT_EQ(first, second);
   ds_tensor_destroy(world.tensor);
   world.tensor = nullptr;
@@ -293,7 +288,7 @@ TEST(DlpackVersioned, ReadOnlyIsHonoured) {
   EXPECT_THAT(ds_last_error_message(), HasSubstr("read-only"));
   EXPECT_EQ(foreign.values[1], 1);
   World world;
-  EXPECT_EQ(ds_comm_all_reduce(world.comm, t) == DS_OK, false);
+  EXPECT_EQ(ds_comm_all_reduce(world.comm, t, DS_REDUCE_SUM) == DS_OK, false);
   DLManagedTensorVersioned* versioned = nullptr;
   ASSERT_DS_OK(ds_tensor_to_dlpack(t, nullptr, &versioned));
   EXPECT_EQ(versioned->flags & DLPACK_FLAG_BITMASK_READ_ONLY, DLPACK_FLAG_BITMASK_READ_ONLY);

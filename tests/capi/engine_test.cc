@@ -24,8 +24,7 @@ std::string take(char* text) {
 }
 
 std::vector<float> read(ds_tensor* tensor) {
-  int64_t count = 0;
-  EXPECT_DS_OK(ds_tensor_elements(tensor, &count));
+  const auto count = info_of(tensor).elements;
   std::vector<float> values(static_cast<size_t>(count));
   EXPECT_DS_OK(ds_tensor_read(tensor, values.data(), count * 4));
   ds_tensor_destroy(tensor);
@@ -40,7 +39,7 @@ ds_step_report report_struct() {
 
 std::vector<float> parameter(ds_model* model, const char* name) {
   ds_tensor* tensor = nullptr;
-  EXPECT_DS_OK(ds_model_get_tensor(model, name, &tensor));
+  EXPECT_DS_OK(ds_model_get_parameter(model, index_of(model, name), &tensor));
   return read(tensor);
 }
 
@@ -70,9 +69,9 @@ TEST(CapiEngine, WrongOrderOfCalls) {
   EXPECT_EQ(ds_engine_step(world.engine, &report), DS_ERR_STATE);
   EXPECT_EQ(ds_engine_backward(world.engine, world.tensor), DS_ERR_STATE);
   ds_tensor* loss = world.forward();
-  ds_tensor* const inputs[] = {world.ids, world.ids};
+  const ds_batch batch = batch_of(world.ids, world.ids);
   ds_tensor* second = nullptr;
-  EXPECT_EQ(ds_engine_forward(world.engine, inputs, 2, &second), DS_ERR_STATE);
+  EXPECT_EQ(ds_engine_forward(world.engine, &batch, &second), DS_ERR_STATE);
   EXPECT_EQ(ds_engine_step(world.engine, &report), DS_ERR_STATE);
   EXPECT_EQ(ds_engine_train_batch(world.engine, &report), DS_ERR_STATE);
   EXPECT_EQ(ds_engine_save(world.engine, world.folder.file("s").c_str(), nullptr), DS_ERR_STATE);
@@ -83,8 +82,8 @@ TEST(CapiEngine, WrongOrderOfCalls) {
   ds_tensor_destroy(other);
   ASSERT_DS_OK(ds_engine_backward(world.engine, loss));
   EXPECT_EQ(ds_engine_backward(world.engine, loss), DS_ERR_STATE);
-  EXPECT_EQ(ds_engine_forward(world.engine, inputs, 2, &second), DS_ERR_STATE);
-  EXPECT_EQ(ds_model_set_tensor(world.model, "ln_f.weight", world.tensor) == DS_OK, false);
+  EXPECT_EQ(ds_engine_forward(world.engine, &batch, &second), DS_ERR_STATE);
+  EXPECT_EQ(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"), world.tensor) == DS_OK, false);
   ASSERT_DS_OK(ds_engine_step(world.engine, &report));
   EXPECT_EQ(report.applied, 1);
   EXPECT_EQ(second, nullptr);
@@ -96,9 +95,9 @@ TEST(CapiEngine, WrongOrderOfCalls) {
 TEST(CapiEngine, WrongTensors) {
   World world;
   ds_tensor* loss = nullptr;
-  const auto forward = [&](ds_tensor* ids, ds_tensor* labels, ds_tensor* mask, int32_t count = 3) {
-    ds_tensor* const inputs[] = {ids, labels, mask};
-    return ds_engine_forward(world.engine, inputs, mask == nullptr ? 2 : count, &loss);
+  const auto forward = [&](ds_tensor* ids, ds_tensor* labels, ds_tensor* mask) {
+    const ds_batch batch = batch_of(ids, labels, mask);
+    return ds_engine_forward(world.engine, &batch, &loss);
   };
   ds_tensor* shorter = make_ids(kBatch, 4, 1);
   ds_tensor* longer = make_ids(kBatch, kPositions + 1, 1);
@@ -124,11 +123,16 @@ TEST(CapiEngine, WrongTensors) {
       EXPECT_EQ(forward(world.ids, bad, nullptr), DS_ERR_INVALID_ARGUMENT);
     }
   }
-  for (const int32_t count : {-1, 0, 1, 6, INT32_MAX}) {
-    EXPECT_EQ(forward(world.ids, world.ids, world.ids, count), DS_ERR_INVALID_ARGUMENT);
-    EXPECT_THAT(ds_last_error_message(), HasSubstr("count"));
-  }
-  EXPECT_EQ(ds_engine_forward(world.engine, nullptr, 2, &loss), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(forward(nullptr, world.ids, nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("batch.ids is NULL"));
+  EXPECT_EQ(forward(world.ids, nullptr, nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("batch.labels is NULL"));
+  EXPECT_EQ(ds_engine_forward(world.engine, nullptr, &loss), DS_ERR_INVALID_ARGUMENT);
+  const ds_batch no_size{};
+  EXPECT_EQ(ds_engine_forward(world.engine, &no_size, &loss), DS_ERR_INVALID_ARGUMENT);
+  const ds_batch labelled = batch_of(world.ids, world.ids);
+  EXPECT_EQ(ds_generator_logits(world.generator, &labelled, &loss), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("batch.labels must be NULL"));
   EXPECT_EQ(loss, nullptr);
   // After all that the engine works, also with a label that does not count.
   EXPECT_DS_OK(forward(world.ids, bad, world.ids));
@@ -159,7 +163,7 @@ TEST(CapiEngine, ReportOfOlderAndNewerCallers) {
   EXPECT_EQ(newer.known.lr, 1e-3);
   EXPECT_EQ(newer.known.loss_scale, 1);
   EXPECT_GT(newer.known.seconds, 0);
-  EXPECT_STREQ(newer.known.first_bad_tensor, "");
+  EXPECT_EQ(newer.known.first_bad_parameter, -1);
   EXPECT_EQ(newer.added, 0);
 }
 
@@ -167,17 +171,17 @@ TEST(CapiEngine, NonFiniteGradientsAreSkippedAndNamed) {
   World world;
   const std::vector<float> before = parameter(world.model, "wte.weight");
   ds_tensor* gain = nullptr;
-  ASSERT_DS_OK(ds_model_get_tensor(world.model, "ln_f.weight", &gain));
+  ASSERT_DS_OK(ds_model_get_parameter(world.model, index_of(world.model, "ln_f.weight"), &gain));
   std::vector<float> values(16, std::nanf(""));
   ASSERT_DS_OK(ds_tensor_write(gain, values.data(), 64));
-  ASSERT_DS_OK(ds_model_set_tensor(world.model, "ln_f.weight", gain));
+  ASSERT_DS_OK(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"), gain));
   ds_tensor_destroy(gain);
   ds_step_report report = report_struct();
   ASSERT_DS_OK(ds_engine_train_batch(world.engine, &report));
   EXPECT_EQ(report.applied, 0);
   EXPECT_EQ(report.skip_reason, DS_SKIP_NON_FINITE);
   EXPECT_EQ(report.grad_norm, -1);
-  EXPECT_NE(std::strlen(report.first_bad_tensor), 0u);
+  EXPECT_GE(report.first_bad_parameter, 0);
   EXPECT_EQ(parameter(world.model, "wte.weight"), before);
 }
 
@@ -193,7 +197,7 @@ TEST(CapiEngine, ClientStateConfigurationAndMemory) {
   const std::string folder = world.folder.file("saved");
   ASSERT_DS_OK(ds_engine_save(world.engine, folder.c_str(), "with state"));
   ASSERT_DS_OK(ds_engine_set_client_state(world.engine, nullptr));
-  ASSERT_DS_OK(ds_engine_load(world.engine, folder.c_str(), nullptr));
+  ASSERT_DS_OK(ds_engine_load(world.engine, folder.c_str(), nullptr, nullptr));
   ASSERT_DS_OK(ds_engine_client_state(world.engine, &text));
   EXPECT_EQ(take(text), R"({"epoch":3,"b":[1]})");
 
@@ -214,13 +218,13 @@ TEST(CapiEngine, RefusesConfigurationsAndPlaces) {
   ds_engine* out = nullptr;
   for (const char* config :
        {"", "[]", "{", R"({"train_batch_sise": 3})", R"({"train_batch_size": "many"})"}) {
-    EXPECT_EQ(ds_engine_create(config, world.model, nullptr, &out), DS_ERR_CONFIG)
+    EXPECT_EQ(ds_engine_create(config, nullptr, world.model, nullptr, &out), DS_ERR_CONFIG)
         << config << ": " << ds_last_error_message();
   }
   EXPECT_EQ(out, nullptr);
   // A refused configuration leaves the model free.
-  ASSERT_DS_OK(ds_engine_create(engine_config().c_str(), world.model, nullptr, &world.engine));
-  EXPECT_EQ(ds_engine_load(world.engine, "/no/such/folder", nullptr), DS_ERR_NOT_FOUND);
+  ASSERT_DS_OK(ds_engine_create(engine_config().c_str(), nullptr, world.model, nullptr, &world.engine));
+  EXPECT_EQ(ds_engine_load(world.engine, "/no/such/folder", nullptr, nullptr), DS_ERR_NOT_FOUND);
   EXPECT_EQ(ds_engine_save(world.engine, "", nullptr), DS_ERR_INVALID_ARGUMENT);
   EXPECT_EQ(ds_engine_save(world.engine, world.folder.file("x").c_str(), ""),
             DS_ERR_INVALID_ARGUMENT);
@@ -234,7 +238,7 @@ TEST(CapiEngine, RefusesConfigurationsAndPlaces) {
   ds_model* model = nullptr;
   EXPECT_EQ(ds_model_create(R"({"model_type": "never heard of"})", 1, &model), DS_ERR_UNSUPPORTED);
   EXPECT_EQ(ds_model_create("{}", 1, &model) == DS_OK, false);
-  EXPECT_EQ(ds_model_open("/no/such/folder", &model), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_model_open("/no/such/folder", nullptr, &model), DS_ERR_NOT_FOUND);
   EXPECT_EQ(model, nullptr);
 }
 
@@ -263,24 +267,25 @@ TEST(CapiEngine, DamageIsFoundAndNamed) {
   EXPECT_THAT(ds_last_error_message(), HasSubstr(largest.filename().string()));
   // An engine that has trained keeps its state; one that has not is closed until a load succeeds.
   EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
-  EXPECT_EQ(ds_engine_load(world.engine, folder.c_str(), "one"), DS_ERR_CORRUPT);
+  EXPECT_EQ(ds_engine_load(world.engine, folder.c_str(), "one", nullptr), DS_ERR_CORRUPT);
   EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
   ASSERT_DS_OK(ds_engine_save(world.engine, folder.c_str(), "two"));
-  ASSERT_DS_OK(ds_engine_load(world.engine, folder.c_str(), "two"));
-  EXPECT_EQ(ds_engine_load(world.engine, folder.c_str(), "one"), DS_ERR_CORRUPT);
+  ASSERT_DS_OK(ds_engine_load(world.engine, folder.c_str(), "two", nullptr));
+  EXPECT_EQ(ds_engine_load(world.engine, folder.c_str(), "one", nullptr), DS_ERR_CORRUPT);
   const std::string copy = world.folder.file("copy");
   ds_tensor* out = nullptr;
+  const ds_batch batch = batch_of(world.ids);
   for (const ds_status status : {ds_engine_train_batch(world.engine, nullptr),
                                  ds_engine_save(world.engine, folder.c_str(), "three"),
-                                 ds_model_get_tensor(world.model, "wte.weight", &out),
-                                 ds_model_logits(world.model, world.ids, nullptr, &out),
-                                 ds_model_export(world.model, copy.c_str(), DS_FLOAT32)}) {
+                                 ds_model_get_parameter(world.model, index_of(world.model, "wte.weight"), &out),
+                                 ds_generator_logits(world.generator, &batch, &out),
+                                 ds_model_export(world.model, copy.c_str(), DS_FLOAT32, 0)}) {
     EXPECT_EQ(status, DS_ERR_STATE);
     EXPECT_THAT(ds_last_error_message(), HasSubstr("incomplete"));
   }
   EXPECT_EQ(out, nullptr);
   EXPECT_FALSE(std::filesystem::exists(copy));
-  EXPECT_DS_OK(ds_engine_load(world.engine, folder.c_str(), nullptr));
+  EXPECT_DS_OK(ds_engine_load(world.engine, folder.c_str(), nullptr, nullptr));
   EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
 }
 
@@ -292,17 +297,13 @@ TEST(CapiEngine, LoadsInPart) {
   const std::vector<float> saved = parameter(world.model, "wte.weight");
   EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
   const auto load = [&](const char* options) {
-    return ds_engine_load_with(world.engine, folder.c_str(), "one", options);
+    return ds_engine_load(world.engine, folder.c_str(), "one", options);
   };
   const auto step = [&] {
-    int64_t out = -1;
-    EXPECT_DS_OK(ds_engine_global_step(world.engine, &out));
-    return out;
+    return info_of(world.engine).step;
   };
   const auto optimizer_steps = [&] {
-    int64_t out = -1;
-    EXPECT_DS_OK(ds_optimizer_step_count(ds_engine_optimizer(world.engine), &out));
-    return out;
+    return info_of(world.optimizer).steps;
   };
   ASSERT_DS_OK(load(R"({"load_module_only": true})"));
   EXPECT_EQ(parameter(world.model, "wte.weight"), saved);
@@ -320,7 +321,7 @@ TEST(CapiEngine, LoadsInPart) {
   EXPECT_THAT(ds_last_error_message(), HasSubstr("did you mean \"load_module_only\"?"));
   EXPECT_EQ(load(R"({"strict": 1})"), DS_ERR_CONFIG);
   EXPECT_EQ(load("[]"), DS_ERR_CONFIG);
-  EXPECT_EQ(ds_engine_load_with(world.engine, folder.c_str(), "two", nullptr), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(ds_engine_load(world.engine, folder.c_str(), "two", nullptr), DS_ERR_NOT_FOUND);
   EXPECT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
 }
 
@@ -356,38 +357,49 @@ TEST(CapiCheckpoint, IsListedByStepsAndDeleted) {
 
 TEST(CapiModel, WeightsInAndOut) {
   World world;
-  int64_t count = 0, total = 0, sum = 0;
-  ASSERT_DS_OK(ds_model_tensor_count(world.model, &count));
-  ASSERT_DS_OK(ds_model_parameter_count(world.model, &total));
+  const int64_t count = info_of(world.model).parameters, total = info_of(world.model).elements;
+  int64_t sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     char* name = nullptr;
-    ASSERT_DS_OK(ds_model_tensor_name(world.model, i, &name));
+    ASSERT_DS_OK(ds_model_parameter_name(world.model, i, &name));
     sum += static_cast<int64_t>(parameter(world.model, name).size());
     ds_string_free(name);
   }
   EXPECT_EQ(sum, total);
   char* name = nullptr;
-  EXPECT_EQ(ds_model_tensor_name(world.model, -1, &name), DS_ERR_INVALID_ARGUMENT);
-  EXPECT_EQ(ds_model_tensor_name(world.model, count, &name), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_parameter_name(world.model, -1, &name), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_parameter_name(world.model, count, &name), DS_ERR_INVALID_ARGUMENT);
   EXPECT_EQ(name, nullptr);
   ds_tensor* tensor = nullptr;
-  EXPECT_EQ(ds_model_get_tensor(world.model, "ln_f.wieght", &tensor), DS_ERR_NOT_FOUND);
+  int64_t index = -7;
+  EXPECT_EQ(ds_model_parameter_index(world.model, "ln_f.wieght", &index), DS_ERR_NOT_FOUND);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("ln_f.weight"));
-  EXPECT_EQ(ds_model_get_tensor(world.model, "\xFF\xFE", &tensor), DS_ERR_INVALID_ARGUMENT);
-  EXPECT_EQ(ds_model_set_tensor(world.model, "ln_f.weight", world.tensor), DS_ERR_INVALID_ARGUMENT);
-  EXPECT_EQ(ds_model_set_tensor(world.model, "ln_f.weight", world.list), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_parameter_index(world.model, "\xFF\xFE", &index), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(index, -7);
+  for (const int64_t bad : {int64_t{-1}, count, INT64_MAX, INT64_MIN}) {
+    EXPECT_EQ(ds_model_get_parameter(world.model, bad, &tensor), DS_ERR_INVALID_ARGUMENT);
+    EXPECT_THAT(ds_last_error_message(), HasSubstr("parameter is " + std::to_string(bad)));
+    EXPECT_EQ(ds_model_view_parameter(world.model, bad, &tensor), DS_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(ds_engine_view_gradient(world.engine, bad, &tensor), DS_ERR_INVALID_ARGUMENT);
+  }
+  EXPECT_EQ(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"), world.tensor), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"), world.list), DS_ERR_INVALID_ARGUMENT);
   EXPECT_EQ(tensor, nullptr);
 
   const std::string folder = world.folder.file("exported");
-  EXPECT_EQ(ds_model_export(world.model, folder.c_str(), DS_INT8), DS_ERR_INVALID_ARGUMENT);
-  EXPECT_EQ(ds_model_export(world.model, folder.c_str(), 99), DS_ERR_INVALID_ARGUMENT);
-  ASSERT_DS_OK(ds_model_export(world.model, folder.c_str(), DS_FLOAT32));
+  EXPECT_EQ(ds_model_export(world.model, folder.c_str(), DS_INT8, 0), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_export(world.model, folder.c_str(), 99, 0), DS_ERR_INVALID_ARGUMENT);
+  ASSERT_DS_OK(ds_model_export(world.model, folder.c_str(), DS_FLOAT32, 0));
   ds_model* again = nullptr;
-  ASSERT_DS_OK(ds_model_open(folder.c_str(), &again));
+  ASSERT_DS_OK(ds_model_open(folder.c_str(), nullptr, &again));
   EXPECT_EQ(parameter(again, "wte.weight"), parameter(world.model, "wte.weight"));
   ds_tensor *first = nullptr, *second = nullptr;
-  ASSERT_DS_OK(ds_model_logits(world.model, world.ids, nullptr, &first));
-  ASSERT_DS_OK(ds_model_logits(again, world.ids, nullptr, &second));
+  const ds_batch batch = batch_of(world.ids);
+  ASSERT_DS_OK(ds_generator_logits(world.generator, &batch, &first));
+  ds_generator* other = nullptr;
+  ASSERT_DS_OK(ds_generator_create(again, nullptr, &other));
+  ASSERT_DS_OK(ds_generator_logits(other, &batch, &second));
+  ds_generator_destroy(other);
   EXPECT_EQ(read(first), read(second));
   ds_model_destroy(again);
 }
@@ -398,7 +410,7 @@ TEST(CapiModel, GenerateChecksItsArguments) {
   ds_generate_options options = {};
   const auto generate = [&](ds_tensor* prompt) {
     options.struct_size = sizeof(options);
-    return ds_model_generate(world.model, prompt, &options, nullptr, nullptr, &out);
+    return ds_generator_generate(world.generator, prompt, &options, nullptr, nullptr, &out);
   };
   ds_tensor* outside = make_list({1, static_cast<int32_t>(kVocab)});
   ds_tensor* empty = make_list({});
@@ -428,8 +440,7 @@ TEST(CapiModel, GenerateChecksItsArguments) {
     options.max_tokens = 40;
     options.seed = seed;
     EXPECT_DS_OK(generate(world.list));
-    int64_t count = 0;
-    EXPECT_DS_OK(ds_tensor_elements(out, &count));
+    const auto count = info_of(out).elements;
     std::vector<int32_t> ids(static_cast<size_t>(count));
     EXPECT_DS_OK(ds_tensor_read(out, ids.data(), count * 4));
     ds_tensor_destroy(out);
@@ -445,10 +456,7 @@ TEST(CapiModel, GenerateChecksItsArguments) {
 
 TEST(CapiOptimizer, ReadsAndSets) {
   World world;
-  double lr = 0;
-  int64_t steps = -1;
-  ASSERT_DS_OK(ds_optimizer_lr(world.optimizer, &lr));
-  EXPECT_EQ(lr, 1e-3);
+  EXPECT_EQ(info_of(world.optimizer).lr, 1e-3);
   ASSERT_DS_OK(ds_optimizer_set_lr(world.optimizer, 5e-4));
   for (const double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
     EXPECT_EQ(ds_optimizer_set_lr(world.optimizer, bad), DS_ERR_INVALID_ARGUMENT);
@@ -456,24 +464,112 @@ TEST(CapiOptimizer, ReadsAndSets) {
   ds_step_report report = report_struct();
   ASSERT_DS_OK(ds_engine_train_batch(world.engine, &report));
   EXPECT_EQ(report.lr, 5e-4);
-  ASSERT_DS_OK(ds_optimizer_step_count(world.optimizer, &steps));
-  EXPECT_EQ(steps, 1);
+  EXPECT_EQ(info_of(world.optimizer).steps, 1);
+  const int64_t gain = index_of(world.model, "ln_f.weight");
+  const auto get = [&](const char* state, ds_tensor** out) {
+    return ds_engine_get_values(world.engine, gain, DS_VALUE_STATE, state, DS_EXTENT_WHOLE, out);
+  };
+  const auto set = [&](const char* state, const ds_tensor* value) {
+    return ds_engine_set_values(world.engine, gain, DS_VALUE_STATE, state, DS_EXTENT_WHOLE, value);
+  };
   ds_tensor* moment = nullptr;
-  ASSERT_DS_OK(ds_optimizer_get_state(world.optimizer, "ln_f.weight", "exp_avg", &moment));
-  EXPECT_DS_OK(ds_optimizer_set_state(world.optimizer, "ln_f.weight", "exp_avg_sq", moment));
+  ASSERT_DS_OK(get("exp_avg", &moment));
+  EXPECT_DS_OK(set("exp_avg_sq", moment));
   const std::vector<float> values = read(moment);
   moment = nullptr;
   EXPECT_NE(values, std::vector<float>(16, 0.0F));
-  ASSERT_DS_OK(ds_optimizer_get_state(world.optimizer, "ln_f.weight", "exp_avg_sq", &moment));
+  ASSERT_DS_OK(get("exp_avg_sq", &moment));
   EXPECT_EQ(read(moment), values);
   moment = nullptr;
-  EXPECT_EQ(ds_optimizer_get_state(world.optimizer, "ln_f.weight", "momentum", &moment),
-            DS_ERR_NOT_FOUND);
-  EXPECT_EQ(ds_optimizer_get_state(world.optimizer, "nothing", "exp_avg", &moment),
-            DS_ERR_NOT_FOUND);
-  EXPECT_EQ(ds_optimizer_set_state(world.optimizer, "ln_f.weight", "exp_avg", world.tensor),
-            DS_ERR_INVALID_ARGUMENT);
+  for (const char* const name : {"momentum", "parameter", "gradient", ""}) {
+    EXPECT_EQ(get(name, &moment), DS_ERR_NOT_FOUND) << name;
+  }
+  EXPECT_EQ(get(nullptr, &moment), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(set("exp_avg", world.tensor), DS_ERR_INVALID_ARGUMENT);
   EXPECT_EQ(moment, nullptr);
+}
+
+// One address for everything that a parameter has, whole and this process's part.
+TEST(CapiValues, KindsAndExtents) {
+  World world;
+  EXPECT_DS_OK(ds_engine_backward(world.engine, world.forward()));
+  for (const ds_value_kind kind : {DS_VALUE_PARAMETER, DS_VALUE_GRADIENT, DS_VALUE_STATE}) {
+    const char* const state = kind == DS_VALUE_STATE ? "exp_avg" : nullptr;
+    SCOPED_TRACE(kind);
+    ds_tensor *whole = nullptr, *local = nullptr;
+    ASSERT_DS_OK(
+        ds_engine_get_values(world.engine, 0, kind, state, DS_EXTENT_WHOLE, &whole));
+    ASSERT_DS_OK(
+        ds_engine_get_values(world.engine, 0, kind, state, DS_EXTENT_LOCAL, &local));
+    EXPECT_EQ(info_of(whole).ndim, 2);
+    EXPECT_EQ(info_of(local).ndim, 1);
+    int64_t first = -1, count = -1;
+    ASSERT_DS_OK(ds_engine_local_range(world.engine, 0, &first, &count));
+    EXPECT_EQ(first, 0);
+    EXPECT_EQ(info_of(local).elements, count);
+    // What is set is what is got: one set and the other read.
+    std::vector<float> values = read(local);
+    for (float& x : values) x = x * 0.5f + 1;
+    ASSERT_DS_OK(ds_tensor_write(whole, values.data(), count * 4));
+    ASSERT_DS_OK(ds_engine_set_values(world.engine, 0, kind, state, DS_EXTENT_WHOLE, whole));
+    ds_tensor_destroy(whole);
+    ASSERT_DS_OK(
+        ds_engine_get_values(world.engine, 0, kind, state, DS_EXTENT_LOCAL, &local));
+    EXPECT_EQ(read(local), values);
+  }
+  ds_tensor* none = nullptr;
+  for (const int32_t bad : {-1, 0, 4}) {
+    EXPECT_EQ(ds_engine_get_values(world.engine, 0, bad, nullptr, DS_EXTENT_WHOLE, &none),
+              DS_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(ds_engine_get_values(world.engine, 0, DS_VALUE_GRADIENT, nullptr, bad, &none),
+              bad == 0 || bad == -1 || bad == 4 ? DS_ERR_INVALID_ARGUMENT : DS_OK);
+  }
+  EXPECT_EQ(ds_engine_get_values(world.engine, 0, DS_VALUE_GRADIENT, "exp_avg", DS_EXTENT_WHOLE,
+                                 &none),
+            DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("state must be NULL"));
+  EXPECT_EQ(none, nullptr);
+}
+
+TEST(CapiBlobs, AreSavedAndComeBack) {
+  World world;
+  const std::string folder = world.folder.file("saved");
+  const std::string random("\0\xFF state", 8), name = "loader \xC3\xA4";
+  const auto blob = [&](const char* of) {
+    ds_tensor* out = nullptr;
+    EXPECT_DS_OK(ds_engine_blob(world.engine, of, &out));
+    std::string bytes(static_cast<size_t>(info_of(out).elements), '\0');
+    EXPECT_EQ(info_of(out).dtype, DS_UINT8);
+    EXPECT_DS_OK(ds_tensor_read(out, bytes.data(), static_cast<int64_t>(bytes.size())));
+    ds_tensor_destroy(out);
+    return bytes;
+  };
+  ASSERT_DS_OK(ds_engine_set_blob(world.engine, name.c_str(), random.data(), 8));
+  ASSERT_DS_OK(ds_engine_set_blob(world.engine, "two", "second", 6));
+  ASSERT_DS_OK(ds_engine_save(world.engine, folder.c_str(), nullptr));
+  ASSERT_DS_OK(ds_engine_set_blob(world.engine, "two", nullptr, 0));
+  ASSERT_DS_OK(ds_engine_set_blob(world.engine, name.c_str(), "other", 5));
+  ds_tensor* none = nullptr;
+  EXPECT_EQ(ds_engine_blob(world.engine, "two", &none), DS_ERR_NOT_FOUND);
+  EXPECT_EQ(none, nullptr);
+  ASSERT_DS_OK(ds_engine_load(world.engine, folder.c_str(), nullptr, nullptr));
+  EXPECT_EQ(blob(name.c_str()), random);
+  EXPECT_EQ(blob("two"), "second");
+  char* text = nullptr;
+  ASSERT_DS_OK(ds_engine_blobs(world.engine, &text));
+  EXPECT_EQ(ds::parse_json(take(text), "blobs", ds::Code::kInternal),
+            (ds::Json{{name, 8}, {"two", 6}}));
+
+  EXPECT_EQ(ds_engine_set_blob(world.engine, "", "x", 1), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_engine_set_blob(world.engine, std::string(201, 'n').c_str(), "x", 1),
+            DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_engine_set_blob(world.engine, "x", nullptr, 3), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_engine_set_blob(world.engine, "x", "x", -1), DS_ERR_INVALID_ARGUMENT);
+  const std::vector<char> large((size_t{64} << 20) - 13);
+  EXPECT_EQ(ds_engine_set_blob(world.engine, "x", large.data(),
+                               static_cast<int64_t>(large.size())),
+            DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("at most 67108864"));
 }
 
 }  // namespace

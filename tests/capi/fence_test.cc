@@ -76,14 +76,38 @@ TEST(Fence, EveryExceptionInEveryFunction) {
   }
 }
 
-TEST(Fence, PointerFunction) {
+std::string message_of(const void* handle) {
+  char* text = nullptr;
+  EXPECT_DS_OK(ds_handle_error_message(handle, &text));
+  const std::string out = text == nullptr ? "" : text;
+  ds_string_free(text);
+  return out;
+}
+
+// A failure is kept with the handle too, for programs whose code moves between threads.
+TEST(Fence, AHandleKeepsTheTextOfItsLastFailure) {
   World world;
-  {
-    const HookGuard guard([] { throw std::runtime_error("inside"); });
-    EXPECT_EQ(ds_engine_optimizer(world.engine), nullptr);
-  }
-  EXPECT_STREQ(ds_last_error_message(), "ds_engine_optimizer: inside");
-  EXPECT_EQ(ds_engine_optimizer(world.engine), world.optimizer);
+  EXPECT_EQ(message_of(world.model), "");
+  ds_tensor* out = nullptr;
+  std::thread([&] {
+    EXPECT_EQ(ds_model_get_parameter(world.model, 1 << 20, &out), DS_ERR_INVALID_ARGUMENT);
+  }).join();
+  EXPECT_THAT(message_of(world.model), StartsWith("ds_model_get_parameter: parameter is 1048576"));
+  // Others keep theirs, and a success changes nothing.
+  EXPECT_EQ(ds_engine_save(world.engine, "", nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(message_of(world.engine), StartsWith("ds_engine_save: "));
+  ds_model_info info = DS_MODEL_INFO_INIT;
+  EXPECT_DS_OK(ds_model_describe(world.model, &info));
+  EXPECT_THAT(message_of(world.model), StartsWith("ds_model_get_parameter: "));
+  // It belongs to the first handle of the call, and ends with it.
+  EXPECT_EQ(ds_comm_all_reduce(world.comm, world.tensor, 99), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(message_of(world.comm), HasSubstr("op is 99"));
+  EXPECT_EQ(message_of(world.tensor), "");
+  char* text = nullptr;
+  EXPECT_EQ(ds_handle_error_message(nullptr, &text), DS_ERR_INVALID_ARGUMENT);
+  void* const gone = world.destroyed(HandleKind::kTensor);
+  EXPECT_EQ(ds_handle_error_message(gone, &text), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(text, nullptr);
 }
 
 TEST(Fence, LastErrorIsEmptyBeforeTheFirstFailure) {
@@ -93,12 +117,12 @@ TEST(Fence, LastErrorIsEmptyBeforeTheFirstFailure) {
 }
 
 TEST(Fence, LastErrorIsPerThreadAndOnlyFailuresChangeIt) {
-  int32_t number = 0;
-  ASSERT_EQ(ds_tensor_dtype(nullptr, &number), DS_ERR_INVALID_ARGUMENT);
+  double number = 0;
+  ASSERT_EQ(ds_tensor_item(nullptr, &number), DS_ERR_INVALID_ARGUMENT);
   const std::string mine = ds_last_error_message();
   std::thread([&] {
-    ASSERT_EQ(ds_comm_rank(nullptr, &number), DS_ERR_INVALID_ARGUMENT);
-    EXPECT_THAT(ds_last_error_message(), StartsWith("ds_comm_rank: "));
+    ASSERT_EQ(ds_comm_barrier(nullptr), DS_ERR_INVALID_ARGUMENT);
+    EXPECT_THAT(ds_last_error_message(), StartsWith("ds_comm_barrier: "));
   }).join();
   EXPECT_EQ(ds_last_error_message(), mine);
   ASSERT_DS_OK(ds_log_set_level(DS_LOG_WARNING));
@@ -128,7 +152,7 @@ TEST(Fence, LastErrorIsNotCut) {
 struct LateCaller {
   ~LateCaller() {
     if (armed) {
-      status = ds_tensor_dtype(nullptr, nullptr);
+      status = ds_tensor_item(nullptr, nullptr);
       text = ds_last_error_message();
     }
   }
@@ -141,10 +165,10 @@ TEST(Fence, CallsWhileAThreadEnds) {
   std::thread([] {
     static thread_local LateCaller caller;
     caller.armed = true;  // made before the library's thread-local text, so destroyed after it
-    EXPECT_EQ(ds_tensor_dtype(nullptr, nullptr), DS_ERR_INVALID_ARGUMENT);
+    EXPECT_EQ(ds_tensor_item(nullptr, nullptr), DS_ERR_INVALID_ARGUMENT);
   }).join();
   EXPECT_EQ(LateCaller::status, DS_ERR_INVALID_ARGUMENT);
-  EXPECT_THAT(LateCaller::text, HasSubstr("ds_tensor_dtype: tensor is NULL"));
+  EXPECT_THAT(LateCaller::text, HasSubstr("ds_tensor_item: tensor is NULL"));
 }
 
 }  // namespace

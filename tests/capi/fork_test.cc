@@ -46,8 +46,7 @@ TEST(Fork, AChildEndsTheHandlesOfItsParent) {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(in_child([&] { return destroy_all(world); }), 0);
   ASSERT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
-  int64_t step = 0;
-  ASSERT_DS_OK(ds_engine_global_step(world.engine, &step));
+  const auto step = info_of(world.engine).step;
   EXPECT_EQ(step, 2);
 }
 
@@ -85,7 +84,7 @@ TEST(Fork, AChildLeavesASaveInTheBackgroundAlone) {
           "checkpoint": {"writer": {"decoupled": true}}})";
   ds_engine_destroy(world.engine);
   world.engine = nullptr;
-  ASSERT_DS_OK(ds_engine_create(config.c_str(), world.model, nullptr, &engine));
+  ASSERT_DS_OK(ds_engine_create(config.c_str(), nullptr, world.model, nullptr, &engine));
   const std::string folder = world.folder.file("saved");
   for (int i = 0; i < 5; ++i) {
     const std::string tag = "t" + std::to_string(i);
@@ -96,7 +95,7 @@ TEST(Fork, AChildLeavesASaveInTheBackgroundAlone) {
               }),
               0);
     ASSERT_DS_OK(ds_engine_save_wait(engine));
-    EXPECT_DS_OK(ds_engine_load(engine, folder.c_str(), tag.c_str()));
+    EXPECT_DS_OK(ds_engine_load(engine, folder.c_str(), tag.c_str(), nullptr));
   }
   ds_engine_destroy(engine);
 }

@@ -1,5 +1,5 @@
-// Preparing a model for inference, and moving it, through the C ABI: options, hostile and good, and
-// what the handle still does afterwards.
+// Generators, and moving a model, through the C ABI: options, hostile and good, what a generator
+// shares with its model, and the early end of a generation.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "capi/world.h"
 
 namespace capi_test {
@@ -15,12 +16,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-ds_status prepare(ds_model* model, const char* options) {
-  char* out = nullptr;
-  const ds_status status = ds_model_prepare_inference(model, options, &out);
-  EXPECT_EQ(out != nullptr, status == DS_OK);
-  ds_string_free(out);
-  return status;
+// A generator, which the caller ends; none when it is refused.
+ds_generator* prepare(ds_model* model, const char* options, ds_status expected = DS_OK) {
+  ds_generator* out = nullptr;
+  EXPECT_EQ(ds_generator_create(model, options, &out), expected)
+      << options << ": " << ds_last_error_message();
+  EXPECT_EQ(out != nullptr, expected == DS_OK);
+  return out;
 }
 
 // A world without its engine, which would hold the model.
@@ -35,26 +37,23 @@ class CapiInference : public ::testing::Test {
 };
 
 std::vector<float> values_of(ds_tensor* tensor) {
-  int64_t count = 0;
-  EXPECT_DS_OK(ds_tensor_elements(tensor, &count));
+  const auto count = info_of(tensor).elements;
   std::vector<float> values(static_cast<size_t>(count));
   EXPECT_DS_OK(ds_tensor_read(tensor, values.data(), count * 4));
   ds_tensor_destroy(tensor);
   return values;
 }
 
-std::vector<float> logits(ds_model* model, const ds_tensor* ids) {
+std::vector<float> logits(ds_generator* generator, const ds_tensor* ids) {
+  const ds_batch batch = batch_of(ids);
   ds_tensor* out = nullptr;
-  EXPECT_DS_OK(ds_model_logits(model, ids, nullptr, &out));
+  EXPECT_DS_OK(ds_generator_logits(generator, &batch, &out));
   return values_of(out);
 }
 
 std::string device_of(const ds_model* model) {
-  char* out = nullptr;
-  EXPECT_DS_OK(ds_model_device(model, &out));
-  const std::string name = out == nullptr ? "" : out;
-  ds_string_free(out);
-  return name;
+  const ds_model_info info = info_of(model);
+  return info.device_kind == DS_DEVICE_CPU ? "cpu" : ds::str_cat("cuda:", info.device_index);
 }
 
 TEST_F(CapiInference, DevicesAreChosenByName) {
@@ -72,7 +71,7 @@ TEST_F(CapiInference, DevicesAreChosenByName) {
   EXPECT_EQ(ds_model_set_device(world_.model, "cuda:0"), DS_ERR_UNSUPPORTED);
   EXPECT_THAT(ds_last_error_message(), HasSubstr(gpu.at("reason").get<std::string>()));
   EXPECT_EQ(device_of(world_.model), "cpu");
-  EXPECT_EQ(logits(world_.model, world_.ids), logits(world_.model, world_.ids));
+  EXPECT_EQ(logits(world_.generator, world_.ids), logits(world_.generator, world_.ids));
 }
 
 TEST(CapiDevice, AnEngineHoldsItsModelWhereItIs) {
@@ -91,75 +90,122 @@ TEST_F(CapiInference, HostileOptionsAreRefusedByName) {
       {"{\"weights\": \"int3\"}", DS_ERR_INVALID_ARGUMENT, "int3"},
       {"{\"weights\": 8}", DS_ERR_CONFIG, "/weights"},
       {"{\"wieghts\": \"int8\"}", DS_ERR_CONFIG, "did you mean \"weights\""},
-      {"{\"group_size\": 12}", DS_ERR_CONFIG, "/group_size"},
-      {"{\"group_size\": -64}", DS_ERR_CONFIG, "/group_size"},
-      {"{\"group_size\": 1e300}", DS_ERR_CONFIG, "/group_size"},
-      {"{\"group_size\": \"64\"}", DS_ERR_CONFIG, "/group_size"},
-      {"{\"threads\": -1}", DS_ERR_CONFIG, "/threads"},
-      {"{\"threads\": 100000000}", DS_ERR_CONFIG, "/threads"},
-      {"{\"symmetric\": 1}", DS_ERR_CONFIG, "/symmetric"},
+      {"{\"group_size\": 64}", DS_ERR_CONFIG, "needs \"weights\""},
+      {"{\"weights\": \"bf16\", \"group_size\": 12}", DS_ERR_CONFIG, "/group_size"},
+      {"{\"weights\": \"bf16\", \"group_size\": -64}", DS_ERR_CONFIG, "/group_size"},
+      {"{\"weights\": \"bf16\", \"group_size\": 1e300}", DS_ERR_CONFIG, "/group_size"},
+      {"{\"weights\": \"bf16\", \"group_size\": \"64\"}", DS_ERR_CONFIG, "/group_size"},
+      {"{\"weights\": \"bf16\", \"threads\": -1}", DS_ERR_CONFIG, "/threads"},
+      {"{\"weights\": \"bf16\", \"threads\": 100000000}", DS_ERR_CONFIG, "/threads"},
+      {"{\"weights\": \"bf16\", \"symmetric\": 1}", DS_ERR_CONFIG, "/symmetric"},
       {"[]", DS_ERR_CONFIG, "object"},
-      {"{", DS_ERR_CONFIG, "inference options"},
+      {"{", DS_ERR_CONFIG, "generator options"},
   };
-  const std::vector<float> before = logits(world_.model, world_.ids);
+  const std::vector<float> before = logits(world_.generator, world_.ids);
   for (const auto& c : cases) {
-    EXPECT_EQ(prepare(world_.model, c.options), c.status) << c.options;
+    prepare(world_.model, c.options, c.status);
     EXPECT_THAT(ds_last_error_message(), HasSubstr(c.message)) << c.options;
   }
-  EXPECT_EQ(logits(world_.model, world_.ids), before);
+  EXPECT_EQ(logits(world_.generator, world_.ids), before);
 }
 
-TEST_F(CapiInference, NullMeansTheDefaultsAndTheReportTellsThem) {
-  char* out = nullptr;
-  ASSERT_DS_OK(ds_model_prepare_inference(world_.model, nullptr, &out));
-  const ds::Json report = ds::parse_json(out, "report", ds::Code::kConfig);
-  ds_string_free(out);
-  EXPECT_EQ(report.at("weights"), "bf16");
-  EXPECT_GE(report.at("threads"), 1);
-  int64_t parameters = 0;
-  ASSERT_DS_OK(ds_model_parameter_count(world_.model, &parameters));
-  EXPECT_EQ(report.at("bytes"), 2 * parameters);
-  EXPECT_LT(report.at("bytes_per_token"), report.at("bytes"));
+ds_generator_info info_of_generator(const ds_generator* generator) {
+  ds_generator_info info = DS_GENERATOR_INFO_INIT;
+  EXPECT_DS_OK(ds_generator_describe(generator, &info));
+  return info;
 }
 
-TEST_F(CapiInference, WhatGoesOnAndWhatDoesNot) {
-  ASSERT_DS_OK(prepare(world_.model, R"({"weights": "int4", "group_size": 32, "threads": 1})"));
-  // Reads give what products use; exports hold the same.
-  ds_tensor* weight = nullptr;
-  ASSERT_DS_OK(ds_model_get_tensor(world_.model, "h.0.attn.c_attn.weight", &weight));
-  const std::vector<float> first = values_of(weight);
-  const std::string folder = world_.folder.file("exported");
-  ASSERT_DS_OK(ds_model_export(world_.model, folder.c_str(), DS_FLOAT32));
-  ds_model* exported = nullptr;
-  ASSERT_DS_OK(ds_model_open(folder.c_str(), &exported));
-  ASSERT_DS_OK(ds_model_get_tensor(exported, "h.0.attn.c_attn.weight", &weight));
-  EXPECT_EQ(values_of(weight), first);
-  ds_model_destroy(exported);
+TEST_F(CapiInference, FormsAreToldBack) {
+  EXPECT_EQ(info_of_generator(world_.generator).weights, DS_WEIGHTS_MODEL);
+  EXPECT_EQ(info_of_generator(world_.generator).bytes, 0);
+  ds_generator* const half = prepare(world_.model, R"({"weights": "bf16"})");
+  ds_generator_info info = info_of_generator(half);
+  EXPECT_EQ(info.weights, DS_WEIGHTS_BFLOAT16);
+  EXPECT_GE(info.threads, 1);
+  EXPECT_EQ(info.bytes, 2 * info_of(world_.model).elements);
+  EXPECT_LT(info.bytes_per_token, info.bytes);
+  ds_generator_destroy(half);
+  ds_generator* const codes =
+      prepare(world_.model, R"({"weights": "int4", "group_size": 32, "symmetric": false})");
+  info = info_of_generator(codes);
+  EXPECT_EQ(info.weights, DS_WEIGHTS_INT4);
+  EXPECT_EQ(info.group_size, 32);
+  EXPECT_EQ(info.symmetric, 0);
+  ds_generator_destroy(codes);
+}
 
+// A prepared copy runs by itself: what becomes of the model is not its business, nor the other way.
+TEST_F(CapiInference, APreparedCopyStandsAlone) {
+  ds_generator* const codes =
+      prepare(world_.model, R"({"weights": "int4", "group_size": 32, "threads": 1})");
+  const std::vector<float> before = logits(codes, world_.ids);
+  for (const float x : before) ASSERT_TRUE(std::isfinite(x));
+  // Reads give what products use: an fp32 model of these values agrees up to bf16 activations.
+  const int64_t count = info_of(world_.model).parameters;
+  for (int64_t i = 0; i < count; ++i) {
+    ds_tensor* value = nullptr;
+    ASSERT_DS_OK(ds_generator_get_parameter(codes, i, &value));
+    ASSERT_DS_OK(ds_model_set_parameter(world_.model, i, value));
+    ds_tensor_destroy(value);
+  }
+  EXPECT_EQ(logits(codes, world_.ids), before);
   ds_tensor* new_ids = nullptr;
-  ASSERT_DS_OK(ds_model_generate(world_.model, world_.list, nullptr, nullptr, nullptr, &new_ids));
+  ASSERT_DS_OK(ds_generator_generate(codes, world_.list, nullptr, nullptr, nullptr, &new_ids));
   ds_tensor_destroy(new_ids);
-  for (const float x : logits(world_.model, world_.ids)) ASSERT_TRUE(std::isfinite(x));
-
-  EXPECT_EQ(prepare(world_.model, nullptr), DS_ERR_STATE);
-  ds_engine* engine = nullptr;
-  EXPECT_EQ(ds_engine_create(engine_config().c_str(), world_.model, nullptr, &engine),
-            DS_ERR_STATE);
-  EXPECT_THAT(ds_last_error_message(), HasSubstr("prepared for inference"));
-  EXPECT_EQ(ds_model_save(world_.model, world_.folder.file("s").c_str(), nullptr), DS_ERR_STATE);
-  EXPECT_EQ(ds_model_set_trainable(world_.model, "*", 0), DS_ERR_STATE);
-  ASSERT_DS_OK(ds_model_get_tensor(world_.model, "ln_f.weight", &weight));
-  EXPECT_EQ(ds_model_set_tensor(world_.model, "ln_f.weight", weight), DS_ERR_STATE);
-  ds_tensor_destroy(weight);
-  EXPECT_EQ(ds_model_view_tensor(world_.model, "ln_f.weight", &weight), DS_ERR_STATE);
+  // The model trains, changes and ends.
+  ASSERT_DS_OK(ds_engine_create(engine_config().c_str(), nullptr, world_.model, nullptr,
+                                &world_.engine));
+  ASSERT_DS_OK(ds_engine_set_dataset(world_.engine, world_.dataset));
+  ASSERT_DS_OK(ds_engine_train_batch(world_.engine, nullptr));
+  ds_engine_destroy(world_.engine);
+  ds_model_destroy(world_.model);
+  world_.engine = nullptr;
+  world_.model = nullptr;
+  EXPECT_EQ(logits(codes, world_.ids), before);
+  // The other generator keeps the model that it runs.
+  EXPECT_FALSE(logits(world_.generator, world_.ids).empty());
+  ds_generator_destroy(codes);
 }
 
-TEST(CapiInferenceEngine, AnEngineKeepsTheModel) {
+TEST(CapiInferenceEngine, AGeneratorFollowsTheTraining) {
   World world;
-  EXPECT_EQ(prepare(world.model, nullptr), DS_ERR_STATE);
-  ds_tensor* const loss = world.forward();
-  EXPECT_DS_OK(ds_engine_backward(world.engine, loss));
-  ds_tensor_destroy(loss);
+  const std::vector<float> before = logits(world.generator, world.ids);
+  ds_generator* const copy = prepare(world.model, R"({"weights": "fp32"})");
+  EXPECT_EQ(logits(copy, world.ids), before);
+  ASSERT_DS_OK(ds_engine_train_batch(world.engine, nullptr));
+  EXPECT_NE(logits(world.generator, world.ids), before);
+  EXPECT_EQ(logits(copy, world.ids), before);
+  ds_generator_destroy(copy);
+}
+
+// Another thread ends a generation before its next token.
+TEST(CapiInferenceEngine, AGenerationIsInterrupted) {
+  World world;
+  ds_generate_options options = DS_GENERATE_OPTIONS_INIT;
+  options.max_tokens = 1000;
+  int seen = 0;
+  struct Watch {
+    ds_generator* generator;
+    int* seen;
+  } watch{world.generator, &seen};
+  ds_tensor* out = nullptr;
+  const auto on_token = [](void* data, int32_t) -> int32_t {
+    const Watch& w = *static_cast<Watch*>(data);
+    if (++*w.seen == 3) {
+      EXPECT_DS_OK(ds_generator_interrupt(w.generator));
+    }
+    return 0;
+  };
+  EXPECT_EQ(ds_generator_generate(world.generator, world.list, &options, on_token, &watch, &out),
+            DS_ERR_ABORTED);
+  EXPECT_EQ(seen, 3);
+  EXPECT_EQ(out, nullptr);
+  // An interrupt without a generation has no effect on the next one.
+  ASSERT_DS_OK(ds_generator_interrupt(world.generator));
+  options.max_tokens = 4;
+  EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &out));
+  EXPECT_EQ(info_of(out).elements, 4);
+  ds_tensor_destroy(out);
 }
 
 }  // namespace

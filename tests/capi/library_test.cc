@@ -191,25 +191,25 @@ TEST(StructArguments, OfTheAbi) {
   World world;
   ds_tensor* ids = nullptr;
   ds_generate_options options = {};
-  EXPECT_EQ(ds_model_generate(world.model, world.list, &options, nullptr, nullptr, &ids),
+  EXPECT_EQ(ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &ids),
             DS_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("options: struct_size is 0"));
   options.struct_size = sizeof(options);
   options.max_tokens = -1;
-  EXPECT_EQ(ds_model_generate(world.model, world.list, &options, nullptr, nullptr, &ids),
+  EXPECT_EQ(ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &ids),
             DS_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("max_tokens"));
   options.max_tokens = 2;
   options.struct_size = 16;  // an older caller knows no temperature
   options.temperature = -5;
-  EXPECT_DS_OK(ds_model_generate(world.model, world.list, &options, nullptr, nullptr, &ids));
+  EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &ids));
   ds_tensor_destroy(ids);
 
   // A report struct of a wrong size is refused before the step, not after it.
   ds_step_report report = {};
   int64_t step = -1;
   EXPECT_EQ(ds_engine_train_batch(world.engine, &report), DS_ERR_INVALID_ARGUMENT);
-  EXPECT_DS_OK(ds_engine_global_step(world.engine, &step));
+  step = info_of(world.engine).step;
   EXPECT_EQ(step, 0);
   report.struct_size = sizeof(report);
   EXPECT_DS_OK(ds_engine_train_batch(world.engine, &report));

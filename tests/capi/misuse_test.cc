@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
+#include <map>
 #include <random>
 #include <set>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "capi/calls.h"
 
@@ -32,7 +34,7 @@ TEST(Misuse, TableHasEveryStatusFunction) {
   for (std::string name; file >> name;) expected.insert(name);
   ASSERT_GT(expected.size(), 80u);
   for (const char* other : {"ds_abi_version", "ds_version", "ds_status_name",
-                            "ds_last_error_message", "ds_string_free", "ds_engine_optimizer"}) {
+                            "ds_last_error_message", "ds_string_free"}) {
     EXPECT_EQ(expected.erase(other), 1u) << other;
   }
   std::erase_if(expected, [](const std::string& name) { return name.ends_with("_destroy"); });
@@ -41,6 +43,32 @@ TEST(Misuse, TableHasEveryStatusFunction) {
     EXPECT_TRUE(found.insert(call.name).second) << call.name << " twice";
   }
   EXPECT_EQ(found, expected);
+}
+
+// The handles and out-parameters that the headers mark DS_NULLABLE are those that may be NULL, which
+// the tests below try.
+TEST(Misuse, TheDescriptionSaysWhatMayBeNull) {
+  std::ifstream file(std::string(DS_TEST_SOURCE) + "/docs/api/ds_api.json");
+  const ds::Json api = ds::Json::parse(file);
+  std::map<std::string, std::map<std::string, bool>> nullable;
+  for (const ds::Json& function : api.at("functions")) {
+    for (const ds::Json& parameter : function.at("parameters")) {
+      nullable[function.at("name")][parameter.at("name")] = parameter.at("nullable").get<bool>();
+    }
+  }
+  for (const Call& call : all_calls()) {
+    for (const Param& param : call.params) {
+      const auto& of = nullable.at(call.name);
+      const auto found = of.find(param.name);
+      if (found == of.end()) continue;  // a member of a struct
+      // Some texts and pointers may be NULL in other cases than the table's.
+      const bool other_cases = param.kind == ParamKind::kText || param.kind == ParamKind::kPointer;
+      if (!other_cases) {
+        EXPECT_EQ(found->second, param.kind == ParamKind::kOptionalHandle)
+            << call.name << ": " << param.name;
+      }
+    }
+  }
 }
 
 TEST(Misuse, GoodArgumentsSucceed) {
@@ -131,7 +159,7 @@ TEST(Misuse, MissingPointers) {
 
 TEST(Misuse, DestroyLeavesForeignHandlesAndTheLastErrorAlone) {
   World world;
-  ASSERT_EQ(ds_comm_rank(nullptr, nullptr), DS_ERR_INVALID_ARGUMENT);
+  ASSERT_EQ(ds_comm_barrier(nullptr), DS_ERR_INVALID_ARGUMENT);
   const std::string before = ds_last_error_message();
   for (const HandleKind kind : kAllKinds) {
     for (const HandleKind other : kAllKinds) {
@@ -142,16 +170,12 @@ TEST(Misuse, DestroyLeavesForeignHandlesAndTheLastErrorAlone) {
     destroy_handle(kind, world.destroyed(kind));
   }
   EXPECT_EQ(ds_last_error_message(), before);
-  int32_t dtype = 0;
-  EXPECT_DS_OK(ds_tensor_dtype(world.tensor, &dtype));
-  double lr = 0;
-  EXPECT_DS_OK(ds_optimizer_lr(world.optimizer, &lr));
-  int64_t number = 0;
-  EXPECT_DS_OK(ds_dataset_size(world.dataset, &number));
-  EXPECT_DS_OK(ds_tokenizer_vocab_size(world.tokenizer, &number));
-  EXPECT_DS_OK(ds_model_tensor_count(world.model, &number));
-  EXPECT_DS_OK(ds_comm_size(world.comm, &dtype));
-  EXPECT_DS_OK(ds_engine_global_step(world.engine, &number));
+  for (const Call& call : all_calls()) {
+    if (std::string(call.name).ends_with("_describe")) {
+      PreparedCall prepared(call, world);
+      EXPECT_EQ(prepared.invoke(), DS_OK) << call.name;
+    }
+  }
 }
 
 TEST(Misuse, DestroyTwice) {
@@ -162,23 +186,45 @@ TEST(Misuse, DestroyTwice) {
   ASSERT_DS_OK(ds_tensor_create(DS_INT8, nullptr, 0, &next));
   EXPECT_NE(next, tensor);  // numbers are not reused
   ds_tensor_destroy(tensor);
-  int32_t dtype = 0;
-  EXPECT_DS_OK(ds_tensor_dtype(next, &dtype));
+  EXPECT_EQ(info_of(next).dtype, DS_INT8);
   ds_tensor_destroy(next);
 }
 
 TEST(Misuse, OptimizerOfNoEngine) {
-  EXPECT_EQ(ds_engine_optimizer(nullptr), nullptr);
-  EXPECT_THAT(ds_last_error_message(), HasSubstr("engine is NULL"));
   World world;
-  EXPECT_EQ(ds_engine_optimizer(reinterpret_cast<ds_engine*>(world.tensor)), nullptr);
-  EXPECT_THAT(ds_last_error_message(), HasSubstr("of kind tensor"));
-  EXPECT_EQ(ds_engine_optimizer(world.engine), world.optimizer);
   ds_engine_destroy(world.engine);
-  EXPECT_EQ(ds_engine_optimizer(world.engine), nullptr);
-  int64_t steps = 0;
-  EXPECT_EQ(ds_optimizer_step_count(world.optimizer, &steps), DS_ERR_INVALID_ARGUMENT);
-  EXPECT_THAT(ds_last_error_message(), HasSubstr("already destroyed"));
+  ds_optimizer_info info = DS_OPTIMIZER_INFO_INIT;
+  EXPECT_EQ(ds_optimizer_describe(world.optimizer, &info), DS_ERR_STATE);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("engine was destroyed"));
+  EXPECT_EQ(ds_scope_close(world.scope), DS_OK);  // it ended before
+}
+
+// Structs that a call fills: none, without a size, of an absurd size, of older and newer callers.
+TEST(Misuse, InfosNeedTheirSize) {
+  World world;
+  EXPECT_EQ(ds_tensor_describe(world.tensor, nullptr), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("out_info is NULL"));
+  for (const int64_t size : {int64_t{0}, int64_t{-8}, int64_t{4}, int64_t{1} << 40}) {
+    ds_tensor_info info = {};
+    info.struct_size = size;
+    EXPECT_EQ(ds_tensor_describe(world.tensor, &info), DS_ERR_INVALID_ARGUMENT) << size;
+    EXPECT_THAT(ds_last_error_message(), HasSubstr("out_info"));
+  }
+  ds_tensor_info older = {};
+  older.struct_size = 24;  // knew address and elements
+  older.bytes = -7;
+  EXPECT_DS_OK(ds_tensor_describe(world.tensor, &older));
+  EXPECT_EQ(older.elements, 6);
+  EXPECT_EQ(older.bytes, -7);
+  struct {
+    ds_tensor_info known;
+    int64_t added;
+  } newer = {};
+  newer.known.struct_size = sizeof newer;
+  newer.added = -1;
+  EXPECT_DS_OK(ds_tensor_describe(world.tensor, &newer.known));
+  EXPECT_EQ(newer.known.ndim, 2);
+  EXPECT_EQ(newer.added, 0);
 }
 
 }  // namespace

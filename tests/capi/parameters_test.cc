@@ -56,7 +56,7 @@ std::string refusal(ds_status_code expected, const std::function<void()>& call) 
 }
 
 // A program that need not know its stage nor how many processes there are.
-TEST(Parameters, FetchedOnesTrainAlikeAtEveryStage) {
+TEST(Parameters, ScopesToComputeTrainAlikeAtEveryStage) {
   for (const int32_t world : {1, 3}) {
     std::vector<std::vector<float>> results;
     for (const int stage : {0, 2, 3}) {
@@ -67,23 +67,21 @@ TEST(Parameters, FetchedOnesTrainAlikeAtEveryStage) {
         for (int step = 0; step < 3; ++step) {
           for (const std::vector<int64_t>& group :
                {std::vector<int64_t>{0, 1}, std::vector<int64_t>{2}}) {
-            engine.fetch(group);
-            engine.release_parameters(group);
+            engine.open_scope(DS_SCOPE_COMPUTE, group).close();
           }
           for (const int64_t index : {2, 1, 0}) {
-            const std::vector<Tensor> weights = engine.fetch({index});
-            std::vector<float> g = weights[0].to_vector<float>();
+            libds::Scope scope = engine.open_scope(DS_SCOPE_COMPUTE, {index});
+            std::vector<float> g = scope.tensor(0).to_vector<float>();
             for (float& x : g) x = 0.5f * x - static_cast<float>(comm.rank());
-            const Tensor gradient = Tensor::from(g, weights[0].shape());
-            ds_tensor* const one[] = {gradient.get()};
-            EXPECT_DS_OK(ds_engine_add_gradients(engine.get(), &index, one, 1));
-            engine.release_parameters({index});
+            engine.add_gradient(index, Tensor::from(g, scope.tensor(0).shape()));
+            // Half of the scopes end with their handle alone.
+            if (index != 1) scope.close();
           }
           EXPECT_EQ(engine.step().applied, 1);
         }
         std::vector<float> mine;
         for (const char* const name : {"a", "b", "c"}) {
-          const std::vector<float> one = values_of(model.tensor(name));
+          const std::vector<float> one = values_of(model.parameter(name));
           mine.insert(mine.end(), one.begin(), one.end());
         }
         const std::lock_guard lock(mutex);
@@ -95,35 +93,52 @@ TEST(Parameters, FetchedOnesTrainAlikeAtEveryStage) {
   }
 }
 
-// Handles end with the release; what was exported stays readable.
-TEST(Parameters, HandlesEndWithTheRelease) {
+// What a scope gave out stays readable after it, with the values of its step.
+TEST(Parameters, AScopeHoldsUpTheStepAndItsTensorsOutliveIt) {
   run_ranks(2, [](Comm& comm) {
     Model model = three_parameters();
     Engine engine(stage_config(3), model, &comm);
-    std::vector<Tensor> held = engine.fetch({2, 0});
-    EXPECT_EQ(held[0].shape(), (std::vector<int64_t>{7, 100}));
-    EXPECT_EQ(values_of(held[1]), counted(500, 1));
-    DLManagedTensorVersioned* exported = nullptr;
-    ASSERT_DS_OK(ds_tensor_to_dlpack(held[1].get(), nullptr, &exported));
+    libds::Scope first = engine.open_scope(DS_SCOPE_COMPUTE, {2, 0});
+    libds::Scope again = engine.open_scope(DS_SCOPE_COMPUTE, {0});
+    const Tensor c = first.tensor(0), a = first.tensor(1);
+    EXPECT_EQ(c.shape(), (std::vector<int64_t>{7, 100}));
+    EXPECT_EQ(values_of(a), counted(500, 1));
+    EXPECT_EQ(values_of(again.tensor(0)), counted(500, 1));
+    EXPECT_THAT(refusal(DS_ERR_INVALID_ARGUMENT, [&] { (void)first.tensor(2); }),
+                HasSubstr("position is 2"));
     EXPECT_THAT(refusal(DS_ERR_STATE, [&] { engine.step(); }), HasSubstr("such as a"));
-    EXPECT_THAT(refusal(DS_ERR_STATE, [&] { engine.release_parameters({1}); }),
-                HasSubstr("b is released, but not fetched"));
-    engine.release_parameters({0});
-    EXPECT_THAT(refusal(DS_ERR_INVALID_ARGUMENT, [&] { (void)held[1].elements(); }),
-                HasSubstr("already destroyed"));
-    EXPECT_EQ(values_of(held[0]), counted(700, 3));
-    EXPECT_EQ(static_cast<const float*>(exported->dl_tensor.data)[64], 2.0f);
-    exported->deleter(exported);
-    engine.release_parameters({2});
-    EXPECT_THAT(refusal(DS_ERR_STATE, [&] { engine.release_parameters({2}); }),
-                HasSubstr("not fetched"));
+    EXPECT_THAT(refusal(DS_ERR_STATE, [&] { first.commit(0); }), HasSubstr("only read"));
+    first.close();
+    first.close();  // nothing happens
+    EXPECT_THAT(refusal(DS_ERR_STATE, [&] { (void)first.tensor(0); }), HasSubstr("closed"));
+    EXPECT_THAT(refusal(DS_ERR_STATE, [&] { engine.step(); }), HasSubstr("such as a"));
+    again = libds::Scope();  // ends with its handle
     EXPECT_EQ(engine.step().applied, 1);
+    EXPECT_EQ(values_of(a), counted(500, 1));
+    EXPECT_EQ(values_of(c), counted(700, 3));
 
-    held = engine.fetch({0});
-    engine = Engine();  // ends what is held
-    EXPECT_THAT(refusal(DS_ERR_INVALID_ARGUMENT, [&] { (void)held[0].elements(); }),
-                HasSubstr("already destroyed"));
+    libds::Scope last = engine.open_scope(DS_SCOPE_COMPUTE, {0});
+    engine = Engine();  // ends what is open
+    EXPECT_THAT(refusal(DS_ERR_STATE, [&] { (void)last.tensor(0); }), HasSubstr("destroyed"));
+    last.close();
   });
+}
+
+// A handle that ends while another thread is inside the engine: the next call closes the scope.
+TEST(Parameters, AScopeThatEndsDuringACallIsClosedByTheNextOne) {
+  Model model = three_parameters();
+  Engine engine(stage_config(0), model, nullptr);
+  libds::Scope scope = engine.open_scope(DS_SCOPE_MODIFY, {1});
+  const TemporaryFolder folder;
+  std::atomic<bool> ended{false};
+  engine.set_progress([&](const char*, int64_t, int64_t) {
+    if (!ended.exchange(true)) std::thread([&] { scope = libds::Scope(); }).join();
+    return true;
+  });
+  // Saving takes long and is fine while a scope is open.
+  engine.save(folder.file("saved"));
+  EXPECT_TRUE(ended.load());
+  EXPECT_EQ(engine.step().applied, 1);
 }
 
 TEST(Parameters, LentMemoryAndViewsAreRefusedAtStageThree) {
@@ -141,27 +156,38 @@ TEST(Parameters, LentMemoryAndViewsAreRefusedAtStageThree) {
     Model other = three_parameters();
     Engine engine(stage_config(3), other, &comm);
     ds_tensor* view = nullptr;
-    EXPECT_EQ(ds_model_view_tensor(other.get(), "a", &view), DS_ERR_UNSUPPORTED);
-    EXPECT_THAT(refusal(DS_ERR_UNSUPPORTED, [&] { engine.gradient_view("a"); }),
-                HasSubstr("ds_engine_add_gradient"));
+    EXPECT_EQ(ds_model_view_parameter(other.get(), index_of(other.get(), "a"), &view), DS_ERR_UNSUPPORTED);
+    EXPECT_THAT(refusal(DS_ERR_UNSUPPORTED, [&] { engine.view_gradient(0); }),
+                HasSubstr("ds_engine_add_gradients"));
   });
 }
 
-TEST(Parameters, GatheredOnesAreWrittenBack) {
+TEST(Parameters, ScopesToModifyAreWrittenBack) {
   for (const int stage : {0, 1, 2, 3}) {
     run_ranks(2, [&](Comm& comm) {
       Model model = three_parameters();
       Engine engine(stage_config(stage), model, &comm);
-      std::vector<Tensor> values = engine.gather({1, 2});
+      libds::Scope scope = engine.open_scope(DS_SCOPE_MODIFY, {1, 2});
       const std::vector<float> mine(33, static_cast<float>(comm.rank() + 5));
-      EXPECT_DS_OK(ds_tensor_write(values[0].get(), mine.data(), 33 * 4));
+      scope.tensor(0).write(mine.data(), 33);
       EXPECT_THAT(refusal(DS_ERR_STATE, [&] { engine.step(); }), HasSubstr("gathered"));
-      EXPECT_THAT(refusal(DS_ERR_STATE, [&] { engine.gather({2}); }), HasSubstr("c is gathered"));
-      engine.scatter({1, 2}, 1);
-      EXPECT_EQ(values_of(model.tensor("b")), std::vector<float>(33, 6.0f));
-      EXPECT_EQ(values_of(model.tensor("c")), counted(700, 3));
-      EXPECT_THAT(refusal(DS_ERR_INVALID_ARGUMENT, [&] { (void)values[0].elements(); }),
-                  HasSubstr("already destroyed"));
+      EXPECT_THAT(refusal(DS_ERR_STATE, [&] { engine.open_scope(DS_SCOPE_MODIFY, {2}); }),
+                  HasSubstr("c is gathered"));
+      EXPECT_THAT(refusal(DS_ERR_STATE, [&] { engine.open_scope(DS_SCOPE_COMPUTE, {0}); }),
+                  HasSubstr("gathered"));
+      refusal(DS_ERR_INVALID_ARGUMENT, [&] { scope.commit(-1); });
+      refusal(DS_ERR_INVALID_ARGUMENT, [&] { scope.commit(2); });
+      scope.commit(1);
+      EXPECT_EQ(values_of(model.parameter("b")), std::vector<float>(33, 6.0f));
+      EXPECT_EQ(values_of(model.parameter("c")), counted(700, 3));
+      EXPECT_THAT(refusal(DS_ERR_STATE, [&] { scope.commit(1); }), HasSubstr("closed"));
+      // Closed without a commit, by hand or with the handle: what was written is dropped.
+      for (const bool by_hand : {true, false}) {
+        libds::Scope other = engine.open_scope(DS_SCOPE_MODIFY, {1});
+        other.tensor(0).write(counted(33, 50).data(), 33);
+        if (by_hand) other.close();
+      }
+      EXPECT_EQ(values_of(model.parameter("b")), std::vector<float>(33, 6.0f));
       EXPECT_EQ(engine.step().applied, 1);
     });
   }
@@ -171,19 +197,21 @@ TEST(Parameters, LocalPartsCoverTheWhole) {
   run_ranks(3, [](Comm& comm) {
     Model model = three_parameters();
     Engine engine(stage_config(3), model, &comm);
-    const auto [first, count] = engine.local_range("c");
+    const auto [first, count] = engine.local_range(2);
     Tensor total = Tensor::from(std::vector<int64_t>{count});
     comm.all_reduce(total, DS_REDUCE_SUM);
     EXPECT_EQ(total.item(), 700);
-    const std::vector<float> own = values_of(engine.local("c", "parameter"));
+    const std::vector<float> own = values_of(engine.values(2, DS_VALUE_PARAMETER, "", DS_EXTENT_LOCAL));
     const std::vector<float> all = counted(700, 3);
     EXPECT_EQ(own, std::vector<float>(all.begin() + first, all.begin() + first + count));
-    engine.set_local("c", "parameter",
-                     Tensor::from(std::vector<float>(static_cast<size_t>(count), 9.0f)));
-    EXPECT_EQ(values_of(model.tensor("c")), std::vector<float>(700, 9.0f));
-    refusal(DS_ERR_NOT_FOUND, [&] { engine.local("c", "exp_avg_cubed"); });
-    refusal(DS_ERR_INVALID_ARGUMENT,
-            [&] { engine.set_local("c", "exp_avg", Tensor::from(std::vector<float>(701))); });
+    const Tensor nines = Tensor::from(std::vector<float>(static_cast<size_t>(count), 9.0f));
+    engine.set_values(2, DS_VALUE_PARAMETER, nines, "", DS_EXTENT_LOCAL);
+    EXPECT_EQ(values_of(model.parameter("c")), std::vector<float>(700, 9.0f));
+    refusal(DS_ERR_NOT_FOUND, [&] { engine.values(2, DS_VALUE_STATE, "exp_avg_cubed", DS_EXTENT_LOCAL); });
+    const Tensor longer = Tensor::from(std::vector<float>(701));
+    refusal(DS_ERR_INVALID_ARGUMENT, [&] {
+      engine.set_values(2, DS_VALUE_STATE, longer, "exp_avg", DS_EXTENT_LOCAL);
+    });
   });
 }
 

@@ -59,7 +59,7 @@ TEST(CapiRanks, EnginesTrainTogether) {
         engine.backward(loss);
         engine.step();
       }
-      const std::vector<float> mine = values_of(model.tensor("h.1.mlp.c_fc.weight"));
+      const std::vector<float> mine = values_of(model.parameter("h.1.mlp.c_fc.weight"));
       const std::lock_guard lock(mutex);
       weights.push_back(mine);
     });

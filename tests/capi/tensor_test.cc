@@ -28,19 +28,13 @@ TEST(CapiTensor, CreatedZeroOfEveryType) {
     for (const int32_t ndim : {0, 1, 3}) {
       ds_tensor* t = nullptr;
       ASSERT_DS_OK(ds_tensor_create(kDtypes[i], shape, ndim, &t));
-      int32_t dtype = 0, dims = -1, kind = 0;
-      int64_t elements = -1;
-      EXPECT_DS_OK(ds_tensor_dtype(t, &dtype));
-      EXPECT_DS_OK(ds_tensor_ndim(t, &dims));
-      EXPECT_DS_OK(ds_tensor_elements(t, &elements));
-      EXPECT_DS_OK(ds_tensor_device(t, &kind));
-      EXPECT_EQ(dtype, kDtypes[i]);
-      EXPECT_EQ(dims, ndim);
-      EXPECT_EQ(kind, DS_DEVICE_CPU);
+      const ds_tensor_info info = info_of(t);
+      const int64_t elements = info.elements;
+      EXPECT_EQ(info.dtype, kDtypes[i]);
+      EXPECT_EQ(info.ndim, ndim);
+      EXPECT_EQ(info.device_kind, DS_DEVICE_CPU);
       EXPECT_EQ(elements, ndim == 0 ? 1 : ndim == 1 ? 3 : 0);
-      void* data = &dims;
-      EXPECT_DS_OK(ds_tensor_data(t, &data));
-      EXPECT_EQ(data == nullptr, elements == 0);
+      EXPECT_EQ(info.data == nullptr, elements == 0);
       std::vector<unsigned char> bytes(static_cast<size_t>(elements * kSizes[i]), 0xFF);
       EXPECT_DS_OK(ds_tensor_read(t, bytes.data(), static_cast<int64_t>(bytes.size())));
       for (const unsigned char b : bytes) EXPECT_EQ(b, 0);
@@ -83,18 +77,13 @@ TEST(CapiTensor, QuestionsAboutDimensions) {
   ASSERT_DS_OK(ds_tensor_create(DS_INT16, shape, 3, &t));
   const int64_t strides[] = {30, 6, 1};
   for (int32_t i = 0; i < 3; ++i) {
-    int64_t size = 0, stride = 0;
-    EXPECT_DS_OK(ds_tensor_size(t, i, &size));
-    EXPECT_DS_OK(ds_tensor_stride(t, i, &stride));
-    EXPECT_EQ(size, shape[i]);
-    EXPECT_EQ(stride, strides[i]);
+    EXPECT_EQ(info_of(t).shape[i], shape[i]);
+    EXPECT_EQ(info_of(t).strides[i], strides[i]);
   }
-  int64_t untouched = 77;
-  for (const int32_t dim : {-1, 3, INT32_MIN, INT32_MAX}) {
-    EXPECT_EQ(ds_tensor_size(t, dim, &untouched), DS_ERR_INVALID_ARGUMENT);
-    EXPECT_EQ(ds_tensor_stride(t, dim, &untouched), DS_ERR_INVALID_ARGUMENT);
-    EXPECT_EQ(untouched, 77);
-  }
+  EXPECT_EQ(info_of(t).shape[3], 0);
+  EXPECT_EQ(info_of(t).bytes, 240);
+  EXPECT_EQ(info_of(t).contiguous, 1);
+  EXPECT_EQ(info_of(t).read_only, 0);
   ds_tensor_destroy(t);
 }
 
@@ -156,8 +145,7 @@ TEST(CapiTensor, BufferIsSharedAndReleasedOnce) {
   const int64_t shape[] = {2, 3};
   ds_tensor* t = nullptr;
   ASSERT_DS_OK(ds_tensor_from_buffer(memory, DS_INT64, shape, nullptr, 2, release, &released, &t));
-  void* data = nullptr;
-  ASSERT_DS_OK(ds_tensor_data(t, &data));
+  const auto data = info_of(t).data;
   EXPECT_EQ(data, memory);
   const int64_t values[6] = {9, 8, 7, 6, 5, 4};
   ASSERT_DS_OK(ds_tensor_write(t, values, sizeof(values)));

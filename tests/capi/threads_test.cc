@@ -57,24 +57,24 @@ TEST(Threads, SecondThreadOnOneHandleIsRefused) {
   std::thread generator([&] {
     const ds_generate_options options = tokens(2);
     ds_tensor* out = nullptr;
-    EXPECT_DS_OK(ds_model_generate(world.model, world.list, &options, Gate::wait, &gate, &out));
+    EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, Gate::wait, &gate, &out));
     ds_tensor_destroy(out);
   });
   gate.wait_until_inside();
   // The model's own functions, and those of the engine that trains it.
   ds_tensor* out = nullptr;
-  EXPECT_EQ(ds_model_get_tensor(world.model, "wte.weight", &out), DS_ERR_STATE);
+  EXPECT_EQ(ds_model_get_parameter(world.model, index_of(world.model, "wte.weight"), &out), DS_ERR_STATE);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("in use by another thread"));
-  EXPECT_EQ(ds_model_logits(world.model, world.ids, nullptr, &out), DS_ERR_STATE);
-  EXPECT_EQ(ds_model_export(world.model, world.folder.file("x").c_str(), DS_FLOAT32), DS_ERR_STATE);
+  const ds_batch batch = batch_of(world.ids, world.ids);
+  const ds_batch unlabelled = batch_of(world.ids);
+  EXPECT_EQ(ds_generator_logits(world.generator, &unlabelled, &out), DS_ERR_STATE);
+  EXPECT_EQ(ds_model_export(world.model, world.folder.file("x").c_str(), DS_FLOAT32, 0), DS_ERR_STATE);
   EXPECT_EQ(ds_engine_train_batch(world.engine, nullptr), DS_ERR_STATE);
-  ds_tensor* const inputs[] = {world.ids, world.ids};
-  EXPECT_EQ(ds_engine_forward(world.engine, inputs, 2, &out), DS_ERR_STATE);
+  EXPECT_EQ(ds_engine_forward(world.engine, &batch, &out), DS_ERR_STATE);
   EXPECT_EQ(ds_tensor_write(world.list, world.folder.path().c_str(), 20), DS_ERR_STATE);
   EXPECT_EQ(out, nullptr);
   // `Threads: any` goes on.
-  int64_t count = 0;
-  EXPECT_DS_OK(ds_model_parameter_count(world.model, &count));
+  EXPECT_GT(info_of(world.model).elements, 0);
   char* json = nullptr;
   EXPECT_DS_OK(ds_model_config(world.model, &json));
   ds_string_free(json);
@@ -102,8 +102,8 @@ int32_t come_back(void* user_data, int32_t) {
   };
   const ds_generate_options options = tokens(1);
   ds_tensor* out = nullptr;
-  note(ds_model_generate(r->world->model, r->world->list, &options, nullptr, nullptr, &out));
-  note(ds_model_export(r->world->model, r->world->folder.file("y").c_str(), DS_FLOAT32));
+  note(ds_generator_generate(r->world->generator, r->world->list, &options, nullptr, nullptr, &out));
+  note(ds_model_export(r->world->model, r->world->folder.file("y").c_str(), DS_FLOAT32, 0));
   note(ds_engine_train_batch(r->world->engine, nullptr));
   return 0;
 }
@@ -113,7 +113,7 @@ TEST(Threads, CallbackMayNotComeBack) {
   Reentry reentry = {&world, {}, {}};
   const ds_generate_options options = tokens(1);
   ds_tensor* out = nullptr;
-  EXPECT_DS_OK(ds_model_generate(world.model, world.list, &options, come_back, &reentry, &out));
+  EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, come_back, &reentry, &out));
   ds_tensor_destroy(out);
   EXPECT_THAT(reentry.statuses, ::testing::ElementsAre(DS_ERR_STATE, DS_ERR_STATE, DS_ERR_STATE));
   EXPECT_THAT(reentry.texts[0], HasSubstr("in use by this thread"));
@@ -123,16 +123,16 @@ TEST(Threads, CallbackStopsOrThrows) {
   World world;
   const ds_generate_options options = tokens(4);
   ds_tensor* out = nullptr;
-  EXPECT_EQ(ds_model_generate(
-                world.model, world.list, &options, [](void*, int32_t) -> int32_t { return 1; },
+  EXPECT_EQ(ds_generator_generate(
+                world.generator, world.list, &options, [](void*, int32_t) -> int32_t { return 1; },
                 nullptr, &out),
             DS_ERR_CALLBACK);
-  EXPECT_EQ(ds_model_generate(
-                world.model, world.list, &options, [](void*, int32_t) -> int32_t { throw 1; },
+  EXPECT_EQ(ds_generator_generate(
+                world.generator, world.list, &options, [](void*, int32_t) -> int32_t { throw 1; },
                 nullptr, &out),
             DS_ERR_CALLBACK);
   EXPECT_EQ(out, nullptr);
-  EXPECT_DS_OK(ds_model_generate(world.model, world.list, &options, nullptr, nullptr, &out));
+  EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &out));
   ds_tensor_destroy(out);
 }
 
@@ -148,14 +148,14 @@ TEST(Threads, StormOnSharedHandles) {
       for (int i = 0; i < 60; ++i) {
         ds_tensor* out = nullptr;
         char* text = nullptr;
-        int64_t number = 0;
+        ds_optimizer_info updates = DS_OPTIMIZER_INFO_INIT;
         ds_status status = DS_OK;
         switch ((i + t) % 8) {
           case 0:
             status = ds_engine_train_batch(world.engine, nullptr);
             break;
           case 1:
-            status = ds_model_generate(world.model, world.list, &options, nullptr, nullptr, &out);
+            status = ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &out);
             break;
           case 2:
             status = ds_tokenizer_encode(world.tokenizer, "some text", -1, 0, &out);
@@ -167,13 +167,13 @@ TEST(Threads, StormOnSharedHandles) {
             status = ds_engine_memory_report(world.engine, &text);
             break;
           case 5:
-            status = ds_optimizer_step_count(world.optimizer, &number);
+            status = ds_optimizer_describe(world.optimizer, &updates);
             break;
           case 6:
-            status = ds_comm_all_reduce(world.comm, world.tensor);
+            status = ds_comm_all_reduce(world.comm, world.tensor, DS_REDUCE_SUM);
             break;
           case 7:
-            status = ds_model_get_tensor(world.model, "wte.weight", &out);
+            status = ds_model_get_parameter(world.model, 0, &out);
             break;
         }
         ds_tensor_destroy(out);
@@ -210,8 +210,8 @@ TEST(Threads, DestroyedUnderOthers) {
           EXPECT_TRUE(status == DS_OK || status == DS_ERR_STATE ||
                       status == DS_ERR_INVALID_ARGUMENT)
               << ds_last_error_message();
-          double lr = 0;
-          ds_optimizer_lr(world.optimizer, &lr);
+          ds_optimizer_info updates = DS_OPTIMIZER_INFO_INIT;
+          ds_optimizer_describe(world.optimizer, &updates);
           char* text = nullptr;
           if (ds_engine_memory_report(world.engine, &text) == DS_OK) ds_string_free(text);
         }

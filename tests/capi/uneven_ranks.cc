@@ -50,18 +50,18 @@ void train_own_parameters(libds::Comm& comm, const std::string& stage) {
   libds::Engine engine(config(stage), model, &comm);
   for (int step = 0; step < kBatches[comm.rank()]; ++step) {
     for (const int64_t index : {0, 1}) {
-      const std::vector<libds::Tensor> weights = engine.fetch({index});
-      std::vector<float> gradient = weights[0].to_vector<float>();
+      libds::Scope scope = engine.open_scope(DS_SCOPE_COMPUTE, {index});
+      std::vector<float> gradient = scope.tensor(0).to_vector<float>();
       for (float& g : gradient) g += static_cast<float>(comm.rank());
-      engine.add_gradient(index == 0 ? "a" : "b", libds::Tensor::from(gradient));
-      engine.release_parameters({index});
+      engine.add_gradient(index, libds::Tensor::from(gradient));
+      scope.close();
     }
     expect(engine.step().applied == 1, "a step was not applied");
   }
   engine.join();
   expect(engine.global_step() == 5, "own parameters made another number of steps");
   // Everybody has the weights of the last step.
-  const std::vector<float> mine = model.tensor("a").to_vector<float>();
+  const std::vector<float> mine = model.parameter("a").to_vector<float>();
   libds::Tensor least = libds::Tensor::from(mine), most = libds::Tensor::from(mine);
   comm.all_reduce(least, DS_REDUCE_MIN);
   comm.all_reduce(most, DS_REDUCE_MAX);

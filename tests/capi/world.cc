@@ -22,7 +22,11 @@ void destroy_handle(HandleKind kind, void* handle) {
     case HandleKind::kEngine:
       return ds_engine_destroy(static_cast<ds_engine*>(handle));
     case HandleKind::kOptimizer:
-      return;
+      return ds_optimizer_destroy(static_cast<ds_optimizer*>(handle));
+    case HandleKind::kGenerator:
+      return ds_generator_destroy(static_cast<ds_generator*>(handle));
+    case HandleKind::kScope:
+      return ds_scope_destroy(static_cast<ds_scope*>(handle));
     case HandleKind::kWork:
       return ds_work_destroy(static_cast<ds_work*>(handle));
   }
@@ -101,9 +105,11 @@ World::World() {
                   R"(", "sequence_length": 8, "split": "1", "part": "train"})");
   EXPECT_DS_OK(ds_dataset_open(spec.c_str(), tokenizer, &dataset));
   EXPECT_DS_OK(ds_model_create(model_config().c_str(), 1, &model));
-  EXPECT_DS_OK(ds_engine_create(engine_config().c_str(), model, comm, &engine));
-  optimizer = ds_engine_optimizer(engine);
-  EXPECT_NE(optimizer, nullptr);
+  EXPECT_DS_OK(ds_engine_create(engine_config().c_str(), nullptr, model, comm, &engine));
+  EXPECT_DS_OK(ds_engine_optimizer(engine, &optimizer));
+  EXPECT_DS_OK(ds_generator_create(model, nullptr, &generator));
+  EXPECT_DS_OK(ds_engine_open_scope(engine, nullptr, 1, DS_SCOPE_MODIFY, &scope));
+  EXPECT_DS_OK(ds_scope_close(scope));
   EXPECT_DS_OK(ds_engine_set_dataset(engine, dataset));
   EXPECT_DS_OK(ds_engine_set_tokenizer(engine, tokenizer));
 }
@@ -118,6 +124,9 @@ World::~World() {
   ds_dataset_destroy(dataset);
   ds_model_destroy(model);
   ds_engine_destroy(engine);
+  ds_optimizer_destroy(optimizer);
+  ds_generator_destroy(generator);
+  ds_scope_destroy(scope);
 }
 
 void* World::handle(HandleKind kind) const {
@@ -138,6 +147,10 @@ void* World::handle(HandleKind kind) const {
       return optimizer;
     case HandleKind::kWork:
       return work;
+    case HandleKind::kGenerator:
+      return generator;
+    case HandleKind::kScope:
+      return scope;
   }
   return nullptr;
 }
@@ -149,10 +162,50 @@ void* World::destroyed(HandleKind kind) {
 }
 
 ds_tensor* World::forward() {
-  ds_tensor* const inputs[] = {ids, ids};
+  const ds_batch batch = batch_of(ids, ids);
   ds_tensor* loss = nullptr;
-  EXPECT_DS_OK(ds_engine_forward(engine, inputs, 2, &loss));
+  EXPECT_DS_OK(ds_engine_forward(engine, &batch, &loss));
   return loss;
+}
+
+ds_tensor_info info_of(const ds_tensor* tensor) {
+  ds_tensor_info info = DS_TENSOR_INFO_INIT;
+  EXPECT_DS_OK(ds_tensor_describe(tensor, &info));
+  return info;
+}
+ds_engine_info info_of(const ds_engine* engine) {
+  ds_engine_info info = DS_ENGINE_INFO_INIT;
+  EXPECT_DS_OK(ds_engine_describe(engine, &info));
+  return info;
+}
+ds_model_info info_of(const ds_model* model) {
+  ds_model_info info = DS_MODEL_INFO_INIT;
+  EXPECT_DS_OK(ds_model_describe(model, &info));
+  return info;
+}
+ds_comm_info info_of(const ds_comm* comm) {
+  ds_comm_info info = DS_COMM_INFO_INIT;
+  EXPECT_DS_OK(ds_comm_describe(comm, &info));
+  return info;
+}
+ds_optimizer_info info_of(ds_optimizer* optimizer) {
+  ds_optimizer_info info = DS_OPTIMIZER_INFO_INIT;
+  EXPECT_DS_OK(ds_optimizer_describe(optimizer, &info));
+  return info;
+}
+
+int64_t index_of(const ds_model* model, const std::string& name) {
+  int64_t index = -1;
+  EXPECT_DS_OK(ds_model_parameter_index(model, name.c_str(), &index));
+  return index;
+}
+
+ds_batch batch_of(const ds_tensor* ids, const ds_tensor* labels, const ds_tensor* mask) {
+  ds_batch batch = DS_BATCH_INIT;
+  batch.ids = ids;
+  batch.labels = labels;
+  batch.attention_mask = mask;
+  return batch;
 }
 
 }  // namespace capi_test

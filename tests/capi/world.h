@@ -17,10 +17,11 @@ namespace capi_test {
 using ds::capi::HandleKind;
 
 inline constexpr HandleKind kAllKinds[] = {
-    HandleKind::kTensor, HandleKind::kComm,   HandleKind::kTokenizer, HandleKind::kDataset,
-    HandleKind::kModel,  HandleKind::kEngine, HandleKind::kOptimizer, HandleKind::kWork};
+    HandleKind::kTensor,    HandleKind::kComm,      HandleKind::kTokenizer, HandleKind::kDataset,
+    HandleKind::kModel,     HandleKind::kEngine,    HandleKind::kOptimizer, HandleKind::kWork,
+    HandleKind::kGenerator, HandleKind::kScope};
 
-// Ends a handle of any kind (an optimizer's ends with its engine).
+// Ends a handle of any kind.
 void destroy_handle(HandleKind kind, void* handle);
 
 // Fails the test with the library's text.
@@ -75,6 +76,19 @@ class World {
   ds_model* model = nullptr;
   ds_engine* engine = nullptr;
   ds_optimizer* optimizer = nullptr;
+  ds_generator* generator = nullptr;  // of the model's own weights
+  ds_scope* scope = nullptr;          // a closed one
 };
+
+// Small questions that tests ask often; they fail the test without an answer.
+ds_tensor_info info_of(const ds_tensor* tensor);
+ds_engine_info info_of(const ds_engine* engine);
+ds_model_info info_of(const ds_model* model);
+ds_comm_info info_of(const ds_comm* comm);
+ds_optimizer_info info_of(ds_optimizer* optimizer);
+int64_t index_of(const ds_model* model, const std::string& name);
+// A batch of ids that are their own labels.
+ds_batch batch_of(const ds_tensor* ids, const ds_tensor* labels = nullptr,
+                  const ds_tensor* mask = nullptr);
 
 }  // namespace capi_test

@@ -24,8 +24,8 @@ libds::Tensor tokens(int64_t batch, int64_t length, uint32_t seed) {
   return libds::Tensor::from(ids, {batch, length});
 }
 
-Json logits_of(libds::Model& model) {
-  const libds::Tensor out = model.logits(tokens(1, 9, 55));
+Json logits_of(libds::Generator& generator) {
+  const libds::Tensor out = generator.logits(tokens(1, 9, 55));
   const auto* values = static_cast<const float*>(out.data());
   return std::vector<float>(values, values + 9 * 97);
 }
@@ -49,15 +49,18 @@ Json train(const char* model_json, bool bf16) {
     }
   }
   Json out = {{"losses", losses}};
-  if (!bf16) out["logits"] = logits_of(model);
+  if (!bf16) {
+    libds::Generator generator(model);
+    out["logits"] = logits_of(generator);
+  }
   return out;
 }
 
 // Fresh weights in one of the forms that models only run in.
 Json infer(const char* model_json, const char* form) {
   libds::Model model = libds::Model::create(model_json, 7);
-  model.prepare_inference(Json{{"weights", form}, {"group_size", 16}}.dump());
-  return {{"logits", logits_of(model)}};
+  libds::Generator prepared(model, Json{{"weights", form}, {"group_size", 16}}.dump());
+  return {{"logits", logits_of(prepared)}};
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ TEST_F(GpuDlpack, GoesInAndOut) {
   Loan loan(values);
   ds_tensor* const tensor = loan.tensor();
   int32_t kind = 0;
-  EXPECT_EQ(ds_tensor_device(tensor, &kind), DS_OK);
+  kind = info_of(tensor).device_kind;
   EXPECT_EQ(kind, DS_DEVICE_CUDA);
   EXPECT_EQ(read(tensor), values);
   EXPECT_EQ(ds_tensor_write(tensor, others.data(), kElements * 4), DS_OK);
@@ -173,7 +173,7 @@ TEST_F(GpuDlpack, CallsForTheHostSayWhere) {
   ds_tensor* const tensor = loan.tensor();
   ds_comm* comm = nullptr;
   ASSERT_EQ(ds_comm_create(0, 1, nullptr, nullptr, &comm), DS_OK) << ds_last_error_message();
-  EXPECT_THAT(refused(ds_comm_all_reduce(comm, tensor), DS_ERR_UNSUPPORTED),
+  EXPECT_THAT(refused(ds_comm_all_reduce(comm, tensor, DS_REDUCE_SUM), DS_ERR_UNSUPPORTED),
               HasSubstr("tensor must lie in host memory; it lies on cuda:0"));
   ds_comm_destroy(comm);
   ds_model* model = nullptr;
@@ -182,11 +182,22 @@ TEST_F(GpuDlpack, CallsForTheHostSayWhere) {
                             1, &model),
             DS_OK)
       << ds_last_error_message();
+  ds_generator* generator = nullptr;
+  ASSERT_EQ(ds_generator_create(model, nullptr, &generator), DS_OK) << ds_last_error_message();
+  ds_batch batch = DS_BATCH_INIT;
+  batch.ids = tensor;
   ds_tensor* logits = nullptr;
-  EXPECT_THAT(refused(ds_model_logits(model, tensor, nullptr, &logits), DS_ERR_UNSUPPORTED),
+  EXPECT_THAT(refused(ds_generator_logits(generator, &batch, &logits), DS_ERR_UNSUPPORTED),
               HasSubstr("ids must lie in host memory"));
+  ds_generator_destroy(generator);
   ds_model_destroy(model);
   ds_tensor_destroy(tensor);
+}
+
+int64_t index_of(const ds_model* model, const char* name) {
+  int64_t index = -1;
+  EXPECT_EQ(ds_model_parameter_index(model, name, &index), DS_OK) << ds_last_error_message();
+  return index;
 }
 
 // An engine of two parameters, the first of them lent; on a GPU or the host.
@@ -203,7 +214,7 @@ struct OwnModel {
     parameters[0].lend = 1;
     EXPECT_EQ(ds_model_create_from_parameters(parameters, 2, &model), DS_OK)
         << ds_last_error_message();
-    EXPECT_EQ(ds_engine_create(config, model, nullptr, &engine), DS_OK) << ds_last_error_message();
+    EXPECT_EQ(ds_engine_create(config, nullptr, model, nullptr, &engine), DS_OK) << ds_last_error_message();
   }
   ~OwnModel() {
     ds_engine_destroy(engine);
@@ -223,7 +234,7 @@ struct OwnModel {
   }
   std::vector<float> weights(const char* name) {
     ds_tensor* tensor = nullptr;
-    EXPECT_EQ(ds_model_get_tensor(model, name, &tensor), DS_OK) << ds_last_error_message();
+    EXPECT_EQ(ds_model_get_parameter(model, index_of(model, name), &tensor), DS_OK) << ds_last_error_message();
     std::vector<float> out(kElements);
     EXPECT_EQ(ds_tensor_read(tensor, out.data(), kElements * 4), DS_OK);
     ds_tensor_destroy(tensor);
@@ -284,7 +295,7 @@ TEST_F(GpuDlpack, OwnParametersFollowTheHost) {
       // A value of the caller, from the GPU.
       const std::vector<float> values = numbers();
       gradient_memory.put(values);
-      EXPECT_EQ(ds_model_set_tensor(gpu.model, "lent", gradient), DS_OK) << ds_last_error_message();
+      EXPECT_EQ(ds_model_set_parameter(gpu.model, index_of(gpu.model, "lent"), gradient), DS_OK) << ds_last_error_message();
       EXPECT_EQ(lent.get(), values);
     }
     for (ds_tensor* const tensor : {lent_tensor, copied_tensor, gradient})
@@ -302,14 +313,14 @@ TEST_F(GpuDlpack, ViewsOfWeightsAndGradients) {
                  R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
                      "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})");
     ds_tensor *weights = nullptr, *gradients = nullptr;
-    ASSERT_EQ(ds_model_view_tensor(own.model, "copied", &weights), DS_OK)
+    ASSERT_EQ(ds_model_view_parameter(own.model, index_of(own.model, "copied"), &weights), DS_OK)
         << ds_last_error_message();
-    ASSERT_EQ(ds_engine_gradient_view(own.engine, "copied", &gradients), DS_OK)
+    ASSERT_EQ(ds_engine_view_gradient(own.engine, index_of(own.model, "copied"), &gradients), DS_OK)
         << ds_last_error_message();
-    void* data = nullptr;
-    EXPECT_EQ(ds_tensor_data(gradients, &data), DS_OK);
+    ds_tensor_info info = DS_TENSOR_INFO_INIT;
+    ASSERT_EQ(ds_tensor_describe(gradients, &info), DS_OK);
     const std::vector<float> before = read(weights), values = numbers();
-    ASSERT_EQ(cudaMemcpy(data, values.data(), kElements * 4, cudaMemcpyDefault), cudaSuccess);
+    ASSERT_EQ(cudaMemcpy(info.data, values.data(), kElements * 4, cudaMemcpyDefault), cudaSuccess);
     ds_step_report report = {};
     report.struct_size = sizeof report;
     ASSERT_EQ(ds_engine_step(own.engine, &report), DS_OK) << ds_last_error_message();
@@ -350,7 +361,7 @@ TEST_F(GpuDlpack, MemoryOfTwoPlacesIsRefused) {
   ASSERT_EQ(ds_model_create_from_parameters(parameters + 1, 1, &model), DS_OK);
   EXPECT_EQ(ds_model_set_device(model, "cuda:0"), DS_OK) << ds_last_error_message();
   ds_tensor* moved = nullptr;
-  EXPECT_EQ(ds_model_get_tensor(model, "b", &moved), DS_OK);
+  EXPECT_EQ(ds_model_get_parameter(model, index_of(model, "b"), &moved), DS_OK);
   EXPECT_EQ(read(moved), on_host.data);
   ds_tensor_destroy(moved);
   ds_model_destroy(model);

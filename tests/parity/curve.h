@@ -65,13 +65,16 @@ inline std::vector<double> run(bool bf16) {
   ds_model* model = nullptr;
   ds_engine* engine = nullptr;
   check(ds_model_create(kModel, kSeed, &model));
-  check(ds_engine_create(engine_config(bf16).c_str(), model, nullptr, &engine));
+  check(ds_engine_create(engine_config(bf16).c_str(), nullptr, model, nullptr, &engine));
   std::vector<double> losses;
   for (int step = 0; step < kSteps; ++step) {
     const std::vector<int64_t> all = tokens(step);
     ds_tensor* inputs[] = {matrix(all, 0), matrix(all, 1)};
+    ds_batch batch = DS_BATCH_INIT;
+    batch.ids = inputs[0];
+    batch.labels = inputs[1];
     ds_tensor* loss = nullptr;
-    check(ds_engine_forward(engine, inputs, 2, &loss));
+    check(ds_engine_forward(engine, &batch, &loss));
     double value = 0;
     check(ds_tensor_item(loss, &value));
     losses.push_back(value);

@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
     if (argc == 3 && std::strcmp(argv[1], "export") == 0) {
       ds_model* model = nullptr;
       parity::check(ds_model_create(parity::kModel, parity::kSeed, &model));
-      parity::check(ds_model_export(model, argv[2], DS_FLOAT32));
+      parity::check(ds_model_export(model, argv[2], DS_FLOAT32, 0));
       ds_model_destroy(model);
       return 0;
     }

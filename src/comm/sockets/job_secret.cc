@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +10,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/sockets/hmac.h"
 
 namespace ds::comm {
 namespace {
@@ -60,13 +59,7 @@ Proof JobSecret::prove(std::initializer_list<std::string_view> parts) const {
     message.append(reinterpret_cast<const char*>(&size), sizeof(size));
     message += part;
   }
-  Proof proof{};
-  unsigned int size = 0;
-  const bool made = ::HMAC(::EVP_sha256(), key_.data(), static_cast<int>(key_.size()),
-                           reinterpret_cast<const unsigned char*>(message.data()), message.size(),
-                           proof.data(), &size) != nullptr;
-  DS_CHECK(made && size == proof.size(), Code::kInternal, "libcrypto makes no HMAC-SHA256");
-  return proof;
+  return hmac_sha256(key_, message);
 }
 
 JobSecret JobSecret::derive(std::initializer_list<std::string_view> parts) const {

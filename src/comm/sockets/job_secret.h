@@ -1,6 +1,7 @@
 // The secret that the ranks of one job share, and how one rank proves to another that it knows it
 // without telling it: codes (HMAC-SHA256) of messages in which both sides have put a number that is
-// used once. Everything cryptographic of the library is here; the arithmetic is libcrypto's.
+// used once. Everything cryptographic of the library is here and in hmac.h; the hash is
+// libcrypto's.
 #pragma once
 
 #include <array>

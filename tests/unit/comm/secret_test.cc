@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "comm/sockets/hmac.h"
 #include "comm/sockets/job_secret.h"
 #include "unit/base/expect_error.h"
 
@@ -23,6 +24,29 @@ std::string hex(const comm::Proof& proof) {
     text += digits;
   }
   return text;
+}
+
+// RFC 4231, test cases 1 to 3 and 6, whose key is longer than a block of SHA-256; then keys of one
+// byte less than a block, of a block, and of one byte more, from Python's hmac.
+TEST(JobSecret, HmacSha256MakesTheCodesOfTheStandard) {
+  const auto code = [](const std::string& key, const std::string& message) {
+    return hex(comm::hmac_sha256(key, message));
+  };
+  EXPECT_EQ(code(std::string(20, '\x0b'), "Hi There"),
+            "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  EXPECT_EQ(code("Jefe", "what do ya want for nothing?"),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(code(std::string(20, '\xaa'), std::string(50, '\xdd')),
+            "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
+  EXPECT_EQ(
+      code(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First"),
+      "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  EXPECT_EQ(code(std::string(63, 'k'), "message"),
+            "e27efa30bcbfbc25b4d936ffd8553392f398eb2edada1dac2423a961af0c305b");
+  EXPECT_EQ(code(std::string(64, 'k'), "message"),
+            "890f3a16e0ca0aaa3bf180f70fa8e3970b3fd6505e98fde157988dcc19d1685c");
+  EXPECT_EQ(code(std::string(65, 'k'), "message"),
+            "0c256505306af48015530c139bb7add5ad7a6a9291cd511278a067e765816fbd");
 }
 
 // From Python: hmac.new(key, b"".join(struct.pack("<Q", len(p)) + p for p in parts), "sha256").

@@ -1,0 +1,149 @@
+package io.ds;
+
+import java.util.Arrays;
+
+/** Runs a model without training it: text, logits, hidden states. */
+public final class Generator extends NativeObject {
+  private Generator(long handle) {
+    super(handle, Native::end_ds_generator);
+  }
+
+  /**
+   * Runs the model's own weights, as they are at each call: also those that an engine trains, between two calls of it.
+   *
+   * @param model kept alive
+   * @return a new generator
+   */
+  public static Generator of(Model model) {
+    return of(model, null);
+  }
+
+  /**
+   * Runs a model, possibly with a copy of its weights prepared for running alone.
+   *
+   * @param model what to run; a prepared copy needs it no longer
+   * @param optionsJson such as {"weights": "int8"}; null for the model's own weights
+   * @return a new generator
+   */
+  public static Generator of(Model model, String optionsJson) {
+    return new Generator(Marshal.handle(out -> Native.ds_generator_create(model, optionsJson, out)));
+  }
+
+  /**
+   * Form and size of the weights.
+   *
+   * @return what the generator holds
+   */
+  public GeneratorInfo info() {
+    try (ds_generator_info info = new ds_generator_info()) {
+      Native.ds_generator_describe(this, info);
+      return GeneratorInfo.of(info);
+    }
+  }
+
+  /**
+   * A copy of a parameter as the generator's products see it.
+   *
+   * @param parameter its number in the model
+   * @return float32, full shape
+   */
+  public Tensor getParameter(long parameter) {
+    return Marshal.tensor(out -> Native.ds_generator_get_parameter(this, parameter, out));
+  }
+
+  /**
+   * Continues a prompt.
+   *
+   * @param prompt token ids, one or more
+   * @param options null for the defaults
+   * @return the new tokens, without the prompt and the stop token
+   */
+  public int[] generate(int[] prompt, GenerateOptions options) {
+    return generate(prompt, options, null);
+  }
+
+  /**
+   * Continues a prompt and tells each token when it is there.
+   *
+   * @param prompt token ids, one or more
+   * @param options null for the defaults
+   * @param listener hears each new token and may end the text; null for none
+   * @return the new tokens; when the listener ended the text, those that it heard
+   * @throws DsException.Aborted after {@link #interrupt}
+   * @throws DsException.State when an engine trains the model at this moment
+   */
+  public int[] generate(int[] prompt, GenerateOptions options, TokenListener listener) {
+    Heard heard = listener == null ? null : new Heard(listener);
+    try (Tensor ids = Tensor.of(prompt); ds_generate_options chosen = options == null ? null : options.make();
+        Tensor made = Marshal.tensor(out -> Native.ds_generator_generate(this, ids, chosen, heard, out))) {
+      return made.ints();
+    } catch (DsException.Stopped e) {
+      if (heard == null || !heard.ended) {
+        throw e;
+      }
+      return Arrays.copyOf(heard.tokens, heard.count);
+    }
+  }
+
+  /** A listener, and what it has heard. */
+  private static final class Heard implements TokenListener {
+    private final TokenListener listener;
+    private int[] tokens = new int[64];
+    private int count;
+    private boolean ended;
+
+    Heard(TokenListener listener) {
+      this.listener = listener;
+    }
+
+    @Override
+    public boolean token(int token) {
+      if (count == tokens.length) {
+        tokens = Arrays.copyOf(tokens, 2 * count);
+      }
+      tokens[count++] = token;
+      ended = !listener.token(token);
+      return !ended;
+    }
+  }
+
+  /**
+   * Continues a text.
+   *
+   * @param tokenizer of the model
+   * @param prompt not empty
+   * @param options null for the defaults
+   * @return the new text
+   */
+  public String generate(Tokenizer tokenizer, String prompt, GenerateOptions options) {
+    return tokenizer.decode(generate(tokenizer.encode(prompt), options));
+  }
+
+  /**
+   * Ends the {@link #generate} that runs now, on another thread, before its next token; it throws
+   * {@link DsException.Aborted}.
+   */
+  public void interrupt() {
+    Native.ds_generator_interrupt(this);
+  }
+
+  /**
+   * Logits of a batch, without dropout.
+   *
+   * @param batch without labels
+   * @return float32 [batch, length, vocabulary], or [batch, classes] of a model that classifies
+   */
+  public Tensor logits(Batch batch) {
+    return Marshal.tensor(out -> Native.ds_generator_logits(this, batch.tensors(), out));
+  }
+
+  /**
+   * Hidden states after the last norm, before the head.
+   *
+   * @param batch without labels
+   * @return float32 [batch, length, width]
+   */
+  public Tensor hiddenStates(Batch batch) {
+    return Marshal.tensor(out -> Native.ds_generator_hidden_states(this, batch.tensors(), out));
+  }
+}

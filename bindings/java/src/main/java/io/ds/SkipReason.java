@@ -1,0 +1,26 @@
+package io.ds;
+
+/** Why a step was not applied. */
+public enum SkipReason {
+  /** It was applied. */
+  NONE(ds_skip_code.DS_SKIP_NONE),
+  /** Not a boundary: more micro batches belong to this step. */
+  ACCUMULATING(ds_skip_code.DS_SKIP_ACCUMULATING),
+  /** A gradient was NaN or infinite; weights and moments are untouched. */
+  NON_FINITE(ds_skip_code.DS_SKIP_NON_FINITE);
+
+  final int code;
+
+  SkipReason(int code) {
+    this.code = code;
+  }
+
+  static SkipReason of(int code) {
+    for (SkipReason one : values()) {
+      if (one.code == code) {
+        return one;
+      }
+    }
+    throw new IllegalArgumentException("the library gave a SkipReason that this version does not know: " + code);
+  }
+}

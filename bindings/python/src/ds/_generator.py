@@ -1,0 +1,208 @@
+"""Generators: run a model without training it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, Callable, Optional, Union
+
+from . import _native
+from ._core import Handle, options
+from ._model import Model, ParameterKey
+from ._structs import GeneratorInfo
+from ._tensor import Tensor, asarray
+from ._tokenizer import Tokenizer
+
+_FORMS = {
+    getattr(_native, name): name[len("DS_WEIGHTS_") :].lower()
+    for name in dir(_native)
+    if name.startswith("DS_WEIGHTS_")
+}
+
+
+def make_batch(**tensors: Any) -> tuple[Any, list[Tensor]]:
+    """A ds_batch and what it points to, which the caller keeps for the call."""
+    batch = _native.ds_batch()
+    kept = []
+    for member, values in tensors.items():
+        if values is not None:
+            tensor = asarray(values)
+            setattr(batch, member, tensor._handle)
+            kept.append(tensor)
+    return batch, kept
+
+
+class Generator(Handle):
+    """Runs a model without training it: text, logits, hidden states.
+
+    Without `weights` it runs the model's own weights as they are at each call, also between the steps of
+    an engine. `weights` "fp32", "bf16", "int8" or "int4" makes a prepared copy, which needs the model no
+    longer; `group_size`, `symmetric` and `threads` belong to those (docs/inference.md).
+    """
+
+    _destroy = _native.ds_generator_destroy
+
+    def __init__(
+        self,
+        model: Model,
+        weights: Optional[str] = None,
+        *,
+        group_size: Optional[int] = None,
+        symmetric: Optional[bool] = None,
+        threads: Optional[int] = None,
+        tokenizer: Optional[Tokenizer] = None,
+    ) -> None:
+        given = options(
+            weights=weights, group_size=group_size, symmetric=symmetric, threads=threads
+        )
+        super().__init__(_native.ds_generator_create(model._handle, given))
+        self._model = model if weights in (None, "model") else None
+        self.tokenizer = tokenizer
+        """Turns prompts that are text into ids, and new ids into text."""
+
+    @property
+    def info(self) -> GeneratorInfo:
+        return GeneratorInfo._make(_native.ds_generator_describe(self._handle))
+
+    @property
+    def weights(self) -> str:
+        """The form of the weights: "model", "float32", "bfloat16", "int8" or "int4"."""
+        return _FORMS.get(self.info.weights, "unknown")
+
+    def get_parameter(self, parameter: ParameterKey) -> Tensor:
+        """A copy of a parameter as the generator's products see it, float32. A name is looked up in the
+        model, which must be alive; an index always works."""
+        if isinstance(parameter, str):
+            if self._model is None:
+                raise TypeError("a prepared generator knows parameters by index")
+            parameter = self._model.index(parameter)
+        return Tensor._of(_native.ds_generator_get_parameter(self._handle, parameter))
+
+    def _prompt(self, prompt: Any) -> Tensor:
+        if isinstance(prompt, (str, bytes)):
+            if self.tokenizer is None:
+                raise TypeError("a prompt that is text needs a tokenizer: Generator(tokenizer=...)")
+            return self.tokenizer.encode(prompt)
+        return asarray(prompt)
+
+    def generate(
+        self,
+        prompt: Any,
+        max_tokens: int = 64,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 0.0,
+        seed: int = 0,
+        stop_token: Optional[int] = None,
+        no_graphs: bool = False,
+        on_token: Optional[Callable[[int], object]] = None,
+    ) -> Tensor:
+        """Continues a prompt: ids [count], or text where there is a tokenizer.
+
+        Gives the new ids, int32 [new tokens], without the prompt and the stop token. Temperature 0 takes
+        always the likeliest token. `on_token` hears of each one at once; what it raises ends the call and
+        is raised by it, and so does Ctrl-C."""
+        chosen = _native.ds_generate_options()
+        chosen.max_tokens, chosen.seed = max_tokens, seed
+        chosen.temperature, chosen.top_k, chosen.top_p = temperature, top_k, top_p
+        if stop_token is not None:
+            chosen.stop_token, chosen.has_stop_token = stop_token, 1
+        chosen.no_graphs = int(no_graphs)
+        ids = self._prompt(prompt)
+        return Tensor._of(
+            _native.ds_generator_generate(self._handle, ids._handle, chosen, on_token)
+        )
+
+    def text(self, prompt: Union[str, bytes], max_tokens: int = 64, **sampling: Any) -> str:
+        """Continues a text; the new text. Keywords are those of `generate`."""
+        if self.tokenizer is None:
+            raise TypeError("text needs a tokenizer: Generator(tokenizer=...)")
+        if "stop_token" not in sampling:
+            sampling["stop_token"] = self.tokenizer.end_of_text
+        return self.tokenizer.decode(self.generate(prompt, max_tokens, **sampling))
+
+    def stream(self, prompt: Any, max_tokens: int = 64, **sampling: Any) -> Iterator[int]:
+        """New ids one by one, as they come; another thread generates. Ending the loop early ends it."""
+        ids = self._prompt(prompt)
+        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        stop = threading.Event()
+
+        class Stopped(Exception):
+            pass
+
+        def on_token(token: int) -> None:
+            if stop.is_set():
+                raise Stopped
+            arrived.put(token)
+
+        def work() -> None:
+            try:
+                self.generate(ids, max_tokens, on_token=on_token, **sampling)
+                arrived.put(None)
+            except Stopped:
+                pass
+            except BaseException as error:  # told where the tokens are read
+                arrived.put(error)
+
+        thread = threading.Thread(target=work, name="ds-generate", daemon=True)
+        thread.start()
+        try:
+            while True:
+                got = arrived.get()
+                if isinstance(got, BaseException):
+                    raise got
+                if got is None:
+                    return
+                yield got
+        finally:
+            stop.set()
+            thread.join()
+
+    def interrupt(self) -> None:
+        """Ends the `generate` that runs in another thread before its next token, with AbortedError."""
+        _native.ds_generator_interrupt(self._handle)
+
+    def logits(
+        self,
+        ids: Any,
+        *,
+        attention_mask: Any = None,
+        segments: Any = None,
+        token_types: Any = None,
+    ) -> Tensor:
+        """Logits of ids [batch, length]: float32 [batch, length, vocabulary], or [batch, classes] of a
+        model that classifies. Masks and segments are [batch, length] too."""
+        batch, kept = make_batch(
+            ids=ids, attention_mask=attention_mask, segments=segments, token_types=token_types
+        )
+        logits = Tensor._of(_native.ds_generator_logits(self._handle, batch))
+        del kept
+        return logits
+
+    __call__ = logits
+
+    def hidden_states(
+        self,
+        ids: Any,
+        *,
+        attention_mask: Any = None,
+        segments: Any = None,
+        token_types: Any = None,
+    ) -> Tensor:
+        """Hidden states after the last norm, before the head: float32 [batch, length, width]."""
+        batch, kept = make_batch(
+            ids=ids, attention_mask=attention_mask, segments=segments, token_types=token_types
+        )
+        states = Tensor._of(_native.ds_generator_hidden_states(self._handle, batch))
+        del kept
+        return states
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "ds.Generator(closed)"
+        return f"ds.Generator(weights={self.weights!r}, bytes={self.info.bytes:,})"
+
+
+__all__ = ["Generator", "make_batch"]

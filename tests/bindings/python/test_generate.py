@@ -1,0 +1,101 @@
+"""Generators: text, ids one by one, logits, prepared weights."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import ds
+
+from conftest import SHAPE
+
+
+@pytest.fixture
+def generator(model: ds.Model) -> ds.Generator:
+    return ds.Generator(model, tokenizer=ds.Tokenizer())
+
+
+def test_ids_text_and_stream_agree(generator: ds.Generator) -> None:
+    ids = generator.generate([72, 105], 8)
+    assert ids.dtype == "int32" and ids.shape == (8,)
+    assert generator.generate("Hi", 8).tolist() == ids.tolist()
+    assert generator.text("Hi", 8) == ds.Tokenizer().decode(ids)
+    assert list(generator.stream("Hi", 8)) == ids.tolist()
+
+
+def test_sampling_is_reproducible(generator: ds.Generator) -> None:
+    def draw(seed: int) -> list[int]:
+        tokens: list[int] = generator.generate(
+            "Hi", 16, temperature=1.0, top_k=50, top_p=0.95, seed=seed
+        ).tolist()
+        return tokens
+
+    assert draw(1) == draw(1) != draw(2)
+
+
+def test_a_stop_token_ends_the_text(generator: ds.Generator) -> None:
+    ids = generator.generate("Hi", 8).tolist()
+    stopped = generator.generate("Hi", 8, stop_token=ids[3]).tolist()
+    assert stopped == ids[: ids.index(ids[3])]
+
+
+def test_a_stream_that_is_left_ends_its_thread(generator: ds.Generator) -> None:
+    for count, _ in enumerate(generator.stream("Hi", 10000), 1):
+        if count == 3:
+            break
+    assert not [t for t in threading.enumerate() if t.name == "ds-generate"]
+    assert generator.generate("Hi", 2).shape == (2,)
+
+
+def test_errors_of_a_stream_are_told_where_it_is_read(generator: ds.Generator) -> None:
+    with pytest.raises(ds.InvalidArgumentError):
+        list(generator.stream([10**6], 4))
+
+
+def test_logits_and_hidden_states(generator: ds.Generator, model: ds.Model) -> None:
+    ids = np.arange(12).reshape(2, 6)
+    logits = generator.logits(ids, attention_mask=np.ones((2, 6), np.uint8))
+    states = generator.hidden_states(ids)
+    assert logits.shape == (2, 6, 256) and states.shape == (2, 6, 32)
+    # The head is the embedding: its product with the states gives the logits.
+    expected = states.numpy() @ model.get("wte.weight").numpy().T
+    assert np.allclose(logits.numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int4"])
+def test_prepared_weights_outlive_their_model(weights: str) -> None:
+    model = ds.Model(SHAPE, seed=1)
+    expected = ds.Generator(model).logits([[1, 2, 3]]).numpy()
+    generator = ds.Generator(model, weights, threads=1)
+    model.close()
+    close = {"fp32": 1e-4, "bf16": 0.05, "int8": 0.05, "int4": 0.3}[weights]
+    assert np.abs(generator.logits([[1, 2, 3]]).numpy() - expected).max() < close
+    assert generator.info.bytes > 0 and generator.get_parameter(0).ndim == 2
+    assert generator.weights in repr(generator)
+
+
+def test_another_thread_interrupts(generator: ds.Generator) -> None:
+    heard: list[int] = []
+
+    def on_token(token: int) -> None:
+        heard.append(token)
+        if len(heard) == 3:
+            # From outside of this call, as another thread would at this moment.
+            thread = threading.Thread(target=generator.interrupt)
+            thread.start()
+            thread.join()
+
+    with pytest.raises(ds.AbortedError):
+        generator.generate("Hi", 100, on_token=on_token)
+    assert len(heard) < 6
+
+
+def test_deepspeed_names(model: ds.Model) -> None:
+    engine = ds.init_inference(model, dtype="int8")
+    whole = engine.generate([[1, 2, 3]], max_new_tokens=4)
+    assert whole.shape == (1, 7) and whole.tolist()[0][:3] == [1, 2, 3]
+    assert engine.forward([[1, 2, 3]]).shape == (1, 3, 256)
+    with pytest.raises(ValueError, match="known are"):
+        ds.init_inference(model, dtype="float8")
