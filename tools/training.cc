@@ -75,8 +75,9 @@ libds::Model Training::new_model(const std::string& path) const {
   const std::string& head = o_.fine_tune.head;
   if (folder_exists(path)) {
     if (head.empty()) return libds::Model::open(path);
-    const Json changes = {{"architectures", Json::array({head})}};
-    return libds::Model::open_with(path, changes.dump(), config_.seed);
+    const Json options = {{"config", {{"architectures", Json::array({head})}}},
+                          {"head_seed", config_.seed}};
+    return libds::Model::open(path, options.dump());
   }
   std::string text = read_text(path);
   if (!head.empty()) {

@@ -67,7 +67,7 @@ DS_API ds_status ds_generator_describe(const ds_generator* generator, ds_generat
 DS_API ds_status ds_generator_get_parameter(ds_generator* generator, int64_t parameter,
                                             ds_tensor** out_tensor);
 
-/** How ds_model_generate chooses tokens. Zero is default. */
+/** How ds_generator_generate chooses tokens. Zero is default. */
 typedef struct ds_generate_options {
   int64_t struct_size;    /**< sizeof(ds_generate_options) of the caller's header */
   int64_t max_tokens;     /**< new tokens at most; 0 = 64 */

@@ -41,7 +41,7 @@ One JSON document configures an engine. It is the DeepSpeed JSON, read strictly:
 ## Documents as people publish them
 
 Many published documents are half of a configuration: the other half is the command line of Hugging
-Face's Trainer or of Accelerate. Two options of `ds_engine_create_with`, `ds_config_check` and the
+Face's Trainer or of Accelerate. Two options of `ds_engine_create`, `ds_config_check` and the
 `ds` program read them; without the options the document is refused, or means what it says.
 
 **`resolve_auto`** (`--resolve-auto`) gives `"auto"` the value that these programs give it. The

@@ -1,4 +1,4 @@
-// Values set over a document from outside of it: `ds train --set`, "set" of ds_engine_create_with.
+// Values set over a document from outside of it: `ds train --set`, "set" of ds_engine_create.
 #pragma once
 
 #include <set>

@@ -196,8 +196,8 @@ zero::ShareOptions Engine::share_options() {
     DS_CHECK(!model_->state_as_it_is().lent(id), Code::kUnsupported, "parameter ",
              printable(model_->parameters()[id].name),
              " is lent, and at zero_optimization.stage 3 no process has whole weights to write "
-             "there: register it without `lend` (its value is copied) and fetch it where it is "
-             "used (ds_engine_fetch_parameters), or use stage 2");
+             "there: register it without `lend` (its value is copied) and open a scope where "
+             "it is used (ds_engine_open_scope), or use stage 2");
   }
   return options;
 }

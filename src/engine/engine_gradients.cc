@@ -48,8 +48,8 @@ void Engine::need_whole_gradients() {
   DS_CHECK(config_.zero.stage < 3 || comm_->size() == 1, Code::kUnsupported,
            "at ZeRO stage 3 no memory holds whole gradients; ",
            built_in ? "only the backward of a built-in model adds to them. Set reduced ones "
-                      "(ds_engine_set_gradient), or use stage 2"
-                    : "add them (ds_engine_add_gradient), or use stage 2");
+                      "(ds_engine_set_values), or use stage 2"
+                    : "add them (ds_engine_add_gradients), or use stage 2");
   if (built_in) model_->state().hold_own_gradients();
 }
 
@@ -164,7 +164,7 @@ Tensor Engine::gradient_view(const std::string& name) {
   const nn::ParamId id = trainable(name);
   DS_CHECK(model_->device()->kind() == DeviceKind::kCpu || !model_->has_architecture(),
            Code::kUnsupported, "gradients lie on ", model_->device()->describe(),
-           ", where the library works with them; add or set them (ds_engine_add_gradient)");
+           ", where the library works with them; add or set them (ds_engine_add_gradients)");
   need_whole_gradients();
   model_->state().clear_gradients_at_once(context());  // the caller may write whenever it likes
   model_->state().gradient_viewed(id);

@@ -109,7 +109,7 @@ void ParameterState::write_owned_gradient(const OpContext& ctx, nn::ParamId id,
                                           const Tensor& values) {
   DS_CHECK(!comm_ || !own_gradients_, Code::kUnsupported,
            "gradients of the caller are averaged over ranks when the step is made: there is no "
-           "part of the average to set before; set whole gradients (ds_engine_set_gradient)");
+           "part of the average to set before; set whole gradients (ds_engine_set_values)");
   if (micro_) {
     Tensor open = view(micro_, id);
     ops::fill(ctx, 0.0f, open);

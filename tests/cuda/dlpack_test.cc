@@ -182,11 +182,22 @@ TEST_F(GpuDlpack, CallsForTheHostSayWhere) {
                             1, &model),
             DS_OK)
       << ds_last_error_message();
+  ds_generator* generator = nullptr;
+  ASSERT_EQ(ds_generator_create(model, nullptr, &generator), DS_OK) << ds_last_error_message();
+  ds_batch batch = DS_BATCH_INIT;
+  batch.ids = tensor;
   ds_tensor* logits = nullptr;
-  EXPECT_THAT(refused(ds_model_logits(model, tensor, nullptr, &logits), DS_ERR_UNSUPPORTED),
+  EXPECT_THAT(refused(ds_generator_logits(generator, &batch, &logits), DS_ERR_UNSUPPORTED),
               HasSubstr("ids must lie in host memory"));
+  ds_generator_destroy(generator);
   ds_model_destroy(model);
   ds_tensor_destroy(tensor);
+}
+
+int64_t index_of(const ds_model* model, const char* name) {
+  int64_t index = -1;
+  EXPECT_EQ(ds_model_parameter_index(model, name, &index), DS_OK) << ds_last_error_message();
+  return index;
 }
 
 // An engine of two parameters, the first of them lent; on a GPU or the host.
@@ -304,12 +315,12 @@ TEST_F(GpuDlpack, ViewsOfWeightsAndGradients) {
     ds_tensor *weights = nullptr, *gradients = nullptr;
     ASSERT_EQ(ds_model_view_parameter(own.model, index_of(own.model, "copied"), &weights), DS_OK)
         << ds_last_error_message();
-    ASSERT_EQ(ds_engine_gradient_view(own.engine, "copied", &gradients), DS_OK)
+    ASSERT_EQ(ds_engine_view_gradient(own.engine, index_of(own.model, "copied"), &gradients), DS_OK)
         << ds_last_error_message();
-    void* data = nullptr;
-    data = info_of(gradients).data;
+    ds_tensor_info info = DS_TENSOR_INFO_INIT;
+    ASSERT_EQ(ds_tensor_describe(gradients, &info), DS_OK);
     const std::vector<float> before = read(weights), values = numbers();
-    ASSERT_EQ(cudaMemcpy(data, values.data(), kElements * 4, cudaMemcpyDefault), cudaSuccess);
+    ASSERT_EQ(cudaMemcpy(info.data, values.data(), kElements * 4, cudaMemcpyDefault), cudaSuccess);
     ds_step_report report = {};
     report.struct_size = sizeof report;
     ASSERT_EQ(ds_engine_step(own.engine, &report), DS_OK) << ds_last_error_message();

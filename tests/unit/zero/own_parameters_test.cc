@@ -249,7 +249,7 @@ TEST(OwnParameters, LentMemoryIsRefusedAtStageThree) {
     const std::string text =
         error_of(Code::kUnsupported, [&] { Engine(dump_json(job.config), model, comm); });
     EXPECT_THAT(text, HasSubstr("layer0.bias is lent"));
-    EXPECT_THAT(text, HasSubstr("ds_engine_fetch_parameters"));
+    EXPECT_THAT(text, HasSubstr("ds_engine_open_scope"));
   });
 }
 
