@@ -232,7 +232,7 @@ TEST(Prepared, SameBitsForAnyThreadCount) {
     for (const int threads : {1, 2, 3}) {
       auto model = make(kFamilies[1], seed);
       model = model->prepared_copy(options_of(form, threads));
-  const models::InferenceReport report = model->inference_report();
+      const models::InferenceReport report = model->inference_report();
       EXPECT_EQ(report.threads, threads);
       std::vector<float> logits = cached_logits(*model, random_ids(seed, 20), 11);
       if (threads == 1)
