@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional, Union
 
 from . import _native
@@ -52,6 +52,9 @@ class Dataset(Handle):
         if not 0 <= index < samples:
             raise IndexError(f"sample {index} of {samples}")
         return Tensor._of(_native.ds_dataset_sample(self._handle, index))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[index] for index in range(len(self)))
 
     def field(self, index: int, name: str) -> Tensor:
         """A field of a sample [sequence_length]: "ids", "labels", "segments", "token_types" (int32) or

@@ -57,6 +57,8 @@ class Engine(Handle, DeepSpeedNames):
     """
 
     _destroy = _native.ds_engine_destroy
+    model: Model
+    """What is trained."""
 
     def __init__(
         self,
