@@ -763,7 +763,7 @@ struct Parameter {
   std::string group = {};
   std::string alias = {};
   ds_dtype dtype = 0;  // 0 = that of `value`, else float32
-  bool lend = false;  // `value` receives every new value
+  bool lend = false;   // `value` receives every new value
   bool frozen = false;
   bool decays = true;
   std::optional<int64_t> expert = std::nullopt;
@@ -985,8 +985,8 @@ class Generator : public detail::Handle<ds_generator, ds_generator_destroy> {
       }
     };
     ds_tensor* out = nullptr;
-    const ds_status status = ds_generator_generate(
-        get(), prompt.get(), &plain, on_token ? trampoline : nullptr, &context, &out);
+    const ds_status status = ds_generator_generate(get(), prompt.get(), &plain,
+                                                   on_token ? trampoline : nullptr, &context, &out);
     if (context.thrown) std::rethrow_exception(context.thrown);
     check(status);
     return Tensor(out).to_vector<int32_t>();
@@ -1142,8 +1142,8 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   // `options_json` as in ds_engine_load: how much of it.
   void load(const std::string& folder, const std::string& tag = "",
             const std::string& options_json = "") {
-    check(ds_engine_load(get(), folder.c_str(), detail::or_null(tag),
-                         detail::or_null(options_json)));
+    check(
+        ds_engine_load(get(), folder.c_str(), detail::or_null(tag), detail::or_null(options_json)));
   }
   void set_tokenizer(const Tokenizer* tokenizer) {
     check(ds_engine_set_tokenizer(get(), tokenizer ? tokenizer->get() : nullptr));
@@ -1206,8 +1206,7 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   // The caller's own gradients, which carry loss_scale(), of the parameters 0, 1, ...
   void add_gradients(const std::vector<Tensor>& gradients) { add(nullptr, gradients); }
   // ... or of these.
-  void add_gradients(const std::vector<int64_t>& parameters,
-                     const std::vector<Tensor>& gradients) {
+  void add_gradients(const std::vector<int64_t>& parameters, const std::vector<Tensor>& gradients) {
     if (parameters.size() != gradients.size()) {
       throw Error(DS_ERR_INVALID_ARGUMENT, "Engine: as many gradients as parameters are needed");
     }
@@ -1246,8 +1245,8 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
   }
   void set_values(int64_t parameter, ds_value_kind kind, const Tensor& value,
                   const std::string& state = "", ds_extent extent = DS_EXTENT_WHOLE) {
-    check(ds_engine_set_values(get(), parameter, kind, detail::or_null(state), extent,
-                               value.get()));
+    check(
+        ds_engine_set_values(get(), parameter, kind, detail::or_null(state), extent, value.get()));
   }
   Tensor gradient(int64_t parameter) const { return values(parameter, DS_VALUE_GRADIENT); }
   // First element and number of elements of this process's part.

@@ -61,8 +61,7 @@ class Evaluation {
   int64_t batch_ = 0;
 };
 
-Evaluation::Evaluation(const Options& options)
-    : o_(options) {
+Evaluation::Evaluation(const Options& options) : o_(options) {
   libds::Model model = libds::Model::open(options.model);
   const Json config = parse_json(model.config(), "the model's configuration");
   const std::string type =

@@ -134,6 +134,11 @@ void MetricsFile::write(const libds::StepReport& report, std::optional<double> v
   line["tokens"] = report.tokens;
   line["tokens_per_s"] = number(tokens_per_second(report));
   line["seconds"] = number(report.seconds);
+  if (report.forward_seconds + report.backward_seconds + report.update_seconds > 0) {
+    line["forward_seconds"] = number(report.forward_seconds);
+    line["backward_seconds"] = number(report.backward_seconds);
+    line["update_seconds"] = number(report.update_seconds);
+  }
   line["samples"] = report.samples;
   if (!report.applied) {
     line["skip_reason"] = skip_reason_name(report.skip_reason);

@@ -30,8 +30,7 @@ class MetricsFile {
   // Of `comm`, what this process has sent since the last line, where it has somebody to send to;
   // of `engine`, the memory that it has needed, where that has changed since the last line.
   void write(const libds::StepReport& report, std::optional<double> valid_loss,
-             const libds::Comm& comm, const libds::Engine& engine,
-             const libds::Model& model);
+             const libds::Comm& comm, const libds::Engine& engine, const libds::Model& model);
 
  private:
   void keep_up_to(int64_t step);

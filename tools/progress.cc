@@ -45,11 +45,10 @@ void Progress::step(const libds::StepReport& report, const std::string& bad_para
   tokens_per_second_ = fresh ? speed : kSmoothing * tokens_per_second_ + (1 - kSmoothing) * speed;
 
   if (!report.applied) {
-    message(
-        format("step %lld: not applied, the gradient is not finite, first in %s (loss scale %g)",
-               static_cast<long long>(report.step),
-               bad_parameter.empty() ? "an unknown tensor" : bad_parameter.c_str(),
-               report.loss_scale));
+    message(format(
+        "step %lld: not applied, the gradient is not finite, first in %s (loss scale %g)",
+        static_cast<long long>(report.step),
+        bad_parameter.empty() ? "an unknown tensor" : bad_parameter.c_str(), report.loss_scale));
   }
   if (quiet_) return;
   const auto step = static_cast<long long>(report.step);

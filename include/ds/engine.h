@@ -81,10 +81,14 @@ typedef struct ds_step_report {
                                     -1 */
   int64_t first_bad_element;   /**< its row-major index in that parameter, else -1 */
   double first_bad_value;      /**< that gradient: NaN or an infinity, else 0 */
+  double forward_seconds;      /**< of `seconds`, with the configuration's wall_clock_breakdown: in
+                                    forward passes; else 0 */
+  double backward_seconds;     /**< in backward passes */
+  double update_seconds;       /**< in ds_engine_step */
 } ds_step_report;
 /** A ds_step_report to be filled. */
 #define DS_STEP_REPORT_INIT \
-  { (int64_t)sizeof(ds_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { (int64_t)sizeof(ds_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /**
  * Computes the loss of one micro batch and remembers what backward needs.

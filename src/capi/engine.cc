@@ -16,7 +16,7 @@
 namespace ds::capi {
 namespace {
 
-static_assert(sizeof(ds_step_report) == 112);
+static_assert(sizeof(ds_step_report) == 136);
 static_assert(sizeof(ds_engine_info) == 72);
 static_assert(static_cast<int32_t>(SkipReason::kNone) == DS_SKIP_NONE);
 static_assert(static_cast<int32_t>(SkipReason::kAccumulating) == DS_SKIP_ACCUMULATING);
@@ -46,6 +46,9 @@ void give_report(const Engine& engine, const StepReport& report, ds_step_report*
                                 : engine.model()->parameters().find(report.first_bad_tensor);
   out.first_bad_element = report.first_bad_element;
   out.first_bad_value = report.first_bad_value;
+  out.forward_seconds = report.forward_seconds;
+  out.backward_seconds = report.backward_seconds;
+  out.update_seconds = report.update_seconds;
   give_struct(out, out_report, "out_report");
 }
 

@@ -1,4 +1,5 @@
-// What checkpoints of an engine carry for the caller in ds.h: tokenizer, a document, blobs of bytes.
+// What checkpoints of an engine carry for the caller in ds.h: tokenizer, a document, blobs of
+// bytes.
 #include <cstring>
 
 #include "base/json.h"

@@ -101,9 +101,9 @@ models::Batch model_batch(models::Model& model, const BatchArgument& given) {
     batch.position_ids = models::position_ids(ctx, batch.ids.size(0), batch.ids.size(1), 0);
   }
   if (given.token_types()) {
-    batch.token_types = models::matching_ids(ctx, given.token_types(), batch.ids,
-                                             "batch.token_types",
-                                             std::max<int64_t>(info.token_types, 1));
+    batch.token_types =
+        models::matching_ids(ctx, given.token_types(), batch.ids, "batch.token_types",
+                             std::max<int64_t>(info.token_types, 1));
   }
   return batch;
 }
@@ -168,9 +168,9 @@ ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt
     const infer::GenerateOptions chosen = generate_options(options);
     const std::vector<int32_t> ids = id_list(host_tensor(*input, "prompt"), "prompt");
     model.generator().forget_interrupt();
-    out = publish_tensor(id_tensor(
-        infer::generate(model->context(), model->store(), model->architecture(), ids, chosen,
-                        token_callback(model.generator(), on_token, user_data))));
+    out = publish_tensor(
+        id_tensor(infer::generate(model->context(), model->store(), model->architecture(), ids,
+                                  chosen, token_callback(model.generator(), on_token, user_data))));
   });
 }
 

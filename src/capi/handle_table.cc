@@ -57,9 +57,9 @@ const void* this_thread_identity() noexcept {
 }  // namespace
 
 std::string_view handle_kind_name(HandleKind kind) noexcept {
-  static constexpr std::string_view kNames[] = {
-      "",       "tensor",    "comm", "tokenizer", "dataset", "model",
-      "engine", "optimizer", "work", "generator", "scope"};
+  static constexpr std::string_view kNames[] = {"",        "tensor",    "comm",   "tokenizer",
+                                                "dataset", "model",     "engine", "optimizer",
+                                                "work",    "generator", "scope"};
   static_assert(std::size(kNames) == kHandleKinds + 1);
   return kNames[static_cast<size_t>(kind)];
 }

@@ -74,8 +74,8 @@ class HandleTable {
   // its peers.
   std::shared_ptr<HandleObject> remove(uint64_t handle, HandleKind kind) noexcept;
 
-  // The text of the last call that failed on a live handle of any kind; none: nothing is kept. Where
-  // memory for it is missing the older text stays.
+  // The text of the last call that failed on a live handle of any kind; none: nothing is kept.
+  // Where memory for it is missing the older text stays.
   void set_message(uint64_t handle, const char* text) noexcept;
   // Throws kInvalidArgument when there is no such handle.
   std::string message(uint64_t handle) const;

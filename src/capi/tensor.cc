@@ -129,9 +129,8 @@ ds_status ds_tensor_create(ds_dtype dtype, const int64_t* shape, int32_t ndim,
 }
 
 ds_status ds_tensor_from_buffer(void* data, ds_dtype dtype, const int64_t* shape,
-                                const int64_t* strides, int32_t ndim,
-                                ds_release_fn release, void* user_data,
-                                ds_tensor** out_tensor) {
+                                const int64_t* strides, int32_t ndim, ds_release_fn release,
+                                void* user_data, ds_tensor** out_tensor) {
   return guard(__func__, [&] {
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
     const DType type = dtype_param(dtype, "dtype");

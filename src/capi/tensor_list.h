@@ -1,4 +1,5 @@
-// A caller's array of tensors, entered for the length of a call: all in host memory and of one type.
+// A caller's array of tensors, entered for the length of a call: all in host memory and of one
+// type.
 #pragma once
 
 #include <deque>

@@ -1,5 +1,5 @@
-// Values of an engine's parameters in ds.h: masters, gradients and optimizer states, whole or the part
-// of this process.
+// Values of an engine's parameters in ds.h: masters, gradients and optimizer states, whole or the
+// part of this process.
 #include "capi/args.h"
 #include "capi/engine_object.h"
 #include "capi/fence.h"
@@ -78,9 +78,9 @@ ds_status ds_engine_get_values(ds_engine* engine, int64_t parameter, ds_value_ki
     const auto object = enter_engine(engine);
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
     const Values values = values_param(object->engine(), parameter, kind, state, extent);
-    out = publish_tensor(values.local
-                             ? object->engine().local_values(values.parameter, values.what())
-                             : whole_values(object->engine(), values));
+    out =
+        publish_tensor(values.local ? object->engine().local_values(values.parameter, values.what())
+                                    : whole_values(object->engine(), values));
   });
 }
 

@@ -49,8 +49,8 @@ class MemoryAccount {
   MemoryAccount* sum_ = nullptr;  // counts the same bytes
 };
 
-// What all devices of a kind hold in this process: the host's memory, and that of GPUs. A documented
-// process-wide registry.
+// What all devices of a kind hold in this process: the host's memory, and that of GPUs. A
+// documented process-wide registry.
 MemoryAccount& process_account(bool gpu) noexcept;
 
 }  // namespace ds

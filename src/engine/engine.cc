@@ -450,6 +450,12 @@ void Engine::set_boundary(std::optional<bool> boundary) {
 StepReport Engine::finish_step() {
   StepReport report = apply_update();
   if (all_joined_) return report;
+  const auto elapsed = [this](const char* phase) {
+    return timers_.has(phase) ? timers_.elapsed(phase) : 0;
+  };
+  report.forward_seconds = elapsed("forward");
+  report.backward_seconds = elapsed("backward");
+  report.update_seconds = elapsed("step");
   write_metrics(report);
   const std::string trouble = updater_->trouble();
   DS_CHECK(trouble.empty(), Code::kState, "training cannot go on: ", trouble,

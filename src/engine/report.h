@@ -27,6 +27,8 @@ struct StepReport {
   double lr = 0;
   double loss_scale = 1;
   double seconds = 0;
+  // Of its phases, with wall_clock_breakdown.
+  double forward_seconds = 0, backward_seconds = 0, update_seconds = 0;
   int64_t tokens = 0;
   std::string first_bad_tensor;
   int64_t first_bad_element = -1;  // its row-major index there; -1: none

@@ -36,8 +36,8 @@ struct InferenceReport {
 
 class InferenceWeights final : public nn::ParameterStore {
  public:
-  // Copies what `from`, of the same parameters, holds; `output` is the matrix that makes the logits,
-  // or kNoParam. `parameters` must outlive this.
+  // Copies what `from`, of the same parameters, holds; `output` is the matrix that makes the
+  // logits, or kNoParam. `parameters` must outlive this.
   InferenceWeights(const OpContext& ctx, const nn::ParameterSet& parameters,
                    const zero::ParameterState& from, nn::ParamId output,
                    const InferenceOptions& options);

@@ -74,10 +74,10 @@ void Model::begin_with(std::shared_ptr<const zero::WeightSource> source) {
 }
 
 zero::ParameterState& Model::state_as_it_is() {
-  DS_CHECK(
-      state_, Code::kState,
-      "this is a copy prepared for inference, without fp32 weights; train, change or save the model "
-      "that it was made of");
+  DS_CHECK(state_, Code::kState,
+           "this is a copy prepared for inference, without fp32 weights; train, change or save the "
+           "model "
+           "that it was made of");
   return *state_;
 }
 

@@ -1,5 +1,5 @@
-// Second models of the same weights: to generate or evaluate from while the first one trains on, and
-// prepared for running alone.
+// Second models of the same weights: to generate or evaluate from while the first one trains on,
+// and prepared for running alone.
 #include "models/model.h"
 #include "tensor/transfer.h"
 

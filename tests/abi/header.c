@@ -1,5 +1,5 @@
-/* ds.h alone, twice, under whichever language standard the test compiles this with, and every struct
- * as its macro begins it. */
+/* ds.h alone, twice, under whichever language standard the test compiles this with, and every
+ * struct as its macro begins it. */
 #include "ds.h"
 #include "ds.h" /* NOLINT: once more has no effect */
 
@@ -22,21 +22,11 @@ int64_t header_is_usable(const ds_tensor* tensor, ds_step_report* report) {
   const ds_tensor_info of_tensor_info = DS_TENSOR_INFO_INIT;
   const ds_tokenizer_info of_tokenizer_info = DS_TOKENIZER_INFO_INIT;
   report->struct_size = (int64_t)sizeof(ds_step_report);
-  return of_allocator.struct_size +
-         of_batch.struct_size +
-         of_collective.struct_size +
-         of_comm_info.struct_size +
-         of_dataset_info.struct_size +
-         of_engine_info.struct_size +
-         of_generate_options.struct_size +
-         of_generator_info.struct_size +
-         of_model_info.struct_size +
-         of_optimizer_info.struct_size +
-         of_parameter_info.struct_size +
-         of_parameter.struct_size +
-         of_step_report.struct_size +
-         of_store.struct_size +
-         of_tensor_info.struct_size +
-         of_tokenizer_info.struct_size + (tensor != 0) + DS_OK +
+  return of_allocator.struct_size + of_batch.struct_size + of_collective.struct_size +
+         of_comm_info.struct_size + of_dataset_info.struct_size + of_engine_info.struct_size +
+         of_generate_options.struct_size + of_generator_info.struct_size +
+         of_model_info.struct_size + of_optimizer_info.struct_size + of_parameter_info.struct_size +
+         of_parameter.struct_size + of_step_report.struct_size + of_store.struct_size +
+         of_tensor_info.struct_size + of_tokenizer_info.struct_size + (tensor != 0) + DS_OK +
          report->applied;
 }

@@ -44,7 +44,7 @@ OFFSET(ds_dataset_info, struct_size, 0);
 OFFSET(ds_dataset_info, samples, 8);
 OFFSET(ds_dataset_info, sequence_length, 16);
 
-SIZE(ds_step_report, 112);
+SIZE(ds_step_report, 136);
 OFFSET(ds_step_report, struct_size, 0);
 OFFSET(ds_step_report, step, 8);
 OFFSET(ds_step_report, micro_steps, 16);
@@ -60,6 +60,9 @@ OFFSET(ds_step_report, seconds, 80);
 OFFSET(ds_step_report, first_bad_parameter, 88);
 OFFSET(ds_step_report, first_bad_element, 96);
 OFFSET(ds_step_report, first_bad_value, 104);
+OFFSET(ds_step_report, forward_seconds, 112);
+OFFSET(ds_step_report, backward_seconds, 120);
+OFFSET(ds_step_report, update_seconds, 128);
 
 SIZE(ds_engine_info, 72);
 OFFSET(ds_engine_info, struct_size, 0);

@@ -288,7 +288,7 @@ std::vector<Call> comm_calls() {
        }},
       {"ds_comm_all_reduce",
        {in(kComm, "comm"), in(kTensor, "tensor")},
-       [](const Arguments& a) { 
+       [](const Arguments& a) {
          return ds_comm_all_reduce(p<ds_comm>(a, 0), p<ds_tensor>(a, 1), DS_REDUCE_MAX);
        }},
       {"ds_comm_all_reduce_coalesced",
@@ -487,7 +487,7 @@ std::vector<Call> model_calls() {
        [](World& world, Arguments&) { save_checkpoint(world); }},
       {"ds_model_export",
        {in(kModel, "model"), text("folder", "{dir}/exported")},
-       [](const Arguments& a) { 
+       [](const Arguments& a) {
          return ds_model_export(p<ds_model>(a, 0), s(a, 1), DS_BFLOAT16, 4096);
        }},
       {"ds_model_save",
@@ -760,8 +760,8 @@ std::vector<Call> engine_calls() {
        {text("config_json", engine_config()), in(kModel, "model"), maybe(kComm, "comm"),
         out(kEngine, "out_engine")},
        [](const Arguments& a) {
-         return ds_engine_create(s(a, 0), R"({"set": {"seed": 3}})", p<ds_model>(a, 1), p<ds_comm>(a, 2),
-                                 p<ds_engine*>(a, 3));
+         return ds_engine_create(s(a, 0), R"({"set": {"seed": 3}})", p<ds_model>(a, 1),
+                                 p<ds_comm>(a, 2), p<ds_engine*>(a, 3));
        },
        [](World& world, Arguments&) {
          ds_engine_destroy(world.engine);
@@ -824,7 +824,7 @@ std::vector<Call> engine_calls() {
        [](const Arguments& a) { return ds_engine_save_wait(p<ds_engine>(a, 0)); }},
       {"ds_engine_load",
        {in(kEngine, "engine"), text("folder", "{dir}/saved")},
-       [](const Arguments& a) { 
+       [](const Arguments& a) {
          return ds_engine_load(p<ds_engine>(a, 0), s(a, 1), "one",
                                R"({"load_optimizer_states": false})");
        },
@@ -938,8 +938,8 @@ const std::vector<Call>& all_calls() {
   static const std::vector<Call> calls = [] {
     std::vector<Call> all;
     for (const auto& part : {library_calls(), tensor_calls(), comm_calls(), tokenizer_calls(),
-                             dataset_calls(), model_calls(), parameter_calls(), gradient_calls(), generator_calls(),
-                             engine_calls(), optimizer_and_checkpoint_calls()}) {
+                             dataset_calls(), model_calls(), parameter_calls(), gradient_calls(),
+                             generator_calls(), engine_calls(), optimizer_and_checkpoint_calls()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

@@ -78,11 +78,11 @@ TEST(CapiConfig, EngineOfAPublishedDocument) {
   world.engine = nullptr;
   EXPECT_EQ(ds_engine_create(kPublished, nullptr, world.model, nullptr, &world.engine),
             DS_ERR_CONFIG);
-  ASSERT_DS_OK(ds_engine_create(
-      kPublished,
-      R"({"lenient": true, "set": {"optimizer.params.lr": 0.5}, "resolve_auto":
+  ASSERT_DS_OK(
+      ds_engine_create(kPublished,
+                       R"({"lenient": true, "set": {"optimizer.params.lr": 0.5}, "resolve_auto":
           {"precision": "fp32", "train_micro_batch_size_per_gpu": 3}})",
-      world.model, nullptr, &world.engine));
+                       world.model, nullptr, &world.engine));
   const ds::Json document = engine_document(world.engine);
   EXPECT_EQ(document.at("config").at("train_micro_batch_size_per_gpu"), 3);
   EXPECT_EQ(document.at("config").at("bf16").at("enabled"), false);
@@ -101,7 +101,7 @@ TEST(CapiConfig, WithoutOptimizerTheRealOneIsShownOrMissed) {
   world.engine = nullptr;
   const char* config = R"({"train_batch_size": 2})";
   EXPECT_EQ(ds_engine_create(config, R"({"require_optimizer": true})", world.model, nullptr,
-                                  &world.engine),
+                             &world.engine),
             DS_ERR_CONFIG);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("/optimizer: missing"));
   ASSERT_DS_OK(ds_engine_create(config, nullptr, world.model, nullptr, &world.engine));
@@ -125,7 +125,8 @@ TEST(CapiConfig, EngineOfAFile) {
             DS_ERR_CONFIG);
   EXPECT_THAT(ds_last_error_message(), HasSubstr(path + ": configuration: /train_batch_sice"));
   // The name for the text.
-  EXPECT_EQ(ds_engine_create(path.c_str(), nullptr, world.model, nullptr, &world.engine), DS_ERR_CONFIG);
+  EXPECT_EQ(ds_engine_create(path.c_str(), nullptr, world.model, nullptr, &world.engine),
+            DS_ERR_CONFIG);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("ds_engine_create_from_file"));
   std::ofstream(path) << engine_config();
   ASSERT_DS_OK(

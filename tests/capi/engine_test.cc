@@ -83,7 +83,9 @@ TEST(CapiEngine, WrongOrderOfCalls) {
   ASSERT_DS_OK(ds_engine_backward(world.engine, loss));
   EXPECT_EQ(ds_engine_backward(world.engine, loss), DS_ERR_STATE);
   EXPECT_EQ(ds_engine_forward(world.engine, &batch, &second), DS_ERR_STATE);
-  EXPECT_EQ(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"), world.tensor) == DS_OK, false);
+  EXPECT_EQ(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"),
+                                   world.tensor) == DS_OK,
+            false);
   ASSERT_DS_OK(ds_engine_step(world.engine, &report));
   EXPECT_EQ(report.applied, 1);
   EXPECT_EQ(second, nullptr);
@@ -223,7 +225,8 @@ TEST(CapiEngine, RefusesConfigurationsAndPlaces) {
   }
   EXPECT_EQ(out, nullptr);
   // A refused configuration leaves the model free.
-  ASSERT_DS_OK(ds_engine_create(engine_config().c_str(), nullptr, world.model, nullptr, &world.engine));
+  ASSERT_DS_OK(
+      ds_engine_create(engine_config().c_str(), nullptr, world.model, nullptr, &world.engine));
   EXPECT_EQ(ds_engine_load(world.engine, "/no/such/folder", nullptr, nullptr), DS_ERR_NOT_FOUND);
   EXPECT_EQ(ds_engine_save(world.engine, "", nullptr), DS_ERR_INVALID_ARGUMENT);
   EXPECT_EQ(ds_engine_save(world.engine, world.folder.file("x").c_str(), ""),
@@ -275,11 +278,12 @@ TEST(CapiEngine, DamageIsFoundAndNamed) {
   const std::string copy = world.folder.file("copy");
   ds_tensor* out = nullptr;
   const ds_batch batch = batch_of(world.ids);
-  for (const ds_status status : {ds_engine_train_batch(world.engine, nullptr),
-                                 ds_engine_save(world.engine, folder.c_str(), "three"),
-                                 ds_model_get_parameter(world.model, index_of(world.model, "wte.weight"), &out),
-                                 ds_generator_logits(world.generator, &batch, &out),
-                                 ds_model_export(world.model, copy.c_str(), DS_FLOAT32, 0)}) {
+  for (const ds_status status :
+       {ds_engine_train_batch(world.engine, nullptr),
+        ds_engine_save(world.engine, folder.c_str(), "three"),
+        ds_model_get_parameter(world.model, index_of(world.model, "wte.weight"), &out),
+        ds_generator_logits(world.generator, &batch, &out),
+        ds_model_export(world.model, copy.c_str(), DS_FLOAT32, 0)}) {
     EXPECT_EQ(status, DS_ERR_STATE);
     EXPECT_THAT(ds_last_error_message(), HasSubstr("incomplete"));
   }
@@ -299,12 +303,8 @@ TEST(CapiEngine, LoadsInPart) {
   const auto load = [&](const char* options) {
     return ds_engine_load(world.engine, folder.c_str(), "one", options);
   };
-  const auto step = [&] {
-    return info_of(world.engine).step;
-  };
-  const auto optimizer_steps = [&] {
-    return info_of(world.optimizer).steps;
-  };
+  const auto step = [&] { return info_of(world.engine).step; };
+  const auto optimizer_steps = [&] { return info_of(world.optimizer).steps; };
   ASSERT_DS_OK(load(R"({"load_module_only": true})"));
   EXPECT_EQ(parameter(world.model, "wte.weight"), saved);
   EXPECT_EQ(step(), 2);
@@ -382,8 +382,10 @@ TEST(CapiModel, WeightsInAndOut) {
     EXPECT_EQ(ds_model_view_parameter(world.model, bad, &tensor), DS_ERR_INVALID_ARGUMENT);
     EXPECT_EQ(ds_engine_view_gradient(world.engine, bad, &tensor), DS_ERR_INVALID_ARGUMENT);
   }
-  EXPECT_EQ(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"), world.tensor), DS_ERR_INVALID_ARGUMENT);
-  EXPECT_EQ(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"), world.list), DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"), world.tensor),
+            DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(ds_model_set_parameter(world.model, index_of(world.model, "ln_f.weight"), world.list),
+            DS_ERR_INVALID_ARGUMENT);
   EXPECT_EQ(tensor, nullptr);
 
   const std::string folder = world.folder.file("exported");
@@ -497,10 +499,8 @@ TEST(CapiValues, KindsAndExtents) {
     const char* const state = kind == DS_VALUE_STATE ? "exp_avg" : nullptr;
     SCOPED_TRACE(kind);
     ds_tensor *whole = nullptr, *local = nullptr;
-    ASSERT_DS_OK(
-        ds_engine_get_values(world.engine, 0, kind, state, DS_EXTENT_WHOLE, &whole));
-    ASSERT_DS_OK(
-        ds_engine_get_values(world.engine, 0, kind, state, DS_EXTENT_LOCAL, &local));
+    ASSERT_DS_OK(ds_engine_get_values(world.engine, 0, kind, state, DS_EXTENT_WHOLE, &whole));
+    ASSERT_DS_OK(ds_engine_get_values(world.engine, 0, kind, state, DS_EXTENT_LOCAL, &local));
     EXPECT_EQ(info_of(whole).ndim, 2);
     EXPECT_EQ(info_of(local).ndim, 1);
     int64_t first = -1, count = -1;
@@ -513,8 +513,7 @@ TEST(CapiValues, KindsAndExtents) {
     ASSERT_DS_OK(ds_tensor_write(whole, values.data(), count * 4));
     ASSERT_DS_OK(ds_engine_set_values(world.engine, 0, kind, state, DS_EXTENT_WHOLE, whole));
     ds_tensor_destroy(whole);
-    ASSERT_DS_OK(
-        ds_engine_get_values(world.engine, 0, kind, state, DS_EXTENT_LOCAL, &local));
+    ASSERT_DS_OK(ds_engine_get_values(world.engine, 0, kind, state, DS_EXTENT_LOCAL, &local));
     EXPECT_EQ(read(local), values);
   }
   ds_tensor* none = nullptr;
@@ -524,9 +523,9 @@ TEST(CapiValues, KindsAndExtents) {
     EXPECT_EQ(ds_engine_get_values(world.engine, 0, DS_VALUE_GRADIENT, nullptr, bad, &none),
               bad == 0 || bad == -1 || bad == 4 ? DS_ERR_INVALID_ARGUMENT : DS_OK);
   }
-  EXPECT_EQ(ds_engine_get_values(world.engine, 0, DS_VALUE_GRADIENT, "exp_avg", DS_EXTENT_WHOLE,
-                                 &none),
-            DS_ERR_INVALID_ARGUMENT);
+  EXPECT_EQ(
+      ds_engine_get_values(world.engine, 0, DS_VALUE_GRADIENT, "exp_avg", DS_EXTENT_WHOLE, &none),
+      DS_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("state must be NULL"));
   EXPECT_EQ(none, nullptr);
 }
@@ -566,8 +565,7 @@ TEST(CapiBlobs, AreSavedAndComeBack) {
   EXPECT_EQ(ds_engine_set_blob(world.engine, "x", nullptr, 3), DS_ERR_INVALID_ARGUMENT);
   EXPECT_EQ(ds_engine_set_blob(world.engine, "x", "x", -1), DS_ERR_INVALID_ARGUMENT);
   const std::vector<char> large((size_t{64} << 20) - 13);
-  EXPECT_EQ(ds_engine_set_blob(world.engine, "x", large.data(),
-                               static_cast<int64_t>(large.size())),
+  EXPECT_EQ(ds_engine_set_blob(world.engine, "x", large.data(), static_cast<int64_t>(large.size())),
             DS_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("at most 67108864"));
 }

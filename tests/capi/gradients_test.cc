@@ -114,7 +114,8 @@ TEST(OwnGradients, EqualTheBuiltInRunBitForBit) {
       EXPECT_EQ(theirs.grad_norm, ours.grad_norm);
       EXPECT_EQ(ours.applied, 1);
       for (const std::string& name : names) {
-        ASSERT_EQ(bits(built_in.parameter(name)), bits(own.parameter(name))) << name << ", step " << step;
+        ASSERT_EQ(bits(built_in.parameter(name)), bits(own.parameter(name)))
+            << name << ", step " << step;
         ASSERT_EQ(bits(trainer.values(built_in.index(name), DS_VALUE_STATE, "exp_avg_sq")),
                   bits(optimizer.values(own.index(name), DS_VALUE_STATE, "exp_avg_sq")));
       }

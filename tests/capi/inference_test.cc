@@ -153,8 +153,8 @@ TEST_F(CapiInference, APreparedCopyStandsAlone) {
   ASSERT_DS_OK(ds_generator_generate(codes, world_.list, nullptr, nullptr, nullptr, &new_ids));
   ds_tensor_destroy(new_ids);
   // The model trains, changes and ends.
-  ASSERT_DS_OK(ds_engine_create(engine_config().c_str(), nullptr, world_.model, nullptr,
-                                &world_.engine));
+  ASSERT_DS_OK(
+      ds_engine_create(engine_config().c_str(), nullptr, world_.model, nullptr, &world_.engine));
   ASSERT_DS_OK(ds_engine_set_dataset(world_.engine, world_.dataset));
   ASSERT_DS_OK(ds_engine_train_batch(world_.engine, nullptr));
   ds_engine_destroy(world_.engine);
@@ -203,7 +203,8 @@ TEST(CapiInferenceEngine, AGenerationIsInterrupted) {
   // An interrupt without a generation has no effect on the next one.
   ASSERT_DS_OK(ds_generator_interrupt(world.generator));
   options.max_tokens = 4;
-  EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &out));
+  EXPECT_DS_OK(
+      ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &out));
   EXPECT_EQ(info_of(out).elements, 4);
   ds_tensor_destroy(out);
 }

@@ -202,7 +202,8 @@ TEST(StructArguments, OfTheAbi) {
   options.max_tokens = 2;
   options.struct_size = 16;  // an older caller knows no temperature
   options.temperature = -5;
-  EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &ids));
+  EXPECT_DS_OK(
+      ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &ids));
   ds_tensor_destroy(ids);
 
   // A report struct of a wrong size is refused before the step, not after it.

@@ -49,7 +49,8 @@ TEST(Lifetime, ResultsOutliveTheirMakers) {
   {
     World world;
     loss = world.forward();
-    ASSERT_DS_OK(ds_model_get_parameter(world.model, index_of(world.model, "wte.weight"), &weights));
+    ASSERT_DS_OK(
+        ds_model_get_parameter(world.model, index_of(world.model, "wte.weight"), &weights));
     ASSERT_DS_OK(ds_tokenizer_encode(world.tokenizer, "abc", -1, 0, &tokens));
   }
   double value = 0;
@@ -68,7 +69,8 @@ TEST(Lifetime, ResultsOutliveTheirMakers) {
 TEST(Lifetime, AModelServesOneEngineAtATime) {
   World world;
   ds_engine* second = nullptr;
-  EXPECT_EQ(ds_engine_create(engine_config().c_str(), nullptr, world.model, nullptr, &second), DS_ERR_STATE);
+  EXPECT_EQ(ds_engine_create(engine_config().c_str(), nullptr, world.model, nullptr, &second),
+            DS_ERR_STATE);
   EXPECT_EQ(second, nullptr);
   ds_engine_destroy(world.engine);
   ASSERT_DS_OK(ds_engine_create(engine_config().c_str(), nullptr, world.model, nullptr, &second));
@@ -104,8 +106,8 @@ TEST(Lifetime, HandlesDestroyedWhileACallIsInside) {
   options.struct_size = sizeof(options);
   options.max_tokens = 8;
   ds_tensor* out = nullptr;
-  ASSERT_DS_OK(
-      ds_generator_generate(world.generator, inside.prompt, &options, destroy_everything, &inside, &out));
+  ASSERT_DS_OK(ds_generator_generate(world.generator, inside.prompt, &options, destroy_everything,
+                                     &inside, &out));
   EXPECT_EQ(inside.tokens, 8);
   const auto count = info_of(out).elements;
   EXPECT_EQ(count, 8);
@@ -124,7 +126,8 @@ TEST(Lifetime, EngineDestroyedWhileItsModelGenerates) {
   options.max_tokens = 6;
   const auto generate = [&](ds_token_fn on_token, void* user_data) {
     ds_tensor* out = nullptr;
-    EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, on_token, user_data, &out));
+    EXPECT_DS_OK(
+        ds_generator_generate(world.generator, world.list, &options, on_token, user_data, &out));
     std::vector<int32_t> ids(6);
     EXPECT_DS_OK(ds_tensor_read(out, ids.data(), 24));
     ds_tensor_destroy(out);

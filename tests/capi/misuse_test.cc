@@ -45,8 +45,8 @@ TEST(Misuse, TableHasEveryStatusFunction) {
   EXPECT_EQ(found, expected);
 }
 
-// The handles and out-parameters that the headers mark DS_NULLABLE are those that may be NULL, which
-// the tests below try.
+// The handles and out-parameters that the headers mark DS_NULLABLE are those that may be NULL,
+// which the tests below try.
 TEST(Misuse, TheDescriptionSaysWhatMayBeNull) {
   std::ifstream file(std::string(DS_TEST_SOURCE) + "/docs/api/ds_api.json");
   const ds::Json api = ds::Json::parse(file);

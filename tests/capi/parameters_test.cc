@@ -156,7 +156,8 @@ TEST(Parameters, LentMemoryAndViewsAreRefusedAtStageThree) {
     Model other = three_parameters();
     Engine engine(stage_config(3), other, &comm);
     ds_tensor* view = nullptr;
-    EXPECT_EQ(ds_model_view_parameter(other.get(), index_of(other.get(), "a"), &view), DS_ERR_UNSUPPORTED);
+    EXPECT_EQ(ds_model_view_parameter(other.get(), index_of(other.get(), "a"), &view),
+              DS_ERR_UNSUPPORTED);
     EXPECT_THAT(refusal(DS_ERR_UNSUPPORTED, [&] { engine.view_gradient(0); }),
                 HasSubstr("ds_engine_add_gradients"));
   });
@@ -201,17 +202,18 @@ TEST(Parameters, LocalPartsCoverTheWhole) {
     Tensor total = Tensor::from(std::vector<int64_t>{count});
     comm.all_reduce(total, DS_REDUCE_SUM);
     EXPECT_EQ(total.item(), 700);
-    const std::vector<float> own = values_of(engine.values(2, DS_VALUE_PARAMETER, "", DS_EXTENT_LOCAL));
+    const std::vector<float> own =
+        values_of(engine.values(2, DS_VALUE_PARAMETER, "", DS_EXTENT_LOCAL));
     const std::vector<float> all = counted(700, 3);
     EXPECT_EQ(own, std::vector<float>(all.begin() + first, all.begin() + first + count));
     const Tensor nines = Tensor::from(std::vector<float>(static_cast<size_t>(count), 9.0f));
     engine.set_values(2, DS_VALUE_PARAMETER, nines, "", DS_EXTENT_LOCAL);
     EXPECT_EQ(values_of(model.parameter("c")), std::vector<float>(700, 9.0f));
-    refusal(DS_ERR_NOT_FOUND, [&] { engine.values(2, DS_VALUE_STATE, "exp_avg_cubed", DS_EXTENT_LOCAL); });
+    refusal(DS_ERR_NOT_FOUND,
+            [&] { engine.values(2, DS_VALUE_STATE, "exp_avg_cubed", DS_EXTENT_LOCAL); });
     const Tensor longer = Tensor::from(std::vector<float>(701));
-    refusal(DS_ERR_INVALID_ARGUMENT, [&] {
-      engine.set_values(2, DS_VALUE_STATE, longer, "exp_avg", DS_EXTENT_LOCAL);
-    });
+    refusal(DS_ERR_INVALID_ARGUMENT,
+            [&] { engine.set_values(2, DS_VALUE_STATE, longer, "exp_avg", DS_EXTENT_LOCAL); });
   });
 }
 

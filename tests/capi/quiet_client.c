@@ -98,7 +98,8 @@ static void session(const char* folder) {
                          1, &model) == DS_OK,
          "model");
   expect(ds_engine_create("{\"train_micro_batch_size_per_gpu\": 2, \"optimizer\":"
-                          "{\"type\": \"Adam\", \"params\": {\"lr\": 0.001}}}", NULL, model, NULL, &engine) == DS_OK,
+                          "{\"type\": \"Adam\", \"params\": {\"lr\": 0.001}}}",
+                          NULL, model, NULL, &engine) == DS_OK,
          "engine");
   expect(ds_engine_set_dataset(engine, dataset) == DS_OK, "set_dataset");
   for (i = 0; i < 5; ++i) expect(ds_engine_train_batch(engine, NULL) == DS_OK, "train_batch");
@@ -111,7 +112,8 @@ static void session(const char* folder) {
   expect(ds_engine_backward(engine, NULL) != DS_OK, "backward without a loss");
   expect(ds_engine_load(engine, "/nowhere/at/all", NULL, NULL) != DS_OK, "load from nowhere");
   expect(ds_model_create("{\"model_type\": \"unheard of\"}", 1, &model) != DS_OK, "odd model");
-  expect(ds_engine_create("{\"no such key\": 1}", NULL, model, NULL, &engine) != DS_OK, "odd config");
+  expect(ds_engine_create("{\"no such key\": 1}", NULL, model, NULL, &engine) != DS_OK,
+         "odd config");
   expect(ds_tokenizer_open("/nowhere", &tokenizer) != DS_OK, "tokenizer from nowhere");
   ds_engine_destroy((ds_engine*)model); /* not an engine: nothing happens */
   ds_engine_destroy(engine);

@@ -57,18 +57,21 @@ TEST(Threads, SecondThreadOnOneHandleIsRefused) {
   std::thread generator([&] {
     const ds_generate_options options = tokens(2);
     ds_tensor* out = nullptr;
-    EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, Gate::wait, &gate, &out));
+    EXPECT_DS_OK(
+        ds_generator_generate(world.generator, world.list, &options, Gate::wait, &gate, &out));
     ds_tensor_destroy(out);
   });
   gate.wait_until_inside();
   // The model's own functions, and those of the engine that trains it.
   ds_tensor* out = nullptr;
-  EXPECT_EQ(ds_model_get_parameter(world.model, index_of(world.model, "wte.weight"), &out), DS_ERR_STATE);
+  EXPECT_EQ(ds_model_get_parameter(world.model, index_of(world.model, "wte.weight"), &out),
+            DS_ERR_STATE);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("in use by another thread"));
   const ds_batch batch = batch_of(world.ids, world.ids);
   const ds_batch unlabelled = batch_of(world.ids);
   EXPECT_EQ(ds_generator_logits(world.generator, &unlabelled, &out), DS_ERR_STATE);
-  EXPECT_EQ(ds_model_export(world.model, world.folder.file("x").c_str(), DS_FLOAT32, 0), DS_ERR_STATE);
+  EXPECT_EQ(ds_model_export(world.model, world.folder.file("x").c_str(), DS_FLOAT32, 0),
+            DS_ERR_STATE);
   EXPECT_EQ(ds_engine_train_batch(world.engine, nullptr), DS_ERR_STATE);
   EXPECT_EQ(ds_engine_forward(world.engine, &batch, &out), DS_ERR_STATE);
   EXPECT_EQ(ds_tensor_write(world.list, world.folder.path().c_str(), 20), DS_ERR_STATE);
@@ -102,7 +105,8 @@ int32_t come_back(void* user_data, int32_t) {
   };
   const ds_generate_options options = tokens(1);
   ds_tensor* out = nullptr;
-  note(ds_generator_generate(r->world->generator, r->world->list, &options, nullptr, nullptr, &out));
+  note(
+      ds_generator_generate(r->world->generator, r->world->list, &options, nullptr, nullptr, &out));
   note(ds_model_export(r->world->model, r->world->folder.file("y").c_str(), DS_FLOAT32, 0));
   note(ds_engine_train_batch(r->world->engine, nullptr));
   return 0;
@@ -113,7 +117,8 @@ TEST(Threads, CallbackMayNotComeBack) {
   Reentry reentry = {&world, {}, {}};
   const ds_generate_options options = tokens(1);
   ds_tensor* out = nullptr;
-  EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, come_back, &reentry, &out));
+  EXPECT_DS_OK(
+      ds_generator_generate(world.generator, world.list, &options, come_back, &reentry, &out));
   ds_tensor_destroy(out);
   EXPECT_THAT(reentry.statuses, ::testing::ElementsAre(DS_ERR_STATE, DS_ERR_STATE, DS_ERR_STATE));
   EXPECT_THAT(reentry.texts[0], HasSubstr("in use by this thread"));
@@ -132,7 +137,8 @@ TEST(Threads, CallbackStopsOrThrows) {
                 nullptr, &out),
             DS_ERR_CALLBACK);
   EXPECT_EQ(out, nullptr);
-  EXPECT_DS_OK(ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &out));
+  EXPECT_DS_OK(
+      ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &out));
   ds_tensor_destroy(out);
 }
 
@@ -155,7 +161,8 @@ TEST(Threads, StormOnSharedHandles) {
             status = ds_engine_train_batch(world.engine, nullptr);
             break;
           case 1:
-            status = ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr, &out);
+            status = ds_generator_generate(world.generator, world.list, &options, nullptr, nullptr,
+                                           &out);
             break;
           case 2:
             status = ds_tokenizer_encode(world.tokenizer, "some text", -1, 0, &out);

@@ -17,8 +17,8 @@ namespace capi_test {
 using ds::capi::HandleKind;
 
 inline constexpr HandleKind kAllKinds[] = {
-    HandleKind::kTensor,    HandleKind::kComm,      HandleKind::kTokenizer, HandleKind::kDataset,
-    HandleKind::kModel,     HandleKind::kEngine,    HandleKind::kOptimizer, HandleKind::kWork,
+    HandleKind::kTensor,    HandleKind::kComm,   HandleKind::kTokenizer, HandleKind::kDataset,
+    HandleKind::kModel,     HandleKind::kEngine, HandleKind::kOptimizer, HandleKind::kWork,
     HandleKind::kGenerator, HandleKind::kScope};
 
 // Ends a handle of any kind.

@@ -99,6 +99,17 @@ class Runs(ViewCase):
         self.assertEqual(self.summary("m.jsonl")["summary"]["values"]["memory/total"]["most"],
                          before["total"])
 
+    def test_times_of_the_phases(self):
+        self.train(3, "--metrics", "without.jsonl")
+        self.assertNotIn("forward_seconds", self.metrics("without.jsonl")[-1])
+        self.train(3, "--metrics", "m.jsonl", "--set", "wall_clock_breakdown=true")
+        for line in self.metrics("m.jsonl"):
+            parts = [line[f"{phase}_seconds"] for phase in ("forward", "backward", "update")]
+            self.assertGreater(min(parts), 0)
+            self.assertLess(sum(parts), 1.5 * line["seconds"])
+        self.assertEqual(self.summary("m.jsonl")["summary"]["values"]["forward"]["last"],
+                         self.metrics("m.jsonl")[-1]["forward_seconds"])
+
     def test_no_description_of_another_run_s_record(self):
         with open(self.folder / "m.jsonl", "w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)

@@ -90,9 +90,10 @@ TEST_F(GpuDlpack, GoesInAndOut) {
   const std::vector<float> values = numbers(), others = numbers();
   Loan loan(values);
   ds_tensor* const tensor = loan.tensor();
-  int32_t kind = 0;
-  kind = info_of(tensor).device_kind;
-  EXPECT_EQ(kind, DS_DEVICE_CUDA);
+  ds_tensor_info info = DS_TENSOR_INFO_INIT;
+  EXPECT_EQ(ds_tensor_describe(tensor, &info), DS_OK);
+  EXPECT_EQ(info.device_kind, DS_DEVICE_CUDA);
+  EXPECT_EQ(info.device_index, 0);
   EXPECT_EQ(read(tensor), values);
   EXPECT_EQ(ds_tensor_write(tensor, others.data(), kElements * 4), DS_OK);
   EXPECT_EQ(loan.get(), others);
@@ -214,7 +215,8 @@ struct OwnModel {
     parameters[0].lend = 1;
     EXPECT_EQ(ds_model_create_from_parameters(parameters, 2, &model), DS_OK)
         << ds_last_error_message();
-    EXPECT_EQ(ds_engine_create(config, nullptr, model, nullptr, &engine), DS_OK) << ds_last_error_message();
+    EXPECT_EQ(ds_engine_create(config, nullptr, model, nullptr, &engine), DS_OK)
+        << ds_last_error_message();
   }
   ~OwnModel() {
     ds_engine_destroy(engine);
@@ -234,7 +236,8 @@ struct OwnModel {
   }
   std::vector<float> weights(const char* name) {
     ds_tensor* tensor = nullptr;
-    EXPECT_EQ(ds_model_get_parameter(model, index_of(model, name), &tensor), DS_OK) << ds_last_error_message();
+    EXPECT_EQ(ds_model_get_parameter(model, index_of(model, name), &tensor), DS_OK)
+        << ds_last_error_message();
     std::vector<float> out(kElements);
     EXPECT_EQ(ds_tensor_read(tensor, out.data(), kElements * 4), DS_OK);
     ds_tensor_destroy(tensor);
@@ -295,7 +298,8 @@ TEST_F(GpuDlpack, OwnParametersFollowTheHost) {
       // A value of the caller, from the GPU.
       const std::vector<float> values = numbers();
       gradient_memory.put(values);
-      EXPECT_EQ(ds_model_set_parameter(gpu.model, index_of(gpu.model, "lent"), gradient), DS_OK) << ds_last_error_message();
+      EXPECT_EQ(ds_model_set_parameter(gpu.model, index_of(gpu.model, "lent"), gradient), DS_OK)
+          << ds_last_error_message();
       EXPECT_EQ(lent.get(), values);
     }
     for (ds_tensor* const tensor : {lent_tensor, copied_tensor, gradient})

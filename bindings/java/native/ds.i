@@ -346,7 +346,7 @@ LISTENER(ds_progress_fn, fn, ProgressListener, ds_jni_progress)
   $1 = $input == NULL ? NULL : &store;
 }
 
-/* ---- Left to this layer, or left out (src/main/resources says why) ---------------------------- */
+/* ---- Left to this layer, or left out (HeaderTest says why) ---------------------------- */
 
 %ignore ds_last_error_message;
 %ignore ds_handle_error_message;

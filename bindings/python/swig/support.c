@@ -2,14 +2,14 @@
  *
  * The GIL is released around calls of the library. Code that the library calls back takes it, keeps
  * an exception in `stash` and ends the call; ds_py_fail then raises it again. References that the
- * library gives up on its own threads are kept in a list and dropped by the interpreter later, because
- * dropping one can run any Python code, and the library must not be called there. */
+ * library gives up on its own threads are kept in a list and dropped by the interpreter later,
+ * because dropping one can run any Python code, and the library must not be called there. */
 #include <pthread.h>
 #include <stdlib.h>
 
 /* ---- Errors -------------------------------------------------------------------------------- */
 
-static PyObject *ds_py_errors; /* {status: class}, set by the Python layer */
+static PyObject* ds_py_errors; /* {status: class}, set by the Python layer */
 
 typedef struct ds_py_exception {
   PyObject *type, *value, *traceback;
@@ -25,7 +25,7 @@ static void ds_py_keep_exception(void) {
   }
 }
 
-static void ds_py_raise(ds_status status, const char *text) {
+static void ds_py_raise(ds_status status, const char* text) {
   PyObject *code = PyLong_FromLong(status), *type = NULL, *message = NULL;
   if (code && ds_py_errors) type = PyDict_GetItemWithError(ds_py_errors, code);
   if (!type && !PyErr_Occurred()) type = PyExc_RuntimeError;
@@ -50,21 +50,21 @@ static void ds_py_fail(ds_status status) {
 /* ---- References that the library gives up ---------------------------------------------------- */
 
 typedef struct ds_py_dropped {
-  struct ds_py_dropped *next;
-  PyObject *object;         /* or NULL */
-  Py_buffer *buffer;        /* or NULL */
-  void *handle;             /* or NULL, with */
-  void (*destroy)(void *handle);
+  struct ds_py_dropped* next;
+  PyObject* object;  /* or NULL */
+  Py_buffer* buffer; /* or NULL */
+  void* handle;      /* or NULL, with */
+  void (*destroy)(void* handle);
 } ds_py_dropped;
-static ds_py_dropped *dropped;             /* atomic */
-static _Thread_local int in_log_callback;  /* the library must not be called */
+static ds_py_dropped* dropped;            /* atomic */
+static _Thread_local int in_log_callback; /* the library must not be called */
 
 /* Drops what has been given up; with the GIL. */
-static int ds_py_drop_all(void *unused) {
-  ds_py_dropped *entry = __atomic_exchange_n(&dropped, NULL, __ATOMIC_ACQ_REL);
+static int ds_py_drop_all(void* unused) {
+  ds_py_dropped* entry = __atomic_exchange_n(&dropped, NULL, __ATOMIC_ACQ_REL);
   (void)unused;
   while (entry) {
-    ds_py_dropped *next = entry->next;
+    ds_py_dropped* next = entry->next;
     if (entry->handle) {
       Py_BEGIN_ALLOW_THREADS;
       entry->destroy(entry->handle);
@@ -82,7 +82,7 @@ static int ds_py_drop_all(void *unused) {
 }
 
 /* Without the GIL, on any thread. */
-static void ds_py_drop_later(ds_py_dropped *entry) {
+static void ds_py_drop_later(ds_py_dropped* entry) {
   entry->next = __atomic_load_n(&dropped, __ATOMIC_RELAXED);
   while (!__atomic_compare_exchange_n(&dropped, &entry->next, entry, 1, __ATOMIC_RELEASE,
                                       __ATOMIC_RELAXED)) {
@@ -91,13 +91,13 @@ static void ds_py_drop_later(ds_py_dropped *entry) {
 }
 
 /* A ds_release_fn; `user_data` is a ds_py_dropped. */
-static void ds_py_release(void *user_data) {
-  if (user_data) ds_py_drop_later((ds_py_dropped *)user_data);
+static void ds_py_release(void* user_data) {
+  if (user_data) ds_py_drop_later((ds_py_dropped*)user_data);
 }
 
 /* Ends a handle; what a log callback's garbage ends waits until the callback is over. */
-static void ds_py_destroy(void *handle, void (*destroy)(void *handle)) {
-  ds_py_dropped *entry = in_log_callback ? calloc(1, sizeof *entry) : NULL;
+static void ds_py_destroy(void* handle, void (*destroy)(void* handle)) {
+  ds_py_dropped* entry = in_log_callback ? calloc(1, sizeof *entry) : NULL;
   if (!entry) {
     Py_BEGIN_ALLOW_THREADS;
     destroy(handle);
@@ -112,8 +112,8 @@ static void ds_py_destroy(void *handle, void (*destroy)(void *handle)) {
 /* ---- Results --------------------------------------------------------------------------------- */
 
 /* A tuple that takes the references of `items` over; NULL if one of them is NULL. */
-static PyObject *ds_py_tuple(PyObject **items, int count) {
-  PyObject *tuple = PyTuple_New(count);
+static PyObject* ds_py_tuple(PyObject** items, int count) {
+  PyObject* tuple = PyTuple_New(count);
   int complete = tuple != NULL;
   for (int i = 0; i < count; ++i) complete = complete && items[i] != NULL;
   for (int i = 0; i < count; ++i) {
@@ -127,15 +127,15 @@ static PyObject *ds_py_tuple(PyObject **items, int count) {
   return tuple;
 }
 
-static PyObject *ds_py_sizes(const int64_t *sizes, int32_t count) {
-  PyObject *items[8];
+static PyObject* ds_py_sizes(const int64_t* sizes, int32_t count) {
+  PyObject* items[8];
   if (count < 0 || count > 8) count = 0;
   for (int32_t i = 0; i < count; ++i) items[i] = PyLong_FromLongLong(sizes[i]);
   return ds_py_tuple(items, count);
 }
 
-static PyObject *ds_py_take_text(char *text) {
-  PyObject *result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+static PyObject* ds_py_take_text(char* text) {
+  PyObject* result = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
   ds_string_free(text);
   return result;
 }
@@ -143,7 +143,7 @@ static PyObject *ds_py_take_text(char *text) {
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
 /* Text as the library takes it; the string object keeps it. 0 for None. -1 with an exception. */
-static int ds_py_text(PyObject *object, const char **out_text) {
+static int ds_py_text(PyObject* object, const char** out_text) {
   Py_ssize_t size;
   if (object == Py_None) {
     *out_text = NULL;
@@ -156,26 +156,27 @@ static int ds_py_text(PyObject *object, const char **out_text) {
   return -1;
 }
 
-/* int64_t values of a sequence in new memory (`*out_owned`), or those of a buffer where they lie. */
-static int ds_py_integers(PyObject *object, int64_t **out_values, int64_t **out_owned) {
+/* int64_t values of a sequence in new memory (`*out_owned`), or those of a buffer where they lie.
+ */
+static int ds_py_integers(PyObject* object, int64_t** out_values, int64_t** out_owned) {
   *out_values = *out_owned = NULL;
   if (object == Py_None) return 0;
   if (PyObject_CheckBuffer(object)) {
     Py_buffer view;
     if (PyObject_GetBuffer(object, &view, PyBUF_CONTIG_RO) != 0) return -1;
-    *out_values = (int64_t *)view.buf;
+    *out_values = (int64_t*)view.buf;
     PyBuffer_Release(&view);
     if (view.itemsize == (Py_ssize_t)sizeof(int64_t)) return 0;
     PyErr_SetString(PyExc_TypeError, "a buffer of 64-bit integers is needed");
     return -1;
   }
-  PyObject *items = PySequence_Fast(object, "a sequence of integers is needed");
+  PyObject* items = PySequence_Fast(object, "a sequence of integers is needed");
   if (!items) return -1;
   Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
-  int64_t *values = malloc((count ? (size_t)count : 1) * sizeof *values);
+  int64_t* values = malloc((count ? (size_t)count : 1) * sizeof *values);
   if (!values) PyErr_NoMemory();
   for (Py_ssize_t i = 0; values && i < count; ++i) {
-    PyObject *number = PyNumber_Index(PySequence_Fast_GET_ITEM(items, i));
+    PyObject* number = PyNumber_Index(PySequence_Fast_GET_ITEM(items, i));
     values[i] = number ? PyLong_AsLongLong(number) : -1;
     Py_XDECREF(number);
     if (PyErr_Occurred()) {
@@ -192,8 +193,9 @@ static int ds_py_integers(PyObject *object, int64_t **out_values, int64_t **out_
 
 static unsigned long main_thread; /* the one that Python handles signals on */
 
-/* Calls a Python function from inside a library call; nonzero ends that call. Ctrl-C ends it, too. */
-static int32_t ds_py_call_back(PyObject *function, const char *format, ...) {
+/* Calls a Python function from inside a library call; nonzero ends that call. Ctrl-C ends it, too.
+ */
+static int32_t ds_py_call_back(PyObject* function, const char* format, ...) {
   PyGILState_STATE gil = PyGILState_Ensure();
   int32_t stop = 0;
   if (PyErr_CheckSignals() != 0) {
@@ -201,9 +203,9 @@ static int32_t ds_py_call_back(PyObject *function, const char *format, ...) {
   } else if (function) {
     va_list values;
     va_start(values, format);
-    PyObject *arguments = Py_VaBuildValue(format, values);
+    PyObject* arguments = Py_VaBuildValue(format, values);
     va_end(values);
-    PyObject *result = arguments ? PyObject_CallObject(function, arguments) : NULL;
+    PyObject* result = arguments ? PyObject_CallObject(function, arguments) : NULL;
     Py_XDECREF(arguments);
     Py_XDECREF(result);
     stop = result == NULL;
@@ -216,22 +218,22 @@ static int32_t ds_py_call_back(PyObject *function, const char *format, ...) {
 static int ds_py_may_handle_signals(void) { return PyThread_get_thread_ident() == main_thread; }
 
 /* A ds_token_fn; `user_data` is the function or NULL. */
-static int32_t ds_py_on_token(void *user_data, int32_t token) {
+static int32_t ds_py_on_token(void* user_data, int32_t token) {
   if (!user_data && !ds_py_may_handle_signals()) return 0;
-  return ds_py_call_back((PyObject *)user_data, "(i)", (int)token);
+  return ds_py_call_back((PyObject*)user_data, "(i)", (int)token);
 }
 
 /* A ds_progress_fn; `user_data` is a ds_py_dropped with the function or NULL. */
-static int32_t ds_py_on_progress(void *user_data, const char *call, int64_t done, int64_t total) {
-  PyObject *function = ((ds_py_dropped *)user_data)->object;
+static int32_t ds_py_on_progress(void* user_data, const char* call, int64_t done, int64_t total) {
+  PyObject* function = ((ds_py_dropped*)user_data)->object;
   if (!function && !ds_py_may_handle_signals()) return 0;
   return ds_py_call_back(function, "(sLL)", call, (long long)done, (long long)total);
 }
 
 /* A ds_log_fn; `user_data` is a ds_py_dropped. */
-static void ds_py_on_log(void *user_data, int32_t level, const char *component, const char *text) {
+static void ds_py_on_log(void* user_data, int32_t level, const char* component, const char* text) {
   PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject *function = ((ds_py_dropped *)user_data)->object, *result;
+  PyObject *function = ((ds_py_dropped*)user_data)->object, *result;
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   ++in_log_callback;
@@ -244,8 +246,8 @@ static void ds_py_on_log(void *user_data, int32_t level, const char *component, 
 }
 
 /* What the library holds of a callback: ended by ds_py_release. */
-static ds_py_dropped *ds_py_hold(PyObject *object) {
-  ds_py_dropped *held = calloc(1, sizeof *held);
+static ds_py_dropped* ds_py_hold(PyObject* object) {
+  ds_py_dropped* held = calloc(1, sizeof *held);
   if (!held) {
     PyErr_NoMemory();
   } else if (object != Py_None) {
@@ -255,31 +257,31 @@ static ds_py_dropped *ds_py_hold(PyObject *object) {
   return held;
 }
 
-static void ds_py_give_up(ds_py_dropped *held) {
+static void ds_py_give_up(ds_py_dropped* held) {
   if (!held) return;
   Py_XDECREF(held->object);
   free(held);
 }
 
 /* The members of a ds_store; `user_data` is a tuple (put, get). */
-static ds_status ds_py_store_put(void *user_data, const char *key, const void *value,
+static ds_status ds_py_store_put(void* user_data, const char* key, const void* value,
                                  int64_t size) {
   PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject *put = PyTuple_GET_ITEM((PyObject *)user_data, 0);
-  PyObject *result = PyObject_CallFunction(put, "sy#", key, (const char *)value, (Py_ssize_t)size);
+  PyObject* put = PyTuple_GET_ITEM((PyObject*)user_data, 0);
+  PyObject* result = PyObject_CallFunction(put, "sy#", key, (const char*)value, (Py_ssize_t)size);
   if (!result) ds_py_keep_exception();
   Py_XDECREF(result);
   PyGILState_Release(gil);
   return result ? DS_OK : DS_ERR_CALLBACK;
 }
 
-static ds_status ds_py_store_get(void *user_data, const char *key, void *value, int64_t capacity,
-                                 int64_t *out_size) {
+static ds_status ds_py_store_get(void* user_data, const char* key, void* value, int64_t capacity,
+                                 int64_t* out_size) {
   PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject *get = PyTuple_GET_ITEM((PyObject *)user_data, 1);
-  PyObject *result = PyObject_CallFunction(get, "s", key);
+  PyObject* get = PyTuple_GET_ITEM((PyObject*)user_data, 1);
+  PyObject* result = PyObject_CallFunction(get, "s", key);
   ds_status status = DS_ERR_CALLBACK;
-  char *bytes;
+  char* bytes;
   Py_ssize_t size;
   if (!result && PyErr_ExceptionMatches(PyExc_KeyError)) {
     PyErr_Clear();
@@ -300,7 +302,7 @@ static ds_status ds_py_store_get(void *user_data, const char *key, void *value, 
 
 /* As far as this file looks into DLPack's structs (dmlc/dlpack 1.1; the older one is frozen). */
 typedef struct ds_py_dl_tensor {
-  void *data;
+  void* data;
   int32_t device_type, device_id, ndim;
   uint8_t code, bits;
   uint16_t lanes;
@@ -309,26 +311,26 @@ typedef struct ds_py_dl_tensor {
 } ds_py_dl_tensor;
 struct DLManagedTensor {
   ds_py_dl_tensor tensor;
-  void *manager;
-  void (*deleter)(struct DLManagedTensor *self);
+  void* manager;
+  void (*deleter)(struct DLManagedTensor* self);
 };
 struct DLManagedTensorVersioned {
   uint32_t major, minor;
-  void *manager;
-  void (*deleter)(struct DLManagedTensorVersioned *self);
+  void* manager;
+  void (*deleter)(struct DLManagedTensorVersioned* self);
   uint64_t flags;
   ds_py_dl_tensor tensor;
 };
 
 /* Capsules that nobody took; one that was taken has another name. */
-static void ds_py_end_versioned(PyObject *capsule) {
+static void ds_py_end_versioned(PyObject* capsule) {
   if (!PyCapsule_IsValid(capsule, "dltensor_versioned")) return;
-  struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+  struct DLManagedTensorVersioned* managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
   if (managed && managed->deleter) managed->deleter(managed);
 }
 
-static void ds_py_end_legacy(PyObject *capsule) {
+static void ds_py_end_legacy(PyObject* capsule) {
   if (!PyCapsule_IsValid(capsule, "dltensor")) return;
-  struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, "dltensor");
+  struct DLManagedTensor* managed = PyCapsule_GetPointer(capsule, "dltensor");
   if (managed && managed->deleter) managed->deleter(managed);
 }

@@ -232,7 +232,7 @@ TEST(Prepared, SameBitsForAnyThreadCount) {
     for (const int threads : {1, 2, 3}) {
       auto model = make(kFamilies[1], seed);
       model = model->prepared_copy(options_of(form, threads));
-  const models::InferenceReport report = model->inference_report();
+      const models::InferenceReport report = model->inference_report();
       EXPECT_EQ(report.threads, threads);
       std::vector<float> logits = cached_logits(*model, random_ids(seed, 20), 11);
       if (threads == 1)
@@ -392,7 +392,7 @@ TEST(Prepared, QuantisedWeightsKeepTheLossOfATrainedModel) {
   const double before = loss_of(*trained, text);
   ASSERT_LT(before, 3.0) << "not trained; an untrained model has 4.57; DS_TEST_SEED=" << seed;
   for (const Form& form : kForms) {
-    const auto model = Model::create(config, 0);
+    auto model = Model::create(config, 0);
     for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
       const std::string& name = model->parameters()[id].name;
       model->set(name, trained->get(name));

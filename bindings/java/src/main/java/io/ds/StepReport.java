@@ -17,6 +17,9 @@ package io.ds;
  * @param firstBadParameter index of the parameter with the first gradient that is not finite, else -1
  * @param firstBadElement its row-major index in that parameter, else -1
  * @param firstBadValue that gradient, else 0
+ * @param forwardSeconds of {@code seconds}, with the configuration's wall_clock_breakdown: in forward passes; else 0
+ * @param backwardSeconds in backward passes
+ * @param updateSeconds in the optimizer's step
  */
 public record StepReport(
     long step,
@@ -32,7 +35,10 @@ public record StepReport(
     double seconds,
     long firstBadParameter,
     long firstBadElement,
-    double firstBadValue) {
+    double firstBadValue,
+    double forwardSeconds,
+    double backwardSeconds,
+    double updateSeconds) {
   static StepReport of(ds_step_report from) {
     return new StepReport(
         from.getStep(),
@@ -48,6 +54,9 @@ public record StepReport(
         from.getSeconds(),
         from.getFirst_bad_parameter(),
         from.getFirst_bad_element(),
-        from.getFirst_bad_value());
+        from.getFirst_bad_value(),
+        from.getForward_seconds(),
+        from.getBackward_seconds(),
+        from.getUpdate_seconds());
   }
 }

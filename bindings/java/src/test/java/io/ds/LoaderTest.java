@@ -42,6 +42,9 @@ class LoaderTest {
   /** The same in a folder; its exit status on the first line, then what it printed. */
   static String run(Path folder, List<String> options, String... command) throws IOException, InterruptedException {
     List<String> line = new java.util.ArrayList<>(List.of(Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-XX:TieredStopAtLevel=1"));
+    if (Runtime.version().feature() >= 24) {
+      line.add("--enable-native-access=ALL-UNNAMED"); // or it warns
+    }
     line.addAll(options);
     line.addAll(List.of(command));
     Path output = Files.createTempFile("ds-test", ".log");

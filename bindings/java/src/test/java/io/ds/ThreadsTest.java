@@ -71,7 +71,7 @@ class ThreadsTest {
   private static void train(int steps) {
     try (Model model = Model.create("""
         {"model_type": "gpt2", "vocab_size": 257, "n_positions": 32, "n_embd": 48, "n_layer": 2, "n_head": 2}""", 1);
-        Dataset data = Fixtures.dataset(); Engine engine = Engine.create(Fixtures.CONFIG, model)) {
+        Dataset data = Fixtures.dataset(); Engine engine = Engine.create("{\"threads\": 1, " + Fixtures.CONFIG.substring(1), model)) {
       engine.setDataset(data);
       for (int i = 0; i < steps; ++i) {
         engine.trainBatch();

@@ -55,6 +55,28 @@ class TrainTest {
   }
 
   @Test
+  void theTimeOfAStepIsBrokenDownOnRequest() {
+    try (Model model = Fixtures.model(); Dataset data = Fixtures.dataset()) {
+      try (Engine engine = Engine.create(Fixtures.CONFIG, model)) {
+        engine.setDataset(data);
+        StepReport report = engine.trainBatch();
+        assertTrue(report.seconds() > 0);
+        assertEquals(0, report.forwardSeconds() + report.backwardSeconds() + report.updateSeconds());
+      }
+      String config = Fixtures.CONFIG.strip().replaceFirst("^\\{", "{\"wall_clock_breakdown\": true, ");
+      try (Engine engine = Engine.create(config, model)) {
+        engine.setDataset(data);
+        StepReport report = engine.trainBatch();
+        assertTrue(report.forwardSeconds() > 0);
+        assertTrue(report.backwardSeconds() > 0);
+        assertTrue(report.updateSeconds() > 0);
+        double parts = report.forwardSeconds() + report.backwardSeconds() + report.updateSeconds();
+        assertTrue(parts <= report.seconds() * 1.001, parts + " of " + report.seconds());
+      }
+    }
+  }
+
+  @Test
   void aResumedRunEndsWithTheSameBits(@TempDir Path folder) {
     float[] whole;
     try (Model model = Fixtures.model(); Dataset data = Fixtures.dataset(); Engine engine = Engine.create(Fixtures.CONFIG, model)) {
