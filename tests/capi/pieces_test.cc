@@ -89,8 +89,8 @@ TEST(Pieces, BlocksAreQuantised) {
         const std::vector<float> y = back.to_vector<float>();
         for (size_t i = 0; i < n; ++i) {
           const double scale = s[i / static_cast<size_t>(block)];
-          int code = bits == 8 ? static_cast<int8_t>(c[i])
-                               : (i % 2 == 0 ? c[i / 2] >> 4 : c[i / 2] & 15);
+          int code =
+              bits == 8 ? static_cast<int8_t>(c[i]) : (i % 2 == 0 ? c[i / 2] >> 4 : c[i / 2] & 15);
           if (bits == 4 && code > 7) code -= 16;
           ASSERT_NEAR(code, x[i] / scale, code == (1 << (bits - 1)) - 1 ? 1.0001 : 0.5001) << i;
           ASSERT_EQ(y[i], static_cast<float>(code) * s[i / static_cast<size_t>(block)]) << i;
@@ -144,7 +144,8 @@ TEST(Coalesced, EqualTheSingleOnesBitForBit) {
           many.push_back(Tensor::from(x));
           wide.push_back(Tensor::from(x));
           pieces.emplace_back(DS_FLOAT32, std::vector<int64_t>{sizes[i]});
-          narrow.push_back(Tensor::from(random_floats(static_cast<size_t>(sizes[i]), seed + i + rank)));
+          narrow.push_back(
+              Tensor::from(random_floats(static_cast<size_t>(sizes[i]), seed + i + rank)));
           whole.emplace_back(DS_FLOAT32, std::vector<int64_t>{sizes[i] * world});
         }
         for (size_t i = 0; i < 4; ++i) {

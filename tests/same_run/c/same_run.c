@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TRY(call)                                        \
-  do {                                                   \
-    if ((call) != DS_OK) {                               \
-      fprintf(stderr, "%s\n", ds_last_error_message());  \
-      exit(1);                                           \
-    }                                                    \
+#define TRY(call)                                       \
+  do {                                                  \
+    if ((call) != DS_OK) {                              \
+      fprintf(stderr, "%s\n", ds_last_error_message()); \
+      exit(1);                                          \
+    }                                                   \
   } while (0)
 
 enum { kMostParameters = 16 };
@@ -75,8 +75,8 @@ static ds_model* train_built_in(const char* run, const char* text_path, const ch
   ds_model* model = NULL;
   ds_engine* engine = NULL;
   long step;
-  snprintf(spec, sizeof spec, "{\"path\": \"%s\", \"sequence_length\": %ld, \"seed\": %ld}", text_path,
-           atol(value_of(data, "sequence_length")), atol(value_of(data, "seed")));
+  snprintf(spec, sizeof spec, "{\"path\": \"%s\", \"sequence_length\": %ld, \"seed\": %ld}",
+           text_path, atol(value_of(data, "sequence_length")), atol(value_of(data, "seed")));
   TRY(ds_tokenizer_create_bytes(&bytes));
   TRY(ds_dataset_open(spec, bytes, &dataset));
   TRY(ds_model_create(shape, atol(value_of(strstr(part, "\"seed\""), "seed")), &model));
@@ -123,8 +123,8 @@ static ds_model* train_external(const char* run, const char* config) {
     const ds_parameter none = DS_PARAMETER_INIT;
     parameters[count] = none;
     sscanf(value_of(at, "name"), "\"%63[^\"]\"", names[count]);
-    parameters[count].ndim = sscanf(value_of(at, "shape"), "[%ld, %ld]", &shapes[count][0],
-                                    &shapes[count][1]);
+    parameters[count].ndim =
+        sscanf(value_of(at, "shape"), "[%ld, %ld]", &shapes[count][0], &shapes[count][1]);
     parameters[count].name = names[count];
     parameters[count].shape = shapes[count];
     ++count;
@@ -150,7 +150,8 @@ static ds_model* train_external(const char* run, const char* config) {
 int main(int argc, char** argv) {
   char *run, *config;
   ds_model* model;
-  if (argc != 5) return fprintf(stderr, "usage: same_run RUN_JSON TEXT built_in|external OUTPUT\n"), 2;
+  if (argc != 5)
+    return fprintf(stderr, "usage: same_run RUN_JSON TEXT built_in|external OUTPUT\n"), 2;
   run = read_file(argv[1]);
   config = copy_of(value_of(run, "engine"));
   model = strcmp(argv[3], "external") == 0 ? train_external(run, config)

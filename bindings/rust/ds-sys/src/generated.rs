@@ -3414,12 +3414,19 @@ pub struct ds_step_report {
     pub first_bad_element: i64,
     #[doc = "< that gradient: NaN or an infinity, else 0"]
     pub first_bad_value: f64,
+    #[doc = "< of `seconds`, with the configuration's wall_clock_breakdown: in"]
+    #[doc = "forward passes; else 0"]
+    pub forward_seconds: f64,
+    #[doc = "< in backward passes"]
+    pub backward_seconds: f64,
+    #[doc = "< in ds_engine_step"]
+    pub update_seconds: f64,
 }
 #[test]
 fn bindgen_test_layout_ds_step_report() {
     assert_eq!(
         ::std::mem::size_of::<ds_step_report>(),
-        112usize,
+        136usize,
         concat!("Size of: ", stringify!(ds_step_report))
     );
     assert_eq!(
@@ -3682,6 +3689,57 @@ fn bindgen_test_layout_ds_step_report() {
         );
     }
     test_field_first_bad_value();
+    fn test_field_forward_seconds() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_step_report>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).forward_seconds) as usize - ptr as usize
+            },
+            112usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_step_report),
+                "::",
+                stringify!(forward_seconds)
+            )
+        );
+    }
+    test_field_forward_seconds();
+    fn test_field_backward_seconds() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_step_report>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).backward_seconds) as usize - ptr as usize
+            },
+            120usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_step_report),
+                "::",
+                stringify!(backward_seconds)
+            )
+        );
+    }
+    test_field_backward_seconds();
+    fn test_field_update_seconds() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_step_report>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).update_seconds) as usize - ptr as usize
+            },
+            128usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_step_report),
+                "::",
+                stringify!(update_seconds)
+            )
+        );
+    }
+    test_field_update_seconds();
 }
 impl Default for ds_step_report {
     fn default() -> Self {
