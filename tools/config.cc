@@ -1,4 +1,5 @@
-// `ds config check`: what is wrong with a DeepSpeed configuration, and what it means here.
+// `ds config`: what is wrong with a DeepSpeed configuration, and what it means here; and every key
+// that there is.
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -134,12 +135,24 @@ void add_check(CLI::App& parent, Action& action) {
   sub->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 
+void add_schema(CLI::App& parent, Action& action) {
+  CLI::App* sub = parent.add_subcommand(
+      "schema", "Print every key that a configuration may have, as a JSON Schema");
+  sub->callback([&action] {
+    action = [] {
+      std::cout << libds::config_schema() << "\n";
+      return kDone;
+    };
+  });
+}
+
 }  // namespace
 
 void add_config(CLI::App& app, Action& action) {
-  CLI::App* sub = app.add_subcommand("config", "Check a DeepSpeed configuration");
+  CLI::App* sub = app.add_subcommand("config", "Check a DeepSpeed configuration, list its keys");
   sub->require_subcommand(1);
   add_check(*sub, action);
+  add_schema(*sub, action);
 }
 
 }  // namespace tool

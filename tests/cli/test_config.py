@@ -182,5 +182,41 @@ class NearestNames(CliCase):
         self.assertNotIn("did you mean", self.ds("train", "--zzzzzz", status=2).error)
 
 
+class Schema(CliCase):
+    """ds config schema accepts what the strict reader accepts, and refuses what is wrong by itself."""
+
+    def setUp(self):
+        super().setUp()
+        try:
+            import jsonschema
+        except ImportError:
+            self.skipTest("the package jsonschema is not installed")
+        schema = json.loads(self.ds("config", "schema").text)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        self.validator = jsonschema.Draft202012Validator(schema)
+
+    def test_accepted_documents_of_the_corpus(self):
+        manifest = json.loads((CORPUS / "manifest.json").read_text())
+        checked = 0
+        for name in manifest:
+            result = run(self.folder, ["config", "check", CORPUS / f"{name}.json", "--json", *SAID])
+            check = json.loads(result.text)
+            if not check["accepted"]:
+                continue
+            for document in (check["document"], check["config"]):
+                errors = [f"{e.json_path}: {e.message}" for e in
+                          self.validator.iter_errors(document)]
+                self.assertEqual(errors[:3], [], name)
+            checked += 1
+        self.assertGreaterEqual(checked, 90)
+
+    def test_what_is_wrong(self):
+        for document in ({"train_batch_sise": 1}, {"train_batch_size": "many"},
+                         {"train_batch_size": 0}, {"zero_optimization": {"stage": 7}},
+                         {"zero_optimization": {"no_such_key": 1}}, {"gradient_clipping": -1},
+                         {"optimizer": {"type": 3}}, {"fp16": {"enabled": [True]}}, []):
+            self.assertTrue(list(self.validator.iter_errors(document)), document)
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -113,9 +113,10 @@ TEST_F(GpuModel, TextsOfTheHeaderAreTheSameWithoutGraphs) {
     libds::GenerateOptions options;
     options.max_tokens = 20;
     options.temperature = 1;
-    const std::vector<int32_t> text = model.generate(prompt, options);
+    libds::Generator generator(model);
+    const std::vector<int32_t> text = generator.generate(prompt, options);
     options.graphs = false;
-    EXPECT_EQ(model.generate(prompt, options), text);
+    EXPECT_EQ(generator.generate(prompt, options), text);
   }
 }
 

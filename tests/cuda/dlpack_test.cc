@@ -90,9 +90,10 @@ TEST_F(GpuDlpack, GoesInAndOut) {
   const std::vector<float> values = numbers(), others = numbers();
   Loan loan(values);
   ds_tensor* const tensor = loan.tensor();
-  int32_t kind = 0;
-  kind = info_of(tensor).device_kind;
-  EXPECT_EQ(kind, DS_DEVICE_CUDA);
+  ds_tensor_info info = DS_TENSOR_INFO_INIT;
+  EXPECT_EQ(ds_tensor_describe(tensor, &info), DS_OK);
+  EXPECT_EQ(info.device_kind, DS_DEVICE_CUDA);
+  EXPECT_EQ(info.device_index, 0);
   EXPECT_EQ(read(tensor), values);
   EXPECT_EQ(ds_tensor_write(tensor, others.data(), kElements * 4), DS_OK);
   EXPECT_EQ(loan.get(), others);

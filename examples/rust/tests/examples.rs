@@ -1,7 +1,7 @@
 //! Runs the examples as a reader would, with small settings.
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use ds::json::Value;
@@ -59,6 +59,36 @@ fn train() {
     assert_eq!(losses.len(), 3);
     assert!(losses[2] < losses[0], "{text}");
     ds::checkpoint::verify(scratch.path("run"), Some("global_step30")).unwrap();
+}
+
+#[test]
+fn resume() {
+    let scratch = Scratch::new("resume");
+    let (book, folder) = (scratch.book(), scratch.path("run"));
+    run(env!("CARGO_BIN_EXE_train"), &[&book, "20", &folder]);
+    let text = run(env!("CARGO_BIN_EXE_resume"), &[&folder, &book, "5"]);
+    let (first, written) = text.split_once('\n').unwrap();
+    assert_eq!(first, "goes on after step 20");
+    assert!(written.chars().count() > 20, "{text}");
+    ds::checkpoint::verify(&folder, Some("global_step25")).unwrap();
+}
+
+/// The code of the documentation is that of the examples, which the tests here run.
+#[test]
+fn the_page_shows_code_that_runs() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("../../docs/rust.md")).unwrap();
+    let plain = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+    let sources: Vec<String> = (root.join("src/bin").read_dir().unwrap())
+        .map(|entry| plain(&std::fs::read_to_string(entry.unwrap().path()).unwrap()))
+        .collect();
+    let blocks: Vec<&str> = page.split("```rust\n").skip(1).collect();
+    assert!(blocks.len() >= 6, "{} blocks", blocks.len());
+    for block in blocks {
+        let code = plain(block.split("```").next().unwrap());
+        let found = sources.iter().any(|source| source.contains(code.trim()));
+        assert!(found, "no example has this code of docs/rust.md:\n{code}");
+    }
 }
 
 #[test]
@@ -142,14 +172,9 @@ impl Service {
     }
 
     fn end(mut self) -> String {
-        assert!(self.child.wait().unwrap().success());
         let mut rest = String::new();
-        self.child
-            .stdout
-            .as_mut()
-            .unwrap()
-            .read_to_string(&mut rest)
-            .unwrap();
+        self.output.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success());
         rest
     }
 }

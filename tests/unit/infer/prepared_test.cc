@@ -392,7 +392,7 @@ TEST(Prepared, QuantisedWeightsKeepTheLossOfATrainedModel) {
   const double before = loss_of(*trained, text);
   ASSERT_LT(before, 3.0) << "not trained; an untrained model has 4.57; DS_TEST_SEED=" << seed;
   for (const Form& form : kForms) {
-    const auto model = Model::create(config, 0);
+    auto model = Model::create(config, 0);
     for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
       const std::string& name = model->parameters()[id].name;
       model->set(name, trained->get(name));

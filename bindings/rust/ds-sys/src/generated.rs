@@ -185,8 +185,8 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " Deletes one checkpoint of a folder, valid or not. Where `latest` names it, `latest` first moves to"]
-    #[doc = " the valid one with the most steps of the others, or goes when there is none. Nobody may be"]
+    #[doc = " Deletes one checkpoint of a folder, valid or not. Where `latest` names it, `latest` first moves"]
+    #[doc = " to the valid one with the most steps of the others, or goes when there is none. Nobody may be"]
     #[doc = " reading it; an engine deletes old ones by itself with the configuration's checkpoint.keep."]
     #[doc = " @param tag  its name; NULL is refused"]
     #[doc = " Errors: DS_ERR_NOT_FOUND (also a folder that is no checkpoint), DS_ERR_IO (files that are not a"]
@@ -986,7 +986,7 @@ extern "C" {
     pub fn ds_comm_describe(comm: *const ds_comm, out_info: *mut ds_comm_info) -> ds_status;
 }
 extern "C" {
-    #[doc = " Combines a tensor by a ds_reduce_op, in place. Since: 0.5."]
+    #[doc = " Combines a tensor by a ds_reduce_op, in place. Blocks: yes. Since: 0.5."]
     pub fn ds_comm_all_reduce(
         comm: *mut ds_comm,
         tensor: *mut ds_tensor,
@@ -995,7 +995,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " `input` is one piece per process, one after another; the combined piece of this one lands in"]
-    #[doc = " `output`. Since: 0.4."]
+    #[doc = " `output`. Blocks: yes. Since: 0.4."]
     pub fn ds_comm_reduce_scatter(
         comm: *mut ds_comm,
         output: *mut ds_tensor,
@@ -1004,7 +1004,7 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " The `input` of every process, in rank order, lands in `output`. Since: 0.4."]
+    #[doc = " The `input` of every process, in rank order, lands in `output`. Blocks: yes. Since: 0.4."]
     pub fn ds_comm_all_gather(
         comm: *mut ds_comm,
         output: *mut ds_tensor,
@@ -1013,7 +1013,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Piece j of the `input` of process i lands in piece i of the `output` of process j."]
-    #[doc = " Since: 0.4."]
+    #[doc = " Blocks: yes. Since: 0.4."]
     pub fn ds_comm_all_to_all(
         comm: *mut ds_comm,
         output: *mut ds_tensor,
@@ -1021,11 +1021,11 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " The tensor of process `root` lands in that of every process. Since: 0.4."]
+    #[doc = " The tensor of process `root` lands in that of every process. Blocks: yes. Since: 0.4."]
     pub fn ds_comm_broadcast(comm: *mut ds_comm, tensor: *mut ds_tensor, root: i32) -> ds_status;
 }
 extern "C" {
-    #[doc = " ds_comm_all_reduce of `count` tensors, 1 or more. Since: 0.5."]
+    #[doc = " ds_comm_all_reduce of `count` tensors, 1 or more. Blocks: yes. Since: 0.5."]
     pub fn ds_comm_all_reduce_coalesced(
         comm: *mut ds_comm,
         tensors: *const *mut ds_tensor,
@@ -1034,7 +1034,7 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " ds_comm_reduce_scatter of `inputs[i]` to `outputs[i]`. Since: 0.5."]
+    #[doc = " ds_comm_reduce_scatter of `inputs[i]` to `outputs[i]`. Blocks: yes. Since: 0.5."]
     pub fn ds_comm_reduce_scatter_coalesced(
         comm: *mut ds_comm,
         outputs: *const *mut ds_tensor,
@@ -1044,7 +1044,7 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " ds_comm_all_gather of `inputs[i]` to `outputs[i]`. Since: 0.5."]
+    #[doc = " ds_comm_all_gather of `inputs[i]` to `outputs[i]`. Blocks: yes. Since: 0.5."]
     pub fn ds_comm_all_gather_coalesced(
         comm: *mut ds_comm,
         outputs: *const *mut ds_tensor,
@@ -1054,7 +1054,7 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Processes that give the same color form a new group, ordered by key, then by rank; those with a"]
-    #[doc = " negative color get NULL. Aborting a group aborts those split from it. Since: 0.4."]
+    #[doc = " negative color get NULL. Aborting a group aborts those split from it. Blocks: yes. Since: 0.4."]
     pub fn ds_comm_split(
         comm: *mut ds_comm,
         color: i32,
@@ -1065,7 +1065,7 @@ extern "C" {
 extern "C" {
     #[doc = " For a process that runs out of work before others: answers the collectives that they still call,"]
     #[doc = " with zeros to sums, until every process has called it; then the group goes on. Split and finalize"]
-    #[doc = " need every process, and roots must not have joined. Since: 0.4."]
+    #[doc = " need every process, and roots must not have joined. Blocks: yes. Since: 0.4."]
     pub fn ds_comm_join(comm: *mut ds_comm) -> ds_status;
 }
 #[doc = " A ds_collective_code. Since: 0.5."]
@@ -1452,14 +1452,12 @@ extern "C" {
     #[doc = "                      fit, else 1); \"device\", \"cpu\" or \"cuda\"; \"model\", the object of a"]
     #[doc = "                      config.json. NULL for the defaults."]
     #[doc = " @param out_json      {\"accepted\": true or false, \"world\", \"problems\": [{\"kind\", \"path\", \"text\","]
-    #[doc = "                      \"advice\"}], \"warnings\", \"document\", \"config\", \"origins\"}. A problem's kind is"]
-    #[doc = "                      \"error\", \"auto\", \"missing_feature\" (with \"feature\") or \"ignored\", which"]
-    #[doc = "                      refuses nothing. \"document\" is what was given and accepted, with \"auto\""]
-    #[doc = "                      resolved: strict reading accepts it, if this document is accepted, with the"]
-    #[doc = "                      same meaning. \"config\" and \"origins\" are those of ds_engine_config; null"]
-    #[doc = "                      for a document that is refused."]
-    #[doc = " A document that is refused is no error of this call."]
-    #[doc = " Errors: DS_ERR_CONFIG (the options). Threads: any. Since: 0.5."]
+    #[doc = "                      \"advice\"}], \"warnings\", \"document\", \"config\", \"origins\"}. A problem's kind"]
+    #[doc = " is \"error\", \"auto\", \"missing_feature\" (with \"feature\") or \"ignored\", which refuses nothing."]
+    #[doc = " \"document\" is what was given and accepted, with \"auto\" resolved: strict reading accepts it, if"]
+    #[doc = " this document is accepted, with the same meaning. \"config\" and \"origins\" are those of"]
+    #[doc = " ds_engine_config; null for a document that is refused. A document that is refused is no error of"]
+    #[doc = " this call. Errors: DS_ERR_CONFIG (the options). Threads: any. Since: 0.5."]
     pub fn ds_config_check(
         config_json: *const ::std::os::raw::c_char,
         options_json: *const ::std::os::raw::c_char,
@@ -1852,8 +1850,8 @@ extern "C" {
 extern "C" {
     #[doc = " Opens weights from a folder: Hugging Face (config.json and safetensors) or a checkpoint of"]
     #[doc = " ds_engine_save (the folder that holds `latest`, or one tag's folder)."]
-    #[doc = " @param options_json  NULL, or {\"config\": {...}, \"head_seed\": N}, each optional, for a Hugging Face"]
-    #[doc = "     folder with another head or changed options, such as an encoder with a classifier on top."]
+    #[doc = " @param options_json  NULL, or {\"config\": {...}, \"head_seed\": N}, each optional, for a Hugging"]
+    #[doc = " Face folder with another head or changed options, such as an encoder with a classifier on top."]
     #[doc = "     \"config\": members that replace those of config.json, such as {\"architectures\":"]
     #[doc = "     [\"BertForSequenceClassification\"], \"num_labels\": 3}. \"head_seed\", 0 or more: parameters of"]
     #[doc = "     the head that the files lack start fresh from this seed; without it they must be there."]
@@ -2160,7 +2158,8 @@ extern "C" {
 extern "C" {
     #[doc = " Makes a second model of the same weights (fp32), adapters and frozen parameters, on the same"]
     #[doc = " device, which shares nothing with the first: it can generate, evaluate or be exported while an"]
-    #[doc = " engine trains the first one on. To be called between two calls of that engine. Where processes share the weights of a model (ZeRO stage 3), every one calls."]
+    #[doc = " engine trains the first one on. To be called between two calls of that engine. Where processes"]
+    #[doc = " share the weights of a model (ZeRO stage 3), every one calls."]
     #[doc = " @param out_model  the copy; no engine trains it. Ownership: owned (ds_model_destroy)."]
     #[doc = " Errors: DS_ERR_STATE (another call uses the model, or it is prepared for inference),"]
     #[doc = " DS_ERR_UNSUPPORTED (own parameters), DS_ERR_OUT_OF_MEMORY. Since: 0.4."]
@@ -2905,7 +2904,7 @@ extern "C" {
         out_tensor: *mut *mut ds_tensor,
     ) -> ds_status;
 }
-#[doc = " How ds_model_generate chooses tokens. Zero is default."]
+#[doc = " How ds_generator_generate chooses tokens. Zero is default."]
 #[repr(C)]
 pub struct ds_generate_options {
     #[doc = "< sizeof(ds_generate_options) of the caller's header"]
@@ -3805,9 +3804,9 @@ extern "C" {
 extern "C" {
     #[doc = " Says what the loss of the open micro batch was, where gradients are the caller's: reports and"]
     #[doc = " monitors show the mean of those that were given, over micro batches and processes, and leave the"]
-    #[doc = " loss out when none was. A second call before ds_engine_step replaces the first; NaN and infinities"]
-    #[doc = " are taken as they are."]
-    #[doc = " Errors: DS_ERR_STATE (the micro batch went through ds_engine_forward). Since: 0.4."]
+    #[doc = " loss out when none was. A second call before ds_engine_step replaces the first; NaN and"]
+    #[doc = " infinities are taken as they are. Errors: DS_ERR_STATE (the micro batch went through"]
+    #[doc = " ds_engine_forward). Since: 0.4."]
     pub fn ds_engine_set_loss(engine: *mut ds_engine, loss: f64) -> ds_status;
 }
 extern "C" {
@@ -3851,10 +3850,9 @@ extern "C" {
 extern "C" {
     #[doc = " A parameter of a scope."]
     #[doc = " @param position    in the list that opened the scope, in [0, count)"]
-    #[doc = " @param out_tensor  its whole values; ended with ds_tensor_destroy. Memory that is gathered for the"]
-    #[doc = "                    scope is given back when the scope and all such tensors have ended; until then"]
-    #[doc = "                    it stays readable, with the values of this step"]
-    #[doc = " Errors: DS_ERR_STATE (the scope is closed). Since: 0.5."]
+    #[doc = " @param out_tensor  its whole values; ended with ds_tensor_destroy. Memory that is gathered for"]
+    #[doc = " the scope is given back when the scope and all such tensors have ended; until then it stays"]
+    #[doc = " readable, with the values of this step Errors: DS_ERR_STATE (the scope is closed). Since: 0.5."]
     pub fn ds_scope_tensor(
         scope: *mut ds_scope,
         position: i64,
@@ -3966,12 +3964,12 @@ pub type ds_progress_fn = ::std::option::Option<
 >;
 extern "C" {
     #[doc = " Sets what hears the progress of this engine's calls, before each of their parts; NULL: nothing."]
-    #[doc = " What an early end leaves: ds_engine_train_batch keeps the micro batches that are done and the next"]
-    #[doc = " call goes on with the step; ds_engine_evaluate has no effect; ds_engine_save leaves no checkpoint"]
-    #[doc = " of that tag, and what was there stays; ds_engine_load leaves an engine that can only load, as a"]
-    #[doc = " load that fails. In a group of several processes an early end of a training or evaluating call"]
-    #[doc = " ends the group, as ds_comm_abort does, because the others would wait; one of saving or loading"]
-    #[doc = " fails in every process alike."]
+    #[doc = " What an early end leaves: ds_engine_train_batch keeps the micro batches that are done and the"]
+    #[doc = " next call goes on with the step; ds_engine_evaluate has no effect; ds_engine_save leaves no"]
+    #[doc = " checkpoint of that tag, and what was there stays; ds_engine_load leaves an engine that can only"]
+    #[doc = " load, as a load that fails. In a group of several processes an early end of a training or"]
+    #[doc = " evaluating call ends the group, as ds_comm_abort does, because the others would wait; one of"]
+    #[doc = " saving or loading fails in every process alike."]
     #[doc = " @param release  called once with `user_data` when `fn` is no longer used; may be NULL"]
     #[doc = " Since: 0.4."]
     pub fn ds_engine_set_progress(
@@ -4020,14 +4018,12 @@ extern "C" {
     #[doc = " @param tag           NULL for the newest valid one; those found damaged are passed over with a"]
     #[doc = "                      warning"]
     #[doc = " @param options_json  how much of the checkpoint is taken over: NULL, or an object of"]
-    #[doc = "   \"load_module_only\": false; true takes weights alone: optimizer state, schedule, counters, client"]
-    #[doc = "       state and run stay the engine's own, an open step is given up;"]
-    #[doc = "   \"load_module_strict\": true; with false parameters that the checkpoint lacks stay as they are,"]
-    #[doc = "       those that the model lacks are passed over, with a warning that names them; other shapes"]
-    #[doc = "       are an error;"]
-    #[doc = "   \"load_optimizer_states\": true; with false moments, their count of steps and the loss scale stay"]
-    #[doc = "       as they are, those of a new engine at their beginning; the gradients of an open step are"]
-    #[doc = "       given up;"]
+    #[doc = "   \"load_module_only\": false; true takes weights alone: optimizer state, schedule, counters,"]
+    #[doc = " client state and run stay the engine's own, an open step is given up; \"load_module_strict\": true;"]
+    #[doc = " with false parameters that the checkpoint lacks stay as they are, those that the model lacks are"]
+    #[doc = " passed over, with a warning that names them; other shapes are an error; \"load_optimizer_states\":"]
+    #[doc = " true; with false moments, their count of steps and the loss scale stay as they are, those of a"]
+    #[doc = " new engine at their beginning; the gradients of an open step are given up;"]
     #[doc = "   \"load_lr_scheduler_states\": true; with false the schedule and the rates stay where they are;"]
     #[doc = "   \"strict\": false; with true settings that differ from the saved run's are refused, not warned"]
     #[doc = "       of; so is another data set, also by ds_engine_set_dataset later."]
@@ -4357,9 +4353,9 @@ extern "C" {
     pub fn ds_engine_destroy(engine: *mut ds_engine);
 }
 extern "C" {
-    #[doc = " What this process holds, as JSON: \"host\" and \"gpus\", the library's own memory in bytes, now and at"]
-    #[doc = " most, by what it serves (\"tags\") and in all (\"total\"); \"process\", resident bytes now and at most;"]
-    #[doc = " \"system\", the machine's memory, what of it is available and the limit of the container."]
+    #[doc = " What this process holds, as JSON: \"host\" and \"gpus\", the library's own memory in bytes, now and"]
+    #[doc = " at most, by what it serves (\"tags\") and in all (\"total\"); \"process\", resident bytes now and at"]
+    #[doc = " most; \"system\", the machine's memory, what of it is available and the limit of the container."]
     #[doc = " Threads: any. Since: 0.5."]
     pub fn ds_memory_report(out_json: *mut *mut ::std::os::raw::c_char) -> ds_status;
 }
@@ -4484,8 +4480,8 @@ impl Default for ds_allocator {
 extern "C" {
     #[doc = " Takes the memory of tensors, models, engines and generators that are made from now on from the"]
     #[doc = " caller, on one kind of device; what was made before keeps what it has. Memory that a GPU's host"]
-    #[doc = " side needs, threads' stacks and small objects still come from the system. The functions are called"]
-    #[doc = " on any thread, possibly several at once, and must not call the library."]
+    #[doc = " side needs, threads' stacks and small objects still come from the system. The functions are"]
+    #[doc = " called on any thread, possibly several at once, and must not call the library."]
     #[doc = " @param device_kind  a ds_device_kind"]
     #[doc = " @param allocator    both functions set; NULL: the system again"]
     #[doc = " @param release      called once with the allocator's user_data when no memory of it is held any"]

@@ -1,11 +1,13 @@
 //! Makes and ends every kind of object, with callbacks, so many times: `cycles [COUNT]`, for
-//! Valgrind, under which a test harness with threads of its own would be slow. Engines, which cost
-//! most there, come every hundredth time.
+//! Valgrind, under which a test harness with threads of its own would be slow. What costs most there
+//! comes less often; tests/threads.rs makes 10,000 engines without it.
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ds::{
-    Batch, Comm, Dataset, Engine, GenerateOptions, Generator, MemoryStore, Model, Parameter,
+    Batch, Comm, DType, Dataset, Engine, GenerateOptions, Generator, MemoryStore, Model, Parameter,
     ReduceOp, Tensor, Tokenizer,
 };
 
@@ -14,7 +16,23 @@ const SHAPE: &str = r#"{"model_type": "gpt2", "vocab_size": 256, "n_positions": 
 const CONFIG: &str = r#"{"train_micro_batch_size_per_gpu": 1,
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}"#;
 
-fn small(tokenizer: &Tokenizer) -> ds::Result<()> {
+/// Each time: tensors whose ends call back.
+fn tensors(ended: &Arc<AtomicUsize>) -> ds::Result<()> {
+    let start = Tensor::from_vec(vec![1.0f32; 6], &[2, 3])?;
+    let mut memory = [1.0f32, 2.0];
+    let (data, counter) = (memory.as_mut_ptr().cast(), Arc::clone(ended));
+    let count = move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+    };
+    // SAFETY: the array outlives the tensor, and nobody else uses it meanwhile.
+    let own = unsafe { Tensor::from_raw_parts(data, DType::F32, &[2], None, count) }?;
+    assert_eq!(own.as_slice::<f32>()?[1], 2.0);
+    assert!(start.item().is_err());
+    Ok(())
+}
+
+/// Every 20th time: what costs more.
+fn models(tokenizer: &Tokenizer, generator: &mut Generator<'_>) -> ds::Result<()> {
     let ids = tokenizer.encode("hello", false)?;
     assert_eq!(tokenizer.decode(&ids, false)?, "hello");
     let start = Tensor::from_vec(vec![1.0f32; 6], &[2, 3])?;
@@ -27,11 +45,14 @@ fn small(tokenizer: &Tokenizer) -> ds::Result<()> {
     let pieces = Tensor::flatten(&[&start, &start])?.unflatten(&[&start, &start])?;
     assert_eq!(pieces.len(), 2);
     assert!(Model::new("{}", 1).is_err());
-    assert!(Tensor::from_vec(vec![1u8], &[2]).is_err());
+    let options = GenerateOptions::default();
+    let some = generator.generate_with(&[1], &options, |_| ControlFlow::Break(()))?;
+    assert_eq!(some.len(), 1);
     Ok(())
 }
 
-fn large(tokenizer: &Tokenizer, book: &std::path::Path) -> ds::Result<()> {
+/// Every 500th time: engines and groups.
+fn engines(tokenizer: &Tokenizer, book: &std::path::Path) -> ds::Result<()> {
     let model = Model::new(SHAPE, 1)?;
     let mut generator = Generator::new(&model)?;
     let options = GenerateOptions {
@@ -75,7 +96,7 @@ fn large(tokenizer: &Tokenizer, book: &std::path::Path) -> ds::Result<()> {
 
 fn main() -> ds::Result<()> {
     // Of arguments of `cargo test` none is a number.
-    let count = std::env::args()
+    let count: usize = std::env::args()
         .filter_map(|argument| argument.parse().ok())
         .next()
         .unwrap_or(100);
@@ -83,13 +104,19 @@ fn main() -> ds::Result<()> {
     std::fs::write(&book, "What comes goes. ".repeat(10))
         .expect("the temporary folder is writable");
     let tokenizer = Tokenizer::bytes()?;
-    let folder = book.clone();
+    let ended = Arc::new(AtomicUsize::new(0));
+    let model = Model::new(SHAPE, 1)?;
+    let mut generator = Generator::new(&model)?;
     for cycle in 0..count {
-        small(&tokenizer)?;
-        if cycle % 100 == 0 {
-            large(&tokenizer, &folder)?;
+        tensors(&ended)?;
+        if cycle % 20 == 0 {
+            models(&tokenizer, &mut generator)?;
+        }
+        if cycle % 500 == 0 {
+            engines(&tokenizer, &book)?;
         }
     }
+    assert_eq!(ended.load(Ordering::Relaxed), count);
     std::fs::remove_file(&book).expect("it is ours");
     println!("{count} cycles");
     Ok(())

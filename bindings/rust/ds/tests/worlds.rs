@@ -135,7 +135,7 @@ fn operations_go_on_beside_the_program() {
         );
         assert_eq!(f32s(&counts.wait().unwrap().output.unwrap()), [1.0; 3]);
 
-        let root = |tensor| (rank == 0).then(|| tensor);
+        let root = |tensor| (rank == 0).then_some(tensor);
         let gather = Collective::gather(root(tensor(&[0.0; 2])), tensor(&[rank as f32]), 0);
         let gathered = comm.start(gather).unwrap().wait().unwrap().output;
         assert_eq!(
@@ -147,7 +147,7 @@ fn operations_go_on_beside_the_program() {
         assert_eq!(f32s(&piece), [8.0 + rank as f32]);
         let reduce = Collective::reduce(tensor(&[2.0]), ReduceOp::Sum, 1);
         let reduced = comm.start(reduce).unwrap().wait().unwrap().output.unwrap();
-        assert_eq!(rank == 0 || f32s(&reduced) == [4.0], true);
+        assert!(rank == 0 || f32s(&reduced) == [4.0]);
         let barrier = comm
             .start(Collective::barrier().timeout(Duration::from_secs(50)))
             .unwrap();

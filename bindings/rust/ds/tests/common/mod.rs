@@ -13,7 +13,7 @@ pub const CONFIG: &str = r#"{"train_micro_batch_size_per_gpu": 4, "gradient_accu
 pub const SGD: &str = r#"{"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
     "optimizer": {"type": "SGD", "params": {"lr": 0.5}}}"#;
 
-/// A folder of its own, deleted at the end.
+/// A folder of its own with a text, deleted at the end.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -23,6 +23,8 @@ impl Scratch {
         let name = format!("ds-rust-{}-{number}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).unwrap();
+        let line = "The quick brown fox jumps over the lazy dog while it rains in the valley. ";
+        std::fs::write(folder.join("book.txt"), line.repeat(60)).unwrap();
         Scratch(folder)
     }
     pub fn path(&self) -> &Path {
@@ -33,10 +35,7 @@ impl Scratch {
     }
     /// A file of English text.
     pub fn book(&self) -> PathBuf {
-        let path = self.join("book.txt");
-        let line = "The quick brown fox jumps over the lazy dog while it rains in the valley. ";
-        std::fs::write(&path, line.repeat(60)).unwrap();
-        path
+        self.join("book.txt")
     }
 }
 
