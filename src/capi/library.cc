@@ -98,6 +98,7 @@ const char* ds_last_error_message(void) { return last_error_text(); }
 ds_status ds_handle_error_message(const void* handle, char** out_message) {
   return guard(__func__, [&] {
     char*& out = out_param(out_message, "out_message");
+    DS_CHECK(handle != nullptr, Code::kInvalidArgument, "handle is NULL");
     out = make_c_string(HandleTable::instance().message(reinterpret_cast<uint64_t>(handle)));
   });
 }

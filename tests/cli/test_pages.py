@@ -85,8 +85,9 @@ class Scripts(CliCase):
 
 class Header(CliCase):
     def test_every_function_is_reachable_through_ds_hpp(self):
-        declared = set(re.findall(r"\b(ds_[a-z0-9_]+)\(",
-                                  re.sub(r"(?s)/\*.*?\*/", "", (SOURCE / "include/ds.h").read_text())))
+        declared = set((SOURCE / "tests/abi/ds.symbols").read_text().split())
+        # Left to C: the memory of the caller's pool, and texts of handles, which exceptions carry.
+        declared -= {"ds_allocator_set", "ds_handle_error_message"}
         wrapped = re.sub(r"//[^\n]*", "", (SOURCE / "include/ds.hpp").read_text())
         self.assertGreater(len(declared), 50)
         self.assertEqual([n for n in sorted(declared) if not re.search(rf"\b{n}\b", wrapped)], [])

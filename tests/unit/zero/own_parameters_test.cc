@@ -195,7 +195,7 @@ TEST(OwnParameters, WrongUseIsRefused) {
   Engine built_in(dump_json(zero_config(0)), models::Model::create(model_config(), 1), nullptr);
   const int64_t first[] = {0};
   EXPECT_THAT(error_of(Code::kUnsupported, [&] { built_in.fetch_parameters(first); }),
-              HasSubstr("gather"));
+              HasSubstr("DS_SCOPE_MODIFY"));
 }
 
 // Ranks that fetch different parameters, of equal size, are told which.

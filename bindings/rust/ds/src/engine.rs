@@ -66,6 +66,12 @@ pub struct StepReport {
     pub loss_scale: f64,
     /// Wall time of this step.
     pub seconds: f64,
+    /// Of `seconds`, in forward passes; 0 without `wall_clock_breakdown`.
+    pub forward_seconds: f64,
+    /// In backward passes.
+    pub backward_seconds: f64,
+    /// In [`Engine::step`].
+    pub update_seconds: f64,
     /// The first gradient that was not finite.
     pub first_bad: Option<BadGradient>,
 }
@@ -91,6 +97,9 @@ impl StepReport {
             lr: raw.lr,
             loss_scale: raw.loss_scale,
             seconds: raw.seconds,
+            forward_seconds: raw.forward_seconds,
+            backward_seconds: raw.backward_seconds,
+            update_seconds: raw.update_seconds,
             first_bad: bad,
         }
     }

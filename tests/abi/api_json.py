@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes docs/api/ds_api.json: the C interface in a form that generators of bindings read.
 
-  scripts/api-json [--compiler CC]           writes it
-  scripts/api-json --check [--compiler CC]   says whether the file there is what the headers say
+  tests/abi/api_json.py [--compiler CC]           writes it
+  tests/abi/api_json.py --check [--compiler CC]   says whether the file there is what the headers say
 
 Everything comes from include/ds.h and what it includes: functions with their parameters, who owns
 what, what may be NULL, which threads may call and since when; types; constants with their values;
@@ -17,12 +17,11 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import header
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 UMBRELLA = ROOT / "include" / "ds.h"
 OUTPUT = ROOT / "docs" / "api" / "ds_api.json"
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(ROOT / "tests" / "abi"))
-import header  # noqa: E402
 
 
 def plain(text):
@@ -183,7 +182,7 @@ def main():
         return 0
     if OUTPUT.exists() and OUTPUT.read_text() == text:
         return 0
-    print("docs/api/ds_api.json is not what the headers say: run scripts/api-json")
+    print("docs/api/ds_api.json is not what the headers say: run tests/abi/api_json.py")
     return 1
 
 

@@ -1,0 +1,56 @@
+/**
+ * @file
+ * ds/config.h - what may be asked about a configuration without an engine.
+ */
+#ifndef DS_CONFIG_H
+#define DS_CONFIG_H
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Checks a configuration without an engine and lists everything that is wrong with it.
+ * @param config_json   a DeepSpeed configuration (docs/configuration.md)
+ * @param options_json  how it is read, as in ds_engine_create, and where it would be used:
+ *                      "world", the number of ranks (default: the one that three given batch sizes
+ *                      fit, else 1); "device", "cpu" or "cuda"; "model", the object of a
+ *                      config.json. NULL for the defaults.
+ * @param out_json      {"accepted": true or false, "world", "problems": [{"kind", "path", "text",
+ *                      "advice"}], "warnings", "document", "config", "origins"}. A problem's kind
+ * is "error", "auto", "missing_feature" (with "feature") or "ignored", which refuses nothing.
+ * "document" is what was given and accepted, with "auto" resolved: strict reading accepts it, if
+ * this document is accepted, with the same meaning. "config" and "origins" are those of
+ * ds_engine_config; null for a document that is refused. A document that is refused is no error of
+ * this call. Errors: DS_ERR_CONFIG (the options). Threads: any. Since: 0.5.
+ */
+DS_API ds_status ds_config_check(const char* config_json, const char* DS_NULLABLE options_json,
+                                 char** out_json);
+
+/**
+ * Every key that a configuration may have, as a JSON Schema (draft 2020-12): types, defaults,
+ * ranges, allowed values and descriptions. For editors and for checks outside the library; which
+ * keys go together only ds_config_check knows.
+ * Threads: any. Since: 0.5.
+ */
+DS_API ds_status ds_config_schema(char** out_json);
+
+/**
+ * What training would take on each rank of a world that need not be there, from shapes alone.
+ * @param model_json    a Hugging Face config.json, or {"parameters": N, "layers": L}: only a size
+ * @param config_json   a DeepSpeed configuration
+ * @param options_json  {"world": 1, "ranks_per_node": 0 (all), "sequence_length": 0 (the model's)}
+ * @param out_json      "model", "stage", "memory_per_rank" (bytes by tag), "host_memory_per_rank"
+ *                      (with offload_optimizer, of ranks with a GPU) and "moved_per_step" (a list
+ *                      of collectives: bytes that a rank sends within its node and across)
+ * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED. Threads: any. Since: 0.4.
+ */
+DS_API ds_status ds_plan(const char* model_json, const char* config_json, const char* options_json,
+                         char** out_json);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DS_CONFIG_H */

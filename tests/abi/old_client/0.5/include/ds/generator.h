@@ -1,0 +1,173 @@
+/**
+ * @file
+ * ds/generator.h - runs a model without training it: text, logits, hidden states.
+ */
+#ifndef DS_GENERATOR_H
+#define DS_GENERATOR_H
+
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A ds_weight_form_code. Since: 0.5. */
+typedef int32_t ds_weight_form;
+/** How a generator holds weights. */
+enum ds_weight_form_code {
+  DS_WEIGHTS_UNKNOWN = -1,
+  DS_WEIGHTS_MODEL = 0,    /**< the model's own, as they are at each call */
+  DS_WEIGHTS_FLOAT32 = 1,  /**< its own copy */
+  DS_WEIGHTS_BFLOAT16 = 2, /**< its own copy */
+  DS_WEIGHTS_INT8 = 3,     /**< matrices of linear layers in 8 bits, the rest bfloat16 */
+  DS_WEIGHTS_INT4 = 4      /**< the same in 4 bits */
+};
+
+/**
+ * Makes what runs a model. Without options it runs the model's own weights, as they are at each
+ * call: also those that an engine trains, between two calls of that engine. With "weights" it holds
+ * a copy prepared for running alone and needs the model no longer: destroy that to have its memory
+ * back. docs/inference.md describes the forms.
+ * @param options_json  NULL, or an object of: "weights": "model" (default), "fp32", "bf16", or
+ *     "int8", "int4" for the matrices of linear layers beside bfloat16 for everything else
+ *     (activations are float32 with "fp32" and bfloat16 otherwise); "group_size": 64, elements of a
+ *     row that share a scale in "int8" and "int4", a multiple of 8, 0 = the whole row;
+ *     "symmetric": true, false gives groups of "int4" a minimum beside the scale; "threads": 0, the
+ *     CPUs that the process may run on. The last three need a prepared form.
+ * @param out_generator  keeps the model alive while it runs the model's own weights
+ * Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_STATE,
+ * DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a prepared form, which every
+ * process would have to make: copy the model first). Since: 0.5.
+ */
+DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE options_json,
+                                     ds_generator** out_generator);
+
+/** What a generator holds. Set struct_size before the call. Since: 0.5. */
+typedef struct ds_generator_info {
+  int64_t struct_size;     /**< sizeof(ds_generator_info) of the caller's header */
+  int64_t bytes;           /**< of all weights; 0 for the model's own */
+  int64_t bytes_per_token; /**< of those that each new token reads whole; 0 for the model's own */
+  int64_t group_size;      /**< elements that share a scale; 0 = a row, or no such form */
+  ds_weight_form weights;  /**< the form */
+  int32_t threads;         /**< threads that it works with; 0 for the model's own weights */
+  ds_bool symmetric;       /**< groups have no minimum */
+  int32_t reserved;        /**< 0 */
+} ds_generator_info;
+/** A ds_generator_info to be filled. */
+#define DS_GENERATOR_INFO_INIT \
+  { (int64_t)sizeof(ds_generator_info), 0, 0, 0, 0, 0, 0, 0 }
+/** Form and size of the weights. Since: 0.5. */
+DS_API ds_status ds_generator_describe(const ds_generator* generator, ds_generator_info* out_info);
+
+/**
+ * A copy of a parameter as the generator's products see it, full shape, float32.
+ * @param parameter  its index in the model
+ * Since: 0.5.
+ */
+DS_API ds_status ds_generator_get_parameter(ds_generator* generator, int64_t parameter,
+                                            ds_tensor** out_tensor);
+
+/** How ds_generator_generate chooses tokens. Zero is default. */
+typedef struct ds_generate_options {
+  int64_t struct_size;    /**< sizeof(ds_generate_options) of the caller's header */
+  int64_t max_tokens;     /**< new tokens at most; 0 = 64 */
+  double temperature;     /**< 0 = always the likeliest token */
+  int64_t top_k;          /**< keep the k likeliest; 0 = all */
+  double top_p;           /**< keep the likeliest whose sum reaches p (Holtzman et al.,
+                               arXiv:1904.09751); 0 = all */
+  int64_t seed;           /**< same seed, same text */
+  int32_t stop_token;     /**< ends the text when `has_stop_token` */
+  ds_bool has_stop_token; /**< nonzero: use `stop_token` */
+  ds_bool no_graphs;      /**< nonzero: on a GPU, launch the kernels of each token one by one
+                               instead of recording them once as a CUDA graph; the text is the
+                               same, bit for bit. Since: 0.4 */
+  int32_t reserved;       /**< 0 */
+} ds_generate_options;
+/** A ds_generate_options with nothing set. */
+#define DS_GENERATE_OPTIONS_INIT \
+  { (int64_t)sizeof(ds_generate_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/**
+ * Receives each new token on the thread that makes the call; nonzero ends it with DS_ERR_CALLBACK.
+ * It must not use the generator or its model.
+ */
+typedef int32_t (*ds_token_fn)(void* user_data, int32_t token);
+
+/**
+ * Continues a prompt, with a key-value cache.
+ * @param prompt     int32 or int64 tensor [count], count >= 1
+ * @param options    NULL for the defaults
+ * @param on_token   called with each new token; may be NULL
+ * @param user_data  passed to `on_token`
+ * @param out_ids    int32 tensor [new tokens], without the prompt and the stop token
+ * Text beyond the model's positions goes on from its last half alone, with a warning in the log.
+ * Errors: DS_ERR_CALLBACK, DS_ERR_ABORTED (ds_generator_interrupt), DS_ERR_STATE (an engine trains
+ * the model at this moment). Since: 0.5.
+ */
+DS_API ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt,
+                                       const ds_generate_options* DS_NULLABLE options,
+                                       ds_token_fn DS_NULLABLE on_token,
+                                       void* DS_NULLABLE user_data, ds_tensor** out_ids);
+
+/**
+ * Ends the ds_generator_generate that runs now before its next token, with DS_ERR_ABORTED; without
+ * such a call nothing happens.
+ * Threads: any, while another thread is inside a call. Since: 0.5.
+ */
+DS_API ds_status ds_generator_interrupt(ds_generator* generator);
+
+/**
+ * Sequences that go through a model together. Zero is default; all tensors are in host memory.
+ * Since: 0.5.
+ */
+typedef struct ds_batch {
+  int64_t struct_size; /**< sizeof(ds_batch) of the caller's header */
+  /** token ids: int32 or int64 [batch, length] */
+  const ds_tensor* ids;
+  /**
+   * What shall be predicted: int32 or int64 [batch, length], -100 = not counted; label (b, t) is
+   * the token that position (b, t) shall predict. A model that classifies takes [batch], and one
+   * whose config.json says problem_type regression (or one label and no problem_type) or
+   * multi_label_classification takes numbers: float32, int32 or int64 [batch, num_labels], also
+   * [batch] for one label, from 0 to 1 for several labels. Their loss is the mean squared error, or
+   * the binary cross entropy of the logits, over all numbers.
+   */
+  const ds_tensor* labels;
+  /** 0 = padding: uint8, bool, int32 or int64 [batch, length]; NULL = none */
+  const ds_tensor* attention_mask;
+  /** numbers of packed sequences: int32 or int64 [batch, length]; tokens see their own segment
+   * only, positions restart with each; NULL = one */
+  const ds_tensor* segments;
+  /** int32 or int64 [batch, length] for models that have them; NULL = 0 */
+  const ds_tensor* token_types;
+} ds_batch;
+/** A ds_batch with nothing set. */
+#define DS_BATCH_INIT \
+  { (int64_t)sizeof(ds_batch), 0, 0, 0, 0, 0 }
+
+/**
+ * Logits of a batch, without training and without dropout.
+ * @param batch       `labels` must be NULL
+ * @param out_logits  float32 tensor [batch, length, vocabulary], or [batch, classes] of a model
+ *                    that classifies
+ * Errors: DS_ERR_STATE, DS_ERR_UNSUPPORTED (no head). Since: 0.5.
+ */
+DS_API ds_status ds_generator_logits(ds_generator* generator, const ds_batch* batch,
+                                     ds_tensor** out_logits);
+
+/**
+ * Hidden states after the last norm, before the head.
+ * @param batch       `labels` must be NULL
+ * @param out_states  float32 tensor [batch, length, width]
+ * Errors: DS_ERR_STATE. Since: 0.5.
+ */
+DS_API ds_status ds_generator_hidden_states(ds_generator* generator, const ds_batch* batch,
+                                            ds_tensor** out_states);
+
+/** Ends a generator; NULL is fine. Threads: any. Since: 0.5. */
+DS_API void ds_generator_destroy(ds_generator* DS_NULLABLE generator);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DS_GENERATOR_H */
