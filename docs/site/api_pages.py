@@ -9,6 +9,8 @@ from header_filter import filtered
 # Words that begin a sentence of rules in the header's comments.
 LABELS = re.compile(r"\b(Errors|Threads|Since|Ownership|Blocks):")
 IDENTIFIER = re.compile(r"\b(?:libds::)?((?:ds|DS)_[A-Za-z0-9_]+)(\(\))?(\.[a-z_]+(?!\w))?")
+# Marks of the header that are no C.
+MARKS = re.compile(r"\s*\b(?:DS_NULLABLE|DS_EXPERIMENTAL|DS_API|DS_DEPRECATED\([^)]*\))(?= |\)|,|$|\*)\s*")
 SECTION = re.compile(r"^/\* -{2,} (?:\d+\. )?(.+?) -{2,} \*/$")
 # Macros that are no part of what a program uses.
 HIDDEN_MACROS = re.compile(r"_H$|_HPP$|^DS_API$|^DS_STATIC_ASSERT")
@@ -183,6 +185,8 @@ class Api:
             self.blocks(node.find("detaileddescription"))
         # Fields come last: what follows a list of parameters in the comment is about the whole.
         fields = [block for block in blocks if block.startswith((":param", ":returns"))]
+        if names := nullable(node):
+            fields.insert(0, "**May be NULL:** " + ", ".join(f"`{name}`" for name in names) + "\n")
         return [block for block in blocks if block not in fields] + \
             (["\n".join(fields)] if fields else [])
 
@@ -250,10 +254,21 @@ def declared(member):
     """A function, typedef or struct member as C writes it."""
     kind, name = text_of(member.find("type")), member.findtext("name")
     arguments = re.sub(r"\s+", " ", member.findtext("argsstring") or "")
-    kind = re.sub(r"\b(DS_EXPERIMENTAL|DS_API|DS_DEPRECATED\([^)]*\))\s*", "", kind)
+    kind, arguments = unmarked(kind), unmarked(arguments)
     if kind.endswith("*)") or "(*" in kind:  # a pointer to a function
         return f"{kind}{name}{arguments}"
     return f"{kind} {name}{arguments}"
+
+
+def unmarked(text):
+    return MARKS.sub(" ", text).strip()
+
+
+def nullable(member):
+    """What may be NULL: parameters of a function, or a struct's member itself."""
+    parameters = [(p.find("type"), p.findtext("declname")) for p in member.findall("param")]
+    return [name for kind, name in [*parameters, (member.find("type"), member.findtext("name"))]
+            if "DS_NULLABLE" in text_of(kind)]
 
 
 def escaped(text):

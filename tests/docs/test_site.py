@@ -89,6 +89,12 @@ class Site(unittest.TestCase):
                                 if name.parts[0] == "api"))
         self.assertEqual({name for name in declared if f"c.{name}" not in anchors}, set())
 
+    def test_marks_of_the_header_are_words(self):
+        page = (SITE / "api/base_h.html").read_text()
+        described = re.search(r'(?s)<dt [^>]*id="c\.ds_log_set".*?</dd>', page).group(0)
+        self.assertNotIn("DS_NULLABLE", described)
+        self.assertIn("May be NULL:", described)
+
     def test_names_in_pages_lead_to_the_reference(self):
         page = self.pages[pathlib.Path("embedding.html")]
         self.assertTrue(any(re.fullmatch(r"api/\w+\.html#c\.ds_log_set", link) for link in page.links),
