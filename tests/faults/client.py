@@ -12,6 +12,13 @@ lib = ctypes.CDLL(os.environ["DS_LIBRARY"])
 lib.ds_last_error_message.restype = ctypes.c_char_p
 lib.ds_comm_destroy.restype = lib.ds_tensor_destroy.restype = None
 kFloat32 = 1
+kSum = 0
+
+
+class CommInfo(ctypes.Structure):  # ds_comm_info
+    _fields_ = [("struct_size", ctypes.c_int64)] + [
+        (name, ctypes.c_int32)
+        for name in ("rank", "size", "local_rank", "local_size", "node", "nodes")]
 
 
 def check(status):
@@ -27,9 +34,9 @@ def make_comm(options):
 
 
 def rank_in(comm):
-    rank = ctypes.c_int32()
-    check(lib.ds_comm_rank(comm, ctypes.byref(rank)))
-    return rank.value
+    info = CommInfo(struct_size=ctypes.sizeof(CommInfo))
+    check(lib.ds_comm_describe(comm, ctypes.byref(info)))
+    return info.rank
 
 
 def make_tensor(values):
@@ -52,12 +59,12 @@ def batches(numbers):
     seen = []
     for _ in range(mine):
         tensor = make_tensor([1.0] * 5000)
-        check(lib.ds_comm_all_reduce(comm, tensor))
+        check(lib.ds_comm_all_reduce(comm, tensor, kSum))
         seen.append(int(read(tensor, 5000)[-1]))
         lib.ds_tensor_destroy(tensor)
     check(lib.ds_comm_join(comm))
     tensor = make_tensor([1.0])
-    check(lib.ds_comm_all_reduce(comm, tensor))  # the group goes on
+    check(lib.ds_comm_all_reduce(comm, tensor, kSum))  # the group goes on
     print("sums", seen, int(read(tensor, 1)[0]), flush=True)
     check(lib.ds_comm_finalize(comm))
     lib.ds_comm_destroy(comm)
@@ -71,7 +78,7 @@ def mismatch(kind):
         if kind == "order" and odd and step == 2:
             check(lib.ds_comm_broadcast(comm, tensor, 0))
         else:
-            check(lib.ds_comm_all_reduce(comm, tensor))
+            check(lib.ds_comm_all_reduce(comm, tensor, kSum))
 
 
 def sums(options):
@@ -79,7 +86,7 @@ def sums(options):
     tensor = make_tensor([1.0] * 100000)
     print("ready", flush=True)
     while True:
-        check(lib.ds_comm_all_reduce(comm, tensor))
+        check(lib.ds_comm_all_reduce(comm, tensor, kSum))
 
 
 {"batches": batches, "mismatch": mismatch, "sums": sums}[sys.argv[1]](sys.argv[2])
