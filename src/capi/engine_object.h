@@ -37,7 +37,14 @@ class EngineObject : public HandleObject {
       const std::lock_guard lock(mutex_);
       left.swap(left_);
     }
-    for (const auto& what : left) what(*engine_);
+    for (size_t i = 0; i < left.size(); ++i) {
+      try {
+        left[i](*engine_);
+      } catch (const Error& error) {
+        // Another call is inside the model still: the next call does it.
+        if (error.code() == Code::kState) leave_for_next_call(std::move(left[i]));
+      }
+    }
   }
 
  private:

@@ -16,16 +16,20 @@ ds_status ds_engine_add_gradients(ds_engine* engine, const int64_t* parameters,
   return guard(__func__, [&] {
     const auto object = enter_engine(engine);
     DS_CHECK(gradients != nullptr, Code::kInvalidArgument, "gradients is NULL");
-    const std::vector<int64_t> list = parameter_list(object->engine(), parameters, count);
+    const int64_t limit = object->engine().model()->parameters().size();
+    DS_CHECK(count >= 0 && (parameters != nullptr || count <= limit), Code::kInvalidArgument,
+             "count is ", count, "; the model has ", limit, " parameters");
+    const auto size = static_cast<size_t>(count);
     std::deque<Entered<TensorObject>> entered;
     std::vector<const Tensor*> tensors;
-    tensors.reserve(list.size());
+    tensors.reserve(size);
     for (int64_t i = 0; i < count; ++i) {
       const char* const where = "an element of gradients";
       entered.emplace_back(look_up(gradients[i], where), Entry::kShared, where);
       tensors.push_back(&entered.back()->tensor);
     }
-    object->engine().add_gradients(list, tensors);
+    object->engine().add_gradients(
+        parameters == nullptr ? std::span<const int64_t>() : std::span(parameters, size), tensors);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -11,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "base/bfloat16.h"
+#include "base/float16.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "capi/ranks.h"
@@ -184,6 +187,42 @@ TEST(Coalesced, SizesAreChecked) {
   ds_tensor* const ids[] = {world.ids};
   EXPECT_EQ(ds_comm_all_gather_coalesced(world.comm, lists, ids, 1), DS_ERR_INVALID_ARGUMENT);
   EXPECT_THAT(ds_last_error_message(), HasSubstr("outputs[0] has 5 elements"));
+}
+
+// The numbers of 16 bits of ds.hpp: every pattern there and back, and rounding as the library's
+// own.
+TEST(Halves, ConvertAsTheLibraryDoes) {
+  for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    libds::bfloat16 b;
+    libds::float16 h;
+    b.bits = h.bits = static_cast<uint16_t>(bits);
+    const float wide = static_cast<float>(b), half = static_cast<float>(h);
+    const float expected = ds::to_float(ds::float16{h.bits});
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(half)) << bits;
+    } else {
+      ASSERT_EQ(half, expected) << bits;
+      ASSERT_EQ(libds::float16(half).bits, bits);
+    }
+    if (!std::isnan(wide)) {
+      ASSERT_EQ(libds::bfloat16(wide).bits, bits);
+    }
+  }
+  const uint32_t seed = fresh_seed();
+  std::mt19937 random(seed);
+  for (int i = 0; i < 2000000; ++i) {
+    const auto x = std::bit_cast<float>(static_cast<uint32_t>(random()));
+    if (std::isnan(x)) {
+      EXPECT_TRUE(std::isnan(static_cast<float>(libds::float16(x))));
+      EXPECT_TRUE(std::isnan(static_cast<float>(libds::bfloat16(x))));
+      continue;
+    }
+    ASSERT_EQ(libds::float16(x).bits, ds::to_float16(x).bits) << x << ", seed " << seed;
+    ASSERT_EQ(libds::bfloat16(x).bits, ds::to_bfloat16(x).bits) << x << ", seed " << seed;
+    const float small =
+        std::ldexp(x / std::ldexp(1.0f, std::ilogb(x)), -static_cast<int>(10 + i % 20));
+    ASSERT_EQ(libds::float16(small).bits, ds::to_float16(small).bits) << small << ", seed " << seed;
+  }
 }
 
 // ---- memory ----
