@@ -18,6 +18,7 @@ Keys keys_of(DatasetKind kind, bool member) {
   if (!member) add({"sequence_length", "samples", "split", "split_rounding", "part", "seed"});
   switch (kind) {
     case DatasetKind::kGpt:
+      add({"reset_at_eod", "eod_mask_loss", "eod_id"});
       break;
     case DatasetKind::kBlend:
       add({"members", "weights"});
@@ -27,7 +28,7 @@ Keys keys_of(DatasetKind kind, bool member) {
            "too_long", "pack", "pad_id"});
       break;
     case DatasetKind::kMlm:
-      add({"mask_probability", "short_probability", "pairs"});
+      add({"mask_probability", "short_probability", "pairs", "objective"});
       break;
   }
   return keys;
@@ -87,6 +88,20 @@ void read_mlm(const JsonArguments& given, DatasetSpec& spec) {
   spec.mask_probability = given.number("mask_probability", spec.mask_probability, 0, 1);
   spec.short_probability = given.number("short_probability", spec.short_probability, 0, 1);
   spec.pairs = given.flag("pairs", spec.pairs);
+  const std::string objective = given.text("objective", "tokens");
+  if (objective != "tokens" && objective != "order") {
+    given.refuse("objective",
+                 str_cat("must be \"tokens\" or \"order\", not \"", printable(objective), "\""));
+  }
+  spec.objective = objective == "order" ? MlmObjective::kOrder : MlmObjective::kTokens;
+}
+
+void read_gpt(const JsonArguments& given, DatasetSpec& spec) {
+  spec.reset_at_eod = given.flag("reset_at_eod", spec.reset_at_eod);
+  spec.eod_mask_loss = given.flag("eod_mask_loss", spec.eod_mask_loss);
+  if (given.has("eod_id")) {
+    spec.eod_id = static_cast<int32_t>(given.required_integer("eod_id", 0, INT32_MAX));
+  }
 }
 
 DatasetSpec parse_spec(const Json& document, const std::string& path, bool member) {
@@ -104,6 +119,7 @@ DatasetSpec parse_spec(const Json& document, const std::string& path, bool membe
     spec.split_rounding = rounding_of(given);
     spec.seed = static_cast<uint32_t>(given.integer("seed", spec.seed, 0, UINT32_MAX));
   }
+  if (spec.kind == DatasetKind::kGpt) read_gpt(given, spec);
   if (spec.kind == DatasetKind::kPacked) read_packed(given, spec);
   if (spec.kind == DatasetKind::kMlm) read_mlm(given, spec);
   if (spec.kind == DatasetKind::kBlend) {

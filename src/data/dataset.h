@@ -26,6 +26,8 @@ struct DatasetFields {
   bool segments = false;
   bool token_types = false;
   bool mask = false;
+  // What is predicted is a class of the whole sample, which stands at position 0.
+  bool class_labels = false;
 };
 
 // Immutable; usable from many threads.

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "data/blend_dataset.h"
 #include "data/corpus.h"
+#include "data/document_ends.h"
 #include "data/gpt_dataset.h"
 #include "data/mlm_dataset.h"
 
@@ -42,6 +43,20 @@ void check_common(const DatasetSpec& spec) {
          " part of the ", count, " ", units, " of ", printable(spec.path.string(), 300));
 }
 
+// With documents kept apart, where the specification asks for it.
+DatasetPtr with_document_ends(const DatasetSpec& spec, const TokenizerPtr& tokenizer,
+                              DatasetPtr dataset) {
+  if (!spec.reset_at_eod && !spec.eod_mask_loss) {
+    if (spec.eod_id) refuse("eod_id", "has no effect without reset_at_eod or eod_mask_loss");
+    return dataset;
+  }
+  const std::optional<int32_t> of_tokenizer = tokenizer ? tokenizer->eos_id() : std::nullopt;
+  const std::optional<int32_t> end = spec.eod_id ? spec.eod_id : of_tokenizer;
+  if (!end) refuse("eod_id", "is missing: the data set has no tokenizer with an end-of-text token");
+  return std::make_shared<const DocumentEndsDataset>(
+      std::move(dataset), DocumentEnds{*end, spec.reset_at_eod, spec.eod_mask_loss});
+}
+
 DatasetPtr open_gpt(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   GptIndexOptions options;
   options.sequence_length = spec.sequence_length;
@@ -50,7 +65,7 @@ DatasetPtr open_gpt(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   const TokenSourcePtr source = open_token_source(spec.path, tokenizer, spec.sequence_length);
   auto dataset = make_gpt_dataset(source, spec.split, spec.part, options, spec.split_rounding);
   if (!dataset) refuse_empty_part(spec, source->sequence_count(), "sequences");
-  return dataset;
+  return with_document_ends(spec, tokenizer, std::move(dataset));
 }
 
 DatasetPtr open_packed(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
@@ -104,6 +119,10 @@ DatasetPtr open_mlm(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   options.mask_probability = spec.mask_probability;
   options.short_probability = spec.short_probability;
   options.pairs = spec.pairs;
+  options.objective = spec.objective;
+  if (spec.objective == MlmObjective::kOrder && !spec.pairs) {
+    refuse("objective", "\"order\" needs pairs: one text has no order");
+  }
   options.seed = spec.seed;
   options.samples = spec.samples;
   return std::make_shared<const MlmDataset>(

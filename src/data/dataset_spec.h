@@ -10,6 +10,7 @@
 
 #include "data/dataset.h"
 #include "data/finetune_corpus.h"
+#include "data/mlm_dataset.h"
 #include "data/packed_dataset.h"
 #include "data/splits.h"
 #include "data/tokenizer.h"
@@ -42,6 +43,11 @@ struct DatasetSpec {
   std::vector<DatasetSpec> members = {};
   std::vector<double> weights = {};
 
+  // kGpt: documents kept apart within a sample. The token that ends them; nullopt: the tokenizer's.
+  bool reset_at_eod = false;   // attention and positions
+  bool eod_mask_loss = false;  // the token is no context to learn from
+  std::optional<int32_t> eod_id = std::nullopt;
+
   // kPacked.
   FinetuneOptions finetune = {};
   TooLong too_long = TooLong::kCut;
@@ -52,6 +58,7 @@ struct DatasetSpec {
   double mask_probability = 0.15;
   double short_probability = 0.1;
   bool pairs = true;
+  MlmObjective objective = MlmObjective::kTokens;
 };
 
 // `tokenizer` reads text; null means bytes. What the specification itself gets wrong is
