@@ -330,7 +330,7 @@ void ParameterState::end_pass() {
 }
 
 void ParameterState::finish_backward() {
-  if (reducer_) reducer_->finish();
+  if (reducer_ && !backward_held_) reducer_->finish();
   end_pass();
 }
 

@@ -116,17 +116,25 @@ ParameterState::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
   gradient_given(id);
   DS_CHECK(!tiling(id), Code::kUnsupported, "the gradient of ", parameters_[id].name,
            " is nowhere whole while it is reduced in tiles; without stage3_tile_size it is");
-  if (reducer_) return reducer_->target(id);
+  if (reducer_ && !backward_held_) return reducer_->target(id);
   DS_CHECK(flat_.gradients, Code::kInternal, "backward without gradient buffers");
   if (accumulation_type_ == DType::kFloat32) {
+    if (backward_held_) return {view(micro_, id), true};
     return {view(flat_.gradients.data, id), !take_empty(id)};
   }
+  bool add = true;
+  const Tensor sum = open_gradient(id, add);
+  return {sum, add};
+}
+
+// The fp32 sum of this micro batch, where gradients gather in another type.
+Tensor ParameterState::open_gradient(nn::ParamId id, bool& add) {
   Tensor& sum = open_gradients_[static_cast<size_t>(id)];
-  const bool add = static_cast<bool>(sum);
+  add = static_cast<bool>(sum);
   if (!add) {
     sum = Tensor::empty(device_, DType::kFloat32, parameters_[id].shape, MemoryTag::kGradients);
   }
-  return {sum, add};
+  return sum;
 }
 
 Tensor ParameterState::gradient(nn::ParamId id) {
@@ -141,7 +149,7 @@ Tensor ParameterState::gradient(nn::ParamId id) {
 }
 
 void ParameterState::gradient_complete(nn::ParamId id) {
-  if (reducer_) {
+  if (reducer_ && !backward_held_) {
     if (!parameters_[id].trainable) return;
     const Tiling* const tiles = tiling(id);
     for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) reducer_->complete(id, i);
@@ -150,8 +158,8 @@ void ParameterState::gradient_complete(nn::ParamId id) {
   if (accumulation_type_ == DType::kFloat32 || !parameters_[id].trainable) return;
   Tensor& sum = open_gradients_[static_cast<size_t>(id)];
   if (!sum) return;
-  Tensor target = view(flat_.gradients.data, id);
-  if (take_empty(id)) {
+  Tensor target = view(backward_held_ ? micro_ : flat_.gradients.data, id);
+  if (!backward_held_ && take_empty(id)) {
     ops::cast(gradient_ctx_, sum, target);
   } else {
     ops::accumulate(gradient_ctx_, sum, 1.0f, target);
@@ -314,6 +322,7 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
   for (Tensor& open : open_gradients_) open = Tensor();
   given_ = viewed_;
   if (micro_) ops::fill(ctx, 0.0f, micro_);
+  backward_held_ = false;
   if (reducer_) {
     reducer_->drop();
     replicas_agree_ = true;

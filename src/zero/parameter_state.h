@@ -139,6 +139,9 @@ class ParameterState : public nn::ParameterStore {
   // of hold_own_gradients (every rank) there is room for whole ones of the caller.
   void hold_own_gradients();
   void reduce_held_gradients(const OpContext& ctx);
+  // After hold_own_gradients: what backward adds from now on stays whole on this rank too, until
+  // the next reduce_held_gradients. Nothing changes where one rank trains.
+  void hold_backward() { backward_held_ = micro_ && reducer_; }
   // Adds one; the rest of the gradients keep.
   void add_own_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value);
   // Where the caller's gradients lie whole until they are reduced.
@@ -260,6 +263,7 @@ class ParameterState : public nn::ParameterStore {
 
  private:
   void zero_gradient(const OpContext& ctx, nn::ParamId id);
+  Tensor open_gradient(nn::ParamId id, bool& add);
   bool take_empty(nn::ParamId id);
   const optim::FlatTensor& weights() const {
     return home_ ? home_->weights() : flat_.model ? flat_.model : flat_.masters;
@@ -311,6 +315,7 @@ class ParameterState : public nn::ParameterStore {
   bool own_gradients_ = false;
   bool by_micro_batch_ = false;
   Tensor micro_;  // the caller's gradients of the open micro batch, where the step's lie elsewhere
+  bool backward_held_ = false;  // and those of backward, of this micro batch and earlier ones
   ReduceOp op_ = ReduceOp::kAverage;
   std::shared_ptr<HostHome> home_;  // null unless offloaded
   std::shared_ptr<Device> rest_;    // the host's memory; null before anything was offloaded

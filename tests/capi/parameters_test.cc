@@ -1,6 +1,7 @@
 // Parameters of an engine through the C ABI: fetched, gathered, in parts, and handles that end.
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "capi/ranks.h"
@@ -215,6 +216,34 @@ TEST(Parameters, LocalPartsCoverTheWhole) {
     refusal(DS_ERR_INVALID_ARGUMENT,
             [&] { engine.set_values(2, DS_VALUE_STATE, longer, "exp_avg", DS_EXTENT_LOCAL); });
   });
+}
+
+// Gradients that the caller adds in a scope are averaged by the step after it.
+TEST(Parameters, NoSyncScopesHoldStepsBack) {
+  run_ranks(2, [](Comm& comm) {
+    Model model = three_parameters();
+    Engine engine(stage_config(1), model, &comm);
+    const Tensor gradient = Tensor::from(std::vector<float>(33, comm.rank() == 0 ? 1.0f : 3.0f));
+    refusal(DS_ERR_INVALID_ARGUMENT, [&] { engine.open_scope(DS_SCOPE_NO_SYNC, {1}); });
+    {
+      libds::Scope scope = engine.open_scope(DS_SCOPE_NO_SYNC, {});
+      engine.add_gradient(1, gradient);
+      refusal(DS_ERR_STATE, [&] { engine.step(); });
+      refusal(DS_ERR_STATE, [&] { engine.open_scope(DS_SCOPE_NO_SYNC, {}); });
+      refusal(DS_ERR_STATE, [&] { scope.commit(0); });
+      refusal(DS_ERR_INVALID_ARGUMENT, [&] { scope.tensor(0); });
+      engine.add_gradient(1, gradient);
+    }  // the handle's end closes it
+    EXPECT_NEAR(engine.step().grad_norm, 4 * std::sqrt(33.0), 1e-5);
+    libds::Scope last = engine.open_scope(DS_SCOPE_NO_SYNC, {});
+    last.close();
+    last.close();
+    engine.add_gradient(1, gradient);
+    EXPECT_NEAR(engine.step().grad_norm, 2 * std::sqrt(33.0), 1e-5);
+  });
+  Model model = three_parameters();
+  Engine engine(stage_config(2), model);
+  refusal(DS_ERR_UNSUPPORTED, [&] { engine.open_scope(DS_SCOPE_NO_SYNC, {}); });
 }
 
 }  // namespace

@@ -3878,10 +3878,13 @@ pub const DS_SCOPE_UNKNOWN: ds_scope_mode_code = -1;
 pub const DS_SCOPE_COMPUTE: ds_scope_mode_code = 1;
 #[doc = "< one process may change parameters of any model: float32 masters"]
 pub const DS_SCOPE_MODIFY: ds_scope_mode_code = 2;
+#[doc = "< gradients are not averaged over processes inside"]
+pub const DS_SCOPE_NO_SYNC: ds_scope_mode_code = 3;
 #[doc = " What a scope is for."]
 pub type ds_scope_mode_code = ::std::os::raw::c_int;
 extern "C" {
-    #[doc = " Makes parameters whole in this process until the scope ends, at every ZeRO stage."]
+    #[doc = " Opens a scope: parameters are whole in this process until it ends, at every ZeRO stage, or"]
+    #[doc = " gradients stay in this process."]
     #[doc = " DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, in the type that the"]
     #[doc = " engine computes in, to be read only. At ZeRO stage 3 they are gathered from the processes that"]
     #[doc = " hold their parts: every process opens and closes scopes and adds gradients for the same"]
@@ -3892,10 +3895,17 @@ extern "C" {
     #[doc = " DS_SCOPE_MODIFY: float32 copies of the master values of parameters of any model. Every process"]
     #[doc = " calls it, not in the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until"]
     #[doc = " then no step can be made. A parameter is in one such scope at a time."]
+    #[doc = " DS_SCOPE_NO_SYNC: gradients of the passes inside are summed in this process, and averaged over"]
+    #[doc = " processes once, by the first ds_engine_step after the scope, at ZeRO stages 0 and 1. A forward"]
+    #[doc = " inside ends the micro batch before it, without ds_engine_step, which is refused until the scope"]
+    #[doc = " ends; so are another such scope, ds_engine_train_batch and ds_engine_join. Each pass counts as"]
+    #[doc = " one of gradient_accumulation_steps. Every process opens it; the first one of an engine makes a"]
+    #[doc = " buffer of the gradients' size."]
     #[doc = " @param parameters  indices in the model; NULL = 0, 1, ..."]
-    #[doc = " @param count       how many"]
+    #[doc = " @param count       how many; 0 with DS_SCOPE_NO_SYNC"]
     #[doc = " Blocks: until the values are there. Errors: DS_ERR_STATE (a scope of the other mode is open; in"]
-    #[doc = " the middle of a step), DS_ERR_UNSUPPORTED (DS_SCOPE_COMPUTE with a built-in model), DS_ERR_COMM"]
+    #[doc = " the middle of a step; a DS_SCOPE_NO_SYNC inside another), DS_ERR_UNSUPPORTED (DS_SCOPE_COMPUTE"]
+    #[doc = " with a built-in model, DS_SCOPE_NO_SYNC at ZeRO stages 2 and 3), DS_ERR_COMM"]
     #[doc = " (processes ask for different parameters: the text names them), DS_ERR_ABORTED. Since: 0.5."]
     pub fn ds_engine_open_scope(
         engine: *mut ds_engine,
