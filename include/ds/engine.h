@@ -202,7 +202,7 @@ typedef int32_t ds_scope_mode;
 /** What a scope is for. */
 enum ds_scope_mode_code {
   DS_SCOPE_UNKNOWN = -1,
-  DS_SCOPE_COMPUTE = 1, /**< the caller computes with own parameters, in the engine's type */
+  DS_SCOPE_COMPUTE = 1, /**< the caller computes with own parameters, each in its type */
   DS_SCOPE_MODIFY = 2,  /**< one process may change parameters of any model: float32 masters */
   DS_SCOPE_NO_SYNC = 3  /**< gradients are not averaged over processes inside */
 };
@@ -210,8 +210,9 @@ enum ds_scope_mode_code {
 /**
  * Opens a scope: parameters are whole in this process until it ends, at every ZeRO stage, or
  * gradients stay in this process.
- * DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, in the type that the
- * engine computes in, to be read only. At ZeRO stage 3 they are gathered from the processes that
+ * DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type that
+ * it was registered with (float32 where memory is lent and no parameter needs a lower one), to be
+ * read only. At ZeRO stage 3 they are gathered from the processes that
  * hold their parts: every process opens and closes scopes and adds gradients for the same
  * parameters in the same order, and wherever that was the order of the step before, what comes next
  * is gathered ahead. At other stages the tensors are views of weights that are whole anyway, so a
@@ -450,7 +451,8 @@ typedef struct ds_engine_info {
   double loss_scale;          /**< what losses are multiplied by before their gradients are taken:
                                    1 unless fp16 trains. It may change with every step */
   int32_t zero_stage;         /**< 0 to 3 */
-  ds_dtype compute_dtype;     /**< type that the engine computes in */
+  ds_dtype compute_dtype;     /**< type that the configuration computes in; own parameters of
+                                   float32 stay that */
 } ds_engine_info;
 /** A ds_engine_info to be filled. */
 #define DS_ENGINE_INFO_INIT \

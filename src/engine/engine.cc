@@ -54,20 +54,28 @@ double now_seconds() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
-// Parameters of the caller that are views into the engine's memory are float32 or of the compute
-// type; a copy in that type is only worth having when somebody looks at it.
-DType own_compute_type(const nn::ParameterSet& parameters, const zero::ParameterState& state,
-                       DType compute, bool split) {
-  bool seen = split;
+// What a model of the caller's own parameters is computed with.
+struct OwnTypes {
+  DType compute = DType::kFloat32;
+  std::vector<bool> fp32;  // by parameter: float32 where `compute` is not
+};
+
+// Each in the type that it was registered with; lent memory has its own. A copy in the lower type
+// is only worth having when somebody looks at it.
+OwnTypes own_types(const nn::ParameterSet& parameters, const zero::ParameterState& state,
+                   DType configured) {
+  OwnTypes out;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const DType type = parameters[id].dtype;
+    out.fp32.push_back(type == DType::kFloat32);
     if (type == DType::kFloat32 || state.lent(id)) continue;
-    DS_CHECK(type == compute, Code::kConfig, "parameter ", printable(parameters[id].name), " is ",
-             dtype_name(type), " and not lent, and the configuration computes in ",
-             dtype_name(compute), "; enable that precision, or lend the memory");
-    seen = true;
+    DS_CHECK(type == configured, Code::kConfig, "parameter ", printable(parameters[id].name),
+             " is ", dtype_name(type), " and not lent, and the configuration computes in ",
+             dtype_name(configured), "; enable that precision, or lend the memory");
+    out.compute = configured;
   }
-  return seen ? compute : DType::kFloat32;
+  if (out.compute == DType::kFloat32) out.fp32.clear();
+  return out;
 }
 
 }  // namespace
@@ -99,17 +107,18 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     const bool offload = offloads_optimizer();
     zero::ParameterState& state =
         comm_->size() > 1 || offload ? model_->state_as_it_is() : model_->state();
-    const bool split = config_.precision.split_master;
-    DType compute = dtype_of(config_.precision.compute);
-    if (!model_->has_architecture()) {
-      compute = own_compute_type(model_->parameters(), state, compute, split);
-    }
+    OwnTypes types{compute_type(), {}};
+    if (!model_->has_architecture()) types = own_types(model_->parameters(), state, types.compute);
+    const DType compute = types.compute;
+    const bool split = config_.precision.split_master && compute == DType::kBFloat16;
     if (comm_->size() > 1) {
-      state.share(context(), share_options(), compute, split);
+      zero::ShareOptions options = share_options();
+      options.fp32 = types.fp32;
+      state.share(context(), options, compute, split);
     } else if (offload) {
       state.offload(context(), offload_options(config_, model_->host()), compute, split);
     } else {
-      state.set_compute_type(context(), compute, split);
+      state.set_compute_type(context(), compute, split, types.fp32);
     }
     if (config_.precision.fp8.enabled) state.set_fp8(make_fp8());
     state.allocate_gradients(context(), dtype_of(config_.precision.accumulate));
@@ -181,6 +190,8 @@ bool Engine::offloads_optimizer() const {
            "yet; leave it out, or train on one GPU");
   return true;
 }
+
+DType Engine::compute_type() const { return dtype_of(config_.precision.compute); }
 
 zero::ShareOptions Engine::share_options() {
   zero::ShareOptions options = ds::share_options(config_);
@@ -447,8 +458,8 @@ bool Engine::at_boundary() const {
 }
 
 void Engine::begin_no_sync() {
-  DS_CHECK(config_.zero.stage < 2, Code::kUnsupported,
-           "no_sync at zero_optimization.stage ", config_.zero.stage,
+  DS_CHECK(config_.zero.stage < 2, Code::kUnsupported, "no_sync at zero_optimization.stage ",
+           config_.zero.stage,
            ": every backward gives each rank its part of the gradients, so none can stay whole "
            "here; use stage 0 or 1");
   DS_CHECK(!no_sync_, Code::kState, "a no_sync scope is open already; they do not nest");

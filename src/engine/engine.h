@@ -124,7 +124,8 @@ class Engine {
   // Of the step that flops_profiler asked for; null before it.
   const Json& profile() const { return metrics_->profile(); }
   const Progress& progress() const { return progress_; }
-  DType compute_type() const { return model_->state_as_it_is().compute_type(); }
+  // As configured; parameters of the caller's own may be float32 all the same.
+  DType compute_type() const;
   // The table of collectives so far; "" unless comms_logger asks for it.
   std::string comms_log() const { return comms_logger_ ? comms_logger_->table() : std::string(); }
 

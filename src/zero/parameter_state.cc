@@ -214,7 +214,8 @@ void ParameterState::tile_gradient_complete(nn::ParamId id, int64_t tile) {
   if (parameters_[id].trainable) reducer_->complete(id, tile);
 }
 
-void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool split) {
+void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool split,
+                                      const std::vector<bool>& fp32) {
   DS_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16,
            Code::kUnsupported, "models compute in float32, bfloat16 or float16, not ",
            dtype_name(type));
@@ -230,6 +231,10 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool spl
     flat_.low_halves = {};
   }
   compute_type_ = type;
+  fp32_weights_ = Tensor();
+  Sharing sharing;  // one rank's, where buckets do not move parameters
+  sharing.fp32 = fp32;
+  layout_ = FlatLayout(parameters_, sharing);
   flat_.model = type == DType::kFloat32 ? Tensor()
                                         : Tensor::empty(device_, type, all, MemoryTag::kParameters);
   if (split) {
@@ -237,6 +242,7 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool spl
     ops::split_masters(ctx, flat_.masters.data, flat_.model.data, flat_.low_halves.data);
     flat_.masters = {};
   }
+  allocate_fp32_weights(false);
   masters_changed(ctx);
 }
 
@@ -255,6 +261,7 @@ void ParameterState::masters_changed(const OpContext& ctx) {
       }
     }
   }
+  write_fp32_weights(ctx, true);
   if (comm_) gather_weights(true);
   weights_changed(ctx);
 }
@@ -264,6 +271,7 @@ void ParameterState::weights_updated(const OpContext& ctx) {
     home_->close_update();
     return weights_changed(ctx);
   }
+  write_fp32_weights(ctx, false);
   if (comm_) gather_weights(false);
   weights_changed(ctx);
 }
@@ -438,11 +446,16 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
   if (away()) return;
   // What every rank has whole, it has from the value; pieces of weights follow from the masters.
   if (!weights().compact) {
-    Tensor copy = model_view(id);
+    Tensor copy = view(weights().data, id);
     ops::cast(ctx, value, copy);
+    if (in_fp32(bucket(id)) && fp32_weights_) {
+      Tensor weight = model_view(id);
+      ops::cast(ctx, value, weight);
+    }
   } else {
     Tensor piece = owned(weights(), id);
     ops::cast(ctx, own, piece);
+    if (in_fp32(bucket(id))) write_fp32_weights(ctx, bucket(id));
     gatherer_->pieces_changed(true);
   }
   for (const auto& [lent, memory] : lent_) {
@@ -459,13 +472,12 @@ void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) 
     Tensor piece = owned(flat_.model, id);
     ops::cast(ctx, owned(flat_.masters, id), piece);
   }
+  const Bucket& shared = bucket(id);
+  if (in_fp32(shared)) write_fp32_weights(ctx, shared);
   if (gatherer_) {
     gatherer_->pieces_changed(true);
   } else if (comm_ && stage_ > 0) {
-    const Bucket& bucket = layout_.buckets()[layout_.bucket_of(id)];
-    comm_
-        ->all_gather(weights().data.slice(0, bucket.range.begin, bucket.range.end),
-                     owned(weights(), bucket), {.label = parameters_[id].name})
+    comm_->all_gather(whole_weights(shared), weight_piece(shared), {.label = parameters_[id].name})
         ->wait();
   }
   for (const auto& [lent, memory] : lent_) {

@@ -246,5 +246,41 @@ TEST(Parameters, NoSyncScopesHoldStepsBack) {
   refusal(DS_ERR_UNSUPPORTED, [&] { engine.open_scope(DS_SCOPE_NO_SYNC, {}); });
 }
 
+// A float32 adapter beside a bfloat16 base, at stages where masters lie whole and in pieces.
+TEST(Parameters, OfTwoTypesAreSeenInTheirOwn) {
+  for (const int stage : {0, 1, 3}) {
+    run_ranks(2, [stage](Comm& comm) {
+      const Tensor base = Tensor::from(counted(64, 1)), adapter = Tensor::from(counted(40, 2));
+      std::vector<libds::Parameter> all(2);
+      all[0].name = "base";
+      all[0].value = &base;
+      all[0].dtype = DS_BFLOAT16;
+      all[0].frozen = true;
+      all[1].name = "adapter";
+      all[1].value = &adapter;
+      Model model = Model::from_parameters(all);
+      std::string config = stage_config(stage);
+      config.insert(1, R"("bf16": {"enabled": true}, )");
+      Engine engine(config, model, &comm);
+      EXPECT_EQ(engine.info().compute_dtype, DS_BFLOAT16);
+      {
+        libds::Scope scope = engine.open_scope(DS_SCOPE_COMPUTE, {0, 1});
+        EXPECT_EQ(scope.tensor(0).dtype(), DS_BFLOAT16);
+        EXPECT_EQ(scope.tensor(1).dtype(), DS_FLOAT32);
+        EXPECT_EQ(values_of(scope.tensor(1)), counted(40, 2));
+      }
+      engine.add_gradient(1, Tensor::from(std::vector<float>(40, 1.0f)));
+      EXPECT_EQ(engine.step().applied, 1);
+      if (stage == 3) {
+        refusal(DS_ERR_UNSUPPORTED, [&] { (void)model.view("adapter"); });
+        return;
+      }
+      // All bits of a third are there, in memory that is the master's or follows it.
+      engine.set_values(1, DS_VALUE_PARAMETER, Tensor::from(std::vector<float>(40, 1.0f / 3)));
+      EXPECT_EQ(values_of(model.view("adapter")), std::vector<float>(40, 1.0f / 3));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace capi_test

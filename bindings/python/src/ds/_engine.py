@@ -224,7 +224,7 @@ class Engine(Handle, DeepSpeedNames):
         root: int = 0,
     ) -> Scope:
         """Makes parameters whole in this process at every ZeRO stage; None: all. Mode "compute": to be
-        read, in the engine's type (parameters of one's own); "modify": float32 masters that process
+        read, each in its type (parameters of one's own); "modify": float32 masters that process
         `root` may change; "no_sync": see `no_sync`. See `Scope`."""
         if mode not in MODES:
             raise ValueError(f"no mode {mode!r}: known are {', '.join(MODES)}")

@@ -2147,7 +2147,8 @@ extern "C" {
     #[doc = " ds_model_set_parameter, inside those calls only. An engine of several processes at ZeRO stage 3"]
     #[doc = " refuses lent values: no process has whole weights to write. A parameter that is not lent lies in"]
     #[doc = " the library's memory, see ds_model_view_parameter; its dtype must then be float32 or the type in"]
-    #[doc = " which the engine's configuration computes. Errors: DS_ERR_UNSUPPORTED (a type, two"]
+    #[doc = " which the engine's configuration computes, and a model may have both, such as float32 adapters"]
+    #[doc = " beside a bfloat16 base. Errors: DS_ERR_UNSUPPORTED (a type, two"]
     #[doc = " places). Since: 0.2."]
     pub fn ds_model_create_from_parameters(
         parameters: *const ds_parameter,
@@ -3874,7 +3875,7 @@ extern "C" {
 #[doc = " A ds_scope_mode_code. Since: 0.5."]
 pub type ds_scope_mode = i32;
 pub const DS_SCOPE_UNKNOWN: ds_scope_mode_code = -1;
-#[doc = "< the caller computes with own parameters, in the engine's type"]
+#[doc = "< the caller computes with own parameters, each in its type"]
 pub const DS_SCOPE_COMPUTE: ds_scope_mode_code = 1;
 #[doc = "< one process may change parameters of any model: float32 masters"]
 pub const DS_SCOPE_MODIFY: ds_scope_mode_code = 2;
@@ -3885,8 +3886,9 @@ pub type ds_scope_mode_code = ::std::os::raw::c_int;
 extern "C" {
     #[doc = " Opens a scope: parameters are whole in this process until it ends, at every ZeRO stage, or"]
     #[doc = " gradients stay in this process."]
-    #[doc = " DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, in the type that the"]
-    #[doc = " engine computes in, to be read only. At ZeRO stage 3 they are gathered from the processes that"]
+    #[doc = " DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type that"]
+    #[doc = " it was registered with (float32 where memory is lent and no parameter needs a lower one), to be"]
+    #[doc = " read only. At ZeRO stage 3 they are gathered from the processes that"]
     #[doc = " hold their parts: every process opens and closes scopes and adds gradients for the same"]
     #[doc = " parameters in the same order, and wherever that was the order of the step before, what comes next"]
     #[doc = " is gathered ahead. At other stages the tensors are views of weights that are whole anyway, so a"]
@@ -4189,7 +4191,8 @@ pub struct ds_engine_info {
     pub loss_scale: f64,
     #[doc = "< 0 to 3"]
     pub zero_stage: i32,
-    #[doc = "< type that the engine computes in"]
+    #[doc = "< type that the configuration computes in; own parameters of"]
+    #[doc = "float32 stay that"]
     pub compute_dtype: ds_dtype,
 }
 #[test]
