@@ -69,6 +69,10 @@ class Engine {
   void set_loss(double loss);
   // Whether the next steps update, whatever gradient_accumulation_steps says; none: as it says.
   void set_boundary(std::optional<bool> boundary);
+  // Around passes whose gradients stay on this rank: the first step after them reduces their sum.
+  // Stages 0 and 1; no step is made inside. Every rank calls both.
+  void begin_no_sync();
+  void end_no_sync();
 
   // For a program that computes with parameters of its own: makes them whole, in the type that the
   // engine computes in, until they are released as often. Every rank asks for the same ones.
@@ -120,7 +124,8 @@ class Engine {
   // Of the step that flops_profiler asked for; null before it.
   const Json& profile() const { return metrics_->profile(); }
   const Progress& progress() const { return progress_; }
-  DType compute_type() const { return model_->state_as_it_is().compute_type(); }
+  // As configured; parameters of the caller's own may be float32 all the same.
+  DType compute_type() const;
   // The table of collectives so far; "" unless comms_logger asks for it.
   std::string comms_log() const { return comms_logger_ ? comms_logger_->table() : std::string(); }
 
@@ -181,7 +186,7 @@ class Engine {
   void drop_open_step();
   void weights_are_free();
   StepReport finish_micro_batch();
-  bool close_micro_batch();
+  bool close_micro_batch(bool reduce = true);
   bool at_boundary() const;
   StepReport finish_step();
   void check_gradients_given();
@@ -194,6 +199,7 @@ class Engine {
   void reduce_what_is_open();
   std::vector<nn::ParamId> parameter_ids(std::span<const int64_t> indices, const char* what) const;
   void check_nothing_held(const char* what) const;
+  void check_synced(const char* what) const;
   void check_unchanged(std::span<const nn::ParamId> ids);
   void let_go();
   nn::ParamId trainable(const std::string& name) const;
@@ -282,6 +288,8 @@ class Engine {
   Progress progress_;
   int64_t accumulated_ = 0;        // micro batches of the open step
   std::optional<bool> boundary_;   // set by the caller
+  bool no_sync_ = false;           // between begin_no_sync and end_no_sync
+  bool unreduced_ = false;         // the last backward was
   LossSum losses_;                 // of the micro batches of the open step
   int64_t step_tokens_ = 0;        // counted tokens of the open step
   int64_t step_batches_ = 0;       // micro batches of the open step that were this rank's own

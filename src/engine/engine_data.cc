@@ -138,6 +138,7 @@ StepReport Engine::train_batch() {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
   DS_CHECK(!boundary_, Code::kState,
            "the caller sets the boundaries of steps; train_batch finds them itself");
+  check_synced("train_batch");
   const models::Model::Use use(*model_);
   const int64_t micro = config_.batch.micro_batch;
   CallControl::Call call(control_, "train_batch", config_.batch.accumulation);
