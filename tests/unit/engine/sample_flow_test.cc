@@ -46,8 +46,8 @@ TEST(BatchRampUp, StepsHaveTheSizesOfTheFormula) {
 // Gradients are divided by the step's own number of micro batches.
 TEST(BatchRampUp, AStepIsThatOfItsSize) {
   const auto ramp = make_engine(ramped());
-  const auto small = make_engine(with(base_config(), {{"train_micro_batch_size_per_gpu", 2},
-                                                      {"gradient_accumulation_steps", 1}}));
+  const auto small = make_engine(with(
+      base_config(), {{"train_micro_batch_size_per_gpu", 2}, {"gradient_accumulation_steps", 1}}));
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(ramp->train_batch().loss, small->train_batch().loss);
   }
