@@ -265,6 +265,7 @@ struct CudaConfig {
 class Config {
  public:
   BatchConfig batch;
+  std::optional<BatchRampUp> batch_ramp_up;  // how `batch` grows to what it is here
   PrecisionConfig precision;
   bool managed_accumulation = true;          // false: every step is a boundary
   std::optional<OptimizerConfig> optimizer;  // always set by load_config
@@ -281,6 +282,8 @@ class Config {
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
   bool dataloader_drop_last = false;
+  std::string dataloader_type = "passes";  // or single, cyclic
+  bool data_sharding = true;
   bool graphs = false;  // micro batches are recorded as CUDA graphs
   CudaConfig cuda;
 

@@ -142,6 +142,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     if (config_.background_save) {
       background_ = std::make_unique<BackgroundSave>(&model_->host()->account());
     }
+    follow_ramp_up();
     if (config_.dump_state) log_info("engine", dump_json(config_document()));
   } catch (...) {
     release_model();
@@ -397,6 +398,7 @@ void Engine::drop_open_step() {
   step_began_.reset();
   own_uses_.clear();
   unreduced_ = false;
+  follow_ramp_up();
   model_->state().clear_gradients(context());
   if (nn::Fp8Linears* const fp8 = model_->state().fp8()) fp8->drop_step(context());
   weights_are_free();
@@ -452,6 +454,13 @@ bool Engine::close_micro_batch(bool reduce) {
   return at_boundary();
 }
 
+// Of several steps each has as many micro batches as the samples before it say.
+void Engine::follow_ramp_up() {
+  if (!config_.batch_ramp_up) return;
+  config_.batch.set_train_batch(
+      config_.batch_ramp_up->size_after(progress_.samples - step_first_sample_));
+}
+
 bool Engine::at_boundary() const {
   if (!config_.managed_accumulation) return true;
   return boundary_.value_or(accumulated_ >= config_.batch.accumulation);
@@ -481,6 +490,8 @@ void Engine::check_synced(const char* what) const {
 void Engine::set_boundary(std::optional<bool> boundary) {
   DS_CHECK(config_.managed_accumulation, Code::kState,
            "managed_gradient_accumulation is false: every step is a boundary");
+  DS_CHECK(!boundary || !config_.batch_ramp_up, Code::kState,
+           "rampup_batch_size sets the boundaries of steps; leave it out to set them yourself");
   boundary_ = boundary;
 }
 
@@ -494,6 +505,7 @@ StepReport Engine::finish_step() {
   report.backward_seconds = elapsed("backward");
   report.update_seconds = elapsed("step");
   write_metrics(report);
+  follow_ramp_up();
   const std::string trouble = updater_->trouble();
   DS_CHECK(trouble.empty(), Code::kState, "training cannot go on: ", trouble,
            "; the last gradient that was not finite belongs to ",
@@ -597,7 +609,8 @@ StepReport Engine::apply_update() {
   report.loss = mean_loss(totals, share);
   report.tokens = totals.tokens;
   progress_.tokens += totals.tokens - step_tokens_;
-  if (uneven(totals)) progress_.samples += totals.samples - step_samples_;
+  // What a rank counts itself takes the other ranks' micro batches for as large as its own.
+  if (uneven(totals) || config_.batch_ramp_up) progress_.samples += totals.samples - step_samples_;
   if (!outcome.applied) {
     report.skip_reason = SkipReason::kNonFinite;
     ++progress_.skipped;

@@ -13,6 +13,7 @@
 #include "comm/logger.h"
 #include "config/config.h"
 #include "data/dataset.h"
+#include "data/sampler.h"
 #include "data/tokenizer.h"
 #include "engine/call_control.h"
 #include "engine/load_options.h"
@@ -204,8 +205,8 @@ class Engine {
   void let_go();
   nn::ParamId trainable(const std::string& name) const;
   void write_metrics(const StepReport& report);
-  int64_t samples_per_epoch() const;
-  int64_t sample_index(int64_t position);
+  std::vector<int64_t> next_samples();
+  void follow_ramp_up();
   double batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted);
   // What one rank has of the open step.
   struct RankShare {
@@ -242,7 +243,7 @@ class Engine {
   void check_dataset_as_loaded(const Dataset& dataset);
   RankShare restored_share(const CheckpointReader& reader, int64_t& all_tokens) const;
   double gradient_factor(const CheckpointReader& reader, const Updater::Saved& updater,
-                         int64_t accumulated) const;
+                         int64_t accumulated, int64_t consumed) const;
   Restored prepare_restore(const CheckpointReader& reader, const LoadOptions& options);
   void keep_open_step(const CheckpointReader& reader, const LoadOptions& options,
                       Restored& out) const;
@@ -272,8 +273,7 @@ class Engine {
 
   CallControl control_;
   DatasetPtr dataset_;
-  std::vector<int64_t> order_;  // of the samples in pass `order_epoch_`, when that is not the first
-  int64_t order_epoch_ = 0;
+  std::optional<Sampler> sampler_;  // of dataset_
   std::shared_ptr<const Tokenizer> tokenizer_;
   Json client_state_;
   SavedBlobs blobs_;
