@@ -458,9 +458,13 @@ StepReport Engine::finish_step() {
   report.update_seconds = elapsed("step");
   write_metrics(report);
   const std::string trouble = updater_->trouble();
-  DS_CHECK(trouble.empty(), Code::kState, "training cannot go on: ", trouble,
-           "; the last gradient that was not finite belongs to ",
-           report.first_bad_tensor.empty() ? "an earlier step" : report.first_bad_tensor);
+  DS_CHECK(
+      trouble.empty(), Code::kState, "training cannot go on: ", trouble,
+      report.skip_reason == SkipReason::kLargeNorm
+          ? str_cat("; the last one had a gradient norm of ", report.grad_norm,
+                    ", above gradient_skip_norm")
+          : str_cat("; the last gradient that was not finite belongs to ",
+                    report.first_bad_tensor.empty() ? "an earlier step" : report.first_bad_tensor));
   return report;
 }
 
@@ -562,7 +566,8 @@ StepReport Engine::apply_update() {
   progress_.tokens += totals.tokens - step_tokens_;
   if (uneven(totals)) progress_.samples += totals.samples - step_samples_;
   if (!outcome.applied) {
-    report.skip_reason = SkipReason::kNonFinite;
+    // A norm that is not finite is told as -1.
+    report.skip_reason = outcome.grad_norm < 0 ? SkipReason::kNonFinite : SkipReason::kLargeNorm;
     ++progress_.skipped;
   }
   model_->state().clear_gradients(ctx);

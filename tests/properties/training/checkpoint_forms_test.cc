@@ -1,5 +1,6 @@
-// Every form of training state - precision, optimizer, type of states - comes back from a checkpoint
-// of several ranks: to the bit with as many ranks, and at any other number of ranks and stage.
+// Every form of training state - precision, optimizer, type of states - comes back from a
+// checkpoint of several ranks: to the bit with as many ranks, and at any other number of ranks and
+// stage.
 #include "training_world.h"
 
 namespace ds::properties {
@@ -9,10 +10,14 @@ std::vector<Form> forms() {
   const Json one_cycle = {
       {"scheduler",
        {{"type", "OneCycle"},
-        {"params", {{"cycle_min_lr", 1e-3}, {"cycle_max_lr", 1e-2}, {"cycle_first_step_size", 3}}}}},
+        {"params",
+         {{"cycle_min_lr", 1e-3}, {"cycle_max_lr", 1e-2}, {"cycle_first_step_size", 3}}}}},
       {"gradient_clipping", 0.1}};
-  const Json fp16 = {
-      {"fp16", {{"enabled", true}, {"initial_scale_power", 24}, {"hysteresis", 1}, {"loss_scale_window", 2}}}};
+  const Json fp16 = {{"fp16",
+                      {{"enabled", true},
+                       {"initial_scale_power", 24},
+                       {"hysteresis", 1},
+                       {"loss_scale_window", 2}}}};
   const Json adam = {{"lr", 1e-2}, {"weight_decay", 0.1}};
   return {
       {"Fp32AdamW"},
@@ -147,7 +152,8 @@ TEST(CheckpointTypes, LoadInOneAnother) {
   const Type types[] = {
       {"fp32", optimizer("AdamW", adam), 0},
       {"bf16 model", with(optimizer("AdamW", adam), {{"bf16", {{"enabled", true}}}}), 0},
-      {"split", with(optimizer("AdamW", adam), {{"bf16", {{"enabled", true}, {"split_master", true}}}}), 0},
+      {"split",
+       with(optimizer("AdamW", adam), {{"bf16", {{"enabled", true}, {"split_master", true}}}}), 0},
       {"fp16 model", with(optimizer("AdamW", adam), {{"fp16", {{"enabled", true}}}}), 0},
       {"bf16 states", optimizer("AdamW", adam, {{"state_dtype", "bf16"}}), 0x1p-8},
       {"int8 states", optimizer("AdamW", adam, {{"state_dtype", "int8"}}), 0.02},

@@ -1,5 +1,5 @@
-// What a checkpoint of several ranks consists of, and what of it comes back: nothing trained yet, an
-// open step, frozen parameters, groups in another order, another schedule, many ranks.
+// What a checkpoint of several ranks consists of, and what of it comes back: nothing trained yet,
+// an open step, frozen parameters, groups in another order, another schedule, many ranks.
 #include <fstream>
 #include <numeric>
 
@@ -174,9 +174,10 @@ TEST(CheckpointOf, FrozenParametersLoadsAnywhere) {
 TEST(CheckpointOf, TwelveRanksIsCutEvenly) {
   for (const int stage : {0, 2}) {
     const Folder folder;
-    const Job run{12, zero_config(stage, {{"reduce_bucket_size", 4000}},
-                                  {{"train_micro_batch_size_per_gpu", 1}}),
-                  0, with(model_config(0), {{"n_embd", 64}})};
+    const Job run{
+        12,
+        zero_config(stage, {{"reduce_bucket_size", 4000}}, {{"train_micro_batch_size_per_gpu", 1}}),
+        0, with(model_config(0), {{"n_embd", 64}})};
     AgreedState weights;
     run_ranks(12, [&](const std::shared_ptr<Communicator>& comm) {
       auto engine = make_rank_engine(run, comm);
@@ -244,10 +245,10 @@ Json groups_config(std::vector<int> order, const Json& more = Json::object()) {
                       {{"name", "ends"}, {"match", {"wte.*", "wpe.*"}}, {"lr", 5e-3}}};
   Json groups = Json::array();
   for (const int i : order) groups.push_back(all[i]);
-  return with(with(base_config(), {{"scheduler", nullptr}}),
-              with(optimizer("AdamW", {{"lr", 1e-2}, {"weight_decay", 0.1}},
-                             {{"param_groups", groups}}),
-                   more));
+  return with(
+      with(base_config(), {{"scheduler", nullptr}}),
+      with(optimizer("AdamW", {{"lr", 1e-2}, {"weight_decay", 0.1}}, {{"param_groups", groups}}),
+           more));
 }
 
 // States belong to tensors and rates to groups, whatever the order of groups is.
@@ -266,10 +267,11 @@ TEST(CheckpointOf, GroupsInAnotherOrderGoOn) {
 // The configuration at hand wins over the saved one: its schedule, at the step that was saved; what
 // the loss scale has become stays. Whoever wants the saved one makes the engine with that.
 TEST(CheckpointOf, ARunWithAnotherScheduleOrItsOwn) {
-  const Json fp16 = {{"fp16", {{"enabled", true}, {"initial_scale_power", 10}, {"loss_scale_window", 2}}}};
-  const Json warmup = {{"scheduler",
-                        {{"type", "WarmupLR"},
-                         {"params", {{"warmup_max_lr", 2e-3}, {"warmup_num_steps", 9}}}}}};
+  const Json fp16 = {
+      {"fp16", {{"enabled", true}, {"initial_scale_power", 10}, {"loss_scale_window", 2}}}};
+  const Json warmup = {
+      {"scheduler",
+       {{"type", "WarmupLR"}, {"params", {{"warmup_max_lr", 2e-3}, {"warmup_num_steps", 9}}}}}};
   Json other = with(base_config(), fp16);
   other["scheduler"] = warmup["scheduler"];
   const Folder folder;

@@ -155,5 +155,32 @@ TEST(TiedOwnParameters, AreStoredOnceUnderBothNames) {
   EXPECT_TRUE(same_bits(flat(opened->get("head")), trained));
 }
 
+// A folder without checkpoints is a beginning where the caller says so; damage never is.
+TEST(MissingCheckpoints, MayBeABeginning) {
+  const Folder folder;
+  const Job run{2, step_config(1, 2)};
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    auto engine = make_rank_engine(run, comm);
+    engine->train_batch();
+    const Counters before = counters(*engine);
+    const std::vector<float> weights = all_weights(*engine);
+    for (const char* name : {"", "nowhere"}) {
+      error_of(Code::kNotFound, [&] { engine->load(folder.path(name), ""); });
+      engine->load(folder.path(name), "", {.may_be_missing = true});
+      error_of(Code::kNotFound,
+               [&] { engine->load(folder.path(name), "tag", {.may_be_missing = true}); });
+    }
+    EXPECT_EQ(counters(*engine), before);
+    EXPECT_TRUE(same_bits(all_weights(*engine), weights));
+    engine->save(folder.path(), "a");
+    engine->train_batch();
+    engine->load(folder.path(), "", {.may_be_missing = true});
+    EXPECT_EQ(counters(*engine), before);
+    if (comm->rank() == 0) fs::resize_file(folder.path("a/manifest.dsm"), 10);
+    comm->barrier();
+    error_of(Code::kCorrupt, [&] { engine->load(folder.path(), "", {.may_be_missing = true}); });
+  });
+}
+
 }  // namespace
 }  // namespace ds::properties

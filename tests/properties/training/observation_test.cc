@@ -11,10 +11,11 @@ namespace {
 TEST(MonitorsOfSeveralRanks, AreWrittenByTheFirst) {
   const Folder folder;
   const Json monitor = {{"enabled", true}, {"output_path", folder.path()}, {"job_name", "job"}};
-  Json config = step_config(2, 2, {{"csv_monitor", monitor},
-                                   {"jsonl_monitor", monitor},
-                                   {"tensorboard", monitor},
-                                   {"wandb", {{"enabled", true}, {"output_path", folder.path()}}}});
+  Json config = step_config(2, 2,
+                            {{"csv_monitor", monitor},
+                             {"jsonl_monitor", monitor},
+                             {"tensorboard", monitor},
+                             {"wandb", {{"enabled", true}, {"output_path", folder.path()}}}});
   const Job run{2, config};
   std::vector<double> losses;
   run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
@@ -38,7 +39,8 @@ TEST(MonitorsOfSeveralRanks, AreWrittenByTheFirst) {
   std::vector<double> written;
   std::istringstream lines(rows);
   for (std::string line; std::getline(lines, line);) {
-    written.push_back(parse_json(line, "a row", Code::kCorrupt)["Train/Samples/train_loss"].get<double>());
+    written.push_back(
+        parse_json(line, "a row", Code::kCorrupt)["Train/Samples/train_loss"].get<double>());
   }
   EXPECT_EQ(written, losses);
   const std::string table = read_text_file(folder.path("job/Train_Samples_train_loss.csv"));

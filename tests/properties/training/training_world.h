@@ -28,9 +28,9 @@ inline Json optimizer(const char* type, Json params, const Json& more = Json::ob
 inline constexpr int kStepSamples = 6;
 inline Json step_config(int stage, int world, const Json& more = Json::object(),
                         const Json& zero = Json::object()) {
-  Json config = zero_config(
-      stage, {{"reduce_bucket_size", 4000}, {"stage3_param_persistence_threshold", 40}},
-      {{"train_micro_batch_size_per_gpu", kStepSamples / world}});
+  Json config =
+      zero_config(stage, {{"reduce_bucket_size", 4000}, {"stage3_param_persistence_threshold", 40}},
+                  {{"train_micro_batch_size_per_gpu", kStepSamples / world}});
   if (more.contains("scheduler")) config.erase("scheduler");
   config.merge_patch(more);
   config["zero_optimization"].merge_patch(zero);
@@ -70,8 +70,14 @@ struct Counters {
 };
 inline Counters counters(const Engine& engine) {
   const Progress& p = engine.progress();
-  return {p.steps,  p.skipped, p.micro_steps,           p.samples,
-          p.tokens, engine.optimizer_steps(), engine.loss_scale(), engine.rates()};
+  return {p.steps,
+          p.skipped,
+          p.micro_steps,
+          p.samples,
+          p.tokens,
+          engine.optimizer_steps(),
+          engine.loss_scale(),
+          engine.rates()};
 }
 
 // Fails on the ranks that do not have rank 0's numbers; ranks are threads of one test.
