@@ -58,7 +58,8 @@ enum ds_skip_code {
   DS_SKIP_UNKNOWN = -1,
   DS_SKIP_NONE = 0,         /**< It was applied. */
   DS_SKIP_ACCUMULATING = 1, /**< Not a boundary: more micro batches belong to this step. */
-  DS_SKIP_NON_FINITE = 2 /**< A gradient was NaN or infinite; weights and moments are untouched. */
+  DS_SKIP_NON_FINITE = 2, /**< A gradient was NaN or infinite; weights and moments are untouched. */
+  DS_SKIP_LARGE_NORM = 3  /**< The gradient norm was above gradient_skip_norm; the same. */
 };
 
 /** What a step did. Set struct_size before the call. */
@@ -129,7 +130,8 @@ DS_API ds_status ds_engine_set_dataset(ds_engine* engine, const ds_dataset* DS_N
 DS_API ds_status ds_engine_train_batch(ds_engine* engine, ds_step_report* DS_NULLABLE out_report);
 /**
  * Mean loss over a data set, without training and without dropout.
- * @param max_batches  micro batches at most; 0 = all
+ * @param max_batches  micro batches at most, of the configuration's eval_micro_batch_size_per_gpu
+ *                     samples, or train_micro_batch_size_per_gpu; 0 = all
  * Since: 0.1.
  */
 DS_API ds_status ds_engine_evaluate(ds_engine* engine, const ds_dataset* dataset,
@@ -392,6 +394,8 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * true; with false moments, their count of steps and the loss scale stay as they are, those of a
  * new engine at their beginning; the gradients of an open step are given up;
  *   "load_lr_scheduler_states": true; with false the schedule and the rates stay where they are;
+ *   "may_be_missing": false; with true and a NULL tag a folder that is not there or holds no
+ *       checkpoint is no error and changes nothing: the engine begins at its own step;
  *   "strict": false; with true settings that differ from the saved run's are refused, not warned
  *       of; so is another data set, also by ds_engine_set_dataset later.
  *   The first four are arguments of DeepSpeed's load_checkpoint.

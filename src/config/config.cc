@@ -166,6 +166,12 @@ OptimizerConfig read_optimizer(const ParsedObject& parsed) {
     if (params.at("ns_method") == "standard") out.ns_method = MuonMethod::kStandard;
   }
   out.decay_all = parsed.at("/optimizer/decay_all").get<bool>();
+  const Json& decay = parsed.at("/optimizer/weight_decay_schedule");
+  if (!decay.is_null()) {
+    out.decay_schedule = {decay.at("type") == "cosine", decay.at("start").get<double>(),
+                          decay.at("end").get<double>(),
+                          decay.at("total_num_steps").get<int64_t>()};
+  }
   const Json& states = parsed.at("/optimizer/state_dtype");
   if (states == "bf16") out.state_type = OptimizerStateType::kBf16;
   if (states == "int8") out.state_type = OptimizerStateType::kInt8;
@@ -344,6 +350,8 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   if (!parsed.at("/optimizer").is_null()) out.optimizer = read_optimizer(parsed);
   if (!parsed.at("/scheduler").is_null()) out.scheduler = read_scheduler(parsed);
   out.gradient_clipping = get<double>(parsed, "/gradient_clipping");
+  out.eval_micro_batch = optional_at<int64_t>(parsed, "/eval_micro_batch_size_per_gpu");
+  out.gradient_skip_norm = get<double>(parsed, "/gradient_skip_norm");
   out.max_consecutive_skips = get<int64_t>(parsed, "/max_consecutive_skips");
   out.seed = get<uint64_t>(parsed, "/seed");
   out.threads = get<int>(parsed, "/threads");

@@ -50,10 +50,18 @@ std::vector<Key> engine_rows() {
              "Upper bound of the global L2 gradient norm; 0 and null disable.")
           .or_null()
           .at_least(0),
-      integer("max_consecutive_skips", 100,
-              "Steps skipped in a row for an infinity or NaN that end training with an error; 0 "
-              "never does. (Extension.)")
+      number("gradient_skip_norm", 0.0,
+             "Skip a step whose global L2 gradient norm, before clipping, is above this, as one "
+             "with an infinity or NaN is; 0 never does. The loss scale takes no notice. "
+             "(Extension.)")
           .at_least(0),
+      integer("max_consecutive_skips", 100,
+              "Steps skipped in a row that end training with an error; 0 never does. "
+              "(Extension.)")
+          .at_least(0),
+      integer("eval_micro_batch_size_per_gpu", std::nullopt,
+              "Samples of one forward pass of an evaluation; null: those of training. (Extension.)")
+          .at_least(1),
       flag("dataloader_drop_last", false,
            "Drop the last samples of an epoch that do not fill a batch."),
       choice("dataloader_type", {"passes", "single", "cyclic"}, "passes",

@@ -507,9 +507,13 @@ StepReport Engine::finish_step() {
   write_metrics(report);
   follow_ramp_up();
   const std::string trouble = updater_->trouble();
-  DS_CHECK(trouble.empty(), Code::kState, "training cannot go on: ", trouble,
-           "; the last gradient that was not finite belongs to ",
-           report.first_bad_tensor.empty() ? "an earlier step" : report.first_bad_tensor);
+  DS_CHECK(
+      trouble.empty(), Code::kState, "training cannot go on: ", trouble,
+      report.skip_reason == SkipReason::kLargeNorm
+          ? str_cat("; the last one had a gradient norm of ", report.grad_norm,
+                    ", above gradient_skip_norm")
+          : str_cat("; the last gradient that was not finite belongs to ",
+                    report.first_bad_tensor.empty() ? "an earlier step" : report.first_bad_tensor));
   return report;
 }
 
@@ -612,7 +616,8 @@ StepReport Engine::apply_update() {
   // What a rank counts itself takes the other ranks' micro batches for as large as its own.
   if (uneven(totals) || config_.batch_ramp_up) progress_.samples += totals.samples - step_samples_;
   if (!outcome.applied) {
-    report.skip_reason = SkipReason::kNonFinite;
+    // A norm that is not finite is told as -1.
+    report.skip_reason = outcome.grad_norm < 0 ? SkipReason::kNonFinite : SkipReason::kLargeNorm;
     ++progress_.skipped;
   }
   model_->state().clear_gradients(ctx);

@@ -147,7 +147,7 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
            max_batches);
   check_dataset(dataset, model_->architecture().info());
   const models::Model::Use use(*model_);
-  const int64_t micro = config_.batch.micro_batch;
+  const int64_t micro = config_.eval_micro_batch.value_or(config_.batch.micro_batch);
   double total = 0;
   int64_t counted = 0, batches = 0;
   const int64_t all = (dataset.sample_count() + micro - 1) / micro;

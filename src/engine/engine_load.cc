@@ -69,10 +69,13 @@ void Engine::load(const std::string& folder, const std::string& tag, const LoadO
       if (comm_->rank() != 0) return;
       if (!search) search.emplace(folder);
       const std::optional<CheckpointReader> reader = search->next();
+      // Damaged ones are not the same as none.
+      if (!reader && options.may_be_missing && search->skipped().empty()) return;
       if (!reader) search->fail();
       found = reader->tag();
     });
     found = broadcast_text(context(), *comm_, found);
+    if (found.empty()) return;
     try {
       return restore_tag(folder, found, options);
     } catch (const Error& error) {

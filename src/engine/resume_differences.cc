@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::array kSettings = {"seed",
                                   "gradient_clipping",
+                                  "gradient_skip_norm",
                                   "prescale_gradients",
                                   "gradient_predivide_factor",
                                   "optimizer",

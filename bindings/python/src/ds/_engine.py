@@ -321,15 +321,18 @@ class Engine(Handle, DeepSpeedNames):
         load_module_strict: Optional[bool] = None,
         load_optimizer_states: Optional[bool] = None,
         load_lr_scheduler_states: Optional[bool] = None,
+        may_be_missing: Optional[bool] = None,
         strict: Optional[bool] = None,
     ) -> None:
         """Loads a checkpoint; `tag` None: the newest valid one. Keywords say how much of it is taken over
-        (ds_engine_load); `strict` refuses settings that differ from the saved run's."""
+        (ds_engine_load); `may_be_missing` begins anew in a folder without checkpoints; `strict` refuses
+        settings that differ from the saved run's."""
         given = options(
             load_module_only=load_module_only,
             load_module_strict=load_module_strict,
             load_optimizer_states=load_optimizer_states,
             load_lr_scheduler_states=load_lr_scheduler_states,
+            may_be_missing=may_be_missing,
             strict=strict,
         )
         with self._interruptible():

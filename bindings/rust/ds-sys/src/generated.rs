@@ -3377,6 +3377,8 @@ pub const DS_SKIP_NONE: ds_skip_code = 0;
 pub const DS_SKIP_ACCUMULATING: ds_skip_code = 1;
 #[doc = "< A gradient was NaN or infinite; weights and moments are untouched."]
 pub const DS_SKIP_NON_FINITE: ds_skip_code = 2;
+#[doc = "< The gradient norm was above gradient_skip_norm; the same."]
+pub const DS_SKIP_LARGE_NORM: ds_skip_code = 3;
 #[doc = " Why a step was not applied."]
 pub type ds_skip_code = ::std::os::raw::c_int;
 #[doc = " What a step did. Set struct_size before the call."]
@@ -3797,7 +3799,8 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Mean loss over a data set, without training and without dropout."]
-    #[doc = " @param max_batches  micro batches at most; 0 = all"]
+    #[doc = " @param max_batches  micro batches at most, of the configuration's eval_micro_batch_size_per_gpu"]
+    #[doc = "                     samples, or train_micro_batch_size_per_gpu; 0 = all"]
     #[doc = " Since: 0.1."]
     pub fn ds_engine_evaluate(
         engine: *mut ds_engine,
@@ -4095,6 +4098,8 @@ extern "C" {
     #[doc = " true; with false moments, their count of steps and the loss scale stay as they are, those of a"]
     #[doc = " new engine at their beginning; the gradients of an open step are given up;"]
     #[doc = "   \"load_lr_scheduler_states\": true; with false the schedule and the rates stay where they are;"]
+    #[doc = "   \"may_be_missing\": false; with true and a NULL tag a folder that is not there or holds no"]
+    #[doc = "       checkpoint is no error and changes nothing: the engine begins at its own step;"]
     #[doc = "   \"strict\": false; with true settings that differ from the saved run's are refused, not warned"]
     #[doc = "       of; so is another data set, also by ds_engine_set_dataset later."]
     #[doc = "   The first four are arguments of DeepSpeed's load_checkpoint."]
