@@ -287,7 +287,16 @@ void Engine::run_forward(const models::Batch& batch, const Tensor& labels) {
   const ScopedTimer timer = time_phase("forward");
   auto pending = std::make_unique<Pending>(context(), model_->state(), tape_options(batch));
   const nn::Labels placed = nn::place_labels(labels, model_->device());
-  nn::SummedLoss loss = forward_pass(pending->tape, batch, placed);
+  const auto run = [&] {
+    try {
+      return forward_pass(pending->tape, batch, placed);
+    } catch (...) {
+      pending.reset();
+      model_->state().drop_pass();
+      throw;
+    }
+  };
+  nn::SummedLoss loss = run();
   pending->loss_gradient = std::move(loss.slot);
   pending_ = std::move(pending);
   phase_ = Phase::kForwardDone;
@@ -400,6 +409,11 @@ void Engine::drop_open_step() {
   unreduced_ = false;
   follow_ramp_up();
   model_->state().clear_gradients(context());
+  // What the caller has fetched stays, and with it the pass.
+  if (fetched_count_ == 0) {
+    model_->state().drop_pass();
+    pass_open_ = false;
+  }
   if (nn::Fp8Linears* const fp8 = model_->state().fp8()) fp8->drop_step(context());
   weights_are_free();
 }

@@ -338,6 +338,10 @@ void ParameterState::end_pass() {
   if (gatherer_) gatherer_->end_pass();
 }
 
+void ParameterState::drop_pass() noexcept {
+  if (gatherer_) gatherer_->drop_pass();
+}
+
 void ParameterState::finish_backward() {
   if (reducer_ && !backward_held_) reducer_->finish();
   end_pass();

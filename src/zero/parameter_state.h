@@ -133,6 +133,8 @@ class ParameterState : public nn::ParameterStore {
   void begin_pass();
   void finish_backward();
   void end_pass();
+  // Without an end: what it gathered goes.
+  void drop_pass() noexcept;
   // Gradients of the caller: those of a micro batch that is over, and, when a step is made of them,
   // what is not reduced yet are averaged over the ranks (every rank).
   void finish_own_micro_batch(const OpContext& ctx);
