@@ -1835,6 +1835,17 @@ extern "C" {
         output_prefix: *const ::std::os::raw::c_char,
     ) -> ds_status;
 }
+extern "C" {
+    #[doc = " Writes the documents of several data sets one after another into PREFIX.bin and PREFIX.idx, in"]
+    #[doc = " Megatron's format; the inputs may have its older index (TNTIDX)."]
+    #[doc = " @param inputs_json    [\"PREFIX\", ...], all with tokens of one type"]
+    #[doc = " @param output_prefix  not one of them"]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.6."]
+    pub fn ds_dataset_merge(
+        inputs_json: *const ::std::os::raw::c_char,
+        output_prefix: *const ::std::os::raw::c_char,
+    ) -> ds_status;
+}
 #[doc = " How much a data set holds. Set struct_size before the call. Since: 0.5."]
 #[repr(C)]
 pub struct ds_dataset_info {
@@ -1935,8 +1946,9 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " One field of a sample as a tensor [sequence_length]."]
-    #[doc = " @param field  \"ids\", \"labels\", \"segments\", \"token_types\" (int32) or \"mask\" (uint8)"]
+    #[doc = " One field of a sample as a tensor [sequence_length], \"sentence_order\" as a tensor [1]."]
+    #[doc = " @param field  \"ids\", \"labels\", \"segments\", \"token_types\", \"sentence_order\" (int32) or \"mask\""]
+    #[doc = "               (uint8)"]
     #[doc = " Errors: DS_ERR_NOT_FOUND (the data set has no such field). Since: 0.2."]
     pub fn ds_dataset_field(
         dataset: *const ds_dataset,
