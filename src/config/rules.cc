@@ -329,9 +329,21 @@ class Rules {
              "needs partition_activations true");
       forbid(segments.is_null(), kPath, "needs number_checkpoints");
     }
+    const bool every = !at("/activation_checkpointing/checkpoint_every_nth").is_null();
+    forbid(every && !segments.is_null(), "/activation_checkpointing/checkpoint_every_nth",
+           "does not work with number_checkpoints: either groups of all blocks are recomputed, or "
+           "single ones");
+    if (on("/activation_checkpointing/enabled")) {
+      if (on("/activation_checkpointing/partition_activations")) {
+        warn("/activation_checkpointing/partition_activations",
+             "has no effect: there are no model-parallel ranks to share kept inputs with");
+      }
+      if (on(kPath)) warn(kPath, "has no effect: the arena keeps inputs together without a copy");
+    }
     if (!on("/activation_checkpointing/enabled")) {
       constexpr const char* kIdle = "has no effect until /activation_checkpointing/enabled is true";
       if (!segments.is_null()) warn("/activation_checkpointing/number_checkpoints", kIdle);
+      if (every) warn("/activation_checkpointing/checkpoint_every_nth", kIdle);
       if (on("/activation_checkpointing/cpu_checkpointing")) {
         warn("/activation_checkpointing/cpu_checkpointing", kIdle);
       }

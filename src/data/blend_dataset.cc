@@ -89,6 +89,10 @@ BlendDataset::BlendDataset(std::vector<DatasetPtr> members, BlendIndex index)
     fields_.token_types |= fields.token_types;
     fields_.mask |= fields.mask;
     fields_.sentence_order |= fields.sentence_order;
+    if (d == 0) fields_.class_labels = fields.class_labels;
+    DS_CHECK(fields_.class_labels == fields.class_labels, Code::kInvalidArgument, "data set ", d,
+             " of a blend has labels of another kind than the first one: classes of samples beside "
+             "tokens");
   }
 }
 

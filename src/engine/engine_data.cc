@@ -32,6 +32,15 @@ void check_sample(const Dataset& dataset, int64_t index, const SampleView& sampl
   }
 }
 
+// The classes of samples, which stand at position 0 of their labels: [count, 1].
+Tensor first_column(const OpContext& ctx, const Tensor& labels) {
+  Tensor out = ctx.workspace(DType::kInt32, {labels.size(0), 1});
+  for (int64_t i = 0; i < labels.size(0); ++i) {
+    out.data<int32_t>()[i] = labels.data<int32_t>()[i * labels.size(1)];
+  }
+  return out;
+}
+
 // Reads samples as the rows of a micro batch.
 MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset,
                         const models::ArchitectureInfo& info, std::span<const int64_t> indices) {
@@ -63,6 +72,7 @@ MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset,
     dataset.sample(index, view);
     check_sample(dataset, index, view, info.vocab_size, token_labels);
   }
+  if (!token_labels) out.labels = first_column(ctx, out.labels);
   return out;
 }
 
@@ -71,6 +81,13 @@ void check_dataset(const Dataset& dataset, const models::ArchitectureInfo& info)
            "the data set's sequences of ", dataset.sequence_length(),
            " tokens are longer than the model's ", info.max_positions, " positions");
   DS_CHECK(dataset.sample_count() > 0, Code::kInvalidArgument, "the data set has no samples");
+  const bool classes = dataset.fields().class_labels;
+  DS_CHECK(classes == (info.head == models::Head::kClassification), Code::kInvalidArgument,
+           classes
+               ? "the data set's labels are classes of samples, and the model predicts tokens: "
+                 "a model with a classification head is needed"
+               : "the data set's labels are tokens, and the model predicts a class of a sample: "
+                 "a data set of classes is needed, such as kind mlm with objective order");
 }
 
 }  // namespace
