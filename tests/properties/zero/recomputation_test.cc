@@ -57,8 +57,7 @@ class Recomputation : public ::testing::TestWithParam<std::tuple<Frozen, const c
 INSTANTIATE_TEST_SUITE_P(Everywhere, Recomputation,
                          Combine(::testing::ValuesIn(kFrozen), Values("fp32", "bf16", "fp16")),
                          [](const auto& one) {
-                           return str_cat(std::get<0>(one.param).name, "_",
-                                          std::get<1>(one.param));
+                           return str_cat(std::get<0>(one.param).name, "_", std::get<1>(one.param));
                          });
 
 // Losses, norms and weights have the bits of stage 0 without recomputation.
