@@ -29,7 +29,7 @@ Keys keys_of(DatasetKind kind, bool member) {
            "too_long", "pack", "pad_id"});
       break;
     case DatasetKind::kMlm:
-      add({"mask_probability", "short_probability", "pairs", "objective"});
+      add({"mask_probability", "short_probability", "pairs"});
       break;
   }
   return keys;
@@ -104,12 +104,6 @@ void read_mlm(const JsonArguments& given, DatasetSpec& spec) {
   spec.mask_probability = given.number("mask_probability", spec.mask_probability, 0, 1);
   spec.short_probability = given.number("short_probability", spec.short_probability, 0, 1);
   spec.pairs = given.flag("pairs", spec.pairs);
-  const std::string objective = given.text("objective", "tokens");
-  if (objective != "tokens" && objective != "order") {
-    given.refuse("objective",
-                 str_cat("must be \"tokens\" or \"order\", not \"", printable(objective), "\""));
-  }
-  spec.objective = objective == "order" ? MlmObjective::kOrder : MlmObjective::kTokens;
 }
 
 DatasetSpec parse_spec(const Json& document, const std::string& path, bool member) {

@@ -29,8 +29,6 @@ struct DatasetFields {
   bool token_types = false;
   bool mask = false;
   bool sentence_order = false;  // of the sample as a whole
-  // What is predicted is a class of the whole sample, which stands at position 0.
-  bool class_labels = false;
 };
 
 // Immutable; usable from many threads.

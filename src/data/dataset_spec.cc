@@ -121,10 +121,6 @@ DatasetPtr open_mlm(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   options.mask_probability = spec.mask_probability;
   options.short_probability = spec.short_probability;
   options.pairs = spec.pairs;
-  options.objective = spec.objective;
-  if (spec.objective == MlmObjective::kOrder && !spec.pairs) {
-    refuse("objective", "\"order\" needs pairs: one text has no order");
-  }
   options.seed = spec.seed;
   options.samples = spec.samples;
   return std::make_shared<const MlmDataset>(

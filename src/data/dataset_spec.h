@@ -10,7 +10,6 @@
 
 #include "data/dataset.h"
 #include "data/finetune_corpus.h"
-#include "data/mlm_dataset.h"
 #include "data/packed_dataset.h"
 #include "data/splits.h"
 #include "data/tokenizer.h"
@@ -59,7 +58,6 @@ struct DatasetSpec {
   double mask_probability = 0.15;
   double short_probability = 0.1;
   bool pairs = true;
-  MlmObjective objective = MlmObjective::kTokens;
 };
 
 // `tokenizer` reads text; null means bytes. What the specification itself gets wrong is

@@ -67,12 +67,8 @@ void MlmDataset::sample(int64_t index, const SampleView& out) const {
   const MlmSample sample = build(index);
   const size_t length = sample.tokens.size();
   std::fill(out.labels.begin(), out.labels.end(), kNoLabel);
-  if (options_.objective == MlmObjective::kOrder) {
-    out.labels[0] = sample.swapped ? 1 : 0;
-  } else {
-    for (const MaskedPosition& masked : sample.masked) {
-      out.labels[static_cast<size_t>(masked.position)] = masked.label;
-    }
+  for (const MaskedPosition& masked : sample.masked) {
+    out.labels[static_cast<size_t>(masked.position)] = masked.label;
   }
   for (size_t i = 0; i < out.ids.size(); ++i) {
     out.ids[i] = i < length ? sample.tokens[i] : vocab_.pad;

@@ -147,13 +147,13 @@ TEST(Engine, TheToyOf5040ParametersLearns) {
   const Json toy = {{"model_type", "gpt2"}, {"vocab_size", 100}, {"n_positions", 4},
                     {"n_embd", 12},         {"n_layer", 2},      {"n_head", 4},
                     {"resid_pdrop", 0},     {"embd_pdrop", 0},   {"attn_pdrop", 0}};
-  const auto engine =
-      std::make_unique<Engine>(dump_json(with(base_config(), {{"gradient_accumulation_steps", 1}})),
-                               models::Model::create(toy, 3), nullptr);
+  const auto engine = std::make_unique<Engine>(
+      dump_json(with(base_config(), {{"gradient_accumulation_steps", 1}, {"scheduler", nullptr}})),
+      models::Model::create(toy, 3), nullptr);
   EXPECT_EQ(engine->model()->parameters().elements(), 1200 + 48 + 2 * 1884 + 24);
   EXPECT_EQ(engine->model()->parameters().elements(), 5040);
   std::vector<double> losses;
-  for (int64_t step = 0; step < 60; ++step) {
+  for (int64_t step = 0; step < 150; ++step) {
     std::vector<int64_t> ids, next;
     for (int64_t i = 0; i < 16; ++i) {
       ids.push_back((step * 7 + i / 4 * 13 + i % 4 * 3) % 100);
@@ -164,7 +164,7 @@ TEST(Engine, TheToyOf5040ParametersLearns) {
     losses.push_back(engine->step().loss);
   }
   EXPECT_NEAR(losses.front(), std::log(100.0), 0.2);
-  EXPECT_LT(losses.back(), 0.8 * losses.front());
+  EXPECT_LT(losses.back(), 0.5 * losses.front());
 }
 
 TEST(Engine, AccumulationOrderChangesRoundingOnly) {
