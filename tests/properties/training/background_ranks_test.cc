@@ -35,7 +35,8 @@ TEST(BackgroundRanks, WriteWhatASaveThatWaitsWrites) {
         const std::vector<float> at_call = all_weights(*engine);
         engine->save(folder.path("beside"), "a");
         waits->save(folder.path("waits"), "a");
-        for (int i = 0; i < 3; ++i) EXPECT_EQ(engine->train_batch().loss, waits->train_batch().loss);
+        for (int i = 0; i < 3; ++i)
+          EXPECT_EQ(engine->train_batch().loss, waits->train_batch().loss);
         engine->wait_for_save();
         engine->wait_for_save();
         EXPECT_TRUE(fs::exists(folder.path("beside/a/manifest.dsm"))) << "there, for every rank";
