@@ -444,6 +444,57 @@ inline void dequantize(const Tensor& codes, const Tensor& scales, int32_t bits, 
                        Tensor& output) {
   check(ds_tensor_dequantize(codes.get(), scales.get(), bits, block_size, output.get()));
 }
+// How numbers become codes by groups: with minima or symmetric, and how they are rounded.
+struct GroupFormat {
+  int32_t bits = 8;
+  int64_t group_size = 128;
+  bool asymmetric = false;
+  int64_t seed = -1;  // 0 or more: stochastic rounding
+};
+// Codes of 8 or 4 bits and a scale, or a scale and a minimum, per group.
+inline std::pair<Tensor, Tensor> quantize_groups(const Tensor& tensor, const GroupFormat& format) {
+  ds_tensor *codes = nullptr, *scales = nullptr;
+  check(ds_tensor_quantize_groups(tensor.get(), format.bits, format.group_size, format.asymmetric,
+                                  format.seed, &codes, &scales));
+  return {Tensor(codes), Tensor(scales)};
+}
+inline void dequantize_groups(const Tensor& codes, const Tensor& scales, const GroupFormat& format,
+                              Tensor& output) {
+  check(ds_tensor_dequantize_groups(codes.get(), scales.get(), format.bits, format.group_size,
+                                    output.get()));
+}
+inline Tensor fake_quantize(const Tensor& tensor, const GroupFormat& format) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_fake_quantize(tensor.get(), format.bits, format.group_size, format.asymmetric,
+                                format.seed, &out));
+  return Tensor(out);
+}
+
+// Softmax of attention scores; `mask` may be null.
+inline Tensor softmax(const Tensor& scores, const Tensor* mask = nullptr, double scale = 1,
+                      bool causal = false) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_softmax(scores.get(), mask != nullptr ? mask->get() : nullptr, scale, causal,
+                          &out));
+  return Tensor(out);
+}
+inline Tensor softmax_backward(const Tensor& softmax, const Tensor& gradient, double scale = 1) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_softmax_backward(softmax.get(), gradient.get(), scale, &out));
+  return Tensor(out);
+}
+// Packed projections to heads, with a bias unless null, and back.
+inline Tensor split_heads(const Tensor& packed, const Tensor* bias, int32_t parts, int32_t heads) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_split_heads(packed.get(), bias != nullptr ? bias->get() : nullptr, parts, heads,
+                              &out));
+  return Tensor(out);
+}
+inline Tensor merge_heads(const Tensor& split) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_merge_heads(split.get(), &out));
+  return Tensor(out);
+}
 
 // ---- Communicator ------------------------------------------------------------------------------
 
@@ -720,6 +771,14 @@ class Dataset : public detail::Handle<ds_dataset, ds_dataset_destroy> {
     check(ds_dataset_build(input.c_str(), tokenizer.get(), append_end, output_prefix.c_str()));
   }
 
+  // Writes the documents of several prefixes one after another into PREFIX.bin and PREFIX.idx.
+  static void merge(const std::vector<std::string>& inputs, const std::string& output_prefix) {
+    std::string list;
+    for (const std::string& input : inputs)
+      list += (list.empty() ? "" : ", ") + detail::quote(input);
+    check(ds_dataset_merge(("[" + list + "]").c_str(), output_prefix.c_str()));
+  }
+
   ds_dataset_info info() const {
     ds_dataset_info out = DS_DATASET_INFO_INIT;
     check(ds_dataset_describe(get(), &out));
@@ -732,7 +791,7 @@ class Dataset : public detail::Handle<ds_dataset, ds_dataset_destroy> {
     check(ds_dataset_sample(get(), index, &out));
     return Tensor(out);
   }
-  // "ids", "labels", "segments", "token_types" or "mask" of one sample.
+  // "ids", "labels", "segments", "token_types", "sentence_order" or "mask" of one sample.
   Tensor field(int64_t index, const std::string& name) const {
     ds_tensor* out = nullptr;
     check(ds_dataset_field(get(), index, name.c_str(), &out));

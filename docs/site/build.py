@@ -76,6 +76,8 @@ class Site:
         for path in sorted((self.root / "docs").glob("*.md")):
             if path.name != "index.md":
                 self.page(path, path.name)
+        for path in sorted((self.root / "docs/properties").glob("*.md")):
+            self.page(path, f"properties/{path.name}")
         self.page(self.root / "docs/api/mainpage.md", "api/rules.md")
         for name, page in PAGES_ELSEWHERE.items():
             self.page(self.root / name, page)
@@ -128,7 +130,7 @@ class Site:
             return PAGES_ELSEWHERE[inside]
         if inside == "docs/api/mainpage.md":
             return "api/rules.md"
-        if re.fullmatch(r"docs/[^/]+\.md", inside):
+        if re.fullmatch(r"docs/(properties/)?[^/]+\.md", inside):
             return inside.removeprefix("docs/")
         if inside == "include/ds.h":
             return "api/index.md"

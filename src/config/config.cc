@@ -363,6 +363,12 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.graphs = get<bool>(parsed, "/graph_harvesting");
   out.cuda = read_cuda(parsed);
   out.dataloader_drop_last = get<bool>(parsed, "/dataloader_drop_last");
+  out.dataloader_type = get<std::string>(parsed, "/dataloader_type");
+  out.data_sharding = get<bool>(parsed, "/data_sharding");
+  if (const Json& sizes = parsed.at("/rampup_batch_size"); !sizes.is_null()) {
+    const auto size = [&](size_t i) { return sizes.at(i).get<int64_t>(); };
+    out.batch_ramp_up = {size(0), size(1), size(2), out.batch.train_batch};
+  }
   out.tensorboard = read_monitor(parsed, "/tensorboard");
   out.csv_monitor = read_monitor(parsed, "/csv_monitor");
   out.jsonl_monitor = read_monitor(parsed, "/jsonl_monitor");
@@ -372,6 +378,7 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.activation_checkpointing = {
       get<bool>(parsed, "/activation_checkpointing/enabled"),
       optional_at<int64_t>(parsed, "/activation_checkpointing/number_checkpoints"),
+      optional_at<int64_t>(parsed, "/activation_checkpointing/checkpoint_every_nth"),
       get<bool>(parsed, "/activation_checkpointing/cpu_checkpointing")};
   out.zero = read_zero(parsed);
   out.comms_logger = read_comms_logger(parsed);

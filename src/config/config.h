@@ -210,6 +210,7 @@ struct FlopsProfilerConfig {
 struct ActivationCheckpointingConfig {
   bool enabled = false;
   std::optional<int64_t> segments;  // unset: every transformer block is one
+  std::optional<int64_t> every;     // instead: only every so-many-th block
   bool offload = false;             // kept inputs wait in host memory
 };
 
@@ -274,6 +275,7 @@ struct CudaConfig {
 class Config {
  public:
   BatchConfig batch;
+  std::optional<BatchRampUp> batch_ramp_up;  // how `batch` grows to what it is here
   PrecisionConfig precision;
   bool managed_accumulation = true;          // false: every step is a boundary
   std::optional<OptimizerConfig> optimizer;  // always set by load_config
@@ -292,6 +294,8 @@ class Config {
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
   bool dataloader_drop_last = false;
+  std::string dataloader_type = "passes";  // or single, cyclic
+  bool data_sharding = true;
   bool graphs = false;  // micro batches are recorded as CUDA graphs
   CudaConfig cuda;
 

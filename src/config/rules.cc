@@ -330,9 +330,21 @@ class Rules {
              "needs partition_activations true");
       forbid(segments.is_null(), kPath, "needs number_checkpoints");
     }
+    const bool every = !at("/activation_checkpointing/checkpoint_every_nth").is_null();
+    forbid(every && !segments.is_null(), "/activation_checkpointing/checkpoint_every_nth",
+           "does not work with number_checkpoints: either groups of all blocks are recomputed, or "
+           "single ones");
+    if (on("/activation_checkpointing/enabled")) {
+      if (on("/activation_checkpointing/partition_activations")) {
+        warn("/activation_checkpointing/partition_activations",
+             "has no effect: there are no model-parallel ranks to share kept inputs with");
+      }
+      if (on(kPath)) warn(kPath, "has no effect: the arena keeps inputs together without a copy");
+    }
     if (!on("/activation_checkpointing/enabled")) {
       constexpr const char* kIdle = "has no effect until /activation_checkpointing/enabled is true";
       if (!segments.is_null()) warn("/activation_checkpointing/number_checkpoints", kIdle);
+      if (every) warn("/activation_checkpointing/checkpoint_every_nth", kIdle);
       if (on("/activation_checkpointing/cpu_checkpointing")) {
         warn("/activation_checkpointing/cpu_checkpointing", kIdle);
       }
@@ -454,7 +466,21 @@ class Rules {
     parsed_.derive("/train_batch_size", out.train_batch);
     parsed_.derive("/train_micro_batch_size_per_gpu", out.micro_batch);
     parsed_.derive("/gradient_accumulation_steps", out.accumulation);
+    ramp_up(out);
     return out;
+  }
+
+  void ramp_up(const BatchConfig& batch) const {
+    constexpr const char* kPath = "/rampup_batch_size";
+    const Json& sizes = at(kPath);
+    if (unsure_ || sizes.is_null()) return;
+    const auto size = [&](size_t i) { return sizes.at(i).get<int64_t>(); };
+    const std::string problem =
+        ramp_up_problem({size(0), size(1), size(2), batch.train_batch}, batch);
+    forbid(!problem.empty(), kPath, problem);
+    forbid(!on("/managed_gradient_accumulation"), kPath,
+           "sets how many micro batches a step has, and with managed_gradient_accumulation false "
+           "the caller does; remove one of them");
   }
 
   ParsedObject& parsed_;

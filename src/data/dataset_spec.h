@@ -10,6 +10,7 @@
 
 #include "data/dataset.h"
 #include "data/finetune_corpus.h"
+#include "data/mlm_dataset.h"
 #include "data/packed_dataset.h"
 #include "data/splits.h"
 #include "data/tokenizer.h"
@@ -42,16 +43,23 @@ struct DatasetSpec {
   std::vector<DatasetSpec> members = {};
   std::vector<double> weights = {};
 
+  // kGpt.
+  bool eod_mask_loss = false;   // what follows a document's end is no label
+  bool part_documents = false;  // tokens see their own document, whose positions begin at 0
+  bool keep_partial = false;    // the last tokens of validation data are a sample too, and padded
+  std::optional<int32_t> eod_id = std::nullopt;  // nullopt: the tokenizer's end-of-text token
+
   // kPacked.
   FinetuneOptions finetune = {};
   TooLong too_long = TooLong::kCut;
   bool pack = true;
-  std::optional<int32_t> pad_id = std::nullopt;  // nullopt: the end-of-text token, or 0
+  std::optional<int32_t> pad_id = std::nullopt;  // kGpt too; nullopt: the end-of-text token, or 0
 
   // kMlm; the tokenizer must be one of BERT.
   double mask_probability = 0.15;
   double short_probability = 0.1;
   bool pairs = true;
+  MlmObjective objective = MlmObjective::kTokens;
 };
 
 // `tokenizer` reads text; null means bytes. What the specification itself gets wrong is

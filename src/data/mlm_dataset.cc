@@ -67,14 +67,19 @@ void MlmDataset::sample(int64_t index, const SampleView& out) const {
   const MlmSample sample = build(index);
   const size_t length = sample.tokens.size();
   std::fill(out.labels.begin(), out.labels.end(), kNoLabel);
-  for (const MaskedPosition& masked : sample.masked) {
-    out.labels[static_cast<size_t>(masked.position)] = masked.label;
+  if (options_.objective == MlmObjective::kOrder) {
+    out.labels[0] = sample.swapped ? 1 : 0;
+  } else {
+    for (const MaskedPosition& masked : sample.masked) {
+      out.labels[static_cast<size_t>(masked.position)] = masked.label;
+    }
   }
   for (size_t i = 0; i < out.ids.size(); ++i) {
     out.ids[i] = i < length ? sample.tokens[i] : vocab_.pad;
     out.token_types[i] = i < length ? sample.types[i] : 0;
     out.mask[i] = i < length ? 1 : 0;
   }
+  if (!out.sentence_order.empty()) out.sentence_order[0] = sample.swapped ? 1 : 0;
 }
 
 bool MlmDataset::check_tokens(int64_t vocab, int64_t most) const {

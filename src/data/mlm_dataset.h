@@ -12,6 +12,12 @@
 
 namespace ds {
 
+// What a sample's labels are.
+enum class MlmObjective {
+  kTokens,  // the hidden tokens at their positions
+  kOrder,   // at position 0: 1 where the second text came before the first one, else 0
+};
+
 struct MlmOptions {
   int64_t sequence_length = 0;
   double mask_probability = 0.15;
@@ -19,12 +25,13 @@ struct MlmOptions {
   // Samples are pairs of texts, which are sometimes swapped (sentence order prediction); off: one
   // text, and documents of one sentence are used, too.
   bool pairs = true;
+  MlmObjective objective = MlmObjective::kTokens;  // kOrder with pairs only
   uint32_t seed = 1234;
   // Samples that must be there at least; nullopt: one pass over the documents.
   std::optional<int64_t> samples = std::nullopt;
 };
 
-// Labels are the hidden tokens at their own positions, kNoLabel elsewhere.
+// Labels are kNoLabel but where MlmObjective says.
 class MlmDataset final : public Dataset {
  public:
   // The documents [range.begin, range.end) of the corpus.
@@ -33,7 +40,12 @@ class MlmDataset final : public Dataset {
 
   int64_t sample_count() const noexcept override { return static_cast<int64_t>(spans_.size()); }
   int64_t sequence_length() const noexcept override { return options_.sequence_length; }
-  DatasetFields fields() const noexcept override { return {.token_types = true, .mask = true}; }
+  DatasetFields fields() const noexcept override {
+    return {.token_types = true,
+            .mask = true,
+            .sentence_order = options_.pairs,
+            .class_labels = options_.objective == MlmObjective::kOrder};
+  }
   void sample(int64_t index, const SampleView& out) const override;
   bool check_tokens(int64_t vocab, int64_t most) const override;
 

@@ -28,7 +28,8 @@ WeightGatherer::~WeightGatherer() {
 
 void WeightGatherer::fetch(size_t index) {
   Entry& entry = entries_[index];
-  entry.data = Tensor::empty(device_, route_->dtype(), {size(index)}, MemoryTag::kCommunication);
+  entry.data =
+      Tensor::empty(device_, route_->dtype(index), {size(index)}, MemoryTag::kCommunication);
   live_ += size(index);
   const std::string_view label = names_.empty() ? "weights" : std::string_view(names_[index]);
   entry.flight = route_->start(index, entry.data, {.label = label, .same_label = !names_.empty()});
@@ -125,7 +126,8 @@ void WeightGatherer::fetch_ahead() {
   if (!known()) return;
   int64_t under_way = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i].flight) under_way += size(i);
+    // What somebody waits for already is not ahead of its use.
+    if (entries_[i].flight && entries_[i].users == 0) under_way += size(i);
   }
   for (size_t i = position_; i < trace_.size(); ++i) {
     const size_t next = trace_[i].bucket;
@@ -159,8 +161,22 @@ void WeightGatherer::end_pass() {
     trace_ = std::exchange(record_, {});
   }
   following_ = false;
+  drop_unused();
+}
+
+void WeightGatherer::drop_unused() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (entries_[i].users == 0 && !layout_.buckets()[i].resident) drop(i);
+  }
+}
+
+void WeightGatherer::drop_pass() noexcept {
+  record_.clear();
+  following_ = false;
+  try {
+    drop_unused();
+  } catch (const std::exception&) {
+    // A gather that fails leaves its memory to the next pass, which says what is wrong.
   }
 }
 

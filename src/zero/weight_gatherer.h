@@ -42,6 +42,8 @@ class WeightGatherer {
   void begin_pass();
   // It is over: nothing is kept that is not resident.
   void end_pass();
+  // It is given up: likewise, and its order, of which the rest is missing, is forgotten.
+  void drop_pass() noexcept;
   // The pieces have changed, with `frozen_too` also those of frozen weights: gathered copies are
   // worthless.
   void pieces_changed(bool frozen_too);
@@ -63,6 +65,7 @@ class WeightGatherer {
 
   void fetch(size_t bucket);
   void drop(size_t bucket);
+  void drop_unused();
   void make_room(int64_t elements, size_t spared);
   void note_use(size_t bucket);
   void fetch_ahead();

@@ -226,6 +226,10 @@ TEST(CapiDataset, RefusesOddSpecifications) {
       {R"("path": "$", "sequence_lenght": 8)", DS_ERR_CONFIG, "sequence_length"},
       {R"("path": "/no/such/file", "sequence_length": 8)", DS_ERR_NOT_FOUND, "/no/such/file"},
       {R"("path": "$", "sequence_length": 1000000)", DS_ERR_INVALID_ARGUMENT, "tokens"},
+      {R"("path": "$", "sequence_length": 8, "eod_mask_loss": true)", DS_ERR_CONFIG, "eod_id"},
+      {R"("path": "$", "sequence_length": 8, "eod_id": -1)", DS_ERR_CONFIG, "eod_id"},
+      {R"("kind": "mlm", "path": "$", "sequence_length": 8, "objective": "class")", DS_ERR_CONFIG,
+       "/objective"},
   };
   for (const Case& c : cases) {
     std::string fields = c.fields;
@@ -236,6 +240,40 @@ TEST(CapiDataset, RefusesOddSpecifications) {
     EXPECT_THAT(ds_last_error_message(), HasSubstr(c.text));
     EXPECT_EQ(out, nullptr);
   }
+}
+
+// Tokens of a sample belong to the document that the last end left open.
+TEST(CapiDataset, DocumentsAreKeptApartWithinSamples) {
+  World world;
+  const std::string path = world.folder.file("documents.txt");
+  std::ofstream(path) << "one.two.three.four.five.six.seven.eight.nine.ten.";
+  ds_dataset* data = nullptr;
+  ASSERT_DS_OK(ds_dataset_open(
+      ds::str_cat(R"({"path": ")", path, R"(", "sequence_length": 12,)",
+                  R"("split": "1,0,0", "reset_position_ids": true,)",
+                  R"("reset_attention_mask": true,)", R"("eod_mask_loss": true, "eod_id": 46})")
+          .c_str(),
+      nullptr, &data));
+  const auto field = [&](const char* name) {
+    ds_tensor* out = nullptr;
+    EXPECT_DS_OK(ds_dataset_field(data, 0, name, &out));
+    return read_ids(out);
+  };
+  const std::vector<int32_t> ids = field("ids"), labels = field("labels"),
+                             segments = field("segments");
+  ASSERT_EQ(ids.size(), 12u);
+  int32_t document = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(segments[i], document);
+    if (ids[i] == '.') {
+      EXPECT_EQ(labels[i], -100);
+      ++document;
+    } else if (i + 1 < ids.size()) {
+      EXPECT_EQ(labels[i], ids[i + 1]);
+    }
+  }
+  EXPECT_GE(document, 2);
+  ds_dataset_destroy(data);
 }
 
 }  // namespace

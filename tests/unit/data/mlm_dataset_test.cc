@@ -208,11 +208,19 @@ TEST(MlmDataset, PadsAndLabels) {
   EXPECT_GE(dataset->sample_count(), 50);
   const auto& mlm = dynamic_cast<const MlmDataset&>(*dataset);
   const DatasetPtr again = open_dataset(spec, tokenizer);
+  int64_t swapped = 0;
   for (int64_t i = 0; i < dataset->sample_count(); ++i) {
     Tokens ids(40), labels(40), types(40), same(40);
     std::vector<uint8_t> mask(40);
-    dataset->sample(i, {.ids = ids, .labels = labels, .token_types = types, .mask = mask});
+    Tokens order(1, -1);
+    dataset->sample(i, {.ids = ids,
+                        .labels = labels,
+                        .token_types = types,
+                        .mask = mask,
+                        .sentence_order = order});
     const MlmSample built = mlm.build(i);
+    EXPECT_EQ(order[0], built.swapped ? 1 : 0);
+    swapped += order[0];
     size_t counted = 0;
     for (size_t t = 0; t < 40; ++t) {
       EXPECT_EQ(mask[t], t < built.tokens.size() ? 1 : 0);
@@ -225,6 +233,12 @@ TEST(MlmDataset, PadsAndLabels) {
     again->sample(i, {.ids = same, .labels = labels, .token_types = types, .mask = mask});
     EXPECT_EQ(same, ids);
   }
+
+  EXPECT_GT(swapped, 0);
+  EXPECT_LT(swapped, dataset->sample_count());
+  EXPECT_TRUE(dataset->fields().sentence_order);
+  spec.pairs = false;
+  EXPECT_FALSE(open_dataset(spec, tokenizer)->fields().sentence_order);
 
   // The same documents as JSON lines and as an indexed data set of sentences.
   const SentenceCorpus plain = parse_sentence_text(text, "text", *tokenizer);
@@ -258,6 +272,47 @@ TEST(MlmDataset, PadsAndLabels) {
     EXPECT_EQ(other->documents, plain.documents);
     EXPECT_EQ(other->sentences->token_count(), plain.sentences->token_count());
   }
+}
+
+// The same samples, whose label is at position 0: whether the texts were swapped.
+TEST(MlmDataset, OrderOfTexts) {
+  std::string text;
+  for (int d = 0; d < 40; ++d) {
+    for (int s = 0; s < 4; ++s) text += "the gulls count the harbour " + std::to_string(s) + ".\n";
+    text += "\n";
+  }
+  TempFolder folder;
+  write_bytes(folder / "text.txt", text);
+  const auto tokenizer =
+      load_tokenizer(std::filesystem::path(DS_TEST_DATA) / "tokenizers" / "families" / "bert.json");
+  DatasetSpec spec;
+  spec.kind = DatasetKind::kMlm;
+  spec.path = folder / "text.txt";
+  spec.sequence_length = 40;
+  spec.split = "1";
+  spec.samples = 100;
+  const DatasetPtr tokens = open_dataset(spec, tokenizer);
+  EXPECT_FALSE(tokens->fields().class_labels);
+  spec.objective = MlmObjective::kOrder;
+  const DatasetPtr order = open_dataset(spec, tokenizer);
+  EXPECT_TRUE(order->fields().class_labels);
+  ASSERT_EQ(order->sample_count(), tokens->sample_count());
+  const auto& mlm = dynamic_cast<const MlmDataset&>(*tokens);
+  int64_t swapped = 0;
+  for (int64_t i = 0; i < order->sample_count(); ++i) {
+    Tokens ids(40), same(40), labels(40), types(40);
+    std::vector<uint8_t> mask(40);
+    tokens->sample(i, {.ids = same, .labels = labels, .token_types = types, .mask = mask});
+    order->sample(i, {.ids = ids, .labels = labels, .token_types = types, .mask = mask});
+    EXPECT_EQ(ids, same);
+    EXPECT_EQ(labels[0], mlm.build(i).swapped ? 1 : 0);
+    for (size_t t = 1; t < 40; ++t) ASSERT_EQ(labels[t], kNoLabel);
+    swapped += labels[0];
+  }
+  // Half of them, by a fair coin.
+  EXPECT_NEAR(static_cast<double>(swapped) / static_cast<double>(order->sample_count()), 0.5, 0.25);
+  spec.pairs = false;
+  expect_error(Code::kConfig, {"objective", "pairs"}, [&] { open_dataset(spec, tokenizer); });
 }
 
 TEST(MlmDataset, RefusesWhatCannotBe) {

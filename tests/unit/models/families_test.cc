@@ -302,6 +302,8 @@ TEST(FamilyConfig, AHeadMayStartFreshOnAPretrainedBody) {
   const auto model = open_case({"bert", "default"}, options);
   EXPECT_EQ(model->architecture().info().classes, 5);
   EXPECT_NE(model->get("classifier.weight").data<float>()[0], 0);
+  options.config_changes = {{"architectures", {"BertForNextSentencePrediction"}}};
+  EXPECT_EQ(open_case({"bert", "default"}, options)->architecture().info().classes, 2);
   const auto body = open_case({"bert", "default"});
   EXPECT_EQ(model->get("pooler.dense.weight").data<float>()[7],
             body->get("pooler.dense.weight").data<float>()[7]);

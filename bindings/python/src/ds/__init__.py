@@ -64,7 +64,23 @@ from ._structs import (
     TensorInfo,
     TokenizerInfo,
 )
-from ._tensor import Tensor, asarray, dequantize, flatten, from_dlpack, quantize, unflatten, zeros
+from ._tensor import (
+    Tensor,
+    asarray,
+    dequantize,
+    dequantize_groups,
+    fake_quantize,
+    flatten,
+    from_dlpack,
+    merge_heads,
+    quantize,
+    quantize_groups,
+    softmax,
+    softmax_backward,
+    split_heads,
+    unflatten,
+    zeros,
+)
 from ._tokenizer import Tokenizer
 from .config import plan
 
@@ -128,6 +144,8 @@ __all__ = [
     "checkpoint",
     "config",
     "dequantize",
+    "dequantize_groups",
+    "fake_quantize",
     "flatten",
     "from_dlpack",
     "init_distributed",
@@ -135,13 +153,18 @@ __all__ = [
     "initialize",
     "log_to",
     "memory_report",
+    "merge_heads",
     "plan",
     "plot",
     "quantize",
+    "quantize_groups",
     "read_metrics",
     "report",
     "set_log",
     "set_log_level",
+    "softmax",
+    "softmax_backward",
+    "split_heads",
     "unflatten",
     "zeros",
 ]
