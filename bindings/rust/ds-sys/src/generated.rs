@@ -1835,6 +1835,17 @@ extern "C" {
         output_prefix: *const ::std::os::raw::c_char,
     ) -> ds_status;
 }
+extern "C" {
+    #[doc = " Writes the documents of several data sets one after another into PREFIX.bin and PREFIX.idx, in"]
+    #[doc = " Megatron's format; the inputs may have its older index (TNTIDX)."]
+    #[doc = " @param inputs_json    [\"PREFIX\", ...], all with tokens of one type"]
+    #[doc = " @param output_prefix  not one of them"]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.6."]
+    pub fn ds_dataset_merge(
+        inputs_json: *const ::std::os::raw::c_char,
+        output_prefix: *const ::std::os::raw::c_char,
+    ) -> ds_status;
+}
 #[doc = " How much a data set holds. Set struct_size before the call. Since: 0.5."]
 #[repr(C)]
 pub struct ds_dataset_info {
@@ -1935,8 +1946,9 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " One field of a sample as a tensor [sequence_length]."]
-    #[doc = " @param field  \"ids\", \"labels\", \"segments\", \"token_types\" (int32) or \"mask\" (uint8)"]
+    #[doc = " One field of a sample as a tensor [sequence_length], \"sentence_order\" as a tensor [1]."]
+    #[doc = " @param field  \"ids\", \"labels\", \"segments\", \"token_types\", \"sentence_order\" (int32) or \"mask\""]
+    #[doc = "               (uint8)"]
     #[doc = " Errors: DS_ERR_NOT_FOUND (the data set has no such field). Since: 0.2."]
     pub fn ds_dataset_field(
         dataset: *const ds_dataset,
@@ -4026,23 +4038,21 @@ pub type ds_scope_mode_code = ::std::os::raw::c_int;
 extern "C" {
     #[doc = " Opens a scope: parameters are whole in this process until it ends, at every ZeRO stage, or"]
     #[doc = " gradients stay in this process."]
-    #[doc = " DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type that"]
-    #[doc = " it was registered with (float32 where memory is lent and no parameter needs a lower one), to be"]
-    #[doc = " read only. At ZeRO stage 3 they are gathered from the processes that"]
-    #[doc = " hold their parts: every process opens and closes scopes and adds gradients for the same"]
-    #[doc = " parameters in the same order, and wherever that was the order of the step before, what comes next"]
-    #[doc = " is gathered ahead. At other stages the tensors are views of weights that are whole anyway, so a"]
-    #[doc = " program need not know its stage. A parameter may be in several scopes. ds_engine_step needs all"]
-    #[doc = " closed."]
-    #[doc = " DS_SCOPE_MODIFY: float32 copies of the master values of parameters of any model. Every process"]
-    #[doc = " calls it, not in the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until"]
-    #[doc = " then no step can be made. A parameter is in one such scope at a time."]
-    #[doc = " DS_SCOPE_NO_SYNC: gradients of the passes inside are summed in this process, and averaged over"]
-    #[doc = " processes once, by the first ds_engine_step after the scope, at ZeRO stages 0 and 1. A forward"]
-    #[doc = " inside ends the micro batch before it, without ds_engine_step, which is refused until the scope"]
-    #[doc = " ends; so are another such scope, ds_engine_train_batch and ds_engine_join. Each pass counts as"]
-    #[doc = " one of gradient_accumulation_steps. Every process opens it; the first one of an engine makes a"]
-    #[doc = " buffer of the gradients' size."]
+    #[doc = " DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type"]
+    #[doc = " that it was registered with (float32 where memory is lent and no parameter needs a lower one), to"]
+    #[doc = " be read only. At ZeRO stage 3 they are gathered from the processes that hold their parts: every"]
+    #[doc = " process opens and closes scopes and adds gradients for the same parameters in the same order, and"]
+    #[doc = " wherever that was the order of the step before, what comes next is gathered ahead. At other"]
+    #[doc = " stages the tensors are views of weights that are whole anyway, so a program need not know its"]
+    #[doc = " stage. A parameter may be in several scopes. ds_engine_step needs all closed. DS_SCOPE_MODIFY:"]
+    #[doc = " float32 copies of the master values of parameters of any model. Every process calls it, not in"]
+    #[doc = " the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until then no step can"]
+    #[doc = " be made. A parameter is in one such scope at a time. DS_SCOPE_NO_SYNC: gradients of the passes"]
+    #[doc = " inside are summed in this process, and averaged over processes once, by the first ds_engine_step"]
+    #[doc = " after the scope, at ZeRO stages 0 and 1. A forward inside ends the micro batch before it, without"]
+    #[doc = " ds_engine_step, which is refused until the scope ends; so are another such scope,"]
+    #[doc = " ds_engine_train_batch and ds_engine_join. Each pass counts as one of gradient_accumulation_steps."]
+    #[doc = " Every process opens it; the first one of an engine makes a buffer of the gradients' size."]
     #[doc = " @param parameters  indices in the model; NULL = 0, 1, ..."]
     #[doc = " @param count       how many; 0 with DS_SCOPE_NO_SYNC"]
     #[doc = " Blocks: until the values are there. Errors: DS_ERR_STATE (a scope of the other mode is open; in"]
