@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "inference_weights.h"
+#include "resume.h"
 #include "train_options.h"
 
 namespace tool {

@@ -371,7 +371,8 @@ DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const cha
  * checkpoint.writer.decoupled: then ds_engine_save returns with a copy of the state taken, and the
  * checkpoint is there, and `latest` names it, some time later). The next save, ds_engine_load and
  * ds_engine_destroy wait too; a failure is told once, by this call or by the next save, which then
- * saves nothing. Without a save under way it returns at once. Errors: as ds_engine_save.
+ * saves nothing. Without a save under way it returns at once. Of several processes every one makes
+ * the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save.
  * Since: 0.3.
  */
 DS_API ds_status ds_engine_save_wait(ds_engine* engine);

@@ -96,7 +96,8 @@ class Rules {
            "the legacy stage 1 no longer exists; remove the key");
     parsed_.derive("/zero_optimization/overlap_comm", stage() == 3);
     if (on("/zero_optimization/elastic_checkpoint") && stage() == 3) {
-      warn("/zero_optimization/elastic_checkpoint", "cannot be loaded at stage 3");
+      warn("/zero_optimization/elastic_checkpoint",
+           "is not needed: a checkpoint of any stage loads with any number of ranks");
     }
   }
 

@@ -531,6 +531,8 @@ TEST(Config, WarningsWithoutEffect) {
   EXPECT_THAT(
       load(R"("optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}})").warnings(),
       ElementsAre(HasSubstr("no effect with AdamW")));
+  EXPECT_THAT(load(R"("zero_optimization": {"stage": 3, "elastic_checkpoint": true})").warnings(),
+              ElementsAre(HasSubstr("a checkpoint of any stage loads with any number of ranks")));
 }
 
 TEST(Config, NoOpsInOneProcessAreAccepted) {

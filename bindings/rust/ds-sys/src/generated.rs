@@ -4225,7 +4225,8 @@ extern "C" {
     #[doc = " checkpoint.writer.decoupled: then ds_engine_save returns with a copy of the state taken, and the"]
     #[doc = " checkpoint is there, and `latest` names it, some time later). The next save, ds_engine_load and"]
     #[doc = " ds_engine_destroy wait too; a failure is told once, by this call or by the next save, which then"]
-    #[doc = " saves nothing. Without a save under way it returns at once. Errors: as ds_engine_save."]
+    #[doc = " saves nothing. Without a save under way it returns at once. Of several processes every one makes"]
+    #[doc = " the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save."]
     #[doc = " Since: 0.3."]
     pub fn ds_engine_save_wait(engine: *mut ds_engine) -> ds_status;
 }
