@@ -1721,6 +1721,17 @@ extern "C" {
         output_prefix: *const ::std::os::raw::c_char,
     ) -> ds_status;
 }
+extern "C" {
+    #[doc = " Writes the documents of several data sets one after another into PREFIX.bin and PREFIX.idx, in"]
+    #[doc = " Megatron's format; the inputs may have its older index (TNTIDX)."]
+    #[doc = " @param inputs_json    [\"PREFIX\", ...], all with tokens of one type"]
+    #[doc = " @param output_prefix  not one of them"]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.6."]
+    pub fn ds_dataset_merge(
+        inputs_json: *const ::std::os::raw::c_char,
+        output_prefix: *const ::std::os::raw::c_char,
+    ) -> ds_status;
+}
 #[doc = " How much a data set holds. Set struct_size before the call. Since: 0.5."]
 #[repr(C)]
 pub struct ds_dataset_info {
@@ -1821,8 +1832,9 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " One field of a sample as a tensor [sequence_length]."]
-    #[doc = " @param field  \"ids\", \"labels\", \"segments\", \"token_types\" (int32) or \"mask\" (uint8)"]
+    #[doc = " One field of a sample as a tensor [sequence_length], \"sentence_order\" as a tensor [1]."]
+    #[doc = " @param field  \"ids\", \"labels\", \"segments\", \"token_types\", \"sentence_order\" (int32) or \"mask\""]
+    #[doc = "               (uint8)"]
     #[doc = " Errors: DS_ERR_NOT_FOUND (the data set has no such field). Since: 0.2."]
     pub fn ds_dataset_field(
         dataset: *const ds_dataset,
@@ -2357,8 +2369,8 @@ extern "C" {
 extern "C" {
     #[doc = " Moves the weights to a device, where the model then runs and engines made later train it. Tensors"]
     #[doc = " that are given and returned stay in host memory; docs/cuda.md says what runs on a GPU."]
-    #[doc = " @param device  \"cpu\", where models begin, or a GPU: \"cuda:0\", counted as ds_report lists them."]
-    #[doc = "     Of several processes each takes another GPU, and their group is one of transport \"nccl\"."]
+    #[doc = " @param device  \"cpu\", where models begin; a GPU, \"cuda:0\", as ds_report counts them; \"auto\": see"]
+    #[doc = "     docs/cuda.md. Of several processes each takes another GPU, and their transport is \"nccl\"."]
     #[doc = " Errors: DS_ERR_UNSUPPORTED (no CUDA in this build, no driver, no GPU; or lent parameters),"]
     #[doc = " DS_ERR_INVALID_ARGUMENT (no such device), DS_ERR_STATE (the model has an engine, or is prepared"]
     #[doc = " for inference), DS_ERR_OUT_OF_MEMORY, DS_ERR_DEVICE. Since: 0.4."]
@@ -4170,9 +4182,9 @@ pub struct ds_engine_info {
     pub samples: i64,
     #[doc = "< train_micro_batch_size_per_gpu"]
     pub micro_batch_size: i64,
-    #[doc = "< gradient_accumulation_steps"]
+    #[doc = "< micro batches of the next step (rampup_batch_size varies them)"]
     pub accumulation_steps: i64,
-    #[doc = "< samples of a step, of all processes"]
+    #[doc = "< samples of that step, of all processes"]
     pub train_batch_size: i64,
     #[doc = "< what losses are multiplied by before their gradients are taken:"]
     #[doc = "1 unless fp16 trains. It may change with every step"]
