@@ -2,8 +2,8 @@
 mod common;
 
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use common::{trainer, weights, Scratch, CONFIG, SHAPE};
