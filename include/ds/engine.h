@@ -449,8 +449,8 @@ typedef struct ds_engine_info {
   int64_t micro_steps;        /**< micro batches so far */
   int64_t samples;            /**< samples consumed so far */
   int64_t micro_batch_size;   /**< train_micro_batch_size_per_gpu */
-  int64_t accumulation_steps; /**< gradient_accumulation_steps */
-  int64_t train_batch_size;   /**< samples of a step, of all processes */
+  int64_t accumulation_steps; /**< micro batches of the next step (rampup_batch_size varies them) */
+  int64_t train_batch_size;   /**< samples of that step, of all processes */
   double loss_scale;          /**< what losses are multiplied by before their gradients are taken:
                                    1 unless fp16 trains. It may change with every step */
   int32_t zero_stage;         /**< 0 to 3 */

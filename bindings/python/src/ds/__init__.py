@@ -21,7 +21,7 @@ from typing import Any as _Any
 
 from . import _native, checkpoint, config
 from ._comm import Comm, Store, Work
-from ._dataset import Dataset, build_dataset
+from ._dataset import Dataset, build_dataset, merge_datasets
 from ._engine import Engine
 from ._errors import (
     AbortedError,
@@ -43,6 +43,7 @@ from ._generator import Generator
 from ._initialize import (
     InferenceEngine,
     LrScheduler,
+    add_config_arguments,
     init_distributed,
     init_inference,
     initialize,
@@ -139,6 +140,7 @@ __all__ = [
     "TokenizerInfo",
     "UnsupportedError",
     "Work",
+    "add_config_arguments",
     "asarray",
     "build_dataset",
     "checkpoint",
@@ -153,6 +155,7 @@ __all__ = [
     "initialize",
     "log_to",
     "memory_report",
+    "merge_datasets",
     "merge_heads",
     "plan",
     "plot",

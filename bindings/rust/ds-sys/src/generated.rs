@@ -2484,8 +2484,8 @@ extern "C" {
 extern "C" {
     #[doc = " Moves the weights to a device, where the model then runs and engines made later train it. Tensors"]
     #[doc = " that are given and returned stay in host memory; docs/cuda.md says what runs on a GPU."]
-    #[doc = " @param device  \"cpu\", where models begin, or a GPU: \"cuda:0\", counted as ds_report lists them."]
-    #[doc = "     Of several processes each takes another GPU, and their group is one of transport \"nccl\"."]
+    #[doc = " @param device  \"cpu\", where models begin; a GPU, \"cuda:0\", as ds_report counts them; \"auto\": see"]
+    #[doc = "     docs/cuda.md. Of several processes each takes another GPU, and their transport is \"nccl\"."]
     #[doc = " Errors: DS_ERR_UNSUPPORTED (no CUDA in this build, no driver, no GPU; or lent parameters),"]
     #[doc = " DS_ERR_INVALID_ARGUMENT (no such device), DS_ERR_STATE (the model has an engine, or is prepared"]
     #[doc = " for inference), DS_ERR_OUT_OF_MEMORY, DS_ERR_DEVICE. Since: 0.4."]
@@ -4335,9 +4335,9 @@ pub struct ds_engine_info {
     pub samples: i64,
     #[doc = "< train_micro_batch_size_per_gpu"]
     pub micro_batch_size: i64,
-    #[doc = "< gradient_accumulation_steps"]
+    #[doc = "< micro batches of the next step (rampup_batch_size varies them)"]
     pub accumulation_steps: i64,
-    #[doc = "< samples of a step, of all processes"]
+    #[doc = "< samples of that step, of all processes"]
     pub train_batch_size: i64,
     #[doc = "< what losses are multiplied by before their gradients are taken:"]
     #[doc = "1 unless fp16 trains. It may change with every step"]
