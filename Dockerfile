@@ -7,7 +7,7 @@ COPY . .
 RUN scripts/package
 
 FROM debian:bookworm-slim
-COPY --from=build /src/build/package/out/libds0_*.deb /src/build/package/out/ds_*.deb /packages/
+COPY --from=build /src/build/package/out/libds[0-9].[0-9]_*.deb /src/build/package/out/ds_*.deb /packages/
 RUN dpkg -i /packages/*.deb && rm -r /packages
 WORKDIR /work
 ENTRYPOINT ["ds"]

@@ -1,10 +1,10 @@
-# Licences in every installation, and Debian packages by `cpack -G DEB`: libds0, libds-dev, ds, and
-# libds0-mpi where the MPI plug-in is built. scripts/package calls both.
+# Licences in every installation, and Debian packages by `cpack -G DEB`: libds0.5 (the ABI's version), libds-dev, ds, and
+# libds0.5-mpi where the MPI plug-in is built. scripts/package calls both.
 include(DsThirdParty)
 set(DS_THIRD_PARTY_FILE ${CMAKE_BINARY_DIR}/third-party.txt)
 ds_write_third_party(${DS_THIRD_PARTY_FILE})
 
-set(DS_DEB_LIBRARY libds${PROJECT_VERSION_MAJOR})
+set(DS_DEB_LIBRARY libds${DS_ABI_VERSION})
 set(DS_COMPONENTS library development program)
 set(DS_DEB_NAME_library ${DS_DEB_LIBRARY})
 set(DS_DEB_NAME_development libds-dev)
@@ -87,6 +87,6 @@ else()
   set(next ${next}~)
 endif()
 file(WRITE ${CMAKE_BINARY_DIR}/debian/shlibs
-  "libds ${PROJECT_VERSION_MAJOR} ${DS_DEB_LIBRARY} (>= ${PROJECT_VERSION}), ${DS_DEB_LIBRARY} (<< ${next})\n")
+  "libds ${DS_ABI_VERSION} ${DS_DEB_LIBRARY} (>= ${PROJECT_VERSION}), ${DS_DEB_LIBRARY} (<< ${next})\n")
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_CONTROL_EXTRA ${CMAKE_BINARY_DIR}/debian/shlibs)
 include(CPack)

@@ -720,6 +720,14 @@ class Dataset : public detail::Handle<ds_dataset, ds_dataset_destroy> {
     check(ds_dataset_build(input.c_str(), tokenizer.get(), append_end, output_prefix.c_str()));
   }
 
+  // Writes the documents of several prefixes one after another into PREFIX.bin and PREFIX.idx.
+  static void merge(const std::vector<std::string>& inputs, const std::string& output_prefix) {
+    std::string list;
+    for (const std::string& input : inputs)
+      list += (list.empty() ? "" : ", ") + detail::quote(input);
+    check(ds_dataset_merge(("[" + list + "]").c_str(), output_prefix.c_str()));
+  }
+
   ds_dataset_info info() const {
     ds_dataset_info out = DS_DATASET_INFO_INIT;
     check(ds_dataset_describe(get(), &out));
@@ -732,7 +740,7 @@ class Dataset : public detail::Handle<ds_dataset, ds_dataset_destroy> {
     check(ds_dataset_sample(get(), index, &out));
     return Tensor(out);
   }
-  // "ids", "labels", "segments", "token_types" or "mask" of one sample.
+  // "ids", "labels", "segments", "token_types", "sentence_order" or "mask" of one sample.
   Tensor field(int64_t index, const std::string& name) const {
     ds_tensor* out = nullptr;
     check(ds_dataset_field(get(), index, name.c_str(), &out));

@@ -36,6 +36,8 @@ const char* skip_reason_name(int32_t reason) {
       return "accumulating";
     case DS_SKIP_NON_FINITE:
       return "non_finite";
+    case DS_SKIP_LARGE_NORM:
+      return "large_norm";
     default:
       return "unknown";
   }

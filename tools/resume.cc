@@ -61,6 +61,15 @@ LoadedRun describe(const TrainOptions& options, const std::string& folder, const
 
 }  // namespace
 
+bool has_checkpoint(const std::string& folder) {
+  try {
+    static_cast<void>(libds::inspect_checkpoint(folder));
+  } catch (const libds::Error& error) {
+    return error.status() != DS_ERR_NOT_FOUND;
+  }
+  return true;
+}
+
 LoadedRun find_checkpoint(const TrainOptions& options) {
   if (options.load.empty()) return {};
   return describe(options, options.load, options.tag);

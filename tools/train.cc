@@ -161,12 +161,17 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
   auto* load = sub.add_option("--load", o.load, "go on from the newest valid checkpoint here")
                    ->type_name("DIR")
                    ->group(group);
-  sub.add_option("--tag", o.tag, "checkpoint to load instead of the newest")
-      ->needs(load)
-      ->type_name("NAME")
-      ->group(group);
+  auto* tag = sub.add_option("--tag", o.tag, "checkpoint to load instead of the newest")
+                  ->needs(load)
+                  ->type_name("NAME")
+                  ->group(group);
 
   LoadParts& parts = o.load_parts;
+  sub.add_flag("--load-or-begin", parts.or_begin,
+               "begin a run when --load is not there or holds no checkpoint")
+      ->needs(load)
+      ->excludes(tag)
+      ->group(group);
   auto* weights_only =
       sub.add_flag("--load-weights-only", parts.weights_only,
                    "take the weights of --load and begin anew at step 0, as another run")
@@ -229,6 +234,7 @@ void add_train(CLI::App& app, Action& action) {
   add_fine_tuning(*sub, *options);
   add_checkpoints_and_records(*sub, *options);
   sub->callback([&action, options] {
+    if (options->load_parts.or_begin && !has_checkpoint(options->load)) options->load.clear();
     if (options->model.empty() && options->load.empty()) {
       throw CLI::RequiredError("--model (or --load)");
     }

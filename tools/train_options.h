@@ -16,6 +16,7 @@ struct LoadParts {
   bool no_optimizer = false;
   bool no_schedule = false;
   bool partial = false;
+  bool or_begin = false;  // without a checkpoint there the run begins
   bool strict = false;
 };
 

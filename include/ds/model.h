@@ -72,7 +72,8 @@ typedef struct ds_parameter {
  * ds_model_set_parameter, inside those calls only. An engine of several processes at ZeRO stage 3
  * refuses lent values: no process has whole weights to write. A parameter that is not lent lies in
  * the library's memory, see ds_model_view_parameter; its dtype must then be float32 or the type in
- * which the engine's configuration computes. Errors: DS_ERR_UNSUPPORTED (a type, two
+ * which the engine's configuration computes, and a model may have both, such as float32 adapters
+ * beside a bfloat16 base. Errors: DS_ERR_UNSUPPORTED (a type, two
  * places). Since: 0.2.
  */
 DS_API ds_status ds_model_create_from_parameters(const ds_parameter* parameters, int64_t count,

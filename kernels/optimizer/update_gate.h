@@ -14,6 +14,7 @@ struct GateRule {
   double share = 1;       // they are multiplied by it besides
   double clipping = 0;    // the largest norm; 0 = any
   bool may_skip = true;   // an update with a norm that is not finite
+  double skip_above = 0;  // an update with a larger norm is skipped; 0 = none
 };
 
 struct UpdateGate {
@@ -36,9 +37,10 @@ constexpr double clip_factor(double norm, double max_norm) {
 constexpr UpdateGate decide_update(double norm, const GateRule& rule) {
   const double unscaled = norm / rule.loss_scale * rule.share;
   const bool finite = unscaled - unscaled == 0;
+  const bool small = !finite || rule.skip_above <= 0 || unscaled <= rule.skip_above;
   return {unscaled,
           static_cast<float>(clip_factor(unscaled, rule.clipping) / rule.loss_scale * rule.share),
-          finite || !rule.may_skip ? 1 : 0};
+          small && (finite || !rule.may_skip) ? 1 : 0};
 }
 
 // `squares` are the words of an ExactSum of the gradients' squares, with carries done.

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "capi/args.h"
 #include "capi/dataset_json.h"
@@ -12,6 +13,7 @@
 #include "capi/token_args.h"
 #include "capi/tokenizer_object.h"
 #include "data/corpus.h"
+#include "data/indexed_dataset.h"
 
 using namespace ds;        // NOLINT: this file defines the C functions of this namespace
 using namespace ds::capi;  // NOLINT
@@ -39,6 +41,23 @@ ds_status ds_dataset_build(const char* input, const ds_tokenizer* tokenizer, ds_
     ThreadPool pool;
     options.pool = &pool;
     build_indexed_dataset(from, *object->tokenizer, to, options);
+  });
+}
+
+ds_status ds_dataset_merge(const char* inputs_json, const char* output_prefix) {
+  return guard(__func__, [&] {
+    constexpr const char* kWhat = "inputs_json";
+    const Json list = parse_json(text_param(inputs_json, kWhat), kWhat, Code::kInvalidArgument);
+    DS_CHECK(list.is_array() && !list.empty(), Code::kInvalidArgument, kWhat,
+             " must be a list of prefixes, not ", printable(dump_json(list)));
+    std::vector<std::filesystem::path> inputs;
+    for (const Json& item : list) {
+      DS_CHECK(item.is_string() && !item.get_ref<const std::string&>().empty(),
+               Code::kInvalidArgument, kWhat, "[", inputs.size(), "] must be a prefix, not ",
+               printable(dump_json(item)));
+      inputs.emplace_back(item.get<std::string>());
+    }
+    IndexedDatasetWriter::merge(inputs, path_param(output_prefix, "output_prefix"));
   });
 }
 
@@ -85,9 +104,13 @@ ds_status ds_dataset_field(const ds_dataset* dataset, int64_t index, const char*
     std::vector<int32_t> ids = numbers(true), labels = numbers(true);
     std::vector<int32_t> segments = numbers(has.segments), types = numbers(has.token_types);
     std::vector<uint8_t> mask(has.mask ? length : 0);
-    data.sample(index, {ids, labels, segments, types, mask});
-    const std::pair<const char*, std::vector<int32_t>*> fields[] = {
-        {"ids", &ids}, {"labels", &labels}, {"segments", &segments}, {"token_types", &types}};
+    std::vector<int32_t> order(has.sentence_order ? 1 : 0);
+    data.sample(index, {ids, labels, segments, types, mask, order});
+    const std::pair<const char*, std::vector<int32_t>*> fields[] = {{"ids", &ids},
+                                                                    {"labels", &labels},
+                                                                    {"segments", &segments},
+                                                                    {"token_types", &types},
+                                                                    {"sentence_order", &order}};
     for (const auto& [known, values] : fields) {
       if (name == known && !values->empty()) {
         out = publish_tensor(id_tensor(*values));

@@ -18,6 +18,8 @@ Keys keys_of(DatasetKind kind, bool member) {
   if (!member) add({"sequence_length", "samples", "split", "split_rounding", "part", "seed"});
   switch (kind) {
     case DatasetKind::kGpt:
+      add({"eod_mask_loss", "reset_position_ids", "reset_attention_mask",
+           "drop_last_partial_validation_sequence", "eod_id", "pad_id"});
       break;
     case DatasetKind::kBlend:
       add({"members", "weights"});
@@ -61,6 +63,23 @@ SplitRounding rounding_of(const JsonArguments& spec) {
               str_cat("must be \"megatron\" or \"megatron_core\", not \"", printable(name), "\""));
 }
 
+std::optional<int32_t> token_of(const JsonArguments& given, const char* key) {
+  if (!given.has(key)) return std::nullopt;
+  return static_cast<int32_t>(given.required_integer(key, 0, INT32_MAX));
+}
+
+void read_gpt(const JsonArguments& given, DatasetSpec& spec) {
+  spec.eod_mask_loss = given.flag("eod_mask_loss", false);
+  spec.part_documents = given.flag("reset_attention_mask", false);
+  if (given.flag("reset_position_ids", false) != spec.part_documents) {
+    given.refuse("reset_position_ids",
+                 "and reset_attention_mask go together here: set both, or neither");
+  }
+  spec.keep_partial = !given.flag("drop_last_partial_validation_sequence", true);
+  spec.eod_id = token_of(given, "eod_id");
+  spec.pad_id = token_of(given, "pad_id");
+}
+
 void read_packed(const JsonArguments& given, DatasetSpec& spec) {
   FinetuneOptions& options = spec.finetune;
   const std::string chat = given.text("chat_template", chat_template_name(options.chat));
@@ -78,9 +97,7 @@ void read_packed(const JsonArguments& given, DatasetSpec& spec) {
   }
   spec.too_long = too_long == "cut" ? TooLong::kCut : TooLong::kSkip;
   spec.pack = given.flag("pack", spec.pack);
-  if (given.has("pad_id")) {
-    spec.pad_id = static_cast<int32_t>(given.required_integer("pad_id", 0, INT32_MAX));
-  }
+  spec.pad_id = token_of(given, "pad_id");
 }
 
 void read_mlm(const JsonArguments& given, DatasetSpec& spec) {
@@ -104,6 +121,7 @@ DatasetSpec parse_spec(const Json& document, const std::string& path, bool membe
     spec.split_rounding = rounding_of(given);
     spec.seed = static_cast<uint32_t>(given.integer("seed", spec.seed, 0, UINT32_MAX));
   }
+  if (spec.kind == DatasetKind::kGpt) read_gpt(given, spec);
   if (spec.kind == DatasetKind::kPacked) read_packed(given, spec);
   if (spec.kind == DatasetKind::kMlm) read_mlm(given, spec);
   if (spec.kind == DatasetKind::kBlend) {

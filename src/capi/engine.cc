@@ -21,6 +21,7 @@ static_assert(sizeof(ds_engine_info) == 72);
 static_assert(static_cast<int32_t>(SkipReason::kNone) == DS_SKIP_NONE);
 static_assert(static_cast<int32_t>(SkipReason::kAccumulating) == DS_SKIP_ACCUMULATING);
 static_assert(static_cast<int32_t>(SkipReason::kNonFinite) == DS_SKIP_NON_FINITE);
+static_assert(static_cast<int32_t>(SkipReason::kLargeNorm) == DS_SKIP_LARGE_NORM);
 
 // A wrong struct is refused before the step, not after it.
 void check_report(const ds_step_report* out_report) {
@@ -56,12 +57,13 @@ void give_report(const Engine& engine, const StepReport& report, ds_step_report*
 LoadOptions load_options(const char* json) {
   const JsonArguments given(json, "load options",
                             {"load_module_only", "load_module_strict", "load_optimizer_states",
-                             "load_lr_scheduler_states", "strict"});
+                             "load_lr_scheduler_states", "may_be_missing", "strict"});
   LoadOptions options;
   options.module_only = given.flag("load_module_only", options.module_only);
   options.module_strict = given.flag("load_module_strict", options.module_strict);
   options.optimizer_states = given.flag("load_optimizer_states", options.optimizer_states);
   options.schedule = given.flag("load_lr_scheduler_states", options.schedule);
+  options.may_be_missing = given.flag("may_be_missing", options.may_be_missing);
   options.strict = given.flag("strict", options.strict);
   return options;
 }

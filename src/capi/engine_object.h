@@ -60,16 +60,16 @@ class OptimizerObject : public HandleObject {
   const std::weak_ptr<EngineObject> engine;
 };
 
-// Parameters that are whole until the scope ends.
+// What holds until the scope ends: parameters that are whole, gradients that are not reduced.
 class ScopeObject : public HandleObject {
  public:
-  ScopeObject(std::weak_ptr<EngineObject> value, std::vector<int64_t> list, bool changes)
-      : engine(std::move(value)), parameters(std::move(list)), modifies(changes) {}
+  ScopeObject(std::weak_ptr<EngineObject> value, std::vector<int64_t> list, ds_scope_mode what)
+      : engine(std::move(value)), parameters(std::move(list)), mode(what) {}
   ~ScopeObject() override;
 
   const std::weak_ptr<EngineObject> engine;
   const std::vector<int64_t> parameters;
-  const bool modifies;
+  const ds_scope_mode mode;
   std::vector<Tensor> tensors;
   bool open = false;
 };

@@ -242,18 +242,12 @@ ds_status ds_model_view_parameter(ds_model* model, int64_t parameter, ds_tensor*
              Code::kUnsupported, "the weights are on ", used->device()->describe(),
              ", where the library works with them; read a copy (ds_model_get_parameter)");
     zero::ParameterState& state = used->state();
-    // A program that registered float32 keeps seeing float32, whatever the engine's precision.
-    const bool master =
-        !used->has_architecture() && used->parameters()[id].dtype == DType::kFloat32;
-    DS_CHECK(!master || state.whole_masters(), Code::kUnsupported,
-             "split masters, or masters that are spread over processes, leave no float32 memory to "
-             "look at; register the parameter as bfloat16");
     DS_CHECK(state.whole_weights(), Code::kUnsupported,
              "the weights are spread over processes (ZeRO stage 3); open a scope "
              "(ds_engine_open_scope), or read a copy");
     used->device()->default_stream().synchronize();
-    Tensor view = master ? state.master(id) : state.model_view(id);
-    // Lower precision is made anew from the master by every step: what is written would be lost.
-    out = publish_tensor(view.dtype() == DType::kFloat32 ? std::move(view) : read_only(view));
+    Tensor view = state.model_view(id);
+    // What follows from a master is made anew by every step: what is written would be lost.
+    out = publish_tensor(state.computes_with_master(id) ? std::move(view) : read_only(view));
   });
 }

@@ -1,4 +1,5 @@
-// Scopes of ds.h: parameters of an engine made whole for the caller's computation or to be changed.
+// Scopes of ds.h: parameters of an engine made whole for the caller's computation or to be changed,
+// and gradients that stay where they are.
 #include <vector>
 
 #include "capi/args.h"
@@ -9,13 +10,39 @@
 namespace ds::capi {
 namespace {
 
-// Ends what the scope began, without waiting for other ranks.
-void let_go(Engine& engine, const std::vector<int64_t>& parameters, bool modifies) {
-  if (modifies) {
-    engine.forget_gathered(parameters);
-  } else {
-    engine.release_parameters(parameters);
+// The parameters' tensors, in modes that have them.
+std::vector<Tensor> begin(Engine& engine, const ScopeObject& scope) {
+  switch (scope.mode) {
+    case DS_SCOPE_MODIFY:
+      return engine.gather_parameters(scope.parameters);
+    case DS_SCOPE_NO_SYNC:
+      engine.begin_no_sync();
+      return {};
+    default:
+      return engine.fetch_parameters(scope.parameters);
   }
+}
+
+// Ends what the scope began; `changes_dropped` drops changes without waiting for other ranks.
+void end(Engine& engine, const std::vector<int64_t>& parameters, ds_scope_mode mode,
+         bool changes_dropped) {
+  switch (mode) {
+    case DS_SCOPE_MODIFY:
+      if (changes_dropped) return engine.forget_gathered(parameters);
+      return engine.scatter_parameters(parameters, -1);
+    case DS_SCOPE_NO_SYNC:
+      return engine.end_no_sync();
+    default:
+      return engine.release_parameters(parameters);
+  }
+}
+
+void check_mode(ds_scope_mode mode, int64_t count) {
+  DS_CHECK(mode == DS_SCOPE_COMPUTE || mode == DS_SCOPE_MODIFY || mode == DS_SCOPE_NO_SYNC,
+           Code::kInvalidArgument, "mode is ", mode,
+           "; DS_SCOPE_COMPUTE (1), DS_SCOPE_MODIFY (2) or DS_SCOPE_NO_SYNC (3) is needed");
+  DS_CHECK(mode != DS_SCOPE_NO_SYNC || count == 0, Code::kInvalidArgument, "count is ", count,
+           "; a scope of mode DS_SCOPE_NO_SYNC holds for all gradients and takes 0 parameters");
 }
 
 EnteredEngine enter_engine_of(const ScopeObject& scope) {
@@ -38,9 +65,7 @@ void ended(ScopeObject& scope) noexcept {
 ScopeObject::~ScopeObject() {
   const std::shared_ptr<EngineObject> owner = open ? engine.lock() : nullptr;
   if (!owner) return;
-  const auto end = [list = parameters, changes = modifies](Engine& of) {
-    let_go(of, list, changes);
-  };
+  const auto end_it = [list = parameters, what = mode](Engine& of) { end(of, list, what, true); };
   try {
     if (owner->try_enter(/*exclusive=*/true)) {
       struct Leave {
@@ -48,13 +73,13 @@ ScopeObject::~ScopeObject() {
         ~Leave() { engine.leave(/*exclusive=*/true); }
       } const leave{*owner};
       try {
-        end(owner->engine());
+        end_it(owner->engine());
         return;
       } catch (const Error& error) {  // another thread's call is inside the model
         if (error.code() != Code::kState) return;
       }
     }
-    owner->leave_for_next_call(end);
+    owner->leave_for_next_call(end_it);
   } catch (...) {  // no memory: the engine's end closes the scope
   }
 }
@@ -81,16 +106,13 @@ ds_status ds_engine_open_scope(ds_engine* engine, const int64_t* parameters, int
     std::shared_ptr<EngineObject> owner = look_up(engine, "engine");
     const EnteredEngine entered(owner);
     ds_scope*& out = out_param(out_scope, "out_scope");
-    DS_CHECK(mode == DS_SCOPE_COMPUTE || mode == DS_SCOPE_MODIFY, Code::kInvalidArgument,
-             "mode is ", mode, "; DS_SCOPE_COMPUTE (1) or DS_SCOPE_MODIFY (2) is needed");
-    const bool modifies = mode == DS_SCOPE_MODIFY;
+    check_mode(mode, count);
     auto scope = std::make_shared<ScopeObject>(
-        owner, parameter_list(entered->engine(), parameters, count), modifies);
+        owner, parameter_list(entered->engine(), parameters, count), mode);
     // The handle is there before the scope: what is open can be closed.
     ds_scope* const handle = publish<ds_scope>(scope);
     try {
-      scope->tensors = modifies ? entered->engine().gather_parameters(scope->parameters)
-                                : entered->engine().fetch_parameters(scope->parameters);
+      scope->tensors = begin(entered->engine(), *scope);
       scope->open = true;
     } catch (...) {
       end_handle(handle);
@@ -117,8 +139,10 @@ ds_status ds_scope_commit(ds_scope* scope, int32_t modifier_rank) {
     const auto object = enter(scope, "scope");
     const auto engine = enter_engine_of(*object);
     check_open(*object);
-    DS_CHECK(object->modifies, Code::kState,
-             "the scope was opened to compute (DS_SCOPE_COMPUTE), its parameters are only read");
+    DS_CHECK(object->mode == DS_SCOPE_MODIFY, Code::kState,
+             object->mode == DS_SCOPE_COMPUTE
+                 ? "the scope was opened to compute (DS_SCOPE_COMPUTE), its parameters are only read"
+                 : "the scope was opened for gradients (DS_SCOPE_NO_SYNC), it has no parameters");
     DS_CHECK(modifier_rank >= 0, Code::kInvalidArgument, "modifier_rank is ", modifier_rank,
              "; a rank is needed (ds_scope_close drops the changes)");
     engine->engine().scatter_parameters(object->parameters, modifier_rank);
@@ -134,11 +158,7 @@ ds_status ds_scope_close(ds_scope* scope) {
       return;
     }
     const auto engine = enter_engine_of(*object);
-    if (object->modifies) {
-      engine->engine().scatter_parameters(object->parameters, -1);
-    } else {
-      engine->engine().release_parameters(object->parameters);
-    }
+    end(engine->engine(), object->parameters, object->mode, /*changes_dropped=*/false);
     ended(*object);
   });
 }

@@ -1,6 +1,6 @@
 #include "config/batch.h"
 
-#include <string>
+#include <algorithm>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -108,6 +108,34 @@ void BatchConfig::set_micro_batch(int64_t samples) {
            " does not fit 64 bits");
   micro_batch = samples;
   train_batch = *total;
+}
+
+// In doubles, as Megatron computes it: the same sizes at the same samples.
+int64_t BatchRampUp::size_after(int64_t consumed) const {
+  if (consumed > samples || start == full) return full;
+  const int64_t increments = (full - start) / increment;
+  const double samples_per_increment =
+      static_cast<double>(samples) / static_cast<double>(increments);
+  const auto done = static_cast<int64_t>(static_cast<double>(consumed) / samples_per_increment);
+  return start + std::min(done, increments) * increment;
+}
+
+std::string ramp_up_problem(const BatchRampUp& ramp_up, const BatchConfig& batch) {
+  const auto& [start, increment, samples, full] = ramp_up;
+  if (start > full) {
+    return str_cat("starts with ", start, " samples, more than train_batch_size ", full);
+  }
+  if ((full - start) % increment != 0) {
+    return str_cat("steps of ", increment, " samples do not lead from ", start,
+                   " to train_batch_size ", full);
+  }
+  const int64_t unit = batch.micro_batch * batch.data_parallel;
+  for (const int64_t size : {start, full - start > 0 ? increment : start}) {
+    if (size % unit == 0) continue;
+    return str_cat(size, " samples are no multiple of train_micro_batch_size_per_gpu ",
+                   batch.micro_batch, " x data-parallel size ", batch.data_parallel);
+  }
+  return {};
 }
 
 }  // namespace ds

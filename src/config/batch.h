@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace ds {
 
@@ -18,6 +19,21 @@ struct BatchConfig {
   // Changes the train batch with it; the accumulation stays.
   void set_micro_batch(int64_t samples);
 };
+
+// Megatron's --rampup-batch-size: the train batch begins small and grows by equal increments, which
+// are spread evenly over the first samples.
+struct BatchRampUp {
+  int64_t start = 1;
+  int64_t increment = 1;
+  int64_t samples = 1;  // consumed ones, until the full size
+  int64_t full = 1;     // the train batch of the configuration
+
+  // Samples of the step that begins when all ranks have consumed so many.
+  int64_t size_after(int64_t consumed) const;
+};
+
+// Says what makes a ramp-up impossible with these batch sizes; empty when nothing does.
+std::string ramp_up_problem(const BatchRampUp& ramp_up, const BatchConfig& batch);
 
 // The number of ranks for which the three sizes agree, if there is one.
 std::optional<int64_t> world_of_batch(int64_t train_batch, int64_t micro_batch,

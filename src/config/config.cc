@@ -166,6 +166,12 @@ OptimizerConfig read_optimizer(const ParsedObject& parsed) {
     if (params.at("ns_method") == "standard") out.ns_method = MuonMethod::kStandard;
   }
   out.decay_all = parsed.at("/optimizer/decay_all").get<bool>();
+  const Json& decay = parsed.at("/optimizer/weight_decay_schedule");
+  if (!decay.is_null()) {
+    out.decay_schedule = {decay.at("type") == "cosine", decay.at("start").get<double>(),
+                          decay.at("end").get<double>(),
+                          decay.at("total_num_steps").get<int64_t>()};
+  }
   const Json& states = parsed.at("/optimizer/state_dtype");
   if (states == "bf16") out.state_type = OptimizerStateType::kBf16;
   if (states == "int8") out.state_type = OptimizerStateType::kInt8;
@@ -344,6 +350,8 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   if (!parsed.at("/optimizer").is_null()) out.optimizer = read_optimizer(parsed);
   if (!parsed.at("/scheduler").is_null()) out.scheduler = read_scheduler(parsed);
   out.gradient_clipping = get<double>(parsed, "/gradient_clipping");
+  out.eval_micro_batch = optional_at<int64_t>(parsed, "/eval_micro_batch_size_per_gpu");
+  out.gradient_skip_norm = get<double>(parsed, "/gradient_skip_norm");
   out.max_consecutive_skips = get<int64_t>(parsed, "/max_consecutive_skips");
   out.seed = get<uint64_t>(parsed, "/seed");
   out.threads = get<int>(parsed, "/threads");
@@ -355,6 +363,12 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.graphs = get<bool>(parsed, "/graph_harvesting");
   out.cuda = read_cuda(parsed);
   out.dataloader_drop_last = get<bool>(parsed, "/dataloader_drop_last");
+  out.dataloader_type = get<std::string>(parsed, "/dataloader_type");
+  out.data_sharding = get<bool>(parsed, "/data_sharding");
+  if (const Json& sizes = parsed.at("/rampup_batch_size"); !sizes.is_null()) {
+    const auto size = [&](size_t i) { return sizes.at(i).get<int64_t>(); };
+    out.batch_ramp_up = {size(0), size(1), size(2), out.batch.train_batch};
+  }
   out.tensorboard = read_monitor(parsed, "/tensorboard");
   out.csv_monitor = read_monitor(parsed, "/csv_monitor");
   out.jsonl_monitor = read_monitor(parsed, "/jsonl_monitor");

@@ -82,6 +82,14 @@ struct BaseShapeConfig {
   std::vector<std::string> match;  // patterns, as of groups
   std::vector<int64_t> shape;      // 0: the size does not count as width
 };
+// Moves the weight decay of groups without one of their own, over the steps of schedules.
+struct DecayScheduleConfig {
+  bool cosine = false;  // else linear
+  double start = 0;
+  double end = 0;
+  int64_t total_steps = 1;  // from then on it is `end`
+};
+
 enum class MuRule { kNone, kAdam, kSgd };  // how widths scale rates
 
 struct OptimizerConfig {
@@ -115,6 +123,7 @@ struct OptimizerConfig {
   MuRule mu = MuRule::kNone;
   std::vector<BaseShapeConfig> base_shapes;  // the first that matches counts
 
+  std::optional<DecayScheduleConfig> decay_schedule;
   bool decay_all = false;  // else parameters that say so do not decay, unless their group asks
   OptimizerStateType state_type = OptimizerStateType::kFp32;
   std::vector<OptimizerGroupConfig> groups;  // group 0 is the default one, then these in order
@@ -265,11 +274,14 @@ struct CudaConfig {
 class Config {
  public:
   BatchConfig batch;
+  std::optional<BatchRampUp> batch_ramp_up;  // how `batch` grows to what it is here
   PrecisionConfig precision;
   bool managed_accumulation = true;          // false: every step is a boundary
   std::optional<OptimizerConfig> optimizer;  // always set by load_config
   std::optional<SchedulerConfig> scheduler;
-  double gradient_clipping = 1.0;  // 0 = off
+  double gradient_clipping = 1.0;           // 0 = off
+  std::optional<int64_t> eval_micro_batch;  // else that of training
+  double gradient_skip_norm = 0;            // steps with a larger norm are skipped; 0 = off
   // Steps skipped in a row that end training with an error; 0 = never.
   int64_t max_consecutive_skips = 100;
 
@@ -281,6 +293,8 @@ class Config {
   bool wall_clock_breakdown = false;
   bool memory_breakdown = false;
   bool dataloader_drop_last = false;
+  std::string dataloader_type = "passes";  // or single, cyclic
+  bool data_sharding = true;
   bool graphs = false;  // micro batches are recorded as CUDA graphs
   CudaConfig cuda;
 

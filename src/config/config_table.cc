@@ -18,6 +18,11 @@ std::vector<Key> batch_rows() {
       integer("gradient_accumulation_steps", std::nullopt,
               "Forward and backward passes per optimizer step.")
           .at_least(1),
+      list("rampup_batch_size", any_integer().at_least(1), "null",
+           "Megatron's --rampup-batch-size: [START, INCREMENT, SAMPLES]. The first step has START "
+           "samples; train_batch_size is reached after SAMPLES samples, by INCREMENT at a time, by "
+           "more micro batches per step. (Extension.)")
+          .items(3, 3),
       flag("managed_gradient_accumulation", true,
            "The engine counts micro batches and updates at the boundary, and divides by "
            "gradient_accumulation_steps. False: every step() is a boundary, forward and backward "
@@ -45,12 +50,28 @@ std::vector<Key> engine_rows() {
              "Upper bound of the global L2 gradient norm; 0 and null disable.")
           .or_null()
           .at_least(0),
-      integer("max_consecutive_skips", 100,
-              "Steps skipped in a row for an infinity or NaN that end training with an error; 0 "
-              "never does. (Extension.)")
+      number("gradient_skip_norm", 0.0,
+             "Skip a step whose global L2 gradient norm, before clipping, is above this, as one "
+             "with an infinity or NaN is; 0 never does. The loss scale takes no notice. "
+             "(Extension.)")
           .at_least(0),
+      integer("max_consecutive_skips", 100,
+              "Steps skipped in a row that end training with an error; 0 never does. "
+              "(Extension.)")
+          .at_least(0),
+      integer("eval_micro_batch_size_per_gpu", std::nullopt,
+              "Samples of one forward pass of an evaluation; null: those of training. (Extension.)")
+          .at_least(1),
       flag("dataloader_drop_last", false,
            "Drop the last samples of an epoch that do not fill a batch."),
+      choice("dataloader_type", {"passes", "single", "cyclic"}, "passes",
+             "How ds_engine_train_batch goes through a data set. passes: in its order, then again "
+             "and again, each time in a new order. single: once, in its order, as Megatron's "
+             "--dataloader-type single. cyclic: in a new order from the first pass on, as its "
+             "cyclic. (Extension.)"),
+      flag("data_sharding", true,
+           "With dataloader_type cyclic: each rank goes through a range of its own; false: ranks "
+           "take turns in one order, as Megatron's --no-data-sharding. (Extension.)"),
       flag("wall_clock_breakdown", false,
            "Measure forward, backward and step separately. On when flops_profiler is enabled."),
       flag("memory_breakdown", false, "Log memory by tag at every printed step."),

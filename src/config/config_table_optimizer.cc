@@ -252,6 +252,20 @@ Key param_groups() {
 
 }  // namespace
 
+KeyTable decay_schedule_table() {
+  return table(
+      "Weight decay that moves with the steps of schedules, as Megatron's weight-decay-incr-style: "
+      "in place of params' weight_decay, for groups without one of their own.",
+      Rows{
+          choice("type", {"linear", "cosine"}, "linear", "Its way from start to end."),
+          number("start", 0.0, "Weight decay of the first step.").at_least(0),
+          number("end", std::nullopt, "From total_num_steps on.").must_be_given().at_least(0),
+          integer("total_num_steps", std::nullopt, "Applied steps that it takes.")
+              .must_be_given()
+              .at_least(1),
+      });
+}
+
 KeyTable optimizer_table() {
   constexpr const char* kSgd = "The first gradient fills the momentum buffer undamped.";
   // Names of PyTorch's: their parameters are kept unread, and the type is refused.
@@ -351,6 +365,7 @@ KeyTable optimizer_table() {
                      "models (their parameters of one dimension) and what a program added without "
                      "decay; a group's own weight_decay holds for all of the group in either case. "
                      "(Extension.)"),
+                 optional_section("weight_decay_schedule", decay_schedule_table()),
                  flag("legacy_fusion", false, "The old fused path.").needs("the legacy fused path"),
              })
       .ignores_other_keys();

@@ -453,7 +453,21 @@ class Rules {
     parsed_.derive("/train_batch_size", out.train_batch);
     parsed_.derive("/train_micro_batch_size_per_gpu", out.micro_batch);
     parsed_.derive("/gradient_accumulation_steps", out.accumulation);
+    ramp_up(out);
     return out;
+  }
+
+  void ramp_up(const BatchConfig& batch) const {
+    constexpr const char* kPath = "/rampup_batch_size";
+    const Json& sizes = at(kPath);
+    if (unsure_ || sizes.is_null()) return;
+    const auto size = [&](size_t i) { return sizes.at(i).get<int64_t>(); };
+    const std::string problem =
+        ramp_up_problem({size(0), size(1), size(2), batch.train_batch}, batch);
+    forbid(!problem.empty(), kPath, problem);
+    forbid(!on("/managed_gradient_accumulation"), kPath,
+           "sets how many micro batches a step has, and with managed_gradient_accumulation false "
+           "the caller does; remove one of them");
   }
 
   ParsedObject& parsed_;

@@ -26,6 +26,8 @@ void check_sample_view(const Dataset& dataset, int64_t index, const SampleView& 
   check("segments", out.segments.size(), fields.segments);
   check("token_types", out.token_types.size(), fields.token_types);
   check("mask", out.mask.size(), fields.mask);
+  DS_CHECK(out.sentence_order.size() <= (fields.sentence_order ? 1u : 0u), Code::kInvalidArgument,
+           what, ": the buffer for sentence_order has ", out.sentence_order.size(), " elements");
 }
 
 }  // namespace ds

@@ -20,12 +20,15 @@ struct SampleView {
   std::span<int32_t> segments = {};  // number of the packed piece that a token belongs to, from 0
   std::span<int32_t> token_types = {};  // BERT's sentence A or B
   std::span<uint8_t> mask = {};         // 0 = padding
+  // One element, or none where nobody asks: 1 = sentence B stood before A in the text.
+  std::span<int32_t> sentence_order = {};
 };
 
 struct DatasetFields {
   bool segments = false;
   bool token_types = false;
   bool mask = false;
+  bool sentence_order = false;  // of the sample as a whole
 };
 
 // Immutable; usable from many threads.

@@ -42,13 +42,30 @@ void check_common(const DatasetSpec& spec) {
          " part of the ", count, " ", units, " of ", printable(spec.path.string(), 300));
 }
 
+// What samples of running tokens say of documents and of padding.
+GptSampleOptions gpt_samples(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
+  GptSampleOptions out;
+  out.end_id = spec.eod_id;
+  if (!out.end_id && tokenizer) out.end_id = tokenizer->eos_id();
+  out.mask_end_loss = spec.eod_mask_loss;
+  out.part_documents = spec.part_documents;
+  out.pad_id = spec.pad_id.value_or(out.end_id.value_or(0));
+  if ((spec.eod_mask_loss || spec.part_documents) && !out.end_id) {
+    refuse("eod_id",
+           "is missing, and the tokenizer has no end-of-text token: what ends a document?");
+  }
+  return out;
+}
+
 DatasetPtr open_gpt(const DatasetSpec& spec, const TokenizerPtr& tokenizer) {
   GptIndexOptions options;
   options.sequence_length = spec.sequence_length;
   options.seed = spec.seed;
   options.samples = spec.samples;
+  options.keep_partial = spec.keep_partial && spec.part == Split::kValid;
   const TokenSourcePtr source = open_token_source(spec.path, tokenizer, spec.sequence_length);
-  auto dataset = make_gpt_dataset(source, spec.split, spec.part, options, spec.split_rounding);
+  auto dataset = make_gpt_dataset(source, spec.split, spec.part, options, spec.split_rounding,
+                                  gpt_samples(spec, tokenizer));
   if (!dataset) refuse_empty_part(spec, source->sequence_count(), "sequences");
   return dataset;
 }

@@ -42,11 +42,17 @@ struct DatasetSpec {
   std::vector<DatasetSpec> members = {};
   std::vector<double> weights = {};
 
+  // kGpt.
+  bool eod_mask_loss = false;   // what follows a document's end is no label
+  bool part_documents = false;  // tokens see their own document, whose positions begin at 0
+  bool keep_partial = false;    // the last tokens of validation data are a sample too, and padded
+  std::optional<int32_t> eod_id = std::nullopt;  // nullopt: the tokenizer's end-of-text token
+
   // kPacked.
   FinetuneOptions finetune = {};
   TooLong too_long = TooLong::kCut;
   bool pack = true;
-  std::optional<int32_t> pad_id = std::nullopt;  // nullopt: the end-of-text token, or 0
+  std::optional<int32_t> pad_id = std::nullopt;  // kGpt too; nullopt: the end-of-text token, or 0
 
   // kMlm; the tokenizer must be one of BERT.
   double mask_probability = 0.15;

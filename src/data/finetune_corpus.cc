@@ -12,6 +12,11 @@ namespace ds {
 namespace {
 
 constexpr std::array kRoles = {"system", "user", "assistant", "tool"};
+// ShareGPT's names of them.
+constexpr std::pair<std::string_view, std::string_view> kSpeakers[] = {
+    {"human", "user"},      {"gpt", "assistant"},  {"chatgpt", "assistant"},
+    {"bing", "assistant"},  {"bard", "assistant"}, {"function_response", "tool"},
+    {"observation", "tool"}};
 
 class Builder {
  public:
@@ -76,11 +81,19 @@ class Builder {
     const Json* const prompt = find_field(json, "prompt", where);
     const Json* const completion = find_field(json, "completion", where);
     const Json* const text = find_field(json, "text", where);
+    const Json* const turns = find_field(json, "conversations", where);
     const bool pair = prompt != nullptr || completion != nullptr;
-    DS_CHECK((messages != nullptr) + pair + (text != nullptr) == 1, Code::kCorrupt, where,
-             ": a line must have exactly one of \"messages\", \"prompt\" with \"completion\", and "
-             "\"text\"");
-    if (text != nullptr) {
+    const int known = (messages != nullptr) + pair + (text != nullptr) + (turns != nullptr);
+    // "text" beside "instruction" is how Alpaca's files repeat the whole example.
+    const bool instruction = find_field(json, "instruction", where) != nullptr;
+    DS_CHECK(known == (instruction ? (text != nullptr) : 1), Code::kCorrupt, where,
+             ": a line must have exactly one of \"messages\", \"conversations\", \"prompt\" with "
+             "\"completion\", \"instruction\" with \"output\", and \"text\"");
+    if (instruction) {
+      add_instruction(json, where);
+    } else if (turns != nullptr) {
+      add_chat(messages_of(*turns, where, "conversations", "from", "value"));
+    } else if (text != nullptr) {
       put(as_text(*text, str_cat(where, ": \"text\"")), true);
       put_end();
     } else if (pair) {
@@ -90,23 +103,42 @@ class Builder {
       put(as_text(*completion, str_cat(where, ": \"completion\"")), true);
       put_end();
     } else {
-      add_chat(*messages, where);
+      add_chat(messages_of(*messages, where, "messages", "role", "content"));
     }
   }
 
-  void add_chat(const Json& json, const std::string& where) {
-    DS_CHECK(json.is_array(), Code::kCorrupt, where, ": \"messages\" must be an array, not ",
+  void add_instruction(const Json& json, const std::string& where) {
+    ChatMessage user{"user", text_field(json, "instruction", where)};
+    if (const Json* const input = find_field(json, "input", where)) {
+      const std::string text = as_text(*input, str_cat(where, ": \"input\""));
+      if (!text.empty()) user.content += "\n" + text;
+    }
+    add_chat({std::move(user), {"assistant", text_field(json, "output", where)}});
+  }
+
+  static std::vector<ChatMessage> messages_of(const Json& json, const std::string& where,
+                                              const char* list, const char* who, const char* what) {
+    DS_CHECK(json.is_array(), Code::kCorrupt, where, ": \"", list, "\" must be an array, not ",
              json.type_name());
-    if (!renderer_) renderer_.emplace(options_.chat, tokenizer_);
     std::vector<ChatMessage> messages;
     for (const Json& item : json) {
-      const std::string place = str_cat(where, ": messages[", messages.size(), "]");
-      ChatMessage message{text_field(item, "role", place), text_field(item, "content", place)};
+      const std::string place = str_cat(where, ": ", list, "[", messages.size(), "]");
+      ChatMessage message{text_field(item, who, place), text_field(item, what, place)};
+      if (std::string_view(who) == "from") {
+        for (const auto& [name, role] : kSpeakers) {
+          if (message.role == name) message.role = role;
+        }
+      }
       DS_CHECK(std::find(kRoles.begin(), kRoles.end(), message.role) != kRoles.end(),
-               Code::kCorrupt, place, ".role is \"", printable(message.role),
+               Code::kCorrupt, place, ".", who, " is \"", printable(message.role),
                "\"; known are system, user, assistant and tool");
       messages.push_back(std::move(message));
     }
+    return messages;
+  }
+
+  void add_chat(const std::vector<ChatMessage>& messages) {
+    if (!renderer_) renderer_.emplace(options_.chat, tokenizer_);
     if (options_.add_begin && begin_.empty() && renderer_->begin_token()) {
       corpus_.tokens.push_back(~*renderer_->begin_token());
     }

@@ -2,6 +2,10 @@
 //
 // A line is an object with one of
 //   "messages": [{"role": ..., "content": ...}, ...]   learned: the assistant's messages
+//   "conversations": [{"from": ..., "value": ...}, ...]   the same, as ShareGPT has them: human is
+//                                                       the user, gpt the assistant
+//   "instruction", perhaps "input", and "output"       the same, as Alpaca has them: a user's
+//                                                       message and the assistant's
 //   "prompt" and "completion"                          learned: the completion
 //   "text"                                             learned: everything
 // Other keys are ignored, blank lines skipped.

@@ -26,14 +26,18 @@ const TokenSource& require(const TokenSourcePtr& source) {
 }  // namespace
 
 GptDataset::GptDataset(TokenSourcePtr source, SequenceRange range, const GptIndexOptions& options,
-                       std::string_view name)
+                       std::string_view name, const GptSampleOptions& samples)
     : source_(std::move(source)),
       range_(range),
       length_(options.sequence_length),
       name_(str_cat(require(source_).name(), ", ", name, " part")),
-      index_(build_gpt_index(sizes_of(*source_, range), range.begin, options, name_)) {}
+      samples_(samples),
+      index_(build_gpt_index(sizes_of(*source_, range), range.begin, options, name_)) {
+  DS_CHECK(samples.end_id || !(samples.mask_end_loss || samples.part_documents),
+           Code::kInvalidArgument, name_, ": documents have no token that ends them");
+}
 
-void GptDataset::sample(int64_t i, std::span<int32_t> out) const {
+int64_t GptDataset::sample(int64_t i, std::span<int32_t> out) const {
   DS_CHECK(i >= 0 && i < sample_count(), Code::kInvalidArgument, name_, ": sample ", i,
            " does not exist; there are ", sample_count());
   DS_CHECK(static_cast<int64_t>(out.size()) == length_ + 1, Code::kInvalidArgument, name_,
@@ -41,7 +45,7 @@ void GptDataset::sample(int64_t i, std::span<int32_t> out) const {
   const auto start = static_cast<size_t>(index_.order[static_cast<size_t>(i)]);
   auto position = static_cast<size_t>(index_.start_positions[start]);
   int64_t offset = index_.start_offsets[start];
-  while (!out.empty()) {
+  while (!out.empty() && position < index_.documents.size()) {
     const int32_t sequence = index_.documents[position];
     const int64_t rest = source_->sequence_size(sequence) - offset;
     const size_t take = std::min(out.size(), static_cast<size_t>(rest));
@@ -50,6 +54,8 @@ void GptDataset::sample(int64_t i, std::span<int32_t> out) const {
     ++position;
     offset = 0;
   }
+  std::fill(out.begin(), out.end(), samples_.pad_id);
+  return length_ + 1 - static_cast<int64_t>(out.size());
 }
 
 void GptDataset::sample(int64_t i, std::span<int64_t> out) const {
@@ -61,9 +67,17 @@ void GptDataset::sample(int64_t i, std::span<int64_t> out) const {
 void GptDataset::sample(int64_t i, const SampleView& out) const {
   check_sample_view(*this, i, out, name_);
   std::vector<int32_t> tokens(static_cast<size_t>(length_) + 1);
-  sample(i, std::span(tokens));
+  const int64_t count = sample(i, std::span(tokens));
   std::copy_n(tokens.begin(), length_, out.ids.begin());
   std::copy_n(tokens.begin() + 1, length_, out.labels.begin());
+  std::fill(out.labels.begin() + (count - 1), out.labels.end(), kNoLabel);
+  int32_t document = 0;
+  for (size_t t = 0; t < out.ids.size(); ++t) {
+    if (samples_.part_documents) out.segments[t] = document;
+    if (out.ids[t] != samples_.end_id) continue;
+    ++document;  // the end belongs to the document that it ends
+    if (samples_.mask_end_loss) out.labels[t] = kNoLabel;
+  }
 }
 
 std::string GptDataset::place(int64_t i, int64_t position) const {
@@ -72,6 +86,7 @@ std::string GptDataset::place(int64_t i, int64_t position) const {
   int64_t offset = index_.start_offsets[start] + position;
   while (offset >= source_->sequence_size(index_.documents[at])) {
     offset -= source_->sequence_size(index_.documents[at++]);
+    if (at == index_.documents.size()) return str_cat(name_, ": the padding of sample ", i);
   }
   return source_->place(index_.documents[at], offset);
 }
@@ -89,10 +104,11 @@ bool GptDataset::check_tokens(int64_t vocab, int64_t most) const {
 std::shared_ptr<const GptDataset> make_gpt_dataset(const TokenSourcePtr& source,
                                                    std::string_view split, Split part,
                                                    const GptIndexOptions& options,
-                                                   SplitRounding rounding) {
+                                                   SplitRounding rounding,
+                                                   const GptSampleOptions& samples) {
   const SequenceRange range = split_range(split, part, require(source).sequence_count(), rounding);
   if (range.size() == 0) return nullptr;
-  return std::make_shared<GptDataset>(source, range, options, split_name(part));
+  return std::make_shared<GptDataset>(source, range, options, split_name(part), samples);
 }
 
 }  // namespace ds

@@ -26,12 +26,12 @@ Plan make_plan(int64_t tokens, const GptIndexOptions& options, std::string_view 
     int64_t all = 0;
     DS_CHECK(!__builtin_mul_overflow(epochs, tokens, &all), Code::kInvalidArgument, what, ": ",
              epochs, " epochs of ", tokens, " tokens are too many");
-    return (all - 1) / length;
+    return (all - 1 + (options.keep_partial ? length - 1 : 0)) / length;
   };
   const int64_t requested = options.samples.value_or(samples_in(options.epochs.value_or(1)));
   Plan plan;
-  if (options.epochs) {
-    plan.epochs = *options.epochs;
+  if (options.epochs || !options.samples) {
+    plan.epochs = options.epochs.value_or(1);
   } else {
     DS_CHECK(requested <= kMaxSamples && requested <= (INT64_MAX - 1) / length - 1,
              Code::kInvalidArgument, what, ": ", requested, " samples are too many; at most ",
@@ -83,6 +83,10 @@ void build_starts(GptIndex& index, std::span<const int32_t> sizes, int64_t first
     for (;;) {
       const int32_t document = index.documents[static_cast<size_t>(position)];
       const int64_t rest = sizes[static_cast<size_t>(document - first)] - offset;
+      if (rest < need && position + 1 == static_cast<int64_t>(index.documents.size())) {
+        offset += rest - 1;  // the last sample, which ends early
+        break;
+      }
       if (rest >= need) {
         offset += need - 1;
         break;
@@ -116,8 +120,9 @@ GptIndex build_gpt_index(std::span<const int32_t> sizes, int64_t first_sequence,
     DS_CHECK(size >= 0, Code::kInvalidArgument, what, ": a sequence of ", size, " tokens");
     tokens += size;
   }
-  DS_CHECK(tokens > length, Code::kInvalidArgument, what, " holds ", tokens, " tokens in ", count,
-           " sequences, but one sample of sequence length ", length, " needs ", length + 1,
+  const int64_t least = options.keep_partial ? 2 : length + 1;
+  DS_CHECK(tokens >= least, Code::kInvalidArgument, what, " holds ", tokens, " tokens in ", count,
+           " sequences, but one sample of sequence length ", length, " needs ", least,
            "; give more data, a larger share of the split, or a shorter sequence length");
 
   const Plan plan = make_plan(tokens, options, what);

@@ -17,6 +17,8 @@ struct GptIndexOptions {
   std::optional<int64_t> samples = std::nullopt;
   // Passes over the data, instead of as many as the samples need.
   std::optional<int64_t> epochs = std::nullopt;
+  // The tokens behind the last whole sample are one more sample, which ends early.
+  bool keep_partial = false;
 };
 
 struct GptIndex {

@@ -13,6 +13,7 @@ namespace {
 constexpr std::string_view kMagic("MMIDIDX\0\0", 9);
 constexpr std::string_view kLegacyMagic("TNTIDX\0\0", 8);
 constexpr int64_t kHeader = 34;
+constexpr int64_t kLegacyHeader = 56;
 constexpr int64_t kPieceBytes = int64_t{1} << 20;  // of an index, read at a time
 
 template <class T>
@@ -124,9 +125,74 @@ IndexedDataset::IndexedDataset(std::vector<std::byte> idx, std::vector<std::byte
 }
 
 void IndexedDataset::read_index(const Source& idx) {
+  std::array<std::byte, 8> magic{};
+  idx.read_at(0, std::span(magic).first(static_cast<size_t>(std::min<int64_t>(idx.size(), 8))));
+  if (std::memcmp(magic.data(), kLegacyMagic.data(), magic.size()) == 0) return read_legacy(idx);
   read_header(idx);
   read_sequences(idx);
-  read_documents(idx);
+  read_documents(idx, kHeader + sequences_ * 12);
+}
+
+// Magic, version, data type, bytes of an item, sequences, sizes, document boundaries; all but the
+// magic are u64. Then, as i64: where the dimensions of each sequence begin, where its tokens begin
+// (both one more than there are sequences), the dimensions, the document boundaries.
+void IndexedDataset::read_legacy_header(const Source& idx) {
+  const int64_t size = idx.size();
+  const std::string where = shown(idx_path(prefix_));
+  DS_CHECK(size >= kLegacyHeader, Code::kCorrupt, where, " has ", size,
+           " bytes, less than the header of ", kLegacyHeader, ": the file is truncated");
+  std::vector<std::byte> bytes(static_cast<size_t>(kLegacyHeader));
+  idx.read_at(0, bytes);
+  const auto number = [&](size_t i) { return load<uint64_t>(bytes, 8 * i); };
+  DS_CHECK(number(1) == 1, Code::kUnsupported, where, " has version ", number(1), "; known is 1");
+  DS_CHECK(number(2) >= 1 && number(2) <= 8, Code::kCorrupt, where, ": unknown data type code ",
+           number(2), " at byte 16; known are 1 to 8");
+  type_ = static_cast<TokenType>(number(2));
+  // The codes 6 and 7 are floats of either size, by the version of who wrote them.
+  DS_CHECK(type_ != TokenType::kF32 && type_ != TokenType::kF64, Code::kUnsupported, where,
+           " stores floating-point values, which are not tokens");
+  const auto item = static_cast<uint64_t>(token_type_size(type_));
+  DS_CHECK(number(3) == item, Code::kCorrupt, where, " says that items have ", number(3),
+           " bytes, but those of type ", token_type_name(type_), " have ", item);
+  const uint64_t sequences = number(4), sizes = number(5), documents = number(6);
+  const auto room = static_cast<uint64_t>(size - kLegacyHeader) / 8;
+  DS_CHECK(sequences <= room && sizes <= room && documents <= room &&
+               2 * (sequences + 1) + sizes + documents == room && (size - kLegacyHeader) % 8 == 0,
+           Code::kCorrupt, where, " has ", size, " bytes, which ", sequences, " sequences, ", sizes,
+           " sizes and ", documents, " document boundaries do not need: the file is damaged");
+  DS_CHECK(sizes == sequences, Code::kUnsupported, where, " has ", sizes, " sizes for ", sequences,
+           " sequences: not all of them have one dimension, as tokens have");
+  DS_CHECK(documents >= 1, Code::kCorrupt, where, " has no document boundaries");
+  sequences_ = static_cast<int64_t>(sequences);
+  document_count_ = static_cast<int64_t>(documents) - 1;
+}
+
+void IndexedDataset::read_legacy(const Source& idx) {
+  read_legacy_header(idx);
+  const std::string where = shown(idx_path(prefix_));
+  const int64_t item = token_type_size(type_), total = bin_.size() / item;
+  const int64_t ends = (sequences_ + 1) * 8;
+  int64_t last = 0;
+  begins_.resize(static_cast<size_t>(sequences_) + 1);
+  idx.each<int64_t>(kLegacyHeader, sequences_ + 1, [&](int64_t i, int64_t dimension) {
+    DS_CHECK(dimension == i, Code::kCorrupt, where, ": the dimensions of sequence ", i,
+             " begin at ", dimension, ", not at ", i);
+  });
+  idx.each<int64_t>(kLegacyHeader + ends, sequences_ + 1, [&](int64_t i, int64_t begin) {
+    DS_CHECK(i == 0 ? begin == 0 : begin >= last && begin <= total, Code::kCorrupt, where,
+             ": sequence ", i, " begins at token ", begin, " after ", last, ", of ", total, " in ",
+             shown(bin_path(prefix_)));
+    DS_CHECK(begin - last <= INT32_MAX, Code::kUnsupported, where, ": sequence ", i - 1, " has ",
+             begin - last, " tokens; at most 2^31 - 1 are read");
+    begins_[static_cast<size_t>(i)] = begin * item;
+    last = begin;
+  });
+  idx.each<int64_t>(kLegacyHeader + 2 * ends, sequences_, [&](int64_t i, int64_t size) {
+    DS_CHECK(size == sequence_size(i), Code::kCorrupt, where, ": sequence ", i, " has the size ",
+             size, ", but its tokens are ", sequence_size(i));
+  });
+  check_all_used(last * item);
+  read_documents(idx, kLegacyHeader + 2 * ends + sequences_ * 8);
 }
 
 void IndexedDataset::read_header(const Source& idx) {
@@ -135,11 +201,8 @@ void IndexedDataset::read_header(const Source& idx) {
   idx.read_at(0, bytes);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const std::string where = shown(idx_path(prefix_));
-  DS_CHECK(!text.starts_with(kLegacyMagic), Code::kUnsupported, where,
-           " is a legacy TNTIDX index (lazy or cached); convert the data set to the mmap layout, "
-           "with preprocess_data's --dataset-impl mmap");
   DS_CHECK(text.starts_with(kMagic), Code::kCorrupt, where,
-           " is not an indexed data set: it does not begin with MMIDIDX");
+           " is not an indexed data set: it does not begin with MMIDIDX or TNTIDX");
   DS_CHECK(size >= kHeader, Code::kCorrupt, where, " has ", size,
            " bytes, less than the header of ", kHeader, ": the file is truncated");
   const auto version = load<uint64_t>(bytes, 9);
@@ -185,17 +248,21 @@ void IndexedDataset::read_sequences(const Source& idx) {
     DS_CHECK(end <= total, Code::kCorrupt, where, ": sequence ", i, " ends at byte ", end, " of ",
              shown(bin_path(prefix_)), ", which has ", total, " bytes");
   });
-  DS_CHECK(position == total, Code::kCorrupt, shown(bin_path(prefix_)), " has ", total,
+  check_all_used(position);
+}
+
+void IndexedDataset::check_all_used(int64_t position) const {
+  DS_CHECK(position == bin_.size(), Code::kCorrupt, shown(bin_path(prefix_)), " has ", bin_.size(),
            " bytes, but the sequences of the index add up to ", position,
            "; the files do not belong together, or were written by a preprocessor that does not "
            "count end-of-document tokens");
 }
 
-void IndexedDataset::read_documents(const Source& idx) {
+void IndexedDataset::read_documents(const Source& idx, int64_t offset) {
   const std::string where = shown(idx_path(prefix_));
   const int64_t count = document_count_ + 1;
   int64_t last = 0;
-  idx.each<int64_t>(kHeader + sequences_ * 12, count, [&](int64_t d, int64_t begin) {
+  idx.each<int64_t>(offset, count, [&](int64_t d, int64_t begin) {
     DS_CHECK(d == 0 ? begin == 0 : begin >= last, Code::kCorrupt, where, ": document boundary ", d,
              " is ", begin, " after ", last, "; boundaries start at 0 and do not fall");
     if (documents_.empty() && begin != d) {  // the first that has not one sequence
@@ -207,7 +274,7 @@ void IndexedDataset::read_documents(const Source& idx) {
   });
   DS_CHECK(last == sequences_, Code::kCorrupt, where, ": the last document ends at sequence ", last,
            " of ", sequences_);
-  idx.each<int8_t>(kHeader + sequences_ * 12 + count * 8, static_cast<int64_t>(modes_.size()),
+  idx.each<int8_t>(offset + count * 8, static_cast<int64_t>(modes_.size()),
                    [&](int64_t i, int8_t mode) { modes_[static_cast<size_t>(i)] = mode; });
 }
 

@@ -1,5 +1,7 @@
-// Megatron's memory-mapped indexed data set, byte for byte: PREFIX.bin holds the tokens,
-// PREFIX.idx the sizes, byte offsets and document boundaries.
+// Megatron's indexed data set, byte for byte: PREFIX.bin holds the tokens, PREFIX.idx the sizes,
+// offsets and document boundaries. Of the index there are two layouts, of the same tokens: that of
+// memory-mapped data sets (MMIDIDX), and the older one of lazy and cached ones (TNTIDX), which is
+// read only.
 #pragma once
 
 #include <cstdint>
@@ -93,7 +95,10 @@ class IndexedDataset final : public TokenSource {
   void read_index(const Source& idx);
   void read_header(const Source& idx);
   void read_sequences(const Source& idx);
-  void read_documents(const Source& idx);
+  void read_documents(const Source& idx, int64_t offset);
+  void read_legacy(const Source& idx);
+  void read_legacy_header(const Source& idx);
+  void check_all_used(int64_t position) const;
 
   std::filesystem::path prefix_;
   Source bin_;
@@ -112,6 +117,10 @@ class IndexedDataset final : public TokenSource {
 class IndexedDatasetWriter {
  public:
   IndexedDatasetWriter(std::filesystem::path prefix, TokenType type);
+  // Writes the sequences and documents of all inputs, one after another, to `output`. The inputs
+  // have one type of tokens, and none of them is the output.
+  static void merge(std::span<const std::filesystem::path> inputs,
+                    const std::filesystem::path& output);
   IndexedDatasetWriter(const IndexedDatasetWriter&) = delete;
   IndexedDatasetWriter& operator=(const IndexedDatasetWriter&) = delete;
 

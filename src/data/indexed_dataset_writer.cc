@@ -107,6 +107,22 @@ void IndexedDatasetWriter::add_dataset(const IndexedDataset& other) {
   }
 }
 
+void IndexedDatasetWriter::merge(std::span<const std::filesystem::path> inputs,
+                                 const std::filesystem::path& output) {
+  DS_CHECK(!inputs.empty(), Code::kInvalidArgument, "a merge needs at least one data set");
+  std::optional<IndexedDatasetWriter> writer;
+  for (const std::filesystem::path& input : inputs) {
+    std::error_code ignored;
+    DS_CHECK(!std::filesystem::equivalent(bin_path(input), bin_path(output), ignored),
+             Code::kInvalidArgument, printable(output.string(), 300),
+             " is an input of the merge and cannot be its output");
+    const IndexedDataset dataset(input);
+    if (!writer) writer.emplace(output, dataset.type());
+    writer->add_dataset(dataset);
+  }
+  writer->finish();
+}
+
 void IndexedDatasetWriter::finish() {
   DS_CHECK(!finished_, Code::kState, "the data set is already finished");
   DS_CHECK(documents_.back() == sequence_count(), Code::kState, printable(prefix_.string(), 300),

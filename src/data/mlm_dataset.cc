@@ -75,6 +75,7 @@ void MlmDataset::sample(int64_t index, const SampleView& out) const {
     out.token_types[i] = i < length ? sample.types[i] : 0;
     out.mask[i] = i < length ? 1 : 0;
   }
+  if (!out.sentence_order.empty()) out.sentence_order[0] = sample.swapped ? 1 : 0;
 }
 
 bool MlmDataset::check_tokens(int64_t vocab, int64_t most) const {

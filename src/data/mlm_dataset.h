@@ -33,7 +33,9 @@ class MlmDataset final : public Dataset {
 
   int64_t sample_count() const noexcept override { return static_cast<int64_t>(spans_.size()); }
   int64_t sequence_length() const noexcept override { return options_.sequence_length; }
-  DatasetFields fields() const noexcept override { return {.token_types = true, .mask = true}; }
+  DatasetFields fields() const noexcept override {
+    return {.token_types = true, .mask = true, .sentence_order = options_.pairs};
+  }
   void sample(int64_t index, const SampleView& out) const override;
   bool check_tokens(int64_t vocab, int64_t most) const override;
 

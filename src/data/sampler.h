@@ -1,24 +1,30 @@
-// Which samples each rank takes at each step: Megatron's `single` (once through, in order) and
-// `cyclic` (a new permutation every epoch, without end) samplers. All state is the number of
-// samples consumed by all ranks, so a run resumes exactly where it stopped.
+// Which samples each rank takes in each micro batch. All state is the number of samples that all
+// ranks have consumed, so a run resumes exactly where it stopped.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace ds {
 
-enum class SamplerKind : int64_t { kSingle = 0, kCyclic = 1 };
+enum class SamplerKind {
+  kPasses,  // pass after pass, the first in the data set's order, every later one in a new order
+  kSingle,  // Megatron's `single`: once through, in order; a short tail is dropped
+  kCyclic,  // Megatron's `cyclic`: a new permutation every epoch, without end
+};
+const char* sampler_kind_name(SamplerKind kind);
+std::optional<SamplerKind> sampler_kind(std::string_view name);
 
 struct SamplerOptions {
-  SamplerKind kind = SamplerKind::kSingle;
+  SamplerKind kind = SamplerKind::kPasses;
   int64_t total_samples = 0;
-  int64_t consumed_samples = 0;
-  int64_t micro_batch = 1;  // samples per rank and batch
+  int64_t micro_batch = 1;  // samples per rank
   int64_t rank = 0;
   int64_t ranks = 1;
+  bool drop_last = false;  // passes: each ends at its last whole batch
   // Cyclic: every rank permutes a range of its own, instead of taking turns in one permutation.
   bool shard = true;
 };
@@ -27,29 +33,24 @@ class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options);
 
-  // The next micro batch of this rank. False at the end: only `single` ends; a short tail is
-  // dropped. `out` has micro_batch elements.
-  bool next(std::span<int64_t> out);
+  // This rank's part of the micro batch that follows `consumed` samples of all ranks; `out` has
+  // micro_batch elements. Only what has_left() may be asked for.
+  void take(int64_t consumed, std::span<int64_t> out);
+  // Whether `samples` more follow `consumed` ones; only `single` ends.
+  bool has_left(int64_t consumed, int64_t samples) const noexcept;
+  // Of the sample that follows `consumed` ones; always 0 for `single`.
+  int64_t epoch(int64_t consumed) const noexcept;
 
-  int64_t consumed_samples() const noexcept { return consumed_; }
-  // Epoch of the next batch; always 0 for `single`.
-  int64_t epoch() const noexcept;
-
-  // What a checkpoint stores: kind, total samples, consumed samples, sharding.
-  using State = std::array<int64_t, 4>;
-  State state() const noexcept;
-  // Goes on from a stored state, which must come from a sampler over the same samples; the micro
-  // batch and the ranks may differ.
-  void restore(const State& state);
+  const SamplerOptions& options() const noexcept { return options_; }
 
  private:
-  void move_to(int64_t consumed);
-  void begin_epoch();
+  void take_passes(int64_t first, std::span<int64_t> out);
+  void take_cyclic(int64_t consumed, std::span<int64_t> out);
+  const std::vector<int64_t>& permutation(int64_t epoch, int64_t samples);
 
   SamplerOptions options_;
-  int64_t batch_ = 0;   // samples of all ranks
-  int64_t active_ = 0;  // cyclic: samples per epoch
-  int64_t consumed_ = 0;
+  int64_t batch_ = 0;            // samples of all ranks in a micro batch
+  int64_t used_ = 0;             // samples per epoch
   int64_t permuted_epoch_ = -1;  // whose order is in permutation_
   std::vector<int64_t> permutation_;
 };

@@ -55,20 +55,28 @@ double now_seconds() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
 
-// Parameters of the caller that are views into the engine's memory are float32 or of the compute
-// type; a copy in that type is only worth having when somebody looks at it.
-DType own_compute_type(const nn::ParameterSet& parameters, const zero::ParameterState& state,
-                       DType compute, bool split) {
-  bool seen = split;
+// What a model of the caller's own parameters is computed with.
+struct OwnTypes {
+  DType compute = DType::kFloat32;
+  std::vector<bool> fp32;  // by parameter: float32 where `compute` is not
+};
+
+// Each in the type that it was registered with; lent memory has its own. A copy in the lower type
+// is only worth having when somebody looks at it.
+OwnTypes own_types(const nn::ParameterSet& parameters, const zero::ParameterState& state,
+                   DType configured) {
+  OwnTypes out;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const DType type = parameters[id].dtype;
+    out.fp32.push_back(type == DType::kFloat32);
     if (type == DType::kFloat32 || state.lent(id)) continue;
-    DS_CHECK(type == compute, Code::kConfig, "parameter ", printable(parameters[id].name), " is ",
-             dtype_name(type), " and not lent, and the configuration computes in ",
-             dtype_name(compute), "; enable that precision, or lend the memory");
-    seen = true;
+    DS_CHECK(type == configured, Code::kConfig, "parameter ", printable(parameters[id].name),
+             " is ", dtype_name(type), " and not lent, and the configuration computes in ",
+             dtype_name(configured), "; enable that precision, or lend the memory");
+    out.compute = configured;
   }
-  return seen ? compute : DType::kFloat32;
+  if (out.compute == DType::kFloat32) out.fp32.clear();
+  return out;
 }
 
 }  // namespace
@@ -100,17 +108,18 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     const bool offload = offloads_optimizer();
     zero::ParameterState& state =
         comm_->size() > 1 || offload ? model_->state_as_it_is() : model_->state();
-    const bool split = config_.precision.split_master;
-    DType compute = dtype_of(config_.precision.compute);
-    if (!model_->has_architecture()) {
-      compute = own_compute_type(model_->parameters(), state, compute, split);
-    }
+    OwnTypes types{compute_type(), {}};
+    if (!model_->has_architecture()) types = own_types(model_->parameters(), state, types.compute);
+    const DType compute = types.compute;
+    const bool split = config_.precision.split_master && compute == DType::kBFloat16;
     if (comm_->size() > 1) {
-      state.share(context(), share_options(), compute, split);
+      zero::ShareOptions options = share_options();
+      options.fp32 = types.fp32;
+      state.share(context(), options, compute, split);
     } else if (offload) {
       state.offload(context(), offload_options(config_, model_->host()), compute, split);
     } else {
-      state.set_compute_type(context(), compute, split);
+      state.set_compute_type(context(), compute, split, types.fp32);
     }
     if (config_.precision.fp8.enabled) state.set_fp8(make_fp8());
     state.allocate_gradients(context(), dtype_of(config_.precision.accumulate));
@@ -134,6 +143,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     if (config_.background_save) {
       background_ = std::make_unique<BackgroundSave>(&model_->host()->account());
     }
+    follow_ramp_up();
     if (config_.dump_state) log_info("engine", dump_json(config_document()));
   } catch (...) {
     release_model();
@@ -182,6 +192,8 @@ bool Engine::offloads_optimizer() const {
            "yet; leave it out, or train on one GPU");
   return true;
 }
+
+DType Engine::compute_type() const { return dtype_of(config_.precision.compute); }
 
 zero::ShareOptions Engine::share_options() {
   zero::ShareOptions options = ds::share_options(config_);
@@ -254,11 +266,11 @@ Tensor Engine::make_labels(const Tensor& labels, const Tensor& ids) {
 Tensor Engine::forward(const MicroBatch& batch) {
   DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
            "the last forward still waits for its backward");
-  DS_CHECK(phase_ != Phase::kBackwardDone || !config_.managed_accumulation, Code::kState,
-           "the last backward still waits for step");
+  DS_CHECK(phase_ != Phase::kBackwardDone || !config_.managed_accumulation || unreduced_,
+           Code::kState, "the last backward still waits for step");
   check_nothing_held("a forward");
   const models::Model::Use use(*model_);
-  if (phase_ == Phase::kBackwardDone) close_micro_batch();
+  if (phase_ == Phase::kBackwardDone) close_micro_batch(/*reduce=*/!unreduced_);
   const models::Batch inputs = models::to_device(make_batch(batch), model_->device());
   run_forward(inputs, make_labels(batch.labels, batch.ids));
   pending_->loss = host_context().workspace(DType::kFloat32, {});
@@ -354,6 +366,8 @@ void Engine::backward(const Tensor& loss) {
 
 void Engine::run_backward() {
   const ScopedTimer timer = time_phase("backward");
+  if (no_sync_) model_->state().hold_backward();
+  unreduced_ = no_sync_;
   try {
     backward_pass(pending_->tape, *pending_->loss_gradient);
   } catch (...) {
@@ -393,6 +407,8 @@ void Engine::drop_open_step() {
   step_tokens_ = step_batches_ = step_samples_ = step_first_sample_ = own_samples_ = 0;
   step_began_.reset();
   own_uses_.clear();
+  unreduced_ = false;
+  follow_ramp_up();
   model_->state().clear_gradients(context());
   // What the caller has fetched stays, and with it the pass.
   if (fetched_count_ == 0) {
@@ -410,6 +426,7 @@ StepReport Engine::step() {
       Code::kState, "step needs a backward, or gradients of the caller, before it");
   const models::Model::Use use(*model_);
   check_nothing_held("a step");
+  check_synced("a step");
   begin_step_clock();
   return finish_micro_batch();
 }
@@ -428,14 +445,15 @@ StepReport Engine::finish_micro_batch() {
   return report;
 }
 
-// True where the step has all its micro batches.
-bool Engine::close_micro_batch() {
+// True where the step has all its micro batches. Without `reduce`, gradients that stayed on this
+// rank go on doing so.
+bool Engine::close_micro_batch(bool reduce) {
   phase_ = Phase::kIdle;
   if (!model_->has_architecture()) {
     model_->state().finish_own_micro_batch(context());
     pass_open_ = false;
     if (!joined_) last_own_uses_ = std::exchange(own_uses_, {});
-  } else {
+  } else if (reduce) {
     model_->state().reduce_held_gradients(context());
   }
   if (!std::exchange(forward_counted_, false)) {
@@ -451,14 +469,44 @@ bool Engine::close_micro_batch() {
   return at_boundary();
 }
 
+// Of several steps each has as many micro batches as the samples before it say.
+void Engine::follow_ramp_up() {
+  if (!config_.batch_ramp_up) return;
+  config_.batch.set_train_batch(
+      config_.batch_ramp_up->size_after(progress_.samples - step_first_sample_));
+}
+
 bool Engine::at_boundary() const {
   if (!config_.managed_accumulation) return true;
   return boundary_.value_or(accumulated_ >= config_.batch.accumulation);
 }
 
+void Engine::begin_no_sync() {
+  DS_CHECK(config_.zero.stage < 2, Code::kUnsupported, "no_sync at zero_optimization.stage ",
+           config_.zero.stage,
+           ": every backward gives each rank its part of the gradients, so none can stay whole "
+           "here; use stage 0 or 1");
+  DS_CHECK(!no_sync_, Code::kState, "a no_sync scope is open already; they do not nest");
+  DS_CHECK(phase_ != Phase::kForwardDone, Code::kState,
+           "a forward waits for its backward; no_sync begins before both");
+  const models::Model::Use use(*model_);
+  if (model_->has_architecture()) model_->state().hold_own_gradients();
+  no_sync_ = true;
+}
+
+void Engine::end_no_sync() { no_sync_ = false; }
+
+void Engine::check_synced(const char* what) const {
+  DS_CHECK(!no_sync_, Code::kState, what,
+           " inside a no_sync scope, whose gradients are not reduced; end the scope first "
+           "(ds_scope_close)");
+}
+
 void Engine::set_boundary(std::optional<bool> boundary) {
   DS_CHECK(config_.managed_accumulation, Code::kState,
            "managed_gradient_accumulation is false: every step is a boundary");
+  DS_CHECK(!boundary || !config_.batch_ramp_up, Code::kState,
+           "rampup_batch_size sets the boundaries of steps; leave it out to set them yourself");
   boundary_ = boundary;
 }
 
@@ -472,10 +520,15 @@ StepReport Engine::finish_step() {
   report.backward_seconds = elapsed("backward");
   report.update_seconds = elapsed("step");
   write_metrics(report);
+  follow_ramp_up();
   const std::string trouble = updater_->trouble();
-  DS_CHECK(trouble.empty(), Code::kState, "training cannot go on: ", trouble,
-           "; the last gradient that was not finite belongs to ",
-           report.first_bad_tensor.empty() ? "an earlier step" : report.first_bad_tensor);
+  DS_CHECK(
+      trouble.empty(), Code::kState, "training cannot go on: ", trouble,
+      report.skip_reason == SkipReason::kLargeNorm
+          ? str_cat("; the last one had a gradient norm of ", report.grad_norm,
+                    ", above gradient_skip_norm")
+          : str_cat("; the last gradient that was not finite belongs to ",
+                    report.first_bad_tensor.empty() ? "an earlier step" : report.first_bad_tensor));
   return report;
 }
 
@@ -575,9 +628,11 @@ StepReport Engine::apply_update() {
   report.loss = mean_loss(totals, share);
   report.tokens = totals.tokens;
   progress_.tokens += totals.tokens - step_tokens_;
-  if (uneven(totals)) progress_.samples += totals.samples - step_samples_;
+  // What a rank counts itself takes the other ranks' micro batches for as large as its own.
+  if (uneven(totals) || config_.batch_ramp_up) progress_.samples += totals.samples - step_samples_;
   if (!outcome.applied) {
-    report.skip_reason = SkipReason::kNonFinite;
+    // A norm that is not finite is told as -1.
+    report.skip_reason = outcome.grad_norm < 0 ? SkipReason::kNonFinite : SkipReason::kLargeNorm;
     ++progress_.skipped;
   }
   model_->state().clear_gradients(ctx);

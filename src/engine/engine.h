@@ -13,6 +13,7 @@
 #include "comm/logger.h"
 #include "config/config.h"
 #include "data/dataset.h"
+#include "data/sampler.h"
 #include "data/tokenizer.h"
 #include "engine/call_control.h"
 #include "engine/load_options.h"
@@ -69,6 +70,10 @@ class Engine {
   void set_loss(double loss);
   // Whether the next steps update, whatever gradient_accumulation_steps says; none: as it says.
   void set_boundary(std::optional<bool> boundary);
+  // Around passes whose gradients stay on this rank: the first step after them reduces their sum.
+  // Stages 0 and 1; no step is made inside. Every rank calls both.
+  void begin_no_sync();
+  void end_no_sync();
 
   // For a program that computes with parameters of its own: makes them whole, in the type that the
   // engine computes in, until they are released as often. Every rank asks for the same ones.
@@ -120,7 +125,8 @@ class Engine {
   // Of the step that flops_profiler asked for; null before it.
   const Json& profile() const { return metrics_->profile(); }
   const Progress& progress() const { return progress_; }
-  DType compute_type() const { return model_->state_as_it_is().compute_type(); }
+  // As configured; parameters of the caller's own may be float32 all the same.
+  DType compute_type() const;
   // The table of collectives so far; "" unless comms_logger asks for it.
   std::string comms_log() const { return comms_logger_ ? comms_logger_->table() : std::string(); }
 
@@ -181,7 +187,7 @@ class Engine {
   void drop_open_step();
   void weights_are_free();
   StepReport finish_micro_batch();
-  bool close_micro_batch();
+  bool close_micro_batch(bool reduce = true);
   bool at_boundary() const;
   StepReport finish_step();
   void check_gradients_given();
@@ -194,12 +200,13 @@ class Engine {
   void reduce_what_is_open();
   std::vector<nn::ParamId> parameter_ids(std::span<const int64_t> indices, const char* what) const;
   void check_nothing_held(const char* what) const;
+  void check_synced(const char* what) const;
   void check_unchanged(std::span<const nn::ParamId> ids);
   void let_go();
   nn::ParamId trainable(const std::string& name) const;
   void write_metrics(const StepReport& report);
-  int64_t samples_per_epoch() const;
-  int64_t sample_index(int64_t position);
+  std::vector<int64_t> next_samples();
+  void follow_ramp_up();
   double batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted);
   // What one rank has of the open step.
   struct RankShare {
@@ -236,7 +243,7 @@ class Engine {
   void check_dataset_as_loaded(const Dataset& dataset);
   RankShare restored_share(const CheckpointReader& reader, int64_t& all_tokens) const;
   double gradient_factor(const CheckpointReader& reader, const Updater::Saved& updater,
-                         int64_t accumulated) const;
+                         int64_t accumulated, int64_t consumed) const;
   Restored prepare_restore(const CheckpointReader& reader, const LoadOptions& options);
   void keep_open_step(const CheckpointReader& reader, const LoadOptions& options,
                       Restored& out) const;
@@ -266,8 +273,7 @@ class Engine {
 
   CallControl control_;
   DatasetPtr dataset_;
-  std::vector<int64_t> order_;  // of the samples in pass `order_epoch_`, when that is not the first
-  int64_t order_epoch_ = 0;
+  std::optional<Sampler> sampler_;  // of dataset_
   std::shared_ptr<const Tokenizer> tokenizer_;
   Json client_state_;
   SavedBlobs blobs_;
@@ -282,6 +288,8 @@ class Engine {
   Progress progress_;
   int64_t accumulated_ = 0;        // micro batches of the open step
   std::optional<bool> boundary_;   // set by the caller
+  bool no_sync_ = false;           // between begin_no_sync and end_no_sync
+  bool unreduced_ = false;         // the last backward was
   LossSum losses_;                 // of the micro batches of the open step
   int64_t step_tokens_ = 0;        // counted tokens of the open step
   int64_t step_batches_ = 0;       // micro batches of the open step that were this rank's own

@@ -1,8 +1,8 @@
 // Training and evaluating over a data set: which samples a step reads, and how they become batches.
 #include <algorithm>
+#include <numeric>
 
 #include "base/log.h"
-#include "data/numpy_random.h"
 #include "data/token_source.h"
 #include "engine/engine.h"
 #include "engine/resume_differences.h"
@@ -33,10 +33,9 @@ void check_sample(const Dataset& dataset, int64_t index, const SampleView& sampl
 }
 
 // Reads samples as the rows of a micro batch.
-template <class IndexOf>
 MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset,
-                        const models::ArchitectureInfo& info, int64_t count,
-                        const IndexOf& index_of) {
+                        const models::ArchitectureInfo& info, std::span<const int64_t> indices) {
+  const auto count = static_cast<int64_t>(indices.size());
   const bool token_labels = info.head != models::Head::kClassification;
   const int64_t length = dataset.sequence_length();
   const DatasetFields fields = dataset.fields();
@@ -60,7 +59,7 @@ MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset,
     view.mask = row(out.mask, uint8_t{});
     view.segments = row(out.segments, int32_t{});
     view.token_types = row(out.token_types, int32_t{});
-    const int64_t index = index_of(i);
+    const int64_t index = indices[static_cast<size_t>(i)];
     dataset.sample(index, view);
     check_sample(dataset, index, view, info.vocab_size, token_labels);
   }
@@ -77,26 +76,18 @@ void check_dataset(const Dataset& dataset, const models::ArchitectureInfo& info)
 }  // namespace
 
 void Engine::set_dataset(DatasetPtr dataset) {
+  std::optional<Sampler> sampler;
   if (dataset) {
     const models::ArchitectureInfo& info = model_->architecture().info();
     check_dataset(*dataset, info);
     check_dataset_as_loaded(*dataset);
+    sampler.emplace(SamplerOptions{*sampler_kind(config_.dataloader_type), dataset->sample_count(),
+                                   config_.batch.micro_batch, comm_->rank(), comm_->size(),
+                                   config_.dataloader_drop_last, config_.data_sharding});
     static_cast<void>(dataset->check_tokens(info.vocab_size, kCheckedTokens));
   }
   dataset_ = std::move(dataset);
-  order_epoch_ = 0;
-  order_.clear();
-}
-
-// Samples of one pass that training reads: all, or as many as fill micro batches of all ranks.
-int64_t Engine::samples_per_epoch() const {
-  const int64_t count = dataset_->sample_count();
-  if (!config_.dataloader_drop_last) return count;
-  const int64_t batch = config_.batch.micro_batch * comm_->size();
-  DS_CHECK(count >= batch, Code::kInvalidArgument, "the data set has ", count,
-           " samples, fewer than one batch of ", batch, " (micro batch ", config_.batch.micro_batch,
-           " x ", comm_->size(), " ranks), and dataloader_drop_last drops what fills no batch");
-  return count - count % batch;
+  sampler_ = std::move(sampler);
 }
 
 // One that is set after a load continues what the loaded run read.
@@ -110,17 +101,18 @@ void Engine::check_dataset_as_loaded(const Dataset& dataset) {
   }
 }
 
-// The data set comes shuffled; a second pass over it, and every later one, reads it in a new order
-// that depends on the pass alone.
-int64_t Engine::sample_index(int64_t position) {
-  const int64_t used = samples_per_epoch();
-  const int64_t epoch = position / used;
-  if (epoch == 0) return position;
-  if (order_epoch_ != epoch) {
-    order_ = torch_randperm(dataset_->sample_count(), static_cast<uint32_t>(epoch));
-    order_epoch_ = epoch;
-  }
-  return order_[static_cast<size_t>(position % used)];
+// The cursor is the sample counter: a resumed run reads on where the saved one stopped, and ranks
+// read neighbouring parts of one batch.
+std::vector<int64_t> Engine::next_samples() {
+  const int64_t batch = config_.batch.train_batch;
+  DS_CHECK(accumulated_ > 0 || sampler_->has_left(progress_.samples, batch), Code::kState,
+           progress_.samples, " of the data set's ", dataset_->sample_count(),
+           " samples are consumed, too few are left for a batch of ", batch,
+           ", and dataloader_type \"single\" reads each sample once; end the training, or use "
+           "\"cyclic\" or \"passes\"");
+  std::vector<int64_t> indices(static_cast<size_t>(config_.batch.micro_batch));
+  sampler_->take(progress_.samples, indices);
+  return indices;
 }
 
 // A process that leaves a call that others of its group are in ends the group: they would wait.
@@ -138,18 +130,13 @@ StepReport Engine::train_batch() {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
   DS_CHECK(!boundary_, Code::kState,
            "the caller sets the boundaries of steps; train_batch finds them itself");
+  check_synced("train_batch");
   const models::Model::Use use(*model_);
-  const int64_t micro = config_.batch.micro_batch;
   CallControl::Call call(control_, "train_batch", config_.batch.accumulation);
   while (true) {
     next_part(call, accumulated_);
-    // The cursor is the sample counter: a resumed run reads on where the saved one stopped, and
-    // ranks read neighbouring parts of one batch.
-    const int64_t first = progress_.samples + comm_->rank() * micro;
-    const MicroBatch samples =
-        read_samples(host_context(), *dataset_, model_->architecture().info(), micro,
-                     [&](int64_t i) { return sample_index(first + i); });
-    run_micro_batch(samples);
+    run_micro_batch(
+        read_samples(host_context(), *dataset_, model_->architecture().info(), next_samples()));
     if (close_micro_batch()) return finish_step();
   }
 }
@@ -160,7 +147,7 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
            max_batches);
   check_dataset(dataset, model_->architecture().info());
   const models::Model::Use use(*model_);
-  const int64_t micro = config_.batch.micro_batch;
+  const int64_t micro = config_.eval_micro_batch.value_or(config_.batch.micro_batch);
   double total = 0;
   int64_t counted = 0, batches = 0;
   const int64_t all = (dataset.sample_count() + micro - 1) / micro;
@@ -184,8 +171,10 @@ double Engine::evaluate(const Dataset& dataset, int64_t max_batches) {
 
 // Sum of the losses of a batch, without dropout and without recording.
 double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, int64_t& counted) {
-  const MicroBatch samples = read_samples(host_context(), dataset, model_->architecture().info(),
-                                          count, [&](int64_t i) { return first + i; });
+  std::vector<int64_t> indices(static_cast<size_t>(count));
+  std::iota(indices.begin(), indices.end(), first);
+  const MicroBatch samples =
+      read_samples(host_context(), dataset, model_->architecture().info(), indices);
   const models::Batch batch = models::to_device(make_batch(samples), model_->device());
   const Tensor labels = make_labels(samples.labels, samples.ids);
   nn::TapeOptions options;

@@ -16,6 +16,7 @@ void Engine::join() {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState,
            "a forward or backward is open; end the micro batch (ds_engine_step) before joining");
   check_nothing_held("joining");
+  check_synced("joining");
   if (comm_->size() == 1) return;
   DS_CHECK(config_.managed_accumulation && !boundary_, Code::kState,
            "the caller sets the boundaries of steps: a rank that joins cannot know those of the "

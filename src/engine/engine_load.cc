@@ -69,10 +69,13 @@ void Engine::load(const std::string& folder, const std::string& tag, const LoadO
       if (comm_->rank() != 0) return;
       if (!search) search.emplace(folder);
       const std::optional<CheckpointReader> reader = search->next();
+      // Damaged ones are not the same as none.
+      if (!reader && options.may_be_missing && search->skipped().empty()) return;
       if (!reader) search->fail();
       found = reader->tag();
     });
     found = broadcast_text(context(), *comm_, found);
+    if (found.empty()) return;
     try {
       return restore_tag(folder, found, options);
     } catch (const Error& error) {
@@ -152,10 +155,13 @@ Engine::RankShare Engine::restored_share(const CheckpointReader& reader,
 // Gradients of an open step carry the loss scale and 1 / gradient_accumulation_steps of the run
 // that saved them; the rest of the step has this run's.
 double Engine::gradient_factor(const CheckpointReader& reader, const Updater::Saved& updater,
-                               int64_t accumulated) const {
+                               int64_t accumulated, int64_t consumed) const {
   const Json before = member(saved_json(reader, saved::kConfig), "gradient_accumulation_steps");
-  const int64_t now = config_.batch.accumulation;
-  const int64_t then = before.is_number_integer() ? before.get<int64_t>() : now;
+  BatchConfig batch = config_.batch;
+  if (config_.batch_ramp_up) batch.set_train_batch(config_.batch_ramp_up->size_after(consumed));
+  const int64_t now = batch.accumulation;
+  int64_t then = before.is_number_integer() ? before.get<int64_t>() : now;
+  if (reader.has_state(saved::kRampedUp)) then = reader.state_int(saved::kRampedUp);
   DS_CHECK(accumulated < now && then > 0, Code::kConfig, "the checkpoint was saved after ",
            accumulated, " of the ", then,
            " micro batches of a step, which gradient_accumulation_steps ", now,
@@ -237,7 +243,8 @@ void Engine::keep_open_step(const CheckpointReader& reader, const LoadOptions& o
                     : out.accumulated * config_.batch.micro_batch * comm_->size();
   DS_CHECK(out.samples >= 0, Code::kCorrupt, "the checkpoint's open step counts ", out.samples,
            " samples");
-  out.gradient_factor = gradient_factor(reader, out.updater, out.accumulated);
+  out.gradient_factor =
+      gradient_factor(reader, out.updater, out.accumulated, out.progress.samples - out.samples);
   int64_t all_tokens = 0;
   out.share = restored_share(reader, all_tokens);
   out.progress.tokens += out.share.tokens - all_tokens;
@@ -344,6 +351,7 @@ void Engine::restore_counters(Restored restored, const CheckpointReader& reader,
     if (!reader.manifest().run.empty()) run_id_ = reader.manifest().run;
     checked_folder_.clear();
   }
+  follow_ramp_up();
   loaded_micro_steps_ = progress_.micro_steps;
   model_->set_step_open(accumulated_ > 0 || fetched_count_ > 0 || gathered_count_ > 0);
 }

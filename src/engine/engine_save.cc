@@ -213,6 +213,7 @@ void Engine::save_counters(PartWriter& part, const std::vector<RankShare>& share
   part.set_int(saved::kSeed, static_cast<int64_t>(config_.seed));
   part.set_int(saved::kMicroBatches, accumulated_);
   part.set_int(saved::kSamples, step_first_sample_);
+  if (config_.batch_ramp_up) part.set_int(saved::kRampedUp, config_.batch.accumulation);
   double loss_sum = 0;
   int64_t tokens = 0, losses = 0;
   Json ranks = Json::array();

@@ -8,6 +8,7 @@ struct LoadOptions {
   bool module_strict = true;     // checkpoint and model name the same parameters
   bool optimizer_states = true;  // moments, loss scale, gradients of an open step
   bool schedule = true;          // how far the learning rate's schedule is
+  bool may_be_missing = false;   // a folder without checkpoints changes nothing
   bool strict = false;           // a configuration or data set that differs is an error
 };
 

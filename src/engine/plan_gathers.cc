@@ -51,7 +51,7 @@ class CountingRoute : public zero::BucketRoute {
         second_copies_(second_copies),
         second_valid_(layout.buckets().size()) {}
 
-  DType dtype() const override { return type_; }
+  DType dtype(size_t) const override { return type_; }
   Flight start(size_t index, const Tensor&, const CollectiveOptions&) override {
     const zero::Bucket& bucket = layout_.buckets()[index];
     Flight flight;

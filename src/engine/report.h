@@ -6,7 +6,7 @@
 
 namespace ds {
 
-enum class SkipReason : int32_t { kNone = 0, kAccumulating = 1, kNonFinite = 2 };
+enum class SkipReason : int32_t { kNone = 0, kAccumulating = 1, kNonFinite = 2, kLargeNorm = 3 };
 
 // Counters that a checkpoint carries.
 struct Progress {

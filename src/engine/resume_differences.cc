@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::array kSettings = {"seed",
                                   "gradient_clipping",
+                                  "gradient_skip_norm",
                                   "prescale_gradients",
                                   "gradient_predivide_factor",
                                   "optimizer",
@@ -23,7 +24,10 @@ constexpr std::array kSettings = {"seed",
                                   "fp8",
                                   "data_types",
                                   "communication_data_type",
-                                  "dataloader_drop_last"};
+                                  "dataloader_drop_last",
+                                  "dataloader_type",
+                                  "data_sharding",
+                                  "rampup_batch_size"};
 constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulation = "gradient_accumulation_steps";
 

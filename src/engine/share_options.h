@@ -32,6 +32,8 @@ inline zero::ShareOptions share_options(const Config& config) {
     options.bucket_elements = std::min(options.bucket_elements, zero.gather_bucket);
   }
   options.wire = dtype_of(config.precision.communicate);
+  const std::string& origin = config.origins().at("/communication_data_type");
+  options.wire_for_all = origin != "default" && origin != "derived";
   options.overlap = zero.overlap;
   options.reduce_scatter = zero.reduce_scatter;
   options.op = zero.average ? ReduceOp::kAverage : ReduceOp::kSum;

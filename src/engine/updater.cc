@@ -67,6 +67,7 @@ void find_bad_gradient(const OpContext& ctx, const zero::ParameterState& state,
 Updater::Updater(const Config& config, const zero::ParameterState& state)
     : optimizer_config_(config.optimizer.value_or(OptimizerConfig{})),
       clipping_(config.gradient_clipping),
+      skip_above_(config.gradient_skip_norm),
       may_skip_(config.precision.compute != Precision::kBf16 ||
                 config.precision.check_grad_overflow),
       max_consecutive_skips_(config.max_consecutive_skips),
@@ -98,7 +99,7 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& sta
   Outcome outcome;
   outcome.lr = rates_.empty() ? 0 : rates_.front();
   outcome.loss_scale = scaler_.scale();
-  const kernels::GateRule rule{outcome.loss_scale, share, clipping_, may_skip_};
+  const kernels::GateRule rule{outcome.loss_scale, share, clipping_, may_skip_, skip_above_};
   const bool gated =
       device_->kind() == DeviceKind::kCuda && !state.shared() && optimizer_->takes_gate();
   const kernels::UpdateGate gate =
@@ -124,13 +125,18 @@ optim::UpdateStep Updater::next_step() const {
     step.beta1 = schedules_.front().beta1(schedule_steps());
     step.beta2 = schedules_.front().beta2();
   }
+  if (optimizer_config_.decay_schedule) {
+    step.weight_decay = optim::scheduled_decay(*optimizer_config_.decay_schedule, schedule_steps());
+  }
   return step;
 }
 
 std::string Updater::describe_decay() const {
   int64_t decaying = 0, spared = 0;
   for (const optim::TensorPlace& place : places_) ++(place.decays ? decaying : spared);
-  double decay = optimizer_config_.weight_decay;
+  const auto& schedule = optimizer_config_.decay_schedule;
+  double decay =
+      schedule ? std::max(schedule->start, schedule->end) : optimizer_config_.weight_decay;
   for (const OptimizerGroupConfig& group : optimizer_config_.groups) {
     decay = std::max(decay, group.weight_decay.value_or(0));
   }

@@ -91,6 +91,7 @@ class Updater {
 
   OptimizerConfig optimizer_config_;
   double clipping_;
+  double skip_above_;
   bool may_skip_;
   int64_t max_consecutive_skips_;
   std::shared_ptr<Device> device_;  // where the optimizer's state lies

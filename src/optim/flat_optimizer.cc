@@ -51,6 +51,12 @@ double FlatOptimizer::momentum_product(size_t group, int64_t step) const {
   return product.value;
 }
 
+double FlatOptimizer::decay_of(const UpdateStep& step, int32_t group) const {
+  const bool own = group > 0 && setup_.config.groups[static_cast<size_t>(group) - 1].weight_decay;
+  if (step.weight_decay && !own) return *step.weight_decay;
+  return groups_[static_cast<size_t>(group)].weight_decay;
+}
+
 kernels::UpdateHyper FlatOptimizer::hyper_of(const UpdateStep& step, const HyperClass& of,
                                              double lr) const {
   const auto group = static_cast<size_t>(of.group);
@@ -62,7 +68,7 @@ kernels::UpdateHyper FlatOptimizer::hyper_of(const UpdateStep& step, const Hyper
   hyper.beta1 = step.beta1.value_or(has_momentum ? config.momentum : config.beta1);
   hyper.beta2 = step.beta2.value_or(config.beta2);
   hyper.eps = config.eps;
-  hyper.weight_decay = of.decays ? config.weight_decay * of.decay_factor : 0;
+  hyper.weight_decay = of.decays ? decay_of(step, of.group) * of.decay_factor : 0;
   hyper.dampening = config.dampening;
   hyper.nesterov = config.nesterov;
   hyper.decoupled = config.decoupled;

@@ -65,6 +65,8 @@ class FlatOptimizer : public Optimizer {
   std::vector<kernels::UpdateConstants> constants(
       kernels::UpdateRule rule, const UpdateStep& step,
       const std::function<double(size_t group)>& rate) const;
+  // Weight decay of a group in this step.
+  double decay_of(const UpdateStep& step, int32_t group) const;
   // `lr` is the group's.
   kernels::UpdateHyper hyper_of(const UpdateStep& step, const HyperClass& of, double lr) const;
   // Runs `update` on the arrays of a run of a space, from its home and back.

@@ -116,8 +116,8 @@ class Muon : public FlatOptimizer {
     kernels::UpdateHyper hyper;
     hyper.lr = lr * shape_factor;
     part.grad = direction;
-    update(ctx, kernels::UpdateRule::kSgd, hyper,
-           one.decays ? lr * group(one.group).weight_decay : 0.0, run, part);
+    update(ctx, kernels::UpdateRule::kSgd, hyper, one.decays ? lr * decay_of(step, one.group) : 0.0,
+           run, part);
   }
 
   // Matrices of a round: each rank gets whole those that it orthogonalises, and gives back to

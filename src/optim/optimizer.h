@@ -35,6 +35,8 @@ struct UpdateStep {
   std::vector<double> rates;    // learning rates, parallel to Optimizer::base_rates()
   std::optional<double> beta1;  // what OneCycle prescribes instead of the configured values
   std::optional<double> beta2;
+  // What a schedule prescribes for groups without a weight decay of their own.
+  std::optional<double> weight_decay = {};
   float grad_scale = 1;  // gradients are multiplied by it: 1 / loss scale, and the clip factor
   Tensor gate = {};      // on a GPU in its place, for those that take one: see ops::update_gate
 };

@@ -29,4 +29,7 @@ class Schedule {
   size_t group_;  // of parameters, where rates are lists
 };
 
+// Weight decay of the step that follows `applied` applied steps.
+double scheduled_decay(const DecayScheduleConfig& config, int64_t applied);
+
 }  // namespace ds::optim

@@ -70,11 +70,12 @@ void ParameterState::check_alike(const OpContext& ctx) const {
     return std::vector<int64_t>(all.data<int64_t>(), all.data<int64_t>() + all.elements());
   };
   const auto checksum = [&](nn::ParamId id) {
-    const FlatRange range = layout_.range(id);
+    const int64_t n = parameters_[id].shape.elements();
+    const Tensor weights = model_view(id).view({n});
     std::vector<uint64_t> sums;
-    for (int64_t begin = range.begin; begin < range.end; begin += kPiece) {
-      const int64_t end = std::min(range.end, begin + kPiece);
-      const Tensor piece = to_host(weights().data.slice(0, begin, end), host.device);
+    for (int64_t begin = 0; begin < n; begin += kPiece) {
+      const int64_t end = std::min(n, begin + kPiece);
+      const Tensor piece = to_host(weights.slice(0, begin, end), host.device);
       sums.push_back(xxh3_64(bytes_of(piece)));
     }
     return xxh3_64(std::as_bytes(std::span(sums)));

@@ -37,6 +37,7 @@ struct Bucket {
   bool trainable = false;
   bool resident = false;
   bool exact = false;
+  bool fp32 = false;
   int64_t tile = -1;  // of the one parameter that it has a part of
 };
 
@@ -57,6 +58,8 @@ struct Sharing {
   std::vector<bool> resident = {};
   // By parameter, or empty: those that never travel quantised, likewise.
   std::vector<bool> exact = {};
+  // By parameter, or empty: those that are computed with in fp32 where others are not, likewise.
+  std::vector<bool> fp32 = {};
   // By parameter, or empty: matrices of more than `tile_elements` that are cut into tiles of at
   // most so many, if a row of each rank is no more.
   std::vector<bool> tiled = {};

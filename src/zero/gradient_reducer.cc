@@ -161,7 +161,7 @@ void GradientReducer::send(size_t index) {
     if (!options_.overlap) receive();
     return;
   }
-  if (slot.wire) {
+  if (travels_rounded(bucket)) {
     Tensor rounded = slot.wire.slice(0, 0, bucket.range.elements());
     ops::cast(ctx_, all, rounded);
     all = rounded;
@@ -191,7 +191,7 @@ void GradientReducer::receive() {
   if (travels_quantized(bucket)) {
     const Tensor all = slot.data.slice(0, 0, bucket.range.elements());
     quantized_->finish(sent.bucket, sent.flight, all, result);
-  } else if (slot.wire) {
+  } else if (travels_rounded(bucket)) {
     ops::cast(ctx_, slot.wire.slice(0, begin, end), result);
   }
   slot.read = take_(bucket, result);

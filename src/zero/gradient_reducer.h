@@ -26,6 +26,7 @@ class GradientReducer {
     bool scatter = true;  // else everything is reduced on every rank, whatever it keeps
     ReduceOp op = ReduceOp::kAverage;
     DType wire = DType::kFloat32;  // what travels
+    bool wire_for_all = true;      // else buckets that are computed with in fp32 travel as that
     // More of a gradient may come after its bucket was sent: the bucket is sent again. Ranks must
     // give gradients in one order, which is checked.
     bool given = false;
@@ -71,6 +72,9 @@ class GradientReducer {
     QuantizedReduce::Flight flight;  // in its place where the bucket travels quantised
   };
 
+  bool travels_rounded(const Bucket& bucket) const {
+    return options_.wire != DType::kFloat32 && (options_.wire_for_all || !bucket.fp32);
+  }
   bool travels_quantized(const Bucket& bucket) const { return quantized_ && !bucket.exact; }
   size_t place(nn::ParamId id) const;  // in its bucket
   FlatRange range_in(const Bucket& bucket, nn::ParamId id) const {

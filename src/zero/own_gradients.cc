@@ -48,6 +48,7 @@ void ParameterState::reduce_held_gradients(const OpContext& ctx) {
     ops::accumulate(ctx, piece(bucket), 1.0f, target);
   }
   ops::fill(ctx, 0.0f, micro_);
+  backward_held_ = false;
 }
 
 void ParameterState::reduce_open_gradients() {

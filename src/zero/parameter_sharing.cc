@@ -81,6 +81,7 @@ Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& o
   sharing.rank = options.stage == 0 ? 0 : rank;
   sharing.world = options.stage == 0 ? 1 : world;
   sharing.bucket_elements = options.bucket_elements;
+  sharing.fp32 = options.fp32;
   if (options.stage < 3) return sharing;
   sharing.resident = choose_resident(parameters, options);
   sharing.exact = choose_exact(parameters, options, world);
@@ -130,14 +131,17 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
   spread_masters(ctx, layout, options, type, split);
   comm_ = options.comm;
   stage_ = options.stage;
+  allocate_fp32_weights(true);
   own_gradients_ = options.own_gradients;
   by_micro_batch_ = options.by_micro_batch;
   op_ = options.op;
   compute_type_ = type;
   if (stage_ == 3) {
+    std::vector<Tensor> pieces;
+    for (const Bucket& bucket : layout_.buckets()) pieces.push_back(weight_piece(bucket));
     gatherer_ = std::make_unique<WeightGatherer>(
         device_, layout_,
-        std::make_unique<WeightRoute>(ctx, layout_, groups_, options.weights, weights().data),
+        std::make_unique<WeightRoute>(ctx, layout_, groups_, options.weights, std::move(pieces)),
         options.gather);
     std::vector<std::string> names;
     for (const Bucket& bucket : layout_.buckets()) {
@@ -147,8 +151,13 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
     gatherer_->name_buckets(std::move(names));
   }
   if (!own_gradients_) {
-    const GradientReducer::Options reduce{stage_ == 0, options.overlap, options.reduce_scatter,
-                                          options.op,  options.wire,    options.given_gradients};
+    const GradientReducer::Options reduce{.whole = stage_ == 0,
+                                          .overlap = options.overlap,
+                                          .scatter = options.reduce_scatter,
+                                          .op = options.op,
+                                          .wire = options.wire,
+                                          .wire_for_all = options.wire_for_all,
+                                          .given = options.given_gradients};
     std::unique_ptr<QuantizedReduce> quantized;
     if (options.quantized_gradients && groups_.nodes) {
       quantized = std::make_unique<QuantizedReduce>(ctx, layout_, groups_.nodes, options.feedback);
@@ -295,20 +304,20 @@ void ParameterState::unshare(const OpContext& ctx) {
   gatherer_.reset();
   empty_buckets_.clear();
   lost_ = weights().compact;
-  const FlatLayout before = std::move(layout_);
-  const Tensor last = weights().data;
-  layout_ = FlatLayout(parameters_);
+  const FlatLayout after(parameters_);
   optim::FlatTensor masters;
   if (!lost_) {
     masters.data =
-        Tensor::zeros(device_, DType::kFloat32, {layout_.elements()}, MemoryTag::kParameters);
+        Tensor::zeros(device_, DType::kFloat32, {after.elements()}, MemoryTag::kParameters);
   }
   for (nn::ParamId id = 0; !lost_ && id < parameters_.size(); ++id) {
-    const FlatRange from = before.range(id), to = layout_.range(id);
-    Tensor target = masters.data.slice(0, to.begin, to.end);
-    ops::cast(ctx, last.slice(0, from.begin, from.end), target);
+    const FlatRange to = after.range(id);
+    Tensor target = masters.data.slice(0, to.begin, to.end).view(parameters_[id].shape);
+    ops::cast(ctx, model_view(id), target);
   }
+  layout_ = after;
   flat_ = {};
+  fp32_weights_ = Tensor();
   flat_.masters = std::move(masters);
   compute_type_ = DType::kFloat32;
   comm_.reset();
@@ -334,7 +343,7 @@ void ParameterState::drop_pass() noexcept {
 }
 
 void ParameterState::finish_backward() {
-  if (reducer_) reducer_->finish();
+  if (reducer_ && !backward_held_) reducer_->finish();
   end_pass();
 }
 
@@ -381,12 +390,11 @@ void ParameterState::drop_rounding_errors() {
 void ParameterState::gather_weights(bool frozen_too) {
   if (gatherer_) return gatherer_->pieces_changed(frozen_too);
   if (stage_ == 0) return;
-  const Tensor& all = weights().data;
   std::vector<WorkPtr> works;
   for (const Bucket& bucket : layout_.buckets()) {
     if (!bucket.trainable && !frozen_too) continue;
-    works.push_back(comm_->all_gather(all.slice(0, bucket.range.begin, bucket.range.end),
-                                      owned(weights(), bucket), {.label = "weights"}));
+    works.push_back(
+        comm_->all_gather(whole_weights(bucket), weight_piece(bucket), {.label = "weights"}));
   }
   for (const WorkPtr& work : works) work->wait();
 }

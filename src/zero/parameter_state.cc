@@ -116,17 +116,25 @@ ParameterState::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
   gradient_given(id);
   DS_CHECK(!tiling(id), Code::kUnsupported, "the gradient of ", parameters_[id].name,
            " is nowhere whole while it is reduced in tiles; without stage3_tile_size it is");
-  if (reducer_) return reducer_->target(id);
+  if (reducer_ && !backward_held_) return reducer_->target(id);
   DS_CHECK(flat_.gradients, Code::kInternal, "backward without gradient buffers");
   if (accumulation_type_ == DType::kFloat32) {
+    if (backward_held_) return {view(micro_, id), true};
     return {view(flat_.gradients.data, id), !take_empty(id)};
   }
+  bool add = true;
+  const Tensor sum = open_gradient(id, add);
+  return {sum, add};
+}
+
+// The fp32 sum of this micro batch, where gradients gather in another type.
+Tensor ParameterState::open_gradient(nn::ParamId id, bool& add) {
   Tensor& sum = open_gradients_[static_cast<size_t>(id)];
-  const bool add = static_cast<bool>(sum);
+  add = static_cast<bool>(sum);
   if (!add) {
     sum = Tensor::empty(device_, DType::kFloat32, parameters_[id].shape, MemoryTag::kGradients);
   }
-  return {sum, add};
+  return sum;
 }
 
 Tensor ParameterState::gradient(nn::ParamId id) {
@@ -141,7 +149,7 @@ Tensor ParameterState::gradient(nn::ParamId id) {
 }
 
 void ParameterState::gradient_complete(nn::ParamId id) {
-  if (reducer_) {
+  if (reducer_ && !backward_held_) {
     if (!parameters_[id].trainable) return;
     const Tiling* const tiles = tiling(id);
     for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) reducer_->complete(id, i);
@@ -150,8 +158,8 @@ void ParameterState::gradient_complete(nn::ParamId id) {
   if (accumulation_type_ == DType::kFloat32 || !parameters_[id].trainable) return;
   Tensor& sum = open_gradients_[static_cast<size_t>(id)];
   if (!sum) return;
-  Tensor target = view(flat_.gradients.data, id);
-  if (take_empty(id)) {
+  Tensor target = view(backward_held_ ? micro_ : flat_.gradients.data, id);
+  if (!backward_held_ && take_empty(id)) {
     ops::cast(gradient_ctx_, sum, target);
   } else {
     ops::accumulate(gradient_ctx_, sum, 1.0f, target);
@@ -206,7 +214,8 @@ void ParameterState::tile_gradient_complete(nn::ParamId id, int64_t tile) {
   if (parameters_[id].trainable) reducer_->complete(id, tile);
 }
 
-void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool split) {
+void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool split,
+                                      const std::vector<bool>& fp32) {
   DS_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16,
            Code::kUnsupported, "models compute in float32, bfloat16 or float16, not ",
            dtype_name(type));
@@ -222,6 +231,10 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool spl
     flat_.low_halves = {};
   }
   compute_type_ = type;
+  fp32_weights_ = Tensor();
+  Sharing sharing;  // one rank's, where buckets do not move parameters
+  sharing.fp32 = fp32;
+  layout_ = FlatLayout(parameters_, sharing);
   flat_.model = type == DType::kFloat32 ? Tensor()
                                         : Tensor::empty(device_, type, all, MemoryTag::kParameters);
   if (split) {
@@ -229,6 +242,7 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool spl
     ops::split_masters(ctx, flat_.masters.data, flat_.model.data, flat_.low_halves.data);
     flat_.masters = {};
   }
+  allocate_fp32_weights(false);
   masters_changed(ctx);
 }
 
@@ -247,6 +261,7 @@ void ParameterState::masters_changed(const OpContext& ctx) {
       }
     }
   }
+  write_fp32_weights(ctx, true);
   if (comm_) gather_weights(true);
   weights_changed(ctx);
 }
@@ -256,6 +271,7 @@ void ParameterState::weights_updated(const OpContext& ctx) {
     home_->close_update();
     return weights_changed(ctx);
   }
+  write_fp32_weights(ctx, false);
   if (comm_) gather_weights(false);
   weights_changed(ctx);
 }
@@ -314,6 +330,7 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
   for (Tensor& open : open_gradients_) open = Tensor();
   given_ = viewed_;
   if (micro_) ops::fill(ctx, 0.0f, micro_);
+  backward_held_ = false;
   if (reducer_) {
     reducer_->drop();
     replicas_agree_ = true;
@@ -429,11 +446,16 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
   if (away()) return;
   // What every rank has whole, it has from the value; pieces of weights follow from the masters.
   if (!weights().compact) {
-    Tensor copy = model_view(id);
+    Tensor copy = view(weights().data, id);
     ops::cast(ctx, value, copy);
+    if (in_fp32(bucket(id)) && fp32_weights_) {
+      Tensor weight = model_view(id);
+      ops::cast(ctx, value, weight);
+    }
   } else {
     Tensor piece = owned(weights(), id);
     ops::cast(ctx, own, piece);
+    if (in_fp32(bucket(id))) write_fp32_weights(ctx, bucket(id));
     gatherer_->pieces_changed(true);
   }
   for (const auto& [lent, memory] : lent_) {
@@ -450,13 +472,12 @@ void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) 
     Tensor piece = owned(flat_.model, id);
     ops::cast(ctx, owned(flat_.masters, id), piece);
   }
+  const Bucket& shared = bucket(id);
+  if (in_fp32(shared)) write_fp32_weights(ctx, shared);
   if (gatherer_) {
     gatherer_->pieces_changed(true);
   } else if (comm_ && stage_ > 0) {
-    const Bucket& bucket = layout_.buckets()[layout_.bucket_of(id)];
-    comm_
-        ->all_gather(weights().data.slice(0, bucket.range.begin, bucket.range.end),
-                     owned(weights(), bucket), {.label = parameters_[id].name})
+    comm_->all_gather(whole_weights(shared), weight_piece(shared), {.label = parameters_[id].name})
         ->wait();
   }
   for (const auto& [lent, memory] : lent_) {

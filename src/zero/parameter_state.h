@@ -25,6 +25,8 @@ struct ShareOptions {
   int stage = 0;
   int64_t bucket_elements = 0;
   DType wire = DType::kFloat32;  // of gradients
+  bool wire_for_all = true;      // also of those that are computed with in fp32
+  std::vector<bool> fp32 = {};   // by parameter: which those are, where others compute in less
   bool overlap = true;
   bool reduce_scatter = true;
   ReduceOp op = ReduceOp::kAverage;  // or kSum
@@ -141,6 +143,9 @@ class ParameterState : public nn::ParameterStore {
   // of hold_own_gradients (every rank) there is room for whole ones of the caller.
   void hold_own_gradients();
   void reduce_held_gradients(const OpContext& ctx);
+  // After hold_own_gradients: what backward adds from now on stays whole on this rank too, until
+  // the next reduce_held_gradients. Nothing changes where one rank trains.
+  void hold_backward() { backward_held_ = micro_ && reducer_; }
   // Adds one; the rest of the gradients keep.
   void add_own_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value);
   // Where the caller's gradients lie whole until they are reduced.
@@ -158,8 +163,10 @@ class ParameterState : public nn::ParameterStore {
   void drop_rounding_errors();
 
   // fp32, bf16 or fp16; the lower types keep a rounded copy of the masters. With `split` (bf16
-  // only) the copy and the bits that it lacks take the masters' place. Needs no open guard.
-  void set_compute_type(const OpContext& ctx, DType type, bool split = false);
+  // only) the copy and the bits that it lacks take the masters' place. `fp32`, by parameter, are
+  // computed with in fp32 all the same. Needs no open guard.
+  void set_compute_type(const OpContext& ctx, DType type, bool split = false,
+                        const std::vector<bool>& fp32 = {});
   // Refreshes the copy in the compute type, and lent memory, after masters were written (every
   // rank, where shared).
   void masters_changed(const OpContext& ctx);
@@ -231,7 +238,11 @@ class ParameterState : public nn::ParameterStore {
   // not split.
   Tensor master(nn::ParamId id) const { return view(flat_.masters.data, id); }
   Tensor gradient_view(nn::ParamId id) const;
-  Tensor model_view(nn::ParamId id) const { return view(weights().data, id); }
+  Tensor model_view(nn::ParamId id) const;
+  // That is the master itself, and written as one.
+  bool computes_with_master(nn::ParamId id) const {
+    return flat_.masters && !home_ && (!flat_.model || (in_fp32(bucket(id)) && !fp32_weights_));
+  }
   Tensor view(const Tensor& flat, nn::ParamId id) const;
   bool whole_weights() const { return !weights().compact && !lost_; }
   bool whole_masters() const { return flat_.masters && !flat_.masters.compact; }
@@ -262,10 +273,19 @@ class ParameterState : public nn::ParameterStore {
 
  private:
   void zero_gradient(const OpContext& ctx, nn::ParamId id);
+  Tensor open_gradient(nn::ParamId id, bool& add);
   bool take_empty(nn::ParamId id);
   const optim::FlatTensor& weights() const {
     return home_ ? home_->weights() : flat_.model ? flat_.model : flat_.masters;
   }
+  const Bucket& bucket(nn::ParamId id) const { return layout_.buckets()[layout_.bucket_of(id)]; }
+  // Whose weights are not in weights(), but in fp32_weights_ or the masters.
+  bool in_fp32(const Bucket& bucket) const { return bucket.fp32 && flat_.model; }
+  void allocate_fp32_weights(bool shared);
+  void write_fp32_weights(const OpContext& ctx, const Bucket& bucket);
+  void write_fp32_weights(const OpContext& ctx, bool frozen_too);
+  Tensor weight_piece(const Bucket& bucket) const;   // this rank's
+  Tensor whole_weights(const Bucket& bucket) const;  // where they are
   bool away() const;  // masters are on the host, though nothing is offloaded any more
   size_t tile_bucket(nn::ParamId id, int64_t tile) const {
     return layout_.bucket_of(id) + static_cast<size_t>(tile);
@@ -295,6 +315,10 @@ class ParameterState : public nn::ParameterStore {
   DType compute_type_ = DType::kFloat32;
   DType accumulation_type_ = DType::kFloat32;
   optim::FlatTensors flat_;
+  // Of parameters that are computed with in fp32 where others are not, by bucket, where the masters
+  // do not lie as weights must: split, or in pieces where weights are whole.
+  Tensor fp32_weights_;
+  std::vector<int64_t> fp32_begins_;    // by bucket
   std::vector<Tensor> open_gradients_;  // fp32 sums of this micro batch, by parameter
   OpContext gradient_ctx_;
   std::vector<bool> empty_gradients_;  // by parameter: what the memory holds does not count
@@ -313,6 +337,7 @@ class ParameterState : public nn::ParameterStore {
   bool own_gradients_ = false;
   bool by_micro_batch_ = false;
   Tensor micro_;  // the caller's gradients of the open micro batch, where the step's lie elsewhere
+  bool backward_held_ = false;  // and those of backward, of this micro batch and earlier ones
   ReduceOp op_ = ReduceOp::kAverage;
   std::shared_ptr<HostHome> home_;  // null unless offloaded
   std::shared_ptr<Device> rest_;    // the host's memory; null before anything was offloaded

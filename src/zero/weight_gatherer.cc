@@ -28,7 +28,8 @@ WeightGatherer::~WeightGatherer() {
 
 void WeightGatherer::fetch(size_t index) {
   Entry& entry = entries_[index];
-  entry.data = Tensor::empty(device_, route_->dtype(), {size(index)}, MemoryTag::kCommunication);
+  entry.data =
+      Tensor::empty(device_, route_->dtype(index), {size(index)}, MemoryTag::kCommunication);
   live_ += size(index);
   const std::string_view label = names_.empty() ? "weights" : std::string_view(names_[index]);
   entry.flight = route_->start(index, entry.data, {.label = label, .same_label = !names_.empty()});

@@ -12,7 +12,7 @@ constexpr int kBits = 8;
 }  // namespace
 
 WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGroups groups,
-                         const Options& options, Tensor pieces)
+                         const Options& options, std::vector<Tensor> pieces)
     : ctx_(ctx),
       layout_(layout),
       groups_(std::move(groups)),
@@ -22,17 +22,19 @@ WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGr
       second_valid_(layout.buckets().size()),
       message_bytes_(layout.buckets().size()),
       frozen_messages_(layout.buckets().size()) {
-  int64_t elements = 0;
+  std::map<DType, int64_t> elements;
   for (size_t i = 0; i < layout.buckets().size(); ++i) {
     const Bucket& bucket = layout.buckets()[i];
     if (quantized(bucket)) message_bytes_[i] = piece_bytes(layout, bucket, kBits);
     if (!groups_.secondary || bucket.resident) continue;
-    second_begins_[i] = elements;
-    elements += bucket.range.elements() / groups_.secondary->size();
+    int64_t& end = elements[dtype(i)];
+    second_begins_[i] = end;
+    end += bucket.range.elements() / groups_.secondary->size();
   }
-  if (!groups_.secondary) return;
-  second_ = groups_.secondary->shared_tensor(ctx_.device, dtype(), {elements},
-                                             MemoryTag::kParameters, {.label = "second shards"});
+  for (const auto& [type, count] : elements) {
+    second_[type] = groups_.secondary->shared_tensor(
+        ctx_.device, type, {count}, MemoryTag::kParameters, {.label = "second shards"});
+  }
 }
 
 bool WeightRoute::quantized(const Bucket& bucket) const {
@@ -43,7 +45,7 @@ Tensor WeightRoute::second(size_t index) const {
   const int64_t begin = second_begins_[index];
   if (begin < 0) return {};
   const int64_t size = layout_.buckets()[index].range.elements() / groups_.secondary->size();
-  return second_.slice(0, begin, begin + size);
+  return second_.at(dtype(index)).slice(0, begin, begin + size);
 }
 
 // The own piece in codes.
@@ -53,8 +55,8 @@ Tensor WeightRoute::own_message(size_t index) {
   const bool keep = options_.quantized_frozen && !bucket.trainable && !bucket.exact;
   Tensor message = Tensor::zeros(ctx_.device, DType::kUInt8, {message_bytes_[index]},
                                  keep ? MemoryTag::kParameters : MemoryTag::kCommunication);
-  ops::pack_blocks(ctx_, pieces_.slice(0, bucket.owned, bucket.owned + bucket.piece), kBits,
-                   piece_blocks(layout_, bucket, layout_.rank()), message);
+  ops::pack_blocks(ctx_, pieces_[index], kBits, piece_blocks(layout_, bucket, layout_.rank()),
+                   message);
   if (keep) frozen_messages_[index] = message;
   return message;
 }
@@ -72,8 +74,7 @@ WeightRoute::Flight WeightRoute::start(size_t index, const Tensor& whole,
                       MemoryTag::kCommunication);
     start_gather(flight.message, own_message(index), options, flight);
   } else {
-    start_gather(whole, pieces_.slice(0, bucket.owned, bucket.owned + bucket.piece), options,
-                 flight);
+    start_gather(whole, pieces_[index], options, flight);
   }
   return flight;
 }

@@ -3,6 +3,7 @@
 // copy that near ranks keep (hpZ).
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -25,7 +26,7 @@ class BucketRoute {
   };
 
   virtual ~BucketRoute() = default;
-  virtual DType dtype() const = 0;
+  virtual DType dtype(size_t bucket) const = 0;
   // Begins to fill `whole`, which nobody may touch before finish has returned.
   virtual Flight start(size_t bucket, const Tensor& whole, const CollectiveOptions& options) = 0;
   virtual void finish(size_t bucket, Flight& flight, Tensor& whole) = 0;
@@ -41,11 +42,12 @@ class WeightRoute : public BucketRoute {
     bool hierarchical = false;      // across nodes first
   };
 
-  // Collective. `pieces` spans the owned space. The threads of `ctx` must outlive it.
+  // Collective. `pieces` are this rank's, by bucket: views of the weights' memory. The threads of
+  // `ctx` must outlive it.
   WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGroups groups,
-              const Options& options, Tensor pieces);
+              const Options& options, std::vector<Tensor> pieces);
 
-  DType dtype() const override { return pieces_.dtype(); }
+  DType dtype(size_t bucket) const override { return pieces_[bucket].dtype(); }
   Flight start(size_t bucket, const Tensor& whole, const CollectiveOptions& options) override;
   void finish(size_t bucket, Flight& flight, Tensor& whole) override;
   void pieces_changed(bool frozen_too) override;
@@ -63,8 +65,9 @@ class WeightRoute : public BucketRoute {
   const FlatLayout& layout_;
   ShareGroups groups_;
   Options options_;
-  Tensor pieces_;
-  Tensor second_;                       // this rank's part of all buckets that are dropped at times
+  std::vector<Tensor> pieces_;  // by bucket
+  // This rank's part of all buckets that are dropped at times, in each of their types.
+  std::map<DType, Tensor> second_;
   std::vector<int64_t> second_begins_;  // by bucket; -1 where there is none
   std::vector<bool> second_valid_;
   std::vector<int64_t> message_bytes_;   // of a piece, by bucket

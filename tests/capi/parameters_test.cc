@@ -1,6 +1,7 @@
 // Parameters of an engine through the C ABI: fetched, gathered, in parts, and handles that end.
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "capi/ranks.h"
@@ -215,6 +216,70 @@ TEST(Parameters, LocalPartsCoverTheWhole) {
     refusal(DS_ERR_INVALID_ARGUMENT,
             [&] { engine.set_values(2, DS_VALUE_STATE, longer, "exp_avg", DS_EXTENT_LOCAL); });
   });
+}
+
+// Gradients that the caller adds in a scope are averaged by the step after it.
+TEST(Parameters, NoSyncScopesHoldStepsBack) {
+  run_ranks(2, [](Comm& comm) {
+    Model model = three_parameters();
+    Engine engine(stage_config(1), model, &comm);
+    const Tensor gradient = Tensor::from(std::vector<float>(33, comm.rank() == 0 ? 1.0f : 3.0f));
+    refusal(DS_ERR_INVALID_ARGUMENT, [&] { engine.open_scope(DS_SCOPE_NO_SYNC, {1}); });
+    {
+      libds::Scope scope = engine.open_scope(DS_SCOPE_NO_SYNC, {});
+      engine.add_gradient(1, gradient);
+      refusal(DS_ERR_STATE, [&] { engine.step(); });
+      refusal(DS_ERR_STATE, [&] { engine.open_scope(DS_SCOPE_NO_SYNC, {}); });
+      refusal(DS_ERR_STATE, [&] { scope.commit(0); });
+      refusal(DS_ERR_INVALID_ARGUMENT, [&] { scope.tensor(0); });
+      engine.add_gradient(1, gradient);
+    }  // the handle's end closes it
+    EXPECT_NEAR(engine.step().grad_norm, 4 * std::sqrt(33.0), 1e-5);
+    libds::Scope last = engine.open_scope(DS_SCOPE_NO_SYNC, {});
+    last.close();
+    last.close();
+    engine.add_gradient(1, gradient);
+    EXPECT_NEAR(engine.step().grad_norm, 2 * std::sqrt(33.0), 1e-5);
+  });
+  Model model = three_parameters();
+  Engine engine(stage_config(2), model);
+  refusal(DS_ERR_UNSUPPORTED, [&] { engine.open_scope(DS_SCOPE_NO_SYNC, {}); });
+}
+
+// A float32 adapter beside a bfloat16 base, at stages where masters lie whole and in pieces.
+TEST(Parameters, OfTwoTypesAreSeenInTheirOwn) {
+  for (const int stage : {0, 1, 3}) {
+    run_ranks(2, [stage](Comm& comm) {
+      const Tensor base = Tensor::from(counted(64, 1)), adapter = Tensor::from(counted(40, 2));
+      std::vector<libds::Parameter> all(2);
+      all[0].name = "base";
+      all[0].value = &base;
+      all[0].dtype = DS_BFLOAT16;
+      all[0].frozen = true;
+      all[1].name = "adapter";
+      all[1].value = &adapter;
+      Model model = Model::from_parameters(all);
+      std::string config = stage_config(stage);
+      config.insert(1, R"("bf16": {"enabled": true}, )");
+      Engine engine(config, model, &comm);
+      EXPECT_EQ(engine.info().compute_dtype, DS_BFLOAT16);
+      {
+        libds::Scope scope = engine.open_scope(DS_SCOPE_COMPUTE, {0, 1});
+        EXPECT_EQ(scope.tensor(0).dtype(), DS_BFLOAT16);
+        EXPECT_EQ(scope.tensor(1).dtype(), DS_FLOAT32);
+        EXPECT_EQ(values_of(scope.tensor(1)), counted(40, 2));
+      }
+      engine.add_gradient(1, Tensor::from(std::vector<float>(40, 1.0f)));
+      EXPECT_EQ(engine.step().applied, 1);
+      if (stage == 3) {
+        refusal(DS_ERR_UNSUPPORTED, [&] { (void)model.view("adapter"); });
+        return;
+      }
+      // All bits of a third are there, in memory that is the master's or follows it.
+      engine.set_values(1, DS_VALUE_PARAMETER, Tensor::from(std::vector<float>(40, 1.0f / 3)));
+      EXPECT_EQ(values_of(model.view("adapter")), std::vector<float>(40, 1.0f / 3));
+    });
+  }
 }
 
 }  // namespace

@@ -56,6 +56,21 @@ class Settings(ResumeCase):
         self.assertIn("the data set was another one", self.resume(3, "--load-strict", status=1).error)
 
 
+class Beginnings(ResumeCase):
+    def test_one_command_begins_and_goes_on(self):
+        command = ("--save", "out", "--load", "out", "--load-or-begin", "--metrics", "steps.jsonl")
+        self.train(2, *command)
+        self.train(4, *command)
+        self.assertEqual([row["step"] for row in self.metrics("steps.jsonl")], [1, 2, 3, 4])
+
+    def test_damage_and_tags_are_no_beginning(self):
+        self.train(2, "--save", "out")
+        for tag in self.tags():
+            (self.folder / "out" / tag / "manifest.dsm").write_bytes(b"damaged")
+        self.assertIn("manifest.dsm", self.resume(4, "--load-or-begin", status=1).error)
+        self.resume(4, "--load-or-begin", "--tag", "global_step2", status=2)
+
+
 class Parts(ResumeCase):
     def test_weights_only_is_another_run(self):
         self.train(4, "--save", "out")

@@ -120,5 +120,34 @@ TEST(Batch, Setters) {
   EXPECT_EQ(batch.train_batch, 32) << "a refused change leaves the sizes alone";
 }
 
+// Sizes that Megatron's RampupBatchsizeNumMicroBatches gives for --rampup-batch-size 32 16 1000 and
+// --global-batch-size 128: six increments, one every 166.67 samples.
+TEST(BatchRampUp, SizesOfConsumedSamples) {
+  const BatchRampUp ramp{32, 16, 1000, 128};
+  const std::pair<int64_t, int64_t> rows[] = {
+      {0, 32},   {166, 32}, {167, 48},  {333, 48},  {334, 64},   {500, 80},   {666, 80},
+      {667, 96}, {833, 96}, {834, 112}, {999, 112}, {1000, 128}, {1001, 128}, {1 << 30, 128}};
+  for (const auto& [consumed, size] : rows) EXPECT_EQ(ramp.size_after(consumed), size) << consumed;
+  const BatchRampUp none{128, 16, 1000, 128};
+  EXPECT_EQ(none.size_after(0), 128);
+}
+
+// Against the formula in whole numbers, where the doubles of Megatron's are exact.
+TEST(BatchRampUp, RandomRampsAgreeWithTheFormula) {
+  std::mt19937_64 random(20);
+  for (int round = 0; round < 200; ++round) {
+    const int64_t increment = 1 + static_cast<int64_t>(random() % 64);
+    const int64_t start = 1 + static_cast<int64_t>(random() % 64);
+    const int64_t increments = int64_t{1} << (random() % 6);
+    const int64_t samples = increments * (1 + static_cast<int64_t>(random() % 1000));
+    const BatchRampUp ramp{start, increment, samples, start + increments * increment};
+    for (int64_t consumed = 0; consumed <= samples + 1; consumed += 1 + samples / 97) {
+      const int64_t done = std::min(consumed * increments / samples, increments);
+      ASSERT_EQ(ramp.size_after(consumed), start + done * increment)
+          << start << " " << increment << " " << samples << " after " << consumed;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ds

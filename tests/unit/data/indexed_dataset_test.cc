@@ -279,7 +279,6 @@ class DamagedIndex : public testing::Test {
 
 TEST_F(DamagedIndex, EveryHeaderField) {
   refuse(with<char>(0, 'X'), bin_, Code::kCorrupt, {"d.idx", "MMIDIDX"});
-  refuse(std::string("TNTIDX\0\0", 8) + idx_, bin_, Code::kUnsupported, {"TNTIDX", "mmap"});
   refuse(with<uint64_t>(9, 2), bin_, Code::kUnsupported, {"version 2"});
   refuse(with<uint8_t>(17, 0), bin_, Code::kCorrupt, {"code 0"});
   refuse(with<uint8_t>(17, 9), bin_, Code::kCorrupt, {"code 9"});

@@ -208,11 +208,19 @@ TEST(MlmDataset, PadsAndLabels) {
   EXPECT_GE(dataset->sample_count(), 50);
   const auto& mlm = dynamic_cast<const MlmDataset&>(*dataset);
   const DatasetPtr again = open_dataset(spec, tokenizer);
+  int64_t swapped = 0;
   for (int64_t i = 0; i < dataset->sample_count(); ++i) {
     Tokens ids(40), labels(40), types(40), same(40);
     std::vector<uint8_t> mask(40);
-    dataset->sample(i, {.ids = ids, .labels = labels, .token_types = types, .mask = mask});
+    Tokens order(1, -1);
+    dataset->sample(i, {.ids = ids,
+                        .labels = labels,
+                        .token_types = types,
+                        .mask = mask,
+                        .sentence_order = order});
     const MlmSample built = mlm.build(i);
+    EXPECT_EQ(order[0], built.swapped ? 1 : 0);
+    swapped += order[0];
     size_t counted = 0;
     for (size_t t = 0; t < 40; ++t) {
       EXPECT_EQ(mask[t], t < built.tokens.size() ? 1 : 0);
@@ -225,6 +233,12 @@ TEST(MlmDataset, PadsAndLabels) {
     again->sample(i, {.ids = same, .labels = labels, .token_types = types, .mask = mask});
     EXPECT_EQ(same, ids);
   }
+
+  EXPECT_GT(swapped, 0);
+  EXPECT_LT(swapped, dataset->sample_count());
+  EXPECT_TRUE(dataset->fields().sentence_order);
+  spec.pairs = false;
+  EXPECT_FALSE(open_dataset(spec, tokenizer)->fields().sentence_order);
 
   // The same documents as JSON lines and as an indexed data set of sentences.
   const SentenceCorpus plain = parse_sentence_text(text, "text", *tokenizer);

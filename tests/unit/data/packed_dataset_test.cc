@@ -73,6 +73,39 @@ TEST(Finetune, LearnsCompletionsRepliesAndTexts) {
   EXPECT_EQ(learned_text(*bytes, all.example(0)), "abc");
 }
 
+// Lines of ShareGPT and Alpaca are the chats that they stand for.
+TEST(Finetune, OtherSchemasAreChats) {
+  const FinetuneCorpus chats = parse(
+      R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "hi"},)"
+      R"( {"role": "assistant", "content": "ho"}, {"role": "tool", "content": "t"},)"
+      R"( {"role": "assistant", "content": "no"}]})"
+      "\n"
+      R"({"messages": [{"role": "user", "content": "Add.\n1 and 2"},)"
+      R"( {"role": "assistant", "content": "3"}]})"
+      "\n"
+      R"({"messages": [{"role": "user", "content": "Sing."}, {"role": "assistant", "content": "la"}]})");
+  const FinetuneCorpus others =
+      parse(R"({"id": "x", "conversations": [{"from": "system", "value": "S"},)"
+            R"( {"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"},)"
+            R"( {"from": "observation", "value": "t"}, {"from": "gpt", "value": "no"}]})"
+            "\n"
+            R"({"instruction": "Add.", "input": "1 and 2", "output": "3"})"
+            "\n"
+            R"({"instruction": "Sing.", "input": "", "output": "la", "text": "Sing. la"})");
+  EXPECT_EQ(others.tokens, chats.tokens);
+  EXPECT_EQ(others.ends, chats.ends);
+  const auto refused = [](const char* line, std::string_view part) {
+    expect_error(Code::kCorrupt, {"lines:1", part}, [&] { parse(line); });
+  };
+  refused(R"({"conversations": [{"from": "dog", "value": "v"}]})",
+          "conversations[0].from is \"dog\"");
+  refused(R"({"conversations": [{"from": "gpt"}]})", "value");
+  refused(R"({"instruction": "Add."})", "output");
+  refused(R"({"instruction": "a", "output": "b", "prompt": "c", "completion": "d"})",
+          "exactly one");
+  refused(R"({"messages": [], "conversations": []})", "exactly one");
+}
+
 TEST(Finetune, EndAndBeginTokens) {
   const auto llama2 = family("llama2");
   const int32_t bos = *llama2->id("<s>"), eos = *llama2->id("</s>");

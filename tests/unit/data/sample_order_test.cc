@@ -285,23 +285,26 @@ TEST(TokenSources, RunningTextCanBeSplit) {
   EXPECT_THROW(MemoryTokens({1, 2}, {3}, "bad"), Error);
 }
 
-std::vector<Ints> take(Sampler& sampler, int64_t micro, int batches) {
+// `batches` micro batches of a rank from `consumed` samples on, or until there are no more.
+std::vector<Ints> take(const SamplerOptions& options, int64_t consumed, int batches) {
+  Sampler sampler(options);
+  const int64_t all = options.micro_batch * options.ranks;
   std::vector<Ints> out;
-  Ints batch(static_cast<size_t>(micro));
-  for (int i = 0; i < batches && sampler.next(batch); ++i) out.push_back(batch);
+  Ints batch(static_cast<size_t>(options.micro_batch));
+  for (; static_cast<int>(out.size()) < batches && sampler.has_left(consumed, all);
+       consumed += all) {
+    sampler.take(consumed, batch);
+    out.push_back(batch);
+  }
   return out;
 }
 
 TEST(SamplerTest, SingleGoesThroughOnce) {
-  Sampler rank0({.total_samples = 11, .micro_batch = 2, .rank = 0, .ranks = 2});
-  Sampler rank1(
-      {.total_samples = 11, .consumed_samples = 4, .micro_batch = 2, .rank = 1, .ranks = 2});
-  EXPECT_EQ(take(rank0, 2, 100), (std::vector<Ints>{{0, 1}, {4, 5}}));
-  EXPECT_EQ(take(rank1, 2, 100), (std::vector<Ints>{{6, 7}}));
-  EXPECT_EQ(rank0.consumed_samples(), 8);
-  Ints batch(2);
-  EXPECT_FALSE(rank0.next(batch));
-  EXPECT_EQ(rank0.consumed_samples(), 8);
+  SamplerOptions options{SamplerKind::kSingle, 11, 2, 0, 2};
+  EXPECT_EQ(take(options, 0, 100), (std::vector<Ints>{{0, 1}, {4, 5}}));
+  options.rank = 1;
+  EXPECT_EQ(take(options, 4, 100), (std::vector<Ints>{{6, 7}}));
+  EXPECT_EQ(take(options, 8, 100), (std::vector<Ints>{}));
 }
 
 // torch.randperm(4, seed 0) = 2,0,1,3 and so on: see the published check of torch_randperm.
@@ -309,17 +312,13 @@ TEST(SamplerTest, CyclicIsTheRanksOwnPermutation) {
   for (int64_t epoch = 0; epoch < 3; ++epoch) {
     for (int64_t rank = 0; rank < 2; ++rank) {
       // 11 samples, batches of 4: 8 per epoch, each rank 4 of its own.
-      Sampler sampler({.kind = SamplerKind::kCyclic,
-                       .total_samples = 11,
-                       .consumed_samples = epoch * 8 + 4,
-                       .micro_batch = 2,
-                       .rank = rank,
-                       .ranks = 2});
-      EXPECT_EQ(sampler.epoch(), epoch);
+      const SamplerOptions options{SamplerKind::kCyclic, 11, 2, rank, 2};
+      EXPECT_EQ(Sampler(options).epoch(epoch * 8 + 4), epoch);
       const Ints order = torch_randperm(4, static_cast<uint32_t>(epoch));
       const Ints next = torch_randperm(4, static_cast<uint32_t>(epoch + 1));
-      EXPECT_EQ(take(sampler, 2, 2), (std::vector<Ints>{{order[2] + rank * 4, order[3] + rank * 4},
-                                                        {next[0] + rank * 4, next[1] + rank * 4}}));
+      EXPECT_EQ(take(options, epoch * 8 + 4, 2),
+                (std::vector<Ints>{{order[2] + rank * 4, order[3] + rank * 4},
+                                   {next[0] + rank * 4, next[1] + rank * 4}}));
     }
   }
 }
@@ -327,64 +326,52 @@ TEST(SamplerTest, CyclicIsTheRanksOwnPermutation) {
 TEST(SamplerTest, CyclicWithoutSharding) {
   const Ints order = torch_randperm(10, 0);  // 11 samples, whole micro batches
   for (int64_t rank = 0; rank < 2; ++rank) {
-    Sampler sampler({.kind = SamplerKind::kCyclic,
-                     .total_samples = 11,
-                     .consumed_samples = 4,
-                     .micro_batch = 2,
-                     .rank = rank,
-                     .ranks = 2,
-                     .shard = false});
+    SamplerOptions options{SamplerKind::kCyclic, 11, 2, rank, 2};
+    options.shard = false;
     const auto r = static_cast<size_t>(rank);
-    EXPECT_EQ(take(sampler, 2, 1), (std::vector<Ints>{{order[4 + r], order[6 + r]}}));
-    EXPECT_EQ(sampler.epoch(), 1);
+    EXPECT_EQ(take(options, 4, 1), (std::vector<Ints>{{order[4 + r], order[6 + r]}}));
+    EXPECT_EQ(Sampler(options).epoch(8), 1);
   }
 }
 
+// After k batches a sampler that was made anew yields batch k + 1.
 TEST(SamplerTest, ResumesAnywhere) {
   const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed_text(seed));
   std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {
     SamplerOptions options;
-    options.kind = random() % 2 == 0 ? SamplerKind::kSingle : SamplerKind::kCyclic;
+    options.kind = static_cast<SamplerKind>(random() % 3);
+    options.drop_last = random() % 2 == 0;
     options.shard = random() % 2 == 0;
     options.micro_batch = 1 + random() % 4;
     options.ranks = 1 + random() % 3;
     options.rank = random() % options.ranks;
     options.total_samples = options.micro_batch * options.ranks * (2 + random() % 5) + random() % 5;
-    Sampler whole(options);
-    const auto expected = take(whole, options.micro_batch, 20);
-    // Stop after some batches, store, go on in a new sampler.
-    Sampler first(options);
+    const auto expected = take(options, 0, 20);
     const int stop = static_cast<int>(random() % expected.size());
-    auto got = take(first, options.micro_batch, stop);
-    const Sampler::State state = first.state();
-    Sampler second(options);
-    second.restore(state);
-    for (const Ints& batch : take(second, options.micro_batch, 20 - stop)) got.push_back(batch);
+    auto got = take(options, 0, stop);
+    const int64_t consumed = stop * options.micro_batch * options.ranks;
+    for (const Ints& batch : take(options, consumed, 20 - stop)) got.push_back(batch);
     ASSERT_EQ(got, expected);
-    ASSERT_EQ(second.consumed_samples(), whole.consumed_samples());
   }
 }
 
-// All ranks together take every active sample of an epoch exactly once.
+// All ranks together take every sample that an epoch uses exactly once.
 TEST(SamplerTest, RanksShareAnEpoch) {
-  for (const bool shard : {true, false}) {
-    std::multiset<int64_t> seen;
-    for (int64_t rank = 0; rank < 3; ++rank) {
-      Sampler sampler({.kind = SamplerKind::kCyclic,
-                       .total_samples = 50,
-                       .micro_batch = 4,
-                       .rank = rank,
-                       .ranks = 3,
-                       .shard = shard});
-      for (const Ints& batch : take(sampler, 4, 4)) seen.insert(batch.begin(), batch.end());
-      EXPECT_EQ(sampler.epoch(), 1);
+  for (const SamplerKind kind : {SamplerKind::kPasses, SamplerKind::kCyclic}) {
+    for (const bool shard : {true, false}) {
+      std::multiset<int64_t> seen;
+      for (int64_t rank = 0; rank < 3; ++rank) {
+        const SamplerOptions options{kind, 50, 4, rank, 3, true, shard};
+        EXPECT_EQ(Sampler(options).epoch(95), 1);
+        for (const Ints& batch : take(options, 48, 4)) seen.insert(batch.begin(), batch.end());
+      }
+      EXPECT_EQ(seen.size(), 48u);
+      EXPECT_EQ(std::set<int64_t>(seen.begin(), seen.end()).size(), 48u);
+      EXPECT_GE(*seen.begin(), 0);
+      EXPECT_LT(*seen.rbegin(), 50);
     }
-    EXPECT_EQ(seen.size(), 48u);
-    EXPECT_EQ(std::set<int64_t>(seen.begin(), seen.end()).size(), 48u);
-    EXPECT_GE(*seen.begin(), 0);
-    EXPECT_LT(*seen.rbegin(), 50);
   }
 }
 
@@ -392,28 +379,20 @@ TEST(SamplerTest, Refused) {
   const auto refuse = [](const SamplerOptions& options, std::string_view part) {
     expect_error(Code::kInvalidArgument, {part}, [&] { Sampler sampler(options); });
   };
-  refuse({.total_samples = 0}, "0 samples");
-  refuse({.total_samples = 5, .consumed_samples = 5}, "none are left");
-  refuse({.total_samples = 5, .consumed_samples = -1}, "-1");
-  refuse({.total_samples = 5, .micro_batch = 0}, "micro batch is 0");
-  refuse({.total_samples = 5, .rank = 2, .ranks = 2}, "rank 2 of 2");
-  refuse({.total_samples = 5, .micro_batch = INT64_MAX, .ranks = 2}, "too large");
-  refuse({.kind = SamplerKind::kCyclic, .total_samples = 5, .micro_batch = 6}, "of only 5");
-  refuse(
-      {.kind = SamplerKind::kCyclic, .total_samples = 8, .consumed_samples = 3, .micro_batch = 2},
-      "do not end on a batch");
-  Sampler sampler({.total_samples = 5, .micro_batch = 2});
-  Ints wrong(3);
-  EXPECT_THROW(sampler.next(wrong), Error);
-  Sampler::State state = sampler.state();
-  state[1] = 6;
-  expect_error(Code::kInvalidArgument, {"same data"}, [&] { sampler.restore(state); });
-  state = sampler.state();
-  state[0] = 1;
-  expect_error(Code::kInvalidArgument, {"another kind"}, [&] { sampler.restore(state); });
-  state = sampler.state();
-  state[2] = INT64_MAX;
-  EXPECT_THROW(sampler.restore(state), Error);
+  using enum SamplerKind;
+  refuse({kSingle, 0}, "0 samples");
+  refuse({kSingle, 5, 0}, "micro batch is 0");
+  refuse({kSingle, 5, 1, 2, 2}, "rank 2 of 2");
+  refuse({kSingle, 5, INT64_MAX, 0, 2}, "too large");
+  refuse({kCyclic, 5, 6}, "dataloader_type \"cyclic\"");
+  refuse({kPasses, 5, 6, 0, 1, true}, "dataloader_drop_last");
+  Ints pair(2), wrong(3);
+  Sampler cyclic({kCyclic, 8, 2});
+  expect_error(Code::kInvalidArgument, {"do not end on a batch"}, [&] { cyclic.take(3, pair); });
+  expect_error(Code::kInvalidArgument, {"-1 consumed"}, [&] { cyclic.take(-1, pair); });
+  EXPECT_THROW(cyclic.take(0, wrong), Error);
+  Sampler single({kSingle, 5, 2});
+  expect_error(Code::kState, {"4 of the data set's 5"}, [&] { single.take(4, pair); });
 }
 
 }  // namespace

@@ -57,6 +57,27 @@ TEST(Sampling, TopPKeepsTheSmallestSetThatReachesP) {
   EXPECT_NEAR(shares(logits, {1, 0, 0.7}).at(1), 2.0 / 3, 2e-4);
 }
 
+// Of equal logits the lower ids are kept, and drawn first, however many there are.
+TEST(Sampling, EqualLogitsAreOrderedByTheirIds) {
+  std::vector<float> logits(1000, 1.0f);
+  logits[700] = logits[40] = 2;
+  for (const SamplingOptions& options : {SamplingOptions{1, 5, 0}, SamplingOptions{1, 5, 0.999}}) {
+    std::vector<int32_t> kept;
+    for (const auto& [token, share] : shares(logits, options)) kept.push_back(token);
+    EXPECT_EQ(kept, (std::vector<int32_t>{0, 1, 2, 40, 700}));
+    // In order: the two likelier ones, then the others by their ids.
+    const double two = std::exp(1.0), all = 2 * two + 3;
+    EXPECT_EQ(sample_token(logits, options, 0.5 * two / all), 40);
+    EXPECT_EQ(sample_token(logits, options, 1.5 * two / all), 700);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(sample_token(logits, options, (2 * two + i + 0.5) / all), i);
+    }
+  }
+  // A nucleus that is sought in a growing part of the vocabulary.
+  EXPECT_EQ(sample_token(std::vector<float>(1000, 1.0f), {1, 0, 0.9}, 0.5 / 900), 0);
+  EXPECT_EQ(shares(std::vector<float>(1000, 1.0f), {1, 0, 0.5}).rbegin()->first, 499);
+}
+
 TEST(Sampling, RefusesNonsense) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THROW(sample_token(std::vector<float>{1, nan}, {}, 0), Error);

@@ -15,24 +15,35 @@ struct OwnJob {
   bool turned = false;  // from its third step on the layers are used in another order
   DType dtype = DType::kFloat32;
   int64_t width = 37;
+  // What a parameter is otherwise; false leaves it out.
+  std::function<bool(nn::Parameter&)> change = [](nn::Parameter&) { return true; };
 };
 
 inline nn::ParameterSet own_parameters(const OwnJob& job) {
   nn::ParameterSet set;
+  const auto add = [&](nn::Parameter p) {
+    if (job.change(p)) set.add(std::move(p));
+  };
   for (int layer = 0; layer < job.layers; ++layer) {
     nn::Parameter matrix;
     matrix.name = str_cat("layer", layer, ".weight");
     matrix.shape = Shape{19 + layer, job.width};
     matrix.dtype = job.dtype;
-    set.add(matrix);
+    add(matrix);
     nn::Parameter bias;
     bias.name = str_cat("layer", layer, ".bias");
     bias.shape = Shape{layer == 2 ? 1 : 23};
     bias.decays = false;
     bias.dtype = job.dtype;
-    set.add(bias);
+    add(bias);
   }
   return set;
+}
+
+// Which of all parameters it is, also where some are left out: matrices are even, biases odd.
+inline int64_t number_of(const nn::Parameter& p) {
+  const int64_t layer = std::stoll(p.name.substr(5));
+  return 2 * layer + (p.name.ends_with(".bias") ? 1 : 0);
 }
 
 // A number of [-1, 1) that depends on all of its arguments.
@@ -48,7 +59,8 @@ inline std::shared_ptr<models::Model> own_model(const OwnJob& job) {
   auto model = models::Model::from_parameters(own_parameters(job));
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
     const Tensor master = model->state().master(id);
-    for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] = noise(id, i);
+    const int64_t number = number_of(model->parameters()[id]);
+    for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] = noise(number, i);
   }
   return model;
 }
@@ -65,11 +77,11 @@ inline std::vector<float> numbers(const Tensor& x) {
 }
 
 // The gradient that rank `rank` has in micro batch `micro`, of weights w.
-inline std::vector<float> own_gradient(const std::vector<float>& w, int64_t id, int rank,
+inline std::vector<float> own_gradient(const std::vector<float>& w, int64_t number, int rank,
                                        int64_t micro) {
   std::vector<float> g(w.size());
   for (size_t i = 0; i < g.size(); ++i) {
-    g[i] = 0.25f * w[i] + noise(id, static_cast<int64_t>(i), rank, micro);
+    g[i] = 0.25f * w[i] + noise(number, static_cast<int64_t>(i), rank, micro);
   }
   return g;
 }
@@ -78,19 +90,32 @@ inline std::vector<float> own_gradient(const std::vector<float>& w, int64_t id, 
 inline void run_own_batch(Engine& engine, const OwnJob& job, int rank, int64_t micro,
                           bool turned = false) {
   static const std::shared_ptr<Device> device = make_cpu_device();
-  const auto layer_at = [&](int i) -> int64_t { return turned ? job.layers - 1 - i : i; };
+  const nn::ParameterSet& set = engine.model()->parameters();
+  // A layer's parameters, in an order.
+  const auto ids_of = [&](int i, std::initializer_list<const char*> names) {
+    const int layer = turned ? job.layers - 1 - i : i;
+    std::vector<int64_t> ids;
+    for (const char* const name : names) {
+      const nn::ParamId id = set.lookup(str_cat("layer", layer, name));
+      if (id != nn::kNoParam) ids.push_back(id);
+    }
+    return ids;
+  };
   for (int i = 0; i < job.layers; ++i) {
-    const int64_t ids[] = {2 * layer_at(i), 2 * layer_at(i) + 1};
+    const std::vector<int64_t> ids = ids_of(i, {".weight", ".bias"});
     engine.fetch_parameters(ids);
     engine.release_parameters(ids);
   }
   for (int i = job.layers - 1; i >= 0; --i) {
-    const int64_t ids[] = {2 * layer_at(i) + 1, 2 * layer_at(i)};
+    const std::vector<int64_t> ids = ids_of(i, {".bias", ".weight"});
     const std::vector<Tensor> weights = engine.fetch_parameters(ids);
-    for (size_t k = 0; k < 2; ++k) {
+    for (size_t k = 0; k < ids.size(); ++k) {
+      const nn::Parameter& p = set[static_cast<nn::ParamId>(ids[k])];
+      EXPECT_EQ(weights[k].dtype(), p.dtype) << p.name;
+      if (!p.trainable) continue;
       Tensor gradient =
           Tensor::empty(device, DType::kFloat32, weights[k].shape(), MemoryTag::kOther);
-      const std::vector<float> g = own_gradient(numbers(weights[k]), ids[k], rank, micro);
+      const std::vector<float> g = own_gradient(numbers(weights[k]), number_of(p), rank, micro);
       std::copy(g.begin(), g.end(), gradient.data<float>());
       const Tensor* const one = &gradient;
       engine.add_gradients({&ids[k], 1}, {&one, 1});
@@ -99,28 +124,32 @@ inline void run_own_batch(Engine& engine, const OwnJob& job, int rank, int64_t m
   }
 }
 
-inline Trained train_own(const OwnJob& job) {
+inline Trained train_own(const OwnJob& job, const CommOptions& options = {}) {
   Trained out;
   std::mutex mutex;
   std::vector<std::vector<float>> all;
-  run_ranks(job.world, [&](const std::shared_ptr<Communicator>& comm) {
-    Engine engine(dump_json(job.config), own_model(job), comm);
-    const int64_t accumulation = job.config.value("gradient_accumulation_steps", 1);
-    Trained mine;
-    for (int step = 0; step < job.steps; ++step) {
-      StepReport report;
-      for (int64_t i = 0; i < accumulation; ++i) {
-        run_own_batch(engine, job, comm->rank(), step * accumulation + i, job.turned && step >= 2);
-        report = engine.step();
-      }
-      EXPECT_TRUE(report.applied);
-      mine.norms.push_back(report.grad_norm);
-    }
-    mine.weights = all_weights(engine);
-    const std::lock_guard lock(mutex);
-    all.push_back(mine.weights);
-    if (comm->rank() == 0) out = std::move(mine);
-  });
+  run_ranks(
+      job.world,
+      [&](const std::shared_ptr<Communicator>& comm) {
+        Engine engine(dump_json(job.config), own_model(job), comm);
+        const int64_t accumulation = job.config.value("gradient_accumulation_steps", 1);
+        Trained mine;
+        for (int step = 0; step < job.steps; ++step) {
+          StepReport report;
+          for (int64_t i = 0; i < accumulation; ++i) {
+            run_own_batch(engine, job, comm->rank(), step * accumulation + i,
+                          job.turned && step >= 2);
+            report = engine.step();
+          }
+          EXPECT_TRUE(report.applied);
+          mine.norms.push_back(report.grad_norm);
+        }
+        mine.weights = all_weights(engine);
+        const std::lock_guard lock(mutex);
+        all.push_back(mine.weights);
+        if (comm->rank() == 0) out = std::move(mine);
+      },
+      options);
   for (const std::vector<float>& weights : all) {
     EXPECT_TRUE(same_bits(weights, out.weights)) << "ranks differ";
   }

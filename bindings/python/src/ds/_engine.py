@@ -224,18 +224,23 @@ class Engine(Handle, DeepSpeedNames):
         root: int = 0,
     ) -> Scope:
         """Makes parameters whole in this process at every ZeRO stage; None: all. Mode "compute": to be
-        read, in the engine's type (parameters of one's own); "modify": float32 masters that process
-        `root` may change. See `Scope`."""
+        read, each in its type (parameters of one's own); "modify": float32 masters that process
+        `root` may change; "no_sync": see `no_sync`. See `Scope`."""
         if mode not in MODES:
             raise ValueError(f"no mode {mode!r}: known are {', '.join(MODES)}")
         if parameters is None:
-            parameters = range(len(self.model))
+            parameters = () if mode == "no_sync" else range(len(self.model))
         indices = [self.model.index(parameter) for parameter in parameters]
         with self._interruptible():
             handle = _native.ds_engine_open_scope(
                 self._handle, indices, len(indices), MODES[mode]
             )
         return Scope(handle, indices, mode, root)
+
+    def no_sync(self) -> Scope:
+        """A block whose passes leave their gradients in this process (ZeRO stages 0 and 1): the first
+        `step` after it averages their sum. Every process opens it; `step` is refused inside."""
+        return self.scope(mode="no_sync")
 
     def get_values(
         self,
@@ -316,15 +321,18 @@ class Engine(Handle, DeepSpeedNames):
         load_module_strict: Optional[bool] = None,
         load_optimizer_states: Optional[bool] = None,
         load_lr_scheduler_states: Optional[bool] = None,
+        may_be_missing: Optional[bool] = None,
         strict: Optional[bool] = None,
     ) -> None:
         """Loads a checkpoint; `tag` None: the newest valid one. Keywords say how much of it is taken over
-        (ds_engine_load); `strict` refuses settings that differ from the saved run's."""
+        (ds_engine_load); `may_be_missing` begins anew in a folder without checkpoints; `strict` refuses
+        settings that differ from the saved run's."""
         given = options(
             load_module_only=load_module_only,
             load_module_strict=load_module_strict,
             load_optimizer_states=load_optimizer_states,
             load_lr_scheduler_states=load_lr_scheduler_states,
+            may_be_missing=may_be_missing,
             strict=strict,
         )
         with self._interruptible():

@@ -9,13 +9,18 @@ from . import _native
 from ._core import Handle
 from ._tensor import Tensor
 
-MODES = {"compute": _native.DS_SCOPE_COMPUTE, "modify": _native.DS_SCOPE_MODIFY}
+MODES = {
+    "compute": _native.DS_SCOPE_COMPUTE,
+    "modify": _native.DS_SCOPE_MODIFY,
+    "no_sync": _native.DS_SCOPE_NO_SYNC,
+}
 
 
 class Scope(Handle):
-    """Parameters that are whole in this process until the scope ends, at every ZeRO stage.
+    """What holds until the scope ends: parameters that are whole in this process, at every ZeRO
+    stage, or gradients that are not averaged over processes.
 
-    From `Engine.scope`. As a block:
+    From `Engine.scope` and `Engine.no_sync`. As a block:
 
         with engine.scope(["wte.weight"]) as (weight,):            # to compute with, read-only
             ...

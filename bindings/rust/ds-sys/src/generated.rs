@@ -2147,7 +2147,8 @@ extern "C" {
     #[doc = " ds_model_set_parameter, inside those calls only. An engine of several processes at ZeRO stage 3"]
     #[doc = " refuses lent values: no process has whole weights to write. A parameter that is not lent lies in"]
     #[doc = " the library's memory, see ds_model_view_parameter; its dtype must then be float32 or the type in"]
-    #[doc = " which the engine's configuration computes. Errors: DS_ERR_UNSUPPORTED (a type, two"]
+    #[doc = " which the engine's configuration computes, and a model may have both, such as float32 adapters"]
+    #[doc = " beside a bfloat16 base. Errors: DS_ERR_UNSUPPORTED (a type, two"]
     #[doc = " places). Since: 0.2."]
     pub fn ds_model_create_from_parameters(
         parameters: *const ds_parameter,
@@ -3376,6 +3377,8 @@ pub const DS_SKIP_NONE: ds_skip_code = 0;
 pub const DS_SKIP_ACCUMULATING: ds_skip_code = 1;
 #[doc = "< A gradient was NaN or infinite; weights and moments are untouched."]
 pub const DS_SKIP_NON_FINITE: ds_skip_code = 2;
+#[doc = "< The gradient norm was above gradient_skip_norm; the same."]
+pub const DS_SKIP_LARGE_NORM: ds_skip_code = 3;
 #[doc = " Why a step was not applied."]
 pub type ds_skip_code = ::std::os::raw::c_int;
 #[doc = " What a step did. Set struct_size before the call."]
@@ -3796,7 +3799,8 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Mean loss over a data set, without training and without dropout."]
-    #[doc = " @param max_batches  micro batches at most; 0 = all"]
+    #[doc = " @param max_batches  micro batches at most, of the configuration's eval_micro_batch_size_per_gpu"]
+    #[doc = "                     samples, or train_micro_batch_size_per_gpu; 0 = all"]
     #[doc = " Since: 0.1."]
     pub fn ds_engine_evaluate(
         engine: *mut ds_engine,
@@ -3874,16 +3878,20 @@ extern "C" {
 #[doc = " A ds_scope_mode_code. Since: 0.5."]
 pub type ds_scope_mode = i32;
 pub const DS_SCOPE_UNKNOWN: ds_scope_mode_code = -1;
-#[doc = "< the caller computes with own parameters, in the engine's type"]
+#[doc = "< the caller computes with own parameters, each in its type"]
 pub const DS_SCOPE_COMPUTE: ds_scope_mode_code = 1;
 #[doc = "< one process may change parameters of any model: float32 masters"]
 pub const DS_SCOPE_MODIFY: ds_scope_mode_code = 2;
+#[doc = "< gradients are not averaged over processes inside"]
+pub const DS_SCOPE_NO_SYNC: ds_scope_mode_code = 3;
 #[doc = " What a scope is for."]
 pub type ds_scope_mode_code = ::std::os::raw::c_int;
 extern "C" {
-    #[doc = " Makes parameters whole in this process until the scope ends, at every ZeRO stage."]
-    #[doc = " DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, in the type that the"]
-    #[doc = " engine computes in, to be read only. At ZeRO stage 3 they are gathered from the processes that"]
+    #[doc = " Opens a scope: parameters are whole in this process until it ends, at every ZeRO stage, or"]
+    #[doc = " gradients stay in this process."]
+    #[doc = " DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type that"]
+    #[doc = " it was registered with (float32 where memory is lent and no parameter needs a lower one), to be"]
+    #[doc = " read only. At ZeRO stage 3 they are gathered from the processes that"]
     #[doc = " hold their parts: every process opens and closes scopes and adds gradients for the same"]
     #[doc = " parameters in the same order, and wherever that was the order of the step before, what comes next"]
     #[doc = " is gathered ahead. At other stages the tensors are views of weights that are whole anyway, so a"]
@@ -3892,10 +3900,17 @@ extern "C" {
     #[doc = " DS_SCOPE_MODIFY: float32 copies of the master values of parameters of any model. Every process"]
     #[doc = " calls it, not in the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until"]
     #[doc = " then no step can be made. A parameter is in one such scope at a time."]
+    #[doc = " DS_SCOPE_NO_SYNC: gradients of the passes inside are summed in this process, and averaged over"]
+    #[doc = " processes once, by the first ds_engine_step after the scope, at ZeRO stages 0 and 1. A forward"]
+    #[doc = " inside ends the micro batch before it, without ds_engine_step, which is refused until the scope"]
+    #[doc = " ends; so are another such scope, ds_engine_train_batch and ds_engine_join. Each pass counts as"]
+    #[doc = " one of gradient_accumulation_steps. Every process opens it; the first one of an engine makes a"]
+    #[doc = " buffer of the gradients' size."]
     #[doc = " @param parameters  indices in the model; NULL = 0, 1, ..."]
-    #[doc = " @param count       how many"]
+    #[doc = " @param count       how many; 0 with DS_SCOPE_NO_SYNC"]
     #[doc = " Blocks: until the values are there. Errors: DS_ERR_STATE (a scope of the other mode is open; in"]
-    #[doc = " the middle of a step), DS_ERR_UNSUPPORTED (DS_SCOPE_COMPUTE with a built-in model), DS_ERR_COMM"]
+    #[doc = " the middle of a step; a DS_SCOPE_NO_SYNC inside another), DS_ERR_UNSUPPORTED (DS_SCOPE_COMPUTE"]
+    #[doc = " with a built-in model, DS_SCOPE_NO_SYNC at ZeRO stages 2 and 3), DS_ERR_COMM"]
     #[doc = " (processes ask for different parameters: the text names them), DS_ERR_ABORTED. Since: 0.5."]
     pub fn ds_engine_open_scope(
         engine: *mut ds_engine,
@@ -4083,6 +4098,8 @@ extern "C" {
     #[doc = " true; with false moments, their count of steps and the loss scale stay as they are, those of a"]
     #[doc = " new engine at their beginning; the gradients of an open step are given up;"]
     #[doc = "   \"load_lr_scheduler_states\": true; with false the schedule and the rates stay where they are;"]
+    #[doc = "   \"may_be_missing\": false; with true and a NULL tag a folder that is not there or holds no"]
+    #[doc = "       checkpoint is no error and changes nothing: the engine begins at its own step;"]
     #[doc = "   \"strict\": false; with true settings that differ from the saved run's are refused, not warned"]
     #[doc = "       of; so is another data set, also by ds_engine_set_dataset later."]
     #[doc = "   The first four are arguments of DeepSpeed's load_checkpoint."]
@@ -4179,7 +4196,8 @@ pub struct ds_engine_info {
     pub loss_scale: f64,
     #[doc = "< 0 to 3"]
     pub zero_stage: i32,
-    #[doc = "< type that the engine computes in"]
+    #[doc = "< type that the configuration computes in; own parameters of"]
+    #[doc = "float32 stay that"]
     pub compute_dtype: ds_dtype,
 }
 #[test]

@@ -25,6 +25,8 @@ c_enum! {
         Accumulating = DS_SKIP_ACCUMULATING,
         /// A gradient was NaN or infinite; weights and moments are untouched.
         NonFinite = DS_SKIP_NON_FINITE,
+        /// The gradient norm was above gradient_skip_norm; weights and moments are untouched.
+        LargeNorm = DS_SKIP_LARGE_NORM,
     }
 }
 

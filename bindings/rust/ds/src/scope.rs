@@ -200,6 +200,16 @@ impl Engine {
         })
     }
 
+    /// Runs `passes`, whose gradients stay in this process (ZeRO stages 0 and 1): the first step
+    /// after it averages their sum over processes. Every process calls it; a step inside is refused.
+    pub fn no_sync<T>(&mut self, passes: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
+        let (handle, _) = open(self, Some(&[]), sys::DS_SCOPE_NO_SYNC)?;
+        let done = passes(self)?;
+        // SAFETY: takes the handle alone.
+        check(unsafe { sys::ds_scope_close(handle.raw()) })?;
+        Ok(done)
+    }
+
     /// An `f32` copy of values of a parameter.
     pub fn get_values(
         &self,

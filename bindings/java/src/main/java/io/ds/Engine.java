@@ -194,15 +194,17 @@ public final class Engine extends NativeObject {
   // ---- Scopes and values
 
   /**
-   * Makes parameters whole in this process until the scope is closed, at every ZeRO stage.
+   * Makes parameters whole in this process until the scope is closed, at every ZeRO stage; in mode {@link ScopeMode#NO_SYNC} it
+   * leaves the gradients of passes in this process, and the first step after the scope averages them.
    *
    * @param mode what for
-   * @param parameters numbers in the model; none means all
+   * @param parameters numbers in the model; none means all, and in mode {@link ScopeMode#NO_SYNC} there are none
    * @return a new scope; to be closed
    */
   public Scope openScope(ScopeMode mode, long... parameters) {
     long[] chosen = parameters.length == 0 ? null : parameters;
-    long count = chosen == null ? parameterCount : chosen.length;
+    long all = mode == ScopeMode.NO_SYNC ? 0 : parameterCount;
+    long count = chosen == null ? all : chosen.length;
     return new Scope(Marshal.handle(out -> Native.ds_engine_open_scope(this, chosen, count, mode.code, out)), (int) count);
   }
 

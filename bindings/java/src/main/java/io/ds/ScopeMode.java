@@ -2,10 +2,12 @@ package io.ds;
 
 /** What a {@link Scope} is for. */
 public enum ScopeMode {
-  /** The caller computes with own parameters, in the engine's type; to be read only. */
+  /** The caller computes with own parameters, each in its type; to be read only. */
   COMPUTE(ds_scope_mode_code.DS_SCOPE_COMPUTE),
   /** One process may change parameters of any model: float32 masters. */
-  MODIFY(ds_scope_mode_code.DS_SCOPE_MODIFY);
+  MODIFY(ds_scope_mode_code.DS_SCOPE_MODIFY),
+  /** Gradients are not averaged over processes inside. */
+  NO_SYNC(ds_scope_mode_code.DS_SCOPE_NO_SYNC);
 
   final int code;
 

@@ -7,7 +7,9 @@ public enum SkipReason {
   /** Not a boundary: more micro batches belong to this step. */
   ACCUMULATING(ds_skip_code.DS_SKIP_ACCUMULATING),
   /** A gradient was NaN or infinite; weights and moments are untouched. */
-  NON_FINITE(ds_skip_code.DS_SKIP_NON_FINITE);
+  NON_FINITE(ds_skip_code.DS_SKIP_NON_FINITE),
+  /** The gradient norm was above gradient_skip_norm; weights and moments are untouched. */
+  LARGE_NORM(ds_skip_code.DS_SKIP_LARGE_NORM);
 
   final int code;
 
