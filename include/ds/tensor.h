@@ -210,7 +210,7 @@ DS_API ds_status ds_tensor_dequantize(const ds_tensor* codes, const ds_tensor* s
  * @param out_codes   uint8 [elements], or [(elements + 1) / 2] with 4 bits: the earlier of two
  *                    codes in the upper half of a byte; symmetric codes are in two's complement
  * @param out_scales  float32 [groups]; asymmetric [2, groups], the second row holding the minima
- * Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.6.
+ * Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5.
  */
 DS_API ds_status ds_tensor_quantize_groups(const ds_tensor* tensor, int32_t bits,
                                            int64_t group_size, ds_bool asymmetric, int64_t seed,
@@ -221,7 +221,7 @@ DS_API ds_status ds_tensor_quantize_groups(const ds_tensor* tensor, int32_t bits
  * @param bits, group_size  as that was given them
  * @param output  float32, bfloat16 or float16, packed, in host memory; its number of elements says
  *                how many codes there are
- * Errors: DS_ERR_STATE for a read-only tensor, DS_ERR_UNSUPPORTED. Since: 0.6.
+ * Errors: DS_ERR_STATE for a read-only tensor, DS_ERR_UNSUPPORTED. Since: 0.5.
  */
 DS_API ds_status ds_tensor_dequantize_groups(const ds_tensor* codes, const ds_tensor* scales,
                                              int32_t bits, int64_t group_size, ds_tensor* output);
@@ -229,7 +229,7 @@ DS_API ds_status ds_tensor_dequantize_groups(const ds_tensor* codes, const ds_te
  * Quantises and dequantises in one call: the numbers that training for quantised inference sees.
  * @param bits, group_size, asymmetric, seed  as for ds_tensor_quantize_groups
  * @param out_tensor  of the type and shape of `tensor`
- * Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.6.
+ * Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5.
  */
 DS_API ds_status ds_tensor_fake_quantize(const ds_tensor* tensor, int32_t bits, int64_t group_size,
                                          ds_bool asymmetric, int64_t seed, ds_tensor** out_tensor);
@@ -244,7 +244,7 @@ DS_API ds_status ds_tensor_fake_quantize(const ds_tensor* tensor, int32_t bits, 
  * @param causal  whether query i sees no keys beyond i + keys - queries
  * @param out_tensor  of the type and shape of `scores`; a hidden key is exactly 0, and so is a row
  *                    that sees nothing
- * Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.6.
+ * Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5.
  */
 DS_API ds_status ds_tensor_softmax(const ds_tensor* scores, const ds_tensor* DS_NULLABLE mask,
                                    double scale, ds_bool causal, ds_tensor** out_tensor);
@@ -253,7 +253,7 @@ DS_API ds_status ds_tensor_softmax(const ds_tensor* scores, const ds_tensor* DS_
  * @param softmax   what ds_tensor_softmax gave
  * @param gradient  with respect to that: the same type and shape
  * @param scale     as ds_tensor_softmax was given it
- * Errors: DS_ERR_UNSUPPORTED. Since: 0.6.
+ * Errors: DS_ERR_UNSUPPORTED. Since: 0.5.
  */
 DS_API ds_status ds_tensor_softmax_backward(const ds_tensor* softmax, const ds_tensor* gradient,
                                             double scale, ds_tensor** out_tensor);
@@ -266,7 +266,7 @@ DS_API ds_status ds_tensor_softmax_backward(const ds_tensor* softmax, const ds_t
  * @param parts, heads  1 or more; their product divides the last dimension of `packed`
  * @param out_tensor    [parts, batch, heads, tokens, size]
  * The gradient of `packed` is ds_tensor_merge_heads of that of the result; that of `bias` is the
- * sum of the former over batch and tokens. Errors: DS_ERR_UNSUPPORTED. Since: 0.6.
+ * sum of the former over batch and tokens. Errors: DS_ERR_UNSUPPORTED. Since: 0.5.
  */
 DS_API ds_status ds_tensor_split_heads(const ds_tensor* packed, const ds_tensor* DS_NULLABLE bias,
                                        int32_t parts, int32_t heads, ds_tensor** out_tensor);
@@ -274,7 +274,7 @@ DS_API ds_status ds_tensor_split_heads(const ds_tensor* packed, const ds_tensor*
  * The inverse of ds_tensor_split_heads without a bias.
  * @param split       [parts, batch, heads, tokens, size]
  * @param out_tensor  [batch, tokens, parts * heads * size]
- * Errors: DS_ERR_UNSUPPORTED. Since: 0.6.
+ * Errors: DS_ERR_UNSUPPORTED. Since: 0.5.
  */
 DS_API ds_status ds_tensor_merge_heads(const ds_tensor* split, ds_tensor** out_tensor);
 

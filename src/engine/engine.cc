@@ -10,6 +10,7 @@
 #include "checkpoint/run_id.h"
 #include "config/auto_values.h"
 #include "engine/agreement.h"
+#include "engine/lone_process.h"
 #include "engine/monitors.h"
 #include "engine/rank_devices.h"
 #include "engine/recompute.h"
@@ -85,7 +86,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
                std::shared_ptr<Communicator> comm, const ReadOptions& reading)
     : config_(load_config(config_json, environment_of(*model, comm.get()), reading)),
       model_(std::move(model)),
-      comm_(comm ? std::move(comm) : make_single_communicator()),
+      comm_(comm ? std::move(comm) : make_lone_communicator()),
       pool_(config_.threads, config_.thread_affinity),
       gpu_policy_(policy_of(config_.cuda)),
       timers_(device_clock(model_->device())) {

@@ -1,5 +1,6 @@
 // How gradients become one: operations, factors, buckets, accumulation. Expected weights are those
 // of one process that is given the mean.
+#include "base/log.h"
 #include "unit/zero/traffic_world.h"
 #include "world.h"
 
@@ -68,9 +69,16 @@ TEST_P(Reduction, SumsFactorsAndMeansAgree) {
                                     })));
 }
 
-// Sums of gradients that were divided by the world are means: AdamW and Muon, five steps.
+// Sums of gradients that were divided by the world are means: AdamW and Muon, five steps. At stage
+// 3 sums are refused, as in DeepSpeed.
 TEST_P(Reduction, SumsOfSharesAreMeans) {
-  if (GetParam() == 3) GTEST_SKIP() << "sums are refused at stage 3";
+  if (GetParam() == 3) {
+    const Json sum = given_config(3, {{{"gradient_allreduce_op", "sum"}}});
+    const std::string text =
+        error_of(Code::kConfig, [&] { Engine(dump_json(sum), given_model(kShapes), nullptr); });
+    EXPECT_THAT(text, ::testing::HasSubstr("gradient_allreduce_op"));
+    return;
+  }
   for (const char* const optimizer : {"AdamW", "Muon"}) {
     const Json mean = given_config(GetParam(), {optimizer_config(optimizer)});
     const Json sum = patched(mean, {{{"gradient_allreduce_op", "sum"}}});
@@ -215,6 +223,35 @@ TEST_P(Reduction, OneRankCallsNoCollective) {
     for (size_t kind = 0; kind < table.size(); ++kind) {
       EXPECT_EQ(table[kind].calls, 0) << collective_name(static_cast<Collective>(kind));
     }
+  });
+}
+
+// An engine without a group, in a process that a launcher started as one of several, would be one
+// of as many trainings that know nothing of each other: that is told.
+TEST(Alone, AJobOfSeveralProcessesIsNoticed) {
+  const auto warnings = [] {
+    std::string text;
+    log_set_sink([](void* self, int32_t, const char*,
+                    const char* line) { *static_cast<std::string*>(self) += line; },
+                 &text, nullptr);
+    Engine(dump_json(given_config(1)), given_model(kShapes), nullptr);
+    log_set_sink(nullptr, nullptr, nullptr);
+    return text;
+  };
+  EXPECT_EQ(warnings(), "");
+  const std::map<std::string, std::string> torchrun = {{"RANK", "2"},
+                                                       {"WORLD_SIZE", "4"},
+                                                       {"LOCAL_RANK", "2"},
+                                                       {"MASTER_ADDR", "localhost"},
+                                                       {"MASTER_PORT", "29500"}};
+  for (const auto& [name, value] : torchrun) ::setenv(name.c_str(), value.c_str(), 1);
+  const std::string told = warnings();
+  for (const auto& [name, value] : torchrun) ::unsetenv(name.c_str());
+  EXPECT_THAT(told, ::testing::HasSubstr("rank 2 of 4"));
+  EXPECT_THAT(told, ::testing::HasSubstr("ds_comm_create"));
+  // A group of one that was asked for is one.
+  run_ranks(1, [&](const std::shared_ptr<Communicator>& comm) {
+    Engine(dump_json(given_config(1)), given_model(kShapes), comm);
   });
 }
 

@@ -681,7 +681,7 @@ extern "C" {
     #[doc = " @param out_codes   uint8 [elements], or [(elements + 1) / 2] with 4 bits: the earlier of two"]
     #[doc = "                    codes in the upper half of a byte; symmetric codes are in two's complement"]
     #[doc = " @param out_scales  float32 [groups]; asymmetric [2, groups], the second row holding the minima"]
-    #[doc = " Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.6."]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5."]
     pub fn ds_tensor_quantize_groups(
         tensor: *const ds_tensor,
         bits: i32,
@@ -698,7 +698,7 @@ extern "C" {
     #[doc = " @param bits, group_size  as that was given them"]
     #[doc = " @param output  float32, bfloat16 or float16, packed, in host memory; its number of elements says"]
     #[doc = "                how many codes there are"]
-    #[doc = " Errors: DS_ERR_STATE for a read-only tensor, DS_ERR_UNSUPPORTED. Since: 0.6."]
+    #[doc = " Errors: DS_ERR_STATE for a read-only tensor, DS_ERR_UNSUPPORTED. Since: 0.5."]
     pub fn ds_tensor_dequantize_groups(
         codes: *const ds_tensor,
         scales: *const ds_tensor,
@@ -711,7 +711,7 @@ extern "C" {
     #[doc = " Quantises and dequantises in one call: the numbers that training for quantised inference sees."]
     #[doc = " @param bits, group_size, asymmetric, seed  as for ds_tensor_quantize_groups"]
     #[doc = " @param out_tensor  of the type and shape of `tensor`"]
-    #[doc = " Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.6."]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5."]
     pub fn ds_tensor_fake_quantize(
         tensor: *const ds_tensor,
         bits: i32,
@@ -731,7 +731,7 @@ extern "C" {
     #[doc = " @param causal  whether query i sees no keys beyond i + keys - queries"]
     #[doc = " @param out_tensor  of the type and shape of `scores`; a hidden key is exactly 0, and so is a row"]
     #[doc = "                    that sees nothing"]
-    #[doc = " Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.6."]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5."]
     pub fn ds_tensor_softmax(
         scores: *const ds_tensor,
         mask: *const ds_tensor,
@@ -745,7 +745,7 @@ extern "C" {
     #[doc = " @param softmax   what ds_tensor_softmax gave"]
     #[doc = " @param gradient  with respect to that: the same type and shape"]
     #[doc = " @param scale     as ds_tensor_softmax was given it"]
-    #[doc = " Errors: DS_ERR_UNSUPPORTED. Since: 0.6."]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED. Since: 0.5."]
     pub fn ds_tensor_softmax_backward(
         softmax: *const ds_tensor,
         gradient: *const ds_tensor,
@@ -761,7 +761,7 @@ extern "C" {
     #[doc = " @param parts, heads  1 or more; their product divides the last dimension of `packed`"]
     #[doc = " @param out_tensor    [parts, batch, heads, tokens, size]"]
     #[doc = " The gradient of `packed` is ds_tensor_merge_heads of that of the result; that of `bias` is the"]
-    #[doc = " sum of the former over batch and tokens. Errors: DS_ERR_UNSUPPORTED. Since: 0.6."]
+    #[doc = " sum of the former over batch and tokens. Errors: DS_ERR_UNSUPPORTED. Since: 0.5."]
     pub fn ds_tensor_split_heads(
         packed: *const ds_tensor,
         bias: *const ds_tensor,
@@ -774,7 +774,7 @@ extern "C" {
     #[doc = " The inverse of ds_tensor_split_heads without a bias."]
     #[doc = " @param split       [parts, batch, heads, tokens, size]"]
     #[doc = " @param out_tensor  [batch, tokens, parts * heads * size]"]
-    #[doc = " Errors: DS_ERR_UNSUPPORTED. Since: 0.6."]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED. Since: 0.5."]
     pub fn ds_tensor_merge_heads(
         split: *const ds_tensor,
         out_tensor: *mut *mut ds_tensor,
@@ -1840,7 +1840,7 @@ extern "C" {
     #[doc = " Megatron's format; the inputs may have its older index (TNTIDX)."]
     #[doc = " @param inputs_json    [\"PREFIX\", ...], all with tokens of one type"]
     #[doc = " @param output_prefix  not one of them"]
-    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.6."]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.5."]
     pub fn ds_dataset_merge(
         inputs_json: *const ::std::os::raw::c_char,
         output_prefix: *const ::std::os::raw::c_char,
