@@ -16,7 +16,7 @@ TEST(DumpState, WritesTheResolvedConfigurationOnce) {
   const std::vector<std::string> written = lines.take("train_micro_batch_size_per_gpu");
   log_set_level(LogLevel::kWarning);
   ASSERT_EQ(written.size(), 1u);
-  const Json document = parse_json(written[0], "the log");
+  const Json document = parse_json(written[0], "the log", Code::kCorrupt);
   EXPECT_EQ(document, engine->config_document());
   // What was given, what follows from it, and what is default.
   EXPECT_EQ(document.at("config").at("train_batch_size"), 8);
