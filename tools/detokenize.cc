@@ -23,7 +23,8 @@ std::string_view stripped(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
 }
 
-// Takes the blanks away inside of brackets or quotes. Each opening one ends at the next closing one.
+// Takes the blanks away inside of brackets or quotes. Each opening one ends at the next closing
+// one.
 void close_up(std::string& text, char open, char close) {
   const std::string_view rest(text);
   std::string out;
@@ -47,9 +48,10 @@ std::string wikitext_detokenized(std::string text) {
     for (const auto& [from, to] : pairs) replace_all(text, from, to);
   };
   replace({{"s '", "s'"}, {" @-@ ", "-"}, {" @,@ ", ","}, {" @.@ ", "."}});
-  replace({{" : ", ": "}, {" ; ", "; "}, {" . ", ". "}, {" ! ", "! "}, {" ? ", "? "}, {" , ", ", "}});
-  for (const auto& [open, close] : {std::pair('(', ')'), {'[', ']'}, {'{', '}'}, {'"', '"'},
-                                    {'\'', '\''}}) {
+  replace(
+      {{" : ", ": "}, {" ; ", "; "}, {" . ", ". "}, {" ! ", "! "}, {" ? ", "? "}, {" , ", ", "}});
+  for (const auto& [open, close] :
+       {std::pair('(', ')'), {'[', ']'}, {'{', '}'}, {'"', '"'}, {'\'', '\''}}) {
     close_up(text, open, close);
   }
   replace({{"= = = =", "===="}, {"= = =", "==="}, {"= =", "=="}, {" \u00b0 ", "\u00b0"}});

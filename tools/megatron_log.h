@@ -12,8 +12,9 @@ namespace tool {
 
 class MegatronLog {
  public:
-  // `model` is the model's config.json, whose sizes the rate of arithmetic follows from. `recompute`:
-  // backward passes compute the activations again. `samples`: those before the first step.
+  // `model` is the model's config.json, whose sizes the rate of arithmetic follows from.
+  // `recompute`: backward passes compute the activations again. `samples`: those before the first
+  // step.
   MegatronLog(const Json& model, int64_t sequence_length, int ranks, bool recompute,
               int64_t samples);
 

@@ -520,7 +520,7 @@ std::vector<Call> dataset_calls() {
          return ds_dataset_build(s(a, 0), p<ds_tokenizer>(a, 1), 0, s(a, 2));
        }},
       {"ds_dataset_merge",
-       {text("inputs_json", R"(["{dir}/built"])"), text("output_prefix", "{dir}/merged")},
+       {text("inputs_json", R"(["{dir}/tokens"])"), text("output_prefix", "{dir}/merged")},
        [](const Arguments& a) { return ds_dataset_merge(s(a, 0), s(a, 1)); }},
       {"ds_dataset_describe",
        {in(kDataset, "dataset")},

@@ -86,8 +86,19 @@ ds_tensor* make_list(const std::vector<int32_t>& ids) {
   return out;
 }
 
+// PREFIX.bin and PREFIX.idx of one document: the tokens 1 and 2, of 16 bits.
+static void write_tokens(const std::string& prefix) {
+  std::ofstream(prefix + ".bin", std::ios::binary) << std::string("\1\0\2\0", 4);
+  std::string idx("MMIDIDX\0\0\1\0\0\0\0\0\0\0\10", 18);
+  for (const char number : {'\1', '\2'}) idx += number + std::string(7, '\0');  // sequences, ends
+  idx += std::string("\2\0\0\0", 4) + std::string(16, '\0');  // size, place, the first end
+  idx += '\1' + std::string(7, '\0');
+  std::ofstream(prefix + ".idx", std::ios::binary) << idx;
+}
+
 World::World() {
   std::ofstream(folder.file("text.txt")) << sample_text(7);
+  write_tokens(folder.file("tokens"));
   const int64_t shape[] = {2, 3};
   const float values[] = {0, 1, 2, 3, 4, 5};
   EXPECT_DS_OK(ds_tensor_create(DS_FLOAT32, shape, 2, &tensor));
