@@ -212,23 +212,21 @@ enum ds_scope_mode_code {
 /**
  * Opens a scope: parameters are whole in this process until it ends, at every ZeRO stage, or
  * gradients stay in this process.
- * DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type that
- * it was registered with (float32 where memory is lent and no parameter needs a lower one), to be
- * read only. At ZeRO stage 3 they are gathered from the processes that
- * hold their parts: every process opens and closes scopes and adds gradients for the same
- * parameters in the same order, and wherever that was the order of the step before, what comes next
- * is gathered ahead. At other stages the tensors are views of weights that are whole anyway, so a
- * program need not know its stage. A parameter may be in several scopes. ds_engine_step needs all
- * closed.
- * DS_SCOPE_MODIFY: float32 copies of the master values of parameters of any model. Every process
- * calls it, not in the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until
- * then no step can be made. A parameter is in one such scope at a time.
- * DS_SCOPE_NO_SYNC: gradients of the passes inside are summed in this process, and averaged over
- * processes once, by the first ds_engine_step after the scope, at ZeRO stages 0 and 1. A forward
- * inside ends the micro batch before it, without ds_engine_step, which is refused until the scope
- * ends; so are another such scope, ds_engine_train_batch and ds_engine_join. Each pass counts as
- * one of gradient_accumulation_steps. Every process opens it; the first one of an engine makes a
- * buffer of the gradients' size.
+ * DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type
+ * that it was registered with (float32 where memory is lent and no parameter needs a lower one), to
+ * be read only. At ZeRO stage 3 they are gathered from the processes that hold their parts: every
+ * process opens and closes scopes and adds gradients for the same parameters in the same order, and
+ * wherever that was the order of the step before, what comes next is gathered ahead. At other
+ * stages the tensors are views of weights that are whole anyway, so a program need not know its
+ * stage. A parameter may be in several scopes. ds_engine_step needs all closed. DS_SCOPE_MODIFY:
+ * float32 copies of the master values of parameters of any model. Every process calls it, not in
+ * the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until then no step can
+ * be made. A parameter is in one such scope at a time. DS_SCOPE_NO_SYNC: gradients of the passes
+ * inside are summed in this process, and averaged over processes once, by the first ds_engine_step
+ * after the scope, at ZeRO stages 0 and 1. A forward inside ends the micro batch before it, without
+ * ds_engine_step, which is refused until the scope ends; so are another such scope,
+ * ds_engine_train_batch and ds_engine_join. Each pass counts as one of gradient_accumulation_steps.
+ * Every process opens it; the first one of an engine makes a buffer of the gradients' size.
  * @param parameters  indices in the model; NULL = 0, 1, ...
  * @param count       how many; 0 with DS_SCOPE_NO_SYNC
  * Blocks: until the values are there. Errors: DS_ERR_STATE (a scope of the other mode is open; in

@@ -139,10 +139,11 @@ ds_status ds_scope_commit(ds_scope* scope, int32_t modifier_rank) {
     const auto object = enter(scope, "scope");
     const auto engine = enter_engine_of(*object);
     check_open(*object);
-    DS_CHECK(object->mode == DS_SCOPE_MODIFY, Code::kState,
-             object->mode == DS_SCOPE_COMPUTE
-                 ? "the scope was opened to compute (DS_SCOPE_COMPUTE), its parameters are only read"
-                 : "the scope was opened for gradients (DS_SCOPE_NO_SYNC), it has no parameters");
+    DS_CHECK(
+        object->mode == DS_SCOPE_MODIFY, Code::kState,
+        object->mode == DS_SCOPE_COMPUTE
+            ? "the scope was opened to compute (DS_SCOPE_COMPUTE), its parameters are only read"
+            : "the scope was opened for gradients (DS_SCOPE_NO_SYNC), it has no parameters");
     DS_CHECK(modifier_rank >= 0, Code::kInvalidArgument, "modifier_rank is ", modifier_rank,
              "; a rank is needed (ds_scope_close drops the changes)");
     engine->engine().scatter_parameters(object->parameters, modifier_rank);

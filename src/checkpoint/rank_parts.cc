@@ -47,8 +47,7 @@ void PartHandover::publish(std::string_view text, const char* as) const {
   std::ofstream file(open, std::ios::binary | std::ios::trunc);
   file.write(text.data(), static_cast<std::streamsize>(text.size()));
   file.close();
-  DS_CHECK(file.good() || as == kFailed, Code::kIo, "cannot write ",
-           printable(open.string(), 300));
+  DS_CHECK(file.good() || as == kFailed, Code::kIo, "cannot write ", printable(open.string(), 300));
   fs::rename(open, message_file(folder_, rank_, as));
 }
 
@@ -71,8 +70,8 @@ std::vector<Manifest> take_parts(const fs::path& folder, int world,
   while (static_cast<int>(parts.size()) + 1 < world) {
     for (int rank = static_cast<int>(parts.size()) + 1; rank < world; ++rank) {
       const fs::path failed = message_file(folder, rank, kFailed);
-      DS_CHECK(!fs::exists(failed), Code::kIo, "rank ", rank, " could not write its part: ",
-               printable(read_text_file(failed, kMostText), 2000));
+      DS_CHECK(!fs::exists(failed), Code::kIo, "rank ", rank,
+               " could not write its part: ", printable(read_text_file(failed, kMostText), 2000));
     }
     const int next = static_cast<int>(parts.size()) + 1;
     const fs::path done = message_file(folder, next, kDone);

@@ -1,6 +1,7 @@
-// Included at the head of every instrumented source: one build holds all mutants, and the environment
-// chooses the one that is on. DS_MUTANT=N turns mutant N on; DS_MUTANT_TRACE=FILE appends the number of
-// every mutant that was reached, at once, so that a process that is killed is traced too.
+// Included at the head of every instrumented source: one build holds all mutants, and the
+// environment chooses the one that is on. DS_MUTANT=N turns mutant N on; DS_MUTANT_TRACE=FILE
+// appends the number of every mutant that was reached, at once, so that a process that is killed is
+// traced too.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>

@@ -29,9 +29,9 @@ std::vector<Rule> rules() {
        [](State& s, double g, int t) {
          s.m = 0.9 * s.m + 0.1 * g;
          s.v = 0.999 * s.v + 0.001 * g * g;
-         s.p -= kRate * (s.m / (1 - std::pow(0.9, t)) /
-                             (std::sqrt(s.v / (1 - std::pow(0.999, t))) + 1e-8) +
-                         kDecay * s.p);
+         s.p -= kRate *
+                (s.m / (1 - std::pow(0.9, t)) / (std::sqrt(s.v / (1 - std::pow(0.999, t))) + 1e-8) +
+                 kDecay * s.p);
        }},
       {"AdamWithL2", optimizer("Adam", with(params, {{"adam_w_mode", false}})),
        [](State& s, double g, int t) {
@@ -88,7 +88,8 @@ TEST_P(LargeTensors, StayWithinAMillionth) {
     wanted[static_cast<size_t>(i)].p = double{master.data<float>()[i]};
   }
   Engine engine(dump_json(config), model, nullptr);
-  Tensor gradient = Tensor::empty(make_cpu_device(), DType::kFloat32, {kElements}, MemoryTag::kOther);
+  Tensor gradient =
+      Tensor::empty(make_cpu_device(), DType::kFloat32, {kElements}, MemoryTag::kOther);
   const int64_t index = 0;
   const Tensor* const given = &gradient;
   for (int t = 1; t <= kSteps; ++t) {
@@ -142,13 +143,13 @@ TEST(LongPositions, TurnByExactAngles) {
                             : type == DType::kBFloat16 ? 0x1p-8
                                                        : 0x1p-11;
     for (size_t i = 0; i < kChannels / 2; ++i) {
-      const double angle =
-          kPosition * std::pow(10000.0, -2.0 * static_cast<double>(i) / kChannels);
+      const double angle = kPosition * std::pow(10000.0, -2.0 * static_cast<double>(i) / kChannels);
       const double a = before[i], b = before[i + kChannels / 2];
       // The angle itself is rounded once: 4095 in 24 bits.
       const double allowed = rounding + kPosition * 0x1p-24;
       EXPECT_NEAR(after[i], a * std::cos(angle) - b * std::sin(angle), allowed) << i;
-      EXPECT_NEAR(after[i + kChannels / 2], b * std::cos(angle) + a * std::sin(angle), allowed) << i;
+      EXPECT_NEAR(after[i + kChannels / 2], b * std::cos(angle) + a * std::sin(angle), allowed)
+          << i;
     }
   }
 }

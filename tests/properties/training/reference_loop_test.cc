@@ -156,8 +156,8 @@ Number loss_of(const Weights& w, const int64_t* ids, const int64_t* labels) {
   }
   Number total;
   for (size_t t = 0; t < kLength; ++t) {
-    const Row logits =
-        product(w.at("wte.weight"), normalised(x[t], w.at("ln_f.weight"), w.at("ln_f.bias")), nullptr);
+    const Row logits = product(w.at("wte.weight"),
+                               normalised(x[t], w.at("ln_f.weight"), w.at("ln_f.bias")), nullptr);
     Number sum = exponential(logits[0]);
     for (size_t v = 1; v < kVocabulary; ++v) sum = sum + exponential(logits[v]);
     const Number loss = logarithm(sum) - logits[static_cast<size_t>(labels[t])];
@@ -188,7 +188,8 @@ double update(std::map<std::string, Parameter>& all, int step) {
       p.second[i] = 0.999 * p.second[i] + 0.001 * g * g;
       const double first = p.first[i] / (1 - std::pow(0.9, step)),
                    second = p.second[i] / (1 - std::pow(0.999, step));
-      p.value[i] -= kRate * (first / (std::sqrt(second) + 1e-8) + (p.decays ? kDecay : 0) * p.value[i]);
+      p.value[i] -=
+          kRate * (first / (std::sqrt(second) + 1e-8) + (p.decays ? kDecay : 0) * p.value[i]);
     }
     std::fill(p.gradient.begin(), p.gradient.end(), 0.0);
   }
@@ -220,16 +221,17 @@ double accumulate(std::map<std::string, Parameter>& all, const std::vector<int64
 
 // Twenty steps of two micro batches: every loss and every norm within a millionth.
 TEST(ReferenceLoop, TwentyStepsHaveItsLosses) {
-  const Json model = {{"model_type", "gpt2"},       {"vocab_size", kVocabulary}, {"n_positions", kLength},
-                      {"n_embd", kWidth},           {"n_layer", kLayers},        {"n_head", kHeads},
-                      {"resid_pdrop", 0},           {"embd_pdrop", 0},           {"attn_pdrop", 0},
-                      {"initializer_range", 0.2}};
-  const Json config = {{"train_micro_batch_size_per_gpu", 2},
-                       {"gradient_accumulation_steps", 2},
-                       {"gradient_clipping", kClip},
-                       {"threads", 1},
-                       {"optimizer",
-                        {{"type", "AdamW"}, {"params", {{"lr", kRate}, {"weight_decay", kDecay}}}}}};
+  const Json model = {{"model_type", "gpt2"},   {"vocab_size", kVocabulary},
+                      {"n_positions", kLength}, {"n_embd", kWidth},
+                      {"n_layer", kLayers},     {"n_head", kHeads},
+                      {"resid_pdrop", 0},       {"embd_pdrop", 0},
+                      {"attn_pdrop", 0},        {"initializer_range", 0.2}};
+  const Json config = {
+      {"train_micro_batch_size_per_gpu", 2},
+      {"gradient_accumulation_steps", 2},
+      {"gradient_clipping", kClip},
+      {"threads", 1},
+      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", kRate}, {"weight_decay", kDecay}}}}}};
   Engine engine(dump_json(config), models::Model::create(model, 11), nullptr);
   std::map<std::string, Parameter> reference;
   const nn::ParameterSet& parameters = engine.model()->parameters();

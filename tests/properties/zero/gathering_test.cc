@@ -77,18 +77,18 @@ TEST_P(Kinds, ALayerUsedThreeTimesSumsItsGradients) {
   for (const int64_t prefetch : {0, 1280, 100'000}) {
     const Json config = patched(
         layer_config(way(GetParam())),
-        {{{"zero_optimization", {{"stage3_prefetch_bucket_size", prefetch},
-                                 {"stage3_max_reuse_distance", prefetch}}}}});
+        {{{"zero_optimization",
+           {{"stage3_prefetch_bucket_size", prefetch}, {"stage3_max_reuse_distance", prefetch}}}}});
     Json alone = given_config(0);
-    const std::vector<float> expected =
-        one_process(alone, shapes, DType::kFloat32, kSteps, kWorld,
-                    [&](int64_t id, int64_t i, int rank, int step) {
-                      float sum = 0;
-                      for (int64_t at = 0; at < 6; ++at) {
-                        if (kUses[at] == id) sum += part(id, i, rank, step, at);
-                      }
-                      return sum;
-                    });
+    const std::vector<float> expected = one_process(alone, shapes, DType::kFloat32, kSteps, kWorld,
+                                                    [&](int64_t id, int64_t i, int rank, int step) {
+                                                      float sum = 0;
+                                                      for (int64_t at = 0; at < 6; ++at) {
+                                                        if (kUses[at] == id)
+                                                          sum += part(id, i, rank, step, at);
+                                                      }
+                                                      return sum;
+                                                    });
     run_ranks(
         kWorld,
         [&](const std::shared_ptr<Communicator>& comm) {

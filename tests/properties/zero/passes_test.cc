@@ -102,8 +102,8 @@ class ScarceMemory {
             [](int64_t bytes, int64_t alignment, int) -> void* {
               if (left() > 0 && --left() == 0) return nullptr;
               const auto align = static_cast<size_t>(alignment);
-              return std::aligned_alloc(align, (static_cast<size_t>(bytes) + align - 1) / align *
-                                                   align);
+              return std::aligned_alloc(align,
+                                        (static_cast<size_t>(bytes) + align - 1) / align * align);
             },
             [](void* memory, int64_t, int) { std::free(memory); }, std::function<void()>()));
   }
@@ -118,8 +118,8 @@ class ScarceMemory {
   }
 };
 
-// An exception anywhere in forward, recomputation or backward, on every rank: nothing stays gathered
-// that was not before, and the retry gives the step that there would have been.
+// An exception anywhere in forward, recomputation or backward, on every rank: nothing stays
+// gathered that was not before, and the retry gives the step that there would have been.
 TEST_P(Passes, ThatFailCanBeTriedAgain) {
   const ScarceMemory memory;
   const Json one = config();
@@ -207,7 +207,8 @@ TEST_P(Passes, OfThreeEnginesInterleave) {
     for (size_t k = 0; k < kEngines; ++k) engines.push_back(make(k + 1, comm));
     for (int64_t step = 0; step < kSteps; ++step) {
       std::vector<Tensor> losses;
-      for (auto& engine : engines) losses.push_back(engine->forward(token_batch(comm->rank(), step)));
+      for (auto& engine : engines)
+        losses.push_back(engine->forward(token_batch(comm->rank(), step)));
       for (const size_t k : {1, 0, 2}) engines[k]->backward(losses[k]);
       for (const size_t k : {2, 1, 0}) EXPECT_TRUE(engines[k]->step().applied);
     }

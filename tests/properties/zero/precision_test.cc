@@ -1,4 +1,5 @@
-// fp16 and bf16 on several ranks: scripts of overflows, loss scales, types that gradients travel in.
+// fp16 and bf16 on several ranks: scripts of overflows, loss scales, types that gradients travel
+// in.
 #include "world.h"
 
 namespace ds::properties {
@@ -14,8 +15,8 @@ class Overflows : public ::testing::TestWithParam<int> {
  protected:
   // fp16 with the given rules of its scale.
   static Json config(const char* optimizer, const Json& rules) {
-    return given_config(GetParam(), {optimizer_config(optimizer),
-                                     {{"fp16", with({{"enabled", true}}, rules)}}});
+    return given_config(
+        GetParam(), {optimizer_config(optimizer), {{"fp16", with({{"enabled", true}}, rules)}}});
   }
 };
 
@@ -59,9 +60,8 @@ void run_script(const Json& config) {
 TEST_P(Overflows, OfOneRankAreSkippedByAll) {
   for (const char* const optimizer : kOptimizers) {
     SCOPED_TRACE(optimizer);
-    run_script(config(optimizer, {{"initial_scale_power", 8},
-                                  {"hysteresis", 2},
-                                  {"loss_scale_window", 2}}));
+    run_script(config(optimizer,
+                      {{"initial_scale_power", 8}, {"hysteresis", 2}, {"loss_scale_window", 2}}));
   }
 }
 
@@ -90,8 +90,7 @@ TEST_P(Overflows, OneAfterAnotherHalveTheScale) {
 // A window of clean steps doubles the scale at every stage, and overflows nowhere.
 TEST_P(Overflows, CleanStepsDoubleTheScale) {
   for (const char* const optimizer : kOptimizers) {
-    const Json doubling =
-        config(optimizer, {{"initial_scale_power", 4}, {"loss_scale_window", 2}});
+    const Json doubling = config(optimizer, {{"initial_scale_power", 4}, {"loss_scale_window", 2}});
     run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
       Engine engine(dump_json(doubling), given_model(kShapes, DType::kFloat16), comm);
       for (const double scale : {16, 16, 32, 32, 64, 64, 128}) {
@@ -168,8 +167,8 @@ INSTANTIATE_TEST_SUITE_P(Stages, PrecisionByStage, Values(0, 1, 2, 3),
 // the weights do become what the gradients say.
 TEST_P(PrecisionByStage, TheBf16CheckDecidesWhatABadStepDoes) {
   for (const bool check : {true, false}) {
-    const Json config = given_config(
-        GetParam(), {{{"bf16", {{"enabled", true}, {"check_grad_overflow", check}}}}});
+    const Json config =
+        given_config(GetParam(), {{{"bf16", {{"enabled", true}, {"check_grad_overflow", check}}}}});
     run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
       Engine engine(dump_json(config), given_model(kShapes, DType::kBFloat16), comm);
       const std::vector<float> before = values(engine);
@@ -193,9 +192,9 @@ TEST_P(PrecisionByStage, TheBf16CheckDecidesWhatABadStepDoes) {
 // A static scale that is no power of 2 stays, and training follows the one of 128 beside it.
 TEST_P(PrecisionByStage, AStaticScaleStays) {
   const auto config = [&](int stage, double scale) {
-    return zero_config(stage, {{"reduce_bucket_size", 3000}},
-                       {{"fp16", {{"enabled", true}, {"loss_scale", scale}}},
-                        {"scheduler", nullptr}});
+    return zero_config(
+        stage, {{"reduce_bucket_size", 3000}},
+        {{"fp16", {{"enabled", true}, {"loss_scale", scale}}}, {"scheduler", nullptr}});
   };
   const Job job{2, config(GetParam(), 138)};
   const Trained trained = train(job);
@@ -256,11 +255,11 @@ float rounded(float x, DType type) {
 // Gradients of a built-in model travel in communication_data_type, whatever the type of the
 // computation: the mean of the rounded ones, rounded once. Weights stay finite.
 void check_means(int stage, const char* compute, const char* travel) {
-  const Json config = zero_config(stage, {{"reduce_bucket_size", 3000}},
-                                  patched({{"communication_data_type", travel},
-                                           {"scheduler", nullptr},
-                                           {"gradient_clipping", 0}},
-                                          {precision_config(compute)}));
+  const Json config = zero_config(
+      stage, {{"reduce_bucket_size", 3000}},
+      patched(
+          {{"communication_data_type", travel}, {"scheduler", nullptr}, {"gradient_clipping", 0}},
+          {precision_config(compute)}));
   const std::vector<const char*> names = {"h.0.mlp.c_fc.weight", "ln_f.bias", "wte.weight"};
   // What each rank has alone: one process for each, which rounds nothing on the way.
   std::vector<std::vector<float>> alone[2];

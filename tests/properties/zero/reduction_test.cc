@@ -51,9 +51,10 @@ TEST_P(Reduction, SumsFactorsAndMeansAgree) {
   for (const bool scatter : {true, false}) {
     for (const bool prescale : {false, true}) {
       for (const double factor : {1.0, 2.0, 3.0}) {
-        const Json config = patched(plain, {{{"prescale_gradients", prescale},
-                                             {"gradient_predivide_factor", factor},
-                                             {"zero_optimization", {{"reduce_scatter", scatter}}}}});
+        const Json config =
+            patched(plain, {{{"prescale_gradients", prescale},
+                             {"gradient_predivide_factor", factor},
+                             {"zero_optimization", {{"reduce_scatter", scatter}}}}});
         EXPECT_TRUE(same_bits(run(config, kWorld, kSteps), expected))
             << scatter << prescale << factor;
       }
@@ -68,13 +69,13 @@ TEST_P(Reduction, SumsFactorsAndMeansAgree) {
                                     })));
 }
 
-// Sums of gradients that were divided by the world are means: AdamW and Muon, five steps. At stage 3
-// sums are refused, as in DeepSpeed.
+// Sums of gradients that were divided by the world are means: AdamW and Muon, five steps. At stage
+// 3 sums are refused, as in DeepSpeed.
 TEST_P(Reduction, SumsOfSharesAreMeans) {
   if (GetParam() == 3) {
     const Json sum = given_config(3, {{{"gradient_allreduce_op", "sum"}}});
-    const std::string text = error_of(
-        Code::kConfig, [&] { Engine(dump_json(sum), given_model(kShapes), nullptr); });
+    const std::string text =
+        error_of(Code::kConfig, [&] { Engine(dump_json(sum), given_model(kShapes), nullptr); });
     EXPECT_THAT(text, ::testing::HasSubstr("gradient_allreduce_op"));
     return;
   }
@@ -120,15 +121,14 @@ TEST_P(Buckets, OfEverySizeGiveTheSameBits) {
     const Json plain = given_config(
         stage, {sgd(), precision_config(precision), {{"gradient_clipping", clipping}}});
     // Own gradients of micro batches are summed.
-    const std::vector<float> expected =
-        one_process(plain, kShapes, type, kSteps, kWorld,
-                    [](int64_t id, int64_t i, int rank, int step) {
-                      float sum = 0;
-                      for (int64_t k = 0; k < kMicro; ++k) {
-                        sum += exact_gradient(id, i, rank, step * kMicro + k);
-                      }
-                      return sum;
-                    });
+    const std::vector<float> expected = one_process(
+        plain, kShapes, type, kSteps, kWorld, [](int64_t id, int64_t i, int rank, int step) {
+          float sum = 0;
+          for (int64_t k = 0; k < kMicro; ++k) {
+            sum += exact_gradient(id, i, rank, step * kMicro + k);
+          }
+          return sum;
+        });
     for (const int64_t bucket : {1, 20, 60, 1'000'000}) {
       for (const bool overlap : {false, true}) {
         const Json config = patched(plain, {{{"gradient_accumulation_steps", kMicro},
@@ -165,13 +165,13 @@ TEST_P(Buckets, GradientsMayBeUnbalanced) {
   const auto has = [stage = stage](int64_t id, int64_t rank, int64_t step) {
     return (id + step + (stage < 3 ? rank : 0)) % 3 != 0;
   };
-  const Json config = given_config(stage, {optimizer_config("AdamW"), precision_config(precision),
+  const Json config = given_config(stage, {optimizer_config("AdamW"),
+                                           precision_config(precision),
                                            {{"zero_optimization", {{"reduce_bucket_size", 50}}}}});
-  const std::vector<float> expected =
-      one_process(config, kShapes, type, kSteps, kWorld,
-                  [&](int64_t id, int64_t i, int rank, int step) {
-                    return has(id, rank, step) ? exact_gradient(id, i, rank, step) : 0.0f;
-                  });
+  const std::vector<float> expected = one_process(
+      config, kShapes, type, kSteps, kWorld, [&](int64_t id, int64_t i, int rank, int step) {
+        return has(id, rank, step) ? exact_gradient(id, i, rank, step) : 0.0f;
+      });
   run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
     Engine engine(dump_json(config), given_model(kShapes, type), comm);
     for (int step = 0; step < kSteps; ++step) {
@@ -231,19 +231,19 @@ TEST_P(Reduction, OneRankCallsNoCollective) {
 TEST(Alone, AJobOfSeveralProcessesIsNoticed) {
   const auto warnings = [] {
     std::string text;
-    log_set_sink(
-        [](void* self, int32_t, const char*, const char* line) {
-          *static_cast<std::string*>(self) += line;
-        },
-        &text, nullptr);
+    log_set_sink([](void* self, int32_t, const char*,
+                    const char* line) { *static_cast<std::string*>(self) += line; },
+                 &text, nullptr);
     Engine(dump_json(given_config(1)), given_model(kShapes), nullptr);
     log_set_sink(nullptr, nullptr, nullptr);
     return text;
   };
   EXPECT_EQ(warnings(), "");
-  const std::map<std::string, std::string> torchrun = {
-      {"RANK", "2"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "2"}, {"MASTER_ADDR", "localhost"},
-      {"MASTER_PORT", "29500"}};
+  const std::map<std::string, std::string> torchrun = {{"RANK", "2"},
+                                                       {"WORLD_SIZE", "4"},
+                                                       {"LOCAL_RANK", "2"},
+                                                       {"MASTER_ADDR", "localhost"},
+                                                       {"MASTER_PORT", "29500"}};
   for (const auto& [name, value] : torchrun) ::setenv(name.c_str(), value.c_str(), 1);
   const std::string told = warnings();
   for (const auto& [name, value] : torchrun) ::unsetenv(name.c_str());

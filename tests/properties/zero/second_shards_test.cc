@@ -1,5 +1,5 @@
-// hpZ: second copies of weights within a node, for parameters of any size, over micro batches, after
-// a load, and over memory that held garbage.
+// hpZ: second copies of weights within a node, for parameters of any size, over micro batches,
+// after a load, and over memory that held garbage.
 #include "unit/zero/traffic_world.h"
 #include "world.h"
 
@@ -26,11 +26,12 @@ TEST_P(SecondCopies, HoldTheWeightsOfEverySize) {
   const auto [block, micro, precision] = GetParam();
   constexpr int kWorld = 4, kSteps = 3;
   const DType type = type_of(precision);
-  const Json config =
-      given_config(3, {optimizer_config("AdamW"), precision_config(precision),
-                       {{"gradient_accumulation_steps", micro},
-                        {"zero_optimization",
-                         {{"zero_hpz_partition_size", block}, {"reduce_bucket_size", 20}}}}});
+  const Json config = given_config(
+      3,
+      {optimizer_config("AdamW"),
+       precision_config(precision),
+       {{"gradient_accumulation_steps", micro},
+        {"zero_optimization", {{"zero_hpz_partition_size", block}, {"reduce_bucket_size", 20}}}}});
   const Folder folder;
   const auto pass = [&](Engine& engine, int rank, int64_t at, std::vector<float>& seen) {
     for (int64_t id = 0; id < static_cast<int64_t>(kShapes.size()); ++id) {

@@ -1,5 +1,6 @@
-// Parameters of unusual sizes through engine, optimizer and checkpoint: fewer elements or parameters
-// than ranks, none at all, odd ones over memory that held garbage; groups that take nothing.
+// Parameters of unusual sizes through engine, optimizer and checkpoint: fewer elements or
+// parameters than ranks, none at all, odd ones over memory that held garbage; groups that take
+// nothing.
 #include "device/caller_memory.h"
 #include "world.h"
 
@@ -46,7 +47,8 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, Shapes,
 void train_save_and_load(const ShapeCase& of, int stage, const std::string& precision,
                          const std::string& optimizer) {
   const DType type = type_of(precision);
-  const Json config = given_config(stage, {optimizer_config(optimizer), precision_config(precision),
+  const Json config = given_config(stage, {optimizer_config(optimizer),
+                                           precision_config(precision),
                                            {{"zero_optimization", {{"reduce_bucket_size", 100}}}}});
   const std::vector<float> expected = one_process(config, of.shapes, type, 4, of.world, exact);
   const Folder folder;
@@ -103,8 +105,7 @@ TEST_P(Groups, EmptyOnesAndFrozenParameters) {
         stage, {{{"optimizer", {{"type", "SGD"}, {"params", {{"lr", 0.5}, {"momentum", 0.5}}}}},
                  {"zero_allow_untested_optimizer", true}},
                 precision_config(precision)});
-    config["optimizer"]["param_groups"] = {
-        {{"name", "one"}, {"match", {pattern}}, {"lr", 0.25}}};
+    config["optimizer"]["param_groups"] = {{{"name", "one"}, {"match", {pattern}}, {"lr", 0.25}}};
     const Folder folder;
     std::vector<float> trained;
     run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
@@ -117,8 +118,8 @@ TEST_P(Groups, EmptyOnesAndFrozenParameters) {
       const std::vector<float> after = values(engine);
       size_t at = 0;
       for (int64_t id = 0; id < 4; ++id) {
-        const bool grouped = pattern == std::string("p*") ||
-                             (pattern == std::string("p2") && id == 2);
+        const bool grouped =
+            pattern == std::string("p*") || (pattern == std::string("p2") && id == 2);
         const float rate = id == 1 ? 0 : grouped ? 0.25f : 0.5f;
         for (int64_t i = 0; i < shapes[static_cast<size_t>(id)].elements(); ++i, ++at) {
           const float first = exact_gradient(id, i, 7, 0), second = exact_gradient(id, i, 7, 1);
@@ -143,17 +144,17 @@ TEST_P(Groups, EmptyOnesAndFrozenParameters) {
 class PoisonedMemory {
  public:
   PoisonedMemory() {
-    set_caller_memory(DeviceKind::kCpu,
-                      std::make_shared<CallerMemory>(
-                          [](int64_t bytes, int64_t alignment, int) {
-                            const auto align = static_cast<size_t>(alignment);
-                            const size_t size = (static_cast<size_t>(bytes) + align - 1) / align;
-                            void* const memory = std::aligned_alloc(align, size * align);
-                            if (memory) std::memset(memory, 0xFF, size * align);
-                            return memory;
-                          },
-                          [](void* memory, int64_t, int) { std::free(memory); },
-                          std::function<void()>()));
+    set_caller_memory(
+        DeviceKind::kCpu,
+        std::make_shared<CallerMemory>(
+            [](int64_t bytes, int64_t alignment, int) {
+              const auto align = static_cast<size_t>(alignment);
+              const size_t size = (static_cast<size_t>(bytes) + align - 1) / align;
+              void* const memory = std::aligned_alloc(align, size * align);
+              if (memory) std::memset(memory, 0xFF, size * align);
+              return memory;
+            },
+            [](void* memory, int64_t, int) { std::free(memory); }, std::function<void()>()));
   }
   ~PoisonedMemory() { set_caller_memory(DeviceKind::kCpu, nullptr); }
   PoisonedMemory(const PoisonedMemory&) = delete;
@@ -167,10 +168,10 @@ TEST_P(Groups, GarbageInFreshMemoryReachesNothing) {
   const DType type = type_of(precision);
   const std::vector<Shape> shapes = {{5}, {7}, {1}, {0}, {23, 3}};
   for (const char* const optimizer : {"AdamW", "Lamb", "Muon"}) {
-    const Json config =
-        given_config(stage, {optimizer_config(optimizer), precision_config(precision),
-                             {{"zero_optimization", {{"reduce_bucket_size", 20}}},
-                              {"gradient_accumulation_steps", 2}}});
+    const Json config = given_config(stage, {optimizer_config(optimizer),
+                                             precision_config(precision),
+                                             {{"zero_optimization", {{"reduce_bucket_size", 20}}},
+                                              {"gradient_accumulation_steps", 2}}});
     const auto trained = [&] {
       std::pair<std::vector<float>, double> out;
       run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {

@@ -48,8 +48,8 @@ TEST_P(ReadAndSet, GradientsOnSeveralRanks) {
         const bool left = std::get<0>(GetParam()) == 3;
         ASSERT_NEAR(mean.data<float>()[i] / scale, left ? sum / 3 : own, left ? 4e-3 : 0);
       }
-      const Tensor wanted = tensor_of(
-          mean.shape(), [&](int64_t i) { return scale * exact_gradient(id, i, 9, 9); });
+      const Tensor wanted =
+          tensor_of(mean.shape(), [&](int64_t i) { return scale * exact_gradient(id, i, 9, 9); });
       engine.set_gradient(str_cat("p", id), wanted);
       EXPECT_TRUE(same_bits(flat(engine.gradient(str_cat("p", id))), flat(wanted)));
     }

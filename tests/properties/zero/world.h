@@ -43,9 +43,9 @@ inline Json patched(Json config, const std::vector<Json>& changes) {
 
 // A configuration for gradients of the caller: no clipping, whose factor would be no power of 2.
 inline Json given_config(int stage, const std::vector<Json>& changes = {}) {
-  return patched(own_config(stage, {{"stage3_param_persistence_threshold", 0}},
-                            {{"gradient_clipping", 0}}),
-                 changes);
+  return patched(
+      own_config(stage, {{"stage3_param_persistence_threshold", 0}}, {{"gradient_clipping", 0}}),
+      changes);
 }
 
 // A whole multiple of 1/8 in [-5/8, 5/8]: exact in every type, also as a sum over ranks.

@@ -93,9 +93,8 @@ TEST(LegacyIndex, HoldsTheSameDocuments) {
     write_legacy<int32_t>(folder / "i32", 4, content);
     write_legacy<uint16_t>(folder / "u16", 8, content);
     write_legacy<int64_t>(folder / "i64", 5, content);
-    for (const auto& [name, type] : {std::pair("i32", TokenType::kI32),
-                                     {"u16", TokenType::kU16},
-                                     {"i64", TokenType::kI64}}) {
+    for (const auto& [name, type] :
+         {std::pair("i32", TokenType::kI32), {"u16", TokenType::kU16}, {"i64", TokenType::kI64}}) {
       const IndexedDataset data(folder / name);
       EXPECT_EQ(data.type(), type);
       expect_content(data, content);
@@ -133,8 +132,8 @@ TEST(LegacyIndex, MergesThatCannotBe) {
   const Content content = random_content(random);
   write_legacy<int32_t>(folder / "a", 4, content);
   write_legacy<uint16_t>(folder / "b", 8, content);
-  const auto refused = [&](std::vector<std::filesystem::path> inputs, const char* output,
-                           Code code, std::string_view part) {
+  const auto refused = [&](std::vector<std::filesystem::path> inputs, const char* output, Code code,
+                           std::string_view part) {
     expect_error(code, {part}, [&] { IndexedDatasetWriter::merge(inputs, folder / output); });
     EXPECT_EQ(std::string(output) != "a" && indexed_dataset_exists(folder / output), false);
   };
