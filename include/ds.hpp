@@ -444,6 +444,57 @@ inline void dequantize(const Tensor& codes, const Tensor& scales, int32_t bits, 
                        Tensor& output) {
   check(ds_tensor_dequantize(codes.get(), scales.get(), bits, block_size, output.get()));
 }
+// How numbers become codes by groups: with minima or symmetric, and how they are rounded.
+struct GroupFormat {
+  int32_t bits = 8;
+  int64_t group_size = 128;
+  bool asymmetric = false;
+  int64_t seed = -1;  // 0 or more: stochastic rounding
+};
+// Codes of 8 or 4 bits and a scale, or a scale and a minimum, per group.
+inline std::pair<Tensor, Tensor> quantize_groups(const Tensor& tensor, const GroupFormat& format) {
+  ds_tensor *codes = nullptr, *scales = nullptr;
+  check(ds_tensor_quantize_groups(tensor.get(), format.bits, format.group_size, format.asymmetric,
+                                  format.seed, &codes, &scales));
+  return {Tensor(codes), Tensor(scales)};
+}
+inline void dequantize_groups(const Tensor& codes, const Tensor& scales, const GroupFormat& format,
+                              Tensor& output) {
+  check(ds_tensor_dequantize_groups(codes.get(), scales.get(), format.bits, format.group_size,
+                                    output.get()));
+}
+inline Tensor fake_quantize(const Tensor& tensor, const GroupFormat& format) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_fake_quantize(tensor.get(), format.bits, format.group_size, format.asymmetric,
+                                format.seed, &out));
+  return Tensor(out);
+}
+
+// Softmax of attention scores; `mask` may be null.
+inline Tensor softmax(const Tensor& scores, const Tensor* mask = nullptr, double scale = 1,
+                      bool causal = false) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_softmax(scores.get(), mask != nullptr ? mask->get() : nullptr, scale, causal,
+                          &out));
+  return Tensor(out);
+}
+inline Tensor softmax_backward(const Tensor& softmax, const Tensor& gradient, double scale = 1) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_softmax_backward(softmax.get(), gradient.get(), scale, &out));
+  return Tensor(out);
+}
+// Packed projections to heads, with a bias unless null, and back.
+inline Tensor split_heads(const Tensor& packed, const Tensor* bias, int32_t parts, int32_t heads) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_split_heads(packed.get(), bias != nullptr ? bias->get() : nullptr, parts, heads,
+                              &out));
+  return Tensor(out);
+}
+inline Tensor merge_heads(const Tensor& split) {
+  ds_tensor* out = nullptr;
+  check(ds_tensor_merge_heads(split.get(), &out));
+  return Tensor(out);
+}
 
 // ---- Communicator ------------------------------------------------------------------------------
 

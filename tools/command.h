@@ -48,6 +48,7 @@ inline CLI::Validator at_least(int64_t least) {
 void add_train(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
+void add_merge(CLI::App& app, Action& action);
 void add_tokenizer_train(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_export(CLI::App& app, Action& action);

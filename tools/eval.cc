@@ -38,6 +38,7 @@ struct Options {
   int64_t limit = 0;
   WeightOptions weights;
   bool special = false;
+  std::string detokenize;
   bool json = false;
 };
 
@@ -99,7 +100,8 @@ void Evaluation::score(const std::vector<Passage>& passages, const Prediction& p
 }
 
 void Evaluation::perplexity(Json& result) {
-  TokenText text = read_token_text(o_.data, tokenizer_ ? &tokenizer_ : nullptr, o_.special);
+  TokenText text = read_token_text(o_.data, tokenizer_ ? &tokenizer_ : nullptr,
+                                   {o_.special, o_.detokenize == "wikitext"});
   if (o_.limit > 0 && static_cast<int64_t>(text.ids.size()) > o_.limit) {
     text.ids.resize(static_cast<size_t>(o_.limit));
     text.words.reset();  // those of the whole file would not fit
@@ -232,6 +234,11 @@ void add_eval(CLI::App& app, Action& action) {
   sub->add_option("--tokenizer", o.tokenizer,
                   "default: the one in MODEL, else bytes if the vocabulary is 256")
       ->type_name("FILE");
+  sub->add_option("--detokenize", o.detokenize,
+                  "perplexity: take a text that was published as tokens back first, as Megatron "
+                  "does: wikitext")
+      ->check(CLI::IsMember({"wikitext"}))
+      ->type_name("CORPUS");
   sub->add_option("--sequence-length", o.sequence_length,
                   "tokens that the model reads at once; default: its positions, at most 1024")
       ->check(at_least(1));

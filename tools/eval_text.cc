@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "command.h"
+#include "detokenize.h"
 #include "files.h"
 #include "format.h"
 
@@ -136,9 +137,10 @@ std::vector<std::string> read_json_lines(const std::string& path, int64_t limit)
 }
 
 TokenText read_token_text(const std::string& path, const libds::Tokenizer* tokenizer,
-                          bool special) {
+                          const TextOptions& options) {
   TokenText out;
   if (is_token_prefix(path)) {
+    if (options.wikitext) throw Failure(path + " holds tokens: only text can be detokenised");
     out.ids = read_prefix(path);
     if (tokenizer != nullptr && !out.ids.empty()) {
       out.words = count_words(tokenizer->decode(out.ids, /*skip_special=*/true));
@@ -150,10 +152,11 @@ TokenText read_token_text(const std::string& path, const libds::Tokenizer* token
   const auto end_of_text = tokenizer->end_of_text();
   out.words = 0;
   for (const std::string& text : texts) {
+    const std::string source = options.wikitext ? wikitext_detokenized(text) : text;
     if (!out.ids.empty() && end_of_text) out.ids.push_back(*end_of_text);
-    const auto ids = tokenizer->encode(text, special).to_vector<int32_t>();
+    const auto ids = tokenizer->encode(source, options.special).to_vector<int32_t>();
     out.ids.insert(out.ids.end(), ids.begin(), ids.end());
-    *out.words += count_words(text);
+    *out.words += options.wikitext ? wikitext_words(text) : count_words(text);
   }
   return out;
 }

@@ -19,10 +19,15 @@ struct TokenText {
   std::optional<int64_t> words;  // separated by blanks; nothing when only tokens are known
 };
 
+struct TextOptions {
+  bool special = false;   // add what the tokenizer's template puts around a text
+  bool wikitext = false;  // take WikiText's tokens back to text first; words are those tokens
+};
+
 // All tokens of a text file, of a .jsonl file (an end-of-text token between two documents, if there
-// is one) or of a PREFIX. `special` adds what the tokenizer's template puts around a text.
-// `tokenizer` may be null for a PREFIX.
-TokenText read_token_text(const std::string& path, const libds::Tokenizer* tokenizer, bool special);
+// is one) or of a PREFIX. `tokenizer` may be null for a PREFIX.
+TokenText read_token_text(const std::string& path, const libds::Tokenizer* tokenizer,
+                          const TextOptions& options);
 
 // The "text" of every line of a .jsonl file; at most `limit` lines, 0 = all.
 std::vector<std::string> read_json_lines(const std::string& path, int64_t limit);

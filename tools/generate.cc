@@ -14,6 +14,7 @@
 #include "inference_weights.h"
 #include "model_files.h"
 #include "signals.h"
+#include "stop_text.h"
 
 namespace tool {
 namespace {
@@ -28,6 +29,7 @@ struct Options {
   double top_p = 0;
   int64_t seed = 0;
   WeightOptions weights;
+  std::vector<std::string> stops;
   bool no_prompt = false;
   bool ignore_end = false;
   bool no_graphs = false;
@@ -37,8 +39,11 @@ struct Options {
 // Prints tokens as text. A character may need several tokens: what is not complete waits.
 class TextStream {
  public:
-  explicit TextStream(const libds::Tokenizer& tokenizer)
-      : tokenizer_(tokenizer), terminal_(isatty(STDOUT_FILENO) != 0) {}
+  TextStream(const libds::Tokenizer& tokenizer, const std::vector<std::string>& stops)
+      : tokenizer_(tokenizer), terminal_(isatty(STDOUT_FILENO) != 0), stop_(stops) {}
+
+  // Whether one of the texts that end it has come.
+  bool stopped() const { return stop_.stopped(); }
 
   void token(int32_t id) {
     waiting_.push_back(id);
@@ -52,6 +57,7 @@ class TextStream {
     const std::string text = tokenizer_.decode(waiting_);
     print(text, text.size());
     restart();
+    show(stop_.rest());
   }
 
  private:
@@ -82,11 +88,14 @@ class TextStream {
 
   void print(const std::string& text, size_t end) {
     if (end <= printed_) return;
-    std::string part = text.substr(printed_, end - printed_);
+    show(stop_.add(std::string_view(text).substr(printed_, end - printed_)));
+    printed_ = end;
+  }
+
+  void show(std::string part) const {
     if (terminal_) hide_controls(part);
     std::fwrite(part.data(), 1, part.size(), stdout);
     std::fflush(stdout);
-    printed_ = end;
   }
 
   void restart() {
@@ -96,6 +105,7 @@ class TextStream {
 
   const libds::Tokenizer& tokenizer_;
   const bool terminal_;
+  StopText stop_;
   std::vector<int32_t> waiting_;
   size_t printed_ = 0;
 };
@@ -128,17 +138,17 @@ int run(const Options& o) {
     std::fflush(stdout);
   }
   const SignalWatch signals(SignalWatch::Loop::kEnds);
-  TextStream stream(tokenizer);
+  TextStream stream(tokenizer, o.stops);
   int64_t count = 0;
   const auto start = std::chrono::steady_clock::now();
   try {
     generator.generate(prompt, how, [&](int32_t id) {
       stream.token(id);
       ++count;
-      return signals.stop() == 0;
+      return signals.stop() == 0 && !stream.stopped();
     });
   } catch (const libds::Error& error) {
-    if (error.status() != DS_ERR_CALLBACK || signals.stop() == 0) {
+    if (error.status() != DS_ERR_CALLBACK || (signals.stop() == 0 && !stream.stopped())) {
       // The message begins a line of its own.
       if (!o.no_prompt || count > 0) std::fputc('\n', stdout);
       std::fflush(stdout);
@@ -187,6 +197,11 @@ void add_generate(CLI::App& app, Action& action) {
                   "default: the one in FOLDER, else bytes if the vocabulary is 256")
       ->type_name("FILE");
   add_weight_options(*sub, o.weights, true);
+  sub->add_option("--stop", o.stops, "end the text before this one; may be given several times")
+      ->type_name("TEXT")
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("an empty text ends every text") : std::string();
+      });
   sub->add_flag("--no-prompt", o.no_prompt, "print only the new text");
   sub->add_flag("--ignore-end", o.ignore_end, "go on after an end-of-text token");
   sub->add_flag("--no-graphs", o.no_graphs,

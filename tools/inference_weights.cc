@@ -1,16 +1,22 @@
 #include "inference_weights.h"
 
+#include <cstdlib>
+
 #include "command.h"
 #include "format.h"
 
 namespace tool {
 
 CLI::Option* add_device_option(CLI::App& sub, std::string& device) {
+  // Who says what to run on in the environment means it.
+  if (const char* const name = std::getenv("DS_ACCELERATOR"); name != nullptr && *name != '\0') {
+    device = "auto";
+  }
   return sub
       .add_option(
           "--device", device,
           "cpu, or a GPU such as cuda:0 (`ds report` lists them); cuda: the first one, of several "
-          "ranks each its own")
+          "ranks each its own; auto: what DS_ACCELERATOR names, else a GPU where there is one")
       ->type_name("DEVICE")
       ->capture_default_str();
 }

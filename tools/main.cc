@@ -65,6 +65,7 @@ int main(int argc, char** argv) {
   tool::add_train(app, action);
   tool::add_generate(app, action);
   tool::add_tokenize(app, action);
+  tool::add_merge(app, action);
   tool::add_tokenizer_train(app, action);
   tool::add_inspect(app, action);
   tool::add_export(app, action);

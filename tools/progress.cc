@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "format.h"
 
@@ -26,12 +27,14 @@ double tokens_per_second(const libds::StepReport& report) {
   return report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0;
 }
 
-Progress::Progress(int64_t first, int64_t total, int64_t interval, bool quiet)
+Progress::Progress(int64_t first, int64_t total, int64_t interval, bool quiet,
+                   std::optional<MegatronLog> log)
     : first_(first),
       total_(total),
       interval_(std::max<int64_t>(interval, 1)),
       quiet_(quiet),
-      terminal_(isatty(STDERR_FILENO) != 0) {}
+      terminal_(isatty(STDERR_FILENO) != 0),
+      log_(std::move(log)) {}
 
 Progress::~Progress() { clear(); }
 
@@ -51,6 +54,7 @@ void Progress::step(const libds::StepReport& report, const std::string& bad_para
         bad_parameter.empty() ? "an unknown tensor" : bad_parameter.c_str(), report.loss_scale));
   }
   if (quiet_) return;
+  if (log_) return log_step(report);
   const auto step = static_cast<long long>(report.step);
   const auto total = static_cast<long long>(total_);
   const std::string loss = format_value("%.4f", report.loss);
@@ -67,6 +71,11 @@ void Progress::step(const libds::StepReport& report, const std::string& bad_para
                  step, total, loss.c_str(), report.lr, norm.c_str(), tokens_per_second_,
                  eta(report.step).c_str());
   }
+}
+
+void Progress::log_step(const libds::StepReport& report) {
+  log_->add(report);
+  if (report.step % interval_ == 0) message(log_->line(total_));
 }
 
 void Progress::message(const std::string& text) {

@@ -2,16 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "ds.hpp"
+#include "megatron_log.h"
 
 namespace tool {
 
 class Progress {
  public:
-  // Steps first + 1 to total; elsewhere than on a terminal one line every `interval` steps.
-  Progress(int64_t first, int64_t total, int64_t interval, bool quiet);
+  // Steps first + 1 to total; elsewhere than on a terminal one line every `interval` steps. With
+  // `log`, its lines and nothing else.
+  Progress(int64_t first, int64_t total, int64_t interval, bool quiet,
+           std::optional<MegatronLog> log = std::nullopt);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -25,6 +29,7 @@ class Progress {
 
  private:
   std::string eta(int64_t step) const;
+  void log_step(const libds::StepReport& report);
   void draw(const std::string& text);
 
   int64_t first_;
@@ -32,6 +37,7 @@ class Progress {
   int64_t interval_;
   bool quiet_;
   bool terminal_;
+  std::optional<MegatronLog> log_;
   bool drawn_ = false;
   double step_seconds_ = 0;       // smoothed
   double tokens_per_second_ = 0;  // smoothed

@@ -1,5 +1,8 @@
 #include "rank_device.h"
 
+#include <cstdlib>
+
+#include "command.h"
 #include "format.h"
 
 namespace tool {
@@ -10,6 +13,17 @@ std::string comm_config_on(const std::string& device, const std::string& comm_co
   if (!options.is_object() || options.contains("transport")) return comm_config;
   options["transport"] = "nccl";
   return options.dump();
+}
+
+std::string resolved_device(const std::string& device) {
+  if (device != "auto") return device;
+  if (const char* const name = std::getenv("DS_ACCELERATOR"); name != nullptr && *name != '\0') {
+    const std::string chosen = name;
+    if (chosen == "cpu" || chosen == "cuda") return chosen;
+    throw Failure("DS_ACCELERATOR is \"" + chosen + "\"; ds knows \"cpu\" and \"cuda\"");
+  }
+  const Json machine = parse_json(libds::report(), "the report");
+  return machine.at("gpu").at("devices").empty() ? "cpu" : "cuda";
 }
 
 std::string rank_device(const std::string& device, const libds::Comm& comm) {

@@ -152,7 +152,7 @@ SampleChoice recall_run(libds::Engine& engine, const TrainOptions& options, cons
   if (!before.is_object()) throw Failure("the checkpoint's client state \"ds_train\" is no object");
   SampleChoice chosen;
   chosen.seed = seed;
-  const bool whole = !options.valid_data.empty();
+  const bool whole = !options.valid_data.empty() || !options.valid_spec.empty();
   chosen.split =
       options.split
           ? *options.split

@@ -107,6 +107,8 @@ RunConfig load_config(const ConfigOptions& options) {
   if (!options.tensorboard.empty()) enable_monitor(set, "tensorboard", options.tensorboard);
   if (!options.csv.empty()) enable_monitor(set, "csv_monitor", options.csv);
   if (options.keep) set["/checkpoint/keep"] = *options.keep;
+  if (!options.ramp_up.empty()) set["/rampup_batch_size"] = options.ramp_up;
+  if (!options.dataloader_type.empty()) set["/dataloader_type"] = options.dataloader_type;
   how["set"] = std::move(set);
   if (options.steps > 0) add_auto_value(how, "total_num_steps", options.steps);
 

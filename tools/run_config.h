@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "read_options.h"
 
@@ -18,6 +19,8 @@ struct ConfigOptions {
   std::optional<int64_t> resumed_seed;  // of the loaded run; the file's "seed" wins over it
   std::optional<int64_t> threads;
   std::optional<int64_t> keep;         // checkpoints of the run that stay
+  std::vector<int64_t> ramp_up;        // rampup_batch_size; none = as the file says
+  std::string dataloader_type;         // "" = as the file says
   std::optional<int64_t> micro_batch;  // wins over the file's batch sizes
   std::string tensorboard;             // folder, "" = as the file says
   std::string csv;

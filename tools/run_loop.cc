@@ -1,6 +1,9 @@
 #include "run_loop.h"
 
+#include <chrono>
 #include <cmath>
+#include <csignal>
+#include <filesystem>
 #include <iostream>
 #include <utility>
 #include <vector>
@@ -32,18 +35,30 @@ bool of_the_data(ds_status status) {
          status == DS_ERR_INVALID_ARGUMENT;
 }
 
+std::optional<MegatronLog> megatron_log(const TrainOptions& options, const libds::Comm& comm,
+                                        const libds::Engine& engine, const libds::Model& model,
+                                        int64_t sequence_length) {
+  if (!options.megatron_log) return std::nullopt;
+  const Json config = parse_json(engine.config(), "the engine's configuration").at("config");
+  return MegatronLog(parse_json(model.config(), "the model's configuration"), sequence_length,
+                     comm.size(), config.at("activation_checkpointing").at("enabled").get<bool>(),
+                     engine.info().samples);
+}
+
 }  // namespace
 
 RunLoop::RunLoop(const TrainOptions& options, libds::Comm& comm, libds::Engine& engine,
-                 libds::Model& model, const libds::Dataset* valid, Json description)
+                 libds::Model& model, const RunData& data, Json description)
     : o_(options),
       comm_(comm),
       engine_(engine),
       model_(model),
-      valid_(valid),
+      data_(data),
       description_(std::move(description)),
-      progress_(engine.global_step(), options.steps, options.log_interval, options.quiet),
+      progress_(engine.global_step(), options.steps, options.log_interval, options.quiet,
+                megatron_log(options, comm, engine, model, data.sequence_length)),
       step_(engine.global_step()),
+      first_step_(step_),
       decoupled_(saves_beside_training(engine)) {}
 
 int RunLoop::run() {
@@ -63,11 +78,16 @@ int RunLoop::run() {
   if (metrics->is_file()) write_run_description(o_.metrics, description_);
   SignalWatch signals(SignalWatch::Loop::kSaves);
   train(signals, *metrics);
-  if (news_.stop != 0) {
-    progress_.message("interrupted after step " + std::to_string(step_) +
+  const bool early = step_ < o_.steps && exits_;
+  if (news_.stop != 0 || early) {
+    progress_.message((early ? "ended after step " : "interrupted after step ") +
+                      std::to_string(step_) + (early ? " by " + exit_reason_ : "") +
                       (o_.save.empty() ? ": nothing is saved without --save" : ""));
   }
+  // Stopped before it did anything.
+  if (early && news_.stop == 0 && step_ == first_step_) return kDone;
   save_last();
+  if (early) return kDone;
   if (news_.stop != 0) return kSignalBase + news_.stop;
   progress_.message("done: step " + std::to_string(step_) + ", loss " +
                     format_value("%.4f", report_.loss));
@@ -90,13 +110,13 @@ auto RunLoop::saved_before_failure(const Fn& fn) {
 }
 
 void RunLoop::train(SignalWatch& signals, MetricsFile& metrics) {
-  news_ = agreed(signals);
-  while (step_ < o_.steps && news_.stop == 0) {
+  agree(signals);
+  while (step_ < o_.steps && news_.stop == 0 && !exits_) {
     report_ = saved_before_failure([&] { return engine_.train_batch(); });
     step_ = report_.step;
     progress_.step(report_, report_.applied ? "" : bad_parameter(report_, model_));
     const bool last = step_ >= o_.steps;
-    news_ = agreed(signals);
+    agree(signals);
     std::optional<double> valid_loss;
     if (news_.stop == 0 && (last || due(o_.eval_interval))) {
       valid_loss = saved_before_failure([&] { return validate(); });
@@ -113,19 +133,41 @@ void RunLoop::train(SignalWatch& signals, MetricsFile& metrics) {
 }
 
 std::optional<double> RunLoop::validate() {
-  if (valid_ == nullptr) return std::nullopt;
-  return engine_.evaluate(*valid_, o_.eval_batches);
+  if (data_.valid == nullptr) return std::nullopt;
+  return engine_.evaluate(*data_.valid, o_.eval_batches);
 }
 
-// The signal that any process of the group got: all stop, or save, after the same step.
-SignalNews RunLoop::agreed(SignalWatch& signals) {
-  const SignalNews own = signals.news();
-  if (comm_.size() == 1) return own;
-  const std::vector<int32_t> code = {2 * own.stop + (own.save ? 1 : 0)};
-  libds::Tensor most = libds::Tensor::from(code);
+// Which option ends the run here, as this process sees it.
+std::string RunLoop::exit_asked() const {
+  const ExitOptions& exit = o_.exit;
+  if (exit.on_terminate && news_.stop == SIGTERM) return "SIGTERM";
+  std::error_code ignored;
+  if (!exit.file.empty() && std::filesystem::exists(exit.file, ignored)) {
+    return "the file " + exit.file;
+  }
+  if (const ds_engine_info at = engine_.info();
+      data_.once > 0 && at.samples + at.train_batch_size > data_.once) {
+    return "the end of the data";
+  }
+  if (step_ == first_step_) return {};  // nothing is done yet
+  if (due(exit.interval)) return "--exit-interval";
+  const std::chrono::duration<double> run = std::chrono::steady_clock::now() - o_.started;
+  return exit.minutes > 0 && run.count() > 60 * exit.minutes ? "--exit-duration-in-mins" : "";
+}
+
+// What any process of the group was told: all stop, or save, after the same step.
+void RunLoop::agree(SignalWatch& signals) {
+  news_ = signals.news();
+  exit_reason_ = exit_asked();
+  exits_ = !exit_reason_.empty();
+  if (comm_.size() == 1) return;
+  const std::vector<int32_t> own = {news_.stop, news_.save ? 1 : 0, exits_ ? 1 : 0};
+  libds::Tensor most = libds::Tensor::from(own);
   comm_.all_reduce(most, DS_REDUCE_MAX);
-  const auto agreed = static_cast<int>(most.item());
-  return {agreed / 2, agreed % 2 != 0};
+  const auto agreed = most.to_vector<int32_t>();
+  news_ = {agreed[0], agreed[1] != 0};
+  exits_ = agreed[2] != 0;
+  if (exits_ && exit_reason_.empty()) exit_reason_ = "another process";
 }
 
 void RunLoop::save() {
@@ -161,7 +203,7 @@ void RunLoop::save_failed(const libds::Error& error, int64_t step) {
   save_failure_ =
       "cannot save " + o_.save + " at step " + std::to_string(step) + ": " + plain_message(error);
   // The last one of a run is told as an error.
-  const bool last = step == step_ && (step_ >= o_.steps || news_.stop != 0);
+  const bool last = step == step_ && (step_ >= o_.steps || news_.stop != 0 || exits_);
   if (comm_.rank() != 0 || last) return;
   progress_.clear();
   std::cerr << "ds: warning: " << save_failure_ << "; training goes on, the next save is "

@@ -15,12 +15,18 @@
 
 namespace tool {
 
+// What a run's steps need to know of its data.
+struct RunData {
+  const libds::Dataset* valid;  // null when nothing is validated
+  int64_t sequence_length;
+  int64_t once;  // samples, where each is read once (dataloader_type "single"); 0: no end
+};
+
 class RunLoop {
  public:
-  // All of these outlive it. `valid` is null when nothing is validated. `description` is what is
-  // kept beside the metrics.
+  // All of these outlive it. `description` is what is kept beside the metrics.
   RunLoop(const TrainOptions& options, libds::Comm& comm, libds::Engine& engine,
-          libds::Model& model, const libds::Dataset* valid, Json description);
+          libds::Model& model, const RunData& data, Json description);
 
   // From the engine's step to --steps; gives the exit status. Throws Failure when the last save
   // failed.
@@ -36,19 +42,23 @@ class RunLoop {
   void save_failed(const libds::Error& error, int64_t step);
   void save_last();
   void save_adapter();
-  SignalNews agreed(SignalWatch& signals);
+  void agree(SignalWatch& signals);
+  std::string exit_asked() const;
   bool due(int64_t interval) const { return interval > 0 && step_ % interval == 0; }
 
   const TrainOptions& o_;
   libds::Comm& comm_;
   libds::Engine& engine_;
   libds::Model& model_;
-  const libds::Dataset* valid_;
+  const RunData data_;
   Json description_;
   Progress progress_;
   SignalNews news_;
+  bool exits_ = false;       // an option ends the run here
+  std::string exit_reason_;  // which, where this process knows
   libds::StepReport report_{};
   int64_t step_;
+  int64_t first_step_;  // that the run began at
   int64_t saved_step_ = -1;
   std::optional<int64_t> saving_step_;  // of the save that is under way
   bool decoupled_ = false;              // saves go on beside the training

@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "inference_weights.h"
+#include "resume.h"
 #include "train_options.h"
 
 namespace tool {
@@ -60,6 +61,17 @@ void add_what_to_train(CLI::App& sub, TrainOptions& o) {
                  "validate on this data; --data is then used for training as a whole")
       ->type_name("FILE_OR_PREFIX")
       ->group(group);
+  sub.add_option("--valid-data-spec", o.valid_spec,
+                 "instead of --valid-data: a specification, such as a blend of its own")
+      ->excludes("--valid-data")
+      ->type_name("FILE.json")
+      ->group(group);
+  sub.add_option("--dataloader-type", o.config.dataloader_type,
+                 "passes: the data again and again; single: once, in order; cyclic: in a new order "
+                 "in every pass; default: the configuration's dataloader_type")
+      ->check(CLI::IsMember({"passes", "single", "cyclic"}))
+      ->type_name("NAME")
+      ->group(group);
 }
 
 void add_how_to_train(CLI::App& sub, TrainOptions& o) {
@@ -76,6 +88,15 @@ void add_how_to_train(CLI::App& sub, TrainOptions& o) {
                  "at step 10 with --steps 20 does 10 more")
       ->required()
       ->check(at_least(1))
+      ->group(group);
+  sub.add_option(
+         "--rampup-batch-size", o.config.ramp_up,
+         "the first steps have START samples, and INCREMENT more at a time, until the batch "
+         "is whole after SAMPLES samples")
+      ->delimiter(',')
+      ->expected(3)
+      ->check(at_least(1))
+      ->type_name("START,INCREMENT,SAMPLES")
       ->group(group);
   sub.add_option("--seed", o.config.seed,
                  "seed of new weights, data order and dropout; default: the configuration's "
@@ -221,7 +242,27 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
       ->check(at_least(1))
       ->capture_default_str()
       ->group(group);
+  sub.add_flag("--megatron-log", o.megatron_log,
+               "print the line of Megatron's training every --log-interval steps")
+      ->group(group);
   sub.add_flag("--quiet", o.quiet, "no progress")->group(group);
+}
+
+void add_exits(CLI::App& sub, ExitOptions& o) {
+  const char* group = "Ending early, after a save, with status 0";
+  sub.add_flag("--exit-signal-handler", o.on_terminate, "on SIGTERM, instead of status 143")
+      ->group(group);
+  sub.add_option("--exit-interval", o.interval, "after a step that N divides")
+      ->check(at_least(1))
+      ->group(group);
+  sub.add_option("--exit-duration-in-mins", o.minutes,
+                 "after the first step that ends so many minutes after the start")
+      ->check(CLI::PositiveNumber)
+      ->type_name("MINUTES")
+      ->group(group);
+  sub.add_option("--kill-switch-file", o.file, "after the first step at which this file is there")
+      ->type_name("FILE")
+      ->group(group);
 }
 
 }  // namespace
@@ -233,6 +274,7 @@ void add_train(CLI::App& app, Action& action) {
   add_how_to_train(*sub, *options);
   add_fine_tuning(*sub, *options);
   add_checkpoints_and_records(*sub, *options);
+  add_exits(*sub, options->exit);
   sub->callback([&action, options] {
     if (options->load_parts.or_begin && !has_checkpoint(options->load)) options->load.clear();
     if (options->model.empty() && options->load.empty()) {

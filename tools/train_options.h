@@ -1,6 +1,7 @@
 // What the command line of `ds train` can say.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,6 +21,14 @@ struct LoadParts {
   bool strict = false;
 };
 
+// What ends a run before its last step, after a save, with status 0.
+struct ExitOptions {
+  bool on_terminate = false;  // SIGTERM
+  int64_t interval = 0;       // steps; 0: none
+  double minutes = 0;         // since the start of the program; 0: none
+  std::string file;           // that is there; "": none
+};
+
 struct TrainOptions {
   std::string model;
   std::string device = "cpu";
@@ -29,6 +38,7 @@ struct TrainOptions {
   std::string data;
   std::string data_spec;
   std::string valid_data;
+  std::string valid_spec;
   std::string tokenizer;
   int64_t steps = 0;
   std::string save;
@@ -44,7 +54,10 @@ struct TrainOptions {
   int64_t eval_batches = 20;
   int64_t save_interval = 0;
   int64_t log_interval = 10;
+  bool megatron_log = false;  // lines as Megatron's
   bool quiet = false;
+  ExitOptions exit;
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
 
   // Whether the run goes on from where the loaded one was, instead of beginning with its weights.
   bool resumes() const { return !load.empty() && !load_parts.weights_only; }

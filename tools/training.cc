@@ -191,9 +191,9 @@ void Training::open_data() {
       data_.open("train", samples_.sequence_length, samples_.split, samples_.seed, tokenizer);
   engine_.set_dataset(&train_data_);
   if (o_.eval_interval == 0) return;
-  if (!o_.valid_data.empty()) {
+  if (!o_.valid_data.empty() || !o_.valid_spec.empty()) {
     valid_data_ =
-        TrainData(o_.valid_data, "")
+        TrainData(o_.valid_data, o_.valid_spec)
             .open("train", samples_.sequence_length, kWholeSplit, samples_.seed, tokenizer);
     return;
   }
@@ -290,16 +290,20 @@ int Training::run() {
   samples_ = recall_run(engine_, o_, data_, model_config_, config_.seed);
   open_data();
   describe();
-  return RunLoop(o_, comm_, engine_, model_, valid_data_ ? &valid_data_ : nullptr,
-                 run_description())
-      .run();
+  const Json resolved = parse_json(engine_.config(), "the engine's configuration").at("config");
+  const bool once = resolved.at("dataloader_type") == "single";
+  const RunData data{valid_data_ ? &valid_data_ : nullptr, samples_.sequence_length,
+                     once ? train_data_.size() : 0};
+  return RunLoop(o_, comm_, engine_, model_, data, run_description()).run();
 }
 
 }  // namespace
 
 int run_training(const TrainOptions& options) {
   const QuietSignals quiet;
-  Training training(options);
+  TrainOptions resolved = options;
+  resolved.device = resolved_device(options.device);
+  Training training(resolved);
   const int status = training.run();
   training.leave();
   // A reader that went away before the end is no failure of the training.

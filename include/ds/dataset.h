@@ -43,7 +43,7 @@ DS_API ds_status ds_dataset_build(const char* input, const ds_tokenizer* tokeniz
  * Megatron's format; the inputs may have its older index (TNTIDX).
  * @param inputs_json    ["PREFIX", ...], all with tokens of one type
  * @param output_prefix  not one of them
- * Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.6.
+ * Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.5.
  */
 DS_API ds_status ds_dataset_merge(const char* inputs_json, const char* output_prefix);
 

@@ -371,7 +371,8 @@ DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const cha
  * checkpoint.writer.decoupled: then ds_engine_save returns with a copy of the state taken, and the
  * checkpoint is there, and `latest` names it, some time later). The next save, ds_engine_load and
  * ds_engine_destroy wait too; a failure is told once, by this call or by the next save, which then
- * saves nothing. Without a save under way it returns at once. Errors: as ds_engine_save.
+ * saves nothing. Without a save under way it returns at once. Of several processes every one makes
+ * the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save.
  * Since: 0.3.
  */
 DS_API ds_status ds_engine_save_wait(ds_engine* engine);
@@ -448,8 +449,8 @@ typedef struct ds_engine_info {
   int64_t micro_steps;        /**< micro batches so far */
   int64_t samples;            /**< samples consumed so far */
   int64_t micro_batch_size;   /**< train_micro_batch_size_per_gpu */
-  int64_t accumulation_steps; /**< gradient_accumulation_steps */
-  int64_t train_batch_size;   /**< samples of a step, of all processes */
+  int64_t accumulation_steps; /**< micro batches of the next step (rampup_batch_size varies them) */
+  int64_t train_batch_size;   /**< samples of that step, of all processes */
   double loss_scale;          /**< what losses are multiplied by before their gradients are taken:
                                    1 unless fp16 trains. It may change with every step */
   int32_t zero_stage;         /**< 0 to 3 */

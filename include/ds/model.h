@@ -113,8 +113,8 @@ DS_API ds_status ds_model_config(const ds_model* model, char** out_json);
 /**
  * Moves the weights to a device, where the model then runs and engines made later train it. Tensors
  * that are given and returned stay in host memory; docs/cuda.md says what runs on a GPU.
- * @param device  "cpu", where models begin, or a GPU: "cuda:0", counted as ds_report lists them.
- *     Of several processes each takes another GPU, and their group is one of transport "nccl".
+ * @param device  "cpu", where models begin; a GPU, "cuda:0", as ds_report counts them; "auto": see
+ *     docs/cuda.md. Of several processes each takes another GPU, and their transport is "nccl".
  * Errors: DS_ERR_UNSUPPORTED (no CUDA in this build, no driver, no GPU; or lent parameters),
  * DS_ERR_INVALID_ARGUMENT (no such device), DS_ERR_STATE (the model has an engine, or is prepared
  * for inference), DS_ERR_OUT_OF_MEMORY, DS_ERR_DEVICE. Since: 0.4.

@@ -16,30 +16,54 @@ namespace ds::capi {
 namespace {
 
 static_assert(sizeof(ds_generate_options) == 64);
-static_assert(sizeof(ds_generator_info) == 48);
+static_assert(sizeof(ds_generator_info) == 56);
 
 constexpr int64_t kMaxThreads = 4096;
 constexpr const char* kModelWeights = "model";
 
+int64_t group_size_of(const JsonArguments& given, int64_t fallback) {
+  const int64_t size = given.integer("group_size", fallback, 0, int64_t{1} << 20);
+  if (size % 8 != 0) given.refuse("group_size", "must be 0 (a row's) or a multiple of 8");
+  return size;
+}
+
+// What an override leaves out is as for all other matrices.
+std::vector<models::WeightOverride> overrides_of(const JsonArguments& given,
+                                                 const models::InferenceOptions& all) {
+  std::vector<models::WeightOverride> out;
+  if (!given.has("overrides")) return out;
+  const Json& list = given.list("overrides", "objects");
+  for (size_t i = 0; i < list.size(); ++i) {
+    const JsonArguments one(list[i], "generator options", str_cat("/overrides/", i),
+                            {"match", "weights", "group_size", "symmetric"});
+    models::WeightOverride form;
+    form.match = one.required_text("match");
+    form.weights =
+        one.has("weights") ? models::weight_form_named(one.required_text("weights")) : all.weights;
+    form.group_size = group_size_of(one, all.group_size);
+    form.symmetric = one.flag("symmetric", all.symmetric);
+    out.push_back(std::move(form));
+  }
+  return out;
+}
+
 // None: the model's own weights.
 std::optional<models::InferenceOptions> prepared_form(const char* options_json) {
   const JsonArguments given(options_json, "generator options",
-                            {"weights", "group_size", "symmetric", "threads"});
+                            {"weights", "group_size", "symmetric", "threads", "overrides"});
   const std::string weights = given.text("weights", kModelWeights);
   if (weights == kModelWeights) {
-    for (const char* const key : {"group_size", "symmetric", "threads"}) {
+    for (const char* const key : {"group_size", "symmetric", "threads", "overrides"}) {
       if (given.has(key)) given.refuse(key, "needs \"weights\": fp32, bf16, int8 or int4");
     }
     return std::nullopt;
   }
   models::InferenceOptions options;
   options.weights = models::weight_form_named(weights);
-  options.group_size = given.integer("group_size", options.group_size, 0, int64_t{1} << 20);
-  if (options.group_size % 8 != 0) {
-    given.refuse("group_size", "must be 0 (a row's) or a multiple of 8");
-  }
+  options.group_size = group_size_of(given, options.group_size);
   options.symmetric = given.flag("symmetric", options.symmetric);
   options.threads = static_cast<int>(given.integer("threads", 0, 0, kMaxThreads));
+  options.overrides = overrides_of(given, options);
   return options;
 }
 
@@ -140,6 +164,7 @@ ds_status ds_generator_describe(const ds_generator* generator, ds_generator_info
       const models::InferenceReport report = object->model().inference_report();
       info.bytes = report.bytes;
       info.bytes_per_token = report.bytes_per_token;
+      info.bytes_saved = report.bytes_saved;
       info.group_size = report.group_size;
       info.weights = form_of(report.weights);
       info.threads = report.threads;

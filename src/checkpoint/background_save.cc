@@ -13,23 +13,27 @@ BackgroundSave::~BackgroundSave() {
 }
 
 void BackgroundSave::start(std::unique_ptr<CheckpointWriter> writer, std::string tag) {
+  start([shared = std::shared_ptr(std::move(writer))] { shared->commit(); }, std::move(tag));
+}
+
+void BackgroundSave::start(std::function<void()> job, std::string tag) {
   DS_CHECK(!thread_.joinable(), Code::kInternal, "two background saves at once");
-  writer_ = std::move(writer);
+  job_ = std::move(job);
   tag_ = std::move(tag);
   try {
-    thread_ = std::thread([this] { commit(); });
+    thread_ = std::thread([this] { run(); });
   } catch (const std::system_error&) {
-    commit();
+    run();
   }
 }
 
-void BackgroundSave::commit() noexcept {
+void BackgroundSave::run() noexcept {
   const auto failed = [&](Code code, std::string_view reason) {
     error_.emplace(code, str_cat("the checkpoint '", printable(tag_),
                                  "' that was being saved in the background is lost: ", reason));
   };
   try {
-    writer_->commit();
+    job_();
   } catch (const Error& error) {
     failed(error.code(), error.message());
   } catch (const std::bad_alloc&) {
@@ -37,7 +41,7 @@ void BackgroundSave::commit() noexcept {
   } catch (const std::exception& error) {
     failed(Code::kInternal, error.what());
   }
-  writer_.reset();  // its buffers serve the next save
+  job_ = nullptr;  // its buffers serve the next save
 }
 
 void BackgroundSave::settle() noexcept {

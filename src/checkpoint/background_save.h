@@ -2,6 +2,7 @@
 // and published by a thread of its own, which needs next to no CPU for it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -31,16 +32,19 @@ class BackgroundSave {
   // Begins to commit; where the system has no thread to give, commits before it returns. There is
   // no save under way.
   void start(std::unique_ptr<CheckpointWriter> writer, std::string tag);
+  // The same with whatever makes this rank's part of the checkpoint; what it holds is freed when it
+  // has run.
+  void start(std::function<void()> job, std::string tag);
   // Waits for the save under way. Throws if it failed, once.
   void wait();
   // Waits, and leaves a failure for wait() to tell.
   void settle() noexcept;
 
  private:
-  void commit() noexcept;
+  void run() noexcept;
 
   io::BufferPool buffers_;
-  std::unique_ptr<CheckpointWriter> writer_;
+  std::function<void()> job_;
   std::string tag_;
   std::optional<Error> error_;
   std::thread thread_;

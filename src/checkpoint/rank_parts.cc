@@ -1,9 +1,11 @@
 #include "checkpoint/rank_parts.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <span>
 #include <thread>
 
 #include "base/file.h"
@@ -82,8 +84,9 @@ std::vector<Manifest> take_parts(const fs::path& folder, int world,
       fs::remove(done);
       continue;
     }
-    DS_CHECK(!given_up(), Code::kComm, "rank ", next, " has not written its part, and its group ",
-             "has ended");
+    DS_CHECK(!given_up(), Code::kComm, "rank ", next,
+             " has not written its part: its group failed, or it takes longer than the ",
+             "deadline of its collectives");
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return parts;

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/rank_parts.h"
 
 namespace ds {
 namespace {
@@ -64,7 +65,7 @@ std::optional<LeftoverName> parse_leftover(std::string_view name) {
 }
 
 bool is_checkpoint_file(std::string_view name) {
-  if (name == kManifestFile || name == kNextLatest) return true;
+  if (name == kManifestFile || name == kNextLatest || is_handover_file(name)) return true;
   return name.size() > 9 && name.substr(0, 5) == "data-" &&
          name.substr(name.size() - 4) == ".bin" && all_digits(name.substr(5, name.size() - 9));
 }

@@ -49,6 +49,7 @@ constexpr const char* kOthers[] = {
     "SLURM_JOB_NODELIST",
     "SLURM_JOB_ID",
     "SLURM_JOBID",
+    "DEEPSPEED_TIMEOUT",
 };
 
 const std::string* find(const Environment& environment, const char* name) {
@@ -154,6 +155,13 @@ Environment process_environment() {
   }
   for (const char* name : kOthers) add(name);
   return environment;
+}
+
+std::optional<std::chrono::minutes> collective_deadline(const Environment& environment) {
+  constexpr const char* kName = "DEEPSPEED_TIMEOUT";
+  if (find(environment, kName) == nullptr) return std::nullopt;
+  constexpr int64_t kMostMinutes = 10'000'000;  // nineteen years; far from overflow
+  return std::chrono::minutes(number_of(environment, kName, 1, kMostMinutes));
 }
 
 std::string first_host(const std::string& list) {

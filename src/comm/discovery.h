@@ -1,7 +1,9 @@
 // Who this process is among the processes of its job, from what launchers put into the environment.
 #pragma once
 
+#include <chrono>
 #include <map>
+#include <optional>
 #include <string>
 
 namespace ds {
@@ -32,6 +34,10 @@ ProcessPlace discover_process(const Environment& environment);
 
 // Fills in where rank 0 is, for a place whose rank is known.
 void find_master(const Environment& environment, ProcessPlace& place);
+
+// What DEEPSPEED_TIMEOUT, whole minutes, says of the deadline of a collective. Throws kConfig for
+// what is no number.
+std::optional<std::chrono::minutes> collective_deadline(const Environment& environment);
 
 // The first host of a list such as "gnode[10,20,25-27],other".
 std::string first_host(const std::string& compact_list);

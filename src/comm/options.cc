@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "comm/discovery.h"
 
 namespace ds {
 namespace {
@@ -59,6 +60,7 @@ TransportKind parse_transport(const Json& value) {
 
 CommOptions parse_comm_options(std::string_view json) {
   CommOptions options;
+  if (const auto minutes = collective_deadline(process_environment())) options.deadline = *minutes;
   if (json.empty()) return options;
   const Json document = parse_json(json, kWhat, Code::kConfig);
   DS_CHECK(document.is_object(), Code::kConfig, kWhat, ": an object is needed, not ",

@@ -378,6 +378,7 @@ Config load_config(std::string_view json_text, const ConfigEnvironment& environm
   out.activation_checkpointing = {
       get<bool>(parsed, "/activation_checkpointing/enabled"),
       optional_at<int64_t>(parsed, "/activation_checkpointing/number_checkpoints"),
+      optional_at<int64_t>(parsed, "/activation_checkpointing/checkpoint_every_nth"),
       get<bool>(parsed, "/activation_checkpointing/cpu_checkpointing")};
   out.zero = read_zero(parsed);
   out.comms_logger = read_comms_logger(parsed);

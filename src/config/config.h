@@ -210,6 +210,7 @@ struct FlopsProfilerConfig {
 struct ActivationCheckpointingConfig {
   bool enabled = false;
   std::optional<int64_t> segments;  // unset: every transformer block is one
+  std::optional<int64_t> every;     // instead: only every so-many-th block
   bool offload = false;             // kept inputs wait in host memory
 };
 

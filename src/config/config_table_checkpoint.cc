@@ -95,19 +95,26 @@ KeyTable activation_checkpointing_table() {
                       "Keep only the input of each segment and recompute the rest. (Extension: in "
                       "DeepSpeed the model decides.)"),
                  flag("partition_activations", false,
-                      "Partition kept inputs over model-parallel ranks.")
-                     .needs("partitioned activations"),
+                      "Partition kept inputs over model-parallel ranks. There are none: every "
+                      "rank keeps those of its own samples, and nothing changes."),
                  integer("number_checkpoints", std::nullopt,
                          "Number of segments; null makes every transformer block one.")
                      .at_least(1),
+                 integer("checkpoint_every_nth", std::nullopt,
+                         "Recompute every n-th transformer block only and keep what the others "
+                         "need; at most the number of blocks. Not with number_checkpoints. "
+                         "(Extension.)")
+                     .at_least(1),
                  flag("contiguous_memory_optimization", false,
-                      "Copy kept inputs into one buffer. Requires the two keys before.")
-                     .needs("contiguous kept inputs"),
+                      "Copy kept inputs into one buffer. Requires partition_activations and "
+                      "number_checkpoints. The arena keeps them together without a copy, and "
+                      "nothing changes."),
                  flag("synchronize_checkpoint_boundary", false,
                       "Wait for the device at each segment. A CPU never runs ahead, so both values "
                       "mean "
                       "the same there."),
-                 flag("profile", false, "Time each segment.").needs("timing of segments"),
+                 flag("profile", false, "Time each segment.")
+                     .needs("timing of segments (flops_profiler times what is recomputed)"),
                  flag("cpu_checkpointing", false,
                       "Keep the inputs of segments in host memory, so that what a GPU holds of "
                       "them does "

@@ -76,6 +76,10 @@ everything that would change results.
 
 `set` (`--set`) puts values over the document's before anything is read.
 
+Two forms that DeepSpeed reads besides are refused. HJSON (keys and texts without quotes, members without commas) has
+no reader that Debian keeps: `hjson -j` makes JSON of it. Base64 is how DeepSpeed's launcher hands a document to its
+own processes; `ds launch` hands files, and `base64 -d` gives the text back.
+
 An `optimizer` without `type` is refused: DeepSpeed takes the optimizer object of the program then,
 which does not exist here.
 

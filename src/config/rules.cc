@@ -96,7 +96,8 @@ class Rules {
            "the legacy stage 1 no longer exists; remove the key");
     parsed_.derive("/zero_optimization/overlap_comm", stage() == 3);
     if (on("/zero_optimization/elastic_checkpoint") && stage() == 3) {
-      warn("/zero_optimization/elastic_checkpoint", "cannot be loaded at stage 3");
+      warn("/zero_optimization/elastic_checkpoint",
+           "is not needed: a checkpoint of any stage loads with any number of ranks");
     }
   }
 
@@ -329,9 +330,21 @@ class Rules {
              "needs partition_activations true");
       forbid(segments.is_null(), kPath, "needs number_checkpoints");
     }
+    const bool every = !at("/activation_checkpointing/checkpoint_every_nth").is_null();
+    forbid(every && !segments.is_null(), "/activation_checkpointing/checkpoint_every_nth",
+           "does not work with number_checkpoints: either groups of all blocks are recomputed, or "
+           "single ones");
+    if (on("/activation_checkpointing/enabled")) {
+      if (on("/activation_checkpointing/partition_activations")) {
+        warn("/activation_checkpointing/partition_activations",
+             "has no effect: there are no model-parallel ranks to share kept inputs with");
+      }
+      if (on(kPath)) warn(kPath, "has no effect: the arena keeps inputs together without a copy");
+    }
     if (!on("/activation_checkpointing/enabled")) {
       constexpr const char* kIdle = "has no effect until /activation_checkpointing/enabled is true";
       if (!segments.is_null()) warn("/activation_checkpointing/number_checkpoints", kIdle);
+      if (every) warn("/activation_checkpointing/checkpoint_every_nth", kIdle);
       if (on("/activation_checkpointing/cpu_checkpointing")) {
         warn("/activation_checkpointing/cpu_checkpointing", kIdle);
       }

@@ -88,7 +88,8 @@ BlendDataset::BlendDataset(std::vector<DatasetPtr> members, BlendIndex index)
     fields_.segments |= fields.segments;
     fields_.token_types |= fields.token_types;
     fields_.mask |= fields.mask;
-    fields_.sentence_order |= fields.sentence_order;
+    // A class that no text has must not be made up: all have it, or the blend has not.
+    fields_.sentence_order = fields.sentence_order && (d == 0 || fields_.sentence_order);
   }
 }
 
@@ -109,10 +110,6 @@ void BlendDataset::sample(int64_t index, const SampleView& out) const {
   if (!fields.mask) {
     std::fill(out.mask.begin(), out.mask.end(), uint8_t{1});
     view.mask = {};
-  }
-  if (!fields.sentence_order) {
-    std::fill(out.sentence_order.begin(), out.sentence_order.end(), 0);
-    view.sentence_order = {};
   }
   member.sample(index_.samples[i], view);
 }

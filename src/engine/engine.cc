@@ -13,6 +13,7 @@
 #include "engine/lone_process.h"
 #include "engine/monitors.h"
 #include "engine/rank_devices.h"
+#include "engine/recompute.h"
 #include "engine/share_options.h"
 #include "models/inputs.h"
 #include "nn/loss.h"
@@ -132,6 +133,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     if (const std::string decay = updater_->describe_decay(); comm_->rank() == 0 && !decay.empty())
       log_info("optimizer", decay);
     const ActivationCheckpointingConfig& segments = config_.activation_checkpointing;
+    if (model_->has_architecture()) recompute_of(segments, model_->architecture().info());
     if (segments.enabled && segments.offload && model_->device()->kind() == DeviceKind::kCuda) {
       offload_stream_ = model_->device()->create_stream();
     }
@@ -328,10 +330,7 @@ nn::SummedLoss Engine::forward_pass(nn::Tape& tape, const models::Batch& batch,
   models::ForwardOptions forward_options;
   forward_options.padded_logits = true;
   const models::ArchitectureInfo& info = model_->architecture().info();
-  if (config_.activation_checkpointing.enabled) {
-    forward_options.checkpoint_segments =
-        config_.activation_checkpointing.segments.value_or(info.layers);
-  }
+  forward_options.recompute = recompute_of(config_.activation_checkpointing, info);
   const nn::Value logits = model_->architecture().logits(tape, batch, forward_options);
   return nn::summed_loss(tape, logits, labels, info.outputs(), info.loss);
 }

@@ -33,6 +33,8 @@ namespace ds {
 class BackgroundSave;
 class CheckpointReader;
 struct CheckpointWriterOptions;
+class CheckpointWriter;
+class PartHandover;
 class PartWriter;
 struct TensorTarget;
 
@@ -232,6 +234,9 @@ class Engine {
   std::string agreed_tag(const std::string& tag);
   zero::FlatRange saved_share(nn::ParamId id) const;
   void save_tensors(PartWriter& part);
+  void save_beside_training(std::shared_ptr<CheckpointWriter> writer,
+                            std::shared_ptr<PartWriter> other,
+                            const std::optional<PartHandover>& handover, const std::string& tag);
   std::vector<RankShare> open_shares();
   CheckpointWriterOptions writer_options(const std::string& folder, const std::string& tag,
                                          const std::vector<RankShare>& shares);
@@ -305,6 +310,7 @@ class Engine {
   Json loaded_dataset_;             // what the loaded run read; null when that is not known
   bool strict_dataset_ = false;     // another one is refused
   std::vector<bool> overwritten_;   // by parameter: written by a load that has not succeeded yet
+  bool saving_together_ = false;    // a save of several ranks may be under way
   std::unique_ptr<BackgroundSave> background_;  // with checkpoint.writer.decoupled
 
   // What a program does with its own parameters in a micro batch: other ranks wait for the same, so

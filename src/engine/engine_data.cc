@@ -48,6 +48,7 @@ MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset,
   out.mask = rows(fields.mask, DType::kUInt8);
   out.segments = rows(fields.segments, DType::kInt32);
   out.token_types = rows(fields.token_types, DType::kInt32);
+  const Tensor classes = token_labels ? Tensor() : ctx.workspace(DType::kInt32, {count, 1});
   for (int64_t i = 0; i < count; ++i) {
     const auto row = [&]<class T>(const Tensor& tensor, T) {
       return tensor ? std::span<T>(tensor.data<T>() + i * length, static_cast<size_t>(length))
@@ -59,10 +60,12 @@ MicroBatch read_samples(const OpContext& ctx, const Dataset& dataset,
     view.mask = row(out.mask, uint8_t{});
     view.segments = row(out.segments, int32_t{});
     view.token_types = row(out.token_types, int32_t{});
+    if (classes) view.sentence_order = {classes.data<int32_t>() + i, 1};
     const int64_t index = indices[static_cast<size_t>(i)];
     dataset.sample(index, view);
     check_sample(dataset, index, view, info.vocab_size, token_labels);
   }
+  if (classes) out.labels = classes;
   return out;
 }
 
@@ -71,6 +74,11 @@ void check_dataset(const Dataset& dataset, const models::ArchitectureInfo& info)
            "the data set's sequences of ", dataset.sequence_length(),
            " tokens are longer than the model's ", info.max_positions, " positions");
   DS_CHECK(dataset.sample_count() > 0, Code::kInvalidArgument, "the data set has no samples");
+  DS_CHECK(
+      info.head != models::Head::kClassification || dataset.fields().sentence_order,
+      Code::kInvalidArgument,
+      "the data set's labels are tokens, and the model predicts a class of a whole sample: a "
+      "data set of pairs is needed (kind mlm), whose order is the class, or labels of your own");
 }
 
 }  // namespace

@@ -51,6 +51,8 @@ Json Engine::rate_config() const {
 void Engine::load(const std::string& folder, const std::string& tag, const LoadOptions& options) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
   if (background_) background_->settle();
+  // The checkpoint is there when rank 0 has it, for those who read it themselves.
+  if (saving_together_) agree(context(), *comm_, "waiting for a save", [] {});
   const models::Model::Use use(*model_, models::Model::Use::Purpose::kLoad);
   if (!tag.empty()) {
     const std::string first = broadcast_text(context(), *comm_, tag);

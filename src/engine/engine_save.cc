@@ -1,9 +1,11 @@
 // Saving an engine: masters and moments by name, and every counter that a bitwise resume needs.
 #include <algorithm>
+#include <chrono>
 
 #include "base/log.h"
 #include "checkpoint/background_save.h"
 #include "checkpoint/listing.h"
+#include "checkpoint/rank_parts.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/writer.h"
 #include "engine/agreement.h"
@@ -105,16 +107,15 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   const std::string name = agreed_tag(tag);
   const std::vector<RankShare> shares = open_shares();
   CheckpointWriterOptions options = writer_options(folder, name, shares);
-  const bool later = background_ && comm_->size() == 1;
-  if (later) options.blob.hold = background_->buffers();
+  if (background_) options.blob.hold = background_->buffers();
 
   constexpr const char* kWhat = "saving a checkpoint";
   const bool first = comm_->rank() == 0;
-  std::unique_ptr<CheckpointWriter> writer;
-  std::unique_ptr<PartWriter> other;
+  std::shared_ptr<CheckpointWriter> writer;
+  std::shared_ptr<PartWriter> other;
   agree(ctx, *comm_, kWhat, [&] {
     if (!first) return;
-    writer = std::make_unique<CheckpointWriter>(options);
+    writer = std::make_shared<CheckpointWriter>(options);
     if (std::exchange(checked_folder_, folder) != folder) {
       warn_of_other_runs(folder, name, run_id_);
     }
@@ -125,17 +126,23 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   state.reduce_replicas();
   agree_on_fp8();
   std::string others_part;
+  std::optional<PartHandover> handover;
   agree(ctx, *comm_, kWhat, [&] {
-    if (!first) other = std::make_unique<PartWriter>(temporary, comm_->rank(), options.blob);
+    if (!first) other = std::make_shared<PartWriter>(temporary, comm_->rank(), options.blob);
     save_tensors(first ? writer->part() : *other);
     if (first) save_fp8(writer->part());
     if (first) save_counters(writer->part(), shares);
-    if (!first) others_part = encode_manifest(other->finish());
+    if (first) return;
+    if (background_) {
+      handover.emplace(temporary, comm_->rank());
+    } else {
+      others_part = encode_manifest(other->finish());
+    }
   });
-  const std::vector<std::string> parts = gather_texts(ctx, *comm_, others_part);
-  if (later) {
-    background_->start(std::move(writer), name);
+  if (background_) {
+    save_beside_training(std::move(writer), std::move(other), handover, name);
   } else {
+    const std::vector<std::string> parts = gather_texts(ctx, *comm_, others_part);
     agree(ctx, *comm_, kWhat, [&] {
       if (!first) return;
       for (size_t rank = 1; rank < parts.size(); ++rank) {
@@ -146,6 +153,34 @@ void Engine::save(const std::string& folder, const std::string& tag) {
     });
   }
   monitors_->sync();
+}
+
+// Every rank has taken its copy; what is left to do needs none of the others' calls.
+void Engine::save_beside_training(std::shared_ptr<CheckpointWriter> writer,
+                                  std::shared_ptr<PartWriter> other,
+                                  const std::optional<PartHandover>& handover,
+                                  const std::string& tag) {
+  saving_together_ = comm_->size() > 1;
+  if (!writer) {
+    const PartHandover to = *handover;
+    return background_->start([other = std::move(other), to] { to.finish(*other); }, tag);
+  }
+  background_->start(
+      [writer = std::move(writer), comm = comm_] {
+        // A group that has ended well may still write its parts; one that failed will not.
+        const auto latest = std::chrono::steady_clock::now() + comm->deadline();
+        const auto given_up = [&] {
+          using State = Communicator::State;
+          const State state = comm->state();
+          return state == State::kAborted || state == State::kFailed ||
+                 std::chrono::steady_clock::now() > latest;
+        };
+        for (const Manifest& part : take_parts(writer->temporary(), comm->size(), given_up)) {
+          writer->merge(part);
+        }
+        writer->commit();
+      },
+      tag);
 }
 
 // What this rank saves of a parameter: what it owns or, where everybody owns everything, an equal
@@ -235,7 +270,10 @@ void Engine::save_counters(PartWriter& part, const std::vector<RankShare>& share
 }
 
 void Engine::wait_for_save() {
-  if (background_) background_->wait();
+  if (!background_) return;
+  if (!std::exchange(saving_together_, false)) return background_->wait();
+  // It is there when rank 0 says so, and failed on all when it failed on one.
+  agree(context(), *comm_, "saving a checkpoint", [&] { background_->wait(); });
 }
 
 }  // namespace ds

@@ -7,6 +7,7 @@
 #include "comm/transport.h"
 #include "config/auto_values.h"
 #include "engine/plan_gathers.h"
+#include "engine/recompute.h"
 #include "engine/share_options.h"
 #include "models/architecture.h"
 #include "nn/fp8.h"
@@ -267,9 +268,13 @@ class Planner {
     }
     if (info.output != nn::kNoParam) width = shapes_.parameters[info.output].shape.sizes()[1];
     int64_t kept = widths;
-    if (config_.activation_checkpointing.enabled && info.layers > 0) {
-      const int64_t segments = std::clamp<int64_t>(
-          config_.activation_checkpointing.segments.value_or(info.layers), 1, info.layers);
+    const models::Recompute recompute = recompute_of(config_.activation_checkpointing, info);
+    if (recompute.every > 0) {
+      const int64_t again = info.layers / recompute.every;
+      kept = widths * (info.layers - again) / info.layers + again * width;
+      kept += widths / info.layers;  // of the block that runs again
+    } else if (recompute.segments > 0 && info.layers > 0) {
+      const int64_t segments = std::min<int64_t>(recompute.segments, info.layers);
       kept = widths / segments + segments * width;
     }
     return tokens * (kept * item() + info.outputs() * item());
@@ -407,13 +412,14 @@ class Planner {
   }
 
   void add_gathers(Json& out) const {
-    const bool segmented = config_.activation_checkpointing.enabled;
-    const int64_t segments =
-        segmented ? config_.activation_checkpointing.segments.value_or(shapes_.layers) : 0;
+    models::Recompute recompute;
+    if (shapes_.architecture) {
+      recompute = recompute_of(config_.activation_checkpointing, shapes_.architecture->info());
+    }
     const GatherCounts counts = count_gathers(
         *layout_, share_.gather, type_,
         [this](const zero::Bucket& bucket) { return gathered_bytes(bucket); },
-        share_.groups.secondary > 1, record_uses(model_, shapes_.parameters, type_, segments),
+        share_.groups.secondary > 1, record_uses(model_, shapes_.parameters, type_, recompute),
         config_.batch.accumulation);
     Traffic weights, near;
     add_pieces(weights, counts.all.bytes, 1, shard_);

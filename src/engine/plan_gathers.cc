@@ -144,7 +144,7 @@ bool same_names(const nn::ParameterSet& a, const nn::ParameterSet& b) {
 }
 
 std::vector<WeightUse> run_small(const models::Architecture& architecture, DType type,
-                                 int64_t segments) {
+                                 const models::Recompute& recompute) {
   ThreadPool pool(1);
   const OpContext ctx{make_cpu_device(), &pool};
   UseRecorder recorder(ctx, architecture.parameters(), type);
@@ -157,7 +157,7 @@ std::vector<WeightUse> run_small(const models::Architecture& architecture, DType
       models::loss_labels(ctx, models::blank_labels(ctx, 1, 2, info), batch.ids, info);
   nn::Tape tape(ctx, recorder, {});
   models::ForwardOptions options;
-  options.checkpoint_segments = segments;
+  options.recompute = recompute;
   int64_t counted = 0;
   const nn::Value loss = nn::mean_loss(tape, architecture.logits(tape, batch, options), labels,
                                        info.outputs(), info.loss, counted);
@@ -171,13 +171,13 @@ std::vector<WeightUse> run_small(const models::Architecture& architecture, DType
 }  // namespace
 
 std::vector<WeightUse> record_uses(const Json& model, const nn::ParameterSet& parameters,
-                                   DType compute_type, int64_t segments) {
+                                   DType compute_type, const models::Recompute& recompute) {
   if (model.is_object() && !model.contains("parameters")) {
     try {
       const auto small = models::build_architecture(shrunk(model));
       if (small->info().head != models::Head::kNone &&
           same_names(small->parameters(), parameters)) {
-        return run_small(*small, compute_type, segments);
+        return run_small(*small, compute_type, recompute);
       }
     } catch (const Error&) {
       // A configuration that allows no small sizes.

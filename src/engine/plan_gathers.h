@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "models/architecture.h"
 #include "nn/parameter.h"
 #include "zero/flat_layout.h"
 #include "zero/weight_gatherer.h"
@@ -21,9 +22,9 @@ struct WeightUse {
 
 // The uses of one forward and backward, recorded from a model of the same layers with the smallest
 // sizes. Where none can be made of the configuration, or there is none: parameters in their order,
-// and back. `segments` as in models::ForwardOptions.
+// and back.
 std::vector<WeightUse> record_uses(const Json& model, const nn::ParameterSet& parameters,
-                                   DType compute_type, int64_t segments);
+                                   DType compute_type, const models::Recompute& recompute);
 
 // Of one way in which weights travel, per optimizer step.
 struct GatherCount {

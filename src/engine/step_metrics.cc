@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "engine/recompute.h"
 
 namespace ds {
 namespace {
@@ -35,7 +36,7 @@ DecoderShape decoder_shape(const Config& config, const models::Model& model) {
   shape.kv_heads = info.kv_heads;
   shape.vocab = info.vocab_size;
   shape.gated = type == "llama" || type == "mistral" || type == "qwen2";
-  shape.recompute = config.activation_checkpointing.enabled;
+  shape.recomputed = recompute_of(config.activation_checkpointing, info).share(info.layers);
   return shape;
 }
 

@@ -26,7 +26,8 @@ constexpr std::array kFamilies = {
     Family{"gpt_neox", "GPTNeoXForCausalLM", make_gpt_neox},
     Family{"bert", "BertModel", make_bert},
     Family{"bert", "BertForMaskedLM", make_bert_masked_lm},
-    Family{"bert", "BertForSequenceClassification", make_bert_classifier}};
+    Family{"bert", "BertForSequenceClassification", make_bert_classifier},
+    Family{"bert", "BertForNextSentencePrediction", make_bert_order}};
 
 std::string known_of(bool types) {
   std::vector<std::string> names;

@@ -34,10 +34,24 @@ enum class Head {
   kNone,            // an encoder: hidden states only
 };
 
+// Which blocks run again in backward instead of keeping their activations; by default none.
+struct Recompute {
+  int64_t segments = 0;  // all of them, in so many groups
+  int64_t every = 0;     // instead: every so-many-th block, on its own
+
+  // Whether block `index` does, with `every`.
+  bool alone(int64_t index) const { return every > 0 && (index + 1) % every == 0; }
+  // Of all blocks.
+  double share(int64_t layers) const {
+    if (every > 0) return static_cast<double>(layers / every) / static_cast<double>(layers);
+    return segments > 0 ? 1 : 0;
+  }
+};
+
 struct ForwardOptions {
-  int64_t checkpoint_segments = 0;  // recompute blocks in so many groups; 0 = keep activations
-  nn::KvCache* cache = nullptr;     // decoding: the tokens follow those in the cache
-  bool last_only = false;           // logits of the last position alone
+  Recompute recompute = {};
+  nn::KvCache* cache = nullptr;  // decoding: the tokens follow those in the cache
+  bool last_only = false;        // logits of the last position alone
   // Rows of a language model's logits may be padded (nn::linear_padded): the caller goes by
   // info().outputs().
   bool padded_logits = false;

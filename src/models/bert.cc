@@ -84,8 +84,8 @@ BertConfig parse(const Json& config) {
 
 class Bert : public FamilyBase {
  public:
-  Bert(const Json& config, Head head, const char* architecture)
-      : FamilyBase(config, "bert", architecture), c_(parse(config)) {
+  Bert(const Json& config, Head head, const char* architecture, bool order = false)
+      : FamilyBase(config, "bert", architecture), c_(parse(config)), order_(order) {
     config_["tie_word_embeddings"] = c_.tied;
     const double std = c_.initializer_range;
     const int64_t w = c_.width;
@@ -117,7 +117,11 @@ class Bert : public FamilyBase {
       head_.bias = vector("cls.predictions.bias", c_.vocab_size, nn::Init::kZeros,
                           {"cls.predictions.decoder.bias"});
     }
-    if (head == Head::kClassification) {
+    if (order) {
+      head_.weight = output_matrix("cls.seq_relationship.weight", 2, w, std);
+      head_.bias = vector("cls.seq_relationship.bias", 2, nn::Init::kZeros);
+      info_.classes = 2;
+    } else if (head == Head::kClassification) {
       head_.weight = output_matrix("classifier.weight", c_.classes, w, std);
       head_.bias = vector("classifier.bias", c_.classes, nn::Init::kZeros);
       DS_CHECK(c_.classes > 1 || c_.loss != nn::LossKind::kCrossEntropy, Code::kConfig,
@@ -167,6 +171,7 @@ class Bert : public FamilyBase {
     }
     const Value first = nn::select_position(tape, x, 0);
     const Value pooled = apply(tape, first, pooler_, ops::Activation::kTanh);
+    if (order_) return apply(tape, pooled, head_);
     return apply(tape, nn::dropout(tape, pooled, c_.classifier_dropout), head_);
   }
 
@@ -227,6 +232,7 @@ class Bert : public FamilyBase {
   }
 
   BertConfig c_;
+  const bool order_;  // the head tells the order of two texts
   std::vector<Block> blocks_;
   Projection norm_, pooler_, transform_, transform_norm_, head_;
   ParamId words_, positions_, types_;
@@ -244,6 +250,11 @@ std::unique_ptr<Architecture> make_bert_masked_lm(const Json& config) {
 
 std::unique_ptr<Architecture> make_bert_classifier(const Json& config) {
   return std::make_unique<Bert>(config, Head::kClassification, "BertForSequenceClassification");
+}
+
+std::unique_ptr<Architecture> make_bert_order(const Json& config) {
+  return std::make_unique<Bert>(config, Head::kClassification, "BertForNextSentencePrediction",
+                                true);
 }
 
 }  // namespace ds::models

@@ -18,25 +18,35 @@ std::optional<ops::Gelu> gelu_of(ops::Activation kind) {
 
 }  // namespace
 
+namespace {
+
+// Blocks [begin, end), whose activations backward makes again.
+Stream recomputed(Tape& tape, const Stream& s, int64_t begin, int64_t end, const BlockFn& block) {
+  const auto body = [block, begin, end](Tape& t, std::span<const Value> in) {
+    Stream inner{in[0], in.size() > 1 ? in[1] : Value()};
+    for (int64_t i = begin; i < end; ++i) inner = block(t, inner, i);
+    std::vector<Value> out{inner.x};
+    if (inner.residual) out.push_back(inner.residual);
+    return out;
+  };
+  std::vector<Value> inputs{s.x};
+  if (s.residual) inputs.push_back(s.residual);
+  const std::vector<Value> outputs = tape.checkpoint(inputs, body);
+  return {outputs[0], outputs.size() > 1 ? outputs[1] : Value()};
+}
+
+}  // namespace
+
 Stream run_blocks(Tape& tape, Stream s, int64_t layers, int64_t tokens,
                   const ForwardOptions& options, const BlockFn& block) {
-  const int64_t segments = tape.recording() ? std::min(options.checkpoint_segments, layers) : 0;
-  if (segments <= 0) {
-    for (int64_t i = 0; i < layers; ++i) s = block(tape, s, i);
-  }
+  const Recompute recompute = tape.recording() ? options.recompute : Recompute{};
+  const int64_t segments = recompute.every > 0 ? 0 : std::min(recompute.segments, layers);
   for (int64_t segment = 0; segment < segments; ++segment) {
     const int64_t begin = segment * layers / segments, end = (segment + 1) * layers / segments;
-    const auto body = [block, begin, end](Tape& t, std::span<const Value> in) {
-      Stream inner{in[0], in.size() > 1 ? in[1] : Value()};
-      for (int64_t i = begin; i < end; ++i) inner = block(t, inner, i);
-      std::vector<Value> out{inner.x};
-      if (inner.residual) out.push_back(inner.residual);
-      return out;
-    };
-    std::vector<Value> inputs{s.x};
-    if (s.residual) inputs.push_back(s.residual);
-    const std::vector<Value> outputs = tape.checkpoint(inputs, body);
-    s = {outputs[0], outputs.size() > 1 ? outputs[1] : Value()};
+    s = recomputed(tape, s, begin, end, block);
+  }
+  for (int64_t i = 0; i < layers && segments <= 0; ++i) {
+    s = recompute.alone(i) ? recomputed(tape, s, i, i + 1, block) : block(tape, s, i);
   }
   if (options.cache != nullptr) options.cache->advance(tokens);
   return s;

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "base/pattern.h"
 #include "base/text.h"
 #include "ops/elementwise.h"
 #include "tensor/transfer.h"
@@ -10,6 +11,34 @@ namespace ds::models {
 namespace {
 
 constexpr std::array<std::string_view, 4> kFormNames{"fp32", "bf16", "int8", "int4"};
+
+// How the matrix of a linear layer is quantised; nothing: it is not.
+std::optional<ops::QuantizeOptions> quantized_form(const InferenceOptions& options,
+                                                   const std::string& name) {
+  WeightOverride form{"", options.weights, options.group_size, options.symmetric};
+  for (const WeightOverride& other : options.overrides) {
+    if (matches_pattern(other.match, name)) form = other;
+  }
+  if (form.weights != WeightForm::kInt8 && form.weights != WeightForm::kInt4) return std::nullopt;
+  const bool four = form.weights == WeightForm::kInt4;
+  return ops::QuantizeOptions{four ? 4 : 8, form.group_size, !four || form.symmetric};
+}
+
+void check_overrides(const InferenceOptions& options, const nn::ParameterSet& parameters,
+                     nn::ParamId output) {
+  for (const WeightOverride& override : options.overrides) {
+    DS_CHECK(options.weights != WeightForm::kFloat32 && override.weights != WeightForm::kFloat32,
+             Code::kInvalidArgument, "weights of ", printable(override.match),
+             " cannot differ by fp32: activations are fp32 with it and bf16 with other forms");
+    bool found = false;
+    for (nn::ParamId id = 0; id < parameters.size() && !found; ++id) {
+      found = (parameters[id].projection || id == output) &&
+              matches_pattern(override.match, parameters[id].name);
+    }
+    DS_CHECK(found, Code::kInvalidArgument, "no matrix of a linear layer is named ",
+             printable(override.match), ", for which a form of weights is given");
+  }
+}
 
 }  // namespace
 
@@ -29,12 +58,7 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet&
     : parameters_(parameters),
       options_(options),
       compute_type_(options.weights == WeightForm::kFloat32 ? DType::kFloat32 : DType::kBFloat16) {
-  const bool quantises =
-      options.weights == WeightForm::kInt8 || options.weights == WeightForm::kInt4;
-  ops::QuantizeOptions form;
-  form.bits = options.weights == WeightForm::kInt4 ? 4 : 8;
-  form.group_size = options.group_size;
-  form.symmetric = form.bits == 8 || options.symmetric;
+  check_overrides(options, parameters_, output);
   for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
     const nn::Parameter& p = parameters_[id];
     const Tensor master = from.read_master(ctx, id);
@@ -42,9 +66,10 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet&
     // A matrix that has other names too is a table as well: rows are looked up in the dense form.
     const bool looked_up = p.shape.dims() == 2 && (!product || !p.aliases.empty());
     Held held;
-    if (product && quantises) {
+    const auto form = product ? quantized_form(options, p.name) : std::nullopt;
+    if (form) {
       try {
-        held.quantized = ops::quantize(ctx, master, form);
+        held.quantized = ops::quantize(ctx, master, *form);
       } catch (const Error& error) {
         fail(error.code(), p.name, ": ", error.what());
       }
@@ -60,6 +85,7 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet&
     const int64_t dense = held.dense ? held.dense.bytes() : 0;
     const int64_t codes = held.quantized ? held.quantized->bytes() : 0;
     bytes_ += dense + codes;
+    float_bytes_ += p.shape.elements() * dtype_size(DType::kFloat32);
     if (product || p.shape.dims() != 2) bytes_per_token_ += codes > 0 ? codes : dense;
     held_.push_back(std::move(held));
   }
@@ -95,6 +121,7 @@ InferenceReport InferenceWeights::report() const {
   out.symmetric = options_.weights != WeightForm::kInt4 || options_.symmetric;
   out.bytes = bytes_;
   out.bytes_per_token = bytes_per_token_;
+  out.bytes_saved = float_bytes_ - bytes_;
   return out;
 }
 

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "zero/parameter_state.h"
 
@@ -12,11 +13,20 @@ namespace ds::models {
 // fp32 weights and bf16 otherwise.
 enum class WeightForm { kFloat32, kBFloat16, kInt8, kInt4 };
 
+// Another form for the matrices of some layers; with any form but fp32 for the rest.
+struct WeightOverride {
+  std::string match;  // names of parameters; * is any text, ? any character
+  WeightForm weights = WeightForm::kBFloat16;
+  int64_t group_size = 64;
+  bool symmetric = true;
+};
+
 struct InferenceOptions {
   WeightForm weights = WeightForm::kBFloat16;
   int64_t group_size = 64;  // of int8 and int4: elements that share a scale; 0 = a row's
   bool symmetric = true;    // of int4: false adds a minimum per group
   int threads = 0;          // 0 = the CPUs this process may run on
+  std::vector<WeightOverride> overrides = {};  // the last one that matches counts
 };
 
 std::string_view weight_form_name(WeightForm form);
@@ -32,6 +42,7 @@ struct InferenceReport {
   int threads = 0;
   int64_t bytes = 0;
   int64_t bytes_per_token = 0;
+  int64_t bytes_saved = 0;  // of those that the parameters take in fp32
 };
 
 class InferenceWeights final : public nn::ParameterStore {
@@ -69,6 +80,7 @@ class InferenceWeights final : public nn::ParameterStore {
   std::vector<Held> held_;
   int64_t bytes_ = 0;
   int64_t bytes_per_token_ = 0;
+  int64_t float_bytes_ = 0;  // of the same in fp32
 };
 
 }  // namespace ds::models

@@ -13,7 +13,7 @@ double megatron_flops(const DecoderShape& shape, int64_t batch, int64_t length, 
   const double ffn = b * l * (shape.gated ? 3 : 2) * static_cast<double>(shape.ffn) * h * s;
   const double logits = b * static_cast<double>(shape.vocab) * h * s;
   const double forward = projections + scores + ffn + logits;
-  return 2 * forward * (shape.recompute ? 4 : 3);
+  return 2 * forward * (3 + shape.recomputed);
 }
 
 }  // namespace ds

@@ -18,8 +18,8 @@ struct DecoderShape {
   int64_t kv_heads = 0;
   int64_t ffn = 0;
   int64_t vocab = 0;
-  bool gated = false;      // SwiGLU: three matrices instead of two
-  bool recompute = false;  // full activation checkpointing repeats the forward pass
+  bool gated = false;     // SwiGLU: three matrices instead of two
+  double recomputed = 0;  // share of the forward pass that activation checkpointing repeats
   // Valid when every size is there.
   explicit operator bool() const {
     return layers > 0 && hidden > 0 && heads > 0 && kv_heads > 0 && ffn > 0 && vocab > 0;

@@ -249,6 +249,69 @@ std::vector<Call> tensor_calls() {
          a[1] = world.list = scales;
          a[2] = world.tensor;
        }},
+      {"ds_tensor_quantize_groups",
+       {in(kTensor, "tensor"), out(kTensor, "out_codes"), out(kTensor, "out_scales")},
+       [](const Arguments& a) {
+         return ds_tensor_quantize_groups(p<ds_tensor>(a, 0), 8, 4, 1, 3, p<ds_tensor*>(a, 1),
+                                          p<ds_tensor*>(a, 2));
+       }},
+      {"ds_tensor_dequantize_groups",
+       {in(kTensor, "codes"), in(kTensor, "scales"), in(kTensor, "output")},
+       [](const Arguments& a) {
+         return ds_tensor_dequantize_groups(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1), 8, 4,
+                                            p<ds_tensor>(a, 2));
+       },
+       [](World& world, Arguments& a) {
+         ds_tensor *codes = nullptr, *scales = nullptr;
+         EXPECT_DS_OK(ds_tensor_quantize_groups(world.tensor, 8, 4, 0, -1, &codes, &scales));
+         ds_tensor_destroy(world.ids);
+         ds_tensor_destroy(world.list);
+         a[0] = world.ids = codes;
+         a[1] = world.list = scales;
+         a[2] = world.tensor;
+       }},
+      {"ds_tensor_fake_quantize",
+       {in(kTensor, "tensor"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_tensor_fake_quantize(p<ds_tensor>(a, 0), 4, 2, 0, -1, p<ds_tensor*>(a, 1));
+       }},
+      {"ds_tensor_softmax",
+       {in(kTensor, "scores"), maybe(kTensor, "mask"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_tensor_softmax(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1), 0.5, 1,
+                                  p<ds_tensor*>(a, 2));
+       },
+       [](World&, Arguments& a) { a[1] = nullptr; }},
+      {"ds_tensor_softmax_backward",
+       {in(kTensor, "softmax"), in(kTensor, "gradient"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_tensor_softmax_backward(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1), 0.5,
+                                           p<ds_tensor*>(a, 2));
+       }},
+      {"ds_tensor_split_heads",
+       {in(kTensor, "packed"), maybe(kTensor, "bias"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_tensor_split_heads(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1), 1, 1,
+                                      p<ds_tensor*>(a, 2));
+       },
+       [](World& world, Arguments& a) {
+         const int64_t shape[] = {1, 2, 3};
+         ds_tensor_destroy(world.list);
+         EXPECT_DS_OK(ds_tensor_create(DS_FLOAT32, shape, 3, &world.list));
+         a[0] = world.list;
+         a[1] = nullptr;
+       }},
+      {"ds_tensor_merge_heads",
+       {in(kTensor, "split"), out(kTensor, "out_tensor")},
+       [](const Arguments& a) {
+         return ds_tensor_merge_heads(p<ds_tensor>(a, 0), p<ds_tensor*>(a, 1));
+       },
+       [](World& world, Arguments& a) {
+         const int64_t shape[] = {1, 1, 2, 3, 1};
+         ds_tensor_destroy(world.list);
+         EXPECT_DS_OK(ds_tensor_create(DS_FLOAT32, shape, 5, &world.list));
+         a[0] = world.list;
+       }},
       {"ds_tensor_read",
        {in(kTensor, "tensor"), pointer("buffer")},
        [](const Arguments& a) {

@@ -1,6 +1,7 @@
 // Tokenizers and data sets through the C ABI: good use, and documents and tensors that are wrong.
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -200,6 +201,58 @@ TEST(CapiDataset, FromTextAndFromPrefixAreTheSame) {
   ds_dataset_destroy(from_prefix);
 }
 
+std::vector<int32_t> field(ds_dataset* dataset, int64_t index, const char* name) {
+  ds_tensor* out = nullptr;
+  EXPECT_DS_OK(ds_dataset_field(dataset, index, name, &out));
+  return out == nullptr ? std::vector<int32_t>() : read_ids(out);
+}
+
+// Megatron's options for documents that share a sample.
+TEST(CapiDataset, DocumentsAreKeptApart) {
+  const World world;
+  const std::string spec = ds::str_cat(
+      R"({"path": ")", world.folder.file("text.txt"),
+      R"(", "sequence_length": 64, "eod_id": 32, "eod_mask_loss": true, "reset_position_ids": true,)",
+      R"( "reset_attention_mask": true})");
+  ds_dataset* data = nullptr;
+  ASSERT_DS_OK(ds_dataset_open(spec.c_str(), nullptr, &data));
+  const auto ids = field(data, 0, "ids"), labels = field(data, 0, "labels"),
+             segments = field(data, 0, "segments");
+  ASSERT_EQ(segments.size(), 64u);
+  ASSERT_EQ(segments[0], 0);
+  int ends = 0;
+  for (size_t t = 0; t + 1 < ids.size(); ++t) {
+    const bool end = ids[t] == ' ';
+    ends += end;
+    EXPECT_EQ(labels[t], end ? -100 : ids[t + 1]);
+    EXPECT_EQ(segments[t + 1], segments[t] + (end ? 1 : 0));
+  }
+  EXPECT_GT(ends, 2);
+  ds_tensor* none = nullptr;
+  EXPECT_EQ(ds_dataset_field(data, 0, "sentence_order", &none), DS_ERR_NOT_FOUND);
+  ds_dataset_destroy(data);
+}
+
+TEST(CapiDataset, MergesPrefixes) {
+  const World world;
+  const std::string one = world.folder.file("one"), both = world.folder.file("both");
+  ASSERT_DS_OK(
+      ds_dataset_build(world.folder.file("text.txt").c_str(), world.tokenizer, 0, one.c_str()));
+  const std::string twice = ds::str_cat("[\"", one, "\", \"", one, "\"]");
+  ASSERT_DS_OK(ds_dataset_merge(twice.c_str(), both.c_str()));
+  const auto size = [](const std::string& path) { return std::filesystem::file_size(path); };
+  EXPECT_EQ(size(both + ".bin"), 2 * size(one + ".bin"));
+  const auto refused = [&](const std::string& inputs, ds_status status, const char* text) {
+    EXPECT_EQ(ds_dataset_merge(inputs.c_str(), both.c_str()), status) << inputs;
+    EXPECT_THAT(ds_last_error_message(), HasSubstr(text));
+  };
+  for (const char* const wrong : {"", "[", "{}", "[]", "\"a\"", "[1]", "[\"\"]"}) {
+    refused(wrong, DS_ERR_INVALID_ARGUMENT, "inputs_json");
+  }
+  refused("[\"/no/such\"]", DS_ERR_NOT_FOUND, "/no/such.idx");
+  refused(ds::str_cat("[\"", both, "\"]"), DS_ERR_INVALID_ARGUMENT, "cannot be its output");
+}
+
 TEST(CapiDataset, RefusesOddSpecifications) {
   const World world;
   const std::string path = world.folder.file("text.txt");
@@ -224,6 +277,10 @@ TEST(CapiDataset, RefusesOddSpecifications) {
        "no data for the train part"},
       {R"("path": "$", "sequence_length": 8, "part": "validation")", DS_ERR_CONFIG, "/part"},
       {R"("path": "$", "sequence_lenght": 8)", DS_ERR_CONFIG, "sequence_length"},
+      {R"("path": "$", "sequence_length": 8, "reset_position_ids": true)", DS_ERR_CONFIG,
+       "go together"},
+      {R"("path": "$", "sequence_length": 8, "eod_mask_loss": true)", DS_ERR_CONFIG, "/eod_id"},
+      {R"("path": "$", "sequence_length": 8, "eod_id": -1)", DS_ERR_CONFIG, "/eod_id"},
       {R"("path": "/no/such/file", "sequence_length": 8)", DS_ERR_NOT_FOUND, "/no/such/file"},
       {R"("path": "$", "sequence_length": 1000000)", DS_ERR_INVALID_ARGUMENT, "tokens"},
   };

@@ -98,6 +98,14 @@ TEST_F(CapiInference, HostileOptionsAreRefusedByName) {
       {"{\"weights\": \"bf16\", \"threads\": -1}", DS_ERR_CONFIG, "/threads"},
       {"{\"weights\": \"bf16\", \"threads\": 100000000}", DS_ERR_CONFIG, "/threads"},
       {"{\"weights\": \"bf16\", \"symmetric\": 1}", DS_ERR_CONFIG, "/symmetric"},
+      {R"({"weights": "int8", "overrides": [{"weights": "int4"}]})", DS_ERR_CONFIG, "match"},
+      {R"({"weights": "int8", "overrides": [{"match": "x"}]})", DS_ERR_INVALID_ARGUMENT,
+       "no matrix of a linear layer is named"},
+      {R"({"weights": "int8", "overrides": [{"match": "*", "weights": "fp32"}]})",
+       DS_ERR_INVALID_ARGUMENT, "cannot differ by fp32"},
+      {R"({"weights": "int8", "overrides": [{"match": "*", "group_size": 9}]})", DS_ERR_CONFIG,
+       "/overrides/0/group_size"},
+      {R"({"overrides": []})", DS_ERR_CONFIG, "/overrides"},
       {"[]", DS_ERR_CONFIG, "object"},
       {"{", DS_ERR_CONFIG, "generator options"},
   };
@@ -124,6 +132,8 @@ TEST_F(CapiInference, FormsAreToldBack) {
   EXPECT_GE(info.threads, 1);
   EXPECT_EQ(info.bytes, 2 * info_of(world_.model).elements);
   EXPECT_LT(info.bytes_per_token, info.bytes);
+  EXPECT_EQ(info.bytes_saved, info.bytes) << "half of fp32";
+  EXPECT_EQ(info_of_generator(world_.generator).bytes_saved, 0);
   ds_generator_destroy(half);
   ds_generator* const codes =
       prepare(world_.model, R"({"weights": "int4", "group_size": 32, "symmetric": false})");
@@ -131,7 +141,14 @@ TEST_F(CapiInference, FormsAreToldBack) {
   EXPECT_EQ(info.weights, DS_WEIGHTS_INT4);
   EXPECT_EQ(info.group_size, 32);
   EXPECT_EQ(info.symmetric, 0);
+  EXPECT_EQ(info.bytes_saved, 4 * info_of(world_.model).elements - info.bytes);
   ds_generator_destroy(codes);
+  // Some layers in another form: more bytes than int4 for all.
+  ds_generator* const mixed = prepare(world_.model, R"({"weights": "int4", "group_size": 32,
+      "symmetric": false, "overrides": [{"match": "h.0.*", "weights": "int8", "group_size": 16}]})");
+  EXPECT_GT(info_of_generator(mixed).bytes, info.bytes);
+  EXPECT_EQ(info_of_generator(mixed).weights, DS_WEIGHTS_INT4);
+  ds_generator_destroy(mixed);
 }
 
 // A prepared copy runs by itself: what becomes of the model is not its business, nor the other way.

@@ -175,6 +175,43 @@ TEST(Coalesced, EqualTheSingleOnesBitForBit) {
   }
 }
 
+// Tensors that the ranks do not divide are padded by the caller: what comes back of all pieces is
+// what an all-reduce of the tensor alone gives, and zeros behind it. Whole numbers, so all is
+// exact.
+TEST(Coalesced, PaddedTailsEqualTheTensorsAlone) {
+  run_ranks(3, [&](Comm& comm) {
+    const int64_t world = comm.size();
+    std::vector<Tensor> wide, pieces, whole, alone;
+    std::vector<const Tensor*> inputs, outputs, gathered, own;
+    for (const int64_t n : {7, 1, 3, 20}) {
+      const int64_t piece = (n + world - 1) / world;
+      std::vector<float> x(static_cast<size_t>(piece * world), 0.0f);
+      for (int64_t i = 0; i < n; ++i) {
+        x[static_cast<size_t>(i)] = static_cast<float>(100 * n + 10 * comm.rank() + i);
+      }
+      wide.push_back(Tensor::from(x));
+      pieces.emplace_back(DS_FLOAT32, std::vector<int64_t>{piece});
+      whole.emplace_back(DS_FLOAT32, std::vector<int64_t>{piece * world});
+      x.resize(static_cast<size_t>(n));
+      alone.push_back(Tensor::from(x));
+      comm.all_reduce(alone.back(), DS_REDUCE_SUM);
+    }
+    for (size_t i = 0; i < wide.size(); ++i) {
+      inputs.push_back(&wide[i]);
+      outputs.push_back(&pieces[i]);
+      gathered.push_back(&whole[i]);
+      own.push_back(&pieces[i]);
+    }
+    comm.reduce_scatter(outputs, inputs, DS_REDUCE_SUM);
+    comm.all_gather(gathered, own);
+    for (size_t i = 0; i < whole.size(); ++i) {
+      std::vector<float> expected = alone[i].to_vector<float>();
+      expected.resize(static_cast<size_t>(whole[i].elements()), 0.0f);
+      EXPECT_EQ(whole[i].to_vector<float>(), expected) << "tensor " << i;
+    }
+  });
+}
+
 TEST(Coalesced, SizesAreChecked) {
   World world;
   ds_tensor* const two[] = {world.tensor, world.ids};

@@ -2,10 +2,12 @@
 import json
 import math
 import random
+import re
 import struct
 import unittest
 
 from cli_case import CONFIG, MODEL, CliCase
+from direct_gpt2 import Gpt2
 
 LENGTH = MODEL["n_positions"]  # 32
 
@@ -127,6 +129,84 @@ class Perplexity(Eval):
                 self.assertRegex(done.error, r"\Ads: error: [^\n]+\n\Z")
                 for word in words:
                     self.assertIn(word, done.error)
+
+
+class DirectScript(Eval):
+    """The same numbers from the formulas of the model, in a few lines of Python."""
+
+    def setUp(self):
+        super().setUp()
+        self.model(30)
+        self.ds("export", "out", "exported")
+        self.direct = Gpt2(self.folder / "exported", MODEL)
+
+    def test_perplexity(self):
+        ids = list((self.folder / "text.txt").read_bytes()[200:200 + 2 * LENGTH + 1])
+        self.write("part.txt", bytes(ids).decode())
+        # Windows side by side: the first has the tokens up to LENGTH, the second begins there.
+        loss = self.direct.loss(ids[:LENGTH + 1], 1) + self.direct.loss(ids[LENGTH:], 1)
+        result = self.eval("--data", "part.txt", "--overlap", LENGTH)
+        self.assertEqual(result["targets"], 2 * LENGTH)
+        self.assertAlmostEqual(result["loss"], loss / (2 * LENGTH), delta=2e-6)
+        self.assertAlmostEqual(result["ppl"], math.exp(loss / (2 * LENGTH)), delta=1e-4)
+
+    def test_accuracy_of_last_words(self):
+        # What the model itself would write is right, a letter of another kind is not.
+        texts, right = [], 0
+        for start in ("In no event shall the", "You may add Your own", "of this License as"):
+            ids = list(start.encode()) + [ord(" ")]
+            row = self.direct.logits(ids)[-1]
+            letters = sorted(range(97, 123), key=row.__getitem__)
+            for letter in (letters[-1], letters[0]):
+                texts.append(bytes(ids + [letter]).decode())
+                right += self.direct.likeliest(ids + [letter], len(ids) - 1)
+        self.write("words.jsonl", "".join(json.dumps({"text": t}) + "\n" for t in texts))
+        result = self.eval("--data", "words.jsonl", "--task", "last-word")
+        self.assertEqual((result["correct"], result["total"]), (right, 6))
+        self.assertEqual(result["accuracy"], right / 6)
+
+
+class WikiText(Eval):
+    # As the corpus is published: headings, numbers and punctuation between blanks.
+    TEXT = (" \n = Valkyria Chronicles III = \n \n Senjō no Valkyria 3 : Unrecorded ( Japanese : x ,"
+            " lit . Valkyria ) is a game @-@ like work of 1 @,@ 200 @.@ 5 parts . \" It ' s \" [ sic ]"
+            " { a b } the players ' choice ; he said ' no ' ! Really ? N units at 20 ° C , John 's .\n"
+            " = = Gameplay = = \n \n = = = = Deep = = = = \n the end of the ( unfinished \n")
+
+    def expected(self, text):
+        text = text.replace("s '", "s'")
+        for from_, to in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")):
+            text = text.replace(from_, to)
+        for mark in ":;.!?,":
+            text = text.replace(f" {mark} ", f"{mark} ")
+        for pattern, to in ((r"\(\s*([^)]*?)\s*\)", r"(\1)"), (r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
+                            (r"{\s*([^}]*?)\s*}", r"{\1}"), (r'"\s*([^"]*?)\s*"', r'"\1"'),
+                            (r"'\s*([^']*?)\s*'", r"'\1'")):
+            text = re.sub(pattern, to, text)
+        for from_, to in (("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°"),
+                          (" \n", "\n"), ("\n ", "\n"), (" N ", " 1 "), (" 's", "'s")):
+            text = text.replace(from_, to)
+        return text
+
+    def test_the_detokenised_text_is_scored(self):
+        self.model(2)
+        rng = random.Random(11)
+        pieces = self.TEXT.split(" ")
+        for text in (self.TEXT, " ".join(rng.choice(pieces) for _ in range(300))):
+            self.write("wiki.txt", text)
+            self.write("plain.txt", self.expected(text))
+            wiki = self.eval("--data", "wiki.txt", "--detokenize", "wikitext")
+            plain = self.eval("--data", "plain.txt")
+            self.assertEqual((wiki["tokens"], wiki["loss"]), (plain["tokens"], plain["loss"]))
+            words = len(text.strip().split(" "))
+            self.assertEqual(wiki["words"], words)
+            self.assertAlmostEqual(wiki["token_ratio"], (wiki["tokens"] - 1) / (words - 1), places=9)
+
+    def test_tokens_cannot_be_taken_back(self):
+        self.model(1)
+        self.ds("tokenize", "--file", "text.txt", "--build", "tokens")
+        done = self.ds("eval", "out", "--data", "tokens", "--detokenize", "wikitext", status=1)
+        self.assertIn("only text can be detokenised", done.error)
 
 
 class LastWord(Eval):

@@ -195,6 +195,15 @@ class Specifications(FineTune):
         self.ds("export", "out", "folder")
         self.assertEqual(json.loads((self.folder / "folder/config.json").read_text())
                          ["architectures"], ["BertForMaskedLM"])
+        # The order of two texts by the head that is pretrained beside the masked LM.
+        self.tune(5, "--head", "BertForNextSentencePrediction", "--tokenizer", "tok.json",
+                  "--metrics", "order.jsonl", model="bert.json", data=data)
+        self.assertAlmostEqual(self.metrics("order.jsonl")[0]["loss"], 0.693, delta=0.2)
+        self.write("single.json", {"kind": "mlm", "path": "docs.jsonl", "sequence_length": 32,
+                                   "pairs": False})
+        done = self.tune(1, "--head", "BertForNextSentencePrediction", "--tokenizer", "tok.json",
+                         model="bert.json", data=("--data-spec", "single.json"), status=1)
+        self.assertIn("the data set's labels are tokens", done.error)
         done = self.ds("eval", "out", "--data", "text.txt", status=1)
         self.assertIn("bert", done.error)
 

@@ -37,6 +37,22 @@ class Generate(OneCheckpoint):
         only = self.generate("--prompt", "The ", "--top-k", 1, "--temperature", 2).stdout
         self.assertEqual(texts, {only})
 
+    def test_texts_that_end_it(self):
+        options = ["--prompt", "The ", "--temperature", 0, "--max-tokens", 60, "--no-prompt"]
+        whole = self.generate(*options).stdout.decode()
+        self.assertGreater(len(whole.rstrip("\n")), 30)
+        # One token is a byte here: these are words of several.
+        for stop in (whole[12:18], whole[7:9]):
+            ended = self.generate(*options, "--stop", stop).stdout.decode()
+            self.assertEqual(ended, whole[:whole.find(stop)] + "\n")
+        first, second = whole[20:24], whole[10:14]
+        ended = self.generate(*options, "--stop", first, "--stop", second).stdout.decode()
+        self.assertEqual(ended, whole[:min(whole.find(first), whole.find(second))] + "\n")
+        # What only begins as a stop is text, at the end of it too.
+        for stop in (whole[12:18] + "\x01", whole.rstrip("\n")[-3:] + "\x01"):
+            self.assertEqual(self.generate(*options, "--stop", stop).stdout.decode(), whole)
+        self.generate(*options, "--stop", "", status=2)
+
     def test_prompt_from_standard_input(self):
         direct = self.generate("--prompt", "The ", "--seed", 1).stdout
         self.assertEqual(self.generate("--prompt", "-", "--seed", 1, text="The ").stdout, direct)

@@ -5,7 +5,7 @@ import unittest
 from cli_case import SOURCE, CliCase, run
 
 SUBCOMMANDS = ["train", "generate", "eval", "tokenize", "tokenizer-train", "inspect", "export",
-               "convert", "bench", "launch", "plan", "config", "view", "report"]
+               "convert", "bench", "launch", "plan", "config", "view", "report", "merge"]
 
 
 class Help(CliCase):

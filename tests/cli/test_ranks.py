@@ -59,6 +59,28 @@ class Ranks(CliCase):
         with open(path) as f:
             return [json.loads(line)["loss"] for line in f]
 
+    def test_saving_beside_the_training(self):
+        """Every process writes its copy while it trains; what is there in the end is what a run that
+        waits for its saves leaves."""
+        variables = lambda r, n: {"RANK": r, "WORLD_SIZE": n, "LOCAL_RANK": r, "LOCAL_WORLD_SIZE": n}
+        folders = {}
+        for decoupled in (False, True):
+            save = folders[decoupled] = self.path(f"save-{decoupled}")
+            arguments = self.files(2) + [
+                "--save", save, "--save-interval", "1", "--set",
+                f"checkpoint.writer.decoupled={str(decoupled).lower()}"]
+            for status, _, err in self.launch(2, arguments, variables):
+                self.assertEqual(status, 0, err)
+        self.assertEqual(self.weights(folders[True]), self.weights(folders[False]))
+        for step in range(1, 4):
+            files = [sorted(os.listdir(os.path.join(folder, f"global_step{step}")))
+                     for folder in folders.values()]
+            self.assertEqual(files[0], files[1])
+            self.assertIn("data-00001.bin", files[0])
+            one, other = (open(os.path.join(folder, f"global_step{step}", "data-00001.bin"), "rb").read()
+                          for folder in folders.values())
+            self.assertEqual(one, other)
+
     def test_every_launcher_and_stage(self):
         torchrun = lambda r, n: {"RANK": r, "WORLD_SIZE": n, "LOCAL_RANK": r, "LOCAL_WORLD_SIZE": n}
         mpi = lambda r, n: {"OMPI_COMM_WORLD_RANK": r, "OMPI_COMM_WORLD_SIZE": n,

@@ -59,5 +59,47 @@ class Tokenize(CliCase):
         self.assertEqual((self.folder / "corpus.idx").read_bytes()[:9], b"MMIDIDX\0\0")
 
 
+class Merge(CliCase):
+    def bytes_of(self, prefix):
+        return [(self.folder / f"{prefix}.{ending}").read_bytes() for ending in ("bin", "idx")]
+
+    def setUp(self):
+        super().setUp()
+        self.write("one.jsonl", '{"text": "abc"}\n{"text": "de"}\n')
+        self.write("two.jsonl", '{"text": "fghi"}\n')
+        self.write("both.jsonl", '{"text": "abc"}\n{"text": "de"}\n{"text": "fghi"}\n')
+        (self.folder / "parts").mkdir()
+        for name, prefix in (("one", "parts/a"), ("two", "parts/b"), ("both", "both")):
+            self.ds("tokenize", "--file", f"{name}.jsonl", "--build", prefix)
+
+    def test_prefixes_and_folders_are_the_whole(self):
+        done = self.ds("merge", "parts/a", "parts/b", "--output", "merged")
+        self.assertIn("from 2 data sets", done.text)
+        self.assertEqual(self.bytes_of("merged"), self.bytes_of("both"))
+        self.ds("merge", "parts", "--output", "of_folder")
+        self.assertEqual(self.bytes_of("of_folder"), self.bytes_of("both"))
+
+    def test_the_older_index_becomes_the_newer(self):
+        tokens, _ = self.bytes_of("both")
+        sizes, begins = [3, 2, 4], [0, 3, 5, 9]
+        numbers = [1, 8, 2, 3, 3, 4, 0, 1, 2, 3, *begins, *sizes, 0, 1, 2, 3]
+        (self.folder / "old.bin").write_bytes(tokens)
+        (self.folder / "old.idx").write_bytes(b"TNTIDX\0\0" +
+                                              struct.pack(f"<{len(numbers)}q", *numbers))
+        self.ds("merge", "old", "--output", "new")
+        self.assertEqual(self.bytes_of("new"), self.bytes_of("both"))
+
+    def test_failures(self):
+        (self.folder / "empty").mkdir()
+        (self.folder / "half").mkdir()
+        (self.folder / "half/x.idx").write_bytes(b"")
+        for inputs, words in ((["empty"], "holds no .bin"), (["half"], "has no .bin"),
+                              (["none"], "none.idx"), (["both", "parts"], None)):
+            with self.subTest(inputs=inputs):
+                output = "both" if words is None else "out"
+                done = self.ds("merge", *inputs, "--output", output, status=1)
+                self.assertIn(words or "cannot be its output", done.error)
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -53,6 +53,12 @@ std::vector<CaseFamily> all_case_families() {
 #ifdef DS_HAVE_FP8
       {"fp8", fp8_cases},
 #endif
+#ifdef DS_HAVE_SOFTMAX
+      {"softmax", softmax_cases},
+#endif
+#ifdef DS_HAVE_TRANSFORM
+      {"transform", transform_cases},
+#endif
   };
 }
 

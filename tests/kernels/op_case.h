@@ -53,5 +53,7 @@ std::vector<OpCase> attention_cases();
 std::vector<OpCase> gemv_cases();
 std::vector<OpCase> quantize_cases();
 std::vector<OpCase> fp8_cases();
+std::vector<OpCase> softmax_cases();
+std::vector<OpCase> transform_cases();
 
 }  // namespace ds::testing

@@ -186,6 +186,38 @@ def test_quantized_numbers_come_back_within_half_a_step() -> None:
         assert np.abs(back - values).max() <= 1.0 / 2 ** (bits - 1)
 
 
+def test_groups_come_back_within_half_a_step_or_a_step() -> None:
+    values = np.linspace(0.5, 2, 256, dtype=np.float32)
+    for asymmetric, steps in ((False, 127), (True, 255)):
+        codes, scales = ds.quantize_groups(values, 8, 64, asymmetric=asymmetric)
+        assert scales.shape == ((2, 4) if asymmetric else (4,))
+        back = ds.dequantize_groups(codes, scales, np.empty_like(values), 8, 64).numpy()
+        assert np.array_equal(back, ds.fake_quantize(values, 8, 64, asymmetric=asymmetric).numpy())
+        assert np.abs(back - values).max() <= 0.5 * 2 / steps + 1e-6
+        drawn = ds.fake_quantize(values, 8, 64, asymmetric=asymmetric, seed=3).numpy()
+        assert np.abs(drawn - values).max() <= 2 / steps + 1e-6
+        assert not np.array_equal(drawn, back)
+
+
+def test_softmax_and_heads() -> None:
+    scores = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    mask = np.ones((1, 3, 4), np.uint8)
+    mask[..., 1] = 0
+    y = ds.softmax(scores, mask, 0.5, causal=True).numpy()
+    seen = np.logical_and(mask != 0, np.tril(np.ones((3, 4)), 1))
+    exact = np.exp(0.5 * scores) * seen
+    exact /= exact.sum(-1, keepdims=True)
+    assert np.abs(y - exact).max() < 1e-6
+    dy = np.ones_like(y)
+    assert np.abs(ds.softmax_backward(y, dy, 0.5).numpy()).max() < 1e-6  # rows sum to 1 anyway
+    packed = np.arange(2 * 3 * 8, dtype=np.float32).reshape(2, 3, 8)
+    split = ds.split_heads(packed, 2, np.ones(8, np.float32), parts=2)
+    assert np.array_equal(
+        split.numpy(), (packed + 1).reshape(2, 3, 2, 2, 2).transpose(2, 0, 3, 1, 4)
+    )
+    assert np.array_equal(ds.merge_heads(ds.split_heads(packed, 4)).numpy(), packed)
+
+
 def test_repr_tells_what_it_is() -> None:
     assert repr(ds.zeros((2,))) == (
         "ds.Tensor(shape=(2,), dtype='float32', device='cpu', values=[0.0, 0.0])"

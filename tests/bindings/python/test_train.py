@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import math
 from pathlib import Path
@@ -280,6 +281,28 @@ def test_data_sets(text_file: Path, tmp_path: Path) -> None:
     built = ds.Dataset({"path": str(tmp_path / "built"), "sequence_length": 8})
     assert built.sequence_length == 8
     assert ds.Dataset({"path": str(text_file)}, tokenizer, sequence_length=8)
+    ds.merge_datasets([tmp_path / "built", tmp_path / "built"], tmp_path / "twice")
+    once, twice = ((tmp_path / name).read_bytes() for name in ("built.bin", "twice.bin"))
+    assert twice == once * 2
+
+
+def test_arguments_of_launch_commands(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=1)
+    assert ds.add_config_arguments(parser) is parser
+    args = parser.parse_args(["--deepspeed", "--deepspeed_config", "c.json", "--epochs", "3"])
+    assert args.deepspeed is True and args.deepspeed_config == "c.json" and args.epochs == 3
+    args = parser.parse_args([])
+    assert args.deepspeed is False and args.deepspeed_config is None
+
+
+def test_boundaries_of_a_ramp_are_reported_alone() -> None:
+    config = {**CONFIG, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}
+    config["rampup_batch_size"] = [1, 1, 6]
+    with ds.Engine(ds.Model(SHAPE), config) as engine:
+        assert (engine.train_batch_size(), engine.gradient_accumulation_steps()) == (1, 1)
+        with pytest.raises(ds.UnsupportedError, match="rampup_batch_size"):
+            engine.is_gradient_accumulation_boundary()
 
 
 def test_tokenizers(tmp_path: Path) -> None:

@@ -46,8 +46,28 @@ Formula one_cycle(int64_t first, int64_t second, int64_t up_stairs, int64_t down
   };
 }
 
-std::vector<Case> cases() {
+std::vector<Case> cycle_cases() {
   const Json cycle = {{"cycle_min_lr", 1e-3}, {"cycle_max_lr", 9e-3}};
+  return {
+      {"OneCycleWithDecay", "OneCycle",
+       with(cycle, {{"cycle_first_step_size", 30},
+                    {"cycle_second_step_size", 40},
+                    {"decay_step_size", 10},
+                    {"decay_lr_rate", 0.5}}),
+       one_cycle(30, 40, 0, 0, 10, 0.5)},
+      {"OneCycleOfTwoStairs", "OneCycle",
+       with(cycle, {{"cycle_first_step_size", 40}, {"cycle_first_stair_count", 2}}),
+       one_cycle(40, 40, 2, 2, 0, 0)},
+      {"OneCycleOfUnequalStairs", "OneCycle",
+       with(cycle, {{"cycle_first_step_size", 30},
+                    {"cycle_second_step_size", 60},
+                    {"cycle_first_stair_count", 5},
+                    {"cycle_second_stair_count", 3}}),
+       one_cycle(30, 60, 5, 3, 0, 0)},
+  };
+}
+
+std::vector<Case> plain_cases() {
   const auto cosine = [](int64_t before, double base, double part_of_warmup) {
     if (before == 0) return 0.0;
     if (before <= 20) return base * (0.1 + 0.9 * part_of_warmup);
@@ -112,21 +132,6 @@ std::vector<Case> cases() {
        [=](int64_t before, double base) {
          return cosine(before, base, static_cast<double>(before - 1) / 20);
        }},
-      {"OneCycleWithDecay", "OneCycle",
-       with(cycle, {{"cycle_first_step_size", 30},
-                    {"cycle_second_step_size", 40},
-                    {"decay_step_size", 10},
-                    {"decay_lr_rate", 0.5}}),
-       one_cycle(30, 40, 0, 0, 10, 0.5)},
-      {"OneCycleOfTwoStairs", "OneCycle",
-       with(cycle, {{"cycle_first_step_size", 40}, {"cycle_first_stair_count", 2}}),
-       one_cycle(40, 40, 2, 2, 0, 0)},
-      {"OneCycleOfUnequalStairs", "OneCycle",
-       with(cycle, {{"cycle_first_step_size", 30},
-                    {"cycle_second_step_size", 60},
-                    {"cycle_first_stair_count", 5},
-                    {"cycle_second_stair_count", 3}}),
-       one_cycle(30, 60, 5, 3, 0, 0)},
       {"None", "", Json::object(), [](int64_t, double base) { return base; }},
   };
 }
@@ -181,7 +186,9 @@ TEST_P(SchedulesOfAnEngine, AreTheirFormulas) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SchedulesOfAnEngine, ::testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Cycles, SchedulesOfAnEngine, ::testing::ValuesIn(cycle_cases()),
+                         [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Plain, SchedulesOfAnEngine, ::testing::ValuesIn(plain_cases()),
                          [](const auto& one) { return one.param.name; });
 
 // A cycle whose second half has no steps falls to its end at once.

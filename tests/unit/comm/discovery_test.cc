@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <vector>
+
+#include "comm/factory.h"
 
 #include "unit/base/expect_error.h"
 
@@ -181,6 +184,29 @@ TEST(Discovery, JobsOfOneHostGetPortsOfTheirOwn) {
   EXPECT_NE(port("123"), port("124"));
   EXPECT_GE(port("123"), 20000);
   EXPECT_LT(port("123"), 32768);
+}
+
+TEST(Discovery, MinutesOfACollective) {
+  EXPECT_EQ(collective_deadline({}), std::nullopt);
+  EXPECT_EQ(collective_deadline({{"DEEPSPEED_TIMEOUT", "45"}}), std::chrono::minutes(45));
+  for (const char* const wrong : {"", "0", "-1", "1.5", "30m", "10000001"}) {
+    expect_error(Code::kConfig, {"DEEPSPEED_TIMEOUT is \"" + std::string(wrong) + "\""}, [&] {
+      collective_deadline({{"DEEPSPEED_TIMEOUT", wrong}});
+    });
+  }
+  const char* const old = std::getenv("DEEPSPEED_TIMEOUT");
+  EXPECT_EQ(old, nullptr) << "the tests run without it";
+  const auto deadline = [](const char* options) {
+    return make_communicator(0, 1, parse_comm_options(options))->deadline();
+  };
+  EXPECT_EQ(deadline("{}"), std::chrono::minutes(30));
+  ::setenv("DEEPSPEED_TIMEOUT", "45", 1);
+  EXPECT_EQ(deadline("{}"), std::chrono::minutes(45));
+  EXPECT_EQ(deadline(""), std::chrono::minutes(45));
+  EXPECT_EQ(deadline(R"({"timeout_seconds": 1800})"), std::chrono::minutes(30));
+  ::setenv("DEEPSPEED_TIMEOUT", "soon", 1);
+  expect_error(Code::kConfig, {"DEEPSPEED_TIMEOUT is \"soon\""}, [&] { deadline("{}"); });
+  ::unsetenv("DEEPSPEED_TIMEOUT");
 }
 
 TEST(Discovery, FirstHost) {

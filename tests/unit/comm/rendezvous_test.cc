@@ -85,6 +85,38 @@ TEST(Rendezvous, ProcessesInAnyOrder) {
   }
 }
 
+// A megabyte by eight processes: whole numbers, whose sums fp32 holds, so that each must be exact.
+TEST(Rendezvous, EightProcessesAddAMegabyteExactly) {
+  constexpr int kRanks = 8;
+  constexpr int64_t kElements = (1 << 20) / sizeof(float);
+  const auto number = [](int64_t i, int rank) {
+    return static_cast<float>((i * 7919 + rank * 104729) % 20011 - 10005);
+  };
+  for (const TransportKind kind : {TransportKind::kAuto, TransportKind::kSockets}) {
+    CommOptions options = quick_options();
+    options.transport = kind;
+    options.rendezvous_deadline = std::chrono::seconds(60);
+    options.deadline = std::chrono::seconds(60);
+    Processes processes(kRanks, options, [&](int rank, const std::function<CommPtr()>& join) {
+      const CommPtr comm = join();
+      const Tensor t = make_tensor(DType::kFloat32, kElements);
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+        for (int64_t i = 0; i < kElements; ++i) t.data<float>()[i] = number(i, rank);
+        comm->all_reduce(t, op)->wait();
+        for (int64_t i = 0; i < kElements; ++i) {
+          float sum = 0;
+          for (int other = 0; other < kRanks; ++other) sum += number(i, other);
+          const float expected = op == ReduceOp::kSum ? sum : sum / kRanks;
+          DS_CHECK(t.data<float>()[i] == expected, Code::kInternal, "element ", i, " is ",
+                   t.data<float>()[i], ", not ", expected);
+        }
+      }
+      comm->finalize();
+    });
+    for (const std::string& report : processes.reports()) EXPECT_EQ(report, "ok");
+  }
+}
+
 TEST(Rendezvous, AWithheldRankIsNamed) {
   CommOptions options = quick_options();
   options.rendezvous_deadline = std::chrono::milliseconds(700);

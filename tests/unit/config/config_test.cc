@@ -504,6 +504,17 @@ TEST(Config, ZeroObjects) {
   EXPECT_EQ(zero["leaf_module"]["names"], (Json::array({"a", "b"})));
 }
 
+TEST(Config, RecomputingSingleBlocksExcludesSegments) {
+  EXPECT_EQ(load(R"("activation_checkpointing": {"enabled": true, "checkpoint_every_nth": 2})")
+                .activation_checkpointing.every,
+            2);
+  EXPECT_THAT(error_of(R"("activation_checkpointing": {"enabled": true,
+                 "checkpoint_every_nth": 2, "number_checkpoints": 2})"),
+              HasSubstr("checkpoint_every_nth: does not work with number_checkpoints"));
+  EXPECT_THAT(error_of(R"("activation_checkpointing": {"checkpoint_every_nth": 0})"),
+              HasSubstr("checkpoint_every_nth"));
+}
+
 TEST(Config, WarningsWithoutEffect) {
   EXPECT_THAT(load(R"("vocabulary_size": 50257)").warnings(),
               ElementsAre(HasSubstr("/vocabulary_size: 50257")));
@@ -511,9 +522,17 @@ TEST(Config, WarningsWithoutEffect) {
               ElementsAre(HasSubstr("has no effect until")));
   EXPECT_THAT(load(R"("activation_checkpointing": {"cpu_checkpointing": true})").warnings(),
               ElementsAre(HasSubstr("has no effect until")));
+  EXPECT_THAT(load(R"("activation_checkpointing": {"checkpoint_every_nth": 2})").warnings(),
+              ElementsAre(HasSubstr("has no effect until")));
+  EXPECT_THAT(load(R"("activation_checkpointing": {"enabled": true, "number_checkpoints": 2,
+                   "partition_activations": true, "contiguous_memory_optimization": true})")
+                  .warnings(),
+              ElementsAre(HasSubstr("no model-parallel ranks"), HasSubstr("the arena")));
   EXPECT_THAT(
       load(R"("optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}})").warnings(),
       ElementsAre(HasSubstr("no effect with AdamW")));
+  EXPECT_THAT(load(R"("zero_optimization": {"stage": 3, "elastic_checkpoint": true})").warnings(),
+              ElementsAre(HasSubstr("a checkpoint of any stage loads with any number of ranks")));
 }
 
 TEST(Config, NoOpsInOneProcessAreAccepted) {

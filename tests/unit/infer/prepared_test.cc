@@ -259,6 +259,31 @@ TEST(Prepared, ReportCountsTheBytes) {
   const int64_t per_token = 2 * block + codes(97, 72) + vectors;
   EXPECT_EQ(report.bytes_per_token, per_token);
   EXPECT_EQ(report.bytes, per_token + 2 * (97 * 72 + 48 * 72));
+  EXPECT_EQ(report.bytes_saved, 4 * model->parameters().elements() - report.bytes);
+}
+
+// Each matrix has the values of its own form, bit for bit those of a copy in that form alone.
+TEST(Prepared, LayersMayHaveFormsOfTheirOwn) {
+  const auto base = make(kFamilies[0], 1);
+  models::InferenceOptions mixed = options_of({WeightForm::kInt4, 32, true});
+  mixed.overrides = {{"h.0.*", WeightForm::kInt8, 16, true},
+                     {"h.0.mlp.*", WeightForm::kBFloat16, 0, true},
+                     {"h.1.attn.c_proj.weight", WeightForm::kInt4, 32, false}};
+  const auto model = base->prepared_copy(mixed);
+  const auto all4 = base->prepared_copy(options_of({WeightForm::kInt4, 32, true}));
+  const auto all8 = base->prepared_copy(options_of({WeightForm::kInt8, 16, true}));
+  const auto minima = base->prepared_copy(options_of({WeightForm::kInt4, 32, false}));
+  const auto dense = base->prepared_copy(options_of({WeightForm::kBFloat16, 0, true}));
+  const auto expect_like = [&](const std::string& name, Model& other) {
+    const Tensor a = model->get(name), b = other.get(name);
+    EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0) << name;
+  };
+  expect_like("h.0.attn.c_attn.weight", *all8);
+  expect_like("h.0.mlp.c_fc.weight", *dense);
+  expect_like("h.1.attn.c_proj.weight", *minima);
+  expect_like("h.1.mlp.c_fc.weight", *all4);
+  EXPECT_GT(model->inference_report().bytes, all4->inference_report().bytes);
+  EXPECT_LT(model->inference_report().bytes, dense->inference_report().bytes);
 }
 
 Code code_of(const std::function<void()>& call) {

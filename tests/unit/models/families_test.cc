@@ -226,6 +226,11 @@ TEST(FamilyConfig, RefusesByName) {
               HasSubstr("layer_types has 1 entries"));
   EXPECT_THAT(refusal({"gpt_neox", "serial"}, {{"rotary_pct", 0.1}}),
               HasSubstr("1 of 16 channels"));
+  // Of Megatron's GPT; Transformers would open the saved folder without them.
+  for (const char* key : {"apply_residual_connection_post_layernorm", "fp32_residual_connection",
+                          "label_smoothing", "alibi"}) {
+    EXPECT_THAT(refusal({"gpt_neox", "serial"}, {{key, true}}), HasSubstr(key));
+  }
   const Case bert{"bert", "default"};
   EXPECT_THAT(refusal(bert, {{"position_embedding_type", "relative_key"}}),
               HasSubstr("relative_key"));
@@ -302,6 +307,8 @@ TEST(FamilyConfig, AHeadMayStartFreshOnAPretrainedBody) {
   const auto model = open_case({"bert", "default"}, options);
   EXPECT_EQ(model->architecture().info().classes, 5);
   EXPECT_NE(model->get("classifier.weight").data<float>()[0], 0);
+  options.config_changes = {{"architectures", {"BertForNextSentencePrediction"}}};
+  EXPECT_EQ(open_case({"bert", "default"}, options)->architecture().info().classes, 2);
   const auto body = open_case({"bert", "default"});
   EXPECT_EQ(model->get("pooler.dense.weight").data<float>()[7],
             body->get("pooler.dense.weight").data<float>()[7]);

@@ -40,7 +40,8 @@ std::vector<Family> families() {
   // Without a row for padding, which would have no gradient.
   const Json no_dropout = {
       {"hidden_dropout_prob", 0}, {"attention_probs_dropout_prob", 0}, {"pad_token_id", nullptr}};
-  Json mlm = decoder("bert", no_dropout), classes = mlm;
+  Json mlm = decoder("bert", no_dropout), classes = mlm, order = mlm;
+  order["architectures"] = {"BertForNextSentencePrediction"};
   mlm["architectures"] = {"BertForMaskedLM"};
   classes["architectures"] = {"BertForSequenceClassification"};
   classes["num_labels"] = 3;
@@ -69,7 +70,8 @@ std::vector<Family> families() {
        {24, 28, 2, 2, 2, 12, 1e-5, 0, 12, 10000, false},
        neox_logits},
       {"bert_mlm", mlm, {20, 28, 2, 4, 4, 5, 1e-12}, bert_mlm_logits},
-      {"bert_classifier", classes, {20, 28, 2, 4, 4, 5, 1e-12}, bert_classes}};
+      {"bert_classifier", classes, {20, 28, 2, 4, 4, 5, 1e-12}, bert_classes},
+      {"bert_order", order, {20, 28, 2, 4, 4, 5, 1e-12}, bert_order}};
 }
 
 // As run_pass counts it.

@@ -118,7 +118,7 @@ double run_pass(Model& model, const Data& data, const PassOptions& pass) {
   const Tensor labels =
       label_ids(ctx, matrix(model.device(), DType::kInt32, data.labels), batch.ids, 37);
   ForwardOptions forward;
-  forward.checkpoint_segments = pass.segments;
+  forward.recompute.segments = pass.segments;
   const nn::Value logits = model.architecture().logits(tape, batch, forward);
   int64_t counted = 0;
   const nn::Value loss = nn::cross_entropy(tape, logits, labels, 37, counted);

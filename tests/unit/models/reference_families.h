@@ -232,4 +232,15 @@ inline std::vector<Vector> bert_classes(const FamilyShape& c, const Weights& w,
   return {n.linear("classifier", pooled)};
 }
 
+// One row: whether the second text is another one's, from the head that pretraining leaves.
+inline std::vector<Vector> bert_order(const FamilyShape& c, const Weights& w,
+                                      const std::vector<int32_t>& ids,
+                                      const std::vector<int32_t>& types,
+                                      const std::vector<int>& mask) {
+  const Named n(w, "");
+  Vector pooled = n.linear("pooler.dense", bert_hidden(c, w, ids, types, mask)[0]);
+  for (double& value : pooled) value = std::tanh(value);
+  return {n.linear("cls.seq_relationship", pooled)};
+}
+
 }  // namespace ds::testing

@@ -95,7 +95,7 @@ inline double run_pass(models::Model& model, const Texts& texts, const Pass& pas
     labels = classes;
   }
   models::ForwardOptions forward;
-  forward.checkpoint_segments = pass.segments;
+  forward.recompute.segments = pass.segments;
   const nn::Value logits = model.architecture().logits(tape, batch, forward);
   int64_t counted = 0;
   const nn::Value loss = nn::cross_entropy(tape, logits, labels, valid, counted);

@@ -46,7 +46,7 @@ struct Outcome {
 };
 
 // One forward and backward over random tokens.
-Outcome run(Model& model, int64_t checkpoint_segments = 0, bool profiled = true) {
+Outcome run(Model& model, const models::Recompute& recompute = {}, bool profiled = true) {
   const OpContext ctx = model.context();
   std::mt19937 random(7);
   models::Batch batch;
@@ -68,7 +68,7 @@ Outcome run(Model& model, int64_t checkpoint_segments = 0, bool profiled = true)
   {
     nn::Tape tape(ctx, model.state(), options);
     models::ForwardOptions forward;
-    forward.checkpoint_segments = checkpoint_segments;
+    forward.recompute = recompute;
     const nn::Value logits = model.architecture().logits(tape, batch, forward);
     int64_t counted = 0;
     const nn::Value loss =
@@ -132,10 +132,51 @@ TEST(ModelProfile, LlamaCountsAreTheFormula) {
             2 * 3 * tokens * w * inner + 2 * tokens * inner);
 }
 
+TEST(ModelProfile, GptNeoxCountsAreTheFormula) {
+  const auto model = Model::create({{"model_type", "gpt_neox"},
+                                    {"vocab_size", 59},
+                                    {"max_position_embeddings", 32},
+                                    {"hidden_size", 24},
+                                    {"intermediate_size", 56},
+                                    {"num_hidden_layers", 2},
+                                    {"num_attention_heads", 3},
+                                    {"tie_word_embeddings", false}},
+                                   1);
+  const Outcome r = run(*model);
+  constexpr int64_t w = 24, inner = 56, layers = 2, vocab = 59, tokens = kBatch * kLength;
+  const int64_t matrices = layers * (4 * w * w + 2 * w * inner) + vocab * w;
+  const int64_t attention = attention_macs(layers, 3, 8);
+  const PhaseTotals &fwd = r.total()[kForward], &bwd = r.total()[kBackward];
+  EXPECT_EQ(fwd.work.macs, tokens * matrices + attention);
+  EXPECT_EQ(2 * (fwd.work.macs + bwd.work.macs), 6 * matrices * tokens + 6 * attention);
+}
+
+// Every token sees every other one; the head has a layer of its own before the vocabulary.
+TEST(ModelProfile, BertCountsAreTheFormula) {
+  const auto model = Model::create({{"model_type", "bert"},
+                                    {"architectures", Json::array({"BertForMaskedLM"})},
+                                    {"vocab_size", 57},
+                                    {"max_position_embeddings", 32},
+                                    {"hidden_size", 24},
+                                    {"intermediate_size", 40},
+                                    {"num_hidden_layers", 2},
+                                    {"num_attention_heads", 3},
+                                    {"hidden_dropout_prob", 0},
+                                    {"attention_probs_dropout_prob", 0}},
+                                   1);
+  const Outcome r = run(*model);
+  constexpr int64_t w = 24, inner = 40, layers = 2, vocab = 57, tokens = kBatch * kLength;
+  const int64_t matrices = layers * (4 * w * w + 2 * w * inner) + w * w + vocab * w;
+  const int64_t attention = layers * kBatch * 3 * (kLength * kLength) * 2 * 8;
+  const PhaseTotals &fwd = r.total()[kForward], &bwd = r.total()[kBackward];
+  EXPECT_EQ(fwd.work.macs, tokens * matrices + attention);
+  EXPECT_EQ(2 * (fwd.work.macs + bwd.work.macs), 6 * matrices * tokens + 6 * attention);
+}
+
 TEST(ModelProfile, TreeAddsUpAndTimesFitIntoTheWallClock) {
   const auto model = Model::create(gpt2_config(), 1);
   for (const int64_t segments : {0, 1}) {
-    const Outcome r = run(*model, segments);
+    const Outcome r = run(*model, {.segments = segments});
     double seconds = 0;
     for (size_t p = 0; p < kProfilePhases; ++p) {
       PhaseTotals own;
@@ -161,13 +202,18 @@ TEST(ModelProfile, TreeAddsUpAndTimesFitIntoTheWallClock) {
 
 TEST(ModelProfile, RecomputationIsCountedByItself) {
   const auto model = Model::create(gpt2_config(), 1);
-  const Outcome plain = run(*model), again = run(*model, 2);
+  const Outcome plain = run(*model), again = run(*model, {.segments = 2});
   EXPECT_EQ(again.total()[kForward].work.flops, plain.total()[kForward].work.flops);
   EXPECT_EQ(again.total()[kBackward].work.flops, plain.total()[kBackward].work.flops);
   // The blocks run again, the head and the embedding do not.
   EXPECT_EQ(again.total()[kRecompute].work.flops, plain.at("h").sums[kForward].work.flops);
   EXPECT_EQ(again.at("lm_head").sums[kRecompute].calls, 0);
   EXPECT_GT(again.total()[kRecompute].seconds, 0);
+  // Every second block of two: the last one.
+  const Outcome one = run(*model, {.every = 2});
+  EXPECT_EQ(one.total()[kRecompute].work.flops, plain.at("h.1").sums[kForward].work.flops);
+  EXPECT_EQ(one.at("h.0").sums[kRecompute].calls, 0);
+  EXPECT_EQ(one.total()[kBackward].work.flops, plain.total()[kBackward].work.flops);
 }
 
 TEST(ModelProfile, AdaptersAndFrozenWeights) {
@@ -189,7 +235,7 @@ TEST(ModelProfile, AdaptersAndFrozenWeights) {
 
 TEST(ModelProfile, WithoutAProfileNothingIsReported) {
   const auto model = Model::create(gpt2_config(), 1);
-  const Outcome r = run(*model, 0, false);
+  const Outcome r = run(*model, {}, false);
   for (const ProfiledModule& row : r.rows) EXPECT_TRUE(row.operators.empty());
   EXPECT_GT(r.rows.size(), 5u);  // the parameters were
 }

@@ -15,8 +15,10 @@ TEST(Throughput, MegatronFormulaOfItsExample) {
   EXPECT_NEAR(megatron_flops(shape, 8, 32, false) / 0.01 / 1e12, 0.01762, 5e-6);
   EXPECT_DOUBLE_EQ(megatron_flops(shape, 8, 32, true), megatron_flops(shape, 8, 32, false));
   const double plain = megatron_flops(shape, 8, 32, false);
-  shape.recompute = true;
+  shape.recomputed = 1;
   EXPECT_DOUBLE_EQ(megatron_flops(shape, 8, 32, false), plain * 4 / 3);
+  shape.recomputed = 0.5;
+  EXPECT_DOUBLE_EQ(megatron_flops(shape, 8, 32, false), plain * 3.5 / 3);
 }
 
 TEST(Throughput, GroupedQueriesAndGatesByHand) {

@@ -221,6 +221,84 @@ TEST(QuantizedGradients, GradientsAreUnbiased) {
   }
 }
 
+// What one rounding to 4 bits may be off by at each element: a step of its block, which is the
+// block's largest magnitude / 8. Blocks have 512 elements at most, so the largest within 511 on
+// either side bounds it.
+std::vector<double> largest_steps(const std::vector<double>& x) {
+  constexpr size_t kReach = 511;
+  std::vector<double> steps(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    for (size_t j = i - std::min(i, kReach); j < std::min(x.size(), i + kReach + 1); ++j) {
+      steps[i] = std::max(steps[i], std::abs(x[j]) / 8);
+    }
+  }
+  return steps;
+}
+
+// The gradients of each rank's own batch, computed alone.
+std::vector<std::vector<double>> lone_gradients(const Json& model, const std::string& name) {
+  std::vector<std::vector<double>> all;
+  for (int rank = 0; rank < 4; ++rank) {
+    Job alone{1, zero_config(0)};
+    alone.model = model;
+    run_ranks(1, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(alone, comm);
+      engine->backward(engine->forward(random_batch(rank)));
+      const std::vector<float> values = flat(engine->gradient(name));
+      all.emplace_back(values.begin(), values.end());
+    });
+  }
+  return all;
+}
+
+// Every element of the reduced gradient is the mean of the ranks' own within one step of what was
+// sent: of the ranks' gradients where nodes have one rank, else also of the nodes' sums.
+TEST(QuantizedGradients, TheMeanIsRightWithinOneStep) {
+  const Json model = model_config(0);
+  const std::string name = "h.1.mlp.c_fc.weight";
+  const std::vector<std::vector<double>> own = lone_gradients(model, name);
+  const size_t n = own.front().size();
+  std::vector<double> mean(n), of_ranks(n), of_nodes(n);
+  for (size_t node = 0; node < 2; ++node) {
+    std::vector<double> sum(n);
+    for (size_t rank = 2 * node; rank < 2 * node + 2; ++rank) {
+      const std::vector<double> steps = largest_steps(own[rank]);
+      for (size_t i = 0; i < n; ++i) {
+        mean[i] += own[rank][i] / 4;
+        of_ranks[i] += steps[i] / 4;
+        sum[i] += std::abs(own[rank][i]) + steps[i];
+      }
+    }
+    const std::vector<double> steps = largest_steps(sum);
+    for (size_t i = 0; i < n; ++i) of_nodes[i] += steps[i] / 4;
+  }
+  for (const int per_node : {1, 2}) {
+    SCOPED_TRACE(per_node);
+    Job run{4, zero_config(3, {{"zero_quantized_gradients", true}, {"reduce_bucket_size", 20000}})};
+    run.model = model;
+    CommOptions nodes;
+    nodes.ranks_per_node = per_node;
+    std::vector<float> got;
+    run_ranks(
+        4,
+        [&](const std::shared_ptr<Communicator>& comm) {
+          auto engine = make_rank_engine(run, comm);
+          engine->backward(engine->forward(random_batch(comm->rank())));
+          const std::vector<float> values = flat(engine->gradient(name));
+          if (comm->rank() == 0) got = values;
+        },
+        nodes);
+    double worst = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const double bound = of_ranks[i] + (per_node == 2 ? of_nodes[i] : 0);
+      const double ratio = std::abs(got[i] - mean[i]) / bound;
+      ASSERT_LE(ratio, 1 + 1e-5) << i;
+      worst = std::max(worst, ratio);
+    }
+    EXPECT_GT(worst, 0.2) << "something was rounded at all";
+  }
+}
+
 // What roundings lose comes later: over many equal gradients the sum gets exact.
 TEST(QuantizedGradients, KeptErrorsComeLater) {
   const auto lost_of = [](const Json& feedback, int rounds) {

@@ -21,7 +21,7 @@ from typing import Any as _Any
 
 from . import _native, checkpoint, config
 from ._comm import Comm, Store, Work
-from ._dataset import Dataset, build_dataset
+from ._dataset import Dataset, build_dataset, merge_datasets
 from ._engine import Engine
 from ._errors import (
     AbortedError,
@@ -43,6 +43,7 @@ from ._generator import Generator
 from ._initialize import (
     InferenceEngine,
     LrScheduler,
+    add_config_arguments,
     init_distributed,
     init_inference,
     initialize,
@@ -64,7 +65,23 @@ from ._structs import (
     TensorInfo,
     TokenizerInfo,
 )
-from ._tensor import Tensor, asarray, dequantize, flatten, from_dlpack, quantize, unflatten, zeros
+from ._tensor import (
+    Tensor,
+    asarray,
+    dequantize,
+    dequantize_groups,
+    fake_quantize,
+    flatten,
+    from_dlpack,
+    merge_heads,
+    quantize,
+    quantize_groups,
+    softmax,
+    softmax_backward,
+    split_heads,
+    unflatten,
+    zeros,
+)
 from ._tokenizer import Tokenizer
 from .config import plan
 
@@ -123,11 +140,14 @@ __all__ = [
     "TokenizerInfo",
     "UnsupportedError",
     "Work",
+    "add_config_arguments",
     "asarray",
     "build_dataset",
     "checkpoint",
     "config",
     "dequantize",
+    "dequantize_groups",
+    "fake_quantize",
     "flatten",
     "from_dlpack",
     "init_distributed",
@@ -135,13 +155,19 @@ __all__ = [
     "initialize",
     "log_to",
     "memory_report",
+    "merge_datasets",
+    "merge_heads",
     "plan",
     "plot",
     "quantize",
+    "quantize_groups",
     "read_metrics",
     "report",
     "set_log",
     "set_log_level",
+    "softmax",
+    "softmax_backward",
+    "split_heads",
     "unflatten",
     "zeros",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, Union
 
 from . import _native
@@ -58,7 +58,7 @@ class Dataset(Handle):
 
     def field(self, index: int, name: str) -> Tensor:
         """A field of a sample [sequence_length]: "ids", "labels", "segments", "token_types" (int32) or
-        "mask" (uint8)."""
+        "mask" (uint8); "sentence_order" [1]."""
         return Tensor._of(_native.ds_dataset_field(self._handle, index, name))
 
     def __repr__(self) -> str:
@@ -83,3 +83,10 @@ def build_dataset(
     _native.ds_dataset_build(
         path_text(source), tokenizer._handle, int(append_end), path_text(output_prefix)
     )
+
+
+def merge_datasets(prefixes: Iterable[PathLike], output_prefix: PathLike) -> None:
+    """Writes the documents of several data sets of tokens, given by their prefixes, one after another
+    into PREFIX.bin and PREFIX.idx."""
+    inputs = [path_text(prefix) for prefix in prefixes]
+    _native.ds_dataset_merge(to_json(inputs), path_text(output_prefix))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -9,7 +10,7 @@ from typing import Any, Optional
 from . import _native
 from ._comm import Comm
 from ._core import PathLike
-from ._errors import NotFoundError
+from ._errors import NotFoundError, UnsupportedError
 from ._structs import EngineInfo, StepReport
 
 
@@ -97,6 +98,12 @@ class DeepSpeedNames:
         """Whether the next `step` updates."""
         if self._boundary is not None:
             return self._boundary
+        config = json.loads(_native.ds_engine_config(self._handle))["config"]
+        if config.get("rampup_batch_size") is not None:
+            raise UnsupportedError(
+                "with rampup_batch_size steps differ in length: what `step` returns tells whether it "
+                "updated"
+            )
         info = self.info
         return (info.micro_steps + 1) % info.accumulation_steps == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any, Optional, Union
@@ -46,6 +47,15 @@ def init_distributed() -> Optional[Comm]:
 def _is_module(model: Any) -> bool:
     """Whether it is a torch.nn.Module, without importing PyTorch for that."""
     return any(kind.__module__.startswith("torch.nn.") for kind in type(model).__mro__)
+
+
+def add_config_arguments(parser: ArgumentParser) -> ArgumentParser:
+    """Adds `--deepspeed` and `--deepspeed_config FILE` to a script's own arguments, for launch commands
+    that give them; `initialize(args, ...)` reads the second."""
+    group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
+    group.add_argument("--deepspeed", action="store_true", help="accepted: the engine is always used")
+    group.add_argument("--deepspeed_config", metavar="FILE", help="the configuration, a JSON file")
+    return parser
 
 
 def initialize(

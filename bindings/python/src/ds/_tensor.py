@@ -399,3 +399,66 @@ def dequantize(codes: Any, scales: Any, output: Any, bits: int = 8, block_size: 
     return target
 
 
+def quantize_groups(
+    tensor: Any, bits: int = 8, group_size: int = 128, *, asymmetric: bool = False, seed: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Codes (uint8) and scales (float32) of a tensor by groups of an even number of elements.
+
+    Asymmetric groups have minima, in the second row of the scales. A seed means stochastic
+    rounding, whose mean is the element; without one numbers are rounded to the nearest.
+    """
+    codes, scales = _native.ds_tensor_quantize_groups(
+        asarray(tensor)._handle, bits, group_size, asymmetric, -1 if seed is None else seed
+    )
+    return Tensor._of(codes), Tensor._of(scales)
+
+
+def dequantize_groups(
+    codes: Any, scales: Any, output: Any, bits: int = 8, group_size: int = 128
+) -> Tensor:
+    """Writes what the codes stand for to every element of `output`."""
+    target = asarray(output)
+    _native.ds_tensor_dequantize_groups(
+        asarray(codes)._handle, asarray(scales)._handle, bits, group_size, target._handle
+    )
+    return target
+
+
+def fake_quantize(
+    tensor: Any, bits: int = 8, group_size: int = 128, *, asymmetric: bool = False, seed: int | None = None
+) -> Tensor:
+    """A tensor after quantize_groups and dequantize_groups."""
+    made = _native.ds_tensor_fake_quantize(
+        asarray(tensor)._handle, bits, group_size, asymmetric, -1 if seed is None else seed
+    )
+    return Tensor._of(made)
+
+
+def softmax(scores: Any, mask: Any = None, scale: float = 1.0, *, causal: bool = False) -> Tensor:
+    """softmax(scale * scores) along the last dimension; the mask (uint8) is 0 where a key is hidden."""
+    hides = None if mask is None else asarray(mask)
+    handle = None if hides is None else hides._handle
+    return Tensor._of(_native.ds_tensor_softmax(asarray(scores)._handle, handle, scale, causal))
+
+
+def softmax_backward(softmax: Any, gradient: Any, scale: float = 1.0) -> Tensor:
+    """The gradient of `softmax` with respect to its scores, from its result and that's gradient."""
+    return Tensor._of(
+        _native.ds_tensor_softmax_backward(
+            asarray(softmax)._handle, asarray(gradient)._handle, scale
+        )
+    )
+
+
+def split_heads(packed: Any, heads: int, bias: Any = None, parts: int = 1) -> Tensor:
+    """[parts, batch, heads, tokens, size] of packed projections [batch, tokens, ...], plus a bias."""
+    added = None if bias is None else asarray(bias)
+    handle = None if added is None else added._handle
+    return Tensor._of(
+        _native.ds_tensor_split_heads(asarray(packed)._handle, handle, parts, heads)
+    )
+
+
+def merge_heads(split: Any) -> Tensor:
+    """The inverse of split_heads without a bias."""
+    return Tensor._of(_native.ds_tensor_merge_heads(asarray(split)._handle))

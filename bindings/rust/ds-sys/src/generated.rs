@@ -667,6 +667,120 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
+    #[doc = " Quantises numbers to 8 or 4 bits by groups, an even number of elements each, with a float32 scale"]
+    #[doc = " per group: symmetric (element = code * scale, scale = largest magnitude / (2^(bits-1) - 1)) or"]
+    #[doc = " asymmetric (element = minimum + code * scale, scale = (maximum - minimum) / (2^bits - 1))."]
+    #[doc = " Rounded to the nearest an element comes back within half a step; rounded stochastically within a"]
+    #[doc = " step, and the mean over many seeds is the element. A group with an element that is not finite"]
+    #[doc = " comes back as NaN."]
+    #[doc = " @param tensor      float32, bfloat16 or float16, packed, in host memory"]
+    #[doc = " @param bits        8 or 4"]
+    #[doc = " @param group_size  elements that share a scale: even, 2 or more; the last group may be shorter"]
+    #[doc = " @param asymmetric  whether groups have minima"]
+    #[doc = " @param seed        0 or more: stochastic rounding, drawn from this seed; -1: to the nearest"]
+    #[doc = " @param out_codes   uint8 [elements], or [(elements + 1) / 2] with 4 bits: the earlier of two"]
+    #[doc = "                    codes in the upper half of a byte; symmetric codes are in two's complement"]
+    #[doc = " @param out_scales  float32 [groups]; asymmetric [2, groups], the second row holding the minima"]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5."]
+    pub fn ds_tensor_quantize_groups(
+        tensor: *const ds_tensor,
+        bits: i32,
+        group_size: i64,
+        asymmetric: ds_bool,
+        seed: i64,
+        out_codes: *mut *mut ds_tensor,
+        out_scales: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Writes what the codes stand for to every element of a tensor."]
+    #[doc = " @param codes, scales     as ds_tensor_quantize_groups gave them"]
+    #[doc = " @param bits, group_size  as that was given them"]
+    #[doc = " @param output  float32, bfloat16 or float16, packed, in host memory; its number of elements says"]
+    #[doc = "                how many codes there are"]
+    #[doc = " Errors: DS_ERR_STATE for a read-only tensor, DS_ERR_UNSUPPORTED. Since: 0.5."]
+    pub fn ds_tensor_dequantize_groups(
+        codes: *const ds_tensor,
+        scales: *const ds_tensor,
+        bits: i32,
+        group_size: i64,
+        output: *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Quantises and dequantises in one call: the numbers that training for quantised inference sees."]
+    #[doc = " @param bits, group_size, asymmetric, seed  as for ds_tensor_quantize_groups"]
+    #[doc = " @param out_tensor  of the type and shape of `tensor`"]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5."]
+    pub fn ds_tensor_fake_quantize(
+        tensor: *const ds_tensor,
+        bits: i32,
+        group_size: i64,
+        asymmetric: ds_bool,
+        seed: i64,
+        out_tensor: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Softmax of attention scores along the last dimension: softmax(scale * scores), of any size."]
+    #[doc = " @param scores  [keys] to [batch, heads, queries, keys]: 1 to 4 dimensions; float32, bfloat16 or"]
+    #[doc = "                float16, packed, in host memory"]
+    #[doc = " @param mask    uint8 with as many dimensions, each as long as that of `scores` or 1, the last as"]
+    #[doc = "                long; 0 where a key is hidden. NULL: none is"]
+    #[doc = " @param scale   what scores are multiplied by"]
+    #[doc = " @param causal  whether query i sees no keys beyond i + keys - queries"]
+    #[doc = " @param out_tensor  of the type and shape of `scores`; a hidden key is exactly 0, and so is a row"]
+    #[doc = "                    that sees nothing"]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5."]
+    pub fn ds_tensor_softmax(
+        scores: *const ds_tensor,
+        mask: *const ds_tensor,
+        scale: f64,
+        causal: ds_bool,
+        out_tensor: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " The gradient of ds_tensor_softmax with respect to its scores, with any mask."]
+    #[doc = " @param softmax   what ds_tensor_softmax gave"]
+    #[doc = " @param gradient  with respect to that: the same type and shape"]
+    #[doc = " @param scale     as ds_tensor_softmax was given it"]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED. Since: 0.5."]
+    pub fn ds_tensor_softmax_backward(
+        softmax: *const ds_tensor,
+        gradient: *const ds_tensor,
+        scale: f64,
+        out_tensor: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Splits packed projections into heads, heads before tokens, and adds a bias: the permutation 0213."]
+    #[doc = " @param packed  [batch, tokens, parts * heads * size]: 1 part, or 3 for queries, keys and values"]
+    #[doc = "                side by side; float32, bfloat16 or float16, packed, in host memory"]
+    #[doc = " @param bias    [parts * heads * size] of the same type, or NULL"]
+    #[doc = " @param parts, heads  1 or more; their product divides the last dimension of `packed`"]
+    #[doc = " @param out_tensor    [parts, batch, heads, tokens, size]"]
+    #[doc = " The gradient of `packed` is ds_tensor_merge_heads of that of the result; that of `bias` is the"]
+    #[doc = " sum of the former over batch and tokens. Errors: DS_ERR_UNSUPPORTED. Since: 0.5."]
+    pub fn ds_tensor_split_heads(
+        packed: *const ds_tensor,
+        bias: *const ds_tensor,
+        parts: i32,
+        heads: i32,
+        out_tensor: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " The inverse of ds_tensor_split_heads without a bias."]
+    #[doc = " @param split       [parts, batch, heads, tokens, size]"]
+    #[doc = " @param out_tensor  [batch, tokens, parts * heads * size]"]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED. Since: 0.5."]
+    pub fn ds_tensor_merge_heads(
+        split: *const ds_tensor,
+        out_tensor: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
     #[doc = " Ends a tensor; NULL is fine. Threads: any. Since: 0.1."]
     pub fn ds_tensor_destroy(tensor: *mut ds_tensor);
 }
@@ -1721,6 +1835,17 @@ extern "C" {
         output_prefix: *const ::std::os::raw::c_char,
     ) -> ds_status;
 }
+extern "C" {
+    #[doc = " Writes the documents of several data sets one after another into PREFIX.bin and PREFIX.idx, in"]
+    #[doc = " Megatron's format; the inputs may have its older index (TNTIDX)."]
+    #[doc = " @param inputs_json    [\"PREFIX\", ...], all with tokens of one type"]
+    #[doc = " @param output_prefix  not one of them"]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.5."]
+    pub fn ds_dataset_merge(
+        inputs_json: *const ::std::os::raw::c_char,
+        output_prefix: *const ::std::os::raw::c_char,
+    ) -> ds_status;
+}
 #[doc = " How much a data set holds. Set struct_size before the call. Since: 0.5."]
 #[repr(C)]
 pub struct ds_dataset_info {
@@ -1821,8 +1946,9 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
-    #[doc = " One field of a sample as a tensor [sequence_length]."]
-    #[doc = " @param field  \"ids\", \"labels\", \"segments\", \"token_types\" (int32) or \"mask\" (uint8)"]
+    #[doc = " One field of a sample as a tensor [sequence_length], \"sentence_order\" as a tensor [1]."]
+    #[doc = " @param field  \"ids\", \"labels\", \"segments\", \"token_types\", \"sentence_order\" (int32) or \"mask\""]
+    #[doc = "               (uint8)"]
     #[doc = " Errors: DS_ERR_NOT_FOUND (the data set has no such field). Since: 0.2."]
     pub fn ds_dataset_field(
         dataset: *const ds_dataset,
@@ -2358,8 +2484,8 @@ extern "C" {
 extern "C" {
     #[doc = " Moves the weights to a device, where the model then runs and engines made later train it. Tensors"]
     #[doc = " that are given and returned stay in host memory; docs/cuda.md says what runs on a GPU."]
-    #[doc = " @param device  \"cpu\", where models begin, or a GPU: \"cuda:0\", counted as ds_report lists them."]
-    #[doc = "     Of several processes each takes another GPU, and their group is one of transport \"nccl\"."]
+    #[doc = " @param device  \"cpu\", where models begin; a GPU, \"cuda:0\", as ds_report counts them; \"auto\": see"]
+    #[doc = "     docs/cuda.md. Of several processes each takes another GPU, and their transport is \"nccl\"."]
     #[doc = " Errors: DS_ERR_UNSUPPORTED (no CUDA in this build, no driver, no GPU; or lent parameters),"]
     #[doc = " DS_ERR_INVALID_ARGUMENT (no such device), DS_ERR_STATE (the model has an engine, or is prepared"]
     #[doc = " for inference), DS_ERR_OUT_OF_MEMORY, DS_ERR_DEVICE. Since: 0.4."]
@@ -2699,7 +2825,10 @@ extern "C" {
     #[doc = "     (activations are float32 with \"fp32\" and bfloat16 otherwise); \"group_size\": 64, elements of a"]
     #[doc = "     row that share a scale in \"int8\" and \"int4\", a multiple of 8, 0 = the whole row;"]
     #[doc = "     \"symmetric\": true, false gives groups of \"int4\" a minimum beside the scale; \"threads\": 0, the"]
-    #[doc = "     CPUs that the process may run on. The last three need a prepared form."]
+    #[doc = "     CPUs that the process may run on; \"overrides\": [{\"match\": \"h.0.*\", \"weights\": \"int8\", ...}],"]
+    #[doc = "     another form, group size or symmetry for the matrices of linear layers whose names match (*"]
+    #[doc = "     is any text, ? any character; the last match counts), not with \"fp32\". All but \"weights\" need"]
+    #[doc = "     a prepared form."]
     #[doc = " @param out_generator  keeps the model alive while it runs the model's own weights"]
     #[doc = " Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_STATE,"]
     #[doc = " DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a prepared form, which every"]
@@ -2710,7 +2839,8 @@ extern "C" {
         out_generator: *mut *mut ds_generator,
     ) -> ds_status;
 }
-#[doc = " What a generator holds. Set struct_size before the call. Since: 0.5."]
+#[doc = " What a generator holds: the form of all but its overrides. Set struct_size before the call."]
+#[doc = " Since: 0.5."]
 #[repr(C)]
 pub struct ds_generator_info {
     #[doc = "< sizeof(ds_generator_info) of the caller's header"]
@@ -2729,12 +2859,14 @@ pub struct ds_generator_info {
     pub symmetric: ds_bool,
     #[doc = "< 0"]
     pub reserved: i32,
+    #[doc = "< of those that the parameters take in float32; 0 for the model's own"]
+    pub bytes_saved: i64,
 }
 #[test]
 fn bindgen_test_layout_ds_generator_info() {
     assert_eq!(
         ::std::mem::size_of::<ds_generator_info>(),
-        48usize,
+        56usize,
         concat!("Size of: ", stringify!(ds_generator_info))
     );
     assert_eq!(
@@ -2878,6 +3010,23 @@ fn bindgen_test_layout_ds_generator_info() {
         );
     }
     test_field_reserved();
+    fn test_field_bytes_saved() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_generator_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).bytes_saved) as usize - ptr as usize
+            },
+            48usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_generator_info),
+                "::",
+                stringify!(bytes_saved)
+            )
+        );
+    }
+    test_field_bytes_saved();
 }
 impl Default for ds_generator_info {
     fn default() -> Self {
@@ -3889,23 +4038,21 @@ pub type ds_scope_mode_code = ::std::os::raw::c_int;
 extern "C" {
     #[doc = " Opens a scope: parameters are whole in this process until it ends, at every ZeRO stage, or"]
     #[doc = " gradients stay in this process."]
-    #[doc = " DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type that"]
-    #[doc = " it was registered with (float32 where memory is lent and no parameter needs a lower one), to be"]
-    #[doc = " read only. At ZeRO stage 3 they are gathered from the processes that"]
-    #[doc = " hold their parts: every process opens and closes scopes and adds gradients for the same"]
-    #[doc = " parameters in the same order, and wherever that was the order of the step before, what comes next"]
-    #[doc = " is gathered ahead. At other stages the tensors are views of weights that are whole anyway, so a"]
-    #[doc = " program need not know its stage. A parameter may be in several scopes. ds_engine_step needs all"]
-    #[doc = " closed."]
-    #[doc = " DS_SCOPE_MODIFY: float32 copies of the master values of parameters of any model. Every process"]
-    #[doc = " calls it, not in the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until"]
-    #[doc = " then no step can be made. A parameter is in one such scope at a time."]
-    #[doc = " DS_SCOPE_NO_SYNC: gradients of the passes inside are summed in this process, and averaged over"]
-    #[doc = " processes once, by the first ds_engine_step after the scope, at ZeRO stages 0 and 1. A forward"]
-    #[doc = " inside ends the micro batch before it, without ds_engine_step, which is refused until the scope"]
-    #[doc = " ends; so are another such scope, ds_engine_train_batch and ds_engine_join. Each pass counts as"]
-    #[doc = " one of gradient_accumulation_steps. Every process opens it; the first one of an engine makes a"]
-    #[doc = " buffer of the gradients' size."]
+    #[doc = " DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type"]
+    #[doc = " that it was registered with (float32 where memory is lent and no parameter needs a lower one), to"]
+    #[doc = " be read only. At ZeRO stage 3 they are gathered from the processes that hold their parts: every"]
+    #[doc = " process opens and closes scopes and adds gradients for the same parameters in the same order, and"]
+    #[doc = " wherever that was the order of the step before, what comes next is gathered ahead. At other"]
+    #[doc = " stages the tensors are views of weights that are whole anyway, so a program need not know its"]
+    #[doc = " stage. A parameter may be in several scopes. ds_engine_step needs all closed. DS_SCOPE_MODIFY:"]
+    #[doc = " float32 copies of the master values of parameters of any model. Every process calls it, not in"]
+    #[doc = " the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until then no step can"]
+    #[doc = " be made. A parameter is in one such scope at a time. DS_SCOPE_NO_SYNC: gradients of the passes"]
+    #[doc = " inside are summed in this process, and averaged over processes once, by the first ds_engine_step"]
+    #[doc = " after the scope, at ZeRO stages 0 and 1. A forward inside ends the micro batch before it, without"]
+    #[doc = " ds_engine_step, which is refused until the scope ends; so are another such scope,"]
+    #[doc = " ds_engine_train_batch and ds_engine_join. Each pass counts as one of gradient_accumulation_steps."]
+    #[doc = " Every process opens it; the first one of an engine makes a buffer of the gradients' size."]
     #[doc = " @param parameters  indices in the model; NULL = 0, 1, ..."]
     #[doc = " @param count       how many; 0 with DS_SCOPE_NO_SYNC"]
     #[doc = " Blocks: until the values are there. Errors: DS_ERR_STATE (a scope of the other mode is open; in"]
@@ -4078,7 +4225,8 @@ extern "C" {
     #[doc = " checkpoint.writer.decoupled: then ds_engine_save returns with a copy of the state taken, and the"]
     #[doc = " checkpoint is there, and `latest` names it, some time later). The next save, ds_engine_load and"]
     #[doc = " ds_engine_destroy wait too; a failure is told once, by this call or by the next save, which then"]
-    #[doc = " saves nothing. Without a save under way it returns at once. Errors: as ds_engine_save."]
+    #[doc = " saves nothing. Without a save under way it returns at once. Of several processes every one makes"]
+    #[doc = " the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save."]
     #[doc = " Since: 0.3."]
     pub fn ds_engine_save_wait(engine: *mut ds_engine) -> ds_status;
 }
@@ -4187,9 +4335,9 @@ pub struct ds_engine_info {
     pub samples: i64,
     #[doc = "< train_micro_batch_size_per_gpu"]
     pub micro_batch_size: i64,
-    #[doc = "< gradient_accumulation_steps"]
+    #[doc = "< micro batches of the next step (rampup_batch_size varies them)"]
     pub accumulation_steps: i64,
-    #[doc = "< samples of a step, of all processes"]
+    #[doc = "< samples of that step, of all processes"]
     pub train_batch_size: i64,
     #[doc = "< what losses are multiplied by before their gradients are taken:"]
     #[doc = "1 unless fp16 trains. It may change with every step"]

@@ -68,6 +68,19 @@ impl Dataset {
         })
     }
 
+    /// Writes the documents of several data sets of tokens, given by their prefixes, one after another
+    /// into `PREFIX.bin` and `PREFIX.idx`.
+    pub fn merge<P: AsRef<Path>>(prefixes: &[P], output_prefix: impl AsRef<Path>) -> Result<()> {
+        let names = prefixes
+            .iter()
+            .map(|prefix| prefix.as_ref().to_string_lossy().into_owned().into())
+            .collect();
+        let inputs = c_text("the prefixes", Value::List(names).to_string())?;
+        let prefix = c_path(output_prefix.as_ref())?;
+        // SAFETY: reads the texts.
+        check(unsafe { sys::ds_dataset_merge(inputs.as_ptr(), prefix.as_ptr()) })
+    }
+
     fn info(&self) -> Result<sys::ds_dataset_info> {
         // SAFETY: fills the struct.
         describe(|out| unsafe { sys::ds_dataset_describe(self.raw(), out) })

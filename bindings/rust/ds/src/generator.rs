@@ -48,6 +48,8 @@ pub struct GeneratorInfo {
     pub threads: usize,
     /// Groups have no minimum.
     pub symmetric: bool,
+    /// Bytes of those that the parameters take in `f32`; 0 for the model's own.
+    pub bytes_saved: i64,
 }
 
 /// How [`Generator::generate`] chooses tokens.
@@ -214,6 +216,7 @@ impl<'m> Generator<'m> {
             group_size: to_usize(info.group_size),
             threads: usize::try_from(info.threads).unwrap_or(0),
             symmetric: info.symmetric != 0,
+            bytes_saved: info.bytes_saved,
         })
     }
 

@@ -78,7 +78,9 @@ pub use parameter::Parameter;
 pub use run::{Interrupter, Progress};
 pub use scope::{Edit, Extent, Optimizer, OptimizerInfo, Scope, Values};
 pub use store::{MemoryStore, Store};
-pub use tensor::{Device, DeviceKind, Quantized, Tensor, TensorInfo, TensorRef};
+pub use tensor::{
+    Device, DeviceKind, GroupFormat, Quantized, QuantizedGroups, Tensor, TensorInfo, TensorRef,
+};
 pub use tokenizer::Tokenizer;
 pub use work::{Collective, Done, Work};
 

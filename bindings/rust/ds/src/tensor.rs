@@ -501,6 +501,92 @@ impl<'a> Tensor<'a> {
             block_size,
         })
     }
+
+    /// Codes of 8 or 4 bits by groups, each with a float32 scale and perhaps a minimum.
+    pub fn quantize_groups(&self, format: GroupFormat) -> Result<QuantizedGroups> {
+        let (mut codes, mut scales) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: gives two handles.
+        check(unsafe {
+            sys::ds_tensor_quantize_groups(
+                self.raw(),
+                format.bits.into(),
+                to_i64(format.group_size),
+                format.asymmetric.into(),
+                format.seed(),
+                &mut codes,
+                &mut scales,
+            )
+        })?;
+        let codes = Tensor::of(Handle::own(codes)?);
+        Ok(QuantizedGroups {
+            codes,
+            scales: Tensor::of(Handle::own(scales)?),
+            format,
+        })
+    }
+
+    /// This tensor quantised and dequantised by groups.
+    pub fn fake_quantize(&self, format: GroupFormat) -> Result<Tensor<'static>> {
+        // SAFETY: gives a handle.
+        let handle = make(|out| unsafe {
+            sys::ds_tensor_fake_quantize(
+                self.raw(),
+                format.bits.into(),
+                to_i64(format.group_size),
+                format.asymmetric.into(),
+                format.seed(),
+                out,
+            )
+        })?;
+        Ok(Tensor::of(handle))
+    }
+
+    /// The softmax of this tensor's attention scores, times a scale, along the last dimension. The
+    /// mask (`u8`) is 0 where a key is hidden; with `causal` queries see no later keys.
+    pub fn softmax(
+        &self,
+        mask: Option<&Tensor<'_>>,
+        scale: f64,
+        causal: bool,
+    ) -> Result<Tensor<'static>> {
+        let mask = mask.map_or(ptr::null_mut(), Tensor::raw);
+        // SAFETY: reads tensors, gives a handle.
+        let handle = make(|out| unsafe {
+            sys::ds_tensor_softmax(self.raw(), mask, scale, causal.into(), out)
+        })?;
+        Ok(Tensor::of(handle))
+    }
+
+    /// The gradient with respect to the scores of which this tensor is the softmax.
+    pub fn softmax_backward(&self, gradient: &Tensor<'_>, scale: f64) -> Result<Tensor<'static>> {
+        // SAFETY: reads tensors, gives a handle.
+        let handle = make(|out| unsafe {
+            sys::ds_tensor_softmax_backward(self.raw(), gradient.raw(), scale, out)
+        })?;
+        Ok(Tensor::of(handle))
+    }
+
+    /// Splits packed projections `[batch, tokens, parts * heads * size]`, plus a bias, into heads:
+    /// `[parts, batch, heads, tokens, size]`.
+    pub fn split_heads(
+        &self,
+        bias: Option<&Tensor<'_>>,
+        parts: i32,
+        heads: i32,
+    ) -> Result<Tensor<'static>> {
+        let bias = bias.map_or(ptr::null_mut(), Tensor::raw);
+        // SAFETY: reads tensors, gives a handle.
+        let handle =
+            make(|out| unsafe { sys::ds_tensor_split_heads(self.raw(), bias, parts, heads, out) })?;
+        Ok(Tensor::of(handle))
+    }
+
+    /// The inverse of [`Tensor::split_heads`] without a bias.
+    pub fn merge_heads(&self) -> Result<Tensor<'static>> {
+        // SAFETY: reads a tensor, gives a handle.
+        let handle = make(|out| unsafe { sys::ds_tensor_merge_heads(self.raw(), out) })?;
+        Ok(Tensor::of(handle))
+    }
 }
 
 /// The handles of tensors that a call reads.
@@ -544,6 +630,55 @@ impl Quantized {
                 scales,
                 self.bits.into(),
                 to_i64(self.block_size),
+                output.raw(),
+            )
+        })
+    }
+}
+
+/// How numbers become codes by groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupFormat {
+    /// 8 or 4.
+    pub bits: u8,
+    /// Elements that share a scale: even.
+    pub group_size: usize,
+    /// Whether groups have minima.
+    pub asymmetric: bool,
+    /// Stochastic rounding drawn from this seed, whose mean is the element; `None`: to the nearest.
+    pub seed: Option<u32>,
+}
+
+impl GroupFormat {
+    fn seed(&self) -> i64 {
+        self.seed.map_or(-1, i64::from)
+    }
+}
+
+/// What [`Tensor::quantize_groups`] gives.
+#[derive(Debug)]
+pub struct QuantizedGroups {
+    /// `u8`; with 4 bits two codes in a byte.
+    pub codes: Tensor<'static>,
+    /// `f32`, one for each group; minima in a second row.
+    pub scales: Tensor<'static>,
+    format: GroupFormat,
+}
+
+impl QuantizedGroups {
+    /// Writes what the codes stand for to every element of a tensor.
+    pub fn dequantize(&self, output: &mut Tensor<'_>) -> Result<()> {
+        let (codes, scales) = (self.codes.raw(), self.scales.raw());
+        let GroupFormat {
+            bits, group_size, ..
+        } = self.format;
+        // SAFETY: `output` is borrowed exclusively.
+        check(unsafe {
+            sys::ds_tensor_dequantize_groups(
+                codes,
+                scales,
+                bits.into(),
+                to_i64(group_size),
                 output.raw(),
             )
         })

@@ -155,6 +155,46 @@ fn pieces_of_a_flat_tensor_share_its_memory() {
 }
 
 #[test]
+fn groups_come_back_within_half_a_step() {
+    let values: Vec<f32> = (0..64).map(|i| 1.0 + (i as f32 * 0.7).sin()).collect();
+    let tensor = Tensor::from_slice(&values, &[64]).unwrap();
+    let format = ds::GroupFormat {
+        bits: 4,
+        group_size: 16,
+        asymmetric: true,
+        seed: None,
+    };
+    let quantized = tensor.quantize_groups(format).unwrap();
+    assert_eq!(quantized.scales.shape().unwrap(), [2, 4]);
+    let mut back = Tensor::zeros::<f32>(&[64]).unwrap();
+    quantized.dequantize(&mut back).unwrap();
+    let back = back.to_vec::<f32>().unwrap();
+    for (a, b) in back.iter().zip(&values) {
+        assert!((a - b).abs() <= 1.0 / 15.0 + 1e-6, "{a} and {b}");
+    }
+    let fake = tensor.fake_quantize(format).unwrap();
+    assert_eq!(fake.to_vec::<f32>().unwrap(), back);
+}
+
+#[test]
+fn softmax_and_heads() {
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 2, 2]).unwrap();
+    let y = x.softmax(None, 1.0, true).unwrap();
+    let expected = [1.0f32, 0.0, 0.268_941_43, 0.731_058_6];
+    for (a, b) in y.to_vec::<f32>().unwrap().iter().zip(expected) {
+        assert!((a - b).abs() < 1e-6, "{a} and {b}");
+    }
+    let dx = y.softmax_backward(&x, 1.0).unwrap();
+    assert!((dx.to_vec::<f32>().unwrap()[3] - 0.196_611_93).abs() < 1e-6);
+    let split = x.split_heads(None, 1, 2).unwrap();
+    assert_eq!(split.to_vec::<f32>().unwrap(), [1.0, 3.0, 2.0, 4.0]);
+    assert_eq!(
+        split.merge_heads().unwrap().to_vec::<f32>().unwrap(),
+        [1.0, 2.0, 3.0, 4.0]
+    );
+}
+
+#[test]
 fn quantised_numbers_come_back_nearly() {
     let values: Vec<f32> = (0..64).map(|i| (i as f32 * 0.7).sin()).collect();
     let tensor = Tensor::from_slice(&values, &[64]).unwrap();

@@ -3,6 +3,7 @@ mod common;
 
 use std::ops::ControlFlow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use common::{trainer, weights, Scratch, CONFIG, SHAPE};
@@ -423,6 +424,10 @@ fn tokenizers_and_data_sets() {
     assert_eq!(Tokenizer::bytes().unwrap().end_of_text().unwrap(), None);
     let prefix = scratch.join("corpus");
     Dataset::build(&book, &tokenizer, false, &prefix).unwrap();
+    let twice = scratch.join("twice");
+    Dataset::merge(&[&prefix, &prefix], &twice).unwrap();
+    let bytes = |path: &Path| std::fs::metadata(path.with_extension("bin")).unwrap().len();
+    assert_eq!(bytes(&twice), 2 * bytes(&prefix));
     let data = Dataset::text(&prefix, 8, None).unwrap();
     assert!(data.samples().unwrap() > 10);
     assert_eq!(data.sequence_length().unwrap(), 8);

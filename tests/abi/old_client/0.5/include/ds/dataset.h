@@ -38,6 +38,15 @@ DS_API ds_status ds_dataset_open(const char* spec_json, const ds_tokenizer* DS_N
 DS_API ds_status ds_dataset_build(const char* input, const ds_tokenizer* tokenizer,
                                   ds_bool append_end, const char* output_prefix);
 
+/**
+ * Writes the documents of several data sets one after another into PREFIX.bin and PREFIX.idx, in
+ * Megatron's format; the inputs may have its older index (TNTIDX).
+ * @param inputs_json    ["PREFIX", ...], all with tokens of one type
+ * @param output_prefix  not one of them
+ * Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT. Since: 0.5.
+ */
+DS_API ds_status ds_dataset_merge(const char* inputs_json, const char* output_prefix);
+
 /** How much a data set holds. Set struct_size before the call. Since: 0.5. */
 typedef struct ds_dataset_info {
   int64_t struct_size;     /**< sizeof(ds_dataset_info) of the caller's header */
@@ -54,8 +63,9 @@ DS_API ds_status ds_dataset_describe(const ds_dataset* dataset, ds_dataset_info*
 DS_API ds_status ds_dataset_sample(const ds_dataset* dataset, int64_t index,
                                    ds_tensor** out_tokens);
 /**
- * One field of a sample as a tensor [sequence_length].
- * @param field  "ids", "labels", "segments", "token_types" (int32) or "mask" (uint8)
+ * One field of a sample as a tensor [sequence_length], "sentence_order" as a tensor [1].
+ * @param field  "ids", "labels", "segments", "token_types", "sentence_order" (int32) or "mask"
+ *               (uint8)
  * Errors: DS_ERR_NOT_FOUND (the data set has no such field). Since: 0.2.
  */
 DS_API ds_status ds_dataset_field(const ds_dataset* dataset, int64_t index, const char* field,

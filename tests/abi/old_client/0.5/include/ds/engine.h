@@ -58,7 +58,8 @@ enum ds_skip_code {
   DS_SKIP_UNKNOWN = -1,
   DS_SKIP_NONE = 0,         /**< It was applied. */
   DS_SKIP_ACCUMULATING = 1, /**< Not a boundary: more micro batches belong to this step. */
-  DS_SKIP_NON_FINITE = 2 /**< A gradient was NaN or infinite; weights and moments are untouched. */
+  DS_SKIP_NON_FINITE = 2, /**< A gradient was NaN or infinite; weights and moments are untouched. */
+  DS_SKIP_LARGE_NORM = 3  /**< The gradient norm was above gradient_skip_norm; the same. */
 };
 
 /** What a step did. Set struct_size before the call. */
@@ -129,7 +130,8 @@ DS_API ds_status ds_engine_set_dataset(ds_engine* engine, const ds_dataset* DS_N
 DS_API ds_status ds_engine_train_batch(ds_engine* engine, ds_step_report* DS_NULLABLE out_report);
 /**
  * Mean loss over a data set, without training and without dropout.
- * @param max_batches  micro batches at most; 0 = all
+ * @param max_batches  micro batches at most, of the configuration's eval_micro_batch_size_per_gpu
+ *                     samples, or train_micro_batch_size_per_gpu; 0 = all
  * Since: 0.1.
  */
 DS_API ds_status ds_engine_evaluate(ds_engine* engine, const ds_dataset* dataset,
@@ -195,33 +197,41 @@ DS_API ds_status ds_engine_set_loss(ds_engine* engine, double loss);
 /** Gives up the open step: its gradients are cleared, weights stay. Since: 0.2. */
 DS_API ds_status ds_engine_discard_gradients(ds_engine* engine);
 
-/* ---- Scopes: parameters made whole --------------------------------------------------------- */
+/* ---- Scopes: parameters made whole, gradients not reduced ---------------------------------- */
 
 /** A ds_scope_mode_code. Since: 0.5. */
 typedef int32_t ds_scope_mode;
 /** What a scope is for. */
 enum ds_scope_mode_code {
   DS_SCOPE_UNKNOWN = -1,
-  DS_SCOPE_COMPUTE = 1, /**< the caller computes with own parameters, in the engine's type */
-  DS_SCOPE_MODIFY = 2   /**< one process may change parameters of any model: float32 masters */
+  DS_SCOPE_COMPUTE = 1, /**< the caller computes with own parameters, each in its type */
+  DS_SCOPE_MODIFY = 2,  /**< one process may change parameters of any model: float32 masters */
+  DS_SCOPE_NO_SYNC = 3  /**< gradients are not averaged over processes inside */
 };
 
 /**
- * Makes parameters whole in this process until the scope ends, at every ZeRO stage.
- * DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, in the type that the
- * engine computes in, to be read only. At ZeRO stage 3 they are gathered from the processes that
- * hold their parts: every process opens and closes scopes and adds gradients for the same
- * parameters in the same order, and wherever that was the order of the step before, what comes next
- * is gathered ahead. At other stages the tensors are views of weights that are whole anyway, so a
- * program need not know its stage. A parameter may be in several scopes. ds_engine_step needs all
- * closed.
- * DS_SCOPE_MODIFY: float32 copies of the master values of parameters of any model. Every process
- * calls it, not in the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until
- * then no step can be made. A parameter is in one such scope at a time.
+ * Opens a scope: parameters are whole in this process until it ends, at every ZeRO stage, or
+ * gradients stay in this process.
+ * DS_SCOPE_COMPUTE: own parameters for the caller's forward and backward pass, each in the type
+ * that it was registered with (float32 where memory is lent and no parameter needs a lower one), to
+ * be read only. At ZeRO stage 3 they are gathered from the processes that hold their parts: every
+ * process opens and closes scopes and adds gradients for the same parameters in the same order, and
+ * wherever that was the order of the step before, what comes next is gathered ahead. At other
+ * stages the tensors are views of weights that are whole anyway, so a program need not know its
+ * stage. A parameter may be in several scopes. ds_engine_step needs all closed. DS_SCOPE_MODIFY:
+ * float32 copies of the master values of parameters of any model. Every process calls it, not in
+ * the middle of a step, and ends it with ds_scope_commit or ds_scope_close; until then no step can
+ * be made. A parameter is in one such scope at a time. DS_SCOPE_NO_SYNC: gradients of the passes
+ * inside are summed in this process, and averaged over processes once, by the first ds_engine_step
+ * after the scope, at ZeRO stages 0 and 1. A forward inside ends the micro batch before it, without
+ * ds_engine_step, which is refused until the scope ends; so are another such scope,
+ * ds_engine_train_batch and ds_engine_join. Each pass counts as one of gradient_accumulation_steps.
+ * Every process opens it; the first one of an engine makes a buffer of the gradients' size.
  * @param parameters  indices in the model; NULL = 0, 1, ...
- * @param count       how many
+ * @param count       how many; 0 with DS_SCOPE_NO_SYNC
  * Blocks: until the values are there. Errors: DS_ERR_STATE (a scope of the other mode is open; in
- * the middle of a step), DS_ERR_UNSUPPORTED (DS_SCOPE_COMPUTE with a built-in model), DS_ERR_COMM
+ * the middle of a step; a DS_SCOPE_NO_SYNC inside another), DS_ERR_UNSUPPORTED (DS_SCOPE_COMPUTE
+ * with a built-in model, DS_SCOPE_NO_SYNC at ZeRO stages 2 and 3), DS_ERR_COMM
  * (processes ask for different parameters: the text names them), DS_ERR_ABORTED. Since: 0.5.
  */
 DS_API ds_status ds_engine_open_scope(ds_engine* engine, const int64_t* DS_NULLABLE parameters,
@@ -361,7 +371,8 @@ DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const cha
  * checkpoint.writer.decoupled: then ds_engine_save returns with a copy of the state taken, and the
  * checkpoint is there, and `latest` names it, some time later). The next save, ds_engine_load and
  * ds_engine_destroy wait too; a failure is told once, by this call or by the next save, which then
- * saves nothing. Without a save under way it returns at once. Errors: as ds_engine_save.
+ * saves nothing. Without a save under way it returns at once. Of several processes every one makes
+ * the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save.
  * Since: 0.3.
  */
 DS_API ds_status ds_engine_save_wait(ds_engine* engine);
@@ -382,6 +393,8 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * true; with false moments, their count of steps and the loss scale stay as they are, those of a
  * new engine at their beginning; the gradients of an open step are given up;
  *   "load_lr_scheduler_states": true; with false the schedule and the rates stay where they are;
+ *   "may_be_missing": false; with true and a NULL tag a folder that is not there or holds no
+ *       checkpoint is no error and changes nothing: the engine begins at its own step;
  *   "strict": false; with true settings that differ from the saved run's are refused, not warned
  *       of; so is another data set, also by ds_engine_set_dataset later.
  *   The first four are arguments of DeepSpeed's load_checkpoint.
@@ -436,12 +449,13 @@ typedef struct ds_engine_info {
   int64_t micro_steps;        /**< micro batches so far */
   int64_t samples;            /**< samples consumed so far */
   int64_t micro_batch_size;   /**< train_micro_batch_size_per_gpu */
-  int64_t accumulation_steps; /**< gradient_accumulation_steps */
-  int64_t train_batch_size;   /**< samples of a step, of all processes */
+  int64_t accumulation_steps; /**< micro batches of the next step (rampup_batch_size varies them) */
+  int64_t train_batch_size;   /**< samples of that step, of all processes */
   double loss_scale;          /**< what losses are multiplied by before their gradients are taken:
                                    1 unless fp16 trains. It may change with every step */
   int32_t zero_stage;         /**< 0 to 3 */
-  ds_dtype compute_dtype;     /**< type that the engine computes in */
+  ds_dtype compute_dtype;     /**< type that the configuration computes in; own parameters of
+                                   float32 stay that */
 } ds_engine_info;
 /** A ds_engine_info to be filled. */
 #define DS_ENGINE_INFO_INIT \

@@ -33,7 +33,10 @@ enum ds_weight_form_code {
  *     (activations are float32 with "fp32" and bfloat16 otherwise); "group_size": 64, elements of a
  *     row that share a scale in "int8" and "int4", a multiple of 8, 0 = the whole row;
  *     "symmetric": true, false gives groups of "int4" a minimum beside the scale; "threads": 0, the
- *     CPUs that the process may run on. The last three need a prepared form.
+ *     CPUs that the process may run on; "overrides": [{"match": "h.0.*", "weights": "int8", ...}],
+ *     another form, group size or symmetry for the matrices of linear layers whose names match (*
+ *     is any text, ? any character; the last match counts), not with "fp32". All but "weights" need
+ *     a prepared form.
  * @param out_generator  keeps the model alive while it runs the model's own weights
  * Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_STATE,
  * DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a prepared form, which every
@@ -42,7 +45,8 @@ enum ds_weight_form_code {
 DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE options_json,
                                      ds_generator** out_generator);
 
-/** What a generator holds. Set struct_size before the call. Since: 0.5. */
+/** What a generator holds: the form of all but its overrides. Set struct_size before the call.
+ * Since: 0.5. */
 typedef struct ds_generator_info {
   int64_t struct_size;     /**< sizeof(ds_generator_info) of the caller's header */
   int64_t bytes;           /**< of all weights; 0 for the model's own */
@@ -52,10 +56,11 @@ typedef struct ds_generator_info {
   int32_t threads;         /**< threads that it works with; 0 for the model's own weights */
   ds_bool symmetric;       /**< groups have no minimum */
   int32_t reserved;        /**< 0 */
+  int64_t bytes_saved; /**< of those that the parameters take in float32; 0 for the model's own */
 } ds_generator_info;
 /** A ds_generator_info to be filled. */
 #define DS_GENERATOR_INFO_INIT \
-  { (int64_t)sizeof(ds_generator_info), 0, 0, 0, 0, 0, 0, 0 }
+  { (int64_t)sizeof(ds_generator_info), 0, 0, 0, 0, 0, 0, 0, 0 }
 /** Form and size of the weights. Since: 0.5. */
 DS_API ds_status ds_generator_describe(const ds_generator* generator, ds_generator_info* out_info);
 

@@ -72,7 +72,8 @@ typedef struct ds_parameter {
  * ds_model_set_parameter, inside those calls only. An engine of several processes at ZeRO stage 3
  * refuses lent values: no process has whole weights to write. A parameter that is not lent lies in
  * the library's memory, see ds_model_view_parameter; its dtype must then be float32 or the type in
- * which the engine's configuration computes. Errors: DS_ERR_UNSUPPORTED (a type, two
+ * which the engine's configuration computes, and a model may have both, such as float32 adapters
+ * beside a bfloat16 base. Errors: DS_ERR_UNSUPPORTED (a type, two
  * places). Since: 0.2.
  */
 DS_API ds_status ds_model_create_from_parameters(const ds_parameter* parameters, int64_t count,
@@ -112,8 +113,8 @@ DS_API ds_status ds_model_config(const ds_model* model, char** out_json);
 /**
  * Moves the weights to a device, where the model then runs and engines made later train it. Tensors
  * that are given and returned stay in host memory; docs/cuda.md says what runs on a GPU.
- * @param device  "cpu", where models begin, or a GPU: "cuda:0", counted as ds_report lists them.
- *     Of several processes each takes another GPU, and their group is one of transport "nccl".
+ * @param device  "cpu", where models begin; a GPU, "cuda:0", as ds_report counts them; "auto": see
+ *     docs/cuda.md. Of several processes each takes another GPU, and their transport is "nccl".
  * Errors: DS_ERR_UNSUPPORTED (no CUDA in this build, no driver, no GPU; or lent parameters),
  * DS_ERR_INVALID_ARGUMENT (no such device), DS_ERR_STATE (the model has an engine, or is prepared
  * for inference), DS_ERR_OUT_OF_MEMORY, DS_ERR_DEVICE. Since: 0.4.

@@ -195,6 +195,89 @@ DS_API ds_status ds_tensor_quantize(const ds_tensor* tensor, int32_t bits, int64
 DS_API ds_status ds_tensor_dequantize(const ds_tensor* codes, const ds_tensor* scales, int32_t bits,
                                       int64_t block_size, ds_tensor* output);
 
+/**
+ * Quantises numbers to 8 or 4 bits by groups, an even number of elements each, with a float32 scale
+ * per group: symmetric (element = code * scale, scale = largest magnitude / (2^(bits-1) - 1)) or
+ * asymmetric (element = minimum + code * scale, scale = (maximum - minimum) / (2^bits - 1)).
+ * Rounded to the nearest an element comes back within half a step; rounded stochastically within a
+ * step, and the mean over many seeds is the element. A group with an element that is not finite
+ * comes back as NaN.
+ * @param tensor      float32, bfloat16 or float16, packed, in host memory
+ * @param bits        8 or 4
+ * @param group_size  elements that share a scale: even, 2 or more; the last group may be shorter
+ * @param asymmetric  whether groups have minima
+ * @param seed        0 or more: stochastic rounding, drawn from this seed; -1: to the nearest
+ * @param out_codes   uint8 [elements], or [(elements + 1) / 2] with 4 bits: the earlier of two
+ *                    codes in the upper half of a byte; symmetric codes are in two's complement
+ * @param out_scales  float32 [groups]; asymmetric [2, groups], the second row holding the minima
+ * Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5.
+ */
+DS_API ds_status ds_tensor_quantize_groups(const ds_tensor* tensor, int32_t bits,
+                                           int64_t group_size, ds_bool asymmetric, int64_t seed,
+                                           ds_tensor** out_codes, ds_tensor** out_scales);
+/**
+ * Writes what the codes stand for to every element of a tensor.
+ * @param codes, scales     as ds_tensor_quantize_groups gave them
+ * @param bits, group_size  as that was given them
+ * @param output  float32, bfloat16 or float16, packed, in host memory; its number of elements says
+ *                how many codes there are
+ * Errors: DS_ERR_STATE for a read-only tensor, DS_ERR_UNSUPPORTED. Since: 0.5.
+ */
+DS_API ds_status ds_tensor_dequantize_groups(const ds_tensor* codes, const ds_tensor* scales,
+                                             int32_t bits, int64_t group_size, ds_tensor* output);
+/**
+ * Quantises and dequantises in one call: the numbers that training for quantised inference sees.
+ * @param bits, group_size, asymmetric, seed  as for ds_tensor_quantize_groups
+ * @param out_tensor  of the type and shape of `tensor`
+ * Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5.
+ */
+DS_API ds_status ds_tensor_fake_quantize(const ds_tensor* tensor, int32_t bits, int64_t group_size,
+                                         ds_bool asymmetric, int64_t seed, ds_tensor** out_tensor);
+
+/**
+ * Softmax of attention scores along the last dimension: softmax(scale * scores), of any size.
+ * @param scores  [keys] to [batch, heads, queries, keys]: 1 to 4 dimensions; float32, bfloat16 or
+ *                float16, packed, in host memory
+ * @param mask    uint8 with as many dimensions, each as long as that of `scores` or 1, the last as
+ *                long; 0 where a key is hidden. NULL: none is
+ * @param scale   what scores are multiplied by
+ * @param causal  whether query i sees no keys beyond i + keys - queries
+ * @param out_tensor  of the type and shape of `scores`; a hidden key is exactly 0, and so is a row
+ *                    that sees nothing
+ * Errors: DS_ERR_UNSUPPORTED (memory of a GPU, another type). Since: 0.5.
+ */
+DS_API ds_status ds_tensor_softmax(const ds_tensor* scores, const ds_tensor* DS_NULLABLE mask,
+                                   double scale, ds_bool causal, ds_tensor** out_tensor);
+/**
+ * The gradient of ds_tensor_softmax with respect to its scores, with any mask.
+ * @param softmax   what ds_tensor_softmax gave
+ * @param gradient  with respect to that: the same type and shape
+ * @param scale     as ds_tensor_softmax was given it
+ * Errors: DS_ERR_UNSUPPORTED. Since: 0.5.
+ */
+DS_API ds_status ds_tensor_softmax_backward(const ds_tensor* softmax, const ds_tensor* gradient,
+                                            double scale, ds_tensor** out_tensor);
+
+/**
+ * Splits packed projections into heads, heads before tokens, and adds a bias: the permutation 0213.
+ * @param packed  [batch, tokens, parts * heads * size]: 1 part, or 3 for queries, keys and values
+ *                side by side; float32, bfloat16 or float16, packed, in host memory
+ * @param bias    [parts * heads * size] of the same type, or NULL
+ * @param parts, heads  1 or more; their product divides the last dimension of `packed`
+ * @param out_tensor    [parts, batch, heads, tokens, size]
+ * The gradient of `packed` is ds_tensor_merge_heads of that of the result; that of `bias` is the
+ * sum of the former over batch and tokens. Errors: DS_ERR_UNSUPPORTED. Since: 0.5.
+ */
+DS_API ds_status ds_tensor_split_heads(const ds_tensor* packed, const ds_tensor* DS_NULLABLE bias,
+                                       int32_t parts, int32_t heads, ds_tensor** out_tensor);
+/**
+ * The inverse of ds_tensor_split_heads without a bias.
+ * @param split       [parts, batch, heads, tokens, size]
+ * @param out_tensor  [batch, tokens, parts * heads * size]
+ * Errors: DS_ERR_UNSUPPORTED. Since: 0.5.
+ */
+DS_API ds_status ds_tensor_merge_heads(const ds_tensor* split, ds_tensor** out_tensor);
+
 /** Ends a tensor; NULL is fine. Threads: any. Since: 0.1. */
 DS_API void ds_tensor_destroy(ds_tensor* DS_NULLABLE tensor);
 

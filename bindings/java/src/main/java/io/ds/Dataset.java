@@ -46,6 +46,17 @@ public final class Dataset extends NativeObject {
   }
 
   /**
+   * Writes the documents of several data sets of tokens one after another into PREFIX.bin and PREFIX.idx.
+   *
+   * @param prefixes the data sets, without the endings of their files
+   * @param outputPrefix the two files without their endings
+   */
+  public static void merge(java.util.List<Path> prefixes, Path outputPrefix) {
+    var names = prefixes.stream().map(Path::toString).toList();
+    Native.ds_dataset_merge(Json.write(names), Marshal.text(outputPrefix));
+  }
+
+  /**
    * Number and length of the samples.
    *
    * @return how much the data set holds

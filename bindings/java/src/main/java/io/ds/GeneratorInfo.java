@@ -9,6 +9,7 @@ package io.ds;
  * @param weights the form
  * @param threads threads that it works with; 0 for the model's own weights
  * @param symmetric groups have no minimum
+ * @param bytesSaved of those that the parameters take in float32; 0 for the model's own
  */
 public record GeneratorInfo(
     long bytes,
@@ -16,7 +17,8 @@ public record GeneratorInfo(
     long groupSize,
     WeightForm weights,
     int threads,
-    boolean symmetric) {
+    boolean symmetric,
+    long bytesSaved) {
   static GeneratorInfo of(ds_generator_info from) {
     return new GeneratorInfo(
         from.getBytes(),
@@ -24,6 +26,7 @@ public record GeneratorInfo(
         from.getGroup_size(),
         WeightForm.of(from.getWeights()),
         from.getThreads(),
-        from.getSymmetric());
+        from.getSymmetric(),
+        from.getBytes_saved());
   }
 }

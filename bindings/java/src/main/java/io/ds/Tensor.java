@@ -396,6 +396,99 @@ public final class Tensor extends NativeObject {
     Native.ds_tensor_dequantize(quantized.codes(), quantized.scales(), bits, blockSize, this);
   }
 
+  /**
+   * How numbers become codes by groups.
+   *
+   * @param bits 8 or 4
+   * @param groupSize elements that share a scale: even, 2 or more
+   * @param asymmetric whether groups have minima
+   * @param seed 0 or more: stochastic rounding drawn from it; -1: to the nearest
+   */
+  public record GroupFormat(int bits, long groupSize, boolean asymmetric, long seed) {}
+
+  /**
+   * Quantises numbers by groups; a number comes back within half a step, or within one step when it
+   * is rounded stochastically.
+   *
+   * @param format how
+   * @return codes, and scales with the minima in their second row
+   */
+  public Quantized quantizeGroups(GroupFormat format) {
+    long[] codes = new long[1];
+    long[] scales = new long[1];
+    Native.ds_tensor_quantize_groups(
+        this, format.bits(), format.groupSize(), format.asymmetric(), format.seed(), codes, scales);
+    return new Quantized(new Tensor(codes[0]), new Tensor(scales[0]));
+  }
+
+  /**
+   * Writes what codes by groups stand for to every element of this tensor.
+   *
+   * @param quantized as {@link #quantizeGroups} gave it
+   * @param format as it was given
+   */
+  public void dequantizeGroups(Quantized quantized, GroupFormat format) {
+    Native.ds_tensor_dequantize_groups(
+        quantized.codes(), quantized.scales(), format.bits(), format.groupSize(), this);
+  }
+
+  /**
+   * This tensor after {@link #quantizeGroups} and {@link #dequantizeGroups}.
+   *
+   * @param format how
+   * @return of the same type and shape
+   */
+  public Tensor fakeQuantize(GroupFormat format) {
+    return Marshal.tensor(
+        out ->
+            Native.ds_tensor_fake_quantize(
+                this, format.bits(), format.groupSize(), format.asymmetric(), format.seed(), out));
+  }
+
+  /**
+   * The softmax of this tensor's attention scores along the last dimension.
+   *
+   * @param mask uint8, 0 where a key is hidden; null: none is
+   * @param scale what scores are multiplied by
+   * @param causal whether queries see no later keys
+   * @return of the same type and shape
+   */
+  public Tensor softmax(Tensor mask, double scale, boolean causal) {
+    return Marshal.tensor(out -> Native.ds_tensor_softmax(this, mask, scale, causal, out));
+  }
+
+  /**
+   * The gradient with respect to the scores of which this tensor is the softmax.
+   *
+   * @param gradient with respect to this tensor
+   * @param scale as {@link #softmax} was given it
+   * @return of the same type and shape
+   */
+  public Tensor softmaxBackward(Tensor gradient, double scale) {
+    return Marshal.tensor(out -> Native.ds_tensor_softmax_backward(this, gradient, scale, out));
+  }
+
+  /**
+   * Splits packed projections [batch, tokens, parts * heads * size] into heads.
+   *
+   * @param bias added to every row; null: none
+   * @param parts 1, or 3 for queries, keys and values side by side
+   * @param heads of each part
+   * @return [parts, batch, heads, tokens, size]
+   */
+  public Tensor splitHeads(Tensor bias, int parts, int heads) {
+    return Marshal.tensor(out -> Native.ds_tensor_split_heads(this, bias, parts, heads, out));
+  }
+
+  /**
+   * The inverse of {@link #splitHeads} without a bias.
+   *
+   * @return [batch, tokens, parts * heads * size]
+   */
+  public Tensor mergeHeads() {
+    return Marshal.tensor(out -> Native.ds_tensor_merge_heads(this, out));
+  }
+
   @Override
   public String toString() {
     if (isClosed()) {

@@ -106,6 +106,8 @@ class MisuseTest {
       assertEquals(5, again.tokenToId(again.idToToken(5)));
       Dataset.build(file, again, false, folder.resolve("prefix"));
       assertTrue(Files.exists(folder.resolve("prefix.bin")));
+      Dataset.merge(java.util.List.of(folder.resolve("prefix"), folder.resolve("prefix")), folder.resolve("twice"));
+      assertEquals(2 * Files.size(folder.resolve("prefix.bin")), Files.size(folder.resolve("twice.bin")));
     }
   }
 

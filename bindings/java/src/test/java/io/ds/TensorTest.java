@@ -156,6 +156,26 @@ class TensorTest {
   }
 
   @Test
+  void groupsSoftmaxAndHeads() {
+    Tensor.GroupFormat format = new Tensor.GroupFormat(4, 2, true, -1);
+    try (Tensor x = Tensor.of(new float[] {1, 2, 3, 4}, 1, 2, 2); Tensor.Quantized small = x.quantizeGroups(format);
+        Tensor back = Tensor.zeros(DType.FLOAT32, 4); Tensor same = x.fakeQuantize(format)) {
+      back.dequantizeGroups(small, format);
+      assertArrayEquals(new float[] {1, 2, 3, 4}, back.floats(), 1e-6f);
+      assertArrayEquals(back.floats(), same.floats());
+      try (Tensor y = x.softmax(null, 1, true); Tensor dx = y.softmaxBackward(x, 1)) {
+        assertArrayEquals(new float[] {1, 0, 0.26894143f, 0.7310586f}, y.floats(), 1e-6f);
+        assertArrayEquals(new float[] {0, 0, -0.19661193f, 0.19661193f}, dx.floats(), 1e-6f);
+      }
+      try (Tensor split = x.splitHeads(null, 1, 2); Tensor merged = split.mergeHeads()) {
+        assertEquals(List.of(1L, 1L, 2L, 2L, 1L), split.shape());
+        assertArrayEquals(new float[] {1, 3, 2, 4}, split.floats());
+        assertArrayEquals(x.floats(), merged.floats());
+      }
+    }
+  }
+
+  @Test
   void dlpackPassesTheMemoryOn() {
     try (Tensor tensor = Tensor.of(new long[] {1, 2, 3}); Tensor other = Tensor.fromDlpack(tensor.toDlpack(0), 0);
         Tensor legacy = Tensor.fromDlpackLegacy(tensor.toDlpackLegacy(0), 0)) {
