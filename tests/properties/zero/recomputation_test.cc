@@ -115,5 +115,31 @@ TEST_P(Recomputation, ReleasesWhatItGathered) {
   }
 }
 
+// Evaluation keeps no segment's input, wherever those of training would wait: its activations do
+// not grow with the layers.
+TEST(Recomputing, EvaluationKeepsNothing) {
+  for (const int stage : {0, 3}) {
+    int64_t peaks[2];
+    for (const int deep : {0, 1}) {
+      Job job{2, zero_config(stage, Json::object(),
+                             {{"activation_checkpointing",
+                               {{"enabled", true}, {"cpu_checkpointing", true}}}})};
+      job.model["n_layer"] = deep == 0 ? 2 : 8;
+      run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+        auto engine = make_rank_engine(job, comm);
+        engine->train_batch();
+        MemoryAccount& account = engine->model()->device()->account();
+        account.reset_peaks();
+        const int64_t before = account.now(MemoryTag::kActivations);
+        engine->evaluate(*periodic_data(), 1);
+        EXPECT_EQ(account.now(MemoryTag::kActivations), before);
+        if (comm->rank() == 0) peaks[deep] = account.peak(MemoryTag::kActivations) - before;
+      });
+    }
+    EXPECT_GT(peaks[0], 0);
+    EXPECT_EQ(peaks[1], peaks[0]) << "stage " << stage;
+  }
+}
+
 }  // namespace
 }  // namespace ds::properties
