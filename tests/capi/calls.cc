@@ -521,7 +521,11 @@ std::vector<Call> dataset_calls() {
        }},
       {"ds_dataset_merge",
        {text("inputs_json", R"(["{dir}/built"])"), text("output_prefix", "{dir}/merged")},
-       [](const Arguments& a) { return ds_dataset_merge(s(a, 0), s(a, 1)); }},
+       [](const Arguments& a) { return ds_dataset_merge(s(a, 0), s(a, 1)); },
+       [](World& world, Arguments&) {
+         EXPECT_DS_OK(ds_dataset_build(world.folder.file("text.txt").c_str(), world.tokenizer, 0,
+                                       world.folder.file("built").c_str()));
+       }},
       {"ds_dataset_describe",
        {in(kDataset, "dataset")},
        [](const Arguments& a) {
