@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional, Union
 
@@ -88,5 +89,5 @@ def build_dataset(
 def merge_datasets(prefixes: Iterable[PathLike], output_prefix: PathLike) -> None:
     """Writes the documents of several data sets of tokens, given by their prefixes, one after another
     into PREFIX.bin and PREFIX.idx."""
-    inputs = [path_text(prefix) for prefix in prefixes]
-    _native.ds_dataset_merge(to_json(inputs), path_text(output_prefix))
+    inputs = json.dumps([path_text(prefix) for prefix in prefixes])
+    _native.ds_dataset_merge(inputs, path_text(output_prefix))
