@@ -27,6 +27,7 @@ function(ds_test name)
         DS_TEST_DATA="${CMAKE_SOURCE_DIR}/tests/data" DS_TEST_SOURCE="${CMAKE_SOURCE_DIR}")
     endif()
   endforeach()
-  gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
+  # Parameters have names of their own; their values are bytes to GoogleTest.
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
 endfunction()

@@ -63,6 +63,9 @@ SignalWatch::SignalWatch(Loop loop) {
 }
 
 SignalWatch::~SignalWatch() {
+  // The program is about to end with the status of the signal that stopped it; another one, such as
+  // a terminal's second SIGHUP, must not change that.
+  if (stop_signal != 0) return;
   for (const Old& old : old_) sigaction(old.number, &old.action, nullptr);
 }
 

@@ -15,7 +15,9 @@ from api_pages import IDENTIFIER, Api
 
 # Pages outside docs/ that belong to the site, by their names in it.
 PAGES_ELSEWHERE = {"README.md": "readme.md", "SECURITY.md": "security.md",
-                   "CHANGELOG.md": "changelog.md"}
+                   "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+# Folders of docs whose pages are pages of the site.
+FOLDERS = ("properties", "decisions")
 LANGUAGES = {".c": "c", ".h": "c", ".cc": "cpp", ".hpp": "cpp", ".py": "python", ".json": "json",
              ".fbs": "text", ".rs": "rust", ".java": "java", ".ipynb": "json", ".txt": "text",
              ".toml": "toml", ".xml": "xml"}
@@ -76,8 +78,9 @@ class Site:
         for path in sorted((self.root / "docs").glob("*.md")):
             if path.name != "index.md":
                 self.page(path, path.name)
-        for path in sorted((self.root / "docs/properties").glob("*.md")):
-            self.page(path, f"properties/{path.name}")
+        for folder in FOLDERS:
+            for path in sorted((self.root / "docs" / folder).glob("*.md")):
+                self.page(path, f"{folder}/{path.name}")
         self.page(self.root / "docs/api/mainpage.md", "api/rules.md")
         for name, page in PAGES_ELSEWHERE.items():
             self.page(self.root / name, page)
@@ -130,7 +133,7 @@ class Site:
             return PAGES_ELSEWHERE[inside]
         if inside == "docs/api/mainpage.md":
             return "api/rules.md"
-        if re.fullmatch(r"docs/(properties/)?[^/]+\.md", inside):
+        if re.fullmatch(rf"docs/(({'|'.join(FOLDERS)})/)?[^/]+\.md", inside):
             return inside.removeprefix("docs/")
         if inside == "include/ds.h":
             return "api/index.md"

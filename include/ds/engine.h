@@ -105,10 +105,11 @@ DS_API ds_status ds_engine_forward(ds_engine* engine, const ds_batch* batch, ds_
  */
 DS_API ds_status ds_engine_backward(ds_engine* engine, const ds_tensor* loss);
 /**
- * Ends a micro batch; at an accumulation boundary clips, updates and clears the gradients.
+ * Ends a micro batch; at an accumulation boundary clips, updates and clears the gradients. Own
+ * parameters without a gradient count as zero.
  * @param out_report  may be NULL
- * Errors: DS_ERR_STATE (no backward or gradient since the last step; or training cannot go on:
- * max_consecutive_skips steps in a row were skipped, or gradients overflow at the smallest loss
+ * Errors: DS_ERR_STATE (no backward since the last step of a built-in model; or training cannot go
+ * on: max_consecutive_skips steps in a row were skipped, or gradients overflow at the smallest loss
  * scale - that step is counted as skipped, weights are untouched). Since: 0.1.
  */
 DS_API ds_status ds_engine_step(ds_engine* engine, ds_step_report* DS_NULLABLE out_report);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -50,6 +51,9 @@ struct Form {
   GroupFormat format;
   size_t elements;
 };
+
+// GoogleTest would read the bytes of the struct, and the gaps among them.
+void PrintTo(const Form& form, std::ostream* out) { *out << form.elements << " elements"; }
 
 class GroupsOf : public ::testing::TestWithParam<Form> {};
 

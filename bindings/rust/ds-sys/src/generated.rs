@@ -3920,10 +3920,11 @@ extern "C" {
     pub fn ds_engine_backward(engine: *mut ds_engine, loss: *const ds_tensor) -> ds_status;
 }
 extern "C" {
-    #[doc = " Ends a micro batch; at an accumulation boundary clips, updates and clears the gradients."]
+    #[doc = " Ends a micro batch; at an accumulation boundary clips, updates and clears the gradients. Own"]
+    #[doc = " parameters without a gradient count as zero."]
     #[doc = " @param out_report  may be NULL"]
-    #[doc = " Errors: DS_ERR_STATE (no backward or gradient since the last step; or training cannot go on:"]
-    #[doc = " max_consecutive_skips steps in a row were skipped, or gradients overflow at the smallest loss"]
+    #[doc = " Errors: DS_ERR_STATE (no backward since the last step of a built-in model; or training cannot go"]
+    #[doc = " on: max_consecutive_skips steps in a row were skipped, or gradients overflow at the smallest loss"]
     #[doc = " scale - that step is counted as skipped, weights are untouched). Since: 0.1."]
     pub fn ds_engine_step(engine: *mut ds_engine, out_report: *mut ds_step_report) -> ds_status;
 }
