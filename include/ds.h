@@ -8,7 +8,7 @@
  *             parameter is owned by the caller and ended with the matching `_destroy` or
  *             ds_string_free. Inputs are borrowed for the call. Objects that must outlive a call
  *             are counted inside, so handles may be destroyed in any order.
- * Handles     A handle is a number in a pointer's clothes: never dereferenced, never reused. NULL,
+ * Handles     A handle is a number of pointer type: never dereferenced, never reused. NULL,
  *             a handle of another kind or one already destroyed gives DS_ERR_INVALID_ARGUMENT.
  * NULL        A pointer must not be NULL unless it is marked DS_NULLABLE; the comment says what
  *             NULL means.

@@ -100,7 +100,7 @@ Job::Job(RankStart start, int lifeline, MeetingSocket& meeting)
   adopt_orphans();
 }
 
-// Errors are told in order with what ranks printed.
+// Errors are printed in order with what ranks printed.
 void Job::say(const std::string& text) { errors().add("ds: " + text + "\n"); }
 
 bool Job::ranks_left() const {

@@ -11,7 +11,7 @@
 
 namespace tool {
 
-// A file that cannot be written ends no training: it is told once, what could not be written is
+// A file that cannot be written ends no training: it is reported once, what could not be written is
 // kept (1 MiB of it) and written when that works again. Locked, so that two runs do not write one
 // file.
 class MetricsFile {

@@ -202,7 +202,7 @@ void RunLoop::settle() {
 void RunLoop::save_failed(const libds::Error& error, int64_t step) {
   save_failure_ =
       "cannot save " + o_.save + " at step " + std::to_string(step) + ": " + plain_message(error);
-  // The last one of a run is told as an error.
+  // The last one of a run is reported as an error.
   const bool last = step == step_ && (step_ >= o_.steps || news_.stop != 0 || exits_);
   if (comm_.rank() != 0 || last) return;
   progress_.clear();

@@ -78,12 +78,19 @@ class Site:
         for path in sorted((self.root / "docs").glob("*.md")):
             if path.name != "index.md":
                 self.page(path, path.name)
-        for folder in FOLDERS:
+        for folder in (name for name in FOLDERS if (self.root / "docs" / name).is_dir()):
             for path in sorted((self.root / "docs" / folder).glob("*.md")):
                 self.page(path, f"{folder}/{path.name}")
+            self.list_below(folder)
         self.page(self.root / "docs/api/mainpage.md", "api/rules.md")
         for name, page in PAGES_ELSEWHERE.items():
             self.page(self.root / name, page)
+
+    def list_below(self, folder):
+        """The pages of a folder below its index in the navigation."""
+        index = self.source / folder / "index.md"
+        names = sorted(path.stem for path in index.parent.glob("*.md") if path != index)
+        index.write_text(index.read_text() + "\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n")
 
     def page(self, path, name):
         target = self.source / name

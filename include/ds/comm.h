@@ -167,7 +167,7 @@ typedef struct ds_collective {
  * free at once. Messages match by sender and tag; two processes may send to each other at once.
  * @param out_work  ended with ds_work_destroy
  * Errors: DS_ERR_COMM, DS_ERR_ABORTED (the group failed before); what happens to the operation
- * itself is told by ds_work_wait. Since: 0.4.
+ * itself is reported by ds_work_wait. Since: 0.4.
  */
 DS_API ds_status ds_comm_start(ds_comm* comm, const ds_collective* collective, ds_work** out_work);
 /** Whether an operation is over, well or not: `out_done` is 0 or 1. Threads: any. Since: 0.4. */

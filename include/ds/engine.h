@@ -371,9 +371,9 @@ DS_API ds_status ds_engine_save(ds_engine* engine, const char* folder, const cha
  * Waits for a save that goes on beside the training (the configuration's
  * checkpoint.writer.decoupled: then ds_engine_save returns with a copy of the state taken, and the
  * checkpoint is there, and `latest` names it, some time later). The next save, ds_engine_load and
- * ds_engine_destroy wait too; a failure is told once, by this call or by the next save, which then
- * saves nothing. Without a save under way it returns at once. Of several processes every one makes
- * the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save.
+ * ds_engine_destroy wait too; a failure is reported once, by this call or by the next save, which
+ * then saves nothing. Without a save under way it returns at once. Of several processes every one
+ * makes the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save.
  * Since: 0.3.
  */
 DS_API ds_status ds_engine_save_wait(ds_engine* engine);
@@ -382,7 +382,7 @@ DS_API ds_status ds_engine_save_wait(ds_engine* engine);
  * Loads a checkpoint into an engine made with the same model and a compatible configuration: one
  * whose optimizer has the state tensors that the checkpoint holds. Ranks, ZeRO stage, precision and
  * types of states are free; other settings that change results (optimizer, rate, clipping, batch,
- * data set, ...) are told as warnings (docs/training.md lists them).
+ * data set, ...) are logged as warnings (docs/training.md lists them).
  * Tensors go straight to the engine's own memory: no second copy of the state is made.
  * @param tag           NULL for the newest valid one; those found damaged are passed over with a
  *                      warning

@@ -1,9 +1,9 @@
 // The registry behind every handle of ds.h, one of the two documented process-wide registries.
 //
-// A handle is a number in a pointer's clothes: kind, slot and generation packed into 64 bits. It is
-// looked up and never dereferenced, so NULL, garbage, a handle of another kind and one already
-// destroyed are told apart and refused. A slot's generation grows each time it is given out and a
-// slot whose generations are used up is retired: a number is never reused.
+// A handle is a number in the form of a pointer: kind, slot and generation packed into 64 bits. It
+// is looked up and never dereferenced, so NULL, garbage, a handle of another kind and one already
+// destroyed are distinguished and refused. A slot's generation grows each time it is given out and
+// a slot whose generations are used up is retired: a number is never reused.
 #pragma once
 
 #include <array>

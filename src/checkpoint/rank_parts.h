@@ -12,7 +12,8 @@
 
 namespace ds {
 
-// Of a rank above 0. Made where the save begins, so that a disk that is full by then is told there.
+// Of a rank above 0. Made where the save begins, so that a disk that is full by then is reported
+// there.
 class PartHandover {
  public:
   PartHandover(std::filesystem::path folder, int rank);

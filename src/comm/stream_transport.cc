@@ -1,4 +1,4 @@
-// Waiting for streams, messages, and how failures are told over byte streams.
+// Waiting for streams, messages, and how failures are sent over byte streams.
 #include "comm/stream_transport.h"
 
 #include <algorithm>

@@ -237,7 +237,7 @@ void IndexedDataset::read_sequences(const Source& idx) {
     DS_CHECK(size >= 0, Code::kCorrupt, where, ": sequence ", i, " has the size ", size);
     position += size * item;  // at most 2^31 * 8 more than a checked position
     begins_[static_cast<size_t>(i) + 1] = position;
-    // What is beyond the file is told below, after a pointer that does not fit its sizes.
+    // What is beyond the file is reported below, after a pointer that does not fit its sizes.
     DS_CHECK(position <= INT64_MAX / 2, Code::kCorrupt, where, ": the sizes add up to more than ",
              INT64_MAX / 2, " bytes");
   });

@@ -558,7 +558,7 @@ double Engine::mean_loss(const RankTotals& totals, double share) const {
   return totals.loss_sum * comm_->size() / static_cast<double>(totals.losses);
 }
 
-// What is legal and yet seldom meant is told once.
+// What is legal and yet seldom meant is logged once.
 void Engine::warn_of_uncounted_labels(const RankTotals& totals) {
   if (!model_->has_architecture() || totals.losses == 0 || totals.tokens > 0) return;
   if (std::exchange(warned_uncounted_, true)) return;
@@ -630,7 +630,7 @@ StepReport Engine::apply_update() {
   // What a rank counts itself takes the other ranks' micro batches for as large as its own.
   if (uneven(totals) || config_.batch_ramp_up) progress_.samples += totals.samples - step_samples_;
   if (!outcome.applied) {
-    // A norm that is not finite is told as -1.
+    // A norm that is not finite is reported as -1.
     report.skip_reason = outcome.grad_norm < 0 ? SkipReason::kNonFinite : SkipReason::kLargeNorm;
     ++progress_.skipped;
   }

@@ -42,7 +42,7 @@ class StepGraphs {
   using Pass = std::function<Tensor(const Placed&)>;
 
   // False where the caller is to run the micro batch itself: a new kind, or recording failed, which
-  // ends recording and is told in the log. Otherwise its work is queued, the state's marks are
+  // ends recording and is logged. Otherwise its work is queued, the state's marks are
   // those that it leaves, and the loss will be in loss().
   bool run(const Inputs& inputs, zero::ParameterState& state, const Pass& pass);
   const Tensor& loss() const { return loss_; }

@@ -7,7 +7,7 @@
 namespace ds::zero {
 namespace {
 
-// What is short is told by the device; what it was for is added.
+// What is short is reported by the device; what it was for is added.
 template <class Body>
 void for_offload(const Body& body) {
   try {

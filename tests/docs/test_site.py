@@ -122,7 +122,7 @@ class Mistakes(unittest.TestCase):
     def setUp(self):
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="ds-site-"))
         self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
-        for folder in ("docs/api", "include", "build"):
+        for folder in ("docs/api", "docs/decisions", "include", "build"):
             (self.root / folder).mkdir(parents=True)
         shutil.copytree(SOURCE / "docs/site", self.root / "docs/site")
         for name in ("docs/Doxyfile", "CMakeLists.txt"):
@@ -133,9 +133,12 @@ class Mistakes(unittest.TestCase):
         self.write("include/ds.hpp", "// @file\n// More.\n")
         self.write("docs/index.md", "# Documentation\n\nUsing it:\n\n* [README](../README.md)\n"
                                     "* [One](one.md): a page\n* [`ds.h`](../include/ds.h)\n"
-                                    "* [Security](../SECURITY.md)\n* [Changes](../CHANGELOG.md)\n")
+                                    "* [Security](../SECURITY.md)\n* [Changes](../CHANGELOG.md)\n"
+                                    "* [Contributing](../CONTRIBUTING.md)\n* [Decisions](decisions/index.md)\n")
+        self.write("docs/decisions/index.md", "# Decisions\n\n[The first](0001.md)\n")
+        self.write("docs/decisions/0001.md", "# The first\n\nText.\n")
         self.write("docs/one.md", "# One\n\n## Part of it\n\n`ds_do` and [this](#part-of-it)\n")
-        for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "docs/api/mainpage.md"):
+        for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/api/mainpage.md"):
             self.write(name, f"# {name}\n\nText.\n")
 
     def write(self, name, text):

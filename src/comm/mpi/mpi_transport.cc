@@ -101,7 +101,7 @@ int64_t MpiTransport::receive_some(Channel channel, int peer, void* data, int64_
 }
 
 int64_t MpiTransport::send_some(Channel channel, int peer, const void* data, int64_t bytes) {
-  // A peer that has left takes nothing. Failures are told to whoever still listens; another thread
+  // A peer that has left takes nothing. Failures are sent to whoever still listens; another thread
   // may be receiving them.
   if (channel != kControl && readable(channel, peer) &&
       lanes_[channel].in[static_cast<size_t>(peer)].ended) {

@@ -382,7 +382,7 @@ void NcclCommunicator::abort_children(std::string_view reason) noexcept {
 
 namespace {
 
-// Opened before anything else, so that a rank without it is told at once.
+// Opened before anything else, so that a rank without it is reported at once.
 std::shared_ptr<const nccl::Library> open_for(const CommOptions& options) {
   std::string why_none;
   DS_CHECK(!list_cuda_devices(&why_none).empty(), Code::kUnsupported,

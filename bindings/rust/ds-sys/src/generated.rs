@@ -1489,7 +1489,7 @@ extern "C" {
     #[doc = " free at once. Messages match by sender and tag; two processes may send to each other at once."]
     #[doc = " @param out_work  ended with ds_work_destroy"]
     #[doc = " Errors: DS_ERR_COMM, DS_ERR_ABORTED (the group failed before); what happens to the operation"]
-    #[doc = " itself is told by ds_work_wait. Since: 0.4."]
+    #[doc = " itself is reported by ds_work_wait. Since: 0.4."]
     pub fn ds_comm_start(
         comm: *mut ds_comm,
         collective: *const ds_collective,
@@ -4225,9 +4225,9 @@ extern "C" {
     #[doc = " Waits for a save that goes on beside the training (the configuration's"]
     #[doc = " checkpoint.writer.decoupled: then ds_engine_save returns with a copy of the state taken, and the"]
     #[doc = " checkpoint is there, and `latest` names it, some time later). The next save, ds_engine_load and"]
-    #[doc = " ds_engine_destroy wait too; a failure is told once, by this call or by the next save, which then"]
-    #[doc = " saves nothing. Without a save under way it returns at once. Of several processes every one makes"]
-    #[doc = " the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save."]
+    #[doc = " ds_engine_destroy wait too; a failure is reported once, by this call or by the next save, which"]
+    #[doc = " then saves nothing. Without a save under way it returns at once. Of several processes every one"]
+    #[doc = " makes the call, and it returns when the checkpoint is there for all. Errors: as ds_engine_save."]
     #[doc = " Since: 0.3."]
     pub fn ds_engine_save_wait(engine: *mut ds_engine) -> ds_status;
 }
@@ -4235,7 +4235,7 @@ extern "C" {
     #[doc = " Loads a checkpoint into an engine made with the same model and a compatible configuration: one"]
     #[doc = " whose optimizer has the state tensors that the checkpoint holds. Ranks, ZeRO stage, precision and"]
     #[doc = " types of states are free; other settings that change results (optimizer, rate, clipping, batch,"]
-    #[doc = " data set, ...) are told as warnings (docs/training.md lists them)."]
+    #[doc = " data set, ...) are logged as warnings (docs/training.md lists them)."]
     #[doc = " Tensors go straight to the engine's own memory: no second copy of the state is made."]
     #[doc = " @param tag           NULL for the newest valid one; those found damaged are passed over with a"]
     #[doc = "                      warning"]
