@@ -130,14 +130,16 @@ StorePtr connect_store(const StoreAddress& address, const StoreJob& job, int ran
   while (true) {
     for (int i = 0; i < address.port_count; ++i) {
       // Of several ports, a silent stranger may hold one: not for long.
-      const std::chrono::seconds patience(address.port_count > 1 ? 1 : 5);
-      const auto end = std::min(deadline, Clock::now() + patience);
+      const std::chrono::seconds limit(address.port_count > 1 ? 1 : 5);
+      const auto end = std::min(deadline, Clock::now() + limit);
       std::string reason;
       StorePtr store =
           attempt(address.host, address.port + i, job, rank, end, local_address, reason);
       if (store) return store;
-      // An attempt that our own deadline cut short says nothing new.
-      if (Clock::now() < deadline || why == "nobody answered") why = reason;
+      // An attempt that our own deadline cut short says nothing new. Waits end at whole
+      // milliseconds, so it may return a little before the deadline.
+      constexpr milliseconds kRounding{2};
+      if (Clock::now() + kRounding < deadline || why == "nobody answered") why = reason;
     }
     if (Clock::now() >= deadline) {
       fail(Code::kComm, "rank 0 could not be reached at ", printable(address.host), " port ",
