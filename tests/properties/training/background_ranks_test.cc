@@ -1,5 +1,5 @@
 // Saving beside the training by several ranks: the files are those of a save that waits, whatever
-// the ranks do meanwhile, and what fails on one rank is told on all.
+// the ranks do meanwhile, and what fails on one rank is reported on all.
 #include <fstream>
 
 #include "checkpoint/rank_parts.h"

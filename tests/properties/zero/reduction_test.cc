@@ -227,7 +227,7 @@ TEST_P(Reduction, OneRankCallsNoCollective) {
 }
 
 // An engine without a group, in a process that a launcher started as one of several, would be one
-// of as many trainings that know nothing of each other: that is told.
+// of as many trainings that know nothing of each other: that is logged.
 TEST(Alone, AJobOfSeveralProcessesIsNoticed) {
   const auto warnings = [] {
     std::string text;
