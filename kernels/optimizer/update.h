@@ -76,7 +76,9 @@ enum class NumberKind { kNone, kFp32, kBf16, kFp16 };
 
 struct UpdateArrays {
   int64_t n = 0;
-  float* master = nullptr;  // or null: split into `weight` and `low` (see split_master.h)
+  // Or null: split into `weight` and `low` (see split_master.h); or, without `low`, `model` is the
+  // master itself, rounded to the nearest even by every update (not on a GPU).
+  float* master = nullptr;
   bfloat16* weight = nullptr;
   uint16_t* low = nullptr;
   NumberKind model_kind = NumberKind::kNone;  // kBf16 or kFp16: a rounded copy of the master

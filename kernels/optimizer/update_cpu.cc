@@ -37,7 +37,7 @@ struct Call {
   const UpdateArrays* arrays;
 };
 
-// ---- masters in memory: fp32, fp32 with a bf16 copy, split ----
+// ---- masters in memory: fp32, fp32 with a bf16 copy, bf16, split ----
 
 struct PlainMaster {
   float* p;
@@ -62,6 +62,18 @@ struct CopiedMaster {
   HWY_INLINE void set(DF d, int64_t i, Count count, VF v) const {
     simd::store_n(v, d, p + i, count);
     simd::store_n(v, d, model + i, count);
+  }
+};
+
+struct RoundedMaster {
+  bfloat16* p;
+  template <class Count>
+  HWY_INLINE VF get(DF d, int64_t i, Count count) const {
+    return simd::load_n(d, p + i, count);
+  }
+  template <class Count>
+  HWY_INLINE void set(DF d, int64_t i, Count count, VF v) const {
+    simd::store_n(v, d, p + i, count);
   }
 };
 
@@ -242,6 +254,17 @@ struct Buffers {
   HWY_ALIGN float state[kMostStates][kBlock];
 };
 
+// Masters [begin, begin + n) as fp32, where they are not.
+void widen_masters(const UpdateArrays& a, int64_t begin, int64_t n, float* to) {
+  if (a.low != nullptr) {
+    join({a.weight + begin, a.low + begin}, n, to);
+  } else if (a.model_kind == NumberKind::kBf16) {
+    widen(static_cast<const bfloat16*>(a.model) + begin, n, to);
+  } else {
+    widen(static_cast<const float16*>(a.model) + begin, n, to);
+  }
+}
+
 // One rule over [begin, begin + n) with states in fp32.
 template <class Rule>
 void staged(const UpdateArrays& a, const UpdateConstants& constants, int64_t begin, int64_t n,
@@ -254,14 +277,11 @@ void staged(const UpdateArrays& a, const UpdateConstants& constants, int64_t beg
   } else {
     widen(static_cast<const float16*>(a.grad) + begin, n, buffers.grad);
   }
-  const bool is_split = a.master == nullptr;
-  const SplitMaster halves =
-      is_split ? SplitMaster{a.weight + begin, a.low + begin} : SplitMaster{};
-  float* p = is_split ? buffers.master : a.master + begin;
-  if (is_split && Rule::kWritesMaster) join(halves, n, p);
+  float* p = a.master == nullptr ? buffers.master : a.master + begin;
+  if (a.master == nullptr && Rule::kWritesMaster) widen_masters(a, begin, n, p);
   apply<Rule>(constants, n, grad, PlainMaster{p}, states);
   if (!Rule::kWritesMaster) return;
-  if (is_split) split(p, n, halves);
+  if (a.low != nullptr) split(p, n, {a.weight + begin, a.low + begin});
   if (a.model_kind == NumberKind::kBf16) {
     narrow(p, n, static_cast<bfloat16*>(a.model) + begin);
   } else if (a.model_kind == NumberKind::kFp16) {
@@ -313,7 +333,7 @@ void staged_chunk(const Call& call, int64_t begin, int64_t end) {
       fetch(1);
       each_piece([&](int64_t j, const UpdateConstants& constants, int64_t i, int64_t n) {
         const float* p = a.master != nullptr ? a.master + i : buffers.master;
-        if (a.master == nullptr) join({a.weight + i, a.low + i}, n, buffers.master);
+        if (a.master == nullptr) widen_masters(a, i, n, buffers.master);
         const States<float> kept = states_at(i);
         add_norms(constants, n, p, kept[0], kept[1], a.norms + 2 * j);
       });
@@ -342,10 +362,15 @@ void direct_chunk(const Call& call, int64_t begin, const MakeMaster& master_at) 
 template <class Rule, class Grad, class State>
 bool direct_masters(const Call& call, int64_t begin) {
   const UpdateArrays& a = *call.arrays;
-  if (a.master == nullptr) {
+  if (a.low != nullptr) {
     direct_chunk<Rule, Grad, State>(call, begin, [&](int64_t i) {
       return SplitMaster{a.weight + i, a.low + i};
     });
+  } else if (a.master == nullptr) {
+    if (a.model_kind != NumberKind::kBf16) return false;
+    auto* weights = static_cast<bfloat16*>(a.model);
+    direct_chunk<Rule, Grad, State>(call, begin,
+                                    [&](int64_t i) { return RoundedMaster{weights + i}; });
   } else if (a.model_kind == NumberKind::kNone) {
     direct_chunk<Rule, Grad, State>(call, begin,
                                     [&](int64_t i) { return PlainMaster{a.master + i}; });

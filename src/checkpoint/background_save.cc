@@ -8,7 +8,7 @@
 namespace ds {
 
 BackgroundSave::~BackgroundSave() {
-  settle();
+  join();
   if (error_) log_warning("checkpoint", error_->message());
 }
 
@@ -44,12 +44,12 @@ void BackgroundSave::run() noexcept {
   job_ = nullptr;  // its buffers serve the next save
 }
 
-void BackgroundSave::settle() noexcept {
+void BackgroundSave::join() noexcept {
   if (thread_.joinable()) thread_.join();
 }
 
 void BackgroundSave::wait() {
-  settle();
+  join();
   if (error_) throw Error(*std::exchange(error_, std::nullopt));
 }
 

@@ -38,7 +38,7 @@ class BackgroundSave {
   // Waits for the save under way. Throws if it failed, once.
   void wait();
   // Waits, and leaves a failure for wait() to tell.
-  void settle() noexcept;
+  void join() noexcept;
 
  private:
   void run() noexcept;

@@ -123,11 +123,11 @@ void HierarchicalTransport::move_local(const Movement& movement, bool stage, con
   if (stage) record.input = record.output = {};
   // A near rank may be waiting for a far one. Whoever waits for the far one is to report first, and
   // name it; the near ones are told.
-  Watch patient = watch;
-  patient.patience = std::clamp<std::chrono::milliseconds>(
+  Watch longer = watch;
+  longer.grace = std::clamp<std::chrono::milliseconds>(
       watch.allowed / 4, std::chrono::milliseconds(500), std::chrono::seconds(5));
-  local_->exchange(record, {}, patient);
-  local_->move(near_movement, patient);
+  local_->exchange(record, {}, longer);
+  local_->move(near_movement, longer);
 }
 
 void HierarchicalTransport::move_blocks(const Movement& movement, bool stage, const Watch& watch) {

@@ -42,10 +42,10 @@ struct Watch {
   const Record& record;
   Deadline& deadline;
   std::chrono::milliseconds allowed;
-  std::chrono::milliseconds patience{0};  // beyond the deadline
+  std::chrono::milliseconds grace{0};  // beyond the deadline
 
   void slept() const { deadline.look(); }
-  Clock::time_point end() const { return deadline.at + patience; }
+  Clock::time_point end() const { return deadline.at + grace; }
   std::string what() const;  // operation 12, all_reduce(sum) of 10 float32 "layer.weight"
 };
 

@@ -32,6 +32,10 @@ PrecisionConfig read_precision(const ParsedObject& parsed) {
   if (get<bool>(parsed, "/bf16/enabled")) out.compute = Precision::kBf16;
   out.check_grad_overflow = get<bool>(parsed, "/bf16/check_grad_overflow");
   out.split_master = out.compute == Precision::kBf16 && get<bool>(parsed, "/bf16/split_master");
+  out.rounded_masters =
+      (out.compute == Precision::kBf16 &&
+       get<bool>(parsed, "/bf16/bf16_master_weights_and_grads")) ||
+      (out.compute == Precision::kFp16 && get<bool>(parsed, "/fp16/fp16_master_weights_and_grads"));
   out.accumulate = precision_of(parsed.at("/data_types/grad_accum_dtype"));
   out.communicate = precision_of(parsed.at("/communication_data_type"));
   out.loss_scale = {get<double>(parsed, "/fp16/loss_scale"),
@@ -271,6 +275,7 @@ ZeroConfig read_zero(const ParsedObject& parsed) {
   out.stage = values.at("stage").get<int>();
   out.reduce_scatter = values.at("reduce_scatter").get<bool>();
   out.average = parsed.at("/gradient_allreduce_op") != "sum";
+  out.sparse = parsed.at("/sparse_gradients").get<bool>();
   out.overlap = values.at("overlap_comm").get<bool>();
   out.reduce_bucket = size("reduce_bucket_size");
   out.gather_bucket = size("allgather_bucket_size");

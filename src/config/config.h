@@ -49,6 +49,8 @@ struct PrecisionConfig {
   bool check_grad_overflow = true;
   // bf16: masters are the model's weights plus the low halves of the fp32 numbers.
   bool split_master = false;
+  // Masters are the weights, in the type that computes, and updates round to it.
+  bool rounded_masters = false;
   Precision accumulate = Precision::kFp32;   // type of accumulated gradients
   Precision communicate = Precision::kFp32;  // type of reduced gradients
   LossScaleConfig loss_scale;                // used when compute is fp16
@@ -227,6 +229,7 @@ struct ZeroConfig {
   bool overlap = false;
   bool reduce_scatter = true;
   bool average = true;  // of gradients, rather than their sum
+  bool sparse = false;  // gradients of token embeddings travel as rows
   int64_t reduce_bucket = 500'000'000;
   int64_t gather_bucket = 500'000'000;  // stages 1 and 2
   int64_t prefetch = 50'000'000;

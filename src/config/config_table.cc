@@ -110,8 +110,10 @@ std::vector<Key> communication_rows() {
              "How gradients of data-parallel ranks combine. sum is not allowed with ZeRO 3, "
              "zenflow and deepcompile.")
           .in_any_case(),
-      flag("sparse_gradients", false, "Reduce embedding gradients as index and value pairs.")
-          .needs("sparse embedding gradients"),
+      flag("sparse_gradients", false,
+           "Reduce the gradient of a token embedding that is not tied to the output as rows and "
+           "their numbers, at ZeRO stages 0 and 1 on the CPU, where ranks together have fewer rows "
+           "than the table. Elsewhere without effect; results are the same bits."),
       flag("disable_allgather", false, "Legacy; without effect, as in DeepSpeed."),
       flag("disable_python_gc", false, "There is no Python here; without effect."),
       flag("use_data_before_expert_parallelism", false,

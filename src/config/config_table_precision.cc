@@ -32,9 +32,9 @@ KeyTable fp16_table() {
                         "at stage 0: every overflow halves the scale, and training goes on at the "
                         "lower bound; for stage 0 only. (Extension.)"),
                  flag("fp16_master_weights_and_grads", false,
-                      "Keep masters and gradients in fp16. ZeRO 1-3 with the optimizer offloaded "
-                      "to the CPU.")
-                     .needs("fp16 master weights"),
+                      "No masters beside the fp16 weights: updates compute in fp32 and round to "
+                      "them, and gradients accumulate in fp16. ZeRO 1-3 with the optimizer "
+                      "offloaded to the CPU. Not on a GPU so far."),
              })
       .gated_by("enabled")
       .accepts_auto();
@@ -50,8 +50,10 @@ KeyTable bf16_table() {
                    flag("check_grad_overflow", true,
                         "Skip steps whose gradients hold an infinity or NaN."),
                    flag("bf16_master_weights_and_grads", false,
-                        "Keep masters and gradients in bf16. ZeRO 1-3 only.")
-                       .needs("bf16 master weights"),
+                        "No masters beside the bf16 weights: updates compute in fp32 and round to "
+                        "them, and gradients accumulate in bf16. ZeRO 1-3 only, with "
+                        "bf16_optimizer_states or the optimizer offloaded to the CPU. Not on a "
+                        "GPU so far."),
                    flag("bf16_optimizer_states", false,
                         "Keep optimizer states in bf16: the same as state_dtype \"bf16\" of the "
                         "optimizer. bf16_master_weights_and_grads is not needed for it."),

@@ -85,7 +85,14 @@ class Rules {
     forbid(!param.is_null() && param != compute_type(), "/data_types/param_dtype",
            show_value(param), " contradicts the enabled precision ", compute_type());
     parsed_.derive("/data_types/param_dtype", compute_type());
-    parsed_.derive("/data_types/grad_accum_dtype", "fp32");
+    const bool rounded = (on("/bf16/enabled") && on("/bf16/bf16_master_weights_and_grads")) ||
+                         (on("/fp16/enabled") && on("/fp16/fp16_master_weights_and_grads"));
+    parsed_.derive("/data_types/grad_accum_dtype", rounded ? compute_type() : "fp32");
+    // Published documents turn both on: operators compute in bf16 as it is.
+    const Json& cast = at("/torch_autocast/dtype");
+    if (rounded && on("/bf16/enabled") && (cast.is_null() || cast == "bf16")) {
+      parsed_.derivable["/torch_autocast/enabled"] = true;
+    }
     parsed_.derive("/communication_data_type", compute_type());
   }
 
@@ -95,6 +102,9 @@ class Rules {
     forbid(on("/zero_optimization/legacy_stage1"), "/zero_optimization/legacy_stage1",
            "the legacy stage 1 no longer exists; remove the key");
     parsed_.derive("/zero_optimization/overlap_comm", stage() == 3);
+    if (on("/sparse_gradients") && stage() > 1) {
+      warn("/sparse_gradients", "has no effect at ZeRO stage ", stage());
+    }
     if (on("/zero_optimization/elastic_checkpoint") && stage() == 3) {
       warn("/zero_optimization/elastic_checkpoint",
            "is not needed: a checkpoint of any stage loads with any number of ranks");
@@ -167,6 +177,8 @@ class Rules {
     if (!on("/bf16/enabled")) return;
     if (on(kBf16)) {
       forbid(!partitioned, kBf16, "needs ZeRO stage 1 to 3");
+      forbid(on("/bf16/split_master"), "/bf16/split_master",
+             "true keeps masters whose bits bf16_master_weights_and_grads gives up; keep one");
       forbid(!on(kStates) && !cpu_update, kBf16,
              "needs bf16_optimizer_states or "
              "/zero_optimization/offload_optimizer/device \"cpu\"");

@@ -137,7 +137,7 @@ class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<Cu
     blocks_.deallocate(pointer, bytes, tag);
   }
   void trim() noexcept override {
-    uploads_.settle();
+    uploads_.release_arrived();
     blocks_.trim();
   }
   int64_t reserved_bytes() const noexcept override { return blocks_.reserved_bytes(); }

@@ -36,7 +36,7 @@ void UploadQueue::upload(void* target, const void* source, int64_t bytes) {
   }
 }
 
-void UploadQueue::settle() noexcept {
+void UploadQueue::release_arrived() noexcept {
   const std::lock_guard lock(mutex_);
   wait_quietly([&] { drop_arrived(); });
 }

@@ -22,7 +22,7 @@ class UploadQueue {
   // where much is on its way already.
   void upload(void* target, const void* source, int64_t bytes);
   // Gives back the memory of what has arrived.
-  void settle() noexcept;
+  void release_arrived() noexcept;
 
  private:
   struct Piece {

@@ -65,12 +65,14 @@ struct OwnTypes {
 // Each in the type that it was registered with; lent memory has its own. A copy in the lower type
 // is only worth having when somebody looks at it.
 OwnTypes own_types(const nn::ParameterSet& parameters, const zero::ParameterState& state,
-                   DType configured) {
+                   DType configured, bool rounded) {
   OwnTypes out;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const DType type = parameters[id].dtype;
     out.fp32.push_back(type == DType::kFloat32);
-    if (type == DType::kFloat32 || state.lent(id)) continue;
+    // Rounded masters are of the lent memory's type, too, where that is the configuration's.
+    const bool lent = state.lent(id) && !(rounded && type == configured);
+    if (type == DType::kFloat32 || lent) continue;
     DS_CHECK(type == configured, Code::kConfig, "parameter ", printable(parameters[id].name),
              " is ", dtype_name(type), " and not lent, and the configuration computes in ",
              dtype_name(configured), "; enable that precision, or lend the memory");
@@ -110,17 +112,22 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
     zero::ParameterState& state =
         comm_->size() > 1 || offload ? model_->state_as_it_is() : model_->state();
     OwnTypes types{compute_type(), {}};
-    if (!model_->has_architecture()) types = own_types(model_->parameters(), state, types.compute);
+    if (!model_->has_architecture()) {
+      types =
+          own_types(model_->parameters(), state, types.compute, config_.precision.rounded_masters);
+    }
     const DType compute = types.compute;
-    const bool split = config_.precision.split_master && compute == DType::kBFloat16;
+    const zero::Masters masters = masters_of(
+        compute, std::find(types.fp32.begin(), types.fp32.end(), true) != types.fp32.end());
     if (comm_->size() > 1) {
       zero::ShareOptions options = share_options();
       options.fp32 = types.fp32;
-      state.share(context(), options, compute, split);
+      state.share(context(), options, compute, masters);
     } else if (offload) {
-      state.offload(context(), offload_options(config_, model_->host()), compute, split);
+      state.offload(context(), offload_options(config_, model_->host()), compute,
+                    masters == zero::Masters::kSplit);
     } else {
-      state.set_compute_type(context(), compute, split, types.fp32);
+      state.set_compute_type(context(), compute, masters, types.fp32);
     }
     if (config_.precision.fp8.enabled) state.set_fp8(make_fp8());
     state.allocate_gradients(context(), dtype_of(config_.precision.accumulate));
@@ -179,8 +186,25 @@ void Engine::release_model() noexcept {
   } catch (const std::exception& error) {
     log_warning("engine", error.what());
   }
-  model_->settle();
+  model_->synchronize_stream();
   model_->detach_engine();
+}
+
+zero::Masters Engine::masters_of(DType compute, bool two_types) const {
+  if (compute == DType::kFloat32) return zero::Masters::kFp32;
+  if (!config_.precision.rounded_masters) {
+    return config_.precision.split_master ? zero::Masters::kSplit : zero::Masters::kFp32;
+  }
+  const std::string key = compute == DType::kBFloat16 ? "bf16.bf16_master_weights_and_grads"
+                                                      : "fp16.fp16_master_weights_and_grads";
+  DS_CHECK(model_->device()->kind() == DeviceKind::kCpu, Code::kUnsupported, key,
+           ": on a GPU masters are fp32 or split so far; use false, or bf16.split_master, which "
+           "takes the room of fp32 masters alone");
+  DS_CHECK(!two_types, Code::kUnsupported, key, ": some of the caller's own parameters are ",
+           dtype_name(DType::kFloat32), " and some ", dtype_name(compute),
+           ", which have fp32 masters beside them; register all as ", dtype_name(compute),
+           ", or use false");
+  return zero::Masters::kWeights;
 }
 
 // On the CPU everything lies in the host's memory already.
@@ -197,13 +221,32 @@ bool Engine::offloads_optimizer() const {
 
 DType Engine::compute_type() const { return dtype_of(config_.precision.compute); }
 
+// With sparse_gradients.
+void Engine::choose_sparse(zero::ShareOptions& options) const {
+  if (!config_.zero.sparse || config_.zero.stage > 1) return;
+  const nn::ParamId table = model_->architecture().info().lookup;
+  if (table == nn::kNoParam || model_->device()->kind() != DeviceKind::kCpu) {
+    if (comm_->rank() != 0) return;
+    log_warning("engine", "sparse_gradients has no effect: ",
+                table == nn::kNoParam ? "the token embedding is tied to the output, whose gradient "
+                                        "has all rows"
+                                      : "the model is on a GPU");
+    return;
+  }
+  options.sparse.assign(static_cast<size_t>(model_->parameters().size()), false);
+  options.sparse[static_cast<size_t>(table)] = true;
+}
+
 zero::ShareOptions Engine::share_options() {
   zero::ShareOptions options = ds::share_options(config_);
   options.comm = comm_;
   options.together = [this](const std::function<void()>& body) {
     agree(context(), *comm_, "making the weights", body);
   };
-  if (model_->has_architecture()) return options;
+  if (model_->has_architecture()) {
+    choose_sparse(options);
+    return options;
+  }
   options.own_gradients = options.stage < 3;
   options.by_micro_batch = config_.batch.accumulation > 1;
   options.given_gradients = options.stage == 3;
@@ -596,7 +639,7 @@ StepReport Engine::apply_update() {
   const ScopedTimer timer = time_phase("step");
   const OpContext ctx = context();
   check_gradients_given();
-  model_->state().settle_gradients(ctx);
+  model_->state().materialize_gradients(ctx);
   model_->state().reduce_own_gradients();
   model_->state().reduce_replicas();
   RankTotals totals = rank_totals();

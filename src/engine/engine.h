@@ -161,10 +161,12 @@ class Engine {
   void warn_of_uncounted_labels(const RankTotals& totals);
   void warn_of_other_size(int64_t samples);
   zero::ShareOptions share_options();
+  void choose_sparse(zero::ShareOptions& options) const;
   std::unique_ptr<nn::Fp8Linears> make_fp8();
   void agree_on_fp8();
   void finish_fp8_step();
   bool offloads_optimizer() const;
+  zero::Masters masters_of(DType compute, bool two_types) const;
   void log_collectives();
   void release_model() noexcept;
   OpContext context() { return {model_->device(), &pool_, gpu_policy_}; }

@@ -28,7 +28,7 @@ void check_gradient(const Tensor& gradient, const nn::Parameter& parameter) {
 // Operators read packed tensors where masters and gradients lie; a caller's may be strided, and lie
 // on the host.
 Tensor Engine::operand(const Tensor& given) {
-  const std::shared_ptr<Device> device = model_->state().at_home(context()).device;
+  const std::shared_ptr<Device> device = model_->state().state_context(context()).device;
   if (given.contiguous()) return to_device(given, device);
   const OpContext host = host_context();
   Tensor packed = host.workspace(given.dtype(), given.shape());
@@ -81,7 +81,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
   DS_CHECK(gathered_count_ == 0, Code::kState,
            "gradients are added while parameters are gathered; scatter those first");
   begin_step_clock();
-  const OpContext ctx = model_->state().at_home(context());
+  const OpContext ctx = model_->state().state_context(context());
   if (!model_->has_architecture() && model_->state().gradients_leave_early()) {
     OwnUse& given = own_uses_.emplace_back(OwnUse{OwnUse::Kind::kGradient, {}});
     phase_ = Phase::kBackwardDone;
@@ -99,7 +99,7 @@ void Engine::add_gradients(std::span<const int64_t> indices,
   sources.reserve(gradients.size());
   offsets.reserve(gradients.size());
   std::vector<bool> seen(static_cast<size_t>(parameters.size()));
-  model_->state().settle_gradients(ctx);
+  model_->state().materialize_gradients(ctx);
   const auto flush = [&] {
     ops::accumulate_into(ctx, sources, offsets, 1.0f, model_->state().own_gradients());
     sources.clear();
@@ -135,7 +135,7 @@ void Engine::set_gradient(const std::string& name, const Tensor& value) {
   check_gradient(value, model_->parameters()[id]);
   begin_step_clock();
   reduce_what_is_open();
-  model_->state().settle_gradients(context());
+  model_->state().materialize_gradients(context());
   model_->state().reduce_replicas();
   model_->state().write_gradient(context(), id, operand(value));
   const Tensor* const read = &value;
@@ -154,7 +154,7 @@ Tensor Engine::gradient(const std::string& name) {
   const models::Model::Use use(*model_);
   const nn::ParamId id = trainable(name);
   reduce_what_is_open();
-  model_->state().settle_gradients(context());
+  model_->state().materialize_gradients(context());
   model_->state().reduce_replicas();
   return to_host(model_->state().read_gradient(context(), id), model_->host());
 }

@@ -50,7 +50,7 @@ Json Engine::rate_config() const {
 
 void Engine::load(const std::string& folder, const std::string& tag, const LoadOptions& options) {
   DS_CHECK(phase_ == Phase::kIdle, Code::kState, "a forward or backward of the caller is open");
-  if (background_) background_->settle();
+  if (background_) background_->join();
   // The checkpoint is there when rank 0 has it, for those who read it themselves.
   if (saving_together_) agree(context(), *comm_, "waiting for a save", [] {});
   const models::Model::Use use(*model_, models::Model::Use::Purpose::kLoad);
@@ -208,7 +208,7 @@ Engine::Restored Engine::prepare_restore(const CheckpointReader& reader,
     out.blobs = SavedBlobs::load(reader);
     out.dataset = saved_json(reader, saved::kDataset);
   }
-  if (out.accumulated > 0) model_->state().settle_gradients(context());
+  if (out.accumulated > 0) model_->state().materialize_gradients(context());
   out.targets = restore_targets(reader, options, out.accumulated > 0);
   if (takes_states(options)) restore_fp8_targets(reader, out);
   out.tokenizer = tokenizer_;
@@ -323,7 +323,7 @@ void Engine::restore(CheckpointReader reader, const LoadOptions& options) {
 void Engine::restore_gradients(const Restored& restored) {
   zero::ParameterState& state = model_->state();
   if (restored.accumulated == 0) return state.clear_gradients(context());
-  const OpContext home = state.at_home(context());
+  const OpContext home = state.state_context(context());
   const nn::ParameterSet& parameters = model_->parameters();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     if (!parameters[id].trainable) continue;

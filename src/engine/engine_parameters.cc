@@ -192,8 +192,8 @@ Tensor Engine::local_values(const std::string& name, const std::string& what) {
     return out;
   }
   if (what == kGradientValues) {
-    model_->state().settle_gradients(ctx);
-    Tensor values = model_->state().at_home(ctx).workspace(DType::kFloat32, {count});
+    model_->state().materialize_gradients(ctx);
+    Tensor values = model_->state().state_context(ctx).workspace(DType::kFloat32, {count});
     model_->state().read_owned_gradient(ctx, trainable(name), values);
     copy_tensor(values, out);
     return out;
@@ -216,7 +216,7 @@ void Engine::set_local_values(const std::string& name, const std::string& what,
     check_gradients_open();
     const models::Model::Use use(*model_);
     begin_step_clock();
-    state.settle_gradients(ctx);
+    state.materialize_gradients(ctx);
     state.write_owned_gradient(ctx, trainable(name), operand(values));
     phase_ = Phase::kBackwardDone;
     return;

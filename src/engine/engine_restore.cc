@@ -128,7 +128,7 @@ std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader
     const TensorRecord* const record = reader.find(p.name, TensorKind::kMaster);
     if (record != nullptr) {
       TensorTarget& target = add(*record, DType::kFloat32, id);
-      if (state.masters()) {
+      if (state.masters_in_place()) {
         aim(target, state.read_owned_master(ctx, id));
       } else {
         target.sink = [this, ctx, &state, id](uint64_t at, std::span<const std::byte> bytes) {

@@ -122,7 +122,7 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   });
   const std::string temporary =
       broadcast_text(ctx, *comm_, first ? writer->temporary().string() : std::string());
-  state.settle_gradients(ctx);
+  state.materialize_gradients(ctx);
   state.reduce_replicas();
   agree_on_fp8();
   std::string others_part;
@@ -219,7 +219,7 @@ void Engine::save_tensors(PartWriter& part) {
       part.add_range(meta, share.begin, share.end, bytes_of(slice), lasts);
     };
     add(saved::meta_of(p, {TensorKind::kMaster, ""}), state.read_owned_master(ctx, id),
-        static_cast<bool>(state.masters()));
+        state.masters_in_place());
     if (!p.trainable) continue;
     const size_t place = updater_->place(id);
     for (const std::string& name : optimizer.states(place)) {

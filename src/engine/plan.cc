@@ -172,9 +172,11 @@ class Planner {
     const int64_t all = layout_->elements(), owned = layout_->owned_elements();
     const bool split = config_.precision.split_master;
     const int64_t weights = (stage_ == 3 ? owned : all) * item();
-    // Masters of fp32 are the weights themselves; split ones keep the bits that bf16 lacks.
-    const int64_t masters =
-        type_ == DType::kFloat32 || offloads() ? 0 : (stage_ > 0 ? owned : all) * (split ? 2 : 4);
+    // Masters of fp32 are the weights themselves, and so are rounded ones; split ones keep the bits
+    // that bf16 lacks.
+    const bool alone =
+        type_ != DType::kFloat32 && !config_.precision.rounded_masters && !offloads();
+    const int64_t masters = !alone ? 0 : (stage_ > 0 ? owned : all) * (split ? 2 : 4);
     const int64_t gradients = offloads() ? 0 : gradient_bytes();
     // Codes lie in both layouts that a GPU wants.
     const int64_t second = second_bytes() + 2 * codes().elements, errors = error_bytes();

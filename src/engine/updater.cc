@@ -155,7 +155,7 @@ kernels::UpdateGate Updater::update_after_norm(const OpContext& ctx, zero::Param
   optim::UpdateStep step = next_step();
   step.grad_scale = gate.grad_scale;
   state.open_update();
-  optimizer_->step(state.at_home(ctx), step, state.flat());
+  optimizer_->step(state.state_context(ctx), step, state.flat());
   state.weights_updated(ctx);
   return gate;
 }

@@ -73,6 +73,9 @@ struct ArchitectureInfo {
   // Matrix whose product makes the logits of a language model; when it has other names, it is the
   // embedding table too.
   nn::ParamId output = nn::kNoParam;
+  // Embedding table whose rows tokens look up and which nothing else reads: a micro batch gives few
+  // of its rows a gradient.
+  nn::ParamId lookup = nn::kNoParam;
 
   // Numbers per row of logits.
   int64_t outputs() const { return head == Head::kClassification ? classes : vocab_size; }

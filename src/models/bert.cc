@@ -130,6 +130,7 @@ class Bert : public FamilyBase {
       info_.classes = c_.classes;
       info_.loss = c_.loss;
     }
+    if (head_.weight != words_) info_.lookup = words_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = c_.positions;
     info_.layers = static_cast<int>(c_.layers);

@@ -38,6 +38,7 @@ class Gpt2 : public FamilyBase {
     norm_ = layer_norm("ln_f", w);
     head_ = c_.tied ? wte_ : output_matrix("lm_head.weight", c_.vocab_size, w, std);
     info_.output = head_;
+    if (!c_.tied) info_.lookup = wte_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = c_.positions;
     info_.layers = static_cast<int>(c_.layers);

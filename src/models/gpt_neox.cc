@@ -91,6 +91,7 @@ class GptNeox : public FamilyBase {
     norm_ = layer_norm("final_layer_norm", w);
     head_ = c_.tied ? embedding_ : output_matrix("embed_out.weight", c_.vocab_size, w, std);
     info_.output = head_;
+    if (!c_.tied) info_.lookup = embedding_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = rotary_positions(c_.rotary);
     info_.angles_follow_length = c_.rotary.scaling == RotaryScaling::kDynamic;

@@ -141,6 +141,7 @@ class Llama : public FamilyBase {
     norm_ = vector("norm.weight", w, nn::Init::kOnes);
     head_ = c_.tied ? embedding_ : output_matrix("lm_head.weight", c_.vocab_size, w, std);
     info_.output = head_;
+    if (!c_.tied) info_.lookup = embedding_;
     info_.vocab_size = c_.vocab_size;
     info_.max_positions = rotary_positions(c_.rotary);
     info_.angles_follow_length = c_.rotary.scaling == RotaryScaling::kDynamic;

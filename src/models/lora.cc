@@ -199,7 +199,7 @@ void load_lora(Model& model, const fs::path& folder) {
     if (state.source()) {
       model.begin_with(source);
     } else {
-      const OpContext ctx = state.at_home(model.context());
+      const OpContext ctx = state.state_context(model.context());
       for (const auto& [id, load] : loads) {
         const nn::Parameter& p = model.parameters()[id];
         Tensor out = state.master(id).view({p.shape.elements()});

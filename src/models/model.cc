@@ -135,11 +135,11 @@ Model::Use::Use(Model& model, Purpose purpose) : model_(model) {
 }
 
 Model::Use::~Use() {
-  model_.settle();
+  model_.synchronize_stream();
   model_.in_use_.store(false, std::memory_order_release);
 }
 
-void Model::settle() noexcept {
+void Model::synchronize_stream() noexcept {
   if (has_architecture()) return;
   try {
     device_->default_stream().synchronize();

@@ -100,7 +100,7 @@ class Model {
 
   // A program works with its own parameters and gradients on streams of its own: when a call of it
   // ends, nothing of ours is left to wait for.
-  void settle() noexcept;
+  void synchronize_stream() noexcept;
 
   // Entry ticket for whoever uses weights: one user at a time, others get kState, and everybody but
   // a load while they are incomplete.

@@ -183,7 +183,7 @@ void Model::merge_lora() {
   check_free("adapters cannot be merged");
   DS_CHECK(lora_, Code::kState, "the model carries no adapters");
   zero::ParameterState& weights = state();
-  const OpContext ctx = weights.at_home(context());
+  const OpContext ctx = weights.state_context(context());
   for (nn::ParamId id = 0; id < parameters().size(); ++id) {
     const nn::Adapter* adapter = parameters().adapter(id);
     if (adapter == nullptr) continue;

@@ -151,7 +151,13 @@ void optimizer_update(const OpContext& ctx, kernels::UpdateRule rule, const Upda
   const int64_t n = arrays.n = tensors.grad.elements();
   arrays.grad = tensors.grad.raw();
   arrays.grad_kind = number_kind(tensors.grad, "grad");
-  if (tensors.master) {
+  if (tensors.master && tensors.master.dtype() != DType::kFloat32) {
+    check_elements(tensors.master, op, "master", tensors.master.dtype(), n);
+    DS_CHECK(!tensors.model && ctx.device->kind() == DeviceKind::kCpu, Code::kInvalidArgument, kOp,
+             ": masters below fp32 are the model themselves, and on the CPU");
+    arrays.model_kind = number_kind(tensors.master, "master");
+    arrays.model = tensors.master.raw();
+  } else if (tensors.master) {
     check_elements(tensors.master, op, "master", DType::kFloat32, n);
     arrays.master = tensors.master.data<float>();
   } else {

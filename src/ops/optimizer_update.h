@@ -15,7 +15,8 @@ struct StateTensor {
   Tensor scales;
 };
 
-// Of equal length. Masters are either fp32 or split into bf16 `weight` and uint16 `low`.
+// Of equal length. Masters are fp32, or split into bf16 `weight` and uint16 `low`, or in the
+// model's own type, without a copy.
 struct UpdateTensors {
   Tensor master;
   Tensor weight;

@@ -115,12 +115,12 @@ void FlatOptimizer::begin_step(const UpdateStep& step, const FlatTensors& tensor
   DS_CHECK(tensors.gradients, Code::kInvalidArgument, "optimizer: gradients are missing");
   DS_CHECK(tensors.low_halves ? tensors.model && !tensors.masters : bool(tensors.masters),
            Code::kInvalidArgument,
-           "optimizer: masters are either fp32, or low halves beside a bf16 model");
+           "optimizer: masters are either given, or low halves beside a bf16 model");
   check(tensors.masters, "masters");
   check(tensors.low_halves, "low halves");
   check(tensors.model, "model");
   check(tensors.gradients, "gradients");
-  for (StateSpace& space : spaces_) space.settle();
+  for (StateSpace& space : spaces_) space.flush_writes();
 }
 
 void FlatOptimizer::update_run(size_t space, const StateRun& run, FlatTensors& tensors,

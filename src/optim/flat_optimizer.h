@@ -72,7 +72,7 @@ class FlatOptimizer : public Optimizer {
   // Runs `update` on the arrays of a run of a space, from its home and back.
   void update_run(size_t space, const StateRun& run, FlatTensors& tensors, bool weights,
                   const std::function<void(ops::UpdateTensors&)>& update) const;
-  // Opens a step: checks what it is given, and settles states that were written.
+  // Opens a step: checks what it is given, and encodes states that were written.
   void begin_step(const UpdateStep& step, const FlatTensors& tensors);
 
   std::vector<double> rates_;

@@ -50,12 +50,12 @@ struct FlatTensor {
   explicit operator bool() const { return static_cast<bool>(data); }
 };
 
-// Masters are either fp32, or split (bf16 weights in `model` and the rest of each fp32 number in
-// `low_halves`).
+// Masters are fp32; or in the type that the model computes with, and its weights; or split (bf16
+// weights in `model` and the rest of each fp32 number in `low_halves`).
 struct FlatTensors {
-  FlatTensor masters;     // fp32; empty when split
+  FlatTensor masters;     // empty when split
   FlatTensor low_halves;  // uint16; empty unless split
-  FlatTensor model;       // bf16 or fp16 copy that the model computes with; empty in fp32
+  FlatTensor model;       // bf16 or fp16 copy that the model computes with; empty where masters are
   FlatTensor gradients;   // fp32, bf16 or fp16
 };
 

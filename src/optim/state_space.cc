@@ -203,7 +203,7 @@ void StateSpace::write(size_t place, size_t state, int64_t begin, int64_t end,
   }
 }
 
-void StateSpace::settle() {
+void StateSpace::flush_writes() {
   for (size_t state = 0; state < waiting_.size(); ++state) {
     for (const auto& [block, values] : waiting_[state]) {
       const int64_t first = block * kernels::kStateBlock;

@@ -72,7 +72,7 @@ class StateSpace {
   // the host's memory.
   Tensor view(size_t place, size_t state, int64_t count) const;
   // Before every update: encodes what writes left waiting.
-  void settle();
+  void flush_writes();
 
  private:
   // 8-bit blocks that were written in part wait as fp32: neighbours in a block share its scale, so

@@ -51,13 +51,13 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
       return !by_parameter.empty() && by_parameter[static_cast<size_t>(id)];
     };
     const bool resident = says(sharing.resident), exact = says(sharing.exact);
-    const bool fp32 = says(sharing.fp32);
+    const bool fp32 = says(sharing.fp32), sparse = says(sharing.sparse);
     const bool tiled = says(sharing.tiled) && !resident && parameters[id].shape.dims() == 2 &&
                        n > sharing.tile_elements;
     const bool fits = end + n - open.range.begin <= sharing.bucket_elements;
     const bool alike = trainable == open.trainable && resident == open.resident &&
-                       exact == open.exact && fp32 == open.fp32;
-    if (i > open.first && (!fits || !alike || tiled)) {
+                       exact == open.exact && fp32 == open.fp32 && sparse == open.sparse;
+    if (i > open.first && (!fits || !alike || tiled || sparse)) {
       open.last = i;
       close();
     }
@@ -65,6 +65,7 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
     open.resident = resident;
     open.exact = exact;
     open.fp32 = fp32;
+    open.sparse = sparse;
     if (tiled) {
       open.last = i + 1;
       add_tiles(parameters[id], sharing.tile_elements, open);

@@ -38,6 +38,7 @@ struct Bucket {
   bool resident = false;
   bool exact = false;
   bool fp32 = false;
+  bool sparse = false;
   int64_t tile = -1;  // of the one parameter that it has a part of
 };
 
@@ -60,6 +61,9 @@ struct Sharing {
   std::vector<bool> exact = {};
   // By parameter, or empty: those that are computed with in fp32 where others are not, likewise.
   std::vector<bool> fp32 = {};
+  // By parameter, or empty: matrices of whose gradients few rows are not zero, each of which has a
+  // bucket to itself.
+  std::vector<bool> sparse = {};
   // By parameter, or empty: matrices of more than `tile_elements` that are cut into tiles of at
   // most so many, if a row of each rank is no more.
   std::vector<bool> tiled = {};

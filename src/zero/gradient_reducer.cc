@@ -24,6 +24,7 @@ GradientReducer::GradientReducer(const OpContext& ctx, const nn::ParameterSet& p
       options_(options),
       take_(std::move(take)),
       quantized_(std::move(quantized)),
+      rows_(ctx, comm_, options.op, options.wire),
       place_in_bucket_(static_cast<size_t>(parameters.size())),
       open_(layout.buckets().size()) {
   for (const Bucket& bucket : layout.buckets()) {
@@ -152,6 +153,7 @@ void GradientReducer::send(size_t index) {
   OpenBucket& open = open_[index];
   clear_gaps(bucket, open);
   open.sent = true;
+  if (bucket.sparse && send_rows(index)) return;
   while (sent_.size() >= kMostUnderWay) receive();
   Slot& slot = slots_[static_cast<size_t>(open.slot)];
   Tensor all = slot.data.slice(0, 0, bucket.range.elements());
@@ -178,6 +180,26 @@ void GradientReducer::send(size_t index) {
   if (!options_.overlap) receive();
 }
 
+// Whether the bucket travelled as rows; it is taken then.
+bool GradientReducer::send_rows(size_t index) {
+  while (!sent_.empty()) receive();
+  const Bucket& bucket = layout_.buckets()[index];
+  const nn::ParamId id = layout_.order()[bucket.first];
+  Tensor table = view(bucket, open_[index], id);
+  if (!rows_.reduce(table, parameters_[id].name)) return false;
+  const FlatRange part = kept(bucket);
+  const Tensor& slot = slots_[static_cast<size_t>(open_[index].slot)].data;
+  take(index, slot.slice(0, part.begin, part.end));
+  return true;
+}
+
+void GradientReducer::take(size_t index, const Tensor& result) {
+  OpenBucket& open = open_[index];
+  slots_[static_cast<size_t>(open.slot)].read = take_(layout_.buckets()[index], result);
+  free_slots_.push_back(open.slot);
+  open.slot = -1;
+}
+
 void GradientReducer::receive() {
   Sent sent = std::move(sent_.front());
   sent_.pop_front();
@@ -185,8 +207,7 @@ void GradientReducer::receive() {
   const Bucket& bucket = layout_.buckets()[sent.bucket];
   OpenBucket& open = open_[sent.bucket];
   Slot& slot = slots_[static_cast<size_t>(open.slot)];
-  const int64_t begin = options_.whole ? 0 : comm_->rank() * bucket.piece;
-  const int64_t end = options_.whole ? bucket.range.elements() : begin + bucket.piece;
+  const auto [begin, end] = kept(bucket);
   Tensor result = slot.data.slice(0, begin, end);
   if (travels_quantized(bucket)) {
     const Tensor all = slot.data.slice(0, 0, bucket.range.elements());
@@ -194,9 +215,7 @@ void GradientReducer::receive() {
   } else if (travels_rounded(bucket)) {
     ops::cast(ctx_, slot.wire.slice(0, begin, end), result);
   }
-  slot.read = take_(bucket, result);
-  free_slots_.push_back(open.slot);
-  open.slot = -1;
+  take(sent.bucket, result);
 }
 
 void GradientReducer::finish() {

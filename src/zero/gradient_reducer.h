@@ -15,6 +15,7 @@
 #include "ops/context.h"
 #include "zero/flat_layout.h"
 #include "zero/quantized_reduce.h"
+#include "zero/row_reduce.h"
 
 namespace ds::zero {
 
@@ -80,6 +81,13 @@ class GradientReducer {
   FlatRange range_in(const Bucket& bucket, nn::ParamId id) const {
     return bucket.tile >= 0 ? bucket.range : layout_.range(id);
   }
+  bool send_rows(size_t bucket);
+  void take(size_t bucket, const Tensor& result);
+  // This rank's part of a reduced bucket, in its slot.
+  FlatRange kept(const Bucket& bucket) const {
+    const int64_t begin = options_.whole ? 0 : comm_->rank() * bucket.piece;
+    return {begin, options_.whole ? bucket.range.elements() : begin + bucket.piece};
+  }
   int take_slot(const Bucket& bucket);
   std::vector<int>::iterator find_slot(int64_t elements);
   Tensor view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const;
@@ -95,6 +103,7 @@ class GradientReducer {
   Options options_;
   Take take_;
   std::unique_ptr<QuantizedReduce> quantized_;
+  RowReduce rows_;
   std::vector<size_t> place_in_bucket_;  // by parameter
   std::vector<Slot> slots_;
   std::vector<int> free_slots_;

@@ -101,7 +101,7 @@ void HostHome::finish_arrival() {
   arrivals_.pop_front();
 }
 
-void HostHome::settle() {
+void HostHome::finish_arrivals() {
   while (!arrivals_.empty()) finish_arrival();
   if (const std::shared_ptr<Event> received = std::exchange(received_, nullptr)) {
     received->synchronize();

@@ -51,9 +51,9 @@ class HostHome : public optim::StateHome {
   void close_update();
 
   // Gradients, fp32: what is queued on the GPU so far makes `from`. They arrive in `to`, added or
-  // not, by settle(); `from` may be written again after the event.
+  // not, by finish_arrivals(); `from` may be written again after the event.
   std::shared_ptr<Event> receive(const Tensor& from, const Tensor& to, bool add);
-  void settle();
+  void finish_arrivals();
   // Gives up those on their way; `from` and `to` are free on return.
   void drop() noexcept;
   bool receiving() const { return received_ || !arrivals_.empty(); }

@@ -28,7 +28,7 @@ void ParameterState::hold_own_gradients() {
 
 void ParameterState::reduce_held_gradients(const OpContext& ctx) {
   if (!micro_) return;
-  settle_gradients(ctx);
+  materialize_gradients(ctx);
   std::vector<WorkPtr> works;
   const auto piece = [&](const Bucket& bucket) {
     const FlatRange own = stage_ == 0 ? bucket.range : layout_.piece(bucket, layout_.rank());
@@ -72,7 +72,7 @@ void ParameterState::reduce_own_gradients() {
 Tensor ParameterState::read_gradient(const OpContext& ctx, nn::ParamId id) const {
   const bool whole = !flat_.gradients.compact;
   const Tensor source = whole ? view(flat_.gradients.data, id) : owned(flat_.gradients, id);
-  const OpContext home = at_home(ctx);
+  const OpContext home = state_context(ctx);
   Tensor out = Tensor::empty(home.device, DType::kFloat32, source.shape(), MemoryTag::kOther);
   ops::cast(home, source, out);
   if (!whole) out = gather_parts(ctx, id, out);
@@ -87,7 +87,7 @@ void ParameterState::write_gradient(const OpContext& ctx, nn::ParamId id, const 
   }
   if (!flat_.gradients.compact) {
     Tensor target = view(flat_.gradients.data, id);
-    return ops::cast(at_home(ctx), value, target);
+    return ops::cast(state_context(ctx), value, target);
   }
   const Tensor dense = ctx.workspace(value.dtype(), value.shape());
   Tensor packed = dense;
@@ -99,7 +99,7 @@ void ParameterState::write_gradient(const OpContext& ctx, nn::ParamId id, const 
 }
 
 void ParameterState::read_owned_gradient(const OpContext& ctx, nn::ParamId id, Tensor& out) const {
-  ops::cast(at_home(ctx), owned(flat_.gradients, id), out);
+  ops::cast(state_context(ctx), owned(flat_.gradients, id), out);
   if (!micro_) return;
   const OwnedPart part = layout_.part(id);
   const Tensor open = view(micro_, id).view({parameters_[id].shape.elements()});
@@ -116,7 +116,7 @@ void ParameterState::write_owned_gradient(const OpContext& ctx, nn::ParamId id,
     ops::fill(ctx, 0.0f, open);
   }
   Tensor target = owned(flat_.gradients, id);
-  ops::cast(at_home(ctx), values, target);
+  ops::cast(state_context(ctx), values, target);
 }
 
 }  // namespace ds::zero

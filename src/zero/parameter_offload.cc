@@ -36,7 +36,7 @@ void ParameterState::bring_back() {
   flat_.masters.data = there;
 }
 
-OpContext ParameterState::at_home(const OpContext& ctx) const {
+OpContext ParameterState::state_context(const OpContext& ctx) const {
   return home_ || away() ? OpContext{rest_, ctx.pool} : ctx;
 }
 
@@ -48,7 +48,7 @@ void ParameterState::offload(const OpContext& ctx, const OffloadOptions& options
                              bool split) {
   DS_CHECK(open_guards_ == 0 && !comm_ && !home_ && !lost_ && lent_.empty(), Code::kInternal,
            "parameters are in use, shared or offloaded already");
-  if (flat_.model) set_compute_type(ctx, DType::kFloat32);
+  if (compute_type_ != DType::kFloat32) set_compute_type(ctx, DType::kFloat32);
   const OpContext host{options.host, ctx.pool};
   Sharing sharing;
   sharing.bucket_elements = options.bucket_elements;
@@ -105,7 +105,7 @@ void ParameterState::end_offload(const OpContext& ctx) {
   if (flat_.low_halves) {
     Tensor joined = Tensor::empty(home_->memory(), DType::kFloat32, {layout_.elements()},
                                   MemoryTag::kParameters);
-    ops::join_masters(at_home(ctx), flat_.model.data, flat_.low_halves.data, joined);
+    ops::join_masters(state_context(ctx), flat_.model.data, flat_.low_halves.data, joined);
     flat_.masters = std::move(joined);
     flat_.model = flat_.low_halves = {};
   }

@@ -82,6 +82,7 @@ Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& o
   sharing.world = options.stage == 0 ? 1 : world;
   sharing.bucket_elements = options.bucket_elements;
   sharing.fp32 = options.fp32;
+  if (options.stage < 2) sharing.sparse = options.sparse;
   if (options.stage < 3) return sharing;
   sharing.resident = choose_resident(parameters, options);
   sharing.exact = choose_exact(parameters, options, world);
@@ -108,12 +109,12 @@ Tensor ParameterState::owned(const optim::FlatTensor& flat, const Bucket& bucket
 }
 
 void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DType type,
-                           bool split) {
+                           Masters masters) {
   DS_CHECK(open_guards_ == 0 && !comm_ && !lost_, Code::kInternal,
            "parameters are in use, or shared already");
   DS_CHECK(!home_, Code::kInternal, "parameters are offloaded");
   bring_back();
-  if (flat_.model) set_compute_type(ctx, DType::kFloat32);
+  if (compute_type_ != DType::kFloat32) set_compute_type(ctx, DType::kFloat32);
   const bool by_node = options.quantized_gradients || options.weights.hierarchical;
   groups_ = make_share_groups(device_, options.comm, options.groups, by_node);
   DS_CHECK(groups_.nodes || !options.weights.hierarchical, Code::kConfig,
@@ -128,7 +129,7 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
   }
   const FlatLayout layout(parameters_, choose_sharing(parameters_, options, groups_.shard->rank(),
                                                       groups_.shard->size()));
-  spread_masters(ctx, layout, options, type, split);
+  spread_masters(ctx, layout, options, type, masters);
   comm_ = options.comm;
   stage_ = options.stage;
   allocate_fp32_weights(true);
@@ -196,7 +197,14 @@ void ParameterState::fill_masters(const OpContext& ctx, const FlatLayout& layout
       if (range.elements() == 0 || (masters.compact && part.count == 0)) continue;
       Tensor out = masters.compact ? masters.data.slice(0, part.owned, part.owned + part.count)
                                    : masters.data.slice(0, range.begin, range.end);
-      fill_weights(*source_, ctx, id, parameters_[id], masters.compact ? part.first : 0, out);
+      const int64_t first = masters.compact ? part.first : 0;
+      if (out.dtype() == DType::kFloat32) {
+        fill_weights(*source_, ctx, id, parameters_[id], first, out);
+        continue;
+      }
+      Tensor wide = ctx.workspace(DType::kFloat32, out.shape());
+      fill_weights(*source_, ctx, id, parameters_[id], first, wide);
+      ops::cast(ctx, wide, out);
     }
   });
 }
@@ -266,7 +274,7 @@ void ParameterState::receive_masters(const OpContext& ctx, const FlatLayout& lay
 
 // Lays the masters out anew: whole or what this rank owns of them.
 void ParameterState::spread_masters(const OpContext& ctx, const FlatLayout& layout,
-                                    const ShareOptions& options, DType type, bool split) {
+                                    const ShareOptions& options, DType type, Masters form) {
   const bool compact_weights = options.stage == 3;
   const auto make = [&](DType dtype, bool compact, bool moves) {
     const Shape shape{compact ? layout.owned_elements() : layout.elements()};
@@ -277,17 +285,17 @@ void ParameterState::spread_masters(const OpContext& ctx, const FlatLayout& layo
             : Tensor::zeros(device_, dtype, shape, MemoryTag::kParameters),
         compact);
   };
-  const bool own_model = type != DType::kFloat32;
+  const bool own_model = type != DType::kFloat32 && form != Masters::kWeights;
   // Weights move between ranks; masters do only where they are the weights.
-  optim::FlatTensor masters =
-      make(DType::kFloat32, own_model ? options.stage > 0 : compact_weights, !own_model);
+  optim::FlatTensor masters = make(form == Masters::kWeights ? type : DType::kFloat32,
+                                   own_model ? options.stage > 0 : compact_weights, !own_model);
   fill_masters(ctx, layout, *options.comm, options, masters);
   source_.reset();
   layout_ = layout;
   flat_.masters = std::move(masters);
   if (!own_model) return;
   flat_.model = make(type, compact_weights, true);
-  if (!split) return;
+  if (form != Masters::kSplit) return;
   flat_.low_halves = {
       Tensor::zeros(device_, DType::kUInt16, flat_.masters.data.shape(), MemoryTag::kParameters),
       flat_.masters.compact};
@@ -401,7 +409,7 @@ void ParameterState::gather_weights(bool frozen_too) {
 
 ExactSum ParameterState::gradient_squares(const OpContext& ctx) const {
   if (flat_.gradients.compact || !comm_ || stage_ == 0) {
-    ExactSum sum = ops::exact_squares(at_home(ctx), gradients());
+    ExactSum sum = ops::exact_squares(state_context(ctx), gradients());
     if (!flat_.gradients.compact) return sum;
     return sum_over_ranks(std::move(sum));
   }
@@ -425,7 +433,7 @@ ExactSum ParameterState::sum_over_ranks(ExactSum sum) const {
 // Ranks compare places in the order of the parameters, each of which begins where the one before
 // ended; the kind of value is known to the rank that holds the first place.
 ParameterState::BadGradient ParameterState::first_bad_gradient(const OpContext& ctx) const {
-  const OpContext there = at_home(ctx);
+  const OpContext there = state_context(ctx);
   const int64_t none = parameters_.elements();
   int64_t place = none, begin = 0;
   BadKind kind = BadKind::kNone;

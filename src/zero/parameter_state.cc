@@ -214,12 +214,14 @@ void ParameterState::tile_gradient_complete(nn::ParamId id, int64_t tile) {
   if (parameters_[id].trainable) reducer_->complete(id, tile);
 }
 
-void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool split,
+void ParameterState::set_compute_type(const OpContext& ctx, DType type, Masters masters,
                                       const std::vector<bool>& fp32) {
   DS_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16,
            Code::kUnsupported, "models compute in float32, bfloat16 or float16, not ",
            dtype_name(type));
-  DS_CHECK(!split || type == DType::kBFloat16, Code::kInternal, "only bf16 weights split masters");
+  DS_CHECK(masters == Masters::kFp32 || type == DType::kBFloat16 ||
+               (masters == Masters::kWeights && type == DType::kFloat16),
+           Code::kInternal, "no such masters of ", dtype_name(type), " weights");
   DS_CHECK(open_guards_ == 0, Code::kInternal, "compute type changed while parameters are in use");
   DS_CHECK(!comm_ && !home_, Code::kInternal, "compute type changed while it is shared");
   bring_back();
@@ -229,6 +231,10 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool spl
     ops::join_masters(ctx, flat_.model.data, flat_.low_halves.data, joined);
     flat_.masters = std::move(joined);
     flat_.low_halves = {};
+  } else if (flat_.masters && !masters_in_place()) {
+    Tensor widened = Tensor::empty(device_, DType::kFloat32, all, MemoryTag::kParameters);
+    ops::cast(ctx, flat_.masters.data, widened);
+    flat_.masters = std::move(widened);
   }
   compute_type_ = type;
   fp32_weights_ = Tensor();
@@ -237,7 +243,12 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, bool spl
   layout_ = FlatLayout(parameters_, sharing);
   flat_.model = type == DType::kFloat32 ? Tensor()
                                         : Tensor::empty(device_, type, all, MemoryTag::kParameters);
-  if (split) {
+  if (masters == Masters::kWeights) {
+    ops::cast(ctx, flat_.masters.data, flat_.model.data);
+    flat_.masters = std::move(flat_.model);
+    flat_.model = {};
+  }
+  if (masters == Masters::kSplit) {
     flat_.low_halves = Tensor::empty(device_, DType::kUInt16, all, MemoryTag::kParameters);
     ops::split_masters(ctx, flat_.masters.data, flat_.model.data, flat_.low_halves.data);
     flat_.masters = {};
@@ -336,7 +347,7 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
     replicas_agree_ = true;
   }
   if (home_ && home_->receiving()) home_->drop();
-  if (clear_at_once_) return ops::fill(at_home(ctx), 0.0f, flat_.gradients.data);
+  if (clear_at_once_) return ops::fill(state_context(ctx), 0.0f, flat_.gradients.data);
   if (reducer_) {
     empty_buckets_.assign(layout_.buckets().size(), true);
     return;
@@ -357,12 +368,12 @@ void ParameterState::set_gradient_marks(const GradientMarks& marks) {
   for (Tensor& open : open_gradients_) open = Tensor();
 }
 
-void ParameterState::settle_gradients(const OpContext& ctx) {
-  if (home_) home_->settle();
+void ParameterState::materialize_gradients(const OpContext& ctx) {
+  if (home_) home_->finish_arrivals();
   for (size_t i = 0; i < empty_buckets_.size(); ++i) {
     if (!empty_buckets_[i] || !layout_.buckets()[i].trainable) continue;
     Tensor target = kept_gradients(layout_.buckets()[i]);
-    ops::fill(at_home(ctx), 0.0f, target);
+    ops::fill(state_context(ctx), 0.0f, target);
     empty_buckets_[i] = false;
   }
   for (nn::ParamId id = 0; empty_count_ > 0 && id < parameters_.size(); ++id) {
@@ -371,7 +382,7 @@ void ParameterState::settle_gradients(const OpContext& ctx) {
 }
 
 void ParameterState::clear_gradients_at_once(const OpContext& ctx) {
-  settle_gradients(ctx);
+  materialize_gradients(ctx);
   clear_at_once_ = true;
 }
 
@@ -381,12 +392,12 @@ void ParameterState::replace_gradients(Tensor gradients) {
 }
 
 const Tensor& ParameterState::gradients() const {
-  DS_CHECK(empty_count_ == 0, Code::kInternal, "gradients were read before they were settled");
+  DS_CHECK(empty_count_ == 0, Code::kInternal, "gradients were read before they were materialized");
   return flat_.gradients.data;
 }
 
 Tensor ParameterState::gradient_view(nn::ParamId id) const {
-  DS_CHECK(empty_count_ == 0, Code::kInternal, "a gradient was read before they were settled");
+  DS_CHECK(empty_count_ == 0, Code::kInternal, "a gradient was read before they were materialized");
   return view(micro_ ? micro_ : flat_.gradients.data, id);
 }
 
@@ -399,14 +410,23 @@ Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
     if (out.elements() > 0) fill_weights(*source_, ctx, id, parameters_[id], 0, out);
     return value;
   }
-  if (whole_masters()) return master(id);
-  if (layout_.world() > 1) return gather_parts(ctx, id, read_owned_master(ctx, id));
-  return read_owned_master(ctx, id).view(parameters_[id].shape);
+  if (whole_masters() && masters_in_place()) return master(id);
+  if (layout_.world() > 1 && !whole_masters())
+    return gather_parts(ctx, id, read_owned_master(ctx, id));
+  if (!whole_masters()) return read_owned_master(ctx, id).view(parameters_[id].shape);
+  Tensor widened = ctx.workspace(DType::kFloat32, parameters_[id].shape);
+  ops::cast(ctx, master(id), widened);
+  return widened;
 }
 
 Tensor ParameterState::read_owned_master(const OpContext& ctx, nn::ParamId id) const {
-  if (flat_.masters) return owned(flat_.masters, id);
-  const OpContext home = at_home(ctx);
+  if (masters_in_place()) return owned(flat_.masters, id);
+  const OpContext home = state_context(ctx);
+  if (flat_.masters) {
+    Tensor widened = home.workspace(DType::kFloat32, {layout_.part(id).count});
+    ops::cast(home, owned(flat_.masters, id), widened);
+    return widened;
+  }
   Tensor joined = home.workspace(DType::kFloat32, {layout_.part(id).count});
   ops::join_masters(home, owned(flat_.model, id), owned(flat_.low_halves, id), joined);
   return joined;
@@ -415,7 +435,7 @@ Tensor ParameterState::read_owned_master(const OpContext& ctx, nn::ParamId id) c
 void ParameterState::write_owned_master(const OpContext& ctx, nn::ParamId id, int64_t at,
                                         const Tensor& value) {
   const int64_t end = at + value.elements();
-  const OpContext home = at_home(ctx);
+  const OpContext home = state_context(ctx);
   hold_masters();
   if (flat_.masters) {
     Tensor target = owned(flat_.masters, id).slice(0, at, end);
@@ -430,7 +450,7 @@ void ParameterState::write_owned_master(const OpContext& ctx, nn::ParamId id, in
 void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
   if (fp8_) fp8_->weights_changed();
   const OwnedPart part = layout_.part(id);
-  const OpContext home = at_home(ctx);
+  const OpContext home = state_context(ctx);
   const Tensor own = to_device(value, home.device)
                          .view({value.elements()})
                          .slice(0, part.first, part.first + part.count);

@@ -24,9 +24,10 @@ struct ShareOptions {
   std::shared_ptr<Communicator> comm;
   int stage = 0;
   int64_t bucket_elements = 0;
-  DType wire = DType::kFloat32;  // of gradients
-  bool wire_for_all = true;      // also of those that are computed with in fp32
-  std::vector<bool> fp32 = {};   // by parameter: which those are, where others compute in less
+  DType wire = DType::kFloat32;   // of gradients
+  bool wire_for_all = true;       // also of those that are computed with in fp32
+  std::vector<bool> sparse = {};  // by parameter: gradients travel as rows, at stages 0 and 1
+  std::vector<bool> fp32 = {};    // by parameter: which those are, where others compute in less
   bool overlap = true;
   bool reduce_scatter = true;
   ReduceOp op = ReduceOp::kAverage;  // or kSum
@@ -49,6 +50,13 @@ struct ShareOptions {
   WeightRoute::Options weights = {};
   bool quantized_gradients = false;
   std::optional<QuantizedReduce::Feedback> feedback = {};  // of what their roundings lose
+};
+
+// How masters of weights below fp32 are held.
+enum class Masters {
+  kFp32,    // beside the weights
+  kSplit,   // bf16: as what the weights lack of them
+  kWeights  // they are the weights: updates round to their type
 };
 
 // Stage 3's small parameters that stay whole, by parameter: the first ones as long as there is
@@ -95,7 +103,7 @@ class ParameterState : public nn::ParameterStore {
   // Collective: spreads the state over a group, which starts with the masters of its rank 0; where
   // all have one source, each makes its own part. Needs no open guard. From now on calls marked
   // "every rank" are collective too.
-  void share(const OpContext& ctx, const ShareOptions& options, DType type, bool split);
+  void share(const OpContext& ctx, const ShareOptions& options, DType type, Masters masters);
   // Ends that, without waiting for anybody. Weights that are whole stay, in the precision they were
   // computed with; of weights in pieces nothing usable is left.
   void unshare(const OpContext& ctx);
@@ -122,7 +130,7 @@ class ParameterState : public nn::ParameterStore {
   const std::shared_ptr<Device>& state_memory() const;
   std::shared_ptr<optim::StateHome> home() const;
   // To compute with masters, gradients and optimizer state.
-  OpContext at_home(const OpContext& ctx) const;
+  OpContext state_context(const OpContext& ctx) const;
   // Before an update; weights_updated() ends it.
   void open_update();
   // Before masters are written otherwise than by the functions below.
@@ -162,10 +170,9 @@ class ParameterState : public nn::ParameterStore {
   // What their roundings lost does not count any more.
   void drop_rounding_errors();
 
-  // fp32, bf16 or fp16; the lower types keep a rounded copy of the masters. With `split` (bf16
-  // only) the copy and the bits that it lacks take the masters' place. `fp32`, by parameter, are
-  // computed with in fp32 all the same. Needs no open guard.
-  void set_compute_type(const OpContext& ctx, DType type, bool split = false,
+  // fp32, bf16 or fp16; the lower types keep a rounded copy of fp32 masters, or what `masters`
+  // says. `fp32`, by parameter, are computed with in fp32 all the same. Needs no open guard.
+  void set_compute_type(const OpContext& ctx, DType type, Masters masters = Masters::kFp32,
                         const std::vector<bool>& fp32 = {});
   // Refreshes the copy in the compute type, and lent memory, after masters were written (every
   // rank, where shared).
@@ -184,17 +191,17 @@ class ParameterState : public nn::ParameterStore {
   void allocate_gradients(const OpContext& ctx, DType type);
   void free_gradients();
   // Empties the gradients. The memory is cleared later, and only where backward does not write: by
-  // settle_gradients, which must come before anybody looks at the flat gradients. Once
+  // materialize_gradients, which must come before anybody looks at the flat gradients. Once
   // `clear_gradients_at_once` was called, because others hold views, clearing is done right here.
   void clear_gradients(const OpContext& ctx);
-  void settle_gradients(const OpContext& ctx);
+  void materialize_gradients(const OpContext& ctx);
   void clear_gradients_at_once(const OpContext& ctx);
   // All gradients: a flat tensor like the present one.
   void replace_gradients(Tensor gradients);
   DType accumulation_type() const { return accumulation_type_; }
 
-  // Flat views. `masters` is empty while they are split; `model` is empty in fp32, where the
-  // masters are the model. Some are compact where shared: see optim::FlatTensor.
+  // Flat views. `masters` is empty while they are split; `model` is empty where the masters are the
+  // model. Some are compact where shared: see optim::FlatTensor.
   Tensor& masters() { return flat_.masters.data; }
   const Tensor& gradients() const;
   optim::FlatTensors& flat() { return flat_; }
@@ -246,6 +253,10 @@ class ParameterState : public nn::ParameterStore {
   Tensor view(const Tensor& flat, nn::ParamId id) const;
   bool whole_weights() const { return !weights().compact && !lost_; }
   bool whole_masters() const { return flat_.masters && !flat_.masters.compact; }
+  // They lie as fp32 somewhere: what this rank owns is read and written there.
+  bool masters_in_place() const {
+    return flat_.masters && flat_.masters.data.dtype() == DType::kFloat32;
+  }
 
   // The fp32 master, a view or, while masters are split or shared, a copy (every rank).
   Tensor read_master(const OpContext& ctx, nn::ParamId id) const;
@@ -297,7 +308,7 @@ class ParameterState : public nn::ParameterStore {
   std::shared_ptr<Event> take_reduced(const OpContext& ctx, const Bucket& bucket,
                                       const Tensor& average);
   void spread_masters(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
-                      DType type, bool split);
+                      DType type, Masters form);
   void fill_masters(const OpContext& ctx, const FlatLayout& layout, Communicator& comm,
                     const ShareOptions& options, optim::FlatTensor& masters) const;
   void receive_masters(const OpContext& ctx, const FlatLayout& layout, Communicator& comm,

@@ -118,7 +118,7 @@ class CudnnBits : public ::testing::Test {
     ops::attention(ctx_, q_, k_, v_, {}, options_, o.out, o.lse);
     ops::attention_backward(ctx_, dout_, q_, k_, v_, {}, options_, first.out, first.lse, o.dq, o.dk,
                             o.dv);
-    case_memory().settle();
+    case_memory().synchronize();
   }
   // Our own kernels would repeat their bits, and say nothing about cuDNN's.
   bool is_cudnns(Outputs& o) {

@@ -24,7 +24,7 @@ inline void use_memory_of(const std::shared_ptr<CudaDevice>& device) {
     const DeviceScope scope(*device);
     cudaFree(block);
   };
-  memory.settle = [device] { device->default_stream().synchronize(); };
+  memory.synchronize = [device] { device->default_stream().synchronize(); };
 }
 
 }  // namespace ds::testing

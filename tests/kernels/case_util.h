@@ -73,8 +73,9 @@ struct CaseMemory {
   DeviceKind kind = DeviceKind::kCpu;
   std::function<void*(size_t)> take = [](size_t bytes) { return std::malloc(bytes); };
   std::function<void(void*)> give = [](void* memory) { std::free(memory); };
-  std::function<void()> settle = [] {};  // waits for queued work, before the host reads or writes
-  int64_t shift = 1;                     // elements between an aligned address and a tensor
+  std::function<void()> synchronize = [] {
+  };                  // waits for queued work, before the host reads or writes
+  int64_t shift = 1;  // elements between an aligned address and a tensor
 };
 inline CaseMemory& case_memory() {
   static CaseMemory memory;
@@ -169,7 +170,7 @@ inline void set_element(DType dtype, void* pointer, double value) {
 // Calls visit(flat index, address) over a tensor of any strides, last dimension fastest.
 template <class Visit>
 void for_each_element(const Tensor& tensor, const Visit& visit) {
-  case_memory().settle();
+  case_memory().synchronize();
   const int64_t size = dtype_size(tensor.dtype());
   for (int64_t flat = 0; flat < tensor.elements(); ++flat) {
     int64_t rest = flat, offset = 0;

@@ -140,7 +140,7 @@ void check_every_pattern(CaseResult& result, const OpContext& ctx, DType dtype) 
   for (int64_t i = 0; i < kPatterns; ++i) x.data<T>()[i].bits = static_cast<uint16_t>(i);
   Tensor wide = guarded_tensor(DType::kFloat32, {kPatterns});
   ops::cast(ctx, x, wide);
-  case_memory().settle();
+  case_memory().synchronize();
   int64_t wrong = 0;
   for (int64_t i = 0; i < kPatterns; ++i) {
     wrong += std::bit_cast<uint32_t>(wide.data<float>()[i]) !=
@@ -156,7 +156,7 @@ void check_every_pattern(CaseResult& result, const OpContext& ctx, DType dtype) 
       wide.data<float>()[i] = std::bit_cast<float>(static_cast<uint32_t>(i) << 16 | low);
     }
     ops::cast(ctx, wide, narrow);
-    case_memory().settle();
+    case_memory().synchronize();
     for (int64_t i = 0; i < kPatterns; ++i) {
       wrong += narrow.data<T>()[i].bits != from_float<T>(wide.data<float>()[i]).bits;
     }
@@ -235,7 +235,7 @@ OpCase split(int64_t n) {
     }
     ops::split_masters(ctx, masters, weights, low);
     ops::join_masters(ctx, weights, low, joined);
-    case_memory().settle();
+    case_memory().synchronize();
     int64_t wrong = 0;
     for (int64_t i = 0; i < n; ++i) {
       const auto bits = std::bit_cast<uint32_t>(masters.data<float>()[i]);

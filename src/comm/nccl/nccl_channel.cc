@@ -33,7 +33,7 @@ void NcclChannel::begin(const nccl::UniqueId& id, int rank, int size, const Nccl
   const DeviceScope scope(*device_);
   nccl::Config config;
   check(library_->init_rank(&comm_, size, id, rank, &config), "ncclCommInitRankConfig");
-  settle("ncclCommInitRankConfig", limit);
+  wait_until_ready("ncclCommInitRankConfig", limit);
 }
 
 void NcclChannel::check(nccl::Result result, const char* call) const {
@@ -44,7 +44,7 @@ void NcclChannel::check(nccl::Result result, const char* call) const {
        told ? ": " : "", told ? printable(detail, 500) : "");
 }
 
-void NcclChannel::settle(const char* call, const NcclLimit& limit) const {
+void NcclChannel::wait_until_ready(const char* call, const NcclLimit& limit) const {
   for (const Backoff backoff;; backoff.rest()) {
     nccl::Result state = nccl::kSuccess;
     check(library_->get_async_error(comm_, &state), "ncclCommGetAsyncError");
@@ -65,7 +65,7 @@ void NcclChannel::launch(const std::function<void()>& calls, const NcclLimit& li
     throw;
   }
   check(library_->group_end(), "ncclGroupEnd");
-  settle("ncclGroupEnd", limit);
+  wait_until_ready("ncclGroupEnd", limit);
 }
 
 std::optional<Error> NcclChannel::trouble() const {
@@ -83,7 +83,7 @@ std::optional<Error> NcclChannel::trouble() const {
 void NcclChannel::finalize(const NcclLimit& limit) {
   const DeviceScope scope(*device_);
   check(library_->finalize(comm_), "ncclCommFinalize");
-  settle("ncclCommFinalize", limit);
+  wait_until_ready("ncclCommFinalize", limit);
   const nccl::Comm comm = std::exchange(comm_, nullptr);
   check(library_->destroy(comm), "ncclCommDestroy");
 }

@@ -75,7 +75,7 @@ class NcclChannel {
 
  private:
   void begin(const nccl::UniqueId& id, int rank, int size, const NcclLimit& limit);
-  void settle(const char* call, const NcclLimit& limit) const;
+  void wait_until_ready(const char* call, const NcclLimit& limit) const;
 
   const std::shared_ptr<const nccl::Library> library_;
   const std::shared_ptr<CudaDevice> device_;

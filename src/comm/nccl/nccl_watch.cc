@@ -68,7 +68,7 @@ void NcclWatch::begin(Record& record) noexcept {
 
 void NcclWatch::add(const NcclOperationPtr& operation) {
   const std::lock_guard lock(mutex_);
-  if (settled_) return operation->finish(*settled_);
+  if (reported_) return operation->finish(*reported_);
   flying_.push_back({operation, operation->limit.deadline});
 }
 
@@ -135,7 +135,7 @@ void NcclWatch::work() noexcept {
     }
   }
   if (failing_) {
-    settle();
+    report_failure();
     return;
   }
   for (int peer = 0; peer < side_->size(); ++peer) {
@@ -230,7 +230,7 @@ std::string NcclWatch::ask_everybody(const std::string& blame) {
   return text;
 }
 
-void NcclWatch::settle() noexcept {
+void NcclWatch::report_failure() noexcept {
   std::optional<Error> failure;
   bool ask = false;
   {
@@ -256,7 +256,7 @@ void NcclWatch::settle() noexcept {
   std::deque<Flying> left;
   {
     const std::lock_guard lock(mutex_);
-    settled_ = told;
+    reported_ = told;
     left.swap(flying_);
   }
   for (const Flying& flying : left) flying.operation->finish(told);

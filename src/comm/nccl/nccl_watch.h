@@ -50,7 +50,7 @@ class NcclWatch {
   void work() noexcept;
   void listen();
   void look();
-  void settle() noexcept;
+  void report_failure() noexcept;
   std::string ask_everybody(const std::string& blame);
 
   struct Flying {
@@ -69,7 +69,7 @@ class NcclWatch {
   std::condition_variable changed_;
   std::deque<Flying> flying_;
   std::optional<Error> failure_;
-  std::optional<Error> settled_;  // as every rank tells it
+  std::optional<Error> reported_;  // as every rank tells it
   bool ask_who_ = false;
   Record last_call_;
   std::thread thread_;

@@ -29,13 +29,13 @@ void futex_wake(std::atomic<uint32_t>& word) noexcept {
   ::syscall(SYS_futex, word_of(word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-Patience::Patience(int ranks_on_host) {
+SpinWait::SpinWait(int ranks_on_host) {
   const bool own_processors = ranks_on_host <= ThreadPool::available_cpus();
   pauses_ = own_processors ? 400 : 0;
   awake_ = std::chrono::microseconds(own_processors ? 100 : 30);
 }
 
-void Patience::pause() { __builtin_ia32_pause(); }
-void Patience::yield() { ::sched_yield(); }
+void SpinWait::pause() { __builtin_ia32_pause(); }
+void SpinWait::yield() { ::sched_yield(); }
 
 }  // namespace ds::comm

@@ -11,13 +11,13 @@ namespace ds::comm {
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t value, std::chrono::milliseconds most);
 void futex_wake(std::atomic<uint32_t>& word) noexcept;  // all sleepers
 
-// Calls ready() until it is true or the patience for waiting awake is over. Pauses only where every
+// Calls ready() until it is true or the time for waiting awake is over. Pauses only where every
 // rank of the host can have a processor of its own. Where yielding gave the processor away for
 // long, to others that compute, the next waits sleep instead: sleepers get it back at once when
 // woken. One thread at a time.
-class Patience {
+class SpinWait {
  public:
-  explicit Patience(int ranks_on_host);
+  explicit SpinWait(int ranks_on_host);
   template <class Ready>
   bool wait(const Ready& ready) {
     for (int i = 0; i < pauses_; ++i) {

@@ -81,7 +81,7 @@ ShmTransport::ShmTransport(int rank, int size, std::shared_ptr<Segment> control,
       source_(std::move(source)),
       table_(std::move(table)),
       identity_(std::move(identity)),
-      patience_(size),
+      spin_wait_(size),
       process_files_(static_cast<size_t>(size), -1) {
   of(rank).process.store(static_cast<int32_t>(::getpid()));
   announce(Record(), false);

@@ -102,7 +102,7 @@ class ShmTransport : public Transport {
   const std::shared_ptr<SegmentSource> source_;
   const std::shared_ptr<RegionTable> table_;
   const std::vector<int> identity_;
-  Patience patience_;
+  SpinWait spin_wait_;
   std::vector<int> names_;
   std::vector<int> process_files_;  // pidfds by rank; -1: a thread of this process, or none given
   uint32_t step_ = 0;

@@ -37,7 +37,7 @@ void ShmTransport::sync(const Watch& watch) {
 }
 
 void ShmTransport::await_step(int peer, uint32_t target, const Watch& watch) {
-  if (patience_.wait([&] { return reached(peer, target); })) return;
+  if (spin_wait_.wait([&] { return reached(peer, target); })) return;
   RankControl& control = of(peer);
   while (true) {
     control.sleepers.fetch_add(1);
@@ -94,7 +94,7 @@ void ShmTransport::check_peers(std::span<const int> peers, const Watch& watch, u
 void ShmTransport::wait_for_streams(std::span<const int> peers, const Watch& watch) {
   RankControl& self = of(rank());
   const auto rung = [&] { return self.bell.load() != bell_seen_; };
-  if (!patience_.wait(rung)) {
+  if (!spin_wait_.wait(rung)) {
     self.bell_sleepers.fetch_add(1);
     if (!rung()) futex_wait(self.bell, bell_seen_, kSlice);
     self.bell_sleepers.fetch_sub(1);

@@ -6,7 +6,7 @@
 namespace ds::comm {
 namespace {
 
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kGuestTimeout{10};
 constexpr int kAtOnce = 64;  // new guests of one round; each is heard before it may have to go
 
 }  // namespace
@@ -87,7 +87,7 @@ void Lobby::serve(const Socket& listener, const std::function<void(Guest&)>& mee
     const auto now = Clock::now();
     for (Guest& guest : guests_) {
       meet(guest);
-      if (now - guest.since > kPatience) guest.over = true;
+      if (now - guest.since > kGuestTimeout) guest.over = true;
     }
     std::erase_if(guests_, [](const Guest& guest) { return guest.over; });
   };

@@ -23,7 +23,7 @@ using namespace store_wire;  // NOLINT: the words of this protocol
 // What the values of one rank may take in all, and those of all ranks.
 constexpr size_t kMostOfRank = size_t{1} << 18, kMostOfRank0 = size_t{1} << 24;
 constexpr size_t kMostStored = size_t{1} << 26;
-constexpr std::chrono::seconds kPatience{10};  // for half a request, and for who does not read
+constexpr std::chrono::seconds kClientTimeout{10};  // for half a request, and for who does not read
 
 // A connection that has proven to be a rank's.
 struct Client {
@@ -117,7 +117,7 @@ void TcpStoreServer::Loop::serve() {
     for (Client& client : clients_) {
       flush(client);
       const bool late = client.replies() || !client.in.empty();
-      if (late && !client.waits && now - client.since > kPatience) client.ended = true;
+      if (late && !client.waits && now - client.since > kClientTimeout) client.ended = true;
     }
     std::erase_if(clients_, [](const Client& client) { return client.ended; });
   }

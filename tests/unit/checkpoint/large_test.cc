@@ -246,7 +246,7 @@ TEST(Background, AFailureIsToldOnceAndTheOldCheckpointStays) {
   const TensorMeta meta = make_meta("w", TensorKind::kModel, DType::kUInt8, {2});
   writer->part().begin_tensor(meta, full_box(meta.shape));
   background.start(std::move(writer), "new");  // its last tensor is not ended
-  background.settle();
+  background.join();
   const Error error = error_of([&] { background.wait(); });
   EXPECT_EQ(error.code(), Code::kState);
   EXPECT_NE(error.message().find("'new'"), std::string::npos) << error.message();
@@ -285,7 +285,7 @@ TEST(Background, KilledInTheMiddleTheOldCheckpointLoads) {
       add_items(writer->part(), list, test_seed());
       background.start(std::move(writer), tag);
       if (::write(ends[1], "x", 1) != 1) ::_exit(1);
-      background.settle();
+      background.join();
       ::pause();
     }
     char begun;

@@ -253,7 +253,7 @@ TEST(Check, LenientReadingKeepsWhatCouldMeanSomething) {
            R"("fp16": {"invented": 1})",               // a typed section
            R"("zero_optimization": {"invented": 1})",  // another
            R"("optimizer": {"type": "Adam", "params": {"invented": 1}})",
-           R"("sparse_gradients": true)",  // changes results
+           R"("sparse_attention": {})",  // changes results
        }) {
     const std::string document = std::string(R"({"train_batch_size": 8, )") + more + "}";
     EXPECT_FALSE(check_config(document, {}, lenient()).accepted()) << more;

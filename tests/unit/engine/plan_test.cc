@@ -61,6 +61,11 @@ TEST(Plan, MeasuredAtWorldOne) {
       Json::object(),
       {{"bf16", {{"enabled", true}}}},
       {{"bf16", {{"enabled", true}, {"split_master", true}}}},
+      {{"bf16",
+        {{"enabled", true},
+         {"bf16_master_weights_and_grads", true},
+         {"bf16_optimizer_states", true}}},
+       {"zero_optimization", {{"stage", 2}}}},
       {{"bf16", {{"enabled", true}}}, {"data_types", {{"grad_accum_dtype", "bf16"}}}},
       {{"optimizer", {{"type", "Lion"}}}},
       {{"optimizer", {{"type", "Muon"}}}}};
