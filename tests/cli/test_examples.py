@@ -23,6 +23,21 @@ class Examples(CliCase):
         text = self.losses("DS_EXAMPLE_CPP", "The License")
         self.assertRegex(text, r"(?m)^The License")
 
+    def zero3(self, ranks, steps, folder):
+        """What the first process prints, as (steps before, processes, losses)."""
+        done = self.ds("launch", "-n", ranks, "--", os.environ["DS_EXAMPLE_ZERO3"], "text.txt", steps, folder)
+        begin = re.search(r"after step (\d+): (\d+) processes, ZeRO stage 3", done.text)
+        self.assertIsNotNone(begin, done.text + done.error)
+        return int(begin[1]), int(begin[2]), [float(x) for x in re.findall(r"loss ([0-9.]+)", done.text)]
+
+    def test_zero3_goes_on_with_another_number_of_processes(self):
+        self.assertEqual(self.zero3(3, 10, "out")[:2], (0, 3))
+        self.assertEqual(self.zero3(2, 20, "out")[:2], (10, 2))
+        before, ranks, losses = self.zero3(1, 30, "out")
+        self.assertEqual((before, ranks), (20, 1))
+        # The same samples make the same steps; the sums of ranks are rounded in another order.
+        self.assertAlmostEqual(losses[-1], self.zero3(1, 30, "alone")[2][-1], delta=2e-3)
+
     def test_failures_are_told(self):
         for variable in ("DS_EXAMPLE_C", "DS_EXAMPLE_CPP"):
             self.assertEqual(run(self.folder, [], program=os.environ[variable]).returncode, 2)

@@ -13,16 +13,16 @@ BETWEEN_NODES = {"transport": "hierarchical", "across": "mpi", "ranks_per_node":
 
 
 class Mpirun(CliCase):
-    def command(self, ranks, *arguments):
+    def command(self, ranks, *arguments, program=PROGRAM):
         command = [os.environ["DS_MPIRUN"], "--oversubscribe", "--bind-to", "none", "--mca", "btl",
-                   "self,vader,tcp", "--mca", "btl_tcp_if_include", "lo", "-n", str(ranks), PROGRAM,
+                   "self,vader,tcp", "--mca", "btl_tcp_if_include", "lo", "-n", str(ranks), program,
                    *map(str, arguments)]
         if os.geteuid() == 0:
             command.insert(1, "--allow-run-as-root")
         return command
 
-    def mpirun(self, ranks, *arguments, status=0, **variables):
-        done = subprocess.run(self.command(ranks, *arguments), cwd=self.folder, timeout=120,
+    def mpirun(self, ranks, *arguments, status=0, program=PROGRAM, **variables):
+        done = subprocess.run(self.command(ranks, *arguments, program=program), cwd=self.folder, timeout=120,
                               stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, env={**os.environ, **variables})
         self.assertEqual(done.returncode == 0, status == 0, done.stdout + done.stderr)
@@ -44,6 +44,12 @@ class Mpirun(CliCase):
         self.assertEqual(rows[0], rows[2])
         self.assertEqual(self.weights("save-0"), self.weights("save-1"))
         self.assertEqual(self.weights("save-0"), self.weights("save-2"))
+
+    def test_the_example_at_stage_three_goes_on_with_other_ranks(self):
+        for ranks, before in ((3, 0), (2, 5)):
+            done = self.mpirun(ranks, "text.txt", before + 5, "zero3", program=os.environ["DS_EXAMPLE_ZERO3"])
+            self.assertIn(f"after step {before}: {ranks} processes, ZeRO stage 3", done.stdout)
+        self.assertIn("global_step10", self.ds("inspect", "zero3", "--verify").text)
 
     def test_a_stopped_rank_is_named(self):
         options = {**MPI, "timeout_seconds": 5}

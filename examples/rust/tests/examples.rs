@@ -1,6 +1,6 @@
 //! Runs the examples as a reader would, with small settings.
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -71,6 +71,57 @@ fn resume() {
     assert_eq!(first, "goes on after step 20");
     assert!(written.chars().count() > 20, "{text}");
     ds::checkpoint::verify(&folder, Some("global_step25")).unwrap();
+}
+
+/// What the first of several processes prints, started as torchrun starts them.
+fn run_ranks(size: usize, program: &str, arguments: &[&str]) -> String {
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let mut ranks = Vec::new();
+    for rank in 0..size {
+        let child = Command::new(program)
+            .args(arguments)
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", size.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        ranks.push(child);
+    }
+    let outputs: Vec<_> = ranks
+        .into_iter()
+        .map(|child| child.wait_with_output().unwrap())
+        .collect();
+    assert!(outputs.iter().all(|output| output.status.success()));
+    String::from_utf8(outputs[0].stdout.clone()).unwrap()
+}
+
+#[test]
+fn zero3_goes_on_with_another_number_of_processes() {
+    let scratch = Scratch::new("zero3");
+    let (book, folder) = (scratch.book(), scratch.path("run"));
+    let program = env!("CARGO_BIN_EXE_zero3");
+    let first = run_ranks(3, program, &[&book, "10", &folder]);
+    assert!(
+        first.starts_with("after step 0: 3 processes, ZeRO stage 3"),
+        "{first}"
+    );
+    let second = run_ranks(2, program, &[&book, "20", &folder]);
+    assert!(second.starts_with("after step 10: 2 processes"), "{second}");
+    let last = run(program, &[&book, "30", &folder]);
+    assert!(last.starts_with("after step 20: 1 processes"), "{last}");
+    let alone = run(program, &[&book, "30", &scratch.path("alone")]);
+    // The same samples make the same steps; the sums of ranks are rounded in another order.
+    assert!(
+        (losses(&last)[0] - losses(&alone)[2]).abs() < 2e-3,
+        "{last}{alone}"
+    );
 }
 
 /// The code of the documentation is that of the examples, which the tests here run.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import struct
 import subprocess
 import sys
@@ -76,6 +78,37 @@ def test_resume(text_file: Path, tmp_path: Path) -> None:
     first, second = (ds.Model.open(folder) for folder in (checkpoints, tmp_path / "whole"))
     for index in range(len(first)):
         assert first.get(index).tobytes() == second.get(index).tobytes()
+
+
+def run_ranks(size: int, program: Path, *arguments: object) -> str:
+    """What the first of several processes prints, started as torchrun starts them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    group = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program), *map(str, arguments)],
+            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * size
+    return outputs[0]
+
+
+def test_zero3_goes_on_with_another_number_of_processes(text_file: Path, tmp_path: Path) -> None:
+    program, out = EXAMPLES / "zero3.py", tmp_path / "out"
+    assert "after step 0: 3 processes, ZeRO stage 3" in run_ranks(3, program, text_file, 10, out)
+    assert "after step 10: 2 processes" in run_ranks(2, program, text_file, 20, out)
+    output = run(program, text_file, 30, out)
+    assert "after step 20: 1 processes" in output
+    alone = run(program, text_file, 30, tmp_path / "alone")
+    # The same samples make the same steps; the sums of ranks are rounded in another order.
+    assert abs(last_loss(output) - last_loss(alone)) < 2e-3
 
 
 def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,45 @@ class ProgramsTest {
     assertTrue(last(output, "loss ([0-9.]+)") < 0.01, output);
   }
 
+  /** What the first of several processes prints, started as torchrun starts them. */
+  private static String runRanks(int size, Path folder, String... command) throws Exception {
+    int port;
+    try (java.net.ServerSocket probe = new java.net.ServerSocket(0)) {
+      port = probe.getLocalPort();
+    }
+    List<Process> ranks = new java.util.ArrayList<>();
+    for (int rank = 0; rank < size; ++rank) {
+      List<String> line = new java.util.ArrayList<>(
+          List.of(Path.of(System.getProperty("java.home"), "bin", "java").toString(), "-XX:TieredStopAtLevel=1", "-cp", PATH));
+      line.addAll(List.of(command));
+      ProcessBuilder process = new ProcessBuilder(line).redirectErrorStream(true);
+      process.environment().putAll(Map.of("RANK", "" + rank, "LOCAL_RANK", "" + rank, "WORLD_SIZE", "" + size,
+          "MASTER_ADDR", "127.0.0.1", "MASTER_PORT", "" + port));
+      ranks.add(process.redirectOutput(folder.resolve("rank" + rank).toFile()).start());
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      boolean ended = ranks.get(rank).waitFor(60, TimeUnit.SECONDS);
+      ranks.get(rank).destroyForcibly();
+      assertTrue(ended && ranks.get(rank).exitValue() == 0, Files.readString(folder.resolve("rank" + rank)));
+    }
+    return Files.readString(folder.resolve("rank0"));
+  }
+
+  @Test
+  void zero3GoesOnWithAnotherNumberOfProcesses(@TempDir Path folder) throws Exception {
+    String text = Fixtures.TEXT.toString();
+    String out = folder.resolve("out").toString();
+    String first = runRanks(3, folder, "Zero3", text, "10", out);
+    assertTrue(first.contains("after step 0: 3 processes, ZeRO stage 3"), first);
+    String second = runRanks(2, folder, "Zero3", text, "20", out);
+    assertTrue(second.contains("after step 10: 2 processes"), second);
+    String last = run("Zero3", text, "30", out);
+    assertTrue(last.contains("after step 20: 1 processes"), last);
+    String alone = run("Zero3", text, "30", folder.resolve("alone").toString());
+    // The same samples make the same steps; the sums of ranks are rounded in another order.
+    assertEquals(last(alone, "loss ([0-9.]+)"), last(last, "loss ([0-9.]+)"), 2e-3);
+  }
+
   /** The same bits as a run in this process; that other languages get them too is the test of tests/same_run. */
   @Test
   void sameRun(@TempDir Path folder) throws Exception {
