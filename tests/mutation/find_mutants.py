@@ -22,6 +22,10 @@ FUNCTIONS = {K.FUNCTION_DECL, K.CXX_METHOD, K.CONSTRUCTOR, K.FUNCTION_TEMPLATE, 
 # What must stay constant or has no meaning of its own at run time.
 CLOSED = {K.STATIC_ASSERT, K.ENUM_DECL, K.TEMPLATE_TYPE_PARAMETER, K.TEMPLATE_NON_TYPE_PARAMETER,
           K.TYPE_ALIAS_DECL, K.TYPEDEF_DECL, K.FIELD_DECL}
+# Calls whose arguments nobody can see the effect of: the size of a buffer that grows anyway.
+SIZES = {"reserve", "shrink_to_fit"}
+# Calls whose arguments are the words of a message. That they are called is a mutant; what they say is not.
+MESSAGES = {"fail", "printable"}
 ARITHMETIC_TYPES = {
     getattr(cindex.TypeKind, name) for name in
     ("BOOL", "CHAR_U", "UCHAR", "USHORT", "UINT", "ULONG", "ULONGLONG", "CHAR_S", "SCHAR", "SHORT",
@@ -71,6 +75,8 @@ class Finder:
             if self.is_constexpr(cursor):
                 return
             inside = True
+        if kind == K.CALL_EXPR and cursor.spelling in SIZES | MESSAGES:
+            return
         if kind == K.CASE_STMT:
             for child in list(cursor.get_children())[1:]:
                 self.visit(child, inside)
@@ -166,6 +172,8 @@ class Finder:
     def statement(self, cursor):
         if cursor.kind not in (K.CALL_EXPR, K.BINARY_OPERATOR, K.COMPOUND_ASSIGNMENT_OPERATOR,
                                K.UNARY_OPERATOR, K.CXX_DELETE_EXPR, K.CXX_THROW_EXPR):
+            return
+        if cursor.kind == K.CALL_EXPR and cursor.spelling in SIZES:
             return
         start, end = cursor.extent.start.offset, cursor.extent.end.offset
         text = self.text(start, end)

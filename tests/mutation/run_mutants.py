@@ -66,9 +66,9 @@ def choose(found, count, seed):
     return chosen
 
 
-def instrument(mutants, source):
-    """Writes the changed files; gives for every file the numbers of mutants by line."""
-    by_file = collections.defaultdict(list)
+def instrument(mutants, files, source):
+    """Writes the files, also those that have no mutant left; gives for each the numbers of its mutants."""
+    by_file = {file: [] for file in files}
     for number, mutant in enumerate(mutants):
         if mutant is not None:
             by_file[mutant.file].append((number, mutant))
@@ -101,8 +101,10 @@ def copy_sources(source, mutants):
             shutil.copymode(ROOT / name, source / name)
 
 
-def build(source, tree, jobs, mutants, by_file):
+def build(source, tree, jobs, mutants):
     """Compiles; a mutant that does not compile is taken out, and the build tried again."""
+    files = sorted({mutant.file for mutant in mutants})
+    by_file = instrument(mutants, files, source)
     # The preset of developers: what is not mutated comes from the compiler's cache.
     subprocess.run(["cmake", "--preset", "dev"], cwd=source, check=True, stdout=subprocess.DEVNULL)
     listed = subprocess.run(["ninja", "-C", tree, "-t", "targets", "all"], capture_output=True, text=True).stdout
@@ -120,7 +122,7 @@ def build(source, tree, jobs, mutants, by_file):
                     dropped += 1
         if not dropped:
             sys.exit("mutation: the build failed:\n" + run.stdout[-4000:])
-        by_file = instrument(mutants, source)
+        by_file = instrument(mutants, files, source)
     sys.exit("mutation: the build fails after eight rounds")
 
 
@@ -211,7 +213,7 @@ def main():
     mutants = choose(found, len(found) if options.only else options.count, options.seed)
     print(f"{len(found)} possible mutants, {len(mutants)} chosen with seed {options.seed}", flush=True)
     copy_sources(source, mutants)
-    programs = build(source, tree, options.jobs, mutants, instrument(mutants, source))
+    programs = build(source, tree, options.jobs, mutants)
     left = sum(m is not None for m in mutants)
     print(f"{left} mutants compile", flush=True)
 
