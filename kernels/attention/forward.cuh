@@ -292,7 +292,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
   const int splits = kSplit ? call.actual_splits(cover) : 1;
   if (kSplit && own.split >= splits) return;
   const int b = own.b;
-  const int warp_row = warp_of<!kSplit && Tile::kDim == 64>() * Tile::kWarpRows;
+  constexpr bool kFromOneLane = !kSplit && Tile::kDim == 64;
+  const int warp_row = warp_of<kFromOneLane>() * Tile::kWarpRows;
   float* const scratch = reinterpret_cast<float*>(k_stage(Tile::kStages)) +  // of the warp
                          (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
   const int first_query = own.query_of(0), last_query = own.last_query(0, kOwn);
