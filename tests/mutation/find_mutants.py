@@ -3,6 +3,7 @@
 A mutant is an edit of one place: the text there is replaced by an expression or a statement that holds
 both meanings and asks ds::mutation::on(NUMBER) which one is wanted. So all mutants share one build.
 """
+import collections
 import dataclasses
 import json
 import pathlib
@@ -40,6 +41,11 @@ class Mutant:
     end: int
     what: str       # for people
     text: str       # the new text, with @ where the number goes
+    source: str     # the line that it is in
+
+    def place(self):
+        """The same in another run, as long as the file does not change."""
+        return [self.file, self.start, self.what]
 
     def name(self):
         return f"{self.file}:{self.line}: {self.what}"
@@ -65,7 +71,8 @@ class Finder:
     def add(self, cursor, start, end, what, text):
         # A macro's cursor has the extent of its call; there the text is not what the tree says.
         if 0 <= start < end:
-            self.found.append(Mutant(self.file, cursor.extent.start.line, start, end, what, text))
+            line = self.source[self.source.rfind(b"\n", 0, start) + 1:].split(b"\n", 1)[0].decode().strip()
+            self.found.append(Mutant(self.file, cursor.extent.start.line, start, end, what, text, line))
 
     def visit(self, cursor, inside):
         kind = cursor.kind
@@ -197,6 +204,24 @@ def clang_arguments(command):
     return kept + ["-w"]
 
 
+def equivalent(found, list_of_them):
+    """Those that the list names: they change nothing that can be seen, and their line there says why."""
+    by_entry = collections.defaultdict(list)
+    for mutant in found:
+        by_entry[mutant.file, mutant.what, mutant.source].append(mutant)
+    files = {mutant.file for mutant in found}
+    out = set()
+    for number, line in enumerate(pathlib.Path(list_of_them).read_text().splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        file, what, source, _ = (part.strip() for part in line.split(" | "))
+        meant = by_entry[file, what, source]
+        if file in files and len(meant) != 1:
+            raise SystemExit(f"mutation: {list_of_them}:{number}: {len(meant)} mutants are meant, not one")
+        out.update(meant)
+    return out
+
+
 def find(root, build, folders):
     """Mutants of every source below `folders`, in the order of files and places."""
     root = pathlib.Path(root).resolve()
@@ -205,7 +230,8 @@ def find(root, build, folders):
     found = []
     for entry in sorted(commands, key=lambda e: e["file"]):
         file = pathlib.Path(entry["file"])
-        if not any(file.is_relative_to(root / folder) for folder in folders):
+        # Programs that only the build runs are not tried.
+        if file.name.endswith("_main.cc") or not any(file.is_relative_to(root / folder) for folder in folders):
             continue
         unit = index.parse(str(file), args=clang_arguments(entry["command"]))
         # Lesser errors are C++20 that this libclang does not know yet; they cost the statement they are in.

@@ -145,5 +145,32 @@ TEST(BatchRampUp, RandomRampsAgreeWithTheFormula) {
   }
 }
 
+// Sizes are multiples of micro batch x ranks, 4 x 3 here, and steps lead to the full size.
+TEST(BatchRampUp, WhatMakesItImpossible) {
+  const BatchConfig batch = resolve_batch(48, 4, {}, 3);
+  const auto problem = [&](int64_t start, int64_t increment) {
+    return ramp_up_problem({start, increment, 1000, 48}, batch);
+  };
+  EXPECT_EQ(problem(12, 12), "");
+  EXPECT_EQ(problem(24, 24), "");
+  EXPECT_EQ(problem(48, 7), "") << "never grows, so that its steps do not matter";
+  EXPECT_THAT(problem(60, 12), testing::HasSubstr("starts with 60 samples, more than"));
+  EXPECT_THAT(problem(12, 24), testing::HasSubstr("steps of 24 samples do not lead from 12"));
+  EXPECT_THAT(problem(6, 42), testing::HasSubstr("6 samples are no multiple"));
+  EXPECT_THAT(problem(12, 18), testing::HasSubstr("18 samples are no multiple"));
+  EXPECT_THAT(problem(48 - 14, 14), testing::HasSubstr("34 samples are no multiple"));
+  EXPECT_THAT(problem(34, 7), testing::HasSubstr("34 samples are no multiple"));
+}
+
+TEST(Batch, WorldThatFits) {
+  EXPECT_EQ(world_of_batch(1024, 4, 2), 128);
+  EXPECT_EQ(world_of_batch(8, 4, 2), 1);
+  EXPECT_EQ(world_of_batch(7, 4, 2), std::nullopt);
+  EXPECT_EQ(world_of_batch(12, 4, 2), std::nullopt);
+  EXPECT_EQ(world_of_batch(0, 4, 2), std::nullopt);
+  EXPECT_EQ(world_of_batch(8, 0, 2), std::nullopt);
+  EXPECT_EQ(world_of_batch(8, INT64_MAX, 2), std::nullopt);
+}
+
 }  // namespace
 }  // namespace ds
