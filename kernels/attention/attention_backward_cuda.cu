@@ -69,7 +69,8 @@ template <class T>
 int64_t attention_backward_workspace(const GpuStream& on, const AttentionProblem& p,
                                      HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
                                      const AttentionGradients<T>& gradients) {
-  if (const cudnn::AttentionCall call(on, p, q, k, v, gradients); call) return call.workspace_floats();
+  if (const cudnn::AttentionCall call(on, p, q, k, v, gradients); call)
+    return call.workspace_floats();
   return unit_floats(p) + p.batch * p.heads * p.queries;
 }
 
@@ -77,7 +78,8 @@ template <class T>
 void attention_backward(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
                         HeadView<const T> k, HeadView<const T> v,
                         const AttentionGradients<T>& gradients, float* workspace) {
-  if (const cudnn::AttentionCall call(on, p, q, k, v, gradients); call) return call.run(on, workspace);
+  if (const cudnn::AttentionCall call(on, p, q, k, v, gradients); call)
+    return call.run(on, workspace);
   Backward<T> call(p);
   call.q = {q, p.head_dim};
   call.k = {k, p.head_dim};

@@ -133,7 +133,8 @@ template <class T>
 int64_t attention_workspace(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
                             HeadView<const T> k, HeadView<const T> v, HeadView<T> out,
                             const float* lse) {
-  if (const cudnn::AttentionCall call(on, p, q, k, v, out, lse); call) return call.workspace_floats();
+  if (const cudnn::AttentionCall call(on, p, q, k, v, out, lse); call)
+    return call.workspace_floats();
   return unit_floats(p) + (SplitPlan::fits(p) ? SplitPlan(p).floats(p) : 0);
 }
 
@@ -141,7 +142,8 @@ template <class T>
 void attention_forward(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
                        HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
                        float* workspace) {
-  if (const cudnn::AttentionCall call(on, p, q, k, v, out, lse); call) return call.run(on, workspace);
+  if (const cudnn::AttentionCall call(on, p, q, k, v, out, lse); call)
+    return call.run(on, workspace);
   Forward<T> call(p);
   call.q = {q, p.head_dim};
   call.k = {k, p.head_dim};

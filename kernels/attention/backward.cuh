@@ -168,17 +168,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
   if constexpr (kMasked) own = range_of(cover, b, first_key, kOwn);
   const auto query = [&](int at) { return at < 0 ? 0 : at > cover.queries ? cover.queries : at; };
   const int end_query = query(last_key - cover.offset + cover.behind + 1);
-  QueryTiles<Tile, kMasked> tiles{
-      {own.any ? end_query : 0, own},
-      b,
-      query(first_key - cover.offset - cover.ahead) / kOther * kOther,
-      kv_head * call.group,
-      (kv_head + 1) * call.group};
+  QueryTiles<Tile, kMasked> tiles{{own.any ? end_query : 0, own},
+                                  b,
+                                  query(first_key - cover.offset - cover.ahead) / kOther * kOther,
+                                  kv_head * call.group,
+                                  (kv_head + 1) * call.group};
 
   const auto load = [&](int tile, int stage) {
-    copy_tokens<Tile, kOther, kForm == Form::kPlain>(
-        q_stage(stage), call.q, call.dout, b, tiles.head, tile, call.dim,
-        [&](int at) { return at < cover.queries; });
+    copy_tokens<Tile, kOther, kForm == Form::kPlain>(q_stage(stage), call.q, call.dout, b,
+                                                     tiles.head, tile, call.dim,
+                                                     [&](int at) { return at < cover.queries; });
     const float* const lse = call.lse + (int64_t{b} * call.heads + tiles.head) * cover.queries;
     const float* const delta = call.delta + (lse - call.lse);
     for (int i = static_cast<int>(threadIdx.x); i < kOther; i += Tile::kThreads) {
@@ -221,9 +220,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
     }
     const bool drops = kMasked && call.dropout.active;
     const auto keys = static_cast<uint64_t>(cover.keys);
-    const auto element = [&] {
-      return call.dropout.element(b, head, cover, tile, first_key);
-    };
+    const auto element = [&] { return call.dropout.element(b, head, cover, tile, first_key); };
     if (drops) Bits::template fill<Tile::kThreads>(call.dropout, element(), keys, kept);
     copy_wait<0>();
     __syncthreads();  // the tile is there, and nobody reads the other stage any more
@@ -263,8 +260,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
         const auto span = static_cast<unsigned>(cover.behind + cover.ahead);
         hide<Tile, kWithKeys>(weights, grads, [&](int m, int n, int e) {
           const int other = at + other_row(n, e), row = place + own_row<Tile>(m, e / 2);
-          return other < cover.queries &&
-                 static_cast<unsigned>(row - other + cover.behind) <= span;
+          return other < cover.queries && static_cast<unsigned>(row - other + cover.behind) <= span;
         });
       }
       if (with_notes) {
@@ -380,9 +376,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     }
     const bool drops = kMasked && call.dropout.active;
     const auto keys = static_cast<uint64_t>(cover.keys);
-    const auto element = [&] {
-      return call.dropout.element(b, head, cover, first_query, tile);
-    };
+    const auto element = [&] { return call.dropout.element(b, head, cover, first_query, tile); };
     if (drops) Bits::template fill<Tile::kThreads>(call.dropout, element(), keys, kept);
     copy_wait<0>();
     __syncthreads();  // the tile is there, and nobody reads the other stage any more
@@ -408,11 +402,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
           return Bits::at(kept, element(), keys, own_row<Tile>(m, e / 2), step + other_row(n, e));
         });
       }
-      weigh<Tile, true>(weights, grads, call.power_scale, [&](int) {
-        return [&](int m, int e) { return stats[m][e / 2]; };
-      });
-      if (at + kStep > cover.keys ||
-          !cover.band_holds(warp_first, warp_last, at, at + kStep - 1)) {
+      weigh<Tile, true>(weights, grads, call.power_scale,
+                        [&](int) { return [&](int m, int e) { return stats[m][e / 2]; }; });
+      if (at + kStep > cover.keys || !cover.band_holds(warp_first, warp_last, at, at + kStep - 1)) {
         const int place = first_query + cover.offset - cover.behind;
         const auto span = static_cast<unsigned>(cover.behind + cover.ahead);
         hide<Tile, true>(weights, grads, [&](int m, int n, int e) {

@@ -178,8 +178,8 @@ inline constexpr float kFusedMost = 65536;
 // values.
 template <class Tile>
 __device__ __forceinline__ void online_softmax(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
-                                       float scale, Softmax<Tile>& rows,
-                                       float (&values)[Tile::kBlocks][Tile::kDim / 8][4]) {
+                                               float scale, Softmax<Tile>& rows,
+                                               float (&values)[Tile::kBlocks][Tile::kDim / 8][4]) {
   using T = typename Tile::Type;
   float best[Tile::kBlocks][2], lift[Tile::kBlocks][2];
   bool plain = true;
@@ -207,9 +207,8 @@ __device__ __forceinline__ void online_softmax(float (&scores)[Tile::kBlocks][Ti
       const float reference = Softmax<Tile>::reference(most, scale);
       const bool fused = fabsf(reference) <= kFusedMost;
       const float shrink =
-          top == kLowest
-              ? 0.0f
-              : power_of_two<T>(fused ? top * scale - reference : (top - most) * scale);
+          top == kLowest ? 0.0f
+                         : power_of_two<T>(fused ? top * scale - reference : (top - most) * scale);
       rows.top[m][half] = most;
       rows.sums[m][half] *= shrink;
 #pragma unroll
@@ -252,8 +251,8 @@ __device__ __forceinline__ void finish(const Forward<T>& call, const OwnPlace<Ti
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
     factors[m][half] = sum == 0 ? 0.0f : call.dropout.factor / sum;
     if (!own.has(row)) continue;
-    const int64_t at = (int64_t{own.b} * call.heads + own.head_of(row)) * call.cover.queries +
-                       own.query_of(row);
+    const int64_t at =
+        (int64_t{own.b} * call.heads + own.head_of(row)) * call.cover.queries + own.query_of(row);
     if (partial) {
       float* const to = call.partials + (at * call.splits + own.split) * call.pitch;
 #pragma unroll
@@ -292,7 +291,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
   const int splits = kSplit ? call.actual_splits(cover) : 1;
   if (kSplit && own.split >= splits) return;
   const int b = own.b;
-  const int warp_row = warp_of<!kSplit && Tile::kDim == 64>() * Tile::kWarpRows;
+  constexpr bool kFromOneLane = !kSplit && Tile::kDim == 64;
+  const int warp_row = warp_of<kFromOneLane>() * Tile::kWarpRows;
   float* const scratch = reinterpret_cast<float*>(k_stage(Tile::kStages)) +  // of the warp
                          (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
   const int first_query = own.query_of(0), last_query = own.last_query(0, kOwn);

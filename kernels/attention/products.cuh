@@ -52,8 +52,8 @@ __device__ __forceinline__ int warp_of() {
 }
 
 // kPlain: the band alone hides keys, and all tensors are wide. kMasked: also key masks, segments
-// and dropout, which take registers. kSplit: a block has few rows, all query heads of a kv head, and
-// a part of the keys.
+// and dropout, which take registers. kSplit: a block has few rows, all query heads of a kv head,
+// and a part of the keys.
 enum class Form { kPlain, kMasked, kSplit };
 
 // ---- rows ----
@@ -96,9 +96,7 @@ struct CopyPlan {
   static __device__ __forceinline__ int column(int i) {
     return static_cast<int>(threadIdx.x) % kChunks * kN + i % kParts * Tile::kThreads * kN;
   }
-  static __device__ __forceinline__ int place(int i) {
-    return row(i) * Tile::kPitch + column(i);
-  }
+  static __device__ __forceinline__ int place(int i) { return row(i) * Tile::kPitch + column(i); }
 };
 
 // Copies a pack of a row of which `left` elements are there, one by one.

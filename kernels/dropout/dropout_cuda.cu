@@ -27,8 +27,8 @@ __device__ __forceinline__ void random_bits(const RandomStream& stream, uint64_t
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[4 * b + i] = four.at[i];
     }
-    // Where packs straddle blocks, which they do for all threads of a sample or none, one more block
-    // and a shift in two steps: registers have no index.
+    // Where packs straddle blocks, which they do for all threads of a sample or none, one more
+    // block and a shift in two steps: registers have no index.
     if (phase != 0) {
       const Random4 four = random_block(stream, element / 4 + N / 4);
 #pragma unroll
@@ -44,7 +44,8 @@ __device__ __forceinline__ void random_bits(const RandomStream& stream, uint64_t
 }
 
 __device__ __forceinline__ uint64_t element_of(int64_t sample, int64_t within) {
-  return (static_cast<uint64_t>(sample) << RandomStream::kSampleBits) + static_cast<uint64_t>(within);
+  return (static_cast<uint64_t>(sample) << RandomStream::kSampleBits) +
+         static_cast<uint64_t>(within);
 }
 
 template <bool kRandom, bool kResidual, class T>

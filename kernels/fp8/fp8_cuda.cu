@@ -250,10 +250,10 @@ void launch_cast(const Fp8Cast& c, const GpuStream& on) {
                     aligned(c.x, 16) && aligned(c.up, 16) && aligned(c.dy, 16) &&
                     (c.codes == nullptr || (c.columns % 8 == 0 && aligned(c.codes, 8))) &&
                     (c.transposed == nullptr || (c.rows % 16 == 0 && aligned(c.transposed, 16)));
-  launch(on, "fp8_cast",
-         wide ? &cast_tiles<kFormat, kMade, true, kSums>
-              : &cast_tiles<kFormat, kMade, false, kSums>,
-         {tiles, kThreads}, c, c.activation.value_or(ActivationKind::kRelu), across);
+  launch(
+      on, "fp8_cast",
+      wide ? &cast_tiles<kFormat, kMade, true, kSums> : &cast_tiles<kFormat, kMade, false, kSums>,
+      {tiles, kThreads}, c, c.activation.value_or(ActivationKind::kRelu), across);
 }
 
 }  // namespace

@@ -43,8 +43,8 @@ struct ColumnSums {
 
 // Adds a row to the sums by column, and returns its own: of g and of g xhat.
 template <int kSlots, bool kCentred, class T>
-__device__ __forceinline__ float2 add_row(const GradientRow<kSlots, T>& r,
-                                          const Words<T>* gamma, int64_t cols, int lane, int lanes,
+__device__ __forceinline__ float2 add_row(const GradientRow<kSlots, T>& r, const Words<T>* gamma,
+                                          int64_t cols, int lane, int lanes,
                                           ColumnSums<kSlots, kPack<T>, kCentred>& sums) {
   constexpr int N = kPack<T>;
   float2 total{0, 0};
@@ -100,8 +100,7 @@ __device__ __forceinline__ void store_dx(const Call& call, int64_t row, int lane
 // They meet in pairs, in a fixed order.
 template <int kSlots, int N, bool kCentred>
 __device__ __forceinline__ void add_groups(int group, int groups, int lane, int lanes,
-                                           float* shared,
-                                           ColumnSums<kSlots, N, kCentred>& sums) {
+                                           float* shared, ColumnSums<kSlots, N, kCentred>& sums) {
   constexpr int kAll = ColumnSums<kSlots, N, kCentred>::kAll;
   for (int half = groups / 2; half > 0; half /= 2) {
     __syncthreads();

@@ -1,6 +1,6 @@
 // Normalisation of rows on a GPU. A row of up to kMostSlots packs for each lane is a warp's, which
-// waits for nobody; a wider one, or one of single elements, is a block's. Memory is read and written
-// once.
+// waits for nobody; a wider one, or one of single elements, is a block's. Memory is read and
+// written once.
 #pragma once
 
 #include "kernels/norm/packs.cuh"

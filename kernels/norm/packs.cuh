@@ -92,8 +92,8 @@ __device__ __forceinline__ void for_slots(int64_t cols, int lane, int lanes, con
   }
 }
 
-// 16 bytes of a row as they lie in memory: a thread that keeps them has four registers less free, and
-// not one for each element.
+// 16 bytes of a row as they lie in memory: a thread that keeps them has four registers less free,
+// and not one for each element.
 template <class T>
 struct Words {
   unsigned at[4];

@@ -55,8 +55,8 @@ struct Nadam {
                                                float& m, float& v) {
     const float g = gradient(c, grad, p);
     moments(c, g, m, v);
-    p = step(c, p, over(fmaf(c.step_size, m, c.grad_step * g),
-                        fmaf(__fsqrt_rn(v), c.root_scale, c.eps)));
+    p = step(c, p,
+             over(fmaf(c.step_size, m, c.grad_step * g), fmaf(__fsqrt_rn(v), c.root_scale, c.eps)));
   }
 };
 

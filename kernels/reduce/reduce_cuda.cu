@@ -229,7 +229,8 @@ constexpr int kColumnThreads = 64;
 // of the CPU.
 template <class T, int N>
 __global__ void __launch_bounds__(kColumnThreads)
-    column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, int64_t chunk_rows, float* partials) {
+    column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, int64_t chunk_rows,
+                float* partials) {
   const int64_t column = (int64_t{blockIdx.x} * kColumnThreads + threadIdx.x) * N;
   if (column >= cols) return;
   const int64_t chunk = blockIdx.y, begin = chunk * chunk_rows;
@@ -298,8 +299,8 @@ void exact_squares(const T* x, int64_t n, int64_t* partials, int64_t* out, const
 }
 
 template <class T>
-void add_column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, float* y, float* partials,
-                     const GpuStream& on) {
+void add_column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, float* y,
+                     float* partials, const GpuStream& on) {
   if (rows <= 0 || cols <= 0) return;
   const int64_t chunk_rows = row_chunk_size(rows), chunks = row_chunks(rows);
   const auto sums = [&](auto pack) {
@@ -328,18 +329,21 @@ template void sum_squares(const float*, int64_t, double*, double*, const GpuStre
 template void max_abs(const float*, int64_t, double*, double*, const GpuStream&);
 template void first_non_finite(const float*, int64_t, int64_t*, int64_t*, const GpuStream&);
 template void exact_squares(const float*, int64_t, int64_t*, int64_t*, const GpuStream&);
-template void add_column_sums(const float*, int64_t, int64_t, int64_t, float*, float*, const GpuStream&);
+template void add_column_sums(const float*, int64_t, int64_t, int64_t, float*, float*,
+                              const GpuStream&);
 template void sum(const bfloat16*, int64_t, double*, double*, const GpuStream&);
 template void sum_squares(const bfloat16*, int64_t, double*, double*, const GpuStream&);
 template void max_abs(const bfloat16*, int64_t, double*, double*, const GpuStream&);
 template void first_non_finite(const bfloat16*, int64_t, int64_t*, int64_t*, const GpuStream&);
 template void exact_squares(const bfloat16*, int64_t, int64_t*, int64_t*, const GpuStream&);
-template void add_column_sums(const bfloat16*, int64_t, int64_t, int64_t, float*, float*, const GpuStream&);
+template void add_column_sums(const bfloat16*, int64_t, int64_t, int64_t, float*, float*,
+                              const GpuStream&);
 template void sum(const float16*, int64_t, double*, double*, const GpuStream&);
 template void sum_squares(const float16*, int64_t, double*, double*, const GpuStream&);
 template void max_abs(const float16*, int64_t, double*, double*, const GpuStream&);
 template void first_non_finite(const float16*, int64_t, int64_t*, int64_t*, const GpuStream&);
 template void exact_squares(const float16*, int64_t, int64_t*, int64_t*, const GpuStream&);
-template void add_column_sums(const float16*, int64_t, int64_t, int64_t, float*, float*, const GpuStream&);
+template void add_column_sums(const float16*, int64_t, int64_t, int64_t, float*, float*,
+                              const GpuStream&);
 
 }  // namespace ds::kernels

@@ -55,8 +55,8 @@ void launch_tokens(const RotaryAppend<T>& call, const GpuStream& on) {
   const int64_t turned = (kInterleaved ? call.turned : call.turned / 2) / N;
   constexpr int kRest = kAligned ? N : 1;
   const int64_t items =
-      call.heads * turned + call.kv_heads * (turned + (call.head_dim - call.turned) / kRest +
-                                             call.head_dim / kRest);
+      call.heads * turned +
+      call.kv_heads * (turned + (call.head_dim - call.turned) / kRest + call.head_dim / kRest);
   const int64_t warps = std::min<int64_t>((items + kWarp - 1) / kWarp, kMapThreads / kWarp);
   const auto threads = static_cast<int>(warps * kWarp);
   Grid grid{call.batch * call.tokens, threads};

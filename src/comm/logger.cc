@@ -61,11 +61,6 @@ void CommsLogger::record(Collective kind, int64_t bytes, double seconds, int ran
   }
 }
 
-void CommsLogger::reset() {
-  const std::lock_guard lock(mutex_);
-  samples_.clear();
-}
-
 namespace {
 
 // Without round(n / 10) samples at either end, halves to even; the samples keep their order.

@@ -36,7 +36,6 @@ class CommsLogger {
   // The last two are what this rank sent (see Traffic). Threads: any.
   void record(Collective kind, int64_t bytes, double seconds, int ranks, int64_t within_node = 0,
               int64_t across_nodes = 0);
-  void reset();
 
   // Columns Comm. Op, Message Size, Count, Total Latency(ms), Avg Latency(ms), tput_avg (Gbps),
   // busbw_avg (Gbps); sizes ascending below each operation. Averages leave out a tenth of the

@@ -1,38 +1,6 @@
 #include "comm/store.h"
 
-#include <condition_variable>
 #include <cstring>
-#include <map>
-#include <mutex>
-
-namespace ds {
-namespace {
-
-class MemoryStore : public Store {
- public:
-  void put(const std::string& key, std::string_view value) override {
-    const std::lock_guard lock(mutex_);
-    values_[key] = std::string(value);
-    changed_.notify_all();
-  }
-  std::optional<std::string> get(const std::string& key,
-                                 std::chrono::milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(key); })) return {};
-    return values_[key];
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
-
-}  // namespace
-
-StorePtr make_memory_store() { return std::make_shared<MemoryStore>(); }
-
-}  // namespace ds
 
 namespace ds::comm {
 namespace {

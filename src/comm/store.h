@@ -26,9 +26,6 @@ class Store {
 };
 using StorePtr = std::shared_ptr<Store>;
 
-// In memory, for ranks that are threads. Any thread.
-StorePtr make_memory_store();
-
 }  // namespace ds
 
 namespace ds::comm {

@@ -100,16 +100,6 @@ void BatchConfig::set_train_batch(int64_t samples) {
   accumulation = samples / unit;
 }
 
-void BatchConfig::set_micro_batch(int64_t samples) {
-  DS_CHECK(samples >= 1, Code::kInvalidArgument, "micro batch size ", samples, " is not positive");
-  const auto total = product(samples, accumulation, data_parallel);
-  DS_CHECK(total, Code::kInvalidArgument, "micro batch size ", samples,
-           " x gradient_accumulation_steps ", accumulation, " x data-parallel size ", data_parallel,
-           " does not fit 64 bits");
-  micro_batch = samples;
-  train_batch = *total;
-}
-
 // In doubles, as Megatron computes it: the same sizes at the same samples.
 int64_t BatchRampUp::size_after(int64_t consumed) const {
   if (consumed > samples || start == full) return full;

@@ -16,8 +16,6 @@ struct BatchConfig {
 
   // Changes the accumulation alone; `samples` must be a multiple of micro_batch * data_parallel.
   void set_train_batch(int64_t samples);
-  // Changes the train batch with it; the accumulation stays.
-  void set_micro_batch(int64_t samples);
 };
 
 // Megatron's --rampup-batch-size: the train batch begins small and grows by equal increments, which

@@ -319,27 +319,7 @@ TagValidation read_tag_validation(const ParsedObject& parsed) {
   return value == "Ignore" ? TagValidation::kIgnore : TagValidation::kWarn;
 }
 
-Json with_origins(const Json& value, const std::string& path,
-                  const std::map<std::string, std::string>& origins) {
-  if (const auto it = origins.find(path); it != origins.end()) {
-    Json out = Json::object();
-    out["value"] = value;
-    out["origin"] = it->second;
-    return out;
-  }
-  Json out = Json::object();
-  for (const auto& [name, item] : value.items()) {
-    out.get_ref<Json::object_t&>().emplace_back(
-        name, with_origins(item, path + "/" + pointer_token(name), origins));
-  }
-  return out;
-}
-
 }  // namespace
-
-Json Config::resolved_with_origins() const {
-  return with_origins(parsed_.values, "", parsed_.origins);
-}
 
 Config load_config(std::string_view json_text, const ConfigEnvironment& environment,
                    const ReadOptions& options) {

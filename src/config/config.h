@@ -323,8 +323,6 @@ class Config {
   // JSON pointer of each value -> "given", "set", "auto", "default", "derived" or
   // "deprecated:<pointer>".
   const std::map<std::string, std::string>& origins() const noexcept { return parsed_.origins; }
-  // The resolved document with each value replaced by {"value": ..., "origin": ...}.
-  Json resolved_with_origins() const;
   // Deprecated keys and settings without effect; the caller decides whether to log them.
   const std::vector<std::string>& warnings() const noexcept { return parsed_.warnings; }
 

@@ -8,7 +8,6 @@
 #include "data/byte_alphabet.h"
 #include "data/pair_map.h"
 #include "data/pipeline_tokenizer.h"
-#include "data/text_reader.h"
 #include "data/unicode.h"
 
 namespace ds {
@@ -149,11 +148,6 @@ void BpeTrainer::add_text(std::string_view text) {
     }
     state_->count(piece);
   }
-}
-
-void BpeTrainer::add_file(const std::filesystem::path& path) {
-  TextBlockReader reader(path);
-  for (std::string block = reader.next(); !block.empty(); block = reader.next()) add_text(block);
 }
 
 TokenizerPtr BpeTrainer::train() const {

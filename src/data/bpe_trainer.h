@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -30,7 +29,6 @@ class BpeTrainer {
 
   // Each call is a text of its own: words do not reach across.
   void add_text(std::string_view text);
-  void add_file(const std::filesystem::path& path);
 
   // The tokenizer from all text so far.
   TokenizerPtr train() const;

@@ -6,17 +6,6 @@
 #include "base/error.h"
 
 namespace ds {
-namespace {
-
-int64_t times(int64_t a, int64_t b, const char* what) {
-  int64_t product = 0;
-  DS_CHECK(a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, &product), Code::kInvalidArgument,
-           what, ": ", a, " x ", b, " is negative or too large");
-  return product;
-}
-
-}  // namespace
-
 const char* split_name(Split split) {
   switch (split) {
     case Split::kTrain:
@@ -91,19 +80,6 @@ SequenceRange split_range(std::string_view split, Split part, int64_t size,
   const auto bounds = split_boundaries(split, size, rounding);
   const auto k = static_cast<size_t>(part);
   return {bounds[k], std::max(bounds[k], bounds[k + 1])};
-}
-
-SampleCounts sample_counts(int64_t train_samples, int64_t iterations, int64_t eval_interval,
-                           int64_t eval_iterations, int64_t global_batch) {
-  DS_CHECK(eval_interval > 0, Code::kInvalidArgument, "the evaluation interval is ", eval_interval,
-           "; it must be at least 1");
-  SampleCounts counts;
-  counts.train = train_samples > 0 ? train_samples
-                                   : times(iterations, global_batch, "the number of train samples");
-  const int64_t test = times(eval_iterations, global_batch, "the number of test samples");
-  counts.valid = times(iterations / eval_interval + 1, test, "the number of validation samples");
-  counts.test = test;
-  return counts;
 }
 
 }  // namespace ds

@@ -31,14 +31,4 @@ std::array<int64_t, 4> split_boundaries(std::string_view split, int64_t size,
 SequenceRange split_range(std::string_view split, Split part, int64_t size,
                           SplitRounding rounding = SplitRounding::kMegatron);
 
-struct SampleCounts {
-  int64_t train = 0;
-  int64_t valid = 0;
-  int64_t test = 0;
-};
-
-// Samples that a run consumes. `train_samples` 0: iterations x global batch.
-SampleCounts sample_counts(int64_t train_samples, int64_t iterations, int64_t eval_interval,
-                           int64_t eval_iterations, int64_t global_batch);
-
 }  // namespace ds

@@ -6,12 +6,6 @@
 
 namespace ds {
 
-int64_t TokenSource::token_count() const {
-  int64_t total = 0;
-  for (int64_t i = 0; i < sequence_count(); ++i) total += sequence_size(i);
-  return total;
-}
-
 std::string TokenSource::place(int64_t index, int64_t offset) const {
   return str_cat(printable(name(), 300), ": token ", offset, " of sequence ", index);
 }

@@ -25,7 +25,6 @@ class TokenSource {
   // Where a token lies, for messages: "PREFIX.bin: byte 80 (token 3 of sequence 7, document 2)".
   virtual std::string place(int64_t index, int64_t offset) const;
 
-  int64_t token_count() const;  // sums the sizes
   // Reads the sequences [begin, end) and throws kInvalidArgument, naming the place, for the first
   // token that is not below `vocab`.
   void check_tokens(int64_t begin, int64_t end, int64_t vocab) const;

@@ -1,7 +1,6 @@
 #include "data/tokenizer.h"
 
 #include "base/error.h"
-#include "base/file.h"
 #include "base/json.h"
 #include "data/byte_alphabet.h"
 #include "data/unicode.h"
@@ -92,19 +91,5 @@ std::string Tokenizer::decode_text(std::span<const int32_t> ids,
 }
 
 TokenizerPtr make_byte_tokenizer() { return std::make_shared<ByteTokenizer>(); }
-
-void save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& path) {
-  write_file_durably(path, tokenizer.to_json() + "\n");
-}
-
-int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by, int64_t tensor_parallel) {
-  int64_t multiple = 0, rows = 0;
-  DS_CHECK(vocab_size > 0 && divisible_by > 0 && tensor_parallel > 0 &&
-               !__builtin_mul_overflow(divisible_by, tensor_parallel, &multiple) &&
-               !__builtin_add_overflow(vocab_size, multiple - 1, &rows),
-           Code::kInvalidArgument, "cannot pad a vocabulary of ", vocab_size, " to a multiple of ",
-           divisible_by, " x ", tensor_parallel);
-  return rows / multiple * multiple;
-}
 
 }  // namespace ds

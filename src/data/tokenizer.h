@@ -98,11 +98,4 @@ TokenizerPtr parse_bert_vocab(std::string_view text, std::string_view what,
                               const BertVocabOptions& options = {},
                               const TokenizerLoadOptions& load_options = {});
 
-void save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& path);
-
-// Rows of an embedding table for `vocab_size` tokens: the smallest multiple of
-// divisible_by x tensor_parallel that is enough.
-int64_t padded_vocab_size(int64_t vocab_size, int64_t divisible_by = 128,
-                          int64_t tensor_parallel = 1);
-
 }  // namespace ds

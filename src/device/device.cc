@@ -4,6 +4,25 @@
 #include "base/text.h"
 
 namespace ds {
+namespace {
+
+// A table of the account: one line per tag that was used.
+std::string format_memory_report(const Device& device) {
+  std::string out = str_cat("memory of ", device.describe(), " (now / peak):\n");
+  const MemoryAccount& account = device.account();
+  for (int i = 0; i < kMemoryTags; ++i) {
+    const auto tag = static_cast<MemoryTag>(i);
+    if (account.peak(tag) == 0) continue;
+    out += str_cat("  ", memory_tag_name(tag), ": ", format_bytes(account.now(tag)), " / ",
+                   format_bytes(account.peak(tag)), "\n");
+  }
+  out += str_cat("  total: ", format_bytes(account.total_now()), " / ",
+                 format_bytes(account.total_peak()), ", reserved ",
+                 format_bytes(device.reserved_bytes()), "\n");
+  return out;
+}
+
+}  // namespace
 
 void check_request(int64_t bytes, MemoryTag tag) {
   DS_CHECK(bytes > 0 && bytes < int64_t{1} << 50, Code::kOutOfMemory, "cannot allocate ", bytes,
@@ -18,21 +37,6 @@ void fail_out_of_memory(const Device& device, const std::string& place, int64_t 
        memory_tag_name(tag), " could not be had", within, ".\n", format_memory_report(device),
        "What helps: a smaller train_micro_batch_size_per_gpu, activation_checkpointing, a "
        "shorter sequence, bf16.");
-}
-
-std::string format_memory_report(const Device& device) {
-  std::string out = str_cat("memory of ", device.describe(), " (now / peak):\n");
-  const MemoryAccount& account = device.account();
-  for (int i = 0; i < kMemoryTags; ++i) {
-    const auto tag = static_cast<MemoryTag>(i);
-    if (account.peak(tag) == 0) continue;
-    out += str_cat("  ", memory_tag_name(tag), ": ", format_bytes(account.now(tag)), " / ",
-                   format_bytes(account.peak(tag)), "\n");
-  }
-  out += str_cat("  total: ", format_bytes(account.total_now()), " / ",
-                 format_bytes(account.total_peak()), ", reserved ",
-                 format_bytes(device.reserved_bytes()), "\n");
-  return out;
 }
 
 }  // namespace ds

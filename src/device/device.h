@@ -80,7 +80,4 @@ void check_request(int64_t bytes, MemoryTag tag);
 [[noreturn]] void fail_out_of_memory(const Device& device, const std::string& place, int64_t bytes,
                                      MemoryTag tag, int64_t limit);
 
-// A table of the account: one line per tag that was used.
-std::string format_memory_report(const Device& device);
-
 }  // namespace ds

@@ -87,11 +87,6 @@ void BufferPool::give(Buffer buffer) noexcept {
   }
 }
 
-void BufferPool::trim() noexcept {
-  const std::lock_guard lock(mutex_);
-  free_.clear();
-}
-
 void stream_copy(std::byte* target, const std::byte* source, size_t bytes) noexcept {
 #if defined(__SSE2__)
   // 64 bytes fill one line; below a page the caches serve better.

@@ -45,8 +45,6 @@ class BufferPool {
 
   Buffer take();
   void give(Buffer buffer) noexcept;
-  // Frees what nobody uses.
-  void trim() noexcept;
   int64_t buffer_bytes() const noexcept { return buffer_bytes_; }
 
  private:

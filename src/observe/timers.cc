@@ -63,11 +63,6 @@ int64_t WallClockTimers::count(const std::string& name) const { return get(name)
 
 double WallClockTimers::elapsed(const std::string& name) const { return total(get(name)); }
 
-double WallClockTimers::mean(const std::string& name) const {
-  const Timer& timer = get(name);
-  return timer.count > 0 ? timer.total / static_cast<double>(timer.count) : 0;
-}
-
 void WallClockTimers::reset() {
   if (timers_.empty()) return;  // the clock of a device waits for it
   const double now = clock_();
@@ -107,18 +102,6 @@ ScopedTimer::~ScopedTimer() {
   } catch (const std::exception& error) {  // stopped by hand inside the scope
     log_warning("observe", error.what());
   }
-}
-
-void ThroughputMeter::begin_step() {
-  DS_CHECK(!in_step_, Code::kState, "a step began before the one before ended");
-  in_step_ = true;
-  started_ = clock_();
-}
-
-void ThroughputMeter::end_step(int64_t samples, int64_t tokens) {
-  DS_CHECK(in_step_, Code::kState, "a step ended that did not begin");
-  in_step_ = false;
-  add_step(clock_() - started_, samples, tokens);
 }
 
 void ThroughputMeter::add_step(double seconds, int64_t samples, int64_t tokens) {

@@ -24,7 +24,6 @@ class WallClockTimers {
   bool has(const std::string& name) const { return index_of(name) < timers_.size(); }
   int64_t count(const std::string& name) const;   // intervals completed
   double elapsed(const std::string& name) const;  // seconds, with the running interval
-  double mean(const std::string& name) const;     // seconds per completed interval; 0 without
   void reset();                                   // forgets all intervals; running ones go on
 
   // "time (ms) | fwd: 1.23 | bwd: 4.56": `names`, or all when empty; each divided by `normalizer`.
@@ -63,12 +62,8 @@ class ScopedTimer {
 // still cold, do not count in the averages.
 class ThroughputMeter {
  public:
-  explicit ThroughputMeter(int64_t skip_steps = 2, ClockFn clock = steady_seconds)
-      : clock_(std::move(clock)), skip_(skip_steps) {}
+  explicit ThroughputMeter(int64_t skip_steps = 2) : skip_(skip_steps) {}
 
-  void begin_step();
-  void end_step(int64_t samples, int64_t tokens);
-  // A step that somebody else timed.
   void add_step(double seconds, int64_t samples, int64_t tokens);
 
   int64_t steps() const noexcept { return steps_; }
@@ -82,11 +77,8 @@ class ThroughputMeter {
   double last_tokens_per_second() const;
 
  private:
-  ClockFn clock_;
   int64_t skip_;
   int64_t steps_ = 0;
-  bool in_step_ = false;
-  double started_ = 0;
   double seconds_ = 0, last_seconds_ = 0;
   int64_t samples_ = 0, tokens_ = 0, last_samples_ = 0, last_tokens_ = 0;
 };

@@ -139,14 +139,4 @@ OwnedPart FlatLayout::part(nn::ParamId id, int rank) const {
   return {begin - whole.begin, end - begin, begin, bucket.owned + begin - own.begin};
 }
 
-nn::ParamId FlatLayout::parameter_at(int64_t index) const {
-  // The last parameter that begins at or before the index; empty ones share their begin.
-  const auto after = std::upper_bound(
-      order_.begin(), order_.end(), index,
-      [&](int64_t at, nn::ParamId id) { return at < ranges_[static_cast<size_t>(id)].begin; });
-  if (after == order_.begin()) return nn::kNoParam;
-  const nn::ParamId id = *(after - 1);
-  return index < ranges_[static_cast<size_t>(id)].end ? id : nn::kNoParam;
-}
-
 }  // namespace ds::zero

@@ -91,8 +91,6 @@ class FlatLayout {
   const nn::ParameterStore::Tiling* tiling(nn::ParamId id) const;
   // Parameters in the order of the flat space.
   std::span<const nn::ParamId> order() const { return order_; }
-  // The parameter that owns a flat index, kNoParam for padding.
-  nn::ParamId parameter_at(int64_t index) const;
 
   std::span<const Bucket> buckets() const { return buckets_; }
   // The first one of a tiled parameter.

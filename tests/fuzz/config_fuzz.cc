@@ -20,7 +20,6 @@ void try_document(std::string_view text, const ds::ConfigEnvironment& environmen
     claim(ds::dump_json(again.resolved()) == resolved, "resolving twice changes nothing",
           ds::dump_json(again.resolved()));
   });
-  claim(!ds::dump_json(config->resolved_with_origins(), 2).empty(), "origins can be shown");
   for (const auto& [pointer, origin] : config->origins()) {
     claim(pointer.empty() || pointer[0] == '/', "origins are JSON pointers", pointer);
     claim(!origin.empty(), "every value has an origin", pointer);

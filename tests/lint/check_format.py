@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 FOLDERS = ("src", "kernels", "include", "tools", "examples", "bench", "tests")
-SUFFIXES = {".h", ".hpp", ".c", ".cc"}
+SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cu", ".cuh"}
 SKIP = {"include/ds.h"}
 EARLIER_RELEASES = "tests/abi/old_client/"
 

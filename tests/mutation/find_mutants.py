@@ -3,6 +3,7 @@
 A mutant is an edit of one place: the text there is replaced by an expression or a statement that holds
 both meanings and asks ds::mutation::on(NUMBER) which one is wanted. So all mutants share one build.
 """
+import collections
 import dataclasses
 import json
 import pathlib
@@ -22,6 +23,10 @@ FUNCTIONS = {K.FUNCTION_DECL, K.CXX_METHOD, K.CONSTRUCTOR, K.FUNCTION_TEMPLATE, 
 # What must stay constant or has no meaning of its own at run time.
 CLOSED = {K.STATIC_ASSERT, K.ENUM_DECL, K.TEMPLATE_TYPE_PARAMETER, K.TEMPLATE_NON_TYPE_PARAMETER,
           K.TYPE_ALIAS_DECL, K.TYPEDEF_DECL, K.FIELD_DECL}
+# Calls whose arguments nobody can see the effect of: the size of a buffer that grows anyway.
+SIZES = {"reserve", "shrink_to_fit"}
+# Calls whose arguments are the words of a message. That they are called is a mutant; what they say is not.
+MESSAGES = {"fail", "printable"}
 ARITHMETIC_TYPES = {
     getattr(cindex.TypeKind, name) for name in
     ("BOOL", "CHAR_U", "UCHAR", "USHORT", "UINT", "ULONG", "ULONGLONG", "CHAR_S", "SCHAR", "SHORT",
@@ -36,6 +41,11 @@ class Mutant:
     end: int
     what: str       # for people
     text: str       # the new text, with @ where the number goes
+    source: str     # the line that it is in
+
+    def place(self):
+        """The same in another run, as long as the file does not change."""
+        return [self.file, self.start, self.what]
 
     def name(self):
         return f"{self.file}:{self.line}: {self.what}"
@@ -61,7 +71,8 @@ class Finder:
     def add(self, cursor, start, end, what, text):
         # A macro's cursor has the extent of its call; there the text is not what the tree says.
         if 0 <= start < end:
-            self.found.append(Mutant(self.file, cursor.extent.start.line, start, end, what, text))
+            line = self.source[self.source.rfind(b"\n", 0, start) + 1:].split(b"\n", 1)[0].decode().strip()
+            self.found.append(Mutant(self.file, cursor.extent.start.line, start, end, what, text, line))
 
     def visit(self, cursor, inside):
         kind = cursor.kind
@@ -71,6 +82,8 @@ class Finder:
             if self.is_constexpr(cursor):
                 return
             inside = True
+        if kind == K.CALL_EXPR and cursor.spelling in SIZES | MESSAGES:
+            return
         if kind == K.CASE_STMT:
             for child in list(cursor.get_children())[1:]:
                 self.visit(child, inside)
@@ -167,6 +180,8 @@ class Finder:
         if cursor.kind not in (K.CALL_EXPR, K.BINARY_OPERATOR, K.COMPOUND_ASSIGNMENT_OPERATOR,
                                K.UNARY_OPERATOR, K.CXX_DELETE_EXPR, K.CXX_THROW_EXPR):
             return
+        if cursor.kind == K.CALL_EXPR and cursor.spelling in SIZES:
+            return
         start, end = cursor.extent.start.offset, cursor.extent.end.offset
         text = self.text(start, end)
         line = " ".join(text.split())
@@ -189,6 +204,24 @@ def clang_arguments(command):
     return kept + ["-w"]
 
 
+def equivalent(found, list_of_them):
+    """Those that the list names: they change nothing that can be seen, and their line there says why."""
+    by_entry = collections.defaultdict(list)
+    for mutant in found:
+        by_entry[mutant.file, mutant.what, mutant.source].append(mutant)
+    files = {mutant.file for mutant in found}
+    out = set()
+    for number, line in enumerate(pathlib.Path(list_of_them).read_text().splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        file, what, source, _ = (part.strip() for part in line.split(" | "))
+        meant = by_entry[file, what, source]
+        if file in files and len(meant) != 1:
+            raise SystemExit(f"mutation: {list_of_them}:{number}: {len(meant)} mutants are meant, not one")
+        out.update(meant)
+    return out
+
+
 def find(root, build, folders):
     """Mutants of every source below `folders`, in the order of files and places."""
     root = pathlib.Path(root).resolve()
@@ -197,7 +230,8 @@ def find(root, build, folders):
     found = []
     for entry in sorted(commands, key=lambda e: e["file"]):
         file = pathlib.Path(entry["file"])
-        if not any(file.is_relative_to(root / folder) for folder in folders):
+        # Programs that only the build runs are not tried.
+        if file.name.endswith("_main.cc") or not any(file.is_relative_to(root / folder) for folder in folders):
             continue
         unit = index.parse(str(file), args=clang_arguments(entry["command"]))
         # Lesser errors are C++20 that this libclang does not know yet; they cost the statement they are in.

@@ -3,10 +3,12 @@
     scripts/mutation                         300 mutants of optim, zero, checkpoint and config
     scripts/mutation --count 50 --seed 7 --folders src/optim
     scripts/mutation --only 'src/optim/schedule.cc'      every mutant of files that begin so
+    scripts/mutation --again                 those that survived the last run, after tests were added
 
 One build holds all chosen mutants (find_mutants.py); every test suite is run once to see which mutants
 it reaches; then each mutant is turned on and the suites that reach it run, the quickest first, until one
 fails. A mutant that no test notices survives, and is printed. The report is build/mutation/report.json.
+equivalent.txt beside this file lists mutants that change nothing that can be seen; they are not tried.
 """
 import argparse
 import collections
@@ -45,7 +47,7 @@ class Suite:
         return f"{self.program.name} {self.name}"
 
 
-def choose(found, count, seed):
+def choose(found, left_out, count, seed):
     """The same number from every folder, at most one at a place, and none within another."""
     by_folder = collections.defaultdict(list)
     for mutant in found:
@@ -57,18 +59,18 @@ def choose(found, count, seed):
         pool = by_folder[folder]
         generator.shuffle(pool)
         taken = []
-        for mutant in pool:
+        for mutant in pool:  # in an order that does not depend on what is left out
             if len(taken) == share:
                 break
-            if all(m.file != mutant.file or m.end <= mutant.start or mutant.end <= m.start for m in taken):
+            if mutant not in left_out and all(m.file != mutant.file or m.end <= mutant.start or mutant.end <= m.start for m in taken):
                 taken.append(mutant)
         chosen += taken
     return chosen
 
 
-def instrument(mutants, source):
-    """Writes the changed files; gives for every file the numbers of mutants by line."""
-    by_file = collections.defaultdict(list)
+def instrument(mutants, files, source):
+    """Writes the files, also those that have no mutant left; gives for each the numbers of its mutants."""
+    by_file = {file: [] for file in files}
     for number, mutant in enumerate(mutants):
         if mutant is not None:
             by_file[mutant.file].append((number, mutant))
@@ -101,8 +103,10 @@ def copy_sources(source, mutants):
             shutil.copymode(ROOT / name, source / name)
 
 
-def build(source, tree, jobs, mutants, by_file):
+def build(source, tree, jobs, mutants):
     """Compiles; a mutant that does not compile is taken out, and the build tried again."""
+    files = sorted({mutant.file for mutant in mutants})
+    by_file = instrument(mutants, files, source)
     # The preset of developers: what is not mutated comes from the compiler's cache.
     subprocess.run(["cmake", "--preset", "dev"], cwd=source, check=True, stdout=subprocess.DEVNULL)
     listed = subprocess.run(["ninja", "-C", tree, "-t", "targets", "all"], capture_output=True, text=True).stdout
@@ -120,13 +124,14 @@ def build(source, tree, jobs, mutants, by_file):
                     dropped += 1
         if not dropped:
             sys.exit("mutation: the build failed:\n" + run.stdout[-4000:])
-        by_file = instrument(mutants, source)
+        by_file = instrument(mutants, files, source)
     sys.exit("mutation: the build fails after eight rounds")
 
 
 def run_suite(suite, environment, limit):
     """Whether every test of the suite passed within the limit."""
     with tempfile.TemporaryDirectory() as scratch:
+        os.chmod(scratch, 0o755)  # a test may give up rights and still need its folder
         process = subprocess.Popen(
             [suite.program, f"--gtest_filter={suite.name}.*", "--gtest_brief=1", "--gtest_fail_fast"],
             cwd=scratch, env={**os.environ, "TMPDIR": scratch, **environment}, stdin=subprocess.DEVNULL,
@@ -152,15 +157,16 @@ def suites_of(tree, programs):
 
 
 def trace(suite):
-    """Which mutants the suite reaches, and how long it takes; None where it fails without any."""
-    with tempfile.NamedTemporaryFile() as file:
-        start = time.monotonic()
-        if not run_suite(suite, {"DS_MUTANT_TRACE": file.name}, 600):
-            return None
-        suite.seconds = time.monotonic() - start
-        numbers = pathlib.Path(file.name).read_bytes()
-        suite.reached = frozenset(struct.unpack(f"={len(numbers) // 4}i", numbers))
-    return suite
+    """Which mutants the suite reaches, and how long it takes; None where it fails twice without any."""
+    for _ in range(2):
+        with tempfile.NamedTemporaryFile() as file:
+            start = time.monotonic()
+            if run_suite(suite, {"DS_MUTANT_TRACE": file.name}, 600):
+                suite.seconds = time.monotonic() - start
+                numbers = pathlib.Path(file.name).read_bytes()
+                suite.reached = frozenset(struct.unpack(f"={len(numbers) // 4}i", numbers))
+                return suite
+    return None
 
 
 def killer(number, suites):
@@ -172,7 +178,8 @@ def killer(number, suites):
 
 
 def report(mutants, kills, folder):
-    rows = [{"mutant": m.name(), "killed_by": kills[n]} for n, m in enumerate(mutants) if m is not None]
+    rows = [{"mutant": m.name(), "place": m.place(), "killed_by": kills[n]}
+            for n, m in enumerate(mutants) if m is not None]
     (folder / "report.json").write_text(json.dumps(rows, indent=1) + "\n")
     tally = collections.defaultdict(lambda: [0, 0])
     for number, mutant in enumerate(mutants):
@@ -198,6 +205,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folders", nargs="+", default=FOLDERS)
     parser.add_argument("--only", default="", help="files that begin so, all their mutants that do not overlap")
+    parser.add_argument("--again", action="store_true", help="those that survived the last run")
     parser.add_argument("--compile-commands", default=ROOT / "build/dev", help="the build tree that describes the sources")
     options = parser.parse_args()
     folder = ROOT / "build/mutation"
@@ -206,12 +214,18 @@ def main():
     source.mkdir(parents=True, exist_ok=True)
 
     found = find_mutants.find(ROOT, options.compile_commands, options.folders)
+    left_out = find_mutants.equivalent(found, pathlib.Path(__file__).with_name("equivalent.txt"))
+    everything = options.only or options.again
     if options.only:
         found = [m for m in found if m.file.startswith(options.only)]
-    mutants = choose(found, len(found) if options.only else options.count, options.seed)
-    print(f"{len(found)} possible mutants, {len(mutants)} chosen with seed {options.seed}", flush=True)
+    if options.again:
+        survivors = [row["place"] for row in json.loads((folder / "report.json").read_text()) if not row["killed_by"]]
+        found = [m for m in found if m.place() in survivors]
+    mutants = choose(found, left_out, len(found) if everything else options.count, options.seed)
+    print(f"{len(found)} possible mutants, {len(left_out)} of them equivalent, {len(mutants)} chosen with seed "
+          f"{options.seed}", flush=True)
     copy_sources(source, mutants)
-    programs = build(source, tree, options.jobs, mutants, instrument(mutants, source))
+    programs = build(source, tree, options.jobs, mutants)
     left = sum(m is not None for m in mutants)
     print(f"{left} mutants compile", flush=True)
 
@@ -227,7 +241,10 @@ def main():
               flush=True)
         waiting = {pool.submit(killer, n, suites): n for n, m in enumerate(mutants) if m is not None}
         for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
-            kills[waiting[future]] = future.result()
+            number = waiting[future]
+            kills[number] = future.result()
+            if kills[number] is None:
+                print("survived:", mutants[number].name(), flush=True)
             if done % 20 == 0:
                 print(f"{done} of {left}, {sum(k is not None for k in kills)} killed", flush=True)
     report(mutants, kills, folder)

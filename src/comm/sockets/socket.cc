@@ -222,11 +222,4 @@ bool is_loopback(const std::string& address) {
   return address.starts_with("127.") || address == "::1" || address.starts_with("::ffff:127.");
 }
 
-bool wait_readable(int file, Clock::time_point deadline) {
-  return wait_for(file, POLLIN, deadline);
-}
-bool wait_writable(int file, Clock::time_point deadline) {
-  return wait_for(file, POLLOUT, deadline);
-}
-
 }  // namespace ds::comm

@@ -50,8 +50,5 @@ std::optional<Socket> connect_to(const std::string& address, int port, Clock::ti
                                  std::string* why);
 // Whether a numeric address can be reached from this host alone.
 bool is_loopback(const std::string& address);
-// Waits until the file is readable or the time has passed.
-bool wait_readable(int file, Clock::time_point deadline);
-bool wait_writable(int file, Clock::time_point deadline);
 
 }  // namespace ds::comm

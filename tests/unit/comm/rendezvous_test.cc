@@ -4,6 +4,7 @@
 #include "comm/sockets/socket.h"
 #include "comm/sockets/tcp_store.h"
 #include "unit/base/expect_error.h"
+#include "unit/comm/memory_store.h"
 #include "unit/comm/processes.h"
 
 namespace ds::testing {

@@ -16,6 +16,7 @@
 
 #include "comm/communicator.h"
 #include "comm/factory.h"
+#include "unit/comm/memory_store.h"
 
 namespace ds::testing {
 

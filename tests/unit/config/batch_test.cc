@@ -104,20 +104,16 @@ TEST(Batch, RandomTriadsAgreeWithTheEquation) {
   EXPECT_GT(refused, 1000);
 }
 
-TEST(Batch, Setters) {
+TEST(Batch, TheTrainBatchIsSetByTheAccumulation) {
   BatchConfig batch = resolve_batch(32, 8, {}, 2);
   batch.set_train_batch(64);
   EXPECT_EQ(batch.accumulation, 4);
   EXPECT_EQ(batch.micro_batch, 8);
-  batch.set_micro_batch(4);
-  EXPECT_EQ(batch.train_batch, 32);
-  EXPECT_EQ(batch.accumulation, 4);
   for (const int64_t wrong : {int64_t{0}, int64_t{-8}, int64_t{12}}) {
     EXPECT_THROW(batch.set_train_batch(wrong), Error) << wrong;
   }
-  EXPECT_THROW(batch.set_micro_batch(0), Error);
-  EXPECT_THROW(batch.set_micro_batch(INT64_MAX), Error);
-  EXPECT_EQ(batch.train_batch, 32) << "a refused change leaves the sizes alone";
+  EXPECT_EQ(batch.train_batch, 64) << "a refused change leaves the sizes alone";
+  EXPECT_EQ(batch.accumulation, 4);
 }
 
 // Sizes that Megatron's RampupBatchsizeNumMicroBatches gives for --rampup-batch-size 32 16 1000 and
@@ -147,6 +143,33 @@ TEST(BatchRampUp, RandomRampsAgreeWithTheFormula) {
           << start << " " << increment << " " << samples << " after " << consumed;
     }
   }
+}
+
+// Sizes are multiples of micro batch x ranks, 4 x 3 here, and steps lead to the full size.
+TEST(BatchRampUp, WhatMakesItImpossible) {
+  const BatchConfig batch = resolve_batch(48, 4, {}, 3);
+  const auto problem = [&](int64_t start, int64_t increment) {
+    return ramp_up_problem({start, increment, 1000, 48}, batch);
+  };
+  EXPECT_EQ(problem(12, 12), "");
+  EXPECT_EQ(problem(24, 24), "");
+  EXPECT_EQ(problem(48, 7), "") << "never grows, so that its steps do not matter";
+  EXPECT_THAT(problem(60, 12), testing::HasSubstr("starts with 60 samples, more than"));
+  EXPECT_THAT(problem(12, 24), testing::HasSubstr("steps of 24 samples do not lead from 12"));
+  EXPECT_THAT(problem(6, 42), testing::HasSubstr("6 samples are no multiple"));
+  EXPECT_THAT(problem(12, 18), testing::HasSubstr("18 samples are no multiple"));
+  EXPECT_THAT(problem(48 - 14, 14), testing::HasSubstr("34 samples are no multiple"));
+  EXPECT_THAT(problem(34, 7), testing::HasSubstr("34 samples are no multiple"));
+}
+
+TEST(Batch, WorldThatFits) {
+  EXPECT_EQ(world_of_batch(1024, 4, 2), 128);
+  EXPECT_EQ(world_of_batch(8, 4, 2), 1);
+  EXPECT_EQ(world_of_batch(7, 4, 2), std::nullopt);
+  EXPECT_EQ(world_of_batch(12, 4, 2), std::nullopt);
+  EXPECT_EQ(world_of_batch(0, 4, 2), std::nullopt);
+  EXPECT_EQ(world_of_batch(8, 0, 2), std::nullopt);
+  EXPECT_EQ(world_of_batch(8, INT64_MAX, 2), std::nullopt);
 }
 
 }  // namespace

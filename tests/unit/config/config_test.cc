@@ -332,10 +332,6 @@ TEST(Config, Origins) {
             "deprecated:/zero_optimization/stage3_gather_fp16_weights_on_model_save");
   EXPECT_THAT(config.warnings(),
               ElementsAre(HasSubstr("/zero_optimization/stage3_gather_16bit_weights")));
-  const Json with = config.resolved_with_origins();
-  EXPECT_EQ(with["fp16"]["loss_scale"]["value"], 3.0);
-  EXPECT_EQ(with["fp16"]["loss_scale"]["origin"], "given");
-  EXPECT_EQ(with["data_types"]["param_dtype"]["value"], "fp32");
 }
 
 // Every leaf of the resolved document has an origin, and every origin a leaf.

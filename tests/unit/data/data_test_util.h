@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "data/token_source.h"
 
 namespace ds {
 
@@ -73,6 +74,13 @@ void expect_error(Code code, std::initializer_list<std::string_view> parts, cons
           << "\"" << part << "\" is not in: " << error.message();
     }
   }
+}
+
+// Of all sequences.
+inline int64_t tokens_of(const TokenSource& source) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < source.sequence_count(); ++i) total += source.sequence_size(i);
+  return total;
 }
 
 }  // namespace ds

@@ -59,7 +59,7 @@ TEST(IndexedDatasetTest, Reads) {
   EXPECT_EQ(data.document_count(), 2);
   EXPECT_EQ(data.document_begin(1), 1);
   EXPECT_EQ(data.document_begin(2), 2);
-  EXPECT_EQ(data.token_count(), 5);
+  EXPECT_EQ(tokens_of(data), 5);
   EXPECT_EQ(data.read(0), (std::vector<int64_t>{1, 2, 3}));
   EXPECT_EQ(data.read(1), (std::vector<int64_t>{4, 5}));
   EXPECT_EQ(data.mode(0), std::nullopt);

@@ -105,16 +105,6 @@ TEST(Splits, Refused) {
   }
 }
 
-TEST(Splits, SampleCounts) {
-  const SampleCounts counts = sample_counts(0, 100, 30, 5, 8);
-  EXPECT_EQ(counts.train, 800);
-  EXPECT_EQ(counts.valid, (100 / 30 + 1) * 5 * 8);
-  EXPECT_EQ(counts.test, 40);
-  EXPECT_EQ(sample_counts(77, 100, 30, 5, 8).train, 77);
-  EXPECT_THROW(sample_counts(0, INT64_MAX, 1, 1, 2), Error);
-  EXPECT_THROW(sample_counts(0, 1, 0, 1, 1), Error);
-}
-
 const std::vector<int32_t> kSizes = {7, 3, 11, 5, 2, 9, 4, 6};
 
 GptIndex golden_index(int64_t samples) {
@@ -266,7 +256,7 @@ TEST(TokenSources, RunningTextCanBeSplit) {
   std::vector<int32_t> tokens(200'000);
   std::iota(tokens.begin(), tokens.end(), 0);
   const auto source = cut_running_tokens(tokens, 64, "text");
-  EXPECT_EQ(source->token_count(), 200'000);
+  EXPECT_EQ(tokens_of(*source), 200'000);
   for (const Split part : {Split::kTrain, Split::kValid, Split::kTest}) {
     EXPECT_NE(make_gpt_dataset(source, "969,30,1", part, {.sequence_length = 64}), nullptr);
   }

@@ -307,10 +307,15 @@ TEST(CpuDevice, ThreadsShareIt) {
   EXPECT_EQ(device->account().total_now(), 0);
 }
 
-TEST(CpuDevice, ReportListsUsedTags) {
+TEST(CpuDevice, OutOfMemoryListsUsedTags) {
   const auto device = make_cpu_device();
   void* p = device->allocate(1 << 20, MemoryTag::kKvCache);
-  const std::string report = format_memory_report(*device);
+  std::string report;
+  try {
+    fail_out_of_memory(*device, "the CPU", 4096, MemoryTag::kActivations, 8192);
+  } catch (const Error& error) {
+    report = error.what();
+  }
   EXPECT_NE(report.find("kv_cache: 1.00 MiB / 1.00 MiB"), std::string::npos) << report;
   EXPECT_EQ(report.find("gradients"), std::string::npos) << report;
   device->deallocate(p, 1 << 20, MemoryTag::kKvCache);

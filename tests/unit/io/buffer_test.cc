@@ -29,16 +29,17 @@ TEST(IoBuffer, IsAlignedCountedAndGivenBack) {
 
 TEST(IoBuffer, APoolGivesKeptBuffersAgain) {
   MemoryAccount account;
-  BufferPool pool(1 << 16, &account);
-  Buffer a = pool.take();
-  const std::byte* const place = a.data();
-  pool.give(std::move(a));
-  EXPECT_EQ(account.now(MemoryTag::kIo), 1 << 16);
-  Buffer b = pool.take();
-  EXPECT_EQ(b.data(), place);
-  EXPECT_NE(pool.take().data(), place);
-  pool.give(std::move(b));
-  pool.trim();
+  {
+    BufferPool pool(1 << 16, &account);
+    Buffer a = pool.take();
+    const std::byte* const place = a.data();
+    pool.give(std::move(a));
+    EXPECT_EQ(account.now(MemoryTag::kIo), 1 << 16);
+    Buffer b = pool.take();
+    EXPECT_EQ(b.data(), place);
+    EXPECT_NE(pool.take().data(), place);
+    pool.give(std::move(b));
+  }
   EXPECT_EQ(account.now(MemoryTag::kIo), 0);
 }
 
