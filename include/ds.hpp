@@ -886,6 +886,8 @@ class Model : public detail::Handle<ds_model, ds_model_destroy> {
 
   // "cpu" or a GPU such as "cuda:0"; see ds_model_set_device.
   void set_device(const std::string& device) { check(ds_model_set_device(get(), device.c_str())); }
+  // A cudaStream_t that the work on the GPU is ordered with, or null; see ds_model_set_stream.
+  void set_stream(void* stream) { check(ds_model_set_stream(get(), stream)); }
   // Where the weights are, in the same words.
   std::string device() const {
     const ds_model_info of = info();

@@ -121,6 +121,22 @@ DS_API ds_status ds_model_config(const ds_model* model, char** out_json);
  */
 DS_API ds_status ds_model_set_device(ds_model* model, const char* device);
 
+/**
+ * Orders the work on the model's GPU with a stream of the program: what a call of the model, its
+ * engine or a scope does there begins after what the stream holds when the call is made, and what
+ * the stream gets after the call begins after that. Calls then wait on the host for nothing but the
+ * numbers that they return there (losses, norms, copied values): gradients, lent parameters and
+ * views are written and read without one wait. Without it, which is the default, GPU memory that is
+ * given must be ready, and a call of own parameters ends when the GPU has finished.
+ * GPU memory whose values a call copies to the host must be ready in either case.
+ * @param stream  a cudaStream_t of the model's GPU, with cudaStreamLegacy and cudaStreamPerThread;
+ *     NULL ends it. It must live until then, or until model and engine are destroyed.
+ *     ds_model_set_device, which moves the model, ends it too
+ * Errors: DS_ERR_UNSUPPORTED (the model is in host memory), DS_ERR_STATE (in use), DS_ERR_DEVICE.
+ * Since: 0.5.
+ */
+DS_API ds_status ds_model_set_stream(ds_model* model, void* DS_NULLABLE stream);
+
 /* ---- Parameters ---------------------------------------------------------------------------- */
 
 /**

@@ -116,4 +116,11 @@ ds_status ds_model_set_device(ds_model* model, const char* device) {
   });
 }
 
+ds_status ds_model_set_stream(ds_model* model, void* stream) {
+  return guard(__func__, [&] {
+    const UsedModel used(model, "model");
+    used->set_caller_stream(stream);
+  });
+}
+
 void ds_model_destroy(ds_model* model) { end_handle(model); }

@@ -245,7 +245,6 @@ ds_status ds_model_view_parameter(ds_model* model, int64_t parameter, ds_tensor*
     DS_CHECK(state.whole_weights(), Code::kUnsupported,
              "the weights are spread over processes (ZeRO stage 3); open a scope "
              "(ds_engine_open_scope), or read a copy");
-    used->device()->default_stream().synchronize();
     Tensor view = state.model_view(id);
     // What follows from a master is made anew by every step: what is written would be lost.
     out = publish_tensor(state.computes_with_master(id) ? std::move(view) : read_only(view));

@@ -31,8 +31,10 @@ class CudaStream : public Stream {
                    [&] { return cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); }),
         "creating a stream on ", cuda_name(place_.index));
   }
+  CudaStream(const Place& place, std::shared_ptr<EventPool> events, cudaStream_t borrowed)
+      : place_(place), events_(std::move(events)), owned_(false), stream_(borrowed) {}
   ~CudaStream() override {
-    cuda::call(place_, [&] { return cudaStreamDestroy(stream_); });
+    if (owned_) cuda::call(place_, [&] { return cudaStreamDestroy(stream_); });
   }
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -61,6 +63,7 @@ class CudaStream : public Stream {
  private:
   const Place place_;
   const std::shared_ptr<EventPool> events_;
+  const bool owned_ = true;
   cudaStream_t stream_ = nullptr;
 };
 
@@ -146,6 +149,9 @@ class CudaDeviceHere : public CudaDevice, public std::enable_shared_from_this<Cu
   Stream& default_stream() override { return stream_; }
   std::unique_ptr<Stream> create_stream() override {
     return std::make_unique<CudaStream>(place_, events_);
+  }
+  std::unique_ptr<Stream> borrow_stream(void* native) override {
+    return std::make_unique<CudaStream>(place_, events_, static_cast<cudaStream_t>(native));
   }
 
   void copy(void* target, const void* source, int64_t bytes, Stream& stream) override {

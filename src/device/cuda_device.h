@@ -64,6 +64,9 @@ class CudaDevice : public Device {
   // Copies `rows` rows of `width` bytes; row i begins i * pitch bytes after the first one.
   virtual void copy_rows(void* target, int64_t target_pitch, const void* source,
                          int64_t source_pitch, int64_t width, int64_t rows, Stream& stream) = 0;
+  // A stream of the caller on this GPU (a cudaStream_t), to be ordered with those of the device.
+  // It stays the caller's, and must live longer than what is returned.
+  virtual std::unique_ptr<Stream> borrow_stream(void* native) = 0;
   virtual std::shared_ptr<GraphMemory> make_graph_memory() = 0;
   // Records what `body` queues on the default stream instead of running it. What `body` allocates
   // meanwhile is taken from `memory` (one of this device's), which takes over freed blocks of the

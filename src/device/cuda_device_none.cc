@@ -20,7 +20,10 @@ std::shared_ptr<CudaDevice> make_cuda_device(int index, const CudaDeviceOptions&
   fail(Code::kUnsupported, "cuda:", index, " cannot be used: ", kReason);
 }
 
-void accept_cuda_memory(int index, const void*, void*) {
+void accept_cuda_memory(int index, const void*) {
+  fail(Code::kUnsupported, "cuda:", index, " cannot be used: ", kReason);
+}
+void wait_for_lender(int index, void*) {
   fail(Code::kUnsupported, "cuda:", index, " cannot be used: ", kReason);
 }
 void copy_lent_cuda(int index, void*, const void*, int64_t) {

@@ -44,7 +44,7 @@ class CopyStream {
 
 }  // namespace
 
-void accept_cuda_memory(int index, const void* data, void* stream) {
+void accept_cuda_memory(int index, const void* data) {
   const cuda::Place place = place_of(index);
   cudaPointerAttributes found = {};
   cuda::check(cuda::call(place, [&] { return cudaPointerGetAttributes(&found, data); }),
@@ -53,6 +53,10 @@ void accept_cuda_memory(int index, const void* data, void* stream) {
            Code::kInvalidArgument, data, " is no memory of a GPU");
   DS_CHECK(found.device == index, Code::kInvalidArgument, data, " is memory of cuda:", found.device,
            ", not of cuda:", index);
+}
+
+void wait_for_lender(int index, void* stream) {
+  const cuda::Place place = place_of(index);
   const auto on = static_cast<cudaStream_t>(stream);
   cuda::check(cuda::call(place, [&] { return cudaStreamSynchronize(on); }),
               "waiting for the lender's stream on cuda:", index);

@@ -121,8 +121,9 @@ void Engine::add_gradients(std::span<const int64_t> indices,
   phase_ = Phase::kBackwardDone;
 }
 
-// Memory of a GPU is the caller's again when the call returns.
+// Memory of a GPU is the caller's again when the call returns, or in the order of its stream.
 void Engine::wait_for_readers(std::span<const Tensor* const> gradients) {
+  if (model_->has_caller_stream()) return;
   const bool on_gpu =
       std::any_of(gradients.begin(), gradients.end(), [](const Tensor* x) { return !on_host(*x); });
   if (on_gpu) model_->device()->default_stream().synchronize();

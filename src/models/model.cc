@@ -1,5 +1,6 @@
 #include "models/model.h"
 
+#include "device/cuda_device.h"
 #include "tensor/transfer.h"
 
 namespace ds::models {
@@ -58,6 +59,7 @@ void Model::set_device(std::shared_ptr<Device> device) {
     copy_tensor(masters, moved->masters());
   }
   state_ = std::move(moved);
+  caller_stream_.reset();
   device_ = std::move(device);
 }
 
@@ -128,15 +130,43 @@ void Model::detach_engine() {
 Model::Use::Use(Model& model, Purpose purpose) : model_(model) {
   DS_CHECK(!model_.in_use_.exchange(true, std::memory_order_acquire), Code::kState,
            "the model is in use by another thread or by the call that invoked this callback");
-  if (purpose == Purpose::kLoad || model_.incomplete_.empty()) return;
-  model_.in_use_.store(false, std::memory_order_release);
-  fail(Code::kState, "the model's weights are incomplete: ", model_.incomplete_,
-       ". Load a checkpoint into its engine, or make the model again");
+  try {
+    DS_CHECK(purpose == Purpose::kLoad || model_.incomplete_.empty(), Code::kState,
+             "the model's weights are incomplete: ", model_.incomplete_,
+             ". Load a checkpoint into its engine, or make the model again");
+    if (model_.caller_stream_) {
+      model_.device_->default_stream().wait(*model_.caller_stream_->record());
+    }
+  } catch (...) {
+    model_.in_use_.store(false, std::memory_order_release);
+    throw;
+  }
 }
 
 Model::Use::~Use() {
-  model_.synchronize_stream();
+  model_.hand_over();
   model_.in_use_.store(false, std::memory_order_release);
+}
+
+void Model::set_caller_stream(void* native) {
+  if (native == nullptr) {
+    caller_stream_.reset();
+    return;
+  }
+  auto* const gpu = dynamic_cast<CudaDevice*>(device_.get());
+  DS_CHECK(gpu != nullptr, Code::kUnsupported,
+           "the model is in host memory, which has no streams; ",
+           "ds_model_set_device moves it to a GPU");
+  caller_stream_ = gpu->borrow_stream(native);
+}
+
+// What the program queues on its stream from now on comes after what the use has queued.
+void Model::hand_over() noexcept {
+  if (!caller_stream_) return synchronize_stream();
+  try {
+    caller_stream_->wait(*device_->default_stream().record());
+  } catch (const Error&) {  // whoever uses the GPU next gets it too
+  }
 }
 
 void Model::synchronize_stream() noexcept {

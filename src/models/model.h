@@ -98,6 +98,10 @@ class Model {
   void set_incomplete(std::string why) { incomplete_ = std::move(why); }
   const std::string& incomplete() const { return incomplete_; }
 
+  // Orders every use of the model with a stream of the program on its GPU (a cudaStream_t), both
+  // ways: the host does not wait for that. Null: uses end when the GPU has finished.
+  void set_caller_stream(void* native);
+  bool has_caller_stream() const { return caller_stream_ != nullptr; }
   // A program works with its own parameters and gradients on streams of its own: when a call of it
   // ends, nothing of ours is left to wait for.
   void synchronize_stream() noexcept;
@@ -121,6 +125,7 @@ class Model {
   explicit Model(nn::ParameterSet parameters);
 
   void check_free(const char* what) const;
+  void hand_over() noexcept;
   // Another model of the same architecture and parameters, without weights yet.
   std::shared_ptr<Model> alike() const;
   // Exchanges the parameters for a set that begins with the same ones; values stay, and those of
@@ -132,6 +137,7 @@ class Model {
   std::unique_ptr<Architecture> architecture_;
   std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
   std::shared_ptr<Device> host_, device_;
+  std::unique_ptr<Stream> caller_stream_;        // of device_
   std::unique_ptr<zero::ParameterState> state_;  // null in a prepared copy
   std::unique_ptr<InferenceWeights> inference_;
   std::unique_ptr<ThreadPool> pool_;

@@ -1,9 +1,11 @@
 #include "tensor/dlpack.h"
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "device/cuda_device.h"
 #include "device/cuda_lent.h"
 #include "tensor/dlpack_abi.h"
 
@@ -90,9 +92,23 @@ MemoryPlace place_of(const DLDevice& device) {
   return {};
 }
 
+// -1, as DLPack's protocol for Python has it: the caller orders the work.
+bool asks_for_no_wait(const void* stream) {
+  return reinterpret_cast<uintptr_t>(stream) == std::numeric_limits<uintptr_t>::max();
+}
+
 void check_stream(DeviceKind kind, const void* stream) {
-  DS_CHECK(stream == nullptr || kind == DeviceKind::kCuda, Code::kInvalidArgument,
-           "stream must be NULL: host memory has no streams");
+  DS_CHECK(stream == nullptr || asks_for_no_wait(stream) || kind == DeviceKind::kCuda,
+           Code::kInvalidArgument, "stream must be NULL: host memory has no streams");
+}
+
+// Whoever reads an exported tensor does so after our work on it: on the stream that is named, or,
+// without one, on any.
+void order_reader(Device& device, void* stream) {
+  if (asks_for_no_wait(stream)) return;
+  auto* const gpu = dynamic_cast<CudaDevice*>(&device);
+  if (gpu == nullptr || stream == nullptr) return device.default_stream().synchronize();
+  gpu->borrow_stream(stream)->wait(*gpu->default_stream().record());
 }
 
 template <class Managed>
@@ -117,7 +133,8 @@ LentTensor import_checked(Managed* managed, bool read_only, void* stream) {
   }
   void* const data = reinterpret_cast<void*>(address);
   if (place.kind == DeviceKind::kCuda && shape.elements() > 0) {
-    accept_cuda_memory(place.index, data, stream);
+    accept_cuda_memory(place.index, data);
+    if (!asks_for_no_wait(stream)) wait_for_lender(place.index, stream);
   }
   return lend_memory(place, data, dtype, shape, strides, read_only, [managed] {
     if (managed->deleter != nullptr) managed->deleter(managed);
@@ -143,8 +160,7 @@ Managed* export_tensor(const Tensor& tensor, void* stream) {
   DS_CHECK(tensor, Code::kInternal, "there is no tensor to export");
   const Storage& storage = *tensor.storage();
   check_stream(storage.device_kind(), stream);
-  // Whatever stream the caller reads on, nothing of ours is left to wait for.
-  if (storage.device()) storage.device()->default_stream().synchronize();
+  if (storage.device()) order_reader(*storage.device(), stream);
   auto out = std::make_unique<Exported<Managed>>();
   out->tensor = tensor;
   for (int i = 0; i < tensor.dims(); ++i) {

@@ -149,6 +149,13 @@ class Model(Handle):
         _native.ds_model_set_device(self._handle, device)
         return self
 
+    def set_stream(self, stream: Any) -> None:
+        """Orders the work on the model's GPU with a CUDA stream, both ways, so that the host waits for numbers it asks
+        for alone: a `torch.cuda.Stream`, anything with `cuda_stream` or `ptr`, or an address. None ends it. The
+        stream must outlive the model and its engine."""
+        address = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+        _native.ds_model_set_stream(self._handle, address)
+
     # ---- Parameters ----------------------------------------------------------------------------
 
     def __len__(self) -> int:

@@ -240,12 +240,12 @@ class Tensor:
             raise BufferError(f"the tensor lies on {self.device} and is not copied elsewhere")
         source = self._copy() if copy else self
         if max_version is not None and max_version[0] >= 1:
-            return _native.ds_tensor_to_dlpack(source._handle, None)
+            return _native.ds_tensor_to_dlpack(source._handle, stream)
         if source.read_only:
             raise BufferError(
                 "a read-only tensor: the reader asks for DLPack before 1.0, which cannot say so"
             )
-        return _native.ds_tensor_to_dlpack_legacy(source._handle, None)
+        return _native.ds_tensor_to_dlpack_legacy(source._handle, stream)
 
     def _copy(self) -> Tensor:
         copy = Tensor(self.shape, self.dtype)

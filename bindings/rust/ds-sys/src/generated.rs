@@ -279,9 +279,10 @@ extern "C" {
     #[doc = " Takes a DLPack 1.x tensor without copying (dmlc/dlpack): host memory, pinned or not, or memory of"]
     #[doc = " a GPU. The latter serves as parameters (ds_model_create_from_parameters), gradients and values;"]
     #[doc = " other calls refuse it. A call that takes GPU memory expects it ready, and is done with it on"]
-    #[doc = " return."]
+    #[doc = " return; ds_model_set_stream orders both on the GPU instead."]
     #[doc = " @param managed  the tensor; another major version is refused"]
-    #[doc = " @param stream   a cudaStream_t that is waited for first (NULL: CUDA's default); NULL for the host"]
+    #[doc = " @param stream   a cudaStream_t that the host waits for first (NULL: CUDA's default); -1, cast to"]
+    #[doc = " a pointer, for none, where the stream of the model orders the work; NULL for host memory"]
     #[doc = " Ownership: on DS_OK the library owns `managed` and calls its deleter once; on failure it remains"]
     #[doc = " the caller's. Errors: DS_ERR_UNSUPPORTED. Since: 0.1."]
     pub fn ds_tensor_from_dlpack(
@@ -301,7 +302,9 @@ extern "C" {
 }
 extern "C" {
     #[doc = " Exports a tensor as DLPack 1.x without copying; its memory stays alive until the deleter runs."]
-    #[doc = " @param stream  of GPU memory any: the library's work on it is over; NULL for host memory"]
+    #[doc = " @param stream  of GPU memory: the cudaStream_t that is to read it and waits, on the GPU, for the"]
+    #[doc = "                library's work; NULL for any, where the host waits; -1, cast to a pointer, for"]
+    #[doc = "                nobody. NULL for host memory"]
     #[doc = " Ownership: call `(*out_managed)->deleter(*out_managed)` once. Errors: DS_ERR_UNSUPPORTED."]
     #[doc = " Since: 0.1."]
     pub fn ds_tensor_to_dlpack(
@@ -2492,6 +2495,24 @@ extern "C" {
     pub fn ds_model_set_device(
         model: *mut ds_model,
         device: *const ::std::os::raw::c_char,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Orders the work on the model's GPU with a stream of the program: what a call of the model, its"]
+    #[doc = " engine or a scope does there begins after what the stream holds when the call is made, and what"]
+    #[doc = " the stream gets after the call begins after that. Calls then wait on the host for nothing but the"]
+    #[doc = " numbers that they return there (losses, norms, copied values): gradients, lent parameters and"]
+    #[doc = " views are written and read without one wait. Without it, which is the default, GPU memory that is"]
+    #[doc = " given must be ready, and a call of own parameters ends when the GPU has finished."]
+    #[doc = " GPU memory whose values a call copies to the host must be ready in either case."]
+    #[doc = " @param stream  a cudaStream_t of the model's GPU, with cudaStreamLegacy and cudaStreamPerThread;"]
+    #[doc = "     NULL ends it. It must live until then, or until model and engine are destroyed."]
+    #[doc = "     ds_model_set_device, which moves the model, ends it too"]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED (the model is in host memory), DS_ERR_STATE (in use), DS_ERR_DEVICE."]
+    #[doc = " Since: 0.5."]
+    pub fn ds_model_set_stream(
+        model: *mut ds_model,
+        stream: *mut ::std::os::raw::c_void,
     ) -> ds_status;
 }
 extern "C" {

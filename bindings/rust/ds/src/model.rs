@@ -1,4 +1,5 @@
 //! Architecture and weights.
+use std::ffi::c_void;
 use std::ops::Deref;
 use std::path::Path;
 
@@ -158,6 +159,15 @@ impl Model {
         let device = c_text("the device", device)?;
         // SAFETY: reads the text.
         check(unsafe { sys::ds_model_set_device(self.raw(), device.as_ptr()) })
+    }
+
+    /// Orders the work on the model's GPU with a `cudaStream_t` of the program, both ways; null ends it.
+    ///
+    /// # Safety
+    /// The stream is one of the model's GPU, and lives until another or null is given, or until the
+    /// model and its engine are gone.
+    pub unsafe fn set_stream(&mut self, stream: *mut c_void) -> Result<()> {
+        check(sys::ds_model_set_stream(self.raw(), stream))
     }
 
     /// Index of a parameter by its name, by that of a tied tensor or by the one in Hugging Face

@@ -74,9 +74,10 @@ DS_API ds_status ds_tensor_from_buffer(void* DS_NULLABLE data, ds_dtype dtype,
  * Takes a DLPack 1.x tensor without copying (dmlc/dlpack): host memory, pinned or not, or memory of
  * a GPU. The latter serves as parameters (ds_model_create_from_parameters), gradients and values;
  * other calls refuse it. A call that takes GPU memory expects it ready, and is done with it on
- * return.
+ * return; ds_model_set_stream orders both on the GPU instead.
  * @param managed  the tensor; another major version is refused
- * @param stream   a cudaStream_t that is waited for first (NULL: CUDA's default); NULL for the host
+ * @param stream   a cudaStream_t that the host waits for first (NULL: CUDA's default); -1, cast to
+ * a pointer, for none, where the stream of the model orders the work; NULL for host memory
  * Ownership: on DS_OK the library owns `managed` and calls its deleter once; on failure it remains
  * the caller's. Errors: DS_ERR_UNSUPPORTED. Since: 0.1.
  */
@@ -92,7 +93,9 @@ DS_API ds_status ds_tensor_from_dlpack_legacy(struct DLManagedTensor* managed,
 
 /**
  * Exports a tensor as DLPack 1.x without copying; its memory stays alive until the deleter runs.
- * @param stream  of GPU memory any: the library's work on it is over; NULL for host memory
+ * @param stream  of GPU memory: the cudaStream_t that is to read it and waits, on the GPU, for the
+ *                library's work; NULL for any, where the host waits; -1, cast to a pointer, for
+ *                nobody. NULL for host memory
  * Ownership: call `(*out_managed)->deleter(*out_managed)` once. Errors: DS_ERR_UNSUPPORTED.
  * Since: 0.1.
  */

@@ -116,6 +116,17 @@ public final class Model extends NativeObject {
   }
 
   /**
+   * Orders the work on the model's GPU with a CUDA stream of the program, both ways, so that the host waits for the
+   * numbers alone that calls return.
+   *
+   * @param stream a {@code cudaStream_t} that outlives the model and its engine; 0 ends it
+   * @throws DsException.Unsupported when the model is in host memory
+   */
+  public void setStream(long stream) {
+    Native.ds_model_set_stream(this, stream);
+  }
+
+  /**
    * Index of a parameter by its name, by that of a tied tensor, or by the one in Hugging Face files.
    *
    * @param name its name
