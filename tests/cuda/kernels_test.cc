@@ -9,12 +9,6 @@
 namespace ds::testing {
 namespace {
 
-#ifdef DS_EMULATED
-constexpr bool kEmulated = true;
-#else
-constexpr bool kEmulated = false;
-#endif
-
 class GpuCases : public ::testing::TestWithParam<CaseFamily> {
  protected:
   void SetUp() override {
