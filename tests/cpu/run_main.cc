@@ -1,8 +1,11 @@
 // A little of everything through the C ABI, for comparison between CPUs: training of a GPT-2 and a
 // Llama in fp32 and bf16, and logits with weights in each form. Prints one line of JSON.
+// usage: cpu_run STEPS
 #include <ds.hpp>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
 
 namespace {
 
@@ -33,7 +36,7 @@ Json logits_of(libds::Generator& generator) {
 // Losses while training, and what the model says then. Not the latter in bf16: Adam's first steps
 // have the size of the rate whatever the gradient's, so a gradient near zero that rounds to the
 // other sign moves a weight by twice the rate.
-Json train(const char* model_json, bool bf16) {
+Json train(const char* model_json, bool bf16, uint32_t steps) {
   libds::Model model = libds::Model::create(model_json, 7);
   Json losses = Json::array();
   {
@@ -41,7 +44,7 @@ Json train(const char* model_json, bool bf16) {
                          {"bf16", {{"enabled", bf16}}},
                          {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-3}}}}}};
     libds::Engine engine(config.dump(), model);
-    for (uint32_t step = 0; step < 6; ++step) {
+    for (uint32_t step = 0; step < steps; ++step) {
       const libds::Tensor loss = engine.forward(tokens(2, 24, step), tokens(2, 24, step + 100));
       losses.push_back(*static_cast<const float*>(loss.data()));
       engine.backward(loss);
@@ -65,14 +68,16 @@ Json infer(const char* model_json, const char* form) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   try {
+    if (argc != 2) throw std::invalid_argument("usage: cpu_run STEPS");
+    const auto steps = static_cast<uint32_t>(std::stoul(argv[1]));
     Json out = Json::object();
     const char* const names[] = {"gpt2", "llama"};
     for (size_t i = 0; i < 2; ++i) {
       const std::string name = names[i];
-      out[name + " training fp32"] = train(kModels[i], false);
-      out[name + " training bf16"] = train(kModels[i], true);
+      out[name + " training fp32"] = train(kModels[i], false, steps);
+      out[name + " training bf16"] = train(kModels[i], true, steps);
       for (const char* form : {"fp32", "bf16", "int8", "int4"}) {
         out[name + " weights " + form] = infer(kModels[i], form);
       }

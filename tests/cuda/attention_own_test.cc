@@ -6,6 +6,7 @@
 #include <random>
 
 #include "cuda/gpu_memory.h"
+#include "full_run.h"
 #include "kernels/attention_case.h"
 
 namespace ds::testing {
@@ -123,14 +124,20 @@ TEST_F(OwnAttention, Windows) {
 }
 
 TEST_F(OwnAttention, MasksSegmentsAndDropoutWithTheBand) {
-  for (const DType dtype : {kF, kB, kH}) {
-    for (const int64_t dim : {64, 128}) {
-      both({"mask", dtype, 2, 4, 2, 70, 135, dim, true, Mask::kRandom});
-      both({"empty", dtype, 2, 2, 1, 130, 130, dim, false, Mask::kSomeEmpty, 0.1});
-      both({"packed", dtype, 1, 2, 1, 200, 200, dim, true, Mask::kNone, 0, true, 0, 1, 0,
-            Segments::kPacked});
-      both({"mixed", dtype, 1, 2, 1, 140, 140, dim, false, Mask::kRandom, 0.25, false, 3, 1, 50,
-            Segments::kMixed});
+  constexpr DType kTypes[] = {kF, kB, kH};
+  for (int type = 0; type < 3; ++type) {
+    for (int wide = 0; wide < 2; ++wide) {
+      const DType dtype = kTypes[type];
+      const int64_t dim = wide == 0 ? 64 : 128;
+      const Spec specs[] = {{"mask", dtype, 2, 4, 2, 70, 135, dim, true, Mask::kRandom},
+                            {"empty", dtype, 2, 2, 1, 130, 130, dim, false, Mask::kSomeEmpty, 0.1},
+                            {"packed", dtype, 1, 2, 1, 200, 200, dim, true, Mask::kNone, 0, true, 0,
+                             1, 0, Segments::kPacked},
+                            {"mixed", dtype, 1, 2, 1, 140, 140, dim, false, Mask::kRandom, 0.25,
+                             false, 3, 1, 50, Segments::kMixed}};
+      for (int kind = 0; kind < 4; ++kind) {
+        if (in_sample(type + wide + kind)) both(specs[kind]);
+      }
     }
   }
 }

@@ -1,10 +1,7 @@
 // Runs the rows of the operator table: against the references, gradients by finite differences, and
-// equal bits for every thread count.
+// equal bits for every thread count. tests/unit/kernels/targets_test.cc runs them on the
+// instruction sets that this CPU has but would not choose.
 #include "kernels/row_runs.h"
-#include "kernels/simd_targets.h"
-//
-#include <hwy/highway.h>
-#include <hwy/targets.h>
 
 namespace ds::testing {
 namespace {
@@ -50,23 +47,6 @@ TEST_P(OpCases, SameBitsForAnyThreadCount) {
             << hint(row) << ": " << threads << " threads give other bits than 1";
       }
     }
-  }
-}
-
-// The kernels' other instruction sets, which this CPU can run but would not choose.
-TEST_P(OpCases, EveryInstructionSet) {
-  ThreadPool pool(2);
-  const OpContext ctx{device_, &pool};
-  for (int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1) {
-    const int64_t target = rest & -rest;
-    hwy::SetSupportedTargetsForTest(target);
-    for (const OpCase& row : GetParam().cases()) {
-      if (!row.check || !wanted(row)) continue;
-      const CaseResult result = row.check(ctx, row_seed(row.name));
-      EXPECT_LE(result.worst, 1.0)
-          << hint(row) << " on " << hwy::TargetName(target) << ": " << result.where;
-    }
-    hwy::SetSupportedTargetsForTest(0);
   }
 }
 

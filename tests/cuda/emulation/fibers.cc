@@ -1,6 +1,8 @@
-// Runs the blocks of a kernel: every thread of a block is a fiber that runs until it ends or waits
-// at a barrier. Warps run one after another between barriers of the block.
-#include <boost/context/continuation.hpp>
+// Runs the blocks of a kernel: every thread of a block runs until it ends or waits at a barrier, on
+// a stack of its own from where it first waits. Warps run one after another between barriers of the
+// block. A thread that waits gives way to the next of its warp directly, and one that ends leaves
+// it the stack: most of the time of an emulated kernel would be such switches.
+#include <boost/context/detail/fcontext.hpp>
 #include <boost/context/fixedsize_stack.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -20,18 +22,25 @@ namespace emulation {
 namespace {
 
 namespace context = boost::context;
+using context::detail::fcontext_t;
+using context::detail::jump_fcontext;
+using context::detail::transfer_t;
 
 constexpr size_t kStackBytes = 128 << 10;
+// Stacks that begin at equal distances share a few sets of the CPU's caches. Their beginnings are
+// therefore moved, each by nine cache lines more than the one before, over as much as the sets
+// cover.
+constexpr size_t kShiftStep = 9 * 64, kMostShift = 64 << 10;
 constexpr unsigned kLanes = 32;
 
-// Stacks are used again: a kernel has many short fibers.
+// Stacks are used again, the last one first: a kernel has many short fibers.
 class StackPool {
  public:
   ~StackPool() {
-    for (context::stack_context& stack : free_) source_.deallocate(stack);
+    for (context::stack_context& stack : all_) source_.deallocate(stack);
   }
   context::stack_context allocate() {
-    if (free_.empty()) return source_.allocate();
+    if (free_.empty()) return make();
     const context::stack_context stack = free_.back();
     free_.pop_back();
     return stack;
@@ -39,8 +48,18 @@ class StackPool {
   void deallocate(context::stack_context& stack) noexcept { free_.push_back(stack); }
 
  private:
-  context::fixedsize_stack source_{kStackBytes};
-  std::vector<context::stack_context> free_;
+  context::stack_context make() {
+    const size_t shift = all_.size() * kShiftStep % kMostShift;
+    all_.push_back(source_.allocate());
+    free_.reserve(all_.size());
+    context::stack_context stack = all_.back();
+    stack.sp = static_cast<char*>(stack.sp) - shift;
+    stack.size -= shift;
+    return stack;
+  }
+
+  context::fixedsize_stack source_{kStackBytes + kMostShift};
+  std::vector<context::stack_context> all_, free_;
 };
 
 StackPool& stacks() {
@@ -48,15 +67,11 @@ StackPool& stacks() {
   return pool;
 }
 
-struct PooledStack {
-  context::stack_context allocate() const { return stacks().allocate(); }
-  void deallocate(context::stack_context& stack) const noexcept { stacks().deallocate(stack); }
-};
-
 enum class State { kReady, kAtExchange, kAtBarrier, kDone };
 
 struct Thread {
-  context::continuation fiber;
+  fcontext_t context = nullptr;  // where it goes on; null before its first turn
+  context::stack_context stack;
   State state = State::kReady;
   unsigned mask = 0;           // of the exchange it waits at,
   const void* mine = nullptr;  // what it brings, and
@@ -70,10 +85,12 @@ struct Warp {
 };
 
 struct Block {
+  const std::function<void()>* body = nullptr;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
-  context::continuation scheduler;
+  fcontext_t scheduler = nullptr, ended = nullptr;
   unsigned current = 0;
+  unsigned last = 0;  // of the warp that runs
 };
 
 thread_local Block* t_block = nullptr;
@@ -85,18 +102,65 @@ thread_local std::vector<unsigned char> t_shared;
   std::abort();
 }
 
-void give_way(State state) {
-  Block& block = *t_block;
-  block.threads[block.current].state = state;
-  block.scheduler = block.scheduler.resume();
+// Goes to `target`; `*left` will hold where to come back to.
+void go(fcontext_t target, fcontext_t* left) {
+  const transfer_t back = jump_fcontext(target, left);
+  *static_cast<fcontext_t*>(back.data) = back.fctx;
 }
 
-void run(Block& block, unsigned index) {
-  Thread& thread = block.threads[index];
+// The first thread from `index` on, in the warp that runs, whose turn it is; `last` for none.
+unsigned next_ready(const Block& block, unsigned index) {
+  while (index < block.last && block.threads[index].state != State::kReady) ++index;
+  return index;
+}
+
+Thread& take_turn(Block& block, unsigned index) {
   block.current = index;
-  threadIdx = thread.index;
-  thread.state = State::kReady;
-  thread.fiber = thread.fiber.resume();
+  threadIdx = block.threads[index].index;
+  return block.threads[index];
+}
+
+// What a stack begins with: the bodies of one thread or, where they end, of those after it.
+void begin(transfer_t from) {
+  *static_cast<fcontext_t*>(from.data) = from.fctx;
+  Block& block = *t_block;
+  for (;;) {
+    (*block.body)();
+    Thread& done = block.threads[block.current];
+    done.state = State::kDone;
+    const unsigned next = next_ready(block, block.current + 1);
+    if (next < block.last && block.threads[next].context == nullptr) {
+      take_turn(block, next).stack = done.stack;
+      continue;
+    }
+    stacks().deallocate(done.stack);
+    fcontext_t target = block.scheduler;
+    if (next < block.last) target = take_turn(block, next).context;
+    jump_fcontext(target, &block.ended);
+  }
+}
+
+// Gives `index` its turn; `*left` will hold where the caller goes on.
+void run(Block& block, unsigned index, fcontext_t* left) {
+  Thread& thread = take_turn(block, index);
+  fcontext_t target = thread.context;
+  if (target == nullptr) {
+    thread.stack = stacks().allocate();
+    target = context::detail::make_fcontext(thread.stack.sp, thread.stack.size, begin);
+  }
+  go(target, left);
+}
+
+void give_way(State state) {
+  Block& block = *t_block;
+  Thread& thread = block.threads[block.current];
+  thread.state = state;
+  const unsigned next = next_ready(block, block.current + 1);
+  if (next < block.last) {
+    run(block, next, &thread.context);
+  } else {
+    go(block.scheduler, &thread.context);
+  }
 }
 
 // Lets the lanes go on whose exchange is complete. Lanes that have ended are not waited for.
@@ -131,35 +195,25 @@ bool release_exchanges(Block& block, unsigned first, unsigned last) {
 }
 
 void run_warp(Block& block, unsigned first, unsigned last) {
+  block.last = last;
   for (bool moved = true; moved;) {
-    moved = false;
-    for (unsigned i = first; i < last; ++i) {
-      if (block.threads[i].state != State::kReady) continue;
-      run(block, i);
-      moved = true;
-    }
+    const unsigned next = next_ready(block, first);
+    moved = next < last;
+    if (moved) run(block, next, &block.scheduler);
     moved = release_exchanges(block, first, last) || moved;
   }
 }
 
 void run_block(const std::function<void()>& body, dim3 shape) {
   Block block;
+  block.body = &body;
   const unsigned count = shape.x * shape.y * shape.z;
   block.threads.resize(count);
   block.warps.resize((count + kLanes - 1) / kLanes);
   Block* const outer = t_block;
   t_block = &block;
   for (unsigned i = 0; i < count; ++i) {
-    Thread& thread = block.threads[i];
-    thread.index = {i % shape.x, i / shape.x % shape.y, i / (shape.x * shape.y)};
-    thread.fiber = context::callcc(
-        std::allocator_arg, PooledStack(), [&block, &body](context::continuation&& back) {
-          block.scheduler = std::move(back);
-          block.scheduler = block.scheduler.resume();  // wait for the first turn
-          body();
-          block.threads[block.current].state = State::kDone;
-          return std::move(block.scheduler);
-        });
+    block.threads[i].index = {i % shape.x, i / shape.x % shape.y, i / (shape.x * shape.y)};
   }
   for (;;) {
     for (unsigned first = 0; first < count; first += kLanes) {

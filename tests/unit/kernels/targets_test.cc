@@ -2,27 +2,16 @@
 // machine can run, not only on the best one.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <random>
 #include <tuple>
 
 #include "kernels/simd_targets.h"
 
 #include <hwy/highway.h>
 
-#include "kernels/all_cases.h"
-#include "kernels/case_util.h"
+#include "kernels/row_runs.h"
 
 namespace ds::testing {
 namespace {
-
-uint64_t base_seed() {
-  static const uint64_t seed = [] {
-    const char* text = std::getenv("DS_TEST_SEED");
-    return text != nullptr ? std::strtoull(text, nullptr, 0) : std::random_device()();
-  }();
-  return seed;
-}
 
 class Targets : public ::testing::TestWithParam<std::tuple<CaseFamily, int64_t>> {
  protected:
@@ -35,10 +24,9 @@ TEST_P(Targets, RowsMatchTheReference) {
   ThreadPool pool(2);
   const OpContext ctx{device, &pool};
   for (const OpCase& row : std::get<0>(GetParam()).cases()) {
-    if (!row.check) continue;
-    const CaseResult result = row.check(ctx, base_seed());
-    EXPECT_LE(result.worst, 1.0) << row.name << " (DS_TEST_SEED=" << base_seed()
-                                 << "): " << result.where;
+    if (!row.check || !wanted(row)) continue;
+    const CaseResult result = row.check(ctx, row_seed(row.name));
+    EXPECT_LE(result.worst, 1.0) << hint(row) << ": " << result.where;
   }
 }
 

@@ -1,0 +1,25 @@
+// Whether tests run all they have, as scripts/nightly asks for with DS_TEST_FULL=1. Otherwise the
+// slow ones among them take a sample, which each of them describes.
+#pragma once
+
+#include <cstdlib>
+
+namespace ds::testing {
+
+// Kernels of a GPU run on the CPU in this program (tests/cuda/CMakeLists.txt defines it where it
+// matters).
+#ifdef DS_EMULATED
+inline constexpr bool kEmulated = true;
+#else
+inline constexpr bool kEmulated = false;
+#endif
+
+inline bool full_run() { return std::getenv("DS_TEST_FULL") != nullptr; }
+
+// Half of the combinations of three or more choices, for kernels that are emulated: those whose sum
+// of positions is even. Every pair of values of two choices is among them.
+inline bool in_sample(int sum_of_positions) {
+  return !kEmulated || full_run() || sum_of_positions % 2 == 0;
+}
+
+}  // namespace ds::testing
