@@ -197,6 +197,25 @@ TEST(Box, TilingOfManyRandomCuts) {
   }
 }
 
+// What lies together in both boxes is one run, so that few copies do it.
+TEST(Box, RunsAreAsLongAsTheyCanBe) {
+  using Runs = std::vector<std::array<int64_t, 3>>;
+  const auto runs = [](const Box& source, const Box& target, const Box& part) {
+    Runs out;
+    for_each_run(source, target, part, [&](int64_t s, int64_t t, int64_t n) {
+      out.push_back({s, t, n});
+    });
+    return out;
+  };
+  const Box whole{{0, 0, 0}, {3, 4, 5}}, rows{{1, 0, 0}, {2, 4, 5}}, columns{{0, 1, 0}, {3, 2, 5}},
+      ends{{0, 0, 3}, {1, 2, 2}};
+  EXPECT_EQ(runs(whole, whole, whole), (Runs{{0, 0, 60}}));
+  EXPECT_EQ(runs(whole, rows, rows), (Runs{{20, 0, 40}}));
+  EXPECT_EQ(runs(rows, whole, rows), (Runs{{0, 20, 40}}));
+  EXPECT_EQ(runs(whole, columns, columns), (Runs{{5, 0, 10}, {25, 10, 10}, {45, 20, 10}}));
+  EXPECT_EQ(runs(whole, ends, ends), (Runs{{3, 0, 2}, {8, 2, 2}}));
+}
+
 TEST(Box, SizesThatOverflowAreRefused) {
   const int64_t big = int64_t{1} << 62;
   EXPECT_THROW(checked_elements(Sizes{big, 4}, 1, Code::kCorrupt, "t"), Error);

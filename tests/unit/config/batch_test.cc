@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "config/batch.h"
+#include "config/check.h"
 
 namespace ds {
 namespace {
@@ -160,6 +161,27 @@ TEST(BatchRampUp, WhatMakesItImpossible) {
   EXPECT_THAT(problem(12, 18), testing::HasSubstr("18 samples are no multiple"));
   EXPECT_THAT(problem(48 - 14, 14), testing::HasSubstr("34 samples are no multiple"));
   EXPECT_THAT(problem(34, 7), testing::HasSubstr("34 samples are no multiple"));
+}
+
+TEST(BatchRampUp, IsRefusedByTheConfiguration) {
+  ConfigEnvironment environment;
+  environment.data_parallel_size = 3;
+  const auto problems = [&](const std::string& more) {
+    std::vector<std::string> out;
+    const CheckedConfig checked = check_config(
+        R"({"train_batch_size": 48, "train_micro_batch_size_per_gpu": 4, )" + more + "}",
+        environment);
+    for (const ConfigProblem& one : checked.parsed.problems) out.push_back(one.message());
+    return out;
+  };
+  using testing::ElementsAre;
+  using testing::HasSubstr;
+  EXPECT_THAT(problems(R"("rampup_batch_size": [12, 12, 100])"), ElementsAre());
+  EXPECT_THAT(problems(R"("rampup_batch_size": [6, 42, 100])"),
+              ElementsAre(HasSubstr("/rampup_batch_size: 6 samples are no multiple")));
+  EXPECT_THAT(problems(R"("rampup_batch_size": [12, 12, 100],
+                          "managed_gradient_accumulation": false)"),
+              ElementsAre(HasSubstr("/rampup_batch_size: sets how many micro batches")));
 }
 
 TEST(Batch, WorldThatFits) {

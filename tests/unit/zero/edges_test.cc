@@ -65,6 +65,12 @@ TEST(Edges, NanOnOneRankAlone) {
           EXPECT_FALSE(report.applied);
           EXPECT_EQ(report.skip_reason, SkipReason::kNonFinite);
           EXPECT_EQ(report.first_bad_tensor, "p1") << "stage " << stage << ", rank " << bad;
+          EXPECT_EQ(report.first_bad_element, 0);
+          if (std::isnan(wrong)) {
+            EXPECT_TRUE(std::isnan(report.first_bad_value)) << report.first_bad_value;
+          } else {
+            EXPECT_EQ(report.first_bad_value, wrong);
+          }
           EXPECT_TRUE(same_bits(all_weights(engine), before));
         }
         give(engine, 0, 1);
