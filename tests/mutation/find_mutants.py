@@ -45,7 +45,7 @@ class Mutant:
 
     def place(self):
         """The same in another run, as long as the file does not change."""
-        return [self.file, self.start, self.what]
+        return [self.file, self.start, self.end, self.what]
 
     def name(self):
         return f"{self.file}:{self.line}: {self.what}"
