@@ -46,8 +46,8 @@ TEST_F(CallerStream, OrdersGradientsAndWeights) {
   Loan waiting_lent(first), waiting_gradient(numbers());
   HostTensor copied(second);
   ds_tensor *const lent_tensor = lent.tensor(), *const gradient_tensor = unfinished(gradient),
-            *const waiting_lent_tensor = waiting_lent.tensor(),
-            *const waiting_gradient_tensor = waiting_gradient.tensor();
+                   *const waiting_lent_tensor = waiting_lent.tensor(),
+                   *const waiting_gradient_tensor = waiting_gradient.tensor();
   {
     OwnModel own(lent_tensor, copied.tensor, kConfig);
     OwnModel waiting(waiting_lent_tensor, copied.tensor, kConfig);
@@ -107,9 +107,9 @@ TEST_F(CallerStream, OrdersViews) {
 
     DLManagedTensorVersioned* out = nullptr;
     ASSERT_EQ(ds_tensor_to_dlpack(weights, stream_, &out), DS_OK) << ds_last_error_message();
-    ASSERT_EQ(cudaMemcpyAsync(seen.data, out->dl_tensor.data, kElements * 4, cudaMemcpyDefault,
-                              stream_),
-              cudaSuccess);
+    ASSERT_EQ(
+        cudaMemcpyAsync(seen.data, out->dl_tensor.data, kElements * 4, cudaMemcpyDefault, stream_),
+        cudaSuccess);
     finish();
     const std::vector<float> after = seen.get();
     for (size_t i = 0; i < kElements; ++i) {

@@ -1,4 +1,5 @@
-// How often the host waits where a program's stream orders the work, counted by the stand-in of CUDA.
+// How often the host waits where a program's stream orders the work, counted by the stand-in of
+// CUDA.
 #include "cuda/dlpack_world.h"
 #include "cuda/emulation/stand_in.h"
 
