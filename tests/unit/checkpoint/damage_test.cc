@@ -313,32 +313,6 @@ TEST_F(DamageTest, ManifestsThatMakeNoSenseAreRefused) {
   EXPECT_EQ(CheckpointReader::open(save()).manifest().minor, 99u);
 }
 
-void put(std::string* out, size_t at, uint64_t value, size_t bytes) {
-  for (size_t i = 0; i < bytes; ++i) (*out)[at + i] = static_cast<char>(value >> (8 * i));
-}
-
-// The manifest's envelope around any body, written from the format's description.
-std::string seal(const std::string& body) {
-  std::string file(
-      "\x89"
-      "DSM\r\n\x1a\n",
-      8);
-  file.resize(64, '\0');
-  file += body;
-  std::string table;
-  for (size_t at = 0; at < body.size(); at += 4096) {
-    std::string sum(8, '\0');
-    put(&sum, 0, xxh3_64(bytes_of(body.substr(at, 4096))), 8);
-    table += sum;
-  }
-  put(&file, 8, 1, 4);
-  put(&file, 12, 4096, 4);
-  put(&file, 16, body.size(), 8);
-  put(&file, 24, xxh3_64(bytes_of(table)), 8);
-  put(&file, 56, xxh3_64(bytes_of(file.substr(0, 56))), 8);
-  return file + table;
-}
-
 TEST_F(DamageTest, MutatedManifestsWithRightChecksumsNeverCrash) {
   DS_SEED_TRACE();
   std::mt19937_64 rng(test_seed());

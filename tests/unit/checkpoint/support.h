@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/error.h"
 #include "base/philox.h"
 #include "checkpoint/reader.h"
@@ -180,6 +181,32 @@ inline std::vector<std::string> leftovers(const fs::path& folder) {
     if (entry.path().filename().string()[0] == '.') out.push_back(entry.path().filename().string());
   }
   return out;
+}
+
+inline void put(std::string* out, size_t at, uint64_t value, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) (*out)[at + i] = static_cast<char>(value >> (8 * i));
+}
+
+// The manifest's envelope around any body, written from the format's description.
+inline std::string seal(const std::string& body) {
+  std::string file(
+      "\x89"
+      "DSM\r\n\x1a\n",
+      8);
+  file.resize(64, '\0');
+  file += body;
+  std::string table;
+  for (size_t at = 0; at < body.size(); at += 4096) {
+    std::string sum(8, '\0');
+    put(&sum, 0, xxh3_64(bytes_of(body.substr(at, 4096))), 8);
+    table += sum;
+  }
+  put(&file, 8, 1, 4);
+  put(&file, 12, 4096, 4);
+  put(&file, 16, body.size(), 8);
+  put(&file, 24, xxh3_64(bytes_of(table)), 8);
+  put(&file, 56, xxh3_64(bytes_of(file.substr(0, 56))), 8);
+  return file + table;
 }
 
 }  // namespace ds::test
