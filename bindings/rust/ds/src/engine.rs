@@ -164,6 +164,7 @@ impl<'a> EngineBuilder<'a> {
     }
 
     /// The same, but an error gives the model back.
+    #[allow(unknown_lints)] // older ones do not know the next
     #[allow(clippy::result_large_err)] // it holds what the caller wants back
     pub fn try_build(self, model: Model) -> std::result::Result<Engine, Rejected> {
         match self.make(&model) {
