@@ -1,18 +1,52 @@
 #include "kernels/cpu.h"
 
 #include <cpuid.h>
+#include <immintrin.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <immintrin.h>
+#include <cerrno>
+#include <cstddef>
 
 namespace ds::kernels {
 namespace {
 
 // Linux's arch_prctl: asks for the state component of the tiles' data.
-bool request_tiles() {
+bool ask_for_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// A larger alternate signal stack for this thread in place of one of the size that was enough
+// before there were tiles, 8 KiB. It has a guard page and stays for the life of the process.
+// Whoever made the small one still owns it.
+bool enlarge_signal_stack() {
+  stack_t now = {};
+  if (sigaltstack(nullptr, &now) != 0 || (now.ss_flags & (SS_DISABLE | SS_ONSTACK)) != 0) {
+    return false;
+  }
+  constexpr size_t kGuard = 4096, kBytes = 64 * 1024;
+  if (now.ss_size >= kBytes) return false;
+  void* const memory = mmap(nullptr, kGuard + kBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return false;
+  stack_t larger = {};
+  larger.ss_sp = static_cast<std::byte*>(memory) + kGuard;
+  larger.ss_size = kBytes;
+  if (mprotect(memory, kGuard, PROT_NONE) != 0 || sigaltstack(&larger, nullptr) != 0) {
+    munmap(memory, kGuard + kBytes);
+    return false;
+  }
+  return true;
+}
+
+// Linux says ENOSPC while the alternate signal stack of some thread could not hold the tiles, such
+// as the one that the runtime of Rust 1.63 gives its main thread.
+bool request_tiles() {
+  if (ask_for_tiles()) return true;
+  return errno == ENOSPC && enlarge_signal_stack() && ask_for_tiles();
 }
 
 CpuFeatures detect() {

@@ -1,4 +1,5 @@
-// Manifests of a few KiB whose parts are the same bytes over and over: what they unfold to is bounded.
+// Manifests of a few KiB whose parts are the same bytes over and over: what they unfold to is
+// bounded.
 #include <flatbuffers/flatbuffers.h>
 
 #include <functional>
@@ -45,9 +46,8 @@ class SharedBytes : public ::testing::TestWithParam<Case> {};
 
 TEST_P(SharedBytes, UnfoldToNoMoreThanTheFile) {
   const auto decode = [&](int copies) {
-    const std::string file = sealed([&](Builder& b, Parts& parts) {
-      GetParam().add(b, parts, copies);
-    });
+    const std::string file =
+        sealed([&](Builder& b, Parts& parts) { GetParam().add(b, parts, copies); });
     EXPECT_LT(file.size(), 200'000u);
     return decode_manifest(bytes_of(file), "manifest");
   };
@@ -69,8 +69,8 @@ INSTANTIATE_TEST_SUITE_P(
              [](Builder& b, Parts& parts, int copies) {
                const auto name = b.CreateString(kLarge);
                for (int i = 0; i < copies; ++i) {
- parts.tensors.push_back(fb::CreateTensor(b, name, kMaster, 0, kFloat));
-}
+                 parts.tensors.push_back(fb::CreateTensor(b, name, kMaster, 0, kFloat));
+               }
              }},
         Case{"Aliases",
              [](Builder& b, Parts& parts, int copies) {
@@ -101,7 +101,8 @@ INSTANTIATE_TEST_SUITE_P(
                const auto bytes = b.CreateVector(std::vector(size_t{50'000}, uint8_t{7}));
                const auto name = b.CreateString("state");
                for (int i = 0; i < copies; ++i) {
-                 parts.states.push_back(fb::CreateState(b, name, static_cast<int32_t>(StateType::kBytes), 0, 0, bytes));
+                 parts.states.push_back(fb::CreateState(
+                     b, name, static_cast<int32_t>(StateType::kBytes), 0, 0, bytes));
                }
              }}),
     [](const auto& test) { return test.param.name; });
