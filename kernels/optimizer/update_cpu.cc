@@ -39,8 +39,10 @@ struct Call {
 
 // ---- masters in memory: fp32, fp32 with a bf16 copy, bf16, split ----
 
-struct PlainMaster {
-  float* p;
+// fp32, or a lower type that is rounded to.
+template <class T>
+struct StoredMaster {
+  T* p;
   template <class Count>
   HWY_INLINE VF get(DF d, int64_t i, Count count) const {
     return simd::load_n(d, p + i, count);
@@ -62,18 +64,6 @@ struct CopiedMaster {
   HWY_INLINE void set(DF d, int64_t i, Count count, VF v) const {
     simd::store_n(v, d, p + i, count);
     simd::store_n(v, d, model + i, count);
-  }
-};
-
-struct RoundedMaster {
-  bfloat16* p;
-  template <class Count>
-  HWY_INLINE VF get(DF d, int64_t i, Count count) const {
-    return simd::load_n(d, p + i, count);
-  }
-  template <class Count>
-  HWY_INLINE void set(DF d, int64_t i, Count count, VF v) const {
-    simd::store_n(v, d, p + i, count);
   }
 };
 
@@ -279,7 +269,7 @@ void staged(const UpdateArrays& a, const UpdateConstants& constants, int64_t beg
   }
   float* p = a.master == nullptr ? buffers.master : a.master + begin;
   if (a.master == nullptr && Rule::kWritesMaster) widen_masters(a, begin, n, p);
-  apply<Rule>(constants, n, grad, PlainMaster{p}, states);
+  apply<Rule>(constants, n, grad, StoredMaster<float>{p}, states);
   if (!Rule::kWritesMaster) return;
   if (a.low != nullptr) split(p, n, {a.weight + begin, a.low + begin});
   if (a.model_kind == NumberKind::kBf16) {
@@ -370,10 +360,10 @@ bool direct_masters(const Call& call, int64_t begin) {
     if (a.model_kind != NumberKind::kBf16) return false;
     auto* weights = static_cast<bfloat16*>(a.model);
     direct_chunk<Rule, Grad, State>(call, begin,
-                                    [&](int64_t i) { return RoundedMaster{weights + i}; });
+                                    [&](int64_t i) { return StoredMaster<bfloat16>{weights + i}; });
   } else if (a.model_kind == NumberKind::kNone) {
     direct_chunk<Rule, Grad, State>(call, begin,
-                                    [&](int64_t i) { return PlainMaster{a.master + i}; });
+                                    [&](int64_t i) { return StoredMaster<float>{a.master + i}; });
   } else if (a.model_kind == NumberKind::kBf16) {
     auto* model = static_cast<bfloat16*>(a.model);
     direct_chunk<Rule, Grad, State>(call, begin, [&](int64_t i) {
@@ -411,7 +401,7 @@ bool direct(const Call& call, int64_t begin) {
     return false;
   }
   direct_chunk<Rule, float, float>(call, begin,
-                                   [&](int64_t i) { return PlainMaster{a.master + i}; });
+                                   [&](int64_t i) { return StoredMaster<float>{a.master + i}; });
   return true;
 }
 

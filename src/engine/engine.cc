@@ -198,8 +198,8 @@ zero::Masters Engine::masters_of(DType compute, bool two_types) const {
   const std::string key = compute == DType::kBFloat16 ? "bf16.bf16_master_weights_and_grads"
                                                       : "fp16.fp16_master_weights_and_grads";
   DS_CHECK(model_->device()->kind() == DeviceKind::kCpu, Code::kUnsupported, key,
-           ": on a GPU masters are fp32 or split so far; use false, or bf16.split_master, which "
-           "takes the room of fp32 masters alone");
+           ": on a GPU masters are fp32 or split so far; use false, or bf16.split_master, "
+           "which needs 4 bytes for a weight and its master together");
   DS_CHECK(!two_types, Code::kUnsupported, key, ": some of the caller's own parameters are ",
            dtype_name(DType::kFloat32), " and some ", dtype_name(compute),
            ", which have fp32 masters beside them; register all as ", dtype_name(compute),
@@ -224,13 +224,16 @@ DType Engine::compute_type() const { return dtype_of(config_.precision.compute);
 // With sparse_gradients.
 void Engine::choose_sparse(zero::ShareOptions& options) const {
   if (!config_.zero.sparse || config_.zero.stage > 1) return;
-  const nn::ParamId table = model_->architecture().info().lookup;
+  const bool own = !model_->has_architecture();
+  const nn::ParamId table = own ? nn::kNoParam : model_->architecture().info().lookup;
   if (table == nn::kNoParam || model_->device()->kind() != DeviceKind::kCpu) {
     if (comm_->rank() != 0) return;
-    log_warning("engine", "sparse_gradients has no effect: ",
-                table == nn::kNoParam ? "the token embedding is tied to the output, whose gradient "
-                                        "has all rows"
-                                      : "the model is on a GPU");
+    const char* const why =
+        own ? "the parameters are the caller's own, whose gradients travel whole"
+        : table == nn::kNoParam ? "the token embedding is tied to the output, whose gradient has "
+                                  "all rows"
+                                : "the model is on a GPU";
+    log_warning("engine", "sparse_gradients has no effect: ", why);
     return;
   }
   options.sparse.assign(static_cast<size_t>(model_->parameters().size()), false);
@@ -243,10 +246,8 @@ zero::ShareOptions Engine::share_options() {
   options.together = [this](const std::function<void()>& body) {
     agree(context(), *comm_, "making the weights", body);
   };
-  if (model_->has_architecture()) {
-    choose_sparse(options);
-    return options;
-  }
+  choose_sparse(options);
+  if (model_->has_architecture()) return options;
   options.own_gradients = options.stage < 3;
   options.by_micro_batch = config_.batch.accumulation > 1;
   options.given_gradients = options.stage == 3;

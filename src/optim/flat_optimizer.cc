@@ -74,8 +74,6 @@ kernels::UpdateHyper FlatOptimizer::hyper_of(const UpdateStep& step, const Hyper
   hyper.decoupled = config.decoupled;
   hyper.bias_correction = config.bias_correction;
   hyper.eps_inside_sqrt = config.eps_inside_sqrt;
-  hyper.min_coeff = config.min_coeff;
-  hyper.max_coeff = config.max_coeff;
   hyper.lr_decay = config.lr_decay;
   hyper.momentum_decay = config.momentum_decay;
   if (config.type == OptimizerType::kNadam) {

@@ -251,15 +251,15 @@ void NcclWatch::report_failure() noexcept {
   const Code code = failure->code() == Code::kAborted ? Code::kAborted : Code::kComm;
   side_->raise(code, failure->message());
   group_->fail_with(Error(code, failure->message()));
-  const Error told(code, failure->message());
-  hooks_.failed(told);
+  const Error error(code, failure->message());
+  hooks_.failed(error);
   std::deque<Flying> left;
   {
     const std::lock_guard lock(mutex_);
-    reported_ = told;
+    reported_ = error;
     left.swap(flying_);
   }
-  for (const Flying& flying : left) flying.operation->finish(told);
+  for (const Flying& flying : left) flying.operation->finish(error);
   hooks_.stop_gpu();
   // Only now nothing uses their memory any more.
   for (const auto& [operation, deadline] : left) operation->release();

@@ -69,7 +69,7 @@ class NcclWatch {
   std::condition_variable changed_;
   std::deque<Flying> flying_;
   std::optional<Error> failure_;
-  std::optional<Error> reported_;  // as every rank tells it
+  std::optional<Error> reported_;  // as every rank reports it
   bool ask_who_ = false;
   Record last_call_;
   std::thread thread_;

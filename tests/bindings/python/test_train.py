@@ -348,3 +348,16 @@ def test_a_group_of_one() -> None:
         with pytest.raises(ValueError, match="all_gather"):
             comm.start("all_scatter")
         comm.finalize()
+
+
+class DefaultStream:
+    """What PyTorch says of its default stream."""
+
+    cuda_stream = 0
+
+
+def test_streams_are_of_gpus(model: ds.Model) -> None:
+    model.set_stream(None)
+    for stream in (DefaultStream(), 0, 4096):  # CUDA's default stream is one, too
+        with pytest.raises(ds.UnsupportedError, match="host memory, which has no streams"):
+            model.set_stream(stream)

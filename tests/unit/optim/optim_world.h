@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <random>
 #include <string>
@@ -172,5 +173,15 @@ class World {
   std::vector<float> noise_;
   FlatTensors flat_;
 };
+
+// Of the error that `body` throws; kOk without one.
+inline Code code_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  return Code::kOk;
+}
 
 }  // namespace ds::optim::testing

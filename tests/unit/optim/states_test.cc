@@ -7,6 +7,7 @@
 namespace ds::optim {
 namespace {
 
+using testing::code_of;
 using testing::make_places;
 using testing::parse_optimizer;
 using testing::test_seed;
@@ -88,17 +89,8 @@ TEST(States, OfEightBitsAreCloseAfterOneStep) {
   }
 }
 
-Code code_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  return Code::kOk;
-}
-
-// A wrong name is told before anything else that is wrong with the request.
-TEST(States, AWrongNameIsToldFirst) {
+// A wrong name is reported before anything else that is wrong with the request.
+TEST(States, AWrongNameIsReportedFirst) {
   World world(make_places({{64}, {64}}), {});
   const OpContext& ctx = world.ctx();
   const auto half = make_optimizer(parse_optimizer(R"({"type": "AdamW"})"),

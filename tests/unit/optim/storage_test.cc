@@ -12,6 +12,7 @@
 namespace ds::optim {
 namespace {
 
+using testing::code_of;
 using testing::make_places;
 using testing::parse_optimizer;
 using testing::span_of;
@@ -230,15 +231,6 @@ TEST(Storage, StatesAreReadAndWrittenByTensor) {
                           static_cast<size_t>(other.masters.data.bytes())),
               0);
   }
-}
-
-Code code_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  return Code::kOk;
 }
 
 TEST(Storage, UnknownStatesAndWrongShapesAreRefused) {

@@ -1,4 +1,7 @@
 // Gradients of token embeddings that travel as rows.
+#include <gmock/gmock.h>
+
+#include "own_world.h"
 #include "traffic_world.h"
 
 namespace ds::zero_test {
@@ -78,6 +81,20 @@ TEST(SparseGradients, AreAcceptedWhereTheyHaveNoEffect) {
     sparse.world = 1;
     EXPECT_EQ(train(sparse).norms.size(), 3u);
   }
+}
+
+// Nor are gradients of the caller's own parameters sent so, which is logged.
+TEST(SparseGradients, OwnParametersTakeTheKeyWithAWarning) {
+  OwnJob job{2, own_config(1)};
+  job.config["sparse_gradients"] = true;
+  ::testing::internal::CaptureStderr();
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    Engine engine(dump_json(job.config), own_model(job), comm);
+    run_own_batch(engine, job, comm->rank(), 0);
+    EXPECT_TRUE(engine.step().applied);
+  });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("sparse_gradients has no effect: the parameters are the caller's own"));
 }
 
 }  // namespace

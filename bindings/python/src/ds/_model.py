@@ -20,7 +20,7 @@ from ._core import (
     path_text,
 )
 from ._structs import ModelInfo, ParameterInfo
-from ._tensor import Tensor, asarray
+from ._tensor import _CUDA_DEFAULT_STREAM, Tensor, asarray
 
 ParameterKey = Union[int, str]
 """A parameter: its index in the model, or its name."""
@@ -150,10 +150,13 @@ class Model(Handle):
         return self
 
     def set_stream(self, stream: Any) -> None:
-        """Orders the work on the model's GPU with a CUDA stream, both ways, so that the host waits for numbers it asks
-        for alone: a `torch.cuda.Stream`, anything with `cuda_stream` or `ptr`, or an address. None ends it. The
-        stream must outlive the model and its engine."""
+        """Orders the work on the model's GPU with a CUDA stream, both ways, in place of waits of the host: a
+        `torch.cuda.Stream`, anything with `cuda_stream` or `ptr`, or an address; 0 is CUDA's default stream. None
+        ends it. The stream must outlive the model and its engine. (`ds.from_dlpack` itself still waits for the
+        default stream.)"""
         address = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+        if address == 0:
+            address = _CUDA_DEFAULT_STREAM
         _native.ds_model_set_stream(self._handle, address)
 
     # ---- Parameters ----------------------------------------------------------------------------

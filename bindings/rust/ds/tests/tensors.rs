@@ -243,3 +243,19 @@ fn threads_read_one_tensor() {
         }
     });
 }
+
+#[test]
+fn streams_are_of_gpus() {
+    let shape = r#"{"model_type": "gpt2", "vocab_size": 8, "n_positions": 8, "n_embd": 8,
+        "n_layer": 1, "n_head": 1}"#;
+    let mut model = ds::Model::new(shape, 1).unwrap();
+    // SAFETY: null ends what was not begun; a model in host memory refuses any other unseen.
+    let (none, some) = unsafe {
+        (
+            model.set_stream(std::ptr::null_mut()),
+            model.set_stream(std::ptr::NonNull::dangling().as_ptr()),
+        )
+    };
+    none.unwrap();
+    assert_eq!(some.unwrap_err().status(), Status::Unsupported);
+}

@@ -63,6 +63,15 @@ class MisuseTest {
   }
 
   @Test
+  void streamsAreOfGpus() {
+    try (Model model = Fixtures.model()) {
+      model.setStream(0); // none
+      DsException.Unsupported refused = assertThrows(DsException.Unsupported.class, () -> model.setStream(1));
+      assertTrue(refused.getMessage().contains("host memory, which has no streams"), refused.getMessage());
+    }
+  }
+
+  @Test
   void errorsHaveTypesByStatusAndSayWhatToDo(@TempDir Path folder) throws Exception {
     DsException config = assertThrows(DsException.Config.class, () -> {
       try (Model model = Fixtures.model()) {
