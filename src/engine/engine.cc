@@ -24,7 +24,7 @@ namespace ds {
 // What lives between forward and backward.
 struct Engine::Pending {
   Pending(const OpContext& ctx, zero::ParameterState& state, const nn::TapeOptions& options)
-      : tape(ctx, state, options) {}
+      : tape(ctx, state, &state, options) {}
   nn::Tape tape;
   std::shared_ptr<nn::GradientSlot> loss_gradient;
   Tensor loss;  // fp32 [] on the host, where the caller has it

@@ -188,7 +188,7 @@ double Engine::batch_loss(const Dataset& dataset, int64_t first, int64_t count, 
   nn::TapeOptions options;
   options.record = false;
   options.training = false;
-  nn::Tape tape(context(), model_->state(), options);
+  nn::Tape tape(context(), model_->weights(), nullptr, options);
   model_->state().begin_pass();
   models::ForwardOptions forward_options;
   forward_options.padded_logits = true;

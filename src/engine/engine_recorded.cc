@@ -53,7 +53,7 @@ bool Engine::run_recorded(const models::Batch& batch, const Tensor& labels) {
     options.step_memory = placed.stream_position;
     options.loss_scale = placed.loss_scale;
     options.constants = placed.constants;
-    nn::Tape tape(context(), model_->state(), options);
+    nn::Tape tape(context(), model_->state(), &model_->state(), options);
     const nn::SummedLoss loss = forward_pass(tape, placed.batch, placed.labels);
     backward_pass(tape, *loss.slot);
     return loss.sum;

@@ -84,7 +84,7 @@ class CountingRoute : public zero::BucketRoute {
 };
 
 // Weights of zeros; notes who asks for them.
-class UseRecorder : public nn::ParameterStore {
+class UseRecorder : public nn::ParameterReader, public nn::GradientSink {
  public:
   UseRecorder(const OpContext& ctx, const nn::ParameterSet& parameters, DType type)
       : ctx_(ctx), parameters_(parameters), type_(type) {}
@@ -98,7 +98,7 @@ class UseRecorder : public nn::ParameterStore {
     if (!parameters_[id].trainable) return {};
     return Tensor::zeros(ctx_.device, DType::kFloat32, parameters_[id].shape, MemoryTag::kOther);
   }
-  GradientTarget gradient_target(nn::ParamId id) override { return {gradient(id), true}; }
+  nn::GradientTarget gradient_target(nn::ParamId id) override { return {gradient(id), true}; }
   void gradient_complete(nn::ParamId) override {}
   DType compute_type() const override { return type_; }
   const nn::ParameterSet& parameters() const override { return parameters_; }
@@ -155,7 +155,7 @@ std::vector<WeightUse> run_small(const models::Architecture& architecture, DType
   batch.position_ids = models::position_ids(ctx, 1, 2, 0);
   const Tensor labels =
       models::loss_labels(ctx, models::blank_labels(ctx, 1, 2, info), batch.ids, info);
-  nn::Tape tape(ctx, recorder, {});
+  nn::Tape tape(ctx, recorder, &recorder, {});
   models::ForwardOptions options;
   options.recompute = recompute;
   int64_t counted = 0;

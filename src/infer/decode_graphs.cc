@@ -18,10 +18,10 @@ constexpr int kInputs = 3;
 }  // namespace
 
 std::unique_ptr<DecodeGraphs> DecodeGraphs::make(const std::shared_ptr<Device>& device,
-                                                 const nn::ParameterStore& store,
+                                                 const nn::ParameterReader& weights,
                                                  const models::ArchitectureInfo& info) {
   if (device->kind() != DeviceKind::kCuda) return nullptr;
-  if (!store.stays_in_place() || info.angles_follow_length) return nullptr;
+  if (!weights.stays_in_place() || info.angles_follow_length) return nullptr;
   return std::unique_ptr<DecodeGraphs>(
       new DecodeGraphs(std::static_pointer_cast<CudaDevice>(device), info.vocab_size));
 }

@@ -18,7 +18,7 @@ class DecodeGraphs {
   // Null where tokens cannot be recorded: on the CPU, and with weights that do not stay in place
   // or whose use depends on the length of the text.
   static std::unique_ptr<DecodeGraphs> make(const std::shared_ptr<Device>& device,
-                                            const nn::ParameterStore& store,
+                                            const nn::ParameterReader& weights,
                                             const models::ArchitectureInfo& info);
 
   // How many tokens attention has room for with a graph that serves a text of `length`: graphs are

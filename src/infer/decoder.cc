@@ -34,15 +34,15 @@ Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
 
 OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ctx.pool}; }
 
-Decoder::Decoder(const OpContext& ctx, nn::ParameterStore& store, const models::Architecture& model,
+Decoder::Decoder(const OpContext& ctx, nn::ParameterReader& weights, const models::Architecture& model,
                  int64_t capacity, bool graphs)
     : ctx_(with_own_attention(ctx)),
       host_(host_of(ctx)),
-      store_(store),
+      weights_(weights),
       model_(model),
       cache_(ctx.device, model.info().layers, 1, capacity, model.info().kv_heads,
-             model.info().head_size, store.compute_type()) {
-  if (graphs) graphs_ = DecodeGraphs::make(ctx.device, store, model.info());
+             model.info().head_size, weights.compute_type()) {
+  if (graphs) graphs_ = DecodeGraphs::make(ctx.device, weights, model.info());
 }
 
 std::span<const float> Decoder::feed(std::span<const int32_t> tokens) {
@@ -68,7 +68,7 @@ bool Decoder::feed_recorded(int32_t token) {
 }
 
 Tensor Decoder::logits(const models::Batch& batch, const nn::TapeOptions& options) {
-  nn::Tape tape(ctx_, store_, options);
+  nn::Tape tape(ctx_, weights_, nullptr, options);
   models::ForwardOptions forward;
   forward.cache = &cache_;
   forward.last_only = true;

@@ -20,7 +20,7 @@ OpContext host_of(const OpContext& ctx);
 class Decoder {
  public:
   // Store and model outlive it. `graphs`: tokens are recorded where that works.
-  Decoder(const OpContext& ctx, nn::ParameterStore& store, const models::Architecture& model,
+  Decoder(const OpContext& ctx, nn::ParameterReader& weights, const models::Architecture& model,
           int64_t capacity, bool graphs);
 
   bool full() const { return cache_.length() == cache_.capacity(); }
@@ -35,7 +35,7 @@ class Decoder {
   std::span<const float> fetch(const Tensor& from);
 
   const OpContext ctx_, host_;
-  nn::ParameterStore& store_;
+  nn::ParameterReader& weights_;
   const models::Architecture& model_;
   nn::KvCache cache_;
   std::unique_ptr<DecodeGraphs> graphs_;  // ends before the cache that it reads

@@ -33,7 +33,7 @@ void complete(const OpContext& ctx, const models::Architecture& architecture,
 
 }  // namespace
 
-std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
+std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights,
                               const models::Architecture& architecture,
                               std::span<const int32_t> prompt, const GenerateOptions& options,
                               const std::function<bool(int32_t)>& on_token) {
@@ -53,7 +53,7 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
   const int64_t capacity = options.max_tokens >= info.max_positions
                                ? info.max_positions
                                : std::min(info.max_positions, prompt_length + options.max_tokens);
-  Decoder decoder(ctx, store, architecture, capacity, options.graphs);
+  Decoder decoder(ctx, weights, architecture, capacity, options.graphs);
   // Of a prompt that is too long, the end counts.
   int64_t fresh = std::min(prompt_length, std::max<int64_t>(1, capacity - 1));
   if (fresh < prompt_length && options.max_tokens > 0) {
@@ -84,26 +84,26 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
   return {text.begin() + prompt_length, text.end()};
 }
 
-Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
+Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, models::Batch batch) {
   complete(ctx, architecture, batch);
-  nn::Tape tape(ctx, store, inference_options());
+  nn::Tape tape(ctx, weights, nullptr, inference_options());
   return to_fp32(ctx, architecture.logits(tape, batch, {}).data);
 }
 
-Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
+Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, const Tensor& ids,
                     const Tensor& key_mask) {
   models::Batch batch;
   batch.ids = ids;
   batch.key_mask = key_mask;
-  return batch_logits(ctx, store, architecture, std::move(batch));
+  return batch_logits(ctx, weights, architecture, std::move(batch));
 }
 
-Tensor batch_hidden(const OpContext& ctx, nn::ParameterStore& store,
+Tensor batch_hidden(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, models::Batch batch) {
   complete(ctx, architecture, batch);
-  nn::Tape tape(ctx, store, inference_options());
+  nn::Tape tape(ctx, weights, nullptr, inference_options());
   return to_fp32(ctx, architecture.hidden(tape, batch, {}).data);
 }
 

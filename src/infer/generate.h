@@ -21,7 +21,7 @@ struct GenerateOptions {
 
 // Returns the new tokens, without the stop token. `on_token` sees each one; false stops with
 // kCallback. When the positions are used up, the older half of the window is forgotten.
-std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
+std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights,
                               const models::Architecture& architecture,
                               std::span<const int32_t> prompt, const GenerateOptions& options,
                               const std::function<bool(int32_t)>& on_token);
@@ -29,15 +29,15 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterStore& store,
 // Logits fp32 of a batch without training, as the model's head gives them: [B, T, V] or
 // [B, classes], where the model is. `batch` holds checked ids, which may lie on the host; missing
 // position_ids count from 0.
-Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
+Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, models::Batch batch);
 // The same from ids int32 [B, T] alone; `key_mask` may be empty.
-Tensor batch_logits(const OpContext& ctx, nn::ParameterStore& store,
+Tensor batch_logits(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, const Tensor& ids,
                     const Tensor& key_mask);
 
 // Hidden states fp32 [B, T, W] after the last norm.
-Tensor batch_hidden(const OpContext& ctx, nn::ParameterStore& store,
+Tensor batch_hidden(const OpContext& ctx, nn::ParameterReader& weights,
                     const models::Architecture& architecture, models::Batch batch);
 
 }  // namespace ds::infer

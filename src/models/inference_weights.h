@@ -45,7 +45,7 @@ struct InferenceReport {
   int64_t bytes_saved = 0;  // of those that the parameters take in fp32
 };
 
-class InferenceWeights final : public nn::ParameterStore {
+class InferenceWeights final : public nn::ParameterReader {
  public:
   // Copies what `from`, of the same parameters, holds; `output` is the matrix that makes the
   // logits, or kNoParam. `parameters` must outlive this.
@@ -53,12 +53,9 @@ class InferenceWeights final : public nn::ParameterStore {
                    const zero::ParameterState& from, nn::ParamId output,
                    const InferenceOptions& options);
 
-  // nn::ParameterStore
+  // nn::ParameterReader
   Tensor acquire(nn::ParamId id) override;
   void release(nn::ParamId) noexcept override {}
-  Tensor gradient(nn::ParamId) override { return {}; }
-  GradientTarget gradient_target(nn::ParamId) override { return {}; }
-  void gradient_complete(nn::ParamId) override {}
   DType compute_type() const override { return compute_type_; }
   bool stays_in_place() const override { return true; }
   const nn::ParameterSet& parameters() const override { return parameters_; }

@@ -83,7 +83,7 @@ zero::ParameterState& Model::state_as_it_is() {
   return *state_;
 }
 
-nn::ParameterStore& Model::store() {
+nn::ParameterReader& Model::weights() {
   if (inference_) return *inference_;
   return state();
 }

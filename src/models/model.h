@@ -36,7 +36,7 @@ class Model {
   // Weights come from there from now on; no engine may hold the model.
   void begin_with(std::shared_ptr<const zero::WeightSource> source);
   // The weights as a forward pass without training sees them.
-  nn::ParameterStore& store();
+  nn::ParameterReader& weights();
   // Where the weights lie and operators run, and the CPU for everything that the host reads; on the
   // CPU both are one.
   const std::shared_ptr<Device>& device() const { return device_; }

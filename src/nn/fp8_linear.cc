@@ -19,14 +19,14 @@ struct Input {
 Tensor backward(Tape& tape, Fp8Linears& fp8, const Input& x, const ops::Fp8Source& dy,
                 const Projection& p, bool wants_dx) {
   const OpContext& ctx = tape.ctx();
-  const ParameterStore::GradientTarget dw = tape.store().gradient_target(p.weight);
-  Tensor db = p.bias == kNoParam ? Tensor() : tape.store().gradient(p.bias), dx;
+  const GradientTarget dw = tape.gradients().gradient_target(p.weight);
+  Tensor db = p.bias == kNoParam ? Tensor() : tape.gradients().gradient(p.bias), dx;
   if (dw.sum || wants_dx) {
     const ops::Fp8Tensor dy_codes = fp8.gradient(
         ctx, p.weight, dy, {.codes = wants_dx, .transposed = static_cast<bool>(dw.sum)}, db);
     if (wants_dx) {
       dx = tape.new_activation(x.dtype, x.shape);
-      const ParameterGuard w(tape.store(), p.weight);
+      const ParameterGuard w(tape.weights(), p.weight);
       ops::fp8_linear_grad_input(ctx, dy_codes, fp8.weight(ctx, p.weight, *w), dx);
     }
     if (Tensor sum = dw.sum) ops::fp8_linear_grad_weight(ctx, dy_codes, x.codes, sum, dw.add);
@@ -39,7 +39,7 @@ Tensor backward(Tape& tape, Fp8Linears& fp8, const Input& x, const ops::Fp8Sourc
 Value forward(Tape& tape, Fp8Linears& fp8, const ops::Fp8Source& x, const Projection& p,
               Input& kept) {
   const OpContext& ctx = tape.ctx();
-  const Parameter& parameter = tape.store().parameters()[p.weight];
+  const Parameter& parameter = tape.weights().parameters()[p.weight];
   const bool keeps = tape.recording() && parameter.trainable;
   std::array<int64_t, kMaxDims> sizes{};
   const auto dims = static_cast<size_t>(x.x.dims());
@@ -49,7 +49,7 @@ Value forward(Tape& tape, Fp8Linears& fp8, const ops::Fp8Source& x, const Projec
       tape.new_activation(x.x.dtype(), Shape(std::span<const int64_t>(sizes.data(), dims))));
   ops::Fp8Tensor codes = fp8.input(ctx, p.weight, x, {.codes = true, .transposed = keeps});
   {
-    const ParameterGuard w(tape.store(), p.weight), b(tape.store(), p.bias);
+    const ParameterGuard w(tape.weights(), p.weight), b(tape.weights(), p.bias);
     ops::fp8_linear(ctx, codes, fp8.weight(ctx, p.weight, *w), *b, y.data,
                     fp8.options().fast_accumulation);
   }

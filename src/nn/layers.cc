@@ -27,8 +27,8 @@ Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& posi
   const OperatorScope op(tape, "embedding", table);
   Value y;
   {
-    const ParameterGuard rows(tape.store(), table);
-    const ParameterGuard places(tape.store(), positions);
+    const ParameterGuard rows(tape.weights(), table);
+    const ParameterGuard places(tape.weights(), positions);
     y = tape.make_value(
         tape.new_activation((*rows).dtype(), with_appended(ids.shape(), (*rows).size(1))));
     ops::embedding(tape.ctx(), ids, *rows, position_ids, *places, y.data);
@@ -41,7 +41,7 @@ Value embedding(Tape& tape, const Tensor& ids, ParamId table, const Tensor& posi
   tape.record([ids, table, position_ids, positions, padding, out = y.slot](Tape& t) {
     const auto add = [&](ParamId id, const Tensor& which, int64_t without) {
       if (id == kNoParam) return;
-      Tensor gradient = t.store().gradient(id);
+      Tensor gradient = t.gradients().gradient(id);
       if (gradient && *out) {
         ops::embedding_backward(t.ctx(), which, out->gradient(), gradient, without);
       }

@@ -24,19 +24,19 @@ Shape with_last(const Shape& shape, int64_t last) {
 
 // Null where products are of the compute type: in evaluation, and where a layer is not taken.
 Fp8Linears* fp8_of(Tape& tape, ParamId weight) {
-  Fp8Linears* const all = tape.training() ? tape.store().fp8() : nullptr;
+  Fp8Linears* const all = tape.training() ? tape.weights().fp8() : nullptr;
   return all != nullptr && all->has(weight) ? all : nullptr;
 }
 
 // y = x w^T + b, however the store holds the weight. Decoding asks for few rows; training must sum
 // in one order whether it records or recomputes.
 void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor& y) {
-  const ParameterGuard b(tape.store(), bias);
-  if (const ops::QuantizedWeight* codes = tape.store().quantized(weight)) {
+  const ParameterGuard b(tape.weights(), bias);
+  if (const ops::QuantizedWeight* codes = tape.weights().quantized(weight)) {
     return ops::quantized_linear(tape.ctx(), x, *codes, *b, y);
   }
-  if (tape.store().tiling(weight)) return tiled_linear(tape, x, weight, *b, y);
-  const ParameterGuard w(tape.store(), weight);
+  if (tape.weights().tiling(weight)) return tiled_linear(tape, x, weight, *b, y);
+  const ParameterGuard w(tape.weights(), weight);
   if (!tape.recording() && !tape.training() && ops::few_rows(x)) {
     return ops::gemv(tape.ctx(), x, *w, *b, y);
   }
@@ -44,12 +44,12 @@ void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor&
 }
 
 Tensor bias_gradient(Tape& tape, ParamId bias) {
-  return bias == kNoParam ? Tensor() : tape.store().gradient(bias);
+  return bias == kNoParam ? Tensor() : tape.gradients().gradient(bias);
 }
 
 // The gradients of the weight, where there is a dw, and of the bias.
 void parameter_gradients(Tape& tape, const Tensor& x, const Tensor& dy,
-                         ParameterStore::GradientTarget dw, ParamId bias) {
+                         GradientTarget dw, ParamId bias) {
   Tensor db = bias_gradient(tape, bias);
   if (dw.sum && db) {
     ops::linear_grad_weight_bias(tape.ctx(), dy, x, dw.sum, db, dw.add);
@@ -63,15 +63,15 @@ void parameter_gradients(Tape& tape, const Tensor& x, const Tensor& dy,
 // The gradients of x, where there is a dx, of the weight and of the bias.
 void multiply_backward(Tape& tape, const Tensor& x, const Tensor& dy, ParamId weight, ParamId bias,
                        Tensor& dx) {
-  ParameterStore::GradientTarget dw;
-  if (tape.store().tiling(weight)) {
+  GradientTarget dw;
+  if (tape.weights().tiling(weight)) {
     tiled_linear_backward(tape, x, dy, weight, dx);
   } else {
     if (dx) {
-      const ParameterGuard w(tape.store(), weight);
+      const ParameterGuard w(tape.weights(), weight);
       ops::linear_grad_input(tape.ctx(), dy, *w, dx);
     }
-    dw = tape.store().gradient_target(weight);
+    dw = tape.gradients().gradient_target(weight);
   }
   parameter_gradients(tape, x, dy, dw, bias);
 }
@@ -99,7 +99,7 @@ AdapterPass adapter_forward(Tape& tape, const Adapter& adapter, const Tensor& x,
     pass.dropped = true;
     pass.stream = tape.next_stream();
   }
-  const ParameterGuard a(tape.store(), adapter.a), b(tape.store(), adapter.b);
+  const ParameterGuard a(tape.weights(), adapter.a), b(tape.weights(), adapter.b);
   pass.low = tape.new_activation(x.dtype(), with_last(x.shape(), (*a).size(0)));
   ops::linear(tape.ctx(), dropped_input(tape, pass, x), *a, Tensor(), pass.low);
   ops::scale(tape.ctx(), pass.low, adapter.scale, pass.low);
@@ -115,14 +115,14 @@ AdapterPass adapter_forward(Tape& tape, const Adapter& adapter, const Tensor& x,
 void adapter_backward(Tape& tape, const AdapterPass& pass, const Tensor& x, const Tensor& dy,
                       Tensor& dx) {
   const OpContext& ctx = tape.ctx();
-  const ParameterGuard a(tape.store(), pass.adapter.a), b(tape.store(), pass.adapter.b);
-  if (Tensor db = tape.store().gradient(pass.adapter.b)) {
+  const ParameterGuard a(tape.weights(), pass.adapter.a), b(tape.weights(), pass.adapter.b);
+  if (Tensor db = tape.gradients().gradient(pass.adapter.b)) {
     ops::linear_grad_weight(ctx, dy, pass.low, db);
   }
   Tensor dlow = tape.new_activation(pass.low.dtype(), pass.low.shape());
   ops::linear_grad_input(ctx, dy, *b, dlow);
   ops::scale(ctx, dlow, pass.adapter.scale, dlow);
-  if (Tensor da = tape.store().gradient(pass.adapter.a)) {
+  if (Tensor da = tape.gradients().gradient(pass.adapter.a)) {
     // The mask is drawn again rather than kept.
     ops::linear_grad_weight(ctx, dlow, dropped_input(tape, pass, x), da);
   }
@@ -140,7 +140,7 @@ void adapter_backward(Tape& tape, const AdapterPass& pass, const Tensor& x, cons
 // activation after it counts one operation per element each way.
 void report_work(const OperatorScope& op, Tape& tape, const Value& x, ParamId weight,
                  const Adapter* adapter, bool activated = false) {
-  const ParameterSet& parameters = tape.store().parameters();
+  const ParameterSet& parameters = tape.weights().parameters();
   Arithmetic forward, backward;
   const auto product = [&](ParamId id, bool input_gradient) {
     const Shape& w = parameters[id].shape;
@@ -175,7 +175,7 @@ void record_linear(Tape& tape, const Value& x, const std::shared_ptr<GradientSlo
   tape.record([x, out, weight, bias, adapted](Tape& t) {
     if (*out) {
       bool exclusive = false;
-      const Tensor dy = outputs_of(out->take(exclusive), t.store().parameters()[weight].shape[0]);
+      const Tensor dy = outputs_of(out->take(exclusive), t.weights().parameters()[weight].shape[0]);
       Tensor dx;
       if (x.slot) dx = t.new_activation(x.data.dtype(), x.data.shape());
       multiply_backward(t, x.data, dy, weight, bias, dx);
@@ -205,8 +205,8 @@ struct GeluLinear {
 // Not where weights come in tiles, carry adapters or are cast to 8 bits. Models that only run
 // choose by how the weight is stored.
 bool fuses_gelu(Tape& tape, ParamId weight) {
-  return (tape.recording() || tape.training()) && tape.store().tiling(weight) == nullptr &&
-         fp8_of(tape, weight) == nullptr && tape.store().parameters().adapter(weight) == nullptr;
+  return (tape.recording() || tape.training()) && tape.weights().tiling(weight) == nullptr &&
+         fp8_of(tape, weight) == nullptr && tape.weights().parameters().adapter(weight) == nullptr;
 }
 
 GeluLinear gelu_linear(Tape& tape, const Value& x, const Projection& p, ops::Gelu kind) {
@@ -214,7 +214,7 @@ GeluLinear gelu_linear(Tape& tape, const Value& x, const Projection& p, ops::Gel
   if (op) report_work(op, tape, x, p.weight, nullptr, true);
   GeluLinear layer;
   {
-    const ParameterGuard b(tape.store(), p.bias), w(tape.store(), p.weight);
+    const ParameterGuard b(tape.weights(), p.bias), w(tape.weights(), p.weight);
     const Shape shape = with_last(x.data.shape(), (*w).size(0));
     layer.y = tape.make_value(tape.new_activation(x.data.dtype(), shape));
     if (tape.recording()) {
@@ -256,13 +256,13 @@ Value fp8_gelu(Tape& tape, Fp8Linears& fp8, const Value& x, const Projection& up
 
 // A layer whose rows of outputs are `width` numbers long.
 Value linear_of_width(Tape& tape, const Value& x, ParamId weight, ParamId bias, int64_t width) {
-  const Adapter* const adapter = tape.store().parameters().adapter(weight);
+  const Adapter* const adapter = tape.weights().parameters().adapter(weight);
   const OperatorScope op(tape, adapter == nullptr ? "linear" : "linear+adapter", weight, true);
   if (op) report_work(op, tape, x, weight, adapter);
   if (Fp8Linears* const fp8 = fp8_of(tape, weight)) {
     return fp8_linear(tape, *fp8, x, {weight, bias});
   }
-  const int64_t outputs = tape.store().parameters()[weight].shape[0];
+  const int64_t outputs = tape.weights().parameters()[weight].shape[0];
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), width)));
   Tensor made = outputs_of(y.data, outputs);
   multiply(tape, x.data, weight, bias, made);
@@ -279,20 +279,20 @@ Value linear_of_width(Tape& tape, const Value& x, ParamId weight, ParamId bias, 
 // Whether a layer's product can write rows that lie farther apart than they are long, and gains by
 // that: those of other forms are dense, and small ones are as fast.
 bool pads_rows(Tape& tape, const Tensor& x, ParamId weight) {
-  ParameterStore& store = tape.store();
+  ParameterReader& weights = tape.weights();
   return tape.ctx().device->kind() == DeviceKind::kCuda && fp8_of(tape, weight) == nullptr &&
-         store.quantized(weight) == nullptr && store.parameters().adapter(weight) == nullptr &&
+         weights.quantized(weight) == nullptr && weights.parameters().adapter(weight) == nullptr &&
          (tape.recording() || tape.training() || !ops::few_rows(x));
 }
 
 }  // namespace
 
 Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
-  return linear_of_width(tape, x, weight, bias, tape.store().parameters()[weight].shape[0]);
+  return linear_of_width(tape, x, weight, bias, tape.weights().parameters()[weight].shape[0]);
 }
 
 Value linear_padded(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
-  const int64_t outputs = tape.store().parameters()[weight].shape[0];
+  const int64_t outputs = tape.weights().parameters()[weight].shape[0];
   const int64_t padded = (outputs + kPaddedTo - 1) / kPaddedTo * kPaddedTo;
   return linear_of_width(tape, x, weight, bias, pads_rows(tape, x.data, weight) ? padded : outputs);
 }
@@ -337,7 +337,7 @@ Value linear_gelu_linear(Tape& tape, const Value& x, const Projection& up, const
   const GeluLinear layer = gelu_linear(tape, x, up, kind);
   const OperatorScope op(tape, "linear", down.weight, true);
   if (op) report_work(op, tape, layer.y, down.weight, nullptr);
-  const int64_t outputs = tape.store().parameters()[down.weight].shape[0];
+  const int64_t outputs = tape.weights().parameters()[down.weight].shape[0];
   Value z =
       tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), outputs)));
   multiply(tape, layer.y.data, down.weight, down.bias, z.data);
@@ -351,11 +351,11 @@ Value linear_gelu_linear(Tape& tape, const Value& x, const Projection& up, const
       Tensor dpre = t.new_activation(layer.pre.data.dtype(), layer.pre.data.shape());
       Tensor db = bias_gradient(t, up.bias);
       {
-        const ParameterGuard w(t.store(), down.weight);
+        const ParameterGuard w(t.weights(), down.weight);
         *layer.bias_done =
             ops::linear_grad_input_gelu(t.ctx(), dz, *w, layer.pre.data, kind, dpre, db);
       }
-      parameter_gradients(t, layer.y.data, dz, t.store().gradient_target(down.weight), down.bias);
+      parameter_gradients(t, layer.y.data, dz, t.gradients().gradient_target(down.weight), down.bias);
       layer.pre.slot->add(t.ctx(), std::move(dpre), true);
     }
     t.used_backward(down.weight);

@@ -11,7 +11,7 @@ namespace {
 
 // fp32 buffer for a parameter's gradient; what a frozen one receives is thrown away.
 Tensor gradient_buffer(Tape& tape, ParamId id, const Shape& shape) {
-  Tensor gradient = tape.store().gradient(id);
+  Tensor gradient = tape.gradients().gradient(id);
   return gradient ? gradient : tape.ctx().workspace(DType::kFloat32, shape);
 }
 
@@ -37,7 +37,7 @@ NormOutput norm(Tape& tape, const Value& x, const Value& residual, ParamId gamma
   Tensor mean = rms ? Tensor() : tape.new_activation(DType::kFloat32, {rows});
   Tensor rstd = tape.new_activation(DType::kFloat32, {rows});
   {
-    const ParameterGuard g(tape.store(), gamma), b(tape.store(), beta);
+    const ParameterGuard g(tape.weights(), gamma), b(tape.weights(), beta);
     Tensor sum = residual ? out.sum.data : Tensor();
     if (rms) {
       ops::rms_norm(tape.ctx(), x.data, residual.data, *g, eps, out.y.data, sum, rstd);
@@ -51,7 +51,7 @@ NormOutput norm(Tape& tape, const Value& x, const Value& residual, ParamId gamma
                x_slot = x.slot, residual_slot = residual.slot, gamma, beta, mean, rstd,
                rms](Tape& t) {
     if (*y) {
-      const ParameterGuard g(t.store(), gamma);
+      const ParameterGuard g(t.weights(), gamma);
       Tensor dx = t.new_activation(sum.dtype(), sum.shape());
       Tensor dgamma = gradient_buffer(t, gamma, (*g).shape());
       const Tensor dsum = sum_slot ? sum_slot->gradient() : Tensor();

@@ -1,5 +1,5 @@
 // Parameters by logical identity: name, global shape, aliases, how they start and whether they
-// decay. Where their bytes lie is somebody else's business (ParameterStore).
+// decay. Where their bytes lie is somebody else's business (ParameterReader, GradientSink).
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ void OperatorScope::begin(const char* name, ParamId parameter, bool at_alias) {
   if (parameter == kNoParam) {
     module = parent_module(state.module);
   } else {
-    const Parameter& p = tape_->store().parameters()[parameter];
+    const Parameter& p = tape_->weights().parameters()[parameter];
     module = ModuleProfile::module_of(at_alias && !p.aliases.empty() ? p.aliases.front() : p.name);
     state.module = module;
   }

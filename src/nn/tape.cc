@@ -31,8 +31,9 @@ Tensor GradientSlot::make(Tape& tape, DType dtype, const Shape& shape) const {
   return place_ ? place_(tape) : tape.new_activation(dtype, shape);
 }
 
-Tape::Tape(const OpContext& ctx, ParameterStore& store, const TapeOptions& options)
-    : ctx_(ctx), store_(store), options_(options) {
+Tape::Tape(const OpContext& ctx, ParameterReader& weights, GradientSink* gradients,
+           const TapeOptions& options)
+    : ctx_(ctx), weights_(weights), gradients_(gradients), options_(options) {
   if (options.offload != nullptr) {
     offload_ = std::make_unique<ActivationOffload>(ctx.device, *options.offload);
   }
@@ -57,7 +58,7 @@ void Tape::used_backward(ParamId id) {
   if (id == kNoParam) return;
   int32_t& pending = pending_uses_.at(static_cast<size_t>(id));
   DS_CHECK(pending > 0, Code::kInternal, "parameter ", id, " has more backward than forward uses");
-  if (--pending == 0) store_.gradient_complete(id);
+  if (--pending == 0) gradients().gradient_complete(id);
 }
 
 void Tape::backward(size_t mark) {

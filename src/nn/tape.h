@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "base/philox.h"
-#include "nn/parameter_store.h"
+#include "nn/gradient_sink.h"
+#include "nn/parameter_reader.h"
 #include "observe/module_profile.h"
 #include "ops/context.h"
 
@@ -68,11 +69,17 @@ struct TapeOptions {
 
 class Tape {
  public:
-  Tape(const OpContext& ctx, ParameterStore& store, const TapeOptions& options);
+  // `gradients` may be null where no backward follows.
+  Tape(const OpContext& ctx, ParameterReader& weights, GradientSink* gradients,
+       const TapeOptions& options);
   ~Tape();
 
   const OpContext& ctx() const { return ctx_; }
-  ParameterStore& store() { return store_; }
+  ParameterReader& weights() { return weights_; }
+  GradientSink& gradients() {
+    DS_CHECK(gradients_ != nullptr, Code::kInternal, "backward without a sink of gradients");
+    return *gradients_;
+  }
   bool recording() const { return options_.record; }
   bool training() const { return options_.training; }
   float loss_gradient() const { return options_.loss_gradient; }
@@ -137,7 +144,8 @@ class Tape {
   }
 
   OpContext ctx_;
-  ParameterStore& store_;
+  ParameterReader& weights_;
+  GradientSink* const gradients_;
   TapeOptions options_;
   std::unique_ptr<ActivationOffload> offload_;  // none: kept inputs stay where they are
   std::vector<Backward> nodes_;

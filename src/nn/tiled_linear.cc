@@ -6,19 +6,17 @@
 namespace ds::nn {
 namespace {
 
-using Tiling = ParameterStore::Tiling;
-
 class TileGuard {
  public:
-  TileGuard(ParameterStore& store, ParamId id, int64_t tile)
-      : store_(store), id_(id), tile_(tile), rows_(store.acquire_tile(id, tile)) {}
-  ~TileGuard() { store_.release_tile(id_, tile_); }
+  TileGuard(ParameterReader& reader, ParamId id, int64_t tile)
+      : reader_(reader), id_(id), tile_(tile), rows_(reader.acquire_tile(id, tile)) {}
+  ~TileGuard() { reader_.release_tile(id_, tile_); }
   TileGuard(const TileGuard&) = delete;
   TileGuard& operator=(const TileGuard&) = delete;
   const Tensor& operator*() const { return rows_; }
 
  private:
-  ParameterStore& store_;
+  ParameterReader& reader_;
   ParamId id_;
   int64_t tile_;
   Tensor rows_;
@@ -52,11 +50,11 @@ void clear_padding(const OpContext& ctx, const Tiling& tiling, int64_t all_rows,
 }  // namespace
 
 void tiled_linear(Tape& tape, const Tensor& x, ParamId weight, const Tensor& bias, Tensor& y) {
-  ParameterStore& store = tape.store();
-  const Tiling& tiling = *store.tiling(weight);
-  const int64_t outputs = store.parameters()[weight].shape[0];
+  ParameterReader& weights = tape.weights();
+  const Tiling& tiling = *weights.tiling(weight);
+  const int64_t outputs = weights.parameters()[weight].shape[0];
   for (int64_t tile = 0; tile < tiling.count; ++tile) {
-    const TileGuard w(store, weight, tile);
+    const TileGuard w(weights, weight, tile);
     for_blocks(tiling, outputs, tile, [&](const Tiling::Rows& rows, int64_t from) {
       Tensor part = columns(y, rows);
       ops::linear(tape.ctx(), x, (*w).slice(0, from, from + rows.count),
@@ -67,10 +65,10 @@ void tiled_linear(Tape& tape, const Tensor& x, ParamId weight, const Tensor& bia
 
 void tiled_linear_backward(Tape& tape, const Tensor& x, const Tensor& dy, ParamId weight,
                            Tensor& dx) {
-  ParameterStore& store = tape.store();
+  ParameterReader& weights = tape.weights();
   const OpContext& ctx = tape.ctx();
-  const Tiling& tiling = *store.tiling(weight);
-  const int64_t outputs = store.parameters()[weight].shape[0];
+  const Tiling& tiling = *weights.tiling(weight);
+  const int64_t outputs = weights.parameters()[weight].shape[0];
   const bool last_use = tape.last_use(weight);
   Tensor sum;
   if (dx) {
@@ -79,21 +77,21 @@ void tiled_linear_backward(Tape& tape, const Tensor& x, const Tensor& dy, ParamI
   bool add = false;
   for (int64_t tile = 0; tile < tiling.count; ++tile) {
     if (dx) {
-      const TileGuard w(store, weight, tile);
+      const TileGuard w(weights, weight, tile);
       for_blocks(tiling, outputs, tile, [&](const Tiling::Rows& rows, int64_t from) {
         ops::linear_grad_input(ctx, columns(dy, rows), (*w).slice(0, from, from + rows.count), sum,
                                add);
         add = true;
       });
     }
-    const ParameterStore::GradientTarget dw = store.tile_gradient(weight, tile);
+    const GradientTarget dw = tape.gradients().tile_gradient(weight, tile);
     if (!dw.sum) continue;
     for_blocks(tiling, outputs, tile, [&](const Tiling::Rows& rows, int64_t from) {
       Tensor part = dw.sum.slice(0, from, from + rows.count);
       ops::linear_grad_weight(ctx, columns(dy, rows), x, part, dw.add);
     });
     if (!dw.add) clear_padding(ctx, tiling, outputs, tile, dw.sum);
-    if (last_use) store.tile_gradient_complete(weight, tile);
+    if (last_use) tape.gradients().tile_gradient_complete(weight, tile);
   }
   if (dx && dx.dtype() != DType::kFloat32) ops::cast(ctx, sum, dx);
 }

@@ -87,7 +87,7 @@ void FlatLayout::add_tiles(const nn::Parameter& parameter, int64_t tile_elements
   const int64_t rows = parameter.shape[0], columns = parameter.shape[1];
   // As many rows make a multiple of kAlign elements.
   const int64_t step = kAlign / std::gcd(columns, kAlign);
-  nn::ParameterStore::Tiling tiling;
+  nn::Tiling tiling;
   tiling.blocks = world_;
   tiling.block_rows = round_up((rows + world_ - 1) / world_, step);
   tiling.height =
@@ -103,7 +103,7 @@ void FlatLayout::add_tiles(const nn::Parameter& parameter, int64_t tile_elements
   tilings_[id] = {tiling, parameter.shape.elements()};
 }
 
-const nn::ParameterStore::Tiling* FlatLayout::tiling(nn::ParamId id) const {
+const nn::Tiling* FlatLayout::tiling(nn::ParamId id) const {
   const auto it = tilings_.find(id);
   return it == tilings_.end() ? nullptr : &it->second.tiling;
 }

@@ -17,7 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "nn/parameter_store.h"
+#include "nn/parameter_reader.h"
 
 namespace ds::zero {
 
@@ -88,7 +88,7 @@ class FlatLayout {
   // Of a tiled one: that of its buckets.
   FlatRange range(nn::ParamId id) const { return ranges_[static_cast<size_t>(id)]; }
   // Null when it is not tiled. Blocks are ranks; tile k is bucket bucket_of() + k.
-  const nn::ParameterStore::Tiling* tiling(nn::ParamId id) const;
+  const nn::Tiling* tiling(nn::ParamId id) const;
   // Parameters in the order of the flat space.
   std::span<const nn::ParamId> order() const { return order_; }
 
@@ -113,7 +113,7 @@ class FlatLayout {
   std::vector<Bucket> buckets_;
   std::vector<size_t> bucket_of_;
   struct Tiled {
-    nn::ParameterStore::Tiling tiling;
+    nn::Tiling tiling;
     int64_t elements;  // of the parameter
   };
   std::unordered_map<nn::ParamId, Tiled> tilings_;

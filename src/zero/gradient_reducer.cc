@@ -110,7 +110,7 @@ Tensor GradientReducer::view(const Bucket& bucket, const OpenBucket& open, nn::P
       .view(bucket.tile >= 0 ? Shape{range.elements() / shape[1], shape[1]} : shape);
 }
 
-nn::ParameterStore::GradientTarget GradientReducer::target(nn::ParamId id, int64_t tile) {
+nn::GradientTarget GradientReducer::target(nn::ParamId id, int64_t tile) {
   const size_t index = layout_.bucket_of(id) + static_cast<size_t>(tile);
   open(index);
   OpenBucket& open = open_[index];

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "nn/parameter_store.h"
+#include "nn/gradient_sink.h"
 #include "ops/context.h"
 #include "zero/flat_layout.h"
 #include "zero/quantized_reduce.h"
@@ -44,7 +44,7 @@ class GradientReducer {
 
   // Where backward adds the gradient of a trainable parameter, or of a tile of it, or writes it
   // when `add` is false.
-  nn::ParameterStore::GradientTarget target(nn::ParamId id, int64_t tile = 0);
+  nn::GradientTarget target(nn::ParamId id, int64_t tile = 0);
   // Its last contribution of this micro batch was added. A tile may be completed again.
   void complete(nn::ParamId id, int64_t tile = 0);
   // The micro batch is over: what is missing counts as zero. All results are taken on return.

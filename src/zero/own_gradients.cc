@@ -6,7 +6,7 @@
 namespace ds::zero {
 
 void ParameterState::add_own_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
-  GradientTarget target = gradient_target(id);
+  nn::GradientTarget target = gradient_target(id);
   if (target.add) {
     ops::accumulate(ctx, value, 1.0f, target.sum);
   } else {

@@ -111,7 +111,7 @@ void ParameterState::zero_gradient(const OpContext& ctx, nn::ParamId id) {
   }
 }
 
-ParameterState::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
+nn::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
   if (!parameters_[id].trainable) return {};
   gradient_given(id);
   DS_CHECK(!tiling(id), Code::kUnsupported, "the gradient of ", parameters_[id].name,
@@ -138,7 +138,7 @@ Tensor ParameterState::open_gradient(nn::ParamId id, bool& add) {
 }
 
 Tensor ParameterState::gradient(nn::ParamId id) {
-  GradientTarget target = gradient_target(id);
+  nn::GradientTarget target = gradient_target(id);
   if (target.add || !target.sum) return target.sum;
   if (!reducer_ && accumulation_type_ == DType::kFloat32) {
     zero_gradient(gradient_ctx_, id);
@@ -151,7 +151,7 @@ Tensor ParameterState::gradient(nn::ParamId id) {
 void ParameterState::gradient_complete(nn::ParamId id) {
   if (reducer_ && !backward_held_) {
     if (!parameters_[id].trainable) return;
-    const Tiling* const tiles = tiling(id);
+    const nn::Tiling* const tiles = tiling(id);
     for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) reducer_->complete(id, i);
     return;
   }
@@ -167,7 +167,7 @@ void ParameterState::gradient_complete(nn::ParamId id) {
   sum = Tensor();
 }
 
-const ParameterState::Tiling* ParameterState::tiling(nn::ParamId id) const {
+const nn::Tiling* ParameterState::tiling(nn::ParamId id) const {
   return gatherer_ ? layout_.tiling(id) : nullptr;
 }
 
@@ -186,13 +186,13 @@ void ParameterState::release_tile(nn::ParamId id, int64_t tile) noexcept {
 
 // For readers that need all rows, in their order.
 Tensor ParameterState::whole_of_tiles(nn::ParamId id) {
-  const Tiling& tiles = *layout_.tiling(id);
+  const nn::Tiling& tiles = *layout_.tiling(id);
   const Shape& shape = parameters_[id].shape;
   const Tensor whole = Tensor::empty(device_, compute_type_, shape, MemoryTag::kCommunication);
   for (int64_t tile = 0; tile < tiles.count; ++tile) {
     const Tensor rows = acquire_tile(id, tile);
     for (int64_t block = 0; block < tiles.blocks; ++block) {
-      const Tiling::Rows to = tiles.rows_of(shape[0], block, tile);
+      const nn::Tiling::Rows to = tiles.rows_of(shape[0], block, tile);
       if (to.count == 0) continue;
       const int64_t from = block * tiles.rows(tile);
       const Tensor part = rows.slice(0, from, from + to.count);
@@ -204,7 +204,7 @@ Tensor ParameterState::whole_of_tiles(nn::ParamId id) {
   return whole;
 }
 
-ParameterState::GradientTarget ParameterState::tile_gradient(nn::ParamId id, int64_t tile) {
+nn::GradientTarget ParameterState::tile_gradient(nn::ParamId id, int64_t tile) {
   if (!parameters_[id].trainable) return {};
   gradient_given(id);
   return reducer_->target(id, tile);

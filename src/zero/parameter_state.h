@@ -5,7 +5,8 @@
 
 #include "base/exact_sum.h"
 #include "nn/fp8.h"
-#include "nn/parameter_store.h"
+#include "nn/gradient_sink.h"
+#include "nn/parameter_reader.h"
 #include "ops/context.h"
 #include "optim/optimizer.h"
 #include "zero/flat_layout.h"
@@ -66,31 +67,33 @@ std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const Shar
 Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& options, int rank,
                        int world);
 
-class ParameterState : public nn::ParameterStore {
+class ParameterState : public nn::ParameterReader, public nn::GradientSink {
  public:
   // Masters are zero or, with a source, do not exist before make_whole or share make them from it.
   ParameterState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
                  std::shared_ptr<const WeightSource> source = nullptr);
   ~ParameterState() override;
 
-  // nn::ParameterStore
+  // nn::ParameterReader
   Tensor acquire(nn::ParamId id) override;
   void release(nn::ParamId id) noexcept override;
   // acquire() of several: all are under way before one is waited for. None is held when it throws.
   std::vector<Tensor> acquire_all(std::span<const nn::ParamId> ids);
-  Tensor gradient(nn::ParamId id) override;
-  GradientTarget gradient_target(nn::ParamId id) override;
-  void gradient_complete(nn::ParamId id) override;
-  const Tiling* tiling(nn::ParamId id) const override;
+  const nn::Tiling* tiling(nn::ParamId id) const override;
   Tensor acquire_tile(nn::ParamId id, int64_t tile) override;
   void release_tile(nn::ParamId id, int64_t tile) noexcept override;
-  GradientTarget tile_gradient(nn::ParamId id, int64_t tile) override;
-  void tile_gradient_complete(nn::ParamId id, int64_t tile) override;
   DType compute_type() const override { return compute_type_; }
   bool stays_in_place() const override { return !shared() && !home_ && !fp8_; }
   nn::Fp8Linears* fp8() override { return fp8_.get(); }
   // Null ends it.
   void set_fp8(std::unique_ptr<nn::Fp8Linears> fp8) { fp8_ = std::move(fp8); }
+
+  // nn::GradientSink
+  Tensor gradient(nn::ParamId id) override;
+  nn::GradientTarget gradient_target(nn::ParamId id) override;
+  void gradient_complete(nn::ParamId id) override;
+  nn::GradientTarget tile_gradient(nn::ParamId id, int64_t tile) override;
+  void tile_gradient_complete(nn::ParamId id, int64_t tile) override;
 
   const FlatLayout& layout() const { return layout_; }
   const nn::ParameterSet& parameters() const override { return parameters_; }

@@ -47,7 +47,7 @@ std::vector<int32_t> some_ids(int64_t n, uint64_t seed) {
 class GpuDecoding : public GpuModel, public ::testing::WithParamInterface<Family> {
  protected:
   infer::Decoder decoder(models::Model& model, int64_t capacity, bool graphs) const {
-    return infer::Decoder(model.context(), model.store(), model.architecture(), capacity, graphs);
+    return infer::Decoder(model.context(), model.weights(), model.architecture(), capacity, graphs);
   }
   // Feeds both the same, and compares the bits of what they give.
   static void step(infer::Decoder& recorded, infer::Decoder& plain, std::span<const int32_t> ids,
@@ -138,7 +138,7 @@ TEST_F(GpuModel, TextsFollowTheWeights) {
     options.seed = static_cast<uint64_t>(i);
     const auto text = [&](bool graphs) {
       options.graphs = graphs;
-      return infer::generate(model->context(), model->store(), model->architecture(), prompt,
+      return infer::generate(model->context(), model->weights(), model->architecture(), prompt,
                              options, {});
     };
     EXPECT_EQ(text(true), text(false));

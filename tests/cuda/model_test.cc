@@ -137,7 +137,7 @@ TEST_F(GpuModel, Generates) {
     infer::GenerateOptions options;
     options.max_tokens = 9;
     const auto continue_on = [&](models::Model& model) {
-      return infer::generate(model.context(), model.store(), model.architecture(), prompt, options,
+      return infer::generate(model.context(), model.weights(), model.architecture(), prompt, options,
                              {});
     };
     const std::vector<int32_t> text = continue_on(*gpu);
@@ -150,7 +150,7 @@ TEST_F(GpuModel, Generates) {
     std::copy(all.begin(), all.end(), ids.data<int32_t>());
     const auto logits_on = [&](models::Model& model) {
       return to_host(
-          infer::batch_logits(model.context(), model.store(), model.architecture(), ids, Tensor()),
+          infer::batch_logits(model.context(), model.weights(), model.architecture(), ids, Tensor()),
           model.host());
     };
     const Tensor expected = logits_on(*cpu), actual = logits_on(*gpu);

@@ -12,7 +12,7 @@ namespace {
 using namespace gpu_test;  // NOLINT: what these tests are about
 
 // A head's weight and bias on the GPU.
-class HeadStore : public nn::ParameterStore {
+class HeadStore : public nn::ParameterReader, public nn::GradientSink {
  public:
   HeadStore(const std::shared_ptr<Device>& device, const Tensor& weight, const Tensor& bias)
       : type_(weight.dtype()) {
@@ -22,7 +22,7 @@ class HeadStore : public nn::ParameterStore {
   Tensor acquire(nn::ParamId id) override { return values_[static_cast<size_t>(id)]; }
   void release(nn::ParamId) noexcept override {}
   Tensor gradient(nn::ParamId id) override { return gradients_[static_cast<size_t>(id)]; }
-  GradientTarget gradient_target(nn::ParamId id) override { return {gradient(id), true}; }
+  nn::GradientTarget gradient_target(nn::ParamId id) override { return {gradient(id), true}; }
   void gradient_complete(nn::ParamId) override {}
   DType compute_type() const override { return type_; }
   const nn::ParameterSet& parameters() const override { return parameters_; }
@@ -101,7 +101,7 @@ class PaddedHead : public GpuModel, public ::testing::WithParamInterface<Form> {
     ThreadPool pool(1);
     const OpContext ctx{device_, &pool};
     HeadStore store(device_, weight_, bias_);
-    nn::Tape tape(ctx, store, {});
+    nn::Tape tape(ctx, store, &store, {});
     const nn::Value x = tape.make_value(to_device(x_, device_));
     const nn::ParamId bias = form.bias ? 1 : nn::kNoParam;
     const nn::Value logits =
@@ -178,7 +178,7 @@ TEST_F(GpuModel, LogitsArePaddedForTheLoss) {
       for (const bool asked : {false, true}) {
         nn::TapeOptions options;
         options.record = options.training = false;
-        nn::Tape tape(model->context(), model->store(), options);
+        nn::Tape tape(model->context(), model->weights(), nullptr, options);
         models::ForwardOptions forward;
         forward.padded_logits = asked;
         const nn::Value logits = model->architecture().logits(tape, batch, forward);

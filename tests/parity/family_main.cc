@@ -69,7 +69,7 @@ void train(models::Model& model, const Inputs& inputs, int steps, double rate) {
     model.state().allocate_gradients();
     nn::TapeOptions options;
     options.step = static_cast<uint32_t>(step);
-    nn::Tape tape(ctx, model.state(), options);
+    nn::Tape tape(ctx, model.state(), &model.state(), options);
     const nn::Value logits = model.architecture().logits(tape, inputs.batch(), {});
     int64_t counted = 0;
     const nn::Value loss = nn::cross_entropy(tape, logits, labels, valid, counted);

@@ -23,12 +23,12 @@ namespace ds::testing {
 namespace {
 
 // A tape needs one, also where nothing has parameters.
-class NoParameters : public nn::ParameterStore {
+class NoParameters : public nn::ParameterReader, public nn::GradientSink {
  public:
   Tensor acquire(nn::ParamId) override { return {}; }
   void release(nn::ParamId) noexcept override {}
   Tensor gradient(nn::ParamId) override { return {}; }
-  GradientTarget gradient_target(nn::ParamId) override { return {}; }
+  nn::GradientTarget gradient_target(nn::ParamId) override { return {}; }
   void gradient_complete(nn::ParamId) override {}
   DType compute_type() const override { return DType::kFloat32; }
   const nn::ParameterSet& parameters() const override { return parameters_; }
@@ -64,7 +64,7 @@ TEST_F(OperatorPage, OperatorRefusesWhatDoesNotFit) {
 TEST_F(OperatorPage, LayerHasTheGradientOfTheReference) {
   Random random(std::random_device{}());
   NoParameters store;
-  nn::Tape tape(ctx_, store, {});
+  nn::Tape tape(ctx_, store, &store, {});
   const nn::Value x = tape.make_value(random_tensor(random, DType::kFloat32, {33}));
   const nn::Value y = nn::squared_relu(tape, x);
   const Tensor dy = random_tensor(random, DType::kFloat32, {33});

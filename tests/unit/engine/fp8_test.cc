@@ -153,7 +153,7 @@ TEST_F(Fp8Layer, FollowsAnEmulationInDoublePrecision) {
         const Numbers bias = numbers(state_->model_view(b_));
         Numbers dw(kOut * kIn), db(kOut);
         for (int micro = 0; micro < 2; ++micro) {
-          nn::Tape tape(ctx_, *state_, {});
+          nn::Tape tape(ctx_, *state_, &*state_, {});
           state_->begin_pass();
           const nn::Value x = tape.make_value(random_bf16({2, kRows / 2, kIn}, size));
           const nn::Value y = nn::linear(tape, x, w_, b_);
@@ -200,7 +200,7 @@ TEST_F(Fp8Layer, LayersThatReadOneTensorShareItsCodes) {
     return flat(state_->fp8()->saved(id, device_))[0];
   };
   set_weights(0.1);
-  nn::Tape tape(ctx_, *state_, {});
+  nn::Tape tape(ctx_, *state_, &*state_, {});
   state_->begin_pass();
   const nn::Value x = tape.make_value(random_bf16({kRows, kIn}, 1));
   nn::linear(tape, x, w_, b_);
@@ -218,7 +218,7 @@ TEST_F(Fp8Layer, LayersThatReadOneTensorShareItsCodes) {
   expect_product(state_->gradient(other_), kOut, kIn, kRows, of_dy.cast(numbers(dy)), true, x8,
                  false, {}, Numbers(kOut * kIn));
   // A part of it is another tensor.
-  nn::Tape second(ctx_, *state_, {});
+  nn::Tape second(ctx_, *state_, &*state_, {});
   nn::linear(second, second.make_value(x.data.slice(0, 0, 8)), other_, nn::kNoParam);
   EXPECT_GT(input_scale(other_), 0);
   state_->end_pass();
@@ -250,7 +250,7 @@ TEST_F(Fp8Layer, AnMlpIsItsLayersOneAfterAnother) {
       state_->set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
       std::vector<std::vector<float>>& out = seen[fused ? 1 : 0];
       for (size_t step = 0; step < xs.size(); ++step) {
-        nn::Tape tape(ctx_, *state_, {});
+        nn::Tape tape(ctx_, *state_, &*state_, {});
         state_->begin_pass();
         const nn::Value x = tape.make_value(xs[step]);
         const nn::Projection p{down, nn::kNoParam};

@@ -90,7 +90,7 @@ Tensor id_tensor(Model& model, const std::vector<int32_t>& ids) {
 }
 
 std::vector<float> all_logits(Model& model, const std::vector<int32_t>& ids) {
-  const Tensor logits = batch_logits(model.context(), model.store(), model.architecture(),
+  const Tensor logits = batch_logits(model.context(), model.weights(), model.architecture(),
                                      id_tensor(model, ids), Tensor());
   return {logits.data<float>(), logits.data<float>() + logits.elements()};
 }
@@ -100,7 +100,7 @@ std::vector<float> cached_logits(Model& model, const std::vector<int32_t>& ids, 
   const OpContext ctx = model.context();
   const models::ArchitectureInfo& info = model.architecture().info();
   nn::KvCache cache(model.device(), info.layers, 1, static_cast<int64_t>(ids.size()), info.kv_heads,
-                    info.head_size, model.store().compute_type());
+                    info.head_size, model.weights().compute_type());
   std::vector<float> out;
   for (size_t at = 0; at < ids.size();) {
     const size_t count = at == 0 ? together : 1;
@@ -110,7 +110,7 @@ std::vector<float> cached_logits(Model& model, const std::vector<int32_t>& ids, 
     batch.position_ids = models::position_ids(ctx, 1, static_cast<int64_t>(count), cache.length());
     nn::TapeOptions tape_options;
     tape_options.record = tape_options.training = false;
-    nn::Tape tape(ctx, model.store(), tape_options);
+    nn::Tape tape(ctx, model.weights(), nullptr, tape_options);
     models::ForwardOptions forward;
     forward.cache = &cache;
     const Tensor logits = model.architecture().logits(tape, batch, forward).data;
@@ -211,7 +211,7 @@ TEST(Prepared, FloatWeightsGenerateTheSameTokensAndValues) {
     GenerateOptions options;
     options.max_tokens = 30;
     const auto generate_now = [&] {
-      return generate(model->context(), model->store(), model->architecture(), prompt, options,
+      return generate(model->context(), model->weights(), model->architecture(), prompt, options,
                       nullptr);
     };
     const std::vector<int32_t> before = generate_now();
@@ -355,7 +355,7 @@ TEST(Prepared, WarmTokensAskTheSystemForNothing) {
     options.max_tokens = 40;
     options.sampling = {0.8, 20, 0.9};
     std::vector<int64_t> asked;
-    generate(model->context(), model->store(), model->architecture(), random_ids(1, 4), options,
+    generate(model->context(), model->weights(), model->architecture(), random_ids(1, 4), options,
              [&](int32_t) {
                asked.push_back(model->device()->system_allocations());
                return true;

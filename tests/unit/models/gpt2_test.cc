@@ -108,7 +108,7 @@ double run_pass(Model& model, const Data& data, const PassOptions& pass) {
   nn::TapeOptions options;
   options.seed = 7;
   options.step = 3;
-  nn::Tape tape(ctx, model.state(), options);
+  nn::Tape tape(ctx, model.state(), &model.state(), options);
   Batch batch;
   batch.ids = token_ids(ctx, matrix(model.device(), DType::kInt32, data.ids), "ids", 37);
   batch.position_ids = position_ids(ctx, batch.ids.size(0), batch.ids.size(1), 0);

@@ -79,7 +79,7 @@ inline double run_pass(models::Model& model, const Texts& texts, const Pass& pas
   nn::TapeOptions options;
   options.seed = 7;
   options.step = 3;
-  nn::Tape tape(ctx, model.state(), options);
+  nn::Tape tape(ctx, model.state(), &model.state(), options);
   const models::Batch batch = make_batch(model, ctx, texts);
   Tensor labels = matrix(model, DType::kInt32, texts.labels);
   const models::ArchitectureInfo& info = model.architecture().info();

@@ -66,7 +66,7 @@ Outcome run(Model& model, const models::Recompute& recompute = {}, bool profiled
   if (profiled) options.profile = &profile;
   const double began = steady_seconds();
   {
-    nn::Tape tape(ctx, model.state(), options);
+    nn::Tape tape(ctx, model.state(), &model.state(), options);
     models::ForwardOptions forward;
     forward.recompute = recompute;
     const nn::Value logits = model.architecture().logits(tape, batch, forward);

@@ -153,7 +153,7 @@ TEST(NeverWholeModels, WeightsInPiecesEndWithTheEngine) {
     const auto make = [&] { Engine(dump_json(stage_config(3)), model, comm); };
     make();
     error_of(Code::kState, [&] { model->get("wpe.weight"); });
-    error_of(Code::kState, [&] { (void)model->store(); });
+    error_of(Code::kState, [&] { (void)model->weights(); });
     error_of(Code::kState, [&] { model->set_trainable({"*"}, false); });
     error_of(Code::kState, make);
     EXPECT_EQ(model->device()->account().now(MemoryTag::kParameters), 0);

@@ -8,7 +8,7 @@
 namespace ds::zero_test {
 namespace {
 
-using nn::ParameterStore;
+using nn::Tiling;
 
 TEST(TiledLayout, RanksOwnRowsThatFollowEachOther) {
   const uint64_t seed = std::random_device()();
@@ -42,7 +42,7 @@ TEST(TiledLayout, RanksOwnRowsThatFollowEachOther) {
     EXPECT_EQ(owned, plain.owned_elements());
     for (nn::ParamId id = 0; id < parameters.size(); ++id) {
       const Shape& shape = parameters[id].shape;
-      const ParameterStore::Tiling* const tiling = plain.tiling(id);
+      const Tiling* const tiling = plain.tiling(id);
       EXPECT_EQ(tiling != nullptr, sharing.tiled[static_cast<size_t>(id)] && shape.dims() == 2 &&
                                        shape.elements() > sharing.tile_elements);
       if (tiling == nullptr) continue;
@@ -58,7 +58,7 @@ TEST(TiledLayout, RanksOwnRowsThatFollowEachOther) {
         EXPECT_GE(plain.range(id).end, bucket.range.end);
         for (int rank = 0; rank < sharing.world; ++rank) {
           const zero::OwnedPart part = plain.part(id, rank);
-          const ParameterStore::Tiling::Rows rows = tiling->rows_of(shape[0], rank, tile);
+          const Tiling::Rows rows = tiling->rows_of(shape[0], rank, tile);
           EXPECT_LE(rows.count, tiling->rows(tile));
           for (int64_t row = rows.begin; row < rows.begin + rows.count; ++row) {
             ++seen[static_cast<size_t>(row)];

@@ -1,0 +1,86 @@
+// How operators reach weights: a guard makes one resident for one operator. Whole weights, gathered
+// pieces, tiles and quantised forms are readers; no model knows which one it has.
+#pragma once
+
+#include <algorithm>
+
+#include "nn/parameter.h"
+#include "ops/quantized_linear.h"
+
+namespace ds::nn {
+
+class Fp8Linears;
+
+// How a weight [out, in] is cut of which only a tile at a time shall be resident: tile k has, of
+// each of `blocks` blocks of `block_rows` rows, the rows from k * height on, `height` of them or
+// what is left of the block.
+struct Tiling {
+  int64_t count = 0;
+  int64_t blocks = 0;
+  int64_t block_rows = 0;
+  int64_t height = 0;
+  // Of each block.
+  int64_t rows(int64_t tile) const { return std::min(height, block_rows - tile * height); }
+  // Those that a block's part of a tile has of a weight of `all` rows: the last may have fewer.
+  struct Rows {
+    int64_t begin;
+    int64_t count;
+  };
+  Rows rows_of(int64_t all, int64_t block, int64_t tile) const {
+    const int64_t begin = std::min(block * block_rows + tile * height, all);
+    return {begin, std::min(rows(tile), all - begin)};
+  }
+};
+
+class ParameterReader {
+ public:
+  virtual ~ParameterReader() = default;
+
+  // Makes the parameter resident in the compute type until the matching release.
+  virtual Tensor acquire(ParamId id) = 0;
+  virtual void release(ParamId id) noexcept = 0;
+
+  // Null: it is acquired whole, and the functions below are not called.
+  virtual const Tiling* tiling(ParamId) const { return nullptr; }
+  // [blocks * rows(tile), in], block after block; rows that the weight does not have are zeros.
+  virtual Tensor acquire_tile(ParamId, int64_t /*tile*/) { return {}; }
+  virtual void release_tile(ParamId, int64_t /*tile*/) noexcept {}
+
+  virtual DType compute_type() const = 0;
+
+  // Weights lie where they are for as long as nobody writes them, and acquiring one queues no work:
+  // what reads them may be recorded and run again.
+  virtual bool stays_in_place() const { return false; }
+
+  // How the weight of a linear layer is held when it is quantised, else null: then it is acquired.
+  virtual const ops::QuantizedWeight* quantized(ParamId) const { return nullptr; }
+
+  // The linear layers whose products are of 8-bit codes while a model trains; null: none.
+  virtual Fp8Linears* fp8() { return nullptr; }
+
+  // What is stored: names, shapes, adapters.
+  virtual const ParameterSet& parameters() const = 0;
+};
+
+// Holds one parameter resident for a scope.
+class ParameterGuard {
+ public:
+  ParameterGuard(ParameterReader& reader, ParamId id)
+      : reader_(id == kNoParam ? nullptr : &reader),
+        id_(id),
+        tensor_(id == kNoParam ? Tensor() : reader.acquire(id)) {}
+  ~ParameterGuard() {
+    if (reader_ != nullptr) reader_->release(id_);
+  }
+  ParameterGuard(const ParameterGuard&) = delete;
+  ParameterGuard& operator=(const ParameterGuard&) = delete;
+
+  const Tensor& operator*() const { return tensor_; }  // empty for kNoParam
+
+ private:
+  ParameterReader* reader_;
+  ParamId id_;
+  Tensor tensor_;
+};
+
+}  // namespace ds::nn
