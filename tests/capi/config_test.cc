@@ -13,12 +13,6 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string take(char* text) {
-  std::string out = text;
-  ds_string_free(text);
-  return out;
-}
-
 ds::Json check(const std::string& document, const char* options = nullptr) {
   char* text = nullptr;
   EXPECT_DS_OK(ds_config_check(document.c_str(), options, &text));

@@ -23,12 +23,6 @@ std::vector<int32_t> read_ids(ds_tensor* tensor) {
   return ids;
 }
 
-std::string take(char* text) {
-  std::string out = text == nullptr ? "" : text;
-  ds_string_free(text);
-  return out;
-}
-
 TEST(CapiTokenizer, EncodesAnyBytes) {
   World world;
   const auto encode = [&](const char* text, int64_t size) {

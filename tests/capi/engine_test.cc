@@ -17,12 +17,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string take(char* text) {
-  std::string out = text == nullptr ? "" : text;
-  ds_string_free(text);
-  return out;
-}
-
 std::vector<float> read(ds_tensor* tensor) {
   const auto count = info_of(tensor).elements;
   std::vector<float> values(static_cast<size_t>(count));

@@ -20,14 +20,6 @@ using libds::GroupFormat;
 using libds::Tensor;
 using ::testing::HasSubstr;
 
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.3f, 2);
-  std::vector<float> out(n);
-  for (float& x : out) x = normal(random);
-  return out;
-}
-
 // One step of the group that begins at `begin`, by definition.
 double step_of(const std::vector<float>& x, size_t begin, const GroupFormat& format) {
   const size_t end = std::min(x.size(), begin + static_cast<size_t>(format.group_size));

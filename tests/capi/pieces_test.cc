@@ -29,14 +29,6 @@ using ::testing::HasSubstr;
 
 uint32_t fresh_seed() { return std::random_device{}(); }
 
-std::vector<float> random_floats(size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, 3);
-  std::vector<float> out(n);
-  for (float& x : out) x = normal(random);
-  return out;
-}
-
 TEST(Pieces, FlatAndBack) {
   const Tensor a = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
   float turned[] = {10, 11, 12, 13};

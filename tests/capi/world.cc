@@ -67,6 +67,20 @@ std::string sample_text(uint32_t seed) {
   return text;
 }
 
+std::string take(char* text) {
+  std::string out = text == nullptr ? "" : text;
+  ds_string_free(text);
+  return out;
+}
+
+std::vector<float> random_floats(size_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> out(n);
+  for (float& x : out) x = normal(random);
+  return out;
+}
+
 ds_tensor* make_ids(int64_t batch, int64_t length, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int32_t> values(static_cast<size_t>(batch * length));

@@ -48,6 +48,10 @@ std::string model_config();
 std::string engine_config();
 // Some 20 KB of varied English-like text, the same for a seed.
 std::string sample_text(uint32_t seed);
+// A text of the library, which is freed; "" for null.
+std::string take(char* text);
+// Normal, of mean 0 and deviation 3.
+std::vector<float> random_floats(size_t n, uint32_t seed);
 ds_tensor* make_ids(int64_t batch, int64_t length, uint32_t seed);
 ds_tensor* make_list(const std::vector<int32_t>& ids);
 

@@ -9,11 +9,6 @@
 namespace ds::properties {
 namespace {
 
-std::string slurp(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 Json decoupled(Json config) {
   return with(std::move(config), {{"checkpoint", {{"writer", {{"decoupled", true}}}}}});
 }
@@ -51,9 +46,9 @@ TEST(BackgroundRanks, WriteWhatASaveThatWaitsWrites) {
       });
       for (int rank = 0; rank < 3; ++rank) {
         const std::string name = str_cat("a/data-0000", rank, ".bin");
-        const std::string bytes = slurp(folder.path("beside") + "/" + name);
+        const std::string bytes = read_bytes(folder.path("beside") + "/" + name);
         EXPECT_GT(bytes.size(), 1000u);
-        EXPECT_TRUE(bytes == slurp(folder.path("waits") + "/" + name)) << name;
+        EXPECT_TRUE(bytes == read_bytes(folder.path("waits") + "/" + name)) << name;
       }
       const Manifest a = CheckpointReader::open(folder.path("beside"), "a").manifest(),
                      b = CheckpointReader::open(folder.path("waits"), "a").manifest();

@@ -11,11 +11,6 @@
 namespace ds::properties {
 namespace {
 
-std::string slurp(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 std::vector<fs::path> blobs_of(const fs::path& tag) {
   std::vector<fs::path> out;
   for (const auto& entry : fs::directory_iterator(tag)) {
@@ -74,7 +69,8 @@ TEST(CheckpointOf, WhatWasLoadedIsTheSame) {
       const auto files = blobs_of(folder.path("a"));
       ASSERT_EQ(files.size(), 3u);
       for (const fs::path& file : files) {
-        EXPECT_TRUE(slurp(file) == slurp(fs::path(folder.path("b")) / file.filename())) << file;
+        EXPECT_TRUE(read_bytes(file) == read_bytes(fs::path(folder.path("b")) / file.filename()))
+            << file;
       }
     }
   }
@@ -89,7 +85,7 @@ TEST(CheckpointOf, AnOpenStepExportsTheWeightsBeforeIt) {
     engine->save(folder.path("saves"), tag);
     const auto model = models::open_saved_model(folder.path("saves") + "/" + tag);
     models::export_model(*model, folder.path(tag), DType::kBFloat16);
-    return slurp(fs::path(folder.path(tag)) / "model.safetensors");
+    return read_bytes(fs::path(folder.path(tag)) / "model.safetensors");
   };
   const std::string before = exported("before");
   EXPECT_FALSE(micro_batch(*engine, 0, 0, 4).applied);

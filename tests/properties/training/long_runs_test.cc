@@ -20,47 +20,47 @@ struct Rule {
 };
 void PrintTo(const Rule& rule, std::ostream* out) { *out << rule.name; }
 
-constexpr double kRate = 1e-3, kDecay = 0.1;
+constexpr double kLongRate = 1e-3, kLongDecay = 0.1;
 
 std::vector<Rule> rules() {
-  const Json params = {{"lr", kRate}, {"weight_decay", kDecay}};
+  const Json params = {{"lr", kLongRate}, {"weight_decay", kLongDecay}};
   return {
       {"AdamW", optimizer("AdamW", params),
        [](State& s, double g, int t) {
          s.m = 0.9 * s.m + 0.1 * g;
          s.v = 0.999 * s.v + 0.001 * g * g;
-         s.p -= kRate *
+         s.p -= kLongRate *
                 (s.m / (1 - std::pow(0.9, t)) / (std::sqrt(s.v / (1 - std::pow(0.999, t))) + 1e-8) +
-                 kDecay * s.p);
+                 kLongDecay * s.p);
        }},
       {"AdamWithL2", optimizer("Adam", with(params, {{"adam_w_mode", false}})),
        [](State& s, double g, int t) {
-         g += kDecay * s.p;
+         g += kLongDecay * s.p;
          s.m = 0.9 * s.m + 0.1 * g;
          s.v = 0.999 * s.v + 0.001 * g * g;
-         s.p -= kRate * s.m / (1 - std::pow(0.9, t)) /
+         s.p -= kLongRate * s.m / (1 - std::pow(0.9, t)) /
                 (std::sqrt(s.v / (1 - std::pow(0.999, t))) + 1e-8);
        }},
-      {"Adagrad", optimizer("Adagrad", {{"lr", kRate}}),
+      {"Adagrad", optimizer("Adagrad", {{"lr", kLongRate}}),
        [](State& s, double g, int) {
          s.v += g * g;
-         s.p -= kRate * g / (std::sqrt(s.v) + 1e-10);
+         s.p -= kLongRate * g / (std::sqrt(s.v) + 1e-10);
        }},
       {"Lion", optimizer("Lion", with(params, {{"betas", {0.9, 0.99}}, {"lr", 1e-4}})),
        [](State& s, double g, int) {
          const double u = 0.9 * s.m + 0.1 * g;
-         s.p = s.p * (1 - 1e-4 * kDecay) - 1e-4 * (u > 0 ? 1 : -1);
+         s.p = s.p * (1 - 1e-4 * kLongDecay) - 1e-4 * (u > 0 ? 1 : -1);
          s.m = 0.99 * s.m + 0.01 * g;
        }},
-      {"SgdMomentum", optimizer("SGD", {{"lr", kRate}, {"momentum", 0.9}}),
+      {"SgdMomentum", optimizer("SGD", {{"lr", kLongRate}, {"momentum", 0.9}}),
        [](State& s, double g, int t) {
          s.m = t == 1 ? g : 0.9 * s.m + g;
-         s.p -= kRate * s.m;
+         s.p -= kLongRate * s.m;
        }},
-      {"Rmsprop", optimizer("RMSprop", {{"lr", kRate}}),
+      {"Rmsprop", optimizer("RMSprop", {{"lr", kLongRate}}),
        [](State& s, double g, int) {
          s.v = 0.99 * s.v + 0.01 * g * g;
-         s.p -= kRate * g / (std::sqrt(s.v) + 1e-8);
+         s.p -= kLongRate * g / (std::sqrt(s.v) + 1e-8);
        }},
   };
 }

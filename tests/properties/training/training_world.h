@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cctype>
+#include <fstream>
 
 #include "unit/engine/log_lines.h"
 #include "unit/zero/own_world.h"
@@ -35,6 +36,11 @@ inline Json step_config(int stage, int world, const Json& more = Json::object(),
   config.merge_patch(more);
   config["zero_optimization"].merge_patch(zero);
   return config;
+}
+
+inline std::string read_bytes(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 // Moments and the like of all parameters, whole; every rank calls it.

@@ -7,7 +7,7 @@ namespace {
 
 using ::testing::Values;
 
-const std::vector<Shape> kShapes = {{33}, {8, 4}, {5}};
+const std::vector<Shape> kOverflowShapes = {{33}, {8, 4}, {5}};
 
 constexpr const char* kOptimizers[] = {"AdamW", "Lamb", "Lion", "Muon"};
 
@@ -31,9 +31,9 @@ void run_script(const Json& config) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kBad[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()};
   run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
-    Engine engine(dump_json(config), given_model(kShapes, DType::kFloat16), comm);
+    Engine engine(dump_json(config), given_model(kOverflowShapes, DType::kFloat16), comm);
     Engine clean(dump_json(patched(config, {{{"fp16", {{"loss_scale_window", 1000}}}}})),
-                 given_model(kShapes, DType::kFloat16), comm);
+                 given_model(kOverflowShapes, DType::kFloat16), comm);
     int64_t applied = 0;
     for (size_t i = 0; i < scales.size(); ++i) {
       const bool overflows = kScript[i] == 'x';
@@ -71,7 +71,7 @@ TEST_P(Overflows, OneAfterAnotherHalveTheScale) {
   const Json halving =
       config("AdamW", {{"initial_scale_power", 5}, {"hysteresis", 1}, {"min_loss_scale", 4}});
   run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
-    Engine engine(dump_json(halving), given_model(kShapes, DType::kFloat16), comm);
+    Engine engine(dump_json(halving), given_model(kOverflowShapes, DType::kFloat16), comm);
     const std::vector<float> before = values(engine);
     const auto overflow = [&] {
       give(engine, 0, [](int64_t) { return std::numeric_limits<float>::infinity(); });
@@ -92,7 +92,7 @@ TEST_P(Overflows, CleanStepsDoubleTheScale) {
   for (const char* const optimizer : kOptimizers) {
     const Json doubling = config(optimizer, {{"initial_scale_power", 4}, {"loss_scale_window", 2}});
     run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
-      Engine engine(dump_json(doubling), given_model(kShapes, DType::kFloat16), comm);
+      Engine engine(dump_json(doubling), given_model(kOverflowShapes, DType::kFloat16), comm);
       for (const double scale : {16, 16, 32, 32, 64, 64, 128}) {
         give_exact(engine, comm->rank(), static_cast<int64_t>(scale));
         EXPECT_TRUE(engine.step().applied);
@@ -109,7 +109,7 @@ TEST_P(Overflows, NoGradientIsNone) {
     SCOPED_TRACE(optimizer);
     run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
       Engine engine(dump_json(config(optimizer, Json::object())),
-                    given_model(kShapes, DType::kFloat16), comm);
+                    given_model(kOverflowShapes, DType::kFloat16), comm);
       for (int step = 0; step < 3; ++step) {
         give(engine, 1, [](int64_t) { return 0.0f; });
         const StepReport report = engine.step();
@@ -129,12 +129,13 @@ void train_with_gaps(int stage, const char* precision, const char* optimizer) {
   const DType type = type_of(precision);
   const Json config =
       given_config(stage, {optimizer_config(optimizer), precision_config(precision)});
-  const std::vector<float> expected = one_process(
-      config, kShapes, type, kSteps, kWorld, [&](int64_t id, int64_t i, int rank, int step) {
-        return has(id, rank) ? exact_gradient(id, i, rank, step) : 0.0f;
-      });
+  const std::vector<float> expected =
+      one_process(config, kOverflowShapes, type, kSteps, kWorld,
+                  [&](int64_t id, int64_t i, int rank, int step) {
+                    return has(id, rank) ? exact_gradient(id, i, rank, step) : 0.0f;
+                  });
   run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
-    Engine engine(dump_json(config), given_model(kShapes, type), comm);
+    Engine engine(dump_json(config), given_model(kOverflowShapes, type), comm);
     for (int step = 0; step < kSteps; ++step) {
       // At stage 3 every rank names the same parameters in the same order.
       for (int64_t id = 2; id >= 0; --id) {
@@ -170,7 +171,7 @@ TEST_P(PrecisionByStage, TheBf16CheckDecidesWhatABadStepDoes) {
     const Json config =
         given_config(GetParam(), {{{"bf16", {{"enabled", true}, {"check_grad_overflow", check}}}}});
     run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
-      Engine engine(dump_json(config), given_model(kShapes, DType::kBFloat16), comm);
+      Engine engine(dump_json(config), given_model(kOverflowShapes, DType::kBFloat16), comm);
       const std::vector<float> before = values(engine);
       for (int step = 0; step < 3; ++step) {
         const bool here = comm->rank() == step % 2;

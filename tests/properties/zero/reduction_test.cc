@@ -10,7 +10,7 @@ namespace {
 using ::testing::Combine;
 using ::testing::Values;
 
-const std::vector<Shape> kShapes = {{19, 3}, {7}, {1}, {2, 5, 3}, {40}};
+const std::vector<Shape> kReducedShapes = {{19, 3}, {7}, {1}, {2, 5, 3}, {40}};
 
 Json sgd(double lr = 0.5) {
   return {{"optimizer", {{"type", "SGD"}, {"params", {{"lr", lr}, {"momentum", 0.5}}}}},
@@ -22,7 +22,7 @@ std::vector<float> run(const Json& config, int world, int64_t steps, DType type 
   std::vector<float> out;
   const int64_t accumulation = config.value("gradient_accumulation_steps", 1);
   run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
-    Engine engine(dump_json(config), given_model(kShapes, type), comm);
+    Engine engine(dump_json(config), given_model(kReducedShapes, type), comm);
     for (int64_t i = 0; i < steps * accumulation; ++i) {
       give_exact(engine, comm->rank(), i);
       EXPECT_EQ(engine.step().applied, (i + 1) % accumulation == 0);
@@ -47,7 +47,7 @@ TEST_P(Reduction, SumsFactorsAndMeansAgree) {
   };
   const Json plain = given_config(GetParam(), {sgd()});
   const std::vector<float> expected =
-      one_process(plain, kShapes, DType::kFloat32, kSteps, kWorld, exact);
+      one_process(plain, kReducedShapes, DType::kFloat32, kSteps, kWorld, exact);
   for (const bool scatter : {true, false}) {
     for (const bool prescale : {false, true}) {
       for (const double factor : {1.0, 2.0, 3.0}) {
@@ -63,7 +63,7 @@ TEST_P(Reduction, SumsFactorsAndMeansAgree) {
   if (GetParam() == 3) return;  // sums are refused there, as in DeepSpeed
   const Json sums = patched(plain, {{{"gradient_allreduce_op", "sum"}}});
   EXPECT_TRUE(same_bits(run(sums, kWorld, kSteps),
-                        one_process(plain, kShapes, DType::kFloat32, kSteps, kWorld,
+                        one_process(plain, kReducedShapes, DType::kFloat32, kSteps, kWorld,
                                     [&](int64_t id, int64_t i, int rank, int step) {
                                       return kWorld * exact(id, i, rank, step);
                                     })));
@@ -74,8 +74,8 @@ TEST_P(Reduction, SumsFactorsAndMeansAgree) {
 TEST_P(Reduction, SumsOfSharesAreMeans) {
   if (GetParam() == 3) {
     const Json sum = given_config(3, {{{"gradient_allreduce_op", "sum"}}});
-    const std::string text =
-        error_of(Code::kConfig, [&] { Engine(dump_json(sum), given_model(kShapes), nullptr); });
+    const std::string text = error_of(
+        Code::kConfig, [&] { Engine(dump_json(sum), given_model(kReducedShapes), nullptr); });
     EXPECT_THAT(text, ::testing::HasSubstr("gradient_allreduce_op"));
     return;
   }
@@ -85,9 +85,9 @@ TEST_P(Reduction, SumsOfSharesAreMeans) {
     std::vector<float> trained[2];
     for (const int which : {0, 1}) {
       run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
-        Engine engine(dump_json(which == 0 ? mean : sum), given_model(kShapes), comm);
+        Engine engine(dump_json(which == 0 ? mean : sum), given_model(kReducedShapes), comm);
         for (int step = 0; step < 5; ++step) {
-          for (int64_t id = 0; id < static_cast<int64_t>(kShapes.size()); ++id) {
+          for (int64_t id = 0; id < static_cast<int64_t>(kReducedShapes.size()); ++id) {
             give(engine, id, [&](int64_t i) {
               return exact_gradient(id, i, comm->rank(), step) / (which == 0 ? 1.0f : 2.0f);
             });
@@ -122,7 +122,7 @@ TEST_P(Buckets, OfEverySizeGiveTheSameBits) {
         stage, {sgd(), precision_config(precision), {{"gradient_clipping", clipping}}});
     // Own gradients of micro batches are summed.
     const std::vector<float> expected = one_process(
-        plain, kShapes, type, kSteps, kWorld, [](int64_t id, int64_t i, int rank, int step) {
+        plain, kReducedShapes, type, kSteps, kWorld, [](int64_t id, int64_t i, int rank, int step) {
           float sum = 0;
           for (int64_t k = 0; k < kMicro; ++k) {
             sum += exact_gradient(id, i, rank, step * kMicro + k);
@@ -169,11 +169,11 @@ TEST_P(Buckets, GradientsMayBeUnbalanced) {
                                            precision_config(precision),
                                            {{"zero_optimization", {{"reduce_bucket_size", 50}}}}});
   const std::vector<float> expected = one_process(
-      config, kShapes, type, kSteps, kWorld, [&](int64_t id, int64_t i, int rank, int step) {
+      config, kReducedShapes, type, kSteps, kWorld, [&](int64_t id, int64_t i, int rank, int step) {
         return has(id, rank, step) ? exact_gradient(id, i, rank, step) : 0.0f;
       });
   run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
-    Engine engine(dump_json(config), given_model(kShapes, type), comm);
+    Engine engine(dump_json(config), given_model(kReducedShapes, type), comm);
     for (int step = 0; step < kSteps; ++step) {
       give_exact(engine, comm->rank(), step,
                  [&](int64_t id) { return has(id, comm->rank(), step); });
@@ -234,7 +234,7 @@ TEST(Alone, AJobOfSeveralProcessesIsNoticed) {
     log_set_sink([](void* self, int32_t, const char*,
                     const char* line) { *static_cast<std::string*>(self) += line; },
                  &text, nullptr);
-    Engine(dump_json(given_config(1)), given_model(kShapes), nullptr);
+    Engine(dump_json(given_config(1)), given_model(kReducedShapes), nullptr);
     log_set_sink(nullptr, nullptr, nullptr);
     return text;
   };
@@ -251,7 +251,7 @@ TEST(Alone, AJobOfSeveralProcessesIsNoticed) {
   EXPECT_THAT(told, ::testing::HasSubstr("ds_comm_create"));
   // A group of one that was asked for is one.
   run_ranks(1, [&](const std::shared_ptr<Communicator>& comm) {
-    Engine(dump_json(given_config(1)), given_model(kShapes), comm);
+    Engine(dump_json(given_config(1)), given_model(kReducedShapes), comm);
   });
 }
 

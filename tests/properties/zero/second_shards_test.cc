@@ -10,7 +10,7 @@ using ::testing::Combine;
 using ::testing::Values;
 
 // Elements below the size of the block, no multiple of it, none.
-const std::vector<Shape> kShapes = {{1}, {3}, {5, 7}, {0}, {2}, {41}};
+const std::vector<Shape> kCopiedShapes = {{1}, {3}, {5, 7}, {0}, {2}, {41}};
 
 class SecondCopies : public ::testing::TestWithParam<std::tuple<int, int, const char*>> {};
 
@@ -34,12 +34,12 @@ TEST_P(SecondCopies, HoldTheWeightsOfEverySize) {
         {"zero_optimization", {{"zero_hpz_partition_size", block}, {"reduce_bucket_size", 20}}}}});
   const Folder folder;
   const auto pass = [&](Engine& engine, int rank, int64_t at, std::vector<float>& seen) {
-    for (int64_t id = 0; id < static_cast<int64_t>(kShapes.size()); ++id) {
+    for (int64_t id = 0; id < static_cast<int64_t>(kCopiedShapes.size()); ++id) {
       engine.fetch_parameters({&id, 1});
       engine.release_parameters({&id, 1});
     }
     seen.clear();
-    for (int64_t id = static_cast<int64_t>(kShapes.size()) - 1; id >= 0; --id) {
+    for (int64_t id = static_cast<int64_t>(kCopiedShapes.size()) - 1; id >= 0; --id) {
       const std::vector<float> now = numbers(engine.fetch_parameters({&id, 1})[0]);
       seen.insert(seen.begin(), now.begin(), now.end());
       give(engine, id, [&](int64_t i) { return exact_gradient(id, i, rank, at); });
@@ -57,7 +57,7 @@ TEST_P(SecondCopies, HoldTheWeightsOfEverySize) {
     Json alone = config;
     alone["gradient_accumulation_steps"] = 1;
     alone["zero_optimization"] = Json::object();
-    return one_process(alone, kShapes, type, steps, kWorld,
+    return one_process(alone, kCopiedShapes, type, steps, kWorld,
                        [&](int64_t id, int64_t i, int rank, int step) {
                          float sum = 0;
                          for (int k = 0; k < micro; ++k) {
@@ -84,12 +84,12 @@ TEST_P(SecondCopies, HoldTheWeightsOfEverySize) {
   run_ranks(
       kWorld,
       [&](const std::shared_ptr<Communicator>& comm) {
-        Engine engine(dump_json(config), given_model(kShapes, type), comm);
+        Engine engine(dump_json(config), given_model(kCopiedShapes, type), comm);
         run_from(engine, comm->rank(), 0);
         // What the copies held before the load is worthless.
         engine.load(folder.path(), "one");
         run_from(engine, comm->rank(), 1);
-        Engine fresh(dump_json(config), given_model(kShapes, type), comm);
+        Engine fresh(dump_json(config), given_model(kCopiedShapes, type), comm);
         fresh.load(folder.path(), "one");
         run_from(fresh, comm->rank(), 1);
       },

@@ -8,7 +8,7 @@ namespace {
 using ::testing::Combine;
 using ::testing::Values;
 
-const std::vector<Shape> kShapes = {{23, 5}, {7}, {1}, {6, 4}};
+const std::vector<Shape> kValueShapes = {{23, 5}, {7}, {1}, {6, 4}};
 
 class ReadAndSet : public ::testing::TestWithParam<std::tuple<int, const char*>> {
  protected:
@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, ReadAndSet,
 // parameter there are none.
 TEST_P(ReadAndSet, GradientsOnSeveralRanks) {
   run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
-    Engine engine(dump_json(config()), given_model(kShapes, type(), {3}), comm);
+    Engine engine(dump_json(config()), given_model(kValueShapes, type(), {3}), comm);
     const auto scale = static_cast<float>(engine.loss_scale());
     const std::vector<float> before = values(engine);
     give_exact(engine, comm->rank(), 0);
@@ -60,7 +60,7 @@ TEST_P(ReadAndSet, GradientsOnSeveralRanks) {
     const std::vector<float> after = values(engine);
     size_t at = 0;
     for (int64_t id = 0; id < 4; ++id) {
-      for (int64_t i = 0; i < kShapes[static_cast<size_t>(id)].elements(); ++i, ++at) {
+      for (int64_t i = 0; i < kValueShapes[static_cast<size_t>(id)].elements(); ++i, ++at) {
         const float moved = id == 3 ? 0 : 0.5f * exact_gradient(id, i, 9, 9);
         ASSERT_EQ(after[at], before[at] - moved) << id << " " << i;
       }
@@ -72,11 +72,11 @@ TEST_P(ReadAndSet, GradientsOnSeveralRanks) {
 TEST_P(ReadAndSet, WeightsAndStatesOnSeveralRanks) {
   const Json adam = {{"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.5}}}}}};
   run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
-    Engine engine(dump_json(config({adam})), given_model(kShapes, type()), comm);
+    Engine engine(dump_json(config({adam})), given_model(kValueShapes, type()), comm);
     give_exact(engine, comm->rank(), 0);
     EXPECT_TRUE(engine.step().applied);
     const Tensor weight =
-        tensor_of(kShapes[0], [](int64_t i) { return static_cast<float>(i % 16) / 16; });
+        tensor_of(kValueShapes[0], [](int64_t i) { return static_cast<float>(i % 16) / 16; });
     engine.model()->set("p0", weight);
     EXPECT_TRUE(same_bits(flat(engine.model()->get("p0")), flat(weight)));
     const int64_t ids[] = {0};

@@ -11,6 +11,7 @@
 
 #include "base/replacement_file.h"
 #include "unit/base/expect_error.h"
+#include "unit/base/text_bytes.h"
 
 namespace ds {
 namespace {
@@ -35,10 +36,6 @@ class Files : public ::testing::Test {
 
   fs::path folder_;
 };
-
-std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text));
-}
 
 std::string read(const File& file, int64_t offset, size_t n) {
   std::string text(n, '?');

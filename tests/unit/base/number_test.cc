@@ -8,6 +8,7 @@
 
 #include "base/bfloat16.h"
 #include "base/checksum.h"
+#include "unit/base/text_bytes.h"
 
 namespace ds {
 namespace {
@@ -70,10 +71,6 @@ TEST(Bfloat16, TheLargestFiniteNumbersOverflow) {
   EXPECT_EQ(to_bfloat16(0x1.FFp127f).bits, 0x7F80);
   EXPECT_EQ(from_float<bfloat16>(-1.0f).bits, 0xBF80);
   EXPECT_EQ(from_float<float>(0.1f), 0.1f);
-}
-
-std::span<const std::byte> bytes_of(std::string_view text) {
-  return std::as_bytes(std::span(text));
 }
 
 TEST(Checksum, Crc32cVectors) {  // RFC 3720, appendix B.4

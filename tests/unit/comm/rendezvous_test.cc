@@ -6,6 +6,7 @@
 #include "unit/base/expect_error.h"
 #include "unit/comm/memory_store.h"
 #include "unit/comm/processes.h"
+#include "unit/comm/wire.h"
 
 namespace ds::testing {
 namespace {
@@ -14,18 +15,14 @@ using ::testing::HasSubstr;
 
 // ---- the store ----
 
-comm::StoreAddress address_of(int port, int count = 1) {
-  return {.host = "127.0.0.1", .port = port, .port_count = count};
-}
-
 StorePtr client(int port, int rank, int world, const std::string& job = "job", int ms = 20000) {
   std::string address;
-  return comm::connect_store(address_of(port), {job, world}, rank, std::chrono::milliseconds(ms),
+  return comm::connect_store(loopback(port), {job, world}, rank, std::chrono::milliseconds(ms),
                              &address);
 }
 
 TEST(TcpStore, PutsAndGets) {
-  const comm::TcpStoreServer server(address_of(0), {"job", 2});
+  const comm::TcpStoreServer server(loopback(0), {"job", 2});
   const StorePtr a = client(server.port(), 0, 2), b = client(server.port(), 1, 2);
   a->put("key/0", std::string("va\0lue", 6));
   EXPECT_EQ(b->get("key/0", std::chrono::seconds(5)), std::string("va\0lue", 6));
@@ -41,7 +38,7 @@ TEST(TcpStore, PutsAndGets) {
 }
 
 TEST(TcpStore, OtherJobsAndWorldsAreTurnedAway) {
-  const comm::TcpStoreServer server(address_of(0), {"job", 2});
+  const comm::TcpStoreServer server(loopback(0), {"job", 2});
   expect_error(Code::kComm, {"rank 0 expects 2 ranks, rank 1 3"},
                [&] { client(server.port(), 1, 3); });
   expect_error(Code::kComm, {"another job meets"},
@@ -53,13 +50,13 @@ TEST(TcpStore, OtherJobsAndWorldsAreTurnedAway) {
 
 TEST(TcpStore, TwoJobsShareARangeOfPorts) {
   const int port = Processes::free_port();
-  const comm::TcpStoreServer one(address_of(port, 16), {"one", 1}),
-      two(address_of(port, 16), {"two", 1});
+  const comm::TcpStoreServer one(loopback(port, 16), {"one", 1}),
+      two(loopback(port, 16), {"two", 1});
   EXPECT_NE(one.port(), two.port());
   for (const char* job : {"one", "two"}) {
     std::string address;
     const StorePtr store =
-        comm::connect_store(address_of(port, 16), {job, 1}, 0, std::chrono::seconds(20), &address);
+        comm::connect_store(loopback(port, 16), {job, 1}, 0, std::chrono::seconds(20), &address);
     EXPECT_EQ(address, "127.0.0.1");
     store->put("who/0", job);
     EXPECT_EQ(store->get("who/0", std::chrono::seconds(1)), job);

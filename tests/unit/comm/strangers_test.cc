@@ -20,11 +20,9 @@ using namespace comm::store_wire;  // NOLINT: the words of the protocol
 const comm::JobSecret kSecret("a secret of this test"), kOther("a secret of another test");
 const comm::StoreJob kJob{"job", 2, kSecret};
 
-comm::StoreAddress address_of(int port) { return {.host = "127.0.0.1", .port = port}; }
-
 StorePtr client(int port, int rank, const comm::StoreJob& job = kJob, int ms = 20000) {
   std::string address;
-  return comm::connect_store(address_of(port), job, rank, std::chrono::milliseconds(ms), &address);
+  return comm::connect_store(loopback(port), job, rank, std::chrono::milliseconds(ms), &address);
 }
 
 // The ranks meet and are served.
@@ -36,7 +34,7 @@ void expect_service(int port) {
 }
 
 TEST(Strangers, OneSecretOrNoMeeting) {
-  const comm::TcpStoreServer server(address_of(0), kJob);
+  const comm::TcpStoreServer server(loopback(0), kJob);
   for (const comm::JobSecret& secret : {kOther, comm::JobSecret()}) {
     expect_error(Code::kComm, {"does not know the secret of this job", "DS_JOB_TOKEN"}, [&] {
       client(server.port(), 1, {"job", 2, secret}, 300);
@@ -51,14 +49,14 @@ TEST(Strangers, OneSecretOrNoMeeting) {
 }
 
 TEST(Strangers, AServerWithoutTheSecretGetsNothing) {
-  const comm::TcpStoreServer server(address_of(0), {"job", 2, kOther});
+  const comm::TcpStoreServer server(loopback(0), {"job", 2, kOther});
   expect_error(Code::kComm, {"does not know the secret of this job"},
                [&] { client(server.port(), 1, kJob, 300); });
 }
 
 // What a rank has said once opens nothing the second time.
 TEST(Strangers, ReplayedSessionsAreRefused) {
-  const comm::TcpStoreServer server(address_of(0), kJob);
+  const comm::TcpStoreServer server(loopback(0), kJob);
   comm::store_wire::Hello hello;
   comm::Proof proof;
   std::string put;
@@ -120,7 +118,7 @@ TEST(Strangers, ReflectedProofsAreRefused) {
 }
 
 TEST(Strangers, WhateverTheySendDisturbsNobody) {
-  const comm::TcpStoreServer server(address_of(0), kJob);
+  const comm::TcpStoreServer server(loopback(0), kJob);
   std::mt19937_64 random(base_seed());
   const auto text = [](const auto&... values) {
     std::string bytes;
@@ -170,7 +168,7 @@ TEST(Strangers, WhateverTheySendDisturbsNobody) {
 
 // More of them than there are places: those who say nothing go, the ranks come in.
 TEST(Strangers, CrowdsKeepNobodyOut) {
-  const comm::TcpStoreServer server(address_of(0), kJob);
+  const comm::TcpStoreServer server(loopback(0), kJob);
   std::vector<Wire> idle, greeting;
   for (int i = 0; i < 200; ++i) idle.emplace_back(server.port());
   for (int i = 0; i < 100; ++i) {
@@ -183,7 +181,7 @@ TEST(Strangers, CrowdsKeepNobodyOut) {
 }
 
 TEST(Strangers, ARankWritesItsOwnKeysOnceAndNotWithoutEnd) {
-  const comm::TcpStoreServer server(address_of(0), kJob);
+  const comm::TcpStoreServer server(loopback(0), kJob);
   const StorePtr a = client(server.port(), 0), b = client(server.port(), 1);
   for (const char* key : {"round/0", "round", "round/11", "1"}) {
     expect_error(Code::kComm, {"refused the key", key}, [&] { b->put(key, "x"); });
@@ -200,7 +198,7 @@ TEST(Strangers, ARankWritesItsOwnKeysOnceAndNotWithoutEnd) {
 }
 
 TEST(Strangers, RequestsThatLieEndTheConnection) {
-  const comm::TcpStoreServer server(address_of(0), kJob);
+  const comm::TcpStoreServer server(loopback(0), kJob);
   for (const Request& request : {Request{kPut, 10, 0x7FFFFFFF, 0}, Request{kPut, 0xFFFFFFFF, 1, 0},
                                  Request{kGet, 10, 1, 0}, Request{7, 1, 1, 0}}) {
     const StoreWire rank(server.port(), kJob, 1);

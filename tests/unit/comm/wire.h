@@ -8,6 +8,10 @@
 
 namespace ds::testing {
 
+inline comm::StoreAddress loopback(int port, int count = 1) {
+  return {.host = "127.0.0.1", .port = port, .port_count = count};
+}
+
 inline comm::Clock::time_point soon(int seconds = 20) {
   return comm::Clock::now() + std::chrono::seconds(seconds);
 }

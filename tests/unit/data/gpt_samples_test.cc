@@ -12,12 +12,12 @@ namespace {
 using Ids = std::vector<int32_t>;
 constexpr int32_t kEnd = 9;
 
-struct Sample {
+struct Tokens {
   Ids ids, labels, segments;
 };
-Sample read(const Dataset& dataset, int64_t index) {
+Tokens read_tokens(const Dataset& dataset, int64_t index) {
   const auto length = static_cast<size_t>(dataset.sequence_length());
-  Sample out{Ids(length), Ids(length), Ids(dataset.fields().segments ? length : 0)};
+  Tokens out{Ids(length), Ids(length), Ids(dataset.fields().segments ? length : 0)};
   dataset.sample(index, {.ids = out.ids, .labels = out.labels, .segments = out.segments});
   return out;
 }
@@ -38,14 +38,16 @@ TEST(GptSamples, DocumentsArePartedBehindTheirEnds) {
   const Ids tokens = {1, 2, kEnd, 3, kEnd, kEnd, 4, 5, 6};
   const GptDataset plain = of_tokens(tokens, 8, {.end_id = kEnd});
   EXPECT_FALSE(plain.fields().segments);
-  EXPECT_EQ(read(plain, 0).labels, (Ids{2, kEnd, 3, kEnd, kEnd, 4, 5, 6}));
+  EXPECT_EQ(read_tokens(plain, 0).labels, (Ids{2, kEnd, 3, kEnd, kEnd, 4, 5, 6}));
 
-  const Sample parted = read(of_tokens(tokens, 8, {.end_id = kEnd, .part_documents = true}), 0);
+  const Tokens parted =
+      read_tokens(of_tokens(tokens, 8, {.end_id = kEnd, .part_documents = true}), 0);
   EXPECT_EQ(parted.ids, (Ids{1, 2, kEnd, 3, kEnd, kEnd, 4, 5}));
   EXPECT_EQ(parted.labels, (Ids{2, kEnd, 3, kEnd, kEnd, 4, 5, 6}));
   EXPECT_EQ(parted.segments, (Ids{0, 0, 0, 1, 1, 2, 3, 3}));
 
-  const Sample masked = read(of_tokens(tokens, 8, {.end_id = kEnd, .mask_end_loss = true}), 0);
+  const Tokens masked =
+      read_tokens(of_tokens(tokens, 8, {.end_id = kEnd, .mask_end_loss = true}), 0);
   EXPECT_EQ(masked.ids, parted.ids);
   EXPECT_EQ(masked.labels, (Ids{2, kEnd, kNoLabel, kEnd, kNoLabel, kNoLabel, 5, 6}));
   EXPECT_TRUE(masked.segments.empty());
@@ -62,7 +64,7 @@ TEST(GptSamples, TheLastOfAValidationPartEndsEarly) {
     ASSERT_EQ(data.sample_count(), (count - 1 + 3) / 4) << count;
     std::set<int32_t> learned;
     for (int64_t i = 0; i < data.sample_count(); ++i) {
-      const Sample sample = read(data, i);
+      const Tokens sample = read_tokens(data, i);
       for (size_t t = 0; t < 4; ++t) {
         const bool there = sample.labels[t] != kNoLabel;
         if (!there) {
@@ -102,7 +104,8 @@ TEST_F(GptSpecs, OnlyValidationKeepsAPartialSample) {
     EXPECT_EQ(kept->sample_count(), samples + (part == Split::kValid ? 1 : 0));
     if (part == Split::kTrain) continue;
     int64_t padded = 0;
-    for (int64_t i = 0; i < kept->sample_count(); ++i) padded += read(*kept, i).ids[7] == 'e';
+    for (int64_t i = 0; i < kept->sample_count(); ++i)
+      padded += read_tokens(*kept, i).ids[7] == 'e';
     EXPECT_EQ(padded, 1);
   }
 }

@@ -54,7 +54,7 @@ TEST(BatchRampUp, AStepIsThatOfItsSize) {
   EXPECT_TRUE(same_bits(weights(*ramp), weights(*small)));
 }
 
-void micro_batch(Engine& engine, int64_t first) {
+void ramped_micro_batch(Engine& engine, int64_t first) {
   std::vector<int64_t> ids(8);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = (first + static_cast<int64_t>(i * i)) % 61;
   const Tensor rows = ids_tensor(ids, 2);
@@ -69,13 +69,13 @@ TEST(BatchRampUp, ResumesInsideAnyStep) {
   const auto whole = make_engine(ramped());
   for (int64_t i = 0; i < kMicroBatches; ++i) {
     whole->save(folder.path(), "after" + std::to_string(i));
-    micro_batch(*whole, i);
+    ramped_micro_batch(*whole, i);
   }
   EXPECT_EQ(whole->progress().steps, 8);  // 2, 2, 2, 2, 4, 4, 6, 6 samples
   for (int64_t stop = 0; stop < kMicroBatches; ++stop) {
     const auto resumed = make_engine(ramped());
     resumed->load(folder.path(), "after" + std::to_string(stop));
-    for (int64_t i = stop; i < kMicroBatches; ++i) micro_batch(*resumed, i);
+    for (int64_t i = stop; i < kMicroBatches; ++i) ramped_micro_batch(*resumed, i);
     EXPECT_EQ(resumed->progress().steps, 8) << stop;
     EXPECT_TRUE(same_bits(weights(*resumed), weights(*whole))) << stop;
   }

@@ -7,19 +7,13 @@
 
 #include "base/error.h"
 #include "observe/profile_report.h"
+#include "unit/observe/fake_clock.h"
 
 namespace ds {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-struct FakeClock {
-  double now = 5;
-  ClockFn fn() {
-    return [this] { return now; };
-  }
-};
 
 constexpr size_t kForward = static_cast<size_t>(ProfilePhase::kForward);
 constexpr size_t kBackward = static_cast<size_t>(ProfilePhase::kBackward);

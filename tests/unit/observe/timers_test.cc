@@ -4,16 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "unit/observe/fake_clock.h"
 
 namespace ds {
 namespace {
-
-struct FakeClock {
-  double now = 100;
-  ClockFn fn() {
-    return [this] { return now; };
-  }
-};
 
 TEST(WallClockTimers, AddUpAndPrintInOrderOfFirstUse) {
   FakeClock clock;

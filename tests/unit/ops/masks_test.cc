@@ -10,19 +10,19 @@
 namespace ds {
 namespace {
 
-constexpr DType kF32 = DType::kFloat32;
+constexpr DType kType = DType::kFloat32;
 
 class Masks : public ::testing::Test {
  protected:
   Tensor numbers(const Shape& shape, int salt) {
-    Tensor t = Tensor::zeros(device_, kF32, shape, MemoryTag::kOther);
+    Tensor t = Tensor::zeros(device_, kType, shape, MemoryTag::kOther);
     for (int64_t i = 0; i < t.elements(); ++i) {
       t.data<float>()[i] = static_cast<float>((i * 37 + salt * 11) % 101 - 50) / 25;
     }
     return t;
   }
   Tensor copy(const Tensor& part) {
-    Tensor t = Tensor::zeros(device_, kF32, part.shape(), MemoryTag::kOther);
+    Tensor t = Tensor::zeros(device_, kType, part.shape(), MemoryTag::kOther);
     std::memcpy(t.raw(), part.raw(), static_cast<size_t>(part.bytes()));
     return t;
   }

@@ -9,7 +9,7 @@
 namespace ds::zero_test {
 namespace {
 
-constexpr int kWorld = 4;
+constexpr int kRanks = 4;
 
 // About 1.1 million parameters.
 Json larger_model() {
@@ -77,7 +77,7 @@ TEST_P(NeverWhole, RanksMakeTheirParts) {
   for (const int stage : {0, 1, 3}) {
     for (const bool bf16 : {false, true}) {
       SCOPED_TRACE(str_cat("stage ", stage, ", bf16 ", bf16));
-      run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
+      run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& comm) {
         const auto model = begin();
         const MemoryAccount& account = model->device()->account();
         Engine engine(dump_json(stage_config(stage, {{"bf16", {{"enabled", bf16}}}})), model, comm);
@@ -88,7 +88,7 @@ TEST_P(NeverWhole, RanksMakeTheirParts) {
           if (one.trainable) trainable += static_cast<double>(one.shape.elements());
         }
         // What the stage leaves on a rank: masters, and the copy that is computed with.
-        const double share = 1.0 / kWorld;
+        const double share = 1.0 / kRanks;
         const double weights = p * (bf16 ? (stage == 0   ? 6
                                             : stage == 1 ? 2 + 4 * share
                                                          : 6 * share)
@@ -138,7 +138,7 @@ TEST(NeverWholeModels, DamagedFilesFailEveryRank) {
     file.seekp(static_cast<std::streamoff>(entry.file_size() / 2));
     file.put('!').put('?');
   }
-  run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
+  run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& comm) {
     const auto model = models::open_model(folder.path());
     const std::string text =
         error_of(Code::kCorrupt, [&] { Engine(dump_json(stage_config(3)), model, comm); });
@@ -164,20 +164,20 @@ TEST(NeverWholeModels, WeightsInPiecesEndWithTheEngine) {
 TEST(NeverWholeModels, LoadingTakesNoMoreThanABuffer) {
   const Folder folder;
   const Json more = {{"bf16", {{"enabled", true}}}};
-  Job run{kWorld, stage_config(3, more), 1, larger_model()};
-  run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
+  Job run{kRanks, stage_config(3, more), 1, larger_model()};
+  run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& comm) {
     auto engine = make_rank_engine(run, comm);
     engine->train_batch();
     engine->save(folder.path(), "one");
   });
-  run_ranks(kWorld, [&](const std::shared_ptr<Communicator>& comm) {
+  run_ranks(kRanks, [&](const std::shared_ptr<Communicator>& comm) {
     auto engine = make_rank_engine(run, comm);
     Device& device = *engine->model()->device();
     const int64_t before = device.account().total_now();
     device.account().reset_peaks();
     engine->load(folder.path(), "one");
     EXPECT_LT(device.account().total_peak() - before,
-              4 * engine->model()->parameters().elements() / kWorld / 4);
+              4 * engine->model()->parameters().elements() / kRanks / 4);
   });
 }
 

@@ -9,26 +9,26 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const Json kBf16 = {{"bf16",
-                     {{"enabled", true},
-                      {"bf16_master_weights_and_grads", true},
-                      {"bf16_optimizer_states", true}}}};
+const Json kRoundedBf16 = {{"bf16",
+                            {{"enabled", true},
+                             {"bf16_master_weights_and_grads", true},
+                             {"bf16_optimizer_states", true}}}};
 const Json kOffload = {{"offload_optimizer", {{"device", "cpu"}}}};
 const Json kBf16States32 = {{"bf16", {{"enabled", true}, {"bf16_master_weights_and_grads", true}}},
                             {"zero_optimization", kOffload}};
-const Json kFp16 = {
+const Json kRoundedFp16 = {
     {"fp16",
      {{"enabled", true}, {"initial_scale_power", 8}, {"fp16_master_weights_and_grads", true}}},
     {"zero_optimization", kOffload}};
 
-struct Kind {
+struct RoundedKind {
   const char* name;
   Json precision;
   DType type;
 };
-const Kind kKinds[] = {{"Bf16", kBf16, DType::kBFloat16},
-                       {"Bf16StatesInFp32", kBf16States32, DType::kBFloat16},
-                       {"Fp16", kFp16, DType::kFloat16}};
+const RoundedKind kRoundedKinds[] = {{"Bf16", kRoundedBf16, DType::kBFloat16},
+                                     {"Bf16StatesInFp32", kBf16States32, DType::kBFloat16},
+                                     {"Fp16", kRoundedFp16, DType::kFloat16}};
 
 double rounded(DType type, double x) {
   const auto single = static_cast<float>(x);
@@ -46,11 +46,11 @@ bool representable(DType type, const std::vector<float>& values) {
   return std::ranges::all_of(values, [&](float x) { return rounded(type, x) == x; });
 }
 
-class RoundedMasters : public ::testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, RoundedMasters, ::testing::ValuesIn(kKinds),
+class RoundedMasters : public ::testing::TestWithParam<RoundedKind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, RoundedMasters, ::testing::ValuesIn(kRoundedKinds),
                          [](const auto& kind) { return kind.param.name; });
 
-OwnJob own_job(const Kind& kind, int world, int stage) {
+OwnJob own_job(const RoundedKind& kind, int world, int stage) {
   Json config = with(own_config(stage), kind.precision);
   config["gradient_clipping"] = 0;
   OwnJob job{world, config};
@@ -210,13 +210,14 @@ TEST(RoundedMasters, SaveTheBytesOfMasters) {
                  account.now(MemoryTag::kOptimizer)};
   };
   const int64_t n = models::Model::create(model_config(), 3)->state().layout().elements();
-  const Bytes plain = bytes_of({{"bf16", {{"enabled", true}}}}, 1), small = bytes_of(kBf16, 1);
+  const Bytes plain = bytes_of({{"bf16", {{"enabled", true}}}}, 1),
+              small = bytes_of(kRoundedBf16, 1);
   EXPECT_EQ(plain.parameters, 6 * n);
   EXPECT_EQ(plain.gradients, 4 * n);
   EXPECT_EQ(small.parameters, 2 * n);
   EXPECT_EQ(small.gradients, 2 * n);
   EXPECT_EQ(small.optimizer * 2, plain.optimizer);
-  EXPECT_EQ(bytes_of(kFp16, 2).parameters, 2 * n);
+  EXPECT_EQ(bytes_of(kRoundedFp16, 2).parameters, 2 * n);
 }
 
 // Rules with whole tensors, moments alone and no state at all.
@@ -227,7 +228,7 @@ TEST(RoundedMasters, OtherOptimizersTrainThem) {
     std::optional<std::vector<float>> first;
     for (const int stage : {1, 3}) {
       SCOPED_TRACE(str_cat(type, ", stage ", stage));
-      Job job = learning_job(2, stage, kBf16, {{"reduce_scatter", stage == 1}});
+      Job job = learning_job(2, stage, kRoundedBf16, {{"reduce_scatter", stage == 1}});
       job.config["optimizer"] = {{"type", type}, {"params", {{"lr", rate}}}};
       job.config["zero_allow_untested_optimizer"] = true;
       const Trained trained = train(job);
@@ -244,7 +245,7 @@ TEST(RoundedMasters, OtherOptimizersTrainThem) {
 // Values of own parameters, lent memory among them, are of the type.
 TEST(RoundedMasters, ValuesAreThoseOfTheType) {
   for (const int stage : {1, 3}) {
-    OwnJob job = own_job(kKinds[0], 2, stage);
+    OwnJob job = own_job(kRoundedKinds[0], 2, stage);
     run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
       const auto model = own_model(job);
       const nn::ParamId id = model->parameters().find("layer1.bias");
@@ -271,7 +272,7 @@ TEST(RoundedMasters, ValuesAreThoseOfTheType) {
 
 // Documents published for DeepSpeed turn on autocast in bf16 with them.
 TEST(RoundedMasters, TakeAutocastBesideThem) {
-  Json config = with(zero_config(1), kBf16);
+  Json config = with(zero_config(1), kRoundedBf16);
   const Trained expected = train({2, config});
   config["torch_autocast"] = {{"enabled", true}, {"dtype", "bfloat16"}};
   EXPECT_TRUE(same_bits(train({2, config}).weights, expected.weights));
@@ -280,7 +281,7 @@ TEST(RoundedMasters, TakeAutocastBesideThem) {
 }
 
 TEST(RoundedMasters, TwoTypesOfParametersAreRefused) {
-  OwnJob job = own_job(kKinds[0], 1, 1);
+  OwnJob job = own_job(kRoundedKinds[0], 1, 1);
   job.change = [](nn::Parameter& p) {
     if (p.name == "layer0.bias") p.dtype = DType::kFloat32;
     return true;
