@@ -34,8 +34,8 @@ Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
 
 OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ctx.pool}; }
 
-Decoder::Decoder(const OpContext& ctx, nn::ParameterReader& weights, const models::Architecture& model,
-                 int64_t capacity, bool graphs)
+Decoder::Decoder(const OpContext& ctx, nn::ParameterReader& weights,
+                 const models::Architecture& model, int64_t capacity, bool graphs)
     : ctx_(with_own_attention(ctx)),
       host_(host_of(ctx)),
       weights_(weights),

@@ -48,8 +48,8 @@ Tensor bias_gradient(Tape& tape, ParamId bias) {
 }
 
 // The gradients of the weight, where there is a dw, and of the bias.
-void parameter_gradients(Tape& tape, const Tensor& x, const Tensor& dy,
-                         GradientTarget dw, ParamId bias) {
+void parameter_gradients(Tape& tape, const Tensor& x, const Tensor& dy, GradientTarget dw,
+                         ParamId bias) {
   Tensor db = bias_gradient(tape, bias);
   if (dw.sum && db) {
     ops::linear_grad_weight_bias(tape.ctx(), dy, x, dw.sum, db, dw.add);
@@ -355,7 +355,8 @@ Value linear_gelu_linear(Tape& tape, const Value& x, const Projection& up, const
         *layer.bias_done =
             ops::linear_grad_input_gelu(t.ctx(), dz, *w, layer.pre.data, kind, dpre, db);
       }
-      parameter_gradients(t, layer.y.data, dz, t.gradients().gradient_target(down.weight), down.bias);
+      parameter_gradients(t, layer.y.data, dz, t.gradients().gradient_target(down.weight),
+                          down.bias);
       layer.pre.slot->add(t.ctx(), std::move(dpre), true);
     }
     t.used_backward(down.weight);

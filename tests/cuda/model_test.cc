@@ -137,8 +137,8 @@ TEST_F(GpuModel, Generates) {
     infer::GenerateOptions options;
     options.max_tokens = 9;
     const auto continue_on = [&](models::Model& model) {
-      return infer::generate(model.context(), model.weights(), model.architecture(), prompt, options,
-                             {});
+      return infer::generate(model.context(), model.weights(), model.architecture(), prompt,
+                             options, {});
     };
     const std::vector<int32_t> text = continue_on(*gpu);
     EXPECT_EQ(text.size(), 9U);
@@ -149,9 +149,9 @@ TEST_F(GpuModel, Generates) {
     const Tensor ids = Tensor::empty(cpu->host(), DType::kInt32, {1, length}, MemoryTag::kOther);
     std::copy(all.begin(), all.end(), ids.data<int32_t>());
     const auto logits_on = [&](models::Model& model) {
-      return to_host(
-          infer::batch_logits(model.context(), model.weights(), model.architecture(), ids, Tensor()),
-          model.host());
+      return to_host(infer::batch_logits(model.context(), model.weights(), model.architecture(),
+                                         ids, Tensor()),
+                     model.host());
     };
     const Tensor expected = logits_on(*cpu), actual = logits_on(*gpu);
     EXPECT_LT(largest_difference(flat(actual), flat(expected)), 1e-4);
