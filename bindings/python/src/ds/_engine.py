@@ -30,6 +30,9 @@ ProgressFunction = Callable[[str, int, int], object]
 """Hears, in the thread of the call, the call ("train_batch", "evaluate", "save", "load"), the parts that are
 done and those of the call. It must not use the engine, its model or its optimizer."""
 
+_ALONE = interruptible(None)
+"""For engines without a group, which have nobody to wait for: one for all, since it keeps nothing."""
+
 
 def _is_text(config: Union[Document, PathLike]) -> bool:
     return isinstance(config, Mapping) or (
@@ -93,7 +96,7 @@ class Engine(Handle, DeepSpeedNames):
         self.on_progress(None)  # long calls look for Ctrl-C all the same
 
     def _interruptible(self) -> interruptible:
-        return interruptible(None if self._comm is None else self._comm.abort)
+        return _ALONE if self._comm is None else interruptible(self._comm.abort)
 
     # ---- Steps ---------------------------------------------------------------------------------
 
