@@ -1,9 +1,10 @@
 /* Whether the steps of two engines on two threads overlap: steps_overlap FILE [ROUNDS]
  *
- * Each engine computes on one thread. In every round one thread makes 20 steps on the text FILE alone, then two threads
- * make 20 steps each at once, and then two processes, which share nothing: what the machine itself gives. Prints the
- * ratios of the medians of these times to that of one thread, and those of the lowest ones, which other programs have
- * disturbed least: 1 where all overlaps, 2 where one waits for the other. */
+ * Each engine computes on one thread. In every round one thread makes 20 steps on the text FILE
+ * alone, then two threads make 20 steps each at once, and then two processes, which share nothing:
+ * what the machine itself gives. Prints the ratios of the medians of these times to that of one
+ * thread, and those of the lowest ones, which other programs have disturbed least: 1 where all
+ * overlaps, 2 where one waits for the other. */
 #include <ds.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -23,7 +24,9 @@ static ds_engine* make_engine(const char* file) {
   const char* shape =
       "{\"model_type\": \"gpt2\", \"vocab_size\": 256, \"n_positions\": 64,"
       " \"n_embd\": 128, \"n_layer\": 2, \"n_head\": 4}";
-  const char* config = "{\"train_micro_batch_size_per_gpu\": 8, \"threads\": 1, \"optimizer\": {\"type\": \"AdamW\"}}";
+  const char* config =
+      "{\"train_micro_batch_size_per_gpu\": 8, \"threads\": 1, \"optimizer\": {\"type\": "
+      "\"AdamW\"}}";
   char text[4096];
   ds_dataset* data;
   ds_model* model;
@@ -96,8 +99,9 @@ static int by_size(const void* a, const void* b) {
 }
 
 static void tell(const char* what, const double* alone, const double* times, int rounds) {
-  printf("%s: one thread %.3f s, two %.3f s, ratio %.2f, of the lowest %.2f (%d rounds)\n", what, alone[rounds / 2],
-         times[rounds / 2], times[rounds / 2] / alone[rounds / 2], times[0] / alone[0], rounds);
+  printf("%s: one thread %.3f s, two %.3f s, ratio %.2f, of the lowest %.2f (%d rounds)\n", what,
+         alone[rounds / 2], times[rounds / 2], times[rounds / 2] / alone[rounds / 2],
+         times[0] / alone[0], rounds);
 }
 
 int main(int argc, char** argv) {

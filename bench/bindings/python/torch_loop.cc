@@ -1,10 +1,11 @@
-// Training steps with PyTorch's gradients in C++: what torch_loop.py does in Python, with the same sizes, seeds and
-// threads. Built and run beside it by torch_and_cc.py.
+// Training steps with PyTorch's gradients in C++: what torch_loop.py does in Python, with the same
+// sizes, seeds and threads. Built and run beside it by torch_and_cc.py.
 //
 //   torch_loop WORK BATCH HIDDEN      WORK: torch, preset or module (see torch_and_cc.py)
 //
-// Reads lines of a number of steps and a word, which says something to torch_loop.py only, and answers each with the
-// nanoseconds of these steps in one line; at the end of its input it prints a checksum of the weights' bits.
+// Reads lines of a number of steps and a word, which says something to torch_loop.py only, and
+// answers each with the nanoseconds of these steps in one line; at the end of its input it prints a
+// checksum of the weights' bits.
 #include <ds.h>
 #include <torch/torch.h>
 
@@ -29,7 +30,8 @@ void check(ds_status status) {
 
 torch::nn::Sequential make_module(int64_t hidden) {
   torch::manual_seed(0);
-  torch::nn::Sequential module;  // one after another, so that the seed gives each what it gives in Python
+  torch::nn::Sequential
+      module;  // one after another, so that the seed gives each what it gives in Python
   module->push_back(torch::nn::Linear(kWidth, hidden));
   module->push_back(torch::nn::GELU());
   module->push_back(torch::nn::Linear(hidden, hidden));
@@ -57,7 +59,8 @@ ds_model* make_model(const torch::nn::Sequential& module) {
     values.push_back(value);
   }
   ds_model* model = nullptr;
-  check(ds_model_create_from_parameters(parameters.data(), static_cast<int64_t>(parameters.size()), &model));
+  check(ds_model_create_from_parameters(parameters.data(), static_cast<int64_t>(parameters.size()),
+                                        &model));
   for (ds_tensor* value : values) ds_tensor_destroy(value);
   return model;
 }
@@ -151,6 +154,7 @@ int main(int argc, char** argv) {
   const int64_t batch = std::atoll(argv[2]);
   torch::set_num_threads(1);
   const auto module = make_module(std::atoll(argv[3]));
-  answer(work == "preset" ? preset_step(module, batch) : module_step(module, batch, work == "module"));
+  answer(work == "preset" ? preset_step(module, batch)
+                          : module_step(module, batch, work == "module"));
   std::cout << checksum(module) << std::endl;
 }
