@@ -326,22 +326,22 @@ static PyObject *tensor_unflatten(const ds_tensor *flat, ds_tensor *const *shape
   return list;
 }
 
-/* A tensor of a DLPack capsule, of either kind, with CUDA's default stream. */
-static ds_status tensor_from_capsule(PyObject *capsule, ds_tensor **out_tensor) {
-  ds_status status;
-  if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-    struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
-    status = ds_tensor_from_dlpack(managed, NULL, out_tensor);
-    if (status == DS_OK) PyCapsule_SetName(capsule, "used_dltensor_versioned");
-  } else {
-    struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, "dltensor");
-    if (!managed) {
-      ds_py_keep_exception();
-      return DS_ERR_INVALID_ARGUMENT;
-    }
-    status = ds_tensor_from_dlpack_legacy(managed, NULL, out_tensor);
-    if (status == DS_OK) PyCapsule_SetName(capsule, "used_dltensor");
+/* A tensor of a DLPack capsule, of either kind. Others may run while the host waits for `stream`; the capsule is
+ * marked as taken before. */
+static ds_status tensor_from_capsule(PyObject *capsule, void *stream, ds_tensor **out_tensor) {
+  const int versioned = PyCapsule_IsValid(capsule, "dltensor_versioned");
+  const char *const name = versioned ? "dltensor_versioned" : "dltensor";
+  void *managed = PyCapsule_GetPointer(capsule, name);
+  ds_status status = DS_ERR_INVALID_ARGUMENT;
+  if (!managed || PyCapsule_SetName(capsule, versioned ? "used_dltensor_versioned" : "used_dltensor") != 0) {
+    ds_py_keep_exception();
+    return status;
   }
+  Py_BEGIN_ALLOW_THREADS;
+  status = versioned ? ds_tensor_from_dlpack(managed, stream, out_tensor)
+                     : ds_tensor_from_dlpack_legacy(managed, stream, out_tensor);
+  Py_END_ALLOW_THREADS;
+  if (status != DS_OK) PyCapsule_SetName(capsule, name); /* still its producer's */
   return status;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import gc
 import math
+import sys
 import weakref
 from typing import Any
 
@@ -69,6 +70,67 @@ def test_old_dlpack_is_read_and_written() -> None:
     assert tensor.data_ptr == address(values)
     assert "dltensor_versioned" not in repr(tensor.__dlpack__())
     assert "dltensor_versioned" in repr(tensor.__dlpack__(max_version=(1, 0)))
+
+
+class OnGpu:
+    """Says that it lies on a GPU, and keeps which streams it was asked to order its work with."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values = values
+        self.asked: list[Any] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, *, stream: Any, max_version: Any = None) -> Any:
+        self.asked.append(stream)
+        return self.values.__dlpack__(max_version=max_version)
+
+
+class Stream:
+    def __init__(self, cuda_stream: int) -> None:
+        self.cuda_stream = cuda_stream
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [({}, 1), ({"stream": -1}, -1)]
+    + [({"stream": s, "wait": False}, a) for s, a in ((None, 1), (0, 1), (2, 2), (Stream(4096), 4096))],
+)  # fmt: skip
+def test_a_producer_hears_the_stream(given: Any, asked: int) -> None:
+    source = OnGpu(np.arange(3, dtype=np.float32))
+    assert ds.from_dlpack(source, **given).tolist() == [0, 1, 2]
+    assert source.asked == [asked]
+
+
+@pytest.mark.parametrize("stream", [0, 4096, Stream(0), Stream(4096)])
+def test_the_library_hears_the_stream_that_it_waits_for(stream: Any) -> None:
+    source = OnGpu(np.arange(3, dtype=np.float32))
+    owners = sys.getrefcount(source.values)
+    with pytest.raises(ds.InvalidArgumentError, match="host memory has no streams") as refused:
+        ds.from_dlpack(source, stream=stream)  # what came is not on a GPU
+    del refused
+    gc.collect()
+    assert source.asked == [getattr(stream, "cuda_stream", stream) or 1]
+    left = sys.getrefcount(source.values)
+    assert left == owners  # what was not taken was given back
+    with pytest.raises(ds.InvalidArgumentError, match="host memory has no streams"):
+        ds.from_dlpack(source.values, stream=stream)
+
+
+def test_calls_take_arrays_in_the_order_of_the_models_stream() -> None:
+    model = ds.Model.from_parameters({"w": [0.0, 0.0]})
+    engine = ds.Engine(model, {"train_micro_batch_size_per_gpu": 1})
+    source = OnGpu(np.ones(2, np.float32))
+    engine.add_gradients([source])
+    model._stream = 4096  # as set_stream leaves it for a model on a GPU
+    engine.add_gradients({"w": source})
+    engine.set_values("w", source)
+    model.set("w", source)
+    engine.add_gradients([source.values])  # host memory has no order
+    assert source.asked == [1, 4096, 4096, 4096]
+    assert engine.view_gradient("w").tolist() == [3, 3]
+    assert model.get("w").tolist() == [1, 1]
 
 
 def test_capsules_that_nobody_takes_end() -> None:

@@ -18,7 +18,7 @@ from ._optimizer import Optimizer
 from ._scope import MODES, Scope
 from ._signals import interruptible
 from ._structs import EngineInfo, StepReport
-from ._tensor import Tensor, asarray
+from ._tensor import Tensor, asarray, in_order
 from ._tokenizer import Tokenizer
 
 VALUES = {
@@ -29,6 +29,9 @@ VALUES = {
 ProgressFunction = Callable[[str, int, int], object]
 """Hears, in the thread of the call, the call ("train_batch", "evaluate", "save", "load"), the parts that are
 done and those of the call. It must not use the engine, its model or its optimizer."""
+
+_ALONE = interruptible(None)
+"""For engines without a group, which have nobody to wait for: one for all, since it keeps nothing."""
 
 
 def _is_text(config: Union[Document, PathLike]) -> bool:
@@ -93,7 +96,7 @@ class Engine(Handle, DeepSpeedNames):
         self.on_progress(None)  # long calls look for Ctrl-C all the same
 
     def _interruptible(self) -> interruptible:
-        return interruptible(None if self._comm is None else self._comm.abort)
+        return _ALONE if self._comm is None else interruptible(self._comm.abort)
 
     # ---- Steps ---------------------------------------------------------------------------------
 
@@ -193,7 +196,7 @@ class Engine(Handle, DeepSpeedNames):
         if isinstance(gradients, Mapping):
             indices = array.array("q", [self.model.index(key) for key in gradients])
             gradients = list(gradients.values())
-        held = [asarray(gradient) for gradient in gradients]
+        held = [in_order(gradient, self.model._stream) for gradient in gradients]
         with self._interruptible():
             _native.ds_engine_add_gradients(
                 self._handle, indices, [t._handle for t in held], len(held)
@@ -274,7 +277,8 @@ class Engine(Handle, DeepSpeedNames):
         local: bool = False,
     ) -> None:
         """Sets values of a parameter, of the shape that `get_values` gives. Every process calls."""
-        source = asarray(value, dtype=None if kind == "gradient" else "float32")
+        given = in_order(value, self.model._stream)
+        source = asarray(given, dtype=None if kind == "gradient" else "float32")
         with self._interruptible():
             _native.ds_engine_set_values(
                 self._handle,

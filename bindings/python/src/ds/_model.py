@@ -20,7 +20,7 @@ from ._core import (
     path_text,
 )
 from ._structs import ModelInfo, ParameterInfo
-from ._tensor import _CUDA_DEFAULT_STREAM, Tensor, asarray
+from ._tensor import Tensor, asarray, in_order, stream_address
 
 ParameterKey = Union[int, str]
 """A parameter: its index in the model, or its name."""
@@ -87,6 +87,7 @@ class Model(Handle):
     """
 
     _destroy = _native.ds_model_destroy
+    _stream: Optional[int] = None  # of set_stream
 
     def __init__(self, config: Union[Document, PathLike], seed: int = 0) -> None:
         super().__init__(_native.ds_model_create(document_or_file(config), seed))
@@ -152,12 +153,11 @@ class Model(Handle):
     def set_stream(self, stream: Any) -> None:
         """Orders the work on the model's GPU with a CUDA stream, both ways, in place of waits of the host: a
         `torch.cuda.Stream`, anything with `cuda_stream` or `ptr`, or an address; 0 is CUDA's default stream. None
-        ends it. The stream must outlive the model and its engine. (`ds.from_dlpack` itself still waits for the
-        default stream.)"""
-        address = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
-        if address == 0:
-            address = _CUDA_DEFAULT_STREAM
+        ends it. The stream must outlive the model and its engine. Arrays of a GPU that are given to `set` or, by
+        its engine, to `add_gradients` and `set_values` are taken in its order, too."""
+        address = stream_address(stream)
         _native.ds_model_set_stream(self._handle, address)
+        self._stream = address
 
     # ---- Parameters ----------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Model(Handle):
 
     def set(self, parameter: ParameterKey, value: Any) -> None:
         """Sets a parameter, and its master, from float32 numbers of its shape."""
-        source = asarray(value, dtype="float32")
+        source = asarray(in_order(value, self._stream), dtype="float32")
         _native.ds_model_set_parameter(self._handle, self.index(parameter), source._handle)
 
     def view(self, parameter: ParameterKey) -> Tensor:

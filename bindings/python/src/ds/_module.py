@@ -101,7 +101,7 @@ class ModuleEngine(Engine):
         """Gradients of a loss (one number, the mean over a micro batch), which join those of the open
         step: multiplied by the loss scale, divided by gradient_accumulation_steps."""
         info = self.info
-        self.set_loss(loss.detach().item())
+        self.set_loss(loss.item())
         scale = info.loss_scale / info.accumulation_steps
         scaled = loss if scale == 1.0 else loss * scale
         if self._gatherer is not None:
@@ -115,11 +115,12 @@ class ModuleEngine(Engine):
     def _collect(self) -> None:
         """Hands over the gradients that do not lie in the engine's memory."""
         given = {}
-        for index, parameter in enumerate(self._parameters):
-            if parameter.grad is not None and parameter.grad is not self._views[index]:
+        for index, (parameter, view) in enumerate(zip(self._parameters, self._views)):
+            gradient = parameter.grad  # once: PyTorch looks it up each time
+            if gradient is not view and gradient is not None:
                 if self._trains[index]:
-                    given[index] = parameter.grad
-                parameter.grad = self._views[index]
+                    given[index] = gradient
+                parameter.grad = view
         if given:
             self.add_gradients(given)
 

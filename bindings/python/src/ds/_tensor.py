@@ -46,6 +46,7 @@ _LETTERS = {
 }
 _DLPACK = (1, 1)
 _CUDA_DEFAULT_STREAM = 1  # as DLPack's protocol for Python numbers it
+_NO_STREAM = -1  # nobody waits, for the protocol and for the library
 
 
 class Tensor:
@@ -264,16 +265,41 @@ def zeros(shape: Sequence[int], dtype: Any = "float32") -> Tensor:
     return Tensor(shape, dtype)
 
 
-def from_dlpack(source: Any) -> Tensor:
-    """Wraps an array of another library without copying it: any object with `__dlpack__`."""
+def stream_address(stream: Any) -> Optional[int]:
+    """The address of a CUDA stream: a `torch.cuda.Stream`, anything with `cuda_stream` or `ptr`, or a number, as
+    DLPack's protocol counts them (1 and 2 are CUDA's default ones; 0 is taken for 1); None stays None."""
+    address = getattr(stream, "cuda_stream", getattr(stream, "ptr", stream))
+    return _CUDA_DEFAULT_STREAM if address == 0 else address
+
+
+def from_dlpack(source: Any, *, stream: Any = None, wait: bool = True) -> Tensor:
+    """Wraps an array of another library without copying it: any object with `__dlpack__`.
+
+    Memory of a GPU is taken in the order of a CUDA stream: `source` makes `stream` wait for its work on the
+    array, on the GPU, and then the host waits for `stream`. `stream` is a `torch.cuda.Stream`, anything with
+    `cuda_stream` or `ptr`, or an address; None: CUDA's default stream; -1: nobody waits, because the array is known
+    to be ready. With `wait` False the host does not wait: right for a stream that orders the calls that the tensor
+    goes to (`Model.set_stream`). Host memory has no streams."""
+    address = stream_address(stream)
     arguments: dict[str, Any] = {}
     if source.__dlpack_device__()[0] == _native.DS_DEVICE_CUDA:
-        arguments["stream"] = _CUDA_DEFAULT_STREAM
+        arguments["stream"] = _CUDA_DEFAULT_STREAM if address is None else address
     try:
         capsule = source.__dlpack__(max_version=_DLPACK, **arguments)
     except TypeError:  # a library from before DLPack 1.0
         capsule = source.__dlpack__(**arguments)
-    return Tensor._of(_native.tensor_from_capsule(capsule))
+    return Tensor._of(_native.tensor_from_capsule(capsule, address if wait else _NO_STREAM))
+
+
+def in_order(values: Any, stream: Optional[int]) -> Tensor:
+    """`asarray` for a call on a model that has a stream of the program's, which orders memory of a GPU with
+    that call: the host need not wait."""
+    if stream is None or isinstance(values, Tensor) or not hasattr(values, "__dlpack_device__"):
+        return asarray(values)
+    if values.__dlpack_device__()[0] != _native.DS_DEVICE_CUDA:
+        return asarray(values)
+    source = values.detach() if hasattr(values, "detach") else values
+    return from_dlpack(source, stream=stream, wait=False)
 
 
 def asarray(values: Any, dtype: Any = None) -> Tensor:
