@@ -1,4 +1,4 @@
-# ds_layer(<name> SOURCES ... DEPS ...): one floor of the house, a static library ds_<name>.
+# ds_layer(<name> SOURCES ... DEPS ...): one layer, a static library ds_<name>.
 # The include check (tests/lint/check_layers.py) holds the order; DEPS makes the link follow it.
 function(ds_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})

@@ -8,8 +8,8 @@
 #include "capi/tensor_object.h"
 #include "capi/token_args.h"
 #include "capi/tokenizer_object.h"
-#include "data/bpe_trainer.h"
 #include "models/weights.h"
+#include "tokenizer/bpe_trainer.h"
 
 namespace ds::capi {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "capi/handles.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace ds::capi {
 

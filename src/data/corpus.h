@@ -11,7 +11,7 @@
 
 #include "base/thread_pool.h"
 #include "data/token_source.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace ds {
 

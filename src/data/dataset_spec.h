@@ -12,7 +12,7 @@
 #include "data/finetune_corpus.h"
 #include "data/packed_dataset.h"
 #include "data/splits.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace ds {
 

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
-#include "data/json_fields.h"
+#include "base/json_fields.h"
 #include "data/text_reader.h"
 
 namespace ds {

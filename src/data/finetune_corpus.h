@@ -17,8 +17,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data/chat_template.h"
-#include "data/tokenizer.h"
+#include "tokenizer/chat_template.h"
+#include "tokenizer/tokenizer.h"
 
 namespace ds {
 

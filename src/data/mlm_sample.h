@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "data/numpy_random.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace ds {
 

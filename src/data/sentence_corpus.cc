@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/json_fields.h"
 #include "data/indexed_dataset.h"
-#include "data/json_fields.h"
 #include "data/text_reader.h"
 
 namespace ds {

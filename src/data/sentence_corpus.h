@@ -9,7 +9,7 @@
 
 #include "data/splits.h"
 #include "data/token_source.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace ds {
 

@@ -14,7 +14,6 @@
 #include "config/config.h"
 #include "data/dataset.h"
 #include "data/sampler.h"
-#include "data/tokenizer.h"
 #include "engine/call_control.h"
 #include "engine/load_options.h"
 #include "engine/loss_sum.h"
@@ -27,6 +26,7 @@
 #include "models/model.h"
 #include "observe/monitor.h"
 #include "observe/timers.h"
+#include "tokenizer/tokenizer.h"
 
 namespace ds {
 

@@ -7,9 +7,9 @@
 #include <optional>
 
 #include "checkpoint/safetensors.h"
-#include "data/tokenizer.h"
 #include "models/model.h"
 #include "tensor/dtype.h"
+#include "tokenizer/tokenizer.h"
 
 namespace ds::models {
 

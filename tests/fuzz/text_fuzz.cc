@@ -6,9 +6,9 @@
 #include <map>
 
 #include "base/json.h"
-#include "data/tokenizer.h"
-#include "data/unicode.h"
 #include "fuzz/fuzz_support.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/unicode.h"
 
 namespace {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "data/tokenizer.h"
 #include "fuzz/fuzz_support.h"
+#include "tokenizer/tokenizer.h"
 
 namespace {
 

@@ -11,11 +11,9 @@ import re
 import sys
 import tempfile
 
-# Bottom to top, as docs/architecture.md lists them. A folder may include itself and lower ones.
-FLOORS = [
-    "base", "config", "device", "tensor", "observe", "io", "kernels", "ops", "comm", "data",
-    "checkpoint", "nn", "optim", "zero", "models", "infer", "engine", "capi",
-]
+# Bottom to top. A folder may include itself and lower ones. The list is the build's.
+LAYERS = re.search(r"set\(DS_LAYERS ([^)]*)\)",
+                   (pathlib.Path(__file__).resolve().parents[2] / "src/CMakeLists.txt").read_text()).group(1).split()
 MAX_BYTES = 64 * 1024
 # The whole C interface is one file, by promise.
 LARGER = {"include/ds.h": 128 * 1024}
@@ -54,8 +52,8 @@ def strip_comments_and_strings(text):
     return pattern.sub(lambda m: "\n" * m.group(0).count("\n") or " ", text)
 
 
-def floor_of(relative):
-    """The floor a file lives on, or None for what is outside src and kernels."""
+def layer_of(relative):
+    """The layer a file lives on, or None for what is outside src and kernels."""
     parts = relative.parts
     if parts[0] == "src" and len(parts) > 2:
         return parts[1]
@@ -64,23 +62,23 @@ def floor_of(relative):
     return None
 
 
-def floor_of_include(target, quoted_by, root):
-    """The floor that an #include names, or None when it is not one of ours."""
+def layer_of_include(target, quoted_by, root):
+    """The layer that an #include names, or None when it is not one of ours."""
     first = target.split("/", 1)[0]
-    if "/" in target and first in FLOORS:
+    if "/" in target and first in LAYERS:
         return first
     beside = (quoted_by.parent / target).resolve()
     try:
-        return floor_of(beside.relative_to(root)) if beside.is_file() else None
+        return layer_of(beside.relative_to(root)) if beside.is_file() else None
     except ValueError:
         return None
 
 
 def check_includes(path, relative, lines, root, report):
     top = relative.parts[0]
-    floor = floor_of(relative)
-    if top == "src" and len(relative.parts) > 2 and floor not in FLOORS:
-        report(relative, 1, f"src/{floor} is not a floor of docs/architecture.md")
+    layer = layer_of(relative)
+    if top == "src" and len(relative.parts) > 2 and layer not in LAYERS:
+        report(relative, 1, f"src/{layer} is not a layer of src/CMakeLists.txt")
         return
     for number, line in enumerate(lines, 1):
         match = INCLUDE.match(line)
@@ -88,24 +86,35 @@ def check_includes(path, relative, lines, root, report):
             continue
         target = match.group(2)
         name = target.rsplit("/", 1)[-1]
-        if name in ("ds.h", "ds.hpp") and floor is not None and floor != "capi":
+        if name in ("ds.h", "ds.hpp") and layer is not None and layer != "capi":
             report(relative, number, "only src/capi may include ds.h")
-        if name == "ds.hpp" and floor == "capi":
+        if name == "ds.hpp" and layer == "capi":
             report(relative, number, "ds.hpp is for clients; src/capi includes ds.h")
         if top in ("tools", "examples", "bindings", "include"):
-            other = floor_of_include(target, path, root)
+            other = layer_of_include(target, path, root)
             if other is not None:
                 report(relative, number, f"{top} may use ds.h and ds.hpp only, not {target}")
             continue
-        if floor is None:
+        if layer is None:
             continue
-        other = floor_of_include(target, path, root)
-        if other is None or other == floor:
+        other = layer_of_include(target, path, root)
+        if other is None or other == layer:
             continue
-        if floor == "kernels" and other != "base":
+        if layer == "kernels" and other != "base":
             report(relative, number, f"kernels may include base only, not {target}")
-        elif FLOORS.index(other) > FLOORS.index(floor):
-            report(relative, number, f"{floor} may not include {target}: {other} is a higher floor")
+        elif LAYERS.index(other) > LAYERS.index(layer):
+            report(relative, number, f"{layer} may not include {target}: {other} is a higher layer")
+
+
+def check_table(root, report):
+    """The table of docs/architecture.md has every layer, in order."""
+    name = pathlib.PurePath("docs/architecture.md")
+    if not (root / name).is_file():
+        return
+    rows = re.findall(r"^\| `(?:src/)?(\w+)(?:/<family>)?` \|", (root / name).read_text(), re.M)
+    listed = [row for row in rows if row in LAYERS]
+    if listed != LAYERS:
+        report(name, 1, f"the table lists {' '.join(listed)}; src/CMakeLists.txt has {' '.join(LAYERS)}")
 
 
 def check_calls(relative, text, report):
@@ -135,6 +144,7 @@ def check(root):
     def report(relative, number, text):
         violations.append(f"{relative.as_posix()}:{number}: {text}")
 
+    check_table(root, report)
     count = 0
     for path in source_files(root):
         count += 1
@@ -159,12 +169,13 @@ def check(root):
 
 
 SELF_TEST = [
-    ("src/base/a.cc", '#include "tensor/tensor.h"\n', "higher floor"),
+    ("src/base/a.cc", '#include "tensor/tensor.h"\n', "higher layer"),
     ("src/engine/a.cc", '#include "ds.h"\n', "only src/capi"),
     ("kernels/norm/a.cc", '#include "tensor/tensor.h"\n', "base only"),
     ("tools/a.cc", '#include "engine/engine.h"\n', "ds.h and ds.hpp only"),
     ("examples/a.c", '#include "../src/base/error.h"\n', "ds.h and ds.hpp only"),
-    ("src/attic/a.cc", "int x;\n", "not a floor"),
+    ("src/attic/a.cc", "int x;\n", "not a layer"),
+    ("docs/architecture.md", "| `src/base` | errors |\n", "the table lists base;"),
     ("src/base/a.cc", "void f() { std::exit(1); }\n", "ends the process"),
     ("src/base/a.cc", "void f() { abort(); }\n", "ends the process"),
     ("src/base/a.cc", 'void f() { std::printf("x"); }\n', "prints"),

@@ -6,7 +6,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace {
 

@@ -4,6 +4,7 @@
 // This program replaces malloc, so it stands alone.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 
@@ -68,7 +69,9 @@ struct Count {
   int64_t requests, bytes, largest;
 };
 
-// Of one warm step, the same in each of several.
+// Of one warm step, the same in each of several. A worker makes scratch memory for products when it
+// first gets a part of one, which on a busy machine may be late: up to two steps may differ by
+// that.
 Count warm_step(const Json& change, int64_t layers) {
   Json model = model_config();
   model["n_layer"] = layers;
@@ -86,13 +89,16 @@ Count warm_step(const Json& change, int64_t layers) {
     return Count{requests - count, total_bytes - bytes, largest};
   };
   for (int i = 0; i < 3; ++i) step();
-  const Count first = step();
-  for (int i = 0; i < 4; ++i) {
-    const Count next = step();
-    EXPECT_EQ(next.requests, first.requests);
-    EXPECT_EQ(next.bytes, first.bytes);
-  }
-  return first;
+  std::vector<Count> steps;
+  for (int i = 0; i < 8; ++i) steps.push_back(step());
+  const Count least = *std::ranges::min_element(steps, {}, &Count::bytes);
+  EXPECT_GE(std::ranges::count_if(steps,
+                                  [&](const Count& one) {
+                                    return one.requests == least.requests &&
+                                           one.bytes == least.bytes;
+                                  }),
+            6);
+  return least;
 }
 
 TEST(Allocations, TheCounterCounts) {
