@@ -52,8 +52,8 @@ Json updater_of_version_0_1(const CheckpointReader& reader, const Updater& updat
 
 // Whether the saved loss scale was a dynamic one's, which others cannot go on with.
 bool saved_scale_moves(const Json& rate_config) {
-  const Json fp16 = member(rate_config, "fp16");
-  return member(fp16, "enabled") == true && member(fp16, "loss_scale") == 0.0;
+  const Json fp16 = json_member(rate_config, "fp16");
+  return json_member(fp16, "enabled") == true && json_member(fp16, "loss_scale") == 0.0;
 }
 
 }  // namespace
@@ -121,7 +121,7 @@ void CheckpointLoader::restore_tag(const std::string& folder, const std::string&
   restore(std::move(*reader), options);
 }
 
-// Refused by a strict load, told by others.
+// Refused by a strict load, reported by others.
 void CheckpointLoader::compare_settings(const CheckpointReader& reader,
                                         const LoadOptions& options) const {
   const RunSettings before{saved_json(reader, saved::kConfig), reader.manifest().topology.data};
@@ -165,7 +165,9 @@ void CheckpointLoader::prepare_counters(const CheckpointReader& reader, const Lo
                                         Restored& out) {
   compare_settings(reader, options);
   const Json saved_rates = reader.state_json(saved::kRateConfig), rates = rate_config(run_.config);
-  const auto same = [&](const char* key) { return member(saved_rates, key) == member(rates, key); };
+  const auto same = [&](const char* key) {
+    return json_member(saved_rates, key) == json_member(rates, key);
+  };
   const Updater::Rules rules{same("optimizer") && same("scheduler"), saved_scale_moves(saved_rates),
                              options.optimizer_states, options.schedule};
   out.updater =

@@ -102,7 +102,7 @@ StepReport Engine::train_batch() {
   CallControl::Call call(control_, "train_batch", run_->config.batch.accumulation);
   while (true) {
     next_part(*run_->comm, call, open_->micro_batches);
-    if (auto report = trainer_->run(feed_->next(*open_))) return *std::move(report);
+    if (auto report = trainer_->run_micro_batch(feed_->next(*open_))) return *std::move(report);
   }
 }
 

@@ -46,12 +46,12 @@ nn::ParamId RunContext::trainable(const std::string& name) const {
 }
 
 // The caller's may be strided, and lie on the host.
-Tensor RunContext::operand(const Tensor& given) {
+Tensor RunContext::operand(const Tensor& value) {
   const std::shared_ptr<Device> device = model->state().state_context(context()).device;
-  if (given.contiguous()) return to_device(given, device);
+  if (value.contiguous()) return to_device(value, device);
   const OpContext host = host_context();
-  Tensor packed = host.workspace(given.dtype(), given.shape());
-  ops::cast(host, given, packed);
+  Tensor packed = host.workspace(value.dtype(), value.shape());
+  ops::cast(host, value, packed);
   return to_device(packed, device);
 }
 

@@ -21,12 +21,12 @@ struct RunContext {
   OpContext context() { return {model->device(), &pool, gpu_policy}; }
   OpContext host_context() { return {model->host(), &pool}; }
 
-  // Of several ranks, or of this one, which is the first then.
+  // Rank 0 logs and writes what concerns all.
   bool first_rank() const { return comm->rank() == 0; }
   // A parameter that has a gradient and optimizer state, by name; throws kNotFound otherwise.
   nn::ParamId trainable(const std::string& name) const;
   // A caller's tensor as operators read it: packed, where masters and gradients lie.
-  Tensor operand(const Tensor& given);
+  Tensor operand(const Tensor& value);
 
   Config config;  // its batch sizes follow rampup_batch_size
   const std::shared_ptr<models::Model> model;

@@ -7,7 +7,7 @@
 namespace ds {
 
 // Null without it.
-inline Json member(const Json& object, const char* key) {
+inline Json json_member(const Json& object, const char* key) {
   return object.is_object() && object.contains(key) ? object.at(key) : Json();
 }
 

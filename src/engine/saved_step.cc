@@ -24,7 +24,7 @@ StepShare restored_share(const RunContext& run, const CheckpointReader& reader,
   if (!reader.has_state(saved::kRanks)) return out;
   const Json ranks = reader.state_json(saved::kRanks);
   const auto number = [&](const Json& share, const char* key) {
-    const Json value = member(share, key);
+    const Json value = json_member(share, key);
     DS_CHECK(value.is_number() && std::isfinite(value.get<double>()), Code::kCorrupt,
              "the checkpoint's open step has a rank without ", key);
     return value.get<double>();
@@ -44,7 +44,7 @@ StepShare restored_share(const RunContext& run, const CheckpointReader& reader,
   }
   const Json& own = ranks[static_cast<size_t>(run.comm->rank())];
   // JSON has no NaN and no infinity, which a loss may be.
-  const bool finite = !member(own, "loss_sum").is_null();
+  const bool finite = !json_member(own, "loss_sum").is_null();
   return {finite ? number(own, "loss_sum") : std::nan(""),
           static_cast<int64_t>(number(own, "tokens")),
           own.contains("losses") ? static_cast<int64_t>(number(own, "losses")) : out.losses};
@@ -54,7 +54,8 @@ StepShare restored_share(const RunContext& run, const CheckpointReader& reader,
 // that saved them; the rest of the step has this run's.
 double gradient_factor(const RunContext& run, const CheckpointReader& reader,
                        const Updater::Saved& updater, int64_t accumulated, int64_t consumed) {
-  const Json before = member(saved_json(reader, saved::kConfig), "gradient_accumulation_steps");
+  const Json before =
+      json_member(saved_json(reader, saved::kConfig), "gradient_accumulation_steps");
   BatchConfig batch = run.config.batch;
   if (run.config.batch_ramp_up)
     batch.set_train_batch(run.config.batch_ramp_up->size_after(consumed));

@@ -66,7 +66,7 @@ void Trainer::run_backward() {
   scopes_.free_weights();
 }
 
-std::optional<StepReport> Trainer::run(const MicroBatch& samples) {
+std::optional<StepReport> Trainer::run_micro_batch(const MicroBatch& samples) {
   run_passes(samples);
   if (!close_micro_batch()) return {};
   return finish_step();
@@ -155,7 +155,7 @@ bool Trainer::close_micro_batch(bool reduce) {
     const int64_t samples = run_.config.batch.micro_batch;
     open_.count_samples(samples, run_.comm->size(), open_.mode.joined ? 0 : samples);
   }
-  if (const auto given = std::exchange(open_.external_loss, {})) open_.losses.add(*given);
+  if (const auto loss = std::exchange(open_.external_loss, {})) open_.losses.add(*loss);
   open_.own_micro_batches += open_.mode.joined ? 0 : 1;
   ++open_.progress.micro_steps;
   ++open_.micro_batches;
@@ -201,7 +201,7 @@ void Trainer::warn_of_uncounted_labels(const StepTotals& totals) {
 }
 
 // With ignore_unused_parameters false. A step without some gradient is given up.
-void Trainer::check_gradients_given() {
+void Trainer::check_all_have_gradients() {
   if (run_.config.zero.ignore_unused) return;
   try {
     agree(run_.context(), *run_.comm, "looking for gradients", [&] {
@@ -221,7 +221,7 @@ void Trainer::check_gradients_given() {
 StepReport Trainer::apply_update() {
   const ScopedTimer timer = observer_.time("step");
   const OpContext ctx = run_.context();
-  check_gradients_given();
+  check_all_have_gradients();
   run_.model->state().materialize_gradients(ctx);
   run_.model->state().reduce_own_gradients();
   run_.model->state().reduce_replicas();

@@ -25,7 +25,7 @@ class Trainer {
   StepReport step();
 
   // One whole micro batch; the report when it completes a step.
-  std::optional<StepReport> run(const MicroBatch& samples);
+  std::optional<StepReport> run_micro_batch(const MicroBatch& samples);
 
   // For a rank that has no further batches: takes part in the steps of the others, without adding
   // to them, until no rank has one. Every rank calls it in the end.
@@ -55,7 +55,7 @@ class Trainer {
   StepReport apply_update();
   void complete(StepReport& report, const StepTotals& totals);
   StepReport end_joining();
-  void check_gradients_given();
+  void check_all_have_gradients();
   void warn_of_uncounted_labels(const StepTotals& totals);
 
   RunContext& run_;
