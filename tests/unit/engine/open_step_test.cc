@@ -86,7 +86,7 @@ TEST(OpenStepTest, RampUpFollowsTheSamplesBeforeTheStep) {
   for (const int64_t before : {0, 16, 32, 48}) {
     open.clear_counters();
     open.progress.samples = before;
-    open.count_samples(4, 1, 4);
+    open.count_samples(16, 1, 16);
     follow_ramp_up(config, open);
     EXPECT_EQ(config.batch.train_batch, 4 + before / 16 * 4) << before;
   }
