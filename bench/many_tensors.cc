@@ -13,7 +13,10 @@
 
 #include "base/json.h"
 #include "comm/factory.h"
+#include "config/config.h"
 #include "engine/engine.h"
+#include "engine/external_gradients.h"
+#include "models/model.h"
 
 namespace {
 
@@ -77,7 +80,7 @@ Times measure(int64_t tensors, int stage, const std::string& optimizer, int step
       const std::vector<const ds::Tensor*> gradients(static_cast<size_t>(tensors), &gradient);
       std::vector<double> add, step, cpu;
       for (int i = 0; i < steps; ++i) {
-        add.push_back(milliseconds([&] { engine->add_gradients({}, gradients); }));
+        add.push_back(milliseconds([&] { engine->gradients().add({}, gradients); }));
         step.push_back(
             milliseconds([&] { cpu.push_back(cpu_milliseconds([&] { engine->step(); })); }));
       }

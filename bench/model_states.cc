@@ -14,6 +14,7 @@
 #include "comm/factory.h"
 #include "engine/engine.h"
 #include "engine/plan.h"
+#include "models/model.h"
 
 namespace {
 

@@ -7,6 +7,7 @@
 #include "capi/engine_object.h"
 #include "capi/fence.h"
 #include "capi/tensor_object.h"
+#include "engine/external_gradients.h"
 
 using namespace ds;        // NOLINT: this file defines the C functions of this namespace
 using namespace ds::capi;  // NOLINT
@@ -28,7 +29,7 @@ ds_status ds_engine_add_gradients(ds_engine* engine, const int64_t* parameters,
       entered.emplace_back(look_up(gradients[i], where), Entry::kShared, where);
       tensors.push_back(&entered.back()->tensor);
     }
-    object->engine().add_gradients(
+    object->engine().gradients().add(
         parameters == nullptr ? std::span<const int64_t>() : std::span(parameters, size), tensors);
   });
 }
@@ -38,12 +39,12 @@ ds_status ds_engine_view_gradient(ds_engine* engine, int64_t parameter, ds_tenso
     const auto object = enter_engine(engine);
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
     const nn::Parameter& p = parameter_at(*object->engine().model(), parameter);
-    out = publish_tensor(object->engine().gradient_view(p.name));
+    out = publish_tensor(object->engine().gradients().view(p.name));
   });
 }
 
 ds_status ds_engine_set_loss(ds_engine* engine, double loss) {
-  return guard(__func__, [&] { enter_engine(engine)->engine().set_loss(loss); });
+  return guard(__func__, [&] { enter_engine(engine)->engine().gradients().set_loss(loss); });
 }
 
 ds_status ds_engine_discard_gradients(ds_engine* engine) {

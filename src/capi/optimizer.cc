@@ -3,6 +3,7 @@
 #include "capi/args.h"
 #include "capi/engine_object.h"
 #include "capi/fence.h"
+#include "engine/parameter_values.h"
 
 namespace ds::capi {
 namespace {
@@ -58,7 +59,7 @@ ds_status ds_optimizer_state_names(ds_optimizer* optimizer, int64_t parameter, c
     const auto object = enter_engine_of(optimizer);
     char*& out = out_param(out_json, "out_json");
     const nn::Parameter& p = parameter_at(*object->engine().model(), parameter);
-    out = make_c_string(dump_json(Json(object->engine().optimizer_states(p.name))));
+    out = make_c_string(dump_json(Json(object->engine().values().optimizer_states(p.name))));
   });
 }
 

@@ -6,6 +6,8 @@
 #include "capi/engine_object.h"
 #include "capi/fence.h"
 #include "capi/tensor_object.h"
+#include "engine/external_gradients.h"
+#include "engine/parameter_scopes.h"
 
 namespace ds::capi {
 namespace {
@@ -14,12 +16,12 @@ namespace {
 std::vector<Tensor> begin(Engine& engine, const ScopeObject& scope) {
   switch (scope.mode) {
     case DS_SCOPE_MODIFY:
-      return engine.gather_parameters(scope.parameters);
+      return engine.scopes().gather(scope.parameters);
     case DS_SCOPE_NO_SYNC:
-      engine.begin_no_sync();
+      engine.gradients().begin_no_sync();
       return {};
     default:
-      return engine.fetch_parameters(scope.parameters);
+      return engine.scopes().fetch(scope.parameters);
   }
 }
 
@@ -28,12 +30,12 @@ void end(Engine& engine, const std::vector<int64_t>& parameters, ds_scope_mode m
          bool changes_dropped) {
   switch (mode) {
     case DS_SCOPE_MODIFY:
-      if (changes_dropped) return engine.forget_gathered(parameters);
-      return engine.scatter_parameters(parameters, -1);
+      if (changes_dropped) return engine.scopes().forget_gathered(parameters);
+      return engine.scopes().scatter(parameters, -1);
     case DS_SCOPE_NO_SYNC:
-      return engine.end_no_sync();
+      return engine.gradients().end_no_sync();
     default:
-      return engine.release_parameters(parameters);
+      return engine.scopes().release(parameters);
   }
 }
 
@@ -146,7 +148,7 @@ ds_status ds_scope_commit(ds_scope* scope, int32_t modifier_rank) {
             : "the scope was opened for gradients (DS_SCOPE_NO_SYNC), it has no parameters");
     DS_CHECK(modifier_rank >= 0, Code::kInvalidArgument, "modifier_rank is ", modifier_rank,
              "; a rank is needed (ds_scope_close drops the changes)");
-    engine->engine().scatter_parameters(object->parameters, modifier_rank);
+    engine->engine().scopes().scatter(object->parameters, modifier_rank);
     ended(*object);
   });
 }

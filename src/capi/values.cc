@@ -4,6 +4,8 @@
 #include "capi/engine_object.h"
 #include "capi/fence.h"
 #include "capi/tensor_object.h"
+#include "engine/external_gradients.h"
+#include "engine/parameter_values.h"
 
 namespace ds::capi {
 namespace {
@@ -47,9 +49,9 @@ Tensor whole_values(Engine& engine, const Values& values) {
       return engine.model()->get(values.parameter);
     }
     case DS_VALUE_GRADIENT:
-      return engine.gradient(values.parameter);
+      return engine.gradients().get(values.parameter);
     default:
-      return engine.optimizer_state(values.parameter, values.state);
+      return engine.values().optimizer_state(values.parameter, values.state);
   }
 }
 
@@ -60,9 +62,9 @@ void set_whole_values(Engine& engine, const Values& values, const TensorObject& 
       return engine.model()->set(values.parameter, host_copy(given));
     }
     case DS_VALUE_GRADIENT:
-      return engine.set_gradient(values.parameter, given.tensor);
+      return engine.gradients().set(values.parameter, given.tensor);
     default:
-      return engine.set_optimizer_state(values.parameter, values.state, host_copy(given));
+      return engine.values().set_optimizer_state(values.parameter, values.state, host_copy(given));
   }
 }
 
@@ -78,9 +80,9 @@ ds_status ds_engine_get_values(ds_engine* engine, int64_t parameter, ds_value_ki
     const auto object = enter_engine(engine);
     ds_tensor*& out = out_param(out_tensor, "out_tensor");
     const Values values = values_param(object->engine(), parameter, kind, state, extent);
-    out =
-        publish_tensor(values.local ? object->engine().local_values(values.parameter, values.what())
-                                    : whole_values(object->engine(), values));
+    out = publish_tensor(values.local
+                             ? object->engine().values().local(values.parameter, values.what())
+                             : whole_values(object->engine(), values));
   });
 }
 
@@ -91,7 +93,7 @@ ds_status ds_engine_set_values(ds_engine* engine, int64_t parameter, ds_value_ki
     const Values values = values_param(object->engine(), parameter, kind, state, extent);
     const auto given = enter(value, "value", Entry::kShared);
     if (values.local) {
-      object->engine().set_local_values(values.parameter, values.what(), host_copy(*given));
+      object->engine().values().set_local(values.parameter, values.what(), host_copy(*given));
     } else {
       set_whole_values(object->engine(), values, *given);
     }
@@ -105,7 +107,7 @@ ds_status ds_engine_local_range(ds_engine* engine, int64_t parameter, int64_t* o
     int64_t& first = out_param(out_first, "out_first");
     int64_t& count = out_param(out_count, "out_count");
     const nn::Parameter& p = parameter_at(*object->engine().model(), parameter);
-    const zero::FlatRange range = object->engine().local_range(p.name);
+    const zero::FlatRange range = object->engine().values().local_range(p.name);
     first = range.begin;
     count = range.elements();
   });

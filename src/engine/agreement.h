@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "engine/call_control.h"
 #include "ops/context.h"
 
 namespace ds {
@@ -24,5 +25,9 @@ std::string broadcast_text(const OpContext& ctx, Communicator& comm, std::string
 // Collective: the texts of all ranks, in their order, on rank 0; elsewhere nothing.
 std::vector<std::string> gather_texts(const OpContext& ctx, Communicator& comm,
                                       std::string_view text);
+
+// Before the next part of a call that others of the group are in: a process that leaves such a call
+// ends the group, which would wait for it.
+void next_part(Communicator& comm, CallControl::Call& call, int64_t done);
 
 }  // namespace ds

@@ -17,7 +17,7 @@ struct Progress {
   int64_t tokens = 0;
 };
 
-struct StepReport {
+struct StepReport {  // a record of plain values, as many as ds_step_report has
   Progress progress;
   bool applied = false;
   SkipReason skip_reason = SkipReason::kNone;

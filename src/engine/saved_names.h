@@ -1,5 +1,5 @@
-// Names of what an engine's checkpoint holds beside the weights: written by engine_save.cc, read by
-// engine_load.cc and engine_restore.cc.
+// Names of what an engine's checkpoint holds beside the weights: written by checkpoint_saver.cc,
+// read by checkpoint_loader.cc, saved_step.cc and restore_targets.cc.
 #pragma once
 
 #include <string>

@@ -91,26 +91,26 @@ ModuleProfile* StepMetrics::profile_for(int64_t steps) {
 }
 
 void StepMetrics::count_batch(const Tensor& ids) {
-  ++batches_;
-  samples_ += ids.size(0);
-  tokens_ += ids.elements();
-  length_ = ids.size(1);
+  ++open_.count;
+  open_.samples += ids.size(0);
+  open_.tokens += ids.elements();
+  open_.length = ids.size(1);
 }
 
 void StepMetrics::drop_step() {
-  batches_ = samples_ = tokens_ = length_ = 0;
+  open_ = {};
   profile_.reset();
 }
 
 void StepMetrics::finish_step(const StepReport& report, const WallClockTimers& timers) {
   if (config_.throughput) {
-    const int64_t samples = batches_ > 0 ? samples_ * world_ : config_.batch.train_batch;
-    meter_.add_step(report.seconds, samples, tokens_ * world_);
+    const int64_t samples = open_.count > 0 ? open_.samples * world_ : config_.batch.train_batch;
+    meter_.add_step(report.seconds, samples, open_.tokens * world_);
     const double seconds = report.seconds > 0 ? report.seconds * 1e12 : 1;
     const int64_t parameters = model_.parameters().elements();
-    six_n_tflops_ = report.seconds > 0 ? six_n_flops(parameters, tokens_) / seconds : 0;
-    megatron_tflops_ = report.seconds > 0 && shape_ && samples_ > 0
-                           ? megatron_flops(shape_, samples_, length_, false) / seconds
+    six_n_tflops_ = report.seconds > 0 ? six_n_flops(parameters, open_.tokens) / seconds : 0;
+    megatron_tflops_ = report.seconds > 0 && shape_ && open_.samples > 0
+                           ? megatron_flops(shape_, open_.samples, open_.length, false) / seconds
                            : 0;
   }
   // Without a forward pass of ours there is still the update to tell about.
@@ -129,10 +129,10 @@ void StepMetrics::finish_profile(const StepReport& report, const WallClockTimers
   ProfiledStep step;
   step.step = report.progress.steps - 1;
   step.world_size = world_;
-  step.micro_batch = batches_ > 0 ? samples_ / batches_ : config_.batch.micro_batch;
-  step.micro_batches = batches_ > 0 ? batches_ : config_.batch.accumulation;
-  step.samples = batches_ > 0 ? samples_ * world_ : config_.batch.train_batch;
-  step.tokens = tokens_ * world_;
+  step.micro_batch = open_.count > 0 ? open_.samples / open_.count : config_.batch.micro_batch;
+  step.micro_batches = open_.count > 0 ? open_.count : config_.batch.accumulation;
+  step.samples = open_.count > 0 ? open_.samples * world_ : config_.batch.train_batch;
+  step.tokens = open_.tokens * world_;
   step.forward_seconds = elapsed(timers, "forward");
   step.backward_seconds = elapsed(timers, "backward");
   step.update_seconds = elapsed(timers, "step");

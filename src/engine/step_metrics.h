@@ -59,9 +59,13 @@ class StepMetrics {
   DecoderShape shape_;
 
   ThroughputMeter meter_;
-  int64_t batches_ = 0, samples_ = 0, tokens_ = 0;  // of the open step, of this process
-  int64_t length_ = 0;                              // of its sequences
-  double six_n_tflops_ = 0, megatron_tflops_ = 0;   // per process, of the last step; 0 = unknown
+  // What this process computed in the open step.
+  struct Batches {
+    int64_t count = 0, samples = 0, tokens = 0;
+    int64_t length = 0;  // of their sequences
+  };
+  Batches open_;
+  double six_n_tflops_ = 0, megatron_tflops_ = 0;  // per process, of the last step; 0 = unknown
 
   std::unique_ptr<ModuleProfile> profile_;  // while its step is open
   Json profile_json_;

@@ -177,7 +177,7 @@ kernels::UpdateGate Updater::update_with_gate(const OpContext& ctx, zero::Parame
   return gate;
 }
 
-std::string Updater::trouble() const {
+std::string Updater::stop_reason() const {
   if (scaler_.exhausted()) {
     return str_cat("gradients overflow at the smallest loss scale, ", scaler_.scale(),
                    ": the loss or the weights have diverged");

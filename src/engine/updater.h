@@ -43,7 +43,7 @@ class Updater {
   // Steps skipped since the last applied one.
   int64_t consecutive_skips() const { return consecutive_skips_; }
   // Why training cannot go on, empty while it can.
-  std::string trouble() const;
+  std::string stop_reason() const;
 
   // Rates of the next step, one per base rate of the optimizer.
   const std::vector<double>& rates() const { return rates_; }

@@ -58,8 +58,9 @@ inline std::vector<float> states_of(Engine& engine) {
   const nn::ParameterSet& parameters = engine.model()->parameters();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     if (!parameters[id].trainable) continue;
-    for (const std::string& state : engine.optimizer_states(parameters[id].name)) {
-      const std::vector<float> values = flat(engine.optimizer_state(parameters[id].name, state));
+    for (const std::string& state : engine.values().optimizer_states(parameters[id].name)) {
+      const std::vector<float> values =
+          flat(engine.values().optimizer_state(parameters[id].name, state));
       out.insert(out.end(), values.begin(), values.end());
     }
   }

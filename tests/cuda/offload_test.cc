@@ -181,8 +181,8 @@ TEST_F(Offload, GradientsOfBackwardAndOfTheCaller) {
     // A GPU that is fast: it is done with all buckets while copies have hardly begun.
     engine->model()->device()->default_stream().synchronize();
     for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-      EXPECT_TRUE(same_bits(flat(engine->gradient(parameters[id].name)),
-                            flat(whole->gradient(parameters[id].name))))
+      EXPECT_TRUE(same_bits(flat(engine->gradients().get(parameters[id].name)),
+                            flat(whole->gradients().get(parameters[id].name))))
           << parameters[id].name;
     }
     // Others come on top, and one is set.
@@ -192,21 +192,21 @@ TEST_F(Offload, GradientsOfBackwardAndOfTheCaller) {
     const Tensor more = random_tensor(random, parameters[id].shape);
     const Tensor* const pointer = &more;
     const int64_t index = id;
-    const std::vector<float> before = flat(engine->gradient(name));
-    engine->add_gradients({&index, 1}, {&pointer, 1});
-    std::vector<float> sum = flat(engine->gradient(name));
+    const std::vector<float> before = flat(engine->gradients().get(name));
+    engine->gradients().add({&index, 1}, {&pointer, 1});
+    std::vector<float> sum = flat(engine->gradients().get(name));
     for (size_t i = 0; i < sum.size(); ++i) EXPECT_EQ(sum[i], before[i] + more.data<float>()[i]);
-    EXPECT_TRUE(same_bits(flat(engine->local_values(name, "gradient")), sum));
-    engine->set_gradient(name, more);
-    EXPECT_TRUE(same_bits(flat(engine->gradient(name)), flat(more)));
-    engine->set_local_values(name, "gradient", more.view({more.elements()}));
+    EXPECT_TRUE(same_bits(flat(engine->values().local(name, "gradient")), sum));
+    engine->gradients().set(name, more);
+    EXPECT_TRUE(same_bits(flat(engine->gradients().get(name)), flat(more)));
+    engine->values().set_local(name, "gradient", more.view({more.elements()}));
     EXPECT_TRUE(engine->step().applied);
     // Cleared: the next ones begin at zero.
     give_random_gradients(*engine, 3);
     engine->discard_gradients();
-    engine->set_gradient(name, more);
-    EXPECT_TRUE(same_bits(flat(engine->gradient(name)), flat(more)));
-    EXPECT_EQ(engine->gradient("wte.weight").data<float>()[0], 0);
+    engine->gradients().set(name, more);
+    EXPECT_TRUE(same_bits(flat(engine->gradients().get(name)), flat(more)));
+    EXPECT_EQ(engine->gradients().get("wte.weight").data<float>()[0], 0);
     engine->discard_gradients();
     whole->discard_gradients();
     whole->model()->state();
@@ -222,19 +222,19 @@ TEST_F(Offload, ValuesOfTheCaller) {
     const int64_t index = engine->model()->parameters().find(name);
     const Shape shape = engine->model()->parameters()[static_cast<nn::ParamId>(index)].shape;
     const Tensor state = random_tensor(random, shape), value = random_tensor(random, shape);
-    engine->set_optimizer_state(name, "exp_avg", state);
-    EXPECT_TRUE(same_bits(flat(engine->optimizer_state(name, "exp_avg")), flat(state)));
-    EXPECT_TRUE(same_bits(flat(engine->local_values(name, "exp_avg")), flat(state)));
+    engine->values().set_optimizer_state(name, "exp_avg", state);
+    EXPECT_TRUE(same_bits(flat(engine->values().optimizer_state(name, "exp_avg")), flat(state)));
+    EXPECT_TRUE(same_bits(flat(engine->values().local(name, "exp_avg")), flat(state)));
     engine->model()->set(name, value);
     EXPECT_TRUE(same_bits(flat(engine->model()->get(name)), flat(value)));
     expect_weights_follow(*engine);
-    engine->set_local_values(name, "parameter", state.view({state.elements()}));
-    EXPECT_TRUE(same_bits(flat(engine->local_values(name, "parameter")), flat(state)));
+    engine->values().set_local(name, "parameter", state.view({state.elements()}));
+    EXPECT_TRUE(same_bits(flat(engine->values().local(name, "parameter")), flat(state)));
     expect_weights_follow(*engine);
-    const std::vector<Tensor> gathered = engine->gather_parameters({&index, 1});
+    const std::vector<Tensor> gathered = engine->scopes().gather({&index, 1});
     EXPECT_TRUE(same_bits(flat(gathered[0]), flat(state)));
     gathered[0].data<float>()[3] = 42;
-    engine->scatter_parameters({&index, 1}, 0);
+    engine->scopes().scatter({&index, 1}, 0);
     EXPECT_EQ(engine->model()->get(name).data<float>()[3], 42);
     expect_weights_follow(*engine);
   }
@@ -250,7 +250,7 @@ TEST_F(Offload, ABadGradientSkipsTheStepAndIsNamed) {
   std::mt19937_64 random(1);
   Tensor bad = random_tensor(random, parameters[parameters.find(name)].shape);
   bad.data<float>()[17] = std::numeric_limits<float>::infinity();
-  engine->set_gradient(name, bad);
+  engine->gradients().set(name, bad);
   const StepReport report = engine->step();
   EXPECT_FALSE(report.applied);
   EXPECT_EQ(report.first_bad_tensor, name);
@@ -387,7 +387,7 @@ TEST_F(Offload, AModelThatTheGpuCannotHoldTrains) {
 // Elsewhere: what the configuration refuses.
 TEST_F(Offload, WhatItDoesNotDo) {
   const auto engine = offload_engine(offloaded(base_config()));
-  EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->gradient_view("wte.weight"); }),
+  EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->gradients().view("wte.weight"); }),
               HasSubstr("gradients lie on"));
   nn::ParameterSet set;
   set.add({"own", {4}});

@@ -41,7 +41,7 @@ inline void give_random_gradients(Engine& engine, uint64_t seed) {
     indices.push_back(id);
   }
   for (const Tensor& gradient : gradients) pointers.push_back(&gradient);
-  engine.add_gradients(indices, pointers);
+  engine.gradients().add(indices, pointers);
 }
 
 inline StepReport step_with_random_gradients(Engine& engine, uint64_t seed) {

@@ -31,7 +31,7 @@ StepReport step_with_random_gradients(Engine& engine, uint64_t seed) {
     gradients.push_back(random_tensor(random, parameters[id].shape));
   }
   for (const Tensor& gradient : gradients) pointers.push_back(&gradient);
-  engine.add_gradients({}, pointers);
+  engine.gradients().add({}, pointers);
   return engine.step();
 }
 
@@ -179,37 +179,37 @@ TEST_F(GpuState, GradientsOfTheCaller) {
   const nn::ParameterSet& parameters = engine->model()->parameters();
   const nn::ParamId id = parameters.find(name);
   const Tensor value = random_tensor(random, parameters[id].shape);
-  engine->set_gradient(name, value);
-  EXPECT_TRUE(same_bits(flat(engine->gradient(name)), flat(value)));
+  engine->gradients().set(name, value);
+  EXPECT_TRUE(same_bits(flat(engine->gradients().get(name)), flat(value)));
   // A strided one is added to it.
   const int64_t rows = value.size(0), columns = value.size(1);
   const Tensor wide = random_tensor(random, {rows, 2 * columns});
   const Tensor part = wide.slice(1, columns, 2 * columns);
   const Tensor* const pointer = &part;
   const int64_t index = id;
-  engine->add_gradients({&index, 1}, {&pointer, 1});
-  const std::vector<float> sum = flat(engine->gradient(name));
+  engine->gradients().add({&index, 1}, {&pointer, 1});
+  const std::vector<float> sum = flat(engine->gradients().get(name));
   for (int64_t i = 0; i < rows * columns; ++i) {
     EXPECT_EQ(sum[static_cast<size_t>(i)],
               value.data<float>()[i] +
                   wide.data<float>()[i / columns * 2 * columns + columns + i % columns]);
   }
   // The part of this process: all of it.
-  EXPECT_TRUE(same_bits(flat(engine->local_values(name, "gradient")), sum));
+  EXPECT_TRUE(same_bits(flat(engine->values().local(name, "gradient")), sum));
   engine->discard_gradients();
   const Tensor state = random_tensor(random, value.shape());
-  engine->set_optimizer_state(name, "exp_avg", state);
-  EXPECT_TRUE(same_bits(flat(engine->optimizer_state(name, "exp_avg")), flat(state)));
-  EXPECT_TRUE(same_bits(flat(engine->local_values(name, "exp_avg")), flat(state)));
+  engine->values().set_optimizer_state(name, "exp_avg", state);
+  EXPECT_TRUE(same_bits(flat(engine->values().optimizer_state(name, "exp_avg")), flat(state)));
+  EXPECT_TRUE(same_bits(flat(engine->values().local(name, "exp_avg")), flat(state)));
   const Tensor part_value = random_tensor(random, {value.elements()});
-  engine->set_local_values(name, "parameter", part_value);
-  EXPECT_TRUE(same_bits(flat(engine->local_values(name, "parameter")), flat(part_value)));
+  engine->values().set_local(name, "parameter", part_value);
+  EXPECT_TRUE(same_bits(flat(engine->values().local(name, "parameter")), flat(part_value)));
   EXPECT_TRUE(same_bits(flat(engine->model()->get(name)), flat(part_value)));
 
-  const std::vector<Tensor> gathered = engine->gather_parameters({&index, 1});
+  const std::vector<Tensor> gathered = engine->scopes().gather({&index, 1});
   EXPECT_TRUE(same_bits(flat(gathered[0]), flat(part_value)));
   gathered[0].data<float>()[3] = 42;
-  engine->scatter_parameters({&index, 1}, 0);
+  engine->scopes().scatter({&index, 1}, 0);
   EXPECT_EQ(engine->model()->get(name).data<float>()[3], 42);
 }
 
@@ -221,7 +221,7 @@ TEST_F(GpuState, ABadGradientSkipsTheStepAndIsNamed) {
   const nn::ParameterSet& parameters = engine->model()->parameters();
   Tensor bad = random_tensor(random, parameters[parameters.find(name)].shape);
   bad.data<float>()[17] = std::numeric_limits<float>::quiet_NaN();
-  engine->set_gradient(name, bad);
+  engine->gradients().set(name, bad);
   const StepReport report = engine->step();
   EXPECT_FALSE(report.applied);
   EXPECT_EQ(report.first_bad_tensor, name);
@@ -247,7 +247,7 @@ TEST_F(GpuState, ASkippedStepLeavesNoTrace) {
         EXPECT_EQ(actual.lr, expected.lr);
         Tensor bad = Tensor::zeros(make_cpu_device(), DType::kFloat32, {32}, MemoryTag::kOther);
         bad.data<float>()[7] = std::numeric_limits<float>::infinity();
-        engine->set_gradient("ln_f.weight", bad);
+        engine->gradients().set("ln_f.weight", bad);
         EXPECT_FALSE(engine->step().applied);
         EXPECT_EQ(engine->optimizer_steps(), other->optimizer_steps());
         EXPECT_TRUE(same_bits(weights_of(*engine), weights_of(*other)));
@@ -271,7 +271,7 @@ TEST_F(GpuState, SeveralRanksAreRefused) {
 
 TEST_F(GpuState, WhatAGpuDoesNotDo) {
   const auto engine = make_engine_on(true, plain_config());
-  EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->gradient_view("wte.weight"); }),
+  EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->gradients().view("wte.weight"); }),
               HasSubstr("cuda:0"));
   EXPECT_THAT(error_of(Code::kState, [&] { engine->model()->set_device(make_cpu_device()); }),
               HasSubstr("engine"));

@@ -121,23 +121,23 @@ TEST_F(GpuZero, StateIsReachable) {
       const Tensor value = random_tensor(random, shape);
       engine.model()->set(name, value);
       EXPECT_TRUE(same_bits(flat(engine.model()->get(name)), flat(value)));
-      engine.set_optimizer_state(name, "exp_avg", value);
-      EXPECT_TRUE(same_bits(flat(engine.optimizer_state(name, "exp_avg")), flat(value)));
-      engine.set_gradient(name, value);
-      EXPECT_TRUE(same_bits(flat(engine.gradient(name)), flat(value)));
+      engine.values().set_optimizer_state(name, "exp_avg", value);
+      EXPECT_TRUE(same_bits(flat(engine.values().optimizer_state(name, "exp_avg")), flat(value)));
+      engine.gradients().set(name, value);
+      EXPECT_TRUE(same_bits(flat(engine.gradients().get(name)), flat(value)));
       engine.discard_gradients();
       // This rank's part, and all of it in a scope.
-      const zero::FlatRange own = engine.local_range(name);
+      const zero::FlatRange own = engine.values().local_range(name);
       for (const char* const what : {"parameter", "exp_avg"}) {
-        const std::vector<float> part = flat(engine.local_values(name, what));
+        const std::vector<float> part = flat(engine.values().local(name, what));
         const std::vector<float> all = flat(value);
         EXPECT_TRUE(same_bits(part, {all.begin() + own.begin, all.begin() + own.end})) << what;
       }
       const int64_t index = id;
-      const std::vector<Tensor> whole = engine.gather_parameters({&index, 1});
+      const std::vector<Tensor> whole = engine.scopes().gather({&index, 1});
       EXPECT_TRUE(same_bits(flat(whole[0]), flat(value)));
       whole[0].data<float>()[7] = 42;
-      engine.scatter_parameters({&index, 1}, 1);
+      engine.scopes().scatter({&index, 1}, 1);
       EXPECT_EQ(engine.model()->get(name).data<float>()[7], 42);
       // Every rank helps, and the first one writes.
       const std::vector<float> weights = weights_of(engine);
@@ -165,7 +165,7 @@ TEST_F(GpuZero, GradientsOfTheCaller) {
             gradients.push_back(random_tensor(random, parameters[id].shape));
           }
           for (const Tensor& gradient : gradients) pointers.push_back(&gradient);
-          engine.add_gradients({}, pointers);
+          engine.gradients().add({}, pointers);
           EXPECT_TRUE(engine.step().applied);
         }
         const std::vector<float> weights = weights_of(engine);

@@ -107,11 +107,11 @@ TEST(CheckpointOf, ManyRanksExportsWhatTheyGather) {
       engine->save(folder.path("saves"), "");
       std::vector<int64_t> ids(static_cast<size_t>(engine->model()->parameters().size()));
       std::iota(ids.begin(), ids.end(), 0);
-      const std::vector<Tensor> all = engine->gather_parameters(ids);
+      const std::vector<Tensor> all = engine->scopes().gather(ids);
       if (comm->rank() == 0) {
         for (const Tensor& one : all) gathered.push_back(flat(one));
       }
-      engine->scatter_parameters(ids, -1);
+      engine->scopes().scatter(ids, -1);
     });
     const auto model = models::open_saved_model(folder.path("saves"));
     models::export_model(*model, folder.path("export"), DType::kFloat32);

@@ -102,11 +102,11 @@ TEST(SecondCopies, AreThoseThatWereLoaded) {
           EXPECT_EQ(engine.evaluate(*data, 2), wanted) << "coded " << coded;
           // A change by one rank after the load reaches them too.
           const std::vector<int64_t> ids = {0};
-          const std::vector<Tensor> whole = engine.gather_parameters(ids);
+          const std::vector<Tensor> whole = engine.scopes().gather(ids);
           if (comm->rank() == 1) {
             for (int64_t i = 0; i < whole[0].elements(); ++i) whole[0].data<float>()[i] = 0;
           }
-          engine.scatter_parameters(ids, 1);
+          engine.scopes().scatter(ids, 1);
           EXPECT_NE(engine.evaluate(*data, 2), wanted);
           engine.load(folder.path(), "a");
           EXPECT_EQ(engine.train_batch().loss, saver->train_batch().loss);

@@ -55,7 +55,7 @@ void give(Engine& engine, const std::vector<float>& values) {
   std::copy(values.begin(), values.end(), gradient.data<float>());
   const int64_t index = 0;
   const Tensor* const one = &gradient;
-  engine.add_gradients({&index, 1}, {&one, 1});
+  engine.gradients().add({&index, 1}, {&one, 1});
 }
 
 // The loss sum(a * b) of two engines: each gets the other's weights as its gradient.
@@ -71,8 +71,8 @@ TEST(ManyEngines, ShareALoss) {
         const std::vector<float> of_a = all_weights(a), of_b = all_weights(b);
         give(a, of_b);
         give(b, of_a);
-        a.set_loss(33 * double{of_a[0]} * of_b[0]);
-        b.set_loss(33 * double{of_a[0]} * of_b[0]);
+        a.gradients().set_loss(33 * double{of_a[0]} * of_b[0]);
+        b.gradients().set_loss(33 * double{of_a[0]} * of_b[0]);
         EXPECT_EQ(a.step().loss, b.step().loss);
         std::tie(wanted_a, wanted_b) =
             std::pair(wanted_a - 0.5 * wanted_b, wanted_b - 0.5 * wanted_a);

@@ -98,7 +98,7 @@ TEST_P(LargeTensors, StayWithinAMillionth) {
       gradient.data<float>()[i] = i % 3 == 0 ? -size : size;
       GetParam().update(wanted[static_cast<size_t>(i)], double{gradient.data<float>()[i]}, t);
     }
-    engine.add_gradients({&index, 1}, {&given, 1});
+    engine.gradients().add({&index, 1}, {&given, 1});
     ASSERT_TRUE(engine.step().applied);
   }
   const std::vector<float> weights = flat(model->get("w"));

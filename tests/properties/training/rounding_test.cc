@@ -21,9 +21,9 @@ TEST(KeptErrors, EndWithASkippedStep) {
         for (int i = 0; i < 3; ++i) EXPECT_TRUE(engine->train_batch().applied);
         // A gradient of one parameter on one rank is too large for a number.
         engine->backward(engine->forward(random_batch(comm->rank())));
-        const Tensor infinite = engine->gradient("h.0.attn.c_attn.bias");
+        const Tensor infinite = engine->gradients().get("h.0.attn.c_attn.bias");
         std::fill(infinite.data<float>(), infinite.data<float>() + infinite.elements(), INFINITY);
-        engine->set_gradient("h.0.attn.c_attn.bias", infinite);
+        engine->gradients().set("h.0.attn.c_attn.bias", infinite);
         EXPECT_FALSE(engine->step().applied);
         engine->save(folder.path(), "a");
         auto loaded = make_rank_engine(run, comm);

@@ -172,7 +172,7 @@ TEST_P(SchedulesOfAnEngine, AreTheirFormulas) {
     peak = std::max(peak, rates[0]);
     for (const int64_t index : {0, 1}) {
       const Tensor* const given = &gradient;
-      engine.add_gradients({&index, 1}, {&given, 1});
+      engine.gradients().add({&index, 1}, {&given, 1});
     }
     const StepReport report = engine.step();
     EXPECT_EQ(report.lr, rates[0]) << "the rate of the default group";

@@ -21,9 +21,9 @@ TEST(ResumedScaler, HasTheHysteresisOfTheConfiguration) {
     for (int micro = 0; micro < 2; ++micro) {
       engine.backward(engine.forward({ids, ids, {}, {}, {}}));
       if (micro == 1) {
-        const Tensor bad = engine.gradient("ln_f.weight");
+        const Tensor bad = engine.gradients().get("ln_f.weight");
         bad.data<float>()[0] = INFINITY;
-        engine.set_gradient("ln_f.weight", bad);
+        engine.gradients().set("ln_f.weight", bad);
       }
       const StepReport report = engine.step();
       EXPECT_FALSE(report.applied);
@@ -61,14 +61,14 @@ TEST(LargeNorms, AreSkippedByAllRanks) {
         Engine engine(dump_json(config), own_model(job), comm);
         const auto give = [&](float value) {
           const std::vector<int64_t> ids = {0};
-          const Tensor whole = engine.fetch_parameters(ids)[0];
-          engine.release_parameters(ids);
+          const Tensor whole = engine.scopes().fetch(ids)[0];
+          engine.scopes().release(ids);
           Tensor gradient =
               Tensor::empty(make_cpu_device(), DType::kFloat32, whole.shape(), MemoryTag::kOther);
           std::fill(gradient.data<float>(), gradient.data<float>() + gradient.elements(), 0.0f);
           gradient.data<float>()[5] = value * static_cast<float>(engine.loss_scale());
           const Tensor* const one = &gradient;
-          engine.add_gradients(ids, {&one, 1});
+          engine.gradients().add(ids, {&one, 1});
           return engine.step();
         };
         // The mean of two ranks.

@@ -49,8 +49,9 @@ inline std::vector<float> optimizer_values(Engine& engine) {
   const nn::ParameterSet& parameters = engine.model()->parameters();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     if (!parameters[id].trainable) continue;
-    for (const std::string& name : engine.optimizer_states(parameters[id].name)) {
-      const std::vector<float> one = flat(engine.optimizer_state(parameters[id].name, name));
+    for (const std::string& name : engine.values().optimizer_states(parameters[id].name)) {
+      const std::vector<float> one =
+          flat(engine.values().optimizer_state(parameters[id].name, name));
       out.insert(out.end(), one.begin(), one.end());
     }
   }

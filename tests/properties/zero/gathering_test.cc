@@ -24,8 +24,8 @@ int64_t gathered(Engine& engine) {
 }
 
 void use(Engine& engine, int64_t layer) {
-  engine.fetch_parameters({&layer, 1});
-  engine.release_parameters({&layer, 1});
+  engine.scopes().fetch({&layer, 1});
+  engine.scopes().release({&layer, 1});
 }
 
 // A pass that ends: forward over all layers, and a step without gradients.
@@ -42,12 +42,12 @@ TEST(Gathering, EndsWithTheLastUse) {
     pass_over(engine);  // the order becomes known
     const int64_t before = gathered(engine);
     for (const int64_t layer : {0, 1, 2, 3, 4, 5}) {
-      engine.fetch_parameters({&layer, 1});
+      engine.scopes().fetch({&layer, 1});
       EXPECT_GE(gathered(engine) - before, 4 * kElements);
-      engine.fetch_parameters({&layer, 1});  // another module has it as well
-      engine.release_parameters({&layer, 1});
+      engine.scopes().fetch({&layer, 1});  // another module has it as well
+      engine.scopes().release({&layer, 1});
       EXPECT_GE(gathered(engine) - before, 4 * kElements);
-      engine.release_parameters({&layer, 1});
+      engine.scopes().release({&layer, 1});
       EXPECT_EQ(gathered(engine), before) << layer;
     }
     engine.step();
@@ -97,10 +97,10 @@ TEST_P(Kinds, ALayerUsedThreeTimesSumsItsGradients) {
             for (const int64_t layer : kUses) use(engine, layer);
             for (int64_t at = 5; at >= 0; --at) {
               const int64_t layer = kUses[at];
-              engine.fetch_parameters({&layer, 1});
+              engine.scopes().fetch({&layer, 1});
               give(engine, layer,
                    [&](int64_t i) { return part(layer, i, comm->rank(), step, at); });
-              engine.release_parameters({&layer, 1});
+              engine.scopes().release({&layer, 1});
             }
             EXPECT_TRUE(engine.step().applied);
           }
@@ -179,10 +179,10 @@ TEST(Gathering, TheNextLayersAreUnderWay) {
       for (int pass = 0; pass < 2; ++pass) {
         const int64_t start = gathers();
         for (int64_t layer = 0; layer < 6; ++layer) {
-          engine.fetch_parameters({&layer, 1});
+          engine.scopes().fetch({&layer, 1});
           const int64_t there = (gathered(engine) - empty) / (4 * kElements);
           EXPECT_EQ(there, 1 + std::min(ahead, 5 - layer)) << layer;
-          engine.release_parameters({&layer, 1});
+          engine.scopes().release({&layer, 1});
         }
         EXPECT_EQ(gathers() - start, 6);
         engine.step();

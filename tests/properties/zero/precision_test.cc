@@ -269,14 +269,14 @@ void check_means(int stage, const char* compute, const char* travel) {
     own["zero_optimization"]["stage"] = 0;
     Engine engine(dump_json(own), models::Model::create(model_config(0), 3), nullptr);
     engine.backward(engine.forward(token_batch(rank, 0)));
-    for (const char* const name : names) alone[rank].push_back(flat(engine.gradient(name)));
+    for (const char* const name : names) alone[rank].push_back(flat(engine.gradients().get(name)));
   }
   const DType type = type_of(travel);
   run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
     Engine engine(dump_json(config), models::Model::create(model_config(0), 3), comm);
     engine.backward(engine.forward(token_batch(comm->rank(), 0)));
     for (size_t k = 0; k < names.size(); ++k) {
-      const std::vector<float> mean = flat(engine.gradient(names[k]));
+      const std::vector<float> mean = flat(engine.gradients().get(names[k]));
       for (size_t i = 0; i < mean.size(); ++i) {
         const float sum = rounded(alone[0][k][i], type) + rounded(alone[1][k][i], type);
         ASSERT_EQ(mean[i], rounded(sum / 2, type)) << names[k] << " " << i;

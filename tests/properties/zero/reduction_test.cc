@@ -213,7 +213,7 @@ TEST_P(Reduction, OneRankCallsNoCollective) {
     engine->train_batch();
     engine->evaluate(*periodic_data(), 1);
     engine->backward(engine->forward(token_batch(0, 0)));
-    engine->gradient("wte.weight");
+    engine->gradients().get("wte.weight");
     engine->discard_gradients();
     values(*engine);
     for (const Traffic& traffic : comm->total_traffic()) {

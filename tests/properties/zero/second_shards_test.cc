@@ -35,15 +35,15 @@ TEST_P(SecondCopies, HoldTheWeightsOfEverySize) {
   const Folder folder;
   const auto pass = [&](Engine& engine, int rank, int64_t at, std::vector<float>& seen) {
     for (int64_t id = 0; id < static_cast<int64_t>(kCopiedShapes.size()); ++id) {
-      engine.fetch_parameters({&id, 1});
-      engine.release_parameters({&id, 1});
+      engine.scopes().fetch({&id, 1});
+      engine.scopes().release({&id, 1});
     }
     seen.clear();
     for (int64_t id = static_cast<int64_t>(kCopiedShapes.size()) - 1; id >= 0; --id) {
-      const std::vector<float> now = numbers(engine.fetch_parameters({&id, 1})[0]);
+      const std::vector<float> now = numbers(engine.scopes().fetch({&id, 1})[0]);
       seen.insert(seen.begin(), now.begin(), now.end());
       give(engine, id, [&](int64_t i) { return exact_gradient(id, i, rank, at); });
-      engine.release_parameters({&id, 1});
+      engine.scopes().release({&id, 1});
     }
   };
   const auto as_computed = [&](std::vector<float> x) {

@@ -183,8 +183,8 @@ TEST_P(Groups, GarbageInFreshMemoryReachesNothing) {
           norm += engine.step().grad_norm;
         }
         std::vector<float> mine = values(engine);
-        for (const std::string& state : engine.optimizer_states("p4")) {
-          const std::vector<float> one = flat(engine.optimizer_state("p4", state));
+        for (const std::string& state : engine.values().optimizer_states("p4")) {
+          const std::vector<float> one = flat(engine.values().optimizer_state("p4", state));
           mine.insert(mine.end(), one.begin(), one.end());
         }
         if (comm->rank() == 0) out = {mine, norm};

@@ -39,7 +39,7 @@ TEST_P(ReadAndSet, GradientsOnSeveralRanks) {
     const std::vector<float> before = values(engine);
     give_exact(engine, comm->rank(), 0);
     for (int64_t id = 0; id < 3; ++id) {
-      const Tensor mean = engine.gradient(str_cat("p", id));
+      const Tensor mean = engine.gradients().get(str_cat("p", id));
       for (int64_t i = 0; i < mean.elements(); ++i) {
         const float own = exact_gradient(id, i, comm->rank(), 0);
         float sum = 0;
@@ -50,11 +50,11 @@ TEST_P(ReadAndSet, GradientsOnSeveralRanks) {
       }
       const Tensor wanted =
           tensor_of(mean.shape(), [&](int64_t i) { return scale * exact_gradient(id, i, 9, 9); });
-      engine.set_gradient(str_cat("p", id), wanted);
-      EXPECT_TRUE(same_bits(flat(engine.gradient(str_cat("p", id))), flat(wanted)));
+      engine.gradients().set(str_cat("p", id), wanted);
+      EXPECT_TRUE(same_bits(flat(engine.gradients().get(str_cat("p", id))), flat(wanted)));
     }
-    error_of(Code::kNotFound, [&] { engine.gradient("p3"); });
-    error_of(Code::kNotFound, [&] { engine.optimizer_state("p3", "momentum_buffer"); });
+    error_of(Code::kNotFound, [&] { engine.gradients().get("p3"); });
+    error_of(Code::kNotFound, [&] { engine.values().optimizer_state("p3", "momentum_buffer"); });
     EXPECT_EQ(flat(engine.model()->get("p3")).size(), 24u);
     EXPECT_TRUE(engine.step().applied);
     const std::vector<float> after = values(engine);
@@ -80,15 +80,15 @@ TEST_P(ReadAndSet, WeightsAndStatesOnSeveralRanks) {
     engine.model()->set("p0", weight);
     EXPECT_TRUE(same_bits(flat(engine.model()->get("p0")), flat(weight)));
     const int64_t ids[] = {0};
-    const std::vector<Tensor> seen = engine.fetch_parameters(ids);
+    const std::vector<Tensor> seen = engine.scopes().fetch(ids);
     EXPECT_EQ(seen[0].dtype(), type());
     EXPECT_TRUE(same_bits(numbers(seen[0]), flat(weight)));
-    engine.release_parameters(ids);
+    engine.scopes().release(ids);
     for (const char* const state : {"exp_avg", "exp_avg_sq"}) {
-      engine.set_optimizer_state("p0", state, weight);
-      EXPECT_TRUE(same_bits(flat(engine.optimizer_state("p0", state)), flat(weight)));
-      const zero::FlatRange own = engine.local_range("p0");
-      const std::vector<float> part = flat(engine.local_values("p0", state));
+      engine.values().set_optimizer_state("p0", state, weight);
+      EXPECT_TRUE(same_bits(flat(engine.values().optimizer_state("p0", state)), flat(weight)));
+      const zero::FlatRange own = engine.values().local_range("p0");
+      const std::vector<float> part = flat(engine.values().local("p0", state));
       for (size_t i = 0; i < part.size(); ++i) {
         ASSERT_EQ(part[i], weight.data<float>()[own.begin + static_cast<int64_t>(i)]);
       }
@@ -112,17 +112,17 @@ TEST_P(ReadAndSet, ClampedPartsAreWhatTheStepSees) {
       std::vector<double> expected;
       double squares = 0, unclamped = 0;
       for (nn::ParamId id = 0; id < set.size(); ++id) {
-        for (const float g : flat(engine.gradient(set[id].name))) {
+        for (const float g : flat(engine.gradients().get(set[id].name))) {
           expected.push_back(std::clamp(g, -most, most) / scale);
           squares += expected.back() * expected.back();
           unclamped += g / scale * (g / scale);
         }
-        const Tensor part = engine.local_values(set[id].name, "gradient");
+        const Tensor part = engine.values().local(set[id].name, "gradient");
         for (int64_t i = 0; i < part.elements(); ++i) {
           float& g = part.data<float>()[i];
           g = std::clamp(g, -most, most);
         }
-        engine.set_local_values(set[id].name, "gradient", part);
+        engine.values().set_local(set[id].name, "gradient", part);
       }
       const double norm = std::sqrt(squares);
       EXPECT_LT(norm, 0.9 * std::sqrt(unclamped));

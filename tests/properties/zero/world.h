@@ -90,7 +90,7 @@ void give(Engine& engine, int64_t index, const Fn& value_at) {
   const auto scale = static_cast<float>(engine.loss_scale());
   const Tensor gradient = tensor_of(shape, [&](int64_t i) { return scale * value_at(i); });
   const Tensor* const one = &gradient;
-  engine.add_gradients({&index, 1}, {&one, 1});
+  engine.gradients().add({&index, 1}, {&one, 1});
 }
 
 // What this rank has of all parameters in a step; of those alone that `wanted` takes.

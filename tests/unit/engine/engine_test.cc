@@ -53,19 +53,19 @@ TEST_P(EngineResume, TenAndTenStepsAreTwentyToTheBit) {
   {
     const auto first = make_engine(config);
     for (int i = 0; i < 10; ++i) EXPECT_EQ(first->train_batch().loss, losses[i]);
-    first->set_client_state({{"note", "half way"}});
+    first->caller_state().client_state = {{"note", "half way"}};
     first->save(folder.path(), "");
   }
   EXPECT_TRUE(fs::exists(folder.path("global_step10")));
   const auto second = make_engine(config);
   second->train_batch();  // whatever it did before must not matter
   second->load(folder.path(), "");
-  EXPECT_EQ(second->client_state(), Json({{"note", "half way"}}));
+  EXPECT_EQ(second->caller_state().client_state, Json({{"note", "half way"}}));
   EXPECT_EQ(second->progress().steps, 10);
   for (int i = 10; i < 20; ++i) EXPECT_EQ(second->train_batch().loss, losses[i]) << i;
   EXPECT_TRUE(same_bits(weights(*straight), weights(*second)));
-  EXPECT_TRUE(same_bits(flat(straight->optimizer_state("wte.weight", "exp_avg_sq")),
-                        flat(second->optimizer_state("wte.weight", "exp_avg_sq"))));
+  EXPECT_TRUE(same_bits(flat(straight->values().optimizer_state("wte.weight", "exp_avg_sq")),
+                        flat(second->values().optimizer_state("wte.weight", "exp_avg_sq"))));
 }
 INSTANTIATE_TEST_SUITE_P(
     Configs, EngineResume,
@@ -209,7 +209,7 @@ TEST(Engine, SkipsAStepWithANonFiniteGradientAndNamesTheTensor) {
     bias.data<float>()[5] = std::numeric_limits<float>::quiet_NaN();
     engine->model()->set("h.1.mlp.c_fc.bias", bias);
     const std::vector<float> before = weights(*engine);
-    const auto moments = flat(engine->optimizer_state("wte.weight", "exp_avg"));
+    const auto moments = flat(engine->values().optimizer_state("wte.weight", "exp_avg"));
     const double lr = engine->rates().front();
 
     const StepReport report = engine->train_batch();
@@ -222,7 +222,8 @@ TEST(Engine, SkipsAStepWithANonFiniteGradientAndNamesTheTensor) {
     EXPECT_EQ(engine->optimizer_steps(), 1);
     EXPECT_EQ(engine->rates().front(), lr);
     EXPECT_TRUE(same_bits(weights(*engine), before));
-    EXPECT_TRUE(same_bits(flat(engine->optimizer_state("wte.weight", "exp_avg")), moments));
+    EXPECT_TRUE(
+        same_bits(flat(engine->values().optimizer_state("wte.weight", "exp_avg")), moments));
 
     engine->model()->set("h.1.mlp.c_fc.bias", good);
     EXPECT_TRUE(engine->train_batch().applied);  // the bad gradients are gone

@@ -13,7 +13,12 @@
 
 #include "data/corpus.h"
 #include "data/gpt_dataset.h"
+#include "engine/caller_state.h"
 #include "engine/engine.h"
+#include "engine/external_gradients.h"
+#include "engine/parameter_scopes.h"
+#include "engine/parameter_values.h"
+#include "models/model.h"
 
 namespace ds::engine_test {
 

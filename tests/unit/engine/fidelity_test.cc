@@ -163,8 +163,9 @@ TEST(Fidelity, OneCycleMovesBetasAndNoOtherMomentum) {
   const auto reference = make_engine(cycle(adam, false));  // beta1 0.9
   engine->train_batch();
   reference->train_batch();
-  const std::vector<float> moment = flat(engine->optimizer_state("wte.weight", "exp_avg")),
-                           other = flat(reference->optimizer_state("wte.weight", "exp_avg"));
+  const std::vector<float> moment = flat(engine->values().optimizer_state("wte.weight", "exp_avg")),
+                           other =
+                               flat(reference->values().optimizer_state("wte.weight", "exp_avg"));
   for (size_t i = 0; i < moment.size(); ++i) {
     ASSERT_NEAR(moment[i], 7 * other[i], 1e-6 * std::abs(moment[i]) + 1e-12);
   }

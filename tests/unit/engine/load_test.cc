@@ -35,8 +35,8 @@ std::vector<float> everything(Engine& engine) {
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     append(engine.model()->get(parameters[id].name));
     if (!parameters[id].trainable) continue;
-    for (const std::string& state : engine.optimizer_states(parameters[id].name)) {
-      append(engine.optimizer_state(parameters[id].name, state));
+    for (const std::string& state : engine.values().optimizer_states(parameters[id].name)) {
+      append(engine.values().optimizer_state(parameters[id].name, state));
     }
   }
   return out;
@@ -71,8 +71,8 @@ void expect_unusable(Engine& engine, const std::string& folder) {
   refused([&] { engine.forward({ids, ids, {}, {}, {}}); });
   refused([&] { engine.evaluate(*periodic_data(), 1); });
   refused([&] { engine.save(folder, "mixture"); });
-  refused([&] { engine.gradient("wte.weight"); });
-  refused([&] { engine.optimizer_state("wte.weight", "exp_avg"); });
+  refused([&] { engine.gradients().get("wte.weight"); });
+  refused([&] { engine.values().optimizer_state("wte.weight", "exp_avg"); });
   refused([&] { const models::Model::Use use(*engine.model()); });
   EXPECT_FALSE(fs::exists(folder + "/mixture"));
 }

@@ -65,8 +65,9 @@ std::vector<float> moments(Engine& engine) {
   std::vector<float> out;
   const nn::ParameterSet& parameters = engine.model()->parameters();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    for (const std::string& state : engine.optimizer_states(parameters[id].name)) {
-      const std::vector<float> one = flat(engine.optimizer_state(parameters[id].name, state));
+    for (const std::string& state : engine.values().optimizer_states(parameters[id].name)) {
+      const std::vector<float> one =
+          flat(engine.values().optimizer_state(parameters[id].name, state));
       out.insert(out.end(), one.begin(), one.end());
     }
   }
@@ -221,7 +222,7 @@ class PartialLoad : public ::testing::Test {
  protected:
   void SetUp() override {
     saved_ = make_engine(base_config());
-    saved_->set_client_state({{"mine", 1}});
+    saved_->caller_state().client_state = {{"mine", 1}};
     train(*saved_, 3);
     saved_->save(folder_.path(), "a");
   }
@@ -238,7 +239,7 @@ TEST_F(PartialLoad, WeightsAlone) {
   EXPECT_EQ(engine->progress().samples, 0);
   EXPECT_EQ(engine->optimizer_steps(), 0);
   EXPECT_EQ(engine->rates(), fresh->rates());
-  EXPECT_TRUE(engine->client_state().is_null());
+  EXPECT_TRUE(engine->caller_state().client_state.is_null());
   EXPECT_TRUE(engine->train_batch().applied);
   engine->save(folder_.path(), "b");
   EXPECT_NE(CheckpointReader::open(folder_.path(), "b").manifest().run,
@@ -254,7 +255,7 @@ TEST_F(PartialLoad, WithoutOptimizerState) {
   EXPECT_EQ(engine->optimizer_steps(), 0);
   EXPECT_EQ(engine->progress().steps, 3);
   EXPECT_EQ(engine->rates(), saved_->rates()) << "the schedule goes on";
-  EXPECT_EQ(engine->client_state(), saved_->client_state());
+  EXPECT_EQ(engine->caller_state().client_state, saved_->caller_state().client_state);
   saved_->train_batch();
   engine->train_batch();
   EXPECT_EQ(engine->rates(), saved_->rates());

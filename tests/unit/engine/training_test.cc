@@ -103,10 +103,10 @@ TEST_P(TrainingWay, LearnsAndResumesToTheBit) {
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const std::string& name = parameters[id].name;
     ASSERT_TRUE(same_bits(flat(straight->model()->get(name)), flat(second->model()->get(name))));
-    ASSERT_EQ(straight->optimizer_states(name), second->optimizer_states(name));
-    for (const std::string& state : straight->optimizer_states(name)) {
-      ASSERT_TRUE(same_bits(flat(straight->optimizer_state(name, state)),
-                            flat(second->optimizer_state(name, state))))
+    ASSERT_EQ(straight->values().optimizer_states(name), second->values().optimizer_states(name));
+    for (const std::string& state : straight->values().optimizer_states(name)) {
+      ASSERT_TRUE(same_bits(flat(straight->values().optimizer_state(name, state)),
+                            flat(second->values().optimizer_state(name, state))))
           << name << " " << state;
     }
   }
@@ -188,8 +188,8 @@ TEST(Training, AnInjectedNonFiniteGradientIsNamedAndChangesNothing) {
             all.insert(all.end(), t.data<float>(), t.data<float>() + t.elements());
           };
           append(engine->model()->get(parameters[id].name));
-          for (const std::string& state : engine->optimizer_states(parameters[id].name)) {
-            append(engine->optimizer_state(parameters[id].name, state));
+          for (const std::string& state : engine->values().optimizer_states(parameters[id].name)) {
+            append(engine->values().optimizer_state(parameters[id].name, state));
           }
         }
         return all;
@@ -199,9 +199,9 @@ TEST(Training, AnInjectedNonFiniteGradientIsNamedAndChangesNothing) {
       for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * 7 % 61);
       const Tensor tokens = ids_tensor(ids, 4);
       engine->backward(engine->forward({tokens, tokens, {}, {}, {}}));
-      const Tensor gradient = engine->gradient(name);
+      const Tensor gradient = engine->gradients().get(name);
       gradient.data<float>()[gradient.elements() - 1] = bad;
-      engine->set_gradient(name, gradient);
+      engine->gradients().set(name, gradient);
       const StepReport report = engine->step();
       EXPECT_FALSE(report.applied);
       EXPECT_EQ(report.skip_reason, SkipReason::kNonFinite);
@@ -234,7 +234,7 @@ TEST(Training, SplitMastersAreTheMasters) {
       for (int i = 0; i < 1000; ++i) gradient.data<float>()[i] = normal(random);
       const int64_t index = 0;
       const Tensor* const given = &gradient;
-      engine.add_gradients({&index, 1}, {&given, 1});
+      engine.gradients().add({&index, 1}, {&given, 1});
       EXPECT_TRUE(engine.step().applied);
     }
     return flat(model->get("w"));

@@ -25,8 +25,8 @@ State state_of(Engine& engine) {
   out.weights = all_weights(engine);
   for (nn::ParamId id = 0; id < engine.model()->parameters().size(); ++id) {
     const nn::Parameter& p = engine.model()->parameters()[id];
-    for (const std::string& name : engine.optimizer_states(p.name)) {
-      const std::vector<float> one = flat(engine.optimizer_state(p.name, name));
+    for (const std::string& name : engine.values().optimizer_states(p.name)) {
+      const std::vector<float> one = flat(engine.values().optimizer_state(p.name, name));
       out.moments.insert(out.moments.end(), one.begin(), one.end());
     }
   }

@@ -27,7 +27,7 @@ TEST(UnusedParameters, AreNamedWhereTheyAreNotIgnored) {
         const Tensor gradient =
             Tensor::zeros(engine.model()->device(), DType::kFloat32, {40, 3}, MemoryTag::kOther);
         const Tensor* const one[] = {&gradient};
-        const auto add = [&](int64_t index) { engine.add_gradients(std::span(&index, 1), one); };
+        const auto add = [&](int64_t index) { engine.gradients().add(std::span(&index, 1), one); };
         // One micro batch may lack what the other has.
         add(0);
         add(1);
@@ -38,7 +38,7 @@ TEST(UnusedParameters, AreNamedWhereTheyAreNotIgnored) {
         engine.step();
         // Here the last rank alone has everything.
         if (comm->rank() + 1 == world && world > 1) add(1);
-        engine.set_gradient("third", gradient);
+        engine.gradients().set("third", gradient);
         if (ignored) {
           EXPECT_TRUE(engine.step().applied);
           return;

@@ -20,7 +20,7 @@ void give(Engine& engine, int64_t index, float value) {
   const Tensor gradient =
       filled(engine.model()->parameters()[static_cast<int>(index)].shape, value);
   const Tensor* const one = &gradient;
-  engine.add_gradients({&index, 1}, {&one, 1});
+  engine.gradients().add({&index, 1}, {&one, 1});
 }
 
 std::shared_ptr<models::Model> model_of(const std::vector<Shape>& shapes,
@@ -246,13 +246,13 @@ TEST(Edges, ValuesSetBetweenBackwardAndStepAreUsed) {
       EXPECT_FALSE(set->step().applied);
       pass(*set, 1);
       const std::vector<float> before = all_weights(*set);
-      const Tensor own = set->local_values("wte.weight", "parameter");
+      const Tensor own = set->values().local("wte.weight", "parameter");
       for (int64_t i = 0; i < own.elements(); ++i) own.data<float>()[i] += 1;
-      set->set_local_values("wte.weight", "parameter", own);
+      set->values().set_local("wte.weight", "parameter", own);
       const Shape shape =
           set->model()->parameters()[set->model()->parameters().find("wpe.weight")].shape;
       set->model()->set("wpe.weight", filled(shape, 0.25f));
-      set->set_optimizer_state("ln_f.weight", "momentum_buffer", filled(Shape{32}, 2));
+      set->values().set_optimizer_state("ln_f.weight", "momentum_buffer", filled(Shape{32}, 2));
       EXPECT_TRUE(set->step().applied);
       EXPECT_TRUE(plain->step().applied);
       const std::vector<float> with_values = all_weights(*set), without = all_weights(*plain);
@@ -275,9 +275,9 @@ TEST(Edges, ValuesSetBetweenBackwardAndStepAreUsed) {
         EXPECT_FALSE(engine->step().applied);
         pass(*engine, 3);
       }
-      const std::vector<float> gradient = flat(set->gradient("ln_f.weight"));
+      const std::vector<float> gradient = flat(set->gradients().get("ln_f.weight"));
       const std::vector<float> weight = flat(set->model()->get("ln_f.weight"));
-      set->set_optimizer_state("ln_f.weight", "momentum_buffer", filled(Shape{32}, 2));
+      set->values().set_optimizer_state("ln_f.weight", "momentum_buffer", filled(Shape{32}, 2));
       EXPECT_TRUE(set->step().applied);
       plain->step();
       const std::vector<float> now = flat(set->model()->get("ln_f.weight"));
@@ -287,7 +287,7 @@ TEST(Edges, ValuesSetBetweenBackwardAndStepAreUsed) {
       // Between forward and backward it is too early: backward needs the weights of its forward.
       const auto ids = ids_tensor(std::vector<int64_t>(16, 3), 2);
       const Tensor loss = set->forward({ids, ids, Tensor(), Tensor(), Tensor()});
-      error_of(Code::kState, [&] { set->set_local_values("wte.weight", "parameter", own); });
+      error_of(Code::kState, [&] { set->values().set_local("wte.weight", "parameter", own); });
       error_of(Code::kState, [&] { set->model()->set("wpe.weight", filled(shape, 0)); });
       set->backward(loss);
       set->step();

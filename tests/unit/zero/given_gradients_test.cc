@@ -53,10 +53,10 @@ std::vector<float> train_given(int stage, How how, const Json& more = Json::obje
         const int64_t index = set.find(name);
         const Tensor* const one = &value;
         if (how == How::kAdd) {
-          engine->add_gradients({&index, 1}, {&one, 1});
+          engine->gradients().add({&index, 1}, {&one, 1});
           continue;
         }
-        const Tensor view = engine->gradient_view(name);
+        const Tensor view = engine->gradients().view(name);
         for (int64_t i = 0; i < view.elements(); ++i) {
           view.data<float>()[i] += value.data<float>()[i];
         }
@@ -130,17 +130,17 @@ TEST(GivenGradients, BelongToTheOpenStep) {
       const int64_t index = set.find("ln_f.bias");
       const Tensor value = given(set, "ln_f.bias", comm->rank(), 0);
       const Tensor* const one = &value;
-      const auto add = [&] { engine->add_gradients({&index, 1}, {&one, 1}); };
+      const auto add = [&] { engine->gradients().add({&index, 1}, {&one, 1}); };
       const std::vector<float> before = all_weights(*engine);
       add();
-      EXPECT_TRUE(same_bits(flat(engine->gradient("ln_f.bias")), flat(value)));
+      EXPECT_TRUE(same_bits(flat(engine->gradients().get("ln_f.bias")), flat(value)));
       engine->discard_gradients();
-      for (const float g : flat(engine->gradient("ln_f.bias"))) EXPECT_EQ(g, 0);
+      for (const float g : flat(engine->gradients().get("ln_f.bias"))) EXPECT_EQ(g, 0);
       // A set gradient takes the place of what was added.
       add();
       const Tensor zeros =
           Tensor::zeros(make_cpu_device(), DType::kFloat32, value.shape(), MemoryTag::kOther);
-      engine->set_gradient("ln_f.bias", zeros);
+      engine->gradients().set("ln_f.bias", zeros);
       EXPECT_TRUE(engine->step().applied);
       EXPECT_TRUE(same_bits(all_weights(*engine), before));
       add();
@@ -172,7 +172,7 @@ TEST(GivenGradients, GoWithRanksThatHaveJoined) {
       engine->backward(engine->forward({ids, ids, Tensor(), Tensor(), Tensor()}));
       const Tensor value = given(set, "ln_f.bias", comm->rank(), step);
       const Tensor* const one = &value;
-      engine->add_gradients({&index, 1}, {&one, 1});
+      engine->gradients().add({&index, 1}, {&one, 1});
       EXPECT_TRUE(engine->step().applied);
     }
     engine->join();
@@ -191,10 +191,10 @@ TEST(GivenGradients, HaveNoPlaceAtStageThree) {
     const Tensor* const one = &value;
     EXPECT_THAT(error_of(Code::kUnsupported,
                          [&] {
-                           engine->add_gradients({&index, 1}, {&one, 1});
+                           engine->gradients().add({&index, 1}, {&one, 1});
                          }),
                 HasSubstr("ds_engine_set_values"));
-    EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->gradient_view("ln_f.bias"); }),
+    EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->gradients().view("ln_f.bias"); }),
                 HasSubstr("use stage 2"));
     EXPECT_TRUE(engine->train_batch().applied);
   });

@@ -131,19 +131,19 @@ TEST(Mics, StateIsReachable) {
         }
       };
       for (const nn::Parameter& p : named_parameters(*engine)) {
-        near(gradients, p.name, engine->gradient(p.name));
+        near(gradients, p.name, engine->gradients().get(p.name));
       }
       const std::string name = "h.1.mlp.c_fc.weight";
-      Tensor value = engine->gradient(name);
+      Tensor value = engine->gradients().get(name);
       value.data<float>()[5] += 1;
-      engine->set_gradient(name, value);
-      EXPECT_TRUE(same_bits(flat(engine->gradient(name)), flat(value)));
+      engine->gradients().set(name, value);
+      EXPECT_TRUE(same_bits(flat(engine->gradients().get(name)), flat(value)));
       engine->step();
-      near(moments, name, engine->optimizer_state(name, "exp_avg"));
-      Tensor moment = engine->optimizer_state(name, "exp_avg");
+      near(moments, name, engine->values().optimizer_state(name, "exp_avg"));
+      Tensor moment = engine->values().optimizer_state(name, "exp_avg");
       moment.data<float>()[3] += 1;
-      engine->set_optimizer_state(name, "exp_avg", moment);
-      EXPECT_TRUE(same_bits(flat(engine->optimizer_state(name, "exp_avg")), flat(moment)));
+      engine->values().set_optimizer_state(name, "exp_avg", moment);
+      EXPECT_TRUE(same_bits(flat(engine->values().optimizer_state(name, "exp_avg")), flat(moment)));
     });
   }
 }

@@ -86,7 +86,7 @@ std::map<std::string, std::vector<float>> values_of(const OwnJob& job) {
       std::vector<float> states;
       for (const char* const state : {"exp_avg", "exp_avg_sq"}) {
         if (!set[id].trainable) continue;
-        const std::vector<float> one = flat(engine.optimizer_state(name, state));
+        const std::vector<float> one = flat(engine.values().optimizer_state(name, state));
         states.insert(states.end(), one.begin(), one.end());
       }
       const std::lock_guard lock(mutex);
@@ -171,20 +171,20 @@ TEST_P(MixedTypes, ValuesThatAreSetKeepTheirBits) {
       Engine engine(dump_json(job.config), own_model(job), comm);
       const int64_t ids[] = {9};  // layer4.bias
       const auto fetched = [&] {
-        const std::vector<float> out = numbers(engine.fetch_parameters(ids)[0]);
-        engine.release_parameters(ids);
+        const std::vector<float> out = numbers(engine.scopes().fetch(ids)[0]);
+        engine.scopes().release(ids);
         return out;
       };
       const float third = 1.0f / 3;  // not in 8 bits, nor in 11
-      const std::vector<Tensor> values = engine.gather_parameters(ids);
+      const std::vector<Tensor> values = engine.scopes().gather(ids);
       for (int64_t i = 0; i < values[0].elements(); ++i) values[0].data<float>()[i] = third;
-      engine.scatter_parameters(ids, 0);
+      engine.scopes().scatter(ids, 0);
       EXPECT_EQ(fetched(), std::vector<float>(23, third));
-      const zero::FlatRange own = engine.local_range("layer4.bias");
+      const zero::FlatRange own = engine.values().local_range("layer4.bias");
       const Tensor part =
           Tensor::empty(make_cpu_device(), DType::kFloat32, {own.elements()}, MemoryTag::kOther);
       for (int64_t i = 0; i < own.elements(); ++i) part.data<float>()[i] = -third;
-      engine.set_local_values("layer4.bias", "parameter", part);
+      engine.values().set_local("layer4.bias", "parameter", part);
       EXPECT_EQ(fetched(), std::vector<float>(23, -third));
       EXPECT_EQ(flat(engine.model()->get("layer4.bias")), std::vector<float>(23, -third));
     });

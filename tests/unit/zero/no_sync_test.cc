@@ -62,11 +62,11 @@ struct Reference {
     Engine& first = *ranks.front();
     for (nn::ParamId id = 0; id < first.model()->parameters().size(); ++id) {
       const nn::Parameter& p = first.model()->parameters()[id];
-      const Tensor a = first.gradient(p.name), b = ranks.back()->gradient(p.name);
+      const Tensor a = first.gradients().get(p.name), b = ranks.back()->gradients().get(p.name);
       for (int64_t i = 0; i < a.elements(); ++i) {
         a.data<float>()[i] = (a.data<float>()[i] + b.data<float>()[i]) / kWorld;
       }
-      first.set_gradient(p.name, a);
+      first.gradients().set(p.name, a);
     }
     first.set_boundary(true);
     trained.norms.push_back(first.step().grad_norm);
@@ -100,11 +100,11 @@ TEST(NoSync, OneReductionMakesTheStepOfTheSums) {
         SCOPED_TRACE(str_cat(variant.name, ", stage ", stage, ", ", inside, " passes inside"));
         run_ranks(kWorld, [&, s = stage](const std::shared_ptr<Communicator>& comm) {
           const auto engine = engine_of(no_sync_config(s, 1, variant.more), comm);
-          engine->begin_no_sync();
+          engine->gradients().begin_no_sync();
           const int64_t before = calls_so_far(*comm);
           for (int64_t i = 0; i < inside; ++i) pass(*engine, comm->rank(), i);
           EXPECT_EQ(calls_so_far(*comm), before);
-          engine->end_no_sync();
+          engine->gradients().end_no_sync();
           for (int64_t i = inside; i < 4; ++i) pass(*engine, comm->rank(), i);
           const StepReport report = engine->step();
           EXPECT_TRUE(report.applied);
@@ -132,12 +132,12 @@ TEST(NoSync, PassesCountTowardsTheBoundary) {
       const auto engine = engine_of(no_sync_config(1, 4), comm);
       pass(*engine, comm->rank(), 0);
       EXPECT_FALSE(engine->step().applied);
-      if (scope) engine->begin_no_sync();
+      if (scope) engine->gradients().begin_no_sync();
       for (int64_t i = 1; i < 3; ++i) {
         pass(*engine, comm->rank(), i);
         if (!scope) engine->step();
       }
-      if (scope) engine->end_no_sync();
+      if (scope) engine->gradients().end_no_sync();
       pass(*engine, comm->rank(), 3);
       EXPECT_TRUE(engine->step().applied);
       // The next step reduces as ever.
@@ -160,15 +160,16 @@ TEST(NoSync, ScopesAfterOneAnotherRepeatLossesAndNorms) {
     std::vector<float> losses[2];
     std::vector<double> norms[2];
     for (int round = 0; round < 2; ++round) {
-      engine->begin_no_sync();
+      engine->gradients().begin_no_sync();
       for (int64_t i = 0; i < 3; ++i) {
         losses[round].push_back(pass(*engine, comm->rank(), i));
       }
-      engine->end_no_sync();
+      engine->gradients().end_no_sync();
       const nn::ParameterSet& parameters = engine->model()->parameters();
       for (nn::ParamId id = 0; id < parameters.size(); ++id) {
         double squares = 0;
-        for (const float g : flat(engine->gradient(parameters[id].name))) squares += double{g} * g;
+        for (const float g : flat(engine->gradients().get(parameters[id].name)))
+          squares += double{g} * g;
         norms[round].push_back(squares);
       }
       engine->discard_gradients();
@@ -182,26 +183,27 @@ TEST(NoSync, ScopesAfterOneAnotherRepeatLossesAndNorms) {
 TEST(NoSync, WhatCannotBeInsideIsRefused) {
   for (const int stage : {2, 3}) {
     const auto engine = engine_of(no_sync_config(stage, 1), nullptr);
-    EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->begin_no_sync(); }),
+    EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->gradients().begin_no_sync(); }),
                 HasSubstr("use stage 0 or 1"));
   }
   const auto engine = engine_of(no_sync_config(1, 1), nullptr);
   engine->set_dataset(periodic_data());
-  engine->begin_no_sync();
-  EXPECT_THAT(error_of(Code::kState, [&] { engine->begin_no_sync(); }), HasSubstr("do not nest"));
+  engine->gradients().begin_no_sync();
+  EXPECT_THAT(error_of(Code::kState, [&] { engine->gradients().begin_no_sync(); }),
+              HasSubstr("do not nest"));
   EXPECT_THAT(error_of(Code::kState, [&] { engine->train_batch(); }), HasSubstr("train_batch"));
   pass(*engine, 0, 0);
   EXPECT_THAT(error_of(Code::kState, [&] { engine->step(); }),
               HasSubstr("a step inside a no_sync scope"));
   pass(*engine, 0, 1);  // the scope goes on
-  engine->end_no_sync();
+  engine->gradients().end_no_sync();
   EXPECT_TRUE(engine->step().applied);
   // Outside a backward still waits for its step.
   pass(*engine, 0, 2);
   EXPECT_THAT(error_of(Code::kState, [&] { pass(*engine, 0, 3); }), HasSubstr("waits for step"));
   run_ranks(kWorld, [](const std::shared_ptr<Communicator>& comm) {
     const auto other = engine_of(no_sync_config(0, 1), comm);
-    other->begin_no_sync();
+    other->gradients().begin_no_sync();
     error_of(Code::kState, [&] { other->join(); });
   });
 }

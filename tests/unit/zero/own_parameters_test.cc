@@ -158,9 +158,9 @@ TEST(OwnParameters, MemoryFallsAsTheStageSays) {
     const int64_t before = account.now(MemoryTag::kCommunication);
     const int64_t ids[] = {0, 1};
     {
-      const std::vector<Tensor> held = engine.fetch_parameters(ids);
+      const std::vector<Tensor> held = engine.scopes().fetch(ids);
       EXPECT_GT(account.now(MemoryTag::kCommunication), before);
-      engine.release_parameters(ids);
+      engine.scopes().release(ids);
     }
   });
 }
@@ -175,26 +175,26 @@ TEST(OwnParameters, WrongUseIsRefused) {
         EXPECT_THAT(error_of(code, call), HasSubstr(text));
       };
       refused(Code::kState, "layer0.weight is released, but not fetched",
-              [&] { engine.release_parameters(first); });
+              [&] { engine.scopes().release(first); });
       refused(Code::kInvalidArgument, "names parameter 10",
-              [&] { engine.fetch_parameters(unknown); });
-      engine.fetch_parameters(first);
+              [&] { engine.scopes().fetch(unknown); });
+      engine.scopes().fetch(first);
       refused(Code::kState, "layer0.bias is released, but not fetched",
-              [&] { engine.release_parameters(both); });
+              [&] { engine.scopes().release(both); });
       refused(Code::kState, "fetched, such as layer0.weight", [&] { engine.step(); });
       refused(Code::kState, "fetched, such as layer0.weight", [&] { engine.join(); });
-      refused(Code::kState, "release them first", [&] { engine.gather_parameters(both); });
-      engine.fetch_parameters(both);  // a second time
-      engine.release_parameters(both);
+      refused(Code::kState, "release them first", [&] { engine.scopes().gather(both); });
+      engine.scopes().fetch(both);  // a second time
+      engine.scopes().release(both);
       refused(Code::kState, "fetched", [&] { engine.step(); });
-      engine.release_parameters(first);
+      engine.scopes().release(first);
       engine.step();
-      engine.fetch_parameters(both);  // the engine ends with something fetched
+      engine.scopes().fetch(both);  // the engine ends with something fetched
     });
   }
   Engine built_in(dump_json(zero_config(0)), models::Model::create(model_config(), 1), nullptr);
   const int64_t first[] = {0};
-  EXPECT_THAT(error_of(Code::kUnsupported, [&] { built_in.fetch_parameters(first); }),
+  EXPECT_THAT(error_of(Code::kUnsupported, [&] { built_in.scopes().fetch(first); }),
               HasSubstr("DS_SCOPE_MODIFY"));
 }
 
@@ -208,7 +208,7 @@ TEST(OwnParameters, RanksThatDisagreeAreNamed) {
     threads.emplace_back([&, rank] {
       Engine engine(dump_json(job.config), own_model(job), group[rank]);
       const int64_t ids[] = {rank == 1 ? 3 : 1};  // biases of 23 elements
-      texts[rank] = error_of(Code::kComm, [&] { engine.fetch_parameters(ids); });
+      texts[rank] = error_of(Code::kComm, [&] { engine.scopes().fetch(ids); });
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -231,7 +231,7 @@ TEST(OwnParameters, GradientsInAnotherOrderAreNamed) {
       const Tensor* const pair[] = {&g, &g};
       const int64_t ids[] = {rank == 0 ? 1 : 3, rank == 0 ? 3 : 1};
       texts[rank] = error_of(Code::kComm, [&] {
-        engine.add_gradients(ids, pair);
+        engine.gradients().add(ids, pair);
         engine.step();
       });
     });
@@ -267,18 +267,18 @@ TEST(OwnParameters, GradientsAreReachable) {
         for (int64_t i = 0; i < 23; ++i) g.data<float>()[i] = static_cast<float>(i);
         const Tensor* const one = &g;
         const int64_t bias[] = {1};
-        engine.add_gradients(bias, {&one, 1});
-        engine.add_gradients(bias, {&one, 1});  // another contribution of the same micro batch
-        const std::vector<float> sum = flat(engine.gradient("layer0.bias"));
+        engine.gradients().add(bias, {&one, 1});
+        engine.gradients().add(bias, {&one, 1});  // another contribution of the same micro batch
+        const std::vector<float> sum = flat(engine.gradients().get("layer0.bias"));
         for (size_t i = 0; i < sum.size(); ++i) EXPECT_EQ(sum[i], 2.0f * static_cast<float>(i));
-        engine.add_gradients(bias, {&one, 1});
-        EXPECT_EQ(flat(engine.gradient("layer0.bias"))[5], 15.0f);
-        engine.set_gradient("layer0.bias", g);
-        EXPECT_EQ(flat(engine.gradient("layer0.bias"))[5], 5.0f);
+        engine.gradients().add(bias, {&one, 1});
+        EXPECT_EQ(flat(engine.gradients().get("layer0.bias"))[5], 15.0f);
+        engine.gradients().set("layer0.bias", g);
+        EXPECT_EQ(flat(engine.gradients().get("layer0.bias"))[5], 5.0f);
         engine.discard_gradients();
-        EXPECT_EQ(flat(engine.gradient("layer0.bias"))[5], 0.0f);
+        EXPECT_EQ(flat(engine.gradients().get("layer0.bias"))[5], 0.0f);
         EXPECT_TRUE(same_bits(all_weights(engine), before));
-        engine.set_gradient("layer0.bias", g);
+        engine.gradients().set("layer0.bias", g);
         StepReport report = engine.step();
         if (accumulation == 2) report = engine.step();
         double norm = 0;

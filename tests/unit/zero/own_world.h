@@ -103,12 +103,12 @@ inline void run_own_batch(Engine& engine, const OwnJob& job, int rank, int64_t m
   };
   for (int i = 0; i < job.layers; ++i) {
     const std::vector<int64_t> ids = ids_of(i, {".weight", ".bias"});
-    engine.fetch_parameters(ids);
-    engine.release_parameters(ids);
+    engine.scopes().fetch(ids);
+    engine.scopes().release(ids);
   }
   for (int i = job.layers - 1; i >= 0; --i) {
     const std::vector<int64_t> ids = ids_of(i, {".bias", ".weight"});
-    const std::vector<Tensor> weights = engine.fetch_parameters(ids);
+    const std::vector<Tensor> weights = engine.scopes().fetch(ids);
     for (size_t k = 0; k < ids.size(); ++k) {
       const nn::Parameter& p = set[static_cast<nn::ParamId>(ids[k])];
       EXPECT_EQ(weights[k].dtype(), p.dtype) << p.name;
@@ -118,9 +118,9 @@ inline void run_own_batch(Engine& engine, const OwnJob& job, int rank, int64_t m
       const std::vector<float> g = own_gradient(numbers(weights[k]), number_of(p), rank, micro);
       std::copy(g.begin(), g.end(), gradient.data<float>());
       const Tensor* const one = &gradient;
-      engine.add_gradients({&ids[k], 1}, {&one, 1});
+      engine.gradients().add({&ids[k], 1}, {&one, 1});
     }
-    engine.release_parameters(ids);
+    engine.scopes().release(ids);
   }
 }
 

@@ -84,9 +84,10 @@ TEST_P(RoundedMasters, AgreeWithDoublePrecisionRounded) {
     std::vector<std::vector<Adam>> expected;
     for (nn::ParamId id = 0; id < set.size(); ++id) {
       const std::string& name = set[id].name;
-      const std::vector<float> p = flat(engine.model()->get(name)), g = flat(engine.gradient(name));
-      const std::vector<float> m = flat(engine.optimizer_state(name, "exp_avg")),
-                               v = flat(engine.optimizer_state(name, "exp_avg_sq"));
+      const std::vector<float> p = flat(engine.model()->get(name)),
+                               g = flat(engine.gradients().get(name));
+      const std::vector<float> m = flat(engine.values().optimizer_state(name, "exp_avg")),
+                               v = flat(engine.values().optimizer_state(name, "exp_avg_sq"));
       EXPECT_TRUE(representable(type, p)) << name;
       EXPECT_TRUE(representable(type, g)) << name;
       std::vector<Adam>& after = expected.emplace_back();
@@ -261,9 +262,9 @@ TEST(RoundedMasters, ValuesAreThoseOfTheType) {
         EXPECT_EQ(numbers(lent), values);
       }
       const int64_t ids[] = {id};
-      const std::vector<Tensor> gathered = engine.gather_parameters(ids);
+      const std::vector<Tensor> gathered = engine.scopes().gather(ids);
       for (int64_t i = 0; i < 23; ++i) gathered[0].data<float>()[i] = 1.0f / 3;
-      engine.scatter_parameters(ids, 0);
+      engine.scopes().scatter(ids, 0);
       const auto third = static_cast<float>(rounded(DType::kBFloat16, 1.0 / 3));
       EXPECT_EQ(flat(model->get("layer1.bias")), std::vector<float>(23, third));
     });

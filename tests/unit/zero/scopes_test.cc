@@ -32,7 +32,7 @@ TEST(Gather, OneRankChangesParametersForAll) {
         const nn::ParameterSet& set = engine->model()->parameters();
         const int64_t ids[] = {set.find("h.1.mlp.c_fc.weight"), set.find("ln_f.bias")};
         const std::vector<float> before = all_weights(*engine);
-        std::vector<Tensor> values = engine->gather_parameters(ids);
+        std::vector<Tensor> values = engine->scopes().gather(ids);
         EXPECT_EQ(values[0].shape(), set[static_cast<nn::ParamId>(ids[0])].shape);
         // The others' changes are lost, those of rank 1 count.
         for (const Tensor& value : values) {
@@ -41,7 +41,7 @@ TEST(Gather, OneRankChangesParametersForAll) {
           }
         }
         const std::vector<float> wanted = flat(values[0]);
-        engine->scatter_parameters(ids, 1);
+        engine->scopes().scatter(ids, 1);
         const std::vector<float> after = all_weights(*engine);
         double least = 1e9, most = 0;
         int64_t changed = 0;
@@ -55,12 +55,12 @@ TEST(Gather, OneRankChangesParametersForAll) {
         EXPECT_NEAR(least, 0.125, 1e-6);
         EXPECT_NEAR(most, 0.125, 1e-6);
         if (comm->rank() == 1) {
-          const std::vector<Tensor> again = engine->gather_parameters({ids, 1});
+          const std::vector<Tensor> again = engine->scopes().gather({ids, 1});
           EXPECT_TRUE(same_bits(flat(again[0]), wanted));
         } else {
-          engine->gather_parameters({ids, 1});
+          engine->scopes().gather({ids, 1});
         }
-        engine->scatter_parameters({ids, 1}, -1);
+        engine->scopes().scatter({ids, 1}, -1);
         EXPECT_TRUE(same_bits(all_weights(*engine), after));
         engine->train_batch();
         const std::vector<float> end = all_weights(*engine);
@@ -82,9 +82,9 @@ TEST(Gather, ChangesWithoutModifierAreDropped) {
       Engine engine(dump_json(job.config), own_model(job), comm);
       const std::vector<float> before = all_weights(engine);
       const int64_t ids[] = {4, 0};
-      const std::vector<Tensor> values = engine.gather_parameters(ids);
+      const std::vector<Tensor> values = engine.scopes().gather(ids);
       values[0].data<float>()[0] = 17;
-      engine.scatter_parameters(ids, -1);
+      engine.scopes().scatter(ids, -1);
       EXPECT_TRUE(same_bits(all_weights(engine), before));
       run_own_batch(engine, job, comm->rank(), 0);
       EXPECT_TRUE(engine.step().applied);
@@ -102,18 +102,18 @@ TEST(Gather, DroppedChangesAreNamedWhenAskedFor) {
       const std::vector<float> before = all_weights(engine);
       const int64_t ids[] = {4, 0, 7};
       // What is read, or written back, is fine.
-      std::vector<Tensor> values = engine.gather_parameters(ids);
+      std::vector<Tensor> values = engine.scopes().gather(ids);
       values[2].data<float>()[3] += 1;
       values[2].data<float>()[3] -= 1;
       values[2].data<float>()[3] = noise(7, 3);
-      engine.scatter_parameters(ids, -1);
-      values = engine.gather_parameters(ids);
+      engine.scopes().scatter(ids, -1);
+      values = engine.scopes().gather(ids);
       if (comm->rank() == 1) values[2].data<float>()[5] += 1;
-      const std::string text = error_of(Code::kState, [&] { engine.scatter_parameters(ids, -1); });
+      const std::string text = error_of(Code::kState, [&] { engine.scopes().scatter(ids, -1); });
       EXPECT_THAT(text, HasSubstr("layer3.bias was changed on rank 1"));
       EXPECT_THAT(text, HasSubstr("modifier_rank"));
       // The scope is as it was, and can end in another way.
-      engine.scatter_parameters(ids, 1);
+      engine.scopes().scatter(ids, 1);
       std::vector<float> wanted = before;
       size_t at = 0;
       for (nn::ParamId id = 0; id < 7; ++id) {
@@ -137,25 +137,25 @@ TEST(Gather, WrongUseIsRefused) {
       EXPECT_THAT(error_of(code, call), HasSubstr(text));
     };
     refused(Code::kState, "layer0.weight is scattered, but not gathered",
-            [&] { engine.scatter_parameters(first, 0); });
+            [&] { engine.scopes().scatter(first, 0); });
     refused(Code::kState, "layer0.bias is gathered already",
-            [&] { engine.gather_parameters(twice); });
-    engine.gather_parameters(first);
+            [&] { engine.scopes().gather(twice); });
+    engine.scopes().gather(first);
     refused(Code::kState, "layer0.weight is gathered already",
-            [&] { engine.gather_parameters(both); });
+            [&] { engine.scopes().gather(both); });
     refused(Code::kState, "gathered, such as layer0.weight", [&] { engine.step(); });
-    refused(Code::kState, "scatter", [&] { engine.fetch_parameters(both); });
+    refused(Code::kState, "scatter", [&] { engine.scopes().fetch(both); });
     refused(Code::kInvalidArgument, "modifier_rank is 2",
-            [&] { engine.scatter_parameters(first, 2); });
+            [&] { engine.scopes().scatter(first, 2); });
     const Tensor g = Tensor::zeros(make_cpu_device(), DType::kFloat32, {23}, MemoryTag::kOther);
     const Tensor* const one = &g;
     const int64_t bias[] = {1};
-    refused(Code::kState, "gathered", [&] { engine.add_gradients(bias, {&one, 1}); });
+    refused(Code::kState, "gathered", [&] { engine.gradients().add(bias, {&one, 1}); });
     refused(Code::kState, "gathered", [&] { engine.model()->set("layer0.bias", g); });
-    engine.scatter_parameters(first, 1);
+    engine.scopes().scatter(first, 1);
     run_own_batch(engine, job, comm->rank(), 0);
     engine.step();
-    refused(Code::kState, "middle of a step", [&] { engine.gather_parameters(both); });
+    refused(Code::kState, "middle of a step", [&] { engine.scopes().gather(both); });
     run_own_batch(engine, job, comm->rank(), 1);
     EXPECT_TRUE(engine.step().applied);
   });
@@ -170,9 +170,9 @@ TEST(Gather, RanksThatDisagreeAboutTheModifierAreNamed) {
     threads.emplace_back([&, rank] {
       Engine engine(dump_json(job.config), own_model(job), group[rank]);
       const int64_t ids[] = {2};
-      engine.gather_parameters(ids);
+      engine.scopes().gather(ids);
       texts[rank] =
-          error_of(Code::kComm, [&] { engine.scatter_parameters(ids, static_cast<int>(rank)); });
+          error_of(Code::kComm, [&] { engine.scopes().scatter(ids, static_cast<int>(rank)); });
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -191,7 +191,7 @@ TEST(Local, PartsMakeTheWholeAndCanBeSet) {
         auto engine = make_rank_engine(job, comm);
         engine->train_batch();
         const std::string name = "h.0.attn.c_attn.weight";
-        const zero::FlatRange range = engine->local_range(name);
+        const zero::FlatRange range = engine->values().local_range(name);
         // Together once, or at stage 0 everything everywhere.
         const Tensor ends = Tensor::zeros(make_cpu_device(), DType::kInt64, {1}, MemoryTag::kOther);
         *ends.data<int64_t>() = range.elements();
@@ -205,20 +205,20 @@ TEST(Local, PartsMakeTheWholeAndCanBeSet) {
           const std::vector<float> all = flat(whole);
           return std::vector<float>(all.begin() + range.begin, all.begin() + range.end);
         };
-        EXPECT_TRUE(same_bits(flat(engine->local_values(name, "parameter")),
+        EXPECT_TRUE(same_bits(flat(engine->values().local(name, "parameter")),
                               part_of(engine->model()->get(name))));
-        EXPECT_TRUE(same_bits(flat(engine->local_values(name, "exp_avg")),
-                              part_of(engine->optimizer_state(name, "exp_avg"))));
+        EXPECT_TRUE(same_bits(flat(engine->values().local(name, "exp_avg")),
+                              part_of(engine->values().optimizer_state(name, "exp_avg"))));
         // Values that are exact in every type.
         for (const char* const what : {"parameter", "exp_avg_sq"}) {
-          Tensor own = engine->local_values(name, what);
+          Tensor own = engine->values().local(name, what);
           for (int64_t i = 0; i < own.elements(); ++i) {
             own.data<float>()[i] = static_cast<float>((range.begin + i) % 64);
           }
-          engine->set_local_values(name, what, own);
+          engine->values().set_local(name, what, own);
         }
         const std::vector<float> values = flat(engine->model()->get(name));
-        const std::vector<float> state = flat(engine->optimizer_state(name, "exp_avg_sq"));
+        const std::vector<float> state = flat(engine->values().optimizer_state(name, "exp_avg_sq"));
         for (size_t i = 0; i < values.size(); ++i) {
           ASSERT_EQ(values[i], static_cast<float>(i % 64)) << i;
           ASSERT_EQ(state[i], static_cast<float>(i % 64)) << i;
@@ -231,17 +231,17 @@ TEST(Local, PartsMakeTheWholeAndCanBeSet) {
         const MicroBatch batch{ids_tensor(std::vector<int64_t>(16, 5 + comm->rank()), 2),
                                ids_tensor(std::vector<int64_t>(16, 7), 2), Tensor(), Tensor(),
                                Tensor()};
-        const Tensor weights = engine->local_values(name, "parameter");
+        const Tensor weights = engine->values().local(name, "parameter");
         const Tensor loss_of_batch = engine->forward(batch);
-        error_of(Code::kState, [&] { engine->set_local_values(name, "parameter", weights); });
+        error_of(Code::kState, [&] { engine->values().set_local(name, "parameter", weights); });
         engine->backward(loss_of_batch);
-        EXPECT_TRUE(same_bits(flat(engine->local_values(name, "gradient")),
-                              part_of(engine->gradient(name))));
-        Tensor own = engine->local_values(name, "gradient");
+        EXPECT_TRUE(same_bits(flat(engine->values().local(name, "gradient")),
+                              part_of(engine->gradients().get(name))));
+        Tensor own = engine->values().local(name, "gradient");
         for (int64_t i = 0; i < own.elements(); ++i) own.data<float>()[i] = 0.5f;
-        engine->set_local_values(name, "gradient", own);
-        for (const float g : flat(engine->gradient(name))) ASSERT_EQ(g, 0.5f);
-        error_of(Code::kNotFound, [&] { engine->local_values(name, "momentum"); });
+        engine->values().set_local(name, "gradient", own);
+        for (const float g : flat(engine->gradients().get(name))) ASSERT_EQ(g, 0.5f);
+        error_of(Code::kNotFound, [&] { engine->values().local(name, "momentum"); });
         engine->discard_gradients();
       });
     }

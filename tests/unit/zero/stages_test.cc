@@ -362,12 +362,12 @@ TEST(Stages, StateIsReachable) {
       auto engine = make_rank_engine(run, comm);
       engine->train_batch();
       const std::string name = "h.1.mlp.c_fc.weight";
-      EXPECT_EQ(engine->optimizer_states(name),
+      EXPECT_EQ(engine->values().optimizer_states(name),
                 (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
-      Tensor value = engine->optimizer_state(name, "exp_avg");
+      Tensor value = engine->values().optimizer_state(name, "exp_avg");
       for (int64_t i = 0; i < value.elements(); ++i) value.data<float>()[i] += 1;
-      engine->set_optimizer_state(name, "exp_avg", value);
-      EXPECT_TRUE(same_bits(flat(engine->optimizer_state(name, "exp_avg")), flat(value)));
+      engine->values().set_optimizer_state(name, "exp_avg", value);
+      EXPECT_TRUE(same_bits(flat(engine->values().optimizer_state(name, "exp_avg")), flat(value)));
     });
   }
 }

@@ -210,7 +210,7 @@ TEST(QuantizedGradients, GradientsAreUnbiased) {
           engine->backward(engine->forward(random_batch(comm->rank())));
           double product = 0, square = 0;
           for (const nn::Parameter& p : named_parameters(*engine)) {
-            const std::vector<float> values = flat(engine->gradient(p.name));
+            const std::vector<float> values = flat(engine->gradients().get(p.name));
             if (comm->rank() != 0) continue;
             if (!coded) {
               exact[p.name] = values;
@@ -257,7 +257,7 @@ std::vector<std::vector<double>> lone_gradients(const Json& model, const std::st
     run_ranks(1, [&](const std::shared_ptr<Communicator>& comm) {
       auto engine = make_rank_engine(alone, comm);
       engine->backward(engine->forward(random_batch(rank)));
-      const std::vector<float> values = flat(engine->gradient(name));
+      const std::vector<float> values = flat(engine->gradients().get(name));
       all.emplace_back(values.begin(), values.end());
     });
   }
@@ -297,7 +297,7 @@ TEST(QuantizedGradients, TheMeanIsRightWithinOneStep) {
         [&](const std::shared_ptr<Communicator>& comm) {
           auto engine = make_rank_engine(run, comm);
           engine->backward(engine->forward(random_batch(comm->rank())));
-          const std::vector<float> values = flat(engine->gradient(name));
+          const std::vector<float> values = flat(engine->gradients().get(name));
           if (comm->rank() == 0) got = values;
         },
         nodes);
@@ -331,7 +331,7 @@ TEST(QuantizedGradients, KeptErrorsComeLater) {
               engine->backward(engine->forward(random_batch(comm->rank())));
               if (i + 1 < rounds) engine->step();
             }
-            const std::vector<float> sum = flat(engine->gradient("h.0.mlp.c_fc.weight"));
+            const std::vector<float> sum = flat(engine->gradients().get("h.0.mlp.c_fc.weight"));
             if (comm->rank() != 0) return;
             if (!coded) {
               exact = sum;

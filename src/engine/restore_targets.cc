@@ -1,9 +1,11 @@
-// Where the tensors of a checkpoint go in an engine, and whether they fit.
+#include "engine/restore_targets.h"
+
 #include "base/log.h"
 #include "base/text.h"
 #include "checkpoint/reader.h"
-#include "engine/engine.h"
+#include "engine/run_context.h"
 #include "engine/saved_names.h"
+#include "engine/updater.h"
 #include "tensor/transfer.h"
 
 namespace ds {
@@ -22,10 +24,8 @@ Tensor float_view(std::span<const std::byte> bytes) {
           {static_cast<int64_t>(bytes.size() / sizeof(float))}};
 }
 
-}  // namespace
-
 // Says first what is furthest apart: a checkpoint of another family lacks every tensor by name.
-void Engine::check_family(const CheckpointReader& reader) const {
+void check_family(const RunContext& run, const CheckpointReader& reader) {
   const std::string where = printable(reader.folder().string(), 300);
   const bool built_in = reader.has_state(models::kModelConfigState);
   if (!built_in && !reader.has_state(models::kOwnParametersState)) return;
@@ -37,23 +37,36 @@ void Engine::check_family(const CheckpointReader& reader) const {
   };
   const std::string saved =
       built_in ? str_cat("a ", family(reader.state_json(models::kModelConfigState))) : kOwn;
-  const std::string own =
-      model_->has_architecture() ? str_cat("a ", family(model_->architecture().config())) : kOwn;
+  const std::string own = run.model->has_architecture()
+                              ? str_cat("a ", family(run.model->architecture().config()))
+                              : kOwn;
   DS_CHECK(saved == own, Code::kInvalidArgument, "the checkpoint ", where, " holds ", saved,
            ", the model is ", own);
 }
 
-void Engine::check_compatible(const CheckpointReader& reader, const LoadOptions& options) const {
+void warn_of_partial_load(const std::string& where, const std::vector<std::string>& missing,
+                          const std::vector<std::string>& foreign) {
+  const auto names = [](const std::vector<std::string>& list) {
+    return list.empty() ? std::string("nothing") : printable(ds::join(list, ", "), 300);
+  };
+  log_warning("engine", "the checkpoint ", where, " is loaded in part: missing is ", names(missing),
+              ", which stays as it is; passed over is ", names(foreign));
+}
+
+}  // namespace
+
+void check_compatible(const RunContext& run, const CheckpointReader& reader,
+                      const LoadOptions& options, const std::vector<bool>& overwritten) {
   const std::string where = printable(reader.folder().string(), 300);
-  const nn::ParameterSet& parameters = model_->parameters();
-  if (options.module_strict) check_family(reader);
+  const nn::ParameterSet& parameters = run.model->parameters();
+  if (options.module_strict) check_family(run, reader);
   std::vector<std::string> missing, foreign;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
     const TensorRecord* const found = reader.find(p.name, TensorKind::kMaster);
     // What is frozen may be left out of a checkpoint: the model has it already.
     if (found == nullptr && (!p.trainable || !options.module_strict)) {
-      DS_CHECK(overwritten_.empty() || !overwritten_[static_cast<size_t>(id)], Code::kCorrupt,
+      DS_CHECK(overwritten.empty() || !overwritten[static_cast<size_t>(id)], Code::kCorrupt,
                "the checkpoint ", where, " leaves out ", p.trainable ? "" : "the frozen ", p.name,
                ", which a load that failed has overwritten; load one that holds it, or make the "
                "model again");
@@ -81,16 +94,10 @@ void Engine::check_compatible(const CheckpointReader& reader, const LoadOptions&
   if (missing.empty() && foreign.empty()) return;
   DS_CHECK(static_cast<int64_t>(missing.size()) < parameters.size(), Code::kInvalidArgument,
            "the checkpoint ", where, " holds none of this model's parameters");
-  if (comm_->rank() != 0) return;
-  const auto names = [](const std::vector<std::string>& list) {
-    return list.empty() ? std::string("nothing") : printable(ds::join(list, ", "), 300);
-  };
-  log_warning("engine", "the checkpoint ", where, " is loaded in part: missing is ", names(missing),
-              ", which stays as it is; passed over is ", names(foreign));
+  if (run.first_rank()) warn_of_partial_load(where, missing, foreign);
 }
 
-// Bytes go straight to the tensor's memory where the host reaches it, else piece by piece.
-void Engine::aim(TensorTarget& target, const Tensor& memory) {
+void aim(TensorTarget& target, const Tensor& memory) {
   if (on_host(memory)) {
     target.out = writable_bytes_of(memory);
     return;
@@ -103,14 +110,13 @@ void Engine::aim(TensorTarget& target, const Tensor& memory) {
   };
 }
 
-// Where every tensor goes, or what this rank owns of it: to its own memory or, where that is not
-// fp32, through its conversion.
-std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader,
-                                                  const LoadOptions& options, bool with_gradients) {
-  const OpContext ctx = context();
-  zero::ParameterState& state = model_->state();
-  optim::Optimizer& optimizer = updater_->optimizer();
-  const nn::ParameterSet& parameters = model_->parameters();
+std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
+                                          const CheckpointReader& reader,
+                                          const TargetChoice& choice) {
+  const OpContext ctx = run.context();
+  zero::ParameterState& state = run.model->state();
+  optim::Optimizer& optimizer = updater.optimizer();
+  const nn::ParameterSet& parameters = run.model->parameters();
   std::vector<TensorTarget> targets;
   const auto add = [&](const TensorRecord& record, DType type, nn::ParamId id) -> auto& {
     const Shape& shape = parameters[id].shape;
@@ -131,14 +137,14 @@ std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader
       if (state.masters_in_place()) {
         aim(target, state.read_owned_master(ctx, id));
       } else {
-        target.sink = [this, ctx, &state, id](uint64_t at, std::span<const std::byte> bytes) {
+        target.sink = [&run, &state, ctx, id](uint64_t at, std::span<const std::byte> bytes) {
           state.write_owned_master(ctx, id, static_cast<int64_t>(at / sizeof(float)),
-                                   operand(float_view(bytes)));
+                                   run.operand(float_view(bytes)));
         };
       }
     }
-    if (!p.trainable || record == nullptr || !takes_states(options)) continue;
-    const size_t place = updater_->place(id);
+    if (!p.trainable || record == nullptr || !choice.states) continue;
+    const size_t place = updater.place(id);
     for (const std::string& name : optimizer.states(place)) {
       const saved::StateKey key = saved::state_key(name);
       TensorTarget& target = add(reader.tensor(p.name, key.kind, key.state), DType::kFloat32, id);
@@ -155,7 +161,7 @@ std::vector<TensorTarget> Engine::restore_targets(const CheckpointReader& reader
         };
       }
     }
-    if (with_gradients) {
+    if (choice.gradients) {
       aim(add(reader.tensor(p.name, TensorKind::kOptimizer, saved::kGradientState),
               state.accumulation_type(), id),
           state.owned_gradient(id));

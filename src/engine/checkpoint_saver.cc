@@ -1,19 +1,31 @@
-// Saving an engine: masters and moments by name, and every counter that a bitwise resume needs.
+#include "engine/checkpoint_saver.h"
+
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "checkpoint/background_save.h"
 #include "checkpoint/listing.h"
 #include "checkpoint/rank_parts.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/run_id.h"
 #include "checkpoint/writer.h"
 #include "engine/agreement.h"
-#include "engine/engine.h"
-#include "engine/resume_differences.h"
+#include "engine/call_control.h"
+#include "engine/caller_state.h"
+#include "engine/data_feed.h"
+#include "engine/fp8_steps.h"
+#include "engine/open_step.h"
+#include "engine/rate_config.h"
+#include "engine/run_context.h"
 #include "engine/saved_names.h"
+#include "engine/saved_step.h"
+#include "engine/updater.h"
 #include "engine/version.h"
 #include "tensor/transfer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace ds {
 namespace {
@@ -41,79 +53,81 @@ void warn_of_other_runs(const std::string& folder, const std::string& tag, const
 
 }  // namespace
 
+CheckpointSaver::CheckpointSaver(const CheckpointedRun& of)
+    : run_(of.run),
+      open_(of.open),
+      updater_(of.updater),
+      feed_(of.feed),
+      caller_(of.caller),
+      control_(of.control),
+      run_id_(make_run_id()) {
+  if (run_.config.background_save) {
+    background_ = std::make_unique<BackgroundSave>(&run_.model->host()->account());
+  }
+}
+
+CheckpointSaver::~CheckpointSaver() = default;
+
+void CheckpointSaver::continue_run(const std::string& id) {
+  if (!id.empty()) run_id_ = id;
+  checked_folder_.clear();
+}
+
 // Ranks may give different tags by mistake; what then happens is configured.
-std::string Engine::agreed_tag(const std::string& tag) {
-  const std::string own = tag.empty() ? str_cat("global_step", progress_.steps) : tag;
-  const std::string first = broadcast_text(context(), *comm_, own);
-  if (config_.tag_validation == TagValidation::kIgnore) return first;
+std::string CheckpointSaver::agreed_tag(const std::string& tag) {
+  const std::string own = tag.empty() ? str_cat("global_step", open_.progress.steps) : tag;
+  const std::string first = broadcast_text(run_.context(), *run_.comm, own);
+  if (run_.config.tag_validation == TagValidation::kIgnore) return first;
   const std::string text =
-      str_cat("rank ", comm_->rank(), " saves as \"", printable(own), "\" and rank 0 as \"",
+      str_cat("rank ", run_.comm->rank(), " saves as \"", printable(own), "\" and rank 0 as \"",
               printable(first), "\"; give every rank the same tag");
-  agree(context(), *comm_, "choosing the tag", [&] {
-    DS_CHECK(own == first || config_.tag_validation == TagValidation::kWarn, Code::kInvalidArgument,
-             text);
+  agree(run_.context(), *run_.comm, "choosing the tag", [&] {
+    DS_CHECK(own == first || run_.config.tag_validation == TagValidation::kWarn,
+             Code::kInvalidArgument, text);
   });
   if (own != first) log_warning("engine", text);
   return first;
 }
 
-// What each rank has of the open step, which a resume with as many ranks gives back to each.
-std::vector<Engine::RankShare> Engine::open_shares() {
-  std::vector<RankShare> out(static_cast<size_t>(comm_->size()));
-  if (accumulated_ == 0) return out;
-  out[static_cast<size_t>(comm_->rank())] = {losses_.value(), step_tokens_, losses_.count()};
-  if (comm_->size() == 1) return out;
-  const Tensor own = host_context().workspace(DType::kFloat64, {3});
-  own.data<double>()[0] = losses_.value();
-  own.data<double>()[1] = static_cast<double>(step_tokens_);
-  own.data<double>()[2] = static_cast<double>(losses_.count());
-  const Tensor all = host_context().workspace(DType::kFloat64, {3 * comm_->size()});
-  comm_->all_gather(all, own, {.label = "open step", .blocking = true})->wait();
-  for (size_t rank = 0; rank < out.size(); ++rank) {
-    const double* const share = all.data<double>() + 3 * rank;
-    out[rank] = {share[0], static_cast<int64_t>(share[1]), static_cast<int64_t>(share[2])};
-  }
-  return out;
-}
-
 // `shares` of all ranks.
-CheckpointWriterOptions Engine::writer_options(const std::string& folder, const std::string& tag,
-                                               const std::vector<RankShare>& shares) {
+CheckpointWriterOptions CheckpointSaver::writer_options(const std::string& folder,
+                                                        const std::string& tag,
+                                                        const std::vector<StepShare>& shares) {
   CheckpointWriterOptions options;
   options.folder = folder;
   options.tag = tag;
   // Within a step every rank counts its own tokens alone.
-  int64_t tokens = progress_.tokens - step_tokens_;
-  for (const RankShare& share : shares) tokens += share.tokens;
-  options.counters = {progress_.steps, progress_.skipped, progress_.micro_steps, progress_.samples,
-                      tokens};
-  options.topology.world = options.topology.data = comm_->size();
-  options.topology.zero_stage = config_.zero.stage;
+  int64_t tokens = open_.progress.tokens - open_.tokens;
+  for (const StepShare& share : shares) tokens += share.tokens;
+  options.counters = {open_.progress.steps, open_.progress.skipped, open_.progress.micro_steps,
+                      open_.progress.samples, tokens};
+  options.topology.world = options.topology.data = run_.comm->size();
+  options.topology.zero_stage = run_.config.zero.stage;
   options.writer = str_cat("ds ", kLibraryVersion);
   options.run = run_id_;
-  options.keep = config_.keep_checkpoints;
-  options.blob.pool = &pool_;
+  options.keep = run_.config.keep_checkpoints;
+  options.blob.pool = &run_.pool;
   return options;
 }
 
-void Engine::save(const std::string& folder, const std::string& tag) {
-  DS_CHECK(phase_ == Phase::kIdle, Code::kState,
+void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
+  DS_CHECK(open_.phase == OpenStep::Phase::kIdle, Code::kState,
            "saving between forward and step would lose the open micro batch; call step first");
-  wait_for_save();
-  const models::Model::Use use(*model_);
-  const OpContext ctx = context();
-  zero::ParameterState& state = model_->state();
+  wait();
+  const models::Model::Use use(*run_.model);
+  const OpContext ctx = run_.context();
+  zero::ParameterState& state = run_.model->state();
 
   const std::string name = agreed_tag(tag);
-  const std::vector<RankShare> shares = open_shares();
+  const std::vector<StepShare> shares = gather_step_shares(run_, open_);
   CheckpointWriterOptions options = writer_options(folder, name, shares);
   if (background_) options.blob.hold = background_->buffers();
 
   constexpr const char* kWhat = "saving a checkpoint";
-  const bool first = comm_->rank() == 0;
+  const bool first = run_.comm->rank() == 0;
   std::shared_ptr<CheckpointWriter> writer;
   std::shared_ptr<PartWriter> other;
-  agree(ctx, *comm_, kWhat, [&] {
+  agree(ctx, *run_.comm, kWhat, [&] {
     if (!first) return;
     writer = std::make_shared<CheckpointWriter>(options);
     if (std::exchange(checked_folder_, folder) != folder) {
@@ -121,20 +135,20 @@ void Engine::save(const std::string& folder, const std::string& tag) {
     }
   });
   const std::string temporary =
-      broadcast_text(ctx, *comm_, first ? writer->temporary().string() : std::string());
+      broadcast_text(ctx, *run_.comm, first ? writer->temporary().string() : std::string());
   state.materialize_gradients(ctx);
   state.reduce_replicas();
-  agree_on_fp8();
+  agree_on_fp8(run_);
   std::string others_part;
   std::optional<PartHandover> handover;
-  agree(ctx, *comm_, kWhat, [&] {
-    if (!first) other = std::make_shared<PartWriter>(temporary, comm_->rank(), options.blob);
+  agree(ctx, *run_.comm, kWhat, [&] {
+    if (!first) other = std::make_shared<PartWriter>(temporary, run_.comm->rank(), options.blob);
     save_tensors(first ? writer->part() : *other);
-    if (first) save_fp8(writer->part());
+    if (first) save_fp8(run_, writer->part());
     if (first) save_counters(writer->part(), shares);
     if (first) return;
     if (background_) {
-      handover.emplace(temporary, comm_->rank());
+      handover.emplace(temporary, run_.comm->rank());
     } else {
       others_part = encode_manifest(other->finish());
     }
@@ -142,8 +156,8 @@ void Engine::save(const std::string& folder, const std::string& tag) {
   if (background_) {
     save_beside_training(std::move(writer), std::move(other), handover, name);
   } else {
-    const std::vector<std::string> parts = gather_texts(ctx, *comm_, others_part);
-    agree(ctx, *comm_, kWhat, [&] {
+    const std::vector<std::string> parts = gather_texts(ctx, *run_.comm, others_part);
+    agree(ctx, *run_.comm, kWhat, [&] {
       if (!first) return;
       for (size_t rank = 1; rank < parts.size(); ++rank) {
         writer->merge(decode_manifest(std::as_bytes(std::span(parts[rank])),
@@ -152,21 +166,20 @@ void Engine::save(const std::string& folder, const std::string& tag) {
       writer->commit();
     });
   }
-  monitors_->sync();
 }
 
 // Every rank has taken its copy; what is left to do needs none of the others' calls.
-void Engine::save_beside_training(std::shared_ptr<CheckpointWriter> writer,
-                                  std::shared_ptr<PartWriter> other,
-                                  const std::optional<PartHandover>& handover,
-                                  const std::string& tag) {
-  saving_together_ = comm_->size() > 1;
+void CheckpointSaver::save_beside_training(std::shared_ptr<CheckpointWriter> writer,
+                                           std::shared_ptr<PartWriter> other,
+                                           const std::optional<PartHandover>& handover,
+                                           const std::string& tag) {
+  saving_together_ = run_.comm->size() > 1;
   if (!writer) {
     const PartHandover to = *handover;
     return background_->start([other = std::move(other), to] { to.finish(*other); }, tag);
   }
   background_->start(
-      [writer = std::move(writer), comm = comm_] {
+      [writer = std::move(writer), comm = run_.comm] {
         // A group that has ended well may still write its parts; one that failed will not.
         const auto latest = std::chrono::steady_clock::now() + comm->deadline();
         const auto given_up = [&] {
@@ -185,54 +198,54 @@ void Engine::save_beside_training(std::shared_ptr<CheckpointWriter> writer,
 
 // What this rank saves of a parameter: what it owns or, where everybody owns everything, an equal
 // share.
-zero::FlatRange Engine::saved_share(nn::ParamId id) const {
-  const zero::FlatLayout& layout = model_->state().layout();
+zero::FlatRange CheckpointSaver::saved_share(nn::ParamId id) const {
+  const zero::FlatLayout& layout = run_.model->state().layout();
   if (layout.world() > 1) {
-    if (!model_->state().first_of_replicas()) return {};
+    if (!run_.model->state().first_of_replicas()) return {};
     const zero::OwnedPart part = layout.part(id);
     return {part.first, part.first + part.count};
   }
-  const int64_t n = model_->parameters()[id].shape.elements(), world = comm_->size();
-  return {n * comm_->rank() / world, n * (comm_->rank() + 1) / world};
+  const int64_t n = run_.model->parameters()[id].shape.elements(), world = run_.comm->size();
+  return {n * run_.comm->rank() / world, n * (run_.comm->rank() + 1) / world};
 }
 
-void Engine::save_tensors(PartWriter& part) {
-  const OpContext ctx = context();
-  zero::ParameterState& state = model_->state();
-  const nn::ParameterSet& parameters = model_->parameters();
-  optim::Optimizer& optimizer = updater_->optimizer();
+void CheckpointSaver::save_tensors(PartWriter& part) {
+  const OpContext ctx = run_.context();
+  zero::ParameterState& state = run_.model->state();
+  const nn::ParameterSet& parameters = run_.model->parameters();
+  optim::Optimizer& optimizer = updater_.optimizer();
   CallControl::Call call(control_, "save", parameters.size());
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     call.next(id);
     const nn::Parameter& p = parameters[id];
-    if (!p.trainable && config_.exclude_frozen_parameters) continue;
+    if (!p.trainable && run_.config.exclude_frozen_parameters) continue;
     const zero::FlatRange share = saved_share(id);
     const bool whole = share.elements() == p.shape.elements();
-    if (share.elements() == 0 && !(p.shape.elements() == 0 && comm_->rank() == 0)) continue;
+    if (share.elements() == 0 && !(p.shape.elements() == 0 && run_.comm->rank() == 0)) continue;
     const int64_t owned_from = state.layout().part(id).first;
     const auto add = [&](const TensorMeta& meta, const Tensor& owned, bool view) {
       const Lifetime lasts = view && on_host(owned) ? Lifetime::kUntilFinish : Lifetime::kCall;
       const Tensor slice = to_host(
           owned.view({owned.elements()}).slice(0, share.begin - owned_from, share.end - owned_from),
-          model_->host());
+          run_.model->host());
       if (whole) return part.add_tensor(meta, bytes_of(slice), lasts);
       part.add_range(meta, share.begin, share.end, bytes_of(slice), lasts);
     };
     add(saved::meta_of(p, {TensorKind::kMaster, ""}), state.read_owned_master(ctx, id),
         state.masters_in_place());
     if (!p.trainable) continue;
-    const size_t place = updater_->place(id);
+    const size_t place = updater_.place(id);
     for (const std::string& name : optimizer.states(place)) {
       Tensor value = optimizer.state_view(place, name);
       const bool view = static_cast<bool>(value);
       if (!view) {
         const optim::OwnedRange owned = optimizer.owned(place);
-        value = host_context().workspace(DType::kFloat32, {owned.end - owned.begin});
+        value = run_.host_context().workspace(DType::kFloat32, {owned.end - owned.begin});
         optimizer.read_state_range(place, name, owned.begin, owned.end, value.data<float>());
       }
       add(saved::meta_of(p, saved::state_key(name)), value, view);
     }
-    if (accumulated_ > 0) {
+    if (open_.micro_batches > 0) {
       TensorMeta meta = saved::meta_of(p, {TensorKind::kOptimizer, saved::kGradientState});
       meta.dtype = state.accumulation_type();
       add(meta, state.owned_gradient(id), true);
@@ -240,19 +253,19 @@ void Engine::save_tensors(PartWriter& part) {
   }
 }
 
-void Engine::save_counters(PartWriter& part, const std::vector<RankShare>& shares) {
-  models::describe_model(*model_, part);
-  part.set_json(saved::kConfig, config_.resolved());
-  part.set_json(saved::kRateConfig, rate_config());
-  part.set_json(saved::kUpdater, updater_->save());
-  part.set_int(saved::kSeed, static_cast<int64_t>(config_.seed));
-  part.set_int(saved::kMicroBatches, accumulated_);
-  part.set_int(saved::kSamples, step_first_sample_);
-  if (config_.batch_ramp_up) part.set_int(saved::kRampedUp, config_.batch.accumulation);
+void CheckpointSaver::save_counters(PartWriter& part, const std::vector<StepShare>& shares) {
+  models::describe_model(*run_.model, part);
+  part.set_json(saved::kConfig, run_.config.resolved());
+  part.set_json(saved::kRateConfig, rate_config(run_.config));
+  part.set_json(saved::kUpdater, updater_.save());
+  part.set_int(saved::kSeed, static_cast<int64_t>(run_.config.seed));
+  part.set_int(saved::kMicroBatches, open_.micro_batches);
+  part.set_int(saved::kSamples, open_.first_sample);
+  if (run_.config.batch_ramp_up) part.set_int(saved::kRampedUp, run_.config.batch.accumulation);
   double loss_sum = 0;
   int64_t tokens = 0, losses = 0;
   Json ranks = Json::array();
-  for (const RankShare& share : shares) {
+  for (const StepShare& share : shares) {
     loss_sum += share.loss_sum;
     tokens += share.tokens;
     losses += share.losses;
@@ -262,18 +275,24 @@ void Engine::save_counters(PartWriter& part, const std::vector<RankShare>& share
   part.set_double(saved::kLossSum, loss_sum / static_cast<double>(shares.size()));
   part.set_int(saved::kTokens, tokens / static_cast<int64_t>(shares.size()));
   part.set_int(saved::kLosses, losses / static_cast<int64_t>(shares.size()));
-  if (accumulated_ > 0 && shares.size() > 1) part.set_json(saved::kRanks, ranks);
-  if (dataset_) part.set_json(saved::kDataset, describe_dataset(*dataset_));
-  part.set_json(saved::kClientState, client_state_);
-  blobs_.save(part);
-  if (tokenizer_) part.set_text(models::kTokenizerState, tokenizer_->to_json());
+  if (open_.micro_batches > 0 && shares.size() > 1) part.set_json(saved::kRanks, ranks);
+  if (feed_.has_dataset()) part.set_json(saved::kDataset, feed_.describe());
+  part.set_json(saved::kClientState, caller_.client_state);
+  caller_.blobs.save(part);
+  if (caller_.tokenizer) part.set_text(models::kTokenizerState, caller_.tokenizer->to_json());
 }
 
-void Engine::wait_for_save() {
+void CheckpointSaver::wait() {
   if (!background_) return;
   if (!std::exchange(saving_together_, false)) return background_->wait();
   // It is there when rank 0 says so, and failed on all when it failed on one.
-  agree(context(), *comm_, "saving a checkpoint", [&] { background_->wait(); });
+  agree(run_.context(), *run_.comm, "saving a checkpoint", [&] { background_->wait(); });
+}
+
+void CheckpointSaver::wait_before_load() {
+  if (background_) background_->join();
+  // The checkpoint is there when rank 0 has it, for those who read it themselves.
+  if (saving_together_) agree(run_.context(), *run_.comm, "waiting for a save", [] {});
 }
 
 }  // namespace ds

@@ -1,0 +1,299 @@
+#include "engine/checkpoint_loader.h"
+
+#include <optional>
+#include <utility>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "checkpoint/reader.h"
+#include "engine/agreement.h"
+#include "engine/call_control.h"
+#include "engine/caller_state.h"
+#include "engine/checkpoint_saver.h"
+#include "engine/data_feed.h"
+#include "engine/fp8_steps.h"
+#include "engine/open_step.h"
+#include "engine/parameter_scopes.h"
+#include "engine/rate_config.h"
+#include "engine/restore_targets.h"
+#include "engine/resume_differences.h"
+#include "engine/run_context.h"
+#include "engine/saved_json.h"
+#include "engine/saved_names.h"
+#include "engine/saved_step.h"
+#include "engine/updater.h"
+#include "ops/elementwise.h"
+#include "tokenizer/tokenizer.h"
+
+namespace ds {
+
+// What a checkpoint holds besides the bytes of tensors, checked.
+struct CheckpointLoader::Restored {
+  SavedStep step;
+  std::vector<TensorTarget> targets;
+  std::vector<SavedFp8> fp8;
+  Progress progress;
+  Updater::Saved updater;
+  Json client_state;
+  SavedBlobs blobs;
+  Json dataset;  // as describe_dataset gave it
+  std::shared_ptr<const Tokenizer> tokenizer;
+};
+
+namespace {
+
+// Version 0.1 had Adam and one rate.
+Json updater_of_version_0_1(const CheckpointReader& reader, const Updater& updater) {
+  Json saved = updater.save();
+  saved["steps"] = saved["schedule_steps"] = reader.state_int("optimizer.steps");
+  saved["rates"] = {reader.state_double("optimizer.lr")};
+  return saved;
+}
+
+// Whether the saved loss scale was a dynamic one's, which others cannot go on with.
+bool saved_scale_moves(const Json& rate_config) {
+  const Json fp16 = json_member(rate_config, "fp16");
+  return json_member(fp16, "enabled") == true && json_member(fp16, "loss_scale") == 0.0;
+}
+
+}  // namespace
+
+CheckpointLoader::CheckpointLoader(const CheckpointedRun& of, CheckpointSaver& saver,
+                                   const ParameterScopes& scopes)
+    : run_(of.run),
+      open_(of.open),
+      updater_(of.updater),
+      feed_(of.feed),
+      caller_(of.caller),
+      control_(of.control),
+      saver_(saver),
+      scopes_(scopes) {}
+
+void CheckpointLoader::load(const std::string& folder, const std::string& tag,
+                            const LoadOptions& options) {
+  DS_CHECK(open_.phase == OpenStep::Phase::kIdle, Code::kState,
+           "a forward or backward of the caller is open");
+  saver_.wait_before_load();
+  const models::Model::Use use(*run_.model, models::Model::Use::Purpose::kLoad);
+  if (!tag.empty()) {
+    const std::string first = broadcast_text(run_.context(), *run_.comm, tag);
+    agree(run_.context(), *run_.comm, "choosing the tag", [&] {
+      DS_CHECK(tag == first, Code::kInvalidArgument, "rank ", run_.comm->rank(), " loads \"",
+               printable(tag), "\" and rank 0 \"", printable(first),
+               "\"; give every rank the same tag");
+    });
+    return restore_tag(folder, tag, options);
+  }
+  load_newest(folder, options);
+}
+
+// Rank 0 searches for all.
+void CheckpointLoader::load_newest(const std::string& folder, const LoadOptions& options) {
+  std::optional<CheckpointSearch> search;
+  while (true) {
+    std::string found;
+    agree(run_.context(), *run_.comm, "looking for a checkpoint", [&] {
+      if (run_.comm->rank() != 0) return;
+      if (!search) search.emplace(folder);
+      const std::optional<CheckpointReader> reader = search->next();
+      // Damaged ones are not the same as none.
+      if (!reader && options.may_be_missing && search->skipped().empty()) return;
+      if (!reader) search->fail();
+      found = reader->tag();
+    });
+    found = broadcast_text(run_.context(), *run_.comm, found);
+    if (found.empty()) return;
+    try {
+      return restore_tag(folder, found, options);
+    } catch (const Error& error) {
+      // What does not fit this engine is for the caller to know.
+      if (error.code() != Code::kCorrupt && error.code() != Code::kIo) throw;
+      if (search) search->pass_over(found, error.message());
+    }
+  }
+}
+
+void CheckpointLoader::restore_tag(const std::string& folder, const std::string& tag,
+                                   const LoadOptions& options) {
+  std::optional<CheckpointReader> reader;
+  agree(run_.context(), *run_.comm, "opening a checkpoint",
+        [&] { reader.emplace(CheckpointReader::open(folder, tag)); });
+  restore(std::move(*reader), options);
+}
+
+// Refused by a strict load, reported by others.
+void CheckpointLoader::compare_settings(const CheckpointReader& reader,
+                                        const LoadOptions& options) const {
+  const RunSettings before{saved_json(reader, saved::kConfig), reader.manifest().topology.data};
+  std::vector<std::string> differences =
+      resume_differences(before, {run_.config.resolved(), run_.comm->size()});
+  if (const std::string data = feed_.difference(saved_json(reader, saved::kDataset));
+      !data.empty()) {
+    differences.push_back(data);
+  }
+  if (differences.empty()) return;
+  const std::string where = printable(reader.folder().string(), 300);
+  DS_CHECK(!options.strict, Code::kConfig, "the run that saved ", where,
+           " had other settings: ", ds::join(differences, "; "));
+  if (run_.comm->rank() != 0) return;
+  for (const std::string& difference : differences) {
+    log_warning("engine", "the run that saved ", where, " had other settings: ", difference);
+  }
+}
+
+// Nothing of the engine changes here.
+CheckpointLoader::Restored CheckpointLoader::prepare(const CheckpointReader& reader,
+                                                     const LoadOptions& options) {
+  check_compatible(run_, reader, options, overwritten_);
+  Restored out;
+  if (!options.module_only) prepare_counters(reader, options, out);
+  if (out.step.micro_batches > 0) run_.model->state().materialize_gradients(run_.context());
+  out.targets =
+      restore_targets(run_, updater_, reader, {takes_states(options), out.step.micro_batches > 0});
+  if (takes_states(options)) out.fp8 = fp8_targets(run_, reader, out.targets);
+  out.tokenizer = caller_.tokenizer;
+  if (!out.tokenizer && reader.has_state(models::kTokenizerState)) {
+    out.tokenizer = parse_tokenizer_json(reader.state_text(models::kTokenizerState),
+                                         "the checkpoint's tokenizer");
+  }
+  const bool trained = open_.progress.micro_steps != loaded_micro_steps_;
+  if (trained && run_.model->incomplete().empty()) reader.check_all(out.targets);
+  return out;
+}
+
+void CheckpointLoader::prepare_counters(const CheckpointReader& reader, const LoadOptions& options,
+                                        Restored& out) {
+  compare_settings(reader, options);
+  const Json saved_rates = reader.state_json(saved::kRateConfig), rates = rate_config(run_.config);
+  const auto same = [&](const char* key) {
+    return json_member(saved_rates, key) == json_member(rates, key);
+  };
+  const Updater::Rules rules{same("optimizer") && same("scheduler"), saved_scale_moves(saved_rates),
+                             options.optimizer_states, options.schedule};
+  out.updater =
+      updater_.read(reader.has_state(saved::kUpdater) ? reader.state_json(saved::kUpdater)
+                                                      : updater_of_version_0_1(reader, updater_),
+                    rules);
+  const StepCounters& counters = reader.manifest().counters;
+  out.progress = {counters.global_steps, counters.skipped_steps, counters.micro_steps,
+                  counters.global_samples, counters.global_tokens};
+  out.step =
+      read_saved_step(run_, reader, out.updater, options.optimizer_states, out.progress.samples);
+  out.progress.tokens -= out.step.tokens_of_others;
+  out.client_state = reader.state_json(saved::kClientState);
+  out.blobs = SavedBlobs::load(reader);
+  out.dataset = saved_json(reader, saved::kDataset);
+}
+
+// Reads so much at a time that a caller can watch and end a load, and that the disk never notices.
+void CheckpointLoader::read_targets(const CheckpointReader& reader,
+                                    std::span<const TensorTarget> targets) {
+  constexpr int64_t kPartBytes = int64_t{1} << 29;
+  const auto bytes = [](const TensorTarget& target) {
+    const TensorMeta& meta = target.tensor->meta;
+    const int64_t elements =
+        target.range ? target.range->end - target.range->begin : Shape(meta.shape).elements();
+    return elements * dtype_size(meta.dtype);
+  };
+  int64_t total = 0, done = 0;
+  for (const TensorTarget& target : targets) total += bytes(target);
+  CallControl::Call call(control_, "load", total);
+  while (!targets.empty()) {
+    call.next(done);
+    size_t count = 0;
+    for (int64_t part = 0; count < targets.size() && part < kPartBytes; ++count) {
+      part += bytes(targets[count]);
+      done += bytes(targets[count]);
+    }
+    reader.read_all(targets.first(count));
+    targets = targets.subspan(count);
+  }
+}
+
+// Of all ranks together, or one after the other where the configuration says so.
+void CheckpointLoader::read_tensors(const CheckpointReader& reader, const Restored& restored) {
+  constexpr const char* kWhat = "loading a checkpoint";
+  const OpContext ctx = run_.context();
+  run_.model->state().hold_masters();
+  const int turns = run_.config.zero.load_in_turn ? run_.comm->size() : 1;
+  for (int turn = 0; turn < turns; ++turn) {
+    agree(ctx, *run_.comm, kWhat, [&] {
+      if (turns == 1 || turn == run_.comm->rank()) read_targets(reader, restored.targets);
+    });
+  }
+  agree(ctx, *run_.comm, kWhat, [&] { restore_fp8(run_, restored.fp8); });
+}
+
+// Everything but the bytes of the tensors is read and checked first, and also these when the engine
+// has trained: then nothing was changed by what fails. After that they go to the engine's own
+// memory, where a failure leaves a mixture, which the model is marked for until a load succeeds.
+void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& options) {
+  constexpr const char* kWhat = "loading a checkpoint";
+  reader.use_threads(&run_.pool);
+  const OpContext ctx = run_.context();
+  zero::ParameterState& state = run_.model->state();
+  Restored restored;
+  agree(ctx, *run_.comm, kWhat, [&] { restored = prepare(reader, options); });
+
+  const std::string where = printable(reader.folder().string(), 300);
+  const nn::ParameterSet& parameters = run_.model->parameters();
+  overwritten_.resize(static_cast<size_t>(parameters.size()));
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    if (reader.find(parameters[id].name, TensorKind::kMaster) == nullptr) continue;
+    overwritten_[static_cast<size_t>(id)] = true;
+  }
+  run_.model->set_incomplete(str_cat("the load of ", where, " did not come to its end"));
+  try {
+    read_tensors(reader, restored);
+  } catch (const Error& error) {
+    run_.model->set_incomplete(
+        str_cat("the load of ", where, " failed half way: ", error.message()));
+    throw Error(error.code(), str_cat(error.message(),
+                                      "; the engine is left without whole weights and can only "
+                                      "load a checkpoint"));
+  }
+  restore_gradients(restored);
+  state.drop_rounding_errors();
+  state.masters_changed(ctx);
+  restore_counters(std::move(restored), reader, options);
+  overwritten_.clear();
+  run_.model->set_incomplete({});
+}
+
+void CheckpointLoader::restore_gradients(const Restored& restored) {
+  zero::ParameterState& state = run_.model->state();
+  if (restored.step.micro_batches == 0) return state.clear_gradients(run_.context());
+  const OpContext home = state.state_context(run_.context());
+  const nn::ParameterSet& parameters = run_.model->parameters();
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    if (!parameters[id].trainable) continue;
+    state.gradient_given(id);
+    if (restored.step.gradient_factor == 1) continue;
+    Tensor gradient = state.owned_gradient(id);
+    if (gradient.elements() == 0) continue;
+    ops::scale(home, gradient, static_cast<float>(restored.step.gradient_factor), gradient);
+  }
+}
+
+void CheckpointLoader::restore_counters(Restored restored, const CheckpointReader& reader,
+                                        const LoadOptions& options) {
+  open_.micro_batches = open_.own_micro_batches = restored.step.micro_batches;
+  open_.samples = open_.own_samples = 0;
+  open_.first_sample = restored.step.samples;
+  open_.losses.reset(restored.step.share.loss_sum, restored.step.share.losses);
+  open_.tokens = restored.step.share.tokens;
+  caller_.tokenizer = std::move(restored.tokenizer);
+  if (!options.module_only) {
+    updater_.restore(std::move(restored.updater));
+    open_.progress = restored.progress;
+    caller_.client_state = std::move(restored.client_state);
+    caller_.blobs = std::move(restored.blobs);
+    feed_.expect(std::move(restored.dataset), options.strict);
+    saver_.continue_run(reader.manifest().run);
+  }
+  follow_ramp_up(run_.config, open_);
+  loaded_micro_steps_ = open_.progress.micro_steps;
+  run_.model->set_step_open(open_.micro_batches > 0 || scopes_.holds_any());
+}
+
+}  // namespace ds

@@ -1,0 +1,53 @@
+// Loading a run: which checkpoint, what it takes over, and what it warns of.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/checkpointed_run.h"
+#include "engine/load_options.h"
+
+namespace ds {
+
+class CheckpointReader;
+class CheckpointSaver;
+class ParameterScopes;
+struct TensorTarget;
+
+class CheckpointLoader {
+ public:
+  CheckpointLoader(const CheckpointedRun& of, CheckpointSaver& saver,
+                   const ParameterScopes& scopes);
+
+  void load(const std::string& folder, const std::string& tag, const LoadOptions& options);
+
+ private:
+  struct Restored;
+
+  void load_newest(const std::string& folder, const LoadOptions& options);
+  void restore_tag(const std::string& folder, const std::string& tag, const LoadOptions& options);
+  void compare_settings(const CheckpointReader& reader, const LoadOptions& options) const;
+  Restored prepare(const CheckpointReader& reader, const LoadOptions& options);
+  void prepare_counters(const CheckpointReader& reader, const LoadOptions& options, Restored& out);
+  void read_targets(const CheckpointReader& reader, std::span<const TensorTarget> targets);
+  void read_tensors(const CheckpointReader& reader, const Restored& restored);
+  void restore(CheckpointReader reader, const LoadOptions& options);
+  void restore_gradients(const Restored& restored);
+  void restore_counters(Restored restored, const CheckpointReader& reader,
+                        const LoadOptions& options);
+
+  RunContext& run_;
+  OpenStep& open_;
+  Updater& updater_;
+  DataFeed& feed_;
+  CallerState& caller_;
+  CallControl& control_;
+  CheckpointSaver& saver_;
+  const ParameterScopes& scopes_;
+  int64_t loaded_micro_steps_ = 0;  // progress.micro_steps when there was nothing to lose
+  std::vector<bool> overwritten_;   // by parameter: written by a load that has not succeeded yet
+};
+
+}  // namespace ds

@@ -1,0 +1,199 @@
+#include "engine/model_passes.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "engine/open_step.h"
+#include "engine/recompute.h"
+#include "engine/run_context.h"
+#include "engine/step_observer.h"
+#include "engine/updater.h"
+
+namespace ds {
+
+struct ModelPasses::Pending {
+  Pending(const OpContext& ctx, zero::ParameterState& state, const nn::TapeOptions& options)
+      : tape(ctx, state, &state, options) {}
+  nn::Tape tape;
+  std::shared_ptr<nn::GradientSlot> loss_gradient;
+  Tensor loss;  // fp32 [] on the host, where the caller has it
+};
+
+namespace {
+
+// Why graph_harvesting does nothing; empty when it does.
+std::string why_none(const Config& config, const models::Model& model, const Communicator& comm) {
+  if (model.device()->kind() != DeviceKind::kCuda) return "the model is not on a GPU";
+  if (comm.size() > 1) return "several ranks train";
+  if (!model.has_architecture()) return "the passes are the caller's";
+  if (model.architecture().info().loss != nn::LossKind::kCrossEntropy)
+    return "the loss of this head is computed on the host";
+  const ActivationCheckpointingConfig& segments = config.activation_checkpointing;
+  if (segments.enabled && segments.offload) return "cpu_checkpointing copies beside the work";
+  if (config.zero.offload_optimizer) return "gradients travel to the host beside the work";
+  if (config.precision.fp8.enabled) return "weights in fp8 are cast in some micro batches only";
+  if (config.wall_clock_breakdown || config.flops_profiler.enabled)
+    return "parts of a micro batch are timed";
+  return {};
+}
+
+}  // namespace
+
+ModelPasses::ModelPasses(RunContext& run, OpenStep& open, StepObserver& observer,
+                         const Updater& updater)
+    : run_(run), open_(open), observer_(observer), updater_(updater) {
+  const ActivationCheckpointingConfig& segments = run_.config.activation_checkpointing;
+  if (run_.model->has_architecture()) recompute_of(segments, run_.model->architecture().info());
+  if (segments.enabled && segments.offload && run_.model->device()->kind() == DeviceKind::kCuda) {
+    offload_stream_ = run_.model->device()->create_stream();
+  }
+  graphs_ = make_graphs();
+}
+
+ModelPasses::~ModelPasses() = default;
+
+std::unique_ptr<StepGraphs> ModelPasses::make_graphs() const {
+  if (!run_.config.graphs) return nullptr;
+  if (const std::string why = why_none(run_.config, *run_.model, *run_.comm); !why.empty()) {
+    log_warning("engine", "graph_harvesting: micro batches are not recorded: ", why);
+    return nullptr;
+  }
+  return std::make_unique<StepGraphs>(std::static_pointer_cast<CudaDevice>(run_.model->device()));
+}
+
+void ModelPasses::forward(const models::Batch& batch, const Tensor& labels) {
+  open_.begin_clock();
+  const ScopedTimer timer = observer_.time("forward");
+  auto pending =
+      std::make_unique<Pending>(run_.context(), run_.model->state(), tape_options(batch));
+  const nn::Labels placed = nn::place_labels(labels, run_.model->device());
+  const auto record = [&] {
+    try {
+      return record_forward(pending->tape, batch, placed);
+    } catch (...) {
+      pending.reset();
+      run_.model->state().drop_pass();
+      throw;
+    }
+  };
+  nn::SummedLoss loss = record();
+  pending->loss_gradient = std::move(loss.slot);
+  pending_ = std::move(pending);
+  open_.phase = OpenStep::Phase::kForwardDone;
+  run_.model->set_step_open(true);
+  if (!open_.mode.joined) count_batch(batch.ids, {loss.sum, placed.counted}, placed.counted);
+}
+
+Tensor ModelPasses::give_loss() {
+  pending_->loss = run_.host_context().workspace(DType::kFloat32, {});
+  *pending_->loss.data<float>() = open_.losses.newest();
+  return pending_->loss;
+}
+
+bool ModelPasses::gave(const Tensor& loss) const {
+  return loss && loss.storage() == pending_->loss.storage();
+}
+
+// Random numbers follow the sample's place in the step, however ranks and micro batches share it.
+uint32_t ModelPasses::first_sample(const models::Batch& batch) const {
+  return static_cast<uint32_t>(open_.first_sample + run_.comm->rank() * batch.ids.size(0));
+}
+
+nn::TapeOptions ModelPasses::tape_options(const models::Batch& batch) const {
+  nn::TapeOptions options;
+  options.seed = run_.config.seed;
+  options.step = static_cast<uint32_t>(open_.progress.steps);
+  options.first_sample = first_sample(batch);
+  options.loss_gradient = loss_gradient();
+  options.profile = observer_.metrics().profile_for(open_.progress.steps);
+  options.offload = offload_stream_.get();
+  return options;
+}
+
+nn::SummedLoss ModelPasses::record_forward(nn::Tape& tape, const models::Batch& batch,
+                                           const nn::Labels& labels) {
+  run_.model->state().set_loss_scale(updater_.loss_scale());
+  run_.model->state().begin_pass();
+  models::ForwardOptions forward_options;
+  forward_options.padded_logits = true;
+  const models::ArchitectureInfo& info = run_.model->architecture().info();
+  forward_options.recompute = recompute_of(run_.config.activation_checkpointing, info);
+  const nn::Value logits = run_.model->architecture().logits(tape, batch, forward_options);
+  return nn::summed_loss(tape, logits, labels, info.outputs(), info.loss);
+}
+
+void ModelPasses::count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t counted) {
+  open_.forward_counted = true;
+  warn_of_other_size(ids.size(0));
+  observer_.metrics().count_batch(ids);
+  open_.losses.add(std::move(loss));
+  open_.tokens += counted;
+  open_.progress.tokens += counted;
+  open_.count_samples(ids.size(0), run_.comm->size(), ids.size(0));
+}
+
+void ModelPasses::warn_of_other_size(int64_t samples) {
+  if (samples == run_.config.batch.micro_batch || std::exchange(warned_sizes_, true)) return;
+  log_warning("engine", "a micro batch of ", samples,
+              " samples, where the configuration's train_micro_batch_size_per_gpu is ",
+              run_.config.batch.micro_batch,
+              "; every micro batch weighs the same in a step, whatever its size");
+}
+
+// What backward starts with.
+float ModelPasses::loss_gradient() const {
+  if (open_.mode.joined) return 0;
+  if (!run_.config.managed_accumulation) return static_cast<float>(updater_.loss_scale());
+  return static_cast<float>(updater_.loss_scale() /
+                            static_cast<double>(run_.config.batch.accumulation));
+}
+
+void ModelPasses::backward() {
+  const ScopedTimer timer = observer_.time("backward");
+  if (open_.mode.no_sync) run_.model->state().hold_backward();
+  open_.reduction_deferred = open_.mode.no_sync;
+  run_backward(pending_->tape, *pending_->loss_gradient);
+  pending_.reset();
+}
+
+void ModelPasses::run_backward(nn::Tape& tape, nn::GradientSlot& slot) {
+  Tensor upstream = run_.host_context().workspace(DType::kFloat32, {});
+  *upstream.data<float>() = loss_gradient();
+  slot.add(run_.context(), upstream, true);
+  const ScopedTimer inner = observer_.time("backward_inner");
+  tape.backward();
+  run_.model->state().finish_backward();
+}
+
+void ModelPasses::drop() { pending_.reset(); }
+
+ModelPasses::GraphInputs ModelPasses::graph_inputs(const models::Batch& batch,
+                                                   const Tensor& labels) const {
+  const nn::Labels counted = nn::place_labels(labels, run_.model->host());
+  return {{batch,
+           labels,
+           loss_gradient() * counted.share(),
+           {static_cast<uint32_t>(open_.progress.steps), first_sample(batch)}},
+          counted.counted};
+}
+
+bool ModelPasses::run_graph(const GraphInputs& micro_batch) {
+  const auto pass = [&](const StepGraphs::Placed& placed) {
+    nn::TapeOptions options = tape_options(placed.batch);
+    options.step_memory = placed.stream_position;
+    options.loss_scale = placed.loss_scale;
+    options.constants = placed.constants;
+    nn::Tape tape(run_.context(), run_.model->state(), &run_.model->state(), options);
+    const nn::SummedLoss loss = record_forward(tape, placed.batch, placed.labels);
+    run_backward(tape, *loss.slot);
+    return loss.sum;
+  };
+  return graphs_->run(micro_batch.inputs, run_.model->state(), pass);
+}
+
+void ModelPasses::finish_graph(const GraphInputs& micro_batch) {
+  count_batch(micro_batch.inputs.batch.ids, {graphs_->loss(), micro_batch.counted},
+              micro_batch.counted);
+}
+
+}  // namespace ds

@@ -1,0 +1,116 @@
+#include "engine/parameter_values.h"
+
+#include <string_view>
+
+#include "engine/open_step.h"
+#include "engine/parameter_scopes.h"
+#include "engine/run_context.h"
+#include "engine/updater.h"
+#include "tensor/transfer.h"
+
+namespace ds {
+namespace {
+
+constexpr std::string_view kParameterValues = "parameter";
+constexpr std::string_view kGradientValues = "gradient";
+
+}  // namespace
+
+zero::FlatRange ParameterValues::local_range(const std::string& name) {
+  const zero::OwnedPart part =
+      run_.model->state().layout().part(run_.model->parameters().find(name));
+  return {part.first, part.first + part.count};
+}
+
+Tensor ParameterValues::local(const std::string& name, const std::string& what) {
+  const models::Model::Use use(*run_.model);
+  const OpContext ctx = run_.context();
+  const nn::ParamId id = run_.model->parameters().find(name);
+  const int64_t count = run_.model->state().layout().part(id).count;
+  Tensor out = Tensor::empty(run_.model->host(), DType::kFloat32, {count}, MemoryTag::kOther);
+  if (what == kParameterValues) {
+    copy_tensor(run_.model->state().read_owned_master(ctx, id).view({count}), out);
+    return out;
+  }
+  if (what == kGradientValues) {
+    run_.model->state().materialize_gradients(ctx);
+    Tensor values = run_.model->state().state_context(ctx).workspace(DType::kFloat32, {count});
+    run_.model->state().read_owned_gradient(ctx, run_.trainable(name), values);
+    copy_tensor(values, out);
+    return out;
+  }
+  const size_t place = updater_.place(run_.trainable(name));
+  const optim::OwnedRange owned = updater_.optimizer().owned(place);
+  updater_.optimizer().read_state_range(place, what, owned.begin, owned.end, out.data<float>());
+  return out;
+}
+
+void ParameterValues::set_local(const std::string& name, const std::string& what,
+                                const Tensor& values) {
+  const nn::ParamId id = run_.model->parameters().find(name);
+  const zero::FlatRange range = local_range(name);
+  check_tensor(values, name.c_str(), DType::kFloat32, {range.elements()});
+  DS_CHECK(values.contiguous(), Code::kInvalidArgument, name, " must be packed");
+  if (what == kGradientValues) return set_local_gradient(name, values);
+  DS_CHECK(open_.phase != OpenStep::Phase::kForwardDone, Code::kState,
+           "the last forward still waits for its backward");
+  scopes_.check_nothing_held("values are set");
+  const models::Model::Use use(*run_.model);
+  if (what == kParameterValues) {
+    const OpContext ctx = run_.context();
+    zero::ParameterState& state = run_.model->state();
+    state.write_owned_master(ctx, id, 0, run_.operand(values));
+    state.owned_master_written(ctx, id);
+    return;
+  }
+  const size_t place = updater_.place(run_.trainable(name));
+  const optim::OwnedRange owned = updater_.optimizer().owned(place);
+  updater_.optimizer().write_state_range(place, what, owned.begin, owned.end, values.data<float>());
+}
+
+void ParameterValues::set_local_gradient(const std::string& name, const Tensor& values) {
+  open_.check_takes_gradients();
+  const models::Model::Use use(*run_.model);
+  const OpContext ctx = run_.context();
+  zero::ParameterState& state = run_.model->state();
+  open_.begin_clock();
+  state.materialize_gradients(ctx);
+  state.write_owned_gradient(ctx, run_.trainable(name), run_.operand(values));
+  open_.phase = OpenStep::Phase::kBackwardDone;
+}
+
+std::vector<std::string> ParameterValues::optimizer_states(const std::string& name) {
+  return updater_.optimizer().states(updater_.place(run_.trainable(name)));
+}
+
+Tensor ParameterValues::optimizer_state(const std::string& name, const std::string& state) {
+  const models::Model::Use use(*run_.model);
+  const size_t place = updater_.place(run_.trainable(name));
+  optim::Optimizer& optimizer = updater_.optimizer();
+  zero::ParameterState& all = run_.model->state();
+  if (all.layout().world() == 1) return optimizer.read_state(run_.host_context(), place, state);
+  const optim::OwnedRange owned = optimizer.owned(place);
+  Tensor own = run_.host_context().workspace(DType::kFloat32, {owned.end - owned.begin});
+  if (owned.begin < owned.end) {
+    optimizer.read_state_range(place, state, owned.begin, owned.end, own.data<float>());
+  }
+  return all.gather_parts(run_.host_context(), run_.trainable(name), own);
+}
+
+void ParameterValues::set_optimizer_state(const std::string& name, const std::string& state,
+                                          const Tensor& value) {
+  DS_CHECK(open_.phase != OpenStep::Phase::kForwardDone, Code::kState,
+           "the last forward still waits for its backward");
+  const models::Model::Use use(*run_.model);
+  const nn::ParamId id = run_.trainable(name);
+  check_tensor(value, name.c_str(), DType::kFloat32, run_.model->parameters()[id].shape);
+  DS_CHECK(value.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
+  optim::Optimizer& optimizer = updater_.optimizer();
+  const size_t place = updater_.place(id);
+  const optim::OwnedRange owned = optimizer.owned(place);
+  if (owned.begin == owned.end && value.elements() > 0) return;
+  optimizer.write_state_range(place, state, owned.begin, owned.end,
+                              value.data<float>() + owned.begin);
+}
+
+}  // namespace ds

@@ -1,0 +1,58 @@
+#include "engine/run_context.h"
+
+#include "base/text.h"
+#include "config/auto_values.h"
+#include "engine/lone_process.h"
+#include "ops/elementwise.h"
+#include "tensor/transfer.h"
+
+namespace ds {
+namespace {
+
+ConfigEnvironment environment_of(const models::Model& model, const Communicator* comm) {
+  ConfigEnvironment environment;
+  environment.on_gpu = model.device()->kind() != DeviceKind::kCpu;
+  if (model.has_architecture()) {
+    environment.hidden_size = hidden_size_of(model.architecture().config());
+  }
+  environment.data_parallel_size = comm == nullptr ? 1 : comm->size();
+  return environment;
+}
+
+kernels::GpuPolicy policy_of(const CudaConfig& config) {
+  using kernels::AttentionChoice;
+  const AttentionChoice attention =
+      config.attention == CudaConfig::Attention::kOwn     ? AttentionChoice::kOwn
+      : config.attention == CudaConfig::Attention::kCudnn ? AttentionChoice::kCudnn
+                                                          : AttentionChoice::kAuto;
+  return {attention, config.strict_determinism, config.time_products, config.tf32};
+}
+
+}  // namespace
+
+RunContext::RunContext(std::string_view config_json, std::shared_ptr<models::Model> trained,
+                       std::shared_ptr<Communicator> group, const ReadOptions& reading)
+    : config(load_config(config_json, environment_of(*trained, group.get()), reading)),
+      model(std::move(trained)),
+      comm(group ? std::move(group) : make_lone_communicator()),
+      pool(config.threads, config.thread_affinity),
+      gpu_policy(policy_of(config.cuda)) {}
+
+nn::ParamId RunContext::trainable(const std::string& name) const {
+  const nn::ParamId id = model->parameters().find(name);
+  DS_CHECK(model->parameters()[id].trainable, Code::kNotFound, printable(name),
+           " is frozen: it has no gradient and no optimizer state");
+  return id;
+}
+
+// The caller's may be strided, and lie on the host.
+Tensor RunContext::operand(const Tensor& value) {
+  const std::shared_ptr<Device> device = model->state().state_context(context()).device;
+  if (value.contiguous()) return to_device(value, device);
+  const OpContext host = host_context();
+  Tensor packed = host.workspace(value.dtype(), value.shape());
+  ops::cast(host, value, packed);
+  return to_device(packed, device);
+}
+
+}  // namespace ds

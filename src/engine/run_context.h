@@ -1,0 +1,38 @@
+// What every part of an engine works with: the configuration, the model, the group and the threads.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/thread_pool.h"
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "models/model.h"
+#include "ops/context.h"
+
+namespace ds {
+
+struct RunContext {
+  // `group` may be null: this process alone. `reading`: how the configuration is read.
+  RunContext(std::string_view config_json, std::shared_ptr<models::Model> trained,
+             std::shared_ptr<Communicator> group, const ReadOptions& reading);
+
+  OpContext context() { return {model->device(), &pool, gpu_policy}; }
+  OpContext host_context() { return {model->host(), &pool}; }
+
+  // Rank 0 logs and writes what concerns all.
+  bool first_rank() const { return comm->rank() == 0; }
+  // A parameter that has a gradient and optimizer state, by name; throws kNotFound otherwise.
+  nn::ParamId trainable(const std::string& name) const;
+  // A caller's tensor as operators read it: packed, where masters and gradients lie.
+  Tensor operand(const Tensor& value);
+
+  Config config;  // its batch sizes follow rampup_batch_size
+  const std::shared_ptr<models::Model> model;
+  const std::shared_ptr<Communicator> comm;
+  ThreadPool pool;
+  const kernels::GpuPolicy gpu_policy;
+};
+
+}  // namespace ds

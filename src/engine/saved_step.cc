@@ -1,0 +1,137 @@
+#include "engine/saved_step.h"
+
+#include <cmath>
+
+#include "base/log.h"
+#include "checkpoint/reader.h"
+#include "engine/open_step.h"
+#include "engine/run_context.h"
+#include "engine/saved_json.h"
+#include "engine/saved_names.h"
+
+namespace ds {
+namespace {
+
+// The open step as this rank goes on with it. Of other ranks than it was saved with, every one has
+// the mean loss, and the first all tokens.
+StepShare restored_share(const RunContext& run, const CheckpointReader& reader,
+                         int64_t& all_tokens) {
+  StepShare out{reader.state_double(saved::kLossSum), reader.state_int(saved::kTokens),
+                reader.state_int(saved::kMicroBatches)};
+  // Before version 0.4 every micro batch had a loss.
+  if (reader.has_state(saved::kLosses)) out.losses = reader.state_int(saved::kLosses);
+  all_tokens = out.tokens;
+  if (!reader.has_state(saved::kRanks)) return out;
+  const Json ranks = reader.state_json(saved::kRanks);
+  const auto number = [&](const Json& share, const char* key) {
+    const Json value = json_member(share, key);
+    DS_CHECK(value.is_number() && std::isfinite(value.get<double>()), Code::kCorrupt,
+             "the checkpoint's open step has a rank without ", key);
+    return value.get<double>();
+  };
+  DS_CHECK(ranks.is_array() && ranks.size() <= 1 << 20, Code::kCorrupt,
+           "the checkpoint's open step names no ranks");
+  all_tokens = 0;
+  for (const Json& share : ranks) {
+    const double tokens = number(share, "tokens");
+    DS_CHECK(tokens >= 0 && tokens < 0x1p40, Code::kCorrupt, "the checkpoint's open step counts ",
+             tokens, " tokens");
+    all_tokens += static_cast<int64_t>(tokens);
+  }
+  if (ranks.size() != static_cast<size_t>(run.comm->size())) {
+    out.tokens = run.comm->rank() == 0 ? all_tokens : 0;
+    return out;
+  }
+  const Json& own = ranks[static_cast<size_t>(run.comm->rank())];
+  // JSON has no NaN and no infinity, which a loss may be.
+  const bool finite = !json_member(own, "loss_sum").is_null();
+  return {finite ? number(own, "loss_sum") : std::nan(""),
+          static_cast<int64_t>(number(own, "tokens")),
+          own.contains("losses") ? static_cast<int64_t>(number(own, "losses")) : out.losses};
+}
+
+// Gradients of an open step carry the loss scale and 1 / gradient_accumulation_steps of the run
+// that saved them; the rest of the step has this run's.
+double gradient_factor(const RunContext& run, const CheckpointReader& reader,
+                       const Updater::Saved& updater, int64_t accumulated, int64_t consumed) {
+  const Json before =
+      json_member(saved_json(reader, saved::kConfig), "gradient_accumulation_steps");
+  BatchConfig batch = run.config.batch;
+  if (run.config.batch_ramp_up)
+    batch.set_train_batch(run.config.batch_ramp_up->size_after(consumed));
+  const int64_t now = batch.accumulation;
+  int64_t then = before.is_number_integer() ? before.get<int64_t>() : now;
+  if (reader.has_state(saved::kRampedUp)) then = reader.state_int(saved::kRampedUp);
+  DS_CHECK(accumulated < now && then > 0, Code::kConfig, "the checkpoint was saved after ",
+           accumulated, " of the ", then,
+           " micro batches of a step, which gradient_accumulation_steps ", now,
+           " cannot continue; raise it above ", accumulated,
+           " for this step, or leave the optimizer state out");
+  DS_CHECK(then == now || run.model->has_architecture(), Code::kConfig,
+           "the checkpoint was saved after ", accumulated, " of the ", then,
+           " micro batches of a step, and gradient_accumulation_steps is ", now,
+           " now: what gradients of the caller's own were divided by is not known, so they cannot "
+           "be continued; finish the step with ",
+           then, ", or leave the optimizer state out");
+  return updater.scaler.scale() / updater.gradient_scale * static_cast<double>(then) /
+         static_cast<double>(now);
+}
+
+}  // namespace
+
+std::vector<StepShare> gather_step_shares(RunContext& run, OpenStep& open) {
+  std::vector<StepShare> out(static_cast<size_t>(run.comm->size()));
+  if (open.micro_batches == 0) return out;
+  out[static_cast<size_t>(run.comm->rank())] = {open.losses.value(), open.tokens,
+                                                open.losses.count()};
+  if (run.comm->size() == 1) return out;
+  const Tensor own = run.host_context().workspace(DType::kFloat64, {3});
+  own.data<double>()[0] = open.losses.value();
+  own.data<double>()[1] = static_cast<double>(open.tokens);
+  own.data<double>()[2] = static_cast<double>(open.losses.count());
+  const Tensor all = run.host_context().workspace(DType::kFloat64, {3 * run.comm->size()});
+  run.comm->all_gather(all, own, {.label = "open step", .blocking = true})->wait();
+  for (size_t rank = 0; rank < out.size(); ++rank) {
+    const double* const share = all.data<double>() + 3 * rank;
+    out[rank] = {share[0], static_cast<int64_t>(share[1]), static_cast<int64_t>(share[2])};
+  }
+  return out;
+}
+
+// The micro batches of an open step go on only together with all of their gradients.
+SavedStep read_saved_step(const RunContext& run, const CheckpointReader& reader,
+                          const Updater::Saved& updater, bool with_states, int64_t samples) {
+  SavedStep out;
+  out.micro_batches = reader.state_int(saved::kMicroBatches);
+  DS_CHECK(out.micro_batches >= 0, Code::kCorrupt, "the checkpoint counts ", out.micro_batches,
+           " micro batches of an open step");
+  if (out.micro_batches == 0) return out;
+  const nn::ParameterSet& parameters = run.model->parameters();
+  bool whole = with_states;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    whole &= !parameters[id].trainable ||
+             reader.find(parameters[id].name, TensorKind::kMaster) != nullptr;
+  }
+  if (!whole) {
+    if (run.comm->rank() == 0) {
+      log_warning("engine", "the checkpoint was saved after ", out.micro_batches,
+                  " micro batches of a step, whose gradients are not loaded: the step is given up");
+    }
+    out.micro_batches = 0;
+    return out;
+  }
+  // Version 0.4 and earlier do not say; their random numbers went by micro steps anyway.
+  out.samples = reader.has_state(saved::kSamples)
+                    ? reader.state_int(saved::kSamples)
+                    : out.micro_batches * run.config.batch.micro_batch * run.comm->size();
+  DS_CHECK(out.samples >= 0, Code::kCorrupt, "the checkpoint's open step counts ", out.samples,
+           " samples");
+  out.gradient_factor =
+      gradient_factor(run, reader, updater, out.micro_batches, samples - out.samples);
+  int64_t all_tokens = 0;
+  out.share = restored_share(run, reader, all_tokens);
+  out.tokens_of_others = all_tokens - out.share.tokens;
+  return out;
+}
+
+}  // namespace ds

@@ -1,0 +1,176 @@
+#include "engine/state_setup.h"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "engine/agreement.h"
+#include "engine/fp8_steps.h"
+#include "engine/share_options.h"
+
+namespace ds {
+namespace {
+
+// What a model of the caller's own parameters is computed with.
+struct CallerTypes {
+  DType compute = DType::kFloat32;
+  std::vector<bool> fp32;  // by parameter: float32 where `compute` is not
+};
+
+// Each in the type that it was registered with; lent memory has its own. A copy in the lower type
+// is only worth having when somebody looks at it.
+CallerTypes caller_types(const nn::ParameterSet& parameters, const zero::ParameterState& state,
+                         DType configured, bool rounded) {
+  CallerTypes out;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const DType type = parameters[id].dtype;
+    out.fp32.push_back(type == DType::kFloat32);
+    // Rounded masters are of the lent memory's type, too, where that is the configuration's.
+    const bool lent = state.lent(id) && !(rounded && type == configured);
+    if (type == DType::kFloat32 || lent) continue;
+    DS_CHECK(type == configured, Code::kConfig, "parameter ", printable(parameters[id].name),
+             " is ", dtype_name(type), " and not lent, and the configuration computes in ",
+             dtype_name(configured), "; enable that precision, or lend the memory");
+    out.compute = configured;
+  }
+  if (out.compute == DType::kFloat32) out.fp32.clear();
+  return out;
+}
+
+zero::Masters masters_of(const RunContext& run, DType compute, bool two_types) {
+  if (compute == DType::kFloat32) return zero::Masters::kFp32;
+  if (!run.config.precision.rounded_masters) {
+    return run.config.precision.split_master ? zero::Masters::kSplit : zero::Masters::kFp32;
+  }
+  const std::string key = compute == DType::kBFloat16 ? "bf16.bf16_master_weights_and_grads"
+                                                      : "fp16.fp16_master_weights_and_grads";
+  DS_CHECK(run.model->device()->kind() == DeviceKind::kCpu, Code::kUnsupported, key,
+           ": on a GPU masters are fp32 or split so far; use false, or bf16.split_master, "
+           "which needs 4 bytes for a weight and its master together");
+  DS_CHECK(!two_types, Code::kUnsupported, key, ": some of the caller's own parameters are ",
+           dtype_name(DType::kFloat32), " and some ", dtype_name(compute),
+           ", which have fp32 masters beside them; register all as ", dtype_name(compute),
+           ", or use false");
+  return zero::Masters::kWeights;
+}
+
+// On the CPU everything lies in the host's memory already.
+bool offloads_optimizer(const RunContext& run) {
+  if (!run.config.zero.offload_optimizer || run.model->device()->kind() == DeviceKind::kCpu)
+    return false;
+  DS_CHECK(run.model->has_architecture(), Code::kUnsupported,
+           "zero_optimization.offload_optimizer: parameters of the caller's own that lie on a GPU "
+           "keep their state there; leave it out, or keep them on the CPU");
+  DS_CHECK(run.comm->size() == 1, Code::kUnsupported,
+           "zero_optimization.offload_optimizer: of several ranks with a GPU each none can offload "
+           "yet; leave it out, or train on one GPU");
+  return true;
+}
+
+// With sparse_gradients.
+void choose_sparse(const RunContext& run, zero::ShareOptions& options) {
+  if (!run.config.zero.sparse || run.config.zero.stage > 1) return;
+  const bool callers = !run.model->has_architecture();
+  const nn::ParamId table = callers ? nn::kNoParam : run.model->architecture().info().lookup;
+  if (table == nn::kNoParam || run.model->device()->kind() != DeviceKind::kCpu) {
+    if (run.comm->rank() != 0) return;
+    const char* const why =
+        callers ? "the parameters are the caller's own, whose gradients travel whole"
+        : table == nn::kNoParam ? "the token embedding is tied to the output, whose gradient has "
+                                  "all rows"
+                                : "the model is on a GPU";
+    log_warning("engine", "sparse_gradients has no effect: ", why);
+    return;
+  }
+  options.sparse.assign(static_cast<size_t>(run.model->parameters().size()), false);
+  options.sparse[static_cast<size_t>(table)] = true;
+}
+
+zero::ShareOptions share_options_of(RunContext& run) {
+  zero::ShareOptions options = share_options(run.config);
+  options.comm = run.comm;
+  options.together = [&run](const std::function<void()>& body) {
+    agree(run.context(), *run.comm, "making the weights", body);
+  };
+  choose_sparse(run, options);
+  if (run.model->has_architecture()) return options;
+  options.own_gradients = options.stage < 3;
+  options.by_micro_batch = run.config.batch.accumulation > 1;
+  options.given_gradients = options.stage == 3;
+  for (nn::ParamId id = 0; options.stage == 3 && id < run.model->parameters().size(); ++id) {
+    DS_CHECK(!run.model->state_as_it_is().lent(id), Code::kUnsupported, "parameter ",
+             printable(run.model->parameters()[id].name),
+             " is lent, and at zero_optimization.stage 3 no process has whole weights to write "
+             "there: register it without `lend` (its value is copied) and open a scope where "
+             "it is used (ds_engine_open_scope), or use stage 2");
+  }
+  return options;
+}
+
+// Of several ranks each makes what it holds; one makes everything, offloaded where it stays.
+void place_weights(RunContext& run) {
+  const bool offload = offloads_optimizer(run);
+  const bool several = run.comm->size() > 1;
+  zero::ParameterState& state =
+      several || offload ? run.model->state_as_it_is() : run.model->state();
+  CallerTypes types{compute_type_of(run.config), {}};
+  if (!run.model->has_architecture()) {
+    types = caller_types(run.model->parameters(), state, types.compute,
+                         run.config.precision.rounded_masters);
+  }
+  const DType compute = types.compute;
+  const bool some_fp32 = std::find(types.fp32.begin(), types.fp32.end(), true) != types.fp32.end();
+  const zero::Masters masters = masters_of(run, compute, some_fp32);
+  if (several) {
+    zero::ShareOptions options = share_options_of(run);
+    options.fp32 = types.fp32;
+    state.share(run.context(), options, compute, masters);
+  } else if (offload) {
+    state.offload(run.context(), offload_options(run.config, run.model->host()), compute,
+                  masters == zero::Masters::kSplit);
+  } else {
+    state.set_compute_type(run.context(), compute, masters, types.fp32);
+  }
+}
+
+}  // namespace
+
+DType compute_type_of(const Config& config) { return dtype_of(config.precision.compute); }
+
+void set_up_state(RunContext& run) {
+  place_weights(run);
+  zero::ParameterState& state = run.model->state_as_it_is();
+  if (run.config.precision.fp8.enabled) state.set_fp8(make_fp8(run));
+  state.allocate_gradients(run.context(), dtype_of(run.config.precision.accumulate));
+  if (!run.config.zero.ignore_unused) state.track_gradients();
+  // The caller's gradients are added, and no backward overwrites.
+  if (!run.model->has_architecture() && !state.gradients_leave_early()) {
+    state.clear_gradients_at_once(run.context());
+  }
+}
+
+// Joining split masters needs memory; without it the model keeps them, and is free all the same.
+void release_state(RunContext& run) noexcept {
+  try {
+    zero::ParameterState& state = run.model->state_as_it_is();
+    state.free_gradients();
+    state.set_fp8(nullptr);
+    if (state.shared()) {
+      state.unshare(run.context());
+    } else if (state.home()) {
+      state.end_offload(run.context());
+    } else {
+      state.set_compute_type(run.context(), DType::kFloat32);
+    }
+  } catch (const std::exception& error) {
+    log_warning("engine", error.what());
+  }
+  run.model->synchronize_stream();
+  run.model->detach_engine();
+}
+
+}  // namespace ds

@@ -1,0 +1,18 @@
+// What an engine makes of its model's state when it begins, and how it leaves it when it ends: over
+// how many ranks, in which types, on the device or the host.
+#pragma once
+
+#include "engine/run_context.h"
+
+namespace ds {
+
+// Collective: spreads, offloads or converts the weights as the configuration says, and makes room
+// for gradients.
+void set_up_state(RunContext& run);
+// Ends that, without waiting for anybody; what goes wrong is logged.
+void release_state(RunContext& run) noexcept;
+
+// As configured; parameters of the caller's own may be float32 all the same.
+DType compute_type_of(const Config& config);
+
+}  // namespace ds

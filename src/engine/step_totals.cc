@@ -1,0 +1,38 @@
+#include "engine/step_totals.h"
+
+#include <limits>
+
+#include "engine/open_step.h"
+#include "engine/run_context.h"
+
+namespace ds {
+
+StepTotals exchange_totals(RunContext& run, OpenStep& open) {
+  if (run.comm->size() == 1) {
+    return {0, open.losses.count(), open.tokens, open.own_micro_batches, open.own_samples};
+  }
+  const Tensor totals = run.host_context().workspace(DType::kFloat64, {5});
+  double* const sum = totals.data<double>();
+  sum[0] = open.losses.value();
+  sum[1] = static_cast<double>(open.tokens);
+  sum[2] = static_cast<double>(open.own_micro_batches);
+  sum[3] = static_cast<double>(open.own_samples);
+  sum[4] = static_cast<double>(open.losses.count());
+  run.comm->all_reduce(totals, ReduceOp::kSum, {.label = "loss", .blocking = true})->wait();
+  return {sum[0] / run.comm->size(), static_cast<int64_t>(sum[4]), static_cast<int64_t>(sum[1]),
+          static_cast<int64_t>(sum[2]), static_cast<int64_t>(sum[3])};
+}
+
+bool uneven(const StepTotals& totals, const OpenStep& open, int ranks) {
+  return totals.batches != open.micro_batches * ranks;
+}
+
+double mean_loss(const StepTotals& totals, const OpenStep& open, int ranks, double share) {
+  if (totals.losses == 0) return std::numeric_limits<double>::quiet_NaN();
+  if (totals.losses == totals.batches) {
+    return totals.loss_sum / static_cast<double>(open.micro_batches) * share;
+  }
+  return totals.loss_sum * ranks / static_cast<double>(totals.losses);
+}
+
+}  // namespace ds

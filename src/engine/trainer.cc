@@ -1,0 +1,335 @@
+#include "engine/trainer.h"
+
+#include <limits>
+#include <utility>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "engine/agreement.h"
+#include "engine/fp8_steps.h"
+#include "engine/open_step.h"
+#include "engine/parameter_scopes.h"
+#include "engine/run_context.h"
+#include "engine/step_observer.h"
+#include "engine/step_totals.h"
+#include "engine/updater.h"
+#include "models/inputs.h"
+
+namespace ds {
+
+Trainer::Trainer(RunContext& run, OpenStep& open, StepObserver& observer, ParameterScopes& scopes,
+                 Updater& updater)
+    : run_(run),
+      open_(open),
+      observer_(observer),
+      scopes_(scopes),
+      updater_(updater),
+      passes_(std::make_unique<ModelPasses>(run, open, observer, updater)) {
+  product_timing_.begin(run_.context(), *run_.comm);
+  // As before every other step: gradients are written first, which is another form of product
+  // than adding to the zeros that they begin with.
+  if (product_timing_.in_first_step()) run_.model->state().clear_gradients(run_.context());
+}
+
+Tensor Trainer::forward(const MicroBatch& batch) {
+  DS_CHECK(open_.phase != OpenStep::Phase::kForwardDone, Code::kState,
+           "the last forward still waits for its backward");
+  DS_CHECK(open_.phase != OpenStep::Phase::kBackwardDone || !run_.config.managed_accumulation ||
+               open_.reduction_deferred,
+           Code::kState, "the last backward still waits for step");
+  scopes_.check_nothing_held("a forward");
+  const models::Model::Use use(*run_.model);
+  if (open_.phase == OpenStep::Phase::kBackwardDone) {
+    close_micro_batch(/*reduce=*/!open_.reduction_deferred);
+  }
+  const models::Batch inputs = models::to_device(make_batch(run_, batch), run_.model->device());
+  passes_->forward(inputs, make_labels(run_, batch));
+  return passes_->give_loss();
+}
+
+void Trainer::backward(const Tensor& loss) {
+  DS_CHECK(open_.phase == OpenStep::Phase::kForwardDone, Code::kState,
+           "backward needs a forward before it");
+  DS_CHECK(passes_->gave(loss), Code::kInvalidArgument, "this is not the loss of the last forward");
+  const models::Model::Use use(*run_.model);
+  run_backward();
+}
+
+void Trainer::run_backward() {
+  try {
+    passes_->backward();
+  } catch (...) {
+    drop_open_step();
+    throw;
+  }
+  open_.phase = OpenStep::Phase::kBackwardDone;
+  scopes_.free_weights();
+}
+
+std::optional<StepReport> Trainer::run_micro_batch(const MicroBatch& samples) {
+  run_passes(samples);
+  if (!close_micro_batch()) return {};
+  return finish_step();
+}
+
+void Trainer::run_passes(const MicroBatch& samples) {
+  models::Batch batch = make_batch(run_, samples);
+  const Tensor labels = make_labels(run_, samples);
+  // Nothing can be timed while it is recorded.
+  if (passes_->uses_graphs() && !product_timing_.in_first_step() && run_graph(batch, labels)) {
+    return;
+  }
+  passes_->forward(models::to_device(std::move(batch), run_.model->device()), labels);
+  run_backward();
+}
+
+bool Trainer::run_graph(const models::Batch& batch, const Tensor& labels) {
+  open_.begin_clock();
+  const ModelPasses::GraphInputs inputs = passes_->graph_inputs(batch, labels);
+  try {
+    if (!passes_->run_graph(inputs)) return false;
+  } catch (...) {
+    drop_open_step();
+    throw;
+  }
+  passes_->finish_graph(inputs);
+  open_.phase = OpenStep::Phase::kBackwardDone;
+  scopes_.free_weights();
+  return true;
+}
+
+// A backward that failed has added an unknown part of its gradients: the whole open step goes.
+void Trainer::drop_open_step() {
+  observer_.metrics().drop_step();
+  passes_->drop();
+  open_.clear();
+  scopes_.pass().drop_uses();
+  follow_ramp_up(run_.config, open_);
+  zero::ParameterState& state = run_.model->state();
+  state.clear_gradients(run_.context());
+  // What the caller has fetched stays, and with it the pass.
+  if (!scopes_.fetched()) scopes_.pass().drop(state);
+  drop_fp8_step(run_);
+  scopes_.free_weights();
+}
+
+void Trainer::end_passes() { passes_.reset(); }
+
+StepReport Trainer::step() {
+  // Without a forward pass here, a step with no gradient at all is a step with zeros.
+  DS_CHECK(open_.phase == OpenStep::Phase::kBackwardDone ||
+               (open_.phase == OpenStep::Phase::kIdle && !run_.model->has_architecture()),
+           Code::kState, "step needs a backward, or gradients of the caller, before it");
+  const models::Model::Use use(*run_.model);
+  scopes_.check_nothing_held("a step");
+  open_.check_synced("a step");
+  open_.begin_clock();
+  return finish_micro_batch();
+}
+
+StepReport Trainer::finish_micro_batch() {
+  if (close_micro_batch()) return finish_step();
+  StepReport report;
+  report.progress = open_.progress;
+  report.skip_reason = SkipReason::kAccumulating;
+  report.has_loss = open_.losses.count() > 0;
+  report.loss = !report.has_loss ? std::numeric_limits<double>::quiet_NaN()
+                                 : open_.losses.value() / static_cast<double>(open_.losses.count());
+  report.lr = updater_.rates().empty() ? 0 : updater_.rates().front();
+  report.loss_scale = updater_.loss_scale();
+  report.tokens = open_.tokens;
+  return report;
+}
+
+// True where the step has all its micro batches. Without `reduce`, gradients that stayed on this
+// rank go on doing so.
+bool Trainer::close_micro_batch(bool reduce) {
+  open_.phase = OpenStep::Phase::kIdle;
+  if (!run_.model->has_architecture()) {
+    run_.model->state().finish_own_micro_batch(run_.context());
+    scopes_.pass().end_micro_batch(/*keep=*/!open_.mode.joined);
+  } else if (reduce) {
+    run_.model->state().reduce_held_gradients(run_.context());
+  }
+  if (!std::exchange(open_.forward_counted, false)) {
+    const int64_t samples = run_.config.batch.micro_batch;
+    open_.count_samples(samples, run_.comm->size(), open_.mode.joined ? 0 : samples);
+  }
+  if (const auto loss = std::exchange(open_.external_loss, {})) open_.losses.add(*loss);
+  open_.own_micro_batches += open_.mode.joined ? 0 : 1;
+  ++open_.progress.micro_steps;
+  ++open_.micro_batches;
+  return at_boundary();
+}
+
+bool Trainer::at_boundary() const {
+  if (!run_.config.managed_accumulation) return true;
+  return open_.mode.boundary.value_or(open_.micro_batches >= run_.config.batch.accumulation);
+}
+
+void Trainer::set_boundary(std::optional<bool> boundary) {
+  DS_CHECK(run_.config.managed_accumulation, Code::kState,
+           "managed_gradient_accumulation is false: every step is a boundary");
+  DS_CHECK(!boundary || !run_.config.batch_ramp_up, Code::kState,
+           "rampup_batch_size sets the boundaries of steps; leave it out to set them yourself");
+  open_.mode.boundary = boundary;
+}
+
+StepReport Trainer::finish_step() {
+  StepReport report = apply_update();
+  if (open_.mode.all_joined) return report;
+  observer_.finish_step(report);
+  follow_ramp_up(run_.config, open_);
+  const std::string reason = updater_.stop_reason();
+  DS_CHECK(
+      reason.empty(), Code::kState, "training cannot go on: ", reason,
+      report.skip_reason == SkipReason::kLargeNorm
+          ? str_cat("; the last one had a gradient norm of ", report.grad_norm,
+                    ", above gradient_skip_norm")
+          : str_cat("; the last gradient that was not finite belongs to ",
+                    report.first_bad_tensor.empty() ? "an earlier step" : report.first_bad_tensor));
+  return report;
+}
+
+// What is legal and yet seldom meant is logged once.
+void Trainer::warn_of_uncounted_labels(const StepTotals& totals) {
+  if (!run_.model->has_architecture() || totals.losses == 0 || totals.tokens > 0) return;
+  if (std::exchange(warned_uncounted_, true)) return;
+  log_warning("engine", "step ", open_.progress.steps + 1,
+              ": no label of its micro batches is counted (all are -100): its loss and its "
+              "gradients are 0");
+}
+
+// With ignore_unused_parameters false. A step without some gradient is given up.
+void Trainer::check_all_have_gradients() {
+  if (run_.config.zero.ignore_unused) return;
+  try {
+    agree(run_.context(), *run_.comm, "looking for gradients", [&] {
+      if (open_.mode.joined) return;  // this rank gives none
+      const nn::ParamId id = run_.model->state().first_without_gradient();
+      DS_CHECK(id == nn::kNoParam, Code::kState, "the parameter ",
+               run_.model->parameters()[id].name,
+               " got no gradient in this step; freeze it, or let "
+               "zero_optimization.ignore_unused_parameters be true");
+    });
+  } catch (...) {
+    drop_open_step();
+    throw;
+  }
+}
+
+StepReport Trainer::apply_update() {
+  const ScopedTimer timer = observer_.time("step");
+  const OpContext ctx = run_.context();
+  check_all_have_gradients();
+  run_.model->state().materialize_gradients(ctx);
+  run_.model->state().reduce_own_gradients();
+  run_.model->state().reduce_replicas();
+  StepTotals totals = exchange_totals(run_, open_);
+  if (totals.batches == 0) return end_joining();
+  // The mean over the micro batches that there were.
+  const double all = static_cast<double>(open_.micro_batches) * run_.comm->size();
+  const double share =
+      uneven(totals, open_, run_.comm->size()) ? all / static_cast<double>(totals.batches) : 1;
+  finish_fp8_step(run_);
+  const bool mean = run_.model->state().gradient_op() == ReduceOp::kAverage;
+  const Updater::Outcome outcome = updater_.update(ctx, run_.model->state(), mean ? share : 1);
+  if (run_.config.zero.sanity_checks && outcome.applied) {
+    agree(ctx, *run_.comm, "checking the weights", [&] { run_.model->state().check_weights(ctx); });
+  }
+  if (!outcome.applied) run_.model->state().drop_rounding_errors();
+  product_timing_.finish_step(*run_.comm);
+  if (run_.comm->size() == 1) totals.loss_sum = open_.losses.value();  // there when the update is
+  warn_of_uncounted_labels(totals);
+
+  StepReport report;
+  report.applied = outcome.applied;
+  report.grad_norm = outcome.grad_norm;
+  report.lr = outcome.lr;
+  report.loss_scale = outcome.loss_scale;
+  report.first_bad_tensor = outcome.first_bad_tensor;
+  report.first_bad_element = outcome.first_bad_element;
+  report.first_bad_value = outcome.first_bad_value;
+  report.has_loss = totals.losses > 0;
+  report.loss = mean_loss(totals, open_, run_.comm->size(), share);
+  report.tokens = totals.tokens;
+  if (!outcome.applied) {
+    // A norm that is not finite is reported as -1.
+    report.skip_reason = outcome.grad_norm < 0 ? SkipReason::kNonFinite : SkipReason::kLargeNorm;
+  }
+  complete(report, totals);
+  return report;
+}
+
+// The counters go on to the next step.
+void Trainer::complete(StepReport& report, const StepTotals& totals) {
+  open_.progress.tokens += totals.tokens - open_.tokens;
+  // What a rank counts itself takes the other ranks' micro batches for as large as its own.
+  if (uneven(totals, open_, run_.comm->size()) || run_.config.batch_ramp_up) {
+    open_.progress.samples += totals.samples - open_.samples;
+  }
+  if (!report.applied) ++open_.progress.skipped;
+  run_.model->state().clear_gradients(run_.context());
+  run_.model->set_step_open(false);
+  ++open_.progress.steps;
+  report.progress = open_.progress;
+  report.seconds = open_.seconds();
+  open_.clear_counters();
+}
+
+void Trainer::join() {
+  DS_CHECK(open_.phase == OpenStep::Phase::kIdle, Code::kState,
+           "a forward or backward is open; end the micro batch (ds_engine_step) before joining");
+  scopes_.check_nothing_held("joining");
+  open_.check_synced("joining");
+  if (run_.comm->size() == 1) return;
+  DS_CHECK(run_.config.managed_accumulation && !open_.mode.boundary, Code::kState,
+           "the caller sets the boundaries of steps: a rank that joins cannot know those of the "
+           "others");
+  const models::Model::Use use(*run_.model);
+  DS_CHECK(run_.model->has_architecture() || !run_.model->state().gradients_leave_early() ||
+               scopes_.pass().can_repeat(),
+           Code::kState,
+           "at ZeRO stage 3 a rank joins by repeating what its last micro batch fetched, and this "
+           "one has had none; give it at least one, or use stage 2");
+  open_.mode.joined = true;
+  open_.mode.all_joined = false;
+  try {
+    while (!open_.mode.all_joined) {
+      run_empty_batch();
+      finish_micro_batch();
+    }
+  } catch (...) {
+    open_.mode.joined = open_.mode.all_joined = false;
+    drop_open_step();
+    throw;
+  }
+  open_.mode.joined = open_.mode.all_joined = false;
+}
+
+// The collectives of a micro batch, which do not depend on what the batch holds.
+void Trainer::run_empty_batch() {
+  open_.begin_clock();
+  if (!run_.model->has_architecture()) return scopes_.pass().repeat(run_.model->state());
+  const OpContext host = run_.host_context();
+  MicroBatch batch;
+  batch.ids = host.workspace(DType::kInt32, {1, 1});
+  *batch.ids.data<int32_t>() = 0;
+  batch.labels = models::blank_labels(host, 1, 1, run_.model->architecture().info());
+  passes_->forward(models::to_device(make_batch(run_, batch), run_.model->device()),
+                   make_labels(run_, batch));
+  run_backward();
+}
+
+// No rank had a micro batch in this step: it did not happen.
+StepReport Trainer::end_joining() {
+  open_.mode.all_joined = true;
+  open_.progress.micro_steps -= open_.micro_batches;
+  open_.progress.samples -= open_.samples;
+  drop_open_step();
+  StepReport report;
+  report.progress = open_.progress;
+  return report;
+}
+
+}  // namespace ds
