@@ -150,7 +150,7 @@ void load_keys(const BackwardCall<T>& call, const Plan& plan, int64_t b, int64_t
   const amx::Rows<T> v{call.v.at(b, first, kv_head), call.v.token, count, p.head_dim, mask};
   amx::pack_left(k, kBlock, plan.dim, to.k_left);
   amx::pack_left(v, kBlock, plan.dim, to.v_left);
-  // Pairs of keys by channel, turned, are channels by keys.
+  // Pairs of keys by channel, transposed, are channels by keys.
   amx::pack_pairs(k, kBlock, plan.dim, to.k_pairs);
   const int64_t across = plan.dim / kSide, steps = kBlock / kTerms;
   for (int64_t d = 0; d < across; ++d) {

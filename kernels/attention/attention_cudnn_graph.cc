@@ -17,7 +17,7 @@ GraphTensor heads(Graph& graph, const AttentionForm& f, int64_t heads, int64_t t
 }
 
 // Keys or values with their last two dimensions exchanged.
-GraphTensor turned(Graph& graph, const AttentionForm& f, const HeadsLayout& layout) {
+GraphTensor transposed(Graph& graph, const AttentionForm& f, const HeadsLayout& layout) {
   return graph.tensor(f.type, {f.batch, f.kv_heads, f.head_dim, f.keys},
                       {layout.batch, layout.head, 1, layout.token});
 }
@@ -87,7 +87,7 @@ void key_gradient(AttentionGraph& g, const AttentionForm& f, GraphTensor matrix,
 void backward_graph(AttentionGraph& g, const AttentionForm& f) {
   Graph& graph = g.graph;
   const auto matrix = [&] { return graph.between(DataType::kFloat, scores(f)); };
-  g.v = turned(graph, f, f.v);
+  g.v = transposed(graph, f, f.v);
   g.dout = heads(graph, f, f.heads, f.queries, f.dout);
   g.dq = heads(graph, f, f.heads, f.queries, f.dq);
   g.dk = heads(graph, f, f.kv_heads, f.keys, f.dk);
@@ -132,7 +132,7 @@ AttentionGraph attention_graph(const Library& library, const AttentionForm& f) {
   AttentionGraph g(library);
   Graph& graph = g.graph;
   g.q = heads(graph, f, f.heads, f.queries, f.q);
-  g.k = turned(graph, f, f.k);
+  g.k = transposed(graph, f, f.k);
   g.out = heads(graph, f, f.heads, f.queries, f.out);
   g.lse = graph.tensor(DataType::kFloat, rows(f), row_strides(f));
   g.scale = graph.value();

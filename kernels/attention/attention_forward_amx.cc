@@ -116,8 +116,8 @@ constexpr int64_t kWeightRow = kPanel* amx::kParts<T>;
 
 // Adds weights times values to a block's results.
 template <class T>
-void weigh(const uint16_t* weights, const uint16_t* values, int64_t dim, int64_t width, float* out,
-           amx::Products<amx::kParts<T>>& job) {
+void add_weighted_values(const uint16_t* weights, const uint16_t* values, int64_t dim,
+                         int64_t width, float* out, amx::Products<amx::kParts<T>>& job) {
   constexpr int64_t kN = amx::kParts<T>, kStep = kN * kTile;
   const int64_t across = dim / kSide;
   job.left = weights;
@@ -202,8 +202,8 @@ void rescale(__m512 old, __m512 reference, int64_t dim, float* sums, float* out)
 
 // Turns the scores of a panel into weights, and advances the products beside it.
 template <class T, int kVectors, bool kDrop>
-void soften(const PanelBits& bits, float factor, int64_t dim, Beside<T>& beside, float* scores,
-            uint16_t* weights, float* tops, float* sums, float* out) {
+void online_softmax(const PanelBits& bits, float factor, int64_t dim, Beside<T>& beside,
+                    float* scores, uint16_t* weights, float* tops, float* sums, float* out) {
   constexpr int kN = amx::kParts<T>;
   const __m512 none = _mm512_set1_ps(kMinusInfinity), scale = _mm512_set1_ps(factor);
   alignas(64) float references[kBlock];
@@ -355,10 +355,13 @@ void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffe
       score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim, panels.width,
                scores_of(1 - turn), beside.scores);
     }
-    const auto soft = p.dropout > 0 ? (width == kPanel ? soften<T, 4, true> : soften<T, 2, true>)
-                                    : (width == kPanel ? soften<T, 4, false> : soften<T, 2, false>);
+    const auto soft =
+        p.dropout > 0
+            ? (width == kPanel ? online_softmax<T, 4, true> : online_softmax<T, 2, true>)
+            : (width == kPanel ? online_softmax<T, 4, false> : online_softmax<T, 2, false>);
     soft(bits, factor, plan.dim, beside, scores_of(turn), weights_of(turn), tops, sums, out);
-    weigh<T>(weights_of(turn), buffers.values + packed(key), plan.dim, width, out, beside.values);
+    add_weighted_values<T>(weights_of(turn), buffers.values + packed(key), plan.dim, width, out,
+                           beside.values);
   }
   beside.values.finish();
 }

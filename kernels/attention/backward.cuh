@@ -47,9 +47,9 @@ __device__ __forceinline__ void for_scores(const Use& use) {
 // Turns a lane's scores into lifted weights and the gradients of weights into those of scores
 // before scaling. stats(n)(m, e) gives the row's logarithm for powers of two and delta.
 template <class Tile, bool kGradients, class Stats>
-__device__ __forceinline__ void weigh(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
-                                      float (&grads)[Tile::kBlocks][Tile::kStep / 8][4],
-                                      float scale, const Stats& stats) {
+__device__ __forceinline__ void softmax_weights(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
+                                                float (&grads)[Tile::kBlocks][Tile::kStep / 8][4],
+                                                float scale, const Stats& stats) {
   using T = typename Tile::Type;
 #pragma unroll
   for (int n = 0; n < Tile::kStep / 8; ++n) {
@@ -70,9 +70,9 @@ __device__ __forceinline__ void weigh(float (&scores)[Tile::kBlocks][Tile::kStep
 
 // Makes weights and gradients 0 where seen(m, n, e) is false.
 template <class Tile, bool kGradients, class Seen>
-__device__ __forceinline__ void hide(float (&weights)[Tile::kBlocks][Tile::kStep / 8][4],
-                                     float (&grads)[Tile::kBlocks][Tile::kStep / 8][4],
-                                     const Seen& seen) {
+__device__ __forceinline__ void apply_mask(float (&weights)[Tile::kBlocks][Tile::kStep / 8][4],
+                                           float (&grads)[Tile::kBlocks][Tile::kStep / 8][4],
+                                           const Seen& seen) {
   for_scores<Tile>([&](int m, int n, int e) {
     const bool shown = seen(m, n, e);
     weights[m][n][e] = shown ? weights[m][n][e] : 0.0f;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
   constexpr bool kMasked = kForm == Form::kMasked;
   static_assert(kOwn % kUnitTokens == 0);
   using Bits = KeptBits<kOther, kOwn>;
-  __shared__ int64_t own_notes[kMasked ? kOwn : 1], notes[kMasked ? kOther : 1];
+  __shared__ int64_t own_segments[kMasked ? kOwn : 1], segments[kMasked ? kOther : 1];
   alignas(16) __shared__ float logs[Tile::kStages][kOther], deltas[Tile::kStages][kOther];
   __shared__ uint8_t kept[kMasked ? Bits::kSize : 1];
   T* const k_tile = dynamic_shared<T>();
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
   for (int row = static_cast<int>(threadIdx.x); kMasked && row < kOwn; row += Tile::kThreads) {
     const int key = first_key + row;
     const bool seen = key < cover.keys && !cover.masked(b, key);
-    own_notes[row] = seen ? cover.id(b, key) : kUnseenOwn;
+    own_segments[row] = seen ? cover.id(b, key) : kUnseenOwn;
   }
 
   float dk[Tile::kBlocks][Tile::kDim / 8][4] = {}, dv[Tile::kBlocks][Tile::kDim / 8][4] = {};
@@ -207,15 +207,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
   const OwnRows<Tile, Tile::kKeepsSecond> v_rows(v_tile + warp_row * Tile::kPitch);
   const int warp_first = first_key + warp_row, warp_last = warp_first + Tile::kWarpRows - 1;
   for (int stage = 0; tile >= 0;) {
-    bool with_notes = false;
+    bool with_segments = false;
     if constexpr (kMasked) {
-      with_notes = !own.all;
+      with_segments = !own.all;
       if (cover.ids != nullptr) {
         const TileRange range = range_of(cover, b, tile, kOther);
-        with_notes = with_notes || own.least != own.most || range.least != range.most;
+        with_segments = with_segments || own.least != own.most || range.least != range.most;
       }
-      for (int i = static_cast<int>(threadIdx.x); with_notes && i < kOther; i += Tile::kThreads) {
-        notes[i] = tile + i < cover.queries ? cover.id(b, tile + i) : kUnseenOther;
+      for (int i = static_cast<int>(threadIdx.x); with_segments && i < kOther;
+           i += Tile::kThreads) {
+        segments[i] = tile + i < cover.queries ? cover.id(b, tile + i) : kUnseenOther;
       }
     }
     const bool drops = kMasked && call.dropout.active;
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
         multiply_rows<Tile>(grads, v_rows, dout, call.dim);
         if (drops) drop<Tile>(grads, call.dropout.factor, is_kept);
       }
-      weigh<Tile, kWithKeys>(weights, grads, call.power_scale, [&](int n) {
+      softmax_weights<Tile, kWithKeys>(weights, grads, call.power_scale, [&](int n) {
         const auto log = load_pack<float, 2>(&logs[stage][step + other_row(n, 0)]);
         const auto delta = load_pack<float, 2>(&deltas[stage][step + other_row(n, 0)]);
         return [=](int, int e) {
@@ -258,14 +259,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
           !cover.band_holds(at, at + kStep - 1, warp_first, warp_last)) {
         const int place = first_key - cover.offset;
         const auto span = static_cast<unsigned>(cover.behind + cover.ahead);
-        hide<Tile, kWithKeys>(weights, grads, [&](int m, int n, int e) {
+        apply_mask<Tile, kWithKeys>(weights, grads, [&](int m, int n, int e) {
           const int other = at + other_row(n, e), row = place + own_row<Tile>(m, e / 2);
           return other < cover.queries && static_cast<unsigned>(row - other + cover.behind) <= span;
         });
       }
-      if (with_notes) {
-        hide<Tile, kWithKeys>(weights, grads, [&](int m, int n, int e) {
-          return own_notes[own_row<Tile>(m, e / 2)] == notes[step + other_row(n, e)];
+      if (with_segments) {
+        apply_mask<Tile, kWithKeys>(weights, grads, [&](int m, int n, int e) {
+          return own_segments[own_row<Tile>(m, e / 2)] == segments[step + other_row(n, e)];
         });
       }
       if constexpr (kWithValues) {
@@ -276,7 +277,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) key_gradients
     }
     if constexpr (Tile::kStages > 1) {
       stage ^= 1;
-      if (with_notes || drops) __syncthreads();  // they are read
+      if (with_segments || drops) __syncthreads();  // they are read
     } else {
       __syncthreads();  // so is the stage
       if (next >= 0) load(next, 0);
@@ -308,7 +309,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther, kStep = Tile::kStep;
   constexpr bool kMasked = kForm == Form::kMasked;
   using Bits = KeptBits<kOwn, kOther>;
-  __shared__ int64_t own_notes[kMasked ? kOwn : 1], notes[kMasked ? kOther : 1];
+  __shared__ int64_t own_segments[kMasked ? kOwn : 1], segments[kMasked ? kOther : 1];
   __shared__ uint8_t kept[kMasked ? Bits::kSize : 1];
   T* const q_tile = dynamic_shared<T>();
   T* const dout_tile = q_tile + Tile::kOwnSize;
@@ -344,7 +345,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   if (tile >= 0) load(tile, first_stage);
   copy_commit();
   for (int row = static_cast<int>(threadIdx.x); kMasked && row < kOwn; row += Tile::kThreads) {
-    own_notes[row] = first_query + row <= last_query ? cover.id(b, first_query + row) : 0;
+    own_segments[row] = first_query + row <= last_query ? cover.id(b, first_query + row) : 0;
   }
   Pack<float, 2> stats[Tile::kBlocks][2];
 #pragma unroll
@@ -364,14 +365,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const int warp_first = first_query + warp_row, warp_last = warp_first + Tile::kWarpRows - 1;
   for (int turn = first_stage; tile >= 0;) {
     const int stage = kMasked ? turn : stage_of(tile);
-    bool with_notes = false;
+    bool with_segments = false;
     if constexpr (kMasked) {
       const TileRange range = range_of(cover, b, tile, kOther);
-      with_notes = !range.all || walk.wanted.least != walk.wanted.most || range.least != range.most;
-      for (int i = static_cast<int>(threadIdx.x); with_notes && i < kOther; i += Tile::kThreads) {
+      with_segments =
+          !range.all || walk.wanted.least != walk.wanted.most || range.least != range.most;
+      for (int i = static_cast<int>(threadIdx.x); with_segments && i < kOther;
+           i += Tile::kThreads) {
         const int key = tile + i;
         const bool there = key < cover.keys && !cover.masked(b, key);
-        notes[i] = there ? cover.id(b, key) : kUnseenOther;
+        segments[i] = there ? cover.id(b, key) : kUnseenOther;
       }
     }
     const bool drops = kMasked && call.dropout.active;
@@ -402,27 +405,28 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
           return Bits::at(kept, element(), keys, own_row<Tile>(m, e / 2), step + other_row(n, e));
         });
       }
-      weigh<Tile, true>(weights, grads, call.power_scale,
-                        [&](int) { return [&](int m, int e) { return stats[m][e / 2]; }; });
+      softmax_weights<Tile, true>(weights, grads, call.power_scale, [&](int) {
+        return [&](int m, int e) { return stats[m][e / 2]; };
+      });
       if (at + kStep > cover.keys || !cover.band_holds(warp_first, warp_last, at, at + kStep - 1)) {
         const int place = first_query + cover.offset - cover.behind;
         const auto span = static_cast<unsigned>(cover.behind + cover.ahead);
-        hide<Tile, true>(weights, grads, [&](int m, int n, int e) {
+        apply_mask<Tile, true>(weights, grads, [&](int m, int n, int e) {
           const int key = at + other_row(n, e);
           return key < cover.keys &&
                  static_cast<unsigned>(key - place - own_row<Tile>(m, e / 2)) <= span;
         });
       }
-      if (with_notes) {
-        hide<Tile, true>(weights, grads, [&](int m, int n, int e) {
-          return own_notes[own_row<Tile>(m, e / 2)] == notes[step + other_row(n, e)];
+      if (with_segments) {
+        apply_mask<Tile, true>(weights, grads, [&](int m, int n, int e) {
+          return own_segments[own_row<Tile>(m, e / 2)] == segments[step + other_row(n, e)];
         });
       }
       multiply_weights<Tile>(dq, grads, k, scratch, call.dim);
     }
     if constexpr (Tile::kStages > 1) {
       turn ^= 1;
-      if (with_notes || drops) __syncthreads();  // they are read
+      if (with_segments || drops) __syncthreads();  // they are read
     } else {
       __syncthreads();  // so is the stage
       if (next >= 0) load(next, 0);

@@ -111,7 +111,7 @@ struct OwnPlace {
 // Makes scores of pairs outside the band and of keys that are not there -inf, for keys from
 // first_key on.
 template <class Tile, class Place>
-__device__ __forceinline__ void hide_band(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
+__device__ __forceinline__ void mask_band(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
                                           const Cover& cover, const Place& own, int first_key) {
   const int first = first_key + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
@@ -129,23 +129,23 @@ __device__ __forceinline__ void hide_band(float (&scores)[Tile::kBlocks][Tile::k
   }
 }
 
-// Makes scores of pairs with different notes -inf.
+// Makes scores of pairs with different segments -inf.
 template <class Tile, class Place>
-__device__ __forceinline__ void hide_notes(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
-                                           const Place& own, const int64_t* own_notes,
-                                           const int64_t* notes) {
+__device__ __forceinline__ void mask_segments(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4],
+                                              const Place& own, const int64_t* own_segments,
+                                              const int64_t* segments) {
   const int t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int i = 0; i < 2 * Tile::kBlocks; ++i) {
     const int m = i / 2, half = i % 2;
-    const int64_t note = own_notes[own.row_of(m, half)];
+    const int64_t segment = own_segments[own.row_of(m, half)];
 #pragma unroll
     for (int n = 0; n < Tile::kStep / 8; ++n) {
-      const Pack<int64_t, 2> two = load_pack<int64_t, 2>(notes + n * 8 + 2 * t);
+      const Pack<int64_t, 2> two = load_pack<int64_t, 2>(segments + n * 8 + 2 * t);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& score = scores[m][n][2 * half + e];
-        score = two.at[e] == note ? score : kLowest;
+        score = two.at[e] == segment ? score : kLowest;
       }
     }
   }
@@ -280,8 +280,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
   constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther, kStep = Tile::kStep;
   constexpr bool kSplit = kForm == Form::kSplit, kMasked = kForm == Form::kMasked;
   using Bits = KeptBits<kOwn, kOther>;
-  alignas(16) __shared__ int64_t own_notes[kForm == Form::kPlain ? 1 : kOwn];
-  alignas(16) __shared__ int64_t notes[kForm == Form::kPlain ? 2 : kOther];
+  alignas(16) __shared__ int64_t own_segments[kForm == Form::kPlain ? 1 : kOwn];
+  alignas(16) __shared__ int64_t segments[kForm == Form::kPlain ? 2 : kOther];
   __shared__ uint8_t kept[kMasked ? Bits::kSize : 1];
   T* const q_tile = dynamic_shared<T>();
   const auto k_stage = [&](int s) { return q_tile + Tile::kOwnSize + s * 2 * Tile::kOtherSize; };
@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
   copy_commit();
   for (int row = static_cast<int>(threadIdx.x); kForm != Form::kPlain && row < kOwn;
        row += Tile::kThreads) {
-    own_notes[row] = own.has(row) ? cover.id(b, own.query_of(row)) : 0;
+    own_segments[row] = own.has(row) ? cover.id(b, own.query_of(row)) : 0;
   }
   const auto keys = static_cast<uint64_t>(cover.keys);
   const auto element = [&](int at) {
@@ -342,16 +342,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
 
   for (int turn = first_stage; tile >= 0;) {
     const int stage = kForm == Form::kPlain ? stage_of(tile) : turn;
-    bool with_notes = false;
+    bool with_segments = false;
     if constexpr (kForm != Form::kPlain) {
       const TileRange range = range_of(cover, b, tile, kOther);
-      with_notes = !range.all || walk.wanted.least != walk.wanted.most || range.least != range.most;
+      with_segments =
+          !range.all || walk.wanted.least != walk.wanted.most || range.least != range.most;
     }
-    if (with_notes) {
+    if (with_segments) {
       for (int i = static_cast<int>(threadIdx.x); i < kOther; i += Tile::kThreads) {
         const int key = tile + i;
         const bool seen = key < cover.keys && !cover.masked(b, key);
-        notes[i] = seen ? cover.id(b, key) : kUnseenOther;
+        segments[i] = seen ? cover.id(b, key) : kUnseenOther;
       }
     }
     const bool drops = kMasked && call.dropout.active;
@@ -382,9 +383,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
       }
       if (key + kStep > cover.keys ||
           !cover.band_holds(warp_first, warp_last, key, key + kStep - 1)) {
-        hide_band<Tile>(scores, cover, own, key);
+        mask_band<Tile>(scores, cover, own, key);
       }
-      if (with_notes) hide_notes<Tile>(scores, own, own_notes, notes + step);
+      if (with_segments) mask_segments<Tile>(scores, own, own_segments, segments + step);
       online_softmax<Tile>(scores, call.scale, softmax, values);
       if (drops) {
         const uint64_t first = element(tile);
@@ -400,7 +401,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
     }
     if constexpr (Tile::kStages > 1) {
       turn ^= 1;
-      if (with_notes || drops) __syncthreads();  // they are read
+      if (with_segments || drops) __syncthreads();  // they are read
     } else {
       __syncthreads();  // so is the stage
       if (next >= 0) load(next, 0);

@@ -77,7 +77,7 @@ struct QuerySegments {
   }
 };
 
-HWY_INLINE void hide(hn::Mask<DF> lanes, float* scores) {
+HWY_INLINE void apply_mask(hn::Mask<DF> lanes, float* scores) {
   const DF f;
   hn::Store(hn::IfThenElse(lanes, hn::Set(f, kMinusInfinity), hn::Load(f, scores)), f, scores);
 }
@@ -93,11 +93,11 @@ HWY_INLINE void mask_band(const Visible& see, const Band& band, int64_t own, flo
     const int64_t first = own - band.behind + n * kLanes, last = own + band.ahead + n * kLanes;
     for (int64_t row = 0; row < std::min(see.rows[n], first + kLanes - 1); ++row) {
       const auto limit = static_cast<int32_t>(std::max<int64_t>(row - first, -1));
-      hide(hn::RebindMask(f, hn::Gt(lane, hn::Set(di, limit))), column + row * kGroup);
+      apply_mask(hn::RebindMask(f, hn::Gt(lane, hn::Set(di, limit))), column + row * kGroup);
     }
     for (int64_t row = std::max<int64_t>(0, last + 1); row < see.rows[n]; ++row) {
       const auto limit = static_cast<int32_t>(std::min<int64_t>(row - last, kKeyTile + 1));
-      hide(hn::RebindMask(f, hn::Lt(lane, hn::Set(di, limit))), column + row * kGroup);
+      apply_mask(hn::RebindMask(f, hn::Lt(lane, hn::Set(di, limit))), column + row * kGroup);
     }
   }
 }
@@ -117,7 +117,7 @@ HWY_NOINLINE inline void mask_tile(const Visible& see, const Band& band, const K
       const auto id = hn::Set(di, tile.segments[row]);
       for (int n = see.first_at(row); n < see.vectors; ++n) {
         const auto other = hn::Ne(hn::Load(di, segments.ids + lane + n * kLanes), id);
-        hide(hn::RebindMask(f, other), scores + row * kGroup + n * kLanes);
+        apply_mask(hn::RebindMask(f, other), scores + row * kGroup + n * kLanes);
       }
     }
   }

@@ -15,7 +15,7 @@ constexpr int kThreads = 256, kTile = kFp8SumRows;
 constexpr int kPackOfX = kPack<bfloat16>;         // elements that a thread reads at once
 constexpr int kAcross = kTile / kPackOfX;         // threads along a row
 constexpr int kRowsAtOnce = kThreads / kAcross;   // rows of a pass
-constexpr int kPitch = kTile + 4;                 // of the tile that is turned
+constexpr int kPitch = kTile + 4;                 // of the tile that is transposed
 constexpr int kPiece = kTile * kTile / kThreads;  // codes of a thread that leave by columns
 
 // The code by integers: for numbers that are not finite, and where the hardware has no conversion.
@@ -126,7 +126,7 @@ template <Fp8Format kFormat, Made kMade, bool kWide, bool kSums>
 __global__ void __launch_bounds__(kThreads)
     cast_tiles(Fp8Cast c, ActivationKind kind, int64_t tiles_across) {
   __shared__ uint32_t words[kTile * kPitch / 4];
-  uint8_t* const turned = reinterpret_cast<uint8_t*>(words);
+  uint8_t* const tile = reinterpret_cast<uint8_t*>(words);
   const int64_t first_row = blockIdx.x / tiles_across * kTile;
   const int64_t first_column = blockIdx.x % tiles_across * kTile;
   const int in_column = static_cast<int>(threadIdx.x) % kAcross * kPackOfX;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
 #pragma unroll
-    for (int i = 0; i < kPackOfX; ++i) turned[(in_column + i) * kPitch + in_row] = codes.at[i];
+    for (int i = 0; i < kPackOfX; ++i) tile[(in_column + i) * kPitch + in_row] = codes.at[i];
   }
   note_largest(most, c.amax);  // waits for the tile, too
   if constexpr (kSums) store_sums(sums, c, blockIdx.x / tiles_across, first_column);
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
   const int out_column = static_cast<int>(threadIdx.x) * kPiece / kTile;
   const int out_row = static_cast<int>(threadIdx.x) * kPiece % kTile;
   if (first_column + out_column >= c.columns) return;
-  const uint8_t* const from = turned + out_column * kPitch + out_row;
+  const uint8_t* const from = tile + out_column * kPitch + out_row;
   const int64_t row = first_row + out_row;
   uint8_t* const to = c.transposed + (first_column + out_column) * c.rows + row;
   if (kWide && row + kPiece <= c.rows) {

@@ -28,7 +28,7 @@ void check(const Library& lib, cublasStatus_t status, const char* what) {
   fail(Code::kDevice, "CUDA: ", lib.name, ": ", what, " failed: ", lib.text(status));
 }
 
-int32_t turned(bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; }
+int32_t transpose_op(bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; }
 
 }  // namespace
 
@@ -74,8 +74,8 @@ void Plan::describe(const Form& form) {
                                   : layout(key_.a, key_.k, key_.m, key_.a_stride));
   before_.reset(layout(key_.out, key_.n, key_.m, key_.before_stride));
   to_.reset(layout(key_.out, key_.n, key_.m, key_.to_stride));
-  set(CUBLASLT_MATMUL_DESC_TRANSA, turned(key_.b_transposed));
-  set(CUBLASLT_MATMUL_DESC_TRANSB, turned(key_.a_transposed));
+  set(CUBLASLT_MATMUL_DESC_TRANSA, transpose_op(key_.b_transposed));
+  set(CUBLASLT_MATMUL_DESC_TRANSB, transpose_op(key_.a_transposed));
   set(CUBLASLT_MATMUL_DESC_EPILOGUE, key_.epilogue);
   if (key_.has_aux()) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key_.aux_stride);
   if (key_.fast_accumulation) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});

@@ -94,7 +94,7 @@ void matmul(const Matmul& problem, const GpuStream& on);
 bool matmul_with_sums(const Matmul& problem, float* sums, const GpuStream& on);
 // In one pass, C = alpha op(A) op(B) f'(pre), where f is the activation and `pre` is read: the
 // gradient of f's argument. False when that is not to be had: then nothing was done.
-bool matmul_times_slope(const Matmul& problem, const GpuStream& on);
+bool matmul_times_derivative(const Matmul& problem, const GpuStream& on);
 // What a call does beside the product; matmul_workspace() differs.
 enum class MatmulExtra { kNone, kSums, kSlope };
 // For matmul_with_sums() `sums` is where they will go.

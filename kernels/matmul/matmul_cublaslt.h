@@ -20,7 +20,7 @@ Done multiply(const Matmul& problem, const GpuStream& on);
 // See matmul_with_sums().
 bool multiply_with_sums(const Matmul& problem, float* sums, const GpuStream& on);
 
-// See matmul_times_slope().
+// See matmul_times_derivative().
 bool multiply_times_slope(const Matmul& problem, const GpuStream& on);
 
 // The scratch for the best that multiply() does, or the function with the extra (for the most that

@@ -176,7 +176,7 @@ bool matmul_with_sums(const Matmul& p, float* sums, const GpuStream& on) {
   return p.m > 0 && p.n > 0 && cublaslt::multiply_with_sums(p, sums, on);
 }
 
-bool matmul_times_slope(const Matmul& p, const GpuStream& on) {
+bool matmul_times_derivative(const Matmul& p, const GpuStream& on) {
   return p.m > 0 && p.n > 0 && cublaslt::multiply_times_slope(p, on);
 }
 

@@ -24,9 +24,9 @@ struct Constants {
   explicit Constants(const UpdateConstants& c)
       : grad_scale(hn::Set(DF(), c.grad_scale)),
         beta1(hn::Set(DF(), c.beta1)),
-        beta1_rest(hn::Set(DF(), c.beta1_rest)),
+        one_minus_beta1(hn::Set(DF(), c.one_minus_beta1)),
         beta2(hn::Set(DF(), c.beta2)),
-        beta2_rest(hn::Set(DF(), c.beta2_rest)),
+        one_minus_beta2(hn::Set(DF(), c.one_minus_beta2)),
         root_scale(hn::Set(DF(), c.root_scale)),
         eps(hn::Set(DF(), c.eps)),
         step_size(hn::Set(DF(), c.step_size)),
@@ -41,12 +41,12 @@ struct Constants {
   // p without the part that decays and without `update`.
   HWY_INLINE VF step(VF p, VF update) const { return hn::Sub(p, hn::MulAdd(decoupled, p, update)); }
   HWY_INLINE void moments(VF g, VF& mean, VF& square) const {
-    mean = hn::MulAdd(beta1, mean, hn::Mul(beta1_rest, g));
-    square = hn::MulAdd(beta2, square, hn::Mul(hn::Mul(beta2_rest, g), g));
+    mean = hn::MulAdd(beta1, mean, hn::Mul(one_minus_beta1, g));
+    square = hn::MulAdd(beta2, square, hn::Mul(hn::Mul(one_minus_beta2, g), g));
   }
 
-  VF grad_scale, beta1, beta1_rest, beta2, beta2_rest, root_scale, eps, step_size, grad_step,
-      coupled, decoupled;
+  VF grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, root_scale, eps, step_size,
+      grad_step, coupled, decoupled;
   bool variant;
 };
 
@@ -55,7 +55,7 @@ HWY_INLINE VF over(DF d, VF a, VF b) {
   return hn::Mul(a, simd::reciprocal(d, simd::at_most(d, 0x1p126f, b)));
 }
 
-// m = beta1 m + beta1_rest g; v = beta2 v + beta2_rest g^2;
+// m = beta1 m + one_minus_beta1 g; v = beta2 v + one_minus_beta2 g^2;
 // p -= step_size m / (sqrt(v) root_scale + eps) + decoupled_decay p
 struct Adam {
   static constexpr int kStates = 2;
@@ -97,7 +97,7 @@ struct Nadam {
   Constants c;
 };
 
-// square = beta2 square + beta2_rest g^2; centered: mean = beta2 mean + beta2_rest g;
+// square = beta2 square + one_minus_beta2 g^2; centered: mean = beta2 mean + one_minus_beta2 g;
 // u = g / (sqrt(square - mean^2) + eps); with momentum: u = buffer = beta1 buffer + u;
 // p -= step_size u
 template <bool kMomentum, bool kCentered>
@@ -120,10 +120,10 @@ struct Rmsprop {
  private:
   HWY_INLINE void update(DF d, VF grad, VF& p, VF& square, VF& buffer, VF& mean) const {
     const VF g = c.gradient(grad, p);
-    square = hn::MulAdd(c.beta2, square, hn::Mul(hn::Mul(c.beta2_rest, g), g));
+    square = hn::MulAdd(c.beta2, square, hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
     VF variance = square;
     if constexpr (kCentered) {
-      mean = hn::MulAdd(c.beta2, mean, hn::Mul(c.beta2_rest, g));
+      mean = hn::MulAdd(c.beta2, mean, hn::Mul(c.one_minus_beta2, g));
       // Rounding may leave less than nothing.
       variance = hn::ZeroIfNegative(hn::NegMulAdd(mean, mean, square));
     }
@@ -147,16 +147,16 @@ struct Adagrad {
   Constants c;
 };
 
-// u = beta1 m + beta1_rest g; p -= step_size sign(u) + decoupled_decay p; m = beta2 m +
-// beta2_rest g. The sign of zero is zero.
+// u = beta1 m + one_minus_beta1 g; p -= step_size sign(u) + decoupled_decay p; m = beta2 m +
+// one_minus_beta2 g. The sign of zero is zero.
 struct Lion {
   static constexpr int kStates = 1;
   static constexpr bool kWritesMaster = true, kWritesStates = true;
   explicit Lion(const UpdateConstants& constants) : c(constants) {}
   HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& m, VF&) const {
     const VF g = hn::Mul(grad, c.grad_scale);
-    const VF u = hn::MulAdd(c.beta1, m, hn::Mul(c.beta1_rest, g));
-    m = hn::MulAdd(c.beta2, m, hn::Mul(c.beta2_rest, g));
+    const VF u = hn::MulAdd(c.beta1, m, hn::Mul(c.one_minus_beta1, g));
+    m = hn::MulAdd(c.beta2, m, hn::Mul(c.one_minus_beta2, g));
     const VF step = hn::IfThenZeroElse(hn::Eq(u, hn::Zero(d)), hn::CopySign(c.step_size, u));
     p = c.step(p, step);
   }
@@ -174,14 +174,14 @@ struct Sgd {
   Constants c;
 };
 
-// b = beta1 b + beta1_rest g; p -= step_size (Nesterov: g + beta1 b, else b)
+// b = beta1 b + one_minus_beta1 g; p -= step_size (Nesterov: g + beta1 b, else b)
 struct Momentum {
   static constexpr int kStates = 1;
   static constexpr bool kWritesMaster = true, kWritesStates = true;
   explicit Momentum(const UpdateConstants& constants) : c(constants) {}
   HWY_INLINE void operator()(DF, VF grad, VF& p, VF& b, VF&) const {
     const VF g = c.gradient(grad, p);
-    b = hn::MulAdd(c.beta1, b, hn::Mul(c.beta1_rest, g));
+    b = hn::MulAdd(c.beta1, b, hn::Mul(c.one_minus_beta1, g));
     p = c.step(p, hn::Mul(c.step_size, c.variant ? hn::MulAdd(c.beta1, b, g) : b));
   }
   Constants c;
@@ -215,13 +215,13 @@ struct LambApply {
   Constants c;
 };
 
-// m = beta1 m + beta1_rest g; p becomes the direction beta1 m + beta1_rest g
+// m = beta1 m + one_minus_beta1 g; p becomes the direction beta1 m + one_minus_beta1 g
 struct MuonMomentum {
   static constexpr int kStates = 1;
   static constexpr bool kWritesMaster = true, kWritesStates = true;
   explicit MuonMomentum(const UpdateConstants& constants) : c(constants) {}
   HWY_INLINE void operator()(DF, VF grad, VF& p, VF& m, VF&) const {
-    const VF g = hn::Mul(c.beta1_rest, hn::Mul(grad, c.grad_scale));
+    const VF g = hn::Mul(c.one_minus_beta1, hn::Mul(grad, c.grad_scale));
     m = hn::MulAdd(c.beta1, m, g);
     p = hn::MulAdd(c.beta1, m, g);
   }

@@ -16,8 +16,8 @@ __device__ __forceinline__ float step(const UpdateConstants& c, float p, float u
 }
 __device__ __forceinline__ void moments(const UpdateConstants& c, float g, float& mean,
                                         float& square) {
-  mean = fmaf(c.beta1, mean, c.beta1_rest * g);
-  square = fmaf(c.beta2, square, c.beta2_rest * g * g);
+  mean = fmaf(c.beta1, mean, c.one_minus_beta1 * g);
+  square = fmaf(c.beta2, square, c.one_minus_beta2 * g * g);
 }
 // a / b for b from 2^-126 to infinity.
 __device__ __forceinline__ float over(float a, float b) {
@@ -73,10 +73,10 @@ struct Rmsprop {
   static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
                                                float& square, float& buffer, float& mean) {
     const float g = gradient(c, grad, p);
-    square = fmaf(c.beta2, square, c.beta2_rest * g * g);
+    square = fmaf(c.beta2, square, c.one_minus_beta2 * g * g);
     float variance = square;
     if constexpr (kCentered) {
-      mean = fmaf(c.beta2, mean, c.beta2_rest * g);
+      mean = fmaf(c.beta2, mean, c.one_minus_beta2 * g);
       variance = fmaf(-mean, mean, square);
       variance = variance < 0 ? 0.0f : variance;  // which keeps NaN
     }
@@ -105,8 +105,8 @@ struct Lion {
   static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
                                                float& m, float&) {
     const float g = grad * c.grad_scale;
-    const float u = fmaf(c.beta1, m, c.beta1_rest * g);
-    m = fmaf(c.beta2, m, c.beta2_rest * g);
+    const float u = fmaf(c.beta1, m, c.one_minus_beta1 * g);
+    m = fmaf(c.beta2, m, c.one_minus_beta2 * g);
     p = step(c, p, u == 0 ? 0.0f : copysignf(c.step_size, u));
   }
 };
@@ -128,7 +128,7 @@ struct Momentum {
   static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
                                                float& b, float&) {
     const float g = gradient(c, grad, p);
-    b = fmaf(c.beta1, b, c.beta1_rest * g);
+    b = fmaf(c.beta1, b, c.one_minus_beta1 * g);
     p = step(c, p, c.step_size * (c.variant ? fmaf(c.beta1, b, g) : b));
   }
 };
@@ -165,7 +165,7 @@ struct MuonMomentum {
   static constexpr bool kWritesMaster = true, kWritesStates = true;
   static __device__ __forceinline__ void apply(const UpdateConstants& c, float grad, float& p,
                                                float& m, float&) {
-    const float g = c.beta1_rest * (grad * c.grad_scale);
+    const float g = c.one_minus_beta1 * (grad * c.grad_scale);
     m = fmaf(c.beta1, m, g);
     p = fmaf(c.beta1, m, g);
   }

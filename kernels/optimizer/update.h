@@ -41,8 +41,8 @@ inline constexpr int kMostStates = 3;
 // its formula names.
 struct UpdateConstants {
   float grad_scale = 1;  // g = grad * grad_scale + coupled_decay * p
-  float beta1 = 0, beta1_rest = 0;
-  float beta2 = 0, beta2_rest = 0;
+  float beta1 = 0, one_minus_beta1 = 0;
+  float beta2 = 0, one_minus_beta2 = 0;
   float root_scale = 1;
   float eps = 0;
   float step_size = 0;

@@ -26,9 +26,9 @@ UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
   UpdateConstants c;
   c.grad_scale = hyper.grad_scale;
   c.beta1 = static_cast<float>(hyper.beta1);
-  c.beta1_rest = static_cast<float>(1 - hyper.beta1);
+  c.one_minus_beta1 = static_cast<float>(1 - hyper.beta1);
   c.beta2 = static_cast<float>(hyper.beta2);
-  c.beta2_rest = static_cast<float>(1 - hyper.beta2);
+  c.one_minus_beta2 = static_cast<float>(1 - hyper.beta2);
   c.eps = static_cast<float>(hyper.eps);
   c.step_size = static_cast<float>(hyper.lr);
   const double c1 = bias_correction(hyper, hyper.beta1);
@@ -73,9 +73,9 @@ UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
       c.variant = hyper.nesterov;
       // The first gradient fills the buffer as it is; without momentum every one does.
       if (hyper.step > 1 && hyper.beta1 != 0) {
-        c.beta1_rest = static_cast<float>(1 - hyper.dampening);
+        c.one_minus_beta1 = static_cast<float>(1 - hyper.dampening);
       } else {
-        c.beta1_rest = 1;
+        c.one_minus_beta1 = 1;
       }
       break;
     case UpdateRule::kLambMoments:

@@ -17,19 +17,19 @@ struct RotaryView {
   int64_t batch = 0, token = 0, head = 0;  // strides
 };
 
-// (a, b) -> (a c - b s, b c + a s) for every pair of the first `turned` channels, c and s from row
-// positions[b, t] of the tables; `inverse` takes -s. The other channels are copied.
+// (a, b) -> (a c - b s, b c + a s) for every pair of the first `rotary_dim` channels, c and s from
+// row positions[b, t] of the tables; `inverse` takes -s. The other channels are copied.
 template <class T>
 struct Rotary {
   int64_t batch = 0, tokens = 0, heads = 0, head_dim = 0;
-  int64_t turned = 0;        // even, at most head_dim
-  bool interleaved = false;  // pairs (2i, 2i + 1), else (i, i + turned / 2)
+  int64_t rotary_dim = 0;    // even, at most head_dim
+  bool interleaved = false;  // pairs (2i, 2i + 1), else (i, i + rotary_dim / 2)
   bool inverse = false;
   RotaryView<const T> x;
   RotaryView<T> y;                     // may be x, with the same strides
   const int32_t* positions = nullptr;  // [batch, tokens], rows of the tables
   int64_t rows = 0;                    // of the tables; a GPU makes NaN of positions outside
-  const float* cos = nullptr;          // rows of turned / 2
+  const float* cos = nullptr;          // rows of rotary_dim / 2
   const float* sin = nullptr;
 };
 template <class T>
@@ -39,11 +39,12 @@ void rotary(const Rotary<T>& call, const GpuStream& on);
 
 // What decoding does with the queries, keys and values of new tokens, in one pass: queries turn in
 // place, keys turn on their way to the cache, values go there as they are. The bits are those of
-// rotary() and copies. With `turned` 0 nothing turns: then there are no positions and no tables.
+// rotary() and copies. With `rotary_dim` 0 nothing turns: then there are no positions and no
+// tables.
 template <class T>
 struct RotaryAppend {
   int64_t batch = 0, tokens = 0, heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t turned = 0;
+  int64_t rotary_dim = 0;
   bool interleaved = false;
   RotaryView<T> q;
   RotaryView<const T> k, v;
@@ -64,7 +65,7 @@ void rotary_append(const RotaryAppend<T>& call, const GpuStream& on);
 
 namespace reference {
 // One head.
-void rotary(int64_t head_dim, int64_t turned, bool interleaved, bool inverse, const double* x,
+void rotary(int64_t head_dim, int64_t rotary_dim, bool interleaved, bool inverse, const double* x,
             const double* cos, const double* sin, double* y);
 }  // namespace reference
 

@@ -22,7 +22,7 @@ void turn(const RotaryAppend<T>& call, int64_t heads, const RotaryView<const T>&
   part.tokens = call.tokens;
   part.heads = heads;
   part.head_dim = call.head_dim;
-  part.turned = call.turned;
+  part.rotary_dim = call.rotary_dim;
   part.interleaved = call.interleaved;
   part.x = x;
   part.y = y;
@@ -59,7 +59,7 @@ void copy(const RotaryAppend<T>& call, const RotaryView<const T>& from, const Ro
 template <class T>
 void rotary_append(const RotaryAppend<T>& call, ThreadPool& pool) {
   const RotaryView<T> keys = new_rows(call, call.keys);
-  if (call.turned > 0) {
+  if (call.rotary_dim > 0) {
     turn<T>(call, call.heads, {call.q.data, call.q.batch, call.q.token, call.q.head}, call.q, pool);
     turn<T>(call, call.kv_heads, call.k, keys, pool);
   } else {

@@ -12,21 +12,21 @@ using namespace cuda;
 template <int N, bool kAligned, bool kInterleaved, class T>
 __global__ void __launch_bounds__(kMapThreads) rotary_append_tokens(RotaryAppend<T> call) {
   constexpr int kRest = kAligned ? N : 1;
-  const int64_t half = call.turned / 2;
-  const auto turned = static_cast<int>((kInterleaved ? call.turned : half) / N);
-  const auto rest = static_cast<int>((call.head_dim - call.turned) / kRest);
+  const int64_t half = call.rotary_dim / 2;
+  const auto rotated_packs = static_cast<int>((kInterleaved ? call.rotary_dim : half) / N);
+  const auto rest = static_cast<int>((call.head_dim - call.rotary_dim) / kRest);
   const auto whole = static_cast<int>(call.head_dim / kRest);
   const auto heads = static_cast<int>(call.heads), kv_heads = static_cast<int>(call.kv_heads);
-  const int key_packs = turned + rest;
-  const int queries = heads * turned, keys = kv_heads * key_packs, values = kv_heads * whole;
+  const int key_packs = rotated_packs + rest;
+  const int queries = heads * rotated_packs, keys = kv_heads * key_packs, values = kv_heads * whole;
   int item = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   if (item >= queries + keys + values) return;
 
   const int64_t token = blockIdx.x, b = token / call.tokens, t = token - b * call.tokens;
-  const Angles angles(call.cos, call.sin, half, turned > 0 ? call.positions[token] : 0, call.rows,
-                      false);
+  const Angles angles(call.cos, call.sin, half, rotated_packs > 0 ? call.positions[token] : 0,
+                      call.rows, false);
   if (item < queries) {
-    const int head = item / turned, pack = item - head * turned;
+    const int head = item / rotated_packs, pack = item - head * rotated_packs;
     T* const q = call.q.data + b * call.q.batch + t * call.q.token + head * call.q.head;
     turn_pack<N, kAligned, kInterleaved>(q, q, pack, half, angles);
     return;
@@ -41,22 +41,22 @@ __global__ void __launch_bounds__(kMapThreads) rotary_append_tokens(RotaryAppend
   const RotaryView<T>& cache = is_key ? call.keys : call.values;
   const T* const from = source.data + b * source.batch + t * source.token + head * source.head;
   T* const to = cache.data + b * cache.batch + row * cache.token + head * cache.head;
-  if (is_key && pack < turned) {
+  if (is_key && pack < rotated_packs) {
     turn_pack<N, kAligned, kInterleaved>(from, to, pack, half, angles);
   } else {
     const int64_t at =
-        is_key ? call.turned + int64_t{pack - turned} * kRest : int64_t{pack} * kRest;
+        is_key ? call.rotary_dim + int64_t{pack - rotated_packs} * kRest : int64_t{pack} * kRest;
     store_pack(to + at, load_pack<T, kRest>(from + at));
   }
 }
 
 template <int N, bool kAligned, bool kInterleaved, class T>
 void launch_tokens(const RotaryAppend<T>& call, const GpuStream& on) {
-  const int64_t turned = (kInterleaved ? call.turned : call.turned / 2) / N;
+  const int64_t rotated_packs = (kInterleaved ? call.rotary_dim : call.rotary_dim / 2) / N;
   constexpr int kRest = kAligned ? N : 1;
-  const int64_t items =
-      call.heads * turned +
-      call.kv_heads * (turned + (call.head_dim - call.turned) / kRest + call.head_dim / kRest);
+  const int64_t items = call.heads * rotated_packs +
+                        call.kv_heads * (rotated_packs + (call.head_dim - call.rotary_dim) / kRest +
+                                         call.head_dim / kRest);
   const int64_t warps = std::min<int64_t>((items + kWarp - 1) / kWarp, kMapThreads / kWarp);
   const auto threads = static_cast<int>(warps * kWarp);
   Grid grid{call.batch * call.tokens, threads};
@@ -70,7 +70,7 @@ template <class T>
 void rotary_append(const RotaryAppend<T>& call, const GpuStream& on) {
   constexpr int kN = kPack<T>;
   const bool fits =
-      channels_fit<T>(call.head_dim, call.turned, call.interleaved, call.cos, call.sin) &&
+      channels_fit<T>(call.head_dim, call.rotary_dim, call.interleaved, call.cos, call.sin) &&
       view_fits<T>(kN, call.q) && view_fits<T>(kN, call.k) && view_fits<T>(kN, call.v) &&
       view_fits<T>(kN, call.keys) && view_fits<T>(kN, call.values);
   if (call.interleaved) {

@@ -50,7 +50,7 @@ template <class T>
 void turn_tokens(const Rotary<T>& call, int64_t begin, int64_t end) {
   constexpr int64_t kBlock = 512;  // channels whose doubled cosines and sines are kept
   const float sign = call.inverse ? -1.0f : 1.0f;
-  const int64_t half = call.turned / 2, rest = call.head_dim - call.turned;
+  const int64_t half = call.rotary_dim / 2, rest = call.head_dim - call.rotary_dim;
   float cos[kBlock], sin[kBlock];
   for (int64_t token = begin; token < end; ++token) {
     const int64_t b = token / call.tokens, t = token % call.tokens;
@@ -61,8 +61,8 @@ void turn_tokens(const Rotary<T>& call, int64_t begin, int64_t end) {
     for (int64_t h = 0; !call.interleaved && h < call.heads; ++h) {
       turn_halves(x + h * call.x.head, cos_row, sin_row, sign, half, y + h * call.y.head);
     }
-    for (int64_t from = 0; call.interleaved && from < call.turned; from += kBlock) {
-      const int64_t n = std::min(kBlock, call.turned - from);
+    for (int64_t from = 0; call.interleaved && from < call.rotary_dim; from += kBlock) {
+      const int64_t n = std::min(kBlock, call.rotary_dim - from);
       for (int64_t i = 0; i < n; i += 2) {
         const int64_t at = (from + i) / 2;
         cos[i] = cos[i + 1] = cos_row[at];
@@ -74,7 +74,7 @@ void turn_tokens(const Rotary<T>& call, int64_t begin, int64_t end) {
       }
     }
     for (int64_t h = 0; x != y && rest > 0 && h < call.heads; ++h) {
-      std::memcpy(y + h * call.y.head + call.turned, x + h * call.x.head + call.turned,
+      std::memcpy(y + h * call.y.head + call.rotary_dim, x + h * call.x.head + call.rotary_dim,
                   static_cast<size_t>(rest) * sizeof(T));
     }
   }

@@ -14,20 +14,20 @@ __global__ void __launch_bounds__(kMapThreads) rotary_tokens(Rotary<T> call) {
   const int64_t token = blockIdx.x, b = token / call.tokens, t = token - b * call.tokens;
   const T* const x = call.x.data + b * call.x.batch + t * call.x.token;
   T* const y = call.y.data + b * call.y.batch + t * call.y.token;
-  const int64_t half = call.turned / 2;
+  const int64_t half = call.rotary_dim / 2;
   const Angles angles(call.cos, call.sin, half, call.positions[token], call.rows, call.inverse);
-  const auto turned_packs = static_cast<int>((kInterleaved ? call.turned : half) / N);
+  const auto rotated_packs = static_cast<int>((kInterleaved ? call.rotary_dim : half) / N);
   // In place, channels that do not turn stay.
   constexpr int kRest = kAligned ? N : 1;
-  const auto rest_packs = x == y ? 0 : static_cast<int>((call.head_dim - call.turned) / kRest);
-  const int packs = turned_packs + rest_packs, items = packs * static_cast<int>(call.heads);
+  const auto rest_packs = x == y ? 0 : static_cast<int>((call.head_dim - call.rotary_dim) / kRest);
+  const int packs = rotated_packs + rest_packs, items = packs * static_cast<int>(call.heads);
   for (int item = static_cast<int>(threadIdx.x); item < items;
        item += static_cast<int>(blockDim.x)) {
     const int head = item / packs, pack = item - head * packs;
     const T* const from = x + head * call.x.head;
     T* const to = y + head * call.y.head;
-    if (pack >= turned_packs) {
-      const int64_t at = call.turned + int64_t{pack - turned_packs} * kRest;
+    if (pack >= rotated_packs) {
+      const int64_t at = call.rotary_dim + int64_t{pack - rotated_packs} * kRest;
       store_pack(to + at, load_pack<T, kRest>(from + at));
     } else {
       turn_pack<N, kAligned, kInterleaved>(from, to, pack, half, angles);
@@ -49,7 +49,7 @@ template <class T>
 void rotary(const Rotary<T>& call, const GpuStream& on) {
   constexpr int kN = kPack<T>;
   const bool fits =
-      channels_fit<T>(call.head_dim, call.turned, call.interleaved, call.cos, call.sin) &&
+      channels_fit<T>(call.head_dim, call.rotary_dim, call.interleaved, call.cos, call.sin) &&
       view_fits<T>(kN, call.x) && view_fits<T>(kN, call.y);
   if (call.interleaved) {
     fits ? launch_tokens<kN, true, true>(call, on) : launch_tokens<2, false, true>(call, on);

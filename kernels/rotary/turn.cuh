@@ -6,11 +6,11 @@
 
 namespace ds::kernels::cuda {
 
-// (a, b) turned; s has the sign of the direction.
+// (a, b) rotated; s has the sign of the direction.
 __device__ __forceinline__ void turn(float& a, float& b, float c, float s) {
-  const float turned = fmaf(-b, s, a * c);
+  const float rotated = fmaf(-b, s, a * c);
   b = fmaf(a, s, b * c);
-  a = turned;
+  a = rotated;
 }
 
 // Packs where the alignment allows them, else element by element.
@@ -47,8 +47,8 @@ struct Angles {
   }
 };
 
-// Pack number `pack` of a head's turned channels: N that lie together, and with pairs of halves the
-// N that belong to them, `half` further on.
+// Pack number `pack` of a head's rotated channels: N that lie together, and with pairs of halves
+// the N that belong to them, `half` further on.
 template <int N, bool kAligned, bool kInterleaved, class T>
 __device__ __forceinline__ void turn_pack(const T* from, T* to, int pack, int64_t half,
                                           const Angles& angles) {
@@ -83,12 +83,12 @@ bool view_fits(int64_t pack, const RotaryView<V>& view) {
 
 // Whether packs of the type fit heads and tables.
 template <class T>
-bool channels_fit(int64_t head_dim, int64_t turned, bool interleaved, const float* cos,
+bool channels_fit(int64_t head_dim, int64_t rotary_dim, bool interleaved, const float* cos,
                   const float* sin) {
   constexpr int kN = kPack<T>;
-  if (turned % kN != 0 || head_dim % kN != 0) return false;
-  if (turned == 0) return true;
-  const int64_t half = turned / 2, angles = interleaved ? kN / 2 : kN;
+  if (rotary_dim % kN != 0 || head_dim % kN != 0) return false;
+  if (rotary_dim == 0) return true;
+  const int64_t half = rotary_dim / 2, angles = interleaved ? kN / 2 : kN;
   return half % angles == 0 && packs_fit<kN / 2>(half, cos, sin) &&
          (angles < 4 || packs_fit<4>(half, cos, sin));
 }

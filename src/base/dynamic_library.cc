@@ -27,14 +27,14 @@ DynamicLibrary DynamicLibrary::open(const LibraryPlaces& places, const std::stri
       if (take(name.c_str(), RTLD_NOLOAD)) return out;
     }
   }
-  std::vector<std::string> troubles;
+  std::vector<std::string> failures;
   for (const std::string& name : names) {
     if (take(name.c_str(), 0)) return out;
     const char* const why = ::dlerror();
-    troubles.emplace_back(why != nullptr ? why : name + " cannot be opened");
+    failures.emplace_back(why != nullptr ? why : name + " cannot be opened");
   }
   out.reason_ = str_cat(places.what, " was not found (", places.variable,
-                        " names another place): ", join(troubles, "; "));
+                        " names another place): ", join(failures, "; "));
   return out;
 }
 

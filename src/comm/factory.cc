@@ -81,16 +81,16 @@ std::unique_ptr<Transport> make_hierarchical(int rank, const CommOptions& option
     }
   }
   std::unique_ptr<ShmTransport> local;
-  std::string trouble;
+  std::string failure;
   try {
     local = make_shm(rank, members, gather_of_node(gather, members));
     local->call_ranks(members);
   } catch (const Error& error) {
-    trouble = error.message();
+    failure = error.message();
   }
-  const std::vector<std::string> troubles = gather(trouble.substr(0, 1000));
+  const std::vector<std::string> failures = gather(failure.substr(0, 1000));
   std::unique_ptr<Transport> all = make_across();
-  for (const std::string& text : troubles) {
+  for (const std::string& text : failures) {
     if (text.empty()) continue;
     DS_CHECK(options.transport == TransportKind::kAuto, Code::kComm, peer_text(text));
     log_info("comm", "no shared memory between the ranks of a host: ", peer_text(text));

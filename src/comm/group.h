@@ -60,9 +60,9 @@ class Group : public Communicator {
 
   // The parts of a collective.
   static Watch watch_of(Operation& operation);
-  void meet(Record& record, std::span<const std::byte> payload, const Watch& watch);
+  void rendezvous(Record& record, std::span<const std::byte> payload, const Watch& watch);
   void check_payloads(const Record& reference, const Operation* operation) const;
-  void shadow(const Watch& watch);  // answers the call of those that have not joined
+  void answer_for_joined(const Watch& watch);  // answers the call of those that have not joined
   void carry_out(const Record& reference, Operation* operation, const Watch& watch);
   void reduce(const Record& reference, Operation* operation, const Watch& watch);
   void move(const Record& reference, Operation* operation, const Watch& watch);

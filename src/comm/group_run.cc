@@ -22,9 +22,9 @@ void Group::run(Operation& operation) {
     while (true) {
       operation.deadline = Deadline::in(operation.allowed);  // of each answer
       const Watch answer = watch_of(operation);
-      meet(record, {}, answer);
+      rendezvous(record, {}, answer);
       if (participants_ == 0) break;
-      shadow(answer);
+      answer_for_joined(answer);
       record.sequence = ++sequence_;
       transport_->announce(record, true);
     }
@@ -39,13 +39,13 @@ void Group::run(Operation& operation) {
                           ? record.input
                           : transport_->locate(operation.output.raw(), operation.output.bytes());
     }
-    meet(record, payload_of(operation), watch);
+    rendezvous(record, payload_of(operation), watch);
     carry_out(record, &operation, watch);
   }
   transport_->announce(record, false);
 }
 
-void Group::meet(Record& record, std::span<const std::byte> payload, const Watch& watch) {
+void Group::rendezvous(Record& record, std::span<const std::byte> payload, const Watch& watch) {
   transport_->check_raised();
   transport_->exchange(record, payload, watch);
   participants_ = 0;
@@ -70,7 +70,7 @@ void Group::check_payloads(const Record& reference, const Operation* operation) 
   }
 }
 
-void Group::shadow(const Watch& watch) {
+void Group::answer_for_joined(const Watch& watch) {
   const auto first = std::ranges::find(present_, char{1}) - present_.begin();
   const Record reference = *records_[static_cast<size_t>(first)];
   carry_out(reference, nullptr, watch);
@@ -204,7 +204,7 @@ GatherTexts Group::gather_texts(Operation& operation) {
   return [this, &operation](const std::string& text) {
     DS_CHECK(std::ssize(text) <= kMaxPayload, Code::kInternal, "a text of ", text.size(),
              " bytes is too long for a record");
-    meet(operation.record, std::as_bytes(std::span(text)), watch_of(operation));
+    rendezvous(operation.record, std::as_bytes(std::span(text)), watch_of(operation));
     need_everybody(collective_name(operation.record.kind));
     std::vector<std::string> texts;
     for (int peer = 0; peer < size(); ++peer) {

@@ -42,18 +42,19 @@ void StreamTransport::await(std::span<const int> readable, std::span<const int> 
   if (late.empty()) late.assign(writable.begin(), writable.end());
   std::ranges::sort(late);
   fail(Code::kComm, watch.what(), ": ", rank_list(late), " did not arrive within ",
-       format_number(static_cast<double>(watch.allowed.count()) / 1000), " s; ", doings());
+       format_number(static_cast<double>(watch.allowed.count()) / 1000), " s; ", rank_states());
 }
 
 void StreamTransport::fail_lost(int peer, const Watch& watch) {
   hear_control();
   check_raised();  // it may have said why
   fail(Code::kComm, watch.what(), ": rank ", peer,
-       " has closed its connection: its process ended or its communicator is gone; ", doings());
+       " has closed its connection: its process ended or its communicator is gone; ",
+       rank_states());
 }
 
 // What was last heard of each rank.
-std::string StreamTransport::doings() const {
+std::string StreamTransport::rank_states() const {
   std::vector<std::string> parts;
   constexpr int kMost = 16;
   for (int peer = 0; peer < size() && peer < kMost; ++peer) {

@@ -71,7 +71,7 @@ class StreamTransport : public Transport {
              const Watch& watch);
   void hear_control();
   [[noreturn]] void fail_lost(int peer, const Watch& watch);
-  std::string doings() const;
+  std::string rank_states() const;
   void raise_here(Code code, std::string text) noexcept;
   static Part sent(int peer, const std::byte* data, int64_t bytes) {
     return {peer, const_cast<std::byte*>(data), bytes};

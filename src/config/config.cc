@@ -287,8 +287,8 @@ ZeroConfig read_zero(const ParsedObject& parsed) {
   out.prefetch = values.at("stage3_allgather_sequential").get<bool>()
                      ? 0
                      : size("stage3_prefetch_bucket_size");
-  out.resident_below = size("stage3_param_persistence_threshold");
-  out.most_resident = size("stage3_model_persistence_threshold");
+  out.param_persistence_threshold = size("stage3_param_persistence_threshold");
+  out.model_persistence_threshold = size("stage3_model_persistence_threshold");
   out.max_live = size("stage3_max_live_parameters");
   out.max_reuse = size("stage3_max_reuse_distance");
   out.tile = size("stage3_tile_size");
@@ -301,7 +301,7 @@ ZeroConfig read_zero(const ParsedObject& parsed) {
   }
   const auto flag = [&](const char* key) { return values.at(key).get<bool>(); };
   out.shard_ranks = static_cast<int>(std::clamp<int64_t>(size("mics_shard_size"), 0, INT32_MAX));
-  out.second_ranks =
+  out.hpz_partition_size =
       static_cast<int>(std::min<int64_t>(size("zero_hpz_partition_size"), INT32_MAX));
   out.quantized_weights = flag("zero_quantized_weights");
   out.quantized_frozen = flag("zero_quantized_nontrainable_weights");

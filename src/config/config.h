@@ -233,8 +233,8 @@ struct ZeroConfig {
   int64_t reduce_bucket = 500'000'000;
   int64_t gather_bucket = 500'000'000;  // stages 1 and 2
   int64_t prefetch = 50'000'000;
-  int64_t resident_below = 100'000;
-  int64_t most_resident = INT64_MAX;
+  int64_t param_persistence_threshold = 100'000;
+  int64_t model_persistence_threshold = INT64_MAX;
   int64_t max_live = 1'000'000'000;
   int64_t max_reuse = 1'000'000'000;
   int64_t tile = 0;                 // of a linear layer's weight; 0: it stays in one
@@ -243,7 +243,7 @@ struct ZeroConfig {
   bool tell_order_changes = false;  // of fetches
   bool load_in_turn = false;        // one rank after another reads a checkpoint
   int shard_ranks = 0;              // that hold one copy together; 0: all
-  int second_ranks = 1;  // that hold a second copy of the weights together; 1: there is none
+  int hpz_partition_size = 1;  // that hold a second copy of the weights together; 1: there is none
   bool quantized_weights = false;
   bool quantized_frozen = false;
   bool quantized_gradients = false;

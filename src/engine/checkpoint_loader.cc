@@ -263,7 +263,7 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
 void CheckpointLoader::restore_gradients(const Restored& restored) {
   zero::ParameterState& state = run_.model->state();
   if (restored.step.micro_batches == 0) return state.clear_gradients(run_.context());
-  const OpContext home = state.state_context(run_.context());
+  const OpContext state_ctx = state.state_context(run_.context());
   const nn::ParameterSet& parameters = run_.model->parameters();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     if (!parameters[id].trainable) continue;
@@ -271,7 +271,7 @@ void CheckpointLoader::restore_gradients(const Restored& restored) {
     if (restored.step.gradient_factor == 1) continue;
     Tensor gradient = state.owned_gradient(id);
     if (gradient.elements() == 0) continue;
-    ops::scale(home, gradient, static_cast<float>(restored.step.gradient_factor), gradient);
+    ops::scale(state_ctx, gradient, static_cast<float>(restored.step.gradient_factor), gradient);
   }
 }
 

@@ -37,7 +37,7 @@ void ExternalGradients::need_whole_gradients() {
            built_in ? "only the backward of a built-in model adds to them. Set reduced ones "
                       "(ds_engine_set_values), or use stage 2"
                     : "add them (ds_engine_add_gradients), or use stage 2");
-  if (built_in) run_.model->state().hold_own_gradients();
+  if (built_in) run_.model->state().hold_external_gradients();
 }
 
 void ExternalGradients::add(std::span<const int64_t> indices,
@@ -79,7 +79,7 @@ void ExternalGradients::add_by_bucket(std::span<const nn::ParamId> ids,
   std::vector<nn::ParamId>& added = scopes_.pass().add(CallerPass::Kind::kGradient);
   for (size_t i = 0; i < gradients.size(); ++i) {
     added.push_back(ids[i]);
-    run_.model->state().add_own_gradient(ctx, ids[i], run_.operand(*gradients[i]));
+    run_.model->state().add_external_gradient(ctx, ids[i], run_.operand(*gradients[i]));
   }
 }
 
@@ -95,7 +95,7 @@ void ExternalGradients::add_whole(std::span<const nn::ParamId> ids,
   std::vector<bool> seen(static_cast<size_t>(run_.model->parameters().size()));
   state.materialize_gradients(ctx);
   const auto flush = [&] {
-    ops::accumulate_into(ctx, sources, offsets, 1.0f, state.own_gradients());
+    ops::accumulate_into(ctx, sources, offsets, 1.0f, state.external_gradients());
     sources.clear();
     offsets.clear();
     operands.clear();
@@ -180,7 +180,7 @@ void ExternalGradients::begin_no_sync() {
   DS_CHECK(open_.phase != OpenStep::Phase::kForwardDone, Code::kState,
            "a forward waits for its backward; no_sync begins before both");
   const models::Model::Use use(*run_.model);
-  if (run_.model->has_architecture()) run_.model->state().hold_own_gradients();
+  if (run_.model->has_architecture()) run_.model->state().hold_external_gradients();
   open_.mode.no_sync = true;
 }
 

@@ -15,8 +15,8 @@
 #include "optim/groups.h"
 #include "optim/muon_rounds.h"
 #include "optim/optimizer.h"
+#include "zero/comm_shard_group.h"
 #include "zero/piece_blocks.h"
-#include "zero/rank_peers.h"
 
 namespace ds {
 namespace {
@@ -292,10 +292,10 @@ class Planner {
       ++buckets;
       largest = std::max(largest, bucket.range.elements());
     }
-    const int64_t wire =
-        share_.wire == DType::kFloat32 || world_ == 1 ? 0 : dtype_size(share_.wire);
-    int64_t bytes =
-        std::min<int64_t>(buckets, share_.overlap || offloads() ? 3 : 1) * largest * (4 + wire);
+    const int64_t rounded_bytes =
+        share_.comm_dtype == DType::kFloat32 || world_ == 1 ? 0 : dtype_size(share_.comm_dtype);
+    int64_t bytes = std::min<int64_t>(buckets, share_.overlap || offloads() ? 3 : 1) * largest *
+                    (4 + rounded_bytes);
     if (stage_ == 3) bytes += std::min(gathered, share_.gather.live) * item();
     // A quantised gather or reduction needs its messages beside the bucket.
     if (stage_ == 3 && share_.weights.quantized) bytes += largest;
@@ -392,9 +392,9 @@ class Planner {
         if (shard_.local > 1) add_pieces(inside, bytes, passes, {shard_.local, 1});
         add_pieces(across, bytes / shard_.local, passes, {1, shard_.nodes});
       } else if (sums) {
-        add_sums(plain, n, share_.wire, passes, shard_);
+        add_sums(plain, n, share_.comm_dtype, passes, shard_);
       } else {
-        add_pieces(plain, n * dtype_size(share_.wire), passes, shard_);
+        add_pieces(plain, n * dtype_size(share_.comm_dtype), passes, shard_);
       }
     }
     if (plain.calls > 0) {
@@ -445,7 +445,7 @@ class Planner {
       ids.push_back(id);
       places.push_back({p.name, p.shape});
     }
-    const zero::RankPeers peers(*layout_, std::move(ids), nullptr, nullptr);
+    const zero::CommShardGroup peers(*layout_, std::move(ids), nullptr, nullptr);
     if (optimizer.type == OptimizerType::kLamb) {
       int64_t cut = 0;
       for (size_t i = 0; i < places.size(); ++i) cut += optim::is_cut(peers, i) ? 1 : 0;

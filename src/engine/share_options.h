@@ -31,17 +31,17 @@ inline zero::ShareOptions share_options(const Config& config) {
   if (zero.stage == 1 || zero.stage == 2) {
     options.bucket_elements = std::min(options.bucket_elements, zero.gather_bucket);
   }
-  options.wire = dtype_of(config.precision.communicate);
+  options.comm_dtype = dtype_of(config.precision.communicate);
   const std::string& origin = config.origins().at("/communication_data_type");
-  options.wire_for_all = origin != "default" && origin != "derived";
+  options.comm_dtype_for_all = origin != "default" && origin != "derived";
   options.overlap = zero.overlap;
   options.reduce_scatter = zero.reduce_scatter;
   options.op = zero.average ? ReduceOp::kAverage : ReduceOp::kSum;
-  options.resident_below = zero.resident_below;
-  options.most_resident = zero.most_resident;
+  options.param_persistence_threshold = zero.param_persistence_threshold;
+  options.model_persistence_threshold = zero.model_persistence_threshold;
   options.tile_elements = zero.tile;
   options.gather = {zero.max_live, zero.max_reuse, zero.prefetch, zero.tell_order_changes};
-  options.groups = {zero.shard_ranks, zero.second_ranks};
+  options.groups = {zero.shard_ranks, zero.hpz_partition_size};
   options.weights = {zero.quantized_weights, zero.quantized_frozen, zero.gather_by_node};
   options.quantized_gradients = zero.quantized_gradients;
   if (zero.feedback) {

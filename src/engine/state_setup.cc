@@ -30,7 +30,7 @@ CallerTypes caller_types(const nn::ParameterSet& parameters, const zero::Paramet
     const DType type = parameters[id].dtype;
     out.fp32.push_back(type == DType::kFloat32);
     // Rounded masters are of the lent memory's type, too, where that is the configuration's.
-    const bool lent = state.lent(id) && !(rounded && type == configured);
+    const bool lent = state.borrowed(id) && !(rounded && type == configured);
     if (type == DType::kFloat32 || lent) continue;
     DS_CHECK(type == configured, Code::kConfig, "parameter ", printable(parameters[id].name),
              " is ", dtype_name(type), " and not lent, and the configuration computes in ",
@@ -98,11 +98,11 @@ zero::ShareOptions share_options_of(RunContext& run) {
   };
   choose_sparse(run, options);
   if (run.model->has_architecture()) return options;
-  options.own_gradients = options.stage < 3;
+  options.deferred_gradients = options.stage < 3;
   options.by_micro_batch = run.config.batch.accumulation > 1;
-  options.given_gradients = options.stage == 3;
+  options.eager_gradients = options.stage == 3;
   for (nn::ParamId id = 0; options.stage == 3 && id < run.model->parameters().size(); ++id) {
-    DS_CHECK(!run.model->state_as_it_is().lent(id), Code::kUnsupported, "parameter ",
+    DS_CHECK(!run.model->state_as_it_is().borrowed(id), Code::kUnsupported, "parameter ",
              printable(run.model->parameters()[id].name),
              " is lent, and at zero_optimization.stage 3 no process has whole weights to write "
              "there: register it without `lend` (its value is copied) and open a scope where "
@@ -161,7 +161,7 @@ void release_state(RunContext& run) noexcept {
     state.set_fp8(nullptr);
     if (state.shared()) {
       state.unshare(run.context());
-    } else if (state.home()) {
+    } else if (state.offload_store()) {
       state.end_offload(run.context());
     } else {
       state.set_compute_type(run.context(), DType::kFloat32);

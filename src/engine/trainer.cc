@@ -146,7 +146,7 @@ StepReport Trainer::finish_micro_batch() {
 bool Trainer::close_micro_batch(bool reduce) {
   open_.phase = OpenStep::Phase::kIdle;
   if (!run_.model->has_architecture()) {
-    run_.model->state().finish_own_micro_batch(run_.context());
+    run_.model->state().finish_external_micro_batch(run_.context());
     scopes_.pass().end_micro_batch(/*keep=*/!open_.mode.joined);
   } else if (reduce) {
     run_.model->state().reduce_held_gradients(run_.context());
@@ -223,7 +223,7 @@ StepReport Trainer::apply_update() {
   const OpContext ctx = run_.context();
   check_all_have_gradients();
   run_.model->state().materialize_gradients(ctx);
-  run_.model->state().reduce_own_gradients();
+  run_.model->state().reduce_external_gradients();
   run_.model->state().reduce_replicas();
   StepTotals totals = exchange_totals(run_, open_);
   if (totals.batches == 0) return end_joining();

@@ -44,12 +44,12 @@ bool cycles_momentum(OptimizerType type) {
   }
 }
 
-std::shared_ptr<optim::Peers> find_peers(const zero::ParameterState& state) {
+std::shared_ptr<optim::ShardGroup> find_shard_group(const zero::ParameterState& state) {
   std::vector<nn::ParamId> trainable;
   for (const nn::ParamId id : state.layout().order()) {
     if (state.parameters()[id].trainable) trainable.push_back(id);
   }
-  return state.peers(std::move(trainable));
+  return state.shard_group(std::move(trainable));
 }
 
 // Names what made the norm infinite or NaN.
@@ -73,8 +73,8 @@ Updater::Updater(const Config& config, const zero::ParameterState& state)
       max_consecutive_skips_(config.max_consecutive_skips),
       device_(state.state_memory()),
       places_(find_places(optimizer_config_, state)),
-      optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_peers(state),
-                                       state.home())),
+      optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_shard_group(state),
+                                       state.offload_store())),
       scaler_(config.precision) {
   // Muon has two rates per group.
   const std::span<const double> rates = optimizer_->base_rates();

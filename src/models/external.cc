@@ -120,11 +120,11 @@ void read_part(const OpContext& ctx, const SafetensorsEntry& entry, bool transpo
 }
 
 // Weights of files; those that the files lack come from another source.
-class FileWeights : public zero::WeightSource {
+class FileWeights : public zero::WeightLoader {
  public:
   FileWeights(std::shared_ptr<const SafetensorsModel> file,
               std::map<nn::ParamId, ExternalTensor> tensors,
-              std::shared_ptr<const zero::WeightSource> rest)
+              std::shared_ptr<const zero::WeightLoader> rest)
       : file_(std::move(file)), tensors_(std::move(tensors)), rest_(std::move(rest)) {}
 
   void fill(const OpContext& ctx, nn::ParamId id, const nn::Parameter& p, int64_t begin,
@@ -160,7 +160,7 @@ class FileWeights : public zero::WeightSource {
  private:
   std::shared_ptr<const SafetensorsModel> file_;  // keeps the entries
   std::map<nn::ParamId, ExternalTensor> tensors_;
-  std::shared_ptr<const zero::WeightSource> rest_;
+  std::shared_ptr<const zero::WeightLoader> rest_;
 };
 
 // Elements [begin, end) of the tensor as the file orders them, in fp32.
@@ -215,9 +215,9 @@ bool same_external(const OpContext& ctx, const SafetensorsEntry& a, const Safete
   return true;
 }
 
-std::shared_ptr<const zero::WeightSource> file_weights(
+std::shared_ptr<const zero::WeightLoader> file_weights(
     std::shared_ptr<const SafetensorsModel> file, std::map<nn::ParamId, ExternalTensor> tensors,
-    std::shared_ptr<const zero::WeightSource> rest) {
+    std::shared_ptr<const zero::WeightLoader> rest) {
   return std::make_shared<FileWeights>(std::move(file), std::move(tensors), std::move(rest));
 }
 

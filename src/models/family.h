@@ -65,8 +65,8 @@ class FamilyBase : public Architecture {
                        const Projection& down, ops::Activation kind);
   // Queries or keys with their positions; while decoding, attention() turns them on their way to
   // the cache, as turn_with_cache() tells it.
-  static nn::Value turned(nn::Tape& tape, const nn::Value& x, int64_t heads, const Batch& batch,
-                          const ForwardOptions& options, const nn::RotaryTable& table) {
+  static nn::Value rotated(nn::Tape& tape, const nn::Value& x, int64_t heads, const Batch& batch,
+                           const ForwardOptions& options, const nn::RotaryTable& table) {
     return options.cache != nullptr ? x : nn::rotary(tape, x, heads, batch.position_ids, table);
   }
   static void turn_with_cache(nn::Attention& spec, const Batch& batch,

@@ -136,8 +136,8 @@ class GptNeox : public FamilyBase {
                const ForwardOptions& options, const nn::RotaryTable& table) const {
     const Block& b = blocks_[static_cast<size_t>(index)];
     const auto qkv = nn::split_qkv(tape, apply(tape, x, b.qkv), c_.heads, nn::QkvLayout::kPerHead);
-    const Value q = turned(tape, qkv[0], c_.heads, batch, options, table);
-    const Value k = turned(tape, qkv[1], c_.heads, batch, options, table);
+    const Value q = rotated(tape, qkv[0], c_.heads, batch, options, table);
+    const Value k = rotated(tape, qkv[1], c_.heads, batch, options, table);
     nn::Attention spec;
     spec.heads = spec.kv_heads = c_.heads;
     spec.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(info_.head_size)));

@@ -188,8 +188,8 @@ class Llama : public FamilyBase {
                const ForwardOptions& options, const nn::RotaryTable& table) const {
     const Block& b = blocks_[static_cast<size_t>(index)];
     const auto norm1 = norm(tape, in, b.norm1);
-    const Value q = turned(tape, apply(tape, norm1.y, b.q), c_.heads, batch, options, table);
-    const Value k = turned(tape, apply(tape, norm1.y, b.k), c_.kv_heads, batch, options, table);
+    const Value q = rotated(tape, apply(tape, norm1.y, b.q), c_.heads, batch, options, table);
+    const Value k = rotated(tape, apply(tape, norm1.y, b.k), c_.kv_heads, batch, options, table);
     const Value v = apply(tape, norm1.y, b.v);
     nn::Attention spec;
     spec.heads = c_.heads;

@@ -195,9 +195,9 @@ void load_lora(Model& model, const fs::path& folder) {
                ", which belongs to no adapter of this model");
     }
     zero::ParameterState& state = model.state_as_it_is();
-    const auto source = file_weights(opened, loads, state.source());
-    if (state.source()) {
-      model.begin_with(source);
+    const auto source = file_weights(opened, loads, state.loader());
+    if (state.loader()) {
+      model.set_weight_loader(source);
     } else {
       const OpContext ctx = state.state_context(model.context());
       for (const auto& [id, load] : loads) {

@@ -34,7 +34,7 @@ const Architecture& Model::architecture() const {
 
 std::shared_ptr<Model> Model::create(const Json& config, uint64_t seed) {
   auto model = std::make_shared<Model>(config);
-  model->begin_with(fresh_weights(seed));
+  model->set_weight_loader(fresh_weights(seed));
   return model;
 }
 
@@ -49,12 +49,12 @@ void Model::set_device(std::shared_ptr<Device> device) {
   check_free("the model cannot move");
   const bool gpu = device->kind() != DeviceKind::kCpu;
   if (device->kind() == device_->kind() && device->index() == device_->index()) return;
-  DS_CHECK(has_architecture() || !state_->lends(), Code::kUnsupported,
+  DS_CHECK(has_architecture() || !state_->has_borrowed(), Code::kUnsupported,
            "parameters of this model are lent: it stays where their memory is");
   if (!gpu) device = host_;
-  auto moved = std::make_unique<zero::ParameterState>(*parameters_, device, state_->source());
+  auto moved = std::make_unique<zero::ParameterState>(*parameters_, device, state_->loader());
   // Masters alone exist while no engine trains. Between two GPUs they go over the host.
-  if (!state_->source()) {
+  if (!state_->loader()) {
     const Tensor masters = gpu ? to_host(state_->masters(), host_) : state_->masters();
     copy_tensor(masters, moved->masters());
   }
@@ -66,11 +66,11 @@ void Model::set_device(std::shared_ptr<Device> device) {
 zero::ParameterState& Model::state() {
   zero::ParameterState& state = state_as_it_is();
   state.check_not_lost();
-  if (state.source()) state.make_whole(context());
+  if (state.loader()) state.make_whole(context());
   return state;
 }
 
-void Model::begin_with(std::shared_ptr<const zero::WeightSource> source) {
+void Model::set_weight_loader(std::shared_ptr<const zero::WeightLoader> source) {
   check_free("weights cannot begin anew");
   state_ = std::make_unique<zero::ParameterState>(*parameters_, device_, std::move(source));
 }

@@ -9,7 +9,7 @@
 #include "models/architecture.h"
 #include "models/inference_weights.h"
 #include "models/lora.h"
-#include "models/weight_sources.h"
+#include "models/weight_loaders.h"
 #include "zero/parameter_state.h"
 
 namespace ds::models {
@@ -34,7 +34,7 @@ class Model {
   // The same without making weights that do not exist yet.
   zero::ParameterState& state_as_it_is();
   // Weights come from there from now on; no engine may hold the model.
-  void begin_with(std::shared_ptr<const zero::WeightSource> source);
+  void set_weight_loader(std::shared_ptr<const zero::WeightLoader> source);
   // The weights as a forward pass without training sees them.
   nn::ParameterReader& weights();
   // Where the weights lie and operators run, and the CPU for everything that the host reads; on the
@@ -131,7 +131,7 @@ class Model {
   // Exchanges the parameters for a set that begins with the same ones; values stay, and those of
   // further parameters come from `rest`.
   void rebuild(nn::ParameterSet parameters,
-               std::shared_ptr<const zero::WeightSource> rest = nullptr);
+               std::shared_ptr<const zero::WeightLoader> rest = nullptr);
 
   std::string origin_;
   std::unique_ptr<Architecture> architecture_;

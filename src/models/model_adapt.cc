@@ -43,17 +43,17 @@ void Model::check_free(const char* what) const {
   state_->check_not_lost();
 }
 
-void Model::rebuild(nn::ParameterSet parameters, std::shared_ptr<const zero::WeightSource> rest) {
+void Model::rebuild(nn::ParameterSet parameters, std::shared_ptr<const zero::WeightLoader> rest) {
   for (nn::ParamId id = 0; id < parameters_->size(); ++id) {
-    DS_CHECK(!state_->lent(id), Code::kState, (*parameters_)[id].name,
+    DS_CHECK(!state_->borrowed(id), Code::kState, (*parameters_)[id].name,
              " lies in lent memory: say when you register parameters which of them train");
   }
   auto set = std::make_unique<nn::ParameterSet>(std::move(parameters));
   const nn::ParamId kept = std::min(set->size(), parameters_->size());
   std::unique_ptr<zero::ParameterState> state;
-  if (state_->source()) {
+  if (state_->loader()) {
     state = std::make_unique<zero::ParameterState>(
-        *set, device_, joined_weights(state_->source(), kept, std::move(rest)));
+        *set, device_, joined_weights(state_->loader(), kept, std::move(rest)));
   } else {
     state = std::make_unique<zero::ParameterState>(*set, device_);
     const OpContext ctx = context();
@@ -63,7 +63,7 @@ void Model::rebuild(nn::ParameterSet parameters, std::shared_ptr<const zero::Wei
       if (out.elements() > 0) zero::fill_weights(*rest, ctx, id, p, 0, out);
     }
   }
-  for (nn::ParamId id = 0; !state->source() && id < kept; ++id) {
+  for (nn::ParamId id = 0; !state->loader() && id < kept; ++id) {
     const Tensor from = state_->master(id), to = state->master(id);
     DS_CHECK(from.shape() == to.shape(), Code::kInternal, "a parameter changed its shape");
     copy_tensor(from, to);
@@ -191,14 +191,14 @@ void Model::merge_lora() {
     const Tensor b = to_host(weights.master(adapter->b), host_);
     const int64_t out = b.size(0), rank = b.size(1);
     // w += b a is the weight gradient of rows a under outputs b^T, scaled.
-    const Tensor turned = host_context().workspace(DType::kFloat32, {rank, out});
+    const Tensor transposed = host_context().workspace(DType::kFloat32, {rank, out});
     for (int64_t r = 0; r < rank; ++r) {
       for (int64_t o = 0; o < out; ++o) {
-        turned.data<float>()[r * out + o] = adapter->scale * b.data<float>()[o * rank + r];
+        transposed.data<float>()[r * out + o] = adapter->scale * b.data<float>()[o * rank + r];
       }
     }
     Tensor w = weights.master(id);
-    ops::linear_grad_weight(ctx, to_device(turned, ctx.device), a, w);
+    ops::linear_grad_weight(ctx, to_device(transposed, ctx.device), a, w);
   }
   remove_lora();
 }

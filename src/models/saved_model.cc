@@ -55,7 +55,7 @@ nn::ParameterSet own_parameters(const CheckpointReader& reader) {
 }
 
 // Masters of a checkpoint; what is read is checked against its checksums.
-class SavedWeights : public zero::WeightSource {
+class SavedWeights : public zero::WeightLoader {
  public:
   explicit SavedWeights(std::shared_ptr<const CheckpointReader> reader)
       : reader_(std::move(reader)) {}
@@ -112,7 +112,7 @@ std::shared_ptr<Model> open_saved_model(const fs::path& folder) {
     const bool trains = (tensor.meta.flags & kTrainable) != 0;
     if (trains != p.trainable) (trains ? trained : frozen).push_back(p.name);
   }
-  model->begin_with(std::make_shared<SavedWeights>(opened));
+  model->set_weight_loader(std::make_shared<SavedWeights>(opened));
   if (!frozen.empty()) model->set_trainable(frozen, false);
   if (!trained.empty()) model->set_trainable(trained, true);
   return model;

@@ -124,8 +124,8 @@ std::shared_ptr<Model> open_hugging_face(const fs::path& folder, const OpenOptio
              printable(entry->name), ", which the model does not have");
   }
   model->set_origin(folder.string());
-  model->begin_with(file_weights(opened, std::move(tensors),
-                                 options.head_seed ? fresh_weights(*options.head_seed) : nullptr));
+  model->set_weight_loader(file_weights(
+      opened, std::move(tensors), options.head_seed ? fresh_weights(*options.head_seed) : nullptr));
   return model;
 }
 

@@ -56,8 +56,8 @@ Value cached_attention(Tape& tape, const Tensor& q, const Tensor& k, const Tenso
     tape.reads(spec.table.cos);
     tape.reads(spec.table.sin);
   }
-  Tensor turned = q;
-  ops::rotary_append(tape.ctx(), turned, k, v, {spec.position_ids, spec.table.cos, spec.table.sin},
+  Tensor rotated = q;
+  ops::rotary_append(tape.ctx(), rotated, k, v, {spec.position_ids, spec.table.cos, spec.table.sin},
                      {},
                      {cache.view(layer, 0, 0, cache.capacity()),
                       cache.view(layer, 1, 0, cache.capacity()), cache.length(), cache.past()});
@@ -111,16 +111,16 @@ std::array<Value, 3> split_qkv(Tape& tape, const Value& packed, int64_t heads, Q
 Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_ids,
              const RotaryTable& table) {
   const OperatorScope op(tape, "rotary");
-  if (op) {  // two products and a sum for each turned channel
-    const int64_t turned = 2 * table.cos.size(1) * heads * x.data.size(0) * x.data.size(1);
-    op.work(Arithmetic::elementwise(3 * turned), Arithmetic::elementwise(3 * turned));
+  if (op) {  // two products and a sum for each rotated channel
+    const int64_t rotated = 2 * table.cos.size(1) * heads * x.data.size(0) * x.data.size(1);
+    op.work(Arithmetic::elementwise(3 * rotated), Arithmetic::elementwise(3 * rotated));
   }
   tape.reads(table.cos);
   tape.reads(table.sin);
   Value y{x.data, x.slot ? std::make_shared<GradientSlot>() : nullptr};
   if (y.slot) y.slot->set_place(x.slot->place());
-  Tensor turned = as_heads(y.data, heads);
-  ops::rotary(tape.ctx(), turned, position_ids, table.cos, table.sin, {}, turned);
+  Tensor rotated = as_heads(y.data, heads);
+  ops::rotary(tape.ctx(), rotated, position_ids, table.cos, table.sin, {}, rotated);
   tape.record([in = x.slot, out = y.slot, heads, position_ids, table](Tape& t) {
     if (!out || !*out || !in) return;
     bool exclusive = false;
@@ -138,7 +138,7 @@ Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_i
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const Attention& spec,
                 KvCache* cache, int layer) {
   DS_CHECK(cache != nullptr || !spec.table.cos, Code::kInternal,
-           "without a cache queries and keys have turned before");
+           "without a cache queries and keys have been rotated before");
   const Tensor q4 = as_heads(q.data, spec.heads), k4 = as_heads(k.data, spec.kv_heads),
                v4 = as_heads(v.data, spec.kv_heads);
   const Arithmetic work =

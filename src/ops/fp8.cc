@@ -60,7 +60,7 @@ struct Operand {
   int64_t depth() const { return along ? along.size(1) : across.size(0); }
 };
 Operand plain(const Fp8Tensor& x) { return {x, x.codes, x.transposed}; }
-Operand turned(const Fp8Tensor& x) { return {x, x.transposed, x.codes}; }
+Operand transposed_operand(const Fp8Tensor& x) { return {x, x.transposed, x.codes}; }
 
 template <class On>
 Tensor widened(const OpContext& ctx, const Operand& x, On& on, kernels::MatmulInput& input,
@@ -222,7 +222,7 @@ void fp8_linear_grad_input(const OpContext& ctx, const Fp8Tensor& dy, const Fp8T
   const Op op{ctx, "fp8_linear_grad_input"};
   check_codes(dy, op, "dy");
   check_codes(w, op, "w");
-  multiply_codes(op, plain(dy), turned(w), Tensor(), dx, false);
+  multiply_codes(op, plain(dy), transposed_operand(w), Tensor(), dx, false);
 }
 
 void fp8_linear_grad_weight(const OpContext& ctx, const Fp8Tensor& dy, const Fp8Tensor& x,
@@ -231,7 +231,7 @@ void fp8_linear_grad_weight(const OpContext& ctx, const Fp8Tensor& dy, const Fp8
   check_codes(dy, op, "dy");
   check_codes(x, op, "x");
   check_dense(dw, op, "dw", DType::kFloat32);
-  multiply_codes(op, turned(dy), turned(x), Tensor(), dw, accumulate);
+  multiply_codes(op, transposed_operand(dy), transposed_operand(x), Tensor(), dw, accumulate);
 }
 
 void fp8_update(const OpContext& ctx, const Fp8Histories& all) {

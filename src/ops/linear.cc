@@ -175,7 +175,7 @@ bool linear_grad_input_gelu(const OpContext& ctx, const Tensor& dy, const Tensor
         slope.pre = pre.raw();
         slope.pre_stride = p.n;
         const Tensor workspace = give_workspace(ctx, slope, on, kernels::MatmulExtra::kSlope);
-        fused = kernels::matmul_times_slope(slope, on);
+        fused = kernels::matmul_times_derivative(slope, on);
       }
     });
   }

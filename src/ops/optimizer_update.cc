@@ -60,7 +60,7 @@ kernels::StateArray state_array(const StateTensor& state) {
 
 void check_constants(const kernels::UpdateConstants& c) {
   for (const float value :
-       {c.grad_scale, c.beta1, c.beta1_rest, c.beta2, c.beta2_rest, c.root_scale, c.eps,
+       {c.grad_scale, c.beta1, c.one_minus_beta1, c.beta2, c.one_minus_beta2, c.root_scale, c.eps,
         c.step_size, c.grad_step, c.coupled_decay, c.decoupled_decay}) {
     DS_CHECK(std::isfinite(value), Code::kInvalidArgument, kOp,
              ": a hyperparameter is not finite or too large for fp32");

@@ -23,7 +23,7 @@ void check_angles(const Op& op, const Tensor& x, const RotaryAngles& angles) {
   check_dense(cos, op, "cos", DType::kFloat32);
   DS_CHECK(cos.dims() == 2 && cos.size(1) <= x.size(3) / 2, Code::kInvalidArgument, op,
            ": cos of shape ", cos.shape().text(),
-           " must be [positions, half of the turned channels], of at most ", x.size(3));
+           " must be [positions, half of the rotated channels], of at most ", x.size(3));
   check_dense(angles.sin, op, "sin", DType::kFloat32, cos.shape());
   check_dense(angles.position_ids, op, "position_ids", DType::kInt32, {x.size(0), x.size(1)});
   // A GPU's memory is not read here: its kernel keeps to the tables.
@@ -91,7 +91,7 @@ void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, c
     call.tokens = x.size(1);
     call.heads = x.size(2);
     call.head_dim = x.size(3);
-    call.turned = 2 * cos.size(1);
+    call.rotary_dim = 2 * cos.size(1);
     call.interleaved = options.interleaved;
     call.inverse = options.inverse;
     call.x = view<const T>(x);
@@ -133,7 +133,7 @@ void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tenso
     call.past = past;
     if (to.past_memory) call.past_on_gpu = to.past_memory.data<int32_t>();
     if (angles.cos) {
-      call.turned = 2 * angles.cos.size(1);
+      call.rotary_dim = 2 * angles.cos.size(1);
       call.positions = angles.position_ids.data<int32_t>();
       call.rows = angles.cos.size(0);
       call.cos = angles.cos.data<float>();

@@ -31,7 +31,7 @@ struct RotaryAngles {
   Tensor position_ids, cos, sin;
 };
 // What decoding does with new queries q [B, T, H, D], keys and values [B, T, Hkv, D]: q turns in
-// place, keys go turned to the cache, values as they are. The bits are those of rotary() and
+// place, keys go rotated to the cache, values as they are. The bits are those of rotary() and
 // copies; on a GPU it is one launch.
 void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tensor& v,
                    const RotaryAngles& angles, const RotaryOptions& options, const CacheRows& to);

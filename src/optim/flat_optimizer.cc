@@ -30,7 +30,7 @@ FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
 
 StateSpace FlatOptimizer::make_space(StateSpace::Options options) const {
   options.type = setup_.config.state_type;
-  if (setup_.home) options.most_elements = setup_.home->sub_group_elements();
+  if (setup_.offload) options.most_elements = setup_.offload->sub_group_elements();
   return {options, setup_.places, setup_.device};
 }
 
@@ -126,9 +126,9 @@ void FlatOptimizer::update_run(size_t space, const StateRun& run, FlatTensors& t
                                const std::function<void(ops::UpdateTensors&)>& update) const {
   ops::UpdateTensors part = spaces_[space].slices(run, tensors);
   const SubGroup group{run.begin, run.end, run.flat};
-  if (setup_.home) setup_.home->fetch(group, part, weights);
+  if (setup_.offload) setup_.offload->fetch(group, part, weights);
   update(part);
-  if (setup_.home) setup_.home->flush(group, part, weights);
+  if (setup_.offload) setup_.offload->flush(group, part, weights);
 }
 
 // ---- state by tensor ----

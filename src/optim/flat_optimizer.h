@@ -11,8 +11,8 @@ struct Setup {
   OptimizerConfig config;
   std::vector<TensorPlace> places;
   std::shared_ptr<Device> device;
-  std::shared_ptr<Peers> peers;     // null where tensors are whole
-  std::shared_ptr<StateHome> home;  // null where the update works on everything where it lies
+  std::shared_ptr<ShardGroup> shard_group;  // null where tensors are whole
+  std::shared_ptr<OffloadStore> offload;  // null where the update works on everything where it lies
 };
 
 class FlatOptimizer : public Optimizer {
@@ -42,7 +42,7 @@ class FlatOptimizer : public Optimizer {
   const OptimizerConfig& group(int32_t index) const { return groups_[static_cast<size_t>(index)]; }
   const std::vector<TensorPlace>& places() const { return setup_.places; }
   const TensorPlace& place(size_t index) const { return setup_.places[index]; }
-  Peers* peers() const { return setup_.peers.get(); }
+  ShardGroup* shard_group() const { return setup_.shard_group.get(); }
   static bool wholly_owned(const TensorPlace& place) {
     return place.end - place.begin == place.shape.elements();
   }
@@ -69,7 +69,7 @@ class FlatOptimizer : public Optimizer {
   double decay_of(const UpdateStep& step, int32_t group) const;
   // `lr` is the group's.
   kernels::UpdateHyper hyper_of(const UpdateStep& step, const HyperClass& of, double lr) const;
-  // Runs `update` on the arrays of a run of a space, from its home and back.
+  // Runs `update` on the arrays of a run of a space, from the offload store and back.
   void update_run(size_t space, const StateRun& run, FlatTensors& tensors, bool weights,
                   const std::function<void(ops::UpdateTensors&)>& update) const;
   // Opens a step: checks what it is given, and encodes states that were written.

@@ -15,7 +15,7 @@ class Lamb : public FlatOptimizer {
  public:
   explicit Lamb(Setup setup) : FlatOptimizer(std::move(setup)), ratios_(places().size(), 1.0) {
     for (const TensorPlace& one : places()) {
-      if (!peers() && touched(one)) need_whole(one, "LAMB needs the norm of a whole tensor");
+      if (!shard_group() && touched(one)) need_whole(one, "LAMB needs the norm of a whole tensor");
     }
     StateSpace::Options options;
     options.states = {{"exp_avg", true}, {"exp_avg_sq", false}};
@@ -23,9 +23,9 @@ class Lamb : public FlatOptimizer {
     for (const StateRun& run : space(0).runs()) {
       norms_.resize(std::max(norms_.size(), 2 * run.pieces.size()));
     }
-    if (!peers()) return;
+    if (!shard_group()) return;
     for (size_t i = 0; i < places().size(); ++i) {
-      if (is_cut(*peers(), i)) cut_.push_back(i);
+      if (is_cut(*shard_group(), i)) cut_.push_back(i);
     }
     words_.resize(2 * cut_.size() * ExactSum::kWords);
   }
@@ -114,7 +114,7 @@ class Lamb : public FlatOptimizer {
   // Sums are exact, so that ratios do not depend on how tensors are cut.
   void share_norms() {
     if (cut_.empty()) return;
-    peers()->sum(words_);
+    shard_group()->sum(words_);
     auto from = words_.begin();
     const auto next = [&] {
       ExactSum sum;

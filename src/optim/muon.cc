@@ -25,7 +25,7 @@ class Muon : public FlatOptimizer {
  public:
   explicit Muon(Setup setup) : FlatOptimizer(std::move(setup)) {
     for (const TensorPlace& one : places()) {
-      if (!peers() && is_muon_matrix(one) && touched(one))
+      if (!shard_group() && is_muon_matrix(one) && touched(one))
         need_whole(one, "Muon needs whole matrices");
     }
     // Two rates per group: of its matrices and of the rest.
@@ -45,12 +45,12 @@ class Muon : public FlatOptimizer {
     rest.run_per_tensor = false;
     add_space(make_space(std::move(matrices)));
     add_space(make_space(std::move(rest)));
-    if (peers()) rounds_ = muon_rounds(places(), *peers());
+    if (shard_group()) rounds_ = muon_rounds(places(), *shard_group());
   }
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
     begin_step(step, tensors);
-    if (peers()) {
+    if (shard_group()) {
       for (const MuonRound& round : rounds_) update_round(ctx, step, round, tensors);
     } else {
       for (const StateRun& run : space(0).runs()) {
@@ -124,7 +124,7 @@ class Muon : public FlatOptimizer {
   // every rank its part of the result.
   void update_round(const OpContext& ctx, const UpdateStep& step, const MuonRound& round,
                     FlatTensors& tensors) const {
-    Peers& ranks = *peers();
+    ShardGroup& ranks = *shard_group();
     const Tensor own = ctx.workspace(DType::kFloat32, {total_of(round.sent)});
     const Tensor gathered = ctx.workspace(DType::kFloat32, {total_of(round.received)});
     std::vector<const StateRun*> run_of(places().size());
@@ -155,7 +155,7 @@ class Muon : public FlatOptimizer {
 
   void orthogonalise_own(const OpContext& ctx, const MuonRound& round,
                          const Tensor& gathered) const {
-    const Peers& ranks = *peers();
+    const ShardGroup& ranks = *shard_group();
     std::vector<int64_t> next(round.received.size());  // of each rank's next part
     std::exclusive_scan(round.received.begin(), round.received.end(), next.begin(), int64_t{0});
     for (size_t i = 0; i < round.tensors.size(); ++i) {
@@ -193,9 +193,9 @@ std::unique_ptr<Optimizer> make_muon(Setup setup) {
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
                                           const std::shared_ptr<Device>& device,
-                                          std::shared_ptr<Peers> peers,
-                                          std::shared_ptr<StateHome> home) {
-  Setup setup{config, std::move(places), device, std::move(peers), std::move(home)};
+                                          std::shared_ptr<ShardGroup> shard_group,
+                                          std::shared_ptr<OffloadStore> offload) {
+  Setup setup{config, std::move(places), device, std::move(shard_group), std::move(offload)};
   switch (config.type) {
     case OptimizerType::kLamb:
       return make_lamb(std::move(setup));

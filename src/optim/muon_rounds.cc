@@ -31,11 +31,11 @@ double work_of(const TensorPlace& place) {
 }
 
 // The most work goes first, to the rank with the least: the same on every rank.
-MuonRound make_round(const std::vector<TensorPlace>& places, const Peers& peers,
+MuonRound make_round(const std::vector<TensorPlace>& places, const ShardGroup& shard_group,
                      std::vector<size_t> tensors) {
   std::stable_sort(tensors.begin(), tensors.end(),
                    [&](size_t a, size_t b) { return work_of(places[a]) > work_of(places[b]); });
-  const auto size = static_cast<size_t>(peers.size());
+  const auto size = static_cast<size_t>(shard_group.size());
   std::vector<double> load(size);
   std::vector<std::vector<size_t>> of_rank(size);
   for (const size_t tensor : tensors) {
@@ -46,14 +46,14 @@ MuonRound make_round(const std::vector<TensorPlace>& places, const Peers& peers,
   MuonRound round;
   round.sent.resize(size);
   round.received.resize(size);
-  for (int owner = 0; owner < peers.size(); ++owner) {
+  for (int owner = 0; owner < shard_group.size(); ++owner) {
     for (const size_t tensor : of_rank[static_cast<size_t>(owner)]) {
       round.tensors.push_back(tensor);
       round.owners.push_back(owner);
-      const OwnedRange own = peers.part(tensor, peers.rank());
+      const OwnedRange own = shard_group.part(tensor, shard_group.rank());
       round.sent[static_cast<size_t>(owner)] += own.end - own.begin;
-      for (int rank = 0; owner == peers.rank() && rank < peers.size(); ++rank) {
-        const OwnedRange part = peers.part(tensor, rank);
+      for (int rank = 0; owner == shard_group.rank() && rank < shard_group.size(); ++rank) {
+        const OwnedRange part = shard_group.part(tensor, rank);
         round.received[static_cast<size_t>(rank)] += part.end - part.begin;
       }
     }
@@ -63,19 +63,20 @@ MuonRound make_round(const std::vector<TensorPlace>& places, const Peers& peers,
 
 }  // namespace
 
-std::vector<MuonRound> muon_rounds(const std::vector<TensorPlace>& places, const Peers& peers) {
+std::vector<MuonRound> muon_rounds(const std::vector<TensorPlace>& places,
+                                   const ShardGroup& shard_group) {
   std::vector<MuonRound> rounds;
   std::vector<size_t> open;
   int64_t elements = 0;
   const auto close = [&] {
-    if (!open.empty()) rounds.push_back(make_round(places, peers, std::move(open)));
+    if (!open.empty()) rounds.push_back(make_round(places, shard_group, std::move(open)));
     open.clear();
     elements = 0;
   };
   for (size_t i = 0; i < places.size(); ++i) {
     const int64_t n = places[i].shape.elements();
     if (!is_muon_matrix(places[i]) || n == 0) continue;
-    if (elements + n > kRoundElements * peers.size()) close();
+    if (elements + n > kRoundElements * shard_group.size()) close();
     open.push_back(i);
     elements += n;
   }

@@ -22,6 +22,7 @@ struct MuonRound {
 };
 
 // The same on every rank but for `sent` and `received`.
-std::vector<MuonRound> muon_rounds(const std::vector<TensorPlace>& places, const Peers& peers);
+std::vector<MuonRound> muon_rounds(const std::vector<TensorPlace>& places,
+                                   const ShardGroup& shard_group);
 
 }  // namespace ds::optim

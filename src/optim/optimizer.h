@@ -10,8 +10,8 @@
 
 #include "config/config.h"
 #include "ops/context.h"
-#include "optim/peers.h"
-#include "optim/state_home.h"
+#include "optim/offload_store.h"
+#include "optim/shard_group.h"
 
 namespace ds::optim {
 
@@ -66,7 +66,7 @@ class Optimizer {
   // Configured learning rates; a schedule applies to each.
   virtual std::span<const double> base_rates() const = 0;
 
-  // Updates masters, state and model copy in place. With peers every rank calls it alike.
+  // Updates masters, state and model copy in place. With a shard group every rank calls it alike.
   virtual void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) = 0;
 
   // Whether a step on a GPU may read its scale there, and whether it is to happen. A step counts
@@ -106,14 +106,14 @@ class Optimizer {
   int64_t steps_ = 0;
 };
 
-// `places` are all trainable tensors. Without `peers` LAMB and Muon refuse tensors that are cut.
-// States are made in the memory of `device`. With a home they rest there with masters and
-// gradients, and updates go through it.
+// `places` are all trainable tensors. Without a shard group LAMB and Muon refuse tensors that are
+// cut. States are made in the memory of `device`. With an offload store they rest there with
+// masters and gradients, and updates go through it.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
                                           const std::shared_ptr<Device>& device,
-                                          std::shared_ptr<Peers> peers = nullptr,
-                                          std::shared_ptr<StateHome> home = nullptr);
+                                          std::shared_ptr<ShardGroup> shard_group = nullptr,
+                                          std::shared_ptr<OffloadStore> offload = nullptr);
 
 // Places that hold whole tensors at [begin, end) of the flat space, as a rank that owns
 // [from, to) of it sees them: its space is the flat one.

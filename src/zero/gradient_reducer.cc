@@ -24,7 +24,7 @@ GradientReducer::GradientReducer(const OpContext& ctx, const nn::ParameterSet& p
       options_(options),
       take_(std::move(take)),
       quantized_(std::move(quantized)),
-      rows_(ctx, comm_, options.op, options.wire),
+      rows_(ctx, comm_, options.op, options.comm_dtype),
       place_in_bucket_(static_cast<size_t>(parameters.size())),
       open_(layout.buckets().size()) {
   for (const Bucket& bucket : layout.buckets()) {
@@ -56,7 +56,7 @@ std::vector<int>::iterator GradientReducer::find_slot(int64_t elements) {
 }
 
 // Slots are taken, freed and made at the same points of the same program on every rank, so that a
-// bucket has the same slot everywhere; that is what lets peers read it directly.
+// bucket has the same slot everywhere; that is what lets shard_group read it directly.
 int GradientReducer::take_slot(const Bucket& bucket) {
   const int64_t needed = bucket.range.elements();
   auto found = find_slot(needed);
@@ -80,7 +80,7 @@ int GradientReducer::take_slot(const Bucket& bucket) {
                                 {.label = "gradient bucket"});
   };
   Slot slot{shared(DType::kFloat32), {}, {}};
-  if (options_.wire != DType::kFloat32) slot.wire = shared(options_.wire);
+  if (options_.comm_dtype != DType::kFloat32) slot.rounded = shared(options_.comm_dtype);
   slots_.push_back(std::move(slot));
   return static_cast<int>(slots_.size()) - 1;
 }
@@ -88,7 +88,7 @@ int GradientReducer::take_slot(const Bucket& bucket) {
 void GradientReducer::open(size_t index) {
   const Bucket& bucket = layout_.buckets()[index];
   OpenBucket& open = open_[index];
-  DS_CHECK(!open.sent || options_.given, Code::kInternal,
+  DS_CHECK(!open.sent || options_.eager, Code::kInternal,
            "a gradient came after its bucket, that of ",
            parameters_[layout_.order()[bucket.first]].name, ", was complete");
   if (open.sent) {
@@ -164,13 +164,13 @@ void GradientReducer::send(size_t index) {
     return;
   }
   if (travels_rounded(bucket)) {
-    Tensor rounded = slot.wire.slice(0, 0, bucket.range.elements());
+    Tensor rounded = slot.rounded.slice(0, 0, bucket.range.elements());
     ops::cast(ctx_, all, rounded);
     all = rounded;
   }
   const CollectiveOptions options{.label = parameters_[layout_.order()[bucket.first]].name,
                                   .blocking = !options_.overlap && on_host(all),
-                                  .same_label = options_.given};
+                                  .same_label = options_.eager};
   const int64_t own = comm_->rank() * bucket.piece;
   WorkPtr work =
       options_.whole || !options_.scatter
@@ -213,7 +213,7 @@ void GradientReducer::receive() {
     const Tensor all = slot.data.slice(0, 0, bucket.range.elements());
     quantized_->finish(sent.bucket, sent.flight, all, result);
   } else if (travels_rounded(bucket)) {
-    ops::cast(ctx_, slot.wire.slice(0, begin, end), result);
+    ops::cast(ctx_, slot.rounded.slice(0, begin, end), result);
   }
   take(sent.bucket, result);
 }
@@ -229,7 +229,7 @@ void GradientReducer::finish() {
 }
 
 void GradientReducer::drop() {
-  // What is under way belongs to a collective that peers take part in: it is waited for.
+  // What is under way belongs to a collective that shard_group take part in: it is waited for.
   while (!sent_.empty()) {
     Sent sent = std::move(sent_.front());
     sent_.pop_front();

@@ -26,11 +26,11 @@ class GradientReducer {
     bool overlap = true;
     bool scatter = true;  // else everything is reduced on every rank, whatever it keeps
     ReduceOp op = ReduceOp::kAverage;
-    DType wire = DType::kFloat32;  // what travels
-    bool wire_for_all = true;      // else buckets that are computed with in fp32 travel as that
+    DType comm_dtype = DType::kFloat32;  // what travels
+    bool comm_dtype_for_all = true;  // else buckets that are computed with in fp32 travel as that
     // More of a gradient may come after its bucket was sent: the bucket is sent again. Ranks must
     // give gradients in one order, which is checked.
-    bool given = false;
+    bool eager = false;
   };
   // Takes a reduced bucket: its own piece or, with `whole`, all of it, fp32. Until the event, if
   // there is one, the device still reads it; the device's default stream waits before it is written
@@ -57,8 +57,8 @@ class GradientReducer {
  private:
   // A buffer that ranks of a host share; buckets use it in turn.
   struct Slot {
-    Tensor data;  // fp32
-    Tensor wire;  // the same rounded to the type that travels; none when that is fp32
+    Tensor data;     // fp32
+    Tensor rounded;  // the same rounded to the type that travels; none when that is fp32
     std::shared_ptr<Event> read;  // of what was taken last
   };
   struct OpenBucket {
@@ -74,7 +74,7 @@ class GradientReducer {
   };
 
   bool travels_rounded(const Bucket& bucket) const {
-    return options_.wire != DType::kFloat32 && (options_.wire_for_all || !bucket.fp32);
+    return options_.comm_dtype != DType::kFloat32 && (options_.comm_dtype_for_all || !bucket.fp32);
   }
   bool travels_quantized(const Bucket& bucket) const { return quantized_ && !bucket.exact; }
   size_t place(nn::ParamId id) const;  // in its bucket

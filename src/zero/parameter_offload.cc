@@ -23,13 +23,13 @@ void for_offload(const Body& body) {
 
 }  // namespace
 
-bool ParameterState::away() const {
-  return !home_ && device_->kind() != DeviceKind::kCpu && flat_.masters &&
+bool ParameterState::masters_on_host() const {
+  return !host_store_ && device_->kind() != DeviceKind::kCpu && flat_.masters &&
          on_host(flat_.masters.data);
 }
 
-void ParameterState::bring_back() {
-  if (!away()) return;
+void ParameterState::reload_masters() {
+  if (!masters_on_host()) return;
   const Tensor there =
       Tensor::empty(device_, DType::kFloat32, flat_.masters.data.shape(), MemoryTag::kParameters);
   copy_tensor(flat_.masters.data, there);
@@ -37,17 +37,17 @@ void ParameterState::bring_back() {
 }
 
 OpContext ParameterState::state_context(const OpContext& ctx) const {
-  return home_ || away() ? OpContext{rest_, ctx.pool} : ctx;
+  return host_store_ || masters_on_host() ? OpContext{rest_, ctx.pool} : ctx;
 }
 
 const std::shared_ptr<Device>& ParameterState::state_memory() const {
-  return home_ ? home_->memory() : device_;
+  return host_store_ ? host_store_->memory() : device_;
 }
 
 void ParameterState::offload(const OpContext& ctx, const OffloadOptions& options, DType type,
                              bool split) {
-  DS_CHECK(open_guards_ == 0 && !comm_ && !home_ && !lost_ && lent_.empty(), Code::kInternal,
-           "parameters are in use, shared or offloaded already");
+  DS_CHECK(open_guards_ == 0 && !comm_ && !host_store_ && !lost_ && borrowed_.empty(),
+           Code::kInternal, "parameters are in use, shared or offloaded already");
   if (compute_type_ != DType::kFloat32) set_compute_type(ctx, DType::kFloat32);
   const OpContext host{options.host, ctx.pool};
   Sharing sharing;
@@ -65,9 +65,9 @@ void ParameterState::offload(const OpContext& ctx, const OffloadOptions& options
     for (const nn::ParamId id : layout.order()) {
       const FlatRange range = layout.range(id);
       Tensor out = flat.masters.data.slice(0, range.begin, range.end);
-      if (source_ && range.elements() > 0) source_->fill(host, id, parameters_[id], 0, out);
+      if (loader_ && range.elements() > 0) loader_->fill(host, id, parameters_[id], 0, out);
     }
-    if (!source_) copy_tensor(flat_.masters.data, flat.masters.data);
+    if (!loader_) copy_tensor(flat_.masters.data, flat.masters.data);
     if (!split) return;
     flat.model = make(type);
     flat.low_halves = make(DType::kUInt16);
@@ -75,18 +75,19 @@ void ParameterState::offload(const OpContext& ctx, const OffloadOptions& options
   // From here on the masters on the host are what there is, whatever fails.
   flat_ = {};
   flat_.masters = flat.masters;
-  source_.reset();
+  loader_.reset();
   rest_ = options.host;
   Tensor weights = Tensor::empty(device_, type, all, MemoryTag::kParameters);
-  std::shared_ptr<HostHome> home;
-  for_offload([&] { home = std::make_shared<HostHome>(ctx, options, std::move(weights), split); });
+  std::shared_ptr<HostStore> store;
+  for_offload(
+      [&] { store = std::make_shared<HostStore>(ctx, options, std::move(weights), split); });
   if (split) {
     ops::split_masters(host, flat.masters.data, flat.model.data, flat.low_halves.data);
     flat.masters = {};
   }
-  home->send(flat, {0, layout.elements()});
+  store->send(flat, {0, layout.elements()});
   flat_ = std::move(flat);
-  home_ = std::move(home);
+  host_store_ = std::move(store);
   layout_ = std::move(layout);
   compute_type_ = type;
   // One rank reduces with itself: a bucket is taken as soon as it is complete.
@@ -100,32 +101,32 @@ void ParameterState::offload(const OpContext& ctx, const OffloadOptions& options
 
 // The masters stay on the host until somebody computes with them: the GPU may have no room.
 void ParameterState::end_offload(const OpContext& ctx) {
-  if (!home_) return;
+  if (!host_store_) return;
   DS_CHECK(open_guards_ == 0, Code::kInternal, "offload ended while parameters are in use");
   if (flat_.low_halves) {
-    Tensor joined = Tensor::empty(home_->memory(), DType::kFloat32, {layout_.elements()},
+    Tensor joined = Tensor::empty(host_store_->memory(), DType::kFloat32, {layout_.elements()},
                                   MemoryTag::kParameters);
     ops::join_masters(state_context(ctx), flat_.model.data, flat_.low_halves.data, joined);
     flat_.masters = std::move(joined);
     flat_.model = flat_.low_halves = {};
   }
-  home_->drop();
+  host_store_->drop();
   reducer_.reset();
   empty_buckets_.clear();
-  home_.reset();
+  host_store_.reset();
   flat_.gradients = {};
   layout_ = FlatLayout(parameters_);
   compute_type_ = DType::kFloat32;
 }
 
-std::shared_ptr<optim::StateHome> ParameterState::home() const { return home_; }
+std::shared_ptr<optim::OffloadStore> ParameterState::offload_store() const { return host_store_; }
 
 void ParameterState::open_update() {
-  if (home_) home_->open_update();
+  if (host_store_) host_store_->open_update();
 }
 
 void ParameterState::hold_masters() {
-  if (home_) home_->hold_masters();
+  if (host_store_) host_store_->hold_masters();
 }
 
 }  // namespace ds::zero

@@ -9,8 +9,8 @@
 #include "ops/reduce.h"
 #include "ops/split_master.h"
 #include "tensor/transfer.h"
+#include "zero/comm_shard_group.h"
 #include "zero/parameter_state.h"
-#include "zero/rank_peers.h"
 
 namespace ds::zero {
 
@@ -19,7 +19,8 @@ std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const Shar
   int64_t total = 0;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const int64_t n = parameters[id].shape.elements();
-    if (n > options.resident_below || n > options.most_resident - total) continue;
+    if (n > options.param_persistence_threshold || n > options.model_persistence_threshold - total)
+      continue;
     resident[static_cast<size_t>(id)] = true;
     total += n;
   }
@@ -87,7 +88,7 @@ Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& o
   sharing.resident = choose_resident(parameters, options);
   sharing.exact = choose_exact(parameters, options, world);
   // Gradients that the caller gives are whole.
-  if (options.tile_elements == 0 || options.own_gradients || options.given_gradients) {
+  if (options.tile_elements == 0 || options.deferred_gradients || options.eager_gradients) {
     return sharing;
   }
   sharing.tile_elements = options.tile_elements;
@@ -112,8 +113,8 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
                            Masters masters) {
   DS_CHECK(open_guards_ == 0 && !comm_ && !lost_, Code::kInternal,
            "parameters are in use, or shared already");
-  DS_CHECK(!home_, Code::kInternal, "parameters are offloaded");
-  bring_back();
+  DS_CHECK(!host_store_, Code::kInternal, "parameters are offloaded");
+  reload_masters();
   if (compute_type_ != DType::kFloat32) set_compute_type(ctx, DType::kFloat32);
   const bool by_node = options.quantized_gradients || options.weights.hierarchical;
   groups_ = make_share_groups(device_, options.comm, options.groups, by_node);
@@ -133,7 +134,7 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
   comm_ = options.comm;
   stage_ = options.stage;
   allocate_fp32_weights(true);
-  own_gradients_ = options.own_gradients;
+  deferred_gradients_ = options.deferred_gradients;
   by_micro_batch_ = options.by_micro_batch;
   op_ = options.op;
   compute_type_ = type;
@@ -151,14 +152,14 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
     }
     gatherer_->name_buckets(std::move(names));
   }
-  if (!own_gradients_) {
+  if (!deferred_gradients_) {
     const GradientReducer::Options reduce{.whole = stage_ == 0,
                                           .overlap = options.overlap,
                                           .scatter = options.reduce_scatter,
                                           .op = options.op,
-                                          .wire = options.wire,
-                                          .wire_for_all = options.wire_for_all,
-                                          .given = options.given_gradients};
+                                          .comm_dtype = options.comm_dtype,
+                                          .comm_dtype_for_all = options.comm_dtype_for_all,
+                                          .eager = options.eager_gradients};
     std::unique_ptr<QuantizedReduce> quantized;
     if (options.quantized_gradients && groups_.nodes) {
       quantized = std::make_unique<QuantizedReduce>(ctx, layout_, groups_.nodes, options.feedback);
@@ -177,11 +178,11 @@ void ParameterState::share(const OpContext& ctx, const ShareOptions& options, DT
 void ParameterState::fill_masters(const OpContext& ctx, const FlatLayout& layout,
                                   Communicator& comm, const ShareOptions& options,
                                   optim::FlatTensor& masters) const {
-  const uint64_t own = source_ ? source_->fingerprint() : 0;
+  const uint64_t own = loader_ ? loader_->fingerprint() : 0;
   const OpContext host{host_memory_of(device_), ctx.pool};
   const Tensor mine = host.workspace(DType::kInt64, {2});
   const Tensor all = host.workspace(DType::kInt64, {2 * comm.size()});
-  mine.data<int64_t>()[0] = source_ ? 1 : 0;
+  mine.data<int64_t>()[0] = loader_ ? 1 : 0;
   mine.data<int64_t>()[1] = static_cast<int64_t>(own);
   comm.all_gather(all, mine, {.label = "sources of weights", .blocking = true})->wait();
   bool alike = true;
@@ -199,11 +200,11 @@ void ParameterState::fill_masters(const OpContext& ctx, const FlatLayout& layout
                                    : masters.data.slice(0, range.begin, range.end);
       const int64_t first = masters.compact ? part.first : 0;
       if (out.dtype() == DType::kFloat32) {
-        fill_weights(*source_, ctx, id, parameters_[id], first, out);
+        fill_weights(*loader_, ctx, id, parameters_[id], first, out);
         continue;
       }
       Tensor wide = ctx.workspace(DType::kFloat32, out.shape());
-      fill_weights(*source_, ctx, id, parameters_[id], first, wide);
+      fill_weights(*loader_, ctx, id, parameters_[id], first, wide);
       ops::cast(ctx, wide, out);
     }
   });
@@ -232,8 +233,8 @@ void ParameterState::receive_masters(const OpContext& ctx, const FlatLayout& lay
         const int64_t n = piece.end - piece.begin;
         Tensor out = buffer.slice(0, to, to + n);
         to += n;
-        if (source_) {
-          fill_weights(*source_, ctx, piece.id, parameters_[piece.id], piece.begin, out);
+        if (loader_) {
+          fill_weights(*loader_, ctx, piece.id, parameters_[piece.id], piece.begin, out);
         } else {
           const Tensor flat = master(piece.id).view({parameters_[piece.id].shape.elements()});
           ops::cast(ctx, flat.slice(0, piece.begin, piece.end), out);
@@ -290,7 +291,7 @@ void ParameterState::spread_masters(const OpContext& ctx, const FlatLayout& layo
   optim::FlatTensor masters = make(form == Masters::kWeights ? type : DType::kFloat32,
                                    own_model ? options.stage > 0 : compact_weights, !own_model);
   fill_masters(ctx, layout, *options.comm, options, masters);
-  source_.reset();
+  loader_.reset();
   layout_ = layout;
   flat_.masters = std::move(masters);
   if (!own_model) return;
@@ -333,9 +334,10 @@ void ParameterState::unshare(const OpContext& ctx) {
   stage_ = 0;
 }
 
-std::shared_ptr<optim::Peers> ParameterState::peers(std::vector<nn::ParamId> tensors) const {
+std::shared_ptr<optim::ShardGroup> ParameterState::shard_group(
+    std::vector<nn::ParamId> tensors) const {
   if (layout_.world() == 1) return nullptr;
-  return std::make_shared<RankPeers>(layout_, std::move(tensors), groups_.shard, device_);
+  return std::make_shared<CommShardGroup>(layout_, std::move(tensors), groups_.shard, device_);
 }
 
 void ParameterState::begin_pass() {
@@ -369,7 +371,7 @@ std::shared_ptr<Event> ParameterState::take_reduced(const OpContext& ctx, const 
   const bool add = !empty_buckets_[index];
   empty_buckets_[index] = false;
   replicas_agree_ = false;
-  if (home_) return home_->receive(average, target, add);
+  if (host_store_) return host_store_->receive(average, target, add);
   if (add) {
     ops::accumulate(ctx, average, target);
   } else {

@@ -9,32 +9,32 @@
 namespace ds::zero {
 
 ParameterState::ParameterState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
-                               std::shared_ptr<const WeightSource> source)
+                               std::shared_ptr<const WeightLoader> loader)
     : parameters_(parameters),
       layout_(parameters),
       device_(std::move(device)),
-      source_(std::move(source)) {
-  if (source_) return;
+      loader_(std::move(loader)) {
+  if (loader_) return;
   flat_.masters =
       Tensor::zeros(device_, DType::kFloat32, {layout_.elements()}, MemoryTag::kParameters);
 }
 
 void ParameterState::make_whole(const OpContext& ctx) {
-  if (!source_) return;
+  if (!loader_) return;
   const Tensor all =
       Tensor::zeros(device_, DType::kFloat32, {layout_.elements()}, MemoryTag::kParameters);
   for (const nn::ParamId id : layout_.order()) {
     const FlatRange range = layout_.range(id);
     Tensor out = all.slice(0, range.begin, range.end);
-    if (range.elements() > 0) fill_weights(*source_, ctx, id, parameters_[id], 0, out);
+    if (range.elements() > 0) fill_weights(*loader_, ctx, id, parameters_[id], 0, out);
   }
   flat_.masters = all;
-  source_.reset();
+  loader_.reset();
 }
 
 // What travels between this and a GPU uses memory of both.
 ParameterState::~ParameterState() {
-  if (home_) home_->drop();
+  if (host_store_) host_store_->drop();
 }
 
 Tensor ParameterState::view(const Tensor& flat, nn::ParamId id) const {
@@ -57,8 +57,8 @@ void ParameterState::release(nn::ParamId id) noexcept {
 
 std::vector<Tensor> ParameterState::acquire_all(std::span<const nn::ParamId> ids) {
   check_not_lost();
-  bring_back();
-  if (home_ && home_->stale()) home_->send_stale(flat_);
+  reload_masters();
+  if (host_store_ && host_store_->stale()) host_store_->send_stale(flat_);
   std::vector<Tensor> out;
   size_t from = 0, to = 0;  // held and not waited for yet
   try {
@@ -223,8 +223,8 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, Masters 
                (masters == Masters::kWeights && type == DType::kFloat16),
            Code::kInternal, "no such masters of ", dtype_name(type), " weights");
   DS_CHECK(open_guards_ == 0, Code::kInternal, "compute type changed while parameters are in use");
-  DS_CHECK(!comm_ && !home_, Code::kInternal, "compute type changed while it is shared");
-  bring_back();
+  DS_CHECK(!comm_ && !host_store_, Code::kInternal, "compute type changed while it is shared");
+  reload_masters();
   const Shape all{layout_.elements()};
   if (flat_.low_halves) {
     Tensor joined = Tensor::empty(device_, DType::kFloat32, all, MemoryTag::kParameters);
@@ -258,8 +258,8 @@ void ParameterState::set_compute_type(const OpContext& ctx, DType type, Masters 
 }
 
 void ParameterState::masters_changed(const OpContext& ctx) {
-  if (home_) {
-    home_->send(flat_, {0, layout_.elements()});
+  if (host_store_) {
+    host_store_->send(flat_, {0, layout_.elements()});
     return weights_changed(ctx);
   }
   if (flat_.model && flat_.masters) {
@@ -278,8 +278,8 @@ void ParameterState::masters_changed(const OpContext& ctx) {
 }
 
 void ParameterState::weights_updated(const OpContext& ctx) {
-  if (home_) {
-    home_->close_update();
+  if (host_store_) {
+    host_store_->close_update();
     return weights_changed(ctx);
   }
   write_fp32_weights(ctx, false);
@@ -289,27 +289,27 @@ void ParameterState::weights_updated(const OpContext& ctx) {
 
 void ParameterState::weights_changed(const OpContext& ctx) {
   if (fp8_) fp8_->weights_changed();
-  for (const auto& [id, memory] : lent_) {
+  for (const auto& [id, memory] : borrowed_) {
     Tensor target = memory;
     ops::cast(ctx, whole_masters() ? master(id) : model_view(id), target);
   }
 }
 
-void ParameterState::lend(nn::ParamId id, Tensor memory) {
+void ParameterState::borrow(nn::ParamId id, Tensor memory) {
   DS_CHECK(memory.contiguous() && memory.shape() == parameters_[id].shape, Code::kInternal,
            "lent memory must be packed and of the parameter's shape");
-  lent_.emplace_back(id, std::move(memory));
+  borrowed_.emplace_back(id, std::move(memory));
 }
 
-bool ParameterState::lent(nn::ParamId id) const {
-  return std::any_of(lent_.begin(), lent_.end(),
+bool ParameterState::borrowed(nn::ParamId id) const {
+  return std::any_of(borrowed_.begin(), borrowed_.end(),
                      [id](const auto& loan) { return loan.first == id; });
 }
 
 void ParameterState::allocate_gradients() { allocate_gradients({}, DType::kFloat32); }
 
 void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
-  const bool at_once = comm_ && own_gradients_ && !by_micro_batch_;
+  const bool at_once = comm_ && deferred_gradients_ && !by_micro_batch_;
   const bool compact = comm_ && stage_ > 0 && !at_once;
   const int64_t elements =
       compact ? layout_.owned_trainable_elements() : layout_.trainable_elements();
@@ -319,7 +319,7 @@ void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
                        : Tensor::zeros(state_memory(), type, {elements}, MemoryTag::kGradients);
   flat_.gradients = {std::move(all), compact};
   accumulation_type_ = type;
-  if (own_gradients_ && by_micro_batch_) hold_own_gradients();
+  if (deferred_gradients_ && by_micro_batch_) hold_external_gradients();
   gradient_ctx_ = ctx;
   open_gradients_.assign(type == DType::kFloat32 ? 0 : static_cast<size_t>(parameters_.size()),
                          Tensor());
@@ -329,7 +329,7 @@ void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
 }
 
 void ParameterState::free_gradients() {
-  if (home_) home_->drop();
+  if (host_store_) host_store_->drop();
   flat_.gradients = {};
   micro_ = Tensor();
   open_gradients_.clear();
@@ -346,7 +346,7 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
     reducer_->drop();
     replicas_agree_ = true;
   }
-  if (home_ && home_->receiving()) home_->drop();
+  if (host_store_ && host_store_->receiving()) host_store_->drop();
   if (clear_at_once_) return ops::fill(state_context(ctx), 0.0f, flat_.gradients.data);
   if (reducer_) {
     empty_buckets_.assign(layout_.buckets().size(), true);
@@ -369,7 +369,7 @@ void ParameterState::set_gradient_marks(const GradientMarks& marks) {
 }
 
 void ParameterState::materialize_gradients(const OpContext& ctx) {
-  if (home_) home_->finish_arrivals();
+  if (host_store_) host_store_->finish_arrivals();
   for (size_t i = 0; i < empty_buckets_.size(); ++i) {
     if (!empty_buckets_[i] || !layout_.buckets()[i].trainable) continue;
     Tensor target = kept_gradients(layout_.buckets()[i]);
@@ -403,11 +403,11 @@ Tensor ParameterState::gradient_view(nn::ParamId id) const {
 
 Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
   check_not_lost();
-  if (source_) {
+  if (loader_) {
     const Shape& shape = parameters_[id].shape;
     const Tensor value = Tensor::empty(device_, DType::kFloat32, shape, MemoryTag::kOther);
     Tensor out = value.view({shape.elements()});
-    if (out.elements() > 0) fill_weights(*source_, ctx, id, parameters_[id], 0, out);
+    if (out.elements() > 0) fill_weights(*loader_, ctx, id, parameters_[id], 0, out);
     return value;
   }
   if (whole_masters() && masters_in_place()) return master(id);
@@ -421,49 +421,49 @@ Tensor ParameterState::read_master(const OpContext& ctx, nn::ParamId id) const {
 
 Tensor ParameterState::read_owned_master(const OpContext& ctx, nn::ParamId id) const {
   if (masters_in_place()) return owned(flat_.masters, id);
-  const OpContext home = state_context(ctx);
+  const OpContext state_ctx = state_context(ctx);
   if (flat_.masters) {
-    Tensor widened = home.workspace(DType::kFloat32, {layout_.part(id).count});
-    ops::cast(home, owned(flat_.masters, id), widened);
+    Tensor widened = state_ctx.workspace(DType::kFloat32, {layout_.part(id).count});
+    ops::cast(state_ctx, owned(flat_.masters, id), widened);
     return widened;
   }
-  Tensor joined = home.workspace(DType::kFloat32, {layout_.part(id).count});
-  ops::join_masters(home, owned(flat_.model, id), owned(flat_.low_halves, id), joined);
+  Tensor joined = state_ctx.workspace(DType::kFloat32, {layout_.part(id).count});
+  ops::join_masters(state_ctx, owned(flat_.model, id), owned(flat_.low_halves, id), joined);
   return joined;
 }
 
 void ParameterState::write_owned_master(const OpContext& ctx, nn::ParamId id, int64_t at,
                                         const Tensor& value) {
   const int64_t end = at + value.elements();
-  const OpContext home = state_context(ctx);
+  const OpContext state_ctx = state_context(ctx);
   hold_masters();
   if (flat_.masters) {
     Tensor target = owned(flat_.masters, id).slice(0, at, end);
-    ops::cast(home, value, target);
+    ops::cast(state_ctx, value, target);
   } else {
     Tensor weights = owned(flat_.model, id).slice(0, at, end);
     Tensor low = owned(flat_.low_halves, id).slice(0, at, end);
-    ops::split_masters(home, value, weights, low);
+    ops::split_masters(state_ctx, value, weights, low);
   }
 }
 
 void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
   if (fp8_) fp8_->weights_changed();
   const OwnedPart part = layout_.part(id);
-  const OpContext home = state_context(ctx);
-  const Tensor own = to_device(value, home.device)
+  const OpContext state_ctx = state_context(ctx);
+  const Tensor own = to_device(value, state_ctx.device)
                          .view({value.elements()})
                          .slice(0, part.first, part.first + part.count);
   hold_masters();
   if (flat_.masters) {
     Tensor target = owned(flat_.masters, id);
-    ops::cast(home, own, target);
+    ops::cast(state_ctx, own, target);
   } else {
     Tensor weights = owned(flat_.model, id), low = owned(flat_.low_halves, id);
-    ops::split_masters(home, own, weights, low);
+    ops::split_masters(state_ctx, own, weights, low);
   }
-  if (home_) return home_->send(flat_, layout_.range(id));
-  if (away()) return;
+  if (host_store_) return host_store_->send(flat_, layout_.range(id));
+  if (masters_on_host()) return;
   // What every rank has whole, it has from the value; pieces of weights follow from the masters.
   if (!weights().compact) {
     Tensor copy = view(weights().data, id);
@@ -478,7 +478,7 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
     if (in_fp32(bucket(id))) write_fp32_weights(ctx, bucket(id));
     gatherer_->pieces_changed(true);
   }
-  for (const auto& [lent, memory] : lent_) {
+  for (const auto& [lent, memory] : borrowed_) {
     if (lent != id) continue;
     Tensor target = memory;
     ops::cast(ctx, value, target);
@@ -487,7 +487,7 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
 
 void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) {
   if (fp8_) fp8_->weights_changed();
-  if (home_) return home_->send(flat_, layout_.range(id));
+  if (host_store_) return host_store_->send(flat_, layout_.range(id));
   if (flat_.model && flat_.masters) {
     Tensor piece = owned(flat_.model, id);
     ops::cast(ctx, owned(flat_.masters, id), piece);
@@ -500,7 +500,7 @@ void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) 
     comm_->all_gather(whole_weights(shared), weight_piece(shared), {.label = parameters_[id].name})
         ->wait();
   }
-  for (const auto& [lent, memory] : lent_) {
+  for (const auto& [lent, memory] : borrowed_) {
     if (lent != id) continue;
     Tensor target = memory;
     ops::cast(ctx, whole_masters() ? master(id) : model_view(id), target);

@@ -11,10 +11,10 @@
 #include "optim/optimizer.h"
 #include "zero/flat_layout.h"
 #include "zero/gradient_reducer.h"
-#include "zero/host_home.h"
+#include "zero/host_store.h"
 #include "zero/share_groups.h"
 #include "zero/weight_gatherer.h"
-#include "zero/weight_source.h"
+#include "zero/weight_loader.h"
 
 namespace ds::zero {
 
@@ -25,23 +25,23 @@ struct ShareOptions {
   std::shared_ptr<Communicator> comm;
   int stage = 0;
   int64_t bucket_elements = 0;
-  DType wire = DType::kFloat32;   // of gradients
-  bool wire_for_all = true;       // also of those that are computed with in fp32
-  std::vector<bool> sparse = {};  // by parameter: gradients travel as rows, at stages 0 and 1
-  std::vector<bool> fp32 = {};    // by parameter: which those are, where others compute in less
+  DType comm_dtype = DType::kFloat32;  // of gradients
+  bool comm_dtype_for_all = true;      // also of those that are computed with in fp32
+  std::vector<bool> sparse = {};       // by parameter: gradients travel as rows, at stages 0 and 1
+  std::vector<bool> fp32 = {};  // by parameter: which those are, where others compute in less
   bool overlap = true;
   bool reduce_scatter = true;
   ReduceOp op = ReduceOp::kAverage;  // or kSum
   // The caller's gradients: whole, in any order, and reduced when a step is made of them or, with
   // `by_micro_batch`, at the end of each micro batch, as other gradients are.
-  bool own_gradients = false;
+  bool deferred_gradients = false;
   bool by_micro_batch = false;
   // The caller's gradients, which are reduced as soon as a bucket has all (stage 3).
-  bool given_gradients = false;
+  bool eager_gradients = false;
   // Stage 3: parameters of fewer elements stay whole, as long as all of them have fewer than
-  // `most_resident`.
-  int64_t resident_below = 0;
-  int64_t most_resident = 0;
+  // `model_persistence_threshold`.
+  int64_t param_persistence_threshold = 0;
+  int64_t model_persistence_threshold = 0;
   int64_t tile_elements = 0;  // of the weights of linear layers; 0: they are not tiled
   WeightGatherer::Limits gather = {};
   // Runs what may fail on one rank, and lets it fail on all.
@@ -69,9 +69,9 @@ Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& o
 
 class ParameterState : public nn::ParameterReader, public nn::GradientSink {
  public:
-  // Masters are zero or, with a source, do not exist before make_whole or share make them from it.
+  // Masters are zero or, with a loader, do not exist before make_whole or share make them from it.
   ParameterState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
-                 std::shared_ptr<const WeightSource> source = nullptr);
+                 std::shared_ptr<const WeightLoader> loader = nullptr);
   ~ParameterState() override;
 
   // nn::ParameterReader
@@ -83,7 +83,7 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   Tensor acquire_tile(nn::ParamId id, int64_t tile) override;
   void release_tile(nn::ParamId id, int64_t tile) noexcept override;
   DType compute_type() const override { return compute_type_; }
-  bool stays_in_place() const override { return !shared() && !home_ && !fp8_; }
+  bool stays_in_place() const override { return !shared() && !host_store_ && !fp8_; }
   nn::Fp8Linears* fp8() override { return fp8_.get(); }
   // Null ends it.
   void set_fp8(std::unique_ptr<nn::Fp8Linears> fp8) { fp8_ = std::move(fp8); }
@@ -100,11 +100,11 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
 
   // Masters that do not exist yet, and making them whole; everything but share, read_master and
   // this needs them.
-  const std::shared_ptr<const WeightSource>& source() const { return source_; }
+  const std::shared_ptr<const WeightLoader>& loader() const { return loader_; }
   void make_whole(const OpContext& ctx);
 
   // Collective: spreads the state over a group, which starts with the masters of its rank 0; where
-  // all have one source, each makes its own part. Needs no open guard. From now on calls marked
+  // all have one loader, each makes its own part. Needs no open guard. From now on calls marked
   // "every rank" are collective too.
   void share(const OpContext& ctx, const ShareOptions& options, DType type, Masters masters);
   // Ends that, without waiting for anybody. Weights that are whole stay, in the precision they were
@@ -119,7 +119,7 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   const std::shared_ptr<Communicator>& comm() const { return comm_; }
   // The ranks that tensors are cut among, for an optimizer of these parameters; null where they are
   // whole. Valid while shared.
-  std::shared_ptr<optim::Peers> peers(std::vector<nn::ParamId> tensors) const;
+  std::shared_ptr<optim::ShardGroup> shard_group(std::vector<nn::ParamId> tensors) const;
 
   // Keeps masters, gradients and the optimizer's state in the host's memory from now on, and on the
   // GPU the weights in the compute type alone. Everything else goes on as before; flat tensors and
@@ -127,11 +127,11 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   void offload(const OpContext& ctx, const OffloadOptions& options, DType type, bool split);
   // Ends that. The masters come to the GPU when somebody computes with them, or asks for it.
   void end_offload(const OpContext& ctx);
-  void bring_back();
-  // For an optimizer of these parameters: where its states belong, and its home; null where they
-  // simply lie there.
+  void reload_masters();
+  // For an optimizer of these parameters: where its states belong, and its offload store; null
+  // where they simply lie there.
   const std::shared_ptr<Device>& state_memory() const;
-  std::shared_ptr<optim::StateHome> home() const;
+  std::shared_ptr<optim::OffloadStore> offload_store() const;
   // To compute with masters, gradients and optimizer state.
   OpContext state_context(const OpContext& ctx) const;
   // Before an update; weights_updated() ends it.
@@ -148,19 +148,19 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   void drop_pass() noexcept;
   // Gradients of the caller: those of a micro batch that is over, and, when a step is made of them,
   // what is not reduced yet are averaged over the ranks (every rank).
-  void finish_own_micro_batch(const OpContext& ctx);
-  void reduce_own_gradients();
+  void finish_external_micro_batch(const OpContext& ctx);
+  void reduce_external_gradients();
   // The same for a built-in model, whose own gradients are reduced otherwise: from the first call
-  // of hold_own_gradients (every rank) there is room for whole ones of the caller.
-  void hold_own_gradients();
+  // of hold_external_gradients (every rank) there is room for whole ones of the caller.
+  void hold_external_gradients();
   void reduce_held_gradients(const OpContext& ctx);
-  // After hold_own_gradients: what backward adds from now on stays whole on this rank too, until
-  // the next reduce_held_gradients. Nothing changes where one rank trains.
+  // After hold_external_gradients: what backward adds from now on stays whole on this rank too,
+  // until the next reduce_held_gradients. Nothing changes where one rank trains.
   void hold_backward() { backward_held_ = micro_ && reducer_; }
   // Adds one; the rest of the gradients keep.
-  void add_own_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value);
+  void add_external_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value);
   // Where the caller's gradients lie whole until they are reduced.
-  Tensor& own_gradients() { return micro_ ? micro_ : flat_.gradients.data; }
+  Tensor& external_gradients() { return micro_ ? micro_ : flat_.gradients.data; }
   // Reduces those that were given so far (every rank); more may come.
   void reduce_open_gradients();
   // They are added to buckets, and leave in pieces as soon as a bucket is complete.
@@ -184,9 +184,9 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   void weights_updated(const OpContext& ctx);
 
   // A caller's tensor that receives each new value of a parameter, in its own type.
-  void lend(nn::ParamId id, Tensor memory);
-  bool lent(nn::ParamId id) const;
-  bool lends() const { return !lent_.empty(); }
+  void borrow(nn::ParamId id, Tensor memory);
+  bool borrowed(nn::ParamId id) const;
+  bool has_borrowed() const { return !borrowed_.empty(); }
 
   // Gradient buffers exist only while somebody trains. Types below fp32 sum a micro batch in fp32
   // and round when it is added, with the threads of `ctx`, which must live until free_gradients.
@@ -251,7 +251,8 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   Tensor model_view(nn::ParamId id) const;
   // That is the master itself, and written as one.
   bool computes_with_master(nn::ParamId id) const {
-    return flat_.masters && !home_ && (!flat_.model || (in_fp32(bucket(id)) && !fp32_weights_));
+    return flat_.masters && !host_store_ &&
+           (!flat_.model || (in_fp32(bucket(id)) && !fp32_weights_));
   }
   Tensor view(const Tensor& flat, nn::ParamId id) const;
   bool whole_weights() const { return !weights().compact && !lost_; }
@@ -290,7 +291,7 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   Tensor open_gradient(nn::ParamId id, bool& add);
   bool take_empty(nn::ParamId id);
   const optim::FlatTensor& weights() const {
-    return home_ ? home_->weights() : flat_.model ? flat_.model : flat_.masters;
+    return host_store_ ? host_store_->weights() : flat_.model ? flat_.model : flat_.masters;
   }
   const Bucket& bucket(nn::ParamId id) const { return layout_.buckets()[layout_.bucket_of(id)]; }
   // Whose weights are not in weights(), but in fp32_weights_ or the masters.
@@ -300,7 +301,7 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   void write_fp32_weights(const OpContext& ctx, bool frozen_too);
   Tensor weight_piece(const Bucket& bucket) const;   // this rank's
   Tensor whole_weights(const Bucket& bucket) const;  // where they are
-  bool away() const;  // masters are on the host, though nothing is offloaded any more
+  bool masters_on_host() const;  // masters are on the host, though nothing is offloaded any more
   size_t tile_bucket(nn::ParamId id, int64_t tile) const {
     return layout_.bucket_of(id) + static_cast<size_t>(tile);
   }
@@ -339,7 +340,7 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   int64_t empty_count_ = 0;
   std::vector<bool> given_, viewed_;  // by parameter; empty unless gradients are tracked
   bool clear_at_once_ = false;
-  std::vector<std::pair<nn::ParamId, Tensor>> lent_;
+  std::vector<std::pair<nn::ParamId, Tensor>> borrowed_;
   int open_guards_ = 0;
 
   std::unique_ptr<nn::Fp8Linears> fp8_;
@@ -348,18 +349,18 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   ShareGroups groups_;                  // of comm_
   bool replicas_agree_ = true;          // on gradients
   int stage_ = 0;
-  bool own_gradients_ = false;
+  bool deferred_gradients_ = false;
   bool by_micro_batch_ = false;
   Tensor micro_;  // the caller's gradients of the open micro batch, where the step's lie elsewhere
   bool backward_held_ = false;  // and those of backward, of this micro batch and earlier ones
   ReduceOp op_ = ReduceOp::kAverage;
-  std::shared_ptr<HostHome> home_;  // null unless offloaded
-  std::shared_ptr<Device> rest_;    // the host's memory; null before anything was offloaded
+  std::shared_ptr<HostStore> host_store_;  // null unless offloaded
+  std::shared_ptr<Device> rest_;           // the host's memory; null before anything was offloaded
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<WeightGatherer> gatherer_;
   std::vector<bool> empty_buckets_;  // of gradients, where there is a reducer
   bool lost_ = false;
-  std::shared_ptr<const WeightSource> source_;  // while the masters do not exist
+  std::shared_ptr<const WeightLoader> loader_;  // while the masters do not exist
 };
 
 }  // namespace ds::zero

@@ -72,8 +72,9 @@ Tensor RowReduce::packed(const Tensor& matrix, const std::vector<int32_t>& rows)
                   dense.data<float>() + i * columns);
     }
   });
-  if (wire_ == DType::kFloat32) return dense;
-  Tensor rounded = Tensor::empty(ctx_.device, wire_, dense.shape(), MemoryTag::kCommunication);
+  if (comm_dtype_ == DType::kFloat32) return dense;
+  Tensor rounded =
+      Tensor::empty(ctx_.device, comm_dtype_, dense.shape(), MemoryTag::kCommunication);
   ops::cast(ctx_, dense, rounded);
   return rounded;
 }
@@ -130,9 +131,9 @@ bool RowReduce::reduce(Tensor& matrix, const std::string& name) {
   }
   std::stable_sort(sources.begin(), sources.end(),
                    [](const Source& a, const Source& b) { return a.row < b.row; });
-  if (wire_ == DType::kFloat32) {
+  if (comm_dtype_ == DType::kFloat32) {
     combine<float>(sources, values, matrix);
-  } else if (wire_ == DType::kBFloat16) {
+  } else if (comm_dtype_ == DType::kBFloat16) {
     combine<bfloat16>(sources, values, matrix);
   } else {
     combine<float16>(sources, values, matrix);

@@ -13,9 +13,9 @@ namespace ds::zero {
 
 class RowReduce {
  public:
-  // `wire`: the type that values travel in. The threads of `ctx` must outlive it.
-  RowReduce(const OpContext& ctx, std::shared_ptr<Communicator> comm, ReduceOp op, DType wire)
-      : ctx_(ctx), comm_(std::move(comm)), op_(op), wire_(wire) {}
+  // `comm_dtype`: the type that values travel in. The threads of `ctx` must outlive it.
+  RowReduce(const OpContext& ctx, std::shared_ptr<Communicator> comm, ReduceOp op, DType comm_dtype)
+      : ctx_(ctx), comm_(std::move(comm)), op_(op), comm_dtype_(comm_dtype) {}
 
   // Replaces a matrix, fp32 and packed, by the ranks' sum or mean: the bits of a reduction of all
   // of it. False, and nothing done, where the ranks have more rows than the matrix together, or it
@@ -39,7 +39,7 @@ class RowReduce {
   OpContext ctx_;
   std::shared_ptr<Communicator> comm_;
   ReduceOp op_;
-  DType wire_;
+  DType comm_dtype_;
 };
 
 }  // namespace ds::zero

@@ -47,7 +47,7 @@ bool MpiTransport::test(Slot& slot, int peer) {
   int bytes = 0;
   if (const int error = world_->mpi().test(&slot.request, &done, &bytes)) {
     slot.active = false;
-    world_->spoil();
+    world_->mark_failed();
     world_->fail_with(error, str_cat("a message between rank ", rank(), " and rank ", peer));
   }
   if (!done) return false;
@@ -197,10 +197,10 @@ void MpiTransport::leave() noexcept {
       if (Clock::now() > end) break;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
-    if (raised() || !last.empty() || !open.empty()) world_->spoil();
+    if (raised() || !last.empty() || !open.empty()) world_->mark_failed();
     if (open.empty()) return;
   } catch (const std::exception&) {
-    world_->spoil();
+    world_->mark_failed();
   }
   (void)lanes_.release();
 }

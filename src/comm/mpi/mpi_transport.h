@@ -34,7 +34,7 @@ class MpiWorld {
   int64_t next_group() const { return next_group_; }
   void group_taken(int64_t number) { next_group_ = std::max<int64_t>(next_group_, number + 1); }
   int tag_of(int64_t group, Channel channel) const;
-  void spoil() { orderly_ = false; }
+  void mark_failed() { orderly_ = false; }
 
  private:
   const MpiFunctions* functions_ = nullptr;

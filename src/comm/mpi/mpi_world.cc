@@ -34,13 +34,13 @@ const MpiFunctions* load_plugin(const CommOptions& options) {
   } else {
     places = {own_folder() + kPluginFile, kPluginFile};
   }
-  std::vector<std::string> troubles;
+  std::vector<std::string> failures;
   for (const std::string& place : places) {
     // MPI loads parts of its own, which look for its symbols among the global ones. It is never
     // unloaded: it cannot begin twice in a process.
     void* const library = ::dlopen(place.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (library == nullptr) {
-      troubles.emplace_back(::dlerror());
+      failures.emplace_back(::dlerror());
       continue;
     }
     void* const entry = ::dlsym(library, kMpiPluginSymbol);
@@ -55,15 +55,15 @@ const MpiFunctions* load_plugin(const CommOptions& options) {
   fail(Code::kUnsupported, "MPI needs the plug-in ", kPluginFile,
        ", which is built when MPI is found (Debian: libopenmpi-dev) and lies beside this library; "
        "DS_MPI_PLUGIN or mpi_plugin of the communicator's configuration names another place: ",
-       join(troubles, "; "));
+       join(failures, "; "));
 }
 
 }  // namespace
 
 MpiWorld::MpiWorld(const CommOptions& options) : functions_(load_plugin(options)) {
-  std::array<char, 512> trouble{};
-  DS_CHECK(functions_->begin(trouble.data(), static_cast<int>(trouble.size())) == 0,
-           Code::kUnsupported, "MPI: ", trouble.data());
+  std::array<char, 512> failure{};
+  DS_CHECK(functions_->begin(failure.data(), static_cast<int>(failure.size())) == 0,
+           Code::kUnsupported, "MPI: ", failure.data());
   struct Wait {
     Clock::time_point deadline;
     bool late = false;

@@ -49,20 +49,20 @@ void end_at_exit() {
   if (process().began == ::getpid() && peace && !ended) MPI_Finalize();
 }
 
-int begin(char* trouble, int capacity) {
+int begin(char* failure, int capacity) {
   const std::lock_guard lock(process().mutex);
   const auto size = static_cast<size_t>(capacity);
   int begun = 0, ended = 0, level = 0;
   MPI_Initialized(&begun);
   MPI_Finalized(&ended);
   if (ended) {
-    std::snprintf(trouble, size, "MPI has been finalized in this process and cannot begin again");
+    std::snprintf(failure, size, "MPI has been finalized in this process and cannot begin again");
     return 1;
   }
   if (begun) {
     MPI_Query_thread(&level);
     if (level >= MPI_THREAD_SERIALIZED) return 0;
-    std::snprintf(trouble, size,
+    std::snprintf(failure, size,
                   "MPI was initialised with thread level %s, and this library calls it from "
                   "threads of its own; call MPI_Init_thread with MPI_THREAD_SERIALIZED or "
                   "MPI_THREAD_MULTIPLE",
@@ -71,13 +71,13 @@ int begin(char* trouble, int capacity) {
   }
   const int error = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
   if (error != MPI_SUCCESS) {
-    std::snprintf(trouble, size, "MPI_Init_thread failed with %d", error);
+    std::snprintf(failure, size, "MPI_Init_thread failed with %d", error);
     return 1;
   }
   process().began = ::getpid();
   std::atexit(end_at_exit);
   if (level >= MPI_THREAD_SERIALIZED) return 0;
-  std::snprintf(trouble, size,
+  std::snprintf(failure, size,
                 "this MPI provides thread level %d, and at least "
                 "MPI_THREAD_SERIALIZED is needed",
                 level);

@@ -16,8 +16,8 @@ struct MpiFunctions {
 
   uint32_t version;
   // Begins MPI unless the program has; it then also ends MPI when the process exits. Nonzero with
-  // what is wrong in `trouble` when that cannot be or MPI lets one thread only call it.
-  int (*begin)(char* trouble, int capacity);
+  // what is wrong in `failure` when that cannot be or MPI lets one thread only call it.
+  int (*begin)(char* failure, int capacity);
   // A private copy of the communicator with this Fortran handle (MPI_Comm_c2f). `poll` is called
   // between tests; when it returns false, attaching fails.
   int (*attach)(int64_t handle, bool (*poll)(void*), void* data, Comm* comm, int* rank, int* size,

@@ -68,7 +68,7 @@ void NcclChannel::launch(const std::function<void()>& calls, const NcclLimit& li
   wait_until_ready("ncclGroupEnd", limit);
 }
 
-std::optional<Error> NcclChannel::trouble() const {
+std::optional<Error> NcclChannel::failure() const {
   try {
     if (comm_ == nullptr) return {};
     nccl::Result state = nccl::kSuccess;

@@ -67,7 +67,7 @@ class NcclChannel {
   // Throws for what NCCL answers, unless it is going on.
   void check(nccl::Result result, const char* call) const;
   // What has failed in the background, if anything.
-  std::optional<Error> trouble() const;
+  std::optional<Error> failure() const;
   // Collective: everything has arrived everywhere when it returns.
   void finalize(const NcclLimit& limit);
   // Ends what is queued. Memory freed from now on waits for what the GPU still does with it.

@@ -85,10 +85,10 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Group> group, std::unique_ptr
                     const std::lock_guard lock(queue_mutex_);
                     if (channel_) channel_->end();
                   },
-              .trouble = [this]() -> std::optional<Error> {
+              .failure = [this]() -> std::optional<Error> {
                 const std::unique_lock lock(queue_mutex_, std::try_to_lock);
                 if (!lock.owns_lock() || !channel_) return {};
-                return channel_->trouble();
+                return channel_->failure();
               },
               .ended = [this](const NcclOperation& operation) { count(operation); }}) {
   set_topology(group_->topology());
@@ -402,13 +402,13 @@ void warn_of_environment() {
 std::shared_ptr<Communicator> make_nccl_communicator(std::shared_ptr<Group> group,
                                                      const CommOptions& options) {
   std::shared_ptr<const nccl::Library> library;
-  std::string trouble;
+  std::string failure;
   try {
     library = open_for(options);
   } catch (const Error& error) {
-    trouble = error.message();
+    failure = error.message();
   }
-  const std::string mine = library ? "+" + nccl::version_text(library->version) : "-" + trouble;
+  const std::string mine = library ? "+" + nccl::version_text(library->version) : "-" + failure;
   const std::vector<Letter> letters =
       exchange_letters(*group, letter_of(mine), "NCCL is there", options.rendezvous_deadline);
   const std::string first = text_of(letters[0]);

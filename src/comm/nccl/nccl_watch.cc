@@ -181,7 +181,7 @@ void NcclWatch::look() {
       if (Clock::now() > flying.deadline) flying.operation->limit.fail_late();
     }
   }
-  if (const auto trouble = hooks_.trouble()) throw Error(*trouble);
+  if (const auto failure = hooks_.failure()) throw Error(*failure);
 }
 
 // Every rank says what it called last, and gets the same text: the first complaint and who is late.

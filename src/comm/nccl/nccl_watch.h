@@ -23,7 +23,7 @@ class NcclWatch {
   struct Hooks {
     std::function<void(const Error&)> failed;         // before the operations end
     std::function<void()> stop_gpu;                   // and after
-    std::function<std::optional<Error>()> trouble;    // in the background of NCCL
+    std::function<std::optional<Error>()> failure;    // in the background of NCCL
     std::function<void(const NcclOperation&)> ended;  // an operation went well
   };
   NcclWatch(std::shared_ptr<Group> group, std::unique_ptr<Transport> side, Hooks hooks);

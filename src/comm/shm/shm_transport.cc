@@ -12,26 +12,26 @@ namespace ds::comm {
 std::shared_ptr<Segment> share_segment(int self, int leader, bool member, size_t bytes,
                                        SegmentSource& source, const GatherTexts& gather) {
   std::shared_ptr<Segment> segment;
-  std::string ticket, trouble;
+  std::string ticket, failure;
   const auto attempt = [&](const auto& body) {
     try {
       body();
     } catch (const std::exception& error) {
-      trouble = *error.what() == '\0' ? "unknown error" : error.what();
+      failure = *error.what() == '\0' ? "unknown error" : error.what();
     }
   };
   if (self == leader) attempt([&] { segment = source.create(bytes, ticket); });
-  const std::vector<std::string> tickets = gather(trouble.empty() ? ticket : std::string());
+  const std::vector<std::string> tickets = gather(failure.empty() ? ticket : std::string());
   if (member && self != leader) {
     attempt([&] {
       const std::string& theirs = tickets[static_cast<size_t>(leader)];
-      // An empty ticket: the leader tells its trouble in the second round.
+      // An empty ticket: the leader tells its failure in the second round.
       if (!theirs.empty()) segment = source.open(theirs, bytes);
     });
   }
-  const std::vector<std::string> troubles = gather(trouble.substr(0, 1000));
-  for (size_t rank = 0; rank < troubles.size(); ++rank) {
-    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ", peer_text(troubles[rank]));
+  const std::vector<std::string> failures = gather(failure.substr(0, 1000));
+  for (size_t rank = 0; rank < failures.size(); ++rank) {
+    DS_CHECK(failures[rank].empty(), Code::kComm, "rank ", rank, ": ", peer_text(failures[rank]));
   }
   if (segment) segment->close_file();
   return segment;
@@ -43,16 +43,16 @@ std::unique_ptr<ShmTransport> ShmTransport::make(int rank, int size,
                                                  std::vector<int> identity,
                                                  const GatherTexts& gather) {
   std::unique_ptr<ShmTransport> transport;
-  std::exception_ptr trouble;
+  std::exception_ptr failure;
   try {
     auto control = share_segment(rank, 0, true, ControlLayout(size).bytes, *source, gather);
     transport.reset(new ShmTransport(rank, size, std::move(control), std::move(source),
                                      std::move(table), std::move(identity)));
   } catch (const Error&) {
-    trouble = std::current_exception();
+    failure = std::current_exception();
   }
   gather("");  // every rank has written its process
-  if (trouble) std::rethrow_exception(trouble);
+  if (failure) std::rethrow_exception(failure);
   transport->meet();
   return transport;
 }

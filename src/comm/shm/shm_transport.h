@@ -80,7 +80,7 @@ class ShmTransport : public Transport {
   }
   void check_peers(std::span<const int> peers, const Watch& watch, uint32_t target, bool streams);
   bool process_ended(int rank);
-  std::string doings() const;  // what every rank does
+  std::string rank_states() const;  // what every rank does
   int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<size_t>(rank)]; }
 
   // Ways to reduce and move.

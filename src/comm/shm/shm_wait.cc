@@ -82,12 +82,12 @@ void ShmTransport::check_peers(std::span<const int> peers, const Watch& watch, u
     fail(Code::kComm, watch.what(), ": rank ", name_of(peer), " ",
          ended ? str_cat("(process ", of(peer).process.load(), ") has ended")
                : "has left the group: its communicator is gone",
-         "; ", doings());
+         "; ", rank_states());
   }
   if (Clock::now() >= watch.end()) {
     for (int& peer : awaited) peer = name_of(peer);
     fail(Code::kComm, watch.what(), ": ", rank_list(awaited), " did not arrive within ",
-         seconds_text(watch.allowed.count()), "; ", doings());
+         seconds_text(watch.allowed.count()), "; ", rank_states());
   }
 }
 
@@ -118,7 +118,7 @@ void ShmTransport::announce(const Record& record, bool busy) noexcept {
   note.busy.store(busy ? 1 : 0, std::memory_order_relaxed);
 }
 
-std::string ShmTransport::doings() const {
+std::string ShmTransport::rank_states() const {
   std::vector<std::string> parts;
   constexpr int kMost = 16;
   for (int peer = 0; peer < size() && peer < kMost; ++peer) {

@@ -100,10 +100,10 @@ void Meeting::begin(Visit& visit) {
   const MeshEntry& entry = entries_[static_cast<size_t>(visit.peer)];
   // Others wait for this rank meanwhile, but not long.
   const auto end = std::min(deadline_, visit.since + std::chrono::seconds(2));
-  std::string trouble;
-  std::optional<Socket> socket = connect_to(entry.address, entry.port, end, &trouble);
+  std::string failure;
+  std::optional<Socket> socket = connect_to(entry.address, entry.port, end, &failure);
   if (!socket) {
-    why_ = trouble;
+    why_ = failure;
     return;
   }
   visit.hello.nonce = new_nonce();

@@ -141,9 +141,9 @@ std::optional<Socket> Socket::accept() const {
 
 Socket listen_on(const std::string& address, int port, bool* busy) {
   AddressList list;
-  const std::string trouble = resolve(address, port, true, list);
-  DS_CHECK(trouble.empty(), Code::kComm, "the address ", printable(address),
-           " is unknown: ", trouble);
+  const std::string failure = resolve(address, port, true, list);
+  DS_CHECK(failure.empty(), Code::kComm, "the address ", printable(address),
+           " is unknown: ", failure);
   int error = 0;
   for (const addrinfo* entry = list.first; entry != nullptr; entry = entry->ai_next) {
     Socket socket(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -41,12 +41,12 @@ std::unique_ptr<Transport> connect_group(int self, const std::vector<int>& membe
                                          const std::string& address, const JobSecret& secret,
                                          const GatherTexts& gather, Clock::time_point deadline) {
   Socket listener;
-  std::string text, trouble;
+  std::string text, failure;
   const auto attempt = [&](const auto& body) {
     try {
       body();
     } catch (const Error& error) {
-      trouble = error.message();
+      failure = error.message();
     }
   };
   if (self >= 0) {
@@ -57,7 +57,7 @@ std::unique_ptr<Transport> connect_group(int self, const std::vector<int>& membe
   }
   const std::vector<std::string> texts = gather(text);
   Mesh mesh;
-  if (self >= 0 && trouble.empty()) {
+  if (self >= 0 && failure.empty()) {
     attempt([&] {
       std::vector<MeshEntry> entries;
       for (const int member : members) {
@@ -66,9 +66,9 @@ std::unique_ptr<Transport> connect_group(int self, const std::vector<int>& membe
       mesh = connect_mesh(self, listener, entries, secret, deadline);
     });
   }
-  const std::vector<std::string> troubles = gather(trouble.substr(0, 1000));
-  for (size_t rank = 0; rank < troubles.size(); ++rank) {
-    DS_CHECK(troubles[rank].empty(), Code::kComm, "rank ", rank, ": ", peer_text(troubles[rank]));
+  const std::vector<std::string> failures = gather(failure.substr(0, 1000));
+  for (size_t rank = 0; rank < failures.size(); ++rank) {
+    DS_CHECK(failures[rank].empty(), Code::kComm, "rank ", rank, ": ", peer_text(failures[rank]));
   }
   if (self < 0) return nullptr;
   return std::make_unique<SocketsTransport>(self, static_cast<int>(std::ssize(members)),

@@ -71,10 +71,10 @@ class TcpStore : public Store {
 // One attempt at one port: the store, or nothing with the reason in `why`.
 StorePtr attempt(const std::string& host, int port, const StoreJob& job, int rank,
                  Clock::time_point end, std::string* local_address, std::string& why) {
-  std::string trouble;
-  std::optional<Socket> socket = connect_to(host, port, end, &trouble);
+  std::string failure;
+  std::optional<Socket> socket = connect_to(host, port, end, &failure);
   if (!socket) {
-    why = trouble;
+    why = failure;
     return nullptr;
   }
   const Hello hello{kMagic, job_hash(job.name), rank, job.world, new_nonce()};

@@ -171,7 +171,7 @@ TEST_F(Weights, OwnParametersAreWrittenByTheirNames) {
   set.add({"layer.kernel", {3, 5}, nn::Init::kNormal, 1, true, true, {"tied.kernel"}});
   set.add({"scalar", {}, nn::Init::kOnes, 0, false, true, {}});
   const auto model = Model::from_parameters(std::move(set));
-  model->begin_with(fresh_weights(3));
+  model->set_weight_loader(fresh_weights(3));
   export_model(*model, folder_, DType::kFloat32);
   EXPECT_FALSE(fs::exists(folder_ / "config.json"));
   const SafetensorsModel file(folder_);

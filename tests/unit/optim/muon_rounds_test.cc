@@ -16,7 +16,7 @@ using testing::make_places;
 using testing::test_seed;
 
 // Of each tensor the ranks own what lies between the cuts that are given for it.
-class CutPeers : public Peers {
+class CutPeers : public ShardGroup {
  public:
   CutPeers(int rank, int size, std::vector<std::vector<int64_t>> cuts)
       : rank_(rank), size_(size), cuts_(std::move(cuts)) {}

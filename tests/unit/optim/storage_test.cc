@@ -287,7 +287,7 @@ TEST(Storage, PartsOfTheSpaceAddUp) {
 }
 
 // Owners of parts as threads that meet for every sum.
-class ThreadPeers : public Peers {
+class ThreadPeers : public ShardGroup {
  public:
   struct Shared {
     explicit Shared(int size) : meeting(size) {}
@@ -348,14 +348,15 @@ TEST(Storage, LambSharesNormsOfCutTensorsAlone) {
     places.push_back(owned_places(whole, ends[i], ends[i + 1]));
   }
   ThreadPeers::Shared shared(static_cast<int>(places.size()));
-  std::vector<std::shared_ptr<Peers>> peers;
+  std::vector<std::shared_ptr<ShardGroup>> shard_group;
   std::vector<std::unique_ptr<Optimizer>> owners;
   for (size_t rank = 0; rank < places.size(); ++rank) {
-    peers.push_back(std::make_shared<ThreadPeers>(static_cast<int>(rank), places, shared));
-    owners.push_back(make_optimizer(config, places[rank], together.ctx().device, peers.back()));
+    shard_group.push_back(std::make_shared<ThreadPeers>(static_cast<int>(rank), places, shared));
+    owners.push_back(
+        make_optimizer(config, places[rank], together.ctx().device, shard_group.back()));
   }
   size_t cut = 0;
-  for (size_t i = 0; i < whole.size(); ++i) cut += is_cut(*peers[0], i) ? 1 : 0;
+  for (size_t i = 0; i < whole.size(); ++i) cut += is_cut(*shard_group[0], i) ? 1 : 0;
   EXPECT_LE(cut, 2u);
   for (int t = 0; t < 4; ++t) {
     alone.next_gradients();

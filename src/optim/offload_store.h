@@ -1,8 +1,9 @@
 // Where what an update works on rests between updates, when that is not simply the memory that its
 // kernels run on: the masters, gradients and states of an offloaded optimizer. An update goes
-// through them by sub-groups, in the same order every time, and hands each to its home before and
-// after. The home in host memory (zero/host_home.h) lends room for the weights in the compute type
-// and sends them to the GPU; one on a file system reads and writes masters and states too.
+// through them by sub-groups, in the same order every time, and hands each to the store before
+// and after. The store in host memory (zero/host_store.h) provides room for the weights in the
+// compute type and sends them to the GPU; one on a file system reads and writes masters and states
+// too.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,9 @@ struct SubGroup {
   int64_t elements() const { return end - begin; }
 };
 
-class StateHome {
+class OffloadStore {
  public:
-  virtual ~StateHome() = default;
+  virtual ~OffloadStore() = default;
 
   // Elements that an update takes at a time, at most. Where it needs a whole tensor it takes more.
   virtual int64_t sub_group_elements() const = 0;
@@ -29,7 +30,8 @@ class StateHome {
   // use there are replaced by others that hold the same. `weights`: the update writes masters, and
   // the model's copy if there is one.
   virtual void fetch(const SubGroup& group, ops::UpdateTensors& part, bool weights) = 0;
-  // Of the same `part`, updated: takes home what was written. It may still be on its way on return.
+  // Of the same `part`, updated: takes what was written back. It may still be on its way on
+  // return.
   virtual void flush(const SubGroup& group, const ops::UpdateTensors& part, bool weights) = 0;
 };
 

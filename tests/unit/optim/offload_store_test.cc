@@ -1,4 +1,4 @@
-// Optimizers whose masters, gradients and states rest in a home: an update goes through them by
+// Optimizers whose masters, gradients and states rest in a store: an update goes through them by
 // sub-groups, touches nothing outside of what it fetched, and has the bits of one that does not.
 #include <gmock/gmock.h>
 
@@ -9,9 +9,10 @@ namespace ds::optim::testing {
 namespace {
 
 // Keeps everything where no update reaches it: what is fetched is a copy.
-class FarHome : public StateHome {
+class FarStore : public OffloadStore {
  public:
-  FarHome(std::shared_ptr<Device> device, int64_t most) : device_(std::move(device)), most_(most) {}
+  FarStore(std::shared_ptr<Device> device, int64_t most)
+      : device_(std::move(device)), most_(most) {}
 
   int64_t sub_group_elements() const override { return most_; }
   void fetch(const SubGroup& group, ops::UpdateTensors& part, bool weights) override {
@@ -74,7 +75,7 @@ struct Case {
   bool split;
 };
 
-TEST(StateHome, UpdatesBySubGroupsHaveTheSameBits) {
+TEST(OffloadStore, UpdatesBySubGroupsHaveTheSameBits) {
   constexpr int64_t kChunk = kernels::kUpdateChunk;
   // Tensors beside and across the cuts, and a gap.
   const std::vector<TensorPlace> places =
@@ -96,18 +97,18 @@ TEST(StateHome, UpdatesBySubGroupsHaveTheSameBits) {
       options.split = one.split;
       options.model = one.split ? DType::kFloat32 : DType::kBFloat16;
       World near(places, options), far(places, options);
-      const auto home = std::make_shared<FarHome>(far.ctx().device, most);
+      const auto store = std::make_shared<FarStore>(far.ctx().device, most);
       const auto plain = near.optimizer(config);
       const auto rested = make_optimizer(config, owned_places(places, 0, span_of(places)),
-                                         far.ctx().device, nullptr, home);
+                                         far.ctx().device, nullptr, store);
       for (int i = 0; i < 3; ++i) {
         for (World* world : {&near, &far}) world->next_gradients();
         plain->step(near.ctx(), near.step_of(*plain), near.flat());
         rested->step(far.ctx(), far.step_of(*rested), far.flat());
       }
       EXPECT_EQ(far.master_bits(), near.master_bits());
-      EXPECT_GE(home->written, 3 * (span_of(places) - 32 * std::ssize(places)));
-      EXPECT_LE(home->written, 3 * span_of(places));
+      EXPECT_GE(store->written, 3 * (span_of(places) - 32 * std::ssize(places)));
+      EXPECT_LE(store->written, 3 * span_of(places));
       for (size_t k = 0; k < places.size(); ++k) {
         for (const std::string& state : plain->states(k)) {
           const Tensor a = plain->read_state(near.ctx(), k, state);
@@ -117,9 +118,9 @@ TEST(StateHome, UpdatesBySubGroupsHaveTheSameBits) {
         }
       }
       if (std::string_view(one.json).find("Muon") == std::string_view::npos) {
-        EXPECT_LE(home->largest, std::max(most, kChunk));
+        EXPECT_LE(store->largest, std::max(most, kChunk));
       } else {
-        EXPECT_GE(home->largest, 100 * 900) << "a matrix stays whole";
+        EXPECT_GE(store->largest, 100 * 900) << "a matrix stays whole";
       }
     }
   }

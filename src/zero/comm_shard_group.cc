@@ -1,4 +1,4 @@
-#include "zero/rank_peers.h"
+#include "zero/comm_shard_group.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 
 namespace ds::zero {
 
-void RankPeers::sum(std::span<int64_t> words) {
+void CommShardGroup::sum(std::span<int64_t> words) {
   const Tensor all = Tensor::empty(host_memory_of(device_), DType::kInt64,
                                    {static_cast<int64_t>(words.size())}, MemoryTag::kCommunication);
   std::copy(words.begin(), words.end(), all.data<int64_t>());
@@ -14,8 +14,8 @@ void RankPeers::sum(std::span<int64_t> words) {
   std::copy_n(all.data<int64_t>(), words.size(), words.begin());
 }
 
-void RankPeers::exchange(const Tensor& received, std::span<const int64_t> received_counts,
-                         const Tensor& sent, std::span<const int64_t> sent_counts) {
+void CommShardGroup::exchange(const Tensor& received, std::span<const int64_t> received_counts,
+                              const Tensor& sent, std::span<const int64_t> sent_counts) {
   comm_
       ->all_to_all_v(received, sent, received_counts, sent_counts,
                      {.label = "optimizer matrices", .blocking = on_host(sent)})

@@ -5,7 +5,8 @@
 
 namespace ds::zero {
 
-void ParameterState::add_own_gradient(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+void ParameterState::add_external_gradient(const OpContext& ctx, nn::ParamId id,
+                                           const Tensor& value) {
   nn::GradientTarget target = gradient_target(id);
   if (target.add) {
     ops::accumulate(ctx, value, 1.0f, target.sum);
@@ -15,12 +16,12 @@ void ParameterState::add_own_gradient(const OpContext& ctx, nn::ParamId id, cons
   gradient_complete(id);
 }
 
-void ParameterState::finish_own_micro_batch(const OpContext& ctx) {
+void ParameterState::finish_external_micro_batch(const OpContext& ctx) {
   if (reducer_) return finish_backward();
   reduce_held_gradients(ctx);
 }
 
-void ParameterState::hold_own_gradients() {
+void ParameterState::hold_external_gradients() {
   if (!comm_ || micro_) return;
   micro_ = comm_->shared_tensor(device_, accumulation_type_, {layout_.trainable_elements()},
                                 MemoryTag::kGradients, {.label = "given gradients"});
@@ -55,8 +56,8 @@ void ParameterState::reduce_open_gradients() {
   if (reducer_) reducer_->finish();
 }
 
-void ParameterState::reduce_own_gradients() {
-  if (!comm_ || !own_gradients_ || micro_) return;
+void ParameterState::reduce_external_gradients() {
+  if (!comm_ || !deferred_gradients_ || micro_) return;
   std::vector<WorkPtr> works;
   for (const Bucket& bucket : layout_.buckets()) {
     if (!bucket.trainable) continue;
@@ -72,9 +73,9 @@ void ParameterState::reduce_own_gradients() {
 Tensor ParameterState::read_gradient(const OpContext& ctx, nn::ParamId id) const {
   const bool whole = !flat_.gradients.compact;
   const Tensor source = whole ? view(flat_.gradients.data, id) : owned(flat_.gradients, id);
-  const OpContext home = state_context(ctx);
-  Tensor out = Tensor::empty(home.device, DType::kFloat32, source.shape(), MemoryTag::kOther);
-  ops::cast(home, source, out);
+  const OpContext state_ctx = state_context(ctx);
+  Tensor out = Tensor::empty(state_ctx.device, DType::kFloat32, source.shape(), MemoryTag::kOther);
+  ops::cast(state_ctx, source, out);
   if (!whole) out = gather_parts(ctx, id, out);
   if (micro_) ops::accumulate(ctx, view(micro_, id), 1.0f, out);
   return out;
@@ -108,7 +109,7 @@ void ParameterState::read_owned_gradient(const OpContext& ctx, nn::ParamId id, T
 
 void ParameterState::write_owned_gradient(const OpContext& ctx, nn::ParamId id,
                                           const Tensor& values) {
-  DS_CHECK(!comm_ || !own_gradients_, Code::kUnsupported,
+  DS_CHECK(!comm_ || !deferred_gradients_, Code::kUnsupported,
            "gradients of the caller are averaged over ranks when the step is made: there is no "
            "part of the average to set before; set whole gradients (ds_engine_set_values)");
   if (micro_) {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "ops/context.h"
+#include "optim/offload_store.h"
 #include "optim/optimizer.h"
-#include "optim/state_home.h"
 #include "tensor/copy_stream.h"
 #include "zero/flat_layout.h"
 
@@ -32,18 +32,18 @@ struct HostBuffers {
   int64_t bytes() const { return count * elements * int64_t{sizeof(float)}; }
 };
 
-class HostHome : public optim::StateHome {
+class HostStore : public optim::OffloadStore {
  public:
   // `weights`, flat on the GPU, in the type that it computes with. `split`: bf16 weights lie on the
   // host too, as the upper halves of masters.
-  HostHome(const OpContext& ctx, const OffloadOptions& options, Tensor weights, bool split);
+  HostStore(const OpContext& ctx, const OffloadOptions& options, Tensor weights, bool split);
 
   // Where the arrays are made.
   const std::shared_ptr<Device>& memory() const { return memory_; }
   const optim::FlatTensor& weights() const { return weights_; }
 
-  // optim::StateHome; between open_update and close_update. A copy to the GPU that fails does not
-  // end the update: the weights there are stale until send_stale.
+  // optim::OffloadStore; between open_update and close_update. A copy to the GPU that fails does
+  // not end the update: the weights there are stale until send_stale.
   int64_t sub_group_elements() const override { return sub_group_; }
   void fetch(const optim::SubGroup& group, ops::UpdateTensors& part, bool weights) override;
   void flush(const optim::SubGroup& group, const ops::UpdateTensors& part, bool weights) override;

@@ -1,5 +1,5 @@
-// The ranks of a group as an optimizer sees them (optim/peers.h), from the layout that cuts tensors
-// among them.
+// The ranks of a group as an optimizer sees them (optim/shard_group.h), from the layout that cuts
+// tensors among them.
 #pragma once
 
 #include <memory>
@@ -7,16 +7,16 @@
 
 #include "comm/communicator.h"
 #include "device/device.h"
-#include "optim/peers.h"
+#include "optim/shard_group.h"
 #include "zero/flat_layout.h"
 
 namespace ds::zero {
 
-class RankPeers : public optim::Peers {
+class CommShardGroup : public optim::ShardGroup {
  public:
   // `tensors` are the optimizer's, as parameters.
-  RankPeers(const FlatLayout& layout, std::vector<nn::ParamId> tensors,
-            std::shared_ptr<Communicator> comm, std::shared_ptr<Device> device)
+  CommShardGroup(const FlatLayout& layout, std::vector<nn::ParamId> tensors,
+                 std::shared_ptr<Communicator> comm, std::shared_ptr<Device> device)
       : layout_(layout),
         tensors_(std::move(tensors)),
         comm_(std::move(comm)),

@@ -1,4 +1,4 @@
-#include "zero/host_home.h"
+#include "zero/host_store.h"
 
 #include <algorithm>
 #include <cstring>
@@ -24,7 +24,8 @@ HostBuffers::HostBuffers(const OffloadOptions& options, int64_t flat_elements)
   elements = std::clamp(options.sub_group_elements, kChunk, most) / kChunk * kChunk;
 }
 
-HostHome::HostHome(const OpContext& ctx, const OffloadOptions& options, Tensor weights, bool split)
+HostStore::HostStore(const OpContext& ctx, const OffloadOptions& options, Tensor weights,
+                     bool split)
     : host_{options.host, ctx.pool},
       pinned_(host_memory_of(ctx.device)),
       memory_(options.pinned ? pinned_ : options.host),
@@ -40,12 +41,12 @@ HostHome::HostHome(const OpContext& ctx, const OffloadOptions& options, Tensor w
   }
 }
 
-Tensor HostHome::view(size_t buffer, DType type, int64_t elements) const {
+Tensor HostStore::view(size_t buffer, DType type, int64_t elements) const {
   const Tensor& memory = buffers_[buffer].memory;
   return {memory.storage(), 0, type, {elements}};
 }
 
-size_t HostHome::take_buffer() {
+size_t HostStore::take_buffer() {
   const size_t index = next_;
   Buffer& buffer = buffers_[index];
   while (buffer.arriving) finish_arrival();
@@ -58,7 +59,7 @@ size_t HostHome::take_buffer() {
 
 // ---- gradients ----
 
-std::shared_ptr<Event> HostHome::receive(const Tensor& from, const Tensor& to, bool add) {
+std::shared_ptr<Event> HostStore::receive(const Tensor& from, const Tensor& to, bool add) {
   try {
     return start_arrival(from, to, add);
   } catch (...) {
@@ -67,7 +68,7 @@ std::shared_ptr<Event> HostHome::receive(const Tensor& from, const Tensor& to, b
   }
 }
 
-std::shared_ptr<Event> HostHome::start_arrival(const Tensor& from, const Tensor& to, bool add) {
+std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Tensor& to, bool add) {
   stream_.follow();
   if (!add && to.dtype() == DType::kFloat32 && reached(to)) {
     stream_.copy(to.raw(), from.raw(), from.bytes());
@@ -87,7 +88,7 @@ std::shared_ptr<Event> HostHome::start_arrival(const Tensor& from, const Tensor&
   return last;
 }
 
-void HostHome::finish_arrival() {
+void HostStore::finish_arrival() {
   Arrival& arrival = arrivals_.front();
   Buffer& buffer = buffers_[arrival.buffer];
   buffer.copied->synchronize();
@@ -101,14 +102,14 @@ void HostHome::finish_arrival() {
   arrivals_.pop_front();
 }
 
-void HostHome::finish_arrivals() {
+void HostStore::finish_arrivals() {
   while (!arrivals_.empty()) finish_arrival();
   if (const std::shared_ptr<Event> received = std::exchange(received_, nullptr)) {
     received->synchronize();
   }
 }
 
-void HostHome::drop() noexcept {
+void HostStore::drop() noexcept {
   try {
     stream_.synchronize();
   } catch (const Error&) {  // whoever uses the GPU next gets it too
@@ -121,7 +122,7 @@ void HostHome::drop() noexcept {
 // ---- weights ----
 
 template <class Body>
-void HostHome::try_to_send(const Body& body) {
+void HostStore::try_to_send(const Body& body) {
   try {
     if (!stale()) body();
   } catch (const Error& error) {
@@ -129,16 +130,16 @@ void HostHome::try_to_send(const Body& body) {
   }
 }
 
-void HostHome::open_update() {
+void HostStore::open_update() {
   hold_masters();
   stream_.follow();  // what still computes with the weights of before
 }
 
-void HostHome::fetch(const optim::SubGroup& group, ops::UpdateTensors& part, bool weights) {
+void HostStore::fetch(const optim::SubGroup& group, ops::UpdateTensors& part, bool weights) {
   if (weights && rounds_) part.model = weights_room(group.elements());
 }
 
-Tensor HostHome::weights_room(int64_t elements) {
+Tensor HostStore::weights_room(int64_t elements) {
   const DType type = weights_.data.dtype();
   if (elements > sub_group_) return host_.workspace(type, {elements});
   size_t buffer = next_;
@@ -146,11 +147,11 @@ Tensor HostHome::weights_room(int64_t elements) {
   return view(buffer, type, elements);
 }
 
-void HostHome::flush(const optim::SubGroup& group, const ops::UpdateTensors& part, bool weights) {
+void HostStore::flush(const optim::SubGroup& group, const ops::UpdateTensors& part, bool weights) {
   if (weights) try_to_send([&] { send_part(group.flat, part); });
 }
 
-void HostHome::close_update() {
+void HostStore::close_update() {
   try_to_send([&] { stream_.lead(); });
   if (stale()) {
     log_warning("zero", "weights could not be sent to ",
@@ -160,7 +161,7 @@ void HostHome::close_update() {
 }
 
 // Of the part's arrays, those that hold what the GPU computes with.
-void HostHome::send_part(int64_t flat, const ops::UpdateTensors& part) {
+void HostStore::send_part(int64_t flat, const ops::UpdateTensors& part) {
   const Tensor& from = part.model ? part.model : part.weight ? part.weight : part.master;
   const Tensor to = weights_.data.slice(0, flat, flat + from.elements());
   if (reached(from)) {
@@ -182,11 +183,11 @@ void HostHome::send_part(int64_t flat, const ops::UpdateTensors& part) {
   }
 }
 
-void HostHome::hold_masters() {
+void HostStore::hold_masters() {
   if (const std::shared_ptr<Event> sent = std::exchange(sent_, nullptr)) sent->synchronize();
 }
 
-void HostHome::send(const optim::FlatTensors& flat, FlatRange range) {
+void HostStore::send(const optim::FlatTensors& flat, FlatRange range) {
   try {
     stream_.follow();
     for (int64_t at = range.begin; at < range.end; at += sub_group_) {
@@ -210,7 +211,7 @@ void HostHome::send(const optim::FlatTensors& flat, FlatRange range) {
   }
 }
 
-void HostHome::send_stale(const optim::FlatTensors& flat) {
+void HostStore::send_stale(const optim::FlatTensors& flat) {
   send(flat, {0, weights_.data.elements()});
   stale_.clear();
 }

@@ -1,4 +1,4 @@
-#include "zero/weight_source.h"
+#include "zero/weight_loader.h"
 
 #include <algorithm>
 
@@ -6,9 +6,9 @@
 
 namespace ds::zero {
 
-void fill_weights(const WeightSource& source, const OpContext& ctx, nn::ParamId id,
+void fill_weights(const WeightLoader& loader, const OpContext& ctx, nn::ParamId id,
                   const nn::Parameter& parameter, int64_t begin, Tensor& out) {
-  if (on_host(out)) return source.fill(ctx, id, parameter, begin, out);
+  if (on_host(out)) return loader.fill(ctx, id, parameter, begin, out);
   constexpr int64_t kPiece = int64_t{1} << 20;  // elements made at a time
   const OpContext host{host_memory_of(ctx.device), ctx.pool};
   const int64_t n = out.elements();
@@ -16,7 +16,7 @@ void fill_weights(const WeightSource& source, const OpContext& ctx, nn::ParamId 
   for (int64_t at = 0; at < n; at += kPiece) {
     const int64_t end = std::min(n, at + kPiece);
     Tensor piece = memory.slice(0, 0, end - at);
-    source.fill(host, id, parameter, begin + at, piece);
+    loader.fill(host, id, parameter, begin + at, piece);
     copy_tensor(piece, out.slice(0, at, end));
   }
 }

@@ -15,9 +15,9 @@ struct OwnedRange {
   int64_t end = 0;
 };
 
-class Peers {
+class ShardGroup {
  public:
-  virtual ~Peers() = default;
+  virtual ~ShardGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
   // What a rank owns of a tensor. Ranks own parts in their order, which together are the tensor.
@@ -34,10 +34,10 @@ class Peers {
 };
 
 // Whether several ranks own parts of a tensor; every rank says the same.
-inline bool is_cut(const Peers& peers, size_t tensor) {
+inline bool is_cut(const ShardGroup& shard_group, size_t tensor) {
   int owners = 0;
-  for (int rank = 0; rank < peers.size(); ++rank) {
-    const OwnedRange part = peers.part(tensor, rank);
+  for (int rank = 0; rank < shard_group.size(); ++rank) {
+    const OwnedRange part = shard_group.part(tensor, rank);
     owners += part.begin < part.end ? 1 : 0;
   }
   return owners > 1;

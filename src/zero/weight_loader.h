@@ -1,4 +1,4 @@
-// Where weights come from that no memory holds yet: fresh numbers, or files. A source makes any
+// Where weights come from that no memory holds yet: fresh numbers, or files. A loader makes any
 // part of any parameter, so that a rank makes only what it is to hold.
 #pragma once
 
@@ -9,19 +9,19 @@
 
 namespace ds::zero {
 
-class WeightSource {
+class WeightLoader {
  public:
-  virtual ~WeightSource() = default;
+  virtual ~WeightLoader() = default;
   // Writes the elements of a parameter from `begin` on to `out`, flat fp32 in host memory; `ctx`
   // is one of the host.
   virtual void fill(const OpContext& ctx, nn::ParamId id, const nn::Parameter& parameter,
                     int64_t begin, Tensor& out) const = 0;
-  // Sources of several ranks that make the same values have the same one; others differ.
+  // Loaders of several ranks that make the same values have the same one; others differ.
   virtual uint64_t fingerprint() const = 0;
 };
 
 // The same with `out` in the memory of the context's device.
-void fill_weights(const WeightSource& source, const OpContext& ctx, nn::ParamId id,
+void fill_weights(const WeightLoader& loader, const OpContext& ctx, nn::ParamId id,
                   const nn::Parameter& parameter, int64_t begin, Tensor& out);
 
 }  // namespace ds::zero
