@@ -130,7 +130,7 @@ std::shared_ptr<models::Model> make_model(std::vector<OwnParameter> own) {
   for (size_t i = 0; i < own.size(); ++i) {
     const auto id = static_cast<nn::ParamId>(i);
     if (own[i].value) set_master(*model, id, own[i].value);
-    if (own[i].lend) model->state().borrow(id, own[i].value);
+    if (own[i].lend) model->state().borrowed().add(id, own[i].value);
   }
   model->device()->default_stream().synchronize();  // the values are the caller's again
   return model;

@@ -267,7 +267,7 @@ void CheckpointLoader::restore_gradients(const Restored& restored) {
   const nn::ParameterSet& parameters = run_.model->parameters();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     if (!parameters[id].trainable) continue;
-    state.gradient_given(id);
+    state.marks().set_given(id);
     if (restored.step.gradient_factor == 1) continue;
     Tensor gradient = state.owned_gradient(id);
     if (gradient.elements() == 0) continue;

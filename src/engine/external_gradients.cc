@@ -106,7 +106,7 @@ void ExternalGradients::add_whole(std::span<const nn::ParamId> ids,
     // A parameter that comes twice is added twice, one after the other.
     if (seen[static_cast<size_t>(id)]) flush();
     seen[static_cast<size_t>(id)] = true;
-    state.gradient_given(id);
+    state.marks().set_given(id);
     sources.push_back(&operands.emplace_back(run_.operand(*gradients[i])));
     offsets.push_back(state.layout().range(id).begin);
   }
@@ -133,7 +133,7 @@ void ExternalGradients::set(const std::string& name, const Tensor& value) {
   run_.model->state().write_gradient(run_.context(), id, run_.operand(value));
   const Tensor* const read = &value;
   wait_for_readers({&read, 1});
-  run_.model->state().gradient_given(id);
+  run_.model->state().marks().set_given(id);
   open_.phase = OpenStep::Phase::kBackwardDone;
 }
 
@@ -161,7 +161,7 @@ Tensor ExternalGradients::view(const std::string& name) {
   need_whole_gradients();
   run_.model->state().clear_gradients_at_once(
       run_.context());  // the caller may write whenever it likes
-  run_.model->state().gradient_viewed(id);
+  run_.model->state().marks().set_viewed(id);
   return run_.model->state().gradient_view(id);
 }
 

@@ -30,7 +30,7 @@ CallerTypes caller_types(const nn::ParameterSet& parameters, const zero::Paramet
     const DType type = parameters[id].dtype;
     out.fp32.push_back(type == DType::kFloat32);
     // Rounded masters are of the lent memory's type, too, where that is the configuration's.
-    const bool lent = state.borrowed(id) && !(rounded && type == configured);
+    const bool lent = state.borrowed().has(id) && !(rounded && type == configured);
     if (type == DType::kFloat32 || lent) continue;
     DS_CHECK(type == configured, Code::kConfig, "parameter ", printable(parameters[id].name),
              " is ", dtype_name(type), " and not lent, and the configuration computes in ",
@@ -102,7 +102,7 @@ zero::ShareOptions share_options_of(RunContext& run) {
   options.by_micro_batch = run.config.batch.accumulation > 1;
   options.eager_gradients = options.stage == 3;
   for (nn::ParamId id = 0; options.stage == 3 && id < run.model->parameters().size(); ++id) {
-    DS_CHECK(!run.model->state_as_it_is().borrowed(id), Code::kUnsupported, "parameter ",
+    DS_CHECK(!run.model->state_as_it_is().borrowed().has(id), Code::kUnsupported, "parameter ",
              printable(run.model->parameters()[id].name),
              " is lent, and at zero_optimization.stage 3 no process has whole weights to write "
              "there: register it without `lend` (its value is copied) and open a scope where "
@@ -146,7 +146,7 @@ void set_up_state(RunContext& run) {
   zero::ParameterState& state = run.model->state_as_it_is();
   if (run.config.precision.fp8.enabled) state.set_fp8(make_fp8(run));
   state.allocate_gradients(run.context(), dtype_of(run.config.precision.accumulate));
-  if (!run.config.zero.ignore_unused) state.track_gradients();
+  if (!run.config.zero.ignore_unused) state.marks().track();
   // The caller's gradients are added, and no backward overwrites.
   if (!run.model->has_architecture() && !state.gradients_leave_early()) {
     state.clear_gradients_at_once(run.context());

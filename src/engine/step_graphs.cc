@@ -34,7 +34,7 @@ StepGraphs::Kind StepGraphs::kind_of(const Inputs& inputs, const zero::Parameter
     // No input has so many elements as the one that is missing.
     kind.shapes.push_back(*input ? input->shape() : Shape{0});
   }
-  kind.marks = state.gradient_marks();
+  kind.marks = state.marks().snapshot();
   const optim::FlatTensors& flat = state.flat();
   for (const optim::FlatTensor* const tensor :
        {&flat.masters, &flat.low_halves, &flat.model, &flat.gradients}) {
@@ -70,7 +70,7 @@ bool StepGraphs::run(const Inputs& inputs, zero::ParameterState& state, const Pa
   }
   upload(*entry, inputs);
   launch(*entry);
-  state.set_gradient_marks(entry->left);
+  state.restore_marks(entry->left);
   return true;
 }
 
@@ -104,14 +104,14 @@ void StepGraphs::place(Entry& entry, const Inputs& inputs) const {
 }
 
 bool StepGraphs::record(Entry& entry, zero::ParameterState& state, const Pass& pass) {
-  const zero::ParameterState::GradientMarks before = state.gradient_marks();
+  const zero::GradientMarks::Snapshot before = state.marks().snapshot();
   if (!memory_) memory_ = device_->make_graph_memory();
   try {
     entry.graph = device_->record(memory_, [&] {
       const Tensor sum = pass(entry.placed);
       device_->copy(loss_.raw(), sum.raw(), loss_.bytes(), device_->default_stream());
     });
-    entry.left = state.gradient_marks();
+    entry.left = state.marks().snapshot();
     log_info("engine", "graph_harvesting: recorded a micro batch of ",
              entry.placed.batch.ids.shape().text(), " tokens: ", entry.graph->nodes(), " nodes, ",
              format_bytes(memory_->bytes()), " of memory");
@@ -120,7 +120,7 @@ bool StepGraphs::record(Entry& entry, zero::ParameterState& state, const Pass& p
     log_warning("engine", "graph_harvesting: a micro batch could not be recorded, and none will: ",
                 error.message());
   }
-  state.set_gradient_marks(before);
+  state.restore_marks(before);
   failed_ = true;
   entries_.clear();
   memory_.reset();

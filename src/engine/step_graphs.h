@@ -51,7 +51,7 @@ class StepGraphs {
   // What recorded work depends on besides the numbers that it reads.
   struct Kind {
     std::vector<Shape> shapes;  // of inputs; none for one that is missing
-    zero::ParameterState::GradientMarks marks;
+    zero::GradientMarks::Snapshot marks;
     std::vector<const void*> memory;  // of weights and gradients
     bool operator==(const Kind&) const = default;
   };
@@ -60,8 +60,8 @@ class StepGraphs {
     Tensor memory;  // of all inputs
     Placed placed;
     std::vector<Tensor> constants;
-    zero::ParameterState::GradientMarks left;  // by a launch
-    std::unique_ptr<DeviceGraph> graph;        // none before it is recorded
+    zero::GradientMarks::Snapshot left;  // by a launch
+    std::unique_ptr<DeviceGraph> graph;  // none before it is recorded
   };
   static Kind kind_of(const Inputs& inputs, const zero::ParameterState& state);
   Entry* find(const Kind& kind);

@@ -206,7 +206,7 @@ void Trainer::check_all_have_gradients() {
   try {
     agree(run_.context(), *run_.comm, "looking for gradients", [&] {
       if (open_.mode.joined) return;  // this rank gives none
-      const nn::ParamId id = run_.model->state().first_without_gradient();
+      const nn::ParamId id = run_.model->state().marks().first_not_given();
       DS_CHECK(id == nn::kNoParam, Code::kState, "the parameter ",
                run_.model->parameters()[id].name,
                " got no gradient in this step; freeze it, or let "

@@ -49,7 +49,7 @@ void Model::set_device(std::shared_ptr<Device> device) {
   check_free("the model cannot move");
   const bool gpu = device->kind() != DeviceKind::kCpu;
   if (device->kind() == device_->kind() && device->index() == device_->index()) return;
-  DS_CHECK(has_architecture() || !state_->has_borrowed(), Code::kUnsupported,
+  DS_CHECK(has_architecture() || state_->borrowed().empty(), Code::kUnsupported,
            "parameters of this model are lent: it stays where their memory is");
   if (!gpu) device = host_;
   auto moved = std::make_unique<zero::ParameterState>(*parameters_, device, state_->loader());

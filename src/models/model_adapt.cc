@@ -45,7 +45,7 @@ void Model::check_free(const char* what) const {
 
 void Model::rebuild(nn::ParameterSet parameters, std::shared_ptr<const zero::WeightLoader> rest) {
   for (nn::ParamId id = 0; id < parameters_->size(); ++id) {
-    DS_CHECK(!state_->borrowed(id), Code::kState, (*parameters_)[id].name,
+    DS_CHECK(!state_->borrowed().has(id), Code::kState, (*parameters_)[id].name,
              " lies in lent memory: say when you register parameters which of them train");
   }
   auto set = std::make_unique<nn::ParameterSet>(std::move(parameters));

@@ -1,5 +1,4 @@
-// The part of ParameterState that looks for mistakes of programs and machines when asked to:
-// parameters without a gradient, and ranks whose weights went apart.
+// The part of ParameterState that looks, when asked to, for ranks whose weights went apart.
 #include <algorithm>
 #include <cstring>
 
@@ -19,24 +18,6 @@ std::span<const std::byte> bytes_of(const Tensor& tensor) {
 constexpr int64_t kPiece = int64_t{1} << 20;  // elements that are looked at together
 
 }  // namespace
-
-void ParameterState::track_gradients() {
-  viewed_.assign(static_cast<size_t>(parameters_.size()), false);
-  given_ = viewed_;
-}
-
-void ParameterState::gradient_viewed(nn::ParamId id) {
-  if (viewed_.empty()) return;
-  viewed_[static_cast<size_t>(id)] = given_[static_cast<size_t>(id)] = true;
-}
-
-nn::ParamId ParameterState::first_without_gradient() const {
-  for (size_t i = 0; i < given_.size(); ++i) {
-    const auto id = static_cast<nn::ParamId>(i);
-    if (!given_[i] && parameters_[id].trainable && parameters_[id].shape.elements() > 0) return id;
-  }
-  return nn::kNoParam;
-}
 
 void ParameterState::check_weights(const OpContext& ctx) const {
   if (!comm_) return;

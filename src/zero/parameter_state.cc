@@ -13,6 +13,8 @@ ParameterState::ParameterState(const nn::ParameterSet& parameters, std::shared_p
     : parameters_(parameters),
       layout_(parameters),
       device_(std::move(device)),
+      marks_(parameters),
+      borrowed_(parameters),
       loader_(std::move(loader)) {
   if (loader_) return;
   flat_.masters =
@@ -94,14 +96,6 @@ std::vector<Tensor> ParameterState::acquire_all(std::span<const nn::ParamId> ids
   return out;
 }
 
-// True once after each clear: the gradient is empty, and the caller fills it.
-bool ParameterState::take_empty(nn::ParamId id) {
-  if (empty_count_ == 0 || !empty_gradients_[static_cast<size_t>(id)]) return false;
-  empty_gradients_[static_cast<size_t>(id)] = false;
-  --empty_count_;
-  return true;
-}
-
 void ParameterState::zero_gradient(const OpContext& ctx, nn::ParamId id) {
   Tensor target = view(flat_.gradients.data, id);
   if (ctx.pool != nullptr) {
@@ -113,14 +107,14 @@ void ParameterState::zero_gradient(const OpContext& ctx, nn::ParamId id) {
 
 nn::GradientTarget ParameterState::gradient_target(nn::ParamId id) {
   if (!parameters_[id].trainable) return {};
-  gradient_given(id);
+  marks_.set_given(id);
   DS_CHECK(!tiling(id), Code::kUnsupported, "the gradient of ", parameters_[id].name,
            " is nowhere whole while it is reduced in tiles; without stage3_tile_size it is");
   if (reducer_ && !backward_held_) return reducer_->target(id);
   DS_CHECK(flat_.gradients, Code::kInternal, "backward without gradient buffers");
   if (accumulation_type_ == DType::kFloat32) {
     if (backward_held_) return {view(micro_, id), true};
-    return {view(flat_.gradients.data, id), !take_empty(id)};
+    return {view(flat_.gradients.data, id), !marks_.take_empty(id)};
   }
   bool add = true;
   const Tensor sum = open_gradient(id, add);
@@ -159,7 +153,7 @@ void ParameterState::gradient_complete(nn::ParamId id) {
   Tensor& sum = open_gradients_[static_cast<size_t>(id)];
   if (!sum) return;
   Tensor target = view(backward_held_ ? micro_ : flat_.gradients.data, id);
-  if (!backward_held_ && take_empty(id)) {
+  if (!backward_held_ && marks_.take_empty(id)) {
     ops::cast(gradient_ctx_, sum, target);
   } else {
     ops::accumulate(gradient_ctx_, sum, 1.0f, target);
@@ -206,7 +200,7 @@ Tensor ParameterState::whole_of_tiles(nn::ParamId id) {
 
 nn::GradientTarget ParameterState::tile_gradient(nn::ParamId id, int64_t tile) {
   if (!parameters_[id].trainable) return {};
-  gradient_given(id);
+  marks_.set_given(id);
   return reducer_->target(id, tile);
 }
 
@@ -289,21 +283,7 @@ void ParameterState::weights_updated(const OpContext& ctx) {
 
 void ParameterState::weights_changed(const OpContext& ctx) {
   if (fp8_) fp8_->weights_changed();
-  for (const auto& [id, memory] : borrowed_) {
-    Tensor target = memory;
-    ops::cast(ctx, whole_masters() ? master(id) : model_view(id), target);
-  }
-}
-
-void ParameterState::borrow(nn::ParamId id, Tensor memory) {
-  DS_CHECK(memory.contiguous() && memory.shape() == parameters_[id].shape, Code::kInternal,
-           "lent memory must be packed and of the parameter's shape");
-  borrowed_.emplace_back(id, std::move(memory));
-}
-
-bool ParameterState::borrowed(nn::ParamId id) const {
-  return std::any_of(borrowed_.begin(), borrowed_.end(),
-                     [id](const auto& loan) { return loan.first == id; });
+  borrowed_.write_all(ctx, [this](nn::ParamId id) { return current_value(id); });
 }
 
 void ParameterState::allocate_gradients() { allocate_gradients({}, DType::kFloat32); }
@@ -323,7 +303,7 @@ void ParameterState::allocate_gradients(const OpContext& ctx, DType type) {
   gradient_ctx_ = ctx;
   open_gradients_.assign(type == DType::kFloat32 ? 0 : static_cast<size_t>(parameters_.size()),
                          Tensor());
-  empty_count_ = 0;
+  marks_.set_none_empty();
   if (reducer_) empty_buckets_.assign(layout_.buckets().size(), true);
   clear_at_once_ = false;
 }
@@ -334,12 +314,12 @@ void ParameterState::free_gradients() {
   micro_ = Tensor();
   open_gradients_.clear();
   gradient_ctx_ = {};
-  empty_count_ = 0;
+  marks_.set_none_empty();
 }
 
 void ParameterState::clear_gradients(const OpContext& ctx) {
   for (Tensor& open : open_gradients_) open = Tensor();
-  given_ = viewed_;
+  marks_.clear_given();
   if (micro_) ops::fill(ctx, 0.0f, micro_);
   backward_held_ = false;
   if (reducer_) {
@@ -352,19 +332,11 @@ void ParameterState::clear_gradients(const OpContext& ctx) {
     empty_buckets_.assign(layout_.buckets().size(), true);
     return;
   }
-  empty_count_ = 0;
-  empty_gradients_.assign(static_cast<size_t>(parameters_.size()), false);
-  for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
-    if (!parameters_[id].trainable) continue;
-    empty_gradients_[static_cast<size_t>(id)] = true;
-    ++empty_count_;
-  }
+  marks_.set_all_empty();
 }
 
-void ParameterState::set_gradient_marks(const GradientMarks& marks) {
-  empty_gradients_ = marks.empty;
-  empty_count_ = std::count(marks.empty.begin(), marks.empty.end(), true);
-  given_ = marks.given;
+void ParameterState::restore_marks(const GradientMarks::Snapshot& left) {
+  marks_.restore(left);
   for (Tensor& open : open_gradients_) open = Tensor();
 }
 
@@ -376,8 +348,8 @@ void ParameterState::materialize_gradients(const OpContext& ctx) {
     ops::fill(state_context(ctx), 0.0f, target);
     empty_buckets_[i] = false;
   }
-  for (nn::ParamId id = 0; empty_count_ > 0 && id < parameters_.size(); ++id) {
-    if (take_empty(id)) zero_gradient(ctx, id);
+  for (nn::ParamId id = 0; marks_.any_empty() && id < parameters_.size(); ++id) {
+    if (marks_.take_empty(id)) zero_gradient(ctx, id);
   }
 }
 
@@ -388,16 +360,18 @@ void ParameterState::clear_gradients_at_once(const OpContext& ctx) {
 
 void ParameterState::replace_gradients(Tensor gradients) {
   flat_.gradients.data = std::move(gradients);
-  empty_count_ = 0;
+  marks_.set_none_empty();
 }
 
 const Tensor& ParameterState::gradients() const {
-  DS_CHECK(empty_count_ == 0, Code::kInternal, "gradients were read before they were materialized");
+  DS_CHECK(!marks_.any_empty(), Code::kInternal,
+           "gradients were read before they were materialized");
   return flat_.gradients.data;
 }
 
 Tensor ParameterState::gradient_view(nn::ParamId id) const {
-  DS_CHECK(empty_count_ == 0, Code::kInternal, "a gradient was read before they were materialized");
+  DS_CHECK(!marks_.any_empty(), Code::kInternal,
+           "a gradient was read before they were materialized");
   return view(micro_ ? micro_ : flat_.gradients.data, id);
 }
 
@@ -478,11 +452,7 @@ void ParameterState::write_master(const OpContext& ctx, nn::ParamId id, const Te
     if (in_fp32(bucket(id))) write_fp32_weights(ctx, bucket(id));
     gatherer_->pieces_changed(true);
   }
-  for (const auto& [lent, memory] : borrowed_) {
-    if (lent != id) continue;
-    Tensor target = memory;
-    ops::cast(ctx, value, target);
-  }
+  borrowed_.write(ctx, id, value);
 }
 
 void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) {
@@ -500,11 +470,7 @@ void ParameterState::owned_master_written(const OpContext& ctx, nn::ParamId id) 
     comm_->all_gather(whole_weights(shared), weight_piece(shared), {.label = parameters_[id].name})
         ->wait();
   }
-  for (const auto& [lent, memory] : borrowed_) {
-    if (lent != id) continue;
-    Tensor target = memory;
-    ops::cast(ctx, whole_masters() ? master(id) : model_view(id), target);
-  }
+  if (borrowed_.has(id)) borrowed_.write(ctx, id, current_value(id));
 }
 
 void ParameterState::replace_masters(const OpContext& ctx, Tensor masters) {

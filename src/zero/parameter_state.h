@@ -9,7 +9,9 @@
 #include "nn/parameter_reader.h"
 #include "ops/context.h"
 #include "optim/optimizer.h"
+#include "zero/borrowed_memory.h"
 #include "zero/flat_layout.h"
+#include "zero/gradient_marks.h"
 #include "zero/gradient_reducer.h"
 #include "zero/host_store.h"
 #include "zero/share_groups.h"
@@ -183,10 +185,9 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   // The same after an update that wrote masters and copy together.
   void weights_updated(const OpContext& ctx);
 
-  // A caller's tensor that receives each new value of a parameter, in its own type.
-  void borrow(nn::ParamId id, Tensor memory);
-  bool borrowed(nn::ParamId id) const;
-  bool has_borrowed() const { return !borrowed_.empty(); }
+  // Memory of the caller that receives each new value of a parameter, in its own type.
+  BorrowedMemory& borrowed() { return borrowed_; }
+  const BorrowedMemory& borrowed() const { return borrowed_; }
 
   // Gradient buffers exist only while somebody trains. Types below fp32 sum a micro batch in fp32
   // and round when it is added, with the threads of `ctx`, which must live until free_gradients.
@@ -210,26 +211,11 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   optim::FlatTensors& flat() { return flat_; }
   const optim::FlatTensors& flat() const { return flat_; }
 
-  // Notes from now on which parameters get a gradient between clears. A caller may write a view at
-  // any time: its parameter counts as given.
-  void track_gradients();
-  void gradient_given(nn::ParamId id) {
-    if (!given_.empty()) given_[static_cast<size_t>(id)] = true;
-  }
-  void gradient_viewed(nn::ParamId id);
-  // What is known of the gradients besides their numbers, by parameter: who replays a backward that
-  // was recorded sets what it left.
-  struct GradientMarks {
-    std::vector<bool> empty;  // none when all have numbers
-    std::vector<bool> given;
-    bool operator==(const GradientMarks&) const = default;
-  };
-  GradientMarks gradient_marks() const {
-    return {empty_count_ > 0 ? empty_gradients_ : std::vector<bool>(), given_};
-  }
-  void set_gradient_marks(const GradientMarks& marks);
-  // The first trainable parameter that got none, while they are noted; kNoParam.
-  nn::ParamId first_without_gradient() const;
+  // Which gradients are empty, and which were given.
+  GradientMarks& marks() { return marks_; }
+  const GradientMarks& marks() const { return marks_; }
+  // Sets what a backward that was recorded and is replayed left.
+  void restore_marks(const GradientMarks::Snapshot& left);
   // Throws kState where whole weights differ between ranks, or are not the masters (every rank).
   void check_weights(const OpContext& ctx) const;
 
@@ -249,6 +235,10 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   Tensor master(nn::ParamId id) const { return view(flat_.masters.data, id); }
   Tensor gradient_view(nn::ParamId id) const;
   Tensor model_view(nn::ParamId id) const;
+  // Where it lies whole: the master, or else the weight.
+  Tensor current_value(nn::ParamId id) const {
+    return whole_masters() ? master(id) : model_view(id);
+  }
   // That is the master itself, and written as one.
   bool computes_with_master(nn::ParamId id) const {
     return flat_.masters && !host_store_ &&
@@ -289,7 +279,6 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
  private:
   void zero_gradient(const OpContext& ctx, nn::ParamId id);
   Tensor open_gradient(nn::ParamId id, bool& add);
-  bool take_empty(nn::ParamId id);
   const optim::FlatTensor& weights() const {
     return host_store_ ? host_store_->weights() : flat_.model ? flat_.model : flat_.masters;
   }
@@ -336,11 +325,9 @@ class ParameterState : public nn::ParameterReader, public nn::GradientSink {
   std::vector<int64_t> fp32_begins_;    // by bucket
   std::vector<Tensor> open_gradients_;  // fp32 sums of this micro batch, by parameter
   OpContext gradient_ctx_;
-  std::vector<bool> empty_gradients_;  // by parameter: what the memory holds does not count
-  int64_t empty_count_ = 0;
-  std::vector<bool> given_, viewed_;  // by parameter; empty unless gradients are tracked
+  GradientMarks marks_;
   bool clear_at_once_ = false;
-  std::vector<std::pair<nn::ParamId, Tensor>> borrowed_;
+  BorrowedMemory borrowed_;
   int open_guards_ = 0;
 
   std::unique_ptr<nn::Fp8Linears> fp8_;

@@ -219,7 +219,7 @@ TEST(MixedTypes, LentMemoryReceivesItsOwnType) {
         const nn::ParamId id = model->parameters().find("layer1.bias");
         const Tensor memory =
             Tensor::zeros(make_cpu_device(), DType::kFloat32, {23}, MemoryTag::kOther);
-        model->state().borrow(id, memory);
+        model->state().borrowed().add(id, memory);
         Engine engine(dump_json(job.config), model, comm);
         run_own_batch(engine, job, comm->rank(), 0);
         EXPECT_TRUE(engine.step().applied);
