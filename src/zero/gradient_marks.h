@@ -18,9 +18,7 @@ class GradientMarks {
     std::vector<bool> given;
     bool operator==(const Snapshot&) const = default;
   };
-  Snapshot snapshot() const {
-    return {empty_count_ > 0 ? empty_ : std::vector<bool>(), given_};
-  }
+  Snapshot snapshot() const { return {empty_count_ > 0 ? empty_ : std::vector<bool>(), given_}; }
   void restore(const Snapshot& snapshot);
 
   // Whatever the memory of trainable parameters' gradients holds does not count.
