@@ -56,7 +56,7 @@ std::vector<int>::iterator GradientReducer::find_slot(int64_t elements) {
 }
 
 // Slots are taken, freed and made at the same points of the same program on every rank, so that a
-// bucket has the same slot everywhere; that is what lets shard_group read it directly.
+// bucket has the same slot everywhere; that is what lets the other ranks read it directly.
 int GradientReducer::take_slot(const Bucket& bucket) {
   const int64_t needed = bucket.range.elements();
   auto found = find_slot(needed);
@@ -229,7 +229,7 @@ void GradientReducer::finish() {
 }
 
 void GradientReducer::drop() {
-  // What is under way belongs to a collective that shard_group take part in: it is waited for.
+  // What is under way belongs to a collective that other ranks take part in: it is waited for.
   while (!sent_.empty()) {
     Sent sent = std::move(sent_.front());
     sent_.pop_front();

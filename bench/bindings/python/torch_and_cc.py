@@ -61,7 +61,7 @@ def build() -> Path:
 
 
 class Contender:
-    """A program that makes steps when it is told to."""
+    """A program whose standard input asks for steps and whose output gives their times."""
 
     def __init__(self, command: list[str], stock: bool) -> None:
         tuned = {} if stock else {"GLIBC_TUNABLES": HEAP}

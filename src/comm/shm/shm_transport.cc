@@ -25,7 +25,7 @@ std::shared_ptr<Segment> share_segment(int self, int leader, bool member, size_t
   if (member && self != leader) {
     attempt([&] {
       const std::string& theirs = tickets[static_cast<size_t>(leader)];
-      // An empty ticket: the leader tells its failure in the second round.
+      // An empty ticket: the leader reports its failure in the second round.
       if (!theirs.empty()) segment = source.open(theirs, bytes);
     });
   }
