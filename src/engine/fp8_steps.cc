@@ -17,8 +17,6 @@ std::unique_ptr<nn::Fp8Linears> make_fp8(RunContext& run) {
   constexpr const char* kKey = "configuration: /fp8/enabled: ";
   DS_CHECK(run.model->has_architecture(), Code::kUnsupported, kKey,
            "the model is the caller's own parameters, whose layers the library does not run");
-  DS_CHECK(!run.model->parameters().adapted(), Code::kUnsupported, kKey,
-           "the model carries low-rank adapters, whose layers stay in bf16; use false");
   const Fp8Config& fp8 = run.config.precision.fp8;
   auto out = std::make_unique<nn::Fp8Linears>(
       run.context(), run.model->parameters(),

@@ -28,6 +28,10 @@ Fp8Linears* fp8_of(Tape& tape, ParamId weight) {
   return all != nullptr && all->has(weight) ? all : nullptr;
 }
 
+bool has_adapter(Tape& tape, ParamId weight) {
+  return tape.weights().parameters().adapter(weight) != nullptr;
+}
+
 // y = x w^T + b, however the store holds the weight. Decoding asks for few rows; training must sum
 // in one order whether it records or recomputes.
 void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor& y) {
@@ -111,9 +115,9 @@ AdapterPass adapter_forward(Tape& tape, const Adapter& adapter, const Tensor& x,
   return pass;
 }
 
-// Adds to the gradients of a and b, and to dx where there is one.
+// Adds to the gradients of a and b, and where there is a dx to that, or writes it.
 void adapter_backward(Tape& tape, const AdapterPass& pass, const Tensor& x, const Tensor& dy,
-                      Tensor& dx) {
+                      Tensor& dx, bool add) {
   const OpContext& ctx = tape.ctx();
   const ParameterGuard a(tape.weights(), pass.adapter.a), b(tape.weights(), pass.adapter.b);
   if (Tensor db = tape.gradients().gradient(pass.adapter.b)) {
@@ -127,12 +131,12 @@ void adapter_backward(Tape& tape, const AdapterPass& pass, const Tensor& x, cons
     ops::linear_grad_weight(ctx, dlow, dropped_input(tape, pass, x), da);
   }
   if (dx && !pass.dropped) {
-    ops::linear_grad_input(ctx, dlow, *a, dx, true);
+    ops::linear_grad_input(ctx, dlow, *a, dx, add);
   } else if (dx) {
-    Tensor part = tape.new_activation(x.dtype(), x.shape());
+    Tensor part = add ? tape.new_activation(x.dtype(), x.shape()) : dx;
     ops::linear_grad_input(ctx, dlow, *a, part);
     ops::dropout_backward(ctx, part, pass.adapter.dropout, pass.stream, part);
-    ops::add(ctx, dx, part, dx);
+    if (add) ops::add(ctx, dx, part, dx);
   }
 }
 
@@ -179,7 +183,7 @@ void record_linear(Tape& tape, const Value& x, const std::shared_ptr<GradientSlo
       Tensor dx;
       if (x.slot) dx = t.new_activation(x.data.dtype(), x.data.shape());
       multiply_backward(t, x.data, dy, weight, bias, dx);
-      if (adapted) adapter_backward(t, *adapted, x.data, dy, dx);
+      if (adapted) adapter_backward(t, *adapted, x.data, dy, dx, true);
       if (x.slot) x.slot->add(t.ctx(), std::move(dx), true);
     }
     t.used_backward(weight);
@@ -206,7 +210,7 @@ struct GeluLinear {
 // choose by how the weight is stored.
 bool fuses_gelu(Tape& tape, ParamId weight) {
   return (tape.recording() || tape.training()) && tape.weights().tiling(weight) == nullptr &&
-         fp8_of(tape, weight) == nullptr && tape.weights().parameters().adapter(weight) == nullptr;
+         fp8_of(tape, weight) == nullptr && !has_adapter(tape, weight);
 }
 
 GeluLinear gelu_linear(Tape& tape, const Value& x, const Projection& p, ops::Gelu kind) {
@@ -254,13 +258,32 @@ Value fp8_gelu(Tape& tape, Fp8Linears& fp8, const Value& x, const Projection& up
   return fp8_activated(tape, fp8, hidden, activation_of(kind), down);
 }
 
+// A layer of codes, with the adapter in the compute type beside it.
+Value fp8_adapted(Tape& tape, Fp8Linears& fp8, const Value& x, const Projection& p,
+                  const Adapter* adapter) {
+  Value y = fp8_linear(tape, fp8, x, p);
+  if (adapter == nullptr) return y;
+  // Recorded after the layer, so that backward finds the gradient that the layer will take.
+  tape.record([x, out = y.slot, pass = adapter_forward(tape, *adapter, x.data, y.data)](Tape& t) {
+    if (*out) {
+      Tensor dx;
+      if (x.slot) dx = t.new_activation(x.data.dtype(), x.data.shape());
+      adapter_backward(t, pass, x.data, out->gradient(), dx, false);
+      if (x.slot) x.slot->add(t.ctx(), std::move(dx), true);
+    }
+    t.used_backward(pass.adapter.a);
+    t.used_backward(pass.adapter.b);
+  });
+  return y;
+}
+
 // A layer whose rows of outputs are `width` numbers long.
 Value linear_of_width(Tape& tape, const Value& x, ParamId weight, ParamId bias, int64_t width) {
   const Adapter* const adapter = tape.weights().parameters().adapter(weight);
   const OperatorScope op(tape, adapter == nullptr ? "linear" : "linear+adapter", weight, true);
   if (op) report_work(op, tape, x, weight, adapter);
   if (Fp8Linears* const fp8 = fp8_of(tape, weight)) {
-    return fp8_linear(tape, *fp8, x, {weight, bias});
+    return fp8_adapted(tape, *fp8, x, {weight, bias}, adapter);
   }
   const int64_t outputs = tape.weights().parameters()[weight].shape[0];
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), width)));
@@ -300,7 +323,7 @@ Value linear_padded(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
 Value gated_linear(Tape& tape, const Value& gate, const Value& up, ops::Activation kind,
                    const Projection& down) {
   Fp8Linears* const fp8 = fp8_of(tape, down.weight);
-  if (fp8 == nullptr) {
+  if (fp8 == nullptr || has_adapter(tape, down.weight)) {
     return linear(tape, gated_activation(tape, gate, up, kind), down.weight, down.bias);
   }
   const OperatorScope op(tape, "gated+linear", down.weight, true);
@@ -328,7 +351,9 @@ Value linear_gelu(Tape& tape, const Value& x, const Projection& p, ops::Gelu kin
 
 Value linear_gelu_linear(Tape& tape, const Value& x, const Projection& up, const Projection& down,
                          ops::Gelu kind) {
-  if (Fp8Linears* const fp8 = fp8_of(tape, up.weight); fp8 != nullptr && fp8->has(down.weight)) {
+  if (Fp8Linears* const fp8 = fp8_of(tape, up.weight); fp8 != nullptr && fp8->has(down.weight) &&
+                                                       !has_adapter(tape, up.weight) &&
+                                                       !has_adapter(tape, down.weight)) {
     return fp8_gelu(tape, *fp8, x, up, down, kind);
   }
   if (!fuses_gelu(tape, up.weight) || !fuses_gelu(tape, down.weight)) {

@@ -109,6 +109,11 @@ class Fp8Layer : public ::testing::Test {
     const Numbers wide = numbers(x);
     return {wide.begin(), wide.end()};
   }
+  static void product(int64_t m, int64_t n, int64_t k, const Numbers& a, bool ta, const Numbers& b,
+                      bool tb, Numbers& out, Numbers& size) {
+    kernels::matmul_ref(m, n, k, a.data(), ta, b.data(), tb, nullptr, false, out.data(),
+                        size.data());
+  }
   // Sums of k terms in fp32, and the rounding of the result.
   static void expect_product(const Tensor& actual, int64_t m, int64_t n, int64_t k,
                              const Numbers& a, bool ta, const Numbers& b, bool tb,
@@ -222,6 +227,73 @@ TEST_F(Fp8Layer, LayersThatReadOneTensorShareItsCodes) {
   nn::linear(second, second.make_value(x.data.slice(0, 0, 8)), other_, nn::kNoParam);
   EXPECT_GT(input_scale(other_), 0);
   state_->weights().end_pass();
+}
+
+// The adapter's products are of the compute type, and the layer's are what they are without it.
+TEST_F(Fp8Layer, AnAdapterStandsBesideTheCodes) {
+  constexpr int64_t kRank = 4;
+  constexpr double kScale = 0.5;
+  nn::Parameter low;
+  low.name = "a";
+  low.shape = {kRank, kIn};
+  nn::Adapter adapter;
+  adapter.a = parameters_.add(low);
+  low.name = "b'";
+  low.shape = {kOut, kRank};
+  adapter.b = parameters_.add(low);
+  adapter.scale = kScale;
+  state_.emplace(parameters_, device_);
+  state_->set_compute_type(ctx_, DType::kBFloat16);
+  state_->gradients().allocate(ctx_, DType::kFloat32);
+  set_weights(0.2);
+  const Tensor input = random_bf16({kRows, kIn}, 1), dy = random_bf16({kRows, kOut}, 1);
+  struct Seen {
+    Numbers y, dx, dw, da, db;
+  };
+  const auto run = [&] {
+    state_->weights().set_fp8(
+        std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
+    state_->gradients().clear(ctx_);
+    nn::Tape tape(ctx_, state_->weights(), &state_->gradients(), {});
+    state_->weights().begin_pass();
+    const nn::Value x = tape.make_value(input);
+    const nn::Value y = nn::linear(tape, x, w_, b_);
+    const Numbers made = numbers(y.data);
+    y.slot->add(ctx_, dy, true);
+    tape.backward();
+    state_->finish_backward();
+    const auto gradient = [&](nn::ParamId id) { return numbers(state_->gradients().gradient(id)); };
+    return Seen{made, numbers(x.slot->gradient()), gradient(w_), gradient(adapter.a),
+                gradient(adapter.b)};
+  };
+  const Seen alone = run();
+  parameters_.adapt(w_, adapter);
+  const Seen beside = run();
+  EXPECT_EQ(beside.dw, alone.dw);
+
+  const Numbers x = numbers(input), g = numbers(dy);
+  const Numbers a = numbers(state_->weights().view(adapter.a));
+  const Numbers b = numbers(state_->weights().view(adapter.b));
+  Numbers x_low(kRows * kRank), x_size(x_low.size()), g_low(x_low.size()), g_size(x_low.size());
+  product(kRows, kRank, kIn, x, false, a, true, x_low, x_size);
+  product(kRows, kRank, kOut, g, false, b, false, g_low, g_size);
+  // Of each number a few roundings to bf16, of the parts and of their sum.
+  const auto expect = [&](const Numbers& actual, int64_t m, int64_t n, int64_t k, const Numbers& l,
+                          bool tl, const Numbers& r, bool tr, const Numbers& base) {
+    Numbers expected(actual.size()), size(actual.size());
+    product(m, n, k, l, tl, r, tr, expected, size);
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const double before = base.empty() ? 0 : base[i];
+      ASSERT_NEAR(actual[i], before + kScale * expected[i],
+                  0x1p-6 * (std::fabs(before) + kScale * size[i]))
+          << i;
+    }
+  };
+  expect(beside.y, kRows, kOut, kRank, x_low, false, b, true, alone.y);
+  expect(beside.dx, kRows, kIn, kRank, g_low, false, a, false, alone.dx);
+  expect(beside.da, kRank, kIn, kRows, g_low, true, x, false, {});
+  expect(beside.db, kOut, kRank, kRows, g, true, x_low, false, {});
+  state_->weights().set_fp8(nullptr);
 }
 
 // An MLP whose casts apply the function and its derivative has the bits of its layers one after
@@ -414,6 +486,56 @@ TEST(Fp8Training, FollowsBf16) {
   }
 }
 
+// The base is frozen; adapters learn beside its codes, in every family of layers, and go on from a
+// checkpoint with the same bits.
+TEST(Fp8Training, AdaptersLearnBesideAFrozenBase) {
+  const Folder folder;
+  for (const Json& model : {model_config(0), llama_config()}) {
+    SCOPED_TRACE(model.at("model_type").get<std::string>());
+    const auto make = [&](bool fp8) {
+      auto adapted = models::Model::create(model, 3);
+      models::LoraOptions lora;
+      lora.target_modules = {"all-linear"};
+      lora.r = 4;
+      lora.dropout = 0.1;
+      adapted->add_lora(lora);
+      auto engine = std::make_unique<Engine>(dump_json(fp8_config({{"fp8", {{"enabled", fp8}}}})),
+                                             adapted, nullptr);
+      engine->set_dataset(periodic_data());
+      return engine;
+    };
+    const auto fp8 = make(true), bf16 = make(false);
+    const auto base = [](Engine& engine) {
+      std::vector<float> out;
+      for (nn::ParamId id = 0; id < engine.model()->parameters().size(); ++id) {
+        const nn::Parameter& p = engine.model()->parameters()[id];
+        if (p.trainable) continue;
+        const std::vector<float> one = flat(engine.model()->get(p.name));
+        out.insert(out.end(), one.begin(), one.end());
+      }
+      return out;
+    };
+    const std::vector<float> before = base(*fp8);
+    double first = 0, last = 0;
+    bool differs = false;
+    for (int step = 0; step < 20; ++step) {
+      const double expected = bf16->train_batch().loss;
+      last = fp8->train_batch().loss;
+      if (step == 0) first = last;
+      EXPECT_NEAR(last, expected, 0.03 * expected) << "step " << step;
+      differs = differs || last != expected;
+    }
+    EXPECT_LT(last, first - 0.02);
+    EXPECT_TRUE(differs);
+    EXPECT_TRUE(same_bits(base(*fp8), before));
+    fp8->save(folder.path(), "adapted");
+    const auto resumed = make(true);
+    resumed->load(folder.path(), "adapted");
+    EXPECT_EQ(resumed->train_batch().loss, fp8->train_batch().loss);
+    EXPECT_TRUE(same_bits(weights(*resumed), weights(*fp8)));
+  }
+}
+
 TEST(Fp8Training, ResumesWithTheSameBits) {
   const Folder folder;
   for (const Json& more :
@@ -518,16 +640,6 @@ TEST(Fp8Training, RefusesWhatDoesNotFit) {
   Json narrow = model_config();
   narrow["n_embd"] = 24;
   EXPECT_THAT(refusal(fp8_config(), Code::kConfig, narrow), HasSubstr("multiples of 16"));
-
-  auto adapted = models::Model::create(model_config(), 3);
-  models::LoraOptions lora;
-  lora.target_modules = {"all-linear"};
-  adapted->add_lora(lora);
-  EXPECT_THAT(
-      error_of(Code::kUnsupported, [&] { Engine(dump_json(fp8_config()), adapted, nullptr); }),
-      HasSubstr("adapters"));
-  // And the model is free again.
-  const Engine other(dump_json(base_config()), adapted, nullptr);
 }
 
 }  // namespace
