@@ -17,10 +17,16 @@ constexpr int64_t kLine = 64;
 // Stands in for rows that do not exist.
 alignas(64) constexpr uint8_t kZeros[kLine] = {};
 
-__mmask64 first_bytes(int64_t n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << n) - 1; }
-__mmask32 first_halves(int64_t n) { return n >= 32 ? ~__mmask32{0} : (__mmask32{1} << n) - 1; }
+// The first n elements; none below 1.
+__mmask64 first_bytes(int64_t n) {
+  return n >= 64 ? ~__mmask64{0} : n <= 0 ? 0 : (__mmask64{1} << n) - 1;
+}
+__mmask32 first_halves(int64_t n) {
+  return n >= 32 ? ~__mmask32{0} : n <= 0 ? 0 : (__mmask32{1} << n) - 1;
+}
 __mmask16 first_words(int64_t n) {
-  return n >= 16 ? static_cast<__mmask16>(0xFFFF) : static_cast<__mmask16>((1u << n) - 1);
+  return n >= 16 ? static_cast<__mmask16>(0xFFFF)
+                 : static_cast<__mmask16>(n <= 0 ? 0 : (1u << n) - 1);
 }
 
 // Four 128-bit pieces from four rows, one per lane. Inserting from memory leaves the shuffle unit,
