@@ -7,8 +7,10 @@
 #include <random>
 
 #include "../mesh/thread_mesh.h"
+#include "engine/share_options.h"
 #include "zero/gradient_reducer.h"
 #include "zero/layout.h"
+#include "zero_world.h"
 
 namespace ds::zero {
 namespace {
@@ -143,6 +145,54 @@ TEST(GradientDomains, MicsKeepsACopyInEveryShardOfAGroup) {
               "a shard of 3 ranks does not divide the 4 ranks of the data+context group");
   }
 }
+
+// The layout that a policy gives is that of a run: what a plan reads of it holds for engines.
+class LayoutsOfRuns : public testing::TestWithParam<const char*> {};
+
+TEST_P(LayoutsOfRuns, AreThoseOfTheirPolicy) {
+  const Json config =
+      zero_test::zero_config(0, {{"reduce_bucket_size", 3000}, {"allgather_bucket_size", 3000}});
+  zero_test::Job job;
+  job.world = 4;
+  job.config = zero_test::with(
+      config, {{"zero_optimization", parse_json(GetParam(), "test", Code::kConfig)}});
+  zero_test::run_ranks(job.world, [&](const std::shared_ptr<Communicator>& comm) {
+    const auto engine = zero_test::make_rank_engine(job, comm);
+    const FlatLayout& run = engine->model()->state().layout();
+    const nn::ParameterSet& parameters = engine->model()->parameters();
+    const ShareOptions options = share_options(engine->config());
+    LayoutPolicy policy;
+    policy.stage = options.stage;
+    policy.shard = options.groups.shard;
+    const int shard = policy.shard > 0 ? policy.shard : comm->size();
+    policy.sharing = choose_sharing(parameters, options, 0, shard);
+    const Layout layout(parameters, MeshShape(comm->size(), {}), comm->rank(), policy);
+    ASSERT_EQ(layout.domains().size(), 1u);
+    const FlatLayout& flat = layout.domains()[0].flat;
+    EXPECT_EQ(flat.rank(), run.rank());
+    EXPECT_EQ(flat.world(), run.world());
+    ASSERT_EQ(flat.buckets().size(), run.buckets().size());
+    for (size_t i = 0; i < run.buckets().size(); ++i) {
+      EXPECT_EQ(flat.buckets()[i].range.begin, run.buckets()[i].range.begin);
+      EXPECT_EQ(flat.buckets()[i].piece, run.buckets()[i].piece);
+      EXPECT_EQ(flat.buckets()[i].tile, run.buckets()[i].tile);
+      EXPECT_EQ(flat.buckets()[i].resident, run.buckets()[i].resident);
+    }
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      EXPECT_EQ(layout.place(id).id, id);
+      EXPECT_EQ(flat.part(id).first, run.part(id).first);
+      EXPECT_EQ(flat.part(id).count, run.part(id).count);
+      EXPECT_EQ(flat.part(id).owned, run.part(id).owned);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Stages, LayoutsOfRuns,
+    testing::Values(R"({"stage": 0})", R"({"stage": 1})", R"({"stage": 2})",
+                    R"({"stage": 3, "stage3_param_persistence_threshold": 40})",
+                    R"({"stage": 3, "mics_shard_size": 2})",
+                    R"({"stage": 3, "stage3_tile_size": 500})"));
 
 // A whole number that a rank gives as the gradient of an element.
 float given(nn::ParamId id, int rank, int64_t element) {
