@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/box.h"
+#include "tensor/box.h"
 #include "tensor/dtype.h"
 
 namespace ds {

@@ -5,9 +5,9 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "checkpoint/box.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
+#include "tensor/box.h"
 
 namespace ds {
 namespace {

@@ -8,8 +8,8 @@
 #include "base/json.h"
 #include "base/replacement_file.h"
 #include "base/text.h"
-#include "checkpoint/box.h"
 #include "checkpoint/safetensors.h"
+#include "tensor/box.h"
 
 namespace ds {
 namespace {

@@ -16,12 +16,13 @@ void Communicator::check_active(std::string_view operation) const {
   const State now = state();
   if (now == State::kActive) return;
   if (now == State::kFinalized) {
-    fail(Code::kState, operation, ": the communicator was finalized; make a new one");
+    fail(Code::kState, operation, ": the communicator was finalized; make a new one", in_group());
   }
   const std::lock_guard lock(reason_mutex_);
-  if (now == State::kFailed) fail(Code::kComm, operation, ": the group failed before: ", reason_);
+  if (now == State::kFailed)
+    fail(Code::kComm, operation, ": the group failed before: ", reason_, in_group());
   fail(Code::kAborted, operation, ": the communicator was aborted", reason_.empty() ? "" : ": ",
-       reason_);
+       reason_, in_group());
 }
 
 void Communicator::check_tensor_for(const char* operation, const char* name, const Tensor& tensor,
@@ -298,7 +299,13 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key,
                                                   const CollectiveOptions& options) {
   check_deadline("split", options);
   check_active("split");
-  return do_split(color, key, options);
+  std::shared_ptr<Communicator> group = do_split(color, key, options);
+  if (group) group->name_ = options.label;
+  return group;
+}
+
+std::string Communicator::in_group() const {
+  return name_.empty() ? std::string() : str_cat(" (group \"", printable(name_), "\")");
 }
 
 void Communicator::join(const CollectiveOptions& options) {

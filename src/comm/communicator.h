@@ -77,6 +77,8 @@ class Communicator {
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
+  // The label of the split that made it, which its errors show; "" for a group made otherwise.
+  const std::string& name() const noexcept { return name_; }
   std::chrono::milliseconds deadline() const noexcept { return deadline_; }
   State state() const noexcept { return state_.load(std::memory_order_acquire); }
   const Topology& topology() const noexcept { return topology_; }
@@ -191,6 +193,8 @@ class Communicator {
   void set_topology(Topology topology) { topology_ = std::move(topology); }
   // Throws kAborted, kComm or kState unless the group is active.
   void check_active(std::string_view operation) const;
+  // " (group \"tensor\")", or nothing: what an error ends with.
+  std::string in_group() const;
   // Ends an active group with an error: kAborted for Code::kAborted, else kFailed.
   void mark_failed(Code code, std::string_view text) noexcept;
 
@@ -207,6 +211,7 @@ class Communicator {
   const int rank_;
   const int size_;
   const std::chrono::milliseconds deadline_;
+  std::string name_;
   Topology topology_;
   std::atomic<State> state_{State::kActive};
   mutable std::mutex reason_mutex_;

@@ -154,8 +154,9 @@ std::optional<Error> Group::attempt(std::string_view name, const std::function<v
   } catch (const std::exception& error) {
     failure.emplace(Code::kComm, error.what());
   }
-  end_with(*failure);
-  return failure;
+  end_with(*failure);  // peers add the name themselves
+  if (Communicator::name().empty()) return failure;
+  return Error(failure->code(), failure->message() + in_group());
 }
 
 void Group::execute(OperationPtr operation) {

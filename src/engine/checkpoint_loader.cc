@@ -77,9 +77,9 @@ void CheckpointLoader::load(const std::string& folder, const std::string& tag,
   saver_.wait_before_load();
   const models::Model::Use use(*run_.model, models::Model::Use::Purpose::kLoad);
   if (!tag.empty()) {
-    const std::string first = broadcast_text(run_.context(), *run_.comm, tag);
-    agree(run_.context(), *run_.comm, "choosing the tag", [&] {
-      DS_CHECK(tag == first, Code::kInvalidArgument, "rank ", run_.comm->rank(), " loads \"",
+    const std::string first = broadcast_text(run_.context(), run_.world(), tag);
+    agree(run_.context(), run_.world(), "choosing the tag", [&] {
+      DS_CHECK(tag == first, Code::kInvalidArgument, "rank ", run_.mesh.rank(), " loads \"",
                printable(tag), "\" and rank 0 \"", printable(first),
                "\"; give every rank the same tag");
     });
@@ -93,8 +93,8 @@ void CheckpointLoader::load_newest(const std::string& folder, const LoadOptions&
   std::optional<CheckpointSearch> search;
   while (true) {
     std::string found;
-    agree(run_.context(), *run_.comm, "looking for a checkpoint", [&] {
-      if (run_.comm->rank() != 0) return;
+    agree(run_.context(), run_.world(), "looking for a checkpoint", [&] {
+      if (!run_.first_rank()) return;
       if (!search) search.emplace(folder);
       const std::optional<CheckpointReader> reader = search->next();
       // Damaged ones are not the same as none.
@@ -102,7 +102,7 @@ void CheckpointLoader::load_newest(const std::string& folder, const LoadOptions&
       if (!reader) search->fail();
       found = reader->tag();
     });
-    found = broadcast_text(run_.context(), *run_.comm, found);
+    found = broadcast_text(run_.context(), run_.world(), found);
     if (found.empty()) return;
     try {
       return restore_tag(folder, found, options);
@@ -117,7 +117,7 @@ void CheckpointLoader::load_newest(const std::string& folder, const LoadOptions&
 void CheckpointLoader::restore_tag(const std::string& folder, const std::string& tag,
                                    const LoadOptions& options) {
   std::optional<CheckpointReader> reader;
-  agree(run_.context(), *run_.comm, "opening a checkpoint",
+  agree(run_.context(), run_.world(), "opening a checkpoint",
         [&] { reader.emplace(CheckpointReader::open(folder, tag)); });
   restore(std::move(*reader), options);
 }
@@ -127,7 +127,7 @@ void CheckpointLoader::compare_settings(const CheckpointReader& reader,
                                         const LoadOptions& options) const {
   const RunSettings before{saved_json(reader, saved::kConfig), reader.manifest().topology.data};
   std::vector<std::string> differences =
-      resume_differences(before, {run_.config.resolved(), run_.comm->size()});
+      resume_differences(before, {run_.config.resolved(), run_.data_ranks()});
   if (const std::string data = feed_.difference(saved_json(reader, saved::kDataset));
       !data.empty()) {
     differences.push_back(data);
@@ -136,7 +136,7 @@ void CheckpointLoader::compare_settings(const CheckpointReader& reader,
   const std::string where = printable(reader.folder().string(), 300);
   DS_CHECK(!options.strict, Code::kConfig, "the run that saved ", where,
            " had other settings: ", ds::join(differences, "; "));
-  if (run_.comm->rank() != 0) return;
+  if (!run_.first_rank()) return;
   for (const std::string& difference : differences) {
     log_warning("engine", "the run that saved ", where, " had other settings: ", difference);
   }
@@ -216,13 +216,13 @@ void CheckpointLoader::read_tensors(const CheckpointReader& reader, const Restor
   constexpr const char* kWhat = "loading a checkpoint";
   const OpContext ctx = run_.context();
   run_.model->state().arrays().hold_masters();
-  const int turns = run_.config.zero.load_in_turn ? run_.comm->size() : 1;
+  const int turns = run_.config.zero.load_in_turn ? run_.mesh.size() : 1;
   for (int turn = 0; turn < turns; ++turn) {
-    agree(ctx, *run_.comm, kWhat, [&] {
-      if (turns == 1 || turn == run_.comm->rank()) read_targets(reader, restored.targets);
+    agree(ctx, run_.world(), kWhat, [&] {
+      if (turns == 1 || turn == run_.mesh.rank()) read_targets(reader, restored.targets);
     });
   }
-  agree(ctx, *run_.comm, kWhat, [&] { restore_fp8(run_, restored.fp8); });
+  agree(ctx, run_.world(), kWhat, [&] { restore_fp8(run_, restored.fp8); });
 }
 
 // Everything but the bytes of the tensors is read and checked first, and also these when the engine
@@ -234,7 +234,7 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
   const OpContext ctx = run_.context();
   zero::TrainState& state = run_.model->state();
   Restored restored;
-  agree(ctx, *run_.comm, kWhat, [&] { restored = prepare(reader, options); });
+  agree(ctx, run_.world(), kWhat, [&] { restored = prepare(reader, options); });
 
   const std::string where = printable(reader.folder().string(), 300);
   const nn::ParameterSet& parameters = run_.model->parameters();

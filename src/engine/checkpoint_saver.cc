@@ -35,6 +35,17 @@ std::span<const std::byte> bytes_of(const Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.raw()), static_cast<size_t>(tensor.bytes())};
 }
 
+WorldTopology topology_of(const Mesh& mesh) {
+  WorldTopology topology;
+  topology.world = mesh.size();
+  topology.data = mesh.size(MeshGroup::kData);
+  topology.tensor = mesh.size(MeshGroup::kTensor);
+  topology.pipeline = mesh.size(MeshGroup::kPipeline);
+  topology.sequence = mesh.size(MeshGroup::kContext);
+  topology.expert = mesh.size(MeshGroup::kExpert);
+  return topology;
+}
+
 // Whoever shares a folder between runs loads the wrong one some day.
 void warn_of_other_runs(const std::string& folder, const std::string& tag, const std::string& run) {
   std::vector<std::string> others;
@@ -77,12 +88,12 @@ void CheckpointSaver::continue_run(const std::string& id) {
 // Ranks may give different tags by mistake; what then happens is configured.
 std::string CheckpointSaver::agreed_tag(const std::string& tag) {
   const std::string own = tag.empty() ? str_cat("global_step", open_.progress.steps) : tag;
-  const std::string first = broadcast_text(run_.context(), *run_.comm, own);
+  const std::string first = broadcast_text(run_.context(), run_.world(), own);
   if (run_.config.tag_validation == TagValidation::kIgnore) return first;
   const std::string text =
-      str_cat("rank ", run_.comm->rank(), " saves as \"", printable(own), "\" and rank 0 as \"",
+      str_cat("rank ", run_.mesh.rank(), " saves as \"", printable(own), "\" and rank 0 as \"",
               printable(first), "\"; give every rank the same tag");
-  agree(run_.context(), *run_.comm, "choosing the tag", [&] {
+  agree(run_.context(), run_.world(), "choosing the tag", [&] {
     DS_CHECK(own == first || run_.config.tag_validation == TagValidation::kWarn,
              Code::kInvalidArgument, text);
   });
@@ -102,7 +113,7 @@ CheckpointWriterOptions CheckpointSaver::writer_options(const std::string& folde
   for (const StepShare& share : shares) tokens += share.tokens;
   options.counters = {open_.progress.steps, open_.progress.skipped, open_.progress.micro_steps,
                       open_.progress.samples, tokens};
-  options.topology.world = options.topology.data = run_.comm->size();
+  options.topology = topology_of(run_.mesh);
   options.topology.zero_stage = run_.config.zero.stage;
   options.writer = str_cat("ds ", kLibraryVersion);
   options.run = run_id_;
@@ -125,10 +136,10 @@ void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
   if (background_) options.blob.hold = background_->buffers();
 
   constexpr const char* kWhat = "saving a checkpoint";
-  const bool first = run_.comm->rank() == 0;
+  const bool first = run_.first_rank();
   std::shared_ptr<CheckpointWriter> writer;
   std::shared_ptr<PartWriter> other;
-  agree(ctx, *run_.comm, kWhat, [&] {
+  agree(ctx, run_.world(), kWhat, [&] {
     if (!first) return;
     writer = std::make_shared<CheckpointWriter>(options);
     if (std::exchange(checked_folder_, folder) != folder) {
@@ -136,20 +147,20 @@ void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
     }
   });
   const std::string temporary =
-      broadcast_text(ctx, *run_.comm, first ? writer->temporary().string() : std::string());
+      broadcast_text(ctx, run_.world(), first ? writer->temporary().string() : std::string());
   state.gradients().materialize(ctx);
   state.gradients().reduce_replicas();
   agree_on_fp8(run_);
   std::string others_part;
   std::optional<PartHandover> handover;
-  agree(ctx, *run_.comm, kWhat, [&] {
-    if (!first) other = std::make_shared<PartWriter>(temporary, run_.comm->rank(), options.blob);
+  agree(ctx, run_.world(), kWhat, [&] {
+    if (!first) other = std::make_shared<PartWriter>(temporary, run_.mesh.rank(), options.blob);
     save_tensors(first ? writer->part() : *other);
     if (first) save_fp8(run_, writer->part());
     if (first) save_counters(writer->part(), shares);
     if (first) return;
     if (background_) {
-      handover.emplace(temporary, run_.comm->rank());
+      handover.emplace(temporary, run_.mesh.rank());
     } else {
       others_part = encode_manifest(other->finish());
     }
@@ -157,8 +168,8 @@ void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
   if (background_) {
     save_beside_training(std::move(writer), std::move(other), handover, name);
   } else {
-    const std::vector<std::string> parts = gather_texts(ctx, *run_.comm, others_part);
-    agree(ctx, *run_.comm, kWhat, [&] {
+    const std::vector<std::string> parts = gather_texts(ctx, run_.world(), others_part);
+    agree(ctx, run_.world(), kWhat, [&] {
       if (!first) return;
       for (size_t rank = 1; rank < parts.size(); ++rank) {
         writer->merge(decode_manifest(std::as_bytes(std::span(parts[rank])),
@@ -174,13 +185,13 @@ void CheckpointSaver::save_beside_training(std::shared_ptr<CheckpointWriter> wri
                                            std::shared_ptr<PartWriter> other,
                                            const std::optional<PartHandover>& handover,
                                            const std::string& tag) {
-  saving_together_ = run_.comm->size() > 1;
+  saving_together_ = run_.mesh.size() > 1;
   if (!writer) {
     const PartHandover to = *handover;
     return background_->start([other = std::move(other), to] { to.finish(*other); }, tag);
   }
   background_->start(
-      [writer = std::move(writer), comm = run_.comm] {
+      [writer = std::move(writer), comm = run_.mesh.world(), ranks = run_.mesh.size()] {
         // A group that has ended well may still write its parts; one that failed will not.
         const auto latest = std::chrono::steady_clock::now() + comm->deadline();
         const auto given_up = [&] {
@@ -189,7 +200,7 @@ void CheckpointSaver::save_beside_training(std::shared_ptr<CheckpointWriter> wri
           return state == State::kAborted || state == State::kFailed ||
                  std::chrono::steady_clock::now() > latest;
         };
-        for (const Manifest& part : take_parts(writer->temporary(), comm->size(), given_up)) {
+        for (const Manifest& part : take_parts(writer->temporary(), ranks, given_up)) {
           writer->merge(part);
         }
         writer->commit();
@@ -206,8 +217,9 @@ zero::FlatRange CheckpointSaver::saved_share(nn::ParamId id) const {
     const zero::OwnedPart part = layout.part(id);
     return {part.first, part.first + part.count};
   }
-  const int64_t n = run_.model->parameters()[id].shape.elements(), world = run_.comm->size();
-  return {n * run_.comm->rank() / world, n * (run_.comm->rank() + 1) / world};
+  const int64_t n = run_.model->parameters()[id].shape.elements(), ranks = run_.gradient_ranks();
+  const int64_t rank = run_.mesh.rank(MeshGroup::kDataContext);
+  return {n * rank / ranks, n * (rank + 1) / ranks};
 }
 
 void CheckpointSaver::save_tensors(PartWriter& part) {
@@ -222,7 +234,7 @@ void CheckpointSaver::save_tensors(PartWriter& part) {
     if (!p.trainable && run_.config.exclude_frozen_parameters) continue;
     const zero::FlatRange share = saved_share(id);
     const bool whole = share.elements() == p.shape.elements();
-    if (share.elements() == 0 && !(p.shape.elements() == 0 && run_.comm->rank() == 0)) continue;
+    if (share.elements() == 0 && !(p.shape.elements() == 0 && run_.first_rank())) continue;
     const int64_t owned_from = state.layout().part(id).first;
     const auto add = [&](const TensorMeta& meta, const Tensor& owned, bool view) {
       const Lifetime lasts = view && on_host(owned) ? Lifetime::kUntilFinish : Lifetime::kCall;
@@ -287,13 +299,13 @@ void CheckpointSaver::wait() {
   if (!background_) return;
   if (!std::exchange(saving_together_, false)) return background_->wait();
   // It is there when rank 0 says so, and failed on all when it failed on one.
-  agree(run_.context(), *run_.comm, "saving a checkpoint", [&] { background_->wait(); });
+  agree(run_.context(), run_.world(), "saving a checkpoint", [&] { background_->wait(); });
 }
 
 void CheckpointSaver::wait_before_load() {
   if (background_) background_->join();
   // The checkpoint is there when rank 0 has it, for those who read it themselves.
-  if (saving_together_) agree(run_.context(), *run_.comm, "waiting for a save", [] {});
+  if (saving_together_) agree(run_.context(), run_.world(), "waiting for a save", [] {});
 }
 
 }  // namespace ds

@@ -23,7 +23,7 @@ void DataFeed::set_dataset(DatasetPtr dataset) {
     check_as_loaded(*dataset);
     sampler.emplace(SamplerOptions{*sampler_kind(run_.config.dataloader_type),
                                    dataset->sample_count(), run_.config.batch.micro_batch,
-                                   run_.comm->rank(), run_.comm->size(),
+                                   run_.data_rank(), run_.data_ranks(),
                                    run_.config.dataloader_drop_last, run_.config.data_sharding});
     static_cast<void>(dataset->check_tokens(info.vocab_size, kCheckedTokens));
   }
@@ -48,7 +48,7 @@ void DataFeed::check_as_loaded(const Dataset& dataset) const {
   const std::string difference = dataset_difference(loaded_dataset_, describe_dataset(dataset));
   if (difference.empty()) return;
   DS_CHECK(!strict_dataset_, Code::kConfig, "the loaded run had other settings: ", difference);
-  if (run_.comm->rank() == 0) {
+  if (run_.first_rank()) {
     log_warning("engine", "the loaded run had other settings: ", difference);
   }
 }

@@ -31,7 +31,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
   for (const std::string& warning : run_->config.warnings()) log_warning("config", warning);
   // Groups are the caller's: the engine logs what happens while it lives.
   comms_logger_ = make_comms_logger(run_->config.comms_logger);
-  if (comms_logger_) run_->comm->set_logger(comms_logger_);
+  if (comms_logger_) run_->world().set_logger(comms_logger_);
   observer_ = std::make_unique<StepObserver>(*run_);
   const models::Model::Use use(*run_->model);
   run_->model->attach_engine();
@@ -45,12 +45,12 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
 
 void Engine::make_parts() {
   const models::Model& model = *run_->model;
-  DS_CHECK(run_->comm->size() == 1 || model.has_architecture() ||
+  DS_CHECK(run_->mesh.size() == 1 || model.has_architecture() ||
                model.device()->kind() == DeviceKind::kCpu,
            Code::kUnsupported, "the model is the caller's own parameters on ",
            model.device()->describe(),
            ": several ranks train those on the CPU (ds_model_set_device)");
-  check_rank_devices(*model.device(), *run_->comm);
+  check_rank_devices(*model.device(), run_->world());
   model.host()->use_threads(run_->pool.threads());
   set_up_state(*run_);
   updater_ = std::make_unique<Updater>(run_->config, run_->model->state_as_it_is());
@@ -74,7 +74,7 @@ Engine::~Engine() {
   scopes_->release_all();
   release_state(*run_);
   if (!comms_logger_) return;
-  run_->comm->set_logger(nullptr);
+  run_->world().set_logger(nullptr);
   if (run_->first_rank()) log_info("comms", comms_logger_->table());
 }
 
@@ -101,7 +101,7 @@ StepReport Engine::train_batch() {
   const models::Model::Use use(*run_->model);
   CallControl::Call call(control_, "train_batch", run_->config.batch.accumulation);
   while (true) {
-    next_part(*run_->comm, call, open_->micro_batches);
+    next_part(run_->world(), call, open_->micro_batches);
     if (auto report = trainer_->run_micro_batch(feed_->next(*open_))) return *std::move(report);
   }
 }

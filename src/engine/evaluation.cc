@@ -53,7 +53,7 @@ double evaluate(RunContext& run, CallControl& control, const Dataset& dataset,
     const int64_t count = std::min(micro, dataset.sample_count() - first);
     // A short last batch counts like the others, unless the configuration drops it.
     if (count < micro && run.config.dataloader_drop_last && batches > 0) break;
-    next_part(*run.comm, call, batches++);
+    next_part(run.world(), call, batches++);
     int64_t labels = 0;
     total += batch_loss(run, dataset, first, count, labels);
     counted += labels;

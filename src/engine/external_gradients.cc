@@ -33,7 +33,7 @@ void check_gradient(const Tensor& gradient, const nn::Parameter& parameter) {
 // caller before the first of them comes.
 void ExternalGradients::need_whole_gradients() {
   const bool built_in = run_.model->has_architecture();
-  DS_CHECK(run_.config.zero.stage < 3 || run_.comm->size() == 1, Code::kUnsupported,
+  DS_CHECK(run_.config.zero.stage < 3 || run_.mesh.size() == 1, Code::kUnsupported,
            "at ZeRO stage 3 no memory holds whole gradients; ",
            built_in ? "only the backward of a built-in model adds to them. Set reduced ones "
                       "(ds_engine_set_values), or use stage 2"

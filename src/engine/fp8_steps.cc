@@ -29,9 +29,10 @@ std::unique_ptr<nn::Fp8Linears> make_fp8(RunContext& run) {
 
 void agree_on_fp8(RunContext& run) {
   const nn::Fp8Linears* const fp8 = run.model->state().weights().fp8();
-  if (fp8 == nullptr || run.comm->size() == 1) return;
+  if (fp8 == nullptr || run.gradient_ranks() == 1) return;
   const Tensor& amax = fp8->amax();
-  run.comm->all_reduce(amax, ReduceOp::kMax, {.label = "fp8 amax", .blocking = on_host(amax)})
+  run.gradient_group()
+      ->all_reduce(amax, ReduceOp::kMax, {.label = "fp8 amax", .blocking = on_host(amax)})
       ->wait();
 }
 

@@ -22,9 +22,9 @@ struct ModelPasses::Pending {
 namespace {
 
 // Why graph_harvesting does nothing; empty when it does.
-std::string why_none(const Config& config, const models::Model& model, const Communicator& comm) {
+std::string why_none(const Config& config, const models::Model& model, const Mesh& mesh) {
   if (model.device()->kind() != DeviceKind::kCuda) return "the model is not on a GPU";
-  if (comm.size() > 1) return "several ranks train";
+  if (mesh.size() > 1) return "several ranks train";
   if (!model.has_architecture()) return "the passes are the caller's";
   if (model.architecture().info().loss != nn::LossKind::kCrossEntropy)
     return "the loss of this head is computed on the host";
@@ -54,7 +54,7 @@ ModelPasses::~ModelPasses() = default;
 
 std::unique_ptr<StepGraphs> ModelPasses::make_graphs() const {
   if (!run_.config.graphs) return nullptr;
-  if (const std::string why = why_none(run_.config, *run_.model, *run_.comm); !why.empty()) {
+  if (const std::string why = why_none(run_.config, *run_.model, run_.mesh); !why.empty()) {
     log_warning("engine", "graph_harvesting: micro batches are not recorded: ", why);
     return nullptr;
   }
@@ -96,7 +96,7 @@ bool ModelPasses::gave(const Tensor& loss) const {
 
 // Random numbers follow the sample's place in the step, however ranks and micro batches share it.
 uint32_t ModelPasses::first_sample(const models::Batch& batch) const {
-  return static_cast<uint32_t>(open_.first_sample + run_.comm->rank() * batch.ids.size(0));
+  return static_cast<uint32_t>(open_.first_sample + run_.data_rank() * batch.ids.size(0));
 }
 
 nn::TapeOptions ModelPasses::tape_options(const models::Batch& batch) const {
@@ -129,7 +129,7 @@ void ModelPasses::count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t coun
   open_.losses.add(std::move(loss));
   open_.tokens += counted;
   open_.progress.tokens += counted;
-  open_.count_samples(ids.size(0), run_.comm->size(), ids.size(0));
+  open_.count_samples(ids.size(0), run_.data_ranks(), ids.size(0));
 }
 
 void ModelPasses::warn_of_other_size(int64_t samples) {

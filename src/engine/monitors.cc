@@ -5,8 +5,8 @@
 
 namespace ds {
 
-std::unique_ptr<MonitorSet> make_monitors(const Config& config, const Communicator& comm) {
-  if (comm.rank() != 0) return std::make_unique<MonitorSet>();
+std::unique_ptr<MonitorSet> make_monitors(const Config& config, const Mesh& mesh) {
+  if (!mesh.first_rank()) return std::make_unique<MonitorSet>();
   const auto options = [](const MonitorConfig& monitor) {
     return MonitorOptions{monitor.enabled, monitor.output_path, monitor.job_name};
   };

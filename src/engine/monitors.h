@@ -3,12 +3,12 @@
 
 #include <memory>
 
-#include "comm/communicator.h"
 #include "config/config.h"
+#include "mesh/mesh.h"
 #include "observe/monitor.h"
 
 namespace ds {
 
-std::unique_ptr<MonitorSet> make_monitors(const Config& config, const Communicator& comm);
+std::unique_ptr<MonitorSet> make_monitors(const Config& config, const Mesh& mesh);
 
 }  // namespace ds

@@ -128,12 +128,12 @@ std::vector<Tensor> ParameterScopes::gather(std::span<const int64_t> indices) {
 // With enable_sanity_checks: a scope without a modifier has nothing to drop.
 void ParameterScopes::check_unchanged(std::span<const nn::ParamId> ids) {
   if (!run_.config.zero.sanity_checks) return;
-  agree(run_.context(), *run_.comm, "ending a gather", [&] {
+  agree(run_.context(), run_.world(), "ending a gather", [&] {
     for (const nn::ParamId id : ids) {
       const auto i = static_cast<size_t>(id);
       DS_CHECK(checksum(gathered_[i]) == gathered_sums_[i], Code::kState, "parameter ",
                printable(run_.model->parameters()[id].name), " was changed on rank ",
-               run_.comm->rank(),
+               run_.mesh.rank(),
                " while it was gathered, and without a modifier_rank the change is dropped; give "
                "the rank whose values count, or change nothing");
     }
@@ -147,8 +147,8 @@ void ParameterScopes::forget(nn::ParamId id) {
 
 void ParameterScopes::scatter(std::span<const int64_t> indices, int modifier) {
   const std::vector<nn::ParamId> ids = parameter_ids(indices, "a scatter");
-  DS_CHECK(modifier >= -1 && modifier < run_.comm->size(), Code::kInvalidArgument,
-           "modifier_rank is ", modifier, "; a rank of the group of ", run_.comm->size(),
+  DS_CHECK(modifier >= -1 && modifier < run_.mesh.size(), Code::kInvalidArgument,
+           "modifier_rank is ", modifier, "; a rank of the group of ", run_.mesh.size(),
            ", or -1 for none, is needed");
   std::vector<bool> seen(static_cast<size_t>(run_.model->parameters().size()));
   for (const nn::ParamId id : ids) {
@@ -163,7 +163,7 @@ void ParameterScopes::scatter(std::span<const int64_t> indices, int modifier) {
     if (modifier >= 0) {
       const Tensor& value = gathered_[static_cast<size_t>(id)];
       const std::string& name = run_.model->parameters()[id].name;
-      run_.comm->broadcast(value, modifier, {.label = name, .same_label = true})->wait();
+      run_.world().broadcast(value, modifier, {.label = name, .same_label = true})->wait();
       run_.model->state().masters().write(run_.context(), id, run_.operand(value));
     }
     forget(id);

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "comm/transport.h"
 #include "config/auto_values.h"
 #include "engine/plan_gathers.h"
+#include "engine/plan_traffic.h"
 #include "engine/recompute.h"
 #include "engine/share_options.h"
 #include "models/architecture.h"
@@ -16,6 +17,7 @@
 #include "optim/muon_rounds.h"
 #include "optim/optimizer.h"
 #include "zero/comm_shard_group.h"
+#include "zero/layout.h"
 #include "zero/piece_blocks.h"
 
 namespace ds {
@@ -103,13 +105,15 @@ class Planner {
     const int shard = share_.groups.shard;
     all_ = shard_ = places_of(world_, 1);
     if (stage_ == 3 && shard > 0) shard_ = places_of(shard, 1);
-    zero::Sharing sharing;
+    zero::LayoutPolicy policy;
+    policy.stage = stage_;
+    if (stage_ == 3) policy.shard = shard;
     if (world_ > 1) {
-      sharing = zero::choose_sharing(shapes_.parameters, share_, 0, shard_.ranks());
+      policy.sharing = zero::choose_sharing(shapes_.parameters, share_, 0, shard_.ranks());
     } else if (offloads()) {
-      sharing.bucket_elements = share_.bucket_elements;
+      policy.sharing.bucket_elements = share_.bucket_elements;
     }
-    layout_ = std::make_unique<zero::FlatLayout>(shapes_.parameters, sharing);
+    layout_.emplace(shapes_.parameters, MeshShape(world_, {}), 0, policy);
     by_node_ = stage_ == 3 && share_.quantized_gradients && shard_.nodes > 1;
   }
 
@@ -135,11 +139,6 @@ class Planner {
   }
 
  private:
-  // Where the ranks of a group are: so many on each of so many nodes.
-  struct Places {
-    int local = 1, nodes = 1;
-    int ranks() const { return local * nodes; }
-  };
   // Of a group of ranks that lie `stride` apart.
   Places places_of(int ranks, int stride) const {
     const int local = std::clamp(per_node_ / stride, 1, ranks);
@@ -151,16 +150,26 @@ class Planner {
   bool offloads() const { return config_.zero.offload_optimizer.has_value(); }
 
   int64_t gradient_bytes() const {
-    return (stage_ > 0 ? layout_->owned_trainable_elements() : layout_->trainable_elements()) *
+    return layout_->held(zero::StateRole::kGradients) *
            dtype_size(dtype_of(config_.precision.accumulate));
+  }
+
+  // body(flat space, bucket of it), domain after domain.
+  template <class Body>
+  void for_each_bucket(const Body& body) const {
+    for (const zero::GradientDomain& domain : layout_->domains()) {
+      for (const zero::Bucket& bucket : domain.flat.buckets()) body(domain.flat, bucket);
+    }
   }
 
   // Beside a GPU: fp32 masters, or weights and low halves, with all that follows from them, and the
   // buffers that everything travels through.
   Json host_memory() {
-    const int64_t masters = (stage_ > 0 ? layout_->owned_elements() : layout_->elements()) * 4;
+    const int64_t masters = layout_->held(zero::StateRole::kMasters) * 4;
     const int64_t gradients = gradient_bytes(), optimizer = optimizer_bytes();
-    const zero::HostBuffers buffers(offload_options(config_, nullptr), layout_->elements());
+    int64_t all = 0;
+    for (const zero::GradientDomain& domain : layout_->domains()) all += domain.flat.elements();
+    const zero::HostBuffers buffers(offload_options(config_, nullptr), all);
     return {{"parameters", masters},
             {"gradients", gradients},
             {"optimizer", optimizer},
@@ -169,14 +178,13 @@ class Planner {
   }
 
   Json memory() {
-    const int64_t all = layout_->elements(), owned = layout_->owned_elements();
     const bool split = config_.precision.split_master;
-    const int64_t weights = (stage_ == 3 ? owned : all) * item();
+    const int64_t weights = layout_->held(zero::StateRole::kWeights) * item();
     // Masters of fp32 are the weights themselves, and so are rounded ones; split ones keep the bits
     // that bf16 lacks.
     const bool alone =
         type_ != DType::kFloat32 && !config_.precision.rounded_masters && !offloads();
-    const int64_t masters = !alone ? 0 : (stage_ > 0 ? owned : all) * (split ? 2 : 4);
+    const int64_t masters = !alone ? 0 : layout_->held(zero::StateRole::kMasters) * (split ? 2 : 4);
     const int64_t gradients = offloads() ? 0 : gradient_bytes();
     // Codes lie in both layouts that a GPU wants.
     const int64_t second = second_bytes() + 2 * codes().elements, errors = error_bytes();
@@ -200,15 +208,15 @@ class Planner {
   // Weights that are held besides the own piece: hpZ's second copy, codes of frozen ones.
   int64_t second_bytes() const {
     int64_t bytes = 0;
-    for (const zero::Bucket& bucket : layout_->buckets()) {
-      if (stage_ != 3) break;
+    if (stage_ != 3) return bytes;
+    for_each_bucket([&](const zero::FlatLayout& flat, const zero::Bucket& bucket) {
       if (share_.groups.secondary > 1 && !bucket.resident) {
         bytes += bucket.range.elements() / share_.groups.secondary * item();
       }
       if (share_.weights.quantized_frozen && !bucket.trainable && !bucket.exact) {
-        bytes += zero::piece_bytes(*layout_, bucket, 8);
+        bytes += zero::piece_bytes(flat, bucket, 8);
       }
-    }
+    });
     return bytes;
   }
 
@@ -233,11 +241,11 @@ class Planner {
   int64_t error_bytes() const {
     if (!by_node_ || !share_.feedback) return 0;
     int64_t bytes = 0;
-    for (const zero::Bucket& bucket : layout_->buckets()) {
-      if (!bucket.trainable || bucket.exact) continue;
-      const int64_t piece = zero::piece_bytes(*layout_, bucket, 8);
+    for_each_bucket([&](const zero::FlatLayout& flat, const zero::Bucket& bucket) {
+      if (!bucket.trainable || bucket.exact) return;
+      const int64_t piece = zero::piece_bytes(flat, bucket, 8);
       bytes += piece * ((shard_.local > 1 ? shard_.ranks() : 0) + shard_.nodes);
-    }
+    });
     return bytes;
   }
 
@@ -245,12 +253,15 @@ class Planner {
     const OptimizerConfig optimizer = config_.optimizer.value_or(OptimizerConfig{});
     const std::vector<int32_t> groups = optim::assign_groups(optimizer, shapes_.parameters);
     double bytes = 0;
-    for (const nn::ParamId id : layout_->order()) {
-      const nn::Parameter& p = shapes_.parameters[id];
-      const int64_t count = p.trainable ? layout_->part(id).count : 0;
-      if (count == 0) continue;
-      bytes +=
-          static_cast<double>(count) * state_bytes(optimizer, p, groups[static_cast<size_t>(id)]);
+    for (const zero::GradientDomain& domain : layout_->domains()) {
+      for (const nn::ParamId place : domain.flat.order()) {
+        const nn::ParamId id = domain.ids[static_cast<size_t>(place)];
+        const nn::Parameter& p = shapes_.parameters[id];
+        const int64_t count = p.trainable ? domain.flat.part(place).count : 0;
+        if (count == 0) continue;
+        bytes +=
+            static_cast<double>(count) * state_bytes(optimizer, p, groups[static_cast<size_t>(id)]);
+      }
     }
     return static_cast<int64_t>(bytes);
   }
@@ -286,12 +297,12 @@ class Planner {
   int64_t buffer_bytes() const {
     if (world_ == 1 && !offloads()) return 0;
     int64_t largest = 0, buckets = 0, gathered = 0;
-    for (const zero::Bucket& bucket : layout_->buckets()) {
+    for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
       gathered += bucket.range.elements();
-      if (!bucket.trainable) continue;
+      if (!bucket.trainable) return;
       ++buckets;
       largest = std::max(largest, bucket.range.elements());
-    }
+    });
     const int64_t rounded_bytes =
         share_.comm_dtype == DType::kFloat32 || world_ == 1 ? 0 : dtype_size(share_.comm_dtype);
     int64_t bytes = std::min<int64_t>(buckets, share_.overlap || offloads() ? 3 : 1) * largest *
@@ -303,54 +314,9 @@ class Planner {
     return bytes;
   }
 
-  // One kind of collective per optimizer step, added up over its calls.
-  struct Traffic {
-    int64_t calls = 0;
-    int64_t bytes = 0;         // of whole tensors
-    double near = 0, far = 0;  // what rank 0 sends within its node, and across nodes
-  };
-
-  // Adds `times` calls over `bytes` in equal pieces. Blocks for a node cross the network once and
-  // are spread inside it.
-  static void add_pieces(Traffic& traffic, int64_t bytes, int64_t times, const Places& places) {
-    const double full = static_cast<double>(bytes) * static_cast<double>(times);
-    const double local = places.local, nodes = places.nodes;
-    traffic.calls += times;
-    traffic.bytes += bytes * times;
-    traffic.near += full * (local - 1) / local;
-    traffic.far += full * (nodes - 1) / nodes / local;
-  }
-  // A sum for everybody is one in pieces that are then gathered; pieces end at cache lines.
-  static void add_sums(Traffic& traffic, int64_t elements, DType type, int64_t times,
-                       const Places& places) {
-    if (places.nodes > 1) {
-      add_pieces(traffic, elements * dtype_size(type), times, places);
-      Traffic again;
-      add_pieces(again, elements * dtype_size(type), times, places);
-      traffic.near += again.near;
-      traffic.far += again.far;
-      return;
-    }
-    const int world = places.ranks();
-    const int64_t own = comm::part_of(elements, 0, world, dtype_size(type)).size();
-    traffic.calls += times;
-    traffic.bytes += elements * dtype_size(type) * times;
-    traffic.near +=
-        static_cast<double>((elements - own + (world - 1) * own) * dtype_size(type) * times);
-  }
-
-  static Json described(const char* name, const char* what, const Traffic& traffic) {
-    return {{"collective", name},
-            {"of", what},
-            {"calls", traffic.calls},
-            {"bytes", traffic.bytes},
-            {"within_node", static_cast<int64_t>(traffic.near)},
-            {"across_nodes", static_cast<int64_t>(traffic.far)}};
-  }
-
   // Bytes of a bucket that is gathered, as they travel.
-  int64_t gathered_bytes(const zero::Bucket& bucket) const {
-    return quantized_weights(bucket) ? layout_->world() * zero::piece_bytes(*layout_, bucket, 8)
+  int64_t gathered_bytes(const zero::FlatLayout& flat, const zero::Bucket& bucket) const {
+    return quantized_weights(bucket) ? flat.world() * zero::piece_bytes(flat, bucket, 8)
                                      : bucket.range.elements() * item();
   }
 
@@ -361,55 +327,58 @@ class Planner {
     if (stage_ == 3) {
       add_gathers(out);
     } else if (stage_ > 0) {
-      Traffic weights;
-      for (const zero::Bucket& bucket : layout_->buckets()) {
-        if (bucket.trainable) add_pieces(weights, bucket.range.elements() * item(), 1, all_);
-      }
-      out.push_back(described("all_gather", "weights", weights));
+      PlannedTraffic weights;
+      for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
+        if (bucket.trainable) weights.add_pieces(bucket.range.elements() * item(), 1, all_);
+      });
+      out.push_back(weights.described("all_gather", "weights"));
     }
-    Traffic counters;
-    add_sums(counters, kTotals, DType::kFloat64, 1, all_);
-    if (stage_ > 0) add_sums(counters, ExactSum::kWords, DType::kInt64, 1, shard_);
-    out.push_back(described("all_reduce", "loss and gradient norm", counters));
+    PlannedTraffic counters;
+    counters.add_sums(kTotals, DType::kFloat64, 1, all_);
+    if (stage_ > 0) counters.add_sums(ExactSum::kWords, DType::kInt64, 1, shard_);
+    out.push_back(counters.described("all_reduce", "loss and gradient norm"));
     if (const int64_t weights = codes().weights; weights > 0) {
-      Traffic scales;
-      add_sums(scales, weights * nn::Fp8Linears::kRoles, DType::kFloat32, 1, all_);
-      out.push_back(described("all_reduce", "fp8 scales", scales));
+      PlannedTraffic scales;
+      scales.add_sums(weights * nn::Fp8Linears::kRoles, DType::kFloat32, 1, all_);
+      out.push_back(scales.described("all_reduce", "fp8 scales"));
     }
-    add_optimizer(out);
+    for (const zero::GradientDomain& domain : layout_->domains()) {
+      if (stage_ > 0) add_optimizer(domain, out);
+    }
     return out;
   }
 
   void add_gradients(Json& out) const {
     const int64_t passes = config_.batch.accumulation;
     const bool sums = stage_ == 0 || !share_.reduce_scatter;
-    Traffic plain, inside, across;
-    for (const zero::Bucket& bucket : layout_->buckets()) {
-      if (!bucket.trainable) continue;
+    PlannedTraffic plain, inside, across;
+    for_each_bucket([&](const zero::FlatLayout& flat, const zero::Bucket& bucket) {
+      if (!bucket.trainable) return;
       const int64_t n = bucket.range.elements();
       if (by_node_ && !bucket.exact) {
-        const int64_t bytes = layout_->world() * zero::piece_bytes(*layout_, bucket, 4);
-        if (shard_.local > 1) add_pieces(inside, bytes, passes, {shard_.local, 1});
-        add_pieces(across, bytes / shard_.local, passes, {1, shard_.nodes});
+        const int64_t bytes = flat.world() * zero::piece_bytes(flat, bucket, 4);
+        if (shard_.local > 1) inside.add_pieces(bytes, passes, {shard_.local, 1});
+        across.add_pieces(bytes / shard_.local, passes, {1, shard_.nodes});
       } else if (sums) {
-        add_sums(plain, n, share_.comm_dtype, passes, shard_);
+        plain.add_sums(n, share_.comm_dtype, passes, shard_);
       } else {
-        add_pieces(plain, n * dtype_size(share_.comm_dtype), passes, shard_);
+        plain.add_pieces(n * dtype_size(share_.comm_dtype), passes, shard_);
       }
-    }
+    });
     if (plain.calls > 0) {
-      out.push_back(described(sums ? "all_reduce" : "reduce_scatter", "gradients", plain));
+      out.push_back(plain.described(sums ? "all_reduce" : "reduce_scatter", "gradients"));
     }
-    if (inside.calls > 0) out.push_back(described("all_to_all", "gradients in a node", inside));
+    if (inside.calls > 0) out.push_back(inside.described("all_to_all", "gradients in a node"));
     if (across.calls > 0) {
-      out.push_back(described("all_to_all", "gradients across nodes", across));
+      out.push_back(across.described("all_to_all", "gradients across nodes"));
     }
     const int copies = world_ / shard_.ranks();
     if (copies > 1) {
-      Traffic replicas;
-      add_sums(replicas, layout_->owned_trainable_elements(),
-               dtype_of(config_.precision.accumulate), 1, places_of(copies, shard_.ranks()));
-      out.push_back(described("all_reduce", "gradients of replicas", replicas));
+      PlannedTraffic replicas;
+      replicas.add_sums(layout_->held(zero::StateRole::kGradients),
+                        dtype_of(config_.precision.accumulate), 1,
+                        places_of(copies, shard_.ranks()));
+      out.push_back(replicas.described("all_reduce", "gradients of replicas"));
     }
   }
 
@@ -418,43 +387,51 @@ class Planner {
     if (shapes_.architecture) {
       recompute = recompute_of(config_.activation_checkpointing, shapes_.architecture->info());
     }
-    const GatherCounts counts = count_gathers(
-        *layout_, share_.gather, type_,
-        [this](const zero::Bucket& bucket) { return gathered_bytes(bucket); },
-        share_.groups.secondary > 1, record_uses(model_, shapes_.parameters, type_, recompute),
-        config_.batch.accumulation);
-    Traffic weights, near;
-    add_pieces(weights, counts.all.bytes, 1, shard_);
+    const std::vector<WeightUse> uses = record_uses(model_, shapes_.parameters, type_, recompute);
+    GatherCounts counts;
+    for (size_t i = 0; i < layout_->domains().size(); ++i) {
+      const zero::FlatLayout& flat = layout_->domains()[i].flat;
+      std::vector<WeightUse> of_domain;
+      for (const WeightUse& use : uses) {
+        const zero::Layout::Place place = layout_->place(use.id);
+        if (place.domain == static_cast<int>(i)) of_domain.push_back({place.id, use.begins});
+      }
+      counts += count_gathers(
+          flat, share_.gather, type_,
+          [this, &flat](const zero::Bucket& bucket) { return gathered_bytes(flat, bucket); },
+          share_.groups.secondary > 1, of_domain, config_.batch.accumulation);
+    }
+    PlannedTraffic weights, near;
+    weights.add_pieces(counts.all.bytes, 1, shard_);
     weights.calls = counts.all.calls;
-    out.push_back(described("all_gather", "weights", weights));
+    out.push_back(weights.described("all_gather", "weights"));
     if (counts.near.calls == 0) return;
-    add_pieces(near, counts.near.bytes, 1, places_of(share_.groups.secondary, 1));
+    near.add_pieces(counts.near.bytes, 1, places_of(share_.groups.secondary, 1));
     near.calls = counts.near.calls;
-    out.push_back(described("all_gather", "weights of near ranks", near));
+    out.push_back(near.described("all_gather", "weights of near ranks"));
   }
 
-  // What LAMB and Muon move to see whole tensors that are cut.
-  void add_optimizer(Json& out) const {
-    if (stage_ == 0) return;
+  // What LAMB and Muon move to see whole tensors of a domain that are cut.
+  void add_optimizer(const zero::GradientDomain& domain, Json& out) const {
     const OptimizerConfig optimizer = config_.optimizer.value_or(OptimizerConfig{});
     std::vector<nn::ParamId> ids;
     std::vector<optim::TensorPlace> places;
-    for (const nn::ParamId id : layout_->order()) {
-      const nn::Parameter& p = shapes_.parameters[id];
+    for (const nn::ParamId id : domain.flat.order()) {
+      const nn::Parameter& p = domain.local[id];
       if (!p.trainable) continue;
       ids.push_back(id);
       places.push_back({p.name, p.shape});
     }
-    const zero::CommShardGroup peers(*layout_, std::move(ids), nullptr, nullptr);
+    const zero::CommShardGroup peers(domain.flat, std::move(ids), nullptr, nullptr);
     if (optimizer.type == OptimizerType::kLamb) {
       int64_t cut = 0;
       for (size_t i = 0; i < places.size(); ++i) cut += optim::is_cut(peers, i) ? 1 : 0;
       if (cut == 0) return;
-      Traffic norms;
-      add_sums(norms, 2 * cut * ExactSum::kWords, DType::kInt64, 1, shard_);
-      out.push_back(described("all_reduce", "norms of tensors", norms));
+      PlannedTraffic norms;
+      norms.add_sums(2 * cut * ExactSum::kWords, DType::kInt64, 1, shard_);
+      out.push_back(norms.described("all_reduce", "norms of tensors"));
     } else if (optimizer.type == OptimizerType::kMuon) {
-      Traffic matrices;
+      PlannedTraffic matrices;
       for (const optim::MuonRound& round : optim::muon_rounds(places, peers)) {
         int64_t elements = 0, sent = 0;
         for (const size_t tensor : round.tensors) elements += places[tensor].shape.elements();
@@ -468,7 +445,7 @@ class Planner {
         matrices.far += far;
         matrices.near += static_cast<double>(sent) * sizeof(float) - far;
       }
-      out.push_back(described("all_to_all_v", "matrices of Muon", matrices));
+      out.push_back(matrices.described("all_to_all_v", "matrices of Muon"));
     }
   }
 
@@ -483,7 +460,7 @@ class Planner {
   Places all_, shard_;    // the group of all ranks, and of those that hold one copy together
   bool by_node_ = false;  // gradients go quantised within nodes, then across
   DType type_ = DType::kFloat32;
-  std::unique_ptr<zero::FlatLayout> layout_;
+  std::optional<zero::Layout> layout_;
 };
 
 }  // namespace

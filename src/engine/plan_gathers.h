@@ -34,6 +34,14 @@ struct GatherCount {
 struct GatherCounts {
   GatherCount all;   // from the ranks that hold a copy together
   GatherCount near;  // from those of a second copy
+
+  GatherCounts& operator+=(const GatherCounts& other) {
+    all.calls += other.all.calls;
+    all.bytes += other.all.bytes;
+    near.calls += other.near.calls;
+    near.bytes += other.near.bytes;
+    return *this;
+  }
 };
 
 // Gathers per optimizer step of `passes` passes, once the order of uses is known. `travels` tells

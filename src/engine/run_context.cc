@@ -9,13 +9,13 @@
 namespace ds {
 namespace {
 
-ConfigEnvironment environment_of(const models::Model& model, const Communicator* comm) {
+ConfigEnvironment environment_of(const models::Model& model, const Mesh& mesh) {
   ConfigEnvironment environment;
   environment.on_gpu = model.device()->kind() != DeviceKind::kCpu;
   if (model.has_architecture()) {
     environment.hidden_size = hidden_size_of(model.architecture().config());
   }
-  environment.data_parallel_size = comm == nullptr ? 1 : comm->size();
+  environment.data_parallel_size = mesh.size(MeshGroup::kData);
   return environment;
 }
 
@@ -32,9 +32,9 @@ kernels::GpuPolicy policy_of(const CudaConfig& config) {
 
 RunContext::RunContext(std::string_view config_json, std::shared_ptr<models::Model> trained,
                        std::shared_ptr<Communicator> group, const ReadOptions& reading)
-    : config(load_config(config_json, environment_of(*trained, group.get()), reading)),
+    : mesh(group ? std::move(group) : make_lone_communicator()),
+      config(load_config(config_json, environment_of(*trained, mesh), reading)),
       model(std::move(trained)),
-      comm(group ? std::move(group) : make_lone_communicator()),
       pool(config.threads, config.thread_affinity),
       gpu_policy(policy_of(config.cuda)) {}
 

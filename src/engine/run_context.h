@@ -1,4 +1,5 @@
-// What every part of an engine works with: the configuration, the model, the group and the threads.
+// What every part of an engine works with: the configuration, the model, the mesh of ranks and the
+// threads.
 #pragma once
 
 #include <memory>
@@ -6,8 +7,8 @@
 #include <string_view>
 
 #include "base/thread_pool.h"
-#include "comm/communicator.h"
 #include "config/config.h"
+#include "mesh/mesh.h"
 #include "models/model.h"
 #include "ops/context.h"
 
@@ -22,15 +23,25 @@ struct RunContext {
   OpContext host_context() { return {model->host(), &pool}; }
 
   // Rank 0 logs and writes what concerns all.
-  bool first_rank() const { return comm->rank() == 0; }
+  bool first_rank() const { return mesh.first_rank(); }
+  // For what all ranks do together.
+  Communicator& world() const { return *mesh.world(); }
+  // The ranks that read different samples, and this one's place among them.
+  int data_ranks() const { return mesh.size(MeshGroup::kData); }
+  int data_rank() const { return mesh.rank(MeshGroup::kData); }
+  // The ranks over which gradients, and with them losses, are reduced.
+  const std::shared_ptr<Communicator>& gradient_group() const {
+    return mesh.group(MeshGroup::kDataContext);
+  }
+  int gradient_ranks() const { return mesh.size(MeshGroup::kDataContext); }
   // A parameter that has a gradient and optimizer state, by name; throws kNotFound otherwise.
   nn::ParamId trainable(const std::string& name) const;
   // A caller's tensor as operators read it: packed, where masters and gradients lie.
   Tensor operand(const Tensor& value);
 
+  const Mesh mesh;
   Config config;  // its batch sizes follow rampup_batch_size
   const std::shared_ptr<models::Model> model;
-  const std::shared_ptr<Communicator> comm;
   ThreadPool pool;
   const kernels::GpuPolicy gpu_policy;
 };

@@ -38,11 +38,12 @@ StepShare restored_share(const RunContext& run, const CheckpointReader& reader,
              tokens, " tokens");
     all_tokens += static_cast<int64_t>(tokens);
   }
-  if (ranks.size() != static_cast<size_t>(run.comm->size())) {
-    out.tokens = run.comm->rank() == 0 ? all_tokens : 0;
+  const auto own_place = static_cast<size_t>(run.mesh.rank(MeshGroup::kDataContext));
+  if (ranks.size() != static_cast<size_t>(run.gradient_ranks())) {
+    out.tokens = own_place == 0 ? all_tokens : 0;
     return out;
   }
-  const Json& own = ranks[static_cast<size_t>(run.comm->rank())];
+  const Json& own = ranks[own_place];
   // JSON has no NaN and no infinity, which a loss may be.
   const bool finite = !json_member(own, "loss_sum").is_null();
   return {finite ? number(own, "loss_sum") : std::nan(""),
@@ -80,17 +81,17 @@ double gradient_factor(const RunContext& run, const CheckpointReader& reader,
 }  // namespace
 
 std::vector<StepShare> gather_step_shares(RunContext& run, OpenStep& open) {
-  std::vector<StepShare> out(static_cast<size_t>(run.comm->size()));
+  std::vector<StepShare> out(static_cast<size_t>(run.gradient_ranks()));
   if (open.micro_batches == 0) return out;
-  out[static_cast<size_t>(run.comm->rank())] = {open.losses.value(), open.tokens,
-                                                open.losses.count()};
-  if (run.comm->size() == 1) return out;
+  const auto own_place = static_cast<size_t>(run.mesh.rank(MeshGroup::kDataContext));
+  out[own_place] = {open.losses.value(), open.tokens, open.losses.count()};
+  if (run.gradient_ranks() == 1) return out;
   const Tensor own = run.host_context().workspace(DType::kFloat64, {3});
   own.data<double>()[0] = open.losses.value();
   own.data<double>()[1] = static_cast<double>(open.tokens);
   own.data<double>()[2] = static_cast<double>(open.losses.count());
-  const Tensor all = run.host_context().workspace(DType::kFloat64, {3 * run.comm->size()});
-  run.comm->all_gather(all, own, {.label = "open step", .blocking = true})->wait();
+  const Tensor all = run.host_context().workspace(DType::kFloat64, {3 * run.gradient_ranks()});
+  run.gradient_group()->all_gather(all, own, {.label = "open step", .blocking = true})->wait();
   for (size_t rank = 0; rank < out.size(); ++rank) {
     const double* const share = all.data<double>() + 3 * rank;
     out[rank] = {share[0], static_cast<int64_t>(share[1]), static_cast<int64_t>(share[2])};
@@ -113,7 +114,7 @@ SavedStep read_saved_step(const RunContext& run, const CheckpointReader& reader,
              reader.find(parameters[id].name, TensorKind::kMaster) != nullptr;
   }
   if (!whole) {
-    if (run.comm->rank() == 0) {
+    if (run.first_rank()) {
       log_warning("engine", "the checkpoint was saved after ", out.micro_batches,
                   " micro batches of a step, whose gradients are not loaded: the step is given up");
     }
@@ -123,7 +124,7 @@ SavedStep read_saved_step(const RunContext& run, const CheckpointReader& reader,
   // Version 0.4 and earlier do not say; their random numbers went by micro steps anyway.
   out.samples = reader.has_state(saved::kSamples)
                     ? reader.state_int(saved::kSamples)
-                    : out.micro_batches * run.config.batch.micro_batch * run.comm->size();
+                    : out.micro_batches * run.config.batch.micro_batch * run.data_ranks();
   DS_CHECK(out.samples >= 0, Code::kCorrupt, "the checkpoint's open step counts ", out.samples,
            " samples");
   out.gradient_factor =

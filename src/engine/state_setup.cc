@@ -65,7 +65,7 @@ bool offloads_optimizer(const RunContext& run) {
   DS_CHECK(run.model->has_architecture(), Code::kUnsupported,
            "zero_optimization.offload_optimizer: parameters of the caller's own that lie on a GPU "
            "keep their state there; leave it out, or keep them on the CPU");
-  DS_CHECK(run.comm->size() == 1, Code::kUnsupported,
+  DS_CHECK(run.mesh.size() == 1, Code::kUnsupported,
            "zero_optimization.offload_optimizer: of several ranks with a GPU each none can offload "
            "yet; leave it out, or train on one GPU");
   return true;
@@ -77,7 +77,7 @@ void choose_sparse(const RunContext& run, zero::ShareOptions& options) {
   const bool callers = !run.model->has_architecture();
   const nn::ParamId table = callers ? nn::kNoParam : run.model->architecture().info().lookup;
   if (table == nn::kNoParam || run.model->device()->kind() != DeviceKind::kCpu) {
-    if (run.comm->rank() != 0) return;
+    if (!run.first_rank()) return;
     const char* const why =
         callers ? "the parameters are the caller's own, whose gradients travel whole"
         : table == nn::kNoParam ? "the token embedding is tied to the output, whose gradient has "
@@ -92,9 +92,9 @@ void choose_sparse(const RunContext& run, zero::ShareOptions& options) {
 
 zero::ShareOptions share_options_of(RunContext& run) {
   zero::ShareOptions options = share_options(run.config);
-  options.comm = run.comm;
+  options.comm = run.gradient_group();
   options.together = [&run](const std::function<void()>& body) {
-    agree(run.context(), *run.comm, "making the weights", body);
+    agree(run.context(), run.world(), "making the weights", body);
   };
   choose_sparse(run, options);
   if (run.model->has_architecture()) return options;
@@ -114,7 +114,7 @@ zero::ShareOptions share_options_of(RunContext& run) {
 // Of several ranks each makes what it holds; one makes everything, offloaded where it stays.
 void place_weights(RunContext& run) {
   const bool offload = offloads_optimizer(run);
-  const bool several = run.comm->size() > 1;
+  const bool several = run.mesh.size() > 1;
   zero::TrainState& state = several || offload ? run.model->state_as_it_is() : run.model->state();
   CallerTypes types{compute_type_of(run.config), {}};
   if (!run.model->has_architecture()) {

@@ -64,11 +64,12 @@ ClockFn device_clock(const std::shared_ptr<Device>& device) {
   };
 }
 
-StepMetrics::StepMetrics(const Config& config, models::Model& model, const Communicator& comm)
+StepMetrics::StepMetrics(const Config& config, models::Model& model, const Mesh& mesh)
     : config_(config),
       model_(model),
-      world_(comm.size()),
-      first_rank_(comm.rank() == 0),
+      world_(mesh.size()),
+      data_ranks_(mesh.size(MeshGroup::kData)),
+      first_rank_(mesh.first_rank()),
       shape_(decoder_shape(config, model)) {
   if (config_.flops_profiler.enabled && !model_.has_architecture()) {
     log_warning("engine",
@@ -104,8 +105,9 @@ void StepMetrics::drop_step() {
 
 void StepMetrics::finish_step(const StepReport& report, const WallClockTimers& timers) {
   if (config_.throughput) {
-    const int64_t samples = open_.count > 0 ? open_.samples * world_ : config_.batch.train_batch;
-    meter_.add_step(report.seconds, samples, open_.tokens * world_);
+    const int64_t samples =
+        open_.count > 0 ? open_.samples * data_ranks_ : config_.batch.train_batch;
+    meter_.add_step(report.seconds, samples, open_.tokens * data_ranks_);
     const double seconds = report.seconds > 0 ? report.seconds * 1e12 : 1;
     const int64_t parameters = model_.parameters().elements();
     six_n_tflops_ = report.seconds > 0 ? six_n_flops(parameters, open_.tokens) / seconds : 0;
@@ -129,10 +131,11 @@ void StepMetrics::finish_profile(const StepReport& report, const WallClockTimers
   ProfiledStep step;
   step.step = report.progress.steps - 1;
   step.world_size = world_;
+  step.data_parallel_size = data_ranks_;
   step.micro_batch = open_.count > 0 ? open_.samples / open_.count : config_.batch.micro_batch;
   step.micro_batches = open_.count > 0 ? open_.count : config_.batch.accumulation;
-  step.samples = open_.count > 0 ? open_.samples * world_ : config_.batch.train_batch;
-  step.tokens = open_.tokens * world_;
+  step.samples = open_.count > 0 ? open_.samples * data_ranks_ : config_.batch.train_batch;
+  step.tokens = open_.tokens * data_ranks_;
   step.forward_seconds = elapsed(timers, "forward");
   step.backward_seconds = elapsed(timers, "backward");
   step.update_seconds = elapsed(timers, "step");

@@ -4,9 +4,9 @@
 #include <array>
 #include <memory>
 
-#include "comm/communicator.h"
 #include "config/config.h"
 #include "engine/report.h"
+#include "mesh/mesh.h"
 #include "models/model.h"
 #include "observe/module_profile.h"
 #include "observe/monitor.h"
@@ -21,7 +21,7 @@ ClockFn device_clock(const std::shared_ptr<Device>& device);
 
 class StepMetrics {
  public:
-  StepMetrics(const Config& config, models::Model& model, const Communicator& comm);
+  StepMetrics(const Config& config, models::Model& model, const Mesh& mesh);
 
   // For the tape of a forward pass of the step after `steps` others; null when nobody asks.
   ModuleProfile* profile_for(int64_t steps);
@@ -54,7 +54,8 @@ class StepMetrics {
 
   const Config& config_;
   models::Model& model_;
-  int64_t world_;
+  int64_t world_;  // ranks
+  int64_t data_ranks_;
   bool first_rank_;
   DecoderShape shape_;
 

@@ -16,8 +16,8 @@ constexpr std::array kPhases = {"forward", "backward", "backward_inner", "step"}
 
 StepObserver::StepObserver(RunContext& run)
     : config_(run.config),
-      monitors_(make_monitors(run.config, *run.comm)),
-      metrics_(run.config, *run.model, *run.comm),
+      monitors_(make_monitors(run.config, run.mesh)),
+      metrics_(run.config, *run.model, run.mesh),
       timers_(device_clock(run.model->device())) {}
 
 void StepObserver::finish_step(StepReport& report) {

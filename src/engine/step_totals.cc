@@ -8,7 +8,7 @@
 namespace ds {
 
 StepTotals exchange_totals(RunContext& run, OpenStep& open) {
-  if (run.comm->size() == 1) {
+  if (run.gradient_ranks() == 1) {
     return {0, open.losses.count(), open.tokens, open.own_micro_batches, open.own_samples};
   }
   const Tensor totals = run.host_context().workspace(DType::kFloat64, {5});
@@ -18,8 +18,10 @@ StepTotals exchange_totals(RunContext& run, OpenStep& open) {
   sum[2] = static_cast<double>(open.own_micro_batches);
   sum[3] = static_cast<double>(open.own_samples);
   sum[4] = static_cast<double>(open.losses.count());
-  run.comm->all_reduce(totals, ReduceOp::kSum, {.label = "loss", .blocking = true})->wait();
-  return {sum[0] / run.comm->size(), static_cast<int64_t>(sum[4]), static_cast<int64_t>(sum[1]),
+  run.gradient_group()
+      ->all_reduce(totals, ReduceOp::kSum, {.label = "loss", .blocking = true})
+      ->wait();
+  return {sum[0] / run.gradient_ranks(), static_cast<int64_t>(sum[4]), static_cast<int64_t>(sum[1]),
           static_cast<int64_t>(sum[2]), static_cast<int64_t>(sum[3])};
 }
 

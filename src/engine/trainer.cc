@@ -26,7 +26,7 @@ Trainer::Trainer(RunContext& run, OpenStep& open, StepObserver& observer, Parame
       scopes_(scopes),
       updater_(updater),
       passes_(std::make_unique<ModelPasses>(run, open, observer, updater)) {
-  product_timing_.begin(run_.context(), *run_.comm);
+  product_timing_.begin(run_.context(), run_.world());
   // As before every other step: gradients are written first, which is another form of product
   // than adding to the zeros that they begin with.
   if (product_timing_.in_first_step()) run_.model->state().gradients().clear(run_.context());
@@ -154,7 +154,7 @@ bool Trainer::close_micro_batch(bool reduce) {
   }
   if (!std::exchange(open_.forward_counted, false)) {
     const int64_t samples = run_.config.batch.micro_batch;
-    open_.count_samples(samples, run_.comm->size(), open_.mode.joined ? 0 : samples);
+    open_.count_samples(samples, run_.data_ranks(), open_.mode.joined ? 0 : samples);
   }
   if (const auto loss = std::exchange(open_.external_loss, {})) open_.losses.add(*loss);
   open_.own_micro_batches += open_.mode.joined ? 0 : 1;
@@ -205,7 +205,7 @@ void Trainer::warn_of_uncounted_labels(const StepTotals& totals) {
 void Trainer::check_all_have_gradients() {
   if (run_.config.zero.ignore_unused) return;
   try {
-    agree(run_.context(), *run_.comm, "looking for gradients", [&] {
+    agree(run_.context(), run_.world(), "looking for gradients", [&] {
       if (open_.mode.joined) return;  // this rank gives none
       const nn::ParamId id = run_.model->state().gradients().marks().first_not_given();
       DS_CHECK(id == nn::kNoParam, Code::kState, "the parameter ",
@@ -227,21 +227,21 @@ StepReport Trainer::apply_update() {
   StepTotals totals = exchange_totals(run_, open_);
   if (totals.batches == 0) return end_joining();
   // The mean over the micro batches that there were.
-  const double all = static_cast<double>(open_.micro_batches) * run_.comm->size();
+  const double all = static_cast<double>(open_.micro_batches) * run_.gradient_ranks();
   const double share =
-      uneven(totals, open_, run_.comm->size()) ? all / static_cast<double>(totals.batches) : 1;
+      uneven(totals, open_, run_.gradient_ranks()) ? all / static_cast<double>(totals.batches) : 1;
   finish_fp8_step(run_);
   const bool mean = run_.model->state().gradients().op() == ReduceOp::kAverage;
   const Updater::Outcome outcome = updater_.update(ctx, run_.model->state(), mean ? share : 1);
   if (run_.config.zero.sanity_checks && outcome.applied) {
-    agree(ctx, *run_.comm, "checking the weights", [&] {
+    agree(ctx, run_.world(), "checking the weights", [&] {
       const zero::TrainState& state = run_.model->state();
       zero::check_weights(ctx, state.arrays(), state.weights());
     });
   }
   if (!outcome.applied) run_.model->state().gradients().drop_rounding_errors();
-  product_timing_.finish_step(*run_.comm);
-  if (run_.comm->size() == 1) totals.loss_sum = open_.losses.value();  // there when the update is
+  product_timing_.finish_step(run_.world());
+  if (run_.mesh.size() == 1) totals.loss_sum = open_.losses.value();  // there when the update is
   warn_of_uncounted_labels(totals);
 
   StepReport report;
@@ -253,7 +253,7 @@ StepReport Trainer::apply_update() {
   report.first_bad_element = outcome.first_bad_element;
   report.first_bad_value = outcome.first_bad_value;
   report.has_loss = totals.losses > 0;
-  report.loss = mean_loss(totals, open_, run_.comm->size(), share);
+  report.loss = mean_loss(totals, open_, run_.gradient_ranks(), share);
   report.tokens = totals.tokens;
   if (!outcome.applied) {
     // A norm that is not finite is reported as -1.
@@ -267,7 +267,7 @@ StepReport Trainer::apply_update() {
 void Trainer::complete(StepReport& report, const StepTotals& totals) {
   open_.progress.tokens += totals.tokens - open_.tokens;
   // What a rank counts itself takes the other ranks' micro batches for as large as its own.
-  if (uneven(totals, open_, run_.comm->size()) || run_.config.batch_ramp_up) {
+  if (uneven(totals, open_, run_.gradient_ranks()) || run_.config.batch_ramp_up) {
     open_.progress.samples += totals.samples - open_.samples;
   }
   if (!report.applied) ++open_.progress.skipped;
@@ -284,7 +284,7 @@ void Trainer::join() {
            "a forward or backward is open; end the micro batch (ds_engine_step) before joining");
   scopes_.check_nothing_held("joining");
   open_.check_synced("joining");
-  if (run_.comm->size() == 1) return;
+  if (run_.mesh.size() == 1) return;
   DS_CHECK(run_.config.managed_accumulation && !open_.mode.boundary, Code::kState,
            "the caller sets the boundaries of steps: a rank that joins cannot know those of the "
            "others");

@@ -92,20 +92,24 @@ class Bert : public FamilyBase {
     const bool tied = head == Head::kMaskedLm && c_.tied;
     const std::string decoder = "cls.predictions.decoder.weight";
     words_ = matrix("embeddings.word_embeddings.weight", c_.vocab_size, w, std,
-                    tied ? std::vector<std::string>{decoder} : std::vector<std::string>());
+                    tied ? std::vector<std::string>{decoder} : std::vector<std::string>(),
+                    SplitRule::vocabulary());
+    const SplitRule::Section heads = {c_.heads, w / c_.heads};
+    const SplitRule by_head = SplitRule::head_rows({heads});
     positions_ = matrix("embeddings.position_embeddings.weight", c_.positions, w, std);
     types_ = matrix("embeddings.token_type_embeddings.weight", c_.token_types, w, std);
     norm_ = layer_norm("embeddings.LayerNorm", w);
     for (int64_t i = 0; i < c_.layers; ++i) {
       const std::string p = "encoder.layer." + std::to_string(i) + ".";
       Block b;
-      b.q = projection(p + "attention.self.query", w, w, std, true);
-      b.k = projection(p + "attention.self.key", w, w, std, true);
-      b.v = projection(p + "attention.self.value", w, w, std, true);
-      b.out = projection(p + "attention.output.dense", w, w, std, true);
+      b.q = projection(p + "attention.self.query", w, w, std, true, by_head);
+      b.k = projection(p + "attention.self.key", w, w, std, true, by_head);
+      b.v = projection(p + "attention.self.value", w, w, std, true, by_head);
+      b.out = projection(p + "attention.output.dense", w, w, std, true,
+                         SplitRule::head_columns({heads}));
       b.norm1 = layer_norm(p + "attention.output.LayerNorm", w);
-      b.up = projection(p + "intermediate.dense", c_.inner, w, std, true);
-      b.down = projection(p + "output.dense", w, c_.inner, std, true);
+      b.up = projection(p + "intermediate.dense", c_.inner, w, std, true, SplitRule::rows());
+      b.down = projection(p + "output.dense", w, c_.inner, std, true, SplitRule::columns());
       b.norm2 = layer_norm(p + "output.LayerNorm", w);
       blocks_.push_back(b);
     }
@@ -113,9 +117,10 @@ class Bert : public FamilyBase {
     if (head == Head::kMaskedLm) {
       transform_ = projection("cls.predictions.transform.dense", w, w, std, true);
       transform_norm_ = layer_norm("cls.predictions.transform.LayerNorm", w);
-      head_.weight = tied ? words_ : output_matrix(decoder, c_.vocab_size, w, std);
+      head_.weight =
+          tied ? words_ : output_matrix(decoder, c_.vocab_size, w, std, SplitRule::vocabulary());
       head_.bias = vector("cls.predictions.bias", c_.vocab_size, nn::Init::kZeros,
-                          {"cls.predictions.decoder.bias"});
+                          {"cls.predictions.decoder.bias"}, SplitRule::vocabulary());
     }
     if (order) {
       head_.weight = output_matrix("cls.seq_relationship.weight", 2, w, std);

@@ -70,33 +70,37 @@ FamilyBase::FamilyBase(const Json& config, const char* model_type, const char* a
 }
 
 nn::ParamId FamilyBase::matrix(const std::string& name, int64_t rows, int64_t columns, double std,
-                               std::vector<std::string> aliases) {
+                               std::vector<std::string> aliases, SplitRule split) {
   nn::Parameter p{name, {rows, columns}, nn::Init::kNormal, std, true, true, {}};
   p.aliases = std::move(aliases);
+  p.split = std::move(split);
   return parameters_.add(std::move(p));
 }
 
 nn::ParamId FamilyBase::output_matrix(const std::string& name, int64_t rows, int64_t columns,
-                                      double std) {
+                                      double std, SplitRule split) {
   nn::Parameter p{name, {rows, columns}, nn::Init::kNormal, std, true, true, {}};
   p.may_be_tiled = true;
+  p.split = std::move(split);
   return parameters_.add(std::move(p));
 }
 
 nn::ParamId FamilyBase::vector(const std::string& name, int64_t size, nn::Init init,
-                               std::vector<std::string> aliases) {
+                               std::vector<std::string> aliases, SplitRule split) {
   nn::Parameter p{name, {size}, init, 0, false, true, {}};
   p.aliases = std::move(aliases);
+  p.split = std::move(split);
   return parameters_.add(std::move(p));
 }
 
 FamilyBase::Projection FamilyBase::projection(const std::string& name, int64_t out, int64_t in,
-                                              double std, bool bias) {
+                                              double std, bool bias, SplitRule split) {
   nn::Parameter p{name + ".weight", {out, in}, nn::Init::kNormal, std, true, true, {}};
   p.projection = p.may_be_tiled = true;
+  p.split = split;
   Projection made;
   made.weight = parameters_.add(std::move(p));
-  if (bias) made.bias = vector(name + ".bias", out, nn::Init::kZeros);
+  if (bias) made.bias = vector(name + ".bias", out, nn::Init::kZeros, {}, split.of_bias());
   return made;
 }
 

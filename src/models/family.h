@@ -37,15 +37,18 @@ class FamilyBase : public Architecture {
 
   FamilyBase(const Json& config, const char* model_type, const char* architecture);
 
-  // Matrices start normal and decay; vectors do neither.
+  // Matrices start normal and decay; vectors do neither. `split`: how ranks may share it.
   nn::ParamId matrix(const std::string& name, int64_t rows, int64_t columns, double std,
-                     std::vector<std::string> aliases = {});
+                     std::vector<std::string> aliases = {}, SplitRule split = {});
   // Of a product that makes the outputs, and of nothing else.
-  nn::ParamId output_matrix(const std::string& name, int64_t rows, int64_t columns, double std);
+  nn::ParamId output_matrix(const std::string& name, int64_t rows, int64_t columns, double std,
+                            SplitRule split = {});
   nn::ParamId vector(const std::string& name, int64_t size, nn::Init init,
-                     std::vector<std::string> aliases = {});
+                     std::vector<std::string> aliases = {}, SplitRule split = {});
   // NAME.weight [out, in] and, with `bias`, NAME.bias [out]; the weight may carry an adapter.
-  Projection projection(const std::string& name, int64_t out, int64_t in, double std, bool bias);
+  // `split` is the weight's.
+  Projection projection(const std::string& name, int64_t out, int64_t in, double std, bool bias,
+                        SplitRule split = {});
   // NAME.weight and NAME.bias of a layer norm.
   Projection layer_norm(const std::string& name, int64_t width);
 

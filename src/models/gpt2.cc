@@ -20,23 +20,27 @@ class Gpt2 : public FamilyBase {
     // Residual outputs start smaller, so that their sum over the depth does not grow.
     const double out_std = std / std::sqrt(2.0 * static_cast<double>(c_.layers));
     const int64_t w = c_.width;
-    wte_ =
-        matrix("wte.weight", c_.vocab_size, w, std,
-               c_.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>());
+    wte_ = matrix("wte.weight", c_.vocab_size, w, std,
+                  c_.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>(),
+                  SplitRule::vocabulary());
+    const SplitRule::Section heads = {c_.heads, w / c_.heads};
     wpe_ = matrix("wpe.weight", c_.positions, w, std);
     for (int64_t i = 0; i < c_.layers; ++i) {
       const std::string p = "h." + std::to_string(i) + ".";
       Block b;
       b.norm1 = layer_norm(p + "ln_1", w);
-      b.qkv = projection(p + "attn.c_attn", 3 * w, w, std, true);
-      b.out = projection(p + "attn.c_proj", w, w, out_std, true);
+      b.qkv = projection(p + "attn.c_attn", 3 * w, w, std, true,
+                         SplitRule::head_rows({heads, heads, heads}));
+      b.out = projection(p + "attn.c_proj", w, w, out_std, true, SplitRule::head_columns({heads}));
       b.norm2 = layer_norm(p + "ln_2", w);
-      b.up = projection(p + "mlp.c_fc", c_.inner, w, std, true);
-      b.down = projection(p + "mlp.c_proj", w, c_.inner, out_std, true);
+      b.up = projection(p + "mlp.c_fc", c_.inner, w, std, true, SplitRule::rows());
+      b.down = projection(p + "mlp.c_proj", w, c_.inner, out_std, true, SplitRule::columns());
       blocks_.push_back(b);
     }
     norm_ = layer_norm("ln_f", w);
-    head_ = c_.tied ? wte_ : output_matrix("lm_head.weight", c_.vocab_size, w, std);
+    head_ = c_.tied
+                ? wte_
+                : output_matrix("lm_head.weight", c_.vocab_size, w, std, SplitRule::vocabulary());
     info_.output = head_;
     if (!c_.tied) info_.lookup = wte_;
     info_.vocab_size = c_.vocab_size;

@@ -76,20 +76,26 @@ class GptNeox : public FamilyBase {
     const int64_t w = c_.width;
     embedding_ = matrix("embed_in.weight", c_.vocab_size, w, std,
                         c_.tied ? std::vector<std::string>{"embed_out.weight", "lm_head.weight"}
-                                : std::vector<std::string>());
+                                : std::vector<std::string>(),
+                        SplitRule::vocabulary());
+    const int64_t head_size = w / c_.heads;
     for (int64_t i = 0; i < c_.layers; ++i) {
       const std::string p = "layers." + std::to_string(i) + ".";
       Block b;
       b.norm1 = layer_norm(p + "input_layernorm", w);
       b.norm2 = layer_norm(p + "post_attention_layernorm", w);
-      b.qkv = projection(p + "attention.query_key_value", 3 * w, w, std, c_.attention_bias);
-      b.out = projection(p + "attention.dense", w, w, std, c_.attention_bias);
-      b.up = projection(p + "mlp.dense_h_to_4h", c_.inner, w, std, true);
-      b.down = projection(p + "mlp.dense_4h_to_h", w, c_.inner, std, true);
+      b.qkv = projection(p + "attention.query_key_value", 3 * w, w, std, c_.attention_bias,
+                         SplitRule::head_rows({{c_.heads, 3 * head_size}}));
+      b.out = projection(p + "attention.dense", w, w, std, c_.attention_bias,
+                         SplitRule::head_columns({{c_.heads, head_size}}));
+      b.up = projection(p + "mlp.dense_h_to_4h", c_.inner, w, std, true, SplitRule::rows());
+      b.down = projection(p + "mlp.dense_4h_to_h", w, c_.inner, std, true, SplitRule::columns());
       blocks_.push_back(b);
     }
     norm_ = layer_norm("final_layer_norm", w);
-    head_ = c_.tied ? embedding_ : output_matrix("embed_out.weight", c_.vocab_size, w, std);
+    head_ = c_.tied
+                ? embedding_
+                : output_matrix("embed_out.weight", c_.vocab_size, w, std, SplitRule::vocabulary());
     info_.output = head_;
     if (!c_.tied) info_.lookup = embedding_;
     info_.vocab_size = c_.vocab_size;

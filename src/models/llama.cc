@@ -123,23 +123,30 @@ class Llama : public FamilyBase {
     const int64_t w = c_.width, q = c_.heads * c_.head_size, kv = c_.kv_heads * c_.head_size;
     embedding_ =
         matrix("embed_tokens.weight", c_.vocab_size, w, std,
-               c_.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>());
+               c_.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>(),
+               SplitRule::vocabulary());
+    const SplitRule::Section queries = {c_.heads, c_.head_size};
+    const SplitRule by_query = SplitRule::head_rows({queries});
+    const SplitRule by_key = SplitRule::head_rows({{c_.kv_heads, c_.head_size}});
     for (int64_t i = 0; i < c_.layers; ++i) {
       const std::string p = "layers." + std::to_string(i) + ".";
       Block b;
       b.norm1 = vector(p + "input_layernorm.weight", w, nn::Init::kOnes);
-      b.q = projection(p + "self_attn.q_proj", q, w, std, c_.qkv_bias);
-      b.k = projection(p + "self_attn.k_proj", kv, w, std, c_.qkv_bias);
-      b.v = projection(p + "self_attn.v_proj", kv, w, std, c_.qkv_bias);
-      b.out = projection(p + "self_attn.o_proj", w, q, std, c_.out_bias);
+      b.q = projection(p + "self_attn.q_proj", q, w, std, c_.qkv_bias, by_query);
+      b.k = projection(p + "self_attn.k_proj", kv, w, std, c_.qkv_bias, by_key);
+      b.v = projection(p + "self_attn.v_proj", kv, w, std, c_.qkv_bias, by_key);
+      b.out = projection(p + "self_attn.o_proj", w, q, std, c_.out_bias,
+                         SplitRule::head_columns({queries}));
       b.norm2 = vector(p + "post_attention_layernorm.weight", w, nn::Init::kOnes);
-      b.gate = projection(p + "mlp.gate_proj", c_.inner, w, std, c_.mlp_bias);
-      b.up = projection(p + "mlp.up_proj", c_.inner, w, std, c_.mlp_bias);
-      b.down = projection(p + "mlp.down_proj", w, c_.inner, std, c_.mlp_bias);
+      b.gate = projection(p + "mlp.gate_proj", c_.inner, w, std, c_.mlp_bias, SplitRule::rows());
+      b.up = projection(p + "mlp.up_proj", c_.inner, w, std, c_.mlp_bias, SplitRule::rows());
+      b.down = projection(p + "mlp.down_proj", w, c_.inner, std, c_.mlp_bias, SplitRule::columns());
       blocks_.push_back(b);
     }
     norm_ = vector("norm.weight", w, nn::Init::kOnes);
-    head_ = c_.tied ? embedding_ : output_matrix("lm_head.weight", c_.vocab_size, w, std);
+    head_ = c_.tied
+                ? embedding_
+                : output_matrix("lm_head.weight", c_.vocab_size, w, std, SplitRule::vocabulary());
     info_.output = head_;
     if (!c_.tied) info_.lookup = embedding_;
     info_.vocab_size = c_.vocab_size;

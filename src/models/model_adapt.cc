@@ -160,15 +160,13 @@ void Model::add_lora(const LoraOptions& options) {
     const std::string module = w.name.substr(0, w.name.size() - 7);  // without ".weight"
     const double bound = 1 / std::sqrt(static_cast<double>(w.shape[1]));
     nn::Adapter adapter;
-    adapter.a = set.add({module + ".lora_A.weight",
-                         {options.r, w.shape[1]},
-                         nn::Init::kUniform,
-                         bound,
-                         true,
-                         true,
-                         {}});
-    adapter.b = set.add(
-        {module + ".lora_B.weight", {w.shape[0], options.r}, nn::Init::kZeros, 0, true, true, {}});
+    nn::Parameter a{module + ".lora_A.weight", {options.r, w.shape[1]}, nn::Init::kUniform, bound};
+    nn::Parameter b{module + ".lora_B.weight", {w.shape[0], options.r}};
+    a.decays = b.decays = true;
+    a.split = w.split.of_adapter_a();
+    b.split = w.split.of_adapter_b();
+    adapter.a = set.add(std::move(a));
+    adapter.b = set.add(std::move(b));
     adapter.scale = static_cast<float>(options.scale());
     adapter.dropout = options.dropout;
     set.adapt(weight, adapter);

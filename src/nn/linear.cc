@@ -179,7 +179,7 @@ void record_linear(Tape& tape, const Value& x, const std::shared_ptr<GradientSlo
   tape.record([x, out, weight, bias, adapted](Tape& t) {
     if (*out) {
       bool exclusive = false;
-      const Tensor dy = outputs_of(out->take(exclusive), t.weights().parameters()[weight].shape[0]);
+      const Tensor dy = outputs_of(out->take(exclusive), t.weights().shape(weight)[0]);
       Tensor dx;
       if (x.slot) dx = t.new_activation(x.data.dtype(), x.data.shape());
       multiply_backward(t, x.data, dy, weight, bias, dx);
@@ -285,7 +285,7 @@ Value linear_of_width(Tape& tape, const Value& x, ParamId weight, ParamId bias, 
   if (Fp8Linears* const fp8 = fp8_of(tape, weight)) {
     return fp8_adapted(tape, *fp8, x, {weight, bias}, adapter);
   }
-  const int64_t outputs = tape.weights().parameters()[weight].shape[0];
+  const int64_t outputs = tape.weights().shape(weight)[0];
   Value y = tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), width)));
   Tensor made = outputs_of(y.data, outputs);
   multiply(tape, x.data, weight, bias, made);
@@ -311,11 +311,11 @@ bool pads_rows(Tape& tape, const Tensor& x, ParamId weight) {
 }  // namespace
 
 Value linear(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
-  return linear_of_width(tape, x, weight, bias, tape.weights().parameters()[weight].shape[0]);
+  return linear_of_width(tape, x, weight, bias, tape.weights().shape(weight)[0]);
 }
 
 Value linear_padded(Tape& tape, const Value& x, ParamId weight, ParamId bias) {
-  const int64_t outputs = tape.weights().parameters()[weight].shape[0];
+  const int64_t outputs = tape.weights().shape(weight)[0];
   const int64_t padded = (outputs + kPaddedTo - 1) / kPaddedTo * kPaddedTo;
   return linear_of_width(tape, x, weight, bias, pads_rows(tape, x.data, weight) ? padded : outputs);
 }
@@ -362,7 +362,7 @@ Value linear_gelu_linear(Tape& tape, const Value& x, const Projection& up, const
   const GeluLinear layer = gelu_linear(tape, x, up, kind);
   const OperatorScope op(tape, "linear", down.weight, true);
   if (op) report_work(op, tape, layer.y, down.weight, nullptr);
-  const int64_t outputs = tape.weights().parameters()[down.weight].shape[0];
+  const int64_t outputs = tape.weights().shape(down.weight)[0];
   Value z =
       tape.make_value(tape.new_activation(x.data.dtype(), with_last(x.data.shape(), outputs)));
   multiply(tape, layer.y.data, down.weight, down.bias, z.data);

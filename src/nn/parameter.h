@@ -1,12 +1,15 @@
-// Parameters by logical identity: name, global shape, aliases, how they start and whether they
-// decay. Where their bytes lie is somebody else's business (ParameterReader, GradientSink).
+// Parameters by logical identity: name, global shape, aliases, how they start, whether they decay
+// and how they may be cut. What a rank has of one is a ShardSpec; where their bytes lie is somebody
+// else's business (ParameterReader, GradientSink).
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "mesh/shard_spec.h"
 #include "tensor/tensor.h"
 
 namespace ds::nn {
@@ -29,7 +32,14 @@ struct Parameter {
   int64_t expert = -1;            // index of the expert it belongs to, -1 = none
   bool projection = false;        // weight [out, in] of a linear layer that may carry an adapter
   bool may_be_tiled = false;      // linear layers alone read it: they need a part at a time only
+  SplitRule split = {};           // how ranks that compute its layer together may share it
 };
+
+// What `rank` holds of it; `stages` as in ShardRequest.
+inline ShardSpec shard_spec(const Parameter& p, const MeshShape& mesh, int rank,
+                            std::vector<int> stages = {}) {
+  return make_shard_spec({p.name, p.shape, p.split, p.expert, std::move(stages)}, mesh, rank);
+}
 
 // A low-rank update beside a weight [out, in]: y += scale * dropout(x) a^T b^T (Hu et al.,
 // arXiv:2106.09685). nn::linear applies it; no model family knows of it.

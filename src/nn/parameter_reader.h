@@ -58,8 +58,10 @@ class ParameterReader {
   // The linear layers whose products are of 8-bit codes while a model trains; null: none.
   virtual Fp8Linears* fp8() { return nullptr; }
 
-  // What is stored: names, shapes, adapters.
+  // What is stored: names, global shapes, adapters.
   virtual const ParameterSet& parameters() const = 0;
+  // Of what acquire() gives: this rank's part, where ranks compute a layer together.
+  virtual const Shape& shape(ParamId id) const { return parameters()[id].shape; }
 };
 
 // Holds one parameter resident for a scope.

@@ -52,7 +52,7 @@ void clear_padding(const OpContext& ctx, const Tiling& tiling, int64_t all_rows,
 void tiled_linear(Tape& tape, const Tensor& x, ParamId weight, const Tensor& bias, Tensor& y) {
   ParameterReader& weights = tape.weights();
   const Tiling& tiling = *weights.tiling(weight);
-  const int64_t outputs = weights.parameters()[weight].shape[0];
+  const int64_t outputs = weights.shape(weight)[0];
   for (int64_t tile = 0; tile < tiling.count; ++tile) {
     const TileGuard w(weights, weight, tile);
     for_blocks(tiling, outputs, tile, [&](const Tiling::Rows& rows, int64_t from) {
@@ -68,7 +68,7 @@ void tiled_linear_backward(Tape& tape, const Tensor& x, const Tensor& dy, ParamI
   ParameterReader& weights = tape.weights();
   const OpContext& ctx = tape.ctx();
   const Tiling& tiling = *weights.tiling(weight);
-  const int64_t outputs = weights.parameters()[weight].shape[0];
+  const int64_t outputs = weights.shape(weight)[0];
   const bool last_use = tape.last_use(weight);
   Tensor sum;
   if (dx) {

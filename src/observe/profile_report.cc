@@ -81,7 +81,7 @@ void put_summary(std::string& out, const ProfiledModule& model, const ProfiledSt
   const double backward_flops = static_cast<double>(backward(model.sums).work.flops) + repeated;
   const double iteration = step.forward_seconds + step.backward_seconds + step.update_seconds;
   row("world size:", count(step.world_size));
-  row("data parallel size:", count(step.world_size));
+  row("data parallel size:", count(step.data_parallel_size));
   row("model parallel size:", "1");
   row("batch size per GPU:", count(step.micro_batch));
   row("micro batches per step:", count(step.micro_batches));

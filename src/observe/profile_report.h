@@ -21,6 +21,7 @@ struct ProfileOptions {
 struct ProfiledStep {
   int64_t step = 0;  // steps completed before it
   int64_t world_size = 1;
+  int64_t data_parallel_size = 1;
   int64_t micro_batch = 0;  // samples of a micro batch of this process
   int64_t micro_batches = 0;
   int64_t samples = 0;  // of all processes

@@ -44,6 +44,13 @@ FORBIDDEN_CALLS = [
 ]
 
 
+# Above the mesh nobody asks a communicator where it is: of several axes each has its own answer.
+MESH_READERS = ("optim", "data", "checkpoint", "engine")
+COMM_RANK = re.compile(r"\b\w*(?:comm|world|group)\w*(?:\(\))?(?:->|\.)(?:rank|size)\s*\(\s*\)")
+# These run one collective over a group that they are given.
+COMM_RANK_ALLOWED = {"src/engine/agreement.cc", "src/engine/rank_devices.cc", "src/engine/product_timing.cc"}
+
+
 def strip_comments_and_strings(text):
     """Blanks comments, strings and characters, keeping line numbers."""
     pattern = re.compile(
@@ -127,6 +134,17 @@ def check_calls(relative, text, report):
             report(relative, number, f"{match.group(0).strip()} {what}; the library must not")
 
 
+def check_mesh(relative, text, report):
+    """Rank and size come from the mesh."""
+    if layer_of(relative) not in MESH_READERS or relative.as_posix() in COMM_RANK_ALLOWED:
+        return
+    for match in COMM_RANK.finditer(text):
+        if re.match(r"(?:shard_group|groups?)_?\b", match.group(0)):
+            continue  # optim's view of a shard group; lists
+        report(relative, text.count("\n", 0, match.start()) + 1,
+               f"{match.group(0).strip()}: rank and size come from the mesh (src/mesh)")
+
+
 def source_files(root):
     for top in ("src", "kernels", "include", "tools", "examples", "bindings", "bench", "tests"):
         folder = root / top
@@ -162,7 +180,9 @@ def check(root):
         # Tools that the build runs (*_main.cc) are programs, not library.
         is_program = path.stem.endswith("_main")
         if relative.parts[0] in ("src", "kernels") and not is_program:
-            check_calls(relative, strip_comments_and_strings(text), report)
+            bare = strip_comments_and_strings(text)
+            check_calls(relative, bare, report)
+            check_mesh(relative, bare, report)
     if count == 0:
         violations.append(f"{root}: no sources found")
     return violations, count
@@ -187,7 +207,13 @@ SELF_TEST = [
     ("src/io/a.cc", "void f() { fork(); }\n", "starts a process"),
     ("src/io/a.cc", "void f() { assert(true); }\n", "may end"),
     ("src/io/a.cc", "//" + "x" * MAX_BYTES + "\n", "split by subject"),
+    ("src/engine/a.cc", "int f(C& c) { return run.comm->rank(); }\n", "come from the mesh"),
+    ("src/data/a.cc", "int f(C& world) { return world.size(); }\n", "come from the mesh"),
+    ("src/engine/a.cc", "int f() { return gradient_group()->size(); }\n", "come from the mesh"),
     # These are fine.
+    ("src/engine/a.cc", "int f() { return mesh.rank() + mesh.size(kData) + layout.world(); }\n", None),
+    ("src/engine/agreement.cc", "int f(C& comm) { return comm.rank(); }\n", None),
+    ("src/comm/a.cc", "int f(C& comm) { return comm.rank(); }\n", None),
     ("src/tensor/a.cc", '#include "base/error.h"\n#include <vector>\n', None),
     ("src/capi/a.cc", '#include "ds.h"\n#include "engine/engine.h"\n', None),
     ("src/base/a.cc", '// exit(1) and printf( in a comment\nint x;\n', None),

@@ -1,5 +1,5 @@
 // Boxes against element-by-element references.
-#include "checkpoint/box.h"
+#include "tensor/box.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "checkpoint/box.h"
+#include "tensor/box.h"
 
 #include <algorithm>
 #include <array>

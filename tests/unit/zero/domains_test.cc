@@ -1,0 +1,315 @@
+// Layouts with several gradient domains: what each rank answers for, and a step in which dense
+// parameters are reduced over all ranks and experts over pairs of them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+#include <random>
+
+#include "../mesh/thread_mesh.h"
+#include "engine/share_options.h"
+#include "zero/gradient_reducer.h"
+#include "zero/layout.h"
+#include "zero_world.h"
+
+namespace ds::zero {
+namespace {
+
+nn::Parameter parameter(const std::string& name, const Shape& shape, const SplitRule& rule = {}) {
+  nn::Parameter p;
+  p.name = name;
+  p.shape = shape;
+  p.split = rule;
+  return p;
+}
+
+// Marks the elements [first, first + count) of a rank's local tensor in the whole one.
+void mark(const ShardSpec& spec, int64_t first, int64_t count, std::vector<int>& seen) {
+  const int64_t columns = spec.global.dims() > 1 ? spec.global[1] : 1;
+  const int64_t local_columns = spec.local.dims() > 1 ? spec.local[1] : 1;
+  for (int64_t i = first; i < first + count; ++i) {
+    const int64_t row = i / local_columns, column = i % local_columns;
+    for (const ShardBox& box : spec.boxes) {
+      const int64_t r = row - box.local_offset[0];
+      const int64_t c = spec.global.dims() > 1 ? column - box.local_offset[1] : 0;
+      if (r < 0 || r >= box.global.extent[0]) continue;
+      if (spec.global.dims() > 1 && (c < 0 || c >= box.global.extent[1])) continue;
+      const int64_t whole_row = box.global.offset[0] + r;
+      const int64_t whole_column = spec.global.dims() > 1 ? box.global.offset[1] + c : 0;
+      ++seen[static_cast<size_t>(whole_row * columns + whole_column)];
+    }
+  }
+}
+
+TEST(GradientDomains, OneRankAnswersForEachElement) {
+  const uint64_t seed = std::random_device()();
+  std::mt19937_64 random(seed);
+  const auto one_to = [&](int most) {
+    return 1 + static_cast<int>(random() % static_cast<uint64_t>(most));
+  };
+  for (int round = 0; round < 60; ++round) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
+    const MeshSizes sizes{one_to(2), one_to(2), one_to(2), one_to(2), one_to(2)};
+    const int stage = sizes.context * sizes.tensor * sizes.expert * sizes.expert_tensor;
+    const MeshShape mesh(stage * sizes.pipeline * one_to(3), sizes);
+    nn::ParameterSet parameters;
+    std::vector<std::vector<int>> stages;
+    const auto add = [&](const Shape& shape, const SplitRule& rule, int64_t expert = -1) {
+      nn::Parameter p = parameter("p" + std::to_string(parameters.size()), shape, rule);
+      p.expert = expert;
+      p.trainable = random() % 4 != 0;
+      p.decays = random() % 2 != 0;
+      parameters.add(p);
+      stages.push_back({one_to(sizes.pipeline) - 1});
+    };
+    for (int i = one_to(6); i > 0; --i) {
+      add({2 * one_to(40), 3}, SplitRule::rows());
+      add({one_to(9), 2 * one_to(9)}, SplitRule::columns());
+      add({one_to(99)}, SplitRule::whole());
+      add({one_to(50), 2}, SplitRule::vocabulary());
+      add({2 * one_to(20), 2}, SplitRule::rows().of_experts(4), one_to(4) - 1);
+    }
+    if (random() % 2 == 0) {  // tied
+      stages[0] = {0};
+      if (sizes.pipeline > 1) stages[0].push_back(sizes.pipeline - 1);
+    }
+    LayoutPolicy policy;
+    policy.stage = static_cast<int>(random() % 4);
+    policy.sharing.bucket_elements = one_to(300);
+    std::vector<std::vector<int>> seen;
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      seen.emplace_back(static_cast<size_t>(parameters[id].shape.elements()), 0);
+    }
+    for (int rank = 0; rank < mesh.world(); ++rank) {
+      const Layout layout(parameters, mesh, rank, policy, stages);
+      int64_t weights = 0;
+      for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+        const OwnedPart part = layout.primary(id);
+        mark(layout.spec(id), part.first, part.count, seen[static_cast<size_t>(id)]);
+        weights += layout.spec(id).local.elements();
+      }
+      // Whole buckets are padded; whatever is held is at least the rank's part.
+      if (policy.stage < 3) {
+        EXPECT_GE(layout.held(StateRole::kWeights), weights);
+      }
+      for (const GradientDomain& domain : layout.domains()) {
+        EXPECT_EQ(domain.ranks, mesh.size(domain.group));
+        EXPECT_EQ(domain.flat.world(), policy.stage == 0 ? 1 : domain.ranks);
+      }
+    }
+    for (size_t id = 0; id < seen.size(); ++id) {
+      EXPECT_EQ(std::count(seen[id].begin(), seen[id].end(), 1), std::ssize(seen[id])) << id;
+    }
+  }
+}
+
+TEST(GradientDomains, OfOneProcessAreTheFlatSpace) {
+  nn::ParameterSet parameters;
+  for (int i = 0; i < 5; ++i) {
+    nn::Parameter p = parameter("p" + std::to_string(i), {7 + i}, SplitRule::rows());
+    p.trainable = i != 2;
+    parameters.add(p);
+  }
+  const Layout layout(parameters, MeshShape(), 0, {});
+  const FlatLayout plain(parameters);
+  ASSERT_EQ(layout.domains().size(), 1u);
+  EXPECT_EQ(layout.held(StateRole::kWeights), plain.elements());
+  EXPECT_EQ(layout.held(StateRole::kGradients), plain.trainable_elements());
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    EXPECT_EQ(layout.place(id).id, id);
+    EXPECT_EQ(layout.domains()[0].flat.range(id).begin, plain.range(id).begin);
+    EXPECT_EQ(layout.primary(id).count, parameters[id].shape.elements());
+  }
+}
+
+TEST(GradientDomains, MicsKeepsACopyInEveryShardOfAGroup) {
+  nn::ParameterSet parameters;
+  parameters.add(parameter("w", {640}));
+  LayoutPolicy policy;
+  policy.stage = 3;
+  policy.shard = 2;
+  const MeshShape mesh(4, {});
+  for (int rank = 0; rank < 4; ++rank) {
+    const Layout layout(parameters, mesh, rank, policy);
+    EXPECT_EQ(layout.held(StateRole::kWeights), 320);
+    EXPECT_EQ(layout.domains()[0].flat.part(0).first, rank % 2 * 320);
+    EXPECT_EQ(layout.primary(0).count, rank < 2 ? 320 : 0);
+  }
+  policy.shard = 3;
+  try {
+    const Layout layout(parameters, mesh, 0, policy);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kConfig);
+    EXPECT_EQ(error.message(),
+              "a shard of 3 ranks does not divide the 4 ranks of the data+context group");
+  }
+}
+
+// The layout that a policy gives is that of a run: what a plan reads of it holds for engines.
+class LayoutsOfRuns : public testing::TestWithParam<const char*> {};
+
+TEST_P(LayoutsOfRuns, AreThoseOfTheirPolicy) {
+  const Json config =
+      zero_test::zero_config(0, {{"reduce_bucket_size", 3000}, {"allgather_bucket_size", 3000}});
+  zero_test::Job job;
+  job.world = 4;
+  job.config = zero_test::with(
+      config, {{"zero_optimization", parse_json(GetParam(), "test", Code::kConfig)}});
+  zero_test::run_ranks(job.world, [&](const std::shared_ptr<Communicator>& comm) {
+    const auto engine = zero_test::make_rank_engine(job, comm);
+    const FlatLayout& run = engine->model()->state().layout();
+    const nn::ParameterSet& parameters = engine->model()->parameters();
+    const ShareOptions options = share_options(engine->config());
+    LayoutPolicy policy;
+    policy.stage = options.stage;
+    policy.shard = options.groups.shard;
+    const int shard = policy.shard > 0 ? policy.shard : comm->size();
+    policy.sharing = choose_sharing(parameters, options, 0, shard);
+    const Layout layout(parameters, MeshShape(comm->size(), {}), comm->rank(), policy);
+    ASSERT_EQ(layout.domains().size(), 1u);
+    const FlatLayout& flat = layout.domains()[0].flat;
+    EXPECT_EQ(flat.rank(), run.rank());
+    EXPECT_EQ(flat.world(), run.world());
+    ASSERT_EQ(flat.buckets().size(), run.buckets().size());
+    for (size_t i = 0; i < run.buckets().size(); ++i) {
+      EXPECT_EQ(flat.buckets()[i].range.begin, run.buckets()[i].range.begin);
+      EXPECT_EQ(flat.buckets()[i].piece, run.buckets()[i].piece);
+      EXPECT_EQ(flat.buckets()[i].tile, run.buckets()[i].tile);
+      EXPECT_EQ(flat.buckets()[i].resident, run.buckets()[i].resident);
+    }
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      EXPECT_EQ(layout.place(id).id, id);
+      EXPECT_EQ(flat.part(id).first, run.part(id).first);
+      EXPECT_EQ(flat.part(id).count, run.part(id).count);
+      EXPECT_EQ(flat.part(id).owned, run.part(id).owned);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Stages, LayoutsOfRuns,
+    testing::Values(R"({"stage": 0})", R"({"stage": 1})", R"({"stage": 2})",
+                    R"({"stage": 3, "stage3_param_persistence_threshold": 40})",
+                    R"({"stage": 3, "mics_shard_size": 2})",
+                    R"({"stage": 3, "stage3_tile_size": 500})"));
+
+// A whole number that a rank gives as the gradient of an element.
+float given(nn::ParamId id, int rank, int64_t element) {
+  return static_cast<float>((id * 31 + rank * 7 + element * 3) % 17 - 8);
+}
+
+// Ranks 0 and 2 have the experts 0 and 1, ranks 1 and 3 the experts 2 and 3.
+nn::ParameterSet dense_and_experts() {
+  nn::ParameterSet out;
+  out.add(parameter("w", {12, 9}));
+  const auto expert = [&](int64_t index) {
+    nn::Parameter p =
+        parameter("expert." + std::to_string(index), {5, 4}, SplitRule::rows().of_experts(4));
+    p.expert = index;
+    out.add(p);
+  };
+  expert(0);
+  expert(1);
+  out.add(parameter("b", {37}));
+  expert(2);
+  expert(3);
+  return out;
+}
+
+std::vector<int> holders(const nn::Parameter& p) {
+  if (p.expert < 0) return {0, 1, 2, 3};
+  return p.expert < 2 ? std::vector{0, 2} : std::vector{1, 3};
+}
+
+// What the ranks of the test make together.
+struct Reduced {
+  std::mutex mutex;
+  std::vector<std::vector<float>> gradients;  // by parameter; every element is taken once
+  double squares = 0;
+};
+
+// One backward of a rank: gradients of both domains in the order of the parameters, last first.
+void backward(const Mesh& mesh, const nn::ParameterSet& parameters, int stage, Reduced& out) {
+  LayoutPolicy policy;
+  policy.stage = stage;
+  policy.sharing.bucket_elements = 64;
+  const Layout layout(parameters, mesh.shape(), mesh.rank(), policy);
+  ASSERT_EQ(layout.domains().size(), 2u);
+  ThreadPool pool(1);
+  const OpContext ctx{make_cpu_device(), &pool};
+  std::vector<std::vector<float>> kept;
+  for (const GradientDomain& domain : layout.domains()) {
+    kept.emplace_back(static_cast<size_t>(domain.flat.owned_elements()), 0.0f);
+  }
+  std::vector<std::unique_ptr<GradientReducer>> reducers;
+  for (size_t d = 0; d < layout.domains().size(); ++d) {
+    const GradientDomain& domain = layout.domains()[d];
+    GradientReducer::Options options;
+    options.whole = stage == 0;
+    options.op = ReduceOp::kSum;
+    const auto take = [&, d](const Bucket& bucket, const Tensor& sum) -> std::shared_ptr<Event> {
+      for (int64_t i = 0; i < sum.elements(); ++i) {
+        kept[d][static_cast<size_t>(bucket.owned + i)] =
+            sum.data<float>()[i] / static_cast<float>(layout.averaged_over());
+      }
+      return nullptr;
+    };
+    reducers.push_back(std::make_unique<GradientReducer>(ctx, domain.local, domain.flat,
+                                                         mesh.group(domain.group), options, take));
+  }
+  for (nn::ParamId id = parameters.size(); id-- > 0;) {
+    const Layout::Place place = layout.place(id);
+    if (place.domain < 0) continue;
+    GradientReducer& reducer = *reducers[static_cast<size_t>(place.domain)];
+    const nn::GradientTarget target = reducer.target(place.id);
+    for (int64_t i = 0; i < target.sum.elements(); ++i) {
+      target.sum.data<float>()[i] = given(id, mesh.rank(), i);
+    }
+    reducer.complete(place.id);
+  }
+  for (const auto& reducer : reducers) reducer->finish();
+
+  const std::lock_guard lock(out.mutex);
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const OwnedPart part = layout.primary(id);
+    const size_t domain = static_cast<size_t>(std::max(layout.place(id).domain, 0));
+    for (int64_t i = 0; i < part.count; ++i) {
+      const float value = kept[domain][static_cast<size_t>(part.owned + i)];
+      float& element = out.gradients[static_cast<size_t>(id)][static_cast<size_t>(part.first + i)];
+      EXPECT_TRUE(std::isnan(element)) << "two ranks answer for an element of " << id;
+      element = value;
+      out.squares += double{value} * value;
+    }
+  }
+}
+
+class TwoDomains : public testing::TestWithParam<int> {};
+
+TEST_P(TwoDomains, AreReducedOverTheirOwnRanksInOneStep) {
+  const nn::ParameterSet parameters = dense_and_experts();
+  Reduced reduced;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    reduced.gradients.emplace_back(static_cast<size_t>(parameters[id].shape.elements()), NAN);
+  }
+  mesh_test::run_mesh(4, {.expert = 2},
+                      [&](const Mesh& mesh) { backward(mesh, parameters, GetParam(), reduced); });
+  double squares = 0;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    for (int64_t i = 0; i < parameters[id].shape.elements(); ++i) {
+      float sum = 0;
+      for (const int rank : holders(parameters[id])) sum += given(id, rank, i);
+      // The mean over the samples of all four ranks, whoever held the expert that they went to.
+      const float expected = sum / 4;
+      squares += double{expected} * expected;
+      EXPECT_EQ(reduced.gradients[static_cast<size_t>(id)][static_cast<size_t>(i)], expected)
+          << parameters[id].name << " " << i;
+    }
+  }
+  EXPECT_EQ(reduced.squares, squares);  // sums of sixteenths of whole numbers: exact
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, TwoDomains, testing::Values(0, 2));
+
+}  // namespace
+}  // namespace ds::zero
