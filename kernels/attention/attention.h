@@ -49,7 +49,8 @@ struct AttentionProblem {
   int64_t window = 0;    // > 0: of those only j > i + (keys - queries) - window, and without
                          // `causal` also only j < i + (keys - queries) + window
   float scale = 1.0f;
-  double dropout = 0;  // in [0, 1)
+  double dropout = 0;      // in [0, 1)
+  int64_t first_head = 0;  // dropout counts heads from here: a rank may hold some of a layer's only
   RandomStream stream;
   const uint8_t* key_mask = nullptr;  // [batch, keys] rows mask_stride apart, 1 = visible, or null
   int64_t mask_stride = 0;
@@ -64,7 +65,7 @@ struct AttentionProblem {
   // First random element of one row of probabilities.
   uint64_t row_element(int64_t b, int64_t h, int64_t i) const {
     return RandomStream::first_of_sample(b) +
-           static_cast<uint64_t>(h * queries + i) * static_cast<uint64_t>(keys);
+           static_cast<uint64_t>((first_head + h) * queries + i) * static_cast<uint64_t>(keys);
   }
 };
 

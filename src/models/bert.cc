@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "models/family.h"
 
@@ -149,11 +150,13 @@ class Bert : public FamilyBase {
       Device& device = *tape.ctx().device;
       device.clear(kinds.raw(), kinds.bytes(), device.default_stream());
     }
+    std::optional<nn::LayerScope> embedding(std::in_place, tape, nn::kEmbeddingLayer);
     const Value words =
         nn::embedding(tape, batch.ids, words_, batch.position_ids, positions_, c_.padding);
     const Value types = nn::embedding(tape, kinds, types_, Tensor(), nn::kNoParam);
     Stream s{normalise(tape, {words, types}, norm_, c_.norm_epsilon).y, {}};
     s.x = nn::dropout(tape, s.x, c_.hidden_dropout);
+    embedding.reset();
     s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
                    [this, batch](Tape& t, const Stream& in, int64_t index) {
                      return Stream{block(t, in.x, index, batch), {}};
@@ -165,6 +168,7 @@ class Bert : public FamilyBase {
     DS_CHECK(info_.head != Head::kNone, Code::kUnsupported,
              "this BERT is an encoder without a head: it has hidden states but no logits");
     const Value x = hidden(tape, batch, options);
+    const nn::LayerScope layer(tape, nn::kHeadLayer);
     if (info_.head == Head::kMaskedLm) {
       const Value y = apply(tape, x, transform_, c_.activation);
       const Value z = normalise(tape, {y, {}}, transform_norm_, c_.norm_epsilon).y;

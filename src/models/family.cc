@@ -24,7 +24,10 @@ namespace {
 Stream recomputed(Tape& tape, const Stream& s, int64_t begin, int64_t end, const BlockFn& block) {
   const auto body = [block, begin, end](Tape& t, std::span<const Value> in) {
     Stream inner{in[0], in.size() > 1 ? in[1] : Value()};
-    for (int64_t i = begin; i < end; ++i) inner = block(t, inner, i);
+    for (int64_t i = begin; i < end; ++i) {
+      const nn::LayerScope layer(t, static_cast<uint32_t>(i));
+      inner = block(t, inner, i);
+    }
     std::vector<Value> out{inner.x};
     if (inner.residual) out.push_back(inner.residual);
     return out;
@@ -46,6 +49,7 @@ Stream run_blocks(Tape& tape, Stream s, int64_t layers, int64_t tokens,
     s = recomputed(tape, s, begin, end, block);
   }
   for (int64_t i = 0; i < layers && segments <= 0; ++i) {
+    const nn::LayerScope layer(tape, static_cast<uint32_t>(i));
     s = recompute.alone(i) ? recomputed(tape, s, i, i + 1, block) : block(tape, s, i);
   }
   if (options.cache != nullptr) options.cache->advance(tokens);

@@ -1,6 +1,7 @@
 #include "models/gpt2.h"
 
 #include <cmath>
+#include <optional>
 
 #include "models/family.h"
 
@@ -47,9 +48,11 @@ class Gpt2 : public FamilyBase {
   }
 
   Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
+    std::optional<nn::LayerScope> embedding(std::in_place, tape, nn::kEmbeddingLayer);
     Stream s;
     s.x = nn::embedding(tape, batch.ids, wte_, batch.position_ids, wpe_);
     s.x = nn::dropout(tape, s.x, c_.embedding_dropout);
+    embedding.reset();
     s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
                    [this, batch, options](Tape& t, const Stream& in, int64_t index) {
                      return block(t, in, index, batch, options);

@@ -1,6 +1,7 @@
 #include "models/gpt_neox.h"
 
 #include <cmath>
+#include <optional>
 
 #include "models/family.h"
 #include "models/rotary_scaling.h"
@@ -102,8 +103,10 @@ class GptNeox : public FamilyBase {
 
   Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
     const nn::RotaryTable table = tables_.rows(tape.ctx(), batch.position_ids, batch.positions);
+    std::optional<nn::LayerScope> embedding(std::in_place, tape, nn::kEmbeddingLayer);
     Stream s{nn::embedding(tape, batch.ids, embedding_, Tensor(), nn::kNoParam), {}};
     s.x = nn::dropout(tape, s.x, c_.hidden_dropout);
+    embedding.reset();
     s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
                    [this, batch, options, table](Tape& t, const Stream& in, int64_t index) {
                      return block(t, in, index, batch, options, table);

@@ -51,6 +51,8 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
            "attention: the head size must be 1 to ", kernels::kMaxHeadDim, ", it is ", p.head_dim);
   DS_CHECK(options.dropout >= 0 && options.dropout < 1, Code::kInvalidArgument,
            "attention: dropout must be at least 0 and below 1, it is ", options.dropout);
+  DS_CHECK(options.first_head >= 0, Code::kInvalidArgument,
+           "attention: first_head is negative: ", options.first_head);
   DS_CHECK(options.window >= 0, Code::kInvalidArgument,
            "attention: window is negative: ", options.window);
   p.causal = options.causal;
@@ -58,6 +60,7 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
   p.scale = options.scale;
   p.dropout = options.dropout;
   p.stream = options.stream;
+  p.first_head = options.first_head;
   if (key_mask) {
     check_tensor(key_mask, "key_mask", DType::kUInt8, Shape{p.batch, p.keys});
     check_place(key_mask, op, "key_mask");

@@ -15,7 +15,10 @@ struct AttentionOptions {
                         // only; or empty
   float scale = 1.0f;   // usually 1 / sqrt(head size)
   double dropout = 0;   // on the probabilities, after the softmax
-  RandomStream stream;  // element index of sample b: (h * queries + i) * keys + j
+  // Element index of sample b: ((first_head + h) * queries + i) * keys + j, so that who holds heads
+  // from first_head on of a layer draws for them what the whole layer would.
+  RandomStream stream;
+  int64_t first_head = 0;
   // Decoding with a cache, or empty: int32 [1] in the memory of the device. As many keys lie before
   // the first query, and k and v have room for more; read when the work runs. For up to 16 queries,
   // without dropout, segments and a key mask; the bits are those of k and v cut to the length.

@@ -64,6 +64,36 @@ CaseResult check_skips(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   return result;
 }
 
+// Who holds some heads of a layer draws for them the dropout of the whole. Sums over queries may be
+// cut elsewhere where there are fewer heads; another mask would be off by whole terms.
+CaseResult check_some_heads(const Spec& spec, const OpContext& ctx, uint64_t seed) {
+  const Inputs x = make_inputs(spec, seed);
+  const Results whole = run_operator(ctx, x);
+  const Tolerance tolerance{1e-5 + 4 * storage_roundoff(spec.dtype),
+                            1e-5 + storage_roundoff(spec.dtype)};
+  const int64_t group = spec.heads / spec.kv_heads;
+  CaseResult result;
+  for (int64_t kv = 0; kv < spec.kv_heads; ++kv) {
+    Inputs part = x;
+    const auto queries = [&](const Tensor& t) { return t.slice(2, kv * group, (kv + 1) * group); };
+    const auto keys = [&](const Tensor& t) { return t.slice(2, kv, kv + 1); };
+    part.spec.heads = group;
+    part.spec.kv_heads = 1;
+    part.in = {{}, queries(x.in.q), keys(x.in.k), keys(x.in.v)};
+    part.dout = queries(x.dout);
+    part.options.first_head = spec.first_head + kv * group;
+    const Results own = run_operator(ctx, part);
+    const auto same = [&](const char* what, const Tensor& some, const Tensor& all) {
+      compare(result, str_cat(what, " of kv head ", kv), some, doubles(all), tolerance);
+    };
+    same("out", own.out, queries(whole.out));
+    same("dq", own.grads.q, queries(whole.grads.q));
+    same("dk", own.grads.k, keys(whole.grads.k));
+    same("dv", own.grads.v, keys(whole.grads.v));
+  }
+  return result;
+}
+
 // Scratch must not grow with queries x keys.
 CaseResult check_memory(const OpContext& ctx, uint64_t seed) {
   const Spec spec{"memory", DType::kFloat32, 1, 1, 1, 2048, 2048, 8};
@@ -219,6 +249,21 @@ OpCase row_of(const Spec& spec, bool small) {
     };
   }
   return row;
+}
+
+void add_head_rows(std::vector<OpCase>& rows) {
+  for (const DType dtype : kFloatTypes) {
+    Spec spec{"some_heads", dtype, 2, 6, 3, 70, 70, 20, true, Mask::kNone, 0.4, false, 3};
+    OpCase row;
+    row.name = spec.name();
+    row.check = [spec](const OpContext& ctx, uint64_t seed) {
+      return check_some_heads(spec, ctx, seed);
+    };
+    rows.push_back(row);
+    spec.note = "later_heads";
+    spec.first_head = 12;
+    rows.push_back(row_of(spec, false));
+  }
 }
 
 // ---- benchmark ----
@@ -435,6 +480,7 @@ std::vector<OpCase> attention_cases() {
     rows.push_back(row);
   }
   add_past_rows(rows);
+  add_head_rows(rows);
   OpCase memory, refusals;
   memory.name = "attention/fp32/memory";
   memory.check = check_memory;
