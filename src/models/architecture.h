@@ -69,7 +69,8 @@ class Architecture {
   ResidualStream embed(nn::Tape& tape, const PassContext& pass) const;
   ResidualStream block(nn::Tape& tape, const PassContext& pass, int64_t index,
                        const ResidualStream& in) const;
-  // Those of a range, recomputed where the options say so; then the cache has the pass's tokens.
+  // Those of a range, recomputed where the options say so; then the attention state has seen the
+  // tokens of the pass.
   ResidualStream blocks(nn::Tape& tape, const PassContext& pass, BlockRange range,
                         ResidualStream in) const;
   // Hidden states after the last norm [B, T, W], or [B, 1, W] with last_only.

@@ -179,7 +179,7 @@ class Bert : public FamilyBase {
   }
 
   ResidualStream run_embedding(Tape& tape, const PassContext& pass) const override {
-    DS_CHECK(pass.options.cache == nullptr && !pass.options.last_only, Code::kUnsupported,
+    DS_CHECK(pass.options.state == nullptr && !pass.options.last_only, Code::kUnsupported,
              "BERT reads in both directions: it cannot continue a text");
     const Batch& batch = pass.batch;
     Tensor kinds = batch.token_types;

@@ -47,14 +47,14 @@ class FamilyBase : public Architecture {
   static nn::Value mlp(nn::Tape& tape, const nn::Value& x, const Projection& up,
                        const Projection& down, ops::Activation kind);
   // Queries or keys with their positions; while decoding, attention() turns them on their way to
-  // the cache, by what turn_with_cache() gives it.
+  // the attention state, by what turn_on_the_way() gives it.
   static nn::Value rotated(nn::Tape& tape, const nn::Value& x, int64_t heads,
                            const PassContext& pass) {
-    if (pass.options.cache != nullptr) return x;
+    if (pass.options.state != nullptr) return x;
     return nn::rotary(tape, x, heads, pass.batch.position_ids, pass.rotary);
   }
-  static void turn_with_cache(nn::Attention& spec, const PassContext& pass) {
-    if (pass.options.cache == nullptr) return;
+  static void turn_on_the_way(nn::Attention& spec, const PassContext& pass) {
+    if (pass.options.state == nullptr) return;
     spec.table = pass.rotary;
     spec.position_ids = pass.batch.position_ids;
   }

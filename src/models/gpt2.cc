@@ -75,7 +75,7 @@ class Gpt2 : public FamilyBase {
         nn::split_qkv(tape, apply(tape, norm1.y, b.qkv), c_.heads, nn::QkvLayout::kThirds);
     const Value mixed =
         nn::attention(tape, qkv[0], qkv[1], qkv[2], attention_spec(index, pass.batch),
-                      pass.options.cache, static_cast<int>(index));
+                      pass.options.state, static_cast<int>(index));
     Value out = apply(tape, mixed, b.out);
     out = nn::dropout(tape, out, c_.residual_dropout);
     const auto norm2 = normalise(tape, {out, norm1.sum}, b.norm2, c_.norm_epsilon);

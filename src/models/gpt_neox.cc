@@ -136,9 +136,9 @@ class GptNeox : public FamilyBase {
     spec.dropout = c_.attention_dropout;
     spec.key_mask = pass.batch.key_mask;
     spec.segments = pass.batch.segments;
-    turn_with_cache(spec, pass);
+    turn_on_the_way(spec, pass);
     const Value mixed =
-        nn::attention(tape, q, k, qkv[2], spec, pass.options.cache, static_cast<int>(index));
+        nn::attention(tape, q, k, qkv[2], spec, pass.options.state, static_cast<int>(index));
     return nn::dropout(tape, apply(tape, mixed, b.out), c_.hidden_dropout);
   }
 

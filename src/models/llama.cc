@@ -193,9 +193,9 @@ class Llama : public FamilyBase {
     spec.window = c_.windows[static_cast<size_t>(index)];
     spec.key_mask = pass.batch.key_mask;
     spec.segments = pass.batch.segments;
-    turn_with_cache(spec, pass);
+    turn_on_the_way(spec, pass);
     const Value mixed =
-        nn::attention(tape, q, k, v, spec, pass.options.cache, static_cast<int>(index));
+        nn::attention(tape, q, k, v, spec, pass.options.state, static_cast<int>(index));
     const auto norm2 = norm(tape, {apply(tape, mixed, b.out), norm1.sum}, b.norm2);
     const Value gate = apply(tape, norm2.y, b.gate);
     const Value up = apply(tape, norm2.y, b.up);

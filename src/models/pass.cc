@@ -1,5 +1,5 @@
 // The way of a batch through the layers of a model, the same for every family: which layer number
-// random streams get, which blocks are recomputed, and when the cache has its new tokens.
+// random streams get, which blocks are recomputed, and when the attention state has its new tokens.
 #include <algorithm>
 #include <utility>
 
@@ -88,7 +88,7 @@ ResidualStream Architecture::blocks(Tape& tape, const PassContext& pass, BlockRa
   for (int64_t i = range.begin; i < range.end && segments <= 0; ++i) {
     s = recompute.alone(i) ? recomputed(tape, pass, {i, i + 1}, s) : block(tape, pass, i, s);
   }
-  if (pass.options.cache != nullptr) pass.options.cache->advance(pass.batch.ids.size(1));
+  if (pass.options.state != nullptr) pass.options.state->advance(pass.batch.ids.size(1));
   return s;
 }
 

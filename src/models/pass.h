@@ -3,7 +3,6 @@
 
 #include <memory>
 
-#include "nn/kv_cache.h"
 #include "nn/layers.h"
 
 namespace ds::models {
@@ -36,8 +35,8 @@ struct Recompute {
 
 struct ForwardOptions {
   Recompute recompute = {};
-  nn::KvCache* cache = nullptr;  // decoding: the tokens follow those in the cache
-  bool last_only = false;        // logits of the last position alone
+  nn::AttentionState* state = nullptr;  // decoding: the tokens follow those that it has seen
+  bool last_only = false;               // logits of the last position alone
   // Rows of a language model's logits may be padded (nn::linear_padded): the caller goes by
   // info().outputs().
   bool padded_logits = false;

@@ -11,12 +11,12 @@
 namespace ds::models::stages {
 namespace {
 
-using nn::GradientSlot;
-using nn::Tape;
-using nn::Value;
 using ds::testing::make_batch;
 using ds::testing::matrix;
 using ds::testing::random_texts;
+using nn::GradientSlot;
+using nn::Tape;
+using nn::Value;
 
 constexpr int64_t kLayers = 3;
 constexpr int32_t kVocab = 31;
