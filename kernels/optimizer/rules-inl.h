@@ -1,234 +1,255 @@
-// The formulas of the optimizers on lanes. A rule is made from its constants and turns gradient,
-// parameter and state lanes into their next values in place.
+// The formulas of the optimizers, once for every processor. A rule turns a gradient, a parameter
+// and states into their next values in place; what a number is and how it is computed with is up to
+// the arithmetic A: the lanes of a CPU's vector (rules_simd-inl.h) or one element on a GPU
+// (rules.cuh). Members of A by the names of UpdateConstants are numbers.
 //
-// Included once per instruction set, after simd-inl.h, inside kernel files.
-#if defined(DS_KERNELS_RULES_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef DS_KERNELS_RULES_INL_H_
-#undef DS_KERNELS_RULES_INL_H_
-#else
-#define DS_KERNELS_RULES_INL_H_
-#endif
+// Those two include it inside a namespace `rules` of their own, once per instruction set, and say
+// with DS_RULE how functions are compiled.
+//
+// set_constants says what a rule's formula multiplies by, beside what update_constants sets for
+// all.
 
-#include "kernels/optimizer/update.h"
-#include "kernels/simd-inl.h"
-
-HWY_BEFORE_NAMESPACE();
-namespace ds::kernels::HWY_NAMESPACE::rules {
-
-namespace hn = hwy::HWY_NAMESPACE;
-using simd::DF;
-using simd::VF;
-
-// The constants as lanes; a rule uses some of them and the compiler drops the rest.
-struct Constants {
-  explicit Constants(const UpdateConstants& c)
-      : grad_scale(hn::Set(DF(), c.grad_scale)),
-        beta1(hn::Set(DF(), c.beta1)),
-        one_minus_beta1(hn::Set(DF(), c.one_minus_beta1)),
-        beta2(hn::Set(DF(), c.beta2)),
-        one_minus_beta2(hn::Set(DF(), c.one_minus_beta2)),
-        root_scale(hn::Set(DF(), c.root_scale)),
-        eps(hn::Set(DF(), c.eps)),
-        step_size(hn::Set(DF(), c.step_size)),
-        grad_step(hn::Set(DF(), c.grad_step)),
-        coupled(hn::Set(DF(), c.coupled_decay)),
-        decoupled(hn::Set(DF(), c.decoupled_decay)),
-        variant(c.variant) {}
-
-  HWY_INLINE VF gradient(VF grad, VF p) const {
-    return hn::MulAdd(coupled, p, hn::Mul(grad, grad_scale));
-  }
-  // p without the part that decays and without `update`.
-  HWY_INLINE VF step(VF p, VF update) const { return hn::Sub(p, hn::MulAdd(decoupled, p, update)); }
-  HWY_INLINE void moments(VF g, VF& mean, VF& square) const {
-    mean = hn::MulAdd(beta1, mean, hn::Mul(one_minus_beta1, g));
-    square = hn::MulAdd(beta2, square, hn::Mul(hn::Mul(one_minus_beta2, g), g));
-  }
-
-  VF grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, root_scale, eps, step_size,
-      grad_step, coupled, decoupled;
-  bool variant;
+// What most rules do; a rule says where it differs.
+struct Rule {
+  static constexpr bool kReadsGrad = true, kReadsMaster = true;
+  static constexpr bool kWritesMaster = true, kWritesStates = true;
 };
 
-// a / b for b from 2^-126 to infinity.
-HWY_INLINE VF over(DF d, VF a, VF b) {
-  return hn::Mul(a, simd::reciprocal(d, simd::at_most(d, 0x1p126f, b)));
+template <class A, class N = typename A::Number>
+DS_RULE N decayed_gradient(const A& a, N grad, N p) {
+  return a.fma(a.coupled_decay, p, a.mul(grad, a.grad_scale));
+}
+// p without the part that decays and without `update`.
+template <class A, class N = typename A::Number>
+DS_RULE N moved(const A& a, N p, N update) {
+  return a.sub(p, a.fma(a.decoupled_decay, p, update));
+}
+template <class A, class N = typename A::Number>
+DS_RULE void moments(const A& a, N g, N& mean, N& square) {
+  mean = a.fma(a.beta1, mean, a.mul(a.one_minus_beta1, g));
+  square = a.fma(a.beta2, square, a.mul(a.mul(a.one_minus_beta2, g), g));
 }
 
 // m = beta1 m + one_minus_beta1 g; v = beta2 v + one_minus_beta2 g^2;
 // p -= step_size m / (sqrt(v) root_scale + eps) + decoupled_decay p
-struct Adam {
+struct Adam : Rule {
   static constexpr int kStates = 2;
-  static constexpr bool kWritesMaster = true, kWritesStates = true;
-  explicit Adam(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& m, VF& v) const {
-    c.moments(c.gradient(grad, p), m, v);
-    const VF root = hn::MulAdd(simd::sqrt(d, v), c.root_scale, c.eps);
-    p = c.step(p, over(d, hn::Mul(c.step_size, m), root));
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N& m, N& v) {
+    moments(a, decayed_gradient(a, grad, p), m, v);
+    const N root = a.fma(a.sqrt(v), a.root_scale, a.eps);
+    p = moved(a, p, a.over(a.mul(a.step_size, m), root));
   }
-  Constants c;
+  static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
+    c.root_scale = static_cast<float>(1 / std::sqrt(bias_correction(hyper, hyper.beta2)));
+    c.step_size = static_cast<float>(hyper.lr / bias_correction(hyper, hyper.beta1));
+    set_decay(hyper, hyper.decoupled, c);
+  }
 };
 
 // The same with most = max(most, v) in v's place.
-struct Amsgrad {
+struct Amsgrad : Adam {
   static constexpr int kStates = 3;
-  static constexpr bool kWritesMaster = true, kWritesStates = true;
-  explicit Amsgrad(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& m, VF& v, VF& most) const {
-    c.moments(c.gradient(grad, p), m, v);
-    most = hn::Max(most, v);
-    const VF root = hn::MulAdd(simd::sqrt(d, most), c.root_scale, c.eps);
-    p = c.step(p, over(d, hn::Mul(c.step_size, m), root));
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N& m, N& v, N& most) {
+    moments(a, decayed_gradient(a, grad, p), m, v);
+    most = a.max(most, v);
+    const N root = a.fma(a.sqrt(most), a.root_scale, a.eps);
+    p = moved(a, p, a.over(a.mul(a.step_size, m), root));
   }
-  Constants c;
 };
 
 // p -= (step_size m + grad_step g) / (sqrt(v) root_scale + eps) + decoupled_decay p
-struct Nadam {
+struct Nadam : Rule {
   static constexpr int kStates = 2;
-  static constexpr bool kWritesMaster = true, kWritesStates = true;
-  explicit Nadam(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& m, VF& v) const {
-    const VF g = c.gradient(grad, p);
-    c.moments(g, m, v);
-    const VF root = hn::MulAdd(simd::sqrt(d, v), c.root_scale, c.eps);
-    p = c.step(p, over(d, hn::MulAdd(c.step_size, m, hn::Mul(c.grad_step, g)), root));
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N& m, N& v) {
+    const N g = decayed_gradient(a, grad, p);
+    moments(a, g, m, v);
+    const N root = a.fma(a.sqrt(v), a.root_scale, a.eps);
+    p = moved(a, p, a.over(a.fma(a.step_size, m, a.mul(a.grad_step, g)), root));
   }
-  Constants c;
+  static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
+    const double now = nadam_momentum(hyper.beta1, hyper.momentum_decay, hyper.step);
+    const double next = nadam_momentum(hyper.beta1, hyper.momentum_decay, hyper.step + 1);
+    c.root_scale = static_cast<float>(1 / std::sqrt(one_minus_power(hyper.beta2, hyper.step)));
+    c.step_size = static_cast<float>(hyper.lr * next / (1 - hyper.momentum_product * next));
+    c.grad_step = static_cast<float>(hyper.lr * (1 - now) / (1 - hyper.momentum_product));
+    set_decay(hyper, hyper.decoupled, c);
+  }
 };
 
 // square = beta2 square + one_minus_beta2 g^2; centered: mean = beta2 mean + one_minus_beta2 g;
 // u = g / (sqrt(square - mean^2) + eps); with momentum: u = buffer = beta1 buffer + u;
 // p -= step_size u
 template <bool kMomentum, bool kCentered>
-struct Rmsprop {
+struct Rmsprop : Rule {
   static constexpr int kStates = 1 + (kMomentum ? 1 : 0) + (kCentered ? 1 : 0);
-  static constexpr bool kWritesMaster = true, kWritesStates = true;
-  explicit Rmsprop(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& square, VF& second) const {
-    if constexpr (kMomentum) {
-      update(d, grad, p, square, second, second);
-    } else {
-      VF none = hn::Zero(d);
-      update(d, grad, p, square, none, second);
-    }
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N& square, N& second) {
+    N none = a.zero();
+    apply(a, grad, p, square, kMomentum ? second : none, second);
   }
-  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& square, VF& buffer, VF& mean) const {
-    update(d, grad, p, square, buffer, mean);
-  }
-
- private:
-  HWY_INLINE void update(DF d, VF grad, VF& p, VF& square, VF& buffer, VF& mean) const {
-    const VF g = c.gradient(grad, p);
-    square = hn::MulAdd(c.beta2, square, hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
-    VF variance = square;
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N& square, N& buffer, N& mean) {
+    const N g = decayed_gradient(a, grad, p);
+    square = a.fma(a.beta2, square, a.mul(a.mul(a.one_minus_beta2, g), g));
+    N variance = square;
     if constexpr (kCentered) {
-      mean = hn::MulAdd(c.beta2, mean, hn::Mul(c.one_minus_beta2, g));
+      mean = a.fma(a.beta2, mean, a.mul(a.one_minus_beta2, g));
       // Rounding may leave less than nothing.
-      variance = hn::ZeroIfNegative(hn::NegMulAdd(mean, mean, square));
+      variance = a.zero_if_negative(a.minus_product(square, mean, mean));
     }
-    VF u = over(d, g, hn::Add(simd::sqrt(d, variance), c.eps));
-    if constexpr (kMomentum) u = buffer = hn::MulAdd(c.beta1, buffer, u);
-    p = hn::NegMulAdd(c.step_size, u, p);
+    N u = a.over(g, a.add(a.sqrt(variance), a.eps));
+    if constexpr (kMomentum) u = buffer = a.fma(a.beta1, buffer, u);
+    p = a.minus_product(p, a.step_size, u);
   }
-  Constants c;
+  static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
+    set_decay(hyper, false, c);
+  }
 };
 
 // g += coupled_decay p; sum += g^2; p -= step_size g / (sqrt(sum) + eps)
-struct Adagrad {
+struct Adagrad : Rule {
   static constexpr int kStates = 1;
-  static constexpr bool kWritesMaster = true, kWritesStates = true;
-  explicit Adagrad(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& sum, VF&) const {
-    const VF g = c.gradient(grad, p);
-    sum = hn::MulAdd(g, g, sum);
-    p = hn::Sub(p, over(d, hn::Mul(c.step_size, g), hn::Add(simd::sqrt(d, sum), c.eps)));
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N& sum, N&) {
+    const N g = decayed_gradient(a, grad, p);
+    sum = a.fma(g, g, sum);
+    p = a.sub(p, a.over(a.mul(a.step_size, g), a.add(a.sqrt(sum), a.eps)));
   }
-  Constants c;
+  static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
+    const auto earlier = static_cast<double>(hyper.step - 1);
+    c.step_size = static_cast<float>(hyper.lr / (1 + earlier * hyper.lr_decay));
+    set_decay(hyper, false, c);
+  }
 };
 
 // u = beta1 m + one_minus_beta1 g; p -= step_size sign(u) + decoupled_decay p; m = beta2 m +
 // one_minus_beta2 g. The sign of zero is zero.
-struct Lion {
+struct Lion : Rule {
   static constexpr int kStates = 1;
-  static constexpr bool kWritesMaster = true, kWritesStates = true;
-  explicit Lion(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF d, VF grad, VF& p, VF& m, VF&) const {
-    const VF g = hn::Mul(grad, c.grad_scale);
-    const VF u = hn::MulAdd(c.beta1, m, hn::Mul(c.one_minus_beta1, g));
-    m = hn::MulAdd(c.beta2, m, hn::Mul(c.one_minus_beta2, g));
-    const VF step = hn::IfThenZeroElse(hn::Eq(u, hn::Zero(d)), hn::CopySign(c.step_size, u));
-    p = c.step(p, step);
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N& m, N&) {
+    const N g = a.mul(grad, a.grad_scale);
+    const N u = a.fma(a.beta1, m, a.mul(a.one_minus_beta1, g));
+    m = a.fma(a.beta2, m, a.mul(a.one_minus_beta2, g));
+    p = moved(a, p, a.with_sign_of(a.step_size, u));
   }
-  Constants c;
+  static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
+    set_decay(hyper, true, c);
+  }
 };
 
 // p -= step_size (g + coupled_decay p) + decoupled_decay p
-struct Sgd {
+struct Sgd : Rule {
   static constexpr int kStates = 0;
-  static constexpr bool kWritesMaster = true, kWritesStates = false;
-  explicit Sgd(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF, VF grad, VF& p, VF&, VF&) const {
-    p = c.step(p, hn::Mul(c.step_size, c.gradient(grad, p)));
+  static constexpr bool kWritesStates = false;
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N&, N&) {
+    p = moved(a, p, a.mul(a.step_size, decayed_gradient(a, grad, p)));
   }
-  Constants c;
+  static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
+    set_decay(hyper, false, c);
+  }
 };
 
 // b = beta1 b + one_minus_beta1 g; p -= step_size (Nesterov: g + beta1 b, else b)
-struct Momentum {
+struct Momentum : Rule {
   static constexpr int kStates = 1;
-  static constexpr bool kWritesMaster = true, kWritesStates = true;
-  explicit Momentum(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF, VF grad, VF& p, VF& b, VF&) const {
-    const VF g = c.gradient(grad, p);
-    b = hn::MulAdd(c.beta1, b, hn::Mul(c.one_minus_beta1, g));
-    p = c.step(p, hn::Mul(c.step_size, c.variant ? hn::MulAdd(c.beta1, b, g) : b));
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N& b, N&) {
+    const N g = decayed_gradient(a, grad, p);
+    b = a.fma(a.beta1, b, a.mul(a.one_minus_beta1, g));
+    p = moved(a, p, a.mul(a.step_size, a.variant ? a.fma(a.beta1, b, g) : b));
   }
-  Constants c;
+  static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
+    set_decay(hyper, false, c);
+    c.variant = hyper.nesterov;
+    // The first gradient fills the buffer as it is; without momentum every one does.
+    const bool damped = hyper.step > 1 && hyper.beta1 != 0;
+    c.one_minus_beta1 = damped ? static_cast<float>(1 - hyper.dampening) : 1;
+  }
 };
 
 // The moments of Adam alone.
-struct LambMoments {
+struct LambMoments : Rule {
   static constexpr int kStates = 2;
-  static constexpr bool kWritesMaster = false, kWritesStates = true;
-  explicit LambMoments(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF, VF grad, VF&, VF& m, VF& v) const {
-    c.moments(hn::Mul(grad, c.grad_scale), m, v);
+  static constexpr bool kReadsMaster = false, kWritesMaster = false;
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N&, N& m, N& v) {
+    moments(a, a.mul(grad, a.grad_scale), m, v);
   }
-  Constants c;
+  static void set_constants(const UpdateHyper& hyper, UpdateConstants& c) {
+    const double c1 = bias_correction(hyper, hyper.beta1);
+    const double c2 = bias_correction(hyper, hyper.beta2);
+    c.step_size = static_cast<float>(hyper.lr * std::sqrt(c2) / c1);
+    c.variant = hyper.eps_inside_sqrt;
+    set_decay(hyper, false, c);
+  }
 };
 
 // u = m / (sqrt(v) + eps) + coupled_decay p, or m / sqrt(v + eps)
-HWY_INLINE VF lamb_direction(DF d, const Constants& c, VF p, VF m, VF v) {
-  const VF root = c.variant ? simd::sqrt(d, hn::Add(v, c.eps)) : hn::Add(simd::sqrt(d, v), c.eps);
-  return hn::MulAdd(c.coupled, p, over(d, m, root));
+template <class A, class N = typename A::Number>
+DS_RULE N lamb_direction(const A& a, N p, N m, N v) {
+  const N root = a.variant ? a.sqrt(a.add(v, a.eps)) : a.add(a.sqrt(v), a.eps);
+  return a.fma(a.coupled_decay, p, a.over(m, root));
 }
 
 // p -= step_size u, with the trust ratio in step_size
-struct LambApply {
-  static constexpr int kStates = 2;
+struct LambApply : LambMoments {
+  static constexpr bool kReadsGrad = false, kReadsMaster = true;
   static constexpr bool kWritesMaster = true, kWritesStates = false;
-  explicit LambApply(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF d, VF, VF& p, VF& m, VF& v) const {
-    p = hn::NegMulAdd(c.step_size, lamb_direction(d, c, p, m, v), p);
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N, N& p, N& m, N& v) {
+    p = a.minus_product(p, a.step_size, lamb_direction(a, p, m, v));
   }
-  Constants c;
 };
 
 // m = beta1 m + one_minus_beta1 g; p becomes the direction beta1 m + one_minus_beta1 g
-struct MuonMomentum {
+struct MuonMomentum : Rule {
   static constexpr int kStates = 1;
-  static constexpr bool kWritesMaster = true, kWritesStates = true;
-  explicit MuonMomentum(const UpdateConstants& constants) : c(constants) {}
-  HWY_INLINE void operator()(DF, VF grad, VF& p, VF& m, VF&) const {
-    const VF g = hn::Mul(c.one_minus_beta1, hn::Mul(grad, c.grad_scale));
-    m = hn::MulAdd(c.beta1, m, g);
-    p = hn::MulAdd(c.beta1, m, g);
+  static constexpr bool kReadsMaster = false;
+  template <class A, class N = typename A::Number>
+  static DS_RULE void apply(const A& a, N grad, N& p, N& m, N&) {
+    const N g = a.mul(a.one_minus_beta1, a.mul(grad, a.grad_scale));
+    m = a.fma(a.beta1, m, g);
+    p = a.fma(a.beta1, m, g);
   }
-  Constants c;
+  static void set_constants(const UpdateHyper&, UpdateConstants&) {}
 };
 
-}  // namespace ds::kernels::HWY_NAMESPACE::rules
-HWY_AFTER_NAMESPACE();
-
-#endif  // per-target include guard
+// visit(Adam()) for UpdateRule::kAdam, and so on.
+template <class Visit>
+auto visit_rule(UpdateRule rule, const Visit& visit) {
+  switch (rule) {
+    case UpdateRule::kAdam:
+      return visit(Adam());
+    case UpdateRule::kAdagrad:
+      return visit(Adagrad());
+    case UpdateRule::kLion:
+      return visit(Lion());
+    case UpdateRule::kSgd:
+      return visit(Sgd());
+    case UpdateRule::kMomentum:
+      return visit(Momentum());
+    case UpdateRule::kLambMoments:
+      return visit(LambMoments());
+    case UpdateRule::kLambApply:
+      return visit(LambApply());
+    case UpdateRule::kMuonMomentum:
+      return visit(MuonMomentum());
+    case UpdateRule::kAmsgrad:
+      return visit(Amsgrad());
+    case UpdateRule::kNadam:
+      return visit(Nadam());
+    case UpdateRule::kRmsprop:
+      return visit(Rmsprop<false, false>());
+    case UpdateRule::kRmspropMomentum:
+      return visit(Rmsprop<true, false>());
+    case UpdateRule::kRmspropCentered:
+      return visit(Rmsprop<false, true>());
+    default:
+      return visit(Rmsprop<true, true>());
+  }
+}

@@ -136,6 +136,15 @@ struct UpdateHyper {
 // The momentum of NAdam's step t.
 double nadam_momentum(double beta1, double momentum_decay, int64_t t);
 
+// 1 - beta^t without the cancellation of small t * (1 - beta); and that of the step, where moments
+// are corrected, else 1.
+double one_minus_power(double beta, int64_t t);
+double bias_correction(const UpdateHyper& hyper, double beta);
+// The weight decay in the one form or the other.
+void set_decay(const UpdateHyper& hyper, bool decoupled, UpdateConstants& c);
+// What all rules have in common.
+UpdateConstants common_constants(const UpdateHyper& hyper);
+
 // What a rule needs, worked out in double. kLambApply's step_size lacks the trust ratio;
 // kMuonMomentum needs no more than beta1 and grad_scale.
 UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper);

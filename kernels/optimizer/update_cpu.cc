@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -15,7 +16,7 @@
 #include <hwy/foreach_target.h>
 
 #include "kernels/optimizer/quantize8-inl.h"
-#include "kernels/optimizer/rules-inl.h"
+#include "kernels/optimizer/rules_simd-inl.h"
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -115,7 +116,7 @@ template <class Rule, class Grad, class Master, class State>
 HWY_INLINE void apply(const UpdateConstants& constants, int64_t n, const Grad* grad,
                       const Master& master, const States<State>& states) {
   const DF d;
-  const Rule rule(constants);
+  const rules::Lanes a(constants);
   simd::for_vectors(n, [&](int64_t i, auto count) DS_SIMD_BODY {
     VF p = master.get(d, i, count), s = hn::Zero(d), t = s, u = s;
     if constexpr (Rule::kStates >= 1) s = simd::load_n(d, states[0] + i, count);
@@ -123,9 +124,9 @@ HWY_INLINE void apply(const UpdateConstants& constants, int64_t n, const Grad* g
     if constexpr (Rule::kStates >= 3) u = simd::load_n(d, states[2] + i, count);
     const VF g = simd::load_n(d, grad + i, count);
     if constexpr (Rule::kStates >= 3) {
-      rule(d, g, p, s, t, u);
+      Rule::apply(a, g, p, s, t, u);
     } else {
-      rule(d, g, p, s, t);
+      Rule::apply(a, g, p, s, t);
     }
     if constexpr (Rule::kWritesMaster) master.set(d, i, count, p);
     if constexpr (Rule::kStates >= 1 && Rule::kWritesStates) {
@@ -218,7 +219,7 @@ void add_norms(const UpdateConstants& constants, int64_t n, const float* p, cons
                const float* v, ExactSum* norms) {
   const DF d;
   const simd::DD dd;
-  const rules::Constants c(constants);
+  const rules::Lanes a(constants);
   const auto add = [&](simd::VD& to, VF x) DS_SIMD_BODY {
     const simd::VD low = simd::lower_doubles(x), high = simd::upper_doubles(x);
     to = hn::MulAdd(low, low, to);
@@ -228,7 +229,7 @@ void add_norms(const UpdateConstants& constants, int64_t n, const float* p, cons
     simd::VD weights = hn::Zero(dd), updates = weights;
     simd::for_vectors(std::min(kNormBlock, n - at), [&](int64_t i, auto count) DS_SIMD_BODY {
       const VF x = simd::load_n(d, p + at + i, count);
-      const VF u = rules::lamb_direction(d, c, x, simd::load_n(d, m + at + i, count),
+      const VF u = rules::lamb_direction(a, x, simd::load_n(d, m + at + i, count),
                                          simd::load_n(d, v + at + i, count));
       add(weights, x);
       add(updates, simd::keep_n(d, u, count));
@@ -416,36 +417,7 @@ void run_chunk(const Call& call, int64_t begin, int64_t end) {
 void update_chunk(UpdateRule rule, const UpdateConstants* constants, const UpdatePiece* pieces,
                   const int64_t* first, const UpdateArrays& arrays, int64_t begin, int64_t end) {
   const Call call{constants, pieces, first, &arrays};
-  switch (rule) {
-    case UpdateRule::kAdam:
-      return run_chunk<rules::Adam>(call, begin, end);
-    case UpdateRule::kAdagrad:
-      return run_chunk<rules::Adagrad>(call, begin, end);
-    case UpdateRule::kLion:
-      return run_chunk<rules::Lion>(call, begin, end);
-    case UpdateRule::kSgd:
-      return run_chunk<rules::Sgd>(call, begin, end);
-    case UpdateRule::kMomentum:
-      return run_chunk<rules::Momentum>(call, begin, end);
-    case UpdateRule::kLambMoments:
-      return run_chunk<rules::LambMoments>(call, begin, end);
-    case UpdateRule::kLambApply:
-      return run_chunk<rules::LambApply>(call, begin, end);
-    case UpdateRule::kMuonMomentum:
-      return run_chunk<rules::MuonMomentum>(call, begin, end);
-    case UpdateRule::kAmsgrad:
-      return run_chunk<rules::Amsgrad>(call, begin, end);
-    case UpdateRule::kNadam:
-      return run_chunk<rules::Nadam>(call, begin, end);
-    case UpdateRule::kRmsprop:
-      return run_chunk<rules::Rmsprop<false, false>>(call, begin, end);
-    case UpdateRule::kRmspropMomentum:
-      return run_chunk<rules::Rmsprop<true, false>>(call, begin, end);
-    case UpdateRule::kRmspropCentered:
-      return run_chunk<rules::Rmsprop<false, true>>(call, begin, end);
-    case UpdateRule::kRmspropCenteredMomentum:
-      return run_chunk<rules::Rmsprop<true, true>>(call, begin, end);
-  }
+  rules::visit_rule(rule, [&](auto kind) { run_chunk<decltype(kind)>(call, begin, end); });
 }
 
 // Reads and writes states for read_state and write_state below: whole blocks, one at a time.
@@ -490,21 +462,14 @@ void for_blocks(int64_t elements, int64_t begin, int64_t n, const Fn& fn) {
 }  // namespace
 
 int update_states(UpdateRule rule) {
-  switch (rule) {
-    case UpdateRule::kSgd:
-      return 0;
-    case UpdateRule::kAdagrad:
-    case UpdateRule::kLion:
-    case UpdateRule::kMomentum:
-    case UpdateRule::kMuonMomentum:
-    case UpdateRule::kRmsprop:
-      return 1;
-    case UpdateRule::kAmsgrad:
-    case UpdateRule::kRmspropCenteredMomentum:
-      return 3;
-    default:
-      return 2;
-  }
+  return HWY_NAMESPACE::rules::visit_rule(rule, [](auto kind) { return decltype(kind)::kStates; });
+}
+
+UpdateConstants update_constants(UpdateRule rule, const UpdateHyper& hyper) {
+  UpdateConstants c = common_constants(hyper);
+  HWY_NAMESPACE::rules::visit_rule(rule,
+                                   [&](auto kind) { decltype(kind)::set_constants(hyper, c); });
+  return c;
 }
 
 void optimizer_update(UpdateRule rule, std::span<const UpdateConstants> constants,

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads) update_blocks(const __grid_constant_
     for (; k < stop; ++k) {
       const UpdatePiece piece = call.pieces[k];
       if (piece.begin >= end) break;
-      const UpdateConstants c = constants_of(call, piece);
+      const rules::Element c(constants_of(call, piece));
       const unsigned bits = own.bits_within(piece.begin, piece.end);
       mask |= bits;
 #pragma unroll
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kThreads) lamb_norms(const __grid_constant__ C
   __shared__ unsigned long long words[2][ExactSum::kWords];
   const UpdateArrays& a = call.arrays;
   const UpdatePiece piece = call.pieces[blockIdx.x];
-  const UpdateConstants c = constants_of(call, piece);
+  const rules::Element c(constants_of(call, piece));
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   if (threadIdx.x < 2 * ExactSum::kWords) words[0][threadIdx.x] = 0;
@@ -299,36 +299,7 @@ void optimizer_update(UpdateRule rule, std::span<const UpdateConstants> constant
     std::copy(constants.begin(), constants.end(), call.few);
   }
   const auto count = static_cast<int64_t>(pieces.size());
-  switch (rule) {
-    case UpdateRule::kAdam:
-      return run<rules::Adam>(call, count, on);
-    case UpdateRule::kAdagrad:
-      return run<rules::Adagrad>(call, count, on);
-    case UpdateRule::kLion:
-      return run<rules::Lion>(call, count, on);
-    case UpdateRule::kSgd:
-      return run<rules::Sgd>(call, count, on);
-    case UpdateRule::kMomentum:
-      return run<rules::Momentum>(call, count, on);
-    case UpdateRule::kLambMoments:
-      return run<rules::LambMoments>(call, count, on);
-    case UpdateRule::kLambApply:
-      return run<rules::LambApply>(call, count, on);
-    case UpdateRule::kMuonMomentum:
-      return run<rules::MuonMomentum>(call, count, on);
-    case UpdateRule::kAmsgrad:
-      return run<rules::Amsgrad>(call, count, on);
-    case UpdateRule::kNadam:
-      return run<rules::Nadam>(call, count, on);
-    case UpdateRule::kRmsprop:
-      return run<rules::Rmsprop<false, false>>(call, count, on);
-    case UpdateRule::kRmspropMomentum:
-      return run<rules::Rmsprop<true, false>>(call, count, on);
-    case UpdateRule::kRmspropCentered:
-      return run<rules::Rmsprop<false, true>>(call, count, on);
-    case UpdateRule::kRmspropCenteredMomentum:
-      return run<rules::Rmsprop<true, true>>(call, count, on);
-  }
+  rules::visit_rule(rule, [&](auto kind) { run<decltype(kind)>(call, count, on); });
 }
 
 }  // namespace ds::kernels

@@ -1,7 +1,6 @@
 #include "config/config.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "base/text.h"
@@ -64,27 +63,9 @@ CudaConfig read_cuda(const ParsedObject& parsed) {
   return out;
 }
 
-std::pair<OptimizerType, MuRule> optimizer_type(const std::string& name) {
-  using enum OptimizerType;
-  struct Known {
-    std::string_view name;
-    OptimizerType type;
-    MuRule mu = MuRule::kNone;
-  };
-  constexpr Known kTypes[] = {{"Adam", kAdam},
-                              {"AdamW", kAdamW},
-                              {"Adagrad", kAdagrad},
-                              {"Lion", kLion},
-                              {"Lamb", kLamb},
-                              {"SGD", kSgd},
-                              {"Muon", kMuon},
-                              {"NAdam", kNadam},
-                              {"RMSprop", kRmsprop},
-                              {"MuAdam", kAdam, MuRule::kAdam},
-                              {"MuAdamW", kAdamW, MuRule::kAdam},
-                              {"MuSGD", kSgd, MuRule::kSgd}};
-  for (const Known& known : kTypes) {
-    if (name == known.name) return {known.type, known.mu};
+const KnownOptimizer& optimizer_of(const std::string& name) {
+  for (const KnownOptimizer& known : kOptimizers) {
+    if (name == known.name) return known;
   }
   fail(Code::kInternal, "no typed parameters for optimizer ", name);
 }
@@ -134,7 +115,9 @@ OptimizerConfig read_optimizer(const ParsedObject& parsed) {
     if (const auto it = params.find(name); it != params.end()) to = it->get<bool>();
   };
   OptimizerConfig out;
-  std::tie(out.type, out.mu) = optimizer_type(parsed.at("/optimizer/type").get<std::string>());
+  const KnownOptimizer& known = optimizer_of(parsed.at("/optimizer/type").get<std::string>());
+  out.type = known.type;
+  out.mu = known.mu;
   number("lr", out.lr);
   if (const auto betas = params.find("betas"); betas != params.end()) {
     out.beta1 = betas->at(0).get<double>();

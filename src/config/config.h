@@ -16,6 +16,7 @@
 #include "base/json.h"
 #include "config/batch.h"
 #include "config/check.h"
+#include "config/optimizer_types.h"
 #include "config/options.h"
 
 namespace ds {
@@ -57,8 +58,6 @@ struct PrecisionConfig {
   Fp8Config fp8;
 };
 
-enum class OptimizerType { kAdam, kAdamW, kAdagrad, kLion, kLamb, kSgd, kMuon, kNadam, kRmsprop };
-
 // How the optimizer keeps its moments. int8 is block-wise (Dettmers et al., arXiv:2110.02861).
 enum class OptimizerStateType { kFp32, kBf16, kInt8 };
 
@@ -91,8 +90,6 @@ struct DecayScheduleConfig {
   double end = 0;
   int64_t total_steps = 1;  // from then on it is `end`
 };
-
-enum class MuRule { kNone, kAdam, kSgd };  // how widths scale rates
 
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;

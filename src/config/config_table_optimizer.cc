@@ -1,5 +1,6 @@
 // optimizer and the parameters of each optimizer type.
 #include "config/config_table.h"
+#include "config/optimizer_types.h"
 
 namespace ds {
 namespace {
@@ -266,6 +267,16 @@ KeyTable decay_schedule_table() {
       });
 }
 
+namespace {
+
+std::vector<Json> known_names() {
+  std::vector<Json> names;
+  for (const KnownOptimizer& known : kOptimizers) names.emplace_back(known.name);
+  return names;
+}
+
+}  // namespace
+
 KeyTable optimizer_table() {
   constexpr const char* kSgd = "The first gradient fills the momentum buffer undamped.";
   // Names of PyTorch's: their parameters are kept unread, and the type is refused.
@@ -294,9 +305,7 @@ KeyTable optimizer_table() {
                         std::nullopt, "Optimizer.")
                      .in_any_case()
                      .must_be_given()
-                     .needs("compressed or other PyTorch optimizers",
-                            {"Adam", "AdamW", "Lamb", "Lion", "Adagrad", "Muon", "MuAdam",
-                             "MuAdamW", "MuSGD", "SGD", "NAdam", "RMSprop"}),
+                     .needs("compressed or other PyTorch optimizers", known_names()),
                  section_by(
                      "params", "type",
                      {

@@ -4,8 +4,8 @@
 
 namespace ds {
 
-void CallerPass::begin(zero::ParameterState& state) {
-  if (!open_) state.begin_pass();
+void CallerPass::begin(zero::TrainState& state) {
+  if (!open_) state.weights().begin_pass();
   open_ = true;
 }
 
@@ -14,23 +14,23 @@ void CallerPass::end_micro_batch(bool keep) {
   if (keep) last_uses_ = std::exchange(uses_, {});
 }
 
-void CallerPass::drop(zero::ParameterState& state) {
-  state.drop_pass();
+void CallerPass::drop(zero::TrainState& state) {
+  state.weights().drop_pass();
   open_ = false;
 }
 
-void CallerPass::repeat(zero::ParameterState& state) {
+void CallerPass::repeat(zero::TrainState& state) {
   begin(state);
   for (const Use& use : last_uses_) {
     switch (use.kind) {
       case Kind::kFetch:
-        state.acquire_all(use.parameters);
+        state.weights().acquire_all(use.parameters);
         break;
       case Kind::kRelease:
-        for (const nn::ParamId id : use.parameters) state.release(id);
+        for (const nn::ParamId id : use.parameters) state.weights().release(id);
         break;
       case Kind::kGradient:
-        for (const nn::ParamId id : use.parameters) state.gradient_complete(id);
+        for (const nn::ParamId id : use.parameters) state.gradients().gradient_complete(id);
         break;
     }
   }

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "zero/parameter_state.h"
+#include "zero/train_state.h"
 
 namespace ds {
 
@@ -14,7 +14,7 @@ class CallerPass {
   enum class Kind { kFetch, kRelease, kGradient };
 
   // Begins the pass, where none is open.
-  void begin(zero::ParameterState& state);
+  void begin(zero::TrainState& state);
   // Makes room for one use, so that add() after a collective does not fail.
   void reserve_one() { uses_.reserve(uses_.size() + 1); }
   // The parameters that are used, for the caller to fill in.
@@ -23,12 +23,12 @@ class CallerPass {
   void end_micro_batch(bool keep);
   // The micro batch is given up: its uses, and the pass itself.
   void drop_uses() { uses_.clear(); }
-  void drop(zero::ParameterState& state);
+  void drop(zero::TrainState& state);
 
   // Whether there was a micro batch to repeat.
   bool can_repeat() const { return !last_uses_.empty(); }
   // The collectives of the last micro batch, without gradients.
-  void repeat(zero::ParameterState& state);
+  void repeat(zero::TrainState& state);
 
  private:
   struct Use {

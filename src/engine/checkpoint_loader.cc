@@ -24,6 +24,7 @@
 #include "engine/updater.h"
 #include "ops/elementwise.h"
 #include "tokenizer/tokenizer.h"
+#include "zero/gradient_values.h"
 
 namespace ds {
 
@@ -147,7 +148,7 @@ CheckpointLoader::Restored CheckpointLoader::prepare(const CheckpointReader& rea
   check_compatible(run_, reader, options, overwritten_);
   Restored out;
   if (!options.module_only) prepare_counters(reader, options, out);
-  if (out.step.micro_batches > 0) run_.model->state().materialize_gradients(run_.context());
+  if (out.step.micro_batches > 0) run_.model->state().gradients().materialize(run_.context());
   out.targets =
       restore_targets(run_, updater_, reader, {takes_states(options), out.step.micro_batches > 0});
   if (takes_states(options)) out.fp8 = fp8_targets(run_, reader, out.targets);
@@ -214,7 +215,7 @@ void CheckpointLoader::read_targets(const CheckpointReader& reader,
 void CheckpointLoader::read_tensors(const CheckpointReader& reader, const Restored& restored) {
   constexpr const char* kWhat = "loading a checkpoint";
   const OpContext ctx = run_.context();
-  run_.model->state().hold_masters();
+  run_.model->state().arrays().hold_masters();
   const int turns = run_.config.zero.load_in_turn ? run_.comm->size() : 1;
   for (int turn = 0; turn < turns; ++turn) {
     agree(ctx, *run_.comm, kWhat, [&] {
@@ -231,7 +232,7 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
   constexpr const char* kWhat = "loading a checkpoint";
   reader.use_threads(&run_.pool);
   const OpContext ctx = run_.context();
-  zero::ParameterState& state = run_.model->state();
+  zero::TrainState& state = run_.model->state();
   Restored restored;
   agree(ctx, *run_.comm, kWhat, [&] { restored = prepare(reader, options); });
 
@@ -253,23 +254,23 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
                                       "load a checkpoint"));
   }
   restore_gradients(restored);
-  state.drop_rounding_errors();
-  state.masters_changed(ctx);
+  state.gradients().drop_rounding_errors();
+  state.weights().follow_masters(ctx);
   restore_counters(std::move(restored), reader, options);
   overwritten_.clear();
   run_.model->set_incomplete({});
 }
 
 void CheckpointLoader::restore_gradients(const Restored& restored) {
-  zero::ParameterState& state = run_.model->state();
-  if (restored.step.micro_batches == 0) return state.clear_gradients(run_.context());
-  const OpContext state_ctx = state.state_context(run_.context());
+  zero::TrainState& state = run_.model->state();
+  if (restored.step.micro_batches == 0) return state.gradients().clear(run_.context());
+  const OpContext state_ctx = state.arrays().state_context(run_.context());
   const nn::ParameterSet& parameters = run_.model->parameters();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     if (!parameters[id].trainable) continue;
-    state.marks().set_given(id);
+    state.gradients().marks().set_given(id);
     if (restored.step.gradient_factor == 1) continue;
-    Tensor gradient = state.owned_gradient(id);
+    Tensor gradient = zero::owned_gradient(state.gradients(), id);
     if (gradient.elements() == 0) continue;
     ops::scale(state_ctx, gradient, static_cast<float>(restored.step.gradient_factor), gradient);
   }

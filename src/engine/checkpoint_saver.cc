@@ -26,6 +26,7 @@
 #include "engine/version.h"
 #include "tensor/transfer.h"
 #include "tokenizer/tokenizer.h"
+#include "zero/gradient_values.h"
 
 namespace ds {
 namespace {
@@ -116,7 +117,7 @@ void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
   wait();
   const models::Model::Use use(*run_.model);
   const OpContext ctx = run_.context();
-  zero::ParameterState& state = run_.model->state();
+  zero::TrainState& state = run_.model->state();
 
   const std::string name = agreed_tag(tag);
   const std::vector<StepShare> shares = gather_step_shares(run_, open_);
@@ -136,8 +137,8 @@ void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
   });
   const std::string temporary =
       broadcast_text(ctx, *run_.comm, first ? writer->temporary().string() : std::string());
-  state.materialize_gradients(ctx);
-  state.reduce_replicas();
+  state.gradients().materialize(ctx);
+  state.gradients().reduce_replicas();
   agree_on_fp8(run_);
   std::string others_part;
   std::optional<PartHandover> handover;
@@ -201,7 +202,7 @@ void CheckpointSaver::save_beside_training(std::shared_ptr<CheckpointWriter> wri
 zero::FlatRange CheckpointSaver::saved_share(nn::ParamId id) const {
   const zero::FlatLayout& layout = run_.model->state().layout();
   if (layout.world() > 1) {
-    if (!run_.model->state().first_of_replicas()) return {};
+    if (!run_.model->state().arrays().first_of_replicas()) return {};
     const zero::OwnedPart part = layout.part(id);
     return {part.first, part.first + part.count};
   }
@@ -211,7 +212,7 @@ zero::FlatRange CheckpointSaver::saved_share(nn::ParamId id) const {
 
 void CheckpointSaver::save_tensors(PartWriter& part) {
   const OpContext ctx = run_.context();
-  zero::ParameterState& state = run_.model->state();
+  zero::TrainState& state = run_.model->state();
   const nn::ParameterSet& parameters = run_.model->parameters();
   optim::Optimizer& optimizer = updater_.optimizer();
   CallControl::Call call(control_, "save", parameters.size());
@@ -231,8 +232,8 @@ void CheckpointSaver::save_tensors(PartWriter& part) {
       if (whole) return part.add_tensor(meta, bytes_of(slice), lasts);
       part.add_range(meta, share.begin, share.end, bytes_of(slice), lasts);
     };
-    add(saved::meta_of(p, {TensorKind::kMaster, ""}), state.read_owned_master(ctx, id),
-        state.masters_in_place());
+    add(saved::meta_of(p, {TensorKind::kMaster, ""}), state.masters().read_owned(ctx, id),
+        state.arrays().masters_in_place());
     if (!p.trainable) continue;
     const size_t place = updater_.place(id);
     for (const std::string& name : optimizer.states(place)) {
@@ -247,8 +248,8 @@ void CheckpointSaver::save_tensors(PartWriter& part) {
     }
     if (open_.micro_batches > 0) {
       TensorMeta meta = saved::meta_of(p, {TensorKind::kOptimizer, saved::kGradientState});
-      meta.dtype = state.accumulation_type();
-      add(meta, state.owned_gradient(id), true);
+      meta.dtype = state.gradients().accumulation_type();
+      add(meta, zero::owned_gradient(state.gradients(), id), true);
     }
   }
 }

@@ -12,8 +12,8 @@
 namespace ds {
 
 struct ModelPasses::Pending {
-  Pending(const OpContext& ctx, zero::ParameterState& state, const nn::TapeOptions& options)
-      : tape(ctx, state, &state, options) {}
+  Pending(const OpContext& ctx, zero::TrainState& state, const nn::TapeOptions& options)
+      : tape(ctx, state.weights(), &state.gradients(), options) {}
   nn::Tape tape;
   std::shared_ptr<nn::GradientSlot> loss_gradient;
   Tensor loss;  // fp32 [] on the host, where the caller has it
@@ -72,7 +72,7 @@ void ModelPasses::forward(const models::Batch& batch, const Tensor& labels) {
       return record_forward(pending->tape, batch, placed);
     } catch (...) {
       pending.reset();
-      run_.model->state().drop_pass();
+      run_.model->state().weights().drop_pass();
       throw;
     }
   };
@@ -112,8 +112,8 @@ nn::TapeOptions ModelPasses::tape_options(const models::Batch& batch) const {
 
 nn::SummedLoss ModelPasses::record_forward(nn::Tape& tape, const models::Batch& batch,
                                            const nn::Labels& labels) {
-  run_.model->state().set_loss_scale(updater_.loss_scale());
-  run_.model->state().begin_pass();
+  run_.model->state().gradients().set_loss_scale(updater_.loss_scale());
+  run_.model->state().weights().begin_pass();
   models::ForwardOptions forward_options;
   forward_options.padded_logits = true;
   const models::ArchitectureInfo& info = run_.model->architecture().info();
@@ -150,7 +150,7 @@ float ModelPasses::loss_gradient() const {
 
 void ModelPasses::backward() {
   const ScopedTimer timer = observer_.time("backward");
-  if (open_.mode.no_sync) run_.model->state().hold_backward();
+  if (open_.mode.no_sync) run_.model->state().gradients().hold_backward();
   open_.reduction_deferred = open_.mode.no_sync;
   run_backward(pending_->tape, *pending_->loss_gradient);
   pending_.reset();
@@ -183,7 +183,8 @@ bool ModelPasses::run_graph(const GraphInputs& micro_batch) {
     options.step_memory = placed.stream_position;
     options.loss_scale = placed.loss_scale;
     options.constants = placed.constants;
-    nn::Tape tape(run_.context(), run_.model->state(), &run_.model->state(), options);
+    zero::TrainState& state = run_.model->state();
+    nn::Tape tape(run_.context(), state.weights(), &state.gradients(), options);
     const nn::SummedLoss loss = record_forward(tape, placed.batch, placed.labels);
     run_backward(tape, *loss.slot);
     return loss.sum;

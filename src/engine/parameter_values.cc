@@ -7,6 +7,7 @@
 #include "engine/run_context.h"
 #include "engine/updater.h"
 #include "tensor/transfer.h"
+#include "zero/gradient_values.h"
 
 namespace ds {
 namespace {
@@ -29,13 +30,14 @@ Tensor ParameterValues::local(const std::string& name, const std::string& what) 
   const int64_t count = run_.model->state().layout().part(id).count;
   Tensor out = Tensor::empty(run_.model->host(), DType::kFloat32, {count}, MemoryTag::kOther);
   if (what == kParameterValues) {
-    copy_tensor(run_.model->state().read_owned_master(ctx, id).view({count}), out);
+    copy_tensor(run_.model->state().masters().read_owned(ctx, id).view({count}), out);
     return out;
   }
   if (what == kGradientValues) {
-    run_.model->state().materialize_gradients(ctx);
-    Tensor values = run_.model->state().state_context(ctx).workspace(DType::kFloat32, {count});
-    run_.model->state().read_owned_gradient(ctx, run_.trainable(name), values);
+    run_.model->state().gradients().materialize(ctx);
+    Tensor values =
+        run_.model->state().arrays().state_context(ctx).workspace(DType::kFloat32, {count});
+    zero::read_owned_gradient(ctx, run_.model->state().gradients(), run_.trainable(name), values);
     copy_tensor(values, out);
     return out;
   }
@@ -58,9 +60,9 @@ void ParameterValues::set_local(const std::string& name, const std::string& what
   const models::Model::Use use(*run_.model);
   if (what == kParameterValues) {
     const OpContext ctx = run_.context();
-    zero::ParameterState& state = run_.model->state();
-    state.write_owned_master(ctx, id, 0, run_.operand(values));
-    state.owned_master_written(ctx, id);
+    zero::TrainState& state = run_.model->state();
+    state.masters().write_owned(ctx, id, 0, run_.operand(values));
+    state.weights().follow_owned_master(ctx, id);
     return;
   }
   const size_t place = updater_.place(run_.trainable(name));
@@ -72,10 +74,10 @@ void ParameterValues::set_local_gradient(const std::string& name, const Tensor& 
   open_.check_takes_gradients();
   const models::Model::Use use(*run_.model);
   const OpContext ctx = run_.context();
-  zero::ParameterState& state = run_.model->state();
+  zero::TrainState& state = run_.model->state();
   open_.begin_clock();
-  state.materialize_gradients(ctx);
-  state.write_owned_gradient(ctx, run_.trainable(name), run_.operand(values));
+  state.gradients().materialize(ctx);
+  zero::write_owned_gradient(ctx, state.gradients(), run_.trainable(name), run_.operand(values));
   open_.phase = OpenStep::Phase::kBackwardDone;
 }
 
@@ -87,14 +89,14 @@ Tensor ParameterValues::optimizer_state(const std::string& name, const std::stri
   const models::Model::Use use(*run_.model);
   const size_t place = updater_.place(run_.trainable(name));
   optim::Optimizer& optimizer = updater_.optimizer();
-  zero::ParameterState& all = run_.model->state();
+  zero::TrainState& all = run_.model->state();
   if (all.layout().world() == 1) return optimizer.read_state(run_.host_context(), place, state);
   const optim::OwnedRange owned = optimizer.owned(place);
   Tensor own = run_.host_context().workspace(DType::kFloat32, {owned.end - owned.begin});
   if (owned.begin < owned.end) {
     optimizer.read_state_range(place, state, owned.begin, owned.end, own.data<float>());
   }
-  return all.gather_parts(run_.host_context(), run_.trainable(name), own);
+  return all.arrays().gather_parts(run_.host_context(), run_.trainable(name), own);
 }
 
 void ParameterValues::set_optimizer_state(const std::string& name, const std::string& state,

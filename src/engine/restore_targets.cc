@@ -7,6 +7,7 @@
 #include "engine/saved_names.h"
 #include "engine/updater.h"
 #include "tensor/transfer.h"
+#include "zero/gradient_values.h"
 
 namespace ds {
 namespace {
@@ -114,7 +115,7 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
                                           const CheckpointReader& reader,
                                           const TargetChoice& choice) {
   const OpContext ctx = run.context();
-  zero::ParameterState& state = run.model->state();
+  zero::TrainState& state = run.model->state();
   optim::Optimizer& optimizer = updater.optimizer();
   const nn::ParameterSet& parameters = run.model->parameters();
   std::vector<TensorTarget> targets;
@@ -134,12 +135,12 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
     const TensorRecord* const record = reader.find(p.name, TensorKind::kMaster);
     if (record != nullptr) {
       TensorTarget& target = add(*record, DType::kFloat32, id);
-      if (state.masters_in_place()) {
-        aim(target, state.read_owned_master(ctx, id));
+      if (state.arrays().masters_in_place()) {
+        aim(target, state.masters().read_owned(ctx, id));
       } else {
         target.sink = [&run, &state, ctx, id](uint64_t at, std::span<const std::byte> bytes) {
-          state.write_owned_master(ctx, id, static_cast<int64_t>(at / sizeof(float)),
-                                   run.operand(float_view(bytes)));
+          state.masters().write_owned(ctx, id, static_cast<int64_t>(at / sizeof(float)),
+                                      run.operand(float_view(bytes)));
         };
       }
     }
@@ -163,8 +164,8 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
     }
     if (choice.gradients) {
       aim(add(reader.tensor(p.name, TensorKind::kOptimizer, saved::kGradientState),
-              state.accumulation_type(), id),
-          state.owned_gradient(id));
+              state.gradients().accumulation_type(), id),
+          zero::owned_gradient(state.gradients(), id));
     }
   }
   return targets;

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "config/config.h"
-#include "zero/parameter_state.h"
+#include "zero/train_state.h"
 
 namespace ds {
 

@@ -23,14 +23,14 @@ struct CallerTypes {
 
 // Each in the type that it was registered with; lent memory has its own. A copy in the lower type
 // is only worth having when somebody looks at it.
-CallerTypes caller_types(const nn::ParameterSet& parameters, const zero::ParameterState& state,
+CallerTypes caller_types(const nn::ParameterSet& parameters, const zero::TrainState& state,
                          DType configured, bool rounded) {
   CallerTypes out;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const DType type = parameters[id].dtype;
     out.fp32.push_back(type == DType::kFloat32);
     // Rounded masters are of the lent memory's type, too, where that is the configuration's.
-    const bool lent = state.borrowed().has(id) && !(rounded && type == configured);
+    const bool lent = state.weights().borrowed().has(id) && !(rounded && type == configured);
     if (type == DType::kFloat32 || lent) continue;
     DS_CHECK(type == configured, Code::kConfig, "parameter ", printable(parameters[id].name),
              " is ", dtype_name(type), " and not lent, and the configuration computes in ",
@@ -41,10 +41,10 @@ CallerTypes caller_types(const nn::ParameterSet& parameters, const zero::Paramet
   return out;
 }
 
-zero::Masters masters_of(const RunContext& run, DType compute, bool two_types) {
-  if (compute == DType::kFloat32) return zero::Masters::kFp32;
+zero::MasterForm masters_of(const RunContext& run, DType compute, bool two_types) {
+  if (compute == DType::kFloat32) return zero::MasterForm::kFp32;
   if (!run.config.precision.rounded_masters) {
-    return run.config.precision.split_master ? zero::Masters::kSplit : zero::Masters::kFp32;
+    return run.config.precision.split_master ? zero::MasterForm::kSplit : zero::MasterForm::kFp32;
   }
   const std::string key = compute == DType::kBFloat16 ? "bf16.bf16_master_weights_and_grads"
                                                       : "fp16.fp16_master_weights_and_grads";
@@ -55,7 +55,7 @@ zero::Masters masters_of(const RunContext& run, DType compute, bool two_types) {
            dtype_name(DType::kFloat32), " and some ", dtype_name(compute),
            ", which have fp32 masters beside them; register all as ", dtype_name(compute),
            ", or use false");
-  return zero::Masters::kWeights;
+  return zero::MasterForm::kWeights;
 }
 
 // On the CPU everything lies in the host's memory already.
@@ -102,8 +102,8 @@ zero::ShareOptions share_options_of(RunContext& run) {
   options.by_micro_batch = run.config.batch.accumulation > 1;
   options.eager_gradients = options.stage == 3;
   for (nn::ParamId id = 0; options.stage == 3 && id < run.model->parameters().size(); ++id) {
-    DS_CHECK(!run.model->state_as_it_is().borrowed().has(id), Code::kUnsupported, "parameter ",
-             printable(run.model->parameters()[id].name),
+    DS_CHECK(!run.model->state_as_it_is().weights().borrowed().has(id), Code::kUnsupported,
+             "parameter ", printable(run.model->parameters()[id].name),
              " is lent, and at zero_optimization.stage 3 no process has whole weights to write "
              "there: register it without `lend` (its value is copied) and open a scope where "
              "it is used (ds_engine_open_scope), or use stage 2");
@@ -115,8 +115,7 @@ zero::ShareOptions share_options_of(RunContext& run) {
 void place_weights(RunContext& run) {
   const bool offload = offloads_optimizer(run);
   const bool several = run.comm->size() > 1;
-  zero::ParameterState& state =
-      several || offload ? run.model->state_as_it_is() : run.model->state();
+  zero::TrainState& state = several || offload ? run.model->state_as_it_is() : run.model->state();
   CallerTypes types{compute_type_of(run.config), {}};
   if (!run.model->has_architecture()) {
     types = caller_types(run.model->parameters(), state, types.compute,
@@ -124,14 +123,14 @@ void place_weights(RunContext& run) {
   }
   const DType compute = types.compute;
   const bool some_fp32 = std::find(types.fp32.begin(), types.fp32.end(), true) != types.fp32.end();
-  const zero::Masters masters = masters_of(run, compute, some_fp32);
+  const zero::MasterForm masters = masters_of(run, compute, some_fp32);
   if (several) {
     zero::ShareOptions options = share_options_of(run);
     options.fp32 = types.fp32;
     state.share(run.context(), options, compute, masters);
   } else if (offload) {
     state.offload(run.context(), offload_options(run.config, run.model->host()), compute,
-                  masters == zero::Masters::kSplit);
+                  masters == zero::MasterForm::kSplit);
   } else {
     state.set_compute_type(run.context(), compute, masters, types.fp32);
   }
@@ -143,22 +142,22 @@ DType compute_type_of(const Config& config) { return dtype_of(config.precision.c
 
 void set_up_state(RunContext& run) {
   place_weights(run);
-  zero::ParameterState& state = run.model->state_as_it_is();
-  if (run.config.precision.fp8.enabled) state.set_fp8(make_fp8(run));
-  state.allocate_gradients(run.context(), dtype_of(run.config.precision.accumulate));
-  if (!run.config.zero.ignore_unused) state.marks().track();
+  zero::TrainState& state = run.model->state_as_it_is();
+  if (run.config.precision.fp8.enabled) state.weights().set_fp8(make_fp8(run));
+  state.gradients().allocate(run.context(), dtype_of(run.config.precision.accumulate));
+  if (!run.config.zero.ignore_unused) state.gradients().marks().track();
   // The caller's gradients are added, and no backward overwrites.
-  if (!run.model->has_architecture() && !state.gradients_leave_early()) {
-    state.clear_gradients_at_once(run.context());
+  if (!run.model->has_architecture() && !state.gradients().leave_early()) {
+    state.gradients().clear_at_once(run.context());
   }
 }
 
 // Joining split masters needs memory; without it the model keeps them, and is free all the same.
 void release_state(RunContext& run) noexcept {
   try {
-    zero::ParameterState& state = run.model->state_as_it_is();
-    state.free_gradients();
-    state.set_fp8(nullptr);
+    zero::TrainState& state = run.model->state_as_it_is();
+    state.gradients().free();
+    state.weights().set_fp8(nullptr);
     if (state.shared()) {
       state.unshare(run.context());
     } else if (state.offload_store()) {

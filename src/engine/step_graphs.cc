@@ -28,14 +28,14 @@ StepGraphs::StepGraphs(std::shared_ptr<CudaDevice> device)
     : device_(std::move(device)),
       loss_(Tensor::empty(device_, DType::kFloat64, {1}, MemoryTag::kOther)) {}
 
-StepGraphs::Kind StepGraphs::kind_of(const Inputs& inputs, const zero::ParameterState& state) {
+StepGraphs::Kind StepGraphs::kind_of(const Inputs& inputs, const zero::TrainState& state) {
   Kind kind;
   for (const Tensor* const input : inputs_of(inputs.batch, inputs.labels)) {
     // No input has so many elements as the one that is missing.
     kind.shapes.push_back(*input ? input->shape() : Shape{0});
   }
-  kind.marks = state.marks().snapshot();
-  const optim::FlatTensors& flat = state.flat();
+  kind.marks = state.gradients().marks().snapshot();
+  const optim::FlatTensors& flat = state.arrays().flat;
   for (const optim::FlatTensor* const tensor :
        {&flat.masters, &flat.low_halves, &flat.model, &flat.gradients}) {
     kind.memory.push_back(tensor->data.raw());
@@ -50,7 +50,7 @@ StepGraphs::Entry* StepGraphs::find(const Kind& kind) {
   return nullptr;
 }
 
-bool StepGraphs::run(const Inputs& inputs, zero::ParameterState& state, const Pass& pass) {
+bool StepGraphs::run(const Inputs& inputs, zero::TrainState& state, const Pass& pass) {
   if (failed_) return false;
   Kind kind = kind_of(inputs, state);
   Entry* const entry = find(kind);
@@ -70,7 +70,7 @@ bool StepGraphs::run(const Inputs& inputs, zero::ParameterState& state, const Pa
   }
   upload(*entry, inputs);
   launch(*entry);
-  state.restore_marks(entry->left);
+  state.gradients().restore_marks(entry->left);
   return true;
 }
 
@@ -103,15 +103,15 @@ void StepGraphs::place(Entry& entry, const Inputs& inputs) const {
   placed.batch.positions = batch.ids.size(1);  // segments may reach that far in a later batch
 }
 
-bool StepGraphs::record(Entry& entry, zero::ParameterState& state, const Pass& pass) {
-  const zero::GradientMarks::Snapshot before = state.marks().snapshot();
+bool StepGraphs::record(Entry& entry, zero::TrainState& state, const Pass& pass) {
+  const zero::GradientMarks::Snapshot before = state.gradients().marks().snapshot();
   if (!memory_) memory_ = device_->make_graph_memory();
   try {
     entry.graph = device_->record(memory_, [&] {
       const Tensor sum = pass(entry.placed);
       device_->copy(loss_.raw(), sum.raw(), loss_.bytes(), device_->default_stream());
     });
-    entry.left = state.marks().snapshot();
+    entry.left = state.gradients().marks().snapshot();
     log_info("engine", "graph_harvesting: recorded a micro batch of ",
              entry.placed.batch.ids.shape().text(), " tokens: ", entry.graph->nodes(), " nodes, ",
              format_bytes(memory_->bytes()), " of memory");
@@ -120,7 +120,7 @@ bool StepGraphs::record(Entry& entry, zero::ParameterState& state, const Pass& p
     log_warning("engine", "graph_harvesting: a micro batch could not be recorded, and none will: ",
                 error.message());
   }
-  state.restore_marks(before);
+  state.gradients().restore_marks(before);
   failed_ = true;
   entries_.clear();
   memory_.reset();

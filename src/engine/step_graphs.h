@@ -11,7 +11,7 @@
 #include "device/cuda_device.h"
 #include "models/architecture.h"
 #include "nn/loss.h"
-#include "zero/parameter_state.h"
+#include "zero/train_state.h"
 
 namespace ds {
 
@@ -44,7 +44,7 @@ class StepGraphs {
   // False where the caller is to run the micro batch itself: a new kind, or recording failed, which
   // ends recording and is logged. Otherwise its work is queued, the state's marks are
   // those that it leaves, and the loss will be in loss().
-  bool run(const Inputs& inputs, zero::ParameterState& state, const Pass& pass);
+  bool run(const Inputs& inputs, zero::TrainState& state, const Pass& pass);
   const Tensor& loss() const { return loss_; }
 
  private:
@@ -63,10 +63,10 @@ class StepGraphs {
     zero::GradientMarks::Snapshot left;  // by a launch
     std::unique_ptr<DeviceGraph> graph;  // none before it is recorded
   };
-  static Kind kind_of(const Inputs& inputs, const zero::ParameterState& state);
+  static Kind kind_of(const Inputs& inputs, const zero::TrainState& state);
   Entry* find(const Kind& kind);
   void place(Entry& entry, const Inputs& inputs) const;
-  bool record(Entry& entry, zero::ParameterState& state, const Pass& pass);
+  bool record(Entry& entry, zero::TrainState& state, const Pass& pass);
   void upload(const Entry& entry, const Inputs& inputs) const;
   void launch(const Entry& entry);
 

@@ -8,12 +8,13 @@
 #include "ops/update_gate.h"
 #include "optim/groups.h"
 #include "tensor/transfer.h"
+#include "zero/gradient_values.h"
 
 namespace ds {
 namespace {
 
 std::vector<optim::TensorPlace> find_places(const OptimizerConfig& config,
-                                            const zero::ParameterState& state) {
+                                            const zero::TrainState& state) {
   const nn::ParameterSet& parameters = state.parameters();
   const std::vector<int32_t> groups = optim::assign_groups(config, parameters);
   std::vector<optim::TensorPlace> places;
@@ -44,7 +45,7 @@ bool cycles_momentum(OptimizerType type) {
   }
 }
 
-std::shared_ptr<optim::ShardGroup> find_shard_group(const zero::ParameterState& state) {
+std::shared_ptr<optim::ShardGroup> find_shard_group(const zero::TrainState& state) {
   std::vector<nn::ParamId> trainable;
   for (const nn::ParamId id : state.layout().order()) {
     if (state.parameters()[id].trainable) trainable.push_back(id);
@@ -53,9 +54,9 @@ std::shared_ptr<optim::ShardGroup> find_shard_group(const zero::ParameterState& 
 }
 
 // Names what made the norm infinite or NaN.
-void find_bad_gradient(const OpContext& ctx, const zero::ParameterState& state,
+void find_bad_gradient(const OpContext& ctx, const zero::TrainState& state,
                        Updater::Outcome& outcome) {
-  const zero::ParameterState::BadGradient bad = state.first_bad_gradient(ctx);
+  const zero::BadGradient bad = zero::first_bad_gradient(ctx, state.gradients());
   outcome.first_bad_tensor =
       bad.id == nn::kNoParam ? "(the sum of squares overflowed)" : state.parameters()[bad.id].name;
   outcome.first_bad_element = bad.element;
@@ -64,14 +65,14 @@ void find_bad_gradient(const OpContext& ctx, const zero::ParameterState& state,
 
 }  // namespace
 
-Updater::Updater(const Config& config, const zero::ParameterState& state)
+Updater::Updater(const Config& config, const zero::TrainState& state)
     : optimizer_config_(config.optimizer.value_or(OptimizerConfig{})),
       clipping_(config.gradient_clipping),
       skip_above_(config.gradient_skip_norm),
       may_skip_(config.precision.compute != Precision::kBf16 ||
                 config.precision.check_grad_overflow),
       max_consecutive_skips_(config.max_consecutive_skips),
-      device_(state.state_memory()),
+      device_(state.arrays().state_memory()),
       places_(find_places(optimizer_config_, state)),
       optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_shard_group(state),
                                        state.offload_store())),
@@ -95,7 +96,7 @@ void Updater::follow_schedule() {
   for (size_t i = 0; i < rates_.size(); ++i) rates_[i] = schedules_[i].lr(schedule_steps());
 }
 
-Updater::Outcome Updater::update(const OpContext& ctx, zero::ParameterState& state, double share) {
+Updater::Outcome Updater::update(const OpContext& ctx, zero::TrainState& state, double share) {
   Outcome outcome;
   outcome.lr = rates_.empty() ? 0 : rates_.front();
   outcome.loss_scale = scaler_.scale();
@@ -147,30 +148,31 @@ std::string Updater::describe_decay() const {
 }
 
 // The host decides.
-kernels::UpdateGate Updater::update_after_norm(const OpContext& ctx, zero::ParameterState& state,
+kernels::UpdateGate Updater::update_after_norm(const OpContext& ctx, zero::TrainState& state,
                                                const kernels::GateRule& rule) {
-  const kernels::UpdateGate gate =
-      kernels::decide_update(std::sqrt(state.gradient_squares(ctx).value()), rule);
+  const kernels::UpdateGate gate = kernels::decide_update(
+      std::sqrt(zero::gradient_squares(ctx, state.gradients()).value()), rule);
   if (gate.open == 0) return gate;
   optim::UpdateStep step = next_step();
   step.grad_scale = gate.grad_scale;
-  state.open_update();
-  optimizer_->step(state.state_context(ctx), step, state.flat());
-  state.weights_updated(ctx);
+  state.commit(ctx, [&](const OpContext& there, optim::FlatTensors& flat) {
+    optimizer_->step(there, step, flat);
+  });
   return gate;
 }
 
 // The GPU decides; the host waits when everything is queued, and while the update still runs.
-kernels::UpdateGate Updater::update_with_gate(const OpContext& ctx, zero::ParameterState& state,
+kernels::UpdateGate Updater::update_with_gate(const OpContext& ctx, zero::TrainState& state,
                                               const kernels::GateRule& rule) {
   Tensor squares = ctx.workspace(DType::kInt64, {ExactSum::kWords});
-  ops::exact_squares(ctx, state.gradients(), squares);
+  ops::exact_squares(ctx, state.gradients().all(), squares);
   optim::UpdateStep step = next_step();
   step.gate = ops::update_gate(ctx, squares, rule);
   Fetched fetched(step.gate);
   const int64_t steps = optimizer_->steps();
-  optimizer_->step(ctx, step, state.flat());
-  state.weights_updated(ctx);
+  state.commit(ctx, [&](const OpContext& there, optim::FlatTensors& flat) {
+    optimizer_->step(there, step, flat);
+  });
   kernels::UpdateGate gate;
   std::memcpy(&gate, fetched.host().raw(), sizeof gate);
   if (gate.open == 0) optimizer_->set_steps(steps);

@@ -13,13 +13,13 @@
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
-#include "zero/parameter_state.h"
+#include "zero/train_state.h"
 
 namespace ds {
 
 class Updater {
  public:
-  Updater(const Config& config, const zero::ParameterState& state);
+  Updater(const Config& config, const zero::TrainState& state);
 
   struct Outcome {
     bool applied = false;
@@ -33,7 +33,7 @@ class Updater {
   // Updates weights and optimizer state, or leaves both when a gradient is not finite and the
   // configuration says so. Gradients are left for the caller to clear.
   // `share` multiplies the gradients: where some ranks had fewer micro batches than others.
-  Outcome update(const OpContext& ctx, zero::ParameterState& state, double share = 1);
+  Outcome update(const OpContext& ctx, zero::TrainState& state, double share = 1);
 
   // Which parameters decay, for the log; empty where that needs no word.
   std::string describe_decay() const;
@@ -84,9 +84,9 @@ class Updater {
   int64_t schedule_steps() const { return optimizer_->steps() + schedule_lead_; }
   void follow_schedule();
   optim::UpdateStep next_step() const;
-  kernels::UpdateGate update_after_norm(const OpContext& ctx, zero::ParameterState& state,
+  kernels::UpdateGate update_after_norm(const OpContext& ctx, zero::TrainState& state,
                                         const kernels::GateRule& rule);
-  kernels::UpdateGate update_with_gate(const OpContext& ctx, zero::ParameterState& state,
+  kernels::UpdateGate update_with_gate(const OpContext& ctx, zero::TrainState& state,
                                        const kernels::GateRule& rule);
 
   OptimizerConfig optimizer_config_;

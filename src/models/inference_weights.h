@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "zero/parameter_state.h"
+#include "zero/train_state.h"
 
 namespace ds::models {
 
@@ -50,7 +50,7 @@ class InferenceWeights final : public nn::ParameterReader {
   // Copies what `from`, of the same parameters, holds; `output` is the matrix that makes the
   // logits, or kNoParam. `parameters` must outlive this.
   InferenceWeights(const OpContext& ctx, const nn::ParameterSet& parameters,
-                   const zero::ParameterState& from, nn::ParamId output,
+                   const zero::TrainState& from, nn::ParamId output,
                    const InferenceOptions& options);
 
   // nn::ParameterReader

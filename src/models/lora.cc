@@ -194,18 +194,18 @@ void load_lora(Model& model, const fs::path& folder) {
                " holds tensor ", printable(entry->name),
                ", which belongs to no adapter of this model");
     }
-    zero::ParameterState& state = model.state_as_it_is();
-    const auto source = file_weights(opened, loads, state.loader());
-    if (state.loader()) {
+    zero::TrainState& state = model.state_as_it_is();
+    const auto source = file_weights(opened, loads, state.masters().loader());
+    if (state.masters().loader()) {
       model.set_weight_loader(source);
     } else {
-      const OpContext ctx = state.state_context(model.context());
+      const OpContext ctx = state.arrays().state_context(model.context());
       for (const auto& [id, load] : loads) {
         const nn::Parameter& p = model.parameters()[id];
-        Tensor out = state.master(id).view({p.shape.elements()});
+        Tensor out = state.masters().view(id).view({p.shape.elements()});
         zero::fill_weights(*source, ctx, id, p, 0, out);
       }
-      state.masters_changed(ctx);
+      state.weights().follow_masters(ctx);
     }
     if (!released.empty()) model.set_trainable(released, true);
   } catch (...) {

@@ -10,15 +10,15 @@ Model::Model(std::unique_ptr<Architecture> architecture)
       parameters_(std::make_unique<nn::ParameterSet>(architecture_->parameters())),
       host_(make_cpu_device()),
       device_(host_),
-      state_(std::make_unique<zero::ParameterState>(*parameters_, device_,
-                                                    joined_weights(nullptr, 0, nullptr))) {}
+      state_(std::make_unique<zero::TrainState>(*parameters_, device_,
+                                                joined_weights(nullptr, 0, nullptr))) {}
 
 Model::Model(nn::ParameterSet parameters)
     : parameters_(std::make_unique<nn::ParameterSet>(std::move(parameters))),
       host_(make_cpu_device()),
       device_(host_),
-      state_(std::make_unique<zero::ParameterState>(*parameters_, device_,
-                                                    joined_weights(nullptr, 0, nullptr))) {}
+      state_(std::make_unique<zero::TrainState>(*parameters_, device_,
+                                                joined_weights(nullptr, 0, nullptr))) {}
 
 Model::Model(const Json& config) : Model(build_architecture(config)) {}
 
@@ -49,33 +49,33 @@ void Model::set_device(std::shared_ptr<Device> device) {
   check_free("the model cannot move");
   const bool gpu = device->kind() != DeviceKind::kCpu;
   if (device->kind() == device_->kind() && device->index() == device_->index()) return;
-  DS_CHECK(has_architecture() || state_->borrowed().empty(), Code::kUnsupported,
+  DS_CHECK(has_architecture() || state_->weights().borrowed().empty(), Code::kUnsupported,
            "parameters of this model are lent: it stays where their memory is");
   if (!gpu) device = host_;
-  auto moved = std::make_unique<zero::ParameterState>(*parameters_, device, state_->loader());
+  auto moved = std::make_unique<zero::TrainState>(*parameters_, device, state_->masters().loader());
   // Masters alone exist while no engine trains. Between two GPUs they go over the host.
-  if (!state_->loader()) {
-    const Tensor masters = gpu ? to_host(state_->masters(), host_) : state_->masters();
-    copy_tensor(masters, moved->masters());
+  if (!state_->masters().loader()) {
+    const Tensor masters = gpu ? to_host(state_->masters().all(), host_) : state_->masters().all();
+    copy_tensor(masters, moved->masters().all());
   }
   state_ = std::move(moved);
   caller_stream_.reset();
   device_ = std::move(device);
 }
 
-zero::ParameterState& Model::state() {
-  zero::ParameterState& state = state_as_it_is();
-  state.check_not_lost();
-  if (state.loader()) state.make_whole(context());
+zero::TrainState& Model::state() {
+  zero::TrainState& state = state_as_it_is();
+  state.weights().check_not_lost();
+  if (state.masters().loader()) state.masters().make(context());
   return state;
 }
 
 void Model::set_weight_loader(std::shared_ptr<const zero::WeightLoader> source) {
   check_free("weights cannot begin anew");
-  state_ = std::make_unique<zero::ParameterState>(*parameters_, device_, std::move(source));
+  state_ = std::make_unique<zero::TrainState>(*parameters_, device_, std::move(source));
 }
 
-zero::ParameterState& Model::state_as_it_is() {
+zero::TrainState& Model::state_as_it_is() {
   DS_CHECK(state_, Code::kState,
            "this is a copy prepared for inference, without fp32 weights; train, change or save the "
            "model "
@@ -85,22 +85,22 @@ zero::ParameterState& Model::state_as_it_is() {
 
 nn::ParameterReader& Model::weights() {
   if (inference_) return *inference_;
-  return state();
+  return state().weights();
 }
 
 bool Model::writes_files() const {
-  return state_ == nullptr || !state_->shared() || state_->comm()->rank() == 0;
+  return state_ == nullptr || !state_->shared() || state_->arrays().comm->rank() == 0;
 }
 
 Tensor Model::read(const OpContext& ctx, nn::ParamId id) {
-  return inference_ ? inference_->read(ctx, id) : state().read_master(ctx, id);
+  return inference_ ? inference_->read(ctx, id) : state().masters().read(ctx, id);
 }
 
 Tensor Model::get(const std::string& name) {
   const nn::ParamId id = parameters().find(name);
   // One tensor is no reason to make all weights.
   const Tensor master =
-      inference_ ? read(context(), id) : state_as_it_is().read_master(context(), id);
+      inference_ ? read(context(), id) : state_as_it_is().masters().read(context(), id);
   return copied_to_host(master, host_);
 }
 
@@ -111,13 +111,13 @@ void Model::set(const std::string& name, const Tensor& value) {
   DS_CHECK(
       !step_open_, Code::kState,
       "weights cannot be set between forward and backward, nor while they are fetched or gathered");
-  state().write_master(context(), id, to_device(value, device_));
+  state().masters().write(context(), id, to_device(value, device_));
 }
 
 void Model::attach_engine() {
   DS_CHECK(!has_engine_, Code::kState,
            "the model is trained by another engine; destroy that engine first");
-  state_as_it_is().check_not_lost();  // and throws when the model cannot train any more
+  state_as_it_is().weights().check_not_lost();  // and throws when the model cannot train any more
   has_engine_ = true;
 }
 

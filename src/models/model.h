@@ -10,7 +10,7 @@
 #include "models/inference_weights.h"
 #include "models/lora.h"
 #include "models/weight_loaders.h"
-#include "zero/parameter_state.h"
+#include "zero/train_state.h"
 
 namespace ds::models {
 
@@ -30,9 +30,9 @@ class Model {
   const Architecture& architecture() const;
   const nn::ParameterSet& parameters() const { return *parameters_; }
   // The weights as training and files see them; throws kState for a prepared copy.
-  zero::ParameterState& state();
+  zero::TrainState& state();
   // The same without making weights that do not exist yet.
-  zero::ParameterState& state_as_it_is();
+  zero::TrainState& state_as_it_is();
   // Weights come from there from now on; no engine may hold the model.
   void set_weight_loader(std::shared_ptr<const zero::WeightLoader> source);
   // The weights as a forward pass without training sees them.
@@ -137,8 +137,8 @@ class Model {
   std::unique_ptr<Architecture> architecture_;
   std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
   std::shared_ptr<Device> host_, device_;
-  std::unique_ptr<Stream> caller_stream_;        // of device_
-  std::unique_ptr<zero::ParameterState> state_;  // null in a prepared copy
+  std::unique_ptr<Stream> caller_stream_;    // of device_
+  std::unique_ptr<zero::TrainState> state_;  // null in a prepared copy
   std::unique_ptr<InferenceWeights> inference_;
   std::unique_ptr<ThreadPool> pool_;
   std::optional<LoraOptions> lora_;

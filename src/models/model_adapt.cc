@@ -40,31 +40,31 @@ void Model::check_free(const char* what) const {
   DS_CHECK(!has_engine_, Code::kState, what,
            " while an engine trains the model; destroy that engine first");
   DS_CHECK(!prepared(), Code::kState, what, ": the model is prepared for inference already");
-  state_->check_not_lost();
+  state_->weights().check_not_lost();
 }
 
 void Model::rebuild(nn::ParameterSet parameters, std::shared_ptr<const zero::WeightLoader> rest) {
   for (nn::ParamId id = 0; id < parameters_->size(); ++id) {
-    DS_CHECK(!state_->borrowed().has(id), Code::kState, (*parameters_)[id].name,
+    DS_CHECK(!state_->weights().borrowed().has(id), Code::kState, (*parameters_)[id].name,
              " lies in lent memory: say when you register parameters which of them train");
   }
   auto set = std::make_unique<nn::ParameterSet>(std::move(parameters));
   const nn::ParamId kept = std::min(set->size(), parameters_->size());
-  std::unique_ptr<zero::ParameterState> state;
-  if (state_->loader()) {
-    state = std::make_unique<zero::ParameterState>(
-        *set, device_, joined_weights(state_->loader(), kept, std::move(rest)));
+  std::unique_ptr<zero::TrainState> state;
+  if (state_->masters().loader()) {
+    state = std::make_unique<zero::TrainState>(
+        *set, device_, joined_weights(state_->masters().loader(), kept, std::move(rest)));
   } else {
-    state = std::make_unique<zero::ParameterState>(*set, device_);
+    state = std::make_unique<zero::TrainState>(*set, device_);
     const OpContext ctx = context();
     for (nn::ParamId id = kept; rest && id < set->size(); ++id) {
       const nn::Parameter& p = (*set)[id];
-      Tensor out = state->master(id).view({p.shape.elements()});
+      Tensor out = state->masters().view(id).view({p.shape.elements()});
       if (out.elements() > 0) zero::fill_weights(*rest, ctx, id, p, 0, out);
     }
   }
-  for (nn::ParamId id = 0; !state->loader() && id < kept; ++id) {
-    const Tensor from = state_->master(id), to = state->master(id);
+  for (nn::ParamId id = 0; !state->masters().loader() && id < kept; ++id) {
+    const Tensor from = state_->masters().view(id), to = state->masters().view(id);
     DS_CHECK(from.shape() == to.shape(), Code::kInternal, "a parameter changed its shape");
     copy_tensor(from, to);
   }
@@ -182,13 +182,13 @@ void Model::add_lora(const LoraOptions& options) {
 void Model::merge_lora() {
   check_free("adapters cannot be merged");
   DS_CHECK(lora_, Code::kState, "the model carries no adapters");
-  zero::ParameterState& weights = state();
-  const OpContext ctx = weights.state_context(context());
+  zero::TrainState& weights = state();
+  const OpContext ctx = weights.arrays().state_context(context());
   for (nn::ParamId id = 0; id < parameters().size(); ++id) {
     const nn::Adapter* adapter = parameters().adapter(id);
     if (adapter == nullptr) continue;
-    const Tensor a = weights.master(adapter->a);
-    const Tensor b = to_host(weights.master(adapter->b), host_);
+    const Tensor a = weights.masters().view(adapter->a);
+    const Tensor b = to_host(weights.masters().view(adapter->b), host_);
     const int64_t out = b.size(0), rank = b.size(1);
     // w += b a is the weight gradient of rows a under outputs b^T, scaled.
     const Tensor transposed = host_context().workspace(DType::kFloat32, {rank, out});
@@ -197,7 +197,7 @@ void Model::merge_lora() {
         transposed.data<float>()[r * out + o] = adapter->scale * b.data<float>()[o * rank + r];
       }
     }
-    Tensor w = weights.master(id);
+    Tensor w = weights.masters().view(id);
     ops::linear_grad_weight(ctx, to_device(transposed, ctx.device), a, w);
   }
   remove_lora();

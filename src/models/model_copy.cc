@@ -21,8 +21,8 @@ std::shared_ptr<Model> Model::copy() {
            "tensors of this one (ds_model_get_parameter)");
   const std::shared_ptr<Model> out = alike();
   for (nn::ParamId id = 0; id < parameters().size(); ++id) {
-    const Tensor master = state_as_it_is().read_master(context(), id);
-    out->state().write_master(out->context(), id, master);
+    const Tensor master = state_as_it_is().masters().read(context(), id);
+    out->state().masters().write(out->context(), id, master);
   }
   return out;
 }

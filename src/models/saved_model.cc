@@ -145,7 +145,7 @@ void save_model(Model& model, const fs::path& folder, const std::string& tag,
                 const std::string& writer_name) {
   if (!model.writes_files()) {
     for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-      model.state().read_master(model.context(), id);
+      model.state().masters().read(model.context(), id);
     }
     return;
   }
@@ -156,7 +156,7 @@ void save_model(Model& model, const fs::path& folder, const std::string& tag,
   CheckpointWriter writer(options);
   const OpContext ctx = model.context();
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const Tensor master = to_host(model.state().read_master(ctx, id), model.host());
+    const Tensor master = to_host(model.state().masters().read(ctx, id), model.host());
     writer.part().add_tensor(
         parameter_meta(model.parameters()[id], TensorKind::kMaster),
         {static_cast<const std::byte*>(master.raw()), static_cast<size_t>(master.bytes())});

@@ -1,6 +1,6 @@
 // The optimizer's state in the host's memory beside a GPU that trains (ZeRO-Offload, Ren et al.,
 // arXiv:2101.06840): how gradients come from the GPU to it and weights go back, beside the GPU's
-// computation. Whoever holds the arrays (ParameterState) calls it from one thread.
+// computation. Whoever holds the arrays (StateArrays) calls it from one thread.
 #pragma once
 
 #include <deque>

@@ -71,8 +71,9 @@ TEST_F(OffloadFaults, WeightsThatDoNotArriveAreSentAgain) {
         EXPECT_TRUE(same_bits(states_of(*engine), states_of(*calm)));
         if (good == 1) {
           stand_in::fail_next("cudaMemcpyAsync", cudaErrorIllegalAddress);
-          EXPECT_THAT(error_of(Code::kDevice, [&] { engine->model()->state().acquire(0); }),
-                      HasSubstr("cudaErrorIllegalAddress"));
+          EXPECT_THAT(
+              error_of(Code::kDevice, [&] { engine->model()->state().weights().acquire(0); }),
+              HasSubstr("cudaErrorIllegalAddress"));
         }
         expect_weights_follow(*engine);
       }

@@ -306,9 +306,9 @@ TEST_F(Offload, TheModelGoesOnWithoutTheEngine) {
     EXPECT_TRUE(same_bits(flat(model->get(name)), flat(value)));
     train(offload, 2);
     {
-      const Tensor weight = model->state().acquire(0);  // to the GPU
+      const Tensor weight = model->state().weights().acquire(0);  // to the GPU
       EXPECT_FALSE(on_host(weight));
-      model->state().release(0);
+      model->state().weights().release(0);
     }
     last = weights_of(*model);
     Json plain = offload;

@@ -52,16 +52,16 @@ inline StepReport step_with_random_gradients(Engine& engine, uint64_t seed) {
 // What the GPU computes with are the masters, rounded to its type.
 inline void expect_weights_follow(Engine& engine) {
   models::Model& model = *engine.model();
-  zero::ParameterState& state = model.state();
+  zero::TrainState& state = model.state();
   const OpContext host{model.host(), model.context().pool};
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const Tensor there = state.acquire(id);
+    const Tensor there = state.weights().acquire(id);
     EXPECT_FALSE(on_host(there));
     const Tensor weight = copied_to_host(there, model.host());
-    state.release(id);
+    state.weights().release(id);
     Tensor rounded = Tensor::empty(model.host(), weight.dtype(), weight.shape(), MemoryTag::kOther);
     const Tensor master = model.get(model.parameters()[id].name);
-    if (state.flat().low_halves) {
+    if (state.arrays().flat.low_halves) {
       Tensor low = Tensor::empty(model.host(), DType::kUInt16, weight.shape(), MemoryTag::kOther);
       ops::split_masters(host, master, rounded, low);
     } else {

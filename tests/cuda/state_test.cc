@@ -280,7 +280,8 @@ TEST_F(GpuState, WhatAGpuDoesNotDo) {
   const auto own = models::Model::from_parameters(std::move(set));
   own->set_device(make_cuda_device(0));
   own->set_device(make_cpu_device());
-  own->state().borrowed().add(0, random_tensor(*std::make_unique<std::mt19937_64>(1), {4}));
+  own->state().weights().borrowed().add(0,
+                                        random_tensor(*std::make_unique<std::mt19937_64>(1), {4}));
   EXPECT_THAT(error_of(Code::kUnsupported, [&] { own->set_device(make_cuda_device(0)); }),
               HasSubstr("lent"));
   EXPECT_THAT(error_of(Code::kInvalidArgument, [&] { open_device("cuda:99"); }),

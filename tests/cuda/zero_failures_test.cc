@@ -95,7 +95,7 @@ TEST_F(GpuZeroFailures, ARankThatStopsIsNamed) {
         stage,
         [](Engine& engine, int rank, int step) {
           if (rank != 1 || step != 1) return;
-          const Communicator& comm = *engine.model()->state().comm();
+          const Communicator& comm = *engine.model()->state().arrays().comm;
           for (int i = 0; i < 400 && comm.state() == Communicator::State::kActive; ++i) {
             std::this_thread::sleep_for(50ms);
           }

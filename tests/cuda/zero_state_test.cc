@@ -5,6 +5,7 @@
 #include "cuda/zero_world.h"
 #include "models/saved_model.h"
 #include "models/weights.h"
+#include "zero/weight_checks.h"
 
 namespace ds::gpu_zero {
 namespace {
@@ -223,15 +224,15 @@ TEST_F(GpuZero, SanityChecks) {
                   tiny_model()};
     on_ranks(Where::kGpus, run, [&](Engine& engine, Communicator& comm) {
       EXPECT_TRUE(engine.train_batch().applied);
-      zero::ParameterState& state = engine.model()->state();
+      zero::TrainState& state = engine.model()->state();
       if (comm.rank() == 1) {
-        const Tensor one = state.flat().masters.data.slice(0, 3, 4);
+        const Tensor one = state.arrays().flat.masters.data.slice(0, 3, 4);
         const float value = 1e3f;
         copy_from_host(&value, one);
       }
       const auto check = [&] {
         ThreadPool pool(1);
-        state.check_weights({engine.model()->device(), &pool});
+        zero::check_weights({engine.model()->device(), &pool}, state.arrays(), state.weights());
       };
       if (comm.rank() == 1) {
         EXPECT_THAT(error_of(Code::kState, check), HasSubstr("are not their masters"));

@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ["src/optim", "src/zero", "src/checkpoint", "src/config"]
 # Programs of GoogleTest whose suites are tried.
 PROGRAMS = ["unit_optim", "unit_config", "unit_checkpoint", "unit_zero", "unit_zero_groups", "unit_engine",
-            "properties_zero", "prop_training", "prop_checkpoints", "prop_durability", "capi_abi"]
+            "properties_zero", "prop_training", "prop_checkpoints", "prop_durability", "capi_abi", "emulated_offload"]
 
 
 @dataclasses.dataclass

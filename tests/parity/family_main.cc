@@ -50,8 +50,8 @@ class Inputs {
 void write_outputs(models::Model& model, const Inputs& inputs, const std::string& path) {
   const models::Architecture& a = model.architecture();
   const Tensor out = a.info().head == models::Head::kNone
-                         ? infer::batch_hidden(model.context(), model.state(), a, inputs.batch())
-                         : infer::batch_logits(model.context(), model.state(), a, inputs.batch());
+                         ? infer::batch_hidden(model.context(), model.weights(), a, inputs.batch())
+                         : infer::batch_logits(model.context(), model.weights(), a, inputs.batch());
   const std::vector<int64_t> shape(out.shape().sizes().begin(), out.shape().sizes().end());
   write_safetensors(
       path, {{"outputs",
@@ -66,10 +66,10 @@ void train(models::Model& model, const Inputs& inputs, int steps, double rate) {
   const int64_t valid = info.head == models::Head::kClassification ? info.classes : info.vocab_size;
   const Tensor labels = inputs.get("labels");
   for (int step = 0; step < steps; ++step) {
-    model.state().allocate_gradients();
+    model.state().gradients().allocate();
     nn::TapeOptions options;
     options.step = static_cast<uint32_t>(step);
-    nn::Tape tape(ctx, model.state(), &model.state(), options);
+    nn::Tape tape(ctx, model.state().weights(), &model.state().gradients(), options);
     const nn::Value logits = model.architecture().logits(tape, inputs.batch(), {});
     int64_t counted = 0;
     const nn::Value loss = nn::cross_entropy(tape, logits, labels, valid, counted);
@@ -80,14 +80,14 @@ void train(models::Model& model, const Inputs& inputs, int steps, double rate) {
     tape.backward();
     for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
       if (!model.parameters()[id].trainable) continue;
-      float* const w = model.state().master(id).data<float>();
-      const Tensor gradient = model.state().gradient_view(id);
+      float* const w = model.state().masters().view(id).data<float>();
+      const Tensor gradient = model.state().gradients().view(id);
       const float* const g = gradient.data<float>();
       for (int64_t i = 0; i < gradient.elements(); ++i) w[i] -= static_cast<float>(rate) * g[i];
     }
-    model.state().masters_changed(ctx);
+    model.state().weights().follow_masters(ctx);
   }
-  model.state().free_gradients();
+  model.state().gradients().free();
 }
 
 int run(std::span<char*> args) {

@@ -131,7 +131,7 @@ TEST(TiedOwnParameters, AreStoredOnceUnderBothNames) {
     set.add(p);
     auto model = models::Model::from_parameters(std::move(set));
     for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-      const Tensor master = model->state().master(id);
+      const Tensor master = model->state().masters().view(id);
       for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] = noise(id, i);
     }
     return model;

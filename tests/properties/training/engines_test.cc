@@ -43,7 +43,7 @@ std::shared_ptr<models::Model> vector_model(int64_t size, float value) {
   p.shape = Shape{size};
   set.add(p);
   auto model = models::Model::from_parameters(std::move(set));
-  const Tensor master = model->state().master(0);
+  const Tensor master = model->state().masters().view(0);
   std::fill(master.data<float>(), master.data<float>() + size, value);
   return model;
 }

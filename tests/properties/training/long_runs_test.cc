@@ -82,7 +82,7 @@ TEST_P(LargeTensors, StayWithinAMillionth) {
   set.add(p);
   const auto model = models::Model::from_parameters(std::move(set));
   std::vector<State> wanted(kElements);
-  const Tensor master = model->state().master(0);
+  const Tensor master = model->state().masters().view(0);
   for (int64_t i = 0; i < kElements; ++i) {
     master.data<float>()[i] = noise(1, i) / 8;
     wanted[static_cast<size_t>(i)].p = double{master.data<float>()[i]};

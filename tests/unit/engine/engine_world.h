@@ -80,7 +80,7 @@ inline std::vector<float> flat(const Tensor& tensor) {
   return {tensor.data<float>(), tensor.data<float>() + tensor.elements()};
 }
 inline std::vector<float> weights(Engine& engine) {
-  return flat(engine.model()->state().masters());
+  return flat(engine.model()->state().masters().all());
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {

@@ -80,7 +80,7 @@ class Fp8Layer : public ::testing::Test {
     other_ = parameters_.add(weight);
     state_.emplace(parameters_, device_);
     state_->set_compute_type(ctx_, DType::kBFloat16);
-    state_->allocate_gradients(ctx_, DType::kFloat32);
+    state_->gradients().allocate(ctx_, DType::kFloat32);
   }
 
   Tensor random_bf16(const Shape& shape, double deviation) {
@@ -93,9 +93,9 @@ class Fp8Layer : public ::testing::Test {
   }
   void set_weights(double deviation) {
     std::normal_distribution<float> normal(0, static_cast<float>(deviation));
-    Tensor& masters = state_->masters();
+    Tensor& masters = state_->masters().all();
     for (int64_t i = 0; i < masters.elements(); ++i) masters.data<float>()[i] = normal(random_);
-    state_->masters_changed(ctx_);
+    state_->weights().follow_masters(ctx_);
   }
   static Numbers numbers(const Tensor& x) {
     Numbers out;
@@ -131,7 +131,7 @@ class Fp8Layer : public ::testing::Test {
   OpContext ctx_{device_, &pool_};
   nn::ParameterSet parameters_;
   nn::ParamId w_ = 0, b_ = 0, other_ = 0;
-  std::optional<zero::ParameterState> state_;
+  std::optional<zero::TrainState> state_;
 };
 
 // Several steps of two micro batches, whose numbers grow and shrink by powers of 16 between steps,
@@ -144,64 +144,64 @@ TEST_F(Fp8Layer, FollowsAnEmulationInDoublePrecision) {
       options.gradients = hybrid ? Fp8Format::kE5M2 : Fp8Format::kE4M3;
       options.history = 2;
       options.most_recent = most_recent;
-      state_->set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, options));
+      state_->weights().set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, options));
       Emulated of_x(Fp8Format::kE4M3, 2, most_recent), of_w(Fp8Format::kE4M3, 2, most_recent),
           of_dy(options.gradients, 2, most_recent);
       for (const int power : {0, 4, -4, -8, 0, 0, 8}) {
         const double size = std::ldexp(1.0, power);
         set_weights(size / 4);
-        const Numbers bias = numbers(state_->model_view(b_));
+        const Numbers bias = numbers(state_->weights().view(b_));
         Numbers dw(kOut * kIn), db(kOut);
         for (int micro = 0; micro < 2; ++micro) {
-          nn::Tape tape(ctx_, *state_, &*state_, {});
-          state_->begin_pass();
+          nn::Tape tape(ctx_, state_->weights(), &state_->gradients(), {});
+          state_->weights().begin_pass();
           const nn::Value x = tape.make_value(random_bf16({2, kRows / 2, kIn}, size));
           const nn::Value y = nn::linear(tape, x, w_, b_);
           const Numbers x8 = of_x.cast(numbers(x.data));
-          const Numbers w8 = of_w.cast(numbers(state_->model_view(w_)));
+          const Numbers w8 = of_w.cast(numbers(state_->weights().view(w_)));
           expect_product(y.data, kRows, kOut, kIn, x8, false, w8, true, bias, {});
           const Tensor dy = random_bf16(y.data.shape(), 1e-3 * size);
           y.slot->add(ctx_, dy, true);
           tape.backward();
           state_->finish_backward();
-          state_->end_pass();
+          state_->weights().end_pass();
           const Numbers dy8 = of_dy.cast(numbers(dy));
           expect_product(x.slot->gradient(), kRows, kIn, kOut, dy8, false, w8, false, {}, {});
-          const Tensor sum = state_->gradient(w_);
+          const Tensor sum = state_->gradients().gradient(w_);
           expect_product(sum, kOut, kIn, kRows, dy8, true, x8, false, {}, dw);
           dw = numbers(sum);
           const Numbers raw = numbers(dy);
           for (size_t i = 0; i < raw.size(); ++i) db[i % kOut] += raw[i];
         }
-        const Numbers bias_gradient = numbers(state_->gradient(b_));
+        const Numbers bias_gradient = numbers(state_->gradients().gradient(b_));
         for (size_t i = 0; i < db.size(); ++i) EXPECT_NEAR(bias_gradient[i], db[i], 1e-5 * size);
-        state_->fp8()->finish_step(ctx_);
+        state_->weights().fp8()->finish_step(ctx_);
         of_x.finish_step();
         of_w.finish_step();
         of_dy.finish_step();
-        const Tensor saved = state_->fp8()->saved(w_, device_);
+        const Tensor saved = state_->weights().fp8()->saved(w_, device_);
         std::vector<float> expected = of_x.saved();
         for (const Emulated* other : {&of_w, &of_dy}) {
           const std::vector<float> row = other->saved();
           expected.insert(expected.end(), row.begin(), row.end());
         }
         EXPECT_EQ(flat(saved), expected);
-        state_->clear_gradients(ctx_);
+        state_->gradients().clear(ctx_);
       }
-      state_->set_fp8(nullptr);
+      state_->weights().set_fp8(nullptr);
     }
   }
 }
 
 // Queries, keys and values, say.
 TEST_F(Fp8Layer, LayersThatReadOneTensorShareItsCodes) {
-  state_->set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
+  state_->weights().set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
   const auto input_scale = [&](nn::ParamId id) {
-    return flat(state_->fp8()->saved(id, device_))[0];
+    return flat(state_->weights().fp8()->saved(id, device_))[0];
   };
   set_weights(0.1);
-  nn::Tape tape(ctx_, *state_, &*state_, {});
-  state_->begin_pass();
+  nn::Tape tape(ctx_, state_->weights(), &state_->gradients(), {});
+  state_->weights().begin_pass();
   const nn::Value x = tape.make_value(random_bf16({kRows, kIn}, 1));
   nn::linear(tape, x, w_, b_);
   const nn::Value y = nn::linear(tape, x, other_, nn::kNoParam);
@@ -209,19 +209,19 @@ TEST_F(Fp8Layer, LayersThatReadOneTensorShareItsCodes) {
   EXPECT_EQ(input_scale(other_), 0);
   Emulated of_x(Fp8Format::kE4M3, 1, false), of_w = of_x, of_dy(Fp8Format::kE5M2, 1, false);
   const Numbers x8 = of_x.cast(numbers(x.data)),
-                w8 = of_w.cast(numbers(state_->model_view(other_)));
+                w8 = of_w.cast(numbers(state_->weights().view(other_)));
   expect_product(y.data, kRows, kOut, kIn, x8, false, w8, true, {}, {});
   const Tensor dy = random_bf16(y.data.shape(), 1);
   y.slot->add(ctx_, dy, true);
   tape.backward();
   state_->finish_backward();
-  expect_product(state_->gradient(other_), kOut, kIn, kRows, of_dy.cast(numbers(dy)), true, x8,
-                 false, {}, Numbers(kOut * kIn));
+  expect_product(state_->gradients().gradient(other_), kOut, kIn, kRows, of_dy.cast(numbers(dy)),
+                 true, x8, false, {}, Numbers(kOut * kIn));
   // A part of it is another tensor.
-  nn::Tape second(ctx_, *state_, &*state_, {});
+  nn::Tape second(ctx_, state_->weights(), &state_->gradients(), {});
   nn::linear(second, second.make_value(x.data.slice(0, 0, 8)), other_, nn::kNoParam);
   EXPECT_GT(input_scale(other_), 0);
-  state_->end_pass();
+  state_->weights().end_pass();
 }
 
 // An MLP whose casts apply the function and its derivative has the bits of its layers one after
@@ -236,7 +236,7 @@ TEST_F(Fp8Layer, AnMlpIsItsLayersOneAfterAnother) {
   }();
   state_.emplace(parameters_, device_);
   state_->set_compute_type(ctx_, DType::kBFloat16);
-  state_->allocate_gradients(ctx_, DType::kFloat32);
+  state_->gradients().allocate(ctx_, DType::kFloat32);
   set_weights(0.2);
   std::vector<Tensor> xs, dys;
   for (int step = 0; step < 3; ++step) {
@@ -247,11 +247,12 @@ TEST_F(Fp8Layer, AnMlpIsItsLayersOneAfterAnother) {
   for (const Way way : {Way::kGelu, Way::kGated}) {
     std::vector<std::vector<float>> seen[2];
     for (const bool fused : {false, true}) {
-      state_->set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
+      state_->weights().set_fp8(
+          std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
       std::vector<std::vector<float>>& out = seen[fused ? 1 : 0];
       for (size_t step = 0; step < xs.size(); ++step) {
-        nn::Tape tape(ctx_, *state_, &*state_, {});
-        state_->begin_pass();
+        nn::Tape tape(ctx_, state_->weights(), &state_->gradients(), {});
+        state_->weights().begin_pass();
         const nn::Value x = tape.make_value(xs[step]);
         const nn::Projection p{down, nn::kNoParam};
         nn::Value y;
@@ -271,28 +272,28 @@ TEST_F(Fp8Layer, AnMlpIsItsLayersOneAfterAnother) {
         y.slot->add(ctx_, dys[step], false);
         tape.backward();
         state_->finish_backward();
-        state_->end_pass();
+        state_->weights().end_pass();
         out.push_back(float_numbers(y.data));
         out.push_back(float_numbers(x.slot->gradient()));
         for (const nn::ParamId id : {w_, b_, other_, down}) {
           if (way == Way::kGelu && id == other_) continue;
-          out.push_back(float_numbers(state_->gradient(id)));
+          out.push_back(float_numbers(state_->gradients().gradient(id)));
         }
-        state_->fp8()->finish_step(ctx_);
+        state_->weights().fp8()->finish_step(ctx_);
         for (const nn::ParamId id : {w_, down}) {
-          out.push_back(flat(state_->fp8()->saved(id, device_)));
+          out.push_back(flat(state_->weights().fp8()->saved(id, device_)));
         }
-        state_->clear_gradients(ctx_);
+        state_->gradients().clear(ctx_);
       }
-      state_->set_fp8(nullptr);
+      state_->weights().set_fp8(nullptr);
     }
     EXPECT_EQ(seen[0], seen[1]);
   }
 }
 
 TEST_F(Fp8Layer, StateFromACheckpointIsChecked) {
-  state_->set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
-  nn::Fp8Linears& fp8 = *state_->fp8();
+  state_->weights().set_fp8(std::make_unique<nn::Fp8Linears>(ctx_, parameters_, nn::Fp8Options{}));
+  nn::Fp8Linears& fp8 = *state_->weights().fp8();
   const auto numbers_of = [&](float scale, float amax, float old) {
     Tensor out = Tensor::zeros(device_, DType::kFloat32, {3, 5}, MemoryTag::kOther);
     for (int64_t role = 0; role < 3; ++role) {
@@ -383,7 +384,7 @@ Json fp8_config(const Json& more = Json::object()) {
 }
 std::vector<float> scaling_of(Engine& engine) {
   std::vector<float> out;
-  const nn::Fp8Linears& fp8 = *engine.model()->state().fp8();
+  const nn::Fp8Linears& fp8 = *engine.model()->state().weights().fp8();
   for (const nn::ParamId id : fp8.weights()) {
     const std::vector<float> one = flat(fp8.saved(id, engine.model()->host()));
     out.insert(out.end(), one.begin(), one.end());
@@ -397,7 +398,7 @@ TEST(Fp8Training, FollowsBf16) {
     SCOPED_TRACE(model.at("model_type").get<std::string>());
     const auto fp8 = make_engine(fp8_config(), model);
     const auto bf16 = make_engine(fp8_config({{"fp8", {{"enabled", false}}}}), model);
-    EXPECT_EQ(fp8->model()->state().fp8()->weights().size(),
+    EXPECT_EQ(fp8->model()->state().weights().fp8()->weights().size(),
               model.at("model_type") == "gpt2" ? 8U : 14U);
     double first = 0, last = 0;
     bool differs = false;

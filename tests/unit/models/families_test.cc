@@ -77,8 +77,8 @@ class Families : public ::testing::TestWithParam<Case> {
   Tensor outputs(Model& model) const {
     const Architecture& a = model.architecture();
     return a.info().head == Head::kNone
-               ? infer::batch_hidden(model.context(), model.state(), a, batch(model))
-               : infer::batch_logits(model.context(), model.state(), a, batch(model));
+               ? infer::batch_hidden(model.context(), model.weights(), a, batch(model))
+               : infer::batch_logits(model.context(), model.weights(), a, batch(model));
   }
   // The largest difference over positions that are not padding.
   double distance(Model& model, const Tensor& actual) const {
@@ -115,8 +115,8 @@ TEST_P(Families, GreedyContinuationMatchesTransformers) {
   options.max_tokens = 12;
   const std::span<const int32_t> prompt(ids.data<int32_t>(), 6);
   const auto generate = [&] {
-    return infer::generate(model->context(), model->state(), model->architecture(), prompt, options,
-                           nullptr);
+    return infer::generate(model->context(), model->weights(), model->architecture(), prompt,
+                           options, nullptr);
   };
   if (!want) {
     EXPECT_THROW(generate(), Error);
@@ -133,7 +133,7 @@ TEST_P(Families, ExportIsWholeShardedAndHoldsTiedWeightsOnce) {
     export_model(*model, scratch.path(), DType::kFloat32, limit);
     EXPECT_EQ(fs::exists(scratch.path() / "model.safetensors.index.json"), limit > 0);
     const auto back = open_model(scratch.path());
-    const Tensor &a = model->state().masters(), &b = back->state().masters();
+    const Tensor &a = model->state().masters().all(), &b = back->state().masters().all();
     EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
     const SafetensorsModel files(scratch.path());
     int64_t bytes = 0;
@@ -159,10 +159,10 @@ TEST_P(Families, PackedSegmentsGiveWhatSingleTextsGive) {
     whole.position_ids.data<int32_t>()[i] = static_cast<int32_t>(i < cut ? i : i - cut);
   }
   const auto run = [&](const Batch& batch) {
-    return info.head == Head::kNone
-               ? infer::batch_hidden(model->context(), model->state(), model->architecture(), batch)
-               : infer::batch_logits(model->context(), model->state(), model->architecture(),
-                                     batch);
+    return info.head == Head::kNone ? infer::batch_hidden(model->context(), model->weights(),
+                                                          model->architecture(), batch)
+                                    : infer::batch_logits(model->context(), model->weights(),
+                                                          model->architecture(), batch);
   };
   const Tensor packed = run(whole);
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, cut}, {cut, length}}) {
@@ -265,7 +265,7 @@ TEST(FamilyNames, FilesMaySpellThemInEveryKnownWay) {
   const auto same = [](const Case& c, const auto& names) {
     const Scratch scratch;
     const auto plain = open_case(c), other = open_model(respelled(scratch, c, names));
-    const Tensor &a = plain->state().masters(), &b = other->state().masters();
+    const Tensor &a = plain->state().masters().all(), &b = other->state().masters().all();
     EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0) << c.folder;
   };
   using Names = std::vector<std::string>;

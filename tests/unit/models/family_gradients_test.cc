@@ -115,7 +115,7 @@ TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
   const double loss = run_pass(*model, data, {0, 2});
   Weights weights;
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-    const std::vector<float> w = values(model->state().master(id));
+    const std::vector<float> w = values(model->state().masters().view(id));
     weights[model->parameters()[id].name] = {w.begin(), w.end()};
   }
   // fp32 against double: a mean of sums of a few hundred rounded terms.
@@ -123,7 +123,7 @@ TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
     const std::string& name = model->parameters()[id].name;
     Vector& w = weights[name];
-    const std::vector<float> gradient = values(model->state().gradient_view(id));
+    const std::vector<float> gradient = values(model->state().gradients().view(id));
     // A random direction tests every element of the tensor at once.
     std::normal_distribution<double> normal;
     Vector direction(w.size());
@@ -157,10 +157,10 @@ TEST_P(FamilyGradients, CheckpointingAndThreadsGiveTheSameBits) {
   disturb(*model, random);
   const Texts data = texts(random, 4);
   const double loss = run_pass(*model, data);
-  const std::vector<float> expected = values(model->state().gradients());
+  const std::vector<float> expected = values(model->state().gradients().all());
   for (const Pass& pass : {Pass{0, 2}, Pass{1, 1}, Pass{2, 3}}) {
     EXPECT_EQ(run_pass(*model, data, pass), loss) << pass.segments;
-    EXPECT_EQ(values(model->state().gradients()), expected)
+    EXPECT_EQ(values(model->state().gradients().all()), expected)
         << pass.segments << " segments, " << pass.threads << " threads";
   }
 }

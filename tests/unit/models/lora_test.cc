@@ -70,17 +70,18 @@ TEST_F(Lora, FreshAdaptersChangeNothingAndFreezeTheRest) {
   const Texts texts = random_texts(random, 2, 9, 29);
   const double before = run_pass(*model, texts);
   const auto base = model->parameters().size();
-  const std::vector<float> kept = values(model->state().master(3));
+  const std::vector<float> kept = values(model->state().masters().view(3));
   model->add_lora(options_for({"all-linear"}));
   EXPECT_EQ(run_pass(*model, texts), before);
-  EXPECT_EQ(values(model->state().master(3)), kept);
+  EXPECT_EQ(values(model->state().masters().view(3)), kept);
   EXPECT_EQ(model->parameters().size(), base + 2 * 2 * 7);
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
     EXPECT_EQ(model->parameters()[id].trainable, id >= base) << model->parameters()[id].name;
   }
   const auto again = Model::create(llama_config(), 5);
   again->add_lora(options_for({"all-linear"}));
-  EXPECT_EQ(values(again->state().master(base)), values(model->state().master(base)));
+  EXPECT_EQ(values(again->state().masters().view(base)),
+            values(model->state().masters().view(base)));
   model->remove_lora();
   EXPECT_EQ(model->parameters().size(), base);
   EXPECT_TRUE(model->parameters()[0].trainable);
@@ -106,9 +107,10 @@ TEST_F(Lora, GradientsFollowFromThoseOfTheMergedWeights) {
     const nn::Adapter* adapter = model->parameters().adapter(id);
     if (adapter == nullptr) continue;
     EXPECT_FLOAT_EQ(adapter->scale, static_cast<float>(5 / std::sqrt(3.0)));
-    zero::ParameterState& s = model->state();
-    kept.push_back({id, values(s.master(adapter->a)), values(s.master(adapter->b)),
-                    values(s.gradient_view(adapter->a)), values(s.gradient_view(adapter->b))});
+    zero::TrainState& s = model->state();
+    kept.push_back({id, values(s.masters().view(adapter->a)), values(s.masters().view(adapter->b)),
+                    values(s.gradients().view(adapter->a)),
+                    values(s.gradients().view(adapter->b))});
   }
   ASSERT_EQ(kept.size(), 6u);
   model->merge_lora();
@@ -116,7 +118,7 @@ TEST_F(Lora, GradientsFollowFromThoseOfTheMergedWeights) {
   EXPECT_NEAR(run_pass(*model, texts), loss, 2e-6 * std::abs(loss));
   const double scale = options.scale();
   for (const Kept& k : kept) {
-    const Tensor dw = model->state().gradient_view(k.weight);
+    const Tensor dw = model->state().gradients().view(k.weight);
     const int64_t out = dw.size(0), in = dw.size(1), rank = 3;
     const auto at = [](const std::vector<float>& m, int64_t row, int64_t columns, int64_t column) {
       return double{m[static_cast<size_t>(row * columns + column)]};
@@ -150,10 +152,10 @@ TEST_F(Lora, DropoutIsReplayedByCheckpointing) {
   disturb(*model, random);
   const Texts texts = random_texts(random, 3, 11, 29);
   const double loss = run_pass(*model, texts);
-  const std::vector<float> expected = values(model->state().gradients());
+  const std::vector<float> expected = values(model->state().gradients().all());
   for (const Pass& pass : {Pass{0, 2}, Pass{1, 1}, Pass{2, 3}}) {
     EXPECT_EQ(run_pass(*model, texts, pass), loss);
-    EXPECT_EQ(values(model->state().gradients()), expected) << pass.segments << " segments";
+    EXPECT_EQ(values(model->state().gradients().all()), expected) << pass.segments << " segments";
   }
 }
 
@@ -192,7 +194,9 @@ TEST_F(Lora, FoldersHoldAdaptersAndTrainedHeadsOnly) {
     EXPECT_EQ(a.name, b.name);
     EXPECT_EQ(a.trainable, b.trainable) << a.name;
     if (a.trainable) {
-      EXPECT_EQ(values(model->state().master(id)), values(other->state().master(id))) << a.name;
+      EXPECT_EQ(values(model->state().masters().view(id)),
+                values(other->state().masters().view(id)))
+          << a.name;
     }
   }
   EXPECT_THAT(refused(Code::kState, [&] { load_lora(*other, folder_); }), HasSubstr("already"));
@@ -240,12 +244,13 @@ TEST_F(Lora, FreezingKeepsValuesAndStopsGradients) {
   const Texts texts = random_texts(random, 2, 9, 29);
   const double loss = run_pass(*model, texts);
   const nn::ParamId id = model->parameters().find("layers.1.mlp.up_proj.weight");
-  const std::vector<float> gradient = values(model->state().gradient_view(id));
+  const std::vector<float> gradient = values(model->state().gradients().view(id));
   EXPECT_EQ(model->set_trainable({"*"}, false), model->parameters().size());
   EXPECT_EQ(model->set_trainable({"layers.1.*", "model.norm.weight"}, true), 10);
   EXPECT_EQ(run_pass(*model, texts), loss);
-  EXPECT_EQ(values(model->state().gradient_view(id)), gradient);
-  EXPECT_FALSE(model->state().gradient(model->parameters().find("layers.0.mlp.up_proj.weight")));
+  EXPECT_EQ(values(model->state().gradients().view(id)), gradient);
+  EXPECT_FALSE(
+      model->state().gradients().gradient(model->parameters().find("layers.0.mlp.up_proj.weight")));
   EXPECT_THAT(refused(Code::kNotFound, [&] { model->set_trainable({"h.*"}, false); }),
               HasSubstr("h.*"));
   model->attach_engine();
@@ -281,7 +286,7 @@ TEST_P(PeftFolder, LogitsMatchPeftBesideAndMerged) {
   const std::vector<float> want = values(tensor("logits"));
   for (const bool merged : {false, true}) {
     if (merged) model->merge_lora();
-    const Tensor logits = infer::batch_logits(model->context(), model->state(),
+    const Tensor logits = infer::batch_logits(model->context(), model->weights(),
                                               model->architecture(), tensor("ids"), Tensor());
     const std::vector<float> got = values(logits);
     ASSERT_EQ(got.size(), want.size());

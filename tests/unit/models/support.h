@@ -75,11 +75,11 @@ struct Pass {
 inline double run_pass(models::Model& model, const Texts& texts, const Pass& pass = {}) {
   ThreadPool pool(pass.threads);
   const OpContext ctx{model.device(), &pool};
-  model.state().allocate_gradients();
+  model.state().gradients().allocate();
   nn::TapeOptions options;
   options.seed = 7;
   options.step = 3;
-  nn::Tape tape(ctx, model.state(), &model.state(), options);
+  nn::Tape tape(ctx, model.state().weights(), &model.state().gradients(), options);
   const models::Batch batch = make_batch(model, ctx, texts);
   Tensor labels = matrix(model, DType::kInt32, texts.labels);
   const models::ArchitectureInfo& info = model.architecture().info();
@@ -114,10 +114,10 @@ inline std::vector<float> values(const Tensor& x) {
 inline void disturb(models::Model& model, std::mt19937_64& random, float spread = 0.2f) {
   std::normal_distribution<float> normal(0, spread);
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const Tensor master = model.state().master(id);
+    const Tensor master = model.state().masters().view(id);
     for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] += normal(random);
   }
-  model.state().masters_changed(model.context());
+  model.state().weights().follow_masters(model.context());
 }
 
 }  // namespace ds::testing

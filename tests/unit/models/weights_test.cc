@@ -69,7 +69,7 @@ TEST_F(Weights, Float32RoundTripKeepsEveryBit) {
   const auto model = Model::create(config(), 4);
   export_model(*model, folder_, DType::kFloat32);
   const auto back = open_model(folder_);
-  const Tensor &a = model->state().masters(), &b = back->state().masters();
+  const Tensor &a = model->state().masters().all(), &b = back->state().masters().all();
   EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
 }
 
@@ -121,7 +121,7 @@ TEST_F(Weights, Float16ExportRoundsToNearestAndShardsAddUp) {
   EXPECT_EQ(index["weight_map"].size(), static_cast<size_t>(model->parameters().size()));
   const auto back = open_model(folder_);
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-    const Tensor a = model->state().master(id), b = back->state().master(id);
+    const Tensor a = model->state().masters().view(id), b = back->state().masters().view(id);
     for (int64_t i = 0; i < a.elements(); ++i) {
       ASSERT_EQ(b.data<float>()[i], to_float(to_float16(a.data<float>()[i])));
     }
@@ -142,7 +142,7 @@ TEST_F(Weights, DataMayLieAtAnyByte) {
     std::memcpy(bytes.data(), &length, 8);
     write_file_durably(path, bytes);
     const auto back = open_model(folder_);
-    const Tensor &a = aligned->state().masters(), &b = back->state().masters();
+    const Tensor &a = aligned->state().masters().all(), &b = back->state().masters().all();
     EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
   }
 }

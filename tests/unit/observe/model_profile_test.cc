@@ -57,7 +57,7 @@ Outcome run(Model& model, const models::Recompute& recompute = {}, bool profiled
     labels.data<int32_t>()[i] = static_cast<int32_t>(random() % 50);
   }
   batch.position_ids = models::position_ids(ctx, kBatch, kLength, 0);
-  model.state().allocate_gradients();
+  model.state().gradients().allocate();
   ModuleProfile profile;
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
     profile.add_parameter(model.parameters()[id].name, model.parameters()[id].shape.elements());
@@ -66,7 +66,7 @@ Outcome run(Model& model, const models::Recompute& recompute = {}, bool profiled
   if (profiled) options.profile = &profile;
   const double began = steady_seconds();
   {
-    nn::Tape tape(ctx, model.state(), &model.state(), options);
+    nn::Tape tape(ctx, model.state().weights(), &model.state().gradients(), options);
     models::ForwardOptions forward;
     forward.recompute = recompute;
     const nn::Value logits = model.architecture().logits(tape, batch, forward);
@@ -79,7 +79,7 @@ Outcome run(Model& model, const models::Recompute& recompute = {}, bool profiled
     tape.backward();
   }
   Outcome out{profile.modules(), steady_seconds() - began};
-  model.state().free_gradients();
+  model.state().gradients().free();
   return out;
 }
 

@@ -1,5 +1,6 @@
 // Which states an optimizer keeps, that their signs survive eight bits, and what is said about
 // states that it does not have.
+#include <algorithm>
 #include <functional>
 
 #include "unit/optim/optim_world.h"
@@ -50,9 +51,28 @@ TEST(States, AreThoseOfTheRule) {
   EXPECT_EQ(states_of(R"({"type": "Lamb"})"), (Names{"exp_avg", "exp_avg_sq"}));
 }
 
-// After one step every rule's states are those of fp32 up to what eight bits lose: two significant
-// digits of the largest value of a block, 2 % of the root mean square at most.
+// The largest magnitude of a state of all tensors, which no block's scale exceeds.
+double largest(const Optimizer& optimizer, const OpContext& ctx,
+               const std::vector<TensorPlace>& places, const std::string& state) {
+  double result = 0;
+  for (size_t k = 0; k < places.size(); ++k) {
+    const std::vector<std::string> states = optimizer.states(k);
+    if (std::find(states.begin(), states.end(), state) == states.end()) continue;
+    const Tensor values = optimizer.read_state(ctx, k, state);
+    for (int64_t i = 0; i < values.elements(); ++i) {
+      result = std::max(result, static_cast<double>(std::fabs(values.data<float>()[i])));
+    }
+  }
+  return result;
+}
+
+// After one step every rule's states are those of fp32 up to what eight bits lose: half a gap of
+// the map, in relation to the largest value of a block, and 2 % of the root mean square.
 TEST(States, OfEightBitsAreCloseAfterOneStep) {
+  // Half of the widest gap between two values of the dynamic map, in relation to a block's scale:
+  // 64 parts share nine tenths, and the last value, 1, is one part and a half from the one before
+  // it.
+  constexpr double half_gap = 0.675 / 64 * (1 + 1e-5);
   for (const char* json :
        {R"({"type": "AdamW")", R"({"type": "AdamW", "params": {"amsgrad": true})",
         R"({"type": "NAdam")", R"({"type": "Adagrad")", R"({"type": "Lion")", R"({"type": "Lamb")",
@@ -77,13 +97,20 @@ TEST(States, OfEightBitsAreCloseAfterOneStep) {
       for (const std::string& state : fp32->states(k)) {
         const Tensor a = fp32->read_state(exact.ctx(), k, state);
         const Tensor b = int8->read_state(small.ctx(), k, state);
+        const double bound = half_gap * largest(*fp32, exact.ctx(), places, state);
         double squares = 0, errors = 0;
         for (int64_t i = 0; i < a.elements(); ++i) {
+          const double error = a.data<float>()[i] - b.data<float>()[i];
           squares += std::pow(a.data<float>()[i], 2);
-          errors += std::pow(a.data<float>()[i] - b.data<float>()[i], 2);
+          errors += std::pow(error, 2);
+          EXPECT_LE(std::fabs(error), bound) << state << " of tensor " << k << " at " << i;
         }
         EXPECT_GT(squares, 0) << state;
-        EXPECT_LE(errors, 0.02 * 0.02 * squares) << state << " of tensor " << k;
+        // Seven elements are too few for a bound on their mean: their block of 256 holds larger
+        // ones of other tensors.
+        if (a.elements() >= 256) {
+          EXPECT_LE(errors, 0.02 * 0.02 * squares) << state << " of tensor " << k;
+        }
       }
     }
   }

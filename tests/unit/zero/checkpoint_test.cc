@@ -132,12 +132,12 @@ TEST(ManyRankCheckpoint, DamageIsNamedByEveryRank) {
 }
 
 std::vector<float> owned_weights(Engine& engine) {
-  zero::ParameterState& state = engine.model()->state();
+  zero::TrainState& state = engine.model()->state();
   ThreadPool pool(1);
   const OpContext ctx{engine.model()->device(), &pool};
   std::vector<float> out;
   for (nn::ParamId id = 0; id < state.parameters().size(); ++id) {
-    const std::vector<float> one = flat(state.read_owned_master(ctx, id));
+    const std::vector<float> one = flat(state.masters().read_owned(ctx, id));
     out.insert(out.end(), one.begin(), one.end());
   }
   return out;

@@ -1,4 +1,5 @@
 // Mistakes that an engine finds when it is asked to look for them.
+#include "zero/weight_checks.h"
 #include "zero_world.h"
 
 namespace ds::zero_test {
@@ -71,9 +72,9 @@ TEST(SanityChecks, FindWeightsThatWentApart) {
   run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
     auto engine = make_rank_engine(run, comm);
     EXPECT_TRUE(engine->train_batch().applied);
-    zero::ParameterState& state = engine->model()->state();
+    zero::TrainState& state = engine->model()->state();
     const nn::ParamId id = state.parameters().find("wpe.weight");
-    if (comm->rank() == 1) state.master(id).data<float>()[3] += 1;
+    if (comm->rank() == 1) state.masters().view(id).data<float>()[3] += 1;
     const std::string text = error_of(Code::kState, [&] { engine->train_batch(); });
     EXPECT_NE(text.find("wpe.weight on rank 1"), std::string::npos) << text;
   });
@@ -93,16 +94,16 @@ TEST(SanityChecks, SeeEveryStage) {
       EXPECT_TRUE(engine->train_batch().applied);
       ThreadPool pool(1);
       const OpContext ctx{engine->model()->device(), &pool};
-      zero::ParameterState& state = engine->model()->state();
+      zero::TrainState& state = engine->model()->state();
       const nn::ParamId id = state.parameters().find("h.1.mlp.c_fc.weight");
       const zero::OwnedPart part = state.layout().part(id);
       const bool owns = part.count > 0;
-      const optim::FlatTensor& model = state.flat().model;
+      const optim::FlatTensor& model = state.arrays().flat.model;
       if (comm->rank() == 2 && owns) {
         auto* const bits = static_cast<uint16_t*>(model.data.raw());
         bits[model.compact ? part.owned : part.flat] ^= 0x40;
       }
-      const auto check = [&] { state.check_weights(ctx); };
+      const auto check = [&] { zero::check_weights(ctx, state.arrays(), state.weights()); };
       // Whole weights are compared by all; a rank's own pieces by itself.
       if (stage < 3 || (comm->rank() == 2 && owns)) {
         const std::string text = error_of(Code::kState, check);

@@ -36,7 +36,7 @@ std::shared_ptr<models::Model> model_of(const std::vector<Shape>& shapes,
   }
   auto model = models::Model::from_parameters(std::move(set));
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-    const Tensor master = model->state().master(id);
+    const Tensor master = model->state().masters().view(id);
     for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] = noise(id, i);
   }
   return model;
@@ -147,8 +147,8 @@ TEST(Edges, FewerElementsThanRanksAndEmptyOnes) {
   config["optimizer"]["param_groups"] = {{{"name", "nobody"}, {"match", {"q*"}}, {"lr", 3}},
                                          {{"name", "empty"}, {"match", {"p1"}}, {"lr", 2}}};
   const auto start = model_of(shapes);
-  const float first = *start->state().master(0).data<float>(),
-              last = *start->state().master(2).data<float>();
+  const float first = *start->state().masters().view(0).data<float>(),
+              last = *start->state().masters().view(2).data<float>();
   for (const int stage : {0, 1, 2, 3}) {
     for (const int world : {1, 4}) {
       SCOPED_TRACE(str_cat("stage ", stage, ", world ", world));

@@ -219,7 +219,7 @@ TEST(MixedTypes, LentMemoryReceivesItsOwnType) {
         const nn::ParamId id = model->parameters().find("layer1.bias");
         const Tensor memory =
             Tensor::zeros(make_cpu_device(), DType::kFloat32, {23}, MemoryTag::kOther);
-        model->state().borrowed().add(id, memory);
+        model->state().weights().borrowed().add(id, memory);
         Engine engine(dump_json(job.config), model, comm);
         run_own_batch(engine, job, comm->rank(), 0);
         EXPECT_TRUE(engine.step().applied);
@@ -237,7 +237,7 @@ TEST(MixedTypes, OtherTypesAreRefusedAndTheEngineTellsItsOwn) {
   job.change = [](nn::Parameter&) { return true; };  // all fp32
   Engine engine(dump_json(job.config), own_model(job), nullptr);
   EXPECT_EQ(engine.compute_type(), DType::kBFloat16);
-  EXPECT_TRUE(engine.model()->state().computes_with_master(0));
+  EXPECT_TRUE(engine.model()->state().weights().computes_with_master(0));
   job.dtype = DType::kFloat16;
   EXPECT_THAT(
       error_of(Code::kConfig, [&] { Engine(dump_json(job.config), own_model(job), nullptr); }),

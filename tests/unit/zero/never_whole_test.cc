@@ -70,7 +70,7 @@ TEST_P(NeverWhole, RanksMakeTheirParts) {
     const auto model = begin();
     const models::Model::Use use(*model);
     for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-      const std::vector<float> one = flat(model->state().master(id));
+      const std::vector<float> one = flat(model->state().masters().view(id));
       whole.insert(whole.end(), one.begin(), one.end());
     }
   }

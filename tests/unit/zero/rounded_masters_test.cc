@@ -252,7 +252,7 @@ TEST(RoundedMasters, ValuesAreThoseOfTheType) {
       const nn::ParamId id = model->parameters().find("layer1.bias");
       const Tensor lent =
           Tensor::zeros(make_cpu_device(), DType::kBFloat16, {23}, MemoryTag::kOther);
-      if (stage < 3) model->state().borrowed().add(id, lent);
+      if (stage < 3) model->state().weights().borrowed().add(id, lent);
       Engine engine(dump_json(job.config), model, comm);
       run_own_batch(engine, job, comm->rank(), 0);
       EXPECT_TRUE(engine.step().applied);

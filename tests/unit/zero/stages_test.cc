@@ -128,7 +128,7 @@ TEST(Stages, Fp8ResumesOnSeveralRanks) {
       Engine& one = which == 0 ? *engine : *resumed;
       half_a_step(one);
       loss[which] = one.train_batch().loss;
-      const nn::Fp8Linears& fp8 = *one.model()->state().fp8();
+      const nn::Fp8Linears& fp8 = *one.model()->state().weights().fp8();
       for (const nn::ParamId id : fp8.weights()) {
         const std::vector<float> values = flat(fp8.saved(id, one.model()->host()));
         scaling[which].insert(scaling[which].end(), values.begin(), values.end());
@@ -348,15 +348,15 @@ TEST(Stages, StateIsReachable) {
       const models::Model::Use use(*engine->model());
       ThreadPool pool(1);
       const OpContext ctx{engine->model()->device(), &pool};
-      zero::ParameterState& state = engine->model()->state();
+      zero::TrainState& state = engine->model()->state();
       const nn::ParamId id = state.parameters().find(name);
       const Shape shape = state.parameters()[id].shape;
       Tensor value = Tensor::empty(ctx.device, DType::kFloat32, shape, MemoryTag::kOther);
       for (int64_t i = 0; i < value.elements(); ++i) {
         value.data<float>()[i] = static_cast<float>(i % 97) / 64;
       }
-      state.write_master(ctx, id, value);
-      EXPECT_TRUE(same_bits(flat(state.read_master(ctx, id)), flat(value)));
+      state.masters().write(ctx, id, value);
+      EXPECT_TRUE(same_bits(flat(state.masters().read(ctx, id)), flat(value)));
     });
     run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
       auto engine = make_rank_engine(run, comm);

@@ -207,17 +207,17 @@ TEST(TiledTraining, WholeWeightsAreReadAndSet) {
     auto engine = make_rank_engine({3, tiled_config(700), 1, untied_model()}, comm);
     engine->train_batch();
     const models::Model::Use use(*engine->model());
-    zero::ParameterState& state = engine->model()->state();
+    zero::TrainState& state = engine->model()->state();
     ThreadPool pool(1);
     const OpContext ctx{engine->model()->device(), &pool};
     const nn::ParamId id = state.parameters().find("h.1.mlp.c_proj.weight");
-    ASSERT_NE(state.tiling(id), nullptr);
-    Tensor twice = state.read_master(ctx, id);
+    ASSERT_NE(state.weights().tiling(id), nullptr);
+    Tensor twice = state.masters().read(ctx, id);
     ops::scale(ctx, twice, 2, twice);
-    state.write_master(ctx, id, twice);
-    EXPECT_TRUE(same_bits(flat(state.read_master(ctx, id)), flat(twice)));
-    EXPECT_TRUE(same_bits(flat(state.acquire(id)), flat(twice)));
-    state.release(id);
+    state.masters().write(ctx, id, twice);
+    EXPECT_TRUE(same_bits(flat(state.masters().read(ctx, id)), flat(twice)));
+    EXPECT_TRUE(same_bits(flat(state.weights().acquire(id)), flat(twice)));
+    state.weights().release(id);
   });
 }
 

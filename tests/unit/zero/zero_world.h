@@ -39,12 +39,12 @@ inline void run_ranks(int world,
 // Every fp32 weight, parameter after parameter (every rank).
 inline std::vector<float> all_weights(Engine& engine) {
   const models::Model::Use use(*engine.model());
-  zero::ParameterState& state = engine.model()->state();
+  zero::TrainState& state = engine.model()->state();
   ThreadPool pool(1);
   const OpContext ctx{engine.model()->device(), &pool};
   std::vector<float> out;
   for (nn::ParamId id = 0; id < state.parameters().size(); ++id) {
-    const std::vector<float> one = flat(state.read_master(ctx, id));
+    const std::vector<float> one = flat(state.masters().read(ctx, id));
     out.insert(out.end(), one.begin(), one.end());
   }
   return out;

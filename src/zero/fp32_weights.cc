@@ -1,0 +1,59 @@
+#include "zero/fp32_weights.h"
+
+#include "ops/elementwise.h"
+#include "ops/split_master.h"
+
+namespace ds::zero {
+
+void Fp32Weights::allocate() {
+  const bool compact = arrays_.weights().compact;
+  const optim::FlatTensors& flat = arrays_.flat;
+  if (flat.masters && flat.masters.compact == compact) return;
+  int64_t elements = 0;
+  begins_.assign(arrays_.layout.buckets().size(), 0);
+  for (size_t i = 0; i < begins_.size(); ++i) {
+    const Bucket& bucket = arrays_.layout.buckets()[i];
+    if (!arrays_.in_fp32(bucket)) continue;
+    begins_[i] = elements;
+    elements += compact ? bucket.piece : bucket.range.elements();
+  }
+  if (elements == 0) return;
+  copies_ =
+      arrays_.shared() && arrays_.stage > 0
+          ? arrays_.groups.shard->shared_tensor(arrays_.device, DType::kFloat32, {elements},
+                                                MemoryTag::kParameters, {.label = "fp32 weights"})
+          : Tensor::zeros(arrays_.device, DType::kFloat32, {elements}, MemoryTag::kParameters);
+}
+
+Tensor Fp32Weights::whole(const Bucket& bucket) const {
+  if (!copied()) return arrays_.flat.masters.data.slice(0, bucket.range.begin, bucket.range.end);
+  const int64_t begin = begins_[arrays_.index_of(bucket)];
+  return copies_.slice(0, begin, begin + bucket.range.elements());
+}
+
+Tensor Fp32Weights::piece(const Bucket& bucket) const {
+  if (!copied()) return arrays_.owned(arrays_.flat.masters, bucket);
+  const int64_t before = arrays_.weights().compact ? 0 : arrays_.layout.rank() * bucket.piece;
+  const int64_t begin = begins_[arrays_.index_of(bucket)] + before;
+  return copies_.slice(0, begin, begin + bucket.piece);
+}
+
+void Fp32Weights::write(const OpContext& ctx, const Bucket& bucket) {
+  if (!copied()) return;
+  Tensor to = piece(bucket);
+  const optim::FlatTensors& flat = arrays_.flat;
+  if (flat.masters) {
+    ops::cast(ctx, arrays_.owned(flat.masters, bucket), to);
+  } else {
+    ops::join_masters(ctx, arrays_.owned(flat.model, bucket),
+                      arrays_.owned(flat.low_halves, bucket), to);
+  }
+}
+
+void Fp32Weights::write_all(const OpContext& ctx, bool frozen_too) {
+  for (const Bucket& bucket : arrays_.layout.buckets()) {
+    if (arrays_.in_fp32(bucket) && (bucket.trainable || frozen_too)) write(ctx, bucket);
+  }
+}
+
+}  // namespace ds::zero

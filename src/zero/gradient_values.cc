@@ -1,0 +1,149 @@
+#include "zero/gradient_values.h"
+
+#include <cmath>
+#include <limits>
+
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "tensor/transfer.h"
+
+namespace ds::zero {
+namespace {
+
+// The caller's that are not reduced yet count no more.
+void clear_held(const OpContext& ctx, Gradients& gradients, nn::ParamId id) {
+  if (!gradients.held()) return;
+  Tensor open = gradients.held().view(id);
+  ops::fill(ctx, 0.0f, open);
+}
+
+// What is wrong with a gradient, as ranks report it to each other.
+enum class BadKind : int64_t { kNone, kNan, kInfinity, kMinusInfinity };
+
+BadKind bad_kind(const OpContext& ctx, const Tensor& element) {
+  Tensor number = ctx.workspace(DType::kFloat32, {1});
+  ops::cast(ctx, element, number);
+  const Tensor there = to_host(number, host_memory_of(ctx.device));
+  const float value = *there.data<float>();
+  if (std::isnan(value)) return BadKind::kNan;
+  return value > 0 ? BadKind::kInfinity : BadKind::kMinusInfinity;
+}
+
+double value_of(BadKind kind) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  switch (kind) {
+    case BadKind::kNan:
+      return std::numeric_limits<double>::quiet_NaN();
+    case BadKind::kInfinity:
+      return kInfinity;
+    case BadKind::kMinusInfinity:
+      return -kInfinity;
+    case BadKind::kNone:
+      break;
+  }
+  return 0;
+}
+
+}  // namespace
+
+Tensor read_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id) {
+  const StateArrays& arrays = gradients.arrays();
+  const optim::FlatTensor& all = arrays.flat.gradients;
+  const Tensor source = all.compact ? arrays.owned(all, id) : arrays.view(all.data, id);
+  const OpContext state_ctx = arrays.state_context(ctx);
+  Tensor out = Tensor::empty(state_ctx.device, DType::kFloat32, source.shape(), MemoryTag::kOther);
+  ops::cast(state_ctx, source, out);
+  if (all.compact) out = arrays.gather_parts(ctx, id, out);
+  if (gradients.held()) ops::accumulate(ctx, gradients.held().view(id), 1.0f, out);
+  return out;
+}
+
+void write_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
+                    const Tensor& value) {
+  clear_held(ctx, gradients, id);
+  const StateArrays& arrays = gradients.arrays();
+  const optim::FlatTensor& all = arrays.flat.gradients;
+  if (!all.compact) {
+    Tensor target = arrays.view(all.data, id);
+    return ops::cast(arrays.state_context(ctx), value, target);
+  }
+  Tensor packed = ctx.workspace(value.dtype(), value.shape());
+  ops::cast(ctx, value, packed);
+  const OwnedPart part = arrays.layout.part(id);
+  Tensor target = arrays.owned(all, id);
+  ops::cast(ctx, packed.view({packed.elements()}).slice(0, part.first, part.first + part.count),
+            target);
+}
+
+Tensor owned_gradient(const Gradients& gradients, nn::ParamId id) {
+  return gradients.arrays().owned(gradients.arrays().flat.gradients, id);
+}
+
+void read_owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id,
+                         Tensor& out) {
+  const StateArrays& arrays = gradients.arrays();
+  ops::cast(arrays.state_context(ctx), owned_gradient(gradients, id), out);
+  if (!gradients.held()) return;
+  const OwnedPart part = arrays.layout.part(id);
+  const Tensor open = gradients.held().view(id).view({arrays.parameters[id].shape.elements()});
+  ops::accumulate(ctx, open.slice(0, part.first, part.first + part.count), 1.0f, out);
+}
+
+void write_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
+                          const Tensor& values) {
+  DS_CHECK(!gradients.deferred(), Code::kUnsupported,
+           "gradients of the caller are averaged over ranks when the step is made: there is no "
+           "part of the average to set before; set whole gradients (ds_engine_set_values)");
+  clear_held(ctx, gradients, id);
+  Tensor target = owned_gradient(gradients, id);
+  ops::cast(gradients.arrays().state_context(ctx), values, target);
+}
+
+ExactSum gradient_squares(const OpContext& ctx, const Gradients& gradients) {
+  const StateArrays& arrays = gradients.arrays();
+  const optim::FlatTensor& all = arrays.flat.gradients;
+  if (all.compact || !arrays.shared() || arrays.stage == 0) {
+    ExactSum sum = ops::exact_squares(arrays.state_context(ctx), gradients.all());
+    return all.compact ? arrays.sum_over_ranks(std::move(sum)) : sum;
+  }
+  ExactSum sum;
+  for (const Bucket& bucket : arrays.layout.buckets()) {
+    if (bucket.trainable) sum.add(ops::exact_squares(ctx, arrays.owned(all, bucket)));
+  }
+  return arrays.sum_over_ranks(std::move(sum));
+}
+
+// Ranks compare places in the order of the parameters, each of which begins where the one before
+// ended; the kind of value is known to the rank that holds the first place.
+BadGradient first_bad_gradient(const OpContext& ctx, const Gradients& gradients) {
+  const StateArrays& arrays = gradients.arrays();
+  const nn::ParameterSet& parameters = arrays.parameters;
+  const OpContext there = arrays.state_context(ctx);
+  const int64_t none = parameters.elements();
+  int64_t place = none, begin = 0;
+  BadKind kind = BadKind::kNone;
+  for (nn::ParamId id = 0; id < parameters.size() && place == none; ++id) {
+    const int64_t here = begin;
+    begin += parameters[id].shape.elements();
+    if (!parameters[id].trainable) continue;
+    const Tensor own = owned_gradient(gradients, id);
+    const int64_t at = own.elements() > 0 ? ops::first_non_finite(there, own) : -1;
+    if (at < 0) continue;
+    place = here + arrays.layout.part(id).first + at;
+    kind = bad_kind(there, own.slice(0, at, at + 1));
+  }
+  if (arrays.shared() && arrays.stage > 0) {
+    const int64_t own_place = place;
+    place = arrays.agree(place, ReduceOp::kMin);
+    const BadKind own_kind = own_place == place ? kind : BadKind::kNone;
+    kind = static_cast<BadKind>(arrays.agree(static_cast<int64_t>(own_kind), ReduceOp::kMax));
+  }
+  if (place == none) return {};
+  BadGradient bad{0, place, value_of(kind)};
+  while (bad.element >= parameters[bad.id].shape.elements()) {
+    bad.element -= parameters[bad.id++].shape.elements();
+  }
+  return bad;
+}
+
+}  // namespace ds::zero

@@ -1,0 +1,305 @@
+#include "zero/gradients.h"
+
+#include "ops/elementwise.h"
+
+namespace ds::zero {
+
+Gradients::Gradients(StateArrays& arrays)
+    : arrays_(arrays), marks_(arrays.parameters), held_(arrays) {}
+
+// ---- as backward gives them ----
+
+void Gradients::zero(const OpContext& ctx, nn::ParamId id) {
+  Tensor target = arrays_.view(arrays_.flat.gradients.data, id);
+  if (ctx.pool != nullptr) {
+    ops::fill(ctx, 0.0f, target);
+  } else {
+    arrays_.device->clear(target.raw(), target.bytes(), arrays_.device->default_stream());
+  }
+}
+
+nn::GradientTarget Gradients::gradient_target(nn::ParamId id) {
+  if (!arrays_.parameters[id].trainable) return {};
+  marks_.set_given(id);
+  DS_CHECK(arrays_.layout.tiling(id) == nullptr, Code::kUnsupported, "the gradient of ",
+           arrays_.parameters[id].name,
+           " is nowhere whole while it is reduced in tiles; without stage3_tile_size it is");
+  if (reducer_ && !backward_held_) return reducer_->target(id);
+  const Tensor& all = arrays_.flat.gradients.data;
+  DS_CHECK(all, Code::kInternal, "backward without gradient buffers");
+  if (accumulation_type_ == DType::kFloat32) {
+    if (backward_held_) return {held_.view(id), true};
+    return {arrays_.view(all, id), !marks_.take_empty(id)};
+  }
+  bool add = true;
+  const Tensor sum = open_sum(id, add);
+  return {sum, add};
+}
+
+// The fp32 sum of this micro batch, where gradients gather in another type.
+Tensor Gradients::open_sum(nn::ParamId id, bool& add) {
+  Tensor& sum = open_sums_[static_cast<size_t>(id)];
+  add = static_cast<bool>(sum);
+  if (!add) {
+    sum = Tensor::empty(arrays_.device, DType::kFloat32, arrays_.parameters[id].shape,
+                        MemoryTag::kGradients);
+  }
+  return sum;
+}
+
+Tensor Gradients::gradient(nn::ParamId id) {
+  nn::GradientTarget target = gradient_target(id);
+  if (target.add || !target.sum) return target.sum;
+  if (!reducer_ && accumulation_type_ == DType::kFloat32) {
+    zero(ctx_, id);
+  } else {
+    ops::fill(ctx_, 0.0f, target.sum);
+  }
+  return target.sum;
+}
+
+void Gradients::gradient_complete(nn::ParamId id) {
+  if (!arrays_.parameters[id].trainable) return;
+  if (reducer_ && !backward_held_) {
+    const nn::Tiling* const tiles = arrays_.layout.tiling(id);
+    for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) reducer_->complete(id, i);
+    return;
+  }
+  if (accumulation_type_ == DType::kFloat32) return;
+  Tensor& sum = open_sums_[static_cast<size_t>(id)];
+  if (!sum) return;
+  Tensor target = backward_held_ ? held_.view(id) : arrays_.view(arrays_.flat.gradients.data, id);
+  if (!backward_held_ && marks_.take_empty(id)) {
+    ops::cast(ctx_, sum, target);
+  } else {
+    ops::accumulate(ctx_, sum, 1.0f, target);
+  }
+  sum = Tensor();
+}
+
+nn::GradientTarget Gradients::tile_gradient(nn::ParamId id, int64_t tile) {
+  if (!arrays_.parameters[id].trainable) return {};
+  marks_.set_given(id);
+  return reducer_->target(id, tile);
+}
+
+void Gradients::tile_gradient_complete(nn::ParamId id, int64_t tile) {
+  if (arrays_.parameters[id].trainable) reducer_->complete(id, tile);
+}
+
+// ---- memory ----
+
+void Gradients::allocate() { allocate({}, DType::kFloat32); }
+
+void Gradients::allocate(const OpContext& ctx, DType type) {
+  const bool at_once = deferred() && !by_micro_batch_;
+  const bool compact = arrays_.shared() && arrays_.stage > 0 && !at_once;
+  const FlatLayout& layout = arrays_.layout;
+  const int64_t elements =
+      compact ? layout.owned_trainable_elements() : layout.trainable_elements();
+  // The caller's gradients travel from where they lie.
+  Tensor all = at_once
+                   ? arrays_.comm->shared_tensor(arrays_.device, type, {elements},
+                                                 MemoryTag::kGradients, {.label = "gradients"})
+                   : Tensor::zeros(arrays_.state_memory(), type, {elements}, MemoryTag::kGradients);
+  arrays_.flat.gradients = {std::move(all), compact};
+  accumulation_type_ = type;
+  if (deferred() && by_micro_batch_) hold_whole();
+  ctx_ = ctx;
+  const auto count = static_cast<size_t>(arrays_.parameters.size());
+  open_sums_.assign(type == DType::kFloat32 ? 0 : count, Tensor());
+  marks_.set_none_empty();
+  if (reducer_) empty_buckets_.assign(layout.buckets().size(), true);
+  clear_at_once_ = false;
+}
+
+void Gradients::free() {
+  if (arrays_.host_store) arrays_.host_store->drop();
+  arrays_.flat.gradients = {};
+  held_.free();
+  open_sums_.clear();
+  ctx_ = {};
+  marks_.set_none_empty();
+}
+
+void Gradients::clear(const OpContext& ctx) {
+  for (Tensor& open : open_sums_) open = Tensor();
+  marks_.clear_given();
+  if (held_) held_.clear(ctx);
+  backward_held_ = false;
+  if (reducer_) {
+    reducer_->drop();
+    replicas_agree_ = true;
+  }
+  HostStore* const store = arrays_.host_store.get();
+  if (store != nullptr && store->receiving()) store->drop();
+  if (clear_at_once_) {
+    return ops::fill(arrays_.state_context(ctx), 0.0f, arrays_.flat.gradients.data);
+  }
+  if (reducer_) {
+    empty_buckets_.assign(arrays_.layout.buckets().size(), true);
+    return;
+  }
+  marks_.set_all_empty();
+}
+
+void Gradients::restore_marks(const GradientMarks::Snapshot& left) {
+  marks_.restore(left);
+  for (Tensor& open : open_sums_) open = Tensor();
+}
+
+void Gradients::materialize(const OpContext& ctx) {
+  if (arrays_.host_store) arrays_.host_store->finish_arrivals();
+  for (size_t i = 0; i < empty_buckets_.size(); ++i) {
+    const Bucket& bucket = arrays_.layout.buckets()[i];
+    if (!empty_buckets_[i] || !bucket.trainable) continue;
+    Tensor target = kept_gradients(arrays_.flat.gradients, bucket);
+    ops::fill(arrays_.state_context(ctx), 0.0f, target);
+    empty_buckets_[i] = false;
+  }
+  for (nn::ParamId id = 0; marks_.any_empty() && id < arrays_.parameters.size(); ++id) {
+    if (marks_.take_empty(id)) zero(ctx, id);
+  }
+}
+
+void Gradients::clear_at_once(const OpContext& ctx) {
+  materialize(ctx);
+  clear_at_once_ = true;
+}
+
+const Tensor& Gradients::all() const {
+  DS_CHECK(!marks_.any_empty(), Code::kInternal,
+           "gradients were read before they were materialized");
+  return arrays_.flat.gradients.data;
+}
+
+Tensor Gradients::view(nn::ParamId id) const {
+  DS_CHECK(!marks_.any_empty(), Code::kInternal,
+           "a gradient was read before they were materialized");
+  return held_ ? held_.view(id) : arrays_.view(arrays_.flat.gradients.data, id);
+}
+
+// ---- reduced over ranks, or received by the host ----
+
+void Gradients::reduce_over_ranks(const OpContext& ctx, const ShareOptions& options) {
+  deferred_ = options.deferred_gradients;
+  by_micro_batch_ = options.by_micro_batch;
+  op_ = options.op;
+  if (deferred_) return;
+  const GradientReducer::Options reduce{.whole = arrays_.stage == 0,
+                                        .overlap = options.overlap,
+                                        .scatter = options.reduce_scatter,
+                                        .op = options.op,
+                                        .comm_dtype = options.comm_dtype,
+                                        .comm_dtype_for_all = options.comm_dtype_for_all,
+                                        .eager = options.eager_gradients};
+  std::unique_ptr<QuantizedReduce> quantized;
+  const std::shared_ptr<NodeGroups>& nodes = arrays_.groups.nodes;
+  if (options.quantized_gradients && nodes) {
+    quantized = std::make_unique<QuantizedReduce>(ctx, arrays_.layout, nodes, options.feedback);
+  }
+  reducer_ = std::make_unique<GradientReducer>(
+      ctx, arrays_.parameters, arrays_.layout, arrays_.groups.shard, reduce,
+      [this, ctx](const Bucket& bucket, const Tensor& average) {
+        return take_reduced(ctx, bucket, average);
+      },
+      std::move(quantized));
+}
+
+// One rank reduces with itself: a bucket is taken as soon as it is complete.
+void Gradients::send_to_host(const OpContext& ctx) {
+  const GradientReducer::Options reduce{.whole = true, .overlap = false};
+  reducer_ = std::make_unique<GradientReducer>(
+      ctx, arrays_.parameters, arrays_.layout, make_single_communicator(), reduce,
+      [this, ctx](const Bucket& bucket, const Tensor& gradients) {
+        return take_reduced(ctx, bucket, gradients);
+      });
+}
+
+void Gradients::stop_reducing() {
+  reducer_.reset();
+  empty_buckets_.clear();
+}
+
+std::shared_ptr<Event> Gradients::take_reduced(const OpContext& ctx, const Bucket& bucket,
+                                               const Tensor& average) {
+  Tensor target = kept_gradients(arrays_.flat.gradients, bucket);
+  const size_t index = arrays_.index_of(bucket);
+  const bool add = !empty_buckets_[index];
+  empty_buckets_[index] = false;
+  replicas_agree_ = false;
+  if (arrays_.host_store) return arrays_.host_store->receive(average, target, add);
+  if (add) {
+    ops::accumulate(ctx, average, target);
+  } else {
+    ops::cast(ctx, average, target);
+  }
+  return nullptr;
+}
+
+void Gradients::finish_backward() {
+  if (reducer_ && !backward_held_) reducer_->finish();
+}
+
+void Gradients::reduce_open() {
+  if (reducer_) reducer_->finish();
+}
+
+void Gradients::reduce_replicas() {
+  const std::shared_ptr<Communicator>& replicas = arrays_.groups.replicas;
+  if (!replicas || replicas_agree_) return;
+  replicas
+      ->all_reduce(arrays_.flat.gradients.data, ReduceOp::kAverage,
+                   {.label = "gradients of replicas"})
+      ->wait();
+  replicas_agree_ = true;
+}
+
+void Gradients::set_loss_scale(double scale) {
+  if (reducer_ && reducer_->quantized()) reducer_->quantized()->set_loss_scale(scale);
+}
+
+void Gradients::drop_rounding_errors() {
+  if (reducer_ && reducer_->quantized()) reducer_->quantized()->drop_errors();
+}
+
+// ---- the caller's ----
+
+void Gradients::add(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  nn::GradientTarget target = gradient_target(id);
+  if (target.add) {
+    ops::accumulate(ctx, value, 1.0f, target.sum);
+  } else {
+    ops::cast(ctx, value, target.sum);
+  }
+  gradient_complete(id);
+}
+
+void Gradients::hold_whole() {
+  if (arrays_.shared() && !held_) held_.allocate(accumulation_type_);
+}
+
+void Gradients::reduce_held(const OpContext& ctx) {
+  if (!held_) return;
+  materialize(ctx);
+  held_.reduce_into(ctx, op_, arrays_.flat.gradients);
+  backward_held_ = false;
+}
+
+void Gradients::reduce_deferred() {
+  if (!deferred() || held_) return;
+  const FlatLayout& layout = arrays_.layout;
+  const optim::FlatTensor& all = arrays_.flat.gradients;
+  std::vector<WorkPtr> works;
+  for (const Bucket& bucket : layout.buckets()) {
+    if (!bucket.trainable) continue;
+    const Tensor whole = all.data.slice(0, bucket.range.begin, bucket.range.end);
+    const CollectiveOptions options{.label = arrays_.parameters[layout.order()[bucket.first]].name};
+    works.push_back(arrays_.stage == 0 ? arrays_.comm->all_reduce(whole, op_, options)
+                                       : arrays_.comm->reduce_scatter(arrays_.owned(all, bucket),
+                                                                      whole, op_, options));
+  }
+  for (const WorkPtr& work : works) work->wait();
+}
+
+}  // namespace ds::zero

@@ -1,0 +1,111 @@
+// Gradients as backward and the caller give them: added up, over micro batches and, where ranks
+// share the arrays, over ranks.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "nn/gradient_sink.h"
+#include "zero/gradient_marks.h"
+#include "zero/gradient_reducer.h"
+#include "zero/held_gradients.h"
+#include "zero/share_options.h"
+#include "zero/state_arrays.h"
+
+namespace ds::zero {
+
+class Gradients : public nn::GradientSink {
+ public:
+  explicit Gradients(StateArrays& arrays);
+
+  // nn::GradientSink
+  Tensor gradient(nn::ParamId id) override;
+  nn::GradientTarget gradient_target(nn::ParamId id) override;
+  void gradient_complete(nn::ParamId id) override;
+  nn::GradientTarget tile_gradient(nn::ParamId id, int64_t tile) override;
+  void tile_gradient_complete(nn::ParamId id, int64_t tile) override;
+
+  // Buffers exist only while somebody trains. Types below fp32 sum a micro batch in fp32 and round
+  // when it is added, with the threads of `ctx`, which must live until free().
+  void allocate();  // fp32
+  void allocate(const OpContext& ctx, DType type);
+  void free();
+  DType accumulation_type() const { return accumulation_type_; }
+  // Empties the gradients. The memory is cleared later, and only where backward does not write: by
+  // materialize, which must come before anybody looks at the numbers. Once clear_at_once was
+  // called, because others hold views, clearing is done right here.
+  void clear(const OpContext& ctx);
+  void materialize(const OpContext& ctx);
+  void clear_at_once(const OpContext& ctx);
+  // Over the flat space, and one where it lies whole; materialized.
+  const Tensor& all() const;
+  Tensor view(nn::ParamId id) const;
+
+  // Which gradients are empty, and which were given.
+  GradientMarks& marks() { return marks_; }
+  const GradientMarks& marks() const { return marks_; }
+  // Sets what a backward that was recorded and is replayed left.
+  void restore_marks(const GradientMarks::Snapshot& left);
+
+  // As TrainState has arranged the arrays: they are reduced over the ranks that share them, or
+  // received by the host; until stop_reducing.
+  void reduce_over_ranks(const OpContext& ctx, const ShareOptions& options);
+  void send_to_host(const OpContext& ctx);
+  void stop_reducing();
+  ReduceOp op() const { return op_; }
+  // They are added to buckets, and leave in pieces as soon as a bucket is complete.
+  bool leave_early() const { return reducer_ != nullptr; }
+  // A micro batch's backward is over: what is left is reduced (every rank). The second function
+  // reduces the caller's that were given so far; more may come.
+  void finish_backward();
+  void reduce_open();
+  // Gradients that shard groups have averaged each for itself: averages them over these (every
+  // rank). Before anybody looks at gradients.
+  void reduce_replicas();
+  // Gradients are multiplied by this from now on.
+  void set_loss_scale(double scale);
+  // What their roundings lost does not count any more.
+  void drop_rounding_errors();
+
+  // The caller's gradients. Adds one, in micro batches of a model without built-in backward.
+  void add(const OpContext& ctx, nn::ParamId id, const Tensor& value);
+  // What is not reduced when a step is made is (every rank).
+  void reduce_deferred();
+  // For a model whose own gradients are reduced otherwise: from the first call of hold_whole (every
+  // rank) there is room for whole ones of the caller, which reduce_held adds (every rank).
+  void hold_whole();
+  void reduce_held(const OpContext& ctx);
+  HeldGradients& held() { return held_; }
+  const HeldGradients& held() const { return held_; }
+  // After hold_whole: what backward adds from now on stays whole on this rank too, until the next
+  // reduce_held. Nothing changes where one rank trains.
+  void hold_backward() { backward_held_ = held_ && reducer_; }
+  // Where the caller's gradients lie whole until they are reduced.
+  Tensor& given() { return held_ ? held_.all() : arrays_.flat.gradients.data; }
+  // Averages are made when a step is: before, there is no part of them.
+  bool deferred() const { return arrays_.shared() && deferred_; }
+
+  const StateArrays& arrays() const { return arrays_; }
+
+ private:
+  void zero(const OpContext& ctx, nn::ParamId id);
+  Tensor open_sum(nn::ParamId id, bool& add);
+  std::shared_ptr<Event> take_reduced(const OpContext& ctx, const Bucket& bucket,
+                                      const Tensor& average);
+
+  StateArrays& arrays_;
+  DType accumulation_type_ = DType::kFloat32;
+  std::vector<Tensor> open_sums_;  // fp32, of this micro batch, by parameter
+  OpContext ctx_;                  // of allocate()
+  GradientMarks marks_;
+  bool clear_at_once_ = false;
+  std::unique_ptr<GradientReducer> reducer_;
+  std::vector<bool> empty_buckets_;  // where there is a reducer
+  bool replicas_agree_ = true;
+  ReduceOp op_ = ReduceOp::kAverage;
+  bool deferred_ = false, by_micro_batch_ = false;  // ShareOptions
+  HeldGradients held_;
+  bool backward_held_ = false;  // there, of this micro batch and earlier ones
+};
+
+}  // namespace ds::zero

@@ -1,0 +1,45 @@
+#include "zero/held_gradients.h"
+
+#include "ops/elementwise.h"
+
+namespace ds::zero {
+
+Tensor kept_gradients(const optim::FlatTensor& gradients, const Bucket& bucket) {
+  if (gradients.compact) return gradients.data.slice(0, bucket.owned, bucket.owned + bucket.piece);
+  return gradients.data.slice(0, bucket.range.begin, bucket.range.end);
+}
+
+void HeldGradients::allocate(DType type) {
+  all_ = arrays_.comm->shared_tensor(arrays_.device, type, {arrays_.layout.trainable_elements()},
+                                     MemoryTag::kGradients, {.label = "given gradients"});
+}
+
+void HeldGradients::clear(const OpContext& ctx) { ops::fill(ctx, 0.0f, all_); }
+
+Tensor HeldGradients::kept(const Bucket& bucket) const {
+  const FlatLayout& layout = arrays_.layout;
+  const FlatRange own = arrays_.stage == 0 ? bucket.range : layout.piece(bucket, layout.rank());
+  return all_.slice(0, own.begin, own.end);
+}
+
+void HeldGradients::reduce_into(const OpContext& ctx, ReduceOp op, optim::FlatTensor& sums) {
+  const FlatLayout& layout = arrays_.layout;
+  std::vector<WorkPtr> works;
+  for (const Bucket& bucket : layout.buckets()) {
+    if (!bucket.trainable) continue;
+    const Tensor whole = all_.slice(0, bucket.range.begin, bucket.range.end);
+    const CollectiveOptions options{.label = arrays_.parameters[layout.order()[bucket.first]].name};
+    works.push_back(arrays_.stage == 0
+                        ? arrays_.comm->all_reduce(whole, op, options)
+                        : arrays_.comm->reduce_scatter(kept(bucket), whole, op, options));
+  }
+  for (const WorkPtr& work : works) work->wait();
+  for (const Bucket& bucket : layout.buckets()) {
+    if (!bucket.trainable) continue;
+    Tensor target = kept_gradients(sums, bucket);
+    ops::accumulate(ctx, kept(bucket), 1.0f, target);
+  }
+  clear(ctx);
+}
+
+}  // namespace ds::zero

@@ -1,0 +1,86 @@
+#include "zero/masters.h"
+
+#include "ops/elementwise.h"
+#include "ops/split_master.h"
+#include "tensor/transfer.h"
+
+namespace ds::zero {
+
+Masters::Masters(StateArrays& arrays, Weights& weights, std::shared_ptr<const WeightLoader> loader)
+    : arrays_(arrays), weights_(weights), loader_(std::move(loader)) {
+  if (loader_) return;
+  arrays_.flat.masters = Tensor::zeros(arrays_.device, DType::kFloat32, {arrays_.layout.elements()},
+                                       MemoryTag::kParameters);
+}
+
+void Masters::make(const OpContext& ctx) {
+  if (!loader_) return;
+  const Tensor all = Tensor::zeros(arrays_.device, DType::kFloat32, {arrays_.layout.elements()},
+                                   MemoryTag::kParameters);
+  for (const nn::ParamId id : arrays_.layout.order()) {
+    const FlatRange range = arrays_.layout.range(id);
+    Tensor out = all.slice(0, range.begin, range.end);
+    if (range.elements() > 0) fill_weights(*loader_, ctx, id, arrays_.parameters[id], 0, out);
+  }
+  arrays_.flat.masters = all;
+  loader_.reset();
+}
+
+Tensor Masters::read(const OpContext& ctx, nn::ParamId id) const {
+  weights_.check_not_lost();
+  const Shape& shape = arrays_.parameters[id].shape;
+  if (loader_) {
+    const Tensor value = Tensor::empty(arrays_.device, DType::kFloat32, shape, MemoryTag::kOther);
+    Tensor out = value.view({shape.elements()});
+    if (out.elements() > 0) fill_weights(*loader_, ctx, id, arrays_.parameters[id], 0, out);
+    return value;
+  }
+  if (!arrays_.whole_masters()) {
+    const Tensor own = read_owned(ctx, id);
+    return arrays_.layout.world() > 1 ? arrays_.gather_parts(ctx, id, own) : own.view(shape);
+  }
+  if (arrays_.masters_in_place()) return view(id);
+  Tensor widened = ctx.workspace(DType::kFloat32, shape);
+  ops::cast(ctx, view(id), widened);
+  return widened;
+}
+
+Tensor Masters::read_owned(const OpContext& ctx, nn::ParamId id) const {
+  const optim::FlatTensors& flat = arrays_.flat;
+  if (arrays_.masters_in_place()) return arrays_.owned(flat.masters, id);
+  const OpContext state_ctx = arrays_.state_context(ctx);
+  Tensor out = state_ctx.workspace(DType::kFloat32, {arrays_.layout.part(id).count});
+  if (flat.masters) {
+    ops::cast(state_ctx, arrays_.owned(flat.masters, id), out);
+  } else {
+    ops::join_masters(state_ctx, arrays_.owned(flat.model, id), arrays_.owned(flat.low_halves, id),
+                      out);
+  }
+  return out;
+}
+
+void Masters::write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, const Tensor& value) {
+  const int64_t end = at + value.elements();
+  const OpContext state_ctx = arrays_.state_context(ctx);
+  const optim::FlatTensors& flat = arrays_.flat;
+  arrays_.hold_masters();
+  if (flat.masters) {
+    Tensor target = arrays_.owned(flat.masters, id).slice(0, at, end);
+    ops::cast(state_ctx, value, target);
+  } else {
+    Tensor weights = arrays_.owned(flat.model, id).slice(0, at, end);
+    Tensor low = arrays_.owned(flat.low_halves, id).slice(0, at, end);
+    ops::split_masters(state_ctx, value, weights, low);
+  }
+}
+
+void Masters::write(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  const OwnedPart part = arrays_.layout.part(id);
+  const Tensor own = to_device(value, arrays_.state_context(ctx).device)
+                         .view({value.elements()})
+                         .slice(0, part.first, part.first + part.count);
+  write_owned(ctx, id, 0, own);
+  weights_.follow_master(ctx, id, value);
+}
+
+}  // namespace ds::zero

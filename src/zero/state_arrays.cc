@@ -1,0 +1,66 @@
+#include "zero/state_arrays.h"
+
+#include <algorithm>
+
+#include "tensor/transfer.h"
+
+namespace ds::zero {
+
+Tensor StateArrays::view(const Tensor& whole, nn::ParamId id) const {
+  const FlatRange range = layout.range(id);
+  return whole.slice(0, range.begin, range.end).view(parameters[id].shape);
+}
+
+Tensor StateArrays::owned(const optim::FlatTensor& array, nn::ParamId id) const {
+  const OwnedPart part = layout.part(id);
+  const int64_t begin = part.count == 0 ? 0 : array.compact ? part.owned : part.flat;
+  return array.data.slice(0, begin, begin + part.count);
+}
+
+Tensor StateArrays::owned(const optim::FlatTensor& array, const Bucket& bucket) const {
+  const int64_t begin = array.compact ? bucket.owned : layout.piece(bucket, layout.rank()).begin;
+  return array.data.slice(0, begin, begin + bucket.piece);
+}
+
+bool StateArrays::masters_left_on_host() const {
+  return !host_store && device->kind() != DeviceKind::kCpu && flat.masters &&
+         on_host(flat.masters.data);
+}
+
+void StateArrays::reload_masters() {
+  if (!masters_left_on_host()) return;
+  const Tensor there =
+      Tensor::empty(device, DType::kFloat32, flat.masters.data.shape(), MemoryTag::kParameters);
+  copy_tensor(flat.masters.data, there);
+  flat.masters.data = there;
+}
+
+Tensor StateArrays::gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const {
+  const Tensor whole = ctx.workspace(DType::kFloat32, {parameters[id].shape.elements()});
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    counts.push_back(layout.part(id, rank).count);
+  }
+  groups.shard->all_gather_v(whole, own, counts, {.label = parameters[id].name})->wait();
+  return whole.view(parameters[id].shape);
+}
+
+ExactSum StateArrays::sum_over_ranks(ExactSum sum) const {
+  const Tensor words = Tensor::empty(host_memory_of(device), DType::kInt64, {ExactSum::kWords},
+                                     MemoryTag::kCommunication);
+  std::copy(sum.words().begin(), sum.words().end(), words.data<int64_t>());
+  groups.shard->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})
+      ->wait();
+  std::copy_n(words.data<int64_t>(), ExactSum::kWords, sum.words().begin());
+  return sum;
+}
+
+int64_t StateArrays::agree(int64_t number, ReduceOp op) const {
+  const Tensor one =
+      Tensor::empty(host_memory_of(device), DType::kInt64, {1}, MemoryTag::kCommunication);
+  *one.data<int64_t>() = number;
+  groups.shard->all_reduce(one, op, {.label = "bad gradient", .blocking = true})->wait();
+  return *one.data<int64_t>();
+}
+
+}  // namespace ds::zero

@@ -1,0 +1,84 @@
+// What the parts of training state share: the layout of the flat space, the arrays over it, and
+// where they lie, which is on the device, spread over ranks, or in the host's memory.
+#pragma once
+
+#include <memory>
+
+#include "base/exact_sum.h"
+#include "comm/communicator.h"
+#include "ops/context.h"
+#include "optim/optimizer.h"
+#include "zero/flat_layout.h"
+#include "zero/host_store.h"
+#include "zero/share_groups.h"
+
+namespace ds::zero {
+
+struct StateArrays {
+  StateArrays(const nn::ParameterSet& the_parameters, std::shared_ptr<Device> the_device)
+      : parameters(the_parameters), layout(the_parameters), device(std::move(the_device)) {}
+
+  const nn::ParameterSet& parameters;
+  FlatLayout layout;
+  const std::shared_ptr<Device> device;  // where operators run
+  // `masters` is empty while they are split, or not made yet; `model` is empty where the masters
+  // are the model. Some are compact where ranks share them.
+  optim::FlatTensors flat;
+
+  std::shared_ptr<Communicator> comm;  // null unless ranks share the arrays
+  ShareGroups groups;                  // of comm
+  int stage = 0;
+
+  std::shared_ptr<HostStore> host_store;  // null unless the optimizer's part is offloaded
+  std::shared_ptr<Device> host;           // the host's memory; null before anything was offloaded
+
+  bool shared() const { return comm != nullptr; }
+  // Of the ranks that hold the same piece, this is the first.
+  bool first_of_replicas() const { return !groups.replicas || groups.replicas->rank() == 0; }
+
+  const Bucket& bucket(nn::ParamId id) const { return layout.buckets()[layout.bucket_of(id)]; }
+  size_t index_of(const Bucket& bucket) const {
+    return static_cast<size_t>(&bucket - layout.buckets().data());
+  }
+  // A parameter in an array over the whole space, in its shape.
+  Tensor view(const Tensor& whole, nn::ParamId id) const;
+  // What this rank owns of a parameter or of a bucket, flat.
+  Tensor owned(const optim::FlatTensor& array, nn::ParamId id) const;
+  Tensor owned(const optim::FlatTensor& array, const Bucket& bucket) const;
+
+  // The array that the model computes with; but see in_fp32.
+  const optim::FlatTensor& weights() const {
+    return host_store ? host_store->weights() : flat.model ? flat.model : flat.masters;
+  }
+  // Whose weights are not in weights(), but in Fp32Weights or the masters.
+  bool in_fp32(const Bucket& bucket) const { return bucket.fp32 && flat.model; }
+  bool whole_masters() const { return flat.masters && !flat.masters.compact; }
+  // They lie as fp32 somewhere: what this rank owns is read and written there.
+  bool masters_in_place() const {
+    return flat.masters && flat.masters.data.dtype() == DType::kFloat32;
+  }
+  // Masters are on the host, though nothing is offloaded any more; and bringing them back.
+  bool masters_left_on_host() const;
+  void reload_masters();
+
+  // Where masters, gradients and the optimizer's state are made.
+  const std::shared_ptr<Device>& state_memory() const {
+    return host_store ? host_store->memory() : device;
+  }
+  // To compute with them.
+  OpContext state_context(const OpContext& ctx) const {
+    return host_store || masters_left_on_host() ? OpContext{host, ctx.pool} : ctx;
+  }
+  // Before masters are written: nothing of them is on its way to the GPU.
+  void hold_masters() const {
+    if (host_store) host_store->hold_masters();
+  }
+
+  // Over the ranks that share the arrays, each of which makes the call.
+  // Whole from what each rank owns of a parameter, flat fp32.
+  Tensor gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const;
+  ExactSum sum_over_ranks(ExactSum sum) const;
+  int64_t agree(int64_t number, ReduceOp op) const;
+};
+
+}  // namespace ds::zero

@@ -1,0 +1,93 @@
+// The state of training: masters, the weights that follow from them, and gradients, over arrays
+// that lie whole on one device until share() spreads them over ranks or offload() moves them to the
+// host. Until somebody needs them, masters need not exist at all.
+//
+// It owns the order of a step: gradients are given, reduce() completes them, and commit() runs the
+// update and lets everything follow.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "optim/optimizer.h"
+#include "zero/gradients.h"
+#include "zero/masters.h"
+#include "zero/share_options.h"
+#include "zero/state_arrays.h"
+#include "zero/weights.h"
+
+namespace ds::zero {
+
+class TrainState {
+ public:
+  // Masters are zero or, with a loader, do not exist before somebody needs them.
+  TrainState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
+             std::shared_ptr<const WeightLoader> loader = nullptr);
+  ~TrainState();
+
+  Masters& masters() { return masters_; }
+  const Masters& masters() const { return masters_; }
+  Weights& weights() { return weights_; }
+  const Weights& weights() const { return weights_; }
+  Gradients& gradients() { return gradients_; }
+  const Gradients& gradients() const { return gradients_; }
+  StateArrays& arrays() { return arrays_; }
+  const StateArrays& arrays() const { return arrays_; }
+  const FlatLayout& layout() const { return arrays_.layout; }
+  const nn::ParameterSet& parameters() const { return arrays_.parameters; }
+
+  // fp32, bf16 or fp16; the lower types keep a rounded copy of fp32 masters, or what `form` says.
+  // `fp32`, by parameter, are computed with in fp32 all the same. Needs no open guard.
+  void set_compute_type(const OpContext& ctx, DType type, MasterForm form = MasterForm::kFp32,
+                        const std::vector<bool>& fp32 = {});
+
+  // Collective: spreads the state over a group, which starts with the masters of its rank 0; where
+  // all have one loader, each makes its own part. Needs no open guard. From now on calls marked
+  // "every rank" are collective too.
+  void share(const OpContext& ctx, const ShareOptions& options, DType type, MasterForm form);
+  // Ends that, without waiting for anybody. Weights that are whole stay, in the precision they were
+  // computed with; of weights in pieces nothing usable is left.
+  void unshare(const OpContext& ctx);
+  bool shared() const { return arrays_.shared(); }
+  // The ranks that tensors are cut among, for an optimizer of these parameters; null where they are
+  // whole. Valid while shared.
+  std::shared_ptr<optim::ShardGroup> shard_group(std::vector<nn::ParamId> tensors) const;
+
+  // Keeps masters, gradients and the optimizer's state in the host's memory from now on, and on the
+  // GPU the weights in the compute type alone. Everything else goes on as before; flat tensors and
+  // their views lie on the host.
+  void offload(const OpContext& ctx, const OffloadOptions& options, DType type, bool split);
+  // Ends that. The masters come to the GPU when somebody computes with them, or asks for it.
+  void end_offload(const OpContext& ctx);
+  // For an optimizer of these parameters: its offload store; null where the state simply lies in
+  // arrays().state_memory().
+  std::shared_ptr<optim::OffloadStore> offload_store() const { return arrays_.host_store; }
+
+  // A forward with its backward is over: what is left of the gradients is reduced, what was
+  // gathered goes (every rank). And a micro batch of the caller's own gradients.
+  void finish_backward();
+  void finish_external_micro_batch(const OpContext& ctx);
+
+  // Every gradient that was given is in the step's from here on: averaged over the ranks, and zero
+  // where none was given (every rank).
+  void reduce(const OpContext& ctx);
+  // `update(ctx, arrays)` writes masters and the copy in the compute type, in the memory of the
+  // context that it is given; then weights follow (every rank).
+  template <class Update>
+  void commit(const OpContext& ctx, const Update& update) {
+    if (arrays_.host_store) arrays_.host_store->open_update();
+    update(arrays_.state_context(ctx), arrays_.flat);
+    weights_.follow_update(ctx);
+  }
+
+ private:
+  void lay_out_shared(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
+                      DType type, MasterForm form);
+
+  StateArrays arrays_;
+  Weights weights_;
+  Masters masters_;
+  Gradients gradients_;
+};
+
+}  // namespace ds::zero

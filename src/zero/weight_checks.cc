@@ -1,0 +1,79 @@
+#include "zero/weight_checks.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/checksum.h"
+#include "base/text.h"
+#include "ops/elementwise.h"
+#include "tensor/transfer.h"
+
+namespace ds::zero {
+namespace {
+
+std::span<const std::byte> bytes_of(const Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.raw()), static_cast<size_t>(tensor.bytes())};
+}
+
+constexpr int64_t kPiece = int64_t{1} << 20;  // elements that are looked at together
+
+// One number of everything first; which tensor it is only where ranks differ.
+void check_alike(const OpContext& ctx, const StateArrays& arrays, const Weights& weights) {
+  const OpContext host{host_memory_of(arrays.device), ctx.pool};
+  const auto gather = [&](const std::vector<uint64_t>& own) {
+    const auto count = static_cast<int64_t>(own.size());
+    const Tensor mine = host.workspace(DType::kInt64, {count});
+    const Tensor all = host.workspace(DType::kInt64, {count * arrays.comm->size()});
+    std::memcpy(mine.raw(), own.data(), own.size() * sizeof(uint64_t));
+    arrays.comm->all_gather(all, mine, {.label = "checksums of weights", .blocking = true})->wait();
+    return std::vector<int64_t>(all.data<int64_t>(), all.data<int64_t>() + all.elements());
+  };
+  const auto checksum = [&](nn::ParamId id) {
+    const int64_t n = arrays.parameters[id].shape.elements();
+    const Tensor values = weights.view(id).view({n});
+    std::vector<uint64_t> sums;
+    for (int64_t begin = 0; begin < n; begin += kPiece) {
+      const int64_t end = std::min(n, begin + kPiece);
+      const Tensor piece = to_host(values.slice(0, begin, end), host.device);
+      sums.push_back(xxh3_64(bytes_of(piece)));
+    }
+    return xxh3_64(std::as_bytes(std::span(sums)));
+  };
+  std::vector<uint64_t> each;
+  for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) each.push_back(checksum(id));
+  const std::vector<int64_t> sums = gather({xxh3_64(std::as_bytes(std::span(each)))});
+  const auto other = std::ranges::find_if(sums, [&](int64_t sum) { return sum != sums[0]; });
+  if (other == sums.end()) return;
+  const auto rank = static_cast<size_t>(other - sums.begin());
+  const std::vector<int64_t> all = gather(each);
+  for (size_t i = 0; i < each.size(); ++i) {
+    DS_CHECK(all[i] == all[rank * each.size() + i], Code::kState, "the weights of ",
+             arrays.parameters[static_cast<nn::ParamId>(i)].name, " on rank ", rank,
+             " are not those of rank 0: a rank computed something else, or wrote to them");
+  }
+}
+
+}  // namespace
+
+void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weights& weights) {
+  if (!arrays.shared()) return;
+  if (!arrays.weights().compact) check_alike(ctx, arrays, weights);
+  const optim::FlatTensors& flat = arrays.flat;
+  if (!flat.model || !flat.masters) return;
+  const std::shared_ptr<Device> host = host_memory_of(arrays.device);
+  for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) {
+    const Tensor master = arrays.owned(flat.masters, id), copy = arrays.owned(flat.model, id);
+    for (int64_t begin = 0; begin < master.elements(); begin += kPiece) {
+      const int64_t end = std::min(master.elements(), begin + kPiece);
+      Tensor rounded = ctx.workspace(weights.compute_type(), {end - begin});
+      ops::cast(ctx, master.slice(0, begin, end), rounded);
+      const Tensor expected = to_host(rounded, host);
+      const Tensor found = to_host(copy.slice(0, begin, end), host);
+      DS_CHECK(std::ranges::equal(bytes_of(expected), bytes_of(found)), Code::kState,
+               "the weights of ", arrays.parameters[id].name, " on rank ", arrays.comm->rank(),
+               " are not their masters, rounded: something else wrote to them");
+    }
+  }
+}
+
+}  // namespace ds::zero
