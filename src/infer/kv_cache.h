@@ -35,7 +35,7 @@ class KvCache final : public nn::AttentionState {
   void know_lengths();
 
  private:
-  // Tokens [begin, end) of a layer as [B, end - begin, H, D]; `part` 0 is keys, 1 is values.
+  // The first `end` tokens of a layer as [B, end, H, D]; `part` 0 is keys, 1 is values.
   Tensor tokens(int layer, int part, int64_t end) const;
   int64_t longest() const;
   // Takes unequal lengths to where attention reads them.
@@ -43,7 +43,7 @@ class KvCache final : public nn::AttentionState {
 
   std::vector<Tensor> layers_;  // [B, capacity, 2, H, D]
   std::vector<int64_t> lengths_;
-  Tensor past_;      // int32 [B] of the device; empty while all lengths are equal
+  Tensor past_;       // int32 [B] of the device; empty while all lengths are equal
   int64_t room_ = 0;  // of recorded work; 0 = what the lengths ask for
 };
 

@@ -42,8 +42,8 @@ struct ForwardOptions {
   bool padded_logits = false;
 };
 
-// One pass of one batch: what every layer reads. Architecture::begin_pass makes it. Where the batch
-// stands in the step, which random numbers go by, is the tape's to know (nn::TapeOptions).
+// One pass of one batch: what every layer reads, made by Architecture::begin_pass. Its place in the
+// step, on which random streams depend, is an option of the tape (nn::TapeOptions).
 struct PassContext {
   Batch batch;
   ForwardOptions options;

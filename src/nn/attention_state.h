@@ -20,7 +20,8 @@ class AttentionState {
  public:
   virtual ~AttentionState() = default;
 
-  // Where the keys and values of `tokens` new tokens per sequence go. Throws where there is no room.
+  // Where the keys and values of `tokens` new tokens per sequence go. Throws where there is no
+  // room.
   virtual ops::CacheRows append(int layer, int64_t tokens) = 0;
   // What attention reads once they are there.
   virtual SeenTokens view(int layer, int64_t tokens) const = 0;

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <random>
 
-#include "infer/generate.h"
 #include "infer/decoder.h"
+#include "infer/generate.h"
 #include "infer/kv_cache.h"
 #include "models/inputs.h"
 #include "models/model.h"
@@ -68,8 +68,7 @@ class Texts {
     nn::Tape tape(ctx, model_.weights(), nullptr, inference_options());
     models::ForwardOptions options;
     options.state = &cache_;
-    const Tensor logits =
-        to_fp32(ctx, model_.architecture().logits(tape, batch, options).data);
+    const Tensor logits = to_fp32(ctx, model_.architecture().logits(tape, batch, options).data);
     std::vector<std::vector<float>> out;
     for (int64_t b = 0; b < logits.size(0); ++b) {
       const float* const from = logits.data<float>() + b * count * kVocab;
