@@ -49,26 +49,32 @@ struct AttentionProblem {
   int64_t window = 0;    // > 0: of those only j > i + (keys - queries) - window, and without
                          // `causal` also only j < i + (keys - queries) + window
   float scale = 1.0f;
-  double dropout = 0;  // in [0, 1)
+  double dropout = 0;      // in [0, 1)
+  int64_t first_head = 0;  // dropout counts heads from here: a rank may hold some of a layer's only
   RandomStream stream;
   const uint8_t* key_mask = nullptr;  // [batch, keys] rows mask_stride apart, 1 = visible, or null
   int64_t mask_stride = 0;
-  // Of a GPU, or null: as many keys lie before the first query, and `keys` is only how many may be
-  // read. For up to kFewQueriesOfGpus queries without dropout, segments and mask.
-  const int32_t* past_on_gpu = nullptr;
+  // [batch] in the memory of the device, or null: as many keys of each sequence lie before its
+  // first query, and `keys` is only how many may be read. For forward with few queries
+  // (kFewQueriesOfCpus, kFewQueriesOfGpus), without dropout, segments and mask.
+  const int32_t* past = nullptr;
   // [batch, keys] rows segment_stride apart, or null; then queries = keys, and a query sees the
   // keys of its own segment only.
   const int32_t* segments = nullptr;
   int64_t segment_stride = 0;
 
+  // Keys of one sequence, where the host reads them.
+  int64_t keys_of(int64_t b) const { return past == nullptr ? keys : past[b] + queries; }
   // First random element of one row of probabilities.
   uint64_t row_element(int64_t b, int64_t h, int64_t i) const {
     return RandomStream::first_of_sample(b) +
-           static_cast<uint64_t>(h * queries + i) * static_cast<uint64_t>(keys);
+           static_cast<uint64_t>((first_head + h) * queries + i) * static_cast<uint64_t>(keys);
   }
 };
 
 inline constexpr int64_t kMaxHeadDim = 256;
+// Up to here a CPU reads keys where they lie, and their sequences may have several lengths.
+inline constexpr int64_t kFewQueriesOfCpus = 4;
 // As many queries share a block of a GPU, which splits their keys.
 inline constexpr int64_t kFewQueriesOfGpus = 16;
 

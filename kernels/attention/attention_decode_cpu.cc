@@ -160,13 +160,14 @@ struct RowPlace {
   int64_t flat(const AttentionProblem& p) const { return (b * p.heads + h) * p.queries + i; }
 };
 
+// `plan` is that of the sequence.
 template <int kQ, class T>
 void decode_rows(const ForwardCall<T>& call, const DecodePlan& plan, int64_t b, int64_t kv_head,
                  int64_t split, int64_t first_row, float* scratch, float* partials) {
   const AttentionProblem& p = call.p;
   const DF f;
   const int64_t dim = p.head_dim, padded = padded_dim(p);
-  const Band band(p);
+  const Band band(p, p.keys_of(b));
   const int64_t first_key = plan.first_key + split * kKeySplit;
   const int64_t keys = std::min(kKeySplit, plan.end_key - first_key);
   const uint8_t* mask = tile_mask(p, b, first_key);
@@ -192,7 +193,7 @@ void decode_rows(const ForwardCall<T>& call, const DecodePlan& plan, int64_t b, 
     const RowPlace place(p, b, kv_head, first_row + r);
     float* row = values + r * padded;
     if (plan.splits > 1) {
-      float* partial = partials + (place.flat(p) * plan.splits + split) * plan.partial;
+      float* partial = partials + (place.flat(p) * plan.room + split) * plan.partial;
       partial[0] = stats[r].top;
       partial[1] = stats[r].sum;
       std::copy(row, row + round_up(dim, kLanes), partial + DecodePlan::kStats);
@@ -214,7 +215,7 @@ void combine_splits(const ForwardCall<T>& call, const DecodePlan& plan, int64_t 
   const AttentionProblem& p = call.p;
   const DF f;
   const int64_t dim = p.head_dim, padded = padded_dim(p);
-  float* first = partials + flat * plan.splits * plan.partial;
+  float* first = partials + flat * plan.room * plan.partial;
   float* total = first + DecodePlan::kStats;
   float top = kMinusInfinity;
   for (int64_t s = 0; s < plan.splits; ++s) top = std::max(top, first[s * plan.partial]);
@@ -248,26 +249,31 @@ void decode(ThreadPool& pool, const ForwardCall<T>& call) {
     // Neighbouring items are heads of the same keys, which share the pages of a cache.
     const int64_t kv_head = item % p.kv_heads, stretch = item / p.kv_heads;
     const int64_t split = stretch % plan.splits, b = stretch / plan.splits;
+    const DecodePlan own = plan.of(p, b);
+    if (split >= own.splits) return;
     float* scratch = call.workspace + slot * plan.scratch;
     for (int64_t row = 0; row < plan.rows_per_item; row += DecodePlan::kRows) {
       switch (std::min(DecodePlan::kRows, plan.rows_per_item - row)) {
         case 1:
-          decode_rows<1>(call, plan, b, kv_head, split, row, scratch, partials);
+          decode_rows<1>(call, own, b, kv_head, split, row, scratch, partials);
           break;
         case 2:
-          decode_rows<2>(call, plan, b, kv_head, split, row, scratch, partials);
+          decode_rows<2>(call, own, b, kv_head, split, row, scratch, partials);
           break;
         case 3:
-          decode_rows<3>(call, plan, b, kv_head, split, row, scratch, partials);
+          decode_rows<3>(call, own, b, kv_head, split, row, scratch, partials);
           break;
         default:
-          decode_rows<4>(call, plan, b, kv_head, split, row, scratch, partials);
+          decode_rows<4>(call, own, b, kv_head, split, row, scratch, partials);
       }
     }
   });
   if (plan.splits == 1) return;
   pool.for_range(p.batch * p.heads * p.queries, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t flat = begin; flat < end; ++flat) combine_splits(call, plan, flat, partials);
+    for (int64_t flat = begin; flat < end; ++flat) {
+      const DecodePlan own = plan.of(p, flat / p.queries / p.heads);
+      if (own.splits > 1) combine_splits(call, own, flat, partials);
+    }
   });
 }
 

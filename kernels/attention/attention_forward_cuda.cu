@@ -15,7 +15,7 @@ struct SplitPlan {
     begin = band.first_key(0) / kSplitKeys * kSplitKeys;
     const int64_t end = std::max(begin, band.end_key(p.queries - 1));
     splits = std::max<int64_t>(1, divide_up(end - begin, kSplitKeys));
-    if (p.past_on_gpu != nullptr) splits = most_splits(p);
+    if (p.past != nullptr) splits = most_splits(p);
     pitch = round_up(p.head_dim, 4) + 4;
   }
   static bool fits(const AttentionProblem& p) {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_splits(Forward<T> call) {
   const int64_t head = row / call.cover.queries % call.heads;
   const int64_t b = row / call.cover.queries / call.heads;
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t splits = call.actual_splits(call.actual_cover());
+  const int64_t splits = call.actual_splits(call.actual_cover(b));
   if (splits == 1 && call.past != nullptr) return;  // its block has written the result
   const float* const from = call.partials + row * call.splits * call.pitch;
   const auto stats = [&](int64_t split) {
@@ -156,7 +156,7 @@ void attention_forward(const GpuStream& on, const AttentionProblem& p, HeadView<
     call.split_begin = static_cast<int>(plan.begin);
     call.splits = static_cast<int>(plan.splits);
     call.pitch = plan.pitch;
-    call.past = p.past_on_gpu;
+    call.past = p.past;
     if (plan.splits > 1) call.partials = workspace + unit_floats(p);
   }
   if (p.head_dim <= 64) {

@@ -186,19 +186,22 @@ struct Dropout {
   bool active = false;
   uint32_t threshold = 0;
   float factor = 1;  // of what is kept
+  int64_t first_head = 0;
   RandomStream stream;
 
   explicit Dropout(const AttentionProblem& p)
       : active(p.dropout > 0),
         threshold(dropout_threshold(p.dropout)),
         factor(static_cast<float>(1 / (1 - p.dropout))),
+        first_head(p.first_head),
         stream(p.stream) {}
 
   // The random element of a pair, as AttentionProblem::row_element has it.
   __device__ __forceinline__ uint64_t element(int64_t b, int64_t head, const Cover& cover,
                                               int query, int key) const {
-    const uint64_t row = static_cast<uint64_t>(head) * static_cast<uint64_t>(cover.queries) +
-                         static_cast<uint64_t>(query);
+    const uint64_t row =
+        static_cast<uint64_t>(first_head + head) * static_cast<uint64_t>(cover.queries) +
+        static_cast<uint64_t>(query);
     return (static_cast<uint64_t>(b) << RandomStream::kSampleBits) +
            row * static_cast<uint64_t>(cover.keys) + static_cast<uint64_t>(key);
   }

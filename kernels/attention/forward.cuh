@@ -27,15 +27,15 @@ struct Forward {
   int split_begin = 0, splits = 1;
   int64_t pitch = 0;
   float* partials = nullptr;
-  // kSplit, or null: how many keys lie before the first query. Then the cover, `split_begin` and
-  // `splits` are those of the most keys that there may be.
+  // kSplit, [batch] or null: how many keys of each sequence lie before its first query. Then the
+  // cover, `split_begin` and `splits` are those of the most keys that there may be.
   const int32_t* past = nullptr;
 
-  __device__ __forceinline__ Cover actual_cover() const {
+  __device__ __forceinline__ Cover actual_cover(int64_t b) const {
     Cover actual = cover;
     if (past != nullptr) {
-      const int most = cover.keys - cover.queries;
-      actual.offset = *past < 0 ? 0 : *past > most ? most : *past;
+      const int most = cover.keys - cover.queries, before = past[b];
+      actual.offset = before < 0 ? 0 : before > most ? most : before;
       actual.keys = actual.offset + cover.queries;
     }
     return actual;
@@ -58,11 +58,11 @@ struct Forward {
         scale(std::fabs(p.scale) * kLog2OfE) {}
 };
 
-// What is read: with kSplit only as many keys as there are.
+// What is read of a sequence: with kSplit only as many keys as there are.
 template <Form kForm, class T>
-__device__ __forceinline__ decltype(auto) cover_of(const Forward<T>& call) {
+__device__ __forceinline__ decltype(auto) cover_of(const Forward<T>& call, int b) {
   if constexpr (kForm == Form::kSplit) {
-    return call.actual_cover();
+    return call.actual_cover(b);
   } else {
     return (call.cover);
   }
@@ -286,8 +286,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
   T* const q_tile = dynamic_shared<T>();
   const auto k_stage = [&](int s) { return q_tile + Tile::kOwnSize + s * 2 * Tile::kOtherSize; };
   const auto v_stage = [&](int s) { return k_stage(s) + Tile::kOtherSize; };
-  const auto& cover = cover_of<kForm>(call);
   const OwnPlace<Tile, kForm> own(call);
+  const auto& cover = cover_of<kForm>(call, own.b);
   const int splits = kSplit ? call.actual_splits(cover) : 1;
   if (kSplit && own.split >= splits) return;
   const int b = own.b;

@@ -17,7 +17,6 @@ inline constexpr int64_t kKeyTile = 64;      // keys of one tile
 inline constexpr int64_t kRowPad = 8;        // rows of keys are padded with zeros to this
 inline constexpr int64_t kDimPad = 16;       // head size is padded with zeros to this
 inline constexpr int64_t kMaxGroup = 48;     // widest group of queries that a target works on
-inline constexpr int64_t kFewQueries = 4;    // up to here keys are read in place, see decode
 inline constexpr int64_t kKeySplit = 512;    // keys of one work item when there are few queries
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

@@ -12,8 +12,9 @@ namespace ds::kernels {
 // Query i sees keys from i + offset - behind to i + offset + ahead, if nothing else hides them.
 struct Band {
   int64_t offset, behind, ahead, keys;
-  explicit Band(const AttentionProblem& p) : offset(p.keys - p.queries), keys(p.keys) {
-    const int64_t unlimited = p.keys + p.queries;
+  explicit Band(const AttentionProblem& p) : Band(p, p.keys) {}
+  Band(const AttentionProblem& p, int64_t count) : offset(count - p.queries), keys(count) {
+    const int64_t unlimited = count + p.queries;
     const int64_t reach = p.window > 0 ? std::min(p.window - 1, unlimited) : unlimited;
     behind = reach;
     ahead = p.causal ? 0 : reach;
@@ -105,22 +106,34 @@ struct DecodePlan {
   static constexpr int64_t kStats = 16;  // floats before the values of a partial result
   int64_t first_key, end_key;            // what any of the queries sees
   int64_t rows_per_item, items, splits;
+  int64_t room;              // splits that partial results have room for
   int64_t scratch, partial;  // floats per thread, floats of one partial result
-  explicit DecodePlan(const AttentionProblem& p) {
-    const Band band(p);
-    first_key = band.first_key(0);
-    end_key = std::max(first_key, band.end_key(p.queries - 1));
-    rows_per_item = p.heads / p.kv_heads * p.queries;
-    splits = std::max<int64_t>(1, divide_up(end_key - first_key, kKeySplit));
-    items = p.batch * p.kv_heads * splits;
-    partial = kStats + padded_dim(p);
-    scratch = kRows * (kKeySplit + 2 * padded_dim(p));
+  explicit DecodePlan(const AttentionProblem& p) : DecodePlan(p, p.keys) {}
+  // What a sequence has of the plan: where there are several lengths, that of all is made for the
+  // longest.
+  DecodePlan of(const AttentionProblem& p, int64_t b) const {
+    if (p.past == nullptr) return *this;
+    DecodePlan own(p, p.keys_of(b));
+    own.room = room;
+    return own;
   }
   int64_t total(const AttentionProblem& p, int threads) const {
     return threads * scratch + (splits > 1 ? p.batch * p.heads * p.queries * splits * partial : 0);
   }
   static bool fits(const AttentionProblem& p) {
-    return p.queries <= kFewQueries && p.dropout == 0 && p.segments == nullptr;
+    return p.queries <= kFewQueriesOfCpus && p.dropout == 0 && p.segments == nullptr;
+  }
+
+ private:
+  DecodePlan(const AttentionProblem& p, int64_t keys) {
+    const Band band(p, keys);
+    first_key = band.first_key(0);
+    end_key = std::max(first_key, band.end_key(p.queries - 1));
+    rows_per_item = p.heads / p.kv_heads * p.queries;
+    room = splits = std::max<int64_t>(1, divide_up(end_key - first_key, kKeySplit));
+    items = p.batch * p.kv_heads * splits;
+    partial = kStats + padded_dim(p);
+    scratch = kRows * (kKeySplit + 2 * padded_dim(p));
   }
 };
 

@@ -51,8 +51,9 @@ struct RotaryAppend {
   RotaryView<T> keys, values;  // of the cache: `capacity` tokens, `past` of which are there
   int64_t capacity = 0;
   int64_t past = 0;
-  // Of a GPU, or null: read there instead of `past`. Tokens beyond the capacity are not written.
-  const int32_t* past_on_gpu = nullptr;
+  // [batch] in the memory of the device, or null: read there instead of `past`. A GPU does not
+  // write tokens beyond the capacity.
+  const int32_t* past_of_each = nullptr;
   const int32_t* positions = nullptr;  // as in Rotary, and so are the tables
   int64_t rows = 0;
   const float* cos = nullptr;

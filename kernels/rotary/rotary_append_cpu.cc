@@ -54,10 +54,30 @@ void copy(const RotaryAppend<T>& call, const RotaryView<const T>& from, const Ro
                  });
 }
 
+// The tokens of one sequence.
+template <class T>
+RotaryAppend<T> sequence_of(const RotaryAppend<T>& call, int64_t b) {
+  RotaryAppend<T> one = call;
+  one.batch = 1;
+  one.q.data += b * call.q.batch;
+  one.k.data += b * call.k.batch;
+  one.v.data += b * call.v.batch;
+  one.keys.data += b * call.keys.batch;
+  one.values.data += b * call.values.batch;
+  if (call.positions != nullptr) one.positions += b * call.tokens;
+  one.past = call.past_of_each[b];
+  one.past_of_each = nullptr;
+  return one;
+}
+
 }  // namespace
 
 template <class T>
 void rotary_append(const RotaryAppend<T>& call, ThreadPool& pool) {
+  if (call.past_of_each != nullptr) {
+    for (int64_t b = 0; b < call.batch; ++b) rotary_append(sequence_of(call, b), pool);
+    return;
+  }
   const RotaryView<T> keys = new_rows(call, call.keys);
   if (call.rotary_dim > 0) {
     turn<T>(call, call.heads, {call.q.data, call.q.batch, call.q.token, call.q.head}, call.q, pool);

@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kMapThreads) rotary_append_tokens(RotaryAppend
     return;
   }
   item -= queries;
-  const int64_t row = t + (call.past_on_gpu == nullptr ? call.past : int64_t{*call.past_on_gpu});
+  const int64_t row =
+      t + (call.past_of_each == nullptr ? call.past : int64_t{call.past_of_each[b]});
   if (row < 0 || row >= call.capacity) return;
   const bool is_key = item < keys;
   if (!is_key) item -= keys;

@@ -28,11 +28,20 @@ inline Philox4 philox4x32(Philox4 counter, std::array<uint32_t, 2> key) {
 struct RandomStream {
   uint64_t seed = 0;
   uint32_t step = 0;
-  uint32_t op = 0;
+  uint32_t op = 0;      // in a model: operator_in_layer()
   uint32_t sample = 0;  // of element 0
   // On a GPU, where given: kernels read the step and the sample there, in its memory, when they
   // run.
   const uint32_t* step_memory = nullptr;
+
+  // The operators of a model are numbered within the layer that they belong to, so that their
+  // numbers do not depend on which other layers ran before.
+  static constexpr int kOperatorBits = 12;
+  static constexpr uint32_t kLayers = uint32_t{1} << (32 - kOperatorBits);
+  static constexpr uint32_t kOperators = uint32_t{1} << kOperatorBits;  // of one layer
+  static constexpr uint32_t operator_in_layer(uint32_t layer, uint32_t index) {
+    return layer << kOperatorBits | index;
+  }
 
   static constexpr int kSampleBits = 34;
   // The first element of a batch's sample.

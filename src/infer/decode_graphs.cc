@@ -41,15 +41,15 @@ Tensor DecodeGraphs::input(int index, const Shape& shape) const {
   return Tensor(inputs_.storage(), at, DType::kInt32, shape);
 }
 
-bool DecodeGraphs::run(int32_t token, nn::KvCache& cache, const Pass& pass) {
+bool DecodeGraphs::run(int32_t token, KvCache& cache, const Pass& pass) {
   if (failed_) return false;
-  const int64_t room = room_for(cache.length() + 1, cache.capacity());
+  const int64_t room = room_for(cache.length(0) + 1, cache.capacity());
   const auto [found, fresh] = entries_.try_emplace(room);
   if (fresh) return false;
   if (!found->second.graph && !record(found->second, cache, room, pass)) return false;
   std::array<int32_t, kInputs * kPitch> numbers{};
   numbers[0] = token;
-  numbers[kPitch] = numbers[2 * kPitch] = static_cast<int32_t>(cache.length());
+  numbers[kPitch] = numbers[2 * kPitch] = static_cast<int32_t>(cache.length(0));
   copy_from_host(numbers.data(), inputs_);
   // What the work keeps for itself is in use meanwhile: peaks of the account show it.
   const int64_t bytes = memory_->bytes();
@@ -60,23 +60,23 @@ bool DecodeGraphs::run(int32_t token, nn::KvCache& cache, const Pass& pass) {
   return true;
 }
 
-bool DecodeGraphs::record(Entry& entry, nn::KvCache& cache, int64_t room, const Pass& pass) {
+bool DecodeGraphs::record(Entry& entry, KvCache& cache, int64_t room, const Pass& pass) {
   if (!memory_) memory_ = device_->make_graph_memory();
   models::Batch batch;
   batch.ids = input(0, {1, 1});
   batch.position_ids = input(1, {1, 1});
   batch.positions = room;
-  const int64_t length = cache.length();
-  struct Length {  // the host's, again
-    nn::KvCache& cache;
+  const int64_t length = cache.length(0);
+  struct Length {  // that the host knows, again
+    KvCache& cache;
     const int64_t length;
     ~Length() {
-      cache.know_length();
-      cache.advance(length - cache.length());
+      cache.know_lengths();
+      cache.shorten(0, length);
     }
   } const again{cache, length};
   try {
-    cache.read_length_from(input(2, {1}), room);
+    cache.read_lengths_from(input(2, {1}), room);
     entry.graph = device_->record(memory_, [&] { pass(batch, logits_, &entry.constants); });
     log_info("infer", "recorded a token for texts of up to ", room,
              " tokens: ", entry.graph->nodes(), " nodes, ", format_bytes(memory_->bytes()),

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "device/cuda_device.h"
+#include "infer/kv_cache.h"
 #include "models/architecture.h"
-#include "nn/kv_cache.h"
 
 namespace ds::infer {
 
@@ -31,7 +31,7 @@ class DecodeGraphs {
   // False where the caller is to run the token itself: the first one of a room, which makes what
   // later ones find, and when recording has failed, which ends recording and is logged. Otherwise
   // the token is in the cache, and its logits will be in logits().
-  bool run(int32_t token, nn::KvCache& cache, const Pass& pass);
+  bool run(int32_t token, KvCache& cache, const Pass& pass);
   const Tensor& logits() const { return logits_; }
 
  private:
@@ -41,7 +41,7 @@ class DecodeGraphs {
   };
 
   DecodeGraphs(std::shared_ptr<CudaDevice> device, int64_t vocabulary);
-  bool record(Entry& entry, nn::KvCache& cache, int64_t room, const Pass& pass);
+  bool record(Entry& entry, KvCache& cache, int64_t room, const Pass& pass);
   Tensor input(int index, const Shape& shape) const;
 
   const std::shared_ptr<CudaDevice> device_;

@@ -40,8 +40,7 @@ Decoder::Decoder(const OpContext& ctx, nn::ParameterReader& weights,
       host_(host_of(ctx)),
       weights_(weights),
       model_(model),
-      cache_(ctx.device, model.info().layers, 1, capacity, model.info().kv_heads,
-             model.info().head_size, weights.compute_type()) {
+      cache_(ctx.device, model.info(), 1, capacity, weights.compute_type()) {
   if (graphs) graphs_ = DecodeGraphs::make(ctx.device, weights, model.info());
 }
 
@@ -51,9 +50,9 @@ std::span<const float> Decoder::feed(std::span<const int32_t> tokens) {
   models::Batch batch;
   batch.ids = host_.workspace(DType::kInt32, {1, n});
   std::copy(tokens.begin(), tokens.end(), batch.ids.data<int32_t>());
-  batch.position_ids = models::position_ids(host_, 1, n, cache_.length());
+  batch.position_ids = models::position_ids(host_, 1, n, cache_.length(0));
   // Tables are made for as many positions as recorded work will ask for.
-  if (graphs_) batch.positions = DecodeGraphs::room_for(cache_.length() + n, cache_.capacity());
+  if (graphs_) batch.positions = DecodeGraphs::room_for(cache_.length(0) + n, cache_.capacity());
   batch = models::to_device(std::move(batch), ctx_.device);
   return fetch(to_fp32(ctx_, logits(batch, inference_options())));
 }
@@ -70,7 +69,7 @@ bool Decoder::feed_recorded(int32_t token) {
 Tensor Decoder::logits(const models::Batch& batch, const nn::TapeOptions& options) {
   nn::Tape tape(ctx_, weights_, nullptr, options);
   models::ForwardOptions forward;
-  forward.cache = &cache_;
+  forward.state = &cache_;
   forward.last_only = true;
   return model_.logits(tape, batch, forward).data;
 }

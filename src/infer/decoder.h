@@ -6,6 +6,7 @@
 #include <span>
 
 #include "infer/decode_graphs.h"
+#include "infer/kv_cache.h"
 #include "models/architecture.h"
 
 namespace ds::infer {
@@ -23,8 +24,8 @@ class Decoder {
   Decoder(const OpContext& ctx, nn::ParameterReader& weights, const models::Architecture& model,
           int64_t capacity, bool graphs);
 
-  bool full() const { return cache_.length() == cache_.capacity(); }
-  void forget() { cache_.clear(); }
+  bool full() const { return cache_.length(0) == cache_.capacity(); }
+  void forget() { cache_.shorten(0, 0); }
 
   // Feeds tokens and returns the logits that follow the last one, until the next call.
   std::span<const float> feed(std::span<const int32_t> tokens);
@@ -37,7 +38,7 @@ class Decoder {
   const OpContext ctx_, host_;
   nn::ParameterReader& weights_;
   const models::Architecture& model_;
-  nn::KvCache cache_;
+  KvCache cache_;
   std::unique_ptr<DecodeGraphs> graphs_;  // ends before the cache that it reads
   Tensor logits_;
 };

@@ -7,7 +7,6 @@
 #include "models/gpt2.h"
 #include "models/gpt_neox.h"
 #include "models/llama.h"
-#include "tensor/transfer.h"
 
 namespace ds::models {
 namespace {
@@ -39,19 +38,6 @@ std::string known_of(bool types) {
 }
 
 }  // namespace
-
-Batch to_device(Batch batch, const std::shared_ptr<Device>& device) {
-  if (device->kind() == DeviceKind::kCpu) return batch;
-  if (batch.positions == 0 && batch.position_ids && on_host(batch.position_ids)) {
-    const int32_t* const ids = batch.position_ids.data<int32_t>();
-    batch.positions = int64_t{*std::max_element(ids, ids + batch.position_ids.elements())} + 1;
-  }
-  for (Tensor* const part :
-       {&batch.ids, &batch.position_ids, &batch.key_mask, &batch.segments, &batch.token_types}) {
-    *part = ds::to_device(*part, device);
-  }
-  return batch;
-}
 
 std::unique_ptr<Architecture> build_architecture(const Json& config) {
   DS_CHECK(config.is_object(), Code::kConfig, "model config: an object is expected");

@@ -1,5 +1,5 @@
-// What the engine and the generator ask of a model family: its parameters and its forward pass over
-// the tape. Families are built by build_architecture from a Hugging Face config.json.
+// What the engine and the generator ask of a model family: its parameters and the layers of its
+// forward pass. Families are built by build_architecture from a Hugging Face config.json.
 #pragma once
 
 #include <memory>
@@ -7,24 +7,12 @@
 #include <vector>
 
 #include "base/json.h"
-#include "nn/kv_cache.h"
+#include "models/pass.h"
 #include "nn/loss.h"
 #include "nn/parameter.h"
 #include "nn/tape.h"
 
 namespace ds::models {
-
-struct Batch {
-  Tensor ids;             // int32 [B, T]
-  Tensor position_ids;    // int32 [B, T]
-  Tensor key_mask;        // uint8 [B, T], 0 = padding, or empty
-  Tensor segments;        // int32 [B, T]: tokens see only their own segment; or empty
-  Tensor token_types;     // int32 [B, T], or empty for all 0
-  int64_t positions = 0;  // position_ids lie below it; 0 = ask them
-};
-
-// The batch where a device has it. For a GPU its positions are counted while the host reads them.
-Batch to_device(Batch batch, const std::shared_ptr<Device>& device);
 
 // What a model's logits are.
 enum class Head {
@@ -32,29 +20,6 @@ enum class Head {
   kMaskedLm,        // [B, T, V], position t predicts token t
   kClassification,  // [B, classes]; or numbers, as the loss says
   kNone,            // an encoder: hidden states only
-};
-
-// Which blocks run again in backward instead of keeping their activations; by default none.
-struct Recompute {
-  int64_t segments = 0;  // all of them, in so many groups
-  int64_t every = 0;     // instead: every so-many-th block, on its own
-
-  // Whether block `index` does, with `every`.
-  bool alone(int64_t index) const { return every > 0 && (index + 1) % every == 0; }
-  // Of all blocks.
-  double share(int64_t layers) const {
-    if (every > 0) return static_cast<double>(layers / every) / static_cast<double>(layers);
-    return segments > 0 ? 1 : 0;
-  }
-};
-
-struct ForwardOptions {
-  Recompute recompute = {};
-  nn::KvCache* cache = nullptr;  // decoding: the tokens follow those in the cache
-  bool last_only = false;        // logits of the last position alone
-  // Rows of a language model's logits may be padded (nn::linear_padded): the caller goes by
-  // info().outputs().
-  bool padded_logits = false;
 };
 
 // Dimensions that callers need.
@@ -95,12 +60,28 @@ class Architecture {
   virtual const ArchitectureInfo& info() const = 0;
   // The config.json that builds this architecture again.
   virtual const Json& config() const = 0;
+
+  // A pass in parts, each over the tape that it is given: a model may be cut after any block, and
+  // passes of several micro batches may be open at once. The same random numbers are drawn and the
+  // same operators run however it is cut.
+  PassContext begin_pass(const OpContext& ctx, const Batch& batch,
+                         const ForwardOptions& options) const;
+  ResidualStream embed(nn::Tape& tape, const PassContext& pass) const;
+  ResidualStream block(nn::Tape& tape, const PassContext& pass, int64_t index,
+                       const ResidualStream& in) const;
+  // Those of a range, recomputed where the options say so; then the attention state has seen the
+  // tokens of the pass.
+  ResidualStream blocks(nn::Tape& tape, const PassContext& pass, BlockRange range,
+                        ResidualStream in) const;
   // Hidden states after the last norm [B, T, W], or [B, 1, W] with last_only.
-  virtual nn::Value hidden(nn::Tape& tape, const Batch& batch,
-                           const ForwardOptions& options) const = 0;
-  // Logits as info().head says, [B, 1, V] with last_only. Throws kUnsupported without a head.
-  virtual nn::Value logits(nn::Tape& tape, const Batch& batch,
-                           const ForwardOptions& options) const = 0;
+  nn::Value last_norm(nn::Tape& tape, const PassContext& pass, ResidualStream in) const;
+  // Logits as info().head says, [B, 1, V] with last_only: the last norm and what follows it. Throws
+  // kUnsupported without a head.
+  nn::Value head(nn::Tape& tape, const PassContext& pass, ResidualStream in) const;
+
+  // A whole pass: last_norm() or head() after all blocks.
+  nn::Value hidden(nn::Tape& tape, const Batch& batch, const ForwardOptions& options) const;
+  nn::Value logits(nn::Tape& tape, const Batch& batch, const ForwardOptions& options) const;
 
   virtual ExternalName external_name(nn::ParamId id) const = 0;
   // Prefixes that files may add to or leave off every name, such as "transformer.".
@@ -110,6 +91,22 @@ class Architecture {
   virtual bool ignorable_external(const std::string& name) const = 0;
   // Whether the parameter belongs to a head that may start fresh on a pretrained body.
   virtual bool of_head(nn::ParamId) const { return false; }
+
+ private:
+  // Cosines and sines of the batch's positions, once for all blocks.
+  virtual nn::RotaryTable rotary_table(const OpContext&, const Batch&) const { return {}; }
+  virtual ResidualStream run_embedding(nn::Tape& tape, const PassContext& pass) const = 0;
+  virtual ResidualStream run_block(nn::Tape& tape, const PassContext& pass, int64_t index,
+                                   const ResidualStream& in) const = 0;
+  virtual nn::Value run_last_norm(nn::Tape& tape, const ResidualStream& in) const = 0;
+  // Of normalised hidden states.
+  virtual nn::Value run_head(nn::Tape& tape, const PassContext& pass,
+                             const nn::Value& hidden) const = 0;
+
+  BlockRange all_blocks() const { return {0, info().layers}; }
+  void check_head() const;
+  ResidualStream recomputed(nn::Tape& tape, const PassContext& pass, BlockRange range,
+                            const ResidualStream& in) const;
 };
 
 // Throws kConfig for a bad document, kUnsupported naming an architecture or option unknown here.

@@ -145,42 +145,6 @@ class Bert : public FamilyBase {
     info_.token_types = c_.token_types;
   }
 
-  Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    DS_CHECK(options.cache == nullptr && !options.last_only, Code::kUnsupported,
-             "BERT reads in both directions: it cannot continue a text");
-    Tensor kinds = batch.token_types;
-    if (!kinds) {
-      kinds = tape.ctx().workspace(DType::kInt32, batch.ids.shape());
-      Device& device = *tape.ctx().device;
-      device.clear(kinds.raw(), kinds.bytes(), device.default_stream());
-    }
-    const Value words =
-        nn::embedding(tape, batch.ids, words_, batch.position_ids, positions_, c_.padding);
-    const Value types = nn::embedding(tape, kinds, types_, Tensor(), nn::kNoParam);
-    Stream s{normalise(tape, {words, types}, norm_, c_.norm_epsilon).y, {}};
-    s.x = nn::dropout(tape, s.x, c_.hidden_dropout);
-    s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
-                   [this, batch](Tape& t, const Stream& in, int64_t index) {
-                     return Stream{block(t, in.x, index, batch), {}};
-                   });
-    return s.x;
-  }
-
-  Value logits(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    DS_CHECK(info_.head != Head::kNone, Code::kUnsupported,
-             "this BERT is an encoder without a head: it has hidden states but no logits");
-    const Value x = hidden(tape, batch, options);
-    if (info_.head == Head::kMaskedLm) {
-      const Value y = apply(tape, x, transform_, c_.activation);
-      const Value z = normalise(tape, {y, {}}, transform_norm_, c_.norm_epsilon).y;
-      return vocabulary(tape, z, head_, options);
-    }
-    const Value first = nn::select_position(tape, x, 0);
-    const Value pooled = apply(tape, first, pooler_, ops::Activation::kTanh);
-    if (order_) return apply(tape, pooled, head_);
-    return apply(tape, nn::dropout(tape, pooled, c_.classifier_dropout), head_);
-  }
-
   ExternalName external_name(ParamId id) const override {
     const std::string& name = parameters_[id].name;
     ExternalName out{is_head(name) || info_.head == Head::kNone ? name : external_prefix() + name};
@@ -219,22 +183,56 @@ class Bert : public FamilyBase {
     return name.starts_with("cls.") || name.starts_with("classifier.");
   }
 
-  Value block(Tape& tape, const Value& x, int64_t index, const Batch& batch) const {
+  ResidualStream run_embedding(Tape& tape, const PassContext& pass) const override {
+    DS_CHECK(pass.options.state == nullptr && !pass.options.last_only, Code::kUnsupported,
+             "BERT reads in both directions: it cannot continue a text");
+    const Batch& batch = pass.batch;
+    Tensor kinds = batch.token_types;
+    if (!kinds) {
+      kinds = tape.ctx().workspace(DType::kInt32, batch.ids.shape());
+      Device& device = *tape.ctx().device;
+      device.clear(kinds.raw(), kinds.bytes(), device.default_stream());
+    }
+    const Value words =
+        nn::embedding(tape, batch.ids, words_, batch.position_ids, positions_, c_.padding);
+    const Value types = nn::embedding(tape, kinds, types_, Tensor(), nn::kNoParam);
+    const Value x = normalise(tape, {words, types}, norm_, c_.norm_epsilon).y;
+    return {nn::dropout(tape, x, c_.hidden_dropout), {}};
+  }
+
+  ResidualStream run_block(Tape& tape, const PassContext& pass, int64_t index,
+                           const ResidualStream& in) const override {
+    const Value& x = in.x;
     const Block& b = blocks_[static_cast<size_t>(index)];
     nn::Attention spec;
     spec.heads = spec.kv_heads = c_.heads;
     spec.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(info_.head_size)));
     spec.dropout = c_.attention_dropout;
     spec.causal = false;
-    spec.key_mask = batch.key_mask;
-    spec.segments = batch.segments;
+    spec.key_mask = pass.batch.key_mask;
+    spec.segments = pass.batch.segments;
     const Value mixed =
         nn::attention(tape, apply(tape, x, b.q), apply(tape, x, b.k), apply(tape, x, b.v), spec);
     const Value out = nn::dropout(tape, apply(tape, mixed, b.out), c_.hidden_dropout);
     const Value y = normalise(tape, {out, x}, b.norm1, c_.norm_epsilon).y;
     const Value down =
         nn::dropout(tape, mlp(tape, y, b.up, b.down, c_.activation), c_.hidden_dropout);
-    return normalise(tape, {down, y}, b.norm2, c_.norm_epsilon).y;
+    return {normalise(tape, {down, y}, b.norm2, c_.norm_epsilon).y, {}};
+  }
+
+  // Blocks end with their norm.
+  Value run_last_norm(Tape&, const ResidualStream& in) const override { return in.x; }
+
+  Value run_head(Tape& tape, const PassContext& pass, const Value& x) const override {
+    if (info_.head == Head::kMaskedLm) {
+      const Value y = apply(tape, x, transform_, c_.activation);
+      const Value z = normalise(tape, {y, {}}, transform_norm_, c_.norm_epsilon).y;
+      return vocabulary(tape, z, head_, pass.options);
+    }
+    const Value first = nn::select_position(tape, x, 0);
+    const Value pooled = apply(tape, first, pooler_, ops::Activation::kTanh);
+    if (order_) return apply(tape, pooled, head_);
+    return apply(tape, nn::dropout(tape, pooled, c_.classifier_dropout), head_);
   }
 
   BertConfig c_;

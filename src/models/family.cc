@@ -1,6 +1,5 @@
 #include "models/family.h"
 
-#include <algorithm>
 #include <optional>
 
 namespace ds::models {
@@ -17,51 +16,6 @@ std::optional<ops::Gelu> gelu_of(ops::Activation kind) {
 }
 
 }  // namespace
-
-namespace {
-
-// Blocks [begin, end), whose activations backward makes again.
-Stream recomputed(Tape& tape, const Stream& s, int64_t begin, int64_t end, const BlockFn& block) {
-  const auto body = [block, begin, end](Tape& t, std::span<const Value> in) {
-    Stream inner{in[0], in.size() > 1 ? in[1] : Value()};
-    for (int64_t i = begin; i < end; ++i) inner = block(t, inner, i);
-    std::vector<Value> out{inner.x};
-    if (inner.residual) out.push_back(inner.residual);
-    return out;
-  };
-  std::vector<Value> inputs{s.x};
-  if (s.residual) inputs.push_back(s.residual);
-  const std::vector<Value> outputs = tape.checkpoint(inputs, body);
-  return {outputs[0], outputs.size() > 1 ? outputs[1] : Value()};
-}
-
-}  // namespace
-
-Stream run_blocks(Tape& tape, Stream s, int64_t layers, int64_t tokens,
-                  const ForwardOptions& options, const BlockFn& block) {
-  const Recompute recompute = tape.recording() ? options.recompute : Recompute{};
-  const int64_t segments = recompute.every > 0 ? 0 : std::min(recompute.segments, layers);
-  for (int64_t segment = 0; segment < segments; ++segment) {
-    const int64_t begin = segment * layers / segments, end = (segment + 1) * layers / segments;
-    s = recomputed(tape, s, begin, end, block);
-  }
-  for (int64_t i = 0; i < layers && segments <= 0; ++i) {
-    s = recompute.alone(i) ? recomputed(tape, s, i, i + 1, block) : block(tape, s, i);
-  }
-  if (options.cache != nullptr) options.cache->advance(tokens);
-  return s;
-}
-
-// Only the generator asks for this, one sequence at a time, so rows need no copy.
-Stream last_position(const Tape& tape, const Stream& s) {
-  DS_CHECK(!tape.recording() && s.x.data.size(0) == 1, Code::kInternal,
-           "logits of the last position alone are for decoding one sequence");
-  const int64_t n = s.x.data.size(1);
-  const auto last = [n](const Value& v) {
-    return v ? Value{v.data.slice(1, n - 1, n), nullptr} : v;
-  };
-  return {last(s.x), last(s.residual)};
-}
 
 FamilyBase::FamilyBase(const Json& config, const char* model_type, const char* architecture)
     : config_(config) {

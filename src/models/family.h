@@ -1,29 +1,12 @@
-// What model families share: adding parameters, the residual stream over blocks with activation
-// checkpointing, and the plumbing of the Architecture interface.
+// What model families share: adding parameters, layers that most of them have, and the plumbing of
+// the Architecture interface.
 #pragma once
-
-#include <functional>
 
 #include "models/architecture.h"
 #include "models/config_reader.h"
 #include "nn/layers.h"
 
 namespace ds::models {
-
-// The residual stream, kept as two summands so that each norm adds them while it reads them.
-struct Stream {
-  nn::Value x;
-  nn::Value residual;
-};
-
-// Runs blocks 0 to layers - 1, in groups that are recomputed in backward when the options ask for
-// it, then advances the cache.
-using BlockFn = std::function<Stream(nn::Tape&, const Stream&, int64_t index)>;
-Stream run_blocks(nn::Tape& tape, Stream in, int64_t layers, int64_t tokens,
-                  const ForwardOptions& options, const BlockFn& block);
-
-// The last position of one decoded sequence.
-Stream last_position(const nn::Tape& tape, const Stream& s);
 
 class FamilyBase : public Architecture {
  public:
@@ -67,18 +50,18 @@ class FamilyBase : public Architecture {
   static nn::Value mlp(nn::Tape& tape, const nn::Value& x, const Projection& up,
                        const Projection& down, ops::Activation kind);
   // Queries or keys with their positions; while decoding, attention() turns them on their way to
-  // the cache, as turn_with_cache() tells it.
-  static nn::Value rotated(nn::Tape& tape, const nn::Value& x, int64_t heads, const Batch& batch,
-                           const ForwardOptions& options, const nn::RotaryTable& table) {
-    return options.cache != nullptr ? x : nn::rotary(tape, x, heads, batch.position_ids, table);
+  // the attention state, by what turn_on_the_way() gives it.
+  static nn::Value rotated(nn::Tape& tape, const nn::Value& x, int64_t heads,
+                           const PassContext& pass) {
+    if (pass.options.state != nullptr) return x;
+    return nn::rotary(tape, x, heads, pass.batch.position_ids, pass.rotary);
   }
-  static void turn_with_cache(nn::Attention& spec, const Batch& batch,
-                              const ForwardOptions& options, const nn::RotaryTable& table) {
-    if (options.cache == nullptr) return;
-    spec.table = table;
-    spec.position_ids = batch.position_ids;
+  static void turn_on_the_way(nn::Attention& spec, const PassContext& pass) {
+    if (pass.options.state == nullptr) return;
+    spec.table = pass.rotary;
+    spec.position_ids = pass.batch.position_ids;
   }
-  static nn::NormOutput normalise(nn::Tape& tape, const Stream& s, const Projection& p,
+  static nn::NormOutput normalise(nn::Tape& tape, const ResidualStream& s, const Projection& p,
                                   double eps) {
     return nn::layer_norm(tape, s.x, s.residual, p.weight, p.bias, static_cast<float>(eps));
   }

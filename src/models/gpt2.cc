@@ -50,22 +50,6 @@ class Gpt2 : public FamilyBase {
     info_.head_size = w / c_.heads;
   }
 
-  Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    Stream s;
-    s.x = nn::embedding(tape, batch.ids, wte_, batch.position_ids, wpe_);
-    s.x = nn::dropout(tape, s.x, c_.embedding_dropout);
-    s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
-                   [this, batch, options](Tape& t, const Stream& in, int64_t index) {
-                     return block(t, in, index, batch, options);
-                   });
-    if (options.last_only) s = last_position(tape, s);
-    return normalise(tape, s, norm_, c_.norm_epsilon).y;
-  }
-
-  Value logits(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    return vocabulary(tape, hidden(tape, batch, options), {head_, nn::kNoParam}, options);
-  }
-
   ExternalName external_name(ParamId id) const override {
     const std::string& name = parameters_[id].name;
     // Hugging Face's Conv1D stores its weights input by output.
@@ -81,20 +65,35 @@ class Gpt2 : public FamilyBase {
     Projection norm1, qkv, out, norm2, up, down;
   };
 
-  Stream block(Tape& tape, const Stream& in, int64_t index, const Batch& batch,
-               const ForwardOptions& options) const {
+  ResidualStream run_embedding(Tape& tape, const PassContext& pass) const override {
+    const Batch& batch = pass.batch;
+    const Value x = nn::embedding(tape, batch.ids, wte_, batch.position_ids, wpe_);
+    return {nn::dropout(tape, x, c_.embedding_dropout), {}};
+  }
+
+  ResidualStream run_block(Tape& tape, const PassContext& pass, int64_t index,
+                           const ResidualStream& in) const override {
     const Block& b = blocks_[static_cast<size_t>(index)];
     const auto norm1 = normalise(tape, in, b.norm1, c_.norm_epsilon);
     const auto qkv =
         nn::split_qkv(tape, apply(tape, norm1.y, b.qkv), c_.heads, nn::QkvLayout::kThirds);
-    const Value mixed = nn::attention(tape, qkv[0], qkv[1], qkv[2], attention_spec(index, batch),
-                                      options.cache, static_cast<int>(index));
+    const Value mixed =
+        nn::attention(tape, qkv[0], qkv[1], qkv[2], attention_spec(index, pass.batch),
+                      pass.options.state, static_cast<int>(index));
     Value out = apply(tape, mixed, b.out);
     out = nn::dropout(tape, out, c_.residual_dropout);
     const auto norm2 = normalise(tape, {out, norm1.sum}, b.norm2, c_.norm_epsilon);
     Value down = mlp(tape, norm2.y, b.up, b.down, c_.activation);
     down = nn::dropout(tape, down, c_.residual_dropout);
     return {down, norm2.sum};
+  }
+
+  Value run_last_norm(Tape& tape, const ResidualStream& in) const override {
+    return normalise(tape, in, norm_, c_.norm_epsilon).y;
+  }
+
+  Value run_head(Tape& tape, const PassContext& pass, const Value& hidden) const override {
+    return vocabulary(tape, hidden, {head_, nn::kNoParam}, pass.options);
   }
 
   nn::Attention attention_spec(int64_t index, const Batch& batch) const {

@@ -106,22 +106,6 @@ class GptNeox : public FamilyBase {
     info_.head_size = w / c_.heads;
   }
 
-  Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    const nn::RotaryTable table = tables_.rows(tape.ctx(), batch.position_ids, batch.positions);
-    Stream s{nn::embedding(tape, batch.ids, embedding_, Tensor(), nn::kNoParam), {}};
-    s.x = nn::dropout(tape, s.x, c_.hidden_dropout);
-    s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
-                   [this, batch, options, table](Tape& t, const Stream& in, int64_t index) {
-                     return block(t, in, index, batch, options, table);
-                   });
-    if (options.last_only) s = last_position(tape, s);
-    return normalise(tape, s, norm_, c_.norm_epsilon).y;
-  }
-
-  Value logits(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    return vocabulary(tape, hidden(tape, batch, options), {head_, nn::kNoParam}, options);
-  }
-
   ExternalName external_name(ParamId id) const override {
     const std::string& name = parameters_[id].name;
     if (name == "embed_out.weight") return {name, false, {"lm_head.weight"}};
@@ -138,21 +122,29 @@ class GptNeox : public FamilyBase {
     Projection norm1, norm2, qkv, out, up, down;
   };
 
-  Value attend(Tape& tape, const Value& x, int64_t index, const Batch& batch,
-               const ForwardOptions& options, const nn::RotaryTable& table) const {
+  nn::RotaryTable rotary_table(const OpContext& ctx, const Batch& batch) const override {
+    return tables_.rows(ctx, batch.position_ids, batch.positions);
+  }
+
+  ResidualStream run_embedding(Tape& tape, const PassContext& pass) const override {
+    const Value x = nn::embedding(tape, pass.batch.ids, embedding_, Tensor(), nn::kNoParam);
+    return {nn::dropout(tape, x, c_.hidden_dropout), {}};
+  }
+
+  Value attend(Tape& tape, const PassContext& pass, const Value& x, int64_t index) const {
     const Block& b = blocks_[static_cast<size_t>(index)];
     const auto qkv = nn::split_qkv(tape, apply(tape, x, b.qkv), c_.heads, nn::QkvLayout::kPerHead);
-    const Value q = rotated(tape, qkv[0], c_.heads, batch, options, table);
-    const Value k = rotated(tape, qkv[1], c_.heads, batch, options, table);
+    const Value q = rotated(tape, qkv[0], c_.heads, pass);
+    const Value k = rotated(tape, qkv[1], c_.heads, pass);
     nn::Attention spec;
     spec.heads = spec.kv_heads = c_.heads;
     spec.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(info_.head_size)));
     spec.dropout = c_.attention_dropout;
-    spec.key_mask = batch.key_mask;
-    spec.segments = batch.segments;
-    turn_with_cache(spec, batch, options, table);
+    spec.key_mask = pass.batch.key_mask;
+    spec.segments = pass.batch.segments;
+    turn_on_the_way(spec, pass);
     const Value mixed =
-        nn::attention(tape, q, k, qkv[2], spec, options.cache, static_cast<int>(index));
+        nn::attention(tape, q, k, qkv[2], spec, pass.options.state, static_cast<int>(index));
     return nn::dropout(tape, apply(tape, mixed, b.out), c_.hidden_dropout);
   }
 
@@ -160,17 +152,25 @@ class GptNeox : public FamilyBase {
     return nn::dropout(tape, mlp(tape, x, b.up, b.down, c_.activation), c_.hidden_dropout);
   }
 
-  Stream block(Tape& tape, const Stream& in, int64_t index, const Batch& batch,
-               const ForwardOptions& options, const nn::RotaryTable& table) const {
+  ResidualStream run_block(Tape& tape, const PassContext& pass, int64_t index,
+                           const ResidualStream& in) const override {
     const Block& b = blocks_[static_cast<size_t>(index)];
     const auto norm1 = normalise(tape, in, b.norm1, c_.norm_epsilon);
-    const Value attended = attend(tape, norm1.y, index, batch, options, table);
+    const Value attended = attend(tape, pass, norm1.y, index);
     if (c_.parallel) {
       const auto norm2 = normalise(tape, {norm1.sum, {}}, b.norm2, c_.norm_epsilon);
       return {nn::add(tape, attended, feed_forward(tape, norm2.y, b)), norm1.sum};
     }
     const auto norm2 = normalise(tape, {attended, norm1.sum}, b.norm2, c_.norm_epsilon);
     return {feed_forward(tape, norm2.y, b), norm2.sum};
+  }
+
+  Value run_last_norm(Tape& tape, const ResidualStream& in) const override {
+    return normalise(tape, in, norm_, c_.norm_epsilon).y;
+  }
+
+  Value run_head(Tape& tape, const PassContext& pass, const Value& hidden) const override {
+    return vocabulary(tape, hidden, {head_, nn::kNoParam}, pass.options);
   }
 
   NeoxConfig c_;

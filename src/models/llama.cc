@@ -157,21 +157,6 @@ class Llama : public FamilyBase {
     info_.head_size = c_.head_size;
   }
 
-  Value hidden(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    const nn::RotaryTable table = tables_.rows(tape.ctx(), batch.position_ids, batch.positions);
-    Stream s{nn::embedding(tape, batch.ids, embedding_, Tensor(), nn::kNoParam, c_.padding), {}};
-    s = run_blocks(tape, s, c_.layers, batch.ids.size(1), options,
-                   [this, batch, options, table](Tape& t, const Stream& in, int64_t index) {
-                     return block(t, in, index, batch, options, table);
-                   });
-    if (options.last_only) s = last_position(tape, s);
-    return norm(tape, s, norm_).y;
-  }
-
-  Value logits(Tape& tape, const Batch& batch, const ForwardOptions& options) const override {
-    return vocabulary(tape, hidden(tape, batch, options), {head_, nn::kNoParam}, options);
-  }
-
   ExternalName external_name(ParamId id) const override {
     const std::string& name = parameters_[id].name;
     return {name == "lm_head.weight" ? name : external_prefix() + name};
@@ -187,16 +172,25 @@ class Llama : public FamilyBase {
     Projection q, k, v, out, gate, up, down;
   };
 
-  nn::NormOutput norm(Tape& tape, const Stream& s, ParamId gamma) const {
+  nn::NormOutput norm(Tape& tape, const ResidualStream& s, ParamId gamma) const {
     return nn::rms_norm(tape, s.x, s.residual, gamma, static_cast<float>(c_.norm_epsilon));
   }
 
-  Stream block(Tape& tape, const Stream& in, int64_t index, const Batch& batch,
-               const ForwardOptions& options, const nn::RotaryTable& table) const {
+  nn::RotaryTable rotary_table(const OpContext& ctx, const Batch& batch) const override {
+    return tables_.rows(ctx, batch.position_ids, batch.positions);
+  }
+
+  ResidualStream run_embedding(Tape& tape, const PassContext& pass) const override {
+    return {nn::embedding(tape, pass.batch.ids, embedding_, Tensor(), nn::kNoParam, c_.padding),
+            {}};
+  }
+
+  ResidualStream run_block(Tape& tape, const PassContext& pass, int64_t index,
+                           const ResidualStream& in) const override {
     const Block& b = blocks_[static_cast<size_t>(index)];
     const auto norm1 = norm(tape, in, b.norm1);
-    const Value q = rotated(tape, apply(tape, norm1.y, b.q), c_.heads, batch, options, table);
-    const Value k = rotated(tape, apply(tape, norm1.y, b.k), c_.kv_heads, batch, options, table);
+    const Value q = rotated(tape, apply(tape, norm1.y, b.q), c_.heads, pass);
+    const Value k = rotated(tape, apply(tape, norm1.y, b.k), c_.kv_heads, pass);
     const Value v = apply(tape, norm1.y, b.v);
     nn::Attention spec;
     spec.heads = c_.heads;
@@ -204,14 +198,23 @@ class Llama : public FamilyBase {
     spec.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c_.head_size)));
     spec.dropout = c_.attention_dropout;
     spec.window = c_.windows[static_cast<size_t>(index)];
-    spec.key_mask = batch.key_mask;
-    spec.segments = batch.segments;
-    turn_with_cache(spec, batch, options, table);
-    const Value mixed = nn::attention(tape, q, k, v, spec, options.cache, static_cast<int>(index));
+    spec.key_mask = pass.batch.key_mask;
+    spec.segments = pass.batch.segments;
+    turn_on_the_way(spec, pass);
+    const Value mixed =
+        nn::attention(tape, q, k, v, spec, pass.options.state, static_cast<int>(index));
     const auto norm2 = norm(tape, {apply(tape, mixed, b.out), norm1.sum}, b.norm2);
     const Value gate = apply(tape, norm2.y, b.gate);
     const Value up = apply(tape, norm2.y, b.up);
     return {nn::gated_linear(tape, gate, up, c_.activation, b.down), norm2.sum};
+  }
+
+  Value run_last_norm(Tape& tape, const ResidualStream& in) const override {
+    return norm(tape, in, norm_).y;
+  }
+
+  Value run_head(Tape& tape, const PassContext& pass, const Value& hidden) const override {
+    return vocabulary(tape, hidden, {head_, nn::kNoParam}, pass.options);
   }
 
   LlamaConfig c_;

@@ -1,4 +1,5 @@
-// Attention and what prepares it: views of packed projections, rotary positions, the KV cache.
+// Attention and what prepares it: views of packed projections, rotary positions, tokens seen
+// before.
 #include "ops/attention.h"
 
 #include <utility>
@@ -47,31 +48,49 @@ Arithmetic attention_work(const Tensor& q, const Tensor& k, const Attention& spe
   return Arithmetic::products(count_visible_pairs(pairs) * spec.heads * 2 * q.size(3));
 }
 
-Value cached_attention(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
-                       const Attention& spec, KvCache& cache, int layer) {
+struct QueryRows {
+  Tensor q, out, lse;
+};
+
+// Sequences of several lengths with many new tokens each, one by one.
+void attend_each(Tape& tape, const QueryRows& rows, const SeenTokens& seen,
+                 const std::vector<int64_t>& lengths, const ops::AttentionOptions& options) {
+  for (int64_t b = 0; b < rows.q.size(0); ++b) {
+    const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
+    const int64_t end = lengths[static_cast<size_t>(b)] + rows.q.size(1);
+    Tensor out = of(rows.out), lse = of(rows.lse);
+    ops::attention(tape.ctx(), of(rows.q), of(seen.keys).slice(1, 0, end),
+                   of(seen.values).slice(1, 0, end), Tensor(), options, out, lse);
+  }
+}
+
+Value attention_after(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
+                      const Attention& spec, AttentionState& state, int layer) {
   DS_CHECK(!tape.recording(), Code::kInternal, "decoding has no backward");
-  const int64_t batch = q.size(0), length = q.size(1), end = cache.length() + length;
-  DS_CHECK(end <= cache.capacity(), Code::kInternal, "the KV cache is full");
+  const int64_t batch = q.size(0), length = q.size(1);
+  DS_CHECK(static_cast<size_t>(batch) == state.lengths().size(), Code::kInternal, batch,
+           " sequences for the attention state of ", state.lengths().size());
   if (spec.table.cos) {
     tape.reads(spec.table.cos);
     tape.reads(spec.table.sin);
   }
   Tensor rotated = q;
   ops::rotary_append(tape.ctx(), rotated, k, v, {spec.position_ids, spec.table.cos, spec.table.sin},
-                     {},
-                     {cache.view(layer, 0, 0, cache.capacity()),
-                      cache.view(layer, 1, 0, cache.capacity()), cache.length(), cache.past()});
+                     {}, state.append(layer, length));
   ops::AttentionOptions options = attention_options(tape, spec);
-  options.past = cache.past();
-  const int64_t seen = cache.past() ? cache.room() : end;
-  DS_CHECK(seen >= end && seen <= cache.capacity(), Code::kInternal, "room for ", seen,
-           " tokens of a cache that will hold ", end);
+  const SeenTokens seen = state.view(layer, length);
   Value y =
       tape.make_value(tape.new_activation(q.dtype(), {batch, length, spec.heads * q.size(3)}));
   Tensor lse = tape.ctx().workspace(DType::kFloat32, {batch, spec.heads, length});
   Tensor out = y.data.view(q.shape());
-  ops::attention(tape.ctx(), q, cache.view(layer, 0, 0, seen), cache.view(layer, 1, 0, seen),
-                 spec.key_mask, options, out, lse);
+  if (seen.past && length > ops::kMostQueriesBehindPast) {
+    DS_CHECK(!spec.key_mask && !spec.segments, Code::kInternal,
+             "sequences of several lengths have no key mask and no segments");
+    attend_each(tape, {q, out, lse}, seen, state.lengths(), options);
+    return y;
+  }
+  options.past = seen.past;
+  ops::attention(tape.ctx(), q, seen.keys, seen.values, spec.key_mask, options, out, lse);
   return y;
 }
 
@@ -136,16 +155,16 @@ Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_i
 }
 
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const Attention& spec,
-                KvCache* cache, int layer) {
-  DS_CHECK(cache != nullptr || !spec.table.cos, Code::kInternal,
-           "without a cache queries and keys have been rotated before");
+                AttentionState* state, int layer) {
+  DS_CHECK(state != nullptr || !spec.table.cos, Code::kInternal,
+           "without an attention state queries and keys have been rotated before");
   const Tensor q4 = as_heads(q.data, spec.heads), k4 = as_heads(k.data, spec.kv_heads),
                v4 = as_heads(v.data, spec.kv_heads);
   const Arithmetic work =
-      tape.profile() == nullptr || cache != nullptr ? Arithmetic() : attention_work(q4, k4, spec);
+      tape.profile() == nullptr || state != nullptr ? Arithmetic() : attention_work(q4, k4, spec);
   const OperatorScope op(tape, "attention");
   if (op) op.work(work, work + work);
-  if (cache != nullptr) return cached_attention(tape, q4, k4, v4, spec, *cache, layer);
+  if (state != nullptr) return attention_after(tape, q4, k4, v4, spec, *state, layer);
   const int64_t batch = q4.size(0), length = q4.size(1);
   const ops::AttentionOptions options = attention_options(tape, spec);
   Value y =

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "nn/kv_cache.h"
+#include "nn/attention_state.h"
 #include "nn/tape.h"
 #include "ops/activation.h"
 
@@ -85,15 +85,15 @@ struct Attention {
   int64_t window = 0;  // > 0: a query sees the last so many keys only
   Tensor key_mask;     // uint8 [B, T] or empty
   Tensor segments;     // int32 [B, T] or empty: tokens see their own segment only
-  // With a cache: how q and k are still to turn, which costs nothing while they are appended to it.
+  // With a state: how q and k are still to turn, which costs nothing while they are appended to it.
   // Without one rotary() turns them before.
   RotaryTable table = {};
   Tensor position_ids = {};  // int32 [B, T]
 };
 // q [B, T, H * D] or [B, T, H, D], k and v likewise with kv_heads. Result [B, T, H * D]. With a
-// `cache` (decoding, not recorded) the new keys and values are appended to its `layer`, which the
-// caller advances once all layers have run, and queries see all of them.
+// `state` (decoding, not recorded) the new keys and values are appended to its `layer`, which the
+// caller advances once all layers have run, and the queries of each sequence see all of its own.
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const Attention& spec,
-                KvCache* cache = nullptr, int layer = 0);
+                AttentionState* state = nullptr, int layer = 0);
 
 }  // namespace ds::nn

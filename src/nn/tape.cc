@@ -45,6 +45,14 @@ Value Tape::make_value(Tensor data) const {
   return {std::move(data), options_.record ? std::make_shared<GradientSlot>() : nullptr};
 }
 
+RandomStream Tape::next_stream() {
+  DS_CHECK(next_stream_.op < RandomStream::kOperators, Code::kInternal, "layer ",
+           next_stream_.layer, " has more than ", RandomStream::kOperators,
+           " operators that draw random numbers");
+  const uint32_t op = RandomStream::operator_in_layer(next_stream_.layer, next_stream_.op++);
+  return {options_.seed, options_.step, op, options_.first_sample, options_.step_memory};
+}
+
 void Tape::used(ParamId id) {
   // A recomputation repeats uses that the forward pass has counted already.
   if (id == kNoParam || recomputing_ || (!options_.record && !checkpointing_)) return;
@@ -72,28 +80,28 @@ void Tape::backward(size_t mark) {
 // Sets the tape up to repeat a forward region with recording on, and puts everything back.
 class Tape::Recompute {
  public:
-  Recompute(Tape& tape, uint32_t first_op)
+  Recompute(Tape& tape, StreamPlace first)
       : tape_(tape),
         record_(std::exchange(tape.options_.record, true)),
-        op_(std::exchange(tape.next_op_, first_op)),
+        stream_(std::exchange(tape.next_stream_, first)),
         recomputing_(std::exchange(tape.recomputing_, true)) {}
   ~Recompute() {
     tape_.options_.record = record_;
-    tape_.next_op_ = op_;
+    tape_.next_stream_ = stream_;
     tape_.recomputing_ = recomputing_;
   }
 
  private:
   Tape& tape_;
   bool record_;
-  uint32_t op_;
+  StreamPlace stream_;
   bool recomputing_;
 };
 
 std::vector<Value> Tape::checkpoint(std::span<const Value> inputs, const Body& body) {
   if (!options_.record) return body(*this, inputs);
 
-  const uint32_t first_op = next_op_;
+  const StreamPlace first_stream = next_stream_;
   std::vector<Value> saved(inputs.begin(), inputs.end());
   size_t segment = 0;
   if (offload_) {
@@ -119,7 +127,7 @@ std::vector<Value> Tape::checkpoint(std::span<const Value> inputs, const Body& b
     output.slot = std::make_shared<GradientSlot>();
     output_slots.push_back(output.slot);
   }
-  record([saved = std::move(saved), segment, body, first_op,
+  record([saved = std::move(saved), segment, body, first_stream,
           output_slots = std::move(output_slots)](Tape& tape) {
     const std::vector<Tensor> fetched =
         tape.offload_ ? tape.offload_->fetch(segment) : std::vector<Tensor>();
@@ -130,7 +138,7 @@ std::vector<Value> Tape::checkpoint(std::span<const Value> inputs, const Body& b
     }
     const size_t mark = tape.mark();
     {
-      const Recompute repeat(tape, first_op);
+      const Recompute repeat(tape, first_stream);
       const std::vector<Value> again = body(tape, detached);
       for (size_t i = 0; i < again.size(); ++i) {
         bool exclusive = false;

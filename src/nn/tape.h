@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/philox.h"
@@ -49,6 +50,12 @@ struct Value {
   explicit operator bool() const { return static_cast<bool>(data); }
 };
 
+// Layer numbers of random streams: a block's is its index in the whole model, and these are of what
+// stands around the blocks.
+inline constexpr uint32_t kEmbeddingLayer = RandomStream::kLayers - 1;
+inline constexpr uint32_t kHeadLayer = RandomStream::kLayers - 2;
+inline constexpr uint32_t kNoLayer = RandomStream::kLayers - 3;  // outside any LayerScope
+
 struct TapeOptions {
   bool record = true;    // keep what backward needs
   bool training = true;  // dropout is active
@@ -86,10 +93,8 @@ class Tape {
   const Tensor& loss_scale() const { return options_.loss_scale; }
   ModuleProfile* profile() const { return options_.profile; }
 
-  // The random stream of the next operator that draws numbers.
-  RandomStream next_stream() {
-    return {options_.seed, options_.step, next_op_++, options_.first_sample, options_.step_memory};
-  }
+  // The random stream of the next operator of the layer that draws numbers.
+  RandomStream next_stream();
   // Operators that read memory which belongs to somebody else tell so.
   void reads(const Tensor& constant) const {
     if (options_.constants != nullptr) options_.constants->push_back(constant);
@@ -128,7 +133,14 @@ class Tape {
 
  private:
   class Recompute;
+  friend class LayerScope;
   friend class OperatorScope;
+
+  // What the next random stream will be counted as.
+  struct StreamPlace {
+    uint32_t layer = kNoLayer;
+    uint32_t op = 0;  // in the layer
+  };
 
   // The operator that is running, for the profile.
   struct ProfileState {
@@ -150,10 +162,25 @@ class Tape {
   std::unique_ptr<ActivationOffload> offload_;  // none: kept inputs stay where they are
   std::vector<Backward> nodes_;
   std::vector<int32_t> pending_uses_;
-  uint32_t next_op_ = 0;
+  StreamPlace next_stream_;
   bool recomputing_ = false;
   bool checkpointing_ = false;  // inside a checkpointed body that is not recorded
   ProfileState profile_state_;
+};
+
+// The operators of a scope belong to one layer, and count their random streams from its first on. A
+// pass enters each layer once: entered again, as recomputation does, it draws the same numbers.
+class LayerScope {
+ public:
+  LayerScope(Tape& tape, uint32_t layer)
+      : tape_(tape), outer_(std::exchange(tape.next_stream_, {layer, 0})) {}
+  ~LayerScope() { tape_.next_stream_ = outer_; }
+  LayerScope(const LayerScope&) = delete;
+  LayerScope& operator=(const LayerScope&) = delete;
+
+ private:
+  Tape& tape_;
+  const Tape::StreamPlace outer_;
 };
 
 }  // namespace ds::nn

@@ -1,6 +1,8 @@
 // Attention: checks of the arguments and scratch for the kernels.
 #include "ops/attention.h"
 
+#include <algorithm>
+
 #include "kernels/attention/attention.h"
 #include "ops/checks.h"
 
@@ -51,6 +53,8 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
            "attention: the head size must be 1 to ", kernels::kMaxHeadDim, ", it is ", p.head_dim);
   DS_CHECK(options.dropout >= 0 && options.dropout < 1, Code::kInvalidArgument,
            "attention: dropout must be at least 0 and below 1, it is ", options.dropout);
+  DS_CHECK(options.first_head >= 0, Code::kInvalidArgument,
+           "attention: first_head is negative: ", options.first_head);
   DS_CHECK(options.window >= 0, Code::kInvalidArgument,
            "attention: window is negative: ", options.window);
   p.causal = options.causal;
@@ -58,6 +62,7 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
   p.scale = options.scale;
   p.dropout = options.dropout;
   p.stream = options.stream;
+  p.first_head = options.first_head;
   if (key_mask) {
     check_tensor(key_mask, "key_mask", DType::kUInt8, Shape{p.batch, p.keys});
     check_place(key_mask, op, "key_mask");
@@ -80,21 +85,26 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
   return p;
 }
 
-// How many keys lie before the queries is a number in memory: a GPU reads it when it comes to that.
+static_assert(kMostQueriesBehindPast == kernels::kFewQueriesOfGpus);
+
+// How many keys lie before the queries are numbers in memory: a GPU reads them when it comes to
+// that. On the CPU sequences of one length are an ordinary problem.
 void check_past(const Op& op, const Tensor& past, AttentionProblem& p) {
-  check_dense(past, op, "past", DType::kInt32, {1});
-  DS_CHECK(p.queries <= kernels::kFewQueriesOfGpus && p.dropout == 0 && p.segments == nullptr &&
+  check_dense(past, op, "past", DType::kInt32, {p.batch});
+  DS_CHECK(p.queries <= kMostQueriesBehindPast && p.dropout == 0 && p.segments == nullptr &&
                p.key_mask == nullptr,
-           Code::kInvalidArgument, "attention: a length in memory is for up to ",
-           kernels::kFewQueriesOfGpus, " queries without dropout, segments and a key mask");
-  if (op.ctx.device->kind() == DeviceKind::kCpu) {
-    const int64_t keys = *past.data<int32_t>() + p.queries;
-    DS_CHECK(keys >= p.queries && keys <= p.keys, Code::kInvalidArgument, "attention: past is ",
-             keys - p.queries, ", k and v have room for ", p.keys, " keys");
-    p.keys = keys;
-  } else {
-    p.past_on_gpu = past.data<int32_t>();
+           Code::kInvalidArgument, "attention: lengths in memory are for up to ",
+           kMostQueriesBehindPast, " queries without dropout, segments and a key mask");
+  p.past = past.data<int32_t>();
+  if (op.ctx.device->kind() != DeviceKind::kCpu || p.batch == 0) return;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    DS_CHECK(p.past[b] >= 0 && p.keys_of(b) <= p.keys, Code::kInvalidArgument,
+             "attention: past of sequence ", b, " is ", p.past[b], ", k and v have room for ",
+             p.keys, " keys");
   }
+  const auto [least, most] = std::minmax_element(p.past, p.past + p.batch);
+  p.keys = *most + p.queries;
+  if (*least == *most) p.past = nullptr;
 }
 
 void check_lse(const Op& op, const Tensor& lse, const AttentionProblem& p) {
@@ -144,6 +154,21 @@ void forward(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, c
   });
 }
 
+// Sequences of several lengths with more queries than a kernel takes them for, one by one.
+template <class T>
+void forward_each(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, const Tensor& k,
+                  const Tensor& v, const Tensor& out, float* lse) {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    AttentionProblem one = p;
+    one.batch = 1;
+    one.keys = p.keys_of(b);
+    one.past = nullptr;
+    const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
+    forward<T>(ctx, one, of(q), of(k), of(v), of(out),
+               lse == nullptr ? nullptr : lse + b * p.heads * p.queries);
+  }
+}
+
 template <class T>
 void backward(const OpContext& ctx, const AttentionProblem& p, const Tensor& dout, const Tensor& q,
               const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
@@ -170,7 +195,13 @@ void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Ten
   if (lse) check_lse(op, lse, p);
   if (out.elements() == 0) return;
   float* lse_data = lse ? lse.data<float>() : nullptr;
-  with_float_type(q, [&](auto type) { forward<decltype(type)>(ctx, p, q, k, v, out, lse_data); });
+  const bool each = p.past != nullptr && ctx.device->kind() == DeviceKind::kCpu &&
+                    p.queries > kernels::kFewQueriesOfCpus;
+  with_float_type(q, [&](auto type) {
+    using T = decltype(type);
+    each ? forward_each<T>(ctx, p, q, k, v, out, lse_data)
+         : forward<T>(ctx, p, q, k, v, out, lse_data);
+  });
 }
 
 void attention_backward(const OpContext& ctx, const Tensor& dout, const Tensor& q, const Tensor& k,

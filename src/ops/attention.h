@@ -8,19 +8,24 @@
 namespace ds::ops {
 
 struct AttentionOptions {
-  bool causal = true;   // query i sees keys j <= i + (keys - queries)
-  int64_t window = 0;   // > 0: of those only the last `window`, j > i + (keys - queries) - window;
-                        // without `causal` also j < i + (keys - queries) + window
-  Tensor segments;      // int32 [B, T] with Tq = Tk = T: a query sees keys of its own segment
-                        // only; or empty
-  float scale = 1.0f;   // usually 1 / sqrt(head size)
-  double dropout = 0;   // on the probabilities, after the softmax
-  RandomStream stream;  // element index of sample b: (h * queries + i) * keys + j
-  // Decoding with a cache, or empty: int32 [1] in the memory of the device. As many keys lie before
-  // the first query, and k and v have room for more; read when the work runs. For up to 16 queries,
-  // without dropout, segments and a key mask; the bits are those of k and v cut to the length.
+  bool causal = true;  // query i sees keys j <= i + (keys - queries)
+  int64_t window = 0;  // > 0: of those only the last `window`, j > i + (keys - queries) - window;
+                       // without `causal` also j < i + (keys - queries) + window
+  Tensor segments;     // int32 [B, T] with Tq = Tk = T: a query sees keys of its own segment
+                       // only; or empty
+  float scale = 1.0f;  // usually 1 / sqrt(head size)
+  double dropout = 0;  // on the probabilities, after the softmax
+  // Element index of sample b: ((first_head + h) * queries + i) * keys + j, so that who holds heads
+  // from first_head on of a layer draws for them what the whole layer would.
+  RandomStream stream;
+  int64_t first_head = 0;
+  // Decoding with a cache, or empty: int32 [B] in the memory of the device. As many keys of each
+  // sequence lie before its first query, and k and v have room for more; read when the work runs.
+  // For up to kMostQueriesBehindPast queries, without dropout, segments and a key mask; the bits
+  // are those of each sequence alone with k and v cut to its length.
   Tensor past = {};
 };
+inline constexpr int64_t kMostQueriesBehindPast = 16;
 
 // q [B, Tq, H, D], k and v [B, Tk, Hkv, D] with Hkv dividing H (query head h uses kv head
 // h / (H / Hkv)); any strides except that the last dimension is dense. key_mask: uint8 [B, Tk],

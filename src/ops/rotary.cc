@@ -44,22 +44,20 @@ void check_like(const Op& op, const Tensor& tensor, const char* name, DType dtyp
            dtype_name(tensor.dtype()), " of shape ", tensor.shape().text());
 }
 
-// Returns how many tokens are there, as far as the host knows.
-int64_t check_cache(const Op& op, const Tensor& k, const CacheRows& to) {
+void check_cache(const Op& op, const Tensor& k, const CacheRows& to) {
   check_heads(to.keys, op, "keys");
   const int64_t capacity = to.keys.size(1);
   const Shape shape{k.size(0), capacity, k.size(2), k.size(3)};
   check_like(op, to.keys, "keys", k.dtype(), shape);
   check_like(op, to.values, "values", k.dtype(), shape);
-  int64_t past = to.past;
-  if (to.past_memory) {
-    check_dense(to.past_memory, op, "past_memory", DType::kInt32, {1});
-    if (op.ctx.device->kind() != DeviceKind::kCpu) return 0;
-    past = *to.past_memory.data<int32_t>();
-  }
-  DS_CHECK(past >= 0 && past + k.size(1) <= capacity, Code::kInvalidArgument, op, ": ", k.size(1),
-           " tokens do not fit behind ", past, " in a cache of ", capacity);
-  return past;
+  const auto check_room = [&](int64_t past) {
+    DS_CHECK(past >= 0 && past + k.size(1) <= capacity, Code::kInvalidArgument, op, ": ", k.size(1),
+             " tokens do not fit behind ", past, " in a cache of ", capacity);
+  };
+  if (!to.past_memory) return check_room(to.past);
+  check_dense(to.past_memory, op, "past_memory", DType::kInt32, {k.size(0)});
+  if (op.ctx.device->kind() != DeviceKind::kCpu) return;
+  for (int64_t b = 0; b < k.size(0); ++b) check_room(to.past_memory.data<int32_t>()[b]);
 }
 
 template <class T>
@@ -111,7 +109,7 @@ void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tenso
   check_heads(k, op, "k");
   check_like(op, k, "k", q.dtype(), {q.size(0), q.size(1), k.size(2), q.size(3)});
   check_like(op, v, "v", q.dtype(), k.shape());
-  const int64_t past = check_cache(op, k, to);
+  check_cache(op, k, to);
   if (angles.cos) check_angles(op, q, angles);
   DS_CHECK(!options.inverse, Code::kInvalidArgument, op, ": keys of a cache turn forward only");
   if (k.elements() == 0) return;
@@ -130,8 +128,8 @@ void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tenso
     call.keys = view<T>(to.keys);
     call.values = view<T>(to.values);
     call.capacity = to.keys.size(1);
-    call.past = past;
-    if (to.past_memory) call.past_on_gpu = to.past_memory.data<int32_t>();
+    call.past = to.past;
+    if (to.past_memory) call.past_of_each = to.past_memory.data<int32_t>();
     if (angles.cos) {
       call.rotary_dim = 2 * angles.cos.size(1);
       call.positions = angles.position_ids.data<int32_t>();

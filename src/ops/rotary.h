@@ -22,8 +22,8 @@ void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, c
 struct CacheRows {
   Tensor keys, values;
   int64_t past = 0;
-  // int32 [1] in the memory of the device, or empty: read when the work runs, instead of `past`.
-  // Then a GPU leaves out tokens beyond the capacity.
+  // int32 [B] in the memory of the device, or empty: read for each sequence when the work runs,
+  // instead of `past`. Then a GPU leaves out tokens beyond the capacity.
   Tensor past_memory = {};
 };
 // Positions of new tokens; without tables nothing turns.

@@ -3,12 +3,15 @@
 // weights.
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "cuda/model_world.h"
 #include "ds.hpp"
 #include "infer/decoder.h"
 #include "infer/generate.h"
+#include "infer/kv_cache.h"
+#include "tensor/transfer.h"
 
 namespace ds {
 namespace {
@@ -99,6 +102,72 @@ TEST_P(GpuDecoding, EveryFormOfWeights) {
       step(recorded, plain, std::span(ids).subspan(i, 1), "token", i);
     }
   }
+}
+
+// Feeds as many tokens to every text of a cache; logits [B, tokens, V] on the host.
+Tensor feed_all(models::Model& model, infer::KvCache& cache,
+                const std::vector<std::vector<int32_t>>& ids) {
+  const OpContext ctx = model.context(), host = infer::host_of(ctx);
+  const auto count = static_cast<int64_t>(ids.front().size());
+  models::Batch batch;
+  batch.ids = host.workspace(DType::kInt32, {static_cast<int64_t>(ids.size()), count});
+  batch.position_ids = host.workspace(DType::kInt32, batch.ids.shape());
+  for (int64_t b = 0; b < batch.ids.size(0); ++b) {
+    for (int64_t t = 0; t < count; ++t) {
+      batch.ids.data<int32_t>()[b * count + t] =
+          ids[static_cast<size_t>(b)][static_cast<size_t>(t)];
+      batch.position_ids.data<int32_t>()[b * count + t] = static_cast<int32_t>(cache.length(b) + t);
+    }
+  }
+  batch = models::to_device(std::move(batch), ctx.device);
+  nn::Tape tape(ctx, model.weights(), nullptr, infer::inference_options());
+  models::ForwardOptions options;
+  options.state = &cache;
+  const Tensor logits = model.architecture().logits(tape, batch, options).data;
+  return to_host(infer::to_fp32(ctx, logits), host.device);
+}
+
+// Two texts of unequal lengths in one cache, one of them longer than a split of keys. Attention has
+// the bits of each alone (cases_attention.cc), but products of twice as many rows may be cut, and
+// so summed, in another way.
+TEST_P(GpuDecoding, UnequalTextsOfOneCacheAreThoseOfEachAlone) {
+  SCOPED_TRACE(seed_);
+  const auto model = make_model(GetParam().config, true);
+  const auto cache_of = [&](int64_t batch) {
+    return infer::KvCache(model->device(), model->architecture().info(), batch, 290,
+                          model->weights().compute_type());
+  };
+  infer::KvCache both = cache_of(2), first = cache_of(1), second = cache_of(1);
+  const std::vector<int32_t> short_text = some_ids(40, seed_), long_text = some_ids(300, seed_ + 1);
+  const auto part = [](const std::vector<int32_t>& ids, int64_t at, int64_t count) {
+    return std::vector<int32_t>(ids.begin() + at, ids.begin() + at + count);
+  };
+  const auto distance = [](const Tensor& x, const Tensor& y, int64_t tokens) {
+    const float* const a = x.data<float>();
+    const float* const b = y.data<float>();
+    double difference = 0, size = 0;
+    for (int64_t i = 0; i < tokens * x.size(2); ++i) {
+      difference += std::pow(double{a[i]} - double{b[i]}, 2);
+      size += std::pow(double{b[i]}, 2);
+    }
+    return std::sqrt(difference / size);
+  };
+  const auto step = [&](int64_t count, int64_t of_short) {
+    const int64_t at0 = both.length(0), at1 = both.length(1);
+    std::vector<int32_t> padded = part(short_text, at0, of_short);
+    padded.resize(static_cast<size_t>(count), 5);
+    const Tensor logits = feed_all(*model, both, {padded, part(long_text, at1, count)});
+    const Tensor own0 = feed_all(*model, first, {padded});
+    const Tensor own1 = feed_all(*model, second, {part(long_text, at1, count)});
+    EXPECT_LT(distance(logits.slice(0, 0, 1), own0, of_short), 1e-5) << "short, behind " << at0;
+    EXPECT_LT(distance(logits.slice(0, 1, 2), own1, count), 1e-5) << "long, behind " << at1;
+    both.shorten(0, at0 + of_short);
+    first.shorten(0, at0 + of_short);
+  };
+  step(250, 5);  // a padded prompt
+  step(20, 20);  // more than attention takes behind lengths in memory
+  step(3, 3);
+  for (int i = 0; i < 3; ++i) step(1, 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuDecoding, ::testing::ValuesIn(families()),

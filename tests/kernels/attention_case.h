@@ -44,6 +44,7 @@ struct Spec {
   int64_t window = 0;
   Segments segments = Segments::kNone;
   bool by_cudnn = false;
+  int64_t first_head = 0;
 
   std::string name() const {
     return str_cat("attention/", type_name(dtype), "/", note, "/", batch, "x", heads, "x", kv_heads,
@@ -137,6 +138,7 @@ inline Inputs make_inputs(const Spec& s, uint64_t seed) {
   x.options.dropout = s.dropout;
   x.options.stream = {random(), static_cast<uint32_t>(random()), static_cast<uint32_t>(random())};
   x.options.stream.sample = s.first_sample;
+  x.options.first_head = s.first_head;
   x.options.window = s.window;
   x.options.segments = x.segments;
   AttentionProblem& p = x.problem;
@@ -150,6 +152,7 @@ inline Inputs make_inputs(const Spec& s, uint64_t seed) {
   p.scale = x.options.scale;
   p.dropout = s.dropout;
   p.stream = x.options.stream;
+  p.first_head = s.first_head;
   p.window = s.window;
   if (x.segments) {
     p.segments = x.segments.data<int32_t>();

@@ -64,6 +64,36 @@ CaseResult check_skips(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   return result;
 }
 
+// Who holds some heads of a layer draws for them the dropout of the whole. Sums over queries may be
+// cut elsewhere where there are fewer heads; another mask would be off by whole terms.
+CaseResult check_some_heads(const Spec& spec, const OpContext& ctx, uint64_t seed) {
+  const Inputs x = make_inputs(spec, seed);
+  const Results whole = run_operator(ctx, x);
+  const Tolerance tolerance{1e-5 + 4 * storage_roundoff(spec.dtype),
+                            1e-5 + storage_roundoff(spec.dtype)};
+  const int64_t group = spec.heads / spec.kv_heads;
+  CaseResult result;
+  for (int64_t kv = 0; kv < spec.kv_heads; ++kv) {
+    Inputs part = x;
+    const auto queries = [&](const Tensor& t) { return t.slice(2, kv * group, (kv + 1) * group); };
+    const auto keys = [&](const Tensor& t) { return t.slice(2, kv, kv + 1); };
+    part.spec.heads = group;
+    part.spec.kv_heads = 1;
+    part.in = {{}, queries(x.in.q), keys(x.in.k), keys(x.in.v)};
+    part.dout = queries(x.dout);
+    part.options.first_head = spec.first_head + kv * group;
+    const Results own = run_operator(ctx, part);
+    const auto same = [&](const char* what, const Tensor& some, const Tensor& all) {
+      compare(result, str_cat(what, " of kv head ", kv), some, doubles(all), tolerance);
+    };
+    same("out", own.out, queries(whole.out));
+    same("dq", own.grads.q, queries(whole.grads.q));
+    same("dk", own.grads.k, keys(whole.grads.k));
+    same("dv", own.grads.v, keys(whole.grads.v));
+  }
+  return result;
+}
+
 // Scratch must not grow with queries x keys.
 CaseResult check_memory(const OpContext& ctx, uint64_t seed) {
   const Spec spec{"memory", DType::kFloat32, 1, 1, 1, 2048, 2048, 8};
@@ -157,12 +187,69 @@ CaseResult check_past(const Spec& s, const OpContext& ctx, uint64_t seed) {
     Tensor lse = guarded_tensor(DType::kFloat32, {s.batch, s.heads, s.queries});
     Tensor lse_too = guarded_tensor(DType::kFloat32, lse.shape());
     ops::attention(ctx, q, k.slice(1, 0, keys), v.slice(1, 0, keys), none, options, expected, lse);
-    options.past = filled_tensor(DType::kInt32, {1}, static_cast<double>(past));
+    options.past = filled_tensor(DType::kInt32, {s.batch}, static_cast<double>(past));
     ops::attention(ctx, q, k, v, none, options, actual, lse_too);
     compare(result, str_cat("out behind ", past), actual, doubles(expected), {});
     compare(result, str_cat("lse behind ", past), lse_too, doubles(lse), {});
   }
   return result;
+}
+
+// Sequences of unequal lengths in one batch have the bits of each alone: its causal band ends with
+// its own keys, whatever the cache holds behind them.
+CaseResult check_unequal_pasts(const Spec& s, const OpContext& ctx, uint64_t seed) {
+  CaseResult result;
+  Random random(seed);
+  const Shape q_shape{s.batch, s.queries, s.heads, s.head_dim};
+  const Shape kv_shape{s.batch, s.keys, s.kv_heads, s.head_dim};
+  const Tensor q = random_tensor(random, s.dtype, q_shape);
+  const Tensor k = random_tensor(random, s.dtype, kv_shape);
+  const Tensor v = random_tensor(random, s.dtype, kv_shape), none;
+  const int64_t most = s.keys - s.queries;
+  for (const std::vector<int64_t>& pasts :
+       {std::vector<int64_t>{0, most}, {most, 3}, {most / 2, most / 2 + 1}, {most / 3, most / 3}}) {
+    ops::AttentionOptions options;
+    options.causal = s.causal;
+    options.window = s.window;
+    Tensor expected = guarded_tensor(s.dtype, q_shape), actual = guarded_tensor(s.dtype, q_shape);
+    Tensor lse = guarded_tensor(DType::kFloat32, {s.batch, s.heads, s.queries});
+    Tensor lse_too = guarded_tensor(DType::kFloat32, lse.shape());
+    const Tensor past = guarded_tensor(DType::kInt32, {s.batch});
+    std::string where;
+    for (int64_t b = 0; b < s.batch; ++b) {
+      const int64_t own = pasts[static_cast<size_t>(b) % pasts.size()];
+      past.data<int32_t>()[b] = static_cast<int32_t>(own);
+      where += str_cat(" ", own);
+      const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
+      const auto seen = [&](const Tensor& x) { return of(x).slice(1, 0, own + s.queries); };
+      Tensor out = of(expected), sums = of(lse);
+      ops::attention(ctx, of(q), seen(k), seen(v), none, options, out, sums);
+    }
+    options.past = past;
+    ops::attention(ctx, q, k, v, none, options, actual, lse_too);
+    compare(result, "out behind" + where, actual, doubles(expected), {});
+    compare(result, "lse behind" + where, lse_too, doubles(lse), {});
+  }
+  return result;
+}
+
+void add_unequal_past_rows(std::vector<OpCase>& rows) {
+  for (const DType dtype : kFloatTypes) {
+    for (const Spec& spec :
+         {Spec{"pasts", dtype, 3, 4, 2, 1, 200, 64},
+          Spec{"pasts_long", dtype, 2, 4, 1, 1, 1400, 24},
+          Spec{"pasts_several", dtype, 3, 6, 3, 3, 700, 80},
+          Spec{"pasts_window", dtype, 2, 4, 2, 2, 900, 20, true, Mask::kNone, 0, false, 0, 1, 130},
+          Spec{"pasts_more_queries", dtype, 2, 4, 2, 9, 300, 32},
+          Spec{"pasts_full", dtype, 2, 2, 2, 2, 530, 16, false}}) {
+      OpCase row;
+      row.name = spec.name();
+      row.check = [spec](const OpContext& ctx, uint64_t seed) {
+        return check_unequal_pasts(spec, ctx, seed);
+      };
+      rows.push_back(row);
+    }
+  }
 }
 
 void add_past_rows(std::vector<OpCase>& rows) {
@@ -219,6 +306,21 @@ OpCase row_of(const Spec& spec, bool small) {
     };
   }
   return row;
+}
+
+void add_head_rows(std::vector<OpCase>& rows) {
+  for (const DType dtype : kFloatTypes) {
+    Spec spec{"some_heads", dtype, 2, 6, 3, 70, 70, 20, true, Mask::kNone, 0.4, false, 3};
+    OpCase row;
+    row.name = spec.name();
+    row.check = [spec](const OpContext& ctx, uint64_t seed) {
+      return check_some_heads(spec, ctx, seed);
+    };
+    rows.push_back(row);
+    spec.note = "later_heads";
+    spec.first_head = 12;
+    rows.push_back(row_of(spec, false));
+  }
 }
 
 // ---- benchmark ----
@@ -435,6 +537,8 @@ std::vector<OpCase> attention_cases() {
     rows.push_back(row);
   }
   add_past_rows(rows);
+  add_unequal_past_rows(rows);
+  add_head_rows(rows);
   OpCase memory, refusals;
   memory.name = "attention/fp32/memory";
   memory.check = check_memory;

@@ -156,12 +156,48 @@ CaseResult check_append(const OpContext& ctx, uint64_t seed, const AppendSpec& a
     set_doubles(tokens[0], before);
     const Tensor cache = filled_tensor(s.dtype, cache_shape, 7);
     ops::CacheRows to{cache.select(2, 0), cache.select(2, 1), in_memory ? 12345 : a.past};
-    if (in_memory) to.past_memory = filled_tensor(DType::kInt32, {1}, static_cast<double>(a.past));
+    if (in_memory) {
+      to.past_memory = filled_tensor(DType::kInt32, {s.batch}, static_cast<double>(a.past));
+    }
     Tensor queries = tokens[0];
     ops::rotary_append(ctx, queries, tokens[1], tokens[2], angles, in.options, to);
     compare(result, "q", queries, q, {});
     compare(result, "cache", cache, doubles(expected), {});
   }
+  return result;
+}
+
+// Behind as many tokens as each sequence has, the bits of each alone.
+CaseResult check_append_to_each(const OpContext& ctx, uint64_t seed, const AppendSpec& a) {
+  CaseResult result;
+  const Spec& s = a.turn;
+  Inputs in = make_inputs(s, seed, false);
+  Random random(seed + 1);
+  const std::array<Tensor, 3> tokens = make_tokens(a, random);
+  const std::vector<double> before = doubles(tokens[0]);
+  const Shape cache_shape{s.batch, a.capacity, 2, a.kv_heads, s.head_dim};
+  const Tensor expected = filled_tensor(s.dtype, cache_shape, 7);
+  const Tensor cache = filled_tensor(s.dtype, cache_shape, 7);
+  const Tensor past = guarded_tensor(DType::kInt32, {s.batch});
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
+    const int64_t own = (a.past + 2 * b) % (a.capacity - s.tokens + 1);
+    past.data<int32_t>()[b] = static_cast<int32_t>(own);
+    Tensor queries = of(tokens[0]);
+    ops::RotaryAngles angles;
+    if (s.turned > 0) angles = {of(in.ids), in.cos, in.sin};
+    ops::rotary_append(ctx, queries, of(tokens[1]), of(tokens[2]), angles, in.options,
+                       {of(expected).select(2, 0), of(expected).select(2, 1), own});
+  }
+  const std::vector<double> q = doubles(tokens[0]);
+  set_doubles(tokens[0], before);
+  ops::RotaryAngles angles;
+  if (s.turned > 0) angles = {in.ids, in.cos, in.sin};
+  Tensor queries = tokens[0];
+  ops::rotary_append(ctx, queries, tokens[1], tokens[2], angles, in.options,
+                     {cache.select(2, 0), cache.select(2, 1), 12345, past});
+  compare(result, "q", queries, q, {});
+  compare(result, "cache", cache, doubles(expected), {});
   return result;
 }
 
@@ -185,14 +221,14 @@ CaseResult check_append_refusals(const OpContext& ctx, uint64_t) {
   refuse("rotary_append: keys must be float32 of shape", q, k, k, make({2, 9, 4, 8}), 0, none);
   refuse("3 tokens do not fit behind 7 in a cache of 9", q, k, k, cache, 7, none);
   refuse("3 tokens do not fit behind -1", q, k, k, cache, -1, none);
-  refuse("past_memory must be int32", q, k, k, cache, 0, make({1}));
+  refuse("past_memory must be int32", q, k, k, cache, 0, make({2}));
   if (ctx.device->kind() == DeviceKind::kCpu) {
-    refuse("do not fit behind 8", q, k, k, cache, 0, filled_tensor(DType::kInt32, {1}, 8));
+    refuse("do not fit behind 8", q, k, k, cache, 0, filled_tensor(DType::kInt32, {2}, 8));
   } else {  // a GPU leaves out what does not fit
     Tensor queries = q;
     const Tensor ones = filled_tensor(kF, {2, 3, 2, 8}, 1);
     ops::rotary_append(ctx, queries, ones, ones, {}, {},
-                       {cache, cache, 0, filled_tensor(DType::kInt32, {1}, 8)});
+                       {cache, cache, 0, filled_tensor(DType::kInt32, {2}, 8)});
     std::vector<double> expected(2 * 9 * 16);
     for (const size_t b : {size_t{0}, size_t{1}}) {
       std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>((b * 9 + 8) * 16), 16, 1.0);
@@ -223,6 +259,18 @@ void add_append_rows(std::vector<OpCase>& rows) {
       OpCase row;
       row.name = a.name();
       row.check = [a](const OpContext& ctx, uint64_t seed) { return check_append(ctx, seed, a); };
+      rows.push_back(std::move(row));
+    }
+  }
+  for (const DType dtype : kFloatTypes) {
+    for (const AppendSpec& a : {AppendSpec{{dtype, 3, 1, 8, 64, 64, 50, false}, 2, 33, 7, false},
+                                AppendSpec{{dtype, 3, 4, 3, 38, 34, 20, true}, 3, 9, 1, true},
+                                AppendSpec{{dtype, 2, 2, 4, 20, 0, 1, false}, 2, 50, 3, false}}) {
+      OpCase row;
+      row.name = "each_" + a.name();
+      row.check = [a](const OpContext& ctx, uint64_t seed) {
+        return check_append_to_each(ctx, seed, a);
+      };
       rows.push_back(std::move(row));
     }
   }

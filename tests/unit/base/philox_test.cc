@@ -42,6 +42,17 @@ TEST(Philox, EverythingThatNamesAStreamMatters) {
   EXPECT_EQ(seen.size(), 7u);
 }
 
+TEST(Philox, OperatorsAreCountedWithinTheirLayer) {
+  std::set<uint32_t> numbers;
+  const uint32_t last = RandomStream::kOperators - 1;
+  for (const uint32_t layer : {0u, 1u, 2u, RandomStream::kLayers - 1}) {
+    for (const uint32_t index : {0u, 1u, last}) {
+      numbers.insert(RandomStream::operator_in_layer(layer, index));
+    }
+  }
+  EXPECT_EQ(numbers.size(), 12u);
+}
+
 TEST(Philox, SamplesOfABatchContinueOneAnother) {
   const RandomStream whole{9, 2, 3, 5};
   for (uint32_t sample = 0; sample < 4; ++sample) {

@@ -8,6 +8,7 @@
 
 #include "engine/engine.h"
 #include "infer/generate.h"
+#include "infer/kv_cache.h"
 #include "models/inputs.h"
 #include "models/model.h"
 #include "models/saved_model.h"
@@ -98,21 +99,20 @@ std::vector<float> all_logits(Model& model, const std::vector<int32_t>& ids) {
 // Logits after every token, the first `together` of them fed at once and the others one by one.
 std::vector<float> cached_logits(Model& model, const std::vector<int32_t>& ids, size_t together) {
   const OpContext ctx = model.context();
-  const models::ArchitectureInfo& info = model.architecture().info();
-  nn::KvCache cache(model.device(), info.layers, 1, static_cast<int64_t>(ids.size()), info.kv_heads,
-                    info.head_size, model.weights().compute_type());
+  KvCache cache(model.device(), model.architecture().info(), 1, static_cast<int64_t>(ids.size()),
+                model.weights().compute_type());
   std::vector<float> out;
   for (size_t at = 0; at < ids.size();) {
     const size_t count = at == 0 ? together : 1;
     models::Batch batch;
     batch.ids = id_tensor(model, {ids.begin() + static_cast<std::ptrdiff_t>(at),
                                   ids.begin() + static_cast<std::ptrdiff_t>(at + count)});
-    batch.position_ids = models::position_ids(ctx, 1, static_cast<int64_t>(count), cache.length());
+    batch.position_ids = models::position_ids(ctx, 1, static_cast<int64_t>(count), cache.length(0));
     nn::TapeOptions tape_options;
     tape_options.record = tape_options.training = false;
     nn::Tape tape(ctx, model.weights(), nullptr, tape_options);
     models::ForwardOptions forward;
-    forward.cache = &cache;
+    forward.state = &cache;
     const Tensor logits = model.architecture().logits(tape, batch, forward).data;
     for (int64_t i = 0; i < logits.elements(); ++i) {
       out.push_back(logits.dtype() == DType::kFloat32 ? logits.data<float>()[i]

@@ -1,0 +1,79 @@
+#include "infer/kv_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tensor/transfer.h"
+
+namespace ds::infer {
+
+KvCache::KvCache(const std::shared_ptr<Device>& device, const models::ArchitectureInfo& info,
+                 int64_t batch, int64_t capacity, DType dtype)
+    : lengths_(static_cast<size_t>(batch)) {
+  DS_CHECK(batch > 0 && capacity > 0, Code::kInternal, "a KV cache for ", batch, " sequences of ",
+           capacity, " tokens");
+  const Shape shape{batch, capacity, 2, info.kv_heads, info.head_size};
+  for (int i = 0; i < info.layers; ++i) {
+    layers_.push_back(Tensor::empty(device, dtype, shape, MemoryTag::kKvCache));
+  }
+}
+
+Tensor KvCache::tokens(int layer, int part, int64_t end) const {
+  return layers_[static_cast<size_t>(layer)].slice(1, 0, end).select(2, part);
+}
+
+int64_t KvCache::longest() const { return *std::max_element(lengths_.begin(), lengths_.end()); }
+
+void KvCache::shorten(int64_t sequence, int64_t length) {
+  int64_t& own = lengths_.at(static_cast<size_t>(sequence));
+  DS_CHECK(length >= 0 && length <= own, Code::kInternal, "sequence ", sequence, " has ", own,
+           " tokens, not ", length);
+  own = length;
+  place_lengths();
+}
+
+ops::CacheRows KvCache::append(int layer, int64_t count) {
+  DS_CHECK(longest() + count <= capacity(), Code::kInternal, "a KV cache of ", capacity(),
+           " tokens per sequence has no room for ", count, " behind ", longest());
+  return {tokens(layer, 0, capacity()), tokens(layer, 1, capacity()), lengths_.front(), past_};
+}
+
+nn::SeenTokens KvCache::view(int layer, int64_t count) const {
+  const int64_t end = room_ > 0 ? room_ : longest() + count;
+  return {tokens(layer, 0, end), tokens(layer, 1, end), past_};
+}
+
+void KvCache::advance(int64_t count) {
+  for (int64_t& length : lengths_) length += count;
+  place_lengths();
+}
+
+void KvCache::place_lengths() {
+  if (room_ > 0) return;  // recorded work reads others
+  const auto unequal = [&](int64_t length) { return length != lengths_.front(); };
+  if (std::none_of(lengths_.begin(), lengths_.end(), unequal)) {
+    past_ = Tensor();
+    return;
+  }
+  const std::vector<int32_t> lengths(lengths_.begin(), lengths_.end());
+  if (!past_) {
+    past_ = Tensor::empty(layers_.front().storage()->device(), DType::kInt32,
+                          {static_cast<int64_t>(lengths.size())}, MemoryTag::kOther);
+  }
+  copy_from_host(lengths.data(), past_);
+}
+
+void KvCache::read_lengths_from(Tensor past, int64_t room) {
+  DS_CHECK(room > longest() && room <= capacity(), Code::kInternal, "room for ", room,
+           " tokens of a cache that holds ", longest(), " of at most ", capacity());
+  past_ = std::move(past);
+  room_ = room;
+}
+
+void KvCache::know_lengths() {
+  room_ = 0;
+  past_ = Tensor();  // it may be the caller's
+  place_lengths();
+}
+
+}  // namespace ds::infer

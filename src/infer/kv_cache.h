@@ -1,0 +1,50 @@
+// Keys and values of the tokens seen so far in memory of one piece per layer: what makes decoding a
+// token cost one token. Sequences of a batch may have different lengths.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "models/architecture.h"
+#include "nn/attention_state.h"
+
+namespace ds::infer {
+
+class KvCache final : public nn::AttentionState {
+ public:
+  // Room for `capacity` tokens of each of `batch` sequences. What no token has written is never
+  // read.
+  KvCache(const std::shared_ptr<Device>& device, const models::ArchitectureInfo& info,
+          int64_t batch, int64_t capacity, DType dtype);
+
+  int64_t capacity() const { return layers_.front().size(1); }
+  const std::vector<int64_t>& lengths() const override { return lengths_; }
+  int64_t length(int64_t sequence) const { return lengths_.at(static_cast<size_t>(sequence)); }
+  // Forgets the end of a sequence: padding behind its own tokens in a pass of several, or all of it
+  // before another text takes its place.
+  void shorten(int64_t sequence, int64_t length);
+
+  ops::CacheRows append(int layer, int64_t tokens) override;
+  nn::SeenTokens view(int layer, int64_t tokens) const override;
+  void advance(int64_t tokens) override;
+
+  // For work on a GPU that is recorded and runs again: it reads the lengths from `past`, int32 [B]
+  // in the memory of the device, and attention has room for `room` tokens with the new ones.
+  void read_lengths_from(Tensor past, int64_t room);
+  // As ever: the lengths of this object are what work goes by.
+  void know_lengths();
+
+ private:
+  // The first `end` tokens of a layer as [B, end, H, D]; `part` 0 is keys, 1 is values.
+  Tensor tokens(int layer, int part, int64_t end) const;
+  int64_t longest() const;
+  // Takes unequal lengths to where attention reads them.
+  void place_lengths();
+
+  std::vector<Tensor> layers_;  // [B, capacity, 2, H, D]
+  std::vector<int64_t> lengths_;
+  Tensor past_;       // int32 [B] of the device; empty while all lengths are equal
+  int64_t room_ = 0;  // of recorded work; 0 = what the lengths ask for
+};
+
+}  // namespace ds::infer
