@@ -172,7 +172,7 @@ TEST_P(Stages, WithTwoOpenMicroBatchesGiveTheWholeModelsBits) {
         SCOPED_TRACE(str_cat("cut before block ", cut, ", segments ", recompute.segments,
                              ", every ", recompute.every, second_first ? ", second first" : ""));
         world.options.recompute = recompute;
-        world.model->state().gradients().clear_at_once(world.ctx);
+        world.model->state().gradients().clear(world.ctx);
         std::array<std::optional<Staged>, 2> passes;
         for (size_t i = 0; i < 2; ++i) {
           passes[i].emplace(world, data[i], static_cast<int64_t>(i), cut);
