@@ -1,5 +1,6 @@
 // Whether tests run all they have, as scripts/nightly asks for with DS_TEST_FULL=1. Otherwise the
-// slow ones among them take a sample, which each of them describes.
+// slow ones among them take a sample, which each of them describes. Sanitizers make everything
+// several times as slow: tests that repeat one thing for long do it less often.
 #pragma once
 
 #include <cstdlib>
@@ -12,6 +13,12 @@ namespace ds::testing {
 inline constexpr bool kEmulated = true;
 #else
 inline constexpr bool kEmulated = false;
+#endif
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
 #endif
 
 inline bool full_run() { return std::getenv("DS_TEST_FULL") != nullptr; }

@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "full_run.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/unicode.h"
 #include "unit/data/data_test_util.h"
@@ -13,12 +14,8 @@
 namespace ds {
 namespace {
 
-constexpr size_t kBytes = 1 << 20;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kMeasures = false;  // sanitizers multiply both
-#else
-constexpr bool kMeasures = true;
-#endif
+constexpr bool kMeasures = !ds::testing::kSanitized;  // sanitizers multiply both
+constexpr size_t kBytes = kMeasures ? 1 << 20 : 1 << 16;
 
 double thread_seconds() {
   timespec now{};
