@@ -7,11 +7,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 
+#include <hwy/targets.h>
+
 namespace ds::kernels {
 namespace {
+
+std::atomic<int64_t> known_targets{0};  // 0: not asked yet
 
 // Linux's arch_prctl: asks for the state component of the tiles' data.
 bool ask_for_tiles() {
@@ -85,6 +90,17 @@ __attribute__((target("amx-tile"))) void load_configuration() {
 __attribute__((target("amx-tile"))) void release_tiles() { _tile_release(); }
 
 }  // namespace
+
+int64_t vector_targets() {
+  const int64_t known = known_targets.load(std::memory_order_relaxed);
+  if (known != 0) return known;
+  ask_for_vector_targets();
+  return known_targets.load(std::memory_order_relaxed);
+}
+
+void ask_for_vector_targets() {
+  known_targets.store(hwy::SupportedTargets(), std::memory_order_relaxed);
+}
 
 const CpuFeatures& cpu_features() {
   static const CpuFeatures features = detect();

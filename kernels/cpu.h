@@ -19,6 +19,12 @@ struct CpuFeatures {
 // a refusal (an old kernel, a small alternate signal stack, a sandbox) means "no AMX".
 const CpuFeatures& cpu_features();
 
+// The vector targets that Highway may choose among (hwy::SupportedTargets), asked once as well:
+// Highway asks the processor each time, and in a virtual machine that takes as long as a small
+// operator. Tests that choose targets have them asked again, while nothing else runs.
+int64_t vector_targets();
+void ask_for_vector_targets();
+
 // Whether AVX-512 kernels may use conversions to bf16, for inner loops: one load. False until the
 // library is initialised.
 extern const bool kHasBf16Conversion;

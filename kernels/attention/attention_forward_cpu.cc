@@ -204,7 +204,7 @@ void forward(ThreadPool& pool, const ForwardCall<float16>& call) {
 bool tile_paths() {
   constexpr int64_t kBoth = HWY_AVX2 | HWY_AVX3;
   return cpu_features().amx_bf16 && cpu_features().avx512_bf16 &&
-         (hwy::SupportedTargets() & kBoth) == kBoth;
+         (vector_targets() & kBoth) == kBoth;
 }
 
 template <class T>

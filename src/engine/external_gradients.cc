@@ -161,7 +161,7 @@ Tensor ExternalGradients::view(const std::string& name) {
            Code::kUnsupported, "gradients lie on ", run_.model->device()->describe(),
            ", where the library works with them; add or set them (ds_engine_add_gradients)");
   need_whole_gradients();
-  run_.model->state().gradients().clear_at_once(
+  run_.model->state().gradients().expose_views(
       run_.context());  // the caller may write whenever it likes
   run_.model->state().gradients().marks().set_viewed(id);
   return run_.model->state().gradients().view(id);

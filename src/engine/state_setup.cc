@@ -148,7 +148,7 @@ void set_up_state(RunContext& run) {
   if (!run.config.zero.ignore_unused) state.gradients().marks().track();
   // The caller's gradients are added, and no backward overwrites.
   if (!run.model->has_architecture() && !state.gradients().leave_early()) {
-    state.gradients().clear_at_once(run.context());
+    state.gradients().expose_views(run.context());
   }
 }
 

@@ -110,7 +110,7 @@ void Gradients::allocate(const OpContext& ctx, DType type) {
   open_sums_.assign(type == DType::kFloat32 ? 0 : count, Tensor());
   marks_.set_none_empty();
   if (reducer_) empty_buckets_.assign(layout.buckets().size(), true);
-  clear_at_once_ = false;
+  views_exposed_ = false;
 }
 
 void Gradients::free() {
@@ -133,7 +133,7 @@ void Gradients::clear(const OpContext& ctx) {
   }
   HostStore* const store = arrays_.host_store.get();
   if (store != nullptr && store->receiving()) store->drop();
-  if (clear_at_once_) {
+  if (views_exposed_) {
     return ops::fill(arrays_.state_context(ctx), 0.0f, arrays_.flat.gradients.data);
   }
   if (reducer_) {
@@ -162,9 +162,9 @@ void Gradients::materialize(const OpContext& ctx) {
   }
 }
 
-void Gradients::clear_at_once(const OpContext& ctx) {
+void Gradients::expose_views(const OpContext& ctx) {
   materialize(ctx);
-  clear_at_once_ = true;
+  views_exposed_ = true;
 }
 
 const Tensor& Gradients::all() const {

@@ -32,11 +32,12 @@ class Gradients : public nn::GradientSink {
   void free();
   DType accumulation_type() const { return accumulation_type_; }
   // Empties the gradients. The memory is cleared later, and only where backward does not write: by
-  // materialize, which must come before anybody looks at the numbers. Once clear_at_once was
-  // called, because others hold views, clearing is done right here.
+  // materialize, which must come before anybody looks at the numbers.
   void clear(const OpContext& ctx);
   void materialize(const OpContext& ctx);
-  void clear_at_once(const OpContext& ctx);
+  // From now on others hold views of the memory: gradients are materialized, and clear() clears the
+  // memory right there.
+  void expose_views(const OpContext& ctx);
   // Over the flat space, and one where it lies whole; materialized.
   const Tensor& all() const;
   Tensor view(nn::ParamId id) const;
@@ -98,7 +99,7 @@ class Gradients : public nn::GradientSink {
   std::vector<Tensor> open_sums_;  // fp32, of this micro batch, by parameter
   OpContext ctx_;                  // of allocate()
   GradientMarks marks_;
-  bool clear_at_once_ = false;
+  bool views_exposed_ = false;
   std::unique_ptr<GradientReducer> reducer_;
   std::vector<bool> empty_buckets_;  // where there is a reducer
   bool replicas_agree_ = true;

@@ -8,6 +8,7 @@
 
 #include <hwy/highway.h>
 
+#include "kernels/cpu.h"
 #include "kernels/row_runs.h"
 
 namespace ds::testing {
@@ -15,8 +16,12 @@ namespace {
 
 class Targets : public ::testing::TestWithParam<std::tuple<CaseFamily, int64_t>> {
  protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(std::get<1>(GetParam())); }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+  static void choose(int64_t targets) {
+    hwy::SetSupportedTargetsForTest(targets);
+    kernels::ask_for_vector_targets();
+  }
+  void SetUp() override { choose(std::get<1>(GetParam())); }
+  void TearDown() override { choose(0); }
 };
 
 TEST_P(Targets, RowsMatchTheReference) {
