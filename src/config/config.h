@@ -39,7 +39,7 @@ struct Fp8Config {
   bool enabled = false;
   bool hybrid = true;  // gradients in E5M2
   int margin = 0;
-  int64_t history = 16;
+  int64_t amax_history_len = 16;
   bool most_recent = false;
   bool fast_accumulation = true;  // in forward products of a GPU
 };
@@ -52,9 +52,9 @@ struct PrecisionConfig {
   bool split_master = false;
   // Masters are the weights, in the type that computes, and updates round to it.
   bool rounded_masters = false;
-  Precision accumulate = Precision::kFp32;   // type of accumulated gradients
-  Precision communicate = Precision::kFp32;  // type of reduced gradients
-  LossScaleConfig loss_scale;                // used when compute is fp16
+  Precision grad_accum_dtype = Precision::kFp32;         // of accumulated gradients
+  Precision communication_data_type = Precision::kFp32;  // of reduced gradients
+  LossScaleConfig loss_scale;                            // used when compute is fp16
   Fp8Config fp8;
 };
 
@@ -208,60 +208,67 @@ struct FlopsProfilerConfig {
 
 struct ActivationCheckpointingConfig {
   bool enabled = false;
-  std::optional<int64_t> segments;  // unset: every transformer block is one
-  std::optional<int64_t> every;     // instead: only every so-many-th block
-  bool offload = false;             // kept inputs wait in host memory
+  std::optional<int64_t> number_checkpoints;    // segments; unset: every transformer block is one
+  std::optional<int64_t> checkpoint_every_nth;  // instead: only every so-many-th block
+  bool cpu_checkpointing = false;               // kept inputs wait in host memory
 };
 
 struct CommsLoggerConfig {
   bool enabled = false;
-  bool verbose = false;                 // a log line for each collective
-  bool all = true;                      // else only those of `operations`
-  std::vector<std::string> operations;  // all_reduce, ...
+  bool verbose = false;               // a log line for each collective
+  bool prof_all = true;               // else only those of `prof_ops`
+  std::vector<std::string> prof_ops;  // all_reduce, ...
 };
 
-// Sizes in elements.
+// Sizes in elements. Names are those of the keys, without "stage3_".
 struct ZeroConfig {
   int stage = 0;
-  bool overlap = false;
+  bool overlap_comm = false;
   bool reduce_scatter = true;
-  bool average = true;  // of gradients, rather than their sum
-  bool sparse = false;  // gradients of token embeddings travel as rows
-  int64_t reduce_bucket = 500'000'000;
-  int64_t gather_bucket = 500'000'000;  // stages 1 and 2
-  int64_t prefetch = 50'000'000;
+  bool average = true;            // of gradients, rather than their sum
+  bool sparse_gradients = false;  // of token embeddings, which travel as rows
+  int64_t reduce_bucket_size = 500'000'000;
+  int64_t allgather_bucket_size = 500'000'000;  // stages 1 and 2
+  int64_t prefetch_bucket_size = 50'000'000;    // 0: weights are fetched when they are needed
   int64_t param_persistence_threshold = 100'000;
   int64_t model_persistence_threshold = INT64_MAX;
-  int64_t max_live = 1'000'000'000;
-  int64_t max_reuse = 1'000'000'000;
-  int64_t tile = 0;                 // of a linear layer's weight; 0: it stays in one
-  bool ignore_unused = true;        // parameters without a gradient are no error
-  bool sanity_checks = false;       // weights are compared after every update
-  bool tell_order_changes = false;  // of fetches
-  bool load_in_turn = false;        // one rank after another reads a checkpoint
-  int shard_ranks = 0;              // that hold one copy together; 0: all
-  int hpz_partition_size = 1;  // that hold a second copy of the weights together; 1: there is none
-  bool quantized_weights = false;
-  bool quantized_frozen = false;
-  bool quantized_gradients = false;
-  bool gather_by_node = false;
+  int64_t max_live_parameters = 1'000'000'000;
+  int64_t max_reuse_distance = 1'000'000'000;
+  int64_t tile_size = 0;                     // of a linear layer's weight; 0: it stays in one
+  bool ignore_unused_parameters = true;      // those without a gradient are no error
+  bool enable_sanity_checks = false;         // weights are compared after every update
+  bool log_trace_cache_warnings = false;     // of weights fetched in another order
+  bool pipeline_loading_checkpoint = false;  // one rank after another reads it
+  int mics_shard_size = -1;                  // ranks that hold one copy together; below 1: all
+  bool mics_hierarchical_params_gather = false;
+  int zero_hpz_partition_size = 1;  // ranks that hold a second copy of the weights; 1: none
+  bool zero_quantized_weights = false;
+  bool zero_quantized_nontrainable_weights = false;
+  bool zero_quantized_gradients = false;
   // What the rounding of gradients loses is kept: share of the old error, and reductions until it
   // is forgotten.
   struct ErrorFeedback {
-    double beta = 0.8;
-    int64_t reset_after = 1024;
+    double err_beta = 0.8;
+    int64_t reset_T = 1024;
   };
-  std::optional<ErrorFeedback> feedback;
-  int64_t sub_group = 1'000'000'000;  // elements that an update takes at a time, where it matters
+  std::optional<ErrorFeedback> zeropp_loco_param;
+  int64_t sub_group_size = 1'000'000'000;  // that an update takes at a time, where it matters
   // The optimizer's state rests in the host's memory.
   struct OptimizerOffload {
-    bool pinned = true;
-    int buffers = 4;  // that travel, of pinned memory
+    bool pin_memory = true;
+    int buffer_count = 4;  // through which gradients and weights travel, of pinned memory
   };
   std::optional<OptimizerOffload> offload_optimizer;
 };
 
 enum class TagValidation { kWarn, kIgnore, kFail };
+
+struct CheckpointConfig {
+  TagValidation tag_validation = TagValidation::kWarn;
+  bool exclude_frozen_parameters = false;
+  int64_t keep = 0;        // of a run in its folder; 0: all
+  bool decoupled = false;  // they are written beside the training
+};
 
 // Which algorithms a GPU may use; see docs/cuda.md.
 struct CudaConfig {
@@ -277,12 +284,12 @@ class Config {
   BatchConfig batch;
   std::optional<BatchRampUp> batch_ramp_up;  // how `batch` grows to what it is here
   PrecisionConfig precision;
-  bool managed_accumulation = true;          // false: every step is a boundary
-  std::optional<OptimizerConfig> optimizer;  // always set by load_config
+  bool managed_gradient_accumulation = true;  // false: every step is a boundary
+  std::optional<OptimizerConfig> optimizer;   // always set by load_config
   std::optional<SchedulerConfig> scheduler;
-  double gradient_clipping = 1.0;           // 0 = off
-  std::optional<int64_t> eval_micro_batch;  // else that of training
-  double gradient_skip_norm = 0;            // steps with a larger norm are skipped; 0 = off
+  double gradient_clipping = 1.0;                        // 0 = off
+  std::optional<int64_t> eval_micro_batch_size_per_gpu;  // else that of training
+  double gradient_skip_norm = 0;  // steps with a larger norm are skipped; 0 = off
   // Steps skipped in a row that end training with an error; 0 = never.
   int64_t max_consecutive_skips = 100;
 
@@ -296,7 +303,7 @@ class Config {
   bool dataloader_drop_last = false;
   std::string dataloader_type = "passes";  // or single, cyclic
   bool data_sharding = true;
-  bool graphs = false;  // micro batches are recorded as CUDA graphs
+  bool graph_harvesting = false;  // micro batches are recorded as CUDA graphs
   CudaConfig cuda;
 
   MonitorConfig tensorboard;
@@ -308,10 +315,7 @@ class Config {
   ActivationCheckpointingConfig activation_checkpointing;
   ZeroConfig zero;
   CommsLoggerConfig comms_logger;
-  TagValidation tag_validation = TagValidation::kWarn;
-  bool exclude_frozen_parameters = false;
-  bool background_save = false;  // checkpoint.writer.decoupled
-  int64_t keep_checkpoints = 0;  // of a run in its folder; 0: all
+  CheckpointConfig checkpoint;
 
   // Every key of every section with its value; itself a valid document.
   const Json& resolved() const noexcept { return parsed_.values; }

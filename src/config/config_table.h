@@ -5,9 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "config/key_table.h"
+#include "config/config.h"
+#include "config/key_fields.h"
 
 namespace ds {
+
+// For config/key_fields.h: a number or a list of them; the schedule that a section describes.
+void assign(PerGroup& field, const Key& key, const Json& value);
+void assign(SchedulerConfig& field, const Key& key, const Json& value);
 
 // The whole document.
 const KeyTable& config_table();

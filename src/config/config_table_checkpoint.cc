@@ -12,18 +12,23 @@ KeyTable checkpoint_table() {
              {
                  choice("tag_validation", {"Warn", "Ignore", "Fail"}, "Warn",
                         "What happens when ranks save under different tags.")
-                     .in_any_case(),
+                     .in_any_case()
+                     .chooses(std::vector{TagValidation::kWarn, TagValidation::kIgnore,
+                                          TagValidation::kFail},
+                              &CheckpointConfig::tag_validation),
                  flag("exclude_frozen_parameters", false,
                       "Save trainable parameters only: a run that loads the checkpoint starts from "
                       "a model "
-                      "that has the frozen ones."),
+                      "that has the frozen ones.")
+                     .to(&CheckpointConfig::exclude_frozen_parameters),
                  integer(
                      "keep", std::nullopt,
                      "How many checkpoints of a run stay in its folder: after each save, and only "
                      "when "
                      "that is durable, its older ones are deleted, by their steps. null keeps all. "
                      "Another run's are never deleted. (Extension.)")
-                     .at_least(1),
+                     .at_least(1)
+                     .to(&CheckpointConfig::keep),
                  flag("load_universal", false, "Load a universal checkpoint.")
                      .needs("the universal checkpoint format"),
                  flag("use_node_local_storage", false, "Every node writes to its own storage.")
@@ -62,7 +67,8 @@ KeyTable checkpoint_table() {
                                     "taken, in memory of the checkpoint's size that is kept for "
                                     "the next "
                                     "one. The next save, a load and the engine's end wait for the "
-                                    "writing."),
+                                    "writing.")
+                                   .to(&CheckpointConfig::decoupled),
                            })),
              })
       .ignores_other_keys();
@@ -93,18 +99,21 @@ KeyTable activation_checkpointing_table() {
              {
                  flag("enabled", false,
                       "Keep only the input of each segment and recompute the rest. (Extension: in "
-                      "DeepSpeed the model decides.)"),
+                      "DeepSpeed the model decides.)")
+                     .to(&ActivationCheckpointingConfig::enabled),
                  flag("partition_activations", false,
                       "Partition kept inputs over model-parallel ranks. There are none: every "
                       "rank keeps those of its own samples, and nothing changes."),
                  integer("number_checkpoints", std::nullopt,
                          "Number of segments; null makes every transformer block one.")
-                     .at_least(1),
+                     .at_least(1)
+                     .to(&ActivationCheckpointingConfig::number_checkpoints),
                  integer("checkpoint_every_nth", std::nullopt,
                          "Recompute every n-th transformer block only and keep what the others "
                          "need; at most the number of blocks. Not with number_checkpoints. "
                          "(Extension.)")
-                     .at_least(1),
+                     .at_least(1)
+                     .to(&ActivationCheckpointingConfig::checkpoint_every_nth),
                  flag("contiguous_memory_optimization", false,
                       "Copy kept inputs into one buffer. Requires partition_activations and "
                       "number_checkpoints. The arena keeps them together without a copy, and "
@@ -120,7 +129,8 @@ KeyTable activation_checkpointing_table() {
                       "them does "
                       "not grow with the number of segments. They travel beside the computation. "
                       "On the "
-                      "CPU it changes nothing."),
+                      "CPU it changes nothing.")
+                     .to(&ActivationCheckpointingConfig::cpu_checkpointing),
              })
       .gated_by("enabled")
       .ignores_other_keys();

@@ -13,24 +13,31 @@ KeyTable fp16_table() {
                  flag("auto_cast", false, "Cast inputs to fp16. Token ids need no cast."),
                  number("loss_scale", 0.0, "Static loss scale; 0 makes it dynamic.")
                      .at_least(0)
-                     .or_numeric_text(),
+                     .or_numeric_text()
+                     .to(&LossScaleConfig::loss_scale),
                  integer("initial_scale_power", 16, "The first dynamic scale is 2 to this power.")
                      .at_least(0)
-                     .at_most(127),
+                     .at_most(127)
+                     .to(&LossScaleConfig::initial_scale_power),
                  integer("loss_scale_window", 1000,
-                         "Clean steps before the scale doubles. Above 0 when the scale is in use."),
+                         "Clean steps before the scale doubles. Above 0 when the scale is in use.")
+                     .to(&LossScaleConfig::loss_scale_window),
                  integer("hysteresis", 2,
                          "Overflows before the scale halves; with 0 it never does.")
-                     .at_least(0),
-                 flag("consecutive_hysteresis", false, "A clean step restores the hysteresis."),
+                     .at_least(0)
+                     .to(&LossScaleConfig::hysteresis),
+                 flag("consecutive_hysteresis", false, "A clean step restores the hysteresis.")
+                     .to(&LossScaleConfig::consecutive_hysteresis),
                  integer("min_loss_scale", 1,
-                         "Lower bound of the scale. Above 0 when the scale is in use."),
+                         "Lower bound of the scale. Above 0 when the scale is in use.")
+                     .to(&LossScaleConfig::min_loss_scale),
                  choice("scaler", {"zero", "wrapper"}, "zero",
                         "Rules of the dynamic scale. zero: those of DeepSpeed's ZeRO, at stage 0 "
                         "too: hysteresis counts, and training ends when gradients overflow at the "
                         "lower bound. wrapper: those of DeepSpeed's fp16 optimizer, which it takes "
                         "at stage 0: every overflow halves the scale, and training goes on at the "
-                        "lower bound; for stage 0 only. (Extension.)"),
+                        "lower bound; for stage 0 only. (Extension.)")
+                     .chooses(std::vector{false, true}, &LossScaleConfig::wrapper),
                  flag("fp16_master_weights_and_grads", false,
                       "No masters beside the fp16 weights: updates compute in fp32 and round to "
                       "them, and gradients accumulate in fp16. ZeRO 1-3 with the optimizer "
@@ -48,7 +55,8 @@ KeyTable bf16_table() {
                         "Accumulate as soon as each gradient exists. Gradients are always "
                         "accumulated so here."),
                    flag("check_grad_overflow", true,
-                        "Skip steps whose gradients hold an infinity or NaN."),
+                        "Skip steps whose gradients hold an infinity or NaN.")
+                       .to(&PrecisionConfig::check_grad_overflow),
                    flag("bf16_master_weights_and_grads", false,
                         "No masters beside the bf16 weights: updates compute in fp32 and round to "
                         "them, and gradients accumulate in bf16. ZeRO 1-3 only, with "
@@ -74,20 +82,26 @@ KeyTable fp8_table() {
              {
                  flag("enabled", false,
                       "Multiplies the linear layers inside of a model's blocks in fp8 while it "
-                      "trains. Layers with a size that is no multiple of 16 stay in bf16."),
+                      "trains. Layers with a size that is no multiple of 16 stay in bf16.")
+                     .to(&Fp8Config::enabled),
                  choice("format", {"hybrid", "e4m3"}, "hybrid",
-                        "hybrid: inputs and weights in E4M3, gradients in E5M2; e4m3: all."),
+                        "hybrid: inputs and weights in E4M3, gradients in E5M2; e4m3: all.")
+                     .chooses(std::vector{true, false}, &Fp8Config::hybrid),
                  integer("margin", 0, "Scales are divided by 2 to this power.")
                      .at_least(0)
-                     .at_most(32),
+                     .at_most(32)
+                     .to(&Fp8Config::margin),
                  integer("amax_history_len", 16, "Steps whose largest numbers decide a scale.")
                      .at_least(1)
-                     .at_most(65536),
+                     .at_most(65536)
+                     .to(&Fp8Config::amax_history_len),
                  choice("amax_compute_algo", {"max", "most_recent"}, "max",
-                        "Which of these decides: the largest, or that of the last step."),
+                        "Which of these decides: the largest, or that of the last step.")
+                     .chooses(std::vector{false, true}, &Fp8Config::most_recent),
                  flag("fast_accumulation", true,
                       "On a GPU, forward products may keep fewer than fp32's bits of their sums; "
-                      "those of backward never do. On the CPU it changes nothing."),
+                      "those of backward never do. On the CPU it changes nothing.")
+                     .to(&Fp8Config::fast_accumulation),
              })
       .gated_by("enabled")
       .accepts_auto();
@@ -128,7 +142,9 @@ KeyTable data_types_table() {
   return table("Types of what the engine keeps besides the training precision.",
                {
                    type("grad_accum_dtype", "Type of accumulated gradients; null is fp32.")
-                       .needs("gradient accumulation in int8", {"fp16", "bf16"}),
+                       .needs("gradient accumulation in int8", {"fp16", "bf16"})
+                       .chooses(std::vector{Precision::kFp32, Precision::kFp16, Precision::kBf16},
+                                &PrecisionConfig::grad_accum_dtype),
                    type("param_dtype", "Type of the parameters; must be the enabled precision."),
                    type("buffer_dtype", "Type of floating-point buffers; null keeps their own.")
                        .needs("conversion of buffers"),

@@ -12,90 +12,127 @@ Key rate(const char* name, std::optional<double> value, const char* description)
   return number(name, value, description).at_least(0).or_list_of(std::move(item)).items(1, 1024);
 }
 
+// Of a schedule with a warm-up.
+template <class Schedule>
 Key warmup_steps() {
   return integer("warmup_num_steps", 1000, "Steps of the warm-up; at least 2 are taken.")
-      .at_least(0);
+      .at_least(0)
+      .to(&Schedule::warmup_steps);
 }
+template <class Schedule>
 Key warmup_type() {
-  return choice("warmup_type", {"log", "linear"}, "log", "Shape of the warm-up.");
+  return choice("warmup_type", {"log", "linear"}, "log", "Shape of the warm-up.")
+      .chooses(std::vector{WarmupShape::kLog, WarmupShape::kLinear}, &Schedule::shape);
 }
 Key last_batch_iteration() {
   return integer("last_batch_iteration", -1, "Steps that the schedule begins after; -1: none.")
       .at_least(-1)
       .needs("a schedule that begins later");
 }
+template <class Schedule>
 Key total_steps() {
   return integer("total_num_steps", std::nullopt, "Steps of the whole schedule.")
       .must_be_given()
-      .at_least(1);
+      .at_least(1)
+      .to(&Schedule::total_steps);
 }
 
 std::vector<Key> range_test_rows() {
   return {
-      rate("lr_range_test_min_lr", 1e-3, "First learning rate."),
-      integer("lr_range_test_step_size", 2000, "Steps per unit of growth.").above(0),
-      number("lr_range_test_step_rate", 1.0, "Growth per unit.").at_least(0),
-      flag("lr_range_test_staircase", false, "Grow in whole units."),
+      rate("lr_range_test_min_lr", 1e-3, "First learning rate.").to(&LrRangeTestConfig::min_lr),
+      integer("lr_range_test_step_size", 2000, "Steps per unit of growth.")
+          .above(0)
+          .to(&LrRangeTestConfig::step_size),
+      number("lr_range_test_step_rate", 1.0, "Growth per unit.")
+          .at_least(0)
+          .to(&LrRangeTestConfig::step_rate),
+      flag("lr_range_test_staircase", false, "Grow in whole units.")
+          .to(&LrRangeTestConfig::staircase),
       last_batch_iteration(),
   };
 }
 
 std::vector<Key> warmup_rows() {
   return {
-      rate("warmup_min_lr", 0.0, "First learning rate."),
-      rate("warmup_max_lr", std::nullopt, "Final learning rate; null is the optimizer's lr."),
-      warmup_steps(),
-      warmup_type(),
+      rate("warmup_min_lr", 0.0, "First learning rate.").to(&WarmupLrConfig::min_lr),
+      rate("warmup_max_lr", std::nullopt, "Final learning rate; null is the optimizer's lr.")
+          .to(&WarmupLrConfig::max_lr),
+      warmup_steps<WarmupLrConfig>(),
+      warmup_type<WarmupLrConfig>(),
       last_batch_iteration(),
   };
 }
 
 std::vector<Key> warmup_decay_rows() {
   return {
-      total_steps(),
-      rate("warmup_min_lr", 0.0, "First learning rate."),
-      rate("warmup_max_lr", 0.001, "Learning rate after the warm-up."),
-      warmup_steps(),
-      warmup_type(),
+      total_steps<WarmupDecayLrConfig>(),
+      rate("warmup_min_lr", 0.0, "First learning rate.").to(&WarmupDecayLrConfig::min_lr),
+      rate("warmup_max_lr", 0.001, "Learning rate after the warm-up.")
+          .to(&WarmupDecayLrConfig::max_lr),
+      warmup_steps<WarmupDecayLrConfig>(),
+      warmup_type<WarmupDecayLrConfig>(),
       last_batch_iteration(),
   };
 }
 
 std::vector<Key> cosine_rows() {
   return {
-      total_steps(),
+      total_steps<WarmupCosineLrConfig>(),
       number("warmup_min_ratio", 0.0,
              "Rate over the optimizer's lr where the warm-up begins: at the second step. The first "
              "step's rate is 0, as in DeepSpeed.")
-          .at_least(0),
-      warmup_steps(),
-      number("cos_min_ratio", 1e-4, "Final rate over the optimizer's lr.").at_least(0),
-      warmup_type(),
+          .at_least(0)
+          .to(&WarmupCosineLrConfig::warmup_min_ratio),
+      warmup_steps<WarmupCosineLrConfig>(),
+      number("cos_min_ratio", 1e-4, "Final rate over the optimizer's lr.")
+          .at_least(0)
+          .to(&WarmupCosineLrConfig::cos_min_ratio),
+      warmup_type<WarmupCosineLrConfig>(),
       last_batch_iteration(),
   };
 }
 
 std::vector<Key> one_cycle_rows() {
   return {
-      rate("cycle_min_lr", std::nullopt, "Learning rate at both ends.").must_be_given(),
-      rate("cycle_max_lr", std::nullopt, "Learning rate at the peak.").must_be_given(),
-      integer("cycle_first_step_size", 2000, "Steps up.").above(0),
+      rate("cycle_min_lr", std::nullopt, "Learning rate at both ends.")
+          .must_be_given()
+          .to(&OneCycleConfig::min_lr),
+      rate("cycle_max_lr", std::nullopt, "Learning rate at the peak.")
+          .must_be_given()
+          .to(&OneCycleConfig::max_lr),
+      integer("cycle_first_step_size", 2000, "Steps up.").above(0).to(&OneCycleConfig::first_steps),
       integer("cycle_second_step_size", std::nullopt, "Steps down; null equals the steps up.")
-          .at_least(0),
-      integer("cycle_first_stair_count", 0, "Stairs on the way up; 0 is continuous.").at_least(0),
+          .at_least(0)
+          .to(&OneCycleConfig::second_steps),
+      integer("cycle_first_stair_count", 0, "Stairs on the way up; 0 is continuous.")
+          .at_least(0)
+          .to(&OneCycleConfig::first_stairs),
       integer("cycle_second_stair_count", std::nullopt,
               "Stairs on the way down; null equals those on the way up.")
-          .at_least(0),
+          .at_least(0)
+          .to(&OneCycleConfig::second_stairs),
       integer("decay_step_size", 0, "Steps per unit of the decay after the cycle; 0 is none.")
-          .at_least(0),
-      number("decay_lr_rate", 0.0, "Decay of the learning rate per unit.").at_least(0),
+          .at_least(0)
+          .to(&OneCycleConfig::decay_steps),
+      number("decay_lr_rate", 0.0, "Decay of the learning rate per unit.")
+          .at_least(0)
+          .to(&OneCycleConfig::decay_lr_rate),
       flag("cycle_momentum", true,
            "Move the momentum against the learning rate, of types that have `betas` (of others, "
            "such as SGD, it stays): the first of them, and the second is 0.99. The first step "
-           "takes cycle_min_mom, as in DeepSpeed."),
-      number("cycle_min_mom", 0.8, "Momentum at the peak.").at_least(0).below(1),
-      number("cycle_max_mom", 0.9, "Momentum at both ends.").at_least(0).below(1),
-      number("decay_mom_rate", 0.0, "Decay of the momentum per unit.").at_least(0),
+           "takes cycle_min_mom, as in DeepSpeed.")
+          .to(&OneCycleConfig::cycle_momentum),
+      number("cycle_min_mom", 0.8, "Momentum at the peak.")
+          .at_least(0)
+          .below(1)
+          .to(&OneCycleConfig::min_momentum),
+      number("cycle_max_mom", 0.9, "Momentum at both ends.")
+          .at_least(0)
+          .below(1)
+          .to(&OneCycleConfig::max_momentum),
+      number("decay_mom_rate", 0.0, "Decay of the momentum per unit.")
+          .at_least(0)
+          .to(&OneCycleConfig::decay_momentum_rate),
       last_batch_iteration(),
   };
 }

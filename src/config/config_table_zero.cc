@@ -46,8 +46,10 @@ KeyTable offload_optimizer_table() {
                  text("nvme_path", std::nullopt, "Folder for device nvme."),
                  integer("buffer_count", 4,
                          "Page-locked buffers through which gradients and weights travel, 2 to 64.")
-                     .at_least(1),
-                 flag("pin_memory", true, "Keep everything in page-locked memory."),
+                     .at_least(1)
+                     .to(&ZeroConfig::OptimizerOffload::buffer_count),
+                 flag("pin_memory", true, "Keep everything in page-locked memory.")
+                     .to(&ZeroConfig::OptimizerOffload::pin_memory),
                  flag("pipeline_read", false,
                       "Read the next part during the update. Of device nvme."),
                  flag("pipeline_write", false,
@@ -98,8 +100,13 @@ KeyTable zenflow_table() {
 KeyTable loco_table() {
   return table("Error feedback of quantised gradients.",
                {
-                   number("err_beta", 0.8, "Averaging of the error.").at_least(0).at_most(1),
-                   integer("reset_T", 1024, "Steps between resets of the error.").at_least(1),
+                   number("err_beta", 0.8, "Averaging of the error.")
+                       .at_least(0)
+                       .at_most(1)
+                       .to(&ZeroConfig::ErrorFeedback::err_beta),
+                   integer("reset_T", 1024, "Steps between resets of the error.")
+                       .at_least(1)
+                       .to(&ZeroConfig::ErrorFeedback::reset_T),
                })
       .accepts_auto();
 }
@@ -131,12 +138,15 @@ std::vector<Key> bucket_rows() {
               "parameters.")
           .at_least(0)
           .at_most(3)
-          .decided_by_caller(),
+          .decided_by_caller()
+          .to(&ZeroConfig::stage),
       flag("contiguous_gradients", true,
            "Copy gradients into one buffer. Stages 1-3. They always lie in one."),
-      flag("reduce_scatter", true, "Reduce-scatter instead of all-reduce."),
+      flag("reduce_scatter", true, "Reduce-scatter instead of all-reduce.")
+          .to(&ZeroConfig::reduce_scatter),
       size("reduce_bucket_size", 500'000'000,
-           "Elements per reduction, and of stage 3 per fetch; more than 16777216 count as that."),
+           "Elements per reduction, and of stage 3 per fetch; more than 16777216 count as that.")
+          .to(&ZeroConfig::reduce_bucket_size),
       flag("use_multi_rank_bucket_allreduce", true,
            "One reduction for several owners. 1, 2. There always is one."),
       flag("allgather_partitions", true,
@@ -144,15 +154,18 @@ std::vector<Key> bucket_rows() {
       size("allgather_bucket_size", 500'000'000,
            "Elements per all-gather. Stages 1, 2, where a bucket is reduced and gathered as one: "
            "the smaller of both sizes holds.")
-          .even(),
-      flag("overlap_comm", std::nullopt, "Reduce during backward; null is true for stage 3 only."),
+          .even()
+          .to(&ZeroConfig::allgather_bucket_size),
+      flag("overlap_comm", std::nullopt, "Reduce during backward; null is true for stage 3 only.")
+          .to(&ZeroConfig::overlap_comm),
       flag("load_from_fp32_weights", true, "Masters come from the checkpoint's fp32 copy."),
       flag("elastic_checkpoint", false,
            "Checkpoints for another number of ranks: all of them are."),
       flag("round_robin_gradients", false,
            "Spread the gradient copies over ranks. 1, 2. Every bucket is spread evenly anyway."),
       flag("ignore_unused_parameters", true,
-           "Parameters without a gradient in a step are no error: it counts as zero."),
+           "Parameters without a gradient in a step are no error: it counts as zero.")
+          .to(&ZeroConfig::ignore_unused_parameters),
       flag("compute_grad_norm", true,
            "Compute the norm of the gradients where clipping does not need it. It always is."),
       integer("parameter_alignment", std::nullopt,
@@ -162,23 +175,30 @@ std::vector<Key> bucket_rows() {
       integer("sub_group_size", 1'000'000'000,
               "Elements updated at a time, of an offloaded optimizer; more than 8388608 count as "
               "that. Other updates need no buffers, so that it makes no difference.")
-          .at_least(0),
+          .at_least(0)
+          .to(&ZeroConfig::sub_group_size),
   };
 }
 
 std::vector<Key> stage3_rows() {
   return {
-      stage3(size("stage3_prefetch_bucket_size", 50'000'000, "Elements fetched ahead.")),
+      stage3(size("stage3_prefetch_bucket_size", 50'000'000, "Elements fetched ahead.")
+                 .to(&ZeroConfig::prefetch_bucket_size)),
       stage3(size("stage3_param_persistence_threshold", 100'000,
-                  "Parameters below this many elements stay whole.")),
+                  "Parameters below this many elements stay whole.")
+                 .to(&ZeroConfig::param_persistence_threshold)),
       stage3(size("stage3_model_persistence_threshold", INT64_MAX,
-                  "Total elements that may stay whole.")),
-      stage3(size("stage3_max_live_parameters", 1'000'000'000, "Elements gathered at a time.")),
+                  "Total elements that may stay whole.")
+                 .to(&ZeroConfig::model_persistence_threshold)),
+      stage3(size("stage3_max_live_parameters", 1'000'000'000, "Elements gathered at a time.")
+                 .to(&ZeroConfig::max_live_parameters)),
       stage3(size("stage3_max_reuse_distance", 1'000'000'000,
-                  "Keep a parameter that is used again within so many elements.")),
+                  "Keep a parameter that is used again within so many elements.")
+                 .to(&ZeroConfig::max_reuse_distance)),
       stage3(size("stage3_tile_size", 0,
                   "Elements of a linear layer's weight that are gathered, and of its gradient that "
-                  "are reduced, at a time; 0: all of it.")),
+                  "are reduced, at a time; 0: all of it.")
+                 .to(&ZeroConfig::tile_size)),
       stage3(flag("stage3_gather_16bit_weights_on_model_save", false,
                   "Save whole 16-bit weights. ds_model_export does so at every stage.")),
       flag("stage3_gather_fp16_weights_on_model_save", false, "Old name.")
@@ -192,14 +212,17 @@ std::vector<Key> stage3_rows() {
       flag("memory_efficient_linear", true,
            "Linear layers keep no gathered weight. They never keep one."),
       flag("pipeline_loading_checkpoint", false,
-           "Ranks read a checkpoint one after another instead of at once."),
+           "Ranks read a checkpoint one after another instead of at once.")
+          .to(&ZeroConfig::pipeline_loading_checkpoint),
       flag("override_module_apply", true,
            "Initialisers see whole parameters. There are no initialisers of modules here."),
       flag("log_trace_cache_warnings", false,
-           "Log a warning when weights are fetched in another order than in the pass before."),
+           "Log a warning when weights are fetched in another order than in the pass before.")
+          .to(&ZeroConfig::log_trace_cache_warnings),
       flag("enable_sanity_checks", false,
            "After every update, compare whole weights between ranks, and weights in pieces with "
-           "their masters. Refuse to drop changes of gathered parameters."),
+           "their masters. Refuse to drop changes of gathered parameters.")
+          .to(&ZeroConfig::enable_sanity_checks),
       flag("save_muon_momentum_buffer_in_memory", false,
            "Keep Muon's momentum whole. It is never gathered: directions are."),
   };
@@ -210,24 +233,30 @@ std::vector<Key> wire_rows() {
       integer("zero_hpz_partition_size", 1,
               "Consecutive ranks that keep a second copy of the weights, for backward; 1: none. "
               "Stage 3.")
-          .at_least(1),
-      flag("zero_quantized_weights", false, "Weights are gathered in 8 bits. Stage 3."),
+          .at_least(1)
+          .to(&ZeroConfig::zero_hpz_partition_size),
+      flag("zero_quantized_weights", false, "Weights are gathered in 8 bits. Stage 3.")
+          .to(&ZeroConfig::zero_quantized_weights),
       flag("zero_quantized_nontrainable_weights", false,
-           "Frozen weights are, if they have more than 500000 elements. Stage 3."),
+           "Frozen weights are, if they have more than 500000 elements. Stage 3.")
+          .to(&ZeroConfig::zero_quantized_nontrainable_weights),
       flag("zero_quantized_gradients", false,
-           "Gradients of matrices are reduced in 4 bits, where there are several nodes. Stage 3."),
+           "Gradients of matrices are reduced in 4 bits, where there are several nodes. Stage 3.")
+          .to(&ZeroConfig::zero_quantized_gradients),
       integer("mics_shard_size", -1,
               "Consecutive ranks that hold one copy of the state together; -1: all. Stage 3.")
-          .at_least(-1),
-      flag("mics_hierarchical_params_gather", false,
-           "MiCS gathers across nodes, then within them."),
+          .at_least(-1)
+          .to(&ZeroConfig::mics_shard_size),
+      flag("mics_hierarchical_params_gather", false, "MiCS gathers across nodes, then within them.")
+          .to(&ZeroConfig::mics_hierarchical_params_gather),
   };
 }
 
 std::vector<Key> object_rows() {
   return {
       optional_section("offload_param", offload_param_table()),
-      optional_section("offload_optimizer", offload_optimizer_table()),
+      optional_section("offload_optimizer", offload_optimizer_table())
+          .to(&ZeroConfig::offload_optimizer),
       flag("cpu_offload", false, "Offload the optimizer to the CPU.")
           .replaced_by("offload_optimizer/device", "cpu"),
       flag("cpu_offload_param", false, "Offload parameters to the CPU.")
@@ -237,7 +266,7 @@ std::vector<Key> object_rows() {
       optional_section("zenflow", zenflow_table())
           .needs("ZenFlow (its presence enables it)")
           .always(),
-      optional_section("zeropp_loco_param", loco_table()),
+      optional_section("zeropp_loco_param", loco_table()).to(&ZeroConfig::zeropp_loco_param),
       section("leaf_module", leaf_module_table()),
   };
 }

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -80,6 +82,10 @@ struct Key {
   std::vector<Json> harmless;
   bool refused_always = false;
 
+  // Puts a value into its field of an object of the struct `stored_in`; see config/key_fields.h.
+  std::function<void(void* object, const Key& key, const Json& value)> store;
+  const std::type_info* stored_in = nullptr;
+
   // Fluent setters, so that a table reads as rows.
   Key also(std::initializer_list<const char*> other_names) &&;
   Key must_be_given() &&;
@@ -104,6 +110,15 @@ struct Key {
   Key always() &&;
   Key decided_by_caller() &&;
   Key rather(const char* path) &&;
+  // The field that the value goes to, reached over `inner` from a field of the struct.
+  template <class Object, class Field, class... Inner>
+  Key to(Field Object::*field, Inner... inner) &&;
+  // Of a choice: the values that the field gets, in the order of the choices.
+  template <class Value, class Object, class Field, class... Inner>
+  Key chooses(std::vector<Value> values, Field Object::*field, Inner... inner) &&;
+  // Of a list: the fields that its items go to, in their order.
+  template <class Object, class... Field>
+  Key items_to(Field Object::*... field) &&;
 };
 
 struct KeyTable {

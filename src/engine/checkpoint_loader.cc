@@ -216,7 +216,7 @@ void CheckpointLoader::read_tensors(const CheckpointReader& reader, const Restor
   constexpr const char* kWhat = "loading a checkpoint";
   const OpContext ctx = run_.context();
   run_.model->state().arrays().hold_masters();
-  const int turns = run_.config.zero.load_in_turn ? run_.mesh.size() : 1;
+  const int turns = run_.config.zero.pipeline_loading_checkpoint ? run_.mesh.size() : 1;
   for (int turn = 0; turn < turns; ++turn) {
     agree(ctx, run_.world(), kWhat, [&] {
       if (turns == 1 || turn == run_.mesh.rank()) read_targets(reader, restored.targets);

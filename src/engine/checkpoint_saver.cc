@@ -73,7 +73,7 @@ CheckpointSaver::CheckpointSaver(const CheckpointedRun& of)
       caller_(of.caller),
       control_(of.control),
       run_id_(make_run_id()) {
-  if (run_.config.background_save) {
+  if (run_.config.checkpoint.decoupled) {
     background_ = std::make_unique<BackgroundSave>(&run_.model->host()->account());
   }
 }
@@ -89,12 +89,12 @@ void CheckpointSaver::continue_run(const std::string& id) {
 std::string CheckpointSaver::agreed_tag(const std::string& tag) {
   const std::string own = tag.empty() ? str_cat("global_step", open_.progress.steps) : tag;
   const std::string first = broadcast_text(run_.context(), run_.world(), own);
-  if (run_.config.tag_validation == TagValidation::kIgnore) return first;
+  if (run_.config.checkpoint.tag_validation == TagValidation::kIgnore) return first;
   const std::string text =
       str_cat("rank ", run_.mesh.rank(), " saves as \"", printable(own), "\" and rank 0 as \"",
               printable(first), "\"; give every rank the same tag");
   agree(run_.context(), run_.world(), "choosing the tag", [&] {
-    DS_CHECK(own == first || run_.config.tag_validation == TagValidation::kWarn,
+    DS_CHECK(own == first || run_.config.checkpoint.tag_validation == TagValidation::kWarn,
              Code::kInvalidArgument, text);
   });
   if (own != first) log_warning("engine", text);
@@ -117,7 +117,7 @@ CheckpointWriterOptions CheckpointSaver::writer_options(const std::string& folde
   options.topology.zero_stage = run_.config.zero.stage;
   options.writer = str_cat("ds ", kLibraryVersion);
   options.run = run_id_;
-  options.keep = run_.config.keep_checkpoints;
+  options.keep = run_.config.checkpoint.keep;
   options.blob.pool = &run_.pool;
   return options;
 }
@@ -231,7 +231,7 @@ void CheckpointSaver::save_tensors(PartWriter& part) {
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     call.next(id);
     const nn::Parameter& p = parameters[id];
-    if (!p.trainable && run_.config.exclude_frozen_parameters) continue;
+    if (!p.trainable && run_.config.checkpoint.exclude_frozen_parameters) continue;
     const zero::FlatRange share = saved_share(id);
     const bool whole = share.elements() == p.shape.elements();
     if (share.elements() == 0 && !(p.shape.elements() == 0 && run_.first_rank())) continue;

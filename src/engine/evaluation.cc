@@ -43,7 +43,8 @@ double evaluate(RunContext& run, CallControl& control, const Dataset& dataset,
            max_batches);
   check_dataset(dataset, run.model->architecture().info());
   const models::Model::Use use(*run.model);
-  const int64_t micro = run.config.eval_micro_batch.value_or(run.config.batch.micro_batch);
+  const int64_t micro =
+      run.config.eval_micro_batch_size_per_gpu.value_or(run.config.batch.micro_batch);
   double total = 0;
   int64_t counted = 0, batches = 0;
   const int64_t all = (dataset.sample_count() + micro - 1) / micro;

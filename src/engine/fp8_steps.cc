@@ -21,7 +21,7 @@ std::unique_ptr<nn::Fp8Linears> make_fp8(RunContext& run) {
   auto out = std::make_unique<nn::Fp8Linears>(
       run.context(), run.model->parameters(),
       nn::Fp8Options{fp8.hybrid ? ops::Fp8Format::kE5M2 : ops::Fp8Format::kE4M3, fp8.margin,
-                     fp8.history, fp8.most_recent, fp8.fast_accumulation});
+                     fp8.amax_history_len, fp8.most_recent, fp8.fast_accumulation});
   DS_CHECK(!out->weights().empty(), Code::kConfig, kKey,
            "the model has no linear layer in its blocks whose sizes are multiples of 16");
   return out;

@@ -29,7 +29,8 @@ std::string why_none(const Config& config, const models::Model& model, const Mes
   if (model.architecture().info().loss != nn::LossKind::kCrossEntropy)
     return "the loss of this head is computed on the host";
   const ActivationCheckpointingConfig& segments = config.activation_checkpointing;
-  if (segments.enabled && segments.offload) return "cpu_checkpointing copies beside the work";
+  if (segments.enabled && segments.cpu_checkpointing)
+    return "cpu_checkpointing copies beside the work";
   if (config.zero.offload_optimizer) return "gradients travel to the host beside the work";
   if (config.precision.fp8.enabled) return "weights in fp8 are cast in some micro batches only";
   if (config.wall_clock_breakdown || config.flops_profiler.enabled)
@@ -44,7 +45,8 @@ ModelPasses::ModelPasses(RunContext& run, OpenStep& open, StepObserver& observer
     : run_(run), open_(open), observer_(observer), updater_(updater) {
   const ActivationCheckpointingConfig& segments = run_.config.activation_checkpointing;
   if (run_.model->has_architecture()) recompute_of(segments, run_.model->architecture().info());
-  if (segments.enabled && segments.offload && run_.model->device()->kind() == DeviceKind::kCuda) {
+  if (segments.enabled && segments.cpu_checkpointing &&
+      run_.model->device()->kind() == DeviceKind::kCuda) {
     offload_stream_ = run_.model->device()->create_stream();
   }
   graphs_ = make_graphs();
@@ -53,7 +55,7 @@ ModelPasses::ModelPasses(RunContext& run, OpenStep& open, StepObserver& observer
 ModelPasses::~ModelPasses() = default;
 
 std::unique_ptr<StepGraphs> ModelPasses::make_graphs() const {
-  if (!run_.config.graphs) return nullptr;
+  if (!run_.config.graph_harvesting) return nullptr;
   if (const std::string why = why_none(run_.config, *run_.model, run_.mesh); !why.empty()) {
     log_warning("engine", "graph_harvesting: micro batches are not recorded: ", why);
     return nullptr;
@@ -143,7 +145,7 @@ void ModelPasses::warn_of_other_size(int64_t samples) {
 // What backward starts with.
 float ModelPasses::loss_gradient() const {
   if (open_.mode.joined) return 0;
-  if (!run_.config.managed_accumulation) return static_cast<float>(updater_.loss_scale());
+  if (!run_.config.managed_gradient_accumulation) return static_cast<float>(updater_.loss_scale());
   return static_cast<float>(updater_.loss_scale() /
                             static_cast<double>(run_.config.batch.accumulation));
 }

@@ -118,7 +118,7 @@ std::vector<Tensor> ParameterScopes::gather(std::span<const int64_t> indices) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const auto id = static_cast<size_t>(ids[i]);
     gathered_[id] = out[i];
-    if (run_.config.zero.sanity_checks) gathered_sums_[id] = checksum(out[i]);
+    if (run_.config.zero.enable_sanity_checks) gathered_sums_[id] = checksum(out[i]);
   }
   gathered_count_ += std::ssize(ids);
   if (gathered_count_ > 0) run_.model->set_step_open(true);
@@ -127,7 +127,7 @@ std::vector<Tensor> ParameterScopes::gather(std::span<const int64_t> indices) {
 
 // With enable_sanity_checks: a scope without a modifier has nothing to drop.
 void ParameterScopes::check_unchanged(std::span<const nn::ParamId> ids) {
-  if (!run_.config.zero.sanity_checks) return;
+  if (!run_.config.zero.enable_sanity_checks) return;
   agree(run_.context(), run_.world(), "ending a gather", [&] {
     for (const nn::ParamId id : ids) {
       const auto i = static_cast<size_t>(id);

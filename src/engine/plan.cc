@@ -151,7 +151,7 @@ class Planner {
 
   int64_t gradient_bytes() const {
     return layout_->held(zero::StateRole::kGradients) *
-           dtype_size(dtype_of(config_.precision.accumulate));
+           dtype_size(dtype_of(config_.precision.grad_accum_dtype));
   }
 
   // body(flat space, bucket of it), domain after domain.
@@ -376,7 +376,7 @@ class Planner {
     if (copies > 1) {
       PlannedTraffic replicas;
       replicas.add_sums(layout_->held(zero::StateRole::kGradients),
-                        dtype_of(config_.precision.accumulate), 1,
+                        dtype_of(config_.precision.grad_accum_dtype), 1,
                         places_of(copies, shard_.ranks()));
       out.push_back(replicas.described("all_reduce", "gradients of replicas"));
     }

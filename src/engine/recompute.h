@@ -11,15 +11,15 @@ inline models::Recompute recompute_of(const ActivationCheckpointingConfig& confi
                                       const models::ArchitectureInfo& info) {
   models::Recompute recompute;
   if (!config.enabled) return recompute;
-  if (!config.every) {
-    recompute.segments = config.segments.value_or(info.layers);
+  if (!config.checkpoint_every_nth) {
+    recompute.segments = config.number_checkpoints.value_or(info.layers);
     return recompute;
   }
-  DS_CHECK(*config.every <= info.layers, Code::kConfig,
-           "/activation_checkpointing/checkpoint_every_nth is ", *config.every,
+  DS_CHECK(*config.checkpoint_every_nth <= info.layers, Code::kConfig,
+           "/activation_checkpointing/checkpoint_every_nth is ", *config.checkpoint_every_nth,
            ", but the model has ", info.layers,
            " transformer blocks: none would be recomputed; give a smaller number");
-  recompute.every = *config.every;
+  recompute.every = *config.checkpoint_every_nth;
   return recompute;
 }
 

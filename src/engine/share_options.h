@@ -26,26 +26,29 @@ inline zero::ShareOptions share_options(const Config& config) {
   constexpr int64_t kMostElements = int64_t{16} << 20;
   zero::ShareOptions options;
   options.stage = zero.stage;
-  options.bucket_elements = std::min(zero.reduce_bucket, kMostElements);
+  options.bucket_elements = std::min(zero.reduce_bucket_size, kMostElements);
   // What a bucket reduces it gathers: the smaller of both sizes holds.
   if (zero.stage == 1 || zero.stage == 2) {
-    options.bucket_elements = std::min(options.bucket_elements, zero.gather_bucket);
+    options.bucket_elements = std::min(options.bucket_elements, zero.allgather_bucket_size);
   }
-  options.comm_dtype = dtype_of(config.precision.communicate);
+  options.comm_dtype = dtype_of(config.precision.communication_data_type);
   const std::string& origin = config.origins().at("/communication_data_type");
   options.comm_dtype_for_all = origin != "default" && origin != "derived";
-  options.overlap = zero.overlap;
+  options.overlap = zero.overlap_comm;
   options.reduce_scatter = zero.reduce_scatter;
   options.op = zero.average ? ReduceOp::kAverage : ReduceOp::kSum;
   options.param_persistence_threshold = zero.param_persistence_threshold;
   options.model_persistence_threshold = zero.model_persistence_threshold;
-  options.tile_elements = zero.tile;
-  options.gather = {zero.max_live, zero.max_reuse, zero.prefetch, zero.tell_order_changes};
-  options.groups = {zero.shard_ranks, zero.hpz_partition_size};
-  options.weights = {zero.quantized_weights, zero.quantized_frozen, zero.gather_by_node};
-  options.quantized_gradients = zero.quantized_gradients;
-  if (zero.feedback) {
-    options.feedback = {static_cast<float>(zero.feedback->beta), zero.feedback->reset_after};
+  options.tile_elements = zero.tile_size;
+  options.gather = {zero.max_live_parameters, zero.max_reuse_distance, zero.prefetch_bucket_size,
+                    zero.log_trace_cache_warnings};
+  options.groups = {std::max(zero.mics_shard_size, 0), zero.zero_hpz_partition_size};
+  options.weights = {zero.zero_quantized_weights, zero.zero_quantized_nontrainable_weights,
+                     zero.mics_hierarchical_params_gather};
+  options.quantized_gradients = zero.zero_quantized_gradients;
+  if (zero.zeropp_loco_param) {
+    options.feedback = {static_cast<float>(zero.zeropp_loco_param->err_beta),
+                        zero.zeropp_loco_param->reset_T};
   }
   return options;
 }
@@ -55,9 +58,9 @@ inline zero::OffloadOptions offload_options(const Config& config,
                                             const std::shared_ptr<Device>& host) {
   const ZeroConfig& zero = config.zero;
   return {.host = host,
-          .pinned = zero.offload_optimizer->pinned,
-          .buffers = zero.offload_optimizer->buffers,
-          .sub_group_elements = zero.sub_group,
+          .pinned = zero.offload_optimizer->pin_memory,
+          .buffers = std::min(zero.offload_optimizer->buffer_count, 64),
+          .sub_group_elements = zero.sub_group_size,
           .bucket_elements = share_options(config).bucket_elements};
 }
 

@@ -73,7 +73,7 @@ bool offloads_optimizer(const RunContext& run) {
 
 // With sparse_gradients.
 void choose_sparse(const RunContext& run, zero::ShareOptions& options) {
-  if (!run.config.zero.sparse || run.config.zero.stage > 1) return;
+  if (!run.config.zero.sparse_gradients || run.config.zero.stage > 1) return;
   const bool callers = !run.model->has_architecture();
   const nn::ParamId table = callers ? nn::kNoParam : run.model->architecture().info().lookup;
   if (table == nn::kNoParam || run.model->device()->kind() != DeviceKind::kCpu) {
@@ -144,8 +144,8 @@ void set_up_state(RunContext& run) {
   place_weights(run);
   zero::TrainState& state = run.model->state_as_it_is();
   if (run.config.precision.fp8.enabled) state.weights().set_fp8(make_fp8(run));
-  state.gradients().allocate(run.context(), dtype_of(run.config.precision.accumulate));
-  if (!run.config.zero.ignore_unused) state.gradients().marks().track();
+  state.gradients().allocate(run.context(), dtype_of(run.config.precision.grad_accum_dtype));
+  if (!run.config.zero.ignore_unused_parameters) state.gradients().marks().track();
   // The caller's gradients are added, and no backward overwrites.
   if (!run.model->has_architecture() && !state.gradients().leave_early()) {
     state.gradients().expose_views(run.context());

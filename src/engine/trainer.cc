@@ -35,8 +35,8 @@ Trainer::Trainer(RunContext& run, OpenStep& open, StepObserver& observer, Parame
 Tensor Trainer::forward(const MicroBatch& batch) {
   DS_CHECK(open_.phase != OpenStep::Phase::kForwardDone, Code::kState,
            "the last forward still waits for its backward");
-  DS_CHECK(open_.phase != OpenStep::Phase::kBackwardDone || !run_.config.managed_accumulation ||
-               open_.reduction_deferred,
+  DS_CHECK(open_.phase != OpenStep::Phase::kBackwardDone ||
+               !run_.config.managed_gradient_accumulation || open_.reduction_deferred,
            Code::kState, "the last backward still waits for step");
   scopes_.check_nothing_held("a forward");
   const models::Model::Use use(*run_.model);
@@ -164,12 +164,12 @@ bool Trainer::close_micro_batch(bool reduce) {
 }
 
 bool Trainer::at_boundary() const {
-  if (!run_.config.managed_accumulation) return true;
+  if (!run_.config.managed_gradient_accumulation) return true;
   return open_.mode.boundary.value_or(open_.micro_batches >= run_.config.batch.accumulation);
 }
 
 void Trainer::set_boundary(std::optional<bool> boundary) {
-  DS_CHECK(run_.config.managed_accumulation, Code::kState,
+  DS_CHECK(run_.config.managed_gradient_accumulation, Code::kState,
            "managed_gradient_accumulation is false: every step is a boundary");
   DS_CHECK(!boundary || !run_.config.batch_ramp_up, Code::kState,
            "rampup_batch_size sets the boundaries of steps; leave it out to set them yourself");
@@ -203,7 +203,7 @@ void Trainer::warn_of_uncounted_labels(const StepTotals& totals) {
 
 // With ignore_unused_parameters false. A step without some gradient is given up.
 void Trainer::check_all_have_gradients() {
-  if (run_.config.zero.ignore_unused) return;
+  if (run_.config.zero.ignore_unused_parameters) return;
   try {
     agree(run_.context(), run_.world(), "looking for gradients", [&] {
       if (open_.mode.joined) return;  // this rank gives none
@@ -233,7 +233,7 @@ StepReport Trainer::apply_update() {
   finish_fp8_step(run_);
   const bool mean = run_.model->state().gradients().op() == ReduceOp::kAverage;
   const Updater::Outcome outcome = updater_.update(ctx, run_.model->state(), mean ? share : 1);
-  if (run_.config.zero.sanity_checks && outcome.applied) {
+  if (run_.config.zero.enable_sanity_checks && outcome.applied) {
     agree(ctx, run_.world(), "checking the weights", [&] {
       const zero::TrainState& state = run_.model->state();
       zero::check_weights(ctx, state.arrays(), state.weights());
@@ -285,7 +285,7 @@ void Trainer::join() {
   scopes_.check_nothing_held("joining");
   open_.check_synced("joining");
   if (run_.mesh.size() == 1) return;
-  DS_CHECK(run_.config.managed_accumulation && !open_.mode.boundary, Code::kState,
+  DS_CHECK(run_.config.managed_gradient_accumulation && !open_.mode.boundary, Code::kState,
            "the caller sets the boundaries of steps: a rank that joins cannot know those of the "
            "others");
   const models::Model::Use use(*run_.model);

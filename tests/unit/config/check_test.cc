@@ -352,8 +352,8 @@ TEST(Check, TextInTypedSectionsMeansItsValue) {
           "zero_optimization": {"stage": "1", "reduce_bucket_size": "600", "overlap_comm": "off"}})");
   EXPECT_EQ(config.precision.compute, Precision::kBf16);
   EXPECT_EQ(config.zero.stage, 1);
-  EXPECT_EQ(config.zero.reduce_bucket, 600);
-  EXPECT_FALSE(config.zero.overlap);
+  EXPECT_EQ(config.zero.reduce_bucket_size, 600);
+  EXPECT_FALSE(config.zero.overlap_comm);
   EXPECT_EQ(config.gradient_clipping, 0);
   // Nowhere else, and nothing else.
   for (const char* more :

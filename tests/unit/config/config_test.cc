@@ -50,9 +50,9 @@ TEST(Config, Defaults) {
     EXPECT_EQ(monitor->job_name, "DeepSpeedJobName");
   }
   EXPECT_FALSE(config.activation_checkpointing.enabled);
-  EXPECT_FALSE(config.activation_checkpointing.segments);
-  EXPECT_FALSE(config.activation_checkpointing.offload);
-  EXPECT_EQ(config.tag_validation, TagValidation::kWarn);
+  EXPECT_FALSE(config.activation_checkpointing.number_checkpoints);
+  EXPECT_FALSE(config.activation_checkpointing.cpu_checkpointing);
+  EXPECT_EQ(config.checkpoint.tag_validation, TagValidation::kWarn);
   // What trains is told, and shown where people look for it.
   EXPECT_EQ(config.optimizer.value().type, OptimizerType::kAdamW);
   EXPECT_EQ(config.optimizer.value().lr, 1e-3);
@@ -140,9 +140,9 @@ TEST(Config, TypedValues) {
   EXPECT_EQ(config.csv_monitor.output_path, "out");
   EXPECT_EQ(config.csv_monitor.job_name, "run");
   EXPECT_TRUE(config.activation_checkpointing.enabled);
-  EXPECT_EQ(config.activation_checkpointing.segments, 3);
-  EXPECT_TRUE(config.activation_checkpointing.offload);
-  EXPECT_EQ(config.tag_validation, TagValidation::kFail);
+  EXPECT_EQ(config.activation_checkpointing.number_checkpoints, 3);
+  EXPECT_TRUE(config.activation_checkpointing.cpu_checkpointing);
+  EXPECT_EQ(config.checkpoint.tag_validation, TagValidation::kFail);
 }
 
 TEST(Config, AdamIsDecoupledUnlessToldOtherwise) {
@@ -254,13 +254,13 @@ TEST(Config, TypesOfGradientsAndMasters) {
       R"("bf16": {"enabled": true, "split_master": true},
           "data_types": {"grad_accum_dtype": "bfloat16"})");
   EXPECT_TRUE(config.precision.split_master);
-  EXPECT_EQ(config.precision.accumulate, Precision::kBf16);
-  EXPECT_EQ(config.precision.communicate, Precision::kBf16);
+  EXPECT_EQ(config.precision.grad_accum_dtype, Precision::kBf16);
+  EXPECT_EQ(config.precision.communication_data_type, Precision::kBf16);
   const Config plain = load(R"("bf16": {"split_master": true})");
   EXPECT_FALSE(plain.precision.split_master);
-  EXPECT_EQ(plain.precision.accumulate, Precision::kFp32);
+  EXPECT_EQ(plain.precision.grad_accum_dtype, Precision::kFp32);
   EXPECT_EQ(load(R"("fp16": {"enabled": true}, "data_types": {"grad_accum_dtype": "half"})")
-                .precision.accumulate,
+                .precision.grad_accum_dtype,
             Precision::kFp16);
 }
 
@@ -422,11 +422,11 @@ TEST(Config, OptimizerOffload) {
               {"device": "cpu", "pin_memory": false, "buffer_count": 7}})")
           .zero;
   ASSERT_TRUE(zero.offload_optimizer);
-  EXPECT_FALSE(zero.offload_optimizer->pinned);
-  EXPECT_EQ(zero.offload_optimizer->buffers, 7);
-  EXPECT_EQ(zero.sub_group, 5'000'000);
+  EXPECT_FALSE(zero.offload_optimizer->pin_memory);
+  EXPECT_EQ(zero.offload_optimizer->buffer_count, 7);
+  EXPECT_EQ(zero.sub_group_size, 5'000'000);
   EXPECT_TRUE(load(R"("zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}})")
-                  .zero.offload_optimizer->pinned);
+                  .zero.offload_optimizer->pin_memory);
   EXPECT_FALSE(
       load(R"("zero_optimization": {"stage": 1, "offload_optimizer": {}})").zero.offload_optimizer);
   const auto refusal = [](const char* rest) {
@@ -502,7 +502,7 @@ TEST(Config, ZeroObjects) {
 
 TEST(Config, RecomputingSingleBlocksExcludesSegments) {
   EXPECT_EQ(load(R"("activation_checkpointing": {"enabled": true, "checkpoint_every_nth": 2})")
-                .activation_checkpointing.every,
+                .activation_checkpointing.checkpoint_every_nth,
             2);
   EXPECT_THAT(error_of(R"("activation_checkpointing": {"enabled": true,
                  "checkpoint_every_nth": 2, "number_checkpoints": 2})"),
