@@ -162,8 +162,8 @@ void add_fine_tuning(CLI::App& sub, TrainOptions& o) {
       ->group(group);
 }
 
-void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
-  const char* group = "Checkpoints";
+void add_checkpoints(CLI::App& sub, TrainOptions& o) {
+  const char* const group = "Checkpoints";
   auto* save = sub.add_option("--save", o.save, "save here at the end and when interrupted")
                    ->type_name("DIR")
                    ->group(group);
@@ -218,8 +218,10 @@ void add_checkpoints_and_records(CLI::App& sub, TrainOptions& o) {
       ->needs(load)
       ->excludes(weights_only)
       ->group(group);
+}
 
-  group = "Records";
+void add_records(CLI::App& sub, TrainOptions& o) {
+  const char* const group = "Records";
   sub.add_option("--metrics", o.metrics,
                  "one JSON object per step; with --load it goes on behind the loaded step, else it "
                  "begins anew")
@@ -273,7 +275,8 @@ void add_train(CLI::App& app, Action& action) {
   add_what_to_train(*sub, *options);
   add_how_to_train(*sub, *options);
   add_fine_tuning(*sub, *options);
-  add_checkpoints_and_records(*sub, *options);
+  add_checkpoints(*sub, *options);
+  add_records(*sub, *options);
   add_exits(*sub, options->exit);
   sub->callback([&action, options] {
     if (options->load_parts.or_begin && !has_checkpoint(options->load)) options->load.clear();

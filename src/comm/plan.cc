@@ -64,6 +64,47 @@ int64_t payload_bytes(const Record& reference, const Operation* operation, int s
   }
 }
 
+namespace {
+
+// All-to-all with counts: every rank says how many elements go to each, which must be what that
+// expects.
+void plan_counted_pieces(const PlanInput& in, Movement& m) {
+  const Operation* const op = in.operation;
+  if (op == nullptr) return;
+  const auto size = static_cast<size_t>(in.size), self = static_cast<size_t>(in.rank);
+  const int64_t element = dtype_size(static_cast<DType>(in.reference->dtype));
+  m.send = blocks_of(op->input_counts, element);
+  m.receive = blocks_of(op->output_counts, element);
+  for (size_t i = 0; i < size; ++i) {
+    if (in.sent_counts[i] == nullptr) continue;
+    for (size_t j = 0; j < size; ++j) {
+      DS_CHECK(in.sent_counts[i][j] >= 0 && in.sent_counts[i][j] <= (int64_t{1} << 50), Code::kComm,
+               describe(op->record), ": rank ", i, " sends ", in.sent_counts[i][j],
+               " elements to rank ", j);
+    }
+    DS_CHECK(in.sent_counts[i][self] == op->output_counts[i], Code::kComm, describe(op->record),
+             ": rank ", i, " sends ", in.sent_counts[i][self], " elements to rank ", self,
+             ", which expects ", op->output_counts[i]);
+    for (size_t j = 0; j < self; ++j) m.source_offset[i] += in.sent_counts[i][j] * element;
+  }
+}
+
+// Nothing goes to or comes from ranks that are not there, nor to one that only forwards.
+void drop_absent(const PlanInput& in, Movement& m) {
+  for (size_t i = 0; i < static_cast<size_t>(in.size); ++i) {
+    if ((*in.present)[i]) continue;
+    m.sends[i] = m.receives[i] = 0;
+    m.send[i] = {};
+    m.receive[i].bytes = 0;  // its offset stays: the group clears the place
+  }
+  if (in.operation == nullptr) {
+    std::ranges::fill(m.send, Block());
+    std::ranges::fill(m.receive, Block());
+  }
+}
+
+}  // namespace
+
 Movement plan_movement(const PlanInput& in) {
   const Record& record = *in.reference;
   const auto size = static_cast<size_t>(in.size), self = static_cast<size_t>(in.rank);
@@ -123,25 +164,10 @@ Movement plan_movement(const PlanInput& in) {
       std::ranges::fill(m.source_offset, own_offset);
       std::ranges::fill(m.target_offset, own_offset);
       break;
-    case Collective::kAllToAllV: {
+    case Collective::kAllToAllV:
       m.target_offset.clear();
-      if (op == nullptr) break;
-      m.send = blocks_of(op->input_counts, element);
-      m.receive = blocks_of(op->output_counts, element);
-      for (size_t i = 0; i < size; ++i) {
-        if (in.sent_counts[i] == nullptr) continue;
-        for (size_t j = 0; j < size; ++j) {
-          DS_CHECK(in.sent_counts[i][j] >= 0 && in.sent_counts[i][j] <= (int64_t{1} << 50),
-                   Code::kComm, describe(op->record), ": rank ", i, " sends ", in.sent_counts[i][j],
-                   " elements to rank ", j);
-        }
-        DS_CHECK(in.sent_counts[i][self] == op->output_counts[i], Code::kComm, describe(op->record),
-                 ": rank ", i, " sends ", in.sent_counts[i][self], " elements to rank ", self,
-                 ", which expects ", op->output_counts[i]);
-        for (size_t j = 0; j < self; ++j) m.source_offset[i] += in.sent_counts[i][j] * element;
-      }
+      plan_counted_pieces(in, m);
       break;
-    }
     case Collective::kGather:
       only(m.receives);
       m.send[root] = {0, piece};
@@ -157,16 +183,7 @@ Movement plan_movement(const PlanInput& in) {
     default:
       fail(Code::kInternal, "no movement for ", collective_name(record.kind));
   }
-  for (size_t i = 0; i < size; ++i) {
-    if ((*in.present)[i]) continue;
-    m.sends[i] = m.receives[i] = 0;
-    m.send[i] = {};
-    m.receive[i].bytes = 0;  // its offset stays: the group clears the place
-  }
-  if (op == nullptr) {
-    std::ranges::fill(m.send, Block());
-    std::ranges::fill(m.receive, Block());
-  }
+  drop_absent(in, m);
   return m;
 }
 

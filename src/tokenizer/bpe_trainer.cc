@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <queue>
+#include <span>
 #include <unordered_map>
 
 #include "base/error.h"
@@ -98,6 +99,125 @@ PipelineTokenizerSpec base_spec(const BpeTrainerOptions& options) {
   return spec;
 }
 
+// Merges the most frequent pair of neighbouring tokens, again and again.
+class Merger {
+ public:
+  // Every word as the tokens of its bytes, whose ids `model` has.
+  Merger(const BpeModelSpec& model, std::span<const std::pair<std::string, int64_t>> words);
+
+  int64_t tokens() const { return std::ssize(tokens_); }
+  // Merges one pair. False when none is left that occurs `least` times.
+  bool merge(int64_t least);
+  // Adds the tokens that were made and the merges to the model.
+  void write(BpeModelSpec& model) const;
+
+ private:
+  void visit(uint64_t pair, size_t word) {
+    std::vector<uint32_t>& list = fresh_[pair];
+    if (list.empty() || list.back() != word) list.push_back(static_cast<uint32_t>(word));
+  }
+  void enqueue_fresh();
+  uint32_t token_of(uint32_t a, uint32_t b);
+
+  std::vector<std::string> tokens_;
+  std::unordered_map<std::string, uint32_t> ids_;
+  std::vector<Word> words_;
+  PairMap<int64_t> counts_;
+  PairMap<std::vector<uint32_t>> fresh_;  // words in which a pair has newly appeared
+  std::priority_queue<Candidate, std::vector<Candidate>, Worse> queue_;
+  std::vector<std::vector<uint32_t>> visits_;
+  // A pair can be merged again when an equal token comes up; its last rank counts.
+  std::vector<uint64_t> merges_;
+  std::vector<PairChange> changes_;
+};
+
+Merger::Merger(const BpeModelSpec& model, std::span<const std::pair<std::string, int64_t>> words)
+    : words_(words.size()) {
+  DS_CHECK(words.size() < UINT32_MAX, Code::kUnsupported, "the text has ", words.size(),
+           " distinct words; at most 2^32 can be trained on");
+  for (const auto& [token, id] : model.vocab) {
+    tokens_.push_back(token);
+    ids_.emplace(token, static_cast<uint32_t>(id));
+  }
+  std::array<uint32_t, 256> byte_ids{};
+  for (size_t b = 0; b < 256; ++b) {
+    std::string name;
+    append_utf8(name, byte_alphabet()[b]);
+    byte_ids[b] = ids_.at(name);
+  }
+  for (size_t w = 0; w < words.size(); ++w) {
+    const auto& [text, count] = words[w];
+    std::vector<uint32_t>& symbols = words_[w].symbols;
+    words_[w].count = count;
+    symbols.reserve(text.size());
+    for (const char c : text) symbols.push_back(byte_ids[static_cast<unsigned char>(c)]);
+    for (size_t i = 0; i + 1 < symbols.size(); ++i) {
+      const uint64_t pair = PairMap<int64_t>::key(symbols[i], symbols[i + 1]);
+      counts_[pair] += count;
+      visit(pair, w);
+    }
+  }
+  enqueue_fresh();
+}
+
+void Merger::enqueue_fresh() {
+  fresh_.for_each([&](uint64_t pair, std::vector<uint32_t>& list) {
+    const int64_t count = counts_[pair];
+    if (count <= 0) return;
+    queue_.push({count, pair, visits_.size()});
+    visits_.push_back(std::move(list));
+  });
+  fresh_ = PairMap<std::vector<uint32_t>>();
+}
+
+uint32_t Merger::token_of(uint32_t a, uint32_t b) {
+  const std::string text = tokens_[a] + tokens_[b];
+  const auto [entry, is_new] = ids_.try_emplace(text, static_cast<uint32_t>(tokens_.size()));
+  if (is_new) tokens_.push_back(text);
+  return entry->second;
+}
+
+bool Merger::merge(int64_t least) {
+  while (!queue_.empty()) {
+    Candidate top = queue_.top();
+    queue_.pop();
+    if (const int64_t now = counts_[top.pair]; now != top.count) {
+      top.count = now;
+      queue_.push(top);
+      continue;
+    }
+    if (top.count < 1 || top.count < least) return false;
+    const auto a = static_cast<uint32_t>(top.pair >> 32), b = static_cast<uint32_t>(top.pair);
+    const uint32_t merged = token_of(a, b);
+    merges_.push_back(top.pair);
+    for (const uint32_t w : visits_[top.words]) {
+      changes_.clear();
+      merge_word(words_[w], a, b, merged, changes_);
+      for (const PairChange& change : changes_) {
+        counts_[change.pair] += change.change * words_[w].count;
+        if (change.change > 0) visit(change.pair, w);
+      }
+    }
+    visits_[top.words] = {};
+    enqueue_fresh();
+    return true;
+  }
+  return false;
+}
+
+void Merger::write(BpeModelSpec& model) const {
+  for (size_t id = model.vocab.size(); id < tokens_.size(); ++id) {
+    model.vocab.emplace_back(tokens_[id], static_cast<int32_t>(id));
+  }
+  PairMap<size_t> last_rank(merges_.size());
+  for (size_t rank = 0; rank < merges_.size(); ++rank) last_rank[merges_[rank]] = rank;
+  for (size_t rank = 0; rank < merges_.size(); ++rank) {
+    if (*last_rank.find(merges_[rank]) != rank) continue;
+    model.merges.emplace_back(tokens_[merges_[rank] >> 32],
+                              tokens_[static_cast<uint32_t>(merges_[rank])]);
+  }
+}
+
 }  // namespace
 
 struct BpeTrainer::State {
@@ -152,94 +272,10 @@ void BpeTrainer::add_text(std::string_view text) {
 
 TokenizerPtr BpeTrainer::train() const {
   PipelineTokenizerSpec spec = base_spec(options_);
-  auto& model = std::get<BpeModelSpec>(spec.model);
-  std::vector<std::string> tokens;
-  std::unordered_map<std::string, uint32_t> ids;
-  for (const auto& [token, id] : model.vocab) {
-    tokens.push_back(token);
-    ids.emplace(token, static_cast<uint32_t>(id));
+  Merger merger(std::get<BpeModelSpec>(spec.model), state_->words);
+  while (merger.tokens() < options_.vocab_size && merger.merge(options_.min_frequency)) {
   }
-  std::array<uint32_t, 256> byte_ids{};
-  for (size_t b = 0; b < 256; ++b) {
-    std::string name;
-    append_utf8(name, byte_alphabet()[b]);
-    byte_ids[b] = ids.at(name);
-  }
-
-  std::vector<Word> words(state_->words.size());
-  PairMap<int64_t> counts;
-  PairMap<std::vector<uint32_t>> fresh;  // words in which a pair has newly appeared
-  const auto visit = [&](uint64_t pair, size_t word) {
-    std::vector<uint32_t>& list = fresh[pair];
-    if (list.empty() || list.back() != word) list.push_back(static_cast<uint32_t>(word));
-  };
-  DS_CHECK(words.size() < UINT32_MAX, Code::kUnsupported, "the text has ", words.size(),
-           " distinct words; at most 2^32 can be trained on");
-  for (size_t w = 0; w < words.size(); ++w) {
-    const auto& [text, count] = state_->words[w];
-    words[w].count = count;
-    words[w].symbols.reserve(text.size());
-    for (const char c : text) words[w].symbols.push_back(byte_ids[static_cast<unsigned char>(c)]);
-    for (size_t i = 0; i + 1 < words[w].symbols.size(); ++i) {
-      const uint64_t pair = PairMap<int64_t>::key(words[w].symbols[i], words[w].symbols[i + 1]);
-      counts[pair] += count;
-      visit(pair, w);
-    }
-  }
-
-  std::priority_queue<Candidate, std::vector<Candidate>, Worse> queue;
-  std::vector<std::vector<uint32_t>> visits;
-  const auto enqueue_fresh = [&] {
-    fresh.for_each([&](uint64_t pair, std::vector<uint32_t>& list) {
-      const int64_t count = counts[pair];
-      if (count <= 0) return;
-      queue.push({count, pair, visits.size()});
-      visits.push_back(std::move(list));
-    });
-    fresh = PairMap<std::vector<uint32_t>>();
-  };
-  enqueue_fresh();
-
-  // A pair can be merged again when an equal token comes up; its last rank counts.
-  std::vector<uint64_t> merges;
-  std::vector<PairChange> changes;
-  while (tokens.size() < static_cast<size_t>(options_.vocab_size) && !queue.empty()) {
-    Candidate top = queue.top();
-    queue.pop();
-    if (const int64_t now = counts[top.pair]; now != top.count) {
-      top.count = now;
-      queue.push(top);
-      continue;
-    }
-    if (top.count < 1 || top.count < options_.min_frequency) break;
-    const auto a = static_cast<uint32_t>(top.pair >> 32), b = static_cast<uint32_t>(top.pair);
-    const std::string text = tokens[a] + tokens[b];
-    const auto [entry, is_new] = ids.try_emplace(text, static_cast<uint32_t>(tokens.size()));
-    const uint32_t merged = entry->second;
-    if (is_new) tokens.push_back(text);
-    merges.push_back(top.pair);
-    for (const uint32_t w : visits[top.words]) {
-      changes.clear();
-      merge_word(words[w], a, b, merged, changes);
-      for (const PairChange& change : changes) {
-        counts[change.pair] += change.change * words[w].count;
-        if (change.change > 0) visit(change.pair, w);
-      }
-    }
-    visits[top.words] = {};
-    enqueue_fresh();
-  }
-
-  for (size_t id = model.vocab.size(); id < tokens.size(); ++id) {
-    model.vocab.emplace_back(tokens[id], static_cast<int32_t>(id));
-  }
-  PairMap<size_t> last_rank(merges.size());
-  for (size_t rank = 0; rank < merges.size(); ++rank) last_rank[merges[rank]] = rank;
-  for (size_t rank = 0; rank < merges.size(); ++rank) {
-    if (*last_rank.find(merges[rank]) != rank) continue;
-    model.merges.emplace_back(tokens[merges[rank] >> 32],
-                              tokens[static_cast<uint32_t>(merges[rank])]);
-  }
+  merger.write(std::get<BpeModelSpec>(spec.model));
   return std::make_shared<PipelineTokenizer>(std::move(spec), "trained tokenizer");
 }
 

@@ -42,21 +42,20 @@ KeyTable outer_table() {
   Key item = any_text();
   item.types = kObject;
   item.table = std::make_shared<const KeyTable>(inner_table());
-  return table("",
-               {number("rate", 1.0, "").to(&Outer::rate), integer("small", 0, "").to(&Outer::small),
-                flag("on", false, "").to(&Outer::on),
-                integer("maybe", std::nullopt, "").to(&Outer::maybe),
-                list("list", any_integer(), "[]", "").to(&Outer::list),
-                choice("colour", {"red|rouge", "green"}, "red", "")
-                    .chooses(std::vector{Colour::kRed, Colour::kGreen}, &Outer::colour),
-                choice("shade", {"red", "green"}, std::nullopt, "")
-                    .chooses(std::vector{false, true}, &Outer::green),
-                list("range", any_number(), "[1, 2]", "").items_to(&Outer::low, &Outer::high),
-                integer("deep", 3, "").to(&Outer::inner, &Inner::count),
-                optional_section("rest", inner_table().gated_by("count")).to(&Outer::rest),
-                list("items", std::move(item), "[]", "").to(&Outer::items),
-                section("open", table("", {integer("shared", 4, "").to(&Outer::shared)})),
-                integer("unread", 0, "")});
+  return table("", {number("rate", 1.0, "").to(&Outer::rate),
+                    integer("small", 0, "").to(&Outer::small), flag("on", false, "").to(&Outer::on),
+                    integer("maybe", std::nullopt, "").to(&Outer::maybe),
+                    list("list", any_integer(), "[]", "").to(&Outer::list),
+                    choice("colour", {"red|rouge", "green"}, "red", "")
+                        .chooses(std::vector{Colour::kRed, Colour::kGreen}, &Outer::colour),
+                    choice("shade", {"red", "green"}, std::nullopt, "")
+                        .chooses(std::vector{false, true}, &Outer::green),
+                    list("range", any_number(), "[1, 2]", "").items_to(&Outer::low, &Outer::high),
+                    integer("deep", 3, "").to(&Outer::inner, &Inner::count),
+                    optional_section("rest", inner_table().gated_by("count")).to(&Outer::rest),
+                    list("items", std::move(item), "[]", "").to(&Outer::items),
+                    section("open", table("", {integer("shared", 4, "").to(&Outer::shared)})),
+                    integer("unread", 0, "")});
 }
 
 Outer read(const char* text) {
