@@ -4,6 +4,7 @@
 #include <deque>
 #include <vector>
 
+#include "engine/combinations.h"
 #include "engine/open_step.h"
 #include "engine/parameter_scopes.h"
 #include "engine/run_context.h"
@@ -33,11 +34,8 @@ void check_gradient(const Tensor& gradient, const nn::Parameter& parameter) {
 // caller before the first of them comes.
 void ExternalGradients::need_whole_gradients() {
   const bool built_in = run_.model->has_architecture();
-  DS_CHECK(run_.config.zero.stage < 3 || run_.mesh.size() == 1, Code::kUnsupported,
-           "at ZeRO stage 3 no memory holds whole gradients; ",
-           built_in ? "only the backward of a built-in model adds to them. Set reduced ones "
-                      "(ds_engine_set_values), or use stage 2"
-                    : "add them (ds_engine_add_gradients), or use stage 2");
+  check_call(built_in ? Refusal::kAddedGradientsAtStage3 : Refusal::kWholeGradientsAtStage3,
+             situation_of(run_));
   if (built_in) run_.model->state().gradients().hold_whole();
 }
 
@@ -157,9 +155,7 @@ Tensor ExternalGradients::get(const std::string& name) {
 Tensor ExternalGradients::view(const std::string& name) {
   const models::Model::Use use(*run_.model);
   const nn::ParamId id = run_.trainable(name);
-  DS_CHECK(run_.model->device()->kind() == DeviceKind::kCpu || !run_.model->has_architecture(),
-           Code::kUnsupported, "gradients lie on ", run_.model->device()->describe(),
-           ", where the library works with them; add or set them (ds_engine_add_gradients)");
+  check_call(Refusal::kGradientViewOnGpu, situation_of(run_));
   need_whole_gradients();
   run_.model->state().gradients().expose_views(
       run_.context());  // the caller may write whenever it likes
@@ -174,10 +170,7 @@ void ExternalGradients::set_loss(double loss) {
 }
 
 void ExternalGradients::begin_no_sync() {
-  DS_CHECK(run_.config.zero.stage < 2, Code::kUnsupported, "no_sync at zero_optimization.stage ",
-           run_.config.zero.stage,
-           ": every backward gives each rank its part of the gradients, so none can stay whole "
-           "here; use stage 0 or 1");
+  check_call(Refusal::kNoSyncWithReducedGradients, situation_of(run_));
   DS_CHECK(!open_.mode.no_sync, Code::kState, "a no_sync scope is open already; they do not nest");
   DS_CHECK(open_.phase != OpenStep::Phase::kForwardDone, Code::kState,
            "a forward waits for its backward; no_sync begins before both");

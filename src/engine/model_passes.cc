@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engine/combinations.h"
 #include "engine/open_step.h"
 #include "engine/recompute.h"
 #include "engine/run_context.h"
@@ -18,27 +19,6 @@ struct ModelPasses::Pending {
   std::shared_ptr<nn::GradientSlot> loss_gradient;
   Tensor loss;  // fp32 [] on the host, where the caller has it
 };
-
-namespace {
-
-// Why graph_harvesting does nothing; empty when it does.
-std::string why_none(const Config& config, const models::Model& model, const Mesh& mesh) {
-  if (model.device()->kind() != DeviceKind::kCuda) return "the model is not on a GPU";
-  if (mesh.size() > 1) return "several ranks train";
-  if (!model.has_architecture()) return "the passes are the caller's";
-  if (model.architecture().info().loss != nn::LossKind::kCrossEntropy)
-    return "the loss of this head is computed on the host";
-  const ActivationCheckpointingConfig& segments = config.activation_checkpointing;
-  if (segments.enabled && segments.cpu_checkpointing)
-    return "cpu_checkpointing copies beside the work";
-  if (config.zero.offload_optimizer) return "gradients travel to the host beside the work";
-  if (config.precision.fp8.enabled) return "weights in fp8 are cast in some micro batches only";
-  if (config.wall_clock_breakdown || config.flops_profiler.enabled)
-    return "parts of a micro batch are timed";
-  return {};
-}
-
-}  // namespace
 
 ModelPasses::ModelPasses(RunContext& run, OpenStep& open, StepObserver& observer,
                          const Updater& updater)
@@ -56,7 +36,8 @@ ModelPasses::~ModelPasses() = default;
 
 std::unique_ptr<StepGraphs> ModelPasses::make_graphs() const {
   if (!run_.config.graph_harvesting) return nullptr;
-  if (const std::string why = why_none(run_.config, *run_.model, run_.mesh); !why.empty()) {
+  if (const std::string why = without_effect("graph_harvesting", situation_of(run_));
+      !why.empty()) {
     log_warning("engine", "graph_harvesting: micro batches are not recorded: ", why);
     return nullptr;
   }

@@ -3,6 +3,7 @@
 #include "base/checksum.h"
 #include "base/text.h"
 #include "engine/agreement.h"
+#include "engine/combinations.h"
 #include "engine/open_step.h"
 #include "engine/run_context.h"
 #include "tensor/transfer.h"
@@ -46,9 +47,7 @@ void ParameterScopes::check_nothing_held(const char* what) const {
 void ParameterScopes::free_weights() { run_.model->set_step_open(holds_any()); }
 
 std::vector<Tensor> ParameterScopes::fetch(std::span<const int64_t> indices) {
-  DS_CHECK(!run_.model->has_architecture(), Code::kUnsupported,
-           "a built-in model fetches its parameters itself; for whole values open a scope of mode "
-           "DS_SCOPE_MODIFY");
+  check_call(Refusal::kFetchOfBuiltInModel, situation_of(run_));
   DS_CHECK(gathered_count_ == 0, Code::kState,
            "parameters are gathered and may change; scatter them before any are fetched");
   std::vector<nn::ParamId> ids = parameter_ids(indices, "a fetch");

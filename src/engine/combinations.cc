@@ -1,0 +1,150 @@
+#include "engine/combinations.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "models/architecture.h"
+
+namespace ds {
+namespace {
+
+using enum CombinationEffect;
+
+bool stage_3(const Situation& s) { return s.config.zero.stage == 3 && s.ranks > 1; }
+bool offloads(const Situation& s) { return s.config.zero.offload_optimizer && s.gpu(); }
+
+// Those of a call, in the order of Refusal.
+constexpr Combination kCalls[] = {
+    {kRefusedInUse, "ds_engine_open_scope in mode DS_SCOPE_COMPUTE", "a built-in model",
+     "it fetches its parameters itself",
+     "for whole values open a scope of mode DS_SCOPE_MODIFY",
+     [](const Situation& s) { return !s.own_parameters(); }},
+    {kRefusedInUse, "whole gradients of a program's own parameters",
+     "zero_optimization.stage 3 on several ranks", "no memory holds whole gradients",
+     "add them (ds_engine_add_gradients), or use stage 2",
+     [](const Situation& s) { return s.own_parameters() && stage_3(s); }},
+    {kRefusedInUse, "gradients that a program adds to those of a built-in model",
+     "zero_optimization.stage 3 on several ranks",
+     "no memory holds whole gradients, and only backward adds to the pieces",
+     "set reduced ones (ds_engine_set_values), or use stage 2",
+     [](const Situation& s) { return !s.own_parameters() && stage_3(s); }},
+    {kRefusedInUse, "no_sync", "zero_optimization.stage 2 and 3",
+     "every backward gives each rank its part of the gradients, so none can stay whole",
+     "use stage 0 or 1", [](const Situation& s) { return s.config.zero.stage >= 2; }},
+    {kRefusedInUse, "views of gradients (ds_engine_view_gradient)", "a built-in model on a GPU",
+     "gradients lie where the library works with them",
+     "add or set them (ds_engine_add_gradients, ds_engine_set_values)",
+     [](const Situation& s) { return s.gpu() && !s.own_parameters(); }},
+};
+
+constexpr const char* kRoundedMasters =
+    "bf16.bf16_master_weights_and_grads or fp16.fp16_master_weights_and_grads";
+constexpr const char* kOffload = "zero_optimization.offload_optimizer";
+constexpr const char* kGraphs = "graph_harvesting";
+constexpr const char* kSparse = "sparse_gradients";
+
+constexpr Combination kStart[] = {
+    {kRefused, "several ranks", "a program's own parameters on a GPU",
+     "their gradients are reduced in host memory",
+     "keep the model on the CPU (ds_model_set_device)",
+     [](const Situation& s) { return s.ranks > 1 && s.own_parameters() && s.gpu(); }},
+    {kRefused, kOffload, "a program's own parameters on a GPU",
+     "their state lies beside them, where the program reads it",
+     "leave it out, or keep them on the CPU",
+     [](const Situation& s) { return offloads(s) && s.own_parameters(); }},
+    {kRefused, kOffload, "several ranks with a GPU each",
+     "weights are not gathered from the hosts of several ranks yet",
+     "leave it out, or train on one GPU",
+     [](const Situation& s) { return offloads(s) && s.ranks > 1; }},
+    {kRefused, kRoundedMasters, "a GPU", "masters there are fp32 or split so far",
+     "use false, or bf16.split_master, which needs 4 bytes for a weight and its master together",
+     [](const Situation& s) { return s.config.precision.rounded_masters && s.gpu(); }},
+    {kRefused, "fp8.enabled", "a program's own parameters",
+     "the library does not run their layers", "use false",
+     [](const Situation& s) { return s.config.precision.fp8.enabled && s.own_parameters(); }},
+    {kWithoutEffect, kGraphs, "a model on the CPU", "the model is not on a GPU", "",
+     [](const Situation& s) { return !s.gpu(); }},
+    {kWithoutEffect, kGraphs, "several ranks", "several ranks train", "",
+     [](const Situation& s) { return s.ranks > 1; }},
+    {kWithoutEffect, kGraphs, "a program's own parameters", "the passes are the caller's", "",
+     [](const Situation& s) { return s.own_parameters(); }},
+    {kWithoutEffect, kGraphs, "heads for regression and several labels",
+     "the loss of this head is computed on the host", "",
+     [](const Situation& s) {
+       return s.model.architecture().info().loss != nn::LossKind::kCrossEntropy;
+     }},
+    {kWithoutEffect, kGraphs, "activation_checkpointing.cpu_checkpointing",
+     "cpu_checkpointing copies beside the work", "",
+     [](const Situation& s) {
+       const ActivationCheckpointingConfig& segments = s.config.activation_checkpointing;
+       return segments.enabled && segments.cpu_checkpointing;
+     }},
+    {kWithoutEffect, kGraphs, kOffload, "gradients travel to the host beside the work", "",
+     [](const Situation& s) { return s.config.zero.offload_optimizer.has_value(); }},
+    {kWithoutEffect, kGraphs, "fp8.enabled", "weights in fp8 are cast in some micro batches only",
+     "", [](const Situation& s) { return s.config.precision.fp8.enabled; }},
+    {kWithoutEffect, kGraphs, "wall_clock_breakdown and flops_profiler",
+     "parts of a micro batch are timed", "",
+     [](const Situation& s) {
+       return s.config.wall_clock_breakdown || s.config.flops_profiler.enabled;
+     }},
+    {kWithoutEffect, kSparse, "a program's own parameters",
+     "the parameters are the caller's own, whose gradients travel whole", "",
+     [](const Situation& s) { return s.own_parameters(); }},
+    {kWithoutEffect, kSparse, "a token embedding that is tied to the output",
+     "the token embedding is tied to the output, whose gradient has all rows", "",
+     [](const Situation& s) { return s.model.architecture().info().lookup == nn::kNoParam; }},
+    {kWithoutEffect, kSparse, "a model on a GPU", "the model is on a GPU", "",
+     [](const Situation& s) { return s.gpu(); }},
+};
+
+[[noreturn]] void refuse(const Combination& row) {
+  fail(Code::kUnsupported, row.what, " with ", row.with, ": ", row.why, "; ", row.instead);
+}
+
+}  // namespace
+
+std::vector<Combination> combinations() {
+  std::vector<Combination> all(std::begin(kStart), std::end(kStart));
+  const auto calls = std::find_if(all.begin(), all.end(), [](const Combination& row) {
+    return row.effect == kWithoutEffect;
+  });
+  all.insert(calls, std::begin(kCalls), std::end(kCalls));
+  return all;
+}
+
+void check_combinations(const Situation& situation) {
+  for (const Combination& row : kStart) {
+    if (row.effect == kRefused && row.applies(situation)) refuse(row);
+  }
+}
+
+void check_call(Refusal refusal, const Situation& situation) {
+  const Combination& row = kCalls[static_cast<size_t>(refusal)];
+  if (row.applies(situation)) refuse(row);
+}
+
+std::string without_effect(const char* key, const Situation& situation) {
+  for (const Combination& row : kStart) {
+    if (row.effect == kWithoutEffect && std::strcmp(row.what, key) == 0 &&
+        row.applies(situation)) {
+      return row.why;
+    }
+  }
+  return {};
+}
+
+std::string describe_combinations() {
+  std::string out = "| what | with | | why | instead |\n| --- | --- | --- | --- | --- |\n";
+  for (const Combination& row : combinations()) {
+    const char* const effect = row.effect == kRefused        ? "refused"
+                               : row.effect == kRefusedInUse ? "refused by the call"
+                                                             : "without effect, with a warning";
+    out += str_cat("| ", row.what, " | ", row.with, " | ", effect, " | ", row.why,
+                   " | ", row.instead, " |\n");
+  }
+  return out;
+}
+
+}  // namespace ds
