@@ -258,9 +258,12 @@ __global__ void __launch_bounds__(kFloatThreads) multiply_fp32(Problem<float> p)
         b[part] = load_pack<float, 4>(b_tile + d * kPitch + part * 64 + column);
       }
 #pragma unroll
-      for (int e = 0; e < kParts * kParts * 16; ++e) {
-        const int u = e / (kParts * 16), v = e / 16 % kParts, i = e / 4 % 4, j = e % 4;
-        sums[u][v][i][j] = fmaf(a[u].at[i], b[v].at[j], sums[u][v][i][j]);
+      for (int e = 0; e < kParts * kParts * 4; ++e) {
+        const int u = e / (kParts * 4), v = e / 4 % kParts, i = e % 4;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          sums[u][v][i][j] = fmaf(a[u].at[i], b[v].at[j], sums[u][v][i][j]);
+        }
       }
     }
   }
