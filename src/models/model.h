@@ -84,7 +84,9 @@ class Model {
   // the same memory, is what the model refers to. Throws kState when another one does.
   template <class State>
   std::shared_ptr<State> attach_engine() {
-    const nn::WholeWeights& whole = held_weights("training cannot begin").whole_weights();
+    const nn::WholeWeights& whole =
+        held_weights(has_engine_ ? "another engine cannot begin" : "training cannot begin")
+            .whole_weights();
     auto state = std::make_shared<State>(*parameters_, device_, whole);
     held_.reset();
     trained_ = state;
