@@ -1,4 +1,5 @@
 // Which parameters of a model train: freezing, and low-rank adapters.
+#include "models/adapters.h"
 #include "capi/args.h"
 #include "capi/fence.h"
 #include "capi/json_args.h"
@@ -40,21 +41,21 @@ using namespace ds::capi;  // NOLINT
 ds_status ds_model_set_trainable(ds_model* model, const char* pattern, int32_t trainable) {
   return guard(__func__, [&] {
     const UsedModel used(model, "model");
-    used->set_trainable({std::string(utf8_param(pattern, "pattern"))}, trainable != 0);
+    models::set_trainable(*used, {std::string(utf8_param(pattern, "pattern"))}, trainable != 0);
   });
 }
 
 ds_status ds_model_add_lora(ds_model* model, const char* options_json) {
   return guard(__func__, [&] {
     const UsedModel used(model, "model");
-    used->add_lora(lora_options(options_json));
+    models::add_lora(*used, lora_options(options_json));
   });
 }
 
 ds_status ds_model_merge_lora(ds_model* model) {
   return guard(__func__, [&] {
     const UsedModel used(model, "model");
-    used->merge_lora();
+    models::merge_lora(*used);
   });
 }
 

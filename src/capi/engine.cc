@@ -12,6 +12,7 @@
 #include "capi/model_object.h"
 #include "capi/read_options.h"
 #include "capi/tensor_object.h"
+#include "config/config.h"
 
 namespace ds::capi {
 namespace {

@@ -194,7 +194,7 @@ ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt
     const std::vector<int32_t> ids = id_list(host_tensor(*input, "prompt"), "prompt");
     model.generator().forget_interrupt();
     out = publish_tensor(
-        id_tensor(infer::generate(model->context(), model->weights(), model->architecture(), ids,
+        id_tensor(infer::generate(model->context(), model->reader(), model->architecture(), ids,
                                   chosen, token_callback(model.generator(), on_token, user_data))));
   });
 }
@@ -210,7 +210,7 @@ ds_status ds_generator_logits(ds_generator* generator, const ds_batch* batch,
     const BatchArgument given(batch, /*with_labels=*/false);
     ds_tensor*& out = out_param(out_logits, "out_logits");
     out = publish_tensor(
-        to_host(infer::batch_logits(model->context(), model->weights(), model->architecture(),
+        to_host(infer::batch_logits(model->context(), model->reader(), model->architecture(),
                                     model_batch(*model, given)),
                 model->host()));
   });
@@ -223,7 +223,7 @@ ds_status ds_generator_hidden_states(ds_generator* generator, const ds_batch* ba
     const BatchArgument given(batch, /*with_labels=*/false);
     ds_tensor*& out = out_param(out_states, "out_states");
     out = publish_tensor(
-        to_host(infer::batch_hidden(model->context(), model->weights(), model->architecture(),
+        to_host(infer::batch_hidden(model->context(), model->reader(), model->architecture(),
                                     model_batch(*model, given)),
                 model->host()));
   });

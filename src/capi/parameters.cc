@@ -118,7 +118,7 @@ void set_master(models::Model& model, nn::ParamId id, const Tensor& value) {
     packed = model.host_context().workspace(value.dtype(), value.shape());
     ops::cast(model.host_context(), value, packed);
   }
-  Tensor master = model.state().masters().view(id);
+  Tensor master = model.weights().view(model.context(), id);
   ops::cast(model.context(), to_device(packed, model.device()), master);
 }
 
@@ -130,7 +130,7 @@ std::shared_ptr<models::Model> make_model(std::vector<OwnParameter> own) {
   for (size_t i = 0; i < own.size(); ++i) {
     const auto id = static_cast<nn::ParamId>(i);
     if (own[i].value) set_master(*model, id, own[i].value);
-    if (own[i].lend) model->state().weights().borrowed().add(id, own[i].value);
+    if (own[i].lend) model->weights().borrowed().add(id, own[i].value);
   }
   model->device()->default_stream().synchronize();  // the values are the caller's again
   return model;
@@ -241,13 +241,13 @@ ds_status ds_model_view_parameter(ds_model* model, int64_t parameter, ds_tensor*
     DS_CHECK(used->device()->kind() == DeviceKind::kCpu || !used->has_architecture(),
              Code::kUnsupported, "the weights are on ", used->device()->describe(),
              ", where the library works with them; read a copy (ds_model_get_parameter)");
-    zero::TrainState& state = used->state();
-    DS_CHECK(state.weights().whole(), Code::kUnsupported,
+    nn::ModelWeights& weights = used->weights();
+    weights.check_not_lost();
+    DS_CHECK(weights.whole(), Code::kUnsupported,
              "the weights are spread over processes (ZeRO stage 3); open a scope "
              "(ds_engine_open_scope), or read a copy");
-    Tensor view = state.weights().view(id);
+    Tensor view = weights.view(used->context(), id);
     // What follows from a master is made anew by every step: what is written would be lost.
-    out = publish_tensor(state.weights().computes_with_master(id) ? std::move(view)
-                                                                  : read_only(view));
+    out = publish_tensor(weights.computes_with_master(id) ? std::move(view) : read_only(view));
   });
 }

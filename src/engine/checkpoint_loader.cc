@@ -148,7 +148,7 @@ CheckpointLoader::Restored CheckpointLoader::prepare(const CheckpointReader& rea
   check_compatible(run_, reader, options, overwritten_);
   Restored out;
   if (!options.module_only) prepare_counters(reader, options, out);
-  if (out.step.micro_batches > 0) run_.model->state().gradients().materialize(run_.context());
+  if (out.step.micro_batches > 0) run_.state->gradients().materialize(run_.context());
   out.targets =
       restore_targets(run_, updater_, reader, {takes_states(options), out.step.micro_batches > 0});
   if (takes_states(options)) out.fp8 = fp8_targets(run_, reader, out.targets);
@@ -215,7 +215,7 @@ void CheckpointLoader::read_targets(const CheckpointReader& reader,
 void CheckpointLoader::read_tensors(const CheckpointReader& reader, const Restored& restored) {
   constexpr const char* kWhat = "loading a checkpoint";
   const OpContext ctx = run_.context();
-  run_.model->state().arrays().hold_masters();
+  run_.state->arrays().hold_masters();
   const int turns = run_.config.zero.pipeline_loading_checkpoint ? run_.mesh.size() : 1;
   for (int turn = 0; turn < turns; ++turn) {
     agree(ctx, run_.world(), kWhat, [&] {
@@ -232,7 +232,7 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
   constexpr const char* kWhat = "loading a checkpoint";
   reader.use_threads(&run_.pool);
   const OpContext ctx = run_.context();
-  zero::TrainState& state = run_.model->state();
+  zero::TrainState& state = *run_.state;
   Restored restored;
   agree(ctx, run_.world(), kWhat, [&] { restored = prepare(reader, options); });
 
@@ -262,7 +262,7 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
 }
 
 void CheckpointLoader::restore_gradients(const Restored& restored) {
-  zero::TrainState& state = run_.model->state();
+  zero::TrainState& state = *run_.state;
   if (restored.step.micro_batches == 0) return state.gradients().clear(run_.context());
   const OpContext state_ctx = state.arrays().state_context(run_.context());
   const nn::ParameterSet& parameters = run_.model->parameters();

@@ -128,7 +128,7 @@ void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
   wait();
   const models::Model::Use use(*run_.model);
   const OpContext ctx = run_.context();
-  zero::TrainState& state = run_.model->state();
+  zero::TrainState& state = *run_.state;
 
   const std::string name = agreed_tag(tag);
   const std::vector<StepShare> shares = gather_step_shares(run_, open_);
@@ -211,9 +211,9 @@ void CheckpointSaver::save_beside_training(std::shared_ptr<CheckpointWriter> wri
 // What this rank saves of a parameter: what it owns or, where everybody owns everything, an equal
 // share.
 zero::FlatRange CheckpointSaver::saved_share(nn::ParamId id) const {
-  const zero::FlatLayout& layout = run_.model->state().layout();
+  const zero::FlatLayout& layout = run_.state->layout();
   if (layout.world() > 1) {
-    if (!run_.model->state().arrays().first_of_replicas()) return {};
+    if (!run_.state->arrays().first_of_replicas()) return {};
     const zero::OwnedPart part = layout.part(id);
     return {part.first, part.first + part.count};
   }
@@ -224,7 +224,7 @@ zero::FlatRange CheckpointSaver::saved_share(nn::ParamId id) const {
 
 void CheckpointSaver::save_tensors(PartWriter& part) {
   const OpContext ctx = run_.context();
-  zero::TrainState& state = run_.model->state();
+  zero::TrainState& state = *run_.state;
   const nn::ParameterSet& parameters = run_.model->parameters();
   optim::Optimizer& optimizer = updater_.optimizer();
   CallControl::Call call(control_, "save", parameters.size());

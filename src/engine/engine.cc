@@ -34,7 +34,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
   if (comms_logger_) run_->world().set_logger(comms_logger_);
   observer_ = std::make_unique<StepObserver>(*run_);
   const models::Model::Use use(*run_->model);
-  run_->model->attach_engine();
+  run_->state = run_->model->attach_engine<zero::TrainState>();
   try {
     make_parts();
   } catch (...) {
@@ -53,7 +53,7 @@ void Engine::make_parts() {
   check_rank_devices(*model.device(), run_->world());
   model.host()->use_threads(run_->pool.threads());
   set_up_state(*run_);
-  updater_ = std::make_unique<Updater>(run_->config, run_->model->state_as_it_is());
+  updater_ = std::make_unique<Updater>(run_->config, *run_->state);
   if (const std::string decay = updater_->describe_decay(); run_->first_rank() && !decay.empty()) {
     log_info("optimizer", decay);
   }

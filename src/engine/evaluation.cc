@@ -24,12 +24,12 @@ double batch_loss(RunContext& run, const Dataset& dataset, int64_t first, int64_
   nn::TapeOptions options;
   options.record = false;
   options.training = false;
-  nn::Tape tape(run.context(), run.model->weights(), nullptr, options);
-  run.model->state().weights().begin_pass();
+  nn::Tape tape(run.context(), run.state->reader(), nullptr, options);
+  run.state->weights().begin_pass();
   models::ForwardOptions forward_options;
   forward_options.padded_logits = true;
   const nn::Value logits = run.model->architecture().logits(tape, batch, forward_options);
-  run.model->state().weights().end_pass();
+  run.state->weights().end_pass();
   const models::ArchitectureInfo& info = run.model->architecture().info();
   const nn::Value mean = nn::mean_loss(tape, logits, labels, info.outputs(), info.loss, counted);
   return static_cast<double>(*mean.data.data<float>()) * static_cast<double>(counted);

@@ -36,7 +36,7 @@ void ExternalGradients::need_whole_gradients() {
   const bool built_in = run_.model->has_architecture();
   check_call(built_in ? Refusal::kAddedGradientsAtStage3 : Refusal::kWholeGradientsAtStage3,
              situation_of(run_));
-  if (built_in) run_.model->state().gradients().hold_whole();
+  if (built_in) run_.state->gradients().hold_whole();
 }
 
 void ExternalGradients::add(std::span<const int64_t> indices,
@@ -59,7 +59,7 @@ void ExternalGradients::add(std::span<const int64_t> indices,
   DS_CHECK(!scopes_.gathered(), Code::kState,
            "gradients are added while parameters are gathered; scatter those first");
   open_.begin_clock();
-  if (!run_.model->has_architecture() && run_.model->state().gradients().leave_early()) {
+  if (!run_.model->has_architecture() && run_.state->gradients().leave_early()) {
     open_.phase = OpenStep::Phase::kBackwardDone;
     add_by_bucket(ids, gradients);
     wait_for_readers(gradients);
@@ -74,17 +74,17 @@ void ExternalGradients::add(std::span<const int64_t> indices,
 // They leave for the other ranks as soon as a bucket has all of its own.
 void ExternalGradients::add_by_bucket(std::span<const nn::ParamId> ids,
                                       std::span<const Tensor* const> gradients) {
-  const OpContext ctx = run_.model->state().arrays().state_context(run_.context());
+  const OpContext ctx = run_.state->arrays().state_context(run_.context());
   std::vector<nn::ParamId>& added = scopes_.pass().add(CallerPass::Kind::kGradient);
   for (size_t i = 0; i < gradients.size(); ++i) {
     added.push_back(ids[i]);
-    run_.model->state().gradients().add(ctx, ids[i], run_.operand(*gradients[i]));
+    run_.state->gradients().add(ctx, ids[i], run_.operand(*gradients[i]));
   }
 }
 
 void ExternalGradients::add_whole(std::span<const nn::ParamId> ids,
                                   std::span<const Tensor* const> gradients) {
-  zero::TrainState& state = run_.model->state();
+  zero::TrainState& state = *run_.state;
   const OpContext ctx = state.arrays().state_context(run_.context());
   std::vector<const Tensor*> sources;
   std::vector<int64_t> offsets;
@@ -127,28 +127,28 @@ void ExternalGradients::set(const std::string& name, const Tensor& value) {
   check_gradient(value, run_.model->parameters()[id]);
   open_.begin_clock();
   reduce_open();
-  run_.model->state().gradients().materialize(run_.context());
-  run_.model->state().gradients().reduce_replicas();
-  zero::write_gradient(run_.context(), run_.model->state().gradients(), id, run_.operand(value));
+  run_.state->gradients().materialize(run_.context());
+  run_.state->gradients().reduce_replicas();
+  zero::write_gradient(run_.context(), run_.state->gradients(), id, run_.operand(value));
   const Tensor* const read = &value;
   wait_for_readers({&read, 1});
-  run_.model->state().gradients().marks().set_given(id);
+  run_.state->gradients().marks().set_given(id);
   open_.phase = OpenStep::Phase::kBackwardDone;
 }
 
 // Gradients of the caller that have left for a bucket cannot be seen before they come back.
 void ExternalGradients::reduce_open() {
   if (run_.model->has_architecture() || open_.phase != OpenStep::Phase::kBackwardDone) return;
-  run_.model->state().gradients().reduce_open();
+  run_.state->gradients().reduce_open();
 }
 
 Tensor ExternalGradients::get(const std::string& name) {
   const models::Model::Use use(*run_.model);
   const nn::ParamId id = run_.trainable(name);
   reduce_open();
-  run_.model->state().gradients().materialize(run_.context());
-  run_.model->state().gradients().reduce_replicas();
-  return to_host(zero::read_gradient(run_.context(), run_.model->state().gradients(), id),
+  run_.state->gradients().materialize(run_.context());
+  run_.state->gradients().reduce_replicas();
+  return to_host(zero::read_gradient(run_.context(), run_.state->gradients(), id),
                  run_.model->host());
 }
 
@@ -157,10 +157,9 @@ Tensor ExternalGradients::view(const std::string& name) {
   const nn::ParamId id = run_.trainable(name);
   check_call(Refusal::kGradientViewOnGpu, situation_of(run_));
   need_whole_gradients();
-  run_.model->state().gradients().expose_views(
-      run_.context());  // the caller may write whenever it likes
-  run_.model->state().gradients().marks().set_viewed(id);
-  return run_.model->state().gradients().view(id);
+  run_.state->gradients().expose_views(run_.context());  // the caller may write whenever it likes
+  run_.state->gradients().marks().set_viewed(id);
+  return run_.state->gradients().view(id);
 }
 
 void ExternalGradients::set_loss(double loss) {
@@ -175,7 +174,7 @@ void ExternalGradients::begin_no_sync() {
   DS_CHECK(open_.phase != OpenStep::Phase::kForwardDone, Code::kState,
            "a forward waits for its backward; no_sync begins before both");
   const models::Model::Use use(*run_.model);
-  if (run_.model->has_architecture()) run_.model->state().gradients().hold_whole();
+  if (run_.model->has_architecture()) run_.state->gradients().hold_whole();
   open_.mode.no_sync = true;
 }
 

@@ -28,7 +28,7 @@ std::unique_ptr<nn::Fp8Linears> make_fp8(RunContext& run) {
 }
 
 void agree_on_fp8(RunContext& run) {
-  const nn::Fp8Linears* const fp8 = run.model->state().weights().fp8();
+  const nn::Fp8Linears* const fp8 = run.state->weights().fp8();
   if (fp8 == nullptr || run.gradient_ranks() == 1) return;
   const Tensor& amax = fp8->amax();
   run.gradient_group()
@@ -38,16 +38,15 @@ void agree_on_fp8(RunContext& run) {
 
 void finish_fp8_step(RunContext& run) {
   agree_on_fp8(run);
-  if (nn::Fp8Linears* const fp8 = run.model->state().weights().fp8())
-    fp8->finish_step(run.context());
+  if (nn::Fp8Linears* const fp8 = run.state->weights().fp8()) fp8->finish_step(run.context());
 }
 
 void drop_fp8_step(RunContext& run) {
-  if (nn::Fp8Linears* const fp8 = run.model->state().weights().fp8()) fp8->drop_step(run.context());
+  if (nn::Fp8Linears* const fp8 = run.state->weights().fp8()) fp8->drop_step(run.context());
 }
 
 void save_fp8(RunContext& run, PartWriter& part) {
-  const nn::Fp8Linears* const fp8 = run.model->state().weights().fp8();
+  const nn::Fp8Linears* const fp8 = run.state->weights().fp8();
   if (fp8 == nullptr) return;
   for (const nn::ParamId id : fp8->weights()) {
     const Tensor saved = fp8->saved(id, run.model->host());
@@ -65,7 +64,7 @@ void save_fp8(RunContext& run, PartWriter& part) {
 std::vector<SavedFp8> fp8_targets(RunContext& run, const CheckpointReader& reader,
                                   std::vector<TensorTarget>& targets) {
   std::vector<SavedFp8> out;
-  const nn::Fp8Linears* const fp8 = run.model->state().weights().fp8();
+  const nn::Fp8Linears* const fp8 = run.state->weights().fp8();
   if (fp8 == nullptr) return out;
   for (const nn::ParamId id : fp8->weights()) {
     const TensorRecord* const record =
@@ -88,7 +87,7 @@ std::vector<SavedFp8> fp8_targets(RunContext& run, const CheckpointReader& reade
 }
 
 void restore_fp8(RunContext& run, const std::vector<SavedFp8>& saved) {
-  for (const auto& [id, state] : saved) run.model->state().weights().fp8()->restore(id, state);
+  for (const auto& [id, state] : saved) run.state->weights().fp8()->restore(id, state);
 }
 
 }  // namespace ds

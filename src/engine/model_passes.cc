@@ -47,15 +47,14 @@ std::unique_ptr<StepGraphs> ModelPasses::make_graphs() const {
 void ModelPasses::forward(const models::Batch& batch, const Tensor& labels) {
   open_.begin_clock();
   const ScopedTimer timer = observer_.time("forward");
-  auto pending =
-      std::make_unique<Pending>(run_.context(), run_.model->state(), tape_options(batch));
+  auto pending = std::make_unique<Pending>(run_.context(), *run_.state, tape_options(batch));
   const nn::Labels placed = nn::place_labels(labels, run_.model->device());
   const auto record = [&] {
     try {
       return record_forward(pending->tape, batch, placed);
     } catch (...) {
       pending.reset();
-      run_.model->state().weights().drop_pass();
+      run_.state->weights().drop_pass();
       throw;
     }
   };
@@ -95,8 +94,8 @@ nn::TapeOptions ModelPasses::tape_options(const models::Batch& batch) const {
 
 nn::SummedLoss ModelPasses::record_forward(nn::Tape& tape, const models::Batch& batch,
                                            const nn::Labels& labels) {
-  run_.model->state().gradients().set_loss_scale(updater_.loss_scale());
-  run_.model->state().weights().begin_pass();
+  run_.state->gradients().set_loss_scale(updater_.loss_scale());
+  run_.state->weights().begin_pass();
   models::ForwardOptions forward_options;
   forward_options.padded_logits = true;
   const models::ArchitectureInfo& info = run_.model->architecture().info();
@@ -133,7 +132,7 @@ float ModelPasses::loss_gradient() const {
 
 void ModelPasses::backward() {
   const ScopedTimer timer = observer_.time("backward");
-  if (open_.mode.no_sync) run_.model->state().gradients().hold_backward();
+  if (open_.mode.no_sync) run_.state->gradients().hold_backward();
   open_.reduction_deferred = open_.mode.no_sync;
   run_backward(pending_->tape, *pending_->loss_gradient);
   pending_.reset();
@@ -145,7 +144,7 @@ void ModelPasses::run_backward(nn::Tape& tape, nn::GradientSlot& slot) {
   slot.add(run_.context(), upstream, true);
   const ScopedTimer inner = observer_.time("backward_inner");
   tape.backward();
-  run_.model->state().finish_backward();
+  run_.state->finish_backward();
 }
 
 void ModelPasses::drop() { pending_.reset(); }
@@ -166,13 +165,13 @@ bool ModelPasses::run_graph(const GraphInputs& micro_batch) {
     options.step_memory = placed.stream_position;
     options.loss_scale = placed.loss_scale;
     options.constants = placed.constants;
-    zero::TrainState& state = run_.model->state();
+    zero::TrainState& state = *run_.state;
     nn::Tape tape(run_.context(), state.weights(), &state.gradients(), options);
     const nn::SummedLoss loss = record_forward(tape, placed.batch, placed.labels);
     run_backward(tape, *loss.slot);
     return loss.sum;
   };
-  return graphs_->run(micro_batch.inputs, run_.model->state(), pass);
+  return graphs_->run(micro_batch.inputs, *run_.state, pass);
 }
 
 void ModelPasses::finish_graph(const GraphInputs& micro_batch) {

@@ -52,7 +52,7 @@ std::vector<Tensor> ParameterScopes::fetch(std::span<const int64_t> indices) {
            "parameters are gathered and may change; scatter them before any are fetched");
   std::vector<nn::ParamId> ids = parameter_ids(indices, "a fetch");
   const models::Model::Use use(*run_.model);
-  zero::TrainState& state = run_.model->state();
+  zero::TrainState& state = *run_.state;
   pass_.begin(state);
   fetched_.resize(static_cast<size_t>(run_.model->parameters().size()));
   pass_.reserve_one();
@@ -75,7 +75,7 @@ void ParameterScopes::release(std::span<const int64_t> indices) {
              " is released, but not fetched, or not so many times");
   }
   pass_.reserve_one();
-  zero::TrainState& state = run_.model->state();
+  zero::TrainState& state = *run_.state;
   for (const nn::ParamId id : ids) state.weights().release(id);
   fetched_ = std::move(left);
   fetched_count_ -= std::ssize(ids);
@@ -86,8 +86,7 @@ void ParameterScopes::release(std::span<const int64_t> indices) {
 void ParameterScopes::release_all() {
   if (fetched_count_ == 0) return;
   for (nn::ParamId id = 0; id < run_.model->parameters().size(); ++id) {
-    for (int& n = fetched_[static_cast<size_t>(id)]; n > 0; --n)
-      run_.model->state().weights().release(id);
+    for (int& n = fetched_[static_cast<size_t>(id)]; n > 0; --n) run_.state->weights().release(id);
   }
   fetched_count_ = 0;
 }
@@ -111,7 +110,7 @@ std::vector<Tensor> ParameterScopes::gather(std::span<const int64_t> indices) {
   std::vector<Tensor> out;
   for (const nn::ParamId id : ids) {
     out.push_back(
-        copied_to_host(run_.model->state().masters().read(run_.context(), id), run_.model->host()));
+        copied_to_host(run_.state->masters().read(run_.context(), id), run_.model->host()));
   }
   gathered_sums_.resize(gathered_.size());
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -163,7 +162,7 @@ void ParameterScopes::scatter(std::span<const int64_t> indices, int modifier) {
       const Tensor& value = gathered_[static_cast<size_t>(id)];
       const std::string& name = run_.model->parameters()[id].name;
       run_.world().broadcast(value, modifier, {.label = name, .same_label = true})->wait();
-      run_.model->state().masters().write(run_.context(), id, run_.operand(value));
+      run_.state->masters().write(run_.context(), id, run_.operand(value));
     }
     forget(id);
   }

@@ -18,8 +18,7 @@ constexpr std::string_view kGradientValues = "gradient";
 }  // namespace
 
 zero::FlatRange ParameterValues::local_range(const std::string& name) {
-  const zero::OwnedPart part =
-      run_.model->state().layout().part(run_.model->parameters().find(name));
+  const zero::OwnedPart part = run_.state->layout().part(run_.model->parameters().find(name));
   return {part.first, part.first + part.count};
 }
 
@@ -27,17 +26,16 @@ Tensor ParameterValues::local(const std::string& name, const std::string& what) 
   const models::Model::Use use(*run_.model);
   const OpContext ctx = run_.context();
   const nn::ParamId id = run_.model->parameters().find(name);
-  const int64_t count = run_.model->state().layout().part(id).count;
+  const int64_t count = run_.state->layout().part(id).count;
   Tensor out = Tensor::empty(run_.model->host(), DType::kFloat32, {count}, MemoryTag::kOther);
   if (what == kParameterValues) {
-    copy_tensor(run_.model->state().masters().read_owned(ctx, id).view({count}), out);
+    copy_tensor(run_.state->masters().read_owned(ctx, id).view({count}), out);
     return out;
   }
   if (what == kGradientValues) {
-    run_.model->state().gradients().materialize(ctx);
-    Tensor values =
-        run_.model->state().arrays().state_context(ctx).workspace(DType::kFloat32, {count});
-    zero::read_owned_gradient(ctx, run_.model->state().gradients(), run_.trainable(name), values);
+    run_.state->gradients().materialize(ctx);
+    Tensor values = run_.state->arrays().state_context(ctx).workspace(DType::kFloat32, {count});
+    zero::read_owned_gradient(ctx, run_.state->gradients(), run_.trainable(name), values);
     copy_tensor(values, out);
     return out;
   }
@@ -60,7 +58,7 @@ void ParameterValues::set_local(const std::string& name, const std::string& what
   const models::Model::Use use(*run_.model);
   if (what == kParameterValues) {
     const OpContext ctx = run_.context();
-    zero::TrainState& state = run_.model->state();
+    zero::TrainState& state = *run_.state;
     state.masters().write_owned(ctx, id, 0, run_.operand(values));
     state.weights().follow_owned_master(ctx, id);
     return;
@@ -74,7 +72,7 @@ void ParameterValues::set_local_gradient(const std::string& name, const Tensor& 
   open_.check_takes_gradients();
   const models::Model::Use use(*run_.model);
   const OpContext ctx = run_.context();
-  zero::TrainState& state = run_.model->state();
+  zero::TrainState& state = *run_.state;
   open_.begin_clock();
   state.gradients().materialize(ctx);
   zero::write_owned_gradient(ctx, state.gradients(), run_.trainable(name), run_.operand(values));
@@ -89,7 +87,7 @@ Tensor ParameterValues::optimizer_state(const std::string& name, const std::stri
   const models::Model::Use use(*run_.model);
   const size_t place = updater_.place(run_.trainable(name));
   optim::Optimizer& optimizer = updater_.optimizer();
-  zero::TrainState& all = run_.model->state();
+  zero::TrainState& all = *run_.state;
   if (all.layout().world() == 1) return optimizer.read_state(run_.host_context(), place, state);
   const optim::OwnedRange owned = optimizer.owned(place);
   Tensor own = run_.host_context().workspace(DType::kFloat32, {owned.end - owned.begin});

@@ -115,7 +115,7 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
                                           const CheckpointReader& reader,
                                           const TargetChoice& choice) {
   const OpContext ctx = run.context();
-  zero::TrainState& state = run.model->state();
+  zero::TrainState& state = *run.state;
   optim::Optimizer& optimizer = updater.optimizer();
   const nn::ParameterSet& parameters = run.model->parameters();
   std::vector<TensorTarget> targets;

@@ -11,6 +11,7 @@
 #include "mesh/mesh.h"
 #include "models/model.h"
 #include "ops/context.h"
+#include "zero/train_state.h"
 
 namespace ds {
 
@@ -42,6 +43,8 @@ struct RunContext {
   const Mesh mesh;
   Config config;  // its batch sizes follow rampup_batch_size
   const std::shared_ptr<models::Model> model;
+  // Of the weights of the model, which refers to it, from the time the engine is attached.
+  std::shared_ptr<zero::TrainState> state;
   ThreadPool pool;
   const kernels::GpuPolicy gpu_policy;
 };

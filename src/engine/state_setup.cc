@@ -102,8 +102,8 @@ zero::ShareOptions share_options_of(RunContext& run) {
   options.by_micro_batch = run.config.batch.accumulation > 1;
   options.eager_gradients = options.stage == 3;
   for (nn::ParamId id = 0; options.stage == 3 && id < run.model->parameters().size(); ++id) {
-    DS_CHECK(!run.model->state_as_it_is().weights().borrowed().has(id), Code::kUnsupported,
-             "parameter ", printable(run.model->parameters()[id].name),
+    DS_CHECK(!run.state->weights().borrowed().has(id), Code::kUnsupported, "parameter ",
+             printable(run.model->parameters()[id].name),
              " is lent, and at zero_optimization.stage 3 no process has whole weights to write "
              "there: register it without `lend` (its value is copied) and open a scope where "
              "it is used (ds_engine_open_scope), or use stage 2");
@@ -115,7 +115,8 @@ zero::ShareOptions share_options_of(RunContext& run) {
 void place_weights(RunContext& run) {
   const bool offload = offloads_optimizer(run);
   const bool several = run.mesh.size() > 1;
-  zero::TrainState& state = several || offload ? run.model->state_as_it_is() : run.model->state();
+  zero::TrainState& state = *run.state;
+  if (!several && !offload) state.make(run.context());
   CallerTypes types{compute_type_of(run.config), {}};
   if (!run.model->has_architecture()) {
     types = caller_types(run.model->parameters(), state, types.compute,
@@ -142,7 +143,7 @@ DType compute_type_of(const Config& config) { return dtype_of(config.precision.c
 
 void set_up_state(RunContext& run) {
   place_weights(run);
-  zero::TrainState& state = run.model->state_as_it_is();
+  zero::TrainState& state = *run.state;
   if (run.config.precision.fp8.enabled) state.weights().set_fp8(make_fp8(run));
   state.gradients().allocate(run.context(), dtype_of(run.config.precision.grad_accum_dtype));
   if (!run.config.zero.ignore_unused_parameters) state.gradients().marks().track();
@@ -153,23 +154,14 @@ void set_up_state(RunContext& run) {
 }
 
 // Joining split masters needs memory; without it the model keeps them, and is free all the same.
+// Parts of the engine refer to the state until they end.
 void release_state(RunContext& run) noexcept {
   try {
-    zero::TrainState& state = run.model->state_as_it_is();
-    state.gradients().free();
-    state.weights().set_fp8(nullptr);
-    if (state.shared()) {
-      state.unshare(run.context());
-    } else if (state.offload_store()) {
-      state.end_offload(run.context());
-    } else {
-      state.set_compute_type(run.context(), DType::kFloat32);
-    }
+    run.model->detach_engine(run.context());
   } catch (const std::exception& error) {
     log_warning("engine", error.what());
   }
   run.model->synchronize_stream();
-  run.model->detach_engine();
 }
 
 }  // namespace ds

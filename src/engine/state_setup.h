@@ -1,5 +1,5 @@
-// What an engine makes of its model's state when it begins, and how it leaves it when it ends: over
-// how many ranks, in which types, on the device or the host.
+// What an engine makes of its model's weights when it begins, and how it leaves them when it ends:
+// over how many ranks, in which types, on the device or the host.
 #pragma once
 
 #include "engine/run_context.h"
@@ -9,7 +9,8 @@ namespace ds {
 // Collective: spreads, offloads or converts the weights as the configuration says, and makes room
 // for gradients.
 void set_up_state(RunContext& run);
-// Ends that, without waiting for anybody; what goes wrong is logged.
+// Ends that, and the model holds its weights again, without waiting for anybody; what goes wrong is
+// logged.
 void release_state(RunContext& run) noexcept;
 
 // As configured; parameters of the caller's own may be float32 all the same.

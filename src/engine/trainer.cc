@@ -29,7 +29,7 @@ Trainer::Trainer(RunContext& run, OpenStep& open, StepObserver& observer, Parame
   product_timing_.begin(run_.context(), run_.world());
   // As before every other step: gradients are written first, which is another form of product
   // than adding to the zeros that they begin with.
-  if (product_timing_.in_first_step()) run_.model->state().gradients().clear(run_.context());
+  if (product_timing_.in_first_step()) run_.state->gradients().clear(run_.context());
 }
 
 Tensor Trainer::forward(const MicroBatch& batch) {
@@ -106,7 +106,7 @@ void Trainer::drop_open_step() {
   open_.clear();
   scopes_.pass().drop_uses();
   follow_ramp_up(run_.config, open_);
-  zero::TrainState& state = run_.model->state();
+  zero::TrainState& state = *run_.state;
   state.gradients().clear(run_.context());
   // What the caller has fetched stays, and with it the pass.
   if (!scopes_.fetched()) scopes_.pass().drop(state);
@@ -147,10 +147,10 @@ StepReport Trainer::finish_micro_batch() {
 bool Trainer::close_micro_batch(bool reduce) {
   open_.phase = OpenStep::Phase::kIdle;
   if (!run_.model->has_architecture()) {
-    run_.model->state().finish_external_micro_batch(run_.context());
+    run_.state->finish_external_micro_batch(run_.context());
     scopes_.pass().end_micro_batch(/*keep=*/!open_.mode.joined);
   } else if (reduce) {
-    run_.model->state().gradients().reduce_held(run_.context());
+    run_.state->gradients().reduce_held(run_.context());
   }
   if (!std::exchange(open_.forward_counted, false)) {
     const int64_t samples = run_.config.batch.micro_batch;
@@ -207,7 +207,7 @@ void Trainer::check_all_have_gradients() {
   try {
     agree(run_.context(), run_.world(), "looking for gradients", [&] {
       if (open_.mode.joined) return;  // this rank gives none
-      const nn::ParamId id = run_.model->state().gradients().marks().first_not_given();
+      const nn::ParamId id = run_.state->gradients().marks().first_not_given();
       DS_CHECK(id == nn::kNoParam, Code::kState, "the parameter ",
                run_.model->parameters()[id].name,
                " got no gradient in this step; freeze it, or let "
@@ -223,7 +223,7 @@ StepReport Trainer::apply_update() {
   const ScopedTimer timer = observer_.time("step");
   const OpContext ctx = run_.context();
   check_all_have_gradients();
-  run_.model->state().reduce(ctx);
+  run_.state->reduce(ctx);
   StepTotals totals = exchange_totals(run_, open_);
   if (totals.batches == 0) return end_joining();
   // The mean over the micro batches that there were.
@@ -231,15 +231,15 @@ StepReport Trainer::apply_update() {
   const double share =
       uneven(totals, open_, run_.gradient_ranks()) ? all / static_cast<double>(totals.batches) : 1;
   finish_fp8_step(run_);
-  const bool mean = run_.model->state().gradients().op() == ReduceOp::kAverage;
-  const Updater::Outcome outcome = updater_.update(ctx, run_.model->state(), mean ? share : 1);
+  const bool mean = run_.state->gradients().op() == ReduceOp::kAverage;
+  const Updater::Outcome outcome = updater_.update(ctx, *run_.state, mean ? share : 1);
   if (run_.config.zero.enable_sanity_checks && outcome.applied) {
     agree(ctx, run_.world(), "checking the weights", [&] {
-      const zero::TrainState& state = run_.model->state();
+      const zero::TrainState& state = *run_.state;
       zero::check_weights(ctx, state.arrays(), state.weights());
     });
   }
-  if (!outcome.applied) run_.model->state().gradients().drop_rounding_errors();
+  if (!outcome.applied) run_.state->gradients().drop_rounding_errors();
   product_timing_.finish_step(run_.world());
   if (run_.mesh.size() == 1) totals.loss_sum = open_.losses.value();  // there when the update is
   warn_of_uncounted_labels(totals);
@@ -271,7 +271,7 @@ void Trainer::complete(StepReport& report, const StepTotals& totals) {
     open_.progress.samples += totals.samples - open_.samples;
   }
   if (!report.applied) ++open_.progress.skipped;
-  run_.model->state().gradients().clear(run_.context());
+  run_.state->gradients().clear(run_.context());
   run_.model->set_step_open(false);
   ++open_.progress.steps;
   report.progress = open_.progress;
@@ -289,7 +289,7 @@ void Trainer::join() {
            "the caller sets the boundaries of steps: a rank that joins cannot know those of the "
            "others");
   const models::Model::Use use(*run_.model);
-  DS_CHECK(run_.model->has_architecture() || !run_.model->state().gradients().leave_early() ||
+  DS_CHECK(run_.model->has_architecture() || !run_.state->gradients().leave_early() ||
                scopes_.pass().can_repeat(),
            Code::kState,
            "at ZeRO stage 3 a rank joins by repeating what its last micro batch fetched, and this "
@@ -312,7 +312,7 @@ void Trainer::join() {
 // The collectives of a micro batch, which do not depend on what the batch holds.
 void Trainer::run_empty_batch() {
   open_.begin_clock();
-  if (!run_.model->has_architecture()) return scopes_.pass().repeat(run_.model->state());
+  if (!run_.model->has_architecture()) return scopes_.pass().repeat(*run_.state);
   const OpContext host = run_.host_context();
   MicroBatch batch;
   batch.ids = host.workspace(DType::kInt32, {1, 1});

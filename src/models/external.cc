@@ -8,6 +8,7 @@
 #include "base/checksum.h"
 #include "base/file.h"
 #include "base/float16.h"
+#include "models/weight_loaders.h"
 #include "models/weights.h"
 #include "ops/elementwise.h"
 #include "tensor/transfer.h"
@@ -120,11 +121,11 @@ void read_part(const OpContext& ctx, const SafetensorsEntry& entry, bool transpo
 }
 
 // Weights of files; those that the files lack come from another source.
-class FileWeights : public zero::WeightLoader {
+class FileWeights : public nn::WeightLoader {
  public:
   FileWeights(std::shared_ptr<const SafetensorsModel> file,
               std::map<nn::ParamId, ExternalTensor> tensors,
-              std::shared_ptr<const zero::WeightLoader> rest)
+              std::shared_ptr<const nn::WeightLoader> rest)
       : file_(std::move(file)), tensors_(std::move(tensors)), rest_(std::move(rest)) {}
 
   void fill(const OpContext& ctx, nn::ParamId id, const nn::Parameter& p, int64_t begin,
@@ -160,7 +161,7 @@ class FileWeights : public zero::WeightLoader {
  private:
   std::shared_ptr<const SafetensorsModel> file_;  // keeps the entries
   std::map<nn::ParamId, ExternalTensor> tensors_;
-  std::shared_ptr<const zero::WeightLoader> rest_;
+  std::shared_ptr<const nn::WeightLoader> rest_;
 };
 
 // Elements [begin, end) of the tensor as the file orders them, in fp32.
@@ -215,9 +216,9 @@ bool same_external(const OpContext& ctx, const SafetensorsEntry& a, const Safete
   return true;
 }
 
-std::shared_ptr<const zero::WeightLoader> file_weights(
-    std::shared_ptr<const SafetensorsModel> file, std::map<nn::ParamId, ExternalTensor> tensors,
-    std::shared_ptr<const zero::WeightLoader> rest) {
+std::shared_ptr<const nn::WeightLoader> file_weights(std::shared_ptr<const SafetensorsModel> file,
+                                                     std::map<nn::ParamId, ExternalTensor> tensors,
+                                                     std::shared_ptr<const nn::WeightLoader> rest) {
   return std::make_shared<FileWeights>(std::move(file), std::move(tensors), std::move(rest));
 }
 

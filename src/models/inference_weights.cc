@@ -53,7 +53,7 @@ WeightForm weight_form_named(std::string_view name) {
 }
 
 InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet& parameters,
-                                   const zero::TrainState& from, nn::ParamId output,
+                                   const nn::ModelWeights& from, nn::ParamId output,
                                    const InferenceOptions& options)
     : parameters_(parameters),
       options_(options),
@@ -61,7 +61,7 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet&
   check_overrides(options, parameters_, output);
   for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
     const nn::Parameter& p = parameters_[id];
-    const Tensor master = from.masters().read(ctx, id);
+    const Tensor master = to_device(from.read(ctx, id), ctx.device);
     const bool product = p.projection || id == output;
     // A matrix that has other names too is a table as well: rows are looked up in the dense form.
     const bool looked_up = p.shape.dims() == 2 && (!product || !p.aliases.empty());

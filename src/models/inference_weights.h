@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "zero/train_state.h"
+#include "nn/model_weights.h"
+#include "nn/parameter_reader.h"
 
 namespace ds::models {
 
@@ -50,7 +51,7 @@ class InferenceWeights final : public nn::ParameterReader {
   // Copies what `from`, of the same parameters, holds; `output` is the matrix that makes the
   // logits, or kNoParam. `parameters` must outlive this.
   InferenceWeights(const OpContext& ctx, const nn::ParameterSet& parameters,
-                   const zero::TrainState& from, nn::ParamId output,
+                   const nn::ModelWeights& from, nn::ParamId output,
                    const InferenceOptions& options);
 
   // nn::ParameterReader

@@ -45,7 +45,7 @@ void fill_uniform(float* out, int64_t begin, int64_t end, const RandomStream& st
   }
 }
 
-class FreshWeights : public zero::WeightLoader {
+class FreshWeights : public nn::WeightLoader {
  public:
   explicit FreshWeights(uint64_t seed) : seed_(seed) {}
 
@@ -72,15 +72,15 @@ class FreshWeights : public zero::WeightLoader {
   uint64_t seed_;
 };
 
-class JoinedWeights : public zero::WeightLoader {
+class JoinedWeights : public nn::WeightLoader {
  public:
-  JoinedWeights(std::shared_ptr<const zero::WeightLoader> first, nn::ParamId count,
-                std::shared_ptr<const zero::WeightLoader> rest)
+  JoinedWeights(std::shared_ptr<const nn::WeightLoader> first, nn::ParamId count,
+                std::shared_ptr<const nn::WeightLoader> rest)
       : first_(std::move(first)), count_(count), rest_(std::move(rest)) {}
 
   void fill(const OpContext& ctx, nn::ParamId id, const nn::Parameter& p, int64_t begin,
             Tensor& out) const override {
-    const zero::WeightLoader* const source = id < count_ ? first_.get() : rest_.get();
+    const nn::WeightLoader* const source = id < count_ ? first_.get() : rest_.get();
     if (source != nullptr) return source->fill(ctx, id, p, begin, out);
     ops::fill(ctx, 0.0f, out);
   }
@@ -90,9 +90,9 @@ class JoinedWeights : public zero::WeightLoader {
   }
 
  private:
-  std::shared_ptr<const zero::WeightLoader> first_;
+  std::shared_ptr<const nn::WeightLoader> first_;
   nn::ParamId count_;
-  std::shared_ptr<const zero::WeightLoader> rest_;
+  std::shared_ptr<const nn::WeightLoader> rest_;
 };
 
 }  // namespace
@@ -102,13 +102,13 @@ uint64_t mixed(uint64_t seed, uint64_t value) {
   return xxh3_64(std::as_bytes(std::span(words)));
 }
 
-std::shared_ptr<const zero::WeightLoader> fresh_weights(uint64_t seed) {
+std::shared_ptr<const nn::WeightLoader> fresh_weights(uint64_t seed) {
   return std::make_shared<FreshWeights>(seed);
 }
 
-std::shared_ptr<const zero::WeightLoader> joined_weights(
-    std::shared_ptr<const zero::WeightLoader> first, nn::ParamId count,
-    std::shared_ptr<const zero::WeightLoader> rest) {
+std::shared_ptr<const nn::WeightLoader> joined_weights(
+    std::shared_ptr<const nn::WeightLoader> first, nn::ParamId count,
+    std::shared_ptr<const nn::WeightLoader> rest) {
   return std::make_shared<JoinedWeights>(std::move(first), count, std::move(rest));
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "models/adapters.h"
 #include "models/config_reader.h"
 #include "models/weights.h"
 
@@ -40,7 +41,7 @@ bool is_empty(const Json& value) {
 
 // The tensor of an adapter folder that belongs to a parameter.
 std::string adapter_key(const Model& model, nn::ParamId weight, const char* part) {
-  return str_cat(kPrefix, model.module_name(weight), ".", part, ".weight");
+  return str_cat(kPrefix, module_name(model, weight), ".", part, ".weight");
 }
 
 std::string leaf_of(const std::string& module) { return module.substr(module.rfind('.') + 1); }
@@ -123,7 +124,7 @@ void save_lora(Model& model, const fs::path& folder, DType dtype) {
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
     const nn::Adapter* adapter = model.parameters().adapter(id);
     if (adapter == nullptr) continue;
-    targets.insert(leaf_of(model.module_name(id)));
+    targets.insert(leaf_of(module_name(model, id)));
     transposed = transposed || model.architecture().external_name(id).transposed;
     tensors.push_back(
         external_tensor(model, adapter->a, {adapter_key(model, id, "lora_A")}, dtype));
@@ -139,7 +140,7 @@ void save_lora(Model& model, const fs::path& folder, DType dtype) {
     external.name = kPrefix + external.name;
     tensors.push_back(external_tensor(model, id, external, dtype));
   }
-  const LoraOptions& options = *model.lora();
+  const LoraOptions& options = model.lora()->options;
   Json config = lora_json(options);
   config.erase("seed");  // PEFT knows no such member
   // As PEFT writes it: the names that "all-linear" stood for.
@@ -166,7 +167,7 @@ void load_lora(Model& model, const fs::path& folder) {
   const LoraOptions options = parse_lora(config);
   const auto opened = std::make_shared<SafetensorsModel>(folder / kWeightsFile);
   const SafetensorsModel& file = *opened;
-  model.add_lora(options);
+  add_lora(model, options);
   try {
     // Everything is checked before a weight changes.
     std::map<nn::ParamId, ExternalTensor> loads;
@@ -194,22 +195,21 @@ void load_lora(Model& model, const fs::path& folder) {
                " holds tensor ", printable(entry->name),
                ", which belongs to no adapter of this model");
     }
-    zero::TrainState& state = model.state_as_it_is();
-    const auto source = file_weights(opened, loads, state.masters().loader());
-    if (state.masters().loader()) {
+    nn::HeldWeights& held = model.held_weights("adapters cannot be loaded");
+    const auto source = file_weights(opened, loads, held.loader());
+    if (held.loader()) {
       model.set_weight_loader(source);
     } else {
-      const OpContext ctx = state.arrays().state_context(model.context());
+      const OpContext ctx = held.context(model.context());
       for (const auto& [id, load] : loads) {
         const nn::Parameter& p = model.parameters()[id];
-        Tensor out = state.masters().view(id).view({p.shape.elements()});
-        zero::fill_weights(*source, ctx, id, p, 0, out);
+        Tensor out = held.view(id).view({p.shape.elements()});
+        nn::fill_weights(*source, ctx, id, p, 0, out);
       }
-      state.weights().follow_masters(ctx);
     }
-    if (!released.empty()) model.set_trainable(released, true);
+    if (!released.empty()) set_trainable(model, released, true);
   } catch (...) {
-    model.remove_lora();
+    remove_lora(model);
     throw;
   }
 }

@@ -28,6 +28,12 @@ struct LoraOptions {
   double scale() const;
 };
 
+// The adapters that a model carries.
+struct AppliedLora {
+  LoraOptions options;
+  std::vector<bool> trained_before;  // by parameter of the base
+};
+
 // The members of PEFT's adapter_config.json that options come from; anything else that would change
 // the mathematics is refused by name. lora_json writes what parse_lora reads.
 LoraOptions parse_lora(const Json& config);

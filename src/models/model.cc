@@ -1,6 +1,9 @@
 #include "models/model.h"
 
+#include <algorithm>
+
 #include "device/cuda_device.h"
+#include "models/weight_loaders.h"
 #include "tensor/transfer.h"
 
 namespace ds::models {
@@ -10,15 +13,15 @@ Model::Model(std::unique_ptr<Architecture> architecture)
       parameters_(std::make_unique<nn::ParameterSet>(architecture_->parameters())),
       host_(make_cpu_device()),
       device_(host_),
-      state_(std::make_unique<zero::TrainState>(*parameters_, device_,
-                                                joined_weights(nullptr, 0, nullptr))) {}
+      held_(std::make_unique<nn::HeldWeights>(*parameters_, device_,
+                                              joined_weights(nullptr, 0, nullptr))) {}
 
 Model::Model(nn::ParameterSet parameters)
     : parameters_(std::make_unique<nn::ParameterSet>(std::move(parameters))),
       host_(make_cpu_device()),
       device_(host_),
-      state_(std::make_unique<zero::TrainState>(*parameters_, device_,
-                                                joined_weights(nullptr, 0, nullptr))) {}
+      held_(std::make_unique<nn::HeldWeights>(*parameters_, device_,
+                                              joined_weights(nullptr, 0, nullptr))) {}
 
 Model::Model(const Json& config) : Model(build_architecture(config)) {}
 
@@ -46,61 +49,72 @@ OpContext Model::context() {
 OpContext Model::host_context() { return {host_, context().pool}; }
 
 void Model::set_device(std::shared_ptr<Device> device) {
-  check_free("the model cannot move");
+  nn::HeldWeights& from = held_weights("the model cannot move");
   const bool gpu = device->kind() != DeviceKind::kCpu;
   if (device->kind() == device_->kind() && device->index() == device_->index()) return;
-  DS_CHECK(has_architecture() || state_->weights().borrowed().empty(), Code::kUnsupported,
+  DS_CHECK(has_architecture() || from.borrowed().empty(), Code::kUnsupported,
            "parameters of this model are lent: it stays where their memory is");
   if (!gpu) device = host_;
-  auto moved = std::make_unique<zero::TrainState>(*parameters_, device, state_->masters().loader());
-  // Masters alone exist while no engine trains. Between two GPUs they go over the host.
-  if (!state_->masters().loader()) {
-    const Tensor masters = gpu ? to_host(state_->masters().all(), host_) : state_->masters().all();
-    copy_tensor(masters, moved->masters().all());
-  }
-  state_ = std::move(moved);
+  auto moved = std::make_unique<nn::HeldWeights>(*parameters_, device, from.loader());
+  // Between two GPUs they go over the host.
+  if (!from.loader()) copy_tensor(gpu ? to_host(from.all(), host_) : from.all(), moved->all());
+  held_ = std::move(moved);
   caller_stream_.reset();
   device_ = std::move(device);
 }
 
-zero::TrainState& Model::state() {
-  zero::TrainState& state = state_as_it_is();
-  state.weights().check_not_lost();
-  if (state.masters().loader()) state.masters().make(context());
-  return state;
-}
+// ---- weights, and who holds them ----
 
-void Model::set_weight_loader(std::shared_ptr<const zero::WeightLoader> source) {
-  check_free("weights cannot begin anew");
-  state_ = std::make_unique<zero::TrainState>(*parameters_, device_, std::move(source));
-}
-
-zero::TrainState& Model::state_as_it_is() {
-  DS_CHECK(state_, Code::kState,
+nn::ModelWeights& Model::weights() {
+  DS_CHECK(!inference_, Code::kState,
            "this is a copy prepared for inference, without fp32 weights; train, change or save the "
-           "model "
-           "that it was made of");
-  return *state_;
+           "model that it was made of");
+  if (held_) return *held_;
+  return *trained_;
 }
 
-nn::ParameterReader& Model::weights() {
+nn::ParameterReader& Model::reader() {
   if (inference_) return *inference_;
-  return state().weights();
+  weights().check_not_lost();
+  weights().make(context());
+  return weights().reader();
 }
 
-bool Model::writes_files() const {
-  return state_ == nullptr || !state_->shared() || state_->arrays().comm->rank() == 0;
+nn::HeldWeights& Model::held_weights(const char* what) {
+  DS_CHECK(!has_engine_, Code::kState, what,
+           " while an engine trains the model; destroy that engine first");
+  DS_CHECK(!prepared(), Code::kState, what, ": the model is prepared for inference already");
+  weights().check_not_lost();
+  if (trained_) detach_engine(context());  // an engine that lacked the memory for it has left it
+  return *held_;
 }
+
+void Model::detach_engine(const OpContext& ctx) {
+  has_engine_ = false;
+  step_open_ = false;
+  auto held = std::make_unique<nn::HeldWeights>(*parameters_, device_, trained_->take(ctx));
+  held_ = std::move(held);
+  trained_.reset();
+}
+
+void Model::set_weight_loader(std::shared_ptr<const nn::WeightLoader> source) {
+  held_weights("weights cannot begin anew");
+  held_ = std::make_unique<nn::HeldWeights>(*parameters_, device_, std::move(source));
+}
+
+bool Model::writes_files() const { return !trained_ || trained_->writes_files(); }
 
 Tensor Model::read(const OpContext& ctx, nn::ParamId id) {
-  return inference_ ? inference_->read(ctx, id) : state().masters().read(ctx, id);
+  if (inference_) return inference_->read(ctx, id);
+  weights().check_not_lost();
+  weights().make(ctx);
+  return weights().read(ctx, id);
 }
 
 Tensor Model::get(const std::string& name) {
   const nn::ParamId id = parameters().find(name);
   // One tensor is no reason to make all weights.
-  const Tensor master =
-      inference_ ? read(context(), id) : state_as_it_is().masters().read(context(), id);
+  const Tensor master = inference_ ? read(context(), id) : weights().read(context(), id);
   return copied_to_host(master, host_);
 }
 
@@ -111,20 +125,42 @@ void Model::set(const std::string& name, const Tensor& value) {
   DS_CHECK(
       !step_open_, Code::kState,
       "weights cannot be set between forward and backward, nor while they are fetched or gathered");
-  state().masters().write(context(), id, to_device(value, device_));
+  weights().write(context(), id, to_device(value, device_));
 }
 
-void Model::attach_engine() {
-  DS_CHECK(!has_engine_, Code::kState,
-           "the model is trained by another engine; destroy that engine first");
-  state_as_it_is().weights().check_not_lost();  // and throws when the model cannot train any more
-  has_engine_ = true;
+void Model::change_parameters(nn::ParameterSet parameters, std::optional<AppliedLora> lora,
+                              std::shared_ptr<const nn::WeightLoader> rest) {
+  nn::HeldWeights& from = held_weights("parameters cannot change");
+  for (nn::ParamId id = 0; id < parameters_->size(); ++id) {
+    DS_CHECK(!from.borrowed().has(id), Code::kState, (*parameters_)[id].name,
+             " lies in lent memory: say when you register parameters which of them train");
+  }
+  auto set = std::make_unique<nn::ParameterSet>(std::move(parameters));
+  const nn::ParamId kept = std::min(set->size(), parameters_->size());
+  std::unique_ptr<nn::HeldWeights> held;
+  if (from.loader()) {
+    held = std::make_unique<nn::HeldWeights>(*set, device_,
+                                             joined_weights(from.loader(), kept, std::move(rest)));
+  } else {
+    held = std::make_unique<nn::HeldWeights>(*set, device_);
+    const OpContext ctx = context();
+    for (nn::ParamId id = kept; rest && id < set->size(); ++id) {
+      const nn::Parameter& p = (*set)[id];
+      Tensor out = held->view(id).view({p.shape.elements()});
+      if (out.elements() > 0) nn::fill_weights(*rest, ctx, id, p, 0, out);
+    }
+    for (nn::ParamId id = 0; id < kept; ++id) {
+      const Tensor old = from.view(id), value = held->view(id);
+      DS_CHECK(old.shape() == value.shape(), Code::kInternal, "a parameter changed its shape");
+      copy_tensor(old, value);
+    }
+  }
+  parameters_.swap(set);
+  held_.swap(held);
+  lora_ = std::move(lora);
 }
 
-void Model::detach_engine() {
-  has_engine_ = false;
-  step_open_ = false;
-}
+// ---- use ----
 
 // A flag and not a mutex: the thread that comes back from a callback must be refused too.
 Model::Use::Use(Model& model, Purpose purpose) : model_(model) {

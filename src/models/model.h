@@ -1,5 +1,5 @@
-// A model as users hold it: an architecture, the bytes of its weights, and what runs it when no
-// engine does.
+// A model as users hold it: an architecture, its weights, whoever holds them, and what runs it when
+// no engine does.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,7 @@
 #include "models/architecture.h"
 #include "models/inference_weights.h"
 #include "models/lora.h"
-#include "models/weight_loaders.h"
-#include "zero/train_state.h"
+#include "nn/held_weights.h"
 
 namespace ds::models {
 
@@ -29,14 +28,16 @@ class Model {
   // Throws kUnsupported when the model is the caller's own parameters.
   const Architecture& architecture() const;
   const nn::ParameterSet& parameters() const { return *parameters_; }
-  // The weights as training and files see them; throws kState for a prepared copy.
-  zero::TrainState& state();
-  // The same without making weights that do not exist yet.
-  zero::TrainState& state_as_it_is();
+  // The weights as a forward pass without training sees them, made if they do not exist yet.
+  nn::ParameterReader& reader();
+  // As programs and files see them, which the model holds, or the engine that trains it. Throws
+  // kState for a prepared copy.
+  nn::ModelWeights& weights();
+  // Those that the model itself holds. While an engine trains the model, and for a prepared copy,
+  // throws kState with a text that begins with `what`.
+  nn::HeldWeights& held_weights(const char* what);
   // Weights come from there from now on; no engine may hold the model.
-  void set_weight_loader(std::shared_ptr<const zero::WeightLoader> source);
-  // The weights as a forward pass without training sees them.
-  nn::ParameterReader& weights();
+  void set_weight_loader(std::shared_ptr<const nn::WeightLoader> source);
   // Where the weights lie and operators run, and the CPU for everything that the host reads; on the
   // CPU both are one.
   const std::shared_ptr<Device>& device() const { return device_; }
@@ -69,27 +70,32 @@ class Model {
   // which shares nothing with this one. Every rank's call where the weights are spread over ranks.
   std::shared_ptr<Model> copy();
 
-  // Freezes or releases the parameters whose name (the model's, an alias or the one in files)
-  // matches a pattern with '*' and '?'; returns how many. kNotFound when a pattern matches none,
-  // kState while an engine is attached, as for the adapters below.
-  int64_t set_trainable(const std::vector<std::string>& patterns, bool trainable);
+  // Exchanges the parameters for a set that begins with the same ones, which carries these
+  // adapters. Values stay, and those of further parameters come from `rest`, or are zero.
+  void change_parameters(nn::ParameterSet parameters, std::optional<AppliedLora> lora,
+                         std::shared_ptr<const nn::WeightLoader> rest = nullptr);
+  const std::optional<AppliedLora>& lora() const { return lora_; }
 
   // The folder that the weights came from, which adapters name as their base.
   void set_origin(std::string folder) { origin_ = std::move(folder); }
-  // Freezes every parameter and puts low-rank adapters beside the chosen weights; they are
-  // parameters MODULE.lora_A.weight and MODULE.lora_B.weight at the end of the set.
-  void add_lora(const LoraOptions& options);
-  // Adds the adapters to their weights and removes them, or removes them alone; what trained
-  // before add_lora trains again.
-  void merge_lora();
-  void remove_lora();
-  const std::optional<LoraOptions>& lora() const { return lora_; }
-  // Name in Hugging Face folders of the module that a weight belongs to.
-  std::string module_name(nn::ParamId weight) const;
+  const std::string& origin() const { return origin_; }
 
-  // Marks the model as trained by an engine; throws kState when another one does.
-  void attach_engine();
-  void detach_engine();
+  // An engine trains the model from now on: its State, made of the weights that the model held, in
+  // the same memory, is what the model refers to. Throws kState when another one does.
+  template <class State>
+  std::shared_ptr<State> attach_engine() {
+    const nn::WholeWeights& whole =
+        held_weights(has_engine_ ? "another engine cannot begin" : "training cannot begin")
+            .whole_weights();
+    auto state = std::make_shared<State>(*parameters_, device_, whole);
+    held_.reset();
+    trained_ = state;
+    has_engine_ = true;
+    return state;
+  }
+  // The model holds its weights again. When that throws, as it may need memory, the model goes on
+  // with the engine's State.
+  void detach_engine(const OpContext& ctx);
   // Between forward and the update the weights may not change.
   void set_step_open(bool open) { step_open_ = open; }
 
@@ -124,25 +130,21 @@ class Model {
   explicit Model(std::unique_ptr<Architecture> architecture);
   explicit Model(nn::ParameterSet parameters);
 
-  void check_free(const char* what) const;
   void hand_over() noexcept;
   // Another model of the same architecture and parameters, without weights yet.
   std::shared_ptr<Model> alike() const;
-  // Exchanges the parameters for a set that begins with the same ones; values stay, and those of
-  // further parameters come from `rest`.
-  void rebuild(nn::ParameterSet parameters,
-               std::shared_ptr<const zero::WeightLoader> rest = nullptr);
 
   std::string origin_;
   std::unique_ptr<Architecture> architecture_;
-  std::unique_ptr<nn::ParameterSet> parameters_;  // state_ refers to it
+  std::unique_ptr<nn::ParameterSet> parameters_;  // weights refer to it
   std::shared_ptr<Device> host_, device_;
-  std::unique_ptr<Stream> caller_stream_;    // of device_
-  std::unique_ptr<zero::TrainState> state_;  // null in a prepared copy
-  std::unique_ptr<InferenceWeights> inference_;
+  std::unique_ptr<Stream> caller_stream_;  // of device_
+  // One of these three.
+  std::unique_ptr<nn::HeldWeights> held_;
+  std::shared_ptr<nn::ModelWeights> trained_;
+  std::unique_ptr<InferenceWeights> inference_;  // in a prepared copy
   std::unique_ptr<ThreadPool> pool_;
-  std::optional<LoraOptions> lora_;
-  std::vector<bool> trained_before_lora_;
+  std::optional<AppliedLora> lora_;
   std::atomic<bool> in_use_{false};
   std::string incomplete_;
   bool has_engine_ = false;

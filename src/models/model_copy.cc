@@ -7,9 +7,7 @@ namespace ds::models {
 
 std::shared_ptr<Model> Model::alike() const {
   auto out = std::make_shared<Model>(architecture().config());
-  out->rebuild(*parameters_);
-  out->lora_ = lora_;
-  out->trained_before_lora_ = trained_before_lora_;
+  out->change_parameters(*parameters_, lora_);
   out->origin_ = origin_;
   out->set_device(device_);
   return out;
@@ -21,8 +19,7 @@ std::shared_ptr<Model> Model::copy() {
            "tensors of this one (ds_model_get_parameter)");
   const std::shared_ptr<Model> out = alike();
   for (nn::ParamId id = 0; id < parameters().size(); ++id) {
-    const Tensor master = state_as_it_is().masters().read(context(), id);
-    out->state().masters().write(out->context(), id, master);
+    out->weights().write(out->context(), id, weights().read(context(), id));
   }
   return out;
 }
@@ -30,9 +27,9 @@ std::shared_ptr<Model> Model::copy() {
 std::shared_ptr<Model> Model::prepared_copy(const InferenceOptions& options) {
   const std::shared_ptr<Model> out = alike();
   out->pool_ = std::make_unique<ThreadPool>(options.threads);
-  out->inference_ = std::make_unique<InferenceWeights>(
-      out->context(), *out->parameters_, state_as_it_is(), architecture().info().output, options);
-  out->state_.reset();
+  out->inference_ = std::make_unique<InferenceWeights>(out->context(), *out->parameters_, weights(),
+                                                       architecture().info().output, options);
+  out->held_.reset();
   return out;
 }
 

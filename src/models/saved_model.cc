@@ -1,6 +1,8 @@
 #include "models/saved_model.h"
 
 #include "base/checksum.h"
+#include "models/adapters.h"
+#include "models/weight_loaders.h"
 #include "tensor/transfer.h"
 
 namespace ds::models {
@@ -55,7 +57,7 @@ nn::ParameterSet own_parameters(const CheckpointReader& reader) {
 }
 
 // Masters of a checkpoint; what is read is checked against its checksums.
-class SavedWeights : public zero::WeightLoader {
+class SavedWeights : public nn::WeightLoader {
  public:
   explicit SavedWeights(std::shared_ptr<const CheckpointReader> reader)
       : reader_(std::move(reader)) {}
@@ -81,7 +83,7 @@ class SavedWeights : public zero::WeightLoader {
 std::shared_ptr<Model> make_saved(const CheckpointReader& reader) {
   if (!reader.has_state(kModelConfigState)) return Model::from_parameters(own_parameters(reader));
   auto model = std::make_shared<Model>(reader.state_json(kModelConfigState));
-  if (reader.has_state(kLoraState)) model->add_lora(parse_lora(reader.state_json(kLoraState)));
+  if (reader.has_state(kLoraState)) add_lora(*model, parse_lora(reader.state_json(kLoraState)));
   return model;
 }
 
@@ -113,8 +115,8 @@ std::shared_ptr<Model> open_saved_model(const fs::path& folder) {
     if (trains != p.trainable) (trains ? trained : frozen).push_back(p.name);
   }
   model->set_weight_loader(std::make_shared<SavedWeights>(opened));
-  if (!frozen.empty()) model->set_trainable(frozen, false);
-  if (!trained.empty()) model->set_trainable(trained, true);
+  if (!frozen.empty()) set_trainable(*model, frozen, false);
+  if (!trained.empty()) set_trainable(*model, trained, true);
   return model;
 }
 
@@ -138,14 +140,17 @@ void describe_model(const Model& model, PartWriter& part) {
   } else {
     part.set_json(kOwnParametersState, describe_own(model.parameters()));
   }
-  if (model.lora()) part.set_json(kLoraState, lora_json(*model.lora()));
+  if (model.lora()) part.set_json(kLoraState, lora_json(model.lora()->options));
 }
 
 void save_model(Model& model, const fs::path& folder, const std::string& tag,
                 const std::string& writer_name) {
+  nn::ModelWeights& weights = model.weights();  // a prepared copy has none
+  weights.check_not_lost();
+  weights.make(model.context());
   if (!model.writes_files()) {
     for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-      model.state().masters().read(model.context(), id);
+      static_cast<void>(weights.read(model.context(), id));
     }
     return;
   }
@@ -156,7 +161,7 @@ void save_model(Model& model, const fs::path& folder, const std::string& tag,
   CheckpointWriter writer(options);
   const OpContext ctx = model.context();
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const Tensor master = to_host(model.state().masters().read(ctx, id), model.host());
+    const Tensor master = to_host(weights.read(ctx, id), model.host());
     writer.part().add_tensor(
         parameter_meta(model.parameters()[id], TensorKind::kMaster),
         {static_cast<const std::byte*>(master.raw()), static_cast<size_t>(master.bytes())});

@@ -4,17 +4,17 @@
 
 #include <memory>
 
-#include "zero/weight_loader.h"
+#include "nn/weight_loader.h"
 
 namespace ds::models {
 
 // Numbers as each parameter's `init` says; same seed, same bits, whatever parts they are made in.
-std::shared_ptr<const zero::WeightLoader> fresh_weights(uint64_t seed);
+std::shared_ptr<const nn::WeightLoader> fresh_weights(uint64_t seed);
 
 // `first` for the parameters before `count`, and `rest` from there on; zeros where one is null.
-std::shared_ptr<const zero::WeightLoader> joined_weights(
-    std::shared_ptr<const zero::WeightLoader> first, nn::ParamId count,
-    std::shared_ptr<const zero::WeightLoader> rest);
+std::shared_ptr<const nn::WeightLoader> joined_weights(
+    std::shared_ptr<const nn::WeightLoader> first, nn::ParamId count,
+    std::shared_ptr<const nn::WeightLoader> rest);
 
 // One number from several, for fingerprints.
 uint64_t mixed(uint64_t seed, uint64_t value);

@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "models/saved_model.h"
+#include "models/weight_loaders.h"
 
 namespace ds::models {
 namespace {

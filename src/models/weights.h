@@ -50,8 +50,8 @@ struct ExternalTensor {
   bool transposed = false;
 };
 // Those parameters from a file, the others from `rest`.
-std::shared_ptr<const zero::WeightLoader> file_weights(
-    std::shared_ptr<const SafetensorsModel> file, std::map<nn::ParamId, ExternalTensor> tensors,
-    std::shared_ptr<const zero::WeightLoader> rest);
+std::shared_ptr<const nn::WeightLoader> file_weights(std::shared_ptr<const SafetensorsModel> file,
+                                                     std::map<nn::ParamId, ExternalTensor> tensors,
+                                                     std::shared_ptr<const nn::WeightLoader> rest);
 
 }  // namespace ds::models

@@ -6,20 +6,7 @@
 namespace ds::zero {
 namespace {
 
-// Parameters of equal key lie together, in the order in which they were added.
-struct Key {
-  bool frozen;
-  std::string_view group;
-  bool spared;  // from weight decay
-  auto operator<=>(const Key&) const = default;
-};
-
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-Key key_of(const nn::Parameter& p) {
-  if (!p.trainable) return {true, {}, false};
-  return {false, p.group, !p.decays};
-}
 
 }  // namespace
 
@@ -27,12 +14,8 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
     : rank_(sharing.rank),
       world_(sharing.world),
       ranges_(static_cast<size_t>(parameters.size())),
-      order_(static_cast<size_t>(parameters.size())),
+      order_(nn::flat_order(parameters)),
       bucket_of_(static_cast<size_t>(parameters.size())) {
-  for (size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<nn::ParamId>(i);
-  std::stable_sort(order_.begin(), order_.end(), [&](nn::ParamId a, nn::ParamId b) {
-    return key_of(parameters[a]) < key_of(parameters[b]);
-  });
   Bucket open;
   int64_t end = 0;  // of the open bucket
   const auto close = [&] {

@@ -17,16 +17,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "nn/flat_order.h"
 #include "nn/parameter_reader.h"
 
 namespace ds::zero {
 
-// A range of the flat space, in elements.
-struct FlatRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t elements() const { return end - begin; }
-};
+using nn::FlatRange;
 
 struct Bucket {
   FlatRange range;    // padded: one piece per rank
@@ -72,11 +68,11 @@ struct Sharing {
 
 class FlatLayout {
  public:
-  // Each parameter begins at a multiple of kAlign elements; gaps are zeros and stay zeros.
-  static constexpr int64_t kAlign = 32;
+  // Pieces are multiples of it, too.
+  static constexpr int64_t kAlign = nn::kFlatAlign;
 
-  // Trainable parameters come first, and those that share a group and decay alike lie together, so
-  // that an update is one pass over a long range.
+  // The order is nn::flat_order, and where one rank has everything and nothing is tiled, each
+  // parameter lies where nn::FlatOrder places it.
   explicit FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharing = {});
 
   int rank() const { return rank_; }

@@ -6,9 +6,10 @@
 
 namespace ds::zero {
 
-Masters::Masters(StateArrays& arrays, Weights& weights, std::shared_ptr<const WeightLoader> loader)
+Masters::Masters(StateArrays& arrays, Weights& weights,
+                 std::shared_ptr<const nn::WeightLoader> loader)
     : arrays_(arrays), weights_(weights), loader_(std::move(loader)) {
-  if (loader_) return;
+  if (loader_ || arrays_.flat.masters) return;
   arrays_.flat.masters = Tensor::zeros(arrays_.device, DType::kFloat32, {arrays_.layout.elements()},
                                        MemoryTag::kParameters);
 }

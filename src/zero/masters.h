@@ -4,19 +4,20 @@
 
 #include <memory>
 
+#include "nn/weight_loader.h"
 #include "zero/state_arrays.h"
-#include "zero/weight_loader.h"
 #include "zero/weights.h"
 
 namespace ds::zero {
 
 class Masters {
  public:
-  // They are zero or, with a loader, do not exist before make or somebody's spreading makes them.
-  Masters(StateArrays& arrays, Weights& weights, std::shared_ptr<const WeightLoader> loader);
+  // They are those of the arrays, else zero or, with a loader, do not exist before make or
+  // somebody's spreading makes them.
+  Masters(StateArrays& arrays, Weights& weights, std::shared_ptr<const nn::WeightLoader> loader);
 
   // Null once they exist. Everything but read, sharing and offloading needs that.
-  const std::shared_ptr<const WeightLoader>& loader() const { return loader_; }
+  const std::shared_ptr<const nn::WeightLoader>& loader() const { return loader_; }
   void make(const OpContext& ctx);
   // Somebody else has made them.
   void drop_loader() { loader_.reset(); }
@@ -38,7 +39,7 @@ class Masters {
  private:
   StateArrays& arrays_;
   Weights& weights_;
-  std::shared_ptr<const WeightLoader> loader_;
+  std::shared_ptr<const nn::WeightLoader> loader_;
 };
 
 }  // namespace ds::zero

@@ -9,7 +9,7 @@ namespace ds::zero {
 namespace {
 
 // Whether all ranks make their weights from the same source.
-bool same_loaders(const OpContext& ctx, const WeightLoader* loader, Communicator& comm) {
+bool same_loaders(const OpContext& ctx, const nn::WeightLoader* loader, Communicator& comm) {
   const auto own = static_cast<int64_t>(loader != nullptr ? loader->fingerprint() : 0);
   const OpContext host{host_memory_of(ctx.device), ctx.pool};
   const Tensor mine = host.workspace(DType::kInt64, {2});
@@ -26,7 +26,8 @@ bool same_loaders(const OpContext& ctx, const WeightLoader* loader, Communicator
 
 // Each rank makes what it holds.
 void fill_owned(const OpContext& ctx, const nn::ParameterSet& parameters,
-                const WeightLoader& loader, const FlatLayout& layout, optim::FlatTensor& masters) {
+                const nn::WeightLoader& loader, const FlatLayout& layout,
+                optim::FlatTensor& masters) {
   for (const nn::ParamId id : layout.order()) {
     const OwnedPart part = layout.part(id);
     const FlatRange range = layout.range(id);
@@ -140,7 +141,7 @@ class MasterBroadcast {
 void spread_masters(const OpContext& ctx, const StateArrays& arrays, const Masters& from,
                     const ShareOptions& options, const FlatLayout& layout,
                     optim::FlatTensor& masters) {
-  const WeightLoader* const loader = from.loader().get();
+  const nn::WeightLoader* const loader = from.loader().get();
   if (!same_loaders({arrays.device, ctx.pool}, loader, *options.comm)) {
     return MasterBroadcast(ctx, arrays, from, options, layout, masters).run();
   }

@@ -7,13 +7,34 @@
 #include "zero/spread_masters.h"
 
 namespace ds::zero {
+namespace {
+
+StateArrays arrays_of(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
+                      const nn::WholeWeights& whole) {
+  StateArrays out(parameters, std::move(device));
+  if (whole.array) out.flat.masters = whole.array;
+  out.host = whole.host;
+  return out;
+}
+
+}  // namespace
 
 TrainState::TrainState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
-                       std::shared_ptr<const WeightLoader> loader)
+                       std::shared_ptr<const nn::WeightLoader> loader)
     : arrays_(parameters, std::move(device)),
       weights_(arrays_),
       masters_(arrays_, weights_, std::move(loader)),
       gradients_(arrays_) {}
+
+TrainState::TrainState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
+                       const nn::WholeWeights& whole)
+    : arrays_(arrays_of(parameters, std::move(device), whole)),
+      weights_(arrays_),
+      masters_(arrays_, weights_, whole.loader),
+      gradients_(arrays_) {
+  weights_.borrowed() = whole.borrowed;
+  if (whole.lost) weights_.lose();
+}
 
 // What travels between this and a GPU uses memory of both.
 TrainState::~TrainState() {
@@ -165,6 +186,54 @@ std::shared_ptr<optim::ShardGroup> TrainState::shard_group(std::vector<nn::Param
   if (layout().world() == 1) return nullptr;
   return std::make_shared<CommShardGroup>(layout(), std::move(tensors), arrays_.groups.shard,
                                           arrays_.device);
+}
+
+// ---- as users of the model see it ----
+
+Tensor TrainState::read(const OpContext& ctx, nn::ParamId id) const {
+  return masters_.read(ctx, id);
+}
+
+void TrainState::write(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  weights_.check_not_lost();
+  masters_.make(ctx);
+  masters_.write(ctx, id, value);
+}
+
+Tensor TrainState::view(const OpContext& ctx, nn::ParamId id) {
+  masters_.make(ctx);
+  return weights_.view(id);
+}
+
+bool TrainState::computes_with_master(nn::ParamId id) const {
+  return weights_.computes_with_master(id);
+}
+
+bool TrainState::writes_files() const { return !shared() || arrays_.comm->rank() == 0; }
+
+nn::WholeWeights TrainState::take(const OpContext& ctx) {
+  gradients_.free();
+  weights_.set_fp8(nullptr);
+  const optim::FlatTensors& flat = arrays_.flat;
+  if (shared()) {
+    unshare(ctx);
+  } else if (arrays_.host_store) {
+    end_offload(ctx);
+  } else if (layout().world() > 1) {
+    weights_.lose();  // spreading them failed half way
+  } else if (!masters_.loader() && (flat.model || !arrays_.masters_in_place())) {
+    set_compute_type(ctx, DType::kFloat32);
+  }
+  nn::WholeWeights out(parameters());
+  out.borrowed = weights_.borrowed();
+  out.lost = !weights_.whole();
+  if (!out.lost) {
+    out.loader = masters_.loader();
+    out.array = flat.masters.data;
+    if (arrays_.masters_left_on_host()) out.host = arrays_.host;
+  }
+  arrays_.flat = {};
+  return out;
 }
 
 // ---- a step ----

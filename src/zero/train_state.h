@@ -1,6 +1,7 @@
 // The state of training: masters, the weights that follow from them, and gradients, over arrays
 // that lie whole on one device until share() spreads them over ranks or offload() moves them to the
-// host. Until somebody needs them, masters need not exist at all.
+// host. Until somebody needs them, masters need not exist at all. An engine makes it of the weights
+// that a model holds; while it trains, it is what the model's users read and write.
 //
 // It owns the order of a step: gradients are given, reduce() completes them, and commit() runs the
 // update and lets everything follow.
@@ -9,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "nn/model_weights.h"
 #include "optim/optimizer.h"
 #include "zero/gradients.h"
 #include "zero/masters.h"
@@ -18,12 +20,28 @@
 
 namespace ds::zero {
 
-class TrainState {
+class TrainState final : public nn::ModelWeights {
  public:
   // Masters are zero or, with a loader, do not exist before somebody needs them.
   TrainState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
-             std::shared_ptr<const WeightLoader> loader = nullptr);
-  ~TrainState();
+             std::shared_ptr<const nn::WeightLoader> loader = nullptr);
+  // The weights that somebody held so far, in the same memory.
+  TrainState(const nn::ParameterSet& parameters, std::shared_ptr<Device> device,
+             const nn::WholeWeights& whole);
+  ~TrainState() override;
+
+  // nn::ModelWeights
+  void make(const OpContext& ctx) override { masters_.make(ctx); }
+  nn::ParameterReader& reader() override { return weights_; }
+  void check_not_lost() const override { weights_.check_not_lost(); }
+  Tensor read(const OpContext& ctx, nn::ParamId id) const override;
+  void write(const OpContext& ctx, nn::ParamId id, const Tensor& value) override;
+  bool whole() const override { return weights_.whole(); }
+  Tensor view(const OpContext& ctx, nn::ParamId id) override;
+  bool computes_with_master(nn::ParamId id) const override;
+  nn::BorrowedMemory& borrowed() override { return weights_.borrowed(); }
+  bool writes_files() const override;
+  nn::WholeWeights take(const OpContext& ctx) override;
 
   Masters& masters() { return masters_; }
   const Masters& masters() const { return masters_; }

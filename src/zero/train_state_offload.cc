@@ -37,7 +37,7 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
   const Shape all{layout.elements()};
   const std::shared_ptr<Device> memory =
       options.pinned ? host_memory_of(arrays_.device) : options.host;
-  const WeightLoader* const loader = masters_.loader().get();
+  const nn::WeightLoader* const loader = masters_.loader().get();
   optim::FlatTensors flat;
   for_offload([&] {
     const auto make = [&](DType dtype) {

@@ -1,6 +1,7 @@
 #include "zero/weights.h"
 
 #include "base/text.h"
+#include "nn/model_weights.h"
 #include "ops/elementwise.h"
 
 namespace ds::zero {
@@ -13,9 +14,7 @@ Weights::Weights(StateArrays& arrays)
 bool Weights::stays_in_place() const { return !arrays_.shared() && !arrays_.host_store && !fp8_; }
 
 void Weights::check_not_lost() const {
-  DS_CHECK(!lost_, Code::kState,
-           "the weights were spread over ranks by an engine that is gone; open the model again, or "
-           "make it anew and load a checkpoint");
+  if (lost_) nn::fail_lost();
 }
 
 Tensor Weights::acquire(nn::ParamId id) { return acquire_all({&id, 1}).front(); }

@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
+#include "nn/borrowed_memory.h"
 #include "nn/fp8.h"
 #include "nn/parameter_reader.h"
-#include "zero/borrowed_memory.h"
 #include "zero/fp32_weights.h"
 #include "zero/share_options.h"
 #include "zero/state_arrays.h"
@@ -71,8 +71,8 @@ class Weights : public nn::ParameterReader {
   void check_not_lost() const;
 
   // Memory of the caller that receives each new value of a parameter, in its own type.
-  BorrowedMemory& borrowed() { return borrowed_; }
-  const BorrowedMemory& borrowed() const { return borrowed_; }
+  nn::BorrowedMemory& borrowed() { return borrowed_; }
+  const nn::BorrowedMemory& borrowed() const { return borrowed_; }
 
  private:
   size_t tile_bucket(nn::ParamId id, int64_t tile) const {
@@ -87,7 +87,7 @@ class Weights : public nn::ParameterReader {
   StateArrays& arrays_;
   DType compute_type_ = DType::kFloat32;
   Fp32Weights fp32_;
-  BorrowedMemory borrowed_;
+  nn::BorrowedMemory borrowed_;
   std::unique_ptr<WeightGatherer> gatherer_;  // stage 3
   std::unique_ptr<nn::Fp8Linears> fp8_;
   int open_guards_ = 0;

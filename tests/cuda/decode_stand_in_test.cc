@@ -45,7 +45,7 @@ class RecordedTokens : public ::testing::Test {
             after.graphs - before.graphs, after.waits - before.waits, after.events - before.events};
   }
   static infer::Decoder decoder(models::Model& model, bool graphs) {
-    return infer::Decoder(model.context(), model.weights(), model.architecture(), 30, graphs);
+    return infer::Decoder(model.context(), model.reader(), model.architecture(), 30, graphs);
   }
 };
 
@@ -102,7 +102,7 @@ TEST_F(RecordedTokens, ATokenIsALaunchAnUploadAndADownload) {
 // Each room has its graph: of one split of keys, of two, and of what is left.
 TEST_F(RecordedTokens, LongTextsGetGraphsOfTheirOwn) {
   const auto model = make_model(with(llama_config(), {{"max_position_embeddings", 600}}), true);
-  infer::Decoder recorded(model->context(), model->weights(), model->architecture(), 530, true);
+  infer::Decoder recorded(model->context(), model->reader(), model->architecture(), 530, true);
   const auto graphs = [&](int tokens) {
     const int64_t before = stand_in::graph_launches();
     for (int i = 0; i < tokens; ++i) token(recorded);
@@ -127,7 +127,7 @@ TEST_F(RecordedTokens, WhatCannotBeRecordedRunsAsEver) {
   const std::vector<int32_t> prompt{4, 8, 15};
   const auto text = [&](models::Model& model, bool graphs) {
     options.graphs = graphs;
-    return infer::generate(model.context(), model.weights(), model.architecture(), prompt, options,
+    return infer::generate(model.context(), model.reader(), model.architecture(), prompt, options,
                            {});
   };
   const auto model = make_model(llama_config(), true);
@@ -158,7 +158,7 @@ TEST_F(RecordedTokens, WhatChangesIsNotRecorded) {
     const int64_t before = stand_in::graph_launches();
     infer::GenerateOptions options;
     options.max_tokens = 6;
-    infer::generate(model.context(), model.weights(), model.architecture(),
+    infer::generate(model.context(), model.reader(), model.architecture(),
                     std::vector<int32_t>{1, 2}, options, {});
     return stand_in::graph_launches() - before;
   };

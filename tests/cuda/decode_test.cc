@@ -11,6 +11,7 @@
 #include "infer/decoder.h"
 #include "infer/generate.h"
 #include "infer/kv_cache.h"
+#include "models/adapters.h"
 #include "tensor/transfer.h"
 
 namespace ds {
@@ -50,7 +51,7 @@ std::vector<int32_t> some_ids(int64_t n, uint64_t seed) {
 class GpuDecoding : public GpuModel, public ::testing::WithParamInterface<Family> {
  protected:
   infer::Decoder decoder(models::Model& model, int64_t capacity, bool graphs) const {
-    return infer::Decoder(model.context(), model.weights(), model.architecture(), capacity, graphs);
+    return infer::Decoder(model.context(), model.reader(), model.architecture(), capacity, graphs);
   }
   // Feeds both the same, and compares the bits of what they give.
   static void step(infer::Decoder& recorded, infer::Decoder& plain, std::span<const int32_t> ids,
@@ -120,7 +121,7 @@ Tensor feed_all(models::Model& model, infer::KvCache& cache,
     }
   }
   batch = models::to_device(std::move(batch), ctx.device);
-  nn::Tape tape(ctx, model.weights(), nullptr, infer::inference_options());
+  nn::Tape tape(ctx, model.reader(), nullptr, infer::inference_options());
   models::ForwardOptions options;
   options.state = &cache;
   const Tensor logits = model.architecture().logits(tape, batch, options).data;
@@ -135,7 +136,7 @@ TEST_P(GpuDecoding, UnequalTextsOfOneCacheAreThoseOfEachAlone) {
   const auto model = make_model(GetParam().config, true);
   const auto cache_of = [&](int64_t batch) {
     return infer::KvCache(model->device(), model->architecture().info(), batch, 290,
-                          model->weights().compute_type());
+                          model->reader().compute_type());
   };
   infer::KvCache both = cache_of(2), first = cache_of(1), second = cache_of(1);
   const std::vector<int32_t> short_text = some_ids(40, seed_), long_text = some_ids(300, seed_ + 1);
@@ -196,7 +197,7 @@ TEST_F(GpuModel, TextsFollowTheWeights) {
   lora.alpha = 4;
   lora.target_modules = {"all-linear"};
   const auto model = make_model(llama_config(), true);
-  model->add_lora(lora);
+  models::add_lora(*model, lora);
   Engine engine(dump_json(with(base_config(), {{"bf16", {{"enabled", true}}}})), model, nullptr);
   engine.set_dataset(periodic_data());
   const std::vector<int32_t> prompt{3, 9, 27};
@@ -207,7 +208,7 @@ TEST_F(GpuModel, TextsFollowTheWeights) {
     options.seed = static_cast<uint64_t>(i);
     const auto text = [&](bool graphs) {
       options.graphs = graphs;
-      return infer::generate(model->context(), model->weights(), model->architecture(), prompt,
+      return infer::generate(model->context(), model->reader(), model->architecture(), prompt,
                              options, {});
     };
     EXPECT_EQ(text(true), text(false));

@@ -6,6 +6,7 @@
 
 #include "cuda/model_world.h"
 #include "infer/generate.h"
+#include "models/adapters.h"
 
 namespace ds {
 namespace {
@@ -100,7 +101,7 @@ TEST_F(GpuModel, LowRankAdaptersTrain) {
   std::vector<float> after[2];
   for (const bool on_gpu : {false, true}) {
     const auto model = make_model(llama_config(), on_gpu);
-    model->add_lora(options);
+    models::add_lora(*model, options);
     Engine engine(dump_json(base_config()), model, nullptr);
     engine.set_dataset(periodic_data());
     for (int i = 0; i < 3; ++i) engine.train_batch();
@@ -137,8 +138,8 @@ TEST_F(GpuModel, Generates) {
     infer::GenerateOptions options;
     options.max_tokens = 9;
     const auto continue_on = [&](models::Model& model) {
-      return infer::generate(model.context(), model.weights(), model.architecture(), prompt,
-                             options, {});
+      return infer::generate(model.context(), model.reader(), model.architecture(), prompt, options,
+                             {});
     };
     const std::vector<int32_t> text = continue_on(*gpu);
     EXPECT_EQ(text.size(), 9U);
@@ -149,9 +150,9 @@ TEST_F(GpuModel, Generates) {
     const Tensor ids = Tensor::empty(cpu->host(), DType::kInt32, {1, length}, MemoryTag::kOther);
     std::copy(all.begin(), all.end(), ids.data<int32_t>());
     const auto logits_on = [&](models::Model& model) {
-      return to_host(infer::batch_logits(model.context(), model.weights(), model.architecture(),
-                                         ids, Tensor()),
-                     model.host());
+      return to_host(
+          infer::batch_logits(model.context(), model.reader(), model.architecture(), ids, Tensor()),
+          model.host());
     };
     const Tensor expected = logits_on(*cpu), actual = logits_on(*gpu);
     EXPECT_LT(largest_difference(flat(actual), flat(expected)), 1e-4);

@@ -1,6 +1,7 @@
 // Offload on a stand-in that is told to fail: memory of the host that is not there, and copies.
 #include <gmock/gmock.h>
 
+#include "attached_state.h"
 #include "cuda/emulation/stand_in.h"
 #include "cuda/offload_world.h"
 
@@ -72,7 +73,7 @@ TEST_F(OffloadFaults, WeightsThatDoNotArriveAreSentAgain) {
         if (good == 1) {
           stand_in::fail_next("cudaMemcpyAsync", cudaErrorIllegalAddress);
           EXPECT_THAT(
-              error_of(Code::kDevice, [&] { engine->model()->state().weights().acquire(0); }),
+              error_of(Code::kDevice, [&] { train_state(*engine->model()).weights().acquire(0); }),
               HasSubstr("cudaErrorIllegalAddress"));
         }
         expect_weights_follow(*engine);

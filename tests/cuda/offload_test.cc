@@ -4,7 +4,9 @@
 
 #include <limits>
 
+#include "attached_state.h"
 #include "cuda/offload_world.h"
+#include "models/adapters.h"
 #include "models/lora.h"
 
 namespace ds {
@@ -209,7 +211,7 @@ TEST_F(Offload, GradientsOfBackwardAndOfTheCaller) {
     EXPECT_EQ(engine->gradients().get("wte.weight").data<float>()[0], 0);
     engine->discard_gradients();
     whole->discard_gradients();
-    whole->model()->state();
+    train_state(*whole->model());
   }
 }
 
@@ -269,7 +271,7 @@ TEST_F(Offload, FrozenWeightsAndAdapters) {
     models::LoraOptions options;
     options.r = 3;
     options.target_modules = {"all-linear"};
-    model->add_lora(options);
+    models::add_lora(*model, options);
     Engine engine(dump_json(offloaded(config)), model, nullptr);
     for (uint64_t i = 0; i < 2; ++i) step_with_random_gradients(engine, 11 + i);
     weights.push_back(weights_of(*model));
@@ -306,9 +308,9 @@ TEST_F(Offload, TheModelGoesOnWithoutTheEngine) {
     EXPECT_TRUE(same_bits(flat(model->get(name)), flat(value)));
     train(offload, 2);
     {
-      const Tensor weight = model->state().weights().acquire(0);  // to the GPU
+      const Tensor weight = model->reader().acquire(0);  // to the GPU
       EXPECT_FALSE(on_host(weight));
-      model->state().weights().release(0);
+      model->reader().release(0);
     }
     last = weights_of(*model);
     Json plain = offload;
@@ -333,7 +335,7 @@ TEST_F(Offload, TheGpuHoldsWeightsAndBucketsAlone) {
   const Json config = with(base_config(), with(kBf16, {{"gradient_accumulation_steps", 2}}));
   const auto engine = offload_engine(offloaded(config));
   engine->train_batch();
-  const zero::FlatLayout& layout = engine->model()->state().layout();
+  const zero::FlatLayout& layout = train_state(*engine->model()).layout();
   const Device& gpu = *engine->model()->device();
   int64_t largest = 0;
   for (const zero::Bucket& bucket : layout.buckets()) {

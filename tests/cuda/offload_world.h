@@ -2,6 +2,7 @@
 // engines that keep it where they compute.
 #pragma once
 
+#include "attached_state.h"
 #include "cuda/model_world.h"
 #include "ops/elementwise.h"
 #include "ops/split_master.h"
@@ -52,7 +53,7 @@ inline StepReport step_with_random_gradients(Engine& engine, uint64_t seed) {
 // What the GPU computes with are the masters, rounded to its type.
 inline void expect_weights_follow(Engine& engine) {
   models::Model& model = *engine.model();
-  zero::TrainState& state = model.state();
+  zero::TrainState& state = train_state(model);
   const OpContext host{model.host(), model.context().pool};
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
     const Tensor there = state.weights().acquire(id);

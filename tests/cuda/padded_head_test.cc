@@ -178,7 +178,7 @@ TEST_F(GpuModel, LogitsArePaddedForTheLoss) {
       for (const bool asked : {false, true}) {
         nn::TapeOptions options;
         options.record = options.training = false;
-        nn::Tape tape(model->context(), model->weights(), nullptr, options);
+        nn::Tape tape(model->context(), model->reader(), nullptr, options);
         models::ForwardOptions forward;
         forward.padded_logits = asked;
         const nn::Value logits = model->architecture().logits(tape, batch, forward);

@@ -7,6 +7,7 @@
 #include "comm/factory.h"
 #include "cuda/model_world.h"
 #include "device/open_device.h"
+#include "models/adapters.h"
 #include "models/lora.h"
 #include "models/saved_model.h"
 #include "models/weights.h"
@@ -87,7 +88,7 @@ TEST_F(GpuState, FilesAreThoseOfTheCpu) {
   models::save_model(*gpu, folder.path("saved"), "weights", "a test");
   const auto saved = models::open_model(folder.path("saved"));
   saved->set_device(make_cuda_device(0));
-  saved->state();
+  saved->reader();
   EXPECT_TRUE(same_bits(weights_of(*saved), weights_of(*cpu)));
 }
 
@@ -99,7 +100,7 @@ TEST_F(GpuState, TransposedMatricesOfFiles) {
   const auto on_cpu = models::open_model(folder.path("cpu"));
   const auto on_gpu = models::open_model(folder.path("cpu"));
   on_gpu->set_device(make_cuda_device(0));
-  on_gpu->state();
+  on_gpu->reader();
   EXPECT_TRUE(same_bits(weights_of(*on_gpu), weights_of(*on_cpu)));
 }
 
@@ -110,14 +111,14 @@ TEST_F(GpuState, AdaptersAreAddedAndMerged) {
   options.alpha = 5;
   options.target_modules = {"all-linear"};
   const auto cpu = make_model(llama_config(), false), gpu = make_model(llama_config(), true);
-  gpu->state();  // weights exist: the adapters are made beside them
-  for (const auto& model : {cpu, gpu}) model->add_lora(options);
+  gpu->reader();  // weights exist: the adapters are made beside them
+  for (const auto& model : {cpu, gpu}) models::add_lora(*model, options);
   EXPECT_TRUE(same_bits(weights_of(*gpu), weights_of(*cpu)));
   const std::string name = "layers.1.self_attn.q_proj.lora_B.weight";
   const Tensor b = random_tensor(random, cpu->parameters()[cpu->parameters().find(name)].shape);
   for (const auto& model : {cpu, gpu}) {
     model->set(name, b);
-    model->merge_lora();
+    models::merge_lora(*model);
   }
   EXPECT_LT(largest_difference(weights_of(*gpu), weights_of(*cpu)), 1e-5);
 }
@@ -280,8 +281,7 @@ TEST_F(GpuState, WhatAGpuDoesNotDo) {
   const auto own = models::Model::from_parameters(std::move(set));
   own->set_device(make_cuda_device(0));
   own->set_device(make_cpu_device());
-  own->state().weights().borrowed().add(0,
-                                        random_tensor(*std::make_unique<std::mt19937_64>(1), {4}));
+  own->weights().borrowed().add(0, random_tensor(*std::make_unique<std::mt19937_64>(1), {4}));
   EXPECT_THAT(error_of(Code::kUnsupported, [&] { own->set_device(make_cuda_device(0)); }),
               HasSubstr("lent"));
   EXPECT_THAT(error_of(Code::kInvalidArgument, [&] { open_device("cuda:99"); }),

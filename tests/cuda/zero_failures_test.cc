@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "attached_state.h"
 #include "cuda/zero_world.h"
 #include "unit/comm/support.h"
 
@@ -95,7 +96,7 @@ TEST_F(GpuZeroFailures, ARankThatStopsIsNamed) {
         stage,
         [](Engine& engine, int rank, int step) {
           if (rank != 1 || step != 1) return;
-          const Communicator& comm = *engine.model()->state().arrays().comm;
+          const Communicator& comm = *train_state(*engine.model()).arrays().comm;
           for (int i = 0; i < 400 && comm.state() == Communicator::State::kActive; ++i) {
             std::this_thread::sleep_for(50ms);
           }

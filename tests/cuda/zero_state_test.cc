@@ -2,6 +2,7 @@
 // where models may lie.
 #include <gmock/gmock.h>
 
+#include "attached_state.h"
 #include "cuda/zero_world.h"
 #include "models/saved_model.h"
 #include "models/weights.h"
@@ -224,7 +225,7 @@ TEST_F(GpuZero, SanityChecks) {
                   tiny_model()};
     on_ranks(Where::kGpus, run, [&](Engine& engine, Communicator& comm) {
       EXPECT_TRUE(engine.train_batch().applied);
-      zero::TrainState& state = engine.model()->state();
+      zero::TrainState& state = train_state(*engine.model());
       if (comm.rank() == 1) {
         const Tensor one = state.arrays().flat.masters.data.slice(0, 3, 4);
         const float value = 1e3f;

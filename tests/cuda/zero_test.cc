@@ -4,6 +4,7 @@
 
 #include "cuda/zero_world.h"
 #include "engine/plan.h"
+#include "models/adapters.h"
 #include "models/lora.h"
 
 namespace ds::gpu_zero {
@@ -113,7 +114,7 @@ std::vector<Kind> kinds() {
              lora.r = 3;
              lora.target_modules = {"all-linear"};
              lora.seed = 5;
-             model.add_lora(lora);
+             models::add_lora(model, lora);
            }},
       {.name = "Fp8",
        .zero = none,

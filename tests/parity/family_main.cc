@@ -10,7 +10,9 @@
 #include <cstring>
 #include <span>
 
+#include "attached_state.h"
 #include "infer/generate.h"
+#include "models/adapters.h"
 #include "models/inputs.h"
 #include "models/weights.h"
 #include "nn/loss.h"
@@ -50,8 +52,8 @@ class Inputs {
 void write_outputs(models::Model& model, const Inputs& inputs, const std::string& path) {
   const models::Architecture& a = model.architecture();
   const Tensor out = a.info().head == models::Head::kNone
-                         ? infer::batch_hidden(model.context(), model.weights(), a, inputs.batch())
-                         : infer::batch_logits(model.context(), model.weights(), a, inputs.batch());
+                         ? infer::batch_hidden(model.context(), model.reader(), a, inputs.batch())
+                         : infer::batch_logits(model.context(), model.reader(), a, inputs.batch());
   const std::vector<int64_t> shape(out.shape().sizes().begin(), out.shape().sizes().end());
   write_safetensors(
       path, {{"outputs",
@@ -66,10 +68,10 @@ void train(models::Model& model, const Inputs& inputs, int steps, double rate) {
   const int64_t valid = info.head == models::Head::kClassification ? info.classes : info.vocab_size;
   const Tensor labels = inputs.get("labels");
   for (int step = 0; step < steps; ++step) {
-    model.state().gradients().allocate();
+    train_state(model).gradients().allocate();
     nn::TapeOptions options;
     options.step = static_cast<uint32_t>(step);
-    nn::Tape tape(ctx, model.state().weights(), &model.state().gradients(), options);
+    nn::Tape tape(ctx, train_state(model).weights(), &train_state(model).gradients(), options);
     const nn::Value logits = model.architecture().logits(tape, inputs.batch(), {});
     int64_t counted = 0;
     const nn::Value loss = nn::cross_entropy(tape, logits, labels, valid, counted);
@@ -80,14 +82,14 @@ void train(models::Model& model, const Inputs& inputs, int steps, double rate) {
     tape.backward();
     for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
       if (!model.parameters()[id].trainable) continue;
-      float* const w = model.state().masters().view(id).data<float>();
-      const Tensor gradient = model.state().gradients().view(id);
+      float* const w = master_of(model, id).data<float>();
+      const Tensor gradient = train_state(model).gradients().view(id);
       const float* const g = gradient.data<float>();
       for (int64_t i = 0; i < gradient.elements(); ++i) w[i] -= static_cast<float>(rate) * g[i];
     }
-    model.state().weights().follow_masters(ctx);
+    train_state(model).weights().follow_masters(ctx);
   }
-  model.state().gradients().free();
+  train_state(model).gradients().free();
 }
 
 int run(std::span<char*> args) {
@@ -106,7 +108,7 @@ int run(std::span<char*> args) {
       options.r = 4;
       options.alpha = 8;
       options.target_modules.assign(args.begin() + 7, args.end());
-      model->add_lora(options);
+      models::add_lora(*model, options);
     }
     train(*model, inputs, std::atoi(args[4]), std::atof(args[5]));
     if (mode == "lora") {

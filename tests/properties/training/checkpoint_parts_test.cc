@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "checkpoint/reader.h"
+#include "models/adapters.h"
 #include "models/saved_model.h"
 #include "models/weights.h"
 #include "training_world.h"
@@ -135,7 +136,9 @@ TEST(CheckpointOf, FrozenParametersLoadsAnywhere) {
         Job run{world, step_config(one_stage, world,
                                    {{"scheduler", nullptr},
                                     {"checkpoint", {{"exclude_frozen_parameters", excluded}}}})};
-        run.prepare = [](models::Model& model) { model.set_trainable({"wpe.*", "h.0.*"}, false); };
+        run.prepare = [](models::Model& model) {
+          models::set_trainable(model, {"wpe.*", "h.0.*"}, false);
+        };
         return run;
       };
       AgreedState weights, values, later;

@@ -1,5 +1,6 @@
 // Checkpoints of runs at ZeRO stage 3 that keep second copies, and loads of a part of the state by
 // several ranks.
+#include "attached_state.h"
 #include "checkpoint/reader.h"
 #include "models/saved_model.h"
 #include "models/weights.h"
@@ -131,7 +132,7 @@ TEST(TiedOwnParameters, AreStoredOnceUnderBothNames) {
     set.add(p);
     auto model = models::Model::from_parameters(std::move(set));
     for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-      const Tensor master = model->state().masters().view(id);
+      const Tensor master = master_of(*model, id);
       for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] = noise(id, i);
     }
     return model;

@@ -1,6 +1,7 @@
 // Engines beside each other and engines without what most have: several over one group of ranks, a
 // loss that several share, none but a forward pass, rates that the program drives, types of
 // gradients.
+#include "attached_state.h"
 #include "training_world.h"
 
 namespace ds::properties {
@@ -43,7 +44,7 @@ std::shared_ptr<models::Model> vector_model(int64_t size, float value) {
   p.shape = Shape{size};
   set.add(p);
   auto model = models::Model::from_parameters(std::move(set));
-  const Tensor master = model->state().masters().view(0);
+  const Tensor master = master_of(*model, 0);
   std::fill(master.data<float>(), master.data<float>() + size, value);
   return model;
 }

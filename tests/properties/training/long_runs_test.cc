@@ -1,6 +1,7 @@
 // What adds up: a hundred updates of a large tensor, and positions far into a text.
 #include <numbers>
 
+#include "attached_state.h"
 #include "models/rotary_scaling.h"
 #include "ops/rotary.h"
 #include "training_world.h"
@@ -82,7 +83,7 @@ TEST_P(LargeTensors, StayWithinAMillionth) {
   set.add(p);
   const auto model = models::Model::from_parameters(std::move(set));
   std::vector<State> wanted(kElements);
-  const Tensor master = model->state().masters().view(0);
+  const Tensor master = master_of(*model, 0);
   for (int64_t i = 0; i < kElements; ++i) {
     master.data<float>()[i] = noise(1, i) / 8;
     wanted[static_cast<size_t>(i)].p = double{master.data<float>()[i]};

@@ -3,6 +3,7 @@
 // group. The formulas are written out here as DeepSpeed's lr_schedules states them.
 #include <numbers>
 
+#include "attached_state.h"
 #include "training_world.h"
 
 namespace ds::properties {
@@ -251,7 +252,7 @@ TEST(WeightDecaySchedule, MovesAsMegatronsDoes) {
         set.add(p);
       }
       const auto model = models::Model::from_parameters(std::move(set));
-      for (nn::ParamId id = 0; id < 3; ++id) *model->state().masters().view(id).data<float>() = 1;
+      for (nn::ParamId id = 0; id < 3; ++id) *master_of(*model, id).data<float>() = 1;
       Engine engine(dump_json(config), model, nullptr);
       double a = 1, b = 1, c = 1;
       const Folder folder;

@@ -173,7 +173,7 @@ TEST_P(Passes, EvaluationAndGenerationBetweenChangeNothing) {
         const std::vector<int32_t> prompt = {3, 9, 28};
         infer::GenerateOptions options;
         options.max_tokens = 4;
-        const auto text = infer::generate(model.context(), model.weights(), model.architecture(),
+        const auto text = infer::generate(model.context(), model.reader(), model.architecture(),
                                           prompt, options, [](int32_t) { return true; });
         EXPECT_EQ(text.size(), 4u);
       }

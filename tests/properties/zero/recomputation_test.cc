@@ -1,4 +1,5 @@
 // Activation checkpointing at every stage, around parameters that are frozen or adapted.
+#include "models/adapters.h"
 #include "world.h"
 
 namespace ds::properties {
@@ -12,17 +13,19 @@ struct Frozen {
   void (*prepare)(models::Model&);
 };
 
-void freeze_mlp(models::Model& model) { model.set_trainable({"h.0.mlp.*", "h.1.mlp.*"}, false); }
+void freeze_mlp(models::Model& model) {
+  models::set_trainable(model, {"h.0.mlp.*", "h.1.mlp.*"}, false);
+}
 // The first block's input needs no gradient.
 void freeze_embeddings(models::Model& model) {
-  model.set_trainable({"wte.weight", "wpe.weight"}, false);
+  models::set_trainable(model, {"wte.weight", "wpe.weight"}, false);
 }
 void freeze_first_block(models::Model& model) {
-  model.set_trainable({"wte.weight", "wpe.weight", "h.0.*"}, false);
+  models::set_trainable(model, {"wte.weight", "wpe.weight", "h.0.*"}, false);
 }
 void train_first_bias(models::Model& model) {
-  model.set_trainable({"*"}, false);
-  model.set_trainable({"h.0.ln_1.bias"}, true);
+  models::set_trainable(model, {"*"}, false);
+  models::set_trainable(model, {"h.0.ln_1.bias"}, true);
 }
 void train_adapters(models::Model& model) {
   models::LoraOptions lora;
@@ -30,7 +33,7 @@ void train_adapters(models::Model& model) {
   lora.dropout = 0.1;
   lora.target_modules = {"all-linear"};
   lora.seed = 5;
-  model.add_lora(lora);
+  models::add_lora(model, lora);
 }
 
 const Frozen kFrozen[] = {{"MlpFrozen", freeze_mlp},

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attached_state.h"
 #include "data/corpus.h"
 #include "data/gpt_dataset.h"
 #include "engine/caller_state.h"
@@ -80,7 +81,7 @@ inline std::vector<float> flat(const Tensor& tensor) {
   return {tensor.data<float>(), tensor.data<float>() + tensor.elements()};
 }
 inline std::vector<float> weights(Engine& engine) {
-  return flat(engine.model()->state().masters().all());
+  return flat(train_state(*engine.model()).masters().all());
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {

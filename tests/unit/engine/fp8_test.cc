@@ -5,10 +5,12 @@
 #include <deque>
 #include <random>
 
+#include "attached_state.h"
 #include "base/bfloat16.h"
 #include "engine_world.h"
 #include "kernels/fp8/fp8.h"
 #include "kernels/matmul/matmul.h"
+#include "models/adapters.h"
 #include "nn/fp8.h"
 #include "nn/layers.h"
 
@@ -456,7 +458,7 @@ Json fp8_config(const Json& more = Json::object()) {
 }
 std::vector<float> scaling_of(Engine& engine) {
   std::vector<float> out;
-  const nn::Fp8Linears& fp8 = *engine.model()->state().weights().fp8();
+  const nn::Fp8Linears& fp8 = *train_state(*engine.model()).weights().fp8();
   for (const nn::ParamId id : fp8.weights()) {
     const std::vector<float> one = flat(fp8.saved(id, engine.model()->host()));
     out.insert(out.end(), one.begin(), one.end());
@@ -486,7 +488,7 @@ TEST(Fp8Training, FollowsBf16) {
     SCOPED_TRACE(model.at("model_type").get<std::string>());
     const auto fp8 = make_engine(fp8_config(), model);
     const auto bf16 = make_engine(fp8_config({{"fp8", {{"enabled", false}}}}), model);
-    EXPECT_EQ(fp8->model()->state().weights().fp8()->weights().size(),
+    EXPECT_EQ(train_state(*fp8->model()).weights().fp8()->weights().size(),
               model.at("model_type") == "gpt2" ? 8U : 14U);
     expect_to_follow(*fp8, *bf16, 1);
   }
@@ -504,7 +506,7 @@ TEST(Fp8Training, AdaptersLearnBesideAFrozenBase) {
       lora.target_modules = {"all-linear"};
       lora.r = 4;
       lora.dropout = 0.1;
-      adapted->add_lora(lora);
+      models::add_lora(*adapted, lora);
       auto engine = std::make_unique<Engine>(dump_json(fp8_config({{"fp8", {{"enabled", fp8}}}})),
                                              adapted, nullptr);
       engine->set_dataset(periodic_data());

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "engine_world.h"
+#include "models/adapters.h"
 
 namespace ds {
 namespace {
@@ -210,7 +211,7 @@ TEST(Load, FrozenTensorsThatWereOverwrittenAreAskedFor) {
   const Folder folder;
   const auto make = [&](bool exclude) {
     auto model = models::Model::create(large_model(), 3);
-    model->set_trainable({"wpe.weight"}, false);
+    models::set_trainable(*model, {"wpe.weight"}, false);
     auto engine = std::make_unique<Engine>(
         dump_json(with(base_config(), {{"checkpoint", {{"exclude_frozen_parameters", exclude}}}})),
         model, nullptr);

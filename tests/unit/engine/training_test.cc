@@ -7,6 +7,7 @@
 
 #include "data/dataset_spec.h"
 #include "engine_world.h"
+#include "models/adapters.h"
 #include "models/inputs.h"
 #include "models/saved_model.h"
 
@@ -271,10 +272,10 @@ TEST(Training, FrozenAndAdaptedRunsResumeToTheBitFromSmallCheckpoints) {
         options.r = 2;
         options.dropout = 0.1;
         options.target_modules = {"c_attn", "c_fc"};
-        model->add_lora(options);
+        models::add_lora(*model, options);
       } else {
-        model->set_trainable({"*"}, false);
-        model->set_trainable({"h.1.ln_*", "h.1.attn.c_proj.*"}, true);
+        models::set_trainable(*model, {"*"}, false);
+        models::set_trainable(*model, {"h.1.ln_*", "h.1.attn.c_proj.*"}, true);
       }
       const Json config =
           with(base_config(), {{"checkpoint", {{"exclude_frozen_parameters", true}}}});
@@ -314,7 +315,7 @@ TEST(Training, ASavedModelKeepsItsAdaptersAndWhatIsFrozen) {
   auto model = models::Model::create(model_config(0), 3);
   models::LoraOptions options;
   options.target_modules = {"c_attn"};
-  model->add_lora(options);
+  models::add_lora(*model, options);
   Engine engine(dump_json(base_config()), model, nullptr);
   engine.set_dataset(periodic_data());
   for (int i = 0; i < 3; ++i) engine.train_batch();

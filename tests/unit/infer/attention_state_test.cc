@@ -46,7 +46,7 @@ class Texts {
   Texts(Model& model, int64_t batch)
       : model_(model),
         cache_(model.device(), model.architecture().info(), batch, kCapacity,
-               model.weights().compute_type()) {}
+               model.reader().compute_type()) {}
 
   KvCache& cache() { return cache_; }
 
@@ -65,7 +65,7 @@ class Texts {
             static_cast<int32_t>(cache_.length(static_cast<int64_t>(b))) + static_cast<int32_t>(t);
       }
     }
-    nn::Tape tape(ctx, model_.weights(), nullptr, inference_options());
+    nn::Tape tape(ctx, model_.reader(), nullptr, inference_options());
     models::ForwardOptions options;
     options.state = &cache_;
     const Tensor logits = to_fp32(ctx, model_.architecture().logits(tape, batch, options).data);

@@ -21,7 +21,7 @@ std::vector<int32_t> continued(size_t prompt, int64_t tokens) {
                                            3);
   GenerateOptions options;
   options.max_tokens = tokens;
-  return generate(model->context(), model->weights(), model->architecture(),
+  return generate(model->context(), model->reader(), model->architecture(),
                   std::vector<int32_t>(prompt, 5), options, nullptr);
 }
 

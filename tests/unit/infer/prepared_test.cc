@@ -2,16 +2,21 @@
 // pass and against fp32 models of the same values, what is refused, threads, memory, perplexity.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <random>
 
 #include "engine/engine.h"
 #include "infer/generate.h"
 #include "infer/kv_cache.h"
+#include "models/adapters.h"
 #include "models/inputs.h"
 #include "models/model.h"
 #include "models/saved_model.h"
+#include "models/weights.h"
 
 namespace ds::infer {
 namespace {
@@ -91,7 +96,7 @@ Tensor id_tensor(Model& model, const std::vector<int32_t>& ids) {
 }
 
 std::vector<float> all_logits(Model& model, const std::vector<int32_t>& ids) {
-  const Tensor logits = batch_logits(model.context(), model.weights(), model.architecture(),
+  const Tensor logits = batch_logits(model.context(), model.reader(), model.architecture(),
                                      id_tensor(model, ids), Tensor());
   return {logits.data<float>(), logits.data<float>() + logits.elements()};
 }
@@ -100,7 +105,7 @@ std::vector<float> all_logits(Model& model, const std::vector<int32_t>& ids) {
 std::vector<float> cached_logits(Model& model, const std::vector<int32_t>& ids, size_t together) {
   const OpContext ctx = model.context();
   KvCache cache(model.device(), model.architecture().info(), 1, static_cast<int64_t>(ids.size()),
-                model.weights().compute_type());
+                model.reader().compute_type());
   std::vector<float> out;
   for (size_t at = 0; at < ids.size();) {
     const size_t count = at == 0 ? together : 1;
@@ -110,7 +115,7 @@ std::vector<float> cached_logits(Model& model, const std::vector<int32_t>& ids, 
     batch.position_ids = models::position_ids(ctx, 1, static_cast<int64_t>(count), cache.length(0));
     nn::TapeOptions tape_options;
     tape_options.record = tape_options.training = false;
-    nn::Tape tape(ctx, model.weights(), nullptr, tape_options);
+    nn::Tape tape(ctx, model.reader(), nullptr, tape_options);
     models::ForwardOptions forward;
     forward.state = &cache;
     const Tensor logits = model.architecture().logits(tape, batch, forward).data;
@@ -211,7 +216,7 @@ TEST(Prepared, FloatWeightsGenerateTheSameTokensAndValues) {
     GenerateOptions options;
     options.max_tokens = 30;
     const auto generate_now = [&] {
-      return generate(model->context(), model->weights(), model->architecture(), prompt, options,
+      return generate(model->context(), model->reader(), model->architecture(), prompt, options,
                       nullptr);
     };
     const std::vector<int32_t> before = generate_now();
@@ -263,6 +268,37 @@ TEST(Prepared, ReportCountsTheBytes) {
 }
 
 // Each matrix has the values of its own form, bit for bit those of a copy in that form alone.
+// A folder of several files, opened and prepared: what the process holds at any time is at most the
+// prepared weights and as much as one of the files.
+TEST(Prepared, LoadingAFolderTakesThePreparedSizeAndOneShard) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / str_cat("ds-prepared-", getpid());
+  const Json config = {{"model_type", "gpt2"}, {"vocab_size", 500}, {"n_positions", 64},
+                       {"n_embd", 192},        {"n_layer", 5},      {"n_head", 6}};
+  models::export_model(*Model::create(config, 1), folder, DType::kBFloat16, 1'500'000);
+  int64_t shard = 0, shards = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    shard = std::max(shard, static_cast<int64_t>(entry.file_size()));
+    ++shards;
+  }
+  EXPECT_GE(shards, 3);
+  MemoryAccount& account = process_account(false);
+  for (const WeightForm form : {WeightForm::kBFloat16, WeightForm::kInt8, WeightForm::kInt4}) {
+    account.reset_peaks();
+    const int64_t before = account.total_now(), weights = account.now(MemoryTag::kParameters);
+    const auto model = models::open_model(folder)->prepared_copy(options_of({form, 64, true}));
+    const int64_t bytes = model->inference_report().bytes;
+    SCOPED_TRACE(str_cat(models::weight_form_name(form), ": ", bytes, " bytes prepared, peak ",
+                         account.total_peak() - before));
+    EXPECT_LE(account.total_peak() - before, bytes + shard);
+    // Blocks of memory are rounded up.
+    EXPECT_LE(account.peak(MemoryTag::kParameters) - weights, bytes + bytes / 50);
+    EXPECT_LT(bytes + shard, 4 * model->parameters().elements());  // as fp32 masters would take
+  }
+  std::filesystem::remove_all(folder);
+}
+
 TEST(Prepared, LayersMayHaveFormsOfTheirOwn) {
   const auto base = make(kFamilies[0], 1);
   models::InferenceOptions mixed = options_of({WeightForm::kInt4, 32, true});
@@ -302,8 +338,8 @@ TEST(Prepared, WhatTrainsOrChangesIsRefused) {
   const Tensor value = model->get("wte.weight");
   EXPECT_EQ(code_of([&] { (void)model->prepared_copy({}); }), Code::kState);
   EXPECT_EQ(code_of([&] { model->set("wte.weight", value); }), Code::kState);
-  EXPECT_EQ(code_of([&] { model->set_trainable({"*"}, false); }), Code::kState);
-  EXPECT_EQ(code_of([&] { model->add_lora({}); }), Code::kState);
+  EXPECT_EQ(code_of([&] { models::set_trainable(*model, {"*"}, false); }), Code::kState);
+  EXPECT_EQ(code_of([&] { models::add_lora(*model, {}); }), Code::kState);
   EXPECT_EQ(code_of([&] { save_model(*model, "/nowhere", "one", "test"); }), Code::kState);
   EXPECT_EQ(code_of([&] { Engine engine("{\"train_batch_size\": 1}", model, nullptr); }),
             Code::kState);
@@ -335,7 +371,7 @@ TEST(Prepared, AdaptersStayBesideQuantisedWeights) {
   models::LoraOptions lora;
   lora.r = 4;
   lora.target_modules = {"q_proj", "down_proj"};
-  model->add_lora(lora);
+  models::add_lora(*model, lora);
   Tensor b = model->get("layers.0.mlp.down_proj.lora_B.weight");
   for (int64_t i = 0; i < b.elements(); ++i) b.data<float>()[i] = 0.1f * static_cast<float>(i % 7);
   model->set("layers.0.mlp.down_proj.lora_B.weight", b);
@@ -355,7 +391,7 @@ TEST(Prepared, WarmTokensAskTheSystemForNothing) {
     options.max_tokens = 40;
     options.sampling = {0.8, 20, 0.9};
     std::vector<int64_t> asked;
-    generate(model->context(), model->weights(), model->architecture(), random_ids(1, 4), options,
+    generate(model->context(), model->reader(), model->architecture(), random_ids(1, 4), options,
              [&](int32_t) {
                asked.push_back(model->device()->system_allocations());
                return true;

@@ -10,6 +10,7 @@
 #include <functional>
 #include <list>
 
+#include "attached_state.h"
 #include "infer/generate.h"
 #include "models/weights.h"
 
@@ -77,8 +78,8 @@ class Families : public ::testing::TestWithParam<Case> {
   Tensor outputs(Model& model) const {
     const Architecture& a = model.architecture();
     return a.info().head == Head::kNone
-               ? infer::batch_hidden(model.context(), model.weights(), a, batch(model))
-               : infer::batch_logits(model.context(), model.weights(), a, batch(model));
+               ? infer::batch_hidden(model.context(), model.reader(), a, batch(model))
+               : infer::batch_logits(model.context(), model.reader(), a, batch(model));
   }
   // The largest difference over positions that are not padding.
   double distance(Model& model, const Tensor& actual) const {
@@ -115,7 +116,7 @@ TEST_P(Families, GreedyContinuationMatchesTransformers) {
   options.max_tokens = 12;
   const std::span<const int32_t> prompt(ids.data<int32_t>(), 6);
   const auto generate = [&] {
-    return infer::generate(model->context(), model->weights(), model->architecture(), prompt,
+    return infer::generate(model->context(), model->reader(), model->architecture(), prompt,
                            options, nullptr);
   };
   if (!want) {
@@ -133,7 +134,7 @@ TEST_P(Families, ExportIsWholeShardedAndHoldsTiedWeightsOnce) {
     export_model(*model, scratch.path(), DType::kFloat32, limit);
     EXPECT_EQ(fs::exists(scratch.path() / "model.safetensors.index.json"), limit > 0);
     const auto back = open_model(scratch.path());
-    const Tensor &a = model->state().masters().all(), &b = back->state().masters().all();
+    const Tensor &a = train_state(*model).masters().all(), &b = train_state(*back).masters().all();
     EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
     const SafetensorsModel files(scratch.path());
     int64_t bytes = 0;
@@ -159,9 +160,9 @@ TEST_P(Families, PackedSegmentsGiveWhatSingleTextsGive) {
     whole.position_ids.data<int32_t>()[i] = static_cast<int32_t>(i < cut ? i : i - cut);
   }
   const auto run = [&](const Batch& batch) {
-    return info.head == Head::kNone ? infer::batch_hidden(model->context(), model->weights(),
+    return info.head == Head::kNone ? infer::batch_hidden(model->context(), model->reader(),
                                                           model->architecture(), batch)
-                                    : infer::batch_logits(model->context(), model->weights(),
+                                    : infer::batch_logits(model->context(), model->reader(),
                                                           model->architecture(), batch);
   };
   const Tensor packed = run(whole);
@@ -265,7 +266,7 @@ TEST(FamilyNames, FilesMaySpellThemInEveryKnownWay) {
   const auto same = [](const Case& c, const auto& names) {
     const Scratch scratch;
     const auto plain = open_case(c), other = open_model(respelled(scratch, c, names));
-    const Tensor &a = plain->state().masters().all(), &b = other->state().masters().all();
+    const Tensor &a = train_state(*plain).masters().all(), &b = train_state(*other).masters().all();
     EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0) << c.folder;
   };
   using Names = std::vector<std::string>;

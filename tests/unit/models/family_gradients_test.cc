@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 
+#include "attached_state.h"
 #include "reference_families.h"
 #include "support.h"
 
@@ -115,7 +116,7 @@ TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
   const double loss = run_pass(*model, data, {0, 2});
   Weights weights;
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-    const std::vector<float> w = values(model->state().masters().view(id));
+    const std::vector<float> w = values(master_of(*model, id));
     weights[model->parameters()[id].name] = {w.begin(), w.end()};
   }
   // fp32 against double: a mean of sums of a few hundred rounded terms.
@@ -123,7 +124,7 @@ TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
     const std::string& name = model->parameters()[id].name;
     Vector& w = weights[name];
-    const std::vector<float> gradient = values(model->state().gradients().view(id));
+    const std::vector<float> gradient = values(train_state(*model).gradients().view(id));
     // A random direction tests every element of the tensor at once.
     std::normal_distribution<double> normal;
     Vector direction(w.size());
@@ -157,10 +158,10 @@ TEST_P(FamilyGradients, CheckpointingAndThreadsGiveTheSameBits) {
   disturb(*model, random);
   const Texts data = texts(random, 4);
   const double loss = run_pass(*model, data);
-  const std::vector<float> expected = values(model->state().gradients().all());
+  const std::vector<float> expected = values(train_state(*model).gradients().all());
   for (const Pass& pass : {Pass{0, 2}, Pass{1, 1}, Pass{2, 3}}) {
     EXPECT_EQ(run_pass(*model, data, pass), loss) << pass.segments;
-    EXPECT_EQ(values(model->state().gradients().all()), expected)
+    EXPECT_EQ(values(train_state(*model).gradients().all()), expected)
         << pass.segments << " segments, " << pass.threads << " threads";
   }
 }
@@ -170,7 +171,7 @@ TEST_P(FamilyGradients, Bf16StaysNearFp32) {
   const auto model = Model::create(GetParam().config, 5);
   const Texts data = texts(random, 4);
   const double fp32 = run_pass(*model, data);
-  model->state().set_compute_type(model->context(), DType::kBFloat16);
+  train_state(*model).set_compute_type(model->context(), DType::kBFloat16);
   EXPECT_NEAR(run_pass(*model, data), fp32, 2e-2 * fp32);
 }
 

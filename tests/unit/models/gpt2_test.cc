@@ -8,6 +8,7 @@
 #include <cstring>
 #include <random>
 
+#include "attached_state.h"
 #include "infer/generate.h"
 #include "models/inputs.h"
 #include "models/model.h"
@@ -78,16 +79,17 @@ Tensor matrix(const std::shared_ptr<Device>& device, DType dtype,
 void disturb(Model& model, std::mt19937_64& random) {
   std::normal_distribution<float> normal(0, 0.2f);
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const Tensor master = model.state().masters().view(id);
-    for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] += normal(random);
+    const std::string& name = model.parameters()[id].name;
+    const Tensor value = model.get(name);
+    for (int64_t i = 0; i < value.elements(); ++i) value.data<float>()[i] += normal(random);
+    model.set(name, value);
   }
-  model.state().weights().follow_masters(model.context());
 }
 
 Weights weights_of(Model& model) {
   Weights out;
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const Tensor master = model.state().masters().view(id);
+    const Tensor master = master_of(model, id);
     out[model.parameters()[id].name] = {master.data<float>(),
                                         master.data<float>() + master.elements()};
   }
@@ -104,11 +106,11 @@ struct PassOptions {
 double run_pass(Model& model, const Data& data, const PassOptions& pass) {
   ThreadPool pool(pass.threads);
   const OpContext ctx{model.device(), &pool};
-  model.state().gradients().allocate();
+  train_state(model).gradients().allocate();
   nn::TapeOptions options;
   options.seed = 7;
   options.step = 3;
-  nn::Tape tape(ctx, model.state().weights(), &model.state().gradients(), options);
+  nn::Tape tape(ctx, train_state(model).weights(), &train_state(model).gradients(), options);
   Batch batch;
   batch.ids = token_ids(ctx, matrix(model.device(), DType::kInt32, data.ids), "ids", 37);
   batch.position_ids = position_ids(ctx, batch.ids.size(0), batch.ids.size(1), 0);
@@ -130,7 +132,7 @@ double run_pass(Model& model, const Data& data, const PassOptions& pass) {
 }
 
 std::vector<float> gradients_of(Model& model) {
-  const Tensor& flat = model.state().gradients().all();
+  const Tensor& flat = train_state(model).gradients().all();
   return {flat.data<float>(), flat.data<float>() + flat.elements()};
 }
 
@@ -161,7 +163,7 @@ TEST_P(Gpt2Gradients, MatchFiniteDifferencesOfTheDoubleReference) {
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
     const std::string& name = model->parameters()[id].name;
     testing::Vector& w = weights[name];
-    const Tensor gradient = model->state().gradients().view(id);
+    const Tensor gradient = train_state(*model).gradients().view(id);
     // A random direction tests every element of the tensor at once.
     std::normal_distribution<double> normal;
     testing::Vector direction(w.size());
@@ -224,7 +226,7 @@ TEST(Gpt2, Bf16StaysNearFp32) {
   const auto model = Model::create(tiny_config(true, "gelu_new"), 5);
   const Data data = random_data(random, 4, 16);
   const double fp32 = run_pass(*model, data, {});
-  model->state().set_compute_type(model->context(), DType::kBFloat16);
+  train_state(*model).set_compute_type(model->context(), DType::kBFloat16);
   const double bf16 = run_pass(*model, data, {});
   EXPECT_NE(fp32, bf16);
   EXPECT_NEAR(bf16, fp32, 1e-2 * fp32);
@@ -260,7 +262,7 @@ TEST(Gpt2, LogitsMatchTheReference) {
   const Data data = random_data(random, 2, 17);
   const OpContext ctx = model->context();
   const Tensor ids = matrix(model->device(), DType::kInt32, data.ids);
-  const Tensor logits = infer::batch_logits(ctx, model->weights(), model->architecture(), ids, {});
+  const Tensor logits = infer::batch_logits(ctx, model->reader(), model->architecture(), ids, {});
   const Weights weights = weights_of(*model);
   for (size_t b = 0; b < 2; ++b) {
     const auto expected = testing::reference_logits(reference_config(false), weights, data.ids[b]);
@@ -280,7 +282,7 @@ TEST(Generate, GreedyDecodingFollowsTheReferenceAndTheCache) {
   infer::GenerateOptions options;
   options.max_tokens = 15;
   const std::vector<int32_t> text = infer::generate(
-      model->context(), model->weights(), model->architecture(), prompt, options, nullptr);
+      model->context(), model->reader(), model->architecture(), prompt, options, nullptr);
   ASSERT_EQ(text.size(), 15u);
   std::vector<int32_t> all = prompt;
   const Weights weights = weights_of(*model);
@@ -302,10 +304,10 @@ TEST(Generate, GoesOnPastTheLastPosition) {
   options.seed = 3;
   const std::vector<int32_t> long_prompt(60, 2);
   for (const std::vector<int32_t>& prompt : {std::vector<int32_t>{1}, long_prompt}) {
-    const auto a = infer::generate(model->context(), model->weights(), model->architecture(),
-                                   prompt, options, nullptr);
-    const auto b = infer::generate(model->context(), model->weights(), model->architecture(),
-                                   prompt, options, nullptr);
+    const auto a = infer::generate(model->context(), model->reader(), model->architecture(), prompt,
+                                   options, nullptr);
+    const auto b = infer::generate(model->context(), model->reader(), model->architecture(), prompt,
+                                   options, nullptr);
     EXPECT_EQ(a.size(), 100u);
     EXPECT_EQ(a, b);
   }
@@ -316,16 +318,16 @@ TEST(Generate, StopsAtTheStopTokenAndWhenTheCallerAsks) {
   infer::GenerateOptions options;
   options.max_tokens = 10;
   const std::vector<int32_t> prompt{1};
-  const auto free_text = infer::generate(model->context(), model->weights(), model->architecture(),
+  const auto free_text = infer::generate(model->context(), model->reader(), model->architecture(),
                                          prompt, options, nullptr);
   options.stop_token = free_text[0];
-  EXPECT_TRUE(infer::generate(model->context(), model->weights(), model->architecture(), prompt,
+  EXPECT_TRUE(infer::generate(model->context(), model->reader(), model->architecture(), prompt,
                               options, nullptr)
                   .empty());
   options.stop_token.reset();
   int seen = 0;
   try {
-    infer::generate(model->context(), model->weights(), model->architecture(), prompt, options,
+    infer::generate(model->context(), model->reader(), model->architecture(), prompt, options,
                     [&](int32_t) { return ++seen < 3; });
     FAIL() << "the callback was ignored";
   } catch (const Error& error) {

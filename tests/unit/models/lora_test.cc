@@ -1,6 +1,8 @@
 // Freezing and low-rank adapters: against the merged model, whose weight gradients give those of
 // the adapters by the chain rule, and against what PEFT computes (tests/data/families/*_lora).
 #include "models/lora.h"
+#include "attached_state.h"
+#include "models/adapters.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -70,19 +72,20 @@ TEST_F(Lora, FreshAdaptersChangeNothingAndFreezeTheRest) {
   const Texts texts = random_texts(random, 2, 9, 29);
   const double before = run_pass(*model, texts);
   const auto base = model->parameters().size();
-  const std::vector<float> kept = values(model->state().masters().view(3));
-  model->add_lora(options_for({"all-linear"}));
+  const std::vector<float> kept = values(master_of(*model, 3));
+  model->detach_engine(model->context());
+  models::add_lora(*model, options_for({"all-linear"}));
   EXPECT_EQ(run_pass(*model, texts), before);
-  EXPECT_EQ(values(model->state().masters().view(3)), kept);
+  EXPECT_EQ(values(master_of(*model, 3)), kept);
   EXPECT_EQ(model->parameters().size(), base + 2 * 2 * 7);
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
     EXPECT_EQ(model->parameters()[id].trainable, id >= base) << model->parameters()[id].name;
   }
   const auto again = Model::create(llama_config(), 5);
-  again->add_lora(options_for({"all-linear"}));
-  EXPECT_EQ(values(again->state().masters().view(base)),
-            values(model->state().masters().view(base)));
-  model->remove_lora();
+  models::add_lora(*again, options_for({"all-linear"}));
+  EXPECT_EQ(values(master_of(*again, base)), values(master_of(*model, base)));
+  model->detach_engine(model->context());
+  models::remove_lora(*model);
   EXPECT_EQ(model->parameters().size(), base);
   EXPECT_TRUE(model->parameters()[0].trainable);
 }
@@ -95,7 +98,7 @@ TEST_F(Lora, GradientsFollowFromThoseOfTheMergedWeights) {
   const auto base = model->parameters().size();
   LoraOptions options = options_for({"q_proj", "mlp.down_proj", "o_proj"});
   options.use_rslora = true;
-  model->add_lora(options);
+  models::add_lora(*model, options);
   disturb(*model, random);
   const double loss = run_pass(*model, texts);
   struct Kept {
@@ -107,18 +110,19 @@ TEST_F(Lora, GradientsFollowFromThoseOfTheMergedWeights) {
     const nn::Adapter* adapter = model->parameters().adapter(id);
     if (adapter == nullptr) continue;
     EXPECT_FLOAT_EQ(adapter->scale, static_cast<float>(5 / std::sqrt(3.0)));
-    zero::TrainState& s = model->state();
+    zero::TrainState& s = train_state(*model);
     kept.push_back({id, values(s.masters().view(adapter->a)), values(s.masters().view(adapter->b)),
                     values(s.gradients().view(adapter->a)),
                     values(s.gradients().view(adapter->b))});
   }
   ASSERT_EQ(kept.size(), 6u);
-  model->merge_lora();
+  model->detach_engine(model->context());
+  models::merge_lora(*model);
   EXPECT_EQ(model->parameters().size(), base);
   EXPECT_NEAR(run_pass(*model, texts), loss, 2e-6 * std::abs(loss));
   const double scale = options.scale();
   for (const Kept& k : kept) {
-    const Tensor dw = model->state().gradients().view(k.weight);
+    const Tensor dw = train_state(*model).gradients().view(k.weight);
     const int64_t out = dw.size(0), in = dw.size(1), rank = 3;
     const auto at = [](const std::vector<float>& m, int64_t row, int64_t columns, int64_t column) {
       return double{m[static_cast<size_t>(row * columns + column)]};
@@ -148,25 +152,26 @@ TEST_F(Lora, GradientsFollowFromThoseOfTheMergedWeights) {
 TEST_F(Lora, DropoutIsReplayedByCheckpointing) {
   std::mt19937_64 random(fresh_seed());
   const auto model = Model::create(llama_config(), 5);
-  model->add_lora(options_for({"all-linear"}, 0.3));
+  models::add_lora(*model, options_for({"all-linear"}, 0.3));
   disturb(*model, random);
   const Texts texts = random_texts(random, 3, 11, 29);
   const double loss = run_pass(*model, texts);
-  const std::vector<float> expected = values(model->state().gradients().all());
+  const std::vector<float> expected = values(train_state(*model).gradients().all());
   for (const Pass& pass : {Pass{0, 2}, Pass{1, 1}, Pass{2, 3}}) {
     EXPECT_EQ(run_pass(*model, texts, pass), loss);
-    EXPECT_EQ(values(model->state().gradients().all()), expected) << pass.segments << " segments";
+    EXPECT_EQ(values(train_state(*model).gradients().all()), expected)
+        << pass.segments << " segments";
   }
 }
 
 TEST_F(Lora, Bf16StaysNearFp32) {
   std::mt19937_64 random(fresh_seed());
   const auto model = Model::create(llama_config(), 5);
-  model->add_lora(options_for({"all-linear"}));
+  models::add_lora(*model, options_for({"all-linear"}));
   disturb(*model, random, 0.05f);
   const Texts texts = random_texts(random, 3, 11, 29);
   const double fp32 = run_pass(*model, texts);
-  model->state().set_compute_type(model->context(), DType::kBFloat16);
+  train_state(*model).set_compute_type(model->context(), DType::kBFloat16);
   EXPECT_NEAR(run_pass(*model, texts), fp32, 2e-2 * fp32);
 }
 
@@ -177,8 +182,8 @@ TEST_F(Lora, FoldersHoldAdaptersAndTrainedHeadsOnly) {
                  {"intermediate_size", 40},  {"num_hidden_layers", 2},
                  {"num_attention_heads", 4}, {"num_labels", 3}};
   const auto model = Model::create(config, 5);
-  model->add_lora(options_for({"query", "value"}));
-  EXPECT_EQ(model->set_trainable({"classifier.*"}, true), 2);
+  models::add_lora(*model, options_for({"query", "value"}));
+  EXPECT_EQ(models::set_trainable(*model, {"classifier.*"}, true), 2);
   disturb(*model, random);
   save_lora(*model, folder_);
   const SafetensorsModel file(folder_ / "adapter_model.safetensors");
@@ -194,9 +199,7 @@ TEST_F(Lora, FoldersHoldAdaptersAndTrainedHeadsOnly) {
     EXPECT_EQ(a.name, b.name);
     EXPECT_EQ(a.trainable, b.trainable) << a.name;
     if (a.trainable) {
-      EXPECT_EQ(values(model->state().masters().view(id)),
-                values(other->state().masters().view(id)))
-          << a.name;
+      EXPECT_EQ(values(master_of(*model, id)), values(master_of(*other, id))) << a.name;
     }
   }
   EXPECT_THAT(refused(Code::kState, [&] { load_lora(*other, folder_); }), HasSubstr("already"));
@@ -213,13 +216,13 @@ TEST_F(Lora, FoldersHoldAdaptersAndTrainedHeadsOnly) {
 TEST_F(Lora, WhatDoesNotFitIsRefusedByName) {
   const auto model = Model::create(llama_config(), 5);
   const auto add = [&](std::vector<std::string> targets) {
-    return [&model, targets] { model->add_lora(options_for(targets)); };
+    return [&model, targets] { models::add_lora(*model, options_for(targets)); };
   };
   EXPECT_THAT(refused(Code::kNotFound, add({"q_proj", "k_prj"})),
               HasSubstr("k_prj; did you mean k_proj?"));
   EXPECT_THAT(refused(Code::kNotFound, add({"lm_head"})), HasSubstr("lm_head"));
   refused(Code::kInvalidArgument, add({}));
-  refused(Code::kState, [&] { model->merge_lora(); });
+  refused(Code::kState, [&] { models::merge_lora(*model); });
   refused(Code::kState, [&] { save_lora(*model, folder_); });
   EXPECT_FALSE(model->lora());
   const auto parse = [](const Json& changes) {
@@ -244,19 +247,21 @@ TEST_F(Lora, FreezingKeepsValuesAndStopsGradients) {
   const Texts texts = random_texts(random, 2, 9, 29);
   const double loss = run_pass(*model, texts);
   const nn::ParamId id = model->parameters().find("layers.1.mlp.up_proj.weight");
-  const std::vector<float> gradient = values(model->state().gradients().view(id));
-  EXPECT_EQ(model->set_trainable({"*"}, false), model->parameters().size());
-  EXPECT_EQ(model->set_trainable({"layers.1.*", "model.norm.weight"}, true), 10);
+  const std::vector<float> gradient = values(train_state(*model).gradients().view(id));
+  model->detach_engine(model->context());
+  EXPECT_EQ(models::set_trainable(*model, {"*"}, false), model->parameters().size());
+  EXPECT_EQ(models::set_trainable(*model, {"layers.1.*", "model.norm.weight"}, true), 10);
   EXPECT_EQ(run_pass(*model, texts), loss);
-  EXPECT_EQ(values(model->state().gradients().view(id)), gradient);
-  EXPECT_FALSE(
-      model->state().gradients().gradient(model->parameters().find("layers.0.mlp.up_proj.weight")));
-  EXPECT_THAT(refused(Code::kNotFound, [&] { model->set_trainable({"h.*"}, false); }),
+  EXPECT_EQ(values(train_state(*model).gradients().view(id)), gradient);
+  EXPECT_FALSE(train_state(*model).gradients().gradient(
+      model->parameters().find("layers.0.mlp.up_proj.weight")));
+  model->detach_engine(model->context());
+  EXPECT_THAT(refused(Code::kNotFound, [&] { models::set_trainable(*model, {"h.*"}, false); }),
               HasSubstr("h.*"));
-  model->attach_engine();
-  refused(Code::kState, [&] { model->set_trainable({"*"}, true); });
-  refused(Code::kState, [&] { model->add_lora(options_for({"q_proj"})); });
-  model->detach_engine();
+  static_cast<void>(model->attach_engine<zero::TrainState>());
+  refused(Code::kState, [&] { models::set_trainable(*model, {"*"}, true); });
+  refused(Code::kState, [&] { models::add_lora(*model, options_for({"q_proj"})); });
+  model->detach_engine(model->context());
 }
 
 struct Recorded {
@@ -285,8 +290,8 @@ TEST_P(PeftFolder, LogitsMatchPeftBesideAndMerged) {
   };
   const std::vector<float> want = values(tensor("logits"));
   for (const bool merged : {false, true}) {
-    if (merged) model->merge_lora();
-    const Tensor logits = infer::batch_logits(model->context(), model->weights(),
+    if (merged) models::merge_lora(*model);
+    const Tensor logits = infer::batch_logits(model->context(), model->reader(),
                                               model->architecture(), tensor("ids"), Tensor());
     const std::vector<float> got = values(logits);
     ASSERT_EQ(got.size(), want.size());

@@ -4,6 +4,7 @@
 
 #include <regex>
 
+#include "models/adapters.h"
 #include "models/architecture.h"
 #include "models/model.h"
 
@@ -125,7 +126,7 @@ TEST(SplitRules, OfAdaptersFollowTheirWeights) {
   LoraOptions options;
   options.target_modules = {"c_fc", "mlp.c_proj"};
   options.r = 2;
-  model->add_lora(options);
+  models::add_lora(*model, options);
   const nn::ParameterSet& parameters = model->parameters();
   const auto cut = [&](const std::string& name) {
     return nn::shard_spec(parameters[parameters.find(name)], MeshShape(2, {.tensor = 2}), 0).local;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "attached_state.h"
 #include "support.h"
 
 namespace ds::models::stages {
@@ -67,7 +68,7 @@ struct World {
     tape.first_sample = static_cast<uint32_t>(micro_batch * kSamples);
     return tape;
   }
-  nn::GradientSink* sink() const { return &model->state().gradients(); }
+  nn::GradientSink* sink() const { return &train_state(*model).gradients(); }
 };
 
 float start_loss(const World& world, Tape& tape, const Value& logits, const Tensor& labels,
@@ -88,9 +89,9 @@ class Staged {
       : world_(world),
         data_(data),
         cut_(cut),
-        first_(world.ctx, world.model->state().weights(), world.sink(),
+        first_(world.ctx, train_state(*world.model).weights(), world.sink(),
                world.tape_options(micro_batch)),
-        second_(world.ctx, world.model->state().weights(), world.sink(),
+        second_(world.ctx, train_state(*world.model).weights(), world.sink(),
                 world.tape_options(micro_batch)) {}
 
   float forward() {
@@ -126,7 +127,7 @@ class Staged {
 };
 
 float whole_pass(World& world, const Data& data, int64_t micro_batch) {
-  Tape tape(world.ctx, world.model->state().weights(), world.sink(),
+  Tape tape(world.ctx, train_state(*world.model).weights(), world.sink(),
             world.tape_options(micro_batch));
   const Value logits = world.model->architecture().logits(tape, data.batch, world.options);
   std::shared_ptr<GradientSlot> slot;
@@ -137,10 +138,10 @@ float whole_pass(World& world, const Data& data, int64_t micro_batch) {
 
 std::vector<std::vector<float>> gradients(const World& world) {
   Model& model = *world.model;
-  model.state().gradients().materialize(world.ctx);
+  train_state(model).gradients().materialize(world.ctx);
   std::vector<std::vector<float>> out;
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    out.push_back(ds::testing::values(model.state().gradients().view(id)));
+    out.push_back(ds::testing::values(train_state(model).gradients().view(id)));
   }
   return out;
 }
@@ -163,8 +164,8 @@ TEST_P(Stages, WithTwoOpenMicroBatchesGiveTheWholeModelsBits) {
   for (const bool second_first : {false, true}) {
     const std::array<size_t, 2> order = {second_first ? 1u : 0u, second_first ? 0u : 1u};
     world.options.recompute = {};
-    world.model->state().gradients().allocate();
-    world.model->state().gradients().clear(world.ctx);
+    train_state(*world.model).gradients().allocate();
+    train_state(*world.model).gradients().clear(world.ctx);
     std::array<float, 2> losses{};
     for (const size_t i : order) losses[i] = whole_pass(world, data[i], static_cast<int64_t>(i));
     EXPECT_NE(losses[0], losses[1]);
@@ -174,7 +175,7 @@ TEST_P(Stages, WithTwoOpenMicroBatchesGiveTheWholeModelsBits) {
         SCOPED_TRACE(str_cat("cut before block ", cut, ", segments ", recompute.segments,
                              ", every ", recompute.every, second_first ? ", second first" : ""));
         world.options.recompute = recompute;
-        world.model->state().gradients().clear(world.ctx);
+        train_state(*world.model).gradients().clear(world.ctx);
         std::array<std::optional<Staged>, 2> passes;
         for (size_t i = 0; i < 2; ++i) {
           passes[i].emplace(world, data[i], static_cast<int64_t>(i), cut);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attached_state.h"
 #include "models/inputs.h"
 #include "models/model.h"
 #include "nn/loss.h"
@@ -75,11 +76,11 @@ struct Pass {
 inline double run_pass(models::Model& model, const Texts& texts, const Pass& pass = {}) {
   ThreadPool pool(pass.threads);
   const OpContext ctx{model.device(), &pool};
-  model.state().gradients().allocate();
+  train_state(model).gradients().allocate();
   nn::TapeOptions options;
   options.seed = 7;
   options.step = 3;
-  nn::Tape tape(ctx, model.state().weights(), &model.state().gradients(), options);
+  nn::Tape tape(ctx, train_state(model).weights(), &train_state(model).gradients(), options);
   const models::Batch batch = make_batch(model, ctx, texts);
   Tensor labels = matrix(model, DType::kInt32, texts.labels);
   const models::ArchitectureInfo& info = model.architecture().info();
@@ -114,10 +115,11 @@ inline std::vector<float> values(const Tensor& x) {
 inline void disturb(models::Model& model, std::mt19937_64& random, float spread = 0.2f) {
   std::normal_distribution<float> normal(0, spread);
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
-    const Tensor master = model.state().masters().view(id);
-    for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] += normal(random);
+    const std::string& name = model.parameters()[id].name;
+    const Tensor value = model.get(name);
+    for (int64_t i = 0; i < value.elements(); ++i) value.data<float>()[i] += normal(random);
+    model.set(name, value);
   }
-  model.state().weights().follow_masters(model.context());
 }
 
 }  // namespace ds::testing

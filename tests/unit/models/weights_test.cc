@@ -8,10 +8,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "attached_state.h"
 #include "base/file.h"
 #include "base/float16.h"
 #include "base/json.h"
 #include "checkpoint/safetensors.h"
+#include "models/weight_loaders.h"
 #include "unit/base/heard_log.h"
 
 namespace ds::models {
@@ -69,7 +71,7 @@ TEST_F(Weights, Float32RoundTripKeepsEveryBit) {
   const auto model = Model::create(config(), 4);
   export_model(*model, folder_, DType::kFloat32);
   const auto back = open_model(folder_);
-  const Tensor &a = model->state().masters().all(), &b = back->state().masters().all();
+  const Tensor &a = train_state(*model).masters().all(), &b = train_state(*back).masters().all();
   EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
 }
 
@@ -121,7 +123,7 @@ TEST_F(Weights, Float16ExportRoundsToNearestAndShardsAddUp) {
   EXPECT_EQ(index["weight_map"].size(), static_cast<size_t>(model->parameters().size()));
   const auto back = open_model(folder_);
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-    const Tensor a = model->state().masters().view(id), b = back->state().masters().view(id);
+    const Tensor a = master_of(*model, id), b = master_of(*back, id);
     for (int64_t i = 0; i < a.elements(); ++i) {
       ASSERT_EQ(b.data<float>()[i], to_float(to_float16(a.data<float>()[i])));
     }
@@ -142,7 +144,8 @@ TEST_F(Weights, DataMayLieAtAnyByte) {
     std::memcpy(bytes.data(), &length, 8);
     write_file_durably(path, bytes);
     const auto back = open_model(folder_);
-    const Tensor &a = aligned->state().masters().all(), &b = back->state().masters().all();
+    const Tensor &a = train_state(*aligned).masters().all(),
+                 &b = train_state(*back).masters().all();
     EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0);
   }
 }

@@ -3,6 +3,8 @@
 
 #include <random>
 
+#include "attached_state.h"
+#include "models/adapters.h"
 #include "models/inputs.h"
 #include "models/lora.h"
 #include "models/model.h"
@@ -57,7 +59,7 @@ Outcome run(Model& model, const models::Recompute& recompute = {}, bool profiled
     labels.data<int32_t>()[i] = static_cast<int32_t>(random() % 50);
   }
   batch.position_ids = models::position_ids(ctx, kBatch, kLength, 0);
-  model.state().gradients().allocate();
+  train_state(model).gradients().allocate();
   ModuleProfile profile;
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
     profile.add_parameter(model.parameters()[id].name, model.parameters()[id].shape.elements());
@@ -66,7 +68,7 @@ Outcome run(Model& model, const models::Recompute& recompute = {}, bool profiled
   if (profiled) options.profile = &profile;
   const double began = steady_seconds();
   {
-    nn::Tape tape(ctx, model.state().weights(), &model.state().gradients(), options);
+    nn::Tape tape(ctx, train_state(model).weights(), &train_state(model).gradients(), options);
     models::ForwardOptions forward;
     forward.recompute = recompute;
     const nn::Value logits = model.architecture().logits(tape, batch, forward);
@@ -79,7 +81,7 @@ Outcome run(Model& model, const models::Recompute& recompute = {}, bool profiled
     tape.backward();
   }
   Outcome out{profile.modules(), steady_seconds() - began};
-  model.state().gradients().free();
+  model.detach_engine(ctx);
   return out;
 }
 
@@ -222,7 +224,7 @@ TEST(ModelProfile, AdaptersAndFrozenWeights) {
   models::LoraOptions options;
   options.r = 4;
   options.target_modules = {"q_proj", "down_proj"};
-  model->add_lora(options);
+  models::add_lora(*model, options);
   const Outcome r = run(*model);
   constexpr int64_t w = 24, q = 32, inner = 40, layers = 3, tokens = kBatch * kLength;
   const int64_t adapters = layers * tokens * 4 * (w + q + inner + w);

@@ -1,4 +1,5 @@
 // Checkpoints of several ranks load at any number of ranks and any stage.
+#include "attached_state.h"
 #include "zero_world.h"
 
 #include <fstream>
@@ -132,7 +133,7 @@ TEST(ManyRankCheckpoint, DamageIsNamedByEveryRank) {
 }
 
 std::vector<float> owned_weights(Engine& engine) {
-  zero::TrainState& state = engine.model()->state();
+  zero::TrainState& state = train_state(*engine.model());
   ThreadPool pool(1);
   const OpContext ctx{engine.model()->device(), &pool};
   std::vector<float> out;

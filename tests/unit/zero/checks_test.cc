@@ -1,4 +1,6 @@
 // Mistakes that an engine finds when it is asked to look for them.
+#include "attached_state.h"
+#include "models/adapters.h"
 #include "zero/weight_checks.h"
 #include "zero_world.h"
 
@@ -61,7 +63,7 @@ TEST(UnusedParameters, BuiltInModelsUseTheirs) {
   for (const int stage : {0, 3}) {
     Job run{2, zero_config(stage, {{"ignore_unused_parameters", false}}), 2};
     EXPECT_EQ(train(run).losses.size(), 2u);
-    run.prepare = [](models::Model& model) { model.set_trainable({"*attn*"}, false); };
+    run.prepare = [](models::Model& model) { models::set_trainable(model, {"*attn*"}, false); };
     EXPECT_EQ(train(run).losses.size(), 2u);
   }
 }
@@ -72,7 +74,7 @@ TEST(SanityChecks, FindWeightsThatWentApart) {
   run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
     auto engine = make_rank_engine(run, comm);
     EXPECT_TRUE(engine->train_batch().applied);
-    zero::TrainState& state = engine->model()->state();
+    zero::TrainState& state = train_state(*engine->model());
     const nn::ParamId id = state.parameters().find("wpe.weight");
     if (comm->rank() == 1) state.masters().view(id).data<float>()[3] += 1;
     const std::string text = error_of(Code::kState, [&] { engine->train_batch(); });
@@ -94,7 +96,7 @@ TEST(SanityChecks, SeeEveryStage) {
       EXPECT_TRUE(engine->train_batch().applied);
       ThreadPool pool(1);
       const OpContext ctx{engine->model()->device(), &pool};
-      zero::TrainState& state = engine->model()->state();
+      zero::TrainState& state = train_state(*engine->model());
       const nn::ParamId id = state.parameters().find("h.1.mlp.c_fc.weight");
       const zero::OwnedPart part = state.layout().part(id);
       const bool owns = part.count > 0;

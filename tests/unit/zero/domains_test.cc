@@ -7,6 +7,7 @@
 #include <random>
 
 #include "../mesh/thread_mesh.h"
+#include "attached_state.h"
 #include "engine/share_options.h"
 #include "zero/gradient_reducer.h"
 #include "zero/layout.h"
@@ -158,7 +159,7 @@ TEST_P(LayoutsOfRuns, AreThoseOfTheirPolicy) {
       config, {{"zero_optimization", parse_json(GetParam(), "test", Code::kConfig)}});
   zero_test::run_ranks(job.world, [&](const std::shared_ptr<Communicator>& comm) {
     const auto engine = zero_test::make_rank_engine(job, comm);
-    const FlatLayout& run = engine->model()->state().layout();
+    const FlatLayout& run = train_state(*engine->model()).layout();
     const nn::ParameterSet& parameters = engine->model()->parameters();
     const ShareOptions options = share_options(engine->config());
     LayoutPolicy policy;

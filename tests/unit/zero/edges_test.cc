@@ -1,5 +1,7 @@
 // Steps that are unusual: gradients that are not finite on one rank, overflows in a row, nothing to
 // train, parameters without elements, fewer elements than ranks, values set before a step.
+#include "attached_state.h"
+#include "models/adapters.h"
 #include "own_world.h"
 
 namespace ds::zero_test {
@@ -36,7 +38,7 @@ std::shared_ptr<models::Model> model_of(const std::vector<Shape>& shapes,
   }
   auto model = models::Model::from_parameters(std::move(set));
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-    const Tensor master = model->state().masters().view(id);
+    const Tensor master = master_of(*model, id);
     for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] = noise(id, i);
   }
   return model;
@@ -147,8 +149,8 @@ TEST(Edges, FewerElementsThanRanksAndEmptyOnes) {
   config["optimizer"]["param_groups"] = {{{"name", "nobody"}, {"match", {"q*"}}, {"lr", 3}},
                                          {{"name", "empty"}, {"match", {"p1"}}, {"lr", 2}}};
   const auto start = model_of(shapes);
-  const float first = *start->state().masters().view(0).data<float>(),
-              last = *start->state().masters().view(2).data<float>();
+  const float first = *master_of(*start, 0).data<float>(),
+              last = *master_of(*start, 2).data<float>();
   for (const int stage : {0, 1, 2, 3}) {
     for (const int world : {1, 4}) {
       SCOPED_TRACE(str_cat("stage ", stage, ", world ", world));
@@ -175,7 +177,7 @@ TEST(Edges, EverythingIsFrozen) {
       Json config = zero_config(stage);
       config["optimizer"] = {{"type", "AdamW"}, {"params", {{"lr", 1.0}, {"weight_decay", 0.5}}}};
       Job run{2, config};
-      run.prepare = [](models::Model& model) { model.set_trainable({"*"}, false); };
+      run.prepare = [](models::Model& model) { models::set_trainable(model, {"*"}, false); };
       auto engine = make_rank_engine(run, comm);
       const std::vector<float> before = all_weights(*engine);
       for (int i = 0; i < 2; ++i) {

@@ -1,6 +1,7 @@
 // The flat space: buckets, pieces, and what each rank owns.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "zero/flat_layout.h"
@@ -66,6 +67,30 @@ TEST(FlatLayout, EveryElementHasOneOwner) {
         next += part.count;
       }
       EXPECT_EQ(next, parameters[id].shape.elements());
+    }
+  }
+}
+
+// So weights that a model held become masters as they lie.
+TEST(FlatLayout, OneRankHasTheOrderOfWeightsThatNobodyTrains) {
+  const uint64_t seed = std::random_device()();
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
+    const nn::ParameterSet parameters = random_parameters(random);
+    Sharing sharing;
+    sharing.bucket_elements = 1 + static_cast<int64_t>(random() % 1000);
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      sharing.fp32.push_back(random() % 3 == 0);
+    }
+    const nn::FlatOrder order(parameters);
+    for (const FlatLayout& layout : {FlatLayout(parameters), FlatLayout(parameters, sharing)}) {
+      EXPECT_EQ(layout.elements(), order.elements());
+      EXPECT_TRUE(std::ranges::equal(layout.order(), order.order()));
+      for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+        EXPECT_EQ(layout.range(id).begin, order.range(id).begin);
+        EXPECT_EQ(layout.range(id).end, order.range(id).end);
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "models/adapters.h"
 #include "models/lora.h"
 #include "zero_world.h"
 
@@ -63,7 +64,7 @@ TEST(Layouts, DropoutOfAdaptersFollowsTheSample) {
     lora.dropout = 0.4;
     lora.target_modules = {"all-linear"};
     lora.seed = 5;
-    model.add_lora(lora);
+    models::add_lora(model, lora);
   });
 }
 

@@ -2,6 +2,7 @@
 // beside a base in the type that the configuration computes in.
 #include <gmock/gmock.h>
 
+#include "attached_state.h"
 #include "own_world.h"
 
 namespace ds::zero_test {
@@ -219,7 +220,7 @@ TEST(MixedTypes, LentMemoryReceivesItsOwnType) {
         const nn::ParamId id = model->parameters().find("layer1.bias");
         const Tensor memory =
             Tensor::zeros(make_cpu_device(), DType::kFloat32, {23}, MemoryTag::kOther);
-        model->state().weights().borrowed().add(id, memory);
+        model->weights().borrowed().add(id, memory);
         Engine engine(dump_json(job.config), model, comm);
         run_own_batch(engine, job, comm->rank(), 0);
         EXPECT_TRUE(engine.step().applied);
@@ -237,7 +238,7 @@ TEST(MixedTypes, OtherTypesAreRefusedAndTheEngineTellsItsOwn) {
   job.change = [](nn::Parameter&) { return true; };  // all fp32
   Engine engine(dump_json(job.config), own_model(job), nullptr);
   EXPECT_EQ(engine.compute_type(), DType::kBFloat16);
-  EXPECT_TRUE(engine.model()->state().weights().computes_with_master(0));
+  EXPECT_TRUE(train_state(*engine.model()).weights().computes_with_master(0));
   job.dtype = DType::kFloat16;
   EXPECT_THAT(
       error_of(Code::kConfig, [&] { Engine(dump_json(job.config), own_model(job), nullptr); }),

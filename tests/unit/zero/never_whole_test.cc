@@ -2,6 +2,8 @@
 // checkpoints, part by part, with the bits that making them whole gives.
 #include <fstream>
 
+#include "attached_state.h"
+#include "models/adapters.h"
 #include "models/saved_model.h"
 #include "models/weights.h"
 #include "zero_world.h"
@@ -39,7 +41,7 @@ std::vector<Beginning> beginnings() {
          models::LoraOptions lora;
          lora.r = 5;
          lora.target_modules = {"all-linear"};
-         model->add_lora(lora);
+         models::add_lora(*model, lora);
          return model;
        }},
       // GPT-2's files hold projections transposed.
@@ -52,7 +54,7 @@ std::vector<Beginning> beginnings() {
       {"Checkpoint",
        [](const std::string& folder) {
          auto model = models::Model::create(larger_model(), 9);
-         model->set_trainable({"wpe.weight"}, false);
+         models::set_trainable(*model, {"wpe.weight"}, false);
          models::save_model(*model, folder, "weights", "test");
        },
        open},
@@ -70,7 +72,7 @@ TEST_P(NeverWhole, RanksMakeTheirParts) {
     const auto model = begin();
     const models::Model::Use use(*model);
     for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-      const std::vector<float> one = flat(model->state().masters().view(id));
+      const std::vector<float> one = flat(master_of(*model, id));
       whole.insert(whole.end(), one.begin(), one.end());
     }
   }
@@ -120,7 +122,7 @@ TEST(NeverWholeModels, RankZeroDecidesWhereSourcesDiffer) {
       SCOPED_TRACE(str_cat("made ", made, ", stage ", stage));
       run_ranks(3, [&](const std::shared_ptr<Communicator>& comm) {
         const auto model = models::Model::create(config, 40 + static_cast<uint64_t>(comm->rank()));
-        if (made && comm->rank() == 0) (void)model->state();
+        if (made && comm->rank() == 0) (void)model->reader();
         Engine engine(dump_json(stage_config(stage)), model, comm);
         EXPECT_TRUE(same_bits(all_weights(engine), first));
       });
@@ -153,8 +155,8 @@ TEST(NeverWholeModels, WeightsInPiecesEndWithTheEngine) {
     const auto make = [&] { Engine(dump_json(stage_config(3)), model, comm); };
     make();
     error_of(Code::kState, [&] { model->get("wpe.weight"); });
-    error_of(Code::kState, [&] { (void)model->weights(); });
-    error_of(Code::kState, [&] { model->set_trainable({"*"}, false); });
+    error_of(Code::kState, [&] { (void)model->reader(); });
+    error_of(Code::kState, [&] { models::set_trainable(*model, {"*"}, false); });
     error_of(Code::kState, make);
     EXPECT_EQ(model->device()->account().now(MemoryTag::kParameters), 0);
   });

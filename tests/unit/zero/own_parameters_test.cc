@@ -244,7 +244,7 @@ TEST(OwnParameters, LentMemoryIsRefusedAtStageThree) {
   OwnJob job{2, own_config(3)};
   run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
     auto model = own_model(job);
-    model->state().weights().borrowed().add(
+    model->weights().borrowed().add(
         1, Tensor::zeros(make_cpu_device(), DType::kFloat32, {23}, MemoryTag::kOther));
     const std::string text =
         error_of(Code::kUnsupported, [&] { Engine(dump_json(job.config), model, comm); });

@@ -3,6 +3,7 @@
 // weight anywhere shows in everything that comes after.
 #pragma once
 
+#include "attached_state.h"
 #include "zero_world.h"
 
 namespace ds::zero_test {
@@ -58,7 +59,7 @@ inline float noise(int64_t a, int64_t b, int64_t c = 0, int64_t d = 0) {
 inline std::shared_ptr<models::Model> own_model(const OwnJob& job) {
   auto model = models::Model::from_parameters(own_parameters(job));
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
-    const Tensor master = model->state().masters().view(id);
+    const Tensor master = master_of(*model, id);
     const int64_t number = number_of(model->parameters()[id]);
     for (int64_t i = 0; i < master.elements(); ++i) master.data<float>()[i] = noise(number, i);
   }

@@ -210,7 +210,8 @@ TEST(RoundedMasters, SaveTheBytesOfMasters) {
     return Bytes{account.now(MemoryTag::kParameters), account.now(MemoryTag::kGradients),
                  account.now(MemoryTag::kOptimizer)};
   };
-  const int64_t n = models::Model::create(model_config(), 3)->state().layout().elements();
+  const int64_t n =
+      zero::FlatLayout(models::Model::create(model_config(), 3)->parameters()).elements();
   const Bytes plain = bytes_of({{"bf16", {{"enabled", true}}}}, 1),
               small = bytes_of(kRoundedBf16, 1);
   EXPECT_EQ(plain.parameters, 6 * n);
@@ -252,7 +253,7 @@ TEST(RoundedMasters, ValuesAreThoseOfTheType) {
       const nn::ParamId id = model->parameters().find("layer1.bias");
       const Tensor lent =
           Tensor::zeros(make_cpu_device(), DType::kBFloat16, {23}, MemoryTag::kOther);
-      if (stage < 3) model->state().weights().borrowed().add(id, lent);
+      if (stage < 3) model->weights().borrowed().add(id, lent);
       Engine engine(dump_json(job.config), model, comm);
       run_own_batch(engine, job, comm->rank(), 0);
       EXPECT_TRUE(engine.step().applied);

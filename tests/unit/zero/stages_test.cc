@@ -1,4 +1,6 @@
 // ZeRO changes where state lies, never what is computed.
+#include "attached_state.h"
+#include "models/adapters.h"
 #include "nn/fp8.h"
 #include "zero_world.h"
 
@@ -128,7 +130,7 @@ TEST(Stages, Fp8ResumesOnSeveralRanks) {
       Engine& one = which == 0 ? *engine : *resumed;
       half_a_step(one);
       loss[which] = one.train_batch().loss;
-      const nn::Fp8Linears& fp8 = *one.model()->state().weights().fp8();
+      const nn::Fp8Linears& fp8 = *train_state(*one.model()).weights().fp8();
       for (const nn::ParamId id : fp8.weights()) {
         const std::vector<float> values = flat(fp8.saved(id, one.model()->host()));
         scaling[which].insert(scaling[which].end(), values.begin(), values.end());
@@ -222,13 +224,13 @@ void adapt(models::Model& model, double dropout) {
   lora.dropout = dropout;
   lora.target_modules = {"all-linear"};
   lora.seed = 5;
-  model.add_lora(lora);
+  models::add_lora(model, lora);
 }
 
 std::vector<Special> special_parameters() {
   const auto only_attention = [](models::Model& model) {
-    model.set_trainable({"*"}, false);
-    model.set_trainable({"*attn*"}, true);
+    models::set_trainable(model, {"*"}, false);
+    models::set_trainable(model, {"*attn*"}, true);
   };
   return {
       {"Tied", llama_config(true), [](models::Model&) {}},
@@ -237,18 +239,18 @@ std::vector<Special> special_parameters() {
       {"FrozenBetween", model_config(), only_attention},
       {"TiedFrozen", model_config(),
        [](models::Model& model) {
-         model.set_trainable({"wte.weight", "wpe.weight"}, false);
+         models::set_trainable(model, {"wte.weight", "wpe.weight"}, false);
        }},
       {"TiedAlone", model_config(),
        [](models::Model& model) {
-         model.set_trainable({"*"}, false);
-         model.set_trainable({"wte.weight"}, true);
+         models::set_trainable(model, {"*"}, false);
+         models::set_trainable(model, {"wte.weight"}, true);
        }},
       {"Lora", model_config(), [](models::Model& model) { adapt(model, 0.1); }},
       {"LoraAndHead", llama_config(false),
        [](models::Model& model) {
          adapt(model, 0);
-         model.set_trainable({"*lm_head*"}, true);
+         models::set_trainable(model, {"*lm_head*"}, true);
        }},
   };
 }
@@ -348,7 +350,7 @@ TEST(Stages, StateIsReachable) {
       const models::Model::Use use(*engine->model());
       ThreadPool pool(1);
       const OpContext ctx{engine->model()->device(), &pool};
-      zero::TrainState& state = engine->model()->state();
+      zero::TrainState& state = train_state(*engine->model());
       const nn::ParamId id = state.parameters().find(name);
       const Shape shape = state.parameters()[id].shape;
       Tensor value = Tensor::empty(ctx.device, DType::kFloat32, shape, MemoryTag::kOther);

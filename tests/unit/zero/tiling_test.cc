@@ -1,6 +1,8 @@
 // Stage 3 with weights of linear layers in tiles (memory-centric tiling).
 #include <random>
 
+#include "attached_state.h"
+#include "models/adapters.h"
 #include "ops/elementwise.h"
 #include "zero/flat_layout.h"
 #include "zero_world.h"
@@ -114,7 +116,7 @@ TEST(TiledTraining, IsTheSameUpToTheOrderOfASum) {
 
 TEST(TiledTraining, WorksWithWhatElseStageThreeDoes) {
   const auto freeze_some = [](models::Model& model) {
-    model.set_trainable({"h.0.mlp.c_fc.weight"}, false);
+    models::set_trainable(model, {"h.0.mlp.c_fc.weight"}, false);
   };
   struct Variant {
     const char* name;
@@ -207,7 +209,7 @@ TEST(TiledTraining, WholeWeightsAreReadAndSet) {
     auto engine = make_rank_engine({3, tiled_config(700), 1, untied_model()}, comm);
     engine->train_batch();
     const models::Model::Use use(*engine->model());
-    zero::TrainState& state = engine->model()->state();
+    zero::TrainState& state = train_state(*engine->model());
     ThreadPool pool(1);
     const OpContext ctx{engine->model()->device(), &pool};
     const nn::ParamId id = state.parameters().find("h.1.mlp.c_proj.weight");

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "../engine/engine_world.h"
+#include "attached_state.h"
 #include "comm/factory.h"
 
 namespace ds::zero_test {
@@ -39,7 +40,7 @@ inline void run_ranks(int world,
 // Every fp32 weight, parameter after parameter (every rank).
 inline std::vector<float> all_weights(Engine& engine) {
   const models::Model::Use use(*engine.model());
-  zero::TrainState& state = engine.model()->state();
+  zero::TrainState& state = train_state(*engine.model());
   ThreadPool pool(1);
   const OpContext ctx{engine.model()->device(), &pool};
   std::vector<float> out;

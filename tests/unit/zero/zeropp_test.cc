@@ -1,6 +1,7 @@
 // ZeRO++: quantised gathers (qwZ), second copies (hpZ) and quantised reductions (qgZ), with the
 // bytes that they are for, on ranks that pretend to sit on two nodes.
 #include "engine/plan.h"
+#include "models/adapters.h"
 #include "traffic_world.h"
 
 namespace ds::zero_test {
@@ -50,7 +51,7 @@ Measured train_without_embedding(int vocabulary, bool coded) {
       4,
       [&](const std::shared_ptr<Communicator>& comm) {
         auto made = models::Model::create(job.model, 3);
-        made->set_trainable({"wte.weight"}, false);
+        models::set_trainable(*made, {"wte.weight"}, false);
         Engine engine(dump_json(job.config), made, comm);
         engine.set_dataset(periodic_data());
         const TrafficTable start = comm->total_traffic();

@@ -8,19 +8,19 @@
 #include "nn/parameter.h"
 #include "ops/context.h"
 
-namespace ds::zero {
+namespace ds::nn {
 
 class BorrowedMemory {
  public:
-  explicit BorrowedMemory(const nn::ParameterSet& parameters) : parameters_(parameters) {}
+  explicit BorrowedMemory(const ParameterSet& parameters) : parameters_(&parameters) {}
 
   // Packed, of the parameter's shape.
-  void add(nn::ParamId id, Tensor memory);
-  bool has(nn::ParamId id) const;
+  void add(ParamId id, Tensor memory);
+  bool has(ParamId id) const;
   bool empty() const { return entries_.empty(); }
 
   // Nothing where none was borrowed for this parameter.
-  void write(const OpContext& ctx, nn::ParamId id, const Tensor& value) const;
+  void write(const OpContext& ctx, ParamId id, const Tensor& value) const;
   // All of them: `value_of(id)` is a parameter's value.
   template <class ValueOf>
   void write_all(const OpContext& ctx, const ValueOf& value_of) const {
@@ -30,8 +30,8 @@ class BorrowedMemory {
  private:
   static void write_to(const OpContext& ctx, const Tensor& value, Tensor memory);
 
-  const nn::ParameterSet& parameters_;
-  std::vector<std::pair<nn::ParamId, Tensor>> entries_;
+  const ParameterSet* parameters_;
+  std::vector<std::pair<ParamId, Tensor>> entries_;
 };
 
-}  // namespace ds::zero
+}  // namespace ds::nn

@@ -1,13 +1,13 @@
-#include "zero/weight_loader.h"
+#include "nn/weight_loader.h"
 
 #include <algorithm>
 
 #include "tensor/transfer.h"
 
-namespace ds::zero {
+namespace ds::nn {
 
-void fill_weights(const WeightLoader& loader, const OpContext& ctx, nn::ParamId id,
-                  const nn::Parameter& parameter, int64_t begin, Tensor& out) {
+void fill_weights(const WeightLoader& loader, const OpContext& ctx, ParamId id,
+                  const Parameter& parameter, int64_t begin, Tensor& out) {
   if (on_host(out)) return loader.fill(ctx, id, parameter, begin, out);
   constexpr int64_t kPiece = int64_t{1} << 20;  // elements made at a time
   const OpContext host{host_memory_of(ctx.device), ctx.pool};
@@ -21,4 +21,4 @@ void fill_weights(const WeightLoader& loader, const OpContext& ctx, nn::ParamId 
   }
 }
 
-}  // namespace ds::zero
+}  // namespace ds::nn

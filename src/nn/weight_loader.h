@@ -7,21 +7,21 @@
 #include "nn/parameter.h"
 #include "ops/context.h"
 
-namespace ds::zero {
+namespace ds::nn {
 
 class WeightLoader {
  public:
   virtual ~WeightLoader() = default;
   // Writes the elements of a parameter from `begin` on to `out`, flat fp32 in host memory; `ctx`
   // is one of the host.
-  virtual void fill(const OpContext& ctx, nn::ParamId id, const nn::Parameter& parameter,
-                    int64_t begin, Tensor& out) const = 0;
+  virtual void fill(const OpContext& ctx, ParamId id, const Parameter& parameter, int64_t begin,
+                    Tensor& out) const = 0;
   // Loaders of several ranks that make the same values have the same one; others differ.
   virtual uint64_t fingerprint() const = 0;
 };
 
 // The same with `out` in the memory of the context's device.
-void fill_weights(const WeightLoader& loader, const OpContext& ctx, nn::ParamId id,
-                  const nn::Parameter& parameter, int64_t begin, Tensor& out);
+void fill_weights(const WeightLoader& loader, const OpContext& ctx, ParamId id,
+                  const Parameter& parameter, int64_t begin, Tensor& out);
 
-}  // namespace ds::zero
+}  // namespace ds::nn
