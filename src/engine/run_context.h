@@ -44,6 +44,7 @@ struct RunContext {
   const std::shared_ptr<models::Model> model;
   ThreadPool pool;
   const kernels::GpuPolicy gpu_policy;
+  std::shared_ptr<optim::ArrayFactory> arrays;  // null: training state lies in memory
 };
 
 }  // namespace ds

@@ -115,7 +115,10 @@ zero::ShareOptions share_options_of(RunContext& run) {
 void place_weights(RunContext& run) {
   const bool offload = offloads_optimizer(run);
   const bool several = run.mesh.size() > 1;
-  zero::TrainState& state = several || offload ? run.model->state_as_it_is() : run.model->state();
+  const bool stored = run.arrays && run.arrays->makes(optim::ArrayRole::kMasters);
+  zero::TrainState& state =
+      several || offload || stored ? run.model->state_as_it_is() : run.model->state();
+  state.place_arrays(run.arrays);
   CallerTypes types{compute_type_of(run.config), {}};
   if (!run.model->has_architecture()) {
     types = caller_types(run.model->parameters(), state, types.compute,
@@ -157,6 +160,7 @@ void release_state(RunContext& run) noexcept {
   try {
     zero::TrainState& state = run.model->state_as_it_is();
     state.gradients().free();
+    state.place_arrays(nullptr);
     state.weights().set_fp8(nullptr);
     if (state.shared()) {
       state.unshare(run.context());
