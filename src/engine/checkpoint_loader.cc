@@ -22,7 +22,6 @@
 #include "engine/saved_names.h"
 #include "engine/saved_step.h"
 #include "engine/updater.h"
-#include "ops/elementwise.h"
 #include "tokenizer/tokenizer.h"
 #include "zero/gradient_values.h"
 
@@ -219,7 +218,10 @@ void CheckpointLoader::read_tensors(const CheckpointReader& reader, const Restor
   const int turns = run_.config.zero.pipeline_loading_checkpoint ? run_.mesh.size() : 1;
   for (int turn = 0; turn < turns; ++turn) {
     agree(ctx, run_.world(), kWhat, [&] {
-      if (turns == 1 || turn == run_.mesh.rank()) read_targets(reader, restored.targets);
+      if (turns != 1 && turn != run_.mesh.rank()) return;
+      read_targets(reader, restored.targets);
+      run_.state->arrays().flush_masters();
+      updater_.optimizer().flush();
     });
   }
   agree(ctx, run_.world(), kWhat, [&] { restore_fp8(run_, restored.fp8); });
@@ -264,15 +266,13 @@ void CheckpointLoader::restore(CheckpointReader reader, const LoadOptions& optio
 void CheckpointLoader::restore_gradients(const Restored& restored) {
   zero::TrainState& state = *run_.state;
   if (restored.step.micro_batches == 0) return state.gradients().clear(run_.context());
-  const OpContext state_ctx = state.arrays().state_context(run_.context());
   const nn::ParameterSet& parameters = run_.model->parameters();
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     if (!parameters[id].trainable) continue;
     state.gradients().marks().set_given(id);
     if (restored.step.gradient_factor == 1) continue;
-    Tensor gradient = zero::owned_gradient(state.gradients(), id);
-    if (gradient.elements() == 0) continue;
-    ops::scale(state_ctx, gradient, static_cast<float>(restored.step.gradient_factor), gradient);
+    zero::scale_owned_gradient(run_.context(), state.gradients(), id,
+                               static_cast<float>(restored.step.gradient_factor));
   }
 }
 

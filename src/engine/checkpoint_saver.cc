@@ -261,7 +261,8 @@ void CheckpointSaver::save_tensors(PartWriter& part) {
     if (open_.micro_batches > 0) {
       TensorMeta meta = saved::meta_of(p, {TensorKind::kOptimizer, saved::kGradientState});
       meta.dtype = state.gradients().accumulation_type();
-      add(meta, zero::owned_gradient(state.gradients(), id), true);
+      add(meta, zero::owned_gradient(run_.host_context(), state.gradients(), id),
+          state.arrays().flat.gradients.in_memory());
     }
   }
 }

@@ -24,10 +24,12 @@
 namespace ds {
 
 Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> model,
-               std::shared_ptr<Communicator> comm, const ReadOptions& reading)
+               std::shared_ptr<Communicator> comm, const ReadOptions& reading,
+               std::shared_ptr<optim::ArrayFactory> arrays)
     : run_(std::make_unique<RunContext>(config_json, std::move(model), std::move(comm), reading)),
       open_(std::make_unique<OpenStep>()),
       caller_(std::make_unique<CallerState>()) {
+  run_->arrays = std::move(arrays);
   for (const std::string& warning : run_->config.warnings()) log_warning("config", warning);
   // Groups are the caller's: the engine logs what happens while it lives.
   comms_logger_ = make_comms_logger(run_->config.comms_logger);

@@ -38,12 +38,17 @@ struct RunContext;
 namespace models {
 class Model;
 }
+namespace optim {
+class ArrayFactory;
+}
 
 class Engine {
  public:
-  // `comm` may be null: this process alone. `reading`: how the configuration is read.
+  // `comm` may be null: this process alone. `reading`: how the configuration is read. `arrays`
+  // makes the arrays of training state that do not lie in memory; null: all do.
   Engine(std::string_view config_json, std::shared_ptr<models::Model> model,
-         std::shared_ptr<Communicator> comm, const ReadOptions& reading = {});
+         std::shared_ptr<Communicator> comm, const ReadOptions& reading = {},
+         std::shared_ptr<optim::ArrayFactory> arrays = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

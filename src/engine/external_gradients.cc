@@ -93,8 +93,9 @@ void ExternalGradients::add_whole(std::span<const nn::ParamId> ids,
   offsets.reserve(gradients.size());
   std::vector<bool> seen(static_cast<size_t>(run_.model->parameters().size()));
   state.gradients().materialize(ctx);
+  Tensor given = state.gradients().given();
   const auto flush = [&] {
-    ops::accumulate_into(ctx, sources, offsets, 1.0f, state.gradients().given());
+    ops::accumulate_into(ctx, sources, offsets, 1.0f, given);
     sources.clear();
     offsets.clear();
     operands.clear();

@@ -6,8 +6,8 @@
 #include "engine/run_context.h"
 #include "engine/saved_names.h"
 #include "engine/updater.h"
+#include "ops/stored_array.h"
 #include "tensor/transfer.h"
-#include "zero/gradient_values.h"
 
 namespace ds {
 namespace {
@@ -17,12 +17,26 @@ std::span<std::byte> writable_bytes_of(const Tensor& tensor) {
 }
 
 // Numbers that lie elsewhere, for operators to read.
-Tensor float_view(std::span<const std::byte> bytes) {
-  return {std::make_shared<Storage>(DeviceKind::kCpu, 0, const_cast<std::byte*>(bytes.data()),
-                                    static_cast<int64_t>(bytes.size()), true, nullptr),
+Tensor view_of(std::span<const std::byte> bytes, DType type) {
+  const auto size = static_cast<int64_t>(bytes.size());
+  return {std::make_shared<Storage>(DeviceKind::kCpu, 0, const_cast<std::byte*>(bytes.data()), size,
+                                    true, nullptr),
           0,
-          DType::kFloat32,
-          {static_cast<int64_t>(bytes.size() / sizeof(float))}};
+          type,
+          {size / dtype_size(type)}};
+}
+
+// To what this rank owns of a parameter's gradient.
+void aim_at_gradient(TensorTarget& target, RunContext& run, nn::ParamId id) {
+  zero::TrainState& state = *run.state;
+  const optim::FlatTensor& all = state.arrays().flat.gradients;
+  if (all.in_memory()) return aim(target, state.arrays().owned(all, id));
+  const int64_t first = state.arrays().owned_range(all, id).begin;
+  target.sink = [ctx = run.context(), array = StoredArray(all), first](
+                    uint64_t at, std::span<const std::byte> bytes) {
+    const auto begin = static_cast<int64_t>(at) / dtype_size(array.dtype());
+    ops::write_array(ctx, view_of(bytes, array.dtype()), array, first + begin);
+  };
 }
 
 // Says first what is furthest apart: a checkpoint of another family lacks every tensor by name.
@@ -140,7 +154,7 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
       } else {
         target.sink = [&run, &state, ctx, id](uint64_t at, std::span<const std::byte> bytes) {
           state.masters().write_owned(ctx, id, static_cast<int64_t>(at / sizeof(float)),
-                                      run.operand(float_view(bytes)));
+                                      run.operand(view_of(bytes, DType::kFloat32)));
         };
       }
     }
@@ -163,9 +177,9 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
       }
     }
     if (choice.gradients) {
-      aim(add(reader.tensor(p.name, TensorKind::kOptimizer, saved::kGradientState),
-              state.gradients().accumulation_type(), id),
-          zero::owned_gradient(state.gradients(), id));
+      aim_at_gradient(add(reader.tensor(p.name, TensorKind::kOptimizer, saved::kGradientState),
+                          state.gradients().accumulation_type(), id),
+                      run, id);
     }
   }
   return targets;

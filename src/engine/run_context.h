@@ -47,6 +47,7 @@ struct RunContext {
   std::shared_ptr<zero::TrainState> state;
   ThreadPool pool;
   const kernels::GpuPolicy gpu_policy;
+  std::shared_ptr<optim::ArrayFactory> arrays;  // null: training state lies in memory
 };
 
 }  // namespace ds

@@ -115,8 +115,10 @@ zero::ShareOptions share_options_of(RunContext& run) {
 void place_weights(RunContext& run) {
   const bool offload = offloads_optimizer(run);
   const bool several = run.mesh.size() > 1;
+  const bool stored = run.arrays && run.arrays->makes(optim::ArrayRole::kMasters);
   zero::TrainState& state = *run.state;
-  if (!several && !offload) state.make(run.context());
+  if (!several && !offload && !stored) state.make(run.context());
+  state.place_arrays(run.arrays);
   CallerTypes types{compute_type_of(run.config), {}};
   if (!run.model->has_architecture()) {
     types = caller_types(run.model->parameters(), state, types.compute,

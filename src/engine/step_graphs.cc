@@ -38,7 +38,7 @@ StepGraphs::Kind StepGraphs::kind_of(const Inputs& inputs, const zero::TrainStat
   const optim::FlatTensors& flat = state.arrays().flat;
   for (const optim::FlatTensor* const tensor :
        {&flat.masters, &flat.low_halves, &flat.model, &flat.gradients}) {
-    kind.memory.push_back(tensor->data.raw());
+    kind.memory.push_back(tensor->memory().raw());
   }
   return kind;
 }

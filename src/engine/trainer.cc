@@ -17,6 +17,23 @@
 #include "zero/weight_checks.h"
 
 namespace ds {
+namespace {
+
+// Where state does not lie in memory an update may fail half way: what it has written so far is of
+// the next step, and the rest of the last one.
+Updater::Outcome update_state(RunContext& run, Updater& updater, double share) {
+  zero::TrainState& state = *run.state;
+  try {
+    return updater.update(run.context(), state, share);
+  } catch (const Error& error) {
+    if (state.half_updated()) {
+      run.model->set_incomplete(str_cat("an update failed half way: ", error.message()));
+    }
+    throw;
+  }
+}
+
+}  // namespace
 
 Trainer::Trainer(RunContext& run, OpenStep& open, StepObserver& observer, ParameterScopes& scopes,
                  Updater& updater)
@@ -232,7 +249,7 @@ StepReport Trainer::apply_update() {
       uneven(totals, open_, run_.gradient_ranks()) ? all / static_cast<double>(totals.batches) : 1;
   finish_fp8_step(run_);
   const bool mean = run_.state->gradients().op() == ReduceOp::kAverage;
-  const Updater::Outcome outcome = updater_.update(ctx, *run_.state, mean ? share : 1);
+  const Updater::Outcome outcome = update_state(run_, updater_, mean ? share : 1);
   if (run_.config.zero.enable_sanity_checks && outcome.applied) {
     agree(ctx, run_.world(), "checking the weights", [&] {
       const zero::TrainState& state = *run_.state;

@@ -75,7 +75,7 @@ Updater::Updater(const Config& config, const zero::TrainState& state)
       device_(state.arrays().state_memory()),
       places_(find_places(optimizer_config_, state)),
       optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_shard_group(state),
-                                       state.offload_store())),
+                                       state.offload_store(), state.arrays().factory)),
       scaler_(config.precision) {
   // Muon has two rates per group.
   const std::span<const double> rates = optimizer_->base_rates();

@@ -70,14 +70,13 @@ class Elementwise : public FlatOptimizer {
     begin_step(step, tensors);
     const std::vector<kernels::UpdateConstants> all =
         constants(kind_.rule, step, [&](size_t group) { return step.rates[group]; });
-    for (const StateRun& run : space(0).runs()) {
-      ops::UpdateWork work = run.work(all);
-      work.gate = step.gate;
-      update_run(0, run, tensors, true, [&](ops::UpdateTensors& part) {
-        ops::optimizer_update(ctx, kind_.rule, work, part);
-      });
-    }
-    ++steps_;
+    update_runs(ctx, space(0), tensors, Writes::kBoth,
+                [&](const StateRun& run, ops::UpdateTensors& part) {
+                  ops::UpdateWork work = run.work(all);
+                  work.gate = step.gate;
+                  ops::optimizer_update(ctx, kind_.rule, work, part);
+                });
+    end_step();
   }
 
  private:

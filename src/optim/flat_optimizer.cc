@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "ops/elementwise.h"
 #include "tensor/transfer.h"
 
 namespace ds::optim {
@@ -30,7 +31,13 @@ FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
 
 StateSpace FlatOptimizer::make_space(StateSpace::Options options) const {
   options.type = setup_.config.state_type;
-  if (setup_.offload) options.most_elements = setup_.offload->sub_group_elements();
+  const auto limit = [&options](int64_t most) {
+    options.most_elements =
+        options.most_elements > 0 ? std::min(options.most_elements, most) : most;
+  };
+  if (setup_.offload) limit(setup_.offload->sub_group_elements());
+  if (setup_.arrays) limit(setup_.arrays->most_elements());
+  options.arrays = setup_.arrays;
   return {options, setup_.places, setup_.device};
 }
 
@@ -106,9 +113,8 @@ void FlatOptimizer::begin_step(const UpdateStep& step, const FlatTensors& tensor
   const auto check = [&](const FlatTensor& tensor, const char* name) {
     if (!tensor) return;
     const int64_t end = tensor.compact ? owned_end : flat_end;
-    DS_CHECK(tensor.data.dims() == 1 && tensor.data.size(0) >= end, Code::kInvalidArgument,
-             "optimizer: ", name, " of shape ", tensor.data.shape().text(),
-             " does not span its space to ", end);
+    DS_CHECK(tensor.elements() >= end, Code::kInvalidArgument, "optimizer: ", name, " of ",
+             tensor.elements(), " elements does not span its space to ", end);
   };
   DS_CHECK(tensors.gradients, Code::kInvalidArgument, "optimizer: gradients are missing");
   DS_CHECK(tensors.low_halves ? tensors.model && !tensors.masters : bool(tensors.masters),
@@ -118,17 +124,40 @@ void FlatOptimizer::begin_step(const UpdateStep& step, const FlatTensors& tensor
   check(tensors.low_halves, "low halves");
   check(tensors.model, "model");
   check(tensors.gradients, "gradients");
-  for (StateSpace& space : spaces_) space.flush_writes();
+  for (StateSpace& space : spaces_) space.encode_writes();
 }
 
-void FlatOptimizer::update_run(size_t space, const StateRun& run, FlatTensors& tensors,
-                               bool weights,
-                               const std::function<void(ops::UpdateTensors&)>& update) const {
-  ops::UpdateTensors part = spaces_[space].slices(run, tensors);
+void FlatOptimizer::end_step() {
+  flush();
+  ++steps_;
+}
+
+void FlatOptimizer::flush() {
+  for (const StateSpace& space : spaces_) space.flush();
+}
+
+void FlatOptimizer::update_run(const OpContext& ctx, const StateSpace& space, const StateRun& run,
+                               const StateRun* next, const FlatTensors& tensors, Writes writes,
+                               const UpdateRun& update) const {
+  MappedRun mapped = space.map(run, tensors, writes);
+  if (next != nullptr) space.prefetch(*next, tensors);
   const SubGroup group{run.begin, run.end, run.flat};
-  if (setup_.offload) setup_.offload->fetch(group, part, weights);
-  update(part);
-  if (setup_.offload) setup_.offload->flush(group, part, weights);
+  const bool weights = writes != Writes::kStates;
+  if (setup_.offload) setup_.offload->fetch(group, mapped.part, weights);
+  update(run, mapped.part);
+  if (mapped.copy) ops::cast(ctx, mapped.part.master, mapped.copy);
+  if (setup_.offload) setup_.offload->flush(group, mapped.part, weights);
+  mapped.close();
+}
+
+void FlatOptimizer::update_runs(const OpContext& ctx, const StateSpace& space,
+                                const FlatTensors& tensors, Writes writes,
+                                const UpdateRun& update) const {
+  const std::span<const StateRun> runs = space.runs();
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const StateRun* const next = i + 1 < runs.size() ? &runs[i + 1] : nullptr;
+    update_run(ctx, space, runs[i], next, tensors, writes, update);
+  }
 }
 
 // ---- state by tensor ----

@@ -13,6 +13,7 @@ struct Setup {
   std::shared_ptr<Device> device;
   std::shared_ptr<ShardGroup> shard_group;  // null where tensors are whole
   std::shared_ptr<OffloadStore> offload;  // null where the update works on everything where it lies
+  std::shared_ptr<ArrayFactory> arrays;   // null where all states lie in memory
 };
 
 class FlatOptimizer : public Optimizer {
@@ -24,6 +25,7 @@ class FlatOptimizer : public Optimizer {
                    const Tensor& value) override;
   OwnedRange owned(size_t tensor) const override;
   Tensor state_view(size_t tensor, const std::string& state) const override;
+  void flush() override;
   void read_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
                         float* out) const override;
   void write_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
@@ -69,11 +71,18 @@ class FlatOptimizer : public Optimizer {
   double decay_of(const UpdateStep& step, int32_t group) const;
   // `lr` is the group's.
   kernels::UpdateHyper hyper_of(const UpdateStep& step, const HyperClass& of, double lr) const;
-  // Runs `update` on the arrays of a run of a space, from the offload store and back.
-  void update_run(size_t space, const StateRun& run, FlatTensors& tensors, bool weights,
-                  const std::function<void(ops::UpdateTensors&)>& update) const;
+  // Runs `update` on the arrays of a run of a space, which are mapped for it, from the offload
+  // store and back, while those of `next` are fetched, if there is one; and on those of every run.
+  using UpdateRun = std::function<void(const StateRun&, ops::UpdateTensors&)>;
+  void update_run(const OpContext& ctx, const StateSpace& space, const StateRun& run,
+                  const StateRun* next, const FlatTensors& tensors, Writes writes,
+                  const UpdateRun& update) const;
+  void update_runs(const OpContext& ctx, const StateSpace& space, const FlatTensors& tensors,
+                   Writes writes, const UpdateRun& update) const;
   // Opens a step: checks what it is given, and encodes states that were written.
   void begin_step(const UpdateStep& step, const FlatTensors& tensors);
+  // Closes it, when its states rest.
+  void end_step();
 
   std::vector<double> rates_;
 

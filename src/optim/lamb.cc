@@ -38,37 +38,40 @@ class Lamb : public FlatOptimizer {
         constants(kernels::UpdateRule::kLambMoments, step, rate_of(step));
     std::fill(words_.begin(), words_.end(), 0);
     begun_ = {};
-    for (const StateRun& run : space(0).runs()) {
-      constants_.clear();
-      for (const size_t tensor : run.tensors) {
-        constants_.push_back(moments[static_cast<size_t>(hyper_key(tensor))]);
-      }
-      const std::span<ExactSum> norms = std::span(norms_).first(2 * run.pieces.size());
-      std::fill(norms.begin(), norms.end(), ExactSum());
-      update_run(0, run, tensors, false, [&](ops::UpdateTensors& part) {
-        ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments, run.work(constants_, norms),
-                              part);
-      });
-      take_norms(run, norms);
-    }
+    update_runs(ctx, space(0), tensors, Writes::kStates,
+                [&](const StateRun& run, ops::UpdateTensors& part) {
+                  constants_.clear();
+                  for (const size_t tensor : run.tensors) {
+                    constants_.push_back(moments[static_cast<size_t>(hyper_key(tensor))]);
+                  }
+                  find_moments(ctx, run, part);
+                });
     share_norms();
     const std::vector<kernels::LambConstants> apply = apply_constants(step);
-    for (const StateRun& run : space(0).runs()) {
-      constants_.clear();
-      for (const size_t tensor : run.tensors) {
-        const kernels::LambConstants& common = apply[static_cast<size_t>(hyper_key(tensor))];
-        constants_.push_back(common.with(ratios_[tensor]));
-      }
-      update_run(0, run, tensors, true, [&](ops::UpdateTensors& part) {
-        ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, run.work(constants_), part);
-      });
-    }
-    ++steps_;
+    update_runs(ctx, space(0), tensors, Writes::kWeights,
+                [&](const StateRun& run, ops::UpdateTensors& part) {
+                  constants_.clear();
+                  for (const size_t tensor : run.tensors) {
+                    const auto& common = apply[static_cast<size_t>(hyper_key(tensor))];
+                    constants_.push_back(common.with(ratios_[tensor]));
+                  }
+                  ops::optimizer_update(ctx, kernels::UpdateRule::kLambApply, run.work(constants_),
+                                        part);
+                });
+    end_step();
   }
 
  private:
   static std::function<double(size_t)> rate_of(const UpdateStep& step) {
     return [&step](size_t group) { return step.rates[group]; };
+  }
+
+  void find_moments(const OpContext& ctx, const StateRun& run, ops::UpdateTensors& part) {
+    const std::span<ExactSum> norms = std::span(norms_).first(2 * run.pieces.size());
+    std::fill(norms.begin(), norms.end(), ExactSum());
+    ops::optimizer_update(ctx, kernels::UpdateRule::kLambMoments, run.work(constants_, norms),
+                          part);
+    take_norms(run, norms);
   }
 
   // By class.

@@ -53,24 +53,22 @@ class Muon : public FlatOptimizer {
     if (shard_group()) {
       for (const MuonRound& round : rounds_) update_round(ctx, step, round, tensors);
     } else {
-      for (const StateRun& run : space(0).runs()) {
-        const Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
-        update_run(0, run, tensors, true, [&](ops::UpdateTensors& part) {
-          find_direction(ctx, step, run, part, direction);
-          orthogonalise_stack(ctx, place(run.tensors.front()), direction);
-          apply(ctx, step, run, part, direction);
-        });
-      }
+      update_runs(ctx, space(0), tensors, Writes::kBoth,
+                  [&](const StateRun& run, ops::UpdateTensors& part) {
+                    const Tensor direction = ctx.workspace(DType::kFloat32, {run.end - run.begin});
+                    find_direction(ctx, step, run, part, direction);
+                    orthogonalise_stack(ctx, place(run.tensors.front()), direction);
+                    apply(ctx, step, run, part, direction);
+                  });
     }
 
     const std::vector<kernels::UpdateConstants> adam = constants(
         kernels::UpdateRule::kAdam, step, [&](size_t i) { return step.rates[2 * i + 1]; });
-    for (const StateRun& run : space(1).runs()) {
-      update_run(1, run, tensors, true, [&](ops::UpdateTensors& part) {
-        ops::optimizer_update(ctx, kernels::UpdateRule::kAdam, run.work(adam), part);
-      });
-    }
-    ++steps_;
+    update_runs(ctx, space(1), tensors, Writes::kBoth,
+                [&](const StateRun& run, ops::UpdateTensors& part) {
+                  ops::optimizer_update(ctx, kernels::UpdateRule::kAdam, run.work(adam), part);
+                });
+    end_step();
   }
 
  private:
@@ -140,16 +138,19 @@ class Muon : public FlatOptimizer {
       }
     };
     for_own([&](const StateRun& run, const Tensor& direction) {
-      update_run(0, run, tensors, false, [&](const ops::UpdateTensors& part) {
-        find_direction(ctx, step, run, part, direction);
-      });
+      update_run(ctx, space(0), run, nullptr, tensors, Writes::kStates,
+                 [&](const StateRun&, const ops::UpdateTensors& part) {
+                   find_direction(ctx, step, run, part, direction);
+                 });
     });
     ranks.exchange(gathered, round.received, own, round.sent);
     orthogonalise_own(ctx, round, gathered);
     ranks.exchange(own, round.sent, gathered, round.received);
     for_own([&](const StateRun& run, const Tensor& direction) {
-      update_run(0, run, tensors, true,
-                 [&](const ops::UpdateTensors& part) { apply(ctx, step, run, part, direction); });
+      update_run(ctx, space(0), run, nullptr, tensors, Writes::kWeights,
+                 [&](const StateRun&, const ops::UpdateTensors& part) {
+                   apply(ctx, step, run, part, direction);
+                 });
     });
   }
 
@@ -194,8 +195,11 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
                                           const std::shared_ptr<Device>& device,
                                           std::shared_ptr<ShardGroup> shard_group,
-                                          std::shared_ptr<OffloadStore> offload) {
-  Setup setup{config, std::move(places), device, std::move(shard_group), std::move(offload)};
+                                          std::shared_ptr<OffloadStore> offload,
+                                          std::shared_ptr<ArrayFactory> arrays) {
+  Setup setup{
+      config,           std::move(places), device, std::move(shard_group), std::move(offload),
+      std::move(arrays)};
   switch (config.type) {
     case OptimizerType::kLamb:
       return make_lamb(std::move(setup));

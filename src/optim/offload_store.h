@@ -2,8 +2,8 @@
 // kernels run on: the masters, gradients and states of an offloaded optimizer. An update goes
 // through them by sub-groups, in the same order every time, and hands each to the store before
 // and after. The store in host memory (zero/host_store.h) provides room for the weights in the
-// compute type and sends them to the GPU; one on a file system reads and writes masters and states
-// too.
+// compute type and sends them to the GPU. Arrays that are not in memory at all are no part of this:
+// whoever works with them maps them (tensor/array_store.h), and a store gets what was mapped.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ class OffloadStore {
 
   // Elements that an update takes at a time, at most. Where it needs a whole tensor it takes more.
   virtual int64_t sub_group_elements() const = 0;
-  // `part` has the arrays of the sub-group where they rest; those that the update's kernels cannot
-  // use there are replaced by others that hold the same. `weights`: the update writes masters, and
-  // the model's copy if there is one.
+  // `part` has the arrays of the sub-group where they rest, or as they were mapped; those that the
+  // update's kernels cannot use there are replaced by others that hold the same. `weights`: the
+  // update writes masters, and the model's copy if there is one.
   virtual void fetch(const SubGroup& group, ops::UpdateTensors& part, bool weights) = 0;
   // Of the same `part`, updated: takes what was written back. It may still be on its way on
   // return.

@@ -10,6 +10,7 @@
 
 #include "config/config.h"
 #include "ops/context.h"
+#include "optim/array_factory.h"
 #include "optim/offload_store.h"
 #include "optim/shard_group.h"
 
@@ -41,13 +42,14 @@ struct UpdateStep {
   Tensor gate = {};      // on a GPU in its place, for those that take one: see ops::update_gate
 };
 
-// A tensor over the flat space or, when `compact`, over the space of owned elements.
-struct FlatTensor {
-  FlatTensor(Tensor tensor = {}, bool is_compact = false)
-      : data(std::move(tensor)), compact(is_compact) {}
-  Tensor data;
+// An array over the flat space or, when `compact`, over the space of owned elements.
+struct FlatTensor : StoredArray {
+  FlatTensor() = default;
+  FlatTensor(Tensor memory, bool is_compact = false)
+      : StoredArray(std::move(memory)), compact(is_compact) {}
+  FlatTensor(std::shared_ptr<ArrayStore> store, bool is_compact)
+      : StoredArray(std::move(store)), compact(is_compact) {}
   bool compact = false;
-  explicit operator bool() const { return static_cast<bool>(data); }
 };
 
 // Masters are fp32; or in the type that the model computes with, and its weights; or split (bf16
@@ -55,8 +57,10 @@ struct FlatTensor {
 struct FlatTensors {
   FlatTensor masters;     // empty when split
   FlatTensor low_halves;  // uint16; empty unless split
-  FlatTensor model;       // bf16 or fp16 copy that the model computes with; empty where masters are
-  FlatTensor gradients;   // fp32, bf16 or fp16
+  // The copy that the model computes with, in memory: bf16, fp16, or fp32 of masters that are not
+  // in memory. Empty where masters are what it computes with.
+  FlatTensor model;
+  FlatTensor gradients;  // fp32, bf16 or fp16
 };
 
 class Optimizer {
@@ -86,7 +90,7 @@ class Optimizer {
   virtual void write_state(const OpContext& ctx, size_t tensor, const std::string& state,
                            const Tensor& value) = 0;
 
-  // The memory of what this rank owns of a state, flat, where it is kept as fp32 and the host
+  // The memory of what this rank owns of a state, flat, where it is kept there as fp32 and the host
   // reads it; else no tensor.
   // Saves and loads go straight from and to it.
   virtual Tensor state_view(size_t, const std::string&) const { return {}; }
@@ -99,6 +103,9 @@ class Optimizer {
   virtual void write_state_range(size_t tensor, const std::string& state, int64_t begin,
                                  int64_t end, const float* values) = 0;
 
+  // Waits until states that were written rest, where that is not memory.
+  virtual void flush() {}
+
   // LAMB: by tensor, of the last update, where this rank owns a part of it; empty for the others.
   virtual std::span<const double> trust_ratios() const { return {}; }
 
@@ -107,13 +114,14 @@ class Optimizer {
 };
 
 // `places` are all trainable tensors. Without a shard group LAMB and Muon refuse tensors that are
-// cut. States are made in the memory of `device`. With an offload store they rest there with
-// masters and gradients, and updates go through it.
+// cut. States are made in the memory of `device`, or by a factory that makes them. With an offload
+// store they rest there with masters and gradients, and updates go through it.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
                                           const std::shared_ptr<Device>& device,
                                           std::shared_ptr<ShardGroup> shard_group = nullptr,
-                                          std::shared_ptr<OffloadStore> offload = nullptr);
+                                          std::shared_ptr<OffloadStore> offload = nullptr,
+                                          std::shared_ptr<ArrayFactory> arrays = nullptr);
 
 // Places that hold whole tensors at [begin, end) of the flat space, as a rank that owns
 // [from, to) of it sees them: its space is the flat one.

@@ -1,6 +1,7 @@
 #include "optim/state_space.h"
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 
 namespace ds::optim {
@@ -9,48 +10,110 @@ namespace {
 // Gaps shorter than the flat layout's alignment hold padding: zeros that an update leaves zero.
 constexpr int64_t kPadding = 32;
 
+struct Range {
+  int64_t begin, end;
+};
+
 int64_t whole_blocks(int64_t n) {
   return (n + kernels::kStateBlock - 1) / kernels::kStateBlock * kernels::kStateBlock;
 }
 
-ops::StateTensor make_array(const NamedState& state, OptimizerStateType type, int64_t n,
-                            const std::shared_ptr<Device>& device) {
-  const auto zeros = [&](DType dtype, int64_t count) {
+Range range_of(const FlatTensor& array, const StateRun& run) {
+  const int64_t begin = array.compact ? run.begin : run.flat;
+  return {begin, begin + run.end - run.begin};
+}
+
+// The scales of the blocks that hold elements [begin, end); begin is at a block.
+Range scales_of(int64_t begin, int64_t end) {
+  return {begin / kernels::kStateBlock, whole_blocks(end) / kernels::kStateBlock};
+}
+
+}  // namespace
+
+// ---- a state array, wherever it lies ----
+
+StateSpace::StateArray StateSpace::make_array(const NamedState& state, const Options& options,
+                                              int64_t n, const std::shared_ptr<Device>& device) {
+  const auto zeros = [&](ArrayRole role, const char* what, DType dtype,
+                         int64_t count) -> StoredArray {
+    if (count > 0 && options.arrays && options.arrays->makes(role)) {
+      return options.arrays->make({role, state.name + what, dtype, count});
+    }
     return Tensor::zeros(device, dtype, {count}, MemoryTag::kOptimizer);
   };
-  ops::StateTensor out;
-  switch (type) {
+  StateArray out;
+  switch (options.type) {
     case OptimizerStateType::kBf16:
-      out.data = zeros(DType::kBFloat16, n);
+      out.data = zeros(ArrayRole::kStates, "", DType::kBFloat16, n);
       break;
     case OptimizerStateType::kInt8:
-      out = {zeros(state.is_signed ? DType::kInt8 : DType::kUInt8, n),
-             zeros(DType::kFloat32, whole_blocks(n) / kernels::kStateBlock)};
+      out.data = zeros(ArrayRole::kStates, "", state.is_signed ? DType::kInt8 : DType::kUInt8, n);
+      out.scales = zeros(ArrayRole::kScales, ".scales", DType::kFloat32,
+                         whole_blocks(n) / kernels::kStateBlock);
       break;
     default:
-      out.data = zeros(DType::kFloat32, n);
+      out.data = zeros(ArrayRole::kStates, "", DType::kFloat32, n);
   }
   if (state.initial == 0) return out;
   constexpr int64_t kAtOnce = 256 * kernels::kStateBlock;
   const std::vector<float> values(static_cast<size_t>(std::min(n, kAtOnce)),
                                   static_cast<float>(state.initial));
-  for (int64_t i = 0; i < n; i += kAtOnce) {
-    ops::write_state(out, i, std::min(n, i + kAtOnce), values.data());
-  }
+  for (int64_t i = 0; i < n; i += kAtOnce) out.write(i, std::min(n, i + kAtOnce), values.data());
   return out;
 }
 
-// Elements [begin, end) of a state array; begin is at a block.
-ops::StateTensor slice(const ops::StateTensor& array, int64_t begin, int64_t end) {
-  ops::StateTensor out{array.data.slice(0, begin, end), {}};
-  if (array.scales) {
-    out.scales = array.scales.slice(0, begin / kernels::kStateBlock,
-                                    whole_blocks(end) / kernels::kStateBlock);
-  }
-  return out;
+// Calls body(state, at) for mapped parts that hold elements [begin, end) and begin at element `at`;
+// where there are scales the first and the last one reach to the ends of their blocks.
+template <class Body>
+void StateSpace::StateArray::for_blocks(int64_t begin, int64_t end, Access access,
+                                        const Body& body) const {
+  const int64_t from = scales ? begin / kernels::kStateBlock * kernels::kStateBlock : begin;
+  const int64_t to = scales ? std::min(whole_blocks(end), data.elements()) : end;
+  data.for_parts(from, to, access, [&](const Tensor& part, int64_t at) {
+    ArrayLease blocks;
+    if (scales) {
+      const Range range = scales_of(from + at, from + at + part.elements());
+      blocks = scales.map(range.begin, range.end, access);
+    }
+    ops::StateTensor state{part, blocks.data()};
+    body(state, from + at);
+    blocks.close();
+  });
 }
 
-}  // namespace
+void StateSpace::StateArray::read(int64_t begin, int64_t end, float* out) const {
+  for_blocks(begin, end, Access::kRead, [&](const ops::StateTensor& state, int64_t at) {
+    const int64_t first = std::max(begin, at), last = std::min(end, at + state.data.elements());
+    ops::read_state(state, first - at, last - at, out + (first - begin));
+  });
+}
+
+void StateSpace::StateArray::write(int64_t begin, int64_t end, const float* values) {
+  for_blocks(begin, end, Access::kWrite, [&](ops::StateTensor& state, int64_t at) {
+    ops::write_state(state, 0, state.data.elements(), values + (at - begin));
+  });
+}
+
+// ---- the arrays of a run ----
+
+Tensor MappedRun::take(ArrayLease lease) {
+  Tensor data = lease.data();
+  if (!lease.is_view()) leases_.push_back(std::move(lease));
+  return data;
+}
+
+void MappedRun::close() {
+  std::exception_ptr first;
+  for (ArrayLease& lease : leases_) {
+    try {
+      lease.close();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  leases_.clear();
+  if (first) std::rethrow_exception(first);
+}
 
 StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> places,
                        const std::shared_ptr<Device>& device)
@@ -87,7 +150,7 @@ StateSpace::StateSpace(const Options& options, std::span<const TensorPlace> plac
   }
   close_run();
   for (const NamedState& state : states_) {
-    arrays_.push_back(make_array(state, options.type, elements, device));
+    arrays_.push_back(make_array(state, options, elements, device));
   }
   waiting_.resize(arrays_.size());
   if (device->kind() == DeviceKind::kCpu) return;
@@ -136,30 +199,57 @@ void StateSpace::cut(StateRun& run, std::span<const kernels::UpdatePiece> segmen
   run.first.push_back(static_cast<int64_t>(run.pieces.size()));
 }
 
-ops::UpdateTensors StateSpace::slices(const StateRun& run, FlatTensors& tensors) const {
-  const auto part = [&](const FlatTensor& tensor) {
-    const int64_t begin = tensor.compact ? run.begin : run.flat;
-    return tensor ? tensor.data.slice(0, begin, begin + run.end - run.begin) : Tensor();
+MappedRun StateSpace::map(const StateRun& run, const FlatTensors& tensors, Writes writes) const {
+  MappedRun out;
+  const auto map = [&](const FlatTensor& array, Access access) {
+    const Range range = range_of(array, run);
+    return array ? out.take(array.map(range.begin, range.end, access)) : Tensor();
   };
-  ops::UpdateTensors out;
+  const Access weights = writes == Writes::kStates ? Access::kRead : Access::kReadWrite;
   if (tensors.low_halves) {
-    out.weight = part(tensors.model);
-    out.low = part(tensors.low_halves);
+    out.part.weight = map(tensors.model, weights);
+    out.part.low = map(tensors.low_halves, weights);
   } else {
-    out.master = part(tensors.masters);
-    out.model = part(tensors.model);
+    out.part.master = map(tensors.masters, weights);
+    const Tensor model = map(tensors.model, weights);
+    if (!model || model.dtype() != DType::kFloat32) {
+      out.part.model = model;
+    } else if (writes != Writes::kStates) {
+      out.copy = model;
+    }
   }
-  out.grad = part(tensors.gradients);
+  out.part.grad = map(tensors.gradients, Access::kRead);
+  const Access states = writes == Writes::kWeights ? Access::kRead : Access::kReadWrite;
+  const int64_t end = run.offset + run.end - run.begin;
+  const Range blocks = scales_of(run.offset, end);
   for (size_t i = 0; i < arrays_.size(); ++i) {
-    out.states[i] = slice(arrays_[i], run.offset, run.offset + run.end - run.begin);
+    const auto& [data, scales] = arrays_[i];
+    out.part.states[i].data = out.take(data.map(run.offset, end, states));
+    if (scales) out.part.states[i].scales = out.take(scales.map(blocks.begin, blocks.end, states));
   }
   return out;
 }
 
+void StateSpace::prefetch(const StateRun& run, const FlatTensors& tensors) const {
+  for (const FlatTensor* const array :
+       {&tensors.masters, &tensors.low_halves, &tensors.gradients}) {
+    const Range range = range_of(*array, run);
+    array->prefetch(range.begin, range.end);
+  }
+  const int64_t end = run.offset + run.end - run.begin;
+  const Range blocks = scales_of(run.offset, end);
+  for (const StateArray& array : arrays_) {
+    array.data.prefetch(run.offset, end);
+    array.scales.prefetch(blocks.begin, blocks.end);
+  }
+}
+
+// ---- state by tensor ----
+
 void StateSpace::read(size_t place, size_t state, int64_t begin, int64_t end, float* out) const {
   if (begin == end) return;
   const int64_t from = offsets_[place] + begin, to = offsets_[place] + end;
-  ops::read_state(arrays_[state], from, to, out);
+  arrays_[state].read(from, to, out);
   const Waiting& waiting = waiting_[state];
   for (auto it = waiting.lower_bound(from / kernels::kStateBlock); it != waiting.end(); ++it) {
     const int64_t first = it->first * kernels::kStateBlock;
@@ -172,8 +262,9 @@ void StateSpace::read(size_t place, size_t state, int64_t begin, int64_t end, fl
 }
 
 Tensor StateSpace::view(size_t place, size_t state, int64_t count) const {
-  const Tensor& data = arrays_[state].data;
-  if (data.dtype() != DType::kFloat32) return {};
+  const StoredArray& array = arrays_[state].data;
+  if (array.dtype() != DType::kFloat32 || !array.in_memory()) return {};
+  const Tensor& data = array.memory();
   if (data.storage()->device_kind() != DeviceKind::kCpu) return {};
   return data.slice(0, offsets_[place], offsets_[place] + count);
 }
@@ -181,21 +272,24 @@ Tensor StateSpace::view(size_t place, size_t state, int64_t count) const {
 void StateSpace::write(size_t place, size_t state, int64_t begin, int64_t end,
                        const float* values) {
   if (begin == end) return;
+  constexpr int64_t kBlock = kernels::kStateBlock;
   const int64_t from = offsets_[place] + begin, to = offsets_[place] + end;
-  ops::StateTensor& array = arrays_[state];
-  if (!array.scales) return ops::write_state(array, from, to, values);
+  StateArray& array = arrays_[state];
+  if (!array.scales) return array.write(from, to, values);
+  Waiting& waiting = waiting_[state];
   for (int64_t i = from; i < to;) {
-    const int64_t block = i / kernels::kStateBlock, first = block * kernels::kStateBlock;
-    const int64_t last = std::min(first + kernels::kStateBlock, elements());
-    const int64_t stop = std::min(to, last);
+    const int64_t block = i / kBlock, first = block * kBlock;
+    const int64_t last = std::min(first + kBlock, elements());
+    int64_t stop = std::min(to, last);
     if (i == first && stop == last) {
-      waiting_[state].erase(block);
-      ops::write_state(array, i, stop, values + (i - from));
+      stop = to == elements() ? to : to / kBlock * kBlock;  // all whole blocks
+      waiting.erase(waiting.lower_bound(block), waiting.lower_bound(whole_blocks(stop) / kBlock));
+      array.write(i, stop, values + (i - from));
     } else {
-      std::vector<float>& waits = waiting_[state][block];
+      std::vector<float>& waits = waiting[block];
       if (waits.empty()) {
         waits.resize(static_cast<size_t>(last - first));
-        ops::read_state(array, first, last, waits.data());
+        array.read(first, last, waits.data());
       }
       std::copy(values + (i - from), values + (stop - from), waits.begin() + (i - first));
     }
@@ -203,14 +297,20 @@ void StateSpace::write(size_t place, size_t state, int64_t begin, int64_t end,
   }
 }
 
-void StateSpace::flush_writes() {
+void StateSpace::encode_writes() {
   for (size_t state = 0; state < waiting_.size(); ++state) {
     for (const auto& [block, values] : waiting_[state]) {
       const int64_t first = block * kernels::kStateBlock;
-      ops::write_state(arrays_[state], first, first + static_cast<int64_t>(values.size()),
-                       values.data());
+      arrays_[state].write(first, first + static_cast<int64_t>(values.size()), values.data());
     }
     waiting_[state].clear();
+  }
+}
+
+void StateSpace::flush() const {
+  for (const StateArray& array : arrays_) {
+    array.data.flush();
+    array.scales.flush();
   }
 }
 

@@ -19,6 +19,9 @@ struct NamedState {
   double initial = 0;     // of all elements
 };
 
+// What an update writes.
+enum class Writes { kStates, kWeights, kBoth };
+
 // Consecutive elements that are updated in one call, in the owned space and in the flat one. A
 // tensor may have elements in several runs that follow each other.
 struct StateRun {
@@ -38,6 +41,23 @@ struct StateRun {
   }
 };
 
+// The arrays of a run while an update works on them.
+class MappedRun {
+ public:
+  ops::UpdateTensors part;
+  // Where masters are copied after the update, which writes no copies in fp32; else no tensor.
+  Tensor copy;
+
+  // Gives back what is not memory. All of it, also when some of that fails: the first error is
+  // thrown.
+  void close();
+
+ private:
+  friend class StateSpace;
+  Tensor take(ArrayLease lease);
+  std::vector<ArrayLease> leases_;  // of what is not memory
+};
+
 class StateSpace {
  public:
   struct Options {
@@ -51,6 +71,7 @@ class StateSpace {
     // Pieces with equal keys are alike, and neighbours are joined. Without a function every tensor
     // has its own pieces, with its number in StateRun::tensors.
     std::function<int64_t(size_t place)> key;
+    std::shared_ptr<ArrayFactory> arrays;  // null: all lie in memory
   };
 
   // What is owned of the members.
@@ -62,8 +83,9 @@ class StateSpace {
   // Whether a tensor takes part, owned or not.
   bool includes(size_t place) const { return included_[place]; }
 
-  // The arrays of a run, as views.
-  ops::UpdateTensors slices(const StateRun& run, FlatTensors& tensors) const;
+  // The arrays of a run for an update; and that it will be mapped soon.
+  MappedRun map(const StateRun& run, const FlatTensors& tensors, Writes writes) const;
+  void prefetch(const StateRun& run, const FlatTensors& tensors) const;
 
   // The owned elements [begin, end) of a tensor, counted from where its owned part begins.
   void read(size_t place, size_t state, int64_t begin, int64_t end, float* out) const;
@@ -72,13 +94,30 @@ class StateSpace {
   // the host's memory.
   Tensor view(size_t place, size_t state, int64_t count) const;
   // Before every update: encodes what writes left waiting.
-  void flush_writes();
+  void encode_writes();
+  // Waits until what was written rests, where that is not memory.
+  void flush() const;
 
  private:
   // 8-bit blocks that were written in part wait as fp32: neighbours in a block share its scale, so
   // encoding it once per tensor would lose bits that encoding it once at the end keeps.
   using Waiting = std::map<int64_t, std::vector<float>>;  // by block
 
+  // fp32 or bf16; or int8 (signed) or uint8 (unsigned) with fp32 scales per kernels::kStateBlock.
+  struct StateArray {
+    StoredArray data, scales;
+
+    // Elements [begin, end) as fp32; of those with scales, whole blocks are written.
+    void read(int64_t begin, int64_t end, float* out) const;
+    void write(int64_t begin, int64_t end, const float* values);
+
+   private:
+    template <class Body>
+    void for_blocks(int64_t begin, int64_t end, Access access, const Body& body) const;
+  };
+
+  static StateArray make_array(const NamedState& state, const Options& options, int64_t elements,
+                               const std::shared_ptr<Device>& device);
   int64_t elements() const { return arrays_.empty() ? 0 : arrays_.front().data.elements(); }
   // A tensor's elements in a series that makes one run or, cut, several.
   struct Part {
@@ -93,7 +132,7 @@ class StateSpace {
   std::vector<StateRun> runs_;
   std::vector<bool> included_;
   std::vector<int64_t> offsets_;  // of each place's owned part in the state arrays, -1 = none
-  std::vector<ops::StateTensor> arrays_;
+  std::vector<StateArray> arrays_;
   std::vector<Waiting> waiting_;  // per array
 };
 

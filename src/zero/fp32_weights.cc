@@ -1,14 +1,13 @@
 #include "zero/fp32_weights.h"
 
-#include "ops/elementwise.h"
-#include "ops/split_master.h"
+#include "ops/stored_array.h"
 
 namespace ds::zero {
 
 void Fp32Weights::allocate() {
   const bool compact = arrays_.weights().compact;
   const optim::FlatTensors& flat = arrays_.flat;
-  if (flat.masters && flat.masters.compact == compact) return;
+  if (flat.masters.in_memory() && flat.masters.compact == compact) return;
   int64_t elements = 0;
   begins_.assign(arrays_.layout.buckets().size(), 0);
   for (size_t i = 0; i < begins_.size(); ++i) {
@@ -26,7 +25,8 @@ void Fp32Weights::allocate() {
 }
 
 Tensor Fp32Weights::whole(const Bucket& bucket) const {
-  if (!copied()) return arrays_.flat.masters.data.slice(0, bucket.range.begin, bucket.range.end);
+  if (!copied())
+    return arrays_.flat.masters.memory().slice(0, bucket.range.begin, bucket.range.end);
   const int64_t begin = begins_[arrays_.index_of(bucket)];
   return copies_.slice(0, begin, begin + bucket.range.elements());
 }
@@ -43,11 +43,10 @@ void Fp32Weights::write(const OpContext& ctx, const Bucket& bucket) {
   Tensor to = piece(bucket);
   const optim::FlatTensors& flat = arrays_.flat;
   if (flat.masters) {
-    ops::cast(ctx, arrays_.owned(flat.masters, bucket), to);
-  } else {
-    ops::join_masters(ctx, arrays_.owned(flat.model, bucket),
-                      arrays_.owned(flat.low_halves, bucket), to);
+    return ops::read_array(ctx, flat.masters, arrays_.owned_range(flat.masters, bucket).begin, to);
   }
+  ops::join_from_array(ctx, arrays_.owned(flat.model, bucket), flat.low_halves,
+                       arrays_.owned_range(flat.low_halves, bucket).begin, to);
 }
 
 void Fp32Weights::write_all(const OpContext& ctx, bool frozen_too) {

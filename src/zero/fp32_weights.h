@@ -2,8 +2,8 @@
 // type: own ones that a program registered so, such as adapters beside a bf16 base.
 //
 // They have buckets of their own. Masters, copies in the lower type and optimizer state cover them
-// as they cover all others; where the masters do not lie as weights must (split, or in pieces where
-// weights are whole), fp32 copies follow them.
+// as they cover all others; where the masters do not lie as weights must (split, in pieces where
+// weights are whole, or not in memory), fp32 copies follow them.
 #pragma once
 
 #include <vector>

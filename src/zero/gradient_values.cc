@@ -5,6 +5,7 @@
 
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
+#include "ops/stored_array.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
@@ -49,10 +50,12 @@ double value_of(BadKind kind) {
 Tensor read_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id) {
   const StateArrays& arrays = gradients.arrays();
   const optim::FlatTensor& all = arrays.flat.gradients;
-  const Tensor source = all.compact ? arrays.owned(all, id) : arrays.view(all.data, id);
+  const Shape& shape = arrays.parameters[id].shape;
+  const FlatRange range = all.compact ? arrays.owned_range(all, id) : arrays.layout.range(id);
   const OpContext state_ctx = arrays.state_context(ctx);
-  Tensor out = Tensor::empty(state_ctx.device, DType::kFloat32, source.shape(), MemoryTag::kOther);
-  ops::cast(state_ctx, source, out);
+  Tensor out = Tensor::empty(state_ctx.device, DType::kFloat32,
+                             all.compact ? Shape{range.elements()} : shape, MemoryTag::kOther);
+  ops::read_array(state_ctx, all, range.begin, out);
   if (all.compact) out = arrays.gather_parts(ctx, id, out);
   if (gradients.held()) ops::accumulate(ctx, gradients.held().view(id), 1.0f, out);
   return out;
@@ -63,26 +66,42 @@ void write_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
   clear_held(ctx, gradients, id);
   const StateArrays& arrays = gradients.arrays();
   const optim::FlatTensor& all = arrays.flat.gradients;
-  if (!all.compact) {
-    Tensor target = arrays.view(all.data, id);
+  if (!all.compact && all.in_memory()) {
+    Tensor target = arrays.view(all.memory(), id);
     return ops::cast(arrays.state_context(ctx), value, target);
   }
   Tensor packed = ctx.workspace(value.dtype(), value.shape());
   ops::cast(ctx, value, packed);
+  const Tensor flat = packed.view({packed.elements()});
+  if (!all.compact) return ops::write_array(ctx, flat, all, arrays.layout.range(id).begin);
   const OwnedPart part = arrays.layout.part(id);
-  Tensor target = arrays.owned(all, id);
-  ops::cast(ctx, packed.view({packed.elements()}).slice(0, part.first, part.first + part.count),
-            target);
+  ops::write_array(ctx, flat.slice(0, part.first, part.first + part.count), all,
+                   arrays.owned_range(all, id).begin);
 }
 
-Tensor owned_gradient(const Gradients& gradients, nn::ParamId id) {
-  return gradients.arrays().owned(gradients.arrays().flat.gradients, id);
+Tensor owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id) {
+  const StateArrays& arrays = gradients.arrays();
+  const optim::FlatTensor& all = arrays.flat.gradients;
+  if (all.in_memory()) return arrays.owned(all, id);
+  const FlatRange range = arrays.owned_range(all, id);
+  Tensor out = ctx.workspace(all.dtype(), {range.elements()});
+  ops::read_array(ctx, all, range.begin, out);
+  return out;
+}
+
+void scale_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
+                          float factor) {
+  const StateArrays& arrays = gradients.arrays();
+  const FlatRange range = arrays.owned_range(arrays.flat.gradients, id);
+  ops::scale_array(arrays.state_context(ctx), arrays.flat.gradients, range.begin, range.end,
+                   factor);
 }
 
 void read_owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id,
                          Tensor& out) {
   const StateArrays& arrays = gradients.arrays();
-  ops::cast(arrays.state_context(ctx), owned_gradient(gradients, id), out);
+  const optim::FlatTensor& all = arrays.flat.gradients;
+  ops::read_array(arrays.state_context(ctx), all, arrays.owned_range(all, id).begin, out);
   if (!gradients.held()) return;
   const OwnedPart part = arrays.layout.part(id);
   const Tensor open = gradients.held().view(id).view({arrays.parameters[id].shape.elements()});
@@ -95,20 +114,24 @@ void write_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamI
            "gradients of the caller are averaged over ranks when the step is made: there is no "
            "part of the average to set before; set whole gradients (ds_engine_set_values)");
   clear_held(ctx, gradients, id);
-  Tensor target = owned_gradient(gradients, id);
-  ops::cast(gradients.arrays().state_context(ctx), values, target);
+  const StateArrays& arrays = gradients.arrays();
+  const optim::FlatTensor& all = arrays.flat.gradients;
+  ops::write_array(arrays.state_context(ctx), values, all, arrays.owned_range(all, id).begin);
 }
 
 ExactSum gradient_squares(const OpContext& ctx, const Gradients& gradients) {
   const StateArrays& arrays = gradients.arrays();
   const optim::FlatTensor& all = arrays.flat.gradients;
   if (all.compact || !arrays.shared() || arrays.stage == 0) {
-    ExactSum sum = ops::exact_squares(arrays.state_context(ctx), gradients.all());
+    gradients.check_materialized();
+    ExactSum sum = ops::exact_squares(arrays.state_context(ctx), all, 0, all.elements());
     return all.compact ? arrays.sum_over_ranks(std::move(sum)) : sum;
   }
   ExactSum sum;
   for (const Bucket& bucket : arrays.layout.buckets()) {
-    if (bucket.trainable) sum.add(ops::exact_squares(ctx, arrays.owned(all, bucket)));
+    if (!bucket.trainable) continue;
+    const FlatRange own = arrays.owned_range(all, bucket);
+    sum.add(ops::exact_squares(ctx, all, own.begin, own.end));
   }
   return arrays.sum_over_ranks(std::move(sum));
 }
@@ -126,11 +149,14 @@ BadGradient first_bad_gradient(const OpContext& ctx, const Gradients& gradients)
     const int64_t here = begin;
     begin += parameters[id].shape.elements();
     if (!parameters[id].trainable) continue;
-    const Tensor own = owned_gradient(gradients, id);
-    const int64_t at = own.elements() > 0 ? ops::first_non_finite(there, own) : -1;
-    if (at < 0) continue;
-    place = here + arrays.layout.part(id).first + at;
-    kind = bad_kind(there, own.slice(0, at, at + 1));
+    const FlatRange own = arrays.owned_range(arrays.flat.gradients, id);
+    const auto look = [&](const Tensor& part, int64_t from) {
+      const int64_t at = place == none ? ops::first_non_finite(there, part) : -1;
+      if (at < 0) return;
+      place = here + arrays.layout.part(id).first + from + at;
+      kind = bad_kind(there, part.slice(0, at, at + 1));
+    };
+    arrays.flat.gradients.for_parts(own.begin, own.end, Access::kRead, look);
   }
   if (arrays.shared() && arrays.stage > 0) {
     const int64_t own_place = place;

@@ -12,12 +12,14 @@ namespace ds::zero {
 Tensor read_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id);
 void write_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
                     const Tensor& value);
-// What this rank owns of one, flat: as it lies; as fp32; and setting it.
-Tensor owned_gradient(const Gradients& gradients, nn::ParamId id);
+// What this rank owns of one, flat: in its type, a view or, where it is not memory, a copy; as
+// fp32; setting it; and multiplying it.
+Tensor owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id);
 void read_owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id,
                          Tensor& out);
 void write_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
                           const Tensor& values);
+void scale_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id, float factor);
 
 // The sum of squares of all gradients (every rank).
 ExactSum gradient_squares(const OpContext& ctx, const Gradients& gradients);

@@ -1,6 +1,7 @@
 #include "zero/gradients.h"
 
 #include "ops/elementwise.h"
+#include "ops/stored_array.h"
 
 namespace ds::zero {
 
@@ -10,11 +11,16 @@ Gradients::Gradients(StateArrays& arrays)
 // ---- as backward gives them ----
 
 void Gradients::zero(const OpContext& ctx, nn::ParamId id) {
-  Tensor target = arrays_.view(arrays_.flat.gradients.data, id);
+  const FlatRange range = arrays_.layout.range(id);
+  arrays_.flat.gradients.for_parts(range.begin, range.end, Access::kWrite,
+                                   [&](const Tensor& part, int64_t) { clear_memory(ctx, part); });
+}
+
+void Gradients::clear_memory(const OpContext& ctx, Tensor memory) const {
   if (ctx.pool != nullptr) {
-    ops::fill(ctx, 0.0f, target);
+    ops::fill(ctx, 0.0f, memory);
   } else {
-    arrays_.device->clear(target.raw(), target.bytes(), arrays_.device->default_stream());
+    arrays_.device->clear(memory.raw(), memory.bytes(), arrays_.device->default_stream());
   }
 }
 
@@ -25,15 +31,33 @@ nn::GradientTarget Gradients::gradient_target(nn::ParamId id) {
            arrays_.parameters[id].name,
            " is nowhere whole while it is reduced in tiles; without stage3_tile_size it is");
   if (reducer_ && !backward_held_) return reducer_->target(id);
-  const Tensor& all = arrays_.flat.gradients.data;
+  const optim::FlatTensor& all = arrays_.flat.gradients;
   DS_CHECK(all, Code::kInternal, "backward without gradient buffers");
   if (accumulation_type_ == DType::kFloat32) {
     if (backward_held_) return {held_.view(id), true};
-    return {arrays_.view(all, id), !marks_.take_empty(id)};
+    if (!all.in_memory()) return mapped_target(id);
+    return {arrays_.view(all.memory(), id), !marks_.take_empty(id)};
   }
   bool add = true;
   const Tensor sum = open_sum(id, add);
   return {sum, add};
+}
+
+// From the first use of the parameter in a backward to the last one.
+nn::GradientTarget Gradients::mapped_target(nn::ParamId id) {
+  ArrayLease& mapped = mapped_[static_cast<size_t>(id)];
+  const bool add = mapped || !marks_.take_empty(id);
+  if (!mapped) {
+    const FlatRange range = arrays_.layout.range(id);
+    mapped = arrays_.flat.gradients.map(range.begin, range.end,
+                                        add ? Access::kReadWrite : Access::kWrite);
+  }
+  return {mapped.data().view(arrays_.parameters[id].shape), add};
+}
+
+// A backward that leaves a parameter's gradient incomplete has added to it all the same.
+void Gradients::close_mapped() {
+  for (ArrayLease& mapped : mapped_) mapped.close();
 }
 
 // The fp32 sum of this micro batch, where gradients gather in another type.
@@ -51,7 +75,7 @@ Tensor Gradients::gradient(nn::ParamId id) {
   nn::GradientTarget target = gradient_target(id);
   if (target.add || !target.sum) return target.sum;
   if (!reducer_ && accumulation_type_ == DType::kFloat32) {
-    zero(ctx_, id);
+    clear_memory(ctx_, target.sum);
   } else {
     ops::fill(ctx_, 0.0f, target.sum);
   }
@@ -65,16 +89,28 @@ void Gradients::gradient_complete(nn::ParamId id) {
     for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) reducer_->complete(id, i);
     return;
   }
-  if (accumulation_type_ == DType::kFloat32) return;
+  if (accumulation_type_ == DType::kFloat32) {
+    if (!mapped_.empty()) mapped_[static_cast<size_t>(id)].close();
+    return;
+  }
   Tensor& sum = open_sums_[static_cast<size_t>(id)];
   if (!sum) return;
-  Tensor target = backward_held_ ? held_.view(id) : arrays_.view(arrays_.flat.gradients.data, id);
-  if (!backward_held_ && marks_.take_empty(id)) {
-    ops::cast(ctx_, sum, target);
-  } else {
-    ops::accumulate(ctx_, sum, 1.0f, target);
-  }
+  add_sum(id, sum);
   sum = Tensor();
+}
+
+void Gradients::add_sum(nn::ParamId id, const Tensor& sum) {
+  if (backward_held_) {
+    Tensor target = held_.view(id);
+    return ops::accumulate(ctx_, sum, 1.0f, target);
+  }
+  const optim::FlatTensor& all = arrays_.flat.gradients;
+  const int64_t begin = arrays_.layout.range(id).begin;
+  if (marks_.take_empty(id)) {
+    ops::write_array(ctx_, sum, all, begin);
+  } else {
+    ops::accumulate_array(ctx_, sum, all, begin);
+  }
 }
 
 nn::GradientTarget Gradients::tile_gradient(nn::ParamId id, int64_t tile) {
@@ -97,16 +133,28 @@ void Gradients::allocate(const OpContext& ctx, DType type) {
   const FlatLayout& layout = arrays_.layout;
   const int64_t elements =
       compact ? layout.owned_trainable_elements() : layout.trainable_elements();
-  // The caller's gradients travel from where they lie.
-  Tensor all = at_once
-                   ? arrays_.comm->shared_tensor(arrays_.device, type, {elements},
-                                                 MemoryTag::kGradients, {.label = "gradients"})
-                   : Tensor::zeros(arrays_.state_memory(), type, {elements}, MemoryTag::kGradients);
-  arrays_.flat.gradients = {std::move(all), compact};
+  const bool stored = arrays_.stores(optim::ArrayRole::kGradients);
+  DS_CHECK(
+      !stored || !at_once, Code::kUnsupported,
+      "gradients of the caller travel between ranks from where they lie, which must be memory");
+  const auto count = static_cast<size_t>(arrays_.parameters.size());
+  if (stored) {
+    arrays_.flat.gradients =
+        arrays_.make_stored({optim::ArrayRole::kGradients, "gradients", type, elements}, compact);
+  } else if (at_once) {  // the caller's travel from where they lie
+    arrays_.flat.gradients = {
+        arrays_.comm->shared_tensor(arrays_.device, type, {elements}, MemoryTag::kGradients,
+                                    {.label = "gradients"}),
+        compact};
+  } else {
+    arrays_.flat.gradients = {
+        Tensor::zeros(arrays_.state_memory(), type, {elements}, MemoryTag::kGradients), compact};
+  }
+  mapped_.clear();
+  if (stored && type == DType::kFloat32 && !reducer_) mapped_.resize(count);
   accumulation_type_ = type;
   if (deferred() && by_micro_batch_) hold_whole();
   ctx_ = ctx;
-  const auto count = static_cast<size_t>(arrays_.parameters.size());
   open_sums_.assign(type == DType::kFloat32 ? 0 : count, Tensor());
   marks_.set_none_empty();
   if (reducer_) empty_buckets_.assign(layout.buckets().size(), true);
@@ -115,6 +163,7 @@ void Gradients::allocate(const OpContext& ctx, DType type) {
 
 void Gradients::free() {
   if (arrays_.host_store) arrays_.host_store->drop();
+  mapped_.clear();
   arrays_.flat.gradients = {};
   held_.free();
   open_sums_.clear();
@@ -124,6 +173,7 @@ void Gradients::free() {
 
 void Gradients::clear(const OpContext& ctx) {
   for (Tensor& open : open_sums_) open = Tensor();
+  for (ArrayLease& mapped : mapped_) mapped = ArrayLease();
   marks_.clear_given();
   if (held_) held_.clear(ctx);
   backward_held_ = false;
@@ -134,7 +184,8 @@ void Gradients::clear(const OpContext& ctx) {
   HostStore* const store = arrays_.host_store.get();
   if (store != nullptr && store->receiving()) store->drop();
   if (views_exposed_) {
-    return ops::fill(arrays_.state_context(ctx), 0.0f, arrays_.flat.gradients.data);
+    Tensor all = arrays_.flat.gradients.memory();
+    return ops::fill(arrays_.state_context(ctx), 0.0f, all);
   }
   if (reducer_) {
     empty_buckets_.assign(arrays_.layout.buckets().size(), true);
@@ -153,8 +204,8 @@ void Gradients::materialize(const OpContext& ctx) {
   for (size_t i = 0; i < empty_buckets_.size(); ++i) {
     const Bucket& bucket = arrays_.layout.buckets()[i];
     if (!empty_buckets_[i] || !bucket.trainable) continue;
-    Tensor target = kept_gradients(arrays_.flat.gradients, bucket);
-    ops::fill(arrays_.state_context(ctx), 0.0f, target);
+    const FlatRange kept = kept_range(arrays_.flat.gradients, bucket);
+    ops::fill_array(arrays_.state_context(ctx), 0.0f, arrays_.flat.gradients, kept.begin, kept.end);
     empty_buckets_[i] = false;
   }
   for (nn::ParamId id = 0; marks_.any_empty() && id < arrays_.parameters.size(); ++id) {
@@ -163,20 +214,26 @@ void Gradients::materialize(const OpContext& ctx) {
 }
 
 void Gradients::expose_views(const OpContext& ctx) {
+  DS_CHECK(arrays_.flat.gradients.in_memory(), Code::kUnsupported,
+           "gradients that the caller writes as memory must lie there: keep those of parameters of "
+           "the caller's own in memory");
   materialize(ctx);
   views_exposed_ = true;
 }
 
-const Tensor& Gradients::all() const {
+void Gradients::check_materialized() const {
   DS_CHECK(!marks_.any_empty(), Code::kInternal,
            "gradients were read before they were materialized");
-  return arrays_.flat.gradients.data;
+}
+
+const Tensor& Gradients::all() const {
+  check_materialized();
+  return arrays_.flat.gradients.memory();
 }
 
 Tensor Gradients::view(nn::ParamId id) const {
-  DS_CHECK(!marks_.any_empty(), Code::kInternal,
-           "a gradient was read before they were materialized");
-  return held_ ? held_.view(id) : arrays_.view(arrays_.flat.gradients.data, id);
+  check_materialized();
+  return held_ ? held_.view(id) : arrays_.view(arrays_.flat.gradients.memory(), id);
 }
 
 // ---- reduced over ranks, or received by the host ----
@@ -223,22 +280,26 @@ void Gradients::stop_reducing() {
 
 std::shared_ptr<Event> Gradients::take_reduced(const OpContext& ctx, const Bucket& bucket,
                                                const Tensor& average) {
-  Tensor target = kept_gradients(arrays_.flat.gradients, bucket);
+  const optim::FlatTensor& all = arrays_.flat.gradients;
+  const FlatRange kept = kept_range(all, bucket);
   const size_t index = arrays_.index_of(bucket);
   const bool add = !empty_buckets_[index];
   empty_buckets_[index] = false;
   replicas_agree_ = false;
-  if (arrays_.host_store) return arrays_.host_store->receive(average, target, add);
+  if (arrays_.host_store) {
+    return arrays_.host_store->receive(average, all.memory().slice(0, kept.begin, kept.end), add);
+  }
   if (add) {
-    ops::accumulate(ctx, average, target);
+    ops::accumulate_array(ctx, average, all, kept.begin);
   } else {
-    ops::cast(ctx, average, target);
+    ops::write_array(ctx, average, all, kept.begin);
   }
   return nullptr;
 }
 
 void Gradients::finish_backward() {
   if (reducer_ && !backward_held_) reducer_->finish();
+  close_mapped();
 }
 
 void Gradients::reduce_open() {
@@ -248,10 +309,10 @@ void Gradients::reduce_open() {
 void Gradients::reduce_replicas() {
   const std::shared_ptr<Communicator>& replicas = arrays_.groups.replicas;
   if (!replicas || replicas_agree_) return;
-  replicas
-      ->all_reduce(arrays_.flat.gradients.data, ReduceOp::kAverage,
-                   {.label = "gradients of replicas"})
-      ->wait();
+  const optim::FlatTensor& all = arrays_.flat.gradients;
+  all.for_parts(0, all.elements(), Access::kReadWrite, [&](const Tensor& part, int64_t) {
+    replicas->all_reduce(part, ReduceOp::kAverage, {.label = "gradients of replicas"})->wait();
+  });
   replicas_agree_ = true;
 }
 
@@ -293,7 +354,7 @@ void Gradients::reduce_deferred() {
   std::vector<WorkPtr> works;
   for (const Bucket& bucket : layout.buckets()) {
     if (!bucket.trainable) continue;
-    const Tensor whole = all.data.slice(0, bucket.range.begin, bucket.range.end);
+    const Tensor whole = all.memory().slice(0, bucket.range.begin, bucket.range.end);
     const CollectiveOptions options{.label = arrays_.parameters[layout.order()[bucket.first]].name};
     works.push_back(arrays_.stage == 0 ? arrays_.comm->all_reduce(whole, op_, options)
                                        : arrays_.comm->reduce_scatter(arrays_.owned(all, bucket),

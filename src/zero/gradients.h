@@ -38,7 +38,9 @@ class Gradients : public nn::GradientSink {
   // From now on others hold views of the memory: gradients are materialized, and clear() clears the
   // memory right there.
   void expose_views(const OpContext& ctx);
-  // Over the flat space, and one where it lies whole; materialized.
+  // Throws kInternal where somebody reads gradients before they are materialized.
+  void check_materialized() const;
+  // Over the flat space, and one where it lies whole; materialized, in memory.
   const Tensor& all() const;
   Tensor view(nn::ParamId id) const;
 
@@ -82,7 +84,7 @@ class Gradients : public nn::GradientSink {
   // reduce_held. Nothing changes where one rank trains.
   void hold_backward() { backward_held_ = held_ && reducer_; }
   // Where the caller's gradients lie whole until they are reduced.
-  Tensor& given() { return held_ ? held_.all() : arrays_.flat.gradients.data; }
+  Tensor given() const { return held_ ? held_.all() : arrays_.flat.gradients.memory(); }
   // Averages are made when a step is: before, there is no part of them.
   bool deferred() const { return arrays_.shared() && deferred_; }
 
@@ -90,6 +92,10 @@ class Gradients : public nn::GradientSink {
 
  private:
   void zero(const OpContext& ctx, nn::ParamId id);
+  void clear_memory(const OpContext& ctx, Tensor memory) const;
+  nn::GradientTarget mapped_target(nn::ParamId id);
+  void add_sum(nn::ParamId id, const Tensor& sum);
+  void close_mapped();
   Tensor open_sum(nn::ParamId id, bool& add);
   std::shared_ptr<Event> take_reduced(const OpContext& ctx, const Bucket& bucket,
                                       const Tensor& average);
@@ -97,7 +103,9 @@ class Gradients : public nn::GradientSink {
   StateArrays& arrays_;
   DType accumulation_type_ = DType::kFloat32;
   std::vector<Tensor> open_sums_;  // fp32, of this micro batch, by parameter
-  OpContext ctx_;                  // of allocate()
+  // Where gradients do not lie in memory, those that backward adds to, by parameter.
+  std::vector<ArrayLease> mapped_;
+  OpContext ctx_;  // of allocate()
   GradientMarks marks_;
   bool views_exposed_ = false;
   std::unique_ptr<GradientReducer> reducer_;

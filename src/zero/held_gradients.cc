@@ -1,12 +1,13 @@
 #include "zero/held_gradients.h"
 
 #include "ops/elementwise.h"
+#include "ops/stored_array.h"
 
 namespace ds::zero {
 
-Tensor kept_gradients(const optim::FlatTensor& gradients, const Bucket& bucket) {
-  if (gradients.compact) return gradients.data.slice(0, bucket.owned, bucket.owned + bucket.piece);
-  return gradients.data.slice(0, bucket.range.begin, bucket.range.end);
+FlatRange kept_range(const optim::FlatTensor& gradients, const Bucket& bucket) {
+  if (gradients.compact) return {bucket.owned, bucket.owned + bucket.piece};
+  return bucket.range;
 }
 
 void HeldGradients::allocate(DType type) {
@@ -36,8 +37,7 @@ void HeldGradients::reduce_into(const OpContext& ctx, ReduceOp op, optim::FlatTe
   for (const WorkPtr& work : works) work->wait();
   for (const Bucket& bucket : layout.buckets()) {
     if (!bucket.trainable) continue;
-    Tensor target = kept_gradients(sums, bucket);
-    ops::accumulate(ctx, kept(bucket), 1.0f, target);
+    ops::accumulate_array(ctx, kept(bucket), sums, kept_range(sums, bucket).begin);
   }
   clear(ctx);
 }

@@ -15,7 +15,7 @@ class HeldGradients {
   void free() { all_ = Tensor(); }
   explicit operator bool() const { return static_cast<bool>(all_); }
   // Over the flat space; and one of them.
-  Tensor& all() { return all_; }
+  const Tensor& all() const { return all_; }
   Tensor view(nn::ParamId id) const { return arrays_.view(all_, id); }
   void clear(const OpContext& ctx);
 
@@ -30,6 +30,6 @@ class HeldGradients {
 };
 
 // What a rank keeps of a bucket's gradients.
-Tensor kept_gradients(const optim::FlatTensor& gradients, const Bucket& bucket);
+FlatRange kept_range(const optim::FlatTensor& gradients, const Bucket& bucket);
 
 }  // namespace ds::zero

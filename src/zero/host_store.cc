@@ -30,9 +30,9 @@ HostStore::HostStore(const OpContext& ctx, const OffloadOptions& options, Tensor
       pinned_(host_memory_of(ctx.device)),
       memory_(options.pinned ? pinned_ : options.host),
       weights_(std::move(weights)),
-      rounds_(weights_.data.dtype() != DType::kFloat32 && !split),
+      rounds_(weights_.memory().dtype() != DType::kFloat32 && !split),
       stream_(ctx.device) {
-  const HostBuffers wanted(options, weights_.data.elements());
+  const HostBuffers wanted(options, weights_.memory().elements());
   sub_group_ = wanted.elements;
   buffers_.resize(static_cast<size_t>(wanted.count));
   for (Buffer& buffer : buffers_) {
@@ -140,7 +140,7 @@ void HostStore::fetch(const optim::SubGroup& group, ops::UpdateTensors& part, bo
 }
 
 Tensor HostStore::weights_room(int64_t elements) {
-  const DType type = weights_.data.dtype();
+  const DType type = weights_.memory().dtype();
   if (elements > sub_group_) return host_.workspace(type, {elements});
   size_t buffer = next_;
   try_to_send([&] { buffer = take_buffer(); });
@@ -155,7 +155,7 @@ void HostStore::close_update() {
   try_to_send([&] { stream_.lead(); });
   if (stale()) {
     log_warning("zero", "weights could not be sent to ",
-                weights_.data.storage()->device()->describe(),
+                weights_.memory().storage()->device()->describe(),
                 " after an update, and are sent again before they are used: ", stale_);
   }
 }
@@ -163,7 +163,7 @@ void HostStore::close_update() {
 // Of the part's arrays, those that hold what the GPU computes with.
 void HostStore::send_part(int64_t flat, const ops::UpdateTensors& part) {
   const Tensor& from = part.model ? part.model : part.weight ? part.weight : part.master;
-  const Tensor to = weights_.data.slice(0, flat, flat + from.elements());
+  const Tensor to = weights_.memory().slice(0, flat, flat + from.elements());
   if (reached(from)) {
     stream_.copy(to.raw(), from.raw(), from.bytes());
     const std::shared_ptr<Event> copied = stream_.mark();
@@ -194,12 +194,12 @@ void HostStore::send(const optim::FlatTensors& flat, FlatRange range) {
       const int64_t end = std::min(range.end, at + sub_group_);
       ops::UpdateTensors part;
       if (flat.low_halves) {
-        part.weight = flat.model.data.slice(0, at, end);
+        part.weight = flat.model.memory().slice(0, at, end);
       } else {
-        part.master = flat.masters.data.slice(0, at, end);
+        part.master = flat.masters.memory().slice(0, at, end);
       }
       if (rounds_) {
-        part.model = view(take_buffer(), weights_.data.dtype(), end - at);
+        part.model = view(take_buffer(), weights_.memory().dtype(), end - at);
         ops::cast(host_, part.master, part.model);
       }
       send_part(at, part);
@@ -212,7 +212,7 @@ void HostStore::send(const optim::FlatTensors& flat, FlatRange range) {
 }
 
 void HostStore::send_stale(const optim::FlatTensors& flat) {
-  send(flat, {0, weights_.data.elements()});
+  send(flat, {0, weights_.memory().elements()});
   stale_.clear();
 }
 

@@ -1,7 +1,7 @@
 #include "zero/masters.h"
 
 #include "ops/elementwise.h"
-#include "ops/split_master.h"
+#include "ops/stored_array.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
@@ -52,27 +52,25 @@ Tensor Masters::read_owned(const OpContext& ctx, nn::ParamId id) const {
   const OpContext state_ctx = arrays_.state_context(ctx);
   Tensor out = state_ctx.workspace(DType::kFloat32, {arrays_.layout.part(id).count});
   if (flat.masters) {
-    ops::cast(state_ctx, arrays_.owned(flat.masters, id), out);
-  } else {
-    ops::join_masters(state_ctx, arrays_.owned(flat.model, id), arrays_.owned(flat.low_halves, id),
-                      out);
+    ops::read_array(state_ctx, flat.masters, arrays_.owned_range(flat.masters, id).begin, out);
+    return out;
   }
+  ops::join_from_array(state_ctx, arrays_.owned(flat.model, id), flat.low_halves,
+                       arrays_.owned_range(flat.low_halves, id).begin, out);
   return out;
 }
 
 void Masters::write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, const Tensor& value) {
-  const int64_t end = at + value.elements();
   const OpContext state_ctx = arrays_.state_context(ctx);
   const optim::FlatTensors& flat = arrays_.flat;
   arrays_.hold_masters();
   if (flat.masters) {
-    Tensor target = arrays_.owned(flat.masters, id).slice(0, at, end);
-    ops::cast(state_ctx, value, target);
-  } else {
-    Tensor weights = arrays_.owned(flat.model, id).slice(0, at, end);
-    Tensor low = arrays_.owned(flat.low_halves, id).slice(0, at, end);
-    ops::split_masters(state_ctx, value, weights, low);
+    return ops::write_array(state_ctx, value, flat.masters,
+                            arrays_.owned_range(flat.masters, id).begin + at);
   }
+  const Tensor weights = arrays_.owned(flat.model, id).slice(0, at, at + value.elements());
+  ops::split_to_array(state_ctx, value, weights, flat.low_halves,
+                      arrays_.owned_range(flat.low_halves, id).begin + at);
 }
 
 void Masters::write(const OpContext& ctx, nn::ParamId id, const Tensor& value) {

@@ -22,15 +22,16 @@ class Masters {
   // Somebody else has made them.
   void drop_loader() { loader_.reset(); }
 
-  // Over the flat space, and a whole one where they lie whole, as a view; not while they are split.
-  Tensor& all() { return arrays_.flat.masters.data; }
-  Tensor view(nn::ParamId id) const { return arrays_.view(arrays_.flat.masters.data, id); }
+  // Over the flat space, and a whole one where they lie whole in memory, as a view; not while they
+  // are split.
+  const Tensor& all() const { return arrays_.flat.masters.memory(); }
+  Tensor view(nn::ParamId id) const { return arrays_.view(all(), id); }
 
-  // fp32, a view or, while they are split or shared, a copy (every rank).
+  // fp32, a view or, while they are split, shared or not in memory, a copy (every rank).
   Tensor read(const OpContext& ctx, nn::ParamId id) const;
   // Sets one (fp32, packed) and everything that follows from it; every rank, with one value.
   void write(const OpContext& ctx, nn::ParamId id, const Tensor& value);
-  // Of what this rank owns, flat fp32: a view or, while they are split, a copy.
+  // Of what this rank owns, flat fp32: a view or, while they are split or not in memory, a copy.
   Tensor read_owned(const OpContext& ctx, nn::ParamId id) const;
   // Sets elements [at, at + value's) of that, fp32; Weights::follow_masters or follow_owned_master
   // must come after it.

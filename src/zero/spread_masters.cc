@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/elementwise.h"
+#include "ops/stored_array.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
@@ -32,16 +33,16 @@ void fill_owned(const OpContext& ctx, const nn::ParameterSet& parameters,
     const OwnedPart part = layout.part(id);
     const FlatRange range = layout.range(id);
     if (range.elements() == 0 || (masters.compact && part.count == 0)) continue;
-    Tensor out = masters.compact ? masters.data.slice(0, part.owned, part.owned + part.count)
-                                 : masters.data.slice(0, range.begin, range.end);
+    const FlatRange to = masters.compact ? FlatRange{part.owned, part.owned + part.count} : range;
     const int64_t first = masters.compact ? part.first : 0;
-    if (out.dtype() == DType::kFloat32) {
-      fill_weights(loader, ctx, id, parameters[id], first, out);
-      continue;
-    }
-    Tensor wide = ctx.workspace(DType::kFloat32, out.shape());
-    fill_weights(loader, ctx, id, parameters[id], first, wide);
-    ops::cast(ctx, wide, out);
+    masters.for_parts(to.begin, to.end, Access::kWrite, [&](Tensor& out, int64_t at) {
+      if (out.dtype() == DType::kFloat32) {
+        return fill_weights(loader, ctx, id, parameters[id], first + at, out);
+      }
+      Tensor wide = ctx.workspace(DType::kFloat32, out.shape());
+      fill_weights(loader, ctx, id, parameters[id], first + at, wide);
+      ops::cast(ctx, wide, out);
+    });
   }
 }
 
@@ -121,8 +122,8 @@ class MasterBroadcast {
     if (begin >= end) return;
     const int64_t to =
         (masters_.compact ? part.owned : layout_.range(piece.id).begin) + begin - first;
-    Tensor target = masters_.data.slice(0, to, to + end - begin);
-    ops::cast(ctx_, buffer_.slice(0, at + begin - piece.begin, at + end - piece.begin), target);
+    ops::write_array(ctx_, buffer_.slice(0, at + begin - piece.begin, at + end - piece.begin),
+                     masters_, to);
   }
 
   const OpContext& ctx_;

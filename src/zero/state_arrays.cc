@@ -11,28 +11,40 @@ Tensor StateArrays::view(const Tensor& whole, nn::ParamId id) const {
   return whole.slice(0, range.begin, range.end).view(parameters[id].shape);
 }
 
-Tensor StateArrays::owned(const optim::FlatTensor& array, nn::ParamId id) const {
+FlatRange StateArrays::owned_range(const optim::FlatTensor& array, nn::ParamId id) const {
   const OwnedPart part = layout.part(id);
   const int64_t begin = part.count == 0 ? 0 : array.compact ? part.owned : part.flat;
-  return array.data.slice(0, begin, begin + part.count);
+  return {begin, begin + part.count};
 }
 
-Tensor StateArrays::owned(const optim::FlatTensor& array, const Bucket& bucket) const {
+FlatRange StateArrays::owned_range(const optim::FlatTensor& array, const Bucket& bucket) const {
   const int64_t begin = array.compact ? bucket.owned : layout.piece(bucket, layout.rank()).begin;
-  return array.data.slice(0, begin, begin + bucket.piece);
+  return {begin, begin + bucket.piece};
+}
+
+optim::FlatTensor StateArrays::make_stored(const optim::ArrayRequest& request, bool compact) const {
+  if (request.elements == 0) {
+    return {Tensor::zeros(device, request.dtype, {0}, MemoryTag::kParameters), compact};
+  }
+  return {factory->make(request), compact};
+}
+
+void StateArrays::flush_masters() const {
+  flat.masters.flush();
+  flat.low_halves.flush();
 }
 
 bool StateArrays::masters_left_on_host() const {
   return !host_store && device->kind() != DeviceKind::kCpu && flat.masters &&
-         on_host(flat.masters.data);
+         on_host(flat.masters.memory());
 }
 
 void StateArrays::reload_masters() {
   if (!masters_left_on_host()) return;
-  const Tensor there =
-      Tensor::empty(device, DType::kFloat32, flat.masters.data.shape(), MemoryTag::kParameters);
-  copy_tensor(flat.masters.data, there);
-  flat.masters.data = there;
+  const Tensor& here = flat.masters.memory();
+  const Tensor there = Tensor::empty(device, DType::kFloat32, here.shape(), MemoryTag::kParameters);
+  copy_tensor(here, there);
+  flat.masters = {there, flat.masters.compact};
 }
 
 Tensor StateArrays::gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const {

@@ -1,5 +1,6 @@
 // What the parts of training state share: the layout of the flat space, the arrays over it, and
-// where they lie, which is on the device, spread over ranks, or in the host's memory.
+// where they lie, which is on the device, spread over ranks, in the host's memory, or where a
+// factory makes them.
 #pragma once
 
 #include <memory>
@@ -29,6 +30,9 @@ struct StateArrays {
   ShareGroups groups;                  // of comm
   int stage = 0;
 
+  // Makes masters, low halves and gradients where those do not lie in memory; null: all do.
+  std::shared_ptr<optim::ArrayFactory> factory;
+
   std::shared_ptr<HostStore> host_store;  // null unless the optimizer's part is offloaded
   std::shared_ptr<Device> host;           // the host's memory; null before anything was offloaded
 
@@ -42,9 +46,15 @@ struct StateArrays {
   }
   // A parameter in an array over the whole space, in its shape.
   Tensor view(const Tensor& whole, nn::ParamId id) const;
-  // What this rank owns of a parameter or of a bucket, flat.
-  Tensor owned(const optim::FlatTensor& array, nn::ParamId id) const;
-  Tensor owned(const optim::FlatTensor& array, const Bucket& bucket) const;
+  // What this rank owns of a parameter or of a bucket: where it is in an array, and, flat, of one
+  // that lies in memory.
+  FlatRange owned_range(const optim::FlatTensor& array, nn::ParamId id) const;
+  FlatRange owned_range(const optim::FlatTensor& array, const Bucket& bucket) const;
+  template <class Part>
+  Tensor owned(const optim::FlatTensor& array, const Part& part) const {
+    const FlatRange range = owned_range(array, part);
+    return array.memory().slice(0, range.begin, range.end);
+  }
 
   // The array that the model computes with; but see in_fp32.
   const optim::FlatTensor& weights() const {
@@ -52,16 +62,22 @@ struct StateArrays {
   }
   // Whose weights are not in weights(), but in Fp32Weights or the masters.
   bool in_fp32(const Bucket& bucket) const { return bucket.fp32 && flat.model; }
-  bool whole_masters() const { return flat.masters && !flat.masters.compact; }
-  // They lie as fp32 somewhere: what this rank owns is read and written there.
+  bool whole_masters() const { return flat.masters.in_memory() && !flat.masters.compact; }
+  // They lie in memory as fp32: what this rank owns is read and written there.
   bool masters_in_place() const {
-    return flat.masters && flat.masters.data.dtype() == DType::kFloat32;
+    return flat.masters.in_memory() && flat.masters.dtype() == DType::kFloat32;
   }
   // Masters are on the host, though nothing is offloaded any more; and bringing them back.
   bool masters_left_on_host() const;
   void reload_masters();
 
-  // Where masters, gradients and the optimizer's state are made.
+  // Whether arrays of a role lie elsewhere than in memory, and one of zeros there.
+  bool stores(optim::ArrayRole role) const { return factory && factory->makes(role); }
+  optim::FlatTensor make_stored(const optim::ArrayRequest& request, bool compact) const;
+  // Waits until masters that were written rest.
+  void flush_masters() const;
+
+  // Where masters, gradients and the optimizer's state are made that lie in memory.
   const std::shared_ptr<Device>& state_memory() const {
     return host_store ? host_store->memory() : device;
   }

@@ -2,7 +2,7 @@
 
 #include "base/log.h"
 #include "ops/elementwise.h"
-#include "ops/split_master.h"
+#include "ops/stored_array.h"
 #include "zero/comm_shard_group.h"
 #include "zero/spread_masters.h"
 
@@ -53,37 +53,93 @@ void TrainState::set_compute_type(const OpContext& ctx, DType type, MasterForm f
   DS_CHECK(!shared() && !arrays_.host_store, Code::kInternal,
            "compute type changed while it is shared");
   arrays_.reload_masters();
+  widen_masters(ctx);
+  Sharing sharing;  // one rank's, where buckets do not move parameters
+  sharing.fp32 = fp32;
+  arrays_.layout = FlatLayout(arrays_.parameters, sharing);
   const Shape all{arrays_.layout.elements()};
   const auto make = [&](DType dtype) {
     return Tensor::empty(arrays_.device, dtype, all, MemoryTag::kParameters);
   };
   optim::FlatTensors& flat = arrays_.flat;
-  if (flat.low_halves) {
-    Tensor joined = make(DType::kFloat32);
-    ops::join_masters(ctx, flat.model.data, flat.low_halves.data, joined);
-    flat.masters = std::move(joined);
-    flat.low_halves = {};
-  } else if (flat.masters && !arrays_.masters_in_place()) {
-    Tensor widened = make(DType::kFloat32);
-    ops::cast(ctx, flat.masters.data, widened);
-    flat.masters = std::move(widened);
+  if (form != MasterForm::kWeights && arrays_.stores(optim::ArrayRole::kMasters)) {
+    flat.masters = stored_masters(ctx);
+    masters_.drop_loader();
   }
-  Sharing sharing;  // one rank's, where buckets do not move parameters
-  sharing.fp32 = fp32;
-  arrays_.layout = FlatLayout(arrays_.parameters, sharing);
-  flat.model = type == DType::kFloat32 ? Tensor() : make(type);
+  const bool stored = flat.masters && !flat.masters.in_memory();
+  if (type != DType::kFloat32) masters_.make(ctx);
+  Tensor model;
+  if (type != DType::kFloat32 || stored) model = make(type);
   if (form == MasterForm::kWeights) {
-    ops::cast(ctx, flat.masters.data, flat.model.data);
-    flat.masters = std::move(flat.model);
-    flat.model = {};
+    ops::cast(ctx, flat.masters.memory(), model);
+    flat.masters = std::exchange(model, {});
   }
+  flat.model = model;
   if (form == MasterForm::kSplit) {
-    flat.low_halves = make(DType::kUInt16);
-    ops::split_masters(ctx, flat.masters.data, flat.model.data, flat.low_halves.data);
+    flat.low_halves = arrays_.stores(optim::ArrayRole::kLowHalves)
+                          ? arrays_.make_stored({optim::ArrayRole::kLowHalves, "low_halves",
+                                                 DType::kUInt16, arrays_.layout.elements()},
+                                                false)
+                          : make(DType::kUInt16);
+    flat.masters.for_parts(0, all.elements(), Access::kRead, [&](const Tensor& part, int64_t at) {
+      ops::split_to_array(ctx, part, model.slice(0, at, at + part.elements()), flat.low_halves, at);
+    });
     flat.masters = {};
   }
+  arrays_.flush_masters();
   weights_.set_compute_type(type);
   weights_.follow_masters(ctx);
+}
+
+void TrainState::place_arrays(std::shared_ptr<optim::ArrayFactory> factory) {
+  DS_CHECK(!factory || arrays_.device->kind() == DeviceKind::kCpu, Code::kUnsupported,
+           "training state of a model on ", arrays_.device->describe(),
+           " lies there or in the host's memory so far; keep it there, or train on the CPU");
+  arrays_.factory = std::move(factory);
+}
+
+// Masters alone, in memory.
+void TrainState::reset_to_fp32(const OpContext& ctx) {
+  const bool stored = arrays_.flat.masters && !arrays_.flat.masters.in_memory();
+  if (weights_.compute_type() == DType::kFloat32 && !stored) return;
+  std::shared_ptr<optim::ArrayFactory> factory = std::exchange(arrays_.factory, nullptr);
+  set_compute_type(ctx, DType::kFloat32);
+  arrays_.factory = std::move(factory);
+}
+
+// fp32 in memory, from whatever form they have.
+void TrainState::widen_masters(const OpContext& ctx) {
+  optim::FlatTensors& flat = arrays_.flat;
+  const bool none = !flat.masters && !flat.low_halves;
+  if (none || masters_.loader() || arrays_.masters_in_place()) return;
+  Tensor wide = Tensor::empty(arrays_.device, DType::kFloat32, {arrays_.layout.elements()},
+                              MemoryTag::kParameters);
+  if (flat.masters) {  // also where splitting them has failed half way
+    ops::read_array(ctx, flat.masters, 0, wide);
+  } else {
+    ops::join_from_array(ctx, flat.model.memory(), flat.low_halves, 0, wide);
+  }
+  flat.masters = std::move(wide);
+  flat.low_halves = {};
+}
+
+// Of the present layout, from the loader or the masters in memory.
+optim::FlatTensor TrainState::stored_masters(const OpContext& ctx) const {
+  const FlatLayout& layout = arrays_.layout;
+  optim::FlatTensor out = arrays_.make_stored(
+      {optim::ArrayRole::kMasters, "masters", DType::kFloat32, layout.elements()}, false);
+  const nn::WeightLoader* const loader = masters_.loader().get();
+  if (loader == nullptr) {
+    ops::write_array(ctx, arrays_.flat.masters.memory(), out, 0);
+    return out;
+  }
+  for (const nn::ParamId id : layout.order()) {
+    const FlatRange range = layout.range(id);
+    out.for_parts(range.begin, range.end, Access::kWrite, [&](Tensor& part, int64_t at) {
+      fill_weights(*loader, ctx, id, arrays_.parameters[id], at, part);
+    });
+  }
+  return out;
 }
 
 // ---- spread over ranks ----
@@ -95,7 +151,7 @@ void TrainState::share(const OpContext& ctx, const ShareOptions& options, DType 
   weights_.check_not_lost();
   DS_CHECK(!arrays_.host_store, Code::kInternal, "parameters are offloaded");
   arrays_.reload_masters();
-  if (weights_.compute_type() != DType::kFloat32) set_compute_type(ctx, DType::kFloat32);
+  reset_to_fp32(ctx);
   const bool by_node = options.quantized_gradients || options.weights.hierarchical;
   ShareGroups& groups = arrays_.groups;
   groups = make_share_groups(arrays_.device, options.comm, options.groups, by_node);
@@ -114,6 +170,7 @@ void TrainState::share(const OpContext& ctx, const ShareOptions& options, DType 
   lay_out_shared(ctx, FlatLayout(arrays_.parameters, sharing), options, type, form);
   arrays_.comm = options.comm;
   arrays_.stage = options.stage;
+  arrays_.flush_masters();
   weights_.set_compute_type(type);
   if (options.stage == 3) weights_.gather_from(ctx, options);
   gradients_.reduce_over_ranks(ctx, options);
@@ -133,10 +190,22 @@ void TrainState::lay_out_shared(const OpContext& ctx, const FlatLayout& layout,
             : Tensor::zeros(arrays_.device, dtype, shape, MemoryTag::kParameters),
         compact);
   };
-  const bool own_model = type != DType::kFloat32 && form != MasterForm::kWeights;
+  const bool stored = form != MasterForm::kWeights && arrays_.stores(optim::ArrayRole::kMasters);
+  const bool own_model = stored || (type != DType::kFloat32 && form != MasterForm::kWeights);
+  const bool compact_masters = own_model ? options.stage > 0 : compact_weights;
+  const auto make_stored = [&](optim::ArrayRole role, const char* name, DType dtype) {
+    const int64_t elements = compact_masters ? layout.owned_elements() : layout.elements();
+    optim::FlatTensor out;
+    options.together([&] {
+      out = arrays_.make_stored({role, name, dtype, elements}, compact_masters);
+    });
+    return out;
+  };
   // Weights move between ranks; masters do only where they are the weights.
-  optim::FlatTensor masters = make(form == MasterForm::kWeights ? type : DType::kFloat32,
-                                   own_model ? options.stage > 0 : compact_weights, !own_model);
+  optim::FlatTensor masters =
+      stored ? make_stored(optim::ArrayRole::kMasters, "masters", DType::kFloat32)
+             : make(form == MasterForm::kWeights ? type : DType::kFloat32, compact_masters,
+                    !own_model);
   spread_masters(ctx, arrays_, masters_, options, layout, masters);
   masters_.drop_loader();
   arrays_.layout = layout;
@@ -145,13 +214,16 @@ void TrainState::lay_out_shared(const OpContext& ctx, const FlatLayout& layout,
   if (!own_model) return;
   flat.model = make(type, compact_weights, true);
   if (form != MasterForm::kSplit) return;
-  flat.low_halves = {Tensor::zeros(arrays_.device, DType::kUInt16, flat.masters.data.shape(),
-                                   MemoryTag::kParameters),
-                     flat.masters.compact};
+  flat.low_halves = arrays_.stores(optim::ArrayRole::kLowHalves)
+                        ? make_stored(optim::ArrayRole::kLowHalves, "low_halves", DType::kUInt16)
+                        : make(DType::kUInt16, compact_masters, false);
   for (const Bucket& bucket : arrays_.layout.buckets()) {
-    Tensor weights = arrays_.owned(flat.model, bucket);
-    Tensor low = arrays_.owned(flat.low_halves, bucket);
-    ops::split_masters(ctx, arrays_.owned(flat.masters, bucket), weights, low);
+    const Tensor weights = arrays_.owned(flat.model, bucket);
+    const FlatRange own = arrays_.owned_range(flat.masters, bucket);
+    flat.masters.for_parts(own.begin, own.end, Access::kRead, [&](const Tensor& part, int64_t at) {
+      ops::split_to_array(ctx, part, weights.slice(0, at, at + part.elements()), flat.low_halves,
+                          own.begin + at);
+    });
   }
   flat.masters = {};
 }
@@ -164,12 +236,12 @@ void TrainState::unshare(const OpContext& ctx) {
   const FlatLayout after(arrays_.parameters);
   optim::FlatTensor masters;
   if (!lost) {
-    masters.data =
+    masters =
         Tensor::zeros(arrays_.device, DType::kFloat32, {after.elements()}, MemoryTag::kParameters);
   }
   for (nn::ParamId id = 0; !lost && id < arrays_.parameters.size(); ++id) {
     const FlatRange to = after.range(id);
-    Tensor target = masters.data.slice(0, to.begin, to.end).view(arrays_.parameters[id].shape);
+    Tensor target = masters.memory().slice(0, to.begin, to.end).view(arrays_.parameters[id].shape);
     ops::cast(ctx, weights_.view(id), target);
   }
   if (lost) weights_.lose();
@@ -212,6 +284,7 @@ bool TrainState::computes_with_master(nn::ParamId id) const {
 bool TrainState::writes_files() const { return !shared() || arrays_.comm->rank() == 0; }
 
 nn::WholeWeights TrainState::take(const OpContext& ctx) {
+  arrays_.factory.reset();  // what is made from here on lies in memory
   gradients_.free();
   weights_.set_fp8(nullptr);
   const optim::FlatTensors& flat = arrays_.flat;
@@ -229,7 +302,7 @@ nn::WholeWeights TrainState::take(const OpContext& ctx) {
   out.lost = !weights_.whole();
   if (!out.lost) {
     out.loader = masters_.loader();
-    out.array = flat.masters.data;
+    if (flat.masters) out.array = flat.masters.memory();
     if (arrays_.masters_left_on_host()) out.host = arrays_.host;
   }
   arrays_.flat = {};
@@ -249,6 +322,7 @@ void TrainState::finish_external_micro_batch(const OpContext& ctx) {
 }
 
 void TrainState::reduce(const OpContext& ctx) {
+  half_updated_ = false;
   gradients_.materialize(ctx);
   gradients_.reduce_deferred();
   gradients_.reduce_replicas();

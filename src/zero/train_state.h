@@ -54,6 +54,9 @@ class TrainState final : public nn::ModelWeights {
   const FlatLayout& layout() const { return arrays_.layout; }
   const nn::ParameterSet& parameters() const { return arrays_.parameters; }
 
+  // Where masters, low halves and gradients lie that are made from here on, and the optimizer's
+  // states: in memory, or where the factory makes them. kUnsupported for a model on a GPU.
+  void place_arrays(std::shared_ptr<optim::ArrayFactory> factory);
   // fp32, bf16 or fp16; the lower types keep a rounded copy of fp32 masters, or what `form` says.
   // `fp32`, by parameter, are computed with in fp32 all the same. Needs no open guard.
   void set_compute_type(const OpContext& ctx, DType type, MasterForm form = MasterForm::kFp32,
@@ -94,11 +97,20 @@ class TrainState final : public nn::ModelWeights {
   template <class Update>
   void commit(const OpContext& ctx, const Update& update) {
     if (arrays_.host_store) arrays_.host_store->open_update();
+    half_updated_ = static_cast<bool>(arrays_.factory);
     update(arrays_.state_context(ctx), arrays_.flat);
+    arrays_.flush_masters();
+    half_updated_ = false;
     weights_.follow_update(ctx);
   }
+  // Whether the last commit failed after it may have written: masters, states and weights are of
+  // two steps then. In memory updates do not fail half way.
+  bool half_updated() const { return half_updated_; }
 
  private:
+  void reset_to_fp32(const OpContext& ctx);
+  void widen_masters(const OpContext& ctx);
+  optim::FlatTensor stored_masters(const OpContext& ctx) const;
   void lay_out_shared(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
                       DType type, MasterForm form);
 
@@ -106,6 +118,7 @@ class TrainState final : public nn::ModelWeights {
   Weights weights_;
   Masters masters_;
   Gradients gradients_;
+  bool half_updated_ = false;
 };
 
 }  // namespace ds::zero

@@ -1,5 +1,5 @@
 // TrainState in the host's memory, beside a GPU that computes.
-#include "ops/split_master.h"
+#include "ops/stored_array.h"
 #include "tensor/transfer.h"
 #include "zero/train_state.h"
 
@@ -26,6 +26,8 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
                          bool split) {
   DS_CHECK(!weights_.in_use() && !shared() && !arrays_.host_store && weights_.borrowed().empty(),
            Code::kInternal, "parameters are in use, shared or offloaded already");
+  DS_CHECK(!arrays_.factory, Code::kInternal,
+           "state of a model on a GPU lies in the host's memory, not where a factory makes it");
   weights_.check_not_lost();
   if (weights_.compute_type() != DType::kFloat32) set_compute_type(ctx, DType::kFloat32);
   const OpContext host{options.host, ctx.pool};
@@ -46,12 +48,12 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
     flat.masters = make(DType::kFloat32);
     for (const nn::ParamId id : layout.order()) {
       const FlatRange range = layout.range(id);
-      Tensor out = flat.masters.data.slice(0, range.begin, range.end);
+      Tensor out = flat.masters.memory().slice(0, range.begin, range.end);
       if (loader != nullptr && range.elements() > 0) {
         loader->fill(host, id, arrays_.parameters[id], 0, out);
       }
     }
-    if (loader == nullptr) copy_tensor(arrays_.flat.masters.data, flat.masters.data);
+    if (loader == nullptr) copy_tensor(arrays_.flat.masters.memory(), flat.masters.memory());
     if (!split) return;
     flat.model = make(type);
     flat.low_halves = make(DType::kUInt16);
@@ -66,7 +68,7 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
   for_offload(
       [&] { store = std::make_shared<HostStore>(ctx, options, std::move(weights), split); });
   if (split) {
-    ops::split_masters(host, flat.masters.data, flat.model.data, flat.low_halves.data);
+    ops::split_to_array(host, flat.masters.memory(), flat.model.memory(), flat.low_halves, 0);
     flat.masters = {};
   }
   store->send(flat, {0, layout.elements()});
@@ -86,7 +88,8 @@ void TrainState::end_offload(const OpContext& ctx) {
   if (flat.low_halves) {
     Tensor joined = Tensor::empty(store->memory(), DType::kFloat32, {arrays_.layout.elements()},
                                   MemoryTag::kParameters);
-    ops::join_masters(arrays_.state_context(ctx), flat.model.data, flat.low_halves.data, joined);
+    ops::join_from_array(arrays_.state_context(ctx), flat.model.memory(), flat.low_halves, 0,
+                         joined);
     flat.masters = std::move(joined);
     flat.model = flat.low_halves = {};
   }

@@ -5,7 +5,7 @@
 
 #include "base/checksum.h"
 #include "base/text.h"
-#include "ops/elementwise.h"
+#include "ops/stored_array.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
@@ -62,11 +62,12 @@ void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weight
   if (!flat.model || !flat.masters) return;
   const std::shared_ptr<Device> host = host_memory_of(arrays.device);
   for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) {
-    const Tensor master = arrays.owned(flat.masters, id), copy = arrays.owned(flat.model, id);
-    for (int64_t begin = 0; begin < master.elements(); begin += kPiece) {
-      const int64_t end = std::min(master.elements(), begin + kPiece);
+    const FlatRange masters = arrays.owned_range(flat.masters, id);
+    const Tensor copy = arrays.owned(flat.model, id);
+    for (int64_t begin = 0; begin < copy.elements(); begin += kPiece) {
+      const int64_t end = std::min(copy.elements(), begin + kPiece);
       Tensor rounded = ctx.workspace(weights.compute_type(), {end - begin});
-      ops::cast(ctx, master.slice(0, begin, end), rounded);
+      ops::read_array(ctx, flat.masters, masters.begin + begin, rounded);
       const Tensor expected = to_host(rounded, host);
       const Tensor found = to_host(copy.slice(0, begin, end), host);
       DS_CHECK(std::ranges::equal(bytes_of(expected), bytes_of(found)), Code::kState,

@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "nn/model_weights.h"
 #include "ops/elementwise.h"
+#include "ops/stored_array.h"
 
 namespace ds::zero {
 
@@ -117,7 +118,7 @@ Tensor Weights::view(nn::ParamId id) const {
   const FlatLayout& layout = arrays_.layout;
   const Bucket& bucket = arrays_.bucket(id);
   if (layout.tiling(id) != nullptr || !arrays_.in_fp32(bucket)) {
-    return arrays_.view(arrays_.weights().data, id);
+    return arrays_.view(arrays_.weights().memory(), id);
   }
   const FlatRange range = layout.range(id);
   const int64_t begin = range.begin - bucket.range.begin;
@@ -125,7 +126,7 @@ Tensor Weights::view(nn::ParamId id) const {
 }
 
 Tensor Weights::current_value(nn::ParamId id) const {
-  return arrays_.whole_masters() ? arrays_.view(arrays_.flat.masters.data, id) : view(id);
+  return arrays_.whole_masters() ? arrays_.view(arrays_.flat.masters.memory(), id) : view(id);
 }
 
 bool Weights::computes_with_master(nn::ParamId id) const {
@@ -136,7 +137,7 @@ bool Weights::computes_with_master(nn::ParamId id) const {
 
 Tensor Weights::whole_bucket(const Bucket& bucket) const {
   if (arrays_.in_fp32(bucket)) return fp32_.whole(bucket);
-  return arrays_.weights().data.slice(0, bucket.range.begin, bucket.range.end);
+  return arrays_.weights().memory().slice(0, bucket.range.begin, bucket.range.end);
 }
 
 Tensor Weights::piece(const Bucket& bucket) const {
@@ -176,12 +177,12 @@ void Weights::follow_masters(const OpContext& ctx) {
   }
   if (flat.model && flat.masters) {
     if (flat.model.compact == flat.masters.compact) {
-      Tensor copy = flat.model.data;
-      ops::cast(ctx, flat.masters.data, copy);
+      Tensor copy = flat.model.memory();
+      ops::read_array(ctx, flat.masters, 0, copy);
     } else {
       for (const Bucket& bucket : arrays_.layout.buckets()) {
         Tensor copy = arrays_.owned(flat.model, bucket);
-        ops::cast(ctx, arrays_.owned(flat.masters, bucket), copy);
+        ops::read_array(ctx, flat.masters, arrays_.owned_range(flat.masters, bucket).begin, copy);
       }
     }
   }
@@ -207,7 +208,7 @@ void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& 
   const bool in_fp32 = arrays_.in_fp32(arrays_.bucket(id));
   // What every rank has whole, it has from the value; pieces of weights follow from the masters.
   if (!arrays_.weights().compact) {
-    Tensor copy = arrays_.view(arrays_.weights().data, id);
+    Tensor copy = arrays_.view(arrays_.weights().memory(), id);
     ops::cast(ctx, value, copy);
     if (in_fp32 && fp32_.copied()) {
       Tensor weight = view(id);
@@ -230,7 +231,7 @@ void Weights::follow_owned_master(const OpContext& ctx, nn::ParamId id) {
   if (arrays_.host_store) return arrays_.host_store->send(flat, arrays_.layout.range(id));
   if (flat.model && flat.masters) {
     Tensor copy = arrays_.owned(flat.model, id);
-    ops::cast(ctx, arrays_.owned(flat.masters, id), copy);
+    ops::read_array(ctx, flat.masters, arrays_.owned_range(flat.masters, id).begin, copy);
   }
   const Bucket& bucket = arrays_.bucket(id);
   if (arrays_.in_fp32(bucket)) fp32_.write(ctx, bucket);

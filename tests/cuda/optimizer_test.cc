@@ -143,11 +143,11 @@ TEST_P(GpuOptimizer, UpdatesAsTheCpuDoes) {
   const bool codes = variant.states == OptimizerStateType::kInt8;
   const bool lamb = variant.type == OptimizerType::kLamb;
   const float loose = codes ? 2e-4f : lamb ? 1e-5f : 2e-6f;
-  expect_close(gpu.host<float>(tensors[1].masters.data), cpu.host<float>(tensors[0].masters.data),
-               variant.exact, 1e-6f, loose, "master");
+  expect_close(gpu.host<float>(tensors[1].masters.memory()),
+               cpu.host<float>(tensors[0].masters.memory()), variant.exact, 1e-6f, loose, "master");
   if (variant.low_precision) {
-    const auto masters = gpu.host<float>(tensors[1].masters.data);
-    const auto model = gpu.host<bfloat16>(tensors[1].model.data);
+    const auto masters = gpu.host<float>(tensors[1].masters.memory());
+    const auto model = gpu.host<bfloat16>(tensors[1].model.memory());
     int64_t copied = 0;
     for (const TensorPlace& place : places()) {
       for (int64_t i = place.begin; i < place.end; ++i) {

@@ -227,7 +227,7 @@ TEST_F(GpuZero, SanityChecks) {
       EXPECT_TRUE(engine.train_batch().applied);
       zero::TrainState& state = train_state(*engine.model());
       if (comm.rank() == 1) {
-        const Tensor one = state.arrays().flat.masters.data.slice(0, 3, 4);
+        const Tensor one = state.arrays().flat.masters.memory().slice(0, 3, 4);
         const float value = 1e3f;
         copy_from_host(&value, one);
       }

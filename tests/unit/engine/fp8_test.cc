@@ -95,7 +95,7 @@ class Fp8Layer : public ::testing::Test {
   }
   void set_weights(double deviation) {
     std::normal_distribution<float> normal(0, static_cast<float>(deviation));
-    Tensor& masters = state_->masters().all();
+    const Tensor& masters = state_->masters().all();
     for (int64_t i = 0; i < masters.elements(); ++i) masters.data<float>()[i] = normal(random_);
     state_->weights().follow_masters(ctx_);
   }

@@ -81,8 +81,8 @@ class World {
     if (options.split) {
       flat_.model = zeros(DType::kBFloat16);
       flat_.low_halves = zeros(DType::kUInt16);
-      kernels::split_masters(n, masters.data<float>(), flat_.model.data.data<bfloat16>(),
-                             static_cast<uint16_t*>(flat_.low_halves.data.raw()), pool_);
+      kernels::split_masters(n, masters.data<float>(), flat_.model.memory().data<bfloat16>(),
+                             static_cast<uint16_t*>(flat_.low_halves.memory().raw()), pool_);
     } else {
       flat_.masters = masters;
       if (options.model != DType::kFloat32) flat_.model = zeros(options.model);
@@ -110,13 +110,13 @@ class World {
       const float value = noise_[static_cast<size_t>(i) + skip];
       switch (options_.gradients) {
         case DType::kFloat32:
-          flat_.gradients.data.data<float>()[i] = value;
+          flat_.gradients.memory().data<float>()[i] = value;
           break;
         case DType::kBFloat16:
-          flat_.gradients.data.data<bfloat16>()[i] = to_bfloat16(value);
+          flat_.gradients.memory().data<bfloat16>()[i] = to_bfloat16(value);
           break;
         default:
-          static_cast<float16*>(flat_.gradients.data.raw())[i] = to_float16(value);
+          static_cast<float16*>(flat_.gradients.memory().raw())[i] = to_float16(value);
       }
     });
   }
@@ -124,18 +124,18 @@ class World {
   double gradient(int64_t i) const {
     switch (options_.gradients) {
       case DType::kFloat32:
-        return flat_.gradients.data.data<float>()[i];
+        return flat_.gradients.memory().data<float>()[i];
       case DType::kBFloat16:
-        return to_float(flat_.gradients.data.data<bfloat16>()[i]);
+        return to_float(flat_.gradients.memory().data<bfloat16>()[i]);
       default:
-        return to_float(static_cast<const float16*>(flat_.gradients.data.raw())[i]);
+        return to_float(static_cast<const float16*>(flat_.gradients.memory().raw())[i]);
     }
   }
 
   float master(int64_t i) const {
-    if (!options_.split) return flat_.masters.data.data<float>()[i];
-    return kernels::join_master(flat_.model.data.data<bfloat16>()[i],
-                                static_cast<const uint16_t*>(flat_.low_halves.data.raw())[i]);
+    if (!options_.split) return flat_.masters.memory().data<float>()[i];
+    return kernels::join_master(flat_.model.memory().data<bfloat16>()[i],
+                                static_cast<const uint16_t*>(flat_.low_halves.memory().raw())[i]);
   }
 
   std::vector<uint32_t> master_bits() {

@@ -97,9 +97,9 @@ TEST(Storage, TypeOfGradientsAndCopiesDoNotChangeMasters) {
           world.for_elements([&](const TensorPlace&, int64_t i) {
             const float p = world.master(i);
             if (model == DType::kBFloat16) {
-              ASSERT_EQ(world.flat().model.data.data<bfloat16>()[i].bits, to_bfloat16(p).bits);
+              ASSERT_EQ(world.flat().model.memory().data<bfloat16>()[i].bits, to_bfloat16(p).bits);
             } else {
-              ASSERT_EQ(static_cast<const float16*>(world.flat().model.data.raw())[i].bits,
+              ASSERT_EQ(static_cast<const float16*>(world.flat().model.memory().raw())[i].bits,
                         to_float16(p).bits);
             }
           });
@@ -127,7 +127,7 @@ TEST(Storage, SplitMastersAreTheFp32Ones) {
         const auto check_weights = [](World& world, Optimizer&) {
           world.for_elements([&](const TensorPlace&, int64_t i) {
             const uint32_t bits = std::bit_cast<uint32_t>(world.master(i));
-            ASSERT_EQ(world.flat().model.data.data<bfloat16>()[i].bits,
+            ASSERT_EQ(world.flat().model.memory().data<bfloat16>()[i].bits,
                       static_cast<uint16_t>((bits + 0x8000u) >> 16));
           });
         };
@@ -220,15 +220,15 @@ TEST(Storage, StatesAreReadAndWrittenByTensor) {
     // Training goes on with the same bits.
     const FlatTensors before = world.flat();
     FlatTensors other = before;
-    other.masters = Tensor::empty(world.ctx().device, DType::kFloat32, before.masters.data.shape(),
-                                  MemoryTag::kOther);
-    std::memcpy(other.masters.data.raw(), before.masters.data.raw(),
-                static_cast<size_t>(before.masters.data.bytes()));
+    other.masters = Tensor::empty(world.ctx().device, DType::kFloat32,
+                                  before.masters.memory().shape(), MemoryTag::kOther);
+    std::memcpy(other.masters.memory().raw(), before.masters.memory().raw(),
+                static_cast<size_t>(before.masters.memory().bytes()));
     world.next_gradients();
     optimizer->step(world.ctx(), world.step_of(*optimizer), world.flat());
     copy->step(world.ctx(), world.step_of(*copy), other);
-    EXPECT_EQ(std::memcmp(other.masters.data.raw(), world.flat().masters.data.raw(),
-                          static_cast<size_t>(other.masters.data.bytes())),
+    EXPECT_EQ(std::memcmp(other.masters.memory().raw(), world.flat().masters.memory().raw(),
+                          static_cast<size_t>(other.masters.memory().bytes())),
               0);
   }
 }

@@ -43,7 +43,7 @@ TEST(Torch, WeightsAgree) {
       if (recorded == one.at("weights").end()) continue;
       for (int64_t i = 0; i < n; ++i) {
         const double expected = recorded->at(static_cast<size_t>(i)).get<double>();
-        EXPECT_NEAR(flat.masters.data.data<float>()[i], expected, 1e-6)
+        EXPECT_NEAR(flat.masters.memory().data<float>()[i], expected, 1e-6)
             << "element " << i << " after " << optimizer->steps() << " steps";
         ++compared;
       }

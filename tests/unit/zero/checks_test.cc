@@ -102,7 +102,7 @@ TEST(SanityChecks, SeeEveryStage) {
       const bool owns = part.count > 0;
       const optim::FlatTensor& model = state.arrays().flat.model;
       if (comm->rank() == 2 && owns) {
-        auto* const bits = static_cast<uint16_t*>(model.data.raw());
+        auto* const bits = static_cast<uint16_t*>(model.memory().raw());
         bits[model.compact ? part.owned : part.flat] ^= 0x40;
       }
       const auto check = [&] { zero::check_weights(ctx, state.arrays(), state.weights()); };

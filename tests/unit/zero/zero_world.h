@@ -9,6 +9,7 @@
 #include "../engine/engine_world.h"
 #include "attached_state.h"
 #include "comm/factory.h"
+#include "optim/array_factory.h"
 
 namespace ds::zero_test {
 
@@ -63,6 +64,8 @@ struct Job {
   Json model = model_config();
   // Freezes, adapts, ... what a rank has made.
   std::function<void(models::Model&)> prepare = [](models::Model&) {};
+  // Makes what a rank's arrays come from; null: memory.
+  std::function<std::shared_ptr<optim::ArrayFactory>()> arrays = [] { return nullptr; };
 };
 
 inline std::shared_ptr<models::Model> make_rank_model(const Job& run, uint64_t seed = 3) {
@@ -73,7 +76,8 @@ inline std::shared_ptr<models::Model> make_rank_model(const Job& run, uint64_t s
 
 inline std::unique_ptr<Engine> make_rank_engine(const Job& run,
                                                 const std::shared_ptr<Communicator>& comm) {
-  auto engine = std::make_unique<Engine>(dump_json(run.config), make_rank_model(run), comm);
+  auto engine = std::make_unique<Engine>(dump_json(run.config), make_rank_model(run), comm,
+                                         ReadOptions{}, run.arrays());
   engine->set_dataset(periodic_data());
   return engine;
 }

@@ -1,0 +1,75 @@
+#include "ops/stored_array.h"
+
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/split_master.h"
+
+namespace ds::ops {
+namespace {
+
+// The elements of a packed tensor that belong to a part, which begins at `at`.
+Tensor beside(const Tensor& flat, const Tensor& part, int64_t at) {
+  return flat.slice(0, at, at + part.elements());
+}
+
+}  // namespace
+
+void read_array(const OpContext& ctx, const StoredArray& from, int64_t begin, Tensor& to) {
+  const Tensor flat = to.view({to.elements()});
+  from.for_parts(begin, begin + flat.elements(), Access::kRead, [&](Tensor& part, int64_t at) {
+    Tensor target = beside(flat, part, at);
+    cast(ctx, part, target);
+  });
+}
+
+void write_array(const OpContext& ctx, const Tensor& from, const StoredArray& to, int64_t begin) {
+  const Tensor flat = from.view({from.elements()});
+  to.for_parts(begin, begin + flat.elements(), Access::kWrite,
+               [&](Tensor& part, int64_t at) { cast(ctx, beside(flat, part, at), part); });
+}
+
+void accumulate_array(const OpContext& ctx, const Tensor& x, const StoredArray& sum,
+                      int64_t begin) {
+  const Tensor flat = x.view({x.elements()});
+  sum.for_parts(begin, begin + flat.elements(), Access::kReadWrite,
+                [&](Tensor& part, int64_t at) { accumulate(ctx, beside(flat, part, at), part); });
+}
+
+void split_to_array(const OpContext& ctx, const Tensor& masters, const Tensor& weights,
+                    const StoredArray& low, int64_t begin) {
+  const int64_t end = begin + masters.elements();
+  low.for_parts(begin, end, Access::kWrite, [&](Tensor& part, int64_t at) {
+    Tensor high = beside(weights, part, at);
+    split_masters(ctx, beside(masters, part, at), high, part);
+  });
+}
+
+void join_from_array(const OpContext& ctx, const Tensor& weights, const StoredArray& low,
+                     int64_t begin, const Tensor& masters) {
+  const int64_t end = begin + masters.elements();
+  low.for_parts(begin, end, Access::kRead, [&](const Tensor& part, int64_t at) {
+    Tensor joined = beside(masters, part, at);
+    join_masters(ctx, beside(weights, part, at), part, joined);
+  });
+}
+
+void fill_array(const OpContext& ctx, float value, const StoredArray& array, int64_t begin,
+                int64_t end) {
+  array.for_parts(begin, end, Access::kWrite,
+                  [&](Tensor& part, int64_t) { fill(ctx, value, part); });
+}
+
+void scale_array(const OpContext& ctx, const StoredArray& array, int64_t begin, int64_t end,
+                 float factor) {
+  array.for_parts(begin, end, Access::kReadWrite,
+                  [&](Tensor& part, int64_t) { scale(ctx, part, factor, part); });
+}
+
+ExactSum exact_squares(const OpContext& ctx, const StoredArray& array, int64_t begin, int64_t end) {
+  ExactSum sum;
+  array.for_parts(begin, end, Access::kRead,
+                  [&](const Tensor& part, int64_t) { sum.add(exact_squares(ctx, part)); });
+  return sum;
+}
+
+}  // namespace ds::ops

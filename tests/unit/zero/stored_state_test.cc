@@ -1,0 +1,528 @@
+// Training state in files (../optim/file_store.h): it trains with the bits of memory, whatever the
+// stage, the precision and the optimizer; is read, set, saved and loaded as in memory; and needs
+// memory for what is mapped at a time alone.
+#include <gmock/gmock.h>
+
+#include "../optim/file_store.h"
+#include "models/adapters.h"
+#include "own_world.h"
+
+namespace ds::zero_test {
+namespace {
+
+using ds::testing::FileFactory;
+using optim::ArrayRole;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Parts that cut most tensors and buckets.
+constexpr int64_t kPart = 1000;
+
+std::shared_ptr<optim::ArrayFactory> files() { return std::make_shared<FileFactory>(kPart); }
+
+void expect_same(const Trained& stored, const Trained& plain) {
+  EXPECT_TRUE(same_bits(stored.weights, plain.weights));
+  EXPECT_EQ(stored.losses, plain.losses);
+  EXPECT_EQ(stored.norms, plain.norms);
+}
+
+struct Kind {
+  const char* name;
+  Json more;
+};
+
+Json optimizer(const char* type, const Json& params, const Json& more = Json::object()) {
+  return with({{"optimizer", {{"type", type}, {"params", params}}},
+               {"zero_allow_untested_optimizer", true}},
+              more);
+}
+
+const Kind kKinds[] = {
+    {"Fp32", Json::object()},
+    {"Bf16", {{"bf16", {{"enabled", true}}}}},
+    {"Split", {{"bf16", {{"enabled", true}, {"split_master", true}}}}},
+    {"Bf16Gradients",
+     {{"bf16", {{"enabled", true}}}, {"data_types", {{"grad_accum_dtype", "bf16"}}}}},
+    {"Fp16", {{"fp16", {{"enabled", true}, {"initial_scale_power", 8}}}}},
+    {"RoundedMasters",
+     {{"bf16", {{"enabled", true}, {"bf16_master_weights_and_grads", true}}},
+      {"zero_optimization", {{"offload_optimizer", {{"device", "cpu"}}}}}}},
+    {"States8Bit", {{"optimizer", {{"state_dtype", "int8"}}}}},
+    {"Lamb", optimizer("Lamb", {{"lr", 1e-2}, {"weight_decay", 0.01}})},
+    {"Muon",
+     optimizer("Muon", {{"lr", 2e-2}}, {{"zero_optimization", {{"reduce_scatter", false}}}})},
+};
+
+class StoredKinds : public ::testing::TestWithParam<Kind> {
+ protected:
+  static Job job(int world, int stage) {
+    const Json zero = {{"reduce_bucket_size", 5000}, {"stage3_param_persistence_threshold", 40}};
+    Job out{world, zero_config(stage, zero, {{"gradient_accumulation_steps", 2}})};
+    out.config.merge_patch(GetParam().more);
+    return out;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, StoredKinds, ::testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return kind.param.name; });
+
+TEST_P(StoredKinds, TrainWithTheBitsOfMemory) {
+  // Masters that are the weights begin at stage 1; blocks of 8-bit states follow from the stage.
+  const int first = GetParam().name == std::string("RoundedMasters") ? 1 : 0;
+  const bool blocks = GetParam().name == std::string("States8Bit");
+  Job alone = job(1, first);
+  const Trained plain = train(alone);
+  alone.arrays = files;
+  expect_same(train(alone), plain);
+  const Trained two = train(job(2, first));
+  for (int stage = first; stage <= 3; ++stage) {
+    SCOPED_TRACE(str_cat("two ranks, stage ", stage));
+    Job shared = job(2, stage);
+    const Trained expected = blocks ? train(shared) : two;
+    shared.arrays = files;
+    expect_same(train(shared), expected);
+  }
+}
+
+// Each role by itself: no array depends on where the others lie.
+TEST(StoredState, RolesLieWhereTheyAreToEachByItself) {
+  for (const bool split : {false, true}) {
+    const Json more = {{"gradient_accumulation_steps", 2},
+                       {"bf16", {{"enabled", split}, {"split_master", split}}},
+                       {"optimizer", {{"state_dtype", "int8"}}}};
+    for (const int world : {1, 2}) {
+      Job job{world, zero_config(world == 1 ? 0 : 2, {{"reduce_bucket_size", 5000}}, more)};
+      const Trained plain = train(job);
+      for (const ArrayRole role : FileFactory::all_roles()) {
+        SCOPED_TRACE(
+            str_cat("world ", world, ", role ", static_cast<int>(role), ", split ", split));
+        job.arrays = [role] {
+          return std::make_shared<FileFactory>(kPart, FileFactory::Roles{role});
+        };
+        expect_same(train(job), plain);
+      }
+    }
+  }
+}
+
+TEST(StoredState, ReplicasOfShardGroupsAgree) {
+  Job job{4, zero_config(3, {{"mics_shard_size", 2}, {"reduce_bucket_size", 5000}},
+                         {{"gradient_accumulation_steps", 2}})};
+  const Trained plain = train(job);
+  job.arrays = files;
+  expect_same(train(job), plain);
+}
+
+// Recomputed blocks, adapters over a frozen base, and tiles.
+TEST(StoredState, OtherWaysToTrainAgree) {
+  Job recomputed{1, with(base_config(), {{"activation_checkpointing", {{"enabled", true}}}})};
+  Job adapted{2, zero_config(3, {{"reduce_bucket_size", 3000}})};
+  adapted.prepare = [](models::Model& model) {
+    models::LoraOptions lora;
+    lora.r = 3;
+    lora.target_modules = {"all-linear"};
+    lora.seed = 5;
+    models::add_lora(model, lora);
+  };
+  Job tiled{2, zero_config(3, {{"stage3_tile_size", 1500}, {"reduce_bucket_size", 3000}})};
+  for (Job* const job : {&recomputed, &adapted, &tiled}) {
+    SCOPED_TRACE(dump_json(job->config));
+    const Trained plain = train(*job);
+    job->arrays = files;
+    expect_same(train(*job), plain);
+  }
+}
+
+// ---- the caller's own parameters ----
+
+// Some in fp32 beside others in bf16. Their gradients are the caller's to write as memory.
+TEST(StoredState, TheCallersParametersTrainWithTheBitsOfMemory) {
+  for (const int world : {1, 2}) {
+    for (const int stage : {0, 2, 3}) {
+      SCOPED_TRACE(str_cat("world ", world, ", stage ", stage));
+      OwnJob job{world, with(zero_config(stage, {{"reduce_bucket_size", 900}}),
+                             {{"bf16", {{"enabled", true}}}})};
+      job.change = [](nn::Parameter& p) {
+        p.dtype = p.name.ends_with(".bias") ? DType::kFloat32 : DType::kBFloat16;
+        return true;
+      };
+      std::vector<float> weights[2];
+      for (const bool stored : {false, true}) {
+        std::mutex mutex;
+        run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+          FileFactory::Roles roles = FileFactory::all_roles();
+          roles.erase(ArrayRole::kGradients);
+          const auto arrays = stored ? std::make_shared<FileFactory>(kPart, roles) : nullptr;
+          Engine engine(dump_json(job.config), own_model(job), comm, {}, arrays);
+          for (int step = 0; step < 3; ++step) {
+            run_own_batch(engine, job, comm->rank(), step);
+            EXPECT_TRUE(engine.step().applied);
+          }
+          const std::vector<float> mine = all_weights(engine);
+          const std::lock_guard lock(mutex);
+          if (comm->rank() == 0) weights[stored] = mine;
+        });
+      }
+      EXPECT_TRUE(same_bits(weights[1], weights[0]));
+    }
+  }
+}
+
+TEST(StoredState, GradientsThatTheCallerWritesMustBeMemory) {
+  const OwnJob job{1, zero_config(0)};
+  EXPECT_THAT(
+      error_of(Code::kUnsupported,
+               [&] { Engine(dump_json(job.config), own_model(job), nullptr, {}, files()); }),
+      HasSubstr("must lie there"));
+  // A model that computes its own has no views of them then.
+  Job built_in{1, zero_config(0)};
+  built_in.arrays = files;
+  const auto engine = make_rank_engine(built_in, nullptr);
+  EXPECT_THAT(error_of(Code::kUnsupported, [&] { engine->gradients().view("ln_f.bias"); }),
+              HasSubstr("must lie there"));
+}
+
+// ---- reading and setting ----
+
+// Values, gradients and states of every parameter, all and what the rank owns.
+std::vector<float> everything(Engine& engine) {
+  std::vector<float> out = all_weights(engine);
+  const auto add = [&](const Tensor& x) {
+    const std::vector<float> one = flat(x);
+    out.insert(out.end(), one.begin(), one.end());
+  };
+  for (nn::ParamId id = 0; id < engine.model()->parameters().size(); ++id) {
+    const std::string& name = engine.model()->parameters()[id].name;
+    add(engine.gradients().get(name));
+    add(engine.values().local(name, "parameter"));
+    add(engine.values().local(name, "gradient"));
+    for (const std::string& state : engine.values().optimizer_states(name)) {
+      add(engine.values().optimizer_state(name, state));
+      add(engine.values().local(name, state));
+    }
+  }
+  return out;
+}
+
+void set_everything(Engine& engine) {
+  const std::shared_ptr<Device> device = make_cpu_device();
+  int64_t number = 0;
+  const auto numbers = [&](const Shape& shape) {
+    Tensor out = Tensor::empty(device, DType::kFloat32, shape, MemoryTag::kOther);
+    ++number;
+    for (int64_t i = 0; i < out.elements(); ++i) {
+      out.data<float>()[i] = 0.1f + 0.05f * noise(number, i);
+    }
+    return out;
+  };
+  for (nn::ParamId id = 0; id < engine.model()->parameters().size(); ++id) {
+    const nn::Parameter& p = engine.model()->parameters()[id];
+    engine.model()->set(p.name, numbers(p.shape));
+    for (const std::string& state : engine.values().optimizer_states(p.name)) {
+      engine.values().set_optimizer_state(p.name, state, numbers(p.shape));
+    }
+    engine.gradients().set(p.name, numbers(p.shape));
+  }
+  for (const char* const name : {"ln_f.weight", "h.0.attn.c_attn.weight"}) {
+    const zero::FlatRange range = engine.values().local_range(name);
+    for (const char* const what : {"parameter", "gradient", "exp_avg"}) {
+      engine.values().set_local(name, what, numbers({range.elements()}));
+    }
+  }
+}
+
+TEST(StoredState, ValuesGradientsAndStatesAreReadAndSet) {
+  for (const Json& more : {Json::object(), Json{{"bf16", {{"enabled", true}}}},
+                           Json{{"bf16", {{"enabled", true}, {"split_master", true}}},
+                                {"optimizer", {{"state_dtype", "int8"}}}}}) {
+    for (const int world : {1, 2}) {
+      for (const int stage : {0, 1, 3}) {
+        SCOPED_TRACE(str_cat(dump_json(more), ", world ", world, ", stage ", stage));
+        Job job{world, zero_config(stage, {{"reduce_bucket_size", 5000}}, more)};
+        std::vector<std::vector<float>> seen[2];
+        for (const bool stored : {false, true}) {
+          if (stored) job.arrays = files;
+          seen[stored].resize(static_cast<size_t>(world));
+          run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+            auto engine = make_rank_engine(job, comm);
+            engine->train_batch();
+            std::vector<float>& mine = seen[stored][static_cast<size_t>(comm->rank())];
+            mine = everything(*engine);
+            set_everything(*engine);
+            const std::vector<float> set = everything(*engine);
+            mine.insert(mine.end(), set.begin(), set.end());
+            mine.push_back(static_cast<float>(engine->step().grad_norm));
+            const std::vector<float> after = all_weights(*engine);
+            mine.insert(mine.end(), after.begin(), after.end());
+          });
+        }
+        for (size_t rank = 0; rank < seen[0].size(); ++rank) {
+          EXPECT_TRUE(same_bits(seen[1][rank], seen[0][rank])) << "rank " << rank;
+        }
+      }
+    }
+  }
+}
+
+// A step whose gradients are not finite is left out, and the parameter is named.
+TEST(StoredState, TheFirstBadGradientIsFound) {
+  Job job{1, zero_config(0)};
+  job.arrays = files;
+  const auto engine = make_rank_engine(job, nullptr);
+  engine->train_batch();
+  const std::vector<float> before = all_weights(*engine);
+  Tensor bad = engine->gradients().get("h.1.mlp.c_fc.weight");
+  bad.data<float>()[2345] = std::numeric_limits<float>::infinity();
+  engine->gradients().set("h.1.mlp.c_fc.weight", bad);
+  const StepReport report = engine->step();
+  EXPECT_FALSE(report.applied);
+  EXPECT_EQ(report.first_bad_tensor, "h.1.mlp.c_fc.weight");
+  EXPECT_EQ(report.first_bad_element, 2345);
+  EXPECT_TRUE(same_bits(all_weights(*engine), before));
+}
+
+// ---- checkpoints ----
+
+// Saves within a step, so that gradients are part of it, and goes on.
+struct Place {
+  bool stored;
+  int world, stage;
+};
+
+Job saving_job(const Place& place, bool background) {
+  // A micro step is eight samples, whatever the world.
+  Job job{place.world, zero_config(place.stage, {{"reduce_bucket_size", 4000}},
+                                   {{"train_micro_batch_size_per_gpu", 8 / place.world},
+                                    {"gradient_accumulation_steps", 2},
+                                    {"bf16", {{"enabled", true}}},
+                                    {"optimizer", {{"state_dtype", "bf16"}}},
+                                    {"checkpoint", {{"writer", {{"decoupled", background}}}}}})};
+  if (place.stored) job.arrays = files;
+  return job;
+}
+
+void run_micro_batch(Engine& engine) {
+  const int64_t rows = engine.config().batch.micro_batch;
+  std::vector<int64_t> values(static_cast<size_t>(16 * rows));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int64_t>(i * 7 % 61);
+  const Tensor ids = ids_tensor(values, rows);
+  engine.backward(engine.forward({ids, ids, {}, {}, {}}));
+  engine.step();
+}
+
+TEST(StoredState, CheckpointsLoadFromAnyToAny) {
+  const Place places[] = {{false, 1, 0}, {true, 1, 0}, {true, 2, 0}, {false, 2, 2}, {true, 2, 3}};
+  for (const Place& from : places) {
+    const Folder folder;
+    Trained saved;
+    run_ranks(from.world, [&](const std::shared_ptr<Communicator>& comm) {
+      auto engine = make_rank_engine(saving_job(from, from.stored), comm);
+      engine->train_batch();
+      run_micro_batch(*engine);
+      engine->save(folder.path(), "half");
+      engine->wait_for_save();
+      const std::vector<float> weights = all_weights(*engine);
+      run_micro_batch(*engine);
+      const std::vector<float> after = all_weights(*engine);
+      if (comm->rank() != 0) return;
+      saved.weights = weights;
+      saved.weights.insert(saved.weights.end(), after.begin(), after.end());
+    });
+    for (const Place& to : places) {
+      SCOPED_TRACE(str_cat(from.stored ? "files" : "memory", " of ", from.world, " at stage ",
+                           from.stage, " to ", to.stored ? "files" : "memory", " of ", to.world,
+                           " at stage ", to.stage));
+      Trained loaded;
+      run_ranks(to.world, [&](const std::shared_ptr<Communicator>& comm) {
+        auto engine = make_rank_engine(saving_job(to, false), comm);
+        engine->load(folder.path(), "half");
+        const std::vector<float> weights = all_weights(*engine);
+        run_micro_batch(*engine);
+        const std::vector<float> after = all_weights(*engine);
+        if (comm->rank() != 0) return;
+        loaded.weights = weights;
+        loaded.weights.insert(loaded.weights.end(), after.begin(), after.end());
+      });
+      const auto half = static_cast<std::ptrdiff_t>(saved.weights.size() / 2);
+      const auto first = [&](const Trained& of) {
+        return std::vector<float>(of.weights.begin(), of.weights.begin() + half);
+      };
+      EXPECT_TRUE(same_bits(first(loaded), first(saved)));
+      if (to.world == from.world) {
+        EXPECT_TRUE(same_bits(loaded.weights, saved.weights));
+      }
+    }
+  }
+}
+
+// The gradients of an open step carry what they were divided by.
+TEST(StoredState, AnOpenStepGoesOnWithOtherAccumulation) {
+  const Folder folder;
+  {
+    const auto engine = make_rank_engine(saving_job({false, 1, 0}, false), nullptr);
+    engine->train_batch();
+    run_micro_batch(*engine);
+    engine->save(folder.path(), "half");
+  }
+  std::vector<float> weights[2];
+  for (const bool stored : {false, true}) {
+    Job job = saving_job({stored, 1, 0}, false);
+    job.config["gradient_accumulation_steps"] = 4;
+    const auto engine = make_rank_engine(job, nullptr);
+    engine->load(folder.path(), "half");
+    for (int i = 0; i < 3; ++i) run_micro_batch(*engine);
+    weights[stored] = all_weights(*engine);
+  }
+  EXPECT_TRUE(same_bits(weights[1], weights[0]));
+}
+
+// ---- memory ----
+
+// All that an engine does, with files for everything, maps a few parts or a whole tensor; and no
+// memory of state is left but the weights'.
+TEST(StoredState, MemoryIsForWhatIsMappedAtATime) {
+  const Json model = with(model_config(0), {{"n_embd", 64}, {"n_layer", 4}, {"vocab_size", 640}});
+  constexpr int64_t kLargest = 640 * 64;  // the embedding
+  for (const char* const precision : {"fp32", "bf16"}) {
+    const bool bf16 = precision == std::string("bf16");
+    const auto arrays = std::make_shared<FileFactory>(kPart);
+    const auto counts = arrays->counts;
+    Job job{1, zero_config(0, Json::object(), {{"bf16", {{"enabled", bf16}}}}), 1, model};
+    job.arrays = [&] { return arrays; };
+    const auto engine = make_rank_engine(job, nullptr);
+    const Folder folder;
+    EXPECT_LE(counts->most_mapped, 4 * kPart);  // making it takes a part at a time
+    engine->train_batch();
+    engine->save(folder.path(), "here");
+    engine->load(folder.path(), "here");
+    run_micro_batch(*engine);
+    // Backward adds to the embedding's gradient from its beginning to its end. An update maps
+    // masters, gradients and two states of a sub-group, which is a chunk at least.
+    EXPECT_EQ(counts->most_elements, kLargest);
+    EXPECT_LE(counts->most_mapped, 4 * kernels::kUpdateChunk * int64_t{sizeof(float)});
+    EXPECT_EQ(counts->dropped_writes, 0);
+    const MemoryAccount& account = engine->model()->device()->account();
+    const int64_t p = engine->model()->parameters().elements();
+    EXPECT_GT(p, 7 * kernels::kUpdateChunk);  // of each of the four
+    EXPECT_EQ(account.now(MemoryTag::kOptimizer), 0);
+    EXPECT_LT(account.now(MemoryTag::kGradients), p / 10);
+    EXPECT_NEAR(static_cast<double>(account.now(MemoryTag::kParameters)),
+                static_cast<double>((bf16 ? 2 : 4) * p), 0.05 * static_cast<double>(p));
+  }
+}
+
+// After the engine the model holds its masters in memory again, and the files are gone.
+TEST(StoredState, TheModelGetsItsMastersBack) {
+  for (const char* const precision : {"fp32", "bf16", "split"}) {
+    const bool split = precision == std::string("split");
+    Job job{
+        1,
+        zero_config(
+            0, Json::object(),
+            {{"bf16", {{"enabled", precision != std::string("fp32")}, {"split_master", split}}}})};
+    auto arrays = std::make_shared<FileFactory>(kPart);
+    const fs::path folder = arrays->folder();
+    const auto model = make_rank_model(job);
+    std::vector<float> trained;
+    {
+      Engine engine(dump_json(job.config), model, nullptr, {}, arrays);
+      engine.set_dataset(periodic_data());
+      engine.train_batch();
+      trained = all_weights(engine);
+      EXPECT_FALSE(fs::is_empty(folder));
+    }
+    EXPECT_TRUE(fs::is_empty(folder));
+    arrays.reset();
+    EXPECT_FALSE(fs::exists(folder));
+    std::vector<float> after;
+    for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+      const std::vector<float> one = flat(model->read(model->context(), id));
+      after.insert(after.end(), one.begin(), one.end());
+    }
+    EXPECT_TRUE(same_bits(after, trained));
+    Engine again(dump_json(job.config), model, nullptr);
+    EXPECT_TRUE(same_bits(all_weights(again), trained));
+  }
+}
+
+// ---- what fails ----
+
+// An update that fails half way leaves nothing to train on, and says so until a load.
+TEST(StoredStateFaults, AnUpdateThatFailsIsReportedAndALoadGoesOn) {
+  const Job memory{1, zero_config(0)};
+  const auto plain = make_rank_engine(memory, nullptr);
+  for (int i = 0; i < 3; ++i) plain->train_batch();
+  const auto arrays = std::make_shared<FileFactory>(kPart);
+  Job job = memory;
+  job.arrays = [&] { return arrays; };
+  const auto engine = make_rank_engine(job, nullptr);
+  const Folder folder;
+  for (int i = 0; i < 2; ++i) engine->train_batch();
+  engine->save(folder.path(), "two");
+  for (const char* const file : {"masters", "exp_avg_sq", "masters", "exp_avg_sq"}) {
+    SCOPED_TRACE(str_cat(file, arrays->counts->late ? ", late" : ""));
+    arrays->counts->fault = [&](const std::string& name, int64_t bytes) {
+      return name.starts_with(file) ? std::pair(int64_t{12}, EIO) : std::pair(bytes, 0);
+    };
+    EXPECT_THAT(error_of(Code::kIo, [&] { engine->train_batch(); }),
+                AllOf(HasSubstr((arrays->folder() / file).string()), HasSubstr("at byte 12"),
+                      HasSubstr("Input/output error")));
+    arrays->counts->fault = {};
+    arrays->counts->late = true;  // then what fails is found when masters and states are to rest
+    EXPECT_THAT(error_of(Code::kState, [&] { engine->train_batch(); }),
+                AllOf(HasSubstr("an update failed half way"), HasSubstr("Load a checkpoint")));
+    EXPECT_EQ(arrays->counts->mapped, 0);
+    engine->load(folder.path(), "two");
+  }
+  engine->train_batch();
+  EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
+}
+
+// An array that cannot be made: the engine is not, and the model trains in memory.
+TEST(StoredStateFaults, AnEngineThatCannotBeMadeLeavesTheModelAsItWas) {
+  for (const char* const precision : {"fp32", "split"}) {
+    const bool split = precision == std::string("split");
+    const Job memory{1, zero_config(0, Json::object(),
+                                    {{"bf16", {{"enabled", split}, {"split_master", split}}}})};
+    const auto plain = make_rank_engine(memory, nullptr);
+    plain->train_batch();
+    const auto model = make_rank_model(memory);
+    const int64_t arrays = split ? 5 : 4;  // masters, low halves, gradients, two states
+    for (int64_t i = 0; i < arrays; ++i) {
+      SCOPED_TRACE(i);
+      const auto factory = std::make_shared<FileFactory>(kPart);
+      factory->refused = i;
+      EXPECT_THAT(error_of(Code::kIo,
+                           [&] { Engine(dump_json(memory.config), model, nullptr, {}, factory); }),
+                  HasSubstr("no room for"));
+      EXPECT_TRUE(fs::is_empty(factory->folder()));
+    }
+    Engine engine(dump_json(memory.config), model, nullptr);
+    engine.set_dataset(periodic_data());
+    engine.train_batch();
+    EXPECT_TRUE(same_bits(all_weights(engine), all_weights(*plain)));
+  }
+}
+
+// A gradient that cannot be written ends the open step alone: weights are those of the last one.
+TEST(StoredStateFaults, AGradientThatCannotBeWrittenEndsTheStepAlone) {
+  const Job memory{1, zero_config(0)};
+  const auto plain = make_rank_engine(memory, nullptr);
+  const auto arrays = std::make_shared<FileFactory>(kPart);
+  Job job = memory;
+  job.arrays = [&] { return arrays; };
+  const auto engine = make_rank_engine(job, nullptr);
+  for (Engine* one : {plain.get(), engine.get()}) run_micro_batch(*one);
+  int count = 0;
+  arrays->counts->fault = [&](const std::string& name, int64_t bytes) {
+    const bool hit = name.starts_with("gradients") && ++count == 3;
+    return hit ? std::pair(int64_t{0}, ENOSPC) : std::pair(bytes, 0);
+  };
+  EXPECT_THAT(error_of(Code::kIo, [&] { run_micro_batch(*engine); }), HasSubstr("No space"));
+  arrays->counts->fault = {};
+  EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
+  for (Engine* one : {plain.get(), engine.get()}) run_micro_batch(*one);
+  EXPECT_TRUE(same_bits(all_weights(*engine), all_weights(*plain)));
+}
+
+}  // namespace
+}  // namespace ds::zero_test
