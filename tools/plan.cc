@@ -70,6 +70,12 @@ int run(const Options& o) {
       std::cout << format("  %-21s %s\n", tag.c_str(), bytes(value).c_str());
     }
   }
+  if (plan.contains("files_per_rank")) {
+    std::cout << "in files of each rank\n";
+    for (const auto& [tag, value] : plan["files_per_rank"].items()) {
+      std::cout << format("  %-21s %s\n", tag.c_str(), bytes(value).c_str());
+    }
+  }
   if (plan["moved_per_step"].empty()) return kDone;
   std::cout << "sent by each rank per step\n";
   for (const Json& one : plan["moved_per_step"]) {

@@ -43,8 +43,9 @@ DS_API ds_status ds_config_schema(char** out_json);
  * @param config_json   a DeepSpeed configuration
  * @param options_json  {"world": 1, "ranks_per_node": 0 (all), "sequence_length": 0 (the model's)}
  * @param out_json      "model", "stage", "memory_per_rank" (bytes by tag), "host_memory_per_rank"
- *                      (with offload_optimizer, of ranks with a GPU) and "moved_per_step" (a list
- *                      of collectives: bytes that a rank sends within its node and across)
+ *                      (with offload_optimizer, of ranks with a GPU), "files_per_rank" (with its
+ *                      device nvme) and "moved_per_step" (a list of collectives: bytes that a
+ *                      rank sends within its node and across)
  * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED. Threads: any. Since: 0.4.
  */
 DS_API ds_status ds_plan(const char* model_json, const char* config_json, const char* options_json,

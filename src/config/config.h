@@ -253,12 +253,25 @@ struct ZeroConfig {
   };
   std::optional<ErrorFeedback> zeropp_loco_param;
   int64_t sub_group_size = 1'000'000'000;  // that an update takes at a time, where it matters
-  // The optimizer's state rests in the host's memory.
+  // The optimizer's state rests in the host's memory beside a GPU, or in files.
   struct OptimizerOffload {
+    enum class Device { kNone, kCpu, kNvme };
+    Device device = Device::kNone;
+    std::string nvme_path;  // folder of the files
     bool pin_memory = true;
-    int buffer_count = 4;  // through which gradients and weights travel, of pinned memory
+    int buffer_count = 4;         // through which gradients and weights travel, of pinned memory
+    bool pipeline_read = false;   // the next part is read during the update
+    bool pipeline_write = false;  // the last part is written during the update
+    bool in_files() const { return device == Device::kNvme; }
   };
   std::optional<OptimizerOffload> offload_optimizer;
+};
+
+// File access of what rests in files.
+struct AioConfig {
+  int64_t block_size = 1'048'576;  // bytes per request
+  int queue_depth = 8;             // requests under way
+  int intra_op_parallelism = 1;    // threads, where requests need them
 };
 
 enum class TagValidation { kWarn, kIgnore, kFail };
@@ -314,6 +327,7 @@ class Config {
   bool throughput = true;  // measured and reported
   ActivationCheckpointingConfig activation_checkpointing;
   ZeroConfig zero;
+  AioConfig aio;
   CommsLoggerConfig comms_logger;
   CheckpointConfig checkpoint;
 

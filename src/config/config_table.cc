@@ -167,7 +167,7 @@ std::vector<Key> section_rows() {
       optional_section("optimizer", optimizer_table()).to(&Config::optimizer),
       optional_section("scheduler", scheduler_table()).to(&Config::scheduler),
       section("zero_optimization", zero_table()).or_bool_for("stage").to(&Config::zero),
-      section("aio", aio_table()),
+      section("aio", aio_table()).to(&Config::aio),
       section("timers", timers_table()),
       section("tensorboard", tensorboard_table()).to(&Config::tensorboard),
       section("csv_monitor", csv_monitor_table()).to(&Config::csv_monitor),

@@ -37,13 +37,20 @@ KeyTable offload_param_table() {
 
 KeyTable offload_optimizer_table() {
   return table(
-             "Where masters, gradients and optimizer states rest, and the update runs, while a GPU "
-             "trains. Stages 1-3. A model on the CPU has them there anyway.",
+             "Where masters, gradients and optimizer states rest between updates. Stages 1-3. cpu: "
+             "in the host's memory, while a GPU trains; a model on the CPU has them there anyway. "
+             "nvme: in files, of a model on the CPU; docs/training.md.",
              {
                  choice("device", {"none", "cpu", "nvme"}, "none", "Place.")
-                     .needs("optimizer offload to files", {"cpu"})
-                     .decided_by_caller(),
-                 text("nvme_path", std::nullopt, "Folder for device nvme."),
+                     .decided_by_caller()
+                     .chooses(std::vector{ZeroConfig::OptimizerOffload::Device::kNone,
+                                          ZeroConfig::OptimizerOffload::Device::kCpu,
+                                          ZeroConfig::OptimizerOffload::Device::kNvme},
+                              &ZeroConfig::OptimizerOffload::device),
+                 text("nvme_path", std::nullopt,
+                      "Folder for device nvme, which must be there. Files in it have no names and "
+                      "go with the process.")
+                     .to(&ZeroConfig::OptimizerOffload::nvme_path),
                  integer("buffer_count", 4,
                          "Page-locked buffers through which gradients and weights travel, 2 to 64.")
                      .at_least(1)
@@ -51,10 +58,14 @@ KeyTable offload_optimizer_table() {
                  flag("pin_memory", true, "Keep everything in page-locked memory.")
                      .to(&ZeroConfig::OptimizerOffload::pin_memory),
                  flag("pipeline_read", false,
-                      "Read the next part during the update. Of device nvme."),
+                      "Read the next part during the update. Of device nvme.")
+                     .to(&ZeroConfig::OptimizerOffload::pipeline_read),
                  flag("pipeline_write", false,
-                      "Write the last part during the update. Of device nvme."),
-                 flag("fast_init", false, "Initialise states on the device. Of device nvme."),
+                      "Write the last part during the update. Of device nvme.")
+                     .to(&ZeroConfig::OptimizerOffload::pipeline_write),
+                 flag("fast_init", false,
+                      "Initialise states on the device. Files begin as zeros without being "
+                      "written, so that it makes no difference."),
                  number("ratio", 1.0, "Share of the update done on the host; below 1 stage 3 only.")
                      .at_least(0)
                      .at_most(1)
@@ -287,18 +298,30 @@ KeyTable zero_table() {
 }
 
 KeyTable aio_table() {
-  return table("File access of offload to nvme, which this build does not have: without effect.",
-               {
-                   size("block_size", 1'048'576, "Bytes per request."),
-                   integer("queue_depth", 8, "Requests in flight.").at_least(1),
-                   integer("intra_op_parallelism", 1, "Threads per file.").at_least(1),
-                   integer("thread_count", std::nullopt,
-                           "Old name of intra_op_parallelism, which DeepSpeed passes over.")
-                       .at_least(1),
-                   flag("single_submit", false, "Submit one request at a time."),
-                   flag("overlap_events", true, "Submit while waiting."),
-                   flag("use_gds", false, "Move data from file to GPU directly. CUDA only."),
-               })
+  return table(
+             "File access of what rests in files (offload_optimizer with device nvme): io_uring "
+             "past the page cache, or threads where the system refuses that.",
+             {
+                 size("block_size", 1'048'576,
+                      "Bytes per request; counts as the next multiple of 4096.")
+                     .to(&AioConfig::block_size),
+                 integer("queue_depth", 8, "Requests in flight; more than 4096 count as that.")
+                     .at_least(1)
+                     .to(&AioConfig::queue_depth),
+                 integer("intra_op_parallelism", 1,
+                         "Threads, where there is no io_uring; more than 64 count as that.")
+                     .at_least(1)
+                     .to(&AioConfig::intra_op_parallelism),
+                 integer("thread_count", std::nullopt,
+                         "Old name of intra_op_parallelism, which DeepSpeed passes over.")
+                     .at_least(1),
+                 flag("single_submit", false,
+                      "Submit one request at a time. Each is submitted as soon as it is known."),
+                 flag("overlap_events", true, "Submit while waiting, which always happens."),
+                 flag("use_gds", false, "Move data from file to GPU directly. CUDA only.")
+                     .needs("GPUDirect Storage")
+                     .always(),
+             })
       .ignores_other_keys();
 }
 

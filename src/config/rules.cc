@@ -158,6 +158,10 @@ class Rules {
     forbid(offloads("offload_optimizer") && stage() == 0,
            "/zero_optimization/offload_optimizer/device",
            "the optimizer is offloaded at ZeRO stages 1 to 3, not at stage 0");
+    const Json& folder = at("/zero_optimization/offload_optimizer/nvme_path");
+    forbid(offloads("offload_optimizer", "nvme") && (!folder.is_string() || folder == ""),
+           "/zero_optimization/offload_optimizer/nvme_path",
+           "device nvme needs the folder for the files");
     const Json& ratio = at("/zero_optimization/offload_optimizer/ratio");
     forbid(ratio.is_number() && ratio < 1.0 && stage() != 3,
            "/zero_optimization/offload_optimizer/ratio", show_value(ratio),

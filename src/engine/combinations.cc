@@ -14,11 +14,17 @@ using enum CombinationEffect;
 bool stage_3(const Situation& s) { return s.config.zero.stage == 3 && s.ranks > 1; }
 bool offloads(const Situation& s) { return s.config.zero.offload_optimizer && s.gpu(); }
 
+bool all_fp32(const Situation& s) {
+  for (nn::ParamId id = 0; id < s.model.parameters().size(); ++id) {
+    if (s.model.parameters()[id].dtype != DType::kFloat32) return false;
+  }
+  return true;
+}
+
 // Those of a call, in the order of Refusal.
 constexpr Combination kCalls[] = {
     {kRefusedInUse, "ds_engine_open_scope in mode DS_SCOPE_COMPUTE", "a built-in model",
-     "it fetches its parameters itself",
-     "for whole values open a scope of mode DS_SCOPE_MODIFY",
+     "it fetches its parameters itself", "for whole values open a scope of mode DS_SCOPE_MODIFY",
      [](const Situation& s) { return !s.own_parameters(); }},
     {kRefusedInUse, "whole gradients of a program's own parameters",
      "zero_optimization.stage 3 on several ranks", "no memory holds whole gradients",
@@ -57,11 +63,16 @@ constexpr Combination kStart[] = {
      "weights are not gathered from the hosts of several ranks yet",
      "leave it out, or train on one GPU",
      [](const Situation& s) { return offloads(s) && s.ranks > 1; }},
+    {kRefused, "zero_optimization.offload_optimizer.device nvme", "a model on a GPU",
+     "its state lies there or in the host's memory so far", "use device cpu, or train on the CPU",
+     [](const Situation& s) { return offloads(s) && s.config.zero.offload_optimizer->in_files(); }},
     {kRefused, kRoundedMasters, "a GPU", "masters there are fp32 or split so far",
      "use false, or bf16.split_master, which needs 4 bytes for a weight and its master together",
-     [](const Situation& s) { return s.config.precision.rounded_masters && s.gpu(); }},
-    {kRefused, "fp8.enabled", "a program's own parameters",
-     "the library does not run their layers", "use false",
+     [](const Situation& s) {
+       return s.config.precision.rounded_masters && s.gpu() && !(s.own_parameters() && all_fp32(s));
+     }},
+    {kRefused, "fp8.enabled", "a program's own parameters", "the library does not run their layers",
+     "use false",
      [](const Situation& s) { return s.config.precision.fp8.enabled && s.own_parameters(); }},
     {kWithoutEffect, kGraphs, "a model on the CPU", "the model is not on a GPU", "",
      [](const Situation& s) { return !s.gpu(); }},
@@ -107,9 +118,8 @@ constexpr Combination kStart[] = {
 
 std::vector<Combination> combinations() {
   std::vector<Combination> all(std::begin(kStart), std::end(kStart));
-  const auto calls = std::find_if(all.begin(), all.end(), [](const Combination& row) {
-    return row.effect == kWithoutEffect;
-  });
+  const auto calls = std::find_if(
+      all.begin(), all.end(), [](const Combination& row) { return row.effect == kWithoutEffect; });
   all.insert(calls, std::begin(kCalls), std::end(kCalls));
   return all;
 }
@@ -127,8 +137,7 @@ void check_call(Refusal refusal, const Situation& situation) {
 
 std::string without_effect(const char* key, const Situation& situation) {
   for (const Combination& row : kStart) {
-    if (row.effect == kWithoutEffect && std::strcmp(row.what, key) == 0 &&
-        row.applies(situation)) {
+    if (row.effect == kWithoutEffect && std::strcmp(row.what, key) == 0 && row.applies(situation)) {
       return row.why;
     }
   }
@@ -141,8 +150,8 @@ std::string describe_combinations() {
     const char* const effect = row.effect == kRefused        ? "refused"
                                : row.effect == kRefusedInUse ? "refused by the call"
                                                              : "without effect, with a warning";
-    out += str_cat("| ", row.what, " | ", row.with, " | ", effect, " | ", row.why,
-                   " | ", row.instead, " |\n");
+    out += str_cat("| ", row.what, " | ", row.with, " | ", effect, " | ", row.why, " | ",
+                   row.instead, " |\n");
   }
   return out;
 }

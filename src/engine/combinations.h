@@ -1,5 +1,5 @@
-// What does not go together: the one table that engines check, and that docs/combinations.md shows. What single
-// keys of the configuration exclude is in config/rules.cc.
+// What does not go together: the one table that engines check, and that docs/combinations.md shows.
+// What single keys of the configuration exclude is in config/rules.cc.
 #pragma once
 
 #include <string>

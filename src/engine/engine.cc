@@ -5,6 +5,7 @@
 #include "engine/caller_state.h"
 #include "engine/checkpoint_loader.h"
 #include "engine/checkpoint_saver.h"
+#include "engine/combinations.h"
 #include "engine/comms_log.h"
 #include "engine/data_feed.h"
 #include "engine/dataset_batches.h"
@@ -47,11 +48,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
 
 void Engine::make_parts() {
   const models::Model& model = *run_->model;
-  DS_CHECK(run_->mesh.size() == 1 || model.has_architecture() ||
-               model.device()->kind() == DeviceKind::kCpu,
-           Code::kUnsupported, "the model is the caller's own parameters on ",
-           model.device()->describe(),
-           ": several ranks train those on the CPU (ds_model_set_device)");
+  check_combinations(situation_of(*run_));
   check_rank_devices(*model.device(), run_->world());
   model.host()->use_threads(run_->pool.threads());
   set_up_state(*run_);

@@ -15,8 +15,6 @@ constexpr const char* kFp8State = "fp8_scaling";
 
 std::unique_ptr<nn::Fp8Linears> make_fp8(RunContext& run) {
   constexpr const char* kKey = "configuration: /fp8/enabled: ";
-  DS_CHECK(run.model->has_architecture(), Code::kUnsupported, kKey,
-           "the model is the caller's own parameters, whose layers the library does not run");
   const Fp8Config& fp8 = run.config.precision.fp8;
   auto out = std::make_unique<nn::Fp8Linears>(
       run.context(), run.model->parameters(),

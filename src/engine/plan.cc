@@ -134,6 +134,7 @@ class Planner {
     out["compute_type"] = std::string(dtype_name(type_));
     out["memory_per_rank"] = memory();
     if (offloads()) out["host_memory_per_rank"] = host_memory();
+    if (in_files()) out["files_per_rank"] = files();
     out["moved_per_step"] = traffic();
     return out;
   }
@@ -147,7 +148,11 @@ class Planner {
 
   int64_t item() const { return dtype_size(type_); }
   // The optimizer's state is on the host, and the rank computes on a GPU.
-  bool offloads() const { return config_.zero.offload_optimizer.has_value(); }
+  bool offloads() const { return config_.zero.offload_optimizer && !in_files(); }
+  // It is in files, and the rank computes on a CPU.
+  bool in_files() const {
+    return config_.zero.offload_optimizer && config_.zero.offload_optimizer->in_files();
+  }
 
   int64_t gradient_bytes() const {
     return layout_->held(zero::StateRole::kGradients) *
@@ -177,19 +182,56 @@ class Planner {
             {"total", masters + gradients + optimizer + buffers.bytes()}};
   }
 
+  // Of a built-in model: masters or their low halves, gradients and moments.
+  Json files() {
+    const int64_t masters = master_bytes(), gradients = gradient_bytes();
+    const int64_t optimizer = optimizer_bytes();
+    return {{"parameters", masters},
+            {"gradients", gradients},
+            {"optimizer", optimizer},
+            {"total", masters + gradients + optimizer}};
+  }
+  int64_t master_bytes() const {
+    if (config_.precision.rounded_masters) return 0;
+    return layout_->held(zero::StateRole::kMasters) * (config_.precision.split_master ? 2 : 4);
+  }
+  // The parts of each array that are mapped, fetched and written at a time.
+  int64_t file_buffer_bytes() {
+    if (!in_files()) return 0;
+    const zero::StateFileOptions options = state_file_options(config_, false);
+    const int64_t most = zero::StateFiles::most_of(options.sub_group_elements);
+    const int64_t part = std::min(most, layout_->held(zero::StateRole::kMasters));
+    const int64_t states = layout_->held(zero::StateRole::kMasters);
+    const double each = states == 0 ? 0
+                                    : static_cast<double>(files().at("total").get<int64_t>()) /
+                                          static_cast<double>(states);
+    const int at_once =
+        1 + (options.files.read_ahead ? 1 : 0) + (options.files.write_behind ? 1 : 0);
+    // One process maps the gradient of a whole parameter while backward adds to it.
+    int64_t gradient = 0;
+    for (nn::ParamId id = 0; world_ == 1 && id < shapes_.parameters.size(); ++id) {
+      const nn::Parameter& p = shapes_.parameters[id];
+      if (p.trainable) gradient = std::max(gradient, p.shape.elements());
+    }
+    return static_cast<int64_t>(static_cast<double>(part) * each) * at_once +
+           gradient * dtype_size(dtype_of(config_.precision.grad_accum_dtype));
+  }
+
   Json memory() {
     const bool split = config_.precision.split_master;
     const int64_t weights = layout_->held(zero::StateRole::kWeights) * item();
     // Masters of fp32 are the weights themselves, and so are rounded ones; split ones keep the bits
     // that bf16 lacks.
-    const bool alone =
-        type_ != DType::kFloat32 && !config_.precision.rounded_masters && !offloads();
+    const bool alone = type_ != DType::kFloat32 && !config_.precision.rounded_masters &&
+                       !offloads() && !in_files();
     const int64_t masters = !alone ? 0 : layout_->held(zero::StateRole::kMasters) * (split ? 2 : 4);
-    const int64_t gradients = offloads() ? 0 : gradient_bytes();
+    const bool elsewhere = offloads() || in_files();
+    const int64_t gradients = elsewhere ? 0 : gradient_bytes();
     // Codes lie in both layouts that a GPU wants.
     const int64_t second = second_bytes() + 2 * codes().elements, errors = error_bytes();
-    const int64_t optimizer = offloads() ? 0 : optimizer_bytes();
-    const int64_t activations = activation_bytes(), communication = buffer_bytes();
+    const int64_t optimizer = elsewhere ? 0 : optimizer_bytes();
+    const int64_t activations = activation_bytes(),
+                  communication = buffer_bytes() + file_buffer_bytes();
     const int64_t states = weights + masters + second + gradients + errors + optimizer;
     return {{"parameters", weights + masters + second},
             {"gradients", gradients + errors},

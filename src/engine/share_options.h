@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "config/config.h"
+#include "zero/state_files.h"
 #include "zero/train_state.h"
 
 namespace ds {
@@ -50,6 +51,26 @@ inline zero::ShareOptions share_options(const Config& config) {
     options.feedback = {static_cast<float>(zero.zeropp_loco_param->err_beta),
                         zero.zeropp_loco_param->reset_T};
   }
+  return options;
+}
+
+// What `offload_optimizer` with device nvme and `aio` say; `states_alone`: gradients stay in
+// memory.
+inline zero::StateFileOptions state_file_options(const Config& config, bool states_alone) {
+  const ZeroConfig::OptimizerOffload& offload = *config.zero.offload_optimizer;
+  zero::StateFileOptions options;
+  options.files.folder = offload.nvme_path;
+  options.files.read_ahead = offload.pipeline_read;
+  options.files.write_behind = offload.pipeline_write;
+  options.files.queue = {
+      .depth = std::clamp(config.aio.queue_depth, 1, 4096),
+      .block_bytes = std::clamp<int64_t>(config.aio.block_size, 1, int64_t{1} << 30),
+      .threads = std::clamp(config.aio.intra_op_parallelism, 1, 64)};
+  constexpr int64_t kPage = io::kAlignment;
+  int64_t& block = options.files.queue.block_bytes;
+  block = (block + kPage - 1) / kPage * kPage;
+  options.sub_group_elements = config.zero.sub_group_size;
+  options.gradients = !states_alone;
   return options;
 }
 

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "engine/agreement.h"
+#include "engine/combinations.h"
 #include "engine/fp8_steps.h"
 #include "engine/share_options.h"
 
@@ -48,9 +49,6 @@ zero::MasterForm masters_of(const RunContext& run, DType compute, bool two_types
   }
   const std::string key = compute == DType::kBFloat16 ? "bf16.bf16_master_weights_and_grads"
                                                       : "fp16.fp16_master_weights_and_grads";
-  DS_CHECK(run.model->device()->kind() == DeviceKind::kCpu, Code::kUnsupported, key,
-           ": on a GPU masters are fp32 or split so far; use false, or bf16.split_master, "
-           "which needs 4 bytes for a weight and its master together");
   DS_CHECK(!two_types, Code::kUnsupported, key, ": some of the caller's own parameters are ",
            dtype_name(DType::kFloat32), " and some ", dtype_name(compute),
            ", which have fp32 masters beside them; register all as ", dtype_name(compute),
@@ -60,32 +58,18 @@ zero::MasterForm masters_of(const RunContext& run, DType compute, bool two_types
 
 // On the CPU everything lies in the host's memory already.
 bool offloads_optimizer(const RunContext& run) {
-  if (!run.config.zero.offload_optimizer || run.model->device()->kind() == DeviceKind::kCpu)
-    return false;
-  DS_CHECK(run.model->has_architecture(), Code::kUnsupported,
-           "zero_optimization.offload_optimizer: parameters of the caller's own that lie on a GPU "
-           "keep their state there; leave it out, or keep them on the CPU");
-  DS_CHECK(run.mesh.size() == 1, Code::kUnsupported,
-           "zero_optimization.offload_optimizer: of several ranks with a GPU each none can offload "
-           "yet; leave it out, or train on one GPU");
-  return true;
+  return run.config.zero.offload_optimizer && run.model->device()->kind() != DeviceKind::kCpu;
 }
 
 // With sparse_gradients.
 void choose_sparse(const RunContext& run, zero::ShareOptions& options) {
   if (!run.config.zero.sparse_gradients || run.config.zero.stage > 1) return;
-  const bool callers = !run.model->has_architecture();
-  const nn::ParamId table = callers ? nn::kNoParam : run.model->architecture().info().lookup;
-  if (table == nn::kNoParam || run.model->device()->kind() != DeviceKind::kCpu) {
-    if (!run.first_rank()) return;
-    const char* const why =
-        callers ? "the parameters are the caller's own, whose gradients travel whole"
-        : table == nn::kNoParam ? "the token embedding is tied to the output, whose gradient has "
-                                  "all rows"
-                                : "the model is on a GPU";
-    log_warning("engine", "sparse_gradients has no effect: ", why);
+  const std::string why = without_effect("sparse_gradients", situation_of(run));
+  if (!why.empty()) {
+    if (run.first_rank()) log_warning("engine", "sparse_gradients has no effect: ", why);
     return;
   }
+  const nn::ParamId table = run.model->architecture().info().lookup;
   options.sparse.assign(static_cast<size_t>(run.model->parameters().size()), false);
   options.sparse[static_cast<size_t>(table)] = true;
 }
@@ -111,8 +95,17 @@ zero::ShareOptions share_options_of(RunContext& run) {
   return options;
 }
 
+// With device nvme. Gradients of a program's own parameters are memory that the program may see.
+void open_state_files(RunContext& run) {
+  const auto& offload = run.config.zero.offload_optimizer;
+  if (run.arrays || !offload || !offload->in_files()) return;
+  run.arrays = std::make_shared<zero::StateFiles>(
+      state_file_options(run.config, !run.model->has_architecture()), run.model->host());
+}
+
 // Of several ranks each makes what it holds; one makes everything, offloaded where it stays.
 void place_weights(RunContext& run) {
+  open_state_files(run);
   const bool offload = offloads_optimizer(run);
   const bool several = run.mesh.size() > 1;
   const bool stored = run.arrays && run.arrays->makes(optim::ArrayRole::kMasters);

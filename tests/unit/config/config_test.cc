@@ -434,7 +434,16 @@ TEST(Config, OptimizerOffload) {
   };
   EXPECT_THAT(refusal(R"(0, "offload_optimizer": {"device": "cpu")"), HasSubstr("not at stage 0"));
   EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "nvme")"),
-              HasSubstr("optimizer offload to files"));
+              HasSubstr("needs the folder for the files"));
+  const ZeroConfig files = load(R"("zero_optimization": {"stage": 2, "offload_optimizer":
+              {"device": "nvme", "nvme_path": "/fast", "pipeline_write": true}},
+              "aio": {"block_size": 5000, "queue_depth": 3})")
+                               .zero;
+  ASSERT_TRUE(files.offload_optimizer && files.offload_optimizer->in_files());
+  EXPECT_EQ(files.offload_optimizer->nvme_path, "/fast");
+  EXPECT_FALSE(files.offload_optimizer->pipeline_read);
+  EXPECT_TRUE(files.offload_optimizer->pipeline_write);
+  EXPECT_THAT(error_of(R"("aio": {"use_gds": true})"), HasSubstr("GPUDirect Storage"));
   EXPECT_THAT(refusal(R"(2, "offload_optimizer": {"device": "cpu", "ratio": 0.5)"),
               HasSubstr("needs ZeRO stage 3"));
   EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "cpu", "ratio": 0.5)"),

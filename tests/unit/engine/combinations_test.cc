@@ -86,11 +86,13 @@ TEST(Combinations, EnginesOnTheCpuAreRefusedFp8OfOwnParametersAlone) {
   const auto own = own_parameters();
   const Config plain = load_config(R"({"train_batch_size": 2, "optimizer": {"type": "AdamW"},
       "bf16": {"enabled": true}, "zero_optimization": {"stage": 1,
-      "offload_optimizer": {"device": "cpu"}}})", {.data_parallel_size = 2});
+      "offload_optimizer": {"device": "cpu"}}})",
+                                   {.data_parallel_size = 2});
   EXPECT_NO_THROW(check_combinations({plain, *built_in, 2}));
   EXPECT_NO_THROW(check_combinations({plain, *own, 2}));
   const Config fp8 = load_config(R"({"train_batch_size": 2, "optimizer": {"type": "AdamW"},
-      "bf16": {"enabled": true}, "fp8": {"enabled": true}})", {.data_parallel_size = 2});
+      "bf16": {"enabled": true}, "fp8": {"enabled": true}})",
+                                 {.data_parallel_size = 2});
   EXPECT_NO_THROW(check_combinations({fp8, *built_in, 2}));
   EXPECT_THROW(check_combinations({fp8, *own, 2}), Error);
 }

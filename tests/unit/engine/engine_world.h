@@ -85,7 +85,8 @@ inline std::vector<float> weights(Engine& engine) {
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 inline double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
   double worst = 0;

@@ -55,6 +55,7 @@ inline Measured measure(const Job& run, const CommOptions& nodes = two_nodes()) 
           mine.norms.push_back(report.grad_norm);
         }
         out.add(start, *comm);
+        mine.weights = all_weights(*engine);
         if (comm->rank() == 0) out.trained = std::move(mine);
       },
       nodes);

@@ -1594,8 +1594,9 @@ extern "C" {
     #[doc = " @param config_json   a DeepSpeed configuration"]
     #[doc = " @param options_json  {\"world\": 1, \"ranks_per_node\": 0 (all), \"sequence_length\": 0 (the model's)}"]
     #[doc = " @param out_json      \"model\", \"stage\", \"memory_per_rank\" (bytes by tag), \"host_memory_per_rank\""]
-    #[doc = "                      (with offload_optimizer, of ranks with a GPU) and \"moved_per_step\" (a list"]
-    #[doc = "                      of collectives: bytes that a rank sends within its node and across)"]
+    #[doc = "                      (with offload_optimizer, of ranks with a GPU), \"files_per_rank\" (with its"]
+    #[doc = "                      device nvme) and \"moved_per_step\" (a list of collectives: bytes that a"]
+    #[doc = "                      rank sends within its node and across)"]
     #[doc = " Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED. Threads: any. Since: 0.4."]
     pub fn ds_plan(
         model_json: *const ::std::os::raw::c_char,

@@ -1,0 +1,237 @@
+#include "io/file_array.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "base/text.h"
+
+namespace ds::io {
+namespace {
+
+// Ranges that were asked for and not mapped yet; more push the oldest out.
+constexpr size_t kMostFetched = 2;
+// Ranges of an array that are being written while others are worked on.
+constexpr size_t kMostWrites = 1;
+
+int64_t round_down(int64_t n) { return n / kAlignment * kAlignment; }
+int64_t round_up(int64_t n) { return round_down(n + kAlignment - 1); }
+
+}  // namespace
+
+// ---- what arrays share ----
+
+FileArrays::FileArrays(const FileArrayOptions& options, std::shared_ptr<Device> device)
+    : options_(options),
+      device_(std::move(device)),
+      pool_(std::make_shared<BufferPool>(round_up(options.part_bytes) + 2 * kAlignment,
+                                         &device_->account())),
+      queue_(options.queue) {
+  std::error_code error;
+  DS_CHECK(
+      std::filesystem::is_directory(options_.folder, error), Code::kIo,
+      "state in files: ", printable(options_.folder.string(), 300),
+      " is no folder; make it, or name another (zero_optimization.offload_optimizer.nvme_path)");
+}
+
+std::shared_ptr<Storage> FileArrays::memory(int64_t bytes, int64_t shift) {
+  const int64_t wanted = round_up(shift + bytes);
+  const bool pooled = wanted <= pool_->buffer_bytes();
+  auto buffer =
+      std::make_shared<Buffer>(pooled ? pool_->take() : Buffer(wanted, &device_->account()));
+  std::byte* const data = buffer->data() + shift;
+  // Both outlive the memory: the pool, and the device whose account counts it.
+  auto release = [buffer, pooled, pool = pool_, device = device_] {
+    if (pooled) pool->give(std::move(*buffer));
+  };
+  return std::make_shared<Storage>(DeviceKind::kCpu, 0, data, bytes, false, std::move(release));
+}
+
+std::shared_ptr<ArrayStore> FileArrays::make(std::string_view name, DType dtype, int64_t elements) {
+  // Of this thread alone for as long as the file has a name.
+  const std::filesystem::path path = options_.folder / str_cat("ds-", ::getpid(), "-", ::gettid(),
+                                                               "-", ++made_, "-", name, ".state");
+  const int64_t bytes = round_up(elements * dtype_size(dtype));
+  try {
+    File file(path, Access::kNew);
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+    file.reserve(0, bytes);
+    if (file.size() < bytes) {  // a file system that makes no room ahead
+      constexpr std::byte kZero{0};
+      file.write_at(bytes - 1, {&kZero, 1});
+    }
+    return std::make_shared<FileArray>(shared_from_this(), std::move(file), dtype, elements);
+  } catch (const Error& error) {
+    if (error.code() != Code::kIo) throw;
+    throw Error(error.code(), str_cat("state in files: ", elements, " ", dtype_name(dtype), " of ",
+                                      name, ": ", error.message()));
+  }
+}
+
+// ---- one array ----
+
+FileArray::FileArray(std::shared_ptr<FileArrays> owner, File file, DType dtype, int64_t elements)
+    : ArrayStore(dtype, elements), owner_(std::move(owner)), file_(std::move(file)) {}
+
+FileArray::~FileArray() {
+  end_quietly(fetched_);
+  end_quietly(writes_);
+}
+
+// Their memory is free when nothing of them is under way.
+void FileArray::end_quietly(std::list<Transfer>& transfers) noexcept {
+  for (Transfer& transfer : transfers) {
+    try {
+      finish(transfer);
+    } catch (const std::exception&) {
+      // Nobody will read the array any more.
+    }
+  }
+  transfers.clear();
+}
+
+int64_t FileArray::part_elements() const {
+  return std::max<int64_t>(1, owner_->options().part_bytes / item());
+}
+
+// The range in the middle of whole pages; what lies before it in the first page is not its own.
+Tensor FileArray::memory_for(int64_t begin, int64_t end) {
+  const int64_t shift = begin * item() % kAlignment;
+  return {owner_->memory((end - begin) * item(), shift), 0, dtype(), {end - begin}};
+}
+
+FileArray::Transfer FileArray::start_read(int64_t begin, int64_t end) {
+  Transfer transfer{begin, end, memory_for(begin, end), {}};
+  const int64_t from = round_down(begin * item()), to = round_up(end * item());
+  std::byte* const data = static_cast<std::byte*>(transfer.memory.raw()) - (begin * item() - from);
+  transfer.tickets.push_back(
+      owner_->queue().read(file_, from, {data, static_cast<size_t>(to - from)}));
+  return transfer;
+}
+
+void FileArray::finish(Transfer& transfer) {
+  std::optional<Error> first;
+  for (const Queue::Ticket ticket : std::exchange(transfer.tickets, {})) {
+    try {
+      owner_->queue().wait(ticket);
+    } catch (const Error& error) {
+      if (!first) first = error;
+    }
+  }
+  if (first) throw Error(*first);
+}
+
+void FileArray::prefetch(int64_t begin, int64_t end) {
+  if (!owner_->options().read_ahead || begin == end) return;
+  for (const Transfer& there : fetched_) {
+    if (there.begin == begin && there.end == end) return;
+  }
+  finish_writes_of(begin, end);
+  if (fetched_.size() >= kMostFetched) {
+    finish(fetched_.front());
+    fetched_.pop_front();
+  }
+  fetched_.push_back(start_read(begin, end));
+}
+
+Tensor FileArray::open(int64_t begin, int64_t end, ds::Access access) {
+  finish_writes_of(begin, end);
+  if (access == ds::Access::kWrite) return memory_for(begin, end);
+  check_not_lost(begin, end);
+  const auto there = std::find_if(fetched_.begin(), fetched_.end(), [&](const Transfer& one) {
+    return one.begin == begin && one.end == end;
+  });
+  Transfer read = there != fetched_.end() ? std::move(*there) : start_read(begin, end);
+  if (there != fetched_.end()) fetched_.erase(there);
+  finish(read);
+  return std::move(read.memory);
+}
+
+void FileArray::write_back(Tensor memory, int64_t begin) {
+  const int64_t end = begin + memory.elements();
+  // What was fetched of the range is not what it holds now.
+  for (auto it = fetched_.begin(); it != fetched_.end();) {
+    if (it->overlaps(begin, end)) {
+      finish(*it);
+      it = fetched_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  while (writes_.size() >= kMostWrites) finish_write();
+  const int64_t from = begin * item(), to = end * item();
+  const int64_t aligned = std::min(round_up(from), to);
+  const auto* const data = static_cast<const std::byte*>(memory.raw());
+  Queue& queue = owner_->queue();
+  // Neighbours own the rest of the first and last page: those parts go through the page cache.
+  writes_.push_back({begin, end, memory, {}});
+  std::vector<Queue::Ticket>& tickets = writes_.back().tickets;
+  if (aligned > from) {
+    tickets.push_back(queue.write(file_, from, {data, static_cast<size_t>(aligned - from)}));
+  }
+  if (to > aligned) {
+    tickets.push_back(
+        queue.write(file_, aligned, {data + (aligned - from), static_cast<size_t>(to - aligned)}));
+  }
+  forget_lost(begin, end);
+  if (!owner_->options().write_behind) finish_write();
+}
+
+void FileArray::drop(Tensor memory) noexcept { memory = {}; }
+
+void FileArray::finish_write() {
+  Transfer oldest = std::move(writes_.front());
+  writes_.pop_front();
+  try {
+    finish(oldest);
+  } catch (const Error& error) {
+    lost_.push_back({oldest.begin, oldest.end, error});
+    throw;
+  }
+}
+
+void FileArray::finish_writes_of(int64_t begin, int64_t end) {
+  while (std::any_of(writes_.begin(), writes_.end(),
+                     [&](const Transfer& write) { return write.overlaps(begin, end); })) {
+    finish_write();
+  }
+}
+
+void FileArray::flush() {
+  std::optional<Error> first;
+  while (!writes_.empty()) {
+    try {
+      finish_write();
+    } catch (const Error& error) {
+      if (!first) first = error;
+    }
+  }
+  if (first) throw Error(*first);
+}
+
+void FileArray::check_not_lost(int64_t begin, int64_t end) const {
+  for (const Lost& lost : lost_) {
+    if (begin < lost.end && lost.begin < end) {
+      throw Error(lost.why.code(),
+                  str_cat("elements ", lost.begin, " to ", lost.end,
+                          " were not written, and what they are is not known: load a checkpoint (",
+                          lost.why.message(), ")"));
+    }
+  }
+}
+
+// A range that is written anew is known again.
+void FileArray::forget_lost(int64_t begin, int64_t end) {
+  std::vector<Lost> left;
+  for (const Lost& lost : lost_) {
+    if (lost.begin < begin) left.push_back({lost.begin, std::min(lost.end, begin), lost.why});
+    if (end < lost.end) left.push_back({std::max(lost.begin, end), lost.end, lost.why});
+  }
+  lost_ = std::move(left);
+}
+
+}  // namespace ds::io
