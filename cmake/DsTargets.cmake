@@ -49,6 +49,9 @@ function(ds_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
+  if(DS_SANITIZE)  # everything takes several times as long
+    math(EXPR ARG_TIMEOUT "5 * ${ARG_TIMEOUT}")
+  endif()
   # Only for the sources that read files of the tree: the others compile to the same in every
   # checkout, and the compiler cache knows them.
   set(apart ${ARG_APART})

@@ -288,7 +288,7 @@ TEST_F(GpuZero, ParametersOfTheCallerAreRefused) {
     model->set_device(make_cuda_device(comm->rank()));
     EXPECT_THAT(
         error_of(Code::kUnsupported, [&] { Engine(dump_json(zero_config(1)), model, comm); }),
-        HasSubstr("the caller's own parameters on cuda:"));
+        HasSubstr("a program's own parameters on a GPU"));
   }
 }
 
