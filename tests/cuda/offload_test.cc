@@ -319,6 +319,12 @@ TEST_F(Offload, TheModelGoesOnWithoutTheEngine) {
     EXPECT_FALSE(same_bits(weights_of(*model), last));
     train(offload, 4);
     last = weights_of(*model);
+    // Masters that lie on the host still, and the same ones on the GPU.
+    const models::InferenceOptions bf16{.weights = models::WeightForm::kBFloat16, .threads = 1};
+    const std::vector<float> prepared = weights_of(*model->prepared_copy(bf16));
+    static_cast<void>(model->reader());
+    EXPECT_TRUE(same_bits(weights_of(*model->prepared_copy(bf16)), prepared));
+    EXPECT_TRUE(same_bits(weights_of(*model), last));
     model->set_device(make_cpu_device());
     EXPECT_TRUE(same_bits(weights_of(*model), last));
   }
