@@ -167,7 +167,10 @@ void RunLoop::agree(SignalWatch& signals) {
   const auto agreed = most.to_vector<int32_t>();
   news_ = {agreed[0], agreed[1] != 0};
   exits_ = agreed[2] != 0;
-  if (exits_ && exit_reason_.empty()) exit_reason_ = "another process";
+  if (!exits_ || !exit_reason_.empty()) return;
+  // A signal to all of them may have reached another process first.
+  const bool signalled = o_.exit.on_terminate && news_.stop == SIGTERM;
+  exit_reason_ = signalled ? "SIGTERM" : "another process";
 }
 
 void RunLoop::save() {
