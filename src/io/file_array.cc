@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -88,10 +89,18 @@ void FileArray::end_quietly(std::list<Transfer>& transfers) noexcept {
     try {
       finish(transfer);
     } catch (const std::exception&) {
-      // Nobody will read the array any more.
+      // Nobody reads what came of it.
     }
   }
   transfers.clear();
+}
+
+// Nobody has asked for its numbers, so that a read that failed is no error: who maps the range
+// reads it anew.
+void FileArray::forget_fetched(std::list<Transfer>::iterator transfer) noexcept {
+  std::list<Transfer> one;
+  one.splice(one.begin(), fetched_, transfer);
+  end_quietly(one);
 }
 
 int64_t FileArray::part_elements() const {
@@ -131,10 +140,7 @@ void FileArray::prefetch(int64_t begin, int64_t end) {
     if (there.begin == begin && there.end == end) return;
   }
   finish_writes_of(begin, end);
-  if (fetched_.size() >= kMostFetched) {
-    finish(fetched_.front());
-    fetched_.pop_front();
-  }
+  if (fetched_.size() >= kMostFetched) forget_fetched(fetched_.begin());
   fetched_.push_back(start_read(begin, end));
 }
 
@@ -155,12 +161,9 @@ void FileArray::write_back(Tensor memory, int64_t begin) {
   const int64_t end = begin + memory.elements();
   // What was fetched of the range is not what it holds now.
   for (auto it = fetched_.begin(); it != fetched_.end();) {
-    if (it->overlaps(begin, end)) {
-      finish(*it);
-      it = fetched_.erase(it);
-    } else {
-      ++it;
-    }
+    const auto next = std::next(it);
+    if (it->overlaps(begin, end)) forget_fetched(it);
+    it = next;
   }
   while (writes_.size() >= kMostWrites) finish_write();
   const int64_t from = begin * item(), to = end * item();

@@ -93,6 +93,7 @@ class FileArray final : public ArrayStore {
   void check_not_lost(int64_t begin, int64_t end) const;
   void forget_lost(int64_t begin, int64_t end);
   void end_quietly(std::list<Transfer>& transfers) noexcept;
+  void forget_fetched(std::list<Transfer>::iterator transfer) noexcept;
 
   const std::shared_ptr<FileArrays> owner_;
   const File file_;

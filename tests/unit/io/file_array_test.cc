@@ -183,6 +183,33 @@ TEST_P(FileArrayTest, AFailedWriteIsSaidAndItsRangeIsNotReadUntilItIsWritten) {
   EXPECT_EQ(array.map(65'000, 80'000, ds::Access::kRead).data().data<float>()[4'999], 4);
 }
 
+// Ranges that were fetched in vain, while the file could not be read, are read when they are
+// mapped.
+TEST_P(FileArrayTest, WhatWasFetchedInVainIsReadAgain) {
+  constexpr int64_t kPart = 1024, kElements = 5 * kPart;
+  const fs::path path = folder_ / "array";
+  const std::vector<float> values(kElements, 2.5f);
+  const auto bytes = std::as_bytes(std::span(values));
+  { File(path, io::Access::kCreate).write_at(0, bytes); }
+  const auto owner = make();
+  const StoredArray array(std::make_shared<FileArray>(owner, File(path, io::Access::kUpdate),
+                                                      DType::kFloat32, kElements));
+  fs::resize_file(path, 0);
+  for (int64_t part = 0; part < 5; ++part) {
+    array.prefetch(part * kPart, (part + 1) * kPart);  // the first ones give way
+  }
+  { File(path, io::Access::kUpdate).write_at(0, bytes); }
+  for (const int64_t part : {0, 1, 2}) {
+    const ArrayLease lease = array.map(part * kPart, (part + 1) * kPart, ds::Access::kRead);
+    for (int64_t i = 0; i < kPart; ++i) ASSERT_EQ(lease.data().data<float>()[i], 2.5f) << part;
+  }
+  // One whose read failed and that is then written, too.
+  ArrayLease lease = array.map(4 * kPart, 5 * kPart, ds::Access::kWrite);
+  std::fill_n(lease.data().data<float>(), kPart, 4.0f);
+  EXPECT_NO_THROW(lease.close());
+  EXPECT_EQ(array.map(4 * kPart, 5 * kPart, ds::Access::kRead).data().data<float>()[7], 4.0f);
+}
+
 TEST(FileArrays, NeedAFolder) {
   FileArrayOptions options;
   options.folder = "/nowhere/at all";
