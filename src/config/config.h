@@ -265,6 +265,18 @@ struct ZeroConfig {
     bool in_files() const { return device == Device::kNvme; }
   };
   std::optional<OptimizerOffload> offload_optimizer;
+  // Weights of stage 3 rest in the host's memory, or in files.
+  struct ParamOffload {
+    enum class Device { kNone, kCpu, kNvme };
+    Device device = Device::kNone;
+    std::string nvme_path;  // folder of the files
+    int buffer_count = 5;   // read ahead are so many times `buffer_size` elements, at most
+    int64_t buffer_size = 100'000'000;
+    int64_t max_in_cpu = 1'000'000'000;  // elements that stay in memory
+    bool pin_memory = true;
+    bool in_files() const { return device == Device::kNvme; }
+  };
+  std::optional<ParamOffload> offload_param;
 };
 
 // File access of what rests in files.

@@ -18,19 +18,37 @@ Key size(const char* name, int64_t value, const char* description) {
 }
 
 KeyTable offload_param_table() {
-  return table("Where parameters rest between uses. Stage 3 only.",
-               {
-                   choice("device", {"none", "cpu", "nvme"}, "none",
-                          "Place. cpu is where weights of a model on the CPU are; below stage 3 "
-                          "it has no effect.")
-                       .needs("parameter offload")
-                       .decided_by_caller(),
-                   text("nvme_path", std::nullopt, "Folder for device nvme."),
-                   integer("buffer_count", 5, "Buffers of the pool.").at_least(1),
-                   size("buffer_size", 100'000'000, "Elements per buffer."),
-                   size("max_in_cpu", 1'000'000'000, "Elements kept in host memory."),
-                   flag("pin_memory", true, "Use page-locked memory."),
-               })
+  using Offload = ZeroConfig::ParamOffload;
+  return table(
+             "Where weights rest between uses. Stage 3 only. cpu: in the host's memory, where "
+             "those "
+             "of a model on the CPU are anyway. nvme: in files, of a model on the CPU; "
+             "docs/training.md.",
+             {
+                 choice("device", {"none", "cpu", "nvme"}, "none",
+                        "Place; below stage 3 it has no effect.")
+                     .decided_by_caller()
+                     .chooses(std::vector{Offload::Device::kNone, Offload::Device::kCpu,
+                                          Offload::Device::kNvme},
+                              &Offload::device),
+                 text("nvme_path", std::nullopt,
+                      "Folder for device nvme, which must be there. Files in it have no names and "
+                      "go with the process.")
+                     .to(&Offload::nvme_path),
+                 integer("buffer_count", 5,
+                         "Buffers that weights are read ahead into; one that is being used counts "
+                         "in stage3_max_live_parameters instead.")
+                     .at_least(1)
+                     .to(&Offload::buffer_count),
+                 size("buffer_size", 100'000'000,
+                      "Elements of a buffer. Larger parameters are no error: as many as fit into "
+                      "all buffers together are read ahead.")
+                     .to(&Offload::buffer_size),
+                 size("max_in_cpu", 1'000'000'000, "Elements that stay in memory, of each rank's.")
+                     .to(&Offload::max_in_cpu),
+                 flag("pin_memory", true, "Use page-locked memory, beside a GPU.")
+                     .to(&Offload::pin_memory),
+             })
       .gated_by("device", true)
       .accepts_auto();
 }
@@ -265,7 +283,7 @@ std::vector<Key> wire_rows() {
 
 std::vector<Key> object_rows() {
   return {
-      optional_section("offload_param", offload_param_table()),
+      optional_section("offload_param", offload_param_table()).to(&ZeroConfig::offload_param),
       optional_section("offload_optimizer", offload_optimizer_table())
           .to(&ZeroConfig::offload_optimizer),
       flag("cpu_offload", false, "Offload the optimizer to the CPU.")
@@ -299,7 +317,8 @@ KeyTable zero_table() {
 
 KeyTable aio_table() {
   return table(
-             "File access of what rests in files (offload_optimizer with device nvme): io_uring "
+             "File access of what rests in files (offload_optimizer and offload_param with device "
+             "nvme): io_uring "
              "past the page cache, or threads where the system refuses that.",
              {
                  size("block_size", 1'048'576,

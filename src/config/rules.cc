@@ -145,16 +145,14 @@ class Rules {
   }
 
   void offload() {
-    constexpr const char* kParameters = "/zero_optimization/offload_param/device";
-    if (offloads("offload_param") && !unsure_) {
-      // DeepSpeed passes over it below stage 3; weights of a model on the CPU rest there anyway.
-      if (stage() != 3) {
-        parsed_.derivable[kParameters] = at(kParameters);
-        warn(kParameters, "has no effect below ZeRO stage 3");
-      } else if (!environment_.on_gpu) {
-        parsed_.derivable[kParameters] = "cpu";
-      }
+    if (offloads("offload_param") && stage() != 3 && !unsure_) {  // DeepSpeed passes over it
+      warn("/zero_optimization/offload_param/device", "has no effect below ZeRO stage 3");
     }
+    const Json& weights = at("/zero_optimization/offload_param/nvme_path");
+    forbid(offloads("offload_param", "nvme") && stage() == 3 &&
+               (!weights.is_string() || weights == ""),
+           "/zero_optimization/offload_param/nvme_path",
+           "device nvme needs the folder for the files");
     forbid(offloads("offload_optimizer") && stage() == 0,
            "/zero_optimization/offload_optimizer/device",
            "the optimizer is offloaded at ZeRO stages 1 to 3, not at stage 0");

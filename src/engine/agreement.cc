@@ -95,11 +95,15 @@ std::vector<std::string> gather_texts(const OpContext& ctx, Communicator& comm,
   return out;
 }
 
+void end_group(Communicator& comm, const Error& error) {
+  if (comm.size() > 1) comm.abort(error.message());
+}
+
 void next_part(Communicator& comm, CallControl::Call& call, int64_t done) {
   try {
     call.next(done);
   } catch (const Error& error) {
-    if (comm.size() > 1) comm.abort(error.message());
+    end_group(comm, error);
     throw;
   }
 }

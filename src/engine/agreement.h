@@ -26,6 +26,21 @@ std::string broadcast_text(const OpContext& ctx, Communicator& comm, std::string
 std::vector<std::string> gather_texts(const OpContext& ctx, Communicator& comm,
                                       std::string_view text);
 
+// Other ranks of the group, if there are any, learn of the error where they wait for this one.
+void end_group(Communicator& comm, const Error& error);
+
+// Runs `body` between collectives of the group. State in a file that cannot be read or written is
+// an error of this rank alone: it ends the group, which would wait for this rank.
+template <class Body>
+void end_group_on_io_error(Communicator& comm, const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    if (error.code() == Code::kIo) end_group(comm, error);
+    throw;
+  }
+}
+
 // Before the next part of a call that others of the group are in: a process that leaves such a call
 // ends the group, which would wait for it.
 void next_part(Communicator& comm, CallControl::Call& call, int64_t done);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "engine/share_options.h"
 #include "models/architecture.h"
 
 namespace ds {
@@ -13,6 +14,9 @@ using enum CombinationEffect;
 
 bool stage_3(const Situation& s) { return s.config.zero.stage == 3 && s.ranks > 1; }
 bool offloads(const Situation& s) { return s.config.zero.offload_optimizer && s.gpu(); }
+bool offloads_weights(const Situation& s) {
+  return s.config.zero.stage == 3 && s.config.zero.offload_param;
+}
 
 bool all_fp32(const Situation& s) {
   for (nn::ParamId id = 0; id < s.model.parameters().size(); ++id) {
@@ -47,6 +51,7 @@ constexpr Combination kCalls[] = {
 constexpr const char* kRoundedMasters =
     "bf16.bf16_master_weights_and_grads or fp16.fp16_master_weights_and_grads";
 constexpr const char* kOffload = "zero_optimization.offload_optimizer";
+constexpr const char* kOffloadWeights = "zero_optimization.offload_param.device nvme";
 constexpr const char* kGraphs = "graph_harvesting";
 constexpr const char* kSparse = "sparse_gradients";
 
@@ -66,6 +71,9 @@ constexpr Combination kStart[] = {
     {kRefused, "zero_optimization.offload_optimizer.device nvme", "a model on a GPU",
      "its state lies there or in the host's memory so far", "use device cpu, or train on the CPU",
      [](const Situation& s) { return offloads(s) && s.config.zero.offload_optimizer->in_files(); }},
+    {kRefused, "zero_optimization.offload_param", "a model on a GPU", "weights rest there so far",
+     "leave it out, or train on the CPU",
+     [](const Situation& s) { return offloads_weights(s) && s.gpu(); }},
     {kRefused, kRoundedMasters, "a GPU", "masters there are fp32 or split so far",
      "use false, or bf16.split_master, which needs 4 bytes for a weight and its master together",
      [](const Situation& s) {
@@ -99,6 +107,12 @@ constexpr Combination kStart[] = {
      "parts of a micro batch are timed", "",
      [](const Situation& s) {
        return s.config.wall_clock_breakdown || s.config.flops_profiler.enabled;
+     }},
+    {kWithoutEffect, kOffloadWeights, "weights in fp32 whose optimizer is not in files",
+     "the masters, which lie in memory, are the weights", "",
+     [](const Situation& s) {
+       return offloads_weights(s) && s.config.zero.offload_param->in_files() &&
+              !weights_in_files(s.config);
      }},
     {kWithoutEffect, kSparse, "a program's own parameters",
      "the parameters are the caller's own, whose gradients travel whole", "",

@@ -98,7 +98,9 @@ class Planner {
     environment.hidden_size = hidden_size_of(model);
     config_ = load_config(config_json, environment, options.reading);
     share_ = share_options(config_);
-    stage_ = world_ == 1 ? 0 : share_.stage;  // a world of one is not shared
+    // A world of one is not shared, unless its weights rest in files.
+    const bool shared = world_ > 1 || weights_in_files(config_);
+    stage_ = shared ? share_.stage : 0;
     type_ = dtype_of(config_.precision.compute);
     share_.stage = stage_;
     if (world_ > 1) zero::check_group_sizes(share_.groups, world_);
@@ -108,7 +110,7 @@ class Planner {
     zero::LayoutPolicy policy;
     policy.stage = stage_;
     if (stage_ == 3) policy.shard = shard;
-    if (world_ > 1) {
+    if (shared) {
       policy.sharing = zero::choose_sharing(shapes_.parameters, share_, 0, shard_.ranks());
     } else if (offloads()) {
       policy.sharing.bucket_elements = share_.bucket_elements;
@@ -134,7 +136,7 @@ class Planner {
     out["compute_type"] = std::string(dtype_name(type_));
     out["memory_per_rank"] = memory();
     if (offloads()) out["host_memory_per_rank"] = host_memory();
-    if (in_files()) out["files_per_rank"] = files();
+    if (in_files() || weights_in_files(config_)) out["files_per_rank"] = files();
     out["moved_per_step"] = traffic();
     return out;
   }
@@ -182,14 +184,22 @@ class Planner {
             {"total", masters + gradients + optimizer + buffers.bytes()}};
   }
 
-  // Of a built-in model: masters or their low halves, gradients and moments.
+  // Of a built-in model: weights, masters or their low halves, gradients and moments.
   Json files() {
-    const int64_t masters = master_bytes(), gradients = gradient_bytes();
-    const int64_t optimizer = optimizer_bytes();
-    return {{"parameters", masters},
+    const int64_t masters = in_files() ? master_bytes() : 0;
+    const int64_t gradients = in_files() ? gradient_bytes() : 0;
+    const int64_t optimizer = in_files() ? optimizer_bytes() : 0;
+    const int64_t weights = weight_file_elements() * item();
+    return {{"parameters", masters + weights},
             {"gradients", gradients},
             {"optimizer", optimizer},
-            {"total", masters + gradients + optimizer}};
+            {"total", masters + weights + gradients + optimizer}};
+  }
+  // In fp32 the masters are the weights.
+  int64_t weight_file_elements() const {
+    if (!weights_in_files(config_) || type_ == DType::kFloat32) return 0;
+    return std::max<int64_t>(
+        0, layout_->held(zero::StateRole::kWeights) - config_.zero.offload_param->max_in_cpu);
   }
   int64_t master_bytes() const {
     if (config_.precision.rounded_masters) return 0;
@@ -198,7 +208,8 @@ class Planner {
   // The parts of each array that are mapped, fetched and written at a time.
   int64_t file_buffer_bytes() {
     if (!in_files()) return 0;
-    const zero::StateFileOptions options = state_file_options(config_, false);
+    const zero::StateFileOptions options =
+        state_file_options(config_, false, shard_ranks(config_, world_));
     const int64_t most = zero::StateFiles::most_of(options.sub_group_elements);
     const int64_t part = std::min(most, layout_->held(zero::StateRole::kMasters));
     const int64_t states = layout_->held(zero::StateRole::kMasters);
@@ -206,7 +217,7 @@ class Planner {
                                     : static_cast<double>(files().at("total").get<int64_t>()) /
                                           static_cast<double>(states);
     const int at_once =
-        1 + (options.files.read_ahead ? 1 : 0) + (options.files.write_behind ? 1 : 0);
+        1 + (options.optimizer->read_ahead ? 1 : 0) + (options.optimizer->write_behind ? 1 : 0);
     // One process maps the gradient of a whole parameter while backward adds to it.
     int64_t gradient = 0;
     for (nn::ParamId id = 0; world_ == 1 && id < shapes_.parameters.size(); ++id) {
@@ -219,7 +230,8 @@ class Planner {
 
   Json memory() {
     const bool split = config_.precision.split_master;
-    const int64_t weights = layout_->held(zero::StateRole::kWeights) * item();
+    int64_t weights = (layout_->held(zero::StateRole::kWeights) - weight_file_elements()) * item();
+    if (weights_in_files(config_) && type_ == DType::kFloat32) weights = 0;
     // Masters of fp32 are the weights themselves, and so are rounded ones; split ones keep the bits
     // that bf16 lacks.
     const bool alone = type_ != DType::kFloat32 && !config_.precision.rounded_masters &&
@@ -337,10 +349,10 @@ class Planner {
 
   // Buckets of gradients on their way, and at stage 3 the weights that are gathered at a time.
   int64_t buffer_bytes() const {
-    if (world_ == 1 && !offloads()) return 0;
-    int64_t largest = 0, buckets = 0, gathered = 0;
+    const int64_t gathered = stage_ == 3 ? gathers().most * item() : 0;
+    if (world_ == 1 && !offloads()) return gathered;
+    int64_t largest = 0, buckets = 0;
     for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
-      gathered += bucket.range.elements();
       if (!bucket.trainable) return;
       ++buckets;
       largest = std::max(largest, bucket.range.elements());
@@ -349,7 +361,7 @@ class Planner {
         share_.comm_dtype == DType::kFloat32 || world_ == 1 ? 0 : dtype_size(share_.comm_dtype);
     int64_t bytes = std::min<int64_t>(buckets, share_.overlap || offloads() ? 3 : 1) * largest *
                     (4 + rounded_bytes);
-    if (stage_ == 3) bytes += std::min(gathered, share_.gather.live) * item();
+    bytes += gathered;
     // A quantised gather or reduction needs its messages beside the bucket.
     if (stage_ == 3 && share_.weights.quantized) bytes += largest;
     if (by_node_) bytes += 2 * largest * 4 / 8;
@@ -424,7 +436,8 @@ class Planner {
     }
   }
 
-  void add_gathers(Json& out) const {
+  // Of the passes of a step.
+  GatherCounts gathers() const {
     models::Recompute recompute;
     if (shapes_.architecture) {
       recompute = recompute_of(config_.activation_checkpointing, shapes_.architecture->info());
@@ -443,6 +456,11 @@ class Planner {
           [this, &flat](const zero::Bucket& bucket) { return gathered_bytes(flat, bucket); },
           share_.groups.secondary > 1, of_domain, config_.batch.accumulation);
     }
+    return counts;
+  }
+
+  void add_gathers(Json& out) const {
+    const GatherCounts counts = gathers();
     PlannedTraffic weights, near;
     weights.add_pieces(counts.all.bytes, 1, shard_);
     weights.calls = counts.all.calls;

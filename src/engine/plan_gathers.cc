@@ -45,15 +45,16 @@ class CountingRoute : public zero::BucketRoute {
  public:
   CountingRoute(const zero::FlatLayout& layout, DType type,
                 const std::function<int64_t(const zero::Bucket&)>& travels, bool second_copies)
-      : layout_(layout),
+      : device_(std::make_shared<NoMemory>()),
+        layout_(layout),
         type_(type),
         travels_(travels),
         second_copies_(second_copies),
         second_valid_(layout.buckets().size()) {}
 
-  DType dtype(size_t) const override { return type_; }
-  Flight start(size_t index, const Tensor&, const CollectiveOptions&) override {
+  Flight start(size_t index, Tensor& whole, const CollectiveOptions&) override {
     const zero::Bucket& bucket = layout_.buckets()[index];
+    whole = Tensor::empty(device_, type_, {bucket.range.elements()}, MemoryTag::kCommunication);
     Flight flight;
     flight.work = done_;
     flight.near = second_valid_[index];
@@ -62,9 +63,12 @@ class CountingRoute : public zero::BucketRoute {
     count.bytes += flight.near ? bucket.range.elements() * dtype_size(type_) : travels_(bucket);
     return flight;
   }
-  void finish(size_t index, Flight& flight, Tensor&) override {
+  void finish(size_t index, Flight& flight, Tensor&, const CollectiveOptions&) override {
     if (second_copies_ && !layout_.buckets()[index].resident) second_valid_[index] = true;
     flight = {};
+  }
+  void abandon(size_t index, Flight& flight, Tensor& whole) override {
+    finish(index, flight, whole, {});
   }
   void pieces_changed(bool frozen_too) override {
     for (size_t i = 0; i < second_valid_.size(); ++i) {
@@ -74,6 +78,7 @@ class CountingRoute : public zero::BucketRoute {
   const GatherCounts& counts() const { return counts_; }
 
  private:
+  const std::shared_ptr<Device> device_;
   const zero::FlatLayout& layout_;
   DType type_;
   std::function<int64_t(const zero::Bucket&)> travels_;
@@ -200,7 +205,7 @@ GatherCounts count_gathers(const zero::FlatLayout& layout,
   constexpr int kSteps = 3;  // until the order is known, and one that counts
   auto route = std::make_unique<CountingRoute>(layout, compute_type, travels, second_copies);
   const CountingRoute& counter = *route;
-  zero::WeightGatherer gatherer(std::make_shared<NoMemory>(), layout, std::move(route), limits);
+  zero::WeightGatherer gatherer(layout, std::move(route), limits);
   GatherCounts before;
   for (int step = 0; step < kSteps; ++step) {
     before = counter.counts();
@@ -227,7 +232,8 @@ GatherCounts count_gathers(const zero::FlatLayout& layout,
   const auto since = [](const GatherCount& now, const GatherCount& then) {
     return GatherCount{now.calls - then.calls, now.bytes - then.bytes};
   };
-  return {since(counter.counts().all, before.all), since(counter.counts().near, before.near)};
+  return {since(counter.counts().all, before.all), since(counter.counts().near, before.near),
+          gatherer.most_live()};
 }
 
 }  // namespace ds

@@ -43,6 +43,14 @@ inline zero::ShareOptions share_options(const Config& config) {
   options.tile_elements = zero.tile_size;
   options.gather = {zero.max_live_parameters, zero.max_reuse_distance, zero.prefetch_bucket_size,
                     zero.log_trace_cache_warnings};
+  if (zero.offload_param && zero.offload_param->in_files()) {
+    // What is read ahead fits into the buffers.
+    const ZeroConfig::ParamOffload& offload = *zero.offload_param;
+    const double room =
+        static_cast<double>(offload.buffer_count) * static_cast<double>(offload.buffer_size);
+    int64_t& ahead = options.gather.prefetch;
+    if (room < static_cast<double>(ahead)) ahead = static_cast<int64_t>(room);
+  }
   options.groups = {std::max(zero.mics_shard_size, 0), zero.zero_hpz_partition_size};
   options.weights = {zero.zero_quantized_weights, zero.zero_quantized_nontrainable_weights,
                      zero.mics_hierarchical_params_gather};
@@ -54,22 +62,52 @@ inline zero::ShareOptions share_options(const Config& config) {
   return options;
 }
 
-// What `offload_optimizer` with device nvme and `aio` say; `states_alone`: gradients stay in
-// memory.
-inline zero::StateFileOptions state_file_options(const Config& config, bool states_alone) {
-  const ZeroConfig::OptimizerOffload& offload = *config.zero.offload_optimizer;
-  zero::StateFileOptions options;
-  options.files.folder = offload.nvme_path;
-  options.files.read_ahead = offload.pipeline_read;
-  options.files.write_behind = offload.pipeline_write;
-  options.files.queue = {
-      .depth = std::clamp(config.aio.queue_depth, 1, 4096),
-      .block_bytes = std::clamp<int64_t>(config.aio.block_size, 1, int64_t{1} << 30),
-      .threads = std::clamp(config.aio.intra_op_parallelism, 1, 64)};
+// Ranks that hold one copy of the state together, of so many that train.
+inline int shard_ranks(const Config& config, int ranks) {
+  const int shard = config.zero.mics_shard_size;
+  return shard > 0 ? std::min(shard, ranks) : ranks;
+}
+
+// Whether weights rest in files, which ranks then hold in pieces, as one alone does. Weights of
+// type fp32 are masters, which lie where the optimizer's state does.
+inline bool weights_in_files(const Config& config) {
+  const ZeroConfig& zero = config.zero;
+  if (zero.stage != 3 || !zero.offload_param || !zero.offload_param->in_files()) return false;
+  const bool state = zero.offload_optimizer && zero.offload_optimizer->in_files();
+  return state || config.precision.compute != Precision::kFp32;
+}
+
+// What the offload to files and `aio` say, of a rank of so many that share a copy of the weights.
+// `states_alone`: gradients stay in memory.
+inline zero::StateFileOptions state_file_options(const Config& config, bool states_alone,
+                                                 int ranks) {
+  const ZeroConfig& zero = config.zero;
+  io::FileArrayOptions files;
+  files.queue = {.depth = std::clamp(config.aio.queue_depth, 1, 4096),
+                 .block_bytes = std::clamp<int64_t>(config.aio.block_size, 1, int64_t{1} << 30),
+                 .threads = std::clamp(config.aio.intra_op_parallelism, 1, 64)};
   constexpr int64_t kPage = io::kAlignment;
-  int64_t& block = options.files.queue.block_bytes;
+  int64_t& block = files.queue.block_bytes;
   block = (block + kPage - 1) / kPage * kPage;
-  options.sub_group_elements = config.zero.sub_group_size;
+  zero::StateFileOptions options;
+  if (zero.offload_optimizer && zero.offload_optimizer->in_files()) {
+    options.optimizer = files;
+    options.optimizer->part_bytes = 0;  // what an update takes at a time
+    options.optimizer->setting = "zero_optimization.offload_optimizer.nvme_path";
+    options.optimizer->folder = zero.offload_optimizer->nvme_path;
+    options.optimizer->read_ahead = zero.offload_optimizer->pipeline_read;
+    options.optimizer->write_behind = zero.offload_optimizer->pipeline_write;
+  }
+  if (weights_in_files(config)) {
+    options.weights = files;
+    options.weights->setting = "zero_optimization.offload_param.nvme_path";
+    options.weights->folder = zero.offload_param->nvme_path;
+    options.weights->ranges_ahead = SIZE_MAX;  // as many as are asked for
+    options.weights_in_memory = zero.offload_param->max_in_cpu;
+    options.weights->part_bytes = share_options(config).bucket_elements / ranks *
+                                  dtype_size(dtype_of(config.precision.compute));
+  }
+  options.sub_group_elements = zero.sub_group_size;
   options.gradients = !states_alone;
   return options;
 }

@@ -97,17 +97,22 @@ zero::ShareOptions share_options_of(RunContext& run) {
 
 // With device nvme. Gradients of a program's own parameters are memory that the program may see.
 void open_state_files(RunContext& run) {
-  const auto& offload = run.config.zero.offload_optimizer;
-  if (run.arrays || !offload || !offload->in_files()) return;
-  run.arrays = std::make_shared<zero::StateFiles>(
-      state_file_options(run.config, !run.model->has_architecture()), run.model->host());
+  if (run.arrays) return;
+  constexpr const char* kWeights = "zero_optimization.offload_param.device nvme";
+  const std::string why = without_effect(kWeights, situation_of(run));
+  if (!why.empty() && run.first_rank()) log_warning("engine", kWeights, " has no effect: ", why);
+  zero::StateFileOptions options = state_file_options(run.config, !run.model->has_architecture(),
+                                                      shard_ranks(run.config, run.mesh.size()));
+  if (!options.optimizer && !options.weights) return;
+  run.arrays = std::make_shared<zero::StateFiles>(std::move(options), run.model->host());
 }
 
-// Of several ranks each makes what it holds; one makes everything, offloaded where it stays.
+// Of several ranks each makes what it holds, as one does whose weights rest in files; one makes
+// everything, offloaded where it stays.
 void place_weights(RunContext& run) {
   open_state_files(run);
   const bool offload = offloads_optimizer(run);
-  const bool several = run.mesh.size() > 1;
+  const bool several = run.mesh.size() > 1 || weights_in_files(run.config);
   const bool stored = run.arrays && run.arrays->makes(optim::ArrayRole::kMasters);
   zero::TrainState& state = *run.state;
   if (!several && !offload && !stored) state.make(run.context());

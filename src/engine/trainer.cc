@@ -24,7 +24,10 @@ namespace {
 Updater::Outcome update_state(RunContext& run, Updater& updater, double share) {
   zero::TrainState& state = *run.state;
   try {
-    return updater.update(run.context(), state, share);
+    Updater::Outcome outcome;
+    end_group_on_io_error(run.world(),
+                          [&] { outcome = updater.update(run.context(), state, share); });
+    return outcome;
   } catch (const Error& error) {
     if (state.half_updated()) {
       run.model->set_incomplete(str_cat("an update failed half way: ", error.message()));
@@ -60,8 +63,7 @@ Tensor Trainer::forward(const MicroBatch& batch) {
   if (open_.phase == OpenStep::Phase::kBackwardDone) {
     close_micro_batch(/*reduce=*/!open_.reduction_deferred);
   }
-  const models::Batch inputs = models::to_device(make_batch(run_, batch), run_.model->device());
-  passes_->forward(inputs, make_labels(run_, batch));
+  run_forward(make_batch(run_, batch), make_labels(run_, batch));
   return passes_->give_loss();
 }
 
@@ -73,9 +75,14 @@ void Trainer::backward(const Tensor& loss) {
   run_backward();
 }
 
+void Trainer::run_forward(models::Batch batch, const Tensor& labels) {
+  const models::Batch inputs = models::to_device(std::move(batch), run_.model->device());
+  end_group_on_io_error(run_.world(), [&] { passes_->forward(inputs, labels); });
+}
+
 void Trainer::run_backward() {
   try {
-    passes_->backward();
+    end_group_on_io_error(run_.world(), [&] { passes_->backward(); });
   } catch (...) {
     drop_open_step();
     throw;
@@ -97,7 +104,7 @@ void Trainer::run_passes(const MicroBatch& samples) {
   if (passes_->uses_graphs() && !product_timing_.in_first_step() && run_graph(batch, labels)) {
     return;
   }
-  passes_->forward(models::to_device(std::move(batch), run_.model->device()), labels);
+  run_forward(std::move(batch), labels);
   run_backward();
 }
 
@@ -164,10 +171,12 @@ StepReport Trainer::finish_micro_batch() {
 bool Trainer::close_micro_batch(bool reduce) {
   open_.phase = OpenStep::Phase::kIdle;
   if (!run_.model->has_architecture()) {
-    run_.state->finish_external_micro_batch(run_.context());
+    end_group_on_io_error(run_.world(),
+                          [&] { run_.state->finish_external_micro_batch(run_.context()); });
     scopes_.pass().end_micro_batch(/*keep=*/!open_.mode.joined);
   } else if (reduce) {
-    run_.state->gradients().reduce_held(run_.context());
+    end_group_on_io_error(run_.world(),
+                          [&] { run_.state->gradients().reduce_held(run_.context()); });
   }
   if (!std::exchange(open_.forward_counted, false)) {
     const int64_t samples = run_.config.batch.micro_batch;
@@ -240,7 +249,7 @@ StepReport Trainer::apply_update() {
   const ScopedTimer timer = observer_.time("step");
   const OpContext ctx = run_.context();
   check_all_have_gradients();
-  run_.state->reduce(ctx);
+  end_group_on_io_error(run_.world(), [&] { run_.state->reduce(ctx); });
   StepTotals totals = exchange_totals(run_, open_);
   if (totals.batches == 0) return end_joining();
   // The mean over the micro batches that there were.

@@ -46,6 +46,7 @@ class Trainer {
  private:
   void run_passes(const MicroBatch& samples);
   bool run_graph(const models::Batch& batch, const Tensor& labels);
+  void run_forward(models::Batch batch, const Tensor& labels);
   void run_backward();
   void run_empty_batch();
   StepReport finish_micro_batch();

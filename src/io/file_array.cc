@@ -13,8 +13,6 @@
 namespace ds::io {
 namespace {
 
-// Ranges that were asked for and not mapped yet; more push the oldest out.
-constexpr size_t kMostFetched = 2;
 // Ranges of an array that are being written while others are worked on.
 constexpr size_t kMostWrites = 1;
 
@@ -32,10 +30,10 @@ FileArrays::FileArrays(const FileArrayOptions& options, std::shared_ptr<Device> 
                                          &device_->account())),
       queue_(options.queue) {
   std::error_code error;
-  DS_CHECK(
-      std::filesystem::is_directory(options_.folder, error), Code::kIo,
-      "state in files: ", printable(options_.folder.string(), 300),
-      " is no folder; make it, or name another (zero_optimization.offload_optimizer.nvme_path)");
+  DS_CHECK(std::filesystem::is_directory(options_.folder, error), Code::kIo,
+           "state in files: ", printable(options_.folder.string(), 300),
+           " is no folder; make it, or name another",
+           options_.setting.empty() ? "" : str_cat(" (", options_.setting, ")"));
 }
 
 std::shared_ptr<Storage> FileArrays::memory(int64_t bytes, int64_t shift) {
@@ -140,7 +138,7 @@ void FileArray::prefetch(int64_t begin, int64_t end) {
     if (there.begin == begin && there.end == end) return;
   }
   finish_writes_of(begin, end);
-  if (fetched_.size() >= kMostFetched) forget_fetched(fetched_.begin());
+  if (fetched_.size() >= owner_->options().ranges_ahead) forget_fetched(fetched_.begin());
   fetched_.push_back(start_read(begin, end));
 }
 

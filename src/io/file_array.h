@@ -23,9 +23,12 @@ namespace ds::io {
 
 struct FileArrayOptions {
   std::filesystem::path folder;
+  std::string setting = "";  // that names it, for messages
   // What is best mapped at a time, in bytes; larger ranges get memory of their own.
   int64_t part_bytes = int64_t{32} << 20;
-  bool read_ahead = true;    // else prefetch() does nothing
+  bool read_ahead = true;  // else prefetch() does nothing
+  // Ranges of an array that were asked for and not mapped yet; more push the oldest out.
+  size_t ranges_ahead = 2;
   bool write_behind = true;  // else a lease that is closed waits for its write
   QueueOptions queue;
 };

@@ -35,22 +35,37 @@ void accumulate_array(const OpContext& ctx, const Tensor& x, const StoredArray& 
                 [&](Tensor& part, int64_t at) { accumulate(ctx, beside(flat, part, at), part); });
 }
 
-void split_to_array(const OpContext& ctx, const Tensor& masters, const Tensor& weights,
-                    const StoredArray& low, int64_t begin) {
-  const int64_t end = begin + masters.elements();
-  low.for_parts(begin, end, Access::kWrite, [&](Tensor& part, int64_t at) {
-    Tensor high = beside(weights, part, at);
-    split_masters(ctx, beside(masters, part, at), high, part);
-  });
+void copy_array(const OpContext& ctx, const StoredArray& from, int64_t from_begin,
+                const StoredArray& to, int64_t to_begin, int64_t count) {
+  to.for_parts(to_begin, to_begin + count, Access::kWrite,
+               [&](Tensor& part, int64_t at) { read_array(ctx, from, from_begin + at, part); });
 }
 
-void join_from_array(const OpContext& ctx, const Tensor& weights, const StoredArray& low,
-                     int64_t begin, const Tensor& masters) {
-  const int64_t end = begin + masters.elements();
-  low.for_parts(begin, end, Access::kRead, [&](const Tensor& part, int64_t at) {
-    Tensor joined = beside(masters, part, at);
-    join_masters(ctx, beside(weights, part, at), part, joined);
-  });
+void split_to_arrays(const OpContext& ctx, const Tensor& masters, const SplitRange& to) {
+  const Tensor flat = masters.view({masters.elements()});
+  to.low.for_parts(
+      to.low_begin, to.low_begin + flat.elements(), Access::kWrite, [&](Tensor& low, int64_t at) {
+        const int64_t begin = to.weights_begin + at;
+        to.weights.for_parts(begin, begin + low.elements(), Access::kWrite,
+                             [&](Tensor& high, int64_t within) {
+                               Tensor rest = beside(low, high, within);
+                               split_masters(ctx, beside(flat, high, at + within), high, rest);
+                             });
+      });
+}
+
+void join_from_arrays(const OpContext& ctx, const SplitRange& from, const Tensor& masters) {
+  const Tensor flat = masters.view({masters.elements()});
+  from.low.for_parts(from.low_begin, from.low_begin + flat.elements(), Access::kRead,
+                     [&](const Tensor& low, int64_t at) {
+                       const int64_t begin = from.weights_begin + at;
+                       from.weights.for_parts(begin, begin + low.elements(), Access::kRead,
+                                              [&](const Tensor& high, int64_t within) {
+                                                Tensor joined = beside(flat, high, at + within);
+                                                join_masters(ctx, high, beside(low, high, within),
+                                                             joined);
+                                              });
+                     });
 }
 
 void fill_array(const OpContext& ctx, float value, const StoredArray& array, int64_t begin,

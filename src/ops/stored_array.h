@@ -13,11 +13,20 @@ namespace ds::ops {
 void read_array(const OpContext& ctx, const StoredArray& from, int64_t begin, Tensor& to);
 void write_array(const OpContext& ctx, const Tensor& from, const StoredArray& to, int64_t begin);
 void accumulate_array(const OpContext& ctx, const Tensor& x, const StoredArray& sum, int64_t begin);
-// Masters, fp32, split into bf16 weights and the range of low halves, and joined from them.
-void split_to_array(const OpContext& ctx, const Tensor& masters, const Tensor& weights,
-                    const StoredArray& low, int64_t begin);
-void join_from_array(const OpContext& ctx, const Tensor& weights, const StoredArray& low,
-                     int64_t begin, const Tensor& masters);
+// `count` elements of one from `from_begin` on, copied to another from `to_begin` on.
+void copy_array(const OpContext& ctx, const StoredArray& from, int64_t from_begin,
+                const StoredArray& to, int64_t to_begin, int64_t count);
+
+// bf16 weights and the low halves beside them, each from where its part of masters begins.
+struct SplitRange {
+  const StoredArray& weights;
+  int64_t weights_begin;
+  const StoredArray& low;
+  int64_t low_begin;
+};
+// Masters, fp32, split into both, and joined from them.
+void split_to_arrays(const OpContext& ctx, const Tensor& masters, const SplitRange& to);
+void join_from_arrays(const OpContext& ctx, const SplitRange& from, const Tensor& masters);
 // Elements [begin, end).
 void fill_array(const OpContext& ctx, float value, const StoredArray& array, int64_t begin,
                 int64_t end);

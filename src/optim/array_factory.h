@@ -9,7 +9,8 @@
 namespace ds::optim {
 
 enum class ArrayRole {
-  kMasters,    // fp32, unless they are the weights that the model computes with: those are memory
+  kWeights,    // that the model computes with, and that are no masters of type fp32
+  kMasters,    // fp32, also where they are the weights
   kLowHalves,  // of split masters
   kGradients,
   kStates,  // of the optimizer

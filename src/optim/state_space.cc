@@ -232,7 +232,7 @@ MappedRun StateSpace::map(const StateRun& run, const FlatTensors& tensors, Write
 
 void StateSpace::prefetch(const StateRun& run, const FlatTensors& tensors) const {
   for (const FlatTensor* const array :
-       {&tensors.masters, &tensors.low_halves, &tensors.gradients}) {
+       {&tensors.masters, &tensors.low_halves, &tensors.model, &tensors.gradients}) {
     const Range range = range_of(*array, run);
     array->prefetch(range.begin, range.end);
   }

@@ -146,12 +146,14 @@ class StoredArray {
     }
   }
 
- private:
-  // Parts are cut where sums by blocks and blocks of 8-bit states are cut anyway.
-  static constexpr int64_t kUnit = 256;
+  // How many are best mapped at a time of one that does not lie in memory. Parts are cut where
+  // sums by blocks and blocks of 8-bit states are cut anyway.
   int64_t part_elements() const {
     return std::max<int64_t>(1, store_->part_elements() / kUnit) * kUnit;
   }
+
+ private:
+  static constexpr int64_t kUnit = 256;
 
   Tensor memory_;
   std::shared_ptr<ArrayStore> store_;

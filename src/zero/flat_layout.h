@@ -85,6 +85,7 @@ class FlatLayout {
   FlatRange range(nn::ParamId id) const { return ranges_[static_cast<size_t>(id)]; }
   // Null when it is not tiled. Blocks are ranks; tile k is bucket bucket_of() + k.
   const nn::Tiling* tiling(nn::ParamId id) const;
+  bool any_tiled() const { return !tilings_.empty(); }
   // Parameters in the order of the flat space.
   std::span<const nn::ParamId> order() const { return order_; }
 

@@ -45,8 +45,7 @@ void Fp32Weights::write(const OpContext& ctx, const Bucket& bucket) {
   if (flat.masters) {
     return ops::read_array(ctx, flat.masters, arrays_.owned_range(flat.masters, bucket).begin, to);
   }
-  ops::join_from_array(ctx, arrays_.owned(flat.model, bucket), flat.low_halves,
-                       arrays_.owned_range(flat.low_halves, bucket).begin, to);
+  ops::join_from_arrays(ctx, arrays_.split_range(bucket), to);
 }
 
 void Fp32Weights::write_all(const OpContext& ctx, bool frozen_too) {

@@ -242,7 +242,8 @@ void Gradients::reduce_over_ranks(const OpContext& ctx, const ShareOptions& opti
   deferred_ = options.deferred_gradients;
   by_micro_batch_ = options.by_micro_batch;
   op_ = options.op;
-  if (deferred_) return;
+  // One rank adds as if nothing was shared, unless its tiles have no other place.
+  if (deferred_ || (options.comm->size() == 1 && !arrays_.layout.any_tiled())) return;
   const GradientReducer::Options reduce{.whole = arrays_.stage == 0,
                                         .overlap = options.overlap,
                                         .scatter = options.reduce_scatter,

@@ -55,8 +55,7 @@ Tensor Masters::read_owned(const OpContext& ctx, nn::ParamId id) const {
     ops::read_array(state_ctx, flat.masters, arrays_.owned_range(flat.masters, id).begin, out);
     return out;
   }
-  ops::join_from_array(state_ctx, arrays_.owned(flat.model, id), flat.low_halves,
-                       arrays_.owned_range(flat.low_halves, id).begin, out);
+  ops::join_from_arrays(state_ctx, arrays_.split_range(id), out);
   return out;
 }
 
@@ -68,9 +67,10 @@ void Masters::write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, cons
     return ops::write_array(state_ctx, value, flat.masters,
                             arrays_.owned_range(flat.masters, id).begin + at);
   }
-  const Tensor weights = arrays_.owned(flat.model, id).slice(0, at, at + value.elements());
-  ops::split_to_array(state_ctx, value, weights, flat.low_halves,
-                      arrays_.owned_range(flat.low_halves, id).begin + at);
+  ops::SplitRange to = arrays_.split_range(id);
+  to.weights_begin += at;
+  to.low_begin += at;
+  ops::split_to_arrays(state_ctx, value, to);
 }
 
 void Masters::write(const OpContext& ctx, nn::ParamId id, const Tensor& value) {

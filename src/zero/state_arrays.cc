@@ -32,6 +32,7 @@ optim::FlatTensor StateArrays::make_stored(const optim::ArrayRequest& request, b
 void StateArrays::flush_masters() const {
   flat.masters.flush();
   flat.low_halves.flush();
+  flat.model.flush();
 }
 
 bool StateArrays::masters_left_on_host() const {

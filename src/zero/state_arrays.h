@@ -8,6 +8,7 @@
 #include "base/exact_sum.h"
 #include "comm/communicator.h"
 #include "ops/context.h"
+#include "ops/stored_array.h"
 #include "optim/optimizer.h"
 #include "zero/flat_layout.h"
 #include "zero/host_store.h"
@@ -56,6 +57,13 @@ struct StateArrays {
     return array.memory().slice(0, range.begin, range.end);
   }
 
+  // Of split masters, what this rank owns.
+  template <class Part>
+  ops::SplitRange split_range(const Part& part) const {
+    return {flat.model, owned_range(flat.model, part).begin, flat.low_halves,
+            owned_range(flat.low_halves, part).begin};
+  }
+
   // The array that the model computes with; but see in_fp32.
   const optim::FlatTensor& weights() const {
     return host_store ? host_store->weights() : flat.model ? flat.model : flat.masters;
@@ -74,7 +82,7 @@ struct StateArrays {
   // Whether arrays of a role lie elsewhere than in memory, and one of zeros there.
   bool stores(optim::ArrayRole role) const { return factory && factory->makes(role); }
   optim::FlatTensor make_stored(const optim::ArrayRequest& request, bool compact) const;
-  // Waits until masters that were written rest.
+  // Waits until masters and weights that were written rest.
   void flush_masters() const;
 
   // Where masters, gradients and the optimizer's state are made that lie in memory.

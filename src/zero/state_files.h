@@ -1,9 +1,10 @@
-// Training state in files: masters, gradients and the optimizer's states of an optimizer that is
-// offloaded to a file system (ZeRO-Infinity, Rajbhandari et al., arXiv:2104.07857). Weights in the
-// compute type stay in memory.
+// Training state in files (ZeRO-Infinity, Rajbhandari et al., arXiv:2104.07857): masters, gradients
+// and the optimizer's states of an optimizer that is offloaded to a file system, and weights that
+// ranks hold in pieces.
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "io/file_array.h"
 #include "optim/array_factory.h"
@@ -11,9 +12,11 @@
 namespace ds::zero {
 
 struct StateFileOptions {
-  io::FileArrayOptions files;
+  // Of the optimizer, and of the weights; none: they lie in memory.
+  std::optional<io::FileArrayOptions> optimizer, weights;
   int64_t sub_group_elements = 0;  // that an update takes at a time, at most
-  bool gradients = true;           // lie in files too
+  bool gradients = true;           // lie with the optimizer's
+  int64_t weights_in_memory = 0;   // elements of this rank's, the first ones
 };
 
 class StateFiles final : public optim::ArrayFactory {
@@ -27,16 +30,16 @@ class StateFiles final : public optim::ArrayFactory {
   // `device` is the CPU, whose account counts the memory that ranges travel through.
   StateFiles(StateFileOptions options, std::shared_ptr<Device> device);
 
-  bool makes(optim::ArrayRole role) const override {
-    return gradients_ || role != optim::ArrayRole::kGradients;
-  }
+  bool makes(optim::ArrayRole role) const override;
   std::shared_ptr<ArrayStore> make(const optim::ArrayRequest& request) override;
   int64_t most_elements() const override { return most_elements_; }
 
  private:
   const int64_t most_elements_;
   const bool gradients_;
-  const std::shared_ptr<io::FileArrays> files_;
+  const int64_t weights_in_memory_;
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<io::FileArrays> optimizer_, weights_;  // null: in memory
 };
 
 }  // namespace ds::zero

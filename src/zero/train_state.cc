@@ -82,7 +82,7 @@ void TrainState::set_compute_type(const OpContext& ctx, DType type, MasterForm f
                                                 false)
                           : make(DType::kUInt16);
     flat.masters.for_parts(0, all.elements(), Access::kRead, [&](const Tensor& part, int64_t at) {
-      ops::split_to_array(ctx, part, model.slice(0, at, at + part.elements()), flat.low_halves, at);
+      ops::split_to_arrays(ctx, part, {flat.model, at, flat.low_halves, at});
     });
     flat.masters = {};
   }
@@ -117,7 +117,7 @@ void TrainState::widen_masters(const OpContext& ctx) {
   if (flat.masters) {  // also where splitting them has failed half way
     ops::read_array(ctx, flat.masters, 0, wide);
   } else {
-    ops::join_from_array(ctx, flat.model.memory(), flat.low_halves, 0, wide);
+    ops::join_from_arrays(ctx, {flat.model, 0, flat.low_halves, 0}, wide);
   }
   flat.masters = std::move(wide);
   flat.low_halves = {};
@@ -190,8 +190,11 @@ void TrainState::lay_out_shared(const OpContext& ctx, const FlatLayout& layout,
             : Tensor::zeros(arrays_.device, dtype, shape, MemoryTag::kParameters),
         compact);
   };
-  const bool stored = form != MasterForm::kWeights && arrays_.stores(optim::ArrayRole::kMasters);
-  const bool own_model = stored || (type != DType::kFloat32 && form != MasterForm::kWeights);
+  // Masters that are the weights lie where weights do; elsewhere there are weights beside them.
+  const bool weights_stored = compact_weights && arrays_.stores(optim::ArrayRole::kWeights);
+  const bool rounded = form == MasterForm::kWeights;
+  const bool stored = rounded ? weights_stored : arrays_.stores(optim::ArrayRole::kMasters);
+  const bool own_model = rounded ? false : type != DType::kFloat32 || (stored && !weights_stored);
   const bool compact_masters = own_model ? options.stage > 0 : compact_weights;
   const auto make_stored = [&](optim::ArrayRole role, const char* name, DType dtype) {
     const int64_t elements = compact_masters ? layout.owned_elements() : layout.elements();
@@ -202,27 +205,29 @@ void TrainState::lay_out_shared(const OpContext& ctx, const FlatLayout& layout,
     return out;
   };
   // Weights move between ranks; masters do only where they are the weights.
+  const DType master_type = rounded ? type : DType::kFloat32;
   optim::FlatTensor masters =
-      stored ? make_stored(optim::ArrayRole::kMasters, "masters", DType::kFloat32)
-             : make(form == MasterForm::kWeights ? type : DType::kFloat32, compact_masters,
-                    !own_model);
+      stored ? make_stored(rounded ? optim::ArrayRole::kWeights : optim::ArrayRole::kMasters,
+                           "masters", master_type)
+             : make(master_type, compact_masters, !own_model);
   spread_masters(ctx, arrays_, masters_, options, layout, masters);
   masters_.drop_loader();
   arrays_.layout = layout;
   optim::FlatTensors& flat = arrays_.flat;
   flat.masters = std::move(masters);
   if (!own_model) return;
-  flat.model = make(type, compact_weights, true);
+  flat.model = weights_stored ? make_stored(optim::ArrayRole::kWeights, "weights", type)
+                              : make(type, compact_weights, true);
   if (form != MasterForm::kSplit) return;
   flat.low_halves = arrays_.stores(optim::ArrayRole::kLowHalves)
                         ? make_stored(optim::ArrayRole::kLowHalves, "low_halves", DType::kUInt16)
                         : make(DType::kUInt16, compact_masters, false);
   for (const Bucket& bucket : arrays_.layout.buckets()) {
-    const Tensor weights = arrays_.owned(flat.model, bucket);
     const FlatRange own = arrays_.owned_range(flat.masters, bucket);
+    const ops::SplitRange to = arrays_.split_range(bucket);
     flat.masters.for_parts(own.begin, own.end, Access::kRead, [&](const Tensor& part, int64_t at) {
-      ops::split_to_array(ctx, part, weights.slice(0, at, at + part.elements()), flat.low_halves,
-                          own.begin + at);
+      ops::split_to_arrays(ctx, part,
+                           {to.weights, to.weights_begin + at, to.low, to.low_begin + at});
     });
   }
   flat.masters = {};
@@ -231,8 +236,8 @@ void TrainState::lay_out_shared(const OpContext& ctx, const FlatLayout& layout,
 void TrainState::unshare(const OpContext& ctx) {
   if (!shared()) return;
   gradients_.stop_reducing();
-  weights_.stop_gathering();
-  const bool lost = arrays_.weights().compact;
+  const bool pieces = arrays_.weights().compact;
+  const bool lost = pieces && layout().world() > 1;
   const FlatLayout after(arrays_.parameters);
   optim::FlatTensor masters;
   if (!lost) {
@@ -242,8 +247,9 @@ void TrainState::unshare(const OpContext& ctx) {
   for (nn::ParamId id = 0; !lost && id < arrays_.parameters.size(); ++id) {
     const FlatRange to = after.range(id);
     Tensor target = masters.memory().slice(0, to.begin, to.end).view(arrays_.parameters[id].shape);
-    ops::cast(ctx, weights_.view(id), target);
+    ops::cast(ctx, pieces ? masters_.read(ctx, id) : weights_.view(id), target);
   }
+  weights_.stop_gathering();
   if (lost) weights_.lose();
   arrays_.layout = after;
   arrays_.flat = {};

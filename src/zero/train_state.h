@@ -67,7 +67,7 @@ class TrainState final : public nn::ModelWeights {
   // "every rank" are collective too.
   void share(const OpContext& ctx, const ShareOptions& options, DType type, MasterForm form);
   // Ends that, without waiting for anybody. Weights that are whole stay, in the precision they were
-  // computed with; of weights in pieces nothing usable is left.
+  // computed with; of weights in pieces nothing usable is left, unless one rank has all of them.
   void unshare(const OpContext& ctx);
   bool shared() const { return arrays_.shared(); }
   // The ranks that tensors are cut among, for an optimizer of these parameters; null where they are

@@ -68,7 +68,7 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
   for_offload(
       [&] { store = std::make_shared<HostStore>(ctx, options, std::move(weights), split); });
   if (split) {
-    ops::split_to_array(host, flat.masters.memory(), flat.model.memory(), flat.low_halves, 0);
+    ops::split_to_arrays(host, flat.masters.memory(), {flat.model, 0, flat.low_halves, 0});
     flat.masters = {};
   }
   store->send(flat, {0, layout.elements()});
@@ -88,8 +88,7 @@ void TrainState::end_offload(const OpContext& ctx) {
   if (flat.low_halves) {
     Tensor joined = Tensor::empty(store->memory(), DType::kFloat32, {arrays_.layout.elements()},
                                   MemoryTag::kParameters);
-    ops::join_from_array(arrays_.state_context(ctx), flat.model.memory(), flat.low_halves, 0,
-                         joined);
+    ops::join_from_arrays(arrays_.state_context(ctx), {flat.model, 0, flat.low_halves, 0}, joined);
     flat.masters = std::move(joined);
     flat.model = flat.low_halves = {};
   }

@@ -63,13 +63,15 @@ void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weight
   const std::shared_ptr<Device> host = host_memory_of(arrays.device);
   for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) {
     const FlatRange masters = arrays.owned_range(flat.masters, id);
-    const Tensor copy = arrays.owned(flat.model, id);
-    for (int64_t begin = 0; begin < copy.elements(); begin += kPiece) {
-      const int64_t end = std::min(copy.elements(), begin + kPiece);
+    const FlatRange copies = arrays.owned_range(flat.model, id);
+    for (int64_t begin = 0; begin < copies.elements(); begin += kPiece) {
+      const int64_t end = std::min(copies.elements(), begin + kPiece);
       Tensor rounded = ctx.workspace(weights.compute_type(), {end - begin});
       ops::read_array(ctx, flat.masters, masters.begin + begin, rounded);
       const Tensor expected = to_host(rounded, host);
-      const Tensor found = to_host(copy.slice(0, begin, end), host);
+      const ArrayLease copy =
+          flat.model.map(copies.begin + begin, copies.begin + end, Access::kRead);
+      const Tensor found = to_host(copy.data(), host);
       DS_CHECK(std::ranges::equal(bytes_of(expected), bytes_of(found)), Code::kState,
                "the weights of ", arrays.parameters[id].name, " on rank ", arrays.comm->rank(),
                " are not their masters, rounded: something else wrote to them");

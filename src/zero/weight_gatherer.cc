@@ -7,10 +7,9 @@
 
 namespace ds::zero {
 
-WeightGatherer::WeightGatherer(std::shared_ptr<Device> device, const FlatLayout& layout,
-                               std::unique_ptr<BucketRoute> route, const Limits& limits)
-    : device_(std::move(device)),
-      layout_(layout),
+WeightGatherer::WeightGatherer(const FlatLayout& layout, std::unique_ptr<BucketRoute> route,
+                               const Limits& limits)
+    : layout_(layout),
       route_(std::move(route)),
       limits_(limits),
       entries_(layout.buckets().size()) {}
@@ -18,7 +17,7 @@ WeightGatherer::WeightGatherer(std::shared_ptr<Device> device, const FlatLayout&
 WeightGatherer::~WeightGatherer() {
   // Memory that a gather writes to must outlive it.
   for (Entry& entry : entries_) {
-    if (!entry.flight) continue;
+    if (!entry.flight.work) continue;
     try {
       entry.flight.work->wait();
     } catch (const Error&) {
@@ -26,20 +25,24 @@ WeightGatherer::~WeightGatherer() {
   }
 }
 
+CollectiveOptions WeightGatherer::options_of(size_t index) const {
+  const std::string_view label = names_.empty() ? "weights" : std::string_view(names_[index]);
+  return {.label = label, .same_label = !names_.empty()};
+}
+
 void WeightGatherer::fetch(size_t index) {
   Entry& entry = entries_[index];
-  entry.data =
-      Tensor::empty(device_, route_->dtype(index), {size(index)}, MemoryTag::kCommunication);
+  Tensor data;
+  entry.flight = route_->start(index, data, options_of(index));
+  entry.data = std::move(data);
   live_ += size(index);
-  const std::string_view label = names_.empty() ? "weights" : std::string_view(names_[index]);
-  entry.flight = route_->start(index, entry.data, {.label = label, .same_label = !names_.empty()});
+  most_live_ = std::max(most_live_, live_);
 }
 
 void WeightGatherer::drop(size_t index) {
   Entry& entry = entries_[index];
-  if (!entry.data) return;
-  // One in two steps needs both, for the sake of the other ranks.
-  if (entry.flight) route_->finish(index, entry.flight, entry.data);
+  if (!entry.present()) return;
+  if (entry.flight) route_->abandon(index, entry.flight, entry.data);
   entry = {};
   live_ -= size(index);
 }
@@ -65,7 +68,8 @@ void WeightGatherer::make_room(int64_t elements, size_t spared) {
     int64_t worst_rank = -1;
     for (size_t i = 0; i < entries_.size(); ++i) {
       const Entry& entry = entries_[i];
-      if (!entry.data || entry.users > 0 || i == spared || layout_.buckets()[i].resident) continue;
+      if (!entry.present() || entry.users > 0 || i == spared || layout_.buckets()[i].resident)
+        continue;
       const int64_t rank =
           known() ? distance(i) : std::numeric_limits<int64_t>::max() - 1 - entry.last_use;
       if (rank > worst_rank) {
@@ -100,7 +104,7 @@ const Tensor& WeightGatherer::acquire(size_t bucket) {
 
 void WeightGatherer::hold(size_t bucket) {
   Entry& entry = entries_[bucket];
-  if (!entry.data) {
+  if (!entry.present()) {
     make_room(size(bucket), bucket);
     fetch(bucket);
   }
@@ -113,7 +117,7 @@ const Tensor& WeightGatherer::wait(size_t bucket) {
   Entry& entry = entries_[bucket];
   if (entry.flight) {
     try {
-      route_->finish(bucket, entry.flight, entry.data);
+      route_->finish(bucket, entry.flight, entry.data, options_of(bucket));
     } catch (...) {
       --entry.users;
       throw;
@@ -131,7 +135,7 @@ void WeightGatherer::fetch_ahead() {
   }
   for (size_t i = position_; i < trace_.size(); ++i) {
     const size_t next = trace_[i].bucket;
-    if (entries_[next].data) continue;
+    if (entries_[next].present()) continue;
     const int64_t with = size(next);
     if (under_way + with > limits_.prefetch || live_ + with > limits_.live) return;
     fetch(next);

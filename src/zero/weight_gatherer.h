@@ -23,8 +23,8 @@ class WeightGatherer {
     bool tell_order_changes = false;                         // in the log
   };
 
-  WeightGatherer(std::shared_ptr<Device> device, const FlatLayout& layout,
-                 std::unique_ptr<BucketRoute> route, const Limits& limits);
+  WeightGatherer(const FlatLayout& layout, std::unique_ptr<BucketRoute> route,
+                 const Limits& limits);
   ~WeightGatherer();
 
   // The whole bucket, valid until the matching release.
@@ -47,6 +47,8 @@ class WeightGatherer {
   // The pieces have changed, with `frozen_too` also those of frozen weights: gathered copies are
   // worthless.
   void pieces_changed(bool frozen_too);
+  // The most elements that were there at a time.
+  int64_t most_live() const { return most_live_; }
 
  private:
   struct Entry {
@@ -54,6 +56,7 @@ class WeightGatherer {
     BucketRoute::Flight flight;  // while it is under way
     int users = 0;
     int64_t last_use = 0;
+    bool present() const { return data || flight; }
   };
   // Uses of one bucket after each other.
   struct Uses {
@@ -63,6 +66,7 @@ class WeightGatherer {
   };
   static constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
+  CollectiveOptions options_of(size_t bucket) const;
   void fetch(size_t bucket);
   void drop(size_t bucket);
   void drop_unused();
@@ -74,7 +78,6 @@ class WeightGatherer {
   int64_t size(size_t bucket) const { return layout_.buckets()[bucket].range.elements(); }
   bool known() const { return following_; }
 
-  std::shared_ptr<Device> device_;
   const FlatLayout& layout_;
   std::unique_ptr<BucketRoute> route_;
   Limits limits_;
@@ -83,7 +86,7 @@ class WeightGatherer {
   std::vector<Uses> record_;    // and of this one
   size_t position_ = 0;         // in the trace, of the next bucket
   bool following_ = false;      // this pass has been like the trace
-  int64_t live_ = 0;
+  int64_t live_ = 0, most_live_ = 0;
   std::vector<std::string> names_;  // by bucket, or none
 };
 

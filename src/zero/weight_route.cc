@@ -12,7 +12,7 @@ constexpr int kBits = 8;
 }  // namespace
 
 WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGroups groups,
-                         const Options& options, std::vector<Tensor> pieces)
+                         const Options& options, std::vector<Piece> pieces)
     : ctx_(ctx),
       layout_(layout),
       groups_(std::move(groups)),
@@ -48,33 +48,56 @@ Tensor WeightRoute::second(size_t index) const {
   return second_.at(dtype(index)).slice(0, begin, begin + size);
 }
 
+// Without its own piece no rank can begin to gather, unless it has codes or a second copy.
+bool WeightRoute::reads_piece(size_t index) const {
+  return !pieces_[index].array.in_memory() && !second_valid_[index] && !frozen_messages_[index];
+}
+
+void WeightRoute::make_room(size_t index, Tensor& whole) const {
+  const int64_t elements = layout_.buckets()[index].range.elements();
+  whole = Tensor::empty(ctx_.device, dtype(index), {elements}, MemoryTag::kCommunication);
+}
+
 // The own piece in codes.
-Tensor WeightRoute::own_message(size_t index) {
+Tensor WeightRoute::own_message(size_t index, const Tensor& own) {
   const Bucket& bucket = layout_.buckets()[index];
   if (frozen_messages_[index]) return frozen_messages_[index];
   const bool keep = options_.quantized_frozen && !bucket.trainable && !bucket.exact;
   Tensor message = Tensor::zeros(ctx_.device, DType::kUInt8, {message_bytes_[index]},
                                  keep ? MemoryTag::kParameters : MemoryTag::kCommunication);
-  ops::pack_blocks(ctx_, pieces_[index], kBits, piece_blocks(layout_, bucket, layout_.rank()),
-                   message);
+  ops::pack_blocks(ctx_, own, kBits, piece_blocks(layout_, bucket, layout_.rank()), message);
   if (keep) frozen_messages_[index] = message;
   return message;
 }
 
-WeightRoute::Flight WeightRoute::start(size_t index, const Tensor& whole,
+WeightRoute::Flight WeightRoute::start(size_t index, Tensor& whole,
                                        const CollectiveOptions& options) {
-  const Bucket& bucket = layout_.buckets()[index];
+  const Piece& piece = pieces_[index];
+  if (reads_piece(index)) {
+    piece.array.prefetch(piece.range.begin, piece.range.end);
+    Flight flight;
+    flight.reading = true;
+    return flight;
+  }
+  make_room(index, whole);
+  const Tensor own = piece.array.in_memory() ? piece.map().data() : Tensor();
+  return gather(index, whole, own, options);
+}
+
+// `own` may be none where there are codes or a second copy.
+WeightRoute::Flight WeightRoute::gather(size_t index, const Tensor& whole, const Tensor& own,
+                                        const CollectiveOptions& options) {
   Flight flight;
   if (second_valid_[index]) {
     flight.near = true;
     flight.work = groups_.secondary->all_gather(whole, second(index), options);
-  } else if (quantized(bucket)) {
+  } else if (quantized(layout_.buckets()[index])) {
     flight.message =
         Tensor::empty(ctx_.device, DType::kUInt8, {layout_.world() * message_bytes_[index]},
                       MemoryTag::kCommunication);
-    start_gather(flight.message, own_message(index), options, flight);
+    start_gather(flight.message, own_message(index, own), options, flight);
   } else {
-    start_gather(whole, pieces_[index], options, flight);
+    start_gather(whole, own, options, flight);
   }
   return flight;
 }
@@ -121,7 +144,22 @@ void WeightRoute::unpack(size_t index, const Tensor& message, Tensor& whole) {
   }
 }
 
-void WeightRoute::finish(size_t index, Flight& flight, Tensor& whole) {
+// The memory that a piece of one rank was read into is the bucket.
+void WeightRoute::finish(size_t index, Flight& flight, Tensor& whole,
+                         const CollectiveOptions& options) {
+  if (!flight.reading) return complete(index, flight, whole);
+  ArrayLease own = pieces_[index].map();  // where that fails it is still to be read
+  flight = {};
+  if (layout_.world() == 1 && !quantized(layout_.buckets()[index])) {
+    whole = own.data();
+    return;
+  }
+  make_room(index, whole);
+  flight = gather(index, whole, own.data(), options);
+  complete(index, flight, whole);
+}
+
+void WeightRoute::complete(size_t index, Flight& flight, Tensor& whole) {
   if (flight.message) {
     finish_gather(flight, flight.message);
     unpack(index, flight.message, whole);
@@ -133,6 +171,12 @@ void WeightRoute::finish(size_t index, Flight& flight, Tensor& whole) {
     ops::cast(ctx_, whole.slice(0, begin, begin + own.elements()), own);
     second_valid_[index] = true;
   }
+  flight = {};
+}
+
+// What ranks have begun they end together: a way in two steps needs both.
+void WeightRoute::abandon(size_t index, Flight& flight, Tensor& whole) {
+  if (flight.work) complete(index, flight, whole);
   flight = {};
 }
 

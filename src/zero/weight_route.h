@@ -1,6 +1,6 @@
 // The way in which a bucket of weights gets from the ranks that hold its pieces to one that needs
 // it whole: plain, quantised (qwZ), across nodes and then inside them (MiCS), or from the second
-// copy that near ranks keep (hpZ).
+// copy that near ranks keep (hpZ). A piece that lies in a file is read ahead of that.
 #pragma once
 
 #include <map>
@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "ops/context.h"
+#include "tensor/array_store.h"
 #include "zero/flat_layout.h"
 #include "zero/share_groups.h"
 
@@ -22,14 +23,17 @@ class BucketRoute {
     Tensor message;  // what arrives, where that is not the bucket itself
     Tensor column;   // what came across nodes, of ways in two steps
     bool near = false;
-    explicit operator bool() const { return work != nullptr; }
+    bool reading = false;  // the own piece is read ahead, and the ranks have not begun to gather
+    explicit operator bool() const { return work != nullptr || reading; }
   };
 
   virtual ~BucketRoute() = default;
-  virtual DType dtype(size_t bucket) const = 0;
-  // Begins to fill `whole`, which nobody may touch before finish has returned.
-  virtual Flight start(size_t bucket, const Tensor& whole, const CollectiveOptions& options) = 0;
-  virtual void finish(size_t bucket, Flight& flight, Tensor& whole) = 0;
+  // Begins to fill `whole`, which it may make, and nobody may touch before finish has returned.
+  virtual Flight start(size_t bucket, Tensor& whole, const CollectiveOptions& options) = 0;
+  virtual void finish(size_t bucket, Flight& flight, Tensor& whole,
+                      const CollectiveOptions& options) = 0;
+  // Ends one that nobody needs any more.
+  virtual void abandon(size_t bucket, Flight& flight, Tensor& whole) = 0;
   // Second copies are worthless, and with `frozen_too` so is all that was made of frozen weights.
   virtual void pieces_changed(bool frozen_too) = 0;
 };
@@ -42,19 +46,32 @@ class WeightRoute : public BucketRoute {
     bool hierarchical = false;      // across nodes first
   };
 
-  // Collective. `pieces` are this rank's, by bucket: views of the weights' memory. The threads of
-  // `ctx` must outlive it.
-  WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGroups groups,
-              const Options& options, std::vector<Tensor> pieces);
+  // What this rank holds of a bucket.
+  struct Piece {
+    StoredArray array;
+    FlatRange range;
+    ArrayLease map() const { return array.map(range.begin, range.end, Access::kRead); }
+  };
 
-  DType dtype(size_t bucket) const override { return pieces_[bucket].dtype(); }
-  Flight start(size_t bucket, const Tensor& whole, const CollectiveOptions& options) override;
-  void finish(size_t bucket, Flight& flight, Tensor& whole) override;
+  // Collective. `pieces` are by bucket. The threads of `ctx` must outlive it.
+  WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGroups groups,
+              const Options& options, std::vector<Piece> pieces);
+
+  Flight start(size_t bucket, Tensor& whole, const CollectiveOptions& options) override;
+  void finish(size_t bucket, Flight& flight, Tensor& whole,
+              const CollectiveOptions& options) override;
+  void abandon(size_t bucket, Flight& flight, Tensor& whole) override;
   void pieces_changed(bool frozen_too) override;
 
  private:
+  DType dtype(size_t bucket) const { return pieces_[bucket].array.dtype(); }
   bool quantized(const Bucket& bucket) const;
-  Tensor own_message(size_t bucket);
+  bool reads_piece(size_t bucket) const;
+  void make_room(size_t bucket, Tensor& whole) const;
+  Flight gather(size_t bucket, const Tensor& whole, const Tensor& own,
+                const CollectiveOptions& options);
+  void complete(size_t bucket, Flight& flight, Tensor& whole);
+  Tensor own_message(size_t bucket, const Tensor& own);
   void start_gather(const Tensor& all, const Tensor& own, const CollectiveOptions& options,
                     Flight& flight);
   void finish_gather(Flight& flight, const Tensor& all);
@@ -65,7 +82,7 @@ class WeightRoute : public BucketRoute {
   const FlatLayout& layout_;
   ShareGroups groups_;
   Options options_;
-  std::vector<Tensor> pieces_;  // by bucket
+  std::vector<Piece> pieces_;  // by bucket
   // This rank's part of all buckets that are dropped at times, in each of their types.
   std::map<DType, Tensor> second_;
   std::vector<int64_t> second_begins_;  // by bucket; -1 where there is none

@@ -140,8 +140,9 @@ Tensor Weights::whole_bucket(const Bucket& bucket) const {
   return arrays_.weights().memory().slice(0, bucket.range.begin, bucket.range.end);
 }
 
-Tensor Weights::piece(const Bucket& bucket) const {
-  return arrays_.in_fp32(bucket) ? fp32_.piece(bucket) : arrays_.owned(arrays_.weights(), bucket);
+WeightRoute::Piece Weights::piece(const Bucket& bucket) const {
+  if (arrays_.in_fp32(bucket)) return {fp32_.piece(bucket), {0, bucket.piece}};
+  return {arrays_.weights(), arrays_.owned_range(arrays_.weights(), bucket)};
 }
 
 void Weights::set_compute_type(DType type) {
@@ -151,7 +152,7 @@ void Weights::set_compute_type(DType type) {
 }
 
 void Weights::gather_from(const OpContext& ctx, const ShareOptions& options) {
-  std::vector<Tensor> pieces;
+  std::vector<WeightRoute::Piece> pieces;
   std::vector<std::string> names;
   const FlatLayout& layout = arrays_.layout;
   for (const Bucket& bucket : layout.buckets()) {
@@ -160,7 +161,7 @@ void Weights::gather_from(const OpContext& ctx, const ShareOptions& options) {
     if (bucket.tile >= 0) names.back() += str_cat(", tile ", bucket.tile);
   }
   gatherer_ = std::make_unique<WeightGatherer>(
-      arrays_.device, layout,
+      layout,
       std::make_unique<WeightRoute>(ctx, layout, arrays_.groups, options.weights,
                                     std::move(pieces)),
       options.gather);
@@ -168,6 +169,15 @@ void Weights::gather_from(const OpContext& ctx, const ShareOptions& options) {
 }
 
 // ---- after masters were written ----
+
+// What this rank owns of a bucket or a parameter, to the copy in the compute type.
+template <class Part>
+void Weights::copy_masters(const OpContext& ctx, const Part& part) {
+  const optim::FlatTensors& flat = arrays_.flat;
+  const FlatRange from = arrays_.owned_range(flat.masters, part);
+  ops::copy_array(ctx, flat.masters, from.begin, flat.model,
+                  arrays_.owned_range(flat.model, part).begin, from.elements());
+}
 
 void Weights::follow_masters(const OpContext& ctx) {
   const optim::FlatTensors& flat = arrays_.flat;
@@ -177,13 +187,9 @@ void Weights::follow_masters(const OpContext& ctx) {
   }
   if (flat.model && flat.masters) {
     if (flat.model.compact == flat.masters.compact) {
-      Tensor copy = flat.model.memory();
-      ops::read_array(ctx, flat.masters, 0, copy);
+      ops::copy_array(ctx, flat.masters, 0, flat.model, 0, flat.model.elements());
     } else {
-      for (const Bucket& bucket : arrays_.layout.buckets()) {
-        Tensor copy = arrays_.owned(flat.model, bucket);
-        ops::read_array(ctx, flat.masters, arrays_.owned_range(flat.masters, bucket).begin, copy);
-      }
+      for (const Bucket& bucket : arrays_.layout.buckets()) copy_masters(ctx, bucket);
     }
   }
   fp32_.write_all(ctx, true);
@@ -216,9 +222,9 @@ void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& 
     }
   } else {
     const OwnedPart part = arrays_.layout.part(id);
-    Tensor copy = arrays_.owned(arrays_.weights(), id);
-    ops::cast(ctx, value.view({value.elements()}).slice(0, part.first, part.first + part.count),
-              copy);
+    ops::write_array(ctx,
+                     value.view({value.elements()}).slice(0, part.first, part.first + part.count),
+                     arrays_.weights(), arrays_.owned_range(arrays_.weights(), id).begin);
     if (in_fp32) fp32_.write(ctx, arrays_.bucket(id));
     gatherer_->pieces_changed(true);
   }
@@ -229,16 +235,15 @@ void Weights::follow_owned_master(const OpContext& ctx, nn::ParamId id) {
   if (fp8_) fp8_->weights_changed();
   const optim::FlatTensors& flat = arrays_.flat;
   if (arrays_.host_store) return arrays_.host_store->send(flat, arrays_.layout.range(id));
-  if (flat.model && flat.masters) {
-    Tensor copy = arrays_.owned(flat.model, id);
-    ops::read_array(ctx, flat.masters, arrays_.owned_range(flat.masters, id).begin, copy);
-  }
+  if (flat.model && flat.masters) copy_masters(ctx, id);
   const Bucket& bucket = arrays_.bucket(id);
   if (arrays_.in_fp32(bucket)) fp32_.write(ctx, bucket);
   if (gatherer_) {
     gatherer_->pieces_changed(true);
   } else if (arrays_.shared() && arrays_.stage > 0) {
-    arrays_.comm->all_gather(whole_bucket(bucket), piece(bucket), {.label = parameters()[id].name})
+    arrays_.comm
+        ->all_gather(whole_bucket(bucket), piece(bucket).map().data(),
+                     {.label = parameters()[id].name})
         ->wait();
   }
   if (borrowed_.has(id)) borrowed_.write(ctx, id, current_value(id));
@@ -251,8 +256,8 @@ void Weights::gather(bool frozen_too) {
   std::vector<WorkPtr> works;
   for (const Bucket& bucket : arrays_.layout.buckets()) {
     if (!bucket.trainable && !frozen_too) continue;
-    works.push_back(
-        arrays_.comm->all_gather(whole_bucket(bucket), piece(bucket), {.label = "weights"}));
+    works.push_back(arrays_.comm->all_gather(whole_bucket(bucket), piece(bucket).map().data(),
+                                             {.label = "weights"}));
   }
   for (const WorkPtr& work : works) work->wait();
 }

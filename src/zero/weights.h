@@ -80,7 +80,9 @@ class Weights : public nn::ParameterReader {
   }
   Tensor whole_of_tiles(nn::ParamId id);
   Tensor whole_bucket(const Bucket& bucket) const;  // where the ranks' pieces of it come together
-  Tensor piece(const Bucket& bucket) const;         // this rank's
+  WeightRoute::Piece piece(const Bucket& bucket) const;  // this rank's
+  template <class Part>
+  void copy_masters(const OpContext& ctx, const Part& part);
   void gather(bool frozen_too);
   void changed(const OpContext& ctx);
 

@@ -144,6 +144,17 @@ def complete_documents():
         "zero_optimization": {"stage": 2}})
     add("complete-lamb", {"train_batch_size": 64, "fp16": {"enabled": True}, "optimizer": {
         "type": "Lamb", "params": {"lr": 1e-2, "weight_decay": 0.01, "max_coeff": 0.3}}})
+    add("complete-nvme", {"train_batch_size": 16, "bf16": {"enabled": True},
+        "optimizer": adamw(lr=1e-4), "zero_optimization": {
+            "stage": 3, "overlap_comm": True, "contiguous_gradients": True,
+            "sub_group_size": 1e9, "reduce_bucket_size": 5e8, "stage3_prefetch_bucket_size": 5e8,
+            "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
+            "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme",
+                                  "pin_memory": True, "buffer_count": 4, "fast_init": False},
+            "offload_param": {"device": "nvme", "nvme_path": "/local_nvme", "pin_memory": True,
+                              "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9}},
+        "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1,
+                "single_submit": False, "overlap_events": True}})
     add("complete-adagrad", {"train_batch_size": 16, "optimizer": {
         "type": "adagrad", "params": {"lr": 0.01}}})
     add("complete-muon", {"train_batch_size": 16, "bf16": {"enabled": True}, "optimizer": {
@@ -295,9 +306,9 @@ def lacking_documents():
         lacks="tensor parallelism")
     add("lacks-sparse", {**base, "optimizer": adamw(lr=1e-4), "sparse_attention": {
         "mode": "fixed", "block": 16}}, lacks="block-sparse attention")
-    add("lacks-nvme", {**base, "optimizer": adamw(lr=1e-4), "zero_optimization": {
-        "stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local"}}},
-        lacks="parameter offload")
+    add("lacks-zenflow", {**base, "optimizer": adamw(lr=1e-4), "zero_optimization": {
+        "stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}},
+        lacks="ZenFlow (its presence enables it)")
 
 
 def main(folder):

@@ -364,15 +364,19 @@ TEST(Check, TextInTypedSectionsMeansItsValue) {
   }
 }
 
-TEST(Check, ParameterOffloadIsRefusedOnAGpu) {
-  ConfigEnvironment environment;
-  environment.on_gpu = true;
-  const CheckedConfig checked = check_config(
-      R"({"train_batch_size": 8, "zero_optimization": {"stage": 3, "offload_param":
-          {"device": "cpu"}}})",
-      environment);
-  ASSERT_EQ(checked.parsed.problems.size(), 1u);
-  EXPECT_EQ(checked.parsed.problems[0].feature, "parameter offload");
+TEST(Check, WeightsInFilesNeedAFolderAndStageThree) {
+  const auto check = [](const char* zero) {
+    return check_config(str_cat(R"({"train_batch_size": 8, "zero_optimization": )", zero, "}"));
+  };
+  const CheckedConfig nowhere = check(R"({"stage": 3, "offload_param": {"device": "nvme"}})");
+  ASSERT_EQ(nowhere.parsed.problems.size(), 1u);
+  EXPECT_THAT(
+      nowhere.parsed.problems[0].message(),
+      HasSubstr("/zero_optimization/offload_param/nvme_path: device nvme needs the folder"));
+  const CheckedConfig below = check(R"({"stage": 2, "offload_param": {"device": "nvme"}})");
+  EXPECT_TRUE(below.accepted());
+  EXPECT_THAT(below.parsed.warnings,
+              testing::Contains(HasSubstr("has no effect below ZeRO stage 3")));
 }
 
 TEST(Check, TheWorldThatFits) {

@@ -402,18 +402,23 @@ TEST(Config, DeprecatedForms) {
   EXPECT_EQ(load(R"("zero_optimization": true)").zero.stage, 1);
   EXPECT_TRUE(load(R"("zero_optimization": {"stage": 2, "cpu_offload": true})")
                   .zero.offload_optimizer.has_value());
-  // A model on the CPU has its parameters there.
   EXPECT_EQ(error_of(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})"),
             "accepted");
-  ConfigEnvironment gpu;
-  gpu.on_gpu = true;
-  const CheckedConfig checked = check_config(
-      R"({"train_batch_size": 8, "zero_optimization": {"stage": 3, "cpu_offload_param": true}})",
-      gpu);
-  ASSERT_FALSE(checked.accepted());
-  EXPECT_THAT(
-      checked.parsed.problems.front().message(),
-      HasSubstr("device: \"cpu\" (given as /zero_optimization/cpu_offload_param) asks for"));
+  EXPECT_EQ(load(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})")
+                .zero.offload_param->device,
+            ZeroConfig::ParamOffload::Device::kCpu);
+}
+
+TEST(Config, ParamOffload) {
+  const ZeroConfig zero =
+      load(R"("zero_optimization": {"stage": 3, "offload_param": {"device": "nvme",
+              "nvme_path": "/x", "buffer_count": 7, "buffer_size": 1e6, "max_in_cpu": 5}})")
+          .zero;
+  ASSERT_TRUE(zero.offload_param && zero.offload_param->in_files());
+  EXPECT_EQ(zero.offload_param->nvme_path, "/x");
+  EXPECT_EQ(zero.offload_param->buffer_count, 7);
+  EXPECT_EQ(zero.offload_param->buffer_size, 1'000'000);
+  EXPECT_EQ(zero.offload_param->max_in_cpu, 5);
 }
 
 TEST(Config, OptimizerOffload) {

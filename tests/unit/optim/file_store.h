@@ -187,7 +187,7 @@ class FileFactory : public optim::ArrayFactory {
   using Roles = std::set<optim::ArrayRole>;
   static Roles all_roles() {
     using enum optim::ArrayRole;
-    return {kMasters, kLowHalves, kGradients, kStates, kScales};
+    return {kWeights, kMasters, kLowHalves, kGradients, kStates, kScales};
   }
 
   explicit FileFactory(int64_t most, Roles roles = all_roles())
