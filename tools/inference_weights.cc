@@ -31,6 +31,14 @@ void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
                  "weights that share a scale in int8 and int4, a multiple of 8; 0 = a whole row")
       ->check(at_least(0))
       ->capture_default_str();
+  sub.add_option("--weights-folder", o.folder,
+                 "keep weights of linear layers in a file there and read them where they are used, "
+                 "for models larger than memory")
+      ->type_name("FOLDER");
+  sub.add_option("--max-in-cpu", o.max_in_cpu,
+                 "elements of them that stay in memory all the same, with --weights-folder")
+      ->check(at_least(0))
+      ->capture_default_str();
   if (!threads) return;
   sub.add_option("--threads", o.threads, "CPU threads; default: all that may be used")
       ->check(at_least(1));
@@ -38,10 +46,14 @@ void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
 
 libds::Generator make_generator(libds::Model model, const WeightOptions& o) {
   model.set_device(o.device);
-  if (o.weights.empty() && !o.threads) return libds::Generator(model);
-  const Json form = {{"weights", o.weights.empty() ? "fp32" : o.weights},
-                     {"group_size", o.group_size},
-                     {"threads", o.threads.value_or(0)}};
+  if (o.weights.empty() && !o.threads && o.folder.empty()) return libds::Generator(model);
+  Json form = {{"weights", o.weights.empty() ? "fp32" : o.weights},
+               {"group_size", o.group_size},
+               {"threads", o.threads.value_or(0)}};
+  if (!o.folder.empty()) {
+    form["offload_param"] = {
+        {"device", "nvme"}, {"nvme_path", o.folder}, {"max_in_cpu", o.max_in_cpu}};
+  }
   return libds::Generator(model, form.dump());
 }
 

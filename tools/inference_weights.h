@@ -1,5 +1,5 @@
-// The options --device, --weights, --group-size and --threads of what runs a model without training
-// it.
+// The options --device, --weights, --group-size, --weights-folder, --max-in-cpu and --threads of what
+// runs a model without training it.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -15,6 +15,8 @@ struct WeightOptions {
   std::string device = "cpu";
   std::string weights;  // empty = as the library holds them
   int64_t group_size = 64;
+  std::string folder;  // of a file that weights rest in; empty = memory
+  int64_t max_in_cpu = 0;
   std::optional<int64_t> threads;
 };
 

@@ -35,11 +35,15 @@ enum ds_weight_form_code {
  *     "symmetric": true, false gives groups of "int4" a minimum beside the scale; "threads": 0, the
  *     CPUs that the process may run on; "overrides": [{"match": "h.0.*", "weights": "int8", ...}],
  *     another form, group size or symmetry for the matrices of linear layers whose names match (*
- *     is any text, ? any character; the last match counts), not with "fp32". All but "weights" need
- *     a prepared form.
+ *     is any text, ? any character; the last match counts), not with "fp32"; "offload_param":
+ *     {"device": "nvme", "nvme_path": folder, "max_in_cpu": 1e9, "buffer_count": 5, "buffer_size":
+ *     1e8}, of a model on the CPU: matrices of linear layers but for the first max_in_cpu elements
+ *     rest in a file there without a name, and are read where they are used, ahead of that at most
+ *     buffer_count times buffer_size elements (ZeRO-Inference, arXiv:2207.00032). All but "weights"
+ *     need a prepared form.
  * @param out_generator  keeps the model alive while it runs the model's own weights
- * Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_STATE,
- * DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a prepared form, which every
+ * Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_IO (the
+ * file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a prepared form, which every
  * process would have to make: copy the model first). Since: 0.5.
  */
 DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE options_json,

@@ -47,13 +47,34 @@ std::vector<models::WeightOverride> overrides_of(const JsonArguments& given,
   return out;
 }
 
+// Weights that rest in a file, in the words of zero_optimization.offload_param; none: in memory.
+std::optional<models::WeightFileOptions> weight_file_of(const JsonArguments& given) {
+  if (!given.has("offload_param")) return std::nullopt;
+  const JsonArguments one(given.at("offload_param"), "generator options", "/offload_param",
+                          {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu",
+                           "pin_memory"});
+  const std::string device = one.text("device", "none");
+  if (device == "none" || device == "cpu") return std::nullopt;
+  if (device != "nvme") one.refuse("device", "must be \"none\", \"cpu\" or \"nvme\"");
+  constexpr int64_t kMost = int64_t{1} << 40;
+  models::WeightFileOptions file;
+  file.folder = one.required_text("nvme_path");
+  file.elements_in_memory = one.integer("max_in_cpu", 1'000'000'000, 0, kMost);
+  file.elements_ahead = one.integer("buffer_count", 5, 1, 4096) *
+                        one.integer("buffer_size", 100'000'000, 0, kMost / 4096);
+  one.flag("pin_memory", true);  // memory of requests is page-locked while they run
+  return file;
+}
+
 // None: the model's own weights.
 std::optional<models::InferenceOptions> prepared_form(const char* options_json) {
   const JsonArguments given(options_json, "generator options",
-                            {"weights", "group_size", "symmetric", "threads", "overrides"});
+                            {"weights", "group_size", "symmetric", "threads", "overrides",
+                             "offload_param"});
   const std::string weights = given.text("weights", kModelWeights);
   if (weights == kModelWeights) {
-    for (const char* const key : {"group_size", "symmetric", "threads", "overrides"}) {
+    for (const char* const key :
+         {"group_size", "symmetric", "threads", "overrides", "offload_param"}) {
       if (given.has(key)) given.refuse(key, "needs \"weights\": fp32, bf16, int8 or int4");
     }
     return std::nullopt;
@@ -64,6 +85,7 @@ std::optional<models::InferenceOptions> prepared_form(const char* options_json) 
   options.symmetric = given.flag("symmetric", options.symmetric);
   options.threads = static_cast<int>(given.integer("threads", 0, 0, kMaxThreads));
   options.overrides = overrides_of(given, options);
+  options.file = weight_file_of(given);
   return options;
 }
 

@@ -40,6 +40,20 @@ void check_overrides(const InferenceOptions& options, const nn::ParameterSet& pa
   }
 }
 
+// Matrices that are stored need no more in codes, whose rows and columns are padded, than densely;
+// each begins at a whole page.
+int64_t most_file_bytes(const nn::ParameterSet& parameters, DType dense) {
+  constexpr int64_t kPadded = 64, kPages = int64_t{4} << 12;
+  const auto padded = [](int64_t n) { return (n + kPadded - 1) / kPadded * kPadded; };
+  int64_t bytes = 0;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const Shape& shape = parameters[id].shape;
+    if (shape.dims() != 2) continue;
+    bytes += padded(shape[0]) * padded(shape[1]) * dtype_size(dense) + kPages;
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::string_view weight_form_name(WeightForm form) { return kFormNames[static_cast<size_t>(form)]; }
@@ -59,56 +73,101 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet&
       options_(options),
       compute_type_(options.weights == WeightForm::kFloat32 ? DType::kFloat32 : DType::kBFloat16) {
   check_overrides(options, parameters_, output);
+  if (options.file) {
+    DS_CHECK(ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported,
+             "weights in a file are read to the CPU's memory, and the model is on ",
+             ctx.device->describe(), "; leave offload_param out, or run it on the CPU");
+    elements_in_memory_ = options.file->elements_in_memory;
+    file_ = std::make_unique<WeightFile>(*options.file, ctx.device, most_file_bytes(parameters_, compute_type_));
+  }
   for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
     const nn::Parameter& p = parameters_[id];
     const Tensor master = to_device(from.read(ctx, id), ctx.device);
     const bool product = p.projection || id == output;
     // A matrix that has other names too is a table as well: rows are looked up in the dense form.
     const bool looked_up = p.shape.dims() == 2 && (!product || !p.aliases.empty());
-    Held held;
-    const auto form = product ? quantized_form(options, p.name) : std::nullopt;
-    if (form) {
-      try {
-        held.quantized = ops::quantize(ctx, master, *form);
-      } catch (const Error& error) {
-        fail(error.code(), p.name, ": ", error.what());
-      }
-    }
-    if (!held.quantized || looked_up) {
-      held.dense = Tensor::empty(ctx.device, compute_type_, p.shape, MemoryTag::kParameters);
-      if (compute_type_ == DType::kFloat32) {
-        copy_tensor(master, held.dense);
-      } else {
-        ops::cast(ctx, master, held.dense);
-      }
-    }
+    Held held = make_held(ctx, id, master, product, looked_up);
     const int64_t dense = held.dense ? held.dense.bytes() : 0;
     const int64_t codes = held.quantized ? held.quantized->bytes() : 0;
     bytes_ += dense + codes;
     float_bytes_ += p.shape.elements() * dtype_size(DType::kFloat32);
     if (product || p.shape.dims() != 2) bytes_per_token_ += codes > 0 ? codes : dense;
+    if (file_ && product && !looked_up) store(p, held);
     held_.push_back(std::move(held));
   }
 }
 
+InferenceWeights::Held InferenceWeights::make_held(const OpContext& ctx, nn::ParamId id,
+                                                   const Tensor& master, bool product,
+                                                   bool looked_up) const {
+  const nn::Parameter& p = parameters_[id];
+  Held held;
+  const auto form = product ? quantized_form(options_, p.name) : std::nullopt;
+  if (form) {
+    try {
+      held.quantized = ops::quantize(ctx, master, *form);
+    } catch (const Error& error) {
+      fail(error.code(), p.name, ": ", error.what());
+    }
+  }
+  if (held.quantized && !looked_up) return held;
+  held.dense = Tensor::empty(ctx.device, compute_type_, p.shape, MemoryTag::kParameters);
+  if (compute_type_ == DType::kFloat32) {
+    copy_tensor(master, held.dense);
+  } else {
+    ops::cast(ctx, master, held.dense);
+  }
+  return held;
+}
+
+void InferenceWeights::store(const nn::Parameter& parameter, Held& held) {
+  if (parameter.shape.elements() <= elements_in_memory_) {
+    elements_in_memory_ -= parameter.shape.elements();
+    return;
+  }
+  if (!held.quantized) {
+    held.stored = file_->put({std::exchange(held.dense, {})});
+    return;
+  }
+  ops::QuantizedWeight& codes = *held.quantized;
+  std::vector<Tensor> tensors = {std::exchange(codes.codes, {}), std::exchange(codes.scales, {})};
+  if (codes.minimum) tensors.push_back(std::exchange(codes.minimum, {}));
+  held.stored = file_->put(tensors);
+}
+
 Tensor InferenceWeights::acquire(nn::ParamId id) {
   const Held& held = held_[static_cast<size_t>(id)];
+  if (held.stored && !held.quantized) return file_->hold(*held.stored).front();
   DS_CHECK(held.dense, Code::kInternal, parameters_[id].name, " is held in ",
            weight_form_name(options_.weights), " alone");
   return held.dense;
 }
 
-const ops::QuantizedWeight* InferenceWeights::quantized(nn::ParamId id) const {
-  const Held& held = held_[static_cast<size_t>(id)];
-  return held.quantized ? &*held.quantized : nullptr;
+const ops::QuantizedWeight* InferenceWeights::quantized(nn::ParamId id) {
+  Held& held = held_[static_cast<size_t>(id)];
+  if (!held.quantized) return nullptr;
+  if (held.stored) {
+    const std::vector<Tensor>& tensors = file_->hold(*held.stored);
+    held.quantized->codes = tensors[0];
+    held.quantized->scales = tensors[1];
+    if (tensors.size() > 2) held.quantized->minimum = tensors[2];
+  }
+  return &*held.quantized;
 }
 
-Tensor InferenceWeights::read(const OpContext& ctx, nn::ParamId id) const {
-  const Held& held = held_[static_cast<size_t>(id)];
-  if (held.quantized) return ops::dequantize(ctx, *held.quantized);
-  if (held.dense.dtype() == DType::kFloat32) return held.dense;
-  Tensor wide = ctx.workspace(DType::kFloat32, held.dense.shape());
-  ops::cast(ctx, held.dense, wide);
+void InferenceWeights::release(nn::ParamId id) noexcept {
+  Held& held = held_[static_cast<size_t>(id)];
+  if (!held.stored) return;
+  if (held.quantized) held.quantized->codes = held.quantized->scales = held.quantized->minimum = {};
+  file_->release(*held.stored);
+}
+
+Tensor InferenceWeights::read(const OpContext& ctx, nn::ParamId id) {
+  if (const nn::CodesGuard codes(*this, id); codes) return ops::dequantize(ctx, *codes);
+  const nn::ParameterGuard dense(*this, id);
+  if ((*dense).dtype() == DType::kFloat32) return *dense;
+  Tensor wide = ctx.workspace(DType::kFloat32, (*dense).shape());
+  ops::cast(ctx, *dense, wide);
   return wide;
 }
 

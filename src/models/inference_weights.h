@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "models/weight_file.h"
 #include "nn/model_weights.h"
 #include "nn/parameter_reader.h"
 
@@ -28,6 +29,8 @@ struct InferenceOptions {
   bool symmetric = true;    // of int4: false adds a minimum per group
   int threads = 0;          // 0 = the CPUs this process may run on
   std::vector<WeightOverride> overrides = {};  // the last one that matches counts
+  // Matrices that only products use rest in a file; none: all lie in memory.
+  std::optional<WeightFileOptions> file = {};
 };
 
 std::string_view weight_form_name(WeightForm form);
@@ -56,26 +59,33 @@ class InferenceWeights final : public nn::ParameterReader {
 
   // nn::ParameterReader
   Tensor acquire(nn::ParamId id) override;
-  void release(nn::ParamId) noexcept override {}
+  void release(nn::ParamId id) noexcept override;
   DType compute_type() const override { return compute_type_; }
-  bool stays_in_place() const override { return true; }
+  bool stays_in_place() const override { return file_ == nullptr; }
   const nn::ParameterSet& parameters() const override { return parameters_; }
-  const ops::QuantizedWeight* quantized(nn::ParamId id) const override;
+  const ops::QuantizedWeight* quantized(nn::ParamId id) override;
 
   // fp32 values as products see them: a view, or a copy made from codes or bf16.
-  Tensor read(const OpContext& ctx, nn::ParamId id) const;
+  Tensor read(const OpContext& ctx, nn::ParamId id);
   InferenceReport report() const;  // without threads
 
  private:
   struct Held {
     Tensor dense;  // empty when only products use the parameter and it is quantised
     std::optional<ops::QuantizedWeight> quantized;
+    std::optional<WeightFile::Entry> stored = {};  // of one of both, whose tensors are empty then
   };
+
+  Held make_held(const OpContext& ctx, nn::ParamId id, const Tensor& master, bool product,
+                 bool looked_up) const;
+  void store(const nn::Parameter& parameter, Held& held);
 
   const nn::ParameterSet& parameters_;
   InferenceOptions options_;
   DType compute_type_;
   std::vector<Held> held_;
+  std::unique_ptr<WeightFile> file_;  // null: none is stored
+  int64_t elements_in_memory_ = 0;    // that may still be of matrices which could be stored
   int64_t bytes_ = 0;
   int64_t bytes_per_token_ = 0;
   int64_t float_bytes_ = 0;  // of the same in fp32

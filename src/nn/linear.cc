@@ -36,7 +36,7 @@ bool has_adapter(Tape& tape, ParamId weight) {
 // in one order whether it records or recomputes.
 void multiply(Tape& tape, const Tensor& x, ParamId weight, ParamId bias, Tensor& y) {
   const ParameterGuard b(tape.weights(), bias);
-  if (const ops::QuantizedWeight* codes = tape.weights().quantized(weight)) {
+  if (const CodesGuard codes(tape.weights(), weight); codes) {
     return ops::quantized_linear(tape.ctx(), x, *codes, *b, y);
   }
   if (tape.weights().tiling(weight)) return tiled_linear(tape, x, weight, *b, y);

@@ -52,8 +52,9 @@ class ParameterReader {
   // what reads them may be recorded and run again.
   virtual bool stays_in_place() const { return false; }
 
-  // How the weight of a linear layer is held when it is quantised, else null: then it is acquired.
-  virtual const ops::QuantizedWeight* quantized(ParamId) const { return nullptr; }
+  // The weight of a linear layer where it is held in codes, until the matching release; else null,
+  // and nothing is to be released: then it is acquired.
+  virtual const ops::QuantizedWeight* quantized(ParamId) { return nullptr; }
 
   // The linear layers whose products are of 8-bit codes while a model trains; null: none.
   virtual Fp8Linears* fp8() { return nullptr; }
@@ -83,6 +84,26 @@ class ParameterGuard {
   ParameterReader* reader_;
   ParamId id_;
   Tensor tensor_;
+};
+
+// Holds the codes of a weight for a scope, where there are any.
+class CodesGuard {
+ public:
+  CodesGuard(ParameterReader& reader, ParamId id)
+      : reader_(reader), id_(id), codes_(reader.quantized(id)) {}
+  ~CodesGuard() {
+    if (codes_ != nullptr) reader_.release(id_);
+  }
+  CodesGuard(const CodesGuard&) = delete;
+  CodesGuard& operator=(const CodesGuard&) = delete;
+
+  explicit operator bool() const { return codes_ != nullptr; }
+  const ops::QuantizedWeight& operator*() const { return *codes_; }
+
+ private:
+  ParameterReader& reader_;
+  ParamId id_;
+  const ops::QuantizedWeight* codes_;
 };
 
 }  // namespace ds::nn

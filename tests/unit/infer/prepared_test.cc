@@ -248,6 +248,72 @@ TEST(Prepared, SameBitsForAnyThreadCount) {
   }
 }
 
+// Where matrices rest changes no bit, whether all of them do or some, are read ahead or not, and
+// however often a prompt is read.
+TEST(Prepared, WeightsInAFileGiveTheBitsOfMemory) {
+  const uint64_t seed = fresh_seed();
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / str_cat("ds-weight-file-", getpid());
+  std::filesystem::create_directories(folder);
+  for (const Family& family : kFamilies) {
+    for (const Form& form : kForms) {
+      SCOPED_TRACE(str_cat(family.name, " ", text_of(form), ", DS_TEST_SEED=", seed));
+      InferenceOptions how = options_of(form);
+      const auto memory = make(family, seed)->prepared_copy(how);
+      const std::vector<int32_t> ids = random_ids(seed, 23);
+      const std::vector<float> whole = all_logits(*memory, ids);
+      const std::vector<float> cached = cached_logits(*memory, ids, 12);
+      for (const auto& [stay, ahead] : {std::pair{0, 0}, {0, 1 << 20}, {9000, 20'000}}) {
+        SCOPED_TRACE(str_cat(stay, " elements in memory, ", ahead, " read ahead"));
+        how.file = models::WeightFileOptions{folder, stay, ahead};
+        const auto model = make(family, seed)->prepared_copy(how);
+        for (int turn = 0; turn < 2; ++turn) {
+          EXPECT_EQ(all_logits(*model, ids), whole);
+          EXPECT_EQ(cached_logits(*model, ids, 12), cached);
+        }
+        for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+          const std::string& name = model->parameters()[id].name;
+          const Tensor a = model->get(name), b = memory->get(name);
+          EXPECT_EQ(std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.bytes())), 0) << name;
+        }
+        EXPECT_EQ(model->inference_report().bytes, memory->inference_report().bytes);
+      }
+    }
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder)) << "files have names";
+  std::filesystem::remove_all(folder);
+}
+
+// A model many times as large as what may be in memory.
+TEST(Prepared, AFileOfWeightsNeedsMemoryForThoseInUse) {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path();
+  const Json config = {{"model_type", "llama"},        {"vocab_size", 97},
+                       {"hidden_size", 128},           {"intermediate_size", 512},
+                       {"num_hidden_layers", 12},      {"num_attention_heads", 4},
+                       {"max_position_embeddings", 64}, {"tie_word_embeddings", false}};
+  InferenceOptions how;
+  how.file = models::WeightFileOptions{folder, 0, 200'000};
+  const auto model = Model::create(config, 3)->prepared_copy(how);
+  const MemoryAccount& account = model->device()->account();
+  const int64_t bytes = model->inference_report().bytes;
+  EXPECT_LT(account.now(MemoryTag::kParameters), bytes / 50);
+  static_cast<void>(cached_logits(*model, random_ids(5, 8), 4));
+  EXPECT_LT(account.peak(MemoryTag::kIo), bytes / 3);
+  EXPECT_GT(account.peak(MemoryTag::kIo), 0);
+}
+
+TEST(Prepared, AFolderForWeightsThatIsNotThereIsNamed) {
+  InferenceOptions how;
+  how.file = models::WeightFileOptions{"/dev/null/weights", 0, 0};
+  try {
+    make(kFamilies[0], 1)->prepared_copy(how);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kIo);
+    EXPECT_THAT(error.message(), testing::HasSubstr("/dev/null/weights"));
+  }
+}
+
 TEST(Prepared, ReportCountsTheBytes) {
   auto model = make(kFamilies[0], 1);  // width 72, tied
   model = model->prepared_copy(options_of({WeightForm::kInt4, 32, true}));

@@ -113,13 +113,13 @@ TEST(StateFiles, MemoryIsForWeightsAndForWhatIsOnItsWay) {
 TEST(StateFiles, AFolderThatIsNotThereIsNamed) {
   const Folder folder;
   Job nowhere = in_files(job(1, 1), folder);
-  nowhere.config["zero_optimization"]["offload_optimizer"]["nvme_path"] = "/nowhere/state";
+  nowhere.config["zero_optimization"]["offload_optimizer"]["nvme_path"] = "/dev/null/state";
   try {
     make_rank_engine(nowhere, nullptr);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kIo);
-    EXPECT_THAT(error.message(), AllOf(HasSubstr("/nowhere/state"), HasSubstr("nvme_path")));
+    EXPECT_THAT(error.message(), AllOf(HasSubstr("/dev/null/state"), HasSubstr("nvme_path")));
   }
 }
 

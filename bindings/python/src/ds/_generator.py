@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Mapping, Optional, Union
 
 from . import _native
 from ._core import Handle, options
@@ -38,7 +38,7 @@ class Generator(Handle):
 
     Without `weights` it runs the model's own weights as they are at each call, also between the steps of
     an engine. `weights` "fp32", "bf16", "int8" or "int4" makes a prepared copy, which needs the model no
-    longer; `group_size`, `symmetric` and `threads` belong to those (docs/inference.md).
+    longer; `group_size`, `symmetric`, `threads` and `offload_param` belong to those (docs/inference.md).
     """
 
     _destroy = _native.ds_generator_destroy
@@ -51,10 +51,15 @@ class Generator(Handle):
         group_size: Optional[int] = None,
         symmetric: Optional[bool] = None,
         threads: Optional[int] = None,
+        offload_param: Optional[Mapping[str, Any]] = None,
         tokenizer: Optional[Tokenizer] = None,
     ) -> None:
         given = options(
-            weights=weights, group_size=group_size, symmetric=symmetric, threads=threads
+            weights=weights,
+            group_size=group_size,
+            symmetric=symmetric,
+            threads=threads,
+            offload_param=offload_param,
         )
         super().__init__(_native.ds_generator_create(model._handle, given))
         self._model = model if weights in (None, "model") else None
