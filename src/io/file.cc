@@ -1,6 +1,8 @@
 #include "io/file.h"
 
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,15 +55,62 @@ Direct open_direct(const std::filesystem::path& path, int flags) {
   return out;
 }
 
+int flags_of(Access access) {
+  if (access == Access::kCreate) return O_RDWR | O_CREAT | O_TRUNC;
+  if (access == Access::kNew) return O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
+  if (access == Access::kUpdate) return O_RDWR | O_CREAT;
+  return O_RDONLY;
+}
+
+// A pipe would block for ever, and a folder cannot be read.
+void check_kind(mode_t mode, const std::filesystem::path& path) {
+  DS_CHECK(S_ISREG(mode) || S_ISBLK(mode), Code::kInvalidArgument, printable(path.string(), 300),
+           " is ", S_ISDIR(mode) ? "a folder" : "a pipe, socket or terminal", "; a file is needed");
+}
+
+// What messages call the file of a descriptor.
+std::filesystem::path path_of(int descriptor, const std::string& link) {
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::read_symlink(link, error);
+  return error ? std::filesystem::path(str_cat("descriptor ", descriptor)) : path;
+}
+
 }  // namespace
+
+File::File(int descriptor, Access access) {
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  DS_CHECK(flags >= 0, Code::kInvalidArgument, "descriptor ", descriptor, " is not open");
+  const std::string link = str_cat("/proc/self/fd/", descriptor);
+  path_ = path_of(descriptor, link);
+  struct stat info;
+  if (::fstat(descriptor, &info) != 0) fail_errno("cannot stat", path_);
+  check_kind(info.st_mode, path_);
+  const bool write = access != Access::kRead;
+  const int mode = flags & O_ACCMODE;
+  DS_CHECK(mode == O_RDWR || mode == (write ? O_WRONLY : O_RDONLY), Code::kInvalidArgument,
+           "descriptor ", descriptor, " (", printable(path_.string(), 300), ") is not open for ",
+           write ? "writing" : "reading");
+  DS_CHECK(!write || (flags & O_APPEND) == 0, Code::kInvalidArgument, "descriptor ", descriptor,
+           " (", printable(path_.string(), 300),
+           ") is open for appending, and so cannot be written at an offset");
+  if (access == Access::kCreate && ::ftruncate(descriptor, 0) != 0) {
+    fail_errno("cannot empty", path_);
+  }
+  // One that can be read too, past the page cache and through it; else a copy of the caller's.
+  fd_ = open_file(link, write ? O_RDWR : O_RDONLY);
+  if (fd_ < 0) fd_ = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (fd_ < 0) fail_errno("cannot use", path_);
+  const Direct past_cache = open_direct(link, write ? O_RDWR : O_RDONLY);
+  direct_fd_ = past_cache.fd;
+  memory_alignment_ = past_cache.memory_alignment;
+}
 
 File::File(const std::filesystem::path& path, Access access, bool direct) : path_(path) {
   DS_CHECK(path.native().find('\0') == std::string::npos, Code::kInvalidArgument,
            "a path contains a NUL byte: ", printable(path.native()));
-  int flags = O_RDONLY;
-  if (access == Access::kCreate) flags = O_RDWR | O_CREAT | O_TRUNC;
-  if (access == Access::kNew) flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
-  if (access == Access::kUpdate) flags = O_RDWR | O_CREAT;
+  const int flags = flags_of(access);
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0) check_kind(info.st_mode, path);
   fd_ = open_file(path, flags);
   if (fd_ < 0) fail_errno(access == Access::kRead ? "cannot open" : "cannot write", path);
   if (!direct) return;
@@ -93,6 +142,21 @@ int64_t File::size() const {
   struct stat info;
   if (::fstat(fd_, &info) != 0) fail_errno("cannot stat", path_);
   return info.st_size;
+}
+
+FileIdentity File::identity() const {
+  struct statx info {};
+  if (::statx(fd_, "", AT_EMPTY_PATH, STATX_INO | STATX_BTIME, &info) != 0) {
+    fail_errno("cannot stat", path_);
+  }
+  FileIdentity out{(uint64_t{info.stx_dev_major} << 32) | info.stx_dev_minor, info.stx_ino};
+  if ((info.stx_mask & STATX_BTIME) != 0) {
+    out.made_seconds = info.stx_btime.tv_sec;
+    out.made_nanoseconds = info.stx_btime.tv_nsec;
+  }
+  int32_t generation = 0;
+  if (::ioctl(fd_, FS_IOC_GETVERSION, &generation) == 0) out.generation = generation;
+  return out;
 }
 
 void File::reserve(int64_t offset, int64_t bytes) {

@@ -2,6 +2,7 @@
 // allows that, and one that goes through it, for what is not aligned.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -16,11 +17,23 @@ enum class Access {
   kUpdate,  // what is there stays; made when missing
 };
 
+// A file whatever its path: its device, its number there, and, where the system knows that, when it
+// was made and what else sets it apart from one that had the number before.
+struct FileIdentity {
+  uint64_t device = 0, number = 0;
+  int64_t made_seconds = 0, made_nanoseconds = 0, generation = 0;
+  auto operator<=>(const FileIdentity&) const = default;
+};
+
 class File {
  public:
   File() = default;
-  // `direct` false goes through the page cache always.
+  // `direct` false goes through the page cache always. What is neither a file nor a block device is
+  // refused.
   File(const std::filesystem::path& path, Access access, bool direct = true);
+  // The file of a descriptor of the caller, who keeps it: kRead, kUpdate, or kCreate, which empties
+  // it. Past the page cache where the file can be opened a second time.
+  File(int descriptor, Access access);
   ~File();
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -36,6 +49,7 @@ class File {
   int direct_fd() const noexcept { return direct_fd_; }
 
   int64_t size() const;
+  FileIdentity identity() const;
   // Makes sure that the disk has room for [offset, offset + bytes) and lets the file reach that
   // far: writes that make a file longer are not asynchronous. File systems that cannot do it are
   // fine.

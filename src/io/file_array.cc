@@ -28,7 +28,7 @@ FileArrays::FileArrays(const FileArrayOptions& options, std::shared_ptr<Device> 
       device_(std::move(device)),
       pool_(std::make_shared<BufferPool>(round_up(options.part_bytes) + 2 * kAlignment,
                                          &device_->account())),
-      queue_(options.queue) {
+      engine_({options.queue, options.parallelism}) {
   std::error_code error;
   DS_CHECK(std::filesystem::is_directory(options_.folder, error), Code::kIo,
            "state in files: ", printable(options_.folder.string(), 300),
@@ -112,24 +112,16 @@ Tensor FileArray::memory_for(int64_t begin, int64_t end) {
 }
 
 FileArray::Transfer FileArray::start_read(int64_t begin, int64_t end) {
-  Transfer transfer{begin, end, memory_for(begin, end), {}};
+  Transfer transfer{begin, end, memory_for(begin, end)};
   const int64_t from = round_down(begin * item()), to = round_up(end * item());
   std::byte* const data = static_cast<std::byte*>(transfer.memory.raw()) - (begin * item() - from);
-  transfer.tickets.push_back(
-      owner_->queue().read(file_, from, {data, static_cast<size_t>(to - from)}));
+  transfer.ticket = owner_->engine().read(file_, from, {data, static_cast<size_t>(to - from)});
   return transfer;
 }
 
 void FileArray::finish(Transfer& transfer) {
-  std::optional<Error> first;
-  for (const Queue::Ticket ticket : std::exchange(transfer.tickets, {})) {
-    try {
-      owner_->queue().wait(ticket);
-    } catch (const Error& error) {
-      if (!first) first = error;
-    }
-  }
-  if (first) throw Error(*first);
+  const Engine::Ticket ticket = std::exchange(transfer.ticket, 0);
+  if (ticket != 0) owner_->engine().wait(ticket);
 }
 
 void FileArray::prefetch(int64_t begin, int64_t end) {
@@ -164,19 +156,15 @@ void FileArray::write_back(Tensor memory, int64_t begin) {
     it = next;
   }
   while (writes_.size() >= kMostWrites) finish_write();
-  const int64_t from = begin * item(), to = end * item();
-  const int64_t aligned = std::min(round_up(from), to);
-  const auto* const data = static_cast<const std::byte*>(memory.raw());
-  Queue& queue = owner_->queue();
   // Neighbours own the rest of the first and last page: those parts go through the page cache.
-  writes_.push_back({begin, end, memory, {}});
-  std::vector<Queue::Ticket>& tickets = writes_.back().tickets;
-  if (aligned > from) {
-    tickets.push_back(queue.write(file_, from, {data, static_cast<size_t>(aligned - from)}));
-  }
-  if (to > aligned) {
-    tickets.push_back(
-        queue.write(file_, aligned, {data + (aligned - from), static_cast<size_t>(to - aligned)}));
+  const auto* const data = static_cast<const std::byte*>(memory.raw());
+  const auto bytes = static_cast<size_t>(memory.bytes());
+  writes_.push_back({begin, end, memory});
+  try {
+    writes_.back().ticket = owner_->engine().write(file_, begin * item(), {data, bytes});
+  } catch (...) {
+    writes_.pop_back();
+    throw;
   }
   forget_lost(begin, end);
   if (!owner_->options().write_behind) finish_write();

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "io/buffer.h"
+#include "io/engine.h"
 #include "io/file.h"
-#include "io/queue.h"
 #include "tensor/array_store.h"
 
 namespace ds::io {
@@ -31,9 +31,10 @@ struct FileArrayOptions {
   size_t ranges_ahead = 2;
   bool write_behind = true;  // else a lease that is closed waits for its write
   QueueOptions queue;
+  int parallelism = 1;  // queues of each direction
 };
 
-// What the arrays of one owner share, which one thread at a time uses: the queue of their reads and
+// What the arrays of one owner share, which one thread at a time uses: what carries their reads and
 // writes, and memory for them, which is counted under kIo of `device`, the CPU.
 class FileArrays : public std::enable_shared_from_this<FileArrays> {
  public:
@@ -44,7 +45,7 @@ class FileArrays : public std::enable_shared_from_this<FileArrays> {
   std::shared_ptr<ArrayStore> make(std::string_view name, DType dtype, int64_t elements);
 
   const FileArrayOptions& options() const { return options_; }
-  Queue& queue() { return queue_; }
+  Engine& engine() { return engine_; }
   // Memory of so many bytes for a tensor, which goes back to the pool with its last use. It begins
   // `shift` bytes behind an address that suits the device.
   std::shared_ptr<Storage> memory(int64_t bytes, int64_t shift);
@@ -54,7 +55,7 @@ class FileArrays : public std::enable_shared_from_this<FileArrays> {
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<BufferPool> pool_;
   int64_t made_ = 0;
-  Queue queue_;  // last: it waits for what is under way
+  Engine engine_;  // last: it waits for what is under way
 };
 
 class FileArray final : public ArrayStore {
@@ -77,7 +78,7 @@ class FileArray final : public ArrayStore {
   struct Transfer {
     int64_t begin, end;
     Tensor memory;
-    std::vector<Queue::Ticket> tickets;
+    Engine::Ticket ticket = 0;  // 0: nothing is under way
     bool overlaps(int64_t first, int64_t last) const { return first < end && begin < last; }
   };
   // A range whose write failed: what it holds is not known.
@@ -89,7 +90,7 @@ class FileArray final : public ArrayStore {
   int64_t item() const { return dtype_size(dtype()); }
   Transfer start_read(int64_t begin, int64_t end);
   Tensor memory_for(int64_t begin, int64_t end);
-  // Waits for all of a transfer's requests and throws the first error.
+  // Waits for a transfer and throws its error.
   void finish(Transfer& transfer);
   void finish_write();  // the oldest
   void finish_writes_of(int64_t begin, int64_t end);

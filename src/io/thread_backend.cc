@@ -1,9 +1,9 @@
 // The fallback: threads that read and write with ordinary calls, through the page cache or not.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -16,7 +16,11 @@ namespace {
 
 class ThreadBackend : public Backend {
  public:
-  explicit ThreadBackend(int threads) : most_threads_(static_cast<size_t>(threads)) {}
+  ThreadBackend(int threads, int depth) : most_threads_(static_cast<size_t>(threads)) {
+    // Threads that allocate nothing cannot fail.
+    waiting_.reserve(static_cast<size_t>(depth));
+    done_.reserve(static_cast<size_t>(depth));
+  }
 
   ~ThreadBackend() override {
     {
@@ -27,41 +31,48 @@ class ThreadBackend : public Backend {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  int submit(const Piece& piece, uint32_t slot) override {
-    if (threads_.size() < most_threads_) {
-      try {
-        threads_.emplace_back([this] { serve(); });
-      } catch (const std::system_error&) {
-        if (threads_.empty()) return EAGAIN;
+  BackendKind kind() const override { return BackendKind::kThreads; }
+
+  Submitted submit(std::span<const Piece* const> pieces) override {
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (!enough_threads()) return {i, EAGAIN};
+      {
+        const std::lock_guard lock(mutex_);
+        waiting_.push_back(*pieces[i]);
       }
+      work_.notify_one();
     }
-    {
-      const std::lock_guard lock(mutex_);
-      waiting_.emplace_back(piece, slot);
-    }
-    work_.notify_one();
-    return 0;
+    return {pieces.size(), 0};
   }
 
   size_t reap(bool block, std::span<Completion> out) override {
     std::unique_lock lock(mutex_);
     if (block) ended_.wait(lock, [&] { return !done_.empty(); });
-    size_t n = 0;
-    for (; n < out.size() && !done_.empty(); ++n) {
-      out[n] = done_.front();
-      done_.pop_front();
-    }
+    const size_t n = std::min(out.size(), done_.size());
+    std::copy_n(done_.begin(), n, out.begin());
+    done_.erase(done_.begin(), done_.begin() + static_cast<int64_t>(n));
     return n;
   }
 
  private:
+  // One more for each piece, up to the most; one serves as well where the system gives no more.
+  bool enough_threads() {
+    if (threads_.size() == most_threads_) return true;
+    try {
+      threads_.emplace_back([this] { serve(); });
+    } catch (const std::system_error&) {
+      return !threads_.empty();
+    }
+    return true;
+  }
+
   void serve() {
     std::unique_lock lock(mutex_);
     for (;;) {
       work_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
       if (waiting_.empty()) return;
-      const auto [piece, slot] = waiting_.front();
-      waiting_.pop_front();
+      const Piece piece = waiting_.front();
+      waiting_.erase(waiting_.begin());
       lock.unlock();
       ssize_t n;
       do {
@@ -70,7 +81,7 @@ class ThreadBackend : public Backend {
       } while (n < 0 && errno == EINTR);
       const int64_t result = n < 0 ? -errno : n;
       lock.lock();
-      done_.push_back({slot, result});
+      done_.push_back({piece.slot, result});
       ended_.notify_one();
     }
   }
@@ -79,15 +90,15 @@ class ThreadBackend : public Backend {
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable work_, ended_;
-  std::deque<std::pair<Piece, uint32_t>> waiting_;
-  std::deque<Completion> done_;
+  std::vector<Piece> waiting_;  // oldest first
+  std::vector<Completion> done_;
   bool stop_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_thread_backend(int threads) {
-  return std::make_unique<ThreadBackend>(threads);
+std::unique_ptr<Backend> make_thread_backend(int threads, int depth) {
+  return std::make_unique<ThreadBackend>(threads, depth);
 }
 
 }  // namespace ds::io

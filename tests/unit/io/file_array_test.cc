@@ -21,7 +21,8 @@ struct FileWay {
   const char* name;
   bool read_ahead;
   bool write_behind;
-  bool uring;
+  BackendKind backend;
+  int parallelism = 1;
   const char* parent = nullptr;
 };
 void PrintTo(const FileWay& way, std::ostream* out) { *out << way.name; }
@@ -37,8 +38,13 @@ class FileArrayTest : public ::testing::TestWithParam<FileWay> {
     options.part_bytes = part_bytes;
     options.read_ahead = GetParam().read_ahead;
     options.write_behind = GetParam().write_behind;
-    options.queue = {.depth = 4, .block_bytes = 16384, .threads = 2, .uring = GetParam().uring};
+    options.queue = {.depth = 4, .block_bytes = 16384, .threads = 2, .backend = GetParam().backend};
+    options.parallelism = GetParam().parallelism;
     return std::make_shared<FileArrays>(options, device_);
+  }
+
+  void SetUp() override {
+    if (!usable(GetParam().backend)) GTEST_SKIP() << "this system does not allow it";
   }
 
   TempFolder folder_{parent()};
@@ -46,11 +52,14 @@ class FileArrayTest : public ::testing::TestWithParam<FileWay> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Ways, FileArrayTest,
-                         ::testing::Values(FileWay{"Overlapped", true, true, true},
-                                           FileWay{"Threads", true, true, false},
-                                           FileWay{"ReadAhead", true, false, true},
-                                           FileWay{"OneByOne", false, false, true},
-                                           FileWay{"SharedMemory", true, true, true, "/dev/shm"}),
+                         ::testing::Values(FileWay{"Overlapped", true, true, BackendKind::kUring},
+                                           FileWay{"Libaio", true, true, BackendKind::kLibaio},
+                                           FileWay{"Threads", true, true, BackendKind::kThreads},
+                                           FileWay{"Parallel", true, true, BackendKind::kBest, 3},
+                                           FileWay{"ReadAhead", true, false, BackendKind::kBest},
+                                           FileWay{"OneByOne", false, false, BackendKind::kBest},
+                                           FileWay{"SharedMemory", true, true, BackendKind::kBest,
+                                                   1, "/dev/shm"}),
                          [](const auto& given) { return std::string(given.param.name); });
 
 void fill(const Tensor& memory, std::mt19937_64& rng) {

@@ -19,8 +19,10 @@ namespace {
 struct Way {
   const char* name;
   bool direct;
-  bool uring;
+  BackendKind backend;
   const char* parent = nullptr;
+  bool single_submit = false;
+  bool overlap = true;
 };
 void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
@@ -30,21 +32,34 @@ class IoQueue : public ::testing::TestWithParam<Way> {
     return GetParam().parent != nullptr ? fs::path(GetParam().parent) : fs::temp_directory_path();
   }
   static QueueOptions options(int depth, int64_t block) {
-    return {.depth = depth, .block_bytes = block, .threads = 3, .uring = GetParam().uring};
+    return {.depth = depth,
+            .block_bytes = block,
+            .threads = 3,
+            .backend = GetParam().backend,
+            .single_submit = GetParam().single_submit,
+            .overlap = GetParam().overlap};
   }
   File open(Access access) { return File(path_, access, GetParam().direct); }
+  void SetUp() override {
+    if (!usable(GetParam().backend)) GTEST_SKIP() << "this system does not allow it";
+  }
 
   TempFolder folder_{parent()};
   const fs::path path_ = folder_ / "file";
 };
 
-INSTANTIATE_TEST_SUITE_P(Ways, IoQueue,
-                         ::testing::Values(Way{"Direct", true, true},
-                                           Way{"DirectThreads", true, false},
-                                           Way{"Cached", false, true},
-                                           Way{"CachedThreads", false, false},
-                                           Way{"SharedMemory", true, true, "/dev/shm"}),
-                         [](const auto& given) { return std::string(given.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Ways, IoQueue,
+    ::testing::Values(Way{"Direct", true, BackendKind::kUring},
+                      Way{"Libaio", true, BackendKind::kLibaio},
+                      Way{"DirectThreads", true, BackendKind::kThreads},
+                      Way{"Cached", false, BackendKind::kUring},
+                      Way{"CachedThreads", false, BackendKind::kThreads},
+                      Way{"SharedMemory", true, BackendKind::kUring, "/dev/shm"},
+                      Way{"OneByOne", true, BackendKind::kUring, nullptr, true, false},
+                      Way{"InRounds", true, BackendKind::kUring, nullptr, false, false},
+                      Way{"LibaioInRounds", true, BackendKind::kLibaio, nullptr, true, false}),
+    [](const auto& given) { return std::string(given.param.name); });
 
 TEST_P(IoQueue, MovesEveryByteOfRandomRequests) {
   SCOPED_TRACE("DS_TEST_SEED=" + std::to_string(test_seed()));

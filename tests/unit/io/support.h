@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "io/backend.h"
 
 namespace ds::io::test {
 
@@ -48,6 +49,9 @@ inline uint64_t test_seed() {
 inline void fill_random(std::span<std::byte> out, std::mt19937_64& rng) {
   for (std::byte& b : out) b = static_cast<std::byte>(rng());
 }
+
+// Whether this system has what carries blocks out.
+inline bool usable(BackendKind kind) { return backend_refusal(kind).empty(); }
 
 // The error that `fn` throws; fails the test when it throws none.
 template <class Fn>
