@@ -1,5 +1,5 @@
-// The options --device, --weights, --group-size, --weights-folder, --max-in-cpu and --threads of what
-// runs a model without training it.
+// The options --device, --weights, --group-size, --weights-folder, --max-in-cpu and --threads of
+// what runs a model without training it.
 #pragma once
 
 #include <CLI/App.hpp>

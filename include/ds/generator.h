@@ -43,8 +43,8 @@ enum ds_weight_form_code {
  *     need a prepared form.
  * @param out_generator  keeps the model alive while it runs the model's own weights
  * Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_IO (the
- * file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a prepared form, which every
- * process would have to make: copy the model first). Since: 0.5.
+ * file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a
+ * prepared form, which every process would have to make: copy the model first). Since: 0.5.
  */
 DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE options_json,
                                      ds_generator** out_generator);

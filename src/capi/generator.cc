@@ -50,9 +50,9 @@ std::vector<models::WeightOverride> overrides_of(const JsonArguments& given,
 // Weights that rest in a file, in the words of zero_optimization.offload_param; none: in memory.
 std::optional<models::WeightFileOptions> weight_file_of(const JsonArguments& given) {
   if (!given.has("offload_param")) return std::nullopt;
-  const JsonArguments one(given.at("offload_param"), "generator options", "/offload_param",
-                          {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu",
-                           "pin_memory"});
+  const JsonArguments one(
+      given.at("offload_param"), "generator options", "/offload_param",
+      {"device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory"});
   const std::string device = one.text("device", "none");
   if (device == "none" || device == "cpu") return std::nullopt;
   if (device != "nvme") one.refuse("device", "must be \"none\", \"cpu\" or \"nvme\"");
@@ -68,9 +68,9 @@ std::optional<models::WeightFileOptions> weight_file_of(const JsonArguments& giv
 
 // None: the model's own weights.
 std::optional<models::InferenceOptions> prepared_form(const char* options_json) {
-  const JsonArguments given(options_json, "generator options",
-                            {"weights", "group_size", "symmetric", "threads", "overrides",
-                             "offload_param"});
+  const JsonArguments given(
+      options_json, "generator options",
+      {"weights", "group_size", "symmetric", "threads", "overrides", "offload_param"});
   const std::string weights = given.text("weights", kModelWeights);
   if (weights == kModelWeights) {
     for (const char* const key :

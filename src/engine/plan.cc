@@ -205,12 +205,18 @@ class Planner {
     if (config_.precision.rounded_masters) return 0;
     return layout_->held(zero::StateRole::kMasters) * (config_.precision.split_master ? 2 : 4);
   }
-  // The parts of each array that are mapped, fetched and written at a time.
-  int64_t file_buffer_bytes() {
-    if (!in_files()) return 0;
+  // Memory that travels between passes and files: gathered weights and the gradient that backward
+  // adds to, or the parts of an update, and what is kept of either for the next.
+  int64_t file_buffer_bytes(int64_t gathered) {
+    if (!in_files() && !weights_in_files(config_)) return gathered;
     const zero::StateFileOptions options =
         state_file_options(config_, false, shard_ranks(config_, world_));
     const int64_t most = zero::StateFiles::most_of(options.sub_group_elements);
+    int64_t spare = 0;
+    if (options.weights && world_ == 1) {
+      spare += std::min(io::FileArrays::spare_bytes(options.weights->part_bytes), gathered);
+    }
+    if (!in_files()) return gathered + spare;
     const int64_t part = std::min(most, layout_->held(zero::StateRole::kMasters));
     const int64_t states = layout_->held(zero::StateRole::kMasters);
     const double each = states == 0 ? 0
@@ -224,8 +230,10 @@ class Planner {
       const nn::Parameter& p = shapes_.parameters[id];
       if (p.trainable) gradient = std::max(gradient, p.shape.elements());
     }
-    return static_cast<int64_t>(static_cast<double>(part) * each) * at_once +
-           gradient * dtype_size(dtype_of(config_.precision.grad_accum_dtype));
+    const int64_t parts = static_cast<int64_t>(static_cast<double>(part) * each) * at_once;
+    spare += std::min(io::FileArrays::spare_bytes(part * int64_t{sizeof(float)}), parts);
+    gradient *= dtype_size(dtype_of(config_.precision.grad_accum_dtype));
+    return std::max(gathered + gradient, parts) + spare;
   }
 
   Json memory() {
@@ -243,7 +251,7 @@ class Planner {
     const int64_t second = second_bytes() + 2 * codes().elements, errors = error_bytes();
     const int64_t optimizer = elsewhere ? 0 : optimizer_bytes();
     const int64_t activations = activation_bytes(),
-                  communication = buffer_bytes() + file_buffer_bytes();
+                  communication = buffer_bytes() + file_buffer_bytes(live_weight_bytes());
     const int64_t states = weights + masters + second + gradients + errors + optimizer;
     return {{"parameters", weights + masters + second},
             {"gradients", gradients + errors},
@@ -347,10 +355,10 @@ class Planner {
     return tokens * (kept * item() + info.outputs() * item());
   }
 
-  // Buckets of gradients on their way, and at stage 3 the weights that are gathered at a time.
+  // The weights that are gathered at a time, and buckets of gradients on their way.
+  int64_t live_weight_bytes() const { return stage_ == 3 ? gathers().most * item() : 0; }
   int64_t buffer_bytes() const {
-    const int64_t gathered = stage_ == 3 ? gathers().most * item() : 0;
-    if (world_ == 1 && !offloads()) return gathered;
+    if (world_ == 1 && !offloads()) return 0;
     int64_t largest = 0, buckets = 0;
     for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
       if (!bucket.trainable) return;
@@ -361,7 +369,6 @@ class Planner {
         share_.comm_dtype == DType::kFloat32 || world_ == 1 ? 0 : dtype_size(share_.comm_dtype);
     int64_t bytes = std::min<int64_t>(buckets, share_.overlap || offloads() ? 3 : 1) * largest *
                     (4 + rounded_bytes);
-    bytes += gathered;
     // A quantised gather or reduction needs its messages beside the bucket.
     if (stage_ == 3 && share_.weights.quantized) bytes += largest;
     if (by_node_) bytes += 2 * largest * 4 / 8;

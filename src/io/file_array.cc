@@ -15,6 +15,8 @@ namespace {
 
 // Ranges of an array that are being written while others are worked on.
 constexpr size_t kMostWrites = 1;
+// Memory of so many parts is kept for the next: what is mapped together is given back together.
+constexpr int64_t kSpareParts = 4;
 
 int64_t round_down(int64_t n) { return n / kAlignment * kAlignment; }
 int64_t round_up(int64_t n) { return round_down(n + kAlignment - 1); }
@@ -26,8 +28,7 @@ int64_t round_up(int64_t n) { return round_down(n + kAlignment - 1); }
 FileArrays::FileArrays(const FileArrayOptions& options, std::shared_ptr<Device> device)
     : options_(options),
       device_(std::move(device)),
-      pool_(std::make_shared<BufferPool>(round_up(options.part_bytes) + 2 * kAlignment,
-                                         &device_->account())),
+      spare_(std::make_shared<SpareBuffers>(spare_bytes(options.part_bytes), &device_->account())),
       engine_({options.queue, options.parallelism}) {
   std::error_code error;
   DS_CHECK(std::filesystem::is_directory(options_.folder, error), Code::kIo,
@@ -36,16 +37,14 @@ FileArrays::FileArrays(const FileArrayOptions& options, std::shared_ptr<Device> 
            options_.setting.empty() ? "" : str_cat(" (", options_.setting, ")"));
 }
 
+int64_t FileArrays::spare_bytes(int64_t part_bytes) { return kSpareParts * round_up(part_bytes); }
+
 std::shared_ptr<Storage> FileArrays::memory(int64_t bytes, int64_t shift) {
   const int64_t wanted = round_up(shift + bytes);
-  const bool pooled = wanted <= pool_->buffer_bytes();
-  auto buffer =
-      std::make_shared<Buffer>(pooled ? pool_->take() : Buffer(wanted, &device_->account()));
+  auto buffer = std::make_shared<Buffer>(spare_->take(wanted));
   std::byte* const data = buffer->data() + shift;
-  // Both outlive the memory: the pool, and the device whose account counts it.
-  auto release = [buffer, pooled, pool = pool_, device = device_] {
-    if (pooled) pool->give(std::move(*buffer));
-  };
+  // Both outlive the memory: the spare ones, and the device whose account counts it.
+  auto release = [buffer, spare = spare_, device = device_] { spare->give(std::move(*buffer)); };
   return std::make_shared<Storage>(DeviceKind::kCpu, 0, data, bytes, false, std::move(release));
 }
 
@@ -199,6 +198,7 @@ void FileArray::flush() {
       if (!first) first = error;
     }
   }
+  owner_->rest();
   if (first) throw Error(*first);
 }
 

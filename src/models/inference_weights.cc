@@ -78,7 +78,8 @@ InferenceWeights::InferenceWeights(const OpContext& ctx, const nn::ParameterSet&
              "weights in a file are read to the CPU's memory, and the model is on ",
              ctx.device->describe(), "; leave offload_param out, or run it on the CPU");
     elements_in_memory_ = options.file->elements_in_memory;
-    file_ = std::make_unique<WeightFile>(*options.file, ctx.device, most_file_bytes(parameters_, compute_type_));
+    file_ = std::make_unique<WeightFile>(*options.file, ctx.device,
+                                         most_file_bytes(parameters_, compute_type_));
   }
   for (nn::ParamId id = 0; id < parameters_.size(); ++id) {
     const nn::Parameter& p = parameters_[id];
