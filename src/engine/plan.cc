@@ -172,9 +172,8 @@ class Planner {
   Json host_memory() {
     const int64_t masters = layout_->held(zero::StateRole::kMasters) * 4;
     const int64_t gradients = gradient_bytes(), optimizer = optimizer_bytes();
-    int64_t all = 0;
-    for (const zero::GradientDomain& domain : layout_->domains()) all += domain.flat.elements();
-    const zero::HostBuffers buffers(offload_options(config_, nullptr), all);
+    const zero::HostBuffers buffers(offload_options(config_, nullptr),
+                                    layout_->held(zero::StateRole::kWeights));
     return {{"parameters", masters},
             {"gradients", gradients},
             {"optimizer", optimizer},

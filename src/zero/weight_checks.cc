@@ -59,15 +59,17 @@ void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weight
   if (!arrays.shared()) return;
   if (!arrays.weights().compact) check_alike(ctx, arrays, weights);
   const optim::FlatTensors& flat = arrays.flat;
-  if (!flat.model || !flat.masters) return;
+  const bool beside_masters = flat.model || arrays.host_store;
+  if (!beside_masters || !flat.masters) return;
+  const OpContext masters_ctx = arrays.state_context(ctx);
   const std::shared_ptr<Device> host = host_memory_of(arrays.device);
   for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) {
     const FlatRange masters = arrays.owned_range(flat.masters, id);
-    const Tensor copy = arrays.owned(flat.model, id);
+    const Tensor copy = arrays.owned(arrays.weights(), id);
     for (int64_t begin = 0; begin < copy.elements(); begin += kPiece) {
       const int64_t end = std::min(copy.elements(), begin + kPiece);
-      Tensor rounded = ctx.workspace(weights.compute_type(), {end - begin});
-      ops::read_array(ctx, flat.masters, masters.begin + begin, rounded);
+      Tensor rounded = masters_ctx.workspace(weights.compute_type(), {end - begin});
+      ops::read_array(masters_ctx, flat.masters, masters.begin + begin, rounded);
       const Tensor expected = to_host(rounded, host);
       const Tensor found = to_host(copy.slice(0, begin, end), host);
       DS_CHECK(std::ranges::equal(bytes_of(expected), bytes_of(found)), Code::kState,

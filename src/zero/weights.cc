@@ -4,6 +4,7 @@
 #include "nn/model_weights.h"
 #include "ops/elementwise.h"
 #include "ops/stored_array.h"
+#include "tensor/transfer.h"
 
 namespace ds::zero {
 
@@ -25,12 +26,16 @@ void Weights::release(nn::ParamId id) noexcept {
   if (gatherer_ && !tiling(id)) gatherer_->release(arrays_.layout.bucket_of(id));
 }
 
+// What could not be sent from the host after an update.
+void Weights::send_stale() {
+  if (arrays_.host_store && arrays_.host_store->stale()) arrays_.send_weights();
+}
+
 std::vector<Tensor> Weights::acquire_all(std::span<const nn::ParamId> ids) {
   check_not_lost();
   arrays_.reload_masters();
   const FlatLayout& layout = arrays_.layout;
-  HostStore* const store = arrays_.host_store.get();
-  if (store != nullptr && store->stale()) store->send_stale(arrays_.flat);
+  send_stale();
   std::vector<Tensor> out;
   size_t from = 0, to = 0;  // held and not waited for yet
   try {
@@ -68,6 +73,7 @@ std::vector<Tensor> Weights::acquire_all(std::span<const nn::ParamId> ids) {
 
 Tensor Weights::acquire_tile(nn::ParamId id, int64_t tile) {
   check_not_lost();
+  send_stale();
   const Tensor& rows = gatherer_->acquire(tile_bucket(id, tile));
   ++open_guards_;
   const int64_t columns = parameters()[id].shape[1];
@@ -172,10 +178,8 @@ void Weights::gather_from(const OpContext& ctx, const ShareOptions& options) {
 void Weights::follow_masters(const OpContext& ctx) {
   const optim::FlatTensors& flat = arrays_.flat;
   if (arrays_.host_store) {
-    arrays_.host_store->send(flat, {0, arrays_.layout.elements()});
-    return changed(ctx);
-  }
-  if (flat.model && flat.masters) {
+    arrays_.send_weights();
+  } else if (flat.model && flat.masters) {
     if (flat.model.compact == flat.masters.compact) {
       Tensor copy = flat.model.memory();
       ops::read_array(ctx, flat.masters, 0, copy);
@@ -194,7 +198,7 @@ void Weights::follow_masters(const OpContext& ctx) {
 void Weights::follow_update(const OpContext& ctx) {
   if (arrays_.host_store) {
     arrays_.host_store->close_update();
-    return changed(ctx);
+    if (arrays_.shared()) send_stale();  // other ranks gather it from here
   }
   fp32_.write_all(ctx, false);
   if (arrays_.shared()) gather(false);
@@ -203,8 +207,8 @@ void Weights::follow_update(const OpContext& ctx) {
 
 void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
   if (fp8_) fp8_->weights_changed();
-  if (arrays_.host_store) return arrays_.host_store->send(arrays_.flat, arrays_.layout.range(id));
   if (arrays_.masters_left_on_host()) return;
+  if (arrays_.host_store) return follow_host_master(ctx, id, value);
   const bool in_fp32 = arrays_.in_fp32(arrays_.bucket(id));
   // What every rank has whole, it has from the value; pieces of weights follow from the masters.
   if (!arrays_.weights().compact) {
@@ -225,11 +229,27 @@ void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& 
   borrowed_.write(ctx, id, value);
 }
 
+// This rank sends what it owns of the parameter; where its GPU has it whole, all that others own
+// comes from the value too.
+void Weights::follow_host_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  const optim::FlatTensor& weights = arrays_.weights();
+  if (weights.compact || arrays_.layout.world() == 1) {
+    arrays_.send_weights(id);
+    if (gatherer_) gatherer_->pieces_changed(true);
+    return;
+  }
+  const OpContext host = arrays_.state_context(ctx);
+  Tensor rounded = host.workspace(compute_type_, value.shape());
+  ops::cast(host, to_host(value, host.device), rounded);
+  copy_tensor(rounded, view(id));
+}
+
 void Weights::follow_owned_master(const OpContext& ctx, nn::ParamId id) {
   if (fp8_) fp8_->weights_changed();
   const optim::FlatTensors& flat = arrays_.flat;
-  if (arrays_.host_store) return arrays_.host_store->send(flat, arrays_.layout.range(id));
-  if (flat.model && flat.masters) {
+  if (arrays_.host_store) {
+    arrays_.send_weights(id);
+  } else if (flat.model && flat.masters) {
     Tensor copy = arrays_.owned(flat.model, id);
     ops::read_array(ctx, flat.masters, arrays_.owned_range(flat.masters, id).begin, copy);
   }
