@@ -51,10 +51,6 @@ constexpr const char* kGraphs = "graph_harvesting";
 constexpr const char* kSparse = "sparse_gradients";
 
 constexpr Combination kStart[] = {
-    {kRefused, "several ranks", "a program's own parameters on a GPU",
-     "their gradients are reduced in host memory",
-     "keep the model on the CPU (ds_model_set_device)",
-     [](const Situation& s) { return s.ranks > 1 && s.own_parameters() && s.gpu(); }},
     {kRefused, kOffload, "a program's own parameters on a GPU",
      "their state lies beside them, where the program reads it",
      "leave it out, or keep them on the CPU",
