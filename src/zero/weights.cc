@@ -3,10 +3,22 @@
 #include "base/text.h"
 #include "nn/model_weights.h"
 #include "ops/elementwise.h"
+#include "ops/split_master.h"
 #include "ops/stored_array.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
+namespace {
+
+// As the weights of masters are rounded: split ones half up, which the halves beside them go with.
+void round_to_weights(const OpContext& ctx, const optim::FlatTensors& flat, const Tensor& masters,
+                      Tensor& weights) {
+  if (!flat.low_halves) return ops::cast(ctx, masters, weights);
+  Tensor low = ctx.workspace(DType::kUInt16, masters.shape());
+  ops::split_masters(ctx, masters, weights, low);
+}
+
+}  // namespace
 
 Weights::Weights(StateArrays& arrays)
     : arrays_(arrays), fp32_(arrays), borrowed_(arrays.parameters) {}
@@ -213,7 +225,7 @@ void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& 
   // What every rank has whole, it has from the value; pieces of weights follow from the masters.
   if (!arrays_.weights().compact) {
     Tensor copy = arrays_.view(arrays_.weights().memory(), id);
-    ops::cast(ctx, value, copy);
+    round_to_weights(ctx, arrays_.flat, value, copy);
     if (in_fp32 && fp32_.copied()) {
       Tensor weight = view(id);
       ops::cast(ctx, value, weight);
@@ -221,8 +233,9 @@ void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& 
   } else {
     const OwnedPart part = arrays_.layout.part(id);
     Tensor copy = arrays_.owned(arrays_.weights(), id);
-    ops::cast(ctx, value.view({value.elements()}).slice(0, part.first, part.first + part.count),
-              copy);
+    round_to_weights(ctx, arrays_.flat,
+                     value.view({value.elements()}).slice(0, part.first, part.first + part.count),
+                     copy);
     if (in_fp32) fp32_.write(ctx, arrays_.bucket(id));
     gatherer_->pieces_changed(true);
   }
@@ -240,7 +253,7 @@ void Weights::follow_host_master(const OpContext& ctx, nn::ParamId id, const Ten
   }
   const OpContext host = arrays_.state_context(ctx);
   Tensor rounded = host.workspace(compute_type_, value.shape());
-  ops::cast(host, to_host(value, host.device), rounded);
+  round_to_weights(host, arrays_.flat, to_host(value, host.device), rounded);
   copy_tensor(rounded, view(id));
 }
 

@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 
 #include <bit>
+#include <cstring>
 
 #include "attached_state.h"
 #include "cuda/zero_world.h"
 #include "models/adapters.h"
 #include "models/lora.h"
 #include "ops/elementwise.h"
+#include "ops/split_master.h"
 #include "zero/weight_checks.h"
 
 namespace ds::gpu_zero {
@@ -301,7 +303,7 @@ TEST_F(GpuZero, OffloadedStateGoesToOtherPlacesAndBack) {
 
 TEST_F(GpuZero, OffloadedStateIsReachable) {
   for (const int stage : {1, 3}) {
-    for (const Json& precision : {none(), kSplit}) {
+    for (const Json& precision : {none(), kBf16, kSplit}) {
       SCOPED_TRACE(str_cat("stage ", stage));
       const Job run{2, offloaded(stage, precision), 1, tiny_model()};
       const uint64_t seed = std::random_device{}();
@@ -312,9 +314,29 @@ TEST_F(GpuZero, OffloadedStateIsReachable) {
         const Shape shape = engine.model()->parameters()[id].shape;
         std::mt19937_64 random(seed);
         const Tensor value = random_tensor(random, shape);
+        value.data<float>()[5] = std::bit_cast<float>(0x3f808000U);  // between two of bf16
         const std::vector<float> all = flat(value);
+        zero::TrainState& state = train_state(*engine.model());
+        // The GPU's weights are the masters, rounded as those are held.
+        const auto expect_gpu_follows = [&] {
+          const Tensor there = state.weights().acquire(id);
+          EXPECT_FALSE(on_host(there));
+          const Tensor here = copied_to_host(there, engine.model()->host());
+          state.weights().release(id);
+          ThreadPool pool(1);
+          const OpContext host{engine.model()->host(), &pool};
+          Tensor rounded = host.workspace(here.dtype(), shape);
+          if (state.arrays().flat.low_halves) {
+            Tensor low = host.workspace(DType::kUInt16, shape);
+            ops::split_masters(host, engine.model()->get(name), rounded, low);
+          } else {
+            ops::cast(host, engine.model()->get(name), rounded);
+          }
+          EXPECT_EQ(std::memcmp(here.raw(), rounded.raw(), static_cast<size_t>(here.bytes())), 0);
+        };
         engine.model()->set(name, value);
         EXPECT_TRUE(same_bits(flat(engine.model()->get(name)), all));
+        expect_gpu_follows();
         engine.values().set_optimizer_state(name, "exp_avg", value);
         EXPECT_TRUE(same_bits(flat(engine.values().optimizer_state(name, "exp_avg")), all));
         engine.gradients().set(name, value);
@@ -331,22 +353,13 @@ TEST_F(GpuZero, OffloadedStateIsReachable) {
         whole[0].data<float>()[7] = 42;
         engine.scopes().scatter({&index, 1}, 1);
         EXPECT_EQ(engine.model()->get(name).data<float>()[7], 42);
+        expect_gpu_follows();
         // Each rank sets its part; the GPUs follow.
         const Tensor mine = Tensor::empty(engine.model()->host(), DType::kFloat32, {own.elements()},
                                           MemoryTag::kOther);
         std::fill_n(mine.data<float>(), own.elements(), 0.5f + static_cast<float>(comm.rank()));
         engine.values().set_local(name, "parameter", mine);
-        const std::vector<float> masters = flat(engine.model()->get(name));
-        zero::TrainState& state = train_state(*engine.model());
-        const Tensor there = state.weights().acquire(id);
-        EXPECT_FALSE(on_host(there));
-        const Tensor here = copied_to_host(there, engine.model()->host());
-        state.weights().release(id);
-        Tensor rounded =
-            Tensor::empty(engine.model()->host(), DType::kFloat32, shape, MemoryTag::kOther);
-        ThreadPool pool(1);
-        ops::cast({engine.model()->host(), &pool}, here, rounded);
-        EXPECT_TRUE(same_bits(flat(rounded), masters));  // 0.5 and 1.5 are exact in bf16
+        expect_gpu_follows();
         EXPECT_TRUE(engine.train_batch().applied);
       });
     }

@@ -1,4 +1,6 @@
 // ZeRO changes where state lies, never what is computed.
+#include <bit>
+
 #include "attached_state.h"
 #include "models/adapters.h"
 #include "nn/fp8.h"
@@ -84,6 +86,28 @@ TEST(Stages, WorldsAgreeWithOneProcess) {
       if (!more.contains("bf16")) {
         EXPECT_LT(largest_difference(four.weights, single.weights), 2e-3);
       }
+    }
+  }
+}
+
+// Of values in the middle between two weights the halves must go together.
+TEST(Stages, SplitMastersTakeValuesBetweenTwoWeights) {
+  const Json split = {{"bf16", {{"enabled", true}, {"split_master", true}}}};
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int world : {1, 2}) {
+      SCOPED_TRACE(str_cat("stage ", stage, ", ranks: ", world));
+      run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine =
+            make_rank_engine({world, zero_config(stage, Json::object(), split)}, comm);
+        const std::string name = "h.0.mlp.c_fc.bias";
+        const Tensor value = engine->model()->get(name);
+        for (int64_t i = 0; i < value.elements(); ++i) {
+          const auto weight = static_cast<uint32_t>(0x3f80 + i % 4);
+          value.data<float>()[i] = std::bit_cast<float>((weight << 16) + 0x8000u);
+        }
+        engine->model()->set(name, value);
+        EXPECT_TRUE(same_bits(flat(engine->model()->get(name)), flat(value)));
+      });
     }
   }
 }
