@@ -226,8 +226,7 @@ class Planner {
     const int64_t masters = !alone ? 0 : layout_->held(zero::StateRole::kMasters) * (split ? 2 : 4);
     const bool elsewhere = offloads() || in_files();
     const int64_t gradients = elsewhere ? 0 : gradient_bytes();
-    // Codes lie in both layouts that a GPU wants.
-    const int64_t second = second_bytes() + 2 * codes().elements, errors = error_bytes();
+    const int64_t second = second_bytes() + code_bytes(), errors = error_bytes();
     const int64_t optimizer = elsewhere ? 0 : optimizer_bytes();
     const int64_t activations = activation_bytes(),
                   communication = buffer_bytes() + file_buffer_bytes();
@@ -265,6 +264,7 @@ class Planner {
   struct Codes {
     int64_t weights = 0;
     int64_t elements = 0;
+    int64_t largest = 0;
   };
   Codes codes() const {
     Codes out;
@@ -274,8 +274,14 @@ class Planner {
       if (!nn::Fp8Linears::takes(p)) continue;
       ++out.weights;
       out.elements += p.shape.elements();
+      out.largest = std::max(out.largest, p.shape.elements());
     }
     return out;
+  }
+  // In both layouts that a GPU wants; at stage 3 in one, of one weight at a time.
+  int64_t code_bytes() const {
+    const Codes all = codes();
+    return stage_ == 3 ? all.largest : 2 * all.elements;
   }
 
   // What LoCo keeps of the gradients' roundings.

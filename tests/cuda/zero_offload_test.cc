@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(
              {1, 2, 3},
              2e-2,
              5e-2},
-        Kind{"Fp8", none(), with(kBf16, {{"fp8", {{"enabled", true}}}}), 2, 0, {2}, 2e-2, 5e-2},
+        Kind{"Fp8", none(), with(kBf16, {{"fp8", {{"enabled", true}}}}), 2, 0, {2, 3}, 2e-2, 5e-2},
         Kind{"Tiles", {{"stage3_tile_size", 400}}, none()},
         Kind{"SecondCopies", {{"zero_hpz_partition_size", 2}}, none(), 4},
         Kind{"ShardGroups",

@@ -112,7 +112,8 @@ TEST(Stages, SplitMastersTakeValuesBetweenTwoWeights) {
   }
 }
 
-// Every stage that has whole weights has the same largest numbers, of all ranks.
+// Every stage has the same largest numbers, of all ranks, and stage 3 casts weights again to the
+// same codes.
 TEST(Stages, Fp8AgreesBetweenStages) {
   const Json more = {{"bf16", {{"enabled", true}}},
                      {"fp8", {{"enabled", true}}},
@@ -121,8 +122,11 @@ TEST(Stages, Fp8AgreesBetweenStages) {
   const Trained bf16 =
       train({2, zero_config(0, Json::object(), with(more, {{"fp8", {{"enabled", false}}}})), 5});
   EXPECT_NE(plain.losses, bf16.losses);
-  for (const int stage : {1, 2}) {
-    const Trained other = train({2, zero_config(stage, {{"reduce_bucket_size", 5000}}, more), 5});
+  const Json zero = {{"reduce_bucket_size", 5000}, {"stage3_param_persistence_threshold", 20}};
+  for (const int stage : {1, 2, 3}) {
+    Json all = zero;
+    if (stage < 3) all.erase("stage3_param_persistence_threshold");
+    const Trained other = train({2, zero_config(stage, all, more), 5});
     EXPECT_TRUE(same_bits(other.weights, plain.weights));
     EXPECT_EQ(other.losses, plain.losses);
   }
