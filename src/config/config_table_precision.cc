@@ -77,7 +77,8 @@ KeyTable bf16_table() {
 KeyTable fp8_table() {
   return table(
              "Linear layers of 8-bit codes with delayed scaling, in the words of Megatron and "
-             "Transformer Engine; docs/fp8.md. Needs bf16, and whole weights (not ZeRO stage 3). "
+             "Transformer Engine; docs/fp8.md. Needs bf16, and weights that are not tiled "
+             "(stage3_tile_size). "
              "(Extension.)",
              {
                  flag("enabled", false,

@@ -66,8 +66,10 @@ class Rules {
   void precision() {
     forbid(on("/fp8/enabled") && !on("/bf16/enabled"), "/fp8/enabled",
            "needs bf16: set /bf16/enabled to true");
-    forbid(on("/fp8/enabled") && stage() == 3, "/fp8/enabled",
-           "needs whole weights, which ZeRO stage 3 cuts into pieces; use stage 0, 1 or 2");
+    const Json& tile = at("/zero_optimization/stage3_tile_size");
+    forbid(on("/fp8/enabled") && tile.is_number() && tile > 0, "/fp8/enabled",
+           "multiplies whole weights, which /zero_optimization/stage3_tile_size gathers in parts; "
+           "use 0 there");
     forbid(on("/fp16/enabled") && on("/bf16/enabled"), "/fp16/enabled",
            "fp16 and bf16 are both enabled; keep one");
     forbid(on("/amp/enabled") && stage() > 0, "/amp/enabled", "amp does not work with ZeRO stage ",

@@ -56,18 +56,10 @@ constexpr const char* kGraphs = "graph_harvesting";
 constexpr const char* kSparse = "sparse_gradients";
 
 constexpr Combination kStart[] = {
-    {kRefused, "several ranks", "a program's own parameters on a GPU",
-     "their gradients are reduced in host memory",
-     "keep the model on the CPU (ds_model_set_device)",
-     [](const Situation& s) { return s.ranks > 1 && s.own_parameters() && s.gpu(); }},
     {kRefused, kOffload, "a program's own parameters on a GPU",
      "their state lies beside them, where the program reads it",
      "leave it out, or keep them on the CPU",
      [](const Situation& s) { return offloads(s) && s.own_parameters(); }},
-    {kRefused, kOffload, "several ranks with a GPU each",
-     "weights are not gathered from the hosts of several ranks yet",
-     "leave it out, or train on one GPU",
-     [](const Situation& s) { return offloads(s) && s.ranks > 1; }},
     {kRefused, "zero_optimization.offload_optimizer.device nvme", "a model on a GPU",
      "its state lies there or in the host's memory so far", "use device cpu, or train on the CPU",
      [](const Situation& s) { return offloads(s) && s.config.zero.offload_optimizer->in_files(); }},
@@ -84,7 +76,8 @@ constexpr Combination kStart[] = {
      [](const Situation& s) { return s.config.precision.fp8.enabled && s.own_parameters(); }},
     {kWithoutEffect, kGraphs, "a model on the CPU", "the model is not on a GPU", "",
      [](const Situation& s) { return !s.gpu(); }},
-    {kWithoutEffect, kGraphs, "several ranks", "several ranks train", "",
+    {kWithoutEffect, kGraphs, "several ranks",
+     "each collective is announced, counted and watched when the host queues it", "",
      [](const Situation& s) { return s.ranks > 1; }},
     {kWithoutEffect, kGraphs, "a program's own parameters", "the passes are the caller's", "",
      [](const Situation& s) { return s.own_parameters(); }},
@@ -99,7 +92,8 @@ constexpr Combination kStart[] = {
        const ActivationCheckpointingConfig& segments = s.config.activation_checkpointing;
        return segments.enabled && segments.cpu_checkpointing;
      }},
-    {kWithoutEffect, kGraphs, kOffload, "gradients travel to the host beside the work", "",
+    {kWithoutEffect, kGraphs, kOffload,
+     "the host adds up gradients and waits for the copies that bring them", "",
      [](const Situation& s) { return s.config.zero.offload_optimizer.has_value(); }},
     {kWithoutEffect, kGraphs, "fp8.enabled", "weights in fp8 are cast in some micro batches only",
      "", [](const Situation& s) { return s.config.precision.fp8.enabled; }},

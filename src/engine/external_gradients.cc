@@ -85,14 +85,14 @@ void ExternalGradients::add_by_bucket(std::span<const nn::ParamId> ids,
 void ExternalGradients::add_whole(std::span<const nn::ParamId> ids,
                                   std::span<const Tensor* const> gradients) {
   zero::TrainState& state = *run_.state;
-  const OpContext ctx = state.arrays().state_context(run_.context());
+  const OpContext ctx = state.gradients().given_context(run_.context());
   std::vector<const Tensor*> sources;
   std::vector<int64_t> offsets;
   std::deque<Tensor> operands;
   sources.reserve(gradients.size());
   offsets.reserve(gradients.size());
   std::vector<bool> seen(static_cast<size_t>(run_.model->parameters().size()));
-  state.gradients().materialize(ctx);
+  state.gradients().materialize(run_.context());
   Tensor given = state.gradients().given();
   const auto flush = [&] {
     ops::accumulate_into(ctx, sources, offsets, 1.0f, given);
@@ -107,7 +107,7 @@ void ExternalGradients::add_whole(std::span<const nn::ParamId> ids,
     if (seen[static_cast<size_t>(id)]) flush();
     seen[static_cast<size_t>(id)] = true;
     state.gradients().marks().set_given(id);
-    sources.push_back(&operands.emplace_back(run_.operand(*gradients[i])));
+    sources.push_back(&operands.emplace_back(run_.operand(*gradients[i], ctx.device)));
     offsets.push_back(state.layout().range(id).begin);
   }
   flush();

@@ -16,10 +16,11 @@ constexpr const char* kFp8State = "fp8_scaling";
 std::unique_ptr<nn::Fp8Linears> make_fp8(RunContext& run) {
   constexpr const char* kKey = "configuration: /fp8/enabled: ";
   const Fp8Config& fp8 = run.config.precision.fp8;
-  auto out = std::make_unique<nn::Fp8Linears>(
-      run.context(), run.model->parameters(),
-      nn::Fp8Options{fp8.hybrid ? ops::Fp8Format::kE5M2 : ops::Fp8Format::kE4M3, fp8.margin,
-                     fp8.amax_history_len, fp8.most_recent, fp8.fast_accumulation});
+  nn::Fp8Options options{fp8.hybrid ? ops::Fp8Format::kE5M2 : ops::Fp8Format::kE4M3, fp8.margin,
+                         fp8.amax_history_len, fp8.most_recent, fp8.fast_accumulation};
+  // Whole codes of all weights would take what stage 3 saves.
+  options.keep_weights = !run.state->arrays().weights().compact;
+  auto out = std::make_unique<nn::Fp8Linears>(run.context(), run.model->parameters(), options);
   DS_CHECK(!out->weights().empty(), Code::kConfig, kKey,
            "the model has no linear layer in its blocks whose sizes are multiples of 16");
   return out;

@@ -174,9 +174,8 @@ class Planner {
   Json host_memory() {
     const int64_t masters = layout_->held(zero::StateRole::kMasters) * 4;
     const int64_t gradients = gradient_bytes(), optimizer = optimizer_bytes();
-    int64_t all = 0;
-    for (const zero::GradientDomain& domain : layout_->domains()) all += domain.flat.elements();
-    const zero::HostBuffers buffers(offload_options(config_, nullptr), all);
+    const zero::HostBuffers buffers(offload_options(config_, nullptr),
+                                    layout_->held(zero::StateRole::kWeights));
     return {{"parameters", masters},
             {"gradients", gradients},
             {"optimizer", optimizer},
@@ -247,8 +246,7 @@ class Planner {
     const int64_t masters = !alone ? 0 : layout_->held(zero::StateRole::kMasters) * (split ? 2 : 4);
     const bool elsewhere = offloads() || in_files();
     const int64_t gradients = elsewhere ? 0 : gradient_bytes();
-    // Codes lie in both layouts that a GPU wants.
-    const int64_t second = second_bytes() + 2 * codes().elements, errors = error_bytes();
+    const int64_t second = second_bytes() + code_bytes(), errors = error_bytes();
     const int64_t optimizer = elsewhere ? 0 : optimizer_bytes();
     const int64_t activations = activation_bytes(),
                   communication = buffer_bytes() + file_buffer_bytes(live_weight_bytes());
@@ -286,6 +284,7 @@ class Planner {
   struct Codes {
     int64_t weights = 0;
     int64_t elements = 0;
+    int64_t largest = 0;
   };
   Codes codes() const {
     Codes out;
@@ -295,8 +294,14 @@ class Planner {
       if (!nn::Fp8Linears::takes(p)) continue;
       ++out.weights;
       out.elements += p.shape.elements();
+      out.largest = std::max(out.largest, p.shape.elements());
     }
     return out;
+  }
+  // In both layouts that a GPU wants; at stage 3 in one, of one weight at a time.
+  int64_t code_bytes() const {
+    const Codes all = codes();
+    return stage_ == 3 ? all.largest : 2 * all.elements;
   }
 
   // What LoCo keeps of the gradients' roundings.

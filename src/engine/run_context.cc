@@ -46,8 +46,7 @@ nn::ParamId RunContext::trainable(const std::string& name) const {
 }
 
 // The caller's may be strided, and lie on the host.
-Tensor RunContext::operand(const Tensor& value) {
-  const std::shared_ptr<Device> device = state->arrays().state_context(context()).device;
+Tensor RunContext::operand(const Tensor& value, const std::shared_ptr<Device>& device) {
   if (value.contiguous()) return to_device(value, device);
   const OpContext host = host_context();
   Tensor packed = host.workspace(value.dtype(), value.shape());

@@ -37,8 +37,12 @@ struct RunContext {
   int gradient_ranks() const { return mesh.size(MeshGroup::kDataContext); }
   // A parameter that has a gradient and optimizer state, by name; throws kNotFound otherwise.
   nn::ParamId trainable(const std::string& name) const;
-  // A caller's tensor as operators read it: packed, where masters and gradients lie.
-  Tensor operand(const Tensor& value);
+  // A caller's tensor as operators read it: packed, where masters and gradients lie, or on a
+  // device.
+  Tensor operand(const Tensor& value) {
+    return operand(value, state->arrays().state_context(context()).device);
+  }
+  Tensor operand(const Tensor& value, const std::shared_ptr<Device>& device);
 
   const Mesh mesh;
   Config config;  // its batch sizes follow rampup_batch_size

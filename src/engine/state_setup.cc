@@ -128,6 +128,7 @@ void place_weights(RunContext& run) {
   if (several) {
     zero::ShareOptions options = share_options_of(run);
     options.fp32 = types.fp32;
+    if (offload) options.offload = offload_options(run.config, run.model->host());
     state.share(run.context(), options, compute, masters);
   } else if (offload) {
     state.offload(run.context(), offload_options(run.config, run.model->host()), compute,

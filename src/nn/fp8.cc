@@ -83,11 +83,13 @@ ops::Fp8Tensor Fp8Linears::gradient(const OpContext& ctx, ParamId weight, const 
   return cast(ctx, weight, Role::kGradient, dy, sides, db);
 }
 
-const ops::Fp8Tensor& Fp8Linears::weight(const OpContext& ctx, ParamId weight, const Tensor& w) {
+ops::Fp8Tensor Fp8Linears::weight(const OpContext& ctx, ParamId weight, const Tensor& w,
+                                  Sides sides) {
   const auto layer = static_cast<size_t>(layer_of_[static_cast<size_t>(weight)]);
+  Tensor no_sums;
+  if (!options_.keep_weights) return cast(ctx, weight, Role::kWeight, w, sides, no_sums);
   if (!current_[layer]) {
     codes_[layer] = {};  // its memory serves again
-    Tensor no_sums;
     codes_[layer] = cast(ctx, weight, Role::kWeight, w, {}, no_sums);
     current_[layer] = true;
   }

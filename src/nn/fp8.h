@@ -2,7 +2,8 @@
 // arXiv:2209.05433; NVIDIA Transformer Engine): the inputs of a product are cast with scales that
 // follow from the largest numbers of past steps, so that nobody waits for those of this one.
 //
-// A scale is the same throughout a step, and so are weights: a weight is cast once per step.
+// A scale is the same throughout a step, and so are weights: a weight is cast once per step, or for
+// every product where its codes are not kept, to the same codes.
 #pragma once
 
 #include <memory>
@@ -19,6 +20,7 @@ struct Fp8Options {
   int64_t history = 16;            // steps that are remembered
   bool most_recent = false;        // the last step alone decides
   bool fast_accumulation = false;  // of forward products: kernels::Fp8Matmul
+  bool keep_weights = true;        // their codes, until they change
 };
 
 class Fp8Linears {
@@ -49,8 +51,9 @@ class Fp8Linears {
   // Of its output's gradient; `db` (fp32, may be empty) += the column sums of dy.
   ops::Fp8Tensor gradient(const OpContext& ctx, ParamId weight, const ops::Fp8Source& dy,
                           Sides sides, Tensor& db);
-  // The codes of a weight, cast from `w` where those of an earlier call are out of date.
-  const ops::Fp8Tensor& weight(const OpContext& ctx, ParamId weight, const Tensor& w);
+  // The codes of a weight, with these sides at least, cast from `w` where there are none of an
+  // earlier call that are up to date.
+  ops::Fp8Tensor weight(const OpContext& ctx, ParamId weight, const Tensor& w, Sides sides);
   void weights_changed();
 
   // After the last micro batch of a step. Before that, ranks agree on `amax()`.

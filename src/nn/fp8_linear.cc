@@ -27,7 +27,9 @@ Tensor backward(Tape& tape, Fp8Linears& fp8, const Input& x, const ops::Fp8Sourc
     if (wants_dx) {
       dx = tape.new_activation(x.dtype, x.shape);
       const ParameterGuard w(tape.weights(), p.weight);
-      ops::fp8_linear_grad_input(ctx, dy_codes, fp8.weight(ctx, p.weight, *w), dx);
+      const ops::Fp8Tensor codes =
+          fp8.weight(ctx, p.weight, *w, {.codes = false, .transposed = true});
+      ops::fp8_linear_grad_input(ctx, dy_codes, codes, dx);
     }
     if (Tensor sum = dw.sum) ops::fp8_linear_grad_weight(ctx, dy_codes, x.codes, sum, dw.add);
   } else if (db) {
@@ -50,8 +52,9 @@ Value forward(Tape& tape, Fp8Linears& fp8, const ops::Fp8Source& x, const Projec
   ops::Fp8Tensor codes = fp8.input(ctx, p.weight, x, {.codes = true, .transposed = keeps});
   {
     const ParameterGuard w(tape.weights(), p.weight), b(tape.weights(), p.bias);
-    ops::fp8_linear(ctx, codes, fp8.weight(ctx, p.weight, *w), *b, y.data,
-                    fp8.options().fast_accumulation);
+    const ops::Fp8Tensor weight =
+        fp8.weight(ctx, p.weight, *w, {.codes = true, .transposed = false});
+    ops::fp8_linear(ctx, codes, weight, *b, y.data, fp8.options().fast_accumulation);
   }
   tape.used(p.weight);
   tape.used(p.bias);

@@ -18,6 +18,13 @@ void clear_held(const OpContext& ctx, Gradients& gradients, nn::ParamId id) {
   ops::fill(ctx, 0.0f, open);
 }
 
+// Those of elements [begin, end) of a parameter, where `device` is.
+Tensor held_part(const Gradients& gradients, nn::ParamId id, int64_t begin, int64_t end,
+                 const std::shared_ptr<Device>& device) {
+  const Tensor open = gradients.held().view(id);
+  return to_device(open.view({open.elements()}).slice(0, begin, end), device);
+}
+
 // What is wrong with a gradient, as ranks report it to each other.
 enum class BadKind : int64_t { kNone, kNan, kInfinity, kMinusInfinity };
 
@@ -56,8 +63,12 @@ Tensor read_gradient(const OpContext& ctx, const Gradients& gradients, nn::Param
   Tensor out = Tensor::empty(state_ctx.device, DType::kFloat32,
                              all.compact ? Shape{range.elements()} : shape, MemoryTag::kOther);
   ops::read_array(state_ctx, all, range.begin, out);
-  if (all.compact) out = arrays.gather_parts(ctx, id, out);
-  if (gradients.held()) ops::accumulate(ctx, gradients.held().view(id), 1.0f, out);
+  if (all.compact) out = arrays.gather_parts(state_ctx, id, out);
+  if (gradients.held()) {
+    ops::accumulate(state_ctx,
+                    held_part(gradients, id, 0, shape.elements(), state_ctx.device).view(shape),
+                    1.0f, out);
+  }
   return out;
 }
 
@@ -70,12 +81,13 @@ void write_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
     Tensor target = arrays.view(all.memory(), id);
     return ops::cast(arrays.state_context(ctx), value, target);
   }
-  Tensor packed = ctx.workspace(value.dtype(), value.shape());
-  ops::cast(ctx, value, packed);
+  const OpContext there = arrays.state_context(ctx);
+  Tensor packed = there.workspace(value.dtype(), value.shape());
+  ops::cast(there, value, packed);
   const Tensor flat = packed.view({packed.elements()});
-  if (!all.compact) return ops::write_array(ctx, flat, all, arrays.layout.range(id).begin);
+  if (!all.compact) return ops::write_array(there, flat, all, arrays.layout.range(id).begin);
   const OwnedPart part = arrays.layout.part(id);
-  ops::write_array(ctx, flat.slice(0, part.first, part.first + part.count), all,
+  ops::write_array(there, flat.slice(0, part.first, part.first + part.count), all,
                    arrays.owned_range(all, id).begin);
 }
 
@@ -101,11 +113,13 @@ void read_owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::P
                          Tensor& out) {
   const StateArrays& arrays = gradients.arrays();
   const optim::FlatTensor& all = arrays.flat.gradients;
-  ops::read_array(arrays.state_context(ctx), all, arrays.owned_range(all, id).begin, out);
+  const OpContext there = arrays.state_context(ctx);
+  ops::read_array(there, all, arrays.owned_range(all, id).begin, out);
   if (!gradients.held()) return;
   const OwnedPart part = arrays.layout.part(id);
-  const Tensor open = gradients.held().view(id).view({arrays.parameters[id].shape.elements()});
-  ops::accumulate(ctx, open.slice(0, part.first, part.first + part.count), 1.0f, out);
+  ops::accumulate(there,
+                  held_part(gradients, id, part.first, part.first + part.count, there.device), 1.0f,
+                  out);
 }
 
 void write_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,

@@ -83,8 +83,11 @@ class Gradients : public nn::GradientSink {
   // After hold_whole: what backward adds from now on stays whole on this rank too, until the next
   // reduce_held. Nothing changes where one rank trains.
   void hold_backward() { backward_held_ = held_ && reducer_; }
-  // Where the caller's gradients lie whole until they are reduced.
+  // Where the caller's gradients lie whole until they are reduced; and to compute with these.
   Tensor given() const { return held_ ? held_.all() : arrays_.flat.gradients.memory(); }
+  OpContext given_context(const OpContext& ctx) const {
+    return held_ ? ctx : arrays_.state_context(ctx);
+  }
   // Averages are made when a step is: before, there is no part of them.
   bool deferred() const { return arrays_.shared() && deferred_; }
 

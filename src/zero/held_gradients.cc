@@ -36,10 +36,18 @@ void HeldGradients::reduce_into(const OpContext& ctx, ReduceOp op, optim::FlatTe
   }
   for (const WorkPtr& work : works) work->wait();
   for (const Bucket& bucket : layout.buckets()) {
-    if (!bucket.trainable) continue;
-    ops::accumulate_array(ctx, kept(bucket), sums, kept_range(sums, bucket).begin);
+    if (bucket.trainable) add_kept(ctx, bucket, sums);
   }
   clear(ctx);
+}
+
+void HeldGradients::add_kept(const OpContext& ctx, const Bucket& bucket,
+                             optim::FlatTensor& sums) const {
+  const FlatRange to = kept_range(sums, bucket);
+  HostStore* const store = arrays_.host_store.get();
+  if (store == nullptr) return ops::accumulate_array(ctx, kept(bucket), sums, to.begin);
+  const auto read = store->receive(kept(bucket), sums.memory().slice(0, to.begin, to.end), true);
+  if (read) arrays_.device->default_stream().wait(*read);  // before they are cleared
 }
 
 }  // namespace ds::zero

@@ -19,11 +19,13 @@ class HeldGradients {
   Tensor view(nn::ParamId id) const { return arrays_.view(all_, id); }
   void clear(const OpContext& ctx);
 
-  // Every rank: reduces them and adds them to `sums`, which holds what this rank keeps.
+  // Every rank: reduces them and adds them to `sums`, which holds what this rank keeps. On the host
+  // they arrive later (HostStore::finish_arrivals).
   void reduce_into(const OpContext& ctx, ReduceOp op, optim::FlatTensor& sums);
 
  private:
   Tensor kept(const Bucket& bucket) const;
+  void add_kept(const OpContext& ctx, const Bucket& bucket, optim::FlatTensor& sums) const;
 
   const StateArrays& arrays_;
   Tensor all_;

@@ -17,14 +17,14 @@ constexpr int64_t kMostElements = int64_t{8} << 20;
 
 }  // namespace
 
-HostBuffers::HostBuffers(const OffloadOptions& options, int64_t flat_elements)
+HostBuffers::HostBuffers(const OffloadOptions& options, int64_t weight_elements)
     : count(std::max(options.buffers, 2)) {
   // A model that is smaller than a piece needs none so large.
-  const int64_t most = std::clamp(flat_elements, kChunk, kMostElements);
+  const int64_t most = std::clamp(weight_elements, kChunk, kMostElements);
   elements = std::clamp(options.sub_group_elements, kChunk, most) / kChunk * kChunk;
 }
 
-HostStore::HostStore(const OpContext& ctx, const OffloadOptions& options, Tensor weights,
+HostStore::HostStore(const OpContext& ctx, const OffloadOptions& options, optim::FlatTensor weights,
                      bool split)
     : host_{options.host, ctx.pool},
       pinned_(host_memory_of(ctx.device)),
@@ -70,7 +70,7 @@ std::shared_ptr<Event> HostStore::receive(const Tensor& from, const Tensor& to, 
 
 std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Tensor& to, bool add) {
   stream_.follow();
-  if (!add && to.dtype() == DType::kFloat32 && reached(to)) {
+  if (!add && to.dtype() == from.dtype() && reached(to)) {
     stream_.copy(to.raw(), from.raw(), from.bytes());
     return received_ = stream_.mark();
   }
@@ -83,7 +83,7 @@ std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Tensor
     stream_.copy(buffer.memory.raw(), piece.raw(), piece.bytes());
     buffer.copied = last = stream_.mark();
     buffer.arriving = true;
-    arrivals_.push_back({index, to.slice(0, at, end), add});
+    arrivals_.push_back({index, from.dtype(), to.slice(0, at, end), add});
   }
   return last;
 }
@@ -92,7 +92,7 @@ void HostStore::finish_arrival() {
   Arrival& arrival = arrivals_.front();
   Buffer& buffer = buffers_[arrival.buffer];
   buffer.copied->synchronize();
-  const Tensor piece = view(arrival.buffer, DType::kFloat32, arrival.to.elements());
+  const Tensor piece = view(arrival.buffer, arrival.type, arrival.to.elements());
   if (arrival.add) {
     ops::accumulate(host_, piece, arrival.to);
   } else {
@@ -148,7 +148,7 @@ Tensor HostStore::weights_room(int64_t elements) {
 }
 
 void HostStore::flush(const optim::SubGroup& group, const ops::UpdateTensors& part, bool weights) {
-  if (weights) try_to_send([&] { send_part(group.flat, part); });
+  if (weights) try_to_send([&] { send_part(weights_.compact ? group.begin : group.flat, part); });
 }
 
 void HostStore::close_update() {
@@ -161,9 +161,9 @@ void HostStore::close_update() {
 }
 
 // Of the part's arrays, those that hold what the GPU computes with.
-void HostStore::send_part(int64_t flat, const ops::UpdateTensors& part) {
+void HostStore::send_part(int64_t weights, const ops::UpdateTensors& part) {
   const Tensor& from = part.model ? part.model : part.weight ? part.weight : part.master;
-  const Tensor to = weights_.memory().slice(0, flat, flat + from.elements());
+  const Tensor to = weights_.memory().slice(0, weights, weights + from.elements());
   if (reached(from)) {
     stream_.copy(to.raw(), from.raw(), from.bytes());
     const std::shared_ptr<Event> copied = stream_.mark();
@@ -187,11 +187,11 @@ void HostStore::hold_masters() {
   if (const std::shared_ptr<Event> sent = std::exchange(sent_, nullptr)) sent->synchronize();
 }
 
-void HostStore::send(const optim::FlatTensors& flat, FlatRange range) {
+void HostStore::send(const optim::FlatTensors& flat, FlatRange masters, int64_t weights) {
   try {
     stream_.follow();
-    for (int64_t at = range.begin; at < range.end; at += sub_group_) {
-      const int64_t end = std::min(range.end, at + sub_group_);
+    for (int64_t at = masters.begin; at < masters.end; at += sub_group_) {
+      const int64_t end = std::min(masters.end, at + sub_group_);
       ops::UpdateTensors part;
       if (flat.low_halves) {
         part.weight = flat.model.memory().slice(0, at, end);
@@ -202,18 +202,13 @@ void HostStore::send(const optim::FlatTensors& flat, FlatRange range) {
         part.model = view(take_buffer(), weights_.memory().dtype(), end - at);
         ops::cast(host_, part.master, part.model);
       }
-      send_part(at, part);
+      send_part(weights + at - masters.begin, part);
     }
     stream_.lead();
   } catch (const Error& error) {
     stale_ = error.message();
     throw;
   }
-}
-
-void HostStore::send_stale(const optim::FlatTensors& flat) {
-  send(flat, {0, weights_.memory().elements()});
-  stale_.clear();
 }
 
 }  // namespace ds::zero

@@ -1,6 +1,7 @@
 // The optimizer's state in the host's memory beside a GPU that trains (ZeRO-Offload, Ren et al.,
 // arXiv:2101.06840): how gradients come from the GPU to it and weights go back, beside the GPU's
-// computation. Whoever holds the arrays (StateArrays) calls it from one thread.
+// computation. Of several ranks each has a store for what it owns. Whoever holds the arrays
+// (StateArrays) calls it from one thread.
 #pragma once
 
 #include <deque>
@@ -24,9 +25,9 @@ struct OffloadOptions {
   int64_t bucket_elements = 0;  // of gradients
 };
 
-// How large the buffers are for a flat space of so many elements.
+// How large the buffers are beside weights of so many elements.
 struct HostBuffers {
-  HostBuffers(const OffloadOptions& options, int64_t flat_elements);
+  HostBuffers(const OffloadOptions& options, int64_t weight_elements);
   int count;
   int64_t elements;  // of fp32
   int64_t bytes() const { return count * elements * int64_t{sizeof(float)}; }
@@ -34,9 +35,10 @@ struct HostBuffers {
 
 class HostStore : public optim::OffloadStore {
  public:
-  // `weights`, flat on the GPU, in the type that it computes with. `split`: bf16 weights lie on the
-  // host too, as the upper halves of masters.
-  HostStore(const OpContext& ctx, const OffloadOptions& options, Tensor weights, bool split);
+  // `weights`, on the GPU, in the type that it computes with. `split`: bf16 weights lie on the host
+  // too, as the upper halves of masters.
+  HostStore(const OpContext& ctx, const OffloadOptions& options, optim::FlatTensor weights,
+            bool split);
 
   // Where the arrays are made.
   const std::shared_ptr<Device>& memory() const { return memory_; }
@@ -50,8 +52,8 @@ class HostStore : public optim::OffloadStore {
   void open_update();
   void close_update();
 
-  // Gradients, fp32: what is queued on the GPU so far makes `from`. They arrive in `to`, added or
-  // not, by finish_arrivals(); `from` may be written again after the event.
+  // Gradients: what is queued on the GPU so far makes `from`. They arrive in `to`, added or not, by
+  // finish_arrivals(); `from` may be written again after the event.
   std::shared_ptr<Event> receive(const Tensor& from, const Tensor& to, bool add);
   void finish_arrivals();
   // Gives up those on their way; `from` and `to` are free on return.
@@ -60,10 +62,11 @@ class HostStore : public optim::OffloadStore {
 
   // Before masters are written: nothing of them is on its way.
   void hold_masters();
-  // Sends the weights of a range of the flat space, from masters that were written.
-  void send(const optim::FlatTensors& flat, FlatRange range);
+  // Sends the weights of a range of the masters, which were written, to where they begin in the
+  // array of weights.
+  void send(const optim::FlatTensors& flat, FlatRange masters, int64_t weights);
   bool stale() const { return !stale_.empty(); }
-  void send_stale(const optim::FlatTensors& flat);
+  void all_sent() { stale_.clear(); }
 
  private:
   // A piece of pinned memory. It is free once `copied` is over and no arrival waits in it.
@@ -74,6 +77,7 @@ class HostStore : public optim::OffloadStore {
   };
   struct Arrival {
     size_t buffer;
+    DType type;  // that travels
     Tensor to;
     bool add;
   };
@@ -85,7 +89,7 @@ class HostStore : public optim::OffloadStore {
   void finish_arrival();
   // Room for the weights of a part in the compute type, if they have to be made.
   Tensor weights_room(int64_t elements);
-  void send_part(int64_t flat, const ops::UpdateTensors& part);
+  void send_part(int64_t weights, const ops::UpdateTensors& part);
   // Whether copies of the GPU reach it, so that it needs no buffer.
   bool reached(const Tensor& x) const { return x.storage()->device() == pinned_; }
   // Runs what sends weights; where it fails they are stale.

@@ -38,7 +38,8 @@ Tensor Masters::read(const OpContext& ctx, nn::ParamId id) const {
   }
   if (!arrays_.whole_masters()) {
     const Tensor own = read_owned(ctx, id);
-    return arrays_.layout.world() > 1 ? arrays_.gather_parts(ctx, id, own) : own.view(shape);
+    return arrays_.layout.world() > 1 ? arrays_.gather_parts(arrays_.state_context(ctx), id, own)
+                                      : own.view(shape);
   }
   if (arrays_.masters_in_place()) return view(id);
   Tensor widened = ctx.workspace(DType::kFloat32, shape);

@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "zero/flat_layout.h"
+#include "zero/host_store.h"
 #include "zero/quantized_reduce.h"
 #include "zero/share_groups.h"
 #include "zero/weight_gatherer.h"
@@ -47,6 +48,8 @@ struct ShareOptions {
   GroupSizes groups = {};
   WeightRoute::Options weights = {};
   bool quantized_gradients = false;
+  // Beside GPUs: what a rank owns of masters, gradients and moments lies in its host's memory.
+  std::optional<OffloadOptions> offload = {};
   std::optional<QuantizedReduce::Feedback> feedback = {};  // of what their roundings lose
 };
 

@@ -57,7 +57,7 @@ class MasterBroadcast {
         options_(options),
         layout_(layout),
         masters_(masters),
-        buffer_(Tensor::empty(arrays.device, DType::kFloat32,
+        buffer_(Tensor::empty(ctx.device, DType::kFloat32,
                               {std::min(kBuffer, std::max<int64_t>(layout.elements(), 1))},
                               MemoryTag::kCommunication)) {}
 
@@ -107,7 +107,7 @@ class MasterBroadcast {
         fill_weights(*loader, ctx_, piece.id, parameters_[piece.id], piece.begin, out);
       } else {
         const Tensor flat = from_.view(piece.id).view({parameters_[piece.id].shape.elements()});
-        ops::cast(ctx_, flat.slice(0, piece.begin, piece.end), out);
+        copy_tensor(flat.slice(0, piece.begin, piece.end), out);
       }
     }
   }

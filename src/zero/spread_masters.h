@@ -7,7 +7,8 @@
 
 namespace ds::zero {
 
-// Collective: fills `masters`, of `layout`, which the arrays do not have yet.
+// Collective: fills `masters`, of `layout`, which the arrays do not have yet. They lie where the
+// context's device is, which may be the host beside a GPU.
 void spread_masters(const OpContext& ctx, const StateArrays& arrays, const Masters& from,
                     const ShareOptions& options, const FlatLayout& layout,
                     optim::FlatTensor& masters);

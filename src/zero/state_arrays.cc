@@ -48,6 +48,24 @@ void StateArrays::reload_masters() {
   flat.masters = {there, flat.masters.compact};
 }
 
+void StateArrays::send_weights() const {
+  const optim::FlatTensor& from = flat.low_halves ? flat.model : flat.masters;
+  const optim::FlatTensor& to = host_store->weights();
+  if (from.compact == to.compact) {
+    host_store->send(flat, {0, from.elements()}, 0);
+  } else {
+    for (const Bucket& bucket : layout.buckets()) {
+      host_store->send(flat, owned_range(from, bucket), owned_range(to, bucket).begin);
+    }
+  }
+  host_store->all_sent();
+}
+
+void StateArrays::send_weights(nn::ParamId id) const {
+  const optim::FlatTensor& from = flat.low_halves ? flat.model : flat.masters;
+  host_store->send(flat, owned_range(from, id), owned_range(host_store->weights(), id).begin);
+}
+
 Tensor StateArrays::gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const {
   const Tensor whole = ctx.workspace(DType::kFloat32, {parameters[id].shape.elements()});
   std::vector<int64_t> counts;

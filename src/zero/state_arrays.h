@@ -97,9 +97,13 @@ struct StateArrays {
   void hold_masters() const {
     if (host_store) host_store->hold_masters();
   }
+  // Of what this rank owns, from masters on the host to the GPU's weights: all of it, and of one
+  // parameter.
+  void send_weights() const;
+  void send_weights(nn::ParamId id) const;
 
   // Over the ranks that share the arrays, each of which makes the call.
-  // Whole from what each rank owns of a parameter, flat fp32.
+  // Whole from what each rank owns of a parameter, flat fp32, which lies on the context's device.
   Tensor gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const;
   ExactSum sum_over_ranks(ExactSum sum) const;
   int64_t agree(int64_t number, ReduceOp op) const;

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "ops/elementwise.h"
 #include "ops/stored_array.h"
+#include "tensor/transfer.h"
 #include "zero/comm_shard_group.h"
 #include "zero/spread_masters.h"
 
@@ -150,7 +151,7 @@ void TrainState::share(const OpContext& ctx, const ShareOptions& options, DType 
            "parameters are in use, or shared already");
   weights_.check_not_lost();
   DS_CHECK(!arrays_.host_store, Code::kInternal, "parameters are offloaded");
-  arrays_.reload_masters();
+  if (!options.offload) arrays_.reload_masters();
   reset_to_fp32(ctx);
   const bool by_node = options.quantized_gradients || options.weights.hierarchical;
   ShareGroups& groups = arrays_.groups;
@@ -167,7 +168,12 @@ void TrainState::share(const OpContext& ctx, const ShareOptions& options, DType 
   }
   const Sharing sharing =
       choose_sharing(arrays_.parameters, options, groups.shard->rank(), groups.shard->size());
-  lay_out_shared(ctx, FlatLayout(arrays_.parameters, sharing), options, type, form);
+  const FlatLayout layout(arrays_.parameters, sharing);
+  if (options.offload) {
+    lay_out_on_host(ctx, layout, options, type, form == MasterForm::kSplit);
+  } else {
+    lay_out_shared(ctx, layout, options, type, form);
+  }
   arrays_.comm = options.comm;
   arrays_.stage = options.stage;
   arrays_.flush_masters();
@@ -235,25 +241,29 @@ void TrainState::lay_out_shared(const OpContext& ctx, const FlatLayout& layout,
 
 void TrainState::unshare(const OpContext& ctx) {
   if (!shared()) return;
+  const OpContext state_ctx = arrays_.state_context(ctx);
+  if (arrays_.host_store) arrays_.host_store->drop();
   gradients_.stop_reducing();
   const bool pieces = arrays_.weights().compact;
   const bool lost = pieces && layout().world() > 1;
   const FlatLayout after(arrays_.parameters);
   optim::FlatTensor masters;
   if (!lost) {
-    masters =
-        Tensor::zeros(arrays_.device, DType::kFloat32, {after.elements()}, MemoryTag::kParameters);
+    masters = Tensor::zeros(arrays_.state_memory(), DType::kFloat32, {after.elements()},
+                            MemoryTag::kParameters);
   }
   for (nn::ParamId id = 0; !lost && id < arrays_.parameters.size(); ++id) {
     const FlatRange to = after.range(id);
     Tensor target = masters.memory().slice(0, to.begin, to.end).view(arrays_.parameters[id].shape);
-    ops::cast(ctx, pieces ? masters_.read(ctx, id) : weights_.view(id), target);
+    const Tensor value = pieces ? masters_.read(ctx, id) : weights_.view(id);
+    ops::cast(state_ctx, to_device(value, state_ctx.device), target);
   }
   weights_.stop_gathering();
   if (lost) weights_.lose();
   arrays_.layout = after;
   arrays_.flat = {};
   arrays_.flat.masters = std::move(masters);
+  arrays_.host_store.reset();
   arrays_.comm.reset();
   arrays_.groups = {};
   arrays_.stage = 0;

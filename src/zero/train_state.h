@@ -1,7 +1,8 @@
 // The state of training: masters, the weights that follow from them, and gradients, over arrays
-// that lie whole on one device until share() spreads them over ranks or offload() moves them to the
-// host. Until somebody needs them, masters need not exist at all. An engine makes it of the weights
-// that a model holds; while it trains, it is what the model's users read and write.
+// that lie whole on one device until share() spreads them over ranks, offload() moves them to the
+// host, or share() does both. Until somebody needs them, masters need not exist at all. An engine
+// makes it of the weights that a model holds; while it trains, it is what the model's users read
+// and write.
 //
 // It owns the order of a step: gradients are given, reduce() completes them, and commit() runs the
 // update and lets everything follow.
@@ -64,7 +65,8 @@ class TrainState final : public nn::ModelWeights {
 
   // Collective: spreads the state over a group, which starts with the masters of its rank 0; where
   // all have one loader, each makes its own part. Needs no open guard. From now on calls marked
-  // "every rank" are collective too.
+  // "every rank" are collective too. With `options.offload` what a rank owns lies in its host's
+  // memory, as offload() has it.
   void share(const OpContext& ctx, const ShareOptions& options, DType type, MasterForm form);
   // Ends that, without waiting for anybody. Weights that are whole stay, in the precision they were
   // computed with; of weights in pieces nothing usable is left, unless one rank has all of them.
@@ -113,6 +115,8 @@ class TrainState final : public nn::ModelWeights {
   optim::FlatTensor stored_masters(const OpContext& ctx) const;
   void lay_out_shared(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
                       DType type, MasterForm form);
+  void lay_out_on_host(const OpContext& ctx, const FlatLayout& layout, const ShareOptions& options,
+                       DType type, bool split);
 
   StateArrays arrays_;
   Weights weights_;

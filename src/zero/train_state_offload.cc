@@ -1,6 +1,7 @@
 // TrainState in the host's memory, beside a GPU that computes.
 #include "ops/stored_array.h"
 #include "tensor/transfer.h"
+#include "zero/spread_masters.h"
 #include "zero/train_state.h"
 
 namespace ds::zero {
@@ -20,6 +21,40 @@ void for_offload(const Body& body) {
   }
 }
 
+// Arrays of zeros beside a GPU, for masters and, with `split`, what they will be split into.
+optim::FlatTensors make_on_host(const std::shared_ptr<Device>& gpu, const OffloadOptions& options,
+                                int64_t elements, bool compact, DType type, bool split) {
+  const std::shared_ptr<Device> memory = options.pinned ? host_memory_of(gpu) : options.host;
+  const auto make = [&](DType dtype) {
+    return optim::FlatTensor(Tensor::zeros(memory, dtype, {elements}, MemoryTag::kParameters),
+                             compact);
+  };
+  optim::FlatTensors flat;
+  for_offload([&] {
+    flat.masters = make(DType::kFloat32);
+    if (!split) return;
+    flat.model = make(type);
+    flat.low_halves = make(DType::kUInt16);
+  });
+  return flat;
+}
+
+// Beside arrays of make_on_host whose masters were written, which are split if there is room for
+// it.
+std::shared_ptr<HostStore> make_host_store(const OpContext& ctx, const OffloadOptions& options,
+                                           optim::FlatTensors& flat, optim::FlatTensor weights) {
+  const bool split = static_cast<bool>(flat.low_halves);
+  std::shared_ptr<HostStore> store;
+  for_offload(
+      [&] { store = std::make_shared<HostStore>(ctx, options, std::move(weights), split); });
+  if (split) {
+    ops::split_to_arrays({options.host, ctx.pool}, flat.masters.memory(),
+                         {flat.model, 0, flat.low_halves, 0});
+    flat.masters = {};
+  }
+  return store;
+}
+
 }  // namespace
 
 void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DType type,
@@ -36,47 +71,62 @@ void TrainState::offload(const OpContext& ctx, const OffloadOptions& options, DT
   FlatLayout layout(arrays_.parameters, sharing);
   DS_CHECK(layout.elements() == arrays_.layout.elements(), Code::kInternal,
            "buckets moved parameters");
-  const Shape all{layout.elements()};
-  const std::shared_ptr<Device> memory =
-      options.pinned ? host_memory_of(arrays_.device) : options.host;
-  const nn::WeightLoader* const loader = masters_.loader().get();
-  optim::FlatTensors flat;
-  for_offload([&] {
-    const auto make = [&](DType dtype) {
-      return Tensor::zeros(memory, dtype, all, MemoryTag::kParameters);
-    };
-    flat.masters = make(DType::kFloat32);
+  optim::FlatTensors flat =
+      make_on_host(arrays_.device, options, layout.elements(), false, type, split);
+  if (const nn::WeightLoader* const loader = masters_.loader().get()) {
     for (const nn::ParamId id : layout.order()) {
       const FlatRange range = layout.range(id);
       Tensor out = flat.masters.memory().slice(0, range.begin, range.end);
-      if (loader != nullptr && range.elements() > 0) {
-        loader->fill(host, id, arrays_.parameters[id], 0, out);
-      }
+      if (range.elements() > 0) loader->fill(host, id, arrays_.parameters[id], 0, out);
     }
-    if (loader == nullptr) copy_tensor(arrays_.flat.masters.memory(), flat.masters.memory());
-    if (!split) return;
-    flat.model = make(type);
-    flat.low_halves = make(DType::kUInt16);
-  });
+  } else {
+    copy_tensor(arrays_.flat.masters.memory(), flat.masters.memory());
+  }
   // From here on the masters on the host are what there is, whatever fails.
   arrays_.flat = {};
   arrays_.flat.masters = flat.masters;
   masters_.drop_loader();
   arrays_.host = options.host;
-  Tensor weights = Tensor::empty(arrays_.device, type, all, MemoryTag::kParameters);
-  std::shared_ptr<HostStore> store;
-  for_offload(
-      [&] { store = std::make_shared<HostStore>(ctx, options, std::move(weights), split); });
-  if (split) {
-    ops::split_to_arrays(host, flat.masters.memory(), {flat.model, 0, flat.low_halves, 0});
-    flat.masters = {};
-  }
-  store->send(flat, {0, layout.elements()});
+  Tensor weights = Tensor::empty(arrays_.device, type, {layout.elements()}, MemoryTag::kParameters);
+  std::shared_ptr<HostStore> store = make_host_store(ctx, options, flat, std::move(weights));
+  store->send(flat, {0, layout.elements()}, 0);
   arrays_.flat = std::move(flat);
   arrays_.host_store = std::move(store);
   arrays_.layout = std::move(layout);
   weights_.set_compute_type(type);
   gradients_.send_to_host(ctx);
+}
+
+// What lay_out_shared does, with what this rank owns on the host. The GPU's weights are made only
+// when the masters that may lie there are gone.
+void TrainState::lay_out_on_host(const OpContext& ctx, const FlatLayout& layout,
+                                 const ShareOptions& options, DType type, bool split) {
+  const OffloadOptions& offload = *options.offload;
+  DS_CHECK(!arrays_.factory && weights_.borrowed().empty(), Code::kInternal,
+           "state of ranks that is offloaded lies in memory, and the library owns that");
+  const bool compact = options.stage > 0, compact_weights = options.stage == 3;
+  optim::FlatTensors flat;
+  options.together([&] {
+    flat =
+        make_on_host(arrays_.device, offload, compact ? layout.owned_elements() : layout.elements(),
+                     compact, type, split);
+  });
+  spread_masters({offload.host, ctx.pool}, arrays_, masters_, options, layout, flat.masters);
+  masters_.drop_loader();
+  arrays_.layout = layout;
+  arrays_.flat = {};
+  arrays_.flat.masters = flat.masters;
+  arrays_.host = offload.host;
+  const Shape shape{compact_weights ? layout.owned_elements() : layout.elements()};
+  optim::FlatTensor weights(
+      options.stage > 0
+          ? arrays_.groups.shard->shared_tensor(arrays_.device, type, shape, MemoryTag::kParameters,
+                                                {.label = "weights"})
+          : Tensor::zeros(arrays_.device, type, shape, MemoryTag::kParameters),
+      compact_weights);
+  options.together(
+      [&] { arrays_.host_store = make_host_store(ctx, offload, flat, std::move(weights)); });
+  arrays_.flat = std::move(flat);
 }
 
 // The masters stay on the host until somebody computes with them: the GPU may have no room.

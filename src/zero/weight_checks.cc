@@ -59,18 +59,20 @@ void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weight
   if (!arrays.shared()) return;
   if (!arrays.weights().compact) check_alike(ctx, arrays, weights);
   const optim::FlatTensors& flat = arrays.flat;
-  if (!flat.model || !flat.masters) return;
+  const bool beside_masters = flat.model || arrays.host_store;
+  if (!beside_masters || !flat.masters) return;
+  const OpContext masters_ctx = arrays.state_context(ctx);
   const std::shared_ptr<Device> host = host_memory_of(arrays.device);
   for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) {
     const FlatRange masters = arrays.owned_range(flat.masters, id);
-    const FlatRange copies = arrays.owned_range(flat.model, id);
+    const FlatRange copies = arrays.owned_range(arrays.weights(), id);
     for (int64_t begin = 0; begin < copies.elements(); begin += kPiece) {
       const int64_t end = std::min(copies.elements(), begin + kPiece);
-      Tensor rounded = ctx.workspace(weights.compute_type(), {end - begin});
-      ops::read_array(ctx, flat.masters, masters.begin + begin, rounded);
+      Tensor rounded = masters_ctx.workspace(weights.compute_type(), {end - begin});
+      ops::read_array(masters_ctx, flat.masters, masters.begin + begin, rounded);
       const Tensor expected = to_host(rounded, host);
       const ArrayLease copy =
-          flat.model.map(copies.begin + begin, copies.begin + end, Access::kRead);
+          arrays.weights().map(copies.begin + begin, copies.begin + end, Access::kRead);
       const Tensor found = to_host(copy.data(), host);
       DS_CHECK(std::ranges::equal(bytes_of(expected), bytes_of(found)), Code::kState,
                "the weights of ", arrays.parameters[id].name, " on rank ", arrays.comm->rank(),

@@ -3,9 +3,22 @@
 #include "base/text.h"
 #include "nn/model_weights.h"
 #include "ops/elementwise.h"
+#include "ops/split_master.h"
 #include "ops/stored_array.h"
+#include "tensor/transfer.h"
 
 namespace ds::zero {
+namespace {
+
+// As the weights of masters are rounded: split ones half up, which the halves beside them go with.
+void round_to_weights(const OpContext& ctx, const optim::FlatTensors& flat, const Tensor& masters,
+                      Tensor& weights) {
+  if (!flat.low_halves) return ops::cast(ctx, masters, weights);
+  Tensor low = ctx.workspace(DType::kUInt16, masters.shape());
+  ops::split_masters(ctx, masters, weights, low);
+}
+
+}  // namespace
 
 Weights::Weights(StateArrays& arrays)
     : arrays_(arrays), fp32_(arrays), borrowed_(arrays.parameters) {}
@@ -25,12 +38,16 @@ void Weights::release(nn::ParamId id) noexcept {
   if (gatherer_ && !tiling(id)) gatherer_->release(arrays_.layout.bucket_of(id));
 }
 
+// What could not be sent from the host after an update.
+void Weights::send_stale() {
+  if (arrays_.host_store && arrays_.host_store->stale()) arrays_.send_weights();
+}
+
 std::vector<Tensor> Weights::acquire_all(std::span<const nn::ParamId> ids) {
   check_not_lost();
   arrays_.reload_masters();
   const FlatLayout& layout = arrays_.layout;
-  HostStore* const store = arrays_.host_store.get();
-  if (store != nullptr && store->stale()) store->send_stale(arrays_.flat);
+  send_stale();
   std::vector<Tensor> out;
   size_t from = 0, to = 0;  // held and not waited for yet
   try {
@@ -68,6 +85,7 @@ std::vector<Tensor> Weights::acquire_all(std::span<const nn::ParamId> ids) {
 
 Tensor Weights::acquire_tile(nn::ParamId id, int64_t tile) {
   check_not_lost();
+  send_stale();
   const Tensor& rows = gatherer_->acquire(tile_bucket(id, tile));
   ++open_guards_;
   const int64_t columns = parameters()[id].shape[1];
@@ -182,10 +200,8 @@ void Weights::copy_masters(const OpContext& ctx, const Part& part) {
 void Weights::follow_masters(const OpContext& ctx) {
   const optim::FlatTensors& flat = arrays_.flat;
   if (arrays_.host_store) {
-    arrays_.host_store->send(flat, {0, arrays_.layout.elements()});
-    return changed(ctx);
-  }
-  if (flat.model && flat.masters) {
+    arrays_.send_weights();
+  } else if (flat.model && flat.masters) {
     if (flat.model.compact == flat.masters.compact) {
       ops::copy_array(ctx, flat.masters, 0, flat.model, 0, flat.model.elements());
     } else {
@@ -200,7 +216,7 @@ void Weights::follow_masters(const OpContext& ctx) {
 void Weights::follow_update(const OpContext& ctx) {
   if (arrays_.host_store) {
     arrays_.host_store->close_update();
-    return changed(ctx);
+    if (arrays_.shared()) send_stale();  // other ranks gather it from here
   }
   fp32_.write_all(ctx, false);
   if (arrays_.shared()) gather(false);
@@ -209,33 +225,54 @@ void Weights::follow_update(const OpContext& ctx) {
 
 void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
   if (fp8_) fp8_->weights_changed();
-  if (arrays_.host_store) return arrays_.host_store->send(arrays_.flat, arrays_.layout.range(id));
   if (arrays_.masters_left_on_host()) return;
+  if (arrays_.host_store) return follow_host_master(ctx, id, value);
   const bool in_fp32 = arrays_.in_fp32(arrays_.bucket(id));
   // What every rank has whole, it has from the value; pieces of weights follow from the masters.
   if (!arrays_.weights().compact) {
     Tensor copy = arrays_.view(arrays_.weights().memory(), id);
-    ops::cast(ctx, value, copy);
+    round_to_weights(ctx, arrays_.flat, value, copy);
     if (in_fp32 && fp32_.copied()) {
       Tensor weight = view(id);
       ops::cast(ctx, value, weight);
     }
   } else {
     const OwnedPart part = arrays_.layout.part(id);
-    ops::write_array(ctx,
-                     value.view({value.elements()}).slice(0, part.first, part.first + part.count),
-                     arrays_.weights(), arrays_.owned_range(arrays_.weights(), id).begin);
+    // Split masters were written together with the weights.
+    if (!arrays_.flat.low_halves) {
+      ops::write_array(ctx,
+                       value.view({value.elements()}).slice(0, part.first, part.first + part.count),
+                       arrays_.weights(), arrays_.owned_range(arrays_.weights(), id).begin);
+    }
     if (in_fp32) fp32_.write(ctx, arrays_.bucket(id));
     gatherer_->pieces_changed(true);
   }
   borrowed_.write(ctx, id, value);
 }
 
+// This rank sends what it owns of the parameter; where its GPU has it whole, all that others own
+// comes from the value too.
+void Weights::follow_host_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  const optim::FlatTensor& weights = arrays_.weights();
+  if (weights.compact || arrays_.layout.world() == 1) {
+    arrays_.send_weights(id);
+    if (gatherer_) gatherer_->pieces_changed(true);
+    return;
+  }
+  const OpContext host = arrays_.state_context(ctx);
+  Tensor rounded = host.workspace(compute_type_, value.shape());
+  round_to_weights(host, arrays_.flat, to_host(value, host.device), rounded);
+  copy_tensor(rounded, view(id));
+}
+
 void Weights::follow_owned_master(const OpContext& ctx, nn::ParamId id) {
   if (fp8_) fp8_->weights_changed();
   const optim::FlatTensors& flat = arrays_.flat;
-  if (arrays_.host_store) return arrays_.host_store->send(flat, arrays_.layout.range(id));
-  if (flat.model && flat.masters) copy_masters(ctx, id);
+  if (arrays_.host_store) {
+    arrays_.send_weights(id);
+  } else if (flat.model && flat.masters) {
+    copy_masters(ctx, id);
+  }
   const Bucket& bucket = arrays_.bucket(id);
   if (arrays_.in_fp32(bucket)) fp32_.write(ctx, bucket);
   if (gatherer_) {

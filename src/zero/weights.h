@@ -78,11 +78,13 @@ class Weights : public nn::ParameterReader {
   size_t tile_bucket(nn::ParamId id, int64_t tile) const {
     return arrays_.layout.bucket_of(id) + static_cast<size_t>(tile);
   }
+  void send_stale();
   Tensor whole_of_tiles(nn::ParamId id);
   Tensor whole_bucket(const Bucket& bucket) const;  // where the ranks' pieces of it come together
   WeightRoute::Piece piece(const Bucket& bucket) const;  // this rank's
   template <class Part>
   void copy_masters(const OpContext& ctx, const Part& part);
+  void follow_host_master(const OpContext& ctx, nn::ParamId id, const Tensor& value);
   void gather(bool frozen_too);
   void changed(const OpContext& ctx);
 

@@ -22,11 +22,16 @@ class GpuZeroFailures : public GpuZero {
   static std::vector<Outcome> train_until_failure(
       int stage, const std::function<void(Engine&, int rank, int step)>& before,
       std::chrono::milliseconds deadline = 20s) {
+    return train_until_failure(Job{3, zero_config(stage, fine()), 0, tiny_model()}, before,
+                               deadline);
+  }
+  static std::vector<Outcome> train_until_failure(
+      const Job& run, const std::function<void(Engine&, int rank, int step)>& before,
+      std::chrono::milliseconds deadline = 20s) {
     CommOptions options = nccl_options();
     options.deadline = deadline;
-    const auto world = make_local_group(3, options);
+    const auto world = make_local_group(run.world, options);
     return testing::run_ranks(world, [&](Communicator& comm) {
-      const Job run{3, zero_config(stage, fine()), 0, tiny_model()};
       const auto engine =
           make_rank_engine(Where::kGpus, run, world[static_cast<size_t>(comm.rank())]);
       try {
@@ -74,6 +79,27 @@ TEST_F(GpuZeroFailures, CallsOfNcclThatFailEndEveryRank) {
       EXPECT_EQ(outcome.code, Code::kComm);
       EXPECT_THAT(outcome.text, HasSubstr(one.call));
     }
+  }
+}
+
+// Of the groups that a rank is in, the one whose call failed is named.
+TEST_F(GpuZeroFailures, TheGroupThatFailedIsNamed) {
+  struct Case {
+    const char *call, *group;
+  };
+  for (const Case& one :
+       {Case{"ncclAllGather", "shard group"}, Case{"ncclAllReduce", "replicas"}}) {
+    const Json zero = {{"mics_shard_size", 2}, {"mics_hierarchical_params_gather", false}};
+    const auto outcomes = train_until_failure(
+        Job{4, zero_config(3, fine(zero)), 0, tiny_model()}, [&](Engine&, int rank, int step) {
+          if (rank == 2 && step == 1) control().fail_next(one.call, comm::nccl::kSystemError);
+        });
+    int named = 0;
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_NE(outcome.code, Code::kOk);
+      named += outcome.text.find(str_cat("(group \"", one.group, "\")")) != std::string::npos;
+    }
+    EXPECT_GE(named, 1) << one.call << ": " << outcomes[2].text;
   }
 }
 

@@ -280,18 +280,6 @@ TEST_F(GpuZero, GroupsThatMoveNoGpuMemoryAreRefused) {
   }
 }
 
-TEST_F(GpuZero, ParametersOfTheCallerAreRefused) {
-  for (const auto& comm : make_local_group(2, nccl_options())) {
-    nn::ParameterSet set;
-    set.add({"own", {4}});
-    const auto model = models::Model::from_parameters(std::move(set));
-    model->set_device(make_cuda_device(comm->rank()));
-    EXPECT_THAT(
-        error_of(Code::kUnsupported, [&] { Engine(dump_json(zero_config(1)), model, comm); }),
-        HasSubstr("a program's own parameters on a GPU"));
-  }
-}
-
 TEST_F(GpuZero, ModelsInDifferentPlacesAreRefused) {
   const auto refused = [](const std::function<int(int)>& gpu_of, const char* text) {
     run_ranks(

@@ -119,7 +119,7 @@ std::vector<Kind> kinds() {
       {.name = "Fp8",
        .zero = none,
        .more = with(kBf16, {{"fp8", {{"enabled", true}}}}),
-       .stages = {0, 2},
+       .stages = {0, 2, 3},
        .loss = coarse,
        .weight = far},
       {.name = "CheckpointedOnTheHost",

@@ -192,7 +192,7 @@ WorkPtr NcclCommunicator::start(Call call, const CollectiveOptions& options) {
   operation->limit.what =
       str_cat("NCCL: rank ", rank(), ": operation ", operation->record.sequence, ", ",
               describe(operation->record), operation->peer < 0 ? "" : " with rank ",
-              operation->peer < 0 ? "" : str_cat(operation->peer));
+              operation->peer < 0 ? "" : str_cat(operation->peer), in_group());
   watch_.retire();
   if (operation->is_message()) {
     operation->flush = [weak = weak_from_this()] {

@@ -629,8 +629,9 @@ TEST(Fp8Training, RefusesWhatDoesNotFit) {
   };
   EXPECT_THAT(refusal(fp8_config({{"bf16", {{"enabled", false}}}}), Code::kConfig),
               HasSubstr("/fp8/enabled: needs bf16"));
-  EXPECT_THAT(refusal(fp8_config({{"zero_optimization", {{"stage", 3}}}}), Code::kConfig),
-              HasSubstr("/fp8/enabled: needs whole weights"));
+  const Json tiled = {{"stage", 3}, {"stage3_tile_size", 400}};
+  EXPECT_THAT(refusal(fp8_config({{"zero_optimization", tiled}}), Code::kConfig),
+              HasSubstr("/fp8/enabled: multiplies whole weights"));
   EXPECT_THAT(refusal(fp8_config({{"fp8", {{"amax_history_len", 0}}}}), Code::kConfig),
               HasSubstr("/fp8/amax_history_len"));
   EXPECT_THAT(refusal(fp8_config({{"fp8", {{"format", "e5m2"}}}}), Code::kConfig),

@@ -71,6 +71,7 @@ std::vector<Case> cases() {
       {"One", 1, {{"reduce_bucket_size", 50000}}},
       {"Two", 2, {{"reduce_bucket_size", 70001}}, bf16},
       {"Fp8", 1, Json::object(), with(bf16, {{"fp8", {{"enabled", true}}}})},
+      {"ThreeFp8", 3, {{"reduce_bucket_size", 50000}}, with(bf16, {{"fp8", {{"enabled", true}}}})},
       {"TwoWithoutScatter", 2, {{"reduce_scatter", false}}},
       {"SmallGathers", 2, {{"allgather_bucket_size", 30000}}},
       {"Three", 3, {{"reduce_bucket_size", 50000}}, bf16},

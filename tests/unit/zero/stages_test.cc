@@ -1,4 +1,6 @@
 // ZeRO changes where state lies, never what is computed.
+#include <bit>
+
 #include "attached_state.h"
 #include "models/adapters.h"
 #include "nn/fp8.h"
@@ -88,7 +90,30 @@ TEST(Stages, WorldsAgreeWithOneProcess) {
   }
 }
 
-// Every stage that has whole weights has the same largest numbers, of all ranks.
+// Of values in the middle between two weights the halves must go together.
+TEST(Stages, SplitMastersTakeValuesBetweenTwoWeights) {
+  const Json split = {{"bf16", {{"enabled", true}, {"split_master", true}}}};
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int world : {1, 2}) {
+      SCOPED_TRACE(str_cat("stage ", stage, ", ranks: ", world));
+      run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine =
+            make_rank_engine({world, zero_config(stage, Json::object(), split)}, comm);
+        const std::string name = "h.0.mlp.c_fc.bias";
+        const Tensor value = engine->model()->get(name);
+        for (int64_t i = 0; i < value.elements(); ++i) {
+          const auto weight = static_cast<uint32_t>(0x3f80 + i % 4);
+          value.data<float>()[i] = std::bit_cast<float>((weight << 16) + 0x8000u);
+        }
+        engine->model()->set(name, value);
+        EXPECT_TRUE(same_bits(flat(engine->model()->get(name)), flat(value)));
+      });
+    }
+  }
+}
+
+// Every stage has the same largest numbers, of all ranks, and stage 3 casts weights again to the
+// same codes.
 TEST(Stages, Fp8AgreesBetweenStages) {
   const Json more = {{"bf16", {{"enabled", true}}},
                      {"fp8", {{"enabled", true}}},
@@ -97,8 +122,11 @@ TEST(Stages, Fp8AgreesBetweenStages) {
   const Trained bf16 =
       train({2, zero_config(0, Json::object(), with(more, {{"fp8", {{"enabled", false}}}})), 5});
   EXPECT_NE(plain.losses, bf16.losses);
-  for (const int stage : {1, 2}) {
-    const Trained other = train({2, zero_config(stage, {{"reduce_bucket_size", 5000}}, more), 5});
+  const Json zero = {{"reduce_bucket_size", 5000}, {"stage3_param_persistence_threshold", 20}};
+  for (const int stage : {1, 2, 3}) {
+    Json all = zero;
+    if (stage < 3) all.erase("stage3_param_persistence_threshold");
+    const Trained other = train({2, zero_config(stage, all, more), 5});
     EXPECT_TRUE(same_bits(other.weights, plain.weights));
     EXPECT_EQ(other.losses, plain.losses);
   }
