@@ -48,6 +48,7 @@
 #include "ds/dataset.h"
 #include "ds/engine.h"
 #include "ds/generator.h"
+#include "ds/io.h"
 #include "ds/memory.h"
 #include "ds/model.h"
 #include "ds/optimizer.h"

@@ -296,8 +296,9 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(at_least(1));
   sub->add_flag("--json", o.json, "print JSON");
   const CLI::App* comm = add_bench_comm(*sub, action);
-  sub->callback([&action, options, comm] {
-    if (!comm->parsed()) action = [options] { return run(*options); };
+  const CLI::App* io = add_bench_io(*sub, action);
+  sub->callback([&action, options, comm, io] {
+    if (!comm->parsed() && !io->parsed()) action = [options] { return run(*options); };
   });
 }
 

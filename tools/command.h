@@ -56,6 +56,7 @@ void add_convert(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 CLI::App* add_bench_comm(CLI::App& bench, Action& action);
+CLI::App* add_bench_io(CLI::App& bench, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);
 void add_view(CLI::App& app, Action& action);

@@ -78,6 +78,7 @@ typedef struct ds_generator ds_generator; /**< Runs a model: text, logits, hidde
 typedef struct ds_engine ds_engine;       /**< Trains one model. */
 typedef struct ds_scope ds_scope;         /**< Parameters of an engine made whole for a while. */
 typedef struct ds_optimizer ds_optimizer; /**< The optimizer inside an engine. */
+typedef struct ds_io ds_io;               /**< Reads and writes files beside the program. */
 
 /* ---- Version and messages ------------------------------------------------------------------ */
 

@@ -44,7 +44,7 @@ bool decode(uint64_t handle, Decoded& out) {
 std::string_view name_with_article(HandleKind kind) noexcept {
   static constexpr std::string_view kNames[] = {
       "",          "a tensor",     "a comm", "a tokenizer", "a dataset", "a model",
-      "an engine", "an optimizer", "a work", "a generator", "a scope"};
+      "an engine", "an optimizer", "a work", "a generator", "a scope",   "an io"};
   static_assert(std::size(kNames) == kHandleKinds + 1);
   return kNames[static_cast<size_t>(kind)];
 }
@@ -59,7 +59,7 @@ const void* this_thread_identity() noexcept {
 std::string_view handle_kind_name(HandleKind kind) noexcept {
   static constexpr std::string_view kNames[] = {"",        "tensor",    "comm",   "tokenizer",
                                                 "dataset", "model",     "engine", "optimizer",
-                                                "work",    "generator", "scope"};
+                                                "work",    "generator", "scope",  "io"};
   static_assert(std::size(kNames) == kHandleKinds + 1);
   return kNames[static_cast<size_t>(kind)];
 }

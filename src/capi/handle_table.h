@@ -30,8 +30,9 @@ enum class HandleKind : uint8_t {
   kWork,
   kGenerator,
   kScope,
+  kIo,
 };
-inline constexpr int kHandleKinds = 10;
+inline constexpr int kHandleKinds = 11;
 std::string_view handle_kind_name(HandleKind kind) noexcept;  // "tensor"
 
 // What a handle stands for. Calls that must not overlap enter it; entering never waits.

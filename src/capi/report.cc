@@ -22,6 +22,7 @@
 #include "comm/nccl/nccl_library.h"
 #include "device/cuda_device.h"
 #include "ds.h"
+#include "io/backend.h"
 #include "kernels/cuda/libraries.h"
 #include "kernels/matmul/matmul.h"
 
@@ -207,6 +208,18 @@ Json compatibility_section(const CpuFeatures& cpu, std::string_view simd, bool g
   return list;
 }
 
+// What carries file I/O out, and why others do not.
+Json file_io_section() {
+  Json unavailable = Json::object();
+  std::string_view best = io::backend_name(io::BackendKind::kThreads);
+  for (const io::BackendKind kind : {io::BackendKind::kLibaio, io::BackendKind::kUring}) {
+    const std::string why = io::backend_refusal(kind);
+    if (why.empty()) best = io::backend_name(kind);
+    if (!why.empty()) unavailable[std::string(io::backend_name(kind))] = why;
+  }
+  return {{"backend", best}, {"unavailable", std::move(unavailable)}};
+}
+
 }  // namespace
 
 std::string report_json() {
@@ -219,6 +232,7 @@ std::string report_json() {
   report["cpu"] = cpu_section(cpu);
   report["kernels"] = kernels_section();
   report["memory"] = system_memory();
+  report["file_io"] = file_io_section();
   report["gpu"] = gpu_section();
   const std::string gpu_reason = report["gpu"]["reason"];
   const std::string simd = report["kernels"]["simd_chosen"];

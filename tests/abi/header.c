@@ -13,6 +13,8 @@ int64_t header_is_usable(const ds_tensor* tensor, ds_step_report* report) {
   const ds_engine_info of_engine_info = DS_ENGINE_INFO_INIT;
   const ds_generate_options of_generate_options = DS_GENERATE_OPTIONS_INIT;
   const ds_generator_info of_generator_info = DS_GENERATOR_INFO_INIT;
+  const ds_io_info of_io_info = DS_IO_INFO_INIT;
+  const ds_io_transfer of_io_transfer = DS_IO_TRANSFER_INIT;
   const ds_model_info of_model_info = DS_MODEL_INFO_INIT;
   const ds_optimizer_info of_optimizer_info = DS_OPTIMIZER_INFO_INIT;
   const ds_parameter_info of_parameter_info = DS_PARAMETER_INFO_INIT;
@@ -27,6 +29,6 @@ int64_t header_is_usable(const ds_tensor* tensor, ds_step_report* report) {
          of_generate_options.struct_size + of_generator_info.struct_size +
          of_model_info.struct_size + of_optimizer_info.struct_size + of_parameter_info.struct_size +
          of_parameter.struct_size + of_step_report.struct_size + of_store.struct_size +
-         of_tensor_info.struct_size + of_tokenizer_info.struct_size + (tensor != 0) + DS_OK +
-         report->applied;
+         of_tensor_info.struct_size + of_tokenizer_info.struct_size + of_io_info.struct_size +
+         of_io_transfer.struct_size + (tensor != 0) + DS_OK + report->applied;
 }

@@ -39,6 +39,35 @@ OFFSET(ds_collective, timeout_ms, 64);
 OFFSET(ds_collective, average_over_participants, 72);
 OFFSET(ds_collective, reserved, 76);
 
+SIZE(ds_io_info, 56);
+OFFSET(ds_io_info, struct_size, 0);
+OFFSET(ds_io_info, block_size, 8);
+OFFSET(ds_io_info, alignment, 16);
+OFFSET(ds_io_info, queue_depth, 24);
+OFFSET(ds_io_info, intra_op_parallelism, 28);
+OFFSET(ds_io_info, single_submit, 32);
+OFFSET(ds_io_info, overlap_events, 36);
+OFFSET(ds_io_info, validate, 40);
+OFFSET(ds_io_info, checksum, 44);
+OFFSET(ds_io_info, backend, 48);
+OFFSET(ds_io_info, reserved, 52);
+
+SIZE(ds_io_transfer, 64);
+OFFSET(ds_io_transfer, struct_size, 0);
+OFFSET(ds_io_transfer, path, 8);
+OFFSET(ds_io_transfer, tensor, 16);
+OFFSET(ds_io_transfer, data, 24);
+OFFSET(ds_io_transfer, size, 32);
+OFFSET(ds_io_transfer, offset, 40);
+OFFSET(ds_io_transfer, descriptor, 48);
+OFFSET(ds_io_transfer, write, 52);
+OFFSET(ds_io_transfer, whole_file, 56);
+OFFSET(ds_io_transfer, reserved, 60);
+
+VALUE(DS_IO_URING, 1);
+VALUE(DS_IO_LIBAIO, 2);
+VALUE(DS_IO_THREADS, 3);
+
 SIZE(ds_dataset_info, 24);
 OFFSET(ds_dataset_info, struct_size, 0);
 OFFSET(ds_dataset_info, samples, 8);

@@ -29,6 +29,8 @@ void destroy_handle(HandleKind kind, void* handle) {
       return ds_scope_destroy(static_cast<ds_scope*>(handle));
     case HandleKind::kWork:
       return ds_work_destroy(static_cast<ds_work*>(handle));
+    case HandleKind::kIo:
+      return ds_io_destroy(static_cast<ds_io*>(handle));
   }
 }
 
@@ -135,6 +137,7 @@ World::World() {
   EXPECT_DS_OK(ds_generator_create(model, nullptr, &generator));
   EXPECT_DS_OK(ds_engine_open_scope(engine, nullptr, 1, DS_SCOPE_MODIFY, &scope));
   EXPECT_DS_OK(ds_scope_close(scope));
+  EXPECT_DS_OK(ds_io_create(nullptr, &io));
   EXPECT_DS_OK(ds_engine_set_dataset(engine, dataset));
   EXPECT_DS_OK(ds_engine_set_tokenizer(engine, tokenizer));
 }
@@ -152,6 +155,7 @@ World::~World() {
   ds_optimizer_destroy(optimizer);
   ds_generator_destroy(generator);
   ds_scope_destroy(scope);
+  ds_io_destroy(io);
 }
 
 void* World::handle(HandleKind kind) const {
@@ -176,6 +180,8 @@ void* World::handle(HandleKind kind) const {
       return generator;
     case HandleKind::kScope:
       return scope;
+    case HandleKind::kIo:
+      return io;
   }
   return nullptr;
 }

@@ -19,7 +19,7 @@ using ds::capi::HandleKind;
 inline constexpr HandleKind kAllKinds[] = {
     HandleKind::kTensor,    HandleKind::kComm,   HandleKind::kTokenizer, HandleKind::kDataset,
     HandleKind::kModel,     HandleKind::kEngine, HandleKind::kOptimizer, HandleKind::kWork,
-    HandleKind::kGenerator, HandleKind::kScope};
+    HandleKind::kGenerator, HandleKind::kScope,  HandleKind::kIo};
 
 // Ends a handle of any kind.
 void destroy_handle(HandleKind kind, void* handle);
@@ -82,6 +82,7 @@ class World {
   ds_optimizer* optimizer = nullptr;
   ds_generator* generator = nullptr;  // of the model's own weights
   ds_scope* scope = nullptr;          // a closed one
+  ds_io* io = nullptr;
 };
 
 // Small questions that tests ask often; they fail the test without an answer.

@@ -221,6 +221,7 @@ HANDLE(ds_generator, Generator)
 HANDLE(ds_engine, Engine)
 HANDLE(ds_scope, Scope)
 HANDLE(ds_optimizer, Optimizer)
+HANDLE(ds_io, FileIo)
 OUT_HANDLE(struct DLManagedTensor*)
 OUT_HANDLE(struct DLManagedTensorVersioned*)
 
@@ -268,6 +269,7 @@ SIZED(ds_generator_info, DS_GENERATOR_INFO_INIT)
 SIZED(ds_generate_options, DS_GENERATE_OPTIONS_INIT)
 SIZED(ds_engine_info, DS_ENGINE_INFO_INIT)
 SIZED(ds_optimizer_info, DS_OPTIMIZER_INFO_INIT)
+SIZED(ds_io_info, DS_IO_INFO_INIT)
 
 /* A batch travels as its tensors, in the order of the struct. */
 %ignore ds_batch;
@@ -288,6 +290,11 @@ SIZED(ds_optimizer_info, DS_OPTIMIZER_INFO_INIT)
 /* The members of a collective travel as parameters. */
 %ignore ds_collective;
 %ignore ds_comm_start;
+
+/* So do those of a transfer. */
+%ignore ds_io_transfer;
+%ignore ds_io_run;
+%ignore ds_io_start;
 
 /* Parameters are gathered in a list of the C side, one call for each. */
 %ignore ds_parameter;
@@ -353,6 +360,9 @@ LISTENER(ds_progress_fn, fn, ProgressListener, ds_jni_progress)
 %ignore ds_string_free;
 %ignore ds_allocator;
 %ignore ds_allocator_set;
+%ignore ds_pinned_allocate;
+%ignore ds_pinned_free;
+%ignore ds_pinned_contains;
 
 /* constants as functions (helpers.i): SWIG would put them into a public interface */
 %ignore DS_VERSION_MAJOR;

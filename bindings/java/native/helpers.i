@@ -56,6 +56,26 @@ static ds_status start_collective(ds_comm* comm, int32_t kind, int32_t op, ds_te
   return ds_comm_start(comm, &collective, out_work);
 }
 
+static ds_status run_transfer(ds_io* io, const char* path, ds_tensor* tensor, int64_t offset,
+                              ds_bool write, ds_bool whole_file) {
+  ds_io_transfer transfer = DS_IO_TRANSFER_INIT;
+  transfer.path = path;
+  transfer.tensor = tensor;
+  transfer.offset = offset;
+  transfer.write = write;
+  transfer.whole_file = whole_file;
+  return ds_io_run(io, &transfer);
+}
+static ds_status start_transfer(ds_io* io, const char* path, ds_tensor* tensor, int64_t offset,
+                                ds_bool write, int64_t* out_ticket) {
+  ds_io_transfer transfer = DS_IO_TRANSFER_INIT;
+  transfer.path = path;
+  transfer.tensor = tensor;
+  transfer.offset = offset;
+  transfer.write = write;
+  return ds_io_start(io, &transfer, out_ticket);
+}
+
 /* 0 when memory runs out. */
 static parameter_list* parameter_list_create(int64_t capacity) {
   parameter_list* list = calloc(1, sizeof *list);

@@ -37,9 +37,11 @@ OUT_NUMBER(double, out_lr, PyFloat_FromDouble)
 OUT_NUMBER(int64_t, out_index, PyLong_FromLongLong)
 OUT_NUMBER(int64_t, out_first, PyLong_FromLongLong)
 OUT_NUMBER(int64_t, out_count, PyLong_FromLongLong)
+OUT_NUMBER(int64_t, out_ticket, PyLong_FromLongLong)
 OUT_NUMBER(int32_t, out_id, PyLong_FromLong)
 OUT_NUMBER(int32_t, out_participants, PyLong_FromLong)
 OUT_NUMBER(ds_bool, out_done, PyBool_FromLong)
+OUT_NUMBER(ds_bool, out_pinned, PyBool_FromLong)
 
 %define OUT_HANDLE(TYPE, OWNED)
 %typemap(in, numinputs=0) TYPE ** (TYPE *handle) "handle = NULL; $1 = &handle;"
@@ -71,6 +73,7 @@ HANDLE(ds_generator, 0)
 HANDLE(ds_engine, 0)
 HANDLE(ds_scope, 0)
 HANDLE(ds_optimizer, 0)
+HANDLE(ds_io, 0)
 
 %include "ds_structs.i"
 
@@ -82,6 +85,7 @@ HANDLE(ds_optimizer, 0)
 %typemap(memberin) const char * "$1 = $input;"
 %warnfilter(451) ds_parameter;
 %warnfilter(451) ds_collective;
+%warnfilter(451) ds_io_transfer;
 
 /* Integers; a struct's member is to be given a buffer, which the caller keeps. */
 %typemap(in) const int64_t * (int64_t *owned = NULL) %{
@@ -217,6 +221,12 @@ HELD_CALLBACK(ds_progress_fn, ds_py_on_progress)
 /* Memory of a device from Python would run Python inside every allocation. */
 %ignore ds_allocator;
 %ignore ds_allocator_set;
+/* Memory is that of tensors. */
+%ignore ds_pinned_allocate;
+%ignore ds_pinned_free;
+%ignore ds_pinned_contains;
+%ignore ds_io_transfer::data;
+%ignore ds_io_transfer::size;
 /* Written below. */
 %ignore ds_tensor_from_buffer;
 %ignore ds_tensor_unflatten;
@@ -240,6 +250,9 @@ HELD_CALLBACK(ds_progress_fn, ds_py_on_progress)
 %nothreadallow ds_engine_interrupt;
 %nothreadallow ds_generator_interrupt;
 %nothreadallow ds_work_test;
+%nothreadallow ds_io_describe;
+%nothreadallow ds_io_test;
+%nothreadallow ds_tensor_is_pinned;
 
 %define SIZED_STRUCT(NAME, INIT)
 %extend NAME {
@@ -258,6 +271,7 @@ SIZED_STRUCT(ds_batch, DS_BATCH_INIT)
 SIZED_STRUCT(ds_parameter, DS_PARAMETER_INIT)
 SIZED_STRUCT(ds_generate_options, DS_GENERATE_OPTIONS_INIT)
 SIZED_STRUCT(ds_collective, DS_COLLECTIVE_INIT)
+SIZED_STRUCT(ds_io_transfer, DS_IO_TRANSFER_INIT)
 
 %extend ds_store {
   /* From a tuple of two functions, which the caller keeps. */

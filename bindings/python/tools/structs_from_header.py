@@ -18,7 +18,8 @@ FILLED = re.compile(r"^ds_(\w+_info|step_report)$")
 STRUCT = re.compile(r"/\*\*((?:(?!\*/).)*)\*/\s*typedef struct (ds_\w+) \{(.*?)\n\} \2;", re.S)
 MEMBER = re.compile(r"(\w+\s?\*?)\s*(\w+)(\[\w+\])?;\s*/\*\*<(.*?)\*/", re.S)
 LEFT_OUT = {"struct_size", "reserved"}
-INTEGERS = {"int64_t", "int32_t", "ds_dtype", "ds_device_kind", "ds_skip_reason", "ds_weight_form"}
+INTEGERS = {"int64_t", "int32_t", "ds_dtype", "ds_device_kind", "ds_skip_reason", "ds_weight_form",
+            "ds_io_backend"}
 
 
 class Member(NamedTuple):

@@ -48,6 +48,7 @@ from ._initialize import (
     init_inference,
     initialize,
 )
+from ._io import FileIO
 from ._log import log_to, set_log, set_log_level
 from ._model import Model, Parameter
 from ._optimizer import Optimizer
@@ -58,6 +59,7 @@ from ._structs import (
     DatasetInfo,
     EngineInfo,
     GeneratorInfo,
+    IoInfo,
     ModelInfo,
     OptimizerInfo,
     ParameterInfo,
@@ -74,6 +76,7 @@ from ._tensor import (
     flatten,
     from_dlpack,
     merge_heads,
+    pinned,
     quantize,
     quantize_groups,
     softmax,
@@ -116,11 +119,13 @@ __all__ = [
     "EngineInfo",
     "Error",
     "FileError",
+    "FileIO",
     "Generator",
     "GeneratorInfo",
     "InferenceEngine",
     "InternalError",
     "InvalidArgumentError",
+    "IoInfo",
     "LrScheduler",
     "Model",
     "ModelInfo",
@@ -157,6 +162,7 @@ __all__ = [
     "memory_report",
     "merge_datasets",
     "merge_heads",
+    "pinned",
     "plan",
     "plot",
     "quantize",

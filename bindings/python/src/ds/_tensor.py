@@ -95,6 +95,10 @@ class Tensor:
             self._told = TensorInfo._make(_native.ds_tensor_describe(self._handle))
         return self._told
 
+    def is_pinned(self) -> bool:
+        """Whether its memory is that of `ds.pinned`, locked in its place."""
+        return bool(_native.ds_tensor_is_pinned(self._handle))
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.info.shape
@@ -323,6 +327,13 @@ def asarray(values: Any, dtype: Any = None) -> Tensor:
     if dtype is None or dtype_code(dtype) == tensor.info.dtype:
         return tensor
     return _from_list(tensor.tolist(), dtype)
+
+
+def pinned(shape: Sequence[int], dtype: Any = "float32") -> Tensor:
+    """A tensor of zeros in locked memory, in huge pages where it is large: what files are read into and
+    written from fastest."""
+    sizes = tuple(shape)
+    return Tensor._of(_native.ds_pinned_tensor(dtype_code(dtype), sizes, len(sizes)))
 
 
 def _has_buffer(values: Any) -> bool:

@@ -92,6 +92,11 @@ pub struct ds_scope {
 pub struct ds_optimizer {
     _unused: [u8; 0],
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ds_io {
+    _unused: [u8; 0],
+}
 extern "C" {
     #[doc = " Version of the loaded library as major * 1000000 + minor * 1000 + patch."]
     #[doc = " Threads: any. Since: 0.1."]
@@ -4602,6 +4607,585 @@ extern "C" {
 extern "C" {
     #[doc = " Ends an engine; its model can then be given to another. NULL is fine. Threads: any. Since: 0.1."]
     pub fn ds_engine_destroy(engine: *mut ds_engine);
+}
+#[doc = " A ds_io_backend_code. Since: 0.5."]
+pub type ds_io_backend = i32;
+pub const DS_IO_BACKEND_UNKNOWN: ds_io_backend_code = -1;
+#[doc = "< io_uring"]
+pub const DS_IO_URING: ds_io_backend_code = 1;
+#[doc = "< the kernel's older asynchronous I/O, through libaio"]
+pub const DS_IO_LIBAIO: ds_io_backend_code = 2;
+#[doc = "< threads that read and write with ordinary calls"]
+pub const DS_IO_THREADS: ds_io_backend_code = 3;
+#[doc = " What carries reads and writes out."]
+pub type ds_io_backend_code = ::std::os::raw::c_int;
+extern "C" {
+    #[doc = " Makes what reads and writes files. Reads and writes have threads and queues of their own: neither"]
+    #[doc = " waits for the other. Where file system, offset and length allow it, they go past the page cache;"]
+    #[doc = " beginnings and ends that are no whole pages go through it, and memory that is not aligned is"]
+    #[doc = " moved by way of memory that is."]
+    #[doc = " @param options_json  NULL for the defaults, or an object with keys of the configuration's `aio`:"]
+    #[doc = "   block_size (1048576) bytes of a request to the system, counted as the next multiple of 4096;"]
+    #[doc = "   queue_depth (8) requests under way, of each thread; intra_op_parallelism (1) threads that share"]
+    #[doc = "   each read, and as many for each write; single_submit (false) a system call for each request;"]
+    #[doc = "   overlap_events (true) a request that ends makes room for the next, else all that are under way"]
+    #[doc = "   end before more begin; backend (\"auto\") \"io_uring\", \"libaio\", \"threads\", or the first of these"]
+    #[doc = "   that works here; use_gds is refused; and validate (false) compares what was moved with what the"]
+    #[doc = "   file holds, read through the page cache; checksum (false) remembers checksums of what was"]
+    #[doc = "   written through the handle, by which what is read through it is checked"]
+    #[doc = " Errors: DS_ERR_UNSUPPORTED (a backend that cannot be used here, GPUDirect Storage)."]
+    #[doc = " Threads: any. Since: 0.5."]
+    pub fn ds_io_create(
+        options_json: *const ::std::os::raw::c_char,
+        out_io: *mut *mut ds_io,
+    ) -> ds_status;
+}
+#[doc = " What a ds_io is. Set struct_size before the call. Since: 0.5."]
+#[repr(C)]
+pub struct ds_io_info {
+    #[doc = "< sizeof(ds_io_info) of the caller's header"]
+    pub struct_size: i64,
+    #[doc = "< as it was given"]
+    pub block_size: i64,
+    #[doc = "< what offset, length and address should be multiples of"]
+    pub alignment: i64,
+    #[doc = "< requests under way, of each thread"]
+    pub queue_depth: i32,
+    #[doc = "< threads of each direction"]
+    pub intra_op_parallelism: i32,
+    #[doc = "< a system call for each request"]
+    pub single_submit: ds_bool,
+    #[doc = "< a request that ends makes room for the next"]
+    pub overlap_events: ds_bool,
+    #[doc = "< what was moved is compared"]
+    pub validate: ds_bool,
+    #[doc = "< what is read is checked by what was written"]
+    pub checksum: ds_bool,
+    #[doc = "< what was chosen"]
+    pub backend: ds_io_backend,
+    #[doc = "< 0"]
+    pub reserved: i32,
+}
+#[test]
+fn bindgen_test_layout_ds_io_info() {
+    assert_eq!(
+        ::std::mem::size_of::<ds_io_info>(),
+        56usize,
+        concat!("Size of: ", stringify!(ds_io_info))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<ds_io_info>(),
+        8usize,
+        concat!("Alignment of ", stringify!(ds_io_info))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(struct_size)
+            )
+        );
+    }
+    test_field_struct_size();
+    fn test_field_block_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).block_size) as usize - ptr as usize
+            },
+            8usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(block_size)
+            )
+        );
+    }
+    test_field_block_size();
+    fn test_field_alignment() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).alignment) as usize - ptr as usize
+            },
+            16usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(alignment)
+            )
+        );
+    }
+    test_field_alignment();
+    fn test_field_queue_depth() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).queue_depth) as usize - ptr as usize
+            },
+            24usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(queue_depth)
+            )
+        );
+    }
+    test_field_queue_depth();
+    fn test_field_intra_op_parallelism() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).intra_op_parallelism) as usize - ptr as usize
+            },
+            28usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(intra_op_parallelism)
+            )
+        );
+    }
+    test_field_intra_op_parallelism();
+    fn test_field_single_submit() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).single_submit) as usize - ptr as usize
+            },
+            32usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(single_submit)
+            )
+        );
+    }
+    test_field_single_submit();
+    fn test_field_overlap_events() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).overlap_events) as usize - ptr as usize
+            },
+            36usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(overlap_events)
+            )
+        );
+    }
+    test_field_overlap_events();
+    fn test_field_validate() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).validate) as usize - ptr as usize
+            },
+            40usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(validate)
+            )
+        );
+    }
+    test_field_validate();
+    fn test_field_checksum() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).checksum) as usize - ptr as usize
+            },
+            44usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(checksum)
+            )
+        );
+    }
+    test_field_checksum();
+    fn test_field_backend() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).backend) as usize - ptr as usize
+            },
+            48usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(backend)
+            )
+        );
+    }
+    test_field_backend();
+    fn test_field_reserved() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_info>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved) as usize - ptr as usize
+            },
+            52usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_info),
+                "::",
+                stringify!(reserved)
+            )
+        );
+    }
+    test_field_reserved();
+}
+impl Default for ds_io_info {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    #[doc = " How it reads and writes. Threads: any. Since: 0.5."]
+    pub fn ds_io_describe(io: *const ds_io, out_info: *mut ds_io_info) -> ds_status;
+}
+#[doc = " One read or write. Zero is default. Since: 0.5."]
+#[repr(C)]
+pub struct ds_io_transfer {
+    #[doc = "< sizeof(ds_io_transfer) of the caller's header"]
+    pub struct_size: i64,
+    #[doc = "< the file; NULL: that of `descriptor`"]
+    pub path: *const ::std::os::raw::c_char,
+    #[doc = "< packed, in host memory; NULL: `data` and `size`"]
+    pub tensor: *mut ds_tensor,
+    #[doc = "< what is read into, or written from"]
+    pub data: *mut ::std::os::raw::c_void,
+    #[doc = "< bytes at `data`"]
+    pub size: i64,
+    #[doc = "< of the first byte in the file"]
+    pub offset: i64,
+    #[doc = "< open for what is done, not for appending; it stays the caller's"]
+    pub descriptor: i32,
+    #[doc = "< nonzero: the file is written; it is made where there is none, and what"]
+    #[doc = "it holds elsewhere stays. 0: it is read"]
+    pub write: ds_bool,
+    #[doc = " nonzero: `offset` is 0 and the memory holds all of the file: a read fails where it has another"]
+    #[doc = " size, a write empties it first"]
+    pub whole_file: ds_bool,
+    #[doc = "< 0"]
+    pub reserved: i32,
+}
+#[test]
+fn bindgen_test_layout_ds_io_transfer() {
+    assert_eq!(
+        ::std::mem::size_of::<ds_io_transfer>(),
+        64usize,
+        concat!("Size of: ", stringify!(ds_io_transfer))
+    );
+    assert_eq!(
+        ::std::mem::align_of::<ds_io_transfer>(),
+        8usize,
+        concat!("Alignment of ", stringify!(ds_io_transfer))
+    );
+    fn test_field_struct_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize
+            },
+            0usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(struct_size)
+            )
+        );
+    }
+    test_field_struct_size();
+    fn test_field_path() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).path) as usize - ptr as usize
+            },
+            8usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(path)
+            )
+        );
+    }
+    test_field_path();
+    fn test_field_tensor() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).tensor) as usize - ptr as usize
+            },
+            16usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(tensor)
+            )
+        );
+    }
+    test_field_tensor();
+    fn test_field_data() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).data) as usize - ptr as usize
+            },
+            24usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(data)
+            )
+        );
+    }
+    test_field_data();
+    fn test_field_size() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).size) as usize - ptr as usize
+            },
+            32usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(size)
+            )
+        );
+    }
+    test_field_size();
+    fn test_field_offset() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).offset) as usize - ptr as usize
+            },
+            40usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(offset)
+            )
+        );
+    }
+    test_field_offset();
+    fn test_field_descriptor() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).descriptor) as usize - ptr as usize
+            },
+            48usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(descriptor)
+            )
+        );
+    }
+    test_field_descriptor();
+    fn test_field_write() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).write) as usize - ptr as usize
+            },
+            52usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(write)
+            )
+        );
+    }
+    test_field_write();
+    fn test_field_whole_file() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).whole_file) as usize - ptr as usize
+            },
+            56usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(whole_file)
+            )
+        );
+    }
+    test_field_whole_file();
+    fn test_field_reserved() {
+        assert_eq!(
+            unsafe {
+                let uninit = ::std::mem::MaybeUninit::<ds_io_transfer>::uninit();
+                let ptr = uninit.as_ptr();
+                ::std::ptr::addr_of!((*ptr).reserved) as usize - ptr as usize
+            },
+            60usize,
+            concat!(
+                "Offset of field: ",
+                stringify!(ds_io_transfer),
+                "::",
+                stringify!(reserved)
+            )
+        );
+    }
+    test_field_reserved();
+}
+impl Default for ds_io_transfer {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    #[doc = " Reads or writes, and returns when that is done. A write is not yet safe from a power cut."]
+    #[doc = " Blocks: until it is done. Errors: DS_ERR_IO, DS_ERR_NOT_FOUND, DS_ERR_CORRUPT (the file ends"]
+    #[doc = " early, or validation or a checksum failed), DS_ERR_STATE (a read-only tensor), DS_ERR_ABORTED."]
+    #[doc = " The text names file, place and reason. Threads: any. Since: 0.5."]
+    pub fn ds_io_run(io: *mut ds_io, transfer: *const ds_io_transfer) -> ds_status;
+}
+extern "C" {
+    #[doc = " Starts to read or write, and returns. The memory must not be touched until ds_io_wait has"]
+    #[doc = " returned or ds_io_test has reported the end; a tensor's is kept until then, text and handle are"]
+    #[doc = " free at once, and so is the descriptor. A range that is being written is read only after that has"]
+    #[doc = " been waited for."]
+    #[doc = " @param out_ticket  its number, from 1; never given twice; may be NULL"]
+    #[doc = " Errors: DS_ERR_IO, DS_ERR_NOT_FOUND (it cannot be opened), DS_ERR_STATE; what happens later is"]
+    #[doc = " reported by ds_io_wait. Threads: any. Since: 0.5."]
+    pub fn ds_io_start(
+        io: *mut ds_io,
+        transfer: *const ds_io_transfer,
+        out_ticket: *mut i64,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Whether what was started has ended, well or not. Threads: any. Since: 0.5."]
+    pub fn ds_io_test(io: *const ds_io, ticket: i64, out_done: *mut ds_bool) -> ds_status;
+}
+extern "C" {
+    #[doc = " Waits for what was started."]
+    #[doc = " @param ticket     what ds_io_start gave; 0: all that nobody has waited for yet"]
+    #[doc = " @param out_count  how many have ended that nobody had waited for; may be NULL"]
+    #[doc = " Where some of them failed it fails as the first of these did, when all have ended. Each failure"]
+    #[doc = " is reported once. Blocks: until it has ended. Errors: as ds_io_run. Threads: any. Since: 0.5."]
+    pub fn ds_io_wait(io: *mut ds_io, ticket: i64, out_count: *mut i64) -> ds_status;
+}
+extern "C" {
+    #[doc = " Gives up what was started and has not ended: no more of it is begun, and the memory is the"]
+    #[doc = " caller's again on return. Waiting for it fails with DS_ERR_ABORTED; what a write leaves in its"]
+    #[doc = " range is not known."]
+    #[doc = " @param out_count  how many were given up; may be NULL"]
+    #[doc = " Blocks: until the requests to the system that are under way have ended. Threads: any. Since: 0.5."]
+    pub fn ds_io_cancel(io: *mut ds_io, out_count: *mut i64) -> ds_status;
+}
+extern "C" {
+    #[doc = " Ends the handle: no more is begun, and what the system has under way is waited for, unless a call"]
+    #[doc = " is inside it, which goes on to its end. NULL is fine. Threads: any. Since: 0.5."]
+    pub fn ds_io_destroy(io: *mut ds_io);
+}
+extern "C" {
+    #[doc = " Makes a tensor of zeros in memory that is locked and, from 2 MiB up, in huge pages where the"]
+    #[doc = " system has them: devices move such memory fastest. The memory goes with the last tensor of it."]
+    #[doc = " @param dtype, shape, ndim  as in ds_tensor_create"]
+    #[doc = " Errors: DS_ERR_OUT_OF_MEMORY also where the limit of locked memory (ulimit -l) is too low."]
+    #[doc = " Threads: any. Since: 0.5."]
+    pub fn ds_pinned_tensor(
+        dtype: ds_dtype,
+        shape: *const i64,
+        ndim: i32,
+        out_tensor: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " The same as plain memory, zeros, aligned to a page at least."]
+    #[doc = " @param size        bytes, 1 or more"]
+    #[doc = " @param out_memory  ended with ds_pinned_free"]
+    #[doc = " Errors: as ds_pinned_tensor. Threads: any. Since: 0.5."]
+    pub fn ds_pinned_allocate(size: i64, out_memory: *mut *mut ::std::os::raw::c_void)
+        -> ds_status;
+}
+extern "C" {
+    #[doc = " Ends memory of ds_pinned_allocate."]
+    #[doc = " @param out_known  0 where it is no such memory, or has ended before: nothing happens; may be NULL"]
+    #[doc = " Threads: any. Since: 0.5."]
+    pub fn ds_pinned_free(
+        memory: *mut ::std::os::raw::c_void,
+        out_known: *mut ds_bool,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Whether all of some memory lies in one piece of what the two functions above gave."]
+    #[doc = " @param size  bytes at `memory`"]
+    #[doc = " Threads: any. Since: 0.5."]
+    pub fn ds_pinned_contains(
+        memory: *const ::std::os::raw::c_void,
+        size: i64,
+        out_pinned: *mut ds_bool,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " The same of a packed tensor, views included. Threads: any. Since: 0.5."]
+    pub fn ds_tensor_is_pinned(tensor: *const ds_tensor, out_pinned: *mut ds_bool) -> ds_status;
 }
 extern "C" {
     #[doc = " What this process holds, as JSON: \"host\" and \"gpus\", the library's own memory in bytes, now and"]

@@ -35,6 +35,7 @@ objects! {
     ds_engine: ds_engine_destroy,
     ds_scope: ds_scope_destroy,
     ds_optimizer: ds_optimizer_destroy,
+    ds_io: ds_io_destroy,
 }
 
 /// A handle that this program owns. All `_destroy` functions may be called from any thread and wait
@@ -124,7 +125,7 @@ macro_rules! sized_structs {
 }
 sized_structs! {
     ds_allocator, ds_batch, ds_collective, ds_comm_info, ds_dataset_info, ds_engine_info,
-    ds_generate_options, ds_generator_info, ds_model_info, ds_optimizer_info, ds_parameter,
+    ds_generate_options, ds_generator_info, ds_io_info, ds_io_transfer, ds_model_info, ds_optimizer_info, ds_parameter,
     ds_parameter_info, ds_step_report, ds_store, ds_tensor_info, ds_tokenizer_info,
 }
 

@@ -27,7 +27,7 @@
 //!
 //! | | `Send` | `Sync` |
 //! | --- | --- | --- |
-//! | [`Tokenizer`], [`Dataset`], [`Tensor`], [`Work`] | yes | yes |
+//! | [`Tokenizer`], [`Dataset`], [`Tensor`], [`Work`], [`FileIo`] | yes | yes |
 //! | [`Interrupter`], [`GeneratorInterrupter`], [`Aborter`] | yes | yes |
 //! | [`Engine`], [`Model`], [`Generator`], [`Comm`] | yes | no: one thread at a time |
 //! | [`Scope`], [`Edit`], [`Optimizer`] | no: they stay with their engine | no |
@@ -51,6 +51,7 @@ mod engine;
 mod error;
 mod ffi;
 mod generator;
+mod io;
 pub mod json;
 pub mod log;
 pub mod memory;
@@ -73,6 +74,7 @@ pub use error::{Error, Result, Status};
 pub use generator::{
     GenerateOptions, Generator, GeneratorInfo, GeneratorInterrupter, Tokens, WeightForm,
 };
+pub use io::{FileIo, FileIoInfo, IoBackend, IoOptions, Place, Transfer};
 pub use model::{Model, ModelInfo, ParameterInfo, Rejected};
 pub use parameter::Parameter;
 pub use run::{Interrupter, Progress};
@@ -115,6 +117,8 @@ mod promises {
         send::<Comm>();
         send::<Tensor<'_>>();
         sync::<Tensor<'_>>();
+        send::<FileIo>();
+        sync::<FileIo>();
         send::<TensorRef<'_>>();
         sync::<TensorRef<'_>>();
         send::<Tokenizer>();

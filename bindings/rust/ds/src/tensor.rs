@@ -170,6 +170,16 @@ impl Tensor<'static> {
         Ok(Tensor::of(handle))
     }
 
+    /// Zeros in locked memory, in huge pages where it is large: what files are read into and written
+    /// from fastest.
+    pub fn pinned(dtype: DType, shape: &[usize]) -> Result<Tensor<'static>> {
+        let (sizes, count) = dims(shape)?;
+        // SAFETY: `sizes` has `count` elements.
+        let handle =
+            make(|out| unsafe { sys::ds_pinned_tensor(dtype.raw(), sizes.as_ptr(), count, out) })?;
+        Ok(Tensor::of(handle))
+    }
+
     /// Takes a vector over, without a copy.
     pub fn from_vec<T: Element>(values: Vec<T>, shape: &[usize]) -> Result<Tensor<'static>> {
         unsafe extern "C" fn release<T>(user_data: *mut c_void) {
@@ -323,6 +333,14 @@ impl<'a> Tensor<'a> {
     fn raw_info(&self) -> Result<sys::ds_tensor_info> {
         // SAFETY: fills the struct.
         describe(|out| unsafe { sys::ds_tensor_describe(self.raw(), out) })
+    }
+
+    /// Whether the memory is that of [`Tensor::pinned`], locked in its place.
+    pub fn is_pinned(&self) -> Result<bool> {
+        let mut pinned = 0;
+        // SAFETY: writes one number.
+        check(unsafe { sys::ds_tensor_is_pinned(self.raw(), &mut pinned) })?;
+        Ok(pinned != 0)
     }
 
     /// Type, shape and place.

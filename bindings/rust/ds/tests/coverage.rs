@@ -13,6 +13,12 @@ const LEFT_OUT: &[(&str, &str)] = &[
         "Rust has no code that speaks DLPack before 1.0 alone",
     ),
     ("ds_tensor_to_dlpack_legacy", "the same"),
+    (
+        "ds_pinned_allocate",
+        "memory is that of tensors: Tensor::pinned",
+    ),
+    ("ds_pinned_free", "the memory goes with its last tensor"),
+    ("ds_pinned_contains", "Tensor::is_pinned"),
 ];
 
 fn text(path: &str) -> String {

@@ -27,6 +27,29 @@ public final class Tensor extends NativeObject {
   }
 
   /**
+   * Makes a tensor of zeros in locked memory, in huge pages where it is large: what files are read into and written from fastest.
+   *
+   * @param type of its elements
+   * @param shape sizes, up to 8; none for a single number
+   * @return a new tensor, whose memory goes with its last user
+   * @throws DsException.OutOfMemory also where the limit of locked memory is too low
+   */
+  public static Tensor pinned(DType type, long... shape) {
+    return Marshal.tensor(out -> Native.ds_pinned_tensor(type.code, shape, shape.length, out));
+  }
+
+  /**
+   * Whether the memory is that of {@link #pinned}, locked in its place.
+   *
+   * @return true for views of it too
+   */
+  public boolean isPinned() {
+    boolean[] out = new boolean[1];
+    Native.ds_tensor_is_pinned(this, out);
+    return out[0];
+  }
+
+  /**
    * Makes a tensor of a direct buffer's memory, from its position to its limit, without a copy. The buffer is kept from the
    * garbage collector until the library no longer uses it.
    *

@@ -31,7 +31,10 @@ class HeaderTest {
       "ds_handle_error_message", "an exception carries its message wherever it goes, so nobody needs to ask for it later",
       "ds_string_free", "the native layer frees what it has made Java strings of",
       "ds_allocator_set", "memory of the library cannot come from a Java heap, and its calls would come on threads in the middle"
-          + " of a computation: a program with a pool of its own sets it from native code");
+          + " of a computation: a program with a pool of its own sets it from native code",
+      "ds_pinned_allocate", "memory is that of tensors: Tensor.pinned",
+      "ds_pinned_free", "the memory goes with its last tensor",
+      "ds_pinned_contains", "Tensor.isPinned");
 
   private static Set<String> declared() throws IOException {
     Set<String> names = new TreeSet<>();
@@ -66,6 +69,8 @@ class HeaderTest {
     String all = sources()
         .replaceAll("Native::?\\.?end_(ds_\\w+)", "Native.$1_destroy")
         .replace("Native.start_collective", "Native.ds_comm_start")
+        .replace("Native.run_transfer", "Native.ds_io_run")
+        .replace("Native.start_transfer", "Native.ds_io_start")
         .replace("Native.parameter_list_model", "Native.ds_model_create_from_parameters");
     Set<String> reached = new TreeSet<>();
     Matcher used = Pattern.compile("Native(?:JNI)?(?:\\.|::)(ds_\\w+)").matcher(all);
@@ -81,10 +86,13 @@ class HeaderTest {
   }
 
   /** Generated classes of constants and the enums that stand for them. */
-  private static final Map<Class<?>, Class<?>> ENUMS = Map.of(ds_dtype_code.class, DType.class, ds_device_code.class, DeviceKind.class,
-      ds_reduce_code.class, ReduceOp.class, ds_skip_code.class, SkipReason.class, ds_scope_mode_code.class, ScopeMode.class,
-      ds_value_code.class, ValueKind.class, ds_extent_code.class, Extent.class, ds_weight_form_code.class, WeightForm.class,
-      ds_collective_code.class, CollectiveKind.class, ds_log_level.class, LogLevel.class);
+  private static final Map<Class<?>, Class<?>> ENUMS = Map.ofEntries(
+      Map.entry(ds_dtype_code.class, DType.class), Map.entry(ds_device_code.class, DeviceKind.class),
+      Map.entry(ds_reduce_code.class, ReduceOp.class), Map.entry(ds_skip_code.class, SkipReason.class),
+      Map.entry(ds_scope_mode_code.class, ScopeMode.class), Map.entry(ds_value_code.class, ValueKind.class),
+      Map.entry(ds_extent_code.class, Extent.class), Map.entry(ds_weight_form_code.class, WeightForm.class),
+      Map.entry(ds_collective_code.class, CollectiveKind.class), Map.entry(ds_log_level.class, LogLevel.class),
+      Map.entry(ds_io_backend_code.class, IoBackend.class));
 
   @Test
   void everyConstantHasItsEnum() throws Exception {
@@ -109,10 +117,13 @@ class HeaderTest {
     }
   }
 
-  private static final Map<Class<?>, Class<?>> RECORDS = Map.of(ds_step_report.class, StepReport.class, ds_tensor_info.class, TensorInfo.class,
-      ds_comm_info.class, CommInfo.class, ds_dataset_info.class, DatasetInfo.class, ds_tokenizer_info.class, TokenizerInfo.class,
-      ds_model_info.class, ModelInfo.class, ds_parameter_info.class, ParameterInfo.class, ds_generator_info.class, GeneratorInfo.class,
-      ds_engine_info.class, EngineInfo.class, ds_optimizer_info.class, OptimizerInfo.class);
+  private static final Map<Class<?>, Class<?>> RECORDS = Map.ofEntries(
+      Map.entry(ds_step_report.class, StepReport.class), Map.entry(ds_tensor_info.class, TensorInfo.class),
+      Map.entry(ds_comm_info.class, CommInfo.class), Map.entry(ds_dataset_info.class, DatasetInfo.class),
+      Map.entry(ds_tokenizer_info.class, TokenizerInfo.class), Map.entry(ds_model_info.class, ModelInfo.class),
+      Map.entry(ds_parameter_info.class, ParameterInfo.class), Map.entry(ds_generator_info.class, GeneratorInfo.class),
+      Map.entry(ds_engine_info.class, EngineInfo.class), Map.entry(ds_optimizer_info.class, OptimizerInfo.class),
+      Map.entry(ds_io_info.class, IoInfo.class));
   /** Struct members without a component: sizes and fillers; ndim is the length of the lists. */
   private static final Set<String> NO_COMPONENT = Set.of("structSize", "reserved", "ndim");
 
