@@ -611,6 +611,13 @@ class PinnedMemory {
   void* data() const noexcept { return memory_.get(); }
   int64_t size() const noexcept { return size_; }
 
+  // Whether `size` bytes at an address lie in any such memory, a tensor's too.
+  static bool contains(const void* memory, int64_t size) {
+    ds_bool out = 0;
+    check(ds_pinned_contains(memory, size, &out));
+    return out != 0;
+  }
+
  private:
   struct Free {
     void operator()(void* memory) const noexcept { ds_pinned_free(memory, nullptr); }

@@ -295,13 +295,14 @@ void add_request_options(CLI::App& sub, IoOptions& o) {
       ->check(at_least(1))
       ->capture_default_str();
   sub.add_option(both("--io-parallel") + ",--intra-op-parallelism,--intra_op_parallelism",
-                 o.parallel, "threads that share a read or write")
+                 o.parallel, "threads that share a read or write; also --intra-op-parallelism")
       ->check(at_least(1))
       ->capture_default_str();
   sub.add_flag(both("--single-submit"), o.single_submit, "a system call for each request");
   sub.add_flag(both("--sequential-requests"), o.sequential_requests,
                "all requests under way end before more begin");
   sub.add_option("--backend", o.backend, "auto, io_uring, libaio or threads")
+      ->type_name("NAME")
       ->check(CLI::IsMember({"auto", "io_uring", "libaio", "threads"}))
       ->capture_default_str();
   sub.add_flag("--gpu", o.gpu, "not possible: host memory only");
@@ -311,6 +312,7 @@ void add_request_options(CLI::App& sub, IoOptions& o) {
 
 void add_loop_options(CLI::App& sub, IoOptions& o) {
   sub.add_option("--folder", o.folder, "of the files that are written, and removed at the end")
+      ->type_name("FOLDER")
       ->capture_default_str();
   sub.add_option(both("--io-size"), o.io_size, "bytes that a read or write moves")
       ->transform(CLI::AsSizeValue(false))

@@ -39,6 +39,14 @@ void entry(std::string& out, const std::string& left, const std::string& descrip
   wrap(out, description, kColumn, kColumn);
 }
 
+// "-n,--ranks": the short names and the first long one; others are further spellings of it.
+std::string names_of(const CLI::Option& option) {
+  std::string out;
+  for (const std::string& name : option.get_snames()) out += "-" + name + ",";
+  const auto& long_names = option.get_lnames();
+  return long_names.empty() ? out.substr(0, out.size() - 1) : out + "--" + long_names.front();
+}
+
 // "--steps N"; the type's name alone, without what checks add to it.
 std::string left_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
@@ -47,7 +55,7 @@ std::string left_of(const CLI::Option& option) {
   if (option.get_positional()) {
     return shown + (option.get_expected_max() > 1 ? "..." : "");
   }
-  return option.get_name(false, true) + (shown.empty() ? "" : " " + shown);
+  return names_of(option) + (shown.empty() ? "" : " " + shown);
 }
 
 std::string description_of(const CLI::Option& option) {

@@ -51,8 +51,10 @@ libds::Generator make_generator(libds::Model model, const WeightOptions& o) {
                {"group_size", o.group_size},
                {"threads", o.threads.value_or(0)}};
   if (!o.folder.empty()) {
-    form["offload_param"] = {
-        {"device", "nvme"}, {"nvme_path", o.folder}, {"max_in_cpu", o.max_in_cpu}};
+    form["offload_param"] = {{"device", "nvme"},
+                             {"nvme_path", o.folder},
+                             {"max_in_cpu", o.max_in_cpu},
+                             {"buffer_count", 1}};  // of 10^8 elements, that are read ahead at most
   }
   return libds::Generator(model, form.dump());
 }

@@ -4,9 +4,11 @@
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 #include <string>
 
 #include "base/error.h"
@@ -24,8 +26,10 @@ struct PinnedList {
   };
   std::map<uintptr_t, Piece> pieces;  // by address
 };
-PinnedList& pinned_list() {
-  static auto* const list = new PinnedList();
+// In memory of its own, so that asking cannot fail for want of memory.
+PinnedList& pinned_list() noexcept {
+  alignas(PinnedList) static std::byte memory[sizeof(PinnedList)];
+  static auto* const list = new (memory) PinnedList();
   return *list;
 }
 

@@ -320,8 +320,8 @@ TEST(CapiPinned, TensorsAndPointers) {
 
   const libds::PinnedMemory memory(10'000);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.data()) % 4096, 0u);
-  ASSERT_DS_OK(ds_pinned_contains(memory.data(), 10'000, &pinned));
-  EXPECT_EQ(pinned, 1);
+  EXPECT_TRUE(libds::PinnedMemory::contains(memory.data(), 10'000));
+  EXPECT_FALSE(libds::PinnedMemory::contains(&pinned, 1));
   void* plain = nullptr;
   ASSERT_DS_OK(ds_pinned_allocate(5000, &plain));
   ASSERT_DS_OK(ds_pinned_free(plain, &known));
