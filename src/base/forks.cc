@@ -7,6 +7,7 @@
 namespace ds {
 namespace {
 
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): of the process, as forks are
 std::atomic<uint32_t> forks{0};
 
 void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }

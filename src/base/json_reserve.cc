@@ -16,8 +16,10 @@ struct Reserve {
   std::size_t used = 0;
   std::size_t pieces = 0;
 };
+// NOLINTBEGIN(cppcoreguidelines-avoid-non-const-global-variables): for when there is no other memory
 constinit Reserve reserve;
 alignas(std::max_align_t) constinit std::byte reserve_bytes[kReserveBytes]{};
+// NOLINTEND(cppcoreguidelines-avoid-non-const-global-variables)
 
 bool is_in_reserve(const void* pointer) {
   const std::less<const void*> before;

@@ -72,7 +72,7 @@ class Engine::Worker {
       take_in();
       if (look) cancel();
       if (!running_.empty()) queue_.advance();
-      settle();
+      end_finished();
     }
   }
 
@@ -92,8 +92,7 @@ class Engine::Worker {
     }
   }
 
-  // Ends what has ended.
-  void settle() {
+  void end_finished() {
     for (size_t i = 0; i < running_.size();) {
       if (!queue_.done(running_[i].ticket)) {
         ++i;

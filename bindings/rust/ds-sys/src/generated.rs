@@ -2862,8 +2862,8 @@ extern "C" {
     #[doc = "     need a prepared form."]
     #[doc = " @param out_generator  keeps the model alive while it runs the model's own weights"]
     #[doc = " Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_IO (the"]
-    #[doc = " file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a prepared form, which every"]
-    #[doc = " process would have to make: copy the model first). Since: 0.5."]
+    #[doc = " file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a"]
+    #[doc = " prepared form, which every process would have to make: copy the model first). Since: 0.5."]
     pub fn ds_generator_create(
         model: *mut ds_model,
         options_json: *const ::std::os::raw::c_char,

@@ -33,6 +33,23 @@ class LeakTest {
     }
   }
 
+  /** The same when what earlier tests left to the garbage collector is gone: cleaners run some time after it. */
+  private static long restingBytes() {
+    long now = libraryBytes();
+    for (int alike = 0; alike < 3; ) {
+      System.gc();
+      try {
+        Thread.sleep(10);
+      } catch (InterruptedException e) {
+        throw new IllegalStateException(e);
+      }
+      long before = now;
+      now = libraryBytes();
+      alike = now == before ? alike + 1 : 0;
+    }
+    return now;
+  }
+
   /** Runs it until memory has settled, then 10,000 times; a leak of 1 KiB each would be 10 MB. */
   private static void grows(String what, Runnable once) {
     grows(what, 10_000, once);
@@ -42,8 +59,7 @@ class LeakTest {
     for (int i = 0; i < times / 5; ++i) {
       once.run();
     }
-    System.gc();
-    long held = libraryBytes();
+    long held = restingBytes();
     long resident = residentBytes();
     long begin = System.nanoTime();
     for (int i = 0; i < times; ++i) {
