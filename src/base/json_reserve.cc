@@ -16,7 +16,8 @@ struct Reserve {
   std::size_t used = 0;
   std::size_t pieces = 0;
 };
-// NOLINTBEGIN(cppcoreguidelines-avoid-non-const-global-variables): for when there is no other memory
+// NOLINTBEGIN(cppcoreguidelines-avoid-non-const-global-variables): for when there is no other
+// memory
 constinit Reserve reserve;
 alignas(std::max_align_t) constinit std::byte reserve_bytes[kReserveBytes]{};
 // NOLINTEND(cppcoreguidelines-avoid-non-const-global-variables)

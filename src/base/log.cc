@@ -27,6 +27,7 @@ struct Registry {
 
 // Never destroyed: threads may log while the process ends.
 Registry& registry() {
+  // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
   static Registry* const instance = new Registry;
   return *instance;
 }

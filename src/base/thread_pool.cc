@@ -12,6 +12,7 @@ namespace ds {
 namespace {
 
 // True while this thread runs a chunk of any pool: a nested run must not wait for other threads.
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
 thread_local bool inside_chunk = false;
 
 class InsideChunk {

@@ -68,7 +68,7 @@ class EntryParser {
       check(bits % 8 == 0 && bits / 8 == end - begin,
             str_cat("has ", end - begin, " bytes, its shape and dtype need ", bits / 8));
     }
-    return {std::move(entry), {begin, end}};
+    return {entry, {begin, end}};
   }
 
  private:

@@ -182,7 +182,7 @@ std::vector<TagFolder> list_tag_folders(const fs::path& save_dir) {
 fs::path find_tag_folder(const fs::path& save_dir, std::string_view tag) {
   check_tag(tag);
   std::error_code error;
-  const fs::path path = save_dir / tag;
+  fs::path path = save_dir / tag;
   if (fs::is_directory(path, error)) return path;
   std::vector<std::string> known;
   for (const TagFolder& folder : list_tag_folders(save_dir)) {

@@ -53,7 +53,7 @@ void Group::rendezvous(Record& record, std::span<const std::byte> payload, const
     const auto i = static_cast<size_t>(peer);
     records_[i] = &transport_->record(peer);
     check_record(*records_[i], peer, size());
-    present_[i] = !records_[i]->has(Record::kJoined);
+    present_[i] = records_[i]->has(Record::kJoined) ? 0 : 1;
     participants_ += present_[i];
   }
   check_same_calls(records_, options_.checked);

@@ -256,7 +256,7 @@ void HierarchicalTransport::reduce(const Reduction& reduction, const Watch& watc
   back.largest = longest * element;
   for (int peer = 0; peer < size(); ++peer) {
     const auto i = static_cast<size_t>(peer);
-    back.receives[i] = wants(peer);
+    back.receives[i] = wants(peer) ? 1 : 0;
     if (wants(peer) && peer != rank()) back.send[i] = {0, parts[self].size() * element};
     if (wants(rank()) && peer != rank()) {
       back.receive[i] = {parts[i].begin * element, parts[i].size() * element};

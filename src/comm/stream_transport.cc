@@ -75,7 +75,7 @@ std::string StreamTransport::rank_states() const {
 int64_t StreamTransport::write_some(int peer, const std::byte* data, int64_t bytes) {
   if (bytes == 0) return 0;
   const int64_t n = send_some(kStream, peer, data, bytes);
-  blocked_[static_cast<size_t>(peer)] = n < bytes;
+  blocked_[static_cast<size_t>(peer)] = n < bytes ? 1 : 0;
   if (n < 0) {
     hear_control();
     check_raised();

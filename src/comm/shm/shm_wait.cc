@@ -21,7 +21,8 @@ int64_t now_ms() {
 }
 
 std::string seconds_text(int64_t ms) {
-  return str_cat(format_number(static_cast<double>(ms / 10) / 100), " s");
+  const int64_t hundredths = ms / 10;
+  return str_cat(format_number(static_cast<double>(hundredths) / 100), " s");
 }
 
 }  // namespace

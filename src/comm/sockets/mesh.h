@@ -1,6 +1,7 @@
 // The connections between every two ranks of a group.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "comm/sockets/job_secret.h"
@@ -11,7 +12,7 @@ namespace ds::comm {
 
 struct Mesh {
   // By channel and rank; the own ones are empty.
-  std::vector<Socket> links[kChannels];
+  std::array<std::vector<Socket>, kChannels> links;
 };
 
 // What a rank tells the others before it can be connected to. `address` "" is this host's name.
