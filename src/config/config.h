@@ -211,6 +211,9 @@ struct ActivationCheckpointingConfig {
   std::optional<int64_t> number_checkpoints;    // segments; unset: every transformer block is one
   std::optional<int64_t> checkpoint_every_nth;  // instead: only every so-many-th block
   bool cpu_checkpointing = false;               // kept inputs wait in host memory
+  bool nvme_checkpointing = false;              // kept inputs wait in files
+  std::string nvme_path;                        // folder of the files
+  bool in_files() const { return enabled && nvme_checkpointing; }
 };
 
 struct CommsLoggerConfig {
@@ -262,6 +265,7 @@ struct ZeroConfig {
     int buffer_count = 4;         // through which gradients and weights travel, of pinned memory
     bool pipeline_read = false;   // the next part is read during the update
     bool pipeline_write = false;  // the last part is written during the update
+    double ratio = 1;             // of the state: this share rests there, the rest stays
     bool in_files() const { return device == Device::kNvme; }
   };
   std::optional<OptimizerOffload> offload_optimizer;
@@ -283,7 +287,9 @@ struct ZeroConfig {
 struct AioConfig {
   int64_t block_size = 1'048'576;  // bytes per request
   int queue_depth = 8;             // requests under way
-  int intra_op_parallelism = 1;    // threads, where requests need them
+  int intra_op_parallelism = 1;    // threads that share a read, and as many a write
+  bool single_submit = false;      // each request by a system call of its own
+  bool overlap_events = true;      // the next request begins as soon as one has ended
 };
 
 enum class TagValidation { kWarn, kIgnore, kFail };

@@ -131,6 +131,15 @@ KeyTable activation_checkpointing_table() {
                       "On the "
                       "CPU it changes nothing.")
                      .to(&ActivationCheckpointingConfig::cpu_checkpointing),
+                 flag("nvme_checkpointing", false,
+                      "Keep the inputs of segments in files, of a model on the CPU: written "
+                      "behind the forward pass and read ahead of backward, as aio says. "
+                      "(Extension.)")
+                     .to(&ActivationCheckpointingConfig::nvme_checkpointing),
+                 text("nvme_path", std::nullopt,
+                      "Folder for nvme_checkpointing, which must be there. Files in it have no "
+                      "names and go with the process. (Extension.)")
+                     .to(&ActivationCheckpointingConfig::nvme_path),
              })
       .gated_by("enabled")
       .ignores_other_keys();

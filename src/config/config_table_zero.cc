@@ -84,10 +84,14 @@ KeyTable offload_optimizer_table() {
                  flag("fast_init", false,
                       "Initialise states on the device. Files begin as zeros without being "
                       "written, so that it makes no difference."),
-                 number("ratio", 1.0, "Share of the update done on the host; below 1 stage 3 only.")
+                 number("ratio", 1.0,
+                        "Share of the state that rests there, counted from its end; the rest stays "
+                        "where the model is (Twin-Flow). Of device nvme it bounds how much memory "
+                        "is used. Of device cpu everything is offloaded. (DeepSpeed: below 1 stage "
+                        "3 only.)")
                      .at_least(0)
                      .at_most(1)
-                     .needs("an update shared between host and GPU"),
+                     .to(&ZeroConfig::OptimizerOffload::ratio),
                  flag("super_offload", false, "Overlapped updates on tightly coupled hosts.")
                      .needs("SuperOffload"),
                  number("cpuadam_cores_perc", 0.8,
@@ -318,8 +322,9 @@ KeyTable zero_table() {
 KeyTable aio_table() {
   return table(
              "File access of what rests in files (offload_optimizer and offload_param with device "
-             "nvme): io_uring "
-             "past the page cache, or threads where the system refuses that.",
+             "nvme, activation_checkpointing.nvme_checkpointing): past the page cache, by io_uring, "
+             "libaio or threads. Without such files nothing is accessed, and the values are "
+             "checked alone.",
              {
                  size("block_size", 1'048'576,
                       "Bytes per request; counts as the next multiple of 4096.")
@@ -328,15 +333,21 @@ KeyTable aio_table() {
                      .at_least(1)
                      .to(&AioConfig::queue_depth),
                  integer("intra_op_parallelism", 1,
-                         "Threads, where there is no io_uring; more than 64 count as that.")
+                         "Threads that share a read, each one piece of it, and as many a write; "
+                         "more than 64 count as that.")
                      .at_least(1)
                      .to(&AioConfig::intra_op_parallelism),
                  integer("thread_count", std::nullopt,
                          "Old name of intra_op_parallelism, which DeepSpeed passes over.")
                      .at_least(1),
                  flag("single_submit", false,
-                      "Submit one request at a time. Each is submitted as soon as it is known."),
-                 flag("overlap_events", true, "Submit while waiting, which always happens."),
+                      "Hand each request to the system by a call of its own; else all that fit by "
+                      "one.")
+                     .to(&AioConfig::single_submit),
+                 flag("overlap_events", true,
+                      "Begin the next request as soon as one has ended; else when all that are "
+                      "under way have.")
+                     .to(&AioConfig::overlap_events),
                  flag("use_gds", false, "Move data from file to GPU directly. CUDA only.")
                      .needs("GPUDirect Storage")
                      .always(),

@@ -155,17 +155,16 @@ class Rules {
                (!weights.is_string() || weights == ""),
            "/zero_optimization/offload_param/nvme_path",
            "device nvme needs the folder for the files");
-    forbid(offloads("offload_optimizer") && stage() == 0,
-           "/zero_optimization/offload_optimizer/device",
-           "the optimizer is offloaded at ZeRO stages 1 to 3, not at stage 0");
+    constexpr const char* kDevice = "/zero_optimization/offload_optimizer/device";
+    forbid(offloads("offload_optimizer", "nvme") && stage() == 0, kDevice,
+           "the optimizer is offloaded to files at ZeRO stages 1 to 3, not at stage 0");
+    if (offloads("offload_optimizer", "cpu") && stage() == 0 && !unsure_) {
+      warn(kDevice, "has no effect at ZeRO stage 0, where a model on a GPU is refused");
+    }
     const Json& folder = at("/zero_optimization/offload_optimizer/nvme_path");
     forbid(offloads("offload_optimizer", "nvme") && (!folder.is_string() || folder == ""),
            "/zero_optimization/offload_optimizer/nvme_path",
            "device nvme needs the folder for the files");
-    const Json& ratio = at("/zero_optimization/offload_optimizer/ratio");
-    forbid(ratio.is_number() && ratio < 1.0 && stage() != 3,
-           "/zero_optimization/offload_optimizer/ratio", show_value(ratio),
-           " below 1 needs ZeRO stage 3, not stage ", stage());
   }
 
   void low_precision_masters() {
@@ -364,7 +363,16 @@ class Rules {
       if (on("/activation_checkpointing/cpu_checkpointing")) {
         warn("/activation_checkpointing/cpu_checkpointing", kIdle);
       }
+      if (on("/activation_checkpointing/nvme_checkpointing")) {
+        warn("/activation_checkpointing/nvme_checkpointing", kIdle);
+      }
     }
+    const Json& folder = at("/activation_checkpointing/nvme_path");
+    forbid(on("/activation_checkpointing/enabled") &&
+               on("/activation_checkpointing/nvme_checkpointing") &&
+               (!folder.is_string() || folder == ""),
+           "/activation_checkpointing/nvme_path",
+           "nvme_checkpointing needs the folder for the files");
     if (on("/flops_profiler/enabled")) parsed_.derive("/wall_clock_breakdown", true);
   }
 

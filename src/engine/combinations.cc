@@ -51,6 +51,7 @@ constexpr Combination kCalls[] = {
 constexpr const char* kRoundedMasters =
     "bf16.bf16_master_weights_and_grads or fp16.fp16_master_weights_and_grads";
 constexpr const char* kOffload = "zero_optimization.offload_optimizer";
+constexpr const char* kOffloadRatio = "zero_optimization.offload_optimizer.ratio";
 constexpr const char* kOffloadWeights = "zero_optimization.offload_param.device nvme";
 constexpr const char* kGraphs = "graph_harvesting";
 constexpr const char* kSparse = "sparse_gradients";
@@ -60,12 +61,21 @@ constexpr Combination kStart[] = {
      "their state lies beside them, where the program reads it",
      "leave it out, or keep them on the CPU",
      [](const Situation& s) { return offloads(s) && s.own_parameters(); }},
+    {kRefused, kOffload, "zero_optimization.stage 0 and a model on a GPU",
+     "stages 1 to 3 offload, whatever the number of ranks", "use stage 1",
+     [](const Situation& s) { return offloads(s) && s.config.zero.stage == 0; }},
     {kRefused, "zero_optimization.offload_optimizer.device nvme", "a model on a GPU",
      "its state lies there or in the host's memory so far", "use device cpu, or train on the CPU",
      [](const Situation& s) { return offloads(s) && s.config.zero.offload_optimizer->in_files(); }},
     {kRefused, "zero_optimization.offload_param", "a model on a GPU", "weights rest there so far",
      "leave it out, or train on the CPU",
      [](const Situation& s) { return offloads_weights(s) && s.gpu(); }},
+    {kRefused, "activation_checkpointing.nvme_checkpointing", "a model on a GPU",
+     "inputs of segments wait there or in the host's memory so far",
+     "use cpu_checkpointing, or train on the CPU",
+     [](const Situation& s) {
+       return s.config.activation_checkpointing.in_files() && s.gpu() && !s.own_parameters();
+     }},
     {kRefused, kRoundedMasters, "a GPU", "masters there are fp32 or split so far",
      "use false, or bf16.split_master, which needs 4 bytes for a weight and its master together",
      [](const Situation& s) {
@@ -101,6 +111,15 @@ constexpr Combination kStart[] = {
      "parts of a micro batch are timed", "",
      [](const Situation& s) {
        return s.config.wall_clock_breakdown || s.config.flops_profiler.enabled;
+     }},
+    {kWithoutEffect, kOffloadRatio, "a model on a GPU",
+     "all of the optimizer's state is offloaded so far", "",
+     [](const Situation& s) { return offloads(s) && s.config.zero.offload_optimizer->ratio < 1; }},
+    {kWithoutEffect, kOffloadRatio, "device cpu and a model on the CPU",
+     "device and host are the same memory there", "",
+     [](const Situation& s) {
+       const auto& offload = s.config.zero.offload_optimizer;
+       return offload && !s.gpu() && !offload->in_files() && offload->ratio < 1;
      }},
     {kWithoutEffect, kOffloadWeights, "weights in fp32 whose optimizer is not in files",
      "the masters, which lie in memory, are the weights", "",

@@ -7,14 +7,33 @@
 #include "engine/open_step.h"
 #include "engine/recompute.h"
 #include "engine/run_context.h"
+#include "engine/share_options.h"
 #include "engine/step_observer.h"
 #include "engine/updater.h"
+#include "nn/activation_offload.h"
+#include "nn/stored_inputs.h"
 
 namespace ds {
+namespace {
+
+// With nvme_checkpointing.
+StoreRoom::Make input_files(const Config& config, const std::shared_ptr<Device>& host) {
+  auto files = std::make_shared<io::FileArrays>(input_file_options(config), host);
+  return [files](int64_t bytes) { return files->make("activations", DType::kUInt8, bytes); };
+}
+
+}  // namespace
 
 struct ModelPasses::Pending {
-  Pending(const OpContext& ctx, zero::TrainState& state, const nn::TapeOptions& options)
-      : tape(ctx, state.weights(), &state.gradients(), options) {}
+  Pending(const OpContext& ctx, zero::TrainState& state, nn::TapeOptions options,
+          std::unique_ptr<nn::KeptInputs> inputs)
+      : kept_inputs(std::move(inputs)),
+        tape(ctx, state.weights(), &state.gradients(), with(options, kept_inputs.get())) {}
+  static nn::TapeOptions with(nn::TapeOptions options, nn::KeptInputs* inputs) {
+    options.kept_inputs = inputs;
+    return options;
+  }
+  const std::unique_ptr<nn::KeptInputs> kept_inputs;  // goes after the tape
   nn::Tape tape;
   std::shared_ptr<nn::GradientSlot> loss_gradient;
   Tensor loss;  // fp32 [] on the host, where the caller has it
@@ -24,7 +43,12 @@ ModelPasses::ModelPasses(RunContext& run, OpenStep& open, StepObserver& observer
                          const Updater& updater)
     : run_(run), open_(open), observer_(observer), updater_(updater) {
   const ActivationCheckpointingConfig& segments = run_.config.activation_checkpointing;
-  if (run_.model->has_architecture()) recompute_of(segments, run_.model->architecture().info());
+  if (run_.model->has_architecture()) {
+    recompute_of(segments, run_.model->architecture().info());
+    if (segments.in_files()) {
+      input_files_ = std::make_unique<StoreRoom>(input_files(run_.config, run_.model->host()));
+    }
+  }
   if (segments.enabled && segments.cpu_checkpointing &&
       run_.model->device()->kind() == DeviceKind::kCuda) {
     offload_stream_ = run_.model->device()->create_stream();
@@ -47,7 +71,8 @@ std::unique_ptr<StepGraphs> ModelPasses::make_graphs() const {
 void ModelPasses::forward(const models::Batch& batch, const Tensor& labels) {
   open_.begin_clock();
   const ScopedTimer timer = observer_.time("forward");
-  auto pending = std::make_unique<Pending>(run_.context(), *run_.state, tape_options(batch));
+  auto pending = std::make_unique<Pending>(run_.context(), *run_.state, tape_options(batch),
+                                           keep_inputs());
   const nn::Labels placed = nn::place_labels(labels, run_.model->device());
   const auto record = [&] {
     try {
@@ -88,8 +113,14 @@ nn::TapeOptions ModelPasses::tape_options(const models::Batch& batch) const {
   options.first_sample = first_sample(batch);
   options.loss_gradient = loss_gradient();
   options.profile = observer_.metrics().profile_for(open_.progress.steps);
-  options.offload = offload_stream_.get();
   return options;
+}
+
+// Null where inputs of checkpointed segments stay where they are.
+std::unique_ptr<nn::KeptInputs> ModelPasses::keep_inputs() const {
+  if (input_files_) return std::make_unique<nn::StoredInputs>(*input_files_);
+  if (!offload_stream_) return nullptr;
+  return std::make_unique<nn::ActivationOffload>(run_.model->device(), *offload_stream_);
 }
 
 nn::SummedLoss ModelPasses::record_forward(nn::Tape& tape, const models::Batch& batch,

@@ -6,8 +6,10 @@
 
 #include "engine/step_graphs.h"
 #include "models/architecture.h"
+#include "nn/kept_inputs.h"
 #include "nn/loss.h"
 #include "nn/tape.h"
+#include "tensor/store_room.h"
 
 namespace ds {
 
@@ -49,6 +51,7 @@ class ModelPasses {
   uint32_t first_sample(const models::Batch& batch) const;
   float loss_gradient() const;
   nn::TapeOptions tape_options(const models::Batch& batch) const;
+  std::unique_ptr<nn::KeptInputs> keep_inputs() const;
   nn::SummedLoss record_forward(nn::Tape& tape, const models::Batch& batch,
                                 const nn::Labels& labels);
   void run_backward(nn::Tape& tape, nn::GradientSlot& slot);
@@ -59,7 +62,10 @@ class ModelPasses {
   OpenStep& open_;
   StepObserver& observer_;
   const Updater& updater_;
-  std::unique_ptr<Stream> offload_stream_;  // of inputs that checkpointed segments keep
+  // Of inputs that checkpointed segments keep: what copies them to the host, or the files that they
+  // wait in.
+  std::unique_ptr<Stream> offload_stream_;
+  std::unique_ptr<StoreRoom> input_files_;
   std::unique_ptr<StepGraphs> graphs_;
   std::unique_ptr<Pending> pending_;
   bool warned_sizes_ = false;

@@ -136,7 +136,9 @@ class Planner {
     out["compute_type"] = std::string(dtype_name(type_));
     out["memory_per_rank"] = memory();
     if (offloads()) out["host_memory_per_rank"] = host_memory();
-    if (in_files() || weights_in_files(config_)) out["files_per_rank"] = files();
+    if (in_files() || weights_in_files(config_) || config_.activation_checkpointing.in_files()) {
+      out["files_per_rank"] = files();
+    }
     out["moved_per_step"] = traffic();
     return out;
   }
@@ -183,16 +185,36 @@ class Planner {
             {"total", masters + gradients + optimizer + buffers.bytes()}};
   }
 
-  // Of a built-in model: weights, masters or their low halves, gradients and moments.
-  Json files() {
-    const int64_t masters = in_files() ? master_bytes() : 0;
-    const int64_t gradients = in_files() ? gradient_bytes() : 0;
-    const int64_t optimizer = in_files() ? optimizer_bytes() : 0;
+  // What is in files of arrays over so many elements that take so many bytes.
+  int64_t share_in_files(int64_t bytes, int64_t elements) const {
+    if (!in_files() || elements == 0) return 0;
+    const int64_t stay =
+        zero::StateFiles::stay_of(elements, config_.zero.offload_optimizer->ratio);
+    return static_cast<int64_t>(static_cast<double>(bytes) * static_cast<double>(elements - stay) /
+                                static_cast<double>(elements));
+  }
+  int64_t masters_in_files() const {
+    return share_in_files(master_bytes(), layout_->held(zero::StateRole::kMasters));
+  }
+  int64_t gradients_in_files() const {
+    return share_in_files(gradient_bytes(), layout_->held(zero::StateRole::kGradients));
+  }
+  int64_t optimizer_in_files() const {
+    return share_in_files(optimizer_bytes(), layout_->held(zero::StateRole::kMasters));
+  }
+  // Of a built-in model: weights, masters or their low halves, gradients and moments, and inputs of
+  // checkpointed segments.
+  Json files() const {
     const int64_t weights = weight_file_elements() * item();
-    return {{"parameters", masters + weights},
+    const int64_t parameters = masters_in_files() + weights;
+    const int64_t gradients = gradients_in_files(), optimizer = optimizer_in_files();
+    const int64_t activations =
+        config_.activation_checkpointing.in_files() ? kept_input_bytes() : 0;
+    return {{"parameters", parameters},
             {"gradients", gradients},
             {"optimizer", optimizer},
-            {"total", masters + weights + gradients + optimizer}};
+            {"activations", activations},
+            {"total", parameters + gradients + optimizer + activations}};
   }
   // In fp32 the masters are the weights.
   int64_t weight_file_elements() const {
@@ -218,9 +240,10 @@ class Planner {
     if (!in_files()) return gathered + spare;
     const int64_t part = std::min(most, layout_->held(zero::StateRole::kMasters));
     const int64_t states = layout_->held(zero::StateRole::kMasters);
-    const double each = states == 0 ? 0
-                                    : static_cast<double>(files().at("total").get<int64_t>()) /
-                                          static_cast<double>(states);
+    const int64_t all = master_bytes() + gradient_bytes() + optimizer_bytes() +
+                        weight_file_elements() * item();
+    const double each =
+        states == 0 ? 0 : static_cast<double>(all) / static_cast<double>(states);
     const int at_once =
         1 + (options.optimizer->read_ahead ? 1 : 0) + (options.optimizer->write_behind ? 1 : 0);
     // One process maps the gradient of a whole parameter while backward adds to it.
@@ -243,11 +266,11 @@ class Planner {
     // that bf16 lacks.
     const bool alone = type_ != DType::kFloat32 && !config_.precision.rounded_masters &&
                        !offloads() && !in_files();
-    const int64_t masters = !alone ? 0 : layout_->held(zero::StateRole::kMasters) * (split ? 2 : 4);
-    const bool elsewhere = offloads() || in_files();
-    const int64_t gradients = elsewhere ? 0 : gradient_bytes();
+    int64_t masters = !alone ? 0 : layout_->held(zero::StateRole::kMasters) * (split ? 2 : 4);
+    if (in_files()) masters = master_bytes() - masters_in_files();
+    const int64_t gradients = offloads() ? 0 : gradient_bytes() - gradients_in_files();
     const int64_t second = second_bytes() + code_bytes(), errors = error_bytes();
-    const int64_t optimizer = elsewhere ? 0 : optimizer_bytes();
+    const int64_t optimizer = offloads() ? 0 : optimizer_bytes() - optimizer_in_files();
     const int64_t activations = activation_bytes(),
                   communication = buffer_bytes() + file_buffer_bytes(live_weight_bytes());
     const int64_t states = weights + masters + second + gradients + errors + optimizer;
@@ -333,31 +356,54 @@ class Planner {
     return static_cast<int64_t>(bytes);
   }
 
+  int64_t tokens() const {
+    const int64_t length = options_.sequence_length == 0
+                               ? shapes_.architecture->info().max_positions
+                               : options_.sequence_length;
+    return config_.batch.micro_batch * length;
+  }
+  // Of a block's input or output, per token.
+  int64_t stream_width() const {
+    const models::ArchitectureInfo& info = shapes_.architecture->info();
+    return info.output == nn::kNoParam ? 0 : shapes_.parameters[info.output].shape.sizes()[1];
+  }
+  models::Recompute recompute() const {
+    return recompute_of(config_.activation_checkpointing, shapes_.architecture->info());
+  }
+  // Blocks, or groups of them, that run again and keep their input.
+  int64_t segments() const {
+    const int64_t layers = shapes_.architecture->info().layers;
+    const models::Recompute again = recompute();
+    return again.every > 0 ? layers / again.every : std::min<int64_t>(again.segments, layers);
+  }
+  // Inputs of the segments of a micro batch.
+  int64_t kept_input_bytes() const {
+    return shapes_.architecture ? tokens() * segments() * stream_width() * item() : 0;
+  }
+
   // What backward needs of a micro batch: inputs and outputs of every linear layer, and the logits;
   // with checkpointing the inputs of the segments, and one segment's own.
   int64_t activation_bytes() const {
     if (!shapes_.architecture) return 0;
     const models::ArchitectureInfo& info = shapes_.architecture->info();
-    const int64_t length =
-        options_.sequence_length == 0 ? info.max_positions : options_.sequence_length;
-    const int64_t tokens = config_.batch.micro_batch * length;
-    int64_t widths = 0, width = 0;
+    int64_t widths = 0;
     for (nn::ParamId id = 0; id < shapes_.parameters.size(); ++id) {
       const nn::Parameter& p = shapes_.parameters[id];
       if (p.projection) widths += p.shape.sizes()[0] + p.shape.sizes()[1];
     }
-    if (info.output != nn::kNoParam) width = shapes_.parameters[info.output].shape.sizes()[1];
     int64_t kept = widths;
-    const models::Recompute recompute = recompute_of(config_.activation_checkpointing, info);
-    if (recompute.every > 0) {
-      const int64_t again = info.layers / recompute.every;
-      kept = widths * (info.layers - again) / info.layers + again * width;
+    if (const models::Recompute again = recompute(); again.every > 0) {
+      kept = widths * (info.layers - segments()) / info.layers;
       kept += widths / info.layers;  // of the block that runs again
-    } else if (recompute.segments > 0 && info.layers > 0) {
-      const int64_t segments = std::min<int64_t>(recompute.segments, info.layers);
-      kept = widths / segments + segments * width;
+    } else if (again.segments > 0 && info.layers > 0) {
+      kept = widths / segments();
     }
-    return tokens * (kept * item() + info.outputs() * item());
+    // In files but for those of a segment or two.
+    int64_t inputs = kept_input_bytes();
+    if (config_.activation_checkpointing.in_files()) {
+      inputs = std::min(inputs, 2 * tokens() * stream_width() * item());
+    }
+    return inputs + tokens() * (kept * item() + info.outputs() * item());
   }
 
   // The weights that are gathered at a time, and buckets of gradients on their way.
@@ -450,11 +496,8 @@ class Planner {
 
   // Of the passes of a step.
   GatherCounts gathers() const {
-    models::Recompute recompute;
-    if (shapes_.architecture) {
-      recompute = recompute_of(config_.activation_checkpointing, shapes_.architecture->info());
-    }
-    const std::vector<WeightUse> uses = record_uses(model_, shapes_.parameters, type_, recompute);
+    const models::Recompute again = shapes_.architecture ? recompute() : models::Recompute{};
+    const std::vector<WeightUse> uses = record_uses(model_, shapes_.parameters, type_, again);
     GatherCounts counts;
     for (size_t i = 0; i < layout_->domains().size(); ++i) {
       const zero::FlatLayout& flat = layout_->domains()[i].flat;

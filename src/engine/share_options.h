@@ -77,18 +77,39 @@ inline bool weights_in_files(const Config& config) {
   return state || config.precision.compute != Precision::kFp32;
 }
 
+// What `aio` says of each of its threads.
+inline io::QueueOptions queue_options(const AioConfig& aio) {
+  constexpr int64_t kPage = io::kAlignment;
+  const int64_t block = std::clamp<int64_t>(aio.block_size, 1, int64_t{1} << 30);
+  return {.depth = std::clamp(aio.queue_depth, 1, 4096),
+          .block_bytes = (block + kPage - 1) / kPage * kPage,
+          .single_submit = aio.single_submit,
+          .overlap = aio.overlap_events};
+}
+
+// What nvme_checkpointing and `aio` say of the inputs that checkpointed segments keep.
+inline io::FileArrayOptions input_file_options(const Config& config) {
+  io::FileArrayOptions files;
+  files.folder = config.activation_checkpointing.nvme_path;
+  files.setting = "activation_checkpointing.nvme_path";
+  files.queue = queue_options(config.aio);
+  files.parallelism = std::clamp(config.aio.intra_op_parallelism, 1, 64);
+  // Of a segment or two: residual stream, and what families pass along with it.
+  files.ranges_ahead = 8;
+  files.ranges_behind = 4;
+  // What was in use at once is kept until the end of the pass.
+  files.part_bytes = int64_t{1} << 30;
+  return files;
+}
+
 // What the offload to files and `aio` say, of a rank of so many that share a copy of the weights.
 // `states_alone`: gradients stay in memory.
 inline zero::StateFileOptions state_file_options(const Config& config, bool states_alone,
                                                  int ranks) {
   const ZeroConfig& zero = config.zero;
   io::FileArrayOptions files;
-  files.queue = {.depth = std::clamp(config.aio.queue_depth, 1, 4096),
-                 .block_bytes = std::clamp<int64_t>(config.aio.block_size, 1, int64_t{1} << 30),
-                 .threads = std::clamp(config.aio.intra_op_parallelism, 1, 64)};
-  constexpr int64_t kPage = io::kAlignment;
-  int64_t& block = files.queue.block_bytes;
-  block = (block + kPage - 1) / kPage * kPage;
+  files.queue = queue_options(config.aio);
+  files.parallelism = std::clamp(config.aio.intra_op_parallelism, 1, 64);
   zero::StateFileOptions options;
   if (zero.offload_optimizer && zero.offload_optimizer->in_files()) {
     options.optimizer = files;
@@ -97,6 +118,7 @@ inline zero::StateFileOptions state_file_options(const Config& config, bool stat
     options.optimizer->folder = zero.offload_optimizer->nvme_path;
     options.optimizer->read_ahead = zero.offload_optimizer->pipeline_read;
     options.optimizer->write_behind = zero.offload_optimizer->pipeline_write;
+    options.optimizer_share = zero.offload_optimizer->ratio;
   }
   if (weights_in_files(config)) {
     options.weights = files;

@@ -61,14 +61,17 @@ bool offloads_optimizer(const RunContext& run) {
   return run.config.zero.offload_optimizer && run.model->device()->kind() != DeviceKind::kCpu;
 }
 
+// Whether a key has an effect; a warning where it has none.
+bool has_effect(const RunContext& run, const char* key) {
+  const std::string why = without_effect(key, situation_of(run));
+  if (!why.empty() && run.first_rank()) log_warning("engine", key, " has no effect: ", why);
+  return why.empty();
+}
+
 // With sparse_gradients.
 void choose_sparse(const RunContext& run, zero::ShareOptions& options) {
   if (!run.config.zero.sparse_gradients || run.config.zero.stage > 1) return;
-  const std::string why = without_effect("sparse_gradients", situation_of(run));
-  if (!why.empty()) {
-    if (run.first_rank()) log_warning("engine", "sparse_gradients has no effect: ", why);
-    return;
-  }
+  if (!has_effect(run, "sparse_gradients")) return;
   const nn::ParamId table = run.model->architecture().info().lookup;
   options.sparse.assign(static_cast<size_t>(run.model->parameters().size()), false);
   options.sparse[static_cast<size_t>(table)] = true;
@@ -98,9 +101,8 @@ zero::ShareOptions share_options_of(RunContext& run) {
 // With device nvme. Gradients of a program's own parameters are memory that the program may see.
 void open_state_files(RunContext& run) {
   if (run.arrays) return;
-  constexpr const char* kWeights = "zero_optimization.offload_param.device nvme";
-  const std::string why = without_effect(kWeights, situation_of(run));
-  if (!why.empty() && run.first_rank()) log_warning("engine", kWeights, " has no effect: ", why);
+  has_effect(run, "zero_optimization.offload_param.device nvme");
+  has_effect(run, "zero_optimization.offload_optimizer.ratio");
   zero::StateFileOptions options = state_file_options(run.config, !run.model->has_architecture(),
                                                       shard_ranks(run.config, run.mesh.size()));
   if (!options.optimizer && !options.weights) return;

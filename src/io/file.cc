@@ -119,6 +119,25 @@ File::File(const std::filesystem::path& path, Access access, bool direct) : path
   memory_alignment_ = past_cache.memory_alignment;
 }
 
+File File::unnamed(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.parent_path();
+  File out;
+  out.path_ = path;
+  out.fd_ = open_file(folder.empty() ? std::filesystem::path(".") : folder, O_RDWR | O_TMPFILE);
+  const std::string link = str_cat("/proc/self/fd/", out.fd_);
+  struct stat info;
+  if (out.fd_ < 0 || ::lstat(link.c_str(), &info) != 0) {  // errors of the disk come again
+    File named(path, Access::kNew);
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+    return named;
+  }
+  const Direct past_cache = open_direct(link, O_RDWR);
+  out.direct_fd_ = past_cache.fd;
+  out.memory_alignment_ = past_cache.memory_alignment;
+  return out;
+}
+
 File::~File() {
   if (direct_fd_ >= 0) ::close(direct_fd_);
   if (fd_ >= 0) ::close(fd_);

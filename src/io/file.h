@@ -34,6 +34,10 @@ class File {
   // The file of a descriptor of the caller, who keeps it: kRead, kUpdate, or kCreate, which empties
   // it. Past the page cache where the file can be opened a second time.
   File(int descriptor, Access access);
+  // An empty file to write and read that nobody can open by a name, so that nothing of it is left
+  // when the process ends, however it ends. `path` is what messages call it. Where the file system
+  // cannot make such files, one of that name is made and removed at once.
+  static File unnamed(const std::filesystem::path& path);
   ~File();
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;

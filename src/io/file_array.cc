@@ -13,8 +13,6 @@
 namespace ds::io {
 namespace {
 
-// Ranges of an array that are being written while others are worked on.
-constexpr size_t kMostWrites = 1;
 // Memory of so many parts is kept for the next: what is mapped together is given back together.
 constexpr int64_t kSpareParts = 4;
 
@@ -49,14 +47,12 @@ std::shared_ptr<Storage> FileArrays::memory(int64_t bytes, int64_t shift) {
 }
 
 std::shared_ptr<ArrayStore> FileArrays::make(std::string_view name, DType dtype, int64_t elements) {
-  // Of this thread alone for as long as the file has a name.
+  // Of this thread alone, where the file has that name for a moment.
   const std::filesystem::path path = options_.folder / str_cat("ds-", ::getpid(), "-", ::gettid(),
                                                                "-", ++made_, "-", name, ".state");
   const int64_t bytes = round_up(elements * dtype_size(dtype));
   try {
-    File file(path, Access::kNew);
-    std::error_code ignored;
-    std::filesystem::remove(path, ignored);
+    File file = File::unnamed(path);
     file.reserve(0, bytes);
     if (file.size() < bytes) {  // a file system that makes no room ahead
       constexpr std::byte kZero{0};
@@ -154,7 +150,7 @@ void FileArray::write_back(Tensor memory, int64_t begin) {
     if (it->overlaps(begin, end)) forget_fetched(it);
     it = next;
   }
-  while (writes_.size() >= kMostWrites) finish_write();
+  while (writes_.size() >= owner_->options().ranges_behind) finish_write();
   // Neighbours own the rest of the first and last page: those parts go through the page cache.
   const auto* const data = static_cast<const std::byte*>(memory.raw());
   const auto bytes = static_cast<size_t>(memory.bytes());

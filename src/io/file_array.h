@@ -2,8 +2,7 @@
 // page cache where the file system allows that, so that memory holds what is mapped, fetched and on
 // its way, and no more.
 //
-// The files have no names: each is unlinked as soon as it is open, so that nothing of them is left
-// when the process ends, however it ends.
+// The files have no names, so that nothing of them is left when the process ends, however it ends.
 #pragma once
 
 #include <deque>
@@ -31,6 +30,9 @@ struct FileArrayOptions {
   // Ranges of an array that were asked for and not mapped yet; more push the oldest out.
   size_t ranges_ahead = 2;
   bool write_behind = true;  // else a lease that is closed waits for its write
+  // Ranges of an array that are being written while others are worked on, at least 1; the next one
+  // waits for the oldest.
+  size_t ranges_behind = 1;
   QueueOptions queue;
   int parallelism = 1;  // queues of each direction
 };

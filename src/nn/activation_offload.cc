@@ -7,13 +7,6 @@
 #include "tensor/transfer.h"
 
 namespace ds::nn {
-namespace {
-
-int64_t offset_of(const Tensor& x) {
-  return static_cast<std::byte*>(x.raw()) - static_cast<std::byte*>(x.storage()->data());
-}
-
-}  // namespace
 
 ActivationOffload::ActivationOffload(std::shared_ptr<Device> gpu, Stream& copies)
     : gpu_(std::move(gpu)), host_(host_memory_of(gpu_)), copies_(copies) {}
@@ -25,19 +18,14 @@ ActivationOffload::~ActivationOffload() {
   }
 }
 
-bool ActivationOffload::Kept::is(const Tensor& x) const {
-  return storage.lock() == x.storage() && offset == offset_of(x) && host.dtype() == x.dtype() &&
-         host.shape() == x.shape();
-}
-
 std::shared_ptr<ActivationOffload::Kept> ActivationOffload::find(const Tensor& x) const {
   const auto found =
-      std::find_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k->is(x); });
+      std::find_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k->mark.is(x); });
   return found == kept_.end() ? nullptr : *found;
 }
 
 bool ActivationOffload::travels(const Tensor& x) const {
-  return x && x.bytes() >= kSmallest && x.contiguous() && x.storage()->device() == gpu_;
+  return x && x.bytes() >= TensorMark::kSmallest && x.contiguous() && x.storage()->device() == gpu_;
 }
 
 Tensor ActivationOffload::host_memory_for(const Tensor& x) const {
@@ -58,8 +46,7 @@ size_t ActivationOffload::keep(std::span<const Tensor> inputs) {
       kept->gpu = x;
       if (travels(x)) {
         kept->host = host_memory_for(x);
-        kept->storage = x.storage();
-        kept->offset = offset_of(x);
+        kept->mark = TensorMark(x);
         kept_.push_back(kept);
         fresh.push_back(kept);
       }
@@ -99,14 +86,11 @@ void ActivationOffload::bring(Segment& segment) {
   Segment away;
   for (const auto& kept : segment) {
     if (kept->gpu || !kept->host) continue;
-    if (std::shared_ptr<Storage> storage = kept->storage.lock()) {
-      kept->gpu = Tensor(std::move(storage), kept->offset, kept->host.dtype(), kept->host.shape());
-      continue;
-    }
+    kept->gpu = kept->mark.find();
+    if (kept->gpu) continue;
     kept->gpu =
         Tensor::empty(gpu_, kept->host.dtype(), kept->host.shape(), MemoryTag::kActivations);
-    kept->storage = kept->gpu.storage();
-    kept->offset = 0;
+    kept->mark = TensorMark(kept->gpu);
     away.push_back(kept);
   }
   if (away.empty()) return;

@@ -8,28 +8,23 @@
 #include <vector>
 
 #include "device/device.h"
-#include "tensor/tensor.h"
+#include "nn/kept_inputs.h"
 
 namespace ds::nn {
 
-class ActivationOffload {
+class ActivationOffload final : public KeptInputs {
  public:
-  // Smaller tensors stay: beside them, starting two copies costs more than the memory is worth.
-  static constexpr int64_t kSmallest = int64_t{16} << 10;
-
   // Of one pass on a GPU. `copies` belongs to it, and to nobody else meanwhile.
   ActivationOffload(std::shared_ptr<Device> gpu, Stream& copies);
   // Waits for the copies that are still under way.
-  ~ActivationOffload();
+  ~ActivationOffload() override;
   ActivationOffload(const ActivationOffload&) = delete;
   ActivationOffload& operator=(const ActivationOffload&) = delete;
 
-  // Begins to copy what the next segment of the forward pass keeps, and lets go of what the segment
-  // before it kept. Returns the segment's number for fetch().
-  size_t keep(std::span<const Tensor> inputs);
-  // The inputs again, once, for work on the default stream; the segment before begins to travel
-  // back. Segments are fetched newest first.
-  std::vector<Tensor> fetch(size_t segment);
+  // Begins to copy, and lets go of what the segment before it kept.
+  size_t keep(std::span<const Tensor> inputs) override;
+  // The segment before begins to travel back.
+  std::vector<Tensor> fetch(size_t segment) override;
 
  private:
   // Segments that keep the same tensor share one. Somebody else may hold it too: then it is found
@@ -37,11 +32,8 @@ class ActivationOffload {
   struct Kept {
     Tensor host;  // none: it stays on the GPU
     Tensor gpu;   // while a copy uses it
-    std::weak_ptr<Storage> storage;
-    int64_t offset = 0;
+    TensorMark mark;
     std::shared_ptr<Event> copied;
-
-    bool is(const Tensor& x) const;
   };
   using Segment = std::vector<std::shared_ptr<Kept>>;
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "nn/activation_offload.h"
+#include "nn/kept_inputs.h"
 #include "ops/elementwise.h"
 
 namespace ds::nn {
@@ -30,16 +30,6 @@ Tensor GradientSlot::take(bool& exclusive) {
 Tensor GradientSlot::make(Tape& tape, DType dtype, const Shape& shape) const {
   return place_ ? place_(tape) : tape.new_activation(dtype, shape);
 }
-
-Tape::Tape(const OpContext& ctx, ParameterReader& weights, GradientSink* gradients,
-           const TapeOptions& options)
-    : ctx_(ctx), weights_(weights), gradients_(gradients), options_(options) {
-  if (options.offload != nullptr) {
-    offload_ = std::make_unique<ActivationOffload>(ctx.device, *options.offload);
-  }
-}
-
-Tape::~Tape() = default;
 
 Value Tape::make_value(Tensor data) const {
   return {std::move(data), options_.record ? std::make_shared<GradientSlot>() : nullptr};
@@ -104,10 +94,11 @@ std::vector<Value> Tape::checkpoint(std::span<const Value> inputs, const Body& b
   const StreamPlace first_stream = next_stream_;
   std::vector<Value> saved(inputs.begin(), inputs.end());
   size_t segment = 0;
-  if (offload_) {
+  KeptInputs* const kept = options_.kept_inputs;
+  if (kept != nullptr) {
     std::vector<Tensor> data;
     for (Value& input : saved) data.push_back(std::exchange(input.data, Tensor()));
-    segment = offload_->keep(data);
+    segment = kept->keep(data);
   }
   std::vector<Value> outputs;
   {
@@ -127,13 +118,12 @@ std::vector<Value> Tape::checkpoint(std::span<const Value> inputs, const Body& b
     output.slot = std::make_shared<GradientSlot>();
     output_slots.push_back(output.slot);
   }
-  record([saved = std::move(saved), segment, body, first_stream,
+  record([saved = std::move(saved), kept, segment, body, first_stream,
           output_slots = std::move(output_slots)](Tape& tape) {
-    const std::vector<Tensor> fetched =
-        tape.offload_ ? tape.offload_->fetch(segment) : std::vector<Tensor>();
+    const std::vector<Tensor> fetched = kept != nullptr ? kept->fetch(segment) : std::vector<Tensor>();
     std::vector<Value> detached;
     for (size_t i = 0; i < saved.size(); ++i) {
-      detached.push_back({tape.offload_ ? fetched[i] : saved[i].data,
+      detached.push_back({kept != nullptr ? fetched[i] : saved[i].data,
                           saved[i].slot ? std::make_shared<GradientSlot>() : nullptr});
     }
     const size_t mark = tape.mark();

@@ -16,7 +16,7 @@
 
 namespace ds::nn {
 
-class ActivationOffload;
+class KeptInputs;
 class Tape;
 
 // Where the gradient of one value gathers during backward.
@@ -70,16 +70,17 @@ struct TapeOptions {
   const uint32_t* step_memory = nullptr;
   Tensor loss_scale = {};
   std::vector<Tensor>* constants = nullptr;
-  // Of a GPU: inputs of checkpointed segments wait in host memory, and are copied on this stream.
-  Stream* offload = nullptr;
+  // Where inputs of checkpointed segments wait; of this pass alone, and outlives the tape. Null:
+  // they stay where they are.
+  KeptInputs* kept_inputs = nullptr;
 };
 
 class Tape {
  public:
   // `gradients` may be null where no backward follows.
   Tape(const OpContext& ctx, ParameterReader& weights, GradientSink* gradients,
-       const TapeOptions& options);
-  ~Tape();
+       const TapeOptions& options)
+      : ctx_(ctx), weights_(weights), gradients_(gradients), options_(options) {}
 
   const OpContext& ctx() const { return ctx_; }
   ParameterReader& weights() { return weights_; }
@@ -159,7 +160,6 @@ class Tape {
   ParameterReader& weights_;
   GradientSink* const gradients_;
   TapeOptions options_;
-  std::unique_ptr<ActivationOffload> offload_;  // none: kept inputs stay where they are
   std::vector<Backward> nodes_;
   std::vector<int32_t> pending_uses_;
   StreamPlace next_stream_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/optimizer/update.h"
 #include "tensor/split_array.h"
 
 namespace ds::zero {
@@ -16,6 +15,18 @@ std::shared_ptr<io::FileArrays> open_files(std::optional<io::FileArrayOptions> f
   return std::make_shared<io::FileArrays>(*files, device);
 }
 
+MemoryTag tag_of(optim::ArrayRole role) {
+  switch (role) {
+    case optim::ArrayRole::kGradients:
+      return MemoryTag::kGradients;
+    case optim::ArrayRole::kStates:
+    case optim::ArrayRole::kScales:
+      return MemoryTag::kOptimizer;
+    default:
+      return MemoryTag::kParameters;
+  }
+}
+
 }  // namespace
 
 int64_t StateFiles::most_of(int64_t sub_group_elements) {
@@ -23,9 +34,16 @@ int64_t StateFiles::most_of(int64_t sub_group_elements) {
   return std::clamp(sub_group_elements, kChunk, kMostElements) / kChunk * kChunk;
 }
 
+int64_t StateFiles::stay_of(int64_t elements, double share, int64_t chunk) {
+  if (share <= 0) return elements;
+  const double stay = (1 - share) * static_cast<double>(elements);
+  return std::clamp(static_cast<int64_t>(stay), int64_t{0}, elements) / chunk * chunk;
+}
+
 StateFiles::StateFiles(StateFileOptions options, std::shared_ptr<Device> device)
     : most_elements_(most_of(options.sub_group_elements)),
       gradients_(options.gradients),
+      optimizer_share_(options.optimizer_share),
       weights_in_memory_(options.weights_in_memory),
       device_(std::move(device)),
       optimizer_(open_files(std::move(options.optimizer), most_elements_ * int64_t{sizeof(float)},
@@ -39,15 +57,26 @@ bool StateFiles::makes(optim::ArrayRole role) const {
 }
 
 std::shared_ptr<ArrayStore> StateFiles::make(const optim::ArrayRequest& request) {
-  if (request.role != optim::ArrayRole::kWeights) {
-    return optimizer_->make(request.name, request.dtype, request.elements);
+  if (request.role == optim::ArrayRole::kWeights) {
+    return split(*weights_, request, std::clamp<int64_t>(weights_in_memory_, 0, request.elements));
   }
-  const int64_t stay = std::clamp<int64_t>(weights_in_memory_, 0, request.elements);
-  if (stay == 0) return weights_->make(request.name, request.dtype, request.elements);
-  const Tensor memory = Tensor::zeros(device_, request.dtype, {stay}, MemoryTag::kParameters);
+  // One scale stands for a block of states.
+  constexpr int64_t kChunk = kernels::kUpdateChunk;
+  const bool scales = request.role == optim::ArrayRole::kScales;
+  return split(*optimizer_, request,
+               stay_of(request.elements, optimizer_share_,
+                       scales ? kChunk / kernels::kStateBlock : kChunk));
+}
+
+// The first `stay` elements in memory, the others in a file.
+std::shared_ptr<ArrayStore> StateFiles::split(io::FileArrays& files,
+                                              const optim::ArrayRequest& request,
+                                              int64_t stay) const {
+  if (stay == 0) return files.make(request.name, request.dtype, request.elements);
+  const Tensor memory = Tensor::zeros(device_, request.dtype, {stay}, tag_of(request.role));
   StoredArray rest;
   if (stay < request.elements) {
-    rest = weights_->make(request.name, request.dtype, request.elements - stay);
+    rest = files.make(request.name, request.dtype, request.elements - stay);
   }
   return std::make_shared<SplitArray>(memory, rest);
 }

@@ -3,6 +3,8 @@
  *   IO_FAULTS_FOLDER  the folder; calls on files elsewhere are not counted
  *   IO_FAULTS_AT      number of the call that fails, from 1; 0: none
  *   IO_FAULTS_ERRNO   the error it fails with
+ *   IO_FAULTS_MOVES   half, none: instead it moves so many of its bytes; other calls than reads and
+ *                     writes at an offset, and none of a write, are as ever
  *   IO_FAULTS_COUNT   a file that receives the number of calls when the process ends
  *
  * io_uring is refused, so that all reads and writes are calls of the C library. */
@@ -27,6 +29,7 @@ static const char* folder;
 static size_t folder_length;
 static long fail_at;
 static int fail_with;
+static const char* moves;
 
 __attribute__((constructor)) static void read_environment(void) {
   folder = getenv("IO_FAULTS_FOLDER");
@@ -35,6 +38,7 @@ __attribute__((constructor)) static void read_environment(void) {
   fail_at = at ? atol(at) : 0;
   const char* number = getenv("IO_FAULTS_ERRNO");
   fail_with = number ? atoi(number) : EIO;
+  moves = getenv("IO_FAULTS_MOVES");
 }
 
 __attribute__((destructor)) static void tell_count(void) {
@@ -45,10 +49,21 @@ __attribute__((destructor)) static void tell_count(void) {
   fclose(file);
 }
 
+static int chosen(void) { return atomic_fetch_add(&calls, 1) + 1 == fail_at; }
 static int fails(void) {
-  if (atomic_fetch_add(&calls, 1) + 1 != fail_at) return 0;
+  if (!chosen() || moves != NULL) return 0;
   errno = fail_with;
   return 1;
+}
+/* How many of n bytes a call moves; -1: it fails. */
+static ssize_t moved(size_t n, int reads) {
+  if (!chosen()) return (ssize_t)n;
+  if (moves == NULL) {
+    errno = fail_with;
+    return -1;
+  }
+  if (strcmp(moves, "half") == 0) return (ssize_t)(n > 1 ? n / 2 : n);
+  return reads ? 0 : (ssize_t)n;
 }
 
 static int inside(const char* path) {
@@ -96,10 +111,16 @@ OPEN(open64)
 ON_FD(ssize_t, read, (int fd, void* to, size_t n), (fd, to, n))
 ON_FD(ssize_t, write, (int fd, const void* from, size_t n), (fd, from, n))
 ON_FD(ssize_t, writev, (int fd, const struct iovec* from, int n), (fd, from, n))
-ON_FD(ssize_t, pread, (int fd, void* to, size_t n, off_t at), (fd, to, n, at))
-ON_FD(ssize_t, pread64, (int fd, void* to, size_t n, off64_t at), (fd, to, n, at))
-ON_FD(ssize_t, pwrite, (int fd, const void* from, size_t n, off_t at), (fd, from, n, at))
-ON_FD(ssize_t, pwrite64, (int fd, const void* from, size_t n, off64_t at), (fd, from, n, at))
+#define AT_OFFSET(name, reads, pointer, offset)                    \
+  ssize_t name(int fd, pointer data, size_t n, offset at) {        \
+    const ssize_t some = counted_fd(fd) ? moved(n, reads) : (ssize_t)n; \
+    if (some <= 0 && n > 0) return some;                           \
+    return REAL(name)(fd, data, (size_t)some, at);                 \
+  }
+AT_OFFSET(pread, 1, void*, off_t)
+AT_OFFSET(pread64, 1, void*, off64_t)
+AT_OFFSET(pwrite, 0, const void*, off_t)
+AT_OFFSET(pwrite64, 0, const void*, off64_t)
 ON_FD(int, fsync, (int fd), (fd))
 ON_FD(int, fdatasync, (int fd), (fd))
 ON_FD(int, ftruncate, (int fd, off_t n), (fd, n))

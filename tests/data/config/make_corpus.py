@@ -155,6 +155,21 @@ def complete_documents():
                               "buffer_count": 5, "buffer_size": 1e8, "max_in_cpu": 1e9}},
         "aio": {"block_size": 262144, "queue_depth": 32, "thread_count": 1,
                 "single_submit": False, "overlap_events": True}})
+    # Megatron-DeepSpeed's example of offload by half: a share of the update on the host.
+    add("complete-twin-flow", {"train_batch_size": 8, "fp16": {"enabled": True},
+        "optimizer": adamw(lr=1e-4), "zero_optimization": {
+            "stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True, "ratio": 0.3}}})
+    add("complete-nvme-share", {"train_batch_size": 8, "bf16": {"enabled": True},
+        "optimizer": adamw(lr=1e-4), "zero_optimization": {
+            "stage": 3, "sub_group_size": 1e5, "offload_optimizer": {
+                "device": "nvme", "nvme_path": "/local_nvme", "ratio": 0.5, "pipeline_read": True,
+                "pipeline_write": True, "buffer_count": 5, "fast_init": True},
+            "offload_param": {"device": "cpu", "pin_memory": True}},
+        "aio": {"block_size": 1048576, "queue_depth": 8, "thread_count": 4,
+                "intra_op_parallelism": 2, "single_submit": True, "overlap_events": False}})
+    add("complete-offload-0", {"train_batch_size": 8, "optimizer": adamw(lr=1e-4),
+                               "zero_optimization": {
+        "stage": 0, "offload_optimizer": {"device": "cpu", "pin_memory": True}}})
     add("complete-adagrad", {"train_batch_size": 16, "optimizer": {
         "type": "adagrad", "params": {"lr": 0.01}}})
     add("complete-muon", {"train_batch_size": 16, "bf16": {"enabled": True}, "optimizer": {

@@ -364,6 +364,32 @@ TEST(Check, TextInTypedSectionsMeansItsValue) {
   }
 }
 
+TEST(Check, OffloadThatHasNoEffectIsAcceptedWithAWarning) {
+  const CheckedConfig checked =
+      check_config(R"({"train_batch_size": 8, "zero_optimization": {"stage": 0,
+                       "offload_optimizer": {"device": "cpu", "ratio": 0.3}}})");
+  EXPECT_TRUE(checked.accepted());
+  EXPECT_THAT(checked.parsed.warnings,
+              testing::Contains(HasSubstr("offload_optimizer/device: has no effect at ZeRO stage "
+                                          "0")));
+}
+
+TEST(Check, ActivationsInFilesNeedAFolder) {
+  const auto check = [](const char* keys) {
+    return check_config(
+        str_cat(R"({"train_batch_size": 8, "activation_checkpointing": )", keys, "}"));
+  };
+  const CheckedConfig nowhere = check(R"({"enabled": true, "nvme_checkpointing": true})");
+  ASSERT_EQ(nowhere.parsed.problems.size(), 1u);
+  EXPECT_THAT(nowhere.parsed.problems[0].message(),
+              HasSubstr("/activation_checkpointing/nvme_path: nvme_checkpointing needs the folder"));
+  EXPECT_TRUE(check(R"({"enabled": true, "nvme_checkpointing": true, "nvme_path": "/x"})")
+                  .accepted());
+  const CheckedConfig idle = check(R"({"nvme_checkpointing": true})");
+  EXPECT_TRUE(idle.accepted());
+  EXPECT_THAT(idle.parsed.warnings, testing::Contains(HasSubstr("has no effect until")));
+}
+
 TEST(Check, WeightsInFilesNeedAFolderAndStageThree) {
   const auto check = [](const char* zero) {
     return check_config(str_cat(R"({"train_batch_size": 8, "zero_optimization": )", zero, "}"));

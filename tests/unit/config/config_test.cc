@@ -437,7 +437,8 @@ TEST(Config, OptimizerOffload) {
   const auto refusal = [](const char* rest) {
     return error_of(str_cat(R"("zero_optimization": {"stage": )", rest, "}}"));
   };
-  EXPECT_THAT(refusal(R"(0, "offload_optimizer": {"device": "cpu")"), HasSubstr("not at stage 0"));
+  EXPECT_THAT(refusal(R"(0, "offload_optimizer": {"device": "nvme", "nvme_path": "/x")"),
+              HasSubstr("not at stage 0"));
   EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "nvme")"),
               HasSubstr("needs the folder for the files"));
   const ZeroConfig files = load(R"("zero_optimization": {"stage": 2, "offload_optimizer":
@@ -449,10 +450,16 @@ TEST(Config, OptimizerOffload) {
   EXPECT_FALSE(files.offload_optimizer->pipeline_read);
   EXPECT_TRUE(files.offload_optimizer->pipeline_write);
   EXPECT_THAT(error_of(R"("aio": {"use_gds": true})"), HasSubstr("GPUDirect Storage"));
-  EXPECT_THAT(refusal(R"(2, "offload_optimizer": {"device": "cpu", "ratio": 0.5)"),
-              HasSubstr("needs ZeRO stage 3"));
-  EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "cpu", "ratio": 0.5)"),
-              HasSubstr("an update shared between host and GPU"));
+  EXPECT_EQ(zero.offload_optimizer->ratio, 1);
+  EXPECT_EQ(load(R"("zero_optimization": {"stage": 3,
+                    "offload_optimizer": {"device": "cpu", "ratio": 0.3}})")
+                .zero.offload_optimizer->ratio,
+            0.3);
+  EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "cpu", "ratio": 1.5)"),
+              HasSubstr("/zero_optimization/offload_optimizer/ratio: 1.5 is out of range"));
+  const AioConfig aio = load(R"("aio": {"single_submit": true, "overlap_events": false})").aio;
+  EXPECT_TRUE(aio.single_submit);
+  EXPECT_FALSE(aio.overlap_events);
   EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "cpu", "super_offload": true)"),
               HasSubstr("SuperOffload"));
 }

@@ -50,6 +50,22 @@ TEST(IoFile, ReservesRoomThatReadsAsZero) {
   EXPECT_EQ(text, std::string(100, '\0'));
 }
 
+TEST(IoFile, UnnamedFilesAreNowhereAndGoPastTheCacheAsOthersDo) {
+  const TempFolder folder;
+  const fs::path path = folder / "state";
+  File file = File::unnamed(path);
+  EXPECT_TRUE(fs::is_empty(path.parent_path()));
+  EXPECT_EQ(file.path(), path);
+  EXPECT_EQ(file.direct(), File(folder / "named", Access::kNew).direct());
+  const std::string text(5000, 'x');
+  file.write_at(3, bytes_of(text));
+  std::string back(5000, '?');
+  file.read_at(3, std::as_writable_bytes(std::span(back)));
+  EXPECT_EQ(back, text);
+  EXPECT_EQ(file.size(), 5003);
+  EXPECT_THROW(File::unnamed(folder / "nowhere" / "state"), Error);
+}
+
 TEST(IoFile, ErrorsNameTheFileAndThePlace) {
   const TempFolder folder;
   const Error missing = error_of([&] { File(folder / "none", Access::kRead); });

@@ -6,7 +6,9 @@
 #include <csignal>
 
 #include "attached_state.h"
+#include "engine/plan.h"
 #include "stored_jobs.h"
+#include "zero/state_files.h"
 
 namespace ds::zero_test {
 namespace {
@@ -33,14 +35,32 @@ TEST_P(StateFilesKinds, TrainWithTheBitsOfMemory) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "files have names";
 }
 
+// The other share stays in memory; the cut lies inside tensors, buckets and sub-groups.
+TEST_P(StateFilesKinds, AShareInFilesTrainsWithTheBitsOfMemory) {
+  const Folder folder;
+  const bool blocks = GetParam().name == std::string("States8Bit");  // they follow from the stage
+  const Json& more = GetParam().more;
+  const Trained one = train(job(1, 1, more)), two = train(job(2, 1, more));
+  for (const double ratio : {0.0, 0.2, 0.3, 1.0}) {
+    SCOPED_TRACE(ratio);
+    expect_same(train(with_ratio(in_files(job(1, 1, more), folder), ratio)), one);
+    for (const int stage : {2, 3}) {
+      SCOPED_TRACE(str_cat("two ranks, stage ", stage));
+      const Job shared = job(2, stage, more);
+      expect_same(train(with_ratio(in_files(shared, folder, ratio > 0.25), ratio)),
+                  blocks ? train(shared) : two);
+    }
+  }
+}
+
 TEST(StateFiles, CheckpointsGoOnFromAnyPlaceToAnyOther) {
   const Folder files;
   const Json bf16 = {{"bf16", {{"enabled", true}}}};
-  const auto place = [&](bool stored, int world, int stage) {
+  const auto place = [&](double stored, int world, int stage) {
     const Job plain = job(world, stage, bf16);
-    return stored ? in_files(plain, files) : plain;
+    return stored > 0 ? with_ratio(in_files(plain, files), stored) : plain;
   };
-  const Job places[] = {place(false, 1, 1), place(true, 1, 1), place(true, 2, 3)};
+  const Job places[] = {place(0, 1, 1), place(1, 1, 1), place(0.3, 1, 1), place(1, 2, 3)};
   std::vector<std::vector<float>> ends;
   for (const Job& from : places) {
     const Folder checkpoints;
@@ -62,8 +82,10 @@ TEST(StateFiles, CheckpointsGoOnFromAnyPlaceToAnyOther) {
       ends.push_back(std::move(end));
     }
   }
-  // Of one process, from memory or files, to memory or files.
-  for (const size_t i : {1u, 3u, 4u}) EXPECT_TRUE(same_bits(ends[i], ends[0])) << i;
+  // Of one process, from memory, files or both, to any of them.
+  for (const size_t i : {1u, 2u, 4u, 5u, 6u, 8u, 9u, 10u}) {
+    EXPECT_TRUE(same_bits(ends[i], ends[0])) << i;
+  }
 }
 
 // A program's own parameters: their gradients stay memory that the program may write.
@@ -108,6 +130,39 @@ TEST(StateFiles, MemoryIsForWeightsAndForWhatIsOnItsWay) {
   EXPECT_LE(account.now(MemoryTag::kParameters), 2 * elements);
   EXPECT_EQ(account.now(MemoryTag::kGradients), 0);
   EXPECT_EQ(account.now(MemoryTag::kOptimizer), 0);
+}
+
+TEST(StateFiles, RatioBoundsTheMemoryOfState) {
+  const Folder folder;
+  const Job stored =
+      with_ratio(in_files(job(1, 1, {{"bf16", {{"enabled", true}}}}), folder), 0.5);
+  auto engine = make_rank_engine(stored, nullptr);
+  engine->train_batch();
+  const MemoryAccount& account = engine->model()->device()->account();
+  const int64_t elements = train_state(*engine->model()).layout().elements();
+  const int64_t half = elements / 2 / kernels::kUpdateChunk * kernels::kUpdateChunk;
+  ASSERT_GT(half, 0);
+  EXPECT_EQ(account.now(MemoryTag::kParameters), 2 * elements + 4 * half);
+  EXPECT_EQ(account.now(MemoryTag::kGradients), 4 * half);
+  EXPECT_EQ(account.now(MemoryTag::kOptimizer), 2 * 4 * half);
+  // The plan says so before, and where the other half is.
+  const Json plan = plan_training(stored.model, dump_json(stored.config), {});
+  EXPECT_EQ(plan["memory_per_rank"]["parameters"], 2 * elements + 4 * half);
+  EXPECT_EQ(plan["memory_per_rank"]["gradients"], 4 * half);
+  EXPECT_NEAR(plan["memory_per_rank"]["optimizer"].get<double>(),
+              static_cast<double>(2 * 4 * half), 8.0 * 4096);  // it counts no padding
+  EXPECT_EQ(plan["files_per_rank"]["gradients"], 4 * (elements - half));
+}
+
+TEST(StateFiles, WhatStaysIsWholeChunksOrEverything) {
+  constexpr int64_t kChunk = kernels::kUpdateChunk;
+  EXPECT_EQ(zero::StateFiles::stay_of(10 * kChunk + 5, 1), 0);
+  EXPECT_EQ(zero::StateFiles::stay_of(10 * kChunk + 5, 0), 10 * kChunk + 5);
+  EXPECT_EQ(zero::StateFiles::stay_of(10 * kChunk, 0.25), 7 * kChunk);
+  EXPECT_EQ(zero::StateFiles::stay_of(10 * kChunk, 1e-9), 9 * kChunk);
+  EXPECT_EQ(zero::StateFiles::stay_of(kChunk / 2, 0.1), 0);
+  EXPECT_EQ(zero::StateFiles::stay_of(0, 0.3), 0);
+  EXPECT_EQ(zero::StateFiles::stay_of(1280, 0.25, 128), 896);
 }
 
 TEST(StateFiles, AFolderThatIsNotThereIsNamed) {

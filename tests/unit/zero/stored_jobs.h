@@ -59,6 +59,11 @@ inline Job in_files(Job of, const Folder& folder, bool pipelined = true) {
   return of;
 }
 
+inline Job with_ratio(Job of, double ratio) {
+  of.config["zero_optimization"]["offload_optimizer"]["ratio"] = ratio;
+  return of;
+}
+
 inline void expect_same(const Trained& stored, const Trained& plain) {
   EXPECT_TRUE(same_bits(stored.weights, plain.weights));
   EXPECT_EQ(stored.losses, plain.losses);
