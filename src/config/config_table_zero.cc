@@ -322,7 +322,8 @@ KeyTable zero_table() {
 KeyTable aio_table() {
   return table(
              "File access of what rests in files (offload_optimizer and offload_param with device "
-             "nvme, activation_checkpointing.nvme_checkpointing): past the page cache, by io_uring, "
+             "nvme, activation_checkpointing.nvme_checkpointing): past the page cache, by "
+             "io_uring, "
              "libaio or threads. Without such files nothing is accessed, and the values are "
              "checked alone.",
              {

@@ -71,8 +71,8 @@ std::unique_ptr<StepGraphs> ModelPasses::make_graphs() const {
 void ModelPasses::forward(const models::Batch& batch, const Tensor& labels) {
   open_.begin_clock();
   const ScopedTimer timer = observer_.time("forward");
-  auto pending = std::make_unique<Pending>(run_.context(), *run_.state, tape_options(batch),
-                                           keep_inputs());
+  auto pending =
+      std::make_unique<Pending>(run_.context(), *run_.state, tape_options(batch), keep_inputs());
   const nn::Labels placed = nn::place_labels(labels, run_.model->device());
   const auto record = [&] {
     try {

@@ -188,8 +188,7 @@ class Planner {
   // What is in files of arrays over so many elements that take so many bytes.
   int64_t share_in_files(int64_t bytes, int64_t elements) const {
     if (!in_files() || elements == 0) return 0;
-    const int64_t stay =
-        zero::StateFiles::stay_of(elements, config_.zero.offload_optimizer->ratio);
+    const int64_t stay = zero::StateFiles::stay_of(elements, config_.zero.offload_optimizer->ratio);
     return static_cast<int64_t>(static_cast<double>(bytes) * static_cast<double>(elements - stay) /
                                 static_cast<double>(elements));
   }
@@ -240,10 +239,9 @@ class Planner {
     if (!in_files()) return gathered + spare;
     const int64_t part = std::min(most, layout_->held(zero::StateRole::kMasters));
     const int64_t states = layout_->held(zero::StateRole::kMasters);
-    const int64_t all = master_bytes() + gradient_bytes() + optimizer_bytes() +
-                        weight_file_elements() * item();
-    const double each =
-        states == 0 ? 0 : static_cast<double>(all) / static_cast<double>(states);
+    const int64_t all =
+        master_bytes() + gradient_bytes() + optimizer_bytes() + weight_file_elements() * item();
+    const double each = states == 0 ? 0 : static_cast<double>(all) / static_cast<double>(states);
     const int at_once =
         1 + (options.optimizer->read_ahead ? 1 : 0) + (options.optimizer->write_behind ? 1 : 0);
     // One process maps the gradient of a whole parameter while backward adds to it.

@@ -12,8 +12,7 @@ class StoredInputs::Kept {
  public:
   // It stays in memory.
   explicit Kept(Tensor x) : here_(std::move(x)) {}
-  Kept(StoreRoom& room, const Tensor& x)
-      : mark_(x), room_(&room), place_(room.take(x.bytes())) {}
+  Kept(StoreRoom& room, const Tensor& x) : mark_(x), room_(&room), place_(room.take(x.bytes())) {}
   ~Kept() {
     if (room_ != nullptr) room_->give(place_);
   }
@@ -35,8 +34,8 @@ class StoredInputs::Kept {
     if (out) return out;
     const ArrayLease lease = room_->map(place_, Access::kRead);
     const Tensor& bytes = lease.data();
-    const int64_t offset = static_cast<std::byte*>(bytes.raw()) -
-                           static_cast<std::byte*>(bytes.storage()->data());
+    const int64_t offset =
+        static_cast<std::byte*>(bytes.raw()) - static_cast<std::byte*>(bytes.storage()->data());
     out = Tensor(bytes.storage(), offset, mark_.dtype(), mark_.shape());
     mark_ = TensorMark(out);
     return out;

@@ -120,7 +120,8 @@ std::vector<Value> Tape::checkpoint(std::span<const Value> inputs, const Body& b
   }
   record([saved = std::move(saved), kept, segment, body, first_stream,
           output_slots = std::move(output_slots)](Tape& tape) {
-    const std::vector<Tensor> fetched = kept != nullptr ? kept->fetch(segment) : std::vector<Tensor>();
+    const std::vector<Tensor> fetched =
+        kept != nullptr ? kept->fetch(segment) : std::vector<Tensor>();
     std::vector<Value> detached;
     for (size_t i = 0; i < saved.size(); ++i) {
       detached.push_back({kept != nullptr ? fetched[i] : saved[i].data,

@@ -69,9 +69,8 @@ void StoreRoom::flush() const {
 }
 
 int64_t StoreRoom::bytes() const {
-  return std::accumulate(stores_.begin(), stores_.end(), int64_t{0}, [](int64_t sum, const Store& s) {
-    return sum + s.array.elements();
-  });
+  return std::accumulate(stores_.begin(), stores_.end(), int64_t{0},
+                         [](int64_t sum, const Store& s) { return sum + s.array.elements(); });
 }
 
 int64_t StoreRoom::free_bytes() const {

@@ -63,9 +63,9 @@ std::shared_ptr<ArrayStore> StateFiles::make(const optim::ArrayRequest& request)
   // One scale stands for a block of states.
   constexpr int64_t kChunk = kernels::kUpdateChunk;
   const bool scales = request.role == optim::ArrayRole::kScales;
-  return split(*optimizer_, request,
-               stay_of(request.elements, optimizer_share_,
-                       scales ? kChunk / kernels::kStateBlock : kChunk));
+  return split(
+      *optimizer_, request,
+      stay_of(request.elements, optimizer_share_, scales ? kChunk / kernels::kStateBlock : kChunk));
 }
 
 // The first `stay` elements in memory, the others in a file.

@@ -111,11 +111,11 @@ OPEN(open64)
 ON_FD(ssize_t, read, (int fd, void* to, size_t n), (fd, to, n))
 ON_FD(ssize_t, write, (int fd, const void* from, size_t n), (fd, from, n))
 ON_FD(ssize_t, writev, (int fd, const struct iovec* from, int n), (fd, from, n))
-#define AT_OFFSET(name, reads, pointer, offset)                    \
-  ssize_t name(int fd, pointer data, size_t n, offset at) {        \
+#define AT_OFFSET(name, reads, pointer, offset)                         \
+  ssize_t name(int fd, pointer data, size_t n, offset at) {             \
     const ssize_t some = counted_fd(fd) ? moved(n, reads) : (ssize_t)n; \
-    if (some <= 0 && n > 0) return some;                           \
-    return REAL(name)(fd, data, (size_t)some, at);                 \
+    if (some <= 0 && n > 0) return some;                                \
+    return REAL(name)(fd, data, (size_t)some, at);                      \
   }
 AT_OFFSET(pread, 1, void*, off_t)
 AT_OFFSET(pread64, 1, void*, off64_t)

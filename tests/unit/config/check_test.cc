@@ -381,10 +381,11 @@ TEST(Check, ActivationsInFilesNeedAFolder) {
   };
   const CheckedConfig nowhere = check(R"({"enabled": true, "nvme_checkpointing": true})");
   ASSERT_EQ(nowhere.parsed.problems.size(), 1u);
-  EXPECT_THAT(nowhere.parsed.problems[0].message(),
-              HasSubstr("/activation_checkpointing/nvme_path: nvme_checkpointing needs the folder"));
-  EXPECT_TRUE(check(R"({"enabled": true, "nvme_checkpointing": true, "nvme_path": "/x"})")
-                  .accepted());
+  EXPECT_THAT(
+      nowhere.parsed.problems[0].message(),
+      HasSubstr("/activation_checkpointing/nvme_path: nvme_checkpointing needs the folder"));
+  EXPECT_TRUE(
+      check(R"({"enabled": true, "nvme_checkpointing": true, "nvme_path": "/x"})").accepted());
   const CheckedConfig idle = check(R"({"nvme_checkpointing": true})");
   EXPECT_TRUE(idle.accepted());
   EXPECT_THAT(idle.parsed.warnings, testing::Contains(HasSubstr("has no effect until")));

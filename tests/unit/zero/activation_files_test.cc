@@ -1,5 +1,5 @@
-// nvme_checkpointing: inputs of checkpointed segments in files train with the bits of memory, by one
-// process and by several, and memory holds those of a few segments alone.
+// nvme_checkpointing: inputs of checkpointed segments in files train with the bits of memory, by
+// one process and by several, and memory holds those of a few segments alone.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
@@ -32,13 +32,15 @@ Job with_activations_in_files(Job of, const Folder& folder) {
 
 TEST(ActivationFiles, TrainWithTheBitsOfMemory) {
   const Folder folder;
-  for (const Json& more :
-       {Json::object(), Json{{"bf16", {{"enabled", true}}}},
-        Json{{"fp16", {{"enabled", true}, {"initial_scale_power", 8}}}},
-        Json{{"activation_checkpointing", {{"number_checkpoints", 2}}}},
-        Json{{"activation_checkpointing", {{"checkpoint_every_nth", 2}}}},
-        Json{{"aio", {{"intra_op_parallelism", 2}, {"single_submit", true},
-                      {"overlap_events", false}, {"block_size", 5000}}}}}) {
+  for (const Json& more : {Json::object(), Json{{"bf16", {{"enabled", true}}}},
+                           Json{{"fp16", {{"enabled", true}, {"initial_scale_power", 8}}}},
+                           Json{{"activation_checkpointing", {{"number_checkpoints", 2}}}},
+                           Json{{"activation_checkpointing", {{"checkpoint_every_nth", 2}}}},
+                           Json{{"aio",
+                                 {{"intra_op_parallelism", 2},
+                                  {"single_submit", true},
+                                  {"overlap_events", false},
+                                  {"block_size", 5000}}}}}) {
     SCOPED_TRACE(dump_json(more));
     for (const int world : {1, 2}) {
       for (const int stage : world == 1 ? std::vector{0} : std::vector{0, 2, 3}) {
@@ -108,9 +110,9 @@ TEST(ActivationFiles, AFolderThatIsNotThereIsNamed) {
   const Folder folder;
   Job nowhere = with_activations_in_files(deep(1, 0), folder);
   nowhere.config["activation_checkpointing"]["nvme_path"] = "/dev/null/inputs";
-  EXPECT_THAT(error_of(Code::kIo, [&] { make_rank_engine(nowhere, nullptr); }),
-              AllOf(HasSubstr("/dev/null/inputs"),
-                    HasSubstr("activation_checkpointing.nvme_path")));
+  EXPECT_THAT(
+      error_of(Code::kIo, [&] { make_rank_engine(nowhere, nullptr); }),
+      AllOf(HasSubstr("/dev/null/inputs"), HasSubstr("activation_checkpointing.nvme_path")));
 }
 
 // Where they cannot be written the micro batch fails, and changes nothing that training needs.

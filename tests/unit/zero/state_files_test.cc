@@ -134,8 +134,7 @@ TEST(StateFiles, MemoryIsForWeightsAndForWhatIsOnItsWay) {
 
 TEST(StateFiles, RatioBoundsTheMemoryOfState) {
   const Folder folder;
-  const Job stored =
-      with_ratio(in_files(job(1, 1, {{"bf16", {{"enabled", true}}}}), folder), 0.5);
+  const Job stored = with_ratio(in_files(job(1, 1, {{"bf16", {{"enabled", true}}}}), folder), 0.5);
   auto engine = make_rank_engine(stored, nullptr);
   engine->train_batch();
   const MemoryAccount& account = engine->model()->device()->account();
@@ -149,8 +148,8 @@ TEST(StateFiles, RatioBoundsTheMemoryOfState) {
   const Json plan = plan_training(stored.model, dump_json(stored.config), {});
   EXPECT_EQ(plan["memory_per_rank"]["parameters"], 2 * elements + 4 * half);
   EXPECT_EQ(plan["memory_per_rank"]["gradients"], 4 * half);
-  EXPECT_NEAR(plan["memory_per_rank"]["optimizer"].get<double>(),
-              static_cast<double>(2 * 4 * half), 8.0 * 4096);  // it counts no padding
+  EXPECT_NEAR(plan["memory_per_rank"]["optimizer"].get<double>(), static_cast<double>(2 * 4 * half),
+              8.0 * 4096);  // it counts no padding
   EXPECT_EQ(plan["files_per_rank"]["gradients"], 4 * (elements - half));
 }
 
