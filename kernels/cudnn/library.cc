@@ -1,9 +1,7 @@
 #include "kernels/cudnn/library.h"
 
 #include <array>
-#include <cstdlib>
 
-#include "base/dynamic_library.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -36,23 +34,15 @@ Library open_library(const std::string& place) {
   opened.need(found.get, "cudnnBackendGetAttribute");
   opened.need(found.finalize, "cudnnBackendFinalize");
   opened.need(found.execute, "cudnnBackendExecute");
-  found.reason = opened.reason();
-  if (!found.usable()) return found;
-
-  const size_t version = found.version();
-  found.name = str_cat("cuDNN ", version / 10000, ".", version / 100 % 100, ".", version % 100,
-                       " (", opened.name(), ")");
-  if (version < kFirstVersion || version >= kEndOfVersions) {
-    found.reason = str_cat(found.name, " is not used: this build needs version ",
-                           kFirstVersion / 10000, " or newer, below ", kEndOfVersions / 10000);
+  if (found.take_reason(opened, place)) {
+    found.take_version(kPlaces.what, found.version(), kVersions, opened);
   }
   return found;
 }
 
 const Library& library() {
   static const Library& it = *new Library([] {
-    const char* const place = std::getenv("DS_CUDNN_LIBRARY");
-    Library opened = open_library(place != nullptr ? place : "");
+    Library opened = open_library(kPlaces.named());
     log_info("cuda", opened.usable() ? str_cat("attention may use ", opened.name)
                                      : str_cat("attention without cuDNN: ", opened.reason));
     return opened;

@@ -4,21 +4,18 @@
 
 #include <string>
 
+#include "kernels/cuda/vendor_library.h"
 #include "kernels/cudnn/api.h"
 
 namespace ds::kernels::cudnn {
 
-struct Library : Functions {
-  std::string name;    // "cuDNN 9.19.0 (libcudnn.so.9)"
-  std::string reason;  // why it is not used; empty when it is
-
-  bool usable() const { return reason.empty(); }
+struct Library : Functions, OpenedLibrary {
   // The status in words, with what cuDNN said last on this thread.
   std::string text(Status status) const;
 };
 
 // 9.0 brought deterministic gradients of attention on Hopper; graphs may change with 10.
-inline constexpr size_t kFirstVersion = 90000, kEndOfVersions = 100000;
+inline constexpr VersionRange kVersions{90000, 100000};
 
 // Opens the library at `place`. Empty: the version that the process has already loaded, or else the
 // one that is found; "off": none. Never throws for a library that cannot be used.

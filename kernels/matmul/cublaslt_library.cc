@@ -1,8 +1,5 @@
 #include "kernels/matmul/cublaslt_library.h"
 
-#include <cstdlib>
-
-#include "base/dynamic_library.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -20,7 +17,6 @@ std::string Library::text(cublasStatus_t status) const {
 
 Library open_library(const std::string& place) {
   Library found;
-  found.off = place == "off";
   DynamicLibrary opened = DynamicLibrary::open(kPlaces, place);
   opened.need(found.version, "cublasLtGetVersion");
   opened.need(found.status_name, "cublasLtGetStatusName");
@@ -36,24 +32,14 @@ Library open_library(const std::string& place) {
   opened.need(found.preference_set, "cublasLtMatmulPreferenceSetAttribute");
   opened.need(found.heuristic, "cublasLtMatmulAlgoGetHeuristic");
   opened.need(found.matmul, "cublasLtMatmul");
-  found.reason = opened.reason();
-  if (!found.usable()) return found;
-
-  const size_t version = found.version();
-  found.name = str_cat("cuBLASLt ", version / 10000, ".", version / 100 % 100, ".", version % 100,
-                       " (", opened.name(), ")");
-  if (version < kFirstVersion || version >= kEndOfVersions) {
-    found.reason = str_cat(found.name, " is not used: this build needs version ",
-                           kFirstVersion / 10000, " or newer, below ", kEndOfVersions / 10000);
+  if (found.take_reason(opened, place)) {
+    found.take_version(kPlaces.what, found.version(), kVersions, opened);
   }
   return found;
 }
 
 const Library& library() {
-  static const Library& it = *new Library([] {
-    const char* const place = std::getenv("DS_CUBLASLT_LIBRARY");
-    return open_library(place != nullptr ? place : "");
-  }());
+  static const Library& it = *new Library(open_library(kPlaces.named()));
   return it;
 }
 

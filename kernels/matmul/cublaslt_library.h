@@ -6,9 +6,11 @@
 
 #include <string>
 
+#include "kernels/cuda/vendor_library.h"
+
 namespace ds::kernels::cublaslt {
 
-struct Library {
+struct Library : OpenedLibrary {
   decltype(&cublasLtGetVersion) version = nullptr;
   decltype(&cublasLtGetStatusName) status_name = nullptr;
   decltype(&cublasLtGetStatusString) status_string = nullptr;
@@ -24,17 +26,11 @@ struct Library {
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
   decltype(&cublasLtMatmul) matmul = nullptr;
 
-  std::string name;    // "cuBLASLt 13.1.0 (libcublasLt.so.13)"
-  std::string reason;  // why it is not used; empty when it is
-  bool off = false;    // since it was asked not to be
-
-  bool usable() const { return reason.empty(); }
   // "CUBLAS_STATUS_NOT_SUPPORTED (...)".
   std::string text(cublasStatus_t status) const;
 };
 
-// Versions 12 and 13 have the functions and numbers that are used here.
-inline constexpr size_t kFirstVersion = 120000, kEndOfVersions = 140000;
+inline constexpr VersionRange kVersions{120000, 140000};
 
 // Opens the library at `place`. Empty: the version that the process has already loaded, or else the
 // newest that is found; "off": none. Never throws for a library that cannot be used.

@@ -1,8 +1,7 @@
 // Layer and RMS normalisation on a GPU: which kernel a call takes.
 #include "kernels/norm/backward.cuh"
 #include "kernels/norm/forward.cuh"
-#include "kernels/norm/layer_norm.h"
-#include "kernels/norm/rms_norm.h"
+#include "kernels/norm/norm.h"
 
 namespace ds::kernels {
 namespace {
@@ -92,35 +91,26 @@ void backward(const Call& call, const GpuStream& on, const char* name) {
 
 }  // namespace
 
-void layer_norm(const LayerNorm<float>& call, const GpuStream& on) {
-  forward(call, on, "layer_norm");
+template <class T, bool kCentred>
+void norm(const Norm<T, kCentred>& call, const GpuStream& on) {
+  forward(call, on, kCentred ? "layer_norm" : "rms_norm");
 }
-void layer_norm(const LayerNorm<bfloat16>& call, const GpuStream& on) {
-  forward(call, on, "layer_norm");
+template <class T, bool kCentred>
+void norm_backward(const NormBackward<T, kCentred>& call, const GpuStream& on) {
+  backward(call, on, kCentred ? "layer_norm_backward" : "rms_norm_backward");
 }
-void layer_norm(const LayerNorm<float16>& call, const GpuStream& on) {
-  forward(call, on, "layer_norm");
-}
-void layer_norm_backward(const LayerNormBackward<float>& call, const GpuStream& on) {
-  backward(call, on, "layer_norm_backward");
-}
-void layer_norm_backward(const LayerNormBackward<bfloat16>& call, const GpuStream& on) {
-  backward(call, on, "layer_norm_backward");
-}
-void layer_norm_backward(const LayerNormBackward<float16>& call, const GpuStream& on) {
-  backward(call, on, "layer_norm_backward");
-}
-void rms_norm(const RmsNorm<float>& call, const GpuStream& on) { forward(call, on, "rms_norm"); }
-void rms_norm(const RmsNorm<bfloat16>& call, const GpuStream& on) { forward(call, on, "rms_norm"); }
-void rms_norm(const RmsNorm<float16>& call, const GpuStream& on) { forward(call, on, "rms_norm"); }
-void rms_norm_backward(const RmsNormBackward<float>& call, const GpuStream& on) {
-  backward(call, on, "rms_norm_backward");
-}
-void rms_norm_backward(const RmsNormBackward<bfloat16>& call, const GpuStream& on) {
-  backward(call, on, "rms_norm_backward");
-}
-void rms_norm_backward(const RmsNormBackward<float16>& call, const GpuStream& on) {
-  backward(call, on, "rms_norm_backward");
-}
+
+template void norm(const LayerNorm<float>&, const GpuStream&);
+template void norm(const LayerNorm<bfloat16>&, const GpuStream&);
+template void norm(const LayerNorm<float16>&, const GpuStream&);
+template void norm(const RmsNorm<float>&, const GpuStream&);
+template void norm(const RmsNorm<bfloat16>&, const GpuStream&);
+template void norm(const RmsNorm<float16>&, const GpuStream&);
+template void norm_backward(const LayerNormBackward<float>&, const GpuStream&);
+template void norm_backward(const LayerNormBackward<bfloat16>&, const GpuStream&);
+template void norm_backward(const LayerNormBackward<float16>&, const GpuStream&);
+template void norm_backward(const RmsNormBackward<float>&, const GpuStream&);
+template void norm_backward(const RmsNormBackward<bfloat16>&, const GpuStream&);
+template void norm_backward(const RmsNormBackward<float16>&, const GpuStream&);
 
 }  // namespace ds::kernels

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace ds {
 
@@ -12,6 +13,10 @@ struct LibraryPlaces {
   const char* what;      // "cuBLASLt", for messages
   const char* variable;  // names another place
   std::span<const char* const> names;
+  bool global = false;  // what it opens itself looks for its symbols
+
+  // The place that the environment names; empty: none.
+  std::string named() const;
 };
 
 // Stays loaded: what is opened here has state that outlives every use.
@@ -23,8 +28,9 @@ class DynamicLibrary {
 
   explicit operator bool() const { return handle_ != nullptr; }
   const std::string& name() const { return name_; }
-  // Why none can be used: none was opened, or the first symbol that it lacks.
-  const std::string& reason() const { return reason_; }
+  // Why none can be used: none was opened, or the symbols that it lacks. Empty when it can.
+  std::string reason() const;
+  const std::vector<std::string>& missing() const { return missing_; }
 
   template <class Function>
   void need(Function& function, const char* symbol) {
@@ -36,7 +42,8 @@ class DynamicLibrary {
 
   const char* what_ = nullptr;
   void* handle_ = nullptr;
-  std::string name_, reason_;
+  std::string name_, failure_;
+  std::vector<std::string> missing_;
 };
 
 }  // namespace ds

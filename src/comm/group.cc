@@ -220,24 +220,13 @@ void Group::end_with(const Error& error) noexcept {
   note_failure(code);
   transport_->raise(code, error.message());
   mark_failed(code, error.message());
-  if (code == Code::kAborted) abort_children(error.message());
+  if (code == Code::kAborted) children_.abort(error.message());
 }
 
 void Group::do_abort(std::string_view reason) noexcept {
   note_failure(Code::kAborted);
   transport_->raise(Code::kAborted, reason);
-  abort_children(reason);
-}
-
-void Group::abort_children(std::string_view reason) noexcept {
-  try {
-    const std::string text = str_cat("the parent group was aborted: ", reason);
-    const std::lock_guard lock(children_mutex_);
-    for (const std::weak_ptr<Communicator>& weak : children_) {
-      if (const auto child = weak.lock()) child->abort(text);
-    }
-  } catch (...) {  // no memory for the text
-  }
+  children_.abort(reason);
 }
 
 Watch Group::watch_of(Operation& operation) {
@@ -315,10 +304,7 @@ std::shared_ptr<Communicator> Group::do_split(int color, int key,
   };
   run_blocking(operation);
   if (!group) return nullptr;
-  const std::lock_guard lock(children_mutex_);
-  std::erase_if(children_, [](const auto& weak) { return weak.expired(); });
-  children_.push_back(group);
-  if (state() == State::kAborted) group->abort("the parent group was aborted");
+  children_.add(group, *this);
   return group;
 }
 

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "comm/child_groups.h"
 #include "comm/communicator.h"
 #include "comm/executor.h"
 #include "comm/messages.h"
@@ -56,7 +56,6 @@ class Group : public Communicator {
   // What `body` throws; a failure of an active group ends it.
   std::optional<Error> attempt(std::string_view name, const std::function<void()>& body);
   void end_with(const Error& error) noexcept;
-  void abort_children(std::string_view reason) noexcept;
 
   // The parts of a collective.
   static Watch watch_of(Operation& operation);
@@ -86,8 +85,7 @@ class Group : public Communicator {
   Messages messages_;
   const std::shared_ptr<TrafficCounter> traffic_;
   Traffic last_traffic_;  // of the operation that runs
-  std::mutex children_mutex_;
-  std::vector<std::weak_ptr<Communicator>> children_;
+  ChildGroups children_;
   Executor executor_;  // last: ends first
 };
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <string>
@@ -33,8 +32,7 @@ struct Library {
 
 Library open_library() {
   Library out;
-  const char* const place = std::getenv(kPlaces.variable);
-  DynamicLibrary library = DynamicLibrary::open(kPlaces, place != nullptr ? place : "");
+  DynamicLibrary library = DynamicLibrary::open(kPlaces, kPlaces.named());
   library.need(out.setup, "io_setup");
   library.need(out.destroy, "io_destroy");
   library.need(out.submit, "io_submit");

@@ -768,9 +768,9 @@ TEST_F(Nccl, LibrariesThatWillNotDo) {
     options.nccl_library = library;
     expect_error(Code::kUnsupported, texts, [&] { make_local_group(2, options); });
   };
-  refused("/nowhere/libnccl.so.2", {"NCCL cannot be opened", "/nowhere/libnccl.so.2",
+  refused("/nowhere/libnccl.so.2", {"NCCL was not found", "/nowhere/libnccl.so.2",
                                     "install NCCL 2.14 or newer", "DS_NCCL_LIBRARY"});
-  refused("libm.so.6", {"libm.so.6 has no ncclGetVersion, so it is not NCCL"});
+  refused("libm.so.6", {"libm.so.6 is no usable NCCL: it has no ncclGetVersion"});
   refused(DS_OLD_NCCL, {"is version 2.12.12, which cannot begin without blocking"});
   refused(DS_BROKEN_NCCL, {"says that it is version 2.28.3 and lacks ncclGetUniqueId",
                            "ncclCommInitRankConfig", "ncclRecv"});

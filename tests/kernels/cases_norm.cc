@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "kernels/case_util.h"
-#include "kernels/norm/layer_norm.h"
+#include "kernels/norm/norm.h"
 #include "ops/norm.h"
 
 namespace ds::testing {

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 
+#include "base/dynamic_library.h"
 #include "base/text.h"
 #include "comm/mpi/mpi_transport.h"
 
@@ -25,37 +25,27 @@ std::string own_folder() {
 }
 
 const MpiFunctions* load_plugin(const CommOptions& options) {
-  std::vector<std::string> places;
-  const char* const variable = std::getenv("DS_MPI_PLUGIN");
-  if (!options.mpi_plugin.empty()) {
-    places = {options.mpi_plugin};
-  } else if (variable != nullptr && *variable != '\0') {
-    places = {variable};
-  } else {
-    places = {own_folder() + kPluginFile, kPluginFile};
-  }
-  std::vector<std::string> failures;
-  for (const std::string& place : places) {
-    // MPI loads parts of its own, which look for its symbols among the global ones. It is never
-    // unloaded: it cannot begin twice in a process.
-    void* const library = ::dlopen(place.c_str(), RTLD_NOW | RTLD_GLOBAL);
-    if (library == nullptr) {
-      failures.emplace_back(::dlerror());
-      continue;
-    }
-    void* const entry = ::dlsym(library, kMpiPluginSymbol);
-    DS_CHECK(entry != nullptr, Code::kUnsupported, "MPI: ", place,
-             " is no plug-in of this library: it has no ", kMpiPluginSymbol);
-    const MpiFunctions* const functions = reinterpret_cast<MpiPluginEntry*>(entry)();
-    DS_CHECK(functions->version == MpiFunctions::kVersion, Code::kUnsupported, "MPI: ", place,
-             " has version ", functions->version, ", and this library needs version ",
-             MpiFunctions::kVersion, "; install the one that was built with it");
-    return functions;
-  }
-  fail(Code::kUnsupported, "MPI needs the plug-in ", kPluginFile,
-       ", which is built when MPI is found (Debian: libopenmpi-dev) and lies beside this library; "
-       "DS_MPI_PLUGIN or mpi_plugin of the communicator's configuration names another place: ",
-       join(failures, "; "));
+  const std::string beside = own_folder() + kPluginFile;
+  const char* const names[] = {beside.c_str(), kPluginFile};
+  // MPI loads parts of its own, which look for its symbols among the global ones. It is never
+  // unloaded: it cannot begin twice in a process.
+  const LibraryPlaces places = {"the plug-in for MPI", "DS_MPI_PLUGIN", names, /*global=*/true};
+  DynamicLibrary library = DynamicLibrary::open(
+      places, options.mpi_plugin.empty() ? places.named() : options.mpi_plugin);
+  DS_CHECK(library, Code::kUnsupported, "MPI needs the plug-in ", kPluginFile,
+           ", which is built when MPI is found (Debian: libopenmpi-dev) and lies beside this "
+           "library, or where mpi_plugin of the communicator's configuration says: ",
+           library.reason());
+  MpiPluginEntry* entry = nullptr;
+  library.need(entry, kMpiPluginSymbol);
+  DS_CHECK(entry != nullptr, Code::kUnsupported, "MPI: ", library.name(),
+           " is no plug-in of this library: it has no ", kMpiPluginSymbol);
+  const MpiFunctions* const functions = entry();
+  DS_CHECK(functions->version == MpiFunctions::kVersion, Code::kUnsupported,
+           "MPI: ", library.name(), " has version ", functions->version,
+           ", and this library needs version ", MpiFunctions::kVersion,
+           "; install the one that was built with it");
+  return functions;
 }
 
 }  // namespace

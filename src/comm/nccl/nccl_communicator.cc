@@ -78,7 +78,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<Group> group, std::unique_ptr
              {.failed =
                   [this](const Error& error) {
                     mark_failed(error.code(), error.message());
-                    if (error.code() == Code::kAborted) abort_children(error.message());
+                    if (error.code() == Code::kAborted) children_.abort(error.message());
                   },
               .stop_gpu =
                   [this] {
@@ -319,10 +319,7 @@ std::shared_ptr<Communicator> NcclCommunicator::do_split(int color, int key,
   auto child = std::make_shared<NcclCommunicator>(part, std::move(side), library_, options_,
                                                   streams_, traffic_);
   child->set_logger(logger_);
-  const std::lock_guard lock(children_mutex_);
-  std::erase_if(children_, [](const auto& weak) { return weak.expired(); });
-  children_.push_back(child);
-  if (state() == State::kAborted) child->abort("the parent group was aborted");
+  children_.add(child, *this);
   return child;
 }
 
@@ -364,18 +361,7 @@ void NcclCommunicator::do_finalize() {
 void NcclCommunicator::do_abort(std::string_view reason) noexcept {
   watch_.fail(Error(Code::kAborted, std::string(reason)), false);
   group_->abort(reason);
-  abort_children(reason);
-}
-
-void NcclCommunicator::abort_children(std::string_view reason) noexcept {
-  try {
-    const std::string text = str_cat("the parent group was aborted: ", reason);
-    const std::lock_guard lock(children_mutex_);
-    for (const std::weak_ptr<Communicator>& weak : children_) {
-      if (const auto child = weak.lock()) child->abort(text);
-    }
-  } catch (...) {  // no memory for the text
-  }
+  children_.abort(reason);
 }
 
 // ---- making groups ----

@@ -53,7 +53,6 @@ class NcclCommunicator : public Communicator,
   void flush() noexcept;  // messages that were posted
   void wait_for_gpu();
   void count(const NcclOperation& operation);
-  void abort_children(std::string_view reason) noexcept;
 
   const CommOptions options_;
   const std::shared_ptr<Group> group_;
@@ -61,8 +60,7 @@ class NcclCommunicator : public Communicator,
   const std::shared_ptr<NcclStreams> streams_;
   const std::shared_ptr<TrafficCounter> traffic_;
   std::shared_ptr<CommsLogger> logger_;
-  std::mutex children_mutex_;
-  std::vector<std::weak_ptr<Communicator>> children_;
+  ChildGroups children_;
 
   std::mutex queue_mutex_;                // one thread calls NCCL at a time
   std::unique_ptr<NcclChannel> channel_;  // from the first call with GPU memory on

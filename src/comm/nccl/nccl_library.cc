@@ -1,10 +1,6 @@
 #include "comm/nccl/nccl_library.h"
 
-#include <dlfcn.h>
-
-#include <cstdlib>
-#include <vector>
-
+#include "base/dynamic_library.h"
 #include "base/error.h"
 
 namespace ds::comm::nccl {
@@ -14,17 +10,8 @@ constexpr char kAdvice[] =
     "; install NCCL 2.14 or newer, or name its file with DS_NCCL_LIBRARY or nccl_library of the "
     "communicator's configuration";
 
-template <class Function>
-bool find(void* library, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(::dlsym(library, name));
-  return *function != nullptr;
-}
-
-std::string library_path(const std::string& path) {
-  if (!path.empty()) return path;
-  const char* const variable = std::getenv("DS_NCCL_LIBRARY");
-  return variable != nullptr && *variable != '\0' ? variable : "libnccl.so.2";
-}
+constexpr const char* kNames[] = {"libnccl.so.2"};
+constexpr LibraryPlaces kPlaces = {"NCCL", "DS_NCCL_LIBRARY", kNames};
 
 }  // namespace
 
@@ -35,14 +22,11 @@ std::string version_text(int version) {
 std::shared_ptr<const Library> open_library(const std::string& path) {
   auto found = std::make_shared<Library>();
   Library& nccl = *found;
-  nccl.path = library_path(path);
-  void* const library = ::dlopen(nccl.path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* const why = ::dlerror();
-    fail(Code::kUnsupported, "NCCL cannot be opened: ", why != nullptr ? why : nccl.path, kAdvice);
-  }
-  DS_CHECK(find(library, "ncclGetVersion", &nccl.get_version), Code::kUnsupported,
-           "NCCL: ", nccl.path, " has no ncclGetVersion, so it is not NCCL", kAdvice);
+  DynamicLibrary library = DynamicLibrary::open(kPlaces, path.empty() ? kPlaces.named() : path);
+  DS_CHECK(library, Code::kUnsupported, library.reason(), kAdvice);
+  nccl.path = library.name();
+  library.need(nccl.get_version, "ncclGetVersion");
+  DS_CHECK(nccl.get_version != nullptr, Code::kUnsupported, library.reason(), kAdvice);
   const Result result = nccl.get_version(&nccl.version);
   DS_CHECK(result == kSuccess, Code::kUnsupported, "NCCL: ", nccl.path,
            " does not tell its version (error ", static_cast<int>(result), ")", kAdvice);
@@ -51,29 +35,26 @@ std::shared_ptr<const Library> open_library(const std::string& path) {
            nccl.version < 10000 ? str_cat("code ", nccl.version) : version_text(nccl.version),
            ", which cannot begin without blocking", kAdvice);
 
-  std::vector<std::string> missing;
-  const auto need = [&](const char* name, auto* function) {
-    if (!find(library, name, function)) missing.emplace_back(name);
-  };
-  need("ncclGetUniqueId", &nccl.get_unique_id);
-  need("ncclCommInitRankConfig", &nccl.init_rank);
-  need("ncclCommGetAsyncError", &nccl.get_async_error);
-  need("ncclCommFinalize", &nccl.finalize);
-  need("ncclCommDestroy", &nccl.destroy);
-  need("ncclCommAbort", &nccl.abort);
-  need("ncclGetErrorString", &nccl.error_string);
-  need("ncclGetLastError", &nccl.last_error);
-  need("ncclGroupStart", &nccl.group_start);
-  need("ncclGroupEnd", &nccl.group_end);
-  need("ncclAllReduce", &nccl.all_reduce);
-  need("ncclReduce", &nccl.reduce);
-  need("ncclReduceScatter", &nccl.reduce_scatter);
-  need("ncclAllGather", &nccl.all_gather);
-  need("ncclBroadcast", &nccl.broadcast);
-  need("ncclSend", &nccl.send);
-  need("ncclRecv", &nccl.recv);
-  DS_CHECK(missing.empty(), Code::kUnsupported, "NCCL: ", nccl.path, " says that it is version ",
-           version_text(nccl.version), " and lacks ", join(missing, ", "), kAdvice);
+  library.need(nccl.get_unique_id, "ncclGetUniqueId");
+  library.need(nccl.init_rank, "ncclCommInitRankConfig");
+  library.need(nccl.get_async_error, "ncclCommGetAsyncError");
+  library.need(nccl.finalize, "ncclCommFinalize");
+  library.need(nccl.destroy, "ncclCommDestroy");
+  library.need(nccl.abort, "ncclCommAbort");
+  library.need(nccl.error_string, "ncclGetErrorString");
+  library.need(nccl.last_error, "ncclGetLastError");
+  library.need(nccl.group_start, "ncclGroupStart");
+  library.need(nccl.group_end, "ncclGroupEnd");
+  library.need(nccl.all_reduce, "ncclAllReduce");
+  library.need(nccl.reduce, "ncclReduce");
+  library.need(nccl.reduce_scatter, "ncclReduceScatter");
+  library.need(nccl.all_gather, "ncclAllGather");
+  library.need(nccl.broadcast, "ncclBroadcast");
+  library.need(nccl.send, "ncclSend");
+  library.need(nccl.recv, "ncclRecv");
+  DS_CHECK(library.missing().empty(), Code::kUnsupported, "NCCL: ", nccl.path,
+           " says that it is version ", version_text(nccl.version), " and lacks ",
+           join(library.missing(), ", "), kAdvice);
   return found;
 }
 
