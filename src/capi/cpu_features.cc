@@ -43,7 +43,7 @@ std::string brand() {
   std::array<char, 49> text{};
   for (uint32_t i = 0; i < 3; ++i) {
     const Registers r = cpuid(0x80000002u + i, 0);
-    std::memcpy(text.data() + i * 16, &r, 16);
+    std::memcpy(text.data() + size_t{16} * i, &r, 16);
   }
   std::string name(text.data());
   const size_t begin = name.find_first_not_of(' ');

@@ -42,6 +42,7 @@ struct LastError {
   bool in_reserve;
   std::array<char, 256> reserve;
 };
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
 constinit thread_local LastError last_error{};
 
 struct LastErrorOwner {
@@ -86,10 +87,12 @@ void set_last_error(std::string_view function, std::string_view message) noexcep
   slot.in_reserve = true;
 }
 
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): tests set it
 std::atomic<FaultHook> fault_hook{nullptr};
 
 }  // namespace
 
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
 constinit thread_local uint64_t CallHandle::current_ = 0;
 
 void set_fault_hook(FaultHook hook) noexcept { fault_hook.store(hook, std::memory_order_relaxed); }

@@ -37,6 +37,7 @@ class CallHandle {
   static uint64_t current() noexcept { return current_; }
 
  private:
+  // NOLINTNEXTLINE: of the thread; a private member is named so, static or not
   static thread_local constinit uint64_t current_;
   const uint64_t outer_;
 };

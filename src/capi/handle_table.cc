@@ -88,6 +88,7 @@ bool HandleObject::entered_by_this_thread() const noexcept {
 }
 
 HandleTable& HandleTable::instance() {
+  // NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables)
   static HandleTable* const table = new HandleTable;
   return *table;
 }

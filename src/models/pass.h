@@ -28,7 +28,8 @@ struct Recompute {
   bool alone(int64_t index) const { return every > 0 && (index + 1) % every == 0; }
   // Of all blocks.
   double share(int64_t layers) const {
-    if (every > 0) return static_cast<double>(layers / every) / static_cast<double>(layers);
+    const int64_t blocks = every > 0 ? layers / every : layers;
+    if (every > 0) return static_cast<double>(blocks) / static_cast<double>(layers);
     return segments > 0 ? 1 : 0;
   }
 };
