@@ -14,17 +14,17 @@ constexpr size_t kMostUnderWay = 2;
 }  // namespace
 
 GradientReducer::GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
-                                 const FlatLayout& layout, std::shared_ptr<Communicator> comm,
+                                 const FlatLayout& layout, RankGroup ranks,
                                  const Options& options, Take take,
                                  std::unique_ptr<QuantizedReduce> quantized)
     : ctx_(ctx),
       parameters_(parameters),
       layout_(layout),
-      comm_(std::move(comm)),
+      ranks_(std::move(ranks)),
       options_(options),
       take_(std::move(take)),
       quantized_(std::move(quantized)),
-      rows_(ctx, comm_, options.op, options.comm_dtype),
+      rows_(ctx, ranks_, options.op, options.comm_dtype),
       place_in_bucket_(static_cast<size_t>(parameters.size())),
       open_(layout.buckets().size()) {
   for (const Bucket& bucket : layout.buckets()) {
@@ -73,10 +73,10 @@ int GradientReducer::take_slot(const Bucket& bucket) {
     return index;
   }
   const auto shared = [&](DType type) {
-    if (comm_->size() == 1) {
+    if (ranks_.size == 1) {
       return Tensor::empty(ctx_.device, type, {needed}, MemoryTag::kCommunication);
     }
-    return comm_->shared_tensor(ctx_.device, type, {needed}, MemoryTag::kCommunication,
+    return ranks_->shared_tensor(ctx_.device, type, {needed}, MemoryTag::kCommunication,
                                 {.label = "gradient bucket"});
   };
   Slot slot{shared(DType::kFloat32), {}, {}};
@@ -171,11 +171,11 @@ void GradientReducer::send(size_t index) {
   const CollectiveOptions options{.label = parameters_[layout_.order()[bucket.first]].name,
                                   .blocking = !options_.overlap && on_host(all),
                                   .same_label = options_.eager};
-  const int64_t own = comm_->rank() * bucket.piece;
+  const int64_t own = layout_.rank() * bucket.piece;
   WorkPtr work =
       options_.whole || !options_.scatter
-          ? comm_->all_reduce(all, options_.op, options)
-          : comm_->reduce_scatter(all.slice(0, own, own + bucket.piece), all, options_.op, options);
+          ? ranks_->all_reduce(all, options_.op, options)
+          : ranks_->reduce_scatter(all.slice(0, own, own + bucket.piece), all, options_.op, options);
   sent_.push_back({index, std::move(work), {}});
   if (!options_.overlap) receive();
 }

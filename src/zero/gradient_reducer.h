@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "mesh/mesh.h"
 #include "nn/gradient_sink.h"
 #include "ops/context.h"
 #include "zero/flat_layout.h"
@@ -38,7 +38,7 @@ class GradientReducer {
   using Take = std::function<std::shared_ptr<Event>(const Bucket& bucket, const Tensor& average)>;
 
   GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
-                  const FlatLayout& layout, std::shared_ptr<Communicator> comm,
+                  const FlatLayout& layout, RankGroup ranks,
                   const Options& options, Take take,
                   std::unique_ptr<QuantizedReduce> quantized = nullptr);
 
@@ -85,7 +85,7 @@ class GradientReducer {
   void take(size_t bucket, const Tensor& result);
   // This rank's part of a reduced bucket, in its slot.
   FlatRange kept(const Bucket& bucket) const {
-    const int64_t begin = options_.whole ? 0 : comm_->rank() * bucket.piece;
+    const int64_t begin = options_.whole ? 0 : layout_.rank() * bucket.piece;
     return {begin, options_.whole ? bucket.range.elements() : begin + bucket.piece};
   }
   int take_slot(const Bucket& bucket);
@@ -99,7 +99,7 @@ class GradientReducer {
   OpContext ctx_;
   const nn::ParameterSet& parameters_;
   const FlatLayout& layout_;
-  std::shared_ptr<Communicator> comm_;
+  RankGroup ranks_;
   Options options_;
   Take take_;
   std::unique_ptr<QuantizedReduce> quantized_;

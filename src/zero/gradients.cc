@@ -143,7 +143,7 @@ void Gradients::allocate(const OpContext& ctx, DType type) {
         arrays_.make_stored({optim::ArrayRole::kGradients, "gradients", type, elements}, compact);
   } else if (at_once) {  // the caller's travel from where they lie
     arrays_.flat.gradients = {
-        arrays_.comm->shared_tensor(arrays_.device, type, {elements}, MemoryTag::kGradients,
+        arrays_.groups.all->shared_tensor(arrays_.device, type, {elements}, MemoryTag::kGradients,
                                     {.label = "gradients"}),
         compact};
   } else {
@@ -243,7 +243,7 @@ void Gradients::reduce_over_ranks(const OpContext& ctx, const ShareOptions& opti
   by_micro_batch_ = options.by_micro_batch;
   op_ = options.op;
   // One rank adds as if nothing was shared, unless its tiles have no other place.
-  if (deferred_ || (options.comm->size() == 1 && !arrays_.layout.any_tiled())) return;
+  if (deferred_ || (arrays_.groups.all.size == 1 && !arrays_.layout.any_tiled())) return;
   const GradientReducer::Options reduce{.whole = arrays_.stage == 0,
                                         .overlap = options.overlap,
                                         .scatter = options.reduce_scatter,
@@ -268,7 +268,7 @@ void Gradients::reduce_over_ranks(const OpContext& ctx, const ShareOptions& opti
 void Gradients::send_to_host(const OpContext& ctx) {
   const GradientReducer::Options reduce{.whole = true, .overlap = false};
   reducer_ = std::make_unique<GradientReducer>(
-      ctx, arrays_.parameters, arrays_.layout, make_single_communicator(), reduce,
+      ctx, arrays_.parameters, arrays_.layout, lone_group(), reduce,
       [this, ctx](const Bucket& bucket, const Tensor& gradients) {
         return take_reduced(ctx, bucket, gradients);
       });
@@ -308,7 +308,7 @@ void Gradients::reduce_open() {
 }
 
 void Gradients::reduce_replicas() {
-  const std::shared_ptr<Communicator>& replicas = arrays_.groups.replicas;
+  const RankGroup& replicas = arrays_.groups.replicas;
   if (!replicas || replicas_agree_) return;
   const optim::FlatTensor& all = arrays_.flat.gradients;
   all.for_parts(0, all.elements(), Access::kReadWrite, [&](const Tensor& part, int64_t) {
@@ -357,8 +357,8 @@ void Gradients::reduce_deferred() {
     if (!bucket.trainable) continue;
     const Tensor whole = all.memory().slice(0, bucket.range.begin, bucket.range.end);
     const CollectiveOptions options{.label = arrays_.parameters[layout.order()[bucket.first]].name};
-    works.push_back(arrays_.stage == 0 ? arrays_.comm->all_reduce(whole, op_, options)
-                                       : arrays_.comm->reduce_scatter(arrays_.owned(all, bucket),
+    works.push_back(arrays_.stage == 0 ? arrays_.groups.all->all_reduce(whole, op_, options)
+                                       : arrays_.groups.all->reduce_scatter(arrays_.owned(all, bucket),
                                                                       whole, op_, options));
   }
   for (const WorkPtr& work : works) work->wait();
