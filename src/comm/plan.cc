@@ -103,13 +103,8 @@ void drop_absent(const PlanInput& in, Movement& m) {
   }
 }
 
-}  // namespace
-
-Movement plan_movement(const PlanInput& in) {
-  const Record& record = *in.reference;
-  const auto size = static_cast<size_t>(in.size), self = static_cast<size_t>(in.rank);
-  const int64_t element = dtype_size(static_cast<DType>(record.dtype));
-  const int64_t piece = record.count * element;  // for kinds with equal pieces
+// Of nothing, between the memory of the operation.
+Movement empty_movement(const PlanInput& in, size_t size) {
   Movement m;
   m.send.resize(size);
   m.receive.resize(size);
@@ -117,12 +112,23 @@ Movement plan_movement(const PlanInput& in) {
   m.receives.assign(size, 1);
   m.source_offset.assign(size, 0);
   m.target_offset.assign(size, 0);
-  m.largest = record.largest > 0 ? record.largest : piece;
-  const Operation* const op = in.operation;
-  if (op != nullptr) {
+  if (const Operation* const op = in.operation) {
     if (op->input) m.input = static_cast<const std::byte*>(op->input.raw());
     if (op->output) m.output = static_cast<std::byte*>(op->output.raw());
   }
+  return m;
+}
+
+}  // namespace
+
+Movement plan_movement(const PlanInput& in) {
+  const Record& record = *in.reference;
+  const auto size = static_cast<size_t>(in.size), self = static_cast<size_t>(in.rank);
+  const int64_t element = dtype_size(static_cast<DType>(record.dtype));
+  const int64_t piece = record.count * element;  // for kinds with equal pieces
+  Movement m = empty_movement(in, size);
+  m.largest = record.largest > 0 ? record.largest : piece;
+  const Operation* const op = in.operation;
   const auto root = static_cast<size_t>(record.root);
   const auto only = [&](std::vector<char>& flags) {
     std::ranges::fill(flags, char{0});

@@ -83,18 +83,20 @@ struct BaseShapeConfig {
   std::vector<std::string> match;  // patterns, as of groups
   std::vector<int64_t> shape;      // 0: the size does not count as width
 };
+enum class DecayShape { kLinear, kCosine };
+
 // Moves the weight decay of groups without one of their own, over the steps of schedules.
 struct DecayScheduleConfig {
-  bool cosine = false;  // else linear
+  DecayShape type = DecayShape::kLinear;
   double start = 0;
   double end = 0;
-  int64_t total_steps = 1;  // from then on it is `end`
+  int64_t total_num_steps = 1;  // from then on it is `end`
 };
 
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double lr = 1e-3;
-  double beta1 = 0.9;
+  double beta1 = 0.9;  // this and the next one: of `betas`
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
@@ -104,7 +106,7 @@ struct OptimizerConfig {
   bool amsgrad = false;
   // Adagrad.
   double lr_decay = 0;
-  double initial_accumulator = 0;
+  double initial_accumulator_value = 0;
   double momentum_decay = 4e-3;  // NAdam
   bool centered = false;         // RMSprop, whose alpha is beta2
   // SGD, RMSprop and Muon.
@@ -122,10 +124,11 @@ struct OptimizerConfig {
   MuRule mu = MuRule::kNone;
   std::vector<BaseShapeConfig> base_shapes;  // the first that matches counts
 
-  std::optional<DecayScheduleConfig> decay_schedule;
+  std::optional<DecayScheduleConfig> weight_decay_schedule;
   bool decay_all = false;  // else parameters that say so do not decay, unless their group asks
-  OptimizerStateType state_type = OptimizerStateType::kFp32;
-  std::vector<OptimizerGroupConfig> groups;  // group 0 is the default one, then these in order
+  OptimizerStateType state_dtype = OptimizerStateType::kFp32;
+  std::vector<OptimizerGroupConfig>
+      param_groups;  // group 0 is the default one, then these in order
 };
 
 enum class WarmupShape { kLog, kLinear };

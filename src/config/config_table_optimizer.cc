@@ -213,7 +213,7 @@ Rows adagrad_rows() {
           .to(&OptimizerConfig::lr_decay),
       number("initial_accumulator_value", 0.0, "What sums begin with.")
           .at_least(0)
-          .to(&OptimizerConfig::initial_accumulator),
+          .to(&OptimizerConfig::initial_accumulator_value),
       eps(1e-10),
       weight_decay(),
       max_grad_norm(),
@@ -292,7 +292,7 @@ Key param_groups() {
               "type has. The first group that matches takes a parameter, unless the program named "
               "its group; the others use params. A scheduler applies to each group's rate. "
               "(Extension.)")
-      .to(&OptimizerConfig::groups);
+      .to(&OptimizerConfig::param_groups);
 }
 
 }  // namespace
@@ -303,7 +303,8 @@ KeyTable decay_schedule_table() {
       "in place of params' weight_decay, for groups without one of their own.",
       Rows{
           choice("type", {"linear", "cosine"}, "linear", "Its way from start to end.")
-              .chooses(std::vector{false, true}, &DecayScheduleConfig::cosine),
+              .chooses(std::vector{DecayShape::kLinear, DecayShape::kCosine},
+                       &DecayScheduleConfig::type),
           number("start", 0.0, "Weight decay of the first step.")
               .at_least(0)
               .to(&DecayScheduleConfig::start),
@@ -314,7 +315,7 @@ KeyTable decay_schedule_table() {
           integer("total_num_steps", std::nullopt, "Applied steps that it takes.")
               .must_be_given()
               .at_least(1)
-              .to(&DecayScheduleConfig::total_steps),
+              .to(&DecayScheduleConfig::total_num_steps),
       });
 }
 
@@ -410,7 +411,7 @@ KeyTable optimizer_table() {
                         "(Extension.)")
                      .chooses(std::vector{OptimizerStateType::kFp32, OptimizerStateType::kBf16,
                                           OptimizerStateType::kInt8},
-                              &OptimizerConfig::state_type),
+                              &OptimizerConfig::state_dtype),
                  param_groups(),
                  flag(
                      "decay_all", false,
@@ -423,7 +424,7 @@ KeyTable optimizer_table() {
                      "(Extension.)")
                      .to(&OptimizerConfig::decay_all),
                  optional_section("weight_decay_schedule", decay_schedule_table())
-                     .to(&OptimizerConfig::decay_schedule),
+                     .to(&OptimizerConfig::weight_decay_schedule),
                  flag("legacy_fusion", false, "The old fused path.").needs("the legacy fused path"),
              })
       .ignores_other_keys();

@@ -79,7 +79,6 @@ void choose_sparse(const RunContext& run, zero::ShareOptions& options) {
 
 zero::ShareOptions share_options_of(RunContext& run) {
   zero::ShareOptions options = share_options(run.config);
-  options.comm = run.gradient_group();
   options.together = [&run](const std::function<void()>& body) {
     agree(run.context(), run.world(), "making the weights", body);
   };
@@ -96,6 +95,13 @@ zero::ShareOptions share_options_of(RunContext& run) {
              "it is used (ds_engine_open_scope), or use stage 2");
   }
   return options;
+}
+
+// Over the ranks that reduce the gradients of dense parameters.
+StateGroups state_groups_of(const RunContext& run, const zero::ShareOptions& options) {
+  zero::check_group_sizes(options.groups, run.gradient_ranks());
+  return make_state_groups(run.mesh, MeshGroup::kDataContext, options.groups,
+                           zero::wants_nodes(options));
 }
 
 // With device nvme. Gradients of a program's own parameters are memory that the program may see.
@@ -131,7 +137,7 @@ void place_weights(RunContext& run) {
     zero::ShareOptions options = share_options_of(run);
     options.fp32 = types.fp32;
     if (offload) options.offload = offload_options(run.config, run.model->host());
-    state.share(run.context(), options, compute, masters);
+    state.share(run.context(), state_groups_of(run, options), options, compute, masters);
   } else if (offload) {
     state.offload(run.context(), offload_options(run.config, run.model->host()), compute,
                   masters == zero::MasterForm::kSplit);

@@ -79,7 +79,7 @@ Updater::Updater(const Config& config, const zero::TrainState& state)
       scaler_(config.precision) {
   // Muon has two rates per group.
   const std::span<const double> rates = optimizer_->base_rates();
-  const size_t per_group = rates.size() / (optimizer_config_.groups.size() + 1);
+  const size_t per_group = rates.size() / (optimizer_config_.param_groups.size() + 1);
   for (size_t i = 0; i < rates.size(); ++i) {
     schedules_.emplace_back(config.scheduler, rates[i], i / per_group);
   }
@@ -126,8 +126,9 @@ optim::UpdateStep Updater::next_step() const {
     step.beta1 = schedules_.front().beta1(schedule_steps());
     step.beta2 = schedules_.front().beta2();
   }
-  if (optimizer_config_.decay_schedule) {
-    step.weight_decay = optim::scheduled_decay(*optimizer_config_.decay_schedule, schedule_steps());
+  if (optimizer_config_.weight_decay_schedule) {
+    step.weight_decay =
+        optim::scheduled_decay(*optimizer_config_.weight_decay_schedule, schedule_steps());
   }
   return step;
 }
@@ -135,10 +136,10 @@ optim::UpdateStep Updater::next_step() const {
 std::string Updater::describe_decay() const {
   int64_t decaying = 0, spared = 0;
   for (const optim::TensorPlace& place : places_) ++(place.decays ? decaying : spared);
-  const auto& schedule = optimizer_config_.decay_schedule;
+  const auto& schedule = optimizer_config_.weight_decay_schedule;
   double decay =
       schedule ? std::max(schedule->start, schedule->end) : optimizer_config_.weight_decay;
-  for (const OptimizerGroupConfig& group : optimizer_config_.groups) {
+  for (const OptimizerGroupConfig& group : optimizer_config_.param_groups) {
     decay = std::max(decay, group.weight_decay.value_or(0));
   }
   if (decay == 0 || spared == 0) return {};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,17 @@
 #include "mesh/mesh_shape.h"
 
 namespace ds {
+
+// A group that this process belongs to, with its place there as the mesh knows it.
+struct RankGroup {
+  std::shared_ptr<Communicator> comm = {};  // null: there is no such group
+  int rank = 0;
+  int size = 1;
+  explicit operator bool() const { return comm != nullptr; }
+  Communicator* operator->() const { return comm.get(); }
+};
+// This process alone.
+RankGroup lone_group();
 
 class Mesh {
  public:
@@ -33,9 +45,12 @@ class Mesh {
   const std::shared_ptr<Communicator>& world() const { return world_; }
   // The communicator of the group that this rank belongs to; null where it belongs to none. The
   // first call for a kind of group that is neither the world nor a single rank is collective over
-  // the world: every rank makes it, in the same order among their collectives. From one thread, as
-  // collectives are.
+  // the world, and for a subgroup over the group that it is of: every rank makes it, in the same
+  // order among their collectives. From one thread, as collectives are.
   const std::shared_ptr<Communicator>& group(MeshGroup group) const;
+  // The same with this rank's place, of a group and of a subgroup.
+  RankGroup placed(MeshGroup wanted) const { return {group(wanted), rank(wanted), size(wanted)}; }
+  RankGroup placed(const MeshSubgroup& subgroup) const;
 
   // "rank 5 of 8 (pipeline 1, tensor 1)".
   std::string describe() const { return shape_.describe(rank()); }
@@ -47,12 +62,15 @@ class Mesh {
     MeshGroup canonical = MeshGroup::kWorld;  // whose communicator it has
   };
   std::shared_ptr<Communicator> make_group(MeshGroup group) const;
+  std::shared_ptr<Communicator> make_lone_group() const;
+  void log_group(std::string_view name, const std::vector<int>& ranks) const;
 
   std::shared_ptr<Communicator> world_;
   MeshShape shape_;
   std::array<Place, kMeshGroups> places_;
   // By canonical kind; nothing: nobody has asked for it yet.
   mutable std::array<std::optional<std::shared_ptr<Communicator>>, kMeshGroups> groups_;
+  mutable std::map<MeshSubgroup, std::shared_ptr<Communicator>> subgroups_;
 };
 
 }  // namespace ds

@@ -10,6 +10,9 @@ namespace {
 constexpr std::array<std::string_view, kMeshAxes> kAxisNames = {
     "tensor", "context", "data", "pipeline", "expert-tensor", "expert", "expert-data"};
 
+constexpr std::array<std::string_view, 4> kPartNames = {"shard group", "replicas",
+                                                        "secondary shards", "copies of heads"};
+
 struct GroupKind {
   std::string_view name;
   std::vector<MeshAxis> axes;  // the fastest first
@@ -54,6 +57,10 @@ int remaining(int world, int64_t taken, std::string_view what) {
 
 std::string_view mesh_axis_name(MeshAxis axis) noexcept {
   return kAxisNames[static_cast<size_t>(axis)];
+}
+
+std::string_view mesh_part_name(MeshPart part) noexcept {
+  return kPartNames[static_cast<size_t>(part)];
 }
 
 std::string_view mesh_group_name(MeshGroup group) noexcept { return kind_of(group).name; }
@@ -189,6 +196,35 @@ int MeshShape::index_in(MeshGroup group, int rank) const {
     before *= step.count;
   }
   return index;
+}
+
+int MeshShape::size(const MeshSubgroup& subgroup) const {
+  const int ranks = size(subgroup.of), part = subgroup.consecutive;
+  DS_CHECK(part >= 1 && ranks % part == 0, Code::kConfig, "mesh: ", mesh_part_name(subgroup.part),
+           ": parts of ", part, " ranks do not divide the ", ranks, " ranks of the ",
+           mesh_group_name(subgroup.of), " group");
+  return subgroup.part == MeshPart::kReplicas ? ranks / part : part;
+}
+
+std::vector<int> MeshShape::members(const MeshSubgroup& subgroup, int rank) const {
+  const int count = size(subgroup), part = subgroup.consecutive;
+  const std::vector<int> group = members(subgroup.of, rank);
+  if (group.empty()) return {};
+  const int index = index_in(subgroup.of, rank);
+  const bool across = subgroup.part == MeshPart::kReplicas;
+  const int first = across ? index % part : index / part * part;
+  std::vector<int> out;
+  for (int i = 0; i < count; ++i) {
+    out.push_back(group[static_cast<size_t>(first + i * (across ? part : 1))]);
+  }
+  return out;
+}
+
+int MeshShape::index_in(const MeshSubgroup& subgroup, int rank) const {
+  static_cast<void>(size(subgroup));  // checks it
+  const int index = index_in(subgroup.of, rank), part = subgroup.consecutive;
+  if (index < 0) return -1;
+  return subgroup.part == MeshPart::kReplicas ? index / part : index % part;
 }
 
 MeshGroup MeshShape::canonical(MeshGroup group) const {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -50,6 +51,22 @@ std::string_view mesh_group_name(MeshGroup group) noexcept;
 // Throws kInvalidArgument with the nearest name.
 MeshGroup mesh_group_of(std::string_view name);
 
+// How a group is cut further, into parts of so many consecutive ranks: what a rank belongs to is
+// its part, or the ranks of equal place in all parts.
+enum class MeshPart {
+  kShard,      // a part, which holds one copy of training state together (MiCS)
+  kReplicas,   // equal places, which hold the same piece of it
+  kSecondary,  // a part, which holds a second copy of weights together (hpZ)
+  kCopies,     // a part, whose ranks hold the same heads of keys and values
+};
+std::string_view mesh_part_name(MeshPart part) noexcept;
+struct MeshSubgroup {
+  MeshGroup of = MeshGroup::kWorld;
+  MeshPart part = MeshPart::kShard;
+  int consecutive = 1;
+  auto operator<=>(const MeshSubgroup&) const = default;
+};
+
 // What is chosen; the sizes of the data and expert-data axes follow from the world.
 struct MeshSizes {
   int pipeline = 1;
@@ -81,6 +98,10 @@ class MeshShape {
   std::vector<int> members(MeshGroup group, int rank) const;
   // The place of `rank` among them; -1 where it belongs to none.
   int index_in(MeshGroup group, int rank) const;
+  // The same of a subgroup. Throws kConfig where its parts do not divide the group.
+  int size(const MeshSubgroup& subgroup) const;
+  std::vector<int> members(const MeshSubgroup& subgroup, int rank) const;
+  int index_in(const MeshSubgroup& subgroup, int rank) const;
   // The first kind whose groups have the same members as those of `group`.
   MeshGroup canonical(MeshGroup group) const;
 

@@ -20,6 +20,8 @@ struct Sharers {
 struct Range {
   int64_t begin = 0;
   int64_t end = 0;
+  int copies = 1;
+  bool first_copy = true;
 };
 struct Dealt {
   std::vector<Range> ranges;
@@ -42,13 +44,19 @@ Dealt deal(const ShardRequest& request, int64_t size,
              Code::kInvalidArgument, subject(request),
              ": the sections of its split rule have more ", "than the ", size,
              " rows or columns that are to be cut");
-    DS_CHECK(section.units % ranks.count == 0, Code::kConfig, subject(request), ": the ",
+    const bool repeats = section.repeats && section.units > 0 && section.units < ranks.count &&
+                         ranks.count % section.units == 0;
+    DS_CHECK(repeats || section.units % ranks.count == 0, Code::kConfig, subject(request), ": the ",
              ranks.count, " ranks of the ", ranks.axis, " axis cannot share ", section.units,
              " units of ", section.unit_size,
-             " (heads, or single rows or columns) equally; choose a size that divides them");
-    const int64_t part = section.units / ranks.count * section.unit_size;
+             " (heads, or single rows or columns) equally; choose a size that divides them",
+             section.repeats ? ", or a multiple of them" : "");
+    const int copies = repeats ? ranks.count / static_cast<int>(section.units) : 1;
+    const int64_t part =
+        repeats ? section.unit_size : section.units / ranks.count * section.unit_size;
     if (part > 0) {
-      dealt.ranges.push_back({begin + ranks.place * part, begin + (ranks.place + 1) * part});
+      const int64_t at = begin + ranks.place / copies * part;
+      dealt.ranges.push_back({at, at + part, copies, ranks.place % copies == 0});
     }
     dealt.local += part;
     begin += section.units * section.unit_size;
@@ -88,6 +96,8 @@ class Cutter {
         ShardBox part = box;
         part.global.offset[dim] = range.begin;
         part.global.extent[dim] = range.end - range.begin;
+        part.copies *= range.copies;
+        part.first_copy = part.first_copy && range.first_copy;
         part.local_offset[dim] = at;
         at += range.end - range.begin;
         cut.push_back(std::move(part));
@@ -127,6 +137,9 @@ void check_request(const ShardRequest& request) {
   DS_CHECK(rule.experts >= 0 && request.expert < std::max<int64_t>(rule.experts, 0),
            Code::kInvalidArgument, subject(request), ": expert ", request.expert, " of ",
            rule.experts, " experts");
+  const bool repeats = std::ranges::any_of(rule.sections, &SplitRule::Section::repeats);
+  DS_CHECK(!repeats || (rule.kind == Kind::kRows && !stacked), Code::kInvalidArgument,
+           subject(request), ": ranks hold the same units of rows alone");
   DS_CHECK(!stacked || request.shape[0] == rule.experts, Code::kInvalidArgument, subject(request),
            ": dimension 0 is to hold ", rule.experts, " experts");
 }

@@ -29,6 +29,10 @@ struct ShardRequest {
 struct ShardBox {
   Box global;
   std::vector<int64_t> local_offset;
+  // Consecutive ranks of the group `parts` that hold it (SplitRule::Section::repeats), and whether
+  // this is the first of them.
+  int copies = 1;
+  bool first_copy = true;
 };
 
 struct ShardSpec {
@@ -37,9 +41,10 @@ struct ShardSpec {
   Shape local;
   // In the order of the local tensor. Padding belongs to no box.
   std::vector<ShardBox> boxes;
-  // Ranks of the world that hold each element; the box of each other is the same or disjoint.
+  // Ranks of the world that hold each element of a box, times the box's copies; the box of each
+  // other is the same or disjoint.
   int64_t replicas = 1;
-  // Of the ranks that hold the same boxes the first: checkpoints and norms count this one.
+  // Of the ranks that hold the same boxes the first, but for their copies.
   bool primary = true;
   bool cut = false;  // over the group `parts`
   // Whose ranks hold the parts of one copy: tensor, or expert-tensor.
@@ -52,6 +57,14 @@ struct ShardSpec {
   std::optional<MeshGroup> tied = {};
 
   bool held() const { return !boxes.empty(); }
+  // Checkpoints and norms count the elements of a box on one rank alone.
+  bool counts(const ShardBox& box) const { return primary && box.first_copy; }
+  // The ranks that hold the same box of one copy of the parameter. Each has the gradient of what it
+  // computes with the box; they are added up over this group, before the gradients of other copies
+  // are reduced.
+  MeshSubgroup copies_of(const ShardBox& box) const {
+    return {parts, MeshPart::kCopies, box.copies};
+  }
 };
 
 // Throws kConfig where the ranks cannot share the parameter equally, and kInvalidArgument where the

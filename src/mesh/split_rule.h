@@ -20,6 +20,9 @@ struct SplitRule {
   struct Section {
     int64_t units = 0;
     int64_t unit_size = 1;  // rows or columns
+    // Where there are fewer units than ranks, so many consecutive ranks hold the same one: heads of
+    // keys and values, which several heads of queries read. Of rows alone.
+    bool repeats = false;
   };
 
   Kind kind = Kind::kWhole;
@@ -34,6 +37,7 @@ struct SplitRule {
   static SplitRule columns() { return {Kind::kColumns}; }
   // Rows in units, section after section: {{q, d}, {kv, d}, {kv, d}} for q, k and v one after
   // another, {{kv, (q / kv + 2) * d}} where each group of queries stands beside its key and value.
+  // With {kv, d, true} more ranks than heads of keys and values can share the layer.
   static SplitRule head_rows(std::vector<Section> sections) {
     return {Kind::kRows, std::move(sections)};
   }

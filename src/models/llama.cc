@@ -127,7 +127,7 @@ class Llama : public FamilyBase {
                SplitRule::vocabulary());
     const SplitRule::Section queries = {c_.heads, c_.head_size};
     const SplitRule by_query = SplitRule::head_rows({queries});
-    const SplitRule by_key = SplitRule::head_rows({{c_.kv_heads, c_.head_size}});
+    const SplitRule by_key = SplitRule::head_rows({{c_.kv_heads, c_.head_size, true}});
     for (int64_t i = 0; i < c_.layers; ++i) {
       const std::string p = "layers." + std::to_string(i) + ".";
       Block b;

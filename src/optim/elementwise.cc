@@ -13,7 +13,7 @@ struct Kind {
 
 bool any_momentum(const OptimizerConfig& config) {
   bool any = config.momentum != 0;
-  for (const OptimizerGroupConfig& group : config.groups) {
+  for (const OptimizerGroupConfig& group : config.param_groups) {
     any = any || group.momentum.value_or(0) != 0;
   }
   return any;
@@ -35,7 +35,7 @@ Kind rmsprop_of(const OptimizerConfig& config) {
 Kind kind_of(const OptimizerConfig& config) {
   switch (config.type) {
     case OptimizerType::kAdagrad:
-      return {kernels::UpdateRule::kAdagrad, {{"sum", false, config.initial_accumulator}}};
+      return {kernels::UpdateRule::kAdagrad, {{"sum", false, config.initial_accumulator_value}}};
     case OptimizerType::kNadam:
       return {kernels::UpdateRule::kNadam, {{"exp_avg", true}, {"exp_avg_sq", false}}};
     case OptimizerType::kRmsprop:

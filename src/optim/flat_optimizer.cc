@@ -9,7 +9,7 @@
 namespace ds::optim {
 
 FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
-  const auto count = static_cast<int32_t>(setup_.config.groups.size()) + 1;
+  const auto count = static_cast<int32_t>(setup_.config.param_groups.size()) + 1;
   for (int32_t i = 0; i < count; ++i) groups_.push_back(group_config(setup_.config, i));
   for (const OptimizerConfig& config : groups_) rates_.push_back(config.lr);
   for (const TensorPlace& place : setup_.places) {
@@ -30,7 +30,7 @@ FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
 }
 
 StateSpace FlatOptimizer::make_space(StateSpace::Options options) const {
-  options.type = setup_.config.state_type;
+  options.type = setup_.config.state_dtype;
   const auto limit = [&options](int64_t most) {
     options.most_elements =
         options.most_elements > 0 ? std::min(options.most_elements, most) : most;
@@ -59,7 +59,8 @@ double FlatOptimizer::momentum_product(size_t group, int64_t step) const {
 }
 
 double FlatOptimizer::decay_of(const UpdateStep& step, int32_t group) const {
-  const bool own = group > 0 && setup_.config.groups[static_cast<size_t>(group) - 1].weight_decay;
+  const bool own =
+      group > 0 && setup_.config.param_groups[static_cast<size_t>(group) - 1].weight_decay;
   if (step.weight_decay && !own) return *step.weight_decay;
   return groups_[static_cast<size_t>(group)].weight_decay;
 }

@@ -19,16 +19,16 @@ int32_t group_of(const OptimizerConfig& config, const nn::Parameter& parameter) 
   const auto number = [](size_t index) { return static_cast<int32_t>(index) + 1; };
   if (!parameter.group.empty()) {
     std::vector<std::string> names;
-    for (size_t i = 0; i < config.groups.size(); ++i) {
-      if (config.groups[i].name == parameter.group) return number(i);
-      names.push_back(config.groups[i].name);
+    for (size_t i = 0; i < config.param_groups.size(); ++i) {
+      if (config.param_groups[i].name == parameter.group) return number(i);
+      names.push_back(config.param_groups[i].name);
     }
     fail(Code::kConfig, "parameter ", printable(parameter.name, 200), " asks for group \"",
          printable(parameter.group, 200), "\", which /optimizer/param_groups does not have",
          names.empty() ? "" : "; it has " + join(names, ", "));
   }
-  for (size_t i = 0; i < config.groups.size(); ++i) {
-    if (any_matches(config.groups[i].match, parameter)) return number(i);
+  for (size_t i = 0; i < config.param_groups.size(); ++i) {
+    if (any_matches(config.param_groups[i].match, parameter)) return number(i);
   }
   return 0;
 }
@@ -47,7 +47,8 @@ std::vector<int32_t> assign_groups(const OptimizerConfig& config,
 
 bool decays_in(const OptimizerConfig& config, const nn::Parameter& parameter, int32_t group) {
   if (config.decay_all || parameter.decays) return true;
-  return group > 0 && config.groups.at(static_cast<size_t>(group) - 1).weight_decay.has_value();
+  return group > 0 &&
+         config.param_groups.at(static_cast<size_t>(group) - 1).weight_decay.has_value();
 }
 
 WidthFactors width_factors(const OptimizerConfig& config, const nn::Parameter& parameter) {
@@ -82,9 +83,9 @@ WidthFactors width_factors(const OptimizerConfig& config, const nn::Parameter& p
 
 OptimizerConfig group_config(const OptimizerConfig& config, int32_t group) {
   OptimizerConfig out = config;
-  out.groups.clear();
+  out.param_groups.clear();
   if (group == 0) return out;
-  const OptimizerGroupConfig& own = config.groups.at(static_cast<size_t>(group) - 1);
+  const OptimizerGroupConfig& own = config.param_groups.at(static_cast<size_t>(group) - 1);
   const auto set = [](double& value, const std::optional<double>& override_value) {
     if (override_value) value = *override_value;
   };

@@ -114,9 +114,10 @@ std::optional<double> Schedule::beta2() const {
 }
 
 double scheduled_decay(const DecayScheduleConfig& config, int64_t applied) {
-  if (applied >= config.total_steps) return config.end;
-  const double way = static_cast<double>(applied) / static_cast<double>(config.total_steps);
-  const double part = config.cosine ? (1 - std::cos(std::numbers::pi * way)) / 2 : way;
+  if (applied >= config.total_num_steps) return config.end;
+  const double way = static_cast<double>(applied) / static_cast<double>(config.total_num_steps);
+  const double part =
+      config.type == DecayShape::kCosine ? (1 - std::cos(std::numbers::pi * way)) / 2 : way;
   return config.start + part * (config.end - config.start);
 }
 

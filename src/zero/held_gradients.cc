@@ -11,8 +11,9 @@ FlatRange kept_range(const optim::FlatTensor& gradients, const Bucket& bucket) {
 }
 
 void HeldGradients::allocate(DType type) {
-  all_ = arrays_.comm->shared_tensor(arrays_.device, type, {arrays_.layout.trainable_elements()},
-                                     MemoryTag::kGradients, {.label = "given gradients"});
+  all_ =
+      arrays_.groups.all->shared_tensor(arrays_.device, type, {arrays_.layout.trainable_elements()},
+                                        MemoryTag::kGradients, {.label = "given gradients"});
 }
 
 void HeldGradients::clear(const OpContext& ctx) { ops::fill(ctx, 0.0f, all_); }
@@ -31,8 +32,8 @@ void HeldGradients::reduce_into(const OpContext& ctx, ReduceOp op, optim::FlatTe
     const Tensor whole = all_.slice(0, bucket.range.begin, bucket.range.end);
     const CollectiveOptions options{.label = arrays_.parameters[layout.order()[bucket.first]].name};
     works.push_back(arrays_.stage == 0
-                        ? arrays_.comm->all_reduce(whole, op, options)
-                        : arrays_.comm->reduce_scatter(kept(bucket), whole, op, options));
+                        ? arrays_.groups.all->all_reduce(whole, op, options)
+                        : arrays_.groups.all->reduce_scatter(kept(bucket), whole, op, options));
   }
   for (const WorkPtr& work : works) work->wait();
   for (const Bucket& bucket : layout.buckets()) {

@@ -13,15 +13,14 @@ std::vector<bool> of_domain(const std::vector<bool>& all, std::span<const nn::Pa
   return out;
 }
 
-Sharing sharing_of(const LayoutPolicy& policy, std::span<const nn::ParamId> ids, int rank,
-                   int ranks) {
+Sharing sharing_of(const LayoutPolicy& policy, std::span<const nn::ParamId> ids,
+                   const MeshShape& mesh, MeshGroup group, int rank) {
   const Sharing& all = policy.sharing;
   Sharing out;
-  const int shard = policy.shard > 0 ? policy.shard : ranks;
-  if (policy.stage > 0) {
-    out.rank = rank % shard;
-    out.world = shard;
-  }
+  const int ranks = policy.shard > 0 ? policy.shard : mesh.size(group);
+  const MeshSubgroup shard{group, MeshPart::kShard, ranks};
+  out.rank = policy.stage > 0 ? mesh.index_in(shard, rank) : 0;
+  out.world = policy.stage > 0 ? mesh.size(shard) : 1;
   out.bucket_elements = all.bucket_elements;
   out.resident = of_domain(all.resident, ids);
   out.exact = of_domain(all.exact, ids);
@@ -70,7 +69,7 @@ void Layout::add_domain(const nn::ParameterSet& parameters, MeshGroup group, con
   DS_CHECK(policy_.shard == 0 || ranks % policy_.shard == 0, Code::kConfig, "a shard of ",
            policy_.shard, " ranks does not divide the ", ranks, " ranks of the ",
            mesh_group_name(group), " group");
-  FlatLayout flat(local, sharing_of(policy_, ids, place, ranks));
+  FlatLayout flat(local, sharing_of(policy_, ids, mesh, group, rank));
   domains_.push_back({group, place, ranks, std::move(ids), std::move(local), std::move(flat)});
 }
 
@@ -88,13 +87,29 @@ int64_t Layout::held(StateRole role) const {
   return elements;
 }
 
-OwnedPart Layout::primary(nn::ParamId id) const {
+std::vector<OwnedPart> Layout::primary(nn::ParamId id) const {
   const Place at = place(id);
   if (at.domain < 0 || !first_copy_[static_cast<size_t>(id)]) return {};
   const GradientDomain& domain = domains_[static_cast<size_t>(at.domain)];
   // Of copies within the domain's group the first.
   if (domain.rank >= domain.flat.world()) return {};
-  return domain.flat.part(at.id);
+  const OwnedPart own = domain.flat.part(at.id);
+  const ShardSpec& spec = this->spec(id);
+  if (std::ranges::all_of(spec.boxes, &ShardBox::first_copy)) return {own};
+  // Such boxes are rows of the local tensor.
+  std::vector<OwnedPart> parts;
+  const int64_t row = spec.local.elements() / spec.local[0];
+  for (const ShardBox& box : spec.boxes) {
+    if (!box.first_copy) continue;
+    const int64_t first = std::max(own.first, box.local_offset[0] * row);
+    const int64_t last =
+        std::min(own.first + own.count, (box.local_offset[0] + box.global.extent[0]) * row);
+    const int64_t skipped = first - own.first;
+    if (first < last) {
+      parts.push_back({first, last - first, own.flat + skipped, own.owned + skipped});
+    }
+  }
+  return parts;
 }
 
 }  // namespace ds::zero

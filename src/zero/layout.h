@@ -55,8 +55,8 @@ class Layout {
   // Elements that this rank holds of a role, padding included.
   int64_t held(StateRole role) const;
   // The elements of its local part for which this rank alone answers among all that hold them: it
-  // counts them in norms. None where another does.
-  OwnedPart primary(nn::ParamId id) const;
+  // counts them in norms. None where another does; several where ranks hold parts of it alike.
+  std::vector<OwnedPart> primary(nn::ParamId id) const;
 
  private:
   void add_domain(const nn::ParameterSet& parameters, MeshGroup group, const MeshShape& mesh,

@@ -45,7 +45,7 @@ QuantizedReduce::Errors& QuantizedReduce::errors_for(size_t bucket) {
 // Messages lie by the place of their receiver within a node, and then by node: so that each
 // receiver's are together.
 QuantizedReduce::Flight QuantizedReduce::start(size_t index, const Tensor& whole, bool blocking) {
-  const int places = nodes_->node->size(), count = nodes_->across->size();
+  const int places = nodes_->node.size, count = nodes_->across.size;
   if (places == 1) return {};
   const Bucket& bucket = layout_.buckets()[index];
   const int64_t bytes = piece_bytes_[index];
@@ -74,8 +74,8 @@ QuantizedReduce::Flight QuantizedReduce::start(size_t index, const Tensor& whole
 void QuantizedReduce::finish(size_t index, Flight& flight, const Tensor& whole, Tensor& own) {
   const Bucket& bucket = layout_.buckets()[index];
   const int64_t bytes = piece_bytes_[index];
-  const int places = nodes_->node->size(), count = nodes_->across->size();
-  const int place = nodes_->node->rank();
+  const int places = nodes_->node.size, count = nodes_->across.size;
+  const int place = nodes_->node.rank;
   if (flight.work) flight.work->wait();
   Errors& errors = errors_for(index);
   const auto make = [&] {
@@ -125,7 +125,7 @@ void QuantizedReduce::set_loss_scale(double scale) {
     }
     for (size_t node = 0; node < errors_[i].second.size(); ++node) {
       follow(errors_[i].second[node], i,
-             nodes_->rank_at(static_cast<int>(node), nodes_->node->rank()));
+             nodes_->rank_at(static_cast<int>(node), nodes_->node.rank));
     }
   }
 }

@@ -7,10 +7,9 @@
 #include <optional>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "mesh/state_groups.h"
 #include "ops/context.h"
 #include "zero/flat_layout.h"
-#include "zero/share_groups.h"
 
 namespace ds::zero {
 

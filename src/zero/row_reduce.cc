@@ -42,9 +42,9 @@ std::vector<int32_t> RowReduce::rows_of(const Tensor& matrix) const {
 std::vector<int64_t> RowReduce::counts_of_ranks(int64_t own, int64_t rows,
                                                 const std::string& name) const {
   const Tensor mine = ctx_.workspace(DType::kInt64, {1});
-  const Tensor all = ctx_.workspace(DType::kInt64, {comm_->size()});
+  const Tensor all = ctx_.workspace(DType::kInt64, {ranks_.size});
   *mine.data<int64_t>() = own;
-  comm_->all_gather(all, mine, {.label = name, .blocking = true})->wait();
+  ranks_->all_gather(all, mine, {.label = name, .blocking = true})->wait();
   std::vector<int64_t> counts(all.data<int64_t>(), all.data<int64_t>() + all.elements());
   for (size_t rank = 0; rank < counts.size(); ++rank) {
     DS_CHECK(counts[rank] >= 0 && counts[rank] <= rows, Code::kComm, "rank ", rank, " has ",
@@ -57,7 +57,7 @@ Tensor RowReduce::gather(const Tensor& own, const std::vector<int64_t>& counts,
                          const std::string& name) const {
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   const Tensor all = Tensor::empty(ctx_.device, own.dtype(), {total}, MemoryTag::kCommunication);
-  comm_->all_gather_v(all, own, counts, {.label = name, .blocking = true})->wait();
+  ranks_->all_gather_v(all, own, counts, {.label = name, .blocking = true})->wait();
   return all;
 }
 
@@ -101,7 +101,7 @@ void RowReduce::combine(const std::vector<Source>& sources, Tensor& values, Tens
       task.input_count = static_cast<int>(inputs.size());
       task.outputs = &out;
       task.output_count = 1;
-      if (op_ == ReduceOp::kAverage) task.divisor = static_cast<float>(comm_->size());
+      if (op_ == ReduceOp::kAverage) task.divisor = static_cast<float>(ranks_.size);
       kernels::combine(task, columns);
       float* const to = matrix.data<float>() + sources[firsts[i]].row * columns;
       std::transform(out, out + columns, to, [](T x) { return widened(x); });

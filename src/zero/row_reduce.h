@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "mesh/mesh.h"
 #include "ops/context.h"
 
 namespace ds::zero {
@@ -14,8 +14,8 @@ namespace ds::zero {
 class RowReduce {
  public:
   // `comm_dtype`: the type that values travel in. The threads of `ctx` must outlive it.
-  RowReduce(const OpContext& ctx, std::shared_ptr<Communicator> comm, ReduceOp op, DType comm_dtype)
-      : ctx_(ctx), comm_(std::move(comm)), op_(op), comm_dtype_(comm_dtype) {}
+  RowReduce(const OpContext& ctx, RankGroup ranks, ReduceOp op, DType comm_dtype)
+      : ctx_(ctx), ranks_(std::move(ranks)), op_(op), comm_dtype_(comm_dtype) {}
 
   // Replaces a matrix, fp32 and packed, by the ranks' sum or mean: the bits of a reduction of all
   // of it. False, and nothing done, where the ranks have more rows than the matrix together, or it
@@ -37,7 +37,7 @@ class RowReduce {
   void combine(const std::vector<Source>& sources, Tensor& values, Tensor& matrix) const;
 
   OpContext ctx_;
-  std::shared_ptr<Communicator> comm_;
+  RankGroup ranks_;
   ReduceOp op_;
   DType comm_dtype_;
 };

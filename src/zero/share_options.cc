@@ -2,6 +2,16 @@
 
 namespace ds::zero {
 
+void check_group_sizes(const StateGroupSizes& sizes, int ranks) {
+  constexpr const char* kPath = "configuration: /zero_optimization/";
+  DS_CHECK(sizes.shard == 0 || ranks % sizes.shard == 0, Code::kConfig, kPath,
+           "mics_shard_size: ", sizes.shard, " does not divide the ", ranks,
+           " data-parallel ranks; use a divisor, or -1");
+  DS_CHECK(ranks % sizes.secondary == 0, Code::kConfig, kPath,
+           "zero_hpz_partition_size: ", sizes.secondary, " does not divide the ", ranks,
+           " data-parallel ranks; use a divisor, such as the ranks of a node");
+}
+
 std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const ShareOptions& options) {
   std::vector<bool> resident(static_cast<size_t>(parameters.size()));
   int64_t total = 0;

@@ -6,11 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "mesh/state_groups.h"
 #include "zero/flat_layout.h"
 #include "zero/host_store.h"
 #include "zero/quantized_reduce.h"
-#include "zero/share_groups.h"
 #include "zero/weight_gatherer.h"
 #include "zero/weight_route.h"
 
@@ -20,7 +19,6 @@ namespace ds::zero {
 // 3 also the weights. (Rajbhandari et al., arXiv:1910.02054. Gradients are spread from stage 1 on,
 // because each micro batch is reduced.)
 struct ShareOptions {
-  std::shared_ptr<Communicator> comm;
   int stage = 0;
   int64_t bucket_elements = 0;
   DType comm_dtype = DType::kFloat32;  // of gradients
@@ -45,13 +43,20 @@ struct ShareOptions {
   // Runs what may fail on one rank, and lets it fail on all.
   std::function<void(const std::function<void()>&)> together = [](const auto& body) { body(); };
   // Of stage 3, too: ZeRO++ and MiCS.
-  GroupSizes groups = {};
+  StateGroupSizes groups = {};
   WeightRoute::Options weights = {};
   bool quantized_gradients = false;
   // Beside GPUs: what a rank owns of masters, gradients and moments lies in its host's memory.
   std::optional<OffloadOptions> offload = {};
   std::optional<QuantizedReduce::Feedback> feedback = {};  // of what their roundings lose
 };
+
+// Throws kConfig where the sizes do not divide the ranks that train.
+void check_group_sizes(const StateGroupSizes& sizes, int ranks);
+// Whether something of it goes among the ranks of a node first, or across nodes.
+inline bool wants_nodes(const ShareOptions& options) {
+  return options.quantized_gradients || options.weights.hierarchical;
+}
 
 // How masters of weights below fp32 are held.
 enum class MasterForm {

@@ -10,14 +10,14 @@ namespace ds::zero {
 namespace {
 
 // Whether all ranks make their weights from the same source.
-bool same_loaders(const OpContext& ctx, const nn::WeightLoader* loader, Communicator& comm) {
+bool same_loaders(const OpContext& ctx, const nn::WeightLoader* loader, const RankGroup& ranks) {
   const auto own = static_cast<int64_t>(loader != nullptr ? loader->fingerprint() : 0);
   const OpContext host{host_memory_of(ctx.device), ctx.pool};
   const Tensor mine = host.workspace(DType::kInt64, {2});
-  const Tensor all = host.workspace(DType::kInt64, {2 * comm.size()});
+  const Tensor all = host.workspace(DType::kInt64, {int64_t{2} * ranks.size});
   mine.data<int64_t>()[0] = loader != nullptr ? 1 : 0;
   mine.data<int64_t>()[1] = own;
-  comm.all_gather(all, mine, {.label = "sources of weights", .blocking = true})->wait();
+  ranks->all_gather(all, mine, {.label = "sources of weights", .blocking = true})->wait();
   for (int64_t i = 0; i < all.elements(); i += 2) {
     const int64_t* const other = all.data<int64_t>() + i;
     if (other[0] != 1 || other[1] != own) return false;
@@ -53,6 +53,7 @@ class MasterBroadcast {
                   const ShareOptions& options, const FlatLayout& layout, optim::FlatTensor& masters)
       : ctx_(ctx),
         parameters_(arrays.parameters),
+        ranks_(arrays.groups.all),
         from_(from),
         options_(options),
         layout_(layout),
@@ -85,9 +86,9 @@ class MasterBroadcast {
   void pass_on() {
     if (used_ == 0) return;
     options_.together([&] {
-      if (options_.comm->rank() == 0) pack();
+      if (ranks_.rank == 0) pack();
     });
-    options_.comm->broadcast(buffer_.slice(0, 0, used_), 0, {.label = "initial weights"})->wait();
+    ranks_->broadcast(buffer_.slice(0, 0, used_), 0, {.label = "initial weights"})->wait();
     int64_t at = 0;
     for (const Piece& piece : pieces_) {
       keep(piece, at);
@@ -128,6 +129,7 @@ class MasterBroadcast {
 
   const OpContext& ctx_;
   const nn::ParameterSet& parameters_;
+  const RankGroup& ranks_;
   const Masters& from_;
   const ShareOptions& options_;
   const FlatLayout& layout_;
@@ -143,7 +145,7 @@ void spread_masters(const OpContext& ctx, const StateArrays& arrays, const Maste
                     const ShareOptions& options, const FlatLayout& layout,
                     optim::FlatTensor& masters) {
   const nn::WeightLoader* const loader = from.loader().get();
-  if (!same_loaders({arrays.device, ctx.pool}, loader, *options.comm)) {
+  if (!same_loaders({arrays.device, ctx.pool}, loader, arrays.groups.all)) {
     return MasterBroadcast(ctx, arrays, from, options, layout, masters).run();
   }
   options.together([&] { fill_owned(ctx, arrays.parameters, *loader, layout, masters); });

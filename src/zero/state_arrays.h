@@ -6,13 +6,12 @@
 #include <memory>
 
 #include "base/exact_sum.h"
-#include "comm/communicator.h"
+#include "mesh/state_groups.h"
 #include "ops/context.h"
 #include "ops/stored_array.h"
 #include "optim/optimizer.h"
 #include "zero/flat_layout.h"
 #include "zero/host_store.h"
-#include "zero/share_groups.h"
 
 namespace ds::zero {
 
@@ -27,8 +26,8 @@ struct StateArrays {
   // are the model. Some are compact where ranks share them.
   optim::FlatTensors flat;
 
-  std::shared_ptr<Communicator> comm;  // null unless ranks share the arrays
-  ShareGroups groups;                  // of comm
+  StateGroups groups;   // of the ranks that share the arrays
+  bool spread = false;  // over them
   int stage = 0;
 
   // Makes masters, low halves and gradients where those do not lie in memory; null: all do.
@@ -37,9 +36,9 @@ struct StateArrays {
   std::shared_ptr<HostStore> host_store;  // null unless the optimizer's part is offloaded
   std::shared_ptr<Device> host;           // the host's memory; null before anything was offloaded
 
-  bool shared() const { return comm != nullptr; }
+  bool shared() const { return spread; }
   // Of the ranks that hold the same piece, this is the first.
-  bool first_of_replicas() const { return !groups.replicas || groups.replicas->rank() == 0; }
+  bool first_of_replicas() const { return groups.replicas.rank == 0; }
 
   const Bucket& bucket(nn::ParamId id) const { return layout.buckets()[layout.bucket_of(id)]; }
   size_t index_of(const Bucket& bucket) const {

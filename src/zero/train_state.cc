@@ -145,36 +145,34 @@ optim::FlatTensor TrainState::stored_masters(const OpContext& ctx) const {
 
 // ---- spread over ranks ----
 
-void TrainState::share(const OpContext& ctx, const ShareOptions& options, DType type,
-                       MasterForm form) {
+void TrainState::share(const OpContext& ctx, const StateGroups& groups, const ShareOptions& options,
+                       DType type, MasterForm form) {
   DS_CHECK(!weights_.in_use() && !shared(), Code::kInternal,
            "parameters are in use, or shared already");
   weights_.check_not_lost();
   DS_CHECK(!arrays_.host_store, Code::kInternal, "parameters are offloaded");
   if (!options.offload) arrays_.reload_masters();
   reset_to_fp32(ctx);
-  const bool by_node = options.quantized_gradients || options.weights.hierarchical;
-  ShareGroups& groups = arrays_.groups;
-  groups = make_share_groups(arrays_.device, options.comm, options.groups, by_node);
+  arrays_.groups = groups;
   DS_CHECK(groups.nodes || !options.weights.hierarchical, Code::kConfig,
            "configuration: /zero_optimization/mics_hierarchical_params_gather: a group of ",
-           groups.shard->size(),
+           groups.shard.size,
            " ranks does not lie on several nodes with as many of them on each; use false, or "
            "another mics_shard_size");
-  if (options.quantized_gradients && !groups.nodes && options.comm->rank() == 0) {
+  if (options.quantized_gradients && !groups.nodes && groups.all.rank == 0) {
     log_warning("zero",
                 "zero_quantized_gradients: the ranks do not lie on several nodes with as many of "
                 "them on each; gradients travel in the communication type");
   }
   const Sharing sharing =
-      choose_sharing(arrays_.parameters, options, groups.shard->rank(), groups.shard->size());
+      choose_sharing(arrays_.parameters, options, groups.shard.rank, groups.shard.size);
   const FlatLayout layout(arrays_.parameters, sharing);
   if (options.offload) {
     lay_out_on_host(ctx, layout, options, type, form == MasterForm::kSplit);
   } else {
     lay_out_shared(ctx, layout, options, type, form);
   }
-  arrays_.comm = options.comm;
+  arrays_.spread = true;
   arrays_.stage = options.stage;
   arrays_.flush_masters();
   weights_.set_compute_type(type);
@@ -264,7 +262,7 @@ void TrainState::unshare(const OpContext& ctx) {
   arrays_.flat = {};
   arrays_.flat.masters = std::move(masters);
   arrays_.host_store.reset();
-  arrays_.comm.reset();
+  arrays_.spread = false;
   arrays_.groups = {};
   arrays_.stage = 0;
   weights_.set_compute_type(DType::kFloat32);
@@ -272,7 +270,7 @@ void TrainState::unshare(const OpContext& ctx) {
 
 std::shared_ptr<optim::ShardGroup> TrainState::shard_group(std::vector<nn::ParamId> tensors) const {
   if (layout().world() == 1) return nullptr;
-  return std::make_shared<CommShardGroup>(layout(), std::move(tensors), arrays_.groups.shard,
+  return std::make_shared<CommShardGroup>(layout(), std::move(tensors), arrays_.groups.shard.comm,
                                           arrays_.device);
 }
 
@@ -297,7 +295,7 @@ bool TrainState::computes_with_master(nn::ParamId id) const {
   return weights_.computes_with_master(id);
 }
 
-bool TrainState::writes_files() const { return !shared() || arrays_.comm->rank() == 0; }
+bool TrainState::writes_files() const { return !shared() || arrays_.groups.all.rank == 0; }
 
 nn::WholeWeights TrainState::take(const OpContext& ctx) {
   arrays_.factory.reset();  // what is made from here on lies in memory

@@ -63,11 +63,12 @@ class TrainState final : public nn::ModelWeights {
   void set_compute_type(const OpContext& ctx, DType type, MasterForm form = MasterForm::kFp32,
                         const std::vector<bool>& fp32 = {});
 
-  // Collective: spreads the state over a group, which starts with the masters of its rank 0; where
-  // all have one loader, each makes its own part. Needs no open guard. From now on calls marked
-  // "every rank" are collective too. With `options.offload` what a rank owns lies in its host's
-  // memory, as offload() has it.
-  void share(const OpContext& ctx, const ShareOptions& options, DType type, MasterForm form);
+  // Collective: spreads the state over the ranks of `groups`, which start with the masters of the
+  // first; where all have one loader, each makes its own part. Needs no open guard. From now on
+  // calls marked "every rank" are collective too. With `options.offload` what a rank owns lies in
+  // its host's memory, as offload() has it.
+  void share(const OpContext& ctx, const StateGroups& groups, const ShareOptions& options,
+             DType type, MasterForm form);
   // Ends that, without waiting for anybody. Weights that are whole stay, in the precision they were
   // computed with; of weights in pieces nothing usable is left, unless one rank has all of them.
   void unshare(const OpContext& ctx);

@@ -23,9 +23,10 @@ void check_alike(const OpContext& ctx, const StateArrays& arrays, const Weights&
   const auto gather = [&](const std::vector<uint64_t>& own) {
     const auto count = static_cast<int64_t>(own.size());
     const Tensor mine = host.workspace(DType::kInt64, {count});
-    const Tensor all = host.workspace(DType::kInt64, {count * arrays.comm->size()});
+    const Tensor all = host.workspace(DType::kInt64, {count * arrays.groups.all.size});
     std::memcpy(mine.raw(), own.data(), own.size() * sizeof(uint64_t));
-    arrays.comm->all_gather(all, mine, {.label = "checksums of weights", .blocking = true})->wait();
+    arrays.groups.all->all_gather(all, mine, {.label = "checksums of weights", .blocking = true})
+        ->wait();
     return std::vector<int64_t>(all.data<int64_t>(), all.data<int64_t>() + all.elements());
   };
   const auto checksum = [&](nn::ParamId id) {
@@ -75,7 +76,7 @@ void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weight
           arrays.weights().map(copies.begin + begin, copies.begin + end, Access::kRead);
       const Tensor found = to_host(copy.data(), host);
       DS_CHECK(std::ranges::equal(bytes_of(expected), bytes_of(found)), Code::kState,
-               "the weights of ", arrays.parameters[id].name, " on rank ", arrays.comm->rank(),
+               "the weights of ", arrays.parameters[id].name, " on rank ", arrays.groups.all.rank,
                " are not their masters, rounded: something else wrote to them");
     }
   }

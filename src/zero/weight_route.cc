@@ -11,7 +11,7 @@ constexpr int kBits = 8;
 
 }  // namespace
 
-WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGroups groups,
+WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, StateGroups groups,
                          const Options& options, std::vector<Piece> pieces)
     : ctx_(ctx),
       layout_(layout),
@@ -29,7 +29,7 @@ WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGr
     if (!groups_.secondary || bucket.resident) continue;
     int64_t& end = elements[dtype(i)];
     second_begins_[i] = end;
-    end += bucket.range.elements() / groups_.secondary->size();
+    end += bucket.range.elements() / groups_.secondary.size;
   }
   for (const auto& [type, count] : elements) {
     second_[type] = groups_.secondary->shared_tensor(
@@ -44,7 +44,7 @@ bool WeightRoute::quantized(const Bucket& bucket) const {
 Tensor WeightRoute::second(size_t index) const {
   const int64_t begin = second_begins_[index];
   if (begin < 0) return {};
-  const int64_t size = layout_.buckets()[index].range.elements() / groups_.secondary->size();
+  const int64_t size = layout_.buckets()[index].range.elements() / groups_.secondary.size;
   return second_.at(dtype(index)).slice(0, begin, begin + size);
 }
 
@@ -108,17 +108,17 @@ void WeightRoute::start_gather(const Tensor& all, const Tensor& own,
     flight.work = groups_.shard->all_gather(all, own, options);
     return;
   }
-  Communicator& across = *groups_.nodes->across;
-  flight.column = Tensor::empty(ctx_.device, own.dtype(), {across.size() * own.elements()},
+  const RankGroup& across = groups_.nodes->across;
+  flight.column = Tensor::empty(ctx_.device, own.dtype(), {across.size * own.elements()},
                                 MemoryTag::kCommunication);
-  flight.work = across.all_gather(flight.column, own, options);
+  flight.work = across->all_gather(flight.column, own, options);
 }
 
 void WeightRoute::finish_gather(Flight& flight, const Tensor& all) {
   flight.work->wait();
   if (!flight.column) return;
   const NodeGroups& nodes = *groups_.nodes;
-  const int places = nodes.node->size(), count = nodes.across->size();
+  const int places = nodes.node.size, count = nodes.across.size;
   const Tensor columns =
       Tensor::empty(ctx_.device, all.dtype(), all.shape(), MemoryTag::kCommunication);
   nodes.node->all_gather(columns, flight.column, {.label = "weights", .blocking = on_host(columns)})
@@ -167,7 +167,7 @@ void WeightRoute::complete(size_t index, Flight& flight, Tensor& whole) {
     finish_gather(flight, whole);
   }
   if (Tensor own = second(index); own && !flight.near) {
-    const int64_t begin = groups_.secondary->rank() * own.elements();
+    const int64_t begin = groups_.secondary.rank * own.elements();
     ops::cast(ctx_, whole.slice(0, begin, begin + own.elements()), own);
     second_valid_[index] = true;
   }

@@ -6,11 +6,10 @@
 #include <map>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "mesh/state_groups.h"
 #include "ops/context.h"
 #include "tensor/array_store.h"
 #include "zero/flat_layout.h"
-#include "zero/share_groups.h"
 
 namespace ds::zero {
 
@@ -54,7 +53,7 @@ class WeightRoute : public BucketRoute {
   };
 
   // Collective. `pieces` are by bucket. The threads of `ctx` must outlive it.
-  WeightRoute(const OpContext& ctx, const FlatLayout& layout, ShareGroups groups,
+  WeightRoute(const OpContext& ctx, const FlatLayout& layout, StateGroups groups,
               const Options& options, std::vector<Piece> pieces);
 
   Flight start(size_t bucket, Tensor& whole, const CollectiveOptions& options) override;
@@ -80,7 +79,7 @@ class WeightRoute : public BucketRoute {
 
   OpContext ctx_;
   const FlatLayout& layout_;
-  ShareGroups groups_;
+  StateGroups groups_;
   Options options_;
   std::vector<Piece> pieces_;  // by bucket
   // This rank's part of all buckets that are dropped at times, in each of their types.

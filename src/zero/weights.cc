@@ -38,7 +38,6 @@ void Weights::release(nn::ParamId id) noexcept {
   if (gatherer_ && !tiling(id)) gatherer_->release(arrays_.layout.bucket_of(id));
 }
 
-// What could not be sent from the host after an update.
 void Weights::send_stale() {
   if (arrays_.host_store && arrays_.host_store->stale()) arrays_.send_weights();
 }
@@ -278,7 +277,7 @@ void Weights::follow_owned_master(const OpContext& ctx, nn::ParamId id) {
   if (gatherer_) {
     gatherer_->pieces_changed(true);
   } else if (arrays_.shared() && arrays_.stage > 0) {
-    arrays_.comm
+    arrays_.groups.all
         ->all_gather(whole_bucket(bucket), piece(bucket).map().data(),
                      {.label = parameters()[id].name})
         ->wait();
@@ -293,8 +292,8 @@ void Weights::gather(bool frozen_too) {
   std::vector<WorkPtr> works;
   for (const Bucket& bucket : arrays_.layout.buckets()) {
     if (!bucket.trainable && !frozen_too) continue;
-    works.push_back(arrays_.comm->all_gather(whole_bucket(bucket), piece(bucket).map().data(),
-                                             {.label = "weights"}));
+    works.push_back(arrays_.groups.all->all_gather(whole_bucket(bucket), piece(bucket).map().data(),
+                                                   {.label = "weights"}));
   }
   for (const WorkPtr& work : works) work->wait();
 }

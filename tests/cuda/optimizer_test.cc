@@ -105,7 +105,7 @@ TEST_P(GpuOptimizer, UpdatesAsTheCpuDoes) {
   config.weight_decay = 0.1;
   config.momentum = variant.momentum;
   config.amsgrad = config.centered = variant.more_state;
-  config.state_type = variant.states;
+  config.state_dtype = variant.states;
   Side cpu(make_cpu_device()), gpu(make_cuda_device(0));
   Side* const sides[] = {&cpu, &gpu};
 

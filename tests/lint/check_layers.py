@@ -45,10 +45,15 @@ FORBIDDEN_CALLS = [
 
 
 # Above the mesh nobody asks a communicator where it is: of several axes each has its own answer.
-MESH_READERS = ("optim", "data", "checkpoint", "engine")
-COMM_RANK = re.compile(r"\b\w*(?:comm|world|group)\w*(?:\(\))?(?:->|\.)(?:rank|size)\s*\(\s*\)")
+MESH_READERS = ("optim", "data", "checkpoint", "zero", "engine")
+COMM_RANK = re.compile(r"\b(?:\w*(?:comm|world|group)\w*(?:\(\))?(?:->|\.)|"
+                       r"(?:all|shard|replicas|secondary|node|across|ranks)_?->)(?:rank|size)\s*\(\s*\)")
+# Nor does it make groups of its own.
+COMM_SPLIT = re.compile(r"(?:->|\.)split\s*\(|\bmake_single_communicator\s*\(")
 # These run one collective over a group that they are given.
 COMM_RANK_ALLOWED = {"src/engine/agreement.cc", "src/engine/rank_devices.cc", "src/engine/product_timing.cc"}
+# The world of an engine that is given none.
+COMM_SPLIT_ALLOWED = {"src/engine/lone_process.cc"}
 
 
 def strip_comments_and_strings(text):
@@ -135,14 +140,22 @@ def check_calls(relative, text, report):
 
 
 def check_mesh(relative, text, report):
-    """Rank and size come from the mesh."""
-    if layer_of(relative) not in MESH_READERS or relative.as_posix() in COMM_RANK_ALLOWED:
+    """Rank, size and groups come from the mesh."""
+    if layer_of(relative) not in MESH_READERS:
         return
-    for match in COMM_RANK.finditer(text):
-        if re.match(r"(?:shard_group|groups?)_?\b", match.group(0)):
-            continue  # optim's view of a shard group; lists
+
+    def refuse(match, what):
         report(relative, text.count("\n", 0, match.start()) + 1,
-               f"{match.group(0).strip()}: rank and size come from the mesh (src/mesh)")
+               f"{match.group(0).strip()}: {what} the mesh (src/mesh)")
+
+    for match in COMM_RANK.finditer(text):
+        if re.match(r"(?:shard_group|groups?|param_groups)_?\b", match.group(0)):
+            continue  # optim's view of a shard group; lists
+        if relative.as_posix() not in COMM_RANK_ALLOWED:
+            refuse(match, "rank and size come from")
+    for match in COMM_SPLIT.finditer(text):
+        if relative.as_posix() not in COMM_SPLIT_ALLOWED:
+            refuse(match, "groups come from")
 
 
 def source_files(root):
@@ -210,8 +223,13 @@ SELF_TEST = [
     ("src/engine/a.cc", "int f(C& c) { return run.comm->rank(); }\n", "come from the mesh"),
     ("src/data/a.cc", "int f(C& world) { return world.size(); }\n", "come from the mesh"),
     ("src/engine/a.cc", "int f() { return gradient_group()->size(); }\n", "come from the mesh"),
+    ("src/zero/a.cc", "int f() { return groups_.shard->size() + ranks_->rank(); }\n", "come from the mesh"),
+    ("src/zero/a.cc", "auto f(C& all) { return all.split(0, 1); }\n", "groups come from the mesh"),
+    ("src/engine/a.cc", "auto f() { return make_single_communicator(); }\n", "groups come from the mesh"),
     # These are fine.
     ("src/engine/a.cc", "int f() { return mesh.rank() + mesh.size(kData) + layout.world(); }\n", None),
+    ("src/zero/a.cc", "int f() { return groups_.shard.size + shards.size() + ranks_.rank; }\n", None),
+    ("src/engine/lone_process.cc", "auto f() { return make_single_communicator(); }\n", None),
     ("src/engine/agreement.cc", "int f(C& comm) { return comm.rank(); }\n", None),
     ("src/comm/a.cc", "int f(C& comm) { return comm.rank(); }\n", None),
     ("src/tensor/a.cc", '#include "base/error.h"\n#include <vector>\n', None),

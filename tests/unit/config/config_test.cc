@@ -221,14 +221,15 @@ TEST(Config, MuonHasTwoRates) {
 
 TEST(Config, OptimizerStateTypes) {
   const std::string bf16 = R"(, "bf16": {"enabled": true, "bf16_optimizer_states": true})";
-  EXPECT_EQ(optimizer(R"({"type": "Adam"})").state_type, OptimizerStateType::kFp32);
-  EXPECT_EQ(optimizer(R"({"type": "Adam"})", bf16).state_type, OptimizerStateType::kBf16);
-  EXPECT_EQ(optimizer(R"({"type": "Lion", "state_dtype": "bf16"})", bf16).state_type,
+  EXPECT_EQ(optimizer(R"({"type": "Adam"})").state_dtype, OptimizerStateType::kFp32);
+  EXPECT_EQ(optimizer(R"({"type": "Adam"})", bf16).state_dtype, OptimizerStateType::kBf16);
+  EXPECT_EQ(optimizer(R"({"type": "Lion", "state_dtype": "bf16"})", bf16).state_dtype,
             OptimizerStateType::kBf16);
-  EXPECT_EQ(optimizer(R"({"type": "Lion", "state_dtype": "int8"})").state_type,
+  EXPECT_EQ(optimizer(R"({"type": "Lion", "state_dtype": "int8"})").state_dtype,
             OptimizerStateType::kInt8);
-  EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"fp32_optimizer_states": false}})").state_type,
-            OptimizerStateType::kBf16);
+  EXPECT_EQ(
+      optimizer(R"({"type": "Adam", "params": {"fp32_optimizer_states": false}})").state_dtype,
+      OptimizerStateType::kBf16);
 }
 
 TEST(Config, ParameterGroups) {
@@ -236,17 +237,18 @@ TEST(Config, ParameterGroups) {
       R"({"type": "AdamW", "param_groups": [
           {"name": "slow", "match": ["wte*", "wpe*"], "lr": 1e-5, "weight_decay": 0},
           {"name": "head", "match": "lm_head.?", "betas": [0.5, 0.6], "eps": 1e-3}]})");
-  ASSERT_EQ(config.groups.size(), 2u);
-  EXPECT_EQ(config.groups[0].name, "slow");
-  EXPECT_EQ(config.groups[0].match, (std::vector<std::string>{"wte*", "wpe*"}));
-  EXPECT_EQ(config.groups[0].lr, 1e-5);
-  EXPECT_EQ(config.groups[0].weight_decay, 0);
-  EXPECT_FALSE(config.groups[0].beta1 || config.groups[0].eps || config.groups[0].momentum);
-  EXPECT_EQ(config.groups[1].match, std::vector<std::string>{"lm_head.?"});
-  EXPECT_EQ(config.groups[1].beta1, 0.5);
-  EXPECT_EQ(config.groups[1].beta2, 0.6);
-  EXPECT_EQ(config.groups[1].eps, 1e-3);
-  EXPECT_FALSE(config.groups[1].lr);
+  ASSERT_EQ(config.param_groups.size(), 2u);
+  EXPECT_EQ(config.param_groups[0].name, "slow");
+  EXPECT_EQ(config.param_groups[0].match, (std::vector<std::string>{"wte*", "wpe*"}));
+  EXPECT_EQ(config.param_groups[0].lr, 1e-5);
+  EXPECT_EQ(config.param_groups[0].weight_decay, 0);
+  EXPECT_FALSE(config.param_groups[0].beta1 || config.param_groups[0].eps ||
+               config.param_groups[0].momentum);
+  EXPECT_EQ(config.param_groups[1].match, std::vector<std::string>{"lm_head.?"});
+  EXPECT_EQ(config.param_groups[1].beta1, 0.5);
+  EXPECT_EQ(config.param_groups[1].beta2, 0.6);
+  EXPECT_EQ(config.param_groups[1].eps, 1e-3);
+  EXPECT_FALSE(config.param_groups[1].lr);
 }
 
 TEST(Config, TypesOfGradientsAndMasters) {

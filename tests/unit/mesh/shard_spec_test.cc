@@ -41,6 +41,7 @@ void for_each_element(std::span<const int64_t> sizes, const std::vector<int64_t>
 struct Made {
   MeshShape mesh;
   ShardRequest request;
+  std::vector<int> copies;  // of each of the rows or columns that are cut
 };
 
 // A rule that fits the mesh, of a parameter of a few hundred elements.
@@ -48,31 +49,45 @@ Made random_case(std::mt19937_64& random) {
   const auto one_to = [&](int most) {
     return 1 + static_cast<int>(random() % static_cast<uint64_t>(most));
   };
-  const MeshSizes sizes{one_to(3), one_to(2), one_to(3), one_to(3), one_to(2)};
+  const MeshSizes sizes{one_to(3), one_to(2), one_to(4), one_to(3), one_to(2)};
   const int stage = sizes.context * sizes.tensor * sizes.expert * sizes.expert_tensor;
-  Made made{MeshShape(stage * sizes.pipeline * one_to(2), sizes), {}};
+  Made made{MeshShape(stage * sizes.pipeline * one_to(2), sizes), {}, {}};
   SplitRule rule;
   const bool experts = random() % 2 == 0;
   const int ranks = experts ? sizes.expert_tensor : sizes.tensor;
   rule.kind = static_cast<SplitRule::Kind>(random() % 4);
+  const bool one_expert = experts && random() % 2 == 0;
+  const bool may_repeat = rule.kind == SplitRule::Kind::kRows && (!experts || one_expert);
   int64_t cut = one_to(7);
   if (rule.kind == SplitRule::Kind::kVocabulary) {
     rule.multiple = one_to(3);
   } else if (rule.kind != SplitRule::Kind::kWhole) {
     cut = 0;
     for (int i = one_to(3); i > 0; --i) {
-      rule.sections.push_back({int64_t{ranks} * (one_to(3) - 1), one_to(3)});
-      cut += rule.sections.back().units * rule.sections.back().unit_size;
+      SplitRule::Section section{int64_t{ranks} * (one_to(3) - 1), one_to(3)};
+      int copies = 1;
+      if (may_repeat && random() % 2 == 0) {
+        section.repeats = true;
+        // Fewer heads than ranks, in a number that divides these.
+        const int heads = one_to(ranks);
+        if (ranks % heads == 0) section.units = heads;
+        copies = section.units > 0 ? std::max(1, ranks / static_cast<int>(section.units)) : 1;
+      }
+      rule.sections.push_back(section);
+      const int64_t size = section.units * section.unit_size;
+      cut += size;
+      made.copies.insert(made.copies.end(), static_cast<size_t>(size), copies);
     }
     if (random() % 3 == 0) {
       rule.sections.clear();
+      made.copies.clear();
       cut = int64_t{ranks} * one_to(4);
     }
   }
   std::vector<int64_t> shape;
   if (experts) {
     rule.experts = int64_t{sizes.expert} * one_to(2);
-    if (random() % 2 == 0) {
+    if (one_expert) {
       made.request.expert = static_cast<int64_t>(random() % static_cast<uint64_t>(rule.experts));
     } else {
       shape.push_back(rule.experts);
@@ -103,7 +118,7 @@ TEST(ShardSpec, RanksCoverEveryElementAsOftenAsItSays) {
   std::mt19937_64 random(seed);
   for (int round = 0; round < 300; ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
-    const auto [mesh, request] = random_case(random);
+    const auto [mesh, request, copies] = random_case(random);
     const auto elements = static_cast<size_t>(request.shape.elements());
     std::vector<int> held(elements, 0), primary(elements, 0);
     int64_t replicas = 0;
@@ -117,7 +132,7 @@ TEST(ShardSpec, RanksCoverEveryElementAsOftenAsItSays) {
         for_each_element(request.shape.sizes(), box.global.offset, box.global.extent,
                          [&](int64_t i) {
                            ++held[static_cast<size_t>(i)];
-                           primary[static_cast<size_t>(i)] += spec.primary ? 1 : 0;
+                           primary[static_cast<size_t>(i)] += spec.counts(box) ? 1 : 0;
                          });
         for_each_element(spec.local.sizes(), box.local_offset, box.global.extent,
                          [&](int64_t i) { ++local[static_cast<size_t>(i)]; });
@@ -128,7 +143,13 @@ TEST(ShardSpec, RanksCoverEveryElementAsOftenAsItSays) {
         EXPECT_EQ(std::ranges::count(local, 0), 0) << "only vocabularies are padded";
       }
     }
-    EXPECT_EQ(std::ranges::count(held, replicas), std::ssize(held));
+    const int64_t row = copies.empty() ? 1 : request.shape.elements() / std::ssize(copies);
+    for (size_t i = 0; i < elements; ++i) {
+      // Where there are copies, rows are cut.
+      const bool rows = request.rule.kind == SplitRule::Kind::kRows && !copies.empty();
+      const int of_row = rows ? copies[i / static_cast<size_t>(row)] : 1;
+      ASSERT_EQ(held[i], replicas * of_row) << i;
+    }
     EXPECT_EQ(std::ranges::count(primary, 1), std::ssize(primary));
   }
 }
@@ -140,7 +161,7 @@ TEST(ShardSpec, RanksThatReduceAGradientHoldTheSame) {
   std::mt19937_64 random(seed);
   for (int round = 0; round < 100; ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
-    const auto [mesh, request] = random_case(random);
+    const auto [mesh, request, copies] = random_case(random);
     for (int rank = 0; rank < mesh.world(); ++rank) {
       const ShardSpec own = make_shard_spec(request, mesh, rank);
       EXPECT_EQ(own.gradient,
@@ -178,6 +199,26 @@ TEST(ShardSpec, SectionsAreDealtOneByOne) {
   const ShardRequest grouped{"qkv", {16, 3}, SplitRule::head_rows({{2, 8}}), -1, {}};
   EXPECT_EQ(rows_of(make_shard_spec(grouped, mesh, 1)),
             (std::vector<int64_t>{8, 9, 10, 11, 12, 13, 14, 15}));
+}
+
+// Eight heads of queries and two of keys and values on four ranks: two ranks share a key.
+TEST(ShardSpec, RanksHoldTheSameHeadWhereThereAreFewer) {
+  const MeshShape mesh(4, {.tensor = 4});
+  const SplitRule rule = SplitRule::head_rows({{8, 1}, {2, 3, true}});
+  const ShardRequest qk{"qk", {14, 2}, rule, -1, {}};
+  EXPECT_EQ(rows_of(make_shard_spec(qk, mesh, 1)), (std::vector<int64_t>{2, 3, 8, 9, 10}));
+  EXPECT_EQ(rows_of(make_shard_spec(qk, mesh, 2)), (std::vector<int64_t>{4, 5, 11, 12, 13}));
+  for (int rank = 0; rank < 4; ++rank) {
+    const ShardSpec spec = make_shard_spec(qk, mesh, rank);
+    ASSERT_EQ(spec.boxes.size(), 2u);
+    EXPECT_EQ(spec.boxes[0].copies, 1);
+    EXPECT_TRUE(spec.counts(spec.boxes[0]));
+    EXPECT_EQ(spec.boxes[1].copies, 2);
+    EXPECT_EQ(spec.counts(spec.boxes[1]), rank % 2 == 0);
+    EXPECT_EQ(mesh.members(spec.copies_of(spec.boxes[1]), rank),
+              rank < 2 ? (std::vector{0, 1}) : (std::vector{2, 3}));
+    EXPECT_EQ(mesh.members(spec.copies_of(spec.boxes[0]), rank), std::vector{rank});
+  }
 }
 
 TEST(ShardSpec, VocabulariesArePaddedToEqualParts) {
@@ -240,6 +281,18 @@ TEST(ShardSpec, RefusesWhatRanksCannotShare) {
                      }),
             "parameter h.0.k of [12, 2]: the 4 ranks of the tensor axis cannot share 3 units of 4 "
             "(heads, or single rows or columns) equally; choose a size that divides them");
+  EXPECT_NE(error_of(Code::kConfig,
+                     [&] {
+                       spec({"h.0.k", {12, 2}, SplitRule::head_rows({{3, 4, true}}), -1, {}});
+                     })
+                .find("choose a size that divides them, or a multiple of them"),
+            std::string::npos);
+  error_of(Code::kInvalidArgument, [&] {
+    spec({"w", {4, 8}, SplitRule::head_columns({{2, 4, true}}), -1, {}});
+  });
+  error_of(Code::kInvalidArgument, [&] {
+    spec({"w", {4, 8}, SplitRule::head_rows({{2, 4, true}}).of_experts(4), -1, {}});
+  });
   error_of(Code::kConfig, [&] { spec({"w", {2, 6}, SplitRule::columns(), -1, {}}); });
   const MeshShape experts(3, {.expert = 3});
   EXPECT_NE(

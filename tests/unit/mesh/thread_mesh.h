@@ -27,8 +27,7 @@ inline std::string error_of(Code code, const std::function<void()>& body) {
 
 // The first error of a rank is rethrown.
 inline void run_mesh(int world, const MeshSizes& sizes,
-                     const std::function<void(const Mesh&)>& body) {
-  CommOptions options;
+                     const std::function<void(const Mesh&)>& body, CommOptions options = {}) {
   options.deadline = std::chrono::seconds(60);
   const auto group = make_local_group(world, options);
   std::vector<std::exception_ptr> errors(group.size());

@@ -98,17 +98,31 @@ TEST(SplitRules, DealFusedProjectionsByHeads) {
   EXPECT_EQ(by_head.boxes[0].global.offset[0], 24);
 }
 
-TEST(SplitRules, FewerKeysThanRanksAreRefusedByName) {
+// Two ranks hold the only key; three ranks cannot share two.
+TEST(SplitRules, RanksHoldTheSameKeysWhereThereAreFewer) {
   const auto llama = build_architecture(decoder("llama", {{"num_key_value_heads", 1}}));
+  const nn::ParameterSet& parameters = llama->parameters();
+  for (const char* const name : {"k_proj", "v_proj"}) {
+    const nn::ParamId id = parameters.find(std::string("layers.0.self_attn.") + name + ".weight");
+    const ShardSpec spec = nn::shard_spec(parameters[id], MeshShape(4, {.tensor = 4}), 3);
+    EXPECT_EQ(spec.local, (Shape{4, 16}));
+    EXPECT_EQ(spec.boxes[0].copies, 4);
+    EXPECT_FALSE(spec.counts(spec.boxes[0]));
+  }
+}
+
+TEST(SplitRules, KeysThatRanksCannotShareAreRefusedByName) {
+  const auto llama = build_architecture(decoder(
+      "llama", {{"num_attention_heads", 6}, {"hidden_size", 24}, {"num_key_value_heads", 2}}));
   const nn::ParameterSet& parameters = llama->parameters();
   try {
     nn::shard_spec(parameters[parameters.find("layers.0.self_attn.k_proj.weight")],
-                   MeshShape(2, {.tensor = 2}), 0);
+                   MeshShape(3, {.tensor = 3}), 0);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kConfig);
-    EXPECT_NE(error.message().find("layers.0.self_attn.k_proj.weight of [4, 16]: the 2 ranks of "
-                                   "the tensor axis cannot share 1 units of 4"),
+    EXPECT_NE(error.message().find("layers.0.self_attn.k_proj.weight of [8, 24]: the 3 ranks of "
+                                   "the tensor axis cannot share 2 units of 4"),
               std::string::npos)
         << error.message();
   }

@@ -137,7 +137,7 @@ class Formulas : public ::testing::TestWithParam<const char*> {};
 TEST_P(Formulas, HoldOverAHundredSteps) {
   SCOPED_TRACE(str_cat("DS_TEST_SEED=", test_seed(), " ", GetParam()));
   const OptimizerConfig config = parse_optimizer(GetParam());
-  const auto groups = static_cast<int32_t>(config.groups.size()) + 1;
+  const auto groups = static_cast<int32_t>(config.param_groups.size()) + 1;
   const std::vector<Shape> shapes = {{1}, {17}, {37, 3}, {1003}, {32}, {5, 7, 2}, {2, 1025}};
   WorldOptions options;
   options.seed = test_seed();

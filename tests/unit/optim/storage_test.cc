@@ -40,7 +40,7 @@ const char* const kEveryOptimizer[] = {
 
 OptimizerConfig with_states(const std::string& json, OptimizerStateType type) {
   OptimizerConfig config = parse_optimizer(json);
-  config.state_type = type;
+  config.state_dtype = type;
   return config;
 }
 
@@ -51,7 +51,7 @@ std::vector<TensorPlace> some_places(int32_t groups) {
 
 std::vector<uint32_t> train(const OptimizerConfig& config, const WorldOptions& options, int steps,
                             const std::function<void(World&, Optimizer&)>& after = {}) {
-  World world(some_places(static_cast<int32_t>(config.groups.size()) + 1), options);
+  World world(some_places(static_cast<int32_t>(config.param_groups.size()) + 1), options);
   const auto optimizer = world.optimizer(config);
   for (int t = 0; t < steps; ++t) {
     world.next_gradients();
@@ -262,7 +262,7 @@ TEST(Storage, PartsOfTheSpaceAddUp) {
     const OptimizerConfig config = parse_optimizer(json);
     WorldOptions options;
     options.seed = test_seed();
-    const auto groups = static_cast<int32_t>(config.groups.size()) + 1;
+    const auto groups = static_cast<int32_t>(config.param_groups.size()) + 1;
     const std::vector<uint32_t> whole = train(config, options, 4);
     World world(some_places(groups), options);
     const int64_t n = span_of(world.places()), cut = n / 64 * 32;

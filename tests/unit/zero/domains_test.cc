@@ -50,7 +50,7 @@ TEST(GradientDomains, OneRankAnswersForEachElement) {
   };
   for (int round = 0; round < 60; ++round) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", round " + std::to_string(round));
-    const MeshSizes sizes{one_to(2), one_to(2), one_to(2), one_to(2), one_to(2)};
+    const MeshSizes sizes{one_to(2), one_to(2), one_to(3), one_to(2), one_to(2)};
     const int stage = sizes.context * sizes.tensor * sizes.expert * sizes.expert_tensor;
     const MeshShape mesh(stage * sizes.pipeline * one_to(3), sizes);
     nn::ParameterSet parameters;
@@ -64,11 +64,15 @@ TEST(GradientDomains, OneRankAnswersForEachElement) {
       stages.push_back({one_to(sizes.pipeline) - 1});
     };
     for (int i = one_to(6); i > 0; --i) {
-      add({2 * one_to(40), 3}, SplitRule::rows());
-      add({one_to(9), 2 * one_to(9)}, SplitRule::columns());
+      add({6 * one_to(20), 3}, SplitRule::rows());
+      add({one_to(9), 6 * one_to(4)}, SplitRule::columns());
       add({one_to(99)}, SplitRule::whole());
       add({one_to(50), 2}, SplitRule::vocabulary());
       add({2 * one_to(20), 2}, SplitRule::rows().of_experts(4), one_to(4) - 1);
+      // Two heads of queries for each rank, and a key and a value that all hold.
+      const int64_t heads = 2 * sizes.tensor, size = one_to(5);
+      add({(heads + 2) * size, 3},
+          SplitRule::head_rows({{heads, size}, {1, size, true}, {1, size, true}}));
     }
     if (random() % 2 == 0) {  // tied
       stages[0] = {0};
@@ -85,8 +89,9 @@ TEST(GradientDomains, OneRankAnswersForEachElement) {
       const Layout layout(parameters, mesh, rank, policy, stages);
       int64_t weights = 0;
       for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-        const OwnedPart part = layout.primary(id);
-        mark(layout.spec(id), part.first, part.count, seen[static_cast<size_t>(id)]);
+        for (const OwnedPart& part : layout.primary(id)) {
+          mark(layout.spec(id), part.first, part.count, seen[static_cast<size_t>(id)]);
+        }
         weights += layout.spec(id).local.elements();
       }
       // Whole buckets are padded; whatever is held is at least the rank's part.
@@ -119,7 +124,8 @@ TEST(GradientDomains, OfOneProcessAreTheFlatSpace) {
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     EXPECT_EQ(layout.place(id).id, id);
     EXPECT_EQ(layout.domains()[0].flat.range(id).begin, plain.range(id).begin);
-    EXPECT_EQ(layout.primary(id).count, parameters[id].shape.elements());
+    ASSERT_EQ(layout.primary(id).size(), 1u);
+    EXPECT_EQ(layout.primary(id)[0].count, parameters[id].shape.elements());
   }
 }
 
@@ -134,7 +140,8 @@ TEST(GradientDomains, MicsKeepsACopyInEveryShardOfAGroup) {
     const Layout layout(parameters, mesh, rank, policy);
     EXPECT_EQ(layout.held(StateRole::kWeights), 320);
     EXPECT_EQ(layout.domains()[0].flat.part(0).first, rank % 2 * 320);
-    EXPECT_EQ(layout.primary(0).count, rank < 2 ? 320 : 0);
+    const std::vector<OwnedPart> parts = layout.primary(0);
+    EXPECT_EQ(parts.empty() ? 0 : parts[0].count, rank < 2 ? 320 : 0);
   }
   policy.shard = 3;
   try {
@@ -257,7 +264,7 @@ void backward(const Mesh& mesh, const nn::ParameterSet& parameters, int stage, R
       return nullptr;
     };
     reducers.push_back(std::make_unique<GradientReducer>(ctx, domain.local, domain.flat,
-                                                         mesh.group(domain.group), options, take));
+                                                         mesh.placed(domain.group), options, take));
   }
   for (nn::ParamId id = parameters.size(); id-- > 0;) {
     const Layout::Place place = layout.place(id);
@@ -273,14 +280,16 @@ void backward(const Mesh& mesh, const nn::ParameterSet& parameters, int stage, R
 
   const std::lock_guard lock(out.mutex);
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
-    const OwnedPart part = layout.primary(id);
     const size_t domain = static_cast<size_t>(std::max(layout.place(id).domain, 0));
-    for (int64_t i = 0; i < part.count; ++i) {
-      const float value = kept[domain][static_cast<size_t>(part.owned + i)];
-      float& element = out.gradients[static_cast<size_t>(id)][static_cast<size_t>(part.first + i)];
-      EXPECT_TRUE(std::isnan(element)) << "two ranks answer for an element of " << id;
-      element = value;
-      out.squares += double{value} * value;
+    for (const OwnedPart& part : layout.primary(id)) {
+      for (int64_t i = 0; i < part.count; ++i) {
+        const float value = kept[domain][static_cast<size_t>(part.owned + i)];
+        const auto at = static_cast<size_t>(part.first + i);
+        float& element = out.gradients[static_cast<size_t>(id)][at];
+        EXPECT_TRUE(std::isnan(element)) << "two ranks answer for an element of " << id;
+        element = value;
+        out.squares += double{value} * value;
+      }
     }
   }
 }
