@@ -73,7 +73,7 @@ TEST(Support, EveryLackingKeyIsRefusedByName) {
     }
     ++refused;
   });
-  EXPECT_GT(refused, 70);
+  EXPECT_GT(refused, 60);
 }
 
 TEST(Support, UngatedLackingKeysAreNamedThemselves) {
@@ -119,9 +119,7 @@ TEST(Support, ClosedGatesAskForNothing) {
     object[visit.key.name] = value;
     const std::string message = refusal_of(visit.document(object));
     // Sections that are refused by their presence stay refused.
-    if (visit.path.find("/sparse_attention") == 0 ||
-        visit.path.find("/zenflow") != std::string::npos)
-      return;
+    if (visit.path.find("/sparse_attention") == 0) return;
     EXPECT_EQ(message, "") << visit.path;
     ++checked;
   });
