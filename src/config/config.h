@@ -284,6 +284,21 @@ struct ZeroConfig {
     bool in_files() const { return device == Device::kNvme; }
   };
   std::optional<ParamOffload> offload_param;
+  // Of each matrix the columns with the largest gradients are updated in every step, and the others
+  // in some steps only, by the mean of their gradients until then.
+  struct ZenFlow {
+    enum class Strategy { kAuto, kStep, kEpoch };
+    double topk_ratio = 0.1;  // of a matrix's columns
+    Strategy select_strategy = Strategy::kAuto;
+    std::optional<int64_t> select_interval;  // in steps or epochs; unset: one epoch
+    std::optional<int64_t> update_interval;  // in steps; unset: the gradients decide
+    bool overlap_step = false;               // the others are updated beside the next steps
+    double auto_ratio = 0.99;  // of the matrices: so many ask for an update before it is made
+    int64_t full_warm_up_rounds = 0;      // steps at the beginning that update everything
+    double pt_reserved_cores_perc = 0.5;  // of the cores, that an update beside leaves to others
+    bool by_epoch() const { return select_strategy != Strategy::kStep; }
+  };
+  std::optional<ZenFlow> zenflow;
 };
 
 // File access of what rests in files.

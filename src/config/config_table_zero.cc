@@ -104,29 +104,55 @@ KeyTable offload_optimizer_table() {
 }
 
 KeyTable zenflow_table() {
-  return table("Importance-split asynchronous updates.",
-               {
-                   number("topk_ratio", 0.1, "Share of gradients updated at once.")
-                       .at_least(0)
-                       .at_most(1),
-                   choice("select_strategy", {"auto", "step", "epoch"}, "auto",
-                          "When the selection is refreshed."),
-                   integer("select_interval", std::nullopt, "Interval of the selection.")
-                       .at_least(1)
-                       .or_word("auto"),
-                   integer("update_interval", std::nullopt, "Interval of the remaining updates.")
-                       .at_least(1)
-                       .or_word("auto"),
-                   flag("overlap_step", false, "Overlap the update with the next pass."),
-                   flag("offload", false, "Keep the selected states on the host."),
-                   number("auto_ratio", 0.99, "Coverage wanted by automatic intervals.")
-                       .at_least(0)
-                       .at_most(1),
-                   integer("full_warm_up_rounds", 0, "Full updates at the start.").at_least(0),
-                   number("pt_reserved_cores_perc", 0.5, "Share of cores kept from the update.")
-                       .at_least(0)
-                       .at_most(1),
-               })
+  using ZenFlow = ZeroConfig::ZenFlow;
+  return table(
+             "ZenFlow: of each matrix the columns with the largest gradients are updated in every "
+             "step, and the others in some steps only, by the mean of their gradients until then. "
+             "Its presence turns it on. Stages 1-3, with offload_optimizer; docs/training.md.",
+             {
+                 number("topk_ratio", 0.1, "Share of a matrix's columns that every step updates.")
+                     .at_least(0)
+                     .at_most(1)
+                     .to(&ZenFlow::topk_ratio),
+                 choice("select_strategy", {"auto", "step", "epoch"}, "auto",
+                        "What select_interval counts: steps, or epochs of the data set, as auto "
+                        "does.")
+                     .chooses(std::vector{ZenFlow::Strategy::kAuto, ZenFlow::Strategy::kStep,
+                                          ZenFlow::Strategy::kEpoch},
+                              &ZenFlow::select_strategy),
+                 integer("select_interval", std::nullopt,
+                         "After so many the columns are chosen anew; auto: after one epoch.")
+                     .at_least(1)
+                     .or_word("auto")
+                     .to(&ZenFlow::select_interval),
+                 integer("update_interval", std::nullopt,
+                         "Steps between updates of the other columns; auto: when their gradients "
+                         "have added up to what the chosen ones get in a step.")
+                     .at_least(1)
+                     .or_word("auto")
+                     .to(&ZenFlow::update_interval),
+                 flag("overlap_step", false,
+                      "Update the other columns beside the next steps, which go on with the "
+                      "weights of the update before.")
+                     .to(&ZenFlow::overlap_step),
+                 flag("offload", false,
+                      "Keep the states of the chosen columns on the host. They always lie there."),
+                 number("auto_ratio", 0.99,
+                        "With update_interval auto: the share of matrices that ask for an update "
+                        "before it is made.")
+                     .at_least(0)
+                     .at_most(1)
+                     .to(&ZenFlow::auto_ratio),
+                 integer("full_warm_up_rounds", 0, "Steps at the beginning that update everything.")
+                     .at_least(0)
+                     .to(&ZenFlow::full_warm_up_rounds),
+                 number("pt_reserved_cores_perc", 0.5,
+                        "Share of the cores that the update of overlap_step leaves alone; where "
+                        "that is none or all it uses all.")
+                     .at_least(0)
+                     .at_most(1)
+                     .to(&ZenFlow::pt_reserved_cores_perc),
+             })
       .accepts_auto();
 }
 
@@ -296,9 +322,7 @@ std::vector<Key> object_rows() {
           .replaced_by("offload_param/device", "cpu"),
       flag("cpu_offload_use_pin_memory", true, "Page-locked memory for offload.")
           .retired("set pin_memory in offload_param and offload_optimizer"),
-      optional_section("zenflow", zenflow_table())
-          .needs("ZenFlow (its presence enables it)")
-          .always(),
+      optional_section("zenflow", zenflow_table()).to(&ZeroConfig::zenflow),
       optional_section("zeropp_loco_param", loco_table()).to(&ZeroConfig::zeropp_loco_param),
       section("leaf_module", leaf_module_table()),
   };

@@ -60,6 +60,8 @@ void assign(T& field, const Key& key, const Json& value) {
   if constexpr (is_optional<T>) {
     field.reset();
     if (value.is_null() || (key.table && gate_closed(*key.table, value))) return;
+    // A word in a number's place, such as "auto", leaves it unset.
+    if (std::is_arithmetic_v<typename T::value_type> && value.is_string()) return;
     assign(field.emplace(), key, value);
   } else if (value.is_null()) {
     return;

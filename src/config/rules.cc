@@ -18,7 +18,7 @@ class Rules {
   BatchConfig run() {
     for (const auto rule :
          {&Rules::precision, &Rules::zero, &Rules::zero_groups, &Rules::offload,
-          &Rules::low_precision_masters, &Rules::optimizer, &Rules::scheduler,
+          &Rules::low_precision_masters, &Rules::optimizer, &Rules::zenflow, &Rules::scheduler,
           &Rules::communication, &Rules::accumulation, &Rules::activation_checkpointing,
           &Rules::data, &Rules::compression, &Rules::advice, &Rules::elasticity}) {
       unsure_ = false;
@@ -165,6 +165,31 @@ class Rules {
     forbid(offloads("offload_optimizer", "nvme") && (!folder.is_string() || folder == ""),
            "/zero_optimization/offload_optimizer/nvme_path",
            "device nvme needs the folder for the files");
+  }
+
+  // After the optimizer, which may be one that the rules have added.
+  void zenflow() {
+    constexpr const char* kPath = "/zero_optimization/zenflow";
+    if (at(kPath).is_null()) return;
+    const auto key = [&](std::string_view name) { return str_cat(kPath, "/", name); };
+    forbid(stage() == 0, kPath, "needs ZeRO stage 1 to 3");
+    forbid(!offloads("offload_optimizer"), kPath,
+           "needs /zero_optimization/offload_optimizer/device \"cpu\" or \"nvme\"");
+    const std::string steps = key("select_interval"), update = key("update_interval");
+    const bool by_step = is(key("select_strategy"), "step");
+    forbid(by_step && !at(steps).is_number(), steps.c_str(),
+           "select_strategy \"step\" needs a number of steps");
+    forbid(by_step && at(steps).is_number() && at(update).is_number() && at(steps) < at(update),
+           steps.c_str(), show_value(at(steps)), " is below update_interval ",
+           show_value(at(update)), ": columns are chosen anew after an update of all");
+    const Json& type = at("/optimizer/type");
+    forbid(type != "Adam" && type != "AdamW", kPath, "works with Adam and AdamW, not with ",
+           show_value(type));
+    forbid(at("/optimizer/params/amsgrad") == true, "/optimizer/params/amsgrad",
+           "the maximum over all steps is not defined where zenflow leaves steps out; use false");
+    forbid(is("/optimizer/state_dtype", "int8"), "/optimizer/state_dtype",
+           "8-bit states share a scale over 256 elements, and zenflow updates columns; use "
+           "\"fp32\" or \"bf16\"");
   }
 
   void low_precision_masters() {

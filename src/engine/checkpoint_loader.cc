@@ -149,7 +149,8 @@ CheckpointLoader::Restored CheckpointLoader::prepare(const CheckpointReader& rea
   if (!options.module_only) prepare_counters(reader, options, out);
   if (out.step.micro_batches > 0) run_.state->gradients().materialize(run_.context());
   out.targets =
-      restore_targets(run_, updater_, reader, {takes_states(options), out.step.micro_batches > 0});
+      restore_targets(run_, updater_, reader,
+                      {takes_states(options), out.step.micro_batches > 0, out.updater.optimizer});
   if (takes_states(options)) out.fp8 = fp8_targets(run_, reader, out.targets);
   out.tokenizer = caller_.tokenizer;
   if (!out.tokenizer && reader.has_state(models::kTokenizerState)) {
@@ -214,6 +215,7 @@ void CheckpointLoader::read_targets(const CheckpointReader& reader,
 void CheckpointLoader::read_tensors(const CheckpointReader& reader, const Restored& restored) {
   constexpr const char* kWhat = "loading a checkpoint";
   const OpContext ctx = run_.context();
+  updater_.optimizer().begin_load();
   run_.state->arrays().hold_masters();
   const int turns = run_.config.zero.pipeline_loading_checkpoint ? run_.mesh.size() : 1;
   for (int turn = 0; turn < turns; ++turn) {

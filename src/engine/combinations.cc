@@ -46,6 +46,13 @@ constexpr Combination kCalls[] = {
      "gradients lie where the library works with them",
      "add or set them (ds_engine_add_gradients, ds_engine_set_values)",
      [](const Situation& s) { return s.gpu() && !s.own_parameters(); }},
+    {kRefusedInUse, "setting parameters, whole or in part",
+     "zero_optimization.zenflow.overlap_step, while an update waits to be taken",
+     "the update was computed from the values before, and would take their place",
+     "load a checkpoint, or use overlap_step false",
+     [](const Situation& s) {
+       return s.config.zero.zenflow && s.config.zero.zenflow->overlap_step;
+     }},
 };
 
 constexpr const char* kRoundedMasters =
@@ -55,6 +62,8 @@ constexpr const char* kOffloadRatio = "zero_optimization.offload_optimizer.ratio
 constexpr const char* kOffloadWeights = "zero_optimization.offload_param.device nvme";
 constexpr const char* kGraphs = "graph_harvesting";
 constexpr const char* kSparse = "sparse_gradients";
+
+constexpr const char* kOverlappedStep = "zero_optimization.zenflow.overlap_step";
 
 constexpr Combination kStart[] = {
     {kRefused, kOffload, "a program's own parameters on a GPU",
@@ -75,6 +84,16 @@ constexpr Combination kStart[] = {
      "use cpu_checkpointing, or train on the CPU",
      [](const Situation& s) {
        return s.config.activation_checkpointing.in_files() && s.gpu() && !s.own_parameters();
+     }},
+    {kRefused, kOverlappedStep, "weights in files that are masters or halves of them",
+     "passes and the update beside them would read one file",
+     "use overlap_step false, keep weights in memory, or train in bf16 or fp16 with fp32 masters",
+     [](const Situation& s) {
+       const PrecisionConfig& precision = s.config.precision;
+       return s.config.zero.zenflow && s.config.zero.zenflow->overlap_step &&
+              weights_in_files(s.config) &&
+              (precision.compute == Precision::kFp32 || precision.split_master ||
+               precision.rounded_masters);
      }},
     {kRefused, kRoundedMasters, "a GPU", "masters there are fp32 or split so far",
      "use false, or bf16.split_master, which needs 4 bytes for a weight and its master together",

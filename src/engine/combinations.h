@@ -46,6 +46,7 @@ enum class Refusal {
   kAddedGradientsAtStage3,
   kNoSyncWithReducedGradients,
   kGradientViewOnGpu,
+  kParametersUnderAnUpdate,
 };
 
 std::vector<Combination> combinations();

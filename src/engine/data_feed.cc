@@ -1,5 +1,7 @@
 #include "engine/data_feed.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "engine/dataset_batches.h"
 #include "engine/open_step.h"
@@ -29,6 +31,11 @@ void DataFeed::set_dataset(DatasetPtr dataset) {
   }
   dataset_ = std::move(dataset);
   sampler_ = std::move(sampler);
+}
+
+int64_t DataFeed::epoch_steps() const {
+  if (!dataset_) return 0;
+  return std::max<int64_t>(1, dataset_->sample_count() / run_.config.batch.train_batch);
 }
 
 Json DataFeed::describe() const { return dataset_ ? describe_dataset(*dataset_) : Json(); }

@@ -22,6 +22,8 @@ class DataFeed {
 
   void set_dataset(DatasetPtr dataset);
   bool has_dataset() const { return dataset_ != nullptr; }
+  // Steps, at least one, that read the data set once; 0 without one.
+  int64_t epoch_steps() const;
   // What identifies the data set, for a checkpoint; null without one.
   Json describe() const;
   // How it differs from a saved description; empty where it does not, or without a data set.

@@ -53,6 +53,13 @@ void Engine::make_parts() {
   model.host()->use_threads(run_->pool.threads());
   set_up_state(*run_);
   updater_ = std::make_unique<Updater>(run_->config, *run_->state);
+  run_->state->arrays().sync_masters = [this](bool write) {
+    optim::Optimizer& optimizer = updater_->optimizer();
+    if (write && optimizer.update_waits()) {
+      check_call(Refusal::kParametersUnderAnUpdate, situation_of(*run_));
+    }
+    optimizer.settle();
+  };
   if (const std::string decay = updater_->describe_decay(); run_->first_rank() && !decay.empty()) {
     log_info("optimizer", decay);
   }
@@ -88,7 +95,10 @@ void Engine::discard_gradients() {
   trainer_->drop_open_step();
 }
 
-void Engine::set_dataset(DatasetPtr dataset) { feed_->set_dataset(std::move(dataset)); }
+void Engine::set_dataset(DatasetPtr dataset) {
+  feed_->set_dataset(std::move(dataset));
+  updater_->set_epoch_steps(feed_->epoch_steps());
+}
 
 StepReport Engine::train_batch() {
   DS_CHECK(feed_->has_dataset(), Code::kState, "train_batch needs a data set; set one first");

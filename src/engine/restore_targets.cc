@@ -162,6 +162,10 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
     const size_t place = updater.place(id);
     for (const std::string& name : optimizer.states(place)) {
       const saved::StateKey key = saved::state_key(name);
+      if (reader.find(p.name, key.kind, key.state) == nullptr &&
+          optimizer.may_lack(name, choice.optimizer)) {
+        continue;
+      }
       TensorTarget& target = add(reader.tensor(p.name, key.kind, key.state), DType::kFloat32, id);
       if (const Tensor in_place = optimizer.state_view(place, name)) {
         aim(target, in_place);

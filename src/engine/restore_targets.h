@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "base/json.h"
 #include "engine/load_options.h"
 #include "tensor/tensor.h"
 
@@ -26,6 +27,7 @@ void aim(TensorTarget& target, const Tensor& memory);
 struct TargetChoice {
   bool states;     // of the optimizer
   bool gradients;  // of an open step
+  Json optimizer;  // what it saved besides tensors
 };
 std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
                                           const CheckpointReader& reader,

@@ -107,6 +107,12 @@ std::vector<std::string> resume_differences(const RunSettings& saved, const RunS
       compare(str_cat("/", key), saved.config.at(key), now.config.at(key), out);
     }
   }
+  constexpr const char* kZero = "zero_optimization";
+  constexpr const char* kZenFlow = "zenflow";
+  const Json before = member(saved.config, kZero), after = member(now.config, kZero);
+  if (known(after, kZenFlow)) {
+    compare(str_cat("/", kZero, "/", kZenFlow), member(before, kZenFlow), after.at(kZenFlow), out);
+  }
   return out;
 }
 

@@ -169,6 +169,21 @@ void StepMetrics::add_to(std::vector<Metric>& metrics) const {
   if (config_.memory_breakdown) {
     add("memory_peak_bytes", static_cast<double>(step_peaks_.back()));
   }
+  if (!extent_) return;
+  const auto tell = [&](const char* tag, double value) {
+    metrics.push_back({str_cat("Train/Samples/zenflow_", tag), value});
+  };
+  tell("updated_share", extent_->everything ? 1 : extent_->chosen);
+  tell("waiting_steps", static_cast<double>(extent_->waiting));
+  tell("chosen_anew", extent_->chosen_anew ? 1 : 0);
+}
+
+std::string StepMetrics::extent_line() const {
+  if (!extent_) return {};
+  if (extent_->everything) return "updated: all elements";
+  return str_cat("updated: ", short_number(100 * extent_->chosen), " % of the elements, ",
+                 extent_->waiting, extent_->waiting == 1 ? " step" : " steps",
+                 " of the others wait");
 }
 
 std::string StepMetrics::throughput_line() const {

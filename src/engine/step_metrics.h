@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 
 #include "config/config.h"
 #include "engine/report.h"
@@ -13,6 +14,7 @@
 #include "observe/profile_report.h"
 #include "observe/throughput.h"
 #include "observe/timers.h"
+#include "optim/optimizer.h"
 
 namespace ds {
 
@@ -27,6 +29,8 @@ class StepMetrics {
   ModuleProfile* profile_for(int64_t steps);
   // A forward pass over ids [B, T] is done.
   void count_batch(const Tensor& ids);
+  // What the step's update did, where the optimizer leaves a part of the elements for later.
+  void set_extent(const std::optional<optim::UpdateExtent>& extent) { extent_ = extent; }
   // The open step is given up.
   void drop_step();
 
@@ -38,6 +42,8 @@ class StepMetrics {
   void add_to(std::vector<Metric>& metrics) const;
   // "12.0 samples/s (average 11.8), ..."; empty when throughput is not measured.
   std::string throughput_line() const;
+  // "updated: 10.8 % of the elements, 2 steps of the others wait"; empty where all are updated.
+  std::string extent_line() const;
   // Memory by tag: now, peak of the last step, peak. Measured with memory_breakdown.
   std::string memory_lines() const;
   // The peak of a tag, or of all.
@@ -71,6 +77,7 @@ class StepMetrics {
   std::unique_ptr<ModuleProfile> profile_;  // while its step is open
   Json profile_json_;
   Peaks step_peaks_{}, peaks_{};
+  std::optional<optim::UpdateExtent> extent_;  // of the last step
 };
 
 }  // namespace ds

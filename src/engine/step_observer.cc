@@ -59,6 +59,7 @@ void StepObserver::print(const StepReport& report) const {
   if (const std::string line = metrics_.throughput_line(); !line.empty()) {
     log_info("engine", line);
   }
+  if (const std::string line = metrics_.extent_line(); !line.empty()) log_info("engine", line);
   if (config_.wall_clock_breakdown) log_info("engine", timers_.line());
   if (config_.memory_breakdown) log_info("engine", metrics_.memory_lines());
 }

@@ -261,6 +261,7 @@ StepReport Trainer::apply_update() {
   finish_fp8_step(run_);
   const bool mean = run_.state->gradients().op() == ReduceOp::kAverage;
   const Updater::Outcome outcome = update_state(run_, updater_, mean ? share : 1);
+  observer_.metrics().set_extent(outcome.extent);
   if (run_.config.zero.enable_sanity_checks && outcome.applied) {
     agree(ctx, run_.world(), "checking the weights", [&] {
       const zero::TrainState& state = *run_.state;

@@ -53,6 +53,20 @@ std::shared_ptr<optim::ShardGroup> find_shard_group(const zero::TrainState& stat
   return state.shard_group(std::move(trainable));
 }
 
+std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config,
+                                                 const OptimizerConfig& optimizer,
+                                                 const std::vector<optim::TensorPlace>& places,
+                                                 const zero::TrainState& state) {
+  const zero::StateArrays& arrays = state.arrays();
+  const auto& zenflow = config.zero.zenflow;
+  if (!zenflow) {
+    return optim::make_optimizer(optimizer, places, arrays.state_memory(), find_shard_group(state),
+                                 state.offload_store(), arrays.factory);
+  }
+  return optim::make_zenflow(optimizer, *zenflow, places, arrays.state_memory(),
+                             find_shard_group(state), state.offload_store(), arrays.factory);
+}
+
 // Names what made the norm infinite or NaN.
 void find_bad_gradient(const OpContext& ctx, const zero::TrainState& state,
                        Updater::Outcome& outcome) {
@@ -74,8 +88,7 @@ Updater::Updater(const Config& config, const zero::TrainState& state)
       max_consecutive_skips_(config.max_consecutive_skips),
       device_(state.arrays().state_memory()),
       places_(find_places(optimizer_config_, state)),
-      optimizer_(optim::make_optimizer(optimizer_config_, places_, device_, find_shard_group(state),
-                                       state.offload_store(), state.arrays().factory)),
+      optimizer_(make_optimizer(config, optimizer_config_, places_, state)),
       scaler_(config.precision) {
   // Muon has two rates per group.
   const std::span<const double> rates = optimizer_->base_rates();
@@ -109,6 +122,7 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::TrainState& state, 
   outcome.grad_norm = finite ? gate.norm : -1;
   if (!finite) find_bad_gradient(ctx, state, outcome);
   outcome.applied = gate.open != 0;
+  if (outcome.applied) outcome.extent = optimizer_->extent();
   if (outcome.applied) {
     if (!schedules_.empty() && schedules_.front().active()) follow_schedule();
     consecutive_skips_ = 0;
@@ -151,10 +165,12 @@ std::string Updater::describe_decay() const {
 // The host decides.
 kernels::UpdateGate Updater::update_after_norm(const OpContext& ctx, zero::TrainState& state,
                                                const kernels::GateRule& rule) {
-  const kernels::UpdateGate gate = kernels::decide_update(
-      std::sqrt(zero::gradient_squares(ctx, state.gradients()).value()), rule);
+  const double norm = std::sqrt(zero::gradient_squares(ctx, state.gradients()).value());
+  const kernels::UpdateGate gate = kernels::decide_update(norm, rule);
   if (gate.open == 0) return gate;
   optim::UpdateStep step = next_step();
+  step.norm = norm;
+  step.epoch_steps = epoch_steps_;
   step.grad_scale = gate.grad_scale;
   state.commit(ctx, [&](const OpContext& there, optim::FlatTensors& flat) {
     optimizer_->step(there, step, flat);
@@ -206,11 +222,15 @@ size_t Updater::place(nn::ParamId id) const {
 }
 
 Json Updater::save() const {
-  return {{"steps", optimizer_->steps()},
-          {"schedule_steps", schedule_steps()},
-          {"rates", rates_},
-          {"loss_scaler", scaler_.save()},
-          {"consecutive_skips", consecutive_skips_}};
+  Json out = {{"steps", optimizer_->steps()},
+              {"schedule_steps", schedule_steps()},
+              {"rates", rates_},
+              {"loss_scaler", scaler_.save()},
+              {"consecutive_skips", consecutive_skips_}};
+  if (Json optimizer = optimizer_->save(); !optimizer.is_null()) {
+    out["optimizer"] = std::move(optimizer);
+  }
+  return out;
 }
 
 Updater::Saved Updater::read(const Json& saved, const Rules& rules) const {
@@ -252,6 +272,10 @@ Updater::Saved Updater::read(const Json& saved, const Rules& rules) const {
   DS_CHECK(std::isfinite(out.gradient_scale) && out.gradient_scale > 0, Code::kCorrupt,
            "the checkpoint's loss scale is ", out.gradient_scale);
   if (rules.optimizer && rules.scale_moves) out.scaler.restore(scaler);
+  if (const auto optimizer = saved.find("optimizer"); optimizer != saved.end()) {
+    out.optimizer = *optimizer;
+  }
+  if (rules.optimizer) optimizer_->check_saved(out.optimizer);
   return out;
 }
 
@@ -260,6 +284,7 @@ void Updater::restore(Saved saved) {
   const int64_t position = rules.schedule ? saved.schedule_steps : schedule_steps();
   if (rules.optimizer) {
     optimizer_->set_steps(saved.steps);
+    optimizer_->restore(saved.optimizer);
     scaler_ = std::move(saved.scaler);
     consecutive_skips_ = saved.consecutive_skips;
   }

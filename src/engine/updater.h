@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ class Updater {
     std::string first_bad_tensor;
     int64_t first_bad_element = -1;
     double first_bad_value = 0;
+    std::optional<optim::UpdateExtent> extent;  // of optimizers that leave a part for later
   };
   // Updates weights and optimizer state, or leaves both when a gradient is not finite and the
   // configuration says so. Gradients are left for the caller to clear.
@@ -48,6 +50,9 @@ class Updater {
   // Rates of the next step, one per base rate of the optimizer.
   const std::vector<double>& rates() const { return rates_; }
   void set_rates(double lr);
+
+  // Of the data set that is read; 0: not known.
+  void set_epoch_steps(int64_t steps) { epoch_steps_ = steps; }
 
   int64_t steps() const { return optimizer_->steps(); }
   const std::vector<optim::TensorPlace>& places() const { return places_; }
@@ -74,6 +79,7 @@ class Updater {
     std::vector<double> rates;
     optim::LossScaler scaler;
     double gradient_scale = 1;  // that gradients of an open step carry
+    Json optimizer;             // Optimizer::save; null: none
   };
   Saved read(const Json& saved, const Rules& rules) const;
   // ... and taken over, once the optimizer's tensors are restored.
@@ -101,6 +107,7 @@ class Updater {
   std::vector<optim::Schedule> schedules_;  // one per base rate
   optim::LossScaler scaler_;
   std::vector<double> rates_;
+  int64_t epoch_steps_ = 0;
   int64_t schedule_lead_ = 0;
   int64_t consecutive_skips_ = 0;
 };

@@ -29,8 +29,9 @@ FlatOptimizer::FlatOptimizer(Setup setup) : setup_(std::move(setup)) {
   products_.resize(groups_.size());
 }
 
-StateSpace FlatOptimizer::make_space(StateSpace::Options options) const {
-  options.type = setup_.config.state_dtype;
+StateSpace FlatOptimizer::make_space(StateSpace::Options options,
+                                     std::optional<OptimizerStateType> type) const {
+  options.type = type.value_or(setup_.config.state_dtype);
   const auto limit = [&options](int64_t most) {
     options.most_elements =
         options.most_elements > 0 ? std::min(options.most_elements, most) : most;
@@ -87,7 +88,7 @@ kernels::UpdateHyper FlatOptimizer::hyper_of(const UpdateStep& step, const Hyper
   if (config.type == OptimizerType::kNadam) {
     hyper.momentum_product = momentum_product(group, steps_ + 1);
   }
-  hyper.step = steps_ + 1;
+  hyper.step = step.updates.value_or(steps_ + 1);
   hyper.grad_scale = step.grad_scale;
   return hyper;
 }

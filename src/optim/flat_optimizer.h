@@ -34,7 +34,9 @@ class FlatOptimizer : public Optimizer {
  protected:
   explicit FlatOptimizer(Setup setup);
 
-  StateSpace make_space(StateSpace::Options options) const;
+  // Of the configured type, or another.
+  StateSpace make_space(StateSpace::Options options,
+                        std::optional<OptimizerStateType> type = {}) const;
   // Spaces are entered once, when the optimizer is made.
   void add_space(StateSpace space) { spaces_.push_back(std::move(space)); }
   const StateSpace& space(size_t index) const { return spaces_[index]; }
@@ -45,6 +47,7 @@ class FlatOptimizer : public Optimizer {
   const std::vector<TensorPlace>& places() const { return setup_.places; }
   const TensorPlace& place(size_t index) const { return setup_.places[index]; }
   ShardGroup* shard_group() const { return setup_.shard_group.get(); }
+  OffloadStore* offload() const { return setup_.offload.get(); }
   static bool wholly_owned(const TensorPlace& place) {
     return place.end - place.begin == place.shape.elements();
   }

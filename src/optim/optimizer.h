@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "config/config.h"
 #include "ops/context.h"
 #include "optim/array_factory.h"
@@ -38,8 +39,20 @@ struct UpdateStep {
   std::optional<double> beta2;
   // What a schedule prescribes for groups without a weight decay of their own.
   std::optional<double> weight_decay = {};
-  float grad_scale = 1;  // gradients are multiplied by it: 1 / loss scale, and the clip factor
-  Tensor gate = {};      // on a GPU in its place, for those that take one: see ops::update_gate
+  float grad_scale = 1;     // gradients are multiplied by it: 1 / loss scale, and the clip factor
+  Tensor gate = {};         // on a GPU in its place, for those that take one: see ops::update_gate
+  double norm = 0;          // of the gradients as they are; 0: not known
+  int64_t epoch_steps = 0;  // of the data set; 0: not known
+  // Of the states, with this one, where that is not the number of steps.
+  std::optional<int64_t> updates = {};
+};
+
+// What a step did, of an optimizer that leaves a part of the elements for later steps.
+struct UpdateExtent {
+  bool everything = true;  // all elements are updated, or will be beside the next steps
+  double chosen = 1;       // share of the elements that every step updates
+  int64_t waiting = 0;     // steps whose gradients of the others wait
+  bool chosen_anew = false;
 };
 
 // An array over the flat space or, when `compact`, over the space of owned elements.
@@ -106,6 +119,24 @@ class Optimizer {
   // Waits until states that were written rest, where that is not memory.
   virtual void flush() {}
 
+  // ---- of those that leave a part of the elements for later steps ----
+  // What the last step did.
+  virtual std::optional<UpdateExtent> extent() const { return {}; }
+  // Waits for what is under way, and puts masters and states that it keeps where they belong:
+  // before others read or write them.
+  virtual void settle() {}
+  // Whether the values of an update wait to be taken, which others that write masters would lose.
+  virtual bool update_waits() const { return false; }
+  // Before masters and states are loaded: settles, and gives up what is under way.
+  virtual void begin_load() {}
+  // What it needs besides tensors to go on; null: nothing. check_saved throws kCorrupt for what
+  // restore cannot take, which is called when steps and states are there; null: it was not saved.
+  virtual Json save() const { return nullptr; }
+  virtual void check_saved(const Json& /*saved*/) const {}
+  virtual void restore(const Json& /*saved*/) {}
+  // Whether a checkpoint that saved this needs no state of that name.
+  virtual bool may_lack(const std::string& /*state*/, const Json& /*saved*/) const { return false; }
+
   // LAMB: by tensor, of the last update, where this rank owns a part of it; empty for the others.
   virtual std::span<const double> trust_ratios() const { return {}; }
 
@@ -122,6 +153,15 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::shared_ptr<ShardGroup> shard_group = nullptr,
                                           std::shared_ptr<OffloadStore> offload = nullptr,
                                           std::shared_ptr<ArrayFactory> arrays = nullptr);
+
+// ZenFlow's AdamW or Adam, likewise.
+std::unique_ptr<Optimizer> make_zenflow(const OptimizerConfig& config,
+                                        const ZeroConfig::ZenFlow& options,
+                                        std::vector<TensorPlace> places,
+                                        const std::shared_ptr<Device>& device,
+                                        std::shared_ptr<ShardGroup> shard_group = nullptr,
+                                        std::shared_ptr<OffloadStore> offload = nullptr,
+                                        std::shared_ptr<ArrayFactory> arrays = nullptr);
 
 // Places that hold whole tensors at [begin, end) of the flat space, as a rank that owns
 // [from, to) of it sees them: its space is the flat one.

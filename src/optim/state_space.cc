@@ -10,17 +10,10 @@ namespace {
 // Gaps shorter than the flat layout's alignment hold padding: zeros that an update leaves zero.
 constexpr int64_t kPadding = 32;
 
-struct Range {
-  int64_t begin, end;
-};
+using Range = RunRange;
 
 int64_t whole_blocks(int64_t n) {
   return (n + kernels::kStateBlock - 1) / kernels::kStateBlock * kernels::kStateBlock;
-}
-
-Range range_of(const FlatTensor& array, const StateRun& run) {
-  const int64_t begin = array.compact ? run.begin : run.flat;
-  return {begin, begin + run.end - run.begin};
 }
 
 // The scales of the blocks that hold elements [begin, end); begin is at a block.
@@ -29,6 +22,11 @@ Range scales_of(int64_t begin, int64_t end) {
 }
 
 }  // namespace
+
+RunRange range_of(const FlatTensor& array, const StateRun& run) {
+  const int64_t begin = array.compact ? run.begin : run.flat;
+  return {begin, begin + run.end - run.begin};
+}
 
 // ---- a state array, wherever it lies ----
 
@@ -179,54 +177,75 @@ void StateSpace::add_runs(const StateRun& all, std::span<const Part> parts, int6
         segments.push_back({begin, end, key});
       }
     }
-    cut(run, segments);
+    cut_pieces(run.end - run.begin, segments, run.pieces, run.first);
     runs_.push_back(std::move(run));
   }
 }
 
-void StateSpace::cut(StateRun& run, std::span<const kernels::UpdatePiece> segments) {
-  const int64_t n = run.end - run.begin;
+void cut_pieces(int64_t n, std::span<const kernels::UpdatePiece> segments,
+                std::vector<kernels::UpdatePiece>& pieces, std::vector<int64_t>& first) {
   size_t segment = 0;
   for (int64_t at = 0; at < n; at += kernels::kUpdateChunk) {
-    run.first.push_back(static_cast<int64_t>(run.pieces.size()));
+    first.push_back(static_cast<int64_t>(pieces.size()));
     const int64_t stop = std::min(n, at + kernels::kUpdateChunk);
     while (segment < segments.size() && segments[segment].end <= at) ++segment;
     for (size_t i = segment; i < segments.size() && segments[i].begin < stop; ++i) {
-      run.pieces.push_back(
+      pieces.push_back(
           {std::max(at, segments[i].begin), std::min(stop, segments[i].end), segments[i].hyper});
     }
   }
-  run.first.push_back(static_cast<int64_t>(run.pieces.size()));
+  first.push_back(static_cast<int64_t>(pieces.size()));
 }
 
-MappedRun StateSpace::map(const StateRun& run, const FlatTensors& tensors, Writes writes) const {
-  MappedRun out;
-  const auto map = [&](const FlatTensor& array, Access access) {
+void StateSpace::take_weights(const StateRun& run, const FlatTensors& tensors, Access access,
+                              MappedRun& out) {
+  const auto map = [&](const FlatTensor& array) {
     const Range range = range_of(array, run);
     return array ? out.take(array.map(range.begin, range.end, access)) : Tensor();
   };
-  const Access weights = writes == Writes::kStates ? Access::kRead : Access::kReadWrite;
   if (tensors.low_halves) {
-    out.part.weight = map(tensors.model, weights);
-    out.part.low = map(tensors.low_halves, weights);
-  } else {
-    out.part.master = map(tensors.masters, weights);
-    const Tensor model = map(tensors.model, weights);
-    if (!model || model.dtype() != DType::kFloat32) {
-      out.part.model = model;
-    } else if (writes != Writes::kStates) {
-      out.copy = model;
-    }
+    out.part.weight = map(tensors.model);
+    out.part.low = map(tensors.low_halves);
+    return;
   }
-  out.part.grad = map(tensors.gradients, Access::kRead);
-  const Access states = writes == Writes::kWeights ? Access::kRead : Access::kReadWrite;
+  out.part.master = map(tensors.masters);
+  const Tensor model = map(tensors.model);
+  if (!model || model.dtype() != DType::kFloat32) {
+    out.part.model = model;
+  } else if (access != Access::kRead) {
+    out.copy = model;
+  }
+}
+
+void StateSpace::take_states(const StateRun& run, Access access, MappedRun& out) const {
   const int64_t end = run.offset + run.end - run.begin;
   const Range blocks = scales_of(run.offset, end);
   for (size_t i = 0; i < arrays_.size(); ++i) {
     const auto& [data, scales] = arrays_[i];
-    out.part.states[i].data = out.take(data.map(run.offset, end, states));
-    if (scales) out.part.states[i].scales = out.take(scales.map(blocks.begin, blocks.end, states));
+    out.part.states[i].data = out.take(data.map(run.offset, end, access));
+    if (scales) out.part.states[i].scales = out.take(scales.map(blocks.begin, blocks.end, access));
   }
+}
+
+MappedRun StateSpace::map(const StateRun& run, const FlatTensors& tensors, Writes writes) const {
+  MappedRun out;
+  take_weights(run, tensors, writes == Writes::kStates ? Access::kRead : Access::kReadWrite, out);
+  const Range range = range_of(tensors.gradients, run);
+  out.part.grad = out.take(tensors.gradients.map(range.begin, range.end, Access::kRead));
+  take_states(run, writes == Writes::kWeights ? Access::kRead : Access::kReadWrite, out);
+  return out;
+}
+
+MappedRun StateSpace::map_weights(const StateRun& run, const FlatTensors& tensors,
+                                  Access access) const {
+  MappedRun out;
+  take_weights(run, tensors, access, out);
+  return out;
+}
+
+MappedRun StateSpace::map_states(const StateRun& run, Access access) const {
+  MappedRun out;
+  take_states(run, access, out);
   return out;
 }
 

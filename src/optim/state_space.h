@@ -41,6 +41,16 @@ struct StateRun {
   }
 };
 
+// Where a run lies in an array.
+struct RunRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+RunRange range_of(const FlatTensor& array, const StateRun& run);
+// Cuts segments of n elements, sorted and without overlap, into pieces within chunks of an update.
+void cut_pieces(int64_t n, std::span<const kernels::UpdatePiece> segments,
+                std::vector<kernels::UpdatePiece>& pieces, std::vector<int64_t>& first);
+
 // The arrays of a run while an update works on them.
 class MappedRun {
  public:
@@ -85,6 +95,9 @@ class StateSpace {
 
   // The arrays of a run for an update; and that it will be mapped soon.
   MappedRun map(const StateRun& run, const FlatTensors& tensors, Writes writes) const;
+  // Of these the masters with the model's copy, and the states, alone.
+  MappedRun map_weights(const StateRun& run, const FlatTensors& tensors, Access access) const;
+  MappedRun map_states(const StateRun& run, Access access) const;
   void prefetch(const StateRun& run, const FlatTensors& tensors) const;
 
   // The owned elements [begin, end) of a tensor, counted from where its owned part begins.
@@ -126,7 +139,9 @@ class StateSpace {
     int64_t key;         // -1: it has its own pieces
   };
   void add_runs(const StateRun& all, std::span<const Part> parts, int64_t most);
-  static void cut(StateRun& run, std::span<const kernels::UpdatePiece> segments);
+  static void take_weights(const StateRun& run, const FlatTensors& tensors, Access access,
+                           MappedRun& out);
+  void take_states(const StateRun& run, Access access, MappedRun& out) const;
 
   std::vector<NamedState> states_;
   std::vector<StateRun> runs_;

@@ -41,6 +41,7 @@ Tensor Fp32Weights::piece(const Bucket& bucket) const {
 void Fp32Weights::write(const OpContext& ctx, const Bucket& bucket) {
   if (!copied()) return;
   Tensor to = piece(bucket);
+  arrays_.before_reading_masters();
   const optim::FlatTensors& flat = arrays_.flat;
   if (flat.masters) {
     return ops::read_array(ctx, flat.masters, arrays_.owned_range(flat.masters, bucket).begin, to);

@@ -48,6 +48,7 @@ Tensor Masters::read(const OpContext& ctx, nn::ParamId id) const {
 }
 
 Tensor Masters::read_owned(const OpContext& ctx, nn::ParamId id) const {
+  arrays_.before_reading_masters();
   const optim::FlatTensors& flat = arrays_.flat;
   if (arrays_.masters_in_place()) return arrays_.owned(flat.masters, id);
   const OpContext state_ctx = arrays_.state_context(ctx);
@@ -63,6 +64,7 @@ Tensor Masters::read_owned(const OpContext& ctx, nn::ParamId id) const {
 void Masters::write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, const Tensor& value) {
   const OpContext state_ctx = arrays_.state_context(ctx);
   const optim::FlatTensors& flat = arrays_.flat;
+  if (arrays_.sync_masters) arrays_.sync_masters(true);
   arrays_.hold_masters();
   if (flat.masters) {
     return ops::write_array(state_ctx, value, flat.masters,

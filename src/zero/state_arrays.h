@@ -3,6 +3,7 @@
 // factory makes them.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "base/exact_sum.h"
@@ -35,6 +36,15 @@ struct StateArrays {
 
   std::shared_ptr<HostStore> host_store;  // null unless the optimizer's part is offloaded
   std::shared_ptr<Device> host;           // the host's memory; null before anything was offloaded
+
+  // Called before others than the optimizer read masters that do not lie in memory, or write any:
+  // it may hold the newest values itself. Null: it does not.
+  std::function<void(bool write)> sync_masters;
+  void before_reading_masters() const {
+    if (sync_masters && !(flat.masters.in_memory() || flat.low_halves.in_memory())) {
+      sync_masters(false);
+    }
+  }
 
   bool shared() const { return spread; }
   // Of the ranks that hold the same piece, this is the first.

@@ -298,6 +298,8 @@ bool TrainState::computes_with_master(nn::ParamId id) const {
 bool TrainState::writes_files() const { return !shared() || arrays_.groups.all.rank == 0; }
 
 nn::WholeWeights TrainState::take(const OpContext& ctx) {
+  arrays_.before_reading_masters();
+  arrays_.sync_masters = nullptr;
   arrays_.factory.reset();  // what is made from here on lies in memory
   gradients_.free();
   weights_.set_fp8(nullptr);

@@ -62,6 +62,7 @@ void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weight
   const optim::FlatTensors& flat = arrays.flat;
   const bool beside_masters = flat.model || arrays.host_store;
   if (!beside_masters || !flat.masters) return;
+  arrays.before_reading_masters();
   const OpContext masters_ctx = arrays.state_context(ctx);
   const std::shared_ptr<Device> host = host_memory_of(arrays.device);
   for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) {

@@ -34,6 +34,17 @@ Json offloaded(int stage, const Json& more = none(), bool pinned = true) {
               {{"zero_allow_untested_optimizer", true}});
 }
 
+// Of three steps: a choice, a new one, and an update of the others between.
+Json zenflow(const Json& more, bool overlap = false) {
+  return with(more, {{"zero_optimization",
+                      {{"zenflow",
+                        {{"topk_ratio", 0.3},
+                         {"update_interval", overlap ? 1 : 2},
+                         {"select_strategy", "step"},
+                         {"select_interval", 2},
+                         {"overlap_step", overlap}}}}}});
+}
+
 Json optimizer(const char* type) {
   return {{"optimizer", {{"type", type}, {"params", {{"lr", 1e-2}}}}}};
 }
@@ -105,6 +116,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Update{"SplitMasters", kSplit}, Update{"SplitMastersPageable", kSplit, false},
                       Update{"Fp16", {{"fp16", {{"enabled", true}, {"initial_scale_power", 4}}}}},
                       Update{"Int8States", {{"optimizer", {{"state_dtype", "int8"}}}}, true, true},
+                      Update{"ZenFlowFp32", zenflow(none())},
+                      Update{"ZenFlowBf16", zenflow(kBf16, true)},
+                      Update{"ZenFlowSplit", zenflow(kSplit, true), false},
+                      Update{"ZenFlowBf16Pageable", zenflow(kBf16), false},
                       Update{"Lion", with(kBf16, optimizer("Lion"))},
                       Update{"Lamb", optimizer("Lamb")},
                       Update{"Muon", with(kBf16, optimizer("Muon"))},
@@ -169,6 +184,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Training{"Recomputed",
                                {{"activation_checkpointing", {{"enabled", true}}},
                                 {"zero_optimization", {{"overlap_comm", false}}}}},
+                      Training{"ZenFlow", zenflow(kBf16)},
+                      Training{"ZenFlowOverlap", zenflow(none(), true)},
                       Training{"Adapters", kBf16, true, add_adapters}),
     [](const auto& one) { return std::string(one.param.name); });
 

@@ -199,6 +199,14 @@ def complete_documents():
                               "wandb": {"enabled": False, "project": "p"},
                               "flops_profiler": {"enabled": False, "profile_step": 5},
                               "comms_logger": {"enabled": False}})
+    add("complete-zenflow", {
+        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": True}, "optimizer": adamw(lr=2e-5),
+        "zero_optimization": {
+            "stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "cpu",
+                                                                   "pin_memory": True},
+            "zenflow": {"topk_ratio": 0.05, "select_strategy": "auto", "select_interval": "auto",
+                        "update_interval": 4, "full_warm_up_rounds": 0, "overlap_step": True}}})
 
 
 def inert_documents():
@@ -321,9 +329,9 @@ def lacking_documents():
         lacks="tensor parallelism")
     add("lacks-sparse", {**base, "optimizer": adamw(lr=1e-4), "sparse_attention": {
         "mode": "fixed", "block": 16}}, lacks="block-sparse attention")
-    add("lacks-zenflow", {**base, "optimizer": adamw(lr=1e-4), "zero_optimization": {
-        "stage": 2, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}}},
-        lacks="ZenFlow (its presence enables it)")
+    add("lacks-super-offload", {**base, "optimizer": adamw(lr=1e-4), "zero_optimization": {
+        "stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
+        lacks="SuperOffload")
 
 
 def main(folder):

@@ -78,6 +78,7 @@ TEST(Combinations, CallsAreRefusedWhereTheirRowSaysSo) {
     EXPECT_FALSE(refused(Refusal::kAddedGradientsAtStage3, *built_in, stage, 1));
     EXPECT_EQ(refused(Refusal::kNoSyncWithReducedGradients, *built_in, stage, 2), stage >= 2);
     EXPECT_FALSE(refused(Refusal::kGradientViewOnGpu, *built_in, stage, 2));
+    EXPECT_FALSE(refused(Refusal::kParametersUnderAnUpdate, *built_in, stage, 2));
   }
 }
 
