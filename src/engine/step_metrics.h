@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "config/config.h"
+#include "engine/expert_loads.h"
 #include "engine/report.h"
 #include "mesh/mesh.h"
 #include "models/model.h"
@@ -27,6 +28,8 @@ class StepMetrics {
   ModuleProfile* profile_for(int64_t steps);
   // A forward pass over ids [B, T] is done.
   void count_batch(const Tensor& ids);
+  // Of its layers of experts, if there are any.
+  void count_experts(const nn::RouterRecord& routers) { experts_.add(routers); }
   // The open step is given up.
   void drop_step();
 
@@ -44,6 +47,8 @@ class StepMetrics {
   int64_t peak(MemoryTag tag) const;
   int64_t total_peak() const;
 
+  // Of the last step, of this process's micro batches: null where the model has no experts.
+  const Json& experts() const { return experts_.report(); }
   // Of the last profiled step, null before there is one.
   const Json& profile() const { return profile_json_; }
 
@@ -66,6 +71,7 @@ class StepMetrics {
     int64_t length = 0;  // of their sequences
   };
   Batches open_;
+  ExpertLoads experts_;
   double six_n_tflops_ = 0, megatron_tflops_ = 0;  // per process, of the last step; 0 = unknown
 
   std::unique_ptr<ModuleProfile> profile_;  // while its step is open
