@@ -1373,6 +1373,12 @@ class Engine : public detail::Handle<ds_engine, ds_engine_destroy> {
     check(ds_engine_profile(get(), &out));
     return detail::take(out);
   }
+  // Loads and losses of the last step's experts; "null" where the model has none.
+  std::string experts() const {
+    char* out = nullptr;
+    check(ds_engine_experts(get(), &out));
+    return detail::take(out);
+  }
   // Counters, batch sizes and the loss scale.
   ds_engine_info info() const {
     ds_engine_info out = DS_ENGINE_INFO_INIT;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -65,6 +66,27 @@ Json peak_memory(const libds::Engine& engine) {
     if (bytes.at("peak") != 0) memory["host_" + kind] = bytes.at("peak");
   }
   return memory;
+}
+
+// Losses of routers, and of each layer with experts how uneven its loads are; null without experts.
+Json expert_summary(const libds::Engine& engine) {
+  Json experts = parse_json(engine.experts(), "the engine's experts");
+  if (experts.is_null()) return experts;
+  experts.erase("step");
+  for (Json& layer : experts.at("layers")) {
+    int64_t routes = 0, most = 0, dropped = 0;
+    for (const Json& count : layer.at("chosen")) {
+      routes += count.get<int64_t>();
+      most = std::max(most, count.get<int64_t>());
+    }
+    for (const Json& count : layer.at("dropped")) dropped += count.get<int64_t>();
+    const auto all = static_cast<double>(std::max<int64_t>(1, routes));
+    const auto mean = all / static_cast<double>(layer.at("chosen").size());
+    layer = {{"layer", layer.at("layer")},
+             {"largest_load", static_cast<double>(most) / mean},
+             {"dropped", static_cast<double>(dropped) / all}};
+  }
+  return experts;
 }
 
 }  // namespace
@@ -151,6 +173,9 @@ void MetricsFile::write(const libds::StepReport& report, std::optional<double> v
     }
   }
   if (valid_loss) line["valid_loss"] = number(*valid_loss);
+  if (Json experts = expert_summary(engine); !experts.is_null()) {
+    line["experts"] = std::move(experts);
+  }
   if (comm.size() > 1) {
     int64_t within = 0, across = 0;
     const Json about = parse_json(comm.report(), "the group's report");

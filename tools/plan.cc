@@ -54,8 +54,14 @@ int run(const Options& o) {
   const auto bytes = [](const Json& value) { return format_bytes(value.get<double>()); };
   std::cout << format("model    %s parameters in %lld tensors\n",
                       format_count(plan["model"]["parameters"].get<double>()).c_str(),
-                      static_cast<long long>(plan["model"]["tensors"].get<int64_t>()))
-            << format("world    %lld ranks, %lld per node, ZeRO stage %lld, %s\n",
+                      static_cast<long long>(plan["model"]["tensors"].get<int64_t>()));
+  if (const Json& model = plan["model"]; model.contains("experts")) {
+    std::cout << format("experts  %lld of %lld for each token: %s parameters active\n",
+                        static_cast<long long>(model["experts_per_token"].get<int64_t>()),
+                        static_cast<long long>(model["experts"].get<int64_t>()),
+                        format_count(model["active_parameters"].get<double>()).c_str());
+  }
+  std::cout << format("world    %lld ranks, %lld per node, ZeRO stage %lld, %s\n",
                       static_cast<long long>(plan["world"].get<int64_t>()),
                       static_cast<long long>(plan["ranks_per_node"].get<int64_t>()),
                       static_cast<long long>(plan["stage"].get<int64_t>()),

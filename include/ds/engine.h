@@ -479,6 +479,16 @@ DS_API ds_status ds_engine_memory_report(const ds_engine* engine, char** out_jso
  * Since: 0.2.
  */
 DS_API ds_status ds_engine_profile(ds_engine* engine, char** out_json);
+/**
+ * How the last step used the experts of a mixture-of-experts model, counted over this process's
+ * micro batches, as JSON: {"step", "balance_loss", "z_loss" (as they are in the loss, mean over
+ * the micro batches), "layers": [{"layer", "tokens", "chosen", "dropped"}]}, the last two by
+ * expert: tokens that chose it, and of these those that it had no room for. "null" where the model
+ * has no experts, and before the first step (docs/experts.md).
+ * @param out_json  receives a string that the caller frees with ds_string_free
+ * Since: 0.5.
+ */
+DS_API ds_status ds_engine_experts(const ds_engine* engine, char** out_json);
 /** Ends an engine; its model can then be given to another. NULL is fine. Threads: any. Since: 0.1.
  */
 DS_API void ds_engine_destroy(ds_engine* DS_NULLABLE engine);

@@ -215,6 +215,14 @@ ds_status ds_engine_profile(ds_engine* engine, char** out_json) {
   });
 }
 
+ds_status ds_engine_experts(const ds_engine* engine, char** out_json) {
+  return guard(__func__, [&] {
+    const auto object = enter_engine(engine);
+    char*& out = out_param(out_json, "out_json");
+    out = make_c_string(dump_json(object->engine().experts(), 2));
+  });
+}
+
 ds_status ds_engine_describe(const ds_engine* engine, ds_engine_info* out_info) {
   return guard(__func__, [&] {
     const auto object = enter_engine(engine);

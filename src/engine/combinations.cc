@@ -18,6 +18,10 @@ bool offloads_weights(const Situation& s) {
   return s.config.zero.stage == 3 && s.config.zero.offload_param;
 }
 
+bool experts(const Situation& s) {
+  return !s.own_parameters() && s.model.architecture().info().experts > 0;
+}
+
 bool all_fp32(const Situation& s) {
   for (nn::ParamId id = 0; id < s.model.parameters().size(); ++id) {
     if (s.model.parameters()[id].dtype != DType::kFloat32) return false;
@@ -103,6 +107,13 @@ constexpr Combination kStart[] = {
     {kRefused, "fp8.enabled", "a program's own parameters", "the library does not run their layers",
      "use false",
      [](const Situation& s) { return s.config.precision.fp8.enabled && s.own_parameters(); }},
+    {kRefused, "fp8.enabled", "layers of experts",
+     "how many tokens an expert gets differs from step to step, and products of codes are of fixed "
+     "sizes so far",
+     "use bf16", [](const Situation& s) { return s.config.precision.fp8.enabled && experts(s); }},
+    {kRefused, "layers of experts", "a model on a GPU",
+     "routing, and the products of rows that are sorted by expert, run on the CPU so far",
+     "keep the model on the CPU", [](const Situation& s) { return s.gpu() && experts(s); }},
     {kWithoutEffect, kGraphs, "a model on the CPU", "the model is not on a GPU", "",
      [](const Situation& s) { return !s.gpu(); }},
     {kWithoutEffect, kGraphs, "zero_optimization.stage 3 on several ranks",

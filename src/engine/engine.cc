@@ -137,6 +137,8 @@ Json Engine::config_document() const { return ds::config_document(run_->config);
 const std::shared_ptr<models::Model>& Engine::model() const { return run_->model; }
 Json Engine::memory_report() const { return ds::memory_report(*run_->model, observer_->metrics()); }
 const Json& Engine::profile() const { return observer_->metrics().profile(); }
+
+const Json& Engine::experts() const { return observer_->metrics().experts(); }
 const Progress& Engine::progress() const { return open_->progress; }
 DType Engine::compute_type() const { return compute_type_of(run_->config); }
 std::string Engine::comms_log() const {

@@ -90,6 +90,8 @@ class Engine {
   Json memory_report() const;
   // Of the step that flops_profiler asked for; null before it.
   const Json& profile() const;
+  // Loads and losses of the last step's experts; null where there are none.
+  const Json& experts() const;
   const Progress& progress() const;
   // As configured; parameters of the caller's own may be float32 all the same.
   DType compute_type() const;

@@ -33,6 +33,7 @@ struct ModelPasses::Pending {
     options.kept_inputs = inputs;
     return options;
   }
+  nn::RouterRecord routers;  // the tape refers to it
   const std::unique_ptr<nn::KeptInputs> kept_inputs;  // goes after the tape
   nn::Tape tape;
   std::shared_ptr<nn::GradientSlot> loss_gradient;
@@ -78,7 +79,7 @@ void ModelPasses::forward(const models::Batch& batch, const Tensor& labels) {
   const nn::Labels placed = nn::place_labels(labels, run_.model->device());
   const auto record = [&] {
     try {
-      return record_forward(pending->tape, batch, placed);
+      return record_forward(pending->tape, batch, placed, &pending->routers);
     } catch (...) {
       pending.reset();
       run_.state->weights().drop_pass();
@@ -90,7 +91,10 @@ void ModelPasses::forward(const models::Batch& batch, const Tensor& labels) {
   pending_ = std::move(pending);
   open_.phase = OpenStep::Phase::kForwardDone;
   run_.model->set_step_open(true);
-  if (!open_.mode.joined) count_batch(batch.ids, {loss.sum, placed.counted}, placed.counted);
+  if (open_.mode.joined) return;
+  const nn::RouterRecord& routers = pending_->routers;
+  observer_.metrics().count_experts(routers);
+  count_batch(batch.ids, {loss.sum, placed.counted, routers.loss()}, placed.counted);
 }
 
 Tensor ModelPasses::give_loss() {
@@ -126,11 +130,12 @@ std::unique_ptr<nn::KeptInputs> ModelPasses::keep_inputs() const {
 }
 
 nn::SummedLoss ModelPasses::record_forward(nn::Tape& tape, const models::Batch& batch,
-                                           const nn::Labels& labels) {
+                                           const nn::Labels& labels, nn::RouterRecord* routers) {
   run_.state->gradients().set_loss_scale(updater_.loss_scale());
   run_.state->weights().begin_pass();
   models::ForwardOptions forward_options;
   forward_options.padded_logits = true;
+  forward_options.routers = routers;
   const models::ArchitectureInfo& info = run_.model->architecture().info();
   forward_options.recompute = recompute_of(run_.config.activation_checkpointing, info);
   const nn::Value logits = run_.model->architecture().logits(tape, batch, forward_options);
@@ -200,7 +205,7 @@ bool ModelPasses::run_graph(const GraphInputs& micro_batch) {
     options.constants = placed.constants;
     zero::TrainState& state = *run_.state;
     nn::Tape tape(run_.context(), state.weights(), &state.gradients(), options);
-    const nn::SummedLoss loss = record_forward(tape, placed.batch, placed.labels);
+    const nn::SummedLoss loss = record_forward(tape, placed.batch, placed.labels, nullptr);
     run_backward(tape, *loss.slot);
     return loss.sum;
   };

@@ -53,7 +53,7 @@ class ModelPasses {
   nn::TapeOptions tape_options(const models::Batch& batch) const;
   std::unique_ptr<nn::KeptInputs> keep_inputs() const;
   nn::SummedLoss record_forward(nn::Tape& tape, const models::Batch& batch,
-                                const nn::Labels& labels);
+                                const nn::Labels& labels, nn::RouterRecord* routers);
   void run_backward(nn::Tape& tape, nn::GradientSlot& slot);
   void count_batch(const Tensor& ids, nn::MeanLoss loss, int64_t counted);
   void warn_of_other_size(int64_t samples);

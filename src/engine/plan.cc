@@ -130,6 +130,13 @@ class Planner {
                     {"trainable", trainable},
                     {"tensors", shapes_.parameters.size()},
                     {"layers", shapes_.layers}};
+    if (shapes_.architecture != nullptr && shapes_.architecture->info().experts > 0) {
+      const models::ArchitectureInfo& info = shapes_.architecture->info();
+      out["model"]["experts"] = info.experts;
+      out["model"]["experts_per_token"] = info.experts_per_token;
+      out["model"]["active_parameters"] =
+          shapes_.parameters.active_elements(info.experts_per_token);
+    }
     out["world"] = world_;
     out["ranks_per_node"] = per_node_;
     out["stage"] = stage_;
@@ -387,7 +394,12 @@ class Planner {
     int64_t widths = 0;
     for (nn::ParamId id = 0; id < shapes_.parameters.size(); ++id) {
       const nn::Parameter& p = shapes_.parameters[id];
-      if (p.projection) widths += p.shape.sizes()[0] + p.shape.sizes()[1];
+      if (!p.projection) continue;
+      const int64_t both = p.shape.sizes()[0] + p.shape.sizes()[1];
+      // Of an expert, of its share of the tokens.
+      widths += p.split.experts > 0
+                    ? both * std::min(info.experts_per_token, p.split.experts) / p.split.experts
+                    : both;
     }
     int64_t kept = widths;
     if (const models::Recompute again = recompute(); again.every > 0) {

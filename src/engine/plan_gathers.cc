@@ -126,6 +126,8 @@ Json shrunk(const Json& model) {
                                                     {"hidden_size", 8},
                                                     {"n_inner", 8},
                                                     {"intermediate_size", 8},
+                                                    {"moe_intermediate_size", 8},
+                                                    {"shared_expert_intermediate_size", 8},
                                                     {"n_head", 1},
                                                     {"num_attention_heads", 1},
                                                     {"num_key_value_heads", 1},

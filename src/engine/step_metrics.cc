@@ -24,7 +24,8 @@ DecoderShape decoder_shape(const Config& config, const models::Model& model) {
   DecoderShape shape;
   if (!model.has_architecture()) return shape;
   const models::ArchitectureInfo& info = model.architecture().info();
-  if (info.head != models::Head::kCausalLm) return shape;
+  // What a token goes through differs between layers with experts and without.
+  if (info.head != models::Head::kCausalLm || info.experts > 0) return shape;
   const Json& json = model.architecture().config();
   const std::string type = json.value("model_type", "");
   shape.hidden = first_integer(json, {"n_embd", "hidden_size"});
@@ -35,7 +36,8 @@ DecoderShape decoder_shape(const Config& config, const models::Model& model) {
   shape.layers = info.layers;
   shape.kv_heads = info.kv_heads;
   shape.vocab = info.vocab_size;
-  shape.gated = type == "llama" || type == "mistral" || type == "qwen2";
+  constexpr std::array kGated = {"llama", "mistral", "qwen2", "qwen3", "olmo2"};
+  shape.gated = std::find(kGated.begin(), kGated.end(), type) != kGated.end();
   shape.recomputed = recompute_of(config.activation_checkpointing, info).share(info.layers);
   return shape;
 }
@@ -100,6 +102,7 @@ void StepMetrics::count_batch(const Tensor& ids) {
 
 void StepMetrics::drop_step() {
   open_ = {};
+  experts_.drop();
   profile_.reset();
 }
 
@@ -109,12 +112,15 @@ void StepMetrics::finish_step(const StepReport& report, const WallClockTimers& t
         open_.count > 0 ? open_.samples * data_ranks_ : config_.batch.train_batch;
     meter_.add_step(report.seconds, samples, open_.tokens * data_ranks_);
     const double seconds = report.seconds > 0 ? report.seconds * 1e12 : 1;
-    const int64_t parameters = model_.parameters().elements();
+    // A token's work is that of the experts it goes through.
+    const int64_t parameters = model_.parameters().active_elements(
+        model_.has_architecture() ? model_.architecture().info().experts_per_token : 0);
     six_n_tflops_ = report.seconds > 0 ? six_n_flops(parameters, open_.tokens) / seconds : 0;
     megatron_tflops_ = report.seconds > 0 && shape_ && open_.samples > 0
                            ? megatron_flops(shape_, open_.samples, open_.length, false) / seconds
                            : 0;
   }
+  experts_.finish(report.progress.steps);
   // Without a forward pass of ours there is still the update to tell about.
   if (!model_.has_architecture()) profile_for(report.progress.steps - 1);
   if (profile_) finish_profile(report, timers);
@@ -169,6 +175,7 @@ void StepMetrics::add_to(std::vector<Metric>& metrics) const {
   if (config_.memory_breakdown) {
     add("memory_peak_bytes", static_cast<double>(step_peaks_.back()));
   }
+  experts_.add_to(metrics);
   if (!extent_) return;
   const auto tell = [&](const char* tag, double value) {
     metrics.push_back({str_cat("Train/Samples/zenflow_", tag), value});

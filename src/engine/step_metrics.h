@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "config/config.h"
+#include "engine/expert_loads.h"
 #include "engine/report.h"
 #include "mesh/mesh.h"
 #include "models/model.h"
@@ -31,6 +32,8 @@ class StepMetrics {
   void count_batch(const Tensor& ids);
   // What the step's update did, where the optimizer leaves a part of the elements for later.
   void set_extent(const std::optional<optim::UpdateExtent>& extent) { extent_ = extent; }
+  // Of its layers of experts, if there are any.
+  void count_experts(const nn::RouterRecord& routers) { experts_.add(routers); }
   // The open step is given up.
   void drop_step();
 
@@ -50,6 +53,8 @@ class StepMetrics {
   int64_t peak(MemoryTag tag) const;
   int64_t total_peak() const;
 
+  // Of the last step, of this process's micro batches: null where the model has no experts.
+  const Json& experts() const { return experts_.report(); }
   // Of the last profiled step, null before there is one.
   const Json& profile() const { return profile_json_; }
 
@@ -72,6 +77,7 @@ class StepMetrics {
     int64_t length = 0;  // of their sequences
   };
   Batches open_;
+  ExpertLoads experts_;
   double six_n_tflops_ = 0, megatron_tflops_ = 0;  // per process, of the last step; 0 = unknown
 
   std::unique_ptr<ModuleProfile> profile_;  // while its step is open

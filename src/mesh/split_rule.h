@@ -55,7 +55,9 @@ struct SplitRule {
   // the sum, once.
   SplitRule of_bias() const { return kind == Kind::kColumns ? whole().of_experts(experts) : *this; }
   // Those of a low-rank update b [out, rank] a [rank, in] of the weight.
-  SplitRule of_adapter_a() const { return kind == Kind::kColumns ? *this : whole(); }
+  SplitRule of_adapter_a() const {
+    return kind == Kind::kColumns ? *this : whole().of_experts(experts);
+  }
   SplitRule of_adapter_b() const { return of_bias(); }
 };
 

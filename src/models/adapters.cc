@@ -129,6 +129,7 @@ void add_lora(Model& model, const LoraOptions& options) {
     nn::Parameter a{module + ".lora_A.weight", {options.r, w.shape[1]}, nn::Init::kUniform, bound};
     nn::Parameter b{module + ".lora_B.weight", {w.shape[0], options.r}};
     a.decays = b.decays = true;
+    a.expert = b.expert = w.expert;
     a.split = w.split.of_adapter_a();
     b.split = w.split.of_adapter_b();
     adapter.a = set.add(std::move(a));

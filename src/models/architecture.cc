@@ -19,9 +19,16 @@ struct Family {
 // The first entry of a model_type is taken when the document names no architecture.
 constexpr std::array kFamilies = {
     Family{"gpt2", "GPT2LMHeadModel", make_gpt2},
+    Family{"gpt_moe", "GPTMoELMHeadModel", make_gpt_moe},
     Family{"llama", "LlamaForCausalLM", make_llama},
     Family{"mistral", "MistralForCausalLM", make_mistral},
+    Family{"mixtral", "MixtralForCausalLM", make_mixtral},
     Family{"qwen2", "Qwen2ForCausalLM", make_qwen2},
+    Family{"qwen2_moe", "Qwen2MoeForCausalLM", make_qwen2_moe},
+    Family{"qwen3", "Qwen3ForCausalLM", make_qwen3},
+    Family{"qwen3_moe", "Qwen3MoeForCausalLM", make_qwen3_moe},
+    Family{"olmo2", "Olmo2ForCausalLM", make_olmo2},
+    Family{"olmoe", "OlmoeForCausalLM", make_olmoe},
     Family{"gpt_neox", "GPTNeoXForCausalLM", make_gpt_neox},
     Family{"bert", "BertModel", make_bert},
     Family{"bert", "BertForMaskedLM", make_bert_masked_lm},

@@ -42,6 +42,11 @@ struct ArchitectureInfo {
   // of its rows a gradient.
   nn::ParamId lookup = nn::kNoParam;
 
+  // Of layers with a mixture of experts: the most that one has, and how many of them a token goes
+  // through; 0 where there are none.
+  int64_t experts = 0;
+  int64_t experts_per_token = 0;
+
   // Numbers per row of logits.
   int64_t outputs() const { return head == Head::kClassification ? classes : vocab_size; }
 };

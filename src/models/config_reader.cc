@@ -158,6 +158,32 @@ std::vector<std::string> ConfigReader::texts(const char* key) const {
   return out;
 }
 
+bool ConfigReader::is_list(const char* key) const {
+  const auto found = config_.find(key);
+  return found != config_.end() && found->is_array();
+}
+
+std::vector<int64_t> ConfigReader::counts(const char* key, int64_t limit) const {
+  std::vector<int64_t> out;
+  const Json* value = find(key);
+  if (value == nullptr) return out;
+  DS_CHECK(value->is_array(), Code::kConfig, where_, ": ", key, " must be a list of integers, not ",
+           printable(dump_json(*value)));
+  for (const Json& item : *value) {
+    DS_CHECK(item.is_number_integer() && item >= 0 && item <= limit, Code::kConfig, where_, ": ",
+             key, " holds ", printable(dump_json(item)), ", which is not an integer from 0 to ",
+             limit);
+    out.push_back(item.get<int64_t>());
+  }
+  return out;
+}
+
+void ConfigReader::check_experts(const char* key, int64_t in_all_layers) const {
+  constexpr int64_t kMost = 1 << 18;
+  DS_CHECK(in_all_layers <= kMost, Code::kConfig, where_, ": ", key, " asks for ", in_all_layers,
+           " experts in all layers together; at most ", kMost, " are possible");
+}
+
 int64_t ConfigReader::padding_row(int64_t vocab_size, std::optional<int64_t> fallback) const {
   if (is_null("pad_token_id") || !(has("pad_token_id") || fallback)) return -1;
   const int64_t row = count("pad_token_id", fallback.value_or(0), INT32_MAX, -INT32_MAX);

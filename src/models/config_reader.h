@@ -30,6 +30,10 @@ class ConfigReader {
   bool flag(const char* key, bool fallback) const;
   std::string text(const char* key, const std::string& fallback) const;
   std::vector<std::string> texts(const char* key) const;  // empty when absent
+  bool is_list(const char* key) const;
+  std::vector<int64_t> counts(const char* key, int64_t limit) const;  // 0 and more
+  // Refuses more experts than any machine holds, each of which has names and layers of its own.
+  void check_experts(const char* key, int64_t in_all_layers) const;
   // pad_token_id as the row of the embedding that PyTorch leaves without a gradient: negative ones
   // count from the end of the vocabulary; -1 for null and for tokens outside it. `fallback` when
   // the key is absent.

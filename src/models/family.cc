@@ -48,13 +48,34 @@ nn::ParamId FamilyBase::vector(const std::string& name, int64_t size, nn::Init i
 }
 
 FamilyBase::Projection FamilyBase::projection(const std::string& name, int64_t out, int64_t in,
-                                              double std, bool bias, SplitRule split) {
+                                              double std, bool bias, SplitRule split,
+                                              int64_t expert) {
   nn::Parameter p{name + ".weight", {out, in}, nn::Init::kNormal, std, true, true, {}};
   p.projection = p.may_be_tiled = true;
   p.split = split;
+  p.expert = expert;
   Projection made;
   made.weight = parameters_.add(std::move(p));
-  if (bias) made.bias = vector(name + ".bias", out, nn::Init::kZeros, {}, split.of_bias());
+  if (!bias) return made;
+  nn::Parameter b{name + ".bias", {out}, nn::Init::kZeros, 0, false, true, {}};
+  b.split = split.of_bias();
+  b.expert = expert;
+  made.bias = parameters_.add(std::move(b));
+  return made;
+}
+
+nn::FeedForward FamilyBase::gated_mlp(const std::string& prefix,
+                                      const std::array<const char*, 3>& names,
+                                      const MlpShape& shape, int64_t expert) {
+  const SplitRule rows = SplitRule::rows().of_experts(shape.experts);
+  const SplitRule columns = SplitRule::columns().of_experts(shape.experts);
+  nn::FeedForward made;
+  made.gate =
+      projection(prefix + names[0], shape.inner, shape.width, shape.std, shape.bias, rows, expert);
+  made.up =
+      projection(prefix + names[1], shape.inner, shape.width, shape.std, shape.bias, rows, expert);
+  made.down = projection(prefix + names[2], shape.width, shape.inner, shape.std, shape.bias,
+                         columns, expert);
   return made;
 }
 

@@ -2,9 +2,12 @@
 // the Architecture interface.
 #pragma once
 
+#include <array>
+
 #include "models/architecture.h"
 #include "models/config_reader.h"
 #include "nn/layers.h"
+#include "nn/moe.h"
 
 namespace ds::models {
 
@@ -29,9 +32,20 @@ class FamilyBase : public Architecture {
   nn::ParamId vector(const std::string& name, int64_t size, nn::Init init,
                      std::vector<std::string> aliases = {}, SplitRule split = {});
   // NAME.weight [out, in] and, with `bias`, NAME.bias [out]; the weight may carry an adapter.
-  // `split` is the weight's.
+  // `split` is the weight's; with experts in it the layer is that of number `expert`.
   Projection projection(const std::string& name, int64_t out, int64_t in, double std, bool bias,
-                        SplitRule split = {});
+                        SplitRule split = {}, int64_t expert = -1);
+  // A gated MLP of so many inner channels.
+  struct MlpShape {
+    int64_t width = 0;
+    int64_t inner = 0;
+    double std = 0;
+    bool bias = false;
+    int64_t experts = 0;  // of the layer, where it is one of several
+  };
+  // The three projections are PREFIX and their names: gate, up and down.
+  nn::FeedForward gated_mlp(const std::string& prefix, const std::array<const char*, 3>& names,
+                            const MlpShape& shape, int64_t expert = -1);
   // NAME.weight and NAME.bias of a layer norm.
   Projection layer_norm(const std::string& name, int64_t width);
 

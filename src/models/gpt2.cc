@@ -1,6 +1,8 @@
 #include "models/gpt2.h"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "models/family.h"
 
@@ -13,8 +15,8 @@ using nn::Value;
 
 class Gpt2 : public FamilyBase {
  public:
-  explicit Gpt2(const Json& config)
-      : FamilyBase(config, "gpt2", "GPT2LMHeadModel"), c_(parse_gpt2_config(config)) {
+  Gpt2(const Json& config, const char* model_type, const char* architecture, bool experts)
+      : FamilyBase(config, model_type, architecture), c_(parse_gpt2_config(config, experts)) {
     config_["tie_word_embeddings"] = c_.tied;
     const double std = c_.initializer_range;
     // Residual outputs start smaller, so that their sum over the depth does not grow.
@@ -33,9 +35,12 @@ class Gpt2 : public FamilyBase {
                          SplitRule::head_rows({heads, heads, heads}));
       b.out = projection(p + "attn.c_proj", w, w, out_std, true, SplitRule::head_columns({heads}));
       b.norm2 = layer_norm(p + "ln_2", w);
-      b.up = projection(p + "mlp.c_fc", c_.inner, w, std, true, SplitRule::rows());
-      b.down = projection(p + "mlp.c_proj", w, c_.inner, out_std, true, SplitRule::columns());
-      blocks_.push_back(b);
+      if (c_.experts.of_layer(i) > 0) {
+        b.experts = add_experts(p + "mlp.", i, out_std);
+      } else {
+        b.mlp = add_mlp(p + "mlp.", out_std);
+      }
+      blocks_.push_back(std::move(b));
     }
     norm_ = layer_norm("ln_f", w);
     head_ = c_.tied
@@ -62,8 +67,42 @@ class Gpt2 : public FamilyBase {
 
  private:
   struct Block {
-    Projection norm1, qkv, out, norm2, up, down;
+    Projection norm1, qkv, out, norm2;
+    nn::FeedForward mlp;  // or
+    std::optional<nn::Moe> experts = {};
   };
+
+  // Of a layer with `experts` of them number `expert`.
+  nn::FeedForward add_mlp(const std::string& prefix, double out_std, int64_t experts = 0,
+                          int64_t expert = -1) {
+    nn::FeedForward made;
+    made.up = projection(prefix + "c_fc", c_.inner, c_.width, c_.initializer_range, true,
+                         SplitRule::rows().of_experts(experts), expert);
+    made.down = projection(prefix + "c_proj", c_.width, c_.inner, out_std, true,
+                           SplitRule::columns().of_experts(experts), expert);
+    return made;
+  }
+
+  nn::Moe add_experts(const std::string& prefix, int64_t index, double out_std) {
+    const int64_t count = c_.experts.of_layer(index);
+    const double std = c_.initializer_range;
+    nn::Moe moe;
+    moe.index = index;
+    moe.activation = c_.activation;
+    moe.router = c_.experts.router;
+    moe.router.weight = matrix(prefix + "gate.weight", count, c_.width, std);
+    for (int64_t e = 0; e < count; ++e) {
+      moe.experts.push_back(add_mlp(str_cat(prefix, "experts.", e, "."), out_std, count, e));
+    }
+    if (c_.experts.residual) {
+      moe.residual = add_mlp(prefix + "dense.", out_std);
+      moe.coefficients.weight = matrix(prefix + "coefficient.weight", 2, c_.width, std);
+      moe.coefficients.bias = vector(prefix + "coefficient.bias", 2, nn::Init::kZeros);
+    }
+    info_.experts = std::max(info_.experts, count);
+    info_.experts_per_token = moe.router.rule.choices;
+    return moe;
+  }
 
   ResidualStream run_embedding(Tape& tape, const PassContext& pass) const override {
     const Batch& batch = pass.batch;
@@ -83,7 +122,9 @@ class Gpt2 : public FamilyBase {
     Value out = apply(tape, mixed, b.out);
     out = nn::dropout(tape, out, c_.residual_dropout);
     const auto norm2 = normalise(tape, {out, norm1.sum}, b.norm2, c_.norm_epsilon);
-    Value down = mlp(tape, norm2.y, b.up, b.down, c_.activation);
+    Value down =
+        b.experts ? nn::moe(tape, norm2.y, *b.experts, {pass.batch.key_mask, pass.options.routers})
+                  : mlp(tape, norm2.y, b.mlp.up, b.mlp.down, c_.activation);
     down = nn::dropout(tape, down, c_.residual_dropout);
     return {down, norm2.sum};
   }
@@ -118,7 +159,11 @@ class Gpt2 : public FamilyBase {
 }  // namespace
 
 std::unique_ptr<Architecture> make_gpt2(const Json& config) {
-  return std::make_unique<Gpt2>(config);
+  return std::make_unique<Gpt2>(config, "gpt2", "GPT2LMHeadModel", false);
+}
+
+std::unique_ptr<Architecture> make_gpt_moe(const Json& config) {
+  return std::make_unique<Gpt2>(config, "gpt_moe", "GPTMoELMHeadModel", true);
 }
 
 }  // namespace ds::models

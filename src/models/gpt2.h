@@ -1,7 +1,9 @@
-// GPT-2 (Radford et al., 2019): pre-norm transformer, learned positions, tied embeddings.
+// GPT-2 (Radford et al., 2019): pre-norm transformer, learned positions, tied embeddings; and GPT
+// with experts in place of some MLPs (DeepSpeed-MoE, arXiv:2201.05596).
 #pragma once
 
 #include "models/architecture.h"
+#include "models/gpt_experts.h"
 #include "ops/activation.h"
 
 namespace ds::models {
@@ -22,11 +24,13 @@ struct Gpt2Config {
   bool scale_attention = true;
   bool scale_by_layer = false;  // scale_attn_by_inverse_layer_idx
   bool tied = true;
+  GptExperts experts;
 };
 
-// Reads and checks a config.json of model_type gpt2.
-Gpt2Config parse_gpt2_config(const Json& config);
+// Reads and checks a config.json of model_type gpt2, or gpt_moe.
+Gpt2Config parse_gpt2_config(const Json& config, bool experts);
 
 std::unique_ptr<Architecture> make_gpt2(const Json& config);
+std::unique_ptr<Architecture> make_gpt_moe(const Json& config);
 
 }  // namespace ds::models

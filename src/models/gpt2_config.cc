@@ -4,7 +4,7 @@
 
 namespace ds::models {
 
-Gpt2Config parse_gpt2_config(const Json& config) {
+Gpt2Config parse_gpt2_config(const Json& config, bool experts) {
   const ConfigReader read(config);
   read.ignore_common();
   read.ignore({"summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout",
@@ -32,6 +32,7 @@ Gpt2Config parse_gpt2_config(const Json& config) {
            " is not a multiple of n_head ", c.heads);
   DS_CHECK(c.width / c.heads <= 256, Code::kUnsupported, "model config: heads of ",
            c.width / c.heads, " channels are not available; at most 256 are");
+  if (experts) c.experts = read_gpt_experts(read, c.layers);
   read.finish();
   return c;
 }

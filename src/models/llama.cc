@@ -1,9 +1,11 @@
 #include "models/llama.h"
 
-#include <algorithm>
+#include <array>
 #include <cmath>
+#include <optional>
 
 #include "models/family.h"
+#include "models/llama_config.h"
 #include "models/rotary_scaling.h"
 
 namespace ds::models {
@@ -13,140 +15,35 @@ using nn::ParamId;
 using nn::Tape;
 using nn::Value;
 
-enum class Kind { kLlama, kMistral, kQwen2 };
-
-struct LlamaConfig {
-  int64_t vocab_size = 32000;
-  int64_t width = 4096;
-  int64_t inner = 11008;
-  int64_t layers = 32;
-  int64_t heads = 32;
-  int64_t kv_heads = 32;
-  int64_t head_size = 128;
-  int64_t positions = 2048;
-  ops::Activation activation = ops::Activation::kSilu;
-  double norm_epsilon = 1e-6;
-  double initializer_range = 0.02;
-  double attention_dropout = 0;
-  bool qkv_bias = false;
-  bool out_bias = false;
-  bool mlp_bias = false;
-  bool tied = false;
-  int64_t padding = -1;          // row of the embedding without a gradient, -1 = none
-  std::vector<int64_t> windows;  // by layer, 0 = none
-  RotaryConfig rotary;
-};
-
-// Which layers see only a window, by the rules of each family.
-std::vector<int64_t> read_windows(const ConfigReader& read, Kind kind, int64_t layers) {
-  constexpr int64_t kLimit = int64_t{1} << 40;
-  std::vector<int64_t> windows(static_cast<size_t>(layers), 0);
-  int64_t window = 0, first = 0;
-  if (kind == Kind::kMistral) {
-    // Absent means the family's default, null means none.
-    window = read.count("sliding_window", read.is_null("sliding_window") ? 0 : 4096, kLimit);
-  } else if (kind == Kind::kQwen2) {
-    window = read.count("sliding_window", read.is_null("sliding_window") ? 0 : 4096, kLimit);
-    first = read.count("max_window_layers", 28, kLimit, 0);
-    if (!read.flag("use_sliding_window", false)) window = 0;
-  }
-  for (int64_t i = first; i < layers; ++i) windows[static_cast<size_t>(i)] = window;
-  if (kind == Kind::kLlama) return windows;
-  const std::vector<std::string> types = read.texts("layer_types");
-  if (types.empty()) return windows;
-  DS_CHECK(types.size() == static_cast<size_t>(layers), Code::kConfig, read.where(),
-           ": layer_types has ", types.size(), " entries for ", layers, " layers");
-  for (size_t i = 0; i < types.size(); ++i) {
-    if (types[i] == "full_attention") {
-      windows[i] = 0;
-    } else if (types[i] == "sliding_attention") {
-      DS_CHECK(window > 0, Code::kConfig, read.where(),
-               ": layer_types asks for sliding_attention, but there is no sliding_window");
-      windows[i] = window;
-    } else {
-      fail(Code::kUnsupported, read.where(), ": layer type ", printable(types[i]),
-           " is not available; full_attention and sliding_attention are");
-    }
-  }
-  return windows;
-}
-
-LlamaConfig parse(const Json& config, Kind kind) {
-  const ConfigReader read(config);
-  read.ignore_common();
-  LlamaConfig c;
-  c.vocab_size = read.count("vocab_size", c.vocab_size, int64_t{1} << 30);
-  c.width = read.count("hidden_size", c.width, int64_t{1} << 20);
-  c.inner = read.count("intermediate_size", c.inner, int64_t{1} << 22);
-  c.layers = read.count("num_hidden_layers", c.layers, 10000);
-  c.heads = read.count("num_attention_heads", c.heads, int64_t{1} << 16);
-  c.kv_heads = read.count("num_key_value_heads", c.heads, int64_t{1} << 16);
-  DS_CHECK(read.has("head_dim") || c.width % c.heads == 0, Code::kConfig, read.where(),
-           ": hidden_size ", c.width, " is not a multiple of num_attention_heads ", c.heads);
-  c.head_size = read.count("head_dim", std::max<int64_t>(c.width / c.heads, 1), 1 << 16);
-  check_heads(read, c.heads, c.kv_heads, c.head_size);
-  const int64_t positions = kind == Kind::kLlama ? 2048 : kind == Kind::kMistral ? 131072 : 32768;
-  c.positions = read.count("max_position_embeddings", positions, int64_t{1} << 24);
-  c.activation = read_activation(read, "hidden_act", "silu");
-  c.norm_epsilon = read.number("rms_norm_eps", c.norm_epsilon, 0, 1);
-  c.initializer_range = read.number("initializer_range", c.initializer_range, 0, 1e3);
-  c.attention_dropout = read.number("attention_dropout", 0, 0, 1);
-  c.tied = read.flag("tie_word_embeddings", false);
-  c.padding = read.padding_row(c.vocab_size);
-  if (kind == Kind::kLlama) {
-    c.qkv_bias = c.out_bias = read.flag("attention_bias", false);
-    c.mlp_bias = read.flag("mlp_bias", false);
-    read.ignore({"pretraining_tp", "max_sequence_length"});
-  }
-  if (kind == Kind::kQwen2) {
-    c.qkv_bias = true;
-    read.require("use_mrope", false);
-  }
-  c.windows = read_windows(read, kind, c.layers);
-  RotaryDefaults rotary;
-  rotary.partial_allowed = false;
-  c.rotary = read_rotary(read, c.head_size, c.positions, rotary);
-  read.finish();
-  return c;
-}
+// Names of a gated MLP's three projections.
+constexpr std::array kMlpNames = {"gate_proj", "up_proj", "down_proj"};
+constexpr std::array kMixtralNames = {"w1", "w3", "w2"};
 
 class Llama : public FamilyBase {
  public:
-  Llama(const Json& config, Kind kind, const char* model_type, const char* architecture)
-      : FamilyBase(config, model_type, architecture), c_(parse(config, kind)), tables_(c_.rotary) {
+  Llama(const Json& config, LlamaKind kind, const char* model_type, const char* architecture)
+      : FamilyBase(config, model_type, architecture),
+        c_(parse_llama(config, kind)),
+        tables_(c_.rotary) {
     // What defaults decided is written out, so that every reader sees the same model.
     config_["num_key_value_heads"] = c_.kv_heads;
     config_["head_dim"] = c_.head_size;
     config_["max_position_embeddings"] = c_.positions;
     config_["tie_word_embeddings"] = c_.tied;
+    // Transformers 5 and those before it have two names for it.
+    if (kind == LlamaKind::kQwen3Moe) {
+      config_["num_experts"] = config_["num_local_experts"] = c_.experts.count;
+    }
     const double std = c_.initializer_range;
-    const int64_t w = c_.width, q = c_.heads * c_.head_size, kv = c_.kv_heads * c_.head_size;
     embedding_ =
-        matrix("embed_tokens.weight", c_.vocab_size, w, std,
+        matrix("embed_tokens.weight", c_.vocab_size, c_.width, std,
                c_.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>(),
                SplitRule::vocabulary());
-    const SplitRule::Section queries = {c_.heads, c_.head_size};
-    const SplitRule by_query = SplitRule::head_rows({queries});
-    const SplitRule by_key = SplitRule::head_rows({{c_.kv_heads, c_.head_size, true}});
-    for (int64_t i = 0; i < c_.layers; ++i) {
-      const std::string p = "layers." + std::to_string(i) + ".";
-      Block b;
-      b.norm1 = vector(p + "input_layernorm.weight", w, nn::Init::kOnes);
-      b.q = projection(p + "self_attn.q_proj", q, w, std, c_.qkv_bias, by_query);
-      b.k = projection(p + "self_attn.k_proj", kv, w, std, c_.qkv_bias, by_key);
-      b.v = projection(p + "self_attn.v_proj", kv, w, std, c_.qkv_bias, by_key);
-      b.out = projection(p + "self_attn.o_proj", w, q, std, c_.out_bias,
-                         SplitRule::head_columns({queries}));
-      b.norm2 = vector(p + "post_attention_layernorm.weight", w, nn::Init::kOnes);
-      b.gate = projection(p + "mlp.gate_proj", c_.inner, w, std, c_.mlp_bias, SplitRule::rows());
-      b.up = projection(p + "mlp.up_proj", c_.inner, w, std, c_.mlp_bias, SplitRule::rows());
-      b.down = projection(p + "mlp.down_proj", w, c_.inner, std, c_.mlp_bias, SplitRule::columns());
-      blocks_.push_back(b);
-    }
-    norm_ = vector("norm.weight", w, nn::Init::kOnes);
-    head_ = c_.tied
-                ? embedding_
-                : output_matrix("lm_head.weight", c_.vocab_size, w, std, SplitRule::vocabulary());
+    for (int64_t i = 0; i < c_.layers; ++i) add_block(i);
+    norm_ = vector("norm.weight", c_.width, nn::Init::kOnes);
+    head_ = c_.tied ? embedding_
+                    : output_matrix("lm_head.weight", c_.vocab_size, c_.width, std,
+                                    SplitRule::vocabulary());
     info_.output = head_;
     if (!c_.tied) info_.lookup = embedding_;
     info_.vocab_size = c_.vocab_size;
@@ -169,8 +66,71 @@ class Llama : public FamilyBase {
  private:
   struct Block {
     ParamId norm1, norm2;
-    Projection q, k, v, out, gate, up, down;
+    ParamId q_norm = nn::kNoParam, k_norm = nn::kNoParam;
+    Projection q, k, v, out;
+    nn::FeedForward mlp;  // or
+    std::optional<nn::Moe> experts = {};
   };
+
+  void add_block(int64_t index) {
+    const double std = c_.initializer_range;
+    const int64_t w = c_.width, q = c_.heads * c_.head_size, kv = c_.kv_heads * c_.head_size;
+    const SplitRule::Section queries = {c_.heads, c_.head_size};
+    const SplitRule by_query = SplitRule::head_rows({queries});
+    const SplitRule by_key = SplitRule::head_rows({{c_.kv_heads, c_.head_size, true}});
+    const std::string p = "layers." + std::to_string(index) + ".";
+    const auto norm = [&](const char* name, int64_t size) {
+      return vector(p + name + ".weight", size, nn::Init::kOnes);
+    };
+    Block b;
+    b.norm1 = norm(c_.norms_after ? "post_attention_layernorm" : "input_layernorm", w);
+    b.q = projection(p + "self_attn.q_proj", q, w, std, c_.qkv_bias, by_query);
+    b.k = projection(p + "self_attn.k_proj", kv, w, std, c_.qkv_bias, by_key);
+    b.v = projection(p + "self_attn.v_proj", kv, w, std, c_.qkv_bias, by_key);
+    if (c_.head_norm != HeadNorm::kNone) {
+      const bool each = c_.head_norm == HeadNorm::kEach;
+      b.q_norm = norm("self_attn.q_norm", each ? c_.head_size : q);
+      b.k_norm = norm("self_attn.k_norm", each ? c_.head_size : kv);
+    }
+    b.out = projection(p + "self_attn.o_proj", w, q, std, c_.out_bias,
+                       SplitRule::head_columns({queries}));
+    b.norm2 = norm(c_.norms_after ? "post_feedforward_layernorm" : "post_attention_layernorm", w);
+    if (c_.experts.count > 0 && c_.experts.layers[static_cast<size_t>(index)]) {
+      b.experts = add_experts(p, index);
+    } else {
+      b.mlp = gated_mlp(p + "mlp.", kMlpNames, {w, c_.inner, std, c_.mlp_bias});
+    }
+    blocks_.push_back(std::move(b));
+  }
+
+  nn::Moe add_experts(const std::string& prefix, int64_t index) {
+    const ExpertsConfig& e = c_.experts;
+    const bool mixtral = c_.kind == LlamaKind::kMixtral;
+    const std::string p = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
+    const double std = c_.initializer_range;
+    nn::Moe moe;
+    moe.index = index;
+    moe.activation = c_.activation;
+    nn::Router& router = moe.router;
+    router.weight = matrix(p + "gate.weight", e.count, c_.width, std);
+    router.rule.choices = e.choices;
+    router.rule.normalise = e.normalise;
+    router.losses.balance = static_cast<float>(e.balance);
+    router.losses.pooled = true;  // as Transformers takes it
+    router.jitter = static_cast<float>(e.jitter);
+    for (int64_t i = 0; i < e.count; ++i) {
+      moe.experts.push_back(gated_mlp(str_cat(p, "experts.", i, "."),
+                                      mixtral ? kMixtralNames : kMlpNames,
+                                      {c_.width, e.inner, std, false, e.count}, i));
+    }
+    if (e.shared_inner > 0) {
+      moe.shared = gated_mlp(p + "shared_expert.", kMlpNames, {c_.width, e.shared_inner, std});
+      moe.shared_gate = matrix(p + "shared_expert_gate.weight", 1, c_.width, std);
+    }
+    info_.experts = e.count;
+    info_.experts_per_token = e.choices;
+    return moe;
+  }
 
   nn::NormOutput norm(Tape& tape, const ResidualStream& s, ParamId gamma) const {
     return nn::rms_norm(tape, s.x, s.residual, gamma, static_cast<float>(c_.norm_epsilon));
@@ -185,13 +145,20 @@ class Llama : public FamilyBase {
             {}};
   }
 
-  ResidualStream run_block(Tape& tape, const PassContext& pass, int64_t index,
-                           const ResidualStream& in) const override {
+  // Queries or keys [B, T, H * D], normalised where the family does that, at their positions.
+  Value turned(Tape& tape, Value x, int64_t heads, ParamId gamma, const PassContext& pass) const {
+    if (c_.head_norm == HeadNorm::kEach) {
+      x = nn::reshaped(tape, x, {x.data.size(0), x.data.size(1), heads, c_.head_size});
+    }
+    if (gamma != nn::kNoParam) x = norm(tape, {x, {}}, gamma).y;
+    return rotated(tape, x, heads, pass);
+  }
+
+  Value attended(Tape& tape, const PassContext& pass, int64_t index, const Value& x) const {
     const Block& b = blocks_[static_cast<size_t>(index)];
-    const auto norm1 = norm(tape, in, b.norm1);
-    const Value q = rotated(tape, apply(tape, norm1.y, b.q), c_.heads, pass);
-    const Value k = rotated(tape, apply(tape, norm1.y, b.k), c_.kv_heads, pass);
-    const Value v = apply(tape, norm1.y, b.v);
+    const Value q = turned(tape, apply(tape, x, b.q), c_.heads, b.q_norm, pass);
+    const Value k = turned(tape, apply(tape, x, b.k), c_.kv_heads, b.k_norm, pass);
+    const Value v = apply(tape, x, b.v);
     nn::Attention spec;
     spec.heads = c_.heads;
     spec.kv_heads = c_.kv_heads;
@@ -203,10 +170,26 @@ class Llama : public FamilyBase {
     turn_on_the_way(spec, pass);
     const Value mixed =
         nn::attention(tape, q, k, v, spec, pass.options.state, static_cast<int>(index));
-    const auto norm2 = norm(tape, {apply(tape, mixed, b.out), norm1.sum}, b.norm2);
-    const Value gate = apply(tape, norm2.y, b.gate);
-    const Value up = apply(tape, norm2.y, b.up);
-    return {nn::gated_linear(tape, gate, up, c_.activation, b.down), norm2.sum};
+    return apply(tape, mixed, b.out);
+  }
+
+  Value mlp_of(Tape& tape, const PassContext& pass, const Block& b, const Value& x) const {
+    if (!b.experts) return nn::feed_forward(tape, x, b.mlp, c_.activation);
+    return nn::moe(tape, x, *b.experts, {pass.batch.key_mask, pass.options.routers});
+  }
+
+  ResidualStream run_block(Tape& tape, const PassContext& pass, int64_t index,
+                           const ResidualStream& in) const override {
+    const Block& b = blocks_[static_cast<size_t>(index)];
+    if (c_.norms_after) {
+      const Value x = in.residual ? nn::add(tape, in.x, in.residual) : in.x;
+      const Value mixed = norm(tape, {attended(tape, pass, index, x), {}}, b.norm1).y;
+      const Value sum = nn::add(tape, x, mixed);
+      return {norm(tape, {mlp_of(tape, pass, b, sum), {}}, b.norm2).y, sum};
+    }
+    const auto norm1 = norm(tape, in, b.norm1);
+    const auto norm2 = norm(tape, {attended(tape, pass, index, norm1.y), norm1.sum}, b.norm2);
+    return {mlp_of(tape, pass, b, norm2.y), norm2.sum};
   }
 
   Value run_last_norm(Tape& tape, const ResidualStream& in) const override {
@@ -226,15 +209,39 @@ class Llama : public FamilyBase {
 }  // namespace
 
 std::unique_ptr<Architecture> make_llama(const Json& config) {
-  return std::make_unique<Llama>(config, Kind::kLlama, "llama", "LlamaForCausalLM");
+  return std::make_unique<Llama>(config, LlamaKind::kLlama, "llama", "LlamaForCausalLM");
 }
 
 std::unique_ptr<Architecture> make_mistral(const Json& config) {
-  return std::make_unique<Llama>(config, Kind::kMistral, "mistral", "MistralForCausalLM");
+  return std::make_unique<Llama>(config, LlamaKind::kMistral, "mistral", "MistralForCausalLM");
+}
+
+std::unique_ptr<Architecture> make_mixtral(const Json& config) {
+  return std::make_unique<Llama>(config, LlamaKind::kMixtral, "mixtral", "MixtralForCausalLM");
 }
 
 std::unique_ptr<Architecture> make_qwen2(const Json& config) {
-  return std::make_unique<Llama>(config, Kind::kQwen2, "qwen2", "Qwen2ForCausalLM");
+  return std::make_unique<Llama>(config, LlamaKind::kQwen2, "qwen2", "Qwen2ForCausalLM");
+}
+
+std::unique_ptr<Architecture> make_qwen2_moe(const Json& config) {
+  return std::make_unique<Llama>(config, LlamaKind::kQwen2Moe, "qwen2_moe", "Qwen2MoeForCausalLM");
+}
+
+std::unique_ptr<Architecture> make_qwen3(const Json& config) {
+  return std::make_unique<Llama>(config, LlamaKind::kQwen3, "qwen3", "Qwen3ForCausalLM");
+}
+
+std::unique_ptr<Architecture> make_qwen3_moe(const Json& config) {
+  return std::make_unique<Llama>(config, LlamaKind::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM");
+}
+
+std::unique_ptr<Architecture> make_olmo2(const Json& config) {
+  return std::make_unique<Llama>(config, LlamaKind::kOlmo2, "olmo2", "Olmo2ForCausalLM");
+}
+
+std::unique_ptr<Architecture> make_olmoe(const Json& config) {
+  return std::make_unique<Llama>(config, LlamaKind::kOlmoe, "olmoe", "OlmoeForCausalLM");
 }
 
 }  // namespace ds::models

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "nn/layers.h"
+#include "nn/router_record.h"
 
 namespace ds::models {
 
@@ -38,6 +39,9 @@ struct ForwardOptions {
   Recompute recompute = {};
   nn::AttentionState* state = nullptr;  // decoding: the tokens follow those that it has seen
   bool last_only = false;               // logits of the last position alone
+  // Where layers of experts leave what their routers chose, and their losses, of whose gradients
+  // backward is then part; it lives until then. Null: nobody asks.
+  nn::RouterRecord* routers = nullptr;
   // Rows of a language model's logits may be padded (nn::linear_padded): the caller goes by
   // info().outputs().
   bool padded_logits = false;

@@ -86,6 +86,17 @@ Value add(Tape& tape, const Value& a, const Value& b) {
   return y;
 }
 
+Value reshaped(Tape& tape, const Value& x, const Shape& shape) {
+  Value y{x.data.view(shape), x.slot ? std::make_shared<GradientSlot>() : nullptr};
+  tape.record([in = x.slot, out = y.slot, before = x.data.shape()](Tape& t) {
+    if (!out || !*out) return;
+    bool exclusive = false;
+    const Tensor dy = out->take(exclusive);
+    in->add(t.ctx(), dy.view(before), exclusive);
+  });
+  return y;
+}
+
 Value select_position(Tape& tape, const Value& x, int64_t position) {
   const OperatorScope op(tape, "select_position");
   const int64_t batch = x.data.size(0), length = x.data.size(1), width = x.data.size(2);

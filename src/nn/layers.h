@@ -54,6 +54,9 @@ Value dropout(Tape& tape, const Value& x, double p);
 
 Value add(Tape& tape, const Value& a, const Value& b);
 
+// x as a tensor of another shape with the same elements in the same memory.
+Value reshaped(Tape& tape, const Value& x, const Shape& shape);
+
 // x[:, position, :] of [B, T, W] as [B, W].
 Value select_position(Tape& tape, const Value& x, int64_t position);
 

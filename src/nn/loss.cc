@@ -73,8 +73,8 @@ SummedLoss summed_cross_entropy(Tape& tape, const Value& logits, const Labels& l
 }
 
 float MeanLoss::value() {
-  if (counted_ == 0) return 0;
-  return static_cast<float>(*sum_.host().data<double>() / static_cast<double>(counted_));
+  if (counted_ == 0) return static_cast<float>(added_);
+  return static_cast<float>(*sum_.host().data<double>() / static_cast<double>(counted_) + added_);
 }
 
 namespace {

@@ -37,13 +37,16 @@ SummedLoss summed_cross_entropy(Tape& tape, const Value& logits, const Labels& l
 // The mean that such a sum makes, a number of the host: it may still be on its way there.
 class MeanLoss {
  public:
-  MeanLoss(const Tensor& sum, int64_t counted) : sum_(sum), counted_(counted) {}
-  // Waits for it the first time; 0 when no label counts.
+  // `added`: other losses of the batch, which are no sums over labels.
+  MeanLoss(const Tensor& sum, int64_t counted, double added = 0)
+      : sum_(sum), counted_(counted), added_(added) {}
+  // Waits for it the first time; without a label that counts, what is added alone.
   float value();
 
  private:
   Fetched sum_;
   int64_t counted_;
+  double added_;
 };
 
 // The same of any kind. All but cross entropy are of small heads: they are computed on the host, in

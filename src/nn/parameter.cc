@@ -1,5 +1,7 @@
 #include "nn/parameter.h"
 
+#include <algorithm>
+
 namespace ds::nn {
 
 ParamId ParameterSet::add(Parameter parameter) {
@@ -17,6 +19,19 @@ ParamId ParameterSet::add(Parameter parameter) {
 int64_t ParameterSet::elements() const {
   int64_t total = 0;
   for (const Parameter& p : parameters_) total += p.shape.elements();
+  return total;
+}
+
+int64_t ParameterSet::active_elements(int64_t experts_per_token) const {
+  int64_t total = 0;
+  std::unordered_map<int64_t, int64_t> shared;  // of layers of so many experts, in all
+  for (const Parameter& p : parameters_) {
+    (p.split.experts > 0 ? shared[p.split.experts] : total) += p.shape.elements();
+  }
+  // Experts of a layer are of one size, so each has an equal part.
+  for (const auto& [experts, elements] : shared) {
+    total += elements / experts * std::min(experts, experts_per_token);
+  }
   return total;
 }
 

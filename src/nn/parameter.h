@@ -56,6 +56,8 @@ class ParameterSet {
   const Parameter& operator[](ParamId id) const { return parameters_[static_cast<size_t>(id)]; }
   ParamId size() const { return static_cast<ParamId>(parameters_.size()); }
   int64_t elements() const;
+  // Of those that one token goes through where it takes so many of each layer's experts.
+  int64_t active_elements(int64_t experts_per_token) const;
   // Finds by name or alias; throws kNotFound with the nearest name.
   ParamId find(const std::string& name) const;
   // kNoParam when there is none.

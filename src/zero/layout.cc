@@ -48,7 +48,10 @@ Layout::Layout(const nn::ParameterSet& parameters, const MeshShape& mesh, int ra
                           (spec.cut || mesh.index_in(spec.parts, rank) == 0));
   }
   add_domain(parameters, MeshGroup::kDataContext, mesh, rank);
-  add_domain(parameters, MeshGroup::kExpertData, mesh, rank);
+  // Where every rank has all experts, their gradients are reduced like all others.
+  if (mesh.canonical(MeshGroup::kExpertData) != mesh.canonical(MeshGroup::kDataContext)) {
+    add_domain(parameters, MeshGroup::kExpertData, mesh, rank);
+  }
 }
 
 void Layout::add_domain(const nn::ParameterSet& parameters, MeshGroup group, const MeshShape& mesh,
@@ -58,7 +61,7 @@ void Layout::add_domain(const nn::ParameterSet& parameters, MeshGroup group, con
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const ShardSpec& spec = specs_[static_cast<size_t>(id)];
     const bool none = spec.local.elements() == 0 && spec.global.elements() > 0;
-    if (spec.gradient != group || none) continue;
+    if (mesh.canonical(spec.gradient) != mesh.canonical(group) || none) continue;
     nn::Parameter part = parameters[id];
     part.shape = spec.local;
     places_[static_cast<size_t>(id)] = {static_cast<int>(domains_.size()), local.add(part)};

@@ -1006,6 +1006,9 @@ std::vector<Call> engine_calls() {
       {"ds_engine_profile",
        {in(kEngine, "engine"), out_text("out_json")},
        [](const Arguments& a) { return ds_engine_profile(p<ds_engine>(a, 0), p<char*>(a, 1)); }},
+      {"ds_engine_experts",
+       {in(kEngine, "engine"), out_text("out_json")},
+       [](const Arguments& a) { return ds_engine_experts(p<ds_engine>(a, 0), p<char*>(a, 1)); }},
       {"ds_engine_describe",
        {in(kEngine, "engine")},
        [](const Arguments& a) {

@@ -59,6 +59,9 @@ std::vector<CaseFamily> all_case_families() {
 #ifdef DS_HAVE_TRANSFORM
       {"transform", transform_cases},
 #endif
+#ifdef DS_HAVE_MOE
+      {"moe", moe_cases},
+#endif
   };
 }
 

@@ -55,5 +55,6 @@ std::vector<OpCase> quantize_cases();
 std::vector<OpCase> fp8_cases();
 std::vector<OpCase> softmax_cases();
 std::vector<OpCase> transform_cases();
+std::vector<OpCase> moe_cases();
 
 }  // namespace ds::testing

@@ -30,6 +30,22 @@ QWEN2 = dict(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=44, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
     initializer_range=0.15, bos_token_id=None, eos_token_id=None)
+# Experts of 20 channels; five and seven of them, so that no count divides another.
+MIXTRAL = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=20, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, num_local_experts=5,
+    num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.02,
+    initializer_range=0.15, bos_token_id=None, eos_token_id=None)
+QWEN2_MOE = QWEN2 | dict(
+    num_hidden_layers=3, moe_intermediate_size=20, shared_expert_intermediate_size=28,
+    num_experts=7, num_experts_per_tok=3, output_router_logits=True)
+QWEN3 = QWEN2 | dict(head_dim=16)
+QWEN3_MOE = QWEN3 | dict(
+    moe_intermediate_size=20, num_experts=7, num_experts_per_tok=3, norm_topk_prob=True,
+    output_router_logits=True)
+OLMO2 = QWEN2 | dict(pad_token_id=None)
+OLMOE = OLMO2 | dict(intermediate_size=20, num_experts=7, num_experts_per_tok=3,
+                     output_router_logits=True)
 NEOX = dict(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=52, num_hidden_layers=2,
     num_attention_heads=2, max_position_embeddings=64, initializer_range=0.15,
@@ -75,6 +91,19 @@ FAMILIES = {
         "default": {"rope_theta": 1e6},
         # The files hold another lm_head than the embedding: Transformers unties with a warning.
         "mistied": {"rope_theta": 1e6, "tie_word_embeddings": True}}),
+    "mixtral": ("MixtralForCausalLM", "MixtralConfig", MIXTRAL, {
+        "default": {}, "window": {"sliding_window": 6, "num_experts_per_tok": 1}}),
+    # The first layer has no experts.
+    "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig",
+                  QWEN2_MOE | dict(mlp_only_layers=[0]),
+                  {"default": {}, "normalised": {"norm_topk_prob": True}}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", QWEN3, {
+        "default": {"rope_theta": 1e6},
+        "window": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig",
+                  QWEN3_MOE | dict(num_hidden_layers=2, decoder_sparse_step=2), {"default": {}}),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", OLMO2, {"default": {}}),
+    "olmoe": ("OlmoeForCausalLM", "OlmoeConfig", OLMOE, {"default": {}}),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, {
         "parallel": {"use_parallel_residual": True},
         "serial": {"use_parallel_residual": False, "rotary_pct": 0.5, "rotary_emb_base": 500},
@@ -140,6 +169,8 @@ def write_variant(name, variant, cls, changes):
         inputs["position_ids"] = torch.arange(LENGTH).expand(BATCH, LENGTH)
     with torch.no_grad():
         out = model(**inputs)
+        if getattr(out, "aux_loss", None) is not None:
+            expected["balance"] = out.aux_loss.reshape(1).float()
         expected["logits"] = (out.logits if hasattr(out, "logits") else out.last_hidden_state)
         if causal:
             text = model.generate(ids[:1, :6], max_new_tokens=NEW_TOKENS, do_sample=False,

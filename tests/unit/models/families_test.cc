@@ -179,17 +179,44 @@ TEST_P(Families, PackedSegmentsGiveWhatSingleTextsGive) {
   }
 }
 
+TEST_P(Families, BalancingLossIsTransformers) {
+  const auto model = open_case(GetParam());
+  const Tensor want = expected(*model, "balance");
+  nn::RouterRecord routers;
+  ForwardOptions options;
+  options.routers = &routers;
+  nn::TapeOptions tape_options;
+  tape_options.record = tape_options.training = false;
+  nn::Tape tape(model->context(), model->reader(), nullptr, tape_options);
+  Batch inputs = batch(*model);
+  inputs.position_ids =
+      Tensor::empty(model->device(), DType::kInt32, inputs.ids.shape(), MemoryTag::kOther);
+  for (int64_t i = 0; i < inputs.ids.elements(); ++i) {
+    inputs.position_ids.data<int32_t>()[i] = static_cast<int32_t>(i % inputs.ids.size(1));
+  }
+  model->architecture().hidden(tape, inputs, options);
+  if (!want) {
+    EXPECT_EQ(routers.balance_loss(), 0);
+    return;
+  }
+  const double weight = model->architecture().config()["router_aux_loss_coef"].get<double>();
+  EXPECT_NEAR(routers.balance_loss(), weight * double{*want.data<float>()}, 1e-5 * weight);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Recorded, Families,
-    ::testing::Values(Case{"gpt2", "default"}, Case{"llama", "default"}, Case{"llama", "linear"},
-                      Case{"llama", "dynamic"}, Case{"llama", "llama3"}, Case{"llama", "yarn"},
-                      Case{"llama", "yarn_mscale"}, Case{"llama_biased", "default"},
-                      Case{"mistral", "default"}, Case{"mistral", "full"}, Case{"qwen2", "default"},
-                      Case{"qwen2_tied", "default"}, Case{"qwen2_tied", "window"},
-                      Case{"gpt_neox", "parallel"}, Case{"gpt_neox", "serial"},
-                      Case{"gpt_neox", "linear"}, Case{"bert", "default"},
-                      Case{"bert_mlm", "default"}, Case{"bert_mlm_untied", "default"},
-                      Case{"qwen2", "mistied"}, Case{"bert_classifier", "default"}),
+    ::testing::Values(
+        Case{"gpt2", "default"}, Case{"llama", "default"}, Case{"llama", "linear"},
+        Case{"llama", "dynamic"}, Case{"llama", "llama3"}, Case{"llama", "yarn"},
+        Case{"llama", "yarn_mscale"}, Case{"llama_biased", "default"}, Case{"mistral", "default"},
+        Case{"mistral", "full"}, Case{"qwen2", "default"}, Case{"qwen2_tied", "default"},
+        Case{"qwen2_tied", "window"}, Case{"mixtral", "default"}, Case{"mixtral", "window"},
+        Case{"qwen2_moe", "default"}, Case{"qwen2_moe", "normalised"}, Case{"qwen3", "default"},
+        Case{"qwen3", "window"}, Case{"qwen3_moe", "default"}, Case{"olmo2", "default"},
+        Case{"olmoe", "default"}, Case{"gpt_neox", "parallel"}, Case{"gpt_neox", "serial"},
+        Case{"gpt_neox", "linear"}, Case{"bert", "default"}, Case{"bert_mlm", "default"},
+        Case{"bert_mlm_untied", "default"}, Case{"qwen2", "mistied"},
+        Case{"bert_classifier", "default"}),
     [](const auto& test) { return str_cat(test.param.folder, "_", test.param.variant); });
 
 std::string refusal(const Case& c, const Json& changes) {

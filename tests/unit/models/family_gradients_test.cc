@@ -37,6 +37,11 @@ Json decoder(const char* type, const Json& more) {
   return config;
 }
 
+FamilyShape with_experts(FamilyShape shape, const Routing& routing) {
+  shape.routing = std::make_shared<Routing>(routing);
+  return shape;
+}
+
 std::vector<Family> families() {
   // Without a row for padding, which would have no gradient.
   const Json no_dropout = {
@@ -70,6 +75,46 @@ std::vector<Family> families() {
                             {"hidden_size", 24}}),
        {24, 28, 2, 2, 2, 12, 1e-5, 0, 12, 10000, false},
        neox_logits},
+      {"qwen3",
+       decoder("qwen3", {{"num_key_value_heads", 2}, {"head_dim", 6}}),
+       {20, 28, 2, 4, 2, 6, 1e-6, 0, 6},
+       llama_logits},
+      {"olmo2",
+       decoder("olmo2",
+               {{"num_key_value_heads", 2}, {"hidden_size", 24}, {"pad_token_id", nullptr}}),
+       {24, 28, 2, 4, 2, 6, 1e-5, 0, 6},
+       llama_logits},
+      {"mixtral",
+       decoder("mixtral", {{"num_key_value_heads", 2},
+                           {"head_dim", 6},
+                           {"num_local_experts", 5},
+                           {"output_router_logits", true},
+                           {"router_aux_loss_coef", 0.5}}),
+       with_experts({20, 28, 2, 4, 2, 6, 1e-5, 0, 6, 1e6}, {2, true, 0.5}), llama_logits},
+      {"qwen2_moe",
+       decoder("qwen2_moe", {{"num_experts", 6},
+                             {"num_experts_per_tok", 3},
+                             {"moe_intermediate_size", 10},
+                             {"shared_expert_intermediate_size", 14},
+                             {"mlp_only_layers", {0}},
+                             {"output_router_logits", true},
+                             {"hidden_size", 24}}),
+       with_experts({24, 28, 2, 4, 4, 6, 1e-6, 0, 6}, {3, false, 0.001}), llama_logits},
+      {"qwen3_moe",
+       decoder("qwen3_moe", {{"num_experts", 5},
+                             {"num_experts_per_tok", 2},
+                             {"moe_intermediate_size", 10},
+                             {"norm_topk_prob", true},
+                             {"num_key_value_heads", 2},
+                             {"head_dim", 6}}),
+       with_experts({20, 28, 2, 4, 2, 6, 1e-6, 0, 6}, {2, true, 0}), llama_logits},
+      {"olmoe",
+       decoder("olmoe", {{"num_experts", 5},
+                         {"num_experts_per_tok", 2},
+                         {"output_router_logits", true},
+                         {"pad_token_id", nullptr},
+                         {"hidden_size", 24}}),
+       with_experts({24, 28, 2, 4, 4, 6, 1e-5, 0, 6}, {2, false, 0.01}), llama_logits},
       {"bert_mlm", mlm, {20, 28, 2, 4, 4, 5, 1e-12}, bert_mlm_logits},
       {"bert_classifier", classes, {20, 28, 2, 4, 4, 5, 1e-12}, bert_classes},
       {"bert_order", order, {20, 28, 2, 4, 4, 5, 1e-12}, bert_order}};
@@ -79,6 +124,8 @@ std::vector<Family> families() {
 double reference_loss(const Family& family, const Weights& w, const Texts& texts) {
   double total = 0;
   int64_t counted = 0;
+  Routing* const routing = family.shape.routing.get();
+  if (routing != nullptr) routing->begin_batch();
   for (size_t b = 0; b < texts.ids.size(); ++b) {
     const auto logits =
         family.logits(family.shape, w, texts.ids[b], texts.types[b], texts.masks[b]);
@@ -94,7 +141,7 @@ double reference_loss(const Family& family, const Weights& w, const Texts& texts
       ++counted;
     }
   }
-  return total / static_cast<double>(counted);
+  return total / static_cast<double>(counted) + (routing != nullptr ? routing->loss() : 0);
 }
 
 class FamilyGradients : public ::testing::TestWithParam<Family> {
@@ -113,6 +160,7 @@ TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
   const auto model = Model::create(family.config, seed);
   disturb(*model, random);
   const Texts data = texts(random, 3);
+  if (family.shape.routing) family.shape.routing->chosen.clear();  // of another run's texts
   const double loss = run_pass(*model, data, {0, 2});
   Weights weights;
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
@@ -154,6 +202,7 @@ TEST_P(FamilyGradients, CheckpointingAndThreadsGiveTheSameBits) {
   config[bert ? "attention_probs_dropout_prob" : "attention_dropout"] = 0.2;
   if (bert) config["hidden_dropout_prob"] = 0.2;
   if (config["model_type"] == "gpt_neox") config["hidden_dropout"] = 0.2;
+  if (config["model_type"] == "mixtral") config["router_jitter_noise"] = 0.1;
   const auto model = Model::create(config, 5);
   disturb(*model, random);
   const Texts data = texts(random, 4);

@@ -1,12 +1,39 @@
-// Llama, GPT-NeoX and BERT written out naively in double precision: independent references for
-// their gradients, by finite differences.
+// Llama and its kin, GPT-NeoX and BERT written out naively in double precision: independent
+// references for their gradients, by finite differences.
 #pragma once
 
 #include <algorithm>
+#include <memory>
+#include <numeric>
+#include <tuple>
 
 #include "reference_gpt2.h"
 
 namespace ds::testing {
+
+// The experts of a pass over a batch. Where each token went at first it goes again: what is
+// differentiated is smooth only as long as nobody changes its mind.
+struct Routing {
+  size_t choices = 2;
+  bool normalise = false;
+  double balance = 0;
+  std::map<std::tuple<const void*, size_t, size_t>, std::vector<size_t>> chosen = {};
+  // Of the tokens that are no padding, in all layers.
+  double tokens = 0;
+  Vector probabilities = {}, routes = {};
+
+  void begin_batch() {
+    tokens = 0;
+    probabilities.clear();
+    routes.clear();
+  }
+  double loss() const {
+    double sum = 0;
+    for (size_t e = 0; e < routes.size(); ++e) sum += probabilities[e] * routes[e];
+    return routes.empty() ? 0
+                          : balance * static_cast<double>(routes.size()) * sum / tokens / tokens;
+  }
+};
 
 struct FamilyShape {
   size_t width, inner, layers, heads, kv_heads, head;
@@ -15,6 +42,7 @@ struct FamilyShape {
   size_t rotating = 0;  // channels of a head that turn
   double theta = 10000;
   bool parallel = true;  // NeoX
+  std::shared_ptr<Routing> routing = {};
 };
 
 inline Vector rms_norm(const Vector& x, const Vector& gamma, double epsilon) {
@@ -85,6 +113,25 @@ class Named {
   Vector rms(const std::string& name, const Vector& x, double epsilon) const {
     return rms_norm(x, w_.at(prefix_ + name + ".weight"), epsilon);
   }
+  bool has(const std::string& name) const { return w_.contains(prefix_ + name + ".weight"); }
+  // Each part of x that is as long as the norm.
+  Vector rms_parts(const std::string& name, const Vector& x, double epsilon) const {
+    if (!has(name)) return x;
+    Vector out;
+    const auto size = static_cast<std::ptrdiff_t>(w_.at(prefix_ + name + ".weight").size());
+    for (auto at = x.begin(); at != x.end(); at += size) {
+      for (const double v : rms(name, Vector(at, at + size), epsilon)) out.push_back(v);
+    }
+    return out;
+  }
+  // down(silu(gate x) * up x)
+  Vector gated(const std::string& name, const std::array<const char*, 3>& parts,
+               const Vector& x) const {
+    Vector gate = linear(name + parts[0], x);
+    const Vector up = linear(name + parts[1], x);
+    for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+    return linear(name + parts[2], gate);
+  }
 
  private:
   const Weights& w_;
@@ -107,27 +154,83 @@ inline std::vector<Vector> rows_of(const Vector& table, const std::vector<int32_
   return x;
 }
 
+// One token's way through its experts; `place` says which token of which layer it is.
+inline Vector through_experts(Routing& r, const Named& n,
+                              const std::tuple<const void*, size_t, size_t>& place, bool counted,
+                              const Vector& x) {
+  constexpr std::array kNames = {"gate_proj", "up_proj", "down_proj"};
+  constexpr std::array kMixtralNames = {"w1", "w3", "w2"};
+  const bool mixtral = n.has("block_sparse_moe.gate");
+  const std::string prefix = mixtral ? "block_sparse_moe." : "mlp.";
+  Vector p = n.linear(prefix + "gate", x);
+  const double top = *std::max_element(p.begin(), p.end());
+  double total = 0;
+  for (double& v : p) total += (v = std::exp(v - top));
+  for (double& v : p) v /= total;
+  std::vector<size_t>& chosen = r.chosen[place];
+  if (chosen.empty()) {
+    chosen.resize(p.size());
+    std::iota(chosen.begin(), chosen.end(), 0);
+    std::stable_sort(chosen.begin(), chosen.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+    chosen.resize(r.choices);
+  }
+  r.probabilities.resize(p.size());
+  r.routes.resize(p.size());
+  double weights = 0;
+  for (const size_t e : chosen) weights += p[e];
+  Vector y(x.size());
+  for (const size_t e : chosen) {
+    const Vector out =
+        n.gated(prefix + "experts." + std::to_string(e) + ".", mixtral ? kMixtralNames : kNames, x);
+    for (size_t i = 0; i < y.size(); ++i) y[i] += p[e] / (r.normalise ? weights : 1) * out[i];
+    if (counted) r.routes[e] += 1;
+  }
+  if (counted) {
+    r.tokens += 1;
+    for (size_t e = 0; e < p.size(); ++e) r.probabilities[e] += p[e];
+  }
+  if (n.has("mlp.shared_expert_gate")) {
+    const double share = 1 / (1 + std::exp(-n.linear("mlp.shared_expert_gate", x)[0]));
+    const Vector shared = n.gated("mlp.shared_expert.", kNames, x);
+    for (size_t i = 0; i < y.size(); ++i) y[i] += share * shared[i];
+  }
+  return y;
+}
+
 inline std::vector<Vector> llama_logits(const FamilyShape& c, const Weights& w,
                                         const std::vector<int32_t>& ids,
                                         const std::vector<int32_t>&, const std::vector<int>& mask) {
   std::vector<Vector> x = rows_of(w.at("embed_tokens.weight"), ids, c.width);
   for (size_t layer = 0; layer < c.layers; ++layer) {
     const Named n(w, "layers." + std::to_string(layer) + ".");
+    const bool after = n.has("post_feedforward_layernorm");  // norms of results
     std::vector<Vector> q, k, v;
     for (size_t t = 0; t < x.size(); ++t) {
-      const Vector y = n.rms("input_layernorm", x[t], c.epsilon);
-      q.push_back(turned(n.linear("self_attn.q_proj", y), c.heads, c, t));
-      k.push_back(turned(n.linear("self_attn.k_proj", y), c.kv_heads, c, t));
+      const Vector y = after ? x[t] : n.rms("input_layernorm", x[t], c.epsilon);
+      const auto head = [&](const std::string& name, size_t heads) {
+        const Vector row = n.linear("self_attn." + name + "_proj", y);
+        return turned(n.rms_parts("self_attn." + name + "_norm", row, c.epsilon), heads, c, t);
+      };
+      q.push_back(head("q", c.heads));
+      k.push_back(head("k", c.kv_heads));
       v.push_back(n.linear("self_attn.v_proj", y));
     }
     const std::vector<Vector> mixed = attend(q, k, v, c, true, mask);
     for (size_t t = 0; t < x.size(); ++t) {
-      x[t] = sum(x[t], n.linear("self_attn.o_proj", mixed[t]));
-      const Vector y = n.rms("post_attention_layernorm", x[t], c.epsilon);
-      Vector gate = n.linear("mlp.gate_proj", y);
-      const Vector up = n.linear("mlp.up_proj", y);
-      for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
-      x[t] = sum(x[t], n.linear("mlp.down_proj", gate));
+      const auto mlp = [&](const Vector& y) {
+        if (n.has("mlp.gate_proj")) {
+          return n.gated("mlp.", {"gate_proj", "up_proj", "down_proj"}, y);
+        }
+        return through_experts(*c.routing, n, {&ids, layer, t}, mask[t] != 0, y);
+      };
+      const Vector out = n.linear("self_attn.o_proj", mixed[t]);
+      if (after) {
+        x[t] = sum(x[t], n.rms("post_attention_layernorm", out, c.epsilon));
+        x[t] = sum(x[t], n.rms("post_feedforward_layernorm", mlp(x[t]), c.epsilon));
+      } else {
+        x[t] = sum(x[t], out);
+        x[t] = sum(x[t], mlp(n.rms("post_attention_layernorm", x[t], c.epsilon)));
+      }
     }
   }
   const auto head = w.find("lm_head.weight");

@@ -37,6 +37,13 @@ constexpr Family kFamilies[] = {
     {"llama", R"({"model_type": "llama", "vocab_size": 31, "hidden_size": 24,
          "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 16, "attention_dropout": 0.2})"},
+    {"mixtral", R"({"model_type": "mixtral", "vocab_size": 31, "hidden_size": 24,
+         "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 16, "attention_dropout": 0.2,
+         "num_local_experts": 4, "router_jitter_noise": 0.1})"},
+    {"gpt_moe", R"({"model_type": "gpt_moe", "vocab_size": 31, "n_positions": 16, "n_embd": 24,
+         "n_layer": 3, "n_head": 2, "resid_pdrop": 0.2, "num_experts": 4, "expert_interval": 1,
+         "moe_top_k": 2, "moe_min_capacity": 1, "moe_noisy_gate_policy": "Jitter"})"},
     {"bert", R"({"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 31,
          "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
          "num_attention_heads": 2, "max_position_embeddings": 16})"}};

@@ -97,6 +97,8 @@ inline double run_pass(models::Model& model, const Texts& texts, const Pass& pas
   }
   models::ForwardOptions forward;
   forward.recompute.segments = pass.segments;
+  nn::RouterRecord routers;
+  forward.routers = &routers;
   const nn::Value logits = model.architecture().logits(tape, batch, forward);
   int64_t counted = 0;
   const nn::Value loss = nn::cross_entropy(tape, logits, labels, valid, counted);
@@ -104,7 +106,7 @@ inline double run_pass(models::Model& model, const Texts& texts, const Pass& pas
   *one.data<float>() = 1;
   loss.slot->add(ctx, one, true);
   tape.backward();
-  return *loss.data.data<float>();
+  return static_cast<double>(*loss.data.data<float>()) + routers.loss();
 }
 
 inline std::vector<float> values(const Tensor& x) {

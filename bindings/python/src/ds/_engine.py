@@ -405,6 +405,10 @@ class Engine(Handle, DeepSpeedNames):
         """The profile of the step that `flops_profiler` asked for; None before it."""
         return json.loads(_native.ds_engine_profile(self._handle))
 
+    def experts(self) -> Any:
+        """Loads and losses of the last step's experts; None where the model has none."""
+        return json.loads(_native.ds_engine_experts(self._handle))
+
     def __repr__(self) -> str:
         if self.closed:
             return "ds.Engine(closed)"

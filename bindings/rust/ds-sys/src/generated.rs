@@ -4605,6 +4605,19 @@ extern "C" {
     ) -> ds_status;
 }
 extern "C" {
+    #[doc = " How the last step used the experts of a mixture-of-experts model, counted over this process's"]
+    #[doc = " micro batches, as JSON: {\"step\", \"balance_loss\", \"z_loss\" (as they are in the loss, mean over"]
+    #[doc = " the micro batches), \"layers\": [{\"layer\", \"tokens\", \"chosen\", \"dropped\"}]}, the last two by"]
+    #[doc = " expert: tokens that chose it, and of these those that it had no room for. \"null\" where the model"]
+    #[doc = " has no experts, and before the first step (docs/experts.md)."]
+    #[doc = " @param out_json  receives a string that the caller frees with ds_string_free"]
+    #[doc = " Since: 0.5."]
+    pub fn ds_engine_experts(
+        engine: *const ds_engine,
+        out_json: *mut *mut ::std::os::raw::c_char,
+    ) -> ds_status;
+}
+extern "C" {
     #[doc = " Ends an engine; its model can then be given to another. NULL is fine. Threads: any. Since: 0.1."]
     pub fn ds_engine_destroy(engine: *mut ds_engine);
 }

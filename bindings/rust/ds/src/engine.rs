@@ -491,6 +491,12 @@ impl Engine {
         text(|out| unsafe { sys::ds_engine_profile(self.raw(), out) })
     }
 
+    /// Loads and losses of the last step's experts, as JSON; `null` where the model has none.
+    pub fn experts(&self) -> Result<String> {
+        // SAFETY: gives a text.
+        text(|out| unsafe { sys::ds_engine_experts(self.raw(), out) })
+    }
+
     /// The part of a parameter, as elements of its packed values, whose master and optimizer state
     /// this process holds.
     pub fn local_range(&self, parameter: usize) -> Result<Range<usize>> {

@@ -431,4 +431,14 @@ public final class Engine extends NativeObject {
   public String profile() {
     return Marshal.text(out -> Native.ds_engine_profile(this, out));
   }
+
+  /**
+   * How the last step used the experts of a mixture-of-experts model: its losses, and by layer how
+   * many tokens chose each expert and were dropped.
+   *
+   * @return JSON; "null" where the model has none
+   */
+  public String experts() {
+    return Marshal.text(out -> Native.ds_engine_experts(this, out));
+  }
 }

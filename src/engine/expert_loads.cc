@@ -1,0 +1,76 @@
+#include "engine/expert_loads.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/text.h"
+
+namespace ds {
+namespace {
+
+int64_t sum_of(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+}  // namespace
+
+void ExpertLoads::add(const nn::RouterRecord& routers) {
+  if (routers.layers().empty()) return;
+  ++open_.passes;
+  open_.balance_loss += routers.balance_loss();
+  open_.z_loss += routers.z_loss();
+  open_.layers.resize(std::max(open_.layers.size(), routers.layers().size()));
+  for (size_t i = 0; i < routers.layers().size(); ++i) {
+    const nn::RouterRecord::Layer& from = routers.layers()[i];
+    Layer& to = open_.layers[i];
+    to.chosen.resize(from.chosen.size());
+    to.dropped.resize(from.chosen.size());
+    to.tokens += from.all_tokens;
+    for (size_t e = 0; e < from.chosen.size(); ++e) {
+      to.chosen[e] += from.chosen[e];
+      to.dropped[e] += from.chosen[e] - from.kept[e];
+    }
+  }
+}
+
+void ExpertLoads::finish(int64_t step) {
+  if (open_.passes == 0) return;
+  last_ = std::exchange(open_, {});
+  const auto passes = static_cast<double>(last_.passes);
+  last_.balance_loss /= passes;
+  last_.z_loss /= passes;
+  Json layers = Json::array();
+  for (size_t i = 0; i < last_.layers.size(); ++i) {
+    const Layer& layer = last_.layers[i];
+    if (layer.chosen.empty()) continue;
+    layers.push_back({{"layer", i},
+                      {"tokens", layer.tokens},
+                      {"chosen", layer.chosen},
+                      {"dropped", layer.dropped}});
+  }
+  report_ = {{"step", step},
+             {"balance_loss", last_.balance_loss},
+             {"z_loss", last_.z_loss},
+             {"layers", std::move(layers)}};
+}
+
+void ExpertLoads::add_to(std::vector<Metric>& metrics) const {
+  if (last_.passes == 0) return;
+  metrics.push_back({"Train/Experts/balance_loss", last_.balance_loss});
+  metrics.push_back({"Train/Experts/z_loss", last_.z_loss});
+  for (size_t i = 0; i < last_.layers.size(); ++i) {
+    const Layer& layer = last_.layers[i];
+    const int64_t routes = sum_of(layer.chosen);
+    if (routes == 0) continue;
+    const auto all = static_cast<double>(routes);
+    const double mean = all / static_cast<double>(layer.chosen.size());
+    const int64_t most = *std::max_element(layer.chosen.begin(), layer.chosen.end());
+    metrics.push_back(
+        {str_cat("Train/Experts/layer_", i, "_largest_load"), static_cast<double>(most) / mean});
+    metrics.push_back({str_cat("Train/Experts/layer_", i, "_dropped"),
+                       static_cast<double>(sum_of(layer.dropped)) / all});
+  }
+}
+
+}  // namespace ds

@@ -1,0 +1,42 @@
+// Who went to which expert: counted over the micro batches of a step, reported when it ends.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/json.h"
+#include "nn/router_record.h"
+#include "observe/monitor.h"
+
+namespace ds {
+
+class ExpertLoads {
+ public:
+  // What a forward pass left; nothing where no layer has experts.
+  void add(const nn::RouterRecord& routers);
+  // The open step is given up.
+  void drop() { open_ = {}; }
+  void finish(int64_t step);
+
+  // {"step", "balance_loss", "z_loss", "layers": [{"layer", "tokens", "chosen", "dropped"}]} of the
+  // last step, the last two by expert; null before there is one.
+  const Json& report() const { return report_; }
+  // Its losses, and of each layer with experts the load of its busiest one and what was dropped.
+  void add_to(std::vector<Metric>& metrics) const;
+
+ private:
+  struct Layer {
+    int64_t tokens = 0;
+    std::vector<int64_t> chosen;
+    std::vector<int64_t> dropped;
+  };
+  struct Step {
+    int64_t passes = 0;
+    double balance_loss = 0, z_loss = 0;
+    std::vector<Layer> layers;  // by index; those without experts have no counts
+  };
+  Step open_, last_;
+  Json report_;
+};
+
+}  // namespace ds

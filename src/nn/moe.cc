@@ -1,0 +1,399 @@
+#include "nn/moe.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "nn/profile.h"
+#include "ops/elementwise.h"
+#include "ops/linear.h"
+#include "ops/routes.h"
+
+namespace ds::nn {
+namespace {
+
+using ops::Routes;
+using RoutesPtr = std::shared_ptr<const Routes>;
+
+// Routes and what the output of each weighs, fp32 [tokens, choices].
+struct Routed {
+  RoutesPtr routes;
+  Value weights;
+};
+
+Tensor as_float(const OpContext& ctx, const Tensor& x) {
+  if (!x || x.dtype() == DType::kFloat32) return x;
+  Tensor wide = ctx.workspace(DType::kFloat32, x.shape());
+  ops::cast(ctx, x, wide);
+  return wide;
+}
+
+// x in fp32.
+Value widened(Tape& tape, const Value& x) {
+  if (x.data.dtype() == DType::kFloat32) return x;
+  Value y = tape.make_value(tape.new_activation(DType::kFloat32, x.data.shape()));
+  ops::cast(tape.ctx(), x.data, y.data);
+  tape.record([in = x.slot, type = x.data.dtype(), out = y.slot](Tape& t) {
+    if (!*out || !in) return;
+    bool exclusive = false;
+    const Tensor dy = out->take(exclusive);
+    Tensor dx = t.new_activation(type, dy.shape());
+    ops::cast(t.ctx(), dy, dx);
+    in->add(t.ctx(), std::move(dx), true);
+  });
+  return y;
+}
+
+// [samples, ...]: how random numbers are counted.
+Tensor by_sample(const Tensor& x, int64_t samples) {
+  return x.view({samples, samples == 0 ? 0 : x.elements() / samples});
+}
+
+// x in fp32, each number times one of its own from 1 - strength to 1 + strength.
+Value jittered(Tape& tape, const Value& x, float strength, int64_t samples) {
+  const ops::NoiseOptions noise{ops::GateNoise::kJitter, tape.next_stream(), strength};
+  const auto apply = [noise, samples](Tape& t, const Tensor& from, const Tensor& to) {
+    Tensor out = by_sample(to, samples);
+    ops::gate_noise(t.ctx(), noise, by_sample(from, samples), out);
+  };
+  Value y = tape.make_value(tape.new_activation(DType::kFloat32, x.data.shape()));
+  apply(tape, x.data, y.data);
+  tape.record([in = x.slot, out = y.slot, apply](Tape& t) {
+    if (!*out || !in) return;
+    bool exclusive = false;
+    const Tensor dy = out->take(exclusive);
+    Tensor dx = exclusive ? dy : t.new_activation(dy.dtype(), dy.shape());
+    apply(t, dy, dx);  // the same numbers again
+    in->add(t.ctx(), std::move(dx), true);
+  });
+  return y;
+}
+
+// x w^T + b in fp32 whatever the weights' type: routers choose by small differences.
+Value float_linear(Tape& tape, const Value& x, const Projection& p) {
+  const OperatorScope op(tape, "router", p.weight, true);
+  Value y;
+  {
+    const ParameterGuard w(tape.weights(), p.weight), b(tape.weights(), p.bias);
+    y = tape.make_value(tape.new_activation(DType::kFloat32, {x.data.size(0), (*w).size(0)}));
+    ops::linear(tape.ctx(), x.data, as_float(tape.ctx(), *w), as_float(tape.ctx(), *b), y.data);
+    if (op) {
+      const Arithmetic once = Arithmetic::products(x.data.size(0) * (*w).elements());
+      Arithmetic both = once;
+      both += once;
+      op.work(once, both);
+    }
+  }
+  tape.used(p.weight);
+  tape.used(p.bias);
+  tape.record([x, p, out = y.slot](Tape& t) {
+    if (*out) {
+      const OpContext& ctx = t.ctx();
+      bool exclusive = false;
+      const Tensor dy = out->take(exclusive);
+      if (x.slot) {
+        const ParameterGuard w(t.weights(), p.weight);
+        Tensor dx = t.new_activation(DType::kFloat32, x.data.shape());
+        ops::linear_grad_input(ctx, dy, as_float(ctx, *w), dx);
+        x.slot->add(ctx, std::move(dx), true);
+      }
+      if (GradientTarget dw = t.gradients().gradient_target(p.weight); dw.sum) {
+        ops::linear_grad_weight(ctx, dy, x.data, dw.sum, dw.add);
+      }
+      if (p.bias != kNoParam) {
+        if (Tensor db = t.gradients().gradient(p.bias)) ops::linear_grad_bias(ctx, dy, db);
+      }
+    }
+    t.used_backward(p.weight);
+    t.used_backward(p.bias);
+  });
+  return y;
+}
+
+std::shared_ptr<Routes> empty_routes(Tape& tape, int64_t tokens, int64_t choices, int64_t experts) {
+  const auto ints = [&](const Shape& shape) { return tape.new_activation(DType::kInt32, shape); };
+  return std::make_shared<Routes>(Routes{ints({tokens, choices}), ints({experts + 1}),
+                                         ints({tokens * choices}), ints({tokens, choices})});
+}
+
+// What a router's backward needs of its forward.
+struct GatePass {
+  ops::GateRule rule;
+  Tensor logits, scores;
+  RouterRecord* record = nullptr;
+  int64_t index = 0;
+  Tensor counted;
+};
+
+// The gradients of the losses that a record keeps for the layer.
+ops::GateGradients loss_gradients(const Tape& tape, const GatePass& pass) {
+  ops::GateGradients gradients;
+  if (pass.record == nullptr) return gradients;
+  gradients.counted = pass.counted;
+  const RouterRecord::Layer& layer = pass.record->layers().at(static_cast<size_t>(pass.index));
+  if (layer.losses.z != 0 && layer.tokens > 0) {
+    gradients.z = static_cast<float>(double{layer.losses.z} / layer.tokens) * tape.loss_gradient();
+  }
+  const std::vector<float> balance = pass.record->balance_gradient(pass.index);
+  if (balance.empty()) return gradients;
+  gradients.balance = tape.ctx().workspace(DType::kFloat32, {std::ssize(balance)});
+  std::transform(balance.begin(), balance.end(), gradients.balance.data<float>(),
+                 [&](float g) { return g * tape.loss_gradient(); });
+  return gradients;
+}
+
+void record_gate(Tape& tape, const Value& logits, const Routed& routed, const GatePass& pass) {
+  tape.record([in = logits.slot, routes = routed.routes, out = routed.weights.slot, pass](Tape& t) {
+    if (!in) return;
+    ops::GateGradients gradients = loss_gradients(t, pass);
+    bool exclusive = false;
+    if (*out) gradients.dweights = out->take(exclusive);
+    if (!gradients.dweights && !gradients.balance && gradients.z == 0) return;
+    Tensor dlogits = t.new_activation(DType::kFloat32, pass.logits.shape());
+    ops::gate_backward(t.ctx(), pass.rule, pass.logits, pass.scores, routes->chosen, gradients,
+                       dlogits);
+    in->add(t.ctx(), std::move(dlogits), true);
+  });
+}
+
+// Every token goes to each of a few parts, with its scores as weights.
+Routed route_to_all(Tape& tape, const Value& logits, ops::GateScores kind) {
+  const int64_t tokens = logits.data.size(0), parts = logits.data.size(1);
+  const auto routes = empty_routes(tape, tokens, parts, parts);
+  int32_t* const chosen = routes->chosen.data<int32_t>();
+  for (int64_t i = 0; i < tokens * parts; ++i) chosen[i] = static_cast<int32_t>(i % parts);
+  ops::sort_routes(tape.ctx(), *routes);
+  GatePass pass;
+  pass.rule.scores = kind;
+  pass.rule.choices = parts;
+  pass.logits = logits.data;
+  pass.scores = tape.new_activation(DType::kFloat32, logits.data.shape());
+  ops::gate_scores(tape.ctx(), kind, logits.data, pass.scores);
+  const Routed routed{routes, tape.make_value(pass.scores)};
+  record_gate(tape, logits, routed, pass);
+  return routed;
+}
+
+// Logits to which random numbers are added, so that the largest is drawn from their softmax.
+Tensor sampled(Tape& tape, const Tensor& logits, int64_t samples) {
+  const OpContext& ctx = tape.ctx();
+  Tensor noisy = ctx.workspace(DType::kFloat32, logits.shape());
+  Tensor out = by_sample(noisy, samples);
+  ops::gate_noise(ctx, {ops::GateNoise::kGumbel, tape.next_stream()}, Tensor(), out);
+  ops::add(ctx, noisy, logits, noisy);
+  return noisy;
+}
+
+void choose(Tape& tape, const Router& router, const GatePass& pass, int64_t samples,
+            Tensor& chosen) {
+  const bool training = tape.training();
+  Tensor first = pass.scores, others;
+  // What is drawn is drawn by logits, and compared by them with what is not.
+  if (training && router.sample_first) first = sampled(tape, pass.logits, samples);
+  if (training && router.sample_others) others = sampled(tape, pass.logits, samples);
+  if (!others && first.raw() != pass.scores.raw()) others = pass.scores;
+  ops::choose_experts(tape.ctx(), router.rule, first, others, Tensor(), Tensor(), chosen);
+}
+
+// Lets each expert drop what it has no room for.
+void limit(Tape& tape, const Router& router, const GatePass& pass, int64_t samples,
+           Routes& routes) {
+  const OpContext& ctx = tape.ctx();
+  const double factor = tape.training() ? router.capacity_factor : router.eval_capacity_factor;
+  const int64_t capacity =
+      ops::expert_capacity(routes.tokens(), routes.experts(),
+                           factor * static_cast<double>(router.rule.choices), router.min_capacity);
+  Tensor key, places;
+  auto priority = ops::RoutePriority::kOrder;
+  // Evaluation gives up the last ones where training draws.
+  if (router.drop == DropPolicy::kProbability) key = pass.scores;
+  if (router.drop == DropPolicy::kRandom && tape.training()) {
+    key = ctx.workspace(DType::kFloat32, pass.scores.shape());
+    Tensor out = by_sample(key, samples);
+    ops::gate_noise(ctx, {ops::GateNoise::kUniform, tape.next_stream()}, Tensor(), out);
+  }
+  if (key) priority = ops::RoutePriority::kScore;
+  ops::limit_routes(ctx, routes, capacity, priority, key, places);
+}
+
+std::vector<int64_t> loads_of(const Routes& routes) {
+  std::vector<int64_t> loads;
+  for (int64_t e = 0; e < routes.experts(); ++e) {
+    loads.push_back(routes.begin(e + 1) - routes.begin(e));
+  }
+  return loads;
+}
+
+// The losses' sums; `routes` are those before any was dropped.
+RouterRecord::Layer sums_of(Tape& tape, const Router& router, const GatePass& pass,
+                            const Routes& routes) {
+  const OpContext& ctx = tape.ctx();
+  RouterRecord::Layer layer;
+  layer.losses = router.losses;
+  if (layer.losses.counted_choices == 0) layer.losses.counted_choices = router.rule.choices;
+  layer.chosen = loads_of(routes);
+  const int64_t experts = routes.experts(), tokens = routes.tokens();
+  layer.all_tokens = tokens;
+  layer.tokens = static_cast<double>(tokens);
+  if (pass.counted) {
+    const uint8_t* const counted = pass.counted.data<uint8_t>();
+    layer.tokens = static_cast<double>(tokens - std::count(counted, counted + tokens, 0));
+  }
+  Tensor probabilities = ctx.workspace(DType::kFloat64, {experts});
+  Tensor counts = ctx.workspace(DType::kFloat64, {experts});
+  ops::gate_sums(ctx, router.rule.scores, pass.scores, routes.chosen, layer.losses.counted_choices,
+                 pass.counted, probabilities, counts);
+  layer.probabilities.assign(probabilities.data<double>(), probabilities.data<double>() + experts);
+  layer.routes.assign(counts.data<double>(), counts.data<double>() + experts);
+  if (router.losses.z != 0) layer.z_sum = ops::gate_z_sum(ctx, pass.logits, pass.counted);
+  return layer;
+}
+
+Routed route(Tape& tape, const Value& x, const Moe& layer, const MoePass& moe_pass,
+             int64_t samples) {
+  const Router& router = layer.router;
+  const OpContext& ctx = tape.ctx();
+  Value seen = widened(tape, x);
+  if (router.jitter > 0 && tape.training()) {
+    seen = jittered(tape, seen, router.jitter, samples);
+  }
+  const Value logits = float_linear(tape, seen, {router.weight, kNoParam});
+  GatePass pass;
+  pass.rule = router.rule;
+  pass.logits = logits.data;
+  pass.scores = tape.new_activation(DType::kFloat32, logits.data.shape());
+  pass.record = moe_pass.record;
+  pass.index = layer.index;
+  if (moe_pass.counted) pass.counted = moe_pass.counted.view({logits.data.size(0)});
+  ops::gate_scores(ctx, router.rule.scores, logits.data, pass.scores);
+  const auto routes =
+      empty_routes(tape, logits.data.size(0), router.rule.choices, logits.data.size(1));
+  choose(tape, router, pass, samples, routes->chosen);
+  ops::sort_routes(ctx, *routes,
+                   router.drop == DropPolicy::kPosition && router.first_choices_first);
+  std::optional<RouterRecord::Layer> sums;
+  if (pass.record != nullptr) sums = sums_of(tape, router, pass, *routes);
+  if (router.drop != DropPolicy::kNone) limit(tape, router, pass, samples, *routes);
+  if (sums) {
+    sums->kept = loads_of(*routes);
+    pass.record->set(layer.index, std::move(*sums));
+  }
+  const Routed routed{
+      routes, tape.make_value(tape.new_activation(DType::kFloat32, routes->chosen.shape()))};
+  Tensor weights = routed.weights.data;
+  ops::route_weights(ctx, router.rule, pass.scores, routes->chosen, weights);
+  record_gate(tape, logits, routed, pass);
+  return routed;
+}
+
+// The rows of each expert, as parts of one tensor.
+std::vector<Tensor> parts_of(const Tensor& rows, const Routes& routes) {
+  std::vector<Tensor> parts;
+  for (int64_t e = 0; e < routes.experts(); ++e) {
+    parts.push_back(rows.slice(0, routes.begin(e), routes.begin(e + 1)));
+  }
+  return parts;
+}
+
+std::vector<Value> dispatch(Tape& tape, const Value& x, const RoutesPtr& routes) {
+  const OperatorScope op(tape, "dispatch");
+  Tensor rows = tape.new_activation(x.data.dtype(), {routes->all_rows(), x.data.size(1)});
+  ops::gather_rows(tape.ctx(), *routes, x.data, Tensor(), rows);
+  std::vector<Value> parts;
+  std::vector<std::shared_ptr<GradientSlot>> slots;
+  for (Tensor& part : parts_of(rows, *routes)) {
+    parts.push_back(tape.make_value(std::move(part)));
+    slots.push_back(parts.back().slot);
+  }
+  tape.record([in = x.slot, type = x.data.dtype(), shape = x.data.shape(), slots, routes](Tape& t) {
+    if (!in) return;
+    std::vector<Tensor> gradients;
+    for (const auto& slot : slots) {
+      bool exclusive = false;
+      gradients.push_back(slot->take(exclusive));
+    }
+    Tensor dx = t.new_activation(type, shape);
+    ops::sum_rows(t.ctx(), *routes, gradients, Tensor(), dx);
+    in->add(t.ctx(), std::move(dx), true);
+  });
+  return parts;
+}
+
+// Each token's sum of the rows of its routes, times their weights.
+Value combine(Tape& tape, const Routed& routed, const std::vector<Value>& outputs) {
+  const OperatorScope op(tape, "combine");
+  const RoutesPtr& routes = routed.routes;
+  std::vector<Tensor> rows;
+  std::vector<std::shared_ptr<GradientSlot>> slots;
+  for (const Value& output : outputs) {
+    rows.push_back(output.data);
+    slots.push_back(output.slot);
+  }
+  Value y = tape.make_value(
+      tape.new_activation(rows.front().dtype(), {routes->tokens(), rows.front().size(1)}));
+  ops::sum_rows(tape.ctx(), *routes, rows, routed.weights.data, y.data);
+  tape.record([rows, slots, routes, weights = routed.weights, out = y.slot](Tape& t) {
+    if (!*out) return;
+    const OpContext& ctx = t.ctx();
+    bool exclusive = false;
+    const Tensor dy = out->take(exclusive);
+    if (weights.slot) {
+      Tensor dots = t.new_activation(DType::kFloat32, weights.data.shape());
+      ops::route_dots(ctx, *routes, rows, dy, dots);
+      weights.slot->add(ctx, std::move(dots), true);
+    }
+    Tensor drows = t.new_activation(dy.dtype(), {routes->all_rows(), dy.size(1)});
+    ops::gather_rows(ctx, *routes, dy, weights.data, drows);
+    std::vector<Tensor> parts = parts_of(drows, *routes);
+    for (size_t e = 0; e < parts.size(); ++e) {
+      if (slots[e]) slots[e]->add(ctx, std::move(parts[e]), true);
+    }
+  });
+  return y;
+}
+
+}  // namespace
+
+Value feed_forward(Tape& tape, const Value& x, const FeedForward& layer, ops::Activation kind) {
+  if (layer.gate.weight != kNoParam) {
+    const Value gate = linear(tape, x, layer.gate.weight, layer.gate.bias);
+    const Value up = linear(tape, x, layer.up.weight, layer.up.bias);
+    return gated_linear(tape, gate, up, kind, layer.down);
+  }
+  if (kind == ops::Activation::kGeluTanh || kind == ops::Activation::kGeluErf) {
+    return linear_gelu_linear(
+        tape, x, layer.up, layer.down,
+        kind == ops::Activation::kGeluTanh ? ops::Gelu::kTanh : ops::Gelu::kErf);
+  }
+  const Value inner = activation(tape, linear(tape, x, layer.up.weight, layer.up.bias), kind);
+  return linear(tape, inner, layer.down.weight, layer.down.bias);
+}
+
+Value moe(Tape& tape, const Value& x, const Moe& layer, const MoePass& pass) {
+  const int64_t width = x.data.size(-1), samples = x.data.size(0);
+  const Value rows = reshaped(tape, x, {x.data.elements() / width, width});
+  const Routed routed = route(tape, rows, layer, pass, samples);
+  std::vector<Value> outputs = dispatch(tape, rows, routed.routes);
+  for (size_t e = 0; e < outputs.size(); ++e) {
+    outputs[e] = feed_forward(tape, outputs[e], layer.experts[e], layer.activation);
+  }
+  Value y = combine(tape, routed, outputs);
+  outputs.clear();
+  if (layer.residual.down.weight != kNoParam) {
+    const Value dense = feed_forward(tape, rows, layer.residual, layer.activation);
+    const Value logits = float_linear(tape, widened(tape, rows), layer.coefficients);
+    y = combine(tape, route_to_all(tape, logits, ops::GateScores::kSoftmax), {y, dense});
+  }
+  if (layer.shared.down.weight != kNoParam) {
+    Value shared = feed_forward(tape, rows, layer.shared, layer.activation);
+    if (layer.shared_gate != kNoParam) {
+      const Value logits = float_linear(tape, widened(tape, rows), {layer.shared_gate, kNoParam});
+      shared = combine(tape, route_to_all(tape, logits, ops::GateScores::kSigmoid), {shared});
+    }
+    y = add(tape, y, shared);
+  }
+  return reshaped(tape, y, x.data.shape());
+}
+
+}  // namespace ds::nn

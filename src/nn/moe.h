@@ -1,0 +1,70 @@
+// Mixture of experts: a layer whose tokens each go through a few of many feed-forward networks, as
+// a router chooses.
+#pragma once
+
+#include <vector>
+
+#include "nn/layers.h"
+#include "nn/router_record.h"
+#include "ops/gate.h"
+
+namespace ds::nn {
+
+// down(f(gate(x)) * up(x)), or down(f(up(x))) without a gate.
+struct FeedForward {
+  Projection gate;
+  Projection up;
+  Projection down;
+};
+Value feed_forward(Tape& tape, const Value& x, const FeedForward& layer, ops::Activation kind);
+
+// Which tokens an expert gives up that more have chosen than it has room for.
+enum class DropPolicy {
+  kNone,         // it has room for all
+  kPosition,     // the last ones
+  kProbability,  // those with the lowest scores
+  kRandom,       // any
+};
+
+struct Router {
+  ParamId weight = kNoParam;  // [experts, width]
+  ops::GateRule rule;
+  RouterLosses losses;
+  DropPolicy drop = DropPolicy::kNone;
+  // Room of an expert: factor * choices * tokens / experts, and at least min_capacity.
+  double capacity_factor = 1;
+  double eval_capacity_factor = 1;
+  int64_t min_capacity = 4;
+  bool first_choices_first = false;  // with kPosition: before anybody's second choice
+  // Random choices, of training alone, by the token's place in the step.
+  float jitter = 0;            // what the router sees is multiplied by 1 - jitter to 1 + jitter
+  bool sample_first = false;   // the best expert is drawn from the probabilities
+  bool sample_others = false;  // and those after it
+};
+
+struct Moe {
+  int64_t index = 0;  // of the layer in the model
+  Router router;
+  std::vector<FeedForward> experts;
+  ops::Activation activation = ops::Activation::kSilu;
+  // A network that all tokens go through besides, where its down.weight is there; with a gate
+  // [1, width] times its sigmoid.
+  FeedForward shared;
+  ParamId shared_gate = kNoParam;
+  // Residual MoE (DeepSpeed-MoE, arXiv:2201.05596): such a network, and the softmax of
+  // coefficients [2, width] by which the experts' output and its own are multiplied.
+  FeedForward residual;
+  Projection coefficients;
+};
+
+// What a pass brings to its layers of experts.
+struct MoePass {
+  Tensor counted;                  // uint8, one per token: 0 where losses leave it out; or empty
+  RouterRecord* record = nullptr;  // lives until backward; null: nobody asks, losses are left out
+};
+
+// x [..., width], the first dimension counting samples. Every expert's weights are read, in the
+// same order, whatever tokens chose: readers that gather weights from ranks rely on it.
+Value moe(Tape& tape, const Value& x, const Moe& layer, const MoePass& pass);
+
+}  // namespace ds::nn

@@ -1,0 +1,293 @@
+// Mixture of experts in whole training: stages, ranks, micro batches, checkpoints and adapters
+// change nothing of what is computed, and steps tell who went where.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "engine/combinations.h"
+#include "engine/plan.h"
+#include "models/adapters.h"
+#include "models/lora.h"
+#include "zero_world.h"
+
+namespace ds::zero_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+// 12 experts for the tokens of a micro batch: some get none.
+Json mixtral() {
+  return {{"model_type", "mixtral"},
+          {"vocab_size", 61},
+          {"hidden_size", 16},
+          {"intermediate_size", 12},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 2},
+          {"num_key_value_heads", 1},
+          {"max_position_embeddings", 32},
+          {"num_local_experts", 12},
+          {"num_experts_per_tok", 2},
+          {"output_router_logits", true},
+          {"router_aux_loss_coef", 0.05},
+          {"initializer_range", 0.2}};
+}
+
+Json gpt_moe(const Json& change = Json::object()) {
+  Json model = model_config(0.1);
+  model["model_type"] = "gpt_moe";
+  model["num_experts"] = 4;
+  model["initializer_range"] = 0.1;
+  model.merge_patch(change);
+  return model;
+}
+
+struct Kind {
+  const char* name;
+  Json model;
+};
+
+std::vector<Kind> kinds() {
+  return {{"mixtral", mixtral()},
+          {"top1_residual", gpt_moe({{"mlp_type", "residual"},
+                                     {"moe_noisy_gate_policy", "RSample"},
+                                     {"moe_z_loss_coeff", 1e-3}})},
+          {"top2_pyramid", gpt_moe({{"n_layer", 4},
+                                    {"num_experts", {3, 6}},
+                                    {"moe_top_k", 2},
+                                    {"moe_min_capacity", 1},
+                                    {"moe_train_capacity_factor", 0.7}})},
+          {"top3", gpt_moe({{"moe_top_k", 3},
+                            {"expert_interval", 1},
+                            {"moe_min_capacity", 1},
+                            {"moe_noisy_gate_policy", "Jitter"},
+                            {"moe_train_capacity_factor", 0.5}})}};
+}
+
+class Experts : public ::testing::TestWithParam<Kind> {
+ protected:
+  Job job(int world, int stage, const Json& more = Json::object()) const {
+    Job job;
+    job.world = world;
+    job.model = GetParam().model;
+    job.config = zero_config(stage, {{"reduce_bucket_size", 3000}},
+                             with({{"gradient_accumulation_steps", 2}}, more));
+    return job;
+  }
+};
+
+TEST_P(Experts, EveryStageHasTheBitsOfStageZero) {
+  for (const Json& precision : {Json::object(), Json{{"bf16", {{"enabled", true}}}}}) {
+    const Trained plain = train(job(2, 0, precision));
+    EXPECT_NE(plain.losses[2], plain.losses[0]);
+    for (const int stage : {1, 2, 3}) {
+      SCOPED_TRACE(str_cat("stage ", stage, ", ", dump_json(precision)));
+      const Trained other = train(job(2, stage, precision));
+      EXPECT_TRUE(same_bits(other.weights, plain.weights));
+      EXPECT_EQ(other.losses, plain.losses);
+      EXPECT_EQ(other.norms, plain.norms);
+    }
+  }
+}
+
+TEST_P(Experts, RecomputationAndThreadsChangeNoBit) {
+  const Trained plain = train(job(1, 0));
+  const Trained other =
+      train(job(1, 0,
+                {{"threads", 3},
+                 {"activation_checkpointing", {{"enabled", true}, {"number_checkpoints", 2}}}}));
+  EXPECT_TRUE(same_bits(other.weights, plain.weights));
+  EXPECT_EQ(other.losses, plain.losses);
+}
+
+TEST_P(Experts, EvenUnusedOnesHaveGradients) {
+  const Trained plain = train(job(2, 2));
+  const Trained strict =
+      train(job(2, 2, {{"zero_optimization", {{"ignore_unused_parameters", false}}}}));
+  EXPECT_TRUE(same_bits(strict.weights, plain.weights));
+}
+
+TEST_P(Experts, CheckpointsGoFromStageThreeOfTwoRanksToOne) {
+  const Folder folder;
+  Job of_two = job(2, 3);
+  std::vector<float> saved;
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    auto engine = make_rank_engine(of_two, comm);
+    for (int i = 0; i < 2; ++i) engine->train_batch();
+    engine->save(folder.path(), "two");
+    engine->wait_for_save();
+    const std::vector<float> mine = all_weights(*engine);
+    if (comm->rank() == 0) saved = mine;
+  });
+  Job alone = job(1, 0, {{"train_micro_batch_size_per_gpu", 4}});
+  auto engine = std::make_unique<Engine>(dump_json(alone.config), make_rank_model(alone, 99),
+                                         nullptr, ReadOptions{});
+  engine->set_dataset(periodic_data());
+  engine->load(folder.path(), "two");
+  EXPECT_TRUE(same_bits(all_weights(*engine), saved));
+  EXPECT_EQ(engine->progress().steps, 2);
+  EXPECT_TRUE(std::isfinite(engine->train_batch().loss));
+}
+
+TEST_P(Experts, AdaptersTrainBesideThem) {
+  Job adapted = job(2, 2);
+  adapted.prepare = [](models::Model& model) {
+    models::LoraOptions lora;
+    lora.r = 2;
+    lora.target_modules = {"all-linear"};
+    models::add_lora(model, lora);
+  };
+  const Trained plain = train(adapted);
+  adapted.config["zero_optimization"]["stage"] = 3;
+  EXPECT_TRUE(same_bits(train(adapted).weights, plain.weights));
+  // Each expert has adapters of its own.
+  const auto model = make_rank_model(adapted);
+  int64_t experts = 0;
+  for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
+    const nn::Parameter& p = model->parameters()[id];
+    if (p.name.find("lora_B") != std::string::npos && p.expert >= 0) ++experts;
+  }
+  EXPECT_GT(experts, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Experts, ::testing::ValuesIn(kinds()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+// Random choices follow the sample, however ranks and micro batches share a batch. Nothing is
+// dropped and no loss balances here: room and means are of a micro batch.
+TEST(ExpertLayouts, ChoicesFollowTheSample) {
+  const Json model = gpt_moe({{"moe_drop_tokens", false},
+                              {"moe_loss_coeff", 0},
+                              {"moe_top_k", 2},
+                              {"moe_noisy_gate_policy", "Jitter"}});
+  const auto run = [&](int world, int micro, int accumulation, int stage) {
+    Job job;
+    job.world = world;
+    job.steps = 4;
+    job.model = model;
+    job.config = with(base_config(), {{"train_micro_batch_size_per_gpu", micro},
+                                      {"gradient_accumulation_steps", accumulation},
+                                      {"seed", 11},
+                                      {"scheduler", nullptr},
+                                      {"zero_allow_untested_optimizer", true},
+                                      {"zero_optimization", {{"stage", stage}}}});
+    job.config["optimizer"] = {{"type", "SGD"}, {"params", {{"lr", 0.1}}}};
+    return train(job);
+  };
+  const Trained whole = run(1, 8, 1, 0);
+  const int layouts[][4] = {{2, 4, 1, 0}, {4, 2, 1, 3}, {1, 2, 4, 0}, {2, 1, 4, 2}};
+  for (const auto& [world, micro, accumulation, stage] : layouts) {
+    SCOPED_TRACE(str_cat(world, " x ", micro, " x ", accumulation));
+    const Trained other = run(world, micro, accumulation, stage);
+    for (size_t i = 0; i < whole.losses.size(); ++i) {
+      EXPECT_NEAR(other.losses[i], whole.losses[i], 3e-6) << "step " << i;
+    }
+    EXPECT_LT(largest_difference(other.weights, whole.weights), 3e-6);
+  }
+}
+
+int64_t total(const Json& counts) {
+  int64_t sum = 0;
+  for (const Json& count : counts) sum += count.get<int64_t>();
+  return sum;
+}
+
+TEST(ExpertLoads, AStepTellsWhoWentWhereAndWhatItCost) {
+  const auto engine = make_engine(base_config(), gpt_moe({{"moe_top_k", 2},
+                                                          {"moe_min_capacity", 1},
+                                                          {"moe_train_capacity_factor", 0.5},
+                                                          {"moe_z_loss_coeff", 0.01}}));
+  EXPECT_TRUE(engine->experts().is_null());
+  const StepReport report = engine->train_batch();
+  const Json& experts = engine->experts();
+  EXPECT_EQ(experts["step"], 1);
+  ASSERT_EQ(experts["layers"].size(), 1u);
+  const Json& layer = experts["layers"][0];
+  EXPECT_EQ(layer["layer"], 1);
+  EXPECT_EQ(layer["tokens"], 2 * 4 * 16);
+  EXPECT_EQ(total(layer["chosen"]), 2 * 2 * 4 * 16);
+  // Room of each expert: half of its share, of two micro batches of 64 tokens.
+  EXPECT_EQ(total(layer["chosen"]) - total(layer["dropped"]), 2 * 4 * 16);
+  EXPECT_GT(experts["balance_loss"], 0.05);  // 0.1 where all are alike
+  EXPECT_GT(experts["z_loss"], 0);
+  // The same model without these losses begins with the loss of the texts alone.
+  const auto plain = make_engine(base_config(), gpt_moe({{"moe_top_k", 2},
+                                                         {"moe_min_capacity", 1},
+                                                         {"moe_train_capacity_factor", 0.5},
+                                                         {"moe_loss_coeff", 0}}));
+  const double added = experts["balance_loss"].get<double>() + experts["z_loss"].get<double>();
+  EXPECT_NEAR(report.loss - plain->train_batch().loss, added, 1e-5);
+  EXPECT_EQ(plain->experts()["balance_loss"], 0);
+  EXPECT_TRUE(make_engine(base_config())->experts().is_null());
+}
+
+// A router that sends nearly all tokens to its first expert learns to spread them, if it is told
+// to.
+TEST(ExpertLoads, BalancingEvensLoadsOut) {
+  const auto largest_share = [](double weight) {
+    Json config = base_config();
+    config["scheduler"] = nullptr;
+    const auto model =
+        models::Model::create(gpt_moe({{"moe_drop_tokens", false}, {"moe_loss_coeff", weight}}), 3);
+    Tensor shift = model->get("h.1.ln_2.bias"), router = model->get("h.1.mlp.gate.weight");
+    std::fill_n(shift.data<float>(), 32, 0.5f);
+    std::fill_n(router.data<float>(), 32, 0.2f);
+    model->set("h.1.ln_2.bias", shift);
+    model->set("h.1.mlp.gate.weight", router);
+    Engine engine(dump_json(config), model, nullptr);
+    engine.set_dataset(periodic_data());
+    double share = 0;
+    for (int i = 0; i < 40; ++i) {
+      engine.train_batch();
+      const Json& chosen = engine.experts()["layers"][0]["chosen"];
+      int64_t most = 0;
+      for (const Json& count : chosen) most = std::max(most, count.get<int64_t>());
+      share = static_cast<double>(most) / static_cast<double>(total(chosen));
+      if (i == 0) {
+        EXPECT_GT(share, 0.9);
+      }
+    }
+    return share;
+  };
+  EXPECT_LT(largest_share(1.0), 0.5);
+  EXPECT_GT(largest_share(0), 0.7);
+}
+
+TEST(ExpertPlan, TellsActiveParameters) {
+  const Json model = mixtral();
+  PlanOptions options;
+  options.world = 2;
+  for (const int stage : {0, 3}) {
+    const Json out = plan_training(model, dump_json(zero_config(stage)), options);
+    const int64_t of_experts = 2 * 12 * 3 * 16 * 12;
+    EXPECT_EQ(out["model"]["experts"], 12);
+    EXPECT_EQ(out["model"]["experts_per_token"], 2);
+    EXPECT_EQ(out["model"]["parameters"].get<int64_t>() -
+                  out["model"]["active_parameters"].get<int64_t>(),
+              of_experts / 12 * 10);
+  }
+}
+
+TEST(ExpertCombinations, Fp8IsRefusedByName) {
+  const std::string why = error_of(Code::kUnsupported, [] {
+    make_engine(with(base_config(), {{"bf16", {{"enabled", true}}}, {"fp8", {{"enabled", true}}}}),
+                gpt_moe());
+  });
+  EXPECT_THAT(why, HasSubstr("layers of experts"));
+}
+
+TEST(ExpertConfig, RefusesByName) {
+  const auto why = [](const Json& change) {
+    return error_of(Code::kConfig, [&] { models::build_architecture(gpt_moe(change)); });
+  };
+  EXPECT_THAT(why({{"num_experts", nullptr}}), HasSubstr("num_experts is missing"));
+  EXPECT_THAT(why({{"num_experts", {4, 4}}}), HasSubstr("2 entries for 1 layers"));
+  EXPECT_THAT(why({{"num_experts", 60000}, {"n_layer", 10}}), HasSubstr("300000 experts"));
+  EXPECT_THAT(why({{"moe_top_k", 5}}), HasSubstr("from 1 to 4"));
+  EXPECT_THAT(why({{"moe_noisy_gate_policy", "jitter"}}), HasSubstr("RSample"));
+  EXPECT_THAT(why({{"mlp_type", "dense"}}), HasSubstr("residual"));
+  EXPECT_THAT(why({{"moe_drop_policy", "first"}}), HasSubstr("probs"));
+}
+
+}  // namespace
+}  // namespace ds::zero_test
