@@ -212,19 +212,29 @@ inline uint32_t first_bits(int64_t n) {
   return n >= 32 ? ~uint32_t{0} : n <= 0 ? 0 : (uint32_t{1} << n) - 1;
 }
 
-// Rows of a strided matrix. Those at or beyond `rows`, those that the mask hides, and channels
-// beyond `dim` read as zeros, and nothing there is touched.
+// Where rows lie: evenly apart.
 template <class T>
-struct Rows {
+struct EvenRows {
+  using Type = T;
   const T* data;
-  int64_t stride, rows, dim;
+  int64_t stride;
+  const T* at(int64_t row) const { return data + row * stride; }
+};
+
+// Rows of a matrix, which lie where `place` says. Those at or beyond `rows`, those that the mask
+// hides, and channels beyond `dim` read as zeros, and nothing there is touched.
+template <class Place>
+struct RowsAt {
+  using T = typename Place::Type;
+  Place place;
+  int64_t rows, dim;
   const uint8_t* mask = nullptr;  // of the rows, or null
   bool negative = false;          // read as -x
 
   // Strides are too long for the hardware to see what comes next.
   void prefetch(int64_t row) const {
     if (row >= rows) return;
-    const char* from = reinterpret_cast<const char*>(data + row * stride);
+    const char* from = reinterpret_cast<const char*>(place.at(row));
     const int64_t bytes = dim * static_cast<int64_t>(sizeof(T));
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(from + i, _MM_HINT_T0);
   }
@@ -236,7 +246,7 @@ struct Rows {
       return;
     }
     const uint32_t bits = first_bits(dim - d);
-    const T* from = data + row * stride + d;
+    const T* from = place.at(row) + d;
     if constexpr (std::is_same_v<T, float>) {
       split<kParts<T>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), from),
                        _mm512_maskz_loadu_ps(static_cast<__mmask16>(bits >> 16), from + 16), part);
@@ -249,6 +259,8 @@ struct Rows {
     }
   }
 };
+template <class T>
+using Rows = RowsAt<EvenRows<T>>;
 
 // ---- turning 16 x 16 words of 32 bits ----
 
@@ -291,9 +303,9 @@ inline void turn_tile(const void* from, void* to) {
 inline constexpr int64_t kAhead = 16;  // rows of prefetch
 
 // Left tiles [row / 16][channel / 32] of rows x channels.
-template <class T>
-inline void pack_left(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
-  constexpr int kN = kParts<T>;
+template <class Place>
+inline void pack_left(const RowsAt<Place>& from, int64_t rows, int64_t channels, uint16_t* to) {
+  constexpr int kN = kParts<typename Place::Type>;
   __m512i part[kN];
   for (int64_t row = 0; row < rows; ++row) {
     uint16_t* tile = to + row / kSide * (channels / kTerms) * kN * kTile + row % kSide * kTerms;
@@ -305,9 +317,9 @@ inline void pack_left(const Rows<T>& from, int64_t rows, int64_t channels, uint1
 }
 
 // Right tiles [row / 16][channel / 32] whose columns are rows and whose terms are channels.
-template <class T>
-inline void pack_right(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
-  constexpr int kN = kParts<T>;
+template <class Place>
+inline void pack_right(const RowsAt<Place>& from, int64_t rows, int64_t channels, uint16_t* to) {
+  constexpr int kN = kParts<typename Place::Type>;
   __m512i part[kN][16], read[kN];
   for (int64_t row = 0; row < rows; row += kSide) {
     for (int64_t r = 0; r < kSide; ++r) from.prefetch(row + kAhead + r);
@@ -325,9 +337,9 @@ inline void pack_right(const Rows<T>& from, int64_t rows, int64_t channels, uint
 }
 
 // Right tiles [row / 32][channel / 16] whose columns are channels and whose terms are rows.
-template <class T>
-inline void pack_pairs(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
-  constexpr int kN = kParts<T>;
+template <class Place>
+inline void pack_pairs(const RowsAt<Place>& from, int64_t rows, int64_t channels, uint16_t* to) {
+  constexpr int kN = kParts<typename Place::Type>;
   // Words of the first 16 channels to the lower half of each 128 bits, the others to the upper.
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
   __m512i even[kN], odd[kN];

@@ -121,8 +121,8 @@ void load_stretch(const BackwardCall<T>& call, const Plan& plan, int64_t b, int6
   const int64_t padded = round_up(count, kBlock);
   // The sign of the scale is q's, so that the factor of the scores is positive.
   const amx::Rows<T> q{
-      call.q.at(b, first, h), call.q.token, count, p.head_dim, nullptr, p.scale < 0};
-  const amx::Rows<T> dout{call.g.dout.at(b, first, h), call.g.dout.token, count, p.head_dim};
+      {call.q.at(b, first, h), call.q.token}, count, p.head_dim, nullptr, p.scale < 0};
+  const amx::Rows<T> dout{{call.g.dout.at(b, first, h), call.g.dout.token}, count, p.head_dim};
   amx::pack_right(q, padded, plan.dim, to.q_right);
   amx::pack_pairs(q, padded, plan.dim, to.q_pairs);
   amx::pack_right(dout, padded, plan.dim, to.dout_right);
@@ -146,8 +146,8 @@ void load_keys(const BackwardCall<T>& call, const Plan& plan, int64_t b, int64_t
   const AttentionProblem& p = call.p;
   const int64_t count = std::min(kBlock, p.keys - first);
   const uint8_t* mask = tile_mask(p, b, first);
-  const amx::Rows<T> k{call.k.at(b, first, kv_head), call.k.token, count, p.head_dim, mask};
-  const amx::Rows<T> v{call.v.at(b, first, kv_head), call.v.token, count, p.head_dim, mask};
+  const amx::Rows<T> k{{call.k.at(b, first, kv_head), call.k.token}, count, p.head_dim, mask};
+  const amx::Rows<T> v{{call.v.at(b, first, kv_head), call.v.token}, count, p.head_dim, mask};
   amx::pack_left(k, kBlock, plan.dim, to.k_left);
   amx::pack_left(v, kBlock, plan.dim, to.v_left);
   // Pairs of keys by channel, transposed, are channels by keys.
