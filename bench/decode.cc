@@ -1,7 +1,9 @@
 // Times generation through the C ABI, one sequence, and compares with the machine's limits measured
 // in the same run:
 //   decode MODEL.json fp32|bf16|int8|int4 [PROMPT=512] [NEW=64] [THREADS=0] [GROUP=64] [ROUNDS=5]
-// MODEL.json is a config.json; weights are random. The last line is JSON:
+//     [KV_BLOCK=0]
+// MODEL.json is a config.json; weights are random; KV_BLOCK is kv_block_tokens. The last line is
+// JSON:
 //   ms_per_token      median over the tokens after the first
 //   gb_per_s, read    weight bytes that a token reads, per second, and the rate at which as many
 //                     threads sum a buffer of that size, measured after every fourth token
@@ -126,9 +128,9 @@ int run(int argc, char** argv) {
   libds::Model model = libds::Model::create(text.str(), 1);
   const json config = json::parse(model.config());
   const double elements = product_elements(model, config);
-  libds::Generator generator(
-      model,
-      json{{"weights", weights}, {"threads", number(5, 0)}, {"group_size", number(6, 64)}}.dump());
+  json options{{"weights", weights}, {"threads", number(5, 0)}, {"group_size", number(6, 64)}};
+  if (number(8, 0) > 0) options["kv_block_tokens"] = number(8, 0);
+  libds::Generator generator(model, options.dump());
   model.reset();
   const ds_generator_info form = generator.info();
 
@@ -191,7 +193,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   if (argc < 3) {
     std::cerr << "usage: decode MODEL.json fp32|bf16|int8|int4 [PROMPT] [NEW] [THREADS] [GROUP] "
-                 "[ROUNDS]\n";
+                 "[ROUNDS] [KV_BLOCK]\n";
     return 2;
   }
   try {

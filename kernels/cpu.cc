@@ -1,7 +1,6 @@
 #include "kernels/cpu.h"
 
 #include <cpuid.h>
-#include <immintrin.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -12,6 +11,8 @@
 #include <cstddef>
 
 #include <hwy/targets.h>
+
+#include "kernels/amx_instructions.h"
 
 namespace ds::kernels {
 namespace {
@@ -71,24 +72,6 @@ CpuFeatures detect() {
   return f;
 }
 
-// Functions of their own, because gcc 12 does not pass the attribute to a constructor's clones.
-__attribute__((target("amx-tile"))) void load_configuration() {
-  struct alignas(64) Config {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  for (int tile = 0; tile < 8; ++tile) {
-    config.row_bytes[tile] = 64;
-    config.rows[tile] = 16;
-  }
-  // gcc 12's intrinsic names only the first bytes as its input; this keeps the other stores.
-  __asm__ volatile("" : : "r"(&config) : "memory");
-  _tile_loadconfig(&config);
-}
-
-__attribute__((target("amx-tile"))) void release_tiles() { _tile_release(); }
-
 }  // namespace
 
 int64_t vector_targets() {
@@ -110,7 +93,19 @@ const CpuFeatures& cpu_features() {
 // Not of cpu_features(): loading the library asks the system for no tiles.
 const bool kHasBf16Conversion = (__builtin_cpu_init(), __builtin_cpu_supports("avx512bf16") != 0);
 
-AmxTiles::AmxTiles() noexcept { load_configuration(); }
-AmxTiles::~AmxTiles() { release_tiles(); }
+AmxTiles::AmxTiles() noexcept {
+  struct alignas(64) Shapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+  } shapes;
+  static_assert(sizeof(Shapes) == 64);
+  for (int tile = 0; tile < 8; ++tile) {
+    shapes.row_bytes[tile] = 64;
+    shapes.rows[tile] = 16;
+  }
+  amx::configure(&shapes);
+}
+AmxTiles::~AmxTiles() { amx::release(); }
 
 }  // namespace ds::kernels

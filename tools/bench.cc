@@ -292,6 +292,7 @@ void add_bench(CLI::App& app, Action& action) {
   sub->add_flag("--no-graphs", o.no_graphs,
                 "on a GPU, launch the kernels of each generated token one by one");
   add_weight_options(*sub, o.weights, false);
+  add_cache_options(*sub, o.weights);
   sub->add_option("--threads", o.threads, "CPU threads; default: all that may be used")
       ->check(at_least(1));
   sub->add_flag("--json", o.json, "print JSON");

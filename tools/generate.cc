@@ -11,6 +11,7 @@
 
 #include "command.h"
 #include "files.h"
+#include "format.h"
 #include "inference_weights.h"
 #include "model_files.h"
 #include "signals.h"
@@ -110,6 +111,16 @@ class TextStream {
   size_t printed_ = 0;
 };
 
+// Of keys and values so far.
+double most_cache_bytes() {
+  const Json report = Json::parse(libds::memory_report());
+  double bytes = 0;
+  for (const char* const where : {"host", "gpus"}) {
+    bytes += report.at(where).at("tags").at("kv_cache").at("peak").get<double>();
+  }
+  return bytes;
+}
+
 int run(const Options& o) {
   libds::Model model = libds::Model::open(o.model);
   const libds::Tokenizer tokenizer = tokenizer_for(o.tokenizer, o.model, model);
@@ -162,6 +173,8 @@ int run(const Options& o) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     std::fprintf(stderr, "%lld tokens in %.2f s, %.1f tokens/s\n", static_cast<long long>(count),
                  seconds.count(), static_cast<double>(count) / std::max(seconds.count(), 1e-9));
+    std::fprintf(stderr, "keys and values in %s at most\n",
+                 format_bytes(most_cache_bytes()).c_str());
   }
   return signals.stop() != 0 ? kSignalBase + signals.stop() : kDone;
 }
@@ -197,6 +210,7 @@ void add_generate(CLI::App& app, Action& action) {
                   "default: the one in FOLDER, else bytes if the vocabulary is 256")
       ->type_name("FILE");
   add_weight_options(*sub, o.weights, true);
+  add_cache_options(*sub, o.weights);
   sub->add_option("--stop", o.stops, "end the text before this one; may be given several times")
       ->type_name("TEXT")
       ->check([](const std::string& text) {
@@ -206,7 +220,8 @@ void add_generate(CLI::App& app, Action& action) {
   sub->add_flag("--ignore-end", o.ignore_end, "go on after an end-of-text token");
   sub->add_flag("--no-graphs", o.no_graphs,
                 "on a GPU, launch the kernels of each token one by one; the text is the same");
-  sub->add_flag("--stats", o.stats, "print the speed to standard error");
+  sub->add_flag("--stats", o.stats,
+                "print the speed and the memory of keys and values to standard error");
   sub->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

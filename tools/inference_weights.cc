@@ -44,12 +44,32 @@ void add_weight_options(CLI::App& sub, WeightOptions& o, bool threads) {
       ->check(at_least(1));
 }
 
+void add_cache_options(CLI::App& sub, WeightOptions& o) {
+  sub.add_option("--kv-block-tokens", o.kv_block_tokens,
+                 "keep keys and values in blocks of so many tokens, which are taken as the text "
+                 "grows; 0 = in one piece for the longest text that may come")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->capture_default_str();
+  sub.add_option("--kv-pool-tokens", o.kv_pool_tokens,
+                 "tokens that the blocks hold at most; a longer text ends with an error; 0 = any "
+                 "number")
+      ->check(at_least(0))
+      ->capture_default_str();
+}
+
 libds::Generator make_generator(libds::Model model, const WeightOptions& o) {
   model.set_device(o.device);
-  if (o.weights.empty() && !o.threads && o.folder.empty()) return libds::Generator(model);
-  Json form = {{"weights", o.weights.empty() ? "fp32" : o.weights},
-               {"group_size", o.group_size},
-               {"threads", o.threads.value_or(0)}};
+  Json form = Json::object();
+  if (o.kv_block_tokens > 0 || o.kv_pool_tokens > 0) {
+    form["kv_block_tokens"] = o.kv_block_tokens;
+    form["kv_pool_tokens"] = o.kv_pool_tokens;
+  }
+  if (o.weights.empty() && !o.threads && o.folder.empty()) {
+    return libds::Generator(model, form.dump());
+  }
+  form["weights"] = o.weights.empty() ? "fp32" : o.weights;
+  form["group_size"] = o.group_size;
+  form["threads"] = o.threads.value_or(0);
   if (!o.folder.empty()) {
     form["offload_param"] = {{"device", "nvme"},
                              {"nvme_path", o.folder},

@@ -1,5 +1,5 @@
-// The options --device, --weights, --group-size, --weights-folder, --max-in-cpu and --threads of
-// what runs a model without training it.
+// The options --device, --weights, --group-size, --weights-folder, --max-in-cpu, --threads,
+// --kv-block-tokens and --kv-pool-tokens of what runs a model without training it.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -18,10 +18,15 @@ struct WeightOptions {
   std::string folder;  // of a file that weights rest in; empty = memory
   int64_t max_in_cpu = 0;
   std::optional<int64_t> threads;
+  int64_t kv_block_tokens = 0;  // 0 = one piece
+  int64_t kv_pool_tokens = 0;   // 0 = any number
 };
 
 // `threads`: whether the subcommand has no --threads of its own.
 void add_weight_options(CLI::App& sub, WeightOptions& options, bool threads);
+
+// Of what makes text.
+void add_cache_options(CLI::App& sub, WeightOptions& options);
 
 // The option of everything that runs models.
 CLI::Option* add_device_option(CLI::App& sub, std::string& device);

@@ -24,9 +24,9 @@ enum ds_weight_form_code {
 };
 
 /**
- * Makes what runs a model. Without options it runs the model's own weights, as they are at each
- * call: also those that an engine trains, between two calls of that engine. With "weights" it holds
- * a copy prepared for running alone and needs the model no longer: destroy that to have its memory
+ * Makes what runs a model. Without "weights" it runs the model's own, as they are at each call:
+ * also those that an engine trains, between two calls of that engine. With "weights" it holds a
+ * copy prepared for running alone and needs the model no longer: destroy that to have its memory
  * back. docs/inference.md describes the forms.
  * @param options_json  NULL, or an object of: "weights": "model" (default), "fp32", "bf16", or
  *     "int8", "int4" for the matrices of linear layers beside bfloat16 for everything else
@@ -40,11 +40,16 @@ enum ds_weight_form_code {
  *     1e8}, of a model on the CPU: matrices of linear layers but for the first max_in_cpu elements
  *     rest in a file there without a name, and are read where they are used, ahead of that at most
  *     buffer_count times buffer_size elements (ZeRO-Inference, arXiv:2207.00032). All but "weights"
- *     need a prepared form.
+ *     need a prepared form; those of keys and values do not: "kv_block_tokens": 0, tokens of a
+ *     block of the key-value cache, of a model on the CPU: blocks are taken as a text grows (Kwon
+ *     et al., arXiv:2309.06180), 0 = one piece for the longest text that the call may make;
+ *     "kv_pool_tokens": 0, tokens that the blocks of a call hold at most, rounded down to whole
+ *     blocks, 0 = any number. The text is the same, bit for bit.
  * @param out_generator  keeps the model alive while it runs the model's own weights
  * Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_IO (the
  * file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a
- * prepared form, which every process would have to make: copy the model first). Since: 0.5.
+ * prepared form, which every process would have to make: copy the model first; kv_block_tokens of a
+ * model on a GPU, for the model's own weights when they run). Since: 0.5.
  */
 DS_API ds_status ds_generator_create(ds_model* model, const char* DS_NULLABLE options_json,
                                      ds_generator** out_generator);
@@ -111,7 +116,8 @@ typedef int32_t (*ds_token_fn)(void* user_data, int32_t token);
  * @param out_ids    int32 tensor [new tokens], without the prompt and the stop token
  * Text beyond the model's positions goes on from its last half alone, with a warning in the log.
  * Errors: DS_ERR_CALLBACK, DS_ERR_ABORTED (ds_generator_interrupt), DS_ERR_STATE (an engine trains
- * the model at this moment). Since: 0.5.
+ * the model at this moment), DS_ERR_OUT_OF_MEMORY (also kv_pool_tokens, when `on_token` has had the
+ * tokens before), DS_ERR_UNSUPPORTED (kv_block_tokens on a GPU). Since: 0.5.
  */
 DS_API ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt,
                                        const ds_generate_options* DS_NULLABLE options,

@@ -18,6 +18,8 @@
 #include <type_traits>
 
 #include "base/bfloat16.h"
+#include "kernels/amx_tiles.h"
+#include "kernels/avx512_words.h"
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
@@ -32,39 +34,8 @@ inline constexpr int64_t kResult = 16 * 16;  // fp32 elements of a tile
 template <class T>
 inline constexpr int kParts = std::is_same_v<T, float> ? 3 : 1;
 
-// ---- tile instructions; as assembly, so that no compiler moves memory accesses across them ----
+// ---- products of tiles ----
 
-template <int kTileNumber>
-inline void zero() {
-  __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTileNumber));
-}
-// Rows `stride` bytes apart.
-template <int kTileNumber>
-inline void load(const void* from, int64_t stride = 64) {
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2"
-                   :
-                   : "r"(from), "r"(stride), "i"(kTileNumber)
-                   : "memory");
-}
-template <int kTileNumber>
-inline void store(void* to, int64_t stride = 64) {
-  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"
-                   :
-                   : "r"(to), "r"(stride), "i"(kTileNumber)
-                   : "memory");
-}
-template <int kSum, int kLeft, int kRight>
-inline void add_product() {
-  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
-}
-
-// Sums of 2 x 2 results live in tiles 0 to 3.
-inline void zero_sums() {
-  zero<0>();
-  zero<1>();
-  zero<2>();
-  zero<3>();
-}
 inline void load_sums(const float* c00, const float* c01, const float* c10, const float* c11) {
   load<0>(c00);
   load<1>(c01);
@@ -85,10 +56,10 @@ inline void add_part(const uint16_t* a0, const uint16_t* a1, const uint16_t* b0,
   load<6>(b0);
   load<5>(a1, stride);
   load<7>(b1);
-  add_product<0, 4, 6>();
-  add_product<1, 4, 7>();
-  add_product<2, 5, 6>();
-  add_product<3, 5, 7>();
+  BFloat16Product::add<0, 4, 6>();
+  BFloat16Product::add<1, 4, 7>();
+  BFloat16Product::add<2, 5, 6>();
+  BFloat16Product::add<3, 5, 7>();
 }
 
 // The part of either operand in each partial product, the smallest products first.
@@ -208,23 +179,29 @@ inline void split(__m512 low, __m512 high, __m512i* part) {
   }
 }
 
-inline uint32_t first_bits(int64_t n) {
-  return n >= 32 ? ~uint32_t{0} : n <= 0 ? 0 : (uint32_t{1} << n) - 1;
-}
-
-// Rows of a strided matrix. Those at or beyond `rows`, those that the mask hides, and channels
-// beyond `dim` read as zeros, and nothing there is touched.
+// Where rows lie: evenly apart.
 template <class T>
-struct Rows {
+struct EvenRows {
+  using Type = T;
   const T* data;
-  int64_t stride, rows, dim;
+  int64_t stride;
+  const T* at(int64_t row) const { return data + row * stride; }
+};
+
+// Rows of a matrix, which lie where `place` says. Those at or beyond `rows`, those that the mask
+// hides, and channels beyond `dim` read as zeros, and nothing there is touched.
+template <class Place>
+struct RowsAt {
+  using T = typename Place::Type;
+  Place place;
+  int64_t rows, dim;
   const uint8_t* mask = nullptr;  // of the rows, or null
   bool negative = false;          // read as -x
 
   // Strides are too long for the hardware to see what comes next.
   void prefetch(int64_t row) const {
     if (row >= rows) return;
-    const char* from = reinterpret_cast<const char*>(data + row * stride);
+    const char* from = reinterpret_cast<const char*>(place.at(row));
     const int64_t bytes = dim * static_cast<int64_t>(sizeof(T));
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(from + i, _MM_HINT_T0);
   }
@@ -235,8 +212,8 @@ struct Rows {
       for (int i = 0; i < kParts<T>; ++i) part[i] = _mm512_setzero_si512();
       return;
     }
-    const uint32_t bits = first_bits(dim - d);
-    const T* from = data + row * stride + d;
+    const uint32_t bits = first_lanes<uint32_t>(dim - d);
+    const T* from = place.at(row) + d;
     if constexpr (std::is_same_v<T, float>) {
       split<kParts<T>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), from),
                        _mm512_maskz_loadu_ps(static_cast<__mmask16>(bits >> 16), from + 16), part);
@@ -249,40 +226,14 @@ struct Rows {
     }
   }
 };
+template <class T>
+using Rows = RowsAt<EvenRows<T>>;
 
-// ---- turning 16 x 16 words of 32 bits ----
-
-inline void turn(__m512i* r) {
-  __m512i t[16];
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    const __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    const __m512i b = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    const __m512i c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]);
-    const __m512i d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
-    t[i] = _mm512_unpacklo_epi64(a, c);
-    t[i + 1] = _mm512_unpackhi_epi64(a, c);
-    t[i + 2] = _mm512_unpacklo_epi64(b, d);
-    t[i + 3] = _mm512_unpackhi_epi64(b, d);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512i a = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
-    const __m512i b = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xDD);
-    const __m512i c = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
-    const __m512i d = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xDD);
-    r[i] = _mm512_shuffle_i32x4(a, c, 0x88);
-    r[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(a, c, 0xDD);
-    r[i + 12] = _mm512_shuffle_i32x4(b, d, 0xDD);
-  }
-}
-
-// Turns a tile of 32-bit words.
-inline void turn_tile(const void* from, void* to) {
+// Transposes a tile of 32-bit words.
+inline void transpose_tile(const void* from, void* to) {
   __m512i r[16];
   for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(static_cast<const __m512i*>(from) + i);
-  turn(r);
+  transpose_16x16(r);
   for (int i = 0; i < 16; ++i) _mm512_store_si512(static_cast<__m512i*>(to) + i, r[i]);
 }
 
@@ -291,9 +242,9 @@ inline void turn_tile(const void* from, void* to) {
 inline constexpr int64_t kAhead = 16;  // rows of prefetch
 
 // Left tiles [row / 16][channel / 32] of rows x channels.
-template <class T>
-inline void pack_left(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
-  constexpr int kN = kParts<T>;
+template <class Place>
+inline void pack_left(const RowsAt<Place>& from, int64_t rows, int64_t channels, uint16_t* to) {
+  constexpr int kN = kParts<typename Place::Type>;
   __m512i part[kN];
   for (int64_t row = 0; row < rows; ++row) {
     uint16_t* tile = to + row / kSide * (channels / kTerms) * kN * kTile + row % kSide * kTerms;
@@ -305,9 +256,9 @@ inline void pack_left(const Rows<T>& from, int64_t rows, int64_t channels, uint1
 }
 
 // Right tiles [row / 16][channel / 32] whose columns are rows and whose terms are channels.
-template <class T>
-inline void pack_right(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
-  constexpr int kN = kParts<T>;
+template <class Place>
+inline void pack_right(const RowsAt<Place>& from, int64_t rows, int64_t channels, uint16_t* to) {
+  constexpr int kN = kParts<typename Place::Type>;
   __m512i part[kN][16], read[kN];
   for (int64_t row = 0; row < rows; row += kSide) {
     for (int64_t r = 0; r < kSide; ++r) from.prefetch(row + kAhead + r);
@@ -317,7 +268,7 @@ inline void pack_right(const Rows<T>& from, int64_t rows, int64_t channels, uint
         for (int i = 0; i < kN; ++i) part[i][r] = read[i];
       }
       for (int i = 0; i < kN; ++i, to += kTile) {
-        turn(part[i]);
+        transpose_16x16(part[i]);
         for (int r = 0; r < 16; ++r) _mm512_store_si512(to + r * kTerms, part[i][r]);
       }
     }
@@ -325,9 +276,9 @@ inline void pack_right(const Rows<T>& from, int64_t rows, int64_t channels, uint
 }
 
 // Right tiles [row / 32][channel / 16] whose columns are channels and whose terms are rows.
-template <class T>
-inline void pack_pairs(const Rows<T>& from, int64_t rows, int64_t channels, uint16_t* to) {
-  constexpr int kN = kParts<T>;
+template <class Place>
+inline void pack_pairs(const RowsAt<Place>& from, int64_t rows, int64_t channels, uint16_t* to) {
+  constexpr int kN = kParts<typename Place::Type>;
   // Words of the first 16 channels to the lower half of each 128 bits, the others to the upper.
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
   __m512i even[kN], odd[kN];
@@ -433,11 +384,11 @@ inline __m512 row_sums(const float* rows) { return combine_rows(rows, Sum()); }
 
 // The first n <= 32 of 32 numbers.
 inline void store_row(__m512 low, __m512 high, int64_t n, bfloat16* to) {
-  _mm512_mask_storeu_epi16(to, first_bits(n),
+  _mm512_mask_storeu_epi16(to, first_lanes<uint32_t>(n),
                            reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
 }
 inline void store_row(__m512 low, __m512 high, int64_t n, float* to) {
-  const uint32_t bits = first_bits(n);
+  const uint32_t bits = first_lanes<uint32_t>(n);
   _mm512_mask_storeu_ps(to, static_cast<__mmask16>(bits), low);
   _mm512_mask_storeu_ps(to + 16, static_cast<__mmask16>(bits >> 16), high);
 }

@@ -23,6 +23,7 @@
 #include "base/philox.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/gpu_stream.h"
+#include "kernels/token_blocks.h"
 
 namespace ds::kernels {
 
@@ -58,6 +59,9 @@ struct AttentionProblem {
   // first query, and `keys` is only how many may be read. For forward with few queries
   // (kFewQueriesOfCpus, kFewQueriesOfGpus), without dropout, segments and mask.
   const int32_t* past = nullptr;
+  // Keys and values in blocks, for forward on a CPU: then k and v of a call have the strides inside
+  // a block, and their data is not read.
+  TokenBlocks key_blocks, value_blocks;
   // [batch, keys] rows segment_stride apart, or null; then queries = keys, and a query sees the
   // keys of its own segment only.
   const int32_t* segments = nullptr;

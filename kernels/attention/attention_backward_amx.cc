@@ -65,7 +65,7 @@ struct Buffers {
   float *lse, *dots;  // in units of log 2, and d out . out
   float* dq;          // results [query / 16][channel / 16] with channels in rows
   // Of a block of keys: left tiles whose terms are channels; k's with channels in rows, too.
-  uint16_t *k_left, *v_left, *k_turned, *k_pairs;
+  uint16_t *k_left, *v_left, *k_transposed, *k_pairs;
   float *scores, *dscores;             // results [key / 16][query / 16] of 32 x 32
   uint16_t *weights, *dleft, *dright;  // of a block
   int64_t bytes;
@@ -82,7 +82,7 @@ struct Buffers {
     dq = scratch.take<float>(plan.stretch * plan.dim);
     k_left = scratch.take<uint16_t>(block);
     v_left = scratch.take<uint16_t>(block);
-    k_turned = scratch.take<uint16_t>(block);
+    k_transposed = scratch.take<uint16_t>(block);
     k_pairs = scratch.take<uint16_t>(block);
     scores = scratch.take<float>(4 * kResult);
     dscores = scratch.take<float>(4 * kResult);
@@ -95,7 +95,7 @@ struct Buffers {
 
 template <class T>
 __m512 read16(const T* from, int64_t n) {
-  const auto lanes = static_cast<__mmask16>(amx::first_bits(n));
+  const auto lanes = first_lanes<__mmask16>(n);
   if constexpr (std::is_same_v<T, float>) {
     return _mm512_maskz_loadu_ps(lanes, from);
   } else {
@@ -121,8 +121,8 @@ void load_stretch(const BackwardCall<T>& call, const Plan& plan, int64_t b, int6
   const int64_t padded = round_up(count, kBlock);
   // The sign of the scale is q's, so that the factor of the scores is positive.
   const amx::Rows<T> q{
-      call.q.at(b, first, h), call.q.token, count, p.head_dim, nullptr, p.scale < 0};
-  const amx::Rows<T> dout{call.g.dout.at(b, first, h), call.g.dout.token, count, p.head_dim};
+      {call.q.at(b, first, h), call.q.token}, count, p.head_dim, nullptr, p.scale < 0};
+  const amx::Rows<T> dout{{call.g.dout.at(b, first, h), call.g.dout.token}, count, p.head_dim};
   amx::pack_right(q, padded, plan.dim, to.q_right);
   amx::pack_pairs(q, padded, plan.dim, to.q_pairs);
   amx::pack_right(dout, padded, plan.dim, to.dout_right);
@@ -146,8 +146,8 @@ void load_keys(const BackwardCall<T>& call, const Plan& plan, int64_t b, int64_t
   const AttentionProblem& p = call.p;
   const int64_t count = std::min(kBlock, p.keys - first);
   const uint8_t* mask = tile_mask(p, b, first);
-  const amx::Rows<T> k{call.k.at(b, first, kv_head), call.k.token, count, p.head_dim, mask};
-  const amx::Rows<T> v{call.v.at(b, first, kv_head), call.v.token, count, p.head_dim, mask};
+  const amx::Rows<T> k{{call.k.at(b, first, kv_head), call.k.token}, count, p.head_dim, mask};
+  const amx::Rows<T> v{{call.v.at(b, first, kv_head), call.v.token}, count, p.head_dim, mask};
   amx::pack_left(k, kBlock, plan.dim, to.k_left);
   amx::pack_left(v, kBlock, plan.dim, to.v_left);
   // Pairs of keys by channel, transposed, are channels by keys.
@@ -156,8 +156,8 @@ void load_keys(const BackwardCall<T>& call, const Plan& plan, int64_t b, int64_t
   for (int64_t d = 0; d < across; ++d) {
     for (int64_t s = 0; s < steps; ++s) {
       for (int64_t i = 0; i < kN; ++i) {
-        amx::turn_tile(to.k_pairs + ((s * across + d) * kN + i) * kTile,
-                       to.k_turned + ((d * steps + s) * kN + i) * kTile);
+        amx::transpose_tile(to.k_pairs + ((s * across + d) * kN + i) * kTile,
+                            to.k_transposed + ((d * steps + s) * kN + i) * kTile);
       }
     }
   }
@@ -323,7 +323,7 @@ void block(const BackwardCall<T>& call, const Plan& plan, const Buffers<T>& buff
   }
   add_over_queries<T>(bits, buffers.weights, buffers.dout_pairs + packed, plan.dim, dv_sums);
   add_over_queries<T>(bits, buffers.dleft, buffers.q_pairs + packed, plan.dim, dk_sums);
-  add_over_keys<T>(bits, buffers.k_turned, buffers.dright, plan.dim,
+  add_over_keys<T>(bits, buffers.k_transposed, buffers.dright, plan.dim,
                    buffers.dq + offset * plan.dim);
 }
 
@@ -351,7 +351,7 @@ void store_queries(const BackwardCall<T>& call, const Plan& plan, int64_t b, int
   for (int64_t tile = 0; tile < divide_up(count, kTerms) * 2; ++tile) {
     float* results = buffers.dq + tile * across * kResult;
     for (int64_t n = 0; n < across; ++n) {
-      amx::turn_tile(results + n * kResult, results + n * kResult);
+      amx::transpose_tile(results + n * kResult, results + n * kResult);
     }
     for (int64_t r = 0; r < kSide; ++r) {
       const int64_t query = tile / 2 * kTerms + column_query(tile % 2 * kSide + r);

@@ -127,10 +127,10 @@ void backward_block(const BackwardCall<T>& call, const BackwardLayout& layout,
   segments.load(p, b, first_query, queries);
   for (KeyTiles tile(p, band, ranges, b, first_query, queries, segments.all); tile.next();) {
     const int64_t first_key = tile.first_key, keys = tile.keys;
-    load_keys(call.k.at(b, first_key, kv_head), call.k.token, keys, tile.mask, dim, padded,
-              keys_tile);
-    load_keys(call.v.at(b, first_key, kv_head), call.v.token, keys, tile.mask, dim, padded,
-              values_tile);
+    load_keys<T>({call.k, TokenBlocks(), b, first_key, keys, kv_head}, keys, tile.mask, dim, padded,
+                 keys_tile);
+    load_keys<T>({call.v, TokenBlocks(), b, first_key, keys, kv_head}, keys, tile.mask, dim, padded,
+                 values_tile);
     for (int64_t lane = 0; lane < queries; lane += kGroup) {
       if (tile.segments != nullptr && !segments.groups[lane / kGroup].meets(tile.range)) continue;
       const int64_t first = first_query + lane, count = std::min(kGroup, queries - lane);

@@ -1,6 +1,7 @@
 // Attention forward for a few queries against many keys: keys and values are read where they lie,
 // once per group of query heads that share them, and long sequences are split among threads.
 #include "kernels/attention/attention.h"
+#include "kernels/attention/key_runs.h"
 #include "kernels/attention/visibility.h"
 #include "kernels/simd_targets.h"
 
@@ -66,9 +67,9 @@ HWY_INLINE void few_scores(const float* q, int64_t padded, int64_t dim, Rows<T> 
   }
 }
 
-// values[r][d ...] = sum over j of weights[r][j] * v[j][d ...] for kN vectors from d on. `tail` is
-// the count of elements of a last, partial vector, else 0.
-template <int kQ, int kN, class T>
+// values[r][d ...] = sum over j of weights[r][j] * v[j][d ...] for kN vectors from d on, added to
+// what is there with kAdd. `tail` is the count of elements of a last, partial vector, else 0.
+template <int kQ, int kN, bool kAdd, class T>
 HWY_INLINE void few_values(const float* weights, Rows<T> v, const uint8_t* mask, int64_t keys,
                            int64_t d, int64_t tail, int64_t padded, float* values) {
   const DF f;
@@ -76,7 +77,9 @@ HWY_INLINE void few_values(const float* weights, Rows<T> v, const uint8_t* mask,
 #pragma GCC unroll 4
   for (int r = 0; r < kQ; ++r) {
 #pragma GCC unroll 4
-    for (int n = 0; n < kN; ++n) sum[r][n] = hn::Zero(f);
+    for (int n = 0; n < kN; ++n) {
+      sum[r][n] = kAdd ? hn::Load(f, values + r * padded + d + n * kLanes) : hn::Zero(f);
+    }
   }
   for (int64_t j = 0; j < keys; ++j) {
     if (mask != nullptr && mask[j] == 0) continue;  // even NaN there must not count
@@ -105,17 +108,36 @@ HWY_INLINE void few_values(const float* weights, Rows<T> v, const uint8_t* mask,
   }
 }
 
-template <int kQ, class T>
+template <int kQ, bool kAdd, class T>
 HWY_INLINE void all_values(const float* weights, Rows<T> v, const uint8_t* mask, int64_t keys,
                            int64_t dim, int64_t padded, float* values) {
   int64_t d = 0;
   for (; d + kWide * kLanes <= dim; d += kWide * kLanes) {
-    few_values<kQ, kWide>(weights, v, mask, keys, d, 0, padded, values);
+    few_values<kQ, kWide, kAdd>(weights, v, mask, keys, d, 0, padded, values);
   }
   for (; d + kLanes <= dim; d += kLanes) {
-    few_values<kQ, 1>(weights, v, mask, keys, d, 0, padded, values);
+    few_values<kQ, 1, kAdd>(weights, v, mask, keys, d, 0, padded, values);
   }
-  if (d < dim) few_values<kQ, 1>(weights, v, mask, keys, d, dim - d, padded, values);
+  if (d < dim) few_values<kQ, 1, kAdd>(weights, v, mask, keys, d, dim - d, padded, values);
+}
+
+// Of keys and values in blocks: those of a block at a time, in their order.
+template <int kQ, class T>
+HWY_INLINE void scores_of_blocks(const float* q, int64_t padded, int64_t dim, KeyRuns<T> k,
+                                 float* scores) {
+  while (k.next()) {
+    few_scores<kQ, T>(q, padded, dim, {k.rows, k.stride}, k.count(), scores + k.begin);
+  }
+}
+template <int kQ, class T>
+HWY_INLINE void values_of_blocks(const float* weights, KeyRuns<T> v, const uint8_t* mask,
+                                 int64_t dim, int64_t padded, float* values) {
+  all_values<kQ, false, T>(weights, {nullptr, 0}, nullptr, 0, dim, padded, values);
+  while (v.next()) {
+    all_values<kQ, true, T>(weights + v.begin, {v.rows, v.stride},
+                            mask == nullptr ? nullptr : mask + v.begin, v.count(), dim, padded,
+                            values);
+  }
 }
 
 // Hides scores outside [from, seen), and turns the rest of the row into weights; returns maximum
@@ -179,7 +201,13 @@ void decode_rows(const ForwardCall<T>& call, const DecodePlan& plan, int64_t b, 
     const RowPlace place(p, b, kv_head, first_row + r);
     load_rows(call.q.at(b, place.i, place.h), 0, 1, dim, padded, p.scale * kLog2E, q + r * padded);
   }
-  few_scores<kQ, T>(q, padded, dim, {call.k.at(b, first_key, kv_head), call.k.token}, keys, scores);
+  if (p.key_blocks) {
+    scores_of_blocks<kQ, T>(q, padded, dim, {call.k, p.key_blocks, b, first_key, keys, kv_head},
+                            scores);
+  } else {
+    few_scores<kQ, T>(q, padded, dim, {call.k.at(b, first_key, kv_head), call.k.token}, keys,
+                      scores);
+  }
   RowStats stats[kQ];
   for (int r = 0; r < kQ; ++r) {
     const int64_t i = RowPlace(p, b, kv_head, first_row + r).i;
@@ -187,8 +215,13 @@ void decode_rows(const ForwardCall<T>& call, const DecodePlan& plan, int64_t b, 
     const int64_t seen = std::min(band.end_key(i) - first_key, keys);
     stats[r] = weigh_row(from, seen, mask, keys, scores + r * kKeySplit);
   }
-  all_values<kQ, T>(scores, {call.v.at(b, first_key, kv_head), call.v.token}, mask, keys, dim,
-                    padded, values);
+  if (p.value_blocks) {
+    values_of_blocks<kQ, T>(scores, {call.v, p.value_blocks, b, first_key, keys, kv_head}, mask,
+                            dim, padded, values);
+  } else {
+    all_values<kQ, false, T>(scores, {call.v.at(b, first_key, kv_head), call.v.token}, mask, keys,
+                             dim, padded, values);
+  }
   for (int r = 0; r < kQ; ++r) {
     const RowPlace place(p, b, kv_head, first_row + r);
     float* row = values + r * padded;

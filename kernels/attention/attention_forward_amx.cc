@@ -7,6 +7,7 @@
 #include "kernels/attention/amx.h"
 #include "kernels/attention/attention.h"
 #include "kernels/attention/cover.h"
+#include "kernels/attention/key_runs.h"
 #include "kernels/attention/scratch.h"
 #include "kernels/cpu.h"
 
@@ -323,11 +324,11 @@ void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffe
   Panels panels(cover, first_key, end_key);
   if (!panels.next()) return;
   const amx::Rows<T> rows{
-      call.q.at(b, first_query, h), call.q.token, count, p.head_dim, nullptr, p.scale < 0};
+      {call.q.at(b, first_query, h), call.q.token}, count, p.head_dim, nullptr, p.scale < 0};
   amx::pack_left(rows, kBlock, plan.dim, buffers.queries);
   if (first_query + count < p.queries) {  // the next block's
     amx::Rows<T> next = rows;
-    next.data += count * rows.stride;
+    next.place.data += count * rows.place.stride;
     next.rows = std::min(kBlock, p.queries - first_query - count);
     for (int64_t row = 0; row < next.rows; ++row) next.prefetch(row);
   }
@@ -366,6 +367,16 @@ void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffe
   beside.values.finish();
 }
 
+// Keys and values [key, stop). Keys that no query sees are packed as zeros, whatever they hold.
+template <class Place, class T>
+void pack_stretch(const ForwardCall<T>& call, const Plan& plan, int64_t b, int64_t key,
+                  int64_t stop, const Place& keys, const Place& values, const Buffers<T>& buffers) {
+  const int64_t rows = stop - key, padded = round_up(rows, kTerms);
+  const uint8_t* const mask = tile_mask(call.p, b, key);
+  amx::pack_right<Place>({keys, rows, call.p.head_dim, mask}, padded, plan.dim, buffers.keys);
+  amx::pack_pairs<Place>({values, rows, call.p.head_dim, mask}, padded, plan.dim, buffers.values);
+}
+
 template <class T>
 void range(const ForwardCall<T>& call, const Plan& plan, const SegmentRange* ranges, int64_t b,
            int64_t kv_head, int64_t first_query, const Buffers<T>& buffers) {
@@ -381,14 +392,14 @@ void range(const ForwardCall<T>& call, const Plan& plan, const SegmentRange* ran
   const int64_t end = whole.end_key();
   for (int64_t key = whole.first_key() / kUnit * kUnit; key < end; key += plan.stretch) {
     const int64_t stop = std::min(end, key + plan.stretch);
-    // Keys that no query sees are packed as zeros, whatever they hold.
-    amx::Rows<T> rows{call.k.at(b, key, kv_head), call.k.token, stop - key, p.head_dim,
-                      tile_mask(p, b, key)};
-    const int64_t padded = round_up(stop - key, kTerms);
-    amx::pack_right(rows, padded, plan.dim, buffers.keys);
-    rows.data = call.v.at(b, key, kv_head);
-    rows.stride = call.v.token;
-    amx::pack_pairs(rows, padded, plan.dim, buffers.values);
+    if (p.key_blocks) {
+      pack_stretch(call, plan, b, key, stop, KeyRows<T>(call.k, p.key_blocks, b, key, kv_head),
+                   KeyRows<T>(call.v, p.value_blocks, b, key, kv_head), buffers);
+    } else {
+      pack_stretch(call, plan, b, key, stop,
+                   amx::EvenRows<T>{call.k.at(b, key, kv_head), call.k.token},
+                   amx::EvenRows<T>{call.v.at(b, key, kv_head), call.v.token}, buffers);
+    }
     for (int64_t g = 0; g < plan.group; ++g) {
       for (int64_t i = 0; i < blocks; ++i) {
         const int64_t first = first_query + i * kBlock, at = g * plan.range + i * kBlock;

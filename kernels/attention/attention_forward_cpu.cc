@@ -126,10 +126,10 @@ void forward_block(const ForwardCall<T>& call, const ForwardLayout& layout, cons
   segments.load(p, b, first_query, queries);
   for (KeyTiles tile(p, band, ranges, b, first_query, queries, segments.all); tile.next();) {
     const int64_t first_key = tile.first_key, keys = tile.keys;
-    load_keys(call.k.at(b, first_key, kv_head), call.k.token, keys, tile.mask, dim, padded,
-              keys_tile);
-    load_keys(call.v.at(b, first_key, kv_head), call.v.token, keys, tile.mask, dim, padded,
-              values_tile);
+    load_keys<T>({call.k, p.key_blocks, b, first_key, keys, kv_head}, keys, tile.mask, dim, padded,
+                 keys_tile);
+    load_keys<T>({call.v, p.value_blocks, b, first_key, keys, kv_head}, keys, tile.mask, dim,
+                 padded, values_tile);
     for (int64_t g = 0; g < groups; ++g) {
       if (tile.segments != nullptr && !segments.groups[g].meets(tile.range)) continue;
       const int64_t first = first_query + g * kGroup;

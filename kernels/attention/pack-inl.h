@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "kernels/attention/gemm-inl.h"
+#include "kernels/attention/key_runs.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ds::kernels::HWY_NAMESPACE {
@@ -47,15 +48,19 @@ HWY_INLINE void store_rows(const float* HWY_RESTRICT from, int64_t padded_dim, i
 // A tile of keys or values: rows that are masked, and the padding to kRowPad, are zero, so that
 // whatever lies there (even NaN) cannot reach a sum.
 template <class T>
-HWY_INLINE void load_keys(const T* from, int64_t stride, int64_t rows, const uint8_t* mask,
-                          int64_t dim, int64_t padded_dim, float* to) {
-  if (mask == nullptr) {
-    load_rows(from, stride, rows, dim, padded_dim, 1.0f, to);
-  } else {
-    for (int64_t row = 0; row < rows; ++row) {
+HWY_INLINE void load_keys(KeyRuns<T> from, int64_t rows, const uint8_t* mask, int64_t dim,
+                          int64_t padded_dim, float* to) {
+  while (from.next()) {
+    if (mask == nullptr) {
+      load_rows(from.rows, from.stride, from.count(), dim, padded_dim, 1.0f,
+                to + from.begin * padded_dim);
+      continue;
+    }
+    for (int64_t row = from.begin; row < from.end; ++row) {
       float* target = to + row * padded_dim;
       if (mask[row] != 0) {
-        load_rows(from + row * stride, stride, 1, dim, padded_dim, 1.0f, target);
+        load_rows(from.rows + (row - from.begin) * from.stride, from.stride, 1, dim, padded_dim,
+                  1.0f, target);
       } else {
         std::memset(target, 0, static_cast<size_t>(padded_dim) * sizeof(float));
       }

@@ -16,99 +16,66 @@
 #include <hwy/base.h>
 #include <immintrin.h>
 
-#include "kernels/matmul/kernel.h"
+#include "kernels/avx512_words.h"
+#include "kernels/matmul/amx_blocks.h"
 
-HWY_PUSH_ATTRIBUTES("amx-bf16,amx-tile,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 namespace ds::kernels::gemm {
 namespace {
 
-constexpr int64_t kRows = 32, kColumns = 32, kGroup = 32;
 constexpr int64_t kPart = 2048;       // bytes of one part of a panel per group: two tiles
 constexpr int64_t kStep = 3 * kPart;  // of a panel per group
 constexpr int64_t kAHalf = 1024;      // to the lower 16 rows
 constexpr int64_t kBHalf = 64;        // to the right 16 columns
-constexpr int64_t kAStride = 64, kBStride = kColumns * 4;
+constexpr int64_t kAStride = 64, kBStride = kTileColumns * 4;
 
-// Tiles 0 to 3 hold C, 4 and 5 a part of A, 6 and 7 a part of B. The order changes one part at a
-// time, and leaves the largest products for the end of the step but one.
-void multiply(const MultiplyCall& call) {
-  constexpr int64_t kCBytes = kColumns * 4;
-  const auto* a_panel = static_cast<const char*>(call.a);
-  float* c = call.c;
-  for (int64_t block = 0; block < call.blocks; ++block) {
-    float* const lower = c + 16 * kColumns;
-    if (call.first) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-    } else {
-      _tile_loadd(0, c, kCBytes);
-      _tile_loadd(1, c + 16, kCBytes);
-      _tile_loadd(2, lower, kCBytes);
-      _tile_loadd(3, lower + 16, kCBytes);
-    }
-    const char* a = a_panel;
-    const auto* b = static_cast<const char*>(call.b);
-    for (int64_t k = 0; k < call.depth; k += kGroup, a += kStep, b += kStep) {
-      // a3 b1
-      _tile_loadd(6, b, kBStride);
-      _tile_loadd(4, a + 2 * kPart, kAStride);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(5, a + 2 * kPart + kAHalf, kAStride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(7, b + kBHalf, kBStride);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-      // a2 b1
-      _tile_loadd(4, a + kPart, kAStride);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, a + kPart + kAHalf, kAStride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-      // a2 b2
-      _tile_loadd(6, b + kPart, kBStride);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(7, b + kPart + kBHalf, kBStride);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-      // a1 b2
-      _tile_loadd(4, a, kAStride);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, a + kAHalf, kAStride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-      // a1 b3
-      _tile_loadd(6, b + 2 * kPart, kBStride);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(7, b + 2 * kPart + kBHalf, kBStride);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-      // a1 b1
-      _tile_loadd(6, b, kBStride);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(7, b + kBHalf, kBStride);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, c, kCBytes);
-    _tile_stored(1, c + 16, kCBytes);
-    _tile_stored(2, lower, kCBytes);
-    _tile_stored(3, lower + 16, kCBytes);
-    a_panel += call.a_panel;
-    c += kRows * kColumns;
+// The order changes one part at a time, and leaves the largest products for the end of the step but
+// one.
+struct Steps {
+  static constexpr int64_t kGroup = 32;
+  static constexpr int64_t a_step = kStep, b_step = kStep;
+
+  template <int kSum, int kLeft, int kRight>
+  static __attribute__((always_inline)) void multiply() {
+    amx::BFloat16Product::add<kSum, kLeft, kRight>();
   }
-}
+  // With another part of A, whose halves go to tiles 4 and 5.
+  static __attribute__((always_inline)) void change_a(const char* a) {
+    amx::load<4>(a, kAStride);
+    multiply<0, 4, 6>();
+    multiply<1, 4, 7>();
+    amx::load<5>(a + kAHalf, kAStride);
+    multiply<2, 5, 6>();
+    multiply<3, 5, 7>();
+  }
+  // With another part of B, in tiles 6 and 7.
+  static __attribute__((always_inline)) void change_b(const char* b) {
+    amx::load<6>(b, kBStride);
+    multiply<0, 4, 6>();
+    multiply<2, 5, 6>();
+    amx::load<7>(b + kBHalf, kBStride);
+    multiply<1, 4, 7>();
+    multiply<3, 5, 7>();
+  }
+  __attribute__((always_inline)) void add(const char* a, const char* b) const {
+    amx::add_product<amx::BFloat16Product>({a + 2 * kPart, a + 2 * kPart + kAHalf, kAStride},
+                                           {b, b + kBHalf, kBStride});  // a3 b1
+    change_a(a + kPart);                                                // a2 b1
+    change_b(b + kPart);                                                // a2 b2
+    change_a(a);                                                        // a1 b2
+    change_b(b + 2 * kPart);                                            // a1 b3
+    change_b(b);                                                        // a1 b1
+  }
+};
+constexpr int64_t kGroup = Steps::kGroup;
 
-__mmask16 first_words(int64_t n) {
-  return n >= 16 ? static_cast<__mmask16>(0xFFFF)
-                 : static_cast<__mmask16>(n <= 0 ? 0 : (1u << n) - 1);
-}
+void multiply(const MultiplyCall& call) { multiply_on_tiles(call, Steps()); }
+
+}  // namespace
+}  // namespace ds::kernels::gemm
+
+HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+namespace ds::kernels::gemm {
+namespace {
 
 // What is left of 16 numbers when their upper halves, as bf16, are taken away. Cutting off rather
 // than rounding keeps every remainder exact and never leaves the range.
@@ -145,15 +112,15 @@ void fetch(const float* place) {
 void pack_a_rows(const PackCall& call) {
   constexpr int64_t kAhead = 8;  // rows
   const auto* from = static_cast<const float*>(call.from);
-  for (int64_t row = 0; row < kRows; ++row) {
+  for (int64_t row = 0; row < kTileRows; ++row) {
     auto* to = static_cast<char*>(call.to) + row * kAStride;
     const float* source = from + (row < call.width ? row * call.stride : 0);
     for (int64_t k = 0; k < call.depth; k += kGroup, to += kStep) {
       const int64_t left = row < call.width ? call.depth - k : 0;
       fetch(source + kAhead * call.stride + k);
-      __m512 low = _mm512_maskz_loadu_ps(first_words(left), source + k);
-      __m512 high =
-          _mm512_maskz_loadu_ps(first_words(left - 16), source + (left > 16 ? k + 16 : 0));
+      __m512 low = _mm512_maskz_loadu_ps(first_lanes<__mmask16>(left), source + k);
+      __m512 high = _mm512_maskz_loadu_ps(first_lanes<__mmask16>(left - 16),
+                                          source + (left > 16 ? k + 16 : 0));
       _mm512_storeu_si512(to, gather_upper(low, high));
       low = remainder(low);
       high = remainder(high);
@@ -163,49 +130,19 @@ void pack_a_rows(const PackCall& call) {
   }
 }
 
-// The 16 x 16 words of `r` transposed.
-void transpose(__m512i (&r)[16]) {
-  __m512i t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xDD);
-    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xDD);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xDD);
-    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xDD);
-  }
-}
-
 // B stored along k (a weight's rows): split, then transposed as words of two.
 void pack_b_rows(const PackCall& call) {
   const auto* from = static_cast<const float*>(call.from);
   for (int64_t k = 0; k < call.depth; k += kGroup) {
     auto* const group = static_cast<char*>(call.to) + k / kGroup * kStep;
-    for (int64_t column = 0; column < kColumns; column += 16) {
+    for (int64_t column = 0; column < kTileColumns; column += 16) {
       __m512i words[3][16];
       for (int64_t i = 0; i < 16; ++i) {
         const int64_t left = column + i < call.width ? call.depth - k : 0;
         const float* const row = from + (left > 0 ? (column + i) * call.stride + k : 0);
-        __m512 low = _mm512_maskz_loadu_ps(first_words(left), row);
-        __m512 high = _mm512_maskz_loadu_ps(first_words(left - 16), left > 16 ? row + 16 : row);
+        __m512 low = _mm512_maskz_loadu_ps(first_lanes<__mmask16>(left), row);
+        __m512 high =
+            _mm512_maskz_loadu_ps(first_lanes<__mmask16>(left - 16), left > 16 ? row + 16 : row);
         words[0][i] = gather_upper(low, high);
         low = remainder(low);
         high = remainder(high);
@@ -213,7 +150,7 @@ void pack_b_rows(const PackCall& call) {
         words[2][i] = gather_upper(remainder(low), remainder(high));
       }
       for (int part = 0; part < 3; ++part) {
-        transpose(words[part]);
+        transpose_16x16(words[part]);
         char* const to = group + part * kPart + column * 4;
         for (int64_t pair = 0; pair < 16; ++pair) {
           _mm512_storeu_si512(to + pair * kBStride, words[part][pair]);
@@ -229,8 +166,8 @@ void pack_b_columns(const PackCall& call) {
   for (int64_t k = 0; k < call.depth; k += 2) {
     auto* const to = static_cast<char*>(call.to) + k / kGroup * kStep + k % kGroup / 2 * kBStride;
     const float* const row = from + k * call.stride;
-    for (int64_t column = 0; column < kColumns; column += 16) {
-      const __mmask16 first = first_words(call.width - column);
+    for (int64_t column = 0; column < kTileColumns; column += 16) {
+      const __mmask16 first = first_lanes<__mmask16>(call.width - column);
       const __mmask16 second = k + 1 < call.depth ? first : __mmask16{0};
       const float* const place = first != 0 ? row + column : row;
       __m512 even = _mm512_maskz_loadu_ps(first, place);
@@ -256,8 +193,8 @@ void pack_a_columns(const PackCall& call) {
   const auto* from = static_cast<const float*>(call.from);
   for (int64_t k = 0; k < call.depth; k += kGroup) {
     auto* const group = static_cast<char*>(call.to) + k / kGroup * kStep;
-    for (int64_t row = 0; row < kRows; row += 16) {
-      const __mmask16 read = first_words(call.width - row);
+    for (int64_t row = 0; row < kTileRows; row += 16) {
+      const __mmask16 read = first_lanes<__mmask16>(call.width - row);
       __m512i words[3][16];
       for (int64_t pair = 0; pair < 16; ++pair) {
         const int64_t at = k + 2 * pair;
@@ -265,8 +202,8 @@ void pack_a_columns(const PackCall& call) {
         const __mmask16 second = at + 1 < call.depth ? read : __mmask16{0};
         const float* const place = from + (first != 0 ? at * call.stride + row : 0);
         if (row == 0) {  // of the next panel
-          fetch(place + kRows);
-          fetch(place + call.stride + kRows);
+          fetch(place + kTileRows);
+          fetch(place + call.stride + kTileRows);
         }
         __m512 even = _mm512_maskz_loadu_ps(first, place);
         __m512 odd = _mm512_maskz_loadu_ps(second, second != 0 ? place + call.stride : place);
@@ -277,7 +214,7 @@ void pack_a_columns(const PackCall& call) {
         words[2][pair] = pair_upper(remainder(even), remainder(odd));
       }
       for (int part = 0; part < 3; ++part) {
-        transpose(words[part]);
+        transpose_16x16(words[part]);
         char* const to = group + part * kPart + row * kAStride;
         for (int64_t i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * kAStride, words[part][i]);
       }
@@ -288,8 +225,8 @@ void pack_a_columns(const PackCall& call) {
 }  // namespace
 
 const Kernel& amx_float32_kernel() {
-  static constexpr Kernel kernel{.rows = kRows,
-                                 .columns = kColumns,
+  static constexpr Kernel kernel{.rows = kTileRows,
+                                 .columns = kTileColumns,
                                  .group = kGroup,
                                  .depth = 128,
                                  .element_bytes = 4,

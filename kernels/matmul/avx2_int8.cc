@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "kernels/matmul/int8_kernel.h"
-#include "kernels/matmul/pack_pairs.h"
+#include "kernels/matmul/int8_pairs.h"
 
 HWY_PUSH_ATTRIBUTES("avx2,fma")
 namespace ds::kernels::gemm {
@@ -39,15 +39,8 @@ constexpr int64_t kRows = 6, kColumns = 16, kWord = 2;
 }  // namespace
 
 const Kernel& avx2_int8_kernel() {
-  static constexpr Kernel kernel{.rows = kRows,
-                                 .columns = kColumns,
-                                 .group = kWord,
-                                 .depth = 512,
-                                 .element_bytes = 1,
-                                 .packed_bytes = 2,
-                                 .a = {pack_int8_pairs<kRows>, nullptr},
-                                 .b = {pack_int8_pairs<kColumns>, nullptr},
-                                 .multiply = multiply_panels<PairOp, kRows, kWord>};
+  static constexpr Kernel kernel =
+      int8_pairs_kernel<kRows, kColumns>(multiply_panels<PairOp, kRows, kWord>);
   return kernel;
 }
 

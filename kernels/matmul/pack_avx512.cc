@@ -8,6 +8,8 @@
 #include <hwy/base.h>
 #include <immintrin.h>
 
+#include "kernels/avx512_words.h"
+
 HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl")
 namespace ds::kernels::gemm {
 namespace {
@@ -16,18 +18,6 @@ constexpr int64_t kLine = 64;
 
 // Stands in for rows that do not exist.
 alignas(64) constexpr uint8_t kZeros[kLine] = {};
-
-// The first n elements; none below 1.
-__mmask64 first_bytes(int64_t n) {
-  return n >= 64 ? ~__mmask64{0} : n <= 0 ? 0 : (__mmask64{1} << n) - 1;
-}
-__mmask32 first_halves(int64_t n) {
-  return n >= 32 ? ~__mmask32{0} : n <= 0 ? 0 : (__mmask32{1} << n) - 1;
-}
-__mmask16 first_words(int64_t n) {
-  return n >= 16 ? static_cast<__mmask16>(0xFFFF)
-                 : static_cast<__mmask16>(n <= 0 ? 0 : (1u << n) - 1);
-}
 
 // Four 128-bit pieces from four rows, one per lane. Inserting from memory leaves the shuffle unit,
 // which limits transpositions, half of its work.
@@ -43,8 +33,8 @@ __m512i lanes(const uint8_t* r0, const uint8_t* r1, const uint8_t* r2, const uin
 
 // The 16 x 16 words of rows[0..15] transposed, `stored` words of each result row written, the rows
 // `step` bytes apart; only `count` result rows.
-void transpose_16x16(const uint8_t* const* rows, uint8_t* to, int64_t step, __mmask16 stored,
-                     int64_t count) {
+void transpose_rows_16x16(const uint8_t* const* rows, uint8_t* to, int64_t step, __mmask16 stored,
+                          int64_t count) {
   for (int64_t quarter = 0; quarter * 4 < count; ++quarter) {
     const int64_t at = quarter * 16;
     __m512i r[4];
@@ -68,7 +58,7 @@ void transpose_16x16(const uint8_t* const* rows, uint8_t* to, int64_t step, __mm
 // `copy` receives the first `bytes` bytes of 16 rows, zeros after them; `rows` then points there.
 void copy_short_rows(const uint8_t** rows, int64_t bytes, uint8_t (*copy)[kLine]) {
   for (int i = 0; i < 16; ++i) {
-    _mm512_store_si512(copy[i], _mm512_maskz_loadu_epi8(first_bytes(bytes), rows[i]));
+    _mm512_store_si512(copy[i], _mm512_maskz_loadu_epi8(first_lanes<__mmask64>(bytes), rows[i]));
     rows[i] = copy[i];
   }
 }
@@ -80,7 +70,7 @@ void transpose_words_avx512(const TransposeWords& call) {
   const int64_t step = call.panel_width * 4;
   alignas(64) uint8_t copy[16][kLine];
   for (int64_t first = 0; first < call.panel_width; first += 16) {
-    const __mmask16 stored = first_words(call.panel_width - first);
+    const __mmask16 stored = first_lanes<__mmask16>(call.panel_width - first);
     auto* to = static_cast<uint8_t*>(call.to) + first * 4;
     for (int64_t at = 0; at < call.words * 4; at += kLine) {
       const uint8_t* rows[16];
@@ -92,7 +82,7 @@ void transpose_words_avx512(const TransposeWords& call) {
         copy_short_rows(rows, call.bytes - at, copy);
       }
       const int64_t left = call.words - at / 4;
-      transpose_16x16(rows, to + at / 4 * step, step, stored, left < 16 ? left : 16);
+      transpose_rows_16x16(rows, to + at / 4 * step, step, stored, left < 16 ? left : 16);
     }
   }
 }
@@ -100,14 +90,15 @@ void transpose_words_avx512(const TransposeWords& call) {
 void copy_floats_avx512(const PackCall& call, int64_t panel_width) {
   const auto* from = static_cast<const float*>(call.from);
   auto* to = static_cast<float*>(call.to);
-  const __mmask16 read0 = first_words(call.width), read1 = first_words(call.width - 16);
-  const __mmask16 write0 = first_words(panel_width);
+  const __mmask16 read0 = first_lanes<__mmask16>(call.width),
+                  read1 = first_lanes<__mmask16>(call.width - 16);
+  const __mmask16 write0 = first_lanes<__mmask16>(panel_width);
   for (int64_t k = 0; k < call.depth; ++k, from += call.stride, to += panel_width) {
     _mm512_mask_storeu_ps(to, write0, _mm512_maskz_loadu_ps(read0, from));
     if (panel_width > 16) {
       const __m512 upper =
           call.width > 16 ? _mm512_maskz_loadu_ps(read1, from + 16) : _mm512_setzero_ps();
-      _mm512_mask_storeu_ps(to + 16, first_words(panel_width - 16), upper);
+      _mm512_mask_storeu_ps(to + 16, first_lanes<__mmask16>(panel_width - 16), upper);
     }
   }
 }
@@ -115,10 +106,10 @@ void copy_floats_avx512(const PackCall& call, int64_t panel_width) {
 void interleave_pairs_avx512(const PackCall& call, int64_t panel_width, int64_t pairs) {
   const auto* from = static_cast<const uint16_t*>(call.from);
   auto* to = static_cast<uint8_t*>(call.to);
-  const __mmask32 read = first_halves(call.width);
+  const __mmask32 read = first_lanes<__mmask32>(call.width);
   const __m512i low_lanes = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
   const __m512i high_lanes = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
-  const __mmask16 write0 = first_words(panel_width);
+  const __mmask16 write0 = first_lanes<__mmask16>(panel_width);
   for (int64_t pair = 0; pair < pairs; ++pair, to += panel_width * 4) {
     const uint16_t* row = from + 2 * pair * call.stride;
     const __m512i even =
@@ -129,7 +120,7 @@ void interleave_pairs_avx512(const PackCall& call, int64_t panel_width, int64_t 
     const __m512i low = _mm512_unpacklo_epi16(even, odd), high = _mm512_unpackhi_epi16(even, odd);
     _mm512_mask_storeu_epi32(to, write0, _mm512_permutex2var_epi64(low, low_lanes, high));
     if (panel_width > 16) {
-      _mm512_mask_storeu_epi32(to + kLine, first_words(panel_width - 16),
+      _mm512_mask_storeu_epi32(to + kLine, first_lanes<__mmask16>(panel_width - 16),
                                _mm512_permutex2var_epi64(low, high_lanes, high));
     }
   }
@@ -155,7 +146,8 @@ void copy_tiles_avx512(const CopyTiles& call) {
       _mm512_storeu_si512(to, _mm512_loadu_si512(source + at));
     }
     if (at < call.bytes) {
-      _mm512_storeu_si512(to, _mm512_maskz_loadu_epi8(first_bytes(call.bytes - at), source + at));
+      _mm512_storeu_si512(
+          to, _mm512_maskz_loadu_epi8(first_lanes<__mmask64>(call.bytes - at), source + at));
     }
   }
 }
@@ -204,7 +196,8 @@ void transpose_tiles_avx512(const PackCall& call) {
       const bool exists = k + i < call.depth;
       rows[i] = exists ? from + (k + i) * call.stride * 2 : kZeros;
       if (exists && !whole) {
-        _mm512_store_si512(copy[i], _mm512_maskz_loadu_epi16(first_halves(call.width), rows[i]));
+        _mm512_store_si512(copy[i],
+                           _mm512_maskz_loadu_epi16(first_lanes<__mmask32>(call.width), rows[i]));
         rows[i] = copy[i];
       }
     }

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "kernels/matmul/int8_kernel.h"
-#include "kernels/matmul/pack_pairs.h"
+#include "kernels/matmul/int8_pairs.h"
 
 namespace ds::kernels::gemm {
 namespace {
@@ -39,15 +39,7 @@ void multiply(const MultiplyCall& call) {
 }  // namespace
 
 const Kernel& portable_int8_kernel() {
-  static constexpr Kernel kernel{.rows = kRows,
-                                 .columns = kColumns,
-                                 .group = kWord,
-                                 .depth = 512,
-                                 .element_bytes = 1,
-                                 .packed_bytes = 2,
-                                 .a = {pack_int8_pairs<kRows>, nullptr},
-                                 .b = {pack_int8_pairs<kColumns>, nullptr},
-                                 .multiply = multiply};
+  static constexpr Kernel kernel = int8_pairs_kernel<kRows, kColumns>(multiply);
   return kernel;
 }
 

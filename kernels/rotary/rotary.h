@@ -7,14 +7,22 @@
 #include "base/float16.h"
 #include "base/thread_pool.h"
 #include "kernels/cuda/gpu_stream.h"
+#include "kernels/token_blocks.h"
 
 namespace ds::kernels {
 
-// Heads of a strided tensor [batch, tokens, heads, head size] with dense heads.
+// Heads of a strided tensor [batch, tokens, heads, head size] with dense heads; or of a cache in
+// blocks, whose tokens have these strides.
 template <class T>
 struct RotaryView {
   T* data = nullptr;
   int64_t batch = 0, token = 0, head = 0;  // strides
+  TokenBlocks blocks = {};                 // on a CPU
+  int64_t past = 0;                        // tokens in the blocks before token 0
+
+  T* at(int64_t b, int64_t t) const {
+    return blocks ? blocks.at<T>(b, past + t, token) : data + b * batch + t * token;
+  }
 };
 
 // (a, b) -> (a c - b s, b c + a s) for every pair of the first `rotary_dim` channels, c and s from

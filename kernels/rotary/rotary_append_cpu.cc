@@ -10,7 +10,11 @@ namespace {
 
 template <class T>
 RotaryView<T> new_rows(const RotaryAppend<T>& call, RotaryView<T> cache) {
-  cache.data += call.past * cache.token;
+  if (cache.blocks) {
+    cache.past = call.past;
+  } else {
+    cache.data += call.past * cache.token;
+  }
   return cache;
 }
 
@@ -45,13 +49,20 @@ void copy(const RotaryAppend<T>& call, const RotaryView<const T>& from, const Ro
                  [&](int64_t begin, int64_t end) {
                    for (int64_t token = begin; token < end; ++token) {
                      const int64_t b = token / call.tokens, t = token % call.tokens;
+                     T* const row = to.at(b, t);
                      for (int64_t h = 0; h < heads; ++h) {
-                       std::memcpy(to.data + b * to.batch + t * to.token + h * to.head,
-                                   from.data + b * from.batch + t * from.token + h * from.head,
+                       std::memcpy(row + h * to.head, from.at(b, t) + h * from.head,
                                    static_cast<size_t>(width) * sizeof(T));
                      }
                    }
                  });
+}
+
+template <class T>
+RotaryView<T> sequence_of(RotaryView<T> view, int64_t b) {
+  view.data += b * view.batch;
+  view.blocks = view.blocks.from(b);
+  return view;
 }
 
 // The tokens of one sequence.
@@ -59,11 +70,11 @@ template <class T>
 RotaryAppend<T> sequence_of(const RotaryAppend<T>& call, int64_t b) {
   RotaryAppend<T> one = call;
   one.batch = 1;
-  one.q.data += b * call.q.batch;
-  one.k.data += b * call.k.batch;
-  one.v.data += b * call.v.batch;
-  one.keys.data += b * call.keys.batch;
-  one.values.data += b * call.values.batch;
+  one.q = sequence_of(call.q, b);
+  one.k = sequence_of(call.k, b);
+  one.v = sequence_of(call.v, b);
+  one.keys = sequence_of(call.keys, b);
+  one.values = sequence_of(call.values, b);
   if (call.positions != nullptr) one.positions += b * call.tokens;
   one.past = call.past_of_each[b];
   one.past_of_each = nullptr;

@@ -54,8 +54,8 @@ void turn_tokens(const Rotary<T>& call, int64_t begin, int64_t end) {
   float cos[kBlock], sin[kBlock];
   for (int64_t token = begin; token < end; ++token) {
     const int64_t b = token / call.tokens, t = token % call.tokens;
-    const T* x = call.x.data + b * call.x.batch + t * call.x.token;
-    T* y = call.y.data + b * call.y.batch + t * call.y.token;
+    const T* x = call.x.at(b, t);
+    T* y = call.y.at(b, t);
     const float* cos_row = call.cos + call.positions[token] * half;
     const float* sin_row = call.sin + call.positions[token] * half;
     for (int64_t h = 0; !call.interleaved && h < call.heads; ++h) {

@@ -66,11 +66,23 @@ std::optional<models::WeightFileOptions> weight_file_of(const JsonArguments& giv
   return file;
 }
 
+infer::KvBlockOptions kv_blocks_of(const JsonArguments& given) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  infer::KvBlockOptions kv;
+  kv.block_tokens = given.integer("kv_block_tokens", 0, 0, int64_t{1} << 20);
+  kv.pool_tokens = given.integer("kv_pool_tokens", 0, 0, kMost);
+  if (kv.pool_tokens > 0 && kv.block_tokens == 0) {
+    given.refuse("kv_pool_tokens", "needs kv_block_tokens, the tokens of a block");
+  }
+  if (kv.pool_tokens > 0 && kv.pool_tokens < kv.block_tokens) {
+    given.refuse("kv_pool_tokens",
+                 str_cat("must be 0 (any number) or at least kv_block_tokens, ", kv.block_tokens));
+  }
+  return kv;
+}
+
 // None: the model's own weights.
-std::optional<models::InferenceOptions> prepared_form(const char* options_json) {
-  const JsonArguments given(
-      options_json, "generator options",
-      {"weights", "group_size", "symmetric", "threads", "overrides", "offload_param"});
+std::optional<models::InferenceOptions> prepared_form(const JsonArguments& given) {
   const std::string weights = given.text("weights", kModelWeights);
   if (weights == kModelWeights) {
     for (const char* const key :
@@ -165,13 +177,19 @@ ds_status ds_generator_create(ds_model* model, const char* options_json,
   return guard(__func__, [&] {
     ds_generator*& out = out_param(out_generator, "out_generator");
     std::shared_ptr<ModelObject> object = look_up(model, "model");
-    const std::optional<models::InferenceOptions> form = prepared_form(options_json);
+    const JsonArguments given(options_json, "generator options",
+                              {"weights", "group_size", "symmetric", "threads", "overrides",
+                               "offload_param", "kv_block_tokens", "kv_pool_tokens"});
+    const std::optional<models::InferenceOptions> form = prepared_form(given);
+    const infer::KvBlockOptions kv = kv_blocks_of(given);
     static_cast<void>(object->model->architecture());  // own parameters have no forward pass
     if (form) {
       const UsedModel used(std::move(object), "model");
-      out = publish<ds_generator>(std::make_shared<GeneratorObject>(used->prepared_copy(*form)));
+      infer::check_kv_blocks(kv, *used->device());
+      out =
+          publish<ds_generator>(std::make_shared<GeneratorObject>(used->prepared_copy(*form), kv));
     } else {
-      out = publish<ds_generator>(std::make_shared<GeneratorObject>(std::move(object)));
+      out = publish<ds_generator>(std::make_shared<GeneratorObject>(std::move(object), kv));
     }
   });
 }
@@ -212,7 +230,8 @@ ds_status ds_generator_generate(ds_generator* generator, const ds_tensor* prompt
     const RunningModel model(generator);
     const auto input = enter(prompt, "prompt", Entry::kShared);
     ds_tensor*& out = out_param(out_ids, "out_ids");
-    const infer::GenerateOptions chosen = generate_options(options);
+    infer::GenerateOptions chosen = generate_options(options);
+    chosen.kv = model.generator().kv();
     const std::vector<int32_t> ids = id_list(host_tensor(*input, "prompt"), "prompt");
     model.generator().forget_interrupt();
     out = publish_tensor(

@@ -7,19 +7,23 @@
 #include <utility>
 
 #include "capi/model_object.h"
+#include "infer/kv_blocks.h"
 
 namespace ds::capi {
 
 class GeneratorObject : public HandleObject {
  public:
   // Runs the weights of the caller's model as they are at each call, ...
-  explicit GeneratorObject(std::shared_ptr<ModelObject> live) : live_(std::move(live)) {}
+  GeneratorObject(std::shared_ptr<ModelObject> live, const infer::KvBlockOptions& kv)
+      : live_(std::move(live)), kv_(kv) {}
   // ... or those of a prepared copy that nobody else has.
-  explicit GeneratorObject(std::shared_ptr<models::Model> prepared)
-      : prepared_(std::move(prepared)) {}
+  GeneratorObject(std::shared_ptr<models::Model> prepared, const infer::KvBlockOptions& kv)
+      : prepared_(std::move(prepared)), kv_(kv) {}
 
   bool is_prepared() const { return prepared_ != nullptr; }
   const models::Model& model() const { return is_prepared() ? *prepared_ : *live_->model; }
+
+  const infer::KvBlockOptions& kv() const { return kv_; }
 
   void interrupt() noexcept { interrupted_.store(true, std::memory_order_relaxed); }
   void forget_interrupt() noexcept { interrupted_.store(false, std::memory_order_relaxed); }
@@ -29,6 +33,7 @@ class GeneratorObject : public HandleObject {
   friend class RunningModel;
   std::shared_ptr<ModelObject> live_;
   std::shared_ptr<models::Model> prepared_;
+  infer::KvBlockOptions kv_;
   std::atomic<bool> interrupted_{false};
 };
 

@@ -16,6 +16,13 @@ OpContext with_own_attention(OpContext ctx) {
   return ctx;
 }
 
+KvCache make_cache(const OpContext& ctx, const models::ArchitectureInfo& info, int64_t capacity,
+                   DType dtype, KvBlockOptions options) {
+  if (options.block_tokens == 0) return {ctx.device, info, 1, capacity, dtype};
+  options.block_tokens = std::min(options.block_tokens, capacity);
+  return {std::make_shared<KvBlockPool>(ctx.device, info, dtype, options), 1, capacity};
+}
+
 }  // namespace
 
 nn::TapeOptions inference_options() {
@@ -35,13 +42,14 @@ Tensor to_fp32(const OpContext& ctx, const Tensor& x) {
 OpContext host_of(const OpContext& ctx) { return {host_memory_of(ctx.device), ctx.pool}; }
 
 Decoder::Decoder(const OpContext& ctx, nn::ParameterReader& weights,
-                 const models::Architecture& model, int64_t capacity, bool graphs)
+                 const models::Architecture& model, int64_t capacity,
+                 const GenerateOptions& options)
     : ctx_(with_own_attention(ctx)),
       host_(host_of(ctx)),
       weights_(weights),
       model_(model),
-      cache_(ctx.device, model.info(), 1, capacity, weights.compute_type()) {
-  if (graphs) graphs_ = DecodeGraphs::make(ctx.device, weights, model.info());
+      cache_(make_cache(ctx, model.info(), capacity, weights.compute_type(), options.kv)) {
+  if (options.graphs) graphs_ = DecodeGraphs::make(ctx.device, weights, model.info());
 }
 
 std::span<const float> Decoder::feed(std::span<const int32_t> tokens) {

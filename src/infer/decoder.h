@@ -6,6 +6,7 @@
 #include <span>
 
 #include "infer/decode_graphs.h"
+#include "infer/generate.h"
 #include "infer/kv_cache.h"
 #include "models/architecture.h"
 
@@ -20,9 +21,9 @@ OpContext host_of(const OpContext& ctx);
 
 class Decoder {
  public:
-  // Store and model outlive it. `graphs`: tokens are recorded where that works.
+  // Store and model outlive it. Of the options it needs `graphs` and `kv`.
   Decoder(const OpContext& ctx, nn::ParameterReader& weights, const models::Architecture& model,
-          int64_t capacity, bool graphs);
+          int64_t capacity, const GenerateOptions& options);
 
   bool full() const { return cache_.length(0) == cache_.capacity(); }
   void forget() { cache_.shorten(0, 0); }

@@ -53,7 +53,7 @@ std::vector<int32_t> generate(const OpContext& ctx, nn::ParameterReader& weights
   const int64_t capacity = options.max_tokens >= info.max_positions
                                ? info.max_positions
                                : std::min(info.max_positions, prompt_length + options.max_tokens);
-  Decoder decoder(ctx, weights, architecture, capacity, options.graphs);
+  Decoder decoder(ctx, weights, architecture, capacity, options);
   // Of a prompt that is too long, the end counts.
   int64_t fresh = std::min(prompt_length, std::max<int64_t>(1, capacity - 1));
   if (fresh < prompt_length && options.max_tokens > 0) {

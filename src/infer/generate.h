@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "infer/kv_blocks.h"
 #include "infer/sampling.h"
 #include "models/architecture.h"
 
@@ -17,6 +18,7 @@ struct GenerateOptions {
   uint64_t seed = 0;
   std::optional<int32_t> stop_token;
   bool graphs = true;  // record a token's work where that works (DecodeGraphs); no bit changes
+  KvBlockOptions kv;   // no bit changes
 };
 
 // Returns the new tokens, without the stop token. `on_token` sees each one; false stops with

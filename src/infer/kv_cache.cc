@@ -7,18 +7,28 @@
 
 namespace ds::infer {
 
-KvCache::KvCache(const std::shared_ptr<Device>& device, const models::ArchitectureInfo& info,
-                 int64_t batch, int64_t capacity, DType dtype)
-    : lengths_(static_cast<size_t>(batch)) {
+KvCache::KvCache(std::shared_ptr<Device> device, int64_t batch, int64_t capacity)
+    : device_(std::move(device)), capacity_(capacity), lengths_(static_cast<size_t>(batch)) {
   DS_CHECK(batch > 0 && capacity > 0, Code::kInternal, "a KV cache for ", batch, " sequences of ",
            capacity, " tokens");
+}
+
+KvCache::KvCache(const std::shared_ptr<Device>& device, const models::ArchitectureInfo& info,
+                 int64_t batch, int64_t capacity, DType dtype)
+    : KvCache(device, batch, capacity) {
   const Shape shape{batch, capacity, 2, info.kv_heads, info.head_size};
   for (int i = 0; i < info.layers; ++i) {
     layers_.push_back(Tensor::empty(device, dtype, shape, MemoryTag::kKvCache));
   }
 }
 
+KvCache::KvCache(const std::shared_ptr<KvBlockPool>& pool, int64_t batch, int64_t capacity)
+    : KvCache(pool->device(), batch, capacity) {
+  blocks_ = std::make_unique<KvBlockTable>(pool, batch);
+}
+
 Tensor KvCache::tokens(int layer, int part, int64_t end) const {
+  if (blocks_) return blocks_->tokens(layer, part);
   return layers_[static_cast<size_t>(layer)].slice(1, 0, end).select(2, part);
 }
 
@@ -29,18 +39,25 @@ void KvCache::shorten(int64_t sequence, int64_t length) {
   DS_CHECK(length >= 0 && length <= own, Code::kInternal, "sequence ", sequence, " has ", own,
            " tokens, not ", length);
   own = length;
+  if (blocks_) blocks_->cut(sequence, length);
   place_lengths();
 }
 
 ops::CacheRows KvCache::append(int layer, int64_t count) {
   DS_CHECK(longest() + count <= capacity(), Code::kInternal, "a KV cache of ", capacity(),
            " tokens per sequence has no room for ", count, " behind ", longest());
-  return {tokens(layer, 0, capacity()), tokens(layer, 1, capacity()), lengths_.front(), past_};
+  if (blocks_) blocks_->cover(lengths_, count);
+  ops::CacheRows rows{tokens(layer, 0, capacity()), tokens(layer, 1, capacity()), lengths_.front(),
+                      past_};
+  if (blocks_) rows.blocks = blocks_->blocks(layer, longest() + count);
+  return rows;
 }
 
 nn::SeenTokens KvCache::view(int layer, int64_t count) const {
   const int64_t end = room_ > 0 ? room_ : longest() + count;
-  return {tokens(layer, 0, end), tokens(layer, 1, end), past_};
+  nn::SeenTokens seen{tokens(layer, 0, end), tokens(layer, 1, end), {}, past_};
+  if (blocks_) seen.blocks = blocks_->blocks(layer, end);
+  return seen;
 }
 
 void KvCache::advance(int64_t count) {
@@ -57,14 +74,14 @@ void KvCache::place_lengths() {
   }
   const std::vector<int32_t> lengths(lengths_.begin(), lengths_.end());
   if (!past_) {
-    past_ = Tensor::empty(layers_.front().storage()->device(), DType::kInt32,
-                          {static_cast<int64_t>(lengths.size())}, MemoryTag::kOther);
+    past_ = Tensor::empty(device_, DType::kInt32, {static_cast<int64_t>(lengths.size())},
+                          MemoryTag::kOther);
   }
   copy_from_host(lengths.data(), past_);
 }
 
 void KvCache::read_lengths_from(Tensor past, int64_t room) {
-  DS_CHECK(room > longest() && room <= capacity(), Code::kInternal, "room for ", room,
+  DS_CHECK(!blocks_ && room > longest() && room <= capacity(), Code::kInternal, "room for ", room,
            " tokens of a cache that holds ", longest(), " of at most ", capacity());
   past_ = std::move(past);
   room_ = room;

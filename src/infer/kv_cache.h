@@ -1,11 +1,12 @@
-// Keys and values of the tokens seen so far in memory of one piece per layer: what makes decoding a
-// token cost one token. Sequences of a batch may have different lengths.
+// Keys and values of the tokens seen so far, in memory of one piece per layer or in blocks of a
+// pool: what makes decoding a token cost one token. Sequences of a batch may have different
+// lengths.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "models/architecture.h"
+#include "infer/kv_blocks.h"
 #include "nn/attention_state.h"
 
 namespace ds::infer {
@@ -17,7 +18,11 @@ class KvCache final : public nn::AttentionState {
   KvCache(const std::shared_ptr<Device>& device, const models::ArchitectureInfo& info,
           int64_t batch, int64_t capacity, DType dtype);
 
-  int64_t capacity() const { return layers_.front().size(1); }
+  // The same tokens in blocks, which are taken when tokens need them and given back when these are
+  // forgotten. Several caches may share a pool.
+  KvCache(const std::shared_ptr<KvBlockPool>& pool, int64_t batch, int64_t capacity);
+
+  int64_t capacity() const { return capacity_; }
   const std::vector<int64_t>& lengths() const override { return lengths_; }
   int64_t length(int64_t sequence) const { return lengths_.at(static_cast<size_t>(sequence)); }
   // Forgets the end of a sequence: padding behind its own tokens in a pass of several, or all of it
@@ -35,13 +40,18 @@ class KvCache final : public nn::AttentionState {
   void know_lengths();
 
  private:
-  // The first `end` tokens of a layer as [B, end, H, D]; `part` 0 is keys, 1 is values.
+  KvCache(std::shared_ptr<Device> device, int64_t batch, int64_t capacity);
+
+  // The first `end` tokens of a layer as [B, end, H, D], or a block; `part` 0 is keys, 1 is values.
   Tensor tokens(int layer, int part, int64_t end) const;
   int64_t longest() const;
   // Takes unequal lengths to where attention reads them.
   void place_lengths();
 
-  std::vector<Tensor> layers_;  // [B, capacity, 2, H, D]
+  const std::shared_ptr<Device> device_;
+  const int64_t capacity_;
+  std::vector<Tensor> layers_;            // [B, capacity, 2, H, D]; none with ...
+  std::unique_ptr<KvBlockTable> blocks_;  // ... which else is null
   std::vector<int64_t> lengths_;
   Tensor past_;       // int32 [B] of the device; empty while all lengths are equal
   int64_t room_ = 0;  // of recorded work; 0 = what the lengths ask for

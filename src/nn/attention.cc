@@ -54,13 +54,19 @@ struct QueryRows {
 
 // Sequences of several lengths with many new tokens each, one by one.
 void attend_each(Tape& tape, const QueryRows& rows, const SeenTokens& seen,
-                 const std::vector<int64_t>& lengths, const ops::AttentionOptions& options) {
+                 const std::vector<int64_t>& lengths, ops::AttentionOptions options) {
   for (int64_t b = 0; b < rows.q.size(0); ++b) {
     const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
     const int64_t end = lengths[static_cast<size_t>(b)] + rows.q.size(1);
     Tensor out = of(rows.out), lse = of(rows.lse);
-    ops::attention(tape.ctx(), of(rows.q), of(seen.keys).slice(1, 0, end),
-                   of(seen.values).slice(1, 0, end), Tensor(), options, out, lse);
+    Tensor keys = seen.keys, values = seen.values;
+    if (seen.blocks) {
+      options.blocks = seen.blocks.of(b, end);
+    } else {
+      keys = of(keys).slice(1, 0, end);
+      values = of(values).slice(1, 0, end);
+    }
+    ops::attention(tape.ctx(), of(rows.q), keys, values, Tensor(), options, out, lse);
   }
 }
 
@@ -90,6 +96,7 @@ Value attention_after(Tape& tape, const Tensor& q, const Tensor& k, const Tensor
     return y;
   }
   options.past = seen.past;
+  options.blocks = seen.blocks;
   ops::attention(tape.ctx(), q, seen.keys, seen.values, spec.key_mask, options, out, lse);
   return y;
 }

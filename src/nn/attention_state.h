@@ -1,5 +1,6 @@
 // What attention has seen before the tokens of a pass: keys and values of every layer, and how many
-// of each sequence. Where they lie is the implementation's business (infer/kv_cache.h).
+// of each sequence. Where they lie is the implementation's business (infer/kv_cache.h): in one
+// piece or in blocks.
 #pragma once
 
 #include <vector>
@@ -10,10 +11,11 @@ namespace ds::nn {
 
 // What the queries of a pass read in one layer: tokens seen before, then those of the pass.
 struct SeenTokens {
-  Tensor keys, values;  // [B, room, H, D]
+  Tensor keys, values;           // [B, room, H, D]; in blocks: one of each
+  ops::TokenBlocks blocks = {};  // empty: in one piece
   // int32 [B] in the memory of the device: how many tokens of each sequence lie before those of the
   // pass. Empty where all sequences have as many, which fill the room with those of the pass.
-  Tensor past;
+  Tensor past = {};
 };
 
 class AttentionState {

@@ -35,7 +35,8 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
   check_defined(v, "v");
   const DType dtype = q.dtype();
   check_float_type(q, op, "q");
-  const Shape kv_shape{q.size(0), k.size(1), k.size(2), q.size(3)};
+  const bool in_blocks = static_cast<bool>(options.blocks);
+  const Shape kv_shape{in_blocks ? 1 : q.size(0), k.size(1), k.size(2), q.size(3)};
   check_heads(op, q, "q", dtype, q.shape());
   check_heads(op, k, "k", dtype, kv_shape);
   check_heads(op, v, "v", dtype, kv_shape);
@@ -45,7 +46,7 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
   p.queries = q.size(1);
   p.heads = q.size(2);
   p.head_dim = q.size(3);
-  p.keys = k.size(1);
+  p.keys = in_blocks ? options.blocks.room : k.size(1);
   p.kv_heads = k.size(2);
   DS_CHECK(p.heads > 0 && p.kv_heads > 0 && p.heads % p.kv_heads == 0, Code::kInvalidArgument,
            "attention: ", p.kv_heads, " kv heads do not divide ", p.heads, " query heads");
@@ -107,6 +108,14 @@ void check_past(const Op& op, const Tensor& past, AttentionProblem& p) {
   if (*least == *most) p.past = nullptr;
 }
 
+// Where keys lie that are not in one piece.
+void add_blocks(const Op& op, const TokenBlocks& blocks, int64_t tokens, AttentionProblem& p) {
+  check_blocks(op, blocks, p.batch, tokens);
+  for (int64_t b = 0; b < p.batch; ++b) check_tokens(op, blocks, b, p.keys_of(b), tokens);
+  p.key_blocks = table_of(blocks.keys, tokens);
+  p.value_blocks = table_of(blocks.values, tokens);
+}
+
 void check_lse(const Op& op, const Tensor& lse, const AttentionProblem& p) {
   check_tensor(lse, "lse", DType::kFloat32, Shape{p.batch, p.heads, p.queries});
   check_place(lse, op, "lse");
@@ -163,8 +172,11 @@ void forward_each(const OpContext& ctx, const AttentionProblem& p, const Tensor&
     one.batch = 1;
     one.keys = p.keys_of(b);
     one.past = nullptr;
+    one.key_blocks = p.key_blocks.from(b);
+    one.value_blocks = p.value_blocks.from(b);
     const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
-    forward<T>(ctx, one, of(q), of(k), of(v), of(out),
+    const auto cached = [&](const Tensor& x) { return p.key_blocks ? x : of(x); };
+    forward<T>(ctx, one, of(q), cached(k), cached(v), of(out),
                lse == nullptr ? nullptr : lse + b * p.heads * p.queries);
   }
 }
@@ -191,6 +203,7 @@ void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Ten
   const Op op{ctx, "attention"};
   AttentionProblem p = make_problem(op, q, k, v, key_mask, options);
   if (options.past) check_past(op, options.past, p);
+  if (options.blocks) add_blocks(op, options.blocks, k.size(1), p);
   check_heads(op, out, "out", q.dtype(), q.shape());
   if (lse) check_lse(op, lse, p);
   if (out.elements() == 0) return;
@@ -208,6 +221,7 @@ void attention_backward(const OpContext& ctx, const Tensor& dout, const Tensor& 
                         const Tensor& v, const Tensor& key_mask, const AttentionOptions& options,
                         const Tensor& out, const Tensor& lse, Tensor& dq, Tensor& dk, Tensor& dv) {
   const Op op{ctx, "attention"};
+  DS_CHECK(!options.blocks, Code::kInternal, op, ": keys in blocks have no backward");
   const AttentionProblem p = make_problem(op, q, k, v, key_mask, options);
   check_heads(op, dout, "dout", q.dtype(), q.shape());
   check_heads(op, out, "out", q.dtype(), q.shape());

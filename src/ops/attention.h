@@ -4,6 +4,7 @@
 
 #include "base/philox.h"
 #include "ops/context.h"
+#include "ops/token_blocks.h"
 
 namespace ds::ops {
 
@@ -24,6 +25,10 @@ struct AttentionOptions {
   // For up to kMostQueriesBehindPast queries, without dropout, segments and a key mask; the bits
   // are those of each sequence alone with k and v cut to its length.
   Tensor past = {};
+  // Decoding on a CPU with a cache in blocks, or empty: forward only. Then k and v are a block
+  // each, and the room of the blocks is the number of keys. The bits are those of keys in one
+  // piece.
+  TokenBlocks blocks = {};
 };
 inline constexpr int64_t kMostQueriesBehindPast = 16;
 

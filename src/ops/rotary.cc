@@ -46,24 +46,31 @@ void check_like(const Op& op, const Tensor& tensor, const char* name, DType dtyp
 
 void check_cache(const Op& op, const Tensor& k, const CacheRows& to) {
   check_heads(to.keys, op, "keys");
-  const int64_t capacity = to.keys.size(1);
-  const Shape shape{k.size(0), capacity, k.size(2), k.size(3)};
+  const int64_t block_tokens = to.keys.size(1), capacity = to.capacity();
+  const Shape shape{to.blocks ? 1 : k.size(0), block_tokens, k.size(2), k.size(3)};
   check_like(op, to.keys, "keys", k.dtype(), shape);
   check_like(op, to.values, "values", k.dtype(), shape);
-  const auto check_room = [&](int64_t past) {
+  if (to.blocks) check_blocks(op, to.blocks, k.size(0), block_tokens);
+  if (to.past_memory) {
+    check_dense(to.past_memory, op, "past_memory", DType::kInt32, {k.size(0)});
+    if (op.ctx.device->kind() != DeviceKind::kCpu) return;
+  }
+  for (int64_t b = 0; b < k.size(0); ++b) {
+    const int64_t past = to.past_memory ? to.past_memory.data<int32_t>()[b] : to.past;
     DS_CHECK(past >= 0 && past + k.size(1) <= capacity, Code::kInvalidArgument, op, ": ", k.size(1),
              " tokens do not fit behind ", past, " in a cache of ", capacity);
-  };
-  if (!to.past_memory) return check_room(to.past);
-  check_dense(to.past_memory, op, "past_memory", DType::kInt32, {k.size(0)});
-  if (op.ctx.device->kind() != DeviceKind::kCpu) return;
-  for (int64_t b = 0; b < k.size(0); ++b) check_room(to.past_memory.data<int32_t>()[b]);
+    if (to.blocks) check_tokens(op, to.blocks, b, past + k.size(1), block_tokens);
+  }
 }
 
 template <class T>
 kernels::RotaryView<T> view(const Tensor& tensor) {
-  return {tensor.data<std::remove_const_t<T>>(), tensor.stride(0), tensor.stride(1),
-          tensor.stride(2)};
+  kernels::RotaryView<T> out;
+  out.data = tensor.data<std::remove_const_t<T>>();
+  out.batch = tensor.stride(0);
+  out.token = tensor.stride(1);
+  out.head = tensor.stride(2);
+  return out;
 }
 
 }  // namespace
@@ -127,7 +134,11 @@ void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tenso
     call.v = view<const T>(v);
     call.keys = view<T>(to.keys);
     call.values = view<T>(to.values);
-    call.capacity = to.keys.size(1);
+    if (to.blocks) {
+      call.keys.blocks = table_of(to.blocks.keys, to.keys.size(1));
+      call.values.blocks = table_of(to.blocks.values, to.keys.size(1));
+    }
+    call.capacity = to.capacity();
     call.past = to.past;
     if (to.past_memory) call.past_of_each = to.past_memory.data<int32_t>();
     if (angles.cos) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops/context.h"
+#include "ops/token_blocks.h"
 
 namespace ds::ops {
 
@@ -18,13 +19,17 @@ void rotary(const OpContext& ctx, const Tensor& x, const Tensor& position_ids, c
             const Tensor& sin, const RotaryOptions& options, Tensor& y);
 
 // Where the keys and values of new tokens go: behind `past` tokens of [B, capacity, Hkv, D], any
-// strides with a dense last dimension.
+// strides with a dense last dimension; or of a cache in blocks, of which `keys` and `values` are
+// one each.
 struct CacheRows {
   Tensor keys, values;
   int64_t past = 0;
   // int32 [B] in the memory of the device, or empty: read for each sequence when the work runs,
   // instead of `past`. Then a GPU leaves out tokens beyond the capacity.
   Tensor past_memory = {};
+  TokenBlocks blocks = {};  // for a CPU
+
+  int64_t capacity() const { return blocks ? blocks.room : keys.size(1); }
 };
 // Positions of new tokens; without tables nothing turns.
 struct RotaryAngles {

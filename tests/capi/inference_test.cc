@@ -117,6 +117,12 @@ TEST_F(CapiInference, HostileOptionsAreRefusedByName) {
       {R"({"weights": "int8", "offload_param": {"device": "nvme", "nvme_path": "/tmp",
            "max_in_cpu": -1}})",
        DS_ERR_CONFIG, "/offload_param/max_in_cpu"},
+      {R"({"kv_block_tokens": -1})", DS_ERR_CONFIG, "/kv_block_tokens"},
+      {R"({"kv_block_tokens": 1.5})", DS_ERR_CONFIG, "/kv_block_tokens"},
+      {R"({"kv_block_tokens": 1e9})", DS_ERR_CONFIG, "/kv_block_tokens"},
+      {R"({"kv_pool_tokens": 64})", DS_ERR_CONFIG, "needs kv_block_tokens"},
+      {R"({"kv_block_tokens": 16, "kv_pool_tokens": 15})", DS_ERR_CONFIG,
+       "at least kv_block_tokens, 16"},
       {"[]", DS_ERR_CONFIG, "object"},
       {"{", DS_ERR_CONFIG, "generator options"},
   };
@@ -204,6 +210,63 @@ TEST(CapiInferenceEngine, AGeneratorFollowsTheTraining) {
   EXPECT_NE(logits(world.generator, world.ids), before);
   EXPECT_EQ(logits(copy, world.ids), before);
   ds_generator_destroy(copy);
+}
+
+int64_t cache_bytes() {
+  char* text = nullptr;
+  EXPECT_DS_OK(ds_memory_report(&text));
+  const ds::Json report = ds::Json::parse(text);
+  ds_string_free(text);
+  return report.at("host").at("tags").at("kv_cache").at("now").get<int64_t>();
+}
+
+// Keys and values in blocks: the same text, and memory that grows with it.
+TEST_F(CapiInference, KeysAndValuesInBlocks) {
+  struct Text {
+    std::vector<int32_t> ids;
+    std::vector<int64_t> bytes;  // of keys and values at each token
+  };
+  ds_generate_options options = DS_GENERATE_OPTIONS_INIT;
+  options.max_tokens = 12;
+  options.temperature = 1;
+  options.seed = 7;
+  const auto generate = [&](const char* form, ds_status expected = DS_OK) {
+    ds_generator* const generator = prepare(world_.model, form);
+    Text text;
+    ds_tensor* out = nullptr;
+    const auto on_token = [](void* data, int32_t id) -> int32_t {
+      static_cast<Text*>(data)->ids.push_back(id);
+      static_cast<Text*>(data)->bytes.push_back(cache_bytes());
+      return 0;
+    };
+    EXPECT_EQ(ds_generator_generate(generator, world_.list, &options, on_token, &text, &out),
+              expected)
+        << ds_last_error_message();
+    ds_tensor_destroy(out);
+    ds_generator_destroy(generator);
+    EXPECT_EQ(cache_bytes(), 0);
+    return text;
+  };
+  for (const std::string weights : {"", R"(, "weights": "fp32")", R"(, "weights": "int8")"}) {
+    const Text whole = generate(ds::str_cat(R"({"kv_block_tokens": 0)", weights, "}").c_str());
+    ASSERT_EQ(whole.ids.size(), 12U);
+    EXPECT_EQ(whole.bytes.front(), whole.bytes.back());
+    for (const int size : {1, 2, 64}) {
+      const Text blocks =
+          generate(ds::str_cat(R"({"kv_block_tokens": )", size, weights, "}").c_str());
+      EXPECT_EQ(blocks.ids, whole.ids) << weights << ", blocks of " << size;
+      if (size < 64) {
+        EXPECT_LT(blocks.bytes.front(), blocks.bytes.back());
+      }
+    }
+  }
+  const int64_t prompt = info_of(world_.list).elements;
+  const std::string full =
+      ds::str_cat(R"({"kv_block_tokens": 2, "kv_pool_tokens": )", prompt + 4, "}");
+  const Text begun = generate(full.c_str(), DS_ERR_OUT_OF_MEMORY);
+  EXPECT_THAT(ds_last_error_message(), HasSubstr("a larger kv_pool_tokens makes room"));
+  EXPECT_GE(begun.ids.size(), 4U);
+  EXPECT_LT(begun.ids.size(), 12U);
 }
 
 // Another thread ends a generation before its next token.

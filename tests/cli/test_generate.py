@@ -1,5 +1,6 @@
 """ds generate, inspect, export and report on one small checkpoint."""
 import json
+import re
 import shutil
 import unittest
 
@@ -87,6 +88,27 @@ class Generate(OneCheckpoint):
         self.assertIn("int3", self.generate(*options, "--weights", "int3", status=2).error)
         refused = self.generate(*options, "--weights", "int4", "--group-size", 12, status=1)
         self.assertIn("group_size", refused.error)
+
+    def test_keys_and_values_in_blocks(self):
+        options = ["--prompt", "The ", "--max-tokens", 20, "--temperature", 1, "--seed", 3,
+                   "--ignore-end", "--stats"]
+        whole = self.generate(*options)
+        kept = re.search(r"(?m)^keys and values in ([\d.]+ \w+) at most$", whole.error)
+        self.assertTrue(kept, whole.error)
+        for size in (1, 16):
+            for form in ([], ["--weights", "bf16"]):
+                expected = self.generate(*options, *form).stdout
+                done = self.generate(*options, *form, "--kv-block-tokens", size)
+                self.assertEqual(done.stdout, expected)
+        # A text that ends early has taken less.
+        short = self.generate(*options, "--kv-block-tokens", 2, "--stop", whole.text[6:9])
+        self.assertNotEqual(
+            re.search(r"keys and values in ([\d.]+ \w+) at most", short.error)[1], kept[1])
+        done = self.generate(*options, "--kv-block-tokens", 2, "--kv-pool-tokens", 8, status=1)
+        self.assertIn("a larger kv_pool_tokens makes room", done.error)
+        done = self.generate(*options, "--kv-pool-tokens", 8, status=1)
+        self.assertIn("needs kv_block_tokens", done.error)
+        self.generate(*options, "--kv-block-tokens", -1, status=2)
 
     def test_empty_prompt(self):
         self.assertIn("prompt is empty", self.generate("--prompt", "", status=1).error)

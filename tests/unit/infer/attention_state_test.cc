@@ -3,84 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <random>
 
-#include "infer/decoder.h"
-#include "infer/generate.h"
-#include "infer/kv_cache.h"
-#include "models/inputs.h"
-#include "models/model.h"
+#include "unit/infer/texts.h"
 
-namespace ds::infer::unequal {
+namespace ds::infer::states {
 namespace {
 
 using models::Model;
 using models::WeightForm;
-
-constexpr int32_t kVocab = 61;
-constexpr int64_t kCapacity = 64;
-
-struct Family {
-  const char* name;
-  const char* config;
-};
-void PrintTo(const Family& family, std::ostream* out) { *out << family.name; }
-constexpr Family kFamilies[] = {
-    {"gpt2", R"({"model_type": "gpt2", "vocab_size": 61, "n_positions": 128, "n_embd": 48,
-         "n_layer": 2, "n_head": 3, "initializer_range": 0.2})"},
-    {"llama", R"({"model_type": "llama", "vocab_size": 61, "hidden_size": 48,
-         "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2})"},
-    {"mistral", R"({"model_type": "mistral", "vocab_size": 61, "hidden_size": 48,
-         "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "sliding_window": 7, "max_position_embeddings": 128,
-         "initializer_range": 0.2})"},
-    {"gpt_neox", R"({"model_type": "gpt_neox", "vocab_size": 61, "hidden_size": 48,
-         "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 3,
-         "max_position_embeddings": 128, "rotary_pct": 0.5, "initializer_range": 0.2})"}};
-
-// A state and the passes over it.
-class Texts {
- public:
-  Texts(Model& model, int64_t batch)
-      : model_(model),
-        cache_(model.device(), model.architecture().info(), batch, kCapacity,
-               model.reader().compute_type()) {}
-
-  KvCache& cache() { return cache_; }
-
-  // Feeds as many tokens to every sequence; fp32 logits [B][tokens * V].
-  std::vector<std::vector<float>> feed(const std::vector<std::vector<int32_t>>& ids) {
-    const OpContext ctx = model_.context();
-    const auto count = static_cast<int64_t>(ids.front().size());
-    models::Batch batch;
-    batch.ids = ctx.workspace(DType::kInt32, {static_cast<int64_t>(ids.size()), count});
-    batch.position_ids = ctx.workspace(DType::kInt32, batch.ids.shape());
-    for (size_t b = 0; b < ids.size(); ++b) {
-      for (size_t t = 0; t < ids[b].size(); ++t) {
-        const size_t at = b * ids[b].size() + t;
-        batch.ids.data<int32_t>()[at] = ids[b][t];
-        batch.position_ids.data<int32_t>()[at] =
-            static_cast<int32_t>(cache_.length(static_cast<int64_t>(b))) + static_cast<int32_t>(t);
-      }
-    }
-    nn::Tape tape(ctx, model_.reader(), nullptr, inference_options());
-    models::ForwardOptions options;
-    options.state = &cache_;
-    const Tensor logits = to_fp32(ctx, model_.architecture().logits(tape, batch, options).data);
-    std::vector<std::vector<float>> out;
-    for (int64_t b = 0; b < logits.size(0); ++b) {
-      const float* const from = logits.data<float>() + b * count * kVocab;
-      out.emplace_back(from, from + count * kVocab);
-    }
-    return out;
-  }
-
- private:
-  Model& model_;
-  KvCache cache_;
-};
 
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
   double difference = 0, size = 0;
@@ -93,18 +24,8 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 
 class UnequalSequences : public ::testing::TestWithParam<Family> {
  protected:
-  std::shared_ptr<Model> make() const {
-    return Model::create(parse_json(GetParam().config, GetParam().name, Code::kConfig), seed_);
-  }
-  std::vector<int32_t> ids(size_t count) {
-    std::vector<int32_t> out(count);
-    for (int32_t& id : out) id = static_cast<int32_t>(random_() % kVocab);
-    return out;
-  }
-  static std::vector<int32_t> part(const std::vector<int32_t>& ids, size_t first, size_t count) {
-    return {ids.begin() + static_cast<std::ptrdiff_t>(first),
-            ids.begin() + static_cast<std::ptrdiff_t>(first + count)};
-  }
+  std::shared_ptr<Model> make() const { return make_model(GetParam(), seed_); }
+  std::vector<int32_t> ids(size_t count) { return random_ids(random_, count); }
 
   const uint64_t seed_ = std::random_device{}();
   std::mt19937_64 random_{seed_};
@@ -184,4 +105,4 @@ INSTANTIATE_TEST_SUITE_P(Families, UnequalSequences, ::testing::ValuesIn(kFamili
                          [](const auto& suite) { return std::string(suite.param.name); });
 
 }  // namespace
-}  // namespace ds::infer::unequal
+}  // namespace ds::infer::states

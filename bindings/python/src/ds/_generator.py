@@ -38,7 +38,8 @@ class Generator(Handle):
 
     Without `weights` it runs the model's own weights as they are at each call, also between the steps of
     an engine. `weights` "fp32", "bf16", "int8" or "int4" makes a prepared copy, which needs the model no
-    longer; `group_size`, `symmetric`, `threads` and `offload_param` belong to those (docs/inference.md).
+    longer; `group_size`, `symmetric`, `threads` and `offload_param` belong to those. `kv_block_tokens`
+    keeps keys and values in blocks, which hold `kv_pool_tokens` at most (docs/inference.md).
     """
 
     _destroy = _native.ds_generator_destroy
@@ -52,6 +53,8 @@ class Generator(Handle):
         symmetric: Optional[bool] = None,
         threads: Optional[int] = None,
         offload_param: Optional[Mapping[str, Any]] = None,
+        kv_block_tokens: Optional[int] = None,
+        kv_pool_tokens: Optional[int] = None,
         tokenizer: Optional[Tokenizer] = None,
     ) -> None:
         given = options(
@@ -60,6 +63,8 @@ class Generator(Handle):
             symmetric=symmetric,
             threads=threads,
             offload_param=offload_param,
+            kv_block_tokens=kv_block_tokens,
+            kv_pool_tokens=kv_pool_tokens,
         )
         super().__init__(_native.ds_generator_create(model._handle, given))
         self._model = model if weights in (None, "model") else None

@@ -185,8 +185,7 @@ def init_inference(
 
     `model`: a `ds.Model`, a Hugging Face folder or checkpoint, or a model of Transformers. `dtype`, also
     as config["dtype"]: float32, bfloat16, "int8" or "int4", by name or as a PyTorch dtype; None: the
-    model's own weights. Keywords besides: `group_size`, `symmetric`, `threads`, `offload_param`
-    (ds.Generator)."""
+    model's own weights. Keywords besides: those of ds.Generator."""
     wanted = dtype if dtype is not None else (config or {}).get("dtype")
     weights = None
     if wanted is not None:

@@ -2843,9 +2843,9 @@ pub const DS_WEIGHTS_INT4: ds_weight_form_code = 4;
 #[doc = " How a generator holds weights."]
 pub type ds_weight_form_code = ::std::os::raw::c_int;
 extern "C" {
-    #[doc = " Makes what runs a model. Without options it runs the model's own weights, as they are at each"]
-    #[doc = " call: also those that an engine trains, between two calls of that engine. With \"weights\" it holds"]
-    #[doc = " a copy prepared for running alone and needs the model no longer: destroy that to have its memory"]
+    #[doc = " Makes what runs a model. Without \"weights\" it runs the model's own, as they are at each call:"]
+    #[doc = " also those that an engine trains, between two calls of that engine. With \"weights\" it holds a"]
+    #[doc = " copy prepared for running alone and needs the model no longer: destroy that to have its memory"]
     #[doc = " back. docs/inference.md describes the forms."]
     #[doc = " @param options_json  NULL, or an object of: \"weights\": \"model\" (default), \"fp32\", \"bf16\", or"]
     #[doc = "     \"int8\", \"int4\" for the matrices of linear layers beside bfloat16 for everything else"]
@@ -2859,11 +2859,16 @@ extern "C" {
     #[doc = "     1e8}, of a model on the CPU: matrices of linear layers but for the first max_in_cpu elements"]
     #[doc = "     rest in a file there without a name, and are read where they are used, ahead of that at most"]
     #[doc = "     buffer_count times buffer_size elements (ZeRO-Inference, arXiv:2207.00032). All but \"weights\""]
-    #[doc = "     need a prepared form."]
+    #[doc = "     need a prepared form; those of keys and values do not: \"kv_block_tokens\": 0, tokens of a"]
+    #[doc = "     block of the key-value cache, of a model on the CPU: blocks are taken as a text grows (Kwon"]
+    #[doc = "     et al., arXiv:2309.06180), 0 = one piece for the longest text that the call may make;"]
+    #[doc = "     \"kv_pool_tokens\": 0, tokens that the blocks of a call hold at most, rounded down to whole"]
+    #[doc = "     blocks, 0 = any number. The text is the same, bit for bit."]
     #[doc = " @param out_generator  keeps the model alive while it runs the model's own weights"]
     #[doc = " Errors: DS_ERR_CONFIG, DS_ERR_INVALID_ARGUMENT (weights that are not finite), DS_ERR_IO (the"]
     #[doc = " file), DS_ERR_STATE, DS_ERR_UNSUPPORTED (own parameters; weights spread over processes in a"]
-    #[doc = " prepared form, which every process would have to make: copy the model first). Since: 0.5."]
+    #[doc = " prepared form, which every process would have to make: copy the model first; kv_block_tokens of a"]
+    #[doc = " model on a GPU, for the model's own weights when they run). Since: 0.5."]
     pub fn ds_generator_create(
         model: *mut ds_model,
         options_json: *const ::std::os::raw::c_char,
@@ -3318,7 +3323,8 @@ extern "C" {
     #[doc = " @param out_ids    int32 tensor [new tokens], without the prompt and the stop token"]
     #[doc = " Text beyond the model's positions goes on from its last half alone, with a warning in the log."]
     #[doc = " Errors: DS_ERR_CALLBACK, DS_ERR_ABORTED (ds_generator_interrupt), DS_ERR_STATE (an engine trains"]
-    #[doc = " the model at this moment). Since: 0.5."]
+    #[doc = " the model at this moment), DS_ERR_OUT_OF_MEMORY (also kv_pool_tokens, when `on_token` has had the"]
+    #[doc = " tokens before), DS_ERR_UNSUPPORTED (kv_block_tokens on a GPU). Since: 0.5."]
     pub fn ds_generator_generate(
         generator: *mut ds_generator,
         prompt: *const ds_tensor,

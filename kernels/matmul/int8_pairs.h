@@ -1,4 +1,5 @@
-// Packing of int8 for instructions that multiply pairs of 16-bit integers.
+// int8 by instructions that multiply pairs of 16-bit integers: packing, and what their kernels have
+// in common.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,20 @@ void pack_int8_pairs(const PackCall& call) {
       word[1] = i < call.width && 2 * pair + 1 < call.depth ? row[2 * pair + 1] : int16_t{0};
     }
   }
+}
+
+// A kernel of blocks of kRows x kColumns.
+template <int64_t kRows, int64_t kColumns>
+constexpr Kernel int8_pairs_kernel(void (*multiply)(const MultiplyCall&)) {
+  return {.rows = kRows,
+          .columns = kColumns,
+          .group = 2,
+          .depth = 512,
+          .element_bytes = 1,
+          .packed_bytes = 2,
+          .a = {pack_int8_pairs<kRows>, nullptr},
+          .b = {pack_int8_pairs<kColumns>, nullptr},
+          .multiply = multiply};
 }
 
 }  // namespace ds::kernels::gemm

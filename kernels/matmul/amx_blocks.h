@@ -1,0 +1,47 @@
+// The loop of products on AMX tiles: blocks of C of 32 x 32 sums as 2 x 2 tiles, tiles 0 to 3.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/amx_tiles.h"
+#include "kernels/matmul/kernel.h"
+
+namespace ds::kernels::gemm {
+
+inline constexpr int64_t kTileRows = 32, kTileColumns = 32;  // of a block
+
+// `steps` knows the packed panels: add(a, b) adds the products of kGroup steps of k, and a and b
+// move on by a_step and b_step bytes.
+template <class Steps>
+inline __attribute__((always_inline)) void multiply_on_tiles(const MultiplyCall& call,
+                                                             const Steps& steps) {
+  constexpr int64_t kCBytes = kTileColumns * 4;
+  const auto* a_panel = static_cast<const char*>(call.a);
+  const auto* const b_panel = static_cast<const char*>(call.b);
+  const int64_t blocks = call.blocks, depth = call.depth, a_bytes = call.a_panel;
+  const bool first = call.first;
+  float* c = call.c;
+  for (int64_t block = 0; block < blocks; ++block) {
+    float* const lower = c + 16 * kTileColumns;
+    if (first) {
+      amx::zero_sums();
+    } else {
+      amx::load<0>(c, kCBytes);
+      amx::load<1>(c + 16, kCBytes);
+      amx::load<2>(lower, kCBytes);
+      amx::load<3>(lower + 16, kCBytes);
+    }
+    const char *a = a_panel, *b = b_panel;
+    for (int64_t k = 0; k < depth; k += Steps::kGroup, a += steps.a_step, b += steps.b_step) {
+      steps.add(a, b);
+    }
+    amx::store<0>(c, kCBytes);
+    amx::store<1>(c + 16, kCBytes);
+    amx::store<2>(lower, kCBytes);
+    amx::store<3>(lower + 16, kCBytes);
+    a_panel += a_bytes;
+    c += kTileRows * kTileColumns;
+  }
+}
+
+}  // namespace ds::kernels::gemm

@@ -1,0 +1,122 @@
+#include "infer/kv_blocks.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ds::infer {
+
+void check_kv_blocks(const KvBlockOptions& options, const Device& device) {
+  DS_CHECK(options.block_tokens == 0 || device.kind() == DeviceKind::kCpu, Code::kUnsupported,
+           "kv_block_tokens of a model on ", device.describe(),
+           ": attention on a GPU reads keys and values in one piece so far; leave it out, or run "
+           "the model on the CPU");
+}
+
+KvBlockPool::KvBlockPool(std::shared_ptr<Device> device, const models::ArchitectureInfo& info,
+                         DType dtype, const KvBlockOptions& options)
+    : device_(std::move(device)),
+      layers_(info.layers),
+      dtype_(dtype),
+      block_{info.layers, options.block_tokens, 2, info.kv_heads, info.head_size},
+      most_(options.pool_tokens == 0 ? INT64_MAX : options.pool_tokens / options.block_tokens) {
+  check_kv_blocks(options, *device_);
+}
+
+void KvBlockPool::check_free(int64_t count, const std::string& why) const {
+  DS_CHECK(count <= most_ - taken(), Code::kOutOfMemory, "the KV cache's pool of ", most_,
+           " blocks of ", block_tokens(), " tokens has ", most_ - taken(), " left, and ", count,
+           " are needed ", why, "; a larger kv_pool_tokens makes room");
+}
+
+int KvBlockPool::take() {
+  if (free_.empty()) {
+    free_.reserve(blocks_.size() + 1);  // giving back does not fail
+    blocks_.push_back(Tensor::empty(device_, dtype_, block_, MemoryTag::kKvCache));
+    return static_cast<int>(blocks_.size()) - 1;
+  }
+  const int block = free_.back();
+  free_.pop_back();
+  return block;
+}
+
+void KvBlockPool::give_back(int block) { free_.push_back(block); }
+
+Tensor KvBlockPool::tokens(int block, int layer, int part) const {
+  return blocks_[static_cast<size_t>(block)].slice(0, layer, layer + 1).select(2, part);
+}
+
+KvBlockTable::KvBlockTable(std::shared_ptr<KvBlockPool> pool, int64_t batch)
+    : pool_(std::move(pool)), blocks_(static_cast<size_t>(batch)) {}
+
+KvBlockTable::~KvBlockTable() {
+  for (const std::vector<int>& blocks : blocks_) {
+    for (const int block : blocks) pool_->give_back(block);
+  }
+}
+
+int64_t KvBlockTable::needed(int64_t length) const {
+  return (length + pool_->block_tokens() - 1) / pool_->block_tokens();
+}
+
+void KvBlockTable::cover(const std::vector<int64_t>& lengths, int64_t tokens) {
+  int64_t missing = 0, columns = 0;
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    const int64_t own = needed(lengths[b] + tokens);
+    missing += std::max<int64_t>(0, own - static_cast<int64_t>(blocks_[b].size()));
+    columns = std::max(columns, own);
+  }
+  if (missing == 0) return;
+  pool_->check_free(missing, str_cat("for ", tokens, " tokens behind ",
+                                     *std::max_element(lengths.begin(), lengths.end())));
+  make_table(columns);
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    const int64_t own = needed(lengths[b] + tokens);
+    blocks_[b].reserve(static_cast<size_t>(own));
+    for (auto column = static_cast<int64_t>(blocks_[b].size()); column < own; ++column) {
+      any_ = pool_->take();
+      blocks_[b].push_back(any_);
+      write(static_cast<int64_t>(b), column, any_);
+    }
+  }
+}
+
+void KvBlockTable::cut(int64_t sequence, int64_t length) {
+  std::vector<int>& blocks = blocks_[static_cast<size_t>(sequence)];
+  while (static_cast<int64_t>(blocks.size()) > needed(length)) {
+    pool_->give_back(blocks.back());
+    blocks.pop_back();
+    write(sequence, static_cast<int64_t>(blocks.size()), std::nullopt);
+  }
+}
+
+// Twice as many columns as before, so that filling them costs each block little.
+void KvBlockTable::make_table(int64_t columns) {
+  const int64_t before = table_ ? table_.size(3) : 0;
+  if (columns <= before) return;
+  const Shape shape{pool_->layers(), 2, static_cast<int64_t>(blocks_.size()),
+                    std::max(columns, 2 * before)};
+  table_ = Tensor::zeros(pool_->device(), DType::kInt64, shape, MemoryTag::kKvCache);
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    for (size_t column = 0; column < blocks_[b].size(); ++column) {
+      write(static_cast<int64_t>(b), static_cast<int64_t>(column), blocks_[b][column]);
+    }
+  }
+}
+
+void KvBlockTable::write(int64_t sequence, int64_t column, std::optional<int> block) {
+  const int64_t batch = table_.size(2), columns = table_.size(3);
+  for (int layer = 0; layer < pool_->layers(); ++layer) {
+    for (const int part : {0, 1}) {
+      const int64_t row = (layer * 2 + part) * batch + sequence;
+      table_.data<int64_t>()[row * columns + column] =
+          block ? reinterpret_cast<int64_t>(pool_->tokens(*block, layer, part).raw()) : 0;
+    }
+  }
+}
+
+ops::TokenBlocks KvBlockTable::blocks(int layer, int64_t room) const {
+  const Tensor own = table_.select(0, layer);
+  return {own.select(0, 0), own.select(0, 1), room};
+}
+
+}  // namespace ds::infer
