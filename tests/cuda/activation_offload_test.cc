@@ -136,7 +136,7 @@ TEST_F(GpuOffload, AViewOfALargerTensorTravelsAlone) {
 }
 
 TEST_F(GpuOffload, WhatIsNotWorthACopyStays) {
-  const Tensor small = random_on_gpu({nn::ActivationOffload::kSmallest / 4 - 1});
+  const Tensor small = random_on_gpu({nn::TensorMark::kSmallest / 4 - 1});
   const Tensor strided = random_on_gpu({128, 128}).slice(1, 0, 64);
   const Tensor on_the_host = random_tensor(random_, {128, 128});
   nn::ActivationOffload offload(gpu_, *copies_);
@@ -207,7 +207,7 @@ TEST_P(GpuOffloadedTraining, TakesTheSameSteps) {
   const auto host_peak = [](Engine& engine) {
     return host_memory_of(engine.model()->device())->account().peak(MemoryTag::kActivations);
   };
-  EXPECT_GE(host_peak(*offloaded), host_peak(*plain) + nn::ActivationOffload::kSmallest);
+  EXPECT_GE(host_peak(*offloaded), host_peak(*plain) + nn::TensorMark::kSmallest);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuOffloadedTraining, ::testing::ValuesIn(cases()),

@@ -98,6 +98,22 @@ TEST(Combinations, EnginesOnTheCpuAreRefusedFp8OfOwnParametersAlone) {
   EXPECT_THROW(check_combinations({fp8, *own, 2}), Error);
 }
 
+TEST(Combinations, AShareOfOffloadHasAnEffectWhereThereAreTwoPlaces) {
+  const auto built_in = models::Model::create(tiny(), 1);
+  const auto why = [&](const char* offload) {
+    const Config config = load_config(
+        str_cat(R"({"train_batch_size": 1, "optimizer": {"type": "AdamW"}, "zero_optimization":
+                   {"stage": 3, "offload_optimizer": )",
+                offload, "}}"));
+    const Situation situation{config, *built_in, 1};
+    EXPECT_NO_THROW(check_combinations(situation));
+    return without_effect("zero_optimization.offload_optimizer.ratio", situation);
+  };
+  EXPECT_THAT(why(R"({"device": "cpu", "ratio": 0.3})"), HasSubstr("the same memory"));
+  EXPECT_EQ(why(R"({"device": "cpu"})"), "");
+  EXPECT_EQ(why(R"({"device": "nvme", "nvme_path": "/x", "ratio": 0.3})"), "");
+}
+
 TEST(Combinations, GraphsHaveNoEffectOnTheCpu) {
   const auto built_in = models::Model::create(tiny(), 1);
   const Config config = load_config(R"({"train_batch_size": 1, "optimizer": {"type": "AdamW"}})");
