@@ -144,8 +144,10 @@ std::vector<Key> communication_rows() {
           .needs("sequence parallelism"),
       flag("graph_harvesting", false,
            "On a GPU: record the forward and backward pass of each kind of micro batch as a CUDA "
-           "graph and launch that from then on, in ds_engine_train_batch of one process; the same "
-           "bits. On the CPU it changes nothing.")
+           "graph and launch that from then on, in ds_engine_train_batch; the same bits. Several "
+           "ranks reduce gradients, and an offloaded optimizer receives them, after the launch; "
+           "until then they lie on the GPU, 4 bytes for each trainable parameter. On the CPU it "
+           "changes nothing.")
           .to(&Config::graph_harvesting),
       flag("zero_allow_untested_optimizer", false,
            "Permit ZeRO with an optimizer outside its tested set. Asks for nothing by itself."),

@@ -76,9 +76,10 @@ constexpr Combination kStart[] = {
      [](const Situation& s) { return s.config.precision.fp8.enabled && s.own_parameters(); }},
     {kWithoutEffect, kGraphs, "a model on the CPU", "the model is not on a GPU", "",
      [](const Situation& s) { return !s.gpu(); }},
-    {kWithoutEffect, kGraphs, "several ranks",
-     "each collective is announced, counted and watched when the host queues it", "",
-     [](const Situation& s) { return s.ranks > 1; }},
+    {kWithoutEffect, kGraphs, "zero_optimization.stage 3 on several ranks",
+     "weights are gathered within the passes, and each gather is announced to the other ranks, "
+     "counted and watched when the host queues it",
+     "", stage_3},
     {kWithoutEffect, kGraphs, "a program's own parameters", "the passes are the caller's", "",
      [](const Situation& s) { return s.own_parameters(); }},
     {kWithoutEffect, kGraphs, "heads for regression and several labels",
@@ -92,9 +93,6 @@ constexpr Combination kStart[] = {
        const ActivationCheckpointingConfig& segments = s.config.activation_checkpointing;
        return segments.enabled && segments.cpu_checkpointing;
      }},
-    {kWithoutEffect, kGraphs, kOffload,
-     "the host adds up gradients and waits for the copies that bring them", "",
-     [](const Situation& s) { return s.config.zero.offload_optimizer.has_value(); }},
     {kWithoutEffect, kGraphs, "fp8.enabled", "weights in fp8 are cast in some micro batches only",
      "", [](const Situation& s) { return s.config.precision.fp8.enabled; }},
     {kWithoutEffect, kGraphs, "wall_clock_breakdown and flops_profiler",

@@ -38,7 +38,9 @@ std::unique_ptr<StepGraphs> ModelPasses::make_graphs() const {
   if (!run_.config.graph_harvesting) return nullptr;
   if (const std::string why = without_effect("graph_harvesting", situation_of(run_));
       !why.empty()) {
-    log_warning("engine", "graph_harvesting: micro batches are not recorded: ", why);
+    if (run_.first_rank()) {
+      log_warning("engine", "graph_harvesting: micro batches are not recorded: ", why);
+    }
     return nullptr;
   }
   return std::make_unique<StepGraphs>(std::static_pointer_cast<CudaDevice>(run_.model->device()));
@@ -171,6 +173,7 @@ bool ModelPasses::run_graph(const GraphInputs& micro_batch) {
     run_backward(tape, *loss.slot);
     return loss.sum;
   };
+  run_.state->gradients().set_loss_scale(updater_.loss_scale());
   return graphs_->run(micro_batch.inputs, *run_.state, pass);
 }
 

@@ -37,7 +37,7 @@ StepGraphs::Kind StepGraphs::kind_of(const Inputs& inputs, const zero::TrainStat
   kind.marks = state.gradients().marks().snapshot();
   const optim::FlatTensors& flat = state.arrays().flat;
   for (const optim::FlatTensor* const tensor :
-       {&flat.masters, &flat.low_halves, &flat.model, &flat.gradients}) {
+       {&flat.masters, &flat.low_halves, &flat.model, &flat.gradients, &state.arrays().weights()}) {
     kind.memory.push_back(tensor->memory().raw());
   }
   return kind;
@@ -51,7 +51,7 @@ StepGraphs::Entry* StepGraphs::find(const Kind& kind) {
 }
 
 bool StepGraphs::run(const Inputs& inputs, zero::TrainState& state, const Pass& pass) {
-  if (failed_) return false;
+  if (failed_ || state.gradients().recording() == nullptr) return false;
   Kind kind = kind_of(inputs, state);
   Entry* const entry = find(kind);
   // The first micro batch of a kind makes what later ones find: tables, choices of algorithms.
@@ -69,8 +69,10 @@ bool StepGraphs::run(const Inputs& inputs, zero::TrainState& state, const Pass& 
     if (!record(*entry, state, pass)) return false;
   }
   upload(*entry, inputs);
+  state.weights().send_stale();
+  state.gradients().recording()->begin_launch();
   launch(*entry);
-  state.gradients().restore_marks(entry->left);
+  state.gradients().recording()->finish_launch(entry->left);
   return true;
 }
 
@@ -104,14 +106,15 @@ void StepGraphs::place(Entry& entry, const Inputs& inputs) const {
 }
 
 bool StepGraphs::record(Entry& entry, zero::TrainState& state, const Pass& pass) {
-  const zero::GradientMarks::Snapshot before = state.gradients().marks().snapshot();
   if (!memory_) memory_ = device_->make_graph_memory();
+  zero::GradientRecording& gradients = *state.gradients().recording();
   try {
+    gradients.begin();
     entry.graph = device_->record(memory_, [&] {
       const Tensor sum = pass(entry.placed);
       device_->copy(loss_.raw(), sum.raw(), loss_.bytes(), device_->default_stream());
     });
-    entry.left = state.gradients().marks().snapshot();
+    entry.left = gradients.end();
     log_info("engine", "graph_harvesting: recorded a micro batch of ",
              entry.placed.batch.ids.shape().text(), " tokens: ", entry.graph->nodes(), " nodes, ",
              format_bytes(memory_->bytes()), " of memory");
@@ -120,7 +123,7 @@ bool StepGraphs::record(Entry& entry, zero::TrainState& state, const Pass& pass)
     log_warning("engine", "graph_harvesting: a micro batch could not be recorded, and none will: ",
                 error.message());
   }
-  state.gradients().restore_marks(before);
+  gradients.drop();
   failed_ = true;
   entries_.clear();
   memory_.reset();

@@ -42,8 +42,9 @@ class StepGraphs {
   using Pass = std::function<Tensor(const Placed&)>;
 
   // False where the caller is to run the micro batch itself: a new kind, or recording failed, which
-  // ends recording and is logged. Otherwise its work is queued, the state's marks are
-  // those that it leaves, and the loss will be in loss().
+  // ends recording and is logged. Otherwise its work is queued, its gradients are where a backward
+  // leaves them, reduced over the ranks, and the loss will be in loss(). Other ranks may do the
+  // other: their collectives are the same.
   bool run(const Inputs& inputs, zero::TrainState& state, const Pass& pass);
   const Tensor& loss() const { return loss_; }
 
@@ -60,7 +61,7 @@ class StepGraphs {
     Tensor memory;  // of all inputs
     Placed placed;
     std::vector<Tensor> constants;
-    zero::GradientMarks::Snapshot left;  // by a launch
+    zero::GradientRecording::Left left;  // by a launch
     std::unique_ptr<DeviceGraph> graph;  // none before it is recorded
   };
   static Kind kind_of(const Inputs& inputs, const zero::TrainState& state);

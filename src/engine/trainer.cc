@@ -112,7 +112,9 @@ bool Trainer::run_graph(const models::Batch& batch, const Tensor& labels) {
   open_.begin_clock();
   const ModelPasses::GraphInputs inputs = passes_->graph_inputs(batch, labels);
   try {
-    if (!passes_->run_graph(inputs)) return false;
+    bool launched = false;
+    end_group_on_io_error(run_.world(), [&] { launched = passes_->run_graph(inputs); });
+    if (!launched) return false;
   } catch (...) {
     drop_open_step();
     throw;

@@ -1,6 +1,7 @@
 #include "zero/gradient_reducer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ops/elementwise.h"
 #include "tensor/transfer.h"
@@ -14,9 +15,8 @@ constexpr size_t kMostUnderWay = 2;
 }  // namespace
 
 GradientReducer::GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
-                                 const FlatLayout& layout, RankGroup ranks,
-                                 const Options& options, Take take,
-                                 std::unique_ptr<QuantizedReduce> quantized)
+                                 const FlatLayout& layout, RankGroup ranks, const Options& options,
+                                 Take take, std::unique_ptr<QuantizedReduce> quantized)
     : ctx_(ctx),
       parameters_(parameters),
       layout_(layout),
@@ -77,7 +77,7 @@ int GradientReducer::take_slot(const Bucket& bucket) {
       return Tensor::empty(ctx_.device, type, {needed}, MemoryTag::kCommunication);
     }
     return ranks_->shared_tensor(ctx_.device, type, {needed}, MemoryTag::kCommunication,
-                                {.label = "gradient bucket"});
+                                 {.label = "gradient bucket"});
   };
   Slot slot{shared(DType::kFloat32), {}, {}};
   if (options_.comm_dtype != DType::kFloat32) slot.rounded = shared(options_.comm_dtype);
@@ -92,11 +92,16 @@ void GradientReducer::open(size_t index) {
            "a gradient came after its bucket, that of ",
            parameters_[layout_.order()[bucket.first]].name, ", was complete");
   if (open.sent) {
-    while (open.slot >= 0) receive();
+    while (open.data) receive();
     open.sent = false;
   }
-  if (open.slot >= 0) return;
-  open.slot = take_slot(bucket);
+  if (open.data) return;
+  if (recorded_.open) {
+    open.data = recorded_.whole.slice(0, bucket.range.begin, bucket.range.end);
+  } else {
+    open.slot = take_slot(bucket);
+    open.data = slots_[static_cast<size_t>(open.slot)].data.slice(0, 0, bucket.range.elements());
+  }
   open.touched.assign(bucket.last - bucket.first, false);
   open.done.assign(bucket.last - bucket.first, false);
   open.done_count = 0;
@@ -105,8 +110,7 @@ void GradientReducer::open(size_t index) {
 Tensor GradientReducer::view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const {
   const FlatRange range = range_in(bucket, id);
   const Shape& shape = parameters_[id].shape;
-  return slots_[static_cast<size_t>(open.slot)]
-      .data.slice(0, range.begin - bucket.range.begin, range.end - bucket.range.begin)
+  return open.data.slice(0, range.begin - bucket.range.begin, range.end - bucket.range.begin)
       .view(bucket.tile >= 0 ? Shape{range.elements() / shape[1], shape[1]} : shape);
 }
 
@@ -132,11 +136,10 @@ void GradientReducer::complete(nn::ParamId id, int64_t tile) {
 
 // What no gradient was written to: parameters without one, and the gaps between parameters.
 void GradientReducer::clear_gaps(const Bucket& bucket, const OpenBucket& open) {
-  Tensor& data = slots_[static_cast<size_t>(open.slot)].data;
   int64_t written = bucket.range.begin;
   const auto clear_to = [&](int64_t end) {
     if (end <= written) return;
-    Tensor gap = data.slice(0, written - bucket.range.begin, end - bucket.range.begin);
+    Tensor gap = open.data.slice(0, written - bucket.range.begin, end - bucket.range.begin);
     ops::fill(ctx_, 0.0f, gap);
   };
   for (size_t i = bucket.first; i < bucket.last; ++i) {
@@ -153,10 +156,19 @@ void GradientReducer::send(size_t index) {
   OpenBucket& open = open_[index];
   clear_gaps(bucket, open);
   open.sent = true;
+  if (recorded_.open) {
+    recorded_.order.push_back(index);
+  } else {
+    start(index);
+  }
+}
+
+void GradientReducer::start(size_t index) {
+  const Bucket& bucket = layout_.buckets()[index];
+  OpenBucket& open = open_[index];
   if (bucket.sparse && send_rows(index)) return;
   while (sent_.size() >= kMostUnderWay) receive();
-  Slot& slot = slots_[static_cast<size_t>(open.slot)];
-  Tensor all = slot.data.slice(0, 0, bucket.range.elements());
+  Tensor all = open.data;
   if (travels_quantized(bucket)) {
     sent_.push_back(
         {index, nullptr, quantized_->start(index, all, !options_.overlap && on_host(all))});
@@ -164,7 +176,8 @@ void GradientReducer::send(size_t index) {
     return;
   }
   if (travels_rounded(bucket)) {
-    Tensor rounded = slot.rounded.slice(0, 0, bucket.range.elements());
+    if (open.slot < 0) open.slot = take_slot(bucket);
+    Tensor rounded = slots_[static_cast<size_t>(open.slot)].rounded.slice(0, 0, all.elements());
     ops::cast(ctx_, all, rounded);
     all = rounded;
   }
@@ -172,10 +185,10 @@ void GradientReducer::send(size_t index) {
                                   .blocking = !options_.overlap && on_host(all),
                                   .same_label = options_.eager};
   const int64_t own = layout_.rank() * bucket.piece;
-  WorkPtr work =
-      options_.whole || !options_.scatter
-          ? ranks_->all_reduce(all, options_.op, options)
-          : ranks_->reduce_scatter(all.slice(0, own, own + bucket.piece), all, options_.op, options);
+  WorkPtr work = options_.whole || !options_.scatter
+                     ? ranks_->all_reduce(all, options_.op, options)
+                     : ranks_->reduce_scatter(all.slice(0, own, own + bucket.piece), all,
+                                              options_.op, options);
   sent_.push_back({index, std::move(work), {}});
   if (!options_.overlap) receive();
 }
@@ -188,16 +201,27 @@ bool GradientReducer::send_rows(size_t index) {
   Tensor table = view(bucket, open_[index], id);
   if (!rows_.reduce(table, parameters_[id].name)) return false;
   const FlatRange part = kept(bucket);
-  const Tensor& slot = slots_[static_cast<size_t>(open_[index].slot)].data;
-  take(index, slot.slice(0, part.begin, part.end));
+  take(index, open_[index].data.slice(0, part.begin, part.end));
   return true;
 }
 
 void GradientReducer::take(size_t index, const Tensor& result) {
   OpenBucket& open = open_[index];
-  slots_[static_cast<size_t>(open.slot)].read = take_(layout_.buckets()[index], result);
-  free_slots_.push_back(open.slot);
+  std::shared_ptr<Event> read = take_(layout_.buckets()[index], result);
+  const bool in_slot = open.slot >= 0 &&
+                       open.data.storage() == slots_[static_cast<size_t>(open.slot)].data.storage();
+  if (in_slot) {
+    slots_[static_cast<size_t>(open.slot)].read = std::move(read);
+  } else if (read) {
+    recorded_.read = std::move(read);  // comes after those of the buckets before
+  }
+  close(open);
+}
+
+void GradientReducer::close(OpenBucket& open) {
+  if (open.slot >= 0) free_slots_.push_back(open.slot);
   open.slot = -1;
+  open.data = Tensor();
 }
 
 void GradientReducer::receive() {
@@ -206,13 +230,12 @@ void GradientReducer::receive() {
   if (sent.work) sent.work->wait();
   const Bucket& bucket = layout_.buckets()[sent.bucket];
   OpenBucket& open = open_[sent.bucket];
-  Slot& slot = slots_[static_cast<size_t>(open.slot)];
   const auto [begin, end] = kept(bucket);
-  Tensor result = slot.data.slice(0, begin, end);
+  Tensor result = open.data.slice(0, begin, end);
   if (travels_quantized(bucket)) {
-    const Tensor all = slot.data.slice(0, 0, bucket.range.elements());
-    quantized_->finish(sent.bucket, sent.flight, all, result);
+    quantized_->finish(sent.bucket, sent.flight, open.data, result);
   } else if (travels_rounded(bucket)) {
+    const Slot& slot = slots_[static_cast<size_t>(open.slot)];
     ops::cast(ctx_, slot.rounded.slice(0, begin, end), result);
   }
   take(sent.bucket, result);
@@ -225,7 +248,46 @@ void GradientReducer::finish() {
     send(i);
   }
   while (!sent_.empty()) receive();
-  for (OpenBucket& bucket : open_) bucket.sent = false;
+  for (OpenBucket& bucket : open_) {
+    if (recorded_.open) close(bucket);
+    bucket.sent = false;
+  }
+}
+
+// ---- recorded ----
+
+// Nothing of an earlier micro batch is open.
+void GradientReducer::begin_recording() {
+  if (!recorded_.whole) {
+    recorded_.whole = Tensor::empty(ctx_.device, DType::kFloat32, {layout_.trainable_elements()},
+                                    MemoryTag::kGradients);
+  }
+  recorded_.order.clear();
+  recorded_.open = true;
+}
+
+std::vector<size_t> GradientReducer::end_recording() {
+  recorded_.open = false;
+  for (OpenBucket& bucket : open_) {
+    close(bucket);
+    bucket.sent = false;
+  }
+  return std::exchange(recorded_.order, {});
+}
+
+void GradientReducer::await_recorded() {
+  if (recorded_.read) ctx_.device->default_stream().wait(*recorded_.read);
+  recorded_.read.reset();
+}
+
+void GradientReducer::send_recorded(std::span<const size_t> buckets) {
+  for (const size_t index : buckets) {
+    const FlatRange range = layout_.buckets()[index].range;
+    open_[index].data = recorded_.whole.slice(0, range.begin, range.end);
+    open_[index].sent = true;
+    start(index);
+  }
+  finish();
 }
 
 void GradientReducer::drop() {
@@ -238,18 +300,17 @@ void GradientReducer::drop() {
         sent.work->wait();
       } else {
         const Bucket& bucket = layout_.buckets()[sent.bucket];
-        const Tensor& data = slots_[static_cast<size_t>(open_[sent.bucket].slot)].data;
         Tensor own = ctx_.workspace(DType::kFloat32, {bucket.piece});
-        quantized_->finish(sent.bucket, sent.flight, data.slice(0, 0, bucket.range.elements()),
-                           own);
+        quantized_->finish(sent.bucket, sent.flight, open_[sent.bucket].data, own);
       }
     } catch (const Error&) {
     }
   }
   for (OpenBucket& open : open_) {
-    if (open.slot >= 0) free_slots_.push_back(open.slot);
-    open = {};
+    close(open);
+    open.sent = false;
   }
+  recorded_.open = false;
 }
 
 }  // namespace ds::zero

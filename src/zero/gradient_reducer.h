@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "mesh/mesh.h"
@@ -38,8 +39,7 @@ class GradientReducer {
   using Take = std::function<std::shared_ptr<Event>(const Bucket& bucket, const Tensor& average)>;
 
   GradientReducer(const OpContext& ctx, const nn::ParameterSet& parameters,
-                  const FlatLayout& layout, RankGroup ranks,
-                  const Options& options, Take take,
+                  const FlatLayout& layout, RankGroup ranks, const Options& options, Take take,
                   std::unique_ptr<QuantizedReduce> quantized = nullptr);
 
   // Where backward adds the gradient of a trainable parameter, or of a tile of it, or writes it
@@ -51,6 +51,15 @@ class GradientReducer {
   void finish();
   // Gives up what was gathered and not yet sent.
   void drop();
+
+  // A backward that is recorded (StepGraphs): from here to end_recording it is not run, buckets lie
+  // in memory that stays, and none is sent. Returns the order in which they were complete.
+  void begin_recording();
+  std::vector<size_t> end_recording();
+  // Around each launch: the memory may be written, and what complete() and finish() would have sent
+  // is. All results are taken on return.
+  void await_recorded();
+  void send_recorded(std::span<const size_t> buckets);
   // Of the buckets that travel quantised; null: none do.
   QuantizedReduce* quantized() { return quantized_.get(); }
 
@@ -62,7 +71,8 @@ class GradientReducer {
     std::shared_ptr<Event> read;  // of what was taken last
   };
   struct OpenBucket {
-    int slot = -1;
+    Tensor data;                      // fp32; none while it is not open
+    int slot = -1;                    // that `data` lies in, or `rounded` is of
     std::vector<bool> touched, done;  // by parameter of the bucket
     size_t done_count = 0;
     bool sent = false;
@@ -83,6 +93,7 @@ class GradientReducer {
   }
   bool send_rows(size_t bucket);
   void take(size_t bucket, const Tensor& result);
+  void close(OpenBucket& open);
   // This rank's part of a reduced bucket, in its slot.
   FlatRange kept(const Bucket& bucket) const {
     const int64_t begin = options_.whole ? 0 : layout_.rank() * bucket.piece;
@@ -93,6 +104,7 @@ class GradientReducer {
   Tensor view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const;
   void open(size_t bucket);
   void send(size_t bucket);
+  void start(size_t bucket);
   void receive();  // the oldest of those under way
   void clear_gaps(const Bucket& bucket, const OpenBucket& open);
 
@@ -109,6 +121,13 @@ class GradientReducer {
   std::vector<int> free_slots_;
   std::vector<OpenBucket> open_;  // by bucket
   std::deque<Sent> sent_;
+  // Of a backward that is recorded.
+  struct Recorded {
+    Tensor whole;                 // over the flat space; made with the first recording
+    std::shared_ptr<Event> read;  // of what was taken last
+    bool open = false;
+    std::vector<size_t> order;  // of complete buckets, while it is open
+  } recorded_;
 };
 
 }  // namespace ds::zero

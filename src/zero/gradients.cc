@@ -4,25 +4,27 @@
 #include "ops/stored_array.h"
 
 namespace ds::zero {
+namespace {
 
-Gradients::Gradients(StateArrays& arrays)
-    : arrays_(arrays), marks_(arrays.parameters), held_(arrays) {}
-
-// ---- as backward gives them ----
-
-void Gradients::zero(const OpContext& ctx, nn::ParamId id) {
-  const FlatRange range = arrays_.layout.range(id);
-  arrays_.flat.gradients.for_parts(range.begin, range.end, Access::kWrite,
-                                   [&](const Tensor& part, int64_t) { clear_memory(ctx, part); });
-}
-
-void Gradients::clear_memory(const OpContext& ctx, Tensor memory) const {
+// Also before there are threads to compute with.
+void clear_memory(const OpContext& ctx, Device& device, Tensor memory) {
   if (ctx.pool != nullptr) {
     ops::fill(ctx, 0.0f, memory);
   } else {
-    arrays_.device->clear(memory.raw(), memory.bytes(), arrays_.device->default_stream());
+    device.clear(memory.raw(), memory.bytes(), device.default_stream());
   }
 }
+
+}  // namespace
+
+Gradients::Gradients(StateArrays& arrays)
+    : arrays_(arrays),
+      marks_(arrays.parameters),
+      sums_(arrays, marks_),
+      recording_(marks_, sums_, reducer_),
+      held_(arrays) {}
+
+// ---- as backward gives them ----
 
 nn::GradientTarget Gradients::gradient_target(nn::ParamId id) {
   if (!arrays_.parameters[id].trainable) return {};
@@ -31,51 +33,14 @@ nn::GradientTarget Gradients::gradient_target(nn::ParamId id) {
            arrays_.parameters[id].name,
            " is nowhere whole while it is reduced in tiles; without stage3_tile_size it is");
   if (reducer_ && !backward_held_) return reducer_->target(id);
-  const optim::FlatTensor& all = arrays_.flat.gradients;
-  DS_CHECK(all, Code::kInternal, "backward without gradient buffers");
-  if (accumulation_type_ == DType::kFloat32) {
-    if (backward_held_) return {held_.view(id), true};
-    if (!all.in_memory()) return mapped_target(id);
-    return {arrays_.view(all.memory(), id), !marks_.take_empty(id)};
-  }
-  bool add = true;
-  const Tensor sum = open_sum(id, add);
-  return {sum, add};
-}
-
-// From the first use of the parameter in a backward to the last one.
-nn::GradientTarget Gradients::mapped_target(nn::ParamId id) {
-  ArrayLease& mapped = mapped_[static_cast<size_t>(id)];
-  const bool add = mapped || !marks_.take_empty(id);
-  if (!mapped) {
-    const FlatRange range = arrays_.layout.range(id);
-    mapped = arrays_.flat.gradients.map(range.begin, range.end,
-                                        add ? Access::kReadWrite : Access::kWrite);
-  }
-  return {mapped.data().view(arrays_.parameters[id].shape), add};
-}
-
-// A backward that leaves a parameter's gradient incomplete has added to it all the same.
-void Gradients::close_mapped() {
-  for (ArrayLease& mapped : mapped_) mapped.close();
-}
-
-// The fp32 sum of this micro batch, where gradients gather in another type.
-Tensor Gradients::open_sum(nn::ParamId id, bool& add) {
-  Tensor& sum = open_sums_[static_cast<size_t>(id)];
-  add = static_cast<bool>(sum);
-  if (!add) {
-    sum = Tensor::empty(arrays_.device, DType::kFloat32, arrays_.parameters[id].shape,
-                        MemoryTag::kGradients);
-  }
-  return sum;
+  return sums_.target(id, holder());
 }
 
 Tensor Gradients::gradient(nn::ParamId id) {
   nn::GradientTarget target = gradient_target(id);
   if (target.add || !target.sum) return target.sum;
-  if (!reducer_ && accumulation_type_ == DType::kFloat32) {
-    clear_memory(ctx_, target.sum);
+  if (!reducer_ && accumulation_type() == DType::kFloat32) {
+    clear_memory(ctx_, *arrays_.device, target.sum);
   } else {
     ops::fill(ctx_, 0.0f, target.sum);
   }
@@ -89,28 +54,7 @@ void Gradients::gradient_complete(nn::ParamId id) {
     for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) reducer_->complete(id, i);
     return;
   }
-  if (accumulation_type_ == DType::kFloat32) {
-    if (!mapped_.empty()) mapped_[static_cast<size_t>(id)].close();
-    return;
-  }
-  Tensor& sum = open_sums_[static_cast<size_t>(id)];
-  if (!sum) return;
-  add_sum(id, sum);
-  sum = Tensor();
-}
-
-void Gradients::add_sum(nn::ParamId id, const Tensor& sum) {
-  if (backward_held_) {
-    Tensor target = held_.view(id);
-    return ops::accumulate(ctx_, sum, 1.0f, target);
-  }
-  const optim::FlatTensor& all = arrays_.flat.gradients;
-  const int64_t begin = arrays_.layout.range(id).begin;
-  if (marks_.take_empty(id)) {
-    ops::write_array(ctx_, sum, all, begin);
-  } else {
-    ops::accumulate_array(ctx_, sum, all, begin);
-  }
+  sums_.complete(id, holder());
 }
 
 nn::GradientTarget Gradients::tile_gradient(nn::ParamId id, int64_t tile) {
@@ -125,8 +69,6 @@ void Gradients::tile_gradient_complete(nn::ParamId id, int64_t tile) {
 
 // ---- memory ----
 
-void Gradients::allocate() { allocate({}, DType::kFloat32); }
-
 void Gradients::allocate(const OpContext& ctx, DType type) {
   const bool at_once = deferred() && !by_micro_batch_;
   const bool compact = arrays_.shared() && arrays_.stage > 0 && !at_once;
@@ -137,25 +79,21 @@ void Gradients::allocate(const OpContext& ctx, DType type) {
   DS_CHECK(
       !stored || !at_once, Code::kUnsupported,
       "gradients of the caller travel between ranks from where they lie, which must be memory");
-  const auto count = static_cast<size_t>(arrays_.parameters.size());
   if (stored) {
     arrays_.flat.gradients =
         arrays_.make_stored({optim::ArrayRole::kGradients, "gradients", type, elements}, compact);
   } else if (at_once) {  // the caller's travel from where they lie
     arrays_.flat.gradients = {
         arrays_.groups.all->shared_tensor(arrays_.device, type, {elements}, MemoryTag::kGradients,
-                                    {.label = "gradients"}),
+                                          {.label = "gradients"}),
         compact};
   } else {
     arrays_.flat.gradients = {
         Tensor::zeros(arrays_.state_memory(), type, {elements}, MemoryTag::kGradients), compact};
   }
-  mapped_.clear();
-  if (stored && type == DType::kFloat32 && !reducer_) mapped_.resize(count);
-  accumulation_type_ = type;
-  if (deferred() && by_micro_batch_) hold_whole();
   ctx_ = ctx;
-  open_sums_.assign(type == DType::kFloat32 ? 0 : count, Tensor());
+  sums_.begin(ctx, type, stored && !reducer_);
+  if (deferred() && by_micro_batch_) hold_whole();
   marks_.set_none_empty();
   if (reducer_) empty_buckets_.assign(layout.buckets().size(), true);
   views_exposed_ = false;
@@ -163,17 +101,15 @@ void Gradients::allocate(const OpContext& ctx, DType type) {
 
 void Gradients::free() {
   if (arrays_.host_store) arrays_.host_store->drop();
-  mapped_.clear();
+  sums_.begin({}, DType::kFloat32, false);
   arrays_.flat.gradients = {};
   held_.free();
-  open_sums_.clear();
   ctx_ = {};
   marks_.set_none_empty();
 }
 
 void Gradients::clear(const OpContext& ctx) {
-  for (Tensor& open : open_sums_) open = Tensor();
-  for (ArrayLease& mapped : mapped_) mapped = ArrayLease();
+  sums_.drop();
   marks_.clear_given();
   if (held_) held_.clear(ctx);
   backward_held_ = false;
@@ -194,11 +130,6 @@ void Gradients::clear(const OpContext& ctx) {
   marks_.set_all_empty();
 }
 
-void Gradients::restore_marks(const GradientMarks::Snapshot& left) {
-  marks_.restore(left);
-  for (Tensor& open : open_sums_) open = Tensor();
-}
-
 void Gradients::materialize(const OpContext& ctx) {
   if (arrays_.host_store) arrays_.host_store->finish_arrivals();
   for (size_t i = 0; i < empty_buckets_.size(); ++i) {
@@ -209,7 +140,11 @@ void Gradients::materialize(const OpContext& ctx) {
     empty_buckets_[i] = false;
   }
   for (nn::ParamId id = 0; marks_.any_empty() && id < arrays_.parameters.size(); ++id) {
-    if (marks_.take_empty(id)) zero(ctx, id);
+    if (!marks_.take_empty(id)) continue;
+    const FlatRange range = arrays_.layout.range(id);
+    arrays_.flat.gradients.for_parts(
+        range.begin, range.end, Access::kWrite,
+        [&](const Tensor& part, int64_t) { clear_memory(ctx, *arrays_.device, part); });
   }
 }
 
@@ -300,7 +235,7 @@ std::shared_ptr<Event> Gradients::take_reduced(const OpContext& ctx, const Bucke
 
 void Gradients::finish_backward() {
   if (reducer_ && !backward_held_) reducer_->finish();
-  close_mapped();
+  sums_.close_mapped();
 }
 
 void Gradients::reduce_open() {
@@ -338,7 +273,7 @@ void Gradients::add(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
 }
 
 void Gradients::hold_whole() {
-  if (arrays_.shared() && !held_) held_.allocate(accumulation_type_);
+  if (arrays_.shared() && !held_) held_.allocate(accumulation_type());
 }
 
 void Gradients::reduce_held(const OpContext& ctx) {
@@ -358,8 +293,8 @@ void Gradients::reduce_deferred() {
     const Tensor whole = all.memory().slice(0, bucket.range.begin, bucket.range.end);
     const CollectiveOptions options{.label = arrays_.parameters[layout.order()[bucket.first]].name};
     works.push_back(arrays_.stage == 0 ? arrays_.groups.all->all_reduce(whole, op_, options)
-                                       : arrays_.groups.all->reduce_scatter(arrays_.owned(all, bucket),
-                                                                      whole, op_, options));
+                                       : arrays_.groups.all->reduce_scatter(
+                                             arrays_.owned(all, bucket), whole, op_, options));
   }
   for (const WorkPtr& work : works) work->wait();
 }

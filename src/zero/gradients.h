@@ -7,7 +7,9 @@
 
 #include "nn/gradient_sink.h"
 #include "zero/gradient_marks.h"
+#include "zero/gradient_recording.h"
 #include "zero/gradient_reducer.h"
+#include "zero/gradient_sums.h"
 #include "zero/held_gradients.h"
 #include "zero/share_options.h"
 #include "zero/state_arrays.h"
@@ -27,10 +29,9 @@ class Gradients : public nn::GradientSink {
 
   // Buffers exist only while somebody trains. Types below fp32 sum a micro batch in fp32 and round
   // when it is added, with the threads of `ctx`, which must live until free().
-  void allocate();  // fp32
-  void allocate(const OpContext& ctx, DType type);
+  void allocate(const OpContext& ctx = {}, DType type = DType::kFloat32);
   void free();
-  DType accumulation_type() const { return accumulation_type_; }
+  DType accumulation_type() const { return sums_.type(); }
   // Empties the gradients. The memory is cleared later, and only where backward does not write: by
   // materialize, which must come before anybody looks at the numbers.
   void clear(const OpContext& ctx);
@@ -47,8 +48,8 @@ class Gradients : public nn::GradientSink {
   // Which gradients are empty, and which were given.
   GradientMarks& marks() { return marks_; }
   const GradientMarks& marks() const { return marks_; }
-  // Sets what a backward that was recorded and is replayed left.
-  void restore_marks(const GradientMarks::Snapshot& left);
+  // Of backwards that are recorded: none while gradients of backward are held.
+  GradientRecording* recording() { return backward_held_ ? nullptr : &recording_; }
 
   // As TrainState has arranged the arrays: they are reduced over the ranks that share them, or
   // received by the host; until stop_reducing.
@@ -94,24 +95,18 @@ class Gradients : public nn::GradientSink {
   const StateArrays& arrays() const { return arrays_; }
 
  private:
-  void zero(const OpContext& ctx, nn::ParamId id);
-  void clear_memory(const OpContext& ctx, Tensor memory) const;
-  nn::GradientTarget mapped_target(nn::ParamId id);
-  void add_sum(nn::ParamId id, const Tensor& sum);
-  void close_mapped();
-  Tensor open_sum(nn::ParamId id, bool& add);
+  // Where whole gradients of backward are held.
+  const HeldGradients* holder() const { return backward_held_ ? &held_ : nullptr; }
   std::shared_ptr<Event> take_reduced(const OpContext& ctx, const Bucket& bucket,
                                       const Tensor& average);
 
   StateArrays& arrays_;
-  DType accumulation_type_ = DType::kFloat32;
-  std::vector<Tensor> open_sums_;  // fp32, of this micro batch, by parameter
-  // Where gradients do not lie in memory, those that backward adds to, by parameter.
-  std::vector<ArrayLease> mapped_;
   OpContext ctx_;  // of allocate()
   GradientMarks marks_;
+  GradientSums sums_;
   bool views_exposed_ = false;
   std::unique_ptr<GradientReducer> reducer_;
+  GradientRecording recording_;
   std::vector<bool> empty_buckets_;  // where there is a reducer
   bool replicas_agree_ = true;
   ReduceOp op_ = ReduceOp::kAverage;

@@ -38,7 +38,6 @@ void Weights::release(nn::ParamId id) noexcept {
   if (gatherer_ && !tiling(id)) gatherer_->release(arrays_.layout.bucket_of(id));
 }
 
-// What could not be sent from the host after an update.
 void Weights::send_stale() {
   if (arrays_.host_store && arrays_.host_store->stale()) arrays_.send_weights();
 }
@@ -294,7 +293,7 @@ void Weights::gather(bool frozen_too) {
   for (const Bucket& bucket : arrays_.layout.buckets()) {
     if (!bucket.trainable && !frozen_too) continue;
     works.push_back(arrays_.groups.all->all_gather(whole_bucket(bucket), piece(bucket).map().data(),
-                                             {.label = "weights"}));
+                                                   {.label = "weights"}));
   }
   for (const WorkPtr& work : works) work->wait();
 }

@@ -37,6 +37,10 @@ class Weights : public nn::ParameterReader {
   std::vector<Tensor> acquire_all(std::span<const nn::ParamId> ids);
   bool in_use() const { return open_guards_ > 0; }
 
+  // Sends again what could not be sent from the host after an update. Before work that reads
+  // weights without acquiring them: what was recorded.
+  void send_stale();
+
   // Around what uses weights: a forward with its backward, or a forward alone.
   void begin_pass();
   void end_pass();
@@ -78,7 +82,6 @@ class Weights : public nn::ParameterReader {
   size_t tile_bucket(nn::ParamId id, int64_t tile) const {
     return arrays_.layout.bucket_of(id) + static_cast<size_t>(tile);
   }
-  void send_stale();
   Tensor whole_of_tiles(nn::ParamId id);
   Tensor whole_bucket(const Bucket& bucket) const;  // where the ranks' pieces of it come together
   WeightRoute::Piece piece(const Bucket& bucket) const;  // this rank's

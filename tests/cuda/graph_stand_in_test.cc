@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "cuda/emulation/stand_in.h"
-#include "cuda/model_world.h"
+#include "cuda/offload_world.h"
 #include "cuda/side.h"
 #include "ops/elementwise.h"
 #include "unit/base/expect_error.h"
@@ -84,6 +84,15 @@ TEST_F(RecordedWork, MicroBatchesAreLaunches) {
   for (int i = 0; i < 3; ++i) engine->train_batch();
   EXPECT_EQ(stand_in::graph_launches(), 8);
   EXPECT_EQ(stand_in::host_waits() - waits, 3);
+}
+
+// Of an offloaded optimizer too: one kind of micro batch, whose gradients the host receives and
+// adds up after the launch.
+TEST_F(RecordedWork, MicroBatchesOfAnOffloadedOptimizerAreLaunches) {
+  const auto engine =
+      make_engine_on(true, offloaded(with(base_config(), {{"graph_harvesting", true}})));
+  for (int i = 0; i < 3; ++i) engine->train_batch();
+  EXPECT_EQ(stand_in::graph_launches(), 5) << "of six, the first of which runs as ever";
 }
 
 // What cannot be recorded runs as without.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "cuda/model_world.h"
+#include "cuda/offload_world.h"
 #include "cuda/side.h"
 #include "data/dataset.h"
 #include "ops/elementwise.h"
@@ -220,7 +221,12 @@ std::vector<Variant> variants() {
           {"EveryGradient",
            model_config(0),
            {{"zero_optimization", {{"ignore_unused_parameters", false}}}}},
-          {"Lamb", llama_config(), {{"optimizer", {{"type", "Lamb"}}}}}};
+          {"Lamb", llama_config(), {{"optimizer", {{"type", "Lamb"}}}}},
+          {"Offloaded", model_config(0.1), offloaded(Json::object())},
+          {"OffloadedPageable", model_config(0.1), offloaded(bf16, false)},
+          {"OffloadedSplit", llama_config(),
+           offloaded({{"bf16", {{"enabled", true}, {"split_master", true}}},
+                      {"gradient_accumulation_steps", 3}})}};
 }
 
 class GpuRecordedTraining : public GpuModel, public ::testing::WithParamInterface<Variant> {};

@@ -83,6 +83,22 @@ TEST_F(OffloadFaults, WeightsThatDoNotArriveAreSentAgain) {
   }
 }
 
+// Launches of recorded passes acquire nothing: the weights are sent before them.
+TEST_F(OffloadFaults, RecordedPassesGetTheWeightsThatAreSentAgain) {
+  const Json config = offloaded(with(plain_config(), {{"graph_harvesting", true}}));
+  const auto engine = offload_engine(config), calm = offload_engine(config);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(engine->train_batch().loss, calm->train_batch().loss);
+  step_with_random_gradients(*calm, 1);
+  give_random_gradients(*engine, 1);
+  stand_in::fail_next("cudaMemcpyAsync", cudaErrorIllegalAddress);
+  EXPECT_TRUE(engine->step().applied);
+  EXPECT_EQ(stand_in::fail_no_more(), 0);
+  const int64_t before = stand_in::graph_launches();
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(engine->train_batch().loss, calm->train_batch().loss);
+  EXPECT_EQ(stand_in::graph_launches() - before, 4);
+  EXPECT_TRUE(same_bits(weights_of(*engine), weights_of(*calm)));
+}
+
 // The open step is given up, and nothing else.
 TEST_F(OffloadFaults, GradientsThatDoNotArriveEndTheStep) {
   for (const bool pinned : {true, false}) {
