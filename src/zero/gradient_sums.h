@@ -37,7 +37,7 @@ class GradientSums {
   GradientMarks& marks_;
   OpContext ctx_;
   DType type_ = DType::kFloat32;
-  std::vector<Tensor> open_;         // fp32, of this micro batch, by parameter
+  std::vector<Tensor> open_;        // fp32, of this micro batch, by parameter
   std::vector<ArrayLease> mapped_;  // by parameter
 };
 
