@@ -33,7 +33,7 @@ struct ModelPasses::Pending {
     options.kept_inputs = inputs;
     return options;
   }
-  nn::RouterRecord routers;  // the tape refers to it
+  nn::RouterRecord routers;                           // the tape refers to it
   const std::unique_ptr<nn::KeptInputs> kept_inputs;  // goes after the tape
   nn::Tape tape;
   std::shared_ptr<nn::GradientSlot> loss_gradient;
