@@ -49,7 +49,7 @@ MESH_READERS = ("optim", "data", "checkpoint", "zero", "engine")
 COMM_RANK = re.compile(r"\b(?:\w*(?:comm|world|group)\w*(?:\(\))?(?:->|\.)|"
                        r"(?:all|shard|replicas|secondary|node|across|ranks)_?->)(?:rank|size)\s*\(\s*\)")
 # Nor does it make groups of its own.
-COMM_SPLIT = re.compile(r"(?:->|\.)split\s*\(|\bmake_single_communicator\s*\(")
+COMM_SPLIT = re.compile(r"(?:->|\.)split\s*\(\s*[^)\s]|\bmake_single_communicator\s*\(")
 # These run one collective over a group that they are given.
 COMM_RANK_ALLOWED = {"src/engine/agreement.cc", "src/engine/rank_devices.cc", "src/engine/product_timing.cc"}
 # The world of an engine that is given none.
