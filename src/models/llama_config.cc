@@ -13,6 +13,17 @@ using enum LlamaKind;
 
 constexpr int64_t kWindowLimit = int64_t{1} << 40;
 
+// Sizes that a family's configuration class has where a key is absent.
+struct Sizes {
+  int64_t vocab_size = 32000;
+  int64_t width = 4096;
+  int64_t inner = 11008;
+  int64_t layers = 32;
+  int64_t heads = 32;
+  int64_t kv_heads = 32;  // where the number of heads is absent, too; else that
+  int64_t head_size = 0;  // 0: the width's share
+};
+
 // What the families say where a key is absent, and what they have at all.
 struct Defaults {
   LlamaKind kind;
@@ -21,27 +32,41 @@ struct Defaults {
   bool attention_bias = false;  // there is such a key
   HeadNorm head_norm = HeadNorm::kNone;
   std::optional<int64_t> padding = {};
+  Sizes sizes = {};
 };
 constexpr Defaults kDefaults[] = {
     {.kind = kLlama, .positions = 2048, .attention_bias = true},
     {.kind = kMistral, .positions = 131072},
-    {.kind = kMixtral, .positions = 131072, .norm_epsilon = 1e-5},
+    {.kind = kMixtral,
+     .positions = 131072,
+     .norm_epsilon = 1e-5,
+     .sizes = {.inner = 14336, .kv_heads = 8}},
     {.kind = kQwen2, .positions = 32768},
-    {.kind = kQwen2Moe, .positions = 32768},
-    {.kind = kQwen3, .positions = 32768, .attention_bias = true, .head_norm = HeadNorm::kEach},
-    {.kind = kQwen3Moe, .positions = 32768, .attention_bias = true, .head_norm = HeadNorm::kEach},
+    {.kind = kQwen2Moe, .positions = 32768, .sizes = {151936, 2048, 5632, 24, 16, 16}},
+    {.kind = kQwen3,
+     .positions = 32768,
+     .attention_bias = true,
+     .head_norm = HeadNorm::kEach,
+     .sizes = {151936, 4096, 22016, 32, 32, 32, 128}},
+    {.kind = kQwen3Moe,
+     .positions = 32768,
+     .attention_bias = true,
+     .head_norm = HeadNorm::kEach,
+     .sizes = {151936, 2048, 6144, 24, 32, 4}},
     {.kind = kOlmo2,
      .positions = 2048,
      .norm_epsilon = 1e-5,
      .attention_bias = true,
      .head_norm = HeadNorm::kAll,
-     .padding = 1},
+     .padding = 1,
+     .sizes = {.vocab_size = 50304}},
     {.kind = kOlmoe,
      .positions = 4096,
      .norm_epsilon = 1e-5,
      .attention_bias = true,
      .head_norm = HeadNorm::kAll,
-     .padding = 1},
+     .padding = 1,
+     .sizes = {50304, 2048, 2048, 16, 16, 16}},
 };
 
 const Defaults& defaults_of(LlamaKind kind) {
@@ -165,15 +190,19 @@ LlamaConfig parse_llama(const Json& config, LlamaKind kind) {
   const Defaults& family = defaults_of(kind);
   LlamaConfig c;
   c.kind = kind;
-  c.vocab_size = read.count("vocab_size", c.vocab_size, int64_t{1} << 30);
-  c.width = read.count("hidden_size", c.width, int64_t{1} << 20);
-  c.inner = read.count("intermediate_size", c.inner, int64_t{1} << 22);
-  c.layers = read.count("num_hidden_layers", c.layers, 10000);
-  c.heads = read.count("num_attention_heads", c.heads, int64_t{1} << 16);
-  c.kv_heads = read.count("num_key_value_heads", c.heads, int64_t{1} << 16);
+  const Sizes& sizes = family.sizes;
+  c.vocab_size = read.count("vocab_size", sizes.vocab_size, int64_t{1} << 30);
+  c.width = read.count("hidden_size", sizes.width, int64_t{1} << 20);
+  c.inner = read.count("intermediate_size", sizes.inner, int64_t{1} << 22);
+  c.layers = read.count("num_hidden_layers", sizes.layers, 10000);
+  c.heads = read.count("num_attention_heads", sizes.heads, int64_t{1} << 16);
+  c.kv_heads =
+      read.count("num_key_value_heads", read.has("num_attention_heads") ? c.heads : sizes.kv_heads,
+                 int64_t{1} << 16);
   DS_CHECK(read.has("head_dim") || c.width % c.heads == 0, Code::kConfig, read.where(),
            ": hidden_size ", c.width, " is not a multiple of num_attention_heads ", c.heads);
-  c.head_size = read.count("head_dim", std::max<int64_t>(c.width / c.heads, 1), 1 << 16);
+  const int64_t share = std::max<int64_t>(c.width / c.heads, 1);
+  c.head_size = read.count("head_dim", sizes.head_size > 0 ? sizes.head_size : share, 1 << 16);
   check_heads(read, c.heads, c.kv_heads, c.head_size);
   c.positions = read.count("max_position_embeddings", family.positions, int64_t{1} << 24);
   c.activation = read_activation(read, "hidden_act", "silu");

@@ -268,6 +268,27 @@ TEST(ExpertPlan, TellsActiveParameters) {
   }
 }
 
+// The published sizes of Mixtral 8x7B and of Qwen3-30B-A3B; what a document leaves out is the
+// family's.
+TEST(ExpertPlan, PublishedModels) {
+  struct Published {
+    Json model;
+    double all, active;
+  };
+  for (const Published& p :
+       {Published{{{"model_type", "mixtral"}}, 46.7e9, 12.9e9},
+        Published{{{"model_type", "qwen3_moe"}, {"num_hidden_layers", 48}, {"head_dim", 128}},
+                  30.5e9,
+                  3.3e9}}) {
+    const auto architecture = models::build_architecture(p.model);
+    const nn::ParameterSet& parameters = architecture->parameters();
+    EXPECT_NEAR(static_cast<double>(parameters.elements()), p.all, 0.05e9);
+    EXPECT_NEAR(
+        static_cast<double>(parameters.active_elements(architecture->info().experts_per_token)),
+        p.active, 0.06e9);
+  }
+}
+
 TEST(ExpertCombinations, Fp8IsRefusedByName) {
   const std::string why = error_of(Code::kUnsupported, [] {
     make_engine(with(base_config(), {{"bf16", {{"enabled", true}}}, {"fp8", {{"enabled", true}}}}),
