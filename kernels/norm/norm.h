@@ -63,9 +63,9 @@ using RmsNormBackward = NormBackward<T, false>;
 // Of float, bfloat16 and float16. A row is read from memory once and then from cache: mean,
 // variance around it, output.
 template <class T, bool kCentred>
-void norm(const Norm<T, kCentred>& call, ThreadPool& pool);
+void norm_forward(const Norm<T, kCentred>& call, ThreadPool& pool);
 template <class T, bool kCentred>
-void norm(const Norm<T, kCentred>& call, const GpuStream& on);
+void norm_forward(const Norm<T, kCentred>& call, const GpuStream& on);
 
 template <class T, bool kCentred>
 int64_t norm_partials(const NormBackward<T, kCentred>& call, const ThreadPool&) {

@@ -60,7 +60,7 @@ HWY_EXPORT(norm_functions);
 }  // namespace
 
 template <class T, bool kCentred>
-void norm(const Norm<T, kCentred>& call, ThreadPool& pool) {
+void norm_forward(const Norm<T, kCentred>& call, ThreadPool& pool) {
   using Call = Norm<T, kCentred>;
   if (call.cols <= 0) return;
   constexpr int64_t kElements = 16384;
@@ -86,12 +86,12 @@ void norm_backward(const NormBackward<T, kCentred>& call, ThreadPool& pool) {
   if constexpr (kCentred) add_partial_sums(dbeta, chunks, call.cols, call.dbeta, pool);
 }
 
-template void norm(const LayerNorm<float>&, ThreadPool&);
-template void norm(const LayerNorm<bfloat16>&, ThreadPool&);
-template void norm(const LayerNorm<float16>&, ThreadPool&);
-template void norm(const RmsNorm<float>&, ThreadPool&);
-template void norm(const RmsNorm<bfloat16>&, ThreadPool&);
-template void norm(const RmsNorm<float16>&, ThreadPool&);
+template void norm_forward(const LayerNorm<float>&, ThreadPool&);
+template void norm_forward(const LayerNorm<bfloat16>&, ThreadPool&);
+template void norm_forward(const LayerNorm<float16>&, ThreadPool&);
+template void norm_forward(const RmsNorm<float>&, ThreadPool&);
+template void norm_forward(const RmsNorm<bfloat16>&, ThreadPool&);
+template void norm_forward(const RmsNorm<float16>&, ThreadPool&);
 template void norm_backward(const LayerNormBackward<float>&, ThreadPool&);
 template void norm_backward(const LayerNormBackward<bfloat16>&, ThreadPool&);
 template void norm_backward(const LayerNormBackward<float16>&, ThreadPool&);

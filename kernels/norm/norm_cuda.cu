@@ -92,7 +92,7 @@ void backward(const Call& call, const GpuStream& on, const char* name) {
 }  // namespace
 
 template <class T, bool kCentred>
-void norm(const Norm<T, kCentred>& call, const GpuStream& on) {
+void norm_forward(const Norm<T, kCentred>& call, const GpuStream& on) {
   forward(call, on, kCentred ? "layer_norm" : "rms_norm");
 }
 template <class T, bool kCentred>
@@ -100,12 +100,12 @@ void norm_backward(const NormBackward<T, kCentred>& call, const GpuStream& on) {
   backward(call, on, kCentred ? "layer_norm_backward" : "rms_norm_backward");
 }
 
-template void norm(const LayerNorm<float>&, const GpuStream&);
-template void norm(const LayerNorm<bfloat16>&, const GpuStream&);
-template void norm(const LayerNorm<float16>&, const GpuStream&);
-template void norm(const RmsNorm<float>&, const GpuStream&);
-template void norm(const RmsNorm<bfloat16>&, const GpuStream&);
-template void norm(const RmsNorm<float16>&, const GpuStream&);
+template void norm_forward(const LayerNorm<float>&, const GpuStream&);
+template void norm_forward(const LayerNorm<bfloat16>&, const GpuStream&);
+template void norm_forward(const LayerNorm<float16>&, const GpuStream&);
+template void norm_forward(const RmsNorm<float>&, const GpuStream&);
+template void norm_forward(const RmsNorm<bfloat16>&, const GpuStream&);
+template void norm_forward(const RmsNorm<float16>&, const GpuStream&);
 template void norm_backward(const LayerNormBackward<float>&, const GpuStream&);
 template void norm_backward(const LayerNormBackward<bfloat16>&, const GpuStream&);
 template void norm_backward(const LayerNormBackward<float16>&, const GpuStream&);

@@ -88,7 +88,7 @@ void forward(const Op& op, const Tensor& x, const Tensor& residual, const Tensor
     call.sum = data_of<T>(out.sum);
     call.mean = data_of<float>(out.mean);
     call.rstd = out.rstd.data<float>();
-    run(op.ctx, [&](auto& on) { kernels::norm(call, on); });
+    run(op.ctx, [&](auto& on) { kernels::norm_forward(call, on); });
   });
 }
 
