@@ -45,7 +45,9 @@ class RecordedTokens : public ::testing::Test {
             after.graphs - before.graphs, after.waits - before.waits, after.events - before.events};
   }
   static infer::Decoder decoder(models::Model& model, bool graphs) {
-    return infer::Decoder(model.context(), model.reader(), model.architecture(), 30, graphs);
+    infer::GenerateOptions options;
+    options.graphs = graphs;
+    return infer::Decoder(model.context(), model.reader(), model.architecture(), 30, options);
   }
 };
 
@@ -102,7 +104,7 @@ TEST_F(RecordedTokens, ATokenIsALaunchAnUploadAndADownload) {
 // Each room has its graph: of one split of keys, of two, and of what is left.
 TEST_F(RecordedTokens, LongTextsGetGraphsOfTheirOwn) {
   const auto model = make_model(with(llama_config(), {{"max_position_embeddings", 600}}), true);
-  infer::Decoder recorded(model->context(), model->reader(), model->architecture(), 530, true);
+  infer::Decoder recorded(model->context(), model->reader(), model->architecture(), 530, {});
   const auto graphs = [&](int tokens) {
     const int64_t before = stand_in::graph_launches();
     for (int i = 0; i < tokens; ++i) token(recorded);

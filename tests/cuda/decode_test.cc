@@ -51,7 +51,9 @@ std::vector<int32_t> some_ids(int64_t n, uint64_t seed) {
 class GpuDecoding : public GpuModel, public ::testing::WithParamInterface<Family> {
  protected:
   infer::Decoder decoder(models::Model& model, int64_t capacity, bool graphs) const {
-    return infer::Decoder(model.context(), model.reader(), model.architecture(), capacity, graphs);
+    infer::GenerateOptions options;
+    options.graphs = graphs;
+    return infer::Decoder(model.context(), model.reader(), model.architecture(), capacity, options);
   }
   // Feeds both the same, and compares the bits of what they give.
   static void step(infer::Decoder& recorded, infer::Decoder& plain, std::span<const int32_t> ids,
