@@ -17,6 +17,7 @@ using kernels::cublaslt::open_library;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 TEST_F(CublasLt, LibrariesThatCannotBeUsedSayWhy) {
   EXPECT_EQ(open_library("off").reason, "DS_CUBLASLT_LIBRARY is \"off\"");
@@ -24,8 +25,8 @@ TEST_F(CublasLt, LibrariesThatCannotBeUsedSayWhy) {
   EXPECT_FALSE(missing.usable());
   EXPECT_THAT(missing.reason, HasSubstr("/nowhere/libcublasLt.so.13"));
   EXPECT_THAT(missing.reason, HasSubstr("DS_CUBLASLT_LIBRARY"));
-  EXPECT_EQ(open_library("libc.so.6").reason,
-            "libc.so.6 is no usable cuBLASLt: it has no cublasLtGetVersion");
+  EXPECT_THAT(open_library("libc.so.6").reason,
+              StartsWith("libc.so.6 is no usable cuBLASLt: it has no cublasLtGetVersion, "));
 
   for (const auto& [version, usable] :
        {std::pair<size_t, bool>{111103, false}, {120000, true}, {139999, true}, {140000, false}}) {
