@@ -44,6 +44,8 @@ class Offload(CliCase):
                     device = zero[key].get("device") if isinstance(zero[key], dict) else "cpu"
                     seen.add((key, device, zero.get("stage")))
                 trained = self.train_document(document, name)
+                if "zenflow" in zero:
+                    continue  # it needs offload, and changes what is trained
                 plain = {key: value for key, value in zero.items() if key not in OFFLOAD}
                 self.assertEqual(trained, self.train_document(
                     {**document, "zero_optimization": plain}, f"{name}-plain"))
