@@ -46,6 +46,7 @@ class Training {
   libds::Model new_model(const std::string& path) const;
   void open_tokenizer();
   void keep_settings(const std::string& tokenizer) const;
+  std::string engine_options() const;
   void open_engine();
   void open_data();
   void describe() const;
@@ -173,9 +174,19 @@ void Training::keep_settings(const std::string& tokenizer) const {
   }
 }
 
+// How long samples will be, where that is known before the engine is there: what they need is
+// planned then.
+std::string Training::engine_options() const {
+  Json options = parse_json(config_.options, "options of the engine");
+  const int64_t otherwise = o_.load.empty() ? model_positions(model_config_) : 0;
+  const int64_t length = o_.sequence_length.value_or(data_.sequence_length().value_or(otherwise));
+  if (length > 0) options["set"]["/memory_plan/sequence_length"] = length;
+  return options.dump();
+}
+
 void Training::open_engine() {
   try {
-    engine_ = libds::Engine(config_.text, model_, &comm_, config_.options);
+    engine_ = libds::Engine(config_.text, model_, &comm_, engine_options());
   } catch (const libds::Error& error) {
     if (error.status() != DS_ERR_CONFIG || o_.config.path.empty()) throw;
     throw Failure(o_.config.path + ": " + plain_message(error));

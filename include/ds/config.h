@@ -41,12 +41,29 @@ DS_API ds_status ds_config_schema(char** out_json);
  * What training would take on each rank of a world that need not be there, from shapes alone.
  * @param model_json    a Hugging Face config.json, or {"parameters": N, "layers": L}: only a size
  * @param config_json   a DeepSpeed configuration
- * @param options_json  {"world": 1, "ranks_per_node": 0 (all), "sequence_length": 0 (the model's)}
- * @param out_json      "model", "stage", "memory_per_rank" (bytes by tag), "host_memory_per_rank"
- *                      (with offload_optimizer, of ranks with a GPU), "files_per_rank" (with its
- *                      device nvme) and "moved_per_step" (a list of collectives: bytes that a
- *                      rank sends within its node and across)
- * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED. Threads: any. Since: 0.4.
+ * @param options_json  {"world": 1, "ranks_per_node": 0 (all), "sequence_length": 0 (the model's),
+ *                      "device": "cpu" or "cuda" (unset: GPUs where offload_optimizer is given)},
+ *                      and what the plan is compared with: "compare": true (does it fit, and what
+ *                      would help?) or "fit": true (which variant is the fastest that fits?), with
+ *                      "memory", "gpu_memory", "disk" (bytes of a rank; unset: this machine's,
+ *                      but no GPU's), and for "fit" "folder" (of files, where the configuration
+ *                      names none) and "rates" (per second: "product_flops", "memory_bytes",
+ *                      "read_bytes", "write_bytes", "near_bytes", "far_bytes"; those that are not
+ *                      given are measured on this machine, in a second or so; far_bytes is then
+ *                      1.25e9)
+ * @param out_json      "model", "stage", "memory_per_rank" (bytes by use at the fullest moment,
+ *                      passes of one micro batch counted by running them over no memory),
+ *                      "host_memory_per_rank" (with offload_optimizer, of ranks with a GPU),
+ *                      "files_per_rank" (with device nvme) and "moved_per_step" (a list of
+ *                      collectives: bytes that a rank sends within its node and across). With
+ *                      "compare" also "fits", "shortages" ("place", "limit", "needed_bytes",
+ *                      "available_bytes") and "remedies", three at most, cheapest first ("merge":
+ *                      what to merge into the configuration, "fits", "needed_bytes",
+ *                      "saved_bytes", "cost"). With "fit" the plan is that of the variant, and
+ *                      "fit" has "config", "changes", "seconds_per_step" (estimated, by what they
+ *                      are spent on), "rates" and "tried"
+ * Errors: DS_ERR_CONFIG, DS_ERR_UNSUPPORTED; DS_ERR_OUT_OF_MEMORY with "fit" where no variant fits;
+ * DS_ERR_IO where a disk is to be measured and cannot be written. Threads: any. Since: 0.4.
  */
 DS_API ds_status ds_plan(const char* model_json, const char* config_json, const char* options_json,
                          char** out_json);

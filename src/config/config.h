@@ -310,6 +310,19 @@ struct AioConfig {
   bool overlap_events = true;      // the next request begins as soon as one has ended
 };
 
+// The plan of memory that engines check when they are made; see docs/train-what-does-not-fit.md.
+struct MemoryPlanConfig {
+  enum class Check { kRefuse, kWarn, kOff };
+  Check check = Check::kRefuse;
+  std::optional<int64_t> sequence_length;  // of samples; unset: nobody knows yet
+  std::optional<int64_t> limit_bytes;      // of the host's memory that a rank may have
+  // Bytes that a use of memory may have, by the names of the plan.
+  struct Budgets {
+    std::optional<int64_t> parameters, gradients, optimizer, activations, communication, io, files;
+  };
+  Budgets budgets;
+};
+
 enum class TagValidation { kWarn, kIgnore, kFail };
 
 struct CheckpointConfig {
@@ -364,6 +377,7 @@ class Config {
   ActivationCheckpointingConfig activation_checkpointing;
   ZeroConfig zero;
   AioConfig aio;
+  MemoryPlanConfig memory_plan;
   CommsLoggerConfig comms_logger;
   CheckpointConfig checkpoint;
 

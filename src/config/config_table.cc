@@ -170,6 +170,7 @@ std::vector<Key> section_rows() {
       optional_section("scheduler", scheduler_table()).to(&Config::scheduler),
       section("zero_optimization", zero_table()).or_bool_for("stage").to(&Config::zero),
       section("aio", aio_table()).to(&Config::aio),
+      section("memory_plan", memory_plan_table()).to(&Config::memory_plan),
       section("timers", timers_table()),
       section("tensorboard", tensorboard_table()).to(&Config::tensorboard),
       section("csv_monitor", csv_monitor_table()).to(&Config::csv_monitor),

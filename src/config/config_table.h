@@ -49,6 +49,7 @@ KeyTable activation_checkpointing_table();
 KeyTable elasticity_table();
 KeyTable autotuning_table();
 KeyTable eigenvalue_table();
+KeyTable memory_plan_table();
 KeyTable progressive_layer_drop_table();
 // config_table_data.cc
 KeyTable curriculum_learning_table();

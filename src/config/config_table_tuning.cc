@@ -1,4 +1,4 @@
-// elasticity, autotuning, eigenvalue (quantize_training), progressive_layer_drop.
+// elasticity, autotuning, memory_plan, eigenvalue (quantize_training), progressive_layer_drop.
 #include "config/config_table.h"
 
 namespace ds {
@@ -75,6 +75,55 @@ KeyTable autotuning_table() {
                })
       .gated_by("enabled")
       .ignores_other_keys();
+}
+
+namespace {
+
+// A budget of a rank in bytes.
+Key budget(const char* name, const char* what,
+           std::optional<int64_t> MemoryPlanConfig::Budgets::*field) {
+  return integer(name, std::nullopt, what).at_least(0).to(field);
+}
+
+}  // namespace
+
+KeyTable memory_plan_table() {
+  using Check = MemoryPlanConfig::Check;
+  using Budgets = MemoryPlanConfig::Budgets;
+  KeyTable budgets = table(
+      "Bytes that a rank may have for a use of memory; a plan that needs more is treated as one "
+      "that does not fit.",
+      {
+          budget("parameters", "Weights, and masters beside them.", &Budgets::parameters),
+          budget("gradients", "Gradients.", &Budgets::gradients),
+          budget("optimizer", "Moments.", &Budgets::optimizer),
+          budget("activations", "Activations and work space.", &Budgets::activations),
+          budget("communication", "Gathered weights, and gradients on their way.",
+                 &Budgets::communication),
+          budget("io", "Memory between passes and files.", &Budgets::io),
+          budget("files", "State in files.", &Budgets::files),
+      });
+  return table(
+      "Before an engine allocates anything, what `ds plan` counts is compared with what there is: "
+      "memory and swap of the machine, limits of control groups and of the process, memory of the "
+      "GPU, room on the disks of nvme_path. (Extension.)",
+      {
+          choice("check", {"refuse", "warn", "off"}, "refuse",
+                 "What cannot fit is refused, with a table and what would help. warn: it is tried "
+                 "all the same; off: nothing is planned.")
+              .chooses(std::vector{Check::kRefuse, Check::kWarn, Check::kOff},
+                       &MemoryPlanConfig::check),
+          integer("sequence_length", std::nullopt,
+                  "Tokens of a sample, for activations. null: only what is needed whatever it is "
+                  "can be refused; what samples of full length would need is a warning.")
+              .at_least(1)
+              .to(&MemoryPlanConfig::sequence_length),
+          integer("limit_bytes", std::nullopt,
+                  "Host memory that a rank may have, where that is less than there is.")
+              .at_least(1)
+              .to(&MemoryPlanConfig::limit_bytes),
+          section("budgets", std::move(budgets)).to(&MemoryPlanConfig::budgets),
+      });
 }
 
 KeyTable eigenvalue_table() {

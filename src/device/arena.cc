@@ -92,7 +92,8 @@ bool touch(std::byte* begin, int64_t bytes, int threads) {
 
 }  // namespace
 
-Arena::Arena(int64_t limit) : limit_(limit), threads_(ThreadPool::available_cpus()) {}
+Arena::Arena(int64_t limit, Pages pages)
+    : limit_(limit), pages_(pages), threads_(ThreadPool::available_cpus()) {}
 
 Arena::~Arena() {
   for (const Range& range : ranges_) {
@@ -220,8 +221,9 @@ bool Arena::back(size_t index, int64_t more) {
   const auto length = static_cast<size_t>(bytes);
   if (::mprotect(begin, length, PROT_READ | PROT_WRITE) != 0) return false;
   // Best effort: without huge pages everything works, more slowly.
-  static_cast<void>(::madvise(begin, length, MADV_HUGEPAGE));
-  if (!touch(begin, bytes, threads_.load())) {
+  const bool touched = pages_ == Pages::kTouched;
+  static_cast<void>(::madvise(begin, length, touched ? MADV_HUGEPAGE : MADV_NOHUGEPAGE));
+  if (touched && !touch(begin, bytes, threads_.load())) {
     static_cast<void>(::madvise(begin, length, MADV_DONTNEED));
     static_cast<void>(::mprotect(begin, length, PROT_NONE));
     return false;

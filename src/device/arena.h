@@ -22,8 +22,10 @@ class Arena {
   static constexpr int64_t kPage = 4096;
   static constexpr int64_t kLarge = int64_t{1} << 20;
 
-  // `limit` in bytes held from the system; 0 = none.
-  explicit Arena(int64_t limit);
+  // `limit` in bytes held from the system; 0 = none. Pages that are not touched are zeros for whom
+  // reads them, and there from when somebody writes them.
+  enum class Pages { kTouched, kUntouched };
+  explicit Arena(int64_t limit, Pages pages = Pages::kTouched);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -67,6 +69,7 @@ class Arena {
   int64_t free_tail(size_t range) const noexcept;
 
   const int64_t limit_;
+  const Pages pages_;
   std::atomic<int> threads_;
   std::mutex mutex_;
   std::vector<Range> ranges_;

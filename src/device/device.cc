@@ -8,17 +8,23 @@ namespace {
 
 // A table of the account: one line per tag that was used.
 std::string format_memory_report(const Device& device) {
-  std::string out = str_cat("memory of ", device.describe(), " (now / peak):\n");
   const MemoryAccount& account = device.account();
+  int64_t all = 0;
+  for (int i = 0; i < kMemoryTags; ++i) all += account.planned(static_cast<MemoryTag>(i));
+  std::string out = str_cat("memory of ", device.describe(),
+                            all > 0 ? " (now / peak / planned):\n" : " (now / peak):\n");
+  const auto row = [&](std::string_view name, int64_t now, int64_t peak, int64_t planned) {
+    out += str_cat("  ", name, ": ", format_bytes(now), " / ", format_bytes(peak));
+    if (all > 0) out += str_cat(" / ", format_bytes(planned));
+  };
   for (int i = 0; i < kMemoryTags; ++i) {
     const auto tag = static_cast<MemoryTag>(i);
-    if (account.peak(tag) == 0) continue;
-    out += str_cat("  ", memory_tag_name(tag), ": ", format_bytes(account.now(tag)), " / ",
-                   format_bytes(account.peak(tag)), "\n");
+    if (account.peak(tag) == 0 && account.planned(tag) == 0) continue;
+    row(memory_tag_name(tag), account.now(tag), account.peak(tag), account.planned(tag));
+    out += "\n";
   }
-  out += str_cat("  total: ", format_bytes(account.total_now()), " / ",
-                 format_bytes(account.total_peak()), ", reserved ",
-                 format_bytes(device.reserved_bytes()), "\n");
+  row("total", account.total_now(), account.total_peak(), all);
+  out += str_cat(", reserved ", format_bytes(device.reserved_bytes()), "\n");
   return out;
 }
 

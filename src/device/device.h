@@ -34,6 +34,8 @@ class Device {
   virtual ~Device() = default;
 
   virtual DeviceKind kind() const noexcept = 0;
+  // False where memory is counted and holds nothing: operators ask for theirs and compute nothing.
+  virtual bool computes() const noexcept { return true; }
   virtual int index() const noexcept = 0;
   virtual std::string describe() const = 0;
 

@@ -23,7 +23,10 @@ class HostStream : public Stream {
 
 class HostDevice : public Device {
  public:
-  HostDevice() { account_.count_in(process_account(/*gpu=*/false)); }
+  // `there`: its memory is the process's, and counted as that.
+  explicit HostDevice(bool there = true) {
+    if (there) account_.count_in(process_account(/*gpu=*/false));
+  }
   DeviceKind kind() const noexcept override { return DeviceKind::kCpu; }
   int index() const noexcept override { return 0; }
 

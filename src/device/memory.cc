@@ -28,6 +28,10 @@ void MemoryAccount::remove(MemoryTag tag, int64_t bytes) noexcept {
   if (sum_ != nullptr) sum_->remove(tag, bytes);
 }
 
+void MemoryAccount::set_planned(const ByTag& bytes) noexcept {
+  for (size_t i = 0; i < bytes.size(); ++i) planned_[i].store(bytes[i]);
+}
+
 void MemoryAccount::reset_peaks() noexcept {
   for (Slot& s : slots_) s.peak.store(s.now.load());
   total_.peak.store(total_.now.load());

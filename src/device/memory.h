@@ -28,6 +28,13 @@ class MemoryAccount {
   void add(MemoryTag tag, int64_t bytes) noexcept;
   void remove(MemoryTag tag, int64_t bytes) noexcept;
   void reset_peaks() noexcept;
+  // What somebody means to hold at the fullest moment, by tag, for messages; all 0: nobody has
+  // said.
+  using ByTag = std::array<int64_t, kMemoryTags>;
+  void set_planned(const ByTag& bytes) noexcept;
+  int64_t planned(MemoryTag tag) const noexcept {
+    return planned_[static_cast<size_t>(tag)].load();
+  }
   // From now on `sum` counts what this account counts; before anything is counted.
   void count_in(MemoryAccount& sum) noexcept { sum_ = &sum; }
 
@@ -45,6 +52,7 @@ class MemoryAccount {
   const Slot& slot(MemoryTag tag) const noexcept { return slots_[static_cast<size_t>(tag)]; }
 
   std::array<Slot, kMemoryTags> slots_;
+  std::array<std::atomic<int64_t>, kMemoryTags> planned_{};
   Slot total_;
   MemoryAccount* sum_ = nullptr;  // counts the same bytes
 };

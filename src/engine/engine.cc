@@ -12,6 +12,7 @@
 #include "engine/engine_documents.h"
 #include "engine/evaluation.h"
 #include "engine/external_gradients.h"
+#include "engine/memory_check.h"
 #include "engine/open_step.h"
 #include "engine/parameter_scopes.h"
 #include "engine/parameter_values.h"
@@ -51,6 +52,7 @@ void Engine::make_parts() {
   check_combinations(situation_of(*run_));
   check_rank_devices(*model.device(), run_->world());
   model.host()->use_threads(run_->pool.threads());
+  check_memory(*run_);
   set_up_state(*run_);
   updater_ = std::make_unique<Updater>(run_->config, *run_->state);
   run_->state->arrays().sync_masters = [this](bool write) {

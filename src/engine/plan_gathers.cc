@@ -43,10 +43,10 @@ class Done : public Work {
 // Counts what a rank asks for, and moves nothing.
 class CountingRoute : public zero::BucketRoute {
  public:
-  CountingRoute(const zero::FlatLayout& layout, DType type,
+  CountingRoute(const zero::FlatLayout& layout, const MakeBucket& make, DType type,
                 const std::function<int64_t(const zero::Bucket&)>& travels, bool second_copies)
-      : device_(std::make_shared<NoMemory>()),
-        layout_(layout),
+      : layout_(layout),
+        make_(make),
         type_(type),
         travels_(travels),
         second_copies_(second_copies),
@@ -54,7 +54,7 @@ class CountingRoute : public zero::BucketRoute {
 
   Flight start(size_t index, Tensor& whole, const CollectiveOptions&) override {
     const zero::Bucket& bucket = layout_.buckets()[index];
-    whole = Tensor::empty(device_, type_, {bucket.range.elements()}, MemoryTag::kCommunication);
+    whole = make_(bucket);
     Flight flight;
     flight.work = done_;
     flight.near = second_valid_[index];
@@ -78,8 +78,8 @@ class CountingRoute : public zero::BucketRoute {
   const GatherCounts& counts() const { return counts_; }
 
  private:
-  const std::shared_ptr<Device> device_;
   const zero::FlatLayout& layout_;
+  MakeBucket make_;
   DType type_;
   std::function<int64_t(const zero::Bucket&)> travels_;
   bool second_copies_;
@@ -200,12 +200,23 @@ std::vector<WeightUse> record_uses(const Json& model, const nn::ParameterSet& pa
   return uses;
 }
 
+std::unique_ptr<zero::BucketRoute> make_counting_route(const zero::FlatLayout& layout,
+                                                       const MakeBucket& make) {
+  const auto none = [](const zero::Bucket&) { return int64_t{0}; };
+  return std::make_unique<CountingRoute>(layout, make, DType::kFloat32, none, false);
+}
+
 GatherCounts count_gathers(const zero::FlatLayout& layout,
                            const zero::WeightGatherer::Limits& limits, DType compute_type,
                            const std::function<int64_t(const zero::Bucket&)>& travels,
                            bool second_copies, const std::vector<WeightUse>& pass, int64_t passes) {
   constexpr int kSteps = 3;  // until the order is known, and one that counts
-  auto route = std::make_unique<CountingRoute>(layout, compute_type, travels, second_copies);
+  const MakeBucket make = [device = std::make_shared<NoMemory>(),
+                           compute_type](const zero::Bucket& bucket) {
+    return Tensor::empty(device, compute_type, {bucket.range.elements()},
+                         MemoryTag::kCommunication);
+  };
+  auto route = std::make_unique<CountingRoute>(layout, make, compute_type, travels, second_copies);
   const CountingRoute& counter = *route;
   zero::WeightGatherer gatherer(layout, std::move(route), limits);
   GatherCounts before;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "base/json.h"
@@ -45,6 +46,11 @@ struct GatherCounts {
     return *this;
   }
 };
+
+// A route that moves nothing: `make` gives what stands for a gathered bucket.
+using MakeBucket = std::function<Tensor(const zero::Bucket&)>;
+std::unique_ptr<zero::BucketRoute> make_counting_route(const zero::FlatLayout& layout,
+                                                       const MakeBucket& make);
 
 // Gathers per optimizer step of `passes` passes, once the order of uses is known. `travels` tells
 // the bytes of a bucket; `second_copies`: what was gathered is kept by near ranks until it changes.

@@ -170,6 +170,7 @@ void release_state(RunContext& run) noexcept {
   } catch (const std::exception& error) {
     log_warning("engine", error.what());
   }
+  run.model->device()->account().set_planned({});
   run.model->synchronize_stream();
 }
 

@@ -39,7 +39,13 @@ int64_t FileArrays::spare_bytes(int64_t part_bytes) { return kSpareParts * round
 
 std::shared_ptr<Storage> FileArrays::memory(int64_t bytes, int64_t shift) {
   const int64_t wanted = round_up(shift + bytes);
-  auto buffer = std::make_shared<Buffer>(spare_->take(wanted));
+  std::shared_ptr<Buffer> buffer;
+  try {
+    buffer = std::make_shared<Buffer>(spare_->take(wanted));
+  } catch (const Error& error) {
+    if (error.code() != Code::kOutOfMemory) throw;
+    fail_out_of_memory(*device_, "the CPU", wanted, MemoryTag::kIo, 0);
+  }
   std::byte* const data = buffer->data() + shift;
   // Both outlive the memory: the spare ones, and the device whose account counts it.
   auto release = [buffer, spare = spare_, device = device_] { spare->give(std::move(*buffer)); };

@@ -4,16 +4,13 @@
 #include <utility>
 
 namespace ds::io {
-namespace {
 
 // One of eight of each octave, so that a size which hardly differs finds its buffer.
-int64_t size_class(int64_t bytes) {
+int64_t SpareBuffers::size_class(int64_t bytes) {
   const int64_t pages = (bytes + kAlignment - 1) / kAlignment;
   const auto step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(pages)) / 8);
   return (step <= 1 ? pages : (pages + step - 1) / step * step) * kAlignment;
 }
-
-}  // namespace
 
 Buffer SpareBuffers::take(int64_t bytes) {
   const int64_t size = size_class(bytes);

@@ -15,7 +15,9 @@ class SpareBuffers {
   SpareBuffers(int64_t most_bytes, MemoryAccount* account)
       : most_bytes_(most_bytes), account_(account) {}
 
-  // At least so large, and at most an eighth larger.
+  // What is taken for so many bytes: at most an eighth more.
+  static int64_t size_class(int64_t bytes);
+  // At least so large.
   Buffer take(int64_t bytes);
   // Keeps it, or frees it where there is no room for it.
   void give(Buffer buffer) noexcept;

@@ -156,11 +156,11 @@ void forward(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, c
              const Tensor& v, const Tensor& out, float* lse) {
   const auto qs = view<const T>(q), ks = view<const T>(k), vs = view<const T>(v);
   const auto outs = view<T>(out);
-  run(ctx, [&](auto& on) {
-    const Tensor workspace =
-        ctx.workspace(DType::kFloat32, {scratch<T>(on, p, qs, ks, vs, outs, lse)});
-    kernels::attention_forward<T>(on, p, qs, ks, vs, outs, lse, workspace.data<float>());
-  });
+  run(
+      ctx, [&](auto& on) { return scratch<T>(on, p, qs, ks, vs, outs, lse); },
+      [&](float* workspace, auto& on) {
+        kernels::attention_forward<T>(on, p, qs, ks, vs, outs, lse, workspace);
+      });
 }
 
 // Sequences of several lengths with more queries than a kernel takes them for, one by one.
@@ -189,11 +189,11 @@ void backward(const OpContext& ctx, const AttentionProblem& p, const Tensor& dou
                                                  lse.data<float>(),   view<T>(dq),
                                                  view<T>(dk),         view<T>(dv)};
   const auto qs = view<const T>(q), ks = view<const T>(k), vs = view<const T>(v);
-  run(ctx, [&](auto& on) {
-    const Tensor workspace =
-        ctx.workspace(DType::kFloat32, {scratch<T>(on, p, qs, ks, vs, gradients)});
-    kernels::attention_backward<T>(on, p, qs, ks, vs, gradients, workspace.data<float>());
-  });
+  run(
+      ctx, [&](auto& on) { return scratch<T>(on, p, qs, ks, vs, gradients); },
+      [&](float* workspace, auto& on) {
+        kernels::attention_backward<T>(on, p, qs, ks, vs, gradients, workspace);
+      });
 }
 
 }  // namespace

@@ -115,11 +115,12 @@ void backward(const Op& op, const NormInputs& in, const Tensor& dx, const Tensor
     call.dx = dx.data<T>();
     call.dgamma = dgamma.data<float>();
     call.dbeta = data_of<float>(dbeta);
-    run(op.ctx, [&](auto& on) {
-      const Tensor scratch = op.ctx.workspace(DType::kFloat32, {kernels::norm_partials(call, on)});
-      call.partials = scratch.data<float>();
-      kernels::norm_backward(call, on);
-    });
+    run(
+        op.ctx, [&](auto& on) { return kernels::norm_partials(call, on); },
+        [&](float* scratch, auto& on) {
+          call.partials = scratch;
+          kernels::norm_backward(call, on);
+        });
   });
 }
 

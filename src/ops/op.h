@@ -30,10 +30,9 @@ struct Op {
 
 inline std::ostream& operator<<(std::ostream& out, const Op& op) { return out << op.name; }
 
-// Calls kernel(on): `on` is the context's ThreadPool or, on a GPU, a GpuStream. Families have the
-// same functions for both.
-template <class Kernel>
-void run(const OpContext& ctx, const Kernel& kernel) {
+// Calls body(on): `on` is the context's ThreadPool or, on a GPU, a GpuStream.
+template <class Body>
+void with_place(const OpContext& ctx, const Body& body) {
   if constexpr (kWithCuda) {
     if (ctx.device->kind() == DeviceKind::kCuda) {
       auto& device = static_cast<CudaDevice&>(*ctx.device);
@@ -43,11 +42,27 @@ void run(const OpContext& ctx, const Kernel& kernel) {
                                       .gpu = device.index(),
                                       .capability = device.capability(),
                                       .policy = ctx.gpu};
-      kernel(stream);
+      body(stream);
       return;
     }
   }
-  kernel(*ctx.pool);
+  body(*ctx.pool);
+}
+
+// Calls kernel(on), where the device computes. Families have the same functions for threads and a
+// GPU.
+template <class Kernel>
+void run(const OpContext& ctx, const Kernel& kernel) {
+  if (ctx.device->computes()) with_place(ctx, kernel);
+}
+
+// The same of a kernel(scratch, on) that needs as many fp32 numbers of scratch as numbers(on).
+template <class Numbers, class Kernel>
+void run(const OpContext& ctx, const Numbers& numbers, const Kernel& kernel) {
+  with_place(ctx, [&](auto& on) {
+    const Tensor scratch = ctx.workspace(DType::kFloat32, {numbers(on)});
+    if (ctx.device->computes()) kernel(scratch.template data<float>(), on);
+  });
 }
 
 }  // namespace ds::ops

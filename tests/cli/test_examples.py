@@ -38,6 +38,15 @@ class Examples(CliCase):
         # The same samples make the same steps; the sums of ranks are rounded in another order.
         self.assertAlmostEqual(losses[-1], self.zero3(1, 30, "alone")[2][-1], delta=2e-3)
 
+    def test_larger_than_memory_is_refused_and_then_trains_from_files(self):
+        done = run(self.folder, ["text.txt", ".", 20], program=os.environ["DS_EXAMPLE_MEMORY"])
+        self.assertEqual(done.returncode, 0, done.error)
+        self.assertIn("training does not fit", done.text)
+        self.assertIn("cheapest first", done.text)
+        losses = [float(x) for x in re.findall(r"(?m)^step \d+  loss ([0-9.]+)$", done.text)]
+        self.assertEqual(len(losses), 2, done.text)
+        self.assertLess(losses[1], losses[0])
+
     def test_failures_are_told(self):
         for variable in ("DS_EXAMPLE_C", "DS_EXAMPLE_CPP"):
             self.assertEqual(run(self.folder, [], program=os.environ[variable]).returncode, 2)

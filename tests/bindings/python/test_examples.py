@@ -111,6 +111,13 @@ def test_zero3_goes_on_with_another_number_of_processes(text_file: Path, tmp_pat
     assert abs(last_loss(output) - last_loss(alone)) < 2e-3
 
 
+def test_larger_than_memory(text_file: Path, tmp_path: Path) -> None:
+    output = run(EXAMPLES / "larger_than_memory.py", text_file, tmp_path, 20)
+    assert "training does not fit" in output
+    assert "MB in files" in output
+    assert last_loss(output) < 5
+
+
 def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cells in order, as a kernel would run them; both plots have curves."""
     pyplot = pytest.importorskip("matplotlib.pyplot")

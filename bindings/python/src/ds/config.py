@@ -34,7 +34,8 @@ def plan(
 ) -> dict[str, Any]:
     """What training would take on each rank of a world that need not be there: bytes of memory by tag and
     bytes moved per step. `model` is a config.json or {"parameters": N, "layers": L}. Keywords: `world`,
-    `ranks_per_node`, `sequence_length`."""
+    `ranks_per_node`, `sequence_length`, `device`; `compare` (does it fit, what would help) or `fit` (the fastest
+    variant that fits) with `memory`, `gpu_memory`, `disk`, `folder`, `rates`."""
     result: dict[str, Any] = json.loads(
         _native.ds_plan(document_or_file(model), document_or_file(config), options(**given))
     )

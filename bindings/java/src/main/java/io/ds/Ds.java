@@ -86,8 +86,9 @@ public final class Ds {
    *
    * @param modelJson a Hugging Face config.json, or {"parameters": N, "layers": L}
    * @param configJson a DeepSpeed configuration
-   * @param optionsJson {"world": 1, "ranks_per_node": 0, "sequence_length": 0}; null for these defaults
-   * @return JSON with "model", "stage", "memory_per_rank" (bytes by tag) and "moved_per_step"
+   * @param optionsJson {"world": 1, "ranks_per_node": 0, "sequence_length": 0}, and "compare" or "fit" as ds_plan of
+   *     ds.h has them; null for these defaults
+   * @return JSON with "model", "stage", "memory_per_rank" (bytes by use) and "moved_per_step"
    */
   public static String plan(String modelJson, String configJson, String optionsJson) {
     return Marshal.text(out -> Native.ds_plan(modelJson, configJson, optionsJson == null ? "{}" : optionsJson, out));

@@ -1,0 +1,119 @@
+"""What `ds plan` says beside what the kernel sees: plan_accuracy.py DS_PROGRAM [--folder FOLDER]
+
+Trains ten configurations for three steps, each in a process of its own, and prints the plan beside the
+peak of the resident set (ru_maxrss), less that of a process which trains next to nothing. The last one is
+refused under a limit of memory and runs with the first change that the refusal advises.
+"""
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 8192, "n_positions": 256, "n_embd": 512, "n_layer": 8, "n_head": 8}
+TINY = dict(GPT2, vocab_size=256, n_embd=16, n_layer=1, n_head=1)
+WIDE = dict(GPT2, n_embd=1024, n_layer=4)
+BASE = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
+BF16 = {"bf16": {"enabled": True}}
+CHECKPOINTS = {"activation_checkpointing": {"enabled": True}}
+# Runs the program and prints the peak of its resident set in bytes as the last line.
+CHILD = """import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:]).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+sys.exit(code)"""
+
+
+def in_files(folder, weights):
+    zero = {"stage": 3 if weights else 1, "sub_group_size": 2 << 20,
+            "offload_optimizer": {"device": "nvme", "nvme_path": folder, "pipeline_read": True,
+                                  "pipeline_write": True}}
+    if weights:
+        zero["offload_param"] = {"device": "nvme", "nvme_path": folder, "max_in_cpu": 0}
+        zero["stage3_max_live_parameters"] = 10_000_000
+        zero["stage3_prefetch_bucket_size"] = 5_000_000
+    return {"zero_optimization": zero}
+
+
+def configurations(folder):
+    return [
+        ("fp32", GPT2, {}),
+        ("fp32, wide", WIDE, {}),
+        ("fp32, 16 samples", GPT2, {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 1}),
+        ("bf16", GPT2, BF16),
+        ("bf16, 16 samples, checkpointed", GPT2,
+         dict(BF16, **CHECKPOINTS, train_micro_batch_size_per_gpu=16, gradient_accumulation_steps=1)),
+        ("bf16, split masters and bf16 gradients", GPT2,
+         {"bf16": {"enabled": True, "split_master": True}, "data_types": {"grad_accum_dtype": "bf16"}}),
+        ("fp16, every other block again", GPT2,
+         {"fp16": {"enabled": True}, "activation_checkpointing": {"enabled": True, "checkpoint_every_nth": 2}}),
+        ("optimizer in files", GPT2, in_files(folder, False)),
+        ("all in files, bf16", WIDE, dict(in_files(folder, True), **BF16)),
+        ("all in files, fp32, checkpointed", GPT2, dict(in_files(folder, True), **CHECKPOINTS)),
+    ]
+
+
+class Runs:
+    def __init__(self, program, folder):
+        self.program, self.folder = program, pathlib.Path(folder)
+        (self.folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 2000)
+
+    def files(self, model, config):
+        (self.folder / "model.json").write_text(json.dumps(model))
+        (self.folder / "config.json").write_text(json.dumps(dict(BASE, threads=2, **config)))
+
+    def plan(self, model, config):
+        self.files(model, config)
+        done = subprocess.run([self.program, "plan", "model.json", "config.json", "--device", "cpu", "--json"],
+                              cwd=self.folder, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)["memory_per_rank"]["total"]
+
+    def train(self, model, config):
+        """(status, peak of the kernel, standard error)"""
+        self.files(model, config)
+        command = [sys.executable, "-c", CHILD, self.program, "train", "--model", "model.json", "--config",
+                   "config.json", "--data", "text.txt", "--steps", "3"]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+        return done.returncode, int(done.stdout.split()[-1]), done.stderr
+
+
+def merged(config, patch):
+    out = dict(config)
+    for key, value in patch.items():
+        out[key] = merged(out.get(key, {}), value) if isinstance(value, dict) else value
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program")
+    parser.add_argument("--folder", help="on the disk that state in files is to lie on")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        runs = Runs(str(pathlib.Path(options.program).resolve()), folder)
+        status, base, error = runs.train(TINY, {})
+        assert status == 0, error
+        base -= runs.plan(TINY, {})
+        print(f"a process that trains next to nothing: {base / 2**20:.1f} MiB\n")
+        print("| configuration | planned, MiB | kernel's peak less that, MiB | ratio |\n| --- | --- | --- | --- |")
+
+        def row(name, model, config):
+            planned = runs.plan(model, config)
+            status, peak, error = runs.train(model, config)
+            assert status == 0, error
+            print(f"| {name} | {planned / 2**20:.1f} | {(peak - base) / 2**20:.1f} | {planned / (peak - base):.3f} |",
+                  flush=True)
+
+        for name, model, config in configurations(folder):
+            row(name, model, config)
+        limited = {"memory_plan": {"limit_bytes": int(runs.plan(GPT2, {}) * 0.5)}}
+        status, _, error = runs.train(GPT2, limited)
+        assert status == 1 and "does not fit" in error, error
+        advice = json.loads(re.search(r"(?m)^ *(\{.*\})$", error)[1])
+        row(f"fp32 in half of what it needs: refused, then with `{json.dumps(advice)}`", GPT2, merged(limited, advice))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+// What plans are computed from: a model without memory for it, the configuration, a world of ranks
+// that need not be there, and the layout that follows from them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "base/json.h"
+#include "config/config.h"
+#include "engine/plan.h"
+#include "engine/plan_traffic.h"
+#include "engine/share_options.h"
+#include "models/architecture.h"
+#include "models/model.h"
+#include "nn/parameter.h"
+#include "zero/layout.h"
+
+namespace ds {
+
+// What is known of a model.
+struct PlanModel {
+  // A config.json, or {"parameters", "layers"}.
+  static PlanModel of_json(const Json& model);
+  // That of an engine, which outlives the plan.
+  static PlanModel of_model(const models::Model& model);
+
+  Json config;                                         // null for a program's own parameters
+  const models::Architecture* architecture = nullptr;  // null where only its size is known
+  const nn::ParameterSet* parameters = nullptr;
+  int64_t layers = 0;
+  bool own_parameters = false;  // of a program, which computes gradients itself
+
+  std::shared_ptr<const models::Architecture> made_architecture = nullptr;
+  std::shared_ptr<const nn::ParameterSet> made_parameters = nullptr;
+};
+
+class PlanContext {
+ public:
+  PlanContext(PlanModel model, std::string_view config_json, const PlanOptions& options);
+  // Of an engine; `on_gpu`: its model is on one.
+  PlanContext(PlanModel model, const Config& config, int world, int ranks_per_node, bool on_gpu);
+
+  // The optimizer's state is on the host, and the rank computes on a GPU.
+  bool offloads() const { return on_gpu_ && config.zero.offload_optimizer && !in_files(); }
+  // It is in files, and the rank computes on a CPU.
+  bool in_files() const {
+    return config.zero.offload_optimizer && config.zero.offload_optimizer->in_files();
+  }
+  bool on_gpu() const { return on_gpu_; }
+  int64_t item() const { return dtype_size(type); }
+  DType gradient_type() const { return dtype_of(config.precision.grad_accum_dtype); }
+  // Tokens of a sample; 0 where nobody knows.
+  int64_t length() const;
+  models::Recompute recompute() const;
+  // Of a group of ranks that lie `stride` apart.
+  Places places_of(int ranks, int stride) const;
+  // Bytes of a bucket that is gathered, as they travel.
+  int64_t gathered_bytes(const zero::FlatLayout& flat, const zero::Bucket& bucket) const;
+
+  // body(flat space, bucket of it), domain after domain.
+  template <class Body>
+  void for_each_bucket(const Body& body) const {
+    for (const zero::GradientDomain& domain : layout->domains()) {
+      for (const zero::Bucket& bucket : domain.flat.buckets()) body(domain.flat, bucket);
+    }
+  }
+
+  PlanModel model;
+  Config config;
+  int world = 1;
+  int per_node = 1;
+  int64_t sequence_length = 0;  // 0: the model's positions
+  zero::ShareOptions share;
+  int stage = 0;
+  Places all, shard;     // the group of all ranks, and of those that hold one copy together
+  bool by_node = false;  // gradients go quantised within nodes, then across
+  DType type = DType::kFloat32;
+  std::optional<zero::Layout> layout;
+
+ private:
+  void arrange();
+
+  bool on_gpu_ = false;
+};
+
+}  // namespace ds

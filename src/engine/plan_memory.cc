@@ -1,0 +1,450 @@
+#include "engine/plan_memory.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "engine/plan_pass.h"
+#include "nn/fp8.h"
+#include "ops/optimizer_update.h"
+#include "optim/groups.h"
+#include "optim/optimizer.h"
+#include "zero/piece_blocks.h"
+
+namespace ds {
+namespace {
+
+using zero::StateRole;
+
+// Bytes of optimizer state per element of a tensor: those of a small tensor of the same kind, as
+// the optimizer itself allocates them.
+double state_bytes(const OptimizerConfig& config, const nn::Parameter& p, int32_t group) {
+  constexpr int64_t kSide = kernels::kStateBlock;
+  const Shape shape = p.shape.dims() >= 2 ? Shape{kSide, kSide} : Shape{kSide * kSide};
+  const auto device = make_cpu_device({.cache = false});
+  const auto optimizer = optim::make_optimizer(
+      config, {{p.name, shape, 0, shape.elements(), group, p.decays, 0, 0, 1, 1}}, device);
+  return static_cast<double>(device->account().now(MemoryTag::kOptimizer)) /
+         static_cast<double>(shape.elements());
+}
+
+class MemoryPlanner {
+ public:
+  MemoryPlanner(const PlanContext& plan, ThreadPool& pool) : plan_(plan), pool_(pool) {}
+
+  MemoryPlan run() {
+    MemoryPlan out;
+    plan_files(out.files);
+    out.weight_files = weight_file_elements() * plan_.item();
+    if (plan_.offloads()) plan_host(out.host);
+    plan_device(out);
+    return out;
+  }
+
+ private:
+  const Config& config() const { return plan_.config; }
+  int64_t held(StateRole role) const { return plan_.layout->held(role); }
+  bool any_files() const { return plan_.in_files() || weights_in_files(config()); }
+
+  // A program's own gradients travel from where they lie whole, or are held whole beside the sums
+  // of a step of several micro batches.
+  int64_t gradient_bytes() const {
+    const int64_t size = dtype_size(plan_.gradient_type());
+    int64_t elements = held(StateRole::kGradients);
+    if (plan_.model.own_parameters && plan_.world > 1 && plan_.stage < 3) {
+      const int64_t whole = plan_.layout->domains().front().flat.trainable_elements();
+      elements = config().batch.accumulation > 1 ? elements + whole : whole;
+    }
+    return elements * size;
+  }
+
+  int64_t master_bytes() const {
+    if (config().precision.rounded_masters) return 0;
+    return held(StateRole::kMasters) * (config().precision.split_master ? 2 : 4);
+  }
+
+  // In fp32 the masters are the weights.
+  int64_t weight_file_elements() const {
+    if (!weights_in_files(config()) || plan_.type == DType::kFloat32) return 0;
+    return std::max<int64_t>(0,
+                             held(StateRole::kWeights) - config().zero.offload_param->max_in_cpu);
+  }
+
+  // What is in files of arrays over so many elements that take so many bytes.
+  int64_t share_in_files(int64_t bytes, int64_t elements) const {
+    if (!plan_.in_files() || elements == 0) return 0;
+    const int64_t stay =
+        zero::StateFiles::stay_of(elements, config().zero.offload_optimizer->ratio);
+    return static_cast<int64_t>(static_cast<double>(bytes) * static_cast<double>(elements - stay) /
+                                static_cast<double>(elements));
+  }
+
+  // Of a built-in model: weights, masters or their low halves, gradients and moments, and inputs of
+  // checkpointed segments.
+  void plan_files(MemoryTable& files) const {
+    const int64_t masters = held(StateRole::kMasters);
+    files.parameters =
+        weight_file_elements() * plan_.item() + share_in_files(master_bytes(), masters);
+    if (!plan_.model.own_parameters) {
+      files.gradients = share_in_files(gradient_bytes(), held(StateRole::kGradients));
+    }
+    files.optimizer = share_in_files(optimizer_bytes(), masters);
+    if (config().activation_checkpointing.in_files()) files.activations = kept_input_bytes();
+  }
+
+  // Beside a GPU: fp32 masters, or weights and low halves, with all that follows from them, and the
+  // buffers that everything travels through.
+  void plan_host(MemoryTable& host) const {
+    const zero::HostBuffers buffers(offload_options(config(), nullptr), held(StateRole::kWeights));
+    host.parameters = held(StateRole::kMasters) * 4;
+    host.gradients = gradient_bytes();
+    host.optimizer = optimizer_bytes();
+    host.communication = buffers.bytes();
+  }
+
+  void plan_device(MemoryPlan& out) {
+    MemoryTable& device = out.device;
+    int64_t weights = (held(StateRole::kWeights) - weight_file_elements()) * plan_.item();
+    if (weights_in_files(config()) && plan_.type == DType::kFloat32) weights = 0;
+    // Masters of fp32 are the weights themselves, and so are rounded ones; split ones keep the bits
+    // that bf16 lacks.
+    const bool alone = plan_.type != DType::kFloat32 && !plan_.offloads() && !plan_.in_files();
+    int64_t masters = alone ? master_bytes() : 0;
+    if (plan_.in_files()) {
+      masters = master_bytes() - share_in_files(master_bytes(), held(StateRole::kMasters));
+    }
+    device.parameters = weights + masters + second_bytes() + code_bytes();
+    device.gradients = error_bytes();
+    if (!plan_.offloads()) {
+      device.gradients += gradient_bytes() - out.files.gradients;
+      device.optimizer = optimizer_bytes() - out.files.optimizer;
+    }
+    device.communication = message_bytes();
+
+    CountingDevice::ByTag resting{};
+    const auto at = [&resting](MemoryTag tag) -> int64_t& {
+      return resting[static_cast<size_t>(tag)];
+    };
+    at(MemoryTag::kParameters) = device.parameters;
+    at(MemoryTag::kGradients) = device.gradients;
+    at(MemoryTag::kOptimizer) = device.optimizer;
+    at(MemoryTag::kCommunication) = device.communication;
+    MemoryTable pass = device, update = device;
+    const auto counted = count_passes(plan_, resting, state_arrays(), pool_);
+    if (counted) {
+      const auto of = [&](MemoryTag tag) { return counted->fullest[static_cast<size_t>(tag)]; };
+      pass.communication = of(MemoryTag::kCommunication);
+      update.communication = counted->after[static_cast<size_t>(MemoryTag::kCommunication)];
+      pass.io = of(MemoryTag::kIo);
+      // Sums of one micro batch come and go as activations do.
+      pass.activations = of(MemoryTag::kActivations) + of(MemoryTag::kWorkspace) +
+                         of(MemoryTag::kOther) + of(MemoryTag::kGradients) - device.gradients;
+      if (counted->in_update) {  // then it is what was counted
+        out.in_update = true;
+        device = pass;
+        out.by_tag = counted->fullest;
+        return;
+      }
+    } else {
+      out.activations_known = false;
+      update.io = update_buffers(out.files);
+      pass.activations = activation_estimate();
+      pass.communication += buffer_bytes();
+      update.communication = pass.communication;
+      pass.communication += plan_.stage == 3 ? planned_gathers(plan_).most * plan_.item() : 0;
+      pass.io = kept_buffers() + (plan_.world == 1 ? largest_gradient() : 0);
+    }
+    update.activations = update_scratch();
+    out.in_update = update.total() > pass.total();
+    device = out.in_update ? update : pass;
+    out.by_tag = counted && !out.in_update ? counted->fullest : by_tag(device);
+  }
+
+  static MemoryAccount::ByTag by_tag(const MemoryTable& table) {
+    MemoryAccount::ByTag out{};
+    const auto at = [&out](MemoryTag tag) -> int64_t& { return out[static_cast<size_t>(tag)]; };
+    at(MemoryTag::kParameters) = table.parameters;
+    at(MemoryTag::kGradients) = table.gradients;
+    at(MemoryTag::kOptimizer) = table.optimizer;
+    at(MemoryTag::kActivations) = table.activations;
+    at(MemoryTag::kCommunication) = table.communication;
+    at(MemoryTag::kIo) = table.io;
+    return out;
+  }
+
+  // What Muon needs of one matrix, or a stack of them, while it updates it.
+  int64_t update_scratch() const {
+    const OptimizerConfig optimizer = config().optimizer.value_or(OptimizerConfig{});
+    if (optimizer.type != OptimizerType::kMuon) return 0;
+    int64_t most = 0;
+    for (nn::ParamId id = 0; id < plan_.model.parameters->size(); ++id) {
+      const nn::Parameter& p = (*plan_.model.parameters)[id];
+      if (!p.trainable || p.shape.dims() < 2) continue;
+      const int64_t columns = p.shape[-1], rows = p.shape[-2], side = std::min(rows, columns);
+      const int64_t squares = optimizer.ns_method == MuonMethod::kGram ? 5 : 2;
+      // The direction and, of ranks that share matrices, what is gathered and sent.
+      const int64_t whole = p.shape.elements() * (plan_.world > 1 ? 3 : 1);
+      most = std::max(most, whole + rows * columns + squares * side * side);
+    }
+    return most * int64_t{sizeof(float)};
+  }
+
+  int64_t largest_gradient() const {
+    if (!plan_.in_files()) return 0;
+    int64_t most = 0;
+    for (nn::ParamId id = 0; id < plan_.model.parameters->size(); ++id) {
+      const nn::Parameter& p = (*plan_.model.parameters)[id];
+      if (p.trainable) most = std::max(most, p.shape.elements());
+    }
+    return most * dtype_size(plan_.gradient_type());
+  }
+
+  // Memory of arrays in files that is kept for the next use.
+  int64_t kept_buffers() const {
+    if (!any_files()) return 0;
+    const zero::StateFileOptions options =
+        state_file_options(config(), false, shard_ranks(config(), plan_.world));
+    int64_t bytes = 0;
+    if (options.weights && plan_.world == 1) {
+      bytes += io::FileArrays::spare_bytes(options.weights->part_bytes);
+    }
+    return bytes;
+  }
+
+  // The parts of an update, of which one may be read and one written beside that which is updated.
+  int64_t update_buffers(const MemoryTable& files) const {
+    if (!plan_.in_files()) return 0;
+    const zero::StateFileOptions options =
+        state_file_options(config(), false, shard_ranks(config(), plan_.world));
+    const int64_t states = held(StateRole::kMasters);
+    if (states == 0) return 0;
+    const int64_t part = std::min(zero::StateFiles::most_of(options.sub_group_elements), states);
+    const double each = static_cast<double>(files.total()) / static_cast<double>(states);
+    const int at_once =
+        1 + (options.optimizer->read_ahead ? 1 : 0) + (options.optimizer->write_behind ? 1 : 0);
+    const auto parts = static_cast<int64_t>(static_cast<double>(part) * each) * at_once;
+    return parts + std::min(io::FileArrays::spare_bytes(part * int64_t{sizeof(float)}), parts);
+  }
+
+  StateArraysOf state_arrays() const {
+    const OptimizerConfig optimizer = config().optimizer.value_or(OptimizerConfig{});
+    StateArraysOf out;
+    out.type = optimizer.state_type == OptimizerStateType::kInt8   ? DType::kUInt8
+               : optimizer.state_type == OptimizerStateType::kBf16 ? DType::kBFloat16
+                                                                   : DType::kFloat32;
+    const int64_t elements = held(StateRole::kMasters) * dtype_size(out.type);
+    if (elements > 0) out.arrays = (optimizer_bytes() + elements / 2) / elements;
+    return out;
+  }
+
+  // Weights that are held besides the own piece: hpZ's second copy, codes of frozen ones.
+  int64_t second_bytes() const {
+    int64_t bytes = 0;
+    if (plan_.stage != 3) return bytes;
+    const zero::ShareOptions& share = plan_.share;
+    plan_.for_each_bucket([&](const zero::FlatLayout& flat, const zero::Bucket& bucket) {
+      if (share.groups.secondary > 1 && !bucket.resident) {
+        bytes += bucket.range.elements() / share.groups.secondary * plan_.item();
+      }
+      if (share.weights.quantized_frozen && !bucket.trainable && !bucket.exact) {
+        bytes += zero::piece_bytes(flat, bucket, 8);
+      }
+    });
+    return bytes;
+  }
+
+  // In both layouts that a GPU wants; at stage 3 in one, of one weight at a time.
+  int64_t code_bytes() const {
+    const CodedWeights all = coded_weights(plan_);
+    return plan_.stage == 3 ? all.largest : 2 * all.elements;
+  }
+
+  // What LoCo keeps of the gradients' roundings.
+  int64_t error_bytes() const {
+    if (!plan_.by_node || !plan_.share.feedback) return 0;
+    int64_t bytes = 0;
+    plan_.for_each_bucket([&](const zero::FlatLayout& flat, const zero::Bucket& bucket) {
+      if (!bucket.trainable || bucket.exact) return;
+      const int64_t piece = zero::piece_bytes(flat, bucket, 8);
+      bytes += piece * ((plan_.shard.local > 1 ? plan_.shard.ranks() : 0) + plan_.shard.nodes);
+    });
+    return bytes;
+  }
+
+  int64_t optimizer_bytes() const {
+    const OptimizerConfig optimizer = config().optimizer.value_or(OptimizerConfig{});
+    const nn::ParameterSet& parameters = *plan_.model.parameters;
+    const std::vector<int32_t> groups = optim::assign_groups(optimizer, parameters);
+    std::map<std::pair<int32_t, bool>, double> known;  // by group, of matrices or not
+    double bytes = 0;
+    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
+      for (const nn::ParamId place : domain.flat.order()) {
+        const nn::ParamId id = domain.ids[static_cast<size_t>(place)];
+        const nn::Parameter& p = parameters[id];
+        const int64_t count = p.trainable ? domain.flat.part(place).count : 0;
+        if (count == 0) continue;
+        const int32_t group = groups[static_cast<size_t>(id)];
+        const auto [each, fresh] = known.try_emplace({group, p.shape.dims() >= 2}, 0.0);
+        if (fresh || optimizer.type == OptimizerType::kMuon) {
+          each->second = state_bytes(optimizer, p, group);
+        }
+        bytes += static_cast<double>(count) * each->second;
+      }
+    }
+    return static_cast<int64_t>(bytes);
+  }
+
+  int64_t tokens() const { return config().batch.micro_batch * plan_.length(); }
+  // Of a block's input or output, per token.
+  int64_t stream_width() const {
+    const models::ArchitectureInfo& info = plan_.model.architecture->info();
+    if (info.output == nn::kNoParam) return 0;
+    return (*plan_.model.parameters)[info.output].shape.sizes()[1];
+  }
+  // Blocks, or groups of them, that run again and keep their input.
+  int64_t segments() const {
+    const int64_t layers = plan_.model.architecture->info().layers;
+    const models::Recompute again = plan_.recompute();
+    return again.every > 0 ? layers / again.every : std::min<int64_t>(again.segments, layers);
+  }
+  // Inputs of the segments of a micro batch.
+  int64_t kept_input_bytes() const {
+    if (plan_.model.architecture == nullptr) return 0;
+    return tokens() * segments() * stream_width() * plan_.item();
+  }
+
+  // Where no passes can be counted: inputs and outputs of every linear layer, and the logits; with
+  // checkpointing the inputs of the segments, and one segment's own.
+  int64_t activation_estimate() const {
+    if (plan_.model.architecture == nullptr) return 0;
+    const models::ArchitectureInfo& info = plan_.model.architecture->info();
+    const nn::ParameterSet& parameters = *plan_.model.parameters;
+    int64_t widths = 0;
+    for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+      const nn::Parameter& p = parameters[id];
+      if (!p.projection) continue;
+      const int64_t both = p.shape.sizes()[0] + p.shape.sizes()[1];
+      // Of an expert, of its share of the tokens.
+      widths += p.split.experts > 0
+                    ? both * std::min(info.experts_per_token, p.split.experts) / p.split.experts
+                    : both;
+    }
+    int64_t kept = widths;
+    if (const models::Recompute again = plan_.recompute(); again.every > 0) {
+      kept = widths * (info.layers - segments()) / info.layers;
+      kept += widths / info.layers;  // of the block that runs again
+    } else if (again.segments > 0 && info.layers > 0) {
+      kept = widths / segments();
+    }
+    // In files but for those of a segment or two.
+    int64_t inputs = kept_input_bytes();
+    if (config().activation_checkpointing.in_files()) {
+      inputs = std::min(inputs, 2 * tokens() * stream_width() * plan_.item());
+    }
+    return inputs + tokens() * (kept * plan_.item() + info.outputs() * plan_.item());
+  }
+
+  // Buckets of gradients on their way.
+  int64_t buffer_bytes() const {
+    if (plan_.world == 1 && !plan_.offloads()) return 0;
+    const zero::ShareOptions& share = plan_.share;
+    int64_t largest = 0, buckets = 0;
+    plan_.for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
+      if (!bucket.trainable) return;
+      ++buckets;
+      largest = std::max(largest, bucket.range.elements());
+    });
+    const int64_t rounded_bytes =
+        share.comm_dtype == DType::kFloat32 || plan_.world == 1 ? 0 : dtype_size(share.comm_dtype);
+    return std::min<int64_t>(buckets, share.overlap || plan_.offloads() ? 3 : 1) * largest *
+           (4 + rounded_bytes);
+  }
+
+  // A quantised gather or reduction needs its messages beside the bucket.
+  int64_t message_bytes() const {
+    int64_t largest = 0;
+    plan_.for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
+      if (bucket.trainable) largest = std::max(largest, bucket.range.elements());
+    });
+    int64_t bytes = 0;
+    if (plan_.stage == 3 && plan_.share.weights.quantized) bytes += largest;
+    if (plan_.by_node) bytes += 2 * largest * 4 / 8;
+    return bytes;
+  }
+
+  const PlanContext& plan_;
+  ThreadPool& pool_;
+};
+
+Json table_json(const MemoryTable& table) {
+  return {{"parameters", table.parameters},
+          {"gradients", table.gradients},
+          {"optimizer", table.optimizer},
+          {"total", table.total()}};
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const PlanContext& plan, ThreadPool& pool) {
+  return MemoryPlanner(plan, pool).run();
+}
+
+Json device_json(const MemoryPlan& plan) {
+  const MemoryTable& table = plan.device;
+  return {{"parameters", table.parameters},
+          {"gradients", table.gradients},
+          {"optimizer", table.optimizer},
+          {"model_states", table.states()},
+          {"activations", table.activations},
+          {"communication", table.communication},
+          {"io", table.io},
+          {"total", table.total()}};
+}
+
+Json host_json(const MemoryPlan& plan) {
+  Json out = table_json(plan.host);
+  out["communication"] = plan.host.communication;
+  return out;
+}
+
+Json files_json(const MemoryPlan& plan) {
+  Json out = table_json(plan.files);
+  out["activations"] = plan.files.activations;
+  return out;
+}
+
+CodedWeights coded_weights(const PlanContext& plan) {
+  CodedWeights out;
+  const nn::ParameterSet& parameters = *plan.model.parameters;
+  for (nn::ParamId id = 0; plan.config.precision.fp8.enabled && id < parameters.size(); ++id) {
+    const nn::Parameter& p = parameters[id];
+    if (!nn::Fp8Linears::takes(p)) continue;
+    ++out.weights;
+    out.elements += p.shape.elements();
+    out.largest = std::max(out.largest, p.shape.elements());
+  }
+  return out;
+}
+
+GatherCounts planned_gathers(const PlanContext& plan) {
+  const std::vector<WeightUse> uses =
+      record_uses(plan.model.config, *plan.model.parameters, plan.type, plan.recompute());
+  GatherCounts counts;
+  for (size_t i = 0; i < plan.layout->domains().size(); ++i) {
+    const zero::FlatLayout& flat = plan.layout->domains()[i].flat;
+    std::vector<WeightUse> of_domain;
+    for (const WeightUse& use : uses) {
+      const zero::Layout::Place place = plan.layout->place(use.id);
+      if (place.domain == static_cast<int>(i)) of_domain.push_back({place.id, use.begins});
+    }
+    counts += count_gathers(
+        flat, plan.share.gather, plan.type,
+        [&plan, &flat](const zero::Bucket& bucket) { return plan.gathered_bytes(flat, bucket); },
+        plan.share.groups.secondary > 1, of_domain, plan.config.batch.accumulation);
+  }
+  return counts;
+}
+
+}  // namespace ds

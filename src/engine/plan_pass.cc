@@ -1,0 +1,507 @@
+#include "engine/plan_pass.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "engine/plan_gathers.h"
+#include "engine/pretended_group.h"
+#include "io/spare_buffers.h"
+#include "models/inputs.h"
+#include "nn/kept_inputs.h"
+#include "nn/loss.h"
+#include "nn/tape.h"
+#include "zero/gradient_reducer.h"
+
+namespace ds {
+namespace {
+
+// The memory of arrays in files, as io::FileArrays takes and keeps it.
+class FileMemory : public std::enable_shared_from_this<FileMemory> {
+ public:
+  FileMemory(std::shared_ptr<Device> device, const io::FileArrayOptions& options,
+             int64_t part_bytes)
+      : device_(std::move(device)),
+        ahead_(options.read_ahead),
+        behind_(options.write_behind),
+        most_kept_(io::FileArrays::spare_bytes(std::max(options.part_bytes, part_bytes))) {}
+
+  // For elements from `begin` on, in the middle of whole pages.
+  Tensor take(DType type, int64_t elements, int64_t begin) {
+    const int64_t item = dtype_size(type), shift = begin * item % io::kAlignment;
+    const int64_t size = io::SpareBuffers::size_class(shift + elements * item);
+    Tensor buffer;
+    if (const auto kept = kept_.find(size); kept != kept_.end()) {
+      buffer = std::move(kept->second);
+      kept_.erase(kept);
+      kept_bytes_ -= size;
+    } else {
+      buffer = Tensor::empty(device_, DType::kUInt8, {size}, MemoryTag::kIo);
+    }
+    const auto give = [self = shared_from_this(), buffer, size] { self->give(buffer, size); };
+    const auto lent =
+        std::make_shared<Storage>(DeviceKind::kCpu, 0, buffer.raw(), size, false, give);
+    return {lent, 0, type, {elements}};
+  }
+  // Nothing will be taken for a while.
+  void rest() {
+    kept_.clear();
+    kept_bytes_ = 0;
+  }
+  bool reads_ahead() const { return ahead_; }
+  bool writes_behind() const { return behind_; }
+
+ private:
+  void give(const Tensor& buffer, int64_t size) {
+    if (kept_bytes_ + size > most_kept_) return;
+    kept_.emplace(size, buffer);
+    kept_bytes_ += size;
+  }
+
+  const std::shared_ptr<Device> device_;
+  const bool ahead_, behind_;
+  const int64_t most_kept_;
+  std::multimap<int64_t, Tensor> kept_;
+  int64_t kept_bytes_ = 0;
+};
+
+// An array in a file while an update goes through it.
+struct MappedArray {
+  std::shared_ptr<FileMemory> files;
+  DType type;
+  bool written = true;
+  Tensor fetched = {}, mapped = {}, writing = {};
+
+  void open(int64_t elements, int64_t begin) {
+    mapped = fetched ? std::exchange(fetched, {}) : files->take(type, elements, begin);
+  }
+  void prefetch(int64_t elements, int64_t begin) {
+    if (elements > 0 && files->reads_ahead()) fetched = files->take(type, elements, begin);
+  }
+  void close() {
+    if (written) {
+      writing = {};
+      if (files->writes_behind()) writing = mapped;
+    }
+    mapped = {};
+  }
+};
+
+// Inputs of checkpointed segments that wait in files: memory holds those of the newest segment,
+// which is being written, and in backward of two.
+class CountedInputs final : public nn::KeptInputs {
+ public:
+  explicit CountedInputs(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+
+  size_t keep(std::span<const Tensor> inputs) override {
+    newest_.assign(inputs.begin(), inputs.end());
+    Segment& segment = segments_.emplace_back();
+    for (const Tensor& one : inputs) segment.push_back({one.dtype(), one.shape()});
+    return segments_.size() - 1;
+  }
+  std::vector<Tensor> fetch(size_t segment) override {
+    newest_.clear();
+    std::vector<Tensor> out = ahead_.empty() ? make(segment) : std::exchange(ahead_, {});
+    if (segment > 0) ahead_ = make(segment - 1);
+    return out;
+  }
+
+ private:
+  struct Kept {
+    DType type;
+    Shape shape;
+  };
+  using Segment = std::vector<Kept>;
+
+  std::vector<Tensor> make(size_t segment) const {
+    std::vector<Tensor> out;
+    for (const Kept& one : segments_[segment]) {
+      out.push_back(Tensor::empty(device_, one.type, one.shape, MemoryTag::kIo));
+    }
+    return out;
+  }
+
+  const std::shared_ptr<Device> device_;
+  std::vector<Segment> segments_;
+  std::vector<Tensor> newest_, ahead_;
+};
+
+// Weights and gradients as operators see them. What lies in memory all the while are views of
+// memory aside, which is not counted again; what comes and goes is.
+class PlannedState : public nn::ParameterReader, public nn::GradientSink {
+ public:
+  PlannedState(const PlanContext& plan, const OpContext& ctx)
+      : plan_(plan), ctx_(ctx), aside_(std::make_shared<CountingDevice>()) {
+    int64_t largest = 1;
+    for (nn::ParamId id = 0; id < parameters().size(); ++id) {
+      largest = std::max(largest, parameters()[id].shape.elements());
+    }
+    constexpr int64_t kRoom = int64_t{1} << 20;  // tiles are padded
+    resting_ = Tensor::empty(aside_, DType::kFloat32, {largest + kRoom}, MemoryTag::kOther);
+    sums_.resize(static_cast<size_t>(parameters().size()));
+    const zero::StateFileOptions files =
+        state_file_options(plan.config, false, shard_ranks(plan.config, plan.world));
+    const int64_t most = zero::StateFiles::most_of(files.sub_group_elements);
+    part_ = most;
+    if (files.optimizer) {
+      state_files_ =
+          std::make_shared<FileMemory>(ctx.device, *files.optimizer, most * int64_t{sizeof(float)});
+    }
+    if (files.weights) {
+      weight_files_ = std::make_shared<FileMemory>(ctx.device, *files.weights,
+                                                   most * int64_t{sizeof(bfloat16)});
+      // Weights of fp32 are masters.
+      if (plan.type == DType::kFloat32) weight_files_ = state_files_;
+    }
+    if (plan.stage == 3) make_gatherers();
+    make_reducers();
+  }
+
+  // What the making of the weights leaves behind: masters are read once, part by part, to round
+  // them.
+  void create() {
+    if (!state_files_) return;
+    const int64_t all = plan_.layout->held(zero::StateRole::kMasters);
+    for (int64_t at = 0; at < all; at = run_after(at, all, part_)) {
+      const int64_t count = std::min(part_, all - at), next = std::min(part_, all - at - count);
+      const Tensor one = state_files_->take(DType::kFloat32, count, at);
+      Tensor ahead, written;
+      if (next > 0 && state_files_->reads_ahead()) {
+        ahead = state_files_->take(DType::kFloat32, next, at + count);
+      }
+      if (weight_files_ && plan_.type != DType::kFloat32) {
+        written = weight_files_->take(plan_.type, count, at);
+      }
+    }
+  }
+
+  void begin_pass() {
+    for (const auto& one : gatherers_) one->begin_pass();
+  }
+  void end_pass() {
+    for (const auto& one : reducers_) one->finish();
+    for (const auto& one : gatherers_) one->end_pass();
+  }
+  void pieces_changed() {
+    for (const auto& one : gatherers_) one->pieces_changed(false);
+  }
+
+  // nn::ParameterReader
+  Tensor acquire(nn::ParamId id) override {
+    const Shape& shape = parameters()[id].shape;
+    if (gatherers_.empty() || tiling(id) != nullptr) return resting(plan_.type, shape);
+    const zero::Layout::Place place = plan_.layout->place(id);
+    const zero::FlatLayout& flat = layout_of(place);
+    const size_t bucket = flat.bucket_of(place.id);
+    const int64_t begin = flat.buckets()[bucket].range.begin;
+    const zero::FlatRange range = flat.range(place.id);
+    return gatherer_of(place)
+        .acquire(bucket)
+        .slice(0, range.begin - begin, range.end - begin)
+        .view(shape);
+  }
+  void release(nn::ParamId id) noexcept override {
+    if (gatherers_.empty() || tiling(id) != nullptr) return;
+    const zero::Layout::Place place = plan_.layout->place(id);
+    gatherer_of(place).release(layout_of(place).bucket_of(place.id));
+  }
+  const nn::Tiling* tiling(nn::ParamId id) const override {
+    const zero::Layout::Place place = plan_.layout->place(id);
+    return layout_of(place).tiling(place.id);
+  }
+  Tensor acquire_tile(nn::ParamId id, int64_t tile) override {
+    const zero::Layout::Place place = plan_.layout->place(id);
+    const Tensor& rows = gatherer_of(place).acquire(tile_bucket(place, tile));
+    const int64_t columns = parameters()[id].shape[1];
+    return rows.view({rows.elements() / columns, columns});
+  }
+  void release_tile(nn::ParamId id, int64_t tile) noexcept override {
+    const zero::Layout::Place place = plan_.layout->place(id);
+    gatherer_of(place).release(tile_bucket(place, tile));
+  }
+  DType compute_type() const override { return plan_.type; }
+  const nn::ParameterSet& parameters() const override { return *plan_.model.parameters; }
+
+  // nn::GradientSink
+  Tensor gradient(nn::ParamId id) override { return gradient_target(id).sum; }
+  nn::GradientTarget gradient_target(nn::ParamId id) override {
+    if (!parameters()[id].trainable) return {};
+    if (!reducers_.empty()) {
+      const zero::Layout::Place place = plan_.layout->place(id);
+      return reducer_of(place).target(place.id);
+    }
+    const Shape& shape = parameters()[id].shape;
+    Tensor& sum = sums_[static_cast<size_t>(id)];
+    const bool first = !sum;
+    if (first) {
+      if (plan_.gradient_type() != DType::kFloat32) {
+        sum = Tensor::empty(ctx_.device, DType::kFloat32, shape, MemoryTag::kGradients);
+      } else if (plan_.in_files()) {
+        sum = state_files_->take(DType::kFloat32, shape.elements(), flat_begin(id)).view(shape);
+      } else {
+        sum = resting(DType::kFloat32, shape);
+      }
+    }
+    return {sum, !first};
+  }
+  void gradient_complete(nn::ParamId id) override {
+    if (!parameters()[id].trainable) return;
+    if (!reducers_.empty()) {
+      const zero::Layout::Place place = plan_.layout->place(id);
+      const nn::Tiling* const tiles = tiling(id);
+      for (int64_t i = 0; i < (tiles ? tiles->count : 1); ++i) {
+        reducer_of(place).complete(place.id, i);
+      }
+      return;
+    }
+    Tensor& sum = sums_[static_cast<size_t>(id)];
+    if (!sum) return;
+    if (plan_.in_files() && plan_.gradient_type() != DType::kFloat32)
+      add_to_file(sum.elements(), flat_begin(id));
+    const bool mapped = plan_.in_files() && plan_.gradient_type() == DType::kFloat32;
+    if (mapped) keep_writing(sum);
+    sum = Tensor();
+  }
+  nn::GradientTarget tile_gradient(nn::ParamId id, int64_t tile) override {
+    if (!parameters()[id].trainable) return {};
+    const zero::Layout::Place place = plan_.layout->place(id);
+    return reducer_of(place).target(place.id, tile);
+  }
+  void tile_gradient_complete(nn::ParamId id, int64_t tile) override {
+    const zero::Layout::Place place = plan_.layout->place(id);
+    if (parameters()[id].trainable) reducer_of(place).complete(place.id, tile);
+  }
+
+  // The update of arrays in files, run after run: of `states` arrays beside masters and gradients.
+  void update(DType state_type, int64_t states) {
+    if (!state_files_) return;
+    const PrecisionConfig& precision = plan_.config.precision;
+    std::vector<MappedArray> arrays;
+    if (!precision.rounded_masters) {
+      arrays.push_back({state_files_, precision.split_master ? DType::kUInt16 : DType::kFloat32});
+    }
+    if (weight_files_ && plan_.type != DType::kFloat32) {
+      arrays.push_back({weight_files_, plan_.type});
+    }
+    arrays.push_back({state_files_, plan_.gradient_type(), /*written=*/false});
+    for (int64_t i = 0; i < states; ++i) arrays.push_back({state_files_, state_type});
+    const int64_t all = plan_.layout->held(zero::StateRole::kMasters);
+    writing_ = {};
+    // The norm reads the gradients once.
+    {
+      const DType type = plan_.gradient_type();
+      const int64_t most = part_ * int64_t{sizeof(float)} / dtype_size(type);
+      const Tensor one = state_files_->take(type, std::min(most, all), 0);
+      Tensor ahead;
+      if (most < all && state_files_->reads_ahead()) ahead = state_files_->take(type, most, 0);
+    }
+    // Of several ranks no run goes beyond the own piece of a bucket.
+    int64_t run = part_;
+    if (plan_.world > 1) {
+      int64_t piece = 1;
+      plan_.for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
+        if (bucket.trainable) piece = std::max(piece, bucket.piece);
+      });
+      run = std::min(run, piece);
+    }
+    for (int64_t at = 0; at < all; at = run_after(at, all, run)) {
+      const int64_t count = std::min(run, all - at), next = std::min(run, all - at - count);
+      for (MappedArray& one : arrays) one.open(count, at);
+      for (MappedArray& one : arrays) one.prefetch(next, at + count);
+      for (MappedArray& one : arrays) one.close();
+    }
+  }
+  void rest() {
+    writing_ = {};
+    if (state_files_) state_files_->rest();
+    if (weight_files_) weight_files_->rest();
+  }
+
+ private:
+  const zero::FlatLayout& layout_of(const zero::Layout::Place& place) const {
+    return plan_.layout->domains()[static_cast<size_t>(place.domain)].flat;
+  }
+  zero::WeightGatherer& gatherer_of(const zero::Layout::Place& place) const {
+    return *gatherers_[static_cast<size_t>(place.domain)];
+  }
+  // Where the next part of an array begins. After a few the others are like them, but for the last,
+  // which is shorter.
+  static int64_t run_after(int64_t at, int64_t all, int64_t part) {
+    const int64_t last = (all - 1) / part * part;
+    return at == 3 * part && last > at + 2 * part ? last - part : at + part;
+  }
+  zero::GradientReducer& reducer_of(const zero::Layout::Place& place) const {
+    return *reducers_[static_cast<size_t>(place.domain)];
+  }
+  int64_t flat_begin(nn::ParamId id) const {
+    const zero::Layout::Place place = plan_.layout->place(id);
+    return layout_of(place).range(place.id).begin;
+  }
+  size_t tile_bucket(const zero::Layout::Place& place, int64_t tile) const {
+    return layout_of(place).bucket_of(place.id) + static_cast<size_t>(tile);
+  }
+  Tensor resting(DType type, const Shape& shape) const {
+    return Tensor(resting_.storage(), 0, type, shape);
+  }
+
+  void make_gatherers() {
+    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
+      const auto make = [this](const zero::Bucket& bucket) { return gathered(bucket); };
+      gatherers_.push_back(std::make_unique<zero::WeightGatherer>(
+          domain.flat, make_counting_route(domain.flat, make), plan_.share.gather));
+    }
+  }
+
+  // Where backward of this rank fills buckets: to be reduced, or sent to the host.
+  void make_reducers() {
+    const bool tiled =
+        std::any_of(plan_.layout->domains().begin(), plan_.layout->domains().end(),
+                    [](const zero::GradientDomain& domain) { return domain.flat.any_tiled(); });
+    if (plan_.world == 1 && !plan_.offloads() && !tiled) return;
+    const bool alone = plan_.world == 1;
+    const zero::ShareOptions& share = plan_.share;
+    const zero::GradientReducer::Options options{
+        .whole = plan_.stage == 0,
+        .overlap = share.overlap && !alone,
+        .scatter = share.reduce_scatter,
+        .op = share.op,
+        .comm_dtype = alone ? DType::kFloat32 : share.comm_dtype,
+        .comm_dtype_for_all = share.comm_dtype_for_all};
+    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
+      const auto take = [this](const zero::Bucket& bucket,
+                               const Tensor& sum) -> std::shared_ptr<Event> {
+        if (plan_.in_files()) add_to_file(bucket.piece, bucket.owned);
+        static_cast<void>(sum);
+        // A GPU's copies to the host still read the bucket.
+        return plan_.offloads() ? std::make_shared<HostEvent>() : nullptr;
+      };
+      reducers_.push_back(std::make_unique<zero::GradientReducer>(
+          ctx_, domain.local, domain.flat,
+          RankGroup{make_pretended_group(domain.flat.world()), 0, domain.flat.world()}, options,
+          take));
+    }
+  }
+
+  // Added to the file's numbers part by part, of which one is read ahead.
+  void add_to_file(int64_t elements, int64_t begin) const {
+    const DType type = plan_.gradient_type();
+    const int64_t most = part_ * int64_t{sizeof(float)} / dtype_size(type);
+    const int64_t part = std::min(most, elements);
+    Tensor ahead, one = state_files_->take(type, part, begin);
+    if (part < elements && state_files_->reads_ahead()) {
+      ahead = state_files_->take(type, part, begin);
+    }
+    keep_writing(std::move(one));
+  }
+  // What is written behind waits for the next of its array.
+  void keep_writing(Tensor memory) const {
+    writing_ = {};
+    if (state_files_->writes_behind()) writing_ = std::move(memory);
+  }
+
+  // Of one rank the piece that is read is the bucket; of several it is read beside it.
+  Tensor gathered(const zero::Bucket& bucket) const {
+    const int64_t elements = bucket.range.elements();
+    const bool read = weight_files_ != nullptr &&
+                      bucket.owned + bucket.piece > plan_.config.zero.offload_param->max_in_cpu;
+    if (weight_files_ != nullptr && plan_.world == 1) {
+      return read ? weight_files_->take(plan_.type, elements, bucket.owned)
+                  : resting(plan_.type, {elements});
+    }
+    const Tensor piece =
+        read ? weight_files_->take(plan_.type, bucket.piece, bucket.owned) : Tensor();
+    return Tensor::empty(ctx_.device, plan_.type, {elements}, MemoryTag::kCommunication);
+  }
+
+  const PlanContext& plan_;
+  const OpContext ctx_;
+  const std::shared_ptr<CountingDevice> aside_;
+  Tensor resting_;
+  mutable Tensor writing_;  // of the gradients' file
+  int64_t part_ = 0;        // elements of a file that are mapped at a time
+  std::shared_ptr<FileMemory> state_files_, weight_files_;  // null: in memory
+  std::vector<Tensor> sums_;  // by parameter, while backward adds to it
+  std::vector<std::unique_ptr<zero::WeightGatherer>> gatherers_;  // by domain, at stage 3
+  std::vector<std::unique_ptr<zero::GradientReducer>> reducers_;  // by domain, or none
+};
+
+void run_pass(const PlanContext& plan, const OpContext& ctx, PlannedState& state) {
+  const models::Architecture& architecture = *plan.model.architecture;
+  const models::ArchitectureInfo& info = architecture.info();
+  const int64_t samples = plan.config.batch.micro_batch, length = plan.length();
+  Tensor loss_gradient;
+  CountedInputs inputs(ctx.device);
+  nn::TapeOptions tape_options;
+  if (plan.config.activation_checkpointing.in_files()) tape_options.kept_inputs = &inputs;
+  nn::Tape tape(ctx, state, &state, tape_options);
+  nn::SummedLoss loss;
+  {
+    const auto host = make_cpu_device({.cache = false});
+    const OpContext there{host, ctx.pool};
+    const Tensor ids = Tensor::zeros(host, DType::kInt32, {samples, length}, MemoryTag::kOther);
+    models::Batch batch;
+    batch.ids = models::token_ids(ctx, ids, "token ids", info.vocab_size);
+    batch.position_ids = models::position_ids(ctx, samples, length, 0);
+    const Tensor labels =
+        models::loss_labels(ctx, models::blank_labels(there, samples, length, info), ids, info);
+    const nn::Labels placed = nn::place_labels(labels, ctx.device);
+    models::ForwardOptions options;
+    options.padded_logits = true;
+    options.recompute = plan.recompute();
+    const nn::Value logits = architecture.logits(tape, batch, options);
+    loss = nn::summed_loss(tape, logits, placed, info.outputs(), info.loss);
+  }
+  Tensor upstream = ctx.workspace(DType::kFloat32, {});
+  *upstream.data<float>() = 1;  // as the tape expects: nothing is scaled
+  loss.slot->add(ctx, upstream, true);
+  tape.backward();
+}
+
+}  // namespace
+
+std::optional<PassMemory> count_passes(const PlanContext& plan,
+                                       const CountingDevice::ByTag& resting,
+                                       const StateArraysOf& states, ThreadPool& pool) {
+  const models::Architecture* const architecture = plan.model.architecture;
+  if (architecture == nullptr || architecture->info().head == models::Head::kNone) return {};
+  // How many tokens an expert gets is known when they are there.
+  if (architecture->info().experts > 0) return {};
+  const auto device = std::make_shared<CountingDevice>();
+  PassMemory out;
+  try {
+    const OpContext ctx{device, &pool};
+    std::vector<Tensor> rest;
+    for (size_t i = 0; i < resting.size(); ++i) {
+      rest.push_back(Tensor::empty(device, DType::kUInt8, {resting[i]}, static_cast<MemoryTag>(i)));
+    }
+    PlannedState state(plan, ctx);
+    state.create();
+    // Weights are fetched ahead once their order is known.
+    // Memory that passes leave to the next micro batch, the update gives back.
+    const bool several = plan.config.batch.accumulation > 1;
+    const int passes = plan.stage == 3 ? 3 : plan.in_files() && several ? 2 : 1;
+    for (int pass = 0; pass < passes; ++pass) {
+      if (!several && pass > 0) state.rest();
+      state.begin_pass();
+      run_pass(plan, ctx, state);
+      state.end_pass();
+      // Weights that stay whole are there during the update, and fetched anew after it.
+      if (pass + 1 < passes) state.pieces_changed();
+    }
+    const int64_t most = device->account().total_peak();
+    for (size_t i = 0; i < out.after.size(); ++i) {
+      out.after[i] = device->account().now(static_cast<MemoryTag>(i));
+    }
+    state.update(states.type, states.arrays);
+    out.in_update = device->account().total_peak() > most;
+  } catch (const Error& error) {
+    if (error.code() == Code::kOutOfMemory) return {};  // a limit on the address space
+    throw;
+  }
+  out.fullest = device->fullest();
+  return out;
+}
+
+}  // namespace ds

@@ -1,0 +1,112 @@
+// The fastest variant that fits, from rates that are given.
+#include "engine/plan_fit.h"
+
+#include <set>
+
+#include "engine/plan.h"
+#include "engine_world.h"
+
+namespace ds::engine_test {
+namespace {
+
+Json shape() {
+  return {{"model_type", "gpt2"}, {"vocab_size", 512}, {"n_positions", 64},
+          {"n_embd", 128},        {"n_layer", 4},      {"n_head", 4}};
+}
+Json config() {
+  return {{"train_micro_batch_size_per_gpu", 8},
+          {"gradient_accumulation_steps", 2},
+          {"threads", 1},
+          {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-3}}}}}};
+}
+Json rates(double disk = 1e9) {
+  return {{"product_flops", 1e11}, {"memory_bytes", 1e10}, {"read_bytes", disk},
+          {"write_bytes", disk},   {"near_bytes", 1e9},    {"far_bytes", 1e8}};
+}
+
+Json fit(const Json& given, int64_t memory, const Json& speeds = rates(), int world = 1) {
+  PlanOptions options;
+  options.on_gpu = false;
+  options.world = world;
+  PlanQuestion question;
+  question.fit = true;
+  question.memory = memory;
+  question.disk = int64_t{1} << 40;
+  question.rates = speeds;
+  const Folder folder;
+  question.folder = folder.path();
+  return plan_training(shape(), dump_json(given), options, question);
+}
+
+int64_t samples(const Json& chosen, int world = 1) {
+  return chosen.at("train_micro_batch_size_per_gpu").get<int64_t>() *
+         chosen.at("gradient_accumulation_steps").get<int64_t>() * world;
+}
+
+// Every byte more opens faster variants, never slower ones, and each fits.
+TEST(Fit, LessMemoryIsNeverFaster) {
+  double slowest = 0;
+  std::set<std::string> seen;
+  for (const int64_t memory : {200 << 20, 40 << 20, 25 << 20, 15 << 20, 10 << 20, 8 << 20}) {
+    const Json plan = fit(config(), memory);
+    const Json& chosen = plan["fit"];
+    EXPECT_LE(plan["memory_per_rank"]["total"].get<double>() * 1.05, memory);
+    EXPECT_EQ(samples(chosen["config"]), 16) << "the batch is another one";
+    EXPECT_EQ(chosen["config"]["optimizer"], config()["optimizer"]);
+    const double seconds = chosen["seconds_per_step"]["total"];
+    EXPECT_GE(seconds, slowest);
+    slowest = seconds;
+    seen.insert(dump_json(chosen["changes"]));
+  }
+  EXPECT_GE(seen.size(), 3U);
+}
+
+TEST(Fit, RoomForAllLeavesNothingInFiles) {
+  const Json plan = fit(config(), int64_t{1} << 32);
+  EXPECT_FALSE(plan.contains("files_per_rank"));
+  EXPECT_EQ(plan["fit"]["changes"]["activation_checkpointing"]["enabled"], false);
+}
+
+// A slow disk makes what needs it less attractive than computing again.
+TEST(Fit, RatesDecide) {
+  const auto needed = [](const Json& change) {
+    PlanOptions options;
+    options.on_gpu = false;
+    const Json smallest = with(config(), {{"train_micro_batch_size_per_gpu", 1}});
+    return plan_training(shape(), dump_json(with(smallest, change)),
+                         options)["memory_per_rank"]["total"]
+        .get<double>();
+  };
+  // In memory it fits with checkpoints alone.
+  const double kept = needed(Json::object());
+  const double again = needed({{"activation_checkpointing", {{"enabled", true}}}});
+  ASSERT_LT(again * 1.02, kept);
+  const auto memory = static_cast<int64_t>((kept + again) / 2 * 1.05);
+  const auto in_files = [&](double disk) {
+    return fit(config(), memory, rates(disk)).contains("files_per_rank");
+  };
+  EXPECT_TRUE(in_files(1e12));
+  EXPECT_FALSE(in_files(1e6));
+}
+
+TEST(Fit, SeveralRanksSpreadState) {
+  const Json plan = fit(config(), 12 << 20, rates(), 4);
+  EXPECT_GE(plan["stage"], 2);
+  EXPECT_GT(plan["fit"]["seconds_per_step"]["collectives"], 0);
+}
+
+TEST(Fit, NothingFits) {
+  const std::string message = error_of(Code::kOutOfMemory, [] { fit(config(), 100'000); });
+  EXPECT_NE(message.find("none fits"), std::string::npos) << message;
+}
+
+// Rates of this machine, in the folder of the files.
+TEST(Fit, MeasuredRatesAreNumbers) {
+  const Json plan = fit(config(), 16 << 20, Json::object());
+  for (const char* name : {"product_flops", "memory_bytes", "read_bytes", "write_bytes"}) {
+    EXPECT_GT(plan["fit"]["rates"][name].get<double>(), 0) << name;
+  }
+}
+
+}  // namespace
+}  // namespace ds::engine_test
