@@ -231,9 +231,9 @@ class MemoryPlanner {
   StateArraysOf state_arrays() const {
     const OptimizerConfig optimizer = config().optimizer.value_or(OptimizerConfig{});
     StateArraysOf out;
-    out.type = optimizer.state_type == OptimizerStateType::kInt8   ? DType::kUInt8
-               : optimizer.state_type == OptimizerStateType::kBf16 ? DType::kBFloat16
-                                                                   : DType::kFloat32;
+    out.type = optimizer.state_dtype == OptimizerStateType::kInt8   ? DType::kUInt8
+               : optimizer.state_dtype == OptimizerStateType::kBf16 ? DType::kBFloat16
+                                                                    : DType::kFloat32;
     const int64_t elements = held(StateRole::kMasters) * dtype_size(out.type);
     if (elements > 0) out.arrays = (optimizer_bytes() + elements / 2) / elements;
     return out;
