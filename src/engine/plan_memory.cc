@@ -231,8 +231,8 @@ class MemoryPlanner {
   StateArraysOf state_arrays() const {
     const OptimizerConfig optimizer = config().optimizer.value_or(OptimizerConfig{});
     StateArraysOf out;
-    out.type = optimizer.state_type == OptimizerStateType::kInt8   ? DType::kUInt8
-               : optimizer.state_type == OptimizerStateType::kBf16 ? DType::kBFloat16
+    out.type = optimizer.state_dtype == OptimizerStateType::kInt8 ? DType::kUInt8
+               : optimizer.state_dtype == OptimizerStateType::kBf16 ? DType::kBFloat16
                                                                    : DType::kFloat32;
     const int64_t elements = held(StateRole::kMasters) * dtype_size(out.type);
     if (elements > 0) out.arrays = (optimizer_bytes() + elements / 2) / elements;
@@ -381,8 +381,7 @@ class MemoryPlanner {
 Json table_json(const MemoryTable& table) {
   return {{"parameters", table.parameters},
           {"gradients", table.gradients},
-          {"optimizer", table.optimizer},
-          {"total", table.total()}};
+          {"optimizer", table.optimizer}};
 }
 
 }  // namespace
@@ -406,12 +405,14 @@ Json device_json(const MemoryPlan& plan) {
 Json host_json(const MemoryPlan& plan) {
   Json out = table_json(plan.host);
   out["communication"] = plan.host.communication;
+  out["total"] = plan.host.total();
   return out;
 }
 
 Json files_json(const MemoryPlan& plan) {
   Json out = table_json(plan.files);
   out["activations"] = plan.files.activations;
+  out["total"] = plan.files.total();
   return out;
 }
 
