@@ -90,6 +90,7 @@ Json plan_training(const Json& model, std::string_view config_json, const PlanOp
   // What is planned next was read already.
   PlanOptions further = options;
   further.reading = {};
+  further.on_gpu = plan.on_gpu();
   PlanRoom room = room_of(question, plan.per_node);
   if (!question.fit) {
     const MemoryPlan memory = plan_memory(plan, pool);

@@ -82,7 +82,7 @@ PlanContext::PlanContext(PlanModel given, std::string_view config_json, const Pl
   environment.hidden_size = hidden_size_of(model.config);
   config = load_config(config_json, environment, options.reading);
   // Without the optimizer on a host there is nothing for which it matters.
-  on_gpu_ = options.on_gpu.value_or(config.zero.offload_optimizer.has_value());
+  on_gpu_ = options.on_gpu.value_or(config.zero.offload_optimizer && !in_files());
   arrange();
 }
 

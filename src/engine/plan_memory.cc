@@ -381,8 +381,7 @@ class MemoryPlanner {
 Json table_json(const MemoryTable& table) {
   return {{"parameters", table.parameters},
           {"gradients", table.gradients},
-          {"optimizer", table.optimizer},
-          {"total", table.total()}};
+          {"optimizer", table.optimizer}};
 }
 
 }  // namespace
@@ -406,12 +405,14 @@ Json device_json(const MemoryPlan& plan) {
 Json host_json(const MemoryPlan& plan) {
   Json out = table_json(plan.host);
   out["communication"] = plan.host.communication;
+  out["total"] = plan.host.total();
   return out;
 }
 
 Json files_json(const MemoryPlan& plan) {
   Json out = table_json(plan.files);
   out["activations"] = plan.files.activations;
+  out["total"] = plan.files.total();
   return out;
 }
 

@@ -38,7 +38,7 @@ class Plan(CliCase):
         self.assertGreater(more["memory_per_rank"]["activations"], 1.5 * activations)
         self.assertLessEqual(more["memory_per_rank"]["activations"], 2 * activations)
         less = self.plan("model.json", "config.json", "--world", 4, "--sequence-length", 16)
-        self.assertLess(less["memory_per_rank"]["activations"], 0.75 * activations)
+        self.assertLess(less["memory_per_rank"]["activations"], 0.8 * activations)
 
     def test_folder_for_people(self):
         (self.folder / "folder").mkdir()
@@ -70,15 +70,16 @@ class Plan(CliCase):
             self.assertTrue(fits["fits"], patch)
 
     def test_fit(self):
-        needed = self.plan("model.json", "config.json", "--device", "cpu")["memory_per_rank"]["total"]
+        self.write("large.json", dict(MODEL, vocab_size=4096, n_embd=256, n_layer=4))
+        needed = self.plan("large.json", "config.json", "--device", "cpu")["memory_per_rank"]["total"]
         rates = [part for name in ["product_flops", "memory_bytes", "read_bytes", "write_bytes"]
                  for part in ["--rate", name + "=1e9"]]
-        text = self.ds("plan", "model.json", "config.json", "--device", "cpu", "--memory", needed * 3 // 4,
+        text = self.ds("plan", "large.json", "config.json", "--device", "cpu", "--memory", needed * 3 // 4,
                        "--fit", *rates, "--folder", self.folder, "--save", "fits.json").text
         self.assertIn("a step should take", text)
-        fits = self.plan("model.json", "fits.json", "--device", "cpu", "--memory", needed * 3 // 4)
+        fits = self.plan("large.json", "fits.json", "--device", "cpu", "--memory", needed * 3 // 4)
         self.assertTrue(fits["fits"])
-        self.ds("train", "--model", "model.json", "--data", "text.txt", "--steps", "2",
+        self.ds("train", "--model", "large.json", "--data", "text.txt", "--steps", "2",
                 "--config", "fits.json")
 
     def test_errors(self):
