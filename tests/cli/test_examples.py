@@ -45,7 +45,7 @@ class Examples(CliCase):
         self.assertIn("cheapest first", done.text)
         losses = [float(x) for x in re.findall(r"(?m)^step \d+  loss ([0-9.]+)$", done.text)]
         self.assertEqual(len(losses), 2, done.text)
-        self.assertLess(losses[1], losses[0])
+        self.assertLess(max(losses), 5)  # chance is 5.5; of two samples a step, one is above another
 
     def test_failures_are_told(self):
         for variable in ("DS_EXAMPLE_C", "DS_EXAMPLE_CPP"):
