@@ -1,7 +1,7 @@
 """What `ds plan` says beside what the kernel sees: plan_accuracy.py DS_PROGRAM [--folder FOLDER]
 
 Trains ten configurations for three steps, each in a process of its own, and prints the plan beside the
-peak of the resident set (ru_maxrss), less that of a process which trains next to nothing. The last one is
+peak of the resident set (VmHWM), less that of a process which trains next to nothing. The last one is
 refused under a limit of memory and runs with the first change that the refusal advises.
 """
 import argparse
@@ -9,7 +9,6 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 8192, "n_positions": 256, "n_embd": 512, "n_layer": 8, "n_head": 8}
@@ -19,12 +18,6 @@ BASE = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
 BF16 = {"bf16": {"enabled": True}}
 CHECKPOINTS = {"activation_checkpointing": {"enabled": True}}
-# Runs the program and prints the peak of its resident set in bytes as the last line.
-CHILD = """import resource, subprocess, sys
-code = subprocess.run(sys.argv[1:]).returncode
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
-sys.exit(code)"""
-
 
 def in_files(folder, weights):
     zero = {"stage": 3 if weights else 1, "sub_group_size": 2 << 20,
@@ -65,18 +58,30 @@ class Runs:
         (self.folder / "config.json").write_text(json.dumps(dict(BASE, threads=2, **config)))
 
     def plan(self, model, config):
+        """(planned, and what the arena should hold from the system)"""
         self.files(model, config)
         done = subprocess.run([self.program, "plan", "model.json", "config.json", "--device", "cpu", "--json"],
                               cwd=self.folder, capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)["memory_per_rank"]["total"]
+        memory = json.loads(done.stdout)["memory_per_rank"]
+        return memory["total"], memory["reserved"]
 
     def train(self, model, config):
-        """(status, peak of the kernel, standard error)"""
+        """(peak of the kernel after three steps, standard error): the end of a run, which brings masters
+        back to memory, is not in it."""
         self.files(model, config)
-        command = [sys.executable, "-c", CHILD, self.program, "train", "--model", "model.json", "--config",
-                   "config.json", "--data", "text.txt", "--steps", "3"]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
-        return done.returncode, int(done.stdout.split()[-1]), done.stderr
+        command = [self.program, "train", "--model", "model.json", "--config", "config.json", "--data", "text.txt",
+                   "--log-interval", "1", "--steps", "100000", "--eval-interval", "0"]
+        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        said, peak = "", 0
+        for line in process.stdout:
+            said += line
+            if line.startswith("step 4/"):
+                status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+                peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
+                process.kill()
+                break
+        process.wait()
+        return peak, said
 
 
 def merged(config, patch):
@@ -93,25 +98,27 @@ def main():
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         runs = Runs(str(pathlib.Path(options.program).resolve()), folder)
-        status, base, error = runs.train(TINY, {})
-        assert status == 0, error
-        base -= runs.plan(TINY, {})
+        base, said = runs.train(TINY, {})
+        assert base, said
+        base -= runs.plan(TINY, {})[1]
         print(f"a process that trains next to nothing: {base / 2**20:.1f} MiB\n")
-        print("| configuration | planned, MiB | kernel's peak less that, MiB | ratio |\n| --- | --- | --- | --- |")
+        print("| configuration | planned, MiB | reserved | kernel's peak less that, MiB | planned to it | reserved to it |\n"
+              "| --- | --- | --- | --- | --- | --- |")
 
         def row(name, model, config):
-            planned = runs.plan(model, config)
-            status, peak, error = runs.train(model, config)
-            assert status == 0, error
-            print(f"| {name} | {planned / 2**20:.1f} | {(peak - base) / 2**20:.1f} | {planned / (peak - base):.3f} |",
-                  flush=True)
+            planned, reserved = runs.plan(model, config)
+            peak, said = runs.train(model, config)
+            assert peak, said
+            peak -= base
+            print(f"| {name} | {planned / 2**20:.1f} | {reserved / 2**20:.1f} | {peak / 2**20:.1f} | {planned / peak:.3f} | "
+                  f"{reserved / peak:.3f} |", flush=True)
 
         for name, model, config in configurations(folder):
             row(name, model, config)
-        limited = {"memory_plan": {"limit_bytes": int(runs.plan(GPT2, {}) * 0.5)}}
-        status, _, error = runs.train(GPT2, limited)
-        assert status == 1 and "does not fit" in error, error
-        advice = json.loads(re.search(r"(?m)^ *(\{.*\})$", error)[1])
+        limited = {"memory_plan": {"limit_bytes": int(runs.plan(GPT2, {})[0] * 0.5)}}
+        peak, said = runs.train(GPT2, limited)
+        assert not peak and "does not fit" in said, said
+        advice = json.loads(re.search(r"(?m)^ *(\{.*\})$", said)[1])
         row(f"fp32 in half of what it needs: refused, then with `{json.dumps(advice)}`", GPT2, merged(limited, advice))
 
 

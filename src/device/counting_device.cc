@@ -11,7 +11,7 @@ constexpr int64_t kSmall = 4096;
 void* CountingDevice::allocate(int64_t bytes, MemoryTag tag) {
   if (bytes == 0) return nullptr;
   check_request(bytes, tag);
-  void* const pointer = arena_.allocate(bytes);
+  void* const pointer = arena_of(tag).allocate(bytes);
   if (pointer == nullptr) fail_out_of_memory(*this, "the address space", bytes, tag, 0);
   account_.add(tag, Arena::rounded(bytes));
   if (account_.total_now() > most_) {
@@ -26,7 +26,7 @@ void* CountingDevice::allocate(int64_t bytes, MemoryTag tag) {
 void CountingDevice::deallocate(void* pointer, int64_t bytes, MemoryTag tag) noexcept {
   if (pointer == nullptr) return;
   account_.remove(tag, Arena::rounded(bytes));
-  arena_.deallocate(pointer, bytes);
+  arena_of(tag).deallocate(pointer, bytes);
 }
 
 void CountingDevice::copy(void* target, const void* source, int64_t bytes, Stream& stream) {

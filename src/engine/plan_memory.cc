@@ -141,6 +141,7 @@ class MemoryPlanner {
       // Sums of one micro batch come and go as activations do.
       pass.activations = of(MemoryTag::kActivations) + of(MemoryTag::kWorkspace) +
                          of(MemoryTag::kOther) + of(MemoryTag::kGradients) - device.gradients;
+      out.reserved = counted->reserved;
       if (counted->in_update) {  // then it is what was counted
         out.in_update = true;
         device = pass;
@@ -392,14 +393,16 @@ MemoryPlan plan_memory(const PlanContext& plan, ThreadPool& pool) {
 
 Json device_json(const MemoryPlan& plan) {
   const MemoryTable& table = plan.device;
-  return {{"parameters", table.parameters},
-          {"gradients", table.gradients},
-          {"optimizer", table.optimizer},
-          {"model_states", table.states()},
-          {"activations", table.activations},
-          {"communication", table.communication},
-          {"io", table.io},
-          {"total", table.total()}};
+  Json out = {{"parameters", table.parameters},
+              {"gradients", table.gradients},
+              {"optimizer", table.optimizer},
+              {"model_states", table.states()},
+              {"activations", table.activations},
+              {"communication", table.communication},
+              {"io", table.io},
+              {"total", table.total()}};
+  if (plan.reserved > 0) out["reserved"] = std::max(plan.reserved, table.total());
+  return out;
 }
 
 Json host_json(const MemoryPlan& plan) {

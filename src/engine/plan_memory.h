@@ -27,7 +27,8 @@ struct MemoryPlan {
   bool activations_known = true;  // counted over passes; else a formula says roughly
   MemoryTable host;               // beside a GPU
   MemoryTable files;
-  int64_t weight_files = 0;       // of `files`, those of weights that rest there
+  int64_t reserved = 0;      // of the system for `device`, as the CPU's arena grows; 0: unknown
+  int64_t weight_files = 0;  // of `files`, those of weights that rest there
   MemoryAccount::ByTag by_tag{};  // of the device, as its account counts
 };
 

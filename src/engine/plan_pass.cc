@@ -501,6 +501,7 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
     throw;
   }
   out.fullest = device->fullest();
+  out.reserved = device->reserved_bytes();
   return out;
 }
 

@@ -13,6 +13,7 @@ namespace ds {
 struct PassMemory {
   CountingDevice::ByTag fullest{};  // bytes by tag when most was held
   CountingDevice::ByTag after{};    // when the passes are over
+  int64_t reserved = 0;             // of the system: places between are free
   bool in_update = false;           // most was held in the update of state in files
 };
 
