@@ -116,7 +116,7 @@ std::vector<int64_t> read_windows(const ConfigReader& read, LlamaKind kind, int6
   return windows;
 }
 
-// Layers that are told to be without experts, or lie between those that have them.
+// Layers that the configuration leaves without experts, or that lie between those that have them.
 std::vector<bool> read_expert_layers(const ConfigReader& read, int64_t layers) {
   const int64_t step = read.count("decoder_sparse_step", 1, 10000);
   std::vector<bool> out;

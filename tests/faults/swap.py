@@ -29,7 +29,7 @@ MODEL = {"model_type": "gpt2", "vocab_size": 300, "n_positions": 64, "n_embd": 3
          "n_head": 2}
 STEPS = 4
 SAVED = 2  # the step of the checkpoint that runs begin from
-# How a call fails: its name, what the shim is told, and words of the error; none: the run is to go
+# How a call fails: its name, the setting of the shim, and words of the error; none: the run is to go
 # on, with the same bits.
 FAULTS = {"no room": ({"IO_FAULTS_ERRNO": str(errno.ENOSPC)}, "No space left on device"),
           "I/O error": ({"IO_FAULTS_ERRNO": str(errno.EIO)}, "Input/output error"),

@@ -157,7 +157,7 @@ TEST(MemoryCheck, SeveralRanks) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-// Memory that runs out all the same is told beside what was planned.
+// Memory that runs out all the same is an error that says what was planned.
 TEST(MemoryCheck, OutOfMemoryTellsWhatWasPlanned) {
   const auto model = models::Model::create(shape(), 1);
   Engine engine(dump_json(planned({{"memory_plan", {{"check", "warn"}}}})), model, nullptr);
