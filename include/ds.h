@@ -47,6 +47,7 @@
 #include "ds/config.h"
 #include "ds/dataset.h"
 #include "ds/engine.h"
+#include "ds/experts.h"
 #include "ds/generator.h"
 #include "ds/io.h"
 #include "ds/memory.h"

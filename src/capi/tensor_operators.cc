@@ -1,39 +1,14 @@
 // Operators on tensors of ds.h: quantisation by groups, softmax of scores, heads apart and
 // together.
-#include "base/thread_pool.h"
 #include "capi/args.h"
 #include "capi/fence.h"
-#include "capi/tensor_object.h"
+#include "capi/host_call.h"
 #include "ops/group_quantize.h"
 #include "ops/heads.h"
 #include "ops/softmax.h"
 
 namespace ds::capi {
 namespace {
-
-// The threads and the device of a call, whose results lie in the host's memory.
-class HostCall {
- public:
-  HostCall() : ctx_{make_cpu_device({.cache = false}), &pool_} {}
-  const OpContext& ctx() const { return ctx_; }
-  Tensor empty(DType dtype, const Shape& shape) const {
-    return Tensor::empty(ctx_.device, dtype, shape, MemoryTag::kOther);
-  }
-
- private:
-  ThreadPool pool_;
-  OpContext ctx_;
-};
-
-const Tensor& float_tensor(const TensorObject& object, const char* name) {
-  const Tensor& tensor = host_tensor(object, name);
-  const DType type = tensor.dtype();
-  DS_CHECK(type == DType::kFloat32 || type == DType::kBFloat16 || type == DType::kFloat16,
-           Code::kUnsupported, name, " is ", dtype_name(type),
-           "; float32, bfloat16 or float16 is needed");
-  DS_CHECK(tensor.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
-  return tensor;
-}
 
 // What is computed with here before operators check the rest.
 kernels::GroupFormat format_of(int32_t bits, int64_t group_size, bool minima) {
@@ -50,22 +25,6 @@ std::optional<RandomStream> random_of(int64_t seed) {
   if (seed < 0) return std::nullopt;
   return RandomStream{.seed = static_cast<uint64_t>(seed)};
 }
-
-// An optional tensor, entered for the length of a call.
-class MaybeTensor {
- public:
-  MaybeTensor(const ds_tensor* handle, const char* name) {
-    if (handle == nullptr) return;
-    entered_.emplace(look_up(handle, name), Entry::kShared, name);
-    tensor_ = host_tensor(**entered_, name);
-    DS_CHECK(tensor_.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
-  }
-  const Tensor& operator*() const { return tensor_; }
-
- private:
-  std::optional<Entered<TensorObject>> entered_;
-  Tensor tensor_;
-};
 
 }  // namespace
 }  // namespace ds::capi

@@ -9,9 +9,13 @@
 namespace ds::ops {
 namespace {
 
-void check_routes(const Op& op, const Routes& routes) {
+void check_on_cpu(const Op& op) {
   DS_CHECK(op.ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
            " runs on the CPU, not on ", op.ctx.device->describe());
+}
+
+void check_routes(const Op& op, const Routes& routes) {
+  check_on_cpu(op);
   check_dense(routes.chosen, op, "chosen", DType::kInt32);
   DS_CHECK(routes.chosen.dims() == 2 && routes.chosen.elements() <= INT32_MAX,
            Code::kInvalidArgument, op, ": chosen has shape ", routes.chosen.shape().text(),
@@ -104,14 +108,26 @@ void gather_rows(const OpContext& ctx, const Routes& routes, const Tensor& x, co
   const Op op{ctx, "gather_rows"};
   check_routes(op, routes);
   check_tokens(op, routes, x, "x");
-  check_dense(rows, op, "rows", x.dtype(), {routes.all_rows(), x.size(1)});
+  gather_rows(ctx, RowOrder{routes.routes.slice(0, 0, routes.all_rows()), routes.choices()}, x,
+              weights, rows);
+}
+
+void gather_rows(const OpContext& ctx, const RowOrder& from, const Tensor& x, const Tensor& weights,
+                 Tensor& rows) {
+  const Op op{ctx, "gather_rows"};
+  check_on_cpu(op);
+  check_dense_float(x, op, "x");
+  check_dense(from.order, op, "order", DType::kInt32);
+  check_dense(rows, op, "rows", x.dtype(), {from.order.elements(), x.size(-1)});
+  const Shape routes{x.size(0), from.choices};
+  if (weights) check_dense(weights, op, "weights", DType::kFloat32, routes);
   kernels::gather_rows({.type = float_type(x),
-                        .width = x.size(1),
-                        .rows = routes.all_rows(),
-                        .choices = routes.choices(),
+                        .width = x.size(-1),
+                        .rows = from.order.elements(),
+                        .choices = from.choices,
                         .x = x.raw(),
-                        .routes = routes.routes.data<int32_t>(),
-                        .weights = check_weights(op, routes, weights),
+                        .routes = from.order.data<int32_t>(),
+                        .weights = weights ? weights.data<float>() : nullptr,
                         .out = rows.raw()},
                        *ctx.pool);
 }

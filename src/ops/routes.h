@@ -39,6 +39,15 @@ void limit_routes(const OpContext& ctx, Routes& routes, int64_t capacity, RouteP
 void gather_rows(const OpContext& ctx, const Routes& routes, const Tensor& x, const Tensor& weights,
                  Tensor& rows);
 
+// The same for rows of given routes: order int32 [rows], numbers token * choices + choice that the
+// caller has checked; weights fp32 [tokens, choices].
+struct RowOrder {
+  Tensor order;
+  int64_t choices = 1;
+};
+void gather_rows(const OpContext& ctx, const RowOrder& from, const Tensor& x, const Tensor& weights,
+                 Tensor& rows);
+
 // y [tokens, width] = the sum over each token's routes of weight (empty: 1) times row; `experts`
 // are the rows of each expert [n, width], or empty where they are all 0.
 void sum_rows(const OpContext& ctx, const Routes& routes, std::span<const Tensor> experts,

@@ -313,6 +313,87 @@ std::vector<Call> tensor_calls() {
          EXPECT_DS_OK(ds_tensor_create(DS_FLOAT32, shape, 5, &world.list));
          a[0] = world.list;
        }},
+      {"ds_experts_gate",
+       {in(kTensor, "logits"), maybe(kTensor, "bias"), out(kTensor, "out_chosen"),
+        out(kTensor, "out_weights"), out(kTensor, "out_counts"), out(kTensor, "out_losses")},
+       [](const Arguments& a) {
+         return ds_experts_gate(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1), R"({"top_k": 2})",
+                                p<ds_tensor*>(a, 2), p<ds_tensor*>(a, 3), p<ds_tensor*>(a, 4),
+                                p<ds_tensor*>(a, 5));
+       },
+       [](World&, Arguments& a) { a[1] = nullptr; }},
+      {"ds_experts_gate_backward",
+       {in(kTensor, "logits"), in(kTensor, "chosen"), in(kTensor, "counts"),
+        maybe(kTensor, "weights_gradient"), maybe(kTensor, "losses_gradient"),
+        out(kTensor, "out_logits_gradient")},
+       [](const Arguments& a) {
+         return ds_experts_gate_backward(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1), p<ds_tensor>(a, 2),
+                                         nullptr, p<ds_tensor>(a, 3), p<ds_tensor>(a, 4),
+                                         p<ds_tensor*>(a, 5));
+       },
+       [](World& world, Arguments& a) {
+         ds_tensor *chosen = nullptr, *weights = nullptr, *counts = nullptr, *losses = nullptr;
+         EXPECT_DS_OK(
+             ds_experts_gate(world.tensor, nullptr, nullptr, &chosen, &weights, &counts, &losses));
+         ds_tensor_destroy(weights);
+         ds_tensor_destroy(losses);
+         ds_tensor_destroy(world.ids);
+         ds_tensor_destroy(world.list);
+         a[0] = world.tensor;
+         a[1] = world.ids = chosen;
+         a[2] = world.list = counts;
+         a[3] = a[4] = nullptr;
+       }},
+      {"ds_experts_sort",
+       {in(kTensor, "chosen"), out(kTensor, "out_offsets"), out(kTensor, "out_order"),
+        out(kTensor, "out_places")},
+       [](const Arguments& a) {
+         return ds_experts_sort(p<ds_tensor>(a, 0), 256, p<ds_tensor*>(a, 1), p<ds_tensor*>(a, 2),
+                                p<ds_tensor*>(a, 3));
+       },
+       [](World& world, Arguments& a) { a[0] = world.ids; }},
+      {"ds_experts_dispatch",
+       {in(kTensor, "tokens"), in(kTensor, "order"), maybe(kTensor, "weights"),
+        out(kTensor, "out_rows")},
+       [](const Arguments& a) {
+         return ds_experts_dispatch(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1), 1, p<ds_tensor>(a, 2),
+                                    p<ds_tensor*>(a, 3));
+       },
+       [](World& world, Arguments& a) {
+         ds_tensor_destroy(world.list);
+         a[0] = world.tensor;
+         a[1] = world.list = make_list({1, 0, 1});
+         a[2] = nullptr;
+       }},
+      {"ds_experts_combine",
+       {in(kTensor, "rows"), in(kTensor, "places"), maybe(kTensor, "weights"),
+        out(kTensor, "out_tokens")},
+       [](const Arguments& a) {
+         return ds_experts_combine(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1), p<ds_tensor>(a, 2),
+                                   p<ds_tensor*>(a, 3));
+       },
+       [](World& world, Arguments& a) {
+         const int64_t shape[] = {3, 2};
+         ds_tensor_destroy(world.list);
+         EXPECT_DS_OK(ds_tensor_create(DS_INT32, shape, 2, &world.list));
+         a[0] = world.tensor;
+         a[1] = world.list;
+         a[2] = nullptr;
+       }},
+      {"ds_experts_weights_backward",
+       {in(kTensor, "rows"), in(kTensor, "places"), in(kTensor, "gradient"),
+        out(kTensor, "out_weights_gradient")},
+       [](const Arguments& a) {
+         return ds_experts_weights_backward(p<ds_tensor>(a, 0), p<ds_tensor>(a, 1),
+                                            p<ds_tensor>(a, 2), p<ds_tensor*>(a, 3));
+       },
+       [](World& world, Arguments& a) {
+         const int64_t shape[] = {2, 1};
+         ds_tensor_destroy(world.list);
+         EXPECT_DS_OK(ds_tensor_create(DS_INT32, shape, 2, &world.list));
+         a[0] = a[2] = world.tensor;
+         a[1] = world.list;
+       }},
       {"ds_tensor_read",
        {in(kTensor, "tensor"), pointer("buffer")},
        [](const Arguments& a) {

@@ -280,6 +280,35 @@ def test_softmax_and_heads() -> None:
     assert np.array_equal(ds.merge_heads(ds.split_heads(packed, 4)).numpy(), packed)
 
 
+def test_experts_choose_dispatch_and_combine() -> None:
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(10, 4)).astype(np.float32)
+    gate = ds.experts.gate(logits, top_k=2, route_norm=True)
+    scores = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    best = np.argsort(-scores, axis=1)[:, :2]
+    assert np.array_equal(gate.chosen.numpy(), best)
+    weights = np.take_along_axis(scores, best, 1)
+    weights /= weights.sum(1, keepdims=True)
+    assert np.abs(gate.weights.numpy() - weights).max() < 1e-6
+    counts = np.bincount(best.ravel(), minlength=4)
+    assert gate.counts.numpy().tolist() == [counts.tolist()] * 3
+    assert abs(gate.losses.numpy()[0] - 4 * (scores.mean(0) * counts / counts.sum()).sum()) < 1e-5
+    routes = ds.experts.sort(gate.chosen, 4)
+    assert routes.offsets.numpy().tolist() == [0, *np.cumsum(counts)]
+    x = rng.normal(size=(10, 3)).astype(np.float32)
+    rows = ds.experts.dispatch(x, routes.order, 2)
+    y = ds.experts.combine(rows, routes.places, gate.weights)
+    assert np.abs(y.numpy() - x).max() < 1e-6  # the weights of a token add up to 1
+    dweights = ds.experts.weights_backward(rows, routes.places, x).numpy()
+    assert np.abs(dweights - (x * x).sum(1, keepdims=True)).max() < 1e-5
+    dx = ds.experts.gate_backward(
+        logits, gate.chosen, gate.counts, np.ones_like(weights), top_k=2, route_norm=True
+    )
+    assert np.abs(dx.numpy()).max() < 1e-6  # whatever the logits, they add up to 1
+    with pytest.raises(ds.ConfigError, match="did you mean"):
+        ds.experts.gate(logits, topk=2)
+
+
 def test_repr_tells_what_it_is() -> None:
     assert repr(ds.zeros((2,))) == (
         "ds.Tensor(shape=(2,), dtype='float32', device='cpu', values=[0.0, 0.0])"

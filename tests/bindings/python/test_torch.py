@@ -332,3 +332,19 @@ def test_the_example(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert float(done.stdout.split("loss")[1]) < 0.2
+
+
+def test_experts_that_ranks_share_learn_as_those_of_one(tmp_path: Path) -> None:
+    program = ROOT / "examples" / "python" / "expert_parallel.py"
+    losses = []
+    for launcher in ([], *(["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"] for n in (2, 4))):
+        done = subprocess.run(
+            [sys.executable, *launcher, str(program), "40", "0"],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        losses.append([float(line.split("loss")[1]) for line in done.stdout.splitlines()])
+    one, *others = losses
+    assert len(one) == 4 and one[-1] < 0.6 * one[0]
+    for other in others:
+        assert max(abs(a - b) for a, b in zip(one, other)) < 2e-4

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json as _json
 from typing import Any as _Any
 
-from . import _native, checkpoint, config
+from . import _native, checkpoint, config, experts
 from ._comm import Comm, Store, Work
 from ._dataset import Dataset, build_dataset, merge_datasets
 from ._engine import Engine
@@ -152,6 +152,7 @@ __all__ = [
     "config",
     "dequantize",
     "dequantize_groups",
+    "experts",
     "fake_quantize",
     "flatten",
     "from_dlpack",

@@ -4644,6 +4644,131 @@ extern "C" {
     #[doc = " Ends an engine; its model can then be given to another. NULL is fine. Threads: any. Since: 0.1."]
     pub fn ds_engine_destroy(engine: *mut ds_engine);
 }
+extern "C" {
+    #[doc = " The gate: chooses the experts of each token and what their outputs weigh."]
+    #[doc = " @param logits  float32 [tokens, experts]: the router's product with each token"]
+    #[doc = " @param bias    float32 [experts], added to the scores for choosing, not for weighing (balancing"]
+    #[doc = "                without a loss, Wang et al., arXiv:2408.15664); NULL: none"]
+    #[doc = " @param options_json  NULL, or an object of"]
+    #[doc = "                \"top_k\" (1): experts per token, best first;"]
+    #[doc = "                \"score_function\" (\"softmax\"): or \"sigmoid\", of each logit by itself;"]
+    #[doc = "                \"route_norm\" (false): weights are shares of what the token's routes have together,"]
+    #[doc = "                \"route_scale\" (1): and are multiplied by this;"]
+    #[doc = "                \"num_expert_groups\" (1), \"num_limited_groups\" (all): experts are in groups of equal"]
+    #[doc = "                size, and a token chooses from so many of them (DeepSeek-V2, arXiv:2405.04434),"]
+    #[doc = "                \"group_score\" (\"max\"): those with the best expert, or with \"top2\" those with the"]
+    #[doc = "                best two;"]
+    #[doc = "                \"capacity_factor\" (none): an expert takes factor * top_k * tokens / experts tokens,"]
+    #[doc = "                rounded up, at least \"min_capacity\" (4); without it all that come;"]
+    #[doc = "                \"drop_policy\" (\"probs\"): of more, those with the highest scores; \"position\" the"]
+    #[doc = "                first; \"first_choices\" the same, first choices before second ones (as DeepSpeed's"]
+    #[doc = "                gate for two experts); \"random\" any;"]
+    #[doc = "                \"sample\" (\"none\"): with \"first\" the best expert is drawn from the softmax of the"]
+    #[doc = "                logits, with \"others\" those after it, with \"all\" both;"]
+    #[doc = "                \"seed\" (0) and \"first_token\" (0): of what is random. Token i draws the numbers of"]
+    #[doc = "                token first_token + i, however ranks share a batch;"]
+    #[doc = "                \"balance_choices\" (top_k): so many first choices of a token count in the balancing"]
+    #[doc = "                loss (DeepSpeed for two experts: 1)"]
+    #[doc = " @param out_chosen   int32 [tokens, top_k]: the expert, -1 where it had no room"]
+    #[doc = " @param out_weights  float32 [tokens, top_k]: 0 where there is no expert"]
+    #[doc = " @param out_counts   int64 [3, experts]: tokens that chose each expert; that it took; that the"]
+    #[doc = "                     balancing loss counts"]
+    #[doc = " @param out_losses   float32 [2]: the balancing loss, experts * the sum over experts of the mean"]
+    #[doc = "                     score (of sigmoids the share of the token's scores) and the share of counted"]
+    #[doc = "                     choices, 1 where loads are equal (Switch Transformer, arXiv:2101.03961); and"]
+    #[doc = "                     the z-loss, the mean squared logarithm of the sum of e^logit (ST-MoE,"]
+    #[doc = "                     arXiv:2202.08906)"]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_CONFIG (an option), DS_ERR_UNSUPPORTED (memory of a GPU,"]
+    #[doc = " another type). Since: 0.5."]
+    pub fn ds_experts_gate(
+        logits: *const ds_tensor,
+        bias: *const ds_tensor,
+        options_json: *const ::std::os::raw::c_char,
+        out_chosen: *mut *mut ds_tensor,
+        out_weights: *mut *mut ds_tensor,
+        out_counts: *mut *mut ds_tensor,
+        out_losses: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " The gradient of ds_experts_gate with respect to its logits."]
+    #[doc = " @param logits, options_json  as ds_experts_gate was given them"]
+    #[doc = " @param chosen, counts        as it gave them"]
+    #[doc = " @param weights_gradient      float32 [tokens, top_k]; NULL: 0"]
+    #[doc = " @param losses_gradient       float32 [2]; NULL: 0"]
+    #[doc = " @param out_logits_gradient   float32 [tokens, experts]"]
+    #[doc = " Errors: as ds_experts_gate. Since: 0.5."]
+    pub fn ds_experts_gate_backward(
+        logits: *const ds_tensor,
+        chosen: *const ds_tensor,
+        counts: *const ds_tensor,
+        options_json: *const ::std::os::raw::c_char,
+        weights_gradient: *const ds_tensor,
+        losses_gradient: *const ds_tensor,
+        out_logits_gradient: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Sorts routes by expert, with the order of tokens kept: a counting sort, without padding. A route"]
+    #[doc = " is number token * choices + choice; a row is a route that an expert takes."]
+    #[doc = " @param chosen       int32 [tokens, choices]: an expert, or -1"]
+    #[doc = " @param experts      1 or more; `chosen` holds numbers below it"]
+    #[doc = " @param out_offsets  int32 [experts + 1]: where each expert's rows begin; the last is their number"]
+    #[doc = " @param out_order    int32 [rows]: the route of each row"]
+    #[doc = " @param out_places   int32 [tokens, choices]: the row of each route, or -1"]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_UNSUPPORTED. Since: 0.5."]
+    pub fn ds_experts_sort(
+        chosen: *const ds_tensor,
+        experts: i64,
+        out_offsets: *mut *mut ds_tensor,
+        out_order: *mut *mut ds_tensor,
+        out_places: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Copies each token's row to the rows of its routes: row r is token order[r] / choices."]
+    #[doc = " @param tokens   [tokens, width]: float32, bfloat16 or float16"]
+    #[doc = " @param order    int32 [rows], as ds_experts_sort gave it, or numbers of routes in any order"]
+    #[doc = " @param choices  of a token, 1 or more"]
+    #[doc = " @param weights  float32 [tokens, choices], by which rows are multiplied, route by route, each"]
+    #[doc = "                 product rounded once; NULL: 1"]
+    #[doc = " @param out_rows  [rows, width] of the type of `tokens`"]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_UNSUPPORTED. Since: 0.5."]
+    pub fn ds_experts_dispatch(
+        tokens: *const ds_tensor,
+        order: *const ds_tensor,
+        choices: i64,
+        weights: *const ds_tensor,
+        out_rows: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " Adds up the rows of each token's routes, in float32, in the order of its choices, and rounds once."]
+    #[doc = " @param rows     [rows, width]: float32, bfloat16 or float16"]
+    #[doc = " @param places   int32 [tokens, choices]: the row of each route, or -1, as ds_experts_sort gave it"]
+    #[doc = " @param weights  float32 [tokens, choices], by which rows are multiplied; NULL: 1"]
+    #[doc = " @param out_tokens  [tokens, width] of the type of `rows`; 0 where a token has no route"]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_UNSUPPORTED. Since: 0.5."]
+    pub fn ds_experts_combine(
+        rows: *const ds_tensor,
+        places: *const ds_tensor,
+        weights: *const ds_tensor,
+        out_tokens: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
+extern "C" {
+    #[doc = " The gradient of ds_experts_combine with respect to its weights."]
+    #[doc = " @param rows, places   as ds_experts_combine was given them"]
+    #[doc = " @param gradient       [tokens, width] of the type of `rows`, with respect to its result"]
+    #[doc = " @param out_weights_gradient  float32 [tokens, choices]; 0 where there is no route"]
+    #[doc = " Errors: DS_ERR_INVALID_ARGUMENT, DS_ERR_UNSUPPORTED. Since: 0.5."]
+    pub fn ds_experts_weights_backward(
+        rows: *const ds_tensor,
+        places: *const ds_tensor,
+        gradient: *const ds_tensor,
+        out_weights_gradient: *mut *mut ds_tensor,
+    ) -> ds_status;
+}
 #[doc = " A ds_io_backend_code. Since: 0.5."]
 pub type ds_io_backend = i32;
 pub const DS_IO_BACKEND_UNKNOWN: ds_io_backend_code = -1;

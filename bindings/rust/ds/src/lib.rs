@@ -49,6 +49,7 @@ mod dataset;
 mod element;
 mod engine;
 mod error;
+pub mod experts;
 mod ffi;
 mod generator;
 mod io;

@@ -259,3 +259,33 @@ fn streams_are_of_gpus() {
     none.unwrap();
     assert_eq!(some.unwrap_err().status(), Status::Unsupported);
 }
+
+#[test]
+fn experts_choose_dispatch_and_combine() {
+    use ds::experts;
+    let logits = Tensor::from_vec(vec![0.0f32, 2.0, 1.0, 3.0, -1.0, 0.5], &[2, 3]).unwrap();
+    let options = Some(r#"{"top_k": 2, "route_norm": true}"#);
+    let gate = experts::gate(&logits, None, options).unwrap();
+    assert_eq!(gate.chosen.to_vec::<i32>().unwrap(), [1, 2, 0, 2]);
+    assert_eq!(
+        gate.counts.to_vec::<i64>().unwrap(),
+        [1, 1, 2, 1, 1, 2, 1, 1, 2]
+    );
+    let weights = gate.weights.to_vec::<f32>().unwrap();
+    assert!((weights[0] + weights[1] - 1.0).abs() < 1e-6);
+    assert!((weights[0] / weights[1] - 1.0f32.exp()).abs() < 1e-5);
+    let routes = experts::sort(&gate.chosen, 3).unwrap();
+    assert_eq!(routes.offsets.to_vec::<i32>().unwrap(), [0, 1, 2, 4]);
+    let tokens = Tensor::from_vec(vec![1.0f32, 2.0], &[2, 1]).unwrap();
+    let rows = experts::dispatch(&tokens, &routes.order, 2, None).unwrap();
+    assert_eq!(rows.to_vec::<f32>().unwrap(), [2.0, 1.0, 1.0, 2.0]);
+    let back = experts::combine(&rows, &routes.places, None).unwrap();
+    assert_eq!(back.to_vec::<f32>().unwrap(), [2.0, 4.0]);
+    let dots = experts::weights_backward(&rows, &routes.places, &tokens).unwrap();
+    assert_eq!(dots.to_vec::<f32>().unwrap(), [1.0, 1.0, 4.0, 4.0]);
+    let ones = Tensor::from_vec(vec![1.0f32; 4], &[2, 2]).unwrap();
+    let dx = experts::gate_backward(&logits, &gate, Some(&ones), None, options).unwrap();
+    assert!(dx.to_vec::<f32>().unwrap().iter().all(|g| g.abs() < 1e-6));
+    let refused = experts::gate(&logits, None, Some(r#"{"topk": 2}"#));
+    assert_eq!(refused.err().unwrap().status(), ds::Status::Config);
+}

@@ -156,6 +156,31 @@ class TensorTest {
   }
 
   @Test
+  void expertsChooseDispatchAndCombine() {
+    String options = "{\"top_k\": 2, \"route_norm\": true}";
+    try (Tensor logits = Tensor.of(new float[] {0, 2, 1, 3, -1, 0.5f}, 2, 3);
+        Experts.Gate gate = Experts.gate(logits, null, options);
+        Experts.SortedRoutes routes = Experts.sort(gate.chosen(), 3);
+        Tensor tokens = Tensor.of(new float[] {1, 2}, 2, 1);
+        Tensor rows = Experts.dispatch(tokens, routes.order(), 2, null);
+        Tensor back = Experts.combine(rows, routes.places(), null);
+        Tensor dots = Experts.weightsBackward(rows, routes.places(), tokens);
+        Tensor ones = Tensor.of(new float[] {1, 1, 1, 1}, 2, 2);
+        Tensor dx = Experts.gateBackward(logits, gate, ones, null, options)) {
+      assertArrayEquals(new int[] {1, 2, 0, 2}, gate.chosen().ints());
+      float[] weights = gate.weights().floats();
+      assertEquals(1, weights[0] + weights[1], 1e-6f);
+      assertEquals(Math.E, weights[0] / weights[1], 1e-5);
+      assertArrayEquals(new float[] {2, 1, 1, 2}, rows.floats());
+      assertArrayEquals(new float[] {2, 4}, back.floats());
+      assertArrayEquals(new float[] {1, 1, 4, 4}, dots.floats());
+      assertArrayEquals(new float[6], dx.floats(), 1e-6f);
+      assertEquals(List.of(2L), gate.losses().shape());
+      assertThrows(DsException.class, () -> Experts.gate(logits, null, "{\"topk\": 2}"));
+    }
+  }
+
+  @Test
   void groupsSoftmaxAndHeads() {
     Tensor.GroupFormat format = new Tensor.GroupFormat(4, 2, true, -1);
     try (Tensor x = Tensor.of(new float[] {1, 2, 3, 4}, 1, 2, 2); Tensor.Quantized small = x.quantizeGroups(format);
