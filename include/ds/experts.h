@@ -5,8 +5,8 @@
  * the sum of what they give.
  *
  * Tensors are packed, in host memory, and never changed; results are new tensors, each ended with
- * ds_tensor_destroy. Results are the same bits for any number of threads. A model of the library has
- * all of this inside (docs/experts.md).
+ * ds_tensor_destroy. Results are the same bits for any number of threads. A model of the library
+ * has all of this inside (docs/experts.md).
  *
  * The gradients: of ds_experts_gate by ds_experts_gate_backward; of ds_experts_dispatch without
  * weights by ds_experts_combine without weights, of the rows' gradient; of ds_experts_combine by
@@ -32,15 +32,14 @@ extern "C" {
  *                "score_function" ("softmax"): or "sigmoid", of each logit by itself;
  *                "route_norm" (false): weights are shares of what the token's routes have together,
  *                "route_scale" (1): and are multiplied by this;
- *                "num_expert_groups" (1), "num_limited_groups" (all): experts are in groups of equal
- *                size, and a token chooses from so many of them (DeepSeek-V2, arXiv:2405.04434),
+ *                "num_expert_groups" (1), "num_limited_groups" (all): experts are in groups of
+ * equal size, and a token chooses from so many of them (DeepSeek-V2, arXiv:2405.04434),
  *                "group_score" ("max"): those with the best expert, or with "top2" those with the
  *                best two;
- *                "capacity_factor" (none): an expert takes factor * top_k * tokens / experts tokens,
- *                rounded up, at least "min_capacity" (4); without it all that come;
- *                "drop_policy" ("probs"): of more, those with the highest scores; "position" the
- *                first; "first_choices" the same, first choices before second ones (as DeepSpeed's
- *                gate for two experts); "random" any;
+ *                "capacity_factor" (none): an expert takes factor * top_k * tokens / experts
+ * tokens, rounded up, at least "min_capacity" (4); without it all that come; "drop_policy"
+ * ("probs"): of more, those with the highest scores; "position" the first; "first_choices" the
+ * same, first choices before second ones (as DeepSpeed's gate for two experts); "random" any;
  *                "sample" ("none"): with "first" the best expert is drawn from the softmax of the
  *                logits, with "others" those after it, with "all" both;
  *                "seed" (0) and "first_token" (0): of what is random. Token i draws the numbers of
@@ -104,7 +103,8 @@ DS_API ds_status ds_experts_dispatch(const ds_tensor* tokens, const ds_tensor* o
                                      int64_t choices, const ds_tensor* DS_NULLABLE weights,
                                      ds_tensor** out_rows);
 /**
- * Adds up the rows of each token's routes, in float32, in the order of its choices, and rounds once.
+ * Adds up the rows of each token's routes, in float32, in the order of its choices, and rounds
+ * once.
  * @param rows     [rows, width]: float32, bfloat16 or float16
  * @param places   int32 [tokens, choices]: the row of each route, or -1, as ds_experts_sort gave it
  * @param weights  float32 [tokens, choices], by which rows are multiplied; NULL: 1

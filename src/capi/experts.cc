@@ -25,8 +25,7 @@ std::string one_of(const JsonArguments& given, const char* key, const char* fall
                    const std::vector<std::string>& choices) {
   std::string text = given.text(key, fallback);
   if (std::ranges::find(choices, text) == choices.end()) {
-    given.refuse(key,
-                 str_cat("must be one of ", join(choices, ", "), ", not ", printable(text)));
+    given.refuse(key, str_cat("must be one of ", join(choices, ", "), ", not ", printable(text)));
   }
   return text;
 }
@@ -58,8 +57,8 @@ GateOptions::GateOptions(const char* json, int64_t experts) {
       {"top_k", "score_function", "route_norm", "route_scale", "num_expert_groups",
        "num_limited_groups", "group_score", "capacity_factor", "min_capacity", "drop_policy",
        "sample", "seed", "first_token", "balance_choices"});
-  const bool sigmoid = one_of(given, "score_function", "softmax", {"softmax", "sigmoid"}) ==
-                       "sigmoid";
+  const bool sigmoid =
+      one_of(given, "score_function", "softmax", {"softmax", "sigmoid"}) == "sigmoid";
   rule.scores = sigmoid ? ops::GateScores::kSigmoid : ops::GateScores::kSoftmax;
   rule.choices = given.integer("top_k", 1, 1, INT32_MAX);
   rule.normalise = given.flag("route_norm", false);
@@ -119,8 +118,8 @@ class GateForward {
   void limit() {
     if (options_.capacity_factor == 0) return;
     const double factor = options_.capacity_factor * static_cast<double>(options_.rule.choices);
-    const int64_t capacity = ops::expert_capacity(routes.tokens(), routes.experts(), factor,
-                                                  options_.min_capacity);
+    const int64_t capacity =
+        ops::expert_capacity(routes.tokens(), routes.experts(), factor, options_.min_capacity);
     Tensor key, places;
     if (options_.drop == "probs") key = scores;
     if (options_.drop == "random") {
@@ -363,8 +362,8 @@ ds_status ds_experts_dispatch(const ds_tensor* tokens, const ds_tensor* order, i
     const Tensor& x = float_tensor(*object, "tokens");
     const Tensor& by_row = typed_tensor(*sorted, "order", DType::kInt32);
     check_matrix(x, "tokens", "[tokens, width]");
-    DS_CHECK(by_row.dims() == 1, Code::kInvalidArgument, "order has shape ",
-             by_row.shape().text(), "; [rows] is needed");
+    DS_CHECK(by_row.dims() == 1, Code::kInvalidArgument, "order has shape ", by_row.shape().text(),
+             "; [rows] is needed");
     DS_CHECK(choices >= 1 && x.size(0) <= kMostRoutes / choices, Code::kInvalidArgument,
              "choices is ", choices, " for ", x.size(0),
              " tokens; 1 or more, and at most 2^31 - 1 routes are possible");
@@ -397,8 +396,7 @@ ds_status ds_experts_combine(const ds_tensor* rows, const ds_tensor* places,
 }
 
 ds_status ds_experts_weights_backward(const ds_tensor* rows, const ds_tensor* places,
-                                      const ds_tensor* gradient,
-                                      ds_tensor** out_weights_gradient) {
+                                      const ds_tensor* gradient, ds_tensor** out_weights_gradient) {
   return guard(__func__, [&] {
     const auto object = enter(rows, "rows", Entry::kShared);
     const auto found = enter(places, "places", Entry::kShared);

@@ -40,8 +40,8 @@ Tensor matrix(const std::vector<float>& values, int64_t columns) {
 
 // What the suite of DeepSpeed asserts of its gates.
 TEST(ExpertsGate, KeepsTheRoutesOfTheReference) {
-  const std::vector<float> four = {.11f, .2f, .1f, .3f, .3f,  .4f,  .11f, .1f,
-                                   .11f, .1f, .6f, .5f, .1f,  .11f, .7f,  .8f};
+  const std::vector<float> four = {.11f, .2f, .1f, .3f, .3f, .4f,  .11f, .1f,
+                                   .11f, .1f, .6f, .5f, .1f, .11f, .7f,  .8f};
   const std::string room = R"("top_k": 2, "capacity_factor": 1, "min_capacity": 1)";
   EXPECT_EQ(routes_of(libds::experts_gate(matrix(four, 4), "{" + room + "}")),
             (std::set<Route>{{0, 1}, {1, 0}, {1, 1}, {2, 2}, {2, 3}, {3, 2}, {3, 3}}));
@@ -57,12 +57,12 @@ TEST(ExpertsGate, KeepsTheRoutesOfTheReference) {
                                   .0277f, .3068f, .8570f, .6714f, .5310f, .3274f, .4836f, .9892f};
   const std::string options = R"("top_k": 3, "capacity_factor": 1, "min_capacity": 1)";
   EXPECT_EQ(routes_of(libds::experts_gate(matrix(six, 6), "{" + options + "}")),
-            (std::set<Route>{{0, 2}, {0, 4}, {1, 1}, {1, 3}, {1, 5}, {2, 1}, {2, 2}, {2, 3}, {3, 0},
-                             {3, 5}}));
+            (std::set<Route>{
+                {0, 2}, {0, 4}, {1, 1}, {1, 3}, {1, 5}, {2, 1}, {2, 2}, {2, 3}, {3, 0}, {3, 5}}));
   EXPECT_EQ(routes_of(libds::experts_gate(matrix(six, 6),
                                           "{" + options + R"(, "drop_policy": "position"})")),
-            (std::set<Route>{{0, 2}, {0, 4}, {0, 5}, {1, 1}, {1, 3}, {1, 5}, {2, 1}, {2, 2}, {2, 3},
-                             {3, 0}}));
+            (std::set<Route>{
+                {0, 2}, {0, 4}, {0, 5}, {1, 1}, {1, 3}, {1, 5}, {2, 1}, {2, 2}, {2, 3}, {3, 0}}));
 }
 
 TEST(ExpertsGate, FirstChoicesComeFirst) {
@@ -230,8 +230,8 @@ TEST(ExpertsGate, DrawsFollowTheSoftmax) {
   std::vector<float> x;
   for (size_t t = 0; t < kTokens; ++t) x.insert(x.end(), one.begin(), one.end());
   const uint32_t seed = std::random_device{}();
-  const Gate gate = libds::experts_gate(
-      matrix(x, 4), ds::str_cat(R"({"sample": "first", "seed": )", seed, "}"));
+  const Gate gate =
+      libds::experts_gate(matrix(x, 4), ds::str_cat(R"({"sample": "first", "seed": )", seed, "}"));
   const std::vector<int64_t> counts = gate.counts.to_vector<int64_t>();
   double sum = 0;
   for (const float v : one) sum += std::exp(v);
@@ -290,8 +290,7 @@ TEST_P(ExpertsRows, AreThoseOfDenseTensors) {
   const std::vector<float> dweights =
       libds::experts_weights_backward(results, sorted.places, gradient).to_vector<float>();
   const std::vector<float> drows =
-      libds::experts_dispatch(gradient, sorted.order, GetParam(), &gate.weights)
-          .to_vector<float>();
+      libds::experts_dispatch(gradient, sorted.order, GetParam(), &gate.weights).to_vector<float>();
   const std::vector<int32_t> places = sorted.places.to_vector<int32_t>();
   for (size_t t = 0; t < kTokens; ++t) {
     for (size_t j = 0; j < kWidth; ++j) {
@@ -378,8 +377,11 @@ TEST(Experts, ArgumentsAreChecked) {
   const Tensor places = Tensor::from(std::vector<int32_t>{0, 2}, {1, 2});
   refused([&] { libds::experts_combine(x, places); }, "places[1] is 2; -1 to 1 are possible");
   refused([&] { libds::experts_combine(x, order); }, "places has shape [2]");
-  refused([&] { libds::experts_weights_backward(x, Tensor(DS_INT32, {2, 1}), bias); },
-          "gradient has shape [2]; [2, 2] is needed");
+  refused(
+      [&] {
+        libds::experts_weights_backward(x, Tensor(DS_INT32, {2, 1}), bias);
+      },
+      "gradient has shape [2]; [2, 2] is needed");
 }
 
 // bf16 rows are copied, and sums rounded once.
