@@ -32,7 +32,8 @@ import find_mutants
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ["src/optim", "src/zero", "src/checkpoint", "src/config"]
 # Programs of GoogleTest whose suites are tried.
-PROGRAMS = ["unit_optim", "unit_config", "unit_checkpoint", "unit_zero", "unit_zero_groups", "unit_engine",
+PROGRAMS = ["unit_optim", "unit_config", "unit_checkpoint", "unit_zero", "unit_zero_groups", "unit_zero_stored",
+            "unit_zero_zenflow", "unit_zero_experts", "unit_engine", "unit_engine_plan",
             "properties_zero", "prop_training", "prop_checkpoints", "prop_durability", "capi_abi", "emulated_offload"]
 
 
