@@ -214,8 +214,10 @@ def main():
     tree = source / "build/dev"
     source.mkdir(parents=True, exist_ok=True)
 
+    listed = pathlib.Path(__file__).with_name("equivalent.txt")
+    find_mutants.check_lines(ROOT, listed)
     found = find_mutants.find(ROOT, options.compile_commands, options.folders)
-    left_out = find_mutants.equivalent(found, pathlib.Path(__file__).with_name("equivalent.txt"))
+    left_out = find_mutants.equivalent(found, listed)
     everything = options.only or options.again
     if options.only:
         found = [m for m in found if m.file.startswith(options.only)]
