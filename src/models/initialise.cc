@@ -1,12 +1,10 @@
-// Fresh weights: normal numbers by Box and Muller from counted random bits, so that every element
-// is a function of seed, parameter and index alone.
-#include <cmath>
-#include <numbers>
-
+// Fresh weights from counted random bits, so that every element is a function of seed, parameter
+// and index alone.
 #include <algorithm>
 
 #include "base/checksum.h"
 #include "base/philox.h"
+#include "kernels/random/normal.h"
 #include "models/weight_loaders.h"
 #include "ops/elementwise.h"
 
@@ -16,26 +14,6 @@ namespace {
 // Keeps the streams of initialisation apart from those of training steps.
 constexpr uint32_t kInitialisationStep = 0xFFFFFFFFu;
 constexpr int64_t kGrain = 16384;
-
-// Two normals from two words; (u + 1/2) / 2^32 is never 0.
-std::pair<double, double> normal_pair(uint32_t a, uint32_t b) {
-  const double radius = std::sqrt(-2 * std::log((a + 0.5) * 0x1.0p-32));
-  const double angle = 2 * std::numbers::pi * (b + 0.5) * 0x1.0p-32;
-  return {radius * std::cos(angle), radius * std::sin(angle)};
-}
-
-// Elements [begin, end) to out[0] on; of each block of four bits only what is wanted is written.
-void fill_normal(float* out, int64_t begin, int64_t end, const RandomStream& stream, double std) {
-  for (int64_t block = begin / 4 * 4; block < end; block += 4) {
-    const Philox4 bits = stream.block(static_cast<uint64_t>(block / 4));
-    const auto [a, b] = normal_pair(bits[0], bits[1]);
-    const auto [c, d] = normal_pair(bits[2], bits[3]);
-    const double values[] = {a, b, c, d};
-    for (int64_t j = std::max(begin, block); j < std::min(block + 4, end); ++j) {
-      out[j - begin] = static_cast<float>(values[j - block] * std);
-    }
-  }
-}
 
 void fill_uniform(float* out, int64_t begin, int64_t end, const RandomStream& stream,
                   double bound) {
@@ -60,7 +38,11 @@ class FreshWeights : public nn::WeightLoader {
         case nn::Init::kOnes:
           return std::fill(to + first, to + last, 1.0f);
         case nn::Init::kNormal:
-          return fill_normal(to + first, begin + first, begin + last, stream, p.init_std);
+          return kernels::fill_normal({.stream = stream,
+                                       .begin = begin + first,
+                                       .count = last - first,
+                                       .deviation = p.init_std,
+                                       .out = to + first});
         case nn::Init::kUniform:
           return fill_uniform(to + first, begin + first, begin + last, stream, p.init_std);
       }

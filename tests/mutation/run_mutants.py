@@ -32,7 +32,8 @@ import find_mutants
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ["src/optim", "src/zero", "src/checkpoint", "src/config"]
 # Programs of GoogleTest whose suites are tried.
-PROGRAMS = ["unit_optim", "unit_config", "unit_checkpoint", "unit_zero", "unit_zero_groups", "unit_engine",
+PROGRAMS = ["unit_optim", "unit_config", "unit_checkpoint", "unit_zero", "unit_zero_groups", "unit_zero_stored",
+            "unit_zero_zenflow", "unit_zero_experts", "unit_engine", "unit_engine_plan",
             "properties_zero", "prop_training", "prop_checkpoints", "prop_durability", "capi_abi", "emulated_offload"]
 
 
@@ -213,8 +214,10 @@ def main():
     tree = source / "build/dev"
     source.mkdir(parents=True, exist_ok=True)
 
+    listed = pathlib.Path(__file__).with_name("equivalent.txt")
+    find_mutants.check_lines(ROOT, listed)
     found = find_mutants.find(ROOT, options.compile_commands, options.folders)
-    left_out = find_mutants.equivalent(found, pathlib.Path(__file__).with_name("equivalent.txt"))
+    left_out = find_mutants.equivalent(found, listed)
     everything = options.only or options.again
     if options.only:
         found = [m for m in found if m.file.startswith(options.only)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from pathlib import Path
@@ -167,7 +168,11 @@ def test_two_threads_train_two_engines(dataset: ds.Dataset) -> None:
 
 
 def test_the_gil_is_free_while_an_engine_computes(engine: ds.Engine) -> None:
-    """Python code of another thread runs during a call: a progress function waits for it."""
+    """Python code of another thread runs during calls.
+
+    The interpreter takes the GIL from no thread here, so that the other one has it only when a call lets go of it;
+    steps go on until it had its turns, however busy the machine is.
+    """
     turn = threading.Event()
     ran: list[bool] = []
 
@@ -176,13 +181,22 @@ def test_the_gil_is_free_while_an_engine_computes(engine: ds.Engine) -> None:
             ran.append(True)
             time.sleep(0.0001)
 
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
     thread = threading.Thread(target=other)
-    thread.start()
-    for _ in engine.train(20):
-        pass
-    turn.set()
-    thread.join()
-    assert len(ran) > 5
+    try:
+        thread.start()
+        before = len(ran)
+        for _ in range(2000):
+            engine.train_batch()
+            if len(ran) > before + 5:
+                break
+        during = len(ran) - before
+    finally:
+        sys.setswitchinterval(interval)
+        turn.set()
+        thread.join()
+    assert during > 5
 
 
 def test_an_engine_that_is_busy_says_so(engine: ds.Engine) -> None:
