@@ -152,11 +152,14 @@ void add_norms(std::vector<OpCase>& rows, const Matrix& m, bool rms) {
                   zeros(ctx, kF, {m.columns}),
                   zeros(ctx, kF, {m.columns})};
   };
-  const auto forward = [rms](const OpContext& ctx, Arrays& a) {
+  const auto forward = [rms](const OpContext& ctx, const Arrays& a) {
     if (rms) {
-      ops::rms_norm(ctx, a.x, a.residual, a.gamma, 1e-5f, a.y, a.sum, a.rstd);
+      ops::rms_norm(ctx, {.x = a.x, .residual = a.residual, .gamma = a.gamma, .eps = 1e-5f},
+                    {.y = a.y, .sum = a.sum, .rstd = a.rstd});
     } else {
-      ops::layer_norm(ctx, a.x, a.residual, a.gamma, a.gamma, 1e-5f, a.y, a.sum, a.mean, a.rstd);
+      ops::layer_norm(
+          ctx, {.x = a.x, .residual = a.residual, .gamma = a.gamma, .beta = a.gamma, .eps = 1e-5f},
+          {.y = a.y, .sum = a.sum, .mean = a.mean, .rstd = a.rstd});
     }
   };
   rows.push_back(row(name + "/forward", 0, m.bytes(4), [=](const OpContext& ctx) -> Body {
@@ -167,10 +170,18 @@ void add_norms(std::vector<OpCase>& rows, const Matrix& m, bool rms) {
     forward(ctx, a);
     return [=]() mutable {
       if (rms) {
-        ops::rms_norm_backward(ctx, a.y, a.x, a.sum, a.gamma, a.rstd, a.dx, a.dgamma);
+        ops::rms_norm_backward(
+            ctx, {.dy = a.y, .dsum = a.x, .sum = a.sum, .gamma = a.gamma, .rstd = a.rstd},
+            {.dx = a.dx, .dgamma = a.dgamma});
       } else {
-        ops::layer_norm_backward(ctx, a.y, a.x, a.sum, a.gamma, a.mean, a.rstd, a.dx, a.dgamma,
-                                 a.dbeta);
+        ops::layer_norm_backward(ctx,
+                                 {.dy = a.y,
+                                  .dsum = a.x,
+                                  .sum = a.sum,
+                                  .gamma = a.gamma,
+                                  .mean = a.mean,
+                                  .rstd = a.rstd},
+                                 {.dx = a.dx, .dgamma = a.dgamma, .dbeta = a.dbeta});
       }
     };
   }));
