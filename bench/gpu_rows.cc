@@ -327,8 +327,8 @@ void add_attention(std::vector<OpCase>& rows, const Heads& h) {
     return a;
   };
   const auto forward = [part](const OpContext& ctx, Arrays& a) {
-    ops::attention(ctx, part(a.qkv, 0), part(a.qkv, 1), part(a.qkv, 2), {}, a.options, a.out,
-                   a.lse);
+    ops::attention(ctx, {.q = part(a.qkv, 0), .k = part(a.qkv, 1), .v = part(a.qkv, 2)}, a.options,
+                   {.out = a.out, .lse = a.lse});
   };
   rows.push_back(row(name + "/forward", flops, 0, [=](const OpContext& ctx) -> Body {
     return [=, a = arrays(ctx)]() mutable { forward(ctx, a); };
@@ -339,8 +339,9 @@ void add_attention(std::vector<OpCase>& rows, const Heads& h) {
     const Tensor dout = varied_tensor(ctx, kB, a.out.shape());
     return [=]() mutable {
       Tensor dq = part(a.dqkv, 0), dk = part(a.dqkv, 1), dv = part(a.dqkv, 2);
-      ops::attention_backward(ctx, dout, part(a.qkv, 0), part(a.qkv, 1), part(a.qkv, 2), {},
-                              a.options, a.out, a.lse, dq, dk, dv);
+      ops::attention_backward(ctx, {.q = part(a.qkv, 0), .k = part(a.qkv, 1), .v = part(a.qkv, 2)},
+                              a.options, {.out = a.out, .lse = a.lse}, dout,
+                              {.dq = dq, .dk = dk, .dv = dv});
     };
   }));
 }
