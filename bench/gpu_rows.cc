@@ -152,11 +152,14 @@ void add_norms(std::vector<OpCase>& rows, const Matrix& m, bool rms) {
                   zeros(ctx, kF, {m.columns}),
                   zeros(ctx, kF, {m.columns})};
   };
-  const auto forward = [rms](const OpContext& ctx, Arrays& a) {
+  const auto forward = [rms](const OpContext& ctx, const Arrays& a) {
     if (rms) {
-      ops::rms_norm(ctx, a.x, a.residual, a.gamma, 1e-5f, a.y, a.sum, a.rstd);
+      ops::rms_norm(ctx, {.x = a.x, .residual = a.residual, .gamma = a.gamma, .eps = 1e-5f},
+                    {.y = a.y, .sum = a.sum, .rstd = a.rstd});
     } else {
-      ops::layer_norm(ctx, a.x, a.residual, a.gamma, a.gamma, 1e-5f, a.y, a.sum, a.mean, a.rstd);
+      ops::layer_norm(
+          ctx, {.x = a.x, .residual = a.residual, .gamma = a.gamma, .beta = a.gamma, .eps = 1e-5f},
+          {.y = a.y, .sum = a.sum, .mean = a.mean, .rstd = a.rstd});
     }
   };
   rows.push_back(row(name + "/forward", 0, m.bytes(4), [=](const OpContext& ctx) -> Body {
@@ -167,10 +170,18 @@ void add_norms(std::vector<OpCase>& rows, const Matrix& m, bool rms) {
     forward(ctx, a);
     return [=]() mutable {
       if (rms) {
-        ops::rms_norm_backward(ctx, a.y, a.x, a.sum, a.gamma, a.rstd, a.dx, a.dgamma);
+        ops::rms_norm_backward(
+            ctx, {.dy = a.y, .dsum = a.x, .sum = a.sum, .gamma = a.gamma, .rstd = a.rstd},
+            {.dx = a.dx, .dgamma = a.dgamma});
       } else {
-        ops::layer_norm_backward(ctx, a.y, a.x, a.sum, a.gamma, a.mean, a.rstd, a.dx, a.dgamma,
-                                 a.dbeta);
+        ops::layer_norm_backward(ctx,
+                                 {.dy = a.y,
+                                  .dsum = a.x,
+                                  .sum = a.sum,
+                                  .gamma = a.gamma,
+                                  .mean = a.mean,
+                                  .rstd = a.rstd},
+                                 {.dx = a.dx, .dgamma = a.dgamma, .dbeta = a.dbeta});
       }
     };
   }));
@@ -316,8 +327,8 @@ void add_attention(std::vector<OpCase>& rows, const Heads& h) {
     return a;
   };
   const auto forward = [part](const OpContext& ctx, Arrays& a) {
-    ops::attention(ctx, part(a.qkv, 0), part(a.qkv, 1), part(a.qkv, 2), {}, a.options, a.out,
-                   a.lse);
+    ops::attention(ctx, {.q = part(a.qkv, 0), .k = part(a.qkv, 1), .v = part(a.qkv, 2)}, a.options,
+                   {.out = a.out, .lse = a.lse});
   };
   rows.push_back(row(name + "/forward", flops, 0, [=](const OpContext& ctx) -> Body {
     return [=, a = arrays(ctx)]() mutable { forward(ctx, a); };
@@ -328,8 +339,9 @@ void add_attention(std::vector<OpCase>& rows, const Heads& h) {
     const Tensor dout = varied_tensor(ctx, kB, a.out.shape());
     return [=]() mutable {
       Tensor dq = part(a.dqkv, 0), dk = part(a.dqkv, 1), dv = part(a.dqkv, 2);
-      ops::attention_backward(ctx, dout, part(a.qkv, 0), part(a.qkv, 1), part(a.qkv, 2), {},
-                              a.options, a.out, a.lse, dq, dk, dv);
+      ops::attention_backward(ctx, {.q = part(a.qkv, 0), .k = part(a.qkv, 1), .v = part(a.qkv, 2)},
+                              a.options, {.out = a.out, .lse = a.lse}, dout,
+                              {.dq = dq, .dk = dk, .dv = dv});
     };
   }));
 }

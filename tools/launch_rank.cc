@@ -113,17 +113,20 @@ int open_log(const LaunchOptions& options, int rank, const char* kind) {
   return file;
 }
 
-// In the new process: never returns. What goes wrong is a number in `trouble`.
-[[noreturn]] void become_rank(const RankStart& start, int rank, pid_t parent, int out, int err,
-                              int notes, int trouble, char** command, char** environment) {
+struct RankFiles {
+  int out, err, notes, trouble;
+};
+// In the new process: never returns. What goes wrong is a number in `files.trouble`.
+[[noreturn]] void become_rank(const RankStart& start, int rank, pid_t parent,
+                              const RankFiles& files, char** command, char** environment) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) _exit(kFailed);  // it died before the line above
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  bool ready =
-      nothing >= 0 && ::dup2(nothing, 0) >= 0 && ::dup2(out, 1) >= 0 && ::dup2(err, 2) >= 0;
+  bool ready = nothing >= 0 && ::dup2(nothing, 0) >= 0 && ::dup2(files.out, 1) >= 0 &&
+               ::dup2(files.err, 2) >= 0;
   // These stay open in the program.
-  ready = ready && ::fcntl(notes, F_SETFD, 0) == 0 &&
+  ready = ready && ::fcntl(files.notes, F_SETFD, 0) == 0 &&
           (rank != 0 || ::fcntl(start.meeting_file, F_SETFD, 0) == 0);
   if (ready && start.options.bind) {
     const cpu_set_t share = share_of(start, rank);
@@ -136,7 +139,7 @@ int open_log(const LaunchOptions& options, int rank, const char* kind) {
     ::execvpe(command[0], command, environment);
   }
   const int error = errno;
-  (void)!::write(trouble, &error, sizeof error);
+  (void)!::write(files.trouble, &error, sizeof error);
   _exit(kNotFound);
 }
 
@@ -176,8 +179,11 @@ void start_rank(const RankStart& start, Rank& rank, OutputQueue& out, OutputQueu
   const pid_t parent = ::getpid();
   const pid_t process = ::fork();
   if (process == 0) {
-    become_rank(start, rank.number, parent, out_end.number, err_end.number, notes.number,
-                trouble.writing.number, command.data(), environment.data());
+    const RankFiles files{.out = out_end.number,
+                          .err = err_end.number,
+                          .notes = notes.number,
+                          .trouble = trouble.writing.number};
+    become_rank(start, rank.number, parent, files, command.data(), environment.data());
   }
   if (process < 0) {
     throw RankError{

@@ -164,13 +164,13 @@ void gated_any(FloatType type, ActivationKind kind, const void* gate, const void
                 static_cast<T*>(y));
   });
 }
-void gated_backward_any(FloatType type, ActivationKind kind, const void* dy, const void* gate,
-                        const void* up, int64_t n, void* dgate, void* dup) {
+// One row.
+void gated_backward_any(FloatType type, const GatedActivationBackward<void>& row) {
   with_float_type(type, [&](auto t) {
     using T = decltype(t);
-    gated_backward_range(kind, static_cast<const T*>(dy), static_cast<const T*>(gate),
-                         static_cast<const T*>(up), n, static_cast<T*>(dgate),
-                         static_cast<T*>(dup));
+    gated_backward_range(row.kind, static_cast<const T*>(row.dy.data),
+                         static_cast<const T*>(row.gate.data), static_cast<const T*>(row.up.data),
+                         row.cols, static_cast<T*>(row.dgate.data), static_cast<T*>(row.dup.data));
   });
 }
 
@@ -234,8 +234,14 @@ void gated_activation_backward(const GatedActivationBackward<T>& call, ThreadPoo
   for_row_parts(call.rows, call.cols, pool, [&](int64_t row, int64_t column, int64_t count) {
     const auto at = [&](const auto& m) { return m.data + row * m.stride + column; };
     HWY_DYNAMIC_DISPATCH(gated_backward_any)
-    (kFloatType<T>, call.kind, at(call.dy), at(call.gate), at(call.up), count, at(call.dgate),
-     at(call.dup));
+    (kFloatType<T>, {.kind = call.kind,
+                     .rows = 1,
+                     .cols = count,
+                     .dy = {at(call.dy), 0},
+                     .gate = {at(call.gate), 0},
+                     .up = {at(call.up), 0},
+                     .dgate = {at(call.dgate), 0},
+                     .dup = {at(call.dup), 0}});
   });
 }
 

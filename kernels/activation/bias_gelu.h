@@ -1,4 +1,5 @@
-// Fused bias + GELU and its gradient. T is float or bfloat16; arithmetic is fp32.
+// Fused bias + GELU and its gradient. T is float, bfloat16 or float16;
+// arithmetic is fp32.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +13,39 @@ namespace ds::kernels {
 
 enum class GeluForm { kTanh, kErf };
 
-// y[i, j] = gelu(x[i, j] + bias[j]) over [rows, columns]; bias may be null, y may be x.
+// y[i, j] = gelu(x[i, j] + bias[j]) over [rows, columns].
 template <class T>
-void bias_gelu(const T* x, const T* bias, GeluForm form, int64_t rows, int64_t columns, T* y,
-               ThreadPool& pool);
+struct BiasGelu {
+  GeluForm form = GeluForm::kTanh;
+  int64_t rows = 0, columns = 0;
+  const T* x = nullptr;
+  const T* bias = nullptr;  // may be null
+  T* y = nullptr;           // may be x
+};
 template <class T>
-void bias_gelu(const T* x, const T* bias, GeluForm form, int64_t rows, int64_t columns, T* y,
-               const GpuStream& on);
+void bias_gelu(const BiasGelu<T>& call, ThreadPool& pool);
+template <class T>
+void bias_gelu(const BiasGelu<T>& call, const GpuStream& on);
 
 // How many pieces the rows are cut into when the bias gradient is wanted.
 int64_t bias_gelu_chunks(int64_t rows, int64_t columns);
 
-// dx = dy * gelu'(x + bias); db[j] += sum over i of dx[i, j] before its rounding to T. db may be
-// null; else `partials` holds bias_gelu_chunks(rows, columns) * columns floats. dx may be dy.
+// dx = dy * gelu'(x + bias); db[j] += sum over i of dx[i, j] before its rounding to T.
 template <class T>
-void bias_gelu_backward(const T* dy, const T* x, const T* bias, GeluForm form, int64_t rows,
-                        int64_t columns, T* dx, float* db, float* partials, ThreadPool& pool);
+struct BiasGeluBackward {
+  GeluForm form = GeluForm::kTanh;
+  int64_t rows = 0, columns = 0;
+  const T* dy = nullptr;
+  const T* x = nullptr;
+  const T* bias = nullptr;    // may be null
+  T* dx = nullptr;            // may be dy
+  float* db = nullptr;        // may be null
+  float* partials = nullptr;  // with db: bias_gelu_chunks(rows, columns) * columns numbers
+};
 template <class T>
-void bias_gelu_backward(const T* dy, const T* x, const T* bias, GeluForm form, int64_t rows,
-                        int64_t columns, T* dx, float* db, float* partials, const GpuStream& on);
+void bias_gelu_backward(const BiasGeluBackward<T>& call, ThreadPool& pool);
+template <class T>
+void bias_gelu_backward(const BiasGeluBackward<T>& call, const GpuStream& on);
 
 // ---- reference, scalar, double precision (bias_gelu_ref.cc) ----
 double gelu_ref(double v, GeluForm form);

@@ -52,32 +52,34 @@ HWY_INLINE void backward_row(const T* dy, const T* x, const T* bias, int64_t n, 
 
 // What is exported, with pointers to elements of the type that is named.
 
-void forward_any(FloatType type, const void* x, const void* bias, GeluForm form, int64_t n,
-                 void* y) {
+// One row.
+void forward_any(FloatType type, const BiasGelu<void>& row) {
   with_float_type(type, [&](auto t) {
     using T = decltype(t);
-    const auto *from = static_cast<const T*>(x), *b = static_cast<const T*>(bias);
-    if (form == GeluForm::kTanh) {
-      forward_row<GeluTanh>(from, b, n, static_cast<T*>(y));
+    const auto *x = static_cast<const T*>(row.x), *bias = static_cast<const T*>(row.bias);
+    if (row.form == GeluForm::kTanh) {
+      forward_row<GeluTanh>(x, bias, row.columns, static_cast<T*>(row.y));
     } else {
-      forward_row<GeluErf>(from, b, n, static_cast<T*>(y));
+      forward_row<GeluErf>(x, bias, row.columns, static_cast<T*>(row.y));
     }
   });
 }
 
-// Rows of n elements; sums[n] are set to those of dx unless null.
-void backward_any(FloatType type, const void* dy, const void* x, const void* bias, GeluForm form,
-                  int64_t rows, int64_t n, void* dx, float* sums) {
+// `partials` (as many numbers as columns) are set to the sums of dx unless null.
+void backward_any(FloatType type, const BiasGeluBackward<void>& chunk) {
   with_float_type(type, [&](auto t) {
     using T = decltype(t);
+    const int64_t n = chunk.columns;
+    float* const sums = chunk.partials;
     if (sums != nullptr) std::fill(sums, sums + n, 0.0f);
-    for (int64_t at = 0; at < rows * n; at += n) {
-      const auto *g = static_cast<const T*>(dy) + at, *from = static_cast<const T*>(x) + at;
-      const auto* b = static_cast<const T*>(bias);
-      if (form == GeluForm::kTanh) {
-        backward_row<GeluTanh>(g, from, b, n, static_cast<T*>(dx) + at, sums);
+    for (int64_t at = 0; at < chunk.rows * n; at += n) {
+      const auto *dy = static_cast<const T*>(chunk.dy) + at,
+                 *x = static_cast<const T*>(chunk.x) + at;
+      const auto* bias = static_cast<const T*>(chunk.bias);
+      if (chunk.form == GeluForm::kTanh) {
+        backward_row<GeluTanh>(dy, x, bias, n, static_cast<T*>(chunk.dx) + at, sums);
       } else {
-        backward_row<GeluErf>(g, from, b, n, static_cast<T*>(dx) + at, sums);
+        backward_row<GeluErf>(dy, x, bias, n, static_cast<T*>(chunk.dx) + at, sums);
       }
     }
     if (sums != nullptr && simd::kSplit<T>) simd::unsplit(n, sums);
@@ -121,13 +123,17 @@ int64_t rows_per_chunk(int64_t rows, int64_t columns) {
 }  // namespace
 
 template <class T>
-void bias_gelu(const T* x, const T* bias, GeluForm form, int64_t rows, int64_t columns, T* y,
-               ThreadPool& pool) {
-  const int64_t elements = rows * columns;
-  if (bias == nullptr) columns = elements;  // one long row
+void bias_gelu(const BiasGelu<T>& call, ThreadPool& pool) {
+  const int64_t elements = call.rows * call.columns;
+  const int64_t columns = call.bias != nullptr ? call.columns : elements;  // or one long row
   for_row_parts(elements, columns, pool, [&](int64_t at, int64_t column, int64_t count) {
     HWY_DYNAMIC_DISPATCH(forward_any)
-    (kFloatType<T>, x + at, bias != nullptr ? bias + column : nullptr, form, count, y + at);
+    (kFloatType<T>, {.form = call.form,
+                     .rows = 1,
+                     .columns = count,
+                     .x = call.x + at,
+                     .bias = call.bias != nullptr ? call.bias + column : nullptr,
+                     .y = call.y + at});
   });
 }
 
@@ -137,40 +143,46 @@ int64_t bias_gelu_chunks(int64_t rows, int64_t columns) {
 }
 
 template <class T>
-void bias_gelu_backward(const T* dy, const T* x, const T* bias, GeluForm form, int64_t rows,
-                        int64_t columns, T* dx, float* db, float* partials, ThreadPool& pool) {
-  if (db == nullptr) {
-    const int64_t elements = rows * columns;
-    if (bias == nullptr) columns = elements;
+void bias_gelu_backward(const BiasGeluBackward<T>& call, ThreadPool& pool) {
+  if (call.db == nullptr) {
+    const int64_t elements = call.rows * call.columns;
+    const int64_t columns = call.bias != nullptr ? call.columns : elements;
     for_row_parts(elements, columns, pool, [&](int64_t at, int64_t column, int64_t count) {
       HWY_DYNAMIC_DISPATCH(backward_any)
-      (kFloatType<T>, dy + at, x + at, bias != nullptr ? bias + column : nullptr, form, 1, count,
-       dx + at, nullptr);
+      (kFloatType<T>, {.form = call.form,
+                       .rows = 1,
+                       .columns = count,
+                       .dy = call.dy + at,
+                       .x = call.x + at,
+                       .bias = call.bias != nullptr ? call.bias + column : nullptr,
+                       .dx = call.dx + at});
     });
     return;
   }
-  const int64_t grain = rows_per_chunk(rows, columns);
-  pool.for_range(rows, grain, [&](int64_t begin, int64_t end) {
-    const int64_t at = begin * columns;
+  const int64_t grain = rows_per_chunk(call.rows, call.columns);
+  pool.for_range(call.rows, grain, [&](int64_t begin, int64_t end) {
+    const int64_t at = begin * call.columns;
     HWY_DYNAMIC_DISPATCH(backward_any)
-    (kFloatType<T>, dy + at, x + at, bias, form, end - begin, columns, dx + at,
-     partials + begin / grain * columns);
+    (kFloatType<T>, {.form = call.form,
+                     .rows = end - begin,
+                     .columns = call.columns,
+                     .dy = call.dy + at,
+                     .x = call.x + at,
+                     .bias = call.bias,
+                     .dx = call.dx + at,
+                     .partials = call.partials + begin / grain * call.columns});
   });
-  add_partial_sums(partials, bias_gelu_chunks(rows, columns), columns, db, pool);
+  add_partial_sums(call.partials, bias_gelu_chunks(call.rows, call.columns), call.columns, call.db,
+                   pool);
 }
 
-template void bias_gelu(const float*, const float*, GeluForm, int64_t, int64_t, float*,
-                        ThreadPool&);
-template void bias_gelu(const bfloat16*, const bfloat16*, GeluForm, int64_t, int64_t, bfloat16*,
-                        ThreadPool&);
-template void bias_gelu(const float16*, const float16*, GeluForm, int64_t, int64_t, float16*,
-                        ThreadPool&);
-template void bias_gelu_backward(const float*, const float*, const float*, GeluForm, int64_t,
-                                 int64_t, float*, float*, float*, ThreadPool&);
-template void bias_gelu_backward(const bfloat16*, const bfloat16*, const bfloat16*, GeluForm,
-                                 int64_t, int64_t, bfloat16*, float*, float*, ThreadPool&);
-template void bias_gelu_backward(const float16*, const float16*, const float16*, GeluForm, int64_t,
-                                 int64_t, float16*, float*, float*, ThreadPool&);
+#define DS_ONE_TYPE(T)                                      \
+  template void bias_gelu(const BiasGelu<T>&, ThreadPool&); \
+  template void bias_gelu_backward(const BiasGeluBackward<T>&, ThreadPool&);
+DS_ONE_TYPE(float)
+DS_ONE_TYPE(bfloat16)
+DS_ONE_TYPE(float16)
+#undef DS_ONE_TYPE
 
 }  // namespace ds::kernels
 #endif  // HWY_ONCE

@@ -168,42 +168,43 @@ void choose(GeluForm form, bool fits, const Kernels& kernels) {
 }  // namespace
 
 template <class T>
-void bias_gelu(const T* x, const T* bias, GeluForm form, int64_t rows, int64_t columns, T* y,
-               const GpuStream& on) {
-  const bool fits = packs_fit<kPack<T>>(columns, x, bias, static_cast<const T*>(y));
-  choose<T>(form, fits, [&](auto f, auto pack) {
+void bias_gelu(const BiasGelu<T>& call, const GpuStream& on) {
+  const bool fits =
+      packs_fit<kPack<T>>(call.columns, call.x, call.bias, static_cast<const T*>(call.y));
+  choose<T>(call.form, fits, [&](auto f, auto pack) {
     map_rows<decltype(pack)::value>(
-        on, "bias_gelu", ForwardBody<decltype(f), T>{x, bias, columns, y}, rows, columns);
+        on, "bias_gelu", ForwardBody<decltype(f), T>{call.x, call.bias, call.columns, call.y},
+        call.rows, call.columns);
   });
 }
 
 template <class T>
-void bias_gelu_backward(const T* dy, const T* x, const T* bias, GeluForm form, int64_t rows,
-                        int64_t columns, T* dx, float* db, float* partials, const GpuStream& on) {
+void bias_gelu_backward(const BiasGeluBackward<T>& call, const GpuStream& on) {
+  const int64_t rows = call.rows, columns = call.columns;
   if (rows <= 0 || columns <= 0) return;
   const char* const name = "bias_gelu_backward";
-  const bool fits = packs_fit<kPack<T>>(columns, dy, x, bias, static_cast<const T*>(dx));
-  choose<T>(form, fits, [&](auto f, auto pack) {
+  const bool fits =
+      packs_fit<kPack<T>>(columns, call.dy, call.x, call.bias, static_cast<const T*>(call.dx));
+  choose<T>(call.form, fits, [&](auto f, auto pack) {
     using Form = decltype(f);
     constexpr int kN = decltype(pack)::value;
-    const BackwardBody<Form, T> body{{dy, x, bias, columns, dx}};
-    if (db == nullptr) {
+    const BackwardBody<Form, T> body{{call.dy, call.x, call.bias, columns, call.dx}};
+    if (call.db == nullptr) {
       map_rows<kN>(on, name, body, rows, columns);
       return;
     }
     const int64_t chunks = bias_gelu_chunks(rows, columns), size = (rows + chunks - 1) / chunks;
     const RowTiles tiles = row_tiles(rows, columns, kN);
     launch(on, name, &backward_chunks<Form, kN, T>, Grid{tiles.wide, kMapThreads, 0, chunks}, body,
-           tiles, size, partials);
+           tiles, size, call.partials);
     launch(on, name, &add_chunks, Grid{(columns + 127) / 128, 128},
-           static_cast<const float*>(partials), chunks, columns, db);
+           static_cast<const float*>(call.partials), chunks, columns, call.db);
   });
 }
 
-#define DS_ONE_TYPE(T)                                                                           \
-  template void bias_gelu(const T*, const T*, GeluForm, int64_t, int64_t, T*, const GpuStream&); \
-  template void bias_gelu_backward(const T*, const T*, const T*, GeluForm, int64_t, int64_t, T*, \
-                                   float*, float*, const GpuStream&);
+#define DS_ONE_TYPE(T)                                           \
+  template void bias_gelu(const BiasGelu<T>&, const GpuStream&); \
+  template void bias_gelu_backward(const BiasGeluBackward<T>&, const GpuStream&);
 DS_ONE_TYPE(float)
 DS_ONE_TYPE(bfloat16)
 DS_ONE_TYPE(float16)

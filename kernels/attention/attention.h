@@ -82,26 +82,14 @@ inline constexpr int64_t kFewQueriesOfCpus = 4;
 // As many queries share a block of a GPU, which splits their keys.
 inline constexpr int64_t kFewQueriesOfGpus = 16;
 
-// Floats of scratch of the calls below on a pool of so many threads.
 template <class T>
-int64_t attention_workspace(const AttentionProblem& problem, int threads);
-template <class T>
-int64_t attention_backward_workspace(const AttentionProblem& problem, int threads);
-// lse [batch, heads, queries], natural logarithm, or null. T is float, bfloat16 or float16.
-template <class T>
-void attention_forward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
-                       HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
-                       float* workspace);
-template <class T>
-void attention_forward(const GpuStream& on, const AttentionProblem& problem, HeadView<const T> q,
-                       HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
-                       float* workspace);
-// Floats of scratch of that very call.
-template <class T>
-int64_t attention_workspace(const GpuStream& on, const AttentionProblem& problem,
-                            HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
-                            HeadView<T> out, const float* lse);
-
+struct AttentionForward {
+  AttentionProblem p;
+  HeadView<const T> q, k, v;
+  HeadView<T> out;
+  float* lse = nullptr;        // [batch, heads, queries], natural logarithm, or null
+  float* workspace = nullptr;  // attention_workspace(call, on) numbers
+};
 template <class T>
 struct AttentionGradients {
   HeadView<const T> dout;
@@ -109,27 +97,44 @@ struct AttentionGradients {
   const float* lse = nullptr;
   HeadView<T> dq, dk, dv;
 };
+template <class T>
+struct AttentionBackward {
+  AttentionProblem p;
+  HeadView<const T> q, k, v;
+  AttentionGradients<T> g;
+  float* workspace = nullptr;  // attention_workspace(call, on) numbers
+};
+
+// T is float, bfloat16 or float16. The scratch of a call depends on the number of threads or, on a
+// GPU, on who computes that very call.
+template <class T>
+int64_t attention_workspace(const AttentionForward<T>& call, const ThreadPool& pool);
+template <class T>
+int64_t attention_workspace(const AttentionForward<T>& call, const GpuStream& on);
+template <class T>
+void attention_forward(const AttentionForward<T>& call, ThreadPool& pool);
+template <class T>
+void attention_forward(const AttentionForward<T>& call, const GpuStream& on);
 
 template <class T>
-void attention_backward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
-                        HeadView<const T> k, HeadView<const T> v,
-                        const AttentionGradients<T>& gradients, float* workspace);
+int64_t attention_workspace(const AttentionBackward<T>& call, const ThreadPool& pool);
 template <class T>
-void attention_backward(const GpuStream& on, const AttentionProblem& problem, HeadView<const T> q,
-                        HeadView<const T> k, HeadView<const T> v,
-                        const AttentionGradients<T>& gradients, float* workspace);
+int64_t attention_workspace(const AttentionBackward<T>& call, const GpuStream& on);
 template <class T>
-int64_t attention_backward_workspace(const GpuStream& on, const AttentionProblem& problem,
-                                     HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
-                                     const AttentionGradients<T>& gradients);
+void attention_backward(const AttentionBackward<T>& call, ThreadPool& pool);
+template <class T>
+void attention_backward(const AttentionBackward<T>& call, const GpuStream& on);
 
 // The reference: whole rows of probabilities in double, one scalar at a time. Dense arrays
 // q, out, dout, dq [batch, queries, heads, head size], k, v, dk, dv with kv_heads; lse
 // [batch, heads, queries].
 void attention_forward_ref(const AttentionProblem& problem, const double* q, const double* k,
                            const double* v, double* out, double* lse);
+struct AttentionReferenceGradients {
+  const double* dout;
+  double *dq, *dk, *dv;
+};
 void attention_backward_ref(const AttentionProblem& problem, const double* q, const double* k,
-                            const double* v, const double* dout, double* dq, double* dk,
-                            double* dv);
+                            const double* v, const AttentionReferenceGradients& gradients);
 
 }  // namespace ds::kernels

@@ -115,7 +115,7 @@ float dot(const T* x, const T* y, int64_t n) {
 
 // Packs the queries [first, first + count) of a head and clears their dq.
 template <class T>
-void load_stretch(const BackwardCall<T>& call, const Plan& plan, int64_t b, int64_t h,
+void load_stretch(const AttentionBackward<T>& call, const Plan& plan, int64_t b, int64_t h,
                   int64_t first, int64_t count, const Buffers<T>& to) {
   const AttentionProblem& p = call.p;
   const int64_t padded = round_up(count, kBlock);
@@ -140,7 +140,7 @@ void load_stretch(const BackwardCall<T>& call, const Plan& plan, int64_t b, int6
 }
 
 template <class T>
-void load_keys(const BackwardCall<T>& call, const Plan& plan, int64_t b, int64_t kv_head,
+void load_keys(const AttentionBackward<T>& call, const Plan& plan, int64_t b, int64_t kv_head,
                int64_t first, const Buffers<T>& to) {
   constexpr int64_t kN = amx::kParts<T>;
   const AttentionProblem& p = call.p;
@@ -195,11 +195,14 @@ struct BlockBits {
 // From scores and d out . v of 32 keys by 32 queries: the probabilities that multiplied v and the
 // gradients of the scaled scores as left tiles, and the latter as right tiles, too, whose columns
 // are in the order that column_query() gives.
+struct ScoreGradients {
+  const float *lse, *dots, *scores, *dscores;
+  uint16_t *weights, *dleft, *dright;
+};
 template <class T, bool kHide, bool kDrop>
 void gradient_of_scores(const BlockBits& bits, int64_t first_key, int64_t first_query, float factor,
-                        float keep_scale, const float* lse, const float* dots, const float* scores,
-                        const float* dscores, uint16_t* weights, uint16_t* dleft,
-                        uint16_t* dright) {
+                        float keep_scale, const ScoreGradients& call) {
+  const auto [lse, dots, scores, dscores, weights, dleft, dright] = call;
   constexpr int kN = amx::kParts<T>;
   const __m512 scale = _mm512_set1_ps(factor), keep = _mm512_set1_ps(keep_scale);
   const __m512 lse0 = _mm512_load_ps(lse), lse1 = _mm512_load_ps(lse + kSide);
@@ -297,7 +300,7 @@ void add_over_keys(const BlockBits& bits, const uint16_t* left, const uint16_t* 
 
 // One block: 64 packed keys against 64 queries at `offset` in the stretch.
 template <class T>
-void block(const BackwardCall<T>& call, const Plan& plan, const Buffers<T>& buffers,
+void block(const AttentionBackward<T>& call, const Plan& plan, const Buffers<T>& buffers,
            const BlockBits& bits, int64_t offset, float* dk_sums, float* dv_sums) {
   constexpr int64_t kN = amx::kParts<T>;
   const AttentionProblem& p = call.p;
@@ -316,9 +319,14 @@ void block(const BackwardCall<T>& call, const Plan& plan, const Buffers<T>& buff
                buffers.dscores);
       const int64_t left = (4 * k + q) * kN * kTile, right = (4 * k + 2 * q) * kN * kTile;
       const int64_t first = offset + q * kTerms;
-      soft(bits, k * kTerms, q * kTerms, factor, keep_scale, buffers.lse + first,
-           buffers.dots + first, buffers.scores, buffers.dscores, buffers.weights + left,
-           buffers.dleft + left, buffers.dright + right);
+      soft(bits, k * kTerms, q * kTerms, factor, keep_scale,
+           {.lse = buffers.lse + first,
+            .dots = buffers.dots + first,
+            .scores = buffers.scores,
+            .dscores = buffers.dscores,
+            .weights = buffers.weights + left,
+            .dleft = buffers.dleft + left,
+            .dright = buffers.dright + right});
     }
   }
   add_over_queries<T>(bits, buffers.weights, buffers.dout_pairs + packed, plan.dim, dv_sums);
@@ -327,14 +335,21 @@ void block(const BackwardCall<T>& call, const Plan& plan, const Buffers<T>& buff
                    buffers.dq + offset * plan.dim);
 }
 
+// Rows of one head in a tensor, from `first` on.
+template <class T>
+struct HeadRows {
+  HeadView<T> view;
+  int64_t b, first, h;
+};
+
 // Writes results [rows][dim] with `from` pointing at [row / 16][channel / 16] tiles.
 template <class T>
 void store_results(const float* from, int64_t rows, int64_t dim, int64_t head_dim, float factor,
-                   HeadView<T> to, int64_t b, int64_t first, int64_t h) {
+                   const HeadRows<T>& to) {
   const __m512 by = _mm512_set1_ps(factor);
   for (int64_t row = 0; row < rows; ++row) {
     const float* at = from + row / kSide * kSide * dim + row % kSide * kSide;
-    T* target = to.at(b, first + row, h);
+    T* target = to.view.at(to.b, to.first + row, to.h);
     for (int64_t d = 0; d < head_dim; d += 32, at += 2 * kResult) {
       amx::store_row(_mm512_mul_ps(_mm512_load_ps(at), by),
                      _mm512_mul_ps(_mm512_load_ps(at + kResult), by), head_dim - d, target + d);
@@ -344,7 +359,7 @@ void store_results(const float* from, int64_t rows, int64_t dim, int64_t head_di
 
 // Turns dq of a stretch and writes it.
 template <class T>
-void store_queries(const BackwardCall<T>& call, const Plan& plan, int64_t b, int64_t h,
+void store_queries(const AttentionBackward<T>& call, const Plan& plan, int64_t b, int64_t h,
                    int64_t first, int64_t count, const Buffers<T>& buffers) {
   const int64_t across = plan.dim / kSide;
   const __m512 by = _mm512_set1_ps(call.p.scale);
@@ -369,10 +384,10 @@ void store_queries(const BackwardCall<T>& call, const Plan& plan, int64_t b, int
 
 // Adds one pair of (query head, stretch of queries) to the sums and writes its dq.
 template <class T>
-void pair(const BackwardCall<T>& call, const Plan& plan, const SegmentRange* ranges, int64_t b,
-          int64_t h, int64_t first_query, const Buffers<T>& buffers, float* dk_sums,
-          float* dv_sums) {
+void pair(const AttentionBackward<T>& call, const Plan& plan, const SegmentRange* ranges,
+          const QueryPlace& place, const Buffers<T>& buffers, float* dk_sums, float* dv_sums) {
   const AttentionProblem& p = call.p;
+  const int64_t b = place.b, h = place.h, first_query = place.first;
   const Band band(p);
   const int64_t count = std::min(plan.stretch, p.queries - first_query);
   load_stretch(call, plan, b, h, first_query, count, buffers);
@@ -409,20 +424,20 @@ void pair(const BackwardCall<T>& call, const Plan& plan, const SegmentRange* ran
 
 // Writes dk and dv of some keys.
 template <class T>
-void store_sums(const BackwardCall<T>& call, const Plan& plan, int64_t kv_item, int64_t first_key,
-                int64_t keys, const float* sums) {
+void store_sums(const AttentionBackward<T>& call, const Plan& plan, int64_t kv_item,
+                int64_t first_key, int64_t keys, const float* sums) {
   const AttentionProblem& p = call.p;
   const int64_t b = kv_item / p.kv_heads, kv_head = kv_item % p.kv_heads;
   const float* dk = sums + first_key * plan.dim;
-  store_results(dk, keys, plan.dim, p.head_dim, std::abs(p.scale), call.g.dk, b, first_key,
-                kv_head);
-  store_results(dk + plan.sums / 2, keys, plan.dim, p.head_dim, 1.0f, call.g.dv, b, first_key,
-                kv_head);
+  store_results(dk, keys, plan.dim, p.head_dim, std::abs(p.scale),
+                HeadRows<T>{call.g.dk, b, first_key, kv_head});
+  store_results(dk + plan.sums / 2, keys, plan.dim, p.head_dim, 1.0f,
+                HeadRows<T>{call.g.dv, b, first_key, kv_head});
 }
 
 // Adds the parts of a block of keys in order into the first and writes it.
 template <class T>
-void combine_parts(const BackwardCall<T>& call, const Plan& plan, int64_t kv_item,
+void combine_parts(const AttentionBackward<T>& call, const Plan& plan, int64_t kv_item,
                    int64_t first_key, float* all_sums) {
   float* sums = all_sums + kv_item * plan.parts * plan.sums;
   for (int64_t half = 0; half < 2; ++half) {
@@ -448,7 +463,7 @@ int64_t backward_tiles_scratch(const AttentionProblem& p, int threads) {
 }
 
 template <class T>
-void backward_tiles(ThreadPool& pool, const BackwardCall<T>& call) {
+void backward_tiles(ThreadPool& pool, const AttentionBackward<T>& call) {
   const AttentionProblem& p = call.p;
   const Plan plan(p);
   std::byte* base = Scratch::aligned(call.workspace);
@@ -465,8 +480,9 @@ void backward_tiles(ThreadPool& pool, const BackwardCall<T>& call) {
     const Buffers<T> buffers(plan, base + slot * bytes);
     // Parts take pairs in turn: so each gets early and late stretches of a causal sequence.
     for (int64_t n = part; n < plan.group * plan.stretches; n += plan.parts) {
-      pair(call, plan, ranges, b, kv_head * plan.group + n / plan.stretches,
-           n % plan.stretches * plan.stretch, buffers, sums, sums + plan.sums / 2);
+      const QueryPlace place{b, kv_head * plan.group + n / plan.stretches,
+                             n % plan.stretches * plan.stretch};
+      pair(call, plan, ranges, place, buffers, sums, sums + plan.sums / 2);
     }
     if (plan.parts == 1) store_sums(call, plan, kv_item, 0, p.keys, sums);
   });
@@ -479,8 +495,8 @@ void backward_tiles(ThreadPool& pool, const BackwardCall<T>& call) {
 
 template int64_t backward_tiles_scratch<float>(const AttentionProblem&, int);
 template int64_t backward_tiles_scratch<bfloat16>(const AttentionProblem&, int);
-template void backward_tiles(ThreadPool&, const BackwardCall<float>&);
-template void backward_tiles(ThreadPool&, const BackwardCall<bfloat16>&);
+template void backward_tiles(ThreadPool&, const AttentionBackward<float>&);
+template void backward_tiles(ThreadPool&, const AttentionBackward<bfloat16>&);
 
 }  // namespace ds::kernels
 

@@ -34,24 +34,32 @@ HWY_NOINLINE inline void gradient_of_scores(const Visible& see, const float* lse
   }
 }
 
-// The same with dropped weights; `bits` is scratch.
+// What drops weights of a tile; `bits` is scratch.
+struct TileDropout {
+  const TileBits& random;
+  float keep_scale;
+  uint64_t first_element;
+  int64_t keys;
+  uint32_t* bits;
+};
+
+// The same with dropped weights.
 HWY_NOINLINE inline void gradient_of_dropped_scores(const Visible& see, const float* lse,
-                                                    const float* dots, const TileBits& dropout,
-                                                    float keep_scale, uint64_t first_element,
-                                                    int64_t keys, uint32_t* bits, float* scores,
-                                                    float* dscores) {
+                                                    const float* dots, const TileDropout& dropout,
+                                                    float* scores, float* dscores) {
   const DF f;
-  const VF scale = hn::Set(f, keep_scale);
-  const uint64_t lane_step = static_cast<uint64_t>(keys);
+  const VF scale = hn::Set(f, dropout.keep_scale);
+  const uint64_t lane_step = static_cast<uint64_t>(dropout.keys);
+  uint32_t* const bits = dropout.bits;
   for (int n = 0; n < see.vectors; ++n) {
-    dropout.fill(first_element + static_cast<uint64_t>(n * kLanes) * lane_step, lane_step,
-                 see.rows[n], bits);
+    dropout.random.fill(dropout.first_element + static_cast<uint64_t>(n * kLanes) * lane_step,
+                        lane_step, see.rows[n], bits);
     const VF log_sum = hn::Load(f, lse + n * kLanes), dot = hn::Load(f, dots + n * kLanes);
     for (int64_t row = 0; row < see.rows[n]; ++row) {
       float* at = scores + row * kGroup + n * kLanes;
       float* dat = dscores + row * kGroup + n * kLanes;
       const VF weight = exp2(hn::Sub(hn::Load(f, at), log_sum));
-      const VF factor = dropout.kept(scale, bits + row * kLanes);
+      const VF factor = dropout.random.kept(scale, bits + row * kLanes);
       hn::Store(hn::Mul(weight, factor), f, at);
       hn::Store(hn::Mul(weight, hn::MulSub(hn::Load(f, dat), factor, dot)), f, dat);
     }
@@ -66,8 +74,9 @@ struct QueryTiles {
 };
 
 template <class T>
-HWY_INLINE void load_queries(const BackwardCall<T>& call, int64_t b, int64_t h, int64_t first_query,
-                             int64_t queries, float* out_rows, const QueryTiles& to) {
+HWY_INLINE void load_queries(const AttentionBackward<T>& call, int64_t b, int64_t h,
+                             int64_t first_query, int64_t queries, float* out_rows,
+                             const QueryTiles& to) {
   const AttentionProblem& p = call.p;
   const int64_t dim = p.head_dim, padded = padded_dim(p);
   const DF f;
@@ -98,12 +107,18 @@ HWY_INLINE void load_queries(const BackwardCall<T>& call, int64_t b, int64_t h, 
   std::fill(to.dqt, to.dqt + kQueryBlock * padded, 0.0f);
 }
 
+// Of all keys of a kv head.
+struct KeySums {
+  float *dk, *dv;
+};
+
 // Adds one pair of (query head, query block) to the sums and writes its dq.
 template <class T>
-void backward_block(const BackwardCall<T>& call, const BackwardLayout& layout,
-                    const TileBits& dropout, const SegmentRange* ranges, int64_t b, int64_t h,
-                    int64_t first_query, float* scratch, float* dk_sums, float* dv_sums) {
+void backward_block(const AttentionBackward<T>& call, const BackwardLayout& layout,
+                    const TileBits& dropout, const SegmentRange* ranges, const QueryPlace& place,
+                    float* scratch, const KeySums& sums) {
   const AttentionProblem& p = call.p;
+  const int64_t b = place.b, h = place.h, first_query = place.first;
   const Band band(p);
   const int64_t dim = p.head_dim, padded = padded_dim(p), kv_head = h / (p.heads / p.kv_heads);
   const int64_t queries = std::min(kQueryBlock, p.queries - first_query);
@@ -140,16 +155,16 @@ void backward_block(const BackwardCall<T>& call, const BackwardLayout& layout,
       mask_tile(see, band, tile, segments, first, lane, scores);
       scores_tile(see, dim, padded, values_tile, tiles.dot + lane * padded, dscores);
       if (p.dropout > 0) {
-        gradient_of_dropped_scores(see, tiles.lse + lane, tiles.dots + lane, dropout, keep_scale,
-                                   p.row_element(b, h, first) + static_cast<uint64_t>(first_key),
-                                   p.keys, bits, scores, dscores);
+        const uint64_t element = p.row_element(b, h, first) + static_cast<uint64_t>(first_key);
+        gradient_of_dropped_scores(see, tiles.lse + lane, tiles.dots + lane,
+                                   {dropout, keep_scale, element, p.keys, bits}, scores, dscores);
       } else {
         gradient_of_scores(see, tiles.lse + lane, tiles.dots + lane, scores, dscores);
       }
       add_over_queries(see, count, padded, scores, tiles.dout + lane * padded,
-                       dv_sums + first_key * padded);
+                       sums.dv + first_key * padded);
       add_over_queries(see, count, padded, dscores, tiles.q + lane * padded,
-                       dk_sums + first_key * padded);
+                       sums.dk + first_key * padded);
       add_over_keys(see, round_up(dim, kRowPad), padded, keys_tile, dscores,
                     tiles.dqt + lane * padded);
     }
@@ -164,7 +179,7 @@ void backward_block(const BackwardCall<T>& call, const BackwardLayout& layout,
 }
 
 template <class T>
-HWY_INLINE void store_sums(const BackwardCall<T>& call, int64_t b, int64_t kv_head,
+HWY_INLINE void store_sums(const AttentionBackward<T>& call, int64_t b, int64_t kv_head,
                            int64_t first_key, int64_t keys, const float* dk_sums,
                            const float* dv_sums) {
   const int64_t dim = call.p.head_dim, padded = padded_dim(call.p);
@@ -176,7 +191,7 @@ HWY_INLINE void store_sums(const BackwardCall<T>& call, int64_t b, int64_t kv_he
 
 // Adds the parts of a tile of keys in order into the first and writes it.
 template <class T>
-void combine_parts(const BackwardCall<T>& call, const BackwardPlan& plan, int64_t kv_item,
+void combine_parts(const AttentionBackward<T>& call, const BackwardPlan& plan, int64_t kv_item,
                    int64_t first_key, float* all_sums) {
   const AttentionProblem& p = call.p;
   const DF f;
@@ -197,7 +212,7 @@ void combine_parts(const BackwardCall<T>& call, const BackwardPlan& plan, int64_
 }
 
 template <class T>
-void backward(ThreadPool& pool, const BackwardCall<T>& call) {
+void backward(ThreadPool& pool, const AttentionBackward<T>& call) {
   const AttentionProblem& p = call.p;
   const BackwardLayout layout(p);
   const BackwardPlan plan(p);
@@ -216,8 +231,9 @@ void backward(ThreadPool& pool, const BackwardCall<T>& call) {
     // Parts take pairs in turn: so each gets early and late blocks of a causal sequence.
     for (int64_t pair = part; pair < plan.pairs; pair += plan.parts) {
       const int64_t h = kv_head * group + pair / plan.query_blocks;
-      backward_block(call, layout, dropout, ranges, b, h, pair % plan.query_blocks * kQueryBlock,
-                     call.workspace + slot * layout.size, dk_sums, dv_sums);
+      const QueryPlace place{b, h, pair % plan.query_blocks * kQueryBlock};
+      backward_block(call, layout, dropout, ranges, place, call.workspace + slot * layout.size,
+                     {dk_sums, dv_sums});
     }
     if (plan.parts == 1) store_sums(call, b, kv_head, 0, p.keys, dk_sums, dv_sums);
   });
@@ -228,9 +244,13 @@ void backward(ThreadPool& pool, const BackwardCall<T>& call) {
   });
 }
 
-void backward_f32(ThreadPool& pool, const BackwardCall<float>& call) { backward(pool, call); }
-void backward_bf16(ThreadPool& pool, const BackwardCall<bfloat16>& call) { backward(pool, call); }
-void backward_f16(ThreadPool& pool, const BackwardCall<float16>& call) { backward(pool, call); }
+void backward_f32(ThreadPool& pool, const AttentionBackward<float>& call) { backward(pool, call); }
+void backward_bf16(ThreadPool& pool, const AttentionBackward<bfloat16>& call) {
+  backward(pool, call);
+}
+void backward_f16(ThreadPool& pool, const AttentionBackward<float16>& call) {
+  backward(pool, call);
+}
 
 }  // namespace ds::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -243,51 +263,44 @@ HWY_EXPORT(backward_f32);
 HWY_EXPORT(backward_bf16);
 HWY_EXPORT(backward_f16);
 
-void backward(ThreadPool& pool, const BackwardCall<float>& call) {
+void backward(ThreadPool& pool, const AttentionBackward<float>& call) {
   HWY_DYNAMIC_DISPATCH(backward_f32)(pool, call);
 }
-void backward(ThreadPool& pool, const BackwardCall<bfloat16>& call) {
+void backward(ThreadPool& pool, const AttentionBackward<bfloat16>& call) {
   HWY_DYNAMIC_DISPATCH(backward_bf16)(pool, call);
 }
-void backward(ThreadPool& pool, const BackwardCall<float16>& call) {
+void backward(ThreadPool& pool, const AttentionBackward<float16>& call) {
   HWY_DYNAMIC_DISPATCH(backward_f16)(pool, call);
 }
 
 }  // namespace
 
 template <class T>
-int64_t attention_backward_workspace(const AttentionProblem& p, int threads) {
+int64_t attention_workspace(const AttentionBackward<T>& call, const ThreadPool& pool) {
+  const int threads = pool.threads();
   if constexpr (!std::is_same_v<T, float16>) {
-    if (on_tiles<T>(p)) return backward_tiles_scratch<T>(p, threads);
+    if (on_tiles<T>(call.p)) return backward_tiles_scratch<T>(call.p, threads);
   }
-  const BackwardPlan plan(p);
-  return threads * BackwardLayout(p).size + (plan.parts == 1 ? threads : plan.items) * plan.sums +
-         segment_floats(p);
+  const BackwardPlan plan(call.p);
+  return threads * BackwardLayout(call.p).size +
+         (plan.parts == 1 ? threads : plan.items) * plan.sums + segment_floats(call.p);
 }
 
 template <class T>
-void attention_backward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
-                        HeadView<const T> k, HeadView<const T> v,
-                        const AttentionGradients<T>& gradients, float* workspace) {
-  const BackwardCall<T> call{problem, q, k, v, gradients, workspace};
+void attention_backward(const AttentionBackward<T>& call, ThreadPool& pool) {
   if constexpr (!std::is_same_v<T, float16>) {
-    if (on_tiles<T>(problem)) return backward_tiles(pool, call);
+    if (on_tiles<T>(call.p)) return backward_tiles(pool, call);
   }
   backward(pool, call);
 }
 
-template int64_t attention_backward_workspace<float>(const AttentionProblem&, int);
-template int64_t attention_backward_workspace<bfloat16>(const AttentionProblem&, int);
-template int64_t attention_backward_workspace<float16>(const AttentionProblem&, int);
-template void attention_backward(ThreadPool&, const AttentionProblem&, HeadView<const float>,
-                                 HeadView<const float>, HeadView<const float>,
-                                 const AttentionGradients<float>&, float*);
-template void attention_backward(ThreadPool&, const AttentionProblem&, HeadView<const bfloat16>,
-                                 HeadView<const bfloat16>, HeadView<const bfloat16>,
-                                 const AttentionGradients<bfloat16>&, float*);
-template void attention_backward(ThreadPool&, const AttentionProblem&, HeadView<const float16>,
-                                 HeadView<const float16>, HeadView<const float16>,
-                                 const AttentionGradients<float16>&, float*);
+#define DS_ONE_TYPE(T)                                                                  \
+  template int64_t attention_workspace(const AttentionBackward<T>&, const ThreadPool&); \
+  template void attention_backward(const AttentionBackward<T>&, ThreadPool&);
+DS_ONE_TYPE(float)
+DS_ONE_TYPE(bfloat16)
+DS_ONE_TYPE(float16)
+#undef DS_ONE_TYPE
 
 }  // namespace ds::kernels
 #endif  // HWY_ONCE

@@ -66,61 +66,43 @@ void launch_backward(Backward<T>& call, const AttentionProblem& p, const GpuStre
 }  // namespace
 
 template <class T>
-int64_t attention_backward_workspace(const GpuStream& on, const AttentionProblem& p,
-                                     HeadView<const T> q, HeadView<const T> k, HeadView<const T> v,
-                                     const AttentionGradients<T>& gradients) {
-  if (const cudnn::AttentionCall call(on, p, q, k, v, gradients); call)
-    return call.workspace_floats();
+int64_t attention_workspace(const AttentionBackward<T>& call, const GpuStream& on) {
+  if (const cudnn::AttentionCall theirs(on, call); theirs) return theirs.workspace_floats();
+  const AttentionProblem& p = call.p;
   return unit_floats(p) + p.batch * p.heads * p.queries;
 }
 
 template <class T>
-void attention_backward(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
-                        HeadView<const T> k, HeadView<const T> v,
-                        const AttentionGradients<T>& gradients, float* workspace) {
-  if (const cudnn::AttentionCall call(on, p, q, k, v, gradients); call)
-    return call.run(on, workspace);
-  Backward<T> call(p);
-  call.q = {q, p.head_dim};
-  call.k = {k, p.head_dim};
-  call.v = {v, p.head_dim};
-  call.out = {gradients.out, p.head_dim};
-  call.dout = {gradients.dout, p.head_dim};
-  call.dq = {gradients.dq, p.head_dim};
-  call.dk = {gradients.dk, p.head_dim};
-  call.dv = {gradients.dv, p.head_dim};
-  call.lse = gradients.lse;
-  call.delta = workspace + unit_floats(p);
-  call.cover = make_cover(p, workspace, on);
+void attention_backward(const AttentionBackward<T>& call, const GpuStream& on) {
+  if (const cudnn::AttentionCall theirs(on, call); theirs) return theirs.run(on, call.workspace);
+  const AttentionProblem& p = call.p;
+  Backward<T> ours(p);
+  ours.q = {call.q, p.head_dim};
+  ours.k = {call.k, p.head_dim};
+  ours.v = {call.v, p.head_dim};
+  ours.out = {call.g.out, p.head_dim};
+  ours.dout = {call.g.dout, p.head_dim};
+  ours.dq = {call.g.dq, p.head_dim};
+  ours.dk = {call.g.dk, p.head_dim};
+  ours.dv = {call.g.dv, p.head_dim};
+  ours.lse = call.g.lse;
+  ours.delta = call.workspace + unit_floats(p);
+  ours.cover = make_cover(p, call.workspace, on);
   if (p.head_dim <= 64) {
-    launch_backward<64>(call, p, on);
+    launch_backward<64>(ours, p, on);
   } else if (p.head_dim <= 128) {
-    launch_backward<128>(call, p, on);
+    launch_backward<128>(ours, p, on);
   } else {
-    launch_backward<256>(call, p, on);
+    launch_backward<256>(ours, p, on);
   }
 }
-template int64_t attention_backward_workspace(const GpuStream&, const AttentionProblem&,
-                                              HeadView<const float>, HeadView<const float>,
-                                              HeadView<const float>,
-                                              const AttentionGradients<float>&);
-template int64_t attention_backward_workspace(const GpuStream&, const AttentionProblem&,
-                                              HeadView<const bfloat16>, HeadView<const bfloat16>,
-                                              HeadView<const bfloat16>,
-                                              const AttentionGradients<bfloat16>&);
-template int64_t attention_backward_workspace(const GpuStream&, const AttentionProblem&,
-                                              HeadView<const float16>, HeadView<const float16>,
-                                              HeadView<const float16>,
-                                              const AttentionGradients<float16>&);
-template void attention_backward(const GpuStream&, const AttentionProblem&, HeadView<const float>,
-                                 HeadView<const float>, HeadView<const float>,
-                                 const AttentionGradients<float>&, float*);
-template void attention_backward(const GpuStream&, const AttentionProblem&,
-                                 HeadView<const bfloat16>, HeadView<const bfloat16>,
-                                 HeadView<const bfloat16>, const AttentionGradients<bfloat16>&,
-                                 float*);
-template void attention_backward(const GpuStream&, const AttentionProblem&, HeadView<const float16>,
-                                 HeadView<const float16>, HeadView<const float16>,
-                                 const AttentionGradients<float16>&, float*);
+
+#define DS_ONE_TYPE(T)                                                                 \
+  template int64_t attention_workspace(const AttentionBackward<T>&, const GpuStream&); \
+  template void attention_backward(const AttentionBackward<T>&, const GpuStream&);
+DS_ONE_TYPE(float)
+DS_ONE_TYPE(bfloat16)
+DS_ONE_TYPE(float16)
+#undef DS_ONE_TYPE
 
 }  // namespace ds::kernels

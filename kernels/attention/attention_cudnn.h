@@ -93,34 +93,33 @@ void attention(const GpuStream& on, const AttentionForm& form, float scale,
 class AttentionCall {
  public:
   template <class T>
-  AttentionCall(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
-                HeadView<const T> k, HeadView<const T> v, HeadView<T> out, const float* lse) {
+  AttentionCall(const GpuStream& on, const AttentionForward<T>& call) {
     AttentionForm form;
     form.pass = AttentionPass::kForward;
     form.type = data_type<T>();
-    lay(form.q, q, tensors_.q);
-    lay(form.k, k, tensors_.k);
-    lay(form.v, v, tensors_.v);
-    lay(form.out, out, tensors_.out);
-    tensors_.lse = lse;
-    choose(on, p, form);
+    lay(form.q, call.q, tensors_.q);
+    lay(form.k, call.k, tensors_.k);
+    lay(form.v, call.v, tensors_.v);
+    lay(form.out, call.out, tensors_.out);
+    tensors_.lse = call.lse;
+    choose(on, call.p, form);
   }
   template <class T>
-  AttentionCall(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
-                HeadView<const T> k, HeadView<const T> v, const AttentionGradients<T>& gradients) {
+  AttentionCall(const GpuStream& on, const AttentionBackward<T>& call) {
+    const AttentionGradients<T>& gradients = call.g;
     AttentionForm form;
     form.pass = AttentionPass::kBackward;
     form.type = data_type<T>();
-    lay(form.q, q, tensors_.q);
-    lay(form.k, k, tensors_.k);
-    lay(form.v, v, tensors_.v);
+    lay(form.q, call.q, tensors_.q);
+    lay(form.k, call.k, tensors_.k);
+    lay(form.v, call.v, tensors_.v);
     lay(form.out, gradients.out, tensors_.out);
     lay(form.dout, gradients.dout, tensors_.dout);
     lay(form.dq, gradients.dq, tensors_.dq);
     lay(form.dk, gradients.dk, tensors_.dk);
     lay(form.dv, gradients.dv, tensors_.dv);
     tensors_.lse = gradients.lse;
-    choose(on, p, form);
+    choose(on, call.p, form);
   }
 
   explicit operator bool() const { return form_.has_value(); }

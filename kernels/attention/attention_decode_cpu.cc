@@ -67,12 +67,18 @@ HWY_INLINE void few_scores(const float* q, int64_t padded, int64_t dim, Rows<T> 
   }
 }
 
-// values[r][d ...] = sum over j of weights[r][j] * v[j][d ...] for kN vectors from d on, added to
-// what is there with kAdd. `tail` is the count of elements of a last, partial vector, else 0.
+// Channels from `first` on; `tail` is the count of elements of a last, partial vector, else 0.
+struct Channels {
+  int64_t first, tail;
+};
+
+// values[r][d ...] = sum over j of weights[r][j] * v[j][d ...] for kN vectors of channels, added to
+// what is there with kAdd.
 template <int kQ, int kN, bool kAdd, class T>
 HWY_INLINE void few_values(const float* weights, Rows<T> v, const uint8_t* mask, int64_t keys,
-                           int64_t d, int64_t tail, int64_t padded, float* values) {
+                           const Channels& channels, int64_t padded, float* values) {
   const DF f;
+  const int64_t d = channels.first, tail = channels.tail;
   VF sum[kQ][kN];
 #pragma GCC unroll 4
   for (int r = 0; r < kQ; ++r) {
@@ -113,12 +119,12 @@ HWY_INLINE void all_values(const float* weights, Rows<T> v, const uint8_t* mask,
                            int64_t dim, int64_t padded, float* values) {
   int64_t d = 0;
   for (; d + kWide * kLanes <= dim; d += kWide * kLanes) {
-    few_values<kQ, kWide, kAdd>(weights, v, mask, keys, d, 0, padded, values);
+    few_values<kQ, kWide, kAdd>(weights, v, mask, keys, {d, 0}, padded, values);
   }
   for (; d + kLanes <= dim; d += kLanes) {
-    few_values<kQ, 1, kAdd>(weights, v, mask, keys, d, 0, padded, values);
+    few_values<kQ, 1, kAdd>(weights, v, mask, keys, {d, 0}, padded, values);
   }
-  if (d < dim) few_values<kQ, 1, kAdd>(weights, v, mask, keys, d, dim - d, padded, values);
+  if (d < dim) few_values<kQ, 1, kAdd>(weights, v, mask, keys, {d, dim - d}, padded, values);
 }
 
 // Of keys and values in blocks: those of a block at a time, in their order.
@@ -182,11 +188,17 @@ struct RowPlace {
   int64_t flat(const AttentionProblem& p) const { return (b * p.heads + h) * p.queries + i; }
 };
 
+// A split of the keys of a kv head.
+struct SplitPlace {
+  int64_t b, kv_head, split;
+};
+
 // `plan` is that of the sequence.
 template <int kQ, class T>
-void decode_rows(const ForwardCall<T>& call, const DecodePlan& plan, int64_t b, int64_t kv_head,
-                 int64_t split, int64_t first_row, float* scratch, float* partials) {
+void decode_rows(const AttentionForward<T>& call, const DecodePlan& plan, const SplitPlace& at,
+                 int64_t first_row, float* scratch, float* partials) {
   const AttentionProblem& p = call.p;
+  const int64_t b = at.b, kv_head = at.kv_head, split = at.split;
   const DF f;
   const int64_t dim = p.head_dim, padded = padded_dim(p);
   const Band band(p, p.keys_of(b));
@@ -243,7 +255,7 @@ void decode_rows(const ForwardCall<T>& call, const DecodePlan& plan, int64_t b, 
 
 // Joins the splits of one query row, in their order.
 template <class T>
-void combine_splits(const ForwardCall<T>& call, const DecodePlan& plan, int64_t flat,
+void combine_splits(const AttentionForward<T>& call, const DecodePlan& plan, int64_t flat,
                     float* partials) {
   const AttentionProblem& p = call.p;
   const DF f;
@@ -274,7 +286,7 @@ void combine_splits(const ForwardCall<T>& call, const DecodePlan& plan, int64_t 
 }
 
 template <class T>
-void decode(ThreadPool& pool, const ForwardCall<T>& call) {
+void decode(ThreadPool& pool, const AttentionForward<T>& call) {
   const AttentionProblem& p = call.p;
   const DecodePlan plan(p);
   float* partials = call.workspace + pool.threads() * plan.scratch;
@@ -284,20 +296,21 @@ void decode(ThreadPool& pool, const ForwardCall<T>& call) {
     const int64_t split = stretch % plan.splits, b = stretch / plan.splits;
     const DecodePlan own = plan.of(p, b);
     if (split >= own.splits) return;
+    const SplitPlace place{b, kv_head, split};
     float* scratch = call.workspace + slot * plan.scratch;
     for (int64_t row = 0; row < plan.rows_per_item; row += DecodePlan::kRows) {
       switch (std::min(DecodePlan::kRows, plan.rows_per_item - row)) {
         case 1:
-          decode_rows<1>(call, own, b, kv_head, split, row, scratch, partials);
+          decode_rows<1>(call, own, place, row, scratch, partials);
           break;
         case 2:
-          decode_rows<2>(call, own, b, kv_head, split, row, scratch, partials);
+          decode_rows<2>(call, own, place, row, scratch, partials);
           break;
         case 3:
-          decode_rows<3>(call, own, b, kv_head, split, row, scratch, partials);
+          decode_rows<3>(call, own, place, row, scratch, partials);
           break;
         default:
-          decode_rows<4>(call, own, b, kv_head, split, row, scratch, partials);
+          decode_rows<4>(call, own, place, row, scratch, partials);
       }
     }
   });
@@ -310,9 +323,9 @@ void decode(ThreadPool& pool, const ForwardCall<T>& call) {
   });
 }
 
-void decode_f32(ThreadPool& pool, const ForwardCall<float>& call) { decode(pool, call); }
-void decode_bf16(ThreadPool& pool, const ForwardCall<bfloat16>& call) { decode(pool, call); }
-void decode_f16(ThreadPool& pool, const ForwardCall<float16>& call) { decode(pool, call); }
+void decode_f32(ThreadPool& pool, const AttentionForward<float>& call) { decode(pool, call); }
+void decode_bf16(ThreadPool& pool, const AttentionForward<bfloat16>& call) { decode(pool, call); }
+void decode_f16(ThreadPool& pool, const AttentionForward<float16>& call) { decode(pool, call); }
 
 }  // namespace ds::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -326,15 +339,15 @@ HWY_EXPORT(decode_f16);
 }  // namespace
 
 template <>
-void attention_decode(ThreadPool& pool, const ForwardCall<float>& call) {
+void attention_decode(ThreadPool& pool, const AttentionForward<float>& call) {
   HWY_DYNAMIC_DISPATCH(decode_f32)(pool, call);
 }
 template <>
-void attention_decode(ThreadPool& pool, const ForwardCall<bfloat16>& call) {
+void attention_decode(ThreadPool& pool, const AttentionForward<bfloat16>& call) {
   HWY_DYNAMIC_DISPATCH(decode_bf16)(pool, call);
 }
 template <>
-void attention_decode(ThreadPool& pool, const ForwardCall<float16>& call) {
+void attention_decode(ThreadPool& pool, const AttentionForward<float16>& call) {
   HWY_DYNAMIC_DISPATCH(decode_f16)(pool, call);
 }
 

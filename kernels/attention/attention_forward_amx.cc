@@ -201,10 +201,16 @@ void rescale(__m512 old, __m512 reference, int64_t dim, float* sums, float* out)
   }
 }
 
+// What the rows of a block have so far: references of their exponentials, sums of these, values.
+struct BlockRows {
+  float *tops, *sums, *out;
+};
+
 // Turns the scores of a panel into weights, and advances the products beside it.
 template <class T, int kVectors, bool kDrop>
 void online_softmax(const PanelBits& bits, float factor, int64_t dim, Beside<T>& beside,
-                    float* scores, uint16_t* weights, float* tops, float* sums, float* out) {
+                    float* scores, uint16_t* weights, const BlockRows& rows) {
+  const auto [tops, sums, out] = rows;
   constexpr int kN = amx::kParts<T>;
   const __m512 none = _mm512_set1_ps(kMinusInfinity), scale = _mm512_set1_ps(factor);
   alignas(64) float references[kBlock];
@@ -256,9 +262,11 @@ void online_softmax(const PanelBits& bits, float factor, int64_t dim, Beside<T>&
 
 // Divides by the sums and writes values and logarithms of a block.
 template <class T>
-void finish(const ForwardCall<T>& call, int64_t b, int64_t h, int64_t first, int64_t dim,
-            const float* tops, const float* sums, const float* out) {
+void finish(const AttentionForward<T>& call, const QueryPlace& place, int64_t dim,
+            const BlockRows& rows) {
   const AttentionProblem& p = call.p;
+  const auto [b, h, first] = place;
+  const auto [tops, sums, out] = rows;
   const int64_t count = std::min(kBlock, p.queries - first);
   const __m512 keep = _mm512_set1_ps(static_cast<float>(1 / (1 - p.dropout)));
   alignas(64) float logs[kSide], factors[kSide];
@@ -312,16 +320,22 @@ struct Panels {
   int64_t next_, end_;
 };
 
-// One block against the packed keys [first_key, end_key).
+// Packed keys.
+struct KeyStretch {
+  int64_t first, end;
+};
+
+// One block against packed keys.
 template <class T>
-void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffers,
-           const Cover& cover, int64_t b, int64_t h, int64_t first_query, int64_t first_key,
-           int64_t end_key, float* tops, float* sums, float* out) {
+void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& buffers,
+           const Cover& cover, const QueryPlace& place, const KeyStretch& keys,
+           const BlockRows& own) {
   constexpr int64_t kN = amx::kParts<T>;
+  const int64_t b = place.b, h = place.h, first_query = place.first;
   const AttentionProblem& p = call.p;
   const float factor = std::max(std::abs(p.scale) * kLog2E, 1e-30f);
   const int64_t count = std::min(kBlock, p.queries - first_query);
-  Panels panels(cover, first_key, end_key);
+  Panels panels(cover, keys.first, keys.end);
   if (!panels.next()) return;
   const amx::Rows<T> rows{
       {call.q.at(b, first_query, h), call.q.token}, count, p.head_dim, nullptr, p.scale < 0};
@@ -336,7 +350,7 @@ void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffe
   const auto weights_of = [&](int64_t turn) {
     return buffers.weights + turn * kBlock * kPanel * kN;
   };
-  const auto packed = [&](int64_t key) { return (key - first_key) * plan.dim * kN; };
+  const auto packed = [&](int64_t key) { return (key - keys.first) * plan.dim * kN; };
   Beside<T> beside;
   score<T>(buffers.queries, buffers.keys + packed(panels.key), plan.dim, panels.width, scores_of(0),
            beside.scores);
@@ -360,25 +374,26 @@ void block(const ForwardCall<T>& call, const Plan& plan, const Buffers<T>& buffe
         p.dropout > 0
             ? (width == kPanel ? online_softmax<T, 4, true> : online_softmax<T, 2, true>)
             : (width == kPanel ? online_softmax<T, 4, false> : online_softmax<T, 2, false>);
-    soft(bits, factor, plan.dim, beside, scores_of(turn), weights_of(turn), tops, sums, out);
-    add_weighted_values<T>(weights_of(turn), buffers.values + packed(key), plan.dim, width, out,
+    soft(bits, factor, plan.dim, beside, scores_of(turn), weights_of(turn), own);
+    add_weighted_values<T>(weights_of(turn), buffers.values + packed(key), plan.dim, width, own.out,
                            beside.values);
   }
   beside.values.finish();
 }
 
-// Keys and values [key, stop). Keys that no query sees are packed as zeros, whatever they hold.
+// Packs keys and values. Those that no query sees are packed as zeros, whatever they hold.
 template <class Place, class T>
-void pack_stretch(const ForwardCall<T>& call, const Plan& plan, int64_t b, int64_t key,
-                  int64_t stop, const Place& keys, const Place& values, const Buffers<T>& buffers) {
-  const int64_t rows = stop - key, padded = round_up(rows, kTerms);
-  const uint8_t* const mask = tile_mask(call.p, b, key);
+void pack_stretch(const AttentionForward<T>& call, const Plan& plan, int64_t b,
+                  const KeyStretch& stretch, const Place& keys, const Place& values,
+                  const Buffers<T>& buffers) {
+  const int64_t rows = stretch.end - stretch.first, padded = round_up(rows, kTerms);
+  const uint8_t* const mask = tile_mask(call.p, b, stretch.first);
   amx::pack_right<Place>({keys, rows, call.p.head_dim, mask}, padded, plan.dim, buffers.keys);
   amx::pack_pairs<Place>({values, rows, call.p.head_dim, mask}, padded, plan.dim, buffers.values);
 }
 
 template <class T>
-void range(const ForwardCall<T>& call, const Plan& plan, const SegmentRange* ranges, int64_t b,
+void range(const AttentionForward<T>& call, const Plan& plan, const SegmentRange* ranges, int64_t b,
            int64_t kv_head, int64_t first_query, const Buffers<T>& buffers) {
   const AttentionProblem& p = call.p;
   const AmxTiles tiles;
@@ -388,15 +403,18 @@ void range(const ForwardCall<T>& call, const Plan& plan, const SegmentRange* ran
   std::fill(buffers.tops, buffers.tops + kept, kMinusInfinity);
   std::fill(buffers.sums, buffers.sums + kept * kSide, 0.0f);
   std::fill(buffers.out, buffers.out + kept * plan.dim, 0.0f);
+  const auto rows_at = [&](int64_t at) -> BlockRows {
+    return {buffers.tops + at, buffers.sums + at * kSide, buffers.out + at * plan.dim};
+  };
   const Cover whole(p, band, ranges, b, first_query, queries);
   const int64_t end = whole.end_key();
   for (int64_t key = whole.first_key() / kUnit * kUnit; key < end; key += plan.stretch) {
     const int64_t stop = std::min(end, key + plan.stretch);
     if (p.key_blocks) {
-      pack_stretch(call, plan, b, key, stop, KeyRows<T>(call.k, p.key_blocks, b, key, kv_head),
+      pack_stretch(call, plan, b, {key, stop}, KeyRows<T>(call.k, p.key_blocks, b, key, kv_head),
                    KeyRows<T>(call.v, p.value_blocks, b, key, kv_head), buffers);
     } else {
-      pack_stretch(call, plan, b, key, stop,
+      pack_stretch(call, plan, b, {key, stop},
                    amx::EvenRows<T>{call.k.at(b, key, kv_head), call.k.token},
                    amx::EvenRows<T>{call.v.at(b, key, kv_head), call.v.token}, buffers);
     }
@@ -404,16 +422,15 @@ void range(const ForwardCall<T>& call, const Plan& plan, const SegmentRange* ran
       for (int64_t i = 0; i < blocks; ++i) {
         const int64_t first = first_query + i * kBlock, at = g * plan.range + i * kBlock;
         const Cover cover(p, band, ranges, b, first, std::min(kBlock, p.queries - first));
-        block(call, plan, buffers, cover, b, kv_head * plan.group + g, first, key, stop,
-              buffers.tops + at, buffers.sums + at * kSide, buffers.out + at * plan.dim);
+        block(call, plan, buffers, cover, {b, kv_head * plan.group + g, first}, {key, stop},
+              rows_at(at));
       }
     }
   }
   for (int64_t g = 0; g < plan.group; ++g) {
     for (int64_t i = 0; i < blocks; ++i) {
       const int64_t at = g * plan.range + i * kBlock;
-      finish(call, b, kv_head * plan.group + g, first_query + i * kBlock, plan.dim,
-             buffers.tops + at, buffers.sums + at * kSide, buffers.out + at * plan.dim);
+      finish(call, {b, kv_head * plan.group + g, first_query + i * kBlock}, plan.dim, rows_at(at));
     }
   }
 }
@@ -428,7 +445,7 @@ int64_t forward_tiles_scratch(const AttentionProblem& p, int threads) {
 }
 
 template <class T>
-void forward_tiles(ThreadPool& pool, const ForwardCall<T>& call) {
+void forward_tiles(ThreadPool& pool, const AttentionForward<T>& call) {
   const AttentionProblem& p = call.p;
   const Plan plan(p);
   std::byte* base = Scratch::aligned(call.workspace);
@@ -446,8 +463,8 @@ void forward_tiles(ThreadPool& pool, const ForwardCall<T>& call) {
 
 template int64_t forward_tiles_scratch<float>(const AttentionProblem&, int);
 template int64_t forward_tiles_scratch<bfloat16>(const AttentionProblem&, int);
-template void forward_tiles(ThreadPool&, const ForwardCall<float>&);
-template void forward_tiles(ThreadPool&, const ForwardCall<bfloat16>&);
+template void forward_tiles(ThreadPool&, const AttentionForward<float>&);
+template void forward_tiles(ThreadPool&, const AttentionForward<bfloat16>&);
 
 }  // namespace ds::kernels
 

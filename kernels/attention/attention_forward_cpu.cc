@@ -98,10 +98,11 @@ HWY_NOINLINE inline void finish_group(const AttentionProblem& p, int64_t queries
 }
 
 template <class T>
-void forward_block(const ForwardCall<T>& call, const ForwardLayout& layout, const TileBits& dropout,
-                   const SegmentRange* ranges, int64_t b, int64_t h, int64_t first_query,
+void forward_block(const AttentionForward<T>& call, const ForwardLayout& layout,
+                   const TileBits& dropout, const SegmentRange* ranges, const QueryPlace& place,
                    float* scratch) {
   const AttentionProblem& p = call.p;
+  const int64_t b = place.b, h = place.h, first_query = place.first;
   const Band band(p);
   const int64_t dim = p.head_dim, padded = padded_dim(p), kv_head = h / (p.heads / p.kv_heads);
   const int64_t queries = std::min(kQueryBlock, p.queries - first_query);
@@ -158,7 +159,7 @@ void forward_block(const ForwardCall<T>& call, const ForwardLayout& layout, cons
 }
 
 template <class T>
-void forward(ThreadPool& pool, const ForwardCall<T>& call) {
+void forward(ThreadPool& pool, const AttentionForward<T>& call) {
   const AttentionProblem& p = call.p;
   const ForwardLayout layout(p);
   const TileBits dropout(p.stream, p.dropout);
@@ -169,14 +170,14 @@ void forward(ThreadPool& pool, const ForwardCall<T>& call) {
   // Blocks at the end of a causal sequence see most keys: the short items come last.
   run_with_slots(pool, blocks * p.batch * p.heads, [&](int64_t item, int64_t slot) {
     const int64_t block = blocks - 1 - item % blocks, head = item / blocks;
-    forward_block(call, layout, dropout, ranges, head / p.heads, head % p.heads,
-                  block * kQueryBlock, call.workspace + slot * layout.size);
+    const QueryPlace place{head / p.heads, head % p.heads, block * kQueryBlock};
+    forward_block(call, layout, dropout, ranges, place, call.workspace + slot * layout.size);
   });
 }
 
-void forward_f32(ThreadPool& pool, const ForwardCall<float>& call) { forward(pool, call); }
-void forward_bf16(ThreadPool& pool, const ForwardCall<bfloat16>& call) { forward(pool, call); }
-void forward_f16(ThreadPool& pool, const ForwardCall<float16>& call) { forward(pool, call); }
+void forward_f32(ThreadPool& pool, const AttentionForward<float>& call) { forward(pool, call); }
+void forward_bf16(ThreadPool& pool, const AttentionForward<bfloat16>& call) { forward(pool, call); }
+void forward_f16(ThreadPool& pool, const AttentionForward<float16>& call) { forward(pool, call); }
 
 }  // namespace ds::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -189,13 +190,13 @@ HWY_EXPORT(forward_f32);
 HWY_EXPORT(forward_bf16);
 HWY_EXPORT(forward_f16);
 
-void forward(ThreadPool& pool, const ForwardCall<float>& call) {
+void forward(ThreadPool& pool, const AttentionForward<float>& call) {
   HWY_DYNAMIC_DISPATCH(forward_f32)(pool, call);
 }
-void forward(ThreadPool& pool, const ForwardCall<bfloat16>& call) {
+void forward(ThreadPool& pool, const AttentionForward<bfloat16>& call) {
   HWY_DYNAMIC_DISPATCH(forward_bf16)(pool, call);
 }
-void forward(ThreadPool& pool, const ForwardCall<float16>& call) {
+void forward(ThreadPool& pool, const AttentionForward<float16>& call) {
   HWY_DYNAMIC_DISPATCH(forward_f16)(pool, call);
 }
 
@@ -208,39 +209,30 @@ bool tile_paths() {
 }
 
 template <class T>
-int64_t attention_workspace(const AttentionProblem& p, int threads) {
-  if (DecodePlan::fits(p)) return DecodePlan(p).total(p, threads);
+int64_t attention_workspace(const AttentionForward<T>& call, const ThreadPool& pool) {
+  if (DecodePlan::fits(call.p)) return DecodePlan(call.p).total(call.p, pool.threads());
   if constexpr (!std::is_same_v<T, float16>) {
-    if (on_tiles<T>(p)) return forward_tiles_scratch<T>(p, threads);
+    if (on_tiles<T>(call.p)) return forward_tiles_scratch<T>(call.p, pool.threads());
   }
-  return threads * ForwardLayout(p).size + segment_floats(p);
+  return pool.threads() * ForwardLayout(call.p).size + segment_floats(call.p);
 }
 
 template <class T>
-void attention_forward(ThreadPool& pool, const AttentionProblem& problem, HeadView<const T> q,
-                       HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
-                       float* workspace) {
-  const ForwardCall<T> call{problem, q, k, v, out, lse, workspace};
-  if (DecodePlan::fits(problem)) return attention_decode(pool, call);
+void attention_forward(const AttentionForward<T>& call, ThreadPool& pool) {
+  if (DecodePlan::fits(call.p)) return attention_decode(pool, call);
   if constexpr (!std::is_same_v<T, float16>) {
-    if (on_tiles<T>(problem)) return forward_tiles(pool, call);
+    if (on_tiles<T>(call.p)) return forward_tiles(pool, call);
   }
   forward(pool, call);
 }
 
-template int64_t attention_workspace<float>(const AttentionProblem&, int);
-template int64_t attention_workspace<bfloat16>(const AttentionProblem&, int);
-template int64_t attention_workspace<float16>(const AttentionProblem&, int);
-
-template void attention_forward(ThreadPool&, const AttentionProblem&, HeadView<const float>,
-                                HeadView<const float>, HeadView<const float>, HeadView<float>,
-                                float*, float*);
-template void attention_forward(ThreadPool&, const AttentionProblem&, HeadView<const bfloat16>,
-                                HeadView<const bfloat16>, HeadView<const bfloat16>,
-                                HeadView<bfloat16>, float*, float*);
-template void attention_forward(ThreadPool&, const AttentionProblem&, HeadView<const float16>,
-                                HeadView<const float16>, HeadView<const float16>, HeadView<float16>,
-                                float*, float*);
+#define DS_ONE_TYPE(T)                                                                 \
+  template int64_t attention_workspace(const AttentionForward<T>&, const ThreadPool&); \
+  template void attention_forward(const AttentionForward<T>&, ThreadPool&);
+DS_ONE_TYPE(float)
+DS_ONE_TYPE(bfloat16)
+DS_ONE_TYPE(float16)
+#undef DS_ONE_TYPE
 
 }  // namespace ds::kernels
 #endif  // HWY_ONCE

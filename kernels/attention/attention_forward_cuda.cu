@@ -130,61 +130,46 @@ void launch_forward(Forward<T>& call, const AttentionProblem& p, const GpuStream
 }  // namespace
 
 template <class T>
-int64_t attention_workspace(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
-                            HeadView<const T> k, HeadView<const T> v, HeadView<T> out,
-                            const float* lse) {
-  if (const cudnn::AttentionCall call(on, p, q, k, v, out, lse); call)
-    return call.workspace_floats();
+int64_t attention_workspace(const AttentionForward<T>& call, const GpuStream& on) {
+  if (const cudnn::AttentionCall theirs(on, call); theirs) return theirs.workspace_floats();
+  const AttentionProblem& p = call.p;
   return unit_floats(p) + (SplitPlan::fits(p) ? SplitPlan(p).floats(p) : 0);
 }
 
 template <class T>
-void attention_forward(const GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
-                       HeadView<const T> k, HeadView<const T> v, HeadView<T> out, float* lse,
-                       float* workspace) {
-  if (const cudnn::AttentionCall call(on, p, q, k, v, out, lse); call)
-    return call.run(on, workspace);
-  Forward<T> call(p);
-  call.q = {q, p.head_dim};
-  call.k = {k, p.head_dim};
-  call.v = {v, p.head_dim};
-  call.out = {out, p.head_dim};
-  call.lse = lse;
-  call.cover = make_cover(p, workspace, on);
+void attention_forward(const AttentionForward<T>& call, const GpuStream& on) {
+  if (const cudnn::AttentionCall theirs(on, call); theirs) return theirs.run(on, call.workspace);
+  const AttentionProblem& p = call.p;
+  Forward<T> ours(p);
+  ours.q = {call.q, p.head_dim};
+  ours.k = {call.k, p.head_dim};
+  ours.v = {call.v, p.head_dim};
+  ours.out = {call.out, p.head_dim};
+  ours.lse = call.lse;
+  ours.cover = make_cover(p, call.workspace, on);
   if (SplitPlan::fits(p)) {
     const SplitPlan plan(p);
-    call.split_begin = static_cast<int>(plan.begin);
-    call.splits = static_cast<int>(plan.splits);
-    call.pitch = plan.pitch;
-    call.past = p.past;
-    if (plan.splits > 1) call.partials = workspace + unit_floats(p);
+    ours.split_begin = static_cast<int>(plan.begin);
+    ours.splits = static_cast<int>(plan.splits);
+    ours.pitch = plan.pitch;
+    ours.past = p.past;
+    if (plan.splits > 1) ours.partials = call.workspace + unit_floats(p);
   }
   if (p.head_dim <= 64) {
-    launch_forward<64>(call, p, on);
+    launch_forward<64>(ours, p, on);
   } else if (p.head_dim <= 128) {
-    launch_forward<128>(call, p, on);
+    launch_forward<128>(ours, p, on);
   } else {
-    launch_forward<256>(call, p, on);
+    launch_forward<256>(ours, p, on);
   }
 }
 
-template int64_t attention_workspace(const GpuStream&, const AttentionProblem&,
-                                     HeadView<const float>, HeadView<const float>,
-                                     HeadView<const float>, HeadView<float>, const float*);
-template int64_t attention_workspace(const GpuStream&, const AttentionProblem&,
-                                     HeadView<const bfloat16>, HeadView<const bfloat16>,
-                                     HeadView<const bfloat16>, HeadView<bfloat16>, const float*);
-template int64_t attention_workspace(const GpuStream&, const AttentionProblem&,
-                                     HeadView<const float16>, HeadView<const float16>,
-                                     HeadView<const float16>, HeadView<float16>, const float*);
-template void attention_forward(const GpuStream&, const AttentionProblem&, HeadView<const float>,
-                                HeadView<const float>, HeadView<const float>, HeadView<float>,
-                                float*, float*);
-template void attention_forward(const GpuStream&, const AttentionProblem&, HeadView<const bfloat16>,
-                                HeadView<const bfloat16>, HeadView<const bfloat16>,
-                                HeadView<bfloat16>, float*, float*);
-template void attention_forward(const GpuStream&, const AttentionProblem&, HeadView<const float16>,
-                                HeadView<const float16>, HeadView<const float16>, HeadView<float16>,
-                                float*, float*);
+#define DS_ONE_TYPE(T)                                                                \
+  template int64_t attention_workspace(const AttentionForward<T>&, const GpuStream&); \
+  template void attention_forward(const AttentionForward<T>&, const GpuStream&);
+DS_ONE_TYPE(float)
+DS_ONE_TYPE(bfloat16)
+DS_ONE_TYPE(float16)
+#undef DS_ONE_TYPE
 
 }  // namespace ds::kernels

@@ -102,9 +102,10 @@ void attention_forward_ref(const AttentionProblem& p, const double* q, const dou
 }
 
 void attention_backward_ref(const AttentionProblem& p, const double* q, const double* k,
-                            const double* v, const double* dout, double* dq, double* dk,
-                            double* dv) {
+                            const double* v, const AttentionReferenceGradients& gradients) {
   const Sizes sizes(p);
+  const double* const dout = gradients.dout;
+  double *const dq = gradients.dq, *const dk = gradients.dk, *const dv = gradients.dv;
   std::fill(dq, dq + p.batch * p.queries * p.heads * p.head_dim, 0.0);
   std::fill(dk, dk + p.batch * p.keys * p.kv_heads * p.head_dim, 0.0);
   std::fill(dv, dv + p.batch * p.keys * p.kv_heads * p.head_dim, 0.0);

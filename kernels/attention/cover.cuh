@@ -236,4 +236,25 @@ struct KeptBits {
   }
 };
 
+// Whether segments or key masks hide pairs of the queries, whose segments are `wanted`, and a tile
+// of keys; then the keys' segments.
+template <class Tile>
+__device__ __forceinline__ bool find_key_segments(const Cover& cover, int b, int tile,
+                                                  const TileRange& wanted, int64_t* segments) {
+  const TileRange range = range_of(cover, b, tile, Tile::kOther);
+  const bool hides = !range.all || wanted.least != wanted.most || range.least != range.most;
+  for (int i = static_cast<int>(threadIdx.x); hides && i < Tile::kOther; i += Tile::kThreads) {
+    const int key = tile + i;
+    const bool there = key < cover.keys && !cover.masked(b, key);
+    segments[i] = there ? cover.id(b, key) : kUnseenOther;
+  }
+  return hides;
+}
+
+// A tile of keys, the stage that it lies in, and what hides pairs of it.
+struct KeyStage {
+  int tile, stage;
+  bool with_segments, drops;
+};
+
 }  // namespace ds::kernels::cuda

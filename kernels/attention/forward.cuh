@@ -275,17 +275,106 @@ __device__ __forceinline__ void finish(const Forward<T>& call, const OwnPlace<Ti
   });
 }
 
+// The tiles of keys that a block visits, from the first on: those of its split.
+template <class Tile, Form kForm, class T>
+__device__ __forceinline__ Walk<Tile::kOther, true, kForm != Form::kPlain> walk_of(
+    const Forward<T>& call, const OwnPlace<Tile, kForm>& own, const Cover& cover, int& first) {
+  const int first_query = own.query_of(0);
+  Walk<Tile::kOther, true, kForm != Form::kPlain> walk{cover.end_key(own.last_query(0, Tile::kOwn)),
+                                                       {}};
+  if (kForm == Form::kMasked && cover.ids != nullptr) {
+    walk.wanted = range_of(cover, own.b, first_query, Tile::kOwn);
+  }
+  first = cover.first_key(first_query) / Tile::kOther * Tile::kOther;
+  if constexpr (kForm == Form::kSplit) {
+    const int begin = call.actual_begin(cover) + own.split * kSplitKeys;
+    const int end = begin + kSplitKeys;
+    first = first > begin ? first : begin;
+    walk.end = walk.end < end ? walk.end : end;
+  }
+  first = walk.from(cover, own.b, first);
+  return walk;
+}
+
+template <class Tile>
+__device__ __forceinline__ void negate(float (&scores)[Tile::kBlocks][Tile::kStep / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < Tile::kBlocks * Tile::kStep / 2; ++i) {
+    float& score = scores[i / (Tile::kStep / 2)][i / 4 % (Tile::kStep / 8)][i % 4];
+    score = -score;
+  }
+}
+
+// A warp's part of a block: what every step reads, and the sums.
+template <class Tile, Form kForm, class T>
+struct ForwardSums {
+  using Bits = KeptBits<Tile::kOwn, Tile::kOther>;
+  static constexpr int kStep = Tile::kStep;
+
+  const Forward<T>& call;
+  const OwnPlace<Tile, kForm>& own;
+  const Cover& cover;
+  const int64_t *const own_segments, *const segments;
+  const uint8_t* const kept;
+  const SharedTiles<Tile, 1>& shared;
+  const int warp_row;
+  const bool warp_has = own.has(warp_row);
+  const int warp_first = own.query_of(warp_row);
+  const int warp_last = own.query_of(warp_row + Tile::kWarpRows - 1);
+  Softmax<Tile> softmax = {};
+  float values[Tile::kBlocks][Tile::kDim / 8][4] = {};
+
+  // The first random element of a tile, and which pairs of the tile are kept.
+  __device__ __forceinline__ uint64_t element(int tile) const {
+    return call.dropout.element(own.b, own.first_head, cover, own.query_of(0), tile);
+  }
+  __device__ __forceinline__ void draw(int tile, uint8_t* to) const {
+    Bits::template fill<Tile::kThreads>(call.dropout, element(tile),
+                                        static_cast<uint64_t>(cover.keys), to);
+  }
+  __device__ __forceinline__ void drop(float (&scores)[Tile::kBlocks][kStep / 8][4], int tile,
+                                       int step) const {
+    const uint64_t first = element(tile), keys = static_cast<uint64_t>(cover.keys);
+#pragma unroll
+    for (int i = 0; i < Tile::kBlocks * kStep / 2; ++i) {
+      const int m = i / (kStep / 2), n = i / 4 % (kStep / 8), e = i % 4;
+      const int column = step + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e % 2;
+      if (!Bits::at(kept, first, keys, own.row_of(m, e / 2), column)) scores[m][n][e] = 0;
+    }
+  }
+  // Adds what kStep keys from `step` of the tile on give.
+  template <class QRows>
+  __device__ __forceinline__ void add(const QRows& q, const KeyStage& from, int step) {
+    const int key = from.tile + step;
+    if (!warp_has || key >= cover.keys ||
+        cover.band_hides(warp_first, warp_last, key, key + kStep - 1)) {
+      return;
+    }
+    float scores[Tile::kBlocks][kStep / 8][4];
+    multiply_rows<Tile>(scores, q, shared.first(from.stage) + step * Tile::kPitch, call.dim);
+    if (call.negative) negate<Tile>(scores);
+    if (key + kStep > cover.keys ||
+        !cover.band_holds(warp_first, warp_last, key, key + kStep - 1)) {
+      mask_band<Tile>(scores, cover, own, key);
+    }
+    if (from.with_segments) mask_segments<Tile>(scores, own, own_segments, segments + step);
+    online_softmax<Tile>(scores, call.scale, softmax, values);
+    if (from.drops) drop(scores, from.tile, step);
+    multiply_weights<Tile>(values, scores, shared.second(from.stage) + step * Tile::kPitch,
+                           shared.weights(warp_row), call.dim);
+  }
+};
+
 template <class Tile, Form kForm, class T>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forward<T> call) {
-  constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther, kStep = Tile::kStep;
+  constexpr int kOwn = Tile::kOwn, kOther = Tile::kOther;
   constexpr bool kSplit = kForm == Form::kSplit, kMasked = kForm == Form::kMasked;
-  using Bits = KeptBits<kOwn, kOther>;
-  alignas(16) __shared__ int64_t own_segments[kForm == Form::kPlain ? 1 : kOwn];
-  alignas(16) __shared__ int64_t segments[kForm == Form::kPlain ? 2 : kOther];
-  __shared__ uint8_t kept[kMasked ? Bits::kSize : 1];
-  T* const q_tile = dynamic_shared<T>();
-  const auto k_stage = [&](int s) { return q_tile + Tile::kOwnSize + s * 2 * Tile::kOtherSize; };
-  const auto v_stage = [&](int s) { return k_stage(s) + Tile::kOtherSize; };
+  constexpr bool kPlain = kForm == Form::kPlain;
+  using Sums = ForwardSums<Tile, kForm, T>;
+  alignas(16) __shared__ int64_t own_segments[kPlain ? 1 : kOwn];
+  alignas(16) __shared__ int64_t segments[kPlain ? 2 : kOther];
+  __shared__ uint8_t kept[kMasked ? Sums::Bits::kSize : 1];
+  const SharedTiles<Tile, 1> shared;
   const OwnPlace<Tile, kForm> own(call);
   const auto& cover = cover_of<kForm>(call, own.b);
   const int splits = kSplit ? call.actual_splits(cover) : 1;
@@ -293,126 +382,62 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident) attend(Forwar
   const int b = own.b;
   constexpr bool kFromOneLane = !kSplit && Tile::kDim == 64;
   const int warp_row = warp_of<kFromOneLane>() * Tile::kWarpRows;
-  float* const scratch = reinterpret_cast<float*>(k_stage(Tile::kStages)) +  // of the warp
-                         (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
-  const int first_query = own.query_of(0), last_query = own.last_query(0, kOwn);
 
-  Walk<kOther, true, kForm != Form::kPlain> walk{cover.end_key(last_query), {}};
-  if (kMasked && cover.ids != nullptr) walk.wanted = range_of(cover, b, first_query, kOwn);
-  int tile = cover.first_key(first_query) / kOther * kOther;
-  if constexpr (kSplit) {
-    const int begin = call.actual_begin(cover) + own.split * kSplitKeys;
-    const int end = begin + kSplitKeys;
-    tile = tile > begin ? tile : begin;
-    walk.end = walk.end < end ? walk.end : end;
-  }
-  tile = walk.from(cover, b, tile);
+  int tile;
+  const auto walk = walk_of<Tile, kForm>(call, own, cover, tile);
   const auto load = [&](int at, int stage) {
-    copy_tokens<Tile, kOther, kForm == Form::kPlain>(
-        k_stage(stage), call.k, call.v, b, own.kv_head, at, call.dim, [&](int key) {
-          return key < cover.keys && (kForm == Form::kPlain || !cover.masked(b, key));
-        });
+    copy_tokens<Tile, kOther, kPlain>(
+        shared.first(stage), call.k, call.v, {b, own.kv_head, at}, call.dim,
+        [&](int key) { return key < cover.keys && (kPlain || !cover.masked(b, key)); });
   };
-
-  copy_rows<Tile, kOwn>(q_tile, call.q, call.dim, [&](int row) -> const T* {
+  copy_rows<Tile, kOwn>(shared.own, call.q, call.dim, [&](int row) -> const T* {
     return own.has(row) ? call.q.at(b, own.query_of(row), own.head_of(row)) : nullptr;
   });
   copy_commit();
   // Tiles that follow each other take the stages in turn.
   const auto stage_of = [](int at) { return at / kOther % Tile::kStages; };
-  const int first_stage = kForm == Form::kPlain ? stage_of(tile) : 0;
+  const int first_stage = kPlain ? stage_of(tile) : 0;
   if (tile >= 0) load(tile, first_stage);
   copy_commit();
-  for (int row = static_cast<int>(threadIdx.x); kForm != Form::kPlain && row < kOwn;
-       row += Tile::kThreads) {
+  for (int row = static_cast<int>(threadIdx.x); !kPlain && row < kOwn; row += Tile::kThreads) {
     own_segments[row] = own.has(row) ? cover.id(b, own.query_of(row)) : 0;
   }
-  const auto keys = static_cast<uint64_t>(cover.keys);
-  const auto element = [&](int at) {
-    return call.dropout.element(b, own.first_head, cover, first_query, at);
-  };
-  Softmax<Tile> softmax;
-  float values[Tile::kBlocks][Tile::kDim / 8][4] = {};
+  Sums sums{.call = call,
+            .own = own,
+            .cover = cover,
+            .own_segments = own_segments,
+            .segments = segments,
+            .kept = kept,
+            .shared = shared,
+            .warp_row = warp_row};
   copy_wait<1>();
   __syncthreads();
-  const OwnRows<Tile, Tile::kKeepsFirst> q(q_tile + warp_row * Tile::kPitch);
-  const bool warp_has = own.has(warp_row);
-  const int warp_first = own.query_of(warp_row);
-  const int warp_last = own.query_of(warp_row + Tile::kWarpRows - 1);
+  const OwnRows<Tile, Tile::kKeepsFirst> q(shared.own + warp_row * Tile::kPitch);
 
   for (int turn = first_stage; tile >= 0;) {
-    const int stage = kForm == Form::kPlain ? stage_of(tile) : turn;
+    const int stage = kPlain ? stage_of(tile) : turn;
     bool with_segments = false;
-    if constexpr (kForm != Form::kPlain) {
-      const TileRange range = range_of(cover, b, tile, kOther);
-      with_segments =
-          !range.all || walk.wanted.least != walk.wanted.most || range.least != range.most;
-    }
-    if (with_segments) {
-      for (int i = static_cast<int>(threadIdx.x); i < kOther; i += Tile::kThreads) {
-        const int key = tile + i;
-        const bool seen = key < cover.keys && !cover.masked(b, key);
-        segments[i] = seen ? cover.id(b, key) : kUnseenOther;
-      }
+    if constexpr (!kPlain) {
+      with_segments = find_key_segments<Tile>(cover, b, tile, walk.wanted, segments);
     }
     const bool drops = kMasked && call.dropout.active;
-    if (drops) Bits::template fill<Tile::kThreads>(call.dropout, element(tile), keys, kept);
+    if (drops) sums.draw(tile, kept);
     copy_wait<0>();
     __syncthreads();  // the tile is there, and nobody reads the other stage any more
     const int next = walk.from(cover, b, tile + kOther);
-    if constexpr (Tile::kStages > 1) {
-      if (next >= 0) load(next, stage ^ 1);
-      copy_commit();
-    }
-
+    start_next<Tile>(next, stage, load);
+    const KeyStage from{tile, stage, with_segments, drops};
 #pragma unroll 1
-    for (int step = 0; step < kOther; step += kStep) {
-      const int key = tile + step;
-      if (!warp_has || key >= cover.keys ||
-          cover.band_hides(warp_first, warp_last, key, key + kStep - 1)) {
-        continue;
-      }
-      float scores[Tile::kBlocks][kStep / 8][4];
-      multiply_rows<Tile>(scores, q, k_stage(stage) + step * Tile::kPitch, call.dim);
-      if (call.negative) {
-#pragma unroll
-        for (int i = 0; i < Tile::kBlocks * kStep / 2; ++i) {
-          float& score = scores[i / (kStep / 2)][i / 4 % (kStep / 8)][i % 4];
-          score = -score;
-        }
-      }
-      if (key + kStep > cover.keys ||
-          !cover.band_holds(warp_first, warp_last, key, key + kStep - 1)) {
-        mask_band<Tile>(scores, cover, own, key);
-      }
-      if (with_segments) mask_segments<Tile>(scores, own, own_segments, segments + step);
-      online_softmax<Tile>(scores, call.scale, softmax, values);
-      if (drops) {
-        const uint64_t first = element(tile);
-#pragma unroll
-        for (int i = 0; i < Tile::kBlocks * kStep / 2; ++i) {
-          const int m = i / (kStep / 2), n = i / 4 % (kStep / 8), e = i % 4;
-          const int column = step + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + e % 2;
-          if (!Bits::at(kept, first, keys, own.row_of(m, e / 2), column)) scores[m][n][e] = 0;
-        }
-      }
-      multiply_weights<Tile>(values, scores, v_stage(stage) + step * Tile::kPitch, scratch,
-                             call.dim);
-    }
-    if constexpr (Tile::kStages > 1) {
-      turn ^= 1;
-      if (with_segments || drops) __syncthreads();  // they are read
-    } else {
-      __syncthreads();  // so is the stage
-      if (next >= 0) load(next, 0);
-      copy_commit();
-    }
+    for (int step = 0; step < kOther; step += Tile::kStep) sums.add(q, from, step);
+    turn ^= Tile::kStages - 1;
+    leave_tile<Tile>(with_segments || drops, next, load);
     // Found once more, it needs no register meanwhile.
-    tile = kForm == Form::kPlain ? walk.from(cover, b, tile + kOther) : next;
+    tile = kPlain ? walk.from(cover, b, tile + kOther) : next;
   }
   copy_wait<0>();
   __syncthreads();
-  finish<Tile, kForm>(call, own, softmax, values, q_tile + warp_row * Tile::kPitch, splits);
+  finish<Tile, kForm>(call, own, sums.softmax, sums.values, shared.own + warp_row * Tile::kPitch,
+                      splits);
 }
 
 }  // namespace ds::kernels::cuda

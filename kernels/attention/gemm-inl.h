@@ -64,16 +64,24 @@ HWY_INLINE void multiply_block(int64_t depth, const float* HWY_RESTRICT a, int64
   }
 }
 
+template <class T>
+struct Strided {
+  T* data;
+  int64_t stride;  // between rows
+};
 template <bool kTransposed, bool kAdd>
-HWY_INLINE void multiply(int vectors, int64_t depth, const float* a, int64_t lda, const float* b,
-                         int64_t ldb, float* c, int64_t ldc) {
+HWY_INLINE void multiply(int vectors, int64_t depth, Strided<const float> a, Strided<const float> b,
+                         Strided<float> c) {
   switch (vectors) {
     case 1:
-      return multiply_block<1, kTransposed, kAdd>(depth, a, lda, b, ldb, c, ldc);
+      return multiply_block<1, kTransposed, kAdd>(depth, a.data, a.stride, b.data, b.stride, c.data,
+                                                  c.stride);
     case 2:
-      return multiply_block<2, kTransposed, kAdd>(depth, a, lda, b, ldb, c, ldc);
+      return multiply_block<2, kTransposed, kAdd>(depth, a.data, a.stride, b.data, b.stride, c.data,
+                                                  c.stride);
     case 3:
-      return multiply_block<3, kTransposed, kAdd>(depth, a, lda, b, ldb, c, ldc);
+      return multiply_block<3, kTransposed, kAdd>(depth, a.data, a.stride, b.data, b.stride, c.data,
+                                                  c.stride);
     default:
       return;
   }
@@ -98,9 +106,9 @@ HWY_NOINLINE inline void scores_tile(const Visible& see, int64_t dim, int64_t pa
                                      const float* x, const float* yt, float* scores) {
   for (int64_t row = 0; row < see.most(); row += kRows) {
     const int first = see.first_at(row);
-    multiply<false, false>(see.vectors - first, dim, x + row * padded_dim, padded_dim,
-                           yt + first * kLanes, kGroup, scores + row * kGroup + first * kLanes,
-                           kGroup);
+    multiply<false, false>(see.vectors - first, dim, {x + row * padded_dim, padded_dim},
+                           {yt + first * kLanes, kGroup},
+                           {scores + row * kGroup + first * kLanes, kGroup});
   }
 }
 
@@ -112,9 +120,9 @@ HWY_NOINLINE inline void add_over_keys(const Visible& see, int64_t dim, int64_t 
     for (int n = 0; n < see.vectors; ++n) {
       const int64_t to = see.rows[n];
       if (to <= from) continue;
-      multiply<true, true>(see.vectors - n, to - from, x + from * padded_dim + d, padded_dim,
-                           scores + from * kGroup + n * kLanes, kGroup,
-                           sums + d * kGroup + n * kLanes, kGroup);
+      multiply<true, true>(see.vectors - n, to - from, {x + from * padded_dim + d, padded_dim},
+                           {scores + from * kGroup + n * kLanes, kGroup},
+                           {sums + d * kGroup + n * kLanes, kGroup});
       from = to;
     }
   }
@@ -128,9 +136,9 @@ HWY_NOINLINE inline void add_over_queries(const Visible& see, int64_t queries, i
     for (int64_t d = 0; d < padded_dim;) {
       const int64_t left = (padded_dim - d) / kLanes;
       const int vectors = left == 4 ? 2 : left > kVectors ? kVectors : static_cast<int>(left);
-      multiply<false, true>(vectors, queries - from, scores + row * kGroup + from, kGroup,
-                            y + from * padded_dim + d, padded_dim, sums + row * padded_dim + d,
-                            padded_dim);
+      multiply<false, true>(vectors, queries - from, {scores + row * kGroup + from, kGroup},
+                            {y + from * padded_dim + d, padded_dim},
+                            {sums + row * padded_dim + d, padded_dim});
       d += vectors * kLanes;
     }
   }

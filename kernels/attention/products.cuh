@@ -43,6 +43,46 @@ struct Tiling {
   }
 };
 
+// The shared memory of a block, as Tiling::shared() counts it: own tiles, the stages of a tile of
+// one tensor and of one of another behind it, and in fp32 the weights of every warp.
+template <class Tile, int kOwnTiles>
+struct SharedTiles {
+  using T = typename Tile::Type;
+  T* const own;
+
+  __device__ __forceinline__ SharedTiles() : own(dynamic_shared<T>()) {}
+  __device__ __forceinline__ T* second_own() const { return own + Tile::kOwnSize; }
+  __device__ __forceinline__ T* first(int stage) const {
+    return own + kOwnTiles * Tile::kOwnSize + stage * 2 * Tile::kOtherSize;
+  }
+  __device__ __forceinline__ T* second(int stage) const { return first(stage) + Tile::kOtherSize; }
+  __device__ __forceinline__ float* weights(int warp_row) const {
+    return reinterpret_cast<float*>(first(Tile::kStages)) +
+           (Tile::kTensor ? 0 : warp_row * Tile::kWeightPitch);
+  }
+};
+
+// The tile of `stage` is there, and nobody reads the other stage any more: the next tile goes
+// there.
+template <class Tile, class Load>
+__device__ __forceinline__ void start_next(int next, int stage, const Load& load) {
+  if constexpr (Tile::kStages > 1) {
+    if (next >= 0) load(next, stage ^ 1);
+    copy_commit();
+  }
+}
+// The block is through with a tile, and where it `shares` with what it found out about that.
+template <class Tile, class Load>
+__device__ __forceinline__ void leave_tile(bool shares, int next, const Load& load) {
+  if constexpr (Tile::kStages > 1) {
+    if (shares) __syncthreads();  // it is read
+  } else {
+    __syncthreads();  // so is the stage
+    if (next >= 0) load(next, 0);
+    copy_commit();
+  }
+}
+
 // Which warp of the block this is. From one lane, the compiler sees that all lanes have the same
 // number: that saves registers, or costs some.
 template <bool kFromOneLane>
@@ -128,12 +168,18 @@ __device__ __forceinline__ void copy_rows(T* to, const Rows<const T>& rows, int 
   }
 }
 
-// Starts copies of kRows tokens from `first` on of one head of two tensors, which then follow each
+// A head of a sequence from one token on.
+struct TokenPlace {
+  int b, head, first;
+};
+
+// Starts copies of kRows tokens of one head of two tensors, which then follow each
 // other. What `shown` does not say to be there is 0. kWide: both are known to be wide.
 template <class Tile, int kRows, bool kWide = false, class T, class Shown>
 __device__ __forceinline__ void copy_tokens(T* to, const Rows<const T>& one,
-                                            const Rows<const T>& other, int b, int head, int first,
+                                            const Rows<const T>& other, const TokenPlace& place,
                                             int dim, const Shown& shown) {
+  const auto [b, head, first] = place;
   using Plan = CopyPlan<Tile, kRows>;
   [[maybe_unused]] constexpr int kAtOnce = Plan::kAtOnce;
   constexpr int kOther = kRows * Tile::kPitch;

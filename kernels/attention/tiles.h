@@ -100,26 +100,14 @@ inline bool all_masked(const uint8_t* mask, int64_t keys) {
   return std::all_of(mask, mask + keys, [](uint8_t visible) { return visible == 0; });
 }
 
-template <class T>
-struct ForwardCall {
-  AttentionProblem p;
-  HeadView<const T> q, k, v;
-  HeadView<T> out;
-  float* lse = nullptr;
-  float* workspace = nullptr;
-};
-
-template <class T>
-struct BackwardCall {
-  AttentionProblem p;
-  HeadView<const T> q, k, v;
-  AttentionGradients<T> g;
-  float* workspace = nullptr;
+// A block of queries of one head.
+struct QueryPlace {
+  int64_t b, h, first;
 };
 
 // Forward for DecodePlan::fits.
 template <class T>
-void attention_decode(ThreadPool& pool, const ForwardCall<T>& call);
+void attention_decode(ThreadPool& pool, const AttentionForward<T>& call);
 
 // Whether products may run on the CPU's bf16 tiles (AMX). A test that restricts Highway to one
 // instruction set gets that one's code.
@@ -138,11 +126,11 @@ bool on_tiles(const AttentionProblem& p) {
 template <class T>
 int64_t forward_tiles_scratch(const AttentionProblem& p, int threads);
 template <class T>
-void forward_tiles(ThreadPool& pool, const ForwardCall<T>& call);
+void forward_tiles(ThreadPool& pool, const AttentionForward<T>& call);
 template <class T>
 int64_t backward_tiles_scratch(const AttentionProblem& p, int threads);
 template <class T>
-void backward_tiles(ThreadPool& pool, const BackwardCall<T>& call);
+void backward_tiles(ThreadPool& pool, const AttentionBackward<T>& call);
 
 // Runs fn(item, slot) for all items; no two at once have the same slot < pool.threads(). Which slot
 // an item gets varies, so items must not read what others left there.

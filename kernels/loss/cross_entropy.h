@@ -23,30 +23,46 @@ struct GradientScale {
 // A row with a negative label is ignored: loss and lse are 0, the gradient is 0. Other labels are
 // below `valid`; columns from `valid` on (rows are `columns` long) count as -inf.
 template <class T>
-void cross_entropy(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                   int64_t valid, float* loss, float* lse, ThreadPool& pool);
+struct CrossEntropy {
+  int64_t rows = 0, columns = 0, valid = 0;
+  const T* logits = nullptr;
+  const int32_t* labels = nullptr;
+  float* loss = nullptr;
+  float* lse = nullptr;
+};
 template <class T>
-void cross_entropy(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                   int64_t valid, float* loss, float* lse, const GpuStream& on);
+void cross_entropy(const CrossEntropy<T>& call, ThreadPool& pool);
+template <class T>
+void cross_entropy(const CrossEntropy<T>& call, const GpuStream& on);
 
 // dlogits = scale * (softmax - onehot); may be logits.
 template <class T>
-void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                            int64_t valid, const float* lse, float scale, T* dlogits,
-                            ThreadPool& pool);
+struct CrossEntropyBackward {
+  int64_t rows = 0, columns = 0, valid = 0;
+  const T* logits = nullptr;
+  const int32_t* labels = nullptr;
+  const float* lse = nullptr;
+  float scale = 1;
+  T* dlogits = nullptr;
+};
 template <class T>
-void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                            int64_t valid, const float* lse, float scale, T* dlogits,
-                            const GpuStream& on);
+void cross_entropy_backward(const CrossEntropyBackward<T>& call, ThreadPool& pool);
+template <class T>
+void cross_entropy_backward(const CrossEntropyBackward<T>& call, const GpuStream& on);
 
 // Both while a row is in the cache: loss as above, and logits become scale * (softmax - onehot).
 template <class T>
-void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                         int64_t valid, const GradientScale& scale, float* loss, ThreadPool& pool);
+struct CrossEntropyFused {
+  int64_t rows = 0, columns = 0, valid = 0;
+  T* logits = nullptr;
+  const int32_t* labels = nullptr;
+  GradientScale scale = 1.0f;
+  float* loss = nullptr;
+};
 template <class T>
-void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                         int64_t valid, const GradientScale& scale, float* loss,
-                         const GpuStream& on);
+void cross_entropy_fused(const CrossEntropyFused<T>& call, ThreadPool& pool);
+template <class T>
+void cross_entropy_fused(const CrossEntropyFused<T>& call, const GpuStream& on);
 
 // ---- reference, scalar, double precision (cross_entropy_ref.cc): one row ----
 struct CrossEntropyRow {

@@ -183,75 +183,75 @@ T label_gradient(float scale, double log_p) {
 }  // namespace
 
 template <class T>
-void cross_entropy(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                   int64_t valid, float* loss, float* lse, ThreadPool& pool) {
-  pool.for_range(rows, rows_per_chunk(rows, columns), [&](int64_t begin, int64_t end) {
+void cross_entropy(const CrossEntropy<T>& call, ThreadPool& pool) {
+  const int64_t grain = rows_per_chunk(call.rows, call.columns);
+  pool.for_range(call.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      if (labels[row] < 0) {
-        loss[row] = lse[row] = 0;
+      if (call.labels[row] < 0) {
+        call.loss[row] = call.lse[row] = 0;
         continue;
       }
-      const T* x = logits + row * columns;
-      const RowSum sum = HWY_DYNAMIC_DISPATCH(sum_any)(kFloatType<T>, x, valid);
-      lse[row] = static_cast<float>(log_sum_exp(sum));
-      loss[row] = loss_of(sum, to_float(x[labels[row]]));
+      const T* x = call.logits + row * call.columns;
+      const RowSum sum = HWY_DYNAMIC_DISPATCH(sum_any)(kFloatType<T>, x, call.valid);
+      call.lse[row] = static_cast<float>(log_sum_exp(sum));
+      call.loss[row] = loss_of(sum, to_float(x[call.labels[row]]));
     }
   });
 }
 
 template <class T>
-void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                            int64_t valid, const float* lse, float scale, T* dlogits,
-                            ThreadPool& pool) {
-  pool.for_range(rows, rows_per_chunk(rows, columns), [&](int64_t begin, int64_t end) {
+void cross_entropy_backward(const CrossEntropyBackward<T>& call, ThreadPool& pool) {
+  const int64_t grain = rows_per_chunk(call.rows, call.columns);
+  pool.for_range(call.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const T* x = logits + row * columns;
-      T* dx = dlogits + row * columns;
-      const int32_t label = labels[row];
+      const T* x = call.logits + row * call.columns;
+      T* dx = call.dlogits + row * call.columns;
+      const int32_t label = call.labels[row];
+      const float lse = call.lse[row];
       if (label < 0) {
-        std::fill(dx, dx + columns, T{});
+        std::fill(dx, dx + call.columns, T{});
         continue;
       }
-      const double log_p = static_cast<double>(to_float(x[label])) - static_cast<double>(lse[row]);
-      HWY_DYNAMIC_DISPATCH(exponentials_any)(kFloatType<T>, x, x, valid, lse[row], scale, dx);
-      dx[label] = label_gradient<T>(scale, log_p);
-      std::fill(dx + valid, dx + columns, T{});
+      const double log_p = static_cast<double>(to_float(x[label])) - static_cast<double>(lse);
+      HWY_DYNAMIC_DISPATCH(exponentials_any)
+      (kFloatType<T>, x, x, call.valid, lse, call.scale, dx);
+      dx[label] = label_gradient<T>(call.scale, log_p);
+      std::fill(dx + call.valid, dx + call.columns, T{});
     }
   });
 }
 
 template <class T>
-void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                         int64_t valid, const GradientScale& scale, float* loss, ThreadPool& pool) {
-  pool.for_range(rows, rows_per_chunk(rows, columns), [&](int64_t begin, int64_t end) {
+void cross_entropy_fused(const CrossEntropyFused<T>& call, ThreadPool& pool) {
+  const int64_t grain = rows_per_chunk(call.rows, call.columns);
+  const float scale = call.scale.number;
+  pool.for_range(call.rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      T* const x = logits + row * columns;
-      const T* const next = row + 1 < end ? x + columns : x;
-      const int32_t label = labels[row];
+      T* const x = call.logits + row * call.columns;
+      const T* const next = row + 1 < end ? x + call.columns : x;
+      const int32_t label = call.labels[row];
       if (label < 0) {
-        loss[row] = 0;
-        std::fill(x, x + columns, T{});
+        call.loss[row] = 0;
+        std::fill(x, x + call.columns, T{});
         continue;
       }
       const float logit = to_float(x[label]);
-      const RowSum sum = HWY_DYNAMIC_DISPATCH(sum_any)(kFloatType<T>, x, valid);
-      const auto factor = static_cast<float>(static_cast<double>(scale.number) / sum.sum);
-      HWY_DYNAMIC_DISPATCH(exponentials_any)(kFloatType<T>, x, next, valid, sum.shift, factor, x);
-      loss[row] = loss_of(sum, logit);
+      const RowSum sum = HWY_DYNAMIC_DISPATCH(sum_any)(kFloatType<T>, x, call.valid);
+      const auto factor = static_cast<float>(static_cast<double>(scale) / sum.sum);
+      HWY_DYNAMIC_DISPATCH(exponentials_any)
+      (kFloatType<T>, x, next, call.valid, sum.shift, factor, x);
+      call.loss[row] = loss_of(sum, logit);
       const double log_p = static_cast<double>(logit) - log_sum_exp(sum);
-      x[label] = label_gradient<T>(scale.number, log_p);
-      std::fill(x + valid, x + columns, T{});
+      x[label] = label_gradient<T>(scale, log_p);
+      std::fill(x + call.valid, x + call.columns, T{});
     }
   });
 }
 
-#define DS_ONE_TYPE(T)                                                                             \
-  template void cross_entropy(const T*, const int32_t*, int64_t, int64_t, int64_t, float*, float*, \
-                              ThreadPool&);                                                        \
-  template void cross_entropy_backward(const T*, const int32_t*, int64_t, int64_t, int64_t,        \
-                                       const float*, float, T*, ThreadPool&);                      \
-  template void cross_entropy_fused(T*, const int32_t*, int64_t, int64_t, int64_t,                 \
-                                    const GradientScale&, float*, ThreadPool&);
+#define DS_ONE_TYPE(T)                                                               \
+  template void cross_entropy(const CrossEntropy<T>&, ThreadPool&);                  \
+  template void cross_entropy_backward(const CrossEntropyBackward<T>&, ThreadPool&); \
+  template void cross_entropy_fused(const CrossEntropyFused<T>&, ThreadPool&);
 DS_ONE_TYPE(float)
 DS_ONE_TYPE(bfloat16)
 DS_ONE_TYPE(float16)

@@ -3,6 +3,7 @@
 // form keeps the row in shared memory meanwhile, so that logits are read once and written once; of
 // rows longer than that, the rest is read again.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/map.cuh"
 #include "kernels/loss/cross_entropy.h"
@@ -264,47 +265,44 @@ int threads_for(int64_t columns, int pack, int64_t most) {
 }  // namespace
 
 template <class T>
-void cross_entropy(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                   int64_t valid, float* loss, float* lse, const GpuStream& on) {
-  launch(on, "cross_entropy", &forward_rows<T>, Grid{rows, threads_for(valid, kPack<T>, 512)},
-         logits, labels, columns, valid, loss, lse);
+void cross_entropy(const CrossEntropy<T>& call, const GpuStream& on) {
+  launch(on, "cross_entropy", &forward_rows<T>,
+         Grid{call.rows, threads_for(call.valid, kPack<T>, 512)}, call.logits, call.labels,
+         call.columns, call.valid, call.loss, call.lse);
 }
 
 template <class T>
-void cross_entropy_backward(const T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                            int64_t valid, const float* lse, float scale, T* dlogits,
-                            const GpuStream& on) {
-  const char* const name = "cross_entropy_backward";
+void cross_entropy_backward(const CrossEntropyBackward<T>& call, const GpuStream& on) {
+  const auto with_pack = [&](auto pack) {
+    constexpr int kN = decltype(pack)::value;
+    launch(on, "cross_entropy_backward", &backward_rows<kN, T>,
+           Grid{call.rows, threads_for(call.valid, kN, 512)}, call.logits, call.labels,
+           call.columns, call.valid, call.lse, call.scale, call.dlogits);
+  };
   // Rows of both follow each other at the same distance.
-  const bool alike = pack_head<kPack<T>>(logits, static_cast<const T*>(dlogits)) >= 0;
+  const bool alike = pack_head<kPack<T>>(call.logits, static_cast<const T*>(call.dlogits)) >= 0;
   if (alike) {
-    launch(on, name, &backward_rows<kPack<T>, T>, Grid{rows, threads_for(valid, kPack<T>, 512)},
-           logits, labels, columns, valid, lse, scale, dlogits);
+    with_pack(std::integral_constant<int, kPack<T>>());
   } else {
-    launch(on, name, &backward_rows<1, T>, Grid{rows, threads_for(valid, 1, 512)}, logits, labels,
-           columns, valid, lse, scale, dlogits);
+    with_pack(std::integral_constant<int, 1>());
   }
 }
 
 template <class T>
-void cross_entropy_fused(T* logits, const int32_t* labels, int64_t rows, int64_t columns,
-                         int64_t valid, const GradientScale& scale, float* loss,
-                         const GpuStream& on) {
+void cross_entropy_fused(const CrossEntropyFused<T>& call, const GpuStream& on) {
   constexpr int kN = kPack<T>;
-  const int64_t kept = std::min(valid / kN, kMostKept / 16), bytes = kept * 16;
+  const int64_t kept = std::min(call.valid / kN, kMostKept / 16), bytes = kept * 16;
   // A long row has a processor for itself.
   const int64_t most = bytes > kMostKept / 2 ? kMostThreads : 512;
-  launch(on, "cross_entropy_fused", &fused_rows<T>, Grid{rows, threads_for(valid, kN, most), bytes},
-         logits, labels, columns, valid, scale, loss, kept);
+  launch(on, "cross_entropy_fused", &fused_rows<T>,
+         Grid{call.rows, threads_for(call.valid, kN, most), bytes}, call.logits, call.labels,
+         call.columns, call.valid, call.scale, call.loss, kept);
 }
 
-#define DS_ONE_TYPE(T)                                                                             \
-  template void cross_entropy(const T*, const int32_t*, int64_t, int64_t, int64_t, float*, float*, \
-                              const GpuStream&);                                                   \
-  template void cross_entropy_backward(const T*, const int32_t*, int64_t, int64_t, int64_t,        \
-                                       const float*, float, T*, const GpuStream&);                 \
-  template void cross_entropy_fused(T*, const int32_t*, int64_t, int64_t, int64_t,                 \
-                                    const GradientScale&, float*, const GpuStream&);
+#define DS_ONE_TYPE(T)                                                                    \
+  template void cross_entropy(const CrossEntropy<T>&, const GpuStream&);                  \
+  template void cross_entropy_backward(const CrossEntropyBackward<T>&, const GpuStream&); \
+  template void cross_entropy_fused(const CrossEntropyFused<T>&, const GpuStream&);
 DS_ONE_TYPE(float)
 DS_ONE_TYPE(bfloat16)
 DS_ONE_TYPE(float16)

@@ -108,20 +108,30 @@ void pack_panel(const Operand& operand, const PackCall& call, int64_t bytes_per_
   }
 }
 
-// Packs `count` rows or columns from `index` on, in panels of `width` and `panel` bytes. Sources
-// that run across panels are read some rows at a time, so that each of their lines is fetched once.
-void pack_panels(const Kernel& kernel, const Operand& operand, int64_t width, int64_t panel,
-                 int64_t index, int64_t count, int64_t k, int64_t depth, std::byte* to) {
+// Rows or columns [index, index + count) of an operand and steps [k, k + depth).
+struct Part {
+  int64_t index, count, k, depth;
+};
+// Where it goes: panels of so many rows or columns and so many bytes.
+struct Panels {
+  int64_t width, bytes;
+  std::byte* to;
+};
+
+// Packs a part. Sources that run across panels are read some rows at a time, so that each of their
+// lines is fetched once.
+void pack_panels(const Kernel& kernel, const Operand& operand, const Part& part,
+                 const Panels& panels) {
   constexpr int64_t kChunk = 128;  // a multiple of every group
-  const int64_t chunk = operand.along_k ? depth : kChunk;
-  for (int64_t at = 0; at < depth; at += chunk) {
-    for (int64_t i = 0; i < count; i += width) {
+  const int64_t chunk = operand.along_k ? part.depth : kChunk, width = panels.width;
+  for (int64_t at = 0; at < part.depth; at += chunk) {
+    for (int64_t i = 0; i < part.count; i += width) {
       pack_panel(operand,
-                 {.from = element(operand, index + i, k + at),
+                 {.from = element(operand, part.index + i, part.k + at),
                   .stride = operand.stride,
-                  .width = std::min(width, count - i),
-                  .depth = std::min(chunk, depth - at),
-                  .to = to + i / width * panel + at * width * kernel.packed_bytes},
+                  .width = std::min(width, part.count - i),
+                  .depth = std::min(chunk, part.depth - at),
+                  .to = panels.to + i / width * panels.bytes + at * width * kernel.packed_bytes},
                  width * kernel.packed_bytes);
     }
   }
@@ -159,8 +169,9 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
       r.waiting != nullptr ? 0 : panels * block_rows * kernel.columns * int64_t{sizeof(float)};
   auto* const packed_a = scratch.get<std::byte>(a_bytes + sums_bytes + panels * b_panel);
   auto* const packed_b = packed_a + a_bytes + sums_bytes;
-  pack_panels(kernel, r.product.b, kernel.columns, b_panel, r.column + column, columns, r.k,
-              r.depth, packed_b);
+  pack_panels(kernel, r.product.b,
+              {.index = r.column + column, .count = columns, .k = r.k, .depth = r.depth},
+              {.width = kernel.columns, .bytes = b_panel, .to = packed_b});
 
   // Sums of a block, panel by panel; those that wait for the next round lie where all tasks' do.
   const int64_t sums_rows = r.waiting != nullptr ? round_up(r.rows, kernel.rows) : block_rows;
@@ -180,8 +191,9 @@ void run_task(const Round& r, int64_t row, int64_t rows, int64_t column, int64_t
         a = {element(a_operand, r.row + at, r.k + k), kernel.rows * stride, stride,
              kernel.unpacked_rows};
       } else {
-        pack_panels(kernel, a_operand, kernel.rows, a_panel, r.row + at, here, r.k + k, depth,
-                    packed_a);
+        pack_panels(kernel, a_operand,
+                    {.index = r.row + at, .count = here, .k = r.k + k, .depth = depth},
+                    {.width = kernel.rows, .bytes = a_panel, .to = packed_a});
       }
       for (int64_t panel = 0; panel < panels; ++panel) {
         float* const c = sums + panel * sums_rows * kernel.columns +

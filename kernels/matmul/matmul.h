@@ -110,8 +110,17 @@ const char* matmul_kernel_name(MatmulType type);
 // ---- reference (matmul_ref.cc): scalar, double precision, dense row-major operands ----
 // c = op(a) op(b) + bias (may be null) + (accumulate ? c : 0). `magnitude`, unless null, receives
 // the same sum over absolute values, the scale of rounding errors.
-void matmul_ref(int64_t m, int64_t n, int64_t k, const double* a, bool a_transposed,
-                const double* b, bool b_transposed, const double* bias, bool accumulate, double* c,
-                double* magnitude);
+struct MatmulReference {
+  int64_t m = 0, n = 0, k = 0;
+  const double* a = nullptr;
+  bool a_transposed = false;
+  const double* b = nullptr;
+  bool b_transposed = false;
+  const double* bias = nullptr;
+  bool accumulate = false;
+  double* c = nullptr;
+  double* magnitude = nullptr;
+};
+void matmul_ref(const MatmulReference& call);
 
 }  // namespace ds::kernels

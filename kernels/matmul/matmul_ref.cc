@@ -1,5 +1,6 @@
 // The scalar double-precision reference of the matrix product.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <vector>
 
@@ -7,26 +8,27 @@
 
 namespace ds::kernels {
 
-void matmul_ref(int64_t m, int64_t n, int64_t k, const double* a, bool a_transposed,
-                const double* b, bool b_transposed, const double* bias, bool accumulate, double* c,
-                double* magnitude) {
+void matmul_ref(const MatmulReference& call) {
+  const auto [m, n, k] = std::array{call.m, call.n, call.k};
+  const double *const a = call.a, *const b = call.b, *const bias = call.bias;
   std::vector<double> row(static_cast<size_t>(n)), size(row.size());
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      const double before = accumulate ? c[i * n + j] : 0, shift = bias != nullptr ? bias[j] : 0;
+      const double before = call.accumulate ? call.c[i * n + j] : 0;
+      const double shift = bias != nullptr ? bias[j] : 0;
       row[static_cast<size_t>(j)] = before + shift;
       size[static_cast<size_t>(j)] = std::abs(before) + std::abs(shift);
     }
     for (int64_t l = 0; l < k; ++l) {
-      const double left = a_transposed ? a[l * m + i] : a[i * k + l];
+      const double left = call.a_transposed ? a[l * m + i] : a[i * k + l];
       for (int64_t j = 0; j < n; ++j) {
-        const double product = left * (b_transposed ? b[j * k + l] : b[l * n + j]);
+        const double product = left * (call.b_transposed ? b[j * k + l] : b[l * n + j]);
         row[static_cast<size_t>(j)] += product;
         size[static_cast<size_t>(j)] += std::abs(product);
       }
     }
-    std::copy(row.begin(), row.end(), c + i * n);
-    if (magnitude != nullptr) std::copy(size.begin(), size.end(), magnitude + i * n);
+    std::copy(row.begin(), row.end(), call.c + i * n);
+    if (call.magnitude != nullptr) std::copy(size.begin(), size.end(), call.magnitude + i * n);
   }
 }
 

@@ -100,6 +100,39 @@ __device__ __forceinline__ void copy_tile(T* to, const Stored<T>& from, int64_t 
   }
 }
 
+// The tile of an operand from row or column `first` and from `k` on.
+template <class L, bool kAlongK, int kThreads, class T>
+__device__ __forceinline__ void copy_operand(T* to, const Stored<T>& from, int64_t first, int64_t k,
+                                             int64_t end, int64_t k_end) {
+  if constexpr (kAlongK) {
+    copy_tile<L, kThreads>(to, from, first, k, end, k_end);
+  } else {
+    copy_tile<L, kThreads>(to, from, k, first, k_end, end);
+  }
+}
+
+// What a lane multiplies of 16 rows of A, or 16 columns of B, and 16 steps of k.
+template <class L, bool kAlongK, class T>
+__device__ __forceinline__ void load_rows(unsigned (&to)[4], const T* tile, int row, int k) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if constexpr (kAlongK) {
+    load_matrices<false>(to, tile + (row + lane % 16) * L::kPitch + k + lane / 16 * 8);
+  } else {
+    load_matrices<true>(to,
+                        tile + (k + lane % 8 + lane / 16 * 8) * L::kPitch + row + lane / 8 % 2 * 8);
+  }
+}
+template <class L, bool kAlongK, class T>
+__device__ __forceinline__ void load_columns(unsigned (&to)[4], const T* tile, int column, int k) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if constexpr (kAlongK) {
+    load_matrices<false>(
+        to, tile + (column + lane % 8 + lane / 16 * 8) * L::kPitch + k + lane / 8 % 2 * 8);
+  } else {
+    load_matrices<true>(to, tile + (k + lane % 16) * L::kPitch + column + lane / 16 * 8);
+  }
+}
+
 // C of kM x kN per block; a warp has kWarpM x kWarpN of it.
 template <class T, bool kARows, bool kBRows, int kM, int kN, int kWarpM, int kWarpN>
 struct TensorTile {
@@ -124,16 +157,9 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_16bit(Problem<T> p) {
   const auto load = [&](int64_t round) {
     if (round < rounds) {
       const int64_t k = place.k_begin + round * kDepth;
-      if constexpr (kARows) {
-        copy_tile<A, Tile::kThreads>(a_stage(round), p.a, place.row, k, p.m, place.k_end);
-      } else {
-        copy_tile<A, Tile::kThreads>(a_stage(round), p.a, k, place.row, place.k_end, p.m);
-      }
-      if constexpr (kBRows) {
-        copy_tile<B, Tile::kThreads>(b_stage(round), p.b, place.column, k, p.n, place.k_end);
-      } else {
-        copy_tile<B, Tile::kThreads>(b_stage(round), p.b, k, place.column, place.k_end, p.n);
-      }
+      copy_operand<A, kARows, Tile::kThreads>(a_stage(round), p.a, place.row, k, p.m, place.k_end);
+      copy_operand<B, kBRows, Tile::kThreads>(b_stage(round), p.b, place.column, k, p.n,
+                                              place.k_end);
     }
     copy_commit();
   };
@@ -154,23 +180,11 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_16bit(Problem<T> p) {
       unsigned a[kWarpM / 16][4], b[kWarpN / 16][4];
 #pragma unroll
       for (int i = 0; i < kWarpM / 16; ++i) {
-        const int row = warp_row + i * 16;
-        if constexpr (kARows) {
-          load_matrices<false>(a[i], a_tile + (row + lane % 16) * A::kPitch + k + lane / 16 * 8);
-        } else {
-          load_matrices<true>(
-              a[i], a_tile + (k + lane % 8 + lane / 16 * 8) * A::kPitch + row + lane / 8 % 2 * 8);
-        }
+        load_rows<A, kARows>(a[i], a_tile, warp_row + i * 16, k);
       }
 #pragma unroll
       for (int j = 0; j < kWarpN / 16; ++j) {
-        const int column = warp_column + j * 16;
-        if constexpr (kBRows) {
-          load_matrices<false>(b[j], b_tile + (column + lane % 8 + lane / 16 * 8) * B::kPitch + k +
-                                         lane / 8 % 2 * 8);
-        } else {
-          load_matrices<true>(b[j], b_tile + (k + lane % 16) * B::kPitch + column + lane / 16 * 8);
-        }
+        load_columns<B, kBRows>(b[j], b_tile, warp_column + j * 16, k);
       }
 #pragma unroll
       for (int i = 0; i < kWarpM / 16; ++i) {

@@ -70,11 +70,11 @@ __device__ __forceinline__ float2 add_row(const GradientRow<kSlots, T>& r, const
   return total;
 }
 
-// dx may be dy or dsum: each lane has read what it overwrites.
+// `means` are those of g and g xhat. dx may be dy or dsum: each lane has read what it overwrites.
 template <int kSlots, class Call, class T>
 __device__ __forceinline__ void store_dx(const Call& call, int64_t row, int lane, int lanes,
                                          const GradientRow<kSlots, T>& r, const Words<T>* gamma,
-                                         float g_mean, float gx_mean) {
+                                         float2 means) {
   constexpr int N = kPack<T>;
   for_slots<kSlots, N>(call.cols, lane, lanes, [&](int slot, int64_t column) {
     float dx[N], x[N], scale[N];
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_dx(const Call& call, int64_t row, int lane
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const float xhat = (x[i] - r.mean) * r.rstd, g = dx[i] * scale[i];
-      dx[i] = r.rstd * (g - g_mean - xhat * gx_mean);
+      dx[i] = r.rstd * (g - means.x - xhat * means.y);
     }
     if (call.dsum != nullptr) {
       float direct[N];
@@ -177,7 +177,8 @@ __global__ void __launch_bounds__(kChunkWarps* kWarp, kSlots > 3 ? 1 : 2)
         total.y += of_warps[turn][group * warps + i].y;
       }
     }
-    if (mine) store_dx<kSlots>(call, row, lane, lanes, r, gamma, total.x / count, total.y / count);
+    if (mine)
+      store_dx<kSlots>(call, row, lane, lanes, r, gamma, {total.x / count, total.y / count});
     widen_again<kSlots>(gamma);
   }
   add_groups<kSlots, N, Call::kCentred>(group, groups, lane, lanes, exchange, sums);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/bfloat16.h"
 #include "base/float16.h"
@@ -11,6 +12,10 @@
 #include "kernels/reduce/reduce.h"
 
 namespace ds::kernels {
+
+// Statistics and gradients of gamma and beta: fp32, and double where the reference computes.
+template <class T>
+using NormSum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // s = x + residual rounded to T. Centred (layer normalisation):
 // y = (s - mean) * rstd * gamma + beta with rstd = 1 / sqrt(variance + eps); else (RMS
@@ -26,9 +31,9 @@ struct Norm {
   const T* beta = nullptr;  // if centred
   float eps = 0;
   T* y = nullptr;
-  T* sum = nullptr;       // s; may be null or x when there is no residual
-  float* mean = nullptr;  // if centred
-  float* rstd = nullptr;
+  T* sum = nullptr;            // s; may be null or x when there is no residual
+  NormSum<T>* mean = nullptr;  // if centred
+  NormSum<T>* rstd = nullptr;
 };
 template <class T>
 using LayerNorm = Norm<T, true>;
@@ -48,12 +53,12 @@ struct NormBackward {
   const T* dsum = nullptr;  // may be null
   const T* sum = nullptr;   // s of the forward pass
   const T* gamma = nullptr;
-  const float* mean = nullptr;  // if centred
-  const float* rstd = nullptr;
+  const NormSum<T>* mean = nullptr;  // if centred
+  const NormSum<T>* rstd = nullptr;
   T* dx = nullptr;  // may be dy or dsum
-  float* dgamma = nullptr;
-  float* dbeta = nullptr;     // if centred
-  float* partials = nullptr;  // norm_partials(call, on) numbers
+  NormSum<T>* dgamma = nullptr;
+  NormSum<T>* dbeta = nullptr;  // if centred
+  float* partials = nullptr;    // norm_partials(call, on) numbers
 };
 template <class T>
 using LayerNormBackward = NormBackward<T, true>;
@@ -80,19 +85,12 @@ void norm_backward(const NormBackward<T, kCentred>& call, ThreadPool& pool);
 template <class T, bool kCentred>
 void norm_backward(const NormBackward<T, kCentred>& call, const GpuStream& on);
 
+// In double precision: `sum` is not rounded, and `partials` not used.
 namespace reference {
-// `sum`, `mean` and `rstd` are outputs; `sum` is not rounded.
-void layer_norm(int64_t rows, int64_t cols, const double* x, const double* residual,
-                const double* gamma, const double* beta, double eps, double* y, double* sum,
-                double* mean, double* rstd);
-void layer_norm_backward(int64_t rows, int64_t cols, const double* dy, const double* dsum,
-                         const double* sum, const double* gamma, const double* mean,
-                         const double* rstd, double* dx, double* dgamma, double* dbeta);
-void rms_norm(int64_t rows, int64_t cols, const double* x, const double* residual,
-              const double* gamma, double eps, double* y, double* sum, double* rstd);
-void rms_norm_backward(int64_t rows, int64_t cols, const double* dy, const double* dsum,
-                       const double* sum, const double* gamma, const double* rstd, double* dx,
-                       double* dgamma);
+void layer_norm(const LayerNorm<double>& call);
+void layer_norm_backward(const LayerNormBackward<double>& call);
+void rms_norm(const RmsNorm<double>& call);
+void rms_norm_backward(const RmsNormBackward<double>& call);
 }  // namespace reference
 
 }  // namespace ds::kernels

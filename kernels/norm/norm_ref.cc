@@ -5,79 +5,83 @@
 
 namespace ds::kernels::reference {
 
-void layer_norm(int64_t rows, int64_t cols, const double* x, const double* residual,
-                const double* gamma, const double* beta, double eps, double* y, double* sum,
-                double* mean, double* rstd) {
-  const double n = static_cast<double>(cols);
-  for (int64_t row = 0; row < rows; ++row) {
-    double* s = sum + row * cols;
+void layer_norm(const LayerNorm<double>& call) {
+  const double n = static_cast<double>(call.cols);
+  for (int64_t row = 0; row < call.rows; ++row) {
+    const int64_t at = row * call.cols;
     double total = 0;
-    for (int64_t j = 0; j < cols; ++j) {
-      s[j] = x[row * cols + j] + (residual != nullptr ? residual[row * cols + j] : 0.0);
-      total += s[j];
+    for (int64_t j = 0; j < call.cols; ++j) {
+      call.sum[at + j] = call.x[at + j] + (call.residual != nullptr ? call.residual[at + j] : 0.0);
+      total += call.sum[at + j];
     }
-    const double m = total / n;
+    const double mean = total / n;
     double variance = 0;
-    for (int64_t j = 0; j < cols; ++j) variance += (s[j] - m) * (s[j] - m);
-    const double r = 1.0 / std::sqrt(variance / n + eps);
-    for (int64_t j = 0; j < cols; ++j) y[row * cols + j] = (s[j] - m) * r * gamma[j] + beta[j];
-    mean[row] = m;
-    rstd[row] = r;
+    for (int64_t j = 0; j < call.cols; ++j) {
+      variance += (call.sum[at + j] - mean) * (call.sum[at + j] - mean);
+    }
+    const double rstd = 1.0 / std::sqrt(variance / n + static_cast<double>(call.eps));
+    for (int64_t j = 0; j < call.cols; ++j) {
+      call.y[at + j] = (call.sum[at + j] - mean) * rstd * call.gamma[j] + call.beta[j];
+    }
+    call.mean[row] = mean;
+    call.rstd[row] = rstd;
   }
 }
 
-void layer_norm_backward(int64_t rows, int64_t cols, const double* dy, const double* dsum,
-                         const double* sum, const double* gamma, const double* mean,
-                         const double* rstd, double* dx, double* dgamma, double* dbeta) {
-  const double n = static_cast<double>(cols);
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = row * cols;
+void layer_norm_backward(const LayerNormBackward<double>& call) {
+  const double n = static_cast<double>(call.cols);
+  for (int64_t row = 0; row < call.rows; ++row) {
+    const int64_t at = row * call.cols;
+    const double mean = call.mean[row], rstd = call.rstd[row];
     double g_mean = 0, gx_mean = 0;
-    for (int64_t j = 0; j < cols; ++j) {
-      const double xhat = (sum[at + j] - mean[row]) * rstd[row];
-      const double g = dy[at + j] * gamma[j];
+    for (int64_t j = 0; j < call.cols; ++j) {
+      const double xhat = (call.sum[at + j] - mean) * rstd;
+      const double g = call.dy[at + j] * call.gamma[j];
       g_mean += g / n;
       gx_mean += g * xhat / n;
-      dgamma[j] += dy[at + j] * xhat;
-      dbeta[j] += dy[at + j];
+      call.dgamma[j] += call.dy[at + j] * xhat;
+      call.dbeta[j] += call.dy[at + j];
     }
-    for (int64_t j = 0; j < cols; ++j) {
-      const double xhat = (sum[at + j] - mean[row]) * rstd[row];
-      const double direct = dsum != nullptr ? dsum[at + j] : 0.0;
-      dx[at + j] = rstd[row] * (dy[at + j] * gamma[j] - g_mean - xhat * gx_mean) + direct;
+    for (int64_t j = 0; j < call.cols; ++j) {
+      const double xhat = (call.sum[at + j] - mean) * rstd;
+      const double direct = call.dsum != nullptr ? call.dsum[at + j] : 0.0;
+      const double g = call.dy[at + j] * call.gamma[j];
+      call.dx[at + j] = rstd * (g - g_mean - xhat * gx_mean) + direct;
     }
   }
 }
 
-void rms_norm(int64_t rows, int64_t cols, const double* x, const double* residual,
-              const double* gamma, double eps, double* y, double* sum, double* rstd) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = row * cols;
+void rms_norm(const RmsNorm<double>& call) {
+  for (int64_t row = 0; row < call.rows; ++row) {
+    const int64_t at = row * call.cols;
     double squares = 0;
-    for (int64_t j = 0; j < cols; ++j) {
-      sum[at + j] = x[at + j] + (residual != nullptr ? residual[at + j] : 0.0);
-      squares += sum[at + j] * sum[at + j];
+    for (int64_t j = 0; j < call.cols; ++j) {
+      call.sum[at + j] = call.x[at + j] + (call.residual != nullptr ? call.residual[at + j] : 0.0);
+      squares += call.sum[at + j] * call.sum[at + j];
     }
-    rstd[row] = 1.0 / std::sqrt(squares / static_cast<double>(cols) + eps);
-    for (int64_t j = 0; j < cols; ++j) y[at + j] = sum[at + j] * rstd[row] * gamma[j];
+    const double mean_square = squares / static_cast<double>(call.cols);
+    call.rstd[row] = 1.0 / std::sqrt(mean_square + static_cast<double>(call.eps));
+    for (int64_t j = 0; j < call.cols; ++j) {
+      call.y[at + j] = call.sum[at + j] * call.rstd[row] * call.gamma[j];
+    }
   }
 }
 
-void rms_norm_backward(int64_t rows, int64_t cols, const double* dy, const double* dsum,
-                       const double* sum, const double* gamma, const double* rstd, double* dx,
-                       double* dgamma) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = row * cols;
+void rms_norm_backward(const RmsNormBackward<double>& call) {
+  for (int64_t row = 0; row < call.rows; ++row) {
+    const int64_t at = row * call.cols;
+    const double rstd = call.rstd[row];
     double gx_mean = 0;
-    for (int64_t j = 0; j < cols; ++j) {
-      const double xhat = sum[at + j] * rstd[row];
-      gx_mean += dy[at + j] * gamma[j] * xhat / static_cast<double>(cols);
-      dgamma[j] += dy[at + j] * xhat;
+    for (int64_t j = 0; j < call.cols; ++j) {
+      const double xhat = call.sum[at + j] * rstd;
+      gx_mean += call.dy[at + j] * call.gamma[j] * xhat / static_cast<double>(call.cols);
+      call.dgamma[j] += call.dy[at + j] * xhat;
     }
-    for (int64_t j = 0; j < cols; ++j) {
-      const double xhat = sum[at + j] * rstd[row];
-      const double direct = dsum != nullptr ? dsum[at + j] : 0.0;
-      dx[at + j] = rstd[row] * (dy[at + j] * gamma[j] - xhat * gx_mean) + direct;
+    for (int64_t j = 0; j < call.cols; ++j) {
+      const double xhat = call.sum[at + j] * rstd;
+      const double direct = call.dsum != nullptr ? call.dsum[at + j] : 0.0;
+      const double g = call.dy[at + j] * call.gamma[j];
+      call.dx[at + j] = rstd * (g - xhat * gx_mean) + direct;
     }
   }
 }

@@ -108,39 +108,40 @@ void put(const float* values, int64_t n, bool add, T* y) {
 
 }  // namespace
 
-void quantize_blocks(int bits, BlockBegins begins, FloatType type, const void* x, uint8_t* codes,
-                     float* scales, ThreadPool& pool, const RoundingError* error) {
-  pool.for_range(block_count(begins), kGrain, [&](int64_t first, int64_t last) {
+void quantize_blocks(const BlockQuantize& call, ThreadPool& pool) {
+  pool.for_range(block_count(call.begins), kGrain, [&](int64_t first, int64_t last) {
     Block block;
     for (int64_t i = first; i < last; ++i) {
-      const int64_t begin = begins[static_cast<size_t>(i)];
-      const int64_t n = begins[static_cast<size_t>(i) + 1] - begin;
-      with_float_type(
-          type, [&]<class T>(T) { widen(static_cast<const T*>(x) + begin, n, block.data()); });
-      if (bits == 8) {
-        quantize_one<8>(begin, n, block.data(), codes + begin, scales[i], error, i);
+      const int64_t begin = call.begins[static_cast<size_t>(i)];
+      const int64_t n = call.begins[static_cast<size_t>(i) + 1] - begin;
+      with_float_type(call.type, [&]<class T>(T) {
+        widen(static_cast<const T*>(call.x) + begin, n, block.data());
+      });
+      float& scale = call.scales[i];
+      if (call.bits == 8) {
+        quantize_one<8>(begin, n, block.data(), call.codes + begin, scale, call.error, i);
       } else {
-        quantize_one<4>(begin, n, block.data(), codes + begin / 2, scales[i], error, i);
+        quantize_one<4>(begin, n, block.data(), call.codes + begin / 2, scale, call.error, i);
       }
     }
   });
 }
 
-void dequantize_blocks(int bits, BlockBegins begins, const uint8_t* codes, const float* scales,
-                       float factor, bool add, FloatType type, void* y, ThreadPool& pool) {
-  pool.for_range(block_count(begins), kGrain, [&](int64_t first, int64_t last) {
+void dequantize_blocks(const BlockDequantize& call, ThreadPool& pool) {
+  pool.for_range(block_count(call.begins), kGrain, [&](int64_t first, int64_t last) {
     Block block;
     for (int64_t i = first; i < last; ++i) {
-      const int64_t begin = begins[static_cast<size_t>(i)];
-      const int64_t n = begins[static_cast<size_t>(i) + 1] - begin;
-      const float scale = scales[i] * factor;
-      if (bits == 8) {
-        decode<8>(codes + begin, n, scale, block.data());
+      const int64_t begin = call.begins[static_cast<size_t>(i)];
+      const int64_t n = call.begins[static_cast<size_t>(i) + 1] - begin;
+      const float scale = call.scales[i] * call.factor;
+      if (call.bits == 8) {
+        decode<8>(call.codes + begin, n, scale, block.data());
       } else {
-        decode<4>(codes + begin / 2, n, scale, block.data());
+        decode<4>(call.codes + begin / 2, n, scale, block.data());
       }
-      with_float_type(type,
-                      [&]<class T>(T) { put(block.data(), n, add, static_cast<T*>(y) + begin); });
+      with_float_type(call.type, [&]<class T>(T) {
+        put(block.data(), n, call.add, static_cast<T*>(call.y) + begin);
+      });
     }
   });
 }

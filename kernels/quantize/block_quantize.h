@@ -32,17 +32,31 @@ struct RoundingError {
   float beta = 0;
 };
 
-// `error` only with fp32 input.
-void quantize_blocks(int bits, BlockBegins begins, FloatType type, const void* x, uint8_t* codes,
-                     float* scales, ThreadPool& pool, const RoundingError* error = nullptr);
-void quantize_blocks(int bits, BlockBegins begins, FloatType type, const void* x, uint8_t* codes,
-                     float* scales, const GpuStream& on, const RoundingError* error = nullptr);
+struct BlockQuantize {
+  int bits = 8;
+  BlockBegins begins;
+  FloatType type = FloatType::kFloat32;
+  const void* x = nullptr;
+  uint8_t* codes = nullptr;
+  float* scales = nullptr;
+  const RoundingError* error = nullptr;  // or null; only with fp32 input
+};
+void quantize_blocks(const BlockQuantize& call, ThreadPool& pool);
+void quantize_blocks(const BlockQuantize& call, const GpuStream& on);
 
 // y = code * scale * factor, added to y when `add`.
-void dequantize_blocks(int bits, BlockBegins begins, const uint8_t* codes, const float* scales,
-                       float factor, bool add, FloatType type, void* y, ThreadPool& pool);
-void dequantize_blocks(int bits, BlockBegins begins, const uint8_t* codes, const float* scales,
-                       float factor, bool add, FloatType type, void* y, const GpuStream& on);
+struct BlockDequantize {
+  int bits = 8;
+  BlockBegins begins;
+  const uint8_t* codes = nullptr;
+  const float* scales = nullptr;
+  float factor = 1;
+  bool add = false;
+  FloatType type = FloatType::kFloat32;
+  void* y = nullptr;
+};
+void dequantize_blocks(const BlockDequantize& call, ThreadPool& pool);
+void dequantize_blocks(const BlockDequantize& call, const GpuStream& on);
 
 // The reference of quantize_blocks in double: what the codes should be, one element at a time,
 // given the stored scale.

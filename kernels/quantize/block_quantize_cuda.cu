@@ -244,39 +244,38 @@ Grid grid_of(const Blocks& blocks) {
 
 }  // namespace
 
-void quantize_blocks(int bits, BlockBegins begins, FloatType type, const void* x, uint8_t* codes,
-                     float* scales, const GpuStream& on, const RoundingError* error) {
-  with_bits(bits, [&](auto b) {
+void quantize_blocks(const BlockQuantize& call, const GpuStream& on) {
+  with_bits(call.bits, [&](auto b) {
     constexpr int kBits = decltype(b)::value;
-    for_parts(begins, [&](const Blocks& blocks) {
-      if (error != nullptr) {
-        const auto* const from = static_cast<const float*>(x);
-        const bool wide = arrays_fit<kBits>(codes, from) && packs_fit<kPackOf>(0, error->codes);
+    for_parts(call.begins, [&](const Blocks& blocks) {
+      if (call.error != nullptr) {
+        const auto* const from = static_cast<const float*>(call.x);
+        const bool wide =
+            arrays_fit<kBits>(call.codes, from) && packs_fit<kPackOf>(0, call.error->codes);
         launch(on, "quantize_blocks", &quantize_warps<kBits, float, true>, grid_of(blocks), blocks,
-               wide, from, codes, scales, *error);
+               wide, from, call.codes, call.scales, *call.error);
         return;
       }
-      with_float_type(type, [&](auto t) {
+      with_float_type(call.type, [&](auto t) {
         using T = decltype(t);
-        const auto* const from = static_cast<const T*>(x);
+        const auto* const from = static_cast<const T*>(call.x);
         launch(on, "quantize_blocks", &quantize_warps<kBits, T, false>, grid_of(blocks), blocks,
-               arrays_fit<kBits>(codes, from), from, codes, scales, RoundingError());
+               arrays_fit<kBits>(call.codes, from), from, call.codes, call.scales, RoundingError());
       });
     });
   });
 }
 
-void dequantize_blocks(int bits, BlockBegins begins, const uint8_t* codes, const float* scales,
-                       float factor, bool add, FloatType type, void* y, const GpuStream& on) {
-  with_bits(bits, [&](auto b) {
+void dequantize_blocks(const BlockDequantize& call, const GpuStream& on) {
+  with_bits(call.bits, [&](auto b) {
     constexpr int kBits = decltype(b)::value;
-    with_float_type(type, [&](auto t) {
+    with_float_type(call.type, [&](auto t) {
       using T = decltype(t);
-      auto* const to = static_cast<T*>(y);
-      const bool wide = arrays_fit<kBits>(codes, static_cast<const T*>(to));
-      for_parts(begins, [&](const Blocks& blocks) {
+      auto* const to = static_cast<T*>(call.y);
+      const bool wide = arrays_fit<kBits>(call.codes, static_cast<const T*>(to));
+      for_parts(call.begins, [&](const Blocks& blocks) {
         launch(on, "dequantize_blocks", &dequantize_warps<kBits, T>, grid_of(blocks), blocks, wide,
-               codes, scales, factor, add, to);
+               call.codes, call.scales, call.factor, call.add, to);
       });
     });
   });

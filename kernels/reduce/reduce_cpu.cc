@@ -295,9 +295,15 @@ int64_t find_chunks(const T* x, int64_t n, int64_t* partials, ThreadPool& pool,
 
 // Columns are cut too, so that the partial sums of a chunk stay in the first-level cache and few
 // but wide rows still occupy all threads.
+template <class T>
+struct ColumnSums {
+  const T* x;
+  int64_t rows, cols, stride;
+  float *y, *partials;
+};
 template <class T, class Block>
-void column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, float* y, float* partials,
-                 ThreadPool& pool, const Block& block) {
+void column_sums(const ColumnSums<T>& call, ThreadPool& pool, const Block& block) {
+  const int64_t rows = call.rows, cols = call.cols;
   if (rows <= 0 || cols <= 0) return;
   constexpr int64_t kColumns = 2048;
   const int64_t row_step = row_chunk_size(rows), chunks = row_chunks(rows);
@@ -307,10 +313,10 @@ void column_sums(const T* x, int64_t rows, int64_t cols, int64_t stride, float* 
     const int64_t first_row = c * row_step;
     const int64_t count = rows - first_row < row_step ? rows - first_row : row_step;
     const int64_t width = cols - first_col < kColumns ? cols - first_col : kColumns;
-    block(x + first_row * stride + first_col, count, stride, width,
-          partials + c * cols + first_col);
+    block(call.x + first_row * call.stride + first_col, count, call.stride, width,
+          call.partials + c * cols + first_col);
   });
-  add_partial_sums(partials, chunks, cols, y, pool);
+  add_partial_sums(call.partials, chunks, cols, call.y, pool);
 }
 
 }  // namespace
@@ -363,15 +369,18 @@ int64_t first_non_finite(const float16* x, int64_t n, int64_t* partials, ThreadP
 
 void add_column_sums(const float* x, int64_t rows, int64_t cols, int64_t stride, float* y,
                      float* partials, ThreadPool& pool) {
-  column_sums(x, rows, cols, stride, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_f32));
+  column_sums(ColumnSums<float>{x, rows, cols, stride, y, partials}, pool,
+              HWY_DYNAMIC_DISPATCH(columns_f32));
 }
 void add_column_sums(const bfloat16* x, int64_t rows, int64_t cols, int64_t stride, float* y,
                      float* partials, ThreadPool& pool) {
-  column_sums(x, rows, cols, stride, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_bf16));
+  column_sums(ColumnSums<bfloat16>{x, rows, cols, stride, y, partials}, pool,
+              HWY_DYNAMIC_DISPATCH(columns_bf16));
 }
 void add_column_sums(const float16* x, int64_t rows, int64_t cols, int64_t stride, float* y,
                      float* partials, ThreadPool& pool) {
-  column_sums(x, rows, cols, stride, y, partials, pool, HWY_DYNAMIC_DISPATCH(columns_f16));
+  column_sums(ColumnSums<float16>{x, rows, cols, stride, y, partials}, pool,
+              HWY_DYNAMIC_DISPATCH(columns_f16));
 }
 
 void add_partial_sums(const float* partials, int64_t chunks, int64_t cols, float* y,

@@ -74,8 +74,16 @@ void rotary_append(const RotaryAppend<T>& call, const GpuStream& on);
 
 namespace reference {
 // One head.
-void rotary(int64_t head_dim, int64_t rotary_dim, bool interleaved, bool inverse, const double* x,
-            const double* cos, const double* sin, double* y);
+struct RotaryHead {
+  int64_t head_dim = 0, rotary_dim = 0;
+  bool interleaved = false;
+  bool inverse = false;
+  const double* x = nullptr;
+  const double* cos = nullptr;  // rotary_dim / 2
+  const double* sin = nullptr;
+  double* y = nullptr;
+};
+void rotary(const RotaryHead& head);
 }  // namespace reference
 
 }  // namespace ds::kernels

@@ -1,14 +1,12 @@
 // A group of processes that compute together, as a value: made explicitly, passed on, never found
 // in a global. Collectives may be asynchronous; each carries a label and a deadline, so that a wait
 // that fails names the operation. Transports implement the protected half; the public half checks
-// arguments and state in one place, the same on every rank.
+// arguments (collective_checks.h) and state (group_state.h) in one place, the same on every rank.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +15,7 @@
 
 #include "base/error.h"
 #include "comm/collective.h"
+#include "comm/group_state.h"
 #include "comm/options.h"
 #include "tensor/tensor.h"
 
@@ -53,35 +52,13 @@ class Work {
 };
 using WorkPtr = std::shared_ptr<Work>;
 
-// Where the ranks of a group are. A node is a host, or what CommOptions::ranks_per_node pretends.
-struct Topology {
-  int local_rank = 0;  // among the group's ranks of the same node
-  int local_size = 1;
-  int node = 0;
-  int nodes = 1;
-  std::vector<int> node_of = {0};  // by rank; numbered in order of their first rank
-};
-
 // Every rank of a group calls the same collectives in the same order, from one thread at a time.
-// abort(), state(), topology() and the traffic may be called from any thread at any moment.
-class Communicator {
+// abort(), the group's state and the traffic may be called from any thread at any moment.
+class Communicator : public GroupState {
  public:
-  // kFailed: a peer was lost, a deadline passed, or ranks called different things; later calls
-  // throw the same kComm error.
-  enum class State { kActive, kFinalized, kAborted, kFailed };
-
-  Communicator(int rank, int size, std::chrono::milliseconds deadline);
+  using GroupState::GroupState;
   virtual ~Communicator() = default;  // local: never waits for peers
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
-  int rank() const noexcept { return rank_; }
-  int size() const noexcept { return size_; }
-  // The label of the split that made it, which its errors show; "" for a group made otherwise.
-  const std::string& name() const noexcept { return name_; }
-  std::chrono::milliseconds deadline() const noexcept { return deadline_; }
-  State state() const noexcept { return state_.load(std::memory_order_acquire); }
-  const Topology& topology() const noexcept { return topology_; }
   virtual TrafficTable traffic() const = 0;
   // With that of all groups split from this one, also those that are gone.
   virtual TrafficTable total_traffic() const = 0;
@@ -190,32 +167,9 @@ class Communicator {
   // Wakes every waiter and tells the peers, without blocking.
   virtual void do_abort(std::string_view reason) noexcept = 0;
 
-  void set_topology(Topology topology) { topology_ = std::move(topology); }
-  // Throws kAborted, kComm or kState unless the group is active.
-  void check_active(std::string_view operation) const;
-  // " (group \"tensor\")", or nothing: what an error ends with.
-  std::string in_group() const;
-  // Ends an active group with an error: kAborted for Code::kAborted, else kFailed.
-  void mark_failed(Code code, std::string_view text) noexcept;
-
  private:
-  void check_tensor_for(const char* operation, const char* name, const Tensor& tensor,
-                        bool written) const;
-  void check_root(const char* operation, int root) const;
-  void check_peer(const char* operation, int peer, int tag) const;
-  void check_counts(const char* operation, const char* name, std::span<const int64_t> counts,
-                    const Tensor& tensor) const;
   static Call call_of(Collective kind, ReduceOp op, const Tensor& output, const Tensor& input,
                       int root = -1);
-
-  const int rank_;
-  const int size_;
-  const std::chrono::milliseconds deadline_;
-  std::string name_;
-  Topology topology_;
-  std::atomic<State> state_{State::kActive};
-  mutable std::mutex reason_mutex_;
-  std::string reason_;
 };
 
 // The group of this process alone.

@@ -131,6 +131,7 @@ struct OptimizerConfig {
       param_groups;  // group 0 is the default one, then these in order
 };
 
+// Schedules; their fields have the names of their keys.
 enum class WarmupShape { kLog, kLinear };
 
 // A number for all parameter groups, or one for each: of the default group, then of the others.
@@ -142,44 +143,44 @@ struct PerGroup {
 };
 
 struct LrRangeTestConfig {
-  PerGroup min_lr = 1e-3;
-  int64_t step_size = 2000;
-  double step_rate = 1.0;
-  bool staircase = false;
+  PerGroup lr_range_test_min_lr = 1e-3;
+  int64_t lr_range_test_step_size = 2000;
+  double lr_range_test_step_rate = 1.0;
+  bool lr_range_test_staircase = false;
 };
 struct WarmupLrConfig {
-  PerGroup min_lr;
-  std::optional<PerGroup> max_lr;  // unset: each group's own rate
-  int64_t warmup_steps = 1000;
-  WarmupShape shape = WarmupShape::kLog;
+  PerGroup warmup_min_lr;
+  std::optional<PerGroup> warmup_max_lr;  // unset: each group's own rate
+  int64_t warmup_num_steps = 1000;
+  WarmupShape warmup_type = WarmupShape::kLog;
 };
 struct WarmupDecayLrConfig {
-  int64_t total_steps = 0;
-  PerGroup min_lr;
-  std::optional<PerGroup> max_lr;
-  int64_t warmup_steps = 1000;
-  WarmupShape shape = WarmupShape::kLog;
+  int64_t total_num_steps = 0;
+  PerGroup warmup_min_lr;
+  std::optional<PerGroup> warmup_max_lr;
+  int64_t warmup_num_steps = 1000;
+  WarmupShape warmup_type = WarmupShape::kLog;
 };
 struct WarmupCosineLrConfig {  // ratios of each group's own rate
-  int64_t total_steps = 0;
+  int64_t total_num_steps = 0;
   double warmup_min_ratio = 0;
   double cos_min_ratio = 1e-4;
-  int64_t warmup_steps = 1000;
-  WarmupShape shape = WarmupShape::kLog;
+  int64_t warmup_num_steps = 1000;
+  WarmupShape warmup_type = WarmupShape::kLog;
 };
 struct OneCycleConfig {
-  PerGroup min_lr;
-  PerGroup max_lr;
-  int64_t first_steps = 2000;
-  int64_t second_steps = 2000;
-  int64_t first_stairs = 0;
-  int64_t second_stairs = 0;
-  int64_t decay_steps = 0;
+  PerGroup cycle_min_lr;
+  PerGroup cycle_max_lr;
+  int64_t cycle_first_step_size = 2000;
+  int64_t cycle_second_step_size = 2000;
+  int64_t cycle_first_stair_count = 0;
+  int64_t cycle_second_stair_count = 0;
+  int64_t decay_step_size = 0;
   double decay_lr_rate = 0;
   bool cycle_momentum = true;
-  double min_momentum = 0.8;
-  double max_momentum = 0.9;
-  double decay_momentum_rate = 0;
+  double cycle_min_mom = 0.8;
+  double cycle_max_mom = 0.9;
+  double decay_mom_rate = 0;
 };
 
 using SchedulerConfig = std::variant<LrRangeTestConfig, WarmupLrConfig, WarmupDecayLrConfig,

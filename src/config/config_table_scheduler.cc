@@ -17,12 +17,12 @@ template <class Schedule>
 Key warmup_steps() {
   return integer("warmup_num_steps", 1000, "Steps of the warm-up; at least 2 are taken.")
       .at_least(0)
-      .to(&Schedule::warmup_steps);
+      .to(&Schedule::warmup_num_steps);
 }
 template <class Schedule>
 Key warmup_type() {
   return choice("warmup_type", {"log", "linear"}, "log", "Shape of the warm-up.")
-      .chooses(std::vector{WarmupShape::kLog, WarmupShape::kLinear}, &Schedule::shape);
+      .chooses(std::vector{WarmupShape::kLog, WarmupShape::kLinear}, &Schedule::warmup_type);
 }
 Key last_batch_iteration() {
   return integer("last_batch_iteration", -1, "Steps that the schedule begins after; -1: none.")
@@ -34,29 +34,30 @@ Key total_steps() {
   return integer("total_num_steps", std::nullopt, "Steps of the whole schedule.")
       .must_be_given()
       .at_least(1)
-      .to(&Schedule::total_steps);
+      .to(&Schedule::total_num_steps);
 }
 
 std::vector<Key> range_test_rows() {
   return {
-      rate("lr_range_test_min_lr", 1e-3, "First learning rate.").to(&LrRangeTestConfig::min_lr),
+      rate("lr_range_test_min_lr", 1e-3, "First learning rate.")
+          .to(&LrRangeTestConfig::lr_range_test_min_lr),
       integer("lr_range_test_step_size", 2000, "Steps per unit of growth.")
           .above(0)
-          .to(&LrRangeTestConfig::step_size),
+          .to(&LrRangeTestConfig::lr_range_test_step_size),
       number("lr_range_test_step_rate", 1.0, "Growth per unit.")
           .at_least(0)
-          .to(&LrRangeTestConfig::step_rate),
+          .to(&LrRangeTestConfig::lr_range_test_step_rate),
       flag("lr_range_test_staircase", false, "Grow in whole units.")
-          .to(&LrRangeTestConfig::staircase),
+          .to(&LrRangeTestConfig::lr_range_test_staircase),
       last_batch_iteration(),
   };
 }
 
 std::vector<Key> warmup_rows() {
   return {
-      rate("warmup_min_lr", 0.0, "First learning rate.").to(&WarmupLrConfig::min_lr),
+      rate("warmup_min_lr", 0.0, "First learning rate.").to(&WarmupLrConfig::warmup_min_lr),
       rate("warmup_max_lr", std::nullopt, "Final learning rate; null is the optimizer's lr.")
-          .to(&WarmupLrConfig::max_lr),
+          .to(&WarmupLrConfig::warmup_max_lr),
       warmup_steps<WarmupLrConfig>(),
       warmup_type<WarmupLrConfig>(),
       last_batch_iteration(),
@@ -66,9 +67,9 @@ std::vector<Key> warmup_rows() {
 std::vector<Key> warmup_decay_rows() {
   return {
       total_steps<WarmupDecayLrConfig>(),
-      rate("warmup_min_lr", 0.0, "First learning rate.").to(&WarmupDecayLrConfig::min_lr),
+      rate("warmup_min_lr", 0.0, "First learning rate.").to(&WarmupDecayLrConfig::warmup_min_lr),
       rate("warmup_max_lr", 0.001, "Learning rate after the warm-up.")
-          .to(&WarmupDecayLrConfig::max_lr),
+          .to(&WarmupDecayLrConfig::warmup_max_lr),
       warmup_steps<WarmupDecayLrConfig>(),
       warmup_type<WarmupDecayLrConfig>(),
       last_batch_iteration(),
@@ -96,24 +97,26 @@ std::vector<Key> one_cycle_rows() {
   return {
       rate("cycle_min_lr", std::nullopt, "Learning rate at both ends.")
           .must_be_given()
-          .to(&OneCycleConfig::min_lr),
+          .to(&OneCycleConfig::cycle_min_lr),
       rate("cycle_max_lr", std::nullopt, "Learning rate at the peak.")
           .must_be_given()
-          .to(&OneCycleConfig::max_lr),
-      integer("cycle_first_step_size", 2000, "Steps up.").above(0).to(&OneCycleConfig::first_steps),
+          .to(&OneCycleConfig::cycle_max_lr),
+      integer("cycle_first_step_size", 2000, "Steps up.")
+          .above(0)
+          .to(&OneCycleConfig::cycle_first_step_size),
       integer("cycle_second_step_size", std::nullopt, "Steps down; null equals the steps up.")
           .at_least(0)
-          .to(&OneCycleConfig::second_steps),
+          .to(&OneCycleConfig::cycle_second_step_size),
       integer("cycle_first_stair_count", 0, "Stairs on the way up; 0 is continuous.")
           .at_least(0)
-          .to(&OneCycleConfig::first_stairs),
+          .to(&OneCycleConfig::cycle_first_stair_count),
       integer("cycle_second_stair_count", std::nullopt,
               "Stairs on the way down; null equals those on the way up.")
           .at_least(0)
-          .to(&OneCycleConfig::second_stairs),
+          .to(&OneCycleConfig::cycle_second_stair_count),
       integer("decay_step_size", 0, "Steps per unit of the decay after the cycle; 0 is none.")
           .at_least(0)
-          .to(&OneCycleConfig::decay_steps),
+          .to(&OneCycleConfig::decay_step_size),
       number("decay_lr_rate", 0.0, "Decay of the learning rate per unit.")
           .at_least(0)
           .to(&OneCycleConfig::decay_lr_rate),
@@ -125,14 +128,14 @@ std::vector<Key> one_cycle_rows() {
       number("cycle_min_mom", 0.8, "Momentum at the peak.")
           .at_least(0)
           .below(1)
-          .to(&OneCycleConfig::min_momentum),
+          .to(&OneCycleConfig::cycle_min_mom),
       number("cycle_max_mom", 0.9, "Momentum at both ends.")
           .at_least(0)
           .below(1)
-          .to(&OneCycleConfig::max_momentum),
+          .to(&OneCycleConfig::cycle_max_mom),
       number("decay_mom_rate", 0.0, "Decay of the momentum per unit.")
           .at_least(0)
-          .to(&OneCycleConfig::decay_momentum_rate),
+          .to(&OneCycleConfig::decay_mom_rate),
       last_batch_iteration(),
   };
 }

@@ -38,6 +38,47 @@ std::string file_folder(const Config& config) {
   return error ? "." : inside.parent_path().string();
 }
 
+// State and weights in files.
+void add_files(const PlanContext& plan, std::vector<Change>& out) {
+  const Config& config = plan.config;
+  const ZeroConfig& zero = config.zero;
+  const bool built_in = plan.model.architecture != nullptr;
+  const std::string folder = file_folder(config);
+  const Json optimizer = {
+      {"device", "nvme"}, {"nvme_path", folder}, {"pipeline_read", true}, {"pipeline_write", true}};
+  const unsigned next = 1U << out.size();
+  if (!plan.in_files()) {
+    out.push_back({10,
+                   {{"zero_optimization",
+                     {{"stage", std::max(zero.stage, 1)},
+                      {"sub_group_size", sub_group_size(plan)},
+                      {"offload_optimizer", optimizer}}}},
+                   "masters, gradients and moments lie in files; name a folder of a fast disk",
+                   built_in ? next << 1U : 0});
+  } else if (zero.offload_optimizer->pipeline_read || zero.offload_optimizer->pipeline_write) {
+    out.push_back(
+        {2,
+         {{"zero_optimization",
+           {{"offload_optimizer", {{"pipeline_read", false}, {"pipeline_write", false}}}}}},
+         "parts of the update are neither read ahead nor written behind",
+         0});
+  }
+  if (built_in && !weights_in_files(config)) {
+    const int64_t live = 2 * largest_parameter(plan);
+    out.push_back(
+        {20,
+         {{"zero_optimization",
+           {{"stage", 3},
+            {"sub_group_size", sub_group_size(plan)},
+            {"offload_optimizer", optimizer},
+            {"offload_param", {{"device", "nvme"}, {"nvme_path", folder}, {"max_in_cpu", 0}}},
+            {"stage3_max_live_parameters", live},
+            {"stage3_prefetch_bucket_size", std::min<int64_t>(live, 50'000'000)}}}},
+         "weights lie in files, too, and are read where they are used",
+         plan.in_files() ? 0 : next});
+  }
+}
+
 std::vector<Change> changes_of(const PlanContext& plan) {
   const Config& config = plan.config;
   const ZeroConfig& zero = config.zero;
@@ -87,40 +128,7 @@ std::vector<Change> changes_of(const PlanContext& plan) {
     }
     return out;
   }
-  const std::string folder = file_folder(config);
-  const Json optimizer = {
-      {"device", "nvme"}, {"nvme_path", folder}, {"pipeline_read", true}, {"pipeline_write", true}};
-  const unsigned next = 1U << out.size();
-  if (!plan.in_files()) {
-    out.push_back({10,
-                   {{"zero_optimization",
-                     {{"stage", std::max(zero.stage, 1)},
-                      {"sub_group_size", sub_group_size(plan)},
-                      {"offload_optimizer", optimizer}}}},
-                   "masters, gradients and moments lie in files; name a folder of a fast disk",
-                   built_in ? next << 1U : 0});
-  } else if (zero.offload_optimizer->pipeline_read || zero.offload_optimizer->pipeline_write) {
-    out.push_back(
-        {2,
-         {{"zero_optimization",
-           {{"offload_optimizer", {{"pipeline_read", false}, {"pipeline_write", false}}}}}},
-         "parts of the update are neither read ahead nor written behind",
-         0});
-  }
-  if (built_in && !weights_in_files(config)) {
-    const int64_t live = 2 * largest_parameter(plan);
-    out.push_back(
-        {20,
-         {{"zero_optimization",
-           {{"stage", 3},
-            {"sub_group_size", sub_group_size(plan)},
-            {"offload_optimizer", optimizer},
-            {"offload_param", {{"device", "nvme"}, {"nvme_path", folder}, {"max_in_cpu", 0}}},
-            {"stage3_max_live_parameters", live},
-            {"stage3_prefetch_bucket_size", std::min<int64_t>(live, 50'000'000)}}}},
-         "weights lie in files, too, and are read where they are used",
-         plan.in_files() ? 0 : next});
-  }
+  add_files(plan, out);
   return out;
 }
 

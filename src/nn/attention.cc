@@ -66,7 +66,8 @@ void attend_each(Tape& tape, const QueryRows& rows, const SeenTokens& seen,
       keys = of(keys).slice(1, 0, end);
       values = of(values).slice(1, 0, end);
     }
-    ops::attention(tape.ctx(), of(rows.q), keys, values, Tensor(), options, out, lse);
+    ops::attention(tape.ctx(), {.q = of(rows.q), .k = keys, .v = values}, options,
+                   {.out = out, .lse = lse});
   }
 }
 
@@ -97,7 +98,8 @@ Value attention_after(Tape& tape, const Tensor& q, const Tensor& k, const Tensor
   }
   options.past = seen.past;
   options.blocks = seen.blocks;
-  ops::attention(tape.ctx(), q, seen.keys, seen.values, spec.key_mask, options, out, lse);
+  ops::attention(tape.ctx(), {.q = q, .k = seen.keys, .v = seen.values, .key_mask = spec.key_mask},
+                 options, {.out = out, .lse = lse});
   return y;
 }
 
@@ -178,7 +180,8 @@ Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, cons
       tape.make_value(tape.new_activation(q4.dtype(), {batch, length, spec.heads * q4.size(3)}));
   Tensor lse = tape.new_activation(DType::kFloat32, {batch, spec.heads, length});
   Tensor out = y.data.view(q4.shape());
-  ops::attention(tape.ctx(), q4, k4, v4, spec.key_mask, options, out, lse);
+  ops::attention(tape.ctx(), {.q = q4, .k = k4, .v = v4, .key_mask = spec.key_mask}, options,
+                 {.out = out, .lse = lse});
   tape.record([q, k, v, y_data = y.data, y_slot = y.slot, lse, options, heads = spec.heads,
                kv_heads = spec.kv_heads, mask = spec.key_mask](Tape& t) {
     if (!*y_slot || !(q.slot && k.slot && v.slot)) return;
@@ -190,9 +193,13 @@ Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, cons
     Tensor dq = gradient(q), dk = gradient(k), dv = gradient(v);
     Tensor dq4 = as_heads(dq, heads), dk4 = as_heads(dk, kv_heads), dv4 = as_heads(dv, kv_heads);
     const Tensor query = as_heads(q.data, heads);
-    ops::attention_backward(t.ctx(), dy.view(query.shape()), query, as_heads(k.data, kv_heads),
-                            as_heads(v.data, kv_heads), mask, options, y_data.view(query.shape()),
-                            lse, dq4, dk4, dv4);
+    ops::attention_backward(t.ctx(),
+                            {.q = query,
+                             .k = as_heads(k.data, kv_heads),
+                             .v = as_heads(v.data, kv_heads),
+                             .key_mask = mask},
+                            options, {.out = y_data.view(query.shape()), .lse = lse},
+                            dy.view(query.shape()), {.dq = dq4, .dk = dk4, .dv = dv4});
     q.slot->add(t.ctx(), std::move(dq), true);
     k.slot->add(t.ctx(), std::move(dk), true);
     v.slot->add(t.ctx(), std::move(dv), true);

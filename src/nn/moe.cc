@@ -242,8 +242,10 @@ RouterRecord::Layer sums_of(Tape& tape, const Router& router, const GatePass& pa
   }
   Tensor probabilities = ctx.workspace(DType::kFloat64, {experts});
   Tensor counts = ctx.workspace(DType::kFloat64, {experts});
-  ops::gate_sums(ctx, router.rule.scores, pass.scores, routes.chosen, layer.losses.counted_choices,
-                 pass.counted, probabilities, counts);
+  ops::gate_sums(
+      ctx, router.rule.scores, pass.scores,
+      {.chosen = routes.chosen, .choices = layer.losses.counted_choices, .tokens = pass.counted},
+      probabilities, counts);
   layer.probabilities.assign(probabilities.data<double>(), probabilities.data<double>() + experts);
   layer.routes.assign(counts.data<double>(), counts.data<double>() + experts);
   if (router.losses.z != 0) layer.z_sum = ops::gate_z_sum(ctx, pass.logits, pass.counted);

@@ -38,12 +38,11 @@ NormOutput norm(Tape& tape, const Value& x, const Value& residual, ParamId gamma
   Tensor rstd = tape.new_activation(DType::kFloat32, {rows});
   {
     const ParameterGuard g(tape.weights(), gamma), b(tape.weights(), beta);
-    Tensor sum = residual ? out.sum.data : Tensor();
-    if (rms) {
-      ops::rms_norm(tape.ctx(), x.data, residual.data, *g, eps, out.y.data, sum, rstd);
-    } else {
-      ops::layer_norm(tape.ctx(), x.data, residual.data, *g, *b, eps, out.y.data, sum, mean, rstd);
-    }
+    const ops::NormInputs in{
+        .x = x.data, .residual = residual.data, .gamma = *g, .beta = *b, .eps = eps};
+    const ops::NormOutputs to{
+        .y = out.y.data, .sum = residual ? out.sum.data : Tensor(), .mean = mean, .rstd = rstd};
+    rms ? ops::rms_norm(tape.ctx(), in, to) : ops::layer_norm(tape.ctx(), in, to);
   }
   tape.used(gamma);
   tape.used(beta);
@@ -53,15 +52,16 @@ NormOutput norm(Tape& tape, const Value& x, const Value& residual, ParamId gamma
     if (*y) {
       const ParameterGuard g(t.weights(), gamma);
       Tensor dx = t.new_activation(sum.dtype(), sum.shape());
-      Tensor dgamma = gradient_buffer(t, gamma, (*g).shape());
-      const Tensor dsum = sum_slot ? sum_slot->gradient() : Tensor();
-      if (rms) {
-        ops::rms_norm_backward(t.ctx(), y->gradient(), dsum, sum, *g, rstd, dx, dgamma);
-      } else {
-        Tensor dbeta = gradient_buffer(t, beta, (*g).shape());
-        ops::layer_norm_backward(t.ctx(), y->gradient(), dsum, sum, *g, mean, rstd, dx, dgamma,
-                                 dbeta);
-      }
+      const ops::NormGradients to{.dx = dx,
+                                  .dgamma = gradient_buffer(t, gamma, (*g).shape()),
+                                  .dbeta = rms ? Tensor() : gradient_buffer(t, beta, (*g).shape())};
+      const ops::NormBackwardInputs in{.dy = y->gradient(),
+                                       .dsum = sum_slot ? sum_slot->gradient() : Tensor(),
+                                       .sum = sum,
+                                       .gamma = *g,
+                                       .mean = mean,
+                                       .rstd = rstd};
+      rms ? ops::rms_norm_backward(t.ctx(), in, to) : ops::layer_norm_backward(t.ctx(), in, to);
       const bool shared = x_slot && residual_slot;
       if (x_slot) x_slot->add(t.ctx(), dx, !shared);
       if (residual_slot) residual_slot->add(t.ctx(), dx, !shared);

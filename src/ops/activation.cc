@@ -60,10 +60,13 @@ void bias_gelu(const OpContext& ctx, const Tensor& x, const Tensor& bias, Gelu k
   if (x.elements() == 0) return;
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    run(ctx, [&](auto& on) {
-      kernels::bias_gelu(x.data<T>(), bias ? bias.data<T>() : nullptr, form_of(kind),
-                         x.elements() / columns, columns, y.data<T>(), on);
-    });
+    const kernels::BiasGelu<T> call{.form = form_of(kind),
+                                    .rows = x.elements() / columns,
+                                    .columns = columns,
+                                    .x = x.data<T>(),
+                                    .bias = bias ? bias.data<T>() : nullptr,
+                                    .y = y.data<T>()};
+    run(ctx, [&](auto& on) { kernels::bias_gelu(call, on); });
   });
 }
 
@@ -82,11 +85,16 @@ void bias_gelu_backward(const OpContext& ctx, const Tensor& dy, const Tensor& x,
   }
   with_float_type(x, [&](auto type) {
     using T = decltype(type);
-    run(ctx, [&](auto& on) {
-      kernels::bias_gelu_backward(
-          dy.data<T>(), x.data<T>(), bias ? bias.data<T>() : nullptr, form_of(kind), rows, columns,
-          dx.data<T>(), db ? db.data<float>() : nullptr, db ? partials.data<float>() : nullptr, on);
-    });
+    const kernels::BiasGeluBackward<T> call{.form = form_of(kind),
+                                            .rows = rows,
+                                            .columns = columns,
+                                            .dy = dy.data<T>(),
+                                            .x = x.data<T>(),
+                                            .bias = bias ? bias.data<T>() : nullptr,
+                                            .dx = dx.data<T>(),
+                                            .db = db ? db.data<float>() : nullptr,
+                                            .partials = db ? partials.data<float>() : nullptr};
+    run(ctx, [&](auto& on) { kernels::bias_gelu_backward(call, on); });
   });
 }
 

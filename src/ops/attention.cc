@@ -128,45 +128,27 @@ HeadView<T> view(const Tensor& tensor) {
           tensor.stride(2)};
 }
 
-// Scratch depends on the number of threads or, on a GPU, on who computes the very call.
 template <class T>
-int64_t scratch(ThreadPool& pool, const AttentionProblem& p, HeadView<const T>, HeadView<const T>,
-                HeadView<const T>, HeadView<T>, const float*) {
-  return kernels::attention_workspace<T>(p, pool.threads());
-}
-template <class T>
-int64_t scratch(const kernels::GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
-                HeadView<const T> k, HeadView<const T> v, HeadView<T> out, const float* lse) {
-  return kernels::attention_workspace<T>(on, p, q, k, v, out, lse);
-}
-template <class T>
-int64_t scratch(ThreadPool& pool, const AttentionProblem& p, HeadView<const T>, HeadView<const T>,
-                HeadView<const T>, const kernels::AttentionGradients<T>&) {
-  return kernels::attention_backward_workspace<T>(p, pool.threads());
-}
-template <class T>
-int64_t scratch(const kernels::GpuStream& on, const AttentionProblem& p, HeadView<const T> q,
-                HeadView<const T> k, HeadView<const T> v,
-                const kernels::AttentionGradients<T>& gradients) {
-  return kernels::attention_backward_workspace<T>(on, p, q, k, v, gradients);
-}
-
-template <class T>
-void forward(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, const Tensor& k,
-             const Tensor& v, const Tensor& out, float* lse) {
-  const auto qs = view<const T>(q), ks = view<const T>(k), vs = view<const T>(v);
-  const auto outs = view<T>(out);
+void forward(const OpContext& ctx, const AttentionProblem& p, const AttentionInputs& in,
+             const Tensor& out, float* lse) {
+  kernels::AttentionForward<T> call{.p = p,
+                                    .q = view<const T>(in.q),
+                                    .k = view<const T>(in.k),
+                                    .v = view<const T>(in.v),
+                                    .out = view<T>(out),
+                                    .lse = lse};
   run(
-      ctx, [&](auto& on) { return scratch<T>(on, p, qs, ks, vs, outs, lse); },
+      ctx, [&](auto& on) { return kernels::attention_workspace(call, on); },
       [&](float* workspace, auto& on) {
-        kernels::attention_forward<T>(on, p, qs, ks, vs, outs, lse, workspace);
+        call.workspace = workspace;
+        kernels::attention_forward(call, on);
       });
 }
 
 // Sequences of several lengths with more queries than a kernel takes them for, one by one.
 template <class T>
-void forward_each(const OpContext& ctx, const AttentionProblem& p, const Tensor& q, const Tensor& k,
-                  const Tensor& v, const Tensor& out, float* lse) {
+void forward_each(const OpContext& ctx, const AttentionProblem& p, const AttentionInputs& in,
+                  const Tensor& out, float* lse) {
   for (int64_t b = 0; b < p.batch; ++b) {
     AttentionProblem one = p;
     one.batch = 1;
@@ -176,62 +158,68 @@ void forward_each(const OpContext& ctx, const AttentionProblem& p, const Tensor&
     one.value_blocks = p.value_blocks.from(b);
     const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
     const auto cached = [&](const Tensor& x) { return p.key_blocks ? x : of(x); };
-    forward<T>(ctx, one, of(q), cached(k), cached(v), of(out),
-               lse == nullptr ? nullptr : lse + b * p.heads * p.queries);
+    const AttentionInputs part{.q = of(in.q), .k = cached(in.k), .v = cached(in.v)};
+    forward<T>(ctx, one, part, of(out), lse == nullptr ? nullptr : lse + b * p.heads * p.queries);
   }
 }
 
 template <class T>
-void backward(const OpContext& ctx, const AttentionProblem& p, const Tensor& dout, const Tensor& q,
-              const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-              const Tensor& dq, const Tensor& dk, const Tensor& dv) {
-  const kernels::AttentionGradients<T> gradients{view<const T>(dout), view<const T>(out),
-                                                 lse.data<float>(),   view<T>(dq),
-                                                 view<T>(dk),         view<T>(dv)};
-  const auto qs = view<const T>(q), ks = view<const T>(k), vs = view<const T>(v);
+void backward(const OpContext& ctx, const AttentionProblem& p, const AttentionInputs& in,
+              const AttentionOutputs& out, const Tensor& dout,
+              const AttentionGradients& gradients) {
+  kernels::AttentionBackward<T> call{.p = p,
+                                     .q = view<const T>(in.q),
+                                     .k = view<const T>(in.k),
+                                     .v = view<const T>(in.v),
+                                     .g = {.dout = view<const T>(dout),
+                                           .out = view<const T>(out.out),
+                                           .lse = out.lse.data<float>(),
+                                           .dq = view<T>(gradients.dq),
+                                           .dk = view<T>(gradients.dk),
+                                           .dv = view<T>(gradients.dv)}};
   run(
-      ctx, [&](auto& on) { return scratch<T>(on, p, qs, ks, vs, gradients); },
+      ctx, [&](auto& on) { return kernels::attention_workspace(call, on); },
       [&](float* workspace, auto& on) {
-        kernels::attention_backward<T>(on, p, qs, ks, vs, gradients, workspace);
+        call.workspace = workspace;
+        kernels::attention_backward(call, on);
       });
 }
 
 }  // namespace
 
-void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-               const Tensor& key_mask, const AttentionOptions& options, Tensor& out, Tensor& lse) {
+void attention(const OpContext& ctx, const AttentionInputs& in, const AttentionOptions& options,
+               const AttentionOutputs& to) {
   const Op op{ctx, "attention"};
-  AttentionProblem p = make_problem(op, q, k, v, key_mask, options);
+  AttentionProblem p = make_problem(op, in.q, in.k, in.v, in.key_mask, options);
   if (options.past) check_past(op, options.past, p);
-  if (options.blocks) add_blocks(op, options.blocks, k.size(1), p);
-  check_heads(op, out, "out", q.dtype(), q.shape());
-  if (lse) check_lse(op, lse, p);
-  if (out.elements() == 0) return;
-  float* lse_data = lse ? lse.data<float>() : nullptr;
+  if (options.blocks) add_blocks(op, options.blocks, in.k.size(1), p);
+  check_heads(op, to.out, "out", in.q.dtype(), in.q.shape());
+  if (to.lse) check_lse(op, to.lse, p);
+  if (to.out.elements() == 0) return;
+  float* lse_data = to.lse ? to.lse.data<float>() : nullptr;
   const bool each = p.past != nullptr && ctx.device->kind() == DeviceKind::kCpu &&
                     p.queries > kernels::kFewQueriesOfCpus;
-  with_float_type(q, [&](auto type) {
+  with_float_type(in.q, [&](auto type) {
     using T = decltype(type);
-    each ? forward_each<T>(ctx, p, q, k, v, out, lse_data)
-         : forward<T>(ctx, p, q, k, v, out, lse_data);
+    each ? forward_each<T>(ctx, p, in, to.out, lse_data) : forward<T>(ctx, p, in, to.out, lse_data);
   });
 }
 
-void attention_backward(const OpContext& ctx, const Tensor& dout, const Tensor& q, const Tensor& k,
-                        const Tensor& v, const Tensor& key_mask, const AttentionOptions& options,
-                        const Tensor& out, const Tensor& lse, Tensor& dq, Tensor& dk, Tensor& dv) {
+void attention_backward(const OpContext& ctx, const AttentionInputs& in,
+                        const AttentionOptions& options, const AttentionOutputs& made,
+                        const Tensor& dout, const AttentionGradients& gradients) {
   const Op op{ctx, "attention"};
   DS_CHECK(!options.blocks, Code::kInternal, op, ": keys in blocks have no backward");
-  const AttentionProblem p = make_problem(op, q, k, v, key_mask, options);
-  check_heads(op, dout, "dout", q.dtype(), q.shape());
-  check_heads(op, out, "out", q.dtype(), q.shape());
-  check_lse(op, lse, p);
-  check_heads(op, dq, "dq", q.dtype(), q.shape());
-  check_heads(op, dk, "dk", q.dtype(), k.shape());
-  check_heads(op, dv, "dv", q.dtype(), v.shape());
+  const AttentionProblem p = make_problem(op, in.q, in.k, in.v, in.key_mask, options);
+  check_heads(op, dout, "dout", in.q.dtype(), in.q.shape());
+  check_heads(op, made.out, "out", in.q.dtype(), in.q.shape());
+  check_lse(op, made.lse, p);
+  check_heads(op, gradients.dq, "dq", in.q.dtype(), in.q.shape());
+  check_heads(op, gradients.dk, "dk", in.q.dtype(), in.k.shape());
+  check_heads(op, gradients.dv, "dv", in.q.dtype(), in.v.shape());
   if (p.batch == 0) return;
-  with_float_type(
-      q, [&](auto type) { backward<decltype(type)>(ctx, p, dout, q, k, v, out, lse, dq, dk, dv); });
+  with_float_type(in.q,
+                  [&](auto type) { backward<decltype(type)>(ctx, p, in, made, dout, gradients); });
 }
 
 }  // namespace ds::ops

@@ -33,15 +33,26 @@ struct AttentionOptions {
 inline constexpr int64_t kMostQueriesBehindPast = 16;
 
 // q [B, Tq, H, D], k and v [B, Tk, Hkv, D] with Hkv dividing H (query head h uses kv head
-// h / (H / Hkv)); any strides except that the last dimension is dense. key_mask: uint8 [B, Tk],
-// 1 = may be seen, or empty. out [B, Tq, H, D] in the type of q; lse fp32 [B, H, Tq] is the log of
-// the sum of exponentials of the scaled scores. A query with no visible key gives 0 and lse = -inf.
-void attention(const OpContext& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-               const Tensor& key_mask, const AttentionOptions& options, Tensor& out, Tensor& lse);
+// h / (H / Hkv)); any strides except that the last dimension is dense.
+struct AttentionInputs {
+  Tensor q, k, v;
+  Tensor key_mask = {};  // uint8 [B, Tk], 1 = may be seen, or empty
+};
+struct AttentionOutputs {
+  Tensor out;       // [B, Tq, H, D] in the type of q
+  Tensor lse = {};  // fp32 [B, H, Tq], the log of the sum of exponentials of the scaled scores
+};
+// A query with no visible key gives 0 and lse = -inf. Without backward `lse` may be left out.
+void attention(const OpContext& ctx, const AttentionInputs& in, const AttentionOptions& options,
+               const AttentionOutputs& out);
 
-// Gradients dq, dk, dv (strided like q, k, v; overwritten).
-void attention_backward(const OpContext& ctx, const Tensor& dout, const Tensor& q, const Tensor& k,
-                        const Tensor& v, const Tensor& key_mask, const AttentionOptions& options,
-                        const Tensor& out, const Tensor& lse, Tensor& dq, Tensor& dk, Tensor& dv);
+// Strided like q, k, v; overwritten.
+struct AttentionGradients {
+  Tensor dq, dk, dv;
+};
+// `out` is what attention() gave.
+void attention_backward(const OpContext& ctx, const AttentionInputs& in,
+                        const AttentionOptions& options, const AttentionOutputs& out,
+                        const Tensor& dout, const AttentionGradients& gradients);
 
 }  // namespace ds::ops

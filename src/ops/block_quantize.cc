@@ -61,10 +61,14 @@ void pack_blocks(const OpContext& ctx, const Tensor& x, int bits, BlockBegins be
     const Parts lost = parts_of(op, *errors, 8, begins);
     error = {lost.codes, lost.scales, beta};
   }
-  run(ctx, [&](auto& on) {
-    kernels::quantize_blocks(bits, begins, float_type(x), x.raw(), to.codes, to.scales, on,
-                             errors != nullptr ? &error : nullptr);
-  });
+  const kernels::BlockQuantize call{.bits = bits,
+                                    .begins = begins,
+                                    .type = float_type(x),
+                                    .x = x.raw(),
+                                    .codes = to.codes,
+                                    .scales = to.scales,
+                                    .error = errors != nullptr ? &error : nullptr};
+  run(ctx, [&](auto& on) { kernels::quantize_blocks(call, on); });
 }
 
 void unpack_blocks(const OpContext& ctx, const Tensor& packed, int bits, BlockBegins begins,
@@ -74,10 +78,15 @@ void unpack_blocks(const OpContext& ctx, const Tensor& packed, int bits, BlockBe
   check_dense_float(y, op, "y");
   DS_CHECK(y.elements() == begins.back(), Code::kInvalidArgument, op, ": y has ", y.elements(),
            " elements and the blocks ", begins.back());
-  run(ctx, [&](auto& on) {
-    kernels::dequantize_blocks(bits, begins, from.codes, from.scales, factor, add, float_type(y),
-                               y.raw(), on);
-  });
+  const kernels::BlockDequantize call{.bits = bits,
+                                      .begins = begins,
+                                      .codes = from.codes,
+                                      .scales = from.scales,
+                                      .factor = factor,
+                                      .add = add,
+                                      .type = float_type(y),
+                                      .y = y.raw()};
+  run(ctx, [&](auto& on) { kernels::dequantize_blocks(call, on); });
 }
 
 void scale_packed(const OpContext& ctx, const Tensor& packed, int bits, BlockBegins begins,

@@ -36,10 +36,15 @@ void cross_entropy(const OpContext& ctx, const Tensor& logits, const Tensor& lab
   check_inputs(op, logits, labels, valid, "lse", lse);
   check_dense(loss, op, "loss", DType::kFloat32, {logits.size(0)});
   with_float_type(logits, [&](auto type) {
-    run(ctx, [&](auto& on) {
-      kernels::cross_entropy(logits.data<decltype(type)>(), labels.data<int32_t>(), logits.size(0),
-                             logits.size(1), valid, loss.data<float>(), lse.data<float>(), on);
-    });
+    using T = decltype(type);
+    const kernels::CrossEntropy<T> call{.rows = logits.size(0),
+                                        .columns = logits.size(1),
+                                        .valid = valid,
+                                        .logits = logits.data<T>(),
+                                        .labels = labels.data<int32_t>(),
+                                        .loss = loss.data<float>(),
+                                        .lse = lse.data<float>()};
+    run(ctx, [&](auto& on) { kernels::cross_entropy(call, on); });
   });
 }
 
@@ -50,11 +55,15 @@ void cross_entropy_backward(const OpContext& ctx, const Tensor& logits, const Te
   check_dense(dlogits, op, "dlogits", logits.dtype(), logits.shape());
   with_float_type(logits, [&](auto type) {
     using T = decltype(type);
-    run(ctx, [&](auto& on) {
-      kernels::cross_entropy_backward(logits.data<T>(), labels.data<int32_t>(), logits.size(0),
-                                      logits.size(1), valid, lse.data<float>(), scale,
-                                      dlogits.data<T>(), on);
-    });
+    const kernels::CrossEntropyBackward<T> call{.rows = logits.size(0),
+                                                .columns = logits.size(1),
+                                                .valid = valid,
+                                                .logits = logits.data<T>(),
+                                                .labels = labels.data<int32_t>(),
+                                                .lse = lse.data<float>(),
+                                                .scale = scale,
+                                                .dlogits = dlogits.data<T>()};
+    run(ctx, [&](auto& on) { kernels::cross_entropy_backward(call, on); });
   });
 }
 
@@ -64,11 +73,15 @@ void run_fused(const Op& op, Tensor& logits, const Tensor& labels, int64_t valid
                const kernels::GradientScale& scale, Tensor& loss) {
   check_inputs(op, logits, labels, valid, "loss", loss);
   with_float_type(logits, [&](auto type) {
-    run(op.ctx, [&](auto& on) {
-      kernels::cross_entropy_fused(logits.data<decltype(type)>(), labels.data<int32_t>(),
-                                   logits.size(0), logits.size(1), valid, scale, loss.data<float>(),
-                                   on);
-    });
+    using T = decltype(type);
+    const kernels::CrossEntropyFused<T> call{.rows = logits.size(0),
+                                             .columns = logits.size(1),
+                                             .valid = valid,
+                                             .logits = logits.data<T>(),
+                                             .labels = labels.data<int32_t>(),
+                                             .scale = scale,
+                                             .loss = loss.data<float>()};
+    run(op.ctx, [&](auto& on) { kernels::cross_entropy_fused(call, on); });
   });
 }
 

@@ -126,15 +126,15 @@ void route_weights(const OpContext& ctx, const GateRule& rule, const Tensor& sco
                          *ctx.pool);
 }
 
-void gate_sums(const OpContext& ctx, GateScores kind, const Tensor& scores, const Tensor& chosen,
-               int64_t counted_choices, const Tensor& counted, Tensor& probabilities,
-               Tensor& routes) {
+void gate_sums(const OpContext& ctx, GateScores kind, const Tensor& scores,
+               const CountedRoutes& counted, Tensor& probabilities, Tensor& routes) {
   const Op op{ctx, "gate_sums"};
+  const Tensor& chosen = counted.chosen;
   const GateShape shape = check_scores(op, scores, "scores");
   check_dense(chosen, op, "chosen");
   check_chosen(op, chosen, shape, chosen.size(-1));
-  DS_CHECK(counted_choices >= 0 && counted_choices <= chosen.size(-1), Code::kInvalidArgument, op,
-           ": ", counted_choices, " of ", chosen.size(-1), " choices cannot be counted");
+  DS_CHECK(counted.choices >= 0 && counted.choices <= chosen.size(-1), Code::kInvalidArgument, op,
+           ": ", counted.choices, " of ", chosen.size(-1), " choices cannot be counted");
   check_dense(probabilities, op, "probabilities", DType::kFloat64, {shape.experts});
   check_dense(routes, op, "routes", DType::kFloat64, {shape.experts});
   kernels::gate_sums({.kind = kind,
@@ -143,8 +143,8 @@ void gate_sums(const OpContext& ctx, GateScores kind, const Tensor& scores, cons
                       .choices = chosen.size(-1),
                       .scores = scores.data<float>(),
                       .chosen = chosen.data<int32_t>(),
-                      .counted_choices = counted_choices,
-                      .counted = token_mask(op, counted, "counted", shape.tokens),
+                      .counted_choices = counted.choices,
+                      .counted = token_mask(op, counted.tokens, "counted", shape.tokens),
                       .probabilities = probabilities.data<double>(),
                       .routes = routes.data<double>()},
                      *ctx.pool);

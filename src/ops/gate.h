@@ -44,11 +44,15 @@ void choose_experts(const OpContext& ctx, const GateRule& rule, const Tensor& fi
 void route_weights(const OpContext& ctx, const GateRule& rule, const Tensor& scores,
                    const Tensor& chosen, Tensor& weights);
 
-// Sums over tokens: probabilities and routes, float64 [experts]. The first `counted_choices` of
-// each token count; `counted` uint8 [tokens] or empty.
-void gate_sums(const OpContext& ctx, GateScores kind, const Tensor& scores, const Tensor& chosen,
-               int64_t counted_choices, const Tensor& counted, Tensor& probabilities,
-               Tensor& routes);
+// Which routes count: the first `choices` of each token that counts.
+struct CountedRoutes {
+  Tensor chosen;
+  int64_t choices = 1;
+  Tensor tokens = {};  // uint8 [tokens], 1 = counts; empty: all do
+};
+// Sums over tokens: probabilities and routes, float64 [experts].
+void gate_sums(const OpContext& ctx, GateScores kind, const Tensor& scores,
+               const CountedRoutes& counted, Tensor& probabilities, Tensor& routes);
 double gate_z_sum(const OpContext& ctx, const Tensor& logits, const Tensor& counted);
 
 // dlogits from dweights (empty: none) and the losses of the gate: `balance` fp32 [experts] or

@@ -16,47 +16,51 @@ int64_t row_width(const Tensor& x, const Op& op, const char* name) {
   return x.size(-1);
 }
 
-struct NormOutputs {
-  const Tensor &y, &sum;
-  const Tensor mean;
-  const Tensor& rstd;
-};
+// What layer normalisation needs and RMS normalisation does not have.
+template <bool kCentred>
+void check_centred(const Tensor& tensor, const Op& op, const char* name, DType dtype,
+                   int64_t elements) {
+  if constexpr (kCentred) {
+    check_elements(tensor, op, name, dtype, elements);
+  } else {
+    DS_CHECK(!tensor, Code::kInvalidArgument, op, ": there is no ", name,
+             " in RMS normalisation; leave it empty");
+  }
+}
 
-// What both normalisations take.
-void check_forward(const Op& op, const Tensor& x, const Tensor& residual, const Tensor& gamma,
-                   float eps, const NormOutputs& out) {
-  check_dense_float(x, op, "x");
-  const DType dtype = x.dtype();
-  const int64_t cols = row_width(x, op, "x"), rows = x.elements() / cols;
-  if (residual) {
-    check_dense(residual, op, "residual", dtype, x.shape());
+template <bool kCentred>
+void check_forward(const Op& op, const NormInputs& in, const NormOutputs& out) {
+  check_dense_float(in.x, op, "x");
+  const DType dtype = in.x.dtype();
+  const int64_t cols = row_width(in.x, op, "x"), rows = in.x.elements() / cols;
+  if (in.residual) {
+    check_dense(in.residual, op, "residual", dtype, in.x.shape());
     DS_CHECK(out.sum, Code::kInvalidArgument, op,
              ": with a residual, sum must be given to receive x + residual");
   }
-  if (out.sum) check_dense(out.sum, op, "sum", dtype, x.shape());
-  check_dense(out.y, op, "y", dtype, x.shape());
-  check_elements(gamma, op, "gamma", dtype, cols);
+  if (out.sum) check_dense(out.sum, op, "sum", dtype, in.x.shape());
+  check_dense(out.y, op, "y", dtype, in.x.shape());
+  check_elements(in.gamma, op, "gamma", dtype, cols);
   check_elements(out.rstd, op, "rstd", DType::kFloat32, rows);
-  DS_CHECK(eps >= 0 && std::isfinite(eps), Code::kInvalidArgument, op,
-           ": eps must be finite and not negative, not ", eps);
+  DS_CHECK(in.eps >= 0 && std::isfinite(in.eps), Code::kInvalidArgument, op,
+           ": eps must be finite and not negative, not ", in.eps);
+  check_centred<kCentred>(in.beta, op, "beta", dtype, cols);
+  check_centred<kCentred>(out.mean, op, "mean", DType::kFloat32, rows);
 }
 
-struct NormInputs {
-  const Tensor &dy, &dsum, &sum, &gamma;
-  const Tensor mean;
-  const Tensor& rstd;
-};
-
-void check_backward(const Op& op, const NormInputs& in, const Tensor& dx, const Tensor& dgamma) {
+template <bool kCentred>
+void check_backward(const Op& op, const NormBackwardInputs& in, const NormGradients& out) {
   check_dense_float(in.dy, op, "dy");
   const DType dtype = in.dy.dtype();
   const int64_t cols = row_width(in.dy, op, "dy"), rows = in.dy.elements() / cols;
   if (in.dsum) check_dense(in.dsum, op, "dsum", dtype, in.dy.shape());
   check_dense(in.sum, op, "sum", dtype, in.dy.shape());
-  check_dense(dx, op, "dx", dtype, in.dy.shape());
+  check_dense(out.dx, op, "dx", dtype, in.dy.shape());
   check_elements(in.gamma, op, "gamma", dtype, cols);
   check_elements(in.rstd, op, "rstd", DType::kFloat32, rows);
-  check_elements(dgamma, op, "dgamma", DType::kFloat32, cols);
+  check_elements(out.dgamma, op, "dgamma", DType::kFloat32, cols);
+  check_centred<kCentred>(in.mean, op, "mean", DType::kFloat32, rows);
+  check_centred<kCentred>(out.dbeta, op, "dbeta", DType::kFloat32, cols);
 }
 
 template <class T>
@@ -64,57 +68,44 @@ T* data_of(const Tensor& tensor) {
   return tensor ? tensor.data<T>() : nullptr;
 }
 
-// What only layer normalisation has is empty for RMS normalisation.
 template <bool kCentred>
-void forward(const Op& op, const Tensor& x, const Tensor& residual, const Tensor& gamma,
-             const Tensor& beta, float eps, const NormOutputs& out) {
-  check_forward(op, x, residual, gamma, eps, out);
-  const int64_t cols = x.size(-1), rows = x.elements() / cols;
-  if constexpr (kCentred) {
-    check_elements(beta, op, "beta", x.dtype(), cols);
-    check_elements(out.mean, op, "mean", DType::kFloat32, rows);
-  }
-  with_float_type(x, [&](auto type) {
+void forward(const Op& op, const NormInputs& in, const NormOutputs& out) {
+  check_forward<kCentred>(op, in, out);
+  const int64_t cols = in.x.size(-1);
+  with_float_type(in.x, [&](auto type) {
     using T = decltype(type);
-    kernels::Norm<T, kCentred> call;
-    call.rows = rows;
-    call.cols = cols;
-    call.x = x.data<T>();
-    call.residual = data_of<T>(residual);
-    call.gamma = gamma.data<T>();
-    call.beta = data_of<T>(beta);
-    call.eps = eps;
-    call.y = out.y.data<T>();
-    call.sum = data_of<T>(out.sum);
-    call.mean = data_of<float>(out.mean);
-    call.rstd = out.rstd.data<float>();
+    const kernels::Norm<T, kCentred> call{.rows = in.x.elements() / cols,
+                                          .cols = cols,
+                                          .x = in.x.data<T>(),
+                                          .residual = data_of<T>(in.residual),
+                                          .gamma = in.gamma.data<T>(),
+                                          .beta = data_of<T>(in.beta),
+                                          .eps = in.eps,
+                                          .y = out.y.data<T>(),
+                                          .sum = data_of<T>(out.sum),
+                                          .mean = data_of<float>(out.mean),
+                                          .rstd = out.rstd.data<float>()};
     run(op.ctx, [&](auto& on) { kernels::norm_forward(call, on); });
   });
 }
 
 template <bool kCentred>
-void backward(const Op& op, const NormInputs& in, const Tensor& dx, const Tensor& dgamma,
-              const Tensor& dbeta) {
-  check_backward(op, in, dx, dgamma);
-  const int64_t cols = in.dy.size(-1), rows = in.dy.elements() / cols;
-  if constexpr (kCentred) {
-    check_elements(in.mean, op, "mean", DType::kFloat32, rows);
-    check_elements(dbeta, op, "dbeta", DType::kFloat32, cols);
-  }
+void backward(const Op& op, const NormBackwardInputs& in, const NormGradients& out) {
+  check_backward<kCentred>(op, in, out);
+  const int64_t cols = in.dy.size(-1);
   with_float_type(in.dy, [&](auto type) {
     using T = decltype(type);
-    kernels::NormBackward<T, kCentred> call;
-    call.rows = rows;
-    call.cols = cols;
-    call.dy = in.dy.data<T>();
-    call.dsum = data_of<T>(in.dsum);
-    call.sum = in.sum.data<T>();
-    call.gamma = in.gamma.data<T>();
-    call.mean = data_of<float>(in.mean);
-    call.rstd = in.rstd.data<float>();
-    call.dx = dx.data<T>();
-    call.dgamma = dgamma.data<float>();
-    call.dbeta = data_of<float>(dbeta);
+    kernels::NormBackward<T, kCentred> call{.rows = in.dy.elements() / cols,
+                                            .cols = cols,
+                                            .dy = in.dy.data<T>(),
+                                            .dsum = data_of<T>(in.dsum),
+                                            .sum = in.sum.data<T>(),
+                                            .gamma = in.gamma.data<T>(),
+                                            .mean = data_of<float>(in.mean),
+                                            .rstd = in.rstd.data<float>(),
+                                            .dx = out.dx.data<T>(),
+                                            .dgamma = out.dgamma.data<float>(),
+                                            .dbeta = data_of<float>(out.dbeta)};
     run(
         op.ctx, [&](auto& on) { return kernels::norm_partials(call, on); },
         [&](float* scratch, auto& on) {
@@ -126,27 +117,20 @@ void backward(const Op& op, const NormInputs& in, const Tensor& dx, const Tensor
 
 }  // namespace
 
-void layer_norm(const OpContext& ctx, const Tensor& x, const Tensor& residual, const Tensor& gamma,
-                const Tensor& beta, float eps, Tensor& y, Tensor& sum, Tensor& mean, Tensor& rstd) {
-  forward<true>({ctx, "layer_norm"}, x, residual, gamma, beta, eps, {y, sum, mean, rstd});
+void layer_norm(const OpContext& ctx, const NormInputs& in, const NormOutputs& out) {
+  forward<true>({ctx, "layer_norm"}, in, out);
+}
+void layer_norm_backward(const OpContext& ctx, const NormBackwardInputs& in,
+                         const NormGradients& out) {
+  backward<true>({ctx, "layer_norm_backward"}, in, out);
 }
 
-void layer_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsum,
-                         const Tensor& sum, const Tensor& gamma, const Tensor& mean,
-                         const Tensor& rstd, Tensor& dx, Tensor& dgamma, Tensor& dbeta) {
-  backward<true>({ctx, "layer_norm_backward"}, {dy, dsum, sum, gamma, mean, rstd}, dx, dgamma,
-                 dbeta);
+void rms_norm(const OpContext& ctx, const NormInputs& in, const NormOutputs& out) {
+  forward<false>({ctx, "rms_norm"}, in, out);
 }
-
-void rms_norm(const OpContext& ctx, const Tensor& x, const Tensor& residual, const Tensor& gamma,
-              float eps, Tensor& y, Tensor& sum, Tensor& rstd) {
-  forward<false>({ctx, "rms_norm"}, x, residual, gamma, {}, eps, {y, sum, {}, rstd});
-}
-
-void rms_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsum,
-                       const Tensor& sum, const Tensor& gamma, const Tensor& rstd, Tensor& dx,
-                       Tensor& dgamma) {
-  backward<false>({ctx, "rms_norm_backward"}, {dy, dsum, sum, gamma, {}, rstd}, dx, dgamma, {});
+void rms_norm_backward(const OpContext& ctx, const NormBackwardInputs& in,
+                       const NormGradients& out) {
+  backward<false>({ctx, "rms_norm_backward"}, in, out);
 }
 
 }  // namespace ds::ops

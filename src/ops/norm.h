@@ -1,4 +1,4 @@
-// Layer normalisation over the last dimension, fused with the residual addition before it.
+// Layer and RMS normalisation over the last dimension, fused with the residual addition before it.
 // Statistics are fp32; gamma and beta have the type of x.
 #pragma once
 
@@ -6,27 +6,50 @@
 
 namespace ds::ops {
 
-// s = x + residual (residual may be empty, then s = x and `sum` may be empty too);
-// y = (s - mean) * rstd * gamma + beta. mean and rstd are fp32 [rows]. `sum` receives s rounded to
-// its type, and the statistics are those of the rounded s, so that backward sees the same values.
-void layer_norm(const OpContext& ctx, const Tensor& x, const Tensor& residual, const Tensor& gamma,
-                const Tensor& beta, float eps, Tensor& y, Tensor& sum, Tensor& mean, Tensor& rstd);
+// What is empty if not given may be left out; what only layer normalisation has is left out of RMS
+// normalisation.
+struct NormInputs {
+  Tensor x;
+  Tensor residual = {};
+  Tensor gamma;
+  Tensor beta = {};  // of layer normalisation
+  float eps = 0;
+};
+struct NormOutputs {
+  Tensor y;
+  Tensor sum = {};   // receives x + residual, rounded; not needed without a residual
+  Tensor mean = {};  // fp32 [rows], of layer normalisation
+  Tensor rstd;       // fp32 [rows]
+};
 
-// dx = gradient through the normalisation + dsum (gradient that reaches s directly; may be empty).
-// It is the gradient of both x and residual. dgamma and dbeta (fp32) accumulate.
-void layer_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsum,
-                         const Tensor& sum, const Tensor& gamma, const Tensor& mean,
-                         const Tensor& rstd, Tensor& dx, Tensor& dgamma, Tensor& dbeta);
+// s = x + residual (s = x without one); y = (s - mean) * rstd * gamma + beta. The statistics are
+// those of the rounded s, so that backward sees the same values.
+void layer_norm(const OpContext& ctx, const NormInputs& in, const NormOutputs& out);
 
-// s = x + residual rounded to its type (residual may be empty); y = s / sqrt(mean(s^2) + eps) *
-// gamma (Zhang and Sennrich, arXiv:1910.07467). Shapes and `sum` as in layer_norm; rstd fp32
-// [rows].
-void rms_norm(const OpContext& ctx, const Tensor& x, const Tensor& residual, const Tensor& gamma,
-              float eps, Tensor& y, Tensor& sum, Tensor& rstd);
+// y = s / sqrt(mean(s^2) + eps) * gamma (Zhang and Sennrich, arXiv:1910.07467).
+void rms_norm(const OpContext& ctx, const NormInputs& in, const NormOutputs& out);
 
-// As layer_norm_backward, without mean and beta.
-void rms_norm_backward(const OpContext& ctx, const Tensor& dy, const Tensor& dsum,
-                       const Tensor& sum, const Tensor& gamma, const Tensor& rstd, Tensor& dx,
-                       Tensor& dgamma);
+// dsum is a gradient that reaches s directly.
+struct NormBackwardInputs {
+  Tensor dy;
+  Tensor dsum = {};
+  Tensor sum;
+  Tensor gamma;
+  Tensor mean = {};  // of layer normalisation
+  Tensor rstd;
+};
+// dx is the gradient of both x and residual, and may be dy or dsum. dgamma and dbeta (fp32)
+// accumulate.
+struct NormGradients {
+  Tensor dx;
+  Tensor dgamma;
+  Tensor dbeta = {};  // of layer normalisation
+};
+
+// dx = gradient through the normalisation + dsum.
+void layer_norm_backward(const OpContext& ctx, const NormBackwardInputs& in,
+                         const NormGradients& out);
+void rms_norm_backward(const OpContext& ctx, const NormBackwardInputs& in,
+                       const NormGradients& out);
 
 }  // namespace ds::ops

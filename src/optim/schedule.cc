@@ -32,18 +32,18 @@ double ratio_of(int64_t a, int64_t b) {
 
 // 0 at the ends of the cycle, 1 at its top.
 double cycle_position(const OneCycleConfig& c, int64_t i) {
-  const auto first = static_cast<double>(c.first_steps);
-  const auto second = static_cast<double>(c.second_steps);
+  const auto first = static_cast<double>(c.cycle_first_step_size);
+  const auto second = static_cast<double>(c.cycle_second_step_size);
   const double position = std::fmod(static_cast<double>(i + 1), first + second);
-  if (position <= first) return staircase(position / first, c.first_stairs);
-  return staircase((first + second - position) / second, c.second_stairs);
+  if (position <= first) return staircase(position / first, c.cycle_first_stair_count);
+  return staircase((first + second - position) / second, c.cycle_second_stair_count);
 }
 
 // How many decay periods lie behind index i, 0 when decay is off.
 double decay_periods(const OneCycleConfig& c, int64_t i) {
-  if (c.decay_steps == 0) return 0;
-  return static_cast<double>(i - (c.first_steps + c.second_steps) + 1) /
-         static_cast<double>(c.decay_steps);
+  if (c.decay_step_size == 0) return 0;
+  return static_cast<double>(i - (c.cycle_first_step_size + c.cycle_second_step_size) + 1) /
+         static_cast<double>(c.decay_step_size);
 }
 
 // Each reads index i: what the reference's scheduler holds after i + 1 calls of step(), -1 at
@@ -54,36 +54,37 @@ struct RateAt {
   size_t group;
 
   double operator()(const LrRangeTestConfig& c) const {
-    double x = static_cast<double>(i + 1) / static_cast<double>(c.step_size);
-    if (c.staircase) x = std::floor(x);
-    return c.min_lr.of(group) * (1 + c.step_rate * x);
+    double x = static_cast<double>(i + 1) / static_cast<double>(c.lr_range_test_step_size);
+    if (c.lr_range_test_staircase) x = std::floor(x);
+    return c.lr_range_test_min_lr.of(group) * (1 + c.lr_range_test_step_rate * x);
   }
   double operator()(const WarmupLrConfig& c) const {
-    const double gamma = warmup_fraction(i, warmup_length(c.warmup_steps), c.shape);
-    return between(c.min_lr, c.max_lr.value_or(base_lr), gamma);
+    const double gamma = warmup_fraction(i, warmup_length(c.warmup_num_steps), c.warmup_type);
+    return between(c.warmup_min_lr, c.warmup_max_lr.value_or(base_lr), gamma);
   }
   double operator()(const WarmupDecayLrConfig& c) const {
-    const int64_t n = warmup_length(c.warmup_steps);
-    const double gamma = i < n ? warmup_fraction(i, n, c.shape)
-                               : std::max(0.0, ratio_of(c.total_steps - i, c.total_steps - n));
-    return between(c.min_lr, c.max_lr.value_or(0.001), gamma);
+    const int64_t n = warmup_length(c.warmup_num_steps);
+    const double gamma =
+        i < n ? warmup_fraction(i, n, c.warmup_type)
+              : std::max(0.0, ratio_of(c.total_num_steps - i, c.total_num_steps - n));
+    return between(c.warmup_min_lr, c.warmup_max_lr.value_or(0.001), gamma);
   }
   double operator()(const WarmupCosineLrConfig& c) const {
     if (i < 0) return 0;  // whatever the ratio, as DeepSpeed begins
-    const int64_t n = warmup_length(c.warmup_steps);
+    const int64_t n = warmup_length(c.warmup_num_steps);
     if (i < n) {
-      const double gamma = warmup_fraction(i, n, c.shape);
+      const double gamma = warmup_fraction(i, n, c.warmup_type);
       return base_lr * (c.warmup_min_ratio + (1 - c.warmup_min_ratio) * gamma);
     }
-    const double x = std::min(1.0, ratio_of(i - n + 1, c.total_steps - n));
+    const double x = std::min(1.0, ratio_of(i - n + 1, c.total_num_steps - n));
     return base_lr *
            (c.cos_min_ratio + (1 - c.cos_min_ratio) * (1 + std::cos(std::numbers::pi * x)) / 2);
   }
   double operator()(const OneCycleConfig& c) const {
-    if (i < c.first_steps + c.second_steps) {
-      return between(c.min_lr, c.max_lr, cycle_position(c, i));
+    if (i < c.cycle_first_step_size + c.cycle_second_step_size) {
+      return between(c.cycle_min_lr, c.cycle_max_lr, cycle_position(c, i));
     }
-    return c.min_lr.of(group) / (1 + c.decay_lr_rate * decay_periods(c, i));
+    return c.cycle_min_lr.of(group) / (1 + c.decay_lr_rate * decay_periods(c, i));
   }
   double between(const PerGroup& low, const PerGroup& high, double part) const {
     return low.of(group) + (high.of(group) - low.of(group)) * part;
@@ -100,11 +101,11 @@ std::optional<double> Schedule::beta1(int64_t applied) const {
   const auto* c = config_ ? std::get_if<OneCycleConfig>(&*config_) : nullptr;
   if (c == nullptr || !c->cycle_momentum) return std::nullopt;
   const int64_t i = applied - 1;
-  if (i < 0) return c->min_momentum;  // as DeepSpeed sets it before the first step
-  if (i < c->first_steps + c->second_steps) {
-    return c->max_momentum - (c->max_momentum - c->min_momentum) * cycle_position(*c, i);
+  if (i < 0) return c->cycle_min_mom;  // as DeepSpeed sets it before the first step
+  if (i < c->cycle_first_step_size + c->cycle_second_step_size) {
+    return c->cycle_max_mom - (c->cycle_max_mom - c->cycle_min_mom) * cycle_position(*c, i);
   }
-  return c->max_momentum * (1 + c->decay_momentum_rate * decay_periods(*c, i));
+  return c->cycle_max_mom * (1 + c->decay_mom_rate * decay_periods(*c, i));
 }
 
 std::optional<double> Schedule::beta2() const {

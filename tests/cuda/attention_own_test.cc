@@ -66,7 +66,8 @@ class OwnAttention : public ::testing::Test {
     options.scale = scale;
     Tensor out = guarded_tensor(dtype, {1, queries, 1, dim});
     Tensor lse = guarded_tensor(kF, {1, 1, queries});
-    ops::attention(ctx_, all(queries, q), all(keys, k), v, {}, options, out, lse);
+    ops::attention(ctx_, {.q = all(queries, q), .k = all(keys, k), .v = v}, options,
+                   {.out = out, .lse = lse});
     const std::vector<double> outs = doubles(out), logs = doubles(lse);
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t seen = keys - queries + i + 1;
@@ -180,7 +181,7 @@ TEST_F(OwnAttention, OverflowShows) {
         Tensor lse = guarded_tensor(kF, {1, 1, queries});
         ops::AttentionOptions options;
         options.scale = 64;
-        ops::attention(ctx_, q, keys, keys, {}, options, out, lse);
+        ops::attention(ctx_, {.q = q, .k = keys, .v = keys}, options, {.out = out, .lse = lse});
         EXPECT_EQ(std::isnan(doubles(out)[0]), k == 0x1p64) << type_name(dtype) << " " << queries;
         EXPECT_FALSE(std::isfinite(doubles(lse)[0])) << type_name(dtype) << " " << queries;
       }

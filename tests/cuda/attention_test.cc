@@ -147,9 +147,10 @@ TEST_F(GpuAttention, BitsDoNotDependOnTheBatch) {
              one = guarded_tensor(dtype, {1, queries, 4, 40});
       Tensor all_lse = guarded_tensor(kF, {3, 4, queries}),
              lse = guarded_tensor(kF, {1, 4, queries});
-      ops::attention(ctx_, q, k, v, {}, options, all, all_lse);
+      ops::attention(ctx_, {.q = q, .k = k, .v = v}, options, {.out = all, .lse = all_lse});
       const Tensor k_alone = copy_of(k.slice(0, 1, 2)), v_alone = copy_of(v.slice(0, 1, 2));
-      ops::attention(ctx_, q.slice(0, 1, 2), k_alone, v_alone, {}, options, one, lse);
+      ops::attention(ctx_, {.q = q.slice(0, 1, 2), .k = k_alone, .v = v_alone}, options,
+                     {.out = one, .lse = lse});
       EXPECT_EQ(doubles(one), doubles(all.slice(0, 1, 2))) << type_name(dtype) << " " << queries;
       EXPECT_EQ(doubles(lse), doubles(all_lse.slice(0, 1, 2)));
       EXPECT_TRUE(std::isfinite(doubles(one)[0]));
@@ -164,19 +165,21 @@ TEST_F(GpuAttention, NothingToSee) {
     const Tensor q = random_tensor(random, kB, {2, queries, 2, 8});
     const Tensor k = guarded_tensor(kB, {2, 0, 2, 8});
     Tensor out = guarded_tensor(kB, q.shape()), lse = guarded_tensor(kF, {2, 2, queries});
-    ops::attention(ctx_, q, k, k, {}, options, out, lse);
+    ops::attention(ctx_, {.q = q, .k = k, .v = k}, options, {.out = out, .lse = lse});
     for (const double value : doubles(out)) ASSERT_EQ(value, 0);
     for (const double value : doubles(lse)) {
       ASSERT_EQ(value, -std::numeric_limits<double>::infinity());
     }
     Tensor dq = guarded_tensor(kB, q.shape()), dk = guarded_tensor(kB, k.shape()), dv = dk;
-    ops::attention_backward(ctx_, q, q, k, k, {}, options, out, lse, dq, dk, dv);
+    ops::attention_backward(ctx_, {.q = q, .k = k, .v = k}, options, {.out = out, .lse = lse}, q,
+                            {.dq = dq, .dk = dk, .dv = dv});
     for (const double value : doubles(dq)) ASSERT_EQ(value, 0);
   }
   const Tensor q = guarded_tensor(kB, {2, 0, 2, 8}), k = random_tensor(random, kB, {2, 70, 2, 8});
   const Tensor lse = guarded_tensor(kF, {2, 2, 0});
   Tensor dq = q, dk = guarded_tensor(kB, k.shape()), dv = guarded_tensor(kB, k.shape());
-  ops::attention_backward(ctx_, q, q, k, k, {}, options, q, lse, dq, dk, dv);
+  ops::attention_backward(ctx_, {.q = q, .k = k, .v = k}, options, {.out = q, .lse = lse}, q,
+                          {.dq = dq, .dk = dk, .dv = dv});
   for (const Tensor& tensor : {dk, dv}) {
     for (const double value : doubles(tensor)) ASSERT_EQ(value, 0);
   }
@@ -192,7 +195,8 @@ TEST_F(GpuAttention, RefusesWhatLiesElsewhere) {
   const auto refuse = [&](const char* name, const Tensor& key, const Tensor& mask,
                           const ops::AttentionOptions& options) {
     try {
-      ops::attention(ctx_, q, key, q, mask, options, out, lse);
+      ops::attention(ctx_, {.q = q, .k = key, .v = q, .key_mask = mask}, options,
+                     {.out = out, .lse = lse});
       ADD_FAILURE() << name << " was taken";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::kInvalidArgument);

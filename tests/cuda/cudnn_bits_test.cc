@@ -115,9 +115,10 @@ class CudnnBits : public ::testing::Test {
     for (Tensor* tensor : o.all()) {
       std::memset(tensor->raw(), poison, static_cast<size_t>(tensor->bytes()));
     }
-    ops::attention(ctx_, q_, k_, v_, {}, options_, o.out, o.lse);
-    ops::attention_backward(ctx_, dout_, q_, k_, v_, {}, options_, first.out, first.lse, o.dq, o.dk,
-                            o.dv);
+    ops::attention(ctx_, {.q = q_, .k = k_, .v = v_}, options_, {.out = o.out, .lse = o.lse});
+    ops::attention_backward(ctx_, {.q = q_, .k = k_, .v = v_}, options_,
+                            {.out = first.out, .lse = first.lse}, dout_,
+                            {.dq = o.dq, .dk = o.dk, .dv = o.dv});
     case_memory().synchronize();
   }
   // Our own kernels would repeat their bits, and say nothing about cuDNN's.
@@ -139,12 +140,17 @@ class CudnnBits : public ::testing::Test {
         p.heads = q_.size(2);
         p.kv_heads = k_.size(2);
         p.head_dim = q_.size(3);
-        const kernels::AttentionGradients<bfloat16> gradients{
-            in(dout_), in(o.out), o.lse.data<float>(), to(o.dq), to(o.dk), to(o.dv)};
-        const kernels::cudnn::AttentionCall forward(on, p, in(q_), in(k_), in(v_), to(o.out),
-                                                    o.lse.data<float>());
-        const kernels::cudnn::AttentionCall backward(on, p, in(q_), in(k_), in(v_), gradients);
-        both = forward && backward;
+        float* const lse = o.lse.data<float>();
+        const kernels::AttentionForward<bfloat16> forward{
+            .p = p, .q = in(q_), .k = in(k_), .v = in(v_), .out = to(o.out), .lse = lse};
+        const kernels::AttentionBackward<bfloat16> backward{
+            .p = p,
+            .q = in(q_),
+            .k = in(k_),
+            .v = in(v_),
+            .g = {in(dout_), in(o.out), lse, to(o.dq), to(o.dk), to(o.dv)}};
+        both = kernels::cudnn::AttentionCall(on, forward) &&
+               kernels::cudnn::AttentionCall(on, backward);
       }
     });
     return both;

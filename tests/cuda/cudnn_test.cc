@@ -433,7 +433,7 @@ TEST_F(Cudnn, AFailureWhileRunningIsAnError) {
   Tensor out = guarded_tensor(kB, q.shape()), lse;
   cudnn().failures["cudnnBackendExecute"] = {5000};
   try {
-    ops::attention(ctx_, q, q, q, {}, {}, out, lse);
+    ops::attention(ctx_, {.q = q, .k = q, .v = q}, {}, {.out = out, .lse = lse});
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kDevice);
@@ -441,7 +441,7 @@ TEST_F(Cudnn, AFailureWhileRunningIsAnError) {
     EXPECT_THAT(error.what(), HasSubstr("as the test wanted"));
   }
   // Nobody keeps the logarithms: the graph writes them to scratch.
-  ops::attention(ctx_, q, q, q, {}, {}, out, lse);
+  ops::attention(ctx_, {.q = q, .k = q, .v = q}, {}, {.out = out, .lse = lse});
   EXPECT_EQ(cudnn().runs.size(), 1u);
 }
 
@@ -456,7 +456,7 @@ TEST_F(Cudnn, ThreadsShareAHandle) {
     threads.emplace_back([&] {
       for (int i = 0; i < 50; ++i) {
         Tensor lse;
-        ops::attention(ctx_, q, q, q, {}, {}, out, lse);
+        ops::attention(ctx_, {.q = q, .k = q, .v = q}, {}, {.out = out, .lse = lse});
       }
     });
   }

@@ -102,9 +102,17 @@ class GpuMatmul : public ::testing::Test {
     std::vector<double> a64 = doubles(a.view);
     for (double& v : a64) v *= p.alpha;
     const std::vector<double> b64 = doubles(b.view), bias64 = doubles(bias.view);
-    kernels::matmul_ref(p.m, p.n, p.k, a64.data(), p.a.transposed, b64.data(), p.b.transposed,
-                        with_bias ? bias64.data() : nullptr, p.accumulate, expected.data(),
-                        magnitude.data());
+    kernels::matmul_ref({.m = p.m,
+                         .n = p.n,
+                         .k = p.k,
+                         .a = a64.data(),
+                         .a_transposed = p.a.transposed,
+                         .b = b64.data(),
+                         .b_transposed = p.b.transposed,
+                         .bias = with_bias ? bias64.data() : nullptr,
+                         .accumulate = p.accumulate,
+                         .c = expected.data(),
+                         .magnitude = magnitude.data()});
     const std::vector<double> around = doubles(c.whole);
 
     const GpuStream on = stream(processors);

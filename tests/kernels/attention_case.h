@@ -270,9 +270,11 @@ inline Results run_operator(const OpContext& ctx, const OpContext& backward, con
   const Spec& s = x.spec;
   Results r{guarded_tensor(s.dtype, {s.batch, s.queries, s.heads, s.head_dim}),
             guarded_tensor(DType::kFloat32, {s.batch, s.heads, s.queries}), make_qkv(s)};
-  ops::attention(ctx, x.in.q, x.in.k, x.in.v, x.mask, x.options, r.out, r.lse);
-  ops::attention_backward(backward, x.dout, x.in.q, x.in.k, x.in.v, x.mask, x.options, r.out, r.lse,
-                          r.grads.q, r.grads.k, r.grads.v);
+  ops::attention(ctx, {.q = x.in.q, .k = x.in.k, .v = x.in.v, .key_mask = x.mask}, x.options,
+                 {.out = r.out, .lse = r.lse});
+  ops::attention_backward(backward, {.q = x.in.q, .k = x.in.k, .v = x.in.v, .key_mask = x.mask},
+                          x.options, {.out = r.out, .lse = r.lse}, x.dout,
+                          {.dq = r.grads.q, .dk = r.grads.k, .dv = r.grads.v});
   return r;
 }
 
@@ -288,8 +290,8 @@ inline CaseResult check(const Spec& spec, const OpContext& ctx, const OpContext&
   std::vector<double> dq(x.q.size()), dk(x.k.size()), dv(x.v.size());
   kernels::attention_forward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(), out.data(),
                                  lse.data());
-  kernels::attention_backward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(), x.weights.data(),
-                                  dq.data(), dk.data(), dv.data());
+  kernels::attention_backward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(),
+                                  {x.weights.data(), dq.data(), dk.data(), dv.data()});
   const Magnitudes m = magnitudes(x);
   const Tolerance tolerance = tolerance_of(x, m.score);
   CaseResult result;
@@ -316,7 +318,8 @@ inline CaseResult check(const Spec& spec, const OpContext& ctx, uint64_t seed) {
 inline CaseResult check_forward(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   const Inputs x = make_inputs(spec, seed);
   Tensor out = guarded_tensor(spec.dtype, x.in.q.shape()), no_lse;
-  ops::attention(ctx, x.in.q, x.in.k, x.in.v, x.mask, x.options, out, no_lse);
+  ops::attention(ctx, {.q = x.in.q, .k = x.in.k, .v = x.in.v, .key_mask = x.mask}, x.options,
+                 {.out = out, .lse = no_lse});
   std::vector<double> expected(x.q.size());
   kernels::attention_forward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(), expected.data(),
                                  nullptr);

@@ -130,7 +130,8 @@ CaseResult check_refusals(const OpContext& ctx, uint64_t seed) {
     double bad = 2;
     std::string message = "no error";
     try {
-      ops::attention(ctx, q_in, k_in, v_in, mask, options, out, lse);
+      ops::attention(ctx, {.q = q_in, .k = k_in, .v = v_in, .key_mask = mask}, options,
+                     {.out = out, .lse = lse});
     } catch (const Error& error) {
       message = error.message();
       if (error.code() == Code::kInvalidArgument && message.find(word) != std::string::npos)
@@ -186,9 +187,12 @@ CaseResult check_past(const Spec& s, const OpContext& ctx, uint64_t seed) {
     Tensor expected = guarded_tensor(s.dtype, q_shape), actual = guarded_tensor(s.dtype, q_shape);
     Tensor lse = guarded_tensor(DType::kFloat32, {s.batch, s.heads, s.queries});
     Tensor lse_too = guarded_tensor(DType::kFloat32, lse.shape());
-    ops::attention(ctx, q, k.slice(1, 0, keys), v.slice(1, 0, keys), none, options, expected, lse);
+    ops::attention(ctx,
+                   {.q = q, .k = k.slice(1, 0, keys), .v = v.slice(1, 0, keys), .key_mask = none},
+                   options, {.out = expected, .lse = lse});
     options.past = filled_tensor(DType::kInt32, {s.batch}, static_cast<double>(past));
-    ops::attention(ctx, q, k, v, none, options, actual, lse_too);
+    ops::attention(ctx, {.q = q, .k = k, .v = v, .key_mask = none}, options,
+                   {.out = actual, .lse = lse_too});
     compare(result, str_cat("out behind ", past), actual, doubles(expected), {});
     compare(result, str_cat("lse behind ", past), lse_too, doubles(lse), {});
   }
@@ -223,10 +227,12 @@ CaseResult check_unequal_pasts(const Spec& s, const OpContext& ctx, uint64_t see
       const auto of = [b](const Tensor& x) { return x.slice(0, b, b + 1); };
       const auto seen = [&](const Tensor& x) { return of(x).slice(1, 0, own + s.queries); };
       Tensor out = of(expected), sums = of(lse);
-      ops::attention(ctx, of(q), seen(k), seen(v), none, options, out, sums);
+      ops::attention(ctx, {.q = of(q), .k = seen(k), .v = seen(v), .key_mask = none}, options,
+                     {.out = out, .lse = sums});
     }
     options.past = past;
-    ops::attention(ctx, q, k, v, none, options, actual, lse_too);
+    ops::attention(ctx, {.q = q, .k = k, .v = v, .key_mask = none}, options,
+                   {.out = actual, .lse = lse_too});
     compare(result, "out behind" + where, actual, doubles(expected), {});
     compare(result, "lse behind" + where, lse_too, doubles(lse), {});
   }
@@ -380,17 +386,22 @@ std::vector<OpCase> bench_rows(const Spec& spec) {
   forward.bytes = element_bytes * (elements(spec) + out);
   forward.prepare = [spec](const OpContext& ctx) -> std::function<void()> {
     const auto x = bench_inputs(spec, ctx);
-    return [x, ctx] { ops::attention(ctx, x->q, x->k, x->v, {}, x->options, x->out, x->lse); };
+    return [x, ctx] {
+      ops::attention(ctx, {.q = x->q, .k = x->k, .v = x->v}, x->options,
+                     {.out = x->out, .lse = x->lse});
+    };
   };
   backward.name = spec.name() + "/backward";
   backward.flops = 2.5 * forward.flops;
   backward.bytes = element_bytes * (2 * elements(spec) + 2 * out);
   backward.prepare = [spec](const OpContext& ctx) -> std::function<void()> {
     const auto x = bench_inputs(spec, ctx);
-    ops::attention(ctx, x->q, x->k, x->v, {}, x->options, x->out, x->lse);
+    ops::attention(ctx, {.q = x->q, .k = x->k, .v = x->v}, x->options,
+                   {.out = x->out, .lse = x->lse});
     return [x, ctx] {
-      ops::attention_backward(ctx, x->out, x->q, x->k, x->v, {}, x->options, x->out, x->lse, x->dq,
-                              x->dk, x->dv);
+      ops::attention_backward(ctx, {.q = x->q, .k = x->k, .v = x->v}, x->options,
+                              {.out = x->out, .lse = x->lse}, x->out,
+                              {.dq = x->dq, .dk = x->dk, .dv = x->dv});
     };
   };
   if (spec.queries == 1) return {forward};

@@ -306,8 +306,16 @@ void check_product(CaseResult& result, const std::string& what, const Tensor& ac
                            const double* added, const std::vector<double>& start) {
     std::vector<double> out(static_cast<size_t>(m * n));
     if (!start.empty()) out = start;
-    kernels::matmul_ref(m, n, k, x.data(), ta, y.data(), tb, added, !start.empty(), out.data(),
-                        nullptr);
+    kernels::matmul_ref({.m = m,
+                         .n = n,
+                         .k = k,
+                         .a = x.data(),
+                         .a_transposed = ta,
+                         .b = y.data(),
+                         .b_transposed = tb,
+                         .bias = added,
+                         .accumulate = !start.empty(),
+                         .c = out.data()});
     return out;
   };
   const std::vector<double> expected = product(a.numbers, b.numbers, bias, before);

@@ -48,8 +48,17 @@ void compare_product(CaseResult& result, const std::string& what, const Tensor& 
                      const std::vector<double>& before) {
   std::vector<double> expected(static_cast<size_t>(m * n)), magnitude(expected.size());
   if (!before.empty()) expected = before;
-  kernels::matmul_ref(m, n, k, a.data(), ta, b.data(), tb, bias, !before.empty(), expected.data(),
-                      magnitude.data());
+  kernels::matmul_ref({.m = m,
+                       .n = n,
+                       .k = k,
+                       .a = a.data(),
+                       .a_transposed = ta,
+                       .b = b.data(),
+                       .b_transposed = tb,
+                       .bias = bias,
+                       .accumulate = !before.empty(),
+                       .c = expected.data(),
+                       .magnitude = magnitude.data()});
   compare(result, what, actual, expected, sum_tolerance(k + 2, actual.dtype()), magnitude);
 }
 
@@ -61,8 +70,13 @@ void check_grad_input_gelu(CaseResult& result, const OpContext& ctx, const Data&
   for (const ops::Gelu kind : {ops::Gelu::kTanh, ops::Gelu::kErf}) {
     const auto form = kind == ops::Gelu::kTanh ? kernels::GeluForm::kTanh : kernels::GeluForm::kErf;
     std::vector<double> expected(pre64.size()), magnitude(pre64.size());
-    kernels::matmul_ref(s.m, s.k, s.n, d.dy64.data(), false, d.w64.data(), false, nullptr, false,
-                        expected.data(), magnitude.data());
+    kernels::matmul_ref({.m = s.m,
+                         .n = s.k,
+                         .k = s.n,
+                         .a = d.dy64.data(),
+                         .b = d.w64.data(),
+                         .c = expected.data(),
+                         .magnitude = magnitude.data()});
     // The product may be rounded to the type before the derivative, which is below 1.13 and by
     // itself within 2^-13 (bf16) or 2^-20 of the largest; so may be the result.
     const Tolerance product = sum_tolerance(s.n, dtype);
@@ -160,8 +174,14 @@ CaseResult gradient(const OpContext& ctx, uint64_t seed, DType dtype, const Size
   const auto objective = [&](const std::vector<double>& x, const std::vector<double>& w,
                              const std::vector<double>& bias) {
     std::vector<double> y(d.dy64.size());
-    kernels::matmul_ref(s.m, s.n, s.k, x.data(), false, w.data(), true, bias.data(), false,
-                        y.data(), nullptr);
+    kernels::matmul_ref({.m = s.m,
+                         .n = s.n,
+                         .k = s.k,
+                         .a = x.data(),
+                         .b = w.data(),
+                         .b_transposed = true,
+                         .bias = bias.data(),
+                         .c = y.data()});
     return weighted_sum(d.dy64, y);
   };
   Tensor dx = guarded_tensor(dtype, {s.m, s.k});

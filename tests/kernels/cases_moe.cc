@@ -195,7 +195,8 @@ CaseResult check_sums(const OpContext& ctx, uint64_t seed, const Gate& g) {
   });
   Tensor probabilities = guarded_tensor(DType::kFloat64, {g.experts});
   Tensor counts = guarded_tensor(DType::kFloat64, {g.experts});
-  ops::gate_sums(ctx, g.rule.scores, c.scores, c.chosen, g.rule.choices, counted, probabilities,
+  ops::gate_sums(ctx, g.rule.scores, c.scores,
+                 {.chosen = c.chosen, .choices = g.rule.choices, .tokens = counted}, probabilities,
                  counts);
   const std::vector<double> p = doubles(probabilities), n = doubles(counts);
   double loss = 0;

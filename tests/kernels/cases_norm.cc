@@ -25,9 +25,14 @@ struct Norm {
     mean = guarded_tensor(DType::kFloat32, {rows});
     rstd = guarded_tensor(DType::kFloat32, {rows});
   }
-  void forward(const OpContext& ctx) {
-    ops::layer_norm(ctx, x, residual, gamma, beta, eps, y, sum, mean, rstd);
+  ops::NormInputs inputs() const {
+    return {.x = x, .residual = residual, .gamma = gamma, .beta = beta, .eps = eps};
   }
+  ops::NormOutputs outputs() const { return {.y = y, .sum = sum, .mean = mean, .rstd = rstd}; }
+  ops::NormBackwardInputs backward_inputs(const Tensor& dy, const Tensor& dsum) const {
+    return {.dy = dy, .dsum = dsum, .sum = sum, .gamma = gamma, .mean = mean, .rstd = rstd};
+  }
+  void forward(const OpContext& ctx) const { ops::layer_norm(ctx, inputs(), outputs()); }
 };
 
 // In the middle.
@@ -53,8 +58,16 @@ void check_forward(CaseResult& result, const OpContext& ctx, Norm& norm) {
   s = doubles(norm.sum);
   const std::vector<double> gamma = doubles(norm.gamma), beta = doubles(norm.beta);
   std::vector<double> y(s.size()), sum(s.size()), mean(static_cast<size_t>(rows)), rstd(mean);
-  ref::layer_norm(rows, cols, s.data(), nullptr, gamma.data(), beta.data(), norm.eps, y.data(),
-                  sum.data(), mean.data(), rstd.data());
+  ref::layer_norm({.rows = rows,
+                   .cols = cols,
+                   .x = s.data(),
+                   .gamma = gamma.data(),
+                   .beta = beta.data(),
+                   .eps = norm.eps,
+                   .y = y.data(),
+                   .sum = sum.data(),
+                   .mean = mean.data(),
+                   .rstd = rstd.data()});
   // Errors count against the largest element in units of the deviation: that is what subtracting
   // the mean and summing squares amplify.
   std::vector<double> mean_scale(mean), rstd_scale(mean), y_scale(y);
@@ -118,16 +131,25 @@ void check_backward(CaseResult& result, const OpContext& ctx, const Norm& norm, 
       dx_scale[at + j] = rstd[row] * (dx_scale[at + j] + g_mean + (1 + std::abs(xhat)) * gx_mean);
     }
   }
-  ref::layer_norm_backward(rows, cols, dyv.data(), with_dsum ? ds.data() : nullptr, s.data(),
-                           gamma.data(), mean.data(), rstd.data(), dx.data(), dgamma_v.data(),
-                           dbeta_v.data());
+  ref::layer_norm_backward({.rows = rows,
+                            .cols = cols,
+                            .dy = dyv.data(),
+                            .dsum = with_dsum ? ds.data() : nullptr,
+                            .sum = s.data(),
+                            .gamma = gamma.data(),
+                            .mean = mean.data(),
+                            .rstd = rstd.data(),
+                            .dx = dx.data(),
+                            .dgamma = dgamma_v.data(),
+                            .dbeta = dbeta_v.data()});
   for (size_t i = 0; i < dx.size(); ++i) {
     dx_scale[i] = fp32 * (dx_scale[i] + (with_dsum ? std::abs(ds[i]) : 0)) + u * std::abs(dx[i]);
   }
   Tensor out = over == Over::kNothing ? guarded_tensor(dtype, shape)
                                       : copy_of(over == Over::kDy ? dy : dsum);
-  ops::layer_norm_backward(ctx, over == Over::kDy ? out : dy, over == Over::kDsum ? out : dsum,
-                           norm.sum, norm.gamma, norm.mean, norm.rstd, out, dgamma, dbeta);
+  ops::layer_norm_backward(
+      ctx, norm.backward_inputs(over == Over::kDy ? out : dy, over == Over::kDsum ? out : dsum),
+      {.dx = out, .dgamma = dgamma, .dbeta = dbeta});
   const char* const names[] = {"dx", "dx over dy", "dx over dsum"};
   compare(result, names[static_cast<int>(over)], out, dx, {1, 0}, dx_scale);
   // One chain per chunk of rows, then the chunks; xhat itself has a few roundings.
@@ -151,12 +173,10 @@ OpCase norm_case(DType dtype, int64_t rows, int64_t cols, bool with_residual) {
     if (with_residual) check_backward(result, ctx, norm, random, true, Over::kDsum);
     if (!with_residual) {  // sum may be left out, or be x itself
       const std::vector<double> y = doubles(norm.y);
-      Tensor none, x = norm.x;
-      ops::layer_norm(ctx, norm.x, {}, norm.gamma, norm.beta, norm.eps, norm.y, none, norm.mean,
-                      norm.rstd);
+      ops::layer_norm(ctx, norm.inputs(), {.y = norm.y, .mean = norm.mean, .rstd = norm.rstd});
       compare(result, "y without sum", norm.y, y, {});
-      ops::layer_norm(ctx, norm.x, {}, norm.gamma, norm.beta, norm.eps, norm.y, x, norm.mean,
-                      norm.rstd);
+      ops::layer_norm(ctx, norm.inputs(),
+                      {.y = norm.y, .sum = norm.x, .mean = norm.mean, .rstd = norm.rstd});
       compare(result, "y with sum = x", norm.y, y, {});
     }
     return result;
@@ -171,16 +191,25 @@ OpCase norm_case(DType dtype, int64_t rows, int64_t cols, bool with_residual) {
       const Tensor dsum = random_tensor(random, dtype, {rows, cols});
       Tensor dx = guarded_tensor(dtype, {rows, cols});
       Tensor dgamma = filled_tensor(dtype, {cols}, 0), dbeta = filled_tensor(dtype, {cols}, 0);
-      ops::layer_norm_backward(ctx, dy, dsum, norm.sum, norm.gamma, norm.mean, norm.rstd, dx,
-                               dgamma, dbeta);
+      ops::layer_norm_backward(ctx, norm.backward_inputs(dy, dsum),
+                               {.dx = dx, .dgamma = dgamma, .dbeta = dbeta});
       const std::vector<double> wy = doubles(dy), ws = doubles(dsum);
       const std::vector<double> x = doubles(norm.x), r = doubles(norm.residual),
                                 gamma = doubles(norm.gamma), beta = doubles(norm.beta);
       const auto objective = [&](const std::vector<double>& xs, const std::vector<double>& rs,
                                  const std::vector<double>& g, const std::vector<double>& b) {
         std::vector<double> y(xs.size()), s(xs.size()), m(static_cast<size_t>(rows)), q(m);
-        ref::layer_norm(rows, cols, xs.data(), rs.empty() ? nullptr : rs.data(), g.data(), b.data(),
-                        norm.eps, y.data(), s.data(), m.data(), q.data());
+        ref::layer_norm({.rows = rows,
+                         .cols = cols,
+                         .x = xs.data(),
+                         .residual = rs.empty() ? nullptr : rs.data(),
+                         .gamma = g.data(),
+                         .beta = b.data(),
+                         .eps = norm.eps,
+                         .y = y.data(),
+                         .sum = s.data(),
+                         .mean = m.data(),
+                         .rstd = q.data()});
         return weighted_sum(wy, y) + weighted_sum(ws, s);
       };
       // A few dozen fp32 roundings of the largest gradient; of rows whose elements lie close
@@ -251,18 +280,21 @@ std::vector<OpCase> bench_cases(DType dtype, int64_t rows, int64_t cols) {
       const Tensor x = bench_tensor(ctx, dtype, shape);
       const Tensor residual = bench_tensor(ctx, dtype, shape);
       const Tensor gamma = bench_tensor(ctx, dtype, {cols}), beta = gamma;
-      Tensor y = bench_tensor(ctx, dtype, shape), sum = bench_tensor(ctx, dtype, shape);
-      Tensor mean = bench_tensor(ctx, DType::kFloat32, {rows}), rstd = mean;
-      Tensor dgamma = bench_tensor(ctx, DType::kFloat32, {cols}), dbeta = dgamma;
-      Tensor none;
-      return [=]() mutable {
-        if (which == 0) {
-          ops::layer_norm(ctx, x, {}, gamma, beta, 1e-5f, y, none, mean, rstd);
-        } else if (which == 1) {
-          ops::layer_norm(ctx, x, residual, gamma, beta, 1e-5f, y, sum, mean, rstd);
-        } else {
-          ops::layer_norm_backward(ctx, x, {}, residual, gamma, mean, rstd, y, dgamma, dbeta);
-        }
+      const Tensor y = bench_tensor(ctx, dtype, shape), sum = bench_tensor(ctx, dtype, shape);
+      const Tensor mean = bench_tensor(ctx, DType::kFloat32, {rows}), rstd = mean;
+      const Tensor dgamma = bench_tensor(ctx, DType::kFloat32, {cols}), dbeta = dgamma;
+      const ops::NormInputs in{.x = x,
+                               .residual = which == 0 ? Tensor() : residual,
+                               .gamma = gamma,
+                               .beta = beta,
+                               .eps = 1e-5f};
+      const ops::NormOutputs out{
+          .y = y, .sum = which == 0 ? Tensor() : sum, .mean = mean, .rstd = rstd};
+      const ops::NormBackwardInputs back{
+          .dy = x, .sum = residual, .gamma = gamma, .mean = mean, .rstd = rstd};
+      const ops::NormGradients gradients{.dx = y, .dgamma = dgamma, .dbeta = dbeta};
+      return [=] {
+        which == 2 ? ops::layer_norm_backward(ctx, back, gradients) : ops::layer_norm(ctx, in, out);
       };
     };
   };

@@ -87,8 +87,15 @@ CaseResult check(const OpContext& ctx, uint64_t seed, DType dtype, const ops::Qu
     for (const bool biased : {true, false}) {
       Tensor y = guarded_tensor(out, {s.m, s.n});
       ops::quantized_linear(ctx, x, q, biased ? bias : Tensor(), y);
-      kernels::matmul_ref(s.m, s.n, s.k, x64.data(), false, codes64.data(), true,
-                          biased ? bias64.data() : nullptr, false, y64.data(), magnitude.data());
+      kernels::matmul_ref({.m = s.m,
+                           .n = s.n,
+                           .k = s.k,
+                           .a = x64.data(),
+                           .b = codes64.data(),
+                           .b_transposed = true,
+                           .bias = biased ? bias64.data() : nullptr,
+                           .c = y64.data(),
+                           .magnitude = magnitude.data()});
       // The bound of tests/kernels/cases_linear.cc. Sums over codes reach 15 steps where elements
       // reach 8; for many rows the weights are rounded to the type of x first.
       const bool many = s.m > kernels::kMaxGemvRows;

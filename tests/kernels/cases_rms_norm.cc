@@ -23,7 +23,14 @@ struct Norm {
     sum = guarded_tensor(dtype, {rows, cols});
     rstd = guarded_tensor(DType::kFloat32, {rows});
   }
-  void forward(const OpContext& ctx) { ops::rms_norm(ctx, x, residual, gamma, eps, y, sum, rstd); }
+  ops::NormInputs inputs() const {
+    return {.x = x, .residual = residual, .gamma = gamma, .eps = eps};
+  }
+  ops::NormOutputs outputs() const { return {.y = y, .sum = sum, .rstd = rstd}; }
+  ops::NormBackwardInputs backward_inputs(const Tensor& dy, const Tensor& dsum) const {
+    return {.dy = dy, .dsum = dsum, .sum = sum, .gamma = gamma, .rstd = rstd};
+  }
+  void forward(const OpContext& ctx) const { ops::rms_norm(ctx, inputs(), outputs()); }
 };
 
 // In the middle.
@@ -45,8 +52,14 @@ void check_forward(CaseResult& result, const OpContext& ctx, Norm& norm) {
   // From here on the reference starts from the rounded sum.
   s = doubles(norm.sum);
   std::vector<double> y(s.size()), sum(s.size()), rstd(static_cast<size_t>(rows));
-  ref::rms_norm(rows, cols, s.data(), nullptr, gamma.data(), norm.eps, y.data(), sum.data(),
-                rstd.data());
+  ref::rms_norm({.rows = rows,
+                 .cols = cols,
+                 .x = s.data(),
+                 .gamma = gamma.data(),
+                 .eps = norm.eps,
+                 .y = y.data(),
+                 .sum = sum.data(),
+                 .rstd = rstd.data()});
   // Squares are positive, so nothing cancels: sums in at least sixteen chains and a few more
   // roundings, relative to the result.
   const double fp32 = 0x1p-24 * (8 + static_cast<double>(cols) / 16);
@@ -70,8 +83,15 @@ void check_backward(CaseResult& result, const OpContext& ctx, const Norm& norm, 
                             gamma = doubles(norm.gamma), rstd = doubles(norm.rstd);
   std::vector<double> dx(s.size()), dgamma_v = doubles(dgamma), gamma_scale(dgamma_v), dx_scale(dx);
   for (double& v : gamma_scale) v = std::abs(v);
-  ref::rms_norm_backward(rows, cols, dyv.data(), with_dsum ? ds.data() : nullptr, s.data(),
-                         gamma.data(), rstd.data(), dx.data(), dgamma_v.data());
+  ref::rms_norm_backward({.rows = rows,
+                          .cols = cols,
+                          .dy = dyv.data(),
+                          .dsum = with_dsum ? ds.data() : nullptr,
+                          .sum = s.data(),
+                          .gamma = gamma.data(),
+                          .rstd = rstd.data(),
+                          .dx = dx.data(),
+                          .dgamma = dgamma_v.data()});
   const double fp32 = 0x1p-24 * (16 + static_cast<double>(cols) / 16);
   for (size_t row = 0; row < rstd.size(); ++row) {
     const size_t at = row * gamma.size();
@@ -90,8 +110,9 @@ void check_backward(CaseResult& result, const OpContext& ctx, const Norm& norm, 
   }
   Tensor out = over == Over::kNothing ? guarded_tensor(dtype, shape)
                                       : copy_of(over == Over::kDy ? dy : dsum);
-  ops::rms_norm_backward(ctx, over == Over::kDy ? out : dy, over == Over::kDsum ? out : dsum,
-                         norm.sum, norm.gamma, norm.rstd, out, dgamma);
+  ops::rms_norm_backward(
+      ctx, norm.backward_inputs(over == Over::kDy ? out : dy, over == Over::kDsum ? out : dsum),
+      {.dx = out, .dgamma = dgamma});
   const char* const names[] = {"dx", "dx over dy", "dx over dsum"};
   compare(result, names[static_cast<int>(over)], out, dx, {1, 0}, dx_scale);
   // One chain per chunk of rows, then the chunks; xhat itself has a few roundings.
@@ -110,14 +131,21 @@ CaseResult gradient(const OpContext& ctx, uint64_t seed, int64_t rows, int64_t c
   const Tensor dy = random_tensor(random, kType, {rows, cols});
   const Tensor dsum = random_tensor(random, kType, {rows, cols});
   Tensor dx = guarded_tensor(kType, {rows, cols}), dgamma = filled_tensor(kType, {cols}, 0);
-  ops::rms_norm_backward(ctx, dy, dsum, norm.sum, norm.gamma, norm.rstd, dx, dgamma);
+  ops::rms_norm_backward(ctx, norm.backward_inputs(dy, dsum), {.dx = dx, .dgamma = dgamma});
   const std::vector<double> wy = doubles(dy), ws = doubles(dsum), x = doubles(norm.x),
                             r = doubles(norm.residual), gamma = doubles(norm.gamma);
   const auto objective = [&](const std::vector<double>& xs, const std::vector<double>& rs,
                              const std::vector<double>& g) {
     std::vector<double> y(xs.size()), s(xs.size()), q(static_cast<size_t>(rows));
-    ref::rms_norm(rows, cols, xs.data(), rs.empty() ? nullptr : rs.data(), g.data(), norm.eps,
-                  y.data(), s.data(), q.data());
+    ref::rms_norm({.rows = rows,
+                   .cols = cols,
+                   .x = xs.data(),
+                   .residual = rs.empty() ? nullptr : rs.data(),
+                   .gamma = g.data(),
+                   .eps = norm.eps,
+                   .y = y.data(),
+                   .sum = s.data(),
+                   .rstd = q.data()});
     return weighted_sum(wy, y) + weighted_sum(ws, s);
   };
   // A few dozen fp32 roundings of the largest gradient. Rows of small elements have a large rstd,
@@ -158,10 +186,9 @@ OpCase norm_case(DType dtype, int64_t rows, int64_t cols, bool with_residual) {
     if (with_residual) check_backward(result, ctx, norm, random, true, Over::kDsum);
     if (!with_residual) {  // sum may be left out, or be x itself
       const std::vector<double> y = doubles(norm.y);
-      Tensor none, x = norm.x;
-      ops::rms_norm(ctx, norm.x, {}, norm.gamma, norm.eps, norm.y, none, norm.rstd);
+      ops::rms_norm(ctx, norm.inputs(), {.y = norm.y, .rstd = norm.rstd});
       compare(result, "y without sum", norm.y, y, {});
-      ops::rms_norm(ctx, norm.x, {}, norm.gamma, norm.eps, norm.y, x, norm.rstd);
+      ops::rms_norm(ctx, norm.inputs(), {.y = norm.y, .sum = norm.x, .rstd = norm.rstd});
       compare(result, "y with sum = x", norm.y, y, {});
     }
     return result;
@@ -209,11 +236,13 @@ std::vector<OpCase> bench_cases(DType dtype, int64_t rows, int64_t cols) {
       Tensor y = bench_tensor(ctx, dtype, shape), sum = bench_tensor(ctx, dtype, shape);
       Tensor rstd = bench_tensor(ctx, DType::kFloat32, {rows});
       Tensor dgamma = bench_tensor(ctx, DType::kFloat32, {cols});
-      return [=]() mutable {
+      return [=] {
         if (back) {
-          ops::rms_norm_backward(ctx, x, {}, residual, gamma, rstd, y, dgamma);
+          ops::rms_norm_backward(ctx, {.dy = x, .sum = residual, .gamma = gamma, .rstd = rstd},
+                                 {.dx = y, .dgamma = dgamma});
         } else {
-          ops::rms_norm(ctx, x, residual, gamma, 1e-6f, y, sum, rstd);
+          ops::rms_norm(ctx, {.x = x, .residual = residual, .gamma = gamma, .eps = 1e-6f},
+                        {.y = y, .sum = sum, .rstd = rstd});
         }
       };
     };

@@ -42,9 +42,14 @@ std::vector<double> expected_of(const Spec& s, const Inputs& in, const std::vect
   std::vector<double> y(x.size());
   for (int64_t head = 0; head < s.batch * s.tokens * s.heads; ++head) {
     const int64_t row = in.ids.data<int32_t>()[head / s.heads] * (s.turned / 2);
-    ref::rotary(s.head_dim, s.turned, s.interleaved, in.options.inverse,
-                x.data() + head * s.head_dim, cos.data() + row, sin.data() + row,
-                y.data() + head * s.head_dim);
+    ref::rotary({.head_dim = s.head_dim,
+                 .rotary_dim = s.turned,
+                 .interleaved = s.interleaved,
+                 .inverse = in.options.inverse,
+                 .x = x.data() + head * s.head_dim,
+                 .cos = cos.data() + row,
+                 .sin = sin.data() + row,
+                 .y = y.data() + head * s.head_dim});
   }
   return y;
 }

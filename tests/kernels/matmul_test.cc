@@ -40,9 +40,17 @@ CaseResult check_layouts(ThreadPool& pool, uint64_t seed, DType in, DType out, i
 
     std::vector<double> expected = doubles(c), magnitude(expected.size());
     const std::vector<double> a64 = doubles(a), b64 = doubles(b), bias64 = doubles(bias);
-    kernels::matmul_ref(m, n, k, a64.data(), ta, b64.data(), tb,
-                        with_bias ? bias64.data() : nullptr, accumulate, expected.data(),
-                        magnitude.data());
+    kernels::matmul_ref({.m = m,
+                         .n = n,
+                         .k = k,
+                         .a = a64.data(),
+                         .a_transposed = ta,
+                         .b = b64.data(),
+                         .b_transposed = tb,
+                         .bias = with_bias ? bias64.data() : nullptr,
+                         .accumulate = accumulate,
+                         .c = expected.data(),
+                         .magnitude = magnitude.data()});
     Matmul p;
     p.m = m;
     p.n = n;
@@ -207,9 +215,15 @@ TEST_P(MatmulPaths, EpiloguesMatchTheReference) {
         for (double& value : a64) value *= 0.25;
         const std::vector<double> b64 = doubles(b), bias64 = doubles(bias);
         std::vector<double> expected(kM * kN), magnitude(expected.size());
-        kernels::matmul_ref(kM, kN, kK, a64.data(), false, b64.data(), true,
-                            with_bias ? bias64.data() : nullptr, false, expected.data(),
-                            magnitude.data());
+        kernels::matmul_ref({.m = kM,
+                             .n = kN,
+                             .k = kK,
+                             .a = a64.data(),
+                             .b = b64.data(),
+                             .b_transposed = true,
+                             .bias = with_bias ? bias64.data() : nullptr,
+                             .c = expected.data(),
+                             .magnitude = magnitude.data()});
         const std::string what =
             str_cat(type_name(in), " to ", type_name(out), ", kind ", static_cast<int>(kind));
         CaseResult result;

@@ -13,14 +13,14 @@ void NcclLimit::fail_late() const {
 
 NcclChannel::NcclChannel(std::shared_ptr<const nccl::Library> library,
                          std::shared_ptr<CudaDevice> device, std::shared_ptr<Stream> stream,
-                         const nccl::UniqueId& id, int rank, int size,
-                         const std::atomic<bool>& stop, const NcclLimit& limit)
+                         const NcclMember& member, const std::atomic<bool>& stop,
+                         const NcclLimit& limit)
     : library_(std::move(library)),
       device_(std::move(device)),
       stream_(std::move(stream)),
       stop_(stop) {
   try {
-    begin(id, rank, size, limit);
+    begin(member, limit);
   } catch (...) {
     end();
     throw;
@@ -29,10 +29,11 @@ NcclChannel::NcclChannel(std::shared_ptr<const nccl::Library> library,
 
 NcclChannel::~NcclChannel() { end(); }
 
-void NcclChannel::begin(const nccl::UniqueId& id, int rank, int size, const NcclLimit& limit) {
+void NcclChannel::begin(const NcclMember& member, const NcclLimit& limit) {
   const DeviceScope scope(*device_);
   nccl::Config config;
-  check(library_->init_rank(&comm_, size, id, rank, &config), "ncclCommInitRankConfig");
+  check(library_->init_rank(&comm_, member.size, member.id, member.rank, &config),
+        "ncclCommInitRankConfig");
   wait_until_ready("ncclCommInitRankConfig", limit);
 }
 

@@ -47,12 +47,18 @@ class NcclStreams {
   std::map<int, std::shared_ptr<Stream>> by_gpu_;
 };
 
+// A rank of those that share an id.
+struct NcclMember {
+  const nccl::UniqueId& id;
+  int rank, size;
+};
+
 // One thread at a time.
 class NcclChannel {
  public:
   // Collective over the ranks that have the id. `stop` may turn true at any moment.
   NcclChannel(std::shared_ptr<const nccl::Library> library, std::shared_ptr<CudaDevice> device,
-              std::shared_ptr<Stream> stream, const nccl::UniqueId& id, int rank, int size,
+              std::shared_ptr<Stream> stream, const NcclMember& member,
               const std::atomic<bool>& stop, const NcclLimit& limit);
   ~NcclChannel();  // aborts what was not finalized
 
@@ -74,7 +80,7 @@ class NcclChannel {
   void end() noexcept;
 
  private:
-  void begin(const nccl::UniqueId& id, int rank, int size, const NcclLimit& limit);
+  void begin(const NcclMember& member, const NcclLimit& limit);
   void wait_until_ready(const char* call, const NcclLimit& limit) const;
 
   const std::shared_ptr<const nccl::Library> library_;

@@ -276,8 +276,9 @@ void NcclCommunicator::begin_channel(const std::shared_ptr<CudaDevice>& device,
            "ncclGetUniqueId failed on rank 0 (NCCL finds no network interface, or "
            "NCCL_SOCKET_IFNAME names none)");
   std::memcpy(id.bytes, letters[0].text, sizeof(id.bytes));
-  channel_ = std::make_unique<NcclChannel>(library_, device, streams_->of(*device), id, rank(),
-                                           size(), watch_.failing(), limit);
+  const NcclMember member{.id = id, .rank = rank(), .size = size()};
+  channel_ = std::make_unique<NcclChannel>(library_, device, streams_->of(*device), member,
+                                           watch_.failing(), limit);
   gpu_ = device->index();
 }
 

@@ -6,8 +6,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "comm/record.h"
+#include "comm/shm/segment.h"
 
 namespace ds::comm {
 
@@ -65,5 +67,32 @@ struct ControlLayout {
   size_t ranks, slots, pipes, bytes;
 };
 static_assert(sizeof(ControlHeader) <= 4096);
+
+// The parts of the segment of a group of so many ranks.
+class ControlMemory {
+ public:
+  ControlMemory(std::shared_ptr<Segment> segment, int size)
+      : layout_(size), size_(static_cast<size_t>(size)), segment_(std::move(segment)) {}
+
+  ControlHeader& header() const { return *reinterpret_cast<ControlHeader*>(segment_->data()); }
+  RankControl& of(int rank) const {
+    return reinterpret_cast<RankControl*>(segment_->data() + layout_.ranks)[rank];
+  }
+  // Two in turn.
+  std::byte* slot(int rank, uint32_t round) const {
+    return segment_->data() + layout_.slots +
+           kSlotBytes * (static_cast<size_t>(rank) * 2 + (round & 1));
+  }
+  Pipe& pipe(int from, int to) const {
+    return reinterpret_cast<Pipe*>(
+        segment_->data() +
+        layout_.pipes)[static_cast<size_t>(from) * size_ + static_cast<size_t>(to)];
+  }
+
+ private:
+  const ControlLayout layout_;
+  const size_t size_;
+  const std::shared_ptr<Segment> segment_;
+};
 
 }  // namespace ds::comm

@@ -76,20 +76,19 @@ ShmTransport::ShmTransport(int rank, int size, std::shared_ptr<Segment> control,
                            std::shared_ptr<SegmentSource> source,
                            std::shared_ptr<RegionTable> table, std::vector<int> identity)
     : Transport(rank, size),
-      layout_(size),
-      control_(std::move(control)),
+      control_(std::move(control), size),
       source_(std::move(source)),
       table_(std::move(table)),
       identity_(std::move(identity)),
       spin_wait_(size),
       process_files_(static_cast<size_t>(size), -1) {
-  of(rank).process.store(static_cast<int32_t>(::getpid()));
+  control_.of(rank).process.store(static_cast<int32_t>(::getpid()));
   announce(Record(), false);
 }
 
 void ShmTransport::meet() {
   for (int peer = 0; peer < size(); ++peer) {
-    const int32_t process = of(peer).process.load();
+    const int32_t process = control_.of(peer).process.load();
     if (process == static_cast<int32_t>(::getpid())) continue;
     process_files_[static_cast<size_t>(peer)] =
         static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
@@ -97,10 +96,10 @@ void ShmTransport::meet() {
 }
 
 ShmTransport::~ShmTransport() {
-  RankControl& self = of(rank());
+  RankControl& self = control_.of(rank());
   self.left.store(1);
   futex_wake(self.step);
-  for (int peer = 0; peer < size(); ++peer) futex_wake(of(peer).bell);
+  for (int peer = 0; peer < size(); ++peer) futex_wake(control_.of(peer).bell);
   for (const int file : process_files_) {
     if (file >= 0) ::close(file);
   }
@@ -109,7 +108,7 @@ ShmTransport::~ShmTransport() {
 void ShmTransport::exchange(const Record& mine, std::span<const std::byte> payload,
                             const Watch& watch) {
   ++exchanges_;
-  RankControl& self = of(rank());
+  RankControl& self = control_.of(rank());
   Record& record = self.records[exchanges_ & 1];
   record = mine;
   record.payload = static_cast<int32_t>(payload.size());
@@ -119,9 +118,13 @@ void ShmTransport::exchange(const Record& mine, std::span<const std::byte> paylo
   sync(watch);
 }
 
-const Record& ShmTransport::record(int rank) const { return of(rank).records[exchanges_ & 1]; }
+const Record& ShmTransport::record(int rank) const {
+  return control_.of(rank).records[exchanges_ & 1];
+}
 
-const std::byte* ShmTransport::payload(int rank) const { return of(rank).payloads[exchanges_ & 1]; }
+const std::byte* ShmTransport::payload(int rank) const {
+  return control_.of(rank).payloads[exchanges_ & 1];
+}
 
 Place ShmTransport::locate(const void* data, int64_t bytes) const {
   return table_->locate(data, static_cast<size_t>(bytes), identity_);
@@ -169,7 +172,7 @@ std::unique_ptr<Transport> ShmTransport::split(const std::vector<int>& members,
 // ---- streams ----
 
 int64_t ShmTransport::write_some(int peer, const std::byte* data, int64_t bytes) {
-  Pipe& stream = pipe(rank(), peer);
+  Pipe& stream = control_.pipe(rank(), peer);
   const uint64_t written = stream.written.load(std::memory_order_relaxed);
   const uint64_t free = kPipeBytes - (written - stream.read.load(std::memory_order_acquire));
   const uint64_t n = std::min<uint64_t>(free, static_cast<uint64_t>(bytes));
@@ -178,13 +181,13 @@ int64_t ShmTransport::write_some(int peer, const std::byte* data, int64_t bytes)
   std::memcpy(stream.data + at, data, first);
   std::memcpy(stream.data, data + first, n - first);
   stream.written.store(written + n, std::memory_order_release);
-  of(peer).bell.fetch_add(1);
-  if (of(peer).bell_sleepers.load() != 0) futex_wake(of(peer).bell);
+  control_.of(peer).bell.fetch_add(1);
+  if (control_.of(peer).bell_sleepers.load() != 0) futex_wake(control_.of(peer).bell);
   return static_cast<int64_t>(n);
 }
 
 int64_t ShmTransport::read_some(int peer, std::byte* data, int64_t bytes) {
-  Pipe& stream = pipe(peer, rank());
+  Pipe& stream = control_.pipe(peer, rank());
   const uint64_t read = stream.read.load(std::memory_order_relaxed);
   const uint64_t there = stream.written.load(std::memory_order_acquire) - read;
   const uint64_t n = std::min<uint64_t>(there, static_cast<uint64_t>(bytes));
@@ -193,20 +196,20 @@ int64_t ShmTransport::read_some(int peer, std::byte* data, int64_t bytes) {
   std::memcpy(data, stream.data + at, first);
   std::memcpy(data + first, stream.data, n - first);
   stream.read.store(read + n, std::memory_order_release);
-  of(peer).bell.fetch_add(1);
-  if (of(peer).bell_sleepers.load() != 0) futex_wake(of(peer).bell);
+  control_.of(peer).bell.fetch_add(1);
+  if (control_.of(peer).bell_sleepers.load() != 0) futex_wake(control_.of(peer).bell);
   return static_cast<int64_t>(n);
 }
 
 void ShmTransport::wake() noexcept {
-  of(rank()).bell.fetch_add(1);
-  futex_wake(of(rank()).bell);
+  control_.of(rank()).bell.fetch_add(1);
+  futex_wake(control_.of(rank()).bell);
 }
 
 // ---- failures ----
 
 void ShmTransport::raise(Code code, std::string_view text) noexcept {
-  ControlHeader& head = header();
+  ControlHeader& head = control_.header();
   uint32_t expected = ControlHeader::kNo;
   if (head.raised.compare_exchange_strong(expected, ControlHeader::kWriting)) {
     head.raised_code = static_cast<int32_t>(code);
@@ -217,13 +220,13 @@ void ShmTransport::raise(Code code, std::string_view text) noexcept {
     head.raised.store(ControlHeader::kYes);
   }
   for (int peer = 0; peer < size(); ++peer) {
-    futex_wake(of(peer).step);
-    futex_wake(of(peer).bell);
+    futex_wake(control_.of(peer).step);
+    futex_wake(control_.of(peer).bell);
   }
 }
 
 void ShmTransport::check_raised() const {
-  const ControlHeader& head = header();
+  const ControlHeader& head = control_.header();
   if (head.raised.load() != ControlHeader::kYes) return;
   const std::string text = peer_text(
       std::string_view(head.raised_text, ::strnlen(head.raised_text, sizeof(head.raised_text))));

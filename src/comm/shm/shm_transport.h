@@ -11,7 +11,6 @@
 #include "comm/shm/control.h"
 #include "comm/shm/futex.h"
 #include "comm/shm/region.h"
-#include "comm/shm/segment.h"
 #include "comm/transport.h"
 
 namespace ds::comm {
@@ -59,24 +58,13 @@ class ShmTransport : public Transport {
                std::vector<int> identity);
   void meet();  // collective, once all have mapped the control memory
 
-  ControlHeader& header() const { return *reinterpret_cast<ControlHeader*>(control_->data()); }
-  RankControl& of(int rank) const {
-    return reinterpret_cast<RankControl*>(control_->data() + layout_.ranks)[rank];
-  }
-  std::byte* slot(int rank) const {  // of this round
-    return control_->data() + layout_.slots +
-           kSlotBytes * (static_cast<size_t>(rank) * 2 + (rounds_ & 1));
-  }
-  Pipe& pipe(int from, int to) const {
-    return reinterpret_cast<Pipe*>(
-        control_->data() + layout_.pipes)[static_cast<size_t>(from) * static_cast<size_t>(size()) +
-                                          static_cast<size_t>(to)];
-  }
+  std::byte* slot(int rank) const { return control_.slot(rank, rounds_); }  // of this round
 
   // Waiting (shm_wait.cc).
   void await_step(int peer, uint32_t target, const Watch& watch);
   bool reached(int rank, uint32_t target) const {
-    return static_cast<int32_t>(of(rank).step.load(std::memory_order_acquire) - target) >= 0;
+    return static_cast<int32_t>(control_.of(rank).step.load(std::memory_order_acquire) - target) >=
+           0;
   }
   void check_peers(std::span<const int> peers, const Watch& watch, uint32_t target, bool streams);
   bool process_ended(int rank);
@@ -97,8 +85,7 @@ class ShmTransport : public Transport {
   void push(const Movement& movement);
   void move_staged(const Movement& movement, const Watch& watch);
 
-  const ControlLayout layout_;
-  const std::shared_ptr<Segment> control_;
+  const ControlMemory control_;
   const std::shared_ptr<SegmentSource> source_;
   const std::shared_ptr<RegionTable> table_;
   const std::vector<int> identity_;

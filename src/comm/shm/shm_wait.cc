@@ -29,7 +29,7 @@ std::string seconds_text(int64_t ms) {
 
 void ShmTransport::sync(const Watch& watch) {
   ++step_;
-  RankControl& self = of(rank());
+  RankControl& self = control_.of(rank());
   self.step.store(step_);  // sequentially consistent, as the look at the sleepers
   if (self.sleepers.load() != 0) futex_wake(self.step);
   for (int peer = 0; peer < size(); ++peer) {
@@ -39,11 +39,12 @@ void ShmTransport::sync(const Watch& watch) {
 
 void ShmTransport::await_step(int peer, uint32_t target, const Watch& watch) {
   if (spin_wait_.wait([&] { return reached(peer, target); })) return;
-  RankControl& control = of(peer);
+  RankControl& control = control_.of(peer);
   while (true) {
     control.sleepers.fetch_add(1);
     const uint32_t seen = control.step.load();
-    if (static_cast<int32_t>(seen - target) < 0 && header().raised.load() != ControlHeader::kYes) {
+    if (static_cast<int32_t>(seen - target) < 0 &&
+        control_.header().raised.load() != ControlHeader::kYes) {
       futex_wait(control.step, seen, kSlice);
     }
     control.sleepers.fetch_sub(1);
@@ -59,7 +60,7 @@ bool ShmTransport::process_ended(int rank) {
     pollfd entry{.fd = file, .events = POLLIN, .revents = 0};
     return ::poll(&entry, 1, 0) > 0 && (entry.revents & POLLIN) != 0;
   }
-  const int32_t process = of(rank).process.load();
+  const int32_t process = control_.of(rank).process.load();
   return process != static_cast<int32_t>(::getpid()) && ::kill(process, 0) != 0 && errno == ESRCH;
 }
 
@@ -76,12 +77,12 @@ void ShmTransport::check_peers(std::span<const int> peers, const Watch& watch, u
     if (awaited.empty()) return;  // the last one came just now, be it at the deadline
   }
   for (const int peer : awaited) {
-    const bool ended = process_ended(peer), left = of(peer).left.load() != 0;
+    const bool ended = process_ended(peer), left = control_.of(peer).left.load() != 0;
     if (!ended && !left) continue;
     if (!streams && reached(peer, target)) continue;  // its last deed
     check_raised();                                   // it may have said why
     fail(Code::kComm, watch.what(), ": rank ", name_of(peer), " ",
-         ended ? str_cat("(process ", of(peer).process.load(), ") has ended")
+         ended ? str_cat("(process ", control_.of(peer).process.load(), ") has ended")
                : "has left the group: its communicator is gone",
          "; ", rank_states());
   }
@@ -93,7 +94,7 @@ void ShmTransport::check_peers(std::span<const int> peers, const Watch& watch, u
 }
 
 void ShmTransport::wait_for_streams(std::span<const int> peers, const Watch& watch) {
-  RankControl& self = of(rank());
+  RankControl& self = control_.of(rank());
   const auto rung = [&] { return self.bell.load() != bell_seen_; };
   if (!spin_wait_.wait(rung)) {
     self.bell_sleepers.fetch_add(1);
@@ -109,7 +110,7 @@ void ShmTransport::wait_for_streams(std::span<const int> peers, const Watch& wat
 }
 
 void ShmTransport::announce(const Record& record, bool busy) noexcept {
-  Note& note = of(rank()).note;
+  Note& note = control_.of(rank()).note;
   uint64_t words[std::tuple_size_v<decltype(note.record)>];
   std::memcpy(words, &record, sizeof(words));
   for (size_t i = 0; i < note.record.size(); ++i) {
@@ -123,7 +124,7 @@ std::string ShmTransport::rank_states() const {
   std::vector<std::string> parts;
   constexpr int kMost = 16;
   for (int peer = 0; peer < size() && peer < kMost; ++peer) {
-    const Note& note = of(peer).note;
+    const Note& note = control_.of(peer).note;
     uint64_t words[std::tuple_size_v<decltype(note.record)>];
     for (size_t i = 0; i < note.record.size(); ++i) {
       words[i] = note.record[i].load(std::memory_order_relaxed);

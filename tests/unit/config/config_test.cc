@@ -274,44 +274,44 @@ T schedule(const std::string& json) {
 TEST(Config, Schedules) {
   const auto range = schedule<LrRangeTestConfig>(
       R"({"type": "LRRangeTest", "params": {"lr_range_test_staircase": true}})");
-  EXPECT_EQ(range.min_lr.of(0), 1e-3);
-  EXPECT_EQ(range.step_size, 2000);
-  EXPECT_EQ(range.step_rate, 1.0);
-  EXPECT_TRUE(range.staircase);
+  EXPECT_EQ(range.lr_range_test_min_lr.of(0), 1e-3);
+  EXPECT_EQ(range.lr_range_test_step_size, 2000);
+  EXPECT_EQ(range.lr_range_test_step_rate, 1.0);
+  EXPECT_TRUE(range.lr_range_test_staircase);
 
   const auto warmup = schedule<WarmupLrConfig>(R"({"type": "WarmupLR"})");
-  EXPECT_EQ(warmup.min_lr.of(0), 0.0);
-  EXPECT_FALSE(warmup.max_lr);
-  EXPECT_EQ(warmup.warmup_steps, 1000);
-  EXPECT_EQ(warmup.shape, WarmupShape::kLog);
+  EXPECT_EQ(warmup.warmup_min_lr.of(0), 0.0);
+  EXPECT_FALSE(warmup.warmup_max_lr);
+  EXPECT_EQ(warmup.warmup_num_steps, 1000);
+  EXPECT_EQ(warmup.warmup_type, WarmupShape::kLog);
 
   const auto decay = schedule<WarmupDecayLrConfig>(
       R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 50, "warmup_type": "linear"}})");
-  EXPECT_EQ(decay.total_steps, 50);
-  EXPECT_EQ(decay.max_lr.value().of(0), 0.001);
-  EXPECT_EQ(decay.shape, WarmupShape::kLinear);
+  EXPECT_EQ(decay.total_num_steps, 50);
+  EXPECT_EQ(decay.warmup_max_lr.value().of(0), 0.001);
+  EXPECT_EQ(decay.warmup_type, WarmupShape::kLinear);
 
   const auto cosine = schedule<WarmupCosineLrConfig>(
       R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 50, "warmup_num_steps": 5}})");
-  EXPECT_EQ(cosine.total_steps, 50);
-  EXPECT_EQ(cosine.warmup_steps, 5);
+  EXPECT_EQ(cosine.total_num_steps, 50);
+  EXPECT_EQ(cosine.warmup_num_steps, 5);
   EXPECT_EQ(cosine.warmup_min_ratio, 0.0);
   EXPECT_EQ(cosine.cos_min_ratio, 1e-4);
 
   const auto cycle = schedule<OneCycleConfig>(
       R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2,
           "cycle_first_step_size": 10, "cycle_first_stair_count": 5}})");
-  EXPECT_EQ(cycle.min_lr.of(0), 0.1);
-  EXPECT_EQ(cycle.max_lr.of(0), 0.2);
-  EXPECT_EQ(cycle.second_steps, 10);
-  EXPECT_EQ(cycle.second_stairs, 5);
+  EXPECT_EQ(cycle.cycle_min_lr.of(0), 0.1);
+  EXPECT_EQ(cycle.cycle_max_lr.of(0), 0.2);
+  EXPECT_EQ(cycle.cycle_second_step_size, 10);
+  EXPECT_EQ(cycle.cycle_second_stair_count, 5);
   EXPECT_TRUE(cycle.cycle_momentum);
-  EXPECT_EQ(cycle.min_momentum, 0.8);
-  EXPECT_EQ(cycle.max_momentum, 0.9);
+  EXPECT_EQ(cycle.cycle_min_mom, 0.8);
+  EXPECT_EQ(cycle.cycle_max_mom, 0.9);
   EXPECT_EQ(schedule<OneCycleConfig>(
                 R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2,
                     "cycle_second_step_size": 0}})")
-                .second_steps,
+                .cycle_second_step_size,
             0);
 }
 

@@ -113,8 +113,15 @@ class Fp8Layer : public ::testing::Test {
   }
   static void product(int64_t m, int64_t n, int64_t k, const Numbers& a, bool ta, const Numbers& b,
                       bool tb, Numbers& out, Numbers& size) {
-    kernels::matmul_ref(m, n, k, a.data(), ta, b.data(), tb, nullptr, false, out.data(),
-                        size.data());
+    kernels::matmul_ref({.m = m,
+                         .n = n,
+                         .k = k,
+                         .a = a.data(),
+                         .a_transposed = ta,
+                         .b = b.data(),
+                         .b_transposed = tb,
+                         .c = out.data(),
+                         .magnitude = size.data()});
   }
   // Sums of k terms in fp32, and the rounding of the result.
   static void expect_product(const Tensor& actual, int64_t m, int64_t n, int64_t k,
@@ -122,8 +129,17 @@ class Fp8Layer : public ::testing::Test {
                              const Numbers& bias, const Numbers& before) {
     Numbers expected(static_cast<size_t>(m * n)), size(expected.size());
     if (!before.empty()) expected = before;
-    kernels::matmul_ref(m, n, k, a.data(), ta, b.data(), tb, bias.empty() ? nullptr : bias.data(),
-                        !before.empty(), expected.data(), size.data());
+    kernels::matmul_ref({.m = m,
+                         .n = n,
+                         .k = k,
+                         .a = a.data(),
+                         .a_transposed = ta,
+                         .b = b.data(),
+                         .b_transposed = tb,
+                         .bias = bias.empty() ? nullptr : bias.data(),
+                         .accumulate = !before.empty(),
+                         .c = expected.data(),
+                         .magnitude = size.data()});
     const double rounding = actual.dtype() == DType::kBFloat16 ? 0x1p-8 : 0;
     const double sum = 4 * std::sqrt(static_cast<double>(k) + 4) * 0x1p-24;
     const Numbers values = numbers(actual);

@@ -127,7 +127,8 @@ TEST_F(Arguments, LayerNorm) {
   Tensor mean = zeros(kF32, {4}), rstd = zeros(kF32, {4}), wide = zeros(kF32, {0, 0});
   const auto call = [&](const Tensor& in, const Tensor& residual, const Tensor& g, float eps,
                         Tensor& s, Tensor& m) {
-    ops::layer_norm(ctx_, in, residual, g, beta, eps, y, s, m, rstd);
+    ops::layer_norm(ctx_, {.x = in, .residual = residual, .gamma = g, .beta = beta, .eps = eps},
+                    {.y = y, .sum = s, .mean = m, .rstd = rstd});
   };
   EXPECT_NO_THROW(call(x, none_, gamma, 1e-5f, sum, mean));
   refused({"layer_norm: gamma must be float32, not bfloat16"},
@@ -146,8 +147,20 @@ TEST_F(Arguments, LayerNorm) {
   }
   refused({"no elements to normalise over"}, [&] { call(wide, none_, gamma, 0, sum, mean); });
   Tensor dgamma = zeros(kBf16, {8});
-  refused({"layer_norm_backward: dgamma must be float32"},
-          [&] { ops::layer_norm_backward(ctx_, y, {}, sum, gamma, mean, rstd, x, dgamma, beta); });
+  const ops::NormBackwardInputs back{
+      .dy = y, .sum = sum, .gamma = gamma, .mean = mean, .rstd = rstd};
+  refused({"layer_norm_backward: dgamma must be float32"}, [&] {
+    ops::layer_norm_backward(ctx_, back, {.dx = x, .dgamma = dgamma, .dbeta = beta});
+  });
+  // What only one of the two has.
+  refused({"layer_norm: beta is missing"}, [&] {
+    ops::layer_norm(ctx_, {.x = x, .gamma = gamma}, {.y = y, .mean = mean, .rstd = rstd});
+  });
+  refused({"rms_norm: there is no beta in RMS normalisation"}, [&] {
+    ops::rms_norm(ctx_, {.x = x, .gamma = gamma, .beta = beta}, {.y = y, .rstd = rstd});
+  });
+  refused({"rms_norm_backward: there is no mean in RMS normalisation"},
+          [&] { ops::rms_norm_backward(ctx_, back, {.dx = x, .dgamma = gamma}); });
 }
 
 TEST_F(Arguments, EmbeddingNamesTheBadIdAndWritesNothing) {

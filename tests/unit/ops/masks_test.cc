@@ -86,9 +86,11 @@ TEST_F(Masks, OfAttention) {
       out.push_back(numbers({count, kLength, kHeads, kSize}, 4));
     }
     Tensor lse = numbers({count, kHeads, kLength}, 5);
-    ops::attention(ctx_, part(q), part(k), part(v), {}, options, out[0], lse);
-    ops::attention_backward(ctx_, part(v), part(q), part(k), part(v), {}, options, out[0], lse,
-                            out[1], out[2], out[3]);
+    ops::attention(ctx_, {.q = part(q), .k = part(k), .v = part(v)}, options,
+                   {.out = out[0], .lse = lse});
+    ops::attention_backward(ctx_, {.q = part(q), .k = part(k), .v = part(v)}, options,
+                            {.out = out[0], .lse = lse}, part(v),
+                            {.dq = out[1], .dk = out[2], .dv = out[3]});
     return out;
   };
   const std::vector<Tensor> whole = run(0, kBatch);

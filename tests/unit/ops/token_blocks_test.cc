@@ -105,12 +105,15 @@ class Blocks : public ::testing::Test {
     const Tensor q = normal(dtype, out_shape);
     const Tensor whole = normal(dtype, {s.batch, s.keys, 2, s.kv_heads, s.head_size});
     Tensor out = make(dtype, out_shape), lse = make(DType::kFloat32, lse_shape);
-    ops::attention(ctx_, q, whole.select(2, 0), whole.select(2, 1), mask, how, out, lse);
+    ops::attention(ctx_,
+                   {.q = q, .k = whole.select(2, 0), .v = whole.select(2, 1), .key_mask = mask},
+                   how, {.out = out, .lse = lse});
     const Cache cache = in_blocks(whole, s.keys, s.block_tokens);
     ops::AttentionOptions by_block = how;
     by_block.blocks = cache.table;
     Tensor other = make(dtype, out_shape), other_lse = make(DType::kFloat32, lse_shape);
-    ops::attention(ctx_, q, cache.keys, cache.values, mask, by_block, other, other_lse);
+    ops::attention(ctx_, {.q = q, .k = cache.keys, .v = cache.values, .key_mask = mask}, by_block,
+                   {.out = other, .lse = other_lse});
     expect_same_bits(other, out, "out");
     expect_same_bits(other_lse, lse, "lse");
     float largest = 0;
@@ -260,7 +263,8 @@ TEST_F(Blocks, BadTablesAreRefused) {
       ops::AttentionOptions how;
       how.blocks = blocks;
       Tensor lse;
-      ops::attention(ctx_, q, cache.keys, cache.values, {}, how, out, lse);
+      ops::attention(ctx_, {.q = q, .k = cache.keys, .v = cache.values}, how,
+                     {.out = out, .lse = lse});
     });
   };
   const Cache cache = in_blocks(whole, 40, 16);

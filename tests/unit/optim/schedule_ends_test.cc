@@ -10,10 +10,10 @@ namespace {
 TEST(ScheduleEnds, AWarmupThatTakesAllStepsIsFollowedByTheMinimum) {
   for (const int64_t total : {10, 7}) {
     WarmupDecayLrConfig c;
-    c.total_steps = total;
-    c.warmup_steps = 10;
-    c.min_lr = 0.125;
-    c.max_lr = 0.5;
+    c.total_num_steps = total;
+    c.warmup_num_steps = 10;
+    c.warmup_min_lr = 0.125;
+    c.warmup_max_lr = 0.5;
     const Schedule schedule(c, 99);
     EXPECT_EQ(schedule.lr(10), 0.5);
     EXPECT_EQ(schedule.lr(11), 0.125);
@@ -26,10 +26,10 @@ TEST(ScheduleEnds, TheShortestWarmupHasTwoSteps) {
   for (const int64_t steps : {0, 1, 2}) {
     for (const WarmupShape shape : {WarmupShape::kLog, WarmupShape::kLinear}) {
       WarmupLrConfig c;
-      c.warmup_steps = steps;
-      c.shape = shape;
-      c.min_lr = 0;
-      c.max_lr = 1;
+      c.warmup_num_steps = steps;
+      c.warmup_type = shape;
+      c.warmup_min_lr = 0;
+      c.warmup_max_lr = 1;
       const Schedule schedule(c, 99);
       EXPECT_EQ(schedule.lr(0), 0);
       EXPECT_EQ(schedule.lr(1), 0);

@@ -24,10 +24,10 @@ TEST(Schedule, NoneKeepsTheConfiguredRate) {
 TEST(Schedule, WarmupBeginsAtTheMinimumAndIsExactlyMaximalAfterItsSteps) {
   for (const WarmupShape shape : {WarmupShape::kLog, WarmupShape::kLinear}) {
     WarmupLrConfig c;
-    c.min_lr = 1e-5;
-    c.max_lr = 3e-3;
-    c.warmup_steps = 17;
-    c.shape = shape;
+    c.warmup_min_lr = 1e-5;
+    c.warmup_max_lr = 3e-3;
+    c.warmup_num_steps = 17;
+    c.warmup_type = shape;
     const Schedule schedule(c, 99);
     EXPECT_EQ(schedule.lr(0), 1e-5);
     for (int64_t k = 1; k <= 40; ++k) {
@@ -43,15 +43,15 @@ TEST(Schedule, WarmupBeginsAtTheMinimumAndIsExactlyMaximalAfterItsSteps) {
 
 TEST(Schedule, WarmupWithoutMaximumUsesTheOptimizersRate) {
   WarmupLrConfig c;
-  c.warmup_steps = 4;
+  c.warmup_num_steps = 4;
   EXPECT_EQ(Schedule(c, 0.5).lr(100), 0.5);
 }
 
 TEST(Schedule, WarmupDecayFallsToZeroAtTheTotal) {
   WarmupDecayLrConfig c;
-  c.total_steps = 30;
-  c.warmup_steps = 10;
-  c.max_lr = 0.2;
+  c.total_num_steps = 30;
+  c.warmup_num_steps = 10;
+  c.warmup_max_lr = 0.2;
   const Schedule schedule(c, 99);
   double previous = schedule.lr(11);
   EXPECT_EQ(previous, 0.2);
@@ -67,8 +67,8 @@ TEST(Schedule, WarmupDecayFallsToZeroAtTheTotal) {
 
 TEST(Schedule, WarmupCosineEndsAtItsMinimumRatio) {
   WarmupCosineLrConfig c;
-  c.total_steps = 100;
-  c.warmup_steps = 10;
+  c.total_num_steps = 100;
+  c.warmup_num_steps = 10;
   c.cos_min_ratio = 0.01;
   const Schedule schedule(c, 0.4);
   EXPECT_EQ(schedule.lr(0), 0);
@@ -80,16 +80,16 @@ TEST(Schedule, WarmupCosineEndsAtItsMinimumRatio) {
   }
   EXPECT_NEAR(schedule.lr(100), 0.4 * 0.01, 1e-7);
   EXPECT_NEAR(schedule.lr(500), 0.4 * 0.01, 1e-7);
-  c.total_steps = c.warmup_steps;  // nothing left to decay over: stays at the minimum
+  c.total_num_steps = c.warmup_num_steps;  // nothing left to decay over: stays at the minimum
   EXPECT_NEAR(Schedule(c, 0.4).lr(11), 0.4 * 0.01, kTolerance);
 }
 
 TEST(Schedule, WarmupCosineBeginsAtZeroAndGoesOnFromItsMinimum) {
   WarmupCosineLrConfig c;
-  c.total_steps = 100;
-  c.warmup_steps = 10;
+  c.total_num_steps = 100;
+  c.warmup_num_steps = 10;
   c.warmup_min_ratio = 0.25;
-  c.shape = WarmupShape::kLinear;
+  c.warmup_type = WarmupShape::kLinear;
   const Schedule schedule(c, 0.4);
   EXPECT_EQ(schedule.lr(0), 0);
   for (int64_t k = 1; k <= 10; ++k) {
@@ -100,42 +100,42 @@ TEST(Schedule, WarmupCosineBeginsAtZeroAndGoesOnFromItsMinimum) {
 
 TEST(Schedule, ListsGiveEachGroupItsRate) {
   WarmupLrConfig warmup;
-  warmup.warmup_steps = 4;
-  warmup.shape = WarmupShape::kLinear;
-  warmup.min_lr = PerGroup(std::vector<double>{0.1, 0.2});
-  warmup.max_lr = PerGroup(std::vector<double>{0.3, 0.6});
+  warmup.warmup_num_steps = 4;
+  warmup.warmup_type = WarmupShape::kLinear;
+  warmup.warmup_min_lr = PerGroup(std::vector<double>{0.1, 0.2});
+  warmup.warmup_max_lr = PerGroup(std::vector<double>{0.3, 0.6});
   EXPECT_EQ(Schedule(warmup, 9, 0).lr(0), 0.1);
   EXPECT_EQ(Schedule(warmup, 9, 1).lr(0), 0.2);
   EXPECT_NEAR(Schedule(warmup, 9, 0).lr(3), 0.2, kTolerance);
   EXPECT_NEAR(Schedule(warmup, 9, 1).lr(3), 0.4, kTolerance);
   EXPECT_EQ(Schedule(warmup, 9, 1).lr(50), 0.6);
   LrRangeTestConfig range;
-  range.min_lr = PerGroup(std::vector<double>{1, 3});
-  range.step_size = 2;
+  range.lr_range_test_min_lr = PerGroup(std::vector<double>{1, 3});
+  range.lr_range_test_step_size = 2;
   EXPECT_EQ(Schedule(range, 9, 1).lr(4), 9);
   OneCycleConfig cycle;
-  cycle.min_lr = PerGroup(std::vector<double>{1, 2});
-  cycle.max_lr = 4;
-  cycle.first_steps = cycle.second_steps = 2;
+  cycle.cycle_min_lr = PerGroup(std::vector<double>{1, 2});
+  cycle.cycle_max_lr = 4;
+  cycle.cycle_first_step_size = cycle.cycle_second_step_size = 2;
   EXPECT_EQ(Schedule(cycle, 9, 1).lr(1), 3);
   EXPECT_EQ(Schedule(cycle, 9, 0).lr(1), 2.5);
   WarmupDecayLrConfig decay;
-  decay.total_steps = 10;
-  decay.warmup_steps = 2;
-  decay.max_lr = PerGroup(std::vector<double>{1, 8});
+  decay.total_num_steps = 10;
+  decay.warmup_num_steps = 2;
+  decay.warmup_max_lr = PerGroup(std::vector<double>{1, 8});
   EXPECT_EQ(Schedule(decay, 9, 0).lr(7), 0.5);
   EXPECT_EQ(Schedule(decay, 9, 1).lr(7), 4);
 }
 
 TEST(Schedule, RangeTestGrowsLinearlyOrInStairs) {
   LrRangeTestConfig c;
-  c.min_lr = 1e-4;
-  c.step_size = 5;
-  c.step_rate = 2;
+  c.lr_range_test_min_lr = 1e-4;
+  c.lr_range_test_step_size = 5;
+  c.lr_range_test_step_rate = 2;
   for (int64_t k = 0; k < 30; ++k) {
     EXPECT_NEAR(Schedule(c, 1).lr(k), 1e-4 * (1 + 2.0 * static_cast<double>(k) / 5), kTolerance);
   }
-  c.staircase = true;
+  c.lr_range_test_staircase = true;
   for (int64_t k = 0; k < 30; ++k) {
     EXPECT_NEAR(Schedule(c, 1).lr(k), 1e-4 * (1 + 2.0 * static_cast<double>(k / 5)), kTolerance);
   }
@@ -143,13 +143,13 @@ TEST(Schedule, RangeTestGrowsLinearlyOrInStairs) {
 
 TEST(Schedule, OneCyclePeaksAtTheFirstSizeAndMirrorsMomentum) {
   OneCycleConfig c;
-  c.min_lr = 0.1;
-  c.max_lr = 1.1;
-  c.first_steps = 10;
-  c.second_steps = 20;
-  c.decay_steps = 4;
+  c.cycle_min_lr = 0.1;
+  c.cycle_max_lr = 1.1;
+  c.cycle_first_step_size = 10;
+  c.cycle_second_step_size = 20;
+  c.decay_step_size = 4;
   c.decay_lr_rate = 0.5;
-  c.decay_momentum_rate = 0.25;
+  c.decay_mom_rate = 0.25;
   const Schedule schedule(c, 99);
   for (int64_t k = 0; k <= 30; ++k) {
     const double s = k <= 10 ? static_cast<double>(k) / 10 : static_cast<double>(30 - k) / 20;
@@ -168,13 +168,13 @@ TEST(Schedule, OneCyclePeaksAtTheFirstSizeAndMirrorsMomentum) {
 
 TEST(Schedule, OneCycleStairsAsManyAsStepsEqualTheContinuousForm) {
   OneCycleConfig smooth;
-  smooth.min_lr = 0;
-  smooth.max_lr = 1;
-  smooth.first_steps = 13;
-  smooth.second_steps = 7;
+  smooth.cycle_min_lr = 0;
+  smooth.cycle_max_lr = 1;
+  smooth.cycle_first_step_size = 13;
+  smooth.cycle_second_step_size = 7;
   OneCycleConfig stairs = smooth;
-  stairs.first_stairs = 13;
-  stairs.second_stairs = 7;
+  stairs.cycle_first_stair_count = 13;
+  stairs.cycle_second_stair_count = 7;
   for (int64_t k = 0; k <= 20; ++k) {
     EXPECT_NEAR(Schedule(stairs, 1).lr(k), Schedule(smooth, 1).lr(k), kTolerance) << k;
   }
@@ -182,9 +182,9 @@ TEST(Schedule, OneCycleStairsAsManyAsStepsEqualTheContinuousForm) {
 
 TEST(Schedule, OneCycleWithoutDecayHoldsItsEnds) {
   OneCycleConfig c;
-  c.min_lr = 0.1;
-  c.max_lr = 1;
-  c.first_steps = c.second_steps = 3;
+  c.cycle_min_lr = 0.1;
+  c.cycle_max_lr = 1;
+  c.cycle_first_step_size = c.cycle_second_step_size = 3;
   c.cycle_momentum = false;
   EXPECT_EQ(Schedule(c, 1).lr(100), 0.1);
   EXPECT_FALSE(Schedule(c, 1).beta1(2));
