@@ -45,10 +45,11 @@ struct AttentionProblem {
   int64_t kv_heads = 0;  // divides heads
   int64_t queries = 0;
   int64_t keys = 0;
-  int64_t head_dim = 0;  // 1..kMaxHeadDim
-  bool causal = true;    // query i sees keys j <= i + (keys - queries)
-  int64_t window = 0;    // > 0: of those only j > i + (keys - queries) - window, and without
-                         // `causal` also only j < i + (keys - queries) + window
+  int64_t head_dim = 0;   // of queries and keys: 1..kMaxHeadDim
+  int64_t value_dim = 0;  // of values and results, on a CPU; 0: head_dim
+  bool causal = true;     // query i sees keys j <= i + (keys - queries)
+  int64_t window = 0;     // > 0: of those only j > i + (keys - queries) - window, and without
+                          // `causal` also only j < i + (keys - queries) + window
   float scale = 1.0f;
   double dropout = 0;      // in [0, 1)
   int64_t first_head = 0;  // dropout counts heads from here: a rank may hold some of a layer's only
@@ -67,6 +68,7 @@ struct AttentionProblem {
   const int32_t* segments = nullptr;
   int64_t segment_stride = 0;
 
+  int64_t value_size() const { return value_dim == 0 ? head_dim : value_dim; }
   // Keys of one sequence, where the host reads them.
   int64_t keys_of(int64_t b) const { return past == nullptr ? keys : past[b] + queries; }
   // First random element of one row of probabilities.
@@ -77,6 +79,8 @@ struct AttentionProblem {
 };
 
 inline constexpr int64_t kMaxHeadDim = 256;
+// Of a call for which DecodePlan::fits, on a CPU: keys that all heads share are long.
+inline constexpr int64_t kMaxDecodedHeadDim = 2048;
 // Up to here a CPU reads keys where they lie, and their sequences may have several lengths.
 inline constexpr int64_t kFewQueriesOfCpus = 4;
 // As many queries share a block of a GPU, which splits their keys.
@@ -126,8 +130,8 @@ template <class T>
 void attention_backward(const AttentionBackward<T>& call, const GpuStream& on);
 
 // The reference: whole rows of probabilities in double, one scalar at a time. Dense arrays
-// q, out, dout, dq [batch, queries, heads, head size], k, v, dk, dv with kv_heads; lse
-// [batch, heads, queries].
+// q, dq [batch, queries, heads, head size], k, dk with kv_heads; out, dout, v and dv likewise with
+// the size of values; lse [batch, heads, queries].
 void attention_forward_ref(const AttentionProblem& problem, const double* q, const double* k,
                            const double* v, double* out, double* lse);
 struct AttentionReferenceGradients {

@@ -29,7 +29,7 @@ static_assert(kBlock == kUnit);
 // Every item belongs to one (batch, kv head) and sums dk and dv over its part of the (query head,
 // stretch of queries) pairs; with enough heads there is one part.
 struct Plan {
-  int64_t dim;        // padded head size
+  int64_t dim;        // padded size of heads, the larger of keys' and values'
   int64_t group;      // query heads of a kv head
   int64_t stretch;    // queries packed at once, a multiple of kBlock
   int64_t stretches;  // of a head
@@ -39,7 +39,7 @@ struct Plan {
 
   explicit Plan(const AttentionProblem& p) {
     constexpr int64_t kEnoughItems = 8, kMostParts = 4, kPacked = 65536;
-    dim = round_up(p.head_dim, kTerms);
+    dim = round_up(std::max(p.head_dim, p.value_size()), kTerms);
     group = p.heads / p.kv_heads;
     const int64_t kv_items = p.batch * p.kv_heads, blocks = divide_up(p.queries, kBlock);
     const int64_t wanted =
@@ -122,7 +122,7 @@ void load_stretch(const AttentionBackward<T>& call, const Plan& plan, int64_t b,
   // The sign of the scale is q's, so that the factor of the scores is positive.
   const amx::Rows<T> q{
       {call.q.at(b, first, h), call.q.token}, count, p.head_dim, nullptr, p.scale < 0};
-  const amx::Rows<T> dout{{call.g.dout.at(b, first, h), call.g.dout.token}, count, p.head_dim};
+  const amx::Rows<T> dout{{call.g.dout.at(b, first, h), call.g.dout.token}, count, p.value_size()};
   amx::pack_right(q, padded, plan.dim, to.q_right);
   amx::pack_pairs(q, padded, plan.dim, to.q_pairs);
   amx::pack_right(dout, padded, plan.dim, to.dout_right);
@@ -132,9 +132,9 @@ void load_stretch(const AttentionBackward<T>& call, const Plan& plan, int64_t b,
     // A query that sees nothing must get weights of 0, not exp(-inf + inf).
     const bool sees = i < count && lse[i] != -kInfinity;
     to.lse[i] = sees ? lse[i] * kLog2E : kInfinity;
-    to.dots[i] =
-        i < count ? dot(call.g.dout.at(b, first + i, h), call.g.out.at(b, first + i, h), p.head_dim)
-                  : 0;
+    to.dots[i] = i < count ? dot(call.g.dout.at(b, first + i, h), call.g.out.at(b, first + i, h),
+                                 p.value_size())
+                           : 0;
   }
   std::fill(to.dq, to.dq + padded * plan.dim, 0.0f);
 }
@@ -147,7 +147,7 @@ void load_keys(const AttentionBackward<T>& call, const Plan& plan, int64_t b, in
   const int64_t count = std::min(kBlock, p.keys - first);
   const uint8_t* mask = tile_mask(p, b, first);
   const amx::Rows<T> k{{call.k.at(b, first, kv_head), call.k.token}, count, p.head_dim, mask};
-  const amx::Rows<T> v{{call.v.at(b, first, kv_head), call.v.token}, count, p.head_dim, mask};
+  const amx::Rows<T> v{{call.v.at(b, first, kv_head), call.v.token}, count, p.value_size(), mask};
   amx::pack_left(k, kBlock, plan.dim, to.k_left);
   amx::pack_left(v, kBlock, plan.dim, to.v_left);
   // Pairs of keys by channel, transposed, are channels by keys.
@@ -431,7 +431,7 @@ void store_sums(const AttentionBackward<T>& call, const Plan& plan, int64_t kv_i
   const float* dk = sums + first_key * plan.dim;
   store_results(dk, keys, plan.dim, p.head_dim, std::abs(p.scale),
                 HeadRows<T>{call.g.dk, b, first_key, kv_head});
-  store_results(dk + plan.sums / 2, keys, plan.dim, p.head_dim, 1.0f,
+  store_results(dk + plan.sums / 2, keys, plan.dim, p.value_size(), 1.0f,
                 HeadRows<T>{call.g.dv, b, first_key, kv_head});
 }
 

@@ -79,22 +79,23 @@ HWY_INLINE void load_queries(const AttentionBackward<T>& call, int64_t b, int64_
                              const QueryTiles& to) {
   const AttentionProblem& p = call.p;
   const int64_t dim = p.head_dim, padded = padded_dim(p);
+  const int64_t value_dim = p.value_size(), padded_value = padded_values(p);
   const DF f;
   load_rows(call.q.at(b, first_query, h), call.q.token, queries, dim, padded, p.scale * kLog2E,
             out_rows);
   rows_to_lanes(out_rows, queries, padded, to.qt);
   load_rows(call.q.at(b, first_query, h), call.q.token, queries, dim, padded, p.scale, to.q);
-  load_rows(call.g.dout.at(b, first_query, h), call.g.dout.token, queries, dim, padded, 1.0f,
-            to.dout);
-  rows_to_lanes(to.dout, queries, padded, to.dot);
-  load_rows(call.g.out.at(b, first_query, h), call.g.out.token, queries, dim, padded, 1.0f,
-            out_rows);
+  load_rows(call.g.dout.at(b, first_query, h), call.g.dout.token, queries, value_dim, padded_value,
+            1.0f, to.dout);
+  rows_to_lanes(to.dout, queries, padded_value, to.dot);
+  load_rows(call.g.out.at(b, first_query, h), call.g.out.token, queries, value_dim, padded_value,
+            1.0f, out_rows);
   const float* lse = call.g.lse + (b * p.heads + h) * p.queries + first_query;
   for (int64_t i = 0; i < queries; ++i) {
     VF sum = hn::Zero(f);
-    for (int64_t d = 0; d < padded; d += kLanes) {
-      sum = hn::MulAdd(hn::Load(f, out_rows + i * padded + d),
-                       hn::Load(f, to.dout + i * padded + d), sum);
+    for (int64_t d = 0; d < padded_value; d += kLanes) {
+      sum = hn::MulAdd(hn::Load(f, out_rows + i * padded_value + d),
+                       hn::Load(f, to.dout + i * padded_value + d), sum);
     }
     to.dots[i] = simd::sum_of_lanes(f, sum);
     // A query that sees nothing must get weights of 0, not exp(-inf + inf).
@@ -121,6 +122,7 @@ void backward_block(const AttentionBackward<T>& call, const BackwardLayout& layo
   const int64_t b = place.b, h = place.h, first_query = place.first;
   const Band band(p);
   const int64_t dim = p.head_dim, padded = padded_dim(p), kv_head = h / (p.heads / p.kv_heads);
+  const int64_t padded_value = padded_values(p);
   const int64_t queries = std::min(kQueryBlock, p.queries - first_query);
   const QueryTiles tiles{scratch + layout.q,
                          scratch + layout.dout,
@@ -144,8 +146,8 @@ void backward_block(const AttentionBackward<T>& call, const BackwardLayout& layo
     const int64_t first_key = tile.first_key, keys = tile.keys;
     load_keys<T>({call.k, TokenBlocks(), b, first_key, keys, kv_head}, keys, tile.mask, dim, padded,
                  keys_tile);
-    load_keys<T>({call.v, TokenBlocks(), b, first_key, keys, kv_head}, keys, tile.mask, dim, padded,
-                 values_tile);
+    load_keys<T>({call.v, TokenBlocks(), b, first_key, keys, kv_head}, keys, tile.mask,
+                 p.value_size(), padded_value, values_tile);
     for (int64_t lane = 0; lane < queries; lane += kGroup) {
       if (tile.segments != nullptr && !segments.groups[lane / kGroup].meets(tile.range)) continue;
       const int64_t first = first_query + lane, count = std::min(kGroup, queries - lane);
@@ -153,7 +155,8 @@ void backward_block(const AttentionBackward<T>& call, const BackwardLayout& layo
       if (see.most() == 0) continue;
       scores_tile(see, dim, padded, keys_tile, tiles.qt + lane * padded, scores);
       mask_tile(see, band, tile, segments, first, lane, scores);
-      scores_tile(see, dim, padded, values_tile, tiles.dot + lane * padded, dscores);
+      scores_tile(see, p.value_size(), padded_value, values_tile, tiles.dot + lane * padded_value,
+                  dscores);
       if (p.dropout > 0) {
         const uint64_t element = p.row_element(b, h, first) + static_cast<uint64_t>(first_key);
         gradient_of_dropped_scores(see, tiles.lse + lane, tiles.dots + lane,
@@ -161,8 +164,8 @@ void backward_block(const AttentionBackward<T>& call, const BackwardLayout& layo
       } else {
         gradient_of_scores(see, tiles.lse + lane, tiles.dots + lane, scores, dscores);
       }
-      add_over_queries(see, count, padded, scores, tiles.dout + lane * padded,
-                       sums.dv + first_key * padded);
+      add_over_queries(see, count, padded_value, scores, tiles.dout + lane * padded_value,
+                       sums.dv + first_key * padded_value);
       add_over_queries(see, count, padded, dscores, tiles.q + lane * padded,
                        sums.dk + first_key * padded);
       add_over_keys(see, round_up(dim, kRowPad), padded, keys_tile, dscores,
@@ -183,10 +186,11 @@ HWY_INLINE void store_sums(const AttentionBackward<T>& call, int64_t b, int64_t 
                            int64_t first_key, int64_t keys, const float* dk_sums,
                            const float* dv_sums) {
   const int64_t dim = call.p.head_dim, padded = padded_dim(call.p);
+  const int64_t padded_value = padded_values(call.p);
   store_rows(dk_sums + first_key * padded, padded, keys, dim, call.g.dk.token,
              call.g.dk.at(b, first_key, kv_head));
-  store_rows(dv_sums + first_key * padded, padded, keys, dim, call.g.dv.token,
-             call.g.dv.at(b, first_key, kv_head));
+  store_rows(dv_sums + first_key * padded_value, padded_value, keys, call.p.value_size(),
+             call.g.dv.token, call.g.dv.at(b, first_key, kv_head));
 }
 
 // Adds the parts of a tile of keys in order into the first and writes it.
@@ -195,10 +199,11 @@ void combine_parts(const AttentionBackward<T>& call, const BackwardPlan& plan, i
                    int64_t first_key, float* all_sums) {
   const AttentionProblem& p = call.p;
   const DF f;
-  const int64_t padded = padded_dim(p), keys = std::min(kKeyTile, p.keys - first_key);
+  const int64_t keys = std::min(kKeyTile, p.keys - first_key);
   float* sums = all_sums + kv_item * plan.parts * plan.sums;
-  for (int64_t half = 0; half < 2; ++half) {
-    float* to = sums + half * (plan.sums / 2) + first_key * padded;
+  for (const bool of_values : {false, true}) {
+    const int64_t padded = of_values ? padded_values(p) : padded_dim(p);
+    float* to = sums + (of_values ? plan.key_sums : 0) + first_key * padded;
     for (int64_t i = 0; i < keys * padded; i += kLanes) {
       VF sum = hn::Load(f, to + i);
       for (int64_t part = 1; part < plan.parts; ++part) {
@@ -208,7 +213,7 @@ void combine_parts(const AttentionBackward<T>& call, const BackwardPlan& plan, i
     }
   }
   store_sums(call, kv_item / p.kv_heads, kv_item % p.kv_heads, first_key, keys, sums,
-             sums + plan.sums / 2);
+             sums + plan.key_sums);
 }
 
 template <class T>
@@ -226,7 +231,7 @@ void backward(ThreadPool& pool, const AttentionBackward<T>& call) {
     const int64_t kv_item = item / plan.parts, part = item % plan.parts;
     const int64_t b = kv_item / p.kv_heads, kv_head = kv_item % p.kv_heads;
     float* dk_sums = all_sums + (plan.parts == 1 ? slot : item) * plan.sums;
-    float* dv_sums = dk_sums + plan.sums / 2;
+    float* dv_sums = dk_sums + plan.key_sums;
     std::fill(dk_sums, dk_sums + plan.sums, 0.0f);
     // Parts take pairs in turn: so each gets early and late blocks of a causal sequence.
     for (int64_t pair = part; pair < plan.pairs; pair += plan.parts) {

@@ -201,6 +201,7 @@ void decode_rows(const AttentionForward<T>& call, const DecodePlan& plan, const 
   const int64_t b = at.b, kv_head = at.kv_head, split = at.split;
   const DF f;
   const int64_t dim = p.head_dim, padded = padded_dim(p);
+  const int64_t value_dim = p.value_size(), padded_value = padded_values(p);
   const Band band(p, p.keys_of(b));
   const int64_t first_key = plan.first_key + split * kKeySplit;
   const int64_t keys = std::min(kKeySplit, plan.end_key - first_key);
@@ -229,26 +230,26 @@ void decode_rows(const AttentionForward<T>& call, const DecodePlan& plan, const 
   }
   if (p.value_blocks) {
     values_of_blocks<kQ, T>(scores, {call.v, p.value_blocks, b, first_key, keys, kv_head}, mask,
-                            dim, padded, values);
+                            value_dim, padded_value, values);
   } else {
     all_values<kQ, false, T>(scores, {call.v.at(b, first_key, kv_head), call.v.token}, mask, keys,
-                             dim, padded, values);
+                             value_dim, padded_value, values);
   }
   for (int r = 0; r < kQ; ++r) {
     const RowPlace place(p, b, kv_head, first_row + r);
-    float* row = values + r * padded;
+    float* row = values + r * padded_value;
     if (plan.splits > 1) {
       float* partial = partials + (place.flat(p) * plan.room + split) * plan.partial;
       partial[0] = stats[r].top;
       partial[1] = stats[r].sum;
-      std::copy(row, row + round_up(dim, kLanes), partial + DecodePlan::kStats);
+      std::copy(row, row + round_up(value_dim, kLanes), partial + DecodePlan::kStats);
       continue;
     }
     const VF factor = hn::Set(f, stats[r].sum == 0 ? 0.0f : 1 / stats[r].sum);
-    for (int64_t d = 0; d < dim; d += kLanes) {
+    for (int64_t d = 0; d < value_dim; d += kLanes) {
       hn::Store(hn::Mul(hn::Load(f, row + d), factor), f, row + d);
     }
-    store_rows(row, padded, 1, dim, 0, call.out.at(b, place.i, place.h));
+    store_rows(row, padded_value, 1, value_dim, 0, call.out.at(b, place.i, place.h));
     if (call.lse != nullptr) call.lse[place.flat(p)] = log_of_sum(stats[r].top, stats[r].sum);
   }
 }
@@ -259,7 +260,7 @@ void combine_splits(const AttentionForward<T>& call, const DecodePlan& plan, int
                     float* partials) {
   const AttentionProblem& p = call.p;
   const DF f;
-  const int64_t dim = p.head_dim, padded = padded_dim(p);
+  const int64_t dim = p.value_size(), padded = padded_values(p);
   float* first = partials + flat * plan.room * plan.partial;
   float* total = first + DecodePlan::kStats;
   float top = kMinusInfinity;

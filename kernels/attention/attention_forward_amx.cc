@@ -39,7 +39,7 @@ constexpr bool kMixed = amx::kParts<T> > 1;
 constexpr float kSlack = 8;
 
 struct Plan {
-  int64_t dim;     // padded head size
+  int64_t dim;     // padded size of heads, the larger of keys' and values'
   int64_t group;   // query heads of a kv head
   int64_t range;   // queries of an item, a multiple of kBlock
   int64_t ranges;  // per kv head
@@ -48,7 +48,7 @@ struct Plan {
 
   explicit Plan(const AttentionProblem& p) {
     constexpr int64_t kEnoughItems = 8, kLeastRange = 256, kPacked = 65536, kKept = 131072;
-    dim = round_up(p.head_dim, kTerms);
+    dim = round_up(std::max(p.head_dim, p.value_size()), kTerms);
     group = p.heads / p.kv_heads;
     const int64_t kv_items = std::max<int64_t>(1, p.batch * p.kv_heads);
     const int64_t wanted = std::clamp<int64_t>(divide_up(kEnoughItems, kv_items), 1,
@@ -283,9 +283,10 @@ void finish(const AttentionForward<T>& call, const QueryPlace& place, int64_t di
     const __m512 factor = _mm512_set1_ps(factors[r]);
     const float* from = out + row / kSide * kSide * dim + r * kSide;
     T* to = call.out.at(b, first + row, h);
-    for (int64_t d = 0; d < p.head_dim; d += 32, from += 2 * kResult) {
+    for (int64_t d = 0; d < p.value_size(); d += 32, from += 2 * kResult) {
       amx::store_row(_mm512_mul_ps(_mm512_load_ps(from), factor),
-                     _mm512_mul_ps(_mm512_load_ps(from + kResult), factor), p.head_dim - d, to + d);
+                     _mm512_mul_ps(_mm512_load_ps(from + kResult), factor), p.value_size() - d,
+                     to + d);
     }
     if (call.lse != nullptr) {
       call.lse[(b * p.heads + h) * p.queries + first + row] = logs[r];
@@ -381,7 +382,8 @@ void block(const AttentionForward<T>& call, const Plan& plan, const Buffers<T>& 
   beside.values.finish();
 }
 
-// Packs keys and values. Those that no query sees are packed as zeros, whatever they hold.
+// Packs keys and values. Those that no query sees are packed as zeros, whatever they hold, and so are
+// channels that keys or values have fewer than the other.
 template <class Place, class T>
 void pack_stretch(const AttentionForward<T>& call, const Plan& plan, int64_t b,
                   const KeyStretch& stretch, const Place& keys, const Place& values,
@@ -389,7 +391,8 @@ void pack_stretch(const AttentionForward<T>& call, const Plan& plan, int64_t b,
   const int64_t rows = stretch.end - stretch.first, padded = round_up(rows, kTerms);
   const uint8_t* const mask = tile_mask(call.p, b, stretch.first);
   amx::pack_right<Place>({keys, rows, call.p.head_dim, mask}, padded, plan.dim, buffers.keys);
-  amx::pack_pairs<Place>({values, rows, call.p.head_dim, mask}, padded, plan.dim, buffers.values);
+  amx::pack_pairs<Place>({values, rows, call.p.value_size(), mask}, padded, plan.dim,
+                         buffers.values);
 }
 
 template <class T>

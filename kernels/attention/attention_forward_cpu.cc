@@ -105,6 +105,7 @@ void forward_block(const AttentionForward<T>& call, const ForwardLayout& layout,
   const int64_t b = place.b, h = place.h, first_query = place.first;
   const Band band(p);
   const int64_t dim = p.head_dim, padded = padded_dim(p), kv_head = h / (p.heads / p.kv_heads);
+  const int64_t value_dim = p.value_size(), padded_value = padded_values(p);
   const int64_t queries = std::min(kQueryBlock, p.queries - first_query);
   const int64_t groups = divide_up(queries, kGroup);
   float* rows = scratch + layout.rows;
@@ -119,7 +120,7 @@ void forward_block(const AttentionForward<T>& call, const ForwardLayout& layout,
   load_rows(call.q.at(b, first_query, h), call.q.token, queries, dim, padded, p.scale * kLog2E,
             rows);
   rows_to_lanes(rows, queries, padded, qt);
-  std::fill(acc, acc + groups * kGroup * padded, 0.0f);
+  std::fill(acc, acc + groups * kGroup * padded_value, 0.0f);
   std::fill(maxima, maxima + kQueryBlock, kMinusInfinity);
   std::fill(sums, sums + kQueryBlock, 0.0f);
 
@@ -129,33 +130,34 @@ void forward_block(const AttentionForward<T>& call, const ForwardLayout& layout,
     const int64_t first_key = tile.first_key, keys = tile.keys;
     load_keys<T>({call.k, p.key_blocks, b, first_key, keys, kv_head}, keys, tile.mask, dim, padded,
                  keys_tile);
-    load_keys<T>({call.v, p.value_blocks, b, first_key, keys, kv_head}, keys, tile.mask, dim,
-                 padded, values_tile);
+    load_keys<T>({call.v, p.value_blocks, b, first_key, keys, kv_head}, keys, tile.mask, value_dim,
+                 padded_value, values_tile);
     for (int64_t g = 0; g < groups; ++g) {
       if (tile.segments != nullptr && !segments.groups[g].meets(tile.range)) continue;
       const int64_t first = first_query + g * kGroup;
       const Visible see =
           visible_keys(band, first, std::min(kGroup, queries - g * kGroup), first_key, keys);
       if (see.most() == 0) continue;
-      float* values = acc + g * kGroup * padded;
+      float* values = acc + g * kGroup * padded_value;
       scores_tile(see, dim, padded, keys_tile, qt + g * kGroup * padded, scores);
       mask_tile(see, band, tile, segments, first, g * kGroup, scores);
-      softmax_step(see, padded, scores, maxima + g * kGroup, sums + g * kGroup, values);
+      softmax_step(see, padded_value, scores, maxima + g * kGroup, sums + g * kGroup, values);
       if (p.dropout > 0) {
         drop_weights(dropout, see, p.row_element(b, h, first) + static_cast<uint64_t>(first_key),
                      p.keys, scores, reinterpret_cast<uint32_t*>(scratch + layout.bits));
       }
-      add_over_keys(see, round_up(dim, kRowPad), padded, values_tile, scores, values);
+      add_over_keys(see, round_up(value_dim, kRowPad), padded_value, values_tile, scores, values);
     }
   }
   for (int64_t g = 0; g < groups; ++g) {
     const int64_t first = first_query + g * kGroup;
-    finish_group(p, std::min(kGroup, queries - g * kGroup), padded, maxima + g * kGroup,
-                 sums + g * kGroup, acc + g * kGroup * padded,
+    finish_group(p, std::min(kGroup, queries - g * kGroup), padded_value, maxima + g * kGroup,
+                 sums + g * kGroup, acc + g * kGroup * padded_value,
                  call.lse == nullptr ? nullptr : call.lse + (b * p.heads + h) * p.queries + first);
   }
-  lanes_to_rows(acc, queries, padded, rows);
-  store_rows(rows, padded, queries, dim, call.out.token, call.out.at(b, first_query, h));
+  lanes_to_rows(acc, queries, padded_value, rows);
+  store_rows(rows, padded_value, queries, value_dim, call.out.token,
+             call.out.at(b, first_query, h));
 }
 
 template <class T>

@@ -33,11 +33,21 @@ struct Sizes {
   const AttentionProblem& problem;
   int64_t group;
 
-  int64_t query(int64_t b, int64_t i, int64_t h) const {
-    return ((b * problem.queries + i) * problem.heads + h) * problem.head_dim;
+  int64_t query_row(int64_t b, int64_t i, int64_t h) const {
+    return (b * problem.queries + i) * problem.heads + h;
   }
-  int64_t key(int64_t b, int64_t j, int64_t h) const {
-    return ((b * problem.keys + j) * problem.kv_heads + h / group) * problem.head_dim;
+  int64_t key_row(int64_t b, int64_t j, int64_t h) const {
+    return (b * problem.keys + j) * problem.kv_heads + h / group;
+  }
+  int64_t query(int64_t b, int64_t i, int64_t h) const {
+    return query_row(b, i, h) * problem.head_dim;
+  }
+  int64_t out(int64_t b, int64_t i, int64_t h) const {
+    return query_row(b, i, h) * problem.value_size();
+  }
+  int64_t key(int64_t b, int64_t j, int64_t h) const { return key_row(b, j, h) * problem.head_dim; }
+  int64_t value(int64_t b, int64_t j, int64_t h) const {
+    return key_row(b, j, h) * problem.value_size();
   }
 };
 
@@ -91,12 +101,12 @@ void attention_forward_ref(const AttentionProblem& p, const double* q, const dou
   for_each_query(p, [&](int64_t b, int64_t h, int64_t i) {
     const double log_sum = probabilities(sizes, q, k, b, h, i, row);
     if (lse != nullptr) lse[(b * p.heads + h) * p.queries + i] = log_sum;
-    double* to = out + sizes.query(b, i, h);
-    std::fill(to, to + p.head_dim, 0.0);
+    double* to = out + sizes.out(b, i, h);
+    std::fill(to, to + p.value_size(), 0.0);
     for (int64_t j = 0; j < p.keys; ++j) {
       const double weight = row[static_cast<size_t>(j)] * keep_factor(p, b, h, i, j);
       if (weight == 0) continue;
-      for (int64_t d = 0; d < p.head_dim; ++d) to[d] += weight * v[sizes.key(b, j, h) + d];
+      for (int64_t d = 0; d < p.value_size(); ++d) to[d] += weight * v[sizes.value(b, j, h) + d];
     }
   });
 }
@@ -108,21 +118,22 @@ void attention_backward_ref(const AttentionProblem& p, const double* q, const do
   double *const dq = gradients.dq, *const dk = gradients.dk, *const dv = gradients.dv;
   std::fill(dq, dq + p.batch * p.queries * p.heads * p.head_dim, 0.0);
   std::fill(dk, dk + p.batch * p.keys * p.kv_heads * p.head_dim, 0.0);
-  std::fill(dv, dv + p.batch * p.keys * p.kv_heads * p.head_dim, 0.0);
+  std::fill(dv, dv + p.batch * p.keys * p.kv_heads * p.value_size(), 0.0);
   std::vector<double> row(static_cast<size_t>(p.keys)), drow(static_cast<size_t>(p.keys));
   for_each_query(p, [&](int64_t b, int64_t h, int64_t i) {
     probabilities(sizes, q, k, b, h, i, row);
     const int64_t at = sizes.query(b, i, h);
+    const double* const dy = dout + sizes.out(b, i, h);
     double weighted = 0;
     for (int64_t j = 0; j < p.keys; ++j) {
       const size_t n = static_cast<size_t>(j);
       drow[n] = 0;
       if (row[n] == 0) continue;  // masked: v may hold anything
       const double keep = keep_factor(p, b, h, i, j);
-      drow[n] = keep * dot(dout + at, v + sizes.key(b, j, h), p.head_dim);
+      drow[n] = keep * dot(dy, v + sizes.value(b, j, h), p.value_size());
       weighted += row[n] * drow[n];
-      for (int64_t d = 0; d < p.head_dim; ++d) {
-        dv[sizes.key(b, j, h) + d] += row[n] * keep * dout[at + d];
+      for (int64_t d = 0; d < p.value_size(); ++d) {
+        dv[sizes.value(b, j, h) + d] += row[n] * keep * dy[d];
       }
     }
     for (int64_t j = 0; j < p.keys; ++j) {

@@ -22,6 +22,9 @@ inline constexpr int64_t kKeySplit = 512;    // keys of one work item when there
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 inline int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 inline int64_t padded_dim(const AttentionProblem& p) { return round_up(p.head_dim, kDimPad); }
+inline int64_t padded_values(const AttentionProblem& p) {
+  return round_up(p.value_size(), kDimPad);
+}
 
 // Random bits of a tile for one vector of queries: one more block of four on unaligned rows.
 inline constexpr int64_t kBitsFloats = (kKeyTile + 8) * 16;
@@ -37,14 +40,14 @@ void keep_bits(const RandomStream& stream, double probability, uint64_t first, u
 struct ForwardLayout {
   int64_t rows, qt, acc, k, v, scores, stats, bits, size;
   explicit ForwardLayout(const AttentionProblem& p) {
-    const int64_t dim = padded_dim(p);
+    const int64_t dim = padded_dim(p), values = padded_values(p);
     int64_t at = 0;
     const auto take = [&](int64_t floats) { return std::exchange(at, at + floats); };
-    rows = take(kQueryBlock * dim);
+    rows = take(kQueryBlock * std::max(dim, values));
     qt = take(kQueryBlock * dim);
-    acc = take(kQueryBlock * dim);
+    acc = take(kQueryBlock * values);
     k = take(kKeyTile * dim);
-    v = take(kKeyTile * dim);
+    v = take(kKeyTile * values);
     scores = take(kKeyTile * kMaxGroup);
     stats = take(2 * kQueryBlock);
     bits = take(kBitsFloats);
@@ -56,17 +59,17 @@ struct ForwardLayout {
 struct BackwardLayout {
   int64_t q, dout, rows, qt, dot, dqt, k, v, scores, dscores, stats, bits, size;
   explicit BackwardLayout(const AttentionProblem& p) {
-    const int64_t dim = padded_dim(p);
+    const int64_t dim = padded_dim(p), values = padded_values(p);
     int64_t at = 0;
     const auto take = [&](int64_t floats) { return std::exchange(at, at + floats); };
     q = take(kQueryBlock * dim);
-    dout = take(kQueryBlock * dim);
-    rows = take(kQueryBlock * dim);
+    dout = take(kQueryBlock * values);
+    rows = take(kQueryBlock * std::max(dim, values));
     qt = take(kQueryBlock * dim);
-    dot = take(kQueryBlock * dim);
+    dot = take(kQueryBlock * values);
     dqt = take(kQueryBlock * dim);
     k = take(kKeyTile * dim);
-    v = take(kKeyTile * dim);
+    v = take(kKeyTile * values);
     scores = take(kKeyTile * kMaxGroup);
     dscores = take(kKeyTile * kMaxGroup);
     stats = take(2 * kQueryBlock);
@@ -79,7 +82,8 @@ struct BackwardLayout {
 // part of the (query head, query block) pairs; with enough heads there is one part.
 struct BackwardPlan {
   int64_t query_blocks, pairs, parts, items;
-  int64_t sums;  // floats of dk and dv sums of one item
+  // Floats of dk sums of one item, and with those of dv, which follow them.
+  int64_t key_sums, sums;
   explicit BackwardPlan(const AttentionProblem& p) {
     query_blocks = divide_up(p.queries, kQueryBlock);
     pairs = query_blocks * (p.heads / p.kv_heads);
@@ -88,7 +92,8 @@ struct BackwardPlan {
     parts = std::clamp<int64_t>(divide_up(kEnoughItems, std::max<int64_t>(1, kv_items)), 1,
                                 std::clamp<int64_t>(pairs, 1, kMostParts));
     items = kv_items * parts;
-    sums = 2 * round_up(p.keys, kKeyTile) * padded_dim(p);
+    key_sums = round_up(p.keys, kKeyTile) * padded_dim(p);
+    sums = key_sums + round_up(p.keys, kKeyTile) * padded_values(p);
   }
 };
 

@@ -132,8 +132,8 @@ struct DecodePlan {
     rows_per_item = p.heads / p.kv_heads * p.queries;
     room = splits = std::max<int64_t>(1, divide_up(end_key - first_key, kKeySplit));
     items = p.batch * p.kv_heads * splits;
-    partial = kStats + padded_dim(p);
-    scratch = kRows * (kKeySplit + 2 * padded_dim(p));
+    partial = kStats + padded_values(p);
+    scratch = kRows * (kKeySplit + padded_dim(p) + padded_values(p));
   }
 };
 

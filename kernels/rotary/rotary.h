@@ -55,7 +55,7 @@ struct RotaryAppend {
   int64_t rotary_dim = 0;
   bool interleaved = false;
   RotaryView<T> q;
-  RotaryView<const T> k, v;
+  RotaryView<const T> k, v;    // without v (null): values are channels of the keys
   RotaryView<T> keys, values;  // of the cache: `capacity` tokens, `past` of which are there
   int64_t capacity = 0;
   int64_t past = 0;

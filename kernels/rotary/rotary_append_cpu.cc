@@ -72,7 +72,7 @@ RotaryAppend<T> sequence_of(const RotaryAppend<T>& call, int64_t b) {
   one.batch = 1;
   one.q = sequence_of(call.q, b);
   one.k = sequence_of(call.k, b);
-  one.v = sequence_of(call.v, b);
+  if (call.v.data != nullptr) one.v = sequence_of(call.v, b);
   one.keys = sequence_of(call.keys, b);
   one.values = sequence_of(call.values, b);
   if (call.positions != nullptr) one.positions += b * call.tokens;
@@ -96,7 +96,7 @@ void rotary_append(const RotaryAppend<T>& call, ThreadPool& pool) {
   } else {
     copy<T>(call, call.k, keys, pool);
   }
-  copy<T>(call, call.v, new_rows(call, call.values), pool);
+  if (call.v.data != nullptr) copy<T>(call, call.v, new_rows(call, call.values), pool);
 }
 template void rotary_append(const RotaryAppend<float>&, ThreadPool&);
 template void rotary_append(const RotaryAppend<bfloat16>&, ThreadPool&);

@@ -231,7 +231,9 @@ void CheckpointSaver::save_tensors(PartWriter& part) {
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     call.next(id);
     const nn::Parameter& p = parameters[id];
-    if (!p.trainable && run_.config.checkpoint.exclude_frozen_parameters) continue;
+    // What no gradient moves may move with the steps all the same.
+    const bool frozen = !p.trainable && !p.keeps_fp32;
+    if (frozen && run_.config.checkpoint.exclude_frozen_parameters) continue;
     const zero::FlatRange share = saved_share(id);
     const bool whole = share.elements() == p.shape.elements();
     if (share.elements() == 0 && !(p.shape.elements() == 0 && run_.first_rank())) continue;

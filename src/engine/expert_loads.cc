@@ -34,6 +34,11 @@ void ExpertLoads::add(const nn::RouterRecord& routers) {
   }
 }
 
+std::vector<int64_t> ExpertLoads::chosen(int64_t layer) const {
+  if (layer >= std::ssize(open_.layers)) return {};
+  return open_.layers[static_cast<size_t>(layer)].chosen;
+}
+
 void ExpertLoads::finish(int64_t step) {
   if (open_.passes == 0) return;
   last_ = std::exchange(open_, {});

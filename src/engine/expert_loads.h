@@ -18,6 +18,9 @@ class ExpertLoads {
   void drop() { open_ = {}; }
   void finish(int64_t step);
 
+  // Of the open step: tokens that chose each expert of a layer; empty where nothing was counted.
+  std::vector<int64_t> chosen(int64_t layer) const;
+
   // {"step", "balance_loss", "z_loss", "layers": [{"layer", "tokens", "chosen", "dropped"}]} of the
   // last step, the last two by expert; null before there is one.
   const Json& report() const { return report_; }

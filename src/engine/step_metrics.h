@@ -55,6 +55,7 @@ class StepMetrics {
 
   // Of the last step, of this process's micro batches: null where the model has no experts.
   const Json& experts() const { return experts_.report(); }
+  const ExpertLoads& expert_loads() const { return experts_; }
   // Of the last profiled step, null before there is one.
   const Json& profile() const { return profile_json_; }
 

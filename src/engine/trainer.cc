@@ -9,6 +9,7 @@
 #include "engine/fp8_steps.h"
 #include "engine/open_step.h"
 #include "engine/parameter_scopes.h"
+#include "engine/router_bias.h"
 #include "engine/run_context.h"
 #include "engine/step_observer.h"
 #include "engine/step_totals.h"
@@ -262,6 +263,10 @@ StepReport Trainer::apply_update() {
   const bool mean = run_.state->gradients().op() == ReduceOp::kAverage;
   const Updater::Outcome outcome = update_state(run_, updater_, mean ? share : 1);
   observer_.metrics().set_extent(outcome.extent);
+  if (outcome.applied) {
+    end_group_on_io_error(run_.world(),
+                          [&] { move_router_biases(run_, observer_.metrics().expert_loads()); });
+  }
   if (run_.config.zero.enable_sanity_checks && outcome.applied) {
     agree(ctx, run_.world(), "checking the weights", [&] {
       const zero::TrainState& state = *run_.state;

@@ -17,7 +17,8 @@ KvBlockPool::KvBlockPool(std::shared_ptr<Device> device, const models::Architect
     : device_(std::move(device)),
       layers_(info.layers),
       dtype_(dtype),
-      block_{info.layers, options.block_tokens, 2, info.kv_heads, info.head_size},
+      layout_(info),
+      block_{info.layers, options.block_tokens, layout_.parts(), layout_.heads, layout_.size},
       most_(options.pool_tokens == 0 ? INT64_MAX : options.pool_tokens / options.block_tokens) {
   check_kv_blocks(options, *device_);
 }
@@ -42,7 +43,7 @@ int KvBlockPool::take() {
 void KvBlockPool::give_back(int block) { free_.push_back(block); }
 
 Tensor KvBlockPool::tokens(int block, int layer, int part) const {
-  return blocks_[static_cast<size_t>(block)].slice(0, layer, layer + 1).select(2, part);
+  return layout_.part(blocks_[static_cast<size_t>(block)].slice(0, layer, layer + 1), part);
 }
 
 KvBlockTable::KvBlockTable(std::shared_ptr<KvBlockPool> pool, int64_t batch)

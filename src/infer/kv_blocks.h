@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "models/architecture.h"
+#include "infer/kv_layout.h"
 #include "ops/token_blocks.h"
 
 namespace ds::infer {
@@ -29,6 +29,7 @@ class KvBlockPool {
   KvBlockPool& operator=(const KvBlockPool&) = delete;
 
   int layers() const { return layers_; }
+  const KvLayout& layout() const { return layout_; }
   int64_t block_tokens() const { return block_[1]; }
   int64_t taken() const { return static_cast<int64_t>(blocks_.size() - free_.size()); }
   const std::shared_ptr<Device>& device() const { return device_; }
@@ -44,7 +45,8 @@ class KvBlockPool {
   const std::shared_ptr<Device> device_;
   const int layers_;
   const DType dtype_;
-  const Shape block_;   // [layers, tokens, 2, H, D]
+  const KvLayout layout_;
+  const Shape block_;   // [layers, tokens, parts, H, D]
   const int64_t most_;  // blocks
   std::vector<Tensor> blocks_;
   std::vector<int> free_;

@@ -7,29 +7,33 @@
 
 namespace ds::infer {
 
-KvCache::KvCache(std::shared_ptr<Device> device, int64_t batch, int64_t capacity)
-    : device_(std::move(device)), capacity_(capacity), lengths_(static_cast<size_t>(batch)) {
+KvCache::KvCache(std::shared_ptr<Device> device, const KvLayout& layout, int64_t batch,
+                 int64_t capacity)
+    : device_(std::move(device)),
+      layout_(layout),
+      capacity_(capacity),
+      lengths_(static_cast<size_t>(batch)) {
   DS_CHECK(batch > 0 && capacity > 0, Code::kInternal, "a KV cache for ", batch, " sequences of ",
            capacity, " tokens");
 }
 
 KvCache::KvCache(const std::shared_ptr<Device>& device, const models::ArchitectureInfo& info,
                  int64_t batch, int64_t capacity, DType dtype)
-    : KvCache(device, batch, capacity) {
-  const Shape shape{batch, capacity, 2, info.kv_heads, info.head_size};
+    : KvCache(device, KvLayout(info), batch, capacity) {
+  const Shape shape{batch, capacity, layout_.parts(), layout_.heads, layout_.size};
   for (int i = 0; i < info.layers; ++i) {
     layers_.push_back(Tensor::empty(device, dtype, shape, MemoryTag::kKvCache));
   }
 }
 
 KvCache::KvCache(const std::shared_ptr<KvBlockPool>& pool, int64_t batch, int64_t capacity)
-    : KvCache(pool->device(), batch, capacity) {
+    : KvCache(pool->device(), pool->layout(), batch, capacity) {
   blocks_ = std::make_unique<KvBlockTable>(pool, batch);
 }
 
 Tensor KvCache::tokens(int layer, int part, int64_t end) const {
   if (blocks_) return blocks_->tokens(layer, part);
-  return layers_[static_cast<size_t>(layer)].slice(1, 0, end).select(2, part);
+  return layout_.part(layers_[static_cast<size_t>(layer)].slice(1, 0, end), part);
 }
 
 int64_t KvCache::longest() const { return *std::max_element(lengths_.begin(), lengths_.end()); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "infer/kv_blocks.h"
+#include "infer/kv_layout.h"
 #include "nn/attention_state.h"
 
 namespace ds::infer {
@@ -40,7 +41,7 @@ class KvCache final : public nn::AttentionState {
   void know_lengths();
 
  private:
-  KvCache(std::shared_ptr<Device> device, int64_t batch, int64_t capacity);
+  KvCache(std::shared_ptr<Device> device, const KvLayout& layout, int64_t batch, int64_t capacity);
 
   // The first `end` tokens of a layer as [B, end, H, D], or a block; `part` 0 is keys, 1 is values.
   Tensor tokens(int layer, int part, int64_t end) const;
@@ -49,8 +50,9 @@ class KvCache final : public nn::AttentionState {
   void place_lengths();
 
   const std::shared_ptr<Device> device_;
+  const KvLayout layout_;
   const int64_t capacity_;
-  std::vector<Tensor> layers_;            // [B, capacity, 2, H, D]; none with ...
+  std::vector<Tensor> layers_;            // [B, capacity, parts, H, D]; none with ...
   std::unique_ptr<KvBlockTable> blocks_;  // ... which else is null
   std::vector<int64_t> lengths_;
   Tensor past_;       // int32 [B] of the device; empty while all lengths are equal

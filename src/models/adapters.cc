@@ -59,7 +59,9 @@ int64_t set_trainable(Model& model, const std::vector<std::string>& patterns, bo
       if (!match && model.has_architecture() && id < model.architecture().parameters().size()) {
         match = matches_pattern(pattern, model.architecture().external_name(id).name);
       }
-      if (match) chosen[static_cast<size_t>(id)] = any = true;
+      if (!match) continue;
+      any = true;
+      chosen[static_cast<size_t>(id)] = !(trainable && p.keeps_fp32);  // no gradient moves it
     }
     DS_CHECK(any, Code::kNotFound, "no parameter matches ", printable(pattern));
   }

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "models/bert.h"
+#include "models/deepseek.h"
 #include "models/gpt2.h"
 #include "models/gpt_neox.h"
 #include "models/llama.h"
@@ -29,6 +30,8 @@ constexpr std::array kFamilies = {
     Family{"qwen3_moe", "Qwen3MoeForCausalLM", make_qwen3_moe},
     Family{"olmo2", "Olmo2ForCausalLM", make_olmo2},
     Family{"olmoe", "OlmoeForCausalLM", make_olmoe},
+    Family{"deepseek_v2", "DeepseekV2ForCausalLM", make_deepseek_v2},
+    Family{"deepseek_v3", "DeepseekV3ForCausalLM", make_deepseek_v3},
     Family{"gpt_neox", "GPTNeoXForCausalLM", make_gpt_neox},
     Family{"bert", "BertModel", make_bert},
     Family{"bert", "BertForMaskedLM", make_bert_masked_lm},

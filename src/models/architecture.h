@@ -27,8 +27,11 @@ struct ArchitectureInfo {
   int64_t vocab_size = 0;
   int64_t max_positions = 0;
   int layers = 0;
+  // Of what an attention state holds of a token: heads of keys and of values, and their channels.
   int64_t kv_heads = 0;
   int64_t head_size = 0;
+  // Latent attention: values are the last so many channels of the keys, of which there is one head.
+  int64_t values_in_keys = 0;
   Head head = Head::kCausalLm;
   int64_t classes = 0;  // of a classification head
   nn::LossKind loss = nn::LossKind::kCrossEntropy;
@@ -46,6 +49,14 @@ struct ArchitectureInfo {
   // through; 0 where there are none.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
+  // Biases of routers that each step moves towards equal loads of their experts, by `rate`.
+  struct RouterBias {
+    int64_t layer = 0;
+    nn::ParamId router = nn::kNoParam;
+    nn::ParamId bias = nn::kNoParam;
+    double rate = 0;
+  };
+  std::vector<RouterBias> router_biases = {};
 
   // Numbers per row of logits.
   int64_t outputs() const { return head == Head::kClassification ? classes : vocab_size; }

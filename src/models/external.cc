@@ -132,7 +132,11 @@ class FileWeights : public nn::WeightLoader {
             Tensor& out) const override {
     const auto found = tensors_.find(id);
     if (found == tensors_.end()) return rest_->fill(ctx, id, p, begin, out);
-    read_part(ctx, *found->second.entry, found->second.transposed, p.shape, begin, out);
+    const ExternalTensor& tensor = found->second;
+    if (tensor.scales != nullptr) {
+      return read_block_scaled(ctx, {tensor.entry, tensor.scales, tensor.block}, begin, out);
+    }
+    read_part(ctx, *tensor.entry, tensor.transposed, p.shape, begin, out);
   }
 
   // Of names and shapes, and of a few bytes of every tensor: enough to tell other files, without
@@ -189,9 +193,11 @@ std::span<const std::byte> bytes_of(const Tensor& x) {
 
 void check_external(const Model& model, nn::ParamId id, const SafetensorsEntry& entry,
                     bool transposed) {
-  DS_CHECK(entry.dtype && floating(*entry.dtype), Code::kUnsupported, "tensor ",
-           printable(entry.name), " has type ", printable(entry.dtype_name),
-           "; weights are read from F32, BF16 and F16");
+  DS_CHECK(
+      entry.dtype && floating(*entry.dtype), Code::kUnsupported, "tensor ", printable(entry.name),
+      " has type ", printable(entry.dtype_name),
+      "; weights are read from F32, BF16 and F16, and from F8_E4M3 with the scales of its blocks "
+      "beside it (NAME_scale_inv) and a quantization_config that tells their size");
   const std::vector<int64_t> expected = external_shape(model.parameters()[id], transposed);
   DS_CHECK(entry.shape == expected, Code::kCorrupt, "tensor ", printable(entry.name), " has shape ",
            Shape(entry.shape).text(), ", the model asks for ", Shape(expected).text());
@@ -260,7 +266,7 @@ void export_model(Model& model, const fs::path& folder, DType dtype, int64_t max
                                       model.has_architecture()
                                           ? model.architecture().external_name(id)
                                           : ExternalName{model.parameters()[id].name},
-                                      dtype));
+                                      model.parameters()[id].keeps_fp32 ? DType::kFloat32 : dtype));
   }
   const int64_t shard_bytes = max_shard_bytes == 0 ? INT64_MAX : max_shard_bytes;
   if (!model.writes_files()) return produce_safetensors(tensors, shard_bytes);

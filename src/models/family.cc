@@ -64,6 +64,21 @@ FamilyBase::Projection FamilyBase::projection(const std::string& name, int64_t o
   return made;
 }
 
+nn::ParamId FamilyBase::read_by_heads(const std::string& name, int64_t out, int64_t in, double std,
+                                      SplitRule split) {
+  nn::Parameter p{name + ".weight", {out, in}, nn::Init::kNormal, std, true, true, {}};
+  p.projection = true;
+  p.keeps_numbers = true;
+  p.split = std::move(split);
+  return parameters_.add(std::move(p));
+}
+
+nn::ParamId FamilyBase::router_bias(const std::string& name, int64_t experts) {
+  nn::Parameter p{name, {experts}, nn::Init::kZeros, 0, false, false, {}};
+  p.keeps_fp32 = true;
+  return parameters_.add(std::move(p));
+}
+
 nn::FeedForward FamilyBase::gated_mlp(const std::string& prefix,
                                       const std::array<const char*, 3>& names,
                                       const MlpShape& shape, int64_t expert) {

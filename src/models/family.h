@@ -35,6 +35,11 @@ class FamilyBase : public Architecture {
   // `split` is the weight's; with experts in it the layer is that of number `expert`.
   Projection projection(const std::string& name, int64_t out, int64_t in, double std, bool bias,
                         SplitRule split = {}, int64_t expert = -1);
+  // A weight NAME.weight that is multiplied head by head, too: in one piece, and never in codes.
+  nn::ParamId read_by_heads(const std::string& name, int64_t out, int64_t in, double std,
+                            SplitRule split);
+  // What is added to a router's scores while experts are chosen: no gradient moves it.
+  nn::ParamId router_bias(const std::string& name, int64_t experts);
   // A gated MLP of so many inner channels.
   struct MlpShape {
     int64_t width = 0;

@@ -91,6 +91,11 @@ class Gpt2 : public FamilyBase {
     moe.activation = c_.activation;
     moe.router = c_.experts.router;
     moe.router.weight = matrix(prefix + "gate.weight", count, c_.width, std);
+    if (c_.experts.biased) {
+      moe.router.bias = router_bias(prefix + "gate.expert_bias", count);
+      info_.router_biases.push_back(
+          {index, moe.router.weight, moe.router.bias, c_.experts.bias_rate});
+    }
     for (int64_t e = 0; e < count; ++e) {
       moe.experts.push_back(add_mlp(str_cat(prefix, "experts.", e, "."), out_std, count, e));
     }

@@ -44,6 +44,36 @@ nn::DropPolicy drop_policy(const ConfigReader& read, int64_t choices) {
   return choices == 2 ? nn::DropPolicy::kPosition : nn::DropPolicy::kProbability;
 }
 
+// Scores, groups and the bias, by Megatron's names.
+void read_scores(const ConfigReader& read, GptExperts& c) {
+  nn::Router& router = c.router;
+  const std::string scores = read.text("moe_router_score_function", "softmax");
+  DS_CHECK(scores == "softmax" || scores == "sigmoid", Code::kConfig, read.where(),
+           ": moe_router_score_function ", printable(scores),
+           " is unknown; softmax and sigmoid are known");
+  if (scores == "sigmoid") router.rule.scores = ops::GateScores::kSigmoid;
+  router.rule.scale = static_cast<float>(read.number("moe_router_topk_scaling_factor", 1, 0, 1e6));
+  router.rule.groups = read.count("moe_router_num_groups", 1, kernels::kMostExpertGroups);
+  router.rule.kept_groups = read.count("moe_router_group_topk", 1, router.rule.groups);
+  c.biased = read.flag("moe_router_enable_expert_bias", false);
+  c.bias_rate = read.number("moe_router_bias_update_rate", 1e-3, 0, 1);
+  // A group is as good as those of its experts that a token would take from it.
+  router.rule.group_best = std::max<int64_t>(1, router.rule.choices / router.rule.kept_groups);
+  if (router.rule.groups == 1) router.rule.group_best = 1;
+  DS_CHECK(!c.biased || scores == "sigmoid", Code::kConfig, read.where(),
+           ": moe_router_enable_expert_bias needs moe_router_score_function sigmoid: a bias beside "
+           "probabilities that add up to 1 has no meaning of its own");
+  for (const int64_t count : c.counts) {
+    if (count == 0) continue;
+    try {
+      ops::check_gate_rule(router.rule, count);
+    } catch (const Error& error) {
+      fail(Code::kConfig, read.where(), ": ", error.message(), " (moe_router_num_groups, ",
+           "moe_router_group_topk)");
+    }
+  }
+}
+
 }  // namespace
 
 GptExperts read_gpt_experts(const ConfigReader& read, int64_t layers) {
@@ -74,6 +104,7 @@ GptExperts read_gpt_experts(const ConfigReader& read, int64_t layers) {
   if (noise == "Jitter") router.jitter = 0.01f;
   router.sample_first = noise == "RSample" && choices == 1;
   router.sample_others = read.flag("moe_top2_2nd_expert_sampling", true) && choices == 2;
+  read_scores(read, c);
   const std::string type = read.text("mlp_type", "standard");
   DS_CHECK(type == "standard" || type == "residual", Code::kConfig, read.where(), ": mlp_type ",
            printable(type), " is unknown; standard and residual are known");

@@ -32,7 +32,7 @@ void check_overrides(const InferenceOptions& options, const nn::ParameterSet& pa
              " cannot differ by fp32: activations are fp32 with it and bf16 with other forms");
     bool found = false;
     for (nn::ParamId id = 0; id < parameters.size() && !found; ++id) {
-      found = (parameters[id].projection || id == output) &&
+      found = (parameters[id].projection || id == output) && !parameters[id].keeps_numbers &&
               matches_pattern(override.match, parameters[id].name);
     }
     DS_CHECK(found, Code::kInvalidArgument, "no matrix of a linear layer is named ",
@@ -103,7 +103,7 @@ InferenceWeights::Held InferenceWeights::make_held(const OpContext& ctx, nn::Par
                                                    bool looked_up) const {
   const nn::Parameter& p = parameters_[id];
   Held held;
-  const auto form = product ? quantized_form(options_, p.name) : std::nullopt;
+  const auto form = product && !p.keeps_numbers ? quantized_form(options_, p.name) : std::nullopt;
   if (form) {
     try {
       held.quantized = ops::quantize(ctx, master, *form);
@@ -112,8 +112,9 @@ InferenceWeights::Held InferenceWeights::make_held(const OpContext& ctx, nn::Par
     }
   }
   if (held.quantized && !looked_up) return held;
-  held.dense = Tensor::empty(ctx.device, compute_type_, p.shape, MemoryTag::kParameters);
-  if (compute_type_ == DType::kFloat32) {
+  const DType type = p.keeps_fp32 ? DType::kFloat32 : compute_type_;
+  held.dense = Tensor::empty(ctx.device, type, p.shape, MemoryTag::kParameters);
+  if (type == DType::kFloat32) {
     copy_tensor(master, held.dense);
   } else {
     ops::cast(ctx, master, held.dense);

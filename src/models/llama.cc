@@ -4,9 +4,8 @@
 #include <cmath>
 #include <optional>
 
-#include "models/family.h"
 #include "models/llama_config.h"
-#include "models/rotary_scaling.h"
+#include "models/rms_decoder.h"
 
 namespace ds::models {
 namespace {
@@ -15,55 +14,35 @@ using nn::ParamId;
 using nn::Tape;
 using nn::Value;
 
-// Names of a gated MLP's three projections.
-constexpr std::array kMlpNames = {"gate_proj", "up_proj", "down_proj"};
 constexpr std::array kMixtralNames = {"w1", "w3", "w2"};
 
-class Llama : public FamilyBase {
+class Llama : public RmsDecoder {
  public:
   Llama(const Json& config, LlamaKind kind, const char* model_type, const char* architecture)
-      : FamilyBase(config, model_type, architecture),
-        c_(parse_llama(config, kind)),
-        tables_(c_.rotary) {
+      : Llama(config, parse_llama(config, kind), model_type, architecture) {}
+
+ private:
+  Llama(const Json& config, const LlamaConfig& parsed, const char* model_type,
+        const char* architecture)
+      : RmsDecoder(config, model_type, architecture,
+                   {parsed.vocab_size, parsed.width, parsed.initializer_range, parsed.tied,
+                    parsed.padding, parsed.norm_epsilon, parsed.rotary}),
+        c_(parsed) {
     // What defaults decided is written out, so that every reader sees the same model.
     config_["num_key_value_heads"] = c_.kv_heads;
     config_["head_dim"] = c_.head_size;
     config_["max_position_embeddings"] = c_.positions;
-    config_["tie_word_embeddings"] = c_.tied;
     // Transformers 5 and those before it have two names for it.
-    if (kind == LlamaKind::kQwen3Moe) {
+    if (c_.kind == LlamaKind::kQwen3Moe) {
       config_["num_experts"] = config_["num_local_experts"] = c_.experts.count;
     }
-    const double std = c_.initializer_range;
-    embedding_ =
-        matrix("embed_tokens.weight", c_.vocab_size, c_.width, std,
-               c_.tied ? std::vector<std::string>{"lm_head.weight"} : std::vector<std::string>(),
-               SplitRule::vocabulary());
     for (int64_t i = 0; i < c_.layers; ++i) add_block(i);
-    norm_ = vector("norm.weight", c_.width, nn::Init::kOnes);
-    head_ = c_.tied ? embedding_
-                    : output_matrix("lm_head.weight", c_.vocab_size, c_.width, std,
-                                    SplitRule::vocabulary());
-    info_.output = head_;
-    if (!c_.tied) info_.lookup = embedding_;
-    info_.vocab_size = c_.vocab_size;
-    info_.max_positions = rotary_positions(c_.rotary);
-    info_.angles_follow_length = c_.rotary.scaling == RotaryScaling::kDynamic;
+    add_head();
     info_.layers = static_cast<int>(c_.layers);
     info_.kv_heads = c_.kv_heads;
     info_.head_size = c_.head_size;
   }
 
-  ExternalName external_name(ParamId id) const override {
-    const std::string& name = parameters_[id].name;
-    return {name == "lm_head.weight" ? name : external_prefix() + name};
-  }
-  std::string external_prefix() const override { return "model."; }
-  bool ignorable_external(const std::string& name) const override {
-    return name.ends_with(".rotary_emb.inv_freq");
-  }
-
- private:
   struct Block {
     ParamId norm1, norm2;
     ParamId q_norm = nn::kNoParam, k_norm = nn::kNoParam;
@@ -132,19 +111,6 @@ class Llama : public FamilyBase {
     return moe;
   }
 
-  nn::NormOutput norm(Tape& tape, const ResidualStream& s, ParamId gamma) const {
-    return nn::rms_norm(tape, s.x, s.residual, gamma, static_cast<float>(c_.norm_epsilon));
-  }
-
-  nn::RotaryTable rotary_table(const OpContext& ctx, const Batch& batch) const override {
-    return tables_.rows(ctx, batch.position_ids, batch.positions);
-  }
-
-  ResidualStream run_embedding(Tape& tape, const PassContext& pass) const override {
-    return {nn::embedding(tape, pass.batch.ids, embedding_, Tensor(), nn::kNoParam, c_.padding),
-            {}};
-  }
-
   // Queries or keys [B, T, H * D], normalised where the family does that, at their positions.
   Value turned(Tape& tape, Value x, int64_t heads, ParamId gamma, const PassContext& pass) const {
     if (c_.head_norm == HeadNorm::kEach) {
@@ -192,18 +158,8 @@ class Llama : public FamilyBase {
     return {mlp_of(tape, pass, b, norm2.y), norm2.sum};
   }
 
-  Value run_last_norm(Tape& tape, const ResidualStream& in) const override {
-    return norm(tape, in, norm_).y;
-  }
-
-  Value run_head(Tape& tape, const PassContext& pass, const Value& hidden) const override {
-    return vocabulary(tape, hidden, {head_, nn::kNoParam}, pass.options);
-  }
-
   LlamaConfig c_;
-  RotaryTables tables_;
   std::vector<Block> blocks_;
-  ParamId embedding_, norm_, head_;
 };
 
 }  // namespace

@@ -34,6 +34,7 @@ void read_yarn(const ConfigReader& read, RotaryConfig& c) {
   c.truncate = read.flag("truncate", true);
   const double mscale = read.number("mscale", 0, 0, 1e6);
   const double mscale_all = read.number("mscale_all_dim", 0, 0, 1e6);
+  c.magnitude_of_all = mscale_all;
   const auto magnitude = [&](double m) {
     return c.factor <= 1 ? 1.0 : 0.1 * m * std::log(c.factor) + 1.0;
   };

@@ -24,6 +24,8 @@ struct RotaryConfig {
   double beta_fast = 32, beta_slow = 1;                        // yarn
   bool truncate = true;                                        // yarn
   double attention_factor = 1;                                 // multiplies cosines and sines
+  double magnitude_of_all =
+      0;  // yarn's mscale_all_dim, which scores of some models follow; 0: none
 };
 
 struct RotaryDefaults {

@@ -94,6 +94,7 @@ std::shared_ptr<Model> open_hugging_face(const fs::path& folder, const OpenOptio
   Json config = parse_json(read_text_file(config_path, kConfigLimit),
                            printable(config_path.string(), 300), Code::kConfig);
   if (config.is_object()) config.update(options.config_changes);
+  const std::optional<ScaleBlock> scale_block = take_block_scales(config);
   check_weight_files(folder);
   const auto opened = std::make_shared<SafetensorsModel>(folder);
   const SafetensorsModel& file = *opened;
@@ -111,8 +112,19 @@ std::shared_ptr<Model> open_hugging_face(const fs::path& folder, const OpenOptio
     }
     if (entry == nullptr && options.head_seed && architecture.of_head(id)) continue;
     if (entry == nullptr) entry = &file.require(external.name);
-    check_external(*model, id, *entry, external.transposed);
     tensors[id] = {entry, external.transposed};
+    const SafetensorsEntry* const scales = scale_block && in_codes(*entry) && !external.transposed
+                                               ? file.find(entry->name + "_scale_inv")
+                                               : nullptr;
+    if (scales != nullptr) {
+      tensors[id].scales = scales;
+      tensors[id].block = *scale_block;
+      const auto sizes = p.shape.sizes();
+      check_block_scaled({entry, scales, *scale_block}, {sizes.begin(), sizes.end()});
+      used.insert(scales->name);
+    } else {
+      check_external(*model, id, *entry, external.transposed);
+    }
     used.insert(entry->name);
     // A tied tensor may be stored again under its other name; it says the same.
     for (const std::string& alias : p.aliases) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "checkpoint/safetensors.h"
+#include "models/block_scaled.h"
 #include "models/model.h"
 #include "tensor/dtype.h"
 #include "tokenizer/tokenizer.h"
@@ -48,6 +49,8 @@ bool same_external(const OpContext& ctx, const SafetensorsEntry& a, const Safete
 struct ExternalTensor {
   const SafetensorsEntry* entry = nullptr;
   bool transposed = false;
+  const SafetensorsEntry* scales = nullptr;  // of an entry in codes, in such blocks
+  ScaleBlock block{};
 };
 // Those parameters from a file, the others from `rest`.
 std::shared_ptr<const nn::WeightLoader> file_weights(std::shared_ptr<const SafetensorsModel> file,

@@ -42,10 +42,11 @@ ops::AttentionOptions attention_options(Tape& tape, const Attention& spec) {
 
 // Two products over the visible pairs, and in backward one for each of the gradients of
 // probabilities, queries, keys and values; the scores that the kernel makes again do not count.
-Arithmetic attention_work(const Tensor& q, const Tensor& k, const Attention& spec) {
+Arithmetic attention_work(const Tensor& q, const Tensor& k, const Tensor& v,
+                          const Attention& spec) {
   const VisiblePairs pairs{q.size(0),   q.size(1),     k.size(1),    spec.causal,
                            spec.window, spec.key_mask, spec.segments};
-  return Arithmetic::products(count_visible_pairs(pairs) * spec.heads * 2 * q.size(3));
+  return Arithmetic::products(count_visible_pairs(pairs) * spec.heads * (q.size(3) + v.size(3)));
 }
 
 struct QueryRows {
@@ -137,7 +138,7 @@ std::array<Value, 3> split_qkv(Tape& tape, const Value& packed, int64_t heads, Q
 }
 
 Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_ids,
-             const RotaryTable& table) {
+             const RotaryTable& table, const RotaryPart& part) {
   const OperatorScope op(tape, "rotary");
   if (op) {  // two products and a sum for each rotated channel
     const int64_t rotated = 2 * table.cos.size(1) * heads * x.data.size(0) * x.data.size(1);
@@ -147,17 +148,28 @@ Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_i
   tape.reads(table.sin);
   Value y{x.data, x.slot ? std::make_shared<GradientSlot>() : nullptr};
   if (y.slot) y.slot->set_place(x.slot->place());
-  Tensor rotated = as_heads(y.data, heads);
-  ops::rotary(tape.ctx(), rotated, position_ids, table.cos, table.sin, {}, rotated);
-  tape.record([in = x.slot, out = y.slot, heads, position_ids, table](Tape& t) {
+  // What lies before the turning channels stays as it is.
+  const auto turning = [heads, first = part.first](const Tensor& whole) {
+    const Tensor all = as_heads(whole, heads);
+    return first == 0 ? all : all.slice(3, first, all.size(3));
+  };
+  Tensor rotated = turning(y.data);
+  ops::RotaryOptions forward;
+  forward.interleaved = part.interleaved;
+  ops::rotary(tape.ctx(), rotated, position_ids, table.cos, table.sin, forward, rotated);
+  tape.record([in = x.slot, out = y.slot, position_ids, table, part, turning](Tape& t) {
     if (!out || !*out || !in) return;
     bool exclusive = false;
     const Tensor dy = out->take(exclusive);
+    // Other channels are copied where there is another tensor, so all of them are there then.
+    DS_CHECK(exclusive || part.first == 0, Code::kInternal,
+             "a part of heads turned that something else reads, too");
     Tensor dx = exclusive ? dy : in->make(t, dy.dtype(), dy.shape());
-    Tensor back = as_heads(dx, heads);
+    Tensor back = turning(dx);
     ops::RotaryOptions options;
     options.inverse = true;
-    ops::rotary(t.ctx(), as_heads(dy, heads), position_ids, table.cos, table.sin, options, back);
+    options.interleaved = part.interleaved;
+    ops::rotary(t.ctx(), turning(dy), position_ids, table.cos, table.sin, options, back);
     in->add(t.ctx(), std::move(dx), true);
   });
   return y;
@@ -169,20 +181,22 @@ Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, cons
            "without an attention state queries and keys have been rotated before");
   const Tensor q4 = as_heads(q.data, spec.heads), k4 = as_heads(k.data, spec.kv_heads),
                v4 = as_heads(v.data, spec.kv_heads);
-  const Arithmetic work =
-      tape.profile() == nullptr || state != nullptr ? Arithmetic() : attention_work(q4, k4, spec);
+  const Arithmetic work = tape.profile() == nullptr || state != nullptr
+                              ? Arithmetic()
+                              : attention_work(q4, k4, v4, spec);
   const OperatorScope op(tape, "attention");
   if (op) op.work(work, work + work);
   if (state != nullptr) return attention_after(tape, q4, k4, v4, spec, *state, layer);
   const int64_t batch = q4.size(0), length = q4.size(1);
   const ops::AttentionOptions options = attention_options(tape, spec);
   Value y =
-      tape.make_value(tape.new_activation(q4.dtype(), {batch, length, spec.heads * q4.size(3)}));
+      tape.make_value(tape.new_activation(q4.dtype(), {batch, length, spec.heads * v4.size(3)}));
   Tensor lse = tape.new_activation(DType::kFloat32, {batch, spec.heads, length});
-  Tensor out = y.data.view(q4.shape());
+  const Shape result{batch, length, spec.heads, v4.size(3)};
+  Tensor out = y.data.view(result);
   ops::attention(tape.ctx(), {.q = q4, .k = k4, .v = v4, .key_mask = spec.key_mask}, options,
                  {.out = out, .lse = lse});
-  tape.record([q, k, v, y_data = y.data, y_slot = y.slot, lse, options, heads = spec.heads,
+  tape.record([q, k, v, y_data = y.data, y_slot = y.slot, lse, options, result, heads = spec.heads,
                kv_heads = spec.kv_heads, mask = spec.key_mask](Tape& t) {
     if (!*y_slot || !(q.slot && k.slot && v.slot)) return;
     bool exclusive = false;
@@ -192,14 +206,13 @@ Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, cons
     };
     Tensor dq = gradient(q), dk = gradient(k), dv = gradient(v);
     Tensor dq4 = as_heads(dq, heads), dk4 = as_heads(dk, kv_heads), dv4 = as_heads(dv, kv_heads);
-    const Tensor query = as_heads(q.data, heads);
     ops::attention_backward(t.ctx(),
-                            {.q = query,
+                            {.q = as_heads(q.data, heads),
                              .k = as_heads(k.data, kv_heads),
                              .v = as_heads(v.data, kv_heads),
                              .key_mask = mask},
-                            options, {.out = y_data.view(query.shape()), .lse = lse},
-                            dy.view(query.shape()), {.dq = dq4, .dk = dk4, .dv = dv4});
+                            options, {.out = y_data.view(result), .lse = lse}, dy.view(result),
+                            {.dq = dq4, .dk = dk4, .dv = dv4});
     q.slot->add(t.ctx(), std::move(dq), true);
     k.slot->add(t.ctx(), std::move(dk), true);
     v.slot->add(t.ctx(), std::move(dv), true);

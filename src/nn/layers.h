@@ -74,10 +74,15 @@ struct RotaryTable {
   Tensor cos;
   Tensor sin;
 };
-// Turns the first R channels of every head by its position's angles, in place: x [B, T, H * D] or
-// [B, T, H, D] is the fresh output of a linear layer, or a part of it. Pairs are halves.
+// Which channels of a head turn, and how they are paired.
+struct RotaryPart {
+  int64_t first = 0;         // R channels from here on
+  bool interleaved = false;  // pairs are neighbours, else halves
+};
+// Turns channels of every head by its position's angles, in place: x [B, T, H * D] or [B, T, H, D]
+// is the fresh output of a linear layer, or a part of it.
 Value rotary(Tape& tape, const Value& x, int64_t heads, const Tensor& position_ids,
-             const RotaryTable& table);
+             const RotaryTable& table, const RotaryPart& part = {});
 
 struct Attention {
   int64_t heads = 1;
@@ -93,9 +98,10 @@ struct Attention {
   RotaryTable table = {};
   Tensor position_ids = {};  // int32 [B, T]
 };
-// q [B, T, H * D] or [B, T, H, D], k and v likewise with kv_heads. Result [B, T, H * D]. With a
-// `state` (decoding, not recorded) the new keys and values are appended to its `layer`, which the
-// caller advances once all layers have run, and the queries of each sequence see all of its own.
+// q [B, T, H * D] or [B, T, H, D], k and v likewise with kv_heads; heads of v may have another
+// size, and so has the result then: [B, T, H * D]. With a `state` (decoding, not recorded) the new
+// keys and values are appended to its `layer`, which the caller advances once all layers have run,
+// and the queries of each sequence see all of its own.
 Value attention(Tape& tape, const Value& q, const Value& k, const Value& v, const Attention& spec,
                 AttentionState* state = nullptr, int layer = 0);
 

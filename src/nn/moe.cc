@@ -193,7 +193,8 @@ void choose(Tape& tape, const Router& router, const GatePass& pass, int64_t samp
   if (training && router.sample_first) first = sampled(tape, pass.logits, samples);
   if (training && router.sample_others) others = sampled(tape, pass.logits, samples);
   if (!others && first.raw() != pass.scores.raw()) others = pass.scores;
-  ops::choose_experts(tape.ctx(), router.rule, first, others, Tensor(), Tensor(), chosen);
+  const ParameterGuard bias(tape.weights(), router.bias);
+  ops::choose_experts(tape.ctx(), router.rule, first, others, *bias, Tensor(), chosen);
 }
 
 // Lets each expert drop what it has no room for.

@@ -28,6 +28,8 @@ enum class DropPolicy {
 
 struct Router {
   ParamId weight = kNoParam;  // [experts, width]
+  // fp32 [experts], added to scores while experts are chosen, and no part of what these weigh.
+  ParamId bias = kNoParam;
   ops::GateRule rule;
   RouterLosses losses;
   DropPolicy drop = DropPolicy::kNone;

@@ -32,7 +32,11 @@ struct Parameter {
   int64_t expert = -1;            // index of the expert it belongs to, -1 = none
   bool projection = false;        // weight [out, in] of a linear layer that may carry an adapter
   bool may_be_tiled = false;      // linear layers alone read it: they need a part at a time only
-  SplitRule split = {};           // how ranks that compute its layer together may share it
+  bool keeps_numbers = false;     // more than linear layers read it: codes would not do
+  // Fp32 whatever the model computes in and is exported in, and moved by no gradient: always
+  // frozen.
+  bool keeps_fp32 = false;
+  SplitRule split = {};  // how ranks that compute its layer together may share it
 };
 
 // What `rank` holds of it; `stages` as in ShardRequest.

@@ -29,7 +29,8 @@ void check_defined(const Tensor& tensor, const char* name) {
 }
 
 AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& key_mask, const AttentionOptions& options) {
+                              const Tensor& key_mask, const AttentionOptions& options,
+                              bool decodes = false) {
   check_defined(q, "q");
   check_defined(k, "k");
   check_defined(v, "v");
@@ -39,19 +40,27 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
   const Shape kv_shape{in_blocks ? 1 : q.size(0), k.size(1), k.size(2), q.size(3)};
   check_heads(op, q, "q", dtype, q.shape());
   check_heads(op, k, "k", dtype, kv_shape);
-  check_heads(op, v, "v", dtype, kv_shape);
+  check_heads(op, v, "v", dtype, {kv_shape[0], kv_shape[1], kv_shape[2], v.size(3)});
 
   AttentionProblem p;
   p.batch = q.size(0);
   p.queries = q.size(1);
   p.heads = q.size(2);
   p.head_dim = q.size(3);
+  p.value_dim = v.size(3);
   p.keys = in_blocks ? options.blocks.room : k.size(1);
   p.kv_heads = k.size(2);
   DS_CHECK(p.heads > 0 && p.kv_heads > 0 && p.heads % p.kv_heads == 0, Code::kInvalidArgument,
            "attention: ", p.kv_heads, " kv heads do not divide ", p.heads, " query heads");
-  DS_CHECK(p.head_dim >= 1 && p.head_dim <= kernels::kMaxHeadDim, Code::kInvalidArgument,
-           "attention: the head size must be 1 to ", kernels::kMaxHeadDim, ", it is ", p.head_dim);
+  const bool on_cpu = op.ctx.device->kind() == DeviceKind::kCpu;
+  const int64_t most = on_cpu && decodes ? kernels::kMaxDecodedHeadDim : kernels::kMaxHeadDim;
+  for (const int64_t size : {p.head_dim, p.value_dim}) {
+    DS_CHECK(size >= 1 && size <= most, Code::kInvalidArgument,
+             "attention: the head size must be 1 to ", most, ", it is ", size);
+  }
+  DS_CHECK(on_cpu || p.value_dim == p.head_dim, Code::kUnsupported, op, ": heads of ", p.head_dim,
+           " channels with values of ", p.value_dim, " run on the CPU, not on ",
+           op.ctx.device->describe());
   DS_CHECK(options.dropout >= 0 && options.dropout < 1, Code::kInvalidArgument,
            "attention: dropout must be at least 0 and below 1, it is ", options.dropout);
   DS_CHECK(options.first_head >= 0, Code::kInvalidArgument,
@@ -85,6 +94,8 @@ AttentionProblem make_problem(const Op& op, const Tensor& q, const Tensor& k, co
   }
   return p;
 }
+
+Shape result_shape(const AttentionProblem& p) { return {p.batch, p.queries, p.heads, p.value_dim}; }
 
 static_assert(kMostQueriesBehindPast == kernels::kFewQueriesOfGpus);
 
@@ -190,10 +201,14 @@ void backward(const OpContext& ctx, const AttentionProblem& p, const AttentionIn
 void attention(const OpContext& ctx, const AttentionInputs& in, const AttentionOptions& options,
                const AttentionOutputs& to) {
   const Op op{ctx, "attention"};
-  AttentionProblem p = make_problem(op, in.q, in.k, in.v, in.key_mask, options);
+  // Without much of what training needs keys are read where they lie, however long they are.
+  const bool decodes = static_cast<bool>(in.q) && in.q.dims() == 4 &&
+                       in.q.size(1) <= kernels::kFewQueriesOfCpus && options.dropout == 0 &&
+                       !options.segments;
+  AttentionProblem p = make_problem(op, in.q, in.k, in.v, in.key_mask, options, decodes);
   if (options.past) check_past(op, options.past, p);
   if (options.blocks) add_blocks(op, options.blocks, in.k.size(1), p);
-  check_heads(op, to.out, "out", in.q.dtype(), in.q.shape());
+  check_heads(op, to.out, "out", in.q.dtype(), result_shape(p));
   if (to.lse) check_lse(op, to.lse, p);
   if (to.out.elements() == 0) return;
   float* lse_data = to.lse ? to.lse.data<float>() : nullptr;
@@ -211,8 +226,8 @@ void attention_backward(const OpContext& ctx, const AttentionInputs& in,
   const Op op{ctx, "attention"};
   DS_CHECK(!options.blocks, Code::kInternal, op, ": keys in blocks have no backward");
   const AttentionProblem p = make_problem(op, in.q, in.k, in.v, in.key_mask, options);
-  check_heads(op, dout, "dout", in.q.dtype(), in.q.shape());
-  check_heads(op, made.out, "out", in.q.dtype(), in.q.shape());
+  check_heads(op, dout, "dout", in.q.dtype(), result_shape(p));
+  check_heads(op, made.out, "out", in.q.dtype(), result_shape(p));
   check_lse(op, made.lse, p);
   check_heads(op, gradients.dq, "dq", in.q.dtype(), in.q.shape());
   check_heads(op, gradients.dk, "dk", in.q.dtype(), in.k.shape());

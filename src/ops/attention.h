@@ -32,14 +32,16 @@ struct AttentionOptions {
 };
 inline constexpr int64_t kMostQueriesBehindPast = 16;
 
-// q [B, Tq, H, D], k and v [B, Tk, Hkv, D] with Hkv dividing H (query head h uses kv head
-// h / (H / Hkv)); any strides except that the last dimension is dense.
+// q [B, Tq, H, D], k [B, Tk, Hkv, D] and v [B, Tk, Hkv, V] with Hkv dividing H (query head h uses
+// kv head h / (H / Hkv)); any strides except that the last dimension is dense: v may be channels of
+// k, and heads may share memory. On a GPU V is D. D and V are at most 256; of up to 4 queries on a
+// CPU, without dropout and segments, at most 2048.
 struct AttentionInputs {
   Tensor q, k, v;
   Tensor key_mask = {};  // uint8 [B, Tk], 1 = may be seen, or empty
 };
 struct AttentionOutputs {
-  Tensor out;       // [B, Tq, H, D] in the type of q
+  Tensor out;       // [B, Tq, H, V] in the type of q
   Tensor lse = {};  // fp32 [B, H, Tq], the log of the sum of exponentials of the scaled scores
 };
 // A query with no visible key gives 0 and lse = -inf. Without backward `lse` may be left out.

@@ -44,12 +44,12 @@ void check_like(const Op& op, const Tensor& tensor, const char* name, DType dtyp
            dtype_name(tensor.dtype()), " of shape ", tensor.shape().text());
 }
 
-void check_cache(const Op& op, const Tensor& k, const CacheRows& to) {
+void check_cache(const Op& op, const Tensor& k, bool with_values, const CacheRows& to) {
   check_heads(to.keys, op, "keys");
   const int64_t block_tokens = to.keys.size(1), capacity = to.capacity();
   const Shape shape{to.blocks ? 1 : k.size(0), block_tokens, k.size(2), k.size(3)};
   check_like(op, to.keys, "keys", k.dtype(), shape);
-  check_like(op, to.values, "values", k.dtype(), shape);
+  if (with_values) check_like(op, to.values, "values", k.dtype(), shape);
   if (to.blocks) check_blocks(op, to.blocks, k.size(0), block_tokens);
   if (to.past_memory) {
     check_dense(to.past_memory, op, "past_memory", DType::kInt32, {k.size(0)});
@@ -115,8 +115,11 @@ void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tenso
   check_heads(q, op, "q");
   check_heads(k, op, "k");
   check_like(op, k, "k", q.dtype(), {q.size(0), q.size(1), k.size(2), q.size(3)});
-  check_like(op, v, "v", q.dtype(), k.shape());
-  check_cache(op, k, to);
+  if (v) check_like(op, v, "v", q.dtype(), k.shape());
+  DS_CHECK(v || ctx.device->kind() == DeviceKind::kCpu, Code::kUnsupported, op,
+           ": a cache whose values are channels of its keys is for a CPU, not for ",
+           ctx.device->describe());
+  check_cache(op, k, static_cast<bool>(v), to);
   if (angles.cos) check_angles(op, q, angles);
   DS_CHECK(!options.inverse, Code::kInvalidArgument, op, ": keys of a cache turn forward only");
   if (k.elements() == 0) return;
@@ -131,12 +134,12 @@ void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tenso
     call.interleaved = options.interleaved;
     call.q = view<T>(q);
     call.k = view<const T>(k);
-    call.v = view<const T>(v);
+    if (v) call.v = view<const T>(v);
     call.keys = view<T>(to.keys);
-    call.values = view<T>(to.values);
+    if (v) call.values = view<T>(to.values);
     if (to.blocks) {
       call.keys.blocks = table_of(to.blocks.keys, to.keys.size(1));
-      call.values.blocks = table_of(to.blocks.values, to.keys.size(1));
+      if (v) call.values.blocks = table_of(to.blocks.values, to.keys.size(1));
     }
     call.capacity = to.capacity();
     call.past = to.past;

@@ -37,7 +37,7 @@ struct RotaryAngles {
 };
 // What decoding does with new queries q [B, T, H, D], keys and values [B, T, Hkv, D]: q turns in
 // place, keys go rotated to the cache, values as they are. The bits are those of rotary() and
-// copies; on a GPU it is one launch.
+// copies; on a GPU it is one launch. On a CPU v may be empty: values are channels of the keys.
 void rotary_append(const OpContext& ctx, Tensor& q, const Tensor& k, const Tensor& v,
                    const RotaryAngles& angles, const RotaryOptions& options, const CacheRows& to);
 

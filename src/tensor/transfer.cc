@@ -193,6 +193,7 @@ Tensor to_device(const Tensor& x, const std::shared_ptr<Device>& device, MemoryT
 }
 
 void copy_rows(Device& device, const Rows& to, const Rows& from, int64_t width, int64_t rows) {
+  if (!device.computes()) return;
   if (device.kind() == DeviceKind::kCuda) {
     return static_cast<CudaDevice&>(device).copy_rows(to.first, to.pitch, from.first, from.pitch,
                                                       width, rows, device.default_stream());

@@ -34,7 +34,8 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
       return !by_parameter.empty() && by_parameter[static_cast<size_t>(id)];
     };
     const bool resident = says(sharing.resident), exact = says(sharing.exact);
-    const bool fp32 = says(sharing.fp32), sparse = says(sharing.sparse);
+    const bool fp32 = says(sharing.fp32) || parameters[id].keeps_fp32;
+    const bool sparse = says(sharing.sparse);
     const bool tiled = says(sharing.tiled) && !resident && parameters[id].shape.dims() == 2 &&
                        n > sharing.tile_elements;
     const bool fits = end + n - open.range.begin <= sharing.bucket_elements;

@@ -62,6 +62,9 @@ std::vector<CaseFamily> all_case_families() {
 #ifdef DS_HAVE_MOE
       {"moe", moe_cases},
 #endif
+#ifdef DS_HAVE_LATENT
+      {"latent", latent_cases},
+#endif
   };
 }
 

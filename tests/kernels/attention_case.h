@@ -45,10 +45,13 @@ struct Spec {
   Segments segments = Segments::kNone;
   bool by_cudnn = false;
   int64_t first_head = 0;
+  int64_t value_dim = 0;  // 0: head_dim
 
+  int64_t value_size() const { return value_dim == 0 ? head_dim : value_dim; }
   std::string name() const {
     return str_cat("attention/", type_name(dtype), "/", note, "/", batch, "x", heads, "x", kv_heads,
-                   "x", queries, "x", keys, "x", head_dim);
+                   "x", queries, "x", keys, "x", head_dim,
+                   value_dim == 0 ? "" : str_cat("v", value_dim));
   }
 };
 
@@ -58,12 +61,16 @@ struct Qkv {
 };
 
 inline Qkv make_qkv(const Spec& s) {
-  const auto make = [&](int64_t tokens, int64_t heads) {
-    return guarded_tensor(s.dtype, {s.batch, tokens, heads, s.head_dim});
+  const auto make = [&](int64_t tokens, int64_t heads, int64_t size) {
+    return guarded_tensor(s.dtype, {s.batch, tokens, heads, size});
   };
-  if (!s.packed)
-    return {{}, make(s.queries, s.heads), make(s.keys, s.kv_heads), make(s.keys, s.kv_heads)};
-  const Tensor whole = make(s.keys, s.heads + 2 * s.kv_heads);
+  if (!s.packed) {
+    return {{},
+            make(s.queries, s.heads, s.head_dim),
+            make(s.keys, s.kv_heads, s.head_dim),
+            make(s.keys, s.kv_heads, s.value_size())};
+  }
+  const Tensor whole = make(s.keys, s.heads + 2 * s.kv_heads, s.head_dim);
   return {whole, whole.slice(2, 0, s.heads), whole.slice(2, s.heads, s.heads + s.kv_heads),
           whole.slice(2, s.heads + s.kv_heads, s.heads + 2 * s.kv_heads)};
 }
@@ -132,7 +139,7 @@ inline Inputs make_inputs(const Spec& s, uint64_t seed) {
   fill_normal(random, x.in.q, s.deviation);
   fill_normal(random, x.in.k, s.deviation);
   fill_normal(random, x.in.v, 1);
-  x.dout = random_tensor(random, s.dtype, {s.batch, s.queries, s.heads, s.head_dim});
+  x.dout = random_tensor(random, s.dtype, {s.batch, s.queries, s.heads, s.value_size()});
   x.options.causal = s.causal;
   x.options.scale = static_cast<float>(1.3 / std::sqrt(static_cast<double>(s.head_dim)));
   x.options.dropout = s.dropout;
@@ -148,6 +155,7 @@ inline Inputs make_inputs(const Spec& s, uint64_t seed) {
   p.queries = s.queries;
   p.keys = s.keys;
   p.head_dim = s.head_dim;
+  p.value_dim = s.value_dim;
   p.causal = s.causal;
   p.scale = x.options.scale;
   p.dropout = s.dropout;
@@ -163,8 +171,8 @@ inline Inputs make_inputs(const Spec& s, uint64_t seed) {
     p.mask_stride = s.keys;
     // Whatever lies under the mask must not matter.
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    const int64_t per_key = s.kv_heads * s.head_dim;
     const auto poison = [&](const Tensor& tensor) {
+      const int64_t per_key = s.kv_heads * tensor.size(3);
       for_each_element(tensor, [&](int64_t flat, void* at) {
         if (p.key_mask[flat / per_key] == 0) set_element(s.dtype, at, nan);
       });
@@ -187,9 +195,9 @@ struct Magnitudes {
 
 inline Magnitudes magnitudes(const Inputs& x) {
   const AttentionProblem& p = x.problem;
-  const int64_t group = p.heads / p.kv_heads, dim = p.head_dim;
+  const int64_t group = p.heads / p.kv_heads, dim = p.head_dim, size_v = p.value_size();
   Magnitudes m;
-  m.out.assign(x.q.size(), 0);
+  m.out.assign(x.weights.size(), 0);
   m.dq.assign(x.q.size(), 0);
   m.dk.assign(x.k.size(), 0);
   m.dv.assign(x.v.size(), 0);
@@ -200,7 +208,9 @@ inline Magnitudes magnitudes(const Inputs& x) {
   for (int64_t flat = 0; flat < p.batch * p.queries * p.heads; ++flat) {
     const int64_t h = flat % p.heads, i = flat / p.heads % p.queries;
     const int64_t b = flat / p.heads / p.queries;
-    const auto key = [&](int64_t j) { return ((b * p.keys + j) * p.kv_heads + h / group) * dim; };
+    const auto key_row = [&](int64_t j) { return (b * p.keys + j) * p.kv_heads + h / group; };
+    const auto key = [&](int64_t j) { return key_row(j) * dim; };
+    const auto value = [&](int64_t j) { return key_row(j) * size_v; };
     const auto seen = [&](int64_t j) { return sees(p, b, i, j); };
     double top = -1e300, sum = 0, weighted = 0;
     for (int64_t j = 0; j < p.keys; ++j) {
@@ -224,11 +234,11 @@ inline Magnitudes magnitudes(const Inputs& x) {
       const size_t n = static_cast<size_t>(j);
       row[n] /= sum;
       drow[n] = 0;
-      for (int64_t d = 0; d < dim; ++d) {
+      for (int64_t d = 0; d < size_v; ++d) {
         const double weight = row[n] / (1 - p.dropout);
-        drow[n] += at(x.weights, flat * dim + d) * at(x.v, key(j) + d) / (1 - p.dropout);
-        m.out[static_cast<size_t>(flat * dim + d)] += weight * at(x.v, key(j) + d);
-        m.dv[static_cast<size_t>(key(j) + d)] += weight * at(x.weights, flat * dim + d);
+        drow[n] += at(x.weights, flat * size_v + d) * at(x.v, value(j) + d) / (1 - p.dropout);
+        m.out[static_cast<size_t>(flat * size_v + d)] += weight * at(x.v, value(j) + d);
+        m.dv[static_cast<size_t>(value(j) + d)] += weight * at(x.weights, flat * size_v + d);
       }
       weighted += row[n] * drow[n];
     }
@@ -268,7 +278,7 @@ struct Results {
 // Backward may have a context of its own, with another policy.
 inline Results run_operator(const OpContext& ctx, const OpContext& backward, const Inputs& x) {
   const Spec& s = x.spec;
-  Results r{guarded_tensor(s.dtype, {s.batch, s.queries, s.heads, s.head_dim}),
+  Results r{guarded_tensor(s.dtype, {s.batch, s.queries, s.heads, s.value_size()}),
             guarded_tensor(DType::kFloat32, {s.batch, s.heads, s.queries}), make_qkv(s)};
   ops::attention(ctx, {.q = x.in.q, .k = x.in.k, .v = x.in.v, .key_mask = x.mask}, x.options,
                  {.out = r.out, .lse = r.lse});
@@ -286,7 +296,7 @@ inline CaseResult check(const Spec& spec, const OpContext& ctx, const OpContext&
                         uint64_t seed) {
   const Inputs x = make_inputs(spec, seed);
   const Results r = run_operator(ctx, backward, x);
-  std::vector<double> out(x.q.size()), lse(static_cast<size_t>(r.lse.elements()));
+  std::vector<double> out(x.weights.size()), lse(static_cast<size_t>(r.lse.elements()));
   std::vector<double> dq(x.q.size()), dk(x.k.size()), dv(x.v.size());
   kernels::attention_forward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(), out.data(),
                                  lse.data());
@@ -317,10 +327,10 @@ inline CaseResult check(const Spec& spec, const OpContext& ctx, uint64_t seed) {
 // Forward alone, without asking for lse: what generation does.
 inline CaseResult check_forward(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   const Inputs x = make_inputs(spec, seed);
-  Tensor out = guarded_tensor(spec.dtype, x.in.q.shape()), no_lse;
+  Tensor out = guarded_tensor(spec.dtype, x.dout.shape()), no_lse;
   ops::attention(ctx, {.q = x.in.q, .k = x.in.k, .v = x.in.v, .key_mask = x.mask}, x.options,
                  {.out = out, .lse = no_lse});
-  std::vector<double> expected(x.q.size());
+  std::vector<double> expected(x.weights.size());
   kernels::attention_forward_ref(x.problem, x.q.data(), x.k.data(), x.v.data(), expected.data(),
                                  nullptr);
   const Magnitudes m = magnitudes(x);

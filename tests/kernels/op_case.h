@@ -56,5 +56,6 @@ std::vector<OpCase> fp8_cases();
 std::vector<OpCase> softmax_cases();
 std::vector<OpCase> transform_cases();
 std::vector<OpCase> moe_cases();
+std::vector<OpCase> latent_cases();
 
 }  // namespace ds::testing

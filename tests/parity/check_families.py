@@ -19,7 +19,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from gen_family_vectors import ADAPTERS, BATCH, FAMILIES, LENGTH, VOCAB, model_class
+from gen_family_vectors import (ADAPTERS, BATCH, FAMILIES, LENGTH, VOCAB, disturb_biases,
+                                model_class)
 
 BOUND = 1e-4
 failed = []
@@ -95,6 +96,7 @@ def check_family(program, name, variant, work):
         for p in model.parameters():
             if p.dim() == 1:
                 p.add_(torch.randn_like(p) * 0.2)
+    disturb_biases(model)
     model.save_pretrained(theirs, max_shard_size="40KB")
     if not (theirs / "model.safetensors.index.json").exists():
         sys.exit(f"{theirs} is not sharded")

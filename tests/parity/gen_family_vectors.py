@@ -46,6 +46,18 @@ QWEN3_MOE = QWEN3 | dict(
 OLMO2 = QWEN2 | dict(pad_token_id=None)
 OLMOE = OLMO2 | dict(intermediate_size=20, num_experts=7, num_experts_per_tok=3,
                      output_router_logits=True)
+# Four channels of a head without a position, six with one, seven of values.
+DEEPSEEK = dict(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=44, moe_intermediate_size=12,
+    num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=64,
+    q_lora_rank=14, kv_lora_rank=10, qk_nope_head_dim=4, qk_rope_head_dim=6, v_head_dim=7,
+    first_k_dense_replace=1, num_experts_per_tok=3, initializer_range=0.15, rms_norm_eps=1e-5,
+    bos_token_id=None, eos_token_id=None)
+DEEPSEEK_V2 = DEEPSEEK | dict(n_routed_experts=8, n_shared_experts=2, routed_scaling_factor=1.7)
+DEEPSEEK_V3 = DEEPSEEK | dict(n_routed_experts=12, n_shared_experts=1, n_group=4, topk_group=2,
+                              routed_scaling_factor=2.5)
+DEEPSEEK_YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "beta_slow": 0.5,
+                 "mscale": 1.2, "mscale_all_dim": 0.8, "original_max_position_embeddings": 16}
 NEOX = dict(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=52, num_hidden_layers=2,
     num_attention_heads=2, max_position_embeddings=64, initializer_range=0.15,
@@ -104,6 +116,18 @@ FAMILIES = {
                   QWEN3_MOE | dict(num_hidden_layers=2, decoder_sparse_step=2), {"default": {}}),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", OLMO2, {"default": {}}),
     "olmoe": ("OlmoeForCausalLM", "OlmoeConfig", OLMOE, {"default": {}}),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", "DeepseekV2Config", DEEPSEEK_V2, {
+        "default": {"rope_theta": 500.0},
+        "groups": {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+                   "rope_theta": 500.0, "rope_scaling": DEEPSEEK_YARN}}),
+    # As DeepSeek-V2-Lite: queries have no latent.
+    "deepseek_v2_lite": ("DeepseekV2ForCausalLM", "DeepseekV2Config",
+                         DEEPSEEK_V2 | dict(q_lora_rank=None, attention_bias=True),
+                         {"default": {}}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", "DeepseekV3Config", DEEPSEEK_V3, {
+        "default": {"rope_theta": 500.0, "rope_scaling": DEEPSEEK_YARN},
+        "halves": {"rope_interleave": False, "norm_topk_prob": False, "n_group": 1,
+                   "topk_group": 1}}),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX, {
         "parallel": {"use_parallel_residual": True},
         "serial": {"use_parallel_residual": False, "rotary_pct": 0.5, "rotary_emb_base": 500},
@@ -119,6 +143,14 @@ FAMILIES = {
 }
 
 
+def disturb_biases(model):
+    """Biases of routers, which are fp32 and no parameters."""
+    for module in model.modules():
+        if getattr(module, "e_score_correction_bias", None) is not None:
+            bias = module.e_score_correction_bias
+            module.e_score_correction_bias = torch.randn(bias.shape) * 0.1
+
+
 def make_weights(name, cls, config_cls, options):
     torch.manual_seed(sum(map(ord, name)))
     config = model_class(config_cls)(**options)
@@ -128,6 +160,7 @@ def make_weights(name, cls, config_cls, options):
             if p.dim() == 1:  # biases and norms too must matter
                 p.add_(torch.randn_like(p) * 0.2)
     model = model.to(torch.bfloat16)
+    disturb_biases(model)
     folder = ROOT / name
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)

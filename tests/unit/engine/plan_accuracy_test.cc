@@ -32,6 +32,22 @@ Json llama() {
           {"num_hidden_layers", 4},   {"num_attention_heads", 4},
           {"num_key_value_heads", 2}, {"max_position_embeddings", kLength}};
 }
+// Latent attention without experts, whose loads no plan knows.
+Json deepseek() {
+  return {{"model_type", "deepseek_v2"},
+          {"vocab_size", 512},
+          {"hidden_size", 128},
+          {"intermediate_size", 352},
+          {"num_hidden_layers", 4},
+          {"num_attention_heads", 4},
+          {"q_lora_rank", 96},
+          {"kv_lora_rank", 64},
+          {"qk_nope_head_dim", 32},
+          {"qk_rope_head_dim", 16},
+          {"v_head_dim", 32},
+          {"n_routed_experts", nullptr},
+          {"max_position_embeddings", kLength}};
+}
 Json planned_config() {
   return {{"train_micro_batch_size_per_gpu", 4},
           {"gradient_accumulation_steps", 2},
@@ -90,6 +106,7 @@ std::vector<AccuracyRow> rows() {
         {"data_types", {{"grad_accum_dtype", "bf16"}}},
         {"zero_optimization", {{"stage", 2}}}}},
       {"llama_muon", llama(), with(kBf16, {{"optimizer", {{"type", "Muon"}}}})},
+      {"latent_attention", deepseek(), kBf16},
       {"lamb", Json::object(), {{"optimizer", {{"type", "Lamb"}}}}},
       {"optimizer_in_files", Json::object(), in_files(false, false)},
       {"optimizer_in_files_bf16_pipelined", Json::object(),

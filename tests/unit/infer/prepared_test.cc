@@ -1,5 +1,6 @@
 // Models prepared for inference: every decoder family and weight form against the whole forward
 // pass and against fp32 models of the same values, what is refused, threads, memory, perplexity.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -67,6 +68,11 @@ constexpr Family kFamilies[] = {
      R"({"model_type": "gpt_neox", "vocab_size": 97, "hidden_size": 72, "intermediate_size": 144,
          "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 48,
          "rotary_pct": 0.5, "initializer_range": 0.15})"},
+    {"deepseek_v2",
+     R"({"model_type": "deepseek_v2", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 88,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "q_lora_rank": null,
+         "kv_lora_rank": 36, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20,
+         "n_routed_experts": null, "max_position_embeddings": 48, "initializer_range": 0.15})"},
 };
 
 // Rounding may change whom a router chooses: only what is computed alike is compared.
@@ -81,6 +87,12 @@ constexpr Family kExpertFamilies[] = {
          "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 36,
          "shared_expert_intermediate_size": 52, "max_position_embeddings": 48,
          "initializer_range": 0.15})"},
+    {"deepseek_v3",
+     R"({"model_type": "deepseek_v3", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 88,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 36,
+         "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "n_routed_experts": 8,
+         "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 36,
+         "first_k_dense_replace": 1, "max_position_embeddings": 48, "initializer_range": 0.15})"},
 };
 
 bool has_experts(const Family& family) {

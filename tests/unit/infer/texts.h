@@ -36,7 +36,13 @@ inline constexpr Family kFamilies[] = {
          "initializer_range": 0.2})"},
     {"gpt_neox", R"({"model_type": "gpt_neox", "vocab_size": 61, "hidden_size": 48,
          "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 3,
-         "max_position_embeddings": 128, "rotary_pct": 0.5, "initializer_range": 0.2})"}};
+         "max_position_embeddings": 128, "rotary_pct": 0.5, "initializer_range": 0.2})"},
+    // Without experts, whose choices follow rounding.
+    {"deepseek_v2", R"({"model_type": "deepseek_v2", "vocab_size": 61, "hidden_size": 48,
+         "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 6,
+         "q_lora_rank": 20, "kv_lora_rank": 22, "qk_nope_head_dim": 7, "qk_rope_head_dim": 10,
+         "v_head_dim": 9, "n_routed_experts": null, "max_position_embeddings": 128,
+         "initializer_range": 0.2})"}};
 
 // A state and the passes over it.
 class Texts {

@@ -7,8 +7,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <list>
+#include <random>
 
 #include "attached_state.h"
 #include "infer/generate.h"
@@ -213,7 +215,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"qwen2_tied", "window"}, Case{"mixtral", "default"}, Case{"mixtral", "window"},
         Case{"qwen2_moe", "default"}, Case{"qwen2_moe", "normalised"}, Case{"qwen3", "default"},
         Case{"qwen3", "window"}, Case{"qwen3_moe", "default"}, Case{"olmo2", "default"},
-        Case{"olmoe", "default"}, Case{"gpt_neox", "parallel"}, Case{"gpt_neox", "serial"},
+        Case{"olmoe", "default"}, Case{"deepseek_v2", "default"}, Case{"deepseek_v2", "groups"},
+        Case{"deepseek_v2_lite", "default"}, Case{"deepseek_v3", "default"},
+        Case{"deepseek_v3", "halves"}, Case{"gpt_neox", "parallel"}, Case{"gpt_neox", "serial"},
         Case{"gpt_neox", "linear"}, Case{"bert", "default"}, Case{"bert_mlm", "default"},
         Case{"bert_mlm_untied", "default"}, Case{"qwen2", "mistied"},
         Case{"bert_classifier", "default"}),
@@ -259,6 +263,20 @@ TEST(FamilyConfig, RefusesByName) {
                           "label_smoothing", "alibi"}) {
     EXPECT_THAT(refusal({"gpt_neox", "serial"}, {{key, true}}), HasSubstr(key));
   }
+  const Case v2{"deepseek_v2", "groups"}, v3{"deepseek_v3", "default"};
+  EXPECT_THAT(refusal(v2, {{"topk_method", "noaux_tc"}}), HasSubstr("greedy and group_limited"));
+  EXPECT_THAT(refusal(v3, {{"topk_method", "greedy"}}), HasSubstr("noaux_tc is"));
+  EXPECT_THAT(refusal(v3, {{"scoring_func", "softmax"}}), HasSubstr("sigmoid is"));
+  EXPECT_THAT(refusal(v3, {{"n_group", 5}}), HasSubstr("12 experts cannot be in 5 groups"));
+  EXPECT_THAT(refusal(v3, {{"topk_group", 5}}), HasSubstr("5 of 4 groups"));
+  EXPECT_THAT(refusal(v3, {{"num_experts_per_tok", 7}}), HasSubstr("7 of 6 experts"));
+  EXPECT_THAT(refusal(v2, {{"num_experts_per_tok", nullptr}}),
+              HasSubstr("num_experts_per_tok is missing"));
+  EXPECT_THAT(refusal(v3, {{"num_key_value_heads", 2}}), HasSubstr("num_key_value_heads 2"));
+  EXPECT_THAT(refusal(v3, {{"qk_nope_head_dim", 300}}), HasSubstr("306 channels"));
+  EXPECT_THAT(refusal(v3, {{"kv_lora_rank", 4096}}), HasSubstr("kv_lora_rank 4096"));
+  EXPECT_THAT(refusal(v3, {{"qk_rope_head_dim", 5}}), HasSubstr("5 of 5 channels"));
+  EXPECT_THAT(refusal(v3, {{"moe_router_bias_update_rate", -1}}), HasSubstr("bias_update_rate"));
   const Case bert{"bert", "default"};
   EXPECT_THAT(refusal(bert, {{"position_embedding_type", "relative_key"}}),
               HasSubstr("relative_key"));
@@ -325,6 +343,125 @@ TEST(FamilyNames, FilesMaySpellThemInEveryKnownWay) {
     return out;
   });
   same({"bert", "default"}, [](const std::string& n) { return Names{"bert." + n}; });
+  // The layer behind the last one, which predicts a further token.
+  same({"deepseek_v3", "default"}, [](const std::string& n) {
+    Names out{n};
+    if (n == "model.norm.weight") {
+      out.insert(out.end(), {"model.layers.3.eh_proj.weight", "layers.3.enorm.weight",
+                             "model.layers.61.shared_head.norm.weight"});
+    }
+    return out;
+  });
+}
+
+// A file by hand: the library writes no codes.
+struct RawTensor {
+  std::string name, type;
+  std::vector<int64_t> shape;
+  std::vector<std::byte> bytes;
+};
+void write_raw(const fs::path& path, const std::vector<RawTensor>& tensors) {
+  Json header = Json::object();
+  size_t at = 0;
+  for (const RawTensor& t : tensors) {
+    header[t.name] = {
+        {"dtype", t.type}, {"shape", t.shape}, {"data_offsets", {at, at + t.bytes.size()}}};
+    at += t.bytes.size();
+  }
+  std::string text = dump_json(header);
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  std::ofstream out(path, std::ios::binary);
+  const uint64_t length = text.size();
+  out.write(reinterpret_cast<const char*>(&length), sizeof(length));
+  out << text;
+  for (const RawTensor& t : tensors) {
+    out.write(reinterpret_cast<const char*>(t.bytes.data()),
+              static_cast<std::streamsize>(t.bytes.size()));
+  }
+}
+
+double e4m3(unsigned code) {
+  const int exponent = static_cast<int>(code >> 3 & 15), mantissa = static_cast<int>(code & 7);
+  const double size =
+      exponent == 0 ? mantissa * std::exp2(-9) : (1 + mantissa / 8.0) * std::exp2(exponent - 7);
+  return (code & 128) != 0 ? -size : size;
+}
+
+// DeepSeek-V3's weights as it is published: matrices of linear layers in codes, with scales of
+// blocks that the sizes of matrices are no multiples of.
+TEST(FamilyCodes, BlocksWithScalesAreReadAsNumbers) {
+  const Case c{"deepseek_v3", "default"};
+  const Scratch scratch;
+  constexpr int64_t kRows = 5, kColumns = 7;
+  Json config =
+      parse_json(read_text_file(data(c) / "config.default.json", 1 << 20), "config", Code::kConfig);
+  config["quantization_config"] = {{"quant_method", "fp8"},
+                                   {"activation_scheme", "dynamic"},
+                                   {"fmt", "e4m3"},
+                                   {"weight_block_size", {kRows, kColumns}}};
+  std::vector<RawTensor> tensors;
+  std::map<std::string, std::vector<float>> expected;
+  std::mt19937 random(17);
+  const SafetensorsFile file(data(c) / "model.safetensors");
+  for (const SafetensorsEntry& e : file.entries()) {
+    const bool in_codes = e.name.ends_with("_proj.weight") || e.name.ends_with("_mqa.weight");
+    if (!in_codes) {
+      tensors.push_back({e.name, e.dtype_name, e.shape, e.bytes()});
+      continue;
+    }
+    const int64_t rows = e.shape[0], columns = e.shape[1];
+    const int64_t down = (rows + kRows - 1) / kRows, across = (columns + kColumns - 1) / kColumns;
+    std::vector<std::byte> codes(static_cast<size_t>(rows * columns));
+    std::vector<float> scales(static_cast<size_t>(down * across));
+    for (float& scale : scales) scale = 1e-3f * static_cast<float>(1 + random() % 7);
+    std::vector<float>& values = expected[e.name.substr(6)];
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      const unsigned code = random() % 0x7F | (random() % 2 != 0 ? 0x80 : 0);  // no NaN
+      codes[static_cast<size_t>(i)] = static_cast<std::byte>(code);
+      const int64_t block = i / columns / kRows * across + i % columns / kColumns;
+      values.push_back(static_cast<float>(e4m3(code)) * scales[static_cast<size_t>(block)]);
+    }
+    const auto bytes = std::as_bytes(std::span(scales));
+    tensors.push_back({e.name, "F8_E4M3", e.shape, codes});
+    tensors.push_back({e.name + "_scale_inv", "F32", {down, across}, {bytes.begin(), bytes.end()}});
+  }
+  const auto open_with = [&](const Json& document, const std::vector<RawTensor>& files) {
+    std::ofstream(scratch.path() / "config.json") << dump_json(document);
+    write_raw(scratch.path() / "model.safetensors", files);
+    return open_model(scratch.path());
+  };
+  const auto model = open_with(config, tensors);
+  EXPECT_GT(expected.size(), 70u);
+  for (const auto& [name, values] : expected) {
+    const Tensor read = model->get(name);
+    ASSERT_EQ(read.elements(), std::ssize(values)) << name;
+    EXPECT_EQ(std::memcmp(read.raw(), values.data(), values.size() * sizeof(float)), 0) << name;
+  }
+  EXPECT_FALSE(model->architecture().config().contains("quantization_config"));
+  const auto refused = [&](const Json& document, const std::vector<RawTensor>& files) {
+    try {
+      open_with(document, files);
+    } catch (const Error& error) {
+      return std::string(error.message());
+    }
+    return std::string("accepted");
+  };
+  Json other = config;
+  other["quantization_config"]["quant_method"] = "awq";
+  EXPECT_THAT(refused(other, tensors), HasSubstr("awq"));
+  other = config;
+  other["quantization_config"]["weight_block_size"] = {0, 128};
+  EXPECT_THAT(refused(other, tensors), HasSubstr("weight_block_size"));
+  other["quantization_config"]["weight_block_size"] = {64, 64};
+  EXPECT_THAT(refused(other, tensors), HasSubstr("a scale for each block of 64 x 64"));
+  other = config;
+  other.erase("quantization_config");
+  EXPECT_THAT(refused(other, tensors), HasSubstr("F8_E4M3"));
+  std::vector<RawTensor> missing = tensors;
+  std::erase_if(missing, [](const RawTensor& t) {
+    return t.name.ends_with("layers.1.self_attn.o_proj.weight_scale_inv");
+  });
+  EXPECT_THAT(refused(config, missing), HasSubstr("o_proj.weight has type F8_E4M3"));
 }
 
 TEST(FamilyConfig, AHeadMayStartFreshOnAPretrainedBody) {

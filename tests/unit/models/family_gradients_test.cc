@@ -42,6 +42,25 @@ FamilyShape with_experts(FamilyShape shape, const Routing& routing) {
   return shape;
 }
 
+Json deepseek(const char* type, const Json& more) {
+  Json config = decoder(type, {{"q_lora_rank", 9},
+                               {"kv_lora_rank", 7},
+                               {"qk_nope_head_dim", 6},
+                               {"qk_rope_head_dim", 4},
+                               {"v_head_dim", 5},
+                               {"first_k_dense_replace", 1},
+                               {"moe_intermediate_size", 10},
+                               {"num_experts_per_tok", 2}});
+  config.update(more);
+  return config;
+}
+
+FamilyShape latent_shape(const Routing& routing, double scale) {
+  FamilyShape shape = with_experts({20, 28, 2, 4, 4, 10, 1e-6}, routing);
+  shape.latent = LatentShape{6, 4, 5, 7, scale};
+  return shape;
+}
+
 std::vector<Family> families() {
   // Without a row for padding, which would have no gradient.
   const Json no_dropout = {
@@ -115,6 +134,33 @@ std::vector<Family> families() {
                          {"pad_token_id", nullptr},
                          {"hidden_size", 24}}),
        with_experts({24, 28, 2, 4, 4, 6, 1e-5, 0, 6}, {2, false, 0.01}), llama_logits},
+      {"deepseek_v2",
+       deepseek("deepseek_v2", {{"q_lora_rank", nullptr},
+                                {"topk_method", "group_limited_greedy"},
+                                {"n_routed_experts", 6},
+                                {"n_group", 3},
+                                {"topk_group", 2},
+                                {"routed_scaling_factor", 1.5},
+                                {"output_router_logits", true},
+                                {"router_aux_loss_coef", 0.3}}),
+       latent_shape({2, false, 0.3, false, 1.5, 3, 2}, 1 / std::sqrt(10.0)), deepseek_logits},
+      // Yarn stretches no angle here, but multiplies the scores.
+      {"deepseek_v3",
+       deepseek("deepseek_v3", {{"n_routed_experts", 6},
+                                {"n_group", 3},
+                                {"topk_group", 2},
+                                {"n_shared_experts", 2},
+                                {"output_router_logits", true},
+                                {"router_aux_loss_coef", 0.2},
+                                {"rope_scaling",
+                                 {{"type", "yarn"},
+                                  {"factor", 4},
+                                  {"mscale", 0.7},
+                                  {"mscale_all_dim", 0.7},
+                                  {"original_max_position_embeddings", 1 << 20}}}}),
+       latent_shape({2, true, 0.2, true, 2.5, 3, 2},
+                    std::pow(0.07 * std::log(4.0) + 1, 2) / std::sqrt(10.0)),
+       deepseek_logits},
       {"bert_mlm", mlm, {20, 28, 2, 4, 4, 5, 1e-12}, bert_mlm_logits},
       {"bert_classifier", classes, {20, 28, 2, 4, 4, 5, 1e-12}, bert_classes},
       {"bert_order", order, {20, 28, 2, 4, 4, 5, 1e-12}, bert_order}};
@@ -171,6 +217,7 @@ TEST_P(FamilyGradients, MatchFiniteDifferencesOfTheDoubleReference) {
   EXPECT_NEAR(loss, reference_loss(family, weights, data), 2e-5 * std::abs(loss));
   for (nn::ParamId id = 0; id < model->parameters().size(); ++id) {
     const std::string& name = model->parameters()[id].name;
+    if (!model->parameters()[id].trainable) continue;  // a router's bias
     Vector& w = weights[name];
     const std::vector<float> gradient = values(train_state(*model).gradients().view(id));
     // A random direction tests every element of the tensor at once.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <tuple>
 
 #include "reference_gpt2.h"
@@ -17,6 +18,11 @@ struct Routing {
   size_t choices = 2;
   bool normalise = false;
   double balance = 0;
+  // DeepSeek: sigmoid scores, to which the router's bias is added while experts are chosen from the
+  // best groups; weights times a factor.
+  bool sigmoid = false;
+  double scale = 1;
+  size_t groups = 1, kept_groups = 1;
   std::map<std::tuple<const void*, size_t, size_t>, std::vector<size_t>> chosen = {};
   // Of the tokens that are no padding, in all layers.
   double tokens = 0;
@@ -35,6 +41,12 @@ struct Routing {
   }
 };
 
+// Of latent attention: channels of a head, and what scores are multiplied by.
+struct LatentShape {
+  size_t plain, turning, values, rank;
+  double scale;
+};
+
 struct FamilyShape {
   size_t width, inner, layers, heads, kv_heads, head;
   double epsilon = 1e-6;
@@ -43,6 +55,7 @@ struct FamilyShape {
   double theta = 10000;
   bool parallel = true;  // NeoX
   std::shared_ptr<Routing> routing = {};
+  std::optional<LatentShape> latent = {};
 };
 
 inline Vector rms_norm(const Vector& x, const Vector& gamma, double epsilon) {
@@ -113,6 +126,11 @@ class Named {
   Vector rms(const std::string& name, const Vector& x, double epsilon) const {
     return rms_norm(x, w_.at(prefix_ + name + ".weight"), epsilon);
   }
+  // Null where there is none.
+  const Vector* find(const std::string& name) const {
+    const auto found = w_.find(prefix_ + name);
+    return found == w_.end() ? nullptr : &found->second;
+  }
   bool has(const std::string& name) const { return w_.contains(prefix_ + name + ".weight"); }
   // Each part of x that is as long as the norm.
   Vector rms_parts(const std::string& name, const Vector& x, double epsilon) const {
@@ -154,6 +172,28 @@ inline std::vector<Vector> rows_of(const Vector& table, const std::vector<int32_
   return x;
 }
 
+// The experts with the largest values, best first, in the groups with the best experts.
+inline std::vector<size_t> best_experts(const Routing& r, Vector p, const Vector* bias) {
+  if (bias != nullptr) p = sum(p, *bias);
+  const size_t size = p.size() / r.groups;
+  const auto begin_of = [&](size_t g) { return p.begin() + static_cast<std::ptrdiff_t>(g * size); };
+  std::vector<std::pair<double, size_t>> groups;
+  for (size_t g = 0; g < r.groups; ++g) {
+    Vector own(begin_of(g), begin_of(g + 1));
+    std::sort(own.rbegin(), own.rend());
+    groups.emplace_back(own[0] + (r.sigmoid && size > 1 ? own[1] : 0), g);
+  }
+  std::sort(groups.rbegin(), groups.rend());
+  std::vector<size_t> out;
+  for (size_t g = 0; g < r.kept_groups; ++g) {
+    for (size_t i = 0; i < size; ++i) out.push_back(groups[g].second * size + i);
+  }
+  std::sort(out.begin(), out.end());
+  std::stable_sort(out.begin(), out.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
+  out.resize(r.choices);
+  return out;
+}
+
 // One token's way through its experts; `place` says which token of which layer it is.
 inline Vector through_experts(Routing& r, const Named& n,
                               const std::tuple<const void*, size_t, size_t>& place, bool counted,
@@ -165,15 +205,13 @@ inline Vector through_experts(Routing& r, const Named& n,
   Vector p = n.linear(prefix + "gate", x);
   const double top = *std::max_element(p.begin(), p.end());
   double total = 0;
-  for (double& v : p) total += (v = std::exp(v - top));
-  for (double& v : p) v /= total;
-  std::vector<size_t>& chosen = r.chosen[place];
-  if (chosen.empty()) {
-    chosen.resize(p.size());
-    std::iota(chosen.begin(), chosen.end(), 0);
-    std::stable_sort(chosen.begin(), chosen.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
-    chosen.resize(r.choices);
+  for (double& v : p) total += (v = r.sigmoid ? 1 / (1 + std::exp(-v)) : std::exp(v - top));
+  if (!r.sigmoid) {
+    for (double& v : p) v /= total;
+    total = 1;
   }
+  std::vector<size_t>& chosen = r.chosen[place];
+  if (chosen.empty()) chosen = best_experts(r, p, n.find("mlp.gate.e_score_correction_bias"));
   r.probabilities.resize(p.size());
   r.routes.resize(p.size());
   double weights = 0;
@@ -182,12 +220,18 @@ inline Vector through_experts(Routing& r, const Named& n,
   for (const size_t e : chosen) {
     const Vector out =
         n.gated(prefix + "experts." + std::to_string(e) + ".", mixtral ? kMixtralNames : kNames, x);
-    for (size_t i = 0; i < y.size(); ++i) y[i] += p[e] / (r.normalise ? weights : 1) * out[i];
+    for (size_t i = 0; i < y.size(); ++i) {
+      y[i] += p[e] / (r.normalise ? weights : 1) * r.scale * out[i];
+    }
     if (counted) r.routes[e] += 1;
   }
   if (counted) {
     r.tokens += 1;
-    for (size_t e = 0; e < p.size(); ++e) r.probabilities[e] += p[e];
+    for (size_t e = 0; e < p.size(); ++e) r.probabilities[e] += p[e] / total;
+  }
+  if (n.has("mlp.shared_experts.gate_proj")) {
+    const Vector shared = n.gated("mlp.shared_experts.", kNames, x);
+    for (size_t i = 0; i < y.size(); ++i) y[i] += shared[i];
   }
   if (n.has("mlp.shared_expert_gate")) {
     const double share = 1 / (1 + std::exp(-n.linear("mlp.shared_expert_gate", x)[0]));
@@ -237,6 +281,102 @@ inline std::vector<Vector> llama_logits(const FamilyShape& c, const Weights& w,
   const Vector& output = head == w.end() ? w.at("embed_tokens.weight") : head->second;
   for (Vector& row : x) {
     row = matvec(output, rms_norm(row, w.at("norm.weight"), c.epsilon), nullptr);
+  }
+  return x;
+}
+
+// Channels (first + 2i, first + 2i + 1) of every head, as in `turned`.
+inline void turn_neighbours(Vector& x, size_t heads, size_t first, size_t size, double theta,
+                            size_t position) {
+  const size_t head = x.size() / heads;
+  for (size_t h = 0; h < heads; ++h) {
+    for (size_t i = 0; i < size; i += 2) {
+      const double angle = static_cast<double>(position) *
+                           std::pow(theta, -static_cast<double>(i) / static_cast<double>(size));
+      double &a = x[h * head + first + i], &b = x[h * head + first + i + 1];
+      const double turned_a = a * std::cos(angle) - b * std::sin(angle);
+      b = b * std::cos(angle) + a * std::sin(angle);
+      a = turned_a;
+    }
+  }
+}
+
+// Rows of what the output projection of latent attention reads.
+inline std::vector<Vector> latent_mixed(const FamilyShape& c, const Named& n,
+                                        const std::vector<Vector>& x,
+                                        const std::vector<int>& mask) {
+  const LatentShape& l = *c.latent;
+  const size_t head = l.plain + l.turning;
+  std::vector<Vector> q, k, v;
+  for (size_t t = 0; t < x.size(); ++t) {
+    Vector query = x[t];
+    if (n.has("self_attn.q_a_proj")) {
+      query = n.linear("self_attn.q_b_proj", n.rms("self_attn.q_a_layernorm",
+                                                   n.linear("self_attn.q_a_proj", query), 1e-6));
+    } else {
+      query = n.linear("self_attn.q_proj", query);
+    }
+    turn_neighbours(query, c.heads, l.plain, l.turning, c.theta, t);
+    const Vector packed = n.linear("self_attn.kv_a_proj_with_mqa", x[t]);
+    const auto middle = packed.begin() + static_cast<std::ptrdiff_t>(l.rank);
+    Vector shared(middle, packed.end());
+    turn_neighbours(shared, 1, 0, l.turning, c.theta, t);
+    const Vector expanded =
+        n.linear("self_attn.kv_b_proj",
+                 n.rms("self_attn.kv_a_layernorm", Vector(packed.begin(), middle), 1e-6));
+    Vector keys, values;
+    for (size_t h = 0; h < c.heads; ++h) {
+      const size_t at = h * (l.plain + l.values);
+      for (size_t i = 0; i < l.plain; ++i) keys.push_back(expanded[at + i]);
+      keys.insert(keys.end(), shared.begin(), shared.end());
+      for (size_t i = 0; i < l.values; ++i) values.push_back(expanded[at + l.plain + i]);
+    }
+    q.push_back(query);
+    k.push_back(keys);
+    v.push_back(values);
+  }
+  std::vector<Vector> out(x.size(), Vector(c.heads * l.values, 0.0));
+  for (size_t t = 0; t < x.size(); ++t) {
+    for (size_t h = 0; h < c.heads; ++h) {
+      Vector scores(t + 1, 0.0);
+      double top = -INFINITY, total = 0;
+      for (size_t s = 0; s <= t; ++s) {
+        for (size_t i = 0; i < head; ++i) scores[s] += q[t][h * head + i] * k[s][h * head + i];
+        scores[s] = mask[s] == 0 ? -INFINITY : scores[s] * l.scale;
+        top = std::max(top, scores[s]);
+      }
+      if (top == -INFINITY) continue;
+      for (double& score : scores) total += (score = std::exp(score - top));
+      for (size_t s = 0; s <= t; ++s) {
+        for (size_t i = 0; i < l.values; ++i) {
+          out[t][h * l.values + i] += scores[s] / total * v[s][h * l.values + i];
+        }
+      }
+    }
+  }
+  return out;
+}
+
+inline std::vector<Vector> deepseek_logits(const FamilyShape& c, const Weights& w,
+                                           const std::vector<int32_t>& ids,
+                                           const std::vector<int32_t>&,
+                                           const std::vector<int>& mask) {
+  std::vector<Vector> x = rows_of(w.at("embed_tokens.weight"), ids, c.width);
+  for (size_t layer = 0; layer < c.layers; ++layer) {
+    const Named n(w, "layers." + std::to_string(layer) + ".");
+    std::vector<Vector> y;
+    for (const Vector& row : x) y.push_back(n.rms("input_layernorm", row, c.epsilon));
+    const std::vector<Vector> mixed = latent_mixed(c, n, y, mask);
+    for (size_t t = 0; t < x.size(); ++t) {
+      x[t] = sum(x[t], n.linear("self_attn.o_proj", mixed[t]));
+      const Vector z = n.rms("post_attention_layernorm", x[t], c.epsilon);
+      x[t] = sum(x[t], n.has("mlp.gate_proj")
+                           ? n.gated("mlp.", {"gate_proj", "up_proj", "down_proj"}, z)
+                           : through_experts(*c.routing, n, {&ids, layer, t}, mask[t] != 0, z));
+    }
+  }
+  for (Vector& row : x) {
+    row = matvec(w.at("lm_head.weight"), rms_norm(row, w.at("norm.weight"), c.epsilon), nullptr);
   }
   return x;
 }

@@ -41,6 +41,12 @@ constexpr Family kFamilies[] = {
          "intermediate_size": 20, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 16, "attention_dropout": 0.2,
          "num_local_experts": 4, "router_jitter_noise": 0.1})"},
+    {"deepseek_v3", R"({"model_type": "deepseek_v3", "vocab_size": 31, "hidden_size": 24,
+         "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "max_position_embeddings": 16, "attention_dropout": 0.2, "q_lora_rank": 10,
+         "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
+         "moe_intermediate_size": 12, "first_k_dense_replace": 1, "n_routed_experts": 8,
+         "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2})"},
     {"gpt_moe", R"({"model_type": "gpt_moe", "vocab_size": 31, "n_positions": 16, "n_embd": 24,
          "n_layer": 3, "n_head": 2, "resid_pdrop": 0.2, "num_experts": 4, "expert_interval": 1,
          "moe_top_k": 2, "moe_min_capacity": 1, "moe_noisy_gate_policy": "Jitter"})"},
@@ -148,6 +154,7 @@ std::vector<std::vector<float>> gradients(const World& world) {
   train_state(model).gradients().materialize(world.ctx);
   std::vector<std::vector<float>> out;
   for (nn::ParamId id = 0; id < model.parameters().size(); ++id) {
+    if (!model.parameters()[id].trainable) continue;  // a router's bias
     out.push_back(ds::testing::values(train_state(model).gradients().view(id)));
   }
   return out;

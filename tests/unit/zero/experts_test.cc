@@ -42,6 +42,30 @@ Json gpt_moe(const Json& change = Json::object()) {
   return model;
 }
 
+Json deepseek(const char* type, const Json& more) {
+  Json model = {{"model_type", type},
+                {"vocab_size", 61},
+                {"hidden_size", 16},
+                {"intermediate_size", 24},
+                {"num_hidden_layers", 2},
+                {"num_attention_heads", 2},
+                {"max_position_embeddings", 32},
+                {"q_lora_rank", 10},
+                {"kv_lora_rank", 8},
+                {"qk_nope_head_dim", 6},
+                {"qk_rope_head_dim", 4},
+                {"v_head_dim", 5},
+                {"first_k_dense_replace", 1},
+                {"moe_intermediate_size", 12},
+                {"n_routed_experts", 12},
+                {"num_experts_per_tok", 2},
+                {"n_group", 4},
+                {"topk_group", 2},
+                {"initializer_range", 0.2}};
+  model.merge_patch(more);
+  return model;
+}
+
 struct Kind {
   const char* name;
   Json model;
@@ -49,6 +73,14 @@ struct Kind {
 
 std::vector<Kind> kinds() {
   return {{"mixtral", mixtral()},
+          {"deepseek_v2", deepseek("deepseek_v2", {{"topk_method", "group_limited_greedy"},
+                                                   {"output_router_logits", true},
+                                                   {"n_shared_experts", 1}})},
+          {"deepseek_v3", deepseek("deepseek_v3", {{"moe_router_bias_update_rate", 0.01}})},
+          {"sigmoid_biased", gpt_moe({{"moe_router_score_function", "sigmoid"},
+                                      {"moe_router_enable_expert_bias", true},
+                                      {"moe_top_k", 2},
+                                      {"moe_drop_tokens", false}})},
           {"top1_residual", gpt_moe({{"mlp_type", "residual"},
                                      {"moe_noisy_gate_policy", "RSample"},
                                      {"moe_z_loss_coeff", 1e-3}})},
@@ -253,6 +285,112 @@ TEST(ExpertLoads, BalancingEvensLoadsOut) {
   EXPECT_GT(largest_share(0), 0.7);
 }
 
+// The bias of a router that no gradient moves: after each step by its rate towards equal loads of
+// all ranks and micro batches.
+TEST(RouterBias, FollowsTheLoadsOfAllRanks) {
+  for (const int world : {1, 2}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const bool bf16 : {false, true}) {
+        if (world == 1 && stage > 0) continue;
+        SCOPED_TRACE(str_cat(world, " ranks, stage ", stage, bf16 ? ", bf16" : ""));
+        Job job;
+        job.world = world;
+        job.model = deepseek("deepseek_v3", {{"moe_router_bias_update_rate", 0.03}});
+        job.config = zero_config(stage, {{"reduce_bucket_size", 3000}},
+                                 {{"gradient_accumulation_steps", 2}});
+        if (bf16) job.config["bf16"] = {{"enabled", true}};
+        std::vector<float> bias(12);
+        for (int steps = 0; steps < 3; ++steps) {
+          std::vector<Json> chosen(static_cast<size_t>(world));
+          std::vector<std::vector<float>> after(static_cast<size_t>(world));
+          run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+            const auto rank = static_cast<size_t>(comm->rank());
+            auto engine = make_rank_engine(job, comm);
+            for (int i = 0; i <= steps; ++i) engine->train_batch();
+            chosen[rank] = engine->experts()["layers"][0]["chosen"];
+            const Tensor value = engine->model()->get("layers.1.mlp.gate.e_score_correction_bias");
+            after[rank].assign(value.data<float>(), value.data<float>() + 12);
+          });
+          std::vector<int64_t> sum(12);
+          int64_t all = 0;
+          for (const Json& own : chosen) {
+            for (size_t e = 0; e < 12; ++e) sum[e] += own[e].get<int64_t>();
+          }
+          for (const int64_t load : sum) all += load;
+          for (size_t e = 0; e < 12; ++e) {
+            const int64_t scaled = 12 * sum[e];
+            bias[e] = static_cast<float>(bias[e] + 0.03 * (scaled < all   ? 1
+                                                           : scaled > all ? -1
+                                                                          : 0));
+          }
+          for (const std::vector<float>& own : after) EXPECT_EQ(own, bias) << "step " << steps;
+        }
+        EXPECT_NE(bias, std::vector<float>(12));
+      }
+    }
+  }
+}
+
+// A router that sends nearly all tokens to one expert learns to spread them by the bias alone.
+TEST(RouterBias, EvensLoadsOut) {
+  const auto largest_share = [](double rate) {
+    Json config = base_config();
+    config["scheduler"] = nullptr;
+    config["optimizer"]["params"]["lr"] = 1e-4;
+    const auto model = models::Model::create(gpt_moe({{"moe_drop_tokens", false},
+                                                      {"moe_loss_coeff", 0},
+                                                      {"moe_router_score_function", "sigmoid"},
+                                                      {"moe_router_enable_expert_bias", true},
+                                                      {"moe_router_bias_update_rate", rate}}),
+                                             3);
+    Tensor shift = model->get("h.1.ln_2.bias"), router = model->get("h.1.mlp.gate.weight");
+    std::fill_n(shift.data<float>(), 32, 0.5f);
+    std::fill_n(router.data<float>(), 32, 0.2f);
+    model->set("h.1.ln_2.bias", shift);
+    model->set("h.1.mlp.gate.weight", router);
+    Engine engine(dump_json(config), model, nullptr);
+    engine.set_dataset(periodic_data());
+    double share = 0;
+    for (int i = 0; i < 40; ++i) {
+      engine.train_batch();
+      const Json& chosen = engine.experts()["layers"][0]["chosen"];
+      int64_t most = 0;
+      for (const Json& count : chosen) most = std::max(most, count.get<int64_t>());
+      share = static_cast<double>(most) / static_cast<double>(total(chosen));
+    }
+    return share;
+  };
+  EXPECT_LT(largest_share(0.03), 0.5);
+  EXPECT_GT(largest_share(0), 0.7);
+}
+
+// Adapters beside frozen routers leave the bias alone, and nobody makes it trainable.
+TEST(RouterBias, StaysWhereTheRouterIsFrozen) {
+  const auto model =
+      models::Model::create(deepseek("deepseek_v3", {{"moe_router_bias_update_rate", 0.03}}), 3);
+  models::LoraOptions lora;
+  lora.r = 2;
+  lora.target_modules = {"all-linear"};
+  models::add_lora(*model, lora);
+  Engine engine(dump_json(base_config()), model, nullptr);
+  engine.set_dataset(periodic_data());
+  engine.train_batch();
+  const Tensor bias = model->get("layers.1.mlp.gate.e_score_correction_bias");
+  for (int64_t e = 0; e < 12; ++e) EXPECT_EQ(bias.data<float>()[e], 0);
+  const auto other = models::Model::create(deepseek("deepseek_v3", Json::object()), 3);
+  models::set_trainable(*other, {"*"}, true);
+  const nn::ParameterSet& parameters = other->parameters();
+  EXPECT_FALSE(parameters[parameters.find("layers.1.mlp.gate.e_score_correction_bias")].trainable);
+  EXPECT_THAT(
+      error_of(Code::kUnsupported,
+               [&] {
+                 Json config = zero_config(1);
+                 config["bf16"] = {{"enabled", true}, {"bf16_master_weights_and_grads", true}};
+                 make_engine(config, deepseek("deepseek_v3", Json::object()));
+               }),
+      HasSubstr("routers with a bias"));
+}
+
 TEST(ExpertPlan, TellsActiveParameters) {
   const Json model = mixtral();
   PlanOptions options;
@@ -279,7 +417,20 @@ TEST(ExpertPlan, PublishedModels) {
        {Published{{{"model_type", "mixtral"}}, 46.7e9, 12.9e9},
         Published{{{"model_type", "qwen3_moe"}, {"num_hidden_layers", 48}, {"head_dim", 128}},
                   30.5e9,
-                  3.3e9}}) {
+                  3.3e9},
+        // DeepSeek-V3, whose layer for further tokens has 14 B more, and V2.
+        Published{{{"model_type", "deepseek_v3"}}, 671.0e9, 37.5e9},
+        Published{{{"model_type", "deepseek_v2"},
+                   {"hidden_size", 5120},
+                   {"intermediate_size", 12288},
+                   {"num_hidden_layers", 60},
+                   {"num_attention_heads", 128},
+                   {"first_k_dense_replace", 1},
+                   {"n_routed_experts", 160},
+                   {"moe_intermediate_size", 1536},
+                   {"num_experts_per_tok", 6}},
+                  235.7e9,
+                  21.4e9}}) {
     const auto architecture = models::build_architecture(p.model);
     const nn::ParameterSet& parameters = architecture->parameters();
     EXPECT_NEAR(static_cast<double>(parameters.elements()), p.all, 0.05e9);
@@ -308,6 +459,9 @@ TEST(ExpertConfig, RefusesByName) {
   EXPECT_THAT(why({{"moe_noisy_gate_policy", "jitter"}}), HasSubstr("RSample"));
   EXPECT_THAT(why({{"mlp_type", "dense"}}), HasSubstr("residual"));
   EXPECT_THAT(why({{"moe_drop_policy", "first"}}), HasSubstr("probs"));
+  EXPECT_THAT(why({{"moe_router_score_function", "tanh"}}), HasSubstr("sigmoid"));
+  EXPECT_THAT(why({{"moe_router_enable_expert_bias", true}}), HasSubstr("score_function sigmoid"));
+  EXPECT_THAT(why({{"moe_router_num_groups", 3}}), HasSubstr("3 groups"));
 }
 
 }  // namespace
