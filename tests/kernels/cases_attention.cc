@@ -141,7 +141,8 @@ CaseResult check_refusals(const OpContext& ctx, uint64_t seed) {
   };
   const Tensor out = make(kF, q.shape()), lse = make(kF, {2, 4, 5}), none;
   const Tensor three = make(kF, {2, 6, 3, 8}), bf16 = make(DType::kBFloat16, k.shape());
-  const Tensor wide = make(kF, {1, 2, 1, 257}), ints = make(DType::kInt32, q.shape());
+  const Tensor wide = make(kF, {1, 6, 1, 257}), widest = make(kF, {1, 2, 1, 2049});
+  const Tensor ints = make(DType::kInt32, q.shape());
   const Tensor sparse(q.storage(), 0, kF, Shape{1, 5, 4, 4}, std::array<int64_t, 4>{0, 32, 8, 2});
   const Tensor sparse_kv = make(kF, {1, 6, 2, 4});
   refuse("3 kv heads of 4", "kv heads", q, three, three, none, out, lse, 0);
@@ -150,6 +151,7 @@ CaseResult check_refusals(const OpContext& ctx, uint64_t seed) {
   refuse("q of integers", "q", ints, k, k, none, out, lse, 0);
   refuse("no v", "v", q, k, none, none, out, lse, 0);
   refuse("head size 257", "head size", wide, wide, wide, none, wide, lse, 0);
+  refuse("head size 2049", "head size", widest, widest, widest, none, widest, lse, 0);
   refuse("sparse last dimension", "dense", sparse, sparse_kv, sparse_kv, none, out, lse, 0);
   refuse("mask of another shape", "key_mask", q, k, k, make(DType::kUInt8, {2, 5}), out, lse, 0);
   refuse("mask of floats", "key_mask", q, k, k, make(kF, {2, 6}), out, lse, 0);

@@ -174,7 +174,8 @@ TEST_P(BlockCache, TextsAreTheSameAndTakeLess) {
       return seen;
     };
     const models::ArchitectureInfo& info = model->architecture().info();
-    const int64_t token = info.layers * 2 * info.kv_heads * info.head_size *
+    const int64_t parts = info.values_in_keys > 0 ? 1 : 2;  // keys, and values of their own
+    const int64_t token = info.layers * parts * info.kv_heads * info.head_size *
                           dtype_size(model->reader().compute_type());
     for (const int64_t tokens : {11, 100}) {
       int64_t whole = 0;

@@ -381,14 +381,15 @@ TEST(RouterBias, StaysWhereTheRouterIsFrozen) {
   models::set_trainable(*other, {"*"}, true);
   const nn::ParameterSet& parameters = other->parameters();
   EXPECT_FALSE(parameters[parameters.find("layers.1.mlp.gate.e_score_correction_bias")].trainable);
-  EXPECT_THAT(
-      error_of(Code::kUnsupported,
-               [&] {
-                 Json config = zero_config(1);
-                 config["bf16"] = {{"enabled", true}, {"bf16_master_weights_and_grads", true}};
-                 make_engine(config, deepseek("deepseek_v3", Json::object()));
-               }),
-      HasSubstr("routers with a bias"));
+  EXPECT_THAT(error_of(Code::kUnsupported,
+                       [&] {
+                         Json config = zero_config(1);
+                         config["bf16"] = {{"enabled", true},
+                                           {"bf16_master_weights_and_grads", true},
+                                           {"bf16_optimizer_states", true}};
+                         make_engine(config, deepseek("deepseek_v3", Json::object()));
+                       }),
+              HasSubstr("routers with a bias"));
 }
 
 TEST(ExpertPlan, TellsActiveParameters) {
