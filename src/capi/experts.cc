@@ -171,8 +171,9 @@ void set_losses(const HostCall& call, const GateOptions& options, const GateForw
   const int64_t experts = logits.size(1);
   Tensor probabilities = call.empty(DType::kFloat64, {experts});
   Tensor counted = call.empty(DType::kFloat64, {experts});
-  ops::gate_sums(call.ctx(), options.rule.scores, gate.scores, gate.routes.chosen,
-                 options.balance_choices, Tensor(), probabilities, counted);
+  ops::gate_sums(call.ctx(), options.rule.scores, gate.scores,
+                 {.chosen = gate.routes.chosen, .choices = options.balance_choices}, probabilities,
+                 counted);
   const double* const routes = counted.data<double>();
   std::transform(routes, routes + experts, counts.data<int64_t>() + 2 * experts,
                  [](double n) { return static_cast<int64_t>(n); });

@@ -199,10 +199,12 @@ Value attend_absorbed(Tape& tape, const NewTokens& tokens, const LatentAttention
   options.past = seen.past;
   options.blocks = seen.blocks;
   Tensor sums = ctx.workspace(type, {batch, length, c.heads, rank});
-  Tensor lse;
-  ops::attention(ctx, wide.view({batch, length, c.heads, c.turning + rank}),
-                 repeated_head(seen.keys, groups), repeated_head(seen.values, groups),
-                 spec.key_mask, options, sums, lse);
+  ops::attention(ctx,
+                 {.q = wide.view({batch, length, c.heads, c.turning + rank}),
+                  .k = repeated_head(seen.keys, groups),
+                  .v = repeated_head(seen.values, groups),
+                  .key_mask = spec.key_mask},
+                 options, {.out = sums});
   Value y = tape.make_value(tape.new_activation(type, {batch, length, c.heads * c.values}));
   Tensor heads = y.data.view({all, c.heads, c.values});
   ops::head_linear(ctx, sums.view({all, c.heads, rank}),

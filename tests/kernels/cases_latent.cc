@@ -50,11 +50,10 @@ CaseResult check_shared(const Spec& spec, const OpContext& ctx, uint64_t seed) {
   const Shape results{spec.batch, spec.queries, spec.heads, spec.value_dim};
   Tensor expected = guarded_tensor(spec.dtype, results),
          actual = guarded_tensor(spec.dtype, results);
-  Tensor no_lse;
   ops::AttentionOptions options;
   options.scale = 0.3f;
-  ops::attention(ctx, q, keys, values, {}, options, expected, no_lse);
-  ops::attention(ctx, q, keys, part, {}, options, actual, no_lse);
+  ops::attention(ctx, {.q = q, .k = keys, .v = values}, options, {.out = expected});
+  ops::attention(ctx, {.q = q, .k = keys, .v = part}, options, {.out = actual});
   CaseResult result;
   compare(result, "values in keys", actual, doubles(expected), {});
   const auto repeated = [&](const Tensor& x) {
@@ -64,7 +63,8 @@ CaseResult check_shared(const Spec& spec, const OpContext& ctx, uint64_t seed) {
     return Tensor(x.storage(), begin, x.dtype(),
                   Shape{x.size(0), x.size(1), spec.heads / 2, x.size(3)}, strides);
   };
-  ops::attention(ctx, q, repeated(keys), repeated(part), {}, options, actual, no_lse);
+  ops::attention(ctx, {.q = q, .k = repeated(keys), .v = repeated(part)}, options,
+                 {.out = actual});
   // Heads in other groups share a pass over keys; each has the same sums.
   compare(result, "repeated heads", actual, doubles(expected), {});
   return result;
