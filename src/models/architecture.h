@@ -46,6 +46,7 @@ struct ArchitectureInfo {
   // through; 0 where there are none.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
+  std::vector<int64_t> expert_layers = {};  // those layers, by index
 
   // Numbers per row of logits.
   int64_t outputs() const { return head == Head::kClassification ? classes : vocab_size; }
