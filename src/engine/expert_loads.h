@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "mesh/mesh.h"
 #include "nn/router_record.h"
 #include "observe/monitor.h"
 
@@ -14,6 +15,14 @@ class ExpertLoads {
  public:
   // What a forward pass left; nothing where no layer has experts.
   void add(const nn::RouterRecord& routers);
+  // How many numbers ranks add up for a model of so many layers with at most so many experts each.
+  static int64_t shared_numbers(int64_t layers, int64_t experts) {
+    return 3 + layers * (1 + 2 * experts);
+  }
+  // Collective: the open step's counts and losses become those of all ranks together, for a model
+  // of so many layers with at most so many experts each. A rank may have had no pass.
+  void sum(const std::shared_ptr<Device>& host, const RankGroup& ranks, int64_t layers,
+           int64_t experts);
   // The open step is given up.
   void drop() { open_ = {}; }
   void finish(int64_t step);
