@@ -386,6 +386,30 @@ TEST(ExpertParallelState, OffloadedTrainsWithTheSameBits) {
   }
 }
 
+// Weights that exist already are sent by the first rank; others each rank makes.
+TEST(ExpertParallelState, BeginsWithWeightsThatExist) {
+  for (const int stage : {0, 1, 3}) {
+    SCOPED_TRACE(str_cat("stage ", stage));
+    Job job = free_job(4, 2, 2, 1, stage);
+    job.steps = 2;
+    const Trained fresh = train(job);
+    job.prepare = [](models::Model& model) { model.weights().make(model.context()); };
+    EXPECT_TRUE(same_bits(train(job).weights, fresh.weights));
+  }
+}
+
+// What is left of the model when its engine ends is a part of it.
+TEST(ExpertParallelState, IsLostWithItsEngine) {
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    auto engine = make_rank_engine(free_job(2, 2, 2, 1, 0), comm);
+    const std::shared_ptr<models::Model> model = engine->model();
+    engine->train_batch();
+    engine.reset();
+    EXPECT_THAT(error_of(Code::kState, [&] { model->get("h.0.ln_1.weight"); }),
+                HasSubstr("spread over ranks"));
+  });
+}
+
 // Of every parameter its value and its moments (every rank).
 std::map<std::string, std::vector<float>> state_of(Engine& engine) {
   std::map<std::string, std::vector<float>> out;
