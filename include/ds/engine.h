@@ -480,8 +480,8 @@ DS_API ds_status ds_engine_memory_report(const ds_engine* engine, char** out_jso
  */
 DS_API ds_status ds_engine_profile(ds_engine* engine, char** out_json);
 /**
- * How the last step used the experts of a mixture-of-experts model, counted over this process's
- * micro batches, as JSON: {"step", "balance_loss", "z_loss" (as they are in the loss, mean over
+ * How the last step used the experts of a mixture-of-experts model, counted over the micro batches
+ * of all ranks, as JSON: {"step", "balance_loss", "z_loss" (as they are in the loss, mean over
  * the micro batches), "layers": [{"layer", "tokens", "chosen", "dropped"}]}, the last two by
  * expert: tokens that chose it, and of these those that it had no room for. "null" where the model
  * has no experts, and before the first step (docs/experts.md).

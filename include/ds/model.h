@@ -83,7 +83,7 @@ DS_API ds_status ds_model_create_from_parameters(const ds_parameter* parameters,
  * Makes a second model of the same weights (fp32), adapters and frozen parameters, on the same
  * device, which shares nothing with the first: it can generate, evaluate or be exported while an
  * engine trains the first one on. To be called between two calls of that engine. Where processes
- * share the weights of a model (ZeRO stage 3), every one calls.
+ * share the weights of a model (ZeRO stage 3, expert_parallel), every one calls.
  * @param out_model  the copy; no engine trains it. Ownership: owned (ds_model_destroy).
  * Errors: DS_ERR_STATE (another call uses the model, or it is prepared for inference),
  * DS_ERR_UNSUPPORTED (own parameters), DS_ERR_OUT_OF_MEMORY. Since: 0.4.

@@ -244,7 +244,7 @@ ds_status ds_model_view_parameter(ds_model* model, int64_t parameter, ds_tensor*
     nn::ModelWeights& weights = used->weights();
     weights.check_not_lost();
     DS_CHECK(weights.whole(), Code::kUnsupported,
-             "the weights are spread over processes (ZeRO stage 3); open a scope "
+             "the weights are spread over processes (ZeRO stage 3, expert_parallel); open a scope "
              "(ds_engine_open_scope), or read a copy");
     Tensor view = weights.view(used->context(), id);
     // What follows from a master is made anew by every step: what is written would be lost.

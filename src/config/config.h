@@ -210,6 +210,14 @@ struct FlopsProfilerConfig {
   std::string output_file;  // "" = the log
 };
 
+struct ExpertParallelConfig {
+  bool enabled = false;
+  int autoep_size = 1;
+
+  // That share the experts of each layer.
+  int ranks() const { return enabled ? autoep_size : 1; }
+};
+
 struct ActivationCheckpointingConfig {
   bool enabled = false;
   std::optional<int64_t> number_checkpoints;    // segments; unset: every transformer block is one
@@ -377,6 +385,7 @@ class Config {
   bool throughput = true;  // measured and reported
   ActivationCheckpointingConfig activation_checkpointing;
   ZeroConfig zero;
+  ExpertParallelConfig expert_parallel;
   AioConfig aio;
   MemoryPlanConfig memory_plan;
   CommsLoggerConfig comms_logger;

@@ -138,7 +138,7 @@ std::vector<Key> communication_rows() {
       flag("disable_python_gc", false, "There is no Python here; without effect."),
       flag("use_data_before_expert_parallelism", false,
            "Data-parallel ranks vary fastest in the expert and data mesh.")
-          .needs("expert parallelism"),
+          .needs("an expert mesh in another order"),
       integer("sequence_parallel_size", 1, "Ranks that share one sequence; divides the world size.")
           .at_least(1)
           .needs("sequence parallelism"),
@@ -196,7 +196,7 @@ std::vector<Key> section_rows() {
           .needs("block-sparse attention (its presence enables it)"),
       section("pipeline", pipeline_table()),
       section("tensor_parallel", tensor_parallel_table()),
-      section("expert_parallel", expert_parallel_table()),
+      section("expert_parallel", expert_parallel_table()).to(&Config::expert_parallel),
       section("hybrid_engine", hybrid_engine_table()),
       section("compile", compile_table()),
   };

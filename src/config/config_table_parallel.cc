@@ -111,33 +111,56 @@ KeyTable tensor_parallel_table() {
 }
 
 KeyTable expert_parallel_table() {
-  return table("Automatic expert parallelism of known mixture-of-experts models.",
-               {
-                   flag("enabled", false, "Turns it on.").needs("expert parallelism"),
-                   integer("autoep_size", 1, "Ranks that share the experts.").at_least(1),
-                   integer("expert_tensor_parallel_size", 1, "Ranks that share one expert.")
-                       .at_least(1),
-                   flag("validate_folding_routing", false, "Check routing over folded ranks."),
-                   choice("preset_model",
-                          {"mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3"},
-                          std::nullopt, "Known model."),
-                   text("moe_layer_pattern", std::nullopt, "Pattern of mixture layers."),
-                   text("expert_pattern", std::nullopt, "Pattern of experts."),
-                   text("router_pattern", std::nullopt, "Pattern of routers."),
-                   flag("use_grouped_mm", true, "One matrix product for all experts."),
-                   integer("top_k", std::nullopt, "Experts per token.").at_least(1).or_word("auto"),
-                   choice("score_func", {"auto", "softmax", "sigmoid"}, "auto", "Scores."),
-                   choice("score_apply", {"auto", "pre", "post"}, "auto", "Where scores multiply."),
-                   choice("combine_impl", {"auto", "weighted_sum", "legacy_bmm"}, "auto",
-                          "How outputs combine."),
-                   number("routed_scaling_factor", std::nullopt, "Factor of routed outputs.")
-                       .or_word("auto"),
-                   flag("route_norm", std::nullopt, "Normalise the scores."),
-                   number("route_scale", 1.0, "Factor of the scores."),
-                   integer("num_expert_groups", std::nullopt, "Groups of experts.").at_least(1),
-                   integer("num_limited_groups", std::nullopt, "Groups chosen per token.")
-                       .at_least(1),
-               })
+  constexpr const char* kOfTheModel = "a router other than that of the model's config.json";
+  return table(
+             "Expert parallelism: ranks share the experts of each layer, and rows of tokens go to "
+             "those that hold the experts they chose (docs/experts.md). The model says itself "
+             "what its layers and routers are.",
+             {
+                 flag("enabled", false, "Turns it on.").to(&ExpertParallelConfig::enabled),
+                 integer("autoep_size", 1,
+                         "Ranks that share the experts; divides the world and the experts of "
+                         "every layer.")
+                     .at_least(1)
+                     .to(&ExpertParallelConfig::autoep_size),
+                 integer("expert_tensor_parallel_size", 1, "Ranks that share one expert.")
+                     .at_least(1)
+                     .needs("tensor parallelism"),
+                 flag("validate_folding_routing", false,
+                      "Check routing where tensor-parallel ranks are folded into expert-parallel "
+                      "ones.")
+                     .needs("tensor parallelism"),
+                 choice("preset_model",
+                        {"mixtral", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "deepseek_v3"},
+                        std::nullopt, "Known model; without effect."),
+                 text("moe_layer_pattern", std::nullopt,
+                      "Pattern of mixture layers; without effect."),
+                 text("expert_pattern", std::nullopt, "Pattern of experts; without effect."),
+                 text("router_pattern", std::nullopt, "Pattern of routers; without effect."),
+                 flag("use_grouped_mm", true,
+                      "One matrix product for all experts; without effect on results."),
+                 integer("top_k", std::nullopt, "Experts per token.")
+                     .at_least(1)
+                     .or_word("auto")
+                     .needs(kOfTheModel),
+                 choice("score_func", {"auto", "softmax", "sigmoid"}, "auto", "Scores.")
+                     .needs(kOfTheModel),
+                 choice("score_apply", {"auto", "pre", "post"}, "auto", "Where scores multiply.")
+                     .needs(kOfTheModel),
+                 choice("combine_impl", {"auto", "weighted_sum", "legacy_bmm"}, "auto",
+                        "How outputs combine; they are added up in fp32 in any case."),
+                 number("routed_scaling_factor", std::nullopt, "Factor of routed outputs.")
+                     .or_word("auto")
+                     .needs(kOfTheModel),
+                 flag("route_norm", std::nullopt, "Normalise the scores.").needs(kOfTheModel),
+                 number("route_scale", 1.0, "Factor of the scores.").needs(kOfTheModel),
+                 integer("num_expert_groups", std::nullopt, "Groups of experts.")
+                     .at_least(1)
+                     .needs(kOfTheModel),
+                 integer("num_limited_groups", std::nullopt, "Groups chosen per token.")
+                     .at_least(1)
+                     .needs(kOfTheModel),
+             })
       .gated_by("enabled");
 }
 

@@ -272,7 +272,7 @@ void CheckpointLoader::restore_gradients(const Restored& restored) {
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     if (!parameters[id].trainable) continue;
     state.gradients().marks().set_given(id);
-    if (restored.step.gradient_factor == 1) continue;
+    if (restored.step.gradient_factor == 1 || !state.arrays().holds(id)) continue;
     zero::scale_owned_gradient(run_.context(), state.gradients(), id,
                                static_cast<float>(restored.step.gradient_factor));
   }

@@ -212,13 +212,16 @@ void CheckpointSaver::save_beside_training(std::shared_ptr<CheckpointWriter> wri
 // share.
 zero::FlatRange CheckpointSaver::saved_share(nn::ParamId id) const {
   const zero::FlatLayout& layout = run_.state->layout();
+  if (!layout.holds(id)) return {};
   if (layout.world() > 1) {
     if (!run_.state->arrays().first_of_replicas()) return {};
     const zero::OwnedPart part = layout.part(id);
     return {part.first, part.first + part.count};
   }
-  const int64_t n = run_.model->parameters()[id].shape.elements(), ranks = run_.gradient_ranks();
-  const int64_t rank = run_.mesh.rank(MeshGroup::kDataContext);
+  const MeshGroup group =
+      run_.state->arrays().shared_expert(id) ? MeshGroup::kExpertData : MeshGroup::kDataContext;
+  const int64_t n = run_.model->parameters()[id].shape.elements();
+  const int64_t ranks = run_.mesh.size(group), rank = run_.mesh.rank(group);
   return {n * rank / ranks, n * (rank + 1) / ranks};
 }
 

@@ -34,6 +34,16 @@ bool keeps_fp32(const Situation& s) {
   return false;
 }
 
+bool shares_experts(const Situation& s) { return s.config.expert_parallel.ranks() > 1; }
+
+// It looks at whole tensors, which ranks of one group add up or gather for all of them together.
+bool sees_whole_tensors(const Situation& s) {
+  const OptimizerConfig optimizer = s.config.optimizer.value_or(OptimizerConfig{});
+  return s.config.zero.stage > 0 &&
+         (optimizer.type == OptimizerType::kLamb || optimizer.type == OptimizerType::kMuon ||
+          s.config.zero.zenflow);
+}
+
 bool all_fp32(const Situation& s) {
   for (nn::ParamId id = 0; id < s.model.parameters().size(); ++id) {
     if (s.model.parameters()[id].dtype != DType::kFloat32) return false;
@@ -55,6 +65,10 @@ constexpr Combination kCalls[] = {
      "no memory holds whole gradients, and only backward adds to the pieces",
      "set reduced ones (ds_engine_set_values), or use stage 2",
      [](const Situation& s) { return !s.own_parameters() && stage_3(s); }},
+    {kRefusedInUse, "gradients that a program adds to those of a built-in model", "expert_parallel",
+     "a rank has no place for gradients of experts that other ranks hold",
+     "set reduced ones (ds_engine_set_values)",
+     [](const Situation& s) { return !s.own_parameters() && shares_experts(s); }},
     {kRefusedInUse, "no_sync", "zero_optimization.stage 2 and 3",
      "every backward gives each rank its part of the gradients, so none can stay whole",
      "use stage 0 or 1", [](const Situation& s) { return s.config.zero.stage >= 2; }},
@@ -76,6 +90,7 @@ constexpr const char* kRoundedMasters =
 constexpr const char* kOffload = "zero_optimization.offload_optimizer";
 constexpr const char* kOffloadRatio = "zero_optimization.offload_optimizer.ratio";
 constexpr const char* kOffloadWeights = "zero_optimization.offload_param.device nvme";
+constexpr const char* kExpertParallel = "expert_parallel";
 constexpr const char* kGraphs = "graph_harvesting";
 constexpr const char* kSparse = "sparse_gradients";
 
@@ -134,6 +149,24 @@ constexpr Combination kStart[] = {
     {kRefused, "layers of experts", "a model on a GPU",
      "routing, and the products of rows that are sorted by expert, run on the CPU so far",
      "keep the model on the CPU", [](const Situation& s) { return s.gpu() && experts(s); }},
+    {kRefused, kExpertParallel, "a program's own parameters",
+     "the program sends tokens to its experts itself", "leave it out",
+     [](const Situation& s) { return shares_experts(s) && s.own_parameters(); }},
+    {kRefused, kExpertParallel,
+     "zero_optimization.mics_shard_size, zero_hpz_partition_size and zero_quantized_gradients",
+     "their groups are of consecutive ranks or of nodes, and ranks that hold the same experts are "
+     "neither",
+     "use plain ZeRO, or leave expert_parallel out",
+     [](const Situation& s) {
+       const ZeroConfig& zero = s.config.zero;
+       return shares_experts(s) && (zero.mics_shard_size > 0 || zero.zero_hpz_partition_size > 1 ||
+                                    zero.zero_quantized_gradients);
+     }},
+    {kRefused, kExpertParallel, "Lamb, Muon and zenflow at zero_optimization.stage 1 to 3",
+     "they look at whole tensors, which the ranks of one group put together for all parameters so "
+     "far; experts are cut among fewer ranks than others",
+     "use another optimizer, or stage 0",
+     [](const Situation& s) { return shares_experts(s) && sees_whole_tensors(s); }},
     {kWithoutEffect, kGraphs, "a model on the CPU", "the model is not on a GPU", "",
      [](const Situation& s) { return !s.gpu(); }},
     {kWithoutEffect, kGraphs, "zero_optimization.stage 3 on several ranks",

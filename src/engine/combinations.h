@@ -44,6 +44,7 @@ enum class Refusal {
   kFetchOfBuiltInModel,
   kWholeGradientsAtStage3,
   kAddedGradientsAtStage3,
+  kAddedGradientsBesideExperts,
   kNoSyncWithReducedGradients,
   kGradientViewOnGpu,
   kParametersUnderAnUpdate,

@@ -11,6 +11,7 @@
 #include "engine/dataset_batches.h"
 #include "engine/engine_documents.h"
 #include "engine/evaluation.h"
+#include "engine/expert_parallel.h"
 #include "engine/external_gradients.h"
 #include "engine/memory_check.h"
 #include "engine/open_step.h"
@@ -50,6 +51,7 @@ Engine::Engine(std::string_view config_json, std::shared_ptr<models::Model> mode
 void Engine::make_parts() {
   const models::Model& model = *run_->model;
   check_combinations(situation_of(*run_));
+  check_experts(run_->config, model.parameters());
   check_rank_devices(*model.device(), run_->world());
   model.host()->use_threads(run_->pool.threads());
   check_memory(*run_);

@@ -28,6 +28,7 @@ double batch_loss(RunContext& run, const Dataset& dataset, int64_t first, int64_
   run.state->weights().begin_pass();
   models::ForwardOptions forward_options;
   forward_options.padded_logits = true;
+  forward_options.expert_ranks = run.expert_ranks();
   const nn::Value logits = run.model->architecture().logits(tape, batch, forward_options);
   run.state->weights().end_pass();
   const models::ArchitectureInfo& info = run.model->architecture().info();

@@ -35,11 +35,52 @@ void ExpertLoads::add(const nn::RouterRecord& routers) {
 }
 
 std::vector<int64_t> ExpertLoads::chosen(int64_t layer) const {
-  if (layer >= std::ssize(open_.layers)) return {};
-  return open_.layers[static_cast<size_t>(layer)].chosen;
+  const auto index = static_cast<size_t>(layer);
+  if (!of_all_ranks_.empty()) return of_all_ranks_.at(index);
+  return index < open_.layers.size() ? open_.layers[index].chosen : std::vector<int64_t>{};
+}
+
+void ExpertLoads::sum(const std::shared_ptr<Device>& host, const RankGroup& ranks, int64_t layers,
+                      int64_t experts) {
+  // Passes and losses; of each layer its tokens, and by expert who chose it and who was dropped.
+  const int64_t per_layer = 1 + 2 * experts;
+  const Tensor all = Tensor::zeros(host, DType::kFloat64, {shared_numbers(layers, experts)},
+                                   MemoryTag::kCommunication);
+  double* const sums = all.data<double>();
+  sums[0] = static_cast<double>(open_.passes);
+  sums[1] = open_.balance_loss;
+  sums[2] = open_.z_loss;
+  open_.layers.resize(static_cast<size_t>(layers));
+  double* at = sums + 3;
+  for (const Layer& layer : open_.layers) {
+    at[0] = static_cast<double>(layer.tokens);
+    std::copy(layer.chosen.begin(), layer.chosen.end(), at + 1);
+    std::copy(layer.dropped.begin(), layer.dropped.end(), at + 1 + experts);
+    at += per_layer;
+  }
+  ranks->all_reduce(all, ReduceOp::kSum, {.label = "loads of experts", .blocking = true})->wait();
+  of_all_ranks_.clear();
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const double* const chosen = sums + 3 + layer * per_layer + 1;
+    of_all_ranks_.emplace_back(chosen, chosen + experts);
+  }
+  if (open_.passes == 0) return;  // a rank that has joined reports nothing
+  open_.passes = static_cast<int64_t>(sums[0]);
+  open_.balance_loss = sums[1];
+  open_.z_loss = sums[2];
+  at = sums + 3;
+  for (Layer& layer : open_.layers) {
+    layer.tokens = static_cast<int64_t>(at[0]);
+    for (size_t e = 0; e < layer.chosen.size(); ++e) {
+      layer.chosen[e] = static_cast<int64_t>(at[1 + e]);
+      layer.dropped[e] = static_cast<int64_t>(at[1 + static_cast<size_t>(experts) + e]);
+    }
+    at += per_layer;
+  }
 }
 
 void ExpertLoads::finish(int64_t step) {
+  of_all_ranks_.clear();
   if (open_.passes == 0) return;
   last_ = std::exchange(open_, {});
   const auto passes = static_cast<double>(last_.passes);

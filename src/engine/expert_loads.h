@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "mesh/mesh.h"
 #include "nn/router_record.h"
 #include "observe/monitor.h"
 
@@ -14,11 +15,23 @@ class ExpertLoads {
  public:
   // What a forward pass left; nothing where no layer has experts.
   void add(const nn::RouterRecord& routers);
+  // How many numbers ranks add up for a model of so many layers with at most so many experts each.
+  static int64_t shared_numbers(int64_t layers, int64_t experts) {
+    return 3 + layers * (1 + 2 * experts);
+  }
+  // Collective: the open step's counts and losses become those of all ranks together, for a model
+  // of so many layers with at most so many experts each. A rank may have had no pass.
+  void sum(const std::shared_ptr<Device>& host, const RankGroup& ranks, int64_t layers,
+           int64_t experts);
   // The open step is given up.
-  void drop() { open_ = {}; }
+  void drop() {
+    open_ = {};
+    of_all_ranks_.clear();
+  }
   void finish(int64_t step);
 
-  // Of the open step: tokens that chose each expert of a layer; empty where nothing was counted.
+  // Of the open step, and of all ranks once they are summed: tokens that chose each expert of a
+  // layer, followed by zeros; empty where nothing was counted.
   std::vector<int64_t> chosen(int64_t layer) const;
 
   // {"step", "balance_loss", "z_loss", "layers": [{"layer", "tokens", "chosen", "dropped"}]} of the
@@ -39,6 +52,7 @@ class ExpertLoads {
     std::vector<Layer> layers;  // by index; those without experts have no counts
   };
   Step open_, last_;
+  std::vector<std::vector<int64_t>> of_all_ranks_;  // who chose, also on a rank without a pass
   Json report_;
 };
 

@@ -36,7 +36,9 @@ void ExternalGradients::need_whole_gradients() {
   const bool built_in = run_.model->has_architecture();
   check_call(built_in ? Refusal::kAddedGradientsAtStage3 : Refusal::kWholeGradientsAtStage3,
              situation_of(run_));
-  if (built_in) run_.state->gradients().hold_whole();
+  if (!built_in) return;
+  check_call(Refusal::kAddedGradientsBesideExperts, situation_of(run_));
+  run_.state->gradients().hold_whole();
 }
 
 void ExternalGradients::add(std::span<const int64_t> indices,

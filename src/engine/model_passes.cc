@@ -136,6 +136,7 @@ nn::SummedLoss ModelPasses::record_forward(nn::Tape& tape, const models::Batch& 
   models::ForwardOptions forward_options;
   forward_options.padded_logits = true;
   forward_options.routers = routers;
+  forward_options.expert_ranks = run_.expert_ranks();
   const models::ArchitectureInfo& info = run_.model->architecture().info();
   forward_options.recompute = recompute_of(run_.config.activation_checkpointing, info);
   const nn::Value logits = run_.model->architecture().logits(tape, batch, forward_options);

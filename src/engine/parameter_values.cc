@@ -39,7 +39,8 @@ Tensor ParameterValues::local(const std::string& name, const std::string& what) 
     copy_tensor(values, out);
     return out;
   }
-  const size_t place = updater_.place(run_.trainable(name));
+  if (!run_.state->arrays().holds(run_.trainable(name))) return out;
+  const size_t place = updater_.place(id);
   const optim::OwnedRange owned = updater_.optimizer().owned(place);
   updater_.optimizer().read_state_range(place, what, owned.begin, owned.end, out.data<float>());
   return out;
@@ -63,7 +64,8 @@ void ParameterValues::set_local(const std::string& name, const std::string& what
     state.weights().follow_owned_master(ctx, id);
     return;
   }
-  const size_t place = updater_.place(run_.trainable(name));
+  if (!run_.state->arrays().holds(run_.trainable(name))) return;
+  const size_t place = updater_.place(id);
   const optim::OwnedRange owned = updater_.optimizer().owned(place);
   updater_.optimizer().write_state_range(place, what, owned.begin, owned.end, values.data<float>());
 }
@@ -79,22 +81,41 @@ void ParameterValues::set_local_gradient(const std::string& name, const Tensor& 
   open_.phase = OpenStep::Phase::kBackwardDone;
 }
 
+// Of an expert that other ranks hold, one here that is like it: ranks treat them alike.
+nn::ParamId ParameterValues::held_like(nn::ParamId id) const {
+  const zero::StateArrays& arrays = run_.state->arrays();
+  if (arrays.holds(id)) return id;
+  const nn::ParameterSet& parameters = run_.model->parameters();
+  const nn::Parameter& p = parameters[id];
+  for (const nn::ParamId other : arrays.layout.order()) {
+    const nn::Parameter& q = parameters[other];
+    if (q.split.experts == p.split.experts && q.shape == p.shape && q.trainable) return other;
+  }
+  fail(Code::kInternal, "no expert here is like ", p.name);
+}
+
 std::vector<std::string> ParameterValues::optimizer_states(const std::string& name) {
-  return updater_.optimizer().states(updater_.place(run_.trainable(name)));
+  return updater_.optimizer().states(updater_.place(held_like(run_.trainable(name))));
 }
 
 Tensor ParameterValues::optimizer_state(const std::string& name, const std::string& state) {
   const models::Model::Use use(*run_.model);
-  const size_t place = updater_.place(run_.trainable(name));
+  const nn::ParamId id = run_.trainable(name);
   optim::Optimizer& optimizer = updater_.optimizer();
-  zero::TrainState& all = *run_.state;
-  if (all.layout().world() == 1) return optimizer.read_state(run_.host_context(), place, state);
-  const optim::OwnedRange owned = optimizer.owned(place);
-  Tensor own = run_.host_context().workspace(DType::kFloat32, {owned.end - owned.begin});
-  if (owned.begin < owned.end) {
-    optimizer.read_state_range(place, state, owned.begin, owned.end, own.data<float>());
+  const zero::StateArrays& arrays = run_.state->arrays();
+  if (arrays.layout.world() == 1 && !arrays.shared_expert(id)) {
+    return optimizer.read_state(run_.host_context(), updater_.place(id), state);
   }
-  return all.arrays().gather_parts(run_.host_context(), run_.trainable(name), own);
+  Tensor own;
+  if (arrays.holds(id)) {
+    const size_t place = updater_.place(id);
+    const optim::OwnedRange owned = optimizer.owned(place);
+    own = run_.host_context().workspace(DType::kFloat32, {owned.end - owned.begin});
+    if (owned.begin < owned.end) {
+      optimizer.read_state_range(place, state, owned.begin, owned.end, own.data<float>());
+    }
+  }
+  return arrays.gather_parts(run_.host_context(), id, own);
 }
 
 void ParameterValues::set_optimizer_state(const std::string& name, const std::string& state,
@@ -105,6 +126,7 @@ void ParameterValues::set_optimizer_state(const std::string& name, const std::st
   const nn::ParamId id = run_.trainable(name);
   check_tensor(value, name.c_str(), DType::kFloat32, run_.model->parameters()[id].shape);
   DS_CHECK(value.contiguous(), Code::kInvalidArgument, name, " must be packed row-major");
+  if (!run_.state->arrays().holds(id)) return;
   optim::Optimizer& optimizer = updater_.optimizer();
   const size_t place = updater_.place(id);
   const optim::OwnedRange owned = optimizer.owned(place);

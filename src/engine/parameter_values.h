@@ -33,6 +33,7 @@ class ParameterValues {
   void set_optimizer_state(const std::string& name, const std::string& state, const Tensor& value);
 
  private:
+  nn::ParamId held_like(nn::ParamId id) const;
   void set_local_gradient(const std::string& name, const Tensor& values);
 
   RunContext& run_;

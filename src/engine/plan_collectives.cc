@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/exact_sum.h"
+#include "engine/expert_loads.h"
 #include "engine/plan_memory.h"
 #include "engine/plan_traffic.h"
 #include "nn/fp8.h"
@@ -26,20 +27,24 @@ class CollectivesPlanner {
     Json out = Json::array();
     if (plan_.world == 1) return out;
     add_gradients(out);
+    if (plan_.expert_ranks > 1) add_exchanges(out);
     if (plan_.stage == 3) {
       add_gathers(out);
     } else if (plan_.stage > 0) {
       PlannedTraffic weights;
-      plan_.for_each_bucket([&](const zero::FlatLayout&, const zero::Bucket& bucket) {
-        if (bucket.trainable)
-          weights.add_pieces(bucket.range.elements() * plan_.item(), 1, plan_.all);
+      for_each_shared_bucket([&](const zero::GradientDomain& domain, const zero::Bucket& bucket) {
+        weights.add_pieces(bucket.range.elements() * plan_.item(), 1, plan_.places_of(domain));
       });
       out.push_back(weights.described("all_gather", "weights"));
     }
     PlannedTraffic counters;
     counters.add_sums(kTotals, DType::kFloat64, 1, plan_.all);
     if (plan_.stage > 0) counters.add_sums(ExactSum::kWords, DType::kInt64, 1, plan_.shard);
+    if (plan_.stage == 0 && plan_.expert_ranks > 1) {  // of experts
+      counters.add_sums(ExactSum::kWords, DType::kInt64, 1, plan_.places_of(plan_.expert_ranks, 1));
+    }
     out.push_back(counters.described("all_reduce", "loss and gradient norm"));
+    if (has_experts()) add_loads(out);
     if (const int64_t weights = coded_weights(plan_).weights; weights > 0) {
       PlannedTraffic scales;
       scales.add_sums(weights * nn::Fp8Linears::kRoles, DType::kFloat32, 1, plan_.all);
@@ -52,21 +57,66 @@ class CollectivesPlanner {
   }
 
  private:
+  // body(domain, trainable bucket of it) where several ranks share the domain.
+  template <class Body>
+  void for_each_shared_bucket(const Body& body) const {
+    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
+      if (domain.ranks == 1) continue;
+      for (const zero::Bucket& bucket : domain.flat.buckets()) {
+        if (bucket.trainable) body(domain, bucket);
+      }
+    }
+  }
+
+  bool has_experts() const {
+    return plan_.model.architecture != nullptr && plan_.model.architecture->info().experts > 0;
+  }
+
+  // Who went to which expert, over all ranks.
+  void add_loads(Json& out) const {
+    const models::ArchitectureInfo& info = plan_.model.architecture->info();
+    PlannedTraffic loads;
+    loads.add_sums(ExpertLoads::shared_numbers(info.layers, info.experts), DType::kFloat64, 1,
+                   plan_.all);
+    out.push_back(loads.described("all_reduce", "loads of experts"));
+  }
+
+  // Rows of tokens between the ranks that share experts, where each expert gets as many and none is
+  // dropped: two ways and their gradients, and two ways more where a layer runs again.
+  void add_exchanges(Json& out) const {
+    const models::ArchitectureInfo& info = plan_.model.architecture->info();
+    const nn::ParameterSet& parameters = *plan_.model.parameters;
+    const models::Recompute again = plan_.recompute();
+    const Places places = plan_.places_of(plan_.expert_ranks, 1);
+    PlannedTraffic counts, rows;
+    for (const int64_t layer : info.expert_layers) {
+      const bool twice = again.segments > 0 || again.alone(layer);
+      const int64_t passes = plan_.config.batch.accumulation * (twice ? 2 : 1);
+      counts.add_pieces(info.experts * int64_t{sizeof(int64_t)}, passes, places);
+      const int64_t sent = plan_.config.batch.micro_batch * plan_.length() *
+                           info.experts_per_token * parameters[info.output].shape[1] * plan_.item();
+      rows.add_pieces(sent, 2 * (passes + plan_.config.batch.accumulation), places);
+    }
+    out.push_back(counts.described("all_to_all", "how many tokens go to each expert"));
+    out.push_back(rows.described("all_to_all_v", "tokens to experts and back, at equal loads"));
+  }
+
   void add_gradients(Json& out) const {
     const int64_t passes = plan_.config.batch.accumulation;
     const bool sums = plan_.stage == 0 || !plan_.share.reduce_scatter;
     PlannedTraffic plain, inside, across;
-    plan_.for_each_bucket([&](const zero::FlatLayout& flat, const zero::Bucket& bucket) {
-      if (!bucket.trainable) return;
+    for_each_shared_bucket([&](const zero::GradientDomain& domain, const zero::Bucket& bucket) {
+      const zero::FlatLayout& flat = domain.flat;
+      const Places places = plan_.places_of(domain);
       const int64_t n = bucket.range.elements();
       if (plan_.by_node && !bucket.exact) {
         const int64_t bytes = flat.world() * zero::piece_bytes(flat, bucket, 4);
         if (plan_.shard.local > 1) inside.add_pieces(bytes, passes, {plan_.shard.local, 1});
         across.add_pieces(bytes / plan_.shard.local, passes, {1, plan_.shard.nodes});
       } else if (sums) {
-        plain.add_sums(n, plan_.share.comm_dtype, passes, plan_.shard);
+        plain.add_sums(n, plan_.share.comm_dtype, passes, places);
       } else {
-        plain.add_pieces(n * dtype_size(plan_.share.comm_dtype), passes, plan_.shard);
+        plain.add_pieces(n * dtype_size(plan_.share.comm_dtype), passes, places);
       }
     });
     if (plain.calls > 0) {
@@ -87,14 +137,21 @@ class CollectivesPlanner {
   }
 
   void add_gathers(Json& out) const {
-    const GatherCounts counts = planned_gathers(plan_);
+    const std::vector<GatherCounts> by_domain = planned_gathers(plan_);
     PlannedTraffic weights, near;
-    weights.add_pieces(counts.all.bytes, 1, plan_.shard);
-    weights.calls = counts.all.calls;
+    int64_t calls = 0;
+    for (size_t i = 0; i < by_domain.size(); ++i) {
+      const zero::GradientDomain& domain = plan_.layout->domains()[i];
+      if (domain.ranks == 1) continue;  // each has what it needs
+      weights.add_pieces(by_domain[i].all.bytes, 1, plan_.places_of(domain));
+      calls += by_domain[i].all.calls;
+    }
+    weights.calls = calls;
     out.push_back(weights.described("all_gather", "weights"));
-    if (counts.near.calls == 0) return;
-    near.add_pieces(counts.near.bytes, 1, plan_.places_of(plan_.share.groups.secondary, 1));
-    near.calls = counts.near.calls;
+    const GatherCount& second = by_domain.front().near;
+    if (second.calls == 0) return;
+    near.add_pieces(second.bytes, 1, plan_.places_of(plan_.share.groups.secondary, 1));
+    near.calls = second.calls;
     out.push_back(near.described("all_gather", "weights of near ranks"));
   }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "config/auto_values.h"
+#include "engine/expert_parallel.h"
 #include "engine/recompute.h"
 #include "zero/piece_blocks.h"
 
@@ -116,14 +117,18 @@ void PlanContext::arrange() {
   all = shard = places_of(world, 1);
   if (stage == 3 && share.groups.shard > 0) shard = places_of(share.groups.shard, 1);
   zero::LayoutPolicy policy;
+  const MeshShape mesh(world, mesh_sizes(config, world));
+  check_experts(config, *model.parameters);
+  expert_ranks = mesh.size(MeshAxis::kExpert);
+  place_experts(*model.parameters, mesh, 0, share);
   policy.stage = stage;
   if (stage == 3) policy.shard = share.groups.shard;
   if (shared) {
-    policy.sharing = zero::choose_sharing(*model.parameters, share, 0, shard.ranks());
+    policy.sharing = zero::choose_sharing(*model.parameters, share, {0, shard.ranks()});
   } else if (offloads()) {
     policy.sharing.bucket_elements = share.bucket_elements;
   }
-  layout.emplace(*model.parameters, MeshShape(world, {}), 0, policy);
+  layout.emplace(*model.parameters, mesh, 0, policy);
   by_node = stage == 3 && share.quantized_gradients && shard.nodes > 1;
 }
 

@@ -55,6 +55,11 @@ class PlanContext {
   models::Recompute recompute() const;
   // Of a group of ranks that lie `stride` apart.
   Places places_of(int ranks, int stride) const;
+  // Of the ranks that share the state of a gradient domain.
+  Places places_of(const zero::GradientDomain& domain) const {
+    if (domain.group == MeshGroup::kDataContext) return shard;
+    return places_of(domain.ranks, expert_ranks);
+  }
   // Bytes of a bucket that is gathered, as they travel.
   int64_t gathered_bytes(const zero::FlatLayout& flat, const zero::Bucket& bucket) const;
 
@@ -70,6 +75,7 @@ class PlanContext {
   Config config;
   int world = 1;
   int per_node = 1;
+  int expert_ranks = 1;         // that share the experts of each layer
   int64_t sequence_length = 0;  // 0: the model's positions
   zero::ShareOptions share;
   int stage = 0;

@@ -36,15 +36,6 @@ struct GatherCounts {
   GatherCount all;   // from the ranks that hold a copy together
   GatherCount near;  // from those of a second copy
   int64_t most = 0;  // elements that are there at a time
-
-  GatherCounts& operator+=(const GatherCounts& other) {
-    all.calls += other.all.calls;
-    all.bytes += other.all.bytes;
-    near.calls += other.near.calls;
-    near.bytes += other.near.bytes;
-    most += other.most;
-    return *this;
-  }
 };
 
 // A route that moves nothing: `make` gives what stands for a gathered bucket.

@@ -154,7 +154,7 @@ class MemoryPlanner {
       pass.activations = activation_estimate();
       pass.communication += buffer_bytes();
       update.communication = pass.communication;
-      pass.communication += plan_.stage == 3 ? planned_gathers(plan_).most * plan_.item() : 0;
+      pass.communication += gathered_elements() * plan_.item();
       pass.io = kept_buffers() + (plan_.world == 1 ? largest_gradient() : 0);
     }
     update.activations = update_scratch();
@@ -200,6 +200,18 @@ class MemoryPlanner {
       if (p.trainable) most = std::max(most, p.shape.elements());
     }
     return most * dtype_size(plan_.gradient_type());
+  }
+
+  // Of weights that are gathered at a time; one rank alone has its pieces already.
+  int64_t gathered_elements() const {
+    if (plan_.stage < 3) return 0;
+    const std::vector<GatherCounts> by_domain = planned_gathers(plan_);
+    int64_t most = 0;
+    for (size_t i = 0; i < by_domain.size(); ++i) {
+      const zero::GradientDomain& domain = plan_.layout->domains()[i];
+      if (i == 0 || domain.ranks > 1) most += by_domain[i].most;
+    }
+    return most;
   }
 
   // Memory of arrays in files that is kept for the next use.
@@ -432,10 +444,10 @@ CodedWeights coded_weights(const PlanContext& plan) {
   return out;
 }
 
-GatherCounts planned_gathers(const PlanContext& plan) {
+std::vector<GatherCounts> planned_gathers(const PlanContext& plan) {
   const std::vector<WeightUse> uses =
       record_uses(plan.model.config, *plan.model.parameters, plan.type, plan.recompute());
-  GatherCounts counts;
+  std::vector<GatherCounts> counts;
   for (size_t i = 0; i < plan.layout->domains().size(); ++i) {
     const zero::FlatLayout& flat = plan.layout->domains()[i].flat;
     std::vector<WeightUse> of_domain;
@@ -443,10 +455,10 @@ GatherCounts planned_gathers(const PlanContext& plan) {
       const zero::Layout::Place place = plan.layout->place(use.id);
       if (place.domain == static_cast<int>(i)) of_domain.push_back({place.id, use.begins});
     }
-    counts += count_gathers(
+    counts.push_back(count_gathers(
         flat, plan.share.gather, plan.type,
         [&plan, &flat](const zero::Bucket& bucket) { return plan.gathered_bytes(flat, bucket); },
-        plan.share.groups.secondary > 1, of_domain, plan.config.batch.accumulation);
+        plan.share.groups.secondary > 1, of_domain, plan.config.batch.accumulation));
   }
   return counts;
 }

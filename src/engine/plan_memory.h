@@ -46,7 +46,7 @@ struct CodedWeights {
   int64_t largest = 0;
 };
 CodedWeights coded_weights(const PlanContext& plan);
-// The gathers of an optimizer step at stage 3.
-GatherCounts planned_gathers(const PlanContext& plan);
+// The gathers of an optimizer step at stage 3, by gradient domain.
+std::vector<GatherCounts> planned_gathers(const PlanContext& plan);
 
 }  // namespace ds

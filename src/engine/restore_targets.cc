@@ -146,6 +146,7 @@ std::vector<TensorTarget> restore_targets(RunContext& run, Updater& updater,
   };
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
     const nn::Parameter& p = parameters[id];
+    if (!state.arrays().holds(id)) continue;
     const TensorRecord* const record = reader.find(p.name, TensorKind::kMaster);
     if (record != nullptr) {
       TensorTarget& target = add(*record, DType::kFloat32, id);

@@ -1,7 +1,7 @@
 #include "engine/router_bias.h"
 
-#include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "engine/expert_loads.h"
@@ -22,37 +22,19 @@ std::vector<RouterBias> moving_biases(const RunContext& run) {
   return out;
 }
 
-// Tokens that chose each expert of these layers, one layer after another, on all ranks that have
-// micro batches of their own.
-std::vector<double> summed_loads(RunContext& run, const std::vector<RouterBias>& biases,
-                                 const ExpertLoads& loads) {
-  std::vector<double> all;
-  for (const RouterBias& bias : biases) {
-    const int64_t experts = run.model->parameters()[bias.bias].shape.elements();
-    // A rank without data has counted nothing.
-    const std::vector<int64_t> own = loads.chosen(bias.layer);
-    const size_t first = all.size();
-    all.resize(first + static_cast<size_t>(experts), 0);
-    std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(first));
-  }
-  if (run.gradient_ranks() == 1) return all;
-  const Tensor sums = run.host_context().workspace(DType::kFloat64, {std::ssize(all)});
-  std::copy(all.begin(), all.end(), sums.data<double>());
-  run.gradient_group()
-      ->all_reduce(sums, ReduceOp::kSum, {.label = "expert loads", .blocking = true})
-      ->wait();
-  return {sums.data<double>(), sums.data<double>() + all.size()};
-}
-
-void move_bias(RunContext& run, const RouterBias& bias, const double* loads) {
+// `loads`: tokens of all ranks that chose each expert; there may be none.
+void move_bias(RunContext& run, const RouterBias& bias, std::vector<int64_t> loads) {
   const OpContext ctx = run.context();
   zero::Masters& masters = run.state->masters();
   const Tensor old = masters.read(ctx, bias.bias);
   const int64_t experts = old.elements();
-  const double mean = std::accumulate(loads, loads + experts, 0.0) / static_cast<double>(experts);
+  loads.resize(static_cast<size_t>(experts));
+  const double mean =
+      static_cast<double>(std::accumulate(loads.begin(), loads.end(), int64_t{0})) / static_cast<double>(experts);
   const Tensor moved = ctx.workspace(DType::kFloat32, old.shape());
   for (int64_t e = 0; e < experts; ++e) {
-    const double sign = loads[e] < mean ? 1 : loads[e] > mean ? -1 : 0;
+    const auto load = static_cast<double>(loads[static_cast<size_t>(e)]);
+    const double sign = load < mean ? 1 : load > mean ? -1 : 0;
     moved.data<float>()[e] = static_cast<float>(old.data<float>()[e] + bias.rate * sign);
   }
   masters.write(ctx, bias.bias, moved);
@@ -61,14 +43,7 @@ void move_bias(RunContext& run, const RouterBias& bias, const double* loads) {
 }  // namespace
 
 void move_router_biases(RunContext& run, const ExpertLoads& loads) {
-  const std::vector<RouterBias> biases = moving_biases(run);
-  if (biases.empty()) return;
-  const std::vector<double> all = summed_loads(run, biases, loads);
-  const double* at = all.data();
-  for (const RouterBias& bias : biases) {
-    move_bias(run, bias, at);
-    at += run.model->parameters()[bias.bias].shape.elements();
-  }
+  for (const RouterBias& bias : moving_biases(run)) move_bias(run, bias, loads.chosen(bias.layer));
 }
 
 }  // namespace ds

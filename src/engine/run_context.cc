@@ -2,6 +2,7 @@
 
 #include "base/text.h"
 #include "config/auto_values.h"
+#include "engine/expert_parallel.h"
 #include "engine/lone_process.h"
 #include "ops/elementwise.h"
 #include "tensor/transfer.h"
@@ -9,13 +10,13 @@
 namespace ds {
 namespace {
 
-ConfigEnvironment environment_of(const models::Model& model, const Mesh& mesh) {
+ConfigEnvironment environment_of(const models::Model& model, int ranks) {
   ConfigEnvironment environment;
   environment.on_gpu = model.device()->kind() != DeviceKind::kCpu;
   if (model.has_architecture()) {
     environment.hidden_size = hidden_size_of(model.architecture().config());
   }
-  environment.data_parallel_size = mesh.size(MeshGroup::kData);
+  environment.data_parallel_size = ranks;
   return environment;
 }
 
@@ -28,12 +29,20 @@ kernels::GpuPolicy policy_of(const CudaConfig& config) {
   return {attention, config.strict_determinism, config.time_products, config.tf32};
 }
 
+// Before the configuration has said how they are arranged; null: this process alone.
+int ranks_in(const std::shared_ptr<Communicator>& group) { return group ? Mesh(group).size() : 1; }
+
+Mesh make_mesh(std::shared_ptr<Communicator> group, const Config& config) {
+  const MeshSizes sizes = mesh_sizes(config, ranks_in(group));
+  return Mesh(group ? std::move(group) : make_lone_communicator(), sizes);
+}
+
 }  // namespace
 
 RunContext::RunContext(std::string_view config_json, std::shared_ptr<models::Model> trained,
                        std::shared_ptr<Communicator> group, const ReadOptions& reading)
-    : mesh(group ? std::move(group) : make_lone_communicator()),
-      config(load_config(config_json, environment_of(*trained, mesh), reading)),
+    : config(load_config(config_json, environment_of(*trained, ranks_in(group)), reading)),
+      mesh(make_mesh(std::move(group), config)),
       model(std::move(trained)),
       pool(config.threads, config.thread_affinity),
       gpu_policy(policy_of(config.cuda)) {}

@@ -35,6 +35,11 @@ struct RunContext {
     return mesh.group(MeshGroup::kDataContext);
   }
   int gradient_ranks() const { return mesh.size(MeshGroup::kDataContext); }
+  // Among whom the experts of each layer are shared; null where every rank has all.
+  const RankGroup* expert_ranks() const {
+    const RankGroup& ranks = state->arrays().groups.experts.layer;
+    return ranks ? &ranks : nullptr;
+  }
   // A parameter that has a gradient and optimizer state, by name; throws kNotFound otherwise.
   nn::ParamId trainable(const std::string& name) const;
   // A caller's tensor as operators read it: packed, where masters and gradients lie, or on a
@@ -44,8 +49,8 @@ struct RunContext {
   }
   Tensor operand(const Tensor& value, const std::shared_ptr<Device>& device);
 
-  const Mesh mesh;
   Config config;  // its batch sizes follow rampup_batch_size
+  const Mesh mesh;
   const std::shared_ptr<models::Model> model;
   // Of the weights of the model, which refers to it, from the time the engine is attached.
   std::shared_ptr<zero::TrainState> state;

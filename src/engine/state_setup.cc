@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "engine/agreement.h"
 #include "engine/combinations.h"
+#include "engine/expert_parallel.h"
 #include "engine/fp8_steps.h"
 #include "engine/share_options.h"
 
@@ -83,6 +84,7 @@ zero::ShareOptions share_options_of(RunContext& run) {
     agree(run.context(), run.world(), "making the weights", body);
   };
   choose_sparse(run, options);
+  place_experts(run.model->parameters(), run.mesh.shape(), run.mesh.rank(), options);
   if (run.model->has_architecture()) return options;
   options.deferred_gradients = options.stage < 3;
   options.by_micro_batch = run.config.batch.accumulation > 1;
@@ -155,7 +157,13 @@ void set_up_state(RunContext& run) {
   zero::TrainState& state = *run.state;
   if (run.config.precision.fp8.enabled) state.weights().set_fp8(make_fp8(run));
   state.gradients().allocate(run.context(), dtype_of(run.config.precision.grad_accum_dtype));
-  if (!run.config.zero.ignore_unused_parameters) state.gradients().marks().track();
+  if (!run.config.zero.ignore_unused_parameters) {
+    state.gradients().marks().track();
+    // Those of experts that other ranks hold are given there.
+    for (nn::ParamId id = 0; id < state.parameters().size(); ++id) {
+      if (!state.arrays().holds(id)) state.gradients().marks().set_viewed(id);
+    }
+  }
   // The caller's gradients are added, and no backward overwrites.
   if (!run.model->has_architecture() && !state.gradients().leave_early()) {
     state.gradients().expose_views(run.context());

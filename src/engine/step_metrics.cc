@@ -100,6 +100,13 @@ void StepMetrics::count_batch(const Tensor& ids) {
   open_.length = ids.size(1);
 }
 
+void StepMetrics::sum_experts(const Mesh& mesh) {
+  if (!model_.has_architecture() || mesh.size(MeshGroup::kDataContext) == 1) return;
+  const models::ArchitectureInfo& info = model_.architecture().info();
+  if (info.experts == 0) return;
+  experts_.sum(model_.host(), mesh.placed(MeshGroup::kDataContext), info.layers, info.experts);
+}
+
 void StepMetrics::drop_step() {
   open_ = {};
   experts_.drop();

@@ -34,6 +34,8 @@ class StepMetrics {
   void set_extent(const std::optional<optim::UpdateExtent>& extent) { extent_ = extent; }
   // Of its layers of experts, if there are any.
   void count_experts(const nn::RouterRecord& routers) { experts_.add(routers); }
+  // Collective, where the model has any: they become those of all ranks.
+  void sum_experts(const Mesh& mesh);
   // The open step is given up.
   void drop_step();
 
@@ -53,7 +55,7 @@ class StepMetrics {
   int64_t peak(MemoryTag tag) const;
   int64_t total_peak() const;
 
-  // Of the last step, of this process's micro batches: null where the model has no experts.
+  // Of the last step, of the micro batches of all ranks: null where the model has no experts.
   const Json& experts() const { return experts_.report(); }
   const ExpertLoads& expert_loads() const { return experts_; }
   // Of the last profiled step, null before there is one.

@@ -255,6 +255,7 @@ StepReport Trainer::apply_update() {
   end_group_on_io_error(run_.world(), [&] { run_.state->reduce(ctx); });
   StepTotals totals = exchange_totals(run_, open_);
   if (totals.batches == 0) return end_joining();
+  observer_.metrics().sum_experts(run_.mesh);
   // The mean over the micro batches that there were.
   const double all = static_cast<double>(open_.micro_batches) * run_.gradient_ranks();
   const double share =

@@ -50,6 +50,9 @@ StateGroups make_state_groups(const Mesh& mesh, MeshGroup group, const StateGrou
   if (sizes.secondary > 1) {
     out.secondary = mesh.placed({group, MeshPart::kSecondary, sizes.secondary});
   }
+  if (mesh.shape().size(MeshAxis::kExpert) > 1) {
+    out.experts = {mesh.placed(MeshGroup::kExpertData), mesh.placed(MeshGroup::kExpert)};
+  }
   if (!want_nodes) return out;
   // Every rank knows where all are, so that all shard groups decide alike.
   const std::vector<int> node_of = out.all.comm->topology().node_of;

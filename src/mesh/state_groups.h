@@ -26,12 +26,20 @@ struct NodeGroups {
   }
 };
 
+// Of experts that ranks share: those that hold the same ones, which spread their state, and those
+// that hold all of a layer together, in the order of the experts.
+struct ExpertGroups {
+  RankGroup same;
+  RankGroup layer;
+};
+
 struct StateGroups {
   RankGroup all;
   RankGroup shard;                    // `all` where there is one copy
   RankGroup replicas;                 // none where there is one copy
   RankGroup secondary;                // none where there is none
   std::shared_ptr<NodeGroups> nodes;  // of `shard`; null unless wanted and possible
+  ExpertGroups experts;               // none where every rank holds all experts
 };
 
 // The ranks of a group by node, nodes in the order of their first ranks; `node_of` is by rank.
@@ -41,8 +49,9 @@ struct RanksByNode {
 };
 RanksByNode ranks_by_node(std::span<const int> node_of);
 
-// Collective over the group. Throws kConfig where the sizes do not divide it. With `want_nodes` all
-// shard groups have groups of nodes, or none has.
+// Collective over the group, and over the world where the mesh has an expert axis. Throws kConfig
+// where the sizes do not divide it. With `want_nodes` all shard groups have groups of nodes, or
+// none has.
 StateGroups make_state_groups(const Mesh& mesh, MeshGroup group, const StateGroupSizes& sizes,
                               bool want_nodes);
 

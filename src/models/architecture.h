@@ -49,6 +49,7 @@ struct ArchitectureInfo {
   // through; 0 where there are none.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
+  std::vector<int64_t> expert_layers = {};  // those layers, by index
   // Biases of routers that each step moves towards equal loads of their experts, by `rate`.
   struct RouterBias {
     int64_t layer = 0;

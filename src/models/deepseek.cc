@@ -132,6 +132,7 @@ class Deepseek : public RmsDecoder {
                              {c_.width, e.inner * e.shared, std, c_.mlp_bias});
     }
     info_.experts = e.count;
+    info_.expert_layers.push_back(index);
     info_.experts_per_token = e.router.rule.choices;
     return moe;
   }
@@ -157,8 +158,7 @@ class Deepseek : public RmsDecoder {
     const auto norm1 = norm(tape, in, b.norm1);
     const auto norm2 = norm(tape, {attended(tape, pass, index, norm1.y), norm1.sum}, b.norm2);
     if (!b.experts) return {nn::feed_forward(tape, norm2.y, b.mlp, c_.activation), norm2.sum};
-    return {nn::moe(tape, norm2.y, *b.experts, {pass.batch.key_mask, pass.options.routers}),
-            norm2.sum};
+    return {nn::moe(tape, norm2.y, *b.experts, moe_pass(pass)), norm2.sum};
   }
 
   DeepseekConfig c_;

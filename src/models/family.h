@@ -11,6 +11,11 @@
 
 namespace ds::models {
 
+// What layers of experts get of the pass.
+inline nn::MoePass moe_pass(const PassContext& pass) {
+  return {pass.batch.key_mask, pass.options.routers, pass.options.expert_ranks};
+}
+
 class FamilyBase : public Architecture {
  public:
   const nn::ParameterSet& parameters() const override { return parameters_; }

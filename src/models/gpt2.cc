@@ -105,6 +105,7 @@ class Gpt2 : public FamilyBase {
       moe.coefficients.bias = vector(prefix + "coefficient.bias", 2, nn::Init::kZeros);
     }
     info_.experts = std::max(info_.experts, count);
+    info_.expert_layers.push_back(index);
     info_.experts_per_token = moe.router.rule.choices;
     return moe;
   }
@@ -127,9 +128,8 @@ class Gpt2 : public FamilyBase {
     Value out = apply(tape, mixed, b.out);
     out = nn::dropout(tape, out, c_.residual_dropout);
     const auto norm2 = normalise(tape, {out, norm1.sum}, b.norm2, c_.norm_epsilon);
-    Value down =
-        b.experts ? nn::moe(tape, norm2.y, *b.experts, {pass.batch.key_mask, pass.options.routers})
-                  : mlp(tape, norm2.y, b.mlp.up, b.mlp.down, c_.activation);
+    Value down = b.experts ? nn::moe(tape, norm2.y, *b.experts, moe_pass(pass))
+                           : mlp(tape, norm2.y, b.mlp.up, b.mlp.down, c_.activation);
     down = nn::dropout(tape, down, c_.residual_dropout);
     return {down, norm2.sum};
   }

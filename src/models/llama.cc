@@ -107,6 +107,7 @@ class Llama : public RmsDecoder {
       moe.shared_gate = matrix(p + "shared_expert_gate.weight", 1, c_.width, std);
     }
     info_.experts = e.count;
+    info_.expert_layers.push_back(index);
     info_.experts_per_token = e.choices;
     return moe;
   }
@@ -141,7 +142,7 @@ class Llama : public RmsDecoder {
 
   Value mlp_of(Tape& tape, const PassContext& pass, const Block& b, const Value& x) const {
     if (!b.experts) return nn::feed_forward(tape, x, b.mlp, c_.activation);
-    return nn::moe(tape, x, *b.experts, {pass.batch.key_mask, pass.options.routers});
+    return nn::moe(tape, x, *b.experts, moe_pass(pass));
   }
 
   ResidualStream run_block(Tape& tape, const PassContext& pass, int64_t index,

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "mesh/mesh.h"
 #include "nn/layers.h"
 #include "nn/router_record.h"
 
@@ -42,6 +43,8 @@ struct ForwardOptions {
   // Where layers of experts leave what their routers chose, and their losses, of whose gradients
   // backward is then part; it lives until then. Null: nobody asks.
   nn::RouterRecord* routers = nullptr;
+  // Among whom the experts of each layer are shared; see nn::MoePass. Null: all are here.
+  const RankGroup* expert_ranks = nullptr;
   // Rows of a language model's logits may be padded (nn::linear_padded): the caller goes by
   // info().outputs().
   bool padded_logits = false;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "nn/expert_exchange.h"
 #include "nn/profile.h"
 #include "ops/elementwise.h"
 #include "ops/linear.h"
@@ -323,7 +324,26 @@ std::vector<Value> dispatch(Tape& tape, const Value& x, const RoutesPtr& routes)
   return parts;
 }
 
-// Each token's sum of the rows of its routes, times their weights.
+// The rows of all experts as one tensor.
+Value gathered(Tape& tape, const Value& x, const RoutesPtr& routes) {
+  const OperatorScope op(tape, "dispatch");
+  Value rows =
+      tape.make_value(tape.new_activation(x.data.dtype(), {routes->all_rows(), x.data.size(1)}));
+  ops::gather_rows(tape.ctx(), *routes, x.data, Tensor(), rows.data);
+  tape.record([in = x.slot, type = x.data.dtype(), shape = x.data.shape(), out = rows.slot,
+               routes](Tape& t) {
+    if (!*out || !in) return;
+    bool exclusive = false;
+    const Tensor drows = out->take(exclusive);
+    Tensor dx = t.new_activation(type, shape);
+    ops::sum_rows(t.ctx(), *routes, parts_of(drows, *routes), Tensor(), dx);
+    in->add(t.ctx(), std::move(dx), true);
+  });
+  return rows;
+}
+
+// Each token's sum of the rows of its routes, times their weights where there are any. `outputs`
+// are the rows of each expert, or one tensor of all.
 Value combine(Tape& tape, const Routed& routed, const std::vector<Value>& outputs) {
   const OperatorScope op(tape, "combine");
   const RoutesPtr& routes = routed.routes;
@@ -333,6 +353,7 @@ Value combine(Tape& tape, const Routed& routed, const std::vector<Value>& output
     rows.push_back(output.data);
     slots.push_back(output.slot);
   }
+  if (outputs.size() == 1) rows = parts_of(outputs.front().data, *routes);
   Value y = tape.make_value(
       tape.new_activation(rows.front().dtype(), {routes->tokens(), rows.front().size(1)}));
   ops::sum_rows(tape.ctx(), *routes, rows, routed.weights.data, y.data);
@@ -348,7 +369,8 @@ Value combine(Tape& tape, const Routed& routed, const std::vector<Value>& output
     }
     Tensor drows = t.new_activation(dy.dtype(), {routes->all_rows(), dy.size(1)});
     ops::gather_rows(ctx, *routes, dy, weights.data, drows);
-    std::vector<Tensor> parts = parts_of(drows, *routes);
+    std::vector<Tensor> parts{drows};
+    if (slots.size() > 1) parts = parts_of(drows, *routes);
     for (size_t e = 0; e < parts.size(); ++e) {
       if (slots[e]) slots[e]->add(ctx, std::move(parts[e]), true);
     }
@@ -373,27 +395,58 @@ Value feed_forward(Tape& tape, const Value& x, const FeedForward& layer, ops::Ac
   return linear(tape, inner, layer.down.weight, layer.down.bias);
 }
 
+namespace {
+
+// Each expert's output for its rows of x, the experts from `first` on.
+Value run_experts(Tape& tape, const Value& x, const Routed& routed, const Moe& layer,
+                  int64_t first) {
+  std::vector<Value> outputs = dispatch(tape, x, routed.routes);
+  auto expert = layer.experts.begin() + first;
+  for (Value& output : outputs) output = feed_forward(tape, output, *expert++, layer.activation);
+  return combine(tape, routed, outputs);
+}
+
+// The same where each of `ranks` has a part of the experts: an expert's rows are those of one rank
+// that has the tokens of all, in their order.
+Value run_shared_experts(Tape& tape, const Value& x, const Routed& routed, const Moe& layer,
+                         const RankGroup& ranks, const ExpertExchange::Meanwhile& meanwhile) {
+  const ExpertExchange exchange(tape.ctx(), ranks, *routed.routes);
+  const Value arrived = exchange.to_experts(tape, gathered(tape, x, routed.routes), meanwhile);
+  const Value outputs =
+      run_experts(tape, arrived, {exchange.arrived(), {}}, layer, exchange.first());
+  return combine(tape, routed, {exchange.to_tokens(tape, outputs)});
+}
+
+// Of the network that all tokens go through.
+Value run_dense_expert(Tape& tape, const Value& rows, const Moe& layer) {
+  Value out = feed_forward(tape, rows, layer.shared, layer.activation);
+  if (layer.shared_gate == kNoParam) return out;
+  const Value logits = float_linear(tape, widened(tape, rows), {layer.shared_gate, kNoParam});
+  return combine(tape, route_to_all(tape, logits, ops::GateScores::kSigmoid), {out});
+}
+
+}  // namespace
+
 Value moe(Tape& tape, const Value& x, const Moe& layer, const MoePass& pass) {
   const int64_t width = x.data.size(-1), samples = x.data.size(0);
   const Value rows = reshaped(tape, x, {x.data.elements() / width, width});
   const Routed routed = route(tape, rows, layer, pass, samples);
-  std::vector<Value> outputs = dispatch(tape, rows, routed.routes);
-  for (size_t e = 0; e < outputs.size(); ++e) {
-    outputs[e] = feed_forward(tape, outputs[e], layer.experts[e], layer.activation);
+  const bool has_shared = layer.shared.down.weight != kNoParam;
+  Value y, shared;
+  if (pass.ranks == nullptr) {
+    y = run_experts(tape, rows, routed, layer, 0);
+  } else {
+    ExpertExchange::Meanwhile meanwhile;
+    if (has_shared) meanwhile = [&] { shared = run_dense_expert(tape, rows, layer); };
+    y = run_shared_experts(tape, rows, routed, layer, *pass.ranks, meanwhile);
   }
-  Value y = combine(tape, routed, outputs);
-  outputs.clear();
   if (layer.residual.down.weight != kNoParam) {
     const Value dense = feed_forward(tape, rows, layer.residual, layer.activation);
     const Value logits = float_linear(tape, widened(tape, rows), layer.coefficients);
     y = combine(tape, route_to_all(tape, logits, ops::GateScores::kSoftmax), {y, dense});
   }
-  if (layer.shared.down.weight != kNoParam) {
-    Value shared = feed_forward(tape, rows, layer.shared, layer.activation);
-    if (layer.shared_gate != kNoParam) {
-      const Value logits = float_linear(tape, widened(tape, rows), {layer.shared_gate, kNoParam});
-      shared = combine(tape, route_to_all(tape, logits, ops::GateScores::kSigmoid), {shared});
-    }
+  if (has_shared) {
+    if (!shared) shared = run_dense_expert(tape, rows, layer);
     y = add(tape, y, shared);
   }
   return reshaped(tape, y, x.data.shape());

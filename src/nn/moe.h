@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "mesh/mesh.h"
 #include "nn/layers.h"
 #include "nn/router_record.h"
 #include "ops/gate.h"
@@ -63,10 +64,14 @@ struct Moe {
 struct MoePass {
   Tensor counted;                  // uint8, one per token: 0 where losses leave it out; or empty
   RouterRecord* record = nullptr;  // lives until backward; null: nobody asks, losses are left out
+  // Among whom each layer's experts are shared, in the order of the experts; these make the same
+  // passes. Null: all experts are here.
+  const RankGroup* ranks = nullptr;
 };
 
 // x [..., width], the first dimension counting samples. Every expert's weights are read, in the
-// same order, whatever tokens chose: readers that gather weights from ranks rely on it.
+// same order, whatever tokens chose: readers that gather weights from ranks rely on it. Where ranks
+// share experts, rows go to them and back (nn/expert_exchange.h).
 Value moe(Tape& tape, const Value& x, const Moe& layer, const MoePass& pass);
 
 }  // namespace ds::nn

@@ -61,6 +61,8 @@ class ParameterReader {
 
   // What is stored: names, global shapes, adapters.
   virtual const ParameterSet& parameters() const = 0;
+  // Whether this rank has any of it; what other ranks hold alone cannot be acquired.
+  virtual bool holds(ParamId) const { return true; }
   // Of what acquire() gives: this rank's part, where ranks compute a layer together.
   virtual const Shape& shape(ParamId id) const { return parameters()[id].shape; }
 };

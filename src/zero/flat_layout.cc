@@ -8,19 +8,37 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+bool says(const std::vector<bool>& by_parameter, nn::ParamId id) {
+  return !by_parameter.empty() && by_parameter[static_cast<size_t>(id)];
+}
+
 }  // namespace
 
 FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharing)
     : rank_(sharing.rank),
       world_(sharing.world),
+      expert_rank_(sharing.expert_rank),
+      expert_world_(sharing.expert_world),
       ranges_(static_cast<size_t>(parameters.size())),
       order_(nn::flat_order(parameters)),
-      bucket_of_(static_cast<size_t>(parameters.size())) {
+      bucket_of_(static_cast<size_t>(parameters.size()), kNoBucket) {
+  std::erase_if(order_, [&](nn::ParamId id) { return says(sharing.absent, id); });
+  std::stable_sort(order_.begin(), order_.end(), [&](nn::ParamId a, nn::ParamId b) {
+    const auto key = [&](nn::ParamId id) {
+      return std::pair(!parameters[id].trainable, says(sharing.experts, id));
+    };
+    return key(a) < key(b);
+  });
+  arrange(parameters, sharing);
+}
+
+void FlatLayout::arrange(const nn::ParameterSet& parameters, const Sharing& sharing) {
   Bucket open;
   int64_t end = 0;  // of the open bucket
   const auto close = [&] {
     const int64_t size = end - open.range.begin;
-    close_bucket(open, round_up((size + world_ - 1) / world_, kAlign));
+    const int64_t ranks = world(open);
+    close_bucket(open, round_up((size + ranks - 1) / ranks, kAlign));
     const size_t next = open.last;
     open = {};
     open.first = next;
@@ -30,17 +48,16 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
     const nn::ParamId id = order_[i];
     const int64_t n = parameters[id].shape.elements();
     const bool trainable = parameters[id].trainable;
-    const auto says = [id](const std::vector<bool>& by_parameter) {
-      return !by_parameter.empty() && by_parameter[static_cast<size_t>(id)];
-    };
-    const bool resident = says(sharing.resident), exact = says(sharing.exact);
-    const bool fp32 = says(sharing.fp32) || parameters[id].keeps_fp32;
-    const bool sparse = says(sharing.sparse);
-    const bool tiled = says(sharing.tiled) && !resident && parameters[id].shape.dims() == 2 &&
+    const bool resident = says(sharing.resident, id), exact = says(sharing.exact, id);
+    const bool fp32 = says(sharing.fp32, id) || parameters[id].keeps_fp32;
+    const bool sparse = says(sharing.sparse, id);
+    const bool experts = says(sharing.experts, id);
+    const bool tiled = says(sharing.tiled, id) && !resident && parameters[id].shape.dims() == 2 &&
                        n > sharing.tile_elements;
     const bool fits = end + n - open.range.begin <= sharing.bucket_elements;
     const bool alike = trainable == open.trainable && resident == open.resident &&
-                       exact == open.exact && fp32 == open.fp32 && sparse == open.sparse;
+                       exact == open.exact && fp32 == open.fp32 && sparse == open.sparse &&
+                       experts == open.experts;
     if (i > open.first && (!fits || !alike || tiled || sparse)) {
       open.last = i;
       close();
@@ -50,6 +67,7 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
     open.exact = exact;
     open.fp32 = fp32;
     open.sparse = sparse;
+    open.experts = experts;
     if (tiled) {
       open.last = i + 1;
       add_tiles(parameters[id], sharing.tile_elements, open);
@@ -70,12 +88,12 @@ FlatLayout::FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharin
 void FlatLayout::add_tiles(const nn::Parameter& parameter, int64_t tile_elements, Bucket tile) {
   const int64_t rows = parameter.shape[0], columns = parameter.shape[1];
   // As many rows make a multiple of kAlign elements.
-  const int64_t step = kAlign / std::gcd(columns, kAlign);
+  const int64_t step = kAlign / std::gcd(columns, kAlign), ranks = world(tile);
   nn::Tiling tiling;
-  tiling.blocks = world_;
-  tiling.block_rows = round_up((rows + world_ - 1) / world_, step);
+  tiling.blocks = ranks;
+  tiling.block_rows = round_up((rows + ranks - 1) / ranks, step);
   tiling.height =
-      std::clamp(tile_elements / (world_ * columns) / step * step, step, tiling.block_rows);
+      std::clamp(tile_elements / (ranks * columns) / step * step, step, tiling.block_rows);
   tiling.count = (tiling.block_rows + tiling.height - 1) / tiling.height;
   const nn::ParamId id = order_[tile.first];
   const size_t first = buckets_.size();
@@ -94,7 +112,7 @@ const nn::Tiling* FlatLayout::tiling(nn::ParamId id) const {
 
 void FlatLayout::close_bucket(Bucket bucket, int64_t piece) {
   bucket.piece = piece;
-  bucket.range.end = bucket.range.begin + world_ * bucket.piece;
+  bucket.range.end = bucket.range.begin + world(bucket) * bucket.piece;
   bucket.owned = owned_elements_;
   for (size_t i = bucket.first; i < bucket.last; ++i) {
     bucket_of_[static_cast<size_t>(order_[i])] = buckets_.size();

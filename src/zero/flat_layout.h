@@ -35,7 +35,8 @@ struct Bucket {
   bool exact = false;
   bool fp32 = false;
   bool sparse = false;
-  int64_t tile = -1;  // of the one parameter that it has a part of
+  bool experts = false;  // its pieces are those of the ranks that hold the same experts
+  int64_t tile = -1;     // of the one parameter that it has a part of
 };
 
 // What a rank owns of a parameter: `count` elements from its element `first` on.
@@ -64,6 +65,13 @@ struct Sharing {
   // most so many, if a row of each rank is no more.
   std::vector<bool> tiled = {};
   int64_t tile_elements = 0;
+  // By parameter, or empty: experts that are spread over fewer ranks than others, those that hold
+  // the same ones; they have buckets of their own, after the others.
+  std::vector<bool> experts = {};
+  int expert_rank = 0;
+  int expert_world = 1;
+  // By parameter, or empty: other ranks hold them alone, and they have no place here.
+  std::vector<bool> absent = {};
 };
 
 class FlatLayout {
@@ -71,12 +79,18 @@ class FlatLayout {
   // Pieces are multiples of it, too.
   static constexpr int64_t kAlign = nn::kFlatAlign;
 
-  // The order is nn::flat_order, and where one rank has everything and nothing is tiled, each
-  // parameter lies where nn::FlatOrder places it.
+  // The order is nn::flat_order, with the experts that Sharing tells apart after the other
+  // trainable ones, and after the other frozen ones. Where one rank has everything and nothing is
+  // tiled, each parameter lies where nn::FlatOrder places it.
   explicit FlatLayout(const nn::ParameterSet& parameters, const Sharing& sharing = {});
 
+  // Of the ranks that share what is no expert, and of those that share a bucket.
   int rank() const { return rank_; }
   int world() const { return world_; }
+  int rank(const Bucket& bucket) const { return bucket.experts ? expert_rank_ : rank_; }
+  int world(const Bucket& bucket) const { return bucket.experts ? expert_world_ : world_; }
+  // Whether this rank has a part in the parameter; otherwise it has no range and no bucket.
+  bool holds(nn::ParamId id) const { return bucket_of(id) != kNoBucket; }
   int64_t elements() const { return elements_; }                      // all parameters, padded
   int64_t trainable_elements() const { return trainable_elements_; }  // the first so many
   int64_t owned_elements() const { return owned_elements_; }
@@ -96,15 +110,23 @@ class FlatLayout {
     const int64_t begin = bucket.range.begin + rank * bucket.piece;
     return {begin, begin + bucket.piece};
   }
+  // Of a rank of those that share its bucket, and of this one; nothing where nobody here holds it.
   OwnedPart part(nn::ParamId id, int rank) const;
-  OwnedPart part(nn::ParamId id) const { return part(id, rank_); }
+  OwnedPart part(nn::ParamId id) const {
+    return holds(id) ? part(id, rank(buckets_[bucket_of(id)])) : OwnedPart{};
+  }
 
  private:
+  static constexpr size_t kNoBucket = std::numeric_limits<size_t>::max();
+
+  void arrange(const nn::ParameterSet& parameters, const Sharing& sharing);
   void close_bucket(Bucket bucket, int64_t piece);
   void add_tiles(const nn::Parameter& parameter, int64_t tile_elements, Bucket tile);
 
   int rank_;
   int world_;
+  int expert_rank_;
+  int expert_world_;
   std::vector<FlatRange> ranges_;
   std::vector<nn::ParamId> order_;
   std::vector<Bucket> buckets_;

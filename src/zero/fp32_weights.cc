@@ -33,7 +33,7 @@ Tensor Fp32Weights::whole(const Bucket& bucket) const {
 
 Tensor Fp32Weights::piece(const Bucket& bucket) const {
   if (!copied()) return arrays_.owned(arrays_.flat.masters, bucket);
-  const int64_t before = arrays_.weights().compact ? 0 : arrays_.layout.rank() * bucket.piece;
+  const int64_t before = arrays_.weights().compact ? 0 : arrays_.layout.rank(bucket) * bucket.piece;
   const int64_t begin = begins_[arrays_.index_of(bucket)] + before;
   return copies_.slice(0, begin, begin + bucket.piece);
 }

@@ -40,11 +40,12 @@ size_t GradientReducer::place(nn::ParamId id) const {
 
 // The smallest free slot that fits; one that is still read only after others, and while there may
 // be more of them not at all.
-std::vector<int>::iterator GradientReducer::find_slot(int64_t elements) {
+std::vector<int>::iterator GradientReducer::find_slot(const Bucket& bucket) {
+  const int64_t elements = bucket.range.elements();
   const auto slot = [&](auto it) -> const Slot& { return slots_[static_cast<size_t>(*it)]; };
   auto best = free_slots_.end();
   for (auto it = free_slots_.begin(); it != free_slots_.end(); ++it) {
-    if (slot(it).data.elements() < elements) continue;
+    if (slot(it).data.elements() < elements || slot(it).experts != bucket.experts) continue;
     if (slot(it).read && sent_.empty() && slots_.size() <= kMostUnderWay) continue;
     // Of those that are read, the first has been for longest.
     const auto key = [&](auto at) {
@@ -59,10 +60,10 @@ std::vector<int>::iterator GradientReducer::find_slot(int64_t elements) {
 // bucket has the same slot everywhere; that is what lets the other ranks read it directly.
 int GradientReducer::take_slot(const Bucket& bucket) {
   const int64_t needed = bucket.range.elements();
-  auto found = find_slot(needed);
+  auto found = find_slot(bucket);
   while (found == free_slots_.end() && !sent_.empty()) {
     receive();
-    found = find_slot(needed);
+    found = find_slot(bucket);
   }
   if (found != free_slots_.end()) {
     const int index = *found;
@@ -73,13 +74,14 @@ int GradientReducer::take_slot(const Bucket& bucket) {
     return index;
   }
   const auto shared = [&](DType type) {
-    if (ranks_.size == 1) {
+    const RankGroup& among = ranks(bucket);
+    if (among.size == 1) {
       return Tensor::empty(ctx_.device, type, {needed}, MemoryTag::kCommunication);
     }
-    return ranks_->shared_tensor(ctx_.device, type, {needed}, MemoryTag::kCommunication,
-                                 {.label = "gradient bucket"});
+    return among->shared_tensor(ctx_.device, type, {needed}, MemoryTag::kCommunication,
+                                {.label = "gradient bucket"});
   };
-  Slot slot{shared(DType::kFloat32), {}, {}};
+  Slot slot{shared(DType::kFloat32), {}, {}, bucket.experts};
   if (options_.comm_dtype != DType::kFloat32) slot.rounded = shared(options_.comm_dtype);
   slots_.push_back(std::move(slot));
   return static_cast<int>(slots_.size()) - 1;
@@ -184,11 +186,12 @@ void GradientReducer::start(size_t index) {
   const CollectiveOptions options{.label = parameters_[layout_.order()[bucket.first]].name,
                                   .blocking = !options_.overlap && on_host(all),
                                   .same_label = options_.eager};
-  const int64_t own = layout_.rank() * bucket.piece;
-  WorkPtr work = options_.whole || !options_.scatter
-                     ? ranks_->all_reduce(all, options_.op, options)
-                     : ranks_->reduce_scatter(all.slice(0, own, own + bucket.piece), all,
-                                              options_.op, options);
+  const int64_t own = layout_.rank(bucket) * bucket.piece;
+  const RankGroup& among = ranks(bucket);
+  WorkPtr work =
+      options_.whole || !options_.scatter
+          ? among->all_reduce(all, options_.op, options)
+          : among->reduce_scatter(all.slice(0, own, own + bucket.piece), all, options_.op, options);
   sent_.push_back({index, std::move(work), {}});
   if (!options_.overlap) receive();
 }
@@ -237,6 +240,9 @@ void GradientReducer::receive() {
   } else if (travels_rounded(bucket)) {
     const Slot& slot = slots_[static_cast<size_t>(open.slot)];
     ops::cast(ctx_, slot.rounded.slice(0, begin, end), result);
+  }
+  if (bucket.experts && options_.op == ReduceOp::kAverage) {
+    ops::scale(ctx_, result, options_.expert_share, result);
   }
   take(sent.bucket, result);
 }

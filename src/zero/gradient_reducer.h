@@ -32,6 +32,10 @@ class GradientReducer {
     // More of a gradient may come after its bucket was sent: the bucket is sent again. Ranks must
     // give gradients in one order, which is checked.
     bool eager = false;
+    // Of buckets of shared experts: the ranks that hold the same ones, and what their mean is
+    // multiplied by.
+    RankGroup experts = {};
+    float expert_share = 1;
   };
   // Takes a reduced bucket: its own piece or, with `whole`, all of it, fp32. Until the event, if
   // there is one, the device still reads it; the device's default stream waits before it is written
@@ -69,6 +73,7 @@ class GradientReducer {
     Tensor data;     // fp32
     Tensor rounded;  // the same rounded to the type that travels; none when that is fp32
     std::shared_ptr<Event> read;  // of what was taken last
+    bool experts = false;         // whose ranks share it
   };
   struct OpenBucket {
     Tensor data;                      // fp32; none while it is not open
@@ -83,6 +88,9 @@ class GradientReducer {
     QuantizedReduce::Flight flight;  // in its place where the bucket travels quantised
   };
 
+  const RankGroup& ranks(const Bucket& bucket) const {
+    return bucket.experts ? options_.experts : ranks_;
+  }
   bool travels_rounded(const Bucket& bucket) const {
     return options_.comm_dtype != DType::kFloat32 && (options_.comm_dtype_for_all || !bucket.fp32);
   }
@@ -96,11 +104,11 @@ class GradientReducer {
   void close(OpenBucket& open);
   // This rank's part of a reduced bucket, in its slot.
   FlatRange kept(const Bucket& bucket) const {
-    const int64_t begin = options_.whole ? 0 : layout_.rank() * bucket.piece;
+    const int64_t begin = options_.whole ? 0 : layout_.rank(bucket) * bucket.piece;
     return {begin, options_.whole ? bucket.range.elements() : begin + bucket.piece};
   }
   int take_slot(const Bucket& bucket);
-  std::vector<int>::iterator find_slot(int64_t elements);
+  std::vector<int>::iterator find_slot(const Bucket& bucket);
   Tensor view(const Bucket& bucket, const OpenBucket& open, nn::ParamId id) const;
   void open(size_t bucket);
   void send(size_t bucket);

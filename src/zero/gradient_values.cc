@@ -52,6 +52,18 @@ double value_of(BadKind kind) {
   return 0;
 }
 
+// Of a shared expert whose gradient lies whole on the ranks that hold it.
+Tensor read_whole_expert(const OpContext& ctx, const Gradients& gradients, nn::ParamId id) {
+  const StateArrays& arrays = gradients.arrays();
+  const Shape& shape = arrays.parameters[id].shape;
+  Tensor out = Tensor::empty(ctx.device, DType::kFloat32, shape, MemoryTag::kOther);
+  if (arrays.holds(id)) {
+    ops::read_array(ctx, arrays.flat.gradients, arrays.layout.range(id).begin, out);
+  }
+  arrays.send_expert(id, out);
+  return out;
+}
+
 }  // namespace
 
 Tensor read_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id) {
@@ -60,6 +72,7 @@ Tensor read_gradient(const OpContext& ctx, const Gradients& gradients, nn::Param
   const Shape& shape = arrays.parameters[id].shape;
   const FlatRange range = all.compact ? arrays.owned_range(all, id) : arrays.layout.range(id);
   const OpContext state_ctx = arrays.state_context(ctx);
+  if (!all.compact && arrays.shared_expert(id)) return read_whole_expert(state_ctx, gradients, id);
   Tensor out = Tensor::empty(state_ctx.device, DType::kFloat32,
                              all.compact ? Shape{range.elements()} : shape, MemoryTag::kOther);
   ops::read_array(state_ctx, all, range.begin, out);
@@ -74,8 +87,9 @@ Tensor read_gradient(const OpContext& ctx, const Gradients& gradients, nn::Param
 
 void write_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
                     const Tensor& value) {
-  clear_held(ctx, gradients, id);
   const StateArrays& arrays = gradients.arrays();
+  if (!arrays.holds(id)) return;
+  clear_held(ctx, gradients, id);
   const optim::FlatTensor& all = arrays.flat.gradients;
   if (!all.compact && all.in_memory()) {
     Tensor target = arrays.view(all.memory(), id);
@@ -94,7 +108,7 @@ void write_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
 Tensor owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id) {
   const StateArrays& arrays = gradients.arrays();
   const optim::FlatTensor& all = arrays.flat.gradients;
-  if (all.in_memory()) return arrays.owned(all, id);
+  if (all.in_memory() && arrays.holds(id)) return arrays.owned(all, id);
   const FlatRange range = arrays.owned_range(all, id);
   Tensor out = ctx.workspace(all.dtype(), {range.elements()});
   ops::read_array(ctx, all, range.begin, out);
@@ -112,6 +126,7 @@ void scale_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamI
 void read_owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::ParamId id,
                          Tensor& out) {
   const StateArrays& arrays = gradients.arrays();
+  if (!arrays.holds(id)) return;
   const optim::FlatTensor& all = arrays.flat.gradients;
   const OpContext there = arrays.state_context(ctx);
   ops::read_array(there, all, arrays.owned_range(all, id).begin, out);
@@ -127,17 +142,38 @@ void write_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamI
   DS_CHECK(!gradients.deferred(), Code::kUnsupported,
            "gradients of the caller are averaged over ranks when the step is made: there is no "
            "part of the average to set before; set whole gradients (ds_engine_set_values)");
-  clear_held(ctx, gradients, id);
   const StateArrays& arrays = gradients.arrays();
+  if (!arrays.holds(id)) return;
+  clear_held(ctx, gradients, id);
   const optim::FlatTensor& all = arrays.flat.gradients;
   ops::write_array(arrays.state_context(ctx), values, all, arrays.owned_range(all, id).begin);
 }
+
+namespace {
+
+// Where every rank has the gradients of all that it holds: those of experts are added up over the
+// ranks that hold a layer together.
+ExactSum squares_beside_experts(const OpContext& ctx, const Gradients& gradients) {
+  const StateArrays& arrays = gradients.arrays();
+  ExactSum dense, experts;
+  for (const Bucket& bucket : arrays.layout.buckets()) {
+    if (!bucket.trainable) continue;
+    ExactSum& sum = bucket.experts ? experts : dense;
+    sum.add(ops::exact_squares(arrays.state_context(ctx), arrays.flat.gradients, bucket.range.begin,
+                               bucket.range.end));
+  }
+  dense.add(arrays.sum_over(arrays.groups.experts.layer, std::move(experts)));
+  return dense;
+}
+
+}  // namespace
 
 ExactSum gradient_squares(const OpContext& ctx, const Gradients& gradients) {
   const StateArrays& arrays = gradients.arrays();
   const optim::FlatTensor& all = arrays.flat.gradients;
   if (all.compact || !arrays.shared() || arrays.stage == 0) {
     gradients.check_materialized();
+    if (!all.compact && arrays.shares_experts()) return squares_beside_experts(ctx, gradients);
     ExactSum sum = ops::exact_squares(arrays.state_context(ctx), all, 0, all.elements());
     return all.compact ? arrays.sum_over_ranks(std::move(sum)) : sum;
   }
@@ -162,7 +198,7 @@ BadGradient first_bad_gradient(const OpContext& ctx, const Gradients& gradients)
   for (nn::ParamId id = 0; id < parameters.size() && place == none; ++id) {
     const int64_t here = begin;
     begin += parameters[id].shape.elements();
-    if (!parameters[id].trainable) continue;
+    if (!parameters[id].trainable || !arrays.holds(id)) continue;
     const FlatRange own = arrays.owned_range(arrays.flat.gradients, id);
     const auto look = [&](const Tensor& part, int64_t from) {
       const int64_t at = place == none ? ops::first_non_finite(there, part) : -1;
@@ -172,7 +208,7 @@ BadGradient first_bad_gradient(const OpContext& ctx, const Gradients& gradients)
     };
     arrays.flat.gradients.for_parts(own.begin, own.end, Access::kRead, look);
   }
-  if (arrays.shared() && arrays.stage > 0) {
+  if (arrays.shared() && (arrays.stage > 0 || arrays.shares_experts())) {
     const int64_t own_place = place;
     place = arrays.agree(place, ReduceOp::kMin);
     const BadKind own_kind = own_place == place ? kind : BadKind::kNone;

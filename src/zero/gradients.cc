@@ -179,13 +179,16 @@ void Gradients::reduce_over_ranks(const OpContext& ctx, const ShareOptions& opti
   op_ = options.op;
   // One rank adds as if nothing was shared, unless its tiles have no other place.
   if (deferred_ || (arrays_.groups.all.size == 1 && !arrays_.layout.any_tiled())) return;
-  const GradientReducer::Options reduce{.whole = arrays_.stage == 0,
-                                        .overlap = options.overlap,
-                                        .scatter = options.reduce_scatter,
-                                        .op = options.op,
-                                        .comm_dtype = options.comm_dtype,
-                                        .comm_dtype_for_all = options.comm_dtype_for_all,
-                                        .eager = options.eager_gradients};
+  const GradientReducer::Options reduce{
+      .whole = arrays_.stage == 0,
+      .overlap = options.overlap,
+      .scatter = options.reduce_scatter,
+      .op = options.op,
+      .comm_dtype = options.comm_dtype,
+      .comm_dtype_for_all = options.comm_dtype_for_all,
+      .eager = options.eager_gradients,
+      .experts = arrays_.groups.experts.same,
+      .expert_share = 1.0f / static_cast<float>(arrays_.groups.experts.layer.size)};
   std::unique_ptr<QuantizedReduce> quantized;
   const std::shared_ptr<NodeGroups>& nodes = arrays_.groups.nodes;
   if (options.quantized_gradients && nodes) {

@@ -20,7 +20,8 @@ void HeldGradients::clear(const OpContext& ctx) { ops::fill(ctx, 0.0f, all_); }
 
 Tensor HeldGradients::kept(const Bucket& bucket) const {
   const FlatLayout& layout = arrays_.layout;
-  const FlatRange own = arrays_.stage == 0 ? bucket.range : layout.piece(bucket, layout.rank());
+  const FlatRange own =
+      arrays_.stage == 0 ? bucket.range : layout.piece(bucket, layout.rank(bucket));
   return all_.slice(0, own.begin, own.end);
 }
 
@@ -31,13 +32,18 @@ void HeldGradients::reduce_into(const OpContext& ctx, ReduceOp op, optim::FlatTe
     if (!bucket.trainable) continue;
     const Tensor whole = all_.slice(0, bucket.range.begin, bucket.range.end);
     const CollectiveOptions options{.label = arrays_.parameters[layout.order()[bucket.first]].name};
-    works.push_back(arrays_.stage == 0
-                        ? arrays_.groups.all->all_reduce(whole, op, options)
-                        : arrays_.groups.all->reduce_scatter(kept(bucket), whole, op, options));
+    const RankGroup& ranks = arrays_.ranks(bucket);
+    works.push_back(arrays_.stage == 0 ? ranks->all_reduce(whole, op, options)
+                                       : ranks->reduce_scatter(kept(bucket), whole, op, options));
   }
   for (const WorkPtr& work : works) work->wait();
   for (const Bucket& bucket : layout.buckets()) {
-    if (bucket.trainable) add_kept(ctx, bucket, sums);
+    if (!bucket.trainable) continue;
+    if (bucket.experts && op == ReduceOp::kAverage) {
+      Tensor own = kept(bucket);
+      ops::scale(ctx, own, arrays_.share_of_mean(bucket), own);
+    }
+    add_kept(ctx, bucket, sums);
   }
   clear(ctx);
 }

@@ -1,6 +1,7 @@
-// In which flat spaces a rank's training state lies: one for each gradient domain, the parameters
-// whose gradients are reduced over the same ranks. Computed from parameters, mesh and policy;
-// immutable, and without memory, so that a plan has the very layout of a run.
+// How a rank's training state is laid out, as one flat space for each gradient domain, the
+// parameters whose gradients are reduced over the same ranks. (An engine has all domains in one
+// FlatLayout, whose buckets are these.) Computed from parameters, mesh and policy; immutable, and
+// without memory, so that a plan has the very layout of a run.
 #pragma once
 
 #include <span>

@@ -38,8 +38,15 @@ Tensor Masters::read(const OpContext& ctx, nn::ParamId id) const {
   }
   if (!arrays_.whole_masters()) {
     const Tensor own = read_owned(ctx, id);
-    return arrays_.layout.world() > 1 ? arrays_.gather_parts(arrays_.state_context(ctx), id, own)
-                                      : own.view(shape);
+    return arrays_.layout.world() > 1 || arrays_.shared_expert(id)
+               ? arrays_.gather_parts(arrays_.state_context(ctx), id, own)
+               : own.view(shape);
+  }
+  if (arrays_.shared_expert(id)) {
+    Tensor value = ctx.workspace(DType::kFloat32, shape);
+    if (arrays_.holds(id)) ops::cast(ctx, view(id), value);
+    arrays_.send_expert(id, value);
+    return value;
   }
   if (arrays_.masters_in_place()) return view(id);
   Tensor widened = ctx.workspace(DType::kFloat32, shape);
@@ -50,8 +57,9 @@ Tensor Masters::read(const OpContext& ctx, nn::ParamId id) const {
 Tensor Masters::read_owned(const OpContext& ctx, nn::ParamId id) const {
   arrays_.before_reading_masters();
   const optim::FlatTensors& flat = arrays_.flat;
-  if (arrays_.masters_in_place()) return arrays_.owned(flat.masters, id);
   const OpContext state_ctx = arrays_.state_context(ctx);
+  if (!arrays_.holds(id)) return state_ctx.workspace(DType::kFloat32, {0});
+  if (arrays_.masters_in_place()) return arrays_.owned(flat.masters, id);
   Tensor out = state_ctx.workspace(DType::kFloat32, {arrays_.layout.part(id).count});
   if (flat.masters) {
     ops::read_array(state_ctx, flat.masters, arrays_.owned_range(flat.masters, id).begin, out);
@@ -62,6 +70,7 @@ Tensor Masters::read_owned(const OpContext& ctx, nn::ParamId id) const {
 }
 
 void Masters::write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, const Tensor& value) {
+  if (!arrays_.holds(id)) return;
   const OpContext state_ctx = arrays_.state_context(ctx);
   const optim::FlatTensors& flat = arrays_.flat;
   if (arrays_.sync_masters) arrays_.sync_masters(true);
@@ -77,6 +86,7 @@ void Masters::write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, cons
 }
 
 void Masters::write(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  if (!arrays_.holds(id)) return;
   const OwnedPart part = arrays_.layout.part(id);
   const Tensor own = to_device(value, arrays_.state_context(ctx).device)
                          .view({value.elements()})

@@ -27,7 +27,8 @@ class Masters {
   const Tensor& all() const { return arrays_.flat.masters.memory(); }
   Tensor view(nn::ParamId id) const { return arrays_.view(all(), id); }
 
-  // fp32, a view or, while they are split, shared or not in memory, a copy (every rank).
+  // fp32, a view or, while they are split, shared or not in memory, a copy (every rank; of an
+  // expert that other ranks hold, too).
   Tensor read(const OpContext& ctx, nn::ParamId id) const;
   // Sets one (fp32, packed) and everything that follows from it; every rank, with one value.
   void write(const OpContext& ctx, nn::ParamId id, const Tensor& value);

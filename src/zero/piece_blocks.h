@@ -40,7 +40,7 @@ inline std::vector<int64_t> piece_blocks(const FlatLayout& layout, const Bucket&
 inline int64_t piece_bytes(const FlatLayout& layout, const Bucket& bucket, int bits) {
   constexpr int64_t kBlock = kernels::kMostBlockElements;
   int64_t most = 0;
-  for (int rank = 0; rank < layout.world(); ++rank) {
+  for (int rank = 0; rank < layout.world(bucket); ++rank) {
     int64_t blocks = 0;
     for_parts(layout, bucket, rank,
               [&](int64_t begin, int64_t end) { blocks += (end - begin + kBlock - 1) / kBlock; });

@@ -16,6 +16,7 @@ std::vector<bool> choose_resident(const nn::ParameterSet& parameters, const Shar
   std::vector<bool> resident(static_cast<size_t>(parameters.size()));
   int64_t total = 0;
   for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    if (!options.absent.empty() && options.absent[static_cast<size_t>(id)]) continue;
     const int64_t n = parameters[id].shape.elements();
     if (n > options.param_persistence_threshold || n > options.model_persistence_threshold - total)
       continue;
@@ -46,18 +47,24 @@ std::vector<bool> choose_exact(const nn::ParameterSet& parameters, const ShareOp
 
 }  // namespace
 
-Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& options, int rank,
-                       int world) {
+Sharing choose_sharing(const nn::ParameterSet& parameters, const ShareOptions& options,
+                       const SharePlace& place) {
   Sharing sharing;
-  // At stage 0 everybody owns everything.
-  sharing.rank = options.stage == 0 ? 0 : rank;
-  sharing.world = options.stage == 0 ? 1 : world;
+  // At stage 0 everybody owns everything, or all that it holds.
+  if (options.stage > 0) {
+    sharing.rank = place.rank;
+    sharing.world = place.world;
+    sharing.expert_rank = place.expert_rank;
+    sharing.expert_world = place.expert_world;
+  }
+  sharing.experts = options.experts;
+  sharing.absent = options.absent;
   sharing.bucket_elements = options.bucket_elements;
   sharing.fp32 = options.fp32;
   if (options.stage < 2) sharing.sparse = options.sparse;
   if (options.stage < 3) return sharing;
   sharing.resident = choose_resident(parameters, options);
-  sharing.exact = choose_exact(parameters, options, world);
+  sharing.exact = choose_exact(parameters, options, place.world);
   // Gradients that the caller gives are whole.
   if (options.tile_elements == 0 || options.deferred_gradients || options.eager_gradients) {
     return sharing;

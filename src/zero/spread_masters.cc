@@ -58,12 +58,14 @@ class MasterBroadcast {
         options_(options),
         layout_(layout),
         masters_(masters),
-        buffer_(Tensor::empty(ctx.device, DType::kFloat32,
-                              {std::min(kBuffer, std::max<int64_t>(layout.elements(), 1))},
-                              MemoryTag::kCommunication)) {}
+        buffer_(
+            Tensor::empty(ctx.device, DType::kFloat32,
+                          {std::min(kBuffer, std::max<int64_t>(arrays.parameters.elements(), 1))},
+                          MemoryTag::kCommunication)) {}
 
   void run() {
-    for (const nn::ParamId id : layout_.order()) {
+    // Of all experts, whoever holds them.
+    for (const nn::ParamId id : nn::flat_order(parameters_)) {
       const int64_t n = parameters_[id].shape.elements();
       for (int64_t begin = 0; begin < n;) {
         if (used_ == buffer_.elements()) pass_on();
@@ -115,6 +117,7 @@ class MasterBroadcast {
 
   // What this rank holds of a piece that begins at `at` of the buffer.
   void keep(const Piece& piece, int64_t at) {
+    if (!layout_.holds(piece.id)) return;
     const OwnedPart part = layout_.part(piece.id);
     const int64_t first = masters_.compact ? part.first : 0;
     const int64_t last =

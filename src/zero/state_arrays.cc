@@ -18,7 +18,8 @@ FlatRange StateArrays::owned_range(const optim::FlatTensor& array, nn::ParamId i
 }
 
 FlatRange StateArrays::owned_range(const optim::FlatTensor& array, const Bucket& bucket) const {
-  const int64_t begin = array.compact ? bucket.owned : layout.piece(bucket, layout.rank()).begin;
+  const int64_t begin =
+      array.compact ? bucket.owned : layout.piece(bucket, layout.rank(bucket)).begin;
   return {begin, begin + bucket.piece};
 }
 
@@ -68,20 +69,40 @@ void StateArrays::send_weights(nn::ParamId id) const {
 
 Tensor StateArrays::gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const {
   const Tensor whole = ctx.workspace(DType::kFloat32, {parameters[id].shape.elements()});
-  std::vector<int64_t> counts;
-  for (int rank = 0; rank < layout.world(); ++rank) {
-    counts.push_back(layout.part(id, rank).count);
+  if (holds(id)) {
+    const Bucket& in = bucket(id);
+    std::vector<int64_t> counts;
+    for (int rank = 0; rank < layout.world(in); ++rank) {
+      counts.push_back(layout.part(id, rank).count);
+    }
+    if (counts.size() == 1) {
+      copy_tensor(own, whole);
+    } else {
+      ranks(in)->all_gather_v(whole, own, counts, {.label = parameters[id].name})->wait();
+    }
   }
-  groups.shard->all_gather_v(whole, own, counts, {.label = parameters[id].name})->wait();
+  if (shared_expert(id)) send_expert(id, whole);
   return whole.view(parameters[id].shape);
 }
 
-ExactSum StateArrays::sum_over_ranks(ExactSum sum) const {
+int StateArrays::holder(nn::ParamId id) const {
+  const nn::Parameter& p = parameters[id];
+  DS_CHECK(p.expert >= 0 && p.split.experts % groups.experts.layer.size == 0, Code::kInternal,
+           p.name, " is cut among ranks that hold whole experts");
+  return static_cast<int>(p.expert / (p.split.experts / groups.experts.layer.size));
+}
+
+void StateArrays::send_expert(nn::ParamId id, const Tensor& value) const {
+  groups.experts.layer
+      ->broadcast(value.view({value.elements()}), holder(id), {.label = parameters[id].name})
+      ->wait();
+}
+
+ExactSum StateArrays::sum_over(const RankGroup& among, ExactSum sum) const {
   const Tensor words = Tensor::empty(host_memory_of(device), DType::kInt64, {ExactSum::kWords},
                                      MemoryTag::kCommunication);
   std::copy(sum.words().begin(), sum.words().end(), words.data<int64_t>());
-  groups.shard->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})
-      ->wait();
+  among->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})->wait();
   std::copy_n(words.data<int64_t>(), ExactSum::kWords, sum.words().begin());
   return sum;
 }

@@ -47,6 +47,24 @@ struct StateArrays {
   }
 
   bool shared() const { return spread; }
+  // Ranks share experts: each holds some of a layer.
+  bool shares_experts() const { return static_cast<bool>(groups.experts.layer); }
+  bool holds(nn::ParamId id) const { return layout.holds(id); }
+  // It is one of them, which this or another rank holds.
+  bool shared_expert(nn::ParamId id) const {
+    return shares_experts() && parameters[id].split.experts > 0;
+  }
+  // Whose place in the expert group is this, of a shared one.
+  int holder(nn::ParamId id) const;
+  // The ranks between which a bucket is reduced and gathered.
+  const RankGroup& ranks(const Bucket& bucket) const {
+    return bucket.experts ? groups.experts.same : groups.shard;
+  }
+  // What the mean over the ranks of a bucket lacks to be that over all: the tokens of all ranks
+  // come to an expert, and the gradient of one that has none is zero.
+  float share_of_mean(const Bucket& bucket) const {
+    return bucket.experts ? 1.0f / static_cast<float>(groups.experts.layer.size) : 1.0f;
+  }
   // Of the ranks that hold the same piece, this is the first.
   bool first_of_replicas() const { return groups.replicas.rank == 0; }
 
@@ -112,9 +130,12 @@ struct StateArrays {
   void send_weights(nn::ParamId id) const;
 
   // Over the ranks that share the arrays, each of which makes the call.
+  // Fills `value` on every rank from the one that holds the shared expert.
+  void send_expert(nn::ParamId id, const Tensor& value) const;
   // Whole from what each rank owns of a parameter, flat fp32, which lies on the context's device.
   Tensor gather_parts(const OpContext& ctx, nn::ParamId id, const Tensor& own) const;
-  ExactSum sum_over_ranks(ExactSum sum) const;
+  ExactSum sum_over_ranks(ExactSum sum) const { return sum_over(groups.shard, std::move(sum)); }
+  ExactSum sum_over(const RankGroup& among, ExactSum sum) const;
   int64_t agree(int64_t number, ReduceOp op) const;
 };
 

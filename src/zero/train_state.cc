@@ -164,8 +164,10 @@ void TrainState::share(const OpContext& ctx, const StateGroups& groups, const Sh
                 "zero_quantized_gradients: the ranks do not lie on several nodes with as many of "
                 "them on each; gradients travel in the communication type");
   }
+  const RankGroup& experts = groups.experts.same;
   const Sharing sharing =
-      choose_sharing(arrays_.parameters, options, groups.shard.rank, groups.shard.size);
+      choose_sharing(arrays_.parameters, options,
+                     {groups.shard.rank, groups.shard.size, experts.rank, experts.size});
   const FlatLayout layout(arrays_.parameters, sharing);
   if (options.offload) {
     lay_out_on_host(ctx, layout, options, type, form == MasterForm::kSplit);
@@ -243,7 +245,7 @@ void TrainState::unshare(const OpContext& ctx) {
   if (arrays_.host_store) arrays_.host_store->drop();
   gradients_.stop_reducing();
   const bool pieces = arrays_.weights().compact;
-  const bool lost = pieces && layout().world() > 1;
+  const bool lost = (pieces && layout().world() > 1) || arrays_.shares_experts();
   const FlatLayout after(arrays_.parameters);
   optim::FlatTensor masters;
   if (!lost) {

@@ -17,16 +17,17 @@ std::span<const std::byte> bytes_of(const Tensor& tensor) {
 
 constexpr int64_t kPiece = int64_t{1} << 20;  // elements that are looked at together
 
-// One number of everything first; which tensor it is only where ranks differ.
-void check_alike(const OpContext& ctx, const StateArrays& arrays, const Weights& weights) {
+// Of parameters that all ranks of a group hold: one number of everything first; which tensor it is
+// only where ranks differ.
+void check_alike(const OpContext& ctx, const StateArrays& arrays, const Weights& weights,
+                 const RankGroup& ranks, const std::vector<nn::ParamId>& ids) {
   const OpContext host{host_memory_of(arrays.device), ctx.pool};
   const auto gather = [&](const std::vector<uint64_t>& own) {
     const auto count = static_cast<int64_t>(own.size());
     const Tensor mine = host.workspace(DType::kInt64, {count});
-    const Tensor all = host.workspace(DType::kInt64, {count * arrays.groups.all.size});
+    const Tensor all = host.workspace(DType::kInt64, {count * ranks.size});
     std::memcpy(mine.raw(), own.data(), own.size() * sizeof(uint64_t));
-    arrays.groups.all->all_gather(all, mine, {.label = "checksums of weights", .blocking = true})
-        ->wait();
+    ranks->all_gather(all, mine, {.label = "checksums of weights", .blocking = true})->wait();
     return std::vector<int64_t>(all.data<int64_t>(), all.data<int64_t>() + all.elements());
   };
   const auto checksum = [&](nn::ParamId id) {
@@ -41,15 +42,17 @@ void check_alike(const OpContext& ctx, const StateArrays& arrays, const Weights&
     return xxh3_64(std::as_bytes(std::span(sums)));
   };
   std::vector<uint64_t> each;
-  for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) each.push_back(checksum(id));
+  for (const nn::ParamId id : ids) each.push_back(checksum(id));
   const std::vector<int64_t> sums = gather({xxh3_64(std::as_bytes(std::span(each)))});
   const auto other = std::ranges::find_if(sums, [&](int64_t sum) { return sum != sums[0]; });
   if (other == sums.end()) return;
   const auto rank = static_cast<size_t>(other - sums.begin());
   const std::vector<int64_t> all = gather(each);
+  const char* const in =
+      ranks.size < arrays.groups.all.size ? " of those that hold the expert" : "";
   for (size_t i = 0; i < each.size(); ++i) {
     DS_CHECK(all[i] == all[rank * each.size() + i], Code::kState, "the weights of ",
-             arrays.parameters[static_cast<nn::ParamId>(i)].name, " on rank ", rank,
+             arrays.parameters[ids[i]].name, " on rank ", rank, in,
              " are not those of rank 0: a rank computed something else, or wrote to them");
   }
 }
@@ -58,7 +61,17 @@ void check_alike(const OpContext& ctx, const StateArrays& arrays, const Weights&
 
 void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weights& weights) {
   if (!arrays.shared()) return;
-  if (!arrays.weights().compact) check_alike(ctx, arrays, weights);
+  if (!arrays.weights().compact) {
+    std::vector<nn::ParamId> common, experts;
+    for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) {
+      if (!arrays.holds(id)) continue;
+      (arrays.shared_expert(id) ? experts : common).push_back(id);
+    }
+    check_alike(ctx, arrays, weights, arrays.groups.all, common);
+    if (!experts.empty()) {
+      check_alike(ctx, arrays, weights, arrays.groups.experts.same, experts);
+    }
+  }
   const optim::FlatTensors& flat = arrays.flat;
   const bool beside_masters = flat.model || arrays.host_store;
   if (!beside_masters || !flat.masters) return;
@@ -66,6 +79,7 @@ void check_weights(const OpContext& ctx, const StateArrays& arrays, const Weight
   const OpContext masters_ctx = arrays.state_context(ctx);
   const std::shared_ptr<Device> host = host_memory_of(arrays.device);
   for (nn::ParamId id = 0; id < arrays.parameters.size(); ++id) {
+    if (!arrays.holds(id)) continue;
     const FlatRange masters = arrays.owned_range(flat.masters, id);
     const FlatRange copies = arrays.owned_range(arrays.weights(), id);
     for (int64_t begin = 0; begin < copies.elements(); begin += kPiece) {

@@ -26,7 +26,7 @@ WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, StateGr
   for (size_t i = 0; i < layout.buckets().size(); ++i) {
     const Bucket& bucket = layout.buckets()[i];
     if (quantized(bucket)) message_bytes_[i] = piece_bytes(layout, bucket, kBits);
-    if (!groups_.secondary || bucket.resident) continue;
+    if (!groups_.secondary || bucket.resident || bucket.experts) continue;
     int64_t& end = elements[dtype(i)];
     second_begins_[i] = end;
     end += bucket.range.elements() / groups_.secondary.size;
@@ -38,6 +38,7 @@ WeightRoute::WeightRoute(const OpContext& ctx, const FlatLayout& layout, StateGr
 }
 
 bool WeightRoute::quantized(const Bucket& bucket) const {
+  if (bucket.experts && layout_.world(bucket) == 1) return false;  // nothing travels
   return options_.quantized || (options_.quantized_frozen && !bucket.trainable && !bucket.exact);
 }
 
@@ -65,7 +66,7 @@ Tensor WeightRoute::own_message(size_t index, const Tensor& own) {
   const bool keep = options_.quantized_frozen && !bucket.trainable && !bucket.exact;
   Tensor message = Tensor::zeros(ctx_.device, DType::kUInt8, {message_bytes_[index]},
                                  keep ? MemoryTag::kParameters : MemoryTag::kCommunication);
-  ops::pack_blocks(ctx_, own, kBits, piece_blocks(layout_, bucket, layout_.rank()), message);
+  ops::pack_blocks(ctx_, own, kBits, piece_blocks(layout_, bucket, layout_.rank(bucket)), message);
   if (keep) frozen_messages_[index] = message;
   return message;
 }
@@ -78,6 +79,12 @@ WeightRoute::Flight WeightRoute::start(size_t index, Tensor& whole,
     Flight flight;
     flight.reading = true;
     return flight;
+  }
+  // An expert that no other rank holds is whole where it lies.
+  const Bucket& bucket = layout_.buckets()[index];
+  if (bucket.experts && layout_.world(bucket) == 1) {
+    whole = piece.map().data();
+    return {};
   }
   make_room(index, whole);
   const Tensor own = piece.array.in_memory() ? piece.map().data() : Tensor();
@@ -92,18 +99,22 @@ WeightRoute::Flight WeightRoute::gather(size_t index, const Tensor& whole, const
     flight.near = true;
     flight.work = groups_.secondary->all_gather(whole, second(index), options);
   } else if (quantized(layout_.buckets()[index])) {
-    flight.message =
-        Tensor::empty(ctx_.device, DType::kUInt8, {layout_.world() * message_bytes_[index]},
-                      MemoryTag::kCommunication);
-    start_gather(flight.message, own_message(index, own), options, flight);
+    const int ranks = layout_.world(layout_.buckets()[index]);
+    flight.message = Tensor::empty(ctx_.device, DType::kUInt8, {ranks * message_bytes_[index]},
+                                   MemoryTag::kCommunication);
+    start_gather(index, flight.message, own_message(index, own), options, flight);
   } else {
-    start_gather(whole, own, options, flight);
+    start_gather(index, whole, own, options, flight);
   }
   return flight;
 }
 
-void WeightRoute::start_gather(const Tensor& all, const Tensor& own,
+void WeightRoute::start_gather(size_t index, const Tensor& all, const Tensor& own,
                                const CollectiveOptions& options, Flight& flight) {
+  if (layout_.buckets()[index].experts) {
+    flight.work = groups_.experts.same->all_gather(all, own, options);
+    return;
+  }
   if (!options_.hierarchical) {
     flight.work = groups_.shard->all_gather(all, own, options);
     return;
@@ -137,7 +148,7 @@ void WeightRoute::finish_gather(Flight& flight, const Tensor& all) {
 void WeightRoute::unpack(size_t index, const Tensor& message, Tensor& whole) {
   const Bucket& bucket = layout_.buckets()[index];
   const int64_t bytes = message_bytes_[index];
-  for (int rank = 0; rank < layout_.world(); ++rank) {
+  for (int rank = 0; rank < layout_.world(bucket); ++rank) {
     Tensor piece = whole.slice(0, rank * bucket.piece, (rank + 1) * bucket.piece);
     ops::unpack_blocks(ctx_, message.slice(0, rank * bytes, (rank + 1) * bytes), kBits,
                        piece_blocks(layout_, bucket, rank), 1, false, piece);
@@ -150,7 +161,8 @@ void WeightRoute::finish(size_t index, Flight& flight, Tensor& whole,
   if (!flight.reading) return complete(index, flight, whole);
   ArrayLease own = pieces_[index].map();  // where that fails it is still to be read
   flight = {};
-  if (layout_.world() == 1 && !quantized(layout_.buckets()[index])) {
+  if (const Bucket& bucket = layout_.buckets()[index];
+      layout_.world(bucket) == 1 && !quantized(bucket)) {
     whole = own.data();
     return;
   }

@@ -71,8 +71,8 @@ class WeightRoute : public BucketRoute {
                 const CollectiveOptions& options);
   void complete(size_t bucket, Flight& flight, Tensor& whole);
   Tensor own_message(size_t bucket, const Tensor& own);
-  void start_gather(const Tensor& all, const Tensor& own, const CollectiveOptions& options,
-                    Flight& flight);
+  void start_gather(size_t bucket, const Tensor& all, const Tensor& own,
+                    const CollectiveOptions& options, Flight& flight);
   void finish_gather(Flight& flight, const Tensor& all);
   void unpack(size_t bucket, const Tensor& message, Tensor& whole);
   Tensor second(size_t bucket) const;  // none where there is none

@@ -44,6 +44,12 @@ void Weights::send_stale() {
 
 std::vector<Tensor> Weights::acquire_all(std::span<const nn::ParamId> ids) {
   check_not_lost();
+  for (const nn::ParamId id : ids) {
+    DS_CHECK(arrays_.holds(id), Code::kUnsupported, "other ranks hold ", parameters()[id].name,
+             " (expert_parallel): only training and evaluation by the engine compute with it; for "
+             "everything else copy the model on every rank (ds_model_copy), or save a checkpoint, "
+             "and use that");
+  }
   arrays_.reload_masters();
   const FlatLayout& layout = arrays_.layout;
   send_stale();
@@ -132,6 +138,8 @@ void Weights::drop_pass() noexcept {
 // ---- where they are ----
 
 Tensor Weights::view(nn::ParamId id) const {
+  DS_CHECK(arrays_.holds(id), Code::kUnsupported, "other ranks hold ", parameters()[id].name,
+           " (expert_parallel): there is no view of it here; read its values instead");
   const FlatLayout& layout = arrays_.layout;
   const Bucket& bucket = arrays_.bucket(id);
   if (layout.tiling(id) != nullptr || !arrays_.in_fp32(bucket)) {
@@ -223,6 +231,7 @@ void Weights::follow_update(const OpContext& ctx) {
 }
 
 void Weights::follow_master(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
+  if (!arrays_.holds(id)) return;
   if (fp8_) fp8_->weights_changed();
   if (arrays_.masters_left_on_host()) return;
   if (arrays_.host_store) return follow_host_master(ctx, id, value);
@@ -265,6 +274,7 @@ void Weights::follow_host_master(const OpContext& ctx, nn::ParamId id, const Ten
 }
 
 void Weights::follow_owned_master(const OpContext& ctx, nn::ParamId id) {
+  if (!arrays_.holds(id)) return;
   if (fp8_) fp8_->weights_changed();
   const optim::FlatTensors& flat = arrays_.flat;
   if (arrays_.host_store) {
@@ -277,7 +287,7 @@ void Weights::follow_owned_master(const OpContext& ctx, nn::ParamId id) {
   if (gatherer_) {
     gatherer_->pieces_changed(true);
   } else if (arrays_.shared() && arrays_.stage > 0) {
-    arrays_.groups.all
+    arrays_.ranks(bucket)
         ->all_gather(whole_bucket(bucket), piece(bucket).map().data(),
                      {.label = parameters()[id].name})
         ->wait();
@@ -292,8 +302,8 @@ void Weights::gather(bool frozen_too) {
   std::vector<WorkPtr> works;
   for (const Bucket& bucket : arrays_.layout.buckets()) {
     if (!bucket.trainable && !frozen_too) continue;
-    works.push_back(arrays_.groups.all->all_gather(whole_bucket(bucket), piece(bucket).map().data(),
-                                                   {.label = "weights"}));
+    works.push_back(arrays_.ranks(bucket)->all_gather(
+        whole_bucket(bucket), piece(bucket).map().data(), {.label = "weights"}));
   }
   for (const WorkPtr& work : works) work->wait();
 }

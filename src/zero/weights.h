@@ -28,6 +28,7 @@ class Weights : public nn::ParameterReader {
   Tensor acquire_tile(nn::ParamId id, int64_t tile) override;
   void release_tile(nn::ParamId id, int64_t tile) noexcept override;
   DType compute_type() const override { return compute_type_; }
+  bool holds(nn::ParamId id) const override { return arrays_.holds(id); }
   bool stays_in_place() const override;
   nn::Fp8Linears* fp8() override { return fp8_.get(); }
   // Null ends it.
@@ -68,7 +69,7 @@ class Weights : public nn::ParameterReader {
   Tensor current_value(nn::ParamId id) const;
   // It is computed with its master, which is written as one.
   bool computes_with_master(nn::ParamId id) const;
-  bool whole() const { return !arrays_.weights().compact && !lost_; }
+  bool whole() const { return !arrays_.weights().compact && !lost_ && !arrays_.shares_experts(); }
 
   // When ranks part, pieces of weights are of no use; check_not_lost throws kState from then on.
   void lose() { lost_ = true; }

@@ -173,7 +173,7 @@ TEST_P(LayoutsOfRuns, AreThoseOfTheirPolicy) {
     policy.stage = options.stage;
     policy.shard = options.groups.shard;
     const int shard = policy.shard > 0 ? policy.shard : comm->size();
-    policy.sharing = choose_sharing(parameters, options, 0, shard);
+    policy.sharing = choose_sharing(parameters, options, {0, shard});
     const Layout layout(parameters, MeshShape(comm->size(), {}), comm->rank(), policy);
     ASSERT_EQ(layout.domains().size(), 1u);
     const FlatLayout& flat = layout.domains()[0].flat;

@@ -7,96 +7,16 @@
 
 #include "engine/combinations.h"
 #include "engine/plan.h"
+#include "expert_models.h"
 #include "models/adapters.h"
 #include "models/lora.h"
-#include "zero_world.h"
 
 namespace ds::zero_test {
 namespace {
 
 using ::testing::HasSubstr;
 
-// 12 experts for the tokens of a micro batch: some get none.
-Json mixtral() {
-  return {{"model_type", "mixtral"},
-          {"vocab_size", 61},
-          {"hidden_size", 16},
-          {"intermediate_size", 12},
-          {"num_hidden_layers", 2},
-          {"num_attention_heads", 2},
-          {"num_key_value_heads", 1},
-          {"max_position_embeddings", 32},
-          {"num_local_experts", 12},
-          {"num_experts_per_tok", 2},
-          {"output_router_logits", true},
-          {"router_aux_loss_coef", 0.05},
-          {"initializer_range", 0.2}};
-}
-
-Json gpt_moe(const Json& change = Json::object()) {
-  Json model = model_config(0.1);
-  model["model_type"] = "gpt_moe";
-  model["num_experts"] = 4;
-  model["initializer_range"] = 0.1;
-  model.merge_patch(change);
-  return model;
-}
-
-Json deepseek(const char* type, const Json& more) {
-  Json model = {{"model_type", type},
-                {"vocab_size", 61},
-                {"hidden_size", 16},
-                {"intermediate_size", 24},
-                {"num_hidden_layers", 2},
-                {"num_attention_heads", 2},
-                {"max_position_embeddings", 32},
-                {"q_lora_rank", 10},
-                {"kv_lora_rank", 8},
-                {"qk_nope_head_dim", 6},
-                {"qk_rope_head_dim", 4},
-                {"v_head_dim", 5},
-                {"first_k_dense_replace", 1},
-                {"moe_intermediate_size", 12},
-                {"n_routed_experts", 12},
-                {"num_experts_per_tok", 2},
-                {"n_group", 4},
-                {"topk_group", 2},
-                {"initializer_range", 0.2}};
-  model.merge_patch(more);
-  return model;
-}
-
-struct Kind {
-  const char* name;
-  Json model;
-};
-
-std::vector<Kind> kinds() {
-  return {{"mixtral", mixtral()},
-          {"deepseek_v2", deepseek("deepseek_v2", {{"topk_method", "group_limited_greedy"},
-                                                   {"output_router_logits", true},
-                                                   {"n_shared_experts", 1}})},
-          {"deepseek_v3", deepseek("deepseek_v3", {{"moe_router_bias_update_rate", 0.01}})},
-          {"sigmoid_biased", gpt_moe({{"moe_router_score_function", "sigmoid"},
-                                      {"moe_router_enable_expert_bias", true},
-                                      {"moe_top_k", 2},
-                                      {"moe_drop_tokens", false}})},
-          {"top1_residual", gpt_moe({{"mlp_type", "residual"},
-                                     {"moe_noisy_gate_policy", "RSample"},
-                                     {"moe_z_loss_coeff", 1e-3}})},
-          {"top2_pyramid", gpt_moe({{"n_layer", 4},
-                                    {"num_experts", {3, 6}},
-                                    {"moe_top_k", 2},
-                                    {"moe_min_capacity", 1},
-                                    {"moe_train_capacity_factor", 0.7}})},
-          {"top3", gpt_moe({{"moe_top_k", 3},
-                            {"expert_interval", 1},
-                            {"moe_min_capacity", 1},
-                            {"moe_noisy_gate_policy", "Jitter"},
-                            {"moe_train_capacity_factor", 0.5}})}};
-}
-
-class Experts : public ::testing::TestWithParam<Kind> {
+class Experts : public ::testing::TestWithParam<ExpertModel> {
  protected:
   Job job(int world, int stage, const Json& more = Json::object()) const {
     Job job;
@@ -182,7 +102,7 @@ TEST_P(Experts, AdaptersTrainBesideThem) {
   EXPECT_GT(experts, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Experts, ::testing::ValuesIn(kinds()),
+INSTANTIATE_TEST_SUITE_P(Kinds, Experts, ::testing::ValuesIn(expert_models({3, 6})),
                          [](const auto& test) { return std::string(test.param.name); });
 
 // Random choices follow the sample, however ranks and micro batches share a batch. Nothing is
@@ -216,12 +136,6 @@ TEST(ExpertLayouts, ChoicesFollowTheSample) {
     }
     EXPECT_LT(largest_difference(other.weights, whole.weights), 3e-6);
   }
-}
-
-int64_t total(const Json& counts) {
-  int64_t sum = 0;
-  for (const Json& count : counts) sum += count.get<int64_t>();
-  return sum;
 }
 
 TEST(ExpertLoads, AStepTellsWhoWentWhereAndWhatItCost) {

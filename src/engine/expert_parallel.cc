@@ -1,0 +1,74 @@
+#include "engine/expert_parallel.h"
+
+#include <string>
+#include <vector>
+
+#include "base/text.h"
+
+namespace ds {
+namespace {
+
+constexpr const char* kSize = "configuration: /expert_parallel/autoep_size: ";
+
+// Experts of one place among the ranks are laid out as those of every other.
+void check_alike(const nn::Parameter& p, const nn::Parameter& other) {
+  const auto differ = [&](const char* how) {
+    fail(Code::kConfig, "configuration: /expert_parallel: ", printable(other.name), how,
+         printable(p.name), ": ranks that share experts lay them out alike; ",
+         "treat all experts of a layer alike, or leave expert_parallel out");
+  };
+  if (p.shape != other.shape) differ(" has another shape than ");
+  if (p.trainable != other.trainable) differ(" is frozen or trained unlike ");
+  if (p.decays != other.decays || p.group != other.group) differ(" is in another group than ");
+}
+
+}  // namespace
+
+MeshSizes mesh_sizes(const Config& config, int world) {
+  MeshSizes sizes;
+  sizes.expert = config.expert_parallel.ranks();
+  DS_CHECK(sizes.expert <= world && world % sizes.expert == 0, Code::kConfig, kSize, sizes.expert,
+           " ranks that share experts do not divide the ", world, world == 1 ? " rank" : " ranks",
+           " of the run; use a divisor, or another number of ranks");
+  return sizes;
+}
+
+void check_experts(const Config& config, const nn::ParameterSet& parameters) {
+  const int ranks = config.expert_parallel.ranks();
+  if (ranks == 1) return;
+  std::vector<std::vector<nn::ParamId>> by_place(static_cast<size_t>(ranks));
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const nn::Parameter& p = parameters[id];
+    if (p.split.experts == 0) continue;
+    DS_CHECK(p.split.experts % ranks == 0, Code::kConfig, kSize, ranks, " ranks cannot share the ",
+             p.split.experts, " experts of the layer of ", printable(p.name),
+             " equally; use a divisor of every layer's number of experts");
+    DS_CHECK(p.expert >= 0, Code::kUnsupported, kSize, printable(p.name),
+             " is of all experts of a layer together, which ranks cannot share so far");
+    by_place[static_cast<size_t>(p.expert / (p.split.experts / ranks))].push_back(id);
+  }
+  DS_CHECK(!by_place[0].empty(), Code::kConfig, kSize,
+           "the model has no layers of experts that ranks could share; leave expert_parallel out");
+  for (const std::vector<nn::ParamId>& other : by_place) {
+    DS_CHECK(other.size() == by_place[0].size(), Code::kConfig, "configuration: /expert_parallel: ",
+             "experts of one layer have different numbers of parameters (adapters, perhaps, beside "
+             "some of them); ranks that share experts lay them out alike");
+    for (size_t i = 0; i < other.size(); ++i) {
+      check_alike(parameters[by_place[0][i]], parameters[other[i]]);
+    }
+  }
+}
+
+void place_experts(const nn::ParameterSet& parameters, const MeshShape& mesh, int rank,
+                   zero::ShareOptions& options) {
+  if (mesh.size(MeshAxis::kExpert) == 1) return;
+  options.experts.assign(static_cast<size_t>(parameters.size()), false);
+  options.absent = options.experts;
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    if (parameters[id].split.experts == 0) continue;
+    options.experts[static_cast<size_t>(id)] = true;
+    options.absent[static_cast<size_t>(id)] = !nn::shard_spec(parameters[id], mesh, rank).held();
+  }
+}
+
+}  // namespace ds

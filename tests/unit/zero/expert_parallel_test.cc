@@ -1,0 +1,837 @@
+// Expert parallelism: however many ranks share the experts of layers, and whatever else they share,
+// training computes what one rank computes that has everything.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <thread>
+#include <tuple>
+
+#include "engine/combinations.h"
+#include "engine/expert_parallel.h"
+#include "engine/plan.h"
+#include "engine/share_options.h"
+#include "expert_models.h"
+#include "infer/generate.h"
+#include "models/adapters.h"
+#include "models/lora.h"
+#include "models/weights.h"
+#include "unit/comm/processes.h"
+#include "zero/layout.h"
+
+namespace ds::zero_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+Json shared_by(int ranks) {
+  return {{"expert_parallel", {{"enabled", true}, {"autoep_size", ranks}}}};
+}
+
+class ExpertParallel : public ::testing::TestWithParam<ExpertModel> {
+ protected:
+  Job job(int world, int shared_by_ranks, int stage, const Json& more = Json::object()) const {
+    Job job;
+    job.world = world;
+    job.model = GetParam().model;
+    job.config = zero_config(stage, {{"reduce_bucket_size", 3000}},
+                             with({{"gradient_accumulation_steps", 2}}, more));
+    if (shared_by_ranks > 1) job.config.merge_patch(shared_by(shared_by_ranks));
+    return job;
+  }
+};
+
+TEST_P(ExpertParallel, EveryStageHasTheBitsOfStageZero) {
+  for (const Json& precision : {Json::object(), Json{{"bf16", {{"enabled", true}}}}}) {
+    for (const auto& [world, ranks] : {std::pair{2, 2}, {4, 2}, {4, 4}}) {
+      const Trained plain = train(job(world, ranks, 0, precision));
+      EXPECT_NE(plain.losses[2], plain.losses[0]);
+      for (const int stage : {1, 2, 3}) {
+        SCOPED_TRACE(
+            str_cat(ranks, " of ", world, " ranks, stage ", stage, ", ", dump_json(precision)));
+        const Trained other = train(job(world, ranks, stage, precision));
+        EXPECT_TRUE(same_bits(other.weights, plain.weights));
+        EXPECT_EQ(other.losses, plain.losses);
+        EXPECT_EQ(other.norms, plain.norms);
+      }
+    }
+  }
+}
+
+// The model's numbers may depend on what a micro batch holds: room of experts and balancing losses
+// are of one, whoever holds the experts.
+TEST_P(ExpertParallel, LossesAreThoseOfRanksThatHaveAllExperts) {
+  for (const auto& [world, ranks] : {std::pair{2, 2}, {4, 2}, {4, 4}}) {
+    SCOPED_TRACE(str_cat(ranks, " of ", world, " ranks"));
+    Job all = job(world, 1, 1), shared = job(world, ranks, 2);
+    all.steps = shared.steps = 6;
+    const Trained one = train(all), other = train(shared);
+    for (size_t i = 0; i < one.losses.size(); ++i) {
+      EXPECT_NEAR(other.losses[i], one.losses[i], 1e-5) << "step " << i;
+      EXPECT_NEAR(other.norms[i], one.norms[i], 1e-4 * one.norms[i]) << "step " << i;
+    }
+  }
+}
+
+TEST_P(ExpertParallel, RecomputationAndThreadsChangeNoBit) {
+  const Trained plain = train(job(2, 2, 1));
+  for (const Json& segments : {Json{{"enabled", true}, {"number_checkpoints", 2}},
+                               Json{{"enabled", true}, {"number_checkpoints", 1}}}) {
+    const Trained other =
+        train(job(2, 2, 1, {{"threads", 2}, {"activation_checkpointing", segments}}));
+    EXPECT_TRUE(same_bits(other.weights, plain.weights));
+    EXPECT_EQ(other.losses, plain.losses);
+  }
+}
+
+TEST_P(ExpertParallel, AdaptersTrainBesideExperts) {
+  Job adapted = job(2, 2, 2);
+  adapted.prepare = [](models::Model& model) {
+    models::LoraOptions lora;
+    lora.r = 2;
+    lora.target_modules = {"all-linear"};
+    models::add_lora(model, lora);
+  };
+  const Trained plain = train(adapted);
+  adapted.config["zero_optimization"]["stage"] = 3;
+  EXPECT_TRUE(same_bits(train(adapted).weights, plain.weights));
+}
+
+// The run's buckets are those of the domains that plans read.
+TEST_P(ExpertParallel, LayoutsAreThoseOfPlans) {
+  for (const auto& [ranks, stage] : {std::pair{2, 0}, {2, 1}, {4, 2}, {2, 3}, {4, 3}}) {
+    SCOPED_TRACE(str_cat(ranks, " of 4 ranks, stage ", stage));
+    Job shared = job(4, ranks, stage,
+                     {{"zero_optimization",
+                       {{"stage3_tile_size", 100}, {"stage3_param_persistence_threshold", 40}}}});
+    run_ranks(4, [&](const std::shared_ptr<Communicator>& comm) {
+      const auto engine = make_rank_engine(shared, comm);
+      const zero::FlatLayout& run = train_state(*engine->model()).layout();
+      const nn::ParameterSet& parameters = engine->model()->parameters();
+      zero::ShareOptions options = share_options(engine->config());
+      const MeshShape mesh(4, mesh_sizes(engine->config(), 4));
+      place_experts(parameters, mesh, comm->rank(), options);
+      zero::LayoutPolicy policy;
+      policy.stage = stage;
+      policy.sharing = zero::choose_sharing(parameters, options, {0, 4});
+      const zero::Layout planned(parameters, mesh, comm->rank(), policy);
+      ASSERT_EQ(planned.domains().size(), 2u);
+      for (const bool experts : {false, true}) {
+        std::vector<zero::Bucket> buckets;
+        for (const zero::Bucket& bucket : run.buckets()) {
+          if (bucket.experts == experts) buckets.push_back(bucket);
+        }
+        const zero::FlatLayout& flat = planned.domains()[experts ? 1 : 0].flat;
+        ASSERT_EQ(flat.buckets().size(), buckets.size());
+        for (size_t i = 0; i < buckets.size(); ++i) {
+          EXPECT_EQ(flat.buckets()[i].piece, buckets[i].piece);
+          EXPECT_EQ(flat.buckets()[i].range.elements(), buckets[i].range.elements());
+          EXPECT_EQ(flat.buckets()[i].tile, buckets[i].tile);
+          EXPECT_EQ(flat.buckets()[i].resident, buckets[i].resident);
+          EXPECT_EQ(flat.world(), run.world(buckets[i]));
+          EXPECT_EQ(flat.rank(), run.rank(buckets[i]));
+        }
+      }
+      for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+        const zero::Layout::Place place = planned.place(id);
+        EXPECT_EQ(run.holds(id), place.domain >= 0);
+        if (place.domain < 0) continue;
+        const zero::FlatLayout& flat = planned.domains()[static_cast<size_t>(place.domain)].flat;
+        EXPECT_EQ(flat.part(place.id).first, run.part(id).first);
+        EXPECT_EQ(flat.part(place.id).count, run.part(id).count);
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ExpertParallel, ::testing::ValuesIn(expert_models({4, 8})),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+// Nothing is dropped and no loss balances: then ranks make together what one makes alone.
+Json free_model(const Json& change = Json::object()) {
+  return gpt_moe(with(
+      {{"moe_drop_tokens", false}, {"moe_loss_coeff", 0}, {"moe_top_k", 2}, {"num_experts", 8}},
+      change));
+}
+
+Job free_job(int world, int ranks, int micro, int accumulation, int stage,
+             const Json& more = Json::object()) {
+  Job job;
+  job.world = world;
+  job.steps = 50;
+  job.model = free_model();
+  job.config = with(base_config(), {{"train_micro_batch_size_per_gpu", micro},
+                                    {"gradient_accumulation_steps", accumulation},
+                                    {"seed", 11},
+                                    {"scheduler", nullptr},
+                                    {"zero_allow_untested_optimizer", true},
+                                    {"zero_optimization", {{"stage", stage}}}});
+  job.config["optimizer"] = {{"type", "SGD"}, {"params", {{"lr", 0.1}}}};
+  job.config.merge_patch(more);
+  if (ranks > 1) job.config.merge_patch(shared_by(ranks));
+  return job;
+}
+
+TEST(ExpertParallelLayouts, FiftyStepsAreThoseOfOneRank) {
+  const Trained whole = train(free_job(1, 1, 8, 1, 0));
+  EXPECT_LT(whole.losses[49], whole.losses[0] - 0.3);
+  const int layouts[][5] = {{2, 2, 4, 1, 0}, {4, 2, 2, 1, 1}, {4, 4, 1, 2, 2},
+                            {4, 2, 1, 2, 3}, {8, 8, 1, 1, 1}, {2, 2, 1, 4, 3}};
+  for (const auto& [world, ranks, micro, accumulation, stage] : layouts) {
+    SCOPED_TRACE(str_cat(ranks, " of ", world, " ranks, ", accumulation, " micro batches of ",
+                         micro, ", stage ", stage));
+    const Trained other = train(free_job(world, ranks, micro, accumulation, stage));
+    for (size_t i = 0; i < whole.losses.size(); ++i) {
+      EXPECT_NEAR(other.losses[i], whole.losses[i], 1e-5) << "step " << i;
+    }
+  }
+}
+
+MicroBatch batch_of(int first, int count) {
+  std::vector<int64_t> ids;
+  for (int64_t i = first * 16; i < (first + count) * 16; ++i) ids.push_back(i * i * 7 % 61);
+  MicroBatch batch;
+  batch.ids = batch.labels = ids_tensor(ids, count);
+  return batch;
+}
+
+// By name.
+std::map<std::string, std::vector<float>> gradients_of(Engine& engine) {
+  std::map<std::string, std::vector<float>> out;
+  const nn::ParameterSet& parameters = engine.model()->parameters();
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    out[parameters[id].name] = flat(engine.gradients().get(parameters[id].name));
+  }
+  return out;
+}
+
+// Each expert multiplies the rows of all ranks in the order in which one process has them, and
+// halves are exact.
+TEST(ExpertParallelLayouts, GradientsOfExpertsHaveTheBitsOfOneRank) {
+  const auto config = [](int world, int ranks, int stage) {
+    return free_job(world, ranks, 8 / world, 1, stage).config;
+  };
+  Engine alone(dump_json(config(1, 1, 0)), models::Model::create(free_model(), 3), nullptr);
+  alone.backward(alone.forward(batch_of(0, 8)));
+  const auto whole = gradients_of(alone);
+  for (const auto& [world, ranks] : {std::pair{2, 2}, {4, 4}, {4, 2}}) {
+    for (const int stage : {0, 1, 3}) {
+      SCOPED_TRACE(str_cat(ranks, " of ", world, " ranks, stage ", stage));
+      run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+        const int micro = 8 / world;
+        Engine engine(dump_json(config(world, ranks, stage)),
+                      models::Model::create(free_model(), 3), comm);
+        engine.backward(engine.forward(batch_of(comm->rank() * micro, micro)));
+        const auto mine = gradients_of(engine);
+        const nn::ParameterSet& parameters = engine.model()->parameters();
+        for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+          const std::string& name = parameters[id].name;
+          const std::vector<float>&one = whole.at(name), &other = mine.at(name);
+          if (parameters[id].expert >= 0 && world == ranks) {
+            EXPECT_TRUE(same_bits(one, other)) << name;
+          }
+          float largest = 0;
+          for (const float g : one) largest = std::max(largest, std::abs(g));
+          EXPECT_LE(largest_difference(one, other), 1e-4 * largest) << name;
+        }
+      });
+    }
+  }
+}
+
+int64_t calls_of(const Communicator& comm, Collective kind) {
+  return comm.total_traffic()[static_cast<size_t>(kind)].calls;
+}
+
+TEST(ExpertParallelTraffic, TwoExchangesPerLayerAndDirection) {
+  for (const bool again : {false, true}) {
+    for (const int ranks : {1, 2}) {
+      SCOPED_TRACE(
+          str_cat(ranks, " share experts, ", again ? "with" : "without", " recomputation"));
+      Job job = free_job(2, ranks, 2, 2, 1, {{"activation_checkpointing", {{"enabled", again}}}});
+      job.model = free_model({{"n_layer", 4}, {"expert_interval", 1}});
+      run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = make_rank_engine(job, comm);
+        const int64_t rows = calls_of(*comm, Collective::kAllToAllV);
+        const int64_t counts = calls_of(*comm, Collective::kAllToAll);
+        engine->train_batch();
+        const int layers = 4, micro_batches = 2, forward = again ? 2 : 1;
+        const int shared = ranks > 1 ? layers * micro_batches : 0;
+        EXPECT_EQ(calls_of(*comm, Collective::kAllToAllV) - rows, shared * 2 * (forward + 1));
+        EXPECT_EQ(calls_of(*comm, Collective::kAllToAll) - counts, shared * forward);
+      });
+    }
+  }
+}
+
+int64_t moved(const Json& plan, const char* collective, const char* key) {
+  int64_t out = 0;
+  for (const Json& one : plan["moved_per_step"]) {
+    if (one["collective"] == collective) out += one[key].get<int64_t>();
+  }
+  return out;
+}
+
+// Where every token goes to all experts, loads are equal.
+TEST(ExpertParallelTraffic, IsAsPlanned) {
+  for (const int ranks : {2, 4}) {
+    for (const int stage : {0, 1, 3}) {
+      for (const Json& precision : {Json::object(), Json{{"bf16", {{"enabled", true}}}}}) {
+        SCOPED_TRACE(str_cat(ranks, " of 4 ranks, stage ", stage, ", ", dump_json(precision)));
+        Job job = free_job(4, ranks, 2, 2, stage, precision);
+        job.config["zero_optimization"]["reduce_bucket_size"] = 3000;
+        job.model = free_model({{"num_experts", 4}, {"moe_top_k", 4}});
+        PlanOptions options;
+        options.world = 4;
+        options.sequence_length = 16;
+        const Json plan = plan_training(job.model, dump_json(job.config), options);
+        run_ranks(4, [&](const std::shared_ptr<Communicator>& comm) {
+          const auto engine = make_rank_engine(job, comm);
+          for (int i = 0; i < 3; ++i) engine->train_batch();
+          const TrafficTable before = comm->total_traffic();
+          engine->train_batch();
+          const TrafficTable after = comm->total_traffic();
+          if (comm->rank() != 0) return;
+          for (const Collective kind :
+               {Collective::kAllToAll, Collective::kAllToAllV, Collective::kAllReduce,
+                Collective::kReduceScatter, Collective::kAllGather}) {
+            const std::string name(collective_name(kind));
+            const auto i = static_cast<size_t>(kind);
+            EXPECT_EQ(after[i].calls - before[i].calls, moved(plan, name.c_str(), "calls")) << name;
+            EXPECT_EQ(after[i].within_node - before[i].within_node,
+                      moved(plan, name.c_str(), "within_node"))
+                << name;
+          }
+        });
+      }
+    }
+  }
+}
+
+int64_t held(const Engine& engine, MemoryTag tag) {
+  return engine.model()->device()->account().now(tag);
+}
+
+TEST(ExpertParallelMemory, EachRankHasItsExpertsAlone) {
+  const Json model = free_model({{"n_embd", 64}, {"num_experts", 16}, {"expert_interval", 1}});
+  for (const int stage : {0, 1, 2, 3}) {
+    SCOPED_TRACE(str_cat("stage ", stage));
+    const auto memory = [&](int ranks) {
+      Job job = free_job(4, ranks, 1, 1, stage);
+      job.config["optimizer"] = {{"type", "AdamW"}, {"params", {{"lr", 1e-3}}}};
+      job.model = model;
+      PlanOptions options;
+      options.world = 4;
+      options.sequence_length = 16;
+      const Json plan = plan_training(job.model, dump_json(job.config), options)["memory_per_rank"];
+      int64_t all = 0;
+      std::mutex mutex;
+      run_ranks(4, [&](const std::shared_ptr<Communicator>& comm) {
+        const auto engine = make_rank_engine(job, comm);
+        engine->train_batch();
+        const auto check = [&](MemoryTag tag, const char* name) {
+          const auto planned = plan[name].get<double>();
+          EXPECT_NEAR(static_cast<double>(held(*engine, tag)), planned, 0.05 * planned) << name;
+        };
+        check(MemoryTag::kParameters, "parameters");
+        check(MemoryTag::kGradients, "gradients");
+        check(MemoryTag::kOptimizer, "optimizer");
+        const std::lock_guard lock(mutex);
+        all = held(*engine, MemoryTag::kParameters) + held(*engine, MemoryTag::kGradients) +
+              held(*engine, MemoryTag::kOptimizer);
+      });
+      return static_cast<double>(all);
+    };
+    const double all = memory(1), shared = memory(4);
+    // Experts are 16/17 of the model; stage 3 has spread them already.
+    if (stage == 0) {
+      EXPECT_LT(shared, 0.35 * all);
+    } else {
+      EXPECT_LT(shared, stage == 3 ? 1.05 * all : 0.75 * all);
+    }
+  }
+}
+
+TEST(ExpertParallelState, OffloadedTrainsWithTheSameBits) {
+  const Folder folder;
+  for (const Json& precision : {Json::object(), Json{{"bf16", {{"enabled", true}}}},
+                                Json{{"bf16", {{"enabled", true}, {"split_master", true}}}}}) {
+    const auto trained = [&](int stage, const Json& zero) {
+      Job job;
+      job.world = 4;
+      job.model = mixtral();
+      job.config = zero_config(stage, with({{"reduce_bucket_size", 3000}}, zero),
+                               with(precision, {{"gradient_accumulation_steps", 2}}));
+      job.config.merge_patch(shared_by(2));
+      return train(job);
+    };
+    const Trained plain = trained(1, Json::object());
+    const Json files = {{"device", "nvme"}, {"nvme_path", folder.path()}};
+    const Json offloads[] = {
+        {{"offload_optimizer", {{"device", "cpu"}}}},
+        {{"offload_optimizer", files}, {"sub_group_size", 2000}},
+        {{"offload_optimizer", files}, {"offload_param", files}, {"sub_group_size", 2000}}};
+    for (const Json& zero : offloads) {
+      for (const int stage : {1, 2, 3}) {
+        if (zero.contains("offload_param") && stage < 3) continue;
+        SCOPED_TRACE(str_cat("stage ", stage, ", ", dump_json(zero), ", ", dump_json(precision)));
+        const Trained other = trained(stage, zero);
+        EXPECT_TRUE(same_bits(other.weights, plain.weights));
+        EXPECT_EQ(other.losses, plain.losses);
+      }
+    }
+  }
+}
+
+// Weights that exist already are sent by the first rank; others each rank makes.
+TEST(ExpertParallelState, BeginsWithWeightsThatExist) {
+  for (const int stage : {0, 1, 3}) {
+    SCOPED_TRACE(str_cat("stage ", stage));
+    Job job = free_job(4, 2, 2, 1, stage);
+    job.steps = 2;
+    const Trained fresh = train(job);
+    job.prepare = [](models::Model& model) { model.weights().make(model.context()); };
+    EXPECT_TRUE(same_bits(train(job).weights, fresh.weights));
+  }
+}
+
+// What is left of the model when its engine ends is a part of it.
+TEST(ExpertParallelState, IsLostWithItsEngine) {
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    auto engine = make_rank_engine(free_job(2, 2, 2, 1, 0), comm);
+    const std::shared_ptr<models::Model> model = engine->model();
+    engine->train_batch();
+    engine.reset();
+    EXPECT_THAT(error_of(Code::kState, [&] { model->get("h.0.ln_1.weight"); }),
+                HasSubstr("spread over ranks"));
+  });
+}
+
+// Of every parameter its value and its moments (every rank).
+std::map<std::string, std::vector<float>> state_of(Engine& engine) {
+  std::map<std::string, std::vector<float>> out;
+  const nn::ParameterSet& parameters = engine.model()->parameters();
+  for (nn::ParamId id = 0; id < parameters.size(); ++id) {
+    const std::string& name = parameters[id].name;
+    out[name] = flat(engine.model()->read(engine.model()->context(), id));
+    for (const std::string& state : engine.values().optimizer_states(name)) {
+      out[str_cat(name, ": ", state)] = flat(engine.values().optimizer_state(name, state));
+    }
+  }
+  return out;
+}
+
+TEST(ExpertParallelState, CheckpointsGoFromAnyPlaceToAnyOther) {
+  struct Place {
+    int world, ranks, stage;
+  };
+  const auto job_at = [](const Place& place) {
+    Job job;
+    job.world = place.world;
+    job.model = free_model();
+    job.config = zero_config(place.stage, {{"reduce_bucket_size", 3000}},
+                             {{"train_micro_batch_size_per_gpu", 8 / place.world}});
+    if (place.ranks > 1) job.config.merge_patch(shared_by(place.ranks));
+    return job;
+  };
+  for (const Place& from : {Place{4, 4, 0}, Place{4, 4, 3}, Place{4, 2, 1}, Place{2, 1, 2}}) {
+    const Folder folder;
+    std::map<std::string, std::vector<float>> saved;
+    double next = 0;
+    run_ranks(from.world, [&](const std::shared_ptr<Communicator>& comm) {
+      const auto engine = make_rank_engine(job_at(from), comm);
+      for (int i = 0; i < 2; ++i) engine->train_batch();
+      engine->save(folder.path(), "here");
+      engine->wait_for_save();
+      auto state = state_of(*engine);
+      const double loss = engine->train_batch().loss;
+      if (comm->rank() != 0) return;
+      saved = std::move(state);
+      next = loss;
+    });
+    for (const Place& to : {Place{1, 1, 0}, Place{2, 2, 3}, Place{4, 2, 2}, Place{4, 4, 1},
+                            Place{8, 8, 1}, Place{8, 4, 3}, Place{4, 1, 3}}) {
+      SCOPED_TRACE(str_cat("from ", from.ranks, " of ", from.world, " at stage ", from.stage,
+                           " to ", to.ranks, " of ", to.world, " at stage ", to.stage));
+      run_ranks(to.world, [&](const std::shared_ptr<Communicator>& comm) {
+        Engine engine(dump_json(job_at(to).config), models::Model::create(free_model(), 99), comm);
+        engine.set_dataset(periodic_data());
+        engine.load(folder.path(), "here");
+        const auto state = state_of(engine);
+        ASSERT_EQ(state.size(), saved.size());
+        for (const auto& [name, values] : saved) {
+          EXPECT_TRUE(same_bits(state.at(name), values)) << name;
+        }
+        EXPECT_NEAR(engine.train_batch().loss, next, 1e-5);
+      });
+    }
+  }
+}
+
+// In the middle of a step, with what of its gradients there is.
+TEST(ExpertParallelState, AnOpenStepGoesOnElsewhere) {
+  const auto config = [](int ranks, int stage) {
+    Json out =
+        zero_config(stage, {{"reduce_bucket_size", 3000}}, {{"gradient_accumulation_steps", 2}});
+    return ranks > 1 ? with(out, shared_by(ranks)) : out;
+  };
+  const Folder folder;
+  double loss = 0;
+  const auto pass = [](Engine& engine, int rank, int index) {
+    engine.backward(engine.forward(batch_of(4 * index + 2 * rank, 2)));
+    return engine.step();
+  };
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    Engine engine(dump_json(config(2, 1)), models::Model::create(free_model(), 3), comm);
+    pass(engine, comm->rank(), 0);
+    engine.save(folder.path(), "open");
+    for (const int index : {1, 2}) pass(engine, comm->rank(), index);
+    const StepReport report = pass(engine, comm->rank(), 3);
+    if (comm->rank() == 0) loss = report.loss;
+  });
+  for (const auto& [ranks, stage] : {std::pair{1, 1}, {2, 3}, {2, 0}}) {
+    SCOPED_TRACE(str_cat(ranks, " share experts, stage ", stage));
+    run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+      Engine engine(dump_json(config(ranks, stage)), models::Model::create(free_model(), 99), comm);
+      engine.load(folder.path(), "open");
+      EXPECT_TRUE(pass(engine, comm->rank(), 1).applied);
+      pass(engine, comm->rank(), 2);
+      EXPECT_NEAR(pass(engine, comm->rank(), 3).loss, loss, 1e-5);
+    });
+  }
+}
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST(ExpertParallelState, ExportsAreThoseOfOneRank) {
+  Json model = mixtral();
+  model["output_router_logits"] = false;
+  const Folder folder;
+  const auto export_of = [&](int world, int ranks, int stage) {
+    const std::string to = folder.path(str_cat("of_", ranks, "_at_", stage).c_str());
+    run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+      Json config = zero_config(stage);
+      if (ranks > 1) config.merge_patch(shared_by(ranks));
+      Engine engine(dump_json(config), models::Model::create(model, 3), comm);
+      const models::Model::Use use(*engine.model());
+      models::export_model(*engine.model(), to, DType::kFloat32);
+    });
+    return text_of(std::filesystem::path(to) / "model.safetensors");
+  };
+  const std::string alone = export_of(1, 1, 0);
+  EXPECT_GT(alone.size(), 10000u);
+  for (const auto& [world, ranks, stage] : {std::tuple{4, 4, 0}, {4, 2, 1}, {2, 2, 3}}) {
+    EXPECT_EQ(export_of(world, ranks, stage), alone) << ranks << " share experts, stage " << stage;
+  }
+}
+
+// Values, gradients and states are read and set whole, whoever holds them.
+TEST(ExpertParallelState, IsReadAndSetByEveryRank) {
+  const std::string name = "h.1.mlp.experts.5.c_fc.weight";
+  for (const int stage : {0, 1, 3}) {
+    SCOPED_TRACE(str_cat("stage ", stage));
+    std::atomic<int64_t> held = 0;
+    run_ranks(4, [&](const std::shared_ptr<Communicator>& comm) {
+      Job job = free_job(4, 2, 2, 1, stage);
+      job.config["optimizer"] = {{"type", "AdamW"}, {"params", {{"lr", 1e-3}}}};
+      const auto engine = make_rank_engine(job, comm);
+      engine->train_batch();
+      const nn::ParamId id = engine->model()->parameters().find(name);
+      const auto read = [&] { return engine->model()->read(engine->model()->context(), id); };
+      const Tensor value = copied_to_host(read(), engine->model()->host());
+      std::fill_n(value.data<float>(), value.elements(), 0.25f);
+      engine->model()->set(name, value);
+      EXPECT_TRUE(same_bits(flat(read()), flat(value)));
+      engine->values().set_optimizer_state(name, "exp_avg", value);
+      EXPECT_TRUE(same_bits(flat(engine->values().optimizer_state(name, "exp_avg")), flat(value)));
+      engine->backward(engine->forward(batch_of(2 * comm->rank(), 2)));
+      engine->gradients().set(name, value);
+      EXPECT_TRUE(same_bits(flat(engine->gradients().get(name)), flat(value)));
+      // What each rank has of it makes the whole.
+      const zero::FlatRange range = engine->values().local_range(name);
+      for (const char* what : {"parameter", "gradient", "exp_avg"}) {
+        const Tensor local = engine->values().local(name, what);
+        EXPECT_EQ(local.elements(), range.elements());
+        for (const float one : flat(local)) EXPECT_EQ(one, 0.25f);
+        engine->values().set_local(name, what, local);
+      }
+      // Expert 5 of 8 is with the second rank of each pair.
+      if (comm->rank() % 2 == 0) {
+        EXPECT_EQ(range.elements(), 0);
+      }
+      held += range.elements();
+      EXPECT_TRUE(engine->step().applied);
+    });
+    EXPECT_EQ(held, 32 * 128 * (stage == 0 ? 2 : 1));
+  }
+}
+
+TEST(ExpertParallelSteps, RanksMayRunOutOfBatches) {
+  for (const int stage : {0, 2, 3}) {
+    SCOPED_TRACE(str_cat("stage ", stage));
+    std::vector<std::vector<float>> all(4);
+    std::vector<std::vector<float>> plain(4);
+    for (const int ranks : {1, 2}) {
+      run_ranks(4, [&](const std::shared_ptr<Communicator>& comm) {
+        const int rank = comm->rank();
+        Engine engine(dump_json(free_job(4, ranks, 2, 1, stage).config),
+                      models::Model::create(free_model(), 3), comm);
+        for (int i = 0; i < (rank == 3 ? 4 : 2); ++i) {
+          engine.backward(engine.forward(batch_of(8 * i + 2 * rank, 2)));
+          engine.step();
+        }
+        engine.join();
+        EXPECT_EQ(engine.progress().steps, 4);
+        (ranks == 1 ? plain : all)[static_cast<size_t>(rank)] = all_weights(engine);
+      });
+    }
+    for (size_t rank = 0; rank < 4; ++rank) {
+      EXPECT_TRUE(same_bits(all[rank], all[0]));
+      EXPECT_LT(largest_difference(all[rank], plain[rank]), 3e-6);
+    }
+  }
+}
+
+TEST(ExpertParallelSteps, GradientsMayStayUntilAStep) {
+  for (const int stage : {0, 1}) {
+    const auto trained = [&](bool no_sync) {
+      std::vector<float> out;
+      run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+        Engine engine(dump_json(free_job(2, 2, 2, 2, stage).config),
+                      models::Model::create(free_model(), 3), comm);
+        const auto pass = [&](int index) {
+          engine.backward(engine.forward(batch_of(4 * index + 2 * comm->rank(), 2)));
+        };
+        if (no_sync) engine.gradients().begin_no_sync();
+        pass(0);
+        if (no_sync) {
+          engine.gradients().end_no_sync();
+        } else {
+          engine.step();
+        }
+        pass(1);
+        EXPECT_TRUE(engine.step().applied);
+        const std::vector<float> weights = all_weights(engine);
+        if (comm->rank() == 0) out = weights;
+      });
+      return out;
+    };
+    EXPECT_LT(largest_difference(trained(true), trained(false)), 1e-7) << "stage " << stage;
+  }
+}
+
+// A gradient that is not finite is found and named by all, whoever holds it.
+TEST(ExpertParallelSteps, AreSkippedTogether) {
+  const std::string name = "h.1.mlp.experts.7.c_proj.weight";
+  for (const int stage : {0, 1, 3}) {
+    SCOPED_TRACE(str_cat("stage ", stage));
+    run_ranks(4, [&](const std::shared_ptr<Communicator>& comm) {
+      const auto engine = make_rank_engine(free_job(4, 4, 2, 1, stage), comm);
+      engine->backward(engine->forward(batch_of(2 * comm->rank(), 2)));
+      const Tensor gradient = engine->gradients().get(name);
+      gradient.data<float>()[5] = std::numeric_limits<float>::infinity();
+      engine->gradients().set(name, gradient);
+      const StepReport report = engine->step();
+      EXPECT_FALSE(report.applied);
+      EXPECT_EQ(report.first_bad_tensor, name);
+      EXPECT_EQ(report.first_bad_element, 5);
+      EXPECT_TRUE(engine->train_batch().applied);
+    });
+  }
+}
+
+// What else changes what travels changes nothing of what is trained.
+TEST(ExpertParallelSteps, GoWithOtherWaysOfReducing) {
+  const auto with_zero = [](int ranks, int stage, const Json& zero, const Json& more) {
+    Job job = free_job(4, ranks, 2, 1, stage, more);
+    job.steps = 4;
+    job.config["zero_optimization"].merge_patch(zero);
+    return train(job);
+  };
+  const Trained plain = with_zero(2, 1, Json::object(), Json::object());
+  for (const Json& zero : {Json{{"overlap_comm", true}, {"reduce_bucket_size", 2000}},
+                           Json{{"reduce_scatter", false}}}) {
+    for (const int stage : {1, 2}) {
+      SCOPED_TRACE(str_cat("stage ", stage, ", ", dump_json(zero)));
+      EXPECT_TRUE(same_bits(with_zero(2, stage, zero, Json::object()).weights, plain.weights));
+    }
+  }
+  Json small = {{"stage3_param_persistence_threshold", 600}, {"stage3_max_live_parameters", 9000}};
+  EXPECT_TRUE(same_bits(with_zero(2, 3, small, Json::object()).weights, plain.weights));
+  // Products of tiles add up their sums otherwise.
+  small["stage3_tile_size"] = 700;
+  EXPECT_LT(largest_difference(with_zero(2, 3, small, Json::object()).weights, plain.weights),
+            3e-6);
+  const Json sums = {{"gradient_allreduce_op", "sum"}, {"optimizer", {{"params", {{"lr", 0.01}}}}}};
+  EXPECT_LT(largest_difference(with_zero(2, 1, Json::object(), sums).weights,
+                               with_zero(1, 1, Json::object(), sums).weights),
+            3e-6);
+  // Weights of experts travel in 8 bits between two ranks, or not at all.
+  const Json quantized = {{"zero_quantized_weights", true}};
+  EXPECT_NEAR(with_zero(2, 3, quantized, Json::object()).losses[3], plain.losses[3], 0.02);
+  EXPECT_NEAR(with_zero(4, 3, quantized, Json::object()).losses[3], plain.losses[3], 0.02);
+}
+
+TEST(ExpertParallelSteps, SanityChecksHold) {
+  for (const int stage : {0, 1, 3}) {
+    Job job = free_job(4, 2, 2, 1, stage, {{"bf16", {{"enabled", true}}}});
+    job.steps = 2;
+    job.config["zero_optimization"]["enable_sanity_checks"] = true;
+    job.config["zero_optimization"]["ignore_unused_parameters"] = false;
+    EXPECT_EQ(train(job).losses.size(), 2u);
+  }
+}
+
+TEST(ExpertParallelSteps, EvaluationIsThatOfOneRank) {
+  const auto evaluated = [](int world, int ranks) {
+    double loss = 0;
+    run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+      const auto engine = make_rank_engine(free_job(world, ranks, 2, 1, 3), comm);
+      const double mine = engine->evaluate(*periodic_data(), 5);
+      if (comm->rank() == 0) loss = mine;
+    });
+    return loss;
+  };
+  const double alone = evaluated(1, 1);
+  // Products of more rows may be cut otherwise.
+  EXPECT_NEAR(evaluated(2, 2), alone, 1e-6);
+  EXPECT_NEAR(evaluated(4, 4), alone, 1e-6);
+}
+
+TEST(ExpertParallelLoads, AreOfAllRanks) {
+  std::vector<Json> loads;
+  for (const auto& [world, ranks] : {std::pair{1, 1}, {2, 1}, {2, 2}, {4, 2}}) {
+    run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+      const auto engine = make_rank_engine(free_job(world, ranks, 8 / world, 1, 1), comm);
+      engine->train_batch();
+      if (comm->rank() + 1 == world) loads.push_back(engine->experts());
+    });
+  }
+  ASSERT_EQ(total(loads[0]["layers"][0]["chosen"]), 2 * 8 * 16);
+  for (const Json& other : loads) EXPECT_EQ(other, loads[0]);
+}
+
+// A process that is killed among its exchanges is named by the others.
+TEST(ExpertParallelRanks, OneThatIsLostIsNamed) {
+  for (const int victim : {0, 2}) {
+    CommOptions options = ds::testing::quick_options(2000);
+    options.rendezvous_deadline = std::chrono::seconds(60);
+    ds::testing::Processes processes(
+        3, options, [victim](int rank, const std::function<ds::testing::CommPtr()>& join) {
+          const std::shared_ptr<Communicator> comm = join();
+          Job job = free_job(3, 3, 2, 1, 1);
+          job.model = free_model({{"num_experts", 6}, {"n_layer", 6}, {"expert_interval", 1}});
+          const auto engine = make_rank_engine(job, comm);
+          std::thread end;
+          if (rank == victim) {
+            end = std::thread([&] {
+              while (calls_of(*comm, Collective::kAllToAllV) < 100) std::this_thread::yield();
+              ::kill(::getpid(), SIGKILL);
+            });
+          }
+          for (int i = 0; i < 100000; ++i) engine->train_batch();
+          if (end.joinable()) end.join();
+        });
+    const auto reports = processes.reports({victim});
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_THAT(reports[static_cast<size_t>(rank)], HasSubstr(str_cat("rank ", victim, " ")));
+    }
+  }
+}
+
+TEST(ExpertParallelRefusals, NameWhatDoesNotFit) {
+  const auto why = [](Code code, int world, const Json& change, const Json& model = free_model()) {
+    std::string text;
+    Json config = with(zero_config(1), change);
+    run_ranks(world, [&](const std::shared_ptr<Communicator>& comm) {
+      const std::string mine = error_of(code, [&] {
+        const Engine engine(dump_json(config), models::Model::create(model, 3), comm);
+      });
+      if (comm->rank() == 0) text = mine;
+    });
+    return text;
+  };
+  EXPECT_THAT(why(Code::kConfig, 3, shared_by(2)), HasSubstr("do not divide the 3 ranks"));
+  EXPECT_THAT(why(Code::kConfig, 1, shared_by(2)), HasSubstr("do not divide the 1 rank of"));
+  EXPECT_THAT(why(Code::kConfig, 4, shared_by(4), gpt_moe({{"num_experts", 6}})),
+              HasSubstr("cannot share the 6 experts"));
+  EXPECT_THAT(why(Code::kConfig, 2, shared_by(2), model_config()),
+              HasSubstr("no layers of experts"));
+  EXPECT_THAT(why(Code::kConfig, 2, {{"expert_parallel", {{"enabled", true}, {"top_k", 4}}}}),
+              HasSubstr("a router other than that of the model's config.json"));
+  EXPECT_THAT(why(Code::kUnsupported, 2,
+                  with(shared_by(2), {{"optimizer", {{"type", "Lamb"}}},
+                                      {"zero_allow_untested_optimizer", true}})),
+              HasSubstr("whole tensors"));
+  EXPECT_THAT(
+      why(Code::kUnsupported, 2,
+          with(shared_by(2), {{"zero_optimization", {{"stage", 3}, {"mics_shard_size", 1}}}})),
+      HasSubstr("mics_shard_size"));
+  Json plan_config = with(zero_config(1), shared_by(4));
+  EXPECT_THAT(error_of(Code::kConfig,
+                       [&] {
+                         PlanOptions options;
+                         options.world = 6;
+                         plan_training(free_model(), dump_json(plan_config), options);
+                       }),
+              HasSubstr("do not divide the 6 ranks"));
+}
+
+TEST(ExpertParallelRefusals, MixedExpertsAreNamed) {
+  Job job = free_job(2, 2, 2, 1, 1);
+  job.prepare = [](models::Model& model) {
+    models::set_trainable(model, {"h.1.mlp.experts.6.c_fc.weight"}, false);
+  };
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    EXPECT_THAT(error_of(Code::kConfig, [&] { make_rank_engine(job, comm); }),
+                HasSubstr("experts.6.c_fc.weight is frozen or trained unlike"));
+  });
+  // All alike are fine.
+  job.prepare = [](models::Model& model) {
+    models::set_trainable(model, {"h.1.mlp.experts.*"}, false);
+  };
+  job.steps = 2;
+  EXPECT_EQ(train(job).losses.size(), 2u);
+}
+
+// Computing with the model outside its engine needs experts that other ranks hold.
+TEST(ExpertParallelRefusals, OtherPasses) {
+  run_ranks(2, [&](const std::shared_ptr<Communicator>& comm) {
+    const auto engine = make_rank_engine(free_job(2, 2, 2, 1, 0), comm);
+    ThreadPool pool(1);
+    const OpContext ctx{engine->model()->device(), &pool};
+    const Tensor ids = Tensor::zeros(ctx.device, DType::kInt32, {1, 3}, MemoryTag::kOther);
+    const std::string why = error_of(Code::kUnsupported, [&] {
+      infer::batch_logits(ctx, engine->model()->weights().reader(), engine->model()->architecture(),
+                          ids, Tensor());
+    });
+    EXPECT_THAT(why, HasSubstr("expert_parallel"));
+    // A copy has all experts.
+    const auto copy = engine->model()->copy();
+    const Tensor logits =
+        infer::batch_logits(ctx, copy->weights().reader(), copy->architecture(), ids, Tensor());
+    const auto fresh = models::Model::create(free_model(), 3);
+    fresh->weights().make(ctx);
+    EXPECT_TRUE(
+        same_bits(flat(logits), flat(infer::batch_logits(ctx, fresh->weights().reader(),
+                                                         fresh->architecture(), ids, Tensor()))));
+    EXPECT_THAT(error_of(Code::kUnsupported,
+                         [&] {
+                           const Tensor one = engine->model()->get("wte.weight");
+                           const Tensor* const all[] = {&one};
+                           const int64_t index[] = {0};
+                           engine->gradients().add(index, all);
+                         }),
+                HasSubstr("expert_parallel"));
+  });
+}
+
+}  // namespace
+}  // namespace ds::zero_test
