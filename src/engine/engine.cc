@@ -60,7 +60,7 @@ void Engine::make_parts() {
     if (write && optimizer.update_waits()) {
       check_call(Refusal::kParametersUnderAnUpdate, situation_of(*run_));
     }
-    optimizer.settle();
+    optimizer.put_back();
   };
   if (const std::string decay = updater_->describe_decay(); run_->first_rank() && !decay.empty()) {
     log_info("optimizer", decay);

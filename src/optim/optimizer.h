@@ -124,10 +124,10 @@ class Optimizer {
   virtual std::optional<UpdateExtent> extent() const { return {}; }
   // Waits for what is under way, and puts masters and states that it keeps where they belong:
   // before others read or write them.
-  virtual void settle() {}
+  virtual void put_back() {}
   // Whether the values of an update wait to be taken, which others that write masters would lose.
   virtual bool update_waits() const { return false; }
-  // Before masters and states are loaded: settles, and gives up what is under way.
+  // Before masters and states are loaded: puts back, and gives up what is under way.
   virtual void begin_load() {}
   // What it needs besides tensors to go on; null: nothing. check_saved throws kCorrupt for what
   // restore cannot take, which is called when steps and states are there; null: it was not saved.
