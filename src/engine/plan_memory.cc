@@ -202,14 +202,15 @@ class MemoryPlanner {
     return most * dtype_size(plan_.gradient_type());
   }
 
-  // Memory of arrays in files that is kept for the next use.
+  // Memory that weights in files come through: what is read, and what is read ahead.
   int64_t kept_buffers() const {
+    constexpr int64_t kWeightBuffers = 4;
     if (!any_files()) return 0;
     const zero::StateFileOptions options =
         state_file_options(config(), false, shard_ranks(config(), plan_.world));
     int64_t bytes = 0;
     if (options.weights && plan_.world == 1) {
-      bytes += io::FileArrays::spare_bytes(options.weights->part_bytes);
+      bytes += kWeightBuffers * options.weights->part_bytes;
     }
     return bytes;
   }
@@ -226,7 +227,7 @@ class MemoryPlanner {
     const int at_once =
         1 + (options.optimizer->read_ahead ? 1 : 0) + (options.optimizer->write_behind ? 1 : 0);
     const auto parts = static_cast<int64_t>(static_cast<double>(part) * each) * at_once;
-    return parts + std::min(io::FileArrays::spare_bytes(part * int64_t{sizeof(float)}), parts);
+    return parts;
   }
 
   StateArraysOf state_arrays() const {
