@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/message_memory.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
@@ -77,8 +78,8 @@ Tensor StateArrays::gather_parts(const OpContext& ctx, nn::ParamId id, const Ten
 }
 
 ExactSum StateArrays::sum_over_ranks(ExactSum sum) const {
-  const Tensor words = Tensor::empty(host_memory_of(device), DType::kInt64, {ExactSum::kWords},
-                                     MemoryTag::kCommunication);
+  const Tensor words = comm::message_memory(*groups.shard.comm, device, DType::kInt64,
+                                            {ExactSum::kWords}, MemoryTag::kCommunication);
   std::copy(sum.words().begin(), sum.words().end(), words.data<int64_t>());
   groups.shard->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})
       ->wait();
@@ -87,8 +88,8 @@ ExactSum StateArrays::sum_over_ranks(ExactSum sum) const {
 }
 
 int64_t StateArrays::agree(int64_t number, ReduceOp op) const {
-  const Tensor one =
-      Tensor::empty(host_memory_of(device), DType::kInt64, {1}, MemoryTag::kCommunication);
+  const Tensor one = comm::message_memory(*groups.shard.comm, device, DType::kInt64, {1},
+                                          MemoryTag::kCommunication);
   *one.data<int64_t>() = number;
   groups.shard->all_reduce(one, op, {.label = "bad gradient", .blocking = true})->wait();
   return *one.data<int64_t>();
