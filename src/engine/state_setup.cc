@@ -148,6 +148,12 @@ void place_weights(RunContext& run) {
 
 }  // namespace
 
+bool updates_ahead(const RunContext& run) {
+  const auto& offload = run.config.zero.offload_optimizer;
+  return offload && offload->super_offload &&
+         has_effect(run, "zero_optimization.offload_optimizer.super_offload");
+}
+
 DType compute_type_of(const Config& config) { return dtype_of(config.precision.compute); }
 
 void set_up_state(RunContext& run) {
