@@ -283,6 +283,7 @@ class MemoryPlanner {
                                                                     : DType::kFloat32;
     const int64_t elements = held(StateRole::kMasters) * dtype_size(out.type);
     if (elements > 0) out.arrays = (optimizer_bytes() + elements / 2) / elements;
+    if (config().zero.zenflow) out.scratch = update_scratch();
     return out;
   }
 

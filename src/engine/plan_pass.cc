@@ -261,9 +261,11 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
     if (parameters()[id].trainable) reducer_of(place).complete(place.id, tile);
   }
 
-  // The update of arrays in files, run after run: of `states` arrays beside masters and gradients.
-  void update(DType state_type, int64_t states) {
+  // The update of arrays in files, run after run: of the states beside masters and gradients.
+  void update(const StateArraysOf& states) {
     if (!state_files_) return;
+    const Tensor scratch =
+        Tensor::empty(ctx_.device, DType::kUInt8, {states.scratch}, MemoryTag::kWorkspace);
     const PrecisionConfig& precision = plan_.config.precision;
     std::vector<MappedArray> arrays;
     if (!precision.rounded_masters) {
@@ -273,7 +275,7 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
       arrays.push_back({weight_files_, plan_.type});
     }
     arrays.push_back({state_files_, plan_.gradient_type(), /*written=*/false});
-    for (int64_t i = 0; i < states; ++i) arrays.push_back({state_files_, state_type});
+    for (int64_t i = 0; i < states.arrays; ++i) arrays.push_back({state_files_, states.type});
     const int64_t all = plan_.layout->held(zero::StateRole::kMasters);
     writing_ = {};
     // The norm reads the gradients once.
@@ -481,7 +483,7 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
     for (size_t i = 0; i < out.after.size(); ++i) {
       out.after[i] = device->account().now(static_cast<MemoryTag>(i));
     }
-    state.update(states.type, states.arrays);
+    state.update(states);
     const int64_t with_update = device->account().total_peak();
     out.in_update = with_update > most;
     // The next step's passes, beside what the update keeps.

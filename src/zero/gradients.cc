@@ -246,9 +246,11 @@ std::shared_ptr<Event> Gradients::take_reduced(const OpContext& ctx, const Bucke
 }
 
 // One of a tile is a part of a parameter, and replicas are averaged when the step is made. Buckets
-// that are computed with in fp32 may be masters, which backward still reads.
+// that are computed with in fp32 may be masters, which backward still reads, but for those beside a
+// GPU.
 void Gradients::tell_complete(const Bucket& bucket) const {
-  if (bucket.tile >= 0 || bucket.fp32 || arrays_.groups.replicas) return;
+  if (bucket.tile >= 0 || arrays_.groups.replicas) return;
+  if (bucket.fp32 && !arrays_.host_store) return;
   for (size_t i = bucket.first; i < bucket.last; ++i) complete_(arrays_.layout.order()[i]);
 }
 

@@ -24,7 +24,9 @@ struct Outcome {
 // Of two ranks, the second of which has no memory for messages. The others' deadline is far.
 std::vector<Outcome> without_memory(
     const std::function<void(const OpContext&, Communicator&)>& body) {
-  const auto group = make_local_group(2, {.deadline = std::chrono::hours(1)});
+  CommOptions options;
+  options.deadline = std::chrono::hours(1);
+  const auto group = make_local_group(2, options);
   std::vector<Outcome> outcomes(group.size());
   std::vector<std::thread> ranks;
   for (size_t rank = 0; rank < group.size(); ++rank) {

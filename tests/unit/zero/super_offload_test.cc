@@ -18,7 +18,8 @@ using ::testing::HasSubstr;
 using ::testing::Lt;
 
 Job ahead_job(int world, int stage, bool ahead, const Json& more = Json::object()) {
-  Job out = job(world, stage, with({{"bf16", {{"enabled", true}}}}, more));
+  Job out =
+      job(world, stage, with({{"bf16", {{"enabled", true}}}, {"gradient_clipping", 0}}, more));
   out.config["zero_optimization"].merge_patch(
       {{"sub_group_size", 32768},
        {"offload_optimizer", {{"device", "cpu"}, {"super_offload", ahead}}}});
@@ -26,17 +27,17 @@ Job ahead_job(int world, int stage, bool ahead, const Json& more = Json::object(
   return out;
 }
 
-constexpr double kSometimes = 2.5;  // some norms are above it
+constexpr double kSometimes = 1.4;  // some norms are above it
 
 const Kind kRuns[] = {
     {"Bf16", {{"gradient_clipping", 0}}},
     {"Clipped", {{"gradient_clipping", 0.1}}},
     {"SometimesClipped", {{"gradient_clipping", kSometimes}}},
     {"OneMicroBatch", {{"gradient_accumulation_steps", 1}, {"gradient_clipping", 0}}},
-    // The first steps overflow.
+    // The scale grows until a step overflows.
     {"Fp16",
      {{"bf16", {{"enabled", false}}},
-      {"fp16", {{"enabled", true}, {"initial_scale_power", 18}, {"hysteresis", 1}}}}},
+      {"fp16", {{"enabled", true}, {"initial_scale_power", 21}, {"loss_scale_window", 2}}}}},
     {"Bf16Gradients", {{"data_types", {{"grad_accum_dtype", "bf16"}}}}},
     {"States8Bit", {{"optimizer", {{"state_dtype", "int8"}}}}},
     {"Lion", optimizer("Lion", {{"lr", 1e-3}, {"weight_decay", 0.01}})},
