@@ -160,7 +160,9 @@ void set_up_state(RunContext& run) {
   place_weights(run);
   zero::TrainState& state = *run.state;
   if (run.config.precision.fp8.enabled) state.weights().set_fp8(make_fp8(run));
-  state.gradients().allocate(run.context(), dtype_of(run.config.precision.grad_accum_dtype));
+  end_group_on_io_error(run.world(), [&] {
+    state.gradients().allocate(run.context(), dtype_of(run.config.precision.grad_accum_dtype));
+  });
   if (!run.config.zero.ignore_unused_parameters) state.gradients().marks().track();
   // The caller's gradients are added, and no backward overwrites.
   if (!run.model->has_architecture() && !state.gradients().leave_early()) {
