@@ -1,12 +1,14 @@
 // Updates of AdamW whose masters, gradients and moments lie in files, beside the limit of the disk
 // for the same reads and writes, and beside a straightforward sequence that reads a part, updates
-// it and writes it back, all in one run, in turn.
+// it and writes it back, all in one run, in turn; and the same update in memory, which is the
+// arithmetic alone. With each row goes the processor time that it took.
 //
 // usage: file_update --folder DIR [--elements N] [--rounds N] [--part N] [--threads N] [--what
 // ROWS] The limit: two threads of plain calls past the page cache, one that reads four arrays and
 // one that writes three, as an update must; the best of several sizes of a call. Removes what it
 // wrote.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -54,6 +56,20 @@ double seconds(const Body& body) {
   const auto began = std::chrono::steady_clock::now();
   body();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+// Processor time of this process so far: of its own code, and of the system in its name.
+struct CpuTime {
+  double user = 0, system = 0;
+};
+
+CpuTime cpu_time() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto of = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return {of(usage.ru_utime), of(usage.ru_stime)};
 }
 
 double median(std::vector<double> values) {
@@ -181,6 +197,10 @@ class Update {
       : ctx_(ctx) {
     using ds::optim::ArrayRole;
     const auto make = [&](ArrayRole role, const char* name) {
+      if (arrays == nullptr) {
+        return ds::optim::FlatTensor(
+            Tensor::zeros(ctx.device, ds::DType::kFloat32, {a.elements}, ds::MemoryTag::kOther));
+      }
       return ds::optim::FlatTensor(arrays->make({role, name, ds::DType::kFloat32, a.elements}),
                                    false);
     };
@@ -216,6 +236,7 @@ std::shared_ptr<ds::optim::ArrayFactory> our_files(const Arguments& a, bool pipe
   ds::io::FileArrayOptions files;
   files.folder = a.folder;
   files.part_bytes = 0;
+  files.kept_bytes = int64_t{64} << 20;  // as engines do
   files.read_ahead = files.write_behind = pipelined;
   files.queue = {.depth = 16, .block_bytes = int64_t{8} << 20};
   ds::zero::StateFileOptions options;
@@ -231,22 +252,36 @@ ds::Json measure(const Arguments& a) {
   struct Row {
     std::string name;
     std::function<double()> run;
-    std::vector<double> times;
+    std::vector<double> times, user, system;
+
+    void measure() {
+      const CpuTime before = cpu_time();
+      times.push_back(run());
+      const CpuTime after = cpu_time();
+      user.push_back(after.user - before.user);
+      system.push_back(after.system - before.system);
+    }
   };
   const Limit limit(a);
   Update pipelined(a, our_files(a, true, ctx), ctx), in_turn(a, our_files(a, false, ctx), ctx),
-      plain(a, std::make_shared<PlainFiles>(a, device), ctx);
+      plain(a, std::make_shared<PlainFiles>(a, device), ctx), in_memory(a, nullptr, ctx);
   std::vector<Row> rows;
   for (const int threads : {1, 4}) {
     for (const int64_t mib : {1, 8}) {
       rows.push_back({ds::str_cat("limit, ", threads, " threads, calls of ", mib, " MiB"),
                       [&limit, threads, mib] { return limit.run(threads, mib << 20); },
+                      {},
+                      {},
                       {}});
     }
   }
-  rows.push_back({"update, pipeline_read and pipeline_write", [&] { return pipelined.run(); }, {}});
-  rows.push_back({"update, neither", [&] { return in_turn.run(); }, {}});
-  rows.push_back({"read, update, write by plain calls", [&] { return plain.run(); }, {}});
+  const auto add = [&rows](const char* name, auto body) {
+    rows.push_back({name, std::move(body), {}, {}, {}});
+  };
+  add("update, pipeline_read and pipeline_write", [&] { return pipelined.run(); });
+  add("update, neither", [&] { return in_turn.run(); });
+  add("read, update, write by plain calls", [&] { return plain.run(); });
+  add("update in memory", [&] { return in_memory.run(); });
   std::erase_if(rows, [&a](const Row& row) { return row.name.find(a.what) == std::string::npos; });
   for (Row& row : rows) row.run();  // caches of the system, memory
   // In another order every time: what a disk still does for one row delays the next.
@@ -255,7 +290,7 @@ ds::Json measure(const Arguments& a) {
   std::mt19937 random(1);
   for (int64_t round = 0; round < a.rounds; ++round) {
     std::shuffle(order.begin(), order.end(), random);
-    for (const size_t i : order) rows[i].times.push_back(rows[i].run());
+    for (const size_t i : order) rows[i].measure();
   }
   double best = 0;
   for (const Row& row : rows) {
@@ -267,9 +302,12 @@ ds::Json measure(const Arguments& a) {
   for (const Row& row : rows) {
     const double time = median(row.times);
     std::cout << row.name << ": " << time << " s, " << bytes / time / 1e9 << " GB/s, "
-              << 100 * best / time << " % of the limit\n";
+              << 100 * best / time << " % of the limit; processor time " << median(row.user)
+              << " s, the system's " << median(row.system) << " s\n";
     out["rows"].push_back({{"what", row.name},
                            {"seconds", row.times},
+                           {"user_seconds", row.user},
+                           {"system_seconds", row.system},
                            {"gb_s", bytes / time / 1e9},
                            {"of_limit", best / time}});
   }

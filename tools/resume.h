@@ -28,7 +28,7 @@ struct LoadedRun {
 // Whether there is one in a folder, damaged or not.
 bool has_checkpoint(const std::string& folder);
 
-// Settles once which checkpoint is loaded, so that weights, tokenizer and seed are of the same.
+// Decides once which checkpoint is loaded, so that weights, tokenizer and seed are of the same.
 // --load may also name the folder of one checkpoint.
 LoadedRun find_checkpoint(const TrainOptions& options);
 

@@ -103,7 +103,7 @@ auto RunLoop::saved_before_failure(const Fn& fn) {
   } catch (const libds::Error& error) {
     if (of_the_data(error.status()) && comm_.size() == 1 && !o_.save.empty()) {
       save();
-      settle();
+      finish_save();
     }
     throw;
   }
@@ -175,7 +175,7 @@ void RunLoop::agree(SignalWatch& signals) {
 
 void RunLoop::save() {
   if (o_.save.empty()) return;
-  settle();
+  finish_save();
   if (saved_step_ == step_) return;
   try {
     engine_.save(o_.save);
@@ -184,11 +184,11 @@ void RunLoop::save() {
     return save_failed(error, step_);
   }
   saving_step_ = step_;
-  if (!decoupled_) settle();
+  if (!decoupled_) finish_save();
 }
 
 // Waits for the save that is under way. Only then it is known to be there.
-void RunLoop::settle() {
+void RunLoop::finish_save() {
   if (!saving_step_) return;
   const int64_t step = *std::exchange(saving_step_, std::nullopt);
   try {
@@ -216,7 +216,7 @@ void RunLoop::save_failed(const libds::Error& error, int64_t step) {
 
 void RunLoop::save_last() {
   save();
-  settle();
+  finish_save();
   save_adapter();
   if (!save_failure_.empty()) throw Failure(save_failure_);
 }

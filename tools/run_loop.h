@@ -38,7 +38,7 @@ class RunLoop {
   template <class Fn>
   auto saved_before_failure(const Fn& fn);
   void save();
-  void settle();
+  void finish_save();
   void save_failed(const libds::Error& error, int64_t step);
   void save_last();
   void save_adapter();

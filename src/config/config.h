@@ -278,6 +278,8 @@ struct ZeroConfig {
     bool pipeline_read = false;   // the next part is read during the update
     bool pipeline_write = false;  // the last part is written during the update
     double ratio = 1;             // of the state: this share rests there, the rest stays
+    bool super_offload = false;   // parts are updated before the step, and undone if need be
+    double cpuadam_cores_perc = 0.8;  // of the threads, for such updates
     bool in_files() const { return device == Device::kNvme; }
   };
   std::optional<OptimizerOffload> offload_optimizer;

@@ -92,12 +92,18 @@ KeyTable offload_optimizer_table() {
                      .at_least(0)
                      .at_most(1)
                      .to(&ZeroConfig::OptimizerOffload::ratio),
-                 flag("super_offload", false, "Overlapped updates on tightly coupled hosts.")
-                     .needs("SuperOffload"),
+                 flag("super_offload", false,
+                      "Update parts of the state on threads of their own while backward still "
+                      "computes the gradients of others, and undo that bit for bit where gradients "
+                      "turn out to be clipped or not finite (SuperOffload). Of device cpu; takes "
+                      "as much memory again as masters and optimizer states.")
+                     .to(&ZeroConfig::OptimizerOffload::super_offload),
                  number("cpuadam_cores_perc", 0.8,
-                        "Share of cores for the update of super_offload.")
+                        "Share of the threads that the updates of super_offload have beside the "
+                        "passes, which keep all of theirs; at least one.")
                      .above(0)
-                     .at_most(1),
+                     .at_most(1)
+                     .to(&ZeroConfig::OptimizerOffload::cpuadam_cores_perc),
              })
       .gated_by("device", true)
       .accepts_auto();
@@ -232,8 +238,9 @@ std::vector<Key> bucket_rows() {
           .at_least(1),
       flag("legacy_stage1", false, "The old stage 1; true is an error."),
       integer("sub_group_size", 1'000'000'000,
-              "Elements updated at a time, of an offloaded optimizer; more than 8388608 count as "
-              "that. Other updates need no buffers, so that it makes no difference.")
+              "Elements updated at a time, of an offloaded optimizer: at most 1048576 of state in "
+              "files, 2097152 of super_offload, and else 8388608. Other updates need no buffers, "
+              "so that it makes no difference.")
           .at_least(0)
           .to(&ZeroConfig::sub_group_size),
   };

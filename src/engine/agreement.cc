@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/failure_note.h"
+#include "comm/message_memory.h"
 #include "comm/record.h"
 #include "tensor/transfer.h"
 
@@ -14,8 +15,8 @@ namespace {
 constexpr size_t kMostText = size_t{1} << 30;
 
 // Memory of the host, whatever the model lies on.
-Tensor host_tensor(const OpContext& ctx, DType dtype, int64_t elements) {
-  return Tensor::empty(host_memory_of(ctx.device), dtype, {elements}, MemoryTag::kWorkspace);
+Tensor host_tensor(const OpContext& ctx, Communicator& comm, DType dtype, int64_t elements) {
+  return comm::message_memory(comm, ctx.device, dtype, {elements}, MemoryTag::kWorkspace);
 }
 
 std::string text_of(const Tensor& bytes) {
@@ -39,12 +40,12 @@ void agree(const OpContext& ctx, Communicator& comm, std::string_view what,
     return;
   }
   if (failure) note_failure(failure->code());  // before the others hear of it
-  const Tensor first = host_tensor(ctx, DType::kInt32, 1);
+  const Tensor first = host_tensor(ctx, comm, DType::kInt32, 1);
   *first.data<int32_t>() = failure ? comm.rank() : comm.size();
   comm.all_reduce(first, ReduceOp::kMin, {.label = what, .blocking = true})->wait();
   const int32_t rank = *first.data<int32_t>();
   if (rank == comm.size()) return;
-  const Tensor code = host_tensor(ctx, DType::kInt32, 1);
+  const Tensor code = host_tensor(ctx, comm, DType::kInt32, 1);
   *code.data<int32_t>() = failure ? static_cast<int32_t>(failure->code()) : 0;
   comm.broadcast(code, rank, {.label = what, .blocking = true})->wait();
   const std::string text =
@@ -58,14 +59,14 @@ void agree(const OpContext& ctx, Communicator& comm, std::string_view what,
 std::string broadcast_text(const OpContext& ctx, Communicator& comm, std::string_view text,
                            int root) {
   if (comm.size() == 1) return std::string(text);
-  const Tensor size = host_tensor(ctx, DType::kInt64, 1);
+  const Tensor size = host_tensor(ctx, comm, DType::kInt64, 1);
   *size.data<int64_t>() = static_cast<int64_t>(text.size());
   comm.broadcast(size, root, {.label = "text size", .blocking = true})->wait();
   const int64_t bytes = *size.data<int64_t>();
   DS_CHECK(bytes >= 0 && static_cast<size_t>(bytes) <= kMostText, Code::kComm, "rank ", root,
            " announces a text of ", bytes, " bytes");
   if (bytes == 0) return {};
-  const Tensor data = host_tensor(ctx, DType::kUInt8, bytes);
+  const Tensor data = host_tensor(ctx, comm, DType::kUInt8, bytes);
   if (comm.rank() == root) std::memcpy(data.raw(), text.data(), text.size());
   comm.broadcast(data, root, {.label = "text", .blocking = true})->wait();
   return text_of(data);
@@ -74,15 +75,15 @@ std::string broadcast_text(const OpContext& ctx, Communicator& comm, std::string
 std::vector<std::string> gather_texts(const OpContext& ctx, Communicator& comm,
                                       std::string_view text) {
   if (comm.size() == 1) return {std::string(text)};
-  const Tensor size = host_tensor(ctx, DType::kInt64, 1);
-  const Tensor sizes = host_tensor(ctx, DType::kInt64, comm.size());
+  const Tensor size = host_tensor(ctx, comm, DType::kInt64, 1);
+  const Tensor sizes = host_tensor(ctx, comm, DType::kInt64, comm.size());
   *size.data<int64_t>() = static_cast<int64_t>(text.size());
   comm.all_gather(sizes, size, {.label = "text sizes", .blocking = true})->wait();
   const std::vector<int64_t> counts(sizes.data<int64_t>(), sizes.data<int64_t>() + comm.size());
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  const Tensor own = host_tensor(ctx, DType::kUInt8, static_cast<int64_t>(text.size()));
+  const Tensor own = host_tensor(ctx, comm, DType::kUInt8, static_cast<int64_t>(text.size()));
   if (!text.empty()) std::memcpy(own.raw(), text.data(), text.size());
-  const Tensor all = host_tensor(ctx, DType::kUInt8, total);
+  const Tensor all = host_tensor(ctx, comm, DType::kUInt8, total);
   comm.all_gather_v(all, own, counts, {.label = "texts", .blocking = true})->wait();
   std::vector<std::string> out;
   if (comm.rank() != 0) return out;

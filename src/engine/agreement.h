@@ -29,14 +29,15 @@ std::vector<std::string> gather_texts(const OpContext& ctx, Communicator& comm,
 // Other ranks of the group, if there are any, learn of the error where they wait for this one.
 void end_group(Communicator& comm, const Error& error);
 
-// Runs `body` between collectives of the group. State in a file that cannot be read or written is
-// an error of this rank alone: it ends the group, which would wait for this rank.
+// Runs `body` between collectives of the group. State in a file that cannot be read or written, or
+// that has ended too early, is an error of this rank alone: it ends the group, which would wait for
+// this rank.
 template <class Body>
 void end_group_on_io_error(Communicator& comm, const Body& body) {
   try {
     body();
   } catch (const Error& error) {
-    if (error.code() == Code::kIo) end_group(comm, error);
+    if (error.code() == Code::kIo || error.code() == Code::kCorrupt) end_group(comm, error);
     throw;
   }
 }

@@ -148,8 +148,10 @@ void CheckpointSaver::save(const std::string& folder, const std::string& tag) {
   });
   const std::string temporary =
       broadcast_text(ctx, run_.world(), first ? writer->temporary().string() : std::string());
-  state.gradients().materialize(ctx);
-  state.gradients().reduce_replicas();
+  end_group_on_io_error(run_.world(), [&] {
+    state.gradients().materialize(ctx);
+    state.gradients().reduce_replicas();
+  });
   agree_on_fp8(run_);
   std::string others_part;
   std::optional<PartHandover> handover;

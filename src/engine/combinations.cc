@@ -96,6 +96,16 @@ constexpr const char* kSparse = "sparse_gradients";
 
 constexpr const char* kOverlappedStep = "zero_optimization.zenflow.overlap_step";
 
+bool super_offload(const Situation& s) {
+  const auto& offload = s.config.zero.offload_optimizer;
+  return offload && offload->super_offload;
+}
+OptimizerType optimizer_type(const Situation& s) {
+  return s.config.optimizer.value_or(OptimizerConfig{}).type;
+}
+
+constexpr const char* kSuperOffload = "zero_optimization.offload_optimizer.super_offload";
+
 constexpr Combination kStart[] = {
     {kRefused, kOffload, "a program's own parameters on a GPU",
      "their state lies beside them, where the program reads it",
@@ -123,6 +133,31 @@ constexpr Combination kStart[] = {
        const PrecisionConfig& precision = s.config.precision;
        return s.config.zero.zenflow && s.config.zero.zenflow->overlap_step &&
               weights_in_files(s.config) &&
+              (precision.compute == Precision::kFp32 || precision.split_master ||
+               precision.rounded_masters);
+     }},
+    {kRefused, kSuperOffload, "zero_optimization.offload_optimizer.device nvme",
+     "to undo an update, what it changed would be read and written once more",
+     "use device cpu, or leave super_offload out",
+     [](const Situation& s) {
+       return super_offload(s) && s.config.zero.offload_optimizer->in_files();
+     }},
+    {kRefused, kSuperOffload, "LAMB and Muon",
+     "they update a tensor by all of its gradient, which ranks have in parts",
+     "use Adam, AdamW or another optimizer that treats elements alike",
+     [](const Situation& s) {
+       return super_offload(s) && (optimizer_type(s) == OptimizerType::kLamb ||
+                                   optimizer_type(s) == OptimizerType::kMuon);
+     }},
+    {kRefused, kSuperOffload, "zero_optimization.zenflow",
+     "which columns a step updates follows from its gradients as a whole", "use one of both",
+     [](const Situation& s) { return super_offload(s) && s.config.zero.zenflow; }},
+    {kRefused, kSuperOffload, "a model on the CPU whose weights are masters, or halves of them",
+     "backward would read weights that are updated already",
+     "train in bf16 or fp16 with fp32 masters",
+     [](const Situation& s) {
+       const PrecisionConfig& precision = s.config.precision;
+       return super_offload(s) && !s.gpu() && !s.own_parameters() &&
               (precision.compute == Precision::kFp32 || precision.split_master ||
                precision.rounded_masters);
      }},
@@ -208,6 +243,15 @@ constexpr Combination kStart[] = {
        return offloads_weights(s) && s.config.zero.offload_param->in_files() &&
               !weights_in_files(s.config);
      }},
+    {kWithoutEffect, kSuperOffload, "a program's own parameters",
+     "only the program knows when a gradient is complete: the update begins with the step", "",
+     [](const Situation& s) { return super_offload(s) && s.own_parameters(); }},
+    {kWithoutEffect, kSuperOffload, "graph_harvesting and a model on a GPU",
+     "a recorded backward runs as a whole: the update begins with the step", "",
+     [](const Situation& s) { return super_offload(s) && s.gpu() && s.config.graph_harvesting; }},
+    {kWithoutEffect, kSuperOffload, "zero_optimization.mics_shard_size",
+     "groups of ranks average their gradients when the step is made: the update begins then", "",
+     [](const Situation& s) { return super_offload(s) && s.config.zero.mics_shard_size > 0; }},
     {kWithoutEffect, kSparse, "a program's own parameters",
      "the parameters are the caller's own, whose gradients travel whole", "",
      [](const Situation& s) { return s.own_parameters(); }},

@@ -56,13 +56,16 @@ void Engine::make_parts() {
   model.host()->use_threads(run_->pool.threads());
   check_memory(*run_);
   set_up_state(*run_);
-  updater_ = std::make_unique<Updater>(run_->config, *run_->state);
+  end_group_on_io_error(run_->world(), [this] {
+    updater_ = std::make_unique<Updater>(run_->config, *run_->state, updates_ahead(*run_));
+  });
+  run_->state->arrays().undo_ahead = [this] { updater_->undo_ahead(); };
   run_->state->arrays().sync_masters = [this](bool write) {
     optim::Optimizer& optimizer = updater_->optimizer();
     if (write && optimizer.update_waits()) {
       check_call(Refusal::kParametersUnderAnUpdate, situation_of(*run_));
     }
-    optimizer.settle();
+    optimizer.put_back();
   };
   if (const std::string decay = updater_->describe_decay(); run_->first_rank() && !decay.empty()) {
     log_info("optimizer", decay);
@@ -149,6 +152,9 @@ std::string Engine::comms_log() const {
   return comms_logger_ ? comms_logger_->table() : std::string();
 }
 
+double Engine::updated_ahead() const {
+  return updater_->optimizer().ahead().value_or(optim::Optimizer::Ahead{}).share;
+}
 double Engine::loss_scale() const { return updater_->loss_scale(); }
 int64_t Engine::optimizer_steps() const { return updater_->steps(); }
 const std::vector<double>& Engine::rates() const { return updater_->rates(); }

@@ -98,6 +98,9 @@ class Engine {
   // The table of collectives so far; "" unless comms_logger asks for it.
   std::string comms_log() const;
 
+  // With super_offload: the share of this rank's elements that is updated ahead of the open step
+  // or, when none is open, was ahead of the last one. 0 without.
+  double updated_ahead() const;
   double loss_scale() const;
   int64_t optimizer_steps() const;
   // Rates of the next step: of the default group, then of the others.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,12 +21,15 @@ using zero::StateRole;
 
 // Bytes of optimizer state per element of a tensor: those of a small tensor of the same kind, as
 // the optimizer itself allocates them.
-double state_bytes(const OptimizerConfig& config, const nn::Parameter& p, int32_t group) {
+double state_bytes(const OptimizerConfig& config, const std::optional<ZeroConfig::ZenFlow>& zenflow,
+                   const nn::Parameter& p, int32_t group) {
   constexpr int64_t kSide = kernels::kStateBlock;
   const Shape shape = p.shape.dims() >= 2 ? Shape{kSide, kSide} : Shape{kSide * kSide};
   const auto device = make_cpu_device({.cache = false});
-  const auto optimizer = optim::make_optimizer(
-      config, {{p.name, shape, 0, shape.elements(), group, p.decays, 0, 0, 1, 1}}, device);
+  const std::vector<optim::TensorPlace> places = {
+      {p.name, shape, 0, shape.elements(), group, p.decays, 0, 0, 1, 1}};
+  const auto optimizer = zenflow ? optim::make_zenflow(config, *zenflow, places, device)
+                                 : optim::make_optimizer(config, places, device);
   return static_cast<double>(device->account().now(MemoryTag::kOptimizer)) /
          static_cast<double>(shape.elements());
 }
@@ -100,7 +104,7 @@ class MemoryPlanner {
     const zero::HostBuffers buffers(offload_options(config(), nullptr), held(StateRole::kWeights));
     host.parameters = held(StateRole::kMasters) * 4;
     host.gradients = gradient_bytes();
-    host.optimizer = optimizer_bytes();
+    host.optimizer = optimizer_bytes() + kept_beside();
     host.communication = buffers.bytes();
   }
 
@@ -119,7 +123,7 @@ class MemoryPlanner {
     device.gradients = error_bytes();
     if (!plan_.offloads()) {
       device.gradients += gradient_bytes() - out.files.gradients;
-      device.optimizer = optimizer_bytes() - out.files.optimizer;
+      device.optimizer = optimizer_bytes() - out.files.optimizer + kept_beside();
     }
     device.communication = message_bytes();
 
@@ -175,9 +179,50 @@ class MemoryPlanner {
     return out;
   }
 
-  // What Muon needs of one matrix, or a stack of them, while it updates it.
+  // What optimizers keep in memory wherever the arrays lie: copies of all that updates ahead of
+  // their step change, and the chosen elements of ZenFlow.
+  int64_t kept_beside() const {
+    const auto& offload = config().zero.offload_optimizer;
+    if (offload && offload->super_offload && !plan_.model.own_parameters &&
+        config().zero.mics_shard_size < 1) {
+      return held(StateRole::kMasters) * int64_t{sizeof(float)} + optimizer_bytes();
+    }
+    return config().zero.zenflow ? chosen_bytes() : 0;
+  }
+
+  // Of a chosen element its place, two moments, and what masters in files hold of it.
+  int64_t chosen_bytes() const {
+    const ZeroConfig::ZenFlow& zenflow = *config().zero.zenflow;
+    int64_t chosen = 0;
+    for (const zero::GradientDomain& domain : plan_.layout->domains()) {
+      for (const nn::ParamId place : domain.flat.order()) {
+        const nn::Parameter& p = (*plan_.model.parameters)[domain.ids[static_cast<size_t>(place)]];
+        const int64_t count = p.trainable ? domain.flat.part(place).count : 0;
+        if (count == 0) continue;
+        const int64_t columns = p.shape.dims() == 2 ? p.shape[-1] : 0;
+        chosen += columns == 0
+                      ? count
+                      : count / columns *
+                            static_cast<int64_t>(zenflow.topk_ratio * static_cast<double>(columns));
+      }
+    }
+    const OptimizerConfig optimizer = config().optimizer.value_or(OptimizerConfig{});
+    const int64_t moment = optimizer.state_dtype == OptimizerStateType::kBf16 ? 2 : 4;
+    int64_t each = int64_t{sizeof(int32_t)} + 2 * moment;
+    if (plan_.in_files()) {
+      each += config().precision.split_master ? 2 : config().precision.rounded_masters ? 0 : 4;
+    }
+    return chosen * each;
+  }
+
+  // What Muon needs of one matrix, or a stack of them, while it updates it. And ZenFlow for the
+  // elements that it works on at a time: gradients, masters and weights of all and of chosen ones.
   int64_t update_scratch() const {
     const OptimizerConfig optimizer = config().optimizer.value_or(OptimizerConfig{});
+    if (config().zero.zenflow) {
+      constexpr int64_t kElements = int64_t{1} << 20, kBytes = 28;
+      return std::min(kElements, held(StateRole::kMasters)) * kBytes;
+    }
     if (optimizer.type != OptimizerType::kMuon) return 0;
     int64_t most = 0;
     for (nn::ParamId id = 0; id < plan_.model.parameters->size(); ++id) {
@@ -214,14 +259,15 @@ class MemoryPlanner {
     return most;
   }
 
-  // Memory of arrays in files that is kept for the next use.
+  // Memory that weights in files come through: what is read, and what is read ahead.
   int64_t kept_buffers() const {
+    constexpr int64_t kWeightBuffers = 4;
     if (!any_files()) return 0;
     const zero::StateFileOptions options =
         state_file_options(config(), false, shard_ranks(config(), plan_.world));
     int64_t bytes = 0;
     if (options.weights && plan_.world == 1) {
-      bytes += io::FileArrays::spare_bytes(options.weights->part_bytes);
+      bytes += kWeightBuffers * options.weights->part_bytes;
     }
     return bytes;
   }
@@ -238,7 +284,7 @@ class MemoryPlanner {
     const int at_once =
         1 + (options.optimizer->read_ahead ? 1 : 0) + (options.optimizer->write_behind ? 1 : 0);
     const auto parts = static_cast<int64_t>(static_cast<double>(part) * each) * at_once;
-    return parts + std::min(io::FileArrays::spare_bytes(part * int64_t{sizeof(float)}), parts);
+    return parts;
   }
 
   StateArraysOf state_arrays() const {
@@ -249,6 +295,7 @@ class MemoryPlanner {
                                                                     : DType::kFloat32;
     const int64_t elements = held(StateRole::kMasters) * dtype_size(out.type);
     if (elements > 0) out.arrays = (optimizer_bytes() + elements / 2) / elements;
+    if (config().zero.zenflow) out.scratch = update_scratch();
     return out;
   }
 
@@ -301,7 +348,7 @@ class MemoryPlanner {
         const int32_t group = groups[static_cast<size_t>(id)];
         const auto [each, fresh] = known.try_emplace({group, p.shape.dims() >= 2}, 0.0);
         if (fresh || optimizer.type == OptimizerType::kMuon) {
-          each->second = state_bytes(optimizer, p, group);
+          each->second = state_bytes(optimizer, config().zero.zenflow, p, group);
         }
         bytes += static_cast<double>(count) * each->second;
       }

@@ -1,14 +1,13 @@
 #include "engine/plan_pass.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "engine/plan_gathers.h"
 #include "engine/pretended_group.h"
-#include "io/spare_buffers.h"
+#include "io/spare_memory.h"
 #include "models/inputs.h"
 #include "nn/kept_inputs.h"
 #include "nn/loss.h"
@@ -26,45 +25,33 @@ class FileMemory : public std::enable_shared_from_this<FileMemory> {
       : device_(std::move(device)),
         ahead_(options.read_ahead),
         behind_(options.write_behind),
-        most_kept_(io::FileArrays::spare_bytes(std::max(options.part_bytes, part_bytes))) {}
+        kept_(options.kept_bytes),
+        spare_(std::max(options.part_bytes, part_bytes)) {}
 
   // For elements from `begin` on, in the middle of whole pages.
   Tensor take(DType type, int64_t elements, int64_t begin) {
     const int64_t item = dtype_size(type), shift = begin * item % io::kAlignment;
-    const int64_t size = io::SpareBuffers::size_class(shift + elements * item);
-    Tensor buffer;
-    if (const auto kept = kept_.find(size); kept != kept_.end()) {
-      buffer = std::move(kept->second);
-      kept_.erase(kept);
-      kept_bytes_ -= size;
-    } else {
-      buffer = Tensor::empty(device_, DType::kUInt8, {size}, MemoryTag::kIo);
-    }
-    const auto give = [self = shared_from_this(), buffer, size] { self->give(buffer, size); };
+    const int64_t bytes = shift + elements * item;
+    const Tensor buffer = spare_.take(bytes, [this](int64_t size) {
+      return Tensor::empty(device_, DType::kUInt8, {size}, MemoryTag::kIo);
+    });
+    const auto give = [self = shared_from_this(), buffer, bytes] {
+      self->spare_.give(buffer, bytes);
+    };
     const auto lent =
-        std::make_shared<Storage>(DeviceKind::kCpu, 0, buffer.raw(), size, false, give);
+        std::make_shared<Storage>(DeviceKind::kCpu, 0, buffer.raw(), bytes, false, give);
     return {lent, 0, type, {elements}};
   }
   // Nothing will be taken for a while.
-  void rest() {
-    kept_.clear();
-    kept_bytes_ = 0;
-  }
+  void rest() { spare_.clear(kept_); }
   bool reads_ahead() const { return ahead_; }
   bool writes_behind() const { return behind_; }
 
  private:
-  void give(const Tensor& buffer, int64_t size) {
-    if (kept_bytes_ + size > most_kept_) return;
-    kept_.emplace(size, buffer);
-    kept_bytes_ += size;
-  }
-
   const std::shared_ptr<Device> device_;
   const bool ahead_, behind_;
-  const int64_t most_kept_;
-  std::multimap<int64_t, Tensor> kept_;
-  int64_t kept_bytes_ = 0;
+  const int64_t kept_;
+  io::SpareMemory<Tensor> spare_;
 };
 
 // An array in a file while an update goes through it.
@@ -274,9 +261,11 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
     if (parameters()[id].trainable) reducer_of(place).complete(place.id, tile);
   }
 
-  // The update of arrays in files, run after run: of `states` arrays beside masters and gradients.
-  void update(DType state_type, int64_t states) {
+  // The update of arrays in files, run after run: of the states beside masters and gradients.
+  void update(const StateArraysOf& states) {
     if (!state_files_) return;
+    const Tensor scratch =
+        Tensor::empty(ctx_.device, DType::kUInt8, {states.scratch}, MemoryTag::kWorkspace);
     const PrecisionConfig& precision = plan_.config.precision;
     std::vector<MappedArray> arrays;
     if (!precision.rounded_masters) {
@@ -286,7 +275,7 @@ class PlannedState : public nn::ParameterReader, public nn::GradientSink {
       arrays.push_back({weight_files_, plan_.type});
     }
     arrays.push_back({state_files_, plan_.gradient_type(), /*written=*/false});
-    for (int64_t i = 0; i < states; ++i) arrays.push_back({state_files_, state_type});
+    for (int64_t i = 0; i < states.arrays; ++i) arrays.push_back({state_files_, states.type});
     const int64_t all = plan_.layout->held(zero::StateRole::kMasters);
     writing_ = {};
     // The norm reads the gradients once.
@@ -494,8 +483,18 @@ std::optional<PassMemory> count_passes(const PlanContext& plan,
     for (size_t i = 0; i < out.after.size(); ++i) {
       out.after[i] = device->account().now(static_cast<MemoryTag>(i));
     }
-    state.update(states.type, states.arrays);
-    out.in_update = device->account().total_peak() > most;
+    state.update(states);
+    const int64_t with_update = device->account().total_peak();
+    out.in_update = with_update > most;
+    // The next step's passes, beside what the update keeps.
+    if (plan.in_files()) {
+      state.rest();
+      state.pieces_changed();
+      state.begin_pass();
+      run_pass(plan, ctx, state);
+      state.end_pass();
+      if (device->account().total_peak() > with_update) out.in_update = false;
+    }
   } catch (const Error& error) {
     if (error.code() == Code::kOutOfMemory) return {};  // a limit on the address space
     throw;

@@ -21,6 +21,7 @@ struct PassMemory {
 struct StateArraysOf {
   DType type = DType::kFloat32;
   int64_t arrays = 0;
+  int64_t scratch = 0;  // bytes that an update of them needs besides
 };
 
 // `resting` bytes by tag are there all the while. None where there are no passes to run, or no

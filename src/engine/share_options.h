@@ -102,6 +102,10 @@ inline io::FileArrayOptions input_file_options(const Config& config) {
   return files;
 }
 
+// Memory that state travels through and that stays from one update to the next. Where a system
+// takes back what is free, as virtual machines do, fresh memory costs more time than the disk.
+constexpr int64_t kKeptForUpdates = int64_t{64} << 20;
+
 // What the offload to files and `aio` say, of a rank of so many that share a copy of the weights.
 // `states_alone`: gradients stay in memory.
 inline zero::StateFileOptions state_file_options(const Config& config, bool states_alone,
@@ -114,6 +118,7 @@ inline zero::StateFileOptions state_file_options(const Config& config, bool stat
   if (zero.offload_optimizer && zero.offload_optimizer->in_files()) {
     options.optimizer = files;
     options.optimizer->part_bytes = 0;  // what an update takes at a time
+    options.optimizer->kept_bytes = kKeptForUpdates;
     options.optimizer->setting = "zero_optimization.offload_optimizer.nvme_path";
     options.optimizer->folder = zero.offload_optimizer->nvme_path;
     options.optimizer->read_ahead = zero.offload_optimizer->pipeline_read;

@@ -150,13 +150,21 @@ void place_weights(RunContext& run) {
 
 }  // namespace
 
+bool updates_ahead(const RunContext& run) {
+  const auto& offload = run.config.zero.offload_optimizer;
+  return offload && offload->super_offload &&
+         has_effect(run, "zero_optimization.offload_optimizer.super_offload");
+}
+
 DType compute_type_of(const Config& config) { return dtype_of(config.precision.compute); }
 
 void set_up_state(RunContext& run) {
   place_weights(run);
   zero::TrainState& state = *run.state;
   if (run.config.precision.fp8.enabled) state.weights().set_fp8(make_fp8(run));
-  state.gradients().allocate(run.context(), dtype_of(run.config.precision.grad_accum_dtype));
+  end_group_on_io_error(run.world(), [&] {
+    state.gradients().allocate(run.context(), dtype_of(run.config.precision.grad_accum_dtype));
+  });
   if (!run.config.zero.ignore_unused_parameters) {
     state.gradients().marks().track();
     // Those of experts that other ranks hold are given there.

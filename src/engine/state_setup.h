@@ -9,6 +9,8 @@ namespace ds {
 // Collective: spreads, offloads or converts the weights as the configuration says, and makes room
 // for gradients.
 void set_up_state(RunContext& run);
+// Whether offload_optimizer.super_offload is asked for and has an effect; a warning where not.
+bool updates_ahead(const RunContext& run);
 // Ends that, and the model holds its weights again, without waiting for anybody; what goes wrong is
 // logged.
 void release_state(RunContext& run) noexcept;

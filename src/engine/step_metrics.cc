@@ -183,6 +183,10 @@ void StepMetrics::add_to(std::vector<Metric>& metrics) const {
     add("memory_peak_bytes", static_cast<double>(step_peaks_.back()));
   }
   experts_.add_to(metrics);
+  if (ahead_) {
+    metrics.push_back({"Train/Samples/super_offload_share", ahead_->share});
+    metrics.push_back({"Train/Samples/super_offload_undone", ahead_->undone ? 1.0 : 0.0});
+  }
   if (!extent_) return;
   const auto tell = [&](const char* tag, double value) {
     metrics.push_back({str_cat("Train/Samples/zenflow_", tag), value});

@@ -32,6 +32,8 @@ class StepMetrics {
   void count_batch(const Tensor& ids);
   // What the step's update did, where the optimizer leaves a part of the elements for later.
   void set_extent(const std::optional<optim::UpdateExtent>& extent) { extent_ = extent; }
+  // What of it was made before the step, where the optimizer does that.
+  void set_ahead(const std::optional<optim::Optimizer::Ahead>& ahead) { ahead_ = ahead; }
   // Of its layers of experts, if there are any.
   void count_experts(const nn::RouterRecord& routers) { experts_.add(routers); }
   // Collective, where the model has any: they become those of all ranks.
@@ -86,7 +88,8 @@ class StepMetrics {
   std::unique_ptr<ModuleProfile> profile_;  // while its step is open
   Json profile_json_;
   Peaks step_peaks_{}, peaks_{};
-  std::optional<optim::UpdateExtent> extent_;  // of the last step
+  std::optional<optim::UpdateExtent> extent_;     // of the last step
+  std::optional<optim::Optimizer::Ahead> ahead_;  // likewise
 };
 
 }  // namespace ds

@@ -77,12 +77,14 @@ void Trainer::backward(const Tensor& loss) {
 }
 
 void Trainer::run_forward(models::Batch batch, const Tensor& labels) {
+  updater_.undo_ahead();  // after a backward that was not the step's last
   const models::Batch inputs = models::to_device(std::move(batch), run_.model->device());
   end_group_on_io_error(run_.world(), [&] { passes_->forward(inputs, labels); });
 }
 
 void Trainer::run_backward() {
   try {
+    if (last_backward_is_next()) updater_.update_ahead(*run_.state, run_.context());
     end_group_on_io_error(run_.world(), [&] { passes_->backward(); });
   } catch (...) {
     drop_open_step();
@@ -109,6 +111,13 @@ void Trainer::run_passes(const MicroBatch& samples) {
   run_backward();
 }
 
+// As far as is known: who sets boundaries may do so after it.
+bool Trainer::last_backward_is_next() const {
+  if (open_.mode.joined || open_.mode.no_sync) return false;
+  if (!run_.config.managed_gradient_accumulation) return true;
+  return open_.mode.boundary.value_or(open_.micro_batches + 1 >= run_.config.batch.accumulation);
+}
+
 bool Trainer::run_graph(const models::Batch& batch, const Tensor& labels) {
   open_.begin_clock();
   const ModelPasses::GraphInputs inputs = passes_->graph_inputs(batch, labels);
@@ -129,6 +138,7 @@ bool Trainer::run_graph(const models::Batch& batch, const Tensor& labels) {
 // A backward that failed has added an unknown part of its gradients: the whole open step goes.
 void Trainer::drop_open_step() {
   observer_.metrics().drop_step();
+  updater_.undo_ahead();
   passes_->drop();
   open_.clear();
   scopes_.pass().drop_uses();
@@ -189,6 +199,7 @@ bool Trainer::close_micro_batch(bool reduce) {
   open_.own_micro_batches += open_.mode.joined ? 0 : 1;
   ++open_.progress.micro_steps;
   ++open_.micro_batches;
+  if (!at_boundary()) updater_.undo_ahead();
   return at_boundary();
 }
 
@@ -264,6 +275,7 @@ StepReport Trainer::apply_update() {
   const bool mean = run_.state->gradients().op() == ReduceOp::kAverage;
   const Updater::Outcome outcome = update_state(run_, updater_, mean ? share : 1);
   observer_.metrics().set_extent(outcome.extent);
+  observer_.metrics().set_ahead(outcome.ahead);
   if (outcome.applied) {
     end_group_on_io_error(run_.world(),
                           [&] { move_router_biases(run_, observer_.metrics().expert_loads()); });

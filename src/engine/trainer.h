@@ -52,6 +52,7 @@ class Trainer {
   StepReport finish_micro_batch();
   bool close_micro_batch(bool reduce = true);
   bool at_boundary() const;
+  bool last_backward_is_next() const;
   StepReport finish_step();
   StepReport apply_update();
   void complete(StepReport& report, const StepTotals& totals);

@@ -9,6 +9,7 @@
 #include "optim/groups.h"
 #include "tensor/transfer.h"
 #include "zero/gradient_values.h"
+#include "zero/state_files.h"
 
 namespace ds {
 namespace {
@@ -53,18 +54,31 @@ std::shared_ptr<optim::ShardGroup> find_shard_group(const zero::TrainState& stat
   return state.shard_group(std::move(trainable));
 }
 
+// That are updated at a time ahead of their step: the smaller, the earlier the first ones begin.
+int64_t elements_ahead(const Config& config) {
+  constexpr int64_t kMost = int64_t{2} << 20;
+  return zero::StateFiles::most_of(std::min(config.zero.sub_group_size, kMost));
+}
+
 std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config,
                                                  const OptimizerConfig& optimizer,
                                                  const std::vector<optim::TensorPlace>& places,
-                                                 const zero::TrainState& state) {
+                                                 const zero::TrainState& state, bool ahead) {
   const zero::StateArrays& arrays = state.arrays();
   const auto& zenflow = config.zero.zenflow;
   if (!zenflow) {
     return optim::make_optimizer(optimizer, places, arrays.state_memory(), find_shard_group(state),
-                                 state.offload_store(), arrays.factory);
+                                 state.offload_store(), arrays.factory,
+                                 ahead ? elements_ahead(config) : 0);
   }
   return optim::make_zenflow(optimizer, *zenflow, places, arrays.state_memory(),
                              find_shard_group(state), state.offload_store(), arrays.factory);
+}
+
+// Of the update that runs beside the passes.
+int threads_ahead(const Config& config) {
+  const int all = config.threads > 0 ? config.threads : ThreadPool::available_cpus();
+  return std::max(1, static_cast<int>(config.zero.offload_optimizer->cpuadam_cores_perc * all));
 }
 
 // Names what made the norm infinite or NaN.
@@ -79,16 +93,17 @@ void find_bad_gradient(const OpContext& ctx, const zero::TrainState& state,
 
 }  // namespace
 
-Updater::Updater(const Config& config, const zero::TrainState& state)
+Updater::Updater(const Config& config, const zero::TrainState& state, bool ahead)
     : optimizer_config_(config.optimizer.value_or(OptimizerConfig{})),
       clipping_(config.gradient_clipping),
       skip_above_(config.gradient_skip_norm),
       may_skip_(config.precision.compute != Precision::kBf16 ||
                 config.precision.check_grad_overflow),
+      ahead_(ahead),
       max_consecutive_skips_(config.max_consecutive_skips),
       device_(state.arrays().state_memory()),
       places_(find_places(optimizer_config_, state)),
-      optimizer_(make_optimizer(config, optimizer_config_, places_, state)),
+      optimizer_(make_optimizer(config, optimizer_config_, places_, state, ahead)),
       scaler_(config.precision) {
   // Muon has two rates per group.
   const std::span<const double> rates = optimizer_->base_rates();
@@ -98,6 +113,7 @@ Updater::Updater(const Config& config, const zero::TrainState& state)
   }
   rates_.resize(schedules_.size());
   follow_schedule();
+  if (ahead_) optimizer_->go_ahead(state.arrays().flat, threads_ahead(config));
   place_of_.assign(static_cast<size_t>(state.parameters().size()), -1);
   for (size_t i = 0; i < places_.size(); ++i) {
     place_of_[static_cast<size_t>(state.parameters().find(places_[i].name))] =
@@ -113,7 +129,7 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::TrainState& state, 
   Outcome outcome;
   outcome.lr = rates_.empty() ? 0 : rates_.front();
   outcome.loss_scale = scaler_.scale();
-  const kernels::GateRule rule{outcome.loss_scale, share, clipping_, may_skip_, skip_above_};
+  const kernels::GateRule rule = gate_rule(share);
   const bool gated =
       device_->kind() == DeviceKind::kCuda && !state.shared() && optimizer_->takes_gate();
   const kernels::UpdateGate gate =
@@ -122,8 +138,10 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::TrainState& state, 
   outcome.grad_norm = finite ? gate.norm : -1;
   if (!finite) find_bad_gradient(ctx, state, outcome);
   outcome.applied = gate.open != 0;
-  if (outcome.applied) outcome.extent = optimizer_->extent();
+  plain_ = outcome.applied && gate.grad_scale == plain_scale();
   if (outcome.applied) {
+    outcome.extent = optimizer_->extent();
+    outcome.ahead = optimizer_->ahead();
     if (!schedules_.empty() && schedules_.front().active()) follow_schedule();
     consecutive_skips_ = 0;
   } else {
@@ -131,6 +149,25 @@ Updater::Outcome Updater::update(const OpContext& ctx, zero::TrainState& state, 
   }
   scaler_.update(!finite);
   return outcome;
+}
+
+kernels::GateRule Updater::gate_rule(double share) const {
+  return {scaler_.scale(), share, clipping_, may_skip_, skip_above_};
+}
+
+// Of gradients that are neither clipped nor uneven.
+float Updater::plain_scale() const { return kernels::decide_update(0, gate_rule(1)).grad_scale; }
+
+void Updater::update_ahead(zero::TrainState& state, const OpContext& ctx) {
+  if (!ahead_ || !plain_) return;
+  const zero::StateArrays& arrays = state.arrays();
+  arrays.hold_masters();
+  optim::UpdateStep step = next_step();
+  step.epoch_steps = epoch_steps_;
+  step.grad_scale = plain_scale();
+  optimizer_->expect_step(arrays.state_context(ctx), step, arrays.flat);
+  state.gradients().tell_complete(
+      [this](nn::ParamId id) { optimizer_->gradient_complete(place(id)); });
 }
 
 optim::UpdateStep Updater::next_step() const {
@@ -167,7 +204,10 @@ kernels::UpdateGate Updater::update_after_norm(const OpContext& ctx, zero::Train
                                                const kernels::GateRule& rule) {
   const double norm = std::sqrt(zero::gradient_squares(ctx, state.gradients()).value());
   const kernels::UpdateGate gate = kernels::decide_update(norm, rule);
-  if (gate.open == 0) return gate;
+  if (gate.open == 0) {
+    optimizer_->undo_ahead();
+    return gate;
+  }
   optim::UpdateStep step = next_step();
   step.norm = norm;
   step.epoch_steps = epoch_steps_;

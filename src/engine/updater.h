@@ -20,7 +20,8 @@ namespace ds {
 
 class Updater {
  public:
-  Updater(const Config& config, const zero::TrainState& state);
+  // `ahead`: elements are updated before their step is made, as soon as it is likely.
+  Updater(const Config& config, const zero::TrainState& state, bool ahead);
 
   struct Outcome {
     bool applied = false;
@@ -30,12 +31,19 @@ class Updater {
     std::string first_bad_tensor;
     int64_t first_bad_element = -1;
     double first_bad_value = 0;
-    std::optional<optim::UpdateExtent> extent;  // of optimizers that leave a part for later
+    std::optional<optim::UpdateExtent> extent;     // of optimizers that leave a part for later
+    std::optional<optim::Optimizer::Ahead> ahead;  // of those that update ahead of the step
   };
   // Updates weights and optimizer state, or leaves both when a gradient is not finite and the
   // configuration says so. Gradients are left for the caller to clear.
   // `share` multiplies the gradients: where some ranks had fewer micro batches than others.
   Outcome update(const OpContext& ctx, zero::TrainState& state, double share = 1);
+
+  // Before the backward that is likely to be the step's last: elements may be updated from now on,
+  // as update() will if nothing is clipped or overflows. Not where the last step was not like that.
+  void update_ahead(zero::TrainState& state, const OpContext& ctx);
+  // That step does not come like this, or not yet.
+  void undo_ahead() { optimizer_->undo_ahead(); }
 
   // Which parameters decay, for the log; empty where that needs no word.
   std::string describe_decay() const;
@@ -90,6 +98,8 @@ class Updater {
   int64_t schedule_steps() const { return optimizer_->steps() + schedule_lead_; }
   void follow_schedule();
   optim::UpdateStep next_step() const;
+  kernels::GateRule gate_rule(double share) const;
+  float plain_scale() const;
   kernels::UpdateGate update_after_norm(const OpContext& ctx, zero::TrainState& state,
                                         const kernels::GateRule& rule);
   kernels::UpdateGate update_with_gate(const OpContext& ctx, zero::TrainState& state,
@@ -99,6 +109,8 @@ class Updater {
   double clipping_;
   double skip_above_;
   bool may_skip_;
+  bool ahead_;
+  bool plain_ = true;  // the last step neither clipped nor skipped its gradients
   int64_t max_consecutive_skips_;
   std::shared_ptr<Device> device_;  // where the optimizer's state lies
   std::vector<optim::TensorPlace> places_;

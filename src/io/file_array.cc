@@ -13,11 +13,25 @@
 namespace ds::io {
 namespace {
 
-// Memory of so many parts is kept for the next: what is mapped together is given back together.
-constexpr int64_t kSpareParts = 4;
-
 int64_t round_down(int64_t n) { return n / kAlignment * kAlignment; }
 int64_t round_up(int64_t n) { return round_down(n + kAlignment - 1); }
+
+// Memory that goes back to the spare with its last use. Both outlive it: the spare, and the device
+// whose account counts it.
+struct Lent {
+  std::shared_ptr<Device> device;
+  std::shared_ptr<SpareMemory<Buffer>> spare;
+  int64_t bytes = 0;
+  Buffer buffer = {};
+
+  Lent(std::shared_ptr<Device> on, std::shared_ptr<SpareMemory<Buffer>> from, int64_t size)
+      : device(std::move(on)), spare(std::move(from)), bytes(size) {}
+  ~Lent() {
+    if (buffer) spare->give(std::move(buffer), bytes);
+  }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+};
 
 }  // namespace
 
@@ -26,7 +40,7 @@ int64_t round_up(int64_t n) { return round_down(n + kAlignment - 1); }
 FileArrays::FileArrays(const FileArrayOptions& options, std::shared_ptr<Device> device)
     : options_(options),
       device_(std::move(device)),
-      spare_(std::make_shared<SpareBuffers>(spare_bytes(options.part_bytes), &device_->account())),
+      spare_(std::make_shared<SpareMemory<Buffer>>(round_up(options.part_bytes))),
       engine_({options.queue, options.parallelism}) {
   std::error_code error;
   DS_CHECK(std::filesystem::is_directory(options_.folder, error), Code::kIo,
@@ -35,21 +49,18 @@ FileArrays::FileArrays(const FileArrayOptions& options, std::shared_ptr<Device> 
            options_.setting.empty() ? "" : str_cat(" (", options_.setting, ")"));
 }
 
-int64_t FileArrays::spare_bytes(int64_t part_bytes) { return kSpareParts * round_up(part_bytes); }
-
 std::shared_ptr<Storage> FileArrays::memory(int64_t bytes, int64_t shift) {
   const int64_t wanted = round_up(shift + bytes);
-  std::shared_ptr<Buffer> buffer;
+  const auto lent = std::make_shared<Lent>(device_, spare_, wanted);
   try {
-    buffer = std::make_shared<Buffer>(spare_->take(wanted));
+    lent->buffer =
+        spare_->take(wanted, [this](int64_t size) { return Buffer(size, &device_->account()); });
   } catch (const Error& error) {
     if (error.code() != Code::kOutOfMemory) throw;
     fail_out_of_memory(*device_, "the CPU", wanted, MemoryTag::kIo, 0);
   }
-  std::byte* const data = buffer->data() + shift;
-  // Both outlive the memory: the spare ones, and the device whose account counts it.
-  auto release = [buffer, spare = spare_, device = device_] { spare->give(std::move(*buffer)); };
-  return std::make_shared<Storage>(DeviceKind::kCpu, 0, data, bytes, false, std::move(release));
+  std::byte* const data = lent->buffer.data() + shift;
+  return std::make_shared<Storage>(DeviceKind::kCpu, 0, data, bytes, false, [lent] {});
 }
 
 std::shared_ptr<ArrayStore> FileArrays::make(std::string_view name, DType dtype, int64_t elements) {

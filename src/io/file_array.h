@@ -16,7 +16,7 @@
 #include "io/buffer.h"
 #include "io/engine.h"
 #include "io/file.h"
-#include "io/spare_buffers.h"
+#include "io/spare_memory.h"
 #include "tensor/array_store.h"
 
 namespace ds::io {
@@ -24,8 +24,10 @@ namespace ds::io {
 struct FileArrayOptions {
   std::filesystem::path folder;
   std::string setting = "";  // that names it, for messages
-  // What is best mapped at a time, in bytes; of memory a few times as much is kept for the next.
-  int64_t part_bytes = int64_t{32} << 20;
+  // What is best mapped at a time, in bytes. Memory of at most that size is kept for the next range
+  // until what was written rests, and so much of it from then on.
+  int64_t part_bytes = int64_t{4} << 20;
+  int64_t kept_bytes = 0;
   bool read_ahead = true;  // else prefetch() does nothing
   // Ranges of an array that were asked for and not mapped yet; more push the oldest out.
   size_t ranges_ahead = 2;
@@ -47,20 +49,18 @@ class FileArrays : public std::enable_shared_from_this<FileArrays> {
   // An array of zeros in a file of its own. `name` is for messages. kIo where the disk has no room.
   std::shared_ptr<ArrayStore> make(std::string_view name, DType dtype, int64_t elements);
 
-  // What is kept of memory for parts of so many bytes.
-  static int64_t spare_bytes(int64_t part_bytes);
   const FileArrayOptions& options() const { return options_; }
   Engine& engine() { return engine_; }
   // Memory of so many bytes for a tensor, which goes back to the pool with its last use. It begins
   // `shift` bytes behind an address that suits the device.
   std::shared_ptr<Storage> memory(int64_t bytes, int64_t shift);
-  // Nothing will be mapped for a while: memory that is kept is freed.
-  void rest() noexcept { spare_->clear(); }
+  // Nothing will be mapped for a while: memory that is kept is freed, but for `kept_bytes`.
+  void rest() noexcept { spare_->clear(options_.kept_bytes); }
 
  private:
   const FileArrayOptions options_;
   const std::shared_ptr<Device> device_;
-  const std::shared_ptr<SpareBuffers> spare_;
+  const std::shared_ptr<SpareMemory<Buffer>> spare_;
   int64_t made_ = 0;
   Engine engine_;  // last: it waits for what is under way
 };

@@ -1,6 +1,8 @@
 // Optimizers that treat every element alike: Adam, AdamW, NAdam, RMSprop, Adagrad, Lion and SGD.
 #include <algorithm>
 
+#include "ops/elementwise.h"
+#include "optim/early_updates.h"
 #include "optim/flat_optimizer.h"
 
 namespace ds::optim {
@@ -64,23 +66,107 @@ class Elementwise : public FlatOptimizer {
     add_space(make_space(std::move(options)));
   }
 
-  bool takes_gate() const override { return true; }
+  bool takes_gate() const override { return early_ == nullptr; }
 
   void step(const OpContext& ctx, const UpdateStep& step, FlatTensors& tensors) override {
+    take_ahead(step);
     begin_step(step, tensors);
     const std::vector<kernels::UpdateConstants> all =
         constants(kind_.rule, step, [&](size_t group) { return step.rates[group]; });
-    update_runs(ctx, space(0), tensors, Writes::kBoth,
-                [&](const StateRun& run, ops::UpdateTensors& part) {
-                  ops::UpdateWork work = run.work(all);
-                  work.gate = step.gate;
-                  ops::optimizer_update(ctx, kind_.rule, work, part);
-                });
+    const auto update = [&](const StateRun& run, ops::UpdateTensors& part) {
+      ops::UpdateWork work = run.work(all);
+      work.gate = step.gate;
+      ops::optimizer_update(ctx, kind_.rule, work, part);
+    };
+    if (ahead_.share > 0) {
+      update_what_is_left(ctx, tensors, update);
+    } else {
+      update_runs(ctx, space(0), tensors, Writes::kBoth, update);
+    }
     end_step();
   }
 
+  void go_ahead(const FlatTensors& tensors, int threads) override {
+    early_ = std::make_unique<EarlyUpdates>(space(0), tensors, state_device(), threads);
+  }
+
+  void expect_step(const OpContext& ctx, const UpdateStep& step,
+                   const FlatTensors& tensors) override {
+    undo_ahead();
+    begin_step(step, tensors);
+    expected_ = step;
+    auto all = constants(kind_.rule, step, [&](size_t group) { return step.rates[group]; });
+    early_->open(ctx, tensors,
+                 [rule = kind_.rule, all = std::move(all)](
+                     const OpContext& beside, const StateRun& run, ops::UpdateTensors& part) {
+                   ops::optimizer_update(beside, rule, run.work(all), part);
+                 });
+  }
+  void gradient_complete(size_t tensor) override { early_->gradient_complete(tensor); }
+  void undo_ahead() override { undo(); }
+  std::optional<Ahead> ahead() const override {
+    if (!early_) return {};
+    return expected_ ? Ahead{made_share(), undone_} : ahead_;
+  }
+
+  // Whoever looks at states sees those of the last step.
+  void read_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
+                        float* out) const override {
+    undo();
+    FlatOptimizer::read_state_range(tensor, state, begin, end, out);
+  }
+  void write_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
+                         const float* values) override {
+    undo();
+    FlatOptimizer::write_state_range(tensor, state, begin, end, values);
+  }
+  Tensor state_view(size_t tensor, const std::string& state) const override {
+    undo();
+    return FlatOptimizer::state_view(tensor, state);
+  }
+  void begin_load() override { undo(); }
+
  private:
+  void undo() const {
+    expected_.reset();
+    if (early_ && early_->undo()) undone_ = true;
+  }
+
+  // What was made ahead, if it was made for this step.
+  void take_ahead(const UpdateStep& step) {
+    if (!early_) return;
+    early_->close();
+    if (!expected_ || !same_update(*expected_, step)) undo();
+    expected_.reset();
+    ahead_ = {made_share(), std::exchange(undone_, false)};
+  }
+
+  double made_share() const {
+    int64_t all = 0;
+    for (const StateRun& run : space(0).runs()) all += run.end - run.begin;
+    if (all == 0) return 0;
+    return static_cast<double>(early_->made_elements()) / static_cast<double>(all);
+  }
+
+  // Of what is updated, the copies that the model computes with are made.
+  void update_what_is_left(const OpContext& ctx, const FlatTensors& tensors,
+                           const UpdateRun& update) {
+    const std::span<const StateRun> runs = space(0).runs();
+    for (size_t i = 0; i < runs.size(); ++i) {
+      if (early_->made(i)) {
+        publish(ctx, space(0), runs[i], tensors);
+      } else {
+        update_run(ctx, space(0), runs[i], nullptr, tensors, Writes::kBoth, update);
+      }
+    }
+    early_->keep();
+  }
+
   Kind kind_;
+  mutable std::optional<UpdateStep> expected_;
+  mutable bool undone_ = false;  // since the last step
+  Ahead ahead_;
+  std::unique_ptr<EarlyUpdates> early_;  // null: all is updated in step(); last: it uses the above
 };
 
 }  // namespace

@@ -37,6 +37,7 @@ StateSpace FlatOptimizer::make_space(StateSpace::Options options,
         options.most_elements > 0 ? std::min(options.most_elements, most) : most;
   };
   if (setup_.offload) limit(setup_.offload->sub_group_elements());
+  if (setup_.most_elements > 0) limit(setup_.most_elements);
   if (setup_.arrays) limit(setup_.arrays->most_elements());
   options.arrays = setup_.arrays;
   return {options, setup_.places, setup_.device};
@@ -149,6 +150,17 @@ void FlatOptimizer::update_run(const OpContext& ctx, const StateSpace& space, co
   update(run, mapped.part);
   if (mapped.copy) ops::cast(ctx, mapped.part.master, mapped.copy);
   if (setup_.offload) setup_.offload->flush(group, mapped.part, weights);
+  mapped.close();
+}
+
+void FlatOptimizer::publish(const OpContext& ctx, const StateSpace& space, const StateRun& run,
+                            const FlatTensors& tensors) const {
+  MappedRun mapped = space.map_weights(run, tensors, Access::kReadWrite);
+  const SubGroup group{run.begin, run.end, run.flat};
+  if (setup_.offload) setup_.offload->fetch(group, mapped.part, /*weights=*/true);
+  if (mapped.part.model) ops::cast(ctx, mapped.part.master, mapped.part.model);
+  if (mapped.copy) ops::cast(ctx, mapped.part.master, mapped.copy);
+  if (setup_.offload) setup_.offload->flush(group, mapped.part, /*weights=*/true);
   mapped.close();
 }
 

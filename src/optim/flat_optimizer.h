@@ -14,6 +14,7 @@ struct Setup {
   std::shared_ptr<ShardGroup> shard_group;  // null where tensors are whole
   std::shared_ptr<OffloadStore> offload;  // null where the update works on everything where it lies
   std::shared_ptr<ArrayFactory> arrays;   // null where all states lie in memory
+  int64_t most_elements = 0;              // that an update takes at a time; 0: all that there are
 };
 
 class FlatOptimizer : public Optimizer {
@@ -82,6 +83,10 @@ class FlatOptimizer : public Optimizer {
                   const UpdateRun& update) const;
   void update_runs(const OpContext& ctx, const StateSpace& space, const FlatTensors& tensors,
                    Writes writes, const UpdateRun& update) const;
+  // Of a run whose masters are updated: makes the copies that the model computes with.
+  void publish(const OpContext& ctx, const StateSpace& space, const StateRun& run,
+               const FlatTensors& tensors) const;
+  const std::shared_ptr<Device>& state_device() const { return setup_.device; }
   // Opens a step: checks what it is given, and encodes states that were written.
   void begin_step(const UpdateStep& step, const FlatTensors& tensors);
   // Closes it, when its states rest.

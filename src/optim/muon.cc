@@ -196,10 +196,15 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           const std::shared_ptr<Device>& device,
                                           std::shared_ptr<ShardGroup> shard_group,
                                           std::shared_ptr<OffloadStore> offload,
-                                          std::shared_ptr<ArrayFactory> arrays) {
-  Setup setup{
-      config,           std::move(places), device, std::move(shard_group), std::move(offload),
-      std::move(arrays)};
+                                          std::shared_ptr<ArrayFactory> arrays,
+                                          int64_t most_elements) {
+  Setup setup{config,
+              std::move(places),
+              device,
+              std::move(shard_group),
+              std::move(offload),
+              std::move(arrays),
+              most_elements};
   switch (config.type) {
     case OptimizerType::kLamb:
       return make_lamb(std::move(setup));

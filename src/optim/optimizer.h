@@ -124,10 +124,10 @@ class Optimizer {
   virtual std::optional<UpdateExtent> extent() const { return {}; }
   // Waits for what is under way, and puts masters and states that it keeps where they belong:
   // before others read or write them.
-  virtual void settle() {}
+  virtual void put_back() {}
   // Whether the values of an update wait to be taken, which others that write masters would lose.
   virtual bool update_waits() const { return false; }
-  // Before masters and states are loaded: settles, and gives up what is under way.
+  // Before masters and states are loaded: puts back, and gives up what is under way.
   virtual void begin_load() {}
   // What it needs besides tensors to go on; null: nothing. check_saved throws kCorrupt for what
   // restore cannot take, which is called when steps and states are there; null: it was not saved.
@@ -136,6 +136,29 @@ class Optimizer {
   virtual void restore(const Json& /*saved*/) {}
   // Whether a checkpoint that saved this needs no state of that name.
   virtual bool may_lack(const std::string& /*state*/, const Json& /*saved*/) const { return false; }
+
+  // ---- of those that update elements ahead of the step ----
+  // From now on it does so, with so many threads; `tensors` are those of all steps. Only for
+  // optimizers that treat every element alike.
+  virtual void go_ahead(const FlatTensors& /*tensors*/, int /*threads*/) {
+    fail(Code::kInternal, "this optimizer does not update single elements ahead of a step");
+  }
+  // The next step is expected to be this one, of which the norm is not known: elements may be
+  // updated once their gradients are complete. step() makes what is missing, and undoes what was
+  // made for another step.
+  virtual void expect_step(const OpContext& /*ctx*/, const UpdateStep& /*step*/,
+                           const FlatTensors& /*tensors*/) {}
+  // What this rank owns of a tensor's gradient is what it will be in that step.
+  virtual void gradient_complete(size_t /*tensor*/) {}
+  // Undoes what was updated ahead, bit for bit: before others read or write masters, states or
+  // gradients, and where there is no step.
+  virtual void undo_ahead() {}
+  // Of the last step or, while one is expected, of that one so far.
+  struct Ahead {
+    double share = 0;     // of the own elements, updated ahead of it
+    bool undone = false;  // updates were undone since the step before
+  };
+  virtual std::optional<Ahead> ahead() const { return {}; }
 
   // LAMB: by tensor, of the last update, where this rank owns a part of it; empty for the others.
   virtual std::span<const double> trust_ratios() const { return {}; }
@@ -146,13 +169,15 @@ class Optimizer {
 
 // `places` are all trainable tensors. Without a shard group LAMB and Muon refuse tensors that are
 // cut. States are made in the memory of `device`, or by a factory that makes them. With an offload
-// store they rest there with masters and gradients, and updates go through it.
+// store they rest there with masters and gradients, and updates go through it. Updates that need no
+// whole tensors take `most_elements` at a time; 0: as many as there are.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<TensorPlace> places,
                                           const std::shared_ptr<Device>& device,
                                           std::shared_ptr<ShardGroup> shard_group = nullptr,
                                           std::shared_ptr<OffloadStore> offload = nullptr,
-                                          std::shared_ptr<ArrayFactory> arrays = nullptr);
+                                          std::shared_ptr<ArrayFactory> arrays = nullptr,
+                                          int64_t most_elements = 0);
 
 // ZenFlow's AdamW or Adam, likewise.
 std::unique_ptr<Optimizer> make_zenflow(const OptimizerConfig& config,

@@ -151,7 +151,7 @@ void ZenFlow::step(const OpContext& ctx, const UpdateStep& step, FlatTensors& te
 }
 
 void ZenFlow::update_everything(const StepWork& work) {
-  put_back();
+  put_kept_back();
   update_runs(work.ctx, moments(), work.tensors, Writes::kBoth,
               [&](const StateRun& run, ops::UpdateTensors& part) {
                 ops::optimizer_update(work.ctx, kRule, run.work(work.chosen), part);
@@ -218,7 +218,7 @@ ZenFlow::Chosen ZenFlow::chosen_of(const StateRun& run) const {
   return out;
 }
 
-// Nothing runs beside where anything is missing: settle() has waited for it.
+// Nothing runs beside where anything is missing: put_back() has waited for it.
 void ZenFlow::load_kept(const StepWork& work) {
   ThreadPool& pool = *work.ctx.pool;
   for (size_t i = 0; i < runs().size(); ++i) {
@@ -501,7 +501,7 @@ std::vector<int64_t> ZenFlow::column_sums(const StepWork& work) const {
 
 void ZenFlow::choose(StepWork& work) {
   if (next_ready_) publish_next(work);
-  put_back();
+  put_kept_back();
   const bool before = choice_.made();
   std::vector<int64_t> sums = column_sums(work);
   if (shard_group() != nullptr) shard_group()->sum(sums);
@@ -616,7 +616,7 @@ std::vector<UpdateIntervals::Magnitudes> ZenFlow::magnitudes(const StepWork& wor
 // ---- as others see it ----
 
 // What is kept goes to the arrays, and is read from there again when a step needs it.
-void ZenFlow::put_back() const {
+void ZenFlow::put_kept_back() const {
   beside_.wait();
   for (size_t i = 0; i < runs().size(); ++i) {
     KeptRun& kept = kept_[i];
@@ -641,7 +641,7 @@ void ZenFlow::put_back() const {
 
 void ZenFlow::begin_load() {
   try {
-    put_back();
+    put_kept_back();
   } catch (const Error&) {  // what is loaded takes the place of what is lost
     beside_.forget();
     kept_.assign(runs().size(), {});
@@ -653,20 +653,20 @@ void ZenFlow::read_state_range(size_t tensor, const std::string& state, int64_t 
                                float* out) const {
   const bool empty = (state == kWaitingState && intervals_.waiting() == 0) ||
                      (state == kNextState && !next_ready_);
-  put_back();
+  put_kept_back();
   FlatOptimizer::read_state_range(tensor, state, begin, end, out);
   if (empty) std::fill_n(out, end - begin, 0.0f);
 }
 
 void ZenFlow::write_state_range(size_t tensor, const std::string& state, int64_t begin, int64_t end,
                                 const float* values) {
-  put_back();
+  put_kept_back();
   FlatOptimizer::write_state_range(tensor, state, begin, end, values);
 }
 
 Tensor ZenFlow::state_view(size_t tensor, const std::string& state) const {
   if (state == kWaitingState || state == kNextState) return {};
-  put_back();
+  put_kept_back();
   return FlatOptimizer::state_view(tensor, state);
 }
 
@@ -730,9 +730,13 @@ std::unique_ptr<Optimizer> make_zenflow(const OptimizerConfig& config,
                                         std::shared_ptr<ShardGroup> shard_group,
                                         std::shared_ptr<OffloadStore> offload,
                                         std::shared_ptr<ArrayFactory> arrays) {
-  Setup setup{
-      config,           std::move(places), device, std::move(shard_group), std::move(offload),
-      std::move(arrays)};
+  Setup setup{config,
+              std::move(places),
+              device,
+              std::move(shard_group),
+              std::move(offload),
+              std::move(arrays),
+              0};
   return std::make_unique<ZenFlow>(std::move(setup), options);
 }
 

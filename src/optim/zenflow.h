@@ -6,7 +6,7 @@
 //
 // An element has one pair of moments, whichever side its column is on. Those of chosen elements are
 // kept packed in memory between steps, and with them their masters where those lie elsewhere: so
-// most steps touch neither the state arrays nor masters in files. settle() puts them back.
+// most steps touch neither the state arrays nor masters in files. put_back() returns them.
 #pragma once
 
 #include <memory>
@@ -35,7 +35,7 @@ class ZenFlow final : public FlatOptimizer {
   void flush() override;
 
   std::optional<UpdateExtent> extent() const override { return extent_; }
-  void settle() override { put_back(); }
+  void put_back() override { put_kept_back(); }
   bool update_waits() const override { return next_ready_; }
   void begin_load() override;
   Json save() const override;
@@ -88,7 +88,7 @@ class ZenFlow final : public FlatOptimizer {
   void choose(StepWork& work);
   void rescale(const StepWork& work, const ColumnChoice::Change& change) const;
   std::vector<UpdateIntervals::Magnitudes> magnitudes(const StepWork& work) const;
-  void put_back() const;
+  void put_kept_back() const;
   double chosen_share() const;
 
   ZeroConfig::ZenFlow options_;

@@ -87,6 +87,7 @@ Tensor read_gradient(const OpContext& ctx, const Gradients& gradients, nn::Param
 
 void write_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
                     const Tensor& value) {
+  gradients.before_change();
   const StateArrays& arrays = gradients.arrays();
   if (!arrays.holds(id)) return;
   clear_held(ctx, gradients, id);
@@ -117,6 +118,7 @@ Tensor owned_gradient(const OpContext& ctx, const Gradients& gradients, nn::Para
 
 void scale_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamId id,
                           float factor) {
+  gradients.before_change();
   const StateArrays& arrays = gradients.arrays();
   const FlatRange range = arrays.owned_range(arrays.flat.gradients, id);
   ops::scale_array(arrays.state_context(ctx), arrays.flat.gradients, range.begin, range.end,
@@ -142,6 +144,7 @@ void write_owned_gradient(const OpContext& ctx, Gradients& gradients, nn::ParamI
   DS_CHECK(!gradients.deferred(), Code::kUnsupported,
            "gradients of the caller are averaged over ranks when the step is made: there is no "
            "part of the average to set before; set whole gradients (ds_engine_set_values)");
+  gradients.before_change();
   const StateArrays& arrays = gradients.arrays();
   if (!arrays.holds(id)) return;
   clear_held(ctx, gradients, id);

@@ -55,6 +55,7 @@ void Gradients::gradient_complete(nn::ParamId id) {
     return;
   }
   sums_.complete(id, holder());
+  if (tells_complete() && !reducer_) complete_(id);
 }
 
 nn::GradientTarget Gradients::tile_gradient(nn::ParamId id, int64_t tile) {
@@ -109,6 +110,8 @@ void Gradients::free() {
 }
 
 void Gradients::clear(const OpContext& ctx) {
+  before_change();
+  complete_ = nullptr;
   sums_.drop();
   marks_.clear_given();
   if (held_) held_.clear(ctx);
@@ -149,6 +152,7 @@ void Gradients::materialize(const OpContext& ctx) {
 }
 
 void Gradients::expose_views(const OpContext& ctx) {
+  before_change();
   DS_CHECK(arrays_.flat.gradients.in_memory(), Code::kUnsupported,
            "gradients that the caller writes as memory must lie there: keep those of parameters of "
            "the caller's own in memory");
@@ -226,14 +230,31 @@ std::shared_ptr<Event> Gradients::take_reduced(const OpContext& ctx, const Bucke
   empty_buckets_[index] = false;
   replicas_agree_ = false;
   if (arrays_.host_store) {
-    return arrays_.host_store->receive(average, all.memory().slice(0, kept.begin, kept.end), add);
+    HostStore::Arrived arrived;
+    if (tells_complete()) {
+      arrived = [this, &bucket] {
+        if (tells_complete()) tell_complete(bucket);
+      };
+    }
+    return arrays_.host_store->receive(average, all.memory().slice(0, kept.begin, kept.end), add,
+                                       std::move(arrived));
   }
   if (add) {
     ops::accumulate_array(ctx, average, all, kept.begin);
   } else {
     ops::write_array(ctx, average, all, kept.begin);
   }
+  if (tells_complete()) tell_complete(bucket);
   return nullptr;
+}
+
+// One of a tile is a part of a parameter, and replicas are averaged when the step is made. Buckets
+// that are computed with in fp32 may be masters, which backward still reads, but for those beside a
+// GPU.
+void Gradients::tell_complete(const Bucket& bucket) const {
+  if (bucket.tile >= 0 || arrays_.groups.replicas) return;
+  if (bucket.fp32 && !arrays_.host_store) return;
+  for (size_t i = bucket.first; i < bucket.last; ++i) complete_(arrays_.layout.order()[i]);
 }
 
 void Gradients::finish_backward() {
@@ -276,6 +297,7 @@ void Gradients::add(const OpContext& ctx, nn::ParamId id, const Tensor& value) {
 }
 
 void Gradients::hold_whole() {
+  before_change();
   if (arrays_.shared() && !held_) held_.allocate(accumulation_type());
 }
 

@@ -2,7 +2,9 @@
 // share the arrays, over ranks.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "nn/gradient_sink.h"
@@ -66,6 +68,12 @@ class Gradients : public nn::GradientSink {
   // Gradients that shard groups have averaged each for itself: averages them over these (every
   // rank). Before anybody looks at gradients.
   void reduce_replicas();
+  // Until clear(): calls `complete` for every parameter whose gradient, or what this rank owns of
+  // it, backward and reduction have finished, as soon as that is known. Of some it never is.
+  using Complete = std::function<void(nn::ParamId)>;
+  void tell_complete(Complete complete) { complete_ = std::move(complete); }
+  // Before others than backward change gradients, or may do so.
+  void before_change() { arrays_.before_reading(); }
   // Gradients are multiplied by this from now on.
   void set_loss_scale(double scale);
   // What their roundings lost does not count any more.
@@ -97,6 +105,8 @@ class Gradients : public nn::GradientSink {
  private:
   // Where whole gradients of backward are held.
   const HeldGradients* holder() const { return backward_held_ ? &held_ : nullptr; }
+  bool tells_complete() const { return complete_ && !held_ && !views_exposed_; }
+  void tell_complete(const Bucket& bucket) const;
   std::shared_ptr<Event> take_reduced(const OpContext& ctx, const Bucket& bucket,
                                       const Tensor& average);
 
@@ -107,6 +117,7 @@ class Gradients : public nn::GradientSink {
   bool views_exposed_ = false;
   std::unique_ptr<GradientReducer> reducer_;
   GradientRecording recording_;
+  Complete complete_;
   std::vector<bool> empty_buckets_;  // where there is a reducer
   bool replicas_agree_ = true;
   ReduceOp op_ = ReduceOp::kAverage;

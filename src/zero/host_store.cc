@@ -59,20 +59,25 @@ size_t HostStore::take_buffer() {
 
 // ---- gradients ----
 
-std::shared_ptr<Event> HostStore::receive(const Tensor& from, const Tensor& to, bool add) {
+std::shared_ptr<Event> HostStore::receive(const Tensor& from, const Tensor& to, bool add,
+                                          Arrived arrived) {
   try {
-    return start_arrival(from, to, add);
+    if (arrived) finish_ready_arrivals();
+    return start_arrival(from, to, add, std::move(arrived));
   } catch (...) {
     drop();  // a copy may have begun that nobody knows of
     throw;
   }
 }
 
-std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Tensor& to, bool add) {
+std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Tensor& to, bool add,
+                                                Arrived arrived) {
   stream_.follow();
   if (!add && to.dtype() == from.dtype() && reached(to)) {
     stream_.copy(to.raw(), from.raw(), from.bytes());
-    return received_ = stream_.mark();
+    received_ = stream_.mark();
+    if (arrived) direct_.push_back({received_, std::move(arrived)});
+    return received_;
   }
   std::shared_ptr<Event> last;
   for (int64_t at = 0; at < from.elements(); at += sub_group_) {
@@ -83,7 +88,8 @@ std::shared_ptr<Event> HostStore::start_arrival(const Tensor& from, const Tensor
     stream_.copy(buffer.memory.raw(), piece.raw(), piece.bytes());
     buffer.copied = last = stream_.mark();
     buffer.arriving = true;
-    arrivals_.push_back({index, from.dtype(), to.slice(0, at, end), add});
+    arrivals_.push_back({index, from.dtype(), to.slice(0, at, end), add,
+                         end == from.elements() ? std::move(arrived) : nullptr});
   }
   return last;
 }
@@ -99,7 +105,16 @@ void HostStore::finish_arrival() {
     ops::cast(host_, piece, arrival.to);
   }
   buffer.arriving = false;
+  const Arrived arrived = std::move(arrival.arrived);
   arrivals_.pop_front();
+  if (arrived) arrived();
+}
+
+void HostStore::finish_ready_arrivals() {
+  while (!arrivals_.empty() && buffers_[arrivals_.front().buffer].copied->ready()) finish_arrival();
+  for (; !direct_.empty() && direct_.front().copied->ready(); direct_.pop_front()) {
+    direct_.front().arrived();
+  }
 }
 
 void HostStore::finish_arrivals() {
@@ -107,6 +122,7 @@ void HostStore::finish_arrivals() {
   if (const std::shared_ptr<Event> received = std::exchange(received_, nullptr)) {
     received->synchronize();
   }
+  for (; !direct_.empty(); direct_.pop_front()) direct_.front().arrived();
 }
 
 void HostStore::drop() noexcept {
@@ -116,6 +132,7 @@ void HostStore::drop() noexcept {
   }
   for (const Arrival& arrival : arrivals_) buffers_[arrival.buffer].arriving = false;
   arrivals_.clear();
+  direct_.clear();
   received_.reset();
 }
 

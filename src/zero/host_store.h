@@ -5,6 +5,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,8 +54,11 @@ class HostStore : public optim::OffloadStore {
   void close_update();
 
   // Gradients: what is queued on the GPU so far makes `from`. They arrive in `to`, added or not, by
-  // finish_arrivals(); `from` may be written again after the event.
-  std::shared_ptr<Event> receive(const Tensor& from, const Tensor& to, bool add);
+  // finish_arrivals(); `from` may be written again after the event. `arrived`, if there is one, is
+  // called when they are there, within this call for others or within finish_arrivals().
+  using Arrived = std::function<void()>;
+  std::shared_ptr<Event> receive(const Tensor& from, const Tensor& to, bool add,
+                                 Arrived arrived = nullptr);
   void finish_arrivals();
   // Gives up those on their way; `from` and `to` are free on return.
   void drop() noexcept;
@@ -80,13 +84,21 @@ class HostStore : public optim::OffloadStore {
     DType type;  // that travels
     Tensor to;
     bool add;
+    Arrived arrived;  // of the last piece
+  };
+  // Straight to their place.
+  struct Direct {
+    std::shared_ptr<Event> copied;
+    Arrived arrived;
   };
 
   // The next buffer in turn, which is free on return.
   size_t take_buffer();
   Tensor view(size_t buffer, DType type, int64_t elements) const;  // of its beginning
-  std::shared_ptr<Event> start_arrival(const Tensor& from, const Tensor& to, bool add);
+  std::shared_ptr<Event> start_arrival(const Tensor& from, const Tensor& to, bool add,
+                                       Arrived arrived);
   void finish_arrival();
+  void finish_ready_arrivals();
   // Room for the weights of a part in the compute type, if they have to be made.
   Tensor weights_room(int64_t elements);
   void send_part(int64_t weights, const ops::UpdateTensors& part);
@@ -105,6 +117,7 @@ class HostStore : public optim::OffloadStore {
   std::vector<Buffer> buffers_;
   size_t next_ = 0;                         // buffers are used in turn
   std::deque<Arrival> arrivals_;            // in their order
+  std::deque<Direct> direct_;               // likewise, of those that somebody asked to be told of
   std::shared_ptr<Event> received_, sent_;  // the last copies that used no buffer
   std::string stale_;                       // why the GPU's weights are not those of the masters
   CopyStream stream_;                       // last: it waits before the memory above goes

@@ -36,6 +36,7 @@ Tensor Masters::read(const OpContext& ctx, nn::ParamId id) const {
     if (out.elements() > 0) fill_weights(*loader_, ctx, id, arrays_.parameters[id], 0, out);
     return value;
   }
+  arrays_.before_reading();
   if (!arrays_.whole_masters()) {
     const Tensor own = read_owned(ctx, id);
     return arrays_.layout.world() > 1 || arrays_.shared_expert(id)
@@ -73,6 +74,7 @@ void Masters::write_owned(const OpContext& ctx, nn::ParamId id, int64_t at, cons
   if (!arrays_.holds(id)) return;
   const OpContext state_ctx = arrays_.state_context(ctx);
   const optim::FlatTensors& flat = arrays_.flat;
+  arrays_.before_reading();
   if (arrays_.sync_masters) arrays_.sync_masters(true);
   arrays_.hold_masters();
   if (flat.masters) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/message_memory.h"
 #include "tensor/transfer.h"
 
 namespace ds::zero {
@@ -99,8 +100,8 @@ void StateArrays::send_expert(nn::ParamId id, const Tensor& value) const {
 }
 
 ExactSum StateArrays::sum_over(const RankGroup& among, ExactSum sum) const {
-  const Tensor words = Tensor::empty(host_memory_of(device), DType::kInt64, {ExactSum::kWords},
-                                     MemoryTag::kCommunication);
+  const Tensor words = comm::message_memory(*among.comm, device, DType::kInt64,
+                                            {ExactSum::kWords}, MemoryTag::kCommunication);
   std::copy(sum.words().begin(), sum.words().end(), words.data<int64_t>());
   among->all_reduce(words, ReduceOp::kSum, {.label = "gradient norm", .blocking = true})->wait();
   std::copy_n(words.data<int64_t>(), ExactSum::kWords, sum.words().begin());
@@ -108,8 +109,8 @@ ExactSum StateArrays::sum_over(const RankGroup& among, ExactSum sum) const {
 }
 
 int64_t StateArrays::agree(int64_t number, ReduceOp op) const {
-  const Tensor one =
-      Tensor::empty(host_memory_of(device), DType::kInt64, {1}, MemoryTag::kCommunication);
+  const Tensor one = comm::message_memory(*groups.shard.comm, device, DType::kInt64, {1},
+                                          MemoryTag::kCommunication);
   *one.data<int64_t>() = number;
   groups.shard->all_reduce(one, op, {.label = "bad gradient", .blocking = true})->wait();
   return *one.data<int64_t>();

@@ -37,10 +37,17 @@ struct StateArrays {
   std::shared_ptr<HostStore> host_store;  // null unless the optimizer's part is offloaded
   std::shared_ptr<Device> host;           // the host's memory; null before anything was offloaded
 
+  // Called before others than the optimizer read or write masters or gradients: it undoes what it
+  // has updated ahead of its step. Null: nothing is.
+  std::function<void()> undo_ahead;
+  void before_reading() const {
+    if (undo_ahead) undo_ahead();
+  }
   // Called before others than the optimizer read masters that do not lie in memory, or write any:
   // it may hold the newest values itself. Null: it does not.
   std::function<void(bool write)> sync_masters;
   void before_reading_masters() const {
+    before_reading();
     if (sync_masters && !(flat.masters.in_memory() || flat.low_halves.in_memory())) {
       sync_masters(false);
     }

@@ -289,6 +289,7 @@ void TrainState::write(const OpContext& ctx, nn::ParamId id, const Tensor& value
 }
 
 Tensor TrainState::view(const OpContext& ctx, nn::ParamId id) {
+  arrays_.before_reading();
   masters_.make(ctx);
   return weights_.view(id);
 }
@@ -302,6 +303,7 @@ bool TrainState::writes_files() const { return !shared() || arrays_.groups.all.r
 nn::WholeWeights TrainState::take(const OpContext& ctx) {
   arrays_.before_reading_masters();
   arrays_.sync_masters = nullptr;
+  arrays_.undo_ahead = nullptr;
   arrays_.factory.reset();  // what is made from here on lies in memory
   gradients_.free();
   weights_.set_fp8(nullptr);

@@ -33,7 +33,10 @@ class TrainState final : public nn::ModelWeights {
 
   // nn::ModelWeights
   void make(const OpContext& ctx) override { masters_.make(ctx); }
-  nn::ParameterReader& reader() override { return weights_; }
+  nn::ParameterReader& reader() override {
+    arrays_.before_reading();  // some weights are masters
+    return weights_;
+  }
   void check_not_lost() const override { weights_.check_not_lost(); }
   Tensor read(const OpContext& ctx, nn::ParamId id) const override;
   void write(const OpContext& ctx, nn::ParamId id, const Tensor& value) override;

@@ -1,6 +1,8 @@
 // Offload on a stand-in that is told to fail: memory of the host that is not there, and copies.
 #include <gmock/gmock.h>
 
+#include <thread>
+
 #include "attached_state.h"
 #include "cuda/emulation/stand_in.h"
 #include "cuda/offload_world.h"
@@ -131,6 +133,33 @@ TEST_F(OffloadFaults, GradientsThatDoNotArriveEndTheStep) {
     }
     EXPECT_TRUE(same_bits(weights_of(*engine), weights_of(*calm)));
     EXPECT_TRUE(same_bits(states_of(*engine), states_of(*calm)));
+  }
+}
+
+// Copies that are over when somebody asks: what has come to the host is updated while others are on
+// their way, with the bits of an update within the step.
+TEST_F(OffloadFaults, UpdatesBeginWhileGradientsArrive) {
+  stand_in::go_on_when_asked();
+  for (const bool pinned : {false, true}) {
+    const Json config = offloaded(
+        with(base_config(), {{"gradient_accumulation_steps", 1}, {"gradient_clipping", 0}}),
+        pinned);
+    const auto plain = offload_engine(config);
+    const auto ahead = offload_engine(
+        with(config, {{"zero_optimization", {{"offload_optimizer", {{"super_offload", true}}}}}}));
+    for (int64_t i = 0; i < 2; ++i) {
+      MicroBatch batch;
+      batch.ids = batch.labels = ids_tensor(std::vector<int64_t>(4 * 16, 7 + i), 4);
+      for (Engine* const engine : {plain.get(), ahead.get()}) {
+        engine->backward(engine->forward(batch));
+      }
+      while (ahead->updated_ahead() == 0) std::this_thread::yield();
+      EXPECT_EQ(ahead->step().grad_norm, plain->step().grad_norm);
+      EXPECT_GT(ahead->updated_ahead(), 0);
+    }
+    EXPECT_TRUE(same_bits(weights_of(*ahead), weights_of(*plain)));
+    EXPECT_TRUE(same_bits(states_of(*ahead), states_of(*plain)));
+    expect_weights_follow(*ahead);
   }
 }
 

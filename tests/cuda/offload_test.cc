@@ -118,6 +118,10 @@ TEST_P(OffloadUpdates, CheckpointsGoAcross) {
 INSTANTIATE_TEST_SUITE_P(Cases, OffloadUpdates, ::testing::ValuesIn(cases()),
                          [](const auto& one) { return std::string(one.param.name); });
 
+Json super_offload(const Json& more) {
+  return with(more, {{"zero_optimization", {{"offload_optimizer", {{"super_offload", true}}}}}});
+}
+
 struct Training {
   const char* name;
   Json config;
@@ -163,10 +167,39 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Training{"Fp32", Json::object(), true, 2e-4},
                       Training{"Fp32Pageable", Json::object(), false, 2e-4},
                       Training{"Bf16", with(kBf16, {{"gradient_clipping", 0.1}}), true, 5e-2},
+                      Training{"SuperOffload", super_offload(Json::object()), true, 2e-4},
+                      Training{"SuperOffloadPageable", super_offload(kBf16), false, 5e-2},
                       Training{"Checkpointed",
                                Json{{"activation_checkpointing", {{"enabled", true}}}}, true,
                                2e-4}),
     [](const auto& one) { return std::string(one.param.name); });
+
+// Updates ahead of the step: the bits of updates within it, kept or undone.
+TEST_F(Offload, UpdatesAheadOfTheStepHaveTheSameBits) {
+  const Json kinds[] = {
+      Json::object(), with(kBf16, {{"gradient_clipping", 0.1}}),
+      Json{{"bf16", {{"enabled", true}, {"split_master", true}}}},
+      Json{{"fp16", {{"enabled", true}, {"initial_scale_power", 17}, {"hysteresis", 1}}}}};
+  for (const Json& kind : kinds) {
+    for (const bool pinned : {false, true}) {
+      for (const int accumulation : {1, 2}) {
+        SCOPED_TRACE(str_cat(dump_json(kind), ", pinned ", pinned, ", ", accumulation));
+        const Json config = offloaded(
+            with(with(base_config(), kind), {{"gradient_accumulation_steps", accumulation},
+                                             {"train_micro_batch_size_per_gpu", 1}}),
+            pinned);
+        const auto plain = offload_engine(config);
+        const auto ahead = offload_engine(with(config, super_offload(Json::object())));
+        for (int i = 0; i < 3; ++i) {
+          EXPECT_EQ(ahead->train_batch().grad_norm, plain->train_batch().grad_norm);
+        }
+        EXPECT_TRUE(same_bits(weights_of(*ahead), weights_of(*plain)));
+        EXPECT_TRUE(same_bits(states_of(*ahead), states_of(*plain)));
+        expect_weights_follow(*ahead);
+      }
+    }
+  }
+}
 
 // Each micro batch's gradients leave the GPU and are added on the host.
 TEST_F(Offload, GradientsOfBackwardAndOfTheCaller) {

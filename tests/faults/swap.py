@@ -5,6 +5,8 @@ Every call on the files is made to fail in turn (no room, an I/O error), to move
 or to find that the file has ended: a run either ends with an error that names the file and leaves a
 checkpoint from which training goes on, or has the weights of one that nothing happened to. Runs
 that are killed at random moments leave nothing in the folder, and files of other jobs there stay.
+Where the machine permits io_uring and the kernel's older asynchronous I/O, calls that they carry fail
+too. Of two ranks one's file fails: the other one learns at once which rank, which file and why.
 
 By hand, every call with every error:
     DS_PROGRAM=build/dev/tools/ds DS_IO_FAULTS=build/dev/tests/faults/libio_faults.so \\
@@ -22,6 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import ranks
 
 PROGRAM = str(pathlib.Path(os.environ["DS_PROGRAM"]).resolve())
 SHIM = os.environ.get("DS_IO_FAULTS", "")
@@ -103,17 +107,26 @@ class Place:
         return sorted(entry.name for entry in self.files.iterdir())
 
 
-def shim(place, at, more):
-    """The environment of a run whose call number `at` fails; threads carry its I/O."""
-    return {"LD_PRELOAD": SHIM, "DS_LIBAIO_LIBRARY": "off", "IO_FAULTS_FOLDER": str(place.files),
-            "IO_FAULTS_AT": str(at), "IO_FAULTS_COUNT": str(place.path / "calls"), **more}
+# What carries reads and writes, and how the shim gets between.
+CARRIERS = {"threads": {"DS_LIBAIO_LIBRARY": "off"}, "libaio": {"DS_LIBAIO_LIBRARY": SHIM},
+            "io_uring": {"DS_LIBAIO_LIBRARY": "off", "IO_FAULTS_URING": "1"}}
 
 
-def fail_calls(place, chooser, most):
+def shim(place, at, more, carrier="threads"):
+    """The environment of a run whose call number `at` fails."""
+    return {"LD_PRELOAD": SHIM, "IO_FAULTS_FOLDER": str(place.files), "IO_FAULTS_AT": str(at),
+            "IO_FAULTS_COUNT": str(place.path / "calls"), **CARRIERS[carrier], **more}
+
+
+def fail_calls(place, chooser, most, carrier):
     """Each call that the files see fails once, or a sample of them."""
-    demand(place.weights_after("--load", "begun", environment=shim(place, 0, {})) == place.expected,
+    alone = shim(place, 0, {}, carrier)
+    demand(place.weights_after("--load", "begun", environment=alone) == place.expected,
            "the shim alone changes weights")
-    calls = int((place.path / "calls").read_text())
+    calls, carried = map(int, (place.path / "calls").read_text().split())
+    if carrier != "threads" and carried == 0:
+        print(f"{carrier} is not permitted here", flush=True)
+        return
     demand(calls > 100, "only", calls, "calls")
     ended = 0
     for name, (more, words) in FAULTS.items():
@@ -124,9 +137,9 @@ def fail_calls(place, chooser, most):
         for at in tried:
             shutil.rmtree(place.path / "ended", ignore_errors=True)
             done = place.train("--load", "begun", "--steps", STEPS, "--save", "ended",
-                               environment=shim(place, at, more))
+                               environment=shim(place, at, more, carrier))
             said = done.stderr.decode()
-            what = f"{name} at call {at} of {calls}:"
+            what = f"{carrier}, {name} at call {at} of {calls}:"
             demand(done.returncode >= 0, what, "ended by signal", -done.returncode, said)
             demand(not place.left(), what, "left behind", place.left())
             if done.returncode == 0:
@@ -136,10 +149,54 @@ def fail_calls(place, chooser, most):
             demand(words is not None, what, "a short transfer is no error:", said)
             demand(words in said and str(place.files) in said, what,
                    "the error does not name the file and the reason:", said)
-        print(f"{name}: {len(tried)} of {calls} calls", flush=True)
+        print(f"{carrier}, {name}: {len(tried)} of {calls} calls, {carried} of them carried", flush=True)
     demand(place.weights_after("--load", "begun") == place.expected,
            "training does not go on from the checkpoint")
     demand(ended > 0, "no run failed")
+
+
+# A rank that waits for another one does so for minutes, and the test for less.
+PATIENCE = 100
+
+
+def fail_a_rank(place, chooser, most, carrier):
+    """Two ranks, the second one's files fail in the middle of a step."""
+    command = place.command("--load", "begun", "--steps", STEPS, "--save", "ended", "--comm-config",
+                            json.dumps({"timeout_seconds": 100 * PATIENCE}))
+
+    def both(at, more):
+        folder = place.path / "job"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name in ("text.txt", "config.json", "begun"):
+            (folder / name).symlink_to(place.path / name)
+        faulty = ["env", *(f"{key}={value}" for key, value in shim(place, at, more, carrier).items())]
+        with ranks.Job([command, faulty + command], folder) as job:
+            status = job.wait(PATIENCE)
+            return status, [job.error(rank) for rank in range(2)]
+
+    status, said = both(0, {})
+    demand(status == {0: 0, 1: 0}, "two ranks do not train:", status, *said)
+    calls, carried = map(int, (place.path / "calls").read_text().split())
+    if carrier != "threads" and carried == 0:
+        return
+    reason = {"no room": "No space left on device", "I/O error": "Input/output error",
+              "ended": "ends at byte"}
+    for name, words in reason.items():
+        # The first calls make the files: what ranks do before the first step they do together.
+        for at in sorted(chooser.sample(range(1, calls + 1), min(most, calls))):
+            status, said = both(at, FAULTS[name][0])
+            what = f"two ranks, {carrier}, {name} at call {at} of {calls}:"
+            demand(None not in status.values(), what, "a rank waits:", status, *said)
+            if status == {0: 0, 1: 0}:
+                continue  # an end of a run that needs no files any more
+            demand(0 not in status.values(), what, "a rank succeeds:", status, *said)
+            demand(words in said[1] and str(place.files) in said[1], what,
+                   "the rank does not name the file and the reason:", said[1])
+            demand("rank 1" in said[0] and words in said[0] and str(place.files) in said[0], what,
+                   "the other rank does not name rank, file and reason:", said[0])
+            demand(not place.left(), what, "left behind", place.left())
+    print(f"two ranks, {carrier}: {most} of {calls} calls of each kind", flush=True)
 
 
 def kill(place, chooser, count):
@@ -196,8 +253,10 @@ def main():
     try:
         lose_the_folder(place)
         kill(place, chooser, options.kills)
-        if SHIM:
-            fail_calls(place, chooser, options.calls)
+        for carrier in CARRIERS if SHIM else ():
+            few = options.calls if carrier == "threads" else (options.calls + 2) // 3
+            fail_calls(place, chooser, few, carrier)
+            fail_a_rank(place, chooser, max(1, few // 4), carrier)
     except Wrong as wrong:
         print(f"FAILED: {wrong}", flush=True)
         return 1

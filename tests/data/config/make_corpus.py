@@ -127,6 +127,10 @@ def complete_documents():
                                        "weight_decay": 3e-7}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 1e-3,
                                                      "warmup_num_steps": 1000}}})
+    add("complete-super-offload", {
+        "train_batch_size": 8, "fp16": {"enabled": True}, "optimizer": adamw(lr=1e-4),
+        "zero_optimization": {"stage": 3, "offload_optimizer": {
+            "device": "cpu", "super_offload": True}}})
     for world, sizes in [(8, (256, 8, 4)), (64, (512, 8, 1)), (128, (1024, 4, 2)),
                          (16, (1536, 96, 1)), (4, (64, 1, 16)), (2, (8, 4, 1))]:
         add(f"complete-world-{world}", {
@@ -329,9 +333,6 @@ def lacking_documents():
         lacks="tensor parallelism")
     add("lacks-sparse", {**base, "optimizer": adamw(lr=1e-4), "sparse_attention": {
         "mode": "fixed", "block": 16}}, lacks="block-sparse attention")
-    add("lacks-super-offload", {**base, "optimizer": adamw(lr=1e-4), "zero_optimization": {
-        "stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
-        lacks="SuperOffload")
 
 
 def main(folder):

@@ -42,8 +42,7 @@ TEST(Check, ListsEveryProblemOnce) {
   const CheckedConfig checked = check_config(R"({
     "train_batch_size": 8, "invented": 1, "gradient_clipping": -1, "bf16": {"enabled": "auto"},
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "rate": 2}, "legacy_fusion": true},
-    "zero_optimization": {"stage": 7, "offload_optimizer": {"device": "cpu",
-                          "super_offload": true}},
+    "zero_optimization": {"stage": 7, "offload_optimizer": {"device": "cpu"}},
     "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 1.5}}})");
   EXPECT_FALSE(checked.accepted());
   EXPECT_THAT(
@@ -58,9 +57,7 @@ TEST(Check, ListsEveryProblemOnce) {
           HasSubstr("error /scheduler/params/warmup_num_steps: expected an integer, got 1.5"),
           HasSubstr("error /scheduler/params/total_num_steps: missing"),
           HasSubstr(
-              "missing_feature /optimizer/legacy_fusion: true asks for the legacy fused path"),
-          HasSubstr("missing_feature /zero_optimization/offload_optimizer/super_offload: true "
-                    "asks for SuperOffload")))
+              "missing_feature /optimizer/legacy_fusion: true asks for the legacy fused path")))
       << testing::PrintToString(lines(checked));
 }
 

@@ -462,8 +462,14 @@ TEST(Config, OptimizerOffload) {
   const AioConfig aio = load(R"("aio": {"single_submit": true, "overlap_events": false})").aio;
   EXPECT_TRUE(aio.single_submit);
   EXPECT_FALSE(aio.overlap_events);
-  EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "cpu", "super_offload": true)"),
-              HasSubstr("SuperOffload"));
+  const auto early =
+      *load(R"("zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu",
+                              "super_offload": true, "cpuadam_cores_perc": 0.5}})")
+           .zero.offload_optimizer;
+  EXPECT_TRUE(early.super_offload);
+  EXPECT_EQ(early.cpuadam_cores_perc, 0.5);
+  EXPECT_THAT(refusal(R"(3, "offload_optimizer": {"device": "cpu", "cpuadam_cores_perc": 0)"),
+              HasSubstr("cpuadam_cores_perc: 0 is out of range"));
 }
 
 TEST(Config, AutoIsTheDefaultWhereSomethingResolvesIt) {

@@ -77,6 +77,17 @@ Json in_files(bool weights, bool pipeline) {
   return {{"zero_optimization", zero}};
 }
 
+Json zenflow(const Json& offload) {
+  return {{"zero_optimization",
+           {{"stage", 2},
+            {"offload_optimizer", offload},
+            {"zenflow",
+             {{"topk_ratio", 0.3},
+              {"update_interval", 2},
+              {"select_strategy", "step"},
+              {"select_interval", 4}}}}}};
+}
+
 std::vector<AccuracyRow> rows() {
   const auto stage = [](int number) {
     return Json{{"zero_optimization", {{"stage", number}, {"reduce_bucket_size", 200000}}}};
@@ -113,6 +124,13 @@ std::vector<AccuracyRow> rows() {
        with(with(in_files(false, true), kBf16), {{"data_types", {{"grad_accum_dtype", "bf16"}}}})},
       {"all_in_files", Json::object(), with(in_files(true, true), kBf16)},
       {"all_in_files_fp32_checkpointed", Json::object(), with(in_files(true, false), kCheckpoints)},
+      {"super_offload", Json::object(),
+       with(kBf16, {{"zero_optimization",
+                     {{"stage", 2},
+                      {"offload_optimizer", {{"device", "cpu"}, {"super_offload", true}}}}}})},
+      {"zenflow", Json::object(), with(kBf16, zenflow({{"device", "cpu"}}))},
+      {"zenflow_in_files", Json::object(),
+       with(kBf16, zenflow({{"device", "nvme"}, {"nvme_path", "FOLDER"}}))},
       {"stage_2", Json::object(), with(stage(2), kBf16), 2},
       {"stage_3", Json::object(), stage(3), 2},
       {"stage_3_in_files", Json::object(), with(in_files(true, true), kBf16), 2},
@@ -168,7 +186,7 @@ TEST_P(PlanAccuracy, WithinFivePercentOfThePeak) {
   for (const char* key : {"offload_optimizer", "offload_param"}) {
     if (!config.contains("zero_optimization")) continue;
     Json& zero = config["zero_optimization"];
-    if (zero.contains(key)) zero[key]["nvme_path"] = folder.path();
+    if (zero.contains(key) && zero[key]["device"] == "nvme") zero[key]["nvme_path"] = folder.path();
   }
   PlanOptions options;
   options.world = row.world;

@@ -394,7 +394,7 @@ TEST_P(ZenFlowForms, HaveTheBitsOfMemoryInFiles) {
       const FlatTensor& expected = near.flat().model ? near.flat().model : near.flat().masters;
       ASSERT_EQ(bytes_of(flat.model), bytes_of(expected)) << i;
     }
-    stored->settle();
+    stored->put_back();
     EXPECT_EQ(bytes_of(flat.masters), bytes_of(near.flat().masters));
     EXPECT_EQ(bytes_of(flat.low_halves), bytes_of(near.flat().low_halves));
     expect_same_states(near, *memory, far, *stored);
@@ -477,7 +477,7 @@ TEST(ZenFlow, SaysThatAnUpdateWaits) {
   EXPECT_FALSE(flow->update_waits());
   world.next_gradients();
   flow->step(world.ctx(), step_in(world, *flow), world.flat());
-  flow->settle();
+  flow->put_back();
   EXPECT_TRUE(flow->update_waits());
   flow->begin_load();
   EXPECT_FALSE(flow->update_waits());
